@@ -1,0 +1,53 @@
+//! What a request needs: the engine, the key cache and the secrets of this instance.
+
+use std::{sync::Arc, time::Duration};
+
+use moka::future::Cache;
+
+use crate::{
+    engine::Engine,
+    error::Error,
+    store::{self, keys::KeyOwner},
+};
+
+/// How long a key is trusted without asking the store: so long does a revoked key live on.
+pub const KEY_CACHE_TTL: Duration = Duration::from_secs(5);
+/// Keys one node remembers, unknown ones included.
+const KEY_CACHE_KEYS: u64 = 100_000;
+
+/// SHA-256 of an API key.
+pub type SecretHash = [u8; 32];
+
+/// The handles of one node. Cheap to clone.
+#[derive(Clone)]
+pub struct App {
+    /// The jobs.
+    pub engine: Engine,
+    /// Signs list cursors.
+    pub cursor_key: Arc<[u8]>,
+    keys: Cache<SecretHash, Option<Arc<KeyOwner>>>,
+}
+
+impl App {
+    /// Puts the handles together.
+    #[must_use]
+    pub fn new(engine: Engine, cursor_key: Vec<u8>) -> Self {
+        let keys =
+            Cache::builder().time_to_live(KEY_CACHE_TTL).max_capacity(KEY_CACHE_KEYS).build();
+        Self { engine, cursor_key: cursor_key.into(), keys }
+    }
+
+    /// Whose live key has this hash, as of at most [`KEY_CACHE_TTL`] ago. Many callers that ask
+    /// for one key at once cost one look-up.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] when the store does not answer.
+    pub async fn key_owner(&self, hash: SecretHash) -> Result<Option<Arc<KeyOwner>>, Error> {
+        let look_up = async {
+            let mut conn = self.engine.pools.settle.acquire().await?;
+            let owner = store::keys::find_by_secret(&mut conn, &hash).await?;
+            Ok::<_, sqlx::Error>(owner.map(Arc::new))
+        };
+        self.keys.try_get_with(hash, look_up).await.map_err(Error::Unavailable)
+    }
+}

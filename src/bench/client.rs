@@ -1,0 +1,91 @@
+//! A small HTTP client: one keep-alive connection, one request at a time, as a worker has it.
+
+use anyhow::{Context, ensure};
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full};
+use hyper::{
+    Request,
+    client::conn::http1::{self, SendRequest},
+    header::{AUTHORIZATION, CONTENT_TYPE, HOST},
+};
+use hyper_util::rt::TokioIo;
+use serde_json::Value;
+use tokio::net::TcpStream;
+
+/// Where the measured server is.
+#[derive(Debug, Clone)]
+pub struct Target {
+    /// `host:port`.
+    pub authority: String,
+    /// Opens the project that is used.
+    pub api_key: String,
+}
+
+/// One connection.
+pub struct Client {
+    sender: SendRequest<Full<Bytes>>,
+    target: Target,
+}
+
+impl Client {
+    /// # Errors
+    /// When the server does not answer.
+    pub async fn connect(target: &Target) -> anyhow::Result<Self> {
+        let stream = TcpStream::connect(&target.authority).await?;
+        stream.set_nodelay(true)?;
+        let (sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+        tokio::spawn(connection);
+        Ok(Self { sender, target: target.clone() })
+    }
+
+    /// # Errors
+    /// When the server does not answer with a success.
+    pub async fn post(&mut self, path: &str, body: String) -> anyhow::Result<Bytes> {
+        let request = Request::post(path)
+            .header(HOST, &self.target.authority)
+            .header(AUTHORIZATION, format!("Bearer {}", self.target.api_key))
+            .header(CONTENT_TYPE, "application/json")
+            .body(Full::new(Bytes::from(body)))?;
+        self.sender.ready().await?;
+        let response = self.sender.send_request(request).await?;
+        let status = response.status();
+        let body = response.into_body().collect().await?.to_bytes();
+        ensure!(status.is_success(), "{path}: {status}: {}", String::from_utf8_lossy(&body));
+        Ok(body)
+    }
+
+    /// Polls and answers with the jobs.
+    ///
+    /// # Errors
+    /// When the server does not answer with a success.
+    pub async fn poll(
+        &mut self,
+        queue: &str,
+        worker: usize,
+        capacity: usize,
+        wait_seconds: u64,
+    ) -> anyhow::Result<Vec<Value>> {
+        let body = format!(
+            r#"{{"worker_id":"bench-{worker}","queues":["{queue}"],"capacity":{capacity},"wait_seconds":{wait_seconds}}}"#
+        );
+        let reply: Value = serde_json::from_slice(&self.post("/v1/workers/poll", body).await?)?;
+        reply["jobs"].as_array().cloned().context("a poll answers with jobs")
+    }
+}
+
+/// The body of an ack of success, as our examples send it.
+#[must_use]
+pub fn ack(job: &Value, worker: usize) -> String {
+    let (id, lease_id, attempt) = (&job["id"], &job["lease_id"], &job["attempt"]);
+    format!(
+        r#"{{"job_id":{id},"worker_id":"bench-{worker}","attempt":{attempt},"lease_id":{lease_id},"status":"succeeded"}}"#
+    )
+}
+
+/// The body of an enqueue with about 200 bytes of payload.
+#[must_use]
+pub fn job(queue: &str) -> String {
+    const FILLER: &str = "a payload of about two hundred bytes is what most jobs carry: a few ids, a \
+        template's name and some parameters, but hardly ever a whole document; so this is one of them";
+    format!(r#"{{"job_type":"bench.noop","queue":"{queue}","payload":{{"to":"ada@example.com","text":"{FILLER}"}}}}"#)
+}

@@ -1,0 +1,266 @@
+//! `fencepost bench`: what a server does, measured over HTTP with keep-alive. It asserts nothing.
+
+mod client;
+mod load;
+mod process;
+
+use std::{
+    fmt::Write as _,
+    io::Write as _,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, ensure};
+use clap::Args;
+use serde::Serialize;
+
+use self::{
+    client::Target,
+    load::Step,
+    process::{Usage, Watched},
+};
+use crate::dev::Ready;
+
+/// Connections of the single-job measures.
+const CONNECTIONS: usize = 64;
+/// Connections of the larger yardstick.
+const COMMIT_CLIENTS: usize = 32;
+/// Polls that are parked while the server idles.
+const IDLE_POLLS: usize = 1_000;
+const START_TIMEOUT: Duration = Duration::from_secs(60);
+const LOOK_PERIOD: Duration = Duration::from_millis(20);
+
+/// What `bench` is told.
+#[derive(Debug, Args)]
+pub struct BenchArgs {
+    /// Folder of a running `fencepost dev` to measure [default: start one in a folder of its own]
+    #[arg(long, value_name = "DIR")]
+    data_dir: Option<PathBuf>,
+
+    /// Length of each measure, in seconds
+    #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=600))]
+    seconds: u64,
+
+    /// Jobs of the batch lifecycle
+    #[arg(long, default_value_t = 60_000, value_name = "N", value_parser = clap::value_parser!(u32).range(1_000..=10_000_000))]
+    batch_jobs: u32,
+
+    /// Only the measures whose name contains this
+    #[arg(long, value_name = "TEXT")]
+    only: Option<String>,
+
+    /// Print JSON instead of a table
+    #[arg(long)]
+    json: bool,
+}
+
+/// One number.
+#[derive(Debug, Clone, Serialize)]
+struct Measure {
+    name: &'static str,
+    value: f64,
+    unit: &'static str,
+    /// The value as a multiple of the commits that PostgreSQL alone did at 32 clients.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ratio_to_commits: Option<f64>,
+    /// CPU of server and PostgreSQL together, in microseconds a job.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cpu_us_per_job: Option<f64>,
+}
+
+/// Measures and prints.
+///
+/// # Errors
+/// When the server cannot be started, or refuses a request.
+pub async fn run(args: BenchArgs) -> anyhow::Result<()> {
+    let own = match &args.data_dir {
+        Some(_) => None,
+        None => Some(OwnServer::start()?),
+    };
+    let data_dir = own.as_ref().map(|it| it.dir.clone()).or(args.data_dir.clone());
+    let ready = Ready::of_running(data_dir)?;
+    let authority = ready.url.strip_prefix("http://").context("an http URL")?.to_owned();
+    let bench = Bench {
+        target: Target { authority, api_key: ready.api_key },
+        watched: Watched { server_pid: ready.pid, database_url: ready.database_url },
+        time: Duration::from_secs(args.seconds),
+        batch_jobs: args.batch_jobs as usize,
+        only: args.only,
+    };
+    let measures = bench.measure().await?;
+    drop(own);
+    let text = if args.json {
+        format!("{:#}\n", serde_json::json!({ "measures": measures }))
+    } else {
+        table(&measures)
+    };
+    std::io::stdout().write_all(text.as_bytes())?;
+    Ok(())
+}
+
+struct Bench {
+    target: Target,
+    watched: Watched,
+    time: Duration,
+    batch_jobs: usize,
+    only: Option<String>,
+}
+
+impl Bench {
+    fn wants(&self, name: &str) -> bool {
+        self.only.as_ref().is_none_or(|it| name.contains(it.as_str()))
+    }
+
+    async fn measure(&self) -> anyhow::Result<Vec<Measure>> {
+        let mut measures = Vec::new();
+        let url = &self.watched.database_url;
+        let commits_1 = load::commits(url, 1, self.time).await?;
+        let commits = load::commits(url, COMMIT_CLIENTS, self.time).await?;
+        measures.push(plain("commits, 1 client", commits_1, "rows/s"));
+        measures.push(plain("commits, 32 clients (C1)", commits, "rows/s"));
+        for (name, step) in [("enqueue", Step::Enqueue), ("lifecycle", Step::Lifecycle)] {
+            if self.wants(name) {
+                let queue = format!("bench-{name}");
+                let rate = load::rate(&self.target, step, &queue, CONNECTIONS, self.time);
+                let (rate, used) = self.using(rate).await?;
+                let jobs = rate * self.time.as_secs_f64();
+                measures.push(Measure {
+                    ratio_to_commits: Some(rate / commits),
+                    cpu_us_per_job: Some(cpu_us(used, jobs)),
+                    ..plain(name, rate, "jobs/s")
+                });
+            }
+        }
+        if self.wants("batch") {
+            let batch = load::batch(&self.target, "bench-batch", self.batch_jobs);
+            let (batch, used) = self.using(batch).await?;
+            measures.push(plain("batch enqueue", batch.enqueue, "jobs/s"));
+            measures.push(plain("batch drain", batch.drain, "jobs/s"));
+            measures.push(Measure {
+                ratio_to_commits: Some(batch.lifecycle / commits),
+                cpu_us_per_job: Some(cpu_us(used, self.batch_jobs as f64)),
+                ..plain("batch lifecycle", batch.lifecycle, "jobs/s")
+            });
+        }
+        if self.wants("pickup") {
+            let (p50, p99) = load::pickup(&self.target, "bench-pickup", self.time).await?;
+            measures.push(plain("pickup p50", p50, "ms"));
+            measures.push(plain("pickup p99", p99, "ms"));
+        }
+        if self.wants("idle") {
+            measures.extend(self.idle().await?);
+        }
+        Ok(measures)
+    }
+
+    async fn using<T>(
+        &self,
+        work: impl Future<Output = anyhow::Result<T>>,
+    ) -> anyhow::Result<(T, Usage)> {
+        let before = self.watched.usage().await?;
+        let done = work.await?;
+        Ok((done, self.watched.usage().await?.since(before)))
+    }
+
+    /// What 1,000 parked polls cost while nothing happens.
+    async fn idle(&self) -> anyhow::Result<Vec<Measure>> {
+        let before = self.watched.usage().await?;
+        let resting = async {
+            let grown = self.watched.usage().await?.since(before).server_bytes;
+            let started = Instant::now();
+            let (rested, used) = self
+                .using(async {
+                    tokio::time::sleep(self.time).await;
+                    Ok(())
+                })
+                .await?;
+            let () = rested;
+            Ok((grown, used, started.elapsed().as_secs_f64()))
+        };
+        let (grown, used, seconds) =
+            load::parked(&self.target, "bench-idle", IDLE_POLLS, resting).await?;
+        let cpu_percent = (used.server_seconds + used.postgres_seconds) / seconds * 100.0;
+        // Three statements of the measure itself.
+        const OWN_TRANSACTIONS: f64 = 3.0;
+        let transactions = (used.transactions - OWN_TRANSACTIONS).max(0.0) / seconds;
+        Ok(vec![
+            plain("idle, 1,000 parked polls: CPU", cpu_percent, "% of a core"),
+            plain("idle, 1,000 parked polls: PostgreSQL", transactions, "transactions/s"),
+            plain("idle, 1,000 parked polls: memory", grown / IDLE_POLLS as f64 / 1024.0, "KiB each"),
+        ])
+    }
+}
+
+fn plain(name: &'static str, value: f64, unit: &'static str) -> Measure {
+    Measure { name, value, unit, ratio_to_commits: None, cpu_us_per_job: None }
+}
+
+fn cpu_us(used: Usage, jobs: f64) -> f64 {
+    (used.server_seconds + used.postgres_seconds) * 1e6 / jobs
+}
+
+fn table(measures: &[Measure]) -> String {
+    let mut text = format!(
+        "{:<38} {:>10} {:<16} {:>6} {:>11}\n",
+        "measure", "value", "unit", "× C1", "CPU µs/job"
+    );
+    for it in measures {
+        let digits = if it.value < 100.0 { 2 } else { 0 };
+        let optional = |it: Option<f64>, digits| it.map_or(String::new(), |it| format!("{it:.digits$}"));
+        let _ = writeln!(
+            text,
+            "{:<38} {:>10.digits$} {:<16} {:>6} {:>11}",
+            it.name,
+            it.value,
+            it.unit,
+            optional(it.ratio_to_commits, 2),
+            optional(it.cpu_us_per_job, 0),
+        );
+    }
+    text
+}
+
+/// A `fencepost dev` of our own, in a folder that is thrown away.
+struct OwnServer {
+    child: Child,
+    dir: PathBuf,
+}
+
+impl OwnServer {
+    fn start() -> anyhow::Result<Self> {
+        let dir = PathBuf::from(format!("/var/tmp/fencepost-bench-{}", std::process::id()));
+        let ready_file = dir.join("ready.json");
+        std::fs::create_dir_all(&dir)?;
+        let child = Command::new(std::env::current_exe()?)
+            .args(["dev", "--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0", "--log", "warn"])
+            .arg("--data-dir")
+            .arg(&dir)
+            .arg("--ready-file")
+            .arg(&ready_file)
+            .stdout(Stdio::null())
+            .spawn()?;
+        let mut this = Self { child, dir };
+        this.wait_for(&ready_file)?;
+        Ok(this)
+    }
+
+    fn wait_for(&mut self, ready_file: &Path) -> anyhow::Result<()> {
+        let deadline = Instant::now() + START_TIMEOUT;
+        while !ready_file.exists() {
+            ensure!(self.child.try_wait()?.is_none(), "the server did not start");
+            ensure!(Instant::now() < deadline, "the server was not ready in time");
+            std::thread::sleep(LOOK_PERIOD);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for OwnServer {
+    fn drop(&mut self) {
+        let _ = Command::new("kill").args(["-TERM", &self.child.id().to_string()]).status();
+        let _ = self.child.wait();
+        let _ = std::fs::remove_dir_all(&self.dir);
+    }
+}

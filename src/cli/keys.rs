@@ -1,0 +1,150 @@
+//! `fencepost keys`: API keys from the terminal.
+
+use std::{io::Write, path::PathBuf};
+
+use anyhow::{Context, bail, ensure};
+use clap::{Args, Subcommand};
+use sqlx::{ConnectOptions, PgConnection, postgres::PgConnectOptions};
+
+use crate::{
+    config::DatabaseArgs,
+    dev::{self, Ready},
+    domain::{limits, text},
+    ids::{KeyId, ProjectPublicId},
+    store::{self, projects::Project},
+};
+
+/// Keys that a list shows.
+const MAX_LISTED_KEYS: i64 = 500;
+
+/// What `keys` is told.
+#[derive(Debug, Args)]
+pub struct KeysArgs {
+    #[command(flatten)]
+    database: DatabaseArgs,
+
+    /// Folder of a running `fencepost dev`, instead of a database's URL
+    #[arg(long, env = "FENCEPOST_DATA_DIR", value_name = "DIR", global = true)]
+    data_dir: Option<PathBuf>,
+
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Make a key and print it: it is shown this once
+    Create {
+        /// The project it opens, by slug or id
+        #[arg(long, value_name = "PROJECT", required_unless_present = "new_project")]
+        project: Option<String>,
+        /// Make this project first
+        #[arg(long, value_name = "NAME", conflicts_with = "project")]
+        new_project: Option<String>,
+        /// What to call the key
+        #[arg(long, default_value = "cli")]
+        name: String,
+        /// Print the key alone
+        #[arg(long)]
+        quiet: bool,
+    },
+    /// List a project's keys, newest first
+    List {
+        /// The project, by slug or id
+        #[arg(long, value_name = "PROJECT")]
+        project: String,
+    },
+    /// Revoke a key: nodes refuse it within five seconds
+    Revoke {
+        /// The key's id, as `list` shows it
+        key_id: String,
+        /// The project, by slug or id
+        #[arg(long, value_name = "PROJECT")]
+        project: String,
+    },
+}
+
+/// Does what was asked for.
+///
+/// # Errors
+/// When the database does not answer, or there is no such project or key.
+pub async fn run(args: KeysArgs) -> anyhow::Result<()> {
+    let url = match (args.database.url(), args.data_dir) {
+        (Ok(url), None) => url,
+        (Err(_), data_dir) | (Ok(_), data_dir @ Some(_)) => {
+            Ready::of_running(data_dir).context("no database was given either")?.database_url
+        }
+    };
+    let options: PgConnectOptions = url.parse().context("the database's URL cannot be read")?;
+    let mut conn = options.connect().await.context("the database does not answer")?;
+    let mut out = std::io::stdout();
+    match args.command {
+        Command::Create { project, new_project, name, quiet } => {
+            check_name("--name", &name)?;
+            let project = match (project, new_project) {
+                (Some(project), _) => find(&mut conn, &project).await?,
+                (None, Some(name)) => make_project(&mut conn, &name).await?,
+                (None, None) => bail!("give --project or --new-project"),
+            };
+            let api_key = dev::create_key(&mut conn, &project, &name).await?;
+            if quiet {
+                writeln!(out, "{api_key}")?;
+            } else {
+                writeln!(out, "project  {} ({})", project.slug, project.public_id)?;
+                writeln!(out, "key      {api_key}\n\nIt is shown this once: keep it.")?;
+            }
+        }
+        Command::List { project } => {
+            let project = find(&mut conn, &project).await?;
+            for key in store::keys::list(&mut conn, project.id, MAX_LISTED_KEYS).await? {
+                let state = key.revoked_at.map_or("live".to_owned(), |it| format!("revoked {it}"));
+                let shown = format!("{}…{}", key.shown_prefix, key.shown_end);
+                writeln!(out, "{}  {shown}  {}  {}  {state}", key.id, key.created_at, key.name)?;
+            }
+        }
+        Command::Revoke { key_id, project } => {
+            let project = find(&mut conn, &project).await?;
+            let id: KeyId = key_id.parse().with_context(|| format!("`{key_id}` is no key's id"))?;
+            let is_revoked = store::keys::revoke(&mut conn, project.id, id).await?;
+            ensure!(is_revoked, "project {} has no key {id}", project.slug);
+            writeln!(out, "revoked {id}")?;
+        }
+    }
+    Ok(())
+}
+
+async fn find(conn: &mut PgConnection, project: &str) -> anyhow::Result<Project> {
+    let public_id: Option<ProjectPublicId> = project.parse().ok();
+    let found = store::projects::find(conn, project, public_id).await?;
+    found.with_context(|| format!("there is no project `{project}`"))
+}
+
+async fn make_project(conn: &mut PgConnection, name: &str) -> anyhow::Result<Project> {
+    check_name("--new-project", name)?;
+    let slug = slug(name);
+    ensure!(!slug.is_empty(), "--new-project: `{name}` has no letter or digit to make a slug of");
+    let made = store::projects::insert(conn, ProjectPublicId::generate(), &slug, name).await?;
+    made.with_context(|| format!("there is a project `{slug}` already: use --project {slug}"))
+}
+
+fn check_name(flag: &str, name: &str) -> anyhow::Result<()> {
+    text::check_name(name, limits::MAX_NAME_CHARS).with_context(|| flag.to_owned())
+}
+
+/// A project's short name in paths: `[a-z0-9-]`.
+fn slug(name: &str) -> String {
+    let lower = name.to_lowercase();
+    let words = lower.split(|it: char| !it.is_ascii_alphanumeric()).filter(|it| !it.is_empty());
+    words.collect::<Vec<_>>().join("-")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slug_is_fit_for_a_path() {
+        assert_eq!(slug("Acme Corp. (EU)"), "acme-corp-eu");
+        assert_eq!(slug("--"), "");
+    }
+}

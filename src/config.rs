@@ -1,0 +1,90 @@
+//! Settings: each is a flag with a `FENCEPOST_…` variable. `docs/configuration.md` lists them, and
+//! a test compares the two.
+
+use std::net::SocketAddr;
+
+use clap::Args;
+
+/// Where the database is. `DATABASE_URL` is read when neither flag nor variable is given.
+#[derive(Debug, Clone, Args)]
+pub struct DatabaseArgs {
+    /// PostgreSQL to use, as postgres://user:password@host/database
+    #[arg(long, env = "FENCEPOST_DATABASE_URL", hide_env_values = true, value_name = "URL")]
+    pub database_url: Option<String>,
+}
+
+impl DatabaseArgs {
+    /// The URL from flag, `FENCEPOST_DATABASE_URL` or `DATABASE_URL`, in this order.
+    ///
+    /// # Errors
+    /// When none of the three is given.
+    pub fn url(&self) -> anyhow::Result<String> {
+        self.database_url
+            .clone()
+            .or_else(|| std::env::var("DATABASE_URL").ok().filter(|it| !it.is_empty()))
+            .ok_or_else(|| {
+                anyhow::anyhow!("no database: give --database-url, FENCEPOST_DATABASE_URL or DATABASE_URL")
+            })
+    }
+}
+
+/// What a node needs to know to serve.
+#[derive(Debug, Clone, Args)]
+pub struct NodeArgs {
+    /// Address of the API
+    #[arg(long, env = "FENCEPOST_LISTEN", default_value = "127.0.0.1:7070", value_name = "ADDR")]
+    pub listen: SocketAddr,
+
+    /// Address of the operator's listener (/metrics); never expose it
+    #[arg(long, env = "FENCEPOST_METRICS_LISTEN", default_value = "127.0.0.1:7071", value_name = "ADDR")]
+    pub metrics_listen: SocketAddr,
+
+    /// What to log: a level, or tracing directives such as info,fencepost=debug
+    #[arg(long, env = "FENCEPOST_LOG", default_value = "info", value_name = "FILTER")]
+    pub log: String,
+
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub pools: PoolArgs,
+}
+
+/// Connections of each pool. They are apart so that reads can never starve acks.
+#[derive(Debug, Clone, Copy, Args)]
+pub struct PoolArgs {
+    /// Connections for acks and heartbeats
+    #[arg(long, env = "FENCEPOST_SETTLE_CONNECTIONS", default_value_t = 6, value_name = "N",
+          value_parser = clap::value_parser!(u32).range(2..=100))]
+    pub settle_connections: u32,
+
+    /// Connections for handing out jobs
+    #[arg(long, env = "FENCEPOST_CLAIM_CONNECTIONS", default_value_t = 5, value_name = "N",
+          value_parser = clap::value_parser!(u32).range(2..=100))]
+    pub claim_connections: u32,
+
+    /// Connections for enqueues
+    #[arg(long, env = "FENCEPOST_ENQUEUE_CONNECTIONS", default_value_t = 4, value_name = "N",
+          value_parser = clap::value_parser!(u32).range(2..=100))]
+    pub enqueue_connections: u32,
+
+    /// Connections for reads
+    #[arg(long, env = "FENCEPOST_READ_CONNECTIONS", default_value_t = 4, value_name = "N",
+          value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub read_connections: u32,
+
+    /// Connections for background work
+    #[arg(long, env = "FENCEPOST_BACKGROUND_CONNECTIONS", default_value_t = 3, value_name = "N",
+          value_parser = clap::value_parser!(u32).range(2..=100))]
+    pub background_connections: u32,
+}
+
+impl Default for PoolArgs {
+    fn default() -> Self {
+        Self {
+            settle_connections: 6,
+            claim_connections: 5,
+            enqueue_connections: 4,
+            read_connections: 4,
+            background_connections: 3,
+        }
+    }
+}

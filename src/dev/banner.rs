@@ -1,0 +1,44 @@
+//! What `dev` says when it is ready: where it is, and lines to paste.
+
+use super::{Folder, Ready};
+
+/// Prints it to standard output.
+#[allow(clippy::print_stdout, reason = "this is what the command is asked for")]
+pub fn print(ready: &Ready, folder: &Folder) {
+    println!("{}", text(ready, &folder.path().display().to_string()));
+}
+
+fn text(ready: &Ready, folder: &str) -> String {
+    let Ready { url, metrics_url, api_key, project_id, .. } = ready;
+    format!(
+        r#"
+Fencepost is ready.
+
+  API       {url}
+  Docs      {url}/docs/
+  Metrics   {metrics_url}
+  Project   demo ({project_id})
+  Key       {api_key}
+  Data      {folder}
+
+Enqueue a job:
+
+  curl -sS {url}/v1/jobs -H 'Authorization: Bearer {api_key}' -H 'Content-Type: application/json' -d '{{"job_type": "hello", "payload": {{"name": "Ada"}}}}'
+
+Be its worker: lease it, and report that it is done.
+
+  export FENCEPOST_URL={url} FENCEPOST_KEY={api_key}
+  fp() {{ curl -sS "$FENCEPOST_URL/v1$1" -H "Authorization: Bearer $FENCEPOST_KEY" -H 'Content-Type: application/json' ${{2:+-d "$2"}}; echo; }}
+  work() {{ JOB=$(fp /workers/poll '{{"worker_id": "me", "queues": ["default"]}}' | tee /dev/stderr | grep -o 'job_[0-9a-z]*' | head -n 1); }}
+  work; fp /workers/ack '{{"job_id": "'$JOB'", "worker_id": "me", "status": "succeeded"}}'
+
+A job that fails, is retried after a second, fails again, and is in the dead letter:
+
+  fp /jobs '{{"job_type": "hello", "max_attempts": 2, "retry": {{"strategy": "constant", "initial_seconds": 1, "jitter_seconds": 0}}}}'
+  work; fp /workers/ack '{{"job_id": "'$JOB'", "worker_id": "me", "status": "failed", "error": {{"message": "out of luck"}}}}'
+  work; fp /workers/ack '{{"job_id": "'$JOB'", "worker_id": "me", "status": "failed", "error": {{"message": "again"}}}}'
+  fp /jobs/$JOB
+
+Ctrl-C stops it; the data stay."#
+    )
+}

@@ -1,0 +1,309 @@
+//! A private PostgreSQL: started from the installed binaries in a folder of its own, reachable
+//! through a socket only, never as root, and gone when this process is gone.
+
+use std::{
+    fs, io,
+    os::unix::fs::{DirBuilderExt, chown},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, bail, ensure};
+
+/// The oldest PostgreSQL that the statements are written for.
+const MIN_VERSION: u32 = 15;
+const START_TIMEOUT: Duration = Duration::from_secs(30);
+const STOP_TIMEOUT: Duration = Duration::from_secs(20);
+const LOOK_PERIOD: Duration = Duration::from_millis(5);
+/// Lines of its log that are shown when it does not start.
+const SHOWN_LOG_LINES: usize = 10;
+/// The superuser inside, who owns everything.
+const OWNER: &str = "fencepost";
+/// Where packages put the binaries; `*` stands for a version.
+const PLACES: &[&str] = &[
+    "/usr/lib/postgresql/*/bin",
+    "/usr/pgsql-*/bin",
+    "/opt/homebrew/opt/postgresql@*/bin",
+    "/usr/local/opt/postgresql@*/bin",
+];
+
+/// How it runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Durability {
+    /// A commit is on disk when it is answered.
+    Safe,
+    /// For tests: nothing survives a crash of the machine.
+    Fast,
+}
+
+/// A running private PostgreSQL.
+#[derive(Debug)]
+pub struct Cluster {
+    postmaster: Child,
+    socket_dir: PathBuf,
+}
+
+impl Cluster {
+    /// Starts the cluster of `dir`, which is made at the first time. Call it from the main thread:
+    /// the cluster ends when the thread that started it ends.
+    ///
+    /// # Errors
+    /// When no suitable PostgreSQL is installed, or it does not start.
+    pub fn start(dir: &Path, durability: Durability) -> anyhow::Result<Self> {
+        let binaries = find_binaries()?;
+        let runner = Runner::for_this_user()?;
+        if !dir.join("PG_VERSION").exists() {
+            init(&binaries, &runner, dir)?;
+        }
+        stop_leftover(&binaries, &runner, dir)?;
+        let socket_dir = make_socket_dir(&runner)?;
+        let log_path = dir.with_extension("log");
+        let log = fs::File::create(&log_path)?;
+        let mut command = runner.command(&binaries.join("postgres"));
+        command.arg("-D").arg(dir).arg("-k").arg(&socket_dir);
+        for setting in settings(durability) {
+            command.arg("-c").arg(setting);
+        }
+        command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+        // Ctrl-C is for us: we stop it when we are done with it.
+        std::os::unix::process::CommandExt::process_group(&mut command, 0);
+        let postmaster = command.spawn().context("PostgreSQL could not be started")?;
+        let mut cluster = Self { postmaster, socket_dir };
+        cluster.wait_until_ready(dir, &log_path)?;
+        Ok(cluster)
+    }
+
+    /// The URL of a database in it.
+    #[must_use]
+    pub fn database_url(&self, database: &str) -> String {
+        format!("postgres://{OWNER}@localhost/{database}?host={}", self.socket_dir.display())
+    }
+
+    /// Fails when it has ended by itself.
+    ///
+    /// # Errors
+    /// When it has ended.
+    pub fn check(&mut self) -> anyhow::Result<()> {
+        match self.postmaster.try_wait()? {
+            Some(status) => bail!("PostgreSQL ended unexpectedly ({status})"),
+            None => Ok(()),
+        }
+    }
+
+    fn wait_until_ready(&mut self, dir: &Path, log_path: &Path) -> anyhow::Result<()> {
+        let deadline = Instant::now() + START_TIMEOUT;
+        let pid_file = dir.join("postmaster.pid");
+        while Instant::now() < deadline {
+            if let Err(error) = self.check() {
+                let log = fs::read_to_string(log_path).unwrap_or_default();
+                let lines: Vec<_> = log.lines().collect();
+                let last = lines[lines.len().saturating_sub(SHOWN_LOG_LINES)..].join("\n");
+                return Err(error.context(format!("{}:\n{last}", log_path.display())));
+            }
+            // Line 1 is the process, line 8 its state.
+            let text = fs::read_to_string(&pid_file).unwrap_or_default();
+            let lines: Vec<_> = text.lines().map(str::trim).collect();
+            let is_ours = lines.first().is_some_and(|it| *it == self.postmaster.id().to_string());
+            if is_ours && lines.get(7) == Some(&"ready") {
+                return Ok(());
+            }
+            std::thread::sleep(LOOK_PERIOD);
+        }
+        bail!("PostgreSQL was not ready within {} s: see {}", START_TIMEOUT.as_secs(), log_path.display())
+    }
+}
+
+impl Drop for Cluster {
+    /// Stops it: sessions are cut, what was committed stays.
+    fn drop(&mut self) {
+        let pid = self.postmaster.id().to_string();
+        let _ = Command::new("kill").args(["-INT", &pid]).status();
+        let deadline = Instant::now() + STOP_TIMEOUT;
+        while Instant::now() < deadline && matches!(self.postmaster.try_wait(), Ok(None)) {
+            std::thread::sleep(LOOK_PERIOD);
+        }
+        let _ = fs::remove_dir_all(&self.socket_dir);
+    }
+}
+
+fn settings(durability: Durability) -> Vec<&'static str> {
+    let mut settings = vec![
+        "listen_addresses=",
+        "unix_socket_permissions=0700",
+        "max_connections=300",
+        "shared_buffers=256MB",
+        "max_wal_size=2GB",
+        "autovacuum_naptime=10s",
+        "timezone=UTC",
+        "log_timezone=UTC",
+    ];
+    if durability == Durability::Fast {
+        settings.extend([
+            "fsync=off",
+            "synchronous_commit=off",
+            "full_page_writes=off",
+            "autovacuum=off",
+            "shared_buffers=128MB",
+        ]);
+    }
+    settings
+}
+
+/// The folder of the newest installed PostgreSQL that is new enough.
+fn find_binaries() -> anyhow::Result<PathBuf> {
+    let mut places: Vec<PathBuf> = PLACES.iter().flat_map(|it| expand(it)).collect();
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    places.extend(std::env::split_paths(&path));
+    let newest = places
+        .into_iter()
+        .filter(|it| it.join("initdb").exists() && it.join("postgres").exists())
+        .filter_map(|it| Some((version(&it)?, it)))
+        .max();
+    match newest {
+        Some((version, place)) if version >= MIN_VERSION => Ok(place),
+        found => {
+            let found = found.map_or("none is installed".to_owned(), |it| format!("found {}", it.0));
+            let command =
+                if cfg!(target_os = "macos") { "brew install postgresql@17" } else { "sudo apt-get install -y postgresql" };
+            bail!(
+                "PostgreSQL {MIN_VERSION} or newer is needed, {found}. Install it with:\n\n    {command}\n"
+            )
+        }
+    }
+}
+
+/// The folders that a pattern with one `*` stands for.
+fn expand(pattern: &str) -> Vec<PathBuf> {
+    let Some((before, after)) = pattern.split_once('*') else { return vec![pattern.into()] };
+    let (parent, prefix) = before.rsplit_once('/').unwrap_or(("", before));
+    let entries = fs::read_dir(parent).into_iter().flatten().flatten();
+    entries
+        .filter(|it| it.file_name().to_string_lossy().starts_with(prefix))
+        .map(|it| it.path().join(after.trim_start_matches('/')))
+        .collect()
+}
+
+/// The major version, as `postgres (PostgreSQL) 15.18 (Debian …)` tells it.
+fn version(place: &Path) -> Option<u32> {
+    let told = Command::new(place.join("postgres")).arg("--version").output().ok()?;
+    let told = String::from_utf8(told.stdout).ok()?;
+    let number = told.split(|it: char| !it.is_ascii_digit()).find(|it| !it.is_empty())?;
+    number.parse().ok()
+}
+
+/// Under which user it runs.
+struct Runner {
+    /// The unprivileged user that root becomes.
+    becomes: Option<User>,
+    can_follow_parent: bool,
+}
+
+struct User {
+    uid: u32,
+    gid: u32,
+}
+
+impl Runner {
+    fn for_this_user() -> anyhow::Result<Self> {
+        let can_follow_parent =
+            Command::new("setpriv").arg("--version").output().is_ok_and(|it| it.status.success());
+        if !is_root()? {
+            return Ok(Self { becomes: None, can_follow_parent });
+        }
+        ensure!(can_follow_parent, "PostgreSQL refuses to run as root, and `setpriv` is missing: install util-linux, or run as another user");
+        let user = find_user("postgres").or_else(|| find_user("nobody"));
+        Ok(Self { becomes: Some(user.context("there is no user `postgres` or `nobody`")?), can_follow_parent })
+    }
+
+    /// A command that runs as that user and gets SIGINT (a fast shutdown) when we die.
+    fn command(&self, program: &Path) -> Command {
+        if !self.can_follow_parent {
+            return Command::new(program);
+        }
+        let mut command = Command::new("setpriv");
+        if let Some(User { uid, gid }) = &self.becomes {
+            command.args([format!("--reuid={uid}"), format!("--regid={gid}"), "--clear-groups".into()]);
+        }
+        command.args(["--pdeathsig", "INT", "--"]).arg(program);
+        command
+    }
+
+    fn give(&self, path: &Path) -> io::Result<()> {
+        match &self.becomes {
+            Some(User { uid, gid }) => chown(path, Some(*uid), Some(*gid)),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Whether this process may do everything, and therefore must not run PostgreSQL itself.
+///
+/// # Errors
+/// When `id` cannot be run.
+pub fn is_root() -> anyhow::Result<bool> {
+    let told = Command::new("id").arg("-u").output().context("`id -u` could not be run")?;
+    Ok(told.stdout.trim_ascii() == b"0")
+}
+
+fn find_user(name: &str) -> Option<User> {
+    let users = fs::read_to_string("/etc/passwd").ok()?;
+    let fields: Vec<_> =
+        users.lines().map(|it| it.split(':').collect::<Vec<_>>()).find(|it| it[0] == name)?;
+    Some(User { uid: fields.get(2)?.parse().ok()?, gid: fields.get(3)?.parse().ok()? })
+}
+
+/// Makes the data folder beside its place and moves it there when it is complete, so that an
+/// interrupted start leaves nothing half made.
+fn init(binaries: &Path, runner: &Runner, dir: &Path) -> anyhow::Result<()> {
+    let fresh = dir.with_extension("new");
+    for leftover in [dir, &fresh] {
+        if leftover.exists() {
+            fs::remove_dir_all(leftover)?;
+        }
+    }
+    fs::DirBuilder::new().mode(0o700).create(&fresh)?;
+    runner.give(&fresh)?;
+    let made = runner
+        .command(&binaries.join("initdb"))
+        .arg("-D")
+        .arg(&fresh)
+        .args(["-U", OWNER, "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync", "--no-instructions"])
+        .stdin(Stdio::null())
+        .output()?;
+    if !made.status.success() {
+        bail!("initdb failed:\n{}", String::from_utf8_lossy(&made.stderr));
+    }
+    fs::rename(&fresh, dir)?;
+    Ok(())
+}
+
+/// A cluster that outlived its parent is stopped; one that is stopping already is waited for.
+fn stop_leftover(binaries: &Path, runner: &Runner, dir: &Path) -> anyhow::Result<()> {
+    let text = fs::read_to_string(dir.join("postmaster.pid")).unwrap_or_default();
+    let Some(pid) = text.lines().next().map(str::trim).filter(|it| !it.is_empty()) else {
+        return Ok(());
+    };
+    let is_alive = Command::new("kill").args(["-0", pid]).output().is_ok_and(|it| it.status.success());
+    if is_alive {
+        let timeout = STOP_TIMEOUT.as_secs().to_string();
+        runner
+            .command(&binaries.join("pg_ctl"))
+            .arg("-D")
+            .arg(dir)
+            .args(["stop", "-m", "fast", "-w", "-t", &timeout])
+            .output()?;
+    }
+    Ok(())
+}
+
+/// Short, because a socket's path is at most 107 bytes long.
+fn make_socket_dir(runner: &Runner) -> anyhow::Result<PathBuf> {
+    let dir = PathBuf::from(format!("/tmp/fencepost-{}", std::process::id()));
+    if dir.exists() {
+        fs::remove_dir_all(&dir)?;
+    }
+    fs::DirBuilder::new().mode(0o700).create(&dir)?;
+    runner.give(&dir)?;
+    Ok(dir)
+}

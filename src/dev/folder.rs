@@ -1,0 +1,185 @@
+//! The data folder of `dev`: who owns it now, and what is remembered in it.
+
+use std::{
+    fs::{self, File, TryLockError},
+    io::Write,
+    os::unix::fs::{MetadataExt, OpenOptionsExt},
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, bail};
+use serde::{Deserialize, Serialize};
+
+use super::cluster;
+
+const DEFAULT_DIR: &str = ".fencepost";
+/// Where root goes when the database's user cannot reach the default.
+const ROOT_DIR: &str = "/var/lib/fencepost-dev";
+const LOCK_FILE: &str = "dev.lock";
+const READY_FILE: &str = "dev.json";
+const KEY_FILE: &str = "dev.key";
+const CLUSTER_DIR: &str = "postgres";
+
+/// A data folder that belongs to this process until it ends.
+#[derive(Debug)]
+pub struct Folder {
+    dir: PathBuf,
+    _lock: File,
+}
+
+/// Where and how to call a `dev` that is ready.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Ready {
+    /// The API.
+    pub url: String,
+    /// A key that opens the demo project.
+    pub api_key: String,
+    /// The demo project.
+    pub project_id: String,
+    /// The operator's numbers.
+    pub metrics_url: String,
+    /// The process.
+    pub pid: u32,
+    /// For this machine's own commands.
+    pub database_url: String,
+}
+
+impl Ready {
+    /// What scripts are told.
+    #[must_use]
+    pub fn public(&self) -> serde_json::Value {
+        serde_json::json!({
+            "url": self.url,
+            "api_key": self.api_key,
+            "project_id": self.project_id,
+            "metrics_url": self.metrics_url,
+            "pid": self.pid,
+        })
+    }
+
+    /// Where the `dev` of this folder can be called.
+    ///
+    /// # Errors
+    /// When none runs there.
+    pub fn of_running(data_dir: Option<PathBuf>) -> anyhow::Result<Self> {
+        let dir = choose(data_dir)?;
+        let text = fs::read_to_string(dir.join(READY_FILE));
+        let text = text.ok().filter(|_| is_locked(&dir));
+        let text = text.with_context(|| format!("no `fencepost dev` runs in {}", dir.display()))?;
+        Ok(serde_json::from_str(&text)?)
+    }
+}
+
+impl Folder {
+    /// Makes the folder if it is not there, and takes it for this process.
+    ///
+    /// # Errors
+    /// When another `dev` has it.
+    pub fn claim(data_dir: Option<PathBuf>) -> anyhow::Result<Self> {
+        let dir = choose(data_dir)?;
+        fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
+        let dir = dir.canonicalize()?;
+        let lock = File::create(dir.join(LOCK_FILE))?;
+        match lock.try_lock() {
+            Ok(()) => Ok(Self { dir, _lock: lock }),
+            Err(TryLockError::WouldBlock) => {
+                let running = fs::read_to_string(dir.join(READY_FILE)).ok();
+                let running = running.and_then(|it| serde_json::from_str::<Ready>(&it).ok());
+                let who = running.map_or("It is just starting.".to_owned(), |it| {
+                    format!("It is process {} at {}.", it.pid, it.url)
+                });
+                bail!(
+                    "another `fencepost dev` runs in {}. {who} Stop it, or choose another folder with --data-dir",
+                    dir.display()
+                )
+            }
+            Err(TryLockError::Error(error)) => Err(error.into()),
+        }
+    }
+
+    /// Where the folder is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Where the database's files are.
+    #[must_use]
+    pub fn cluster_dir(&self) -> PathBuf {
+        self.dir.join(CLUSTER_DIR)
+    }
+
+    /// Throws the data and the key away.
+    ///
+    /// # Errors
+    /// When a file cannot be removed.
+    pub fn reset(&self) -> anyhow::Result<()> {
+        let _ = fs::remove_file(self.dir.join(KEY_FILE));
+        let cluster_dir = self.cluster_dir();
+        if cluster_dir.exists() {
+            fs::remove_dir_all(&cluster_dir)?;
+        }
+        Ok(())
+    }
+
+    /// The key of an earlier run.
+    #[must_use]
+    pub fn read_key(&self) -> Option<String> {
+        fs::read_to_string(self.dir.join(KEY_FILE)).ok().map(|it| it.trim().to_owned())
+    }
+
+    /// Remembers the key for later runs.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn write_key(&self, api_key: &str) -> anyhow::Result<()> {
+        write_private(&self.dir.join(KEY_FILE), api_key)
+    }
+
+    /// Tells this machine's own commands where to call.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn write_ready(&self, ready: &Ready) -> anyhow::Result<()> {
+        write_private(&self.dir.join(READY_FILE), &serde_json::to_string(ready)?)
+    }
+
+    /// Takes back what [`Self::write_ready`] told.
+    pub fn forget_ready(&self) {
+        let _ = fs::remove_file(self.dir.join(READY_FILE));
+    }
+}
+
+/// Writes a file that only this user may read, and that is there whole or not at all.
+///
+/// # Errors
+/// When it cannot be written.
+pub fn write_private(path: &Path, text: &str) -> anyhow::Result<()> {
+    let fresh = path.with_extension("part");
+    let mut file =
+        File::options().write(true).create(true).truncate(true).mode(0o600).open(&fresh)?;
+    file.write_all(text.as_bytes())?;
+    fs::rename(&fresh, path).with_context(|| format!("cannot write {}", path.display()))
+}
+
+fn choose(data_dir: Option<PathBuf>) -> anyhow::Result<PathBuf> {
+    if let Some(dir) = data_dir {
+        return Ok(dir);
+    }
+    let here = std::env::current_dir()?;
+    if cluster::is_root()? && !is_open_to_all(&here) {
+        return Ok(ROOT_DIR.into());
+    }
+    Ok(here.join(DEFAULT_DIR))
+}
+
+/// Whether any user may pass through this folder and all above it.
+fn is_open_to_all(dir: &Path) -> bool {
+    const OTHERS_MAY_PASS: u32 = 0o001;
+    dir.ancestors().all(|it| fs::metadata(it).is_ok_and(|it| it.mode() & OTHERS_MAY_PASS != 0))
+}
+
+fn is_locked(dir: &Path) -> bool {
+    let lock = File::options().read(true).write(true).open(dir.join(LOCK_FILE));
+    lock.is_ok_and(|it| matches!(it.try_lock(), Err(TryLockError::WouldBlock)))
+}

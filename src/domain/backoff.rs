@@ -1,0 +1,184 @@
+//! How long a failed job waits before its next attempt.
+//!
+//! Source of the default: the formula `15 · 2^(failures−1)` seconds plus 0–3 seconds of jitter,
+//! capped at six hours (`docs/guarantees.md`, "Retries").
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+/// A share of the jitter, from 0 to 1. The caller throws the dice.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Jitter(f64);
+
+impl Jitter {
+    /// No jitter at all.
+    pub const NONE: Self = Self(0.0);
+    /// All of it.
+    pub const FULL: Self = Self(1.0);
+
+    /// `share` of the jitter, brought into 0..=1.
+    #[must_use]
+    pub fn new(share: f64) -> Self {
+        Self(if share.is_finite() { share.clamp(0.0, 1.0) } else { 0.0 })
+    }
+}
+
+/// How the wait grows from failure to failure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Strategy {
+    /// `initial · multiplier^(failures−1)`.
+    #[default]
+    Exponential,
+    /// `initial · failures`.
+    Linear,
+    /// Always `initial`.
+    Constant,
+}
+
+/// When and how a job is tried again.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RetryPolicy {
+    /// How the wait grows.
+    pub strategy: Strategy,
+    /// The first wait, in seconds.
+    pub initial_seconds: u32,
+    /// The growth of an exponential wait.
+    pub multiplier: f64,
+    /// The longest wait, jitter included, in seconds.
+    pub max_seconds: u32,
+    /// Up to so many seconds are added, so that jobs that failed together do not return together.
+    pub jitter_seconds: u32,
+    /// Error types that go straight to the dead letter: exact, or `prefix.*`.
+    pub non_retryable_types: Vec<String>,
+}
+
+impl Default for RetryPolicy {
+    fn default() -> Self {
+        Self {
+            strategy: Strategy::Exponential,
+            initial_seconds: 15,
+            multiplier: 2.0,
+            max_seconds: 21_600,
+            jitter_seconds: 3,
+            non_retryable_types: Vec::new(),
+        }
+    }
+}
+
+impl RetryPolicy {
+    /// The wait after the `failures`-th failure, counting the first as 1.
+    ///
+    /// Total: every input has an answer, and no answer exceeds `max_seconds`.
+    ///
+    /// ```
+    /// # use fencepost::domain::backoff::{Jitter, RetryPolicy};
+    /// # let s = std::time::Duration::from_secs;
+    /// let policy = RetryPolicy::default();
+    /// assert_eq!(policy.delay(1, Jitter::NONE), s(15));
+    /// assert_eq!(policy.delay(1, Jitter::FULL), s(18));
+    /// assert_eq!(policy.delay(4, Jitter::NONE), s(120));
+    /// assert_eq!(policy.delay(i32::MAX, Jitter::FULL), s(21_600));
+    /// assert_eq!(policy.delay(i32::MIN, Jitter::NONE), s(15));
+    /// ```
+    #[must_use]
+    pub fn delay(&self, failures: i32, jitter: Jitter) -> Duration {
+        let earlier = failures.saturating_sub(1).max(0);
+        let initial = f64::from(self.initial_seconds);
+        let grown = match self.strategy {
+            // Finite, because 0 · ∞ would not be a number.
+            Strategy::Exponential => initial * self.multiplier.max(1.0).powi(earlier).min(f64::MAX),
+            Strategy::Linear => initial * (f64::from(earlier) + 1.0),
+            Strategy::Constant => initial,
+        };
+        let jittered = grown + f64::from(self.jitter_seconds) * jitter.0;
+        // `min` also brings an infinite product back to the cap.
+        let seconds = jittered.min(f64::from(self.max_seconds)).max(0.0);
+        Duration::from_millis((seconds * 1000.0).round() as u64)
+    }
+
+    /// Whether an error of this type must not be tried again.
+    ///
+    /// ```
+    /// # use fencepost::domain::backoff::RetryPolicy;
+    /// let policy = RetryPolicy {
+    ///     non_retryable_types: vec!["billing.*".into(), "NotFound".into()],
+    ///     ..RetryPolicy::default()
+    /// };
+    /// assert!(policy.gives_up_on(Some("NotFound")));
+    /// assert!(policy.gives_up_on(Some("billing.CardDeclined")));
+    /// assert!(!policy.gives_up_on(Some("billing")));
+    /// assert!(!policy.gives_up_on(None));
+    /// ```
+    #[must_use]
+    pub fn gives_up_on(&self, error_kind: Option<&str>) -> bool {
+        let Some(kind) = error_kind else { return false };
+        self.non_retryable_types.iter().any(|pattern| match pattern.strip_suffix(".*") {
+            Some(prefix) => kind.strip_prefix(prefix).is_some_and(|rest| rest.starts_with('.')),
+            None => pattern == kind,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn policy(strategy: Strategy, initial: u32, multiplier: f64, max: u32) -> RetryPolicy {
+        RetryPolicy {
+            strategy,
+            initial_seconds: initial,
+            multiplier,
+            max_seconds: max,
+            jitter_seconds: 0,
+            non_retryable_types: Vec::new(),
+        }
+    }
+
+    fn check(policy: &RetryPolicy, failures: i32, seconds: u64) {
+        assert_eq!(policy.delay(failures, Jitter::NONE), Duration::from_secs(seconds));
+    }
+
+    #[test]
+    fn each_strategy_grows_in_its_own_way_up_to_the_cap() {
+        let exponential = policy(Strategy::Exponential, 10, 3.0, 200);
+        check(&exponential, 1, 10);
+        check(&exponential, 2, 30);
+        check(&exponential, 3, 90);
+        check(&exponential, 4, 200);
+        let linear = policy(Strategy::Linear, 10, 3.0, 25);
+        check(&linear, 1, 10);
+        check(&linear, 2, 20);
+        check(&linear, 3, 25);
+        let constant = policy(Strategy::Constant, 10, 3.0, 200);
+        check(&constant, 1, 10);
+        check(&constant, 99, 10);
+        check(&policy(Strategy::Exponential, 0, 100.0, 200), i32::MAX, 0);
+    }
+
+    #[test]
+    fn jitter_is_added_from_none_to_all() {
+        let policy = RetryPolicy::default();
+        assert_eq!(policy.delay(2, Jitter::new(0.5)), Duration::from_millis(31_500));
+        assert_eq!(policy.delay(2, Jitter::new(7.0)), policy.delay(2, Jitter::FULL));
+        assert_eq!(policy.delay(2, Jitter::new(f64::NAN)), policy.delay(2, Jitter::NONE));
+    }
+
+    proptest! {
+        #[test]
+        fn a_wait_never_exceeds_its_cap_and_never_shrinks_with_failures(
+            initial in 0_u32..3_000_000, multiplier in 0.0_f64..200.0, max in 0_u32..3_000_000,
+            failures in i32::MIN..i32::MAX, share in 0.0_f64..1.0,
+        ) {
+            for strategy in [Strategy::Exponential, Strategy::Linear, Strategy::Constant] {
+                let policy = policy(strategy, initial, multiplier, max);
+                let wait = policy.delay(failures, Jitter::new(share));
+                prop_assert!(wait <= Duration::from_secs(u64::from(max)));
+                prop_assert!(wait <= policy.delay(failures.saturating_add(1), Jitter::new(share)));
+            }
+        }
+    }
+}

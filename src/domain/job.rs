@@ -1,0 +1,310 @@
+//! The life of a job: its states, why it waits, and what the end of an attempt leads to.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::backoff::{Jitter, RetryPolicy};
+
+/// Claims after which a job is dead-lettered whatever happened: a job that is only ever released
+/// would otherwise circle for ever.
+pub const MAX_CLAIMS: i32 = 1_000;
+
+/// What users see of a job's life. The set is frozen: a new value would break generated clients.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum JobState {
+    /// Waits for its `run_at` or for its parents.
+    Scheduled,
+    /// May be given to a worker, now or after a backoff.
+    Pending,
+    /// A worker has it under a lease.
+    Processing,
+    /// Done. Never changes again.
+    Succeeded,
+    /// Out of attempts. Changes only by a manual retry.
+    DeadLetter,
+    /// Called off. Changes only by a manual retry.
+    Cancelled,
+}
+
+impl JobState {
+    /// The word that users see.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Scheduled => "scheduled",
+            Self::Pending => "pending",
+            Self::Processing => "processing",
+            Self::Succeeded => "succeeded",
+            Self::DeadLetter => "dead_letter",
+            Self::Cancelled => "cancelled",
+        }
+    }
+}
+
+/// How a job's state is stored. Finer than [`JobState`], so that the index of claimable jobs holds
+/// claimable jobs only.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, sqlx::Type)]
+#[sqlx(type_name = "text", rename_all = "snake_case")]
+pub enum StoredState {
+    /// See [`JobState::Scheduled`].
+    Scheduled,
+    /// Waits after a failure. Shown as `pending`.
+    Backoff,
+    /// Claimable now.
+    Pending,
+    /// Claimable but for a concurrency limit. Shown as `pending`.
+    Held,
+    /// See [`JobState::Processing`].
+    Processing,
+    /// See [`JobState::Succeeded`].
+    Succeeded,
+    /// See [`JobState::DeadLetter`].
+    DeadLetter,
+    /// See [`JobState::Cancelled`].
+    Cancelled,
+}
+
+impl StoredState {
+    /// What users see of it.
+    #[must_use]
+    pub fn public(self) -> JobState {
+        match self {
+            Self::Scheduled => JobState::Scheduled,
+            Self::Backoff | Self::Pending | Self::Held => JobState::Pending,
+            Self::Processing => JobState::Processing,
+            Self::Succeeded => JobState::Succeeded,
+            Self::DeadLetter => JobState::DeadLetter,
+            Self::Cancelled => JobState::Cancelled,
+        }
+    }
+
+    /// Why a job in this state is not running; none when it runs or has ended.
+    #[must_use]
+    pub fn waiting_for(self, unfinished_parents: i32) -> Option<WaitingFor> {
+        match self {
+            Self::Scheduled if unfinished_parents > 0 => Some(WaitingFor::Parents),
+            Self::Scheduled => Some(WaitingFor::RunAt),
+            Self::Backoff => Some(WaitingFor::Backoff),
+            Self::Pending => Some(WaitingFor::Worker),
+            Self::Held => Some(WaitingFor::Concurrency),
+            Self::Processing | Self::Succeeded | Self::DeadLetter | Self::Cancelled => None,
+        }
+    }
+}
+
+/// Why a job is not running.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, utoipa::ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum WaitingFor {
+    /// A worker to poll for it.
+    Worker,
+    /// Its `run_at`.
+    RunAt,
+    /// The wait after a failure.
+    Backoff,
+    /// Jobs it depends on.
+    Parents,
+    /// Its queue to be resumed.
+    QueuePaused,
+    /// Its job type to be resumed.
+    TypePaused,
+    /// A slot under a concurrency limit.
+    Concurrency,
+    /// A rate limit's next token.
+    RateLimit,
+}
+
+/// How an attempt ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, sqlx::Type, utoipa::ToSchema)]
+#[serde(rename_all = "snake_case")]
+#[sqlx(type_name = "text", rename_all = "snake_case")]
+pub enum Outcome {
+    /// The worker did it.
+    Succeeded,
+    /// The worker reported a failure.
+    Failed,
+    /// It ran longer than `timeout_seconds`.
+    Timeout,
+    /// The worker fell silent.
+    LeaseExpired,
+    /// The worker handed it back. Not a failure.
+    Released,
+    /// It was called off.
+    Cancelled,
+}
+
+/// The end of an attempt that did not succeed, as its cause reported it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Ending<'a> {
+    /// The worker says that it failed.
+    Failed {
+        /// Whether the worker thinks that another attempt may help.
+        retryable: bool,
+        /// The type of the error, matched against `non_retryable_types`.
+        error_kind: Option<&'a str>,
+        /// The wait the worker asks for, in seconds; replaces the backoff.
+        retry_after_seconds: Option<u32>,
+    },
+    /// The attempt outlived its `timeout_seconds`.
+    TimedOut,
+    /// The lease ended without a word.
+    LeaseExpired,
+    /// The worker gave the job back.
+    Released,
+}
+
+impl Ending<'_> {
+    /// The word under which this end is recorded.
+    #[must_use]
+    pub fn outcome(&self) -> Outcome {
+        match self {
+            Self::Failed { .. } => Outcome::Failed,
+            Self::TimedOut => Outcome::Timeout,
+            Self::LeaseExpired => Outcome::LeaseExpired,
+            Self::Released => Outcome::Released,
+        }
+    }
+}
+
+/// What is known of a job while an attempt of it ends.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Running<'a> {
+    /// The attempt that ends; also how often the job was claimed.
+    pub attempt: i32,
+    /// Failures counted before this one.
+    pub failures: i32,
+    /// Failures at which the job is given up.
+    pub max_attempts: i32,
+    /// How it is retried.
+    pub policy: &'a RetryPolicy,
+}
+
+/// What the end of an attempt leads to. The caller writes it down and decides nothing more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Next {
+    /// Claimable again at once, with its place in the queue.
+    Pending,
+    /// Claimable again after a wait.
+    RetryAfter(Duration),
+    /// Given up.
+    DeadLetter,
+}
+
+/// What follows, and the job's failures from now on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AfterAttempt {
+    /// Where the job goes.
+    pub next: Next,
+    /// Failures, this one included if it is one.
+    pub failures: i32,
+}
+
+/// Decides what the end of an attempt leads to.
+///
+/// Retries count `failures`, not attempts, so a release burns nothing. An expired lease is retried
+/// at once: the worker died, not the job. Source: `docs/guarantees.md`, "Retries".
+#[must_use]
+pub fn after_attempt(running: &Running<'_>, ending: &Ending<'_>, jitter: Jitter) -> AfterAttempt {
+    let counts = !matches!(ending, Ending::Released);
+    let failures = running.failures.saturating_add(i32::from(counts));
+    let exhausted = counts && failures >= running.max_attempts;
+    if exhausted || running.attempt >= MAX_CLAIMS {
+        return AfterAttempt { next: Next::DeadLetter, failures };
+    }
+    let next = match *ending {
+        Ending::Failed { retryable, error_kind, retry_after_seconds } => {
+            if !retryable || running.policy.gives_up_on(error_kind) {
+                Next::DeadLetter
+            } else {
+                Next::RetryAfter(retry_after_seconds.map_or_else(
+                    || running.policy.delay(failures, jitter),
+                    |it| Duration::from_secs(u64::from(it)),
+                ))
+            }
+        }
+        Ending::TimedOut => Next::RetryAfter(running.policy.delay(failures, jitter)),
+        Ending::LeaseExpired | Ending::Released => Next::Pending,
+    };
+    AfterAttempt { next, failures }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FAILED: Ending<'static> =
+        Ending::Failed { retryable: true, error_kind: None, retry_after_seconds: None };
+
+    fn after(attempt: i32, failures: i32, max_attempts: i32, ending: &Ending<'_>) -> AfterAttempt {
+        let policy = RetryPolicy { non_retryable_types: vec!["Fatal".into()], ..Default::default() };
+        let running = Running { attempt, failures, max_attempts, policy: &policy };
+        after_attempt(&running, ending, Jitter::NONE)
+    }
+
+    fn waits(seconds: u64) -> Next {
+        Next::RetryAfter(Duration::from_secs(seconds))
+    }
+
+    #[test]
+    fn a_failed_attempt_waits_longer_each_time_and_the_last_goes_to_the_dead_letter() {
+        assert_eq!(after(1, 0, 3, &FAILED), AfterAttempt { next: waits(15), failures: 1 });
+        assert_eq!(after(2, 1, 3, &FAILED), AfterAttempt { next: waits(30), failures: 2 });
+        assert_eq!(after(3, 2, 3, &FAILED), AfterAttempt { next: Next::DeadLetter, failures: 3 });
+        assert_eq!(after(1, 0, 1, &FAILED), AfterAttempt { next: Next::DeadLetter, failures: 1 });
+    }
+
+    #[test]
+    fn failures_count_and_attempts_do_not() {
+        assert_eq!(after(9, 0, 3, &FAILED), AfterAttempt { next: waits(15), failures: 1 });
+        assert_eq!(after(9, 2, 3, &Ending::Released), AfterAttempt { next: Next::Pending, failures: 2 });
+    }
+
+    #[test]
+    fn what_cannot_succeed_is_not_tried_again() {
+        let fatal =
+            Ending::Failed { retryable: true, error_kind: Some("Fatal"), retry_after_seconds: None };
+        assert_eq!(after(1, 0, 3, &fatal).next, Next::DeadLetter);
+        let refused =
+            Ending::Failed { retryable: false, error_kind: None, retry_after_seconds: Some(1) };
+        assert_eq!(after(1, 0, 3, &refused).next, Next::DeadLetter);
+    }
+
+    #[test]
+    fn a_worker_may_choose_the_wait() {
+        let later =
+            Ending::Failed { retryable: true, error_kind: None, retry_after_seconds: Some(99) };
+        assert_eq!(after(2, 1, 3, &later).next, waits(99));
+        assert_eq!(after(3, 2, 3, &later).next, Next::DeadLetter);
+    }
+
+    #[test]
+    fn a_lost_worker_costs_a_failure_but_no_wait_and_a_timeout_costs_both() {
+        assert_eq!(
+            after(1, 0, 3, &Ending::LeaseExpired),
+            AfterAttempt { next: Next::Pending, failures: 1 }
+        );
+        assert_eq!(after(3, 2, 3, &Ending::LeaseExpired).next, Next::DeadLetter);
+        assert_eq!(after(1, 0, 3, &Ending::TimedOut), AfterAttempt { next: waits(15), failures: 1 });
+    }
+
+    #[test]
+    fn no_job_is_claimed_for_ever() {
+        let last = after(MAX_CLAIMS, 0, 3, &Ending::Released);
+        assert_eq!(last, AfterAttempt { next: Next::DeadLetter, failures: 0 });
+        assert_eq!(after(MAX_CLAIMS - 1, 0, 3, &Ending::Released).next, Next::Pending);
+    }
+
+    #[test]
+    fn every_waiting_state_says_what_it_waits_for() {
+        assert_eq!(StoredState::Scheduled.waiting_for(0), Some(WaitingFor::RunAt));
+        assert_eq!(StoredState::Scheduled.waiting_for(2), Some(WaitingFor::Parents));
+        assert_eq!(StoredState::Backoff.waiting_for(0), Some(WaitingFor::Backoff));
+        assert_eq!(StoredState::Pending.waiting_for(0), Some(WaitingFor::Worker));
+        assert_eq!(StoredState::Held.waiting_for(0), Some(WaitingFor::Concurrency));
+        assert_eq!(StoredState::Processing.waiting_for(0), None);
+        assert_eq!(StoredState::Backoff.public(), JobState::Pending);
+        assert_eq!(StoredState::Held.public(), JobState::Pending);
+    }
+}

@@ -1,0 +1,206 @@
+//! The fence: who may speak for a job, and why somebody may not.
+//!
+//! A lease is fenced by its attempt. The statements that settle or renew carry the fence in their
+//! `where`; when they match nothing, what a second look found is explained here.
+
+use super::job::{JobState, Outcome};
+use crate::ids::LeaseId;
+
+/// Shortest lease given when a poll asks for none, in seconds.
+pub const MIN_DEFAULT_LEASE_SECONDS: i32 = 30;
+/// A lease may outlive its job's `timeout_seconds` by so many seconds, for the last ack.
+pub const TIMEOUT_GRACE_SECONDS: i32 = 10;
+/// The longest pause between two heartbeats is a third of the timeout, but at least this, in seconds.
+const MIN_TIMEOUT_THIRD_SECONDS: i32 = 10;
+
+/// How often a worker should send a heartbeat, in seconds.
+///
+/// A third of the lease, so that two may get lost; never more often than the job's timeout asks for.
+///
+/// ```
+/// # use fencepost::domain::lease::heartbeat_interval_seconds;
+/// assert_eq!(heartbeat_interval_seconds(30, 60), 10);
+/// assert_eq!(heartbeat_interval_seconds(900, 1800), 300);
+/// assert_eq!(heartbeat_interval_seconds(900, 15), 10);
+/// assert_eq!(heartbeat_interval_seconds(1, 1), 1);
+/// ```
+#[must_use]
+pub fn heartbeat_interval_seconds(lease_seconds: i32, timeout_seconds: i32) -> i32 {
+    (lease_seconds / 3).min(MIN_TIMEOUT_THIRD_SECONDS.max(timeout_seconds / 3)).max(1)
+}
+
+/// What a worker shows of its lease. `worker_id` is always shown; the rest when the worker has it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fence {
+    /// The worker that was given the job.
+    pub worker_id: String,
+    /// The attempt it was given.
+    pub attempt: Option<i32>,
+    /// The lease it was given.
+    pub lease_id: Option<LeaseId>,
+}
+
+/// One attempt as it is recorded somewhere: running, settled, or past.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Holder {
+    /// Who had it.
+    pub worker_id: String,
+    /// Its number.
+    pub attempt: i32,
+    /// Its lease.
+    pub lease_id: LeaseId,
+}
+
+impl Fence {
+    fn names_an_attempt(&self) -> bool {
+        self.attempt.is_some() || self.lease_id.is_some()
+    }
+
+    fn attempt_agrees(&self, holder: &Holder) -> bool {
+        self.attempt.is_none_or(|it| it == holder.attempt)
+            && self.lease_id.is_none_or(|it| it == holder.lease_id)
+    }
+
+    fn agrees(&self, holder: &Holder) -> bool {
+        self.worker_id == holder.worker_id && self.attempt_agrees(holder)
+    }
+}
+
+/// What a second look at a job found after its fence did not match.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Standing {
+    /// The job's state now.
+    pub state: JobState,
+    /// The job's latest attempt.
+    pub attempt: i32,
+    /// The lease that runs now, and whether it has expired; none unless `processing`.
+    pub running: Option<(Holder, bool)>,
+    /// What is recorded of the attempt that the fence names, if it has ended.
+    pub recorded: Option<(Holder, Outcome)>,
+}
+
+/// Why a worker may not speak for a job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Refusal {
+    /// Nobody is working on it.
+    InvalidState,
+    /// Another worker is.
+    WorkerMismatch,
+    /// This worker's lease is over, or was another one.
+    StaleLease,
+    /// Nothing was wrong when looked at: the lease changed hands in between. Worth one more try.
+    Moved,
+}
+
+/// Whether an ack with this outcome, which its statement did not accept, was recorded before, so
+/// that a lost answer can be given again; and if not, why it is refused.
+///
+/// # Errors
+/// The [`Refusal`], in the order of `docs/guarantees.md`, "The fence".
+pub fn explain_ack(fence: &Fence, outcome: Outcome, seen: &Standing) -> Result<(), Refusal> {
+    match &seen.recorded {
+        Some((holder, recorded))
+            if fence.names_an_attempt() && fence.agrees(holder) && *recorded == outcome =>
+        {
+            Ok(())
+        }
+        _ => Err(refusal(fence, seen, false)),
+    }
+}
+
+/// Why a heartbeat was refused that its statement did not accept. Unlike an ack, a heartbeat
+/// cannot bring an expired lease back.
+#[must_use]
+pub fn explain_heartbeat(fence: &Fence, seen: &Standing) -> Refusal {
+    refusal(fence, seen, true)
+}
+
+fn refusal(fence: &Fence, seen: &Standing, expiry_counts: bool) -> Refusal {
+    let Some((holder, expired)) = &seen.running else { return Refusal::InvalidState };
+    if fence.worker_id != holder.worker_id {
+        return Refusal::WorkerMismatch;
+    }
+    if !fence.attempt_agrees(holder) || (expiry_counts && *expired) {
+        return Refusal::StaleLease;
+    }
+    Refusal::Moved
+}
+
+#[cfg(test)]
+mod tests {
+    use uuid::Uuid;
+
+    use super::*;
+
+    const LEASE: LeaseId = LeaseId(Uuid::from_u128(7));
+    const OTHER_LEASE: LeaseId = LeaseId(Uuid::from_u128(8));
+
+    fn fence(worker: &str, attempt: Option<i32>, lease_id: Option<LeaseId>) -> Fence {
+        Fence { worker_id: worker.into(), attempt, lease_id }
+    }
+
+    fn holder(worker: &str, attempt: i32) -> Holder {
+        Holder { worker_id: worker.into(), attempt, lease_id: LEASE }
+    }
+
+    fn running(expired: bool) -> Standing {
+        Standing {
+            state: JobState::Processing,
+            attempt: 2,
+            running: Some((holder("ann", 2), expired)),
+            recorded: None,
+        }
+    }
+
+    fn settled(outcome: Outcome) -> Standing {
+        Standing {
+            state: JobState::Succeeded,
+            attempt: 2,
+            running: None,
+            recorded: Some((holder("ann", 2), outcome)),
+        }
+    }
+
+    #[test]
+    fn another_worker_is_told_before_another_attempt() {
+        let refused = |it: Fence| explain_ack(&it, Outcome::Succeeded, &running(false));
+        assert_eq!(refused(fence("bob", Some(1), None)), Err(Refusal::WorkerMismatch));
+        assert_eq!(refused(fence("ann", Some(1), None)), Err(Refusal::StaleLease));
+        assert_eq!(refused(fence("ann", None, Some(OTHER_LEASE))), Err(Refusal::StaleLease));
+        assert_eq!(refused(fence("ann", Some(2), Some(LEASE))), Err(Refusal::Moved));
+    }
+
+    #[test]
+    fn a_repeated_ack_is_answered_again_only_with_its_attempt_and_its_outcome() {
+        let again = |it: Fence, outcome| explain_ack(&it, outcome, &settled(Outcome::Succeeded));
+        assert_eq!(again(fence("ann", Some(2), None), Outcome::Succeeded), Ok(()));
+        assert_eq!(again(fence("ann", None, Some(LEASE)), Outcome::Succeeded), Ok(()));
+        let refused = Err(Refusal::InvalidState);
+        assert_eq!(again(fence("ann", None, None), Outcome::Succeeded), refused);
+        assert_eq!(again(fence("ann", Some(2), None), Outcome::Failed), refused);
+        assert_eq!(again(fence("bob", Some(2), None), Outcome::Succeeded), refused);
+        assert_eq!(again(fence("ann", Some(1), None), Outcome::Succeeded), refused);
+        assert_eq!(again(fence("ann", Some(2), Some(OTHER_LEASE)), Outcome::Succeeded), refused);
+    }
+
+    #[test]
+    fn an_earlier_failure_can_be_repeated_while_the_next_attempt_runs() {
+        let mut seen = running(false);
+        seen.recorded = Some((
+            Holder { worker_id: "ann".into(), attempt: 1, lease_id: OTHER_LEASE },
+            Outcome::Failed,
+        ));
+        assert_eq!(explain_ack(&fence("ann", Some(1), None), Outcome::Failed, &seen), Ok(()));
+        let other = explain_ack(&fence("ann", Some(1), None), Outcome::Succeeded, &seen);
+        assert_eq!(other, Err(Refusal::StaleLease));
+    }
+
+    #[test]
+    fn an_expired_lease_cannot_be_renewed() {
+        let mine = fence("ann", Some(2), Some(LEASE));
+        assert_eq!(explain_heartbeat(&mine, &running(true)), Refusal::StaleLease);
+        assert_eq!(explain_heartbeat(&mine, &settled(Outcome::Succeeded)), Refusal::InvalidState);
+        let foreign = fence("bob", Some(2), Some(LEASE));
+        assert_eq!(explain_heartbeat(&foreign, &running(true)), Refusal::WorkerMismatch);
+    }
+}

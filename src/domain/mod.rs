@@ -1,0 +1,8 @@
+//! The rules: pure functions of plain data. Nothing here asks a clock, a dice or a database;
+//! the callers pass in what was read and write down what was decided.
+
+pub mod backoff;
+pub mod job;
+pub mod lease;
+pub mod limits;
+pub mod text;

@@ -1,0 +1,188 @@
+//! What a text must be like before it is kept: no NUL, no control characters, a bounded length;
+//! and how a too long one is cut. Payloads are opaque and never pass through here, except
+//! that their depth is counted.
+
+use super::limits;
+
+/// Why a name cannot be accepted. The message is fit for the caller's eyes.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum InvalidText {
+    /// Nothing but an empty string where a name is needed.
+    #[error("must not be empty")]
+    Empty,
+    /// More characters than the bound.
+    #[error("must be at most {max} characters, has {actual}")]
+    TooLong {
+        /// The bound, in characters.
+        max: usize,
+        /// What came, in characters.
+        actual: usize,
+    },
+    /// U+0000 or another control character.
+    #[error("must not contain control characters")]
+    ControlCharacter,
+}
+
+/// Checks a name: 1 to `max_chars` characters, none of them a control character.
+///
+/// # Errors
+/// [`InvalidText`] says which rule was broken.
+pub fn check_name(text: &str, max_chars: usize) -> Result<(), InvalidText> {
+    if text.is_empty() {
+        return Err(InvalidText::Empty);
+    }
+    check_text(text, max_chars)
+}
+
+/// Like [`check_name`], but the text may be empty.
+///
+/// # Errors
+/// [`InvalidText`] says which rule was broken.
+pub fn check_text(text: &str, max_chars: usize) -> Result<(), InvalidText> {
+    let actual = text.chars().count();
+    if actual > max_chars {
+        return Err(InvalidText::TooLong { max: max_chars, actual });
+    }
+    if text.chars().any(char::is_control) {
+        return Err(InvalidText::ControlCharacter);
+    }
+    Ok(())
+}
+
+/// The longest prefix of `text` that fits in `max_bytes` and ends between two characters.
+///
+/// ```
+/// # use fencepost::domain::text::cut;
+/// assert_eq!(cut("añb", 2), "a");
+/// assert_eq!(cut("añb", 3), "añ");
+/// assert_eq!(cut("añb", 4), "añb");
+/// ```
+#[must_use]
+pub fn cut(text: &str, max_bytes: usize) -> &str {
+    &text[..text.floor_char_boundary(max_bytes)]
+}
+
+/// A report from a failed job, made storable: control characters other than tab and line breaks
+/// become U+FFFD, because a failure must never be refused for the way its stack trace looks.
+#[must_use]
+pub fn printable(text: &str) -> String {
+    text.chars()
+        .map(|it| if it.is_control() && !matches!(it, '\t' | '\n' | '\r') { '\u{FFFD}' } else { it })
+        .collect()
+}
+
+/// An error as a worker reported it, cut to what is kept.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct ErrorReport {
+    /// The kind of error, such as an exception's type name.
+    pub kind: Option<String>,
+    /// What went wrong, for people.
+    pub message: Option<String>,
+    /// Where it went wrong.
+    pub stack_trace: Option<String>,
+    /// Whether something was cut away to keep within the bound.
+    pub truncated: bool,
+}
+
+impl ErrorReport {
+    /// Keeps at most [`limits::MAX_ERROR_BYTES`] of the three texts together: first the type, then
+    /// the message, then as much of the stack trace as still fits.
+    #[must_use]
+    pub fn bounded(kind: Option<&str>, message: Option<&str>, stack_trace: Option<&str>) -> Self {
+        let mut left = limits::MAX_ERROR_BYTES;
+        let mut truncated = false;
+        let mut keep = |text: Option<&str>, max_bytes: usize| {
+            text.map(|text| {
+                let clean = printable(text);
+                let kept = cut(&clean, left.min(max_bytes)).to_owned();
+                left -= kept.len();
+                truncated |= kept.len() < clean.len();
+                kept
+            })
+        };
+        let kind = keep(kind, limits::MAX_ERROR_TYPE_CHARS);
+        let message = keep(message, limits::MAX_ERROR_BYTES);
+        let stack_trace = keep(stack_trace, limits::MAX_ERROR_BYTES);
+        Self { kind, message, stack_trace, truncated }
+    }
+}
+
+/// How deep arrays and objects are nested in a JSON text that is known to be well-formed.
+///
+/// ```
+/// # use fencepost::domain::text::json_depth;
+/// assert_eq!(json_depth("1"), 0);
+/// assert_eq!(json_depth(r#"{"a":["[[["]}"#), 2);
+/// ```
+#[must_use]
+pub fn json_depth(json: &str) -> usize {
+    let (mut depth, mut deepest, mut in_string, mut escaped) = (0_usize, 0, false, false);
+    for byte in json.bytes() {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' if in_string => escaped = true,
+            b'"' => in_string = !in_string,
+            b'[' | b'{' if !in_string => {
+                depth += 1;
+                deepest = deepest.max(depth);
+            }
+            b']' | b'}' if !in_string => depth = depth.saturating_sub(1),
+            _ => (),
+        }
+    }
+    deepest
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn names_are_counted_in_characters_and_have_no_control_characters() {
+        assert_eq!(check_name("ä".repeat(10).as_str(), 10), Ok(()));
+        assert_eq!(check_name("ab", 1), Err(InvalidText::TooLong { max: 1, actual: 2 }));
+        assert_eq!(check_name("", 1), Err(InvalidText::Empty));
+        assert_eq!(check_name("a\0b", 9), Err(InvalidText::ControlCharacter));
+        assert_eq!(check_name("a\nb", 9), Err(InvalidText::ControlCharacter));
+        assert_eq!(check_text("", 1), Ok(()));
+    }
+
+    #[test]
+    fn a_report_keeps_its_message_before_its_stack_trace() {
+        let long = "é".repeat(limits::MAX_ERROR_BYTES);
+        let report = ErrorReport::bounded(Some("Timeout"), Some("slow"), Some(&long));
+        assert_eq!(report.message.as_deref(), Some("slow"));
+        assert!(report.truncated);
+        let kept = report.stack_trace.expect("a part of the trace is kept").len();
+        assert!(kept <= limits::MAX_ERROR_BYTES - 11 && kept >= limits::MAX_ERROR_BYTES - 12);
+    }
+
+    #[test]
+    fn a_report_that_fits_is_kept_whole_but_for_characters_that_cannot_be_stored() {
+        let report = ErrorReport::bounded(None, Some("a\0b\u{1b}[31m\tc\r\n"), None);
+        assert_eq!(report.message.as_deref(), Some("a\u{FFFD}b\u{FFFD}[31m\tc\r\n"));
+        assert!(!report.truncated);
+        assert_eq!(report.kind, None);
+    }
+
+    proptest! {
+        #[test]
+        fn a_bounded_report_never_exceeds_the_bound(
+            kind in ".{0,600}", message in ".{0,9000}", trace in ".{0,9000}",
+        ) {
+            let report = ErrorReport::bounded(Some(&kind), Some(&message), Some(&trace));
+            let kept = [&report.kind, &report.message, &report.stack_trace]
+                .iter().map(|it| it.as_ref().map_or(0, String::len)).sum::<usize>();
+            prop_assert!(kept <= limits::MAX_ERROR_BYTES);
+        }
+
+        #[test]
+        fn the_depth_of_real_json_is_its_nesting(depth in 0_usize..200, text in ".{0,20}") {
+            let text = serde_json::to_string(&text).expect("a string is JSON");
+            let json = format!("{}{text}{}", "[".repeat(depth), "]".repeat(depth));
+            prop_assert_eq!(json_depth(&json), depth);
+        }
+    }
+}

@@ -1,0 +1,347 @@
+//! Many concurrent calls, one statement: what arrives while a batch is being written becomes the
+//! next batch.
+//!
+//! There is no timer: an idle server adds no delay, a busy one batches by itself. Callers are
+//! answered after the commit. No statement runs in a caller's future, so a caller that vanishes
+//! cannot leave a connection in the middle of something.
+
+use std::{
+    collections::{HashSet, VecDeque},
+    future::Future,
+    hash::Hash,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use metrics::{counter, histogram};
+use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+
+use crate::{
+    error::{Error, is_faulty_statement},
+    telemetry,
+};
+
+/// Batches of one kind in flight. The second is cut while the first waits for its commit.
+const FLUSHERS: usize = 2;
+/// Bytes of one batch; a single larger item makes a batch of its own.
+const MAX_BATCH_BYTES: usize = 4 * 1024 * 1024;
+/// Room for items that wait, in KiB; an item takes one and its bytes.
+const MAX_WAITING_KIB: usize = 64 * 1024;
+/// How often a batch is tried that lost a deadlock or its connection.
+const MAX_TRIES: u32 = 3;
+/// The pause before such a batch is tried again, at the most, in milliseconds.
+const MAX_RETRY_PAUSE_MS: u64 = 50;
+
+/// A kind of write that can be done for many callers at once.
+pub trait Batch: Send + Sync + 'static {
+    /// What one caller wants written.
+    type Item: Send + Sync + 'static;
+    /// What that caller is told.
+    type Answer: Send + 'static;
+    /// Items that must not share a batch have the same key.
+    type Key: Eq + Hash;
+
+    /// The word for this kind in metrics.
+    const KIND: &'static str;
+    /// Rows of one batch; a single larger item makes a batch of its own.
+    const MAX_ROWS: usize;
+
+    /// Rows that the item becomes.
+    fn rows(_item: &Self::Item) -> usize {
+        1
+    }
+
+    /// Bytes that the item carries.
+    fn bytes(item: &Self::Item) -> usize;
+
+    /// See [`Self::Key`].
+    fn key(item: &Self::Item) -> Self::Key;
+
+    /// Writes the items in one commit and answers in their order. All or nothing: an `Err` means
+    /// that nothing was written, or that nobody knows; in the second case it is called again with
+    /// `is_in_doubt`, and must find out.
+    fn flush(
+        &self,
+        items: &[Self::Item],
+        is_in_doubt: bool,
+    ) -> impl Future<Output = sqlx::Result<Vec<Result<Self::Answer, Error>>>> + Send;
+}
+
+struct Entry<B: Batch> {
+    item: B::Item,
+    answer: oneshot::Sender<Result<B::Answer, Error>>,
+    _room: OwnedSemaphorePermit,
+}
+
+/// The callers' side of one kind of batch.
+pub struct Coalescer<B: Batch> {
+    entries: mpsc::UnboundedSender<Entry<B>>,
+    room: Arc<Semaphore>,
+}
+
+impl<B: Batch> Clone for Coalescer<B> {
+    fn clone(&self) -> Self {
+        Self { entries: self.entries.clone(), room: Arc::clone(&self.room) }
+    }
+}
+
+impl<B: Batch> Coalescer<B> {
+    /// Starts the flushers. They end when the last caller's side is dropped and all is written.
+    pub fn start(batch: B) -> Self {
+        // Bounded by `room`: every entry holds a permit until it is answered.
+        let (entries, receiver) = mpsc::unbounded_channel();
+        let intake = Arc::new(Mutex::new(Intake { receiver, held_over: VecDeque::new() }));
+        let batch = Arc::new(batch);
+        for _ in 0..FLUSHERS {
+            tokio::spawn(run(Arc::clone(&batch), Arc::clone(&intake)));
+        }
+        Self { entries, room: Arc::new(Semaphore::new(MAX_WAITING_KIB)) }
+    }
+
+    /// Writes one item with whatever else is waiting.
+    ///
+    /// # Errors
+    /// [`Error::Overloaded`] when too much waits already: nothing was written.
+    /// [`Error::Unavailable`] when the store did not answer, after retries. Otherwise what the
+    /// batch has to say about this item.
+    pub async fn submit(&self, item: B::Item) -> Result<B::Answer, Error> {
+        let weight_kib = u32::try_from(1 + B::bytes(&item) / 1024).unwrap_or(u32::MAX);
+        let Ok(room) = Arc::clone(&self.room).try_acquire_many_owned(weight_kib) else {
+            counter!(telemetry::SHED, "kind" => B::KIND).increment(1);
+            return Err(Error::Overloaded);
+        };
+        let (answer, answered) = oneshot::channel();
+        let entry = Entry { item, answer, _room: room };
+        self.entries.send(entry).map_err(|_| Error::NotReady("the node is stopping"))?;
+        answered.await.map_err(|_| Error::NotReady("the node is stopping"))?
+    }
+}
+
+struct Intake<B: Batch> {
+    receiver: mpsc::UnboundedReceiver<Entry<B>>,
+    /// Entries whose key was in the last batch already.
+    held_over: VecDeque<Entry<B>>,
+}
+
+impl<B: Batch> Intake<B> {
+    /// Everything that waits, up to the bounds of one batch; waits for the first. Empty: the end.
+    async fn next_batch(&mut self) -> Vec<Entry<B>> {
+        let first = match self.held_over.pop_front() {
+            Some(entry) => entry,
+            None => match self.receiver.recv().await {
+                Some(entry) => entry,
+                None => return Vec::new(),
+            },
+        };
+        let mut keys = HashSet::from([B::key(&first.item)]);
+        let (mut rows, mut bytes) = (B::rows(&first.item), B::bytes(&first.item));
+        let mut batch = vec![first];
+        let mut held_over = VecDeque::new();
+        while rows < B::MAX_ROWS && bytes < MAX_BATCH_BYTES {
+            let Some(entry) = self.held_over.pop_front().or_else(|| self.receiver.try_recv().ok())
+            else {
+                break;
+            };
+            let fits = rows + B::rows(&entry.item) <= B::MAX_ROWS
+                && bytes + B::bytes(&entry.item) <= MAX_BATCH_BYTES;
+            if !fits {
+                held_over.push_back(entry);
+                break;
+            }
+            if !keys.insert(B::key(&entry.item)) {
+                held_over.push_back(entry);
+                continue;
+            }
+            rows += B::rows(&entry.item);
+            bytes += B::bytes(&entry.item);
+            batch.push(entry);
+        }
+        held_over.append(&mut self.held_over);
+        self.held_over = held_over;
+        batch
+    }
+}
+
+async fn run<B: Batch>(batch: Arc<B>, intake: Arc<Mutex<Intake<B>>>) {
+    loop {
+        let entries = intake.lock().await.next_batch().await;
+        if entries.is_empty() {
+            return;
+        }
+        // In a task of its own: a panic costs this batch its answers, not the flusher its life.
+        let batch = Arc::clone(&batch);
+        if tokio::spawn(async move { write(&*batch, entries).await }).await.is_err() {
+            counter!(telemetry::PANICS).increment(1);
+        }
+    }
+}
+
+async fn write<B: Batch>(batch: &B, entries: Vec<Entry<B>>) {
+    let (mut items, mut callers) = (Vec::new(), Vec::new());
+    for Entry { item, answer, _room } in entries {
+        items.push(item);
+        callers.push((answer, _room));
+    }
+    let answers = match flush(batch, &items).await {
+        Ok(answers) => answers,
+        Err(error) if items.len() > 1 && is_faulty_statement(&error) => {
+            flush_one_by_one(batch, &items).await
+        }
+        Err(error) => {
+            let error = Error::from(error);
+            items.iter().map(|_| Err(error.clone())).collect()
+        }
+    };
+    debug_assert_eq!(answers.len(), callers.len(), "each caller is answered");
+    for ((caller, _room), answer) in callers.into_iter().zip(answers) {
+        // A caller that is gone wants no answer; what it asked for is written.
+        let _ = caller.send(answer);
+    }
+}
+
+/// One bad item must not harm the others.
+async fn flush_one_by_one<B: Batch>(
+    batch: &B,
+    items: &[B::Item],
+) -> Vec<Result<B::Answer, Error>> {
+    let mut answers = Vec::with_capacity(items.len());
+    for item in items {
+        let answer = match flush(batch, std::slice::from_ref(item)).await {
+            Ok(mut alone) => alone.pop().unwrap_or(Err(Error::NotReady("the node is stopping"))),
+            Err(error) => Err(error.into()),
+        };
+        answers.push(answer);
+    }
+    answers
+}
+
+async fn flush<B: Batch>(
+    batch: &B,
+    items: &[B::Item],
+) -> sqlx::Result<Vec<Result<B::Answer, Error>>> {
+    let started = Instant::now();
+    let mut tries = 1;
+    let flushed = loop {
+        match batch.flush(items, tries > 1).await {
+            Err(error) if tries < MAX_TRIES && is_worth_another_try(&error) => {
+                counter!(telemetry::STORE_ERRORS, "kind" => B::KIND).increment(1);
+                let pause_ms = rand::random_range(0..=MAX_RETRY_PAUSE_MS);
+                tokio::time::sleep(Duration::from_millis(pause_ms)).await;
+                tries += 1;
+            }
+            Err(error) => {
+                counter!(telemetry::STORE_ERRORS, "kind" => B::KIND).increment(1);
+                break Err(error);
+            }
+            Ok(answers) => break Ok(answers),
+        }
+    };
+    let rows = items.iter().map(B::rows).sum::<usize>();
+    histogram!(telemetry::BATCH_ITEMS, "kind" => B::KIND).record(rows as f64);
+    histogram!(telemetry::BATCH_SECONDS, "kind" => B::KIND).record(started.elapsed().as_secs_f64());
+    flushed
+}
+
+/// A lost connection leaves it open whether the commit was done; a deadlock or a lock that was not
+/// had in time does not. An empty pool has waited long enough.
+fn is_worth_another_try(error: &sqlx::Error) -> bool {
+    const UNIQUE_VIOLATION: &str = "23505";
+    match error {
+        sqlx::Error::PoolTimedOut | sqlx::Error::PoolClosed => false,
+        // The commit in doubt may end while it is being looked up: then its rows are there now.
+        sqlx::Error::Database(it) if it.code().as_deref() == Some(UNIQUE_VIOLATION) => true,
+        other => !is_faulty_statement(other),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex as StdMutex;
+
+    use super::*;
+
+    /// Remembers its batches; fails as a bad statement does when a batch holds a 13.
+    #[derive(Clone, Default)]
+    struct Recorder {
+        batches: Arc<StdMutex<Vec<Vec<u32>>>>,
+        gate: Arc<Mutex<()>>,
+    }
+
+    impl Batch for Recorder {
+        type Item = u32;
+        type Answer = u32;
+        type Key = u32;
+        const KIND: &'static str = "test";
+        const MAX_ROWS: usize = 4;
+
+        fn bytes(_: &u32) -> usize {
+            1
+        }
+        fn key(item: &u32) -> u32 {
+            item % 100
+        }
+        async fn flush(&self, items: &[u32], _: bool) -> sqlx::Result<Vec<Result<u32, Error>>> {
+            let _open = self.gate.lock().await;
+            if items.contains(&13) {
+                return Err(sqlx::Error::Decode("thirteen".into()));
+            }
+            self.batches.lock().expect("no panic").push(items.to_vec());
+            Ok(items.iter().map(|it| Ok(it * 2)).collect())
+        }
+    }
+
+    /// Submits all items while the flushers are held up by two sacrificial ones.
+    async fn submit_together(recorder: &Recorder, items: &[u32]) -> Vec<Result<u32, Error>> {
+        let coalescer = Coalescer::start(recorder.clone());
+        let closed = Arc::clone(&recorder.gate).lock_owned().await;
+        let mut calls = futures_util::future::join_all(
+            [1001, 1002].iter().chain(items).map(|it| coalescer.submit(*it)),
+        );
+        // All are submitted before the gate opens; the first two end up in flight.
+        futures_util::future::poll_fn(|ctx| {
+            let _ = std::pin::Pin::new(&mut calls).poll(ctx);
+            std::task::Poll::Ready(())
+        })
+        .await;
+        drop(closed);
+        calls.await.split_off(2)
+    }
+
+    #[tokio::test]
+    async fn every_caller_gets_its_own_answer_and_batches_stay_within_their_bound() {
+        let recorder = Recorder::default();
+        let answers = submit_together(&recorder, &[3, 4, 5, 6, 7, 8, 9]).await;
+        let answers: Vec<_> = answers.into_iter().map(|it| it.expect("answered")).collect();
+        assert_eq!(answers, [6, 8, 10, 12, 14, 16, 18]);
+        let batches = recorder.batches.lock().expect("no panic").clone();
+        assert!(batches.iter().all(|it| it.len() <= Recorder::MAX_ROWS));
+        assert!(batches.len() < 9, "nine items shared batches: {batches:?}");
+    }
+
+    #[tokio::test]
+    async fn two_items_of_one_key_never_share_a_batch() {
+        let recorder = Recorder::default();
+        submit_together(&recorder, &[5, 105, 205, 6]).await;
+        let batches = recorder.batches.lock().expect("no panic").clone();
+        for batch in &batches {
+            let keys: HashSet<_> = batch.iter().map(Recorder::key).collect();
+            assert_eq!(keys.len(), batch.len(), "{batches:?}");
+        }
+        assert_eq!(batches.iter().map(Vec::len).sum::<usize>(), 6);
+    }
+
+    #[tokio::test]
+    async fn a_bad_item_harms_nobody_else() {
+        let recorder = Recorder::default();
+        let answers = submit_together(&recorder, &[3, 13, 4]).await;
+        assert_eq!(answers.iter().filter(|it| it.is_ok()).count(), 2);
+        assert!(matches!(answers[1], Err(Error::Internal(_))));
+    }
+
+    #[tokio::test]
+    async fn what_does_not_fit_is_shed_and_nothing_of_it_is_written() {
+        let coalescer = Coalescer::start(Recorder::default());
+        coalescer.room.forget_permits(MAX_WAITING_KIB);
+        assert!(matches!(coalescer.submit(1).await, Err(Error::Overloaded)));
+    }
+}

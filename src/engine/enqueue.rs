@@ -1,0 +1,129 @@
+//! Storing new jobs: one statement for all requests that wait.
+
+use std::{collections::HashMap, sync::Arc};
+
+use chrono::{DateTime, Utc};
+use metrics::counter;
+use sqlx::PgPool;
+
+use super::{Engine, coalesce::Batch};
+use crate::{
+    domain::job::StoredState,
+    error::Error,
+    ids::JobId,
+    store,
+    telemetry,
+    wake::{Arrival, Wake},
+};
+
+pub use crate::store::enqueue::{NewJob, Start, StoredJob};
+
+/// Stores the jobs of one request, all or none, and answers in their order.
+///
+/// # Errors
+/// [`Error::Invalid`] when a `run_at` lies too far ahead. Nothing is stored then. See
+/// [`super::coalesce::Coalescer::submit`] for the rest.
+pub async fn enqueue(engine: &Engine, jobs: Arc<[NewJob]>) -> Result<Vec<StoredJob>, Error> {
+    engine.enqueues.submit(jobs).await
+}
+
+/// The batch of new jobs.
+pub struct Enqueues {
+    pub(super) pool: PgPool,
+    pub(super) wake: Wake,
+}
+
+impl Batch for Enqueues {
+    type Item = Arc<[NewJob]>;
+    type Answer = Vec<StoredJob>;
+    type Key = Option<JobId>;
+
+    const KIND: &'static str = "enqueue";
+    const MAX_ROWS: usize = 500;
+
+    fn rows(item: &Self::Item) -> usize {
+        item.len()
+    }
+
+    fn bytes(item: &Self::Item) -> usize {
+        item.iter().map(|it| it.payload.len() + it.job_type.len() + it.queue.len()).sum()
+    }
+
+    /// Ids are new, so no two requests collide.
+    fn key(item: &Self::Item) -> Self::Key {
+        item.first().map(|it| it.id)
+    }
+
+    async fn flush(
+        &self,
+        items: &[Self::Item],
+        is_in_doubt: bool,
+    ) -> sqlx::Result<Vec<Result<Vec<StoredJob>, Error>>> {
+        let mut conn = self.pool.acquire().await?;
+        let mut stored = HashMap::new();
+        if is_in_doubt {
+            let all: Vec<_> = items.iter().flat_map(|it| it.iter()).collect();
+            let found = store::enqueue::find_stored(&mut conn, &all).await?;
+            stored.extend(found.into_iter().map(|it| (it.id, it)));
+        }
+        let (mut jobs, mut latest) = (Vec::new(), Vec::new());
+        for item in items {
+            let latest_run_at = latest_run_at(item);
+            for job in item.iter().filter(|it| !stored.contains_key(&it.id)) {
+                jobs.push(job);
+                latest.push(latest_run_at);
+            }
+        }
+        if !jobs.is_empty() {
+            let inserted = store::enqueue::insert_jobs(&mut conn, &jobs, &latest).await?;
+            stored.extend(inserted.into_iter().map(|it| (it.id, it)));
+        }
+        drop(conn);
+        self.tell(items, &stored);
+        Ok(items.iter().map(|it| answer(it, &stored)).collect())
+    }
+}
+
+impl Enqueues {
+    fn tell(&self, items: &[Arc<[NewJob]>], stored: &HashMap<JobId, StoredJob>) {
+        let mut arrivals = Vec::new();
+        let mut is_due_later = false;
+        for job in items.iter().flat_map(|it| it.iter()) {
+            match stored.get(&job.id).map(|it| (it.state, it.run_at)) {
+                Some((StoredState::Pending, run_at)) => arrivals.push(Arrival {
+                    project_id: job.project_id,
+                    queue: job.queue.as_str().into(),
+                    job_type: job.job_type.as_str().into(),
+                    rank: job.rank,
+                    run_at,
+                }),
+                Some((StoredState::Scheduled, _)) => is_due_later = true,
+                _ => (),
+            }
+        }
+        counter!(telemetry::JOBS_ENQUEUED).increment(stored.len() as u64);
+        self.wake.arrived(arrivals);
+        if is_due_later {
+            self.wake.due_time_changed();
+        }
+    }
+}
+
+fn latest_run_at(jobs: &[NewJob]) -> Option<DateTime<Utc>> {
+    jobs.iter()
+        .filter_map(|it| match it.start {
+            Start::At(run_at) => Some(run_at),
+            Start::After(_) => None,
+        })
+        .max()
+}
+
+fn answer(
+    jobs: &[NewJob],
+    stored: &HashMap<JobId, StoredJob>,
+) -> Result<Vec<StoredJob>, Error> {
+    jobs.iter()
+        .map(|it| stored.get(&it.id).copied())
+        .collect::<Option<Vec<_>>>()
+        .ok_or_else(|| Error::invalid("run_at", "must be at most one year ahead"))
+}

@@ -1,0 +1,315 @@
+//! What is looked at, for whom, and in which order.
+
+use chrono::DateTime;
+
+use super::*;
+
+struct Board {
+    lanes: Lanes,
+    now: Instant,
+}
+
+fn queue(name: &str) -> Arc<str> {
+    name.into()
+}
+
+impl Board {
+    fn new() -> Self {
+        Self { lanes: Lanes::default(), now: Instant::now() }
+    }
+
+    fn park(&mut self, id: WaiterId, project: i32, queues: &[&str], capacity: u32) {
+        self.park_typed(id, project, queues, &[], capacity);
+    }
+
+    fn park_typed(&mut self, id: u64, project: i32, queues: &[&str], types: &[&str], capacity: u32) {
+        let wish = Wish {
+            project_id: ProjectId(project),
+            queues: queues.iter().map(|it| queue(it)).collect(),
+            job_types: types.iter().map(|it| (*it).to_owned()).collect(),
+            worker_id: format!("w{id}").into(),
+            capacity,
+            lease_seconds: None,
+            poll_id: None,
+        };
+        self.lanes.park(id, wish, false, self.now);
+    }
+
+    fn arrive(&mut self, project: i32, name: &str, job_type: &str, count: usize) {
+        self.arrive_at(project, name, job_type, count, 0, 1_000);
+    }
+
+    fn arrive_at(&mut self, project: i32, name: &str, job_type: &str, count: usize, rank: i16, s: i64) {
+        let arrival = Arrival {
+            project_id: ProjectId(project),
+            queue: queue(name),
+            job_type: job_type.into(),
+            rank,
+            run_at: DateTime::from_timestamp(s, 0).expect("a time"),
+        };
+        self.lanes.arrived(&vec![arrival; count]);
+    }
+
+    /// Deals, as (queue, waiters) pairs.
+    fn deal(&mut self) -> Vec<DealtLook> {
+        self.lanes.deal(false, self.now)
+    }
+
+    fn dealt(&mut self) -> Vec<(String, Vec<WaiterId>)> {
+        let looks = self.deal();
+        looks.iter().map(|it| (it.queue.to_string(), ids(it))).collect()
+    }
+
+    fn land(&mut self, look: &DealtLook, jobs: usize) {
+        let last = ClaimKey { rank: 0, run_at: DateTime::from_timestamp(2_000, 0).expect("a time") };
+        let last = (jobs > 0).then_some(last);
+        self.lanes.landed(look, Some((jobs, last)), self.now);
+    }
+
+    /// Looks until nothing is left to look at; every look finds nothing.
+    fn find_nothing(&mut self) {
+        loop {
+            let looks = self.deal();
+            if looks.is_empty() {
+                return;
+            }
+            for look in looks {
+                self.land(&look, 0);
+            }
+        }
+    }
+
+    fn pass(&mut self, time: Duration) {
+        self.now += time;
+    }
+}
+
+fn ids(look: &DealtLook) -> Vec<WaiterId> {
+    look.slots.iter().map(|(id, _)| *id).collect()
+}
+
+#[test]
+fn a_queue_that_was_found_empty_is_not_looked_at_until_something_arrives() {
+    let mut board = Board::new();
+    board.park(1, 1, &["q"], 1);
+    board.find_nothing();
+    board.park(2, 1, &["q"], 1);
+    assert!(board.deal().is_empty());
+    board.arrive(1, "q", "t", 1);
+    assert_eq!(board.dealt(), [("q".to_owned(), vec![1])]);
+}
+
+#[test]
+fn no_more_polls_are_woken_than_jobs_arrived() {
+    let mut board = Board::new();
+    for id in 0..1_000 {
+        board.park(id, 1, &["q"], 5);
+    }
+    board.find_nothing();
+    board.arrive(1, "q", "t", 3);
+    let looks = board.deal();
+    assert_eq!(ids(&looks[0]), [0, 1, 2]);
+    board.land(&looks[0], 3);
+    assert!(board.deal().is_empty());
+}
+
+#[test]
+fn idle_workers_get_one_job_each_before_one_gets_two() {
+    let mut board = Board::new();
+    board.park(1, 1, &["q"], 3);
+    board.park(2, 1, &["q"], 1);
+    board.park(3, 1, &["q"], 2);
+    let looks = board.deal();
+    assert_eq!(ids(&looks[0]), [1, 2, 3, 1, 3, 1]);
+}
+
+#[test]
+fn queues_are_tried_in_the_order_in_which_a_poll_names_them() {
+    let mut board = Board::new();
+    board.park(1, 1, &["high", "low"], 1);
+    let first = board.deal();
+    assert_eq!(&*first[0].queue, "high");
+    assert_eq!(first.len(), 1, "low is not looked at while high may have something");
+    board.land(&first[0], 0);
+    let second = board.deal();
+    assert_eq!(&*second[0].queue, "low");
+    board.land(&second[0], 0);
+    assert!(board.deal().is_empty());
+
+    board.arrive(1, "low", "t", 1);
+    board.arrive(1, "high", "t", 1);
+    assert_eq!(board.dealt(), [("high".to_owned(), vec![1])]);
+}
+
+#[test]
+fn when_the_first_queue_cannot_serve_everybody_the_next_queue_serves_the_rest() {
+    let mut board = Board::new();
+    board.park(1, 1, &["high", "low"], 1);
+    board.park(2, 1, &["high", "low"], 1);
+    board.find_nothing();
+    board.arrive(1, "high", "t", 1);
+    board.arrive(1, "low", "t", 1);
+    let first = board.deal();
+    let mut served: Vec<_> = first.iter().flat_map(ids).collect();
+    for look in &first {
+        board.land(look, 1);
+        for id in ids(look) {
+            board.lanes.leave(id);
+        }
+    }
+    served.extend(board.deal().iter().flat_map(ids));
+    assert_eq!(served, [1, 2]);
+}
+
+#[test]
+fn a_typed_poll_wakes_for_its_types_only() {
+    let mut board = Board::new();
+    board.park_typed(1, 1, &["q"], &["mail"], 1);
+    board.find_nothing();
+    board.arrive(1, "q", "report", 5);
+    assert!(board.deal().is_empty());
+    board.arrive(1, "q", "mail", 1);
+    assert_eq!(board.dealt(), [("q".to_owned(), vec![1])]);
+}
+
+#[test]
+fn another_projects_queue_of_the_same_name_is_another_queue() {
+    let mut board = Board::new();
+    board.park(1, 1, &["q"], 1);
+    board.park(2, 2, &["q"], 1);
+    board.find_nothing();
+    board.arrive(2, "q", "t", 1);
+    let looks = board.deal();
+    assert_eq!((looks.len(), ids(&looks[0])), (1, vec![2]));
+    assert_eq!(looks[0].project_id, ProjectId(2));
+}
+
+#[test]
+fn a_tenant_with_many_queues_does_not_push_another_out_of_a_claim() {
+    let mut board = Board::new();
+    for id in 0..200 {
+        board.park(id, 1, &[&format!("q{id}")], 50);
+    }
+    board.park(900, 2, &["q"], 1);
+    let looks = board.deal();
+    assert!(looks.iter().map(|it| it.slots.len()).sum::<usize>() <= MAX_CLAIM_SLOTS);
+    assert!(looks.iter().any(|it| it.project_id == ProjectId(2)), "its turn comes second");
+}
+
+#[test]
+fn a_second_claim_beside_one_under_way_needs_a_deep_backlog() {
+    let mut board = Board::new();
+    for id in 0..400 {
+        board.park(id, 1, &["q"], 1);
+    }
+    let first = board.deal();
+    assert_eq!(first[0].slots.len(), MAX_CLAIM_SLOTS);
+    assert!(board.lanes.deal(true, board.now).is_empty(), "nobody knows yet how deep it is");
+    board.land(&first[0], MAX_CLAIM_SLOTS);
+    assert_eq!(board.deal()[0].slots.len(), MAX_CLAIM_SLOTS);
+    assert_eq!(board.lanes.deal(true, board.now)[0].slots.len(), 150);
+}
+
+#[test]
+fn an_arrival_during_a_look_that_comes_back_short_is_looked_for_again() {
+    let mut board = Board::new();
+    board.park(1, 1, &["q"], 1);
+    let looks = board.deal();
+    board.arrive(1, "q", "t", 1);
+    board.land(&looks[0], 0);
+    assert_eq!(board.dealt(), [("q".to_owned(), vec![1])]);
+}
+
+#[test]
+fn a_failed_look_leaves_the_queue_to_be_looked_at_again() {
+    let mut board = Board::new();
+    board.park(1, 1, &["q"], 1);
+    let looks = board.deal();
+    board.lanes.landed(&looks[0], None, board.now);
+    assert_eq!(board.dealt(), [("q".to_owned(), vec![1])]);
+}
+
+#[test]
+fn the_mark_follows_what_was_claimed_and_returns_to_zero_every_second() {
+    let mut board = Board::new();
+    for id in 0..600 {
+        board.park(id, 1, &["q"], 1);
+    }
+    let looks = board.deal();
+    assert_eq!(looks[0].from, ClaimKey::ZERO);
+    board.land(&looks[0], MAX_CLAIM_SLOTS);
+    let marked = board.deal();
+    assert_eq!(marked[0].from.run_at.timestamp(), 1_999, "the margin is kept");
+    board.land(&marked[0], MAX_CLAIM_SLOTS);
+    board.pass(MARK_KEEP);
+    assert_eq!(board.deal()[0].from, ClaimKey::ZERO);
+}
+
+#[test]
+fn a_job_that_arrives_before_the_mark_brings_the_mark_back() {
+    let mut board = Board::new();
+    for id in 0..600 {
+        board.park(id, 1, &["q"], 1);
+    }
+    let looks = board.deal();
+    board.land(&looks[0], MAX_CLAIM_SLOTS);
+    board.arrive_at(1, "q", "t", 1, -5, 9_999);
+    assert_eq!(board.deal()[0].from.rank, -5);
+}
+
+#[test]
+fn a_short_look_from_the_mark_is_repeated_from_the_beginning_after_a_pause() {
+    let mut board = Board::new();
+    for id in 0..600 {
+        board.park(id, 1, &["q"], 1);
+    }
+    let looks = board.deal();
+    board.land(&looks[0], MAX_CLAIM_SLOTS);
+    board.pass(ZERO_LOOK_PAUSE);
+    let marked = board.deal();
+    assert_ne!(marked[0].from, ClaimKey::ZERO);
+    board.land(&marked[0], 0);
+    let again = board.deal();
+    assert_eq!(again[0].from, ClaimKey::ZERO);
+    board.land(&again[0], 0);
+    assert!(board.deal().is_empty());
+}
+
+#[test]
+fn a_poll_without_patience_is_hopeless_only_after_its_queues_were_looked_at() {
+    let mut board = Board::new();
+    board.park(1, 1, &["q"], 1);
+    assert!(!board.lanes.is_hopeless(1));
+    let looks = board.deal();
+    assert!(!board.lanes.is_hopeless(1), "a look is under way");
+    board.land(&looks[0], 0);
+    assert!(board.lanes.is_hopeless(1));
+}
+
+#[test]
+fn a_queue_is_forgotten_when_nobody_waits_there() {
+    let mut board = Board::new();
+    board.park(1, 1, &["q"], 1);
+    board.find_nothing();
+    assert_eq!(board.lanes.believed_empty(), [(ProjectId(1), queue("q"))]);
+    board.lanes.leave(1);
+    board.lanes.prune(board.now);
+    assert_eq!(board.lanes.lanes.len(), 1, "not at once");
+    board.pass(LANE_KEEP);
+    board.lanes.prune(board.now);
+    assert!(board.lanes.lanes.is_empty() && board.lanes.by_queue.is_empty());
+    assert!(board.lanes.lane_ids.is_empty() && board.lanes.believed_empty().is_empty());
+}
+
+#[test]
+fn a_poll_renamed_in_flight_keeps_its_place() {
+    let mut board = Board::new();
+    board.park(1, 1, &["q"], 1);
+    let looks = board.deal();
+    board.lanes.rename(1, 2);
+    assert!(board.lanes.is_in_flight(2) && !board.lanes.is_in_flight(1));
+    let mut followed = looks[0].clone();
+    followed.slots[0].0 = 2;
+    board.land(&followed, 0);
+    assert!(!board.lanes.is_in_flight(2));
+}

@@ -1,0 +1,51 @@
+//! Taking jobs back from workers that fell silent or ran too long.
+
+use metrics::counter;
+use sqlx::Acquire;
+
+use super::{Engine, settle};
+use crate::{
+    domain::{job::Ending, text::ErrorReport},
+    store::sweep,
+    telemetry,
+};
+
+/// One pass: ends the attempts whose leases have expired. Answers whether there may be more.
+///
+/// After a gap in which no node could reap, the leases that expired in it are given once more
+/// instead: their workers had nobody to send a heartbeat to.
+///
+/// # Errors
+/// Only those of the store; the pass can be repeated.
+pub async fn pass(engine: &Engine) -> sqlx::Result<bool> {
+    let mut conn = engine.pools.background.acquire().await?;
+    let mut tx = conn.begin().await?;
+    if !sweep::note_pass(&mut tx).await? {
+        tx.rollback().await?;
+        return rearm(&mut conn).await;
+    }
+    let held = sweep::lock_expired(&mut tx).await?;
+    let ends: Vec<_> = held
+        .iter()
+        .map(|it| {
+            let ending = if it.timed_out { Ending::TimedOut } else { Ending::LeaseExpired };
+            settle::decide(it, &ending, ErrorReport::default(), None)
+        })
+        .collect();
+    let rested = settle::write_down(&mut tx, &ends).await?;
+    tx.commit().await?;
+    drop(conn);
+    settle::tell(&engine.wake, &ends, &rested);
+    Ok(ends.len() == sweep::MAX_SWEEP_ROWS)
+}
+
+async fn rearm(conn: &mut sqlx::PgConnection) -> sqlx::Result<bool> {
+    let rearmed = sweep::rearm_expired(conn).await?;
+    counter!(telemetry::LEASES_REARMED).increment(rearmed);
+    let is_full = rearmed == sweep::MAX_SWEEP_ROWS as u64;
+    if !is_full {
+        sweep::note_end_of_gap(conn).await?;
+        tracing::warn!("no node had looked for expired leases for a while: they run once more");
+    }
+    Ok(is_full)
+}

@@ -1,0 +1,337 @@
+//! The end of an attempt: success moves the job out; failure, release, timeout and silence lead to
+//! a retry or to the dead letter.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use chrono::{DateTime, Utc};
+use metrics::counter;
+use sqlx::{Acquire, PgConnection, PgPool};
+
+use super::{Engine, coalesce::Batch};
+use crate::{
+    domain::{
+        backoff::{Jitter, RetryPolicy},
+        job::{self, AfterAttempt, Ending, Next, Outcome, Running, StoredState},
+        lease::{self, Fence, Refusal},
+        text::ErrorReport,
+    },
+    error::{Error, Whereabouts},
+    ids::{JobId, ProjectId},
+    store::{
+        self,
+        acks::Success,
+        endings::{Ended, Held, Rested},
+    },
+    telemetry,
+    wake::{Arrival, Wake},
+};
+
+pub use crate::store::acks::JobKey;
+
+/// What a worker says of the end of its attempt.
+#[derive(Debug, Clone)]
+pub struct Ack {
+    /// Which job.
+    pub job_id: JobId,
+    /// Who says so.
+    pub fence: Fence,
+    /// How it ended.
+    pub end: End,
+    /// As the worker measured it.
+    pub duration_ms: Option<i64>,
+}
+
+/// How an attempt ended, in the worker's words.
+#[derive(Debug, Clone)]
+pub enum End {
+    /// It is done.
+    Succeeded {
+        /// The bytes that were sent.
+        result: Option<String>,
+    },
+    /// It failed.
+    Failed(Failure),
+    /// The worker hands the job back. No failure is counted.
+    Released,
+}
+
+/// A failure, in the worker's words.
+#[derive(Debug, Clone, Default)]
+pub struct Failure {
+    /// Cut to what is kept.
+    pub error: ErrorReport,
+    /// Whether another attempt may help.
+    pub retryable: bool,
+    /// The wait the worker asks for, in seconds; replaces the backoff.
+    pub retry_after_seconds: Option<u32>,
+}
+
+/// What an ack led to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Acked {
+    /// The job has ended, well or in the dead letter.
+    Done {
+        /// Children that became runnable; none when the job has no children.
+        children_activated: Option<i32>,
+    },
+    /// The job runs again.
+    Retry {
+        /// When.
+        at: DateTime<Utc>,
+    },
+}
+
+/// How often an ack is tried whose lease changed hands between the statement and the second look.
+const MAX_LOOKS: u32 = 3;
+
+/// Records the end of an attempt, if its fence still holds.
+///
+/// Repeating an ack that shows its attempt or lease answers as the first time.
+///
+/// # Errors
+/// [`Error::JobNotFound`], [`Error::InvalidState`], [`Error::WorkerMismatch`] or
+/// [`Error::StaleLease`] when this worker may not speak for the job: nothing is written.
+pub async fn ack(engine: &Engine, project_id: ProjectId, ack: Ack) -> Result<Acked, Error> {
+    let key = JobKey { project_id, id: ack.job_id };
+    let outcome = match &ack.end {
+        End::Succeeded { .. } => Outcome::Succeeded,
+        End::Failed(_) => Outcome::Failed,
+        End::Released => Outcome::Released,
+    };
+    let fence = ack.fence.clone();
+    for _ in 0..MAX_LOOKS {
+        if let Some(acked) = submit(engine, key, ack.clone()).await? {
+            return Ok(acked);
+        }
+        let mut conn = engine.pools.settle.acquire().await?;
+        let found = store::acks::find_standing(&mut conn, key, &fence).await?;
+        drop(conn);
+        let found = found.ok_or(Error::JobNotFound)?;
+        match lease::explain_ack(&fence, outcome, &found.standing) {
+            Ok(()) => {
+                return Ok(match found.retry_at {
+                    Some(at) => Acked::Retry { at },
+                    None => Acked::Done { children_activated: found.children_activated },
+                });
+            }
+            Err(Refusal::Moved) => (),
+            Err(refusal) => return Err(refused(refusal, &found.standing)),
+        }
+    }
+    Err(Error::Overloaded)
+}
+
+/// The error for a refusal, with where the job stands.
+pub(super) fn refused(refusal: Refusal, standing: &lease::Standing) -> Error {
+    let whereabouts = Whereabouts { state: standing.state, attempt: standing.attempt };
+    let (reason, error) = match refusal {
+        Refusal::InvalidState => ("invalid_state", Error::InvalidState(whereabouts)),
+        Refusal::WorkerMismatch => ("worker_mismatch", Error::WorkerMismatch(whereabouts)),
+        Refusal::StaleLease | Refusal::Moved => ("stale_lease", Error::StaleLease(whereabouts)),
+    };
+    counter!(telemetry::ACKS_REFUSED, "reason" => reason).increment(1);
+    error
+}
+
+async fn submit(engine: &Engine, key: JobKey, ack: Ack) -> Result<Option<Acked>, Error> {
+    let Ack { fence, end, duration_ms, .. } = ack;
+    let end = match end {
+        End::Succeeded { result } => {
+            let JobKey { project_id, id: job_id } = key;
+            let success = Success { project_id, job_id, fence, result, duration_ms };
+            let is_done = engine.successes.submit(success).await?;
+            return Ok(is_done.then_some(Acked::Done { children_activated: None }));
+        }
+        End::Failed(failure) => EndRequest { key, fence, failure: Some(failure), duration_ms },
+        End::Released => EndRequest { key, fence, failure: None, duration_ms },
+    };
+    engine.endings.submit(end).await
+}
+
+/// The batch of successes.
+pub struct Successes {
+    pub(super) pool: PgPool,
+    pub(super) settled: Arc<AtomicU64>,
+}
+
+impl Batch for Successes {
+    type Item = Success;
+    /// Whether the fence held.
+    type Answer = bool;
+    type Key = JobKey;
+
+    const KIND: &'static str = "succeed";
+    const MAX_ROWS: usize = 500;
+
+    fn bytes(item: &Success) -> usize {
+        item.result.as_ref().map_or(0, String::len)
+    }
+
+    fn key(item: &Success) -> JobKey {
+        item.key()
+    }
+
+    async fn flush(&self, items: &[Success], _: bool) -> sqlx::Result<Vec<Result<bool, Error>>> {
+        let mut conn = self.pool.acquire().await?;
+        let moved: std::collections::HashSet<_> =
+            store::acks::succeed(&mut conn, items).await?.into_iter().collect();
+        drop(conn);
+        self.settled.fetch_add(moved.len() as u64, Ordering::Relaxed);
+        counter!(telemetry::JOBS_SETTLED, "outcome" => "succeeded").increment(moved.len() as u64);
+        Ok(items.iter().map(|it| Ok(moved.contains(&it.key()))).collect())
+    }
+}
+
+/// A failure or a release to record, if its fence still holds.
+#[derive(Debug, Clone)]
+pub struct EndRequest {
+    pub(super) key: JobKey,
+    pub(super) fence: Fence,
+    /// None: a release.
+    pub(super) failure: Option<Failure>,
+    pub(super) duration_ms: Option<i64>,
+}
+
+impl EndRequest {
+    fn ending(&self) -> Ending<'_> {
+        self.failure.as_ref().map_or(Ending::Released, |it| Ending::Failed {
+            retryable: it.retryable,
+            error_kind: it.error.kind.as_deref(),
+            retry_after_seconds: it.retry_after_seconds,
+        })
+    }
+}
+
+/// The batch of failures and releases.
+pub struct Endings {
+    pub(super) pool: PgPool,
+    pub(super) wake: Wake,
+}
+
+impl Batch for Endings {
+    type Item = EndRequest;
+    /// None: the fence did not hold.
+    type Answer = Option<Acked>;
+    type Key = JobKey;
+
+    const KIND: &'static str = "end";
+    const MAX_ROWS: usize = 500;
+
+    fn bytes(item: &EndRequest) -> usize {
+        let Some(failure) = &item.failure else { return 0 };
+        let texts = [&failure.error.kind, &failure.error.message, &failure.error.stack_trace];
+        texts.iter().map(|it| it.as_ref().map_or(0, String::len)).sum()
+    }
+
+    fn key(item: &EndRequest) -> JobKey {
+        item.key
+    }
+
+    async fn flush(
+        &self,
+        items: &[EndRequest],
+        _: bool,
+    ) -> sqlx::Result<Vec<Result<Option<Acked>, Error>>> {
+        let mut conn = self.pool.acquire().await?;
+        let mut tx = conn.begin().await?;
+        let fences = items.iter().map(|it| (it.key, &it.fence));
+        let held = store::endings::lock_held(&mut tx, fences).await?;
+        let requests: HashMap<_, _> = items.iter().map(|it| (it.key, it)).collect();
+        let ends: Vec<_> = held
+            .into_iter()
+            .filter_map(|held| requests.get(&held.key()).map(|it| (held, *it)))
+            .map(|(held, it)| {
+                let error = it.failure.as_ref().map(|it| it.error.clone()).unwrap_or_default();
+                decide(&held, &it.ending(), error, it.duration_ms)
+            })
+            .collect();
+        let rested = write_down(&mut tx, &ends).await?;
+        tx.commit().await?;
+        drop(conn);
+        tell(&self.wake, &ends, &rested);
+        let by_key: HashMap<_, _> = rested
+            .iter()
+            .map(|it| (JobKey { project_id: it.project_id, id: it.id }, acked(it)))
+            .collect();
+        Ok(items.iter().map(|it| Ok(by_key.get(&it.key).copied())).collect())
+    }
+}
+
+fn acked(rested: &Rested) -> Acked {
+    rested.retry_at.map_or(Acked::Done { children_activated: None }, |at| Acked::Retry { at })
+}
+
+/// Decides what the end of a locked job's attempt leads to. Throws the dice for the backoff.
+pub(super) fn decide(
+    held: &Held,
+    ending: &Ending<'_>,
+    error: ErrorReport,
+    duration_ms: Option<i64>,
+) -> Ended {
+    let default_policy = RetryPolicy::default();
+    let running = Running {
+        attempt: held.attempt,
+        failures: held.failures,
+        max_attempts: held.max_attempts,
+        policy: held.retry.as_ref().map_or(&default_policy, |it| &it.0),
+    };
+    let jitter = Jitter::new(rand::random());
+    let AfterAttempt { next, failures } = job::after_attempt(&running, ending, jitter);
+    let (state, wait) = match next {
+        Next::Pending => (StoredState::Pending, std::time::Duration::ZERO),
+        Next::RetryAfter(wait) => (StoredState::Backoff, wait),
+        Next::DeadLetter => (StoredState::DeadLetter, std::time::Duration::ZERO),
+    };
+    let outcome = ending.outcome();
+    Ended { key: held.key(), state, failures, wait, outcome, error, duration_ms }
+}
+
+/// Writes down what was decided, in the transaction that holds the locks.
+pub(super) async fn write_down(
+    tx: &mut PgConnection,
+    ends: &[Ended],
+) -> sqlx::Result<Vec<Rested>> {
+    if ends.is_empty() {
+        return Ok(Vec::new());
+    }
+    store::endings::end_attempts(tx, ends).await
+}
+
+/// Counts and wakes, after the commit.
+pub(super) fn tell(wake: &Wake, ends: &[Ended], rested: &[Rested]) {
+    for end in ends {
+        let outcome = match end.outcome {
+            Outcome::Succeeded => "succeeded",
+            Outcome::Failed => "failed",
+            Outcome::Timeout => "timeout",
+            Outcome::LeaseExpired => "lease_expired",
+            Outcome::Released => "released",
+            Outcome::Cancelled => "cancelled",
+        };
+        counter!(telemetry::JOBS_SETTLED, "outcome" => outcome).increment(1);
+        if end.state == StoredState::DeadLetter {
+            counter!(telemetry::JOBS_DEAD_LETTERED).increment(1);
+        }
+    }
+    let arrivals = rested.iter().filter(|it| it.state == StoredState::Pending);
+    wake.arrived(
+        arrivals
+            .map(|it| Arrival {
+                project_id: it.project_id,
+                queue: it.queue.as_str().into(),
+                job_type: it.job_type.as_str().into(),
+                rank: it.rank,
+                run_at: it.run_at,
+            })
+            .collect(),
+    );
+    if rested.iter().any(|it| it.state == StoredState::Backoff) {
+        wake.due_time_changed();
+    }
+}

@@ -1,0 +1,153 @@
+//! What can go wrong, by meaning. Each wire gives every meaning a status and a code of its own in
+//! one exhaustive match; nothing here knows HTTP.
+
+use std::sync::Arc;
+
+use crate::domain::job::JobState;
+
+/// A field of a request that breaks a rule.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FieldError {
+    /// Where it is, as a path: `jobs[3].queue`.
+    pub field: String,
+    /// Which rule it breaks, with the bound.
+    pub message: String,
+}
+
+impl FieldError {
+    /// A rule broken by `field`.
+    pub fn new(field: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { field: field.into(), message: message.into() }
+    }
+}
+
+/// The text never repeats the source: `source()` carries it, and the boundary that answers the
+/// request logs the whole chain, once.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum Error {
+    /// The request cannot be read at all.
+    #[error("{0}")]
+    Unreadable(String),
+
+    /// The request was read, and fields of it break rules.
+    #[error("the request is not valid")]
+    Invalid(Vec<FieldError>),
+
+    /// No key, a malformed one, an unknown one or a revoked one: all look the same.
+    #[error("a valid API key is needed")]
+    Unauthorized,
+
+    /// No such route.
+    #[error("no such route")]
+    NoSuchRoute,
+
+    /// The route exists, but not for this method.
+    #[error("this route does not answer this method")]
+    MethodNotAllowed,
+
+    /// No project of that name for this key.
+    #[error("project not found")]
+    ProjectNotFound,
+
+    /// The project has no such job.
+    #[error("job not found")]
+    JobNotFound,
+
+    /// Nobody is working on the job.
+    #[error("the job is not processing")]
+    InvalidState(Whereabouts),
+
+    /// Another worker holds the job.
+    #[error("the job is held by another worker")]
+    WorkerMismatch(Whereabouts),
+
+    /// This worker's lease is over: a newer attempt decides, or nobody does yet.
+    #[error("the lease is over")]
+    StaleLease(Whereabouts),
+
+    /// The body is larger than the route accepts.
+    #[error("the body is larger than {limit_bytes} bytes")]
+    BodyTooLarge {
+        /// The bound, in bytes.
+        limit_bytes: usize,
+    },
+
+    /// One field is larger than it may be.
+    #[error("{field} is larger than {limit_bytes} bytes")]
+    FieldTooLarge {
+        /// Where it is, as a path.
+        field: String,
+        /// The bound, in bytes.
+        limit_bytes: usize,
+    },
+
+    /// The body did not arrive in time.
+    #[error("the body did not arrive in time")]
+    BodyTimeout,
+
+    /// The body is not declared to be JSON.
+    #[error("the body must be JSON, with `Content-Type: application/json`")]
+    UnsupportedMediaType,
+
+    /// A bounded queue is full. The caller may repeat the request after a pause.
+    #[error("too much at once, try again")]
+    Overloaded,
+
+    /// The store did not answer. The caller may repeat the request after a pause.
+    #[error("temporarily unavailable")]
+    Unavailable(#[source] Arc<sqlx::Error>),
+
+    /// This node does not serve now: it is stopping, or its schema is too old.
+    #[error("{0}")]
+    NotReady(&'static str),
+
+    /// A mistake of ours.
+    #[error("internal error")]
+    Internal(#[source] Arc<dyn std::error::Error + Send + Sync>),
+}
+
+/// Where a job stands, told to a worker that lost it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Whereabouts {
+    /// The job's state.
+    pub state: JobState,
+    /// The job's latest attempt; 0 before the first.
+    pub attempt: i32,
+}
+
+impl Error {
+    /// A request with one bad field.
+    pub fn invalid(field: impl Into<String>, message: impl Into<String>) -> Self {
+        Self::Invalid(vec![FieldError::new(field, message)])
+    }
+
+    /// A mistake of ours, found by `source`.
+    pub fn internal(source: impl std::error::Error + Send + Sync + 'static) -> Self {
+        Self::Internal(Arc::new(source))
+    }
+}
+
+/// SQLSTATE classes in which the statement itself is at fault, not the store: data (22), integrity
+/// (23), syntax and access (42).
+const FAULTY_STATEMENT_CLASSES: [&str; 3] = ["22", "23", "42"];
+
+/// Whether the store refused this very statement, so that repeating it cannot help.
+#[must_use]
+pub fn is_faulty_statement(error: &sqlx::Error) -> bool {
+    match error {
+        sqlx::Error::Database(it) => {
+            it.code().is_some_and(|code| FAULTY_STATEMENT_CLASSES.iter().any(|it| code.starts_with(it)))
+        }
+        sqlx::Error::ColumnDecode { .. } | sqlx::Error::Decode(_) | sqlx::Error::Encode(_) => true,
+        _ => false,
+    }
+}
+
+impl From<sqlx::Error> for Error {
+    fn from(error: sqlx::Error) -> Self {
+        if is_faulty_statement(&error) {
+            return Self::internal(error);
+        }
+        Self::Unavailable(Arc::new(error))
+    }
+}

@@ -1,0 +1,178 @@
+//! The face of an error on the native wire: a status, a stable code, and one envelope for all.
+
+use axum::{
+    Json,
+    http::{HeaderValue, StatusCode, header::RETRY_AFTER},
+    response::{IntoResponse, Response},
+};
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use crate::{
+    domain::job::JobState,
+    error::{Error, FieldError, Whereabouts},
+};
+
+/// The pause a caller is asked for when it should try again, in seconds.
+const RETRY_AFTER_SECONDS: u32 = 1;
+/// Where each code has its section.
+const ERROR_DOCS: &str = "/docs/errors";
+
+/// The body of every answer that is not a success.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+pub struct ErrorBody {
+    /// What went wrong.
+    pub error: ErrorInfo,
+}
+
+/// What went wrong.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+pub struct ErrorInfo {
+    /// Stable, for programs.
+    #[schema(example = "invalid_request")]
+    pub code: &'static str,
+    /// For people; may change.
+    pub message: String,
+    /// The same as in `X-Request-Id` and in the server's log.
+    pub request_id: String,
+    /// The fields that break rules.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub details: Vec<ErrorDetail>,
+    /// With a 409 about a job: its state now.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    pub job_state: Option<JobState>,
+    /// With a 409 about a job: its latest attempt.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    pub current_attempt: Option<i32>,
+    /// Where the code is explained.
+    #[schema(example = "/docs/errors#invalid_request")]
+    pub docs_url: String,
+}
+
+/// A field that breaks a rule.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+pub struct ErrorDetail {
+    /// Where it is, as a path.
+    #[schema(example = "jobs[3].queue")]
+    pub field: String,
+    /// Which rule it breaks.
+    pub message: String,
+}
+
+/// Every code of the native wire, with its status. `docs/errors.md` has a section for each.
+pub const CODES: &[(&str, StatusCode)] = &[
+    ("invalid_request", StatusCode::BAD_REQUEST),
+    ("unauthorized", StatusCode::UNAUTHORIZED),
+    ("not_found", StatusCode::NOT_FOUND),
+    ("project_not_found", StatusCode::NOT_FOUND),
+    ("job_not_found", StatusCode::NOT_FOUND),
+    ("method_not_allowed", StatusCode::METHOD_NOT_ALLOWED),
+    ("request_timeout", StatusCode::REQUEST_TIMEOUT),
+    ("invalid_state", StatusCode::CONFLICT),
+    ("worker_mismatch", StatusCode::CONFLICT),
+    ("stale_lease", StatusCode::CONFLICT),
+    ("payload_too_large", StatusCode::PAYLOAD_TOO_LARGE),
+    ("unsupported_media_type", StatusCode::UNSUPPORTED_MEDIA_TYPE),
+    ("internal", StatusCode::INTERNAL_SERVER_ERROR),
+    ("overloaded", StatusCode::SERVICE_UNAVAILABLE),
+    ("unavailable", StatusCode::SERVICE_UNAVAILABLE),
+];
+
+/// The code of a failure. Its status is in [`CODES`].
+fn code(error: &Error) -> &'static str {
+    match error {
+        Error::Unreadable(_) | Error::Invalid(_) => "invalid_request",
+        Error::Unauthorized => "unauthorized",
+        Error::NoSuchRoute => "not_found",
+        Error::MethodNotAllowed => "method_not_allowed",
+        Error::ProjectNotFound => "project_not_found",
+        Error::JobNotFound => "job_not_found",
+        Error::InvalidState(_) => "invalid_state",
+        Error::WorkerMismatch(_) => "worker_mismatch",
+        Error::StaleLease(_) => "stale_lease",
+        Error::BodyTooLarge { .. } | Error::FieldTooLarge { .. } => "payload_too_large",
+        Error::BodyTimeout => "request_timeout",
+        Error::UnsupportedMediaType => "unsupported_media_type",
+        Error::Overloaded => "overloaded",
+        Error::Unavailable(_) | Error::NotReady(_) => "unavailable",
+        Error::Internal(_) => "internal",
+    }
+}
+
+/// The status of a failure.
+#[must_use]
+pub fn status(error: &Error) -> StatusCode {
+    let code = code(error);
+    CODES
+        .iter()
+        .find(|it| it.0 == code)
+        .map_or(StatusCode::INTERNAL_SERVER_ERROR, |(_, status)| *status)
+}
+
+/// The error as callers read it.
+#[must_use]
+pub fn info(error: &Error, request_id: &str) -> ErrorInfo {
+    let code = code(error);
+    let details = match error {
+        Error::Invalid(fields) => fields.clone(),
+        Error::FieldTooLarge { field, limit_bytes } => {
+            vec![FieldError::new(field, format!("must be at most {limit_bytes} bytes"))]
+        }
+        _ => Vec::new(),
+    };
+    let whereabouts = match error {
+        Error::InvalidState(it) | Error::WorkerMismatch(it) | Error::StaleLease(it) => Some(*it),
+        _ => None,
+    };
+    ErrorInfo {
+        code,
+        message: message(error, &details),
+        request_id: request_id.to_owned(),
+        details: details
+            .into_iter()
+            .map(|FieldError { field, message }| ErrorDetail { field, message })
+            .collect(),
+        job_state: whereabouts.map(|Whereabouts { state, .. }| state),
+        current_attempt: whereabouts.map(|Whereabouts { attempt, .. }| attempt),
+        docs_url: format!("{ERROR_DOCS}#{code}"),
+    }
+}
+
+/// The error's own words, and the first field that is wrong: most people read only this line.
+fn message(error: &Error, details: &[FieldError]) -> String {
+    match (details, error) {
+        ([first], Error::Invalid(_)) => format!("{}: {}", first.field, first.message),
+        ([first, rest @ ..], Error::Invalid(_)) => {
+            format!("{}: {} (and {} more)", first.field, first.message, rest.len())
+        }
+        _ => error.to_string(),
+    }
+}
+
+/// An answer whose body is still to be written: the outermost layer knows the request's id.
+impl IntoResponse for Error {
+    fn into_response(self) -> Response {
+        let mut response = status(&self).into_response();
+        response.extensions_mut().insert(self);
+        response
+    }
+}
+
+/// Writes the body of a failed answer.
+#[must_use]
+pub fn render(error: &Error, request_id: &str, mut response: Response) -> Response {
+    let body = Json(ErrorBody { error: info(error, request_id) }).into_response();
+    let (parts, body) = body.into_parts();
+    for (name, value) in &parts.headers {
+        response.headers_mut().insert(name, value.clone());
+    }
+    *response.body_mut() = body;
+    let is_worth_a_retry =
+        matches!(error, Error::Overloaded | Error::Unavailable(_) | Error::NotReady(_));
+    if is_worth_a_retry {
+        response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(RETRY_AFTER_SECONDS));
+    }
+    response
+}

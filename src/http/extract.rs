@@ -1,0 +1,131 @@
+//! How requests are read: like axum's own extractors, but every refusal is an [`Error`], names
+//! the field, and looks like all others.
+
+use std::time::Duration;
+
+use axum::{
+    body::Body,
+    extract::{FromRequest, FromRequestParts, RawPathParams, Request},
+    http::{HeaderMap, header::CONTENT_TYPE, request::Parts},
+};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use serde::de::DeserializeOwned;
+use tokio::time::timeout;
+
+use crate::{domain::limits, error::Error, ids::JobId};
+
+/// The whole body must arrive within this.
+pub const BODY_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A request body.
+pub trait RequestBody: DeserializeOwned {
+    /// Its bound, in bytes.
+    const MAX_BYTES: usize = limits::MAX_BODY_BYTES;
+}
+
+/// A JSON request body.
+#[derive(Debug)]
+pub struct Json<T>(pub T);
+
+impl<T: RequestBody, S: Send + Sync> FromRequest<S> for Json<T> {
+    type Rejection = Error;
+
+    async fn from_request(request: Request, _: &S) -> Result<Self, Error> {
+        if !is_json(request.headers()) {
+            return Err(Error::UnsupportedMediaType);
+        }
+        let body = read(request.into_body(), T::MAX_BYTES).await?;
+        parse(&body).map(Self)
+    }
+}
+
+fn is_json(headers: &HeaderMap) -> bool {
+    let Some(value) = headers.get(CONTENT_TYPE).and_then(|it| it.to_str().ok()) else { return false };
+    let essence = value.split(';').next().unwrap_or_default().trim();
+    let subtype = essence.get("application/".len()..).unwrap_or_default();
+    essence.get(.."application/".len()).is_some_and(|it| it.eq_ignore_ascii_case("application/"))
+        && (subtype.eq_ignore_ascii_case("json")
+            || subtype.to_ascii_lowercase().ends_with("+json"))
+}
+
+async fn read(body: Body, limit_bytes: usize) -> Result<bytes::Bytes, Error> {
+    let collected = timeout(BODY_TIMEOUT, Limited::new(body, limit_bytes).collect()).await;
+    match collected {
+        Err(_) => Err(Error::BodyTimeout),
+        Ok(Ok(body)) => Ok(body.to_bytes()),
+        Ok(Err(error)) if error.is::<LengthLimitError>() => Err(Error::BodyTooLarge { limit_bytes }),
+        Ok(Err(_)) => Err(Error::Unreadable("the body ended early".to_owned())),
+    }
+}
+
+/// Parses once; only a body that is wrong is parsed again, to find out where.
+fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, Error> {
+    match serde_json::from_slice(body) {
+        Ok(value) => Ok(value),
+        Err(error) if error.is_data() => {
+            let deserializer = &mut serde_json::Deserializer::from_slice(body);
+            match serde_path_to_error::deserialize::<_, T>(deserializer) {
+                Ok(value) => Ok(value),
+                Err(error) => Err(field_error(error.path(), &error.inner().to_string())),
+            }
+        }
+        Err(error) => Err(Error::Unreadable(format!("the body is not valid JSON: {error}"))),
+    }
+}
+
+/// Names the field: the path leads to it, or to the object in which it is unknown or missing.
+fn field_error(path: &serde_path_to_error::Path, message: &str) -> Error {
+    let message = message.split(" at line ").next().unwrap_or(message);
+    let parent = path.to_string();
+    let parent = if parent == "." { String::new() } else { parent };
+    let named = ["unknown field `", "missing field `", "duplicate field `"]
+        .iter()
+        .find_map(|it| message.strip_prefix(it)?.split('`').next());
+    let field = match named {
+        Some(name) if parent.is_empty() => name.to_owned(),
+        // The path may end in the unknown field itself.
+        Some(name) if parent == name || parent.ends_with(&format!(".{name}")) => parent,
+        Some(name) => format!("{parent}.{name}"),
+        None if parent.is_empty() => "body".to_owned(),
+        None => parent,
+    };
+    Error::invalid(field, message)
+}
+
+/// A query string.
+#[derive(Debug)]
+pub struct Query<T>(pub T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Query<T> {
+    type Rejection = Error;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Error> {
+        match axum::extract::Query::<T>::from_request_parts(parts, state).await {
+            Ok(axum::extract::Query(query)) => Ok(Self(query)),
+            Err(rejection) => {
+                let text = rejection.body_text();
+                let text = text.strip_prefix("Failed to deserialize query string: ").unwrap_or(&text);
+                let (field, message) = text.split_once(": ").unwrap_or(("query", text));
+                let named = message.strip_prefix("unknown field `").or(text.strip_prefix("unknown field `"));
+                let field = named.and_then(|it| it.split('`').next()).unwrap_or(field);
+                Err(Error::invalid(field, message))
+            }
+        }
+    }
+}
+
+/// The job that the path names. A malformed id is no job, like any other that does not exist.
+#[derive(Debug, Clone, Copy)]
+pub struct JobInPath(pub JobId);
+
+impl<S: Send + Sync> FromRequestParts<S> for JobInPath {
+    type Rejection = Error;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Error> {
+        let params = RawPathParams::from_request_parts(parts, state)
+            .await
+            .map_err(|_| Error::JobNotFound)?;
+        let id = params.iter().find(|(name, _)| *name == "job_id").map(|(_, value)| value);
+        id.and_then(|it| it.parse().ok()).map(Self).ok_or(Error::JobNotFound)
+    }
+}

@@ -1,0 +1,163 @@
+//! `GET /v1/jobs/{job_id}` and `GET /v1/jobs`.
+
+use axum::{Json as Reply, extract::State};
+use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
+use chrono::{DateTime, Utc};
+use hmac::{Hmac, KeyInit, Mac};
+use serde::{Deserialize, Serialize};
+use sha2::Sha256;
+use utoipa::{IntoParams, ToSchema};
+use uuid::Uuid;
+
+use super::Job;
+use crate::{
+    app::App,
+    auth::Caller,
+    domain::{job::JobState, limits},
+    error::Error,
+    http::{
+        error::ErrorBody,
+        extract::{JobInPath, Query},
+        validate::Check,
+    },
+    ids::{JobId, ProjectId},
+    store,
+};
+
+const DEFAULT_PAGE_JOBS: u32 = 50;
+/// Bytes of a cursor's signature.
+const SIGNATURE_BYTES: usize = 16;
+
+/// Read a job.
+///
+/// With its past attempts, its result and its last error.
+#[utoipa::path(
+    get, path = "/jobs/{job_id}", tag = "jobs", operation_id = "jobs_get",
+    params(("job_id" = String, Path, description = "The job.", example = "job_01m7w3ha3aextt8pkwwdmxsmqw")),
+    responses(
+        (status = 200, description = "The job.", body = Job),
+        (status = 401, description = "No valid API key.", body = ErrorBody),
+        (status = 404, description = "The project has no such job.", body = ErrorBody),
+        (status = 503, description = "Try again later.", body = ErrorBody),
+    ),
+)]
+pub async fn get(
+    caller: Caller,
+    State(app): State<App>,
+    JobInPath(id): JobInPath,
+) -> Result<Reply<Job>, Error> {
+    let mut conn = app.engine.pools.read.acquire().await?;
+    let row = store::jobs::find(&mut conn, caller.project_id, id).await?;
+    let row = row.ok_or(Error::JobNotFound)?;
+    let attempts = store::jobs::attempts(&mut conn, caller.project_id, id).await?;
+    let (state, duration_ms) = (row.state, row.duration_ms);
+    Ok(Reply(Job::read(row)?.with_attempts(attempts, state, duration_ms)))
+}
+
+/// Which jobs to list.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct ListQuery {
+    /// Only jobs in this state.
+    state: Option<JobState>,
+    /// Only jobs of this queue.
+    queue: Option<String>,
+    /// Only jobs of this type.
+    job_type: Option<String>,
+    /// Only jobs stored at this time or later.
+    created_after: Option<DateTime<Utc>>,
+    /// Only jobs stored before this time.
+    created_before: Option<DateTime<Utc>>,
+    /// Jobs on one page. Default: 50.
+    #[param(minimum = 1, maximum = 200)]
+    limit: Option<u32>,
+    /// `next_cursor` of the page before.
+    cursor: Option<String>,
+}
+
+/// A page of jobs, newest first.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct JobPage {
+    /// The jobs; without their attempts and last errors.
+    pub jobs: Vec<Job>,
+    /// Whether there may be more. A page looks at a bounded number of jobs, so it can be short,
+    /// even empty, and there is more all the same.
+    pub has_more: bool,
+    /// Where the next page begins.
+    #[schema(required)]
+    pub next_cursor: Option<String>,
+}
+
+/// List jobs.
+///
+/// Newest first. Go on with `next_cursor` as long as `has_more` is true.
+#[utoipa::path(
+    get, path = "/jobs", tag = "jobs", operation_id = "jobs_list",
+    params(ListQuery),
+    responses(
+        (status = 200, description = "A page of jobs.", body = JobPage),
+        (status = 400, description = "A parameter is wrong.", body = ErrorBody),
+        (status = 401, description = "No valid API key.", body = ErrorBody),
+        (status = 503, description = "Try again later.", body = ErrorBody),
+    ),
+)]
+pub async fn list(
+    caller: Caller,
+    State(app): State<App>,
+    Query(query): Query<ListQuery>,
+) -> Result<Reply<JobPage>, Error> {
+    let page_jobs = query.limit.unwrap_or(DEFAULT_PAGE_JOBS);
+    let mut check = Check::default();
+    check.range("limit", page_jobs, 1, limits::MAX_PAGE_JOBS);
+    check.optional_name("queue", query.queue.as_deref(), limits::MAX_QUEUE_CHARS);
+    check.optional_name("job_type", query.job_type.as_deref(), limits::MAX_JOB_TYPE_CHARS);
+    check.time("created_after", query.created_after);
+    check.time("created_before", query.created_before);
+    check.finish()?;
+    let cursor = query.cursor.as_deref().map(|it| read_cursor(&app, caller.project_id, it));
+    let filter = store::jobs::Filter {
+        state: query.state,
+        queue: query.queue,
+        job_type: query.job_type,
+        created_after: query.created_after,
+        created_before: query.created_before,
+    };
+    let before = cursor.transpose()?;
+    let mut conn = app.engine.pools.read.acquire().await?;
+    let (rows, goes_on_below) =
+        store::jobs::page(&mut conn, caller.project_id, &filter, before, page_jobs).await?;
+    Ok(Reply(JobPage {
+        jobs: rows.into_iter().map(Job::read).collect::<Result<_, _>>()?,
+        has_more: goes_on_below.is_some(),
+        next_cursor: goes_on_below.map(|it| write_cursor(&app, caller.project_id, it)),
+    }))
+}
+
+/// A cursor is a job's id and a signature over it and the project: nobody can make one up, or use
+/// one of another project.
+fn write_cursor(app: &App, project_id: ProjectId, id: JobId) -> String {
+    let mut bytes = id.0.as_bytes().to_vec();
+    bytes.extend(&sign(app, project_id, id.0).finalize().into_bytes()[..SIGNATURE_BYTES]);
+    BASE64_URL_SAFE_NO_PAD.encode(bytes)
+}
+
+fn read_cursor(app: &App, project_id: ProjectId, cursor: &str) -> Result<JobId, Error> {
+    let invalid = || Error::invalid("cursor", "must be the next_cursor of an earlier page");
+    let bytes = BASE64_URL_SAFE_NO_PAD.decode(cursor).map_err(|_| invalid())?;
+    let (id, signature) = bytes.split_at_checked(size_of::<Uuid>()).ok_or_else(invalid)?;
+    let id = Uuid::from_slice(id).map_err(|_| invalid())?;
+    if signature.len() != SIGNATURE_BYTES {
+        return Err(invalid());
+    }
+    sign(app, project_id, id).verify_truncated_left(signature).map_err(|_| invalid())?;
+    Ok(JobId(id))
+}
+
+fn sign(app: &App, project_id: ProjectId, id: Uuid) -> Hmac<Sha256> {
+    // HMAC takes keys of any length.
+    let mut mac = Hmac::<Sha256>::new_from_slice(&app.cursor_key).unwrap_or_else(|_| unreachable!());
+    mac.update(&project_id.0.to_be_bytes());
+    mac.update(id.as_bytes());
+    mac
+}

@@ -1,0 +1,137 @@
+//! The OpenAPI file, made from the handlers, and the pages that explain the API.
+
+use std::sync::LazyLock;
+
+use axum::{
+    http::header::CONTENT_TYPE,
+    response::{IntoResponse, Redirect},
+};
+use serde_json::{Map, Value};
+use utoipa::{
+    Modify, OpenApi,
+    openapi::{
+        OpenApi as Document,
+        security::{HttpAuthScheme, HttpBuilder, SecurityScheme},
+    },
+};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_swagger_ui::{Config, SwaggerUi};
+
+use super::data_plane;
+
+#[derive(OpenApi)]
+#[openapi(
+    info(
+        title = "Fencepost",
+        description = "A job queue with an HTTP API. Producers enqueue jobs with one POST; workers \
+            poll for them, hold a lease by heartbeat, and acknowledge the outcome. Every lease is \
+            fenced by its attempt.\n\nEach path also answers under `/v1/projects/{project}`, where \
+            the project (id or slug) must be the key's.",
+        license(name = "MIT OR Apache-2.0", identifier = "MIT OR Apache-2.0"),
+    ),
+    tags(
+        (name = "jobs", description = "What producers call."),
+        (name = "workers", description = "What workers call."),
+    ),
+    security(("api_key" = [])),
+    modifiers(&ApiKey),
+)]
+struct Base;
+
+struct ApiKey;
+
+impl Modify for ApiKey {
+    fn modify(&self, document: &mut Document) {
+        let bearer = HttpBuilder::new()
+            .scheme(HttpAuthScheme::Bearer)
+            .description(Some("An API key, `fp_live_…`. Also accepted as `X-Api-Key`, or as the password of HTTP Basic."));
+        let components = document.components.get_or_insert_default();
+        components.add_security_scheme("api_key", SecurityScheme::Http(bearer.build()));
+    }
+}
+
+/// The document, as `openapi/openapi.json` holds it.
+///
+/// # Panics
+/// When the document is no JSON, which a test would have found.
+#[must_use]
+pub fn document() -> &'static Value {
+    static DOCUMENT: LazyLock<Value> = LazyLock::new(|| {
+        let routes = OpenApiRouter::with_openapi(Base::openapi()).nest("/v1", data_plane());
+        let (_, document) = routes.split_for_parts();
+        let mut document = serde_json::to_value(document).unwrap_or_default();
+        tidy(&mut document);
+        document
+    });
+    &DOCUMENT
+}
+
+/// The document as text, as it is committed and served.
+#[must_use]
+pub fn text() -> String {
+    format!("{:#}\n", document())
+}
+
+/// Takes out what client generators stumble over: `null` where a field may simply be absent, in
+/// parameters and requests, and `propertyNames`.
+fn tidy(document: &mut Value) {
+    if let Some(paths) = document.get_mut("paths").and_then(Value::as_object_mut) {
+        let operations = paths.values_mut().filter_map(Value::as_object_mut).flat_map(Map::values_mut);
+        for operation in operations {
+            let parameters = operation.get_mut("parameters").and_then(Value::as_array_mut);
+            for parameter in parameters.into_iter().flatten() {
+                parameter.get_mut("schema").into_iter().for_each(without_null);
+            }
+        }
+    }
+    let schemas = document.pointer_mut("/components/schemas").and_then(Value::as_object_mut);
+    for (name, schema) in schemas.into_iter().flatten() {
+        let is_request = name.ends_with("Request") || name == "AckError";
+        let properties = schema.get_mut("properties").and_then(Value::as_object_mut);
+        for property in properties.into_iter().flat_map(Map::values_mut) {
+            if let Some(property) = property.as_object_mut() {
+                property.remove("propertyNames");
+            }
+            if is_request {
+                without_null(property);
+            }
+        }
+    }
+}
+
+fn without_null(schema: &mut Value) {
+    let Some(object) = schema.as_object_mut() else { return };
+    if let Some(Value::Array(types)) = object.get_mut("type") {
+        types.retain(|it| it != "null");
+        if let [only] = types.as_slice() {
+            let only = only.clone();
+            object.insert("type".to_owned(), only);
+        }
+    }
+    let alternatives = object.get("oneOf").and_then(Value::as_array);
+    let reference = alternatives.and_then(|it| {
+        let mut others = it.iter().filter(|it| it.get("type").is_none_or(|it| it != "null"));
+        others.next().filter(|_| others.next().is_none()).and_then(Value::as_object).cloned()
+    });
+    if let Some(reference) = reference {
+        object.remove("oneOf");
+        object.extend(reference);
+    }
+}
+
+/// `/docs` and `/openapi.json`; nothing is loaded from elsewhere.
+pub fn docs() -> SwaggerUi {
+    SwaggerUi::new("/docs")
+        .external_url_unchecked("/openapi.json", document().clone())
+        .config(Config::from("/openapi.json").try_it_out_enabled(true))
+}
+
+/// `/docs/errors`: where every error's `docs_url` leads.
+pub async fn error_docs() -> impl IntoResponse {
+    ([(CONTENT_TYPE, "text/plain; charset=utf-8")], include_str!("../../docs/errors.md"))
+}
+
+/// `/`: somebody opened the URL in a browser.
+pub async fn front_door() -> Redirect {
+    Redirect::temporary("/docs/")
+}

@@ -1,0 +1,120 @@
+//! The accept loop: connections with a first-byte timer, a header timer, a write timer and TCP
+//! keep-alive, and an end that lets requests finish. (`axum::serve` never closes a silent socket.)
+
+use std::{io, sync::Arc, time::Duration};
+
+use axum::Router;
+use hyper::server::conn::http1;
+use hyper_util::{
+    rt::{TokioIo, TokioTimer},
+    service::TowerToHyperService,
+};
+use metrics::gauge;
+use socket2::{SockRef, TcpKeepalive};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::timeout,
+};
+use tokio_io_timeout::TimeoutStream;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use crate::telemetry;
+
+/// A connection that has not sent a byte by then is closed.
+pub const FIRST_BYTE_TIMEOUT: Duration = Duration::from_secs(10);
+/// A head that is not complete by then closes its connection, and so does a pause between requests:
+/// hyper has one timer for both.
+pub const HEADER_TIMEOUT: Duration = Duration::from_secs(75);
+/// A client that reads nothing for so long is gone.
+pub const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
+/// Open connections of one node: the parked polls, and as many again.
+pub const MAX_CONNECTIONS: usize = 40_000;
+/// Headers of one request.
+const MAX_HEADERS: usize = 64;
+/// Bytes of a request's head.
+const MAX_HEAD_BYTES: usize = 16 * 1024;
+/// The pause after `accept` failed, as it does when no file descriptor is left.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(15);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
+
+/// Accepts connections until `closing`; then lets the requests under way finish. `connections`
+/// tells when they all have.
+pub async fn run(
+    listener: TcpListener,
+    router: Router,
+    closing: CancellationToken,
+    connections: TaskTracker,
+) {
+    let room = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    loop {
+        let accepted = tokio::select! {
+            () = closing.cancelled() => break,
+            accepted = accept(&listener, &room) => accepted,
+        };
+        match accepted {
+            Ok((stream, permit)) => {
+                let (router, closing) = (router.clone(), closing.clone());
+                connections.spawn(serve(stream, router, closing, permit));
+            }
+            Err(error) => {
+                tracing::warn!(error = &error as &dyn std::error::Error, "a connection was not accepted");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+    connections.close();
+}
+
+async fn accept(
+    listener: &TcpListener,
+    room: &Arc<Semaphore>,
+) -> io::Result<(TcpStream, OwnedSemaphorePermit)> {
+    let permit = Arc::clone(room).acquire_owned().await.map_err(io::Error::other)?;
+    let (stream, _) = listener.accept().await?;
+    stream.set_nodelay(true)?;
+    let keepalive =
+        TcpKeepalive::new().with_time(KEEPALIVE_IDLE).with_interval(KEEPALIVE_INTERVAL);
+    SockRef::from(&stream).set_tcp_keepalive(&keepalive)?;
+    Ok((stream, permit))
+}
+
+async fn serve(
+    stream: TcpStream,
+    router: Router,
+    closing: CancellationToken,
+    _permit: OwnedSemaphorePermit,
+) {
+    // A connection that closes before its first byte, or stays silent, was no request.
+    let first_byte = tokio::select! {
+        readable = timeout(FIRST_BYTE_TIMEOUT, stream.readable()) => readable,
+        () = closing.cancelled() => return,
+    };
+    if !matches!(first_byte, Ok(Ok(()))) {
+        return;
+    }
+    gauge!(telemetry::CONNECTIONS).increment(1);
+    let mut stream = TimeoutStream::new(stream);
+    stream.set_write_timeout(Some(WRITE_TIMEOUT));
+    let stream = Box::pin(stream);
+    let mut connection = std::pin::pin!(
+        http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(HEADER_TIMEOUT)
+            .max_headers(MAX_HEADERS)
+            .max_buf_size(MAX_HEAD_BYTES)
+            .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router))
+    );
+    let served = tokio::select! {
+        served = connection.as_mut() => served,
+        () = closing.cancelled() => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+    gauge!(telemetry::CONNECTIONS).decrement(1);
+    if let Err(error) = served {
+        tracing::debug!(error = &error as &dyn std::error::Error, "a connection ended early");
+    }
+}

@@ -1,0 +1,111 @@
+//! Checks of request fields against `domain::limits`: each broken rule becomes a line that names
+//! the field and the bound.
+
+use chrono::{DateTime, Datelike, Utc};
+use serde_json::value::RawValue;
+
+use crate::{
+    domain::text::{self, json_depth},
+    domain::limits,
+    error::{Error, FieldError},
+};
+
+/// Collects broken rules, below one path.
+#[derive(Debug, Default)]
+pub struct Check {
+    prefix: String,
+    broken: Vec<FieldError>,
+}
+
+impl Check {
+    /// For fields below `prefix`, such as `jobs[3].`.
+    #[must_use]
+    pub fn below(prefix: impl Into<String>) -> Self {
+        Self { prefix: prefix.into(), broken: Vec::new() }
+    }
+
+    /// Notes a broken rule.
+    pub fn refuse(&mut self, field: &str, message: impl Into<String>) {
+        self.broken.push(FieldError::new(format!("{}{field}", self.prefix), message));
+    }
+
+    /// 1 to `max_chars` characters, no control characters.
+    pub fn name(&mut self, field: &str, value: &str, max_chars: usize) {
+        if let Err(error) = text::check_name(value, max_chars) {
+            self.refuse(field, error.to_string());
+        }
+    }
+
+    /// Like [`Self::name`], when there is one.
+    pub fn optional_name(&mut self, field: &str, value: Option<&str>, max_chars: usize) {
+        if let Some(value) = value {
+            self.name(field, value, max_chars);
+        }
+    }
+
+    /// At most `max` names, each as [`Self::name`].
+    pub fn names(&mut self, field: &str, values: &[String], max: usize, max_chars: usize) {
+        if values.len() > max {
+            self.refuse(field, format!("must have at most {max} entries, has {}", values.len()));
+            return;
+        }
+        for (index, value) in values.iter().enumerate() {
+            self.name(&format!("{field}[{index}]"), value, max_chars);
+        }
+    }
+
+    /// `min..=max`.
+    pub fn range<T: PartialOrd + std::fmt::Display>(&mut self, field: &str, value: T, min: T, max: T) {
+        // Written so that a number that compares with nothing is refused.
+        if !(value >= min && value <= max) {
+            self.refuse(field, format!("must be between {min} and {max}, is {value}"));
+        }
+    }
+
+    /// A time that can be stored; how far ahead it may lie is for the database's clock to say.
+    pub fn time(&mut self, field: &str, value: Option<DateTime<Utc>>) {
+        const YEARS: std::ops::RangeInclusive<i32> = 1970..=9999;
+        if value.is_some_and(|it| !YEARS.contains(&it.year())) {
+            self.refuse(field, format!("must be in the years {} to {}", YEARS.start(), YEARS.end()));
+        }
+    }
+
+    /// A JSON value that is not nested too deeply.
+    pub fn depth(&mut self, field: &str, value: &RawValue) {
+        let depth = json_depth(value.get());
+        if depth > limits::MAX_JSON_DEPTH {
+            let max = limits::MAX_JSON_DEPTH;
+            self.refuse(field, format!("must be nested at most {max} levels deep, is {depth}"));
+        }
+    }
+
+    /// A JSON value of at most `limit_bytes`, as sent.
+    ///
+    /// # Errors
+    /// [`Error::FieldTooLarge`]: size has a code of its own.
+    pub fn size(&self, field: &str, value: &RawValue, limit_bytes: usize) -> Result<(), Error> {
+        if value.get().len() <= limit_bytes {
+            return Ok(());
+        }
+        Err(Error::FieldTooLarge { field: format!("{}{field}", self.prefix), limit_bytes })
+    }
+
+    /// Takes over what another check found.
+    pub fn absorb(&mut self, other: Self) {
+        self.broken.extend(other.broken);
+    }
+
+    /// # Errors
+    /// [`Error::Invalid`] when any rule was broken.
+    pub fn finish(self) -> Result<(), Error> {
+        if self.broken.is_empty() { Ok(()) } else { Err(Error::Invalid(self.broken)) }
+    }
+}
+
+/// JSON that was checked when it came in, as it goes out: the same bytes.
+///
+/// # Errors
+/// [`Error::Internal`] when it is no JSON after all.
+pub fn stored_json(text: String) -> Result<Box<RawValue>, Error> {
+    RawValue::from_string(text).map_err(Error::internal)
+}

@@ -1,0 +1,307 @@
+//! `POST /v1/workers/ack` and `POST /v1/workers/ack/batch`.
+
+use axum::{Extension, Json as Reply, extract::State};
+use chrono::{DateTime, Utc};
+use futures_util::future::join_all;
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use utoipa::ToSchema;
+use uuid::Uuid;
+
+use super::{accept_fence, accept_job_id};
+use crate::{
+    app::App,
+    auth::Caller,
+    domain::{limits, text::ErrorReport},
+    engine::settle::{self, Ack, Acked, End, Failure},
+    error::Error,
+    http::{
+        error::{self, ErrorBody, ErrorInfo},
+        extract::{Json, RequestBody},
+        layers::RequestId,
+        validate::Check,
+    },
+};
+
+/// The end of an attempt.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(example = json!({
+    "job_id": "job_01m7w3ha3aextt8pkwwdmxsmqw", "worker_id": "worker-1", "attempt": 1,
+    "status": "succeeded"
+}))]
+pub struct AckRequest {
+    /// The job.
+    job_id: String,
+    /// The worker that has it.
+    #[schema(min_length = 1, max_length = 200)]
+    worker_id: String,
+    /// How it ended.
+    status: AckStatus,
+    /// The attempt that the poll answered. An ack that shows it can be repeated.
+    #[schema(minimum = 1)]
+    attempt: Option<i32>,
+    /// The lease that the poll answered. An ack that shows it can be repeated.
+    lease_id: Option<Uuid>,
+    /// How long it took.
+    #[schema(minimum = 0)]
+    duration_ms: Option<i64>,
+    /// With `succeeded`: any JSON of at most 64 KiB.
+    #[serde(default)]
+    #[schema(value_type = serde_json::Value, required = false)]
+    result: Option<Box<RawValue>>,
+    /// With `failed`: what went wrong; 16 KiB of it are kept.
+    error: Option<AckError>,
+    /// With `failed`: whether another attempt may help. Default: true.
+    retryable: Option<bool>,
+    /// With `failed`: when to try again, instead of the backoff; at most 30 days.
+    #[schema(minimum = 0, maximum = 2_592_000)]
+    retry_after_seconds: Option<u32>,
+}
+
+impl RequestBody for AckRequest {}
+
+/// How an attempt ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum AckStatus {
+    /// The job is done.
+    Succeeded,
+    /// It failed, and is retried or given up.
+    Failed,
+    /// It is handed back; no failure is counted.
+    Released,
+}
+
+/// What went wrong.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct AckError {
+    /// The kind of error.
+    #[serde(rename = "type")]
+    kind: Option<String>,
+    /// What went wrong.
+    message: Option<String>,
+    /// Where it went wrong.
+    stack_trace: Option<String>,
+}
+
+/// What the ack led to.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct AckReply {
+    /// The job has ended, or runs again.
+    pub action: AckAction,
+    /// When it runs again; only with `retry`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    pub retry_at: Option<DateTime<Utc>>,
+    /// Jobs that waited for this one and may run now; only when it has any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    pub children_activated: Option<i32>,
+}
+
+/// What the ack led to.
+#[derive(Debug, Clone, Copy, Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum AckAction {
+    /// The job has ended, well or in the dead letter.
+    Done,
+    /// The job runs again.
+    Retry,
+}
+
+impl From<Acked> for AckReply {
+    fn from(acked: Acked) -> Self {
+        match acked {
+            Acked::Done { children_activated } => {
+                Self { action: AckAction::Done, retry_at: None, children_activated }
+            }
+            Acked::Retry { at } => {
+                Self { action: AckAction::Retry, retry_at: Some(at), children_activated: None }
+            }
+        }
+    }
+}
+
+/// Settle an attempt.
+///
+/// Repeating an ack that shows its attempt or lease answers as the first time. A 409 means that
+/// the attempt was not this worker's to settle any more: nothing was recorded.
+#[utoipa::path(
+    post, path = "/workers/ack", tag = "workers", operation_id = "workers_ack",
+    request_body = AckRequest,
+    responses(
+        (status = 200, description = "The end of the attempt is recorded.", body = AckReply),
+        (status = 400, description = "The request cannot be read or breaks a rule.", body = ErrorBody),
+        (status = 401, description = "No valid API key.", body = ErrorBody),
+        (status = 404, description = "The project has no such job.", body = ErrorBody),
+        (status = 409, description = "The attempt is not this worker's to settle.", body = ErrorBody),
+        (status = 413, description = "The body or the result is too large.", body = ErrorBody),
+        (status = 415, description = "The body is not JSON.", body = ErrorBody),
+        (status = 503, description = "Try again later.", body = ErrorBody),
+    ),
+)]
+pub async fn ack(
+    caller: Caller,
+    State(app): State<App>,
+    Json(request): Json<AckRequest>,
+) -> Result<Reply<AckReply>, Error> {
+    let acked = settle_one(&caller, &app, request, "").await?;
+    Ok(Reply(acked.into()))
+}
+
+/// Acks to settle together.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct AckBatchRequest {
+    /// 1 to 500 acks. Each succeeds or fails for itself.
+    #[schema(min_items = 1, max_items = 500)]
+    acks: Vec<AckRequest>,
+}
+
+impl RequestBody for AckBatchRequest {
+    const MAX_BYTES: usize = limits::MAX_BATCH_BODY_BYTES;
+}
+
+/// What each ack led to.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct AckBatchReply {
+    /// In the order in which they were sent.
+    pub results: Vec<AckBatchResult>,
+}
+
+/// What one ack led to: an action, or an error.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct AckBatchResult {
+    /// The job.
+    pub job_id: String,
+    /// The status that this ack alone would have been answered with.
+    #[schema(example = 200)]
+    pub status: u16,
+    /// The job has ended, or runs again.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    pub action: Option<AckAction>,
+    /// When it runs again; only with `retry`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    pub retry_at: Option<DateTime<Utc>>,
+    /// Jobs that waited for this one and may run now; only when it has any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    pub children_activated: Option<i32>,
+    /// Why nothing was recorded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    pub error: Option<ErrorInfo>,
+}
+
+/// Settle many attempts.
+///
+/// Each ack has its own result, in the order in which they were sent.
+#[utoipa::path(
+    post, path = "/workers/ack/batch", tag = "workers", operation_id = "workers_ack_batch",
+    request_body = AckBatchRequest,
+    responses(
+        (status = 200, description = "A result for each ack.", body = AckBatchReply),
+        (status = 400, description = "The request cannot be read.", body = ErrorBody),
+        (status = 401, description = "No valid API key.", body = ErrorBody),
+        (status = 413, description = "The body is too large.", body = ErrorBody),
+        (status = 415, description = "The body is not JSON.", body = ErrorBody),
+        (status = 503, description = "Try again later.", body = ErrorBody),
+    ),
+)]
+pub async fn ack_batch(
+    caller: Caller,
+    State(app): State<App>,
+    Extension(RequestId(request_id)): Extension<RequestId>,
+    Json(request): Json<AckBatchRequest>,
+) -> Result<Reply<AckBatchReply>, Error> {
+    let sent = request.acks.len();
+    let max = limits::MAX_ACK_BATCH;
+    if !(1..=max).contains(&sent) {
+        let message = format!("must have between 1 and {max} entries, has {sent}");
+        return Err(Error::invalid("acks", message));
+    }
+    let results = request.acks.into_iter().enumerate().map(async |(index, ack)| {
+        let job_id = ack.job_id.clone();
+        match settle_one(&caller, &app, ack, &format!("acks[{index}].")).await {
+            Ok(acked) => {
+                let AckReply { action, retry_at, children_activated } = acked.into();
+                let (status, action) = (200, Some(action));
+                AckBatchResult { job_id, status, action, retry_at, children_activated, error: None }
+            }
+            Err(failure) => AckBatchResult {
+                job_id,
+                status: error::status(&failure).as_u16(),
+                action: None,
+                retry_at: None,
+                children_activated: None,
+                error: Some(error::info(&failure, &request_id)),
+            },
+        }
+    });
+    Ok(Reply(AckBatchReply { results: join_all(results).await }))
+}
+
+async fn settle_one(
+    caller: &Caller,
+    app: &App,
+    request: AckRequest,
+    path: &str,
+) -> Result<Acked, Error> {
+    let ack = accept(request, path)?;
+    settle::ack(&app.engine, caller.project_id, ack).await
+}
+
+fn accept(request: AckRequest, path: &str) -> Result<Ack, Error> {
+    let mut check = Check::below(path);
+    let fence =
+        accept_fence(&mut check, request.worker_id, request.attempt, request.lease_id);
+    if let Some(duration_ms) = request.duration_ms {
+        check.range("duration_ms", duration_ms, 0, limits::MAX_DURATION_MS);
+    }
+    if let Some(seconds) = request.retry_after_seconds {
+        check.range("retry_after_seconds", i64::from(seconds), 0, limits::MAX_RETRY_SECONDS);
+    }
+    let is_out_of_place = |status, is_sent| request.status != status && is_sent;
+    if is_out_of_place(AckStatus::Succeeded, request.result.is_some()) {
+        check.refuse("result", "must be sent with status succeeded only");
+    }
+    let of_failures = [
+        ("error", request.error.is_some()),
+        ("retryable", request.retryable.is_some()),
+        ("retry_after_seconds", request.retry_after_seconds.is_some()),
+    ];
+    for (field, is_sent) in of_failures {
+        if is_out_of_place(AckStatus::Failed, is_sent) {
+            check.refuse(field, "must be sent with status failed only");
+        }
+    }
+    if let Some(result) = &request.result {
+        check.size("result", result, limits::MAX_RESULT_BYTES)?;
+        check.depth("result", result);
+    }
+    check.finish()?;
+    let end = match request.status {
+        AckStatus::Succeeded => End::Succeeded {
+            result: request.result.map(|it| Box::<str>::from(it).into_string()),
+        },
+        AckStatus::Failed => End::Failed(Failure {
+            error: report(request.error.as_ref()),
+            retryable: request.retryable.unwrap_or(true),
+            retry_after_seconds: request.retry_after_seconds,
+        }),
+        AckStatus::Released => End::Released,
+    };
+    let job_id = accept_job_id(&request.job_id)?;
+    Ok(Ack { job_id, fence, end, duration_ms: request.duration_ms })
+}
+
+fn report(error: Option<&AckError>) -> ErrorReport {
+    let Some(AckError { kind, message, stack_trace }) = error else {
+        return ErrorReport::default();
+    };
+    ErrorReport::bounded(kind.as_deref(), message.as_deref(), stack_trace.as_deref())
+}

@@ -1,0 +1,33 @@
+//! `/v1/workers`: register, poll, heartbeat, ack.
+
+pub mod ack;
+pub mod heartbeat;
+pub mod poll;
+pub mod register;
+
+use uuid::Uuid;
+
+use crate::{
+    domain::{lease::Fence, limits},
+    http::validate::Check,
+    ids::{JobId, LeaseId},
+};
+
+/// Reads the fields by which a worker shows its lease.
+fn accept_fence(
+    check: &mut Check,
+    worker_id: String,
+    attempt: Option<i32>,
+    lease_id: Option<Uuid>,
+) -> Fence {
+    check.name("worker_id", &worker_id, limits::MAX_WORKER_ID_CHARS);
+    if let Some(attempt) = attempt {
+        check.range("attempt", attempt, 1, i32::MAX);
+    }
+    Fence { worker_id, attempt, lease_id: lease_id.map(LeaseId) }
+}
+
+/// A malformed id is no job, like any other that does not exist.
+fn accept_job_id(job_id: &str) -> Result<JobId, crate::error::Error> {
+    job_id.parse().map_err(|_| crate::error::Error::JobNotFound)
+}

@@ -1,0 +1,239 @@
+//! `POST /v1/workers/poll`.
+
+use std::{
+    collections::BTreeMap,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use axum::{
+    Extension,
+    body::{Body, Bytes, HttpBody},
+    extract::State,
+    http::{HeaderValue, header::CONTENT_TYPE},
+    response::Response,
+};
+use chrono::{DateTime, Utc};
+use hyper::body::{Frame, SizeHint};
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use utoipa::ToSchema;
+use uuid::Uuid;
+
+use crate::{
+    app::App,
+    auth::Caller,
+    domain::{lease::heartbeat_interval_seconds, limits},
+    engine::dispatch::{self, Delivery, Handed, Wish},
+    error::Error,
+    http::{
+        error::ErrorBody,
+        extract::{Json, RequestBody},
+        jobs::ErrorView,
+        layers::ClientGone,
+        validate::{Check, stored_json},
+    },
+};
+
+/// What a worker wants.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(example = json!({"worker_id": "worker-1", "queues": ["default"], "capacity": 5}))]
+pub struct PollRequest {
+    /// The worker's name for itself.
+    #[schema(min_length = 1, max_length = 200)]
+    worker_id: String,
+    /// Where to look, in this order.
+    #[schema(min_items = 1, max_items = 20)]
+    queues: Vec<String>,
+    /// At most so many jobs. Default: 1.
+    #[schema(minimum = 1, maximum = 50)]
+    capacity: Option<u32>,
+    /// Only jobs of these types. Default: any.
+    #[schema(max_items = 100)]
+    job_types: Option<Vec<String>>,
+    /// How long to wait for the first job. Default: 30.
+    #[schema(minimum = 0, maximum = 30)]
+    wait_seconds: Option<u32>,
+    /// The length of the leases. Default: half of the job's timeout, at least 30.
+    #[schema(minimum = 1, maximum = 86_400)]
+    lease_seconds: Option<i32>,
+    /// Makes the poll repeatable: while its leases run, the same id is answered with the same jobs.
+    poll_id: Option<Uuid>,
+}
+
+impl RequestBody for PollRequest {}
+
+/// What a worker gets.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct PollReply {
+    /// The jobs, best first; none when the wait is over.
+    pub jobs: Vec<PolledJob>,
+}
+
+/// A job under a lease.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct PolledJob {
+    /// Its id, for ack and heartbeat.
+    #[schema(example = "job_01m7w3ha3aextt8pkwwdmxsmqw")]
+    pub id: String,
+    /// What to do.
+    pub job_type: String,
+    /// The bytes that were sent.
+    #[schema(value_type = serde_json::Value)]
+    pub payload: Box<RawValue>,
+    /// Which attempt this is, counted from 1. Show it with each ack and heartbeat.
+    pub attempt: i32,
+    /// Failures at which the job is given up.
+    pub max_attempts: i32,
+    /// Longest run of this attempt, in seconds.
+    pub timeout_seconds: i32,
+    /// When the job was enqueued.
+    pub enqueued_at: DateTime<Utc>,
+    /// Where it waited.
+    pub queue: String,
+    /// This lease. Show it with each ack and heartbeat.
+    pub lease_id: Uuid,
+    /// How long the lease lasts without a heartbeat, in seconds.
+    pub lease_seconds: i32,
+    /// How often to send a heartbeat, in seconds.
+    pub heartbeat_interval_seconds: i32,
+    /// Attempts that failed before.
+    pub failures: i32,
+    /// Higher runs first.
+    pub priority: i16,
+    /// For its owner's use.
+    pub tags: BTreeMap<String, String>,
+    /// What its last failed attempt reported.
+    #[schema(required)]
+    pub last_error: Option<ErrorView>,
+}
+
+impl PolledJob {
+    fn of(handed: &Handed) -> Result<Self, Error> {
+        let job = &handed.job;
+        let tags = job.tags.clone().map(serde_json::from_value);
+        Ok(Self {
+            id: job.id.to_string(),
+            job_type: job.job_type.clone(),
+            payload: stored_json(job.payload.clone())?,
+            attempt: job.attempt,
+            max_attempts: job.max_attempts,
+            timeout_seconds: job.timeout_seconds,
+            enqueued_at: job.created_at,
+            queue: job.queue.clone(),
+            lease_id: job.lease_id.0,
+            lease_seconds: job.lease_seconds,
+            heartbeat_interval_seconds: heartbeat_interval_seconds(
+                job.lease_seconds,
+                job.timeout_seconds,
+            ),
+            failures: job.failures,
+            priority: -job.rank,
+            tags: tags.transpose().map_err(Error::internal)?.unwrap_or_default(),
+            last_error: handed.last_error.clone().and_then(ErrorView::of),
+        })
+    }
+}
+
+/// Wait for jobs and lease them.
+///
+/// Held for up to `wait_seconds` until there is a job; an empty list is an ordinary answer.
+#[utoipa::path(
+    post, path = "/workers/poll", tag = "workers", operation_id = "workers_poll",
+    request_body = PollRequest,
+    responses(
+        (status = 200, description = "Jobs, or none within the wait.", body = PollReply),
+        (status = 400, description = "The request cannot be read or breaks a rule.", body = ErrorBody),
+        (status = 401, description = "No valid API key.", body = ErrorBody),
+        (status = 413, description = "The body is too large.", body = ErrorBody),
+        (status = 415, description = "The body is not JSON.", body = ErrorBody),
+        (status = 503, description = "Try again later.", body = ErrorBody),
+    ),
+)]
+pub async fn poll(
+    caller: Caller,
+    State(app): State<App>,
+    Extension(ClientGone(gone)): Extension<ClientGone>,
+    Json(request): Json<PollRequest>,
+) -> Result<Response, Error> {
+    let (wish, wait) = accept(&caller, request)?;
+    let revoked = caller.until_revoked(&app);
+    let delivery = dispatch::poll(&app.engine, wish, wait, gone.cancelled(), revoked).await?;
+    let jobs = delivery.jobs().iter().map(PolledJob::of).collect::<Result<_, _>>()?;
+    let body = serde_json::to_vec(&PollReply { jobs }).map_err(Error::internal)?;
+    let body = DeliveryBody { bytes: Some(body.into()), delivery: Some(delivery) };
+    let mut response = Response::new(Body::new(body));
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    Ok(response)
+}
+
+fn accept(caller: &Caller, request: PollRequest) -> Result<(Wish, Duration), Error> {
+    const DEFAULT_CAPACITY: u32 = 1;
+    let mut check = Check::default();
+    check.name("worker_id", &request.worker_id, limits::MAX_WORKER_ID_CHARS);
+    if request.queues.is_empty() {
+        check.refuse("queues", "must name at least one queue");
+    }
+    check.names("queues", &request.queues, limits::MAX_POLL_QUEUES, limits::MAX_QUEUE_CHARS);
+    let mut job_types = request.job_types.unwrap_or_default();
+    check.names("job_types", &job_types, limits::MAX_POLL_JOB_TYPES, limits::MAX_JOB_TYPE_CHARS);
+    let capacity = request.capacity.unwrap_or(DEFAULT_CAPACITY);
+    check.range("capacity", capacity, 1, limits::MAX_POLL_CAPACITY);
+    let wait_seconds = request.wait_seconds.unwrap_or(limits::MAX_POLL_WAIT_SECONDS);
+    check.range("wait_seconds", wait_seconds, 0, limits::MAX_POLL_WAIT_SECONDS);
+    if let Some(lease_seconds) = request.lease_seconds {
+        check.range("lease_seconds", lease_seconds, 1, limits::MAX_LEASE_SECONDS);
+    }
+    check.finish()?;
+    job_types.sort();
+    job_types.dedup();
+    let mut queues: Vec<Arc<str>> = Vec::with_capacity(request.queues.len());
+    for queue in request.queues {
+        if !queues.iter().any(|it| **it == *queue) {
+            queues.push(queue.into());
+        }
+    }
+    let wish = Wish {
+        project_id: caller.project_id,
+        queues,
+        job_types: job_types.into(),
+        worker_id: request.worker_id.into(),
+        capacity,
+        lease_seconds: request.lease_seconds,
+        poll_id: request.poll_id,
+    };
+    Ok((wish, Duration::from_secs(wait_seconds.into())))
+}
+
+/// The answer's bytes. Until the connection takes them the jobs in it can still go back: a client
+/// that closed meanwhile never gets them.
+struct DeliveryBody {
+    bytes: Option<Bytes>,
+    delivery: Option<Delivery>,
+}
+
+impl HttpBody for DeliveryBody {
+    type Data = Bytes;
+    type Error = std::convert::Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        if let Some(delivery) = self.delivery.take() {
+            delivery.delivered();
+        }
+        Poll::Ready(self.bytes.take().map(|it| Ok(Frame::data(it))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.bytes.is_none()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(self.bytes.as_ref().map_or(0, |it| it.len() as u64))
+    }
+}

@@ -1,0 +1,116 @@
+//! Names of things: public ids are a prefix and a sortable base32 suffix, as in
+//! `job_01m7w3ha3aextt8pkwwdmxsmqw`. Never talks to a database, never decides anything.
+//!
+//! The suffix is the `TypeID` encoding of a UUID v7: 26 characters, sortable by creation time.
+
+use std::{fmt, str::FromStr};
+
+use typeid_suffix::prelude::{TypeIdSuffix, V7};
+use uuid::Uuid;
+
+/// The text is not an id of the kind that was asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("not a valid id")]
+pub struct InvalidId;
+
+macro_rules! prefixed_id {
+    ($(#[$doc:meta])* $name:ident, $prefix:literal) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, sqlx::Type)]
+        #[sqlx(transparent)]
+        pub struct $name(pub Uuid);
+
+        impl $name {
+            /// What every id of this kind starts with.
+            pub const PREFIX: &'static str = $prefix;
+
+            /// A new id, greater than every one this process made before.
+            #[must_use]
+            pub fn generate() -> Self {
+                Self(Uuid::now_v7())
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "{}{}", Self::PREFIX, TypeIdSuffix::from(self.0))
+            }
+        }
+
+        impl FromStr for $name {
+            type Err = InvalidId;
+
+            fn from_str(text: &str) -> Result<Self, InvalidId> {
+                let suffix = text.strip_prefix(Self::PREFIX).ok_or(InvalidId)?;
+                let suffix = TypeIdSuffix::from_str(suffix).map_err(|_| InvalidId)?;
+                Ok(Self(suffix.to_uuid()))
+            }
+        }
+
+        impl serde::Serialize for $name {
+            fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.collect_str(self)
+            }
+        }
+    };
+}
+
+prefixed_id!(
+    /// A job. Unique in its project only: every statement names the project as well.
+    JobId,
+    "job_"
+);
+prefixed_id!(
+    /// The public name of a project. Inside, a project is a [`ProjectId`].
+    ProjectPublicId,
+    "proj_"
+);
+prefixed_id!(
+    /// An API key's public name; the key itself is a secret and no id.
+    KeyId,
+    "key_"
+);
+
+/// A project inside this system: the first column of every tenant's key and index.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, sqlx::Type)]
+#[sqlx(transparent)]
+pub struct ProjectId(pub i32);
+
+/// One lease of one job: random, made by the server at the claim, never used twice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, sqlx::Type, serde::Serialize)]
+#[sqlx(transparent)]
+pub struct LeaseId(pub Uuid);
+
+/// An id for one request, for logs and error bodies.
+#[must_use]
+pub fn request_id() -> String {
+    format!("req_{}", TypeIdSuffix::new::<V7>())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_id_reads_back_as_it_was_written() {
+        let id = JobId::generate();
+        assert_eq!(id.to_string().parse(), Ok(id));
+        assert_eq!(id.to_string().len(), "job_".len() + 26);
+    }
+
+    #[test]
+    fn ids_sort_by_the_time_they_were_made() {
+        let (first, second) = (JobId::generate(), JobId::generate());
+        assert!(first < second);
+        assert!(first.to_string() < second.to_string());
+    }
+
+    #[test]
+    fn an_id_of_another_kind_is_refused() {
+        let key = KeyId::generate().to_string();
+        assert_eq!(key.parse::<JobId>(), Err(InvalidId));
+        assert_eq!("job_".parse::<JobId>(), Err(InvalidId));
+        assert_eq!("job_01m7w3ha3aextt8pkwwdmxsmq!".parse::<JobId>(), Err(InvalidId));
+        assert_eq!("job_zzzzzzzzzzzzzzzzzzzzzzzzzz".parse::<JobId>(), Err(InvalidId));
+    }
+}

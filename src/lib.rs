@@ -1,0 +1,20 @@
+//! Fencepost: a multi-tenant job queue with an HTTP API over PostgreSQL.
+//!
+//! `ARCHITECTURE.md` is the map of this house. A module imports only from lower floors.
+
+pub mod app;
+pub mod auth;
+pub mod bench;
+pub mod cli;
+pub mod config;
+pub mod dev;
+pub mod domain;
+pub mod engine;
+pub mod error;
+pub mod http;
+pub mod ids;
+pub mod loops;
+pub mod serve;
+pub mod store;
+pub mod telemetry;
+pub mod wake;

@@ -1,0 +1,202 @@
+//! Settling successes, and looking a second time at what was refused.
+
+use chrono::{DateTime, Utc};
+use sqlx::PgConnection;
+use uuid::Uuid;
+
+use crate::{
+    domain::{
+        job::{Outcome, StoredState},
+        lease::{Fence, Holder, Standing},
+    },
+    ids::{JobId, LeaseId, ProjectId},
+};
+
+/// A success to record, if its fence still holds.
+#[derive(Debug, Clone)]
+pub struct Success {
+    /// Whose job.
+    pub project_id: ProjectId,
+    /// Which job.
+    pub job_id: JobId,
+    /// Who says so.
+    pub fence: Fence,
+    /// The bytes that were sent.
+    pub result: Option<String>,
+    /// As the worker measured it.
+    pub duration_ms: Option<i64>,
+}
+
+/// The key of one job, as rows name it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct JobKey {
+    /// Whose job.
+    pub project_id: ProjectId,
+    /// Which job.
+    pub id: JobId,
+}
+
+pub(super) struct FenceColumns<'a> {
+    pub project_id: Vec<i32>,
+    pub job_id: Vec<Uuid>,
+    pub worker_id: Vec<&'a str>,
+    pub attempt: Vec<Option<i32>>,
+    pub lease_id: Vec<Option<Uuid>>,
+}
+
+impl<'a> FenceColumns<'a> {
+    pub fn of(fences: impl Iterator<Item = (JobKey, &'a Fence)> + Clone) -> Self {
+        Self {
+            project_id: fences.clone().map(|(key, _)| key.project_id.0).collect(),
+            job_id: fences.clone().map(|(key, _)| key.id.0).collect(),
+            worker_id: fences.clone().map(|(_, it)| it.worker_id.as_str()).collect(),
+            attempt: fences.clone().map(|(_, it)| it.attempt).collect(),
+            lease_id: fences.map(|(_, it)| it.lease_id.map(|it| it.0)).collect(),
+        }
+    }
+}
+
+impl Success {
+    /// The job's key.
+    #[must_use]
+    pub fn key(&self) -> JobKey {
+        JobKey { project_id: self.project_id, id: self.job_id }
+    }
+}
+
+/// Moves the jobs whose fences hold to `finished_jobs`, and answers with their keys.
+///
+/// No job may stand in `acks` twice. The fence stands in the `where`, so that checking and writing
+/// are one act; a fence that holds implies `processing`, and `state` is kept out of the condition
+/// because it would invite the index of leases, whose entries are nearly all dead. Rows are locked
+/// in the order of their ids, as everywhere.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn succeed(conn: &mut PgConnection, acks: &[Success]) -> sqlx::Result<Vec<JobKey>> {
+    let fences = FenceColumns::of(acks.iter().map(|it| (it.key(), &it.fence)));
+    let moved = sqlx::query!(
+        r#"
+        with held as materialized (
+            select job.project_id, job.id, job.queue, job.job_type, job.rank, job.run_at,
+                   job.created_at, job.attempt, job.failures, job.max_attempts,
+                   job.timeout_seconds, job.labels, job.cancel_requested, job.progress,
+                   job.lease_id, job.worker_id, job.claimed_at, ack.duration_ms, ack.result
+            from unnest(
+                $1::int[], $2::uuid[], $3::text[], $4::int[], $5::uuid[], $6::bigint[], $7::text[]
+            ) as ack(project_id, job_id, worker_id, attempt, lease_id, duration_ms, result)
+            join jobs job on job.project_id = ack.project_id and job.id = ack.job_id
+            where job.worker_id = ack.worker_id
+                and (ack.attempt is null or job.attempt = ack.attempt)
+                and (ack.lease_id is null or job.lease_id = ack.lease_id)
+            order by job.project_id, job.id
+            limit 500
+            for update of job
+        ), gone as (
+            delete from jobs
+            using held
+            where jobs.project_id = held.project_id and jobs.id = held.id
+        )
+        insert into finished_jobs (
+            project_id, id, queue, job_type, state, rank, run_at, created_at, attempt, failures,
+            max_attempts, timeout_seconds, labels, cancel_requested, progress, lease_id, worker_id,
+            claimed_at, duration_ms, result
+        )
+        select project_id, id, queue, job_type, 'succeeded', rank, run_at, created_at, attempt,
+               failures, max_attempts, timeout_seconds, labels, cancel_requested, progress,
+               lease_id, worker_id, claimed_at, duration_ms, result
+        from held
+        returning project_id "project_id: ProjectId", id "id: JobId"
+        "#,
+        &fences.project_id,
+        &fences.job_id,
+        &fences.worker_id as &[&str],
+        &fences.attempt as &[Option<i32>],
+        &fences.lease_id as &[Option<Uuid>],
+        &acks.iter().map(|it| it.duration_ms).collect::<Vec<_>>() as &[Option<i64>],
+        &acks.iter().map(|it| it.result.as_deref()).collect::<Vec<_>>() as &[Option<&str>],
+    )
+    .fetch_all(conn)
+    .await?;
+    Ok(moved.into_iter().map(|it| JobKey { project_id: it.project_id, id: it.id }).collect())
+}
+
+/// What a second look at a job found: where it stands, and the answer that was recorded for the
+/// attempt its fence names.
+#[derive(Debug, Clone)]
+pub struct Found {
+    /// For the rules.
+    pub standing: Standing,
+    /// When a recorded failure or release was to run again.
+    pub retry_at: Option<DateTime<Utc>>,
+    /// Children that a recorded success activated.
+    pub children_activated: Option<i32>,
+}
+
+/// Looks at one job from the eyes of somebody whose fence did not match. None: no such job.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn find_standing(
+    conn: &mut PgConnection,
+    key: JobKey,
+    fence: &Fence,
+) -> sqlx::Result<Option<Found>> {
+    let row = sqlx::query!(
+        r#"
+        select coalesce(live.state, ended.state) "state!: StoredState",
+               coalesce(live.attempt, ended.attempt) "attempt!",
+               live.worker_id "live_worker_id?",
+               live.lease_id "live_lease_id?: LeaseId",
+               live.lease_expires_at < now() "live_expired?",
+               ended.state "ended_state?: StoredState",
+               ended.worker_id "ended_worker_id?",
+               ended.lease_id "ended_lease_id?: LeaseId",
+               ended.children_activated "children_activated?",
+               past.attempt "past_attempt?",
+               past.worker_id "past_worker_id?",
+               past.lease_id "past_lease_id?: LeaseId",
+               past.outcome "past_outcome?: Outcome",
+               past.retry_at "past_retry_at?"
+        from (values ($1::int, $2::uuid)) as sought(project_id, id)
+        left join jobs live on live.project_id = sought.project_id and live.id = sought.id
+        left join finished_jobs ended
+            on ended.project_id = sought.project_id and ended.id = sought.id
+        left join lateral (
+            select attempt, worker_id, lease_id, outcome, retry_at
+            from attempts
+            where project_id = sought.project_id
+                and job_id = sought.id
+                and (attempt = $3 or lease_id = $4)
+            order by attempt desc
+            limit 1
+        ) past on true
+        where live.id is not null or ended.id is not null
+        "#,
+        key.project_id.0,
+        key.id.0,
+        fence.attempt,
+        fence.lease_id.map(|it| it.0),
+    )
+    .fetch_optional(conn)
+    .await?;
+    let Some(row) = row else { return Ok(None) };
+    let holder = |worker_id: Option<String>, attempt: Option<i32>, lease_id: Option<LeaseId>| {
+        Some(Holder { worker_id: worker_id?, attempt: attempt?, lease_id: lease_id? })
+    };
+    let running = holder(row.live_worker_id, Some(row.attempt), row.live_lease_id);
+    let succeeded = holder(row.ended_worker_id, Some(row.attempt), row.ended_lease_id)
+        .filter(|_| row.ended_state == Some(StoredState::Succeeded))
+        .map(|it| (it, Outcome::Succeeded));
+    let past = holder(row.past_worker_id, row.past_attempt, row.past_lease_id).zip(row.past_outcome);
+    Ok(Some(Found {
+        standing: Standing {
+            state: row.state.public(),
+            attempt: row.attempt,
+            running: running.map(|it| (it, row.live_expired.unwrap_or(false))),
+            recorded: past.or(succeeded),
+        },
+        retry_at: row.past_retry_at,
+        children_activated: row.children_activated,
+    }))
+}

@@ -1,0 +1,369 @@
+//! Handing out jobs under leases.
+//!
+//! The two claims differ only in the index they walk. Both must join `jobs` on its whole key and
+//! tell the planner a constant limit, or it plans a sequential scan of the table; `due` is
+//! materialized because a plain subquery with a limit may run more than once.
+
+use chrono::{DateTime, Utc};
+use sqlx::PgConnection;
+use uuid::Uuid;
+
+use crate::{
+    domain::lease::{MIN_DEFAULT_LEASE_SECONDS, TIMEOUT_GRACE_SECONDS},
+    ids::{JobId, LeaseId, ProjectId},
+};
+
+/// Jobs one claim statement may lease. The statements carry the same number as a literal.
+pub const MAX_CLAIM_SLOTS: usize = 250;
+
+/// A place in the order of claims of one queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ClaimKey {
+    /// Minus the priority.
+    pub rank: i16,
+    /// When the job could run.
+    pub run_at: DateTime<Utc>,
+}
+
+impl ClaimKey {
+    /// Before every job.
+    pub const ZERO: Self = Self { rank: i16::MIN, run_at: DateTime::UNIX_EPOCH };
+}
+
+/// What to look for: the jobs of one queue, from one place on.
+#[derive(Debug, Clone)]
+pub struct Look<'a> {
+    /// Whose queue.
+    pub project_id: ProjectId,
+    /// Which queue.
+    pub queue: &'a str,
+    /// Only these types, when some are named.
+    pub job_types: &'a [String],
+    /// Nothing before this place is looked at: the low-water mark.
+    pub from: ClaimKey,
+    /// Who gets what is found, best job first.
+    pub slots: Vec<Slot<'a>>,
+}
+
+/// A worker's wish for one job.
+#[derive(Debug, Clone, Copy)]
+pub struct Slot<'a> {
+    /// The worker.
+    pub worker_id: &'a str,
+    /// The lease it wants, in seconds.
+    pub lease_seconds: Option<i32>,
+    /// The poll it asks with.
+    pub poll_id: Option<Uuid>,
+}
+
+/// A job under a lease.
+#[derive(Debug, Clone)]
+pub struct LeasedJob {
+    /// The slot that got it: its number over all looks, from 0. None when it is read again.
+    pub slot: Option<i64>,
+    /// Whose job.
+    pub project_id: ProjectId,
+    /// Which job.
+    pub id: JobId,
+    /// Where it waited.
+    pub queue: String,
+    /// Its type.
+    pub job_type: String,
+    /// Minus the priority.
+    pub rank: i16,
+    /// When it could run.
+    pub run_at: DateTime<Utc>,
+    /// When it was stored.
+    pub created_at: DateTime<Utc>,
+    /// Which attempt this is, counted from 1.
+    pub attempt: i32,
+    /// Failures before it.
+    pub failures: i32,
+    /// Failures at which it is given up.
+    pub max_attempts: i32,
+    /// Longest run, in seconds.
+    pub timeout_seconds: i32,
+    /// The lease that fences it.
+    pub lease_id: LeaseId,
+    /// The lease's length, in seconds.
+    pub lease_seconds: i32,
+    /// When it was leased.
+    pub claimed_at: DateTime<Utc>,
+    /// The bytes that were sent.
+    pub payload: String,
+    /// Null: no tags.
+    pub tags: Option<serde_json::Value>,
+}
+
+struct Columns<'a> {
+    project_id: Vec<i32>,
+    queue: Vec<&'a str>,
+    wanted: Vec<i64>,
+    from_rank: Vec<i16>,
+    from_run_at: Vec<DateTime<Utc>>,
+    slot_look: Vec<i64>,
+    slot_place: Vec<i64>,
+    slot_worker_id: Vec<&'a str>,
+    slot_lease_seconds: Vec<Option<i32>>,
+    slot_poll_id: Vec<Option<Uuid>>,
+}
+
+impl<'a> Columns<'a> {
+    fn of(looks: &'a [Look<'a>]) -> Self {
+        let slots = || {
+            (1_i64..).zip(looks).flat_map(|(look, it)| {
+                (1_i64..).zip(&it.slots).map(move |(place, slot)| (look, place, slot))
+            })
+        };
+        Self {
+            project_id: looks.iter().map(|it| it.project_id.0).collect(),
+            queue: looks.iter().map(|it| it.queue).collect(),
+            wanted: looks.iter().map(|it| it.slots.len() as i64).collect(),
+            from_rank: looks.iter().map(|it| it.from.rank).collect(),
+            from_run_at: looks.iter().map(|it| it.from.run_at).collect(),
+            slot_look: slots().map(|(look, ..)| look).collect(),
+            slot_place: slots().map(|(_, place, _)| place).collect(),
+            slot_worker_id: slots().map(|(.., it)| it.worker_id).collect(),
+            slot_lease_seconds: slots().map(|(.., it)| it.lease_seconds).collect(),
+            slot_poll_id: slots().map(|(.., it)| it.poll_id).collect(),
+        }
+    }
+}
+
+/// Leases jobs of any type to the slots of many looks, best priority first, then oldest.
+///
+/// Jobs that another claim holds locked are skipped, not waited for.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn claim_any_type(
+    conn: &mut PgConnection,
+    looks: &[Look<'_>],
+) -> sqlx::Result<Vec<LeasedJob>> {
+    let columns = Columns::of(looks);
+    sqlx::query_as!(
+        LeasedJob,
+        r#"
+        with due as materialized (
+            select look.number as look, found.project_id, found.id,
+                   row_number() over (
+                       partition by look.number order by found.rank, found.run_at, found.id
+                   ) as place
+            from unnest($1::int[], $2::text[], $3::bigint[], $4::smallint[], $5::timestamptz[])
+                with ordinality
+                as look(project_id, queue, wanted, from_rank, from_run_at, number)
+            cross join lateral (
+                select project_id, id, rank, run_at
+                from jobs
+                where project_id = look.project_id
+                    and queue = look.queue
+                    and state = 'pending'
+                    and (rank, run_at) >= (look.from_rank, look.from_run_at)
+                order by rank, run_at, id
+                limit look.wanted
+                for update skip locked
+            ) found
+            limit 250
+        ), slot as materialized (
+            select number, look, place, worker_id, lease_seconds, poll_id
+            from unnest($6::bigint[], $7::bigint[], $8::text[], $9::int[], $10::uuid[])
+                with ordinality
+                as sent(look, place, worker_id, lease_seconds, poll_id, number)
+        )
+        update jobs
+        set state = 'processing',
+            attempt = jobs.attempt + 1,
+            lease_id = gen_random_uuid(),
+            worker_id = slot.worker_id,
+            poll_id = slot.poll_id,
+            progress = null,
+            claimed_at = now(),
+            lease_seconds = coalesce(
+                slot.lease_seconds, greatest($11::int, jobs.timeout_seconds / 2)
+            ),
+            lease_expires_at = now() + make_interval(secs => least(
+                coalesce(slot.lease_seconds, greatest($11::int, jobs.timeout_seconds / 2)),
+                jobs.timeout_seconds + $12::int
+            ))
+        from due
+        join slot on slot.look = due.look and slot.place = due.place
+        join job_bodies body on body.project_id = due.project_id and body.job_id = due.id
+        where jobs.project_id = due.project_id and jobs.id = due.id
+        returning slot.number - 1 as slot, jobs.project_id "project_id: ProjectId",
+                  jobs.id "id: JobId", jobs.queue, jobs.job_type, jobs.rank, jobs.run_at,
+                  jobs.created_at, jobs.attempt, jobs.failures, jobs.max_attempts,
+                  jobs.timeout_seconds, jobs.lease_id "lease_id!: LeaseId",
+                  jobs.lease_seconds "lease_seconds!", jobs.claimed_at "claimed_at!",
+                  body.payload, body.tags
+        "#,
+        &columns.project_id,
+        &columns.queue as &[&str],
+        &columns.wanted,
+        &columns.from_rank,
+        &columns.from_run_at,
+        &columns.slot_look,
+        &columns.slot_place,
+        &columns.slot_worker_id as &[&str],
+        &columns.slot_lease_seconds as &[Option<i32>],
+        &columns.slot_poll_id as &[Option<Uuid>],
+        MIN_DEFAULT_LEASE_SECONDS,
+        TIMEOUT_GRACE_SECONDS,
+    )
+    .fetch_all(conn)
+    .await
+}
+
+/// Like [`claim_any_type`], for one look that names job types.
+///
+/// Each type is looked up in an index of its own order and the best are taken from all of them, so
+/// that a claim never walks over other types' rows. What is found is locked after it was chosen: a
+/// job that another claim took in between is not replaced, and the look comes back short.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn claim_some_types(
+    conn: &mut PgConnection,
+    look: &Look<'_>,
+) -> sqlx::Result<Vec<LeasedJob>> {
+    let columns = Columns::of(std::slice::from_ref(look));
+    sqlx::query_as!(
+        LeasedJob,
+        r#"
+        with best as materialized (
+            select found.id, found.rank, found.run_at
+            from unnest($2::text[]) as wanted(job_type)
+            cross join lateral (
+                select id, rank, run_at
+                from jobs
+                where project_id = $1
+                    and queue = $3
+                    and job_type = wanted.job_type
+                    and state = 'pending'
+                    and (rank, run_at) >= ($4::smallint, $5::timestamptz)
+                order by rank, run_at, id
+                limit $6
+            ) found
+            order by found.rank, found.run_at, found.id
+            limit least($6, 250)
+        ), held as materialized (
+            select jobs.project_id, jobs.id, jobs.rank, jobs.run_at
+            from best
+            join jobs on jobs.project_id = $1 and jobs.id = best.id
+            where jobs.state = 'pending'
+            order by jobs.id
+            limit 250
+            for update of jobs skip locked
+        ), due as materialized (
+            select project_id, id, row_number() over (order by rank, run_at, id) as place
+            from held
+        ), slot as materialized (
+            select number, place, worker_id, lease_seconds, poll_id
+            from unnest($7::bigint[], $8::text[], $9::int[], $10::uuid[])
+                with ordinality
+                as sent(place, worker_id, lease_seconds, poll_id, number)
+        )
+        update jobs
+        set state = 'processing',
+            attempt = jobs.attempt + 1,
+            lease_id = gen_random_uuid(),
+            worker_id = slot.worker_id,
+            poll_id = slot.poll_id,
+            progress = null,
+            claimed_at = now(),
+            lease_seconds = coalesce(
+                slot.lease_seconds, greatest($11::int, jobs.timeout_seconds / 2)
+            ),
+            lease_expires_at = now() + make_interval(secs => least(
+                coalesce(slot.lease_seconds, greatest($11::int, jobs.timeout_seconds / 2)),
+                jobs.timeout_seconds + $12::int
+            ))
+        from due
+        join slot on slot.place = due.place
+        join job_bodies body on body.project_id = due.project_id and body.job_id = due.id
+        where jobs.project_id = due.project_id and jobs.id = due.id
+        returning slot.number - 1 as slot, jobs.project_id "project_id: ProjectId",
+                  jobs.id "id: JobId", jobs.queue, jobs.job_type, jobs.rank, jobs.run_at,
+                  jobs.created_at, jobs.attempt, jobs.failures, jobs.max_attempts,
+                  jobs.timeout_seconds, jobs.lease_id "lease_id!: LeaseId",
+                  jobs.lease_seconds "lease_seconds!", jobs.claimed_at "claimed_at!",
+                  body.payload, body.tags
+        "#,
+        look.project_id.0,
+        look.job_types,
+        look.queue,
+        look.from.rank,
+        look.from.run_at,
+        look.slots.len() as i64,
+        &columns.slot_place,
+        &columns.slot_worker_id as &[&str],
+        &columns.slot_lease_seconds as &[Option<i32>],
+        &columns.slot_poll_id as &[Option<Uuid>],
+        MIN_DEFAULT_LEASE_SECONDS,
+        TIMEOUT_GRACE_SECONDS,
+    )
+    .fetch_all(conn)
+    .await
+}
+
+/// The jobs that an earlier poll with this id was given and whose leases still run.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn leased_by_poll(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    worker_id: &str,
+    poll_id: Uuid,
+) -> sqlx::Result<Vec<LeasedJob>> {
+    sqlx::query_as!(
+        LeasedJob,
+        r#"
+        select null::bigint as slot, jobs.project_id "project_id: ProjectId",
+               jobs.id "id: JobId", jobs.queue, jobs.job_type, jobs.rank, jobs.run_at,
+               jobs.created_at, jobs.attempt, jobs.failures, jobs.max_attempts,
+               jobs.timeout_seconds, jobs.lease_id "lease_id!: LeaseId",
+               jobs.lease_seconds "lease_seconds!", jobs.claimed_at "claimed_at!",
+               body.payload, body.tags
+        from jobs
+        join job_bodies body on body.project_id = jobs.project_id and body.job_id = jobs.id
+        where jobs.project_id = $1
+            and jobs.poll_id = $2
+            and jobs.worker_id = $3
+            and jobs.lease_expires_at > now()
+        order by jobs.rank, jobs.run_at, jobs.id
+        limit 50
+        "#,
+        project_id.0,
+        poll_id,
+        worker_id,
+    )
+    .fetch_all(conn)
+    .await
+}
+
+/// Which of these queues hold at least one claimable job. Answers with their numbers, from 0.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn queues_with_work(
+    conn: &mut PgConnection,
+    queues: &[(ProjectId, std::sync::Arc<str>)],
+) -> sqlx::Result<Vec<i64>> {
+    sqlx::query_scalar!(
+        r#"
+        select look.number - 1 "number!"
+        from unnest($1::int[], $2::text[]) with ordinality as look(project_id, queue, number)
+        cross join lateral (
+            select 1
+            from jobs
+            where project_id = look.project_id and queue = look.queue and state = 'pending'
+            order by rank, run_at, id
+            limit 1
+        ) found
+        "#,
+        &queues.iter().map(|it| it.0.0).collect::<Vec<_>>(),
+        &queues.iter().map(|it| &*it.1).collect::<Vec<_>>() as &[&str],
+    )
+    .fetch_all(conn)
+    .await
+}

@@ -1,0 +1,193 @@
+//! Ending attempts that did not succeed: lock and read, then write down what was decided.
+//! Both run in one transaction.
+
+use std::time::Duration;
+
+use chrono::{DateTime, Utc};
+use sqlx::{PgConnection, types::Json};
+use uuid::Uuid;
+
+use super::acks::{FenceColumns, JobKey};
+use crate::{
+    domain::{
+        backoff::RetryPolicy,
+        job::{Outcome, StoredState},
+        lease::Fence,
+        text::ErrorReport,
+    },
+    ids::{JobId, ProjectId},
+};
+
+/// A running job, locked, with what the rules want to know of it.
+#[derive(Debug, Clone)]
+pub struct Held {
+    /// Whose job.
+    pub project_id: ProjectId,
+    /// Which job.
+    pub id: JobId,
+    /// The attempt that ends.
+    pub attempt: i32,
+    /// Failures before it.
+    pub failures: i32,
+    /// Failures at which the job is given up.
+    pub max_attempts: i32,
+    /// None: the default policy.
+    pub retry: Option<Json<RetryPolicy>>,
+    /// Whether the attempt had used up its `timeout_seconds`.
+    pub timed_out: bool,
+}
+
+impl Held {
+    /// The job's key.
+    #[must_use]
+    pub fn key(&self) -> JobKey {
+        JobKey { project_id: self.project_id, id: self.id }
+    }
+}
+
+/// Locks the running jobs whose fences hold, in the order of their ids.
+///
+/// No job may stand in `fences` twice.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn lock_held<'a>(
+    conn: &mut PgConnection,
+    fences: impl Iterator<Item = (JobKey, &'a Fence)> + Clone,
+) -> sqlx::Result<Vec<Held>> {
+    let fences = FenceColumns::of(fences);
+    sqlx::query_as!(
+        Held,
+        r#"
+        select job.project_id "project_id: ProjectId", job.id "id: JobId", job.attempt,
+               job.failures, job.max_attempts, body.retry "retry?: Json<RetryPolicy>",
+               false "timed_out!"
+        from unnest($1::int[], $2::uuid[], $3::text[], $4::int[], $5::uuid[])
+            as shown(project_id, job_id, worker_id, attempt, lease_id)
+        join jobs job on job.project_id = shown.project_id and job.id = shown.job_id
+        left join job_bodies body
+            on body.project_id = shown.project_id and body.job_id = shown.job_id
+        where job.worker_id = shown.worker_id
+            and (shown.attempt is null or job.attempt = shown.attempt)
+            and (shown.lease_id is null or job.lease_id = shown.lease_id)
+        order by job.project_id, job.id
+        limit 500
+        for update of job
+        "#,
+        &fences.project_id,
+        &fences.job_id,
+        &fences.worker_id as &[&str],
+        &fences.attempt as &[Option<i32>],
+        &fences.lease_id as &[Option<Uuid>],
+    )
+    .fetch_all(conn)
+    .await
+}
+
+/// What to write down of an attempt that ended.
+#[derive(Debug, Clone)]
+pub struct Ended {
+    /// Whose job.
+    pub key: JobKey,
+    /// `backoff`, `pending` or `dead_letter`.
+    pub state: StoredState,
+    /// From now on.
+    pub failures: i32,
+    /// For `backoff`.
+    pub wait: Duration,
+    /// How the attempt ended.
+    pub outcome: Outcome,
+    /// What the worker said of it.
+    pub error: ErrorReport,
+    /// As the worker measured it.
+    pub duration_ms: Option<i64>,
+}
+
+/// What became of a job.
+#[derive(Debug, Clone)]
+pub struct Rested {
+    /// Whose job.
+    pub project_id: ProjectId,
+    /// Which job.
+    pub id: JobId,
+    /// Where it waits.
+    pub queue: String,
+    /// Its type.
+    pub job_type: String,
+    /// Minus the priority.
+    pub rank: i16,
+    /// Its place in the order of claims.
+    pub run_at: DateTime<Utc>,
+    /// Where it is now.
+    pub state: StoredState,
+    /// When it can run again; none when it was given up.
+    pub retry_at: Option<DateTime<Utc>>,
+}
+
+/// Ends the running attempts of locked jobs, and leaves a row of each in `attempts`.
+///
+/// A job that is `pending` again keeps its `run_at`, and with it its place in the queue.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn end_attempts(conn: &mut PgConnection, ended: &[Ended]) -> sqlx::Result<Vec<Rested>> {
+    sqlx::query_as!(
+        Rested,
+        r#"
+        with ended as materialized (
+            select project_id, job_id, state, failures, outcome, error_kind, error_message,
+                   error_stack_trace, error_truncated, duration_ms,
+                   statement_timestamp() + make_interval(secs => wait_ms / 1000.0) as retry_at
+            from unnest(
+                $1::int[], $2::uuid[], $3::text[], $4::int[], $5::float8[], $6::text[], $7::text[],
+                $8::text[], $9::text[], $10::bool[], $11::bigint[]
+            ) as sent(
+                project_id, job_id, state, failures, wait_ms, outcome, error_kind, error_message,
+                error_stack_trace, error_truncated, duration_ms
+            )
+        ), history as (
+            insert into attempts (
+                project_id, job_id, attempt, worker_id, lease_id, claimed_at, ended_at, outcome,
+                error_kind, error_message, error_stack_trace, error_truncated, retry_at, duration_ms
+            )
+            select job.project_id, job.id, job.attempt, job.worker_id, job.lease_id, job.claimed_at,
+                   statement_timestamp(), ended.outcome, ended.error_kind, ended.error_message,
+                   ended.error_stack_trace, ended.error_truncated,
+                   case when ended.state <> 'dead_letter' then ended.retry_at end,
+                   ended.duration_ms
+            from ended
+            join jobs job on job.project_id = ended.project_id and job.id = ended.job_id
+        )
+        update jobs
+        set state = ended.state,
+            failures = ended.failures,
+            run_at = case when ended.state = 'backoff' then ended.retry_at else jobs.run_at end,
+            completed_at = case when ended.state = 'dead_letter' then statement_timestamp() end,
+            lease_id = null,
+            worker_id = null,
+            claimed_at = null,
+            lease_seconds = null,
+            lease_expires_at = null,
+            poll_id = null
+        from ended
+        where jobs.project_id = ended.project_id and jobs.id = ended.job_id
+        returning jobs.project_id "project_id: ProjectId", jobs.id "id: JobId", jobs.queue,
+                  jobs.job_type, jobs.rank, jobs.run_at, jobs.state "state: StoredState",
+                  case when ended.state <> 'dead_letter' then ended.retry_at end as retry_at
+        "#,
+        &ended.iter().map(|it| it.key.project_id.0).collect::<Vec<_>>(),
+        &ended.iter().map(|it| it.key.id.0).collect::<Vec<_>>(),
+        &ended.iter().map(|it| it.state).collect::<Vec<_>>() as &[StoredState],
+        &ended.iter().map(|it| it.failures).collect::<Vec<_>>(),
+        &ended.iter().map(|it| it.wait.as_millis() as f64).collect::<Vec<_>>(),
+        &ended.iter().map(|it| it.outcome).collect::<Vec<_>>() as &[Outcome],
+        &ended.iter().map(|it| it.error.kind.as_deref()).collect::<Vec<_>>() as &[Option<&str>],
+        &ended.iter().map(|it| it.error.message.as_deref()).collect::<Vec<_>>() as &[Option<&str>],
+        &ended.iter().map(|it| it.error.stack_trace.as_deref()).collect::<Vec<_>>()
+            as &[Option<&str>],
+        &ended.iter().map(|it| it.error.truncated).collect::<Vec<_>>(),
+        &ended.iter().map(|it| it.duration_ms).collect::<Vec<_>>() as &[Option<i64>],
+    )
+    .fetch_all(conn)
+    .await
+}

@@ -1,0 +1,163 @@
+//! Storing new jobs.
+
+use chrono::{DateTime, Utc};
+use sqlx::{PgConnection, types::Json};
+
+use crate::{
+    domain::{backoff::RetryPolicy, job::StoredState, limits},
+    ids::{JobId, ProjectId},
+};
+
+/// When a new job may run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Start {
+    /// So many seconds after it is stored; 0 for at once.
+    After(i32),
+    /// At this time, or at once if it is past.
+    At(DateTime<Utc>),
+}
+
+/// A job to store. Its fields were checked against [`limits`].
+#[derive(Debug, Clone)]
+pub struct NewJob {
+    /// Whose job.
+    pub project_id: ProjectId,
+    /// Made before the insert, so that a lost answer can be looked up.
+    pub id: JobId,
+    /// Where it waits.
+    pub queue: String,
+    /// Who can do it.
+    pub job_type: String,
+    /// Minus the priority.
+    pub rank: i16,
+    /// When it may run.
+    pub start: Start,
+    /// Failures at which it is given up.
+    pub max_attempts: i32,
+    /// Longest run of one attempt, in seconds.
+    pub timeout_seconds: i32,
+    /// The bytes that were sent.
+    pub payload: String,
+    /// None: the default.
+    pub retry: Option<Json<RetryPolicy>>,
+    /// None: no tags.
+    pub tags: Option<Json<std::collections::BTreeMap<String, String>>>,
+}
+
+/// What the store added to a new job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StoredJob {
+    /// Which job.
+    pub id: JobId,
+    /// `scheduled` or `pending`.
+    pub state: StoredState,
+    /// When it may run.
+    pub run_at: DateTime<Utc>,
+    /// When it was stored.
+    pub created_at: DateTime<Utc>,
+}
+
+/// Stores jobs of any projects, all or none.
+///
+/// A request whose latest `run_at` lies more than [`limits::MAX_DELAY_SECONDS`] ahead is left out
+/// whole, and so are its jobs from the answer: only the database's clock can tell. `latest_run_at`
+/// has one entry a job: the latest `run_at` of the request that it came with.
+///
+/// # Errors
+/// A unique violation when one of the ids is stored already.
+pub async fn insert_jobs(
+    conn: &mut PgConnection,
+    jobs: &[&NewJob],
+    latest_run_at: &[Option<DateTime<Utc>>],
+) -> sqlx::Result<Vec<StoredJob>> {
+    let run_at: Vec<_> = jobs
+        .iter()
+        .map(|it| match it.start {
+            Start::At(run_at) => Some(run_at),
+            Start::After(_) => None,
+        })
+        .collect();
+    let delay_seconds: Vec<_> = jobs
+        .iter()
+        .map(|it| match it.start {
+            Start::At(_) => 0,
+            Start::After(seconds) => seconds,
+        })
+        .collect();
+    sqlx::query_as!(
+        StoredJob,
+        r#"
+        with new as materialized (
+            select project_id, id, queue, job_type, rank, max_attempts, timeout_seconds,
+                   payload, retry, tags,
+                   coalesce(run_at, now() + make_interval(secs => delay_seconds)) as run_at
+            from unnest(
+                $1::int[], $2::uuid[], $3::text[], $4::text[], $5::smallint[], $6::timestamptz[],
+                $7::int[], $8::timestamptz[], $9::int[], $10::int[], $11::text[], $12::jsonb[],
+                $13::jsonb[]
+            ) as sent(
+                project_id, id, queue, job_type, rank, run_at,
+                delay_seconds, latest_run_at, max_attempts, timeout_seconds, payload, retry, tags
+            )
+            where latest_run_at is null
+                or latest_run_at <= now() + make_interval(secs => $14::bigint)
+        ), bodies as (
+            insert into job_bodies (project_id, job_id, payload, retry, tags)
+            select project_id, id, payload, retry, tags
+            from new
+        )
+        insert into jobs (
+            project_id, id, queue, job_type, state, rank, run_at, max_attempts, timeout_seconds
+        )
+        select project_id, id, queue, job_type,
+               case when run_at > now() then 'scheduled' else 'pending' end,
+               rank, run_at, max_attempts, timeout_seconds
+        from new
+        returning id "id: JobId", state "state: StoredState", run_at, created_at
+        "#,
+        &jobs.iter().map(|it| it.project_id.0).collect::<Vec<_>>(),
+        &jobs.iter().map(|it| it.id.0).collect::<Vec<_>>(),
+        &jobs.iter().map(|it| it.queue.as_str()).collect::<Vec<_>>() as &[&str],
+        &jobs.iter().map(|it| it.job_type.as_str()).collect::<Vec<_>>() as &[&str],
+        &jobs.iter().map(|it| it.rank).collect::<Vec<_>>(),
+        &run_at as &[Option<DateTime<Utc>>],
+        &delay_seconds,
+        latest_run_at as &[Option<DateTime<Utc>>],
+        &jobs.iter().map(|it| it.max_attempts).collect::<Vec<_>>(),
+        &jobs.iter().map(|it| it.timeout_seconds).collect::<Vec<_>>(),
+        &jobs.iter().map(|it| it.payload.as_str()).collect::<Vec<_>>() as &[&str],
+        &jobs.iter().map(|it| it.retry.as_ref()).collect::<Vec<_>>() as &[Option<&Json<RetryPolicy>>],
+        &jobs.iter().map(|it| it.tags.as_ref()).collect::<Vec<_>>() as &[Option<&Json<_>>],
+        limits::MAX_DELAY_SECONDS,
+    )
+    .fetch_all(conn)
+    .await
+}
+
+/// Which of these jobs are stored already, live or ended: asked after a commit whose answer was
+/// lost. The times of an ended job are those it was stored with.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn find_stored(
+    conn: &mut PgConnection,
+    jobs: &[&NewJob],
+) -> sqlx::Result<Vec<StoredJob>> {
+    sqlx::query_as!(
+        StoredJob,
+        r#"
+        select sent.id "id!: JobId",
+               coalesce(live.state, ended.state) "state!: StoredState",
+               coalesce(live.run_at, ended.run_at) "run_at!",
+               coalesce(live.created_at, ended.created_at) "created_at!"
+        from unnest($1::int[], $2::uuid[]) as sent(project_id, id)
+        left join jobs live on live.project_id = sent.project_id and live.id = sent.id
+        left join finished_jobs ended on ended.project_id = sent.project_id and ended.id = sent.id
+        where live.id is not null or ended.id is not null
+        "#,
+        &jobs.iter().map(|it| it.project_id.0).collect::<Vec<_>>(),
+        &jobs.iter().map(|it| it.id.0).collect::<Vec<_>>(),
+    )
+    .fetch_all(conn)
+    .await
+}

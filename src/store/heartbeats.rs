@@ -1,0 +1,82 @@
+//! Renewing leases.
+
+use sqlx::PgConnection;
+use uuid::Uuid;
+
+use super::acks::{FenceColumns, JobKey};
+use crate::{
+    domain::lease::{Fence, TIMEOUT_GRACE_SECONDS},
+    ids::{JobId, ProjectId},
+};
+
+/// A sign of life of one job.
+#[derive(Debug, Clone)]
+pub struct Beat {
+    /// Whose job.
+    pub key: JobKey,
+    /// Who says so.
+    pub fence: Fence,
+    /// How far the worker is, 0 to 1; none leaves what was said before.
+    pub progress: Option<f32>,
+}
+
+/// A lease that was renewed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Renewed {
+    /// Whose job.
+    pub key: JobKey,
+    /// Whether the worker should stop.
+    pub cancel_requested: bool,
+}
+
+/// Renews the leases whose fences hold and which have not expired, by their own length, but never
+/// past the job's timeout and its grace.
+///
+/// No job may stand in `beats` twice.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn renew(conn: &mut PgConnection, beats: &[Beat]) -> sqlx::Result<Vec<Renewed>> {
+    let fences = FenceColumns::of(beats.iter().map(|it| (it.key, &it.fence)));
+    let rows = sqlx::query!(
+        r#"
+        with held as materialized (
+            select job.project_id, job.id, beat.progress
+            from unnest($1::int[], $2::uuid[], $3::text[], $4::int[], $5::uuid[], $6::real[])
+                as beat(project_id, job_id, worker_id, attempt, lease_id, progress)
+            join jobs job on job.project_id = beat.project_id and job.id = beat.job_id
+            where job.worker_id = beat.worker_id
+                and (beat.attempt is null or job.attempt = beat.attempt)
+                and (beat.lease_id is null or job.lease_id = beat.lease_id)
+                and job.lease_expires_at > now()
+            order by job.project_id, job.id
+            limit 500
+            for no key update of job
+        )
+        update jobs
+        set lease_expires_at = greatest(jobs.lease_expires_at, least(
+                now() + make_interval(secs => jobs.lease_seconds),
+                jobs.claimed_at + make_interval(secs => jobs.timeout_seconds + $7::int)
+            )),
+            progress = coalesce(held.progress, jobs.progress)
+        from held
+        where jobs.project_id = held.project_id and jobs.id = held.id
+        returning jobs.project_id "project_id: ProjectId", jobs.id "id: JobId",
+                  jobs.cancel_requested
+        "#,
+        &fences.project_id,
+        &fences.job_id,
+        &fences.worker_id as &[&str],
+        &fences.attempt as &[Option<i32>],
+        &fences.lease_id as &[Option<Uuid>],
+        &beats.iter().map(|it| it.progress).collect::<Vec<_>>() as &[Option<f32>],
+        TIMEOUT_GRACE_SECONDS,
+    )
+    .fetch_all(conn)
+    .await?;
+    let renewed = rows.into_iter().map(|it| Renewed {
+        key: JobKey { project_id: it.project_id, id: it.id },
+        cancel_requested: it.cancel_requested,
+    });
+    Ok(renewed.collect())
+}

@@ -1,0 +1,309 @@
+//! Reading jobs: one, with its history; or a page of them, newest first.
+
+use chrono::{DateTime, Utc};
+use sqlx::{PgConnection, Postgres, QueryBuilder, types::Json};
+use uuid::Uuid;
+
+use crate::{
+    domain::{
+        backoff::RetryPolicy,
+        job::{JobState, Outcome, StoredState},
+        limits,
+    },
+    ids::{JobId, LeaseId, ProjectId},
+};
+
+/// A job as it is stored, from whichever table.
+#[derive(Debug, Clone, sqlx::FromRow)]
+#[allow(missing_docs)] // Each is the column of that name, described in the migration.
+pub struct JobRow {
+    pub id: JobId,
+    pub queue: String,
+    pub job_type: String,
+    pub state: StoredState,
+    pub rank: i16,
+    pub run_at: DateTime<Utc>,
+    pub created_at: DateTime<Utc>,
+    pub attempt: i32,
+    pub failures: i32,
+    pub max_attempts: i32,
+    pub timeout_seconds: i32,
+    pub unfinished_parents: i32,
+    pub cancel_requested: bool,
+    pub progress: Option<f32>,
+    pub completed_at: Option<DateTime<Utc>>,
+    pub lease_id: Option<LeaseId>,
+    pub worker_id: Option<String>,
+    pub claimed_at: Option<DateTime<Utc>>,
+    pub lease_expires_at: Option<DateTime<Utc>>,
+    pub result: Option<String>,
+    pub duration_ms: Option<i64>,
+    pub payload: String,
+    pub retry: Option<Json<RetryPolicy>>,
+    pub tags: Option<serde_json::Value>,
+}
+
+/// A past attempt that did not succeed.
+#[derive(Debug, Clone)]
+#[allow(missing_docs)] // Each is the column of that name, described in the migration.
+pub struct AttemptRow {
+    pub attempt: i32,
+    pub worker_id: String,
+    pub claimed_at: DateTime<Utc>,
+    pub ended_at: DateTime<Utc>,
+    pub outcome: Outcome,
+    pub error_kind: Option<String>,
+    pub error_message: Option<String>,
+    pub error_stack_trace: Option<String>,
+    pub error_truncated: bool,
+    pub retry_at: Option<DateTime<Utc>>,
+    pub duration_ms: Option<i64>,
+}
+
+/// One job, live or ended. Read from both tables by one statement: a job on its way from one to
+/// the other would be in neither.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn find(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    id: JobId,
+) -> sqlx::Result<Option<JobRow>> {
+    sqlx::query_as!(
+        JobRow,
+        r#"
+        with job as (
+            select id, queue, job_type, state, rank, run_at, created_at, attempt, failures,
+                   max_attempts, timeout_seconds, unfinished_parents, cancel_requested, progress,
+                   completed_at, lease_id, worker_id, claimed_at, lease_expires_at,
+                   null::text as result, null::bigint as duration_ms
+            from jobs
+            where project_id = $1 and id = $2
+            union all
+            select id, queue, job_type, state, rank, run_at, created_at, attempt, failures,
+                   max_attempts, timeout_seconds, 0, cancel_requested, progress,
+                   completed_at, lease_id, worker_id, claimed_at, null, result, duration_ms
+            from finished_jobs
+            where project_id = $1 and id = $2
+        )
+        select job.id "id!: JobId", job.queue "queue!", job.job_type "job_type!",
+               job.state "state!: StoredState", job.rank "rank!", job.run_at "run_at!",
+               job.created_at "created_at!", job.attempt "attempt!", job.failures "failures!",
+               job.max_attempts "max_attempts!", job.timeout_seconds "timeout_seconds!",
+               job.unfinished_parents "unfinished_parents!",
+               job.cancel_requested "cancel_requested!", job.progress, job.completed_at,
+               job.lease_id "lease_id: LeaseId", job.worker_id, job.claimed_at,
+               job.lease_expires_at, job.result, job.duration_ms,
+               body.payload, body.retry "retry: Json<RetryPolicy>", body.tags
+        from job
+        join job_bodies body on body.project_id = $1 and body.job_id = job.id
+        "#,
+        project_id.0,
+        id.0,
+    )
+    .fetch_optional(conn)
+    .await
+}
+
+/// The past attempts of one job that did not succeed, oldest first; the newest
+/// [`limits::MAX_SHOWN_ATTEMPTS`] when there are more.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn attempts(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    id: JobId,
+) -> sqlx::Result<Vec<AttemptRow>> {
+    let mut rows = sqlx::query_as!(
+        AttemptRow,
+        r#"
+        select attempt, worker_id, claimed_at, ended_at, outcome "outcome: Outcome", error_kind,
+               error_message, error_stack_trace, error_truncated, retry_at, duration_ms
+        from attempts
+        where project_id = $1 and job_id = $2
+        order by attempt desc
+        limit $3
+        "#,
+        project_id.0,
+        id.0,
+        limits::MAX_SHOWN_ATTEMPTS,
+    )
+    .fetch_all(conn)
+    .await?;
+    rows.reverse();
+    Ok(rows)
+}
+
+/// The last error of a job that has failed before.
+#[derive(Debug, Clone)]
+pub struct LastError {
+    /// Which job.
+    pub job_id: JobId,
+    /// See [`crate::domain::text::ErrorReport`].
+    pub kind: Option<String>,
+    /// See [`crate::domain::text::ErrorReport`].
+    pub message: Option<String>,
+    /// See [`crate::domain::text::ErrorReport`].
+    pub stack_trace: Option<String>,
+    /// See [`crate::domain::text::ErrorReport`].
+    pub truncated: bool,
+}
+
+/// The latest error that is recorded for each of these jobs.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn last_errors(
+    conn: &mut PgConnection,
+    keys: &[(ProjectId, JobId)],
+) -> sqlx::Result<Vec<LastError>> {
+    sqlx::query_as!(
+        LastError,
+        r#"
+        select sought.job_id "job_id!: JobId", past.error_kind as kind,
+               past.error_message as message, past.error_stack_trace as stack_trace,
+               past.error_truncated as truncated
+        from unnest($1::int[], $2::uuid[]) as sought(project_id, job_id)
+        cross join lateral (
+            select error_kind, error_message, error_stack_trace, error_truncated
+            from attempts
+            where project_id = sought.project_id
+                and job_id = sought.job_id
+                and outcome = 'failed'
+            order by attempt desc
+            limit 1
+        ) past
+        "#,
+        &keys.iter().map(|it| it.0.0).collect::<Vec<_>>(),
+        &keys.iter().map(|it| it.1.0).collect::<Vec<_>>(),
+    )
+    .fetch_all(conn)
+    .await
+}
+
+/// Which jobs a list shows. Every part narrows.
+#[derive(Debug, Clone, Default)]
+pub struct Filter {
+    /// Only jobs in this state.
+    pub state: Option<JobState>,
+    /// Only jobs of this queue.
+    pub queue: Option<String>,
+    /// Only jobs of this type.
+    pub job_type: Option<String>,
+    /// Only jobs stored at this time or later.
+    pub created_after: Option<DateTime<Utc>>,
+    /// Only jobs stored before this time.
+    pub created_before: Option<DateTime<Utc>>,
+}
+
+/// How far a job's id may lie from its `created_at`: ids are made by the nodes' clocks, in
+/// milliseconds.
+const ID_CLOCK_MARGIN_MS: i64 = 3_600_000;
+
+/// One page of jobs: the newest whose id is below `before`, from the newest
+/// [`limits::MAX_PAGE_EXAMINED_ROWS`] rows of each table.
+///
+/// Answers with the rows that match, and with the smallest id it examined when there may be more
+/// below it.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn page(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    filter: &Filter,
+    before: Option<JobId>,
+    page_jobs: u32,
+) -> sqlx::Result<(Vec<JobRow>, Option<JobId>)> {
+    let upper = [before.map(|it| it.0), filter.created_before.map(|it| id_at(it, ID_CLOCK_MARGIN_MS))]
+        .into_iter()
+        .flatten()
+        .min()
+        .unwrap_or(Uuid::max());
+    let lower = filter.created_after.map_or(Uuid::nil(), |it| id_at(it, -ID_CLOCK_MARGIN_MS));
+    let mut query = QueryBuilder::<Postgres>::new("with examined as (select * from (");
+    for (table, own_columns) in [
+        ("jobs", "unfinished_parents, lease_expires_at, null::text as result, null::bigint as duration_ms"),
+        ("finished_jobs", "0, null, result, duration_ms"),
+    ] {
+        if table == "finished_jobs" {
+            query.push(" union all ");
+        }
+        query.push("(select id, queue, job_type, state, rank, run_at, created_at, attempt, failures, ");
+        query.push("max_attempts, timeout_seconds, cancel_requested, progress, completed_at, lease_id, ");
+        query.push("worker_id, claimed_at, ");
+        query.push(own_columns).push(" from ").push(table);
+        query.push(" where project_id = ").push_bind(project_id.0);
+        query.push(" and id < ").push_bind(upper).push(" and id >= ").push_bind(lower);
+        query.push(" order by id desc limit ").push_bind(limits::MAX_PAGE_EXAMINED_ROWS).push(")");
+    }
+    query.push(") both_tables order by id desc limit ").push_bind(limits::MAX_PAGE_EXAMINED_ROWS);
+    query.push("), matching as (select * from examined where true");
+    push_filter(&mut query, filter);
+    query.push(" order by id desc limit ").push_bind(i64::from(page_jobs) + 1);
+    query.push(") select matching.*, body.payload, body.retry, body.tags, ");
+    query.push("(select count(*) from examined) as examined, (select id from examined order by id limit 1) as lowest");
+    query.push(" from (select 1) as always left join matching on true");
+    query.push(" left join job_bodies body on body.project_id = ").push_bind(project_id.0);
+    query.push(" and body.job_id = matching.id order by matching.id desc");
+    let rows = query.build().fetch_all(conn).await?;
+    read_page(rows, page_jobs as usize)
+}
+
+fn push_filter(query: &mut QueryBuilder<Postgres>, filter: &Filter) {
+    if let Some(state) = filter.state {
+        query.push(" and state = any(").push_bind(stored_states(state)).push(")");
+    }
+    if let Some(queue) = &filter.queue {
+        query.push(" and queue = ").push_bind(queue.clone());
+    }
+    if let Some(job_type) = &filter.job_type {
+        query.push(" and job_type = ").push_bind(job_type.clone());
+    }
+    if let Some(after) = filter.created_after {
+        query.push(" and created_at >= ").push_bind(after);
+    }
+    if let Some(before) = filter.created_before {
+        query.push(" and created_at < ").push_bind(before);
+    }
+}
+
+/// The last row of a full page is the next page's first: it is cut off and remembered by the id
+/// before it. A short page goes on below the last row examined, unless all were.
+fn read_page(
+    rows: Vec<sqlx::postgres::PgRow>,
+    page_jobs: usize,
+) -> sqlx::Result<(Vec<JobRow>, Option<JobId>)> {
+    use sqlx::{FromRow, Row};
+    let (mut jobs, mut examined, mut lowest) = (Vec::with_capacity(rows.len()), 0_i64, None);
+    for row in &rows {
+        examined = row.try_get("examined")?;
+        lowest = row.try_get("lowest")?;
+        if row.try_get::<Option<Uuid>, _>("id")?.is_some() {
+            jobs.push(JobRow::from_row(row)?);
+        }
+    }
+    let is_full = jobs.len() > page_jobs;
+    jobs.truncate(page_jobs);
+    let goes_on_below = match jobs.last() {
+        Some(last) if is_full => Some(last.id),
+        _ if examined >= limits::MAX_PAGE_EXAMINED_ROWS => lowest,
+        _ => None,
+    };
+    Ok((jobs, goes_on_below))
+}
+
+fn stored_states(state: JobState) -> Vec<&'static str> {
+    match state {
+        JobState::Pending => vec!["pending", "backoff", "held"],
+        other => vec![other.as_str()],
+    }
+}
+
+/// The smallest id that could have been made `margin_ms` after this time.
+fn id_at(time: DateTime<Utc>, margin_ms: i64) -> Uuid {
+    let millis = time.timestamp_millis().saturating_add(margin_ms).clamp(0, (1 << 48) - 1);
+    Uuid::from_u128(u128::from(millis.unsigned_abs()) << 80)
+}

@@ -1,0 +1,14 @@
+//! Every SQL statement there is: one a function, with the connection first and the tenant in every
+//! row it touches. Nothing here decides: statements carry fences and limits that were decided above.
+
+pub mod acks;
+pub mod claims;
+pub mod endings;
+pub mod enqueue;
+pub mod heartbeats;
+pub mod jobs;
+pub mod keys;
+pub mod pools;
+pub mod projects;
+pub mod sweep;
+pub mod workers;

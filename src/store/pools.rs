@@ -1,0 +1,153 @@
+//! Connections: one pool for each kind of work, so that reads cannot starve acks; and migrations.
+
+use std::time::Duration;
+
+use sqlx::{
+    ConnectOptions, Executor, PgConnection, PgPool, Row,
+    postgres::{PgConnectOptions, PgPoolOptions},
+};
+use tokio::time::timeout;
+
+use crate::config::PoolArgs;
+
+/// How long a request may wait for a connection before it is shed.
+const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long the check of a returned connection may take before the connection is closed.
+const RELEASE_CHECK_TIMEOUT: Duration = Duration::from_secs(2);
+/// A statement of the hot path is stopped after this, in milliseconds.
+const HOT_STATEMENT_TIMEOUT_MS: u32 = 5_000;
+/// A read is stopped after this, in milliseconds.
+const READ_STATEMENT_TIMEOUT_MS: u32 = 10_000;
+/// A background statement is stopped after this, in milliseconds.
+const BACKGROUND_STATEMENT_TIMEOUT_MS: u32 = 60_000;
+/// A connection that sits in an open transaction is closed after this, in milliseconds.
+const IDLE_IN_TRANSACTION_TIMEOUT_MS: u32 = 5_000;
+/// A migration that waits for a lock gives up after this, in milliseconds, and can be run again.
+const MIGRATION_LOCK_TIMEOUT_MS: u32 = 2_000;
+
+static MIGRATIONS: sqlx::migrate::Migrator = sqlx::migrate!();
+
+/// The pools of one node.
+#[derive(Debug, Clone)]
+pub struct Pools {
+    /// Acks and heartbeats.
+    pub settle: PgPool,
+    /// Handing out jobs.
+    pub claim: PgPool,
+    /// Storing new jobs.
+    pub enqueue: PgPool,
+    /// Everything that only reads, and rare writes.
+    pub read: PgPool,
+    /// The loops.
+    pub background: PgPool,
+}
+
+impl Pools {
+    /// Opens the pools lazily: nothing is connected yet.
+    ///
+    /// # Errors
+    /// When `database_url` cannot be read.
+    pub fn new(database_url: &str, sizes: PoolArgs) -> sqlx::Result<Self> {
+        let options: PgConnectOptions = database_url.parse()?;
+        let pool = |size, statement_timeout_ms| pool(&options, size, statement_timeout_ms);
+        Ok(Self {
+            settle: pool(sizes.settle_connections, HOT_STATEMENT_TIMEOUT_MS),
+            claim: pool(sizes.claim_connections, HOT_STATEMENT_TIMEOUT_MS),
+            enqueue: pool(sizes.enqueue_connections, HOT_STATEMENT_TIMEOUT_MS),
+            read: pool(sizes.read_connections, READ_STATEMENT_TIMEOUT_MS),
+            background: pool(sizes.background_connections, BACKGROUND_STATEMENT_TIMEOUT_MS),
+        })
+    }
+
+    /// Closes every connection.
+    pub async fn close(&self) {
+        for pool in [&self.settle, &self.claim, &self.enqueue, &self.read, &self.background] {
+            pool.close().await;
+        }
+    }
+}
+
+fn pool(options: &PgConnectOptions, size: u32, statement_timeout_ms: u32) -> PgPool {
+    let options = options.clone().application_name("fencepost").options([
+        ("statement_timeout", statement_timeout_ms.to_string()),
+        ("idle_in_transaction_session_timeout", IDLE_IN_TRANSACTION_TIMEOUT_MS.to_string()),
+        ("synchronous_commit", "on".to_owned()),
+        // Compiling a statement takes longer than any of ours runs.
+        ("jit", "off".to_owned()),
+    ]);
+    PgPoolOptions::new()
+        .max_connections(size)
+        .acquire_timeout(ACQUIRE_TIMEOUT)
+        .test_before_acquire(false)
+        .after_release(|conn, _| Box::pin(is_clean(conn)))
+        .connect_lazy_with(options)
+}
+
+/// Whether a returned connection is outside of any transaction and its peer still answers.
+///
+/// A future that is dropped while it begins a transaction leaves the transaction open on the
+/// pooled connection, and the next borrower's writes would vanish with it. Only a statement of the
+/// simple protocol can tell: in a transaction `now()` is older than the statement.
+async fn is_clean(conn: &mut PgConnection) -> sqlx::Result<bool> {
+    let check = conn.fetch_one(sqlx::raw_sql("select now() = statement_timestamp()"));
+    match timeout(RELEASE_CHECK_TIMEOUT, check).await {
+        Ok(Ok(row)) => Ok(row.get(0)),
+        Ok(Err(error)) => Err(error),
+        Err(_) => Err(sqlx::Error::PoolTimedOut),
+    }
+}
+
+/// Brings the schema up to this binary's, one migration after the other.
+///
+/// # Errors
+/// When the database cannot be reached, a lock is not had in time, or the schema is newer than
+/// this binary.
+pub async fn migrate(database_url: &str) -> anyhow::Result<()> {
+    let options: PgConnectOptions = database_url.parse()?;
+    let options = options.options([("lock_timeout", MIGRATION_LOCK_TIMEOUT_MS.to_string())]);
+    let mut conn = options.connect().await?;
+    MIGRATIONS.run(&mut conn).await?;
+    Ok(())
+}
+
+/// Whether the schema is exactly as new as this binary, or newer.
+///
+/// # Errors
+/// When the database cannot be reached, or was never migrated.
+pub async fn is_migrated(conn: &mut PgConnection) -> sqlx::Result<bool> {
+    let newest = MIGRATIONS.iter().map(|it| it.version).max().unwrap_or_default();
+    let row = conn.fetch_one(sqlx::raw_sql("select max(version) from _sqlx_migrations where success")).await?;
+    Ok(row.get::<Option<i64>, _>(0).is_some_and(|it| it >= newest))
+}
+
+/// Whether the cluster has a database of this name.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn database_exists(conn: &mut PgConnection, name: &str) -> sqlx::Result<bool> {
+    let found = sqlx::query("select 1 from pg_database where datname = $1").bind(name);
+    Ok(found.fetch_optional(conn).await?.is_some())
+}
+
+/// Makes an empty database. The name is one of our own, never a caller's.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn create_database(conn: &mut PgConnection, name: &'static str) -> sqlx::Result<()> {
+    let statement = sqlx::AssertSqlSafe(format!("create database \"{name}\""));
+    conn.execute(sqlx::raw_sql(statement)).await?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_reach_the_connection_options() {
+        let pools = Pools::new("postgres://u@localhost/db", PoolArgs::default());
+        assert!(Pools::new("nonsense", PoolArgs::default()).is_err());
+        // Lazy: no runtime, no connection.
+        drop(pools);
+    }
+}

@@ -1,0 +1,132 @@
+//! Logs and metrics: what is measured, under which name, with which buckets and which help.
+//!
+//! No label whose values a customer can invent: a project, a queue or a job type never appears
+//! here. `docs/metrics.md` lists every metric, and a test compares the two.
+
+use std::time::Duration;
+
+use metrics::{Unit, describe_counter, describe_gauge, describe_histogram};
+use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
+use tracing_subscriber::{EnvFilter, layer::SubscriberExt, util::SubscriberInitExt};
+
+/// A metric's name, kind and help.
+pub struct Metric {
+    /// The name, with its unit at the end.
+    pub name: &'static str,
+    /// What kind of number it is.
+    pub kind: Kind,
+    /// What it tells an operator.
+    pub help: &'static str,
+}
+
+/// What kind of number a metric is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Only grows.
+    Counter,
+    /// Goes up and down.
+    Gauge,
+    /// Times, in buckets of [`SECONDS_BUCKETS`].
+    Seconds,
+    /// Sizes of batches, in buckets of [`BATCH_BUCKETS`].
+    BatchSize,
+}
+
+macro_rules! metrics_table {
+    ($($constant:ident = $name:literal, $kind:ident, $help:literal;)*) => {
+        $(#[doc = $help] pub const $constant: &str = $name;)*
+        /// Every metric there is.
+        pub const METRICS: &[Metric] =
+            &[$(Metric { name: $name, kind: Kind::$kind, help: $help }),*];
+    };
+}
+
+metrics_table! {
+    HTTP_REQUESTS = "fencepost_http_requests_total", Counter,
+        "Requests answered, by route, method and status.";
+    HTTP_SECONDS = "fencepost_http_request_duration_seconds", Seconds,
+        "Time from the request's head to its answer, by route and method; a poll's wait is included.";
+    CONNECTIONS = "fencepost_http_connections", Gauge,
+        "Open client connections.";
+    JOBS_ENQUEUED = "fencepost_jobs_enqueued_total", Counter,
+        "Jobs stored.";
+    JOBS_CLAIMED = "fencepost_jobs_claimed_total", Counter,
+        "Jobs leased to workers.";
+    JOBS_SETTLED = "fencepost_jobs_settled_total", Counter,
+        "Attempts ended, by outcome.";
+    JOBS_DEAD_LETTERED = "fencepost_jobs_dead_lettered_total", Counter,
+        "Jobs given up.";
+    JOBS_PROMOTED = "fencepost_jobs_promoted_total", Counter,
+        "Scheduled or retried jobs that became due.";
+    JOBS_GIVEN_BACK = "fencepost_jobs_given_back_total", Counter,
+        "Jobs handed back because the polling client was gone.";
+    ACKS_REFUSED = "fencepost_acks_refused_total", Counter,
+        "Acks refused, by reason.";
+    LEASES_REARMED = "fencepost_leases_rearmed_total", Counter,
+        "Leases given once more after a gap in which no node could reap.";
+    PICKUP_SECONDS = "fencepost_job_pickup_seconds", Seconds,
+        "Time from when a job could run to when it was leased.";
+    POLLS_PARKED = "fencepost_polls_parked", Gauge,
+        "Polls that wait for a job.";
+    BATCH_ITEMS = "fencepost_batch_items", BatchSize,
+        "Items written by one statement, by kind.";
+    BATCH_SECONDS = "fencepost_batch_duration_seconds", Seconds,
+        "Time one statement of a batch took, by kind.";
+    SHED = "fencepost_requests_shed_total", Counter,
+        "Requests refused because a bounded queue was full, by kind.";
+    STORE_ERRORS = "fencepost_store_errors_total", Counter,
+        "Statements that failed, by kind.";
+    LOOP_SECONDS = "fencepost_loop_duration_seconds", Seconds,
+        "Time one step of a background loop took, by loop.";
+    LOOP_ERRORS = "fencepost_loop_errors_total", Counter,
+        "Steps of background loops that failed, by loop.";
+    PANICS = "fencepost_panics_total", Counter,
+        "Requests and steps that panicked. Must stay 0.";
+}
+
+/// Upper bounds of the time buckets, in seconds.
+pub const SECONDS_BUCKETS: &[f64] = &[
+    0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0,
+];
+/// Upper bounds of the batch-size buckets, in items.
+pub const BATCH_BUCKETS: &[f64] = &[1.0, 2.0, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0];
+
+/// How often the recorder tidies itself, so that unread histograms do not grow.
+pub const UPKEEP_PERIOD: Duration = Duration::from_secs(5);
+
+/// Installs the recorder for this process and describes every metric.
+///
+/// # Errors
+/// When a recorder is installed already.
+pub fn install_metrics() -> Result<PrometheusHandle, BuildError> {
+    let mut builder = PrometheusBuilder::new();
+    for metric in METRICS {
+        let buckets = match metric.kind {
+            Kind::Seconds => SECONDS_BUCKETS,
+            Kind::BatchSize => BATCH_BUCKETS,
+            Kind::Counter | Kind::Gauge => continue,
+        };
+        builder = builder.set_buckets_for_metric(Matcher::Full(metric.name.to_owned()), buckets)?;
+    }
+    let handle = builder.install_recorder()?;
+    for metric in METRICS {
+        match metric.kind {
+            Kind::Counter => describe_counter!(metric.name, metric.help),
+            Kind::Gauge => describe_gauge!(metric.name, metric.help),
+            Kind::Seconds => describe_histogram!(metric.name, Unit::Seconds, metric.help),
+            Kind::BatchSize => describe_histogram!(metric.name, Unit::Count, metric.help),
+        }
+    }
+    Ok(handle)
+}
+
+/// Sends logs to standard error: one JSON object a line.
+///
+/// # Errors
+/// When `filter` cannot be read, or logging was set up already.
+pub fn install_logs(filter: &str) -> anyhow::Result<()> {
+    let filter = EnvFilter::try_new(filter)?;
+    let layer = tracing_subscriber::fmt::layer().json().flatten_event(true).with_writer(std::io::stderr);
+    tracing_subscriber::registry().with(filter).with(layer).try_init()?;
+    Ok(())
+}

@@ -1,0 +1,126 @@
+//! Who should look again, and for what: a hint, never the truth. A hint that is lost costs up to
+//! one fallback look (about two seconds), never a job.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
+
+use chrono::{DateTime, Utc};
+use tokio::sync::{Notify, mpsc};
+
+use crate::ids::ProjectId;
+
+/// Batches of arrivals that may wait for the pump; beyond that it is told to look everywhere.
+const MAX_WAITING_BATCHES: usize = 4_096;
+
+/// A job that has just become claimable. The commit that made it so is over.
+#[derive(Debug, Clone)]
+pub struct Arrival {
+    /// Whose job.
+    pub project_id: ProjectId,
+    /// Where it waits.
+    pub queue: Arc<str>,
+    /// Its type.
+    pub job_type: Arc<str>,
+    /// Its place in the order of claims.
+    pub rank: i16,
+    /// Its place in the order of claims, after the rank.
+    pub run_at: DateTime<Utc>,
+}
+
+/// The sending side, shared by everyone whose commit makes jobs claimable or due.
+#[derive(Debug, Clone)]
+pub struct Wake {
+    arrivals: mpsc::Sender<Vec<Arrival>>,
+    overflow: Arc<AtomicBool>,
+    due: Arc<Notify>,
+}
+
+/// The pump's side.
+#[derive(Debug)]
+pub struct Arrivals {
+    receiver: mpsc::Receiver<Vec<Arrival>>,
+    overflow: Arc<AtomicBool>,
+}
+
+/// What the pump is told.
+#[derive(Debug)]
+pub enum Hint {
+    /// These jobs have arrived.
+    Arrived(Vec<Arrival>),
+    /// More arrived than could be told: look everywhere.
+    Everywhere,
+}
+
+/// A new pair.
+#[must_use]
+pub fn channel() -> (Wake, Arrivals) {
+    let (sender, receiver) = mpsc::channel(MAX_WAITING_BATCHES);
+    let overflow = Arc::new(AtomicBool::new(false));
+    let wake =
+        Wake { arrivals: sender, overflow: Arc::clone(&overflow), due: Arc::new(Notify::new()) };
+    (wake, Arrivals { receiver, overflow })
+}
+
+impl Wake {
+    /// Tells the pump that jobs can be claimed. Call it after the commit.
+    pub fn arrived(&self, arrivals: Vec<Arrival>) {
+        if !arrivals.is_empty() && self.arrivals.try_send(arrivals).is_err() {
+            self.overflow.store(true, Ordering::Release);
+        }
+    }
+
+    /// Tells the promoter that some job's due time is new. Call it after the commit.
+    pub fn due_time_changed(&self) {
+        self.due.notify_one();
+    }
+
+    /// Waits for [`Self::due_time_changed`]; a call since the last wait counts.
+    pub async fn due_time_change(&self) {
+        self.due.notified().await;
+    }
+}
+
+impl Arrivals {
+    /// The next hint; none when every [`Wake`] is gone.
+    pub async fn next(&mut self) -> Option<Hint> {
+        let arrived = self.receiver.recv().await?;
+        if self.overflow.swap(false, Ordering::AcqRel) {
+            return Some(Hint::Everywhere);
+        }
+        Some(Hint::Arrived(arrived))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn arrival() -> Arrival {
+        Arrival {
+            project_id: ProjectId(1),
+            queue: "q".into(),
+            job_type: "t".into(),
+            rank: 0,
+            run_at: DateTime::UNIX_EPOCH,
+        }
+    }
+
+    #[tokio::test]
+    async fn a_flood_of_arrivals_ends_in_a_look_everywhere() {
+        let (wake, mut arrivals) = channel();
+        for _ in 0..=MAX_WAITING_BATCHES {
+            wake.arrived(vec![arrival()]);
+        }
+        assert!(matches!(arrivals.next().await, Some(Hint::Everywhere)));
+        assert!(matches!(arrivals.next().await, Some(Hint::Arrived(_))));
+    }
+
+    #[tokio::test]
+    async fn a_due_time_that_changed_before_the_wait_is_not_missed() {
+        let (wake, _arrivals) = channel();
+        wake.due_time_changed();
+        wake.due_time_change().await;
+    }
+}

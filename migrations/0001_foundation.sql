@@ -50,14 +50,14 @@ create table jobs (
     run_at timestamptz not null,
     created_at timestamptz not null default now(),
     -- Grows on each claim and never otherwise: a number is never used twice.
-    attempt integer not null default 0 check (attempt >= 0),
-    failures integer not null default 0 check (failures between 0 and attempt),
-    max_attempts integer not null check (max_attempts >= 1),
-    timeout_seconds integer not null check (timeout_seconds >= 1),
+    attempt integer not null default 0,
+    failures integer not null default 0,
+    max_attempts integer not null,
+    timeout_seconds integer not null,
     labels text[],
     cancel_requested boolean not null default false,
-    progress real check (progress between 0 and 1),
-    unfinished_parents integer not null default 0 check (unfinished_parents >= 0),
+    progress real,
+    unfinished_parents integer not null default 0,
     completed_at timestamptz,
     lease_id uuid,
     worker_id text,
@@ -66,13 +66,12 @@ create table jobs (
     lease_expires_at timestamptz,
     poll_id uuid,
     primary key (project_id, id),
-    check (
-        num_nonnulls(lease_id, worker_id, claimed_at, lease_seconds, lease_expires_at)
-        = case when state = 'processing' then 5 else 0 end
-    ),
-    check (poll_id is null or state = 'processing'),
+    -- Few and short: each is read anew by every statement that writes the table.
+    check ((state = 'processing') = (lease_expires_at is not null)),
+    check ((lease_id is null) = (lease_expires_at is null)),
+    check ((worker_id is null) = (lease_expires_at is null)),
     check ((state = 'dead_letter') = (completed_at is not null)),
-    check (unfinished_parents = 0 or state = 'scheduled')
+    check (failures <= attempt)
 ) with (
     fillfactor = 90,
     autovacuum_vacuum_scale_factor = 0,

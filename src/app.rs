@@ -1,6 +1,6 @@
 //! What a request needs: the engine, the key cache and the secrets of this instance.
 
-use std::{sync::Arc, time::Duration};
+use std::{ops::Deref, sync::Arc, time::Duration};
 
 use moka::future::Cache;
 
@@ -20,12 +20,23 @@ pub type SecretHash = [u8; 32];
 
 /// The handles of one node. Cheap to clone.
 #[derive(Clone)]
-pub struct App {
+pub struct App(Arc<Handles>);
+
+/// See [`App`].
+pub struct Handles {
     /// The jobs.
     pub engine: Engine,
     /// Signs list cursors.
-    pub cursor_key: Arc<[u8]>,
+    pub cursor_key: Vec<u8>,
     keys: Cache<SecretHash, Option<Arc<KeyOwner>>>,
+}
+
+impl Deref for App {
+    type Target = Handles;
+
+    fn deref(&self) -> &Handles {
+        &self.0
+    }
 }
 
 impl App {
@@ -34,7 +45,7 @@ impl App {
     pub fn new(engine: Engine, cursor_key: Vec<u8>) -> Self {
         let keys =
             Cache::builder().time_to_live(KEY_CACHE_TTL).max_capacity(KEY_CACHE_KEYS).build();
-        Self { engine, cursor_key: cursor_key.into(), keys }
+        Self(Arc::new(Handles { engine, cursor_key, keys }))
     }
 
     /// Whose live key has this hash, as of at most [`KEY_CACHE_TTL`] ago. Many callers that ask
@@ -43,11 +54,15 @@ impl App {
     /// # Errors
     /// [`Error::Unavailable`] when the store does not answer.
     pub async fn key_owner(&self, hash: SecretHash) -> Result<Option<Arc<KeyOwner>>, Error> {
+        if let Some(known) = self.keys.get(&hash).await {
+            return Ok(known);
+        }
         let look_up = async {
             let mut conn = self.engine.pools.settle.acquire().await?;
             let owner = store::keys::find_by_secret(&mut conn, &hash).await?;
             Ok::<_, sqlx::Error>(owner.map(Arc::new))
         };
-        self.keys.try_get_with(hash, look_up).await.map_err(Error::Unavailable)
+        // Boxed: a miss is rare, and its ten kilobytes would be part of every parked poll.
+        Box::pin(self.keys.try_get_with(hash, look_up)).await.map_err(Error::Unavailable)
     }
 }

@@ -23,7 +23,9 @@ impl DatabaseArgs {
             .clone()
             .or_else(|| std::env::var("DATABASE_URL").ok().filter(|it| !it.is_empty()))
             .ok_or_else(|| {
-                anyhow::anyhow!("no database: give --database-url, FENCEPOST_DATABASE_URL or DATABASE_URL")
+                anyhow::anyhow!(
+                    "no database: give --database-url, FENCEPOST_DATABASE_URL or DATABASE_URL"
+                )
             })
     }
 }
@@ -36,7 +38,12 @@ pub struct NodeArgs {
     pub listen: SocketAddr,
 
     /// Address of the operator's listener (/metrics); never expose it
-    #[arg(long, env = "FENCEPOST_METRICS_LISTEN", default_value = "127.0.0.1:7071", value_name = "ADDR")]
+    #[arg(
+        long,
+        env = "FENCEPOST_METRICS_LISTEN",
+        default_value = "127.0.0.1:7071",
+        value_name = "ADDR"
+    )]
     pub metrics_listen: SocketAddr,
 
     /// What to log: a level, or tracing directives such as info,fencepost=debug

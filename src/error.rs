@@ -135,9 +135,9 @@ const FAULTY_STATEMENT_CLASSES: [&str; 3] = ["22", "23", "42"];
 #[must_use]
 pub fn is_faulty_statement(error: &sqlx::Error) -> bool {
     match error {
-        sqlx::Error::Database(it) => {
-            it.code().is_some_and(|code| FAULTY_STATEMENT_CLASSES.iter().any(|it| code.starts_with(it)))
-        }
+        sqlx::Error::Database(it) => it
+            .code()
+            .is_some_and(|code| FAULTY_STATEMENT_CLASSES.iter().any(|it| code.starts_with(it))),
         sqlx::Error::ColumnDecode { .. } | sqlx::Error::Decode(_) | sqlx::Error::Encode(_) => true,
         _ => false,
     }

@@ -11,8 +11,7 @@ use crate::{
     app::App,
     config::PoolArgs,
     engine::Engine,
-    http,
-    loops,
+    http, loops,
     store::{self, pools::Pools},
     telemetry,
 };

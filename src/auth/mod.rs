@@ -64,9 +64,8 @@ async fn check_project_in_path(
     app: &App,
     owner: &Arc<KeyOwner>,
 ) -> Result<(), Error> {
-    let params = RawPathParams::from_request_parts(parts, app)
-        .await
-        .map_err(|_| Error::ProjectNotFound)?;
+    let params =
+        RawPathParams::from_request_parts(parts, app).await.map_err(|_| Error::ProjectNotFound)?;
     let named = params.iter().find(|(name, _)| *name == PROJECT_PARAMETER).map(|(_, value)| value);
     match named {
         Some(it) if it != owner.project_slug && it != owner.project_public_id.to_string() => {

@@ -87,5 +87,7 @@ pub fn ack(job: &Value, worker: usize) -> String {
 pub fn job(queue: &str) -> String {
     const FILLER: &str = "a payload of about two hundred bytes is what most jobs carry: a few ids, a \
         template's name and some parameters, but hardly ever a whole document; so this is one of them";
-    format!(r#"{{"job_type":"bench.noop","queue":"{queue}","payload":{{"to":"ada@example.com","text":"{FILLER}"}}}}"#)
+    format!(
+        r#"{{"job_type":"bench.noop","queue":"{queue}","payload":{{"to":"ada@example.com","text":"{FILLER}"}}}}"#
+    )
 }

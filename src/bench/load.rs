@@ -113,7 +113,8 @@ pub async fn batch(target: &Target, queue: &str, jobs: usize) -> anyhow::Result<
         let (target, queue) = (target.clone(), queue.to_owned());
         running.spawn(async move {
             let mut client = Client::connect(&target).await?;
-            let body = format!(r#"{{"jobs":[{}]}}"#, vec![client::job(&queue); BATCH_JOBS].join(","));
+            let body =
+                format!(r#"{{"jobs":[{}]}}"#, vec![client::job(&queue); BATCH_JOBS].join(","));
             for _ in (sender..batches).step_by(BATCH_CONNECTIONS) {
                 client.post("/v1/jobs/batch", body.clone()).await?;
             }

@@ -115,6 +115,10 @@ impl Bench {
 
     async fn measure(&self) -> anyhow::Result<Vec<Measure>> {
         let mut measures = Vec::new();
+        // First: sessions report their transactions up to ten seconds after they have gone quiet.
+        if self.wants("idle") {
+            measures.extend(self.idle().await?);
+        }
         let url = &self.watched.database_url;
         let commits_1 = load::commits(url, 1, self.time).await?;
         let commits = load::commits(url, COMMIT_CLIENTS, self.time).await?;
@@ -148,9 +152,6 @@ impl Bench {
             let (p50, p99) = load::pickup(&self.target, "bench-pickup", self.time).await?;
             measures.push(plain("pickup p50", p50, "ms"));
             measures.push(plain("pickup p99", p99, "ms"));
-        }
-        if self.wants("idle") {
-            measures.extend(self.idle().await?);
         }
         Ok(measures)
     }
@@ -188,7 +189,11 @@ impl Bench {
         Ok(vec![
             plain("idle, 1,000 parked polls: CPU", cpu_percent, "% of a core"),
             plain("idle, 1,000 parked polls: PostgreSQL", transactions, "transactions/s"),
-            plain("idle, 1,000 parked polls: memory", grown / IDLE_POLLS as f64 / 1024.0, "KiB each"),
+            plain(
+                "idle, 1,000 parked polls: memory",
+                grown / IDLE_POLLS as f64 / 1024.0,
+                "KiB each",
+            ),
         ])
     }
 }
@@ -208,7 +213,8 @@ fn table(measures: &[Measure]) -> String {
     );
     for it in measures {
         let digits = if it.value < 100.0 { 2 } else { 0 };
-        let optional = |it: Option<f64>, digits| it.map_or(String::new(), |it| format!("{it:.digits$}"));
+        let optional =
+            |it: Option<f64>, digits| it.map_or(String::new(), |it| format!("{it:.digits$}"));
         let _ = writeln!(
             text,
             "{:<38} {:>10.digits$} {:<16} {:>6} {:>11}",
@@ -234,7 +240,15 @@ impl OwnServer {
         let ready_file = dir.join("ready.json");
         std::fs::create_dir_all(&dir)?;
         let child = Command::new(std::env::current_exe()?)
-            .args(["dev", "--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0", "--log", "warn"])
+            .args([
+                "dev",
+                "--listen",
+                "127.0.0.1:0",
+                "--metrics-listen",
+                "127.0.0.1:0",
+                "--log",
+                "warn",
+            ])
             .arg("--data-dir")
             .arg(&dir)
             .arg("--ready-file")

@@ -57,7 +57,8 @@ impl Watched {
         )
         .fetch_one(&mut conn)
         .await?;
-        let backend: i32 = sqlx::query_scalar("select pg_backend_pid()").fetch_one(&mut conn).await?;
+        let backend: i32 =
+            sqlx::query_scalar("select pg_backend_pid()").fetch_one(&mut conn).await?;
         conn.close().await?;
         let postmaster = parent_of(u32::try_from(backend)?);
         Ok(Usage {
@@ -101,4 +102,3 @@ fn resident_bytes(pid: u32) -> f64 {
     let line = status.lines().find_map(|it| it.strip_prefix("VmRSS:")).unwrap_or_default();
     line.split_whitespace().next().and_then(|it| it.parse::<f64>().ok()).unwrap_or(0.0) * KIB
 }
-

@@ -110,7 +110,11 @@ impl Cluster {
             }
             std::thread::sleep(LOOK_PERIOD);
         }
-        bail!("PostgreSQL was not ready within {} s: see {}", START_TIMEOUT.as_secs(), log_path.display())
+        bail!(
+            "PostgreSQL was not ready within {} s: see {}",
+            START_TIMEOUT.as_secs(),
+            log_path.display()
+        )
     }
 }
 
@@ -163,9 +167,13 @@ fn find_binaries() -> anyhow::Result<PathBuf> {
     match newest {
         Some((version, place)) if version >= MIN_VERSION => Ok(place),
         found => {
-            let found = found.map_or("none is installed".to_owned(), |it| format!("found {}", it.0));
-            let command =
-                if cfg!(target_os = "macos") { "brew install postgresql@17" } else { "sudo apt-get install -y postgresql" };
+            let found =
+                found.map_or("none is installed".to_owned(), |it| format!("found {}", it.0));
+            let command = if cfg!(target_os = "macos") {
+                "brew install postgresql@17"
+            } else {
+                "sudo apt-get install -y postgresql"
+            };
             bail!(
                 "PostgreSQL {MIN_VERSION} or newer is needed, {found}. Install it with:\n\n    {command}\n"
             )
@@ -211,9 +219,15 @@ impl Runner {
         if !is_root()? {
             return Ok(Self { becomes: None, can_follow_parent });
         }
-        ensure!(can_follow_parent, "PostgreSQL refuses to run as root, and `setpriv` is missing: install util-linux, or run as another user");
+        ensure!(
+            can_follow_parent,
+            "PostgreSQL refuses to run as root, and `setpriv` is missing: install util-linux, or run as another user"
+        );
         let user = find_user("postgres").or_else(|| find_user("nobody"));
-        Ok(Self { becomes: Some(user.context("there is no user `postgres` or `nobody`")?), can_follow_parent })
+        Ok(Self {
+            becomes: Some(user.context("there is no user `postgres` or `nobody`")?),
+            can_follow_parent,
+        })
     }
 
     /// A command that runs as that user and gets SIGINT (a fast shutdown) when we die.
@@ -223,7 +237,11 @@ impl Runner {
         }
         let mut command = Command::new("setpriv");
         if let Some(User { uid, gid }) = &self.becomes {
-            command.args([format!("--reuid={uid}"), format!("--regid={gid}"), "--clear-groups".into()]);
+            command.args([
+                format!("--reuid={uid}"),
+                format!("--regid={gid}"),
+                "--clear-groups".into(),
+            ]);
         }
         command.args(["--pdeathsig", "INT", "--"]).arg(program);
         command
@@ -268,7 +286,17 @@ fn init(binaries: &Path, runner: &Runner, dir: &Path) -> anyhow::Result<()> {
         .command(&binaries.join("initdb"))
         .arg("-D")
         .arg(&fresh)
-        .args(["-U", OWNER, "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync", "--no-instructions"])
+        .args([
+            "-U",
+            OWNER,
+            "-A",
+            "trust",
+            "-E",
+            "UTF8",
+            "--locale=C",
+            "--no-sync",
+            "--no-instructions",
+        ])
         .stdin(Stdio::null())
         .output()?;
     if !made.status.success() {
@@ -284,7 +312,8 @@ fn stop_leftover(binaries: &Path, runner: &Runner, dir: &Path) -> anyhow::Result
     let Some(pid) = text.lines().next().map(str::trim).filter(|it| !it.is_empty()) else {
         return Ok(());
     };
-    let is_alive = Command::new("kill").args(["-0", pid]).output().is_ok_and(|it| it.status.success());
+    let is_alive =
+        Command::new("kill").args(["-0", pid]).output().is_ok_and(|it| it.status.success());
     if is_alive {
         let timeout = STOP_TIMEOUT.as_secs().to_string();
         runner

@@ -20,11 +20,7 @@ use crate::{
     domain::limits,
     ids::{KeyId, ProjectPublicId},
     serve::{self, Node},
-    store::{
-        self,
-        keys::ListedKey,
-        projects::Project,
-    },
+    store::{self, keys::ListedKey, projects::Project},
     telemetry,
 };
 
@@ -168,6 +164,10 @@ pub async fn create_key(
     let hash = key::hash(&api_key);
     let is_kept =
         store::keys::insert(conn, project.id, &listed, &hash, limits::MAX_LIVE_KEYS).await?;
-    anyhow::ensure!(is_kept, "the project has {} live keys: revoke one first", limits::MAX_LIVE_KEYS);
+    anyhow::ensure!(
+        is_kept,
+        "the project has {} live keys: revoke one first",
+        limits::MAX_LIVE_KEYS
+    );
     Ok(api_key)
 }

@@ -123,7 +123,7 @@ impl RetryPolicy {
 
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::*;
+    use proptest::{prop_assert, proptest};
 
     use super::*;
 

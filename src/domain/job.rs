@@ -238,7 +238,8 @@ mod tests {
         Ending::Failed { retryable: true, error_kind: None, retry_after_seconds: None };
 
     fn after(attempt: i32, failures: i32, max_attempts: i32, ending: &Ending<'_>) -> AfterAttempt {
-        let policy = RetryPolicy { non_retryable_types: vec!["Fatal".into()], ..Default::default() };
+        let policy =
+            RetryPolicy { non_retryable_types: vec!["Fatal".into()], ..Default::default() };
         let running = Running { attempt, failures, max_attempts, policy: &policy };
         after_attempt(&running, ending, Jitter::NONE)
     }
@@ -258,13 +259,19 @@ mod tests {
     #[test]
     fn failures_count_and_attempts_do_not() {
         assert_eq!(after(9, 0, 3, &FAILED), AfterAttempt { next: waits(15), failures: 1 });
-        assert_eq!(after(9, 2, 3, &Ending::Released), AfterAttempt { next: Next::Pending, failures: 2 });
+        assert_eq!(
+            after(9, 2, 3, &Ending::Released),
+            AfterAttempt { next: Next::Pending, failures: 2 }
+        );
     }
 
     #[test]
     fn what_cannot_succeed_is_not_tried_again() {
-        let fatal =
-            Ending::Failed { retryable: true, error_kind: Some("Fatal"), retry_after_seconds: None };
+        let fatal = Ending::Failed {
+            retryable: true,
+            error_kind: Some("Fatal"),
+            retry_after_seconds: None,
+        };
         assert_eq!(after(1, 0, 3, &fatal).next, Next::DeadLetter);
         let refused =
             Ending::Failed { retryable: false, error_kind: None, retry_after_seconds: Some(1) };
@@ -286,7 +293,10 @@ mod tests {
             AfterAttempt { next: Next::Pending, failures: 1 }
         );
         assert_eq!(after(3, 2, 3, &Ending::LeaseExpired).next, Next::DeadLetter);
-        assert_eq!(after(1, 0, 3, &Ending::TimedOut), AfterAttempt { next: waits(15), failures: 1 });
+        assert_eq!(
+            after(1, 0, 3, &Ending::TimedOut),
+            AfterAttempt { next: waits(15), failures: 1 }
+        );
     }
 
     #[test]

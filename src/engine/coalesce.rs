@@ -14,15 +14,21 @@ use std::{
 };
 
 use metrics::{counter, histogram};
-use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot},
+    task::JoinSet,
+};
 
 use crate::{
     error::{Error, is_faulty_statement},
     telemetry,
 };
 
-/// Batches of one kind in flight. The second is cut while the first waits for its commit.
-const FLUSHERS: usize = 2;
+/// A second batch is cut beside one in flight only when at least so many items wait: two small
+/// batches cost more than one.
+const SECOND_BATCH_ITEMS: usize = 64;
+/// Batches of one kind in flight.
+const MAX_FLIGHTS: usize = 2;
 /// Bytes of one batch; a single larger item makes a batch of its own.
 const MAX_BATCH_BYTES: usize = 4 * 1024 * 1024;
 /// Room for items that wait, in KiB; an item takes one and its bytes.
@@ -40,6 +46,8 @@ pub trait Batch: Send + Sync + 'static {
     type Answer: Send + 'static;
     /// Items that must not share a batch have the same key.
     type Key: Eq + Hash;
+    /// What is written through.
+    type Connection: Send + 'static;
 
     /// The word for this kind in metrics.
     const KIND: &'static str;
@@ -57,11 +65,15 @@ pub trait Batch: Send + Sync + 'static {
     /// See [`Self::Key`].
     fn key(item: &Self::Item) -> Self::Key;
 
+    /// A connection to write through. It is kept from batch to batch while there is work.
+    fn connect(&self) -> impl Future<Output = sqlx::Result<Self::Connection>> + Send;
+
     /// Writes the items in one commit and answers in their order. All or nothing: an `Err` means
     /// that nothing was written, or that nobody knows; in the second case it is called again with
     /// `is_in_doubt`, and must find out.
     fn flush(
         &self,
+        conn: &mut Self::Connection,
         items: &[Self::Item],
         is_in_doubt: bool,
     ) -> impl Future<Output = sqlx::Result<Vec<Result<Self::Answer, Error>>>> + Send;
@@ -86,15 +98,13 @@ impl<B: Batch> Clone for Coalescer<B> {
 }
 
 impl<B: Batch> Coalescer<B> {
-    /// Starts the flushers. They end when the last caller's side is dropped and all is written.
+    /// Starts the task that writes. It ends when the last caller's side is dropped and all is
+    /// written.
     pub fn start(batch: B) -> Self {
         // Bounded by `room`: every entry holds a permit until it is answered.
         let (entries, receiver) = mpsc::unbounded_channel();
-        let intake = Arc::new(Mutex::new(Intake { receiver, held_over: VecDeque::new() }));
-        let batch = Arc::new(batch);
-        for _ in 0..FLUSHERS {
-            tokio::spawn(run(Arc::clone(&batch), Arc::clone(&intake)));
-        }
+        let intake = Intake { receiver, held_over: VecDeque::new() };
+        tokio::spawn(run(Arc::new(batch), intake));
         Self { entries, room: Arc::new(Semaphore::new(MAX_WAITING_KIB)) }
     }
 
@@ -124,27 +134,31 @@ struct Intake<B: Batch> {
 }
 
 impl<B: Batch> Intake<B> {
-    /// Everything that waits, up to the bounds of one batch; waits for the first. Empty: the end.
-    async fn next_batch(&mut self) -> Vec<Entry<B>> {
-        let first = match self.held_over.pop_front() {
-            Some(entry) => entry,
-            None => match self.receiver.recv().await {
-                Some(entry) => entry,
-                None => return Vec::new(),
-            },
-        };
-        let mut keys = HashSet::from([B::key(&first.item)]);
-        let (mut rows, mut bytes) = (B::rows(&first.item), B::bytes(&first.item));
-        let mut batch = vec![first];
-        let mut held_over = VecDeque::new();
-        while rows < B::MAX_ROWS && bytes < MAX_BATCH_BYTES {
-            let Some(entry) = self.held_over.pop_front().or_else(|| self.receiver.try_recv().ok())
-            else {
-                break;
-            };
-            let fits = rows + B::rows(&entry.item) <= B::MAX_ROWS
-                && bytes + B::bytes(&entry.item) <= MAX_BATCH_BYTES;
-            if !fits {
+    fn waiting(&self) -> usize {
+        self.held_over.len() + self.receiver.len()
+    }
+
+    /// Waits for something to write. False: the end.
+    async fn wait(&mut self) -> bool {
+        if self.held_over.is_empty() {
+            match self.receiver.recv().await {
+                Some(entry) => self.held_over.push_back(entry),
+                None => return false,
+            }
+        }
+        true
+    }
+
+    /// Everything that waits, up to the bounds of one batch.
+    fn cut(&mut self) -> Vec<Entry<B>> {
+        let (mut batch, mut held_over) = (Vec::new(), VecDeque::new());
+        let mut keys = HashSet::new();
+        let (mut rows, mut bytes) = (0, 0);
+        while let Some(entry) = self.held_over.pop_front().or_else(|| self.receiver.try_recv().ok())
+        {
+            let (more_rows, more_bytes) = (B::rows(&entry.item), B::bytes(&entry.item));
+            let fits = rows + more_rows <= B::MAX_ROWS && bytes + more_bytes <= MAX_BATCH_BYTES;
+            if !batch.is_empty() && !fits {
                 held_over.push_back(entry);
                 break;
             }
@@ -152,8 +166,8 @@ impl<B: Batch> Intake<B> {
                 held_over.push_back(entry);
                 continue;
             }
-            rows += B::rows(&entry.item);
-            bytes += B::bytes(&entry.item);
+            rows += more_rows;
+            bytes += more_bytes;
             batch.push(entry);
         }
         held_over.append(&mut self.held_over);
@@ -162,30 +176,49 @@ impl<B: Batch> Intake<B> {
     }
 }
 
-async fn run<B: Batch>(batch: Arc<B>, intake: Arc<Mutex<Intake<B>>>) {
+/// Cuts a batch whenever the last one is done, and keeps its connection from batch to batch while
+/// there is something to write.
+async fn run<B: Batch>(batch: Arc<B>, mut intake: Intake<B>) {
+    let mut flights: JoinSet<Option<B::Connection>> = JoinSet::new();
+    let mut idle = Vec::new();
     loop {
-        let entries = intake.lock().await.next_batch().await;
-        if entries.is_empty() {
-            return;
+        let is_busy = !flights.is_empty();
+        let may_cut =
+            if is_busy { intake.waiting() >= SECOND_BATCH_ITEMS } else { intake.waiting() > 0 };
+        if may_cut && flights.len() < MAX_FLIGHTS {
+            let (batch, entries) = (Arc::clone(&batch), intake.cut());
+            // In a task of its own: a panic costs this batch its answers, not the others theirs.
+            flights.spawn(write(batch, idle.pop(), entries));
+            continue;
         }
-        // In a task of its own: a panic costs this batch its answers, not the flusher its life.
-        let batch = Arc::clone(&batch);
-        if tokio::spawn(async move { write(&*batch, entries).await }).await.is_err() {
-            counter!(telemetry::PANICS).increment(1);
+        if !is_busy {
+            idle.clear();
+        }
+        tokio::select! {
+            Some(landed) = flights.join_next() => match landed {
+                Ok(conn) => idle.extend(conn),
+                Err(_) => counter!(telemetry::PANICS).increment(1),
+            },
+            is_open = intake.wait(), if !is_busy => if !is_open { return },
         }
     }
 }
 
-async fn write<B: Batch>(batch: &B, entries: Vec<Entry<B>>) {
+/// Writes one batch and answers its callers; gives back the connection when it is still good.
+async fn write<B: Batch>(
+    batch: Arc<B>,
+    mut conn: Option<B::Connection>,
+    entries: Vec<Entry<B>>,
+) -> Option<B::Connection> {
     let (mut items, mut callers) = (Vec::new(), Vec::new());
     for Entry { item, answer, _room } in entries {
         items.push(item);
         callers.push((answer, _room));
     }
-    let answers = match flush(batch, &items).await {
+    let answers = match flush(&*batch, &mut conn, &items).await {
         Ok(answers) => answers,
         Err(error) if items.len() > 1 && is_faulty_statement(&error) => {
-            flush_one_by_one(batch, &items).await
+            flush_one_by_one(&*batch, &mut conn, &items).await
         }
         Err(error) => {
             let error = Error::from(error);
@@ -197,17 +230,19 @@ async fn write<B: Batch>(batch: &B, entries: Vec<Entry<B>>) {
         // A caller that is gone wants no answer; what it asked for is written.
         let _ = caller.send(answer);
     }
+    conn
 }
 
 /// One bad item must not harm the others.
 async fn flush_one_by_one<B: Batch>(
     batch: &B,
+    conn: &mut Option<B::Connection>,
     items: &[B::Item],
 ) -> Vec<Result<B::Answer, Error>> {
     let mut answers = Vec::with_capacity(items.len());
     for item in items {
-        let answer = match flush(batch, std::slice::from_ref(item)).await {
-            Ok(mut alone) => alone.pop().unwrap_or(Err(Error::NotReady("the node is stopping"))),
+        let answer = match flush(batch, conn, std::slice::from_ref(item)).await {
+            Ok(mut alone) => alone.pop().unwrap_or(Err(Error::Overloaded)),
             Err(error) => Err(error.into()),
         };
         answers.push(answer);
@@ -215,31 +250,45 @@ async fn flush_one_by_one<B: Batch>(
     answers
 }
 
+/// Takes a connection when there is none, and lets go of one that failed.
 async fn flush<B: Batch>(
     batch: &B,
+    conn: &mut Option<B::Connection>,
     items: &[B::Item],
 ) -> sqlx::Result<Vec<Result<B::Answer, Error>>> {
     let started = Instant::now();
     let mut tries = 1;
     let flushed = loop {
-        match batch.flush(items, tries > 1).await {
-            Err(error) if tries < MAX_TRIES && is_worth_another_try(&error) => {
-                counter!(telemetry::STORE_ERRORS, "kind" => B::KIND).increment(1);
-                let pause_ms = rand::random_range(0..=MAX_RETRY_PAUSE_MS);
-                tokio::time::sleep(Duration::from_millis(pause_ms)).await;
-                tries += 1;
-            }
-            Err(error) => {
-                counter!(telemetry::STORE_ERRORS, "kind" => B::KIND).increment(1);
-                break Err(error);
-            }
-            Ok(answers) => break Ok(answers),
+        let flushed = flush_once(batch, conn, items, tries > 1).await;
+        let Err(error) = flushed else { break flushed };
+        counter!(telemetry::STORE_ERRORS, "kind" => B::KIND).increment(1);
+        if tries == MAX_TRIES || !is_worth_another_try(&error) {
+            break Err(error);
         }
+        let pause_ms = rand::random_range(0..=MAX_RETRY_PAUSE_MS);
+        tokio::time::sleep(Duration::from_millis(pause_ms)).await;
+        tries += 1;
     };
     let rows = items.iter().map(B::rows).sum::<usize>();
     histogram!(telemetry::BATCH_ITEMS, "kind" => B::KIND).record(rows as f64);
     histogram!(telemetry::BATCH_SECONDS, "kind" => B::KIND).record(started.elapsed().as_secs_f64());
     flushed
+}
+
+async fn flush_once<B: Batch>(
+    batch: &B,
+    conn: &mut Option<B::Connection>,
+    items: &[B::Item],
+    is_in_doubt: bool,
+) -> sqlx::Result<Vec<Result<B::Answer, Error>>> {
+    let mut taken = match conn.take() {
+        Some(conn) => conn,
+        None => batch.connect().await?,
+    };
+    // One that failed is dropped here, and its pool decides whether it can be used again.
+    let answers = batch.flush(&mut taken, items, is_in_doubt).await?;
+    *conn = Some(taken);
+    Ok(answers)
 }
 
 /// A lost connection leaves it open whether the commit was done; a deadlock or a lock that was not
@@ -258,6 +307,8 @@ fn is_worth_another_try(error: &sqlx::Error) -> bool {
 mod tests {
     use std::sync::Mutex as StdMutex;
 
+    use tokio::sync::Mutex;
+
     use super::*;
 
     /// Remembers its batches; fails as a bad statement does when a batch holds a 13.
@@ -271,6 +322,7 @@ mod tests {
         type Item = u32;
         type Answer = u32;
         type Key = u32;
+        type Connection = ();
         const KIND: &'static str = "test";
         const MAX_ROWS: usize = 4;
 
@@ -280,7 +332,15 @@ mod tests {
         fn key(item: &u32) -> u32 {
             item % 100
         }
-        async fn flush(&self, items: &[u32], _: bool) -> sqlx::Result<Vec<Result<u32, Error>>> {
+        async fn connect(&self) -> sqlx::Result<()> {
+            Ok(())
+        }
+        async fn flush(
+            &self,
+            (): &mut (),
+            items: &[u32],
+            _: bool,
+        ) -> sqlx::Result<Vec<Result<u32, Error>>> {
             let _open = self.gate.lock().await;
             if items.contains(&13) {
                 return Err(sqlx::Error::Decode("thirteen".into()));
@@ -290,7 +350,7 @@ mod tests {
         }
     }
 
-    /// Submits all items while the flushers are held up by two sacrificial ones.
+    /// Submits all items, behind two sacrificial ones, before any is written.
     async fn submit_together(recorder: &Recorder, items: &[u32]) -> Vec<Result<u32, Error>> {
         let coalescer = Coalescer::start(recorder.clone());
         let closed = Arc::clone(&recorder.gate).lock_owned().await;

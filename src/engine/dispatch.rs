@@ -12,11 +12,7 @@ use metrics::gauge;
 use sqlx::PgConnection;
 use tokio::sync::{mpsc, oneshot};
 
-use super::{
-    Engine,
-    lanes::WaiterId,
-    pump::Message,
-};
+use super::{Engine, lanes::WaiterId, pump::Message};
 use crate::{domain::text::ErrorReport, error::Error, store, telemetry};
 
 pub use super::{lanes::Wish, pump::Handed};
@@ -140,7 +136,8 @@ pub async fn poll(
 ) -> Result<Delivery, Error> {
     let deliver = |jobs| Ok(Delivery { engine: engine.clone(), jobs });
     if wish.poll_id.is_some() {
-        let jobs = repeat(engine, &wish).await?;
+        // Boxed, so that it is no part of a parked poll.
+        let jobs = Box::pin(repeat(engine, &wish)).await?;
         if !jobs.is_empty() {
             return deliver(jobs);
         }

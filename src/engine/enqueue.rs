@@ -4,15 +4,14 @@ use std::{collections::HashMap, sync::Arc};
 
 use chrono::{DateTime, Utc};
 use metrics::counter;
-use sqlx::PgPool;
+use sqlx::{PgPool, Postgres, pool::PoolConnection};
 
 use super::{Engine, coalesce::Batch};
 use crate::{
     domain::job::StoredState,
     error::Error,
     ids::JobId,
-    store,
-    telemetry,
+    store, telemetry,
     wake::{Arrival, Wake},
 };
 
@@ -37,6 +36,7 @@ impl Batch for Enqueues {
     type Item = Arc<[NewJob]>;
     type Answer = Vec<StoredJob>;
     type Key = Option<JobId>;
+    type Connection = PoolConnection<Postgres>;
 
     const KIND: &'static str = "enqueue";
     const MAX_ROWS: usize = 500;
@@ -54,16 +54,20 @@ impl Batch for Enqueues {
         item.first().map(|it| it.id)
     }
 
+    async fn connect(&self) -> sqlx::Result<Self::Connection> {
+        self.pool.acquire().await
+    }
+
     async fn flush(
         &self,
+        conn: &mut Self::Connection,
         items: &[Self::Item],
         is_in_doubt: bool,
     ) -> sqlx::Result<Vec<Result<Vec<StoredJob>, Error>>> {
-        let mut conn = self.pool.acquire().await?;
         let mut stored = HashMap::new();
         if is_in_doubt {
             let all: Vec<_> = items.iter().flat_map(|it| it.iter()).collect();
-            let found = store::enqueue::find_stored(&mut conn, &all).await?;
+            let found = store::enqueue::find_stored(conn, &all).await?;
             stored.extend(found.into_iter().map(|it| (it.id, it)));
         }
         let (mut jobs, mut latest) = (Vec::new(), Vec::new());
@@ -75,10 +79,9 @@ impl Batch for Enqueues {
             }
         }
         if !jobs.is_empty() {
-            let inserted = store::enqueue::insert_jobs(&mut conn, &jobs, &latest).await?;
+            let inserted = store::enqueue::insert_jobs(conn, &jobs, &latest).await?;
             stored.extend(inserted.into_iter().map(|it| (it.id, it)));
         }
-        drop(conn);
         self.tell(items, &stored);
         Ok(items.iter().map(|it| answer(it, &stored)).collect())
     }
@@ -118,10 +121,7 @@ fn latest_run_at(jobs: &[NewJob]) -> Option<DateTime<Utc>> {
         .max()
 }
 
-fn answer(
-    jobs: &[NewJob],
-    stored: &HashMap<JobId, StoredJob>,
-) -> Result<Vec<StoredJob>, Error> {
+fn answer(jobs: &[NewJob], stored: &HashMap<JobId, StoredJob>) -> Result<Vec<StoredJob>, Error> {
     jobs.iter()
         .map(|it| stored.get(&it.id).copied())
         .collect::<Option<Vec<_>>>()

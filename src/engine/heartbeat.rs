@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use sqlx::PgPool;
+use sqlx::{PgPool, Postgres, pool::PoolConnection};
 
 use super::{Engine, coalesce::Batch, settle};
 use crate::{
@@ -32,9 +32,7 @@ pub async fn heartbeat(engine: &Engine, beat: Beat) -> Result<Advice, Error> {
     if let Some(advice) = engine.beats.submit(beat).await? {
         return Ok(advice);
     }
-    let mut conn = engine.pools.settle.acquire().await?;
-    let found = store::acks::find_standing(&mut conn, key, &fence).await?;
-    let found = found.ok_or(Error::JobNotFound)?;
+    let found = settle::look_again(engine, key, &fence).await?;
     let refusal = lease::explain_heartbeat(&fence, &found.standing);
     Err(settle::refused(refusal, &found.standing))
 }
@@ -49,6 +47,7 @@ impl Batch for Beats {
     /// None: the fence did not hold.
     type Answer = Option<Advice>;
     type Key = JobKey;
+    type Connection = PoolConnection<Postgres>;
 
     const KIND: &'static str = "heartbeat";
     const MAX_ROWS: usize = 500;
@@ -61,9 +60,17 @@ impl Batch for Beats {
         item.key
     }
 
-    async fn flush(&self, items: &[Beat], _: bool) -> sqlx::Result<Vec<Result<Option<Advice>, Error>>> {
-        let mut conn = self.pool.acquire().await?;
-        let renewed: HashMap<_, _> = store::heartbeats::renew(&mut conn, items)
+    async fn connect(&self) -> sqlx::Result<Self::Connection> {
+        self.pool.acquire().await
+    }
+
+    async fn flush(
+        &self,
+        conn: &mut Self::Connection,
+        items: &[Beat],
+        _: bool,
+    ) -> sqlx::Result<Vec<Result<Option<Advice>, Error>>> {
+        let renewed: HashMap<_, _> = store::heartbeats::renew(conn, items)
             .await?
             .into_iter()
             .map(|it| (it.key, if it.cancel_requested { Advice::Cancel } else { Advice::Continue }))

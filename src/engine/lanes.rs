@@ -396,7 +396,12 @@ impl Lanes {
     }
 
     /// A look has come back with so many jobs, the last of them at `last`; or it failed.
-    pub fn landed(&mut self, look: &DealtLook, found: Option<(usize, Option<ClaimKey>)>, now: Instant) {
+    pub fn landed(
+        &mut self,
+        look: &DealtLook,
+        found: Option<(usize, Option<ClaimKey>)>,
+        now: Instant,
+    ) {
         for (id, _) in &look.slots {
             if let Some(waiter) = self.waiters.get_mut(id) {
                 waiter.is_in_flight = false;

@@ -72,8 +72,7 @@ impl Engine {
         let (wake, arrivals) = wake::channel();
         let settled = Arc::new(AtomicU64::new(0));
         let (messages, inbox) = mpsc::unbounded_channel();
-        let endings =
-            Coalescer::start(Endings { pool: pools.settle.clone(), wake: wake.clone() });
+        let endings = Coalescer::start(Endings { pool: pools.settle.clone(), wake: wake.clone() });
         tokio::spawn(pump::run(pools.claim.clone(), endings.clone(), inbox, arrivals));
         Self(Arc::new(Inner {
             enqueues: Coalescer::start(Enqueues {

@@ -5,11 +5,7 @@ use std::time::Duration;
 use metrics::counter;
 
 use super::Engine;
-use crate::{
-    store::sweep,
-    telemetry,
-    wake::Arrival,
-};
+use crate::{store::sweep, telemetry, wake::Arrival};
 
 /// The longest sleep: another node may have stored a job that is due earlier.
 pub const MAX_SLEEP: Duration = Duration::from_secs(2);

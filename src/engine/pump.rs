@@ -11,7 +11,7 @@ use std::{
 };
 
 use metrics::{counter, histogram};
-use sqlx::{PgConnection, PgPool};
+use sqlx::{PgConnection, PgPool, Postgres, pool::PoolConnection};
 use tokio::{
     sync::{mpsc, oneshot},
     task::JoinSet,
@@ -81,6 +81,8 @@ struct Pump {
     /// Polls in flight that want their answer when the flight is over.
     leaving: BTreeSet<WaiterId>,
     resting_until: Option<Instant>,
+    /// Connections of claims that landed a moment ago.
+    idle: Vec<PoolConnection<Postgres>>,
 }
 
 /// Runs until every sender of messages is gone.
@@ -100,8 +102,9 @@ pub(super) async fn run(
         successors: HashMap::new(),
         leaving: BTreeSet::new(),
         resting_until: None,
+        idle: Vec::new(),
     };
-    let mut flights: JoinSet<Vec<Landed>> = JoinSet::new();
+    let mut flights: JoinSet<Flight> = JoinSet::new();
     let mut fallbacks: JoinSet<Vec<(ProjectId, Arc<str>)>> = JoinSet::new();
     let mut fallback_tick = tokio::time::interval(FALLBACK_PERIOD);
     fallback_tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -116,7 +119,7 @@ pub(super) async fn run(
                 Hint::Arrived(arrived) => pump.lanes.arrived(&arrived),
                 Hint::Everywhere => pump.lanes.distrust(None),
             },
-            Some(landed) = flights.join_next() => pump.land(landed.unwrap_or_default()),
+            Some(flight) = flights.join_next() => pump.land(flight.unwrap_or_default()),
             Some(found) = fallbacks.join_next() => {
                 for queue in found.unwrap_or_default() {
                     pump.lanes.distrust(Some(&queue));
@@ -124,6 +127,7 @@ pub(super) async fn run(
             }
             _ = fallback_tick.tick() => if fallbacks.is_empty() {
                 pump.lanes.prune(Instant::now());
+                pump.idle.clear();
                 let queues = pump.lanes.believed_empty();
                 if !queues.is_empty() {
                     fallbacks.spawn(look_for_work(pump.pool.clone(), queues));
@@ -140,7 +144,9 @@ pub(super) async fn run(
 impl Pump {
     fn receive(&mut self, message: Message) {
         match message {
-            Message::Park { id, wish, is_patient, answer } => self.park(id, *wish, is_patient, answer),
+            Message::Park { id, wish, is_patient, answer } => {
+                self.park(id, *wish, is_patient, answer)
+            }
             Message::Leave(id) if self.lanes.is_in_flight(id) => {
                 self.leaving.insert(id);
             }
@@ -225,17 +231,18 @@ impl Pump {
         }
     }
 
-    fn take_off(&mut self, flights: &mut JoinSet<Vec<Landed>>) {
+    fn take_off(&mut self, flights: &mut JoinSet<Flight>) {
         while self.resting_until.is_none() && flights.len() < MAX_FLIGHTS {
             let looks = self.lanes.deal(!flights.is_empty(), Instant::now());
             if looks.is_empty() {
                 return;
             }
-            flights.spawn(claim(self.pool.clone(), looks));
+            flights.spawn(claim(self.pool.clone(), self.idle.pop(), looks));
         }
     }
 
-    fn land(&mut self, landed: Vec<Landed>) {
+    fn land(&mut self, Flight { conn, landed }: Flight) {
+        self.idle.extend(conn);
         let now = Instant::now();
         let mut jobs_of: HashMap<WaiterId, Vec<Handed>> = HashMap::new();
         for Landed { look, found } in landed {
@@ -293,27 +300,44 @@ struct Landed {
     found: Option<Vec<(usize, Handed)>>,
 }
 
-async fn claim(pool: PgPool, looks: Vec<DealtLook>) -> Vec<Landed> {
+/// A claim that came back, and its connection if it is still good.
+#[derive(Default)]
+struct Flight {
+    conn: Option<PoolConnection<Postgres>>,
+    landed: Vec<Landed>,
+}
+
+async fn claim(
+    pool: PgPool,
+    idle: Option<PoolConnection<Postgres>>,
+    looks: Vec<DealtLook>,
+) -> Flight {
     let started = Instant::now();
     let slots = looks.iter().map(|it| it.slots.len()).sum::<usize>();
     let (any_type, some_types): (Vec<_>, Vec<_>) =
         looks.into_iter().partition(|it| it.job_types.is_empty());
     let mut landed = Vec::new();
-    match pool.acquire().await {
+    let conn = match idle {
+        Some(conn) => Ok(conn),
+        None => pool.acquire().await,
+    };
+    let conn = match conn {
         Ok(mut conn) => {
             claim_all(&mut conn, any_type, some_types, &mut landed).await;
             add_last_errors(&mut conn, &mut landed).await;
+            Some(conn).filter(|_| landed.iter().all(|it| it.found.is_some()))
         }
         Err(error) => {
             note_failure(&error);
             let looks = any_type.into_iter().chain(some_types);
             landed.extend(looks.map(|look| Landed { look, found: None }));
+            None
         }
-    }
+    };
     histogram!(telemetry::BATCH_ITEMS, "kind" => "claim").record(slots as f64);
     histogram!(telemetry::BATCH_SECONDS, "kind" => "claim").record(started.elapsed().as_secs_f64());
     count_claimed(&landed);
-    landed
+    Flight { conn, landed }
 }
 
 fn note_failure(error: &sqlx::Error) {
@@ -326,7 +350,8 @@ fn count_claimed(landed: &[Landed]) {
     counter!(telemetry::JOBS_CLAIMED).increment(found().count() as u64);
     for (_, Handed { job, .. }) in found() {
         let ready_at = job.run_at.max(job.created_at);
-        let waited_ms = (job.claimed_at - ready_at).num_microseconds().unwrap_or(i64::MAX) as f64 / 1e6;
+        let waited_ms =
+            (job.claimed_at - ready_at).num_microseconds().unwrap_or(i64::MAX) as f64 / 1e6;
         histogram!(telemetry::PICKUP_SECONDS).record(waited_ms.max(0.0));
     }
 }
@@ -368,11 +393,7 @@ fn to_look(dealt: &DealtLook) -> Look<'_> {
 }
 
 /// Slots are numbered through all looks of a statement; each look gets its own back.
-fn deal_out(
-    looks: Vec<DealtLook>,
-    found: sqlx::Result<Vec<LeasedJob>>,
-    landed: &mut Vec<Landed>,
-) {
+fn deal_out(looks: Vec<DealtLook>, found: sqlx::Result<Vec<LeasedJob>>, landed: &mut Vec<Landed>) {
     let found = match found {
         Ok(found) => found,
         Err(error) => {
@@ -381,10 +402,8 @@ fn deal_out(
             return;
         }
     };
-    let mut by_slot: HashMap<usize, LeasedJob> = found
-        .into_iter()
-        .filter_map(|it| Some((usize::try_from(it.slot?).ok()?, it)))
-        .collect();
+    let mut by_slot: HashMap<usize, LeasedJob> =
+        found.into_iter().filter_map(|it| Some((usize::try_from(it.slot?).ok()?, it))).collect();
     let mut first = 0;
     for look in looks {
         let jobs = (0..look.slots.len()).filter_map(|slot| {

@@ -3,6 +3,8 @@
 
 use std::{
     collections::HashMap,
+    future::Future,
+    pin::Pin,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -11,7 +13,7 @@ use std::{
 
 use chrono::{DateTime, Utc};
 use metrics::counter;
-use sqlx::{Acquire, PgConnection, PgPool};
+use sqlx::{Acquire, PgConnection, PgPool, Postgres, pool::PoolConnection};
 
 use super::{Engine, coalesce::Batch};
 use crate::{
@@ -25,7 +27,7 @@ use crate::{
     ids::{JobId, ProjectId},
     store::{
         self,
-        acks::Success,
+        acks::{Found, Success},
         endings::{Ended, Held, Rested},
     },
     telemetry,
@@ -109,10 +111,7 @@ pub async fn ack(engine: &Engine, project_id: ProjectId, ack: Ack) -> Result<Ack
         if let Some(acked) = submit(engine, key, ack.clone()).await? {
             return Ok(acked);
         }
-        let mut conn = engine.pools.settle.acquire().await?;
-        let found = store::acks::find_standing(&mut conn, key, &fence).await?;
-        drop(conn);
-        let found = found.ok_or(Error::JobNotFound)?;
+        let found = look_again(engine, key, &fence).await?;
         match lease::explain_ack(&fence, outcome, &found.standing) {
             Ok(()) => {
                 return Ok(match found.retry_at {
@@ -125,6 +124,20 @@ pub async fn ack(engine: &Engine, project_id: ProjectId, ack: Ack) -> Result<Ack
         }
     }
     Err(Error::Overloaded)
+}
+
+/// What became of a job whose fence did not match. Boxed: it is rare, and its kilobytes would be
+/// part of every ack.
+pub(super) fn look_again<'a>(
+    engine: &'a Engine,
+    key: JobKey,
+    fence: &'a Fence,
+) -> Pin<Box<dyn Future<Output = Result<Found, Error>> + Send + 'a>> {
+    Box::pin(async move {
+        let mut conn = engine.pools.settle.acquire().await?;
+        let found = store::acks::find_standing(&mut conn, key, fence).await?;
+        found.ok_or(Error::JobNotFound)
+    })
 }
 
 /// The error for a refusal, with where the job stands.
@@ -165,6 +178,7 @@ impl Batch for Successes {
     /// Whether the fence held.
     type Answer = bool;
     type Key = JobKey;
+    type Connection = PoolConnection<Postgres>;
 
     const KIND: &'static str = "succeed";
     const MAX_ROWS: usize = 500;
@@ -177,11 +191,18 @@ impl Batch for Successes {
         item.key()
     }
 
-    async fn flush(&self, items: &[Success], _: bool) -> sqlx::Result<Vec<Result<bool, Error>>> {
-        let mut conn = self.pool.acquire().await?;
+    async fn connect(&self) -> sqlx::Result<Self::Connection> {
+        self.pool.acquire().await
+    }
+
+    async fn flush(
+        &self,
+        conn: &mut Self::Connection,
+        items: &[Success],
+        _: bool,
+    ) -> sqlx::Result<Vec<Result<bool, Error>>> {
         let moved: std::collections::HashSet<_> =
-            store::acks::succeed(&mut conn, items).await?.into_iter().collect();
-        drop(conn);
+            store::acks::succeed(conn, items).await?.into_iter().collect();
         self.settled.fetch_add(moved.len() as u64, Ordering::Relaxed);
         counter!(telemetry::JOBS_SETTLED, "outcome" => "succeeded").increment(moved.len() as u64);
         Ok(items.iter().map(|it| Ok(moved.contains(&it.key()))).collect())
@@ -219,6 +240,7 @@ impl Batch for Endings {
     /// None: the fence did not hold.
     type Answer = Option<Acked>;
     type Key = JobKey;
+    type Connection = PoolConnection<Postgres>;
 
     const KIND: &'static str = "end";
     const MAX_ROWS: usize = 500;
@@ -233,12 +255,16 @@ impl Batch for Endings {
         item.key
     }
 
+    async fn connect(&self) -> sqlx::Result<Self::Connection> {
+        self.pool.acquire().await
+    }
+
     async fn flush(
         &self,
+        conn: &mut Self::Connection,
         items: &[EndRequest],
         _: bool,
     ) -> sqlx::Result<Vec<Result<Option<Acked>, Error>>> {
-        let mut conn = self.pool.acquire().await?;
         let mut tx = conn.begin().await?;
         let fences = items.iter().map(|it| (it.key, &it.fence));
         let held = store::endings::lock_held(&mut tx, fences).await?;
@@ -253,7 +279,6 @@ impl Batch for Endings {
             .collect();
         let rested = write_down(&mut tx, &ends).await?;
         tx.commit().await?;
-        drop(conn);
         tell(&self.wake, &ends, &rested);
         let by_key: HashMap<_, _> = rested
             .iter()
@@ -293,10 +318,7 @@ pub(super) fn decide(
 }
 
 /// Writes down what was decided, in the transaction that holds the locks.
-pub(super) async fn write_down(
-    tx: &mut PgConnection,
-    ends: &[Ended],
-) -> sqlx::Result<Vec<Rested>> {
+pub(super) async fn write_down(tx: &mut PgConnection, ends: &[Ended]) -> sqlx::Result<Vec<Rested>> {
     if ends.is_empty() {
         return Ok(Vec::new());
     }

@@ -40,12 +40,13 @@ impl<T: RequestBody, S: Send + Sync> FromRequest<S> for Json<T> {
 }
 
 fn is_json(headers: &HeaderMap) -> bool {
-    let Some(value) = headers.get(CONTENT_TYPE).and_then(|it| it.to_str().ok()) else { return false };
+    let Some(value) = headers.get(CONTENT_TYPE).and_then(|it| it.to_str().ok()) else {
+        return false;
+    };
     let essence = value.split(';').next().unwrap_or_default().trim();
     let subtype = essence.get("application/".len()..).unwrap_or_default();
     essence.get(.."application/".len()).is_some_and(|it| it.eq_ignore_ascii_case("application/"))
-        && (subtype.eq_ignore_ascii_case("json")
-            || subtype.to_ascii_lowercase().ends_with("+json"))
+        && (subtype.eq_ignore_ascii_case("json") || subtype.to_ascii_lowercase().ends_with("+json"))
 }
 
 async fn read(body: Body, limit_bytes: usize) -> Result<bytes::Bytes, Error> {
@@ -53,7 +54,9 @@ async fn read(body: Body, limit_bytes: usize) -> Result<bytes::Bytes, Error> {
     match collected {
         Err(_) => Err(Error::BodyTimeout),
         Ok(Ok(body)) => Ok(body.to_bytes()),
-        Ok(Err(error)) if error.is::<LengthLimitError>() => Err(Error::BodyTooLarge { limit_bytes }),
+        Ok(Err(error)) if error.is::<LengthLimitError>() => {
+            Err(Error::BodyTooLarge { limit_bytes })
+        }
         Ok(Err(_)) => Err(Error::Unreadable("the body ended early".to_owned())),
     }
 }
@@ -104,9 +107,12 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Query<T> {
             Ok(axum::extract::Query(query)) => Ok(Self(query)),
             Err(rejection) => {
                 let text = rejection.body_text();
-                let text = text.strip_prefix("Failed to deserialize query string: ").unwrap_or(&text);
+                let text =
+                    text.strip_prefix("Failed to deserialize query string: ").unwrap_or(&text);
                 let (field, message) = text.split_once(": ").unwrap_or(("query", text));
-                let named = message.strip_prefix("unknown field `").or(text.strip_prefix("unknown field `"));
+                let named = message
+                    .strip_prefix("unknown field `")
+                    .or(text.strip_prefix("unknown field `"));
                 let field = named.and_then(|it| it.split('`').next()).unwrap_or(field);
                 Err(Error::invalid(field, message))
             }

@@ -76,7 +76,8 @@ pub fn text() -> String {
 /// parameters and requests, and `propertyNames`.
 fn tidy(document: &mut Value) {
     if let Some(paths) = document.get_mut("paths").and_then(Value::as_object_mut) {
-        let operations = paths.values_mut().filter_map(Value::as_object_mut).flat_map(Map::values_mut);
+        let operations =
+            paths.values_mut().filter_map(Value::as_object_mut).flat_map(Map::values_mut);
         for operation in operations {
             let parameters = operation.get_mut("parameters").and_then(Value::as_array_mut);
             for parameter in parameters.into_iter().flatten() {

@@ -59,7 +59,10 @@ pub async fn run(
                 connections.spawn(serve(stream, router, closing, permit));
             }
             Err(error) => {
-                tracing::warn!(error = &error as &dyn std::error::Error, "a connection was not accepted");
+                tracing::warn!(
+                    error = &error as &dyn std::error::Error,
+                    "a connection was not accepted"
+                );
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }
         }
@@ -74,8 +77,7 @@ async fn accept(
     let permit = Arc::clone(room).acquire_owned().await.map_err(io::Error::other)?;
     let (stream, _) = listener.accept().await?;
     stream.set_nodelay(true)?;
-    let keepalive =
-        TcpKeepalive::new().with_time(KEEPALIVE_IDLE).with_interval(KEEPALIVE_INTERVAL);
+    let keepalive = TcpKeepalive::new().with_time(KEEPALIVE_IDLE).with_interval(KEEPALIVE_INTERVAL);
     SockRef::from(&stream).set_tcp_keepalive(&keepalive)?;
     Ok((stream, permit))
 }

@@ -5,8 +5,8 @@ use chrono::{DateTime, Datelike, Utc};
 use serde_json::value::RawValue;
 
 use crate::{
-    domain::text::{self, json_depth},
     domain::limits,
+    domain::text::{self, json_depth},
     error::{Error, FieldError},
 };
 
@@ -55,7 +55,13 @@ impl Check {
     }
 
     /// `min..=max`.
-    pub fn range<T: PartialOrd + std::fmt::Display>(&mut self, field: &str, value: T, min: T, max: T) {
+    pub fn range<T: PartialOrd + std::fmt::Display>(
+        &mut self,
+        field: &str,
+        value: T,
+        min: T,
+        max: T,
+    ) {
         // Written so that a number that compares with nothing is refused.
         if !(value >= min && value <= max) {
             self.refuse(field, format!("must be between {min} and {max}, is {value}"));
@@ -66,7 +72,10 @@ impl Check {
     pub fn time(&mut self, field: &str, value: Option<DateTime<Utc>>) {
         const YEARS: std::ops::RangeInclusive<i32> = 1970..=9999;
         if value.is_some_and(|it| !YEARS.contains(&it.year())) {
-            self.refuse(field, format!("must be in the years {} to {}", YEARS.start(), YEARS.end()));
+            self.refuse(
+                field,
+                format!("must be in the years {} to {}", YEARS.start(), YEARS.end()),
+            );
         }
     }
 

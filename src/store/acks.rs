@@ -188,7 +188,8 @@ pub async fn find_standing(
     let succeeded = holder(row.ended_worker_id, Some(row.attempt), row.ended_lease_id)
         .filter(|_| row.ended_state == Some(StoredState::Succeeded))
         .map(|it| (it, Outcome::Succeeded));
-    let past = holder(row.past_worker_id, row.past_attempt, row.past_lease_id).zip(row.past_outcome);
+    let past =
+        holder(row.past_worker_id, row.past_attempt, row.past_lease_id).zip(row.past_outcome);
     Ok(Some(Found {
         standing: Standing {
             state: row.state.public(),

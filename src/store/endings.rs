@@ -182,7 +182,8 @@ pub async fn end_attempts(conn: &mut PgConnection, ended: &[Ended]) -> sqlx::Res
         &ended.iter().map(|it| it.wait.as_millis() as f64).collect::<Vec<_>>(),
         &ended.iter().map(|it| it.outcome).collect::<Vec<_>>() as &[Outcome],
         &ended.iter().map(|it| it.error.kind.as_deref()).collect::<Vec<_>>() as &[Option<&str>],
-        &ended.iter().map(|it| it.error.message.as_deref()).collect::<Vec<_>>() as &[Option<&str>],
+        &ended.iter().map(|it| it.error.message.as_deref()).collect::<Vec<_>>()
+            as &[Option<&str>],
         &ended.iter().map(|it| it.error.stack_trace.as_deref()).collect::<Vec<_>>()
             as &[Option<&str>],
         &ended.iter().map(|it| it.error.truncated).collect::<Vec<_>>(),

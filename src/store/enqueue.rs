@@ -126,7 +126,8 @@ pub async fn insert_jobs(
         &jobs.iter().map(|it| it.max_attempts).collect::<Vec<_>>(),
         &jobs.iter().map(|it| it.timeout_seconds).collect::<Vec<_>>(),
         &jobs.iter().map(|it| it.payload.as_str()).collect::<Vec<_>>() as &[&str],
-        &jobs.iter().map(|it| it.retry.as_ref()).collect::<Vec<_>>() as &[Option<&Json<RetryPolicy>>],
+        &jobs.iter().map(|it| it.retry.as_ref()).collect::<Vec<_>>()
+            as &[Option<&Json<RetryPolicy>>],
         &jobs.iter().map(|it| it.tags.as_ref()).collect::<Vec<_>>() as &[Option<&Json<_>>],
         limits::MAX_DELAY_SECONDS,
     )

@@ -217,22 +217,30 @@ pub async fn page(
     before: Option<JobId>,
     page_jobs: u32,
 ) -> sqlx::Result<(Vec<JobRow>, Option<JobId>)> {
-    let upper = [before.map(|it| it.0), filter.created_before.map(|it| id_at(it, ID_CLOCK_MARGIN_MS))]
-        .into_iter()
-        .flatten()
-        .min()
-        .unwrap_or(Uuid::max());
+    let upper =
+        [before.map(|it| it.0), filter.created_before.map(|it| id_at(it, ID_CLOCK_MARGIN_MS))]
+            .into_iter()
+            .flatten()
+            .min()
+            .unwrap_or(Uuid::max());
     let lower = filter.created_after.map_or(Uuid::nil(), |it| id_at(it, -ID_CLOCK_MARGIN_MS));
     let mut query = QueryBuilder::<Postgres>::new("with examined as (select * from (");
     for (table, own_columns) in [
-        ("jobs", "unfinished_parents, lease_expires_at, null::text as result, null::bigint as duration_ms"),
+        (
+            "jobs",
+            "unfinished_parents, lease_expires_at, null::text as result, null::bigint as duration_ms",
+        ),
         ("finished_jobs", "0, null, result, duration_ms"),
     ] {
         if table == "finished_jobs" {
             query.push(" union all ");
         }
-        query.push("(select id, queue, job_type, state, rank, run_at, created_at, attempt, failures, ");
-        query.push("max_attempts, timeout_seconds, cancel_requested, progress, completed_at, lease_id, ");
+        query.push(
+            "(select id, queue, job_type, state, rank, run_at, created_at, attempt, failures, ",
+        );
+        query.push(
+            "max_attempts, timeout_seconds, cancel_requested, progress, completed_at, lease_id, ",
+        );
         query.push("worker_id, claimed_at, ");
         query.push(own_columns).push(" from ").push(table);
         query.push(" where project_id = ").push_bind(project_id.0);

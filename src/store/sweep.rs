@@ -6,10 +6,7 @@ use sqlx::{Executor, PgConnection, types::Json};
 
 use super::endings::Held;
 use crate::{
-    domain::{
-        backoff::RetryPolicy,
-        lease::TIMEOUT_GRACE_SECONDS,
-    },
+    domain::{backoff::RetryPolicy, lease::TIMEOUT_GRACE_SECONDS},
     ids::{JobId, ProjectId},
 };
 

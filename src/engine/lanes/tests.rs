@@ -22,7 +22,14 @@ impl Board {
         self.park_typed(id, project, queues, &[], capacity);
     }
 
-    fn park_typed(&mut self, id: u64, project: i32, queues: &[&str], types: &[&str], capacity: u32) {
+    fn park_typed(
+        &mut self,
+        id: u64,
+        project: i32,
+        queues: &[&str],
+        types: &[&str],
+        capacity: u32,
+    ) {
         let wish = Wish {
             project_id: ProjectId(project),
             queues: queues.iter().map(|it| queue(it)).collect(),
@@ -39,7 +46,15 @@ impl Board {
         self.arrive_at(project, name, job_type, count, 0, 1_000);
     }
 
-    fn arrive_at(&mut self, project: i32, name: &str, job_type: &str, count: usize, rank: i16, s: i64) {
+    fn arrive_at(
+        &mut self,
+        project: i32,
+        name: &str,
+        job_type: &str,
+        count: usize,
+        rank: i16,
+        s: i64,
+    ) {
         let arrival = Arrival {
             project_id: ProjectId(project),
             queue: queue(name),
@@ -61,7 +76,8 @@ impl Board {
     }
 
     fn land(&mut self, look: &DealtLook, jobs: usize) {
-        let last = ClaimKey { rank: 0, run_at: DateTime::from_timestamp(2_000, 0).expect("a time") };
+        let last =
+            ClaimKey { rank: 0, run_at: DateTime::from_timestamp(2_000, 0).expect("a time") };
         let last = (jobs > 0).then_some(last);
         self.lanes.landed(look, Some((jobs, last)), self.now);
     }

@@ -296,7 +296,10 @@ fn accept_tags(
 ) -> Option<Stored<BTreeMap<String, String>>> {
     let tags = tags.filter(|it| !it.is_empty())?;
     if tags.len() > limits::MAX_TAGS {
-        check.refuse("tags", format!("must have at most {} entries, has {}", limits::MAX_TAGS, tags.len()));
+        check.refuse(
+            "tags",
+            format!("must have at most {} entries, has {}", limits::MAX_TAGS, tags.len()),
+        );
         return None;
     }
     for (key, value) in &tags {

@@ -156,7 +156,8 @@ fn read_cursor(app: &App, project_id: ProjectId, cursor: &str) -> Result<JobId, 
 
 fn sign(app: &App, project_id: ProjectId, id: Uuid) -> Hmac<Sha256> {
     // HMAC takes keys of any length.
-    let mut mac = Hmac::<Sha256>::new_from_slice(&app.cursor_key).unwrap_or_else(|_| unreachable!());
+    let mut mac =
+        Hmac::<Sha256>::new_from_slice(&app.cursor_key).unwrap_or_else(|_| unreachable!());
     mac.update(&project_id.0.to_be_bytes());
     mac.update(id.as_bytes());
     mac

@@ -115,7 +115,14 @@ impl From<RetryPolicy> for RetryView {
             jitter_seconds,
             non_retryable_types,
         } = policy;
-        Self { strategy, initial_seconds, multiplier, max_seconds, jitter_seconds, non_retryable_types }
+        Self {
+            strategy,
+            initial_seconds,
+            multiplier,
+            max_seconds,
+            jitter_seconds,
+            non_retryable_types,
+        }
     }
 }
 
@@ -264,7 +271,12 @@ impl Job {
     /// Adds its past attempts, and what the last of them reported. A success leaves no row of its
     /// own: it is the job's.
     #[must_use]
-    pub fn with_attempts(mut self, rows: Vec<AttemptRow>, state: StoredState, duration_ms: Option<i64>) -> Self {
+    pub fn with_attempts(
+        mut self,
+        rows: Vec<AttemptRow>,
+        state: StoredState,
+        duration_ms: Option<i64>,
+    ) -> Self {
         let mut attempts: Vec<_> = rows.into_iter().map(AttemptView::of).collect();
         self.last_error = attempts.iter().rev().find_map(|it| it.error.clone());
         let ended = self.worker_id.clone().zip(self.claimed_at).zip(self.completed_at);
@@ -275,7 +287,14 @@ impl Job {
             let outcome = Outcome::Succeeded;
             let (error, retry_at) = (None, None);
             attempts.push(AttemptView {
-                attempt, worker_id, claimed_at, ended_at, outcome, error, retry_at, duration_ms,
+                attempt,
+                worker_id,
+                claimed_at,
+                ended_at,
+                outcome,
+                error,
+                retry_at,
+                duration_ms,
             });
         }
         self.attempts = Some(attempts);

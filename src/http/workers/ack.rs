@@ -257,8 +257,7 @@ async fn settle_one(
 
 fn accept(request: AckRequest, path: &str) -> Result<Ack, Error> {
     let mut check = Check::below(path);
-    let fence =
-        accept_fence(&mut check, request.worker_id, request.attempt, request.lease_id);
+    let fence = accept_fence(&mut check, request.worker_id, request.attempt, request.lease_id);
     if let Some(duration_ms) = request.duration_ms {
         check.range("duration_ms", duration_ms, 0, limits::MAX_DURATION_MS);
     }
@@ -285,9 +284,9 @@ fn accept(request: AckRequest, path: &str) -> Result<Ack, Error> {
     }
     check.finish()?;
     let end = match request.status {
-        AckStatus::Succeeded => End::Succeeded {
-            result: request.result.map(|it| Box::<str>::from(it).into_string()),
-        },
+        AckStatus::Succeeded => {
+            End::Succeeded { result: request.result.map(|it| Box::<str>::from(it).into_string()) }
+        }
         AckStatus::Failed => End::Failed(Failure {
             error: report(request.error.as_ref()),
             retryable: request.retryable.unwrap_or(true),

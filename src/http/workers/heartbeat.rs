@@ -86,8 +86,7 @@ pub async fn heartbeat(
     Json(request): Json<HeartbeatRequest>,
 ) -> Result<Reply<HeartbeatReply>, Error> {
     let mut check = Check::default();
-    let fence =
-        accept_fence(&mut check, request.worker_id, request.attempt, request.lease_id);
+    let fence = accept_fence(&mut check, request.worker_id, request.attempt, request.lease_id);
     if let Some(progress) = request.progress {
         check.range("progress", progress, 0.0, 1.0);
     }

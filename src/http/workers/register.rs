@@ -98,7 +98,11 @@ fn accept(request: RegisterRequest) -> Result<Registration, Error> {
     check.names("queues", &request.queues, max, limits::MAX_QUEUE_CHARS);
     check.names("job_types", &request.job_types, max, limits::MAX_JOB_TYPE_CHARS);
     check.optional_name("hostname", request.hostname.as_deref(), limits::MAX_WORKER_INFO_CHARS);
-    check.optional_name("sdk_version", request.sdk_version.as_deref(), limits::MAX_WORKER_INFO_CHARS);
+    check.optional_name(
+        "sdk_version",
+        request.sdk_version.as_deref(),
+        limits::MAX_WORKER_INFO_CHARS,
+    );
     let concurrency = request.concurrency.unwrap_or(DEFAULT_CONCURRENCY);
     check.range("concurrency", concurrency, 1, limits::MAX_WORKER_CONCURRENCY);
     if let Some(pid) = request.pid {

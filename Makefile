@@ -1,0 +1,43 @@
+# `make help` lists what can be done here.
+.DEFAULT_GOAL := help
+.PHONY: help setup run test fmt lint doc unit bench openapi sqlx clean-test
+
+CARGO ?= cargo
+
+help: ## List these targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | sort | while IFS='	' read -r name text; do printf '  %-12s %s\n' "$$name" "$$text"; done
+
+setup: ## Install what is missing on this machine (PostgreSQL)
+	@sh scripts/setup.sh
+
+run: setup ## Set up, build, and run everything on this machine: `fencepost dev`
+	$(CARGO) build --locked --release
+	./target/release/fencepost dev
+
+test: setup fmt lint doc unit ## Set up and run every check and every test
+
+fmt: ## Check the formatting
+	$(CARGO) fmt --check
+
+lint: ## Check with clippy; a warning is an error
+	$(CARGO) clippy --locked --all-targets -- -D warnings
+
+doc: ## Build the reference; a warning is an error
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --no-deps --document-private-items --quiet
+
+unit: ## Run all tests, against a PostgreSQL that they start themselves
+	$(CARGO) test --locked
+
+bench: ## Measure a server of its own over HTTP
+	$(CARGO) build --locked --release
+	./target/release/fencepost bench
+
+openapi: ## Write openapi/openapi.json anew from the handlers
+	$(CARGO) run --locked --quiet -- openapi > openapi/openapi.json.part
+	mv openapi/openapi.json.part openapi/openapi.json
+
+sqlx: setup ## Check every statement against the migrations, and write .sqlx/ anew
+	@sh scripts/sqlx.sh
+
+clean-test: ## Throw the tests' PostgreSQL away
+	rm -rf /var/tmp/fencepost-test-*

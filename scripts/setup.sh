@@ -1,0 +1,55 @@
+#!/bin/sh
+# Installs what Fencepost needs and this machine lacks, and says what it does.
+# Needs: a Debian or Ubuntu machine, and root or sudo. Elsewhere it says what to install.
+set -eu
+
+MIN_POSTGRES=15
+
+say() { printf 'setup: %s\n' "$*"; }
+fail() { printf 'setup: %s\n' "$*" >&2; exit 1; }
+
+command -v cargo >/dev/null 2>&1 ||
+    fail "Rust is missing. Install it from https://rustup.rs and try again."
+
+# The newest PostgreSQL whose server is installed; empty when there is none.
+postgres_version() {
+    for postgres in /usr/lib/postgresql/*/bin/postgres /usr/pgsql-*/bin/postgres \
+        /opt/homebrew/opt/postgresql@*/bin/postgres /usr/local/opt/postgresql@*/bin/postgres \
+        "$(command -v postgres 2>/dev/null || true)"; do
+        [ -x "$postgres" ] || continue
+        "$postgres" --version | sed 's/[^0-9]*\([0-9]*\).*/\1/'
+    done | sort -n | tail -n 1
+}
+
+as_root() {
+    if [ "$(id -u)" = 0 ]; then "$@"; else sudo "$@"; fi
+}
+
+have=$(postgres_version)
+missing=
+[ -n "$have" ] && [ "$have" -ge "$MIN_POSTGRES" ] || missing="$missing postgresql"
+command -v setpriv >/dev/null 2>&1 || [ "$(uname)" = Darwin ] || missing="$missing util-linux"
+command -v cc >/dev/null 2>&1 || missing="$missing gcc libc6-dev"
+command -v curl >/dev/null 2>&1 || missing="$missing curl"
+command -v python3 >/dev/null 2>&1 || missing="$missing python3"
+[ -n "$missing" ] || exit 0
+
+command="apt-get install -y --no-install-recommends$missing"
+command -v apt-get >/dev/null 2>&1 ||
+    fail "missing:$missing (PostgreSQL $MIN_POSTGRES or newer). Install them and try again."
+[ "$(id -u)" = 0 ] || command -v sudo >/dev/null 2>&1 ||
+    fail "missing:$missing. As root, run: apt-get update && $command"
+
+say "installing$missing: $command"
+export DEBIAN_FRONTEND=noninteractive
+# A system-wide PostgreSQL is not needed, only its programs.
+if [ ! -e /etc/postgresql-common/createcluster.conf ]; then
+    as_root mkdir -p /etc/postgresql-common
+    printf 'create_main_cluster = false\n' | as_root tee /etc/postgresql-common/createcluster.conf >/dev/null
+fi
+as_root apt-get update -q >/dev/null || say "apt-get update failed; trying with the lists that are there"
+as_root $command >/dev/null || fail "that failed. Run it by hand: apt-get update && $command"
+have=$(postgres_version)
+[ -n "$have" ] && [ "$have" -ge "$MIN_POSTGRES" ] ||
+    fail "this system's packages have PostgreSQL ${have:-none}, and $MIN_POSTGRES or newer is needed: see https://www.postgresql.org/download/"
+say "done"

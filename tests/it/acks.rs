@@ -1,0 +1,258 @@
+//! Success, failure, release; the fence; retries and the dead letter.
+
+use serde_json::{Value, json};
+
+use crate::harness::{TestProject, run};
+
+fn seconds_between(earlier: &Value, later: &Value) -> f64 {
+    let time = |it: &Value| {
+        let text = it.as_str().expect("a time");
+        chrono::DateTime::parse_from_rfc3339(text).expect("RFC 3339")
+    };
+    (time(later) - time(earlier)).as_seconds_f64()
+}
+
+#[test]
+fn a_success_ends_the_job_and_keeps_its_result() {
+    run(async |t| {
+        let id = t.enqueue(json!({})).await;
+        let job = t.lease("w").await;
+        let more = json!({"result": {"sent": 1}, "duration_ms": 17});
+        let reply = t.ack_with(&job, "w", "succeeded", more).await.is(200);
+        assert_eq!(reply, json!({"action": "done"}));
+        let job = t.job(&id).await;
+        assert_eq!((&job["state"], &job["result"]), (&json!("succeeded"), &json!({"sent": 1})));
+        assert_eq!((&job["waiting_for"], &job["lease_expires_at"]), (&Value::Null, &Value::Null));
+        assert_eq!(job["attempts"][0]["outcome"], "succeeded");
+        assert_eq!(job["attempts"][0]["duration_ms"], 17);
+        assert!(seconds_between(&job["claimed_at"], &job["completed_at"]) >= 0.0);
+        assert!(t.poll("w", 1).await.is_empty());
+    });
+}
+
+#[test]
+fn failures_wait_longer_each_time_and_the_last_goes_to_the_dead_letter() {
+    run(async |t| {
+        let id = t.enqueue(json!({"max_attempts": 3})).await;
+        let mut job = t.lease("w").await;
+        for (failures, base) in [(1, 15.0), (2, 30.0)] {
+            assert_eq!((&job["attempt"], &job["failures"]), (&json!(failures), &json!(failures - 1)));
+            let error = json!({"error": {"type": "Timeout", "message": format!("no {failures}")}});
+            let reply = t.ack_with(&job, "w", "failed", error).await.is(200);
+            assert_eq!(reply["action"], "retry");
+            let waiting = t.job(&id).await;
+            assert_eq!(waiting["state"], "pending");
+            assert_eq!(waiting["waiting_for"], "backoff");
+            assert_eq!(waiting["run_at"], reply["retry_at"]);
+            let ended = &waiting["attempts"][failures - 1]["ended_at"];
+            let wait = seconds_between(ended, &reply["retry_at"]);
+            assert!((base..=base + 3.0).contains(&wait), "{wait}");
+            assert!(t.poll("w", 1).await.is_empty(), "not before its time");
+            t.database.execute("update jobs set run_at = now()").await;
+            job = t.wait_and_lease("w").await;
+            assert_eq!(job["last_error"]["message"], format!("no {failures}"));
+        }
+        let error = json!({"error": {"message": "last"}});
+        assert_eq!(t.ack_with(&job, "w", "failed", error).await.is(200), json!({"action": "done"}));
+        let job = t.job(&id).await;
+        assert_eq!((&job["state"], &job["failures"]), (&json!("dead_letter"), &json!(3)));
+        assert_eq!(job["last_error"]["message"], "last");
+        let outcomes: Vec<_> =
+            job["attempts"].as_array().expect("attempts").iter().map(|it| &it["outcome"]).collect();
+        assert_eq!(outcomes, ["failed", "failed", "failed"]);
+        assert!(t.poll("w", 1).await.is_empty());
+    });
+}
+
+#[test]
+fn what_cannot_succeed_is_given_up_at_once() {
+    run(async |t| {
+        let id = t.enqueue(json!({})).await;
+        let job = t.lease("w").await;
+        let reply = t.ack_with(&job, "w", "failed", json!({"retryable": false})).await;
+        assert_eq!(reply.is(200), json!({"action": "done"}));
+        assert_eq!(t.job(&id).await["state"], "dead_letter");
+
+        let retry = json!({"non_retryable_types": ["billing.*"]});
+        let id = t.enqueue(json!({"retry": retry})).await;
+        let job = t.lease("w").await;
+        let error = json!({"error": {"type": "billing.CardDeclined"}});
+        assert_eq!(t.ack_with(&job, "w", "failed", error).await.is(200), json!({"action": "done"}));
+        assert_eq!(t.job(&id).await["state"], "dead_letter");
+    });
+}
+
+#[test]
+fn a_worker_may_choose_when_its_job_is_tried_again() {
+    run(async |t| {
+        let id = t.enqueue(json!({})).await;
+        let job = t.lease("w").await;
+        let reply = t.ack_with(&job, "w", "failed", json!({"retry_after_seconds": 500})).await.is(200);
+        let ended = t.job(&id).await["attempts"][0]["ended_at"].clone();
+        assert_eq!(seconds_between(&ended, &reply["retry_at"]), 500.0);
+    });
+}
+
+#[test]
+fn a_released_job_goes_back_to_its_place_and_no_failure_is_counted() {
+    run(async |t| {
+        let first = t.enqueue(json!({})).await;
+        let second = t.enqueue(json!({})).await;
+        let job = t.lease("w").await;
+        assert_eq!(job["id"], first);
+        let reply = t.ack(&job, "w", "released").await.is(200);
+        assert_eq!(reply["action"], "retry");
+        let again = t.lease("w").await;
+        assert_eq!((&again["id"], &again["attempt"]), (&json!(first), &json!(2)));
+        assert_eq!(again["failures"], 0);
+        assert_eq!(t.lease("w").await["id"], second);
+    });
+}
+
+/// Every way to be wrong about one leased job, in the order in which they are told.
+async fn is_fenced(t: &TestProject, job: &Value) {
+    let id = &job["id"];
+    let other_lease = "00000000-0000-4000-8000-000000000000";
+    let foreign = json!({"job_id": id, "worker_id": "other", "status": "succeeded"});
+    t.post("/v1/workers/ack", foreign).await.is_error(409, "worker_mismatch");
+    for (field, stale) in [("attempt", json!(99)), ("lease_id", json!(other_lease))] {
+        let ack = json!({"job_id": id, "worker_id": "w", "status": "succeeded", field: stale});
+        let error = t.post("/v1/workers/ack", ack).await.is_error(409, "stale_lease");
+        assert_eq!((&error["job_state"], &error["current_attempt"]), (&json!("processing"), &job["attempt"]));
+        let beat = json!({"job_id": id, "worker_id": "w", field: stale});
+        t.post("/v1/workers/heartbeat", beat).await.is_error(409, "stale_lease");
+    }
+    let unknown = "job_01m7w3ha3aextt8pkwwdmxsmqw";
+    for id in [unknown, "nonsense"] {
+        let ack = json!({"job_id": id, "worker_id": "w", "status": "failed"});
+        t.post("/v1/workers/ack", ack).await.is_error(404, "job_not_found");
+        let beat = json!({"job_id": id, "worker_id": "w"});
+        t.post("/v1/workers/heartbeat", beat).await.is_error(404, "job_not_found");
+    }
+}
+
+#[test]
+fn a_lease_is_fenced_by_its_worker_its_attempt_and_its_id() {
+    run(async |t| {
+        t.enqueue(json!({})).await;
+        let job = t.lease("w").await;
+        is_fenced(t, &job).await;
+        t.ack(&job, "w", "succeeded").await.is(200);
+    });
+}
+
+#[test]
+fn a_worker_that_lost_its_lease_cannot_ack() {
+    run(async |t| {
+        let id = t.enqueue(json!({})).await;
+        let slow = t.lease("slow").await;
+        t.expire_leases().await;
+        let fast = t.wait_and_lease("fast").await;
+        assert_eq!((&fast["id"], &fast["attempt"]), (&json!(id), &json!(2)));
+        for status in ["succeeded", "failed", "released"] {
+            t.ack(&slow, "slow", status).await.is_error(409, "worker_mismatch");
+        }
+        t.heartbeat(&slow, "slow").await.is_error(409, "worker_mismatch");
+        t.ack(&slow, "fast", "succeeded").await.is_error(409, "stale_lease");
+        t.ack(&fast, "fast", "succeeded").await.is(200);
+        t.ack(&slow, "slow", "failed").await.is_error(409, "invalid_state");
+        assert_eq!(t.job(&id).await["state"], "succeeded");
+    });
+}
+
+#[test]
+fn a_repeated_ack_is_answered_as_the_first_time() {
+    run(async |t| {
+        t.enqueue(json!({})).await;
+        let job = t.lease("w").await;
+        t.ack(&job, "w", "succeeded").await.is(200);
+        assert_eq!(t.ack(&job, "w", "succeeded").await.is(200), json!({"action": "done"}));
+        let error = t.ack(&job, "w", "failed").await.is_error(409, "invalid_state");
+        assert_eq!(error["job_state"], "succeeded");
+        let bare = json!({"job_id": job["id"], "worker_id": "w", "status": "succeeded"});
+        t.post("/v1/workers/ack", bare).await.is_error(409, "invalid_state");
+        t.ack(&job, "other", "succeeded").await.is_error(409, "invalid_state");
+
+        t.enqueue(json!({"max_attempts": 2})).await;
+        let failed = t.lease("w").await;
+        let first = t.ack(&failed, "w", "failed").await.is(200);
+        assert_eq!(t.ack(&failed, "w", "failed").await.is(200), first);
+        t.ack(&failed, "w", "released").await.is_error(409, "invalid_state");
+        t.database.execute("update jobs set run_at = now()").await;
+        let second = t.wait_and_lease("w").await;
+        assert_eq!(t.ack(&failed, "w", "failed").await.is(200), first, "while the next one runs");
+        assert_eq!(t.ack(&second, "w", "failed").await.is(200), json!({"action": "done"}));
+        assert_eq!(t.ack(&second, "w", "failed").await.is(200), json!({"action": "done"}));
+        assert_eq!(t.ack(&failed, "w", "failed").await.is(200), first);
+
+        t.enqueue(json!({})).await;
+        let released = t.lease("w").await;
+        let first = t.ack(&released, "w", "released").await.is(200);
+        assert_eq!(t.ack(&released, "w", "released").await.is(200), first);
+    });
+}
+
+#[test]
+fn an_ack_with_the_current_fence_counts_until_the_job_was_reaped() {
+    run(async |t| {
+        let id = t.enqueue(json!({})).await;
+        let job = t.lease("w").await;
+        t.database
+            .execute("update reaper_state set last_pass_at = now() - interval '1 hour'")
+            .await;
+        t.expire_leases().await;
+        // After the gap the lease was given once more; either way it was not reaped.
+        t.ack(&job, "w", "succeeded").await.is(200);
+        assert_eq!(t.job(&id).await["state"], "succeeded");
+    });
+}
+
+#[test]
+fn an_ack_must_make_sense() {
+    run(async |t| {
+        t.enqueue(json!({})).await;
+        let job = t.lease("w").await;
+        let ack = async |status: &str, more: Value| t.ack_with(&job, "w", status, more).await;
+        ack("done", json!({})).await.refuses("status");
+        ack("failed", json!({"result": 1})).await.refuses("result");
+        ack("succeeded", json!({"error": {"message": "x"}})).await.refuses("error");
+        ack("succeeded", json!({"retryable": true})).await.refuses("retryable");
+        ack("released", json!({"retry_after_seconds": 1})).await.refuses("retry_after_seconds");
+        ack("failed", json!({"error": {"mesage": "x"}})).await.refuses("error.mesage");
+        ack("failed", json!({"duration_ms": -1})).await.refuses("duration_ms");
+        ack("failed", json!({"lease_id": "x"})).await.refuses("lease_id");
+        ack("failed", json!({"attempt": 0})).await.refuses("attempt");
+        ack("succeeded", json!({})).await.is(200);
+    });
+}
+
+#[test]
+fn acks_in_a_batch_succeed_or_fail_each_for_itself() {
+    run(async |t| {
+        for _ in 0..4 {
+            t.enqueue(json!({})).await;
+        }
+        let jobs = t.poll("w", 4).await;
+        let body = |job: &Value, status: &str| {
+            crate::harness::TestProject::ack_body(job, "w", status)
+        };
+        let mut late = body(&jobs[2], "succeeded");
+        late["attempt"] = json!(7);
+        let mut odd = body(&jobs[3], "succeeded");
+        odd["duration_ms"] = json!(-1);
+        let acks = json!([
+            body(&jobs[0], "succeeded"), body(&jobs[1], "failed"), late, odd,
+            body(&jobs[0], "succeeded"),
+        ]);
+        let reply = t.post("/v1/workers/ack/batch", json!({"acks": acks})).await.is(200);
+        let results = reply["results"].as_array().expect("results");
+        assert_eq!(results[0], json!({"job_id": jobs[0]["id"], "status": 200, "action": "done"}));
+        assert_eq!((&results[1]["action"], &results[1]["status"]), (&json!("retry"), &json!(200)));
+        assert!(results[1]["retry_at"].is_string());
+        assert_eq!(results[2]["error"]["code"], "stale_lease");
+        assert_eq!(results[3]["error"]["details"][0]["field"], "acks[3].duration_ms");
+        assert_eq!((&results[3]["status"], &results[2]["status"]), (&json!(400), &json!(409)));
+        assert_eq!(results[4], results[0], "the same ack twice in one batch");
+        t.post("/v1/workers/ack/batch", json!({"acks": []})).await.refuses("acks");
+    });
+}

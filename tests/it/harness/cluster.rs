@@ -1,0 +1,149 @@
+//! One PostgreSQL for the whole run, and a fresh database for each test, cloned from a template.
+//!
+//! Nothing is dropped: dropping costs more than cloning. The data folder is kept between runs and
+//! thrown away when it holds too many leftovers.
+
+use std::{
+    fs::{self, File},
+    path::PathBuf,
+    sync::{
+        OnceLock,
+        atomic::{AtomicU32, Ordering},
+        mpsc,
+    },
+};
+
+use fencepost::{
+    dev::cluster::{Cluster, Durability},
+    store::pools,
+};
+use sha2::{Digest, Sha256};
+use sqlx::{ConnectOptions, Connection, Executor, PgConnection, postgres::PgConnectOptions};
+
+/// Leftover databases after which the folder is made anew, at about 10 MB each.
+const MAX_LEFTOVERS: i64 = 300;
+
+/// A database of one test.
+#[derive(Debug, Clone)]
+pub struct Database {
+    /// Where it is.
+    pub url: String,
+}
+
+impl Database {
+    /// A connection of the test's own.
+    pub async fn connect(&self) -> PgConnection {
+        let options: PgConnectOptions = self.url.parse().expect("a URL");
+        options.connect().await.expect("a connection")
+    }
+
+    /// Does something to the rows that no caller could do, such as making them older.
+    pub async fn execute(&self, sql: &'static str) {
+        let mut conn = self.connect().await;
+        conn.execute(sqlx::raw_sql(sql)).await.expect("the statement runs");
+        conn.close().await.expect("the connection closes");
+    }
+
+    /// One number.
+    pub async fn number(&self, sql: &'static str) -> i64 {
+        let mut conn = self.connect().await;
+        let number = sqlx::query_scalar(sql).fetch_one(&mut conn).await.expect("a number");
+        conn.close().await.expect("the connection closes");
+        number
+    }
+}
+
+struct Shared {
+    /// With `{}` for the database's name.
+    url: String,
+    template: String,
+}
+
+/// A migrated, empty database that no other test sees.
+pub async fn fresh_database() -> Database {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let shared = shared();
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let name = format!("test_{}_{number}", std::process::id());
+    let mut conn = connect(&shared.url, "postgres").await;
+    clone_template(&mut conn, &name, &shared.template).await;
+    Database { url: shared.url.replace("{}", &name) }
+}
+
+async fn connect(url: &str, database: &str) -> PgConnection {
+    let options: PgConnectOptions = url.replace("{}", database).parse().expect("a URL");
+    options.connect().await.expect("the cluster answers")
+}
+
+async fn clone_template(conn: &mut PgConnection, name: &str, template: &str) {
+    let sql = format!("create database {name} template {template} strategy wal_log");
+    conn.execute(sqlx::raw_sql(sqlx::AssertSqlSafe(sql))).await.expect("the template is cloned");
+}
+
+fn shared() -> &'static Shared {
+    static SHARED: OnceLock<Shared> = OnceLock::new();
+    SHARED.get_or_init(|| {
+        let (sender, receiver) = mpsc::channel();
+        // The cluster ends with the thread that started it, and tests' threads end too soon.
+        std::thread::spawn(move || {
+            let (_cluster, _lock, shared) = start();
+            sender.send(shared).expect("somebody waits");
+            loop {
+                std::thread::park();
+            }
+        });
+        receiver.recv().expect("the tests' PostgreSQL starts")
+    })
+}
+
+fn start() -> (Cluster, File, Shared) {
+    let place = Sha256::digest(env!("CARGO_MANIFEST_DIR").as_bytes());
+    let home = PathBuf::from(format!("/var/tmp/fencepost-test-{:02x}{:02x}", place[0], place[1]));
+    fs::create_dir_all(&home).expect("a folder");
+    let lock = File::create(home.join("lock")).expect("a lock file");
+    // Another run of these tests has it: wait for its end.
+    lock.lock().expect("the lock");
+    let dir = home.join("postgres");
+    let mut cluster = Cluster::start(&dir, Durability::Fast).expect("PostgreSQL starts");
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    if runtime.block_on(leftovers(&cluster)) > MAX_LEFTOVERS {
+        drop(cluster);
+        fs::remove_dir_all(&dir).expect("the folder goes");
+        cluster = Cluster::start(&dir, Durability::Fast).expect("PostgreSQL starts");
+    }
+    let url = cluster.database_url("{}");
+    let template = runtime.block_on(template(&url));
+    (cluster, lock, Shared { url, template })
+}
+
+async fn leftovers(cluster: &Cluster) -> i64 {
+    let mut conn = connect(&cluster.database_url("{}"), "postgres").await;
+    sqlx::query_scalar("select count(*) from pg_database").fetch_one(&mut conn).await.expect("a count")
+}
+
+/// The migrated database of these very migrations; made once, under a name that is theirs.
+async fn template(url: &str) -> String {
+    let mut hash = Sha256::new();
+    let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/migrations");
+    let mut files: Vec<_> =
+        fs::read_dir(dir).expect("migrations").map(|it| it.expect("a file").path()).collect();
+    files.sort();
+    for file in files {
+        hash.update(fs::read(file).expect("a migration"));
+    }
+    let hash: String = hash.finalize().iter().take(8).map(|it| format!("{it:02x}")).collect();
+    let name = format!("template_{hash}");
+    let mut conn = connect(url, "postgres").await;
+    let exists = sqlx::query("select 1 from pg_database where datname = $1").bind(&name);
+    if exists.fetch_optional(&mut conn).await.expect("an answer").is_none() {
+        // Under another name until it is complete.
+        let half = format!("{name}_half");
+        for sql in [format!("drop database if exists {half}"), format!("create database {half}")] {
+            conn.execute(sqlx::raw_sql(sqlx::AssertSqlSafe(sql))).await.expect("it runs");
+        }
+        pools::migrate(&url.replace("{}", &half)).await.expect("the migrations run");
+        let rename = format!("alter database {half} rename to {name}");
+        conn.execute(sqlx::raw_sql(sqlx::AssertSqlSafe(rename))).await.expect("it is renamed");
+    }
+    name
+}

@@ -1,0 +1,39 @@
+//! What a test stands on: a database of its own, a server of its own, and verbs that read like the
+//! API. `run` gives each test its time limit.
+
+mod cluster;
+mod project;
+mod reply;
+
+use std::time::Duration;
+
+pub use self::{
+    cluster::{Database, fresh_database},
+    project::{TestProject, TestServer},
+    reply::Reply,
+};
+
+/// A test that takes longer has hung.
+const TIME_LIMIT: Duration = Duration::from_secs(60);
+
+/// Runs a test against a project on a server and a database of its own.
+pub fn run(test: impl AsyncFnOnce(&TestProject)) {
+    limited(async {
+        let server = TestServer::start(fresh_database().await).await;
+        let project = server.project("main").await;
+        test(&project).await;
+        server.stop().await;
+    });
+}
+
+/// Runs a test that makes its own stage.
+pub fn limited(test: impl Future<Output = ()>) {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .expect("a runtime");
+    runtime.block_on(async {
+        tokio::time::timeout(TIME_LIMIT, test).await.expect("the test took too long");
+    });
+}

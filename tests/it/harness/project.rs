@@ -1,0 +1,194 @@
+//! A server, and a project on it with a key: what a user has.
+
+use std::time::Duration;
+
+use fencepost::{
+    config::PoolArgs,
+    dev,
+    ids::ProjectPublicId,
+    serve::{self, Node},
+    store,
+};
+use reqwest::{Method, RequestBuilder};
+use serde_json::{Value, json};
+use sqlx::Connection;
+use tokio::{net::TcpListener, task::JoinHandle};
+use tokio_util::sync::CancellationToken;
+
+use super::{Database, Reply};
+
+/// A server of one test.
+pub struct TestServer {
+    /// Its base URL.
+    pub url: String,
+    /// Its database.
+    pub database: Database,
+    /// Cancel it to stop the server.
+    pub stopping: CancellationToken,
+    running: JoinHandle<anyhow::Result<()>>,
+}
+
+impl TestServer {
+    /// Starts a server on a free port.
+    pub async fn start(database: Database) -> Self {
+        let api = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let url = format!("http://{}", api.local_addr().expect("an address"));
+        let stopping = CancellationToken::new();
+        let pools = PoolArgs::default();
+        let node = Node { api, operator: None, database_url: database.url.clone(), pools };
+        let running = tokio::spawn(serve::serve(node, stopping.clone()));
+        Self { url, database, stopping, running }
+    }
+
+    /// Makes a project with a key.
+    pub async fn project(&self, slug: &str) -> TestProject {
+        let mut conn = self.database.connect().await;
+        let public_id = ProjectPublicId::generate();
+        let project = store::projects::insert(&mut conn, public_id, slug, slug).await;
+        let project = project.expect("the store answers").expect("the slug is free");
+        let api_key = dev::create_key(&mut conn, &project, "test").await.expect("a key");
+        conn.close().await.expect("the connection closes");
+        TestProject {
+            url: self.url.clone(),
+            id: public_id.to_string(),
+            api_key,
+            database: self.database.clone(),
+            client: reqwest::Client::new(),
+        }
+    }
+
+    /// Stops the server and waits for its end.
+    pub async fn stop(self) {
+        self.stopping.cancel();
+        self.running.await.expect("the server does not panic").expect("the server ends well");
+    }
+}
+
+/// A project, seen by somebody with its key.
+#[derive(Clone)]
+pub struct TestProject {
+    /// The server's base URL.
+    pub url: String,
+    /// The project's public id.
+    pub id: String,
+    /// Its key.
+    pub api_key: String,
+    /// The server's database.
+    pub database: Database,
+    /// For requests that no verb makes.
+    pub client: reqwest::Client,
+}
+
+impl TestProject {
+    /// A request with the key.
+    pub fn request(&self, method: Method, path: &str) -> RequestBuilder {
+        self.client.request(method, format!("{}{path}", self.url)).bearer_auth(&self.api_key)
+    }
+
+    pub async fn get(&self, path: &str) -> Reply {
+        Reply::of(self.request(Method::GET, path).send().await.expect("an answer")).await
+    }
+
+    pub async fn post(&self, path: &str, body: Value) -> Reply {
+        let request = self.request(Method::POST, path).json(&body);
+        Reply::of(request.send().await.expect("an answer")).await
+    }
+
+    /// Sends a body as it is.
+    pub async fn post_text(&self, path: &str, body: impl Into<reqwest::Body>) -> Reply {
+        let request = self.request(Method::POST, path).header("content-type", "application/json");
+        Reply::of(request.body(body).send().await.expect("an answer")).await
+    }
+
+    /// Enqueues a job of this shape and answers with its id. `job_type` is added when missing.
+    #[track_caller]
+    pub fn enqueue(&self, job: Value) -> impl Future<Output = String> {
+        let mut job = job;
+        job.as_object_mut().expect("an object").entry("job_type").or_insert("test".into());
+        async move {
+            let job = self.post("/v1/jobs", job).await.is(201);
+            job["id"].as_str().expect("an id").to_owned()
+        }
+    }
+
+    /// Polls once, without waiting.
+    pub async fn poll(&self, worker: &str, capacity: u32) -> Vec<Value> {
+        let poll = json!({
+            "worker_id": worker, "queues": ["default"], "capacity": capacity, "wait_seconds": 0,
+        });
+        self.polled(poll).await
+    }
+
+    /// Polls with all details, and answers with the jobs.
+    pub async fn polled(&self, poll: Value) -> Vec<Value> {
+        let reply = self.post("/v1/workers/poll", poll).await.is(200);
+        reply["jobs"].as_array().expect("jobs").clone()
+    }
+
+    /// Leases the one job that is there.
+    pub async fn lease(&self, worker: &str) -> Value {
+        self.poll(worker, 1).await.pop().expect("a job to lease")
+    }
+
+    /// Waits until there is a job and leases it.
+    pub async fn wait_and_lease(&self, worker: &str) -> Value {
+        let poll = json!({"worker_id": worker, "queues": ["default"], "wait_seconds": 10});
+        self.polled(poll).await.pop().expect("a job within the wait")
+    }
+
+    /// Acknowledges a leased job, showing its attempt and lease.
+    pub async fn ack(&self, job: &Value, worker: &str, status: &str) -> Reply {
+        self.ack_with(job, worker, status, json!({})).await
+    }
+
+    /// Acknowledges a leased job with more to say.
+    pub async fn ack_with(&self, job: &Value, worker: &str, status: &str, more: Value) -> Reply {
+        let mut body = Self::ack_body(job, worker, status);
+        let more = more.as_object().expect("an object").clone();
+        body.as_object_mut().expect("an object").extend(more);
+        self.post("/v1/workers/ack", body).await
+    }
+
+    /// The body of an ack that shows attempt and lease.
+    pub fn ack_body(job: &Value, worker: &str, status: &str) -> Value {
+        json!({
+            "job_id": job["id"], "worker_id": worker, "status": status,
+            "attempt": job["attempt"], "lease_id": job["lease_id"],
+        })
+    }
+
+    /// Sends a heartbeat, showing attempt and lease.
+    pub async fn heartbeat(&self, job: &Value, worker: &str) -> Reply {
+        let beat = json!({
+            "job_id": job["id"], "worker_id": worker,
+            "attempt": job["attempt"], "lease_id": job["lease_id"],
+        });
+        self.post("/v1/workers/heartbeat", beat).await
+    }
+
+    /// Reads a job.
+    pub async fn job(&self, id: &str) -> Value {
+        self.get(&format!("/v1/jobs/{id}")).await.is(200)
+    }
+
+    /// Looks at a job until it is in this state.
+    pub async fn job_becomes(&self, id: &str, state: &str) -> Value {
+        loop {
+            let job = self.job(id).await;
+            if job["state"] == state {
+                return job;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    /// Makes every running lease a thing of the past.
+    pub async fn expire_leases(&self) {
+        self.database
+            .execute(
+                "update jobs set lease_expires_at = now() - interval '1 ms'
+                 where state = 'processing'",
+            )
+            .await;
+    }
+}

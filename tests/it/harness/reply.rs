@@ -1,0 +1,59 @@
+//! An answer, and what a test expects of it.
+
+use reqwest::{StatusCode, header::HeaderMap};
+use serde_json::Value;
+
+/// What the server answered.
+#[derive(Debug)]
+pub struct Reply {
+    /// The status.
+    pub status: StatusCode,
+    /// The headers.
+    pub headers: HeaderMap,
+    /// The body as it came.
+    pub text: String,
+}
+
+impl Reply {
+    /// Reads the whole answer.
+    pub async fn of(response: reqwest::Response) -> Self {
+        let (status, headers) = (response.status(), response.headers().clone());
+        Self { status, headers, text: response.text().await.expect("a body") }
+    }
+
+    /// The body as JSON.
+    #[track_caller]
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.text).unwrap_or_else(|_| panic!("no JSON: {self:?}"))
+    }
+
+    /// Expects a status, and answers with the body.
+    #[track_caller]
+    pub fn is(&self, status: u16) -> Value {
+        assert_eq!(self.status.as_u16(), status, "{}", self.text);
+        self.json()
+    }
+
+    /// Expects an error in the one shape that all errors have.
+    #[track_caller]
+    pub fn is_error(&self, status: u16, code: &str) -> Value {
+        let body = self.is(status);
+        let error = &body["error"];
+        assert_eq!(error["code"], code, "{}", self.text);
+        assert_eq!(error["docs_url"], format!("/docs/errors#{code}"));
+        let request_id = self.headers.get("x-request-id").expect("an id");
+        assert_eq!(error["request_id"], request_id.to_str().expect("text"));
+        assert!(error["message"].as_str().is_some_and(|it| !it.is_empty()));
+        error.clone()
+    }
+
+    /// Expects a 400 that names this field.
+    #[track_caller]
+    pub fn refuses(&self, field: &str) -> String {
+        let error = self.is_error(400, "invalid_request");
+        let details = error["details"].as_array().cloned().unwrap_or_default();
+        let named = details.iter().find(|it| it["field"] == field);
+        let named = named.unwrap_or_else(|| panic!("{field} is not named: {}", self.text));
+        named["message"].as_str().expect("a message").to_owned()
+    }
+}

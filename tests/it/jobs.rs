@@ -1,0 +1,282 @@
+//! Enqueue, read, list.
+
+use serde_json::{Value, json};
+
+use crate::harness::run;
+
+#[test]
+fn a_job_is_stored_with_its_defaults_and_its_location() {
+    run(async |t| {
+        let reply = t.post("/v1/jobs", json!({"job_type": "mail"})).await;
+        let job = reply.is(201);
+        let path = reply.headers["location"].to_str().expect("text").to_owned();
+        assert_eq!(path, format!("/v1/jobs/{}", job["id"].as_str().expect("an id")));
+        assert_eq!(job["state"], "pending");
+        assert_eq!(job["waiting_for"], "worker");
+        assert_eq!(job["queue"], "default");
+        assert_eq!((&job["attempt"], &job["failures"]), (&json!(0), &json!(0)));
+        assert_eq!((&job["max_attempts"], &job["timeout_seconds"]), (&json!(3), &json!(1800)));
+        assert_eq!(job["payload"], Value::Null);
+        assert_eq!(
+            job["retry"],
+            json!({
+                "strategy": "exponential", "initial_seconds": 15, "multiplier": 2.0,
+                "max_seconds": 21600, "jitter_seconds": 3, "non_retryable_types": [],
+            })
+        );
+        let mut read = t.get(&path).await.is(200);
+        assert_eq!(read.as_object_mut().expect("an object").remove("attempts"), Some(json!([])));
+        assert_eq!(read, job);
+    });
+}
+
+#[test]
+fn a_payload_comes_back_byte_for_byte() {
+    run(async |t| {
+        for payload in [
+            r#"{"b":1,"a":2,"a":3, "n": 12345678901234567890123, "f": 1.0e+2}"#,
+            r#"["\u0000","\ud800", "é"]"#,
+            "  \"spaces around are not part of it\"  ",
+            "null",
+            "false",
+        ] {
+            let body = format!(r#"{{"job_type":"test","payload":{payload}}}"#);
+            let enqueued = t.post_text("/v1/jobs", body).await;
+            enqueued.is(201);
+            let expected = format!(r#""payload":{},"#, payload.trim());
+            assert!(enqueued.text.contains(&expected), "{}", enqueued.text);
+            let poll = json!({"worker_id": "w", "queues": ["default"]});
+            let polled = t.post("/v1/workers/poll", poll).await;
+            assert!(polled.text.contains(&expected), "{}", polled.text);
+        }
+    });
+}
+
+#[test]
+fn a_result_comes_back_byte_for_byte() {
+    run(async |t| {
+        let id = t.enqueue(json!({})).await;
+        t.lease("w").await;
+        let body = format!(
+            r#"{{"job_id":"{id}","worker_id":"w","status":"succeeded","result":{{"b": 1,"a":[ ]}}}}"#
+        );
+        t.post_text("/v1/workers/ack", body).await.is(200);
+        let read = t.get(&format!("/v1/jobs/{id}")).await;
+        assert!(read.text.contains(r#""result":{"b": 1,"a":[ ]}"#), "{}", read.text);
+    });
+}
+
+#[test]
+fn every_setting_of_a_job_is_kept() {
+    run(async |t| {
+        let retry = json!({
+            "strategy": "linear", "initial_seconds": 1, "multiplier": 3.5, "max_seconds": 9,
+            "jitter_seconds": 0, "non_retryable_types": ["a.*"],
+        });
+        let sent = json!({
+            "job_type": "a.b", "queue": "q", "priority": -7, "max_attempts": 9,
+            "timeout_seconds": 77, "retry": retry, "tags": {"k": "v", "": ""},
+        });
+        t.post("/v1/jobs", sent.clone()).await.refuses("tags");
+        let mut sent = sent;
+        sent["tags"] = json!({"k": "v", "empty": ""});
+        let id = t.enqueue(sent.clone()).await;
+        let job = t.job(&id).await;
+        for (field, value) in sent.as_object().expect("an object") {
+            assert_eq!(&job[field], value, "{field}");
+        }
+    });
+}
+
+#[test]
+fn a_job_for_later_is_scheduled() {
+    run(async |t| {
+        let later = t.post("/v1/jobs", json!({"job_type": "t", "delay_seconds": 3600})).await.is(201);
+        assert_eq!((&later["state"], &later["waiting_for"]), (&json!("scheduled"), &json!("run_at")));
+        let past = json!({"job_type": "t", "run_at": "2020-01-01T00:00:00Z"});
+        assert_eq!(t.post("/v1/jobs", past).await.is(201)["state"], "pending");
+        let both = json!({"job_type": "t", "run_at": "2020-01-01T00:00:00Z", "delay_seconds": 1});
+        t.post("/v1/jobs", both).await.refuses("delay_seconds");
+        let too_far = json!({"job_type": "t", "run_at": "2999-01-01T00:00:00+02:00"});
+        assert!(t.post("/v1/jobs", too_far).await.refuses("run_at").contains("one year"));
+        for unreadable in ["0001-01-01T00:00:00Z", "+262000-01-01T00:00:00Z", "tomorrow"] {
+            let job = json!({"job_type": "t", "run_at": unreadable});
+            t.post("/v1/jobs", job).await.refuses("run_at");
+        }
+    });
+}
+
+#[test]
+fn a_batch_is_stored_whole_and_in_order() {
+    run(async |t| {
+        let jobs: Vec<_> = (0..500).map(|it| json!({"job_type": format!("t{it}")})).collect();
+        let stored = t.post("/v1/jobs/batch", json!({"jobs": jobs})).await.is(201);
+        let stored = stored["jobs"].as_array().expect("jobs");
+        let expected = (0..500).map(|it| json!(format!("t{it}")));
+        assert!(stored.iter().map(|it| it["job_type"].clone()).eq(expected));
+        assert_eq!(t.database.number("select count(*) from jobs").await, 500);
+    });
+}
+
+#[test]
+fn a_batch_with_one_bad_job_stores_nothing_and_names_it() {
+    run(async |t| {
+        let post = async |bad: Value| {
+            let jobs = json!([{"job_type": "a"}, bad, {"job_type": "c"}]);
+            t.post("/v1/jobs/batch", json!({"jobs": jobs})).await
+        };
+        post(json!({"job_type": "b", "priority": 101})).await.refuses("jobs[1].priority");
+        post(json!({"job_type": "b", "oops": 1})).await.refuses("jobs[1].oops");
+        post(json!({"job_type": "b", "run_at": "2999-01-01T00:00:00Z"})).await.refuses("run_at");
+        let large = "x".repeat(256 * 1024);
+        let error = post(json!({"job_type": "b", "payload": large})).await;
+        assert_eq!(error.is_error(413, "payload_too_large")["details"][0]["field"], "jobs[1].payload");
+        assert_eq!(t.database.number("select count(*) from jobs").await, 0);
+        assert_eq!(t.database.number("select count(*) from job_bodies").await, 0);
+    });
+}
+
+#[test]
+fn what_does_not_work_yet_is_refused_by_name() {
+    run(async |t| {
+        for field in [
+            "unique", "expires_at", "concurrency_key", "labels", "parent_job_id", "depends_on",
+            "idempotency_key",
+        ] {
+            let job = json!({"job_type": "t", field: null});
+            assert!(t.post("/v1/jobs", job).await.refuses(field).contains("unknown field"));
+        }
+        for path in ["/v1/jobs", "/v1/jobs/batch"] {
+            let request = t.request(reqwest::Method::POST, path).header("Idempotency-Key", "k");
+            let request = request.json(&json!({"job_type": "t", "jobs": []}));
+            let reply = crate::harness::Reply::of(request.send().await.expect("an answer")).await;
+            let named = reply.is_error(400, "invalid_request")["details"][0]["field"].clone();
+            // The header is told before the body's own mistakes where both are wrong.
+            assert!(named == "Idempotency-Key" || named == "jobs", "{named}");
+        }
+        assert_eq!(t.database.number("select count(*) from jobs").await, 0);
+    });
+}
+
+#[test]
+fn a_list_is_walked_from_the_newest_to_the_oldest() {
+    run(async |t| {
+        let mut ids = Vec::new();
+        for number in 0..25 {
+            ids.push(t.enqueue(json!({"payload": number})).await);
+        }
+        let done = t.lease("w").await;
+        t.ack(&done, "w", "succeeded").await.is(200);
+        ids.reverse();
+        let (mut seen, mut cursor) = (Vec::new(), String::new());
+        loop {
+            let page = t.get(&format!("/v1/jobs?limit=10{cursor}")).await.is(200);
+            let jobs = page["jobs"].as_array().expect("jobs");
+            seen.extend(jobs.iter().map(|it| it["id"].as_str().expect("an id").to_owned()));
+            if page["has_more"] == false {
+                assert_eq!(page["next_cursor"], Value::Null);
+                break;
+            }
+            cursor = format!("&cursor={}", page["next_cursor"].as_str().expect("a cursor"));
+        }
+        assert_eq!(seen, ids);
+    });
+}
+
+#[test]
+fn a_list_shows_only_what_was_asked_for() {
+    run(async |t| {
+        let mail = t.enqueue(json!({"job_type": "mail", "queue": "a"})).await;
+        let later = t.enqueue(json!({"job_type": "mail", "queue": "b", "delay_seconds": 9})).await;
+        let done = t.enqueue(json!({"job_type": "report"})).await;
+        let leased = t.lease("w").await;
+        t.ack(&leased, "w", "succeeded").await.is(200);
+        let failed = t.enqueue(json!({"job_type": "report"})).await;
+        let leased = t.lease("w").await;
+        t.ack(&leased, "w", "failed").await.is(200);
+        let list = async |query: &str| -> Vec<String> {
+            let page = t.get(&format!("/v1/jobs?{query}")).await.is(200);
+            let jobs = page["jobs"].as_array().expect("jobs").clone();
+            jobs.iter().map(|it| it["id"].as_str().expect("an id").to_owned()).collect()
+        };
+        let [mail, later, done, failed] = [&mail, &later, &done, &failed].map(String::as_str);
+        assert_eq!(list("").await, [failed, done, later, mail]);
+        assert_eq!(list("state=scheduled").await, [later]);
+        assert_eq!(list("state=succeeded").await, [done]);
+        assert_eq!(list("state=pending").await, [failed, mail], "a backoff is shown as pending");
+        assert_eq!(list("job_type=mail&queue=a").await, [mail]);
+        assert_eq!(list("job_type=none").await, Vec::<String>::new());
+        let created = t.job(later).await["created_at"].as_str().expect("a time").to_owned();
+        assert_eq!(list(&format!("created_before={created}")).await, [mail]);
+        assert_eq!(list(&format!("created_after={created}")).await, [failed, done, later]);
+    });
+}
+
+#[test]
+fn a_filtered_page_looks_at_a_bounded_number_of_jobs_and_says_that_there_may_be_more() {
+    run(async |t| {
+        let oldest = t.enqueue(json!({"job_type": "rare"})).await;
+        t.database
+            .execute(
+                "insert into jobs (project_id, id, queue, job_type, state, rank, run_at,
+                                   max_attempts, timeout_seconds)
+                 select project_id, ('ffffffff-0000-7000-8000-' || lpad(to_hex(n), 12, '0'))::uuid,
+                        queue, 'common', state, rank, run_at, max_attempts, timeout_seconds
+                 from jobs, generate_series(1, 2500) n;
+                 insert into job_bodies (project_id, job_id, payload)
+                 select project_id, id, '1' from jobs where job_type = 'common'",
+            )
+            .await;
+        let first = t.get("/v1/jobs?job_type=rare").await.is(200);
+        assert_eq!((&first["jobs"], &first["has_more"]), (&json!([]), &json!(true)));
+        let cursor = first["next_cursor"].as_str().expect("a cursor");
+        let second = t.get(&format!("/v1/jobs?job_type=rare&cursor={cursor}")).await.is(200);
+        assert_eq!(second["jobs"][0]["id"], oldest);
+        assert_eq!(second["has_more"], false);
+    });
+}
+
+#[test]
+fn a_cursor_cannot_be_made_up_or_taken_from_another_project() {
+    crate::harness::limited(async {
+        let server =
+            crate::harness::TestServer::start(crate::harness::fresh_database().await).await;
+        let (ours, theirs) = (server.project("ours").await, server.project("theirs").await);
+        for _ in 0..2 {
+            ours.enqueue(json!({})).await;
+        }
+        let page = ours.get("/v1/jobs?limit=1").await.is(200);
+        let cursor = page["next_cursor"].as_str().expect("a cursor").to_owned();
+        let path = format!("/v1/jobs?cursor={cursor}");
+        ours.get(&path).await.is(200);
+        theirs.get(&path).await.refuses("cursor");
+        let forged = format!("/v1/jobs?cursor=AAAA{}", &cursor[4..]);
+        ours.get(&forged).await.refuses("cursor");
+        for junk in ["x", "", "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA", "%00"] {
+            ours.get(&format!("/v1/jobs?cursor={junk}")).await.refuses("cursor");
+        }
+        server.stop().await;
+    });
+}
+
+#[test]
+fn a_list_refuses_what_it_does_not_know() {
+    run(async |t| {
+        t.get("/v1/jobs?stat=pending").await.refuses("stat");
+        t.get("/v1/jobs?state=waiting").await.refuses("state");
+        t.get("/v1/jobs?created_after=now").await.refuses("created_after");
+        t.get("/v1/jobs?queue=%00").await.refuses("queue");
+        t.get("/v1/jobs?limit=0").await.refuses("limit");
+        t.get("/v1/jobs?limit=201").await.refuses("limit");
+        t.get("/v1/jobs?limit=200").await.is(200);
+    });
+}
+
+#[test]
+fn a_job_that_is_not_there_is_not_found_however_it_is_named() {
+    run(async |t| {
+        for id in ["job_01m7w3ha3aextt8pkwwdmxsmqw", "job_x", "x", "key_01m7w3ha3aextt8pkwwdmxsmqw", "%00"] {
+            t.get(&format!("/v1/jobs/{id}")).await.is_error(404, "job_not_found");
+        }
+    });
+}

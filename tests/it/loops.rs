@@ -1,0 +1,112 @@
+//! What happens by itself: due jobs are offered, lost ones taken back.
+
+use chrono::{DateTime, Utc};
+use serde_json::{Value, json};
+
+use crate::harness::{TestServer, fresh_database, limited, run};
+
+fn time(value: &Value) -> DateTime<Utc> {
+    value.as_str().expect("a time").parse().expect("RFC 3339")
+}
+
+#[test]
+fn a_job_is_offered_when_it_is_due_and_not_before() {
+    run(async |t| {
+        for _ in 0..3 {
+            let id = t.enqueue(json!({"delay_seconds": 1})).await;
+            let due = time(&t.job(&id).await["run_at"]);
+            let job = t.wait_and_lease("w").await;
+            assert_eq!(job["id"], id);
+            let late = time(&t.job(&id).await["claimed_at"]) - due;
+            assert!((0..100).contains(&late.num_milliseconds()), "{late}");
+        }
+    });
+}
+
+#[test]
+fn an_earlier_job_that_comes_later_is_not_kept_waiting() {
+    run(async |t| {
+        t.enqueue(json!({"delay_seconds": 3000})).await;
+        let soon = t.enqueue(json!({"delay_seconds": 1})).await;
+        assert_eq!(t.wait_and_lease("w").await["id"], soon);
+    });
+}
+
+#[test]
+fn a_silent_worker_costs_a_failure_but_no_wait() {
+    run(async |t| {
+        let id = t.enqueue(json!({"max_attempts": 2})).await;
+        t.lease("silent").await;
+        t.expire_leases().await;
+        let again = t.wait_and_lease("other").await;
+        assert_eq!((&again["attempt"], &again["failures"]), (&json!(2), &json!(1)));
+        let attempt = t.job(&id).await["attempts"][0].clone();
+        assert_eq!((&attempt["outcome"], &attempt["worker_id"]), (&json!("lease_expired"), &json!("silent")));
+        t.expire_leases().await;
+        let job = t.job_becomes(&id, "dead_letter").await;
+        assert_eq!((&job["failures"], &job["attempt"]), (&json!(2), &json!(2)));
+        assert!(job["completed_at"].is_string());
+    });
+}
+
+#[test]
+fn an_attempt_that_outlives_its_timeout_is_retried_with_a_backoff() {
+    run(async |t| {
+        let id = t.enqueue(json!({"timeout_seconds": 60})).await;
+        t.lease("slow").await;
+        t.database
+            .execute(
+                "update jobs set claimed_at = now() - interval '70 s',
+                                 lease_expires_at = now() - interval '1 us'",
+            )
+            .await;
+        let job = t.job_becomes(&id, "pending").await;
+        assert_eq!(job["waiting_for"], "backoff");
+        assert_eq!(job["attempts"][0]["outcome"], "timeout");
+        let wait = time(&job["run_at"]) - time(&job["attempts"][0]["ended_at"]);
+        assert!((15_000..=18_000).contains(&wait.num_milliseconds()), "{wait}");
+    });
+}
+
+#[test]
+fn leases_that_expired_while_nobody_could_reap_get_one_more_lease() {
+    limited(async {
+        let database = fresh_database().await;
+        let server = TestServer::start(database.clone()).await;
+        let t = server.project("main").await;
+        for _ in 0..3 {
+            t.enqueue(json!({"timeout_seconds": 600})).await;
+        }
+        let jobs = t.poll("w", 3).await;
+        server.stop().await;
+        database
+            .execute(
+                "update jobs set lease_expires_at = now() - interval '2 s';
+                 update reaper_state set last_pass_at = now() - interval '6 s'",
+            )
+            .await;
+        let server = TestServer::start(database.clone()).await;
+        let t = crate::harness::TestProject { url: server.url.clone(), ..t };
+        // The first pass has happened when its time is written down.
+        while database.number("select count(*) from reaper_state where last_pass_at < now() - interval '5 s'").await > 0 {
+            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        }
+        for job in &jobs {
+            t.heartbeat(job, "w").await.is(200);
+        }
+        assert_eq!(database.number("select count(*) from attempts").await, 0);
+        server.stop().await;
+    });
+}
+
+#[test]
+fn a_job_that_is_only_ever_released_does_not_circle_for_ever() {
+    run(async |t| {
+        let id = t.enqueue(json!({})).await;
+        t.database.execute("update jobs set attempt = 999").await;
+        let job = t.lease("w").await;
+        assert_eq!(job["attempt"], 1000);
+        assert_eq!(t.ack(&job, "w", "released").await.is(200), json!({"action": "done"}));
+        assert_eq!(t.job(&id).await["state"], "dead_letter");
+    });
+}

@@ -1,0 +1,275 @@
+//! Who is given what, when, and what happens on the way.
+
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::harness::{TestServer, fresh_database, limited, run};
+
+fn ids(jobs: &[Value]) -> Vec<&str> {
+    jobs.iter().map(|it| it["id"].as_str().expect("an id")).collect()
+}
+
+#[test]
+fn the_best_priority_comes_first_and_then_the_oldest() {
+    run(async |t| {
+        let low = t.enqueue(json!({"priority": -1})).await;
+        let first = t.enqueue(json!({})).await;
+        let second = t.enqueue(json!({})).await;
+        let high = t.enqueue(json!({"priority": 9})).await;
+        assert_eq!(ids(&t.poll("w", 10).await), [&high, &first, &second, &low]);
+    });
+}
+
+#[test]
+fn a_polled_job_has_the_fields_of_its_wire() {
+    run(async |t| {
+        let id = t.enqueue(json!({"payload": {"a": 1}, "priority": 3, "tags": {"k": "v"}})).await;
+        let job = t.lease("w").await;
+        let mut fields: Vec<_> = job.as_object().expect("an object").keys().cloned().collect();
+        fields.sort();
+        assert_eq!(
+            fields,
+            [
+                "attempt", "enqueued_at", "failures", "heartbeat_interval_seconds", "id", "job_type",
+                "last_error", "lease_id", "lease_seconds", "max_attempts", "payload", "priority",
+                "queue", "tags", "timeout_seconds",
+            ]
+        );
+        assert_eq!((&job["id"], &job["attempt"], &job["priority"]), (&json!(id), &json!(1), &json!(3)));
+        assert_eq!((&job["payload"], &job["tags"]), (&json!({"a": 1}), &json!({"k": "v"})));
+        let read = t.job(&id).await;
+        assert_eq!((&read["state"], &read["worker_id"]), (&json!("processing"), &json!("w")));
+        assert_eq!(read["waiting_for"], Value::Null);
+    });
+}
+
+#[test]
+fn queues_are_looked_at_in_the_order_given() {
+    run(async |t| {
+        let low = t.enqueue(json!({"queue": "low", "priority": 100})).await;
+        let high = t.enqueue(json!({"queue": "high"})).await;
+        t.enqueue(json!({"queue": "other"})).await;
+        let poll = json!({"worker_id": "w", "queues": ["high", "low", "high"], "wait_seconds": 0});
+        assert_eq!(ids(&t.polled(poll.clone()).await), [&high]);
+        assert_eq!(ids(&t.polled(poll.clone()).await), [&low]);
+        assert!(t.polled(poll).await.is_empty());
+    });
+}
+
+#[test]
+fn a_poll_that_names_types_gets_only_those_best_first() {
+    run(async |t| {
+        t.enqueue(json!({"job_type": "other", "priority": 50})).await;
+        let report = t.enqueue(json!({"job_type": "report"})).await;
+        let mail = t.enqueue(json!({"job_type": "mail", "priority": 5})).await;
+        let poll = json!({
+            "worker_id": "w", "queues": ["default"], "job_types": ["report", "mail", "none"],
+            "capacity": 10, "wait_seconds": 0,
+        });
+        assert_eq!(ids(&t.polled(poll).await), [&mail, &report]);
+    });
+}
+
+#[test]
+fn a_parked_poll_wakes_for_its_job() {
+    run(async |t| {
+        let waiting = tokio::spawn({
+            let t = t.clone();
+            async move { t.wait_and_lease("w").await }
+        });
+        let typed = tokio::spawn({
+            let t = t.clone();
+            let poll = json!({"worker_id": "v", "queues": ["default"], "job_types": ["mail"]});
+            async move { t.polled(poll).await }
+        });
+        // Both are parked once the pump has looked for them in vain; the jobs find them parked or
+        // arriving, and both must do.
+        let other = t.enqueue(json!({"job_type": "other"})).await;
+        let mail = t.enqueue(json!({"job_type": "mail"})).await;
+        let typed = typed.await.expect("no panic");
+        let waiting = waiting.await.expect("no panic");
+        if waiting["id"] == other {
+            assert_eq!(ids(&typed), [&mail]);
+        } else {
+            // The untyped poll may have been the first to get the mail.
+            assert_eq!(waiting["id"], mail);
+            assert!(typed.is_empty());
+        }
+    });
+}
+
+#[test]
+fn an_empty_wait_ends_on_time_with_an_empty_list() {
+    run(async |t| {
+        let started = Instant::now();
+        let poll = json!({"worker_id": "w", "queues": ["default"], "wait_seconds": 1});
+        assert!(t.polled(poll).await.is_empty());
+        assert!(started.elapsed() >= Duration::from_secs(1));
+        let started = Instant::now();
+        assert!(t.poll("w", 1).await.is_empty());
+        assert!(started.elapsed() < Duration::from_secs(1), "a poll that does not wait looks once");
+    });
+}
+
+#[test]
+fn a_repeated_poll_gets_the_same_jobs_while_their_leases_run() {
+    run(async |t| {
+        let first = t.enqueue(json!({})).await;
+        let second = t.enqueue(json!({})).await;
+        let poll = |worker: &str, id: &str| {
+            json!({"worker_id": worker, "queues": ["default"], "poll_id": id, "wait_seconds": 0})
+        };
+        let (one, two) =
+            ("0190c6b0-0000-7000-8000-000000000001", "0190c6b0-0000-7000-8000-000000000002");
+        let got = t.polled(poll("w", one)).await;
+        assert_eq!(ids(&got), [&first]);
+        assert_eq!(t.polled(poll("w", one)).await, got);
+        assert_eq!(ids(&t.polled(poll("w", two)).await), [&second]);
+        assert!(t.polled(poll("other", one)).await.is_empty(), "another worker's id is another id");
+        t.ack(&got[0], "w", "succeeded").await.is(200);
+        assert!(t.polled(poll("w", one)).await.is_empty());
+        t.post("/v1/workers/poll", poll("w", "x")).await.refuses("poll_id");
+    });
+}
+
+#[test]
+fn a_newer_poll_with_the_same_id_replaces_the_parked_one() {
+    run(async |t| {
+        let poll = json!({
+            "worker_id": "w", "queues": ["default"], "wait_seconds": 20,
+            "poll_id": "0190c6b0-0000-7000-8000-000000000003",
+        });
+        let mut polls = tokio::task::JoinSet::new();
+        for _ in 0..2 {
+            let (t, poll) = (t.clone(), poll.clone());
+            polls.spawn(async move { t.polled(poll).await });
+        }
+        // The second to arrive sends the first away, whichever that is.
+        let replaced = polls.join_next().await.expect("one").expect("no panic");
+        assert!(replaced.is_empty());
+        let id = t.enqueue(json!({})).await;
+        assert_eq!(ids(&polls.join_next().await.expect("one").expect("no panic")), [&id]);
+    });
+}
+
+#[test]
+fn a_client_that_vanishes_while_parked_leaves_its_job_to_others() {
+    run(async |t| {
+        for _ in 0..3 {
+            let poll = json!({"worker_id": "gone", "queues": ["default"]});
+            let request = t.request(reqwest::Method::POST, "/v1/workers/poll").json(&poll);
+            let vanished = tokio::time::timeout(Duration::from_millis(50), request.send()).await;
+            assert!(vanished.is_err(), "it was parked");
+        }
+        let id = t.enqueue(json!({})).await;
+        let job = t.wait_and_lease("here").await;
+        assert_eq!((&job["id"], &job["failures"]), (&json!(id), &json!(0)));
+    });
+}
+
+#[test]
+fn jobs_that_were_claimed_for_a_client_that_is_gone_are_given_back() {
+    limited(async {
+        let server = TestServer::start(fresh_database().await).await;
+        let t = server.project("main").await;
+        // Claims take long enough here for the client to vanish in the middle of one.
+        server
+            .database
+            .execute(
+                "create function slow() returns trigger language plpgsql as $$
+                 begin
+                     if new.worker_id = 'gone' then perform pg_sleep(0.3); end if;
+                     return new;
+                 end $$;
+                 create trigger slow before update on jobs for each row execute function slow()",
+            )
+            .await;
+        let id = t.enqueue(json!({})).await;
+        let poll = json!({"worker_id": "gone", "queues": ["default"]});
+        let request = t.request(reqwest::Method::POST, "/v1/workers/poll").json(&poll);
+        assert!(tokio::time::timeout(Duration::from_millis(100), request.send()).await.is_err());
+        let job = t.wait_and_lease("here").await;
+        assert_eq!((&job["id"], &job["attempt"], &job["failures"]), (&json!(id), &json!(2), &json!(0)));
+        let attempts = t.job(&id).await["attempts"].clone();
+        assert_eq!((&attempts[0]["outcome"], &attempts[0]["worker_id"]), (&json!("released"), &json!("gone")));
+        server.stop().await;
+    });
+}
+
+#[test]
+fn a_server_that_stops_answers_its_parked_polls() {
+    limited(async {
+        let server = TestServer::start(fresh_database().await).await;
+        let t = server.project("main").await;
+        let mut polls = tokio::task::JoinSet::new();
+        for number in 0..20 {
+            let t = t.clone();
+            polls.spawn(async move {
+                let worker = format!("w{number}");
+                t.polled(json!({"worker_id": worker, "queues": ["default"]})).await
+            });
+        }
+        t.get("/readyz").await.status.is_success().then_some(()).expect("ready");
+        // Wait until all are parked: a job for each proves it, and leaves none.
+        for _ in 0..20 {
+            t.enqueue(json!({})).await;
+        }
+        while let Some(polled) = polls.join_next().await {
+            assert_eq!(polled.expect("no panic").len(), 1);
+        }
+        for number in 0..20 {
+            let t = t.clone();
+            polls.spawn(async move {
+                let worker = format!("w{number}");
+                t.polled(json!({"worker_id": worker, "queues": ["none"]})).await
+            });
+        }
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        let started = Instant::now();
+        server.stop().await;
+        while let Some(polled) = polls.join_next().await {
+            assert!(polled.expect("no panic").is_empty());
+        }
+        assert!(started.elapsed() < Duration::from_secs(10), "not the polls' own thirty seconds");
+    });
+}
+
+#[test]
+fn a_revoked_key_ends_its_parked_polls_and_opens_nothing() {
+    run(async |t| {
+        let parked = tokio::spawn({
+            let t = t.clone();
+            async move { t.post("/v1/workers/poll", json!({"worker_id": "w", "queues": ["q"]})).await }
+        });
+        // The key is known to the server once it has answered something.
+        t.get("/v1/jobs").await.is(200);
+        let started = Instant::now();
+        t.database.execute("update api_keys set revoked_at = now()").await;
+        parked.await.expect("no panic").is_error(401, "unauthorized");
+        assert!(started.elapsed() < Duration::from_secs(15), "not the poll's own thirty seconds");
+        t.get("/v1/jobs").await.is_error(401, "unauthorized");
+    });
+}
+
+#[test]
+fn a_worker_may_introduce_itself() {
+    run(async |t| {
+        let worker = json!({
+            "worker_id": "w", "queues": ["a"], "job_types": ["t"], "hostname": "h",
+            "sdk_version": "1", "concurrency": 5, "pid": 77,
+        });
+        for _ in 0..2 {
+            let reply = t.post("/v1/workers/register", worker.clone()).await.is(200);
+            assert_eq!(reply, json!({"status": "registered"}));
+        }
+        assert_eq!(t.database.number("select count(*) from workers where pid = 77").await, 1);
+        let bare = json!({"worker_id": "v", "queues": [], "job_types": []});
+        t.post("/v1/workers/register", bare.clone()).await.is(200);
+        for field in ["labels", "recurring_schedules"] {
+            let mut worker = bare.clone();
+            worker[field] = json!([]);
+            t.post("/v1/workers/register", worker).await.refuses(field);
+        }
+    });
+}

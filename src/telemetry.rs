@@ -126,7 +126,8 @@ pub fn install_metrics() -> Result<PrometheusHandle, BuildError> {
 /// # Errors
 /// When `filter` cannot be read, or logging was set up already.
 pub fn install_logs(filter: &str) -> anyhow::Result<()> {
-    let filter = EnvFilter::try_new(filter)?;
+    // What PostgreSQL says in passing is no event of ours.
+    let filter = EnvFilter::try_new(format!("sqlx=warn,{filter}"))?;
     let layer =
         tracing_subscriber::fmt::layer().json().flatten_event(true).with_writer(std::io::stderr);
     tracing_subscriber::registry().with(filter).with(layer).try_init()?;

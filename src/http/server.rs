@@ -89,11 +89,12 @@ async fn serve(
     _permit: OwnedSemaphorePermit,
 ) {
     // A connection that closes before its first byte, or stays silent, was no request.
+    let mut peeked_at = [0];
     let first_byte = tokio::select! {
-        readable = timeout(FIRST_BYTE_TIMEOUT, stream.readable()) => readable,
+        peeked = timeout(FIRST_BYTE_TIMEOUT, stream.peek(&mut peeked_at)) => peeked,
         () = closing.cancelled() => return,
     };
-    if !matches!(first_byte, Ok(Ok(()))) {
+    if !matches!(first_byte, Ok(Ok(1))) {
         return;
     }
     gauge!(telemetry::CONNECTIONS).increment(1);

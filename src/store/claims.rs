@@ -132,7 +132,8 @@ impl<'a> Columns<'a> {
 
 /// Leases jobs of any type to the slots of many looks, best priority first, then oldest.
 ///
-/// Jobs that another claim holds locked are skipped, not waited for.
+/// Jobs that another claim holds locked are skipped, not waited for. No queue may stand in `looks`
+/// twice: a statement does not skip what it has locked itself.
 ///
 /// # Errors
 /// Only those of the store.
@@ -217,7 +218,9 @@ pub async fn claim_any_type(
 ///
 /// Each type is looked up in an index of its own order and the best are taken from all of them, so
 /// that a claim never walks over other types' rows. What is found is locked after it was chosen: a
-/// job that another claim took in between is not replaced, and the look comes back short.
+/// job that another claim took in between is not replaced, and the look comes back short. That it is
+/// still pending is compared with a column, not with a constant, which would invite the partial
+/// indexes of pending jobs.
 ///
 /// # Errors
 /// Only those of the store.
@@ -230,7 +233,7 @@ pub async fn claim_some_types(
         LeasedJob,
         r#"
         with best as materialized (
-            select found.id, found.rank, found.run_at
+            select found.id, found.rank, found.run_at, 'pending'::text as state
             from unnest($2::text[]) as wanted(job_type)
             cross join lateral (
                 select id, rank, run_at
@@ -249,7 +252,7 @@ pub async fn claim_some_types(
             select jobs.project_id, jobs.id, jobs.rank, jobs.run_at
             from best
             join jobs on jobs.project_id = $1 and jobs.id = best.id
-            where jobs.state = 'pending'
+            where jobs.state = best.state
             order by jobs.id
             limit 250
             for update of jobs skip locked

@@ -36,7 +36,10 @@ fn failures_wait_longer_each_time_and_the_last_goes_to_the_dead_letter() {
         let id = t.enqueue(json!({"max_attempts": 3})).await;
         let mut job = t.lease("w").await;
         for (failures, base) in [(1, 15.0), (2, 30.0)] {
-            assert_eq!((&job["attempt"], &job["failures"]), (&json!(failures), &json!(failures - 1)));
+            assert_eq!(
+                (&job["attempt"], &job["failures"]),
+                (&json!(failures), &json!(failures - 1))
+            );
             let error = json!({"error": {"type": "Timeout", "message": format!("no {failures}")}});
             let reply = t.ack_with(&job, "w", "failed", error).await.is(200);
             assert_eq!(reply["action"], "retry");
@@ -87,7 +90,8 @@ fn a_worker_may_choose_when_its_job_is_tried_again() {
     run(async |t| {
         let id = t.enqueue(json!({})).await;
         let job = t.lease("w").await;
-        let reply = t.ack_with(&job, "w", "failed", json!({"retry_after_seconds": 500})).await.is(200);
+        let reply =
+            t.ack_with(&job, "w", "failed", json!({"retry_after_seconds": 500})).await.is(200);
         let ended = t.job(&id).await["attempts"][0]["ended_at"].clone();
         assert_eq!(seconds_between(&ended, &reply["retry_at"]), 500.0);
     });
@@ -118,7 +122,10 @@ async fn is_fenced(t: &TestProject, job: &Value) {
     for (field, stale) in [("attempt", json!(99)), ("lease_id", json!(other_lease))] {
         let ack = json!({"job_id": id, "worker_id": "w", "status": "succeeded", field: stale});
         let error = t.post("/v1/workers/ack", ack).await.is_error(409, "stale_lease");
-        assert_eq!((&error["job_state"], &error["current_attempt"]), (&json!("processing"), &job["attempt"]));
+        assert_eq!(
+            (&error["job_state"], &error["current_attempt"]),
+            (&json!("processing"), &job["attempt"])
+        );
         let beat = json!({"job_id": id, "worker_id": "w", field: stale});
         t.post("/v1/workers/heartbeat", beat).await.is_error(409, "stale_lease");
     }
@@ -233,15 +240,17 @@ fn acks_in_a_batch_succeed_or_fail_each_for_itself() {
             t.enqueue(json!({})).await;
         }
         let jobs = t.poll("w", 4).await;
-        let body = |job: &Value, status: &str| {
-            crate::harness::TestProject::ack_body(job, "w", status)
-        };
+        let body =
+            |job: &Value, status: &str| crate::harness::TestProject::ack_body(job, "w", status);
         let mut late = body(&jobs[2], "succeeded");
         late["attempt"] = json!(7);
         let mut odd = body(&jobs[3], "succeeded");
         odd["duration_ms"] = json!(-1);
         let acks = json!([
-            body(&jobs[0], "succeeded"), body(&jobs[1], "failed"), late, odd,
+            body(&jobs[0], "succeeded"),
+            body(&jobs[1], "failed"),
+            late,
+            odd,
             body(&jobs[0], "succeeded"),
         ]);
         let reply = t.post("/v1/workers/ack/batch", json!({"acks": acks})).await.is(200);

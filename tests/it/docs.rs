@@ -1,1 +1,273 @@
-//! Soon.
+//! The documents say what the code does.
+
+use std::collections::BTreeSet;
+
+use clap::{Command, CommandFactory};
+use fencepost::{
+    cli::Cli,
+    domain::{job, limits},
+    engine::dispatch::MAX_PARKED_POLLS,
+    http::{BODY_TIMEOUT, error::CODES, openapi, server},
+    serve::DRAIN_TIMEOUT,
+    telemetry::{Kind, METRICS},
+};
+
+fn read(path: &str) -> String {
+    let path = format!("{}/{path}", env!("CARGO_MANIFEST_DIR"));
+    std::fs::read_to_string(&path).unwrap_or_else(|_| panic!("{path} is there"))
+}
+
+#[test]
+fn the_openapi_file_is_the_one_that_the_handlers_make() {
+    assert!(
+        read("openapi/openapi.json") == openapi::text(),
+        "openapi/openapi.json is old: run `make openapi`"
+    );
+}
+
+#[test]
+fn every_operation_says_what_generators_need() {
+    let document = openapi::document();
+    assert_eq!(document["openapi"], "3.1.0");
+    assert_eq!(document["info"]["license"]["identifier"], "MIT OR Apache-2.0");
+    let mut ids = BTreeSet::new();
+    for (path, methods) in document["paths"].as_object().expect("paths") {
+        for operation in methods.as_object().expect("methods").values() {
+            let id = operation["operationId"].as_str().expect("an id");
+            assert!(ids.insert(id.to_owned()), "{id} twice");
+            assert_eq!(operation["tags"].as_array().map(Vec::len), Some(1), "{path}");
+            let responses = operation["responses"].as_object().expect("responses");
+            assert_eq!(responses.keys().filter(|it| it.starts_with('2')).count(), 1, "{path}");
+            assert!(responses.values().all(|it| it["description"].is_string()), "{path}");
+        }
+    }
+    let text = openapi::text();
+    assert!(!text.contains("propertyNames"));
+    for line in text.lines().filter_map(|it| it.trim().strip_prefix("\"$ref\": \"#/")) {
+        let pointer = format!("/{}", line.trim_end_matches([',', '"']));
+        assert!(document.pointer(&pointer).is_some(), "{pointer} is nowhere");
+    }
+}
+
+#[test]
+fn every_error_code_has_a_section_with_its_status_and_no_other_has_one() {
+    let page = read("docs/errors.md");
+    let sections: Vec<_> = page.split("\n## ").skip(1).collect();
+    assert_eq!(sections.len(), CODES.len());
+    for (section, (code, status)) in sections.iter().zip(CODES) {
+        assert!(section.starts_with(&format!("{code}\n\nStatus {}", status.as_u16())), "{code}");
+    }
+}
+
+#[test]
+fn every_metric_is_listed_with_its_kind_and_its_help() {
+    let page = read("docs/metrics.md");
+    let listed: Vec<_> = page.lines().filter(|it| it.starts_with("| `")).collect();
+    let expected: Vec<_> = METRICS
+        .iter()
+        .map(|it| {
+            let kind = match it.kind {
+                Kind::Counter => "counter",
+                Kind::Gauge => "gauge",
+                Kind::Seconds => "seconds",
+                Kind::BatchSize => "batch size",
+            };
+            format!("| `{}` | {kind} | {} |", it.name, it.help)
+        })
+        .collect();
+    assert_eq!(listed, expected);
+}
+
+#[test]
+fn the_dashboard_shows_only_metrics_that_exist() {
+    let dashboard = read("ops/grafana/fencepost.json");
+    let names: BTreeSet<&str> = METRICS.iter().map(|it| it.name).collect();
+    let mut shown = BTreeSet::new();
+    for after in dashboard.split("fencepost_").skip(1) {
+        let end =
+            after.find(|it: char| !it.is_ascii_alphanumeric() && it != '_').unwrap_or(after.len());
+        let name = format!("fencepost_{}", &after[..end]);
+        let base = ["_bucket", "_sum", "_count"].iter().find_map(|it| name.strip_suffix(it));
+        let name = base.filter(|it| names.contains(it)).map_or(name.clone(), str::to_owned);
+        assert!(names.contains(name.as_str()), "{name}");
+        shown.insert(name);
+    }
+    assert_eq!(shown.len(), names.len(), "and all of them");
+}
+
+#[test]
+fn every_setting_is_listed_with_its_variable_and_its_default() {
+    let page = read("docs/configuration.md");
+    let rows: Vec<_> =
+        page.lines().filter(|it| it.starts_with("| ") && it.contains("`--")).collect();
+    let mut seen = BTreeSet::new();
+    for command in Cli::command().get_subcommands().filter(|it| it.get_name() != "bench") {
+        let name = command.get_name();
+        for argument in command.get_arguments().filter(|it| it.get_long().is_some()) {
+            let flag = argument.get_long().expect("a flag");
+            if ["help", "version"].contains(&flag) {
+                continue;
+            }
+            let row = rows
+                .iter()
+                .find(|it| {
+                    it.contains(&format!("`--{flag}`"))
+                        && it.split('|').nth(1).is_some_and(|it| it.contains(name))
+                })
+                .unwrap_or_else(|| panic!("{name} --{flag} is not listed"));
+            seen.insert(*row);
+            if let Some(variable) = argument.get_env() {
+                assert!(row.contains(&format!("`{}`", variable.to_string_lossy())), "{row}");
+            }
+            for default in argument.get_default_values() {
+                let is_switch = argument.get_action().takes_values();
+                assert!(
+                    !is_switch || row.contains(&format!("`{}`", default.to_string_lossy())),
+                    "{row}"
+                );
+            }
+        }
+    }
+    assert_eq!(seen.len(), rows.len(), "nothing else is listed");
+}
+
+#[test]
+fn every_limit_is_listed_with_its_number() {
+    let page = read("docs/limits.md");
+    let rows = [job_limits(), worker_limits(), request_limits(), node_limits()].concat();
+    let listed: Vec<_> =
+        page.lines().filter(|it| it.starts_with("| ") && !it.starts_with("| what")).collect();
+    let expected: Vec<_> =
+        rows.iter().map(|(what, limit)| format!("| {what} | {limit} |")).collect();
+    assert_eq!(listed, expected);
+    let keys = format!(
+        "at most {} live keys; names of projects and keys have at most {} characters",
+        limits::MAX_LIVE_KEYS,
+        limits::MAX_NAME_CHARS
+    );
+    assert!(page.contains(&keys));
+}
+
+/// The rows of "A job".
+fn job_limits() -> Vec<(&'static str, String)> {
+    vec![
+        ("`job_type`", format!("1–{} characters", limits::MAX_JOB_TYPE_CHARS)),
+        ("`queue`", format!("1–{} characters", limits::MAX_QUEUE_CHARS)),
+        (
+            "`payload`",
+            format!("{} bytes, {} levels deep", limits::MAX_PAYLOAD_BYTES, limits::MAX_JSON_DEPTH),
+        ),
+        ("`priority`", format!("{}–{}, higher first", limits::MIN_PRIORITY, limits::MAX_PRIORITY)),
+        ("`run_at`, `delay_seconds`", format!("{} s ahead", limits::MAX_DELAY_SECONDS)),
+        ("`max_attempts`", format!("1–{}", limits::MAX_MAX_ATTEMPTS)),
+        ("`timeout_seconds`", format!("1–{} s", limits::MAX_TIMEOUT_SECONDS)),
+        (
+            "`retry.initial_seconds`, `.max_seconds`, `.jitter_seconds`",
+            format!("0–{} s", limits::MAX_RETRY_SECONDS),
+        ),
+        ("`retry.multiplier`", format!("1–{}", limits::MAX_RETRY_MULTIPLIER)),
+        (
+            "`retry.non_retryable_types`",
+            format!(
+                "{} entries of {} characters",
+                limits::MAX_NON_RETRYABLE_TYPES,
+                limits::MAX_ERROR_TYPE_CHARS
+            ),
+        ),
+        (
+            "`tags`",
+            format!(
+                "{} entries, names of {} characters, values of {}",
+                limits::MAX_TAGS,
+                limits::MAX_TAG_KEY_CHARS,
+                limits::MAX_TAG_VALUE_CHARS
+            ),
+        ),
+        (
+            "claims of one job, whatever happened",
+            format!("{}, then the dead letter", job::MAX_CLAIMS),
+        ),
+        ("past attempts shown", format!("{}, the newest", limits::MAX_SHOWN_ATTEMPTS)),
+    ]
+}
+
+/// The rows of "A worker".
+fn worker_limits() -> Vec<(&'static str, String)> {
+    vec![
+        ("`worker_id`", format!("1–{} characters", limits::MAX_WORKER_ID_CHARS)),
+        ("queues of one poll", format!("1–{}", limits::MAX_POLL_QUEUES)),
+        ("job types of one poll", limits::MAX_POLL_JOB_TYPES.to_string()),
+        ("`capacity`", format!("1–{}", limits::MAX_POLL_CAPACITY)),
+        ("`wait_seconds`", format!("0–{} s", limits::MAX_POLL_WAIT_SECONDS)),
+        ("`lease_seconds`", format!("1–{} s", limits::MAX_LEASE_SECONDS)),
+        (
+            "`result`",
+            format!("{} bytes, {} levels deep", limits::MAX_RESULT_BYTES, limits::MAX_JSON_DEPTH),
+        ),
+        (
+            "`error`, its three texts together",
+            format!("{} bytes, then cut and marked `truncated`", limits::MAX_ERROR_BYTES),
+        ),
+        ("`retry_after_seconds`", format!("0–{} s", limits::MAX_RETRY_SECONDS)),
+        ("`duration_ms`", format!("0–{} ms", limits::MAX_DURATION_MS)),
+        (
+            "queues and job types of one registration",
+            format!("{} each", limits::MAX_REGISTERED_NAMES),
+        ),
+        ("`hostname`, `sdk_version`", format!("{} characters", limits::MAX_WORKER_INFO_CHARS)),
+        ("`concurrency`", format!("1–{}", limits::MAX_WORKER_CONCURRENCY)),
+    ]
+}
+
+/// The rows of "A request".
+fn request_limits() -> Vec<(&'static str, String)> {
+    vec![
+        ("body", format!("{} bytes", limits::MAX_BODY_BYTES)),
+        ("body of a batch", format!("{} bytes", limits::MAX_BATCH_BODY_BYTES)),
+        ("jobs of one batch", format!("1–{}", limits::MAX_ENQUEUE_BATCH_JOBS)),
+        ("acks of one batch", format!("1–{}", limits::MAX_ACK_BATCH)),
+        ("jobs on one page", format!("1–{}", limits::MAX_PAGE_JOBS)),
+        ("rows one page looks at", limits::MAX_PAGE_EXAMINED_ROWS.to_string()),
+        ("time for the body to arrive", format!("{} s", BODY_TIMEOUT.as_secs())),
+    ]
+}
+
+/// The rows of "A node".
+fn node_limits() -> Vec<(&'static str, String)> {
+    vec![
+        ("parked polls", format!("{MAX_PARKED_POLLS}, then 503")),
+        ("connections", server::MAX_CONNECTIONS.to_string()),
+        (
+            "time for a connection's first byte",
+            format!("{} s", server::FIRST_BYTE_TIMEOUT.as_secs()),
+        ),
+        (
+            "time for a head, and pause between requests",
+            format!("{} s", server::HEADER_TIMEOUT.as_secs()),
+        ),
+        (
+            "time in which a client must read something",
+            format!("{} s", server::WRITE_TIMEOUT.as_secs()),
+        ),
+        (
+            "trust in a key without asking the database",
+            format!("{} s", fencepost::app::KEY_CACHE_TTL.as_secs()),
+        ),
+        (
+            "time for requests to finish when the node stops",
+            format!("{} s", DRAIN_TIMEOUT.as_secs()),
+        ),
+    ]
+}
+
+#[test]
+fn every_command_and_flag_explains_itself() {
+    fn check(command: &Command) {
+        assert!(command.get_about().is_some(), "{}", command.get_name());
+        for argument in command.get_arguments() {
+            assert!(argument.get_help().is_some(), "{} {}", command.get_name(), argument.get_id());
+        }
+        command.get_subcommands().for_each(check);
+    }
+    check(&Cli::command());
+}

@@ -19,7 +19,10 @@ fn a_heartbeat_renews_the_lease_by_its_own_length() {
         t.enqueue(json!({"timeout_seconds": 600})).await;
         let poll = json!({"worker_id": "w", "queues": ["default"], "lease_seconds": 40});
         let job = t.polled(poll).await.pop().expect("a job");
-        assert_eq!((&job["lease_seconds"], &job["heartbeat_interval_seconds"]), (&json!(40), &json!(13)));
+        assert_eq!(
+            (&job["lease_seconds"], &job["heartbeat_interval_seconds"]),
+            (&json!(40), &json!(13))
+        );
         // The lease is 30 s old.
         t.database
             .execute(
@@ -48,7 +51,9 @@ fn a_lease_never_outlives_the_jobs_timeout_and_its_grace() {
 #[test]
 fn a_poll_that_names_no_lease_gets_half_of_the_timeout_but_at_least_thirty_seconds() {
     run(async |t| {
-        for (timeout, lease, interval) in [(1800, 900, 300), (100, 50, 16), (40, 30, 10), (1, 30, 10)] {
+        for (timeout, lease, interval) in
+            [(1800, 900, 300), (100, 50, 16), (40, 30, 10), (1, 30, 10)]
+        {
             t.enqueue(json!({"timeout_seconds": timeout})).await;
             let job = t.lease("w").await;
             assert_eq!(job["lease_seconds"], lease, "{timeout}");

@@ -41,7 +41,10 @@ fn a_silent_worker_costs_a_failure_but_no_wait() {
         let again = t.wait_and_lease("other").await;
         assert_eq!((&again["attempt"], &again["failures"]), (&json!(2), &json!(1)));
         let attempt = t.job(&id).await["attempts"][0].clone();
-        assert_eq!((&attempt["outcome"], &attempt["worker_id"]), (&json!("lease_expired"), &json!("silent")));
+        assert_eq!(
+            (&attempt["outcome"], &attempt["worker_id"]),
+            (&json!("lease_expired"), &json!("silent"))
+        );
         t.expire_leases().await;
         let job = t.job_becomes(&id, "dead_letter").await;
         assert_eq!((&job["failures"], &job["attempt"]), (&json!(2), &json!(2)));
@@ -56,7 +59,7 @@ fn an_attempt_that_outlives_its_timeout_is_retried_with_a_backoff() {
         t.lease("slow").await;
         t.database
             .execute(
-                "update jobs set claimed_at = now() - interval '70 s',
+                "update jobs set claimed_at = now() - interval '70001 ms',
                                  lease_expires_at = now() - interval '1 us'",
             )
             .await;
@@ -88,7 +91,11 @@ fn leases_that_expired_while_nobody_could_reap_get_one_more_lease() {
         let server = TestServer::start(database.clone()).await;
         let t = crate::harness::TestProject { url: server.url.clone(), ..t };
         // The first pass has happened when its time is written down.
-        while database.number("select count(*) from reaper_state where last_pass_at < now() - interval '5 s'").await > 0 {
+        while database
+            .number("select count(*) from reaper_state where last_pass_at < now() - interval '5 s'")
+            .await
+            > 0
+        {
             tokio::time::sleep(std::time::Duration::from_millis(10)).await;
         }
         for job in &jobs {

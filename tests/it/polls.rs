@@ -31,12 +31,27 @@ fn a_polled_job_has_the_fields_of_its_wire() {
         assert_eq!(
             fields,
             [
-                "attempt", "enqueued_at", "failures", "heartbeat_interval_seconds", "id", "job_type",
-                "last_error", "lease_id", "lease_seconds", "max_attempts", "payload", "priority",
-                "queue", "tags", "timeout_seconds",
+                "attempt",
+                "enqueued_at",
+                "failures",
+                "heartbeat_interval_seconds",
+                "id",
+                "job_type",
+                "last_error",
+                "lease_id",
+                "lease_seconds",
+                "max_attempts",
+                "payload",
+                "priority",
+                "queue",
+                "tags",
+                "timeout_seconds",
             ]
         );
-        assert_eq!((&job["id"], &job["attempt"], &job["priority"]), (&json!(id), &json!(1), &json!(3)));
+        assert_eq!(
+            (&job["id"], &job["attempt"], &job["priority"]),
+            (&json!(id), &json!(1), &json!(3))
+        );
         assert_eq!((&job["payload"], &job["tags"]), (&json!({"a": 1}), &json!({"k": "v"})));
         let read = t.job(&id).await;
         assert_eq!((&read["state"], &read["worker_id"]), (&json!("processing"), &json!("w")));
@@ -117,9 +132,7 @@ fn a_repeated_poll_gets_the_same_jobs_while_their_leases_run() {
     run(async |t| {
         let first = t.enqueue(json!({})).await;
         let second = t.enqueue(json!({})).await;
-        let poll = |worker: &str, id: &str| {
-            json!({"worker_id": worker, "queues": ["default"], "poll_id": id, "wait_seconds": 0})
-        };
+        let poll = |worker: &str, id: &str| json!({"worker_id": worker, "queues": ["default"], "poll_id": id, "wait_seconds": 0});
         let (one, two) =
             ("0190c6b0-0000-7000-8000-000000000001", "0190c6b0-0000-7000-8000-000000000002");
         let got = t.polled(poll("w", one)).await;
@@ -190,9 +203,15 @@ fn jobs_that_were_claimed_for_a_client_that_is_gone_are_given_back() {
         let request = t.request(reqwest::Method::POST, "/v1/workers/poll").json(&poll);
         assert!(tokio::time::timeout(Duration::from_millis(100), request.send()).await.is_err());
         let job = t.wait_and_lease("here").await;
-        assert_eq!((&job["id"], &job["attempt"], &job["failures"]), (&json!(id), &json!(2), &json!(0)));
+        assert_eq!(
+            (&job["id"], &job["attempt"], &job["failures"]),
+            (&json!(id), &json!(2), &json!(0))
+        );
         let attempts = t.job(&id).await["attempts"].clone();
-        assert_eq!((&attempts[0]["outcome"], &attempts[0]["worker_id"]), (&json!("released"), &json!("gone")));
+        assert_eq!(
+            (&attempts[0]["outcome"], &attempts[0]["worker_id"]),
+            (&json!("released"), &json!("gone"))
+        );
         server.stop().await;
     });
 }

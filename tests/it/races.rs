@@ -94,8 +94,16 @@ fn of_many_acks_of_one_lease_with_different_outcomes_one_counts() {
                     *accepted.entry(status).or_insert(0) += 1;
                 }
             }
-            assert_eq!(accepted.len(), 1, "one outcome, however often it was repeated: {accepted:?}");
-            assert_eq!(accepted.values().sum::<i32>(), 4, "and each of its repetitions is answered");
+            assert_eq!(
+                accepted.len(),
+                1,
+                "one outcome, however often it was repeated: {accepted:?}"
+            );
+            assert_eq!(
+                accepted.values().sum::<i32>(),
+                4,
+                "and each of its repetitions is answered"
+            );
             let job = t.job(&id).await;
             assert_eq!(job["attempts"].as_array().expect("attempts").len(), 1);
             if job["state"] == "pending" {

@@ -1,1 +1,60 @@
-//! Soon.
+//! What the README shows works as shown.
+
+use std::{path::PathBuf, time::Duration};
+
+use serde_json::json;
+use tokio::process::{Child, Command};
+
+use crate::harness::{TestProject, run};
+
+const MAX_WORKER_LINES: usize = 40;
+const WORKERS: usize = 4;
+const JOBS: usize = 1_000;
+
+fn worker() -> String {
+    let readme = include_str!("../../README.md");
+    let (_, after) = readme.split_once("```python\n").expect("a worker in Python");
+    after.split_once("```").expect("its end").0.to_owned()
+}
+
+/// The README's worker, running.
+fn start(t: &TestProject, program: &PathBuf) -> Child {
+    Command::new("python3")
+        .arg(program)
+        .env("FENCEPOST_URL", &t.url)
+        .env("FENCEPOST_KEY", &t.api_key)
+        .kill_on_drop(true)
+        .spawn()
+        .expect("python3 runs")
+}
+
+#[test]
+fn the_worker_in_python_is_short() {
+    let lines = worker().lines().count();
+    assert!(lines <= MAX_WORKER_LINES, "{lines}");
+}
+
+#[test]
+fn the_worker_in_python_works_a_thousand_jobs() {
+    run(async |t| {
+        let program =
+            std::env::temp_dir().join(format!("fencepost-worker-{}.py", std::process::id()));
+        std::fs::write(&program, worker()).expect("the program is written");
+        let workers: Vec<_> = (0..WORKERS).map(|_| start(t, &program)).collect();
+        for batch in 0..JOBS / 500 {
+            let jobs: Vec<_> = (0..500)
+                .map(|it| json!({"job_type": "hello", "payload": batch * 500 + it}))
+                .collect();
+            t.post("/v1/jobs/batch", json!({"jobs": jobs})).await.is(201);
+        }
+        let done = "select count(*) from finished_jobs
+                    where state = 'succeeded' and attempt = 1 and result like '{\"hello\": %}'";
+        while t.database.number(done).await < JOBS as i64 {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        assert_eq!(t.database.number("select count(*) from jobs").await, 0);
+        assert_eq!(t.database.number("select count(*) from workers").await, WORKERS as i64);
+        drop(workers);
+        std::fs::remove_file(program).expect("the program goes");
+    });
+}

@@ -1,1 +1,219 @@
-//! Soon.
+//! The house rules, as a test: see ARCHITECTURE.md, "Floors".
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+};
+
+const MAX_FILE_LINES: usize = 500;
+const MAX_FUNCTION_LINES: usize = 70;
+
+/// The floor of each top-level module: it imports from lower floors only.
+const FLOORS: &[(&str, u32)] = &[
+    ("ids", 0),
+    ("domain", 1),
+    ("error", 2),
+    ("config", 2),
+    ("telemetry", 2),
+    ("store", 3),
+    ("wake", 3),
+    ("engine", 4),
+    ("app", 5),
+    ("auth", 6),
+    ("http", 7),
+    ("loops", 7),
+    ("serve", 8),
+    ("dev", 9),
+    ("bench", 10),
+    ("cli", 11),
+];
+
+/// Every Rust file below `dir`, with its text.
+fn files(dir: &str) -> Vec<(String, String)> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let (mut found, mut dirs) = (Vec::new(), vec![root.join(dir)]);
+    while let Some(dir) = dirs.pop() {
+        for entry in fs::read_dir(dir).expect("a folder") {
+            let path: PathBuf = entry.expect("an entry").path();
+            if path.is_dir() {
+                dirs.push(path);
+            } else if path.extension().is_some_and(|it| it == "rs") {
+                let name = path.strip_prefix(root).expect("below the root").display().to_string();
+                found.push((name, fs::read_to_string(&path).expect("a text")));
+            }
+        }
+    }
+    assert!(!found.is_empty());
+    found.sort();
+    found
+}
+
+fn module_of(file: &str) -> &str {
+    file.trim_start_matches("src/").split(['/', '.']).next().unwrap_or_default()
+}
+
+#[test]
+fn a_module_imports_only_from_lower_floors() {
+    let floors: BTreeMap<_, _> = FLOORS.iter().copied().collect();
+    for (file, text) in files("src") {
+        let module = module_of(&file);
+        if ["main", "lib"].contains(&module) {
+            continue;
+        }
+        let floor = floors.get(module).unwrap_or_else(|| panic!("{file}: give {module} a floor"));
+        let code = text.split("#[cfg(test)]").next().unwrap_or_default();
+        for imported in imports(code) {
+            if imported == module {
+                continue;
+            }
+            let other = floors.get(imported.as_str());
+            let other = other.unwrap_or_else(|| panic!("{file}: {imported} has no floor"));
+            assert!(other < floor, "{file} imports {imported}, which is not below it");
+        }
+    }
+}
+
+/// The top-level modules that a file names after `crate::`, alone or in braces.
+fn imports(code: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    for (at, _) in code.match_indices("crate::") {
+        let after = &code[at + "crate::".len()..];
+        if let Some(list) = after.strip_prefix('{') {
+            let (mut depth, mut word) = (0, String::new());
+            for it in list.chars() {
+                match it {
+                    '{' => depth += 1,
+                    '}' if depth == 0 => break,
+                    '}' => depth -= 1,
+                    ',' if depth == 0 => found.push(std::mem::take(&mut word)),
+                    _ if depth == 0 => word.push(it),
+                    _ => (),
+                }
+            }
+            found.push(word);
+        } else {
+            found.push(after.to_owned());
+        }
+    }
+    found
+        .iter()
+        .map(|it| {
+            it.trim()
+                .split(|it: char| !it.is_alphanumeric() && it != '_')
+                .next()
+                .unwrap_or_default()
+                .to_owned()
+        })
+        .filter(|it| !it.is_empty())
+        .collect()
+}
+
+#[test]
+fn every_file_says_what_it_is_for_and_is_not_too_long() {
+    for (file, text) in files("src").into_iter().chain(files("tests")) {
+        assert!(text.starts_with("//! "), "{file} does not begin with a module comment");
+        let lines = text.lines().count();
+        assert!(lines <= MAX_FILE_LINES, "{file} has {lines} lines");
+    }
+}
+
+#[test]
+fn no_function_is_too_long() {
+    for (file, text) in files("src").into_iter().chain(files("tests")) {
+        let lines: Vec<_> = text.lines().collect();
+        for (start, line) in lines.iter().enumerate() {
+            let code = line.trim_start();
+            let is_function = [
+                "fn ",
+                "pub fn ",
+                "async fn ",
+                "pub async fn ",
+                "pub(super) async fn ",
+                "pub(super) fn ",
+            ]
+            .iter()
+            .any(|it| code.starts_with(it));
+            if !is_function {
+                continue;
+            }
+            let indent = &line[..line.len() - code.len()];
+            let end = lines[start..].iter().position(|it| *it == format!("{indent}}}"));
+            let length = end.map_or(0, |it| it + 1);
+            // What a statement says is not what a function does.
+            let body = &lines[start..start + length];
+            let in_sql = body
+                .iter()
+                .skip_while(|it| !it.contains("r#\""))
+                .take_while(|it| !it.contains("\"#"))
+                .count();
+            assert!(
+                length - in_sql <= MAX_FUNCTION_LINES,
+                "{file}:{} has {length} lines",
+                start + 1
+            );
+        }
+    }
+}
+
+#[test]
+fn statements_are_in_the_store_and_statuses_on_the_wire() {
+    for (file, text) in files("src") {
+        let module = module_of(&file);
+        let has_statement = ["sqlx::query", "query_as!(", "query_scalar!(", "QueryBuilder"]
+            .iter()
+            .any(|it| text.contains(it));
+        // The yardstick of the benchmark is PostgreSQL itself.
+        assert!(!has_statement || ["store", "bench"].contains(&module), "{file} has a statement");
+        assert!(!text.contains("StatusCode") || module == "http", "{file} knows HTTP's statuses");
+        if file.starts_with("src/http/workers") {
+            assert!(
+                !text.contains("store::"),
+                "{file} names the store: the engine is between them"
+            );
+        }
+    }
+}
+
+/// Statements that look across projects on purpose: the loops' sweeps, a key before its project is
+/// known, and what belongs to the whole instance.
+const ACROSS_PROJECTS: &[&str] =
+    &["src/store/sweep.rs", "src/store/pools.rs", "src/store/projects.rs"];
+
+#[test]
+fn every_statement_on_a_tenants_table_names_the_project() {
+    const TABLES: &[&str] =
+        &["jobs", "job_bodies", "finished_jobs", "attempts", "workers", "api_keys"];
+    let mut statements = 0;
+    for (file, text) in files("src/store") {
+        if ACROSS_PROJECTS.contains(&file.as_str()) {
+            continue;
+        }
+        for statement in text.split("sqlx::query").skip(1) {
+            let statement = statement.split(".await").next().unwrap_or_default();
+            let words: Vec<_> =
+                statement.split(|it: char| !it.is_alphanumeric() && it != '_').collect();
+            if TABLES.iter().any(|it| words.contains(it)) {
+                assert!(words.contains(&"project_id"), "{file}: {statement}");
+                statements += 1;
+            }
+        }
+    }
+    assert!(statements >= 15, "the statements were found: {statements}");
+}
+
+#[test]
+fn every_tenants_key_and_index_begins_with_the_project() {
+    let migration = include_str!("../../migrations/0001_foundation.sql");
+    /// Swept by time across projects; or found by the key's own secret.
+    const EXCEPTIONS: &[&str] = &["jobs_expiring", "jobs_due", "api_keys_by_secret"];
+    for line in migration.lines().map(str::trim) {
+        if let Some(key) = line.strip_prefix("primary key (") {
+            assert!(key.starts_with("project_id"), "{line}");
+        }
+        if let Some(index) = line.split("index ").nth(1).filter(|_| line.starts_with("create")) {
+            let is_exception = EXCEPTIONS.iter().any(|it| index.starts_with(it));
+            assert!(is_exception || index.contains("(project_id"), "{line}");
+        }
+    }
+}

@@ -1,1 +1,168 @@
-//! Soon.
+//! What only a socket shows: silent, slow and odd clients, and the shape of every refusal.
+
+use std::time::{Duration, Instant};
+
+use fencepost::http::{BODY_TIMEOUT, server};
+use reqwest::Method;
+use serde_json::json;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+};
+
+use crate::harness::{Reply, TestProject, run};
+
+async fn connect(t: &TestProject) -> TcpStream {
+    let address = t.url.strip_prefix("http://").expect("an http URL");
+    TcpStream::connect(address).await.expect("a connection")
+}
+
+/// What the server says until it closes.
+async fn rest(mut stream: TcpStream) -> String {
+    let mut text = String::new();
+    // A reset is an end as well.
+    let _ = stream.read_to_string(&mut text).await;
+    text
+}
+
+#[test]
+fn a_silent_socket_is_closed() {
+    run(async |t| {
+        let started = Instant::now();
+        assert_eq!(rest(connect(t).await).await, "");
+        let waited = started.elapsed();
+        assert!(waited >= server::FIRST_BYTE_TIMEOUT - Duration::from_millis(100), "{waited:?}");
+        assert!(waited < server::FIRST_BYTE_TIMEOUT * 2, "{waited:?}");
+    });
+}
+
+#[test]
+fn a_body_that_never_comes_ends_its_request() {
+    run(async |t| {
+        let mut stream = connect(t).await;
+        let head = format!(
+            "POST /v1/jobs HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {}\r\n\
+             content-type: application/json\r\ncontent-length: 100\r\nconnection: close\r\n\r\n{{",
+            t.api_key
+        );
+        stream.write_all(head.as_bytes()).await.expect("it is sent");
+        let started = Instant::now();
+        let answer = rest(stream).await;
+        assert!(answer.starts_with("HTTP/1.1 408"), "{answer}");
+        assert!(answer.contains("request_timeout"), "{answer}");
+        assert!(started.elapsed() < BODY_TIMEOUT * 2);
+    });
+}
+
+#[test]
+fn an_oversized_head_is_refused() {
+    run(async |t| {
+        let mut stream = connect(t).await;
+        let head =
+            format!("GET /livez HTTP/1.1\r\nhost: x\r\nx-large: {}\r\n\r\n", "x".repeat(64 * 1024));
+        // The server may close before all of it is sent.
+        let _ = stream.write_all(head.as_bytes()).await;
+        let answer = rest(stream).await;
+        assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 431"), "{answer}");
+        assert_eq!(t.get("/livez").await.text, "ok\n");
+    });
+}
+
+#[test]
+fn a_connection_is_used_again_and_again() {
+    run(async |t| {
+        let mut stream = connect(t).await;
+        for _ in 0..3 {
+            stream.write_all(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n").await.expect("it is sent");
+            let mut answer = [0; 512];
+            let bytes = stream.read(&mut answer).await.expect("an answer");
+            assert!(answer[..bytes].starts_with(b"HTTP/1.1 200"));
+        }
+    });
+}
+
+#[test]
+fn what_is_not_there_is_refused_in_the_same_shape() {
+    run(async |t| {
+        t.get("/v1/nope").await.is_error(404, "not_found");
+        t.get("/nope").await.is_error(404, "not_found");
+        t.get("/v1/projects/main/nope").await.is_error(404, "not_found");
+        for (method, path) in [
+            (Method::DELETE, "/v1/jobs"),
+            (Method::GET, "/v1/workers/poll"),
+            (Method::PUT, "/v1/jobs/job_x"),
+            (Method::from_bytes(b"BREW").expect("a method"), "/v1/jobs"),
+        ] {
+            let reply = Reply::of(t.request(method, path).send().await.expect("an answer")).await;
+            reply.is_error(405, "method_not_allowed");
+            assert!(reply.headers.contains_key("allow"), "{path}");
+        }
+    });
+}
+
+#[test]
+fn a_request_keeps_the_id_it_came_with_if_it_is_sane() {
+    run(async |t| {
+        let answered = async |id: &str| {
+            let request = t.request(Method::GET, "/v1/nope").header("x-request-id", id);
+            let reply = Reply::of(request.send().await.expect("an answer")).await;
+            reply.is_error(404, "not_found")["request_id"].as_str().expect("text").to_owned()
+        };
+        assert_eq!(answered("trace-1.a_B").await, "trace-1.a_B");
+        for odd in ["a b", "a\"b", &"x".repeat(129)] {
+            assert!(answered(odd).await.starts_with("req_"));
+        }
+    });
+}
+
+#[test]
+fn the_documentation_is_served_without_a_key_and_loads_nothing_from_elsewhere() {
+    run(async |t| {
+        let get = async |path: &str| {
+            let response =
+                t.client.get(format!("{}{path}", t.url)).send().await.expect("an answer");
+            assert_eq!(response.status().as_u16(), 200, "{path}");
+            response.text().await.expect("a body")
+        };
+        let document = get("/openapi.json").await;
+        assert!(document.contains("jobs_create"));
+        let page = get("/docs/").await;
+        for line in page.lines().filter(|it| it.contains("src=") || it.contains("href=")) {
+            assert!(!line.contains("http"), "{line}");
+        }
+        assert!(get("/docs/errors").await.contains("## job_not_found"));
+        assert!(get("/").await.contains("swagger"), "the front door leads to the documentation");
+    });
+}
+
+#[test]
+fn a_node_is_ready_until_it_stops() {
+    run(async |t| {
+        assert_eq!(t.get("/livez").await.text, "ok\n");
+        assert_eq!(t.get("/readyz").await.text, "ok\n");
+        t.database.execute("delete from _sqlx_migrations").await;
+        let reply = t.get("/readyz").await;
+        reply.is_error(503, "unavailable");
+        assert_eq!(reply.headers["retry-after"], "1");
+    });
+}
+
+#[test]
+fn a_request_under_way_is_finished_when_the_server_stops() {
+    run(async |t| {
+        t.database
+            .execute(
+                "create function slow() returns trigger language plpgsql as
+                     $$ begin perform pg_sleep(0.5); return new; end $$;
+                 create trigger slow before insert on jobs for each row execute function slow()",
+            )
+            .await;
+        let enqueuing = tokio::spawn({
+            let t = t.clone();
+            async move { t.post("/v1/jobs", json!({"job_type": "t"})).await }
+        });
+        tokio::time::sleep(Duration::from_millis(150)).await;
+        t.stopping.cancel();
+        enqueuing.await.expect("no panic").is(201);
+    });
+}

@@ -105,7 +105,8 @@ fn start() -> (Cluster, File, Shared) {
     lock.lock().expect("the lock");
     let dir = home.join("postgres");
     let mut cluster = Cluster::start(&dir, Durability::Fast).expect("PostgreSQL starts");
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     if runtime.block_on(leftovers(&cluster)) > MAX_LEFTOVERS {
         drop(cluster);
         fs::remove_dir_all(&dir).expect("the folder goes");
@@ -118,7 +119,10 @@ fn start() -> (Cluster, File, Shared) {
 
 async fn leftovers(cluster: &Cluster) -> i64 {
     let mut conn = connect(&cluster.database_url("{}"), "postgres").await;
-    sqlx::query_scalar("select count(*) from pg_database").fetch_one(&mut conn).await.expect("a count")
+    sqlx::query_scalar("select count(*) from pg_database")
+        .fetch_one(&mut conn)
+        .await
+        .expect("a count")
 }
 
 /// The migrated database of these very migrations; made once, under a name that is theirs.

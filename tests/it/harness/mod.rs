@@ -3,6 +3,7 @@
 
 mod cluster;
 mod project;
+mod proxy;
 mod reply;
 
 use std::time::Duration;
@@ -10,6 +11,7 @@ use std::time::Duration;
 pub use self::{
     cluster::{Database, fresh_database},
     project::{TestProject, TestServer},
+    proxy::Proxy,
     reply::Reply,
 };
 

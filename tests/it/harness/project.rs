@@ -23,8 +23,7 @@ pub struct TestServer {
     pub url: String,
     /// Its database.
     pub database: Database,
-    /// Cancel it to stop the server.
-    pub stopping: CancellationToken,
+    stopping: CancellationToken,
     running: JoinHandle<anyhow::Result<()>>,
 }
 
@@ -54,6 +53,7 @@ impl TestServer {
             api_key,
             database: self.database.clone(),
             client: reqwest::Client::new(),
+            stopping: self.stopping.clone(),
         }
     }
 
@@ -77,6 +77,8 @@ pub struct TestProject {
     pub database: Database,
     /// For requests that no verb makes.
     pub client: reqwest::Client,
+    /// Cancel it to stop the server.
+    pub stopping: CancellationToken,
 }
 
 impl TestProject {

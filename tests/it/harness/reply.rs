@@ -34,6 +34,12 @@ impl Reply {
         self.json()
     }
 
+    /// Expects a 201 whose body a test cannot or need not read.
+    #[track_caller]
+    pub fn is_created(&self) {
+        assert_eq!(self.status.as_u16(), 201, "{}", self.text);
+    }
+
     /// Expects an error in the one shape that all errors have.
     #[track_caller]
     pub fn is_error(&self, status: u16, code: &str) -> Value {

@@ -23,7 +23,7 @@ pub const MAX_PARKED_POLLS: usize = 20_000;
 /// When the server stops, parked polls are answered within this, spread evenly.
 const STOP_SPREAD: Duration = Duration::from_secs(3);
 /// A poll that does not wait is answered by the pump within one look; this is only a safeguard.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The polls' side of the pump.
 #[derive(Debug)]

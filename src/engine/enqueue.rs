@@ -20,8 +20,8 @@ pub use crate::store::enqueue::{NewJob, Start, StoredJob};
 /// Stores the jobs of one request, all or none, and answers in their order.
 ///
 /// # Errors
-/// [`Error::Invalid`] when a `run_at` lies too far ahead. Nothing is stored then. See
-/// [`super::coalesce::Coalescer::submit`] for the rest.
+/// [`Error::Invalid`] when a `run_at` lies too far ahead, and [`Error::Overloaded`] when too much
+/// waits already: nothing is stored. [`Error::Unavailable`] when the store did not answer.
 pub async fn enqueue(engine: &Engine, jobs: Arc<[NewJob]>) -> Result<Vec<StoredJob>, Error> {
     engine.enqueues.submit(jobs).await
 }

@@ -22,7 +22,8 @@ use std::{
     },
 };
 
-use tokio::sync::mpsc;
+use metrics::counter;
+use tokio::{sync::mpsc, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
 
 use self::{
@@ -31,6 +32,7 @@ use self::{
 };
 use crate::{
     store::{self, pools::Pools},
+    telemetry,
     wake::{self, Wake},
 };
 
@@ -62,6 +64,16 @@ impl Deref for Engine {
     }
 }
 
+/// A node without its pump hands out nothing: it stops, so that another takes its place.
+async fn outlive(pump: JoinHandle<()>, stopping: CancellationToken) {
+    if let Err(panic) = pump.await {
+        counter!(telemetry::PANICS).increment(1);
+        let error = &panic as &dyn std::error::Error;
+        tracing::error!(error, "the claim pump panicked: this node stops");
+        stopping.cancel();
+    }
+}
+
 /// Settled rows after which the hot table is vacuumed.
 const VACUUM_AFTER_ROWS: u64 = 20_000;
 
@@ -73,7 +85,8 @@ impl Engine {
         let settled = Arc::new(AtomicU64::new(0));
         let (messages, inbox) = mpsc::unbounded_channel();
         let endings = Coalescer::start(Endings { pool: pools.settle.clone(), wake: wake.clone() });
-        tokio::spawn(pump::run(pools.claim.clone(), endings.clone(), inbox, arrivals));
+        let pump = tokio::spawn(pump::run(pools.claim.clone(), endings.clone(), inbox, arrivals));
+        tokio::spawn(outlive(pump, stopping.clone()));
         Self(Arc::new(Inner {
             enqueues: Coalescer::start(Enqueues {
                 pool: pools.enqueue.clone(),

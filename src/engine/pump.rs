@@ -6,10 +6,12 @@
 
 use std::{
     collections::{BTreeSet, HashMap},
+    panic::AssertUnwindSafe,
     sync::Arc,
     time::{Duration, Instant},
 };
 
+use futures_util::FutureExt;
 use metrics::{counter, histogram};
 use sqlx::{PgConnection, PgPool, Postgres, pool::PoolConnection};
 use tokio::{
@@ -237,7 +239,16 @@ impl Pump {
             if looks.is_empty() {
                 return;
             }
-            flights.spawn(claim(self.pool.clone(), self.idle.pop(), looks));
+            let failed: Vec<_> =
+                looks.iter().map(|it| Landed { look: it.clone(), found: None }).collect();
+            let claim = claim(self.pool.clone(), self.idle.pop(), looks);
+            flights.spawn(async move {
+                // A claim that panics must land all the same, or its polls would wait for ever.
+                AssertUnwindSafe(claim).catch_unwind().await.unwrap_or_else(|_| {
+                    counter!(telemetry::PANICS).increment(1);
+                    Flight { conn: None, landed: failed }
+                })
+            });
         }
     }
 

@@ -2,7 +2,10 @@
 
 use axum::{
     Json,
-    http::{HeaderValue, StatusCode, header::RETRY_AFTER},
+    http::{
+        HeaderValue, StatusCode,
+        header::{RETRY_AFTER, WWW_AUTHENTICATE},
+    },
     response::{IntoResponse, Response},
 };
 use serde::Serialize;
@@ -169,6 +172,9 @@ pub fn render(error: &Error, request_id: &str, mut response: Response) -> Respon
         response.headers_mut().insert(name, value.clone());
     }
     *response.body_mut() = body;
+    if matches!(error, Error::Unauthorized) {
+        response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+    }
     let is_worth_a_retry =
         matches!(error, Error::Overloaded | Error::Unavailable(_) | Error::NotReady(_));
     if is_worth_a_retry {

@@ -55,31 +55,37 @@ pub struct NodeArgs {
     pub pools: PoolArgs,
 }
 
+const SETTLE_CONNECTIONS: u32 = 8;
+const CLAIM_CONNECTIONS: u32 = 6;
+const ENQUEUE_CONNECTIONS: u32 = 4;
+const READ_CONNECTIONS: u32 = 4;
+const BACKGROUND_CONNECTIONS: u32 = 3;
+
 /// Connections of each pool. They are apart so that reads can never starve acks.
 #[derive(Debug, Clone, Copy, Args)]
 pub struct PoolArgs {
     /// Connections for acks and heartbeats
-    #[arg(long, env = "FENCEPOST_SETTLE_CONNECTIONS", default_value_t = 6, value_name = "N",
+    #[arg(long, env = "FENCEPOST_SETTLE_CONNECTIONS", default_value_t = SETTLE_CONNECTIONS, value_name = "N",
           value_parser = clap::value_parser!(u32).range(2..=100))]
     pub settle_connections: u32,
 
     /// Connections for handing out jobs
-    #[arg(long, env = "FENCEPOST_CLAIM_CONNECTIONS", default_value_t = 5, value_name = "N",
+    #[arg(long, env = "FENCEPOST_CLAIM_CONNECTIONS", default_value_t = CLAIM_CONNECTIONS, value_name = "N",
           value_parser = clap::value_parser!(u32).range(2..=100))]
     pub claim_connections: u32,
 
     /// Connections for enqueues
-    #[arg(long, env = "FENCEPOST_ENQUEUE_CONNECTIONS", default_value_t = 4, value_name = "N",
+    #[arg(long, env = "FENCEPOST_ENQUEUE_CONNECTIONS", default_value_t = ENQUEUE_CONNECTIONS, value_name = "N",
           value_parser = clap::value_parser!(u32).range(2..=100))]
     pub enqueue_connections: u32,
 
     /// Connections for reads
-    #[arg(long, env = "FENCEPOST_READ_CONNECTIONS", default_value_t = 4, value_name = "N",
+    #[arg(long, env = "FENCEPOST_READ_CONNECTIONS", default_value_t = READ_CONNECTIONS, value_name = "N",
           value_parser = clap::value_parser!(u32).range(1..=100))]
     pub read_connections: u32,
 
     /// Connections for background work
-    #[arg(long, env = "FENCEPOST_BACKGROUND_CONNECTIONS", default_value_t = 3, value_name = "N",
+    #[arg(long, env = "FENCEPOST_BACKGROUND_CONNECTIONS", default_value_t = BACKGROUND_CONNECTIONS, value_name = "N",
           value_parser = clap::value_parser!(u32).range(2..=100))]
     pub background_connections: u32,
 }
@@ -87,11 +93,11 @@ pub struct PoolArgs {
 impl Default for PoolArgs {
     fn default() -> Self {
         Self {
-            settle_connections: 6,
-            claim_connections: 5,
-            enqueue_connections: 4,
-            read_connections: 4,
-            background_connections: 3,
+            settle_connections: SETTLE_CONNECTIONS,
+            claim_connections: CLAIM_CONNECTIONS,
+            enqueue_connections: ENQUEUE_CONNECTIONS,
+            read_connections: READ_CONNECTIONS,
+            background_connections: BACKGROUND_CONNECTIONS,
         }
     }
 }

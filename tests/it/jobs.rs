@@ -131,7 +131,9 @@ fn a_batch_with_one_bad_job_stores_nothing_and_names_it() {
         };
         post(json!({"job_type": "b", "priority": 101})).await.refuses("jobs[1].priority");
         post(json!({"job_type": "b", "oops": 1})).await.refuses("jobs[1].oops");
-        post(json!({"job_type": "b", "run_at": "2999-01-01T00:00:00Z"})).await.refuses("run_at");
+        post(json!({"job_type": "b", "run_at": "2999-01-01T00:00:00Z"}))
+            .await
+            .refuses("jobs[1].run_at");
         let large = "x".repeat(256 * 1024);
         let error = post(json!({"job_type": "b", "payload": large})).await;
         assert_eq!(

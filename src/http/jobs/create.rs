@@ -194,10 +194,25 @@ pub async fn create_batch(
     }
     check.finish()?;
     let jobs: Arc<[NewJob]> = jobs.into();
-    let stored = enqueue::enqueue(&app.engine, Arc::clone(&jobs)).await?;
+    let stored = enqueue::enqueue(&app.engine, Arc::clone(&jobs)).await;
+    let stored = stored.map_err(|error| name_the_latest(error, &jobs))?;
     let jobs = jobs.iter().zip(&stored).map(|(job, stored)| Job::stored(job, stored));
     let jobs = jobs.collect::<Result<_, _>>()?;
     Ok((StatusCode::CREATED, Reply(EnqueueBatchReply { jobs })))
+}
+
+/// Only the database's clock can say that a `run_at` lies too far ahead, and it looks at the latest of
+/// a request.
+fn name_the_latest(error: Error, jobs: &[NewJob]) -> Error {
+    let Error::Invalid(mut fields) = error else { return error };
+    let starts = jobs.iter().enumerate().filter_map(|(index, job)| match job.start {
+        Start::At(run_at) => Some((run_at, index)),
+        Start::After(_) => None,
+    });
+    if let (Some((_, index)), Some(field)) = (starts.max(), fields.first_mut()) {
+        field.field = format!("jobs[{index}].{}", field.field);
+    }
+    Error::Invalid(fields)
 }
 
 /// A header that promises to store a job once must not be ignored.

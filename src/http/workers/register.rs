@@ -36,10 +36,10 @@ pub struct RegisterRequest {
     #[schema(max_items = 500)]
     job_types: Vec<String>,
     /// Its machine.
-    #[schema(max_length = 200)]
+    #[schema(min_length = 1, max_length = 200)]
     hostname: Option<String>,
     /// Its client's version.
-    #[schema(max_length = 200)]
+    #[schema(min_length = 1, max_length = 200)]
     sdk_version: Option<String>,
     /// Jobs it runs at a time. Default: 10.
     #[schema(minimum = 1, maximum = 10_000)]

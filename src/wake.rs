@@ -86,10 +86,20 @@ impl Arrivals {
     /// The next hint; none when every [`Wake`] is gone.
     pub async fn next(&mut self) -> Option<Hint> {
         let arrived = self.receiver.recv().await?;
+        Some(self.hint(arrived))
+    }
+
+    /// The next hint, if there is one already.
+    pub fn try_next(&mut self) -> Option<Hint> {
+        let arrived = self.receiver.try_recv().ok()?;
+        Some(self.hint(arrived))
+    }
+
+    fn hint(&self, arrived: Vec<Arrival>) -> Hint {
         if self.overflow.swap(false, Ordering::AcqRel) {
-            return Some(Hint::Everywhere);
+            return Hint::Everywhere;
         }
-        Some(Hint::Arrived(arrived))
+        Hint::Arrived(arrived)
     }
 }
 

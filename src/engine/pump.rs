@@ -45,6 +45,8 @@ const MAX_FLIGHTS: usize = 3;
 const FALLBACK_PERIOD: Duration = Duration::from_secs(2);
 /// Queues of one fallback look.
 const MAX_FALLBACK_QUEUES: usize = 500;
+/// Messages and hints that are heard before the next claim.
+const MAX_DRAINED: usize = 1_000;
 /// After a failed claim the pump rests, so that a dead store is not hammered.
 const FAILURE_PAUSE: Duration = Duration::from_millis(500);
 
@@ -117,10 +119,7 @@ pub(super) async fn run(
                 Some(message) => pump.receive(message),
                 None => return,
             },
-            Some(hint) = arrivals.next() => match hint {
-                Hint::Arrived(arrived) => pump.lanes.arrived(&arrived),
-                Hint::Everywhere => pump.lanes.distrust(None),
-            },
+            Some(hint) = arrivals.next() => pump.hear(&hint),
             Some(flight) = flights.join_next() => pump.land(flight.unwrap_or_default()),
             Some(found) = fallbacks.join_next() => {
                 for queue in found.unwrap_or_default() {
@@ -138,6 +137,15 @@ pub(super) async fn run(
             () = async { tokio::time::sleep_until(rest.unwrap_or_else(tokio::time::Instant::now)).await },
                 if rest.is_some() => pump.resting_until = None,
         }
+        // Whoever else is there already shares the next claim.
+        for _ in 0..MAX_DRAINED {
+            let (message, hint) = (messages.try_recv().ok(), arrivals.try_next());
+            if message.is_none() && hint.is_none() {
+                break;
+            }
+            message.into_iter().for_each(|it| pump.receive(it));
+            hint.into_iter().for_each(|it| pump.hear(&it));
+        }
         pump.take_off(&mut flights);
         pump.answer_the_impatient();
     }
@@ -154,6 +162,13 @@ impl Pump {
             }
             Message::Leave(id) => self.answer(id, Vec::new()),
             Message::GiveBack(jobs) => self.give_back(jobs),
+        }
+    }
+
+    fn hear(&mut self, hint: &Hint) {
+        match hint {
+            Hint::Arrived(arrived) => self.lanes.arrived(arrived),
+            Hint::Everywhere => self.lanes.distrust(None),
         }
     }
 

@@ -68,8 +68,8 @@ create table jobs (
     primary key (project_id, id),
     -- Few and short: each is read anew by every statement that writes the table.
     check ((state = 'processing') = (lease_expires_at is not null)),
-    check ((lease_id is null) = (lease_expires_at is null)),
-    check ((worker_id is null) = (lease_expires_at is null)),
+    check (num_nonnulls(lease_id, worker_id, claimed_at, lease_seconds, lease_expires_at) in (0, 5)),
+    check (poll_id is null or lease_expires_at is not null),
     check ((state = 'dead_letter') = (completed_at is not null)),
     check (failures <= attempt)
 ) with (
@@ -104,6 +104,7 @@ create table job_bodies (
     retry jsonb,
     -- Null: none.
     tags jsonb,
+    -- The trace that the job belongs to, as its producer sent it.
     traceparent text,
     primary key (project_id, job_id)
 );

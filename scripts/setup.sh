@@ -4,12 +4,17 @@
 set -eu
 
 MIN_POSTGRES=15
+MIN_RUST_MINOR=94
 
 say() { printf 'setup: %s\n' "$*"; }
 fail() { printf 'setup: %s\n' "$*" >&2; exit 1; }
 
 command -v cargo >/dev/null 2>&1 ||
     fail "Rust is missing. Install it from https://rustup.rs and try again."
+
+rust=$(cargo --version | sed 's/cargo 1\.\([0-9]*\).*/\1/')
+[ "$rust" -ge "$MIN_RUST_MINOR" ] 2>/dev/null ||
+    fail "Rust 1.$MIN_RUST_MINOR or newer is needed, this is $(cargo --version). Run: rustup update"
 
 # The newest PostgreSQL whose server is installed; empty when there is none.
 postgres_version() {
@@ -51,5 +56,6 @@ as_root apt-get update -q >/dev/null || say "apt-get update failed; trying with 
 as_root $command >/dev/null || fail "that failed. Run it by hand: apt-get update && $command"
 have=$(postgres_version)
 [ -n "$have" ] && [ "$have" -ge "$MIN_POSTGRES" ] ||
-    fail "this system's packages have PostgreSQL ${have:-none}, and $MIN_POSTGRES or newer is needed: see https://www.postgresql.org/download/"
+    fail "this system's packages have PostgreSQL ${have:-none}, and $MIN_POSTGRES or newer is needed. As root, run:
+  apt-get install -y postgresql-common && /usr/share/postgresql-common/pgdg/apt.postgresql.org.sh -y && apt-get install -y postgresql-17"
 say "done"

@@ -58,7 +58,7 @@ impl App {
             return Ok(known);
         }
         let look_up = async {
-            let mut conn = self.engine.pools.settle.acquire().await?;
+            let mut conn = self.engine.pools.keys.acquire().await?;
             let owner = store::keys::find_by_secret(&mut conn, &hash).await?;
             Ok::<_, sqlx::Error>(owner.map(Arc::new))
         };

@@ -9,7 +9,13 @@ use clap::Args;
 #[derive(Debug, Clone, Args)]
 pub struct DatabaseArgs {
     /// PostgreSQL to use, as postgres://user:password@host/database
-    #[arg(long, env = "FENCEPOST_DATABASE_URL", hide_env_values = true, value_name = "URL")]
+    #[arg(
+        long,
+        env = "FENCEPOST_DATABASE_URL",
+        hide_env_values = true,
+        value_name = "URL",
+        global = true
+    )]
     pub database_url: Option<String>,
 }
 
@@ -58,6 +64,7 @@ pub struct NodeArgs {
 const SETTLE_CONNECTIONS: u32 = 8;
 const CLAIM_CONNECTIONS: u32 = 6;
 const ENQUEUE_CONNECTIONS: u32 = 4;
+const KEY_CONNECTIONS: u32 = 2;
 const READ_CONNECTIONS: u32 = 4;
 const BACKGROUND_CONNECTIONS: u32 = 3;
 
@@ -79,6 +86,11 @@ pub struct PoolArgs {
           value_parser = clap::value_parser!(u32).range(2..=100))]
     pub enqueue_connections: u32,
 
+    /// Connections for looking up API keys
+    #[arg(long, env = "FENCEPOST_KEY_CONNECTIONS", default_value_t = KEY_CONNECTIONS, value_name = "N",
+          value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub key_connections: u32,
+
     /// Connections for reads
     #[arg(long, env = "FENCEPOST_READ_CONNECTIONS", default_value_t = READ_CONNECTIONS, value_name = "N",
           value_parser = clap::value_parser!(u32).range(1..=100))]
@@ -96,6 +108,7 @@ impl Default for PoolArgs {
             settle_connections: SETTLE_CONNECTIONS,
             claim_connections: CLAIM_CONNECTIONS,
             enqueue_connections: ENQUEUE_CONNECTIONS,
+            key_connections: KEY_CONNECTIONS,
             read_connections: READ_CONNECTIONS,
             background_connections: BACKGROUND_CONNECTIONS,
         }

@@ -34,7 +34,7 @@ pub enum Error {
     Invalid(Vec<FieldError>),
 
     /// No key, a malformed one, an unknown one or a revoked one: all look the same.
-    #[error("a valid API key is needed")]
+    #[error("a valid API key is needed: `Authorization: Bearer fp_live_…`")]
     Unauthorized,
 
     /// No such route.
@@ -96,6 +96,10 @@ pub enum Error {
     /// The store did not answer. The caller may repeat the request after a pause.
     #[error("temporarily unavailable")]
     Unavailable(#[source] Arc<sqlx::Error>),
+
+    /// The connection was lost in the middle, and nobody knows whether it was done.
+    #[error("the outcome is unknown: look before you try again")]
+    InDoubt,
 
     /// This node does not serve now: it is stopping, or its schema is too old.
     #[error("{0}")]

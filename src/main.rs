@@ -1,11 +1,22 @@
 //! The `fencepost` binary.
 
+use std::process::ExitCode;
+
 use fencepost::cli::Cli;
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 #[tokio::main]
-async fn main() -> anyhow::Result<()> {
-    Cli::read().run().await
+async fn main() -> ExitCode {
+    // Twenty thousand parked polls need as many descriptors, and systems give a thousand.
+    let _ = rlimit::increase_nofile_limit(u64::MAX);
+    match Cli::read().run().await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            // For a person at a terminal: what went wrong and why, not where in the program.
+            eprintln!("fencepost: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
 }

@@ -19,6 +19,9 @@ use crate::{
 /// Requests under way may finish within this once the node stops.
 pub const DRAIN_TIMEOUT: Duration = Duration::from_secs(25);
 
+/// Closing the database's connections may take this long; then the process ends without.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
+
 /// What a node serves from.
 pub struct Node {
     /// The API's listener.
@@ -29,18 +32,23 @@ pub struct Node {
     pub database_url: String,
     /// How many connections each kind of work may have.
     pub pools: PoolArgs,
+    /// How long new connections are still accepted once the node stops, so that load balancers see
+    /// that it is not ready before it is gone.
+    pub linger: Duration,
 }
 
 /// Serves until `stop` is cancelled; then drains and returns.
 ///
 /// The way down: `readyz` answers 503, parked polls are answered empty over three seconds, the
-/// loops end their batch, requests under way finish within [`DRAIN_TIMEOUT`].
+/// loops end their batch, after `linger` no connection is accepted any more, requests under way
+/// finish within [`DRAIN_TIMEOUT`].
 ///
 /// # Errors
-/// When the database cannot be reached at the start, or was not migrated.
+/// When the database cannot be reached at the start, or was not migrated; or when the node stopped
+/// because a part of it has failed for good.
 pub async fn serve(node: Node, stop: CancellationToken) -> anyhow::Result<()> {
-    let Node { api, operator, database_url, pools } = node;
-    let pools = Pools::new(&database_url, pools)?;
+    let Node { api, operator, database_url, pools, linger } = node;
+    let pools = Pools::new(&database_url, pools).context("the database's URL cannot be read")?;
     let cursor_key = {
         let mut conn = pools.read.acquire().await.context("the database does not answer")?;
         store::projects::cursor_key(&mut conn)
@@ -51,29 +59,42 @@ pub async fn serve(node: Node, stop: CancellationToken) -> anyhow::Result<()> {
     let background = TaskTracker::new();
     loops::start(&engine, &stop, &background);
     background.close();
+    // The operator watches to the end.
+    let ended = CancellationToken::new();
     if let Some((listener, metrics)) = operator {
         let router = http::operator_router(metrics.clone());
-        let connections = TaskTracker::new();
-        tokio::spawn(http::server::run(listener, router, stop.clone(), connections));
-        tokio::spawn(upkeep(metrics, stop.clone()));
+        tokio::spawn(http::server::run(listener, router, ended.clone(), TaskTracker::new()));
+        tokio::spawn(upkeep(metrics, ended.clone()));
     }
+    let closing = CancellationToken::new();
+    tokio::spawn(close_later(stop, linger, closing.clone()));
     let connections = TaskTracker::new();
-    let router = http::router(App::new(engine, cursor_key));
-    http::server::run(api, router, stop.clone(), connections.clone()).await;
-    tracing::info!("stopping: answering parked polls and finishing requests");
+    let router = http::router(App::new(engine.clone(), cursor_key));
+    http::server::run(api, router, closing, connections.clone()).await;
     let drained = timeout(DRAIN_TIMEOUT, async {
         connections.wait().await;
         background.wait().await;
+        engine.tasks.close();
+        engine.tasks.wait().await;
     });
     if drained.await.is_err() {
         tracing::warn!(connections = connections.len(), "stopped with requests unfinished");
     }
-    pools.close().await;
+    ended.cancel();
+    let _ = timeout(CLOSE_TIMEOUT, pools.close()).await;
+    anyhow::ensure!(!engine.has_failed(), "a part of this node has failed");
     Ok(())
 }
 
-async fn upkeep(metrics: PrometheusHandle, stop: CancellationToken) {
-    while timeout(telemetry::UPKEEP_PERIOD, stop.cancelled()).await.is_err() {
+async fn close_later(stop: CancellationToken, linger: Duration, closing: CancellationToken) {
+    stop.cancelled().await;
+    tracing::info!("stopping: answering parked polls and finishing requests");
+    tokio::time::sleep(linger).await;
+    closing.cancel();
+}
+
+async fn upkeep(metrics: PrometheusHandle, ended: CancellationToken) {
+    while timeout(telemetry::UPKEEP_PERIOD, ended.cancelled()).await.is_err() {
         metrics.run_upkeep();
     }
 }

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use metrics::{Unit, describe_counter, describe_gauge, describe_histogram};
+use metrics::{Unit, counter, describe_counter, describe_gauge, describe_histogram};
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
 use tracing_subscriber::{EnvFilter, layer::SubscriberExt, util::SubscriberInitExt};
 
@@ -60,12 +60,12 @@ metrics_table! {
         "Scheduled or retried jobs that became due.";
     JOBS_GIVEN_BACK = "fencepost_jobs_given_back_total", Counter,
         "Jobs handed back because the polling client was gone.";
-    ACKS_REFUSED = "fencepost_acks_refused_total", Counter,
-        "Acks refused, by reason.";
+    FENCES_REFUSED = "fencepost_fences_refused_total", Counter,
+        "Acks and heartbeats refused by their fence, by reason.";
     LEASES_REARMED = "fencepost_leases_rearmed_total", Counter,
         "Leases given once more after a gap in which no node could reap.";
     PICKUP_SECONDS = "fencepost_job_pickup_seconds", Seconds,
-        "Time from when a job could run to when it was leased.";
+        "Time from when a job could first run to its first lease.";
     POLLS_PARKED = "fencepost_polls_parked", Gauge,
         "Polls that wait for a job.";
     BATCH_ITEMS = "fencepost_batch_items", BatchSize,
@@ -110,6 +110,7 @@ pub fn install_metrics() -> Result<PrometheusHandle, BuildError> {
         builder = builder.set_buckets_for_metric(Matcher::Full(metric.name.to_owned()), buckets)?;
     }
     let handle = builder.install_recorder()?;
+    show_from_zero();
     for metric in METRICS {
         match metric.kind {
             Kind::Counter => describe_counter!(metric.name, metric.help),
@@ -119,6 +120,31 @@ pub fn install_metrics() -> Result<PrometheusHandle, BuildError> {
         }
     }
     Ok(handle)
+}
+
+/// The kinds of batches, as metrics name them.
+const BATCH_KINDS: [&str; 6] = ["enqueue", "succeed", "end", "heartbeat", "repeat", "claim"];
+/// The background loops, as metrics name them.
+const LOOPS: [&str; 3] = ["reap", "promote", "vacuum"];
+
+/// What nobody hopes to see must be there all the same: a rate misses the first jump from nothing.
+fn show_from_zero() {
+    for metric in METRICS.iter().filter(|it| it.kind == Kind::Counter) {
+        match metric.name {
+            HTTP_REQUESTS | JOBS_SETTLED | FENCES_REFUSED => (),
+            SHED | STORE_ERRORS => {
+                for kind in BATCH_KINDS {
+                    counter!(metric.name, "kind" => kind).increment(0);
+                }
+            }
+            LOOP_ERRORS => {
+                for name in LOOPS {
+                    counter!(LOOP_ERRORS, "loop" => name).increment(0);
+                }
+            }
+            name => counter!(name).increment(0),
+        }
+    }
 }
 
 /// Sends logs to standard error: one JSON object a line.

@@ -36,8 +36,11 @@ impl Caller {
     pub async fn until_revoked(&self, app: &App) {
         loop {
             tokio::time::sleep(KEY_CACHE_TTL).await;
-            // A store that does not answer revokes nothing.
-            if matches!(app.key_owner(self.hash).await, Ok(None)) {
+            // In a task of its own: this wait may be dropped in the middle. A store that does not
+            // answer revokes nothing.
+            let (app, hash) = (app.clone(), self.hash);
+            let asked = tokio::spawn(async move { app.key_owner(hash).await });
+            if matches!(asked.await, Ok(Ok(None))) {
                 return;
             }
         }
@@ -85,7 +88,9 @@ fn presented_key(headers: &HeaderMap) -> Option<String> {
         }
         if scheme.eq_ignore_ascii_case("basic") {
             let decoded = String::from_utf8(BASE64_STANDARD.decode(rest).ok()?).ok()?;
-            return decoded.split_once(':').map(|(_, password)| password.to_owned());
+            // Some clients can only set a user.
+            let (user, password) = decoded.split_once(':')?;
+            return Some(if password.is_empty() { user } else { password }.to_owned());
         }
         return None;
     }

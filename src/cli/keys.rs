@@ -3,6 +3,7 @@
 use std::{io::Write, path::PathBuf};
 
 use anyhow::{Context, bail, ensure};
+use chrono::{DateTime, SecondsFormat, Utc};
 use clap::{Args, Subcommand};
 use sqlx::{ConnectOptions, PgConnection, postgres::PgConnectOptions};
 
@@ -69,12 +70,7 @@ enum Command {
 /// # Errors
 /// When the database does not answer, or there is no such project or key.
 pub async fn run(args: KeysArgs) -> anyhow::Result<()> {
-    let url = match (args.database.url(), args.data_dir) {
-        (Ok(url), None) => url,
-        (Err(_), data_dir) | (Ok(_), data_dir @ Some(_)) => {
-            Ready::of_running(data_dir).context("no database was given either")?.database_url
-        }
-    };
+    let url = database_url(&args)?;
     let options: PgConnectOptions = url.parse().context("the database's URL cannot be read")?;
     let mut conn = options.connect().await.context("the database does not answer")?;
     let mut out = std::io::stdout();
@@ -86,20 +82,25 @@ pub async fn run(args: KeysArgs) -> anyhow::Result<()> {
                 (None, Some(name)) => make_project(&mut conn, &name).await?,
                 (None, None) => bail!("give --project or --new-project"),
             };
-            let api_key = dev::create_key(&mut conn, &project, &name).await?;
+            let (id, api_key) = dev::create_key(&mut conn, &project, &name).await?;
             if quiet {
                 writeln!(out, "{api_key}")?;
             } else {
                 writeln!(out, "project  {} ({})", project.slug, project.public_id)?;
+                writeln!(out, "key id   {id}")?;
                 writeln!(out, "key      {api_key}\n\nIt is shown this once: keep it.")?;
             }
         }
         Command::List { project } => {
             let project = find(&mut conn, &project).await?;
+            writeln!(out, "{:<31} {:<17} {:<20} NAME, STATE", "KEY ID", "KEY", "CREATED")?;
+            let time = |it: DateTime<Utc>| it.to_rfc3339_opts(SecondsFormat::Secs, true);
             for key in store::keys::list(&mut conn, project.id, MAX_LISTED_KEYS).await? {
-                let state = key.revoked_at.map_or("live".to_owned(), |it| format!("revoked {it}"));
+                let state =
+                    key.revoked_at.map_or("live".to_owned(), |it| format!("revoked {}", time(it)));
                 let shown = format!("{}…{}", key.shown_prefix, key.shown_end);
-                writeln!(out, "{}  {shown}  {}  {}  {state}", key.id, key.created_at, key.name)?;
+                let (id, created) = (key.id.to_string(), time(key.created_at));
+                writeln!(out, "{id:<31} {shown:<17} {created:<20} {}, {state}", key.name)?;
             }
         }
         Command::Revoke { key_id, project } => {
@@ -111,6 +112,19 @@ pub async fn run(args: KeysArgs) -> anyhow::Result<()> {
         }
     }
     Ok(())
+}
+
+/// The database that was named; else that of a `dev` that runs here; else `DATABASE_URL`, which may be
+/// meant for something else.
+fn database_url(args: &KeysArgs) -> anyhow::Result<String> {
+    if let Some(url) = &args.database.database_url {
+        return Ok(url.clone());
+    }
+    match Ready::of_running(args.data_dir.clone()) {
+        Ok(ready) => Ok(ready.database_url),
+        Err(error) if args.data_dir.is_some() => Err(error),
+        Err(error) => args.database.url().with_context(|| format!("{error}")),
+    }
 }
 
 async fn find(conn: &mut PgConnection, project: &str) -> anyhow::Result<Project> {

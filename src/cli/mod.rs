@@ -3,7 +3,7 @@
 mod keys;
 mod stop;
 
-use std::io::Write;
+use std::{io::Write, time::Duration};
 
 use anyhow::Context;
 use clap::{Parser, Subcommand};
@@ -36,6 +36,10 @@ enum Command {
         database: DatabaseArgs,
         #[command(flatten)]
         node: NodeArgs,
+        /// How long to accept connections once told to stop, so that load balancers see it first
+        #[arg(long, env = "FENCEPOST_LINGER_SECONDS", default_value_t = 5, value_name = "N",
+              value_parser = clap::value_parser!(u64).range(0..=60))]
+        linger_seconds: u64,
     },
     /// Bring the database's schema up to this version
     Migrate {
@@ -68,9 +72,10 @@ impl Cli {
                 telemetry::install_logs(&args.node.log)?;
                 dev::run(args, stop::on_signal()?).await
             }
-            Command::Serve { database, node } => {
+            Command::Serve { database, node, linger_seconds } => {
                 telemetry::install_logs(&node.log)?;
-                let node = open(&database, node).await?;
+                let linger = Duration::from_secs(linger_seconds);
+                let node = open(&database, node, linger).await?;
                 serve::serve(node, stop::on_signal()?).await
             }
             Command::Migrate { database } => {
@@ -83,7 +88,8 @@ impl Cli {
     }
 }
 
-async fn open(database: &DatabaseArgs, node: NodeArgs) -> anyhow::Result<Node> {
+async fn open(database: &DatabaseArgs, node: NodeArgs, linger: Duration) -> anyhow::Result<Node> {
+    let database_url = database.url()?;
     let bind = async |address| {
         TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))
     };
@@ -97,7 +103,8 @@ async fn open(database: &DatabaseArgs, node: NodeArgs) -> anyhow::Result<Node> {
     Ok(Node {
         api,
         operator: Some((operator, telemetry::install_metrics()?)),
-        database_url: database.url()?,
+        database_url,
         pools: node.pools,
+        linger,
     })
 }

@@ -80,6 +80,14 @@ impl Cluster {
         format!("postgres://{OWNER}@localhost/{database}?host={}", self.socket_dir.display())
     }
 
+    /// Stops a cluster that outlived its parent, if there is one.
+    ///
+    /// # Errors
+    /// When no suitable PostgreSQL is installed, or it cannot be told to stop.
+    pub fn stop_leftover(dir: &Path) -> anyhow::Result<()> {
+        stop_leftover(&find_binaries()?, &Runner::for_this_user()?, dir)
+    }
+
     /// Fails when it has ended by itself.
     ///
     /// # Errors
@@ -121,8 +129,7 @@ impl Cluster {
 impl Drop for Cluster {
     /// Stops it: sessions are cut, what was committed stays.
     fn drop(&mut self) {
-        let pid = self.postmaster.id().to_string();
-        let _ = Command::new("kill").args(["-INT", &pid]).status();
+        let _ = signal("INT", &self.postmaster.id().to_string());
         let deadline = Instant::now() + STOP_TIMEOUT;
         while Instant::now() < deadline && matches!(self.postmaster.try_wait(), Ok(None)) {
             std::thread::sleep(LOOK_PERIOD);
@@ -300,7 +307,9 @@ fn init(binaries: &Path, runner: &Runner, dir: &Path) -> anyhow::Result<()> {
         .stdin(Stdio::null())
         .output()?;
     if !made.status.success() {
-        bail!("initdb failed:\n{}", String::from_utf8_lossy(&made.stderr));
+        let told = String::from_utf8_lossy(&made.stderr);
+        let place = dir.display();
+        bail!("initdb failed in {place}; can the database's user reach that folder?\n{told}");
     }
     fs::rename(&fresh, dir)?;
     Ok(())
@@ -308,13 +317,12 @@ fn init(binaries: &Path, runner: &Runner, dir: &Path) -> anyhow::Result<()> {
 
 /// A cluster that outlived its parent is stopped; one that is stopping already is waited for.
 fn stop_leftover(binaries: &Path, runner: &Runner, dir: &Path) -> anyhow::Result<()> {
-    let text = fs::read_to_string(dir.join("postmaster.pid")).unwrap_or_default();
+    let pid_file = dir.join("postmaster.pid");
+    let text = fs::read_to_string(&pid_file).unwrap_or_default();
     let Some(pid) = text.lines().next().map(str::trim).filter(|it| !it.is_empty()) else {
         return Ok(());
     };
-    let is_alive =
-        Command::new("kill").args(["-0", pid]).output().is_ok_and(|it| it.status.success());
-    if is_alive {
+    if is_postgres(pid) {
         let timeout = STOP_TIMEOUT.as_secs().to_string();
         runner
             .command(&binaries.join("pg_ctl"))
@@ -322,8 +330,28 @@ fn stop_leftover(binaries: &Path, runner: &Runner, dir: &Path) -> anyhow::Result
             .arg(dir)
             .args(["stop", "-m", "fast", "-w", "-t", &timeout])
             .output()?;
+    } else {
+        // The number belongs to nobody, or to somebody else by now.
+        fs::remove_file(&pid_file)?;
     }
     Ok(())
+}
+
+/// Whether the process of this number runs and is a PostgreSQL.
+fn is_postgres(pid: &str) -> bool {
+    if !signal("0", pid) {
+        return false;
+    }
+    // Where there is no /proc the number has to do.
+    fs::read(format!("/proc/{pid}/cmdline"))
+        .map_or(true, |it| String::from_utf8_lossy(&it).contains("postgres"))
+}
+
+/// Sends a signal and says whether it arrived. Through the shell, whose `kill` is always there.
+fn signal(name: &str, pid: &str) -> bool {
+    let mut command = Command::new("sh");
+    command.args(["-c", "kill -\"$0\" \"$1\" 2>/dev/null", name, pid]);
+    command.status().is_ok_and(|it| it.success())
 }
 
 /// Short, because a socket's path is at most 107 bytes long.

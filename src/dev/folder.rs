@@ -81,7 +81,11 @@ impl Folder {
         let dir = dir.canonicalize()?;
         let lock = File::create(dir.join(LOCK_FILE))?;
         match lock.try_lock() {
-            Ok(()) => Ok(Self { dir, _lock: lock }),
+            Ok(()) => {
+                let this = Self { dir, _lock: lock };
+                this.sweep();
+                Ok(this)
+            }
             Err(TryLockError::WouldBlock) => {
                 let running = fs::read_to_string(dir.join(READY_FILE)).ok();
                 let running = running.and_then(|it| serde_json::from_str::<Ready>(&it).ok());
@@ -89,12 +93,23 @@ impl Folder {
                     format!("It is process {} at {}.", it.pid, it.url)
                 });
                 bail!(
-                    "another `fencepost dev` runs in {}. {who} Stop it, or choose another folder with --data-dir",
+                    "another `fencepost dev` runs in {}. {who} Stop it, or choose another folder with --data-dir, and other addresses with --listen and --metrics-listen",
                     dir.display()
                 )
             }
             Err(TryLockError::Error(error)) => Err(error.into()),
         }
+    }
+
+    /// Removes what a `dev` that was killed left behind.
+    fn sweep(&self) {
+        let left = fs::read_to_string(self.dir.join(READY_FILE)).ok();
+        let left = left.and_then(|it| serde_json::from_str::<Ready>(&it).ok());
+        let socket_dir = left.as_ref().and_then(|it| it.database_url.split_once("?host="));
+        if let Some((_, socket_dir)) = socket_dir {
+            let _ = fs::remove_dir_all(socket_dir);
+        }
+        self.forget_ready();
     }
 
     /// Where the folder is.

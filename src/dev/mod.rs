@@ -42,7 +42,7 @@ pub struct DevArgs {
     #[arg(long, env = "FENCEPOST_DATA_DIR", value_name = "DIR")]
     pub data_dir: Option<PathBuf>,
 
-    /// Throw all data of an earlier run away first
+    /// Throw all data of an earlier run away first, and its key
     #[arg(long)]
     pub reset: bool,
 
@@ -57,7 +57,11 @@ pub struct DevArgs {
 /// When another `dev` runs in the folder, an address is taken, or PostgreSQL cannot be started.
 pub async fn run(args: DevArgs, stop: CancellationToken) -> anyhow::Result<()> {
     let folder = Folder::claim(args.data_dir)?;
+    if let Some(path) = &args.ready_file {
+        let _ = std::fs::remove_file(path);
+    }
     if args.reset {
+        Cluster::stop_leftover(&folder.cluster_dir())?;
         folder.reset()?;
     }
     let api = listen(args.node.listen, "--listen").await?;
@@ -81,6 +85,7 @@ pub async fn run(args: DevArgs, stop: CancellationToken) -> anyhow::Result<()> {
         operator: Some((operator, telemetry::install_metrics()?)),
         database_url,
         pools: args.node.pools,
+        linger: Duration::ZERO,
     };
     folder.write_ready(&ready)?;
     if let Some(path) = &args.ready_file {
@@ -137,12 +142,12 @@ async fn demo_project(database_url: &str, folder: &Folder) -> anyhow::Result<(Pr
             return Ok((project, api_key));
         }
     }
-    let api_key = create_key(&mut conn, &project, KEY_NAME).await?;
+    let (_, api_key) = create_key(&mut conn, &project, KEY_NAME).await?;
     folder.write_key(&api_key)?;
     Ok((project, api_key))
 }
 
-/// Makes a key for a project and answers with it: it is not kept.
+/// Makes a key for a project and answers with its id and with the key itself, which is not kept.
 ///
 /// # Errors
 /// When the store does not answer, or the project has as many keys as it may.
@@ -150,7 +155,7 @@ pub async fn create_key(
     conn: &mut PgConnection,
     project: &Project,
     name: &str,
-) -> anyhow::Result<String> {
+) -> anyhow::Result<(KeyId, String)> {
     let api_key = key::generate();
     let (shown_prefix, shown_end) = key::shown_parts(&api_key);
     let listed = ListedKey {
@@ -169,5 +174,5 @@ pub async fn create_key(
         "the project has {} live keys: revoke one first",
         limits::MAX_LIVE_KEYS
     );
-    Ok(api_key)
+    Ok((listed.id, api_key))
 }

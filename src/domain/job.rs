@@ -135,6 +135,21 @@ pub enum Outcome {
     Cancelled,
 }
 
+impl Outcome {
+    /// The word that users see.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Succeeded => "succeeded",
+            Self::Failed => "failed",
+            Self::Timeout => "timeout",
+            Self::LeaseExpired => "lease_expired",
+            Self::Released => "released",
+            Self::Cancelled => "cancelled",
+        }
+    }
+}
+
 /// The end of an attempt that did not succeed, as its cause reported it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Ending<'a> {

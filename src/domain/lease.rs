@@ -15,7 +15,7 @@ const MIN_TIMEOUT_THIRD_SECONDS: i32 = 10;
 
 /// How often a worker should send a heartbeat, in seconds.
 ///
-/// A third of the lease, so that two may get lost; never more often than the job's timeout asks for.
+/// A third of the lease, so that two may get lost; and at least as often as a third of the timeout.
 ///
 /// ```
 /// # use fencepost::domain::lease::heartbeat_interval_seconds;
@@ -52,7 +52,9 @@ pub struct Holder {
 }
 
 impl Fence {
-    fn names_an_attempt(&self) -> bool {
+    /// Whether it can be told from the fence of another attempt by the same worker.
+    #[must_use]
+    pub fn names_an_attempt(&self) -> bool {
         self.attempt.is_some() || self.lease_id.is_some()
     }
 

@@ -93,18 +93,19 @@ impl ErrorReport {
     pub fn bounded(kind: Option<&str>, message: Option<&str>, stack_trace: Option<&str>) -> Self {
         let mut left = limits::MAX_ERROR_BYTES;
         let mut truncated = false;
-        let mut keep = |text: Option<&str>, max_bytes: usize| {
+        let mut keep = |text: Option<&str>, max_chars: usize| {
             text.map(|text| {
                 let clean = printable(text);
-                let kept = cut(&clean, left.min(max_bytes)).to_owned();
+                let end = clean.char_indices().nth(max_chars).map_or(clean.len(), |(at, _)| at);
+                let kept = cut(&clean, left.min(end)).to_owned();
                 left -= kept.len();
                 truncated |= kept.len() < clean.len();
                 kept
             })
         };
         let kind = keep(kind, limits::MAX_ERROR_TYPE_CHARS);
-        let message = keep(message, limits::MAX_ERROR_BYTES);
-        let stack_trace = keep(stack_trace, limits::MAX_ERROR_BYTES);
+        let message = keep(message, usize::MAX);
+        let stack_trace = keep(stack_trace, usize::MAX);
         Self { kind, message, stack_trace, truncated }
     }
 }

@@ -17,6 +17,7 @@ use metrics::{counter, histogram};
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot},
     task::JoinSet,
+    time::timeout,
 };
 
 use crate::{
@@ -35,6 +36,8 @@ const MAX_BATCH_BYTES: usize = 4 * 1024 * 1024;
 const MAX_WAITING_KIB: usize = 64 * 1024;
 /// How often a batch is tried that lost a deadlock or its connection.
 const MAX_TRIES: u32 = 3;
+/// A batch that is not done by then is given up: its peer may be gone without a word.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(15);
 /// The pause before such a batch is tried again, at the most, in milliseconds.
 const MAX_RETRY_PAUSE_MS: u64 = 50;
 
@@ -123,7 +126,8 @@ impl<B: Batch> Coalescer<B> {
         let (answer, answered) = oneshot::channel();
         let entry = Entry { item, answer, _room: room };
         self.entries.send(entry).map_err(|_| Error::NotReady("the node is stopping"))?;
-        answered.await.map_err(|_| Error::NotReady("the node is stopping"))?
+        // No answer: the batch panicked.
+        answered.await.map_err(Error::internal)?
     }
 }
 
@@ -147,6 +151,14 @@ impl<B: Batch> Intake<B> {
             }
         }
         true
+    }
+
+    /// Answers everybody who waits with an error: nothing of theirs is written.
+    fn refuse_all(&mut self, error: &Error) {
+        while let Some(entry) = self.held_over.pop_front().or_else(|| self.receiver.try_recv().ok())
+        {
+            let _ = entry.answer.send(Err(error.clone()));
+        }
     }
 
     /// Everything that waits, up to the bounds of one batch.
@@ -179,7 +191,7 @@ impl<B: Batch> Intake<B> {
 /// Cuts a batch whenever the last one is done, and keeps its connection from batch to batch while
 /// there is something to write.
 async fn run<B: Batch>(batch: Arc<B>, mut intake: Intake<B>) {
-    let mut flights: JoinSet<Option<B::Connection>> = JoinSet::new();
+    let mut flights: JoinSet<Landed<B>> = JoinSet::new();
     let mut idle = Vec::new();
     loop {
         let is_busy = !flights.is_empty();
@@ -196,7 +208,12 @@ async fn run<B: Batch>(batch: Arc<B>, mut intake: Intake<B>) {
         }
         tokio::select! {
             Some(landed) = flights.join_next() => match landed {
-                Ok(conn) => idle.extend(conn),
+                Ok(Landed { conn, is_away }) => {
+                    idle.extend(conn);
+                    if let Some(error) = is_away {
+                        intake.refuse_all(&error);
+                    }
+                }
                 Err(_) => counter!(telemetry::PANICS).increment(1),
             },
             is_open = intake.wait(), if !is_busy => if !is_open { return },
@@ -204,24 +221,35 @@ async fn run<B: Batch>(batch: Arc<B>, mut intake: Intake<B>) {
     }
 }
 
-/// Writes one batch and answers its callers; gives back the connection when it is still good.
+/// A batch that is done.
+struct Landed<B: Batch> {
+    /// When it is still good.
+    conn: Option<B::Connection>,
+    /// No connection was to be had: whoever waits would wait in vain.
+    is_away: Option<Error>,
+}
+
+/// Writes one batch and answers its callers.
 async fn write<B: Batch>(
     batch: Arc<B>,
     mut conn: Option<B::Connection>,
     entries: Vec<Entry<B>>,
-) -> Option<B::Connection> {
+) -> Landed<B> {
     let (mut items, mut callers) = (Vec::new(), Vec::new());
     for Entry { item, answer, _room } in entries {
         items.push(item);
         callers.push((answer, _room));
     }
+    let mut is_away = None;
     let answers = match flush(&*batch, &mut conn, &items).await {
         Ok(answers) => answers,
         Err(error) if items.len() > 1 && is_faulty_statement(&error) => {
             flush_one_by_one(&*batch, &mut conn, &items).await
         }
         Err(error) => {
+            let has_no_connection = matches!(error, sqlx::Error::PoolTimedOut);
             let error = Error::from(error);
+            is_away = Some(error.clone()).filter(|_| has_no_connection);
             items.iter().map(|_| Err(error.clone())).collect()
         }
     };
@@ -230,7 +258,7 @@ async fn write<B: Batch>(
         // A caller that is gone wants no answer; what it asked for is written.
         let _ = caller.send(answer);
     }
-    conn
+    Landed { conn, is_away }
 }
 
 /// One bad item must not harm the others.
@@ -242,7 +270,7 @@ async fn flush_one_by_one<B: Batch>(
     let mut answers = Vec::with_capacity(items.len());
     for item in items {
         let answer = match flush(batch, conn, std::slice::from_ref(item)).await {
-            Ok(mut alone) => alone.pop().unwrap_or(Err(Error::Overloaded)),
+            Ok(mut alone) => alone.pop().unwrap_or(Err(Error::InDoubt)),
             Err(error) => Err(error.into()),
         };
         answers.push(answer);
@@ -257,10 +285,12 @@ async fn flush<B: Batch>(
     items: &[B::Item],
 ) -> sqlx::Result<Vec<Result<B::Answer, Error>>> {
     let started = Instant::now();
-    let mut tries = 1;
+    let (mut tries, mut is_in_doubt) = (1, false);
     let flushed = loop {
-        let flushed = flush_once(batch, conn, items, tries > 1).await;
+        let flushing = flush_once(batch, conn, items, is_in_doubt);
+        let flushed = timeout(FLUSH_TIMEOUT, flushing).await.unwrap_or_else(|_| Err(gave_up()));
         let Err(error) = flushed else { break flushed };
+        is_in_doubt |= leaves_doubt(&error);
         counter!(telemetry::STORE_ERRORS, "kind" => B::KIND).increment(1);
         if tries == MAX_TRIES || !is_worth_another_try(&error) {
             break Err(error);
@@ -291,10 +321,25 @@ async fn flush_once<B: Batch>(
     Ok(answers)
 }
 
-/// A lost connection leaves it open whether the commit was done; a deadlock or a lock that was not
-/// had in time does not. An empty pool has waited long enough.
+fn gave_up() -> sqlx::Error {
+    sqlx::Error::Io(std::io::ErrorKind::TimedOut.into())
+}
+
+/// Whether the commit may have been done. What PostgreSQL itself reports was not done, but for an id
+/// that is there already: then an earlier try was.
+fn leaves_doubt(error: &sqlx::Error) -> bool {
+    match error {
+        sqlx::Error::Database(it) => it.code().as_deref() == Some(UNIQUE_VIOLATION),
+        sqlx::Error::PoolTimedOut | sqlx::Error::PoolClosed => false,
+        _ => true,
+    }
+}
+
+const UNIQUE_VIOLATION: &str = "23505";
+
+/// A lost connection, a deadlock, or a lock that was not had in time. An empty pool has waited long
+/// enough.
 fn is_worth_another_try(error: &sqlx::Error) -> bool {
-    const UNIQUE_VIOLATION: &str = "23505";
     match error {
         sqlx::Error::PoolTimedOut | sqlx::Error::PoolClosed => false,
         // The commit in doubt may end while it is being looked up: then its rows are there now.

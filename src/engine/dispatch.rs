@@ -2,28 +2,34 @@
 //! the way.
 
 use std::{
-    collections::HashMap,
     future::Future,
     sync::atomic::{AtomicU64, AtomicUsize, Ordering},
     time::Duration,
 };
 
 use metrics::gauge;
-use sqlx::PgConnection;
-use tokio::sync::{mpsc, oneshot};
+use sqlx::{PgConnection, PgPool, Postgres, pool::PoolConnection};
+use tokio::{
+    sync::{mpsc, oneshot},
+    time::timeout,
+};
 
-use super::{Engine, lanes::WaiterId, pump::Message};
-use crate::{domain::text::ErrorReport, error::Error, store, telemetry};
+use super::{Engine, coalesce::Batch, lanes::WaiterId, pump::Message};
+use crate::{
+    error::Error,
+    store::{self, claims::PollKey},
+    telemetry,
+};
 
-pub use super::{lanes::Wish, pump::Handed};
+pub use super::{claim::Handed, lanes::Wish};
 pub use crate::store::claims::LeasedJob;
 
 /// Polls one node parks at a time.
 pub const MAX_PARKED_POLLS: usize = 20_000;
 /// When the server stops, parked polls are answered within this, spread evenly.
 const STOP_SPREAD: Duration = Duration::from_secs(3);
-/// A poll that does not wait is answered by the pump within one look; this is only a safeguard.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+/// A poll that wants its answer now gets it when the claim under way has landed, but not later.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The polls' side of the pump.
 #[derive(Debug)]
@@ -37,24 +43,19 @@ impl Parking {
     pub fn new(messages: mpsc::UnboundedSender<Message>) -> Self {
         Self { messages, next_id: AtomicU64::new(0), parked: AtomicUsize::new(0) }
     }
-
-    /// Polls that are parked now.
-    pub fn parked(&self) -> usize {
-        self.parked.load(Ordering::Relaxed)
-    }
 }
 
 /// A parked poll; leaves the pump when dropped.
 struct Parked<'a> {
     parking: &'a Parking,
     id: WaiterId,
-    answer: oneshot::Receiver<Vec<Handed>>,
+    answer: oneshot::Receiver<Option<Vec<Handed>>>,
 }
 
 impl<'a> Parked<'a> {
     fn park(parking: &'a Parking, wish: Wish, is_patient: bool) -> Result<Self, Error> {
         let parked = parking.parked.fetch_add(1, Ordering::Relaxed) + 1;
-        gauge!(telemetry::POLLS_PARKED).set(parked as f64);
+        gauge!(telemetry::POLLS_PARKED).increment(1);
         let id = parking.next_id.fetch_add(1, Ordering::Relaxed);
         let (sender, answer) = oneshot::channel();
         // From here on dropping it takes it out again, also on the error paths.
@@ -68,9 +69,13 @@ impl<'a> Parked<'a> {
     }
 
     /// Asks for the answer now. A claim that is under way for this poll is waited for.
-    async fn answer_now(&mut self) -> Vec<Handed> {
+    async fn answer_now(&mut self) -> Option<Vec<Handed>> {
         let _ = self.parking.messages.send(Message::Leave(self.id));
-        (&mut self.answer).await.unwrap_or_default()
+        // The answer stays in the channel, or goes back, when it comes later.
+        match timeout(ANSWER_TIMEOUT, &mut self.answer).await {
+            Ok(answer) => answer.unwrap_or(None),
+            Err(_) => None,
+        }
     }
 }
 
@@ -78,14 +83,14 @@ impl Drop for Parked<'_> {
     fn drop(&mut self) {
         self.answer.close();
         // What was sent before the close is still in the channel.
-        if let Ok(jobs) = self.answer.try_recv()
+        if let Ok(Some(jobs)) = self.answer.try_recv()
             && !jobs.is_empty()
         {
             let _ = self.parking.messages.send(Message::GiveBack(jobs));
         }
         let _ = self.parking.messages.send(Message::Leave(self.id));
-        let parked = self.parking.parked.fetch_sub(1, Ordering::Relaxed) - 1;
-        gauge!(telemetry::POLLS_PARKED).set(parked as f64);
+        self.parking.parked.fetch_sub(1, Ordering::Relaxed);
+        gauge!(telemetry::POLLS_PARKED).decrement(1);
     }
 }
 
@@ -93,7 +98,8 @@ impl Drop for Parked<'_> {
 /// with no failure counted.
 #[must_use]
 pub struct Delivery {
-    engine: Engine,
+    /// Who takes them back.
+    giver: Option<Engine>,
     jobs: Vec<Handed>,
 }
 
@@ -113,8 +119,8 @@ impl Delivery {
 impl Drop for Delivery {
     fn drop(&mut self) {
         let jobs = std::mem::take(&mut self.jobs);
-        if !jobs.is_empty() {
-            let _ = self.engine.parking.messages.send(Message::GiveBack(jobs));
+        if let Some(engine) = self.giver.as_ref().filter(|_| !jobs.is_empty()) {
+            let _ = engine.parking.messages.send(Message::GiveBack(jobs));
         }
     }
 }
@@ -126,7 +132,8 @@ impl Drop for Delivery {
 ///
 /// # Errors
 /// [`Error::Unauthorized`] when the key was revoked meanwhile. [`Error::Overloaded`] when too many
-/// polls are parked. No job is leased then.
+/// polls are parked. [`Error::NotReady`] when the poll does not wait and the store does not answer.
+/// No job is leased then.
 pub async fn poll(
     engine: &Engine,
     wish: Wish,
@@ -134,30 +141,34 @@ pub async fn poll(
     gone: impl Future<Output = ()>,
     revoked: impl Future<Output = ()>,
 ) -> Result<Delivery, Error> {
-    let deliver = |jobs| Ok(Delivery { engine: engine.clone(), jobs });
-    if wish.poll_id.is_some() {
-        // Boxed, so that it is no part of a parked poll.
-        let jobs = Box::pin(repeat(engine, &wish)).await?;
+    if let Some(poll_key) = wish.poll_key() {
+        let jobs = engine.repeats.submit(poll_key).await?;
         if !jobs.is_empty() {
-            return deliver(jobs);
+            // Not ours to give back: the worker may be at them since the first answer.
+            return Ok(Delivery { giver: None, jobs });
         }
     }
+    let deliver = |jobs| Ok(Delivery { giver: Some(engine.clone()), jobs });
     if engine.stopping.is_cancelled() {
         return deliver(Vec::new());
     }
     let is_patient = !wait.is_zero();
-    // A poll that does not wait is answered by the pump after one look.
+    // A poll that does not wait is answered by the pump when its queues were looked at.
     let wait = if is_patient { wait } else { ANSWER_TIMEOUT };
     let mut parked = Parked::park(&engine.parking, wish, is_patient)?;
-    let jobs = tokio::select! {
+    let answer = tokio::select! {
         biased;
-        jobs = &mut parked.answer => jobs.unwrap_or_default(),
-        () = gone => Vec::new(),
+        answer = &mut parked.answer => answer.unwrap_or(None),
+        () = gone => Some(Vec::new()),
         () = revoked => return Err(Error::Unauthorized),
         () = tokio::time::sleep(wait) => parked.answer_now().await,
         () = stop(engine) => parked.answer_now().await,
     };
-    deliver(jobs)
+    match answer {
+        Some(jobs) => deliver(jobs),
+        None if is_patient => deliver(Vec::new()),
+        None => Err(Error::NotReady("the store does not answer")),
+    }
 }
 
 async fn stop(engine: &Engine) {
@@ -165,20 +176,52 @@ async fn stop(engine: &Engine) {
     tokio::time::sleep(STOP_SPREAD.mul_f64(rand::random())).await;
 }
 
-/// What an earlier poll with this id was given and still holds.
-async fn repeat(engine: &Engine, wish: &Wish) -> Result<Vec<Handed>, Error> {
-    let Some(poll_id) = wish.poll_id else { return Ok(Vec::new()) };
-    let mut conn = engine.pools.claim.acquire().await?;
-    let worker_id = &wish.worker_id;
-    let jobs =
-        store::claims::leased_by_poll(&mut conn, wish.project_id, worker_id, poll_id).await?;
-    let mut handed: Vec<_> = jobs
-        .into_iter()
-        .map(|job| Handed { job, worker_id: worker_id.clone(), last_error: None })
-        .collect();
-    let mut retried: Vec<_> = handed.iter_mut().filter(|it| it.job.failures > 0).collect();
-    add_last_errors(&mut conn, &mut retried).await;
-    Ok(handed)
+/// The batch of polls that may be repeated: what each was given before and still holds.
+pub struct Repeats {
+    pub(super) pool: PgPool,
+}
+
+impl Batch for Repeats {
+    type Item = PollKey;
+    type Answer = Vec<Handed>;
+    type Key = PollKey;
+    type Connection = PoolConnection<Postgres>;
+
+    const KIND: &'static str = "repeat";
+    const MAX_ROWS: usize = 250;
+
+    fn bytes(_: &PollKey) -> usize {
+        0
+    }
+
+    fn key(item: &PollKey) -> PollKey {
+        item.clone()
+    }
+
+    async fn connect(&self) -> sqlx::Result<Self::Connection> {
+        self.pool.acquire().await
+    }
+
+    async fn flush(
+        &self,
+        conn: &mut Self::Connection,
+        items: &[PollKey],
+        _: bool,
+    ) -> sqlx::Result<Vec<Result<Vec<Handed>, Error>>> {
+        let found = store::claims::leased_by_polls(conn, items).await?;
+        let mut answers: Vec<Vec<Handed>> = items.iter().map(|_| Vec::new()).collect();
+        for job in found {
+            let poll = job.slot.and_then(|it| usize::try_from(it).ok());
+            let Some((poll, item)) = poll.and_then(|it| Some((it, items.get(it)?))) else {
+                continue;
+            };
+            let worker_id = item.worker_id.clone();
+            answers[poll].push(Handed { job, worker_id, last_error: None });
+        }
+        let retried = answers.iter_mut().flatten().filter(|it| it.job.failures > 0);
+        add_last_errors(conn, &mut retried.collect::<Vec<_>>()).await;
+        Ok(answers.into_iter().map(Ok).collect())
+    }
 }
 
 /// Adds what the last failed attempt of each job reported. A job is worth more than its history:
@@ -188,20 +231,15 @@ pub(super) async fn add_last_errors(conn: &mut PgConnection, retried: &mut [&mut
         return;
     }
     let keys: Vec<_> = retried.iter().map(|it| (it.job.project_id, it.job.id)).collect();
-    let errors = match store::jobs::last_errors(conn, &keys).await {
-        Ok(errors) => errors,
-        Err(error) => {
-            tracing::warn!(error = &error as &dyn std::error::Error, "last errors were not found");
-            return;
+    match store::jobs::last_errors(conn, &keys).await {
+        Ok(mut errors) => {
+            for handed in retried {
+                handed.last_error = errors.remove(&(handed.job.project_id, handed.job.id));
+            }
         }
-    };
-    let mut errors: HashMap<_, _> = errors.into_iter().map(|it| (it.job_id, it)).collect();
-    for handed in retried {
-        handed.last_error = errors.remove(&handed.job.id).map(|it| ErrorReport {
-            kind: it.kind,
-            message: it.message,
-            stack_trace: it.stack_trace,
-            truncated: it.truncated,
-        });
+        Err(error) => {
+            let error = &error as &dyn std::error::Error;
+            tracing::warn!(error, "last errors were not found");
+        }
     }
 }

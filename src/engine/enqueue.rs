@@ -46,7 +46,7 @@ impl Batch for Enqueues {
     }
 
     fn bytes(item: &Self::Item) -> usize {
-        item.iter().map(|it| it.payload.len() + it.job_type.len() + it.queue.len()).sum()
+        item.iter().map(bytes_of).sum()
     }
 
     /// Ids are new, so no two requests collide.
@@ -110,6 +110,15 @@ impl Enqueues {
             self.wake.due_time_changed();
         }
     }
+}
+
+/// What a job weighs while it waits: its texts, and a constant for the rest.
+fn bytes_of(job: &NewJob) -> usize {
+    const ROW_BYTES: usize = 256;
+    let tags = job.tags.iter().flat_map(|it| &it.0).map(|(key, value)| key.len() + value.len());
+    let types = job.retry.iter().flat_map(|it| &it.0.non_retryable_types).map(String::len);
+    let texts = job.payload.len() + job.job_type.len() + job.queue.len();
+    ROW_BYTES + texts + tags.sum::<usize>() + types.sum::<usize>()
 }
 
 fn latest_run_at(jobs: &[NewJob]) -> Option<DateTime<Utc>> {

@@ -16,7 +16,7 @@ use uuid::Uuid;
 
 use crate::{
     ids::ProjectId,
-    store::claims::{ClaimKey, MAX_CLAIM_SLOTS},
+    store::claims::{ClaimKey, MAX_CLAIM_SLOTS, PollKey},
     wake::Arrival,
 };
 
@@ -31,6 +31,10 @@ const ZERO_LOOK_PAUSE: Duration = Duration::from_millis(250);
 const MARK_MARGIN: TimeDelta = TimeDelta::milliseconds(200);
 /// Looks of one claim.
 const MAX_LOOKS: usize = 64;
+/// Looks of one claim that name job types: each is a statement of its own.
+const MAX_TYPED_LOOKS: usize = 4;
+/// After a failed look its lane rests, so that a store in trouble is not hammered.
+pub const FAILURE_PAUSE: Duration = Duration::from_millis(500);
 /// Slots that one lane is dealt at least, however many lanes want their turn.
 const MIN_LANE_SLOTS: usize = 50;
 
@@ -58,6 +62,15 @@ pub struct Wish {
     pub poll_id: Option<Uuid>,
 }
 
+impl Wish {
+    /// Its name, if its worker gave it one.
+    #[must_use]
+    pub fn poll_key(&self) -> Option<PollKey> {
+        let worker_id = Arc::clone(&self.worker_id);
+        Some(PollKey { project_id: self.project_id, worker_id, poll_id: self.poll_id? })
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Supply {
     /// Nobody has looked yet.
@@ -80,16 +93,21 @@ struct Lane {
     mark: ClaimKey,
     looked_from_zero_at: Option<Instant>,
     touched_at: Instant,
+    /// After a failed look.
+    rests_until: Option<Instant>,
     is_in_turn: bool,
 }
 
 impl Lane {
+    /// Whether a look may start. A second look beside one under way pays off only against a deep
+    /// backlog; and never where jobs are chosen before they are locked, by type: both would choose
+    /// the same.
     fn may_be_looked_at(&self) -> bool {
-        match self.supply {
-            Supply::Unknown => self.flights == 0,
-            Supply::Plenty => true,
-            Supply::Known(jobs) => jobs > 0,
+        if self.rests_until.is_some() {
+            return false;
         }
+        let may_share = self.supply == Supply::Plenty && self.job_types.is_empty();
+        self.supply != Supply::Known(0) && (self.flights == 0 || may_share)
     }
 }
 
@@ -115,6 +133,17 @@ pub struct DealtLook {
     /// Who gets what is found.
     pub slots: Vec<(WaiterId, Wish)>,
     dealt_at: Instant,
+}
+
+/// What a look came back with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Finding {
+    /// Fewer jobs were there than were wanted.
+    pub is_short: bool,
+    /// As many as were wanted were there, but others took some of them.
+    pub was_contended: bool,
+    /// The last job that was found.
+    pub last: Option<ClaimKey>,
 }
 
 /// See the module's comment.
@@ -168,6 +197,7 @@ impl Lanes {
             mark: ClaimKey::ZERO,
             looked_from_zero_at: None,
             touched_at: now,
+            rests_until: None,
             is_in_turn: false,
         };
         self.lanes.insert(id, lane);
@@ -290,6 +320,21 @@ impl Lanes {
         }
     }
 
+    /// Lets lanes go on whose rest is over.
+    pub fn wake_rested(&mut self, now: Instant) {
+        let rested =
+            self.lanes.iter_mut().filter(|(_, it)| it.rests_until.is_some_and(|it| it <= now));
+        let rested: Vec<_> = rested
+            .map(|(id, lane)| {
+                lane.rests_until = None;
+                *id
+            })
+            .collect();
+        for id in rested {
+            self.consider(id);
+        }
+    }
+
     /// Puts a lane in turn if there is anything to look for and anybody to look for it.
     fn consider(&mut self, id: LaneId) {
         let Some(lane) = self.lanes.get_mut(&id) else { return };
@@ -319,13 +364,10 @@ impl Lanes {
 
     /// Deals the next claim: projects take turns, and in a lane idle workers get one job each
     /// before one gets two. Empty: nothing to look for.
-    ///
-    /// With `only_plenty`, only lanes whose last look came back full: a second claim beside one
-    /// that is under way pays off only against a deep backlog.
-    pub fn deal(&mut self, only_plenty: bool, now: Instant) -> Vec<DealtLook> {
+    pub fn deal(&mut self, now: Instant) -> Vec<DealtLook> {
         let in_turn = self.lanes_in_turn.values().map(VecDeque::len).sum::<usize>();
         let share = (MAX_CLAIM_SLOTS / in_turn.max(1)).max(MIN_LANE_SLOTS);
-        let (mut looks, mut later) = (Vec::new(), Vec::new());
+        let (mut looks, mut later): (Vec<DealtLook>, Vec<LaneId>) = (Vec::new(), Vec::new());
         let mut left = MAX_CLAIM_SLOTS;
         for _ in 0..in_turn {
             if left == 0 || looks.len() == MAX_LOOKS {
@@ -334,12 +376,15 @@ impl Lanes {
             let Some(id) = self.next_turn() else { break };
             let Some(lane) = self.lanes.get_mut(&id) else { continue };
             lane.is_in_turn = false;
-            let is_for_now = !only_plenty || lane.supply == Supply::Plenty;
-            if is_for_now && let Some(look) = self.deal_lane(id, left.min(share), now) {
+            later.push(id);
+            let typed_looks = looks.iter().filter(|it| !it.job_types.is_empty()).count();
+            if !lane.job_types.is_empty() && typed_looks == MAX_TYPED_LOOKS {
+                continue;
+            }
+            if let Some(look) = self.deal_lane(id, left.min(share), now) {
                 left -= look.slots.len();
                 looks.push(look);
             }
-            later.push(id);
         }
         for id in later {
             self.consider(id);
@@ -395,13 +440,8 @@ impl Lanes {
         })
     }
 
-    /// A look has come back with so many jobs, the last of them at `last`; or it failed.
-    pub fn landed(
-        &mut self,
-        look: &DealtLook,
-        found: Option<(usize, Option<ClaimKey>)>,
-        now: Instant,
-    ) {
+    /// A look has come back; none: it failed.
+    pub fn landed(&mut self, look: &DealtLook, found: Option<Finding>, now: Instant) {
         for (id, _) in &look.slots {
             if let Some(waiter) = self.waiters.get_mut(id) {
                 waiter.is_in_flight = false;
@@ -415,38 +455,32 @@ impl Lanes {
 }
 
 /// What a look that came back says of its lane.
-fn learn(
-    lane: &mut Lane,
-    look: &DealtLook,
-    found: Option<(usize, Option<ClaimKey>)>,
-    now: Instant,
-) {
+fn learn(lane: &mut Lane, look: &DealtLook, found: Option<Finding>, now: Instant) {
     lane.flights = lane.flights.saturating_sub(1);
     lane.touched_at = now;
+    let was_from_zero = look.from == ClaimKey::ZERO;
+    if was_from_zero && found.is_some() {
+        lane.looked_from_zero_at = Some(look.dealt_at);
+    }
+    let is_zero_look_due = lane.looked_from_zero_at.is_none_or(|it| now - it >= ZERO_LOOK_PAUSE);
     match found {
-        None => lane.supply = Supply::Unknown,
-        Some((jobs, last)) => {
-            let was_from_zero = look.from == ClaimKey::ZERO;
-            if was_from_zero {
-                lane.looked_from_zero_at = Some(look.dealt_at);
+        None => {
+            lane.supply = Supply::Unknown;
+            lane.rests_until = Some(now + FAILURE_PAUSE);
+        }
+        Some(Finding { is_short: true, .. }) if !was_from_zero && is_zero_look_due => {
+            lane.mark = ClaimKey::ZERO;
+            lane.supply = Supply::Unknown;
+        }
+        Some(Finding { is_short: true, .. }) => lane.supply = Supply::Known(lane.arrived_in_flight),
+        Some(Finding { was_contended: true, .. }) => lane.supply = Supply::Unknown,
+        Some(Finding { last, .. }) => {
+            if lane.supply == Supply::Unknown {
+                lane.supply = Supply::Plenty;
             }
-            let is_zero_look_due =
-                lane.looked_from_zero_at.is_none_or(|it| now - it >= ZERO_LOOK_PAUSE);
-            if jobs < look.slots.len() {
-                if !was_from_zero && is_zero_look_due {
-                    lane.mark = ClaimKey::ZERO;
-                    lane.supply = Supply::Unknown;
-                } else {
-                    lane.supply = Supply::Known(lane.arrived_in_flight);
-                }
-            } else {
-                if lane.supply == Supply::Unknown {
-                    lane.supply = Supply::Plenty;
-                }
-                // What arrived in flight may lie before the last job that was found.
-                if let Some(last) = last.filter(|_| lane.arrived_in_flight == 0) {
-                    lane.mark = ClaimKey { rank: last.rank, run_at: last.run_at - MARK_MARGIN };
-                }
+            // What arrived in flight may lie before the last job that was found.
+            if let Some(last) = last.filter(|_| lane.arrived_in_flight == 0) {
+                lane.mark = ClaimKey { rank: last.rank, run_at: last.run_at - MARK_MARGIN };
             }
         }
     }

@@ -3,6 +3,7 @@
 //!
 //! It never knows HTTP, and never decides by a clock of its own.
 
+mod claim;
 mod coalesce;
 pub mod dispatch;
 pub mod enqueue;
@@ -11,6 +12,7 @@ mod lanes;
 pub mod promote;
 mod pump;
 pub mod reap;
+mod recover;
 pub mod registry;
 pub mod settle;
 
@@ -18,16 +20,20 @@ use std::{
     ops::Deref,
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
 
 use metrics::counter;
 use tokio::{sync::mpsc, task::JoinHandle};
-use tokio_util::sync::CancellationToken;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use self::{
-    coalesce::Coalescer, dispatch::Parking, enqueue::Enqueues, heartbeat::Beats, settle::Endings,
+    coalesce::Coalescer,
+    dispatch::{Parking, Repeats},
+    enqueue::Enqueues,
+    heartbeat::Beats,
+    settle::Endings,
     settle::Successes,
 };
 use crate::{
@@ -48,9 +54,13 @@ pub struct Inner {
     pub wake: Wake,
     /// Cancelled when the node begins to stop: parked polls are answered.
     pub stopping: CancellationToken,
+    /// What must be done before the node ends, such as giving jobs back.
+    pub tasks: TaskTracker,
+    has_failed: Arc<AtomicBool>,
     enqueues: Coalescer<Enqueues>,
     successes: Coalescer<Successes>,
     endings: Coalescer<Endings>,
+    repeats: Coalescer<Repeats>,
     beats: Coalescer<Beats>,
     parking: Parking,
     settled: Arc<AtomicU64>,
@@ -65,11 +75,12 @@ impl Deref for Engine {
 }
 
 /// A node without its pump hands out nothing: it stops, so that another takes its place.
-async fn outlive(pump: JoinHandle<()>, stopping: CancellationToken) {
+async fn outlive(pump: JoinHandle<()>, stopping: CancellationToken, has_failed: Arc<AtomicBool>) {
     if let Err(panic) = pump.await {
         counter!(telemetry::PANICS).increment(1);
         let error = &panic as &dyn std::error::Error;
         tracing::error!(error, "the claim pump panicked: this node stops");
+        has_failed.store(true, Ordering::Relaxed);
         stopping.cancel();
     }
 }
@@ -85,8 +96,10 @@ impl Engine {
         let settled = Arc::new(AtomicU64::new(0));
         let (messages, inbox) = mpsc::unbounded_channel();
         let endings = Coalescer::start(Endings { pool: pools.settle.clone(), wake: wake.clone() });
-        let pump = tokio::spawn(pump::run(pools.claim.clone(), endings.clone(), inbox, arrivals));
-        tokio::spawn(outlive(pump, stopping.clone()));
+        let tasks = TaskTracker::new();
+        let pump = pump::run(pools.clone(), endings.clone(), tasks.clone(), inbox, arrivals);
+        let has_failed = Arc::new(AtomicBool::new(false));
+        tokio::spawn(outlive(tokio::spawn(pump), stopping.clone(), Arc::clone(&has_failed)));
         Self(Arc::new(Inner {
             enqueues: Coalescer::start(Enqueues {
                 pool: pools.enqueue.clone(),
@@ -97,19 +110,22 @@ impl Engine {
                 settled: Arc::clone(&settled),
             }),
             endings,
+            repeats: Coalescer::start(Repeats { pool: pools.claim.clone() }),
             beats: Coalescer::start(Beats { pool: pools.settle.clone() }),
             parking: Parking::new(messages),
             pools,
             wake,
             stopping,
+            tasks,
+            has_failed,
             settled,
         }))
     }
 
-    /// Polls that are parked now.
+    /// Whether the node stops because a part of it has failed for good.
     #[must_use]
-    pub fn parked_polls(&self) -> usize {
-        self.parking.parked()
+    pub fn has_failed(&self) -> bool {
+        self.has_failed.load(Ordering::Relaxed)
     }
 
     /// Vacuums the hot table once enough rows have left it. Answers whether it did.

@@ -10,6 +10,9 @@ use crate::{store::sweep, telemetry, wake::Arrival};
 /// The longest sleep: another node may have stored a job that is due earlier.
 pub const MAX_SLEEP: Duration = Duration::from_secs(2);
 
+/// The pause when another node holds what is due.
+const LOCKED_ELSEWHERE_PAUSE: Duration = Duration::from_millis(50);
+
 /// One pass: promotes what is due and answers how long to sleep until more is. No sleep: there is
 /// more already.
 ///
@@ -41,5 +44,3 @@ pub async fn pass(engine: &Engine) -> sqlx::Result<Duration> {
     engine.wake.arrived(arrivals.collect());
     Ok(Duration::ZERO)
 }
-
-const LOCKED_ELSEWHERE_PAUSE: Duration = Duration::from_millis(50);

@@ -19,11 +19,11 @@ use crate::{
 /// Only those of the store; the pass can be repeated.
 pub async fn pass(engine: &Engine) -> sqlx::Result<bool> {
     let mut conn = engine.pools.background.acquire().await?;
-    let mut tx = conn.begin().await?;
-    if !sweep::note_pass(&mut tx).await? {
-        tx.rollback().await?;
+    // By itself, so that a node that is slow below holds up no other.
+    if !sweep::note_pass(&mut conn).await? {
         return rearm(&mut conn).await;
     }
+    let mut tx = conn.begin().await?;
     let held = sweep::lock_expired(&mut tx).await?;
     let ends: Vec<_> = held
         .iter()

@@ -2,7 +2,7 @@
 //! a retry or to the dead letter.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     future::Future,
     pin::Pin,
     sync::{
@@ -15,7 +15,10 @@ use chrono::{DateTime, Utc};
 use metrics::counter;
 use sqlx::{Acquire, PgConnection, PgPool, Postgres, pool::PoolConnection};
 
-use super::{Engine, coalesce::Batch};
+use super::{
+    Engine,
+    coalesce::{Batch, Coalescer},
+};
 use crate::{
     domain::{
         backoff::{Jitter, RetryPolicy},
@@ -24,7 +27,7 @@ use crate::{
         text::ErrorReport,
     },
     error::{Error, Whereabouts},
-    ids::{JobId, ProjectId},
+    ids::{JobId, LeaseId, ProjectId},
     store::{
         self,
         acks::{Found, Success},
@@ -123,7 +126,26 @@ pub async fn ack(engine: &Engine, project_id: ProjectId, ack: Ack) -> Result<Ack
             Err(refusal) => return Err(refused(refusal, &found.standing)),
         }
     }
+    // Its lease changes hands faster than it can be looked at.
     Err(Error::Overloaded)
+}
+
+/// Hands back a job that nobody is working on; no failure is counted.
+pub(super) fn give_back(
+    endings: &Coalescer<Endings>,
+    key: JobKey,
+    worker_id: &str,
+    lease_id: LeaseId,
+) -> impl Future<Output = ()> + Send + use<> {
+    let worker_id = worker_id.to_owned();
+    let fence = Fence { worker_id, attempt: None, lease_id: Some(lease_id) };
+    let request = EndRequest { key, fence, failure: None, duration_ms: None };
+    let endings = endings.clone();
+    async move {
+        if let Err(error) = endings.submit(request).await {
+            tracing::warn!(job.id = %key.id, %error, "a job was not given back: its lease will end");
+        }
+    }
 }
 
 /// What became of a job whose fence did not match. Boxed: it is rare, and its kilobytes would be
@@ -148,7 +170,7 @@ pub(super) fn refused(refusal: Refusal, standing: &lease::Standing) -> Error {
         Refusal::WorkerMismatch => ("worker_mismatch", Error::WorkerMismatch(whereabouts)),
         Refusal::StaleLease | Refusal::Moved => ("stale_lease", Error::StaleLease(whereabouts)),
     };
-    counter!(telemetry::ACKS_REFUSED, "reason" => reason).increment(1);
+    counter!(telemetry::FENCES_REFUSED, "reason" => reason).increment(1);
     error
 }
 
@@ -165,6 +187,12 @@ async fn submit(engine: &Engine, key: JobKey, ack: Ack) -> Result<Option<Acked>,
         End::Released => EndRequest { key, fence, failure: None, duration_ms },
     };
     engine.endings.submit(end).await
+}
+
+/// Whether an ack may be written. After a commit whose answer was lost, only one that shows its
+/// attempt or lease: another might settle the attempt after the one it meant.
+fn may_write(fence: &Fence, is_in_doubt: bool) -> bool {
+    !is_in_doubt || fence.names_an_attempt()
 }
 
 /// The batch of successes.
@@ -199,13 +227,19 @@ impl Batch for Successes {
         &self,
         conn: &mut Self::Connection,
         items: &[Success],
-        _: bool,
+        is_in_doubt: bool,
     ) -> sqlx::Result<Vec<Result<bool, Error>>> {
-        let moved: std::collections::HashSet<_> =
-            store::acks::succeed(conn, items).await?.into_iter().collect();
+        let sure: Vec<_> = items.iter().filter(|it| may_write(&it.fence, is_in_doubt)).collect();
+        let moved: HashSet<_> = store::acks::succeed(conn, &sure).await?.into_iter().collect();
         self.settled.fetch_add(moved.len() as u64, Ordering::Relaxed);
         counter!(telemetry::JOBS_SETTLED, "outcome" => "succeeded").increment(moved.len() as u64);
-        Ok(items.iter().map(|it| Ok(moved.contains(&it.key()))).collect())
+        let answer = |it: &Success| {
+            if !may_write(&it.fence, is_in_doubt) {
+                return Err(Error::InDoubt);
+            }
+            Ok(moved.contains(&it.key()))
+        };
+        Ok(items.iter().map(answer).collect())
     }
 }
 
@@ -263,10 +297,11 @@ impl Batch for Endings {
         &self,
         conn: &mut Self::Connection,
         items: &[EndRequest],
-        _: bool,
+        is_in_doubt: bool,
     ) -> sqlx::Result<Vec<Result<Option<Acked>, Error>>> {
         let mut tx = conn.begin().await?;
-        let fences = items.iter().map(|it| (it.key, &it.fence));
+        let sure = items.iter().filter(|it| may_write(&it.fence, is_in_doubt));
+        let fences = sure.map(|it| (it.key, &it.fence));
         let held = store::endings::lock_held(&mut tx, fences).await?;
         let requests: HashMap<_, _> = items.iter().map(|it| (it.key, it)).collect();
         let ends: Vec<_> = held
@@ -284,7 +319,13 @@ impl Batch for Endings {
             .iter()
             .map(|it| (JobKey { project_id: it.project_id, id: it.id }, acked(it)))
             .collect();
-        Ok(items.iter().map(|it| Ok(by_key.get(&it.key).copied())).collect())
+        let answer = |it: &EndRequest| {
+            if !may_write(&it.fence, is_in_doubt) {
+                return Err(Error::InDoubt);
+            }
+            Ok(by_key.get(&it.key).copied())
+        };
+        Ok(items.iter().map(answer).collect())
     }
 }
 
@@ -299,12 +340,13 @@ pub(super) fn decide(
     error: ErrorReport,
     duration_ms: Option<i64>,
 ) -> Ended {
-    let default_policy = RetryPolicy::default();
+    let stored = held.retry.clone().map(serde_json::from_value::<RetryPolicy>);
+    let policy = stored.and_then(Result::ok).unwrap_or_default();
     let running = Running {
         attempt: held.attempt,
         failures: held.failures,
         max_attempts: held.max_attempts,
-        policy: held.retry.as_ref().map_or(&default_policy, |it| &it.0),
+        policy: &policy,
     };
     let jitter = Jitter::new(rand::random());
     let AfterAttempt { next, failures } = job::after_attempt(&running, ending, jitter);
@@ -328,14 +370,7 @@ pub(super) async fn write_down(tx: &mut PgConnection, ends: &[Ended]) -> sqlx::R
 /// Counts and wakes, after the commit.
 pub(super) fn tell(wake: &Wake, ends: &[Ended], rested: &[Rested]) {
     for end in ends {
-        let outcome = match end.outcome {
-            Outcome::Succeeded => "succeeded",
-            Outcome::Failed => "failed",
-            Outcome::Timeout => "timeout",
-            Outcome::LeaseExpired => "lease_expired",
-            Outcome::Released => "released",
-            Outcome::Cancelled => "cancelled",
-        };
+        let outcome = end.outcome.as_str();
         counter!(telemetry::JOBS_SETTLED, "outcome" => outcome).increment(1);
         if end.state == StoredState::DeadLetter {
             counter!(telemetry::JOBS_DEAD_LETTERED).increment(1);

@@ -99,7 +99,7 @@ fn code(error: &Error) -> &'static str {
         Error::BodyTimeout => "request_timeout",
         Error::UnsupportedMediaType => "unsupported_media_type",
         Error::Overloaded => "overloaded",
-        Error::Unavailable(_) | Error::NotReady(_) => "unavailable",
+        Error::Unavailable(_) | Error::NotReady(_) | Error::InDoubt => "unavailable",
         Error::Internal(_) => "internal",
     }
 }
@@ -175,8 +175,7 @@ pub fn render(error: &Error, request_id: &str, mut response: Response) -> Respon
     if matches!(error, Error::Unauthorized) {
         response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
     }
-    let is_worth_a_retry =
-        matches!(error, Error::Overloaded | Error::Unavailable(_) | Error::NotReady(_));
+    let is_worth_a_retry = matches!(status(error), StatusCode::SERVICE_UNAVAILABLE);
     if is_worth_a_retry {
         response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(RETRY_AFTER_SECONDS));
     }

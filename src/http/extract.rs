@@ -1,7 +1,7 @@
 //! How requests are read: like axum's own extractors, but every refusal is an [`Error`], names
 //! the field, and looks like all others.
 
-use std::time::Duration;
+use std::{fmt, marker::PhantomData, time::Duration};
 
 use axum::{
     body::Body,
@@ -9,7 +9,10 @@ use axum::{
     http::{HeaderMap, header::CONTENT_TYPE, request::Parts},
 };
 use http_body_util::{BodyExt, LengthLimitError, Limited};
-use serde::de::DeserializeOwned;
+use serde::{
+    Deserialize, Deserializer,
+    de::{DeserializeOwned, MapAccess, Visitor, value::MapAccessDeserializer},
+};
 use tokio::time::timeout;
 
 use crate::{domain::limits, error::Error, ids::JobId};
@@ -61,14 +64,38 @@ async fn read(body: Body, limit_bytes: usize) -> Result<bytes::Bytes, Error> {
     }
 }
 
+/// A JSON object, and nothing else: what serde derives would also take an array of its fields.
+#[derive(Debug)]
+pub struct Object<T>(pub T);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct ObjectVisitor<T>(PhantomData<T>);
+
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for ObjectVisitor<T> {
+            type Value = Object<T>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Object<T>, A::Error> {
+                T::deserialize(MapAccessDeserializer::new(map)).map(Object)
+            }
+        }
+
+        deserializer.deserialize_map(ObjectVisitor(PhantomData))
+    }
+}
+
 /// Parses once; only a body that is wrong is parsed again, to find out where.
 fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, Error> {
-    match serde_json::from_slice(body) {
-        Ok(value) => Ok(value),
+    match serde_json::from_slice::<Object<T>>(body) {
+        Ok(Object(value)) => Ok(value),
         Err(error) if error.is_data() => {
             let deserializer = &mut serde_json::Deserializer::from_slice(body);
-            match serde_path_to_error::deserialize::<_, T>(deserializer) {
-                Ok(value) => Ok(value),
+            match serde_path_to_error::deserialize::<_, Object<T>>(deserializer) {
+                Ok(Object(value)) => Ok(value),
                 Err(error) => Err(field_error(error.path(), &error.inner().to_string())),
             }
         }
@@ -92,7 +119,26 @@ fn field_error(path: &serde_path_to_error::Path, message: &str) -> Error {
         None if parent.is_empty() => "body".to_owned(),
         None => parent,
     };
+    let message = in_json_words(&field, message);
     Error::invalid(field, message)
+}
+
+/// What a caller sends is JSON: no name of a Rust type helps it.
+fn in_json_words(field: &str, message: &str) -> String {
+    const TIMES: [&str; 3] = ["run_at", "created_after", "created_before"];
+    if TIMES.iter().any(|it| field.ends_with(it)) && !message.contains("duplicate") {
+        return "must be a time with its zone, as in RFC 3339: 2026-01-31T12:00:00Z".to_owned();
+    }
+    let Some((before, expected)) = message.split_once("expected ") else {
+        return message.to_owned();
+    };
+    let expected = match expected {
+        _ if before.starts_with("invalid value: integer") => "an integer in its bounds",
+        "i16" | "i32" | "i64" | "u32" | "u64" => "an integer",
+        "f32" | "f64" => "a number",
+        other => other,
+    };
+    format!("{before}expected {expected}")
 }
 
 /// A query string.
@@ -114,7 +160,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Query<T> {
                     .strip_prefix("unknown field `")
                     .or(text.strip_prefix("unknown field `"));
                 let field = named.and_then(|it| it.split('`').next()).unwrap_or(field);
-                Err(Error::invalid(field, message))
+                Err(Error::invalid(field, in_json_words(field, message)))
             }
         }
     }

@@ -1,4 +1,4 @@
-//! `/livez` and `/readyz`: for load balancers, not metered, without a key.
+//! `/livez` and `/readyz`: for load balancers, without a key.
 
 use axum::extract::State;
 

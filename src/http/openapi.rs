@@ -2,10 +2,7 @@
 
 use std::sync::LazyLock;
 
-use axum::{
-    http::header::CONTENT_TYPE,
-    response::{IntoResponse, Redirect},
-};
+use axum::{Router, http::header::CONTENT_TYPE, response::Redirect, routing};
 use serde_json::{Map, Value};
 use utoipa::{
     Modify, OpenApi,
@@ -127,9 +124,21 @@ pub fn docs() -> SwaggerUi {
         .config(Config::from("/openapi.json").try_it_out_enabled(true))
 }
 
-/// `/docs/errors`: where every error's `docs_url` leads.
-pub async fn error_docs() -> impl IntoResponse {
-    ([(CONTENT_TYPE, "text/plain; charset=utf-8")], include_str!("../../docs/errors.md"))
+/// The pages that the server itself has: every error's `docs_url` leads to one of them.
+const PAGES: [(&str, &str); 3] = [
+    ("errors", include_str!("../../docs/errors.md")),
+    ("guarantees", include_str!("../../docs/guarantees.md")),
+    ("limits", include_str!("../../docs/limits.md")),
+];
+
+/// `/docs/errors` and its like; also with the ending by which the pages link each other.
+pub fn pages<S: Clone + Send + Sync + 'static>() -> Router<S> {
+    PAGES.into_iter().fold(Router::new(), |router, (name, text)| {
+        let page = async move || ([(CONTENT_TYPE, "text/plain; charset=utf-8")], text);
+        router
+            .route(&format!("/docs/{name}"), routing::get(page))
+            .route(&format!("/docs/{name}.md"), routing::get(page))
+    })
 }
 
 /// `/`: somebody opened the URL in a browser.

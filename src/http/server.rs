@@ -38,6 +38,8 @@ const MAX_HEAD_BYTES: usize = 16 * 1024;
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(15);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
+/// With the two above, a silent peer is gone after half a minute.
+const KEEPALIVE_RETRIES: u32 = 3;
 
 /// Accepts connections until `closing`; then lets the requests under way finish. `connections`
 /// tells when they all have.
@@ -77,8 +79,14 @@ async fn accept(
     let permit = Arc::clone(room).acquire_owned().await.map_err(io::Error::other)?;
     let (stream, _) = listener.accept().await?;
     stream.set_nodelay(true)?;
-    let keepalive = TcpKeepalive::new().with_time(KEEPALIVE_IDLE).with_interval(KEEPALIVE_INTERVAL);
-    SockRef::from(&stream).set_tcp_keepalive(&keepalive)?;
+    let keepalive = TcpKeepalive::new()
+        .with_time(KEEPALIVE_IDLE)
+        .with_interval(KEEPALIVE_INTERVAL)
+        .with_retries(KEEPALIVE_RETRIES);
+    let socket = SockRef::from(&stream);
+    socket.set_tcp_keepalive(&keepalive)?;
+    #[cfg(target_os = "linux")]
+    socket.set_tcp_user_timeout(Some(WRITE_TIMEOUT))?;
     Ok((stream, permit))
 }
 

@@ -73,7 +73,7 @@ impl Success {
 ///
 /// # Errors
 /// Only those of the store.
-pub async fn succeed(conn: &mut PgConnection, acks: &[Success]) -> sqlx::Result<Vec<JobKey>> {
+pub async fn succeed(conn: &mut PgConnection, acks: &[&Success]) -> sqlx::Result<Vec<JobKey>> {
     let fences = FenceColumns::of(acks.iter().map(|it| (it.key(), &it.fence)));
     let moved = sqlx::query!(
         r#"

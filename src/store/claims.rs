@@ -4,6 +4,8 @@
 //! tell the planner a constant limit, or it plans a sequential scan of the table; `due` is
 //! materialized because a plain subquery with a limit may run more than once.
 
+use std::sync::Arc;
+
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 use uuid::Uuid;
@@ -54,12 +56,14 @@ pub struct Slot<'a> {
     pub lease_seconds: Option<i32>,
     /// The poll it asks with.
     pub poll_id: Option<Uuid>,
+    /// The lease it gets, made before the claim: one whose answer was lost can be looked for.
+    pub lease_id: LeaseId,
 }
 
 /// A job under a lease.
 #[derive(Debug, Clone)]
 pub struct LeasedJob {
-    /// The slot that got it: its number over all looks, from 0. None when it is read again.
+    /// The slot that got it: its number over all looks, from 0.
     pub slot: Option<i64>,
     /// Whose job.
     pub project_id: ProjectId,
@@ -95,6 +99,14 @@ pub struct LeasedJob {
     pub tags: Option<serde_json::Value>,
 }
 
+impl LeasedJob {
+    /// Its place in the order of claims.
+    #[must_use]
+    pub fn claim_key(&self) -> ClaimKey {
+        ClaimKey { rank: self.rank, run_at: self.run_at }
+    }
+}
+
 struct Columns<'a> {
     project_id: Vec<i32>,
     queue: Vec<&'a str>,
@@ -106,6 +118,7 @@ struct Columns<'a> {
     slot_worker_id: Vec<&'a str>,
     slot_lease_seconds: Vec<Option<i32>>,
     slot_poll_id: Vec<Option<Uuid>>,
+    slot_lease_id: Vec<Uuid>,
 }
 
 impl<'a> Columns<'a> {
@@ -126,6 +139,7 @@ impl<'a> Columns<'a> {
             slot_worker_id: slots().map(|(.., it)| it.worker_id).collect(),
             slot_lease_seconds: slots().map(|(.., it)| it.lease_seconds).collect(),
             slot_poll_id: slots().map(|(.., it)| it.poll_id).collect(),
+            slot_lease_id: slots().map(|(.., it)| it.lease_id.0).collect(),
         }
     }
 }
@@ -166,21 +180,23 @@ pub async fn claim_any_type(
             ) found
             limit 250
         ), slot as materialized (
-            select number, look, place, worker_id, lease_seconds, poll_id
-            from unnest($6::bigint[], $7::bigint[], $8::text[], $9::int[], $10::uuid[])
-                with ordinality
-                as sent(look, place, worker_id, lease_seconds, poll_id, number)
+            select number, look, place, worker_id, lease_seconds, poll_id, lease_id
+            from unnest(
+                $6::bigint[], $7::bigint[], $8::text[], $9::int[], $10::uuid[], $13::uuid[]
+            ) with ordinality
+                as sent(look, place, worker_id, lease_seconds, poll_id, lease_id, number)
         )
         update jobs
         set state = 'processing',
             attempt = jobs.attempt + 1,
-            lease_id = gen_random_uuid(),
+            lease_id = slot.lease_id,
             worker_id = slot.worker_id,
             poll_id = slot.poll_id,
             progress = null,
             claimed_at = now(),
-            lease_seconds = coalesce(
-                slot.lease_seconds, greatest($11::int, jobs.timeout_seconds / 2)
+            lease_seconds = least(
+                coalesce(slot.lease_seconds, greatest($11::int, jobs.timeout_seconds / 2)),
+                jobs.timeout_seconds + $12::int
             ),
             lease_expires_at = now() + make_interval(secs => least(
                 coalesce(slot.lease_seconds, greatest($11::int, jobs.timeout_seconds / 2)),
@@ -209,6 +225,7 @@ pub async fn claim_any_type(
         &columns.slot_poll_id as &[Option<Uuid>],
         MIN_DEFAULT_LEASE_SECONDS,
         TIMEOUT_GRACE_SECONDS,
+        &columns.slot_lease_id,
     )
     .fetch_all(conn)
     .await
@@ -220,17 +237,17 @@ pub async fn claim_any_type(
 /// that a claim never walks over other types' rows. What is found is locked after it was chosen: a
 /// job that another claim took in between is not replaced, and the look comes back short. That it is
 /// still pending is compared with a column, not with a constant, which would invite the partial
-/// indexes of pending jobs.
+/// indexes of pending jobs. Answers also with how many were chosen: fewer than wanted means that
+/// there are no more.
 ///
 /// # Errors
 /// Only those of the store.
 pub async fn claim_some_types(
     conn: &mut PgConnection,
     look: &Look<'_>,
-) -> sqlx::Result<Vec<LeasedJob>> {
+) -> sqlx::Result<(Vec<LeasedJob>, usize)> {
     let columns = Columns::of(std::slice::from_ref(look));
-    sqlx::query_as!(
-        LeasedJob,
+    let rows = sqlx::query!(
         r#"
         with best as materialized (
             select found.id, found.rank, found.run_at, 'pending'::text as state
@@ -260,36 +277,45 @@ pub async fn claim_some_types(
             select project_id, id, row_number() over (order by rank, run_at, id) as place
             from held
         ), slot as materialized (
-            select number, place, worker_id, lease_seconds, poll_id
-            from unnest($7::bigint[], $8::text[], $9::int[], $10::uuid[])
+            select number, place, worker_id, lease_seconds, poll_id, lease_id
+            from unnest($7::bigint[], $8::text[], $9::int[], $10::uuid[], $13::uuid[])
                 with ordinality
-                as sent(place, worker_id, lease_seconds, poll_id, number)
+                as sent(place, worker_id, lease_seconds, poll_id, lease_id, number)
+        ), leased as (
+            update jobs
+            set state = 'processing',
+                attempt = jobs.attempt + 1,
+                lease_id = slot.lease_id,
+                worker_id = slot.worker_id,
+                poll_id = slot.poll_id,
+                progress = null,
+                claimed_at = now(),
+                lease_seconds = least(
+                    coalesce(slot.lease_seconds, greatest($11::int, jobs.timeout_seconds / 2)),
+                    jobs.timeout_seconds + $12::int
+                ),
+                lease_expires_at = now() + make_interval(secs => least(
+                    coalesce(slot.lease_seconds, greatest($11::int, jobs.timeout_seconds / 2)),
+                    jobs.timeout_seconds + $12::int
+                ))
+            from due
+            join slot on slot.place = due.place
+            join job_bodies body on body.project_id = due.project_id and body.job_id = due.id
+            where jobs.project_id = due.project_id and jobs.id = due.id
+            returning slot.number - 1 as slot, jobs.project_id, jobs.id, jobs.queue, jobs.job_type,
+                      jobs.rank, jobs.run_at, jobs.created_at, jobs.attempt, jobs.failures,
+                      jobs.max_attempts, jobs.timeout_seconds, jobs.lease_id, jobs.lease_seconds,
+                      jobs.claimed_at, body.payload, body.tags
         )
-        update jobs
-        set state = 'processing',
-            attempt = jobs.attempt + 1,
-            lease_id = gen_random_uuid(),
-            worker_id = slot.worker_id,
-            poll_id = slot.poll_id,
-            progress = null,
-            claimed_at = now(),
-            lease_seconds = coalesce(
-                slot.lease_seconds, greatest($11::int, jobs.timeout_seconds / 2)
-            ),
-            lease_expires_at = now() + make_interval(secs => least(
-                coalesce(slot.lease_seconds, greatest($11::int, jobs.timeout_seconds / 2)),
-                jobs.timeout_seconds + $12::int
-            ))
-        from due
-        join slot on slot.place = due.place
-        join job_bodies body on body.project_id = due.project_id and body.job_id = due.id
-        where jobs.project_id = due.project_id and jobs.id = due.id
-        returning slot.number - 1 as slot, jobs.project_id "project_id: ProjectId",
-                  jobs.id "id: JobId", jobs.queue, jobs.job_type, jobs.rank, jobs.run_at,
-                  jobs.created_at, jobs.attempt, jobs.failures, jobs.max_attempts,
-                  jobs.timeout_seconds, jobs.lease_id "lease_id!: LeaseId",
-                  jobs.lease_seconds "lease_seconds!", jobs.claimed_at "claimed_at!",
-                  body.payload, body.tags
+        select chosen.count "chosen!", leased.slot "slot?", leased.project_id "project_id?: ProjectId",
+               leased.id "id?: JobId", leased.queue "queue?", leased.job_type "job_type?",
+               leased.rank "rank?", leased.run_at "run_at?", leased.created_at "created_at?",
+               leased.attempt "attempt?", leased.failures "failures?",
+               leased.max_attempts "max_attempts?", leased.timeout_seconds "timeout_seconds?",
+               leased.lease_id "lease_id?: LeaseId", leased.lease_seconds "lease_seconds?",
+               leased.claimed_at "claimed_at?", leased.payload "payload?", leased.tags "tags?"
+        from (select count(*) from best) chosen
+        left join leased on true
         "#,
         look.project_id.0,
         look.job_types,
@@ -303,42 +329,74 @@ pub async fn claim_some_types(
         &columns.slot_poll_id as &[Option<Uuid>],
         MIN_DEFAULT_LEASE_SECONDS,
         TIMEOUT_GRACE_SECONDS,
+        &columns.slot_lease_id,
     )
     .fetch_all(conn)
-    .await
+    .await?;
+    let chosen = rows.first().map_or(0, |it| usize::try_from(it.chosen).unwrap_or(0));
+    let leased = rows.into_iter().filter_map(|it| {
+        Some(LeasedJob {
+            slot: it.slot,
+            project_id: it.project_id?,
+            id: it.id?,
+            queue: it.queue?,
+            job_type: it.job_type?,
+            rank: it.rank?,
+            run_at: it.run_at?,
+            created_at: it.created_at?,
+            attempt: it.attempt?,
+            failures: it.failures?,
+            max_attempts: it.max_attempts?,
+            timeout_seconds: it.timeout_seconds?,
+            lease_id: it.lease_id?,
+            lease_seconds: it.lease_seconds?,
+            claimed_at: it.claimed_at?,
+            payload: it.payload?,
+            tags: it.tags,
+        })
+    });
+    Ok((leased.collect(), chosen))
 }
 
-/// The jobs that an earlier poll with this id was given and whose leases still run.
+/// A poll as its worker names it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct PollKey {
+    /// Whose poll.
+    pub project_id: ProjectId,
+    /// Whose name it is.
+    pub worker_id: Arc<str>,
+    /// The name.
+    pub poll_id: Uuid,
+}
+
+/// The jobs that earlier polls with these names were given and whose leases still run. `slot` is the
+/// number of the poll, from 0.
 ///
 /// # Errors
 /// Only those of the store.
-pub async fn leased_by_poll(
+pub async fn leased_by_polls(
     conn: &mut PgConnection,
-    project_id: ProjectId,
-    worker_id: &str,
-    poll_id: Uuid,
+    polls: &[PollKey],
 ) -> sqlx::Result<Vec<LeasedJob>> {
     sqlx::query_as!(
         LeasedJob,
         r#"
-        select null::bigint as slot, jobs.project_id "project_id: ProjectId",
+        select poll.number - 1 as slot, jobs.project_id "project_id: ProjectId",
                jobs.id "id: JobId", jobs.queue, jobs.job_type, jobs.rank, jobs.run_at,
                jobs.created_at, jobs.attempt, jobs.failures, jobs.max_attempts,
                jobs.timeout_seconds, jobs.lease_id "lease_id!: LeaseId",
                jobs.lease_seconds "lease_seconds!", jobs.claimed_at "claimed_at!",
                body.payload, body.tags
-        from jobs
+        from unnest($1::int[], $2::uuid[], $3::text[]) with ordinality
+            as poll(project_id, poll_id, worker_id, number)
+        join jobs on jobs.project_id = poll.project_id and jobs.poll_id = poll.poll_id
         join job_bodies body on body.project_id = jobs.project_id and body.job_id = jobs.id
-        where jobs.project_id = $1
-            and jobs.poll_id = $2
-            and jobs.worker_id = $3
-            and jobs.lease_expires_at > now()
-        order by jobs.rank, jobs.run_at, jobs.id
-        limit 50
+        where jobs.worker_id = poll.worker_id and jobs.lease_expires_at > now()
+        order by poll.number, jobs.rank, jobs.run_at, jobs.id
         "#,
-        project_id.0,
-        poll_id,
-        worker_id,
+        &polls.iter().map(|it| it.project_id.0).collect::<Vec<_>>(),
+        &polls.iter().map(|it| it.poll_id).collect::<Vec<_>>(),
+        &polls.iter().map(|it| &*it.worker_id).collect::<Vec<_>>() as &[&str],
     )
     .fetch_all(conn)
     .await
@@ -350,7 +408,7 @@ pub async fn leased_by_poll(
 /// Only those of the store.
 pub async fn queues_with_work(
     conn: &mut PgConnection,
-    queues: &[(ProjectId, std::sync::Arc<str>)],
+    queues: &[(ProjectId, Arc<str>)],
 ) -> sqlx::Result<Vec<i64>> {
     sqlx::query_scalar!(
         r#"

@@ -4,13 +4,12 @@
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
-use sqlx::{PgConnection, types::Json};
+use sqlx::PgConnection;
 use uuid::Uuid;
 
 use super::acks::{FenceColumns, JobKey};
 use crate::{
     domain::{
-        backoff::RetryPolicy,
         job::{Outcome, StoredState},
         lease::Fence,
         text::ErrorReport,
@@ -31,8 +30,9 @@ pub struct Held {
     pub failures: i32,
     /// Failures at which the job is given up.
     pub max_attempts: i32,
-    /// None: the default policy.
-    pub retry: Option<Json<RetryPolicy>>,
+    /// None: the default policy. As it is stored: a shape that only a newer release knows must not
+    /// keep the reaper from its work.
+    pub retry: Option<serde_json::Value>,
     /// Whether the attempt had used up its `timeout_seconds`.
     pub timed_out: bool,
 }
@@ -60,7 +60,7 @@ pub async fn lock_held<'a>(
         Held,
         r#"
         select job.project_id "project_id: ProjectId", job.id "id: JobId", job.attempt,
-               job.failures, job.max_attempts, body.retry "retry?: Json<RetryPolicy>",
+               job.failures, job.max_attempts, body.retry "retry?",
                false "timed_out!"
         from unnest($1::int[], $2::uuid[], $3::text[], $4::int[], $5::uuid[])
             as shown(project_id, job_id, worker_id, attempt, lease_id)

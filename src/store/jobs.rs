@@ -1,5 +1,7 @@
 //! Reading jobs: one, with its history; or a page of them, newest first.
 
+use std::collections::HashMap;
+
 use chrono::{DateTime, Utc};
 use sqlx::{PgConnection, Postgres, QueryBuilder, types::Json};
 use uuid::Uuid;
@@ -9,6 +11,7 @@ use crate::{
         backoff::RetryPolicy,
         job::{JobState, Outcome, StoredState},
         limits,
+        text::ErrorReport,
     },
     ids::{JobId, LeaseId, ProjectId},
 };
@@ -136,42 +139,26 @@ pub async fn attempts(
     Ok(rows)
 }
 
-/// The last error of a job that has failed before.
-#[derive(Debug, Clone)]
-pub struct LastError {
-    /// Which job.
-    pub job_id: JobId,
-    /// See [`crate::domain::text::ErrorReport`].
-    pub kind: Option<String>,
-    /// See [`crate::domain::text::ErrorReport`].
-    pub message: Option<String>,
-    /// See [`crate::domain::text::ErrorReport`].
-    pub stack_trace: Option<String>,
-    /// See [`crate::domain::text::ErrorReport`].
-    pub truncated: bool,
-}
-
-/// The latest error that is recorded for each of these jobs.
+/// The latest error that a worker reported for each of these jobs.
 ///
 /// # Errors
 /// Only those of the store.
 pub async fn last_errors(
     conn: &mut PgConnection,
     keys: &[(ProjectId, JobId)],
-) -> sqlx::Result<Vec<LastError>> {
-    sqlx::query_as!(
-        LastError,
+) -> sqlx::Result<HashMap<(ProjectId, JobId), ErrorReport>> {
+    let rows = sqlx::query!(
         r#"
-        select sought.job_id "job_id!: JobId", past.error_kind as kind,
-               past.error_message as message, past.error_stack_trace as stack_trace,
-               past.error_truncated as truncated
+        select sought.project_id "project_id!: ProjectId", sought.job_id "job_id!: JobId",
+               past.error_kind as kind, past.error_message as message,
+               past.error_stack_trace as stack_trace, past.error_truncated as truncated
         from unnest($1::int[], $2::uuid[]) as sought(project_id, job_id)
         cross join lateral (
             select error_kind, error_message, error_stack_trace, error_truncated
             from attempts
             where project_id = sought.project_id
                 and job_id = sought.job_id
-                and outcome = 'failed'
+                and coalesce(error_kind, error_message, error_stack_trace) is not null
             order by attempt desc
             limit 1
         ) past
@@ -180,7 +167,17 @@ pub async fn last_errors(
         &keys.iter().map(|it| it.1.0).collect::<Vec<_>>(),
     )
     .fetch_all(conn)
-    .await
+    .await?;
+    let reports = rows.into_iter().map(|it| {
+        let report = ErrorReport {
+            kind: it.kind,
+            message: it.message,
+            stack_trace: it.stack_trace,
+            truncated: it.truncated,
+        };
+        ((it.project_id, it.job_id), report)
+    });
+    Ok(reports.collect())
 }
 
 /// Which jobs a list shows. Every part narrows.

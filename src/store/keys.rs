@@ -15,8 +15,6 @@ pub struct KeyOwner {
     pub project_public_id: ProjectPublicId,
     /// The project's short name in paths.
     pub project_slug: String,
-    /// Which key.
-    pub key_id: KeyId,
 }
 
 /// A key as a list shows it.
@@ -49,7 +47,7 @@ pub async fn find_by_secret(
         r#"
         select key.project_id "project_id: ProjectId",
                project.public_id "project_public_id: ProjectPublicId",
-               project.slug as project_slug, key.id "key_id: KeyId"
+               project.slug as project_slug
         from api_keys key
         join projects project on project.id = key.project_id
         where key.secret_hash = $1 and key.revoked_at is null

@@ -36,6 +36,8 @@ pub struct Pools {
     pub claim: PgPool,
     /// Storing new jobs.
     pub enqueue: PgPool,
+    /// Looking up keys: junk keys must not keep acks waiting.
+    pub keys: PgPool,
     /// Everything that only reads, and rare writes.
     pub read: PgPool,
     /// The loops.
@@ -54,6 +56,7 @@ impl Pools {
             settle: pool(sizes.settle_connections, HOT_STATEMENT_TIMEOUT_MS),
             claim: pool(sizes.claim_connections, HOT_STATEMENT_TIMEOUT_MS),
             enqueue: pool(sizes.enqueue_connections, HOT_STATEMENT_TIMEOUT_MS),
+            keys: pool(sizes.key_connections, HOT_STATEMENT_TIMEOUT_MS),
             read: pool(sizes.read_connections, READ_STATEMENT_TIMEOUT_MS),
             background: pool(sizes.background_connections, BACKGROUND_STATEMENT_TIMEOUT_MS),
         })
@@ -61,7 +64,8 @@ impl Pools {
 
     /// Closes every connection.
     pub async fn close(&self) {
-        for pool in [&self.settle, &self.claim, &self.enqueue, &self.read, &self.background] {
+        let Self { settle, claim, enqueue, keys, read, background } = self;
+        for pool in [settle, claim, enqueue, keys, read, background] {
             pool.close().await;
         }
     }

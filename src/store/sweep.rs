@@ -2,12 +2,13 @@
 //! bounded batch that any number of nodes may run at once; what they answer carries the project.
 
 use chrono::{DateTime, Utc};
-use sqlx::{Executor, PgConnection, types::Json};
+use sqlx::{Executor, PgConnection};
+use uuid::Uuid;
 
 use super::endings::Held;
 use crate::{
-    domain::{backoff::RetryPolicy, lease::TIMEOUT_GRACE_SECONDS},
-    ids::{JobId, ProjectId},
+    domain::lease::TIMEOUT_GRACE_SECONDS,
+    ids::{JobId, LeaseId, ProjectId},
 };
 
 /// Jobs one pass of a loop touches at the most. The statements carry the same number as a literal.
@@ -134,7 +135,8 @@ pub async fn rearm_expired(conn: &mut PgConnection) -> sqlx::Result<u64> {
     Ok(done.rows_affected())
 }
 
-/// Locks jobs whose leases have expired, the longest expired first.
+/// Locks jobs whose leases have expired, the longest expired first; none when the last noted pass
+/// lies so far back that they are to be given once more.
 ///
 /// # Errors
 /// Only those of the store.
@@ -148,18 +150,23 @@ pub async fn lock_expired(conn: &mut PgConnection) -> sqlx::Result<Vec<Held>> {
                        >= claimed_at + make_interval(secs => timeout_seconds + $1::int) as timed_out
             from jobs
             where state = 'processing' and lease_expires_at <= now()
+                and exists (
+                    select from reaper_state
+                    where last_pass_at > now() - make_interval(secs => $2::int)
+                )
             order by lease_expires_at
             limit 500
             for update skip locked
         )
         select expired.project_id "project_id: ProjectId", expired.id "id: JobId",
                expired.attempt, expired.failures, expired.max_attempts,
-               body.retry "retry?: Json<RetryPolicy>", expired.timed_out "timed_out!"
+               body.retry "retry?", expired.timed_out "timed_out!"
         from expired
         left join job_bodies body
             on body.project_id = expired.project_id and body.job_id = expired.id
         "#,
         TIMEOUT_GRACE_SECONDS,
+        REAPER_GAP_SECONDS,
     )
     .fetch_all(conn)
     .await
@@ -172,6 +179,46 @@ pub async fn lock_expired(conn: &mut PgConnection) -> sqlx::Result<Vec<Held>> {
 /// # Errors
 /// Only those of the store.
 pub async fn vacuum_jobs(conn: &mut PgConnection) -> sqlx::Result<()> {
-    conn.execute(sqlx::raw_sql("vacuum (skip_locked, truncate false) jobs")).await?;
-    Ok(())
+    // A vacuum takes the time it takes.
+    conn.execute(sqlx::raw_sql("set statement_timeout = 0")).await?;
+    let vacuumed = conn.execute(sqlx::raw_sql("vacuum (skip_locked, truncate false) jobs")).await;
+    conn.execute(sqlx::raw_sql("reset statement_timeout")).await?;
+    vacuumed.map(|_| ())
+}
+
+/// A lease of a claim whose answer was lost.
+#[derive(Debug, Clone)]
+pub struct LostLease {
+    /// Whose job.
+    pub project_id: ProjectId,
+    /// Which job.
+    pub id: JobId,
+    /// Whom it was leased to.
+    pub worker_id: String,
+    /// The lease.
+    pub lease_id: LeaseId,
+}
+
+/// Which of these leases were given after all. It walks over all leases that run: for emergencies.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn find_leases(
+    conn: &mut PgConnection,
+    lease_ids: &[Uuid],
+) -> sqlx::Result<Vec<LostLease>> {
+    sqlx::query_as!(
+        LostLease,
+        r#"
+        select project_id "project_id: ProjectId", id "id: JobId", worker_id "worker_id!",
+               lease_id "lease_id!: LeaseId"
+        from jobs
+        where state = 'processing'
+            and lease_expires_at > '-infinity'
+            and lease_id = any($1)
+        "#,
+        lease_ids,
+    )
+    .fetch_all(conn)
+    .await
 }

@@ -132,6 +132,7 @@ fn a_key_may_come_in_three_ways() {
         answer(get().header("x-api-key", &t.api_key)).await.is(200);
         answer(get().basic_auth("", Some(&t.api_key))).await.is(200);
         answer(get().basic_auth("anybody", Some(&t.api_key))).await.is(200);
+        answer(get().basic_auth(&t.api_key, Some(""))).await.is(200);
         answer(get().header("authorization", format!("bearer  {}", t.api_key))).await.is(200);
         for junk in ["Bearer", "Basic !!", "Basic eA==", "Digest x", &t.api_key] {
             answer(get().header("authorization", junk)).await.is_error(401, "unauthorized");

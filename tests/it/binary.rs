@@ -258,7 +258,8 @@ fn keys_are_made_listed_and_revoked_from_the_terminal() {
         assert!(text(&again.stderr).contains("there is a project `my-shop` already"));
         let listed = text(&fencepost(&["keys", "list", "--project", "my-shop"], &folder.0).stdout);
         assert!(listed.contains("live") && !listed.contains(&key), "{listed}");
-        let id = listed.split_whitespace().next().expect("an id").to_owned();
+        let row = listed.lines().nth(1).expect("a key");
+        let id = row.split_whitespace().next().expect("an id").to_owned();
         let foreign = fencepost(&["keys", "revoke", &id, "--project", "demo"], &folder.0);
         assert!(!foreign.status.success());
         assert!(

@@ -52,7 +52,7 @@ fn a_lease_never_outlives_the_jobs_timeout_and_its_grace() {
 fn a_poll_that_names_no_lease_gets_half_of_the_timeout_but_at_least_thirty_seconds() {
     run(async |t| {
         for (timeout, lease, interval) in
-            [(1800, 900, 300), (100, 50, 16), (40, 30, 10), (1, 30, 10)]
+            [(1800, 900, 300), (100, 50, 16), (40, 30, 10), (1, 11, 3)]
         {
             t.enqueue(json!({"timeout_seconds": timeout})).await;
             let job = t.lease("w").await;

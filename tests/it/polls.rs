@@ -285,10 +285,16 @@ fn a_worker_may_introduce_itself() {
         assert_eq!(t.database.number("select count(*) from workers where pid = 77").await, 1);
         let bare = json!({"worker_id": "v", "queues": [], "job_types": []});
         t.post("/v1/workers/register", bare.clone()).await.is(200);
-        for field in ["labels", "recurring_schedules"] {
+        let with = async |field: &str, value: Value| {
             let mut worker = bare.clone();
-            worker[field] = json!([]);
-            t.post("/v1/workers/register", worker).await.refuses(field);
+            worker[field] = value;
+            t.post("/v1/workers/register", worker).await
+        };
+        with("labels", json!([])).await.refuses("labels");
+        for none in [json!(null), json!([])] {
+            with("recurring_schedules", none).await.is(200);
         }
+        let schedules = json!([{"job_type": "t", "cron_expression": "* * * * *"}]);
+        with("recurring_schedules", schedules).await.refuses("recurring_schedules");
     });
 }

@@ -67,7 +67,7 @@ impl Board {
 
     /// Deals, as (queue, waiters) pairs.
     fn deal(&mut self) -> Vec<DealtLook> {
-        self.lanes.deal(false, self.now)
+        self.lanes.deal(self.now)
     }
 
     fn dealt(&mut self) -> Vec<(String, Vec<WaiterId>)> {
@@ -79,7 +79,8 @@ impl Board {
         let last =
             ClaimKey { rank: 0, run_at: DateTime::from_timestamp(2_000, 0).expect("a time") };
         let last = (jobs > 0).then_some(last);
-        self.lanes.landed(look, Some((jobs, last)), self.now);
+        let is_short = jobs < look.slots.len();
+        self.lanes.landed(look, Some(Finding { is_short, was_contended: false, last }), self.now);
     }
 
     /// Looks until nothing is left to look at; every look finds nothing.
@@ -220,10 +221,45 @@ fn a_second_claim_beside_one_under_way_needs_a_deep_backlog() {
     }
     let first = board.deal();
     assert_eq!(first[0].slots.len(), MAX_CLAIM_SLOTS);
-    assert!(board.lanes.deal(true, board.now).is_empty(), "nobody knows yet how deep it is");
+    assert!(board.deal().is_empty(), "nobody knows yet how deep it is");
     board.land(&first[0], MAX_CLAIM_SLOTS);
     assert_eq!(board.deal()[0].slots.len(), MAX_CLAIM_SLOTS);
-    assert_eq!(board.lanes.deal(true, board.now)[0].slots.len(), 150);
+    assert_eq!(board.deal()[0].slots.len(), 150);
+}
+
+#[test]
+fn one_tenants_deep_backlog_never_keeps_another_waiting() {
+    let mut board = Board::new();
+    for id in 0..400 {
+        board.park(id, 1, &["q"], 1);
+    }
+    board.park(900, 2, &["q"], 1);
+    board.park(901, 2, &["q"], 1);
+    for look in board.deal() {
+        let jobs = if look.project_id == ProjectId(1) { look.slots.len() } else { 0 };
+        board.land(&look, jobs);
+    }
+    let busy = board.deal();
+    assert!(busy.iter().all(|it| it.project_id == ProjectId(1)));
+    board.arrive(2, "q", "t", 1);
+    let other = board.deal();
+    assert!(other.iter().any(|it| ids(it) == [900]), "beside the claims that are under way");
+}
+
+#[test]
+fn two_looks_by_type_never_choose_from_one_queue_at_once() {
+    let mut board = Board::new();
+    for id in 0..400 {
+        board.park_typed(id, 1, &["q"], &["mail"], 1);
+    }
+    let first = board.deal();
+    board.land(&first[0], MAX_CLAIM_SLOTS);
+    let second = board.deal();
+    assert!(board.deal().is_empty());
+    let last = None;
+    let contended = Finding { is_short: false, was_contended: true, last };
+    board.lanes.landed(&second[0], Some(contended), board.now);
+    assert_eq!(board.deal().len(), 1, "what others took is not what is there");
 }
 
 #[test]
@@ -242,6 +278,9 @@ fn a_failed_look_leaves_the_queue_to_be_looked_at_again() {
     board.park(1, 1, &["q"], 1);
     let looks = board.deal();
     board.lanes.landed(&looks[0], None, board.now);
+    assert!(board.deal().is_empty(), "it rests");
+    board.pass(FAILURE_PAUSE);
+    board.lanes.wake_rested(board.now);
     assert_eq!(board.dealt(), [("q".to_owned(), vec![1])]);
 }
 

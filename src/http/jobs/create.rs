@@ -25,7 +25,7 @@ use crate::{
     error::Error,
     http::{
         error::ErrorBody,
-        extract::{Json, RequestBody},
+        extract::{Json, Object, RequestBody},
         validate::Check,
     },
     ids::{JobId, ProjectId},
@@ -71,7 +71,8 @@ pub struct EnqueueRequest {
     #[schema(minimum = 1, maximum = 86_400)]
     timeout_seconds: Option<i32>,
     /// How it is tried again.
-    retry: Option<RetryRequest>,
+    #[schema(value_type = Option<RetryRequest>)]
+    retry: Option<Object<RetryRequest>>,
     /// For your own use; at most 32.
     tags: Option<BTreeMap<String, String>>,
 }
@@ -105,8 +106,8 @@ pub struct RetryRequest {
 #[serde(deny_unknown_fields)]
 pub struct EnqueueBatchRequest {
     /// 1 to 500 jobs.
-    #[schema(min_items = 1, max_items = 500)]
-    jobs: Vec<EnqueueRequest>,
+    #[schema(min_items = 1, max_items = 500, value_type = Vec<EnqueueRequest>)]
+    jobs: Vec<Object<EnqueueRequest>>,
 }
 
 impl RequestBody for EnqueueBatchRequest {
@@ -149,7 +150,7 @@ pub async fn create(
     let jobs: Arc<[NewJob]> = Arc::new([job]);
     let stored = enqueue::enqueue(&app.engine, Arc::clone(&jobs)).await?;
     let (Some(job), Some(stored)) = (jobs.first(), stored.first()) else {
-        return Err(Error::Overloaded);
+        return Err(Error::InDoubt);
     };
     let job = Job::stored(job, stored)?;
     let location = [(LOCATION, format!("/v1/jobs/{}", job.id))];
@@ -187,7 +188,7 @@ pub async fn create_batch(
     })?;
     let mut check = Check::default();
     let mut jobs = Vec::with_capacity(sent);
-    for (index, request) in request.jobs.into_iter().enumerate() {
+    for (index, Object(request)) in request.jobs.into_iter().enumerate() {
         let mut item = Check::below(format!("jobs[{index}]."));
         jobs.push(accept(caller.project_id, request, &mut item)?);
         check.absorb(item);
@@ -256,7 +257,7 @@ fn accept(
         max_attempts,
         timeout_seconds,
         payload,
-        retry: request.retry.map(|it| Stored(accept_retry(it, check))),
+        retry: request.retry.map(|Object(it)| Stored(accept_retry(it, check))),
         tags: accept_tags(request.tags, check),
     })
 }

@@ -9,7 +9,7 @@ use sha2::Sha256;
 use utoipa::{IntoParams, ToSchema};
 use uuid::Uuid;
 
-use super::Job;
+use super::{ErrorView, Job};
 use crate::{
     app::App,
     auth::Caller,
@@ -79,7 +79,7 @@ pub struct ListQuery {
 /// A page of jobs, newest first.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct JobPage {
-    /// The jobs; without their attempts and last errors.
+    /// The jobs; without their attempts.
     pub jobs: Vec<Job>,
     /// Whether there may be more. A page looks at a bounded number of jobs, so it can be short,
     /// even empty, and there is more all the same.
@@ -127,8 +127,15 @@ pub async fn list(
     let mut conn = app.engine.pools.read.acquire().await?;
     let (rows, goes_on_below) =
         store::jobs::page(&mut conn, caller.project_id, &filter, before, page_jobs).await?;
+    let failed = rows.iter().filter(|it| it.failures > 0);
+    let failed: Vec<_> = failed.map(|it| (caller.project_id, it.id)).collect();
+    let mut errors = store::jobs::last_errors(&mut conn, &failed).await?;
+    let jobs = rows.into_iter().map(|row| {
+        let error = errors.remove(&(caller.project_id, row.id));
+        Ok(Job { last_error: error.and_then(ErrorView::of), ..Job::read(row)? })
+    });
     Ok(Reply(JobPage {
-        jobs: rows.into_iter().map(Job::read).collect::<Result<_, _>>()?,
+        jobs: jobs.collect::<Result<_, Error>>()?,
         has_more: goes_on_below.is_some(),
         next_cursor: goes_on_below.map(|it| write_cursor(&app, caller.project_id, it)),
     }))

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use chrono::{DateTime, Utc};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
@@ -127,7 +127,7 @@ impl From<RetryPolicy> for RetryView {
 }
 
 /// An error as a worker reported it.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Serialize, ToSchema)]
 pub struct ErrorView {
     /// The kind of error.
     #[serde(rename = "type")]

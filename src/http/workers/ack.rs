@@ -17,7 +17,7 @@ use crate::{
     error::Error,
     http::{
         error::{self, ErrorBody, ErrorInfo},
-        extract::{Json, RequestBody},
+        extract::{Json, Object, RequestBody},
         layers::RequestId,
         validate::Check,
     },
@@ -51,7 +51,8 @@ pub struct AckRequest {
     #[schema(value_type = serde_json::Value, required = false)]
     result: Option<Box<RawValue>>,
     /// With `failed`: what went wrong; 16 KiB of it are kept.
-    error: Option<AckError>,
+    #[schema(value_type = Option<AckError>)]
+    error: Option<Object<AckError>>,
     /// With `failed`: whether another attempt may help. Default: true.
     retryable: Option<bool>,
     /// With `failed`: when to try again, instead of the backoff; at most 30 days.
@@ -156,8 +157,8 @@ pub async fn ack(
 #[serde(deny_unknown_fields)]
 pub struct AckBatchRequest {
     /// 1 to 500 acks. Each succeeds or fails for itself.
-    #[schema(min_items = 1, max_items = 500)]
-    acks: Vec<AckRequest>,
+    #[schema(min_items = 1, max_items = 500, value_type = Vec<AckRequest>)]
+    acks: Vec<Object<AckRequest>>,
 }
 
 impl RequestBody for AckBatchRequest {
@@ -224,7 +225,7 @@ pub async fn ack_batch(
         let message = format!("must have between 1 and {max} entries, has {sent}");
         return Err(Error::invalid("acks", message));
     }
-    let results = request.acks.into_iter().enumerate().map(async |(index, ack)| {
+    let results = request.acks.into_iter().enumerate().map(async |(index, Object(ack))| {
         let job_id = ack.job_id.clone();
         match settle_one(&caller, &app, ack, &format!("acks[{index}].")).await {
             Ok(acked) => {
@@ -288,7 +289,7 @@ fn accept(request: AckRequest, path: &str) -> Result<Ack, Error> {
             End::Succeeded { result: request.result.map(|it| Box::<str>::from(it).into_string()) }
         }
         AckStatus::Failed => End::Failed(Failure {
-            error: report(request.error.as_ref()),
+            error: report(request.error.map(|Object(it)| it)),
             retryable: request.retryable.unwrap_or(true),
             retry_after_seconds: request.retry_after_seconds,
         }),
@@ -298,7 +299,7 @@ fn accept(request: AckRequest, path: &str) -> Result<Ack, Error> {
     Ok(Ack { job_id, fence, end, duration_ms: request.duration_ms })
 }
 
-fn report(error: Option<&AckError>) -> ErrorReport {
+fn report(error: Option<AckError>) -> ErrorReport {
     let Some(AckError { kind, message, stack_trace }) = error else {
         return ErrorReport::default();
     };

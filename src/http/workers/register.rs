@@ -47,6 +47,9 @@ pub struct RegisterRequest {
     /// Its process.
     #[schema(minimum = 0)]
     pid: Option<i32>,
+    /// Must be empty: schedules are not supported yet.
+    #[schema(max_items = 0)]
+    recurring_schedules: Option<Vec<serde_json::Value>>,
 }
 
 impl RequestBody for RegisterRequest {}
@@ -107,6 +110,9 @@ fn accept(request: RegisterRequest) -> Result<Registration, Error> {
     check.range("concurrency", concurrency, 1, limits::MAX_WORKER_CONCURRENCY);
     if let Some(pid) = request.pid {
         check.range("pid", pid, 0, i32::MAX);
+    }
+    if request.recurring_schedules.is_some_and(|it| !it.is_empty()) {
+        check.refuse("recurring_schedules", "is not supported yet; register without it");
     }
     check.finish()?;
     Ok(Registration {

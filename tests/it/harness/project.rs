@@ -34,7 +34,9 @@ impl TestServer {
         let url = format!("http://{}", api.local_addr().expect("an address"));
         let stopping = CancellationToken::new();
         let pools = PoolArgs::default();
-        let node = Node { api, operator: None, database_url: database.url.clone(), pools };
+        let linger = Duration::ZERO;
+        let database_url = database.url.clone();
+        let node = Node { api, operator: None, database_url, pools, linger };
         let running = tokio::spawn(serve::serve(node, stopping.clone()));
         Self { url, database, stopping, running }
     }
@@ -45,7 +47,7 @@ impl TestServer {
         let public_id = ProjectPublicId::generate();
         let project = store::projects::insert(&mut conn, public_id, slug, slug).await;
         let project = project.expect("the store answers").expect("the slug is free");
-        let api_key = dev::create_key(&mut conn, &project, "test").await.expect("a key");
+        let (_, api_key) = dev::create_key(&mut conn, &project, "test").await.expect("a key");
         conn.close().await.expect("the connection closes");
         TestProject {
             url: self.url.clone(),

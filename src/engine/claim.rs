@@ -1,0 +1,316 @@
+//! One claim of the pump: the statements that a deal of looks becomes, and what came back.
+
+use std::{
+    collections::HashMap,
+    panic::AssertUnwindSafe,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use futures_util::FutureExt;
+use metrics::{counter, histogram};
+use sqlx::{PgConnection, PgPool, Postgres, pool::PoolConnection};
+use tokio::time::timeout;
+use uuid::Uuid;
+
+use super::{
+    dispatch,
+    lanes::{DealtLook, Finding},
+};
+use crate::{
+    domain::text::ErrorReport,
+    error::is_faulty_statement,
+    ids::{LeaseId, ProjectId},
+    store::{
+        self,
+        claims::{LeasedJob, Look, Slot},
+    },
+    telemetry,
+};
+
+/// A claim that has not come back by then is given up: its peer may be gone without a word.
+const CLAIM_TIMEOUT: Duration = Duration::from_secs(30);
+/// Queues of one fallback look.
+const MAX_FALLBACK_QUEUES: usize = 500;
+
+/// A job as a worker is given it.
+#[derive(Debug, Clone)]
+pub struct Handed {
+    /// The job and its lease.
+    pub job: LeasedJob,
+    /// Who got it.
+    pub worker_id: Arc<str>,
+    /// What its last failed attempt reported.
+    pub last_error: Option<ErrorReport>,
+}
+
+/// A claim that is ready to go.
+pub(super) struct Claim {
+    /// Each look with the lease of each of its slots.
+    looks: Vec<(DealtLook, Vec<LeaseId>)>,
+    pool: PgPool,
+    conn: Option<PoolConnection<Postgres>>,
+}
+
+/// A claim that came back, and its connection if it is still good.
+#[derive(Default)]
+pub(super) struct Flight {
+    pub conn: Option<PoolConnection<Postgres>>,
+    pub landed: Vec<Landed>,
+}
+
+/// A look that came back.
+pub(super) struct Landed {
+    pub look: DealtLook,
+    pub outcome: Outcome,
+}
+
+/// What a look came back with.
+pub(super) enum Outcome {
+    /// Jobs, each with the number of its slot.
+    Found { jobs: Vec<(usize, Handed)>, finding: Finding },
+    /// The store refused the statement: nothing was leased.
+    Refused,
+    /// Nobody knows whether these leases were given.
+    InDoubt(Vec<LeaseId>),
+}
+
+impl Outcome {
+    /// For the lane; none when the look failed.
+    pub fn finding(&self) -> Option<Finding> {
+        match self {
+            Self::Found { finding, .. } => Some(*finding),
+            Self::Refused | Self::InDoubt(_) => None,
+        }
+    }
+}
+
+impl Claim {
+    /// A claim over an idle connection, or over one that is still to be had.
+    pub fn new(
+        looks: Vec<DealtLook>,
+        pool: PgPool,
+        conn: Option<PoolConnection<Postgres>>,
+    ) -> Self {
+        let with_leases = |look: DealtLook| {
+            let lease_ids = look.slots.iter().map(|_| LeaseId(Uuid::new_v4())).collect();
+            (look, lease_ids)
+        };
+        Self { looks: looks.into_iter().map(with_leases).collect(), pool, conn }
+    }
+
+    /// Runs it. It lands whatever happens, or its polls would wait for ever.
+    pub async fn fly(self) -> Flight {
+        let started = Instant::now();
+        let slots = self.looks.iter().map(|(look, _)| look.slots.len()).sum::<usize>();
+        let looks = self.looks.clone();
+        let claimed = AssertUnwindSafe(timeout(CLAIM_TIMEOUT, self.claim())).catch_unwind().await;
+        let flight = match claimed {
+            Ok(Ok(flight)) => flight,
+            Ok(Err(_)) => {
+                note_failure(&sqlx::Error::PoolTimedOut);
+                Flight { conn: None, landed: looks.into_iter().map(in_doubt).collect() }
+            }
+            Err(_) => {
+                counter!(telemetry::PANICS).increment(1);
+                Flight { conn: None, landed: looks.into_iter().map(in_doubt).collect() }
+            }
+        };
+        histogram!(telemetry::BATCH_ITEMS, "kind" => "claim").record(slots as f64);
+        histogram!(telemetry::BATCH_SECONDS, "kind" => "claim")
+            .record(started.elapsed().as_secs_f64());
+        count_claimed(&flight.landed);
+        flight
+    }
+
+    async fn claim(self) -> Flight {
+        let Self { looks, pool, conn } = self;
+        let conn = match conn {
+            Some(conn) => Ok(conn),
+            None => pool.acquire().await,
+        };
+        let mut conn = match conn {
+            Ok(conn) => conn,
+            Err(error) => {
+                note_failure(&error);
+                let refused = |(look, _)| Landed { look, outcome: Outcome::Refused };
+                return Flight { conn: None, landed: looks.into_iter().map(refused).collect() };
+            }
+        };
+        let (any_type, some_types): (Vec<_>, Vec<_>) =
+            looks.into_iter().partition(|(look, _)| look.job_types.is_empty());
+        let mut landed = claim_any_type(&mut conn, any_type).await;
+        for look in some_types {
+            landed.push(claim_some_types(&mut conn, look).await);
+        }
+        add_last_errors(&mut conn, &mut landed).await;
+        let is_good = landed.iter().all(|it| it.outcome.finding().is_some());
+        Flight { conn: Some(conn).filter(|_| is_good), landed }
+    }
+}
+
+fn in_doubt((look, lease_ids): (DealtLook, Vec<LeaseId>)) -> Landed {
+    Landed { look, outcome: Outcome::InDoubt(lease_ids) }
+}
+
+/// A statement that the store refused, or stopped for its length, has leased nothing.
+fn failed(look: (DealtLook, Vec<LeaseId>), error: &sqlx::Error) -> Landed {
+    note_failure(error);
+    if is_refused(error) {
+        return Landed { look: look.0, outcome: Outcome::Refused };
+    }
+    in_doubt(look)
+}
+
+fn is_refused(error: &sqlx::Error) -> bool {
+    const QUERY_CANCELED: &str = "57014";
+    is_faulty_statement(error)
+        || matches!(error, sqlx::Error::Database(it) if it.code().as_deref() == Some(QUERY_CANCELED))
+}
+
+fn note_failure(error: &sqlx::Error) {
+    counter!(telemetry::STORE_ERRORS, "kind" => "claim").increment(1);
+    tracing::warn!(error = error as &dyn std::error::Error, "a claim failed");
+}
+
+fn count_claimed(landed: &[Landed]) {
+    let found = landed.iter().filter_map(|it| match &it.outcome {
+        Outcome::Found { jobs, .. } => Some(jobs),
+        Outcome::Refused | Outcome::InDoubt(_) => None,
+    });
+    for (_, Handed { job, .. }) in found.flatten() {
+        counter!(telemetry::JOBS_CLAIMED).increment(1);
+        if job.attempt == 1 {
+            let ready_at = job.run_at.max(job.created_at);
+            let waited = (job.claimed_at - ready_at).as_seconds_f64();
+            histogram!(telemetry::PICKUP_SECONDS).record(waited.max(0.0));
+        }
+    }
+}
+
+/// One statement for all looks. When the store refuses it, one for each: a look that is too slow
+/// must not take the others down.
+async fn claim_any_type(
+    conn: &mut PgConnection,
+    looks: Vec<(DealtLook, Vec<LeaseId>)>,
+) -> Vec<Landed> {
+    if looks.is_empty() {
+        return Vec::new();
+    }
+    let statement: Vec<_> = looks.iter().map(to_look).collect();
+    let found = store::claims::claim_any_type(conn, &statement).await;
+    drop(statement);
+    match found {
+        Ok(found) => deal_out(looks, found),
+        Err(error) if looks.len() > 1 && is_refused(&error) => {
+            note_failure(&error);
+            let mut landed = Vec::with_capacity(looks.len());
+            for look in looks {
+                landed.push(claim_one(conn, look).await);
+            }
+            landed
+        }
+        Err(error) => looks.into_iter().map(|look| failed(look, &error)).collect(),
+    }
+}
+
+async fn claim_one(conn: &mut PgConnection, look: (DealtLook, Vec<LeaseId>)) -> Landed {
+    let found = store::claims::claim_any_type(conn, &[to_look(&look)]).await;
+    match found {
+        Ok(found) => deal_out_one(look.0, found, None),
+        Err(error) => failed(look, &error),
+    }
+}
+
+async fn claim_some_types(conn: &mut PgConnection, look: (DealtLook, Vec<LeaseId>)) -> Landed {
+    let found = store::claims::claim_some_types(conn, &to_look(&look)).await;
+    match found {
+        Ok((found, chosen)) => deal_out_one(look.0, found, Some(chosen)),
+        Err(error) => failed(look, &error),
+    }
+}
+
+fn to_look((dealt, lease_ids): &(DealtLook, Vec<LeaseId>)) -> Look<'_> {
+    let slots = dealt.slots.iter().zip(lease_ids);
+    Look {
+        project_id: dealt.project_id,
+        queue: &dealt.queue,
+        job_types: &dealt.job_types,
+        from: dealt.from,
+        slots: slots
+            .map(|((_, wish), lease_id)| Slot {
+                worker_id: &wish.worker_id,
+                lease_seconds: wish.lease_seconds,
+                poll_id: wish.poll_id,
+                lease_id: *lease_id,
+            })
+            .collect(),
+    }
+}
+
+/// Slots are numbered through all looks of a statement; each look gets its own back.
+fn deal_out(looks: Vec<(DealtLook, Vec<LeaseId>)>, found: Vec<LeasedJob>) -> Vec<Landed> {
+    let mut by_slot: HashMap<usize, LeasedJob> =
+        found.into_iter().filter_map(|it| Some((usize::try_from(it.slot?).ok()?, it))).collect();
+    let mut first = 0;
+    let mut landed = Vec::with_capacity(looks.len());
+    for (look, _) in looks {
+        let slots = look.slots.len();
+        let of_look = (first..first + slots).zip(0_i64..).filter_map(|(slot, number)| {
+            by_slot.remove(&slot).map(|it| LeasedJob { slot: Some(number), ..it })
+        });
+        let of_look = of_look.collect();
+        first += slots;
+        landed.push(deal_out_one(look, of_look, None));
+    }
+    landed
+}
+
+/// `chosen` is how many were there, where that is not how many were leased.
+fn deal_out_one(look: DealtLook, found: Vec<LeasedJob>, chosen: Option<usize>) -> Landed {
+    let wanted = look.slots.len();
+    let there = chosen.unwrap_or(found.len());
+    let finding = Finding {
+        is_short: there < wanted,
+        was_contended: there >= wanted && found.len() < wanted,
+        last: found.iter().map(LeasedJob::claim_key).max(),
+    };
+    let jobs = found.into_iter().filter_map(|job| {
+        let slot = usize::try_from(job.slot?).ok()?;
+        let worker_id = Arc::clone(&look.slots.get(slot)?.1.worker_id);
+        Some((slot, Handed { job, worker_id, last_error: None }))
+    });
+    let jobs = jobs.collect();
+    Landed { look, outcome: Outcome::Found { jobs, finding } }
+}
+
+async fn add_last_errors(conn: &mut PgConnection, landed: &mut [Landed]) {
+    let found = landed.iter_mut().filter_map(|it| match &mut it.outcome {
+        Outcome::Found { jobs, .. } => Some(jobs),
+        Outcome::Refused | Outcome::InDoubt(_) => None,
+    });
+    let handed = found.flatten().map(|(_, it)| it);
+    let mut retried: Vec<_> = handed.filter(|it| it.job.failures > 0).collect();
+    dispatch::add_last_errors(conn, &mut retried).await;
+}
+
+/// Which of these queues hold work, as far as the store answers.
+pub(super) async fn look_for_work(
+    pool: PgPool,
+    queues: Vec<(ProjectId, Arc<str>)>,
+) -> Vec<(ProjectId, Arc<str>)> {
+    let mut found = Vec::new();
+    for queues in queues.chunks(MAX_FALLBACK_QUEUES) {
+        let look = async {
+            let mut conn = pool.acquire().await?;
+            store::claims::queues_with_work(&mut conn, queues).await
+        };
+        match timeout(CLAIM_TIMEOUT, look).await.unwrap_or(Err(sqlx::Error::PoolTimedOut)) {
+            Ok(numbers) => found.extend(
+                numbers.into_iter().filter_map(|it| queues.get(usize::try_from(it).ok()?).cloned()),
+            ),
+            Err(error) => note_failure(&error),
+        }
+    }
+    found
+}

@@ -81,8 +81,11 @@ pub async fn serve(node: Node, stop: CancellationToken) -> anyhow::Result<()> {
         tracing::warn!(connections = connections.len(), "stopped with requests unfinished");
     }
     ended.cancel();
+    let has_failed = engine.has_failed();
+    // With it the pump ends, which keeps connections for its next claims.
+    drop(engine);
     let _ = timeout(CLOSE_TIMEOUT, pools.close()).await;
-    anyhow::ensure!(!engine.has_failed(), "a part of this node has failed");
+    anyhow::ensure!(!has_failed, "a part of this node has failed");
     Ok(())
 }
 

@@ -25,6 +25,13 @@ const PICKUP_RATE: u32 = 50;
 /// Polls that wait while the pickup is measured.
 const PICKUP_WORKERS: usize = 64;
 
+/// How often it is looked whether the last job is done.
+const LOOK_PERIOD: Duration = Duration::from_millis(1);
+/// The pause in which the last of many polls arrives at the server.
+const SETTLING: Duration = Duration::from_secs(1);
+/// The wait of polls that expect a job at any moment, in seconds.
+const BUSY_WAIT_SECONDS: u64 = 2;
+
 /// What each connection repeats.
 #[derive(Debug, Clone, Copy)]
 pub enum Step {
@@ -41,7 +48,7 @@ impl Step {
         match self {
             Self::Enqueue => Ok(1),
             Self::Lifecycle => {
-                let jobs = client.poll(queue, worker, 1, 5).await?;
+                let jobs = client.poll(queue, worker, 1, BUSY_WAIT_SECONDS).await?;
                 for job in &jobs {
                     client.post("/v1/workers/ack", client::ack(job, worker)).await?;
                 }
@@ -132,7 +139,7 @@ pub async fn batch(target: &Target, queue: &str, jobs: usize) -> anyhow::Result<
         running.spawn(async move {
             let mut client = Client::connect(&target).await?;
             while left.load(Ordering::Relaxed) > 0 {
-                let jobs = client.poll(&queue, worker, BATCH_CAPACITY, 1).await?;
+                let jobs = client.poll(&queue, worker, BATCH_CAPACITY, BUSY_WAIT_SECONDS).await?;
                 if jobs.is_empty() {
                     continue;
                 }
@@ -140,19 +147,17 @@ pub async fn batch(target: &Target, queue: &str, jobs: usize) -> anyhow::Result<
                 let body = format!(r#"{{"acks":[{}]}}"#, acks.join(","));
                 client.post("/v1/workers/ack/batch", body).await?;
                 left.fetch_sub(jobs.len() as u64, Ordering::Relaxed);
-                if left.load(Ordering::Relaxed) == 0 {
-                    break;
-                }
             }
             anyhow::Ok(())
         });
     }
     // The last job ends the measure; workers that find nothing more come back a little later.
-    while left.load(Ordering::Relaxed) > 0 {
-        tokio::time::sleep(Duration::from_millis(1)).await;
+    let finished = tokio::spawn(finish(running));
+    while left.load(Ordering::Relaxed) > 0 && !finished.is_finished() {
+        tokio::time::sleep(LOOK_PERIOD).await;
     }
     let drain_seconds = draining.elapsed().as_secs_f64();
-    finish(running).await?;
+    finished.await??;
     let jobs = (batches * BATCH_JOBS) as f64;
     Ok(BatchRates {
         enqueue: jobs / enqueue_seconds,
@@ -177,7 +182,7 @@ pub async fn pickup(target: &Target, queue: &str, time: Duration) -> anyhow::Res
         running.spawn(async move {
             let mut client = Client::connect(&target).await?;
             while !stop.load(Ordering::Relaxed) {
-                for job in client.poll(&queue, worker, 1, 2).await? {
+                for job in client.poll(&queue, worker, 1, BUSY_WAIT_SECONDS).await? {
                     let got = epoch.elapsed().as_secs_f64() * 1e3;
                     let sent = job["payload"]["sent_ms"].as_f64().context("a time")?;
                     let _ = times.send(got - sent);
@@ -190,7 +195,7 @@ pub async fn pickup(target: &Target, queue: &str, time: Duration) -> anyhow::Res
     drop(times);
     let mut sender = Client::connect(target).await?;
     let mut ticks = tokio::time::interval(Duration::from_secs(1) / PICKUP_RATE);
-    tokio::time::sleep(Duration::from_millis(200)).await;
+    tokio::time::sleep(SETTLING).await;
     let started = Instant::now();
     while started.elapsed() < time {
         ticks.tick().await;
@@ -230,8 +235,7 @@ pub async fn parked<T>(
             client.poll(&queue, worker, 1, 30).await.map(|_| ())
         });
     }
-    // Let the last of them arrive.
-    tokio::time::sleep(Duration::from_secs(1)).await;
+    tokio::time::sleep(SETTLING).await;
     let measured = while_parked.await;
     running.abort_all();
     measured

@@ -15,6 +15,7 @@ use std::{
 use anyhow::{Context, ensure};
 use clap::Args;
 use serde::Serialize;
+use uuid::Uuid;
 
 use self::{
     client::Target,
@@ -38,6 +39,14 @@ pub struct BenchArgs {
     /// Folder of a running `fencepost dev` to measure [default: start one in a folder of its own]
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
+
+    /// A server to measure that is not of this machine; needs --api-key, and tells nothing of CPU and commits
+    #[arg(long, value_name = "URL", requires = "api_key", conflicts_with = "data_dir")]
+    url: Option<String>,
+
+    /// A key that opens a project on it
+    #[arg(long, env = "FENCEPOST_KEY", hide_env_values = true, value_name = "KEY")]
+    api_key: Option<String>,
 
     /// Length of each measure, in seconds
     #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=600))]
@@ -75,19 +84,28 @@ struct Measure {
 /// # Errors
 /// When the server cannot be started, or refuses a request.
 pub async fn run(args: BenchArgs) -> anyhow::Result<()> {
-    let own = match &args.data_dir {
-        Some(_) => None,
-        None => Some(OwnServer::start()?),
+    let own = match (&args.url, &args.data_dir) {
+        (None, None) => Some(OwnServer::start()?),
+        _ => None,
     };
-    let data_dir = own.as_ref().map(|it| it.dir.clone()).or(args.data_dir.clone());
-    let ready = Ready::of_running(data_dir)?;
-    let authority = ready.url.strip_prefix("http://").context("an http URL")?.to_owned();
+    let (url, api_key, watched) = match (args.url, args.api_key) {
+        (Some(url), Some(api_key)) => (url, api_key, None),
+        _ => {
+            let data_dir = own.as_ref().map(|it| it.dir.clone()).or(args.data_dir);
+            let ready = Ready::of_running(data_dir)?;
+            let watched = Watched { server_pid: ready.pid, database_url: ready.database_url };
+            (ready.url, ready.api_key, Some(watched))
+        }
+    };
+    let authority = url.strip_prefix("http://").context("--url: must begin with http://")?;
+    let authority = authority.trim_end_matches('/').to_owned();
     let bench = Bench {
-        target: Target { authority, api_key: ready.api_key },
-        watched: Watched { server_pid: ready.pid, database_url: ready.database_url },
+        target: Target { authority, api_key },
+        watched,
         time: Duration::from_secs(args.seconds),
         batch_jobs: args.batch_jobs as usize,
         only: args.only,
+        run: Uuid::now_v7(),
     };
     let measures = bench.measure().await?;
     drop(own);
@@ -102,10 +120,13 @@ pub async fn run(args: BenchArgs) -> anyhow::Result<()> {
 
 struct Bench {
     target: Target,
-    watched: Watched,
+    /// None: the server is somewhere else.
+    watched: Option<Watched>,
     time: Duration,
     batch_jobs: usize,
     only: Option<String>,
+    /// Tells this run from others.
+    run: Uuid,
 }
 
 impl Bench {
@@ -113,88 +134,95 @@ impl Bench {
         self.only.as_ref().is_none_or(|it| name.contains(it.as_str()))
     }
 
+    /// A queue of this run alone: what an aborted run left must not be measured.
+    fn queue(&self, measure: &str) -> String {
+        format!("bench-{measure}-{}", self.run)
+    }
+
     async fn measure(&self) -> anyhow::Result<Vec<Measure>> {
         let mut measures = Vec::new();
         // First: sessions report their transactions up to ten seconds after they have gone quiet.
-        if self.wants("idle") {
-            measures.extend(self.idle().await?);
+        if let Some(watched) = self.watched.as_ref().filter(|_| self.wants("idle")) {
+            measures.extend(self.idle(watched).await?);
         }
-        let url = &self.watched.database_url;
-        let commits_1 = load::commits(url, 1, self.time).await?;
-        let commits = load::commits(url, COMMIT_CLIENTS, self.time).await?;
-        measures.push(plain("commits, 1 client", commits_1, "rows/s"));
-        measures.push(plain("commits, 32 clients (C1)", commits, "rows/s"));
+        let mut commits = None;
+        if let Some(Watched { database_url, .. }) = &self.watched {
+            let alone = load::commits(database_url, 1, self.time).await?;
+            let together = load::commits(database_url, COMMIT_CLIENTS, self.time).await?;
+            measures.push(plain("commits, 1 client", alone, "rows/s"));
+            measures.push(plain("commits, 32 clients (C1)", together, "rows/s"));
+            commits = Some(together);
+        }
         for (name, step) in [("enqueue", Step::Enqueue), ("lifecycle", Step::Lifecycle)] {
             if self.wants(name) {
-                let queue = format!("bench-{name}");
+                let queue = self.queue(name);
                 let rate = load::rate(&self.target, step, &queue, CONNECTIONS, self.time);
                 let (rate, used) = self.using(rate).await?;
                 let jobs = rate * self.time.as_secs_f64();
-                measures.push(Measure {
-                    ratio_to_commits: Some(rate / commits),
-                    cpu_us_per_job: Some(cpu_us(used, jobs)),
-                    ..plain(name, rate, "jobs/s")
-                });
+                measures.push(compared(plain(name, rate, "jobs/s"), commits, used, jobs));
             }
         }
         if self.wants("batch") {
-            let batch = load::batch(&self.target, "bench-batch", self.batch_jobs);
+            let queue = self.queue("batch");
+            let batch = load::batch(&self.target, &queue, self.batch_jobs);
             let (batch, used) = self.using(batch).await?;
             measures.push(plain("batch enqueue", batch.enqueue, "jobs/s"));
             measures.push(plain("batch drain", batch.drain, "jobs/s"));
-            measures.push(Measure {
-                ratio_to_commits: Some(batch.lifecycle / commits),
-                cpu_us_per_job: Some(cpu_us(used, self.batch_jobs as f64)),
-                ..plain("batch lifecycle", batch.lifecycle, "jobs/s")
-            });
+            let lifecycle = plain("batch lifecycle", batch.lifecycle, "jobs/s");
+            measures.push(compared(lifecycle, commits, used, self.batch_jobs as f64));
         }
         if self.wants("pickup") {
-            let (p50, p99) = load::pickup(&self.target, "bench-pickup", self.time).await?;
+            let queue = self.queue("pickup");
+            let (p50, p99) = load::pickup(&self.target, &queue, self.time).await?;
             measures.push(plain("pickup p50", p50, "ms"));
             measures.push(plain("pickup p99", p99, "ms"));
         }
         Ok(measures)
     }
 
+    /// Does the work, and says what it used where that can be known.
     async fn using<T>(
         &self,
         work: impl Future<Output = anyhow::Result<T>>,
-    ) -> anyhow::Result<(T, Usage)> {
-        let before = self.watched.usage().await?;
+    ) -> anyhow::Result<(T, Option<Usage>)> {
+        let Some(watched) = &self.watched else { return Ok((work.await?, None)) };
+        let before = watched.usage().await?;
         let done = work.await?;
-        Ok((done, self.watched.usage().await?.since(before)))
+        Ok((done, Some(watched.usage().await?.since(before))))
     }
 
     /// What 1,000 parked polls cost while nothing happens.
-    async fn idle(&self) -> anyhow::Result<Vec<Measure>> {
-        let before = self.watched.usage().await?;
+    async fn idle(&self, watched: &Watched) -> anyhow::Result<Vec<Measure>> {
+        let before = watched.usage().await?;
         let resting = async {
-            let grown = self.watched.usage().await?.since(before).server_bytes;
+            let parked = watched.usage().await?;
             let started = Instant::now();
-            let (rested, used) = self
-                .using(async {
-                    tokio::time::sleep(self.time).await;
-                    Ok(())
-                })
-                .await?;
-            let () = rested;
-            Ok((grown, used, started.elapsed().as_secs_f64()))
+            tokio::time::sleep(self.time).await;
+            let used = watched.usage().await?.since(parked);
+            Ok((parked.since(before).server_bytes, used, started.elapsed().as_secs_f64()))
         };
+        let queue = self.queue("idle");
         let (grown, used, seconds) =
-            load::parked(&self.target, "bench-idle", IDLE_POLLS, resting).await?;
+            load::parked(&self.target, &queue, IDLE_POLLS, resting).await?;
         let cpu_percent = (used.server_seconds + used.postgres_seconds) / seconds * 100.0;
         // Three statements of the measure itself.
         const OWN_TRANSACTIONS: f64 = 3.0;
         let transactions = (used.transactions - OWN_TRANSACTIONS).max(0.0) / seconds;
+        let each_kib = grown / IDLE_POLLS as f64 / 1024.0;
         Ok(vec![
             plain("idle, 1,000 parked polls: CPU", cpu_percent, "% of a core"),
             plain("idle, 1,000 parked polls: PostgreSQL", transactions, "transactions/s"),
-            plain(
-                "idle, 1,000 parked polls: memory",
-                grown / IDLE_POLLS as f64 / 1024.0,
-                "KiB each",
-            ),
+            plain("idle, 1,000 parked polls: memory", each_kib, "KiB each"),
         ])
+    }
+}
+
+/// Adds the multiple of C1 and the CPU for each job, where they are known.
+fn compared(measure: Measure, commits: Option<f64>, used: Option<Usage>, jobs: f64) -> Measure {
+    Measure {
+        ratio_to_commits: commits.map(|it| measure.value / it),
+        cpu_us_per_job: used.map(|it| cpu_us(it, jobs)),
+        ..measure
     }
 }
 
@@ -273,7 +301,9 @@ impl OwnServer {
 
 impl Drop for OwnServer {
     fn drop(&mut self) {
-        let _ = Command::new("kill").args(["-TERM", &self.child.id().to_string()]).status();
+        let _ = Command::new("sh")
+            .args(["-c", "kill -TERM \"$0\"", &self.child.id().to_string()])
+            .status();
         let _ = self.child.wait();
         let _ = std::fs::remove_dir_all(&self.dir);
     }

@@ -68,6 +68,13 @@ impl Default for RetryPolicy {
 }
 
 impl RetryPolicy {
+    /// The policy as it is stored with a job; none: the default. A shape that only a newer release
+    /// knows reads as the default too: it must not keep a job from being retried.
+    #[must_use]
+    pub fn stored(stored: Option<&serde_json::Value>) -> Self {
+        stored.and_then(|it| Self::deserialize(it).ok()).unwrap_or_default()
+    }
+
     /// The wait after the `failures`-th failure, counting the first as 1.
     ///
     /// Total: every input has an answer, and no answer exceeds `max_seconds`.

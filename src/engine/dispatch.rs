@@ -21,7 +21,7 @@ use crate::{
     telemetry,
 };
 
-pub use super::{claim::Handed, lanes::Wish};
+pub use super::{claim::Handed, wish::Wish};
 pub use crate::store::claims::LeasedJob;
 
 /// Polls one node parks at a time.

@@ -15,6 +15,7 @@ pub mod reap;
 mod recover;
 pub mod registry;
 pub mod settle;
+mod wish;
 
 use std::{
     ops::Deref,

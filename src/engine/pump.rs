@@ -22,9 +22,10 @@ use tokio_util::task::TaskTracker;
 use super::{
     claim::{Claim, Flight, Handed, Landed, Outcome, look_for_work},
     coalesce::Coalescer,
-    lanes::{DealtLook, FAILURE_PAUSE, Lanes, WaiterId, Wish},
+    lanes::{DealtLook, FAILURE_PAUSE, Lanes, WaiterId},
     recover,
     settle::{self, Endings},
+    wish::Wish,
 };
 use crate::{
     ids::ProjectId,

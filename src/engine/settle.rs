@@ -340,8 +340,7 @@ pub(super) fn decide(
     error: ErrorReport,
     duration_ms: Option<i64>,
 ) -> Ended {
-    let stored = held.retry.clone().map(serde_json::from_value::<RetryPolicy>);
-    let policy = stored.and_then(Result::ok).unwrap_or_default();
+    let policy = RetryPolicy::stored(held.retry.as_ref());
     let running = Running {
         attempt: held.attempt,
         failures: held.failures,

@@ -3,12 +3,11 @@
 use std::collections::HashMap;
 
 use chrono::{DateTime, Utc};
-use sqlx::{PgConnection, Postgres, QueryBuilder, types::Json};
+use sqlx::{PgConnection, Postgres, QueryBuilder};
 use uuid::Uuid;
 
 use crate::{
     domain::{
-        backoff::RetryPolicy,
         job::{JobState, Outcome, StoredState},
         limits,
         text::ErrorReport,
@@ -42,7 +41,7 @@ pub struct JobRow {
     pub result: Option<String>,
     pub duration_ms: Option<i64>,
     pub payload: String,
-    pub retry: Option<Json<RetryPolicy>>,
+    pub retry: Option<serde_json::Value>,
     pub tags: Option<serde_json::Value>,
 }
 
@@ -98,7 +97,7 @@ pub async fn find(
                job.cancel_requested "cancel_requested!", job.progress, job.completed_at,
                job.lease_id "lease_id: LeaseId", job.worker_id, job.claimed_at,
                job.lease_expires_at, job.result, job.duration_ms,
-               body.payload, body.retry "retry: Json<RetryPolicy>", body.tags
+               body.payload, body.retry, body.tags
         from job
         join job_bodies body on body.project_id = $1 and body.job_id = job.id
         "#,

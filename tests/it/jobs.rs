@@ -206,7 +206,10 @@ fn a_list_shows_only_what_was_asked_for() {
         t.ack(&leased, "w", "succeeded").await.is(200);
         let failed = t.enqueue(json!({"job_type": "report"})).await;
         let leased = t.lease("w").await;
-        t.ack(&leased, "w", "failed").await.is(200);
+        let error = json!({"error": {"message": "kaboom"}});
+        t.ack_with(&leased, "w", "failed", error).await.is(200);
+        let newest = t.get("/v1/jobs?limit=1").await.is(200)["jobs"][0].clone();
+        assert_eq!(newest["last_error"]["message"], "kaboom");
         let list = async |query: &str| -> Vec<String> {
             let page = t.get(&format!("/v1/jobs?{query}")).await.is(200);
             let jobs = page["jobs"].as_array().expect("jobs").clone();

@@ -154,6 +154,20 @@ fn a_body_is_bounded_and_must_be_readable() {
             .is_error(400, "invalid_request");
         t.post_text("/v1/jobs", "[]").await.is_error(400, "invalid_request");
         t.post_text("/v1/jobs", "\"x\"").await.is_error(400, "invalid_request");
+        // An array of a shape's fields is not that shape.
+        for (path, body, field) in [
+            ("/v1/jobs", r#"["t",null,null,null,null,null,null,null,null,null]"#, "body"),
+            ("/v1/jobs", r#"{"job_type":"t","retry":["constant",1,1,1,1,[]]}"#, "retry"),
+            (
+                "/v1/jobs/batch",
+                r#"{"jobs":[["t",null,null,null,null,null,null,null,null,null]]}"#,
+                "jobs[0]",
+            ),
+            ("/v1/workers/poll", r#"["w",["q"],null,null,0,null,null]"#, "body"),
+        ] {
+            let message = t.post_text(path, body).await.refuses(field);
+            assert!(message.ends_with("expected an object"), "{message}");
+        }
         t.post_text("/v1/jobs", "{}").await.refuses("job_type");
         t.post_text("/v1/jobs", r#"{"job_type":"a","job_type":"b"}"#).await.refuses("job_type");
         let form = t.request(reqwest::Method::POST, "/v1/jobs").body("job_type=t").send().await;

@@ -117,3 +117,17 @@ fn a_job_that_is_only_ever_released_does_not_circle_for_ever() {
         assert_eq!(t.job(&id).await["state"], "dead_letter");
     });
 }
+
+#[test]
+fn a_retry_policy_that_only_a_newer_release_knows_stops_nobody() {
+    run(async |t| {
+        let id = t.enqueue(json!({"retry": {"strategy": "linear"}})).await;
+        t.database.execute(r#"update job_bodies set retry = '{"strategy": "lunar"}'"#).await;
+        let job = t.lease("w").await;
+        assert_eq!(t.ack(&job, "w", "failed").await.is(200)["action"], "retry");
+        t.database.execute("update jobs set run_at = now()").await;
+        t.wait_and_lease("w").await;
+        t.expire_leases().await;
+        t.job_becomes(&id, "pending").await;
+    });
+}

@@ -6,6 +6,15 @@ use serde_json::{Value, json};
 
 use crate::harness::{TestServer, fresh_database, limited, run};
 
+/// Claims for the worker `slow` take a while.
+const SLOW_CLAIMS: &str = "
+    create function slow() returns trigger language plpgsql as $$
+    begin
+        if new.worker_id = 'slow' then perform pg_sleep(0.3); end if;
+        return new;
+    end $$;
+    create trigger slow before update on jobs for each row execute function slow()";
+
 fn ids(jobs: &[Value]) -> Vec<&str> {
     jobs.iter().map(|it| it["id"].as_str().expect("an id")).collect()
 }
@@ -87,29 +96,25 @@ fn a_poll_that_names_types_gets_only_those_best_first() {
 }
 
 #[test]
-fn a_parked_poll_wakes_for_its_job() {
+fn a_parked_poll_wakes_for_its_job_and_need_not_look_for_it() {
     run(async |t| {
-        let waiting = tokio::spawn({
-            let t = t.clone();
-            async move { t.wait_and_lease("w").await }
-        });
-        let typed = tokio::spawn({
-            let t = t.clone();
-            let poll = json!({"worker_id": "v", "queues": ["default"], "job_types": ["mail"]});
-            async move { t.polled(poll).await }
-        });
-        // Both are parked once the pump has looked for them in vain; the jobs find them parked or
-        // arriving, and both must do.
-        let other = t.enqueue(json!({"job_type": "other"})).await;
-        let mail = t.enqueue(json!({"job_type": "mail"})).await;
-        let typed = typed.await.expect("no panic");
-        let waiting = waiting.await.expect("no panic");
-        if waiting["id"] == other {
-            assert_eq!(ids(&typed), [&mail]);
-        } else {
-            // The untyped poll may have been the first to get the mail.
-            assert_eq!(waiting["id"], mail);
-            assert!(typed.is_empty());
+        for types in [json!([]), json!(["test"])] {
+            let poll = json!({"worker_id": "w", "queues": ["default"], "job_types": types});
+            // A look that finds nothing: from now on only a wake or the fallback look finds a job.
+            let mut look = poll.clone();
+            look["wait_seconds"] = json!(0);
+            assert!(t.polled(look).await.is_empty());
+            let parked = tokio::spawn({
+                let t = t.clone();
+                async move { t.polled(poll).await }
+            });
+            let id = t.enqueue(json!({})).await;
+            assert_eq!(ids(&parked.await.expect("no panic")), [&id]);
+            let late =
+                "select (extract(epoch from claimed_at - created_at) * 1000)::bigint from jobs
+                        order by id desc limit 1";
+            let late_ms = t.database.number(late).await;
+            assert!(late_ms < 1_000, "{late_ms} ms: found by the fallback look");
         }
     });
 }
@@ -167,6 +172,27 @@ fn a_newer_poll_with_the_same_id_replaces_the_parked_one() {
 }
 
 #[test]
+fn the_last_of_many_polls_with_one_id_gets_the_job_though_a_claim_was_under_way() {
+    run(async |t| {
+        t.database.execute(SLOW_CLAIMS).await;
+        let id = t.enqueue(json!({})).await;
+        let poll = json!({
+            "worker_id": "slow", "queues": ["default"], "wait_seconds": 20,
+            "poll_id": "0190c6b0-0000-7000-8000-000000000004",
+        });
+        let mut polls = tokio::task::JoinSet::new();
+        for _ in 0..4 {
+            let (t, poll) = (t.clone(), poll.clone());
+            polls.spawn(async move { t.polled(poll).await });
+        }
+        let answers = polls.join_all().await;
+        assert_eq!(answers.iter().filter(|it| ids(it) == [&id]).count(), 1, "{answers:?}");
+        assert_eq!(answers.iter().filter(|it| it.is_empty()).count(), 3);
+        assert_eq!(t.job(&id).await["attempt"], 1);
+    });
+}
+
+#[test]
 fn a_client_that_vanishes_while_parked_leaves_its_job_to_others() {
     run(async |t| {
         for _ in 0..3 {
@@ -187,19 +213,9 @@ fn jobs_that_were_claimed_for_a_client_that_is_gone_are_given_back() {
         let server = TestServer::start(fresh_database().await).await;
         let t = server.project("main").await;
         // Claims take long enough here for the client to vanish in the middle of one.
-        server
-            .database
-            .execute(
-                "create function slow() returns trigger language plpgsql as $$
-                 begin
-                     if new.worker_id = 'gone' then perform pg_sleep(0.3); end if;
-                     return new;
-                 end $$;
-                 create trigger slow before update on jobs for each row execute function slow()",
-            )
-            .await;
+        server.database.execute(SLOW_CLAIMS).await;
         let id = t.enqueue(json!({})).await;
-        let poll = json!({"worker_id": "gone", "queues": ["default"]});
+        let poll = json!({"worker_id": "slow", "queues": ["default"]});
         let request = t.request(reqwest::Method::POST, "/v1/workers/poll").json(&poll);
         assert!(tokio::time::timeout(Duration::from_millis(100), request.send()).await.is_err());
         let job = t.wait_and_lease("here").await;
@@ -210,7 +226,7 @@ fn jobs_that_were_claimed_for_a_client_that_is_gone_are_given_back() {
         let attempts = t.job(&id).await["attempts"].clone();
         assert_eq!(
             (&attempts[0]["outcome"], &attempts[0]["worker_id"]),
-            (&json!("released"), &json!("gone"))
+            (&json!("released"), &json!("slow"))
         );
         server.stop().await;
     });

@@ -10,7 +10,7 @@ use tokio::{
     net::TcpStream,
 };
 
-use crate::harness::{Reply, TestProject, run};
+use crate::harness::{Reply, TestProject, TestServer, fresh_database, limited, run};
 
 async fn connect(t: &TestProject) -> TcpStream {
     let address = t.url.strip_prefix("http://").expect("an http URL");
@@ -137,13 +137,28 @@ fn the_documentation_is_served_without_a_key_and_loads_nothing_from_elsewhere() 
 
 #[test]
 fn a_node_is_ready_until_it_stops() {
-    run(async |t| {
+    limited(async {
+        let linger = Duration::from_secs(2);
+        let server = TestServer::start_lingering(fresh_database().await, linger).await;
+        let t = server.project("main").await;
         assert_eq!(t.get("/livez").await.text, "ok\n");
         assert_eq!(t.get("/readyz").await.text, "ok\n");
-        t.database.execute("delete from _sqlx_migrations").await;
-        let reply = t.get("/readyz").await;
+        t.stopping.cancel();
+        // A load balancer that connects now is told, and requests that still come are served.
+        let fresh = reqwest::Client::new().get(format!("{}/readyz", t.url)).send().await;
+        let reply = Reply::of(fresh.expect("an answer")).await;
         reply.is_error(503, "unavailable");
         assert_eq!(reply.headers["retry-after"], "1");
+        t.enqueue(json!({})).await;
+        server.stop().await;
+    });
+}
+
+#[test]
+fn a_node_whose_schema_is_too_old_is_not_ready() {
+    run(async |t| {
+        t.database.execute("delete from _sqlx_migrations").await;
+        t.get("/readyz").await.is_error(503, "unavailable");
     });
 }
 

@@ -255,7 +255,7 @@ impl Job {
             failures: row.failures,
             max_attempts: row.max_attempts,
             timeout_seconds: row.timeout_seconds,
-            retry: row.retry.map(|it| it.0).unwrap_or_default().into(),
+            retry: RetryPolicy::stored(row.retry.as_ref()).into(),
             worker_id: row.worker_id,
             claimed_at: row.claimed_at,
             lease_expires_at: row.lease_expires_at,

@@ -30,11 +30,15 @@ pub struct TestServer {
 impl TestServer {
     /// Starts a server on a free port.
     pub async fn start(database: Database) -> Self {
+        Self::start_lingering(database, Duration::ZERO).await
+    }
+
+    /// Starts a server that still accepts connections for a while when it stops.
+    pub async fn start_lingering(database: Database, linger: Duration) -> Self {
         let api = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let url = format!("http://{}", api.local_addr().expect("an address"));
         let stopping = CancellationToken::new();
         let pools = PoolArgs::default();
-        let linger = Duration::ZERO;
         let database_url = database.url.clone();
         let node = Node { api, operator: None, database_url, pools, linger };
         let running = tokio::spawn(serve::serve(node, stopping.clone()));

@@ -1,24 +1,20 @@
-//! A TCP proxy in front of PostgreSQL that can lose an answer on its way.
+//! A TCP proxy in front of PostgreSQL that can lose an answer on its way, or be gone.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, Ordering},
-};
+use std::sync::{Arc, Mutex};
 
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream, UnixStream},
+    sync::watch,
 };
 
 use super::{Database, TestServer};
 
-/// What a statement's answer ends with when rows were inserted.
-const INSERTED: &[u8] = b"INSERT 0 ";
-
 /// See the module's comment.
 pub struct Proxy {
     url: String,
-    is_armed: Arc<AtomicBool>,
+    swallowed: Arc<Mutex<Option<&'static str>>>,
+    is_cut: watch::Sender<bool>,
 }
 
 impl Proxy {
@@ -29,15 +25,16 @@ impl Proxy {
         let (before, dir) = database.url.split_once("?host=").expect("a socket's folder");
         let socket = format!("{dir}/.s.PGSQL.5432");
         let url = before.replace("@localhost", &format!("@{address}"));
-        let is_armed = Arc::new(AtomicBool::new(false));
-        let armed = Arc::clone(&is_armed);
+        let swallowed = Arc::new(Mutex::new(None));
+        let (is_cut, cut) = watch::channel(false);
+        let armed = Arc::clone(&swallowed);
         tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
                 let server = UnixStream::connect(&socket).await.expect("the database answers");
-                tokio::spawn(forward(client, server, Arc::clone(&armed)));
+                tokio::spawn(forward(client, server, Arc::clone(&armed), cut.clone()));
             }
         });
-        Self { url: format!("{url}?sslmode=disable"), is_armed }
+        Self { url: format!("{url}?sslmode=disable"), swallowed, is_cut }
     }
 
     /// A server whose database is behind the proxy.
@@ -45,21 +42,43 @@ impl Proxy {
         TestServer::start(Database { url: self.url.clone() }).await
     }
 
-    /// Lets the next insert be committed, and cuts its connection instead of passing its answer on.
-    pub fn swallow_next_insert(&self) {
-        self.is_armed.store(true, Ordering::SeqCst);
+    /// Cuts the connection on which the next answer with this text comes, instead of passing it on.
+    /// PostgreSQL sends an answer when its transaction has ended.
+    pub fn swallow_next(&self, text: &'static str) {
+        *self.swallowed.lock().expect("no panic") = Some(text);
     }
 
     /// Whether it has.
     pub fn has_swallowed(&self) -> bool {
-        !self.is_armed.load(Ordering::SeqCst)
+        self.swallowed.lock().expect("no panic").is_none()
+    }
+
+    /// Cuts all connections, and all that come, until it is called with false.
+    pub fn cut(&self, is_cut: bool) {
+        self.is_cut.send_replace(is_cut);
     }
 }
 
-async fn forward(mut client: TcpStream, mut server: UnixStream, is_armed: Arc<AtomicBool>) {
+fn is_swallowed(armed: &Mutex<Option<&'static str>>, answer: &[u8]) -> bool {
+    let mut armed = armed.lock().expect("no panic");
+    let is_it =
+        armed.is_some_and(|text| answer.windows(text.len()).any(|it| it == text.as_bytes()));
+    if is_it {
+        *armed = None;
+    }
+    is_it
+}
+
+async fn forward(
+    mut client: TcpStream,
+    mut server: UnixStream,
+    armed: Arc<Mutex<Option<&'static str>>>,
+    mut cut: watch::Receiver<bool>,
+) {
     let (mut asked, mut answered) = (vec![0; 65_536], vec![0; 65_536]);
     loop {
         tokio::select! {
+            () = async { drop(cut.wait_for(|it| *it).await) } => return,
             read = client.read(&mut asked) => match read {
                 Ok(bytes) if bytes > 0 => {
                     server.write_all(&asked[..bytes]).await.expect("the database listens");
@@ -68,12 +87,9 @@ async fn forward(mut client: TcpStream, mut server: UnixStream, is_armed: Arc<At
             },
             read = server.read(&mut answered) => match read {
                 Ok(bytes) if bytes > 0 => {
-                    // PostgreSQL sends an answer when its transaction has ended.
-                    let is_insert = answered[..bytes].windows(INSERTED.len()).any(|it| it == INSERTED);
-                    if is_insert && is_armed.swap(false, Ordering::SeqCst) {
-                        return;
-                    }
-                    if client.write_all(&answered[..bytes]).await.is_err() {
+                    if is_swallowed(&armed, &answered[..bytes])
+                        || client.write_all(&answered[..bytes]).await.is_err()
+                    {
                         return;
                     }
                 }

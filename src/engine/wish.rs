@@ -1,0 +1,35 @@
+//! What a poll asks for.
+
+use std::sync::Arc;
+
+use uuid::Uuid;
+
+use crate::{ids::ProjectId, store::claims::PollKey};
+
+/// What a poll asks for.
+#[derive(Debug, Clone)]
+pub struct Wish {
+    /// Whose jobs.
+    pub project_id: ProjectId,
+    /// From these queues, in this order.
+    pub queues: Vec<Arc<str>>,
+    /// Only of these types, when some are named. Sorted.
+    pub job_types: Arc<[String]>,
+    /// For this worker.
+    pub worker_id: Arc<str>,
+    /// At most so many.
+    pub capacity: u32,
+    /// The lease it wants, in seconds.
+    pub lease_seconds: Option<i32>,
+    /// Its own name for this poll.
+    pub poll_id: Option<Uuid>,
+}
+
+impl Wish {
+    /// Its name, if its worker gave it one.
+    #[must_use]
+    pub fn poll_key(&self) -> Option<PollKey> {
+        let worker_id = Arc::clone(&self.worker_id);
+        Some(PollKey { project_id: self.project_id, worker_id, poll_id: self.poll_id? })
+    }
+}

@@ -20,8 +20,10 @@ use crate::{
 pub async fn pass(engine: &Engine) -> sqlx::Result<bool> {
     let mut conn = engine.pools.background.acquire().await?;
     // By itself, so that a node that is slow below holds up no other.
-    if !sweep::note_pass(&mut conn).await? {
-        return rearm(&mut conn).await;
+    match sweep::note_pass(&mut conn).await? {
+        None => return rearm(&mut conn).await,
+        Some(false) => return Ok(false),
+        Some(true) => (),
     }
     let mut tx = conn.begin().await?;
     let held = sweep::lock_expired(&mut tx).await?;

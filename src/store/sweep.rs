@@ -79,23 +79,25 @@ pub async fn promote(conn: &mut PgConnection) -> sqlx::Result<Vec<Promoted>> {
     .await
 }
 
-/// Notes that a node looks for expired leases now. Answers false, and notes nothing, when the last
-/// pass of any node lies more than [`REAPER_GAP_SECONDS`] back.
+/// Notes that a node looks for expired leases now, and answers whether there are any. None, and nothing
+/// is noted, when the last pass of any node lies more than [`REAPER_GAP_SECONDS`] back.
 ///
 /// # Errors
 /// Only those of the store.
-pub async fn note_pass(conn: &mut PgConnection) -> sqlx::Result<bool> {
-    let done = sqlx::query!(
-        "
+pub async fn note_pass(conn: &mut PgConnection) -> sqlx::Result<Option<bool>> {
+    sqlx::query_scalar!(
+        r#"
         update reaper_state
         set last_pass_at = statement_timestamp()
         where last_pass_at > statement_timestamp() - make_interval(secs => $1::int)
-        ",
+        returning exists (
+            select from jobs where state = 'processing' and lease_expires_at <= now()
+        ) "has_expired!"
+        "#,
         REAPER_GAP_SECONDS,
     )
-    .execute(conn)
-    .await?;
-    Ok(done.rows_affected() == 1)
+    .fetch_optional(conn)
+    .await
 }
 
 /// Notes that the gap is over: every lease that expired in it was given once more.

@@ -10,7 +10,8 @@ use crate::{
     store::{self, keys::KeyOwner},
 };
 
-/// How long a key is trusted without asking the store: so long does a revoked key live on.
+/// How long a key is trusted without asking the store: so long does a revoked key live on, and twice as
+/// long in a poll that is parked.
 pub const KEY_CACHE_TTL: Duration = Duration::from_secs(5);
 /// Keys one node remembers, unknown ones included.
 const KEY_CACHE_KEYS: u64 = 100_000;

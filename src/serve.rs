@@ -39,7 +39,8 @@ pub struct Node {
 
 /// Serves until `stop` is cancelled; then drains and returns.
 ///
-/// The way down: `readyz` answers 503, parked polls are answered empty over three seconds, the
+/// The way down: `readyz` answers 503, parked polls are answered over three seconds (empty, unless a
+/// claim for them is under way), the
 /// loops end their batch, after `linger` no connection is accepted any more, requests under way
 /// finish within [`DRAIN_TIMEOUT`].
 ///
@@ -68,14 +69,16 @@ pub async fn serve(node: Node, stop: CancellationToken) -> anyhow::Result<()> {
     }
     let closing = CancellationToken::new();
     tokio::spawn(close_later(stop, linger, closing.clone()));
-    let connections = TaskTracker::new();
-    let router = http::router(App::new(engine.clone(), cursor_key));
+    let (connections, handlers) = (TaskTracker::new(), TaskTracker::new());
+    let router = http::router(App::new(engine.clone(), cursor_key), handlers.clone());
     http::server::run(api, router, closing, connections.clone()).await;
     let drained = timeout(DRAIN_TIMEOUT, async {
         connections.wait().await;
+        // A handler may outlive the connection of a client that has gone.
+        handlers.close();
+        handlers.wait().await;
         background.wait().await;
-        engine.tasks.close();
-        engine.tasks.wait().await;
+        engine.finish().await;
     });
     if drained.await.is_err() {
         tracing::warn!(connections = connections.len(), "stopped with requests unfinished");

@@ -324,12 +324,18 @@ fn stop_leftover(binaries: &Path, runner: &Runner, dir: &Path) -> anyhow::Result
     };
     if is_postgres(pid) {
         let timeout = STOP_TIMEOUT.as_secs().to_string();
-        runner
+        let stopped = runner
             .command(&binaries.join("pg_ctl"))
             .arg("-D")
             .arg(dir)
             .args(["stop", "-m", "fast", "-w", "-t", &timeout])
             .output()?;
+        // It may have ended by itself meanwhile.
+        ensure!(
+            stopped.status.success() || !is_postgres(pid),
+            "a PostgreSQL of an earlier run does not stop:\n{}",
+            String::from_utf8_lossy(&stopped.stderr)
+        );
     } else {
         // The number belongs to nobody, or to somebody else by now.
         fs::remove_file(&pid_file)?;
@@ -354,9 +360,21 @@ fn signal(name: &str, pid: &str) -> bool {
     command.status().is_ok_and(|it| it.success())
 }
 
-/// Short, because a socket's path is at most 107 bytes long.
+/// Where the cluster of this process has its socket. Short, because a socket's path is at most 107 bytes
+/// long.
+#[must_use]
+pub fn socket_dir(pid: u32) -> PathBuf {
+    PathBuf::from(format!("/tmp/fencepost-{pid}"))
+}
+
+/// Whether a process of this number runs.
+#[must_use]
+pub fn is_running(pid: u32) -> bool {
+    signal("0", &pid.to_string())
+}
+
 fn make_socket_dir(runner: &Runner) -> anyhow::Result<PathBuf> {
-    let dir = PathBuf::from(format!("/tmp/fencepost-{}", std::process::id()));
+    let dir = socket_dir(std::process::id());
     if dir.exists() {
         fs::remove_dir_all(&dir)?;
     }

@@ -105,9 +105,9 @@ impl Folder {
     fn sweep(&self) {
         let left = fs::read_to_string(self.dir.join(READY_FILE)).ok();
         let left = left.and_then(|it| serde_json::from_str::<Ready>(&it).ok());
-        let socket_dir = left.as_ref().and_then(|it| it.database_url.split_once("?host="));
-        if let Some((_, socket_dir)) = socket_dir {
-            let _ = fs::remove_dir_all(socket_dir);
+        // By its number alone: the file may say anything.
+        if let Some(pid) = left.map(|it| it.pid).filter(|it| !cluster::is_running(*it)) {
+            let _ = fs::remove_dir_all(cluster::socket_dir(pid));
         }
         self.forget_ready();
     }

@@ -99,6 +99,9 @@ pub async fn run(args: DevArgs, stop: CancellationToken) -> anyhow::Result<()> {
         failed = watching => failed,
     };
     folder.forget_ready();
+    if let Some(path) = &args.ready_file {
+        let _ = std::fs::remove_file(path);
+    }
     drop(cluster);
     ended
 }

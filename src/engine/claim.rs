@@ -30,6 +30,8 @@ use crate::{
 
 /// A claim that has not come back by then is given up: its peer may be gone without a word.
 const CLAIM_TIMEOUT: Duration = Duration::from_secs(30);
+/// Time for looks that go one by one after they failed together; the rest come later.
+const SINGLE_LOOKS_TIME: Duration = Duration::from_secs(10);
 /// Queues of one fallback look.
 const MAX_FALLBACK_QUEUES: usize = 500;
 
@@ -204,9 +206,13 @@ async fn claim_any_type(
         Ok(found) => deal_out(looks, found),
         Err(error) if looks.len() > 1 && is_refused(&error) => {
             note_failure(&error);
-            let mut landed = Vec::with_capacity(looks.len());
+            let (started, mut landed) = (Instant::now(), Vec::with_capacity(looks.len()));
             for look in looks {
-                landed.push(claim_one(conn, look).await);
+                let has_time = started.elapsed() < SINGLE_LOOKS_TIME;
+                landed.push(match has_time {
+                    true => claim_one(conn, look).await,
+                    false => Landed { look: look.0, outcome: Outcome::Refused },
+                });
             }
             landed
         }

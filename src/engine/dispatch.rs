@@ -133,7 +133,7 @@ impl Drop for Delivery {
 /// # Errors
 /// [`Error::Unauthorized`] when the key was revoked meanwhile. [`Error::Overloaded`] when too many
 /// polls are parked. [`Error::NotReady`] when the poll does not wait and the store does not answer.
-/// No job is leased then.
+/// What a claim under way leases all the same is given back.
 pub async fn poll(
     engine: &Engine,
     wish: Wish,

@@ -33,7 +33,9 @@ const MAX_LOOKS: usize = 64;
 /// Looks of one claim that name job types: each is a statement of its own.
 const MAX_TYPED_LOOKS: usize = 4;
 /// After a failed look its lane rests, so that a store in trouble is not hammered.
-pub const FAILURE_PAUSE: Duration = Duration::from_millis(500);
+const FAILURE_PAUSE: Duration = Duration::from_millis(500);
+/// After a look that found everything taken its lane rests for a moment.
+const CONTENTION_PAUSE: Duration = Duration::from_millis(20);
 /// Slots that one lane is dealt at least, however many lanes want their turn.
 const MIN_LANE_SLOTS: usize = 50;
 
@@ -64,8 +66,10 @@ struct Lane {
     mark: ClaimKey,
     looked_from_zero_at: Option<Instant>,
     touched_at: Instant,
-    /// After a failed look.
+    /// After a look that failed, or found everything taken.
     rests_until: Option<Instant>,
+    /// What is under way was dealt before somebody asked not to trust it.
+    is_distrusted: bool,
     is_in_turn: bool,
 }
 
@@ -79,6 +83,17 @@ impl Lane {
         }
         let may_share = self.supply == Supply::Plenty && self.job_types.is_empty();
         self.supply != Supply::Known(0) && (self.flights == 0 || may_share)
+    }
+}
+
+impl Lane {
+    /// Forgets what is known, and what a look under way will say of emptiness.
+    fn distrust(&mut self) {
+        self.mark = ClaimKey::ZERO;
+        self.is_distrusted = self.flights > 0;
+        if matches!(self.supply, Supply::Known(_)) {
+            self.supply = Supply::Unknown;
+        }
     }
 }
 
@@ -139,8 +154,8 @@ impl Lanes {
             if let Some(lane) = self.lanes.get_mut(&lane_id) {
                 lane.waiters.insert(id);
                 lane.touched_at = now;
-                if must_look && lane.supply == Supply::Known(0) {
-                    lane.supply = Supply::Unknown;
+                if must_look {
+                    lane.distrust();
                 }
             }
             lanes.push(lane_id);
@@ -169,6 +184,7 @@ impl Lanes {
             looked_from_zero_at: None,
             touched_at: now,
             rests_until: None,
+            is_distrusted: false,
             is_in_turn: false,
         };
         self.lanes.insert(id, lane);
@@ -255,10 +271,7 @@ impl Lanes {
         };
         for id in ids {
             let Some(lane) = self.lanes.get_mut(&id) else { continue };
-            lane.mark = ClaimKey::ZERO;
-            if matches!(lane.supply, Supply::Known(_)) {
-                lane.supply = Supply::Unknown;
-            }
+            lane.distrust();
             self.consider(id);
         }
     }
@@ -289,6 +302,12 @@ impl Lanes {
             }
             self.lane_ids.remove(&(lane.queue, lane.job_types));
         }
+    }
+
+    /// When the first of the lanes that rest may go on.
+    #[must_use]
+    pub fn rest_ends_at(&self) -> Option<Instant> {
+        self.lanes.values().filter_map(|it| it.rests_until).min()
     }
 
     /// Lets lanes go on whose rest is over.
@@ -439,12 +458,18 @@ fn learn(lane: &mut Lane, look: &DealtLook, found: Option<Finding>, now: Instant
             lane.supply = Supply::Unknown;
             lane.rests_until = Some(now + FAILURE_PAUSE);
         }
-        Some(Finding { is_short: true, .. }) if !was_from_zero && is_zero_look_due => {
+        Some(Finding { is_short: true, .. })
+            if lane.is_distrusted || (!was_from_zero && is_zero_look_due) =>
+        {
             lane.mark = ClaimKey::ZERO;
             lane.supply = Supply::Unknown;
         }
         Some(Finding { is_short: true, .. }) => lane.supply = Supply::Known(lane.arrived_in_flight),
-        Some(Finding { was_contended: true, .. }) => lane.supply = Supply::Unknown,
+        Some(Finding { was_contended: true, last, .. }) => {
+            lane.supply = Supply::Unknown;
+            // Everything that was chosen is held by somebody: it is looked at again, but not at once.
+            lane.rests_until = last.is_none().then(|| now + CONTENTION_PAUSE);
+        }
         Some(Finding { last, .. }) => {
             if lane.supply == Supply::Unknown {
                 lane.supply = Supply::Plenty;
@@ -457,6 +482,7 @@ fn learn(lane: &mut Lane, look: &DealtLook, found: Option<Finding>, now: Instant
     }
     if lane.flights == 0 {
         lane.arrived_in_flight = 0;
+        lane.is_distrusted = false;
     }
 }
 

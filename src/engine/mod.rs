@@ -26,7 +26,10 @@ use std::{
 };
 
 use metrics::counter;
-use tokio::{sync::mpsc, task::JoinHandle};
+use tokio::{
+    sync::{mpsc, oneshot},
+    task::JoinHandle,
+};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use self::{
@@ -34,6 +37,7 @@ use self::{
     dispatch::{Parking, Repeats},
     enqueue::Enqueues,
     heartbeat::Beats,
+    pump::Message,
     settle::Endings,
     settle::Successes,
 };
@@ -121,6 +125,16 @@ impl Engine {
             has_failed,
             settled,
         }))
+    }
+
+    /// Ends the pump: claims under way are landed, and what nobody gets any more is given back before
+    /// it returns. Nothing is handed out from then on.
+    pub async fn finish(&self) {
+        let (done, finished) = oneshot::channel();
+        let _ = self.parking.messages.send(Message::Finish(done));
+        let _ = finished.await;
+        self.tasks.close();
+        self.tasks.wait().await;
     }
 
     /// Whether the node stops because a part of it has failed for good.

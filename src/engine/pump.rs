@@ -22,7 +22,7 @@ use tokio_util::task::TaskTracker;
 use super::{
     claim::{Claim, Flight, Handed, Landed, Outcome, look_for_work},
     coalesce::Coalescer,
-    lanes::{DealtLook, FAILURE_PAUSE, Lanes, WaiterId},
+    lanes::{DealtLook, Lanes, WaiterId},
     recover,
     settle::{self, Endings},
     wish::Wish,
@@ -50,6 +50,8 @@ pub(super) enum Message {
     Leave(WaiterId),
     /// These were handed to somebody who never got them.
     GiveBack(Vec<Handed>),
+    /// The node ends: land what flies, take back what comes back, and say so.
+    Finish(oneshot::Sender<()>),
 }
 
 /// How a parked poll is answered; none: the look that it asked for failed.
@@ -67,6 +69,8 @@ struct Pump {
     by_poll_id: HashMap<PollKey, WaiterId>,
     /// Polls in flight whose successor with the same poll id has come.
     successors: HashMap<WaiterId, WaiterId>,
+    /// What successors ask for, until the flight that they took over has landed.
+    wishes: HashMap<WaiterId, Wish>,
     /// Polls in flight that want their answer when the flight is over.
     leaving: BTreeSet<WaiterId>,
     /// When the first of the lanes that rest may go on.
@@ -83,30 +87,18 @@ pub(super) async fn run(
     mut messages: mpsc::UnboundedReceiver<Message>,
     mut arrivals: Arrivals,
 ) {
-    let mut pump = Pump {
-        pool: pools.claim,
-        background: pools.background,
-        endings,
-        tasks,
-        lanes: Lanes::default(),
-        answers: HashMap::new(),
-        impatient: BTreeSet::new(),
-        by_poll_id: HashMap::new(),
-        successors: HashMap::new(),
-        leaving: BTreeSet::new(),
-        wake_rested_at: None,
-        idle: Vec::new(),
-    };
+    let mut pump = Pump::new(pools, endings, tasks);
     let mut flights: JoinSet<Flight> = JoinSet::new();
     let mut fallbacks: JoinSet<Vec<(ProjectId, Arc<str>)>> = JoinSet::new();
     let mut fallback_tick = tokio::time::interval(FALLBACK_PERIOD);
     fallback_tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    loop {
+    let done = loop {
         let rest = pump.wake_rested_at.map(tokio::time::Instant::from_std);
         tokio::select! {
             message = messages.recv() => match message {
+                Some(Message::Finish(done)) => break Some(done),
                 Some(message) => pump.receive(message),
-                None => return,
+                None => break None,
             },
             Some(hint) = arrivals.next() => pump.hear(&hint),
             Some(flight) = flights.join_next() => pump.land(flight.unwrap_or_default()),
@@ -125,8 +117,8 @@ pub(super) async fn run(
             },
             () = async { tokio::time::sleep_until(rest.unwrap_or_else(tokio::time::Instant::now)).await },
                 if rest.is_some() => {
-                pump.wake_rested_at = None;
                 pump.lanes.wake_rested(Instant::now());
+                pump.wake_rested_at = pump.lanes.rest_ends_at();
             }
         }
         // Whoever else is there already shares the next claim.
@@ -140,10 +132,37 @@ pub(super) async fn run(
         }
         pump.take_off(&mut flights);
         pump.answer_the_impatient();
+    };
+    while let Some(flight) = flights.join_next().await {
+        pump.land(flight.unwrap_or_default());
+    }
+    while let Ok(message) = messages.try_recv() {
+        pump.receive(message);
+    }
+    if let Some(done) = done {
+        let _ = done.send(());
     }
 }
 
 impl Pump {
+    fn new(pools: Pools, endings: Coalescer<Endings>, tasks: TaskTracker) -> Self {
+        Self {
+            pool: pools.claim,
+            background: pools.background,
+            endings,
+            tasks,
+            lanes: Lanes::default(),
+            answers: HashMap::new(),
+            impatient: BTreeSet::new(),
+            by_poll_id: HashMap::new(),
+            successors: HashMap::new(),
+            wishes: HashMap::new(),
+            leaving: BTreeSet::new(),
+            wake_rested_at: None,
+            idle: Vec::new(),
+        }
+    }
+
     fn receive(&mut self, message: Message) {
         match message {
             Message::Park { id, wish, is_patient, answer } => {
@@ -154,6 +173,10 @@ impl Pump {
             }
             Message::Leave(id) => self.answer(id, Some(Vec::new())),
             Message::GiveBack(jobs) => self.give_back(jobs),
+            // Heard by the loop; a second one has nothing to wait for.
+            Message::Finish(done) => {
+                let _ = done.send(());
+            }
         }
     }
 
@@ -168,7 +191,10 @@ impl Pump {
         let poll_key = wish.poll_key();
         let earlier = poll_key.as_ref().and_then(|it| self.by_poll_id.insert(it.clone(), id));
         match earlier {
-            Some(earlier) if self.lanes.is_in_flight(earlier) => self.succeed(earlier, id),
+            Some(earlier) if self.lanes.is_in_flight(earlier) => {
+                self.succeed(earlier, id);
+                self.wishes.insert(id, wish);
+            }
             Some(earlier) => {
                 self.answer(earlier, Some(Vec::new()));
                 self.by_poll_id.extend(poll_key.map(|it| (it, id)));
@@ -190,6 +216,7 @@ impl Pump {
         }
         self.leaving.remove(&earlier);
         self.impatient.remove(&earlier);
+        self.wishes.remove(&earlier);
         self.lanes.rename(earlier, id);
         for successor in self.successors.values_mut().filter(|it| **it == earlier) {
             *successor = id;
@@ -205,6 +232,7 @@ impl Pump {
         self.lanes.leave(id);
         self.impatient.remove(&id);
         self.leaving.remove(&id);
+        self.wishes.remove(&id);
         let undelivered = match self.answers.remove(&id) {
             Some(answer) => answer.send(jobs).err().flatten(),
             None => jobs,
@@ -249,14 +277,14 @@ impl Pump {
             self.lanes.landed(&look, outcome.finding(), now);
             let found = match outcome {
                 Outcome::Found { jobs, .. } => jobs,
-                Outcome::Refused => self.rest(&look, now),
+                Outcome::Refused => self.tell_failure(&look),
                 Outcome::InDoubt(lease_ids) => {
                     self.tasks.spawn(recover::give_back(
                         self.background.clone(),
                         self.endings.clone(),
                         lease_ids,
                     ));
-                    self.rest(&look, now)
+                    self.tell_failure(&look)
                 }
             };
             for id in look.slots.iter().map(|(id, _)| *id) {
@@ -269,19 +297,22 @@ impl Pump {
                 }
             }
         }
+        self.wake_rested_at = self.lanes.rest_ends_at();
         let lanes = &self.lanes;
         self.successors.retain(|_, it| lanes.is_in_flight(*it));
         for (id, mut jobs) in jobs_of {
             if !jobs.is_empty() || self.leaving.contains(&id) {
                 jobs.sort_by_key(|it| (it.job.claim_key(), it.job.id));
                 self.answer(id, Some(jobs));
+            } else if let Some(wish) = self.wishes.remove(&id) {
+                self.lanes.leave(id);
+                self.lanes.park(id, wish, self.impatient.contains(&id), now);
             }
         }
     }
 
-    /// After a failed look: its lane rests, and polls that wanted just one look are told.
-    fn rest(&mut self, look: &DealtLook, now: Instant) -> Vec<(usize, Handed)> {
-        self.wake_rested_at.get_or_insert(now + FAILURE_PAUSE);
+    /// After a failed look, polls that wanted just one look are told.
+    fn tell_failure(&mut self, look: &DealtLook) -> Vec<(usize, Handed)> {
         for (id, _) in &look.slots {
             if self.impatient.contains(id) {
                 self.answer(*id, None);

@@ -17,33 +17,34 @@ use crate::{
     },
 };
 
-/// How often the store is asked. What is not found by then waits for its lease's end.
-const MAX_TRIES: u32 = 30;
-/// The pause between two tries.
-const PAUSE: Duration = Duration::from_secs(1);
+/// The pauses before the store is asked, again and again: the lost commit may still be under way. What is
+/// not found by then waits for its lease's end.
+const PAUSES_SECONDS: [u64; 5] = [1, 2, 4, 8, 15];
 
 /// Gives back those of these leases that were given after all.
 pub(super) async fn give_back(pool: PgPool, endings: Coalescer<Endings>, lease_ids: Vec<LeaseId>) {
-    let lease_ids: Vec<_> = lease_ids.into_iter().map(|it| it.0).collect();
-    for _ in 0..MAX_TRIES {
-        // The lost commit may still be under way.
-        tokio::time::sleep(PAUSE).await;
+    let mut lost: Vec<_> = lease_ids.into_iter().map(|it| it.0).collect();
+    for pause in PAUSES_SECONDS {
+        tokio::time::sleep(Duration::from_secs(pause)).await;
         let found = async {
             let mut conn = pool.acquire().await?;
-            sweep::find_leases(&mut conn, &lease_ids).await
+            sweep::find_leases(&mut conn, &lost).await
         };
-        match found.await {
-            Ok(found) => {
-                for LostLease { project_id, id, worker_id, lease_id } in found {
-                    let key = JobKey { project_id, id };
-                    settle::give_back(&endings, key, &worker_id, lease_id).await;
-                }
-                return;
-            }
+        let found = match found.await {
+            Ok(found) => found,
             Err(error) => {
                 let error = &error as &dyn std::error::Error;
-                tracing::warn!(error, "leases of a lost claim were not found yet");
+                tracing::warn!(error, "leases of a lost claim were not looked for yet");
+                continue;
             }
+        };
+        for LostLease { project_id, id, worker_id, lease_id } in found {
+            lost.retain(|it| *it != lease_id.0);
+            let key = JobKey { project_id, id };
+            settle::give_back(&endings, key, &worker_id, lease_id).await;
+        }
+        if lost.is_empty() {
+            return;
         }
     }
 }

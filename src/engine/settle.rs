@@ -9,6 +9,7 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
+    time::Duration,
 };
 
 use chrono::{DateTime, Utc};
@@ -95,6 +96,11 @@ pub enum Acked {
 /// How often an ack is tried whose lease changed hands between the statement and the second look.
 const MAX_LOOKS: u32 = 3;
 
+/// How often a job is given back to a store that does not take it. Then it waits for its lease's end.
+const MAX_GIVE_BACKS: u32 = 30;
+/// The pause between two tries.
+const GIVE_BACK_PAUSE: Duration = Duration::from_secs(1);
+
 /// Records the end of an attempt, if its fence still holds.
 ///
 /// Repeating an ack that shows its attempt or lease answers as the first time.
@@ -142,8 +148,15 @@ pub(super) fn give_back(
     let request = EndRequest { key, fence, failure: None, duration_ms: None };
     let endings = endings.clone();
     async move {
-        if let Err(error) = endings.submit(request).await {
-            tracing::warn!(job.id = %key.id, %error, "a job was not given back: its lease will end");
+        for _ in 0..MAX_GIVE_BACKS {
+            // It shows its lease, so it is safe to repeat.
+            match endings.submit(request.clone()).await {
+                Ok(_) => return,
+                Err(error) => {
+                    tracing::warn!(job.id = %key.id, %error, "a job was not given back yet")
+                }
+            }
+            tokio::time::sleep(GIVE_BACK_PAUSE).await;
         }
     }
 }
@@ -350,9 +363,9 @@ pub(super) fn decide(
     let jitter = Jitter::new(rand::random());
     let AfterAttempt { next, failures } = job::after_attempt(&running, ending, jitter);
     let (state, wait) = match next {
-        Next::Pending => (StoredState::Pending, std::time::Duration::ZERO),
+        Next::Pending => (StoredState::Pending, Duration::ZERO),
         Next::RetryAfter(wait) => (StoredState::Backoff, wait),
-        Next::DeadLetter => (StoredState::DeadLetter, std::time::Duration::ZERO),
+        Next::DeadLetter => (StoredState::DeadLetter, Duration::ZERO),
     };
     let outcome = ending.outcome();
     Ended { key: held.key(), state, failures, wait, outcome, error, duration_ms }

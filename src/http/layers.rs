@@ -3,13 +3,13 @@
 use std::time::Instant;
 
 use axum::{
-    extract::{MatchedPath, Request},
+    extract::{MatchedPath, Request, State},
     http::{HeaderName, HeaderValue, Method, StatusCode},
     middleware::Next,
     response::{IntoResponse, Response},
 };
 use metrics::{counter, histogram};
-use tokio_util::sync::CancellationToken;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::error;
 use crate::{error::Error, ids, telemetry};
@@ -28,11 +28,15 @@ pub struct ClientGone(pub CancellationToken);
 
 /// Runs the handler in a task of its own, so that a client that vanishes cannot stop it in the
 /// middle of a statement; what it was doing is done, and [`ClientGone`] tells those who wait.
-pub async fn detach(mut request: Request, next: Next) -> Response {
+pub async fn detach(
+    State(handlers): State<TaskTracker>,
+    mut request: Request,
+    next: Next,
+) -> Response {
     let gone = CancellationToken::new();
     let guard = gone.clone().drop_guard();
     request.extensions_mut().insert(ClientGone(gone));
-    let answered = tokio::spawn(next.run(request)).await;
+    let answered = handlers.spawn(next.run(request)).await;
     guard.disarm();
     answered.unwrap_or_else(|panic| {
         counter!(telemetry::PANICS).increment(1);

@@ -12,6 +12,7 @@ mod validate;
 mod workers;
 
 use axum::{Router, middleware, routing};
+use tokio_util::task::TaskTracker;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 pub use self::extract::BODY_TIMEOUT;
@@ -31,8 +32,8 @@ fn data_plane() -> OpenApiRouter<App> {
         .routes(routes!(workers::ack::ack_batch))
 }
 
-/// Everything the API's listener answers.
-pub fn router(app: App) -> Router {
+/// Everything the API's listener answers. `handlers` tells when the last handler has ended.
+pub fn router(app: App, handlers: TaskTracker) -> Router {
     let (scoped, _) = data_plane().split_for_parts();
     let (plain, _) = data_plane().split_for_parts();
     Router::new()
@@ -45,7 +46,7 @@ pub fn router(app: App) -> Router {
         .merge(openapi::docs())
         .fallback(async || Error::NoSuchRoute)
         .method_not_allowed_fallback(async || Error::MethodNotAllowed)
-        .layer(middleware::from_fn(layers::detach))
+        .layer(middleware::from_fn_with_state(handlers, layers::detach))
         .layer(middleware::from_fn(layers::observe))
         .with_state(app)
 }

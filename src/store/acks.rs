@@ -69,7 +69,7 @@ impl Success {
 /// No job may stand in `acks` twice. The fence stands in the `where`, so that checking and writing
 /// are one act; a fence that holds implies `processing`, and `state` is kept out of the condition
 /// because it would invite the index of leases, whose entries are nearly all dead. Rows are locked
-/// in the order of their ids, as everywhere.
+/// in the order of their ids, as by everybody who waits for locks.
 ///
 /// # Errors
 /// Only those of the store.

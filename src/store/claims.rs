@@ -235,7 +235,7 @@ pub async fn claim_any_type(
 ///
 /// Each type is looked up in an index of its own order and the best are taken from all of them, so
 /// that a claim never walks over other types' rows. What is found is locked after it was chosen: a
-/// job that another claim took in between is not replaced, and the look comes back short. That it is
+/// job that another claim took in between is not replaced. That it is
 /// still pending is compared with a column, not with a constant, which would invite the partial
 /// indexes of pending jobs. Answers also with how many were chosen: fewer than wanted means that
 /// there are no more.

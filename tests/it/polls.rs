@@ -233,6 +233,24 @@ fn jobs_that_were_claimed_for_a_client_that_is_gone_are_given_back() {
 }
 
 #[test]
+fn a_server_that_stops_in_the_middle_of_a_claim_gives_its_jobs_back() {
+    limited(async {
+        let database = fresh_database().await;
+        let server = TestServer::start(database.clone()).await;
+        let t = server.project("main").await;
+        database.execute(SLOW_CLAIMS).await;
+        t.enqueue(json!({})).await;
+        let poll = json!({"worker_id": "slow", "queues": ["default"]});
+        let request = t.request(reqwest::Method::POST, "/v1/workers/poll").json(&poll);
+        assert!(tokio::time::timeout(Duration::from_millis(100), request.send()).await.is_err());
+        server.stop().await;
+        let waiting =
+            "select count(*) from jobs where state = 'pending' and attempt = 1 and failures = 0";
+        assert_eq!(database.number(waiting).await, 1);
+    });
+}
+
+#[test]
 fn a_server_that_stops_answers_its_parked_polls() {
     limited(async {
         let server = TestServer::start(fresh_database().await).await;

@@ -256,7 +256,7 @@ fn two_looks_by_type_never_choose_from_one_queue_at_once() {
     board.land(&first[0], MAX_CLAIM_SLOTS);
     let second = board.deal();
     assert!(board.deal().is_empty());
-    let last = None;
+    let last = Some(ClaimKey::ZERO);
     let contended = Finding { is_short: false, was_contended: true, last };
     board.lanes.landed(&second[0], Some(contended), board.now);
     assert_eq!(board.deal().len(), 1, "what others took is not what is there");
@@ -367,4 +367,44 @@ fn a_poll_renamed_in_flight_keeps_its_place() {
     followed.slots[0].0 = 2;
     board.land(&followed, 0);
     assert!(!board.lanes.is_in_flight(2));
+}
+
+#[test]
+fn lanes_that_failed_one_after_the_other_all_go_on() {
+    let mut board = Board::new();
+    board.park(1, 1, &["a"], 1);
+    board.park(2, 2, &["b"], 1);
+    let looks = board.deal();
+    board.lanes.landed(&looks[0], None, board.now);
+    board.pass(Duration::from_millis(100));
+    board.lanes.landed(&looks[1], None, board.now);
+    for _ in 0..2 {
+        board.now = board.lanes.rest_ends_at().expect("one still rests");
+        board.lanes.wake_rested(board.now);
+        assert_eq!(board.deal().len(), 1);
+    }
+    assert_eq!(board.lanes.rest_ends_at(), None);
+}
+
+#[test]
+fn a_look_dealt_before_a_fallback_found_work_does_not_say_that_there_is_none() {
+    let mut board = Board::new();
+    board.park(1, 1, &["q"], 1);
+    let looks = board.deal();
+    board.lanes.distrust(Some(&(ProjectId(1), queue("q"))));
+    board.land(&looks[0], 0);
+    assert_eq!(board.deal().len(), 1);
+}
+
+#[test]
+fn a_queue_whose_jobs_are_all_held_is_not_hammered() {
+    let mut board = Board::new();
+    board.park_typed(1, 1, &["q"], &["mail"], 1);
+    let looks = board.deal();
+    let held = Finding { is_short: false, was_contended: true, last: None };
+    board.lanes.landed(&looks[0], Some(held), board.now);
+    assert!(board.deal().is_empty());
+    board.pass(CONTENTION_PAUSE);
+    board.lanes.wake_rested(board.now);
+    assert_eq!(board.deal().len(), 1);
 }

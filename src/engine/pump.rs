@@ -77,9 +77,11 @@ struct Pump {
     wake_rested_at: Option<Instant>,
     /// Connections of claims that landed a moment ago.
     idle: Vec<PoolConnection<Postgres>>,
+    /// Whom to tell when everything has landed; then nothing more is dealt.
+    finished: Option<oneshot::Sender<()>>,
 }
 
-/// Runs until every sender of messages is gone.
+/// Runs until it is told to finish, or every sender of messages is gone. What flies then is landed first.
 pub(super) async fn run(
     pools: Pools,
     endings: Coalescer<Endings>,
@@ -92,13 +94,12 @@ pub(super) async fn run(
     let mut fallbacks: JoinSet<Vec<(ProjectId, Arc<str>)>> = JoinSet::new();
     let mut fallback_tick = tokio::time::interval(FALLBACK_PERIOD);
     fallback_tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let done = loop {
+    while pump.finished.is_none() {
         let rest = pump.wake_rested_at.map(tokio::time::Instant::from_std);
         tokio::select! {
             message = messages.recv() => match message {
-                Some(Message::Finish(done)) => break Some(done),
                 Some(message) => pump.receive(message),
-                None => break None,
+                None => break,
             },
             Some(hint) = arrivals.next() => pump.hear(&hint),
             Some(flight) = flights.join_next() => pump.land(flight.unwrap_or_default()),
@@ -132,15 +133,15 @@ pub(super) async fn run(
         }
         pump.take_off(&mut flights);
         pump.answer_the_impatient();
-    };
+    }
     while let Some(flight) = flights.join_next().await {
         pump.land(flight.unwrap_or_default());
     }
     while let Ok(message) = messages.try_recv() {
         pump.receive(message);
     }
-    if let Some(done) = done {
-        let _ = done.send(());
+    if let Some(finished) = pump.finished {
+        let _ = finished.send(());
     }
 }
 
@@ -160,6 +161,7 @@ impl Pump {
             leaving: BTreeSet::new(),
             wake_rested_at: None,
             idle: Vec::new(),
+            finished: None,
         }
     }
 
@@ -173,10 +175,7 @@ impl Pump {
             }
             Message::Leave(id) => self.answer(id, Some(Vec::new())),
             Message::GiveBack(jobs) => self.give_back(jobs),
-            // Heard by the loop; a second one has nothing to wait for.
-            Message::Finish(done) => {
-                let _ = done.send(());
-            }
+            Message::Finish(finished) => self.finished = Some(finished),
         }
     }
 
@@ -258,7 +257,7 @@ impl Pump {
     }
 
     fn take_off(&mut self, flights: &mut JoinSet<Flight>) {
-        while flights.len() < MAX_FLIGHTS {
+        while flights.len() < MAX_FLIGHTS && self.finished.is_none() {
             let looks = self.lanes.deal(Instant::now());
             if looks.is_empty() {
                 return;

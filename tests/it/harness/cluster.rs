@@ -5,7 +5,7 @@
 
 use std::{
     fs::{self, File},
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{
         OnceLock,
         atomic::{AtomicU32, Ordering},
@@ -14,7 +14,7 @@ use std::{
 };
 
 use fencepost::{
-    dev::cluster::{Cluster, Durability},
+    dev::cluster::{self, Cluster, Durability},
     store::pools,
 };
 use sha2::{Digest, Sha256};
@@ -103,6 +103,7 @@ fn start() -> (Cluster, File, Shared) {
     let lock = File::create(home.join("lock")).expect("a lock file");
     // Another run of these tests has it: wait for its end.
     lock.lock().expect("the lock");
+    sweep(&home);
     let dir = home.join("postgres");
     let mut cluster = Cluster::start(&dir, Durability::Fast).expect("PostgreSQL starts");
     let runtime =
@@ -115,6 +116,16 @@ fn start() -> (Cluster, File, Shared) {
     let url = cluster.database_url("{}");
     let template = runtime.block_on(template(&url));
     (cluster, lock, Shared { url, template })
+}
+
+/// Removes the socket's folder of the last run, which ended with its process, and notes this one's.
+fn sweep(home: &Path) {
+    let note = home.join("pid");
+    let last = fs::read_to_string(&note).ok().and_then(|it| it.parse().ok());
+    if let Some(pid) = last.filter(|it| !cluster::is_running(*it)) {
+        let _ = fs::remove_dir_all(cluster::socket_dir(pid));
+    }
+    fs::write(&note, std::process::id().to_string()).expect("the note is written");
 }
 
 async fn leftovers(cluster: &Cluster) -> i64 {

@@ -12,14 +12,17 @@ fn time(value: &Value) -> DateTime<Utc> {
 #[test]
 fn a_job_is_offered_when_it_is_due_and_not_before() {
     run(async |t| {
+        let mut late = Vec::new();
         for _ in 0..3 {
             let id = t.enqueue(json!({"delay_seconds": 1})).await;
             let due = time(&t.job(&id).await["run_at"]);
             let job = t.wait_and_lease("w").await;
             assert_eq!(job["id"], id);
-            let late = time(&t.job(&id).await["claimed_at"]) - due;
-            assert!((0..100).contains(&late.num_milliseconds()), "{late}");
+            late.push((time(&t.job(&id).await["claimed_at"]) - due).num_milliseconds());
         }
+        assert!(late.iter().all(|it| *it >= 0), "{late:?}");
+        // A busy machine may be late itself, but not each time.
+        assert!(late.iter().any(|it| *it < 100), "{late:?}");
     });
 }
 

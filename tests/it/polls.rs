@@ -6,11 +6,13 @@ use serde_json::{Value, json};
 
 use crate::harness::{TestServer, fresh_database, limited, run};
 
-/// Claims for the worker `slow` take a while.
+/// By then a claim for the worker `slow` is under way, and not over.
+const IN_THE_CLAIM: Duration = Duration::from_millis(500);
+/// Claims for the worker `slow` take a second.
 const SLOW_CLAIMS: &str = "
     create function slow() returns trigger language plpgsql as $$
     begin
-        if new.worker_id = 'slow' then perform pg_sleep(0.3); end if;
+        if new.worker_id = 'slow' then perform pg_sleep(1); end if;
         return new;
     end $$;
     create trigger slow before update on jobs for each row execute function slow()";
@@ -217,7 +219,7 @@ fn jobs_that_were_claimed_for_a_client_that_is_gone_are_given_back() {
         let id = t.enqueue(json!({})).await;
         let poll = json!({"worker_id": "slow", "queues": ["default"]});
         let request = t.request(reqwest::Method::POST, "/v1/workers/poll").json(&poll);
-        assert!(tokio::time::timeout(Duration::from_millis(100), request.send()).await.is_err());
+        assert!(tokio::time::timeout(IN_THE_CLAIM, request.send()).await.is_err());
         let job = t.wait_and_lease("here").await;
         assert_eq!(
             (&job["id"], &job["attempt"], &job["failures"]),
@@ -242,7 +244,7 @@ fn a_server_that_stops_in_the_middle_of_a_claim_gives_its_jobs_back() {
         t.enqueue(json!({})).await;
         let poll = json!({"worker_id": "slow", "queues": ["default"]});
         let request = t.request(reqwest::Method::POST, "/v1/workers/poll").json(&poll);
-        assert!(tokio::time::timeout(Duration::from_millis(100), request.send()).await.is_err());
+        assert!(tokio::time::timeout(IN_THE_CLAIM, request.send()).await.is_err());
         server.stop().await;
         let waiting =
             "select count(*) from jobs where state = 'pending' and attempt = 1 and failures = 0";

@@ -168,7 +168,7 @@ fn a_request_under_way_is_finished_when_the_server_stops() {
         t.database
             .execute(
                 "create function slow() returns trigger language plpgsql as
-                     $$ begin perform pg_sleep(0.5); return new; end $$;
+                     $$ begin perform pg_sleep(1); return new; end $$;
                  create trigger slow before insert on jobs for each row execute function slow()",
             )
             .await;
@@ -176,7 +176,8 @@ fn a_request_under_way_is_finished_when_the_server_stops() {
             let t = t.clone();
             async move { t.post("/v1/jobs", json!({"job_type": "t"})).await }
         });
-        tokio::time::sleep(Duration::from_millis(150)).await;
+        // The insert is under way by then, and not over.
+        tokio::time::sleep(Duration::from_millis(500)).await;
         t.stopping.cancel();
         enqueuing.await.expect("no panic").is(201);
     });

@@ -40,9 +40,8 @@ pub struct Node {
 /// Serves until `stop` is cancelled; then drains and returns.
 ///
 /// The way down: `readyz` answers 503, parked polls are answered over three seconds (empty, unless a
-/// claim for them is under way), the
-/// loops end their batch, after `linger` no connection is accepted any more, requests under way
-/// finish within [`DRAIN_TIMEOUT`].
+/// claim for them is under way), the loops end their batch, after `linger` no connection is accepted
+/// any more, requests under way finish within [`DRAIN_TIMEOUT`].
 ///
 /// # Errors
 /// When the database cannot be reached at the start, or was not migrated; or when the node stopped

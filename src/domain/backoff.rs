@@ -38,7 +38,7 @@ pub enum Strategy {
 }
 
 /// When and how a job is tried again.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct RetryPolicy {
     /// How the wait grows.
     pub strategy: Strategy,

@@ -64,11 +64,11 @@ pub(super) struct Flight {
 /// A look that came back.
 pub(super) struct Landed {
     pub look: DealtLook,
-    pub outcome: Outcome,
+    pub outcome: LookOutcome,
 }
 
 /// What a look came back with.
-pub(super) enum Outcome {
+pub(super) enum LookOutcome {
     /// Jobs, each with the number of its slot.
     Found { jobs: Vec<(usize, Handed)>, finding: Finding },
     /// The store refused the statement: nothing was leased.
@@ -77,7 +77,7 @@ pub(super) enum Outcome {
     InDoubt(Vec<LeaseId>),
 }
 
-impl Outcome {
+impl LookOutcome {
     /// For the lane; none when the look failed.
     pub fn finding(&self) -> Option<Finding> {
         match self {
@@ -135,7 +135,7 @@ impl Claim {
             Ok(conn) => conn,
             Err(error) => {
                 note_failure(&error);
-                let refused = |(look, _)| Landed { look, outcome: Outcome::Refused };
+                let refused = |(look, _)| Landed { look, outcome: LookOutcome::Refused };
                 return Flight { conn: None, landed: looks.into_iter().map(refused).collect() };
             }
         };
@@ -152,14 +152,14 @@ impl Claim {
 }
 
 fn in_doubt((look, lease_ids): (DealtLook, Vec<LeaseId>)) -> Landed {
-    Landed { look, outcome: Outcome::InDoubt(lease_ids) }
+    Landed { look, outcome: LookOutcome::InDoubt(lease_ids) }
 }
 
 /// A statement that the store refused, or stopped for its length, has leased nothing.
 fn failed(look: (DealtLook, Vec<LeaseId>), error: &sqlx::Error) -> Landed {
     note_failure(error);
     if is_refused(error) {
-        return Landed { look: look.0, outcome: Outcome::Refused };
+        return Landed { look: look.0, outcome: LookOutcome::Refused };
     }
     in_doubt(look)
 }
@@ -177,8 +177,8 @@ fn note_failure(error: &sqlx::Error) {
 
 fn count_claimed(landed: &[Landed]) {
     let found = landed.iter().filter_map(|it| match &it.outcome {
-        Outcome::Found { jobs, .. } => Some(jobs),
-        Outcome::Refused | Outcome::InDoubt(_) => None,
+        LookOutcome::Found { jobs, .. } => Some(jobs),
+        LookOutcome::Refused | LookOutcome::InDoubt(_) => None,
     });
     for (_, Handed { job, .. }) in found.flatten() {
         counter!(telemetry::JOBS_CLAIMED).increment(1);
@@ -211,7 +211,7 @@ async fn claim_any_type(
                 let has_time = started.elapsed() < SINGLE_LOOKS_TIME;
                 landed.push(match has_time {
                     true => claim_one(conn, look).await,
-                    false => Landed { look: look.0, outcome: Outcome::Refused },
+                    false => Landed { look: look.0, outcome: LookOutcome::Refused },
                 });
             }
             landed
@@ -287,13 +287,13 @@ fn deal_out_one(look: DealtLook, found: Vec<LeasedJob>, chosen: Option<usize>) -
         Some((slot, Handed { job, worker_id, last_error: None }))
     });
     let jobs = jobs.collect();
-    Landed { look, outcome: Outcome::Found { jobs, finding } }
+    Landed { look, outcome: LookOutcome::Found { jobs, finding } }
 }
 
 async fn add_last_errors(conn: &mut PgConnection, landed: &mut [Landed]) {
     let found = landed.iter_mut().filter_map(|it| match &mut it.outcome {
-        Outcome::Found { jobs, .. } => Some(jobs),
-        Outcome::Refused | Outcome::InDoubt(_) => None,
+        LookOutcome::Found { jobs, .. } => Some(jobs),
+        LookOutcome::Refused | LookOutcome::InDoubt(_) => None,
     });
     let handed = found.flatten().map(|(_, it)| it);
     let mut retried: Vec<_> = handed.filter(|it| it.job.failures > 0).collect();

@@ -142,6 +142,11 @@ impl<B: Batch> Intake<B> {
         self.held_over.len() + self.receiver.len()
     }
 
+    /// The next entry that is there already.
+    fn next(&mut self) -> Option<Entry<B>> {
+        self.held_over.pop_front().or_else(|| self.receiver.try_recv().ok())
+    }
+
     /// Waits for something to write. False: the end.
     async fn wait(&mut self) -> bool {
         if self.held_over.is_empty() {
@@ -155,8 +160,7 @@ impl<B: Batch> Intake<B> {
 
     /// Answers everybody who waits with an error: nothing of theirs is written.
     fn refuse_all(&mut self, error: &Error) {
-        while let Some(entry) = self.held_over.pop_front().or_else(|| self.receiver.try_recv().ok())
-        {
+        while let Some(entry) = self.next() {
             let _ = entry.answer.send(Err(error.clone()));
         }
     }
@@ -166,8 +170,7 @@ impl<B: Batch> Intake<B> {
         let (mut batch, mut held_over) = (Vec::new(), VecDeque::new());
         let mut keys = HashSet::new();
         let (mut rows, mut bytes) = (0, 0);
-        while let Some(entry) = self.held_over.pop_front().or_else(|| self.receiver.try_recv().ok())
-        {
+        while let Some(entry) = self.next() {
             let (more_rows, more_bytes) = (B::rows(&entry.item), B::bytes(&entry.item));
             let fits = rows + more_rows <= B::MAX_ROWS && bytes + more_bytes <= MAX_BATCH_BYTES;
             if !batch.is_empty() && !fits {

@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::wish::Wish;
+use super::wish::{Wish, deal_slots};
 use crate::{
     ids::ProjectId,
     store::claims::{ClaimKey, MAX_CLAIM_SLOTS},
@@ -99,7 +99,7 @@ impl Lane {
 
 #[derive(Debug)]
 struct Waiter {
-    wish: Wish,
+    wish: Arc<Wish>,
     lanes: Vec<LaneId>,
     is_in_flight: bool,
 }
@@ -117,7 +117,7 @@ pub struct DealtLook {
     /// The low-water mark.
     pub from: ClaimKey,
     /// Who gets what is found.
-    pub slots: Vec<(WaiterId, Wish)>,
+    pub slots: Vec<(WaiterId, Arc<Wish>)>,
     dealt_at: Instant,
 }
 
@@ -160,6 +160,7 @@ impl Lanes {
             }
             lanes.push(lane_id);
         }
+        let wish = Arc::new(wish);
         self.waiters.insert(id, Waiter { wish, lanes: lanes.clone(), is_in_flight: false });
         for lane in lanes {
             self.consider(lane);
@@ -196,7 +197,7 @@ impl Lanes {
     /// What a parked poll asks for.
     #[must_use]
     pub fn wish(&self, id: WaiterId) -> Option<&Wish> {
-        self.waiters.get(&id).map(|it| &it.wish)
+        self.waiters.get(&id).map(|it| &*it.wish)
     }
 
     /// Whether a claim for this poll is under way; then it must be waited for.
@@ -393,7 +394,7 @@ impl Lanes {
             .iter()
             .filter(|it| self.is_next_lane(**it, id))
             .take(wanted)
-            .filter_map(|it| self.waiters.get(it).map(|waiter| (*it, waiter.wish.clone())))
+            .filter_map(|it| self.waiters.get(it).map(|waiter| (*it, Arc::clone(&waiter.wish))))
             .collect();
         let slots = deal_slots(&takers, wanted);
         if slots.is_empty() {
@@ -484,16 +485,6 @@ fn learn(lane: &mut Lane, look: &DealtLook, found: Option<Finding>, now: Instant
         lane.arrived_in_flight = 0;
         lane.is_distrusted = false;
     }
-}
-
-/// One slot for each taker, then a second for each that has room, and so on.
-fn deal_slots(takers: &[(WaiterId, Wish)], max_slots: usize) -> Vec<(WaiterId, Wish)> {
-    let deepest = takers.iter().map(|(_, wish)| wish.capacity).max().unwrap_or(0);
-    (0..deepest)
-        .flat_map(|round| takers.iter().filter(move |(_, wish)| wish.capacity > round))
-        .take(max_slots)
-        .cloned()
-        .collect()
 }
 
 #[cfg(test)]

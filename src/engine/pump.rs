@@ -20,7 +20,7 @@ use tokio::{
 use tokio_util::task::TaskTracker;
 
 use super::{
-    claim::{Claim, Flight, Handed, Landed, Outcome, look_for_work},
+    claim::{Claim, Flight, Handed, Landed, LookOutcome, look_for_work},
     coalesce::Coalescer,
     lanes::{DealtLook, Lanes, WaiterId},
     recover,
@@ -269,15 +269,16 @@ impl Pump {
 
     fn land(&mut self, Flight { conn, landed }: Flight) {
         self.idle.extend(conn);
-        let now = Instant::now();
+        let (now, mut begins_rest) = (Instant::now(), false);
         let mut jobs_of: HashMap<WaiterId, Vec<Handed>> = HashMap::new();
         for Landed { look, outcome } in landed {
             let look = self.follow(look);
+            begins_rest |= outcome.finding().is_none_or(|it| it.was_contended);
             self.lanes.landed(&look, outcome.finding(), now);
             let found = match outcome {
-                Outcome::Found { jobs, .. } => jobs,
-                Outcome::Refused => self.tell_failure(&look),
-                Outcome::InDoubt(lease_ids) => {
+                LookOutcome::Found { jobs, .. } => jobs,
+                LookOutcome::Refused => self.tell_failure(&look),
+                LookOutcome::InDoubt(lease_ids) => {
                     self.tasks.spawn(recover::give_back(
                         self.background.clone(),
                         self.endings.clone(),
@@ -296,7 +297,9 @@ impl Pump {
                 }
             }
         }
-        self.wake_rested_at = self.lanes.rest_ends_at();
+        if begins_rest {
+            self.wake_rested_at = self.lanes.rest_ends_at();
+        }
         let lanes = &self.lanes;
         self.successors.retain(|_, it| lanes.is_in_flight(*it));
         for (id, mut jobs) in jobs_of {

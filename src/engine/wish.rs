@@ -1,4 +1,4 @@
-//! What a poll asks for.
+//! What a poll asks for, and how the wishes of many share what there is.
 
 use std::sync::Arc;
 
@@ -32,4 +32,17 @@ impl Wish {
         let worker_id = Arc::clone(&self.worker_id);
         Some(PollKey { project_id: self.project_id, worker_id, poll_id: self.poll_id? })
     }
+}
+
+/// One slot for each taker, then a second for each that has room, and so on.
+pub(super) fn deal_slots<Taker: Copy>(
+    takers: &[(Taker, Arc<Wish>)],
+    max_slots: usize,
+) -> Vec<(Taker, Arc<Wish>)> {
+    let deepest = takers.iter().map(|(_, wish)| wish.capacity).max().unwrap_or(0);
+    (0..deepest)
+        .flat_map(|round| takers.iter().filter(move |(_, wish)| wish.capacity > round))
+        .take(max_slots)
+        .cloned()
+        .collect()
 }

@@ -9,7 +9,7 @@ use utoipa::ToSchema;
 
 use crate::{
     domain::{
-        backoff::{RetryPolicy, Strategy},
+        backoff::RetryPolicy,
         job::{JobState, Outcome, StoredState, WaitingFor},
         text::ErrorReport,
     },
@@ -58,7 +58,7 @@ pub struct Job {
     /// Longest run of one attempt, in seconds.
     pub timeout_seconds: i32,
     /// How it is tried again.
-    pub retry: RetryView,
+    pub retry: RetryPolicy,
     /// Who has it, or had it when it succeeded.
     #[schema(required)]
     pub worker_id: Option<String>,
@@ -86,44 +86,6 @@ pub struct Job {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub attempts: Option<Vec<AttemptView>>,
-}
-
-/// How a job is tried again.
-#[derive(Debug, Clone, Serialize, ToSchema)]
-pub struct RetryView {
-    /// How the wait grows.
-    pub strategy: Strategy,
-    /// The first wait, in seconds.
-    pub initial_seconds: u32,
-    /// The growth of an exponential wait.
-    pub multiplier: f64,
-    /// The longest wait, in seconds.
-    pub max_seconds: u32,
-    /// Up to so many seconds are added.
-    pub jitter_seconds: u32,
-    /// Error types that are not tried again.
-    pub non_retryable_types: Vec<String>,
-}
-
-impl From<RetryPolicy> for RetryView {
-    fn from(policy: RetryPolicy) -> Self {
-        let RetryPolicy {
-            strategy,
-            initial_seconds,
-            multiplier,
-            max_seconds,
-            jitter_seconds,
-            non_retryable_types,
-        } = policy;
-        Self {
-            strategy,
-            initial_seconds,
-            multiplier,
-            max_seconds,
-            jitter_seconds,
-            non_retryable_types,
-        }
-    }
 }
 
 /// An error as a worker reported it.
@@ -220,7 +182,7 @@ impl Job {
             failures: 0,
             max_attempts: new.max_attempts,
             timeout_seconds: new.timeout_seconds,
-            retry: new.retry.as_ref().map(|it| it.0.clone()).unwrap_or_default().into(),
+            retry: new.retry.as_ref().map(|it| it.0.clone()).unwrap_or_default(),
             worker_id: None,
             claimed_at: None,
             lease_expires_at: None,
@@ -255,7 +217,7 @@ impl Job {
             failures: row.failures,
             max_attempts: row.max_attempts,
             timeout_seconds: row.timeout_seconds,
-            retry: RetryPolicy::stored(row.retry.as_ref()).into(),
+            retry: RetryPolicy::stored(row.retry.as_ref()),
             worker_id: row.worker_id,
             claimed_at: row.claimed_at,
             lease_expires_at: row.lease_expires_at,

@@ -3,8 +3,10 @@
 use std::{ops::Deref, sync::Arc, time::Duration};
 
 use moka::future::Cache;
+use tokio::sync::Semaphore;
 
 use crate::{
+    domain::limits::MAX_STREAMS,
     engine::Engine,
     error::Error,
     store::{self, keys::KeyOwner},
@@ -29,6 +31,8 @@ pub struct Handles {
     pub engine: Engine,
     /// Signs list cursors.
     pub cursor_key: Vec<u8>,
+    /// Places for event streams.
+    pub streams: Arc<Semaphore>,
     keys: Cache<SecretHash, Option<Arc<KeyOwner>>>,
 }
 
@@ -46,7 +50,8 @@ impl App {
     pub fn new(engine: Engine, cursor_key: Vec<u8>) -> Self {
         let keys =
             Cache::builder().time_to_live(KEY_CACHE_TTL).max_capacity(KEY_CACHE_KEYS).build();
-        Self(Arc::new(Handles { engine, cursor_key, keys }))
+        let streams = Arc::new(Semaphore::new(MAX_STREAMS));
+        Self(Arc::new(Handles { engine, cursor_key, streams, keys }))
     }
 
     /// Whose live key has this hash, as of at most [`KEY_CACHE_TTL`] ago. Many callers that ask

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use crate::domain::job::JobState;
+use crate::{domain::job::JobState, ids::JobId};
 
 /// A field of a request that breaks a rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -53,8 +53,8 @@ pub enum Error {
     #[error("job not found")]
     JobNotFound,
 
-    /// Nobody is working on the job.
-    #[error("the job is not processing")]
+    /// The job's state does not allow it: nobody is working on it, or somebody is, or it has ended.
+    #[error("the job's state does not allow this")]
     InvalidState(Whereabouts),
 
     /// Another worker holds the job.
@@ -64,6 +64,35 @@ pub enum Error {
     /// This worker's lease is over: a newer attempt decides, or nobody does yet.
     #[error("the lease is over")]
     StaleLease(Whereabouts),
+
+    /// A parent has ended without success: its children would wait for ever.
+    #[error("a parent of the job has ended without success")]
+    ParentTerminal(Vec<FieldError>),
+
+    /// A live job has the unique key already.
+    #[error("a live job has this unique key")]
+    UniqueConflict {
+        /// The key's field, as a path.
+        field: String,
+        /// Who has it, if that is known.
+        holder: Option<JobId>,
+    },
+
+    /// The idempotency key came with another request before.
+    #[error("this idempotency key came with another request before")]
+    IdempotencyKeyReuse,
+
+    /// The first request with this idempotency key is still running.
+    #[error("the first request with this idempotency key is still running")]
+    IdempotencyInProgress,
+
+    /// The project has no such workflow.
+    #[error("workflow not found")]
+    WorkflowNotFound,
+
+    /// The project has no such worker.
+    #[error("worker not found")]
+    WorkerNotFound,
 
     /// The body is larger than the route accepts.
     #[error("the body is larger than {limit_bytes} bytes")]
@@ -129,6 +158,12 @@ impl Error {
     pub fn internal(source: impl std::error::Error + Send + Sync + 'static) -> Self {
         Self::Internal(Arc::new(source))
     }
+}
+
+/// Whether a unique key was the reason of a refusal.
+#[must_use]
+pub fn is_unique_violation(error: &sqlx::Error) -> bool {
+    matches!(error, sqlx::Error::Database(it) if it.is_unique_violation())
 }
 
 /// SQLSTATE classes in which the statement itself is at fault, not the store: data (22), integrity

@@ -5,6 +5,7 @@
 
 use std::{fmt, str::FromStr};
 
+use sha2::{Digest, Sha256};
 use typeid_suffix::prelude::{TypeIdSuffix, V7};
 use uuid::Uuid;
 
@@ -60,6 +61,46 @@ prefixed_id!(
     JobId,
     "job_"
 );
+impl JobId {
+    /// An id that comes from a seed: the same again, whenever it is asked for. It sorts by the time of
+    /// the seed, which is a UUID v7.
+    #[must_use]
+    pub fn derived(seed: Uuid, number: u64) -> Self {
+        Self(derived(seed, number))
+    }
+}
+
+impl WorkflowId {
+    /// See [`JobId::derived`].
+    #[must_use]
+    pub fn derived(seed: Uuid) -> Self {
+        Self(derived(seed, u64::MAX))
+    }
+}
+
+fn derived(seed: Uuid, number: u64) -> Uuid {
+    const TIME_BYTES: usize = 6;
+    let mut hash = Sha256::new();
+    hash.update(seed.as_bytes());
+    hash.update(number.to_be_bytes());
+    let mut bytes = hash.finalize().first_chunk::<16>().copied().unwrap_or_default();
+    bytes[..TIME_BYTES].copy_from_slice(&seed.as_bytes()[..TIME_BYTES]);
+    uuid::Builder::from_bytes(bytes)
+        .with_version(uuid::Version::SortRand)
+        .with_variant(uuid::Variant::RFC4122)
+        .into_uuid()
+}
+
+prefixed_id!(
+    /// A workflow: jobs with dependencies. Unique in its project only.
+    WorkflowId,
+    "wf_"
+);
+prefixed_id!(
+    /// Something that happened to a job.
+    EventId,
+    "evt_"
+);
 prefixed_id!(
     /// The public name of a project. Inside, a project is a [`ProjectId`].
     ProjectPublicId,
@@ -96,6 +137,19 @@ mod tests {
         let id = JobId::generate();
         assert_eq!(id.to_string().parse(), Ok(id));
         assert_eq!(id.to_string().len(), "job_".len() + 26);
+    }
+
+    #[test]
+    fn an_id_from_a_seed_is_the_same_again_and_keeps_its_time() {
+        let seed = Uuid::now_v7();
+        assert_eq!(JobId::derived(seed, 1), JobId::derived(seed, 1));
+        assert_ne!(JobId::derived(seed, 1), JobId::derived(seed, 2));
+        let id = JobId::derived(seed, 1);
+        assert_eq!(
+            id.0.get_timestamp().map(|it| it.to_unix().0),
+            seed.get_timestamp().map(|it| it.to_unix().0)
+        );
+        assert_eq!(id.to_string().parse(), Ok(id));
     }
 
     #[test]

@@ -14,6 +14,7 @@ pub mod error;
 pub mod http;
 pub mod ids;
 pub mod loops;
+pub mod news;
 pub mod serve;
 pub mod store;
 pub mod telemetry;

@@ -10,12 +10,22 @@ use metrics::{counter, histogram};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    engine::{Engine, promote, reap},
+    engine::{Engine, orphans, promote, reap, registry, watch},
     telemetry,
 };
 
 /// How often expired leases are looked for: with the time of a pass, they are reaped within 2 s.
 const REAP_PERIOD: Duration = Duration::from_millis(1_500);
+/// How often children of parents without success are looked for that another node has left.
+const ORPHANS_PERIOD: Duration = Duration::from_secs(2);
+/// How often waiting jobs are looked for whose `expires_at` has passed.
+const OUTDATED_PERIOD: Duration = Duration::from_secs(1);
+/// How often the registry of workers is brought up to date.
+const WORKERS_PERIOD: Duration = Duration::from_secs(2);
+/// How often it is asked what other nodes have done to watched jobs.
+const WATCH_PERIOD: Duration = Duration::from_secs(2);
+/// How often answers are looked for that were kept long enough for their idempotency keys.
+const IDEMPOTENCY_PERIOD: Duration = Duration::from_secs(60);
 /// How often it is asked whether the hot table needs a vacuum.
 const VACUUM_PERIOD: Duration = Duration::from_secs(1);
 /// The pause after a failed step.
@@ -31,34 +41,73 @@ enum Then {
 
 /// Starts all loops. They end, each after its batch, when `stopping` is cancelled.
 pub fn start(engine: &Engine, stopping: &CancellationToken, tracker: &TaskTracker) {
-    let reaper = engine.clone();
-    tracker.spawn(every("reap", stopping.clone(), never, move || {
-        let engine = reaper.clone();
-        async move {
-            let is_full = reap::pass(&engine).await?;
-            Ok(if is_full { Then::GoOn } else { Then::Sleep(REAP_PERIOD) })
-        }
-    }));
-    let (promoter, due) = (engine.clone(), engine.clone());
+    let loops = Loops { engine, stopping, tracker };
+    loops.start("reap", never, |engine| async move {
+        let is_full = reap::pass(&engine).await?;
+        Ok(if is_full { Then::GoOn } else { Then::Sleep(REAP_PERIOD) })
+    });
+    let due = engine.tidings.wake.clone();
     let due_time_changed = move || {
-        let engine = due.clone();
-        async move { engine.wake.due_time_change().await }
+        let wake = due.clone();
+        async move { wake.due_time_change().await }
     };
-    tracker.spawn(every("promote", stopping.clone(), due_time_changed, move || {
-        let engine = promoter.clone();
-        async move {
-            let sleep = promote::pass(&engine).await?;
-            Ok(if sleep.is_zero() { Then::GoOn } else { Then::Sleep(sleep) })
-        }
-    }));
-    let vacuumed = engine.clone();
-    tracker.spawn(every("vacuum", stopping.clone(), never, move || {
-        let engine = vacuumed.clone();
-        async move {
-            engine.vacuum_if_due().await?;
-            Ok(Then::Sleep(VACUUM_PERIOD))
-        }
-    }));
+    loops.start("promote", due_time_changed, |engine| async move {
+        let sleep = promote::pass(&engine).await?;
+        Ok(if sleep.is_zero() { Then::GoOn } else { Then::Sleep(sleep) })
+    });
+    let orphaned = engine.tidings.wake.clone();
+    let orphans = move || {
+        let wake = orphaned.clone();
+        async move { wake.orphans().await }
+    };
+    loops.start("orphans", orphans, |engine| async move {
+        let is_more = orphans::pass(&engine).await?;
+        Ok(if is_more { Then::GoOn } else { Then::Sleep(ORPHANS_PERIOD) })
+    });
+    loops.start("outdated", never, |engine| async move {
+        let is_full = orphans::pass_outdated(&engine).await?;
+        Ok(if is_full { Then::GoOn } else { Then::Sleep(OUTDATED_PERIOD) })
+    });
+    loops.start("workers", never, |engine| async move {
+        registry::pass(&engine).await?;
+        Ok(Then::Sleep(WORKERS_PERIOD))
+    });
+    loops.start("watch", never, |engine| async move {
+        watch::pass(&engine).await?;
+        engine.tidings.news.forget_unheard();
+        Ok(Then::Sleep(WATCH_PERIOD))
+    });
+    loops.start("idempotency", never, |engine| async move {
+        let is_full = engine.prune_idempotency_keys().await?;
+        Ok(if is_full { Then::GoOn } else { Then::Sleep(IDEMPOTENCY_PERIOD) })
+    });
+    loops.start("vacuum", never, |engine| async move {
+        engine.vacuum_if_due().await?;
+        Ok(Then::Sleep(VACUUM_PERIOD))
+    });
+}
+
+struct Loops<'a> {
+    engine: &'a Engine,
+    stopping: &'a CancellationToken,
+    tracker: &'a TaskTracker,
+}
+
+impl Loops<'_> {
+    fn start<Stepping, Hurry, Hurrying>(
+        &self,
+        name: &'static str,
+        hurry: Hurry,
+        step: impl Fn(Engine) -> Stepping + Send + 'static,
+    ) where
+        Stepping: Future<Output = sqlx::Result<Then>> + Send + 'static,
+        Hurry: Fn() -> Hurrying + Send + 'static,
+        Hurrying: Future<Output = ()> + Send + 'static,
+    {
+        let engine = self.engine.clone();
+        let step = move || step(engine.clone());
+        self.tracker.spawn(every(name, self.stopping.clone(), hurry, step));
+    }
 }
 
 async fn never() {

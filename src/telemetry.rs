@@ -56,6 +56,8 @@ metrics_table! {
         "Attempts ended, by outcome.";
     JOBS_DEAD_LETTERED = "fencepost_jobs_dead_lettered_total", Counter,
         "Jobs given up.";
+    JOBS_CANCELLED = "fencepost_jobs_cancelled_total", Counter,
+        "Jobs called off: by somebody, by a parent's end, or by their own expires_at.";
     JOBS_PROMOTED = "fencepost_jobs_promoted_total", Counter,
         "Scheduled or retried jobs that became due.";
     JOBS_GIVEN_BACK = "fencepost_jobs_given_back_total", Counter,
@@ -64,6 +66,8 @@ metrics_table! {
         "Acks and heartbeats refused by their fence, by reason.";
     LEASES_REARMED = "fencepost_leases_rearmed_total", Counter,
         "Leases given once more after a gap in which no node could reap.";
+    WORKERS_LOST = "fencepost_workers_lost_total", Counter,
+        "Workers that fell silent and lost their leases.";
     PICKUP_SECONDS = "fencepost_job_pickup_seconds", Seconds,
         "Time from when a job could first run to its first lease.";
     POLLS_PARKED = "fencepost_polls_parked", Gauge,
@@ -123,9 +127,11 @@ pub fn install_metrics() -> Result<PrometheusHandle, BuildError> {
 }
 
 /// The kinds of batches, as metrics name them.
-const BATCH_KINDS: [&str; 6] = ["enqueue", "succeed", "end", "heartbeat", "repeat", "claim"];
+const BATCH_KINDS: [&str; 7] =
+    ["enqueue", "succeed", "end", "heartbeat", "repeat", "worker", "claim"];
 /// The background loops, as metrics name them.
-const LOOPS: [&str; 3] = ["reap", "promote", "vacuum"];
+const LOOPS: [&str; 8] =
+    ["reap", "promote", "orphans", "outdated", "workers", "watch", "idempotency", "vacuum"];
 
 /// What nobody hopes to see must be there all the same: a rate misses the first jump from nothing.
 fn show_from_zero() {

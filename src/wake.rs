@@ -11,8 +11,8 @@ use tokio::sync::{Notify, mpsc};
 
 use crate::ids::ProjectId;
 
-/// Batches of arrivals that may wait for the pump; beyond that it is told to look everywhere.
-const MAX_WAITING_BATCHES: usize = 4_096;
+/// Hints that may wait for the pump; beyond that it is told to look everywhere.
+const MAX_WAITING_HINTS: usize = 4_096;
 
 /// A job that has just become claimable. The commit that made it so is over.
 #[derive(Debug, Clone)]
@@ -27,20 +27,23 @@ pub struct Arrival {
     pub rank: i16,
     /// Its place in the order of claims, after the rank.
     pub run_at: DateTime<Utc>,
+    /// Whether not every worker may have it at any time.
+    pub is_gated: bool,
 }
 
 /// The sending side, shared by everyone whose commit makes jobs claimable or due.
 #[derive(Debug, Clone)]
 pub struct Wake {
-    arrivals: mpsc::Sender<Vec<Arrival>>,
+    hints: mpsc::Sender<Hint>,
     overflow: Arc<AtomicBool>,
     due: Arc<Notify>,
+    orphans: Arc<Notify>,
 }
 
 /// The pump's side.
 #[derive(Debug)]
 pub struct Arrivals {
-    receiver: mpsc::Receiver<Vec<Arrival>>,
+    receiver: mpsc::Receiver<Hint>,
     overflow: Arc<AtomicBool>,
 }
 
@@ -49,6 +52,8 @@ pub struct Arrivals {
 pub enum Hint {
     /// These jobs have arrived.
     Arrived(Vec<Arrival>),
+    /// Jobs of these projects have ended that counted against a limit.
+    SlotsFreed(Vec<ProjectId>),
     /// More arrived than could be told: look everywhere.
     Everywhere,
 }
@@ -56,19 +61,53 @@ pub enum Hint {
 /// A new pair.
 #[must_use]
 pub fn channel() -> (Wake, Arrivals) {
-    let (sender, receiver) = mpsc::channel(MAX_WAITING_BATCHES);
+    let (sender, receiver) = mpsc::channel(MAX_WAITING_HINTS);
     let overflow = Arc::new(AtomicBool::new(false));
-    let wake =
-        Wake { arrivals: sender, overflow: Arc::clone(&overflow), due: Arc::new(Notify::new()) };
+    let wake = Wake {
+        hints: sender,
+        overflow: Arc::clone(&overflow),
+        due: Arc::new(Notify::new()),
+        orphans: Arc::new(Notify::new()),
+    };
     (wake, Arrivals { receiver, overflow })
 }
 
 impl Wake {
     /// Tells the pump that jobs can be claimed. Call it after the commit.
     pub fn arrived(&self, arrivals: Vec<Arrival>) {
-        if !arrivals.is_empty() && self.arrivals.try_send(arrivals).is_err() {
+        if !arrivals.is_empty() {
+            self.hint(Hint::Arrived(arrivals));
+        }
+    }
+
+    /// Tells the pump that jobs have ended that counted against a limit. Call it after the commit.
+    pub fn slots_freed(&self, mut projects: Vec<ProjectId>) {
+        projects.sort();
+        projects.dedup();
+        if !projects.is_empty() {
+            self.hint(Hint::SlotsFreed(projects));
+        }
+    }
+
+    /// Tells the pump to look everywhere: what may be handed out has changed.
+    pub fn look_everywhere(&self) {
+        self.hint(Hint::Everywhere);
+    }
+
+    fn hint(&self, hint: Hint) {
+        if self.hints.try_send(hint).is_err() {
             self.overflow.store(true, Ordering::Release);
         }
+    }
+
+    /// Tells that children must be called off. Call it after the commit.
+    pub fn orphaned(&self) {
+        self.orphans.notify_one();
+    }
+
+    /// Waits for [`Self::orphaned`]; a call since the last wait counts.
+    pub async fn orphans(&self) {
+        self.orphans.notified().await;
     }
 
     /// Tells the promoter that some job's due time is new. Call it after the commit.
@@ -85,21 +124,21 @@ impl Wake {
 impl Arrivals {
     /// The next hint; none when every [`Wake`] is gone.
     pub async fn next(&mut self) -> Option<Hint> {
-        let arrived = self.receiver.recv().await?;
-        Some(self.hint(arrived))
+        let hint = self.receiver.recv().await?;
+        Some(self.widen(hint))
     }
 
     /// The next hint, if there is one already.
     pub fn try_next(&mut self) -> Option<Hint> {
-        let arrived = self.receiver.try_recv().ok()?;
-        Some(self.hint(arrived))
+        let hint = self.receiver.try_recv().ok()?;
+        Some(self.widen(hint))
     }
 
-    fn hint(&self, arrived: Vec<Arrival>) -> Hint {
+    fn widen(&self, hint: Hint) -> Hint {
         if self.overflow.swap(false, Ordering::AcqRel) {
             return Hint::Everywhere;
         }
-        Hint::Arrived(arrived)
+        hint
     }
 }
 
@@ -114,13 +153,14 @@ mod tests {
             job_type: "t".into(),
             rank: 0,
             run_at: DateTime::UNIX_EPOCH,
+            is_gated: false,
         }
     }
 
     #[tokio::test]
     async fn a_flood_of_arrivals_ends_in_a_look_everywhere() {
         let (wake, mut arrivals) = channel();
-        for _ in 0..=MAX_WAITING_BATCHES {
+        for _ in 0..=MAX_WAITING_HINTS {
             wake.arrived(vec![arrival()]);
         }
         assert!(matches!(arrivals.next().await, Some(Hint::Everywhere)));

@@ -52,10 +52,8 @@ pub enum StoredState {
     Scheduled,
     /// Waits after a failure. Shown as `pending`.
     Backoff,
-    /// Claimable now.
+    /// Claimable, now or once its gate opens.
     Pending,
-    /// Claimable but for a concurrency limit. Shown as `pending`.
-    Held,
     /// See [`JobState::Processing`].
     Processing,
     /// See [`JobState::Succeeded`].
@@ -72,7 +70,7 @@ impl StoredState {
     pub fn public(self) -> JobState {
         match self {
             Self::Scheduled => JobState::Scheduled,
-            Self::Backoff | Self::Pending | Self::Held => JobState::Pending,
+            Self::Backoff | Self::Pending => JobState::Pending,
             Self::Processing => JobState::Processing,
             Self::Succeeded => JobState::Succeeded,
             Self::DeadLetter => JobState::DeadLetter,
@@ -80,15 +78,22 @@ impl StoredState {
         }
     }
 
-    /// Why a job in this state is not running; none when it runs or has ended.
+    /// Whether the job has neither begun nor ended.
     #[must_use]
-    pub fn waiting_for(self, unfinished_parents: i32) -> Option<WaitingFor> {
+    pub fn is_waiting(self) -> bool {
+        matches!(self, Self::Scheduled | Self::Backoff | Self::Pending)
+    }
+
+    /// Why a job in this state is not running; none when it runs or has ended. `is_crowded`: as many
+    /// jobs as are allowed at a time run already.
+    #[must_use]
+    pub fn waiting_for(self, unfinished_parents: i32, is_crowded: bool) -> Option<WaitingFor> {
         match self {
             Self::Scheduled if unfinished_parents > 0 => Some(WaitingFor::Parents),
             Self::Scheduled => Some(WaitingFor::RunAt),
             Self::Backoff => Some(WaitingFor::Backoff),
+            Self::Pending if is_crowded => Some(WaitingFor::Concurrency),
             Self::Pending => Some(WaitingFor::Worker),
-            Self::Held => Some(WaitingFor::Concurrency),
             Self::Processing | Self::Succeeded | Self::DeadLetter | Self::Cancelled => None,
         }
     }
@@ -192,6 +197,8 @@ pub struct Running<'a> {
     pub failures: i32,
     /// Failures at which the job is given up.
     pub max_attempts: i32,
+    /// Whether somebody has called it off meanwhile.
+    pub cancel_requested: bool,
     /// How it is retried.
     pub policy: &'a RetryPolicy,
 }
@@ -205,6 +212,8 @@ pub enum Next {
     RetryAfter(Duration),
     /// Given up.
     DeadLetter,
+    /// Called off.
+    Cancelled,
 }
 
 /// What follows, and the job's failures from now on.
@@ -219,11 +228,15 @@ pub struct AfterAttempt {
 /// Decides what the end of an attempt leads to.
 ///
 /// Retries count `failures`, not attempts, so a release burns nothing. An expired lease is retried
-/// at once: the worker died, not the job. Source: `docs/guarantees.md`, "Retries".
+/// at once: the worker died, not the job. A job that was called off is not tried again, whatever the
+/// end. Source: `docs/guarantees.md`, "Retries" and "Cancelling".
 #[must_use]
 pub fn after_attempt(running: &Running<'_>, ending: &Ending<'_>, jitter: Jitter) -> AfterAttempt {
     let counts = !matches!(ending, Ending::Released);
     let failures = running.failures.saturating_add(i32::from(counts));
+    if running.cancel_requested {
+        return AfterAttempt { next: Next::Cancelled, failures };
+    }
     let exhausted = counts && failures >= running.max_attempts;
     if exhausted || running.attempt >= MAX_CLAIMS {
         return AfterAttempt { next: Next::DeadLetter, failures };
@@ -245,6 +258,30 @@ pub fn after_attempt(running: &Running<'_>, ending: &Ending<'_>, jitter: Jitter)
     AfterAttempt { next, failures }
 }
 
+/// What a request to cancel leads to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cancelling {
+    /// Nobody is working on it: it is called off at once.
+    CallOff,
+    /// Its worker is told with the next heartbeat.
+    AskWorker,
+    /// It was called off already.
+    Done,
+    /// It has ended otherwise.
+    TooLate,
+}
+
+/// Decides what cancelling a job in this state leads to.
+#[must_use]
+pub fn cancel(state: StoredState) -> Cancelling {
+    match state {
+        StoredState::Scheduled | StoredState::Backoff | StoredState::Pending => Cancelling::CallOff,
+        StoredState::Processing => Cancelling::AskWorker,
+        StoredState::Cancelled => Cancelling::Done,
+        StoredState::Succeeded | StoredState::DeadLetter => Cancelling::TooLate,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -255,7 +292,9 @@ mod tests {
     fn after(attempt: i32, failures: i32, max_attempts: i32, ending: &Ending<'_>) -> AfterAttempt {
         let policy =
             RetryPolicy { non_retryable_types: vec!["Fatal".into()], ..Default::default() };
-        let running = Running { attempt, failures, max_attempts, policy: &policy };
+        let cancel_requested = false;
+        let running =
+            Running { attempt, failures, max_attempts, cancel_requested, policy: &policy };
         after_attempt(&running, ending, Jitter::NONE)
     }
 
@@ -322,14 +361,40 @@ mod tests {
     }
 
     #[test]
+    fn a_job_that_was_called_off_is_not_tried_again() {
+        let policy = RetryPolicy::default();
+        let running = Running {
+            attempt: 1,
+            failures: 0,
+            max_attempts: 3,
+            cancel_requested: true,
+            policy: &policy,
+        };
+        for ending in [FAILED, Ending::Released, Ending::LeaseExpired, Ending::TimedOut] {
+            let after = after_attempt(&running, &ending, Jitter::NONE);
+            assert_eq!(after.next, Next::Cancelled, "{ending:?}");
+        }
+    }
+
+    #[test]
+    fn only_what_has_not_ended_can_be_called_off() {
+        assert_eq!(cancel(StoredState::Scheduled), Cancelling::CallOff);
+        assert_eq!(cancel(StoredState::Backoff), Cancelling::CallOff);
+        assert_eq!(cancel(StoredState::Pending), Cancelling::CallOff);
+        assert_eq!(cancel(StoredState::Processing), Cancelling::AskWorker);
+        assert_eq!(cancel(StoredState::Cancelled), Cancelling::Done);
+        assert_eq!(cancel(StoredState::Succeeded), Cancelling::TooLate);
+        assert_eq!(cancel(StoredState::DeadLetter), Cancelling::TooLate);
+    }
+
+    #[test]
     fn every_waiting_state_says_what_it_waits_for() {
-        assert_eq!(StoredState::Scheduled.waiting_for(0), Some(WaitingFor::RunAt));
-        assert_eq!(StoredState::Scheduled.waiting_for(2), Some(WaitingFor::Parents));
-        assert_eq!(StoredState::Backoff.waiting_for(0), Some(WaitingFor::Backoff));
-        assert_eq!(StoredState::Pending.waiting_for(0), Some(WaitingFor::Worker));
-        assert_eq!(StoredState::Held.waiting_for(0), Some(WaitingFor::Concurrency));
-        assert_eq!(StoredState::Processing.waiting_for(0), None);
+        assert_eq!(StoredState::Scheduled.waiting_for(0, false), Some(WaitingFor::RunAt));
+        assert_eq!(StoredState::Scheduled.waiting_for(2, false), Some(WaitingFor::Parents));
+        assert_eq!(StoredState::Backoff.waiting_for(0, false), Some(WaitingFor::Backoff));
+        assert_eq!(StoredState::Pending.waiting_for(0, false), Some(WaitingFor::Worker));
+        assert_eq!(StoredState::Pending.waiting_for(0, true), Some(WaitingFor::Concurrency));
+        assert_eq!(StoredState::Processing.waiting_for(0, true), None);
         assert_eq!(StoredState::Backoff.public(), JobState::Pending);
-        assert_eq!(StoredState::Held.public(), JobState::Pending);
     }
 }

@@ -102,7 +102,7 @@ pub enum Refusal {
 pub fn explain_ack(fence: &Fence, outcome: Outcome, seen: &Standing) -> Result<(), Refusal> {
     match &seen.recorded {
         Some((holder, recorded))
-            if fence.names_an_attempt() && fence.agrees(holder) && *recorded == outcome =>
+            if fence.names_an_attempt() && fence.agrees(holder) && is_same(*recorded, outcome) =>
         {
             Ok(())
         }
@@ -110,11 +110,24 @@ pub fn explain_ack(fence: &Fence, outcome: Outcome, seen: &Standing) -> Result<(
     }
 }
 
+/// A failure or a release of a job that was called off is recorded as `cancelled`.
+fn is_same(recorded: Outcome, outcome: Outcome) -> bool {
+    recorded == outcome
+        || recorded == Outcome::Cancelled && [Outcome::Failed, Outcome::Released].contains(&outcome)
+}
+
 /// Why a heartbeat was refused that its statement did not accept. Unlike an ack, a heartbeat
 /// cannot bring an expired lease back.
 #[must_use]
 pub fn explain_heartbeat(fence: &Fence, seen: &Standing) -> Refusal {
     refusal(fence, seen, true)
+}
+
+/// Why an event or a log was refused. An attempt whose lease has expired may still speak, until it is
+/// reaped.
+#[must_use]
+pub fn explain_report(fence: &Fence, seen: &Standing) -> Refusal {
+    refusal(fence, seen, false)
 }
 
 fn refusal(fence: &Fence, seen: &Standing, expiry_counts: bool) -> Refusal {
@@ -195,6 +208,17 @@ mod tests {
         assert_eq!(explain_ack(&fence("ann", Some(1), None), Outcome::Failed, &seen), Ok(()));
         let other = explain_ack(&fence("ann", Some(1), None), Outcome::Succeeded, &seen);
         assert_eq!(other, Err(Refusal::StaleLease));
+    }
+
+    #[test]
+    fn the_end_of_a_cancelled_attempt_can_be_repeated_in_its_own_words() {
+        let again = |outcome| {
+            let seen = settled(Outcome::Cancelled);
+            explain_ack(&fence("ann", Some(2), None), outcome, &seen)
+        };
+        assert_eq!(again(Outcome::Failed), Ok(()));
+        assert_eq!(again(Outcome::Released), Ok(()));
+        assert_eq!(again(Outcome::Succeeded), Err(Refusal::InvalidState));
     }
 
     #[test]

@@ -76,3 +76,55 @@ pub const MAX_BATCH_BODY_BYTES: usize = 8 * 1024 * 1024;
 pub const MAX_NAME_CHARS: usize = 100;
 /// Live keys of one project.
 pub const MAX_LIVE_KEYS: i64 = 50;
+/// Labels of one job, and of one worker.
+pub const MAX_LABELS: usize = 16;
+/// Characters in a label.
+pub const MAX_LABEL_CHARS: usize = 100;
+/// Characters in a `concurrency_key`, and in the key of `unique`.
+pub const MAX_KEY_CHARS: usize = 200;
+/// Largest `concurrency_limit` of a job and `max_concurrency` of a queue.
+pub const MAX_CONCURRENCY: i32 = 100_000;
+/// Jobs one job may wait for.
+pub const MAX_PARENTS: usize = 100;
+/// Jobs that may wait for one job.
+pub const MAX_CHILDREN: i32 = 1_000;
+/// Jobs of one workflow.
+pub const MAX_WORKFLOW_JOBS: usize = 500;
+/// Characters in an idempotency key.
+pub const MAX_IDEMPOTENCY_KEY_CHARS: usize = 200;
+/// How long an answer is kept for its idempotency key, in seconds (one day).
+pub const IDEMPOTENCY_KEEP_SECONDS: i64 = 86_400;
+/// A request with an idempotency key that has not ended after so many seconds may be run anew.
+pub const IDEMPOTENCY_LOCK_SECONDS: i32 = 60;
+/// Jobs of one heartbeat for a whole worker.
+pub const MAX_BEAT_JOBS: usize = 500;
+/// A worker that sends heartbeats for all of its jobs is dead after so many seconds without any call.
+pub const WORKER_SILENCE_SECONDS: i32 = 30;
+/// Recurring schedules one worker may register.
+pub const MAX_REGISTERED_SCHEDULES: usize = 100;
+/// Characters in a cron expression, and in a time zone's name.
+pub const MAX_CRON_CHARS: usize = 100;
+/// Workers of one page of `GET /v1/workers`.
+pub const MAX_PAGE_WORKERS: u32 = 200;
+/// Custom events of one `POST /v1/workers/events`.
+pub const MAX_EVENTS: usize = 100;
+/// Characters in a custom event's type.
+pub const MAX_EVENT_TYPE_CHARS: usize = 64;
+/// Bytes of a custom event's payload, as sent.
+pub const MAX_EVENT_PAYLOAD_BYTES: usize = 16 * 1024;
+/// Custom events kept of one job.
+pub const MAX_JOB_EVENTS: i64 = 10_000;
+/// Log chunks of one `POST /v1/workers/logs`.
+pub const MAX_LOG_CHUNKS: usize = 500;
+/// Bytes of one log chunk.
+pub const MAX_LOG_CHUNK_BYTES: usize = 64 * 1024;
+/// Bytes kept of one attempt's logs; the rest is cut and marked.
+pub const MAX_LOG_BYTES: i64 = 1024 * 1024;
+/// Chunks kept of one attempt's logs.
+pub const MAX_LOG_CHUNKS_KEPT: i32 = 10_000;
+/// Log chunks of one page.
+pub const MAX_PAGE_LOGS: u32 = 1_000;
+/// Event streams one node serves at a time.
+pub const MAX_STREAMS: usize = 5_000;
+/// Events of one project that a node remembers for streams that come back.
+pub const MAX_REMEMBERED_EVENTS: usize = 10_000;

@@ -2,7 +2,14 @@
 //! the callers pass in what was read and write down what was decided.
 
 pub mod backoff;
+pub mod cron;
+pub mod explain;
+pub mod gate;
+pub mod history;
 pub mod job;
 pub mod lease;
 pub mod limits;
+pub mod logs;
 pub mod text;
+pub mod worker;
+pub mod workflow;

@@ -62,6 +62,17 @@ pub fn cut(text: &str, max_bytes: usize) -> &str {
     &text[..text.floor_char_boundary(max_bytes)]
 }
 
+/// Output, made storable: U+0000 becomes U+FFFD, everything else stays.
+///
+/// ```
+/// # use fencepost::domain::text::without_nul;
+/// assert_eq!(without_nul("a\0b\u{1b}[0m".into()), "a\u{FFFD}b\u{1b}[0m");
+/// ```
+#[must_use]
+pub fn without_nul(text: String) -> String {
+    if text.contains('\0') { text.replace('\0', "\u{FFFD}") } else { text }
+}
+
 /// A report from a failed job, made storable: control characters other than tab and line breaks
 /// become U+FFFD, because a failure must never be refused for the way its stack trace looks.
 #[must_use]

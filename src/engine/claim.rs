@@ -15,6 +15,8 @@ use uuid::Uuid;
 
 use super::{
     dispatch,
+    family::ParentResult,
+    gated::{self, GatedFinding},
     lanes::{DealtLook, Finding},
 };
 use crate::{
@@ -44,6 +46,18 @@ pub struct Handed {
     pub worker_id: Arc<str>,
     /// What its last failed attempt reported.
     pub last_error: Option<ErrorReport>,
+    /// What its parents have made, in the order in which they were named.
+    pub parent_results: Vec<ParentResult>,
+    /// Whether nothing is missing that it needs.
+    pub is_complete: bool,
+}
+
+impl Handed {
+    /// A job by itself; what came before it is still to be looked up.
+    pub(super) fn new(job: LeasedJob, worker_id: Arc<str>) -> Self {
+        let (last_error, parent_results) = (None, Vec::new());
+        Self { job, worker_id, last_error, parent_results, is_complete: true }
+    }
 }
 
 /// A claim that is ready to go.
@@ -139,13 +153,17 @@ impl Claim {
                 return Flight { conn: None, landed: looks.into_iter().map(refused).collect() };
             }
         };
+        let (gated, open) = with_gates(&mut conn, looks).await;
         let (any_type, some_types): (Vec<_>, Vec<_>) =
-            looks.into_iter().partition(|(look, _)| look.job_types.is_empty());
+            open.into_iter().partition(|(look, _)| look.job_types.is_empty());
         let mut landed = claim_any_type(&mut conn, any_type).await;
         for look in some_types {
             landed.push(claim_some_types(&mut conn, look).await);
         }
-        add_last_errors(&mut conn, &mut landed).await;
+        for look in gated {
+            landed.push(claim_gated(&mut conn, look).await);
+        }
+        add_background(&mut conn, &mut landed).await;
         let is_good = landed.iter().all(|it| it.outcome.finding().is_some());
         Flight { conn: Some(conn).filter(|_| is_good), landed }
     }
@@ -220,6 +238,45 @@ async fn claim_any_type(
     }
 }
 
+/// Parts the looks at queues that have gates from the others. Asked only where there may be some; when
+/// the question fails, nobody passes a gate unasked: the other statements do not see what is behind.
+async fn with_gates(
+    conn: &mut PgConnection,
+    looks: Vec<(DealtLook, Vec<LeaseId>)>,
+) -> (Vec<(DealtLook, Vec<LeaseId>)>, Vec<(DealtLook, Vec<LeaseId>)>) {
+    let asked: Vec<_> = looks.iter().filter(|(look, _)| look.may_have_gates).collect();
+    if asked.is_empty() {
+        return (Vec::new(), looks);
+    }
+    let queues: Vec<_> = asked.iter().map(|(it, _)| (it.project_id, &*it.queue)).collect();
+    let gated = match store::gates::queues_with_gates(conn, &queues).await {
+        Ok(numbers) => {
+            let named = numbers.into_iter().filter_map(|it| asked.get(usize::try_from(it).ok()?));
+            named.map(|(it, _)| it.lane).collect()
+        }
+        Err(error) => {
+            note_failure(&error);
+            std::collections::HashSet::new()
+        }
+    };
+    looks.into_iter().partition(|(look, _)| gated.contains(&look.lane))
+}
+
+async fn claim_gated(conn: &mut PgConnection, look: (DealtLook, Vec<LeaseId>)) -> Landed {
+    match gated::claim(conn, &to_look(&look)).await {
+        Ok(GatedFinding { jobs, chosen, was_contended }) => {
+            let mut landed = deal_out_one(look.0, jobs, Some(chosen));
+            if let LookOutcome::Found { finding, .. } = &mut landed.outcome {
+                finding.has_gates = true;
+                finding.was_contended |= was_contended && finding.is_short;
+                finding.is_short &= !was_contended;
+            }
+            landed
+        }
+        Err(error) => failed(look, &error),
+    }
+}
+
 async fn claim_one(conn: &mut PgConnection, look: (DealtLook, Vec<LeaseId>)) -> Landed {
     let found = store::claims::claim_any_type(conn, &[to_look(&look)]).await;
     match found {
@@ -242,6 +299,7 @@ fn to_look((dealt, lease_ids): &(DealtLook, Vec<LeaseId>)) -> Look<'_> {
         project_id: dealt.project_id,
         queue: &dealt.queue,
         job_types: &dealt.job_types,
+        labels: &dealt.labels,
         from: dealt.from,
         slots: slots
             .map(|((_, wish), lease_id)| Slot {
@@ -280,24 +338,24 @@ fn deal_out_one(look: DealtLook, found: Vec<LeasedJob>, chosen: Option<usize>) -
         is_short: there < wanted,
         was_contended: there >= wanted && found.len() < wanted,
         last: found.iter().map(LeasedJob::claim_key).max(),
+        has_gates: false,
     };
     let jobs = found.into_iter().filter_map(|job| {
         let slot = usize::try_from(job.slot?).ok()?;
         let worker_id = Arc::clone(&look.slots.get(slot)?.1.worker_id);
-        Some((slot, Handed { job, worker_id, last_error: None }))
+        Some((slot, Handed::new(job, worker_id)))
     });
     let jobs = jobs.collect();
     Landed { look, outcome: LookOutcome::Found { jobs, finding } }
 }
 
-async fn add_last_errors(conn: &mut PgConnection, landed: &mut [Landed]) {
+async fn add_background(conn: &mut PgConnection, landed: &mut [Landed]) {
     let found = landed.iter_mut().filter_map(|it| match &mut it.outcome {
         LookOutcome::Found { jobs, .. } => Some(jobs),
         LookOutcome::Refused | LookOutcome::InDoubt(_) => None,
     });
     let handed = found.flatten().map(|(_, it)| it);
-    let mut retried: Vec<_> = handed.filter(|it| it.job.failures > 0).collect();
-    dispatch::add_last_errors(conn, &mut retried).await;
+    dispatch::add_background(conn, handed.collect()).await;
 }
 
 /// Which of these queues hold work, as far as the store answers.

@@ -3,7 +3,10 @@
 
 use std::{
     future::Future,
-    sync::atomic::{AtomicU64, AtomicUsize, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 
@@ -14,7 +17,7 @@ use tokio::{
     time::timeout,
 };
 
-use super::{Engine, coalesce::Batch, lanes::WaiterId, pump::Message};
+use super::{Engine, coalesce::Batch, lanes::WaiterId, pump::Message, registry};
 use crate::{
     error::Error,
     store::{self, claims::PollKey},
@@ -128,7 +131,8 @@ impl Drop for Delivery {
 /// Waits up to `wait` for jobs and leases them. No jobs is an ordinary answer.
 ///
 /// Repeating a poll with its `poll_id` while its leases run answers with the same jobs. Ways out:
-/// jobs, the deadline, `gone` (the client), `revoked` (its key), the server's shutdown.
+/// jobs, the deadline, `gone` (the client), `revoked` (its key), the worker told to take no more jobs,
+/// the server's shutdown.
 ///
 /// # Errors
 /// [`Error::Unauthorized`] when the key was revoked meanwhile. [`Error::Overloaded`] when too many
@@ -155,6 +159,7 @@ pub async fn poll(
     let is_patient = !wait.is_zero();
     // A poll that does not wait is answered by the pump when its queues were looked at.
     let wait = if is_patient { wait } else { ANSWER_TIMEOUT };
+    let worker = (wish.project_id, Arc::clone(&wish.worker_id));
     let mut parked = Parked::park(&engine.parking, wish, is_patient)?;
     let answer = tokio::select! {
         biased;
@@ -163,6 +168,7 @@ pub async fn poll(
         () = revoked => return Err(Error::Unauthorized),
         () = tokio::time::sleep(wait) => parked.answer_now().await,
         () = stop(engine) => parked.answer_now().await,
+        () = registry::until_halted(engine, &worker) => parked.answer_now().await,
     };
     match answer {
         Some(jobs) => deliver(jobs),
@@ -216,30 +222,51 @@ impl Batch for Repeats {
                 continue;
             };
             let worker_id = item.worker_id.clone();
-            answers[poll].push(Handed { job, worker_id, last_error: None });
+            answers[poll].push(Handed::new(job, worker_id));
         }
-        let retried = answers.iter_mut().flatten().filter(|it| it.job.failures > 0);
-        add_last_errors(conn, &mut retried.collect::<Vec<_>>()).await;
+        add_background(conn, answers.iter_mut().flatten().collect()).await;
+        if answers.iter().flatten().any(|it| !it.is_complete) {
+            return Err(sqlx::Error::PoolTimedOut);
+        }
         Ok(answers.into_iter().map(Ok).collect())
     }
 }
 
-/// Adds what the last failed attempt of each job reported. A job is worth more than its history:
-/// when the look fails, the jobs go out without.
-pub(super) async fn add_last_errors(conn: &mut PgConnection, retried: &mut [&mut Handed]) {
-    if retried.is_empty() {
-        return;
+/// Adds what the last failed attempt of each job reported, and what its parents made. A job is worth
+/// more than its last error: when that look fails, the job goes out without. It is nothing without its
+/// parents' results: then it is marked, and goes back.
+pub(super) async fn add_background(conn: &mut PgConnection, mut handed: Vec<&mut Handed>) {
+    let key = |it: &Handed| (it.job.project_id, it.job.id);
+    let retried: Vec<_> =
+        handed.iter().filter(|it| it.job.failures > 0).map(|it| key(it)).collect();
+    if !retried.is_empty() {
+        match store::jobs::last_errors(conn, &retried).await {
+            Ok(mut errors) => {
+                handed.iter_mut().for_each(|it| it.last_error = errors.remove(&key(it)));
+            }
+            Err(error) => warn(&error, "last errors were not found"),
+        }
     }
-    let keys: Vec<_> = retried.iter().map(|it| (it.job.project_id, it.job.id)).collect();
-    match store::jobs::last_errors(conn, &keys).await {
-        Ok(mut errors) => {
-            for handed in retried {
-                handed.last_error = errors.remove(&(handed.job.project_id, handed.job.id));
+    let children: Vec<_> =
+        handed.iter().filter(|it| it.job.has_parents).map(|it| key(it)).collect();
+    if !children.is_empty() {
+        match store::family::parent_results(conn, &children).await {
+            Ok(results) => {
+                for (project_id, result) in results {
+                    let child = (project_id, result.child_id);
+                    if let Some(handed) = handed.iter_mut().find(|it| key(it) == child) {
+                        handed.parent_results.push(result);
+                    }
+                }
+            }
+            Err(error) => {
+                warn(&error, "parents' results were not found");
+                handed.iter_mut().for_each(|it| it.is_complete = !it.job.has_parents);
             }
         }
-        Err(error) => {
-            let error = &error as &dyn std::error::Error;
-            tracing::warn!(error, "last errors were not found");
-        }
     }
+}
+
+fn warn(error: &sqlx::Error, message: &str) {
+    tracing::warn!(error = error as &dyn std::error::Error, "{message}");
 }

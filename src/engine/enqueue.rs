@@ -6,16 +6,17 @@ use chrono::{DateTime, Utc};
 use metrics::counter;
 use sqlx::{PgPool, Postgres, pool::PoolConnection};
 
-use super::{Engine, coalesce::Batch};
+use super::{Engine, coalesce::Batch, tidings::Tidings};
 use crate::{
-    domain::job::StoredState,
+    domain::{history, job::StoredState},
     error::Error,
     ids::JobId,
+    news::Happening,
     store, telemetry,
-    wake::{Arrival, Wake},
+    wake::Arrival,
 };
 
-pub use crate::store::enqueue::{NewJob, Start, StoredJob};
+pub use crate::store::enqueue::{Extras, NewJob, Start, StoredJob};
 
 /// Stores the jobs of one request, all or none, and answers in their order.
 ///
@@ -29,7 +30,7 @@ pub async fn enqueue(engine: &Engine, jobs: Arc<[NewJob]>) -> Result<Vec<StoredJ
 /// The batch of new jobs.
 pub struct Enqueues {
     pub(super) pool: PgPool,
-    pub(super) wake: Wake,
+    pub(super) tidings: Tidings,
 }
 
 impl Batch for Enqueues {
@@ -82,46 +83,58 @@ impl Batch for Enqueues {
             let inserted = store::enqueue::insert_jobs(conn, &jobs, &latest).await?;
             stored.extend(inserted.into_iter().map(|it| (it.id, it)));
         }
-        self.tell(items, &stored);
+        let jobs = items.iter().flat_map(|it| it.iter());
+        tell(&self.tidings, jobs, &stored);
         Ok(items.iter().map(|it| answer(it, &stored)).collect())
     }
 }
 
-impl Enqueues {
-    fn tell(&self, items: &[Arc<[NewJob]>], stored: &HashMap<JobId, StoredJob>) {
-        let mut arrivals = Vec::new();
-        let mut is_due_later = false;
-        for job in items.iter().flat_map(|it| it.iter()) {
-            match stored.get(&job.id).map(|it| (it.state, it.run_at)) {
-                Some((StoredState::Pending, run_at)) => arrivals.push(Arrival {
-                    project_id: job.project_id,
-                    queue: job.queue.as_str().into(),
-                    job_type: job.job_type.as_str().into(),
-                    rank: job.rank,
-                    run_at,
-                }),
-                Some((StoredState::Scheduled, _)) => is_due_later = true,
-                _ => (),
-            }
-        }
-        counter!(telemetry::JOBS_ENQUEUED).increment(stored.len() as u64);
-        self.wake.arrived(arrivals);
-        if is_due_later {
-            self.wake.due_time_changed();
+/// Counts and tells, after the commit.
+pub(super) fn tell<'a>(
+    tidings: &Tidings,
+    jobs: impl Iterator<Item = &'a NewJob> + Clone,
+    stored: &HashMap<JobId, StoredJob>,
+) {
+    let mut arrivals = Vec::new();
+    let mut is_due_later = false;
+    for job in jobs.clone() {
+        match stored.get(&job.id).map(|it| (it.state, it.run_at)) {
+            Some((StoredState::Pending, run_at)) => arrivals.push(Arrival {
+                project_id: job.project_id,
+                queue: job.queue.as_str().into(),
+                job_type: job.job_type.as_str().into(),
+                rank: job.rank,
+                run_at,
+                is_gated: job.extras.as_ref().is_some_and(|it| it.gate.is_some()),
+            }),
+            Some((StoredState::Scheduled, _)) => is_due_later = true,
+            _ => (),
         }
     }
+    counter!(telemetry::JOBS_ENQUEUED).increment(stored.len() as u64);
+    tidings.wake.arrived(arrivals);
+    if is_due_later {
+        tidings.wake.due_time_changed();
+    }
+    tidings.news.tell(|| {
+        let stored = jobs.filter(|it| stored.contains_key(&it.id));
+        stored.map(|it| Happening::new(it.project_id, it.id, history::ENQUEUED)).collect()
+    });
 }
 
 /// What a job weighs while it waits: its texts, and a constant for the rest.
 fn bytes_of(job: &NewJob) -> usize {
     const ROW_BYTES: usize = 256;
+    /// Labels, keys and a trace, at their bounds.
+    const EXTRAS_BYTES: usize = 8 * 1024;
     let tags = job.tags.iter().flat_map(|it| &it.0).map(|(key, value)| key.len() + value.len());
     let types = job.retry.iter().flat_map(|it| &it.0.non_retryable_types).map(String::len);
     let texts = job.payload.len() + job.job_type.len() + job.queue.len();
-    ROW_BYTES + texts + tags.sum::<usize>() + types.sum::<usize>()
+    let extras = job.extras.as_ref().map_or(0, |_| EXTRAS_BYTES);
+    ROW_BYTES + texts + tags.sum::<usize>() + types.sum::<usize>() + extras
 }
 
-fn latest_run_at(jobs: &[NewJob]) -> Option<DateTime<Utc>> {
+pub(super) fn latest_run_at(jobs: &[NewJob]) -> Option<DateTime<Utc>> {
     jobs.iter()
         .filter_map(|it| match it.start {
             Start::At(run_at) => Some(run_at),

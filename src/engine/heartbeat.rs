@@ -2,16 +2,18 @@
 
 use std::collections::HashMap;
 
+use futures_util::future::try_join_all;
 use sqlx::{PgPool, Postgres, pool::PoolConnection};
 
 use super::{Engine, coalesce::Batch, settle};
 use crate::{
     domain::lease,
     error::Error,
+    ids::JobId,
     store::{self, acks::JobKey},
 };
 
-pub use crate::store::heartbeats::Beat;
+pub use crate::store::heartbeats::{Beat, Renewed};
 
 /// What a worker should do after its heartbeat.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,6 +24,29 @@ pub enum Advice {
     Cancel,
 }
 
+impl Advice {
+    fn of(renewed: &Renewed) -> Self {
+        if renewed.cancel_requested { Self::Cancel } else { Self::Continue }
+    }
+}
+
+/// What became of each lease of a worker: the advice and the lease's length in seconds, or none when the
+/// lease is lost.
+pub type Leases = Vec<(JobId, Option<(Advice, i32)>)>;
+
+/// Renews many leases of one worker, all in one statement unless others beat at the same moment.
+///
+/// # Errors
+/// [`Error::Overloaded`] and [`Error::Unavailable`]: some may be renewed all the same.
+pub async fn heartbeat_all(engine: &Engine, beats: Vec<Beat>) -> Result<Leases, Error> {
+    let renewals = beats.into_iter().map(async |beat| {
+        let id = beat.key.id;
+        let renewed = engine.beats.submit(beat).await?;
+        Ok((id, renewed.map(|it| (Advice::of(&it), it.lease_seconds))))
+    });
+    try_join_all(renewals).await
+}
+
 /// Renews a lease, if its fence holds and it has not expired.
 ///
 /// # Errors
@@ -29,8 +54,8 @@ pub enum Advice {
 /// [`Error::StaleLease`] when the lease is not this worker's any more: it should stop.
 pub async fn heartbeat(engine: &Engine, beat: Beat) -> Result<Advice, Error> {
     let (key, fence) = (beat.key, beat.fence.clone());
-    if let Some(advice) = engine.beats.submit(beat).await? {
-        return Ok(advice);
+    if let Some(renewed) = engine.beats.submit(beat).await? {
+        return Ok(Advice::of(&renewed));
     }
     let found = settle::look_again(engine, key, &fence).await?;
     let refusal = lease::explain_heartbeat(&fence, &found.standing);
@@ -45,7 +70,7 @@ pub struct Beats {
 impl Batch for Beats {
     type Item = Beat;
     /// None: the fence did not hold.
-    type Answer = Option<Advice>;
+    type Answer = Option<Renewed>;
     type Key = JobKey;
     type Connection = PoolConnection<Postgres>;
 
@@ -69,11 +94,11 @@ impl Batch for Beats {
         conn: &mut Self::Connection,
         items: &[Beat],
         _: bool,
-    ) -> sqlx::Result<Vec<Result<Option<Advice>, Error>>> {
+    ) -> sqlx::Result<Vec<Result<Option<Renewed>, Error>>> {
         let renewed: HashMap<_, _> = store::heartbeats::renew(conn, items)
             .await?
             .into_iter()
-            .map(|it| (it.key, if it.cancel_requested { Advice::Cancel } else { Advice::Continue }))
+            .map(|it| (it.key, it))
             .collect();
         Ok(items.iter().map(|it| Ok(renewed.get(&it.key).copied())).collect())
     }

@@ -11,91 +11,35 @@ use std::{
     time::{Duration, Instant},
 };
 
+mod lane;
+
+use self::lane::{Lane, Signature, Supply};
 use super::wish::{Wish, deal_slots};
 use crate::{
     ids::ProjectId,
     store::claims::{ClaimKey, MAX_CLAIM_SLOTS},
     wake::Arrival,
 };
-use chrono::TimeDelta;
+
+pub use self::lane::Finding;
 
 /// What is known of a queue that nobody waits at is forgotten after this.
 const LANE_KEEP: Duration = Duration::from_secs(2);
 /// A lane is looked at from its very beginning at least this often while it is busy: rows that were
 /// committed late or on another node may lie before the low-water mark.
 const MARK_KEEP: Duration = Duration::from_secs(1);
-/// A look from the mark that came back short is repeated from the beginning, but not more often.
-const ZERO_LOOK_PAUSE: Duration = Duration::from_millis(250);
-/// Commits may become visible this much later than their `run_at` says.
-const MARK_MARGIN: TimeDelta = TimeDelta::milliseconds(200);
 /// Looks of one claim.
 const MAX_LOOKS: usize = 64;
-/// Looks of one claim that name job types: each is a statement of its own.
-const MAX_TYPED_LOOKS: usize = 4;
-/// After a failed look its lane rests, so that a store in trouble is not hammered.
-const FAILURE_PAUSE: Duration = Duration::from_millis(500);
-/// After a look that found everything taken its lane rests for a moment.
-const CONTENTION_PAUSE: Duration = Duration::from_millis(20);
+/// Looks of one claim that name job types, or may meet gates: each is a statement of its own.
+const MAX_SINGLE_LOOKS: usize = 4;
 /// Slots that one lane is dealt at least, however many lanes want their turn.
 const MIN_LANE_SLOTS: usize = 50;
 
 /// One parked poll.
 pub type WaiterId = u64;
-type LaneId = u64;
+/// One lane.
+pub type LaneId = u64;
 type QueueKey = (ProjectId, Arc<str>);
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Supply {
-    /// Nobody has looked yet.
-    Unknown,
-    /// The last look came back full.
-    Plenty,
-    /// So many jobs arrived since a look came back short, less those that were dealt.
-    Known(u32),
-}
-
-#[derive(Debug)]
-struct Lane {
-    queue: QueueKey,
-    job_types: Arc<[String]>,
-    waiters: BTreeSet<WaiterId>,
-    supply: Supply,
-    /// Looks that are under way.
-    flights: u32,
-    arrived_in_flight: u32,
-    mark: ClaimKey,
-    looked_from_zero_at: Option<Instant>,
-    touched_at: Instant,
-    /// After a look that failed, or found everything taken.
-    rests_until: Option<Instant>,
-    /// What is under way was dealt before somebody asked not to trust it.
-    is_distrusted: bool,
-    is_in_turn: bool,
-}
-
-impl Lane {
-    /// Whether a look may start. A second look beside one under way pays off only against a deep
-    /// backlog; and never where jobs are chosen before they are locked, by type: both would choose
-    /// the same.
-    fn may_be_looked_at(&self) -> bool {
-        if self.rests_until.is_some() {
-            return false;
-        }
-        let may_share = self.supply == Supply::Plenty && self.job_types.is_empty();
-        self.supply != Supply::Known(0) && (self.flights == 0 || may_share)
-    }
-}
-
-impl Lane {
-    /// Forgets what is known, and what a look under way will say of emptiness.
-    fn distrust(&mut self) {
-        self.mark = ClaimKey::ZERO;
-        self.is_distrusted = self.flights > 0;
-        if matches!(self.supply, Supply::Known(_)) {
-            self.supply = Supply::Unknown;
-        }
-    }
-}
 
 #[derive(Debug)]
 struct Waiter {
@@ -107,13 +51,20 @@ struct Waiter {
 /// One look of a claim: whom it is for, and where.
 #[derive(Debug, Clone)]
 pub struct DealtLook {
-    lane: LaneId,
+    /// Which lane.
+    pub lane: LaneId,
     /// Whose queue.
     pub project_id: ProjectId,
     /// Which queue.
     pub queue: Arc<str>,
     /// Only these types, when some are named.
     pub job_types: Arc<[String]>,
+    /// What the workers have.
+    pub labels: Arc<[String]>,
+    /// Whether it must be asked if the queue has gates.
+    pub may_have_gates: bool,
+    /// Whether it had some at the last look.
+    pub had_gates: bool,
     /// The low-water mark.
     pub from: ClaimKey,
     /// Who gets what is found.
@@ -121,23 +72,12 @@ pub struct DealtLook {
     dealt_at: Instant,
 }
 
-/// What a look came back with.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Finding {
-    /// Fewer jobs were there than were wanted.
-    pub is_short: bool,
-    /// As many as were wanted were there, but others took some of them.
-    pub was_contended: bool,
-    /// The last job that was found.
-    pub last: Option<ClaimKey>,
-}
-
 /// See the module's comment.
 #[derive(Debug, Default)]
 pub struct Lanes {
     waiters: HashMap<WaiterId, Waiter>,
     lanes: BTreeMap<LaneId, Lane>,
-    lane_ids: HashMap<(QueueKey, Arc<[String]>), LaneId>,
+    lane_ids: HashMap<Signature, LaneId>,
     by_queue: HashMap<QueueKey, Vec<LaneId>>,
     next_lane: LaneId,
     /// Projects take turns, and each project's lanes take turns.
@@ -150,7 +90,14 @@ impl Lanes {
     pub fn park(&mut self, id: WaiterId, wish: Wish, must_look: bool, now: Instant) {
         let mut lanes = Vec::with_capacity(wish.queues.len());
         for queue in &wish.queues {
-            let lane_id = self.lane((wish.project_id, Arc::clone(queue)), &wish.job_types, now);
+            let lane_id = self.lane(
+                Signature {
+                    queue: (wish.project_id, Arc::clone(queue)),
+                    job_types: Arc::clone(&wish.job_types),
+                    labels: Arc::clone(&wish.labels),
+                },
+                now,
+            );
             if let Some(lane) = self.lanes.get_mut(&lane_id) {
                 lane.waiters.insert(id);
                 lane.touched_at = now;
@@ -167,30 +114,15 @@ impl Lanes {
         }
     }
 
-    fn lane(&mut self, queue: QueueKey, job_types: &Arc<[String]>, now: Instant) -> LaneId {
-        let key = (queue, Arc::clone(job_types));
-        if let Some(id) = self.lane_ids.get(&key) {
+    fn lane(&mut self, signature: Signature, now: Instant) -> LaneId {
+        if let Some(id) = self.lane_ids.get(&signature) {
             return *id;
         }
         let id = self.next_lane;
         self.next_lane += 1;
-        let lane = Lane {
-            queue: key.0.clone(),
-            job_types: Arc::clone(job_types),
-            waiters: BTreeSet::new(),
-            supply: Supply::Unknown,
-            flights: 0,
-            arrived_in_flight: 0,
-            mark: ClaimKey::ZERO,
-            looked_from_zero_at: None,
-            touched_at: now,
-            rests_until: None,
-            is_distrusted: false,
-            is_in_turn: false,
-        };
-        self.lanes.insert(id, lane);
-        self.by_queue.entry(key.0.clone()).or_default().push(id);
-        self.lane_ids.insert(key, id);
+        self.by_queue.entry(signature.queue.clone()).or_default().push(id);
+        self.lanes.insert(id, Lane::new(signature.clone(), now));
+        self.lane_ids.insert(signature, id);
         id
     }
 
@@ -247,12 +179,14 @@ impl Lanes {
             let Some(lanes) = self.by_queue.get(&queue) else { continue };
             for id in lanes.clone() {
                 let Some(lane) = self.lanes.get_mut(&id) else { continue };
-                let is_wanted = lane.job_types.is_empty()
-                    || lane.job_types.iter().any(|it| **it == *arrival.job_type);
+                let job_types = &lane.signature.job_types;
+                let is_wanted =
+                    job_types.is_empty() || job_types.iter().any(|it| **it == *arrival.job_type);
                 if !is_wanted {
                     continue;
                 }
                 lane.mark = lane.mark.min(ClaimKey { rank: arrival.rank, run_at: arrival.run_at });
+                lane.may_have_gates |= arrival.is_gated;
                 if lane.flights > 0 {
                     lane.arrived_in_flight = lane.arrived_in_flight.saturating_add(1);
                 }
@@ -261,6 +195,22 @@ impl Lanes {
                 }
                 self.consider(id);
             }
+        }
+    }
+
+    /// Jobs of this project have ended that counted against a limit: what waited behind gates may go on.
+    pub fn slots_freed(&mut self, project_id: ProjectId) {
+        let gated = self.lanes.iter_mut().filter(|(_, it)| {
+            it.signature.queue.0 == project_id && it.may_have_gates && !it.waiters.is_empty()
+        });
+        let gated: Vec<_> = gated
+            .map(|(id, lane)| {
+                lane.distrust();
+                *id
+            })
+            .collect();
+        for id in gated {
+            self.consider(id);
         }
     }
 
@@ -283,7 +233,7 @@ impl Lanes {
         let waiting = self.lanes.values().filter(|it| {
             !it.waiters.is_empty() && it.supply == Supply::Known(0) && it.flights == 0
         });
-        waiting.map(|it| it.queue.clone()).collect::<BTreeSet<_>>().into_iter().collect()
+        waiting.map(|it| it.signature.queue.clone()).collect::<BTreeSet<_>>().into_iter().collect()
     }
 
     /// Forgets lanes at which nobody waits any more.
@@ -295,13 +245,13 @@ impl Lanes {
             self.lanes.iter().filter(|(_, it)| is_stale(it)).map(|(id, _)| *id).collect();
         for id in stale {
             let Some(lane) = self.lanes.remove(&id) else { continue };
-            if let Some(ids) = self.by_queue.get_mut(&lane.queue) {
+            if let Some(ids) = self.by_queue.get_mut(&lane.signature.queue) {
                 ids.retain(|it| *it != id);
                 if ids.is_empty() {
-                    self.by_queue.remove(&lane.queue);
+                    self.by_queue.remove(&lane.signature.queue);
                 }
             }
-            self.lane_ids.remove(&(lane.queue, lane.job_types));
+            self.lane_ids.remove(&lane.signature);
         }
     }
 
@@ -333,7 +283,7 @@ impl Lanes {
             return;
         }
         lane.is_in_turn = true;
-        let project_id = lane.queue.0;
+        let project_id = lane.signature.queue.0;
         let lanes = self.lanes_in_turn.entry(project_id).or_default();
         if lanes.is_empty() {
             self.turns.push_back(project_id);
@@ -368,8 +318,10 @@ impl Lanes {
             let Some(lane) = self.lanes.get_mut(&id) else { continue };
             lane.is_in_turn = false;
             later.push(id);
-            let typed_looks = looks.iter().filter(|it| !it.job_types.is_empty()).count();
-            if !lane.job_types.is_empty() && typed_looks == MAX_TYPED_LOOKS {
+            // Each of these is a statement of its own, or more.
+            let is_single = !lane.signature.job_types.is_empty() || lane.has_gates;
+            let is_single_look = |it: &&DealtLook| !it.job_types.is_empty() || it.had_gates;
+            if is_single && looks.iter().filter(is_single_look).count() == MAX_SINGLE_LOOKS {
                 continue;
             }
             if let Some(look) = self.deal_lane(id, left.min(share), now) {
@@ -412,12 +364,16 @@ impl Lanes {
             lane.supply = Supply::Known(jobs.saturating_sub(dealt));
         }
         let is_mark_fresh = lane.looked_from_zero_at.is_some_and(|it| now - it < MARK_KEEP);
+        let from = if is_mark_fresh { lane.mark } else { ClaimKey::ZERO };
         Some(DealtLook {
             lane: id,
-            project_id: lane.queue.0,
-            queue: Arc::clone(&lane.queue.1),
-            job_types: Arc::clone(&lane.job_types),
-            from: if is_mark_fresh { lane.mark } else { ClaimKey::ZERO },
+            project_id: lane.signature.queue.0,
+            queue: Arc::clone(&lane.signature.queue.1),
+            job_types: Arc::clone(&lane.signature.job_types),
+            labels: Arc::clone(&lane.signature.labels),
+            may_have_gates: lane.may_have_gates || from == ClaimKey::ZERO,
+            had_gates: lane.has_gates,
+            from,
             slots,
             dealt_at: now,
         })
@@ -439,51 +395,9 @@ impl Lanes {
             }
         }
         if let Some(lane) = self.lanes.get_mut(&look.lane) {
-            learn(lane, look, found, now);
+            lane.learn(look, found, now);
         }
         self.consider(look.lane);
-    }
-}
-
-/// What a look that came back says of its lane.
-fn learn(lane: &mut Lane, look: &DealtLook, found: Option<Finding>, now: Instant) {
-    lane.flights = lane.flights.saturating_sub(1);
-    lane.touched_at = now;
-    let was_from_zero = look.from == ClaimKey::ZERO;
-    if was_from_zero && found.is_some() {
-        lane.looked_from_zero_at = Some(look.dealt_at);
-    }
-    let is_zero_look_due = lane.looked_from_zero_at.is_none_or(|it| now - it >= ZERO_LOOK_PAUSE);
-    match found {
-        None => {
-            lane.supply = Supply::Unknown;
-            lane.rests_until = Some(now + FAILURE_PAUSE);
-        }
-        Some(Finding { is_short: true, .. })
-            if lane.is_distrusted || (!was_from_zero && is_zero_look_due) =>
-        {
-            lane.mark = ClaimKey::ZERO;
-            lane.supply = Supply::Unknown;
-        }
-        Some(Finding { is_short: true, .. }) => lane.supply = Supply::Known(lane.arrived_in_flight),
-        Some(Finding { was_contended: true, last, .. }) => {
-            lane.supply = Supply::Unknown;
-            // Everything that was chosen is held by somebody: it is looked at again, but not at once.
-            lane.rests_until = last.is_none().then(|| now + CONTENTION_PAUSE);
-        }
-        Some(Finding { last, .. }) => {
-            if lane.supply == Supply::Unknown {
-                lane.supply = Supply::Plenty;
-            }
-            // What arrived in flight may lie before the last job that was found.
-            if let Some(last) = last.filter(|_| lane.arrived_in_flight == 0) {
-                lane.mark = ClaimKey { rank: last.rank, run_at: last.run_at - MARK_MARGIN };
-            }
-        }
-    }
-    if lane.flights == 0 {
-        lane.arrived_in_flight = 0;
-        lane.is_distrusted = false;
     }
 }
 

@@ -3,18 +3,26 @@
 //!
 //! It never knows HTTP, and never decides by a clock of its own.
 
+mod after;
 mod claim;
 mod coalesce;
+pub mod control;
 pub mod dispatch;
 pub mod enqueue;
+pub mod family;
+mod gated;
 pub mod heartbeat;
 mod lanes;
+pub mod orphans;
 pub mod promote;
 mod pump;
 pub mod reap;
 mod recover;
 pub mod registry;
+pub mod reports;
 pub mod settle;
+pub mod tidings;
+pub mod watch;
 mod wish;
 
 use std::{
@@ -38,13 +46,15 @@ use self::{
     enqueue::Enqueues,
     heartbeat::Beats,
     pump::Message,
+    registry::{Acquaintances, Registry},
     settle::Endings,
     settle::Successes,
+    tidings::Tidings,
 };
 use crate::{
+    news::News,
     store::{self, pools::Pools},
-    telemetry,
-    wake::{self, Wake},
+    telemetry, wake,
 };
 
 /// One node's engine. Cheap to clone.
@@ -55,8 +65,8 @@ pub struct Engine(Arc<Inner>);
 pub struct Inner {
     /// The database.
     pub pools: Pools,
-    /// Who should look again.
-    pub wake: Wake,
+    /// Who should look again, and who is watching.
+    pub tidings: Tidings,
     /// Cancelled when the node begins to stop: parked polls are answered.
     pub stopping: CancellationToken,
     /// What must be done before the node ends, such as giving jobs back.
@@ -67,6 +77,10 @@ pub struct Inner {
     endings: Coalescer<Endings>,
     repeats: Coalescer<Repeats>,
     beats: Coalescer<Beats>,
+    acquaintances: Coalescer<Acquaintances>,
+    /// What is known of workers.
+    pub registry: Registry,
+    versions: watch::Versions,
     parking: Parking,
     settled: Arc<AtomicU64>,
 }
@@ -100,26 +114,33 @@ impl Engine {
         let (wake, arrivals) = wake::channel();
         let settled = Arc::new(AtomicU64::new(0));
         let (messages, inbox) = mpsc::unbounded_channel();
-        let endings = Coalescer::start(Endings { pool: pools.settle.clone(), wake: wake.clone() });
+        let tidings = Tidings { wake, news: News::default() };
+        let endings =
+            Coalescer::start(Endings { pool: pools.settle.clone(), tidings: tidings.clone() });
         let tasks = TaskTracker::new();
-        let pump = pump::run(pools.clone(), endings.clone(), tasks.clone(), inbox, arrivals);
+        let news = tidings.news.clone();
+        let pump = pump::run(pools.clone(), endings.clone(), tasks.clone(), news, inbox, arrivals);
         let has_failed = Arc::new(AtomicBool::new(false));
         tokio::spawn(outlive(tokio::spawn(pump), stopping.clone(), Arc::clone(&has_failed)));
         Self(Arc::new(Inner {
             enqueues: Coalescer::start(Enqueues {
                 pool: pools.enqueue.clone(),
-                wake: wake.clone(),
+                tidings: tidings.clone(),
             }),
             successes: Coalescer::start(Successes {
                 pool: pools.settle.clone(),
+                tidings: tidings.clone(),
                 settled: Arc::clone(&settled),
             }),
             endings,
             repeats: Coalescer::start(Repeats { pool: pools.claim.clone() }),
             beats: Coalescer::start(Beats { pool: pools.settle.clone() }),
+            acquaintances: Coalescer::start(Acquaintances { pool: pools.claim.clone() }),
+            registry: Registry::new(),
+            versions: watch::Versions::default(),
             parking: Parking::new(messages),
             pools,
-            wake,
+            tidings,
             stopping,
             tasks,
             has_failed,
@@ -155,5 +176,16 @@ impl Engine {
         let mut conn = self.pools.background.acquire().await?;
         store::sweep::vacuum_jobs(&mut conn).await?;
         Ok(true)
+    }
+
+    /// Forgets the oldest answers that were kept for their idempotency keys long enough. Answers whether
+    /// there may be more.
+    ///
+    /// # Errors
+    /// Only those of the store; the step can be repeated.
+    pub async fn prune_idempotency_keys(&self) -> sqlx::Result<bool> {
+        let mut conn = self.pools.background.acquire().await?;
+        let pruned = store::sweep::prune_idempotency_keys(&mut conn).await?;
+        Ok(pruned == store::sweep::MAX_SWEEP_ROWS as u64)
     }
 }

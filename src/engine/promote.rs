@@ -5,7 +5,7 @@ use std::time::Duration;
 use metrics::counter;
 
 use super::Engine;
-use crate::{store::sweep, telemetry, wake::Arrival};
+use crate::{store::sweep, telemetry};
 
 /// The longest sleep: another node may have stored a job that is due earlier.
 pub const MAX_SLEEP: Duration = Duration::from_secs(2);
@@ -34,13 +34,6 @@ pub async fn pass(engine: &Engine) -> sqlx::Result<Duration> {
         // Another node holds them locked.
         return Ok(LOCKED_ELSEWHERE_PAUSE);
     }
-    let arrivals = promoted.into_iter().map(|it| Arrival {
-        project_id: it.project_id,
-        queue: it.queue.into(),
-        job_type: it.job_type.into(),
-        rank: it.rank,
-        run_at: it.run_at,
-    });
-    engine.wake.arrived(arrivals.collect());
+    engine.tidings.waiting(promoted.iter());
     Ok(Duration::ZERO)
 }

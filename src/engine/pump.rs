@@ -28,7 +28,9 @@ use super::{
     wish::Wish,
 };
 use crate::{
+    domain::history,
     ids::ProjectId,
+    news::{Happening, News},
     store::{acks::JobKey, claims::PollKey, pools::Pools},
     telemetry,
     wake::{Arrivals, Hint},
@@ -63,6 +65,7 @@ struct Pump {
     endings: Coalescer<Endings>,
     /// What must be done before the node ends.
     tasks: TaskTracker,
+    news: News,
     lanes: Lanes,
     answers: HashMap<WaiterId, Answer>,
     impatient: BTreeSet<WaiterId>,
@@ -86,10 +89,11 @@ pub(super) async fn run(
     pools: Pools,
     endings: Coalescer<Endings>,
     tasks: TaskTracker,
+    news: News,
     mut messages: mpsc::UnboundedReceiver<Message>,
     mut arrivals: Arrivals,
 ) {
-    let mut pump = Pump::new(pools, endings, tasks);
+    let mut pump = Pump::new(pools, endings, tasks, news);
     let mut flights: JoinSet<Flight> = JoinSet::new();
     let mut fallbacks: JoinSet<Vec<(ProjectId, Arc<str>)>> = JoinSet::new();
     let mut fallback_tick = tokio::time::interval(FALLBACK_PERIOD);
@@ -146,12 +150,13 @@ pub(super) async fn run(
 }
 
 impl Pump {
-    fn new(pools: Pools, endings: Coalescer<Endings>, tasks: TaskTracker) -> Self {
+    fn new(pools: Pools, endings: Coalescer<Endings>, tasks: TaskTracker, news: News) -> Self {
         Self {
             pool: pools.claim,
             background: pools.background,
             endings,
             tasks,
+            news,
             lanes: Lanes::default(),
             answers: HashMap::new(),
             impatient: BTreeSet::new(),
@@ -182,6 +187,9 @@ impl Pump {
     fn hear(&mut self, hint: &Hint) {
         match hint {
             Hint::Arrived(arrived) => self.lanes.arrived(arrived),
+            Hint::SlotsFreed(projects) => {
+                projects.iter().for_each(|it| self.lanes.slots_freed(*it));
+            }
             Hint::Everywhere => self.lanes.distrust(None),
         }
     }
@@ -290,8 +298,9 @@ impl Pump {
             for id in look.slots.iter().map(|(id, _)| *id) {
                 jobs_of.entry(id).or_default();
             }
+            self.tell_claimed(&found);
             for (slot, handed) in found {
-                match look.slots.get(slot) {
+                match look.slots.get(slot).filter(|_| handed.is_complete) {
                     Some((id, _)) => jobs_of.entry(*id).or_default().push(handed),
                     None => self.give_back(vec![handed]),
                 }
@@ -311,6 +320,17 @@ impl Pump {
                 self.lanes.park(id, wish, self.impatient.contains(&id), now);
             }
         }
+    }
+
+    fn tell_claimed(&self, found: &[(usize, Handed)]) {
+        self.news.tell(|| {
+            let told = |(_, it): &(usize, Handed)| Happening {
+                attempt: Some(it.job.attempt),
+                worker_id: Some(it.worker_id.to_string()),
+                ..Happening::new(it.job.project_id, it.job.id, history::CLAIMED)
+            };
+            found.iter().map(told).collect()
+        });
     }
 
     /// After a failed look, polls that wanted just one look are told.

@@ -3,7 +3,7 @@
 use metrics::counter;
 use sqlx::Acquire;
 
-use super::{Engine, settle};
+use super::{Engine, after};
 use crate::{
     domain::{job::Ending, text::ErrorReport},
     store::sweep,
@@ -31,13 +31,13 @@ pub async fn pass(engine: &Engine) -> sqlx::Result<bool> {
         .iter()
         .map(|it| {
             let ending = if it.timed_out { Ending::TimedOut } else { Ending::LeaseExpired };
-            settle::decide(it, &ending, ErrorReport::default(), None)
+            after::decide(it, &ending, ErrorReport::default(), None)
         })
         .collect();
-    let rested = settle::write_down(&mut tx, &ends).await?;
+    let ended = after::write_down(&mut tx, &ends).await?;
     tx.commit().await?;
     drop(conn);
-    settle::tell(&engine.wake, &ends, &rested);
+    after::tell(&engine.tidings, &ends, &ended);
     Ok(ends.len() == sweep::MAX_SWEEP_ROWS)
 }
 
@@ -46,6 +46,7 @@ async fn rearm(conn: &mut sqlx::PgConnection) -> sqlx::Result<bool> {
     counter!(telemetry::LEASES_REARMED).increment(rearmed);
     let is_full = rearmed == sweep::MAX_SWEEP_ROWS as u64;
     if !is_full {
+        sweep::excuse_silence(conn).await?;
         sweep::note_end_of_gap(conn).await?;
         tracing::warn!("no node had looked for expired leases for a while: they run once more");
     }

@@ -1,9 +1,180 @@
-//! The workers that introduced themselves.
+//! The workers: what they tell of themselves, when they were heard, and what they are told.
 
-use super::Engine;
-use crate::{error::Error, ids::ProjectId, store};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
 
-pub use crate::store::workers::Registration;
+use metrics::counter;
+use moka::sync::Cache;
+use sqlx::{Acquire, PgPool, Postgres, pool::PoolConnection};
+use tokio::sync::Notify;
+
+use super::{Engine, after, coalesce::Batch, heartbeat};
+use crate::{
+    domain::{job::Ending, limits::WORKER_SILENCE_SECONDS, text::ErrorReport, worker::WorkerState},
+    error::Error,
+    ids::ProjectId,
+    store::{self, sweep, workers::Sighting},
+    telemetry,
+};
+
+pub use crate::store::{
+    schedules::RegisteredSchedule,
+    workers::{Facts, Registration, WorkerRow},
+};
+
+/// Workers one node remembers.
+const MAX_KNOWN: u64 = 100_000;
+/// What is known of a worker is trusted so long; changes are told earlier.
+const KNOWN_TTL: Duration = Duration::from_secs(600);
+/// A worker's calls are noted at most this often.
+const SEEN_PERIOD: Duration = Duration::from_secs(5);
+/// Sightings of one statement.
+const MAX_SIGHTINGS: usize = 500;
+/// Changes of workers are looked for over this window, in seconds: some passes longer than one may take.
+const CHANGES_WINDOW_SECONDS: i32 = 20;
+/// Leases ended by one statement.
+const MAX_ENDED: i64 = 500;
+
+/// A worker of a project.
+pub type WorkerKey = (ProjectId, Arc<str>);
+
+/// What one node knows of workers.
+pub struct Registry {
+    known: Cache<WorkerKey, Option<Arc<Facts>>>,
+    seen: Mutex<HashMap<WorkerKey, Seen>>,
+    told: Notify,
+}
+
+struct Seen {
+    noted_at: Instant,
+    waiting: Option<Sighting>,
+}
+
+impl Registry {
+    pub(super) fn new() -> Self {
+        let known = Cache::builder().time_to_live(KNOWN_TTL).max_capacity(MAX_KNOWN).build();
+        Self { known, seen: Mutex::default(), told: Notify::new() }
+    }
+
+    /// Notes that a worker was heard: soon in the store, for everybody to see.
+    pub fn note_seen(&self, key: &WorkerKey, queues: &[Arc<str>], job_types: &[String]) {
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_fresh = seen.get(key).is_some_and(|it| it.noted_at.elapsed() < SEEN_PERIOD);
+        if is_fresh || seen.len() as u64 >= MAX_KNOWN {
+            return;
+        }
+        let sighting = Sighting {
+            project_id: key.0,
+            worker_id: key.1.to_string(),
+            queues: queues.iter().map(ToString::to_string).collect(),
+            job_types: job_types.to_vec(),
+        };
+        let noted = Seen { noted_at: Instant::now(), waiting: Some(sighting) };
+        seen.insert(key.clone(), noted);
+    }
+
+    fn take_sightings(&self) -> Vec<Sighting> {
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let waiting: Vec<_> = seen.values_mut().filter_map(|it| it.waiting.take()).collect();
+        seen.retain(|_, it| it.noted_at.elapsed() < SEEN_PERIOD);
+        waiting
+    }
+
+    /// Forgets what is known of a worker, and lets its parked polls look again.
+    fn forget(&self, key: &WorkerKey) {
+        self.known.invalidate(key);
+        self.told.notify_waiters();
+    }
+}
+
+/// What is known of a worker; none: it never introduced itself, nor was told anything.
+///
+/// # Errors
+/// [`Error::Unavailable`] when the store does not answer.
+pub async fn facts(engine: &Engine, key: &WorkerKey) -> Result<Option<Arc<Facts>>, Error> {
+    if let Some(known) = engine.registry.known.get(key) {
+        return Ok(known);
+    }
+    let found = engine.acquaintances.submit(key.clone()).await?.map(Arc::new);
+    engine.registry.known.insert(key.clone(), found.clone());
+    Ok(found)
+}
+
+/// What a worker was told, if it should take no more jobs.
+///
+/// # Errors
+/// [`Error::Unavailable`] when the store does not answer.
+pub async fn halt(engine: &Engine, key: &WorkerKey) -> Result<Option<WorkerState>, Error> {
+    let advice = facts(engine, key).await?.map(|it| WorkerState::advice(it.state, it.directive));
+    Ok(advice.filter(|it| *it != WorkerState::Running))
+}
+
+/// Resolves when the worker is told to take no more jobs. A store that does not answer tells nothing.
+pub(super) async fn until_halted(engine: &Engine, key: &WorkerKey) {
+    loop {
+        let told = engine.registry.told.notified();
+        tokio::pin!(told);
+        // Listen before looking.
+        told.as_mut().enable();
+        // In a task of its own: this wait may be dropped in the middle.
+        let (asking, asked) = (engine.clone(), key.clone());
+        let halted = match engine.registry.known.get(key) {
+            Some(known) => known.is_some_and(|it| {
+                WorkerState::advice(it.state, it.directive) != WorkerState::Running
+            }),
+            None => {
+                let looked = tokio::spawn(async move { halt(&asking, &asked).await }).await;
+                matches!(looked, Ok(Ok(Some(_))))
+            }
+        };
+        if halted {
+            return;
+        }
+        told.await;
+    }
+}
+
+/// The batch of questions about workers.
+pub struct Acquaintances {
+    pub(super) pool: PgPool,
+}
+
+impl Batch for Acquaintances {
+    type Item = WorkerKey;
+    type Answer = Option<Facts>;
+    type Key = WorkerKey;
+    type Connection = PoolConnection<Postgres>;
+
+    const KIND: &'static str = "worker";
+    const MAX_ROWS: usize = 500;
+
+    fn bytes(_: &WorkerKey) -> usize {
+        0
+    }
+
+    fn key(item: &WorkerKey) -> WorkerKey {
+        item.clone()
+    }
+
+    async fn connect(&self) -> sqlx::Result<Self::Connection> {
+        self.pool.acquire().await
+    }
+
+    async fn flush(
+        &self,
+        conn: &mut Self::Connection,
+        items: &[WorkerKey],
+        _: bool,
+    ) -> sqlx::Result<Vec<Result<Option<Facts>, Error>>> {
+        let asked: Vec<_> = items.iter().map(|it| (it.0, &*it.1)).collect();
+        let mut facts: HashMap<_, _> =
+            store::workers::facts(conn, &asked).await?.into_iter().collect();
+        Ok((0_i64..).zip(items).map(|(number, _)| Ok(facts.remove(&number))).collect())
+    }
+}
 
 /// Keeps what a worker tells of itself.
 ///
@@ -16,5 +187,152 @@ pub async fn register(
 ) -> Result<(), Error> {
     let mut conn = engine.pools.claim.acquire().await?;
     store::workers::upsert(&mut conn, project_id, worker).await?;
+    engine.registry.forget(&(project_id, worker.worker_id.as_str().into()));
+    Ok(())
+}
+
+/// Keeps the schedules that a worker brings along. Answers with those that were not kept, by their place,
+/// and why.
+///
+/// # Errors
+/// [`Error::Unavailable`] when the store does not answer.
+pub async fn keep_schedules(
+    engine: &Engine,
+    project_id: ProjectId,
+    schedules: &[(usize, RegisteredSchedule)],
+) -> Result<Vec<(usize, String)>, Error> {
+    let mut conn = engine.pools.claim.acquire().await?;
+    let mut rejected = Vec::new();
+    for (place, schedule) in schedules {
+        if !store::schedules::upsert_registered(&mut conn, project_id, schedule).await? {
+            rejected.push((*place, format!("job_type: another job type has {}", schedule.id)));
+        }
+    }
+    Ok(rejected)
+}
+
+/// Renews the leases of a whole worker. A worker that says it is terminated hands them back.
+///
+/// # Errors
+/// [`Error::Unavailable`] when the store does not answer; some leases may be renewed all the same.
+pub async fn beat(
+    engine: &Engine,
+    key: &WorkerKey,
+    state: WorkerState,
+    beats: Vec<heartbeat::Beat>,
+) -> Result<(WorkerState, heartbeat::Leases), Error> {
+    if state == WorkerState::Terminated {
+        let lost = beats.into_iter().map(|it| (it.key.id, None)).collect();
+        deregister(engine, key).await?;
+        return Ok((WorkerState::Terminate, lost));
+    }
+    let facts = {
+        let mut conn = engine.pools.settle.acquire().await?;
+        store::workers::beat(&mut conn, key.0, &key.1, state).await?
+    };
+    let leases = heartbeat::heartbeat_all(engine, beats).await?;
+    Ok((WorkerState::advice(facts.state, facts.directive), leases))
+}
+
+/// Ends a worker's life: hands back its leases, no failure counted. Answers with how many.
+///
+/// # Errors
+/// [`Error::WorkerNotFound`] when nobody of this name was ever heard and nothing is leased to it.
+pub async fn deregister(engine: &Engine, key: &WorkerKey) -> Result<u64, Error> {
+    let mut conn = engine.pools.settle.acquire().await?;
+    let was_known = store::workers::terminate(&mut conn, key.0, &key.1).await?;
+    drop(conn);
+    engine.registry.forget(key);
+    let released = end_leases(engine, &engine.pools.settle, key, &Ending::Released).await?;
+    if !was_known && released == 0 {
+        return Err(Error::WorkerNotFound);
+    }
+    Ok(released)
+}
+
+/// Tells a worker what to do; none: to go on.
+///
+/// # Errors
+/// [`Error::WorkerNotFound`].
+pub async fn direct(
+    engine: &Engine,
+    key: &WorkerKey,
+    directive: Option<WorkerState>,
+) -> Result<(), Error> {
+    let mut conn = engine.pools.read.acquire().await?;
+    if !store::workers::direct(&mut conn, key.0, &key.1, directive).await? {
+        return Err(Error::WorkerNotFound);
+    }
+    engine.registry.forget(key);
+    Ok(())
+}
+
+/// Ends every lease of a worker in the same way. Answers with how many there were.
+async fn end_leases(
+    engine: &Engine,
+    pool: &PgPool,
+    key: &WorkerKey,
+    ending: &Ending<'_>,
+) -> sqlx::Result<u64> {
+    let mut ended = 0;
+    loop {
+        let mut conn = pool.acquire().await?;
+        let mut tx = conn.begin().await?;
+        let held = store::endings::lock_held_by(&mut tx, key.0, &key.1, MAX_ENDED).await?;
+        let ends: Vec<_> =
+            held.iter().map(|it| after::decide(it, ending, ErrorReport::default(), None)).collect();
+        let rested = after::write_down(&mut tx, &ends).await?;
+        tx.commit().await?;
+        drop(conn);
+        after::tell(&engine.tidings, &ends, &rested);
+        ended += ends.len() as u64;
+        if (ends.len() as i64) < MAX_ENDED {
+            return Ok(ended);
+        }
+    }
+}
+
+/// A page of workers, by name.
+///
+/// # Errors
+/// [`Error::Unavailable`] when the store does not answer.
+pub async fn page(
+    engine: &Engine,
+    project_id: ProjectId,
+    label: Option<&str>,
+    after: &str,
+    limit: i64,
+) -> Result<Vec<WorkerRow>, Error> {
+    let mut conn = engine.pools.read.acquire().await?;
+    Ok(store::workers::page(&mut conn, project_id, label, after, limit).await?)
+}
+
+/// One pass: notes who was heard, learns what other nodes have changed, and ends the leases of workers
+/// that fell silent.
+///
+/// # Errors
+/// Only those of the store; the pass can be repeated.
+pub async fn pass(engine: &Engine) -> sqlx::Result<()> {
+    let mut conn = engine.pools.background.acquire().await?;
+    for sightings in engine.registry.take_sightings().chunks(MAX_SIGHTINGS) {
+        store::workers::note_seen(&mut conn, sightings).await?;
+    }
+    let changed = sweep::changed_workers(&mut conn, CHANGES_WINDOW_SECONDS).await?;
+    let changed: HashSet<WorkerKey> =
+        changed.into_iter().map(|(project_id, it)| (project_id, it.into())).collect();
+    changed.iter().for_each(|it| engine.registry.known.invalidate(it));
+    if !changed.is_empty() {
+        engine.registry.told.notify_waiters();
+    }
+    for (project_id, worker_id) in sweep::find_silent_workers(&mut conn).await? {
+        let silence = WORKER_SILENCE_SECONDS;
+        if store::workers::note_lost(&mut conn, project_id, &worker_id, silence).await? {
+            counter!(telemetry::WORKERS_LOST).increment(1);
+            let key = (project_id, worker_id.into());
+            let ended =
+                end_leases(engine, &engine.pools.background, &key, &Ending::LeaseExpired).await?;
+            tracing::info!(leases = ended, "a worker fell silent: its leases have ended");
+        }
+    }
     Ok(())
 }

@@ -2,7 +2,7 @@
 //! a retry or to the dead letter.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::HashMap,
     future::Future,
     pin::Pin,
     sync::{
@@ -14,16 +14,17 @@ use std::{
 
 use chrono::{DateTime, Utc};
 use metrics::counter;
-use sqlx::{Acquire, PgConnection, PgPool, Postgres, pool::PoolConnection};
+use sqlx::{Acquire, PgPool, Postgres, pool::PoolConnection};
 
 use super::{
-    Engine,
+    Engine, after,
     coalesce::{Batch, Coalescer},
+    tidings::{Tidings, happening},
 };
 use crate::{
     domain::{
-        backoff::{Jitter, RetryPolicy},
-        job::{self, AfterAttempt, Ending, Next, Outcome, Running, StoredState},
+        history,
+        job::{Ending, Outcome},
         lease::{self, Fence, Refusal},
         text::ErrorReport,
     },
@@ -31,11 +32,10 @@ use crate::{
     ids::{JobId, LeaseId, ProjectId},
     store::{
         self,
-        acks::{Found, Success},
-        endings::{Ended, Held, Rested},
+        acks::{Found, Moved, Success},
+        endings::AfterEnd,
     },
     telemetry,
-    wake::{Arrival, Wake},
 };
 
 pub use crate::store::acks::JobKey;
@@ -193,8 +193,8 @@ async fn submit(engine: &Engine, key: JobKey, ack: Ack) -> Result<Option<Acked>,
         End::Succeeded { result } => {
             let JobKey { project_id, id: job_id } = key;
             let success = Success { project_id, job_id, fence, result, duration_ms };
-            let is_done = engine.successes.submit(success).await?;
-            return Ok(is_done.then_some(Acked::Done { children_activated: None }));
+            let done = engine.successes.submit(success).await?;
+            return Ok(done.map(|children_activated| Acked::Done { children_activated }));
         }
         End::Failed(failure) => EndRequest { key, fence, failure: Some(failure), duration_ms },
         End::Released => EndRequest { key, fence, failure: None, duration_ms },
@@ -211,13 +211,14 @@ fn may_write(fence: &Fence, is_in_doubt: bool) -> bool {
 /// The batch of successes.
 pub struct Successes {
     pub(super) pool: PgPool,
+    pub(super) tidings: Tidings,
     pub(super) settled: Arc<AtomicU64>,
 }
 
 impl Batch for Successes {
     type Item = Success;
-    /// Whether the fence held.
-    type Answer = bool;
+    /// The children that were activated, if the job has any. None: the fence did not hold.
+    type Answer = Option<Option<i32>>;
     type Key = JobKey;
     type Connection = PoolConnection<Postgres>;
 
@@ -241,18 +242,42 @@ impl Batch for Successes {
         conn: &mut Self::Connection,
         items: &[Success],
         is_in_doubt: bool,
-    ) -> sqlx::Result<Vec<Result<bool, Error>>> {
+    ) -> sqlx::Result<Vec<Result<Self::Answer, Error>>> {
         let sure: Vec<_> = items.iter().filter(|it| may_write(&it.fence, is_in_doubt)).collect();
-        let moved: HashSet<_> = store::acks::succeed(conn, &sure).await?.into_iter().collect();
-        self.settled.fetch_add(moved.len() as u64, Ordering::Relaxed);
-        counter!(telemetry::JOBS_SETTLED, "outcome" => "succeeded").increment(moved.len() as u64);
+        let moved = store::acks::succeed(conn, &sure).await?;
+        let done = self.tell(&moved);
         let answer = |it: &Success| {
             if !may_write(&it.fence, is_in_doubt) {
                 return Err(Error::InDoubt);
             }
-            Ok(moved.contains(&it.key()))
+            Ok(done.get(&it.key()).copied())
         };
         Ok(items.iter().map(answer).collect())
+    }
+}
+
+impl Successes {
+    /// Counts and tells, and sorts what was done by job.
+    fn tell(&self, moved: &[Moved]) -> HashMap<JobKey, Option<i32>> {
+        let (mut done, mut freed) = (HashMap::with_capacity(moved.len()), Vec::new());
+        for it in moved {
+            if let Moved::Parent { key, children_activated, held_slot } = it {
+                done.insert(*key, *children_activated);
+                freed.extend(held_slot.then_some(key.project_id));
+            }
+        }
+        self.settled.fetch_add(done.len() as u64, Ordering::Relaxed);
+        counter!(telemetry::JOBS_SETTLED, "outcome" => "succeeded").increment(done.len() as u64);
+        self.tidings.waiting(moved.iter().filter_map(|it| match it {
+            Moved::Child(child) => Some(child),
+            Moved::Parent { .. } => None,
+        }));
+        self.tidings.wake.slots_freed(freed);
+        self.tidings.news.tell(|| {
+            let done = done.keys();
+            done.map(|key| happening(*key, history::SUCCEEDED)).collect()
+        });
+        done
     }
 }
 
@@ -279,7 +304,7 @@ impl EndRequest {
 /// The batch of failures and releases.
 pub struct Endings {
     pub(super) pool: PgPool,
-    pub(super) wake: Wake,
+    pub(super) tidings: Tidings,
 }
 
 impl Batch for Endings {
@@ -322,16 +347,13 @@ impl Batch for Endings {
             .filter_map(|held| requests.get(&held.key()).map(|it| (held, *it)))
             .map(|(held, it)| {
                 let error = it.failure.as_ref().map(|it| it.error.clone()).unwrap_or_default();
-                decide(&held, &it.ending(), error, it.duration_ms)
+                after::decide(&held, &it.ending(), error, it.duration_ms)
             })
             .collect();
-        let rested = write_down(&mut tx, &ends).await?;
+        let ended = after::write_down(&mut tx, &ends).await?;
         tx.commit().await?;
-        tell(&self.wake, &ends, &rested);
-        let by_key: HashMap<_, _> = rested
-            .iter()
-            .map(|it| (JobKey { project_id: it.project_id, id: it.id }, acked(it)))
-            .collect();
+        after::tell(&self.tidings, &ends, &ended);
+        let by_key: HashMap<_, _> = ended.iter().map(|it| (it.job.key, acked(it))).collect();
         let answer = |it: &EndRequest| {
             if !may_write(&it.fence, is_in_doubt) {
                 return Err(Error::InDoubt);
@@ -342,65 +364,6 @@ impl Batch for Endings {
     }
 }
 
-fn acked(rested: &Rested) -> Acked {
-    rested.retry_at.map_or(Acked::Done { children_activated: None }, |at| Acked::Retry { at })
-}
-
-/// Decides what the end of a locked job's attempt leads to. Throws the dice for the backoff.
-pub(super) fn decide(
-    held: &Held,
-    ending: &Ending<'_>,
-    error: ErrorReport,
-    duration_ms: Option<i64>,
-) -> Ended {
-    let policy = RetryPolicy::stored(held.retry.as_ref());
-    let running = Running {
-        attempt: held.attempt,
-        failures: held.failures,
-        max_attempts: held.max_attempts,
-        policy: &policy,
-    };
-    let jitter = Jitter::new(rand::random());
-    let AfterAttempt { next, failures } = job::after_attempt(&running, ending, jitter);
-    let (state, wait) = match next {
-        Next::Pending => (StoredState::Pending, Duration::ZERO),
-        Next::RetryAfter(wait) => (StoredState::Backoff, wait),
-        Next::DeadLetter => (StoredState::DeadLetter, Duration::ZERO),
-    };
-    let outcome = ending.outcome();
-    Ended { key: held.key(), state, failures, wait, outcome, error, duration_ms }
-}
-
-/// Writes down what was decided, in the transaction that holds the locks.
-pub(super) async fn write_down(tx: &mut PgConnection, ends: &[Ended]) -> sqlx::Result<Vec<Rested>> {
-    if ends.is_empty() {
-        return Ok(Vec::new());
-    }
-    store::endings::end_attempts(tx, ends).await
-}
-
-/// Counts and wakes, after the commit.
-pub(super) fn tell(wake: &Wake, ends: &[Ended], rested: &[Rested]) {
-    for end in ends {
-        let outcome = end.outcome.as_str();
-        counter!(telemetry::JOBS_SETTLED, "outcome" => outcome).increment(1);
-        if end.state == StoredState::DeadLetter {
-            counter!(telemetry::JOBS_DEAD_LETTERED).increment(1);
-        }
-    }
-    let arrivals = rested.iter().filter(|it| it.state == StoredState::Pending);
-    wake.arrived(
-        arrivals
-            .map(|it| Arrival {
-                project_id: it.project_id,
-                queue: it.queue.as_str().into(),
-                job_type: it.job_type.as_str().into(),
-                rank: it.rank,
-                run_at: it.run_at,
-            })
-            .collect(),
-    );
-    if rested.iter().any(|it| it.state == StoredState::Backoff) {
-        wake.due_time_changed();
-    }
+fn acked(ended: &AfterEnd) -> Acked {
+    ended.retry_at.map_or(Acked::Done { children_activated: None }, |at| Acked::Retry { at })
 }

@@ -15,6 +15,8 @@ pub struct Wish {
     pub queues: Vec<Arc<str>>,
     /// Only of these types, when some are named. Sorted.
     pub job_types: Arc<[String]>,
+    /// What the worker has. Sorted. Jobs that ask for more are not for it.
+    pub labels: Arc<[String]>,
     /// For this worker.
     pub worker_id: Arc<str>,
     /// At most so many.

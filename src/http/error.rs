@@ -71,11 +71,17 @@ pub const CODES: &[(&str, StatusCode)] = &[
     ("not_found", StatusCode::NOT_FOUND),
     ("project_not_found", StatusCode::NOT_FOUND),
     ("job_not_found", StatusCode::NOT_FOUND),
+    ("workflow_not_found", StatusCode::NOT_FOUND),
+    ("worker_not_found", StatusCode::NOT_FOUND),
     ("method_not_allowed", StatusCode::METHOD_NOT_ALLOWED),
     ("request_timeout", StatusCode::REQUEST_TIMEOUT),
     ("invalid_state", StatusCode::CONFLICT),
     ("worker_mismatch", StatusCode::CONFLICT),
     ("stale_lease", StatusCode::CONFLICT),
+    ("parent_terminal", StatusCode::CONFLICT),
+    ("unique_conflict", StatusCode::CONFLICT),
+    ("idempotency_key_reuse", StatusCode::CONFLICT),
+    ("idempotency_in_progress", StatusCode::CONFLICT),
     ("payload_too_large", StatusCode::PAYLOAD_TOO_LARGE),
     ("unsupported_media_type", StatusCode::UNSUPPORTED_MEDIA_TYPE),
     ("internal", StatusCode::INTERNAL_SERVER_ERROR),
@@ -95,6 +101,12 @@ fn code(error: &Error) -> &'static str {
         Error::InvalidState(_) => "invalid_state",
         Error::WorkerMismatch(_) => "worker_mismatch",
         Error::StaleLease(_) => "stale_lease",
+        Error::ParentTerminal(_) => "parent_terminal",
+        Error::UniqueConflict { .. } => "unique_conflict",
+        Error::IdempotencyKeyReuse => "idempotency_key_reuse",
+        Error::IdempotencyInProgress => "idempotency_in_progress",
+        Error::WorkflowNotFound => "workflow_not_found",
+        Error::WorkerNotFound => "worker_not_found",
         Error::BodyTooLarge { .. } | Error::FieldTooLarge { .. } => "payload_too_large",
         Error::BodyTimeout => "request_timeout",
         Error::UnsupportedMediaType => "unsupported_media_type",
@@ -119,7 +131,11 @@ pub fn status(error: &Error) -> StatusCode {
 pub fn info(error: &Error, request_id: &str) -> ErrorInfo {
     let code = code(error);
     let details = match error {
-        Error::Invalid(fields) => fields.clone(),
+        Error::Invalid(fields) | Error::ParentTerminal(fields) => fields.clone(),
+        Error::UniqueConflict { field, holder } => {
+            let holder = holder.map_or("a live job".to_owned(), |it| it.to_string());
+            vec![FieldError::new(field, format!("{holder} has it"))]
+        }
         Error::FieldTooLarge { field, limit_bytes } => {
             vec![FieldError::new(field, format!("must be at most {limit_bytes} bytes"))]
         }
@@ -146,7 +162,9 @@ pub fn info(error: &Error, request_id: &str) -> ErrorInfo {
 /// The error's own words, and the first field that is wrong: most people read only this line.
 fn message(error: &Error, details: &[FieldError]) -> String {
     match (details, error) {
-        ([first], Error::Invalid(_)) => format!("{}: {}", first.field, first.message),
+        ([first], Error::Invalid(_) | Error::ParentTerminal(_)) => {
+            format!("{}: {}", first.field, first.message)
+        }
         ([first, rest @ ..], Error::Invalid(_)) => {
             format!("{}: {} (and {} more)", first.field, first.message, rest.len())
         }
@@ -175,7 +193,8 @@ pub fn render(error: &Error, request_id: &str, mut response: Response) -> Respon
     if matches!(error, Error::Unauthorized) {
         response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
     }
-    let is_worth_a_retry = matches!(status(error), StatusCode::SERVICE_UNAVAILABLE);
+    let is_worth_a_retry = status(error) == StatusCode::SERVICE_UNAVAILABLE
+        || matches!(error, Error::IdempotencyInProgress);
     if is_worth_a_retry {
         response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(RETRY_AFTER_SECONDS));
     }

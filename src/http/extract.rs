@@ -1,7 +1,7 @@
 //! How requests are read: like axum's own extractors, but every refusal is an [`Error`], names
 //! the field, and looks like all others.
 
-use std::{fmt, marker::PhantomData, time::Duration};
+use std::{fmt, marker::PhantomData, str::FromStr, time::Duration};
 
 use axum::{
     body::Body,
@@ -13,9 +13,14 @@ use serde::{
     Deserialize, Deserializer,
     de::{DeserializeOwned, MapAccess, Visitor, value::MapAccessDeserializer},
 };
+use sha2::{Digest, Sha256};
 use tokio::time::timeout;
 
-use crate::{domain::limits, error::Error, ids::JobId};
+use crate::{
+    domain::limits,
+    error::Error,
+    ids::{JobId, WorkflowId},
+};
 
 /// The whole body must arrive within this.
 pub const BODY_TIMEOUT: Duration = Duration::from_secs(10);
@@ -40,6 +45,35 @@ impl<T: RequestBody, S: Send + Sync> FromRequest<S> for Json<T> {
         let body = read(request.into_body(), T::MAX_BYTES).await?;
         parse(&body).map(Self)
     }
+}
+
+/// A JSON request body, and what tells it from all others: SHA-256 of path and body.
+#[derive(Debug)]
+pub struct Fingerprinted<T> {
+    /// The body, read.
+    pub request: T,
+    /// See [`Fingerprinted`].
+    pub fingerprint: [u8; 32],
+}
+
+impl<T: RequestBody, S: Send + Sync> FromRequest<S> for Fingerprinted<T> {
+    type Rejection = Error;
+
+    async fn from_request(request: Request, _: &S) -> Result<Self, Error> {
+        if !is_json(request.headers()) {
+            return Err(Error::UnsupportedMediaType);
+        }
+        let mut hash = Sha256::new_with_prefix(last_segments(request.uri().path()));
+        let body = read(request.into_body(), T::MAX_BYTES).await?;
+        hash.update(&body);
+        let fingerprint = hash.finalize().into();
+        parse(&body).map(|request| Self { request, fingerprint })
+    }
+}
+
+/// The path below `/v1` or `/v1/projects/{project}`, which are two names of one route.
+fn last_segments(path: &str) -> &str {
+    path.find("/jobs").or_else(|| path.find("/workflows")).map_or(path, |at| &path[at..])
 }
 
 fn is_json(headers: &HeaderMap) -> bool {
@@ -125,7 +159,7 @@ fn field_error(path: &serde_path_to_error::Path, message: &str) -> Error {
 
 /// What a caller sends is JSON: no name of a Rust type helps it.
 fn in_json_words(field: &str, message: &str) -> String {
-    const TIMES: [&str; 3] = ["run_at", "created_after", "created_before"];
+    const TIMES: [&str; 4] = ["run_at", "expires_at", "created_after", "created_before"];
     if TIMES.iter().any(|it| field.ends_with(it)) && !message.contains("duplicate") {
         return "must be a time with its zone, as in RFC 3339: 2026-01-31T12:00:00Z".to_owned();
     }
@@ -166,7 +200,39 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Query<T> {
     }
 }
 
-/// The job that the path names. A malformed id is no job, like any other that does not exist.
+/// An id that a path names.
+trait PathId: FromStr {
+    /// What the parameter is called.
+    const PARAMETER: &'static str;
+
+    /// A malformed id is no thing, like any other that does not exist.
+    fn missing() -> Error;
+}
+
+impl PathId for JobId {
+    const PARAMETER: &'static str = "job_id";
+
+    fn missing() -> Error {
+        Error::JobNotFound
+    }
+}
+
+impl PathId for WorkflowId {
+    const PARAMETER: &'static str = "workflow_id";
+
+    fn missing() -> Error {
+        Error::WorkflowNotFound
+    }
+}
+
+async fn id_in_path<Id: PathId, S: Send + Sync>(parts: &mut Parts, state: &S) -> Result<Id, Error> {
+    let params =
+        RawPathParams::from_request_parts(parts, state).await.map_err(|_| Id::missing())?;
+    let id = params.iter().find(|(name, _)| *name == Id::PARAMETER).map(|(_, value)| value);
+    id.and_then(|it| it.parse().ok()).ok_or_else(Id::missing)
+}
+
+/// The job that the path names.
 #[derive(Debug, Clone, Copy)]
 pub struct JobInPath(pub JobId);
 
@@ -174,10 +240,35 @@ impl<S: Send + Sync> FromRequestParts<S> for JobInPath {
     type Rejection = Error;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Error> {
+        id_in_path(parts, state).await.map(Self)
+    }
+}
+
+/// The workflow that the path names.
+#[derive(Debug, Clone, Copy)]
+pub struct WorkflowInPath(pub WorkflowId);
+
+impl<S: Send + Sync> FromRequestParts<S> for WorkflowInPath {
+    type Rejection = Error;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Error> {
+        id_in_path(parts, state).await.map(Self)
+    }
+}
+
+/// A name that the path holds, such as a queue's or a worker's.
+#[derive(Debug, Clone)]
+pub struct NameInPath(pub String);
+
+impl<S: Send + Sync> FromRequestParts<S> for NameInPath {
+    type Rejection = Error;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Error> {
+        const PARAMETERS: [&str; 2] = ["queue", "worker_id"];
         let params = RawPathParams::from_request_parts(parts, state)
             .await
-            .map_err(|_| Error::JobNotFound)?;
-        let id = params.iter().find(|(name, _)| *name == "job_id").map(|(_, value)| value);
-        id.and_then(|it| it.parse().ok()).map(Self).ok_or(Error::JobNotFound)
+            .map_err(|_| Error::Unreadable("the path is not valid UTF-8".to_owned()))?;
+        let name = params.iter().find(|(name, _)| PARAMETERS.contains(name));
+        name.map(|(_, value)| Self(value.to_owned())).ok_or(Error::NoSuchRoute)
     }
 }

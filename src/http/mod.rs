@@ -4,12 +4,16 @@
 pub mod error;
 mod extract;
 mod health;
+mod idempotency;
 mod jobs;
 mod layers;
 pub mod openapi;
+mod queues;
 pub mod server;
+mod streams;
 mod validate;
 mod workers;
+mod workflows;
 
 use axum::{Router, middleware, routing};
 use tokio_util::task::TaskTracker;
@@ -24,12 +28,32 @@ fn data_plane() -> OpenApiRouter<App> {
     OpenApiRouter::new()
         .routes(routes!(jobs::create::create, jobs::read::list))
         .routes(routes!(jobs::create::create_batch))
-        .routes(routes!(jobs::read::get))
+        .routes(routes!(jobs::read::get, jobs::control::change))
+        .routes(routes!(jobs::control::cancel))
+        .routes(routes!(jobs::control::retry))
+        .routes(routes!(jobs::control::cancelled))
+        .routes(routes!(jobs::watch::explain))
+        .routes(routes!(jobs::events::list))
+        .routes(routes!(jobs::watch::job_stream))
+        .routes(routes!(jobs::logs::list))
+        .routes(routes!(jobs::logs::stream))
+        .routes(routes!(jobs::watch::project_stream))
+        .routes(routes!(workflows::create))
+        .routes(routes!(workflows::get))
+        .routes(routes!(workflows::cancel))
+        .routes(routes!(queues::change))
+        .routes(routes!(workers::registry::list))
         .routes(routes!(workers::register::register))
+        .routes(routes!(workers::registry::deregister))
+        .routes(routes!(workers::registry::quiet))
+        .routes(routes!(workers::registry::terminate))
+        .routes(routes!(workers::registry::resume))
         .routes(routes!(workers::poll::poll))
         .routes(routes!(workers::heartbeat::heartbeat))
         .routes(routes!(workers::ack::ack))
         .routes(routes!(workers::ack::ack_batch))
+        .routes(routes!(workers::report::events))
+        .routes(routes!(workers::report::logs))
 }
 
 /// Everything the API's listener answers. `handlers` tells when the last handler has ended.

@@ -28,6 +28,9 @@ use super::data_plane;
     ),
     tags(
         (name = "jobs", description = "What producers call."),
+        (name = "streams", description = "Server-sent events."),
+        (name = "queues", description = "What queues are set to."),
+        (name = "workflows", description = "Jobs that wait for each other."),
         (name = "workers", description = "What workers call."),
     ),
     security(("api_key" = [])),

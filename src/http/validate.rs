@@ -24,6 +24,12 @@ impl Check {
         Self { prefix: prefix.into(), broken: Vec::new() }
     }
 
+    /// The path below which the fields are.
+    #[must_use]
+    pub fn path(&self) -> &str {
+        &self.prefix
+    }
+
     /// Notes a broken rule.
     pub fn refuse(&mut self, field: &str, message: impl Into<String>) {
         self.broken.push(FieldError::new(format!("{}{field}", self.prefix), message));

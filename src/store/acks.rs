@@ -64,7 +64,24 @@ impl Success {
     }
 }
 
-/// Moves the jobs whose fences hold to `finished_jobs`, and answers with their keys.
+/// A job that a success moved out, or a child that it moved on.
+#[derive(Debug, Clone)]
+pub enum Moved {
+    /// The job has succeeded.
+    Parent {
+        /// Which job.
+        key: JobKey,
+        /// Children that may run now; none when it has no children.
+        children_activated: Option<i32>,
+        /// Whether its lease counted against a limit.
+        held_slot: bool,
+    },
+    /// All parents of this job have succeeded now.
+    Child(Rested),
+}
+
+/// Moves the jobs whose fences hold to `finished_jobs`, lets their children go on, and answers with
+/// both.
 ///
 /// No job may stand in `acks` twice. The fence stands in the `where`, so that checking and writing
 /// are one act; a fence that holds implies `processing`, and `state` is kept out of the condition
@@ -73,7 +90,7 @@ impl Success {
 ///
 /// # Errors
 /// Only those of the store.
-pub async fn succeed(conn: &mut PgConnection, acks: &[&Success]) -> sqlx::Result<Vec<JobKey>> {
+pub async fn succeed(conn: &mut PgConnection, acks: &[&Success]) -> sqlx::Result<Vec<Moved>> {
     let fences = FenceColumns::of(acks.iter().map(|it| (it.key(), &it.fence)));
     let moved = sqlx::query!(
         r#"
@@ -81,7 +98,8 @@ pub async fn succeed(conn: &mut PgConnection, acks: &[&Success]) -> sqlx::Result
             select job.project_id, job.id, job.queue, job.job_type, job.rank, job.run_at,
                    job.created_at, job.attempt, job.failures, job.max_attempts,
                    job.timeout_seconds, job.labels, job.cancel_requested, job.progress,
-                   job.lease_id, job.worker_id, job.claimed_at, ack.duration_ms, ack.result
+                   job.lease_id, job.worker_id, job.claimed_at, job.children, job.holds_slot,
+                   ack.duration_ms, ack.result
             from unnest(
                 $1::int[], $2::uuid[], $3::text[], $4::int[], $5::uuid[], $6::bigint[], $7::text[]
             ) as ack(project_id, job_id, worker_id, attempt, lease_id, duration_ms, result)
@@ -96,17 +114,62 @@ pub async fn succeed(conn: &mut PgConnection, acks: &[&Success]) -> sqlx::Result
             delete from jobs
             using held
             where jobs.project_id = held.project_id and jobs.id = held.id
+        ), child as materialized (
+            select kid.project_id, kid.id, done.parents, done.last_parent
+            from (
+                select edge.project_id, edge.child_id, count(*)::int as parents,
+                       (array_agg(edge.parent_id))[1] as last_parent
+                from held
+                join job_edges edge
+                    on edge.project_id = held.project_id and edge.parent_id = held.id
+                where held.children > 0
+                group by edge.project_id, edge.child_id
+            ) done
+            join jobs kid on kid.project_id = done.project_id and kid.id = done.child_id
+            order by kid.project_id, kid.id
+            for no key update of kid
+        ), freed as (
+            update jobs
+            set unfinished_parents = jobs.unfinished_parents - child.parents,
+                state = case
+                    when jobs.unfinished_parents <= child.parents and jobs.run_at <= now()
+                    then 'pending'
+                    else jobs.state
+                end
+            from child
+            where jobs.project_id = child.project_id and jobs.id = child.id
+            returning jobs.project_id, jobs.id, jobs.queue, jobs.job_type, jobs.rank, jobs.run_at,
+                      jobs.state, jobs.gate, jobs.unfinished_parents, child.last_parent
+        ), moved as (
+            insert into finished_jobs (
+                project_id, id, queue, job_type, state, rank, run_at, created_at, attempt, failures,
+                max_attempts, timeout_seconds, labels, cancel_requested, progress, lease_id,
+                worker_id, claimed_at, duration_ms, result, children, children_activated
+            )
+            select project_id, id, queue, job_type, 'succeeded', rank, run_at, created_at, attempt,
+                   failures, max_attempts, timeout_seconds, labels, cancel_requested, progress,
+                   lease_id, worker_id, claimed_at, duration_ms, result, children,
+                   case when children > 0 then (
+                       select count(*)
+                       from freed
+                       where freed.project_id = held.project_id
+                           and freed.last_parent = held.id
+                           and freed.unfinished_parents = 0
+                   ) end
+            from held
+            returning project_id, id, children_activated
         )
-        insert into finished_jobs (
-            project_id, id, queue, job_type, state, rank, run_at, created_at, attempt, failures,
-            max_attempts, timeout_seconds, labels, cancel_requested, progress, lease_id, worker_id,
-            claimed_at, duration_ms, result
-        )
-        select project_id, id, queue, job_type, 'succeeded', rank, run_at, created_at, attempt,
-               failures, max_attempts, timeout_seconds, labels, cancel_requested, progress,
-               lease_id, worker_id, claimed_at, duration_ms, result
-        from held
-        returning project_id "project_id: ProjectId", id "id: JobId"
+        select moved.project_id "project_id!: ProjectId", moved.id "id!: JobId",
+               moved.children_activated, held.holds_slot "held_slot!", null::text as queue,
+               null::text as job_type, null::smallint as rank, null::timestamptz as run_at,
+               null::text as "state: StoredState", false "is_gated!"
+        from moved
+        join held on held.project_id = moved.project_id and held.id = moved.id
+        union all
+        select project_id, id, null, false, queue, job_type, rank, run_at, state,
+               gate is not null
+        from freed
+        where unfinished_parents = 0
         "#,
         &fences.project_id,
         &fences.job_id,
@@ -118,7 +181,46 @@ pub async fn succeed(conn: &mut PgConnection, acks: &[&Success]) -> sqlx::Result
     )
     .fetch_all(conn)
     .await?;
-    Ok(moved.into_iter().map(|it| JobKey { project_id: it.project_id, id: it.id }).collect())
+    let moved = moved.into_iter().map(|it| {
+        let key = JobKey { project_id: it.project_id, id: it.id };
+        match (it.queue, it.job_type, it.rank, it.run_at, it.state) {
+            (Some(queue), Some(job_type), Some(rank), Some(run_at), Some(state)) => {
+                Moved::Child(Rested {
+                    key,
+                    queue,
+                    job_type,
+                    rank,
+                    run_at,
+                    state,
+                    is_gated: it.is_gated,
+                })
+            }
+            _ => {
+                let (children_activated, held_slot) = (it.children_activated, it.held_slot);
+                Moved::Parent { key, children_activated, held_slot }
+            }
+        }
+    });
+    Ok(moved.collect())
+}
+
+/// A job that waits again, or at last: what those want to know who look for work.
+#[derive(Debug, Clone)]
+pub struct Rested {
+    /// Which job.
+    pub key: JobKey,
+    /// Where it waits.
+    pub queue: String,
+    /// Its type.
+    pub job_type: String,
+    /// Minus the priority.
+    pub rank: i16,
+    /// Its place in the order of claims.
+    pub run_at: DateTime<Utc>,
+    /// Where it is now.
+    pub state: StoredState,
+    /// Whether not every worker may have it at any time.
+    pub is_gated: bool,
 }
 
 /// What a second look at a job found: where it stands, and the answer that was recorded for the

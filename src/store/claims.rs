@@ -41,6 +41,8 @@ pub struct Look<'a> {
     pub queue: &'a str,
     /// Only these types, when some are named.
     pub job_types: &'a [String],
+    /// What the workers have that ask.
+    pub labels: &'a [String],
     /// Nothing before this place is looked at: the low-water mark.
     pub from: ClaimKey,
     /// Who gets what is found, best job first.
@@ -97,6 +99,10 @@ pub struct LeasedJob {
     pub payload: String,
     /// Null: no tags.
     pub tags: Option<serde_json::Value>,
+    /// The trace that it belongs to.
+    pub traceparent: Option<String>,
+    /// Whether it was stored with parents, whose results go with it.
+    pub has_parents: bool,
 }
 
 impl LeasedJob {
@@ -107,22 +113,22 @@ impl LeasedJob {
     }
 }
 
-struct Columns<'a> {
+pub(super) struct Columns<'a> {
     project_id: Vec<i32>,
     queue: Vec<&'a str>,
     wanted: Vec<i64>,
     from_rank: Vec<i16>,
     from_run_at: Vec<DateTime<Utc>>,
     slot_look: Vec<i64>,
-    slot_place: Vec<i64>,
-    slot_worker_id: Vec<&'a str>,
-    slot_lease_seconds: Vec<Option<i32>>,
-    slot_poll_id: Vec<Option<Uuid>>,
-    slot_lease_id: Vec<Uuid>,
+    pub slot_place: Vec<i64>,
+    pub slot_worker_id: Vec<&'a str>,
+    pub slot_lease_seconds: Vec<Option<i32>>,
+    pub slot_poll_id: Vec<Option<Uuid>>,
+    pub slot_lease_id: Vec<Uuid>,
 }
 
 impl<'a> Columns<'a> {
-    fn of(looks: &'a [Look<'a>]) -> Self {
+    pub fn of(looks: &'a [Look<'a>]) -> Self {
         let slots = || {
             (1_i64..).zip(looks).flat_map(|(look, it)| {
                 (1_i64..).zip(&it.slots).map(move |(place, slot)| (look, place, slot))
@@ -144,7 +150,8 @@ impl<'a> Columns<'a> {
     }
 }
 
-/// Leases jobs of any type to the slots of many looks, best priority first, then oldest.
+/// Leases jobs of any type to the slots of many looks, best priority first, then oldest. Jobs behind
+/// gates are not seen, and of a queue with a limit nothing is: [`super::gates`] looks there.
 ///
 /// Jobs that another claim holds locked are skipped, not waited for. No queue may stand in `looks`
 /// twice: a statement does not skip what it has locked itself.
@@ -167,15 +174,19 @@ pub async fn claim_any_type(
             from unnest($1::int[], $2::text[], $3::bigint[], $4::smallint[], $5::timestamptz[])
                 with ordinality
                 as look(project_id, queue, wanted, from_rank, from_run_at, number)
+            left join queues setting
+                on setting.project_id = look.project_id and setting.name = look.queue
             cross join lateral (
                 select project_id, id, rank, run_at
                 from jobs
                 where project_id = look.project_id
                     and queue = look.queue
                     and state = 'pending'
+                    and gate is null
+                    and (expires_at is null or expires_at > now())
                     and (rank, run_at) >= (look.from_rank, look.from_run_at)
                 order by rank, run_at, id
-                limit look.wanted
+                limit case when setting.max_concurrency is null then look.wanted else 0 end
                 for update skip locked
             ) found
             limit 250
@@ -211,7 +222,7 @@ pub async fn claim_any_type(
                   jobs.created_at, jobs.attempt, jobs.failures, jobs.max_attempts,
                   jobs.timeout_seconds, jobs.lease_id "lease_id!: LeaseId",
                   jobs.lease_seconds "lease_seconds!", jobs.claimed_at "claimed_at!",
-                  body.payload, body.tags
+                  body.payload, body.tags, body.traceparent, body.has_parents
         "#,
         &columns.project_id,
         &columns.queue as &[&str],
@@ -252,6 +263,7 @@ pub async fn claim_some_types(
         with best as materialized (
             select found.id, found.rank, found.run_at, 'pending'::text as state
             from unnest($2::text[]) as wanted(job_type)
+            left join queues setting on setting.project_id = $1 and setting.name = $3
             cross join lateral (
                 select id, rank, run_at
                 from jobs
@@ -259,17 +271,19 @@ pub async fn claim_some_types(
                     and queue = $3
                     and job_type = wanted.job_type
                     and state = 'pending'
+                    and gate is null
+                    and (expires_at is null or expires_at > now())
                     and (rank, run_at) >= ($4::smallint, $5::timestamptz)
                 order by rank, run_at, id
-                limit $6
+                limit case when setting.max_concurrency is null then $6::bigint else 0 end
             ) found
             order by found.rank, found.run_at, found.id
-            limit least($6, 250)
+            limit least($6::bigint, 250)
         ), held as materialized (
             select jobs.project_id, jobs.id, jobs.rank, jobs.run_at
             from best
             join jobs on jobs.project_id = $1 and jobs.id = best.id
-            where jobs.state = best.state
+            where jobs.state = best.state and jobs.queue = $3
             order by jobs.id
             limit 250
             for update of jobs skip locked
@@ -305,7 +319,8 @@ pub async fn claim_some_types(
             returning slot.number - 1 as slot, jobs.project_id, jobs.id, jobs.queue, jobs.job_type,
                       jobs.rank, jobs.run_at, jobs.created_at, jobs.attempt, jobs.failures,
                       jobs.max_attempts, jobs.timeout_seconds, jobs.lease_id, jobs.lease_seconds,
-                      jobs.claimed_at, body.payload, body.tags
+                      jobs.claimed_at, body.payload, body.tags, body.traceparent,
+                      body.has_parents
         )
         select chosen.count "chosen!", leased.slot "slot?", leased.project_id "project_id?: ProjectId",
                leased.id "id?: JobId", leased.queue "queue?", leased.job_type "job_type?",
@@ -313,7 +328,8 @@ pub async fn claim_some_types(
                leased.attempt "attempt?", leased.failures "failures?",
                leased.max_attempts "max_attempts?", leased.timeout_seconds "timeout_seconds?",
                leased.lease_id "lease_id?: LeaseId", leased.lease_seconds "lease_seconds?",
-               leased.claimed_at "claimed_at?", leased.payload "payload?", leased.tags "tags?"
+               leased.claimed_at "claimed_at?", leased.payload "payload?", leased.tags "tags?",
+               leased.traceparent "traceparent?", leased.has_parents "has_parents?"
         from (select count(*) from best) chosen
         left join leased on true
         "#,
@@ -353,6 +369,8 @@ pub async fn claim_some_types(
             claimed_at: it.claimed_at?,
             payload: it.payload?,
             tags: it.tags,
+            traceparent: it.traceparent,
+            has_parents: it.has_parents?,
         })
     });
     Ok((leased.collect(), chosen))
@@ -386,7 +404,7 @@ pub async fn leased_by_polls(
                jobs.created_at, jobs.attempt, jobs.failures, jobs.max_attempts,
                jobs.timeout_seconds, jobs.lease_id "lease_id!: LeaseId",
                jobs.lease_seconds "lease_seconds!", jobs.claimed_at "claimed_at!",
-               body.payload, body.tags
+               body.payload, body.tags, body.traceparent, body.has_parents
         from unnest($1::int[], $2::uuid[], $3::text[]) with ordinality
             as poll(project_id, poll_id, worker_id, number)
         join jobs on jobs.project_id = poll.project_id and jobs.poll_id = poll.poll_id
@@ -402,7 +420,8 @@ pub async fn leased_by_polls(
     .await
 }
 
-/// Which of these queues hold at least one claimable job. Answers with their numbers, from 0.
+/// Which of these queues hold at least one claimable job, though its gate may be closed. Answers with
+/// their numbers, from 0.
 ///
 /// # Errors
 /// Only those of the store.
@@ -415,10 +434,23 @@ pub async fn queues_with_work(
         select look.number - 1 "number!"
         from unnest($1::int[], $2::text[]) with ordinality as look(project_id, queue, number)
         cross join lateral (
-            select 1
-            from jobs
-            where project_id = look.project_id and queue = look.queue and state = 'pending'
-            order by rank, run_at, id
+            (
+                select 1
+                from jobs
+                where project_id = look.project_id and queue = look.queue
+                    and state = 'pending' and gate is null
+                order by rank, run_at, id
+                limit 1
+            )
+            union all
+            (
+                select 1
+                from jobs
+                where project_id = look.project_id and queue = look.queue
+                    and state = 'pending' and gate is not null
+                order by gate, rank, run_at, id
+                limit 1
+            )
             limit 1
         ) found
         "#,

@@ -7,7 +7,7 @@ use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use super::acks::{FenceColumns, JobKey};
+use super::acks::{FenceColumns, JobKey, Rested};
 use crate::{
     domain::{
         job::{Outcome, StoredState},
@@ -33,6 +33,8 @@ pub struct Held {
     /// None: the default policy. As it is stored: a shape that only a newer release knows must not
     /// keep the reaper from its work.
     pub retry: Option<serde_json::Value>,
+    /// Whether somebody has called the job off.
+    pub cancel_requested: bool,
     /// Whether the attempt had used up its `timeout_seconds`.
     pub timed_out: bool,
 }
@@ -60,7 +62,7 @@ pub async fn lock_held<'a>(
         Held,
         r#"
         select job.project_id "project_id: ProjectId", job.id "id: JobId", job.attempt,
-               job.failures, job.max_attempts, body.retry "retry?",
+               job.failures, job.max_attempts, body.retry "retry?", job.cancel_requested,
                false "timed_out!"
         from unnest($1::int[], $2::uuid[], $3::text[], $4::int[], $5::uuid[])
             as shown(project_id, job_id, worker_id, attempt, lease_id)
@@ -89,7 +91,9 @@ pub async fn lock_held<'a>(
 pub struct Ended {
     /// Whose job.
     pub key: JobKey,
-    /// `backoff`, `pending` or `dead_letter`.
+    /// The attempt that ended.
+    pub attempt: i32,
+    /// `backoff`, `pending`, `dead_letter` or `cancelled`.
     pub state: StoredState,
     /// From now on.
     pub failures: i32,
@@ -105,34 +109,27 @@ pub struct Ended {
 
 /// What became of a job.
 #[derive(Debug, Clone)]
-pub struct Rested {
-    /// Whose job.
-    pub project_id: ProjectId,
-    /// Which job.
-    pub id: JobId,
-    /// Where it waits.
-    pub queue: String,
-    /// Its type.
-    pub job_type: String,
-    /// Minus the priority.
-    pub rank: i16,
-    /// Its place in the order of claims.
-    pub run_at: DateTime<Utc>,
-    /// Where it is now.
-    pub state: StoredState,
-    /// When it can run again; none when it was given up.
+pub struct AfterEnd {
+    /// The job as it waits now, or as it ended.
+    pub job: Rested,
+    /// When it can run again; none when it ended.
     pub retry_at: Option<DateTime<Utc>>,
+    /// Whether its lease counted against a limit.
+    pub held_slot: bool,
+    /// Whether its children must be called off.
+    pub has_orphans: bool,
 }
 
 /// Ends the running attempts of locked jobs, and leaves a row of each in `attempts`.
 ///
-/// A job that is `pending` again keeps its `run_at`, and with it its place in the queue.
+/// A job that is `pending` again keeps its `run_at`, and with it its place in the queue. One that is to
+/// be `cancelled` is left `pending`, for the statement that calls waiting jobs off, in the same
+/// transaction.
 ///
 /// # Errors
 /// Only those of the store.
-pub async fn end_attempts(conn: &mut PgConnection, ended: &[Ended]) -> sqlx::Result<Vec<Rested>> {
-    sqlx::query_as!(
-        Rested,
+pub async fn end_attempts(conn: &mut PgConnection, ended: &[Ended]) -> sqlx::Result<Vec<AfterEnd>> {
+    let rows = sqlx::query!(
         r#"
         with ended as materialized (
             select project_id, job_id, state, failures, outcome, error_kind, error_message,
@@ -153,13 +150,14 @@ pub async fn end_attempts(conn: &mut PgConnection, ended: &[Ended]) -> sqlx::Res
             select job.project_id, job.id, job.attempt, job.worker_id, job.lease_id, job.claimed_at,
                    statement_timestamp(), ended.outcome, ended.error_kind, ended.error_message,
                    ended.error_stack_trace, ended.error_truncated,
-                   case when ended.state <> 'dead_letter' then ended.retry_at end,
+                   case when ended.state in ('backoff', 'pending') then ended.retry_at end,
                    ended.duration_ms
             from ended
             join jobs job on job.project_id = ended.project_id and job.id = ended.job_id
         )
         update jobs
-        set state = ended.state,
+        set state = case when ended.state = 'cancelled' then 'pending' else ended.state end,
+            has_orphans = ended.state = 'dead_letter' and jobs.children > 0,
             failures = ended.failures,
             run_at = case when ended.state = 'backoff' then ended.retry_at else jobs.run_at end,
             completed_at = case when ended.state = 'dead_letter' then statement_timestamp() end,
@@ -172,8 +170,9 @@ pub async fn end_attempts(conn: &mut PgConnection, ended: &[Ended]) -> sqlx::Res
         from ended
         where jobs.project_id = ended.project_id and jobs.id = ended.job_id
         returning jobs.project_id "project_id: ProjectId", jobs.id "id: JobId", jobs.queue,
-                  jobs.job_type, jobs.rank, jobs.run_at, jobs.state "state: StoredState",
-                  case when ended.state <> 'dead_letter' then ended.retry_at end as retry_at
+                  jobs.job_type, jobs.rank, jobs.run_at, ended.state "state!: StoredState",
+                  jobs.gate is not null "is_gated!", jobs.holds_slot, jobs.has_orphans,
+                  case when ended.state in ('backoff', 'pending') then ended.retry_at end as retry_at
         "#,
         &ended.iter().map(|it| it.key.project_id.0).collect::<Vec<_>>(),
         &ended.iter().map(|it| it.key.id.0).collect::<Vec<_>>(),
@@ -188,6 +187,65 @@ pub async fn end_attempts(conn: &mut PgConnection, ended: &[Ended]) -> sqlx::Res
             as &[Option<&str>],
         &ended.iter().map(|it| it.error.truncated).collect::<Vec<_>>(),
         &ended.iter().map(|it| it.duration_ms).collect::<Vec<_>>() as &[Option<i64>],
+    )
+    .fetch_all(conn)
+    .await?;
+    let after = rows.into_iter().map(|it| AfterEnd {
+        job: Rested {
+            key: JobKey { project_id: it.project_id, id: it.id },
+            queue: it.queue,
+            job_type: it.job_type,
+            rank: it.rank,
+            run_at: it.run_at,
+            state: it.state,
+            is_gated: it.is_gated,
+        },
+        retry_at: it.retry_at,
+        held_slot: it.holds_slot,
+        has_orphans: it.has_orphans,
+    });
+    Ok(after.collect())
+}
+
+/// The running jobs of one worker, locked in the order of their ids: at most `limit` of them, 500 at the
+/// most. They are found before they are ordered: the order by id would invite a walk over the key.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn lock_held_by(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    worker_id: &str,
+    limit: i64,
+) -> sqlx::Result<Vec<Held>> {
+    sqlx::query_as!(
+        Held,
+        r#"
+        with mine as materialized (
+            select id
+            from jobs
+            where project_id = $1 and state = 'processing' and worker_id = $2
+            limit $3
+        ), held as materialized (
+            select jobs.project_id, jobs.id, jobs.attempt, jobs.failures, jobs.max_attempts,
+                   jobs.cancel_requested
+            from mine
+            join jobs on jobs.project_id = $1 and jobs.id = mine.id
+            where jobs.worker_id = $2
+            order by jobs.id
+            limit 500
+            for update of jobs
+        )
+        select held.project_id "project_id: ProjectId", held.id "id: JobId", held.attempt,
+               held.failures, held.max_attempts, body.retry "retry?", held.cancel_requested,
+               false "timed_out!"
+        from held
+        left join job_bodies body
+            on body.project_id = held.project_id and body.job_id = held.id
+        "#,
+        project_id.0,
+        worker_id,
+        limit,
     )
     .fetch_all(conn)
     .await

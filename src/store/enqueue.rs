@@ -1,11 +1,13 @@
 //! Storing new jobs.
 
 use chrono::{DateTime, Utc};
+use serde::Serialize;
 use sqlx::{PgConnection, types::Json};
+use uuid::Uuid;
 
 use crate::{
     domain::{backoff::RetryPolicy, job::StoredState, limits},
-    ids::{JobId, ProjectId},
+    ids::{JobId, ProjectId, WorkflowId},
 };
 
 /// When a new job may run.
@@ -42,6 +44,47 @@ pub struct NewJob {
     pub retry: Option<Json<RetryPolicy>>,
     /// None: no tags.
     pub tags: Option<Json<std::collections::BTreeMap<String, String>>>,
+    /// What most jobs have nothing of.
+    pub extras: Option<Box<Extras>>,
+}
+
+/// The parts of a job that most jobs do not have. They travel as one value, so that the others do not
+/// pay for them.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Extras {
+    /// Sorted; a worker must have them all.
+    pub labels: Vec<String>,
+    /// See [`crate::domain::gate`].
+    pub gate: Option<Uuid>,
+    /// Jobs that share it run at most `concurrency_limit` at a time.
+    pub concurrency_key: Option<String>,
+    /// Goes with the key.
+    pub concurrency_limit: Option<i32>,
+    /// No two live jobs have the same.
+    pub unique_key: Option<String>,
+    /// Not handed out after this time.
+    pub expires_at: Option<DateTime<Utc>>,
+    /// The trace that the job belongs to.
+    pub traceparent: Option<String>,
+    /// The jobs it waits for, as they were named.
+    #[serde(skip)]
+    pub parents: Vec<JobId>,
+    /// How many of them have not succeeded yet.
+    pub unfinished_parents: i32,
+    /// Whether it was stored with any.
+    pub has_parents: bool,
+    /// Jobs that are stored with it and wait for it.
+    pub children: i32,
+    /// The workflow it is part of.
+    #[serde(serialize_with = "as_uuid")]
+    pub workflow_id: Option<WorkflowId>,
+    /// Its name there.
+    pub workflow_key: Option<String>,
+}
+
+/// The store keeps ids without their prefix.
+fn as_uuid<S: serde::Serializer>(id: &Option<WorkflowId>, to: S) -> Result<S::Ok, S::Error> {
+    id.map(|it| it.0).serialize(to)
 }
 
 /// What the store added to a new job.
@@ -89,29 +132,45 @@ pub async fn insert_jobs(
         r#"
         with new as materialized (
             select project_id, id, queue, job_type, rank, max_attempts, timeout_seconds,
-                   payload, retry, tags,
+                   payload, retry, tags, extras,
+                   case when extras is not null and jsonb_array_length(extras->'labels') > 0
+                       then array(select jsonb_array_elements_text(extras->'labels'))
+                   end as labels,
+                   coalesce((extras->>'unfinished_parents')::int, 0) as unfinished_parents,
                    coalesce(run_at, now() + make_interval(secs => delay_seconds)) as run_at
             from unnest(
                 $1::int[], $2::uuid[], $3::text[], $4::text[], $5::smallint[], $6::timestamptz[],
                 $7::int[], $8::timestamptz[], $9::int[], $10::int[], $11::text[], $12::jsonb[],
-                $13::jsonb[]
+                $13::jsonb[], $15::jsonb[]
             ) as sent(
-                project_id, id, queue, job_type, rank, run_at,
-                delay_seconds, latest_run_at, max_attempts, timeout_seconds, payload, retry, tags
+                project_id, id, queue, job_type, rank, run_at, delay_seconds, latest_run_at,
+                max_attempts, timeout_seconds, payload, retry, tags, extras
             )
             where latest_run_at is null
                 or latest_run_at <= now() + make_interval(secs => $14::bigint)
         ), bodies as (
-            insert into job_bodies (project_id, job_id, payload, retry, tags)
-            select project_id, id, payload, retry, tags
+            insert into job_bodies (
+                project_id, job_id, payload, retry, tags, traceparent, labels, gate, concurrency_key,
+                concurrency_limit, unique_key, expires_at, workflow_id, workflow_key, has_parents
+            )
+            select project_id, id, payload, retry, tags, extras->>'traceparent', labels,
+                   (extras->>'gate')::uuid, extras->>'concurrency_key', (extras->>'concurrency_limit')::int,
+                   extras->>'unique_key', (extras->>'expires_at')::timestamptz,
+                   (extras->>'workflow_id')::uuid, extras->>'workflow_key',
+                   coalesce((extras->>'has_parents')::boolean, false)
             from new
         )
         insert into jobs (
-            project_id, id, queue, job_type, state, rank, run_at, max_attempts, timeout_seconds
+            project_id, id, queue, job_type, state, rank, run_at, max_attempts, timeout_seconds,
+            labels, unfinished_parents, gate, concurrency_key, concurrency_limit, unique_key,
+            expires_at, children
         )
         select project_id, id, queue, job_type,
-               case when run_at > now() then 'scheduled' else 'pending' end,
-               rank, run_at, max_attempts, timeout_seconds
+               case when run_at > now() or unfinished_parents > 0 then 'scheduled' else 'pending' end,
+               rank, run_at, max_attempts, timeout_seconds,
+               labels, unfinished_parents, (extras->>'gate')::uuid, extras->>'concurrency_key',
+               (extras->>'concurrency_limit')::int, extras->>'unique_key',
+               (extras->>'expires_at')::timestamptz, coalesce((extras->>'children')::int, 0)
         from new
         returning id "id: JobId", state "state: StoredState", run_at, created_at
         "#,
@@ -130,6 +189,8 @@ pub async fn insert_jobs(
             as &[Option<&Json<RetryPolicy>>],
         &jobs.iter().map(|it| it.tags.as_ref()).collect::<Vec<_>>() as &[Option<&Json<_>>],
         limits::MAX_DELAY_SECONDS,
+        &jobs.iter().map(|it| it.extras.as_deref().map(Json)).collect::<Vec<_>>()
+            as &[Option<Json<&Extras>>],
     )
     .fetch_all(conn)
     .await

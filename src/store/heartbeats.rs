@@ -27,6 +27,8 @@ pub struct Renewed {
     pub key: JobKey,
     /// Whether the worker should stop.
     pub cancel_requested: bool,
+    /// The lease's length, in seconds.
+    pub lease_seconds: i32,
 }
 
 /// Renews the leases whose fences hold and which have not expired, by their own length, but never
@@ -62,7 +64,7 @@ pub async fn renew(conn: &mut PgConnection, beats: &[Beat]) -> sqlx::Result<Vec<
         from held
         where jobs.project_id = held.project_id and jobs.id = held.id
         returning jobs.project_id "project_id: ProjectId", jobs.id "id: JobId",
-                  jobs.cancel_requested
+                  jobs.cancel_requested, jobs.lease_seconds "lease_seconds!"
         "#,
         &fences.project_id,
         &fences.job_id,
@@ -77,6 +79,7 @@ pub async fn renew(conn: &mut PgConnection, beats: &[Beat]) -> sqlx::Result<Vec<
     let renewed = rows.into_iter().map(|it| Renewed {
         key: JobKey { project_id: it.project_id, id: it.id },
         cancel_requested: it.cancel_requested,
+        lease_seconds: it.lease_seconds,
     });
     Ok(renewed.collect())
 }

@@ -12,7 +12,7 @@ use crate::{
         limits,
         text::ErrorReport,
     },
-    ids::{JobId, LeaseId, ProjectId},
+    ids::{JobId, LeaseId, ProjectId, WorkflowId},
 };
 
 /// A job as it is stored, from whichever table.
@@ -43,6 +43,16 @@ pub struct JobRow {
     pub payload: String,
     pub retry: Option<serde_json::Value>,
     pub tags: Option<serde_json::Value>,
+    pub labels: Option<Vec<String>>,
+    pub concurrency_key: Option<String>,
+    pub concurrency_limit: Option<i32>,
+    pub unique_key: Option<String>,
+    pub expires_at: Option<DateTime<Utc>>,
+    pub workflow_id: Option<WorkflowId>,
+    /// The jobs it waits for, or waited for.
+    pub parents: Vec<JobId>,
+    /// Whether as many jobs run under its key, or in its queue, as may.
+    pub is_crowded: bool,
 }
 
 /// A past attempt that did not succeed.
@@ -97,9 +107,29 @@ pub async fn find(
                job.cancel_requested "cancel_requested!", job.progress, job.completed_at,
                job.lease_id "lease_id: LeaseId", job.worker_id, job.claimed_at,
                job.lease_expires_at, job.result, job.duration_ms,
-               body.payload, body.retry, body.tags
+               body.payload, body.retry, body.tags, body.labels, body.concurrency_key,
+               body.concurrency_limit, body.unique_key, body.expires_at,
+               body.workflow_id "workflow_id: WorkflowId",
+               case when body.has_parents then array(
+                   select parent_id from job_edges
+                   where project_id = $1 and child_id = job.id
+                   order by ordinal
+               ) else '{}' end "parents!: Vec<JobId>",
+               job.state = 'pending' and (
+                   body.concurrency_limit <= (
+                       select count(*) from jobs running
+                       where running.project_id = $1
+                           and running.concurrency_key = body.concurrency_key
+                           and running.state = 'processing'
+                   ) or setting.max_concurrency <= (
+                       select count(*) from jobs running
+                       where running.project_id = $1 and running.queue = job.queue
+                           and running.state = 'processing'
+                   )
+               ) is true "is_crowded!"
         from job
         join job_bodies body on body.project_id = $1 and body.job_id = job.id
+        left join queues setting on setting.project_id = $1 and setting.name = job.queue
         "#,
         project_id.0,
         id.0,
@@ -179,6 +209,54 @@ pub async fn last_errors(
     Ok(reports.collect())
 }
 
+/// What tells whether something has happened to a job.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Version {
+    /// Whose job.
+    pub project_id: ProjectId,
+    /// Which job.
+    pub id: JobId,
+    /// Differs when something has happened.
+    pub version: String,
+}
+
+/// The versions of these jobs.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn versions(
+    conn: &mut PgConnection,
+    jobs: &[(ProjectId, JobId)],
+) -> sqlx::Result<Vec<Version>> {
+    sqlx::query_as!(
+        Version,
+        r#"
+        select asked.project_id "project_id!: ProjectId", asked.id "id!: JobId",
+               concat_ws(
+                   ' ', live.state, live.attempt, live.cancel_requested, ended.state, ended.attempt,
+                   (
+                       select event.id from job_events event
+                       where event.project_id = asked.project_id and event.job_id = asked.id
+                       order by event.id desc
+                       limit 1
+                   ),
+                   (
+                       select sum(kept_chunks) from job_log_totals
+                       where project_id = asked.project_id and job_id = asked.id
+                   )
+               ) "version!"
+        from unnest($1::int[], $2::uuid[]) as asked(project_id, id)
+        left join jobs live on live.project_id = asked.project_id and live.id = asked.id
+        left join finished_jobs ended
+            on ended.project_id = asked.project_id and ended.id = asked.id
+        "#,
+        &jobs.iter().map(|it| it.0.0).collect::<Vec<_>>(),
+        &jobs.iter().map(|it| it.1.0).collect::<Vec<_>>(),
+    )
+    .fetch_all(conn)
+    .await
+}
+
 /// Which jobs a list shows. Every part narrows.
 #[derive(Debug, Clone, Default)]
 pub struct Filter {
@@ -188,6 +266,8 @@ pub struct Filter {
     pub queue: Option<String>,
     /// Only jobs of this type.
     pub job_type: Option<String>,
+    /// Only jobs with this tag; without a value, with any of this name.
+    pub tag: Option<(String, Option<String>)>,
     /// Only jobs stored at this time or later.
     pub created_after: Option<DateTime<Utc>>,
     /// Only jobs stored before this time.
@@ -245,18 +325,43 @@ pub async fn page(
     }
     query.push(") both_tables order by id desc limit ").push_bind(limits::MAX_PAGE_EXAMINED_ROWS);
     query.push("), matching as (select * from examined where true");
-    push_filter(&mut query, filter);
+    push_filter(&mut query, project_id, filter);
     query.push(" order by id desc limit ").push_bind(i64::from(page_jobs) + 1);
-    query.push(") select matching.*, body.payload, body.retry, body.tags, ");
+    query.push(") select matching.*, body.payload, body.retry, body.tags, body.labels, ");
+    query.push("body.concurrency_key, body.concurrency_limit, body.unique_key, body.expires_at, ");
+    query.push("body.workflow_id, case when body.has_parents then array(select parent_id from job_edges edge where edge.project_id = ");
+    query.push_bind(project_id.0);
+    query.push(" and edge.child_id = matching.id order by ordinal) else '{}' end as parents, ");
+    push_crowd(&mut query, project_id);
     query.push("(select count(*) from examined) as examined, (select id from examined order by id limit 1) as lowest");
     query.push(" from (select 1) as always left join matching on true");
     query.push(" left join job_bodies body on body.project_id = ").push_bind(project_id.0);
-    query.push(" and body.job_id = matching.id order by matching.id desc");
+    query.push(" and body.job_id = matching.id left join queues setting on setting.project_id = ");
+    query.push_bind(project_id.0);
+    query.push(" and setting.name = matching.queue order by matching.id desc");
     let rows = query.build().fetch_all(conn).await?;
     read_page(rows, page_jobs as usize)
 }
 
-fn push_filter(query: &mut QueryBuilder<Postgres>, filter: &Filter) {
+/// Whether as many jobs run under the key, or in the queue, as may: the same as in [`find`].
+fn push_crowd(query: &mut QueryBuilder<Postgres>, project_id: ProjectId) {
+    let crowds = [
+        (
+            "(matching.state = 'pending' and (body.concurrency_limit",
+            "concurrency_key = body.concurrency_key",
+        ),
+        (" or setting.max_concurrency", "queue = matching.queue"),
+    ];
+    for (limit, same) in crowds {
+        query.push(limit);
+        query.push(" <= (select count(*) from jobs running where running.project_id = ");
+        query.push_bind(project_id.0).push(" and running.").push(same);
+        query.push(" and running.state = 'processing')");
+    }
+    query.push(")) is true as is_crowded, ");
+}
+
+fn push_filter(query: &mut QueryBuilder<Postgres>, project_id: ProjectId, filter: &Filter) {
     if let Some(state) = filter.state {
         query.push(" and state = any(").push_bind(stored_states(state)).push(")");
     }
@@ -265,6 +370,17 @@ fn push_filter(query: &mut QueryBuilder<Postgres>, filter: &Filter) {
     }
     if let Some(job_type) = &filter.job_type {
         query.push(" and job_type = ").push_bind(job_type.clone());
+    }
+    if let Some((name, value)) = &filter.tag {
+        query.push(" and exists (select from job_bodies tagged where tagged.project_id = ");
+        query.push_bind(project_id.0).push(" and tagged.job_id = examined.id and tagged.tags ");
+        match value {
+            Some(value) => {
+                query.push("->> ").push_bind(name.clone()).push(" = ").push_bind(value.clone())
+            }
+            None => query.push("? ").push_bind(name.clone()),
+        };
+        query.push(")");
     }
     if let Some(after) = filter.created_after {
         query.push(" and created_at >= ").push_bind(after);

@@ -3,12 +3,20 @@
 
 pub mod acks;
 pub mod claims;
+pub mod control;
 pub mod endings;
 pub mod enqueue;
+pub mod events;
+pub mod family;
+pub mod gates;
 pub mod heartbeats;
+pub mod idempotency;
 pub mod jobs;
 pub mod keys;
+pub mod logs;
 pub mod pools;
 pub mod projects;
+pub mod queues;
+pub mod schedules;
 pub mod sweep;
 pub mod workers;

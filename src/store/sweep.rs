@@ -1,13 +1,19 @@
 //! The only statements that look across projects: what the loops do for everybody. Each is one
 //! bounded batch that any number of nodes may run at once; what they answer carries the project.
 
-use chrono::{DateTime, Utc};
 use sqlx::{Executor, PgConnection};
 use uuid::Uuid;
 
-use super::endings::Held;
+use super::{
+    acks::{JobKey, Rested},
+    endings::Held,
+};
 use crate::{
-    domain::lease::TIMEOUT_GRACE_SECONDS,
+    domain::{
+        job::StoredState,
+        lease::TIMEOUT_GRACE_SECONDS,
+        limits::{IDEMPOTENCY_KEEP_SECONDS, WORKER_SILENCE_SECONDS},
+    },
     ids::{JobId, LeaseId, ProjectId},
 };
 
@@ -16,21 +22,6 @@ pub const MAX_SWEEP_ROWS: usize = 500;
 
 /// A gap between two passes of the reaper from which on leases are given once more, in seconds.
 pub const REAPER_GAP_SECONDS: i32 = 5;
-
-/// A job that became due.
-#[derive(Debug, Clone)]
-pub struct Promoted {
-    /// Whose job.
-    pub project_id: ProjectId,
-    /// Where it waits.
-    pub queue: String,
-    /// Its type.
-    pub job_type: String,
-    /// Its place in the order of claims.
-    pub rank: i16,
-    /// Its place in the order of claims, after the rank.
-    pub run_at: DateTime<Utc>,
-}
 
 /// Milliseconds until the next scheduled or retried job is due; negative when one is overdue,
 /// none when there is none.
@@ -55,9 +46,8 @@ pub async fn next_due_ms(conn: &mut PgConnection) -> sqlx::Result<Option<f64>> {
 ///
 /// # Errors
 /// Only those of the store.
-pub async fn promote(conn: &mut PgConnection) -> sqlx::Result<Vec<Promoted>> {
-    sqlx::query_as!(
-        Promoted,
+pub async fn promote(conn: &mut PgConnection) -> sqlx::Result<Vec<Rested>> {
+    let rows = sqlx::query!(
         r#"
         with due as materialized (
             select project_id, id
@@ -71,12 +61,23 @@ pub async fn promote(conn: &mut PgConnection) -> sqlx::Result<Vec<Promoted>> {
         set state = 'pending'
         from due
         where jobs.project_id = due.project_id and jobs.id = due.id
-        returning jobs.project_id "project_id: ProjectId", jobs.queue, jobs.job_type, jobs.rank,
-                  jobs.run_at
+        returning jobs.project_id "project_id: ProjectId", jobs.id "id: JobId", jobs.queue,
+                  jobs.job_type, jobs.rank, jobs.run_at, jobs.state "state: StoredState",
+                  jobs.gate is not null "is_gated!"
         "#,
     )
     .fetch_all(conn)
-    .await
+    .await?;
+    let promoted = rows.into_iter().map(|it| Rested {
+        key: JobKey { project_id: it.project_id, id: it.id },
+        queue: it.queue,
+        job_type: it.job_type,
+        rank: it.rank,
+        run_at: it.run_at,
+        state: it.state,
+        is_gated: it.is_gated,
+    });
+    Ok(promoted.collect())
 }
 
 /// Notes that a node looks for expired leases now, and answers whether there are any. None, and nothing
@@ -147,7 +148,7 @@ pub async fn lock_expired(conn: &mut PgConnection) -> sqlx::Result<Vec<Held>> {
         Held,
         r#"
         with expired as materialized (
-            select project_id, id, attempt, failures, max_attempts,
+            select project_id, id, attempt, failures, max_attempts, cancel_requested,
                    lease_expires_at
                        >= claimed_at + make_interval(secs => timeout_seconds + $1::int) as timed_out
             from jobs
@@ -162,7 +163,7 @@ pub async fn lock_expired(conn: &mut PgConnection) -> sqlx::Result<Vec<Held>> {
         )
         select expired.project_id "project_id: ProjectId", expired.id "id: JobId",
                expired.attempt, expired.failures, expired.max_attempts,
-               body.retry "retry?", expired.timed_out "timed_out!"
+               body.retry "retry?", expired.cancel_requested, expired.timed_out "timed_out!"
         from expired
         left join job_bodies body
             on body.project_id = expired.project_id and body.job_id = expired.id
@@ -172,6 +173,139 @@ pub async fn lock_expired(conn: &mut PgConnection) -> sqlx::Result<Vec<Held>> {
     )
     .fetch_all(conn)
     .await
+}
+
+/// Waiting jobs that nobody may have any more, because their `expires_at` has passed.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn find_outdated(conn: &mut PgConnection) -> sqlx::Result<Vec<JobKey>> {
+    sqlx::query_as!(
+        JobKey,
+        r#"
+        select project_id "project_id: ProjectId", id "id: JobId"
+        from jobs
+        where expires_at is not null
+            and state in ('scheduled', 'backoff', 'pending', 'held')
+            and expires_at <= now()
+        order by expires_at
+        limit 500
+        "#,
+    )
+    .fetch_all(conn)
+    .await
+}
+
+/// Ended jobs whose children must be called off.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn find_with_orphans(conn: &mut PgConnection) -> sqlx::Result<Vec<JobKey>> {
+    sqlx::query_as!(
+        JobKey,
+        r#"
+        (select project_id "project_id!: ProjectId", id "id!: JobId" from jobs where has_orphans limit 20)
+        union all
+        (select project_id, id from finished_jobs where has_orphans limit 20)
+        "#,
+    )
+    .fetch_all(conn)
+    .await
+}
+
+/// Workers that send heartbeats for all of their jobs and have not been heard for
+/// [`WORKER_SILENCE_SECONDS`]; none right after a gap in which no node listened.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn find_silent_workers(
+    conn: &mut PgConnection,
+) -> sqlx::Result<Vec<(ProjectId, String)>> {
+    let rows = sqlx::query!(
+        r#"
+        select project_id "project_id: ProjectId", worker_id
+        from workers
+        where last_beat_at is not null and lost_at is null and state <> 'terminated'
+            and last_beat_at <= now() - make_interval(secs => $1::int)
+            and last_seen_at <= now() - make_interval(secs => $1::int)
+            and exists (
+                select from reaper_state where last_pass_at > now() - make_interval(secs => $2::int)
+            )
+        order by last_beat_at
+        limit 20
+        "#,
+        WORKER_SILENCE_SECONDS,
+        REAPER_GAP_SECONDS,
+    )
+    .fetch_all(conn)
+    .await?;
+    Ok(rows.into_iter().map(|it| (it.project_id, it.worker_id)).collect())
+}
+
+/// Workers whose labels, directive or life have changed within the last `within_seconds`: nodes that
+/// remember them must look again.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn changed_workers(
+    conn: &mut PgConnection,
+    within_seconds: i32,
+) -> sqlx::Result<Vec<(ProjectId, String)>> {
+    let rows = sqlx::query!(
+        r#"
+        select project_id "project_id: ProjectId", worker_id
+        from workers
+        where changed_at > now() - make_interval(secs => $1::int)
+        "#,
+        within_seconds,
+    )
+    .fetch_all(conn)
+    .await?;
+    Ok(rows.into_iter().map(|it| (it.project_id, it.worker_id)).collect())
+}
+
+/// Starts the silence of all workers anew: in the gap they had nobody to send a heartbeat to.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn excuse_silence(conn: &mut PgConnection) -> sqlx::Result<()> {
+    sqlx::query!(
+        "
+        update workers
+        set last_beat_at = now()
+        where last_beat_at is not null and lost_at is null and state <> 'terminated'
+            and last_beat_at <= now() - make_interval(secs => $1::int)
+        ",
+        WORKER_SILENCE_SECONDS / 2,
+    )
+    .execute(conn)
+    .await?;
+    Ok(())
+}
+
+/// Forgets the oldest answers that were kept for their idempotency keys long enough.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn prune_idempotency_keys(conn: &mut PgConnection) -> sqlx::Result<u64> {
+    let pruned = sqlx::query!(
+        "
+        delete from idempotency_keys
+        using (
+            select project_id, key
+            from idempotency_keys
+            where created_at < now() - make_interval(secs => $1::bigint)
+            order by created_at
+            limit 500
+            for update skip locked
+        ) old
+        where idempotency_keys.project_id = old.project_id and idempotency_keys.key = old.key
+        ",
+        IDEMPOTENCY_KEEP_SECONDS,
+    )
+    .execute(conn)
+    .await?;
+    Ok(pruned.rows_affected())
 }
 
 /// Clears away dead rows of the hot table, unless somebody does so already.

@@ -1,8 +1,9 @@
 //! The workers that registered.
 
-use sqlx::PgConnection;
+use chrono::{DateTime, Utc};
+use sqlx::{PgConnection, types::Json};
 
-use crate::ids::ProjectId;
+use crate::{domain::worker::WorkerState, ids::ProjectId};
 
 /// What a worker tells of itself.
 #[derive(Debug, Clone)]
@@ -21,9 +22,12 @@ pub struct Registration {
     pub concurrency: i32,
     /// Its process.
     pub pid: Option<i32>,
+    /// What it has, for jobs that ask for it. Sorted.
+    pub labels: Vec<String>,
 }
 
-/// Keeps what a worker tells of itself; the last word counts.
+/// Keeps what a worker tells of itself; the last word counts. It begins a new life, whether it was lost
+/// or gone; what somebody told it stays.
 ///
 /// # Errors
 /// Only those of the store.
@@ -35,9 +39,9 @@ pub async fn upsert(
     sqlx::query!(
         "
         insert into workers (
-            project_id, worker_id, queues, job_types, hostname, sdk_version, concurrency, pid
+            project_id, worker_id, queues, job_types, hostname, sdk_version, concurrency, pid, labels
         )
-        values ($1, $2, $3, $4, $5, $6, $7, $8)
+        values ($1, $2, $3, $4, $5, $6, $7, $8, $9)
         on conflict (project_id, worker_id) do update
         set queues = excluded.queues,
             job_types = excluded.job_types,
@@ -45,8 +49,14 @@ pub async fn upsert(
             sdk_version = excluded.sdk_version,
             concurrency = excluded.concurrency,
             pid = excluded.pid,
+            labels = excluded.labels,
+            state = 'running',
+            lost_at = null,
+            last_beat_at = null,
+            is_registered = true,
             registered_at = now(),
-            last_seen_at = now()
+            last_seen_at = now(),
+            changed_at = now()
         ",
         project_id.0,
         worker.worker_id,
@@ -56,8 +66,308 @@ pub async fn upsert(
         worker.sdk_version,
         worker.concurrency,
         worker.pid,
+        &worker.labels,
     )
     .execute(conn)
     .await?;
     Ok(())
+}
+
+/// A call of a worker.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Sighting {
+    /// Whose worker.
+    pub project_id: ProjectId,
+    /// Which worker.
+    pub worker_id: String,
+    /// The queues it polls; none when it did something else.
+    pub queues: Vec<String>,
+    /// The types it polls for.
+    pub job_types: Vec<String>,
+}
+
+/// Notes when workers were last heard. One that was lost is back.
+///
+/// No worker may stand in `sightings` twice.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn note_seen(conn: &mut PgConnection, sightings: &[Sighting]) -> sqlx::Result<()> {
+    sqlx::query!(
+        "
+        insert into workers (
+            project_id, worker_id, queues, job_types, concurrency, is_registered
+        )
+        select project_id, worker_id, array(select jsonb_array_elements_text(queues)),
+               array(select jsonb_array_elements_text(job_types)), 1, false
+        from unnest($1::int[], $2::text[], $3::jsonb[], $4::jsonb[])
+            as seen(project_id, worker_id, queues, job_types)
+        order by project_id, worker_id
+        on conflict (project_id, worker_id) do update
+        set last_seen_at = now(),
+            lost_at = null,
+            queues = case
+                when workers.is_registered or excluded.queues = '{}' then workers.queues
+                else excluded.queues
+            end,
+            job_types = case
+                when workers.is_registered or excluded.queues = '{}' then workers.job_types
+                else excluded.job_types
+            end
+        ",
+        &sightings.iter().map(|it| it.project_id.0).collect::<Vec<_>>(),
+        &sightings.iter().map(|it| it.worker_id.as_str()).collect::<Vec<_>>() as &[&str],
+        &sightings.iter().map(|it| Json(&it.queues)).collect::<Vec<_>>() as &[Json<&Vec<String>>],
+        &sightings.iter().map(|it| Json(&it.job_types)).collect::<Vec<_>>()
+            as &[Json<&Vec<String>>],
+    )
+    .execute(conn)
+    .await?;
+    Ok(())
+}
+
+/// What a poll must know of its worker.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Facts {
+    /// What it has. Sorted.
+    pub labels: Vec<String>,
+    /// As it says.
+    pub state: WorkerState,
+    /// What somebody told it.
+    pub directive: Option<WorkerState>,
+}
+
+/// What is known of these workers, each with its number from 0.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn facts(
+    conn: &mut PgConnection,
+    workers: &[(ProjectId, &str)],
+) -> sqlx::Result<Vec<(i64, Facts)>> {
+    let rows = sqlx::query!(
+        r#"
+        select asked.number - 1 "number!", worker.labels, worker.state "state: WorkerState",
+               worker.directive "directive: WorkerState"
+        from unnest($1::int[], $2::text[]) with ordinality as asked(project_id, worker_id, number)
+        join workers worker
+            on worker.project_id = asked.project_id and worker.worker_id = asked.worker_id
+        "#,
+        &workers.iter().map(|it| it.0.0).collect::<Vec<_>>(),
+        &workers.iter().map(|it| it.1).collect::<Vec<_>>() as &[&str],
+    )
+    .fetch_all(conn)
+    .await?;
+    let facts = rows.into_iter().map(|it| {
+        let facts = Facts { labels: it.labels, state: it.state, directive: it.directive };
+        (it.number, facts)
+    });
+    Ok(facts.collect())
+}
+
+/// Tells a worker what to do; none: to go on. Answers whether the project has such a worker.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn direct(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    worker_id: &str,
+    directive: Option<WorkerState>,
+) -> sqlx::Result<bool> {
+    let done = sqlx::query!(
+        "
+        update workers set directive = $3, changed_at = now()
+        where project_id = $1 and worker_id = $2
+        ",
+        project_id.0,
+        worker_id,
+        directive as Option<WorkerState>,
+    )
+    .execute(conn)
+    .await?;
+    Ok(done.rows_affected() == 1)
+}
+
+/// Notes a heartbeat for all jobs of a worker, and answers with what the worker is known for. A worker
+/// that is gone stays gone.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn beat(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    worker_id: &str,
+    state: WorkerState,
+) -> sqlx::Result<Facts> {
+    sqlx::query_as!(
+        Facts,
+        r#"
+        insert into workers (
+            project_id, worker_id, queues, job_types, concurrency, is_registered, state, last_beat_at
+        )
+        values ($1, $2, '{}', '{}', 1, false, $3, now())
+        on conflict (project_id, worker_id) do update
+        set last_seen_at = now(),
+            last_beat_at = now(),
+            lost_at = null,
+            state = case when workers.state = 'terminated' then workers.state else excluded.state end
+        returning labels, state "state: WorkerState", directive "directive: WorkerState"
+        "#,
+        project_id.0,
+        worker_id,
+        state as WorkerState,
+    )
+    .fetch_one(conn)
+    .await
+}
+
+/// Ends a worker's life. Answers whether the project has such a worker.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn terminate(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    worker_id: &str,
+) -> sqlx::Result<bool> {
+    let done = sqlx::query!(
+        "
+        update workers set state = 'terminated', last_seen_at = now(), changed_at = now()
+        where project_id = $1 and worker_id = $2
+        ",
+        project_id.0,
+        worker_id,
+    )
+    .execute(conn)
+    .await?;
+    Ok(done.rows_affected() == 1)
+}
+
+/// Notes that a worker is lost, unless it was heard again; answers whether it is.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn note_lost(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    worker_id: &str,
+    silence_seconds: i32,
+) -> sqlx::Result<bool> {
+    let done = sqlx::query!(
+        "
+        update workers set lost_at = now()
+        where project_id = $1 and worker_id = $2 and lost_at is null
+            and last_beat_at <= now() - make_interval(secs => $3::int)
+            and last_seen_at <= now() - make_interval(secs => $3::int)
+        ",
+        project_id.0,
+        worker_id,
+        silence_seconds,
+    )
+    .execute(conn)
+    .await?;
+    Ok(done.rows_affected() == 1)
+}
+
+/// A worker as it is stored.
+#[derive(Debug, Clone)]
+#[allow(missing_docs)] // Each is the column of that name, described in the migrations.
+pub struct WorkerRow {
+    pub worker_id: String,
+    pub state: WorkerState,
+    pub directive: Option<WorkerState>,
+    /// Heard within the last [`ALIVE_SECONDS`], and neither lost nor gone.
+    pub is_alive: bool,
+    pub queues: Vec<String>,
+    pub job_types: Vec<String>,
+    pub labels: Vec<String>,
+    pub hostname: Option<String>,
+    pub sdk_version: Option<String>,
+    pub pid: Option<i32>,
+    pub concurrency: i32,
+    pub registered_at: DateTime<Utc>,
+    pub last_seen_at: DateTime<Utc>,
+    /// Jobs it has under a lease now.
+    pub slots_in_use: i64,
+}
+
+/// A worker counts as alive for so many seconds after it was heard: longer than a poll waits.
+pub const ALIVE_SECONDS: i32 = 60;
+
+/// A page of workers, by name: those after `after`, with this label if one is named.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn page(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    label: Option<&str>,
+    after: &str,
+    limit: i64,
+) -> sqlx::Result<Vec<WorkerRow>> {
+    sqlx::query_as!(
+        WorkerRow,
+        r#"
+        with shown as materialized (
+            select *
+            from workers
+            where project_id = $1 and worker_id > $3 and ($2::text is null or $2 = any(labels))
+            order by worker_id
+            limit $4
+        )
+        select worker_id, state "state: WorkerState", directive "directive: WorkerState",
+               state <> 'terminated' and lost_at is null
+                   and last_seen_at > now() - make_interval(secs => $5::int) "is_alive!",
+               queues, job_types, labels, hostname, sdk_version, pid, concurrency, registered_at,
+               last_seen_at, coalesce(used.slots, 0) "slots_in_use!"
+        from shown
+        left join (
+            select jobs.worker_id as holder, count(*) as slots
+            from jobs
+            where jobs.project_id = $1 and jobs.state = 'processing'
+                and jobs.worker_id in (select worker_id from shown)
+            group by jobs.worker_id
+        ) used on used.holder = shown.worker_id
+        order by worker_id
+        "#,
+        project_id.0,
+        label,
+        after,
+        limit,
+        ALIVE_SECONDS,
+    )
+    .fetch_all(conn)
+    .await
+}
+
+/// How many live workers say they poll a queue for a type, and how many of them have these labels.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn count_fitting(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    queue: &str,
+    job_type: &str,
+    labels: &[String],
+) -> sqlx::Result<(i64, i64)> {
+    let row = sqlx::query!(
+        r#"
+        select count(*) "all!", count(*) filter (where $4 <@ labels) "labelled!"
+        from workers
+        where project_id = $1 and state = 'running' and directive is null and lost_at is null
+            and last_seen_at > now() - make_interval(secs => $5::int)
+            and $2 = any(queues)
+            and (cardinality(job_types) = 0 or $3 = any(job_types))
+        "#,
+        project_id.0,
+        queue,
+        job_type,
+        labels,
+        ALIVE_SECONDS,
+    )
+    .fetch_one(conn)
+    .await?;
+    Ok((row.all, row.labelled))
 }

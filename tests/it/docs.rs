@@ -37,7 +37,12 @@ fn every_operation_says_what_generators_need() {
             assert!(ids.insert(id.to_owned()), "{id} twice");
             assert_eq!(operation["tags"].as_array().map(Vec::len), Some(1), "{path}");
             let responses = operation["responses"].as_object().expect("responses");
-            assert_eq!(responses.keys().filter(|it| it.starts_with('2')).count(), 1, "{path}");
+            let good: BTreeSet<_> = responses
+                .iter()
+                .filter(|(status, _)| status.starts_with('2'))
+                .map(|(_, response)| response["content"].to_string())
+                .collect();
+            assert_eq!(good.len(), 1, "{path} answers in one shape");
             assert!(responses.values().all(|it| it["description"].is_string()), "{path}");
         }
     }
@@ -184,6 +189,24 @@ fn job_limits() -> Vec<(&'static str, String)> {
             ),
         ),
         (
+            "`labels`",
+            format!("{} entries of {} characters", limits::MAX_LABELS, limits::MAX_LABEL_CHARS),
+        ),
+        ("`concurrency_key`, `unique.key`", format!("1–{} characters", limits::MAX_KEY_CHARS)),
+        ("`concurrency_limit`", format!("1–{}", limits::MAX_CONCURRENCY)),
+        ("`depends_on`", format!("{} jobs", limits::MAX_PARENTS)),
+        ("jobs that wait for one job", limits::MAX_CHILDREN.to_string()),
+        ("jobs of one workflow", format!("1–{}", limits::MAX_WORKFLOW_JOBS)),
+        ("custom events of one job", limits::MAX_JOB_EVENTS.to_string()),
+        (
+            "logs of one attempt",
+            format!(
+                "{} bytes in {} chunks, then cut and marked",
+                limits::MAX_LOG_BYTES,
+                limits::MAX_LOG_CHUNKS_KEPT
+            ),
+        ),
+        (
             "claims of one job, whatever happened",
             format!("{}, then the dead letter", job::MAX_CLAIMS),
         ),
@@ -216,6 +239,21 @@ fn worker_limits() -> Vec<(&'static str, String)> {
         ),
         ("`hostname`, `sdk_version`", format!("{} characters", limits::MAX_WORKER_INFO_CHARS)),
         ("`concurrency`", format!("1–{}", limits::MAX_WORKER_CONCURRENCY)),
+        (
+            "labels of one worker",
+            format!("{} entries of {} characters", limits::MAX_LABELS, limits::MAX_LABEL_CHARS),
+        ),
+        ("schedules of one registration", limits::MAX_REGISTERED_SCHEDULES.to_string()),
+        ("jobs of one heartbeat for a whole worker", limits::MAX_BEAT_JOBS.to_string()),
+        (
+            "silence after which such a worker is lost",
+            format!("{} s", limits::WORKER_SILENCE_SECONDS),
+        ),
+        ("events of one report", format!("1–{}", limits::MAX_EVENTS)),
+        ("an event's `type`", format!("1–{} characters", limits::MAX_EVENT_TYPE_CHARS)),
+        ("an event's `payload`", format!("{} bytes", limits::MAX_EVENT_PAYLOAD_BYTES)),
+        ("log chunks of one report", format!("1–{}", limits::MAX_LOG_CHUNKS)),
+        ("a log chunk's `data`", format!("{} bytes", limits::MAX_LOG_CHUNK_BYTES)),
     ]
 }
 
@@ -228,6 +266,20 @@ fn request_limits() -> Vec<(&'static str, String)> {
         ("acks of one batch", format!("1–{}", limits::MAX_ACK_BATCH)),
         ("jobs on one page", format!("1–{}", limits::MAX_PAGE_JOBS)),
         ("rows one page looks at", limits::MAX_PAGE_EXAMINED_ROWS.to_string()),
+        ("workers on one page", format!("1–{}", limits::MAX_PAGE_WORKERS)),
+        ("log chunks on one page", format!("1–{}", limits::MAX_PAGE_LOGS)),
+        (
+            "an idempotency key",
+            format!(
+                "1–{} characters, kept {} s",
+                limits::MAX_IDEMPOTENCY_KEY_CHARS,
+                limits::IDEMPOTENCY_KEEP_SECONDS
+            ),
+        ),
+        (
+            "a request with an idempotency key that broke off",
+            format!("may run again after {} s", limits::IDEMPOTENCY_LOCK_SECONDS),
+        ),
         ("time for the body to arrive", format!("{} s", BODY_TIMEOUT.as_secs())),
     ]
 }
@@ -236,6 +288,11 @@ fn request_limits() -> Vec<(&'static str, String)> {
 fn node_limits() -> Vec<(&'static str, String)> {
     vec![
         ("parked polls", format!("{MAX_PARKED_POLLS}, then 503")),
+        ("event streams", format!("{}, then 503", limits::MAX_STREAMS)),
+        (
+            "events of one project remembered for streams that come back",
+            limits::MAX_REMEMBERED_EVENTS.to_string(),
+        ),
         ("connections", server::MAX_CONNECTIONS.to_string()),
         (
             "time for a connection's first byte",

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::harness::{Reply, TestServer, fresh_database, limited, run};
+use crate::harness::{TestServer, fresh_database, limited, run};
 
 #[test]
 fn a_job_is_stored_with_its_defaults_and_its_location() {
@@ -142,32 +142,6 @@ fn a_batch_with_one_bad_job_stores_nothing_and_names_it() {
         );
         assert_eq!(t.database.number("select count(*) from jobs").await, 0);
         assert_eq!(t.database.number("select count(*) from job_bodies").await, 0);
-    });
-}
-
-#[test]
-fn what_does_not_work_yet_is_refused_by_name() {
-    run(async |t| {
-        for field in [
-            "unique",
-            "expires_at",
-            "concurrency_key",
-            "labels",
-            "parent_job_id",
-            "depends_on",
-            "idempotency_key",
-        ] {
-            let job = json!({"job_type": "t", field: null});
-            assert!(t.post("/v1/jobs", job).await.refuses(field).contains("unknown field"));
-        }
-        let job = json!({"job_type": "t"});
-        for (path, body) in [("/v1/jobs", job.clone()), ("/v1/jobs/batch", json!({"jobs": [job]}))]
-        {
-            let request = t.request(reqwest::Method::POST, path).header("Idempotency-Key", "k");
-            let response = request.json(&body).send().await.expect("an answer");
-            Reply::of(response).await.refuses("Idempotency-Key");
-        }
-        assert_eq!(t.database.number("select count(*) from jobs").await, 0);
     });
 }
 

@@ -16,6 +16,7 @@ use fencepost::{
         claims::{self, ClaimKey, LeasedJob, Look, PollKey, Slot},
         endings::{self, Ended},
         enqueue::{self, NewJob, Start},
+        gates,
         heartbeats::{self, Beat},
         jobs,
         pools::Pools,
@@ -112,7 +113,7 @@ fn look<'a>(queue: &'a str, job_types: &'a [String], slots: usize) -> Look<'a> {
         lease_id: LeaseId(Uuid::new_v4()),
     };
     let slots = (0..slots).map(|_| slot()).collect();
-    Look { project_id: PROJECT, queue, job_types, from: ClaimKey::ZERO, slots }
+    Look { project_id: PROJECT, queue, job_types, labels: &[], from: ClaimKey::ZERO, slots }
 }
 
 fn key(job: &LeasedJob) -> JobKey {
@@ -136,6 +137,7 @@ fn new_job() -> NewJob {
         payload: "1".into(),
         retry: None,
         tags: None,
+        extras: None,
     }
 }
 
@@ -148,6 +150,7 @@ fn no_hot_statement_scans_a_table_or_reads_more_than_a_few_pages_a_job() {
         let conn = &mut *pools.settle.acquire().await.expect("a connection");
         let leased = claim(conn).await;
         settle(conn, &leased).await;
+        pass_gates(conn).await;
         sweep_and_read(conn, &leased).await;
     });
 }
@@ -178,6 +181,12 @@ async fn claim(conn: &mut PgConnection) -> Vec<LeasedJob> {
     })
     .await;
     assert_eq!(found, [0]);
+    let found = costs(conn, "look for gates", 200, async |conn| {
+        let queues = [(PROJECT, "default"), (PROJECT, "none")];
+        gates::queues_with_gates(conn, &queues).await.expect("it runs")
+    })
+    .await;
+    assert!(found.is_empty());
     let poll = PollKey { project_id: PROJECT, worker_id: "w".into(), poll_id: Uuid::from_u128(9) };
     let polls = [poll.clone(), PollKey { poll_id: Uuid::from_u128(8), ..poll }];
     let again = costs(conn, "repeated poll", 216 * 20, async |conn| {
@@ -186,6 +195,39 @@ async fn claim(conn: &mut PgConnection) -> Vec<LeasedJob> {
     .await;
     assert_eq!(again.len(), 216);
     leased
+}
+
+/// 20,000 jobs behind one gate, and one each behind 300 others, before and behind the rest.
+async fn pass_gates(conn: &mut PgConnection) {
+    conn.execute(
+        "insert into jobs (project_id, id, queue, job_type, state, rank, run_at, max_attempts,
+                           timeout_seconds, gate, concurrency_key, concurrency_limit)
+         select 1, gen_random_uuid(), 'gated', 'common', 'pending', 0, now(), 3, 600,
+                gate, gate::text, 2
+         from generate_series(1, 20000) n,
+              lateral (select md5(case when n <= 300 then n::text else '' end)::uuid as gate) it;
+         insert into job_bodies (project_id, job_id, payload)
+         select 1, id, '1' from jobs where queue = 'gated'",
+    )
+    .await
+    .expect("it runs");
+    let look = || look("gated", &[], 50);
+    let seen = costs(conn, "page of gates", 200 * 12, async |conn| {
+        gates::lock_gates(conn, &look(), Uuid::nil()).await.expect("it runs")
+    })
+    .await;
+    assert_eq!(seen.len(), gates::MAX_PAGE_GATES);
+    let open: Vec<_> = seen.iter().map(|it| it.gate).collect();
+    let (leased, _) = costs(conn, "claim behind gates", 200 * 12 + 50 * 30, async |conn| {
+        gates::claim_gated(conn, &look(), &open, None).await.expect("it runs")
+    })
+    .await;
+    assert_eq!(leased.len(), 50);
+    let held = costs(conn, "leases of one worker", 600 * 5, async |conn| {
+        endings::lock_held_by(conn, PROJECT, "w", 500).await.expect("it runs")
+    })
+    .await;
+    assert!(held.len() >= 50);
 }
 
 async fn settle(conn: &mut PgConnection, leased: &[LeasedJob]) {
@@ -220,6 +262,7 @@ async fn settle(conn: &mut PgConnection, leased: &[LeasedJob]) {
         .iter()
         .map(|it| Ended {
             key: key(it),
+            attempt: it.attempt,
             state: StoredState::Backoff,
             failures: 1,
             wait: std::time::Duration::from_secs(15),

@@ -85,10 +85,10 @@ fn an_ack_whose_answer_was_lost_is_recorded_once_and_answered_if_it_shows_its_at
             t.enqueue(json!({})).await;
         }
         let (fenced, bare) = (t.lease("w").await, t.lease("w").await);
-        proxy.swallow_next("INSERT 0 1");
+        proxy.swallow_next("SELECT 1");
         assert_eq!(t.ack(&fenced, "w", "succeeded").await.is(200), json!({"action": "done"}));
         assert!(proxy.has_swallowed(), "the answer was lost");
-        proxy.swallow_next("INSERT 0 1");
+        proxy.swallow_next("SELECT 1");
         let ack = json!({"job_id": bare["id"], "worker_id": "w", "status": "succeeded"});
         let reply = t.post("/v1/workers/ack", ack).await;
         reply.is_error(503, "unavailable");

@@ -2,7 +2,10 @@
 
 use chrono::DateTime;
 
-use super::*;
+use super::{
+    lane::{CONTENTION_PAUSE, FAILURE_PAUSE, ZERO_LOOK_PAUSE},
+    *,
+};
 
 struct Board {
     lanes: Lanes,
@@ -34,6 +37,7 @@ impl Board {
             project_id: ProjectId(project),
             queues: queues.iter().map(|it| queue(it)).collect(),
             job_types: types.iter().map(|it| (*it).to_owned()).collect(),
+            labels: [].into(),
             worker_id: format!("w{id}").into(),
             capacity,
             lease_seconds: None,
@@ -61,6 +65,7 @@ impl Board {
             job_type: job_type.into(),
             rank,
             run_at: DateTime::from_timestamp(s, 0).expect("a time"),
+            is_gated: false,
         };
         self.lanes.arrived(&vec![arrival; count]);
     }
@@ -80,7 +85,11 @@ impl Board {
             ClaimKey { rank: 0, run_at: DateTime::from_timestamp(2_000, 0).expect("a time") };
         let last = (jobs > 0).then_some(last);
         let is_short = jobs < look.slots.len();
-        self.lanes.landed(look, Some(Finding { is_short, was_contended: false, last }), self.now);
+        self.lanes.landed(
+            look,
+            Some(Finding { is_short, was_contended: false, last, has_gates: false }),
+            self.now,
+        );
     }
 
     /// Looks until nothing is left to look at; every look finds nothing.
@@ -257,7 +266,7 @@ fn two_looks_by_type_never_choose_from_one_queue_at_once() {
     let second = board.deal();
     assert!(board.deal().is_empty());
     let last = Some(ClaimKey::ZERO);
-    let contended = Finding { is_short: false, was_contended: true, last };
+    let contended = Finding { is_short: false, was_contended: true, last, has_gates: false };
     board.lanes.landed(&second[0], Some(contended), board.now);
     assert_eq!(board.deal().len(), 1, "what others took is not what is there");
 }
@@ -401,7 +410,7 @@ fn a_queue_whose_jobs_are_all_held_is_not_hammered() {
     let mut board = Board::new();
     board.park_typed(1, 1, &["q"], &["mail"], 1);
     let looks = board.deal();
-    let held = Finding { is_short: false, was_contended: true, last: None };
+    let held = Finding { is_short: false, was_contended: true, last: None, has_gates: false };
     board.lanes.landed(&looks[0], Some(held), board.now);
     assert!(board.deal().is_empty());
     board.pass(CONTENTION_PAUSE);

@@ -1,105 +1,39 @@
 //! `POST /v1/jobs` and `POST /v1/jobs/batch`.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::sync::Arc;
 
 use axum::{
-    Json as Reply,
+    Extension,
     extract::State,
-    http::{HeaderMap, StatusCode, header::LOCATION},
+    http::{HeaderMap, StatusCode},
+    response::Response,
 };
-use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
-use serde_json::value::RawValue;
-use sqlx::types::Json as Stored;
 use utoipa::ToSchema;
 
-use super::Job;
+use super::{
+    Job,
+    accept::{EnqueueRequest, accept, traceparent},
+};
 use crate::{
     app::App,
     auth::Caller,
-    domain::{
-        backoff::{RetryPolicy, Strategy},
-        limits,
+    domain::limits,
+    engine::{
+        enqueue::{self, NewJob, Start, StoredJob},
+        family::{self, Outcome, TiedJob},
     },
-    engine::enqueue::{self, NewJob, Start},
     error::Error,
     http::{
         error::ErrorBody,
-        extract::{Json, Object, RequestBody},
+        extract::{Fingerprinted, Object, RequestBody},
+        idempotency::{self, Answer, Ids},
+        layers::RequestId,
         validate::Check,
     },
     ids::{JobId, ProjectId},
+    store,
 };
-
-const DEFAULT_QUEUE: &str = "default";
-const DEFAULT_MAX_ATTEMPTS: i32 = 3;
-const DEFAULT_TIMEOUT_SECONDS: i32 = 1_800;
-/// Fewer failures than one would never be retried, and never be given up.
-const MIN_MAX_ATTEMPTS: i32 = 1;
-
-/// A job to enqueue.
-#[derive(Debug, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-#[schema(example = json!({
-    "job_type": "email.send",
-    "payload": {"to": "ada@example.com"},
-    "queue": "default"
-}))]
-pub struct EnqueueRequest {
-    /// What a worker must be able to do.
-    #[schema(min_length = 1, max_length = 500)]
-    job_type: String,
-    /// Any JSON of at most 256 KiB; workers get it byte for byte. Default: null.
-    #[serde(default)]
-    #[schema(value_type = serde_json::Value, required = false)]
-    payload: Option<Box<RawValue>>,
-    /// Where it waits. Default: `default`. A queue exists from its first use.
-    #[schema(min_length = 1, max_length = 100)]
-    queue: Option<String>,
-    /// Higher runs first. Default: 0.
-    #[schema(minimum = -100, maximum = 100)]
-    priority: Option<i16>,
-    /// When it may run, at most one year ahead. Default: at once.
-    run_at: Option<DateTime<Utc>>,
-    /// When it may run, in seconds from now. Instead of `run_at`.
-    #[schema(minimum = 0, maximum = 31_622_400)]
-    delay_seconds: Option<i64>,
-    /// Failures at which it is given up. Default: 3.
-    #[schema(minimum = 1, maximum = 100)]
-    max_attempts: Option<i32>,
-    /// Longest run of one attempt. Default: 1800.
-    #[schema(minimum = 1, maximum = 86_400)]
-    timeout_seconds: Option<i32>,
-    /// How it is tried again.
-    #[schema(value_type = Option<RetryRequest>)]
-    retry: Option<Object<RetryRequest>>,
-    /// For your own use; at most 32.
-    tags: Option<BTreeMap<String, String>>,
-}
-
-impl RequestBody for EnqueueRequest {}
-
-/// How a job is tried again. Fields that are not sent have their defaults.
-#[derive(Debug, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct RetryRequest {
-    /// How the wait grows. Default: exponential.
-    strategy: Option<Strategy>,
-    /// The first wait. Default: 15.
-    #[schema(minimum = 0, maximum = 2_592_000)]
-    initial_seconds: Option<u32>,
-    /// The growth of an exponential wait. Default: 2.
-    #[schema(minimum = 1, maximum = 100)]
-    multiplier: Option<f64>,
-    /// The longest wait. Default: 21600.
-    #[schema(minimum = 0, maximum = 2_592_000)]
-    max_seconds: Option<u32>,
-    /// Up to so many seconds are added. Default: 3.
-    #[schema(minimum = 0, maximum = 2_592_000)]
-    jitter_seconds: Option<u32>,
-    /// Error types that go straight to the dead letter: exact, or `prefix.*`; at most 50.
-    non_retryable_types: Option<Vec<String>>,
-}
 
 /// Jobs to enqueue together, all or none.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -123,15 +57,22 @@ pub struct EnqueueBatchReply {
 
 /// Enqueue a job.
 ///
-/// Answers after the job is on disk. `Location` leads to it.
+/// Answers after the job is on disk. `Location` leads to it. With `unique` and
+/// `"on_conflict": "return_existing"` the answer is 200 with the job that is there.
 #[utoipa::path(
     post, path = "/jobs", tag = "jobs", operation_id = "jobs_create",
     request_body = EnqueueRequest,
+    params(
+        ("Idempotency-Key" = Option<String>, Header, description = "Repeating the request with the same key answers as the first time, for 24 hours.", max_length = 200),
+        ("traceparent" = Option<String>, Header, description = "W3C trace context; the worker gets it."),
+    ),
     responses(
         (status = 201, description = "The job is stored.", body = Job,
-         headers(("Location" = String, description = "The job's path."))),
+         headers(("Location" = String, description = "The job's path."), ("Idempotent-Replay" = Option<String>, description = "`true` when this is the answer to an earlier request."))),
+        (status = 200, description = "A live job has the unique key: this one.", body = Job),
         (status = 400, description = "The request cannot be read or breaks a rule.", body = ErrorBody),
         (status = 401, description = "No valid API key.", body = ErrorBody),
+        (status = 409, description = "A parent has ended without success, the unique key is taken, or the idempotency key came with another request.", body = ErrorBody),
         (status = 413, description = "The body or the payload is too large.", body = ErrorBody),
         (status = 415, description = "The body is not JSON.", body = ErrorBody),
         (status = 503, description = "Try again later.", body = ErrorBody),
@@ -140,21 +81,24 @@ pub struct EnqueueBatchReply {
 pub async fn create(
     caller: Caller,
     State(app): State<App>,
+    Extension(request_id): Extension<RequestId>,
     headers: HeaderMap,
-    Json(request): Json<EnqueueRequest>,
-) -> Result<(StatusCode, [(axum::http::HeaderName, String); 1], Reply<Job>), Error> {
-    refuse_idempotency_key(&headers)?;
-    let mut check = Check::default();
-    let job = accept(caller.project_id, request, &mut check)?;
-    check.finish()?;
-    let jobs: Arc<[NewJob]> = Arc::new([job]);
-    let stored = enqueue::enqueue(&app.engine, Arc::clone(&jobs)).await?;
-    let (Some(job), Some(stored)) = (jobs.first(), stored.first()) else {
-        return Err(Error::InDoubt);
-    };
-    let job = Job::stored(job, stored)?;
-    let location = [(LOCATION, format!("/v1/jobs/{}", job.id))];
-    Ok((StatusCode::CREATED, location, Reply(job)))
+    Fingerprinted { mut request, fingerprint }: Fingerprinted<EnqueueRequest>,
+) -> Result<Response, Error> {
+    let key = idempotency::key(&headers, request.idempotency_key.take().as_deref())?;
+    let trace = traceparent(&headers).map(str::to_owned);
+    let (running, project_id) = (app.clone(), caller.project_id);
+    idempotency::once(&app, &caller, key, &fingerprint, &request_id, async move |ids: Ids| {
+        let mut check = Check::default();
+        let tied = accept(project_id, ids.job(0), request, trace.as_deref(), &mut check)?;
+        check.finish()?;
+        let stored = store_all(&running, project_id, vec![tied]).await?;
+        let Some((job, is_new)) = stored.into_iter().next() else { return Err(Error::InDoubt) };
+        let location = Some(format!("/v1/jobs/{}", job.id));
+        let status = if is_new { StatusCode::CREATED } else { StatusCode::OK };
+        Answer::new(status, location, &job)
+    })
+    .await
 }
 
 /// Enqueue many jobs.
@@ -163,10 +107,15 @@ pub async fn create(
 #[utoipa::path(
     post, path = "/jobs/batch", tag = "jobs", operation_id = "jobs_create_batch",
     request_body = EnqueueBatchRequest,
+    params(
+        ("Idempotency-Key" = Option<String>, Header, description = "Repeating the request with the same key answers as the first time, for 24 hours.", max_length = 200),
+        ("traceparent" = Option<String>, Header, description = "W3C trace context; the workers get it."),
+    ),
     responses(
-        (status = 201, description = "All jobs are stored.", body = EnqueueBatchReply),
+        (status = 201, description = "All jobs are stored; jobs whose unique key is taken are those that have it.", body = EnqueueBatchReply),
         (status = 400, description = "The request cannot be read or breaks a rule; nothing is stored.", body = ErrorBody),
         (status = 401, description = "No valid API key.", body = ErrorBody),
+        (status = 409, description = "A parent has ended without success, a unique key is taken, or the idempotency key came with another request.", body = ErrorBody),
         (status = 413, description = "The body or a payload is too large.", body = ErrorBody),
         (status = 415, description = "The body is not JSON.", body = ErrorBody),
         (status = 503, description = "Try again later.", body = ErrorBody),
@@ -175,31 +124,84 @@ pub async fn create(
 pub async fn create_batch(
     caller: Caller,
     State(app): State<App>,
+    Extension(request_id): Extension<RequestId>,
     headers: HeaderMap,
-    Json(request): Json<EnqueueBatchRequest>,
-) -> Result<(StatusCode, Reply<EnqueueBatchReply>), Error> {
-    refuse_idempotency_key(&headers)?;
+    Fingerprinted { request, fingerprint }: Fingerprinted<EnqueueBatchRequest>,
+) -> Result<Response, Error> {
+    let key = idempotency::key(&headers, None)?;
+    let trace = traceparent(&headers).map(str::to_owned);
+    let (running, project_id) = (app.clone(), caller.project_id);
+    idempotency::once(&app, &caller, key, &fingerprint, &request_id, async move |ids: Ids| {
+        let jobs = accept_batch(project_id, ids, request, trace.as_deref())?;
+        let jobs = store_all(&running, project_id, jobs).await?;
+        let jobs = jobs.into_iter().map(|it| it.0).collect();
+        Answer::new(StatusCode::CREATED, None, &EnqueueBatchReply { jobs })
+    })
+    .await
+}
+
+fn accept_batch(
+    project_id: ProjectId,
+    ids: Ids,
+    request: EnqueueBatchRequest,
+    trace: Option<&str>,
+) -> Result<Vec<TiedJob>, Error> {
+    let (sent, max) = (request.jobs.len(), limits::MAX_ENQUEUE_BATCH_JOBS);
+    if !(1..=max).contains(&sent) {
+        let message = format!("must have between 1 and {max} entries, has {sent}");
+        return Err(Error::invalid("jobs", message));
+    }
     let mut check = Check::default();
-    let sent = request.jobs.len();
-    check.range("jobs", sent, 1, limits::MAX_ENQUEUE_BATCH_JOBS);
-    check.finish().map_err(|_| {
-        let max = limits::MAX_ENQUEUE_BATCH_JOBS;
-        Error::invalid("jobs", format!("must have between 1 and {max} entries, has {sent}"))
-    })?;
-    let mut check = Check::default();
-    let mut jobs = Vec::with_capacity(sent);
+    let (mut jobs, mut unique_keys) = (Vec::with_capacity(sent), std::collections::HashSet::new());
     for (index, Object(request)) in request.jobs.into_iter().enumerate() {
         let mut item = Check::below(format!("jobs[{index}]."));
-        jobs.push(accept(caller.project_id, request, &mut item)?);
+        if request.idempotency_key.is_some() {
+            item.refuse("idempotency_key", "must be sent as the header of the whole batch");
+        }
+        let tied = accept(project_id, ids.job(index), request, trace, &mut item)?;
+        let unique_key = tied.job.extras.as_ref().and_then(|it| it.unique_key.clone());
+        if unique_key.is_some_and(|it| !unique_keys.insert(it)) {
+            item.refuse("unique.key", "is the key of an earlier job of this batch");
+        }
+        jobs.push(tied);
         check.absorb(item);
     }
     check.finish()?;
-    let jobs: Arc<[NewJob]> = jobs.into();
-    let stored = enqueue::enqueue(&app.engine, Arc::clone(&jobs)).await;
+    Ok(jobs)
+}
+
+/// Stores jobs, all or none. Answers with each as it is stored, and whether it is new.
+pub(super) async fn store_all(
+    app: &App,
+    project_id: ProjectId,
+    jobs: Vec<TiedJob>,
+) -> Result<Vec<(Job, bool)>, Error> {
+    let is_tied = |it: &TiedJob| {
+        it.job.extras.as_ref().is_some_and(|it| it.unique_key.is_some() || it.has_parents)
+    };
+    if jobs.iter().any(is_tied) {
+        let outcomes = family::store(&app.engine, project_id, &jobs, None).await;
+        let all: Vec<_> = jobs.into_iter().map(|it| it.job).collect();
+        let outcomes = outcomes.map_err(|error| name_the_latest(error, &all))?;
+        let mut stored = Vec::with_capacity(all.len());
+        for (job, outcome) in all.iter().zip(outcomes) {
+            stored.push(match outcome {
+                Outcome::Stored(it) => (Job::stored(job, &it)?, true),
+                Outcome::Existing(id) => (find(app, project_id, id).await?, false),
+            });
+        }
+        return Ok(stored);
+    }
+    let jobs: Arc<[NewJob]> = jobs.into_iter().map(|it| it.job).collect();
+    let stored: Result<Vec<StoredJob>, _> = enqueue::enqueue(&app.engine, Arc::clone(&jobs)).await;
     let stored = stored.map_err(|error| name_the_latest(error, &jobs))?;
-    let jobs = jobs.iter().zip(&stored).map(|(job, stored)| Job::stored(job, stored));
-    let jobs = jobs.collect::<Result<_, _>>()?;
-    Ok((StatusCode::CREATED, Reply(EnqueueBatchReply { jobs })))
+    jobs.iter().zip(&stored).map(|(job, it)| Ok((Job::stored(job, it)?, true))).collect()
+}
+
+async fn find(app: &App, project_id: ProjectId, id: JobId) -> Result<Job, Error> {
+    let mut conn = app.engine.pools.read.acquire().await?;
+    let row = store::jobs::find(&mut conn, project_id, id).await?;
+    Job::read(row.ok_or(Error::JobNotFound)?)
 }
 
 /// Only the database's clock can say that a `run_at` lies too far ahead, and it looks at the latest of
@@ -210,119 +212,11 @@ fn name_the_latest(error: Error, jobs: &[NewJob]) -> Error {
         Start::At(run_at) => Some((run_at, index)),
         Start::After(_) => None,
     });
-    if let (Some((_, index)), Some(field)) = (starts.max(), fields.first_mut()) {
+    if jobs.len() > 1
+        && let (Some((_, index)), Some(field)) = (starts.max(), fields.first_mut())
+        && field.field == "run_at"
+    {
         field.field = format!("jobs[{index}].{}", field.field);
     }
     Error::Invalid(fields)
-}
-
-/// A header that promises to store a job once must not be ignored.
-fn refuse_idempotency_key(headers: &HeaderMap) -> Result<(), Error> {
-    const HEADER: &str = "Idempotency-Key";
-    if headers.contains_key(HEADER) {
-        return Err(Error::invalid(HEADER, "is not supported yet; send the request without it"));
-    }
-    Ok(())
-}
-
-fn accept(
-    project_id: ProjectId,
-    request: EnqueueRequest,
-    check: &mut Check,
-) -> Result<NewJob, Error> {
-    check.name("job_type", &request.job_type, limits::MAX_JOB_TYPE_CHARS);
-    let queue = request.queue.unwrap_or_else(|| DEFAULT_QUEUE.to_owned());
-    check.name("queue", &queue, limits::MAX_QUEUE_CHARS);
-    let priority = request.priority.unwrap_or(0);
-    check.range("priority", priority, limits::MIN_PRIORITY, limits::MAX_PRIORITY);
-    let max_attempts = request.max_attempts.unwrap_or(DEFAULT_MAX_ATTEMPTS);
-    check.range("max_attempts", max_attempts, MIN_MAX_ATTEMPTS, limits::MAX_MAX_ATTEMPTS);
-    let timeout_seconds = request.timeout_seconds.unwrap_or(DEFAULT_TIMEOUT_SECONDS);
-    check.range("timeout_seconds", timeout_seconds, 1, limits::MAX_TIMEOUT_SECONDS);
-    let payload = match request.payload {
-        Some(payload) => {
-            check.size("payload", &payload, limits::MAX_PAYLOAD_BYTES)?;
-            check.depth("payload", &payload);
-            Box::<str>::from(payload).into_string()
-        }
-        None => "null".to_owned(),
-    };
-    Ok(NewJob {
-        project_id,
-        id: JobId::generate(),
-        queue,
-        job_type: request.job_type,
-        rank: priority.saturating_neg(),
-        start: start(request.run_at, request.delay_seconds, check),
-        max_attempts,
-        timeout_seconds,
-        payload,
-        retry: request.retry.map(|Object(it)| Stored(accept_retry(it, check))),
-        tags: accept_tags(request.tags, check),
-    })
-}
-
-fn start(run_at: Option<DateTime<Utc>>, delay_seconds: Option<i64>, check: &mut Check) -> Start {
-    check.time("run_at", run_at);
-    match (run_at, delay_seconds) {
-        (Some(_), Some(_)) => {
-            check.refuse("delay_seconds", "must not be sent together with run_at");
-            Start::After(0)
-        }
-        (Some(run_at), None) => Start::At(run_at),
-        (None, delay_seconds) => {
-            let seconds = delay_seconds.unwrap_or(0);
-            check.range("delay_seconds", seconds, 0, limits::MAX_DELAY_SECONDS);
-            Start::After(i32::try_from(seconds).unwrap_or(i32::MAX))
-        }
-    }
-}
-
-fn accept_retry(request: RetryRequest, check: &mut Check) -> RetryPolicy {
-    let default = RetryPolicy::default();
-    let policy = RetryPolicy {
-        strategy: request.strategy.unwrap_or(default.strategy),
-        initial_seconds: request.initial_seconds.unwrap_or(default.initial_seconds),
-        multiplier: request.multiplier.unwrap_or(default.multiplier),
-        max_seconds: request.max_seconds.unwrap_or(default.max_seconds),
-        jitter_seconds: request.jitter_seconds.unwrap_or(default.jitter_seconds),
-        non_retryable_types: request.non_retryable_types.unwrap_or_default(),
-    };
-    let seconds = [
-        ("retry.initial_seconds", policy.initial_seconds),
-        ("retry.max_seconds", policy.max_seconds),
-        ("retry.jitter_seconds", policy.jitter_seconds),
-    ];
-    for (field, value) in seconds {
-        check.range(field, i64::from(value), 0, limits::MAX_RETRY_SECONDS);
-    }
-    check.range("retry.multiplier", policy.multiplier, 1.0, limits::MAX_RETRY_MULTIPLIER);
-    check.names(
-        "retry.non_retryable_types",
-        &policy.non_retryable_types,
-        limits::MAX_NON_RETRYABLE_TYPES,
-        limits::MAX_ERROR_TYPE_CHARS,
-    );
-    policy
-}
-
-fn accept_tags(
-    tags: Option<BTreeMap<String, String>>,
-    check: &mut Check,
-) -> Option<Stored<BTreeMap<String, String>>> {
-    let tags = tags.filter(|it| !it.is_empty())?;
-    if tags.len() > limits::MAX_TAGS {
-        check.refuse(
-            "tags",
-            format!("must have at most {} entries, has {}", limits::MAX_TAGS, tags.len()),
-        );
-        return None;
-    }
-    for (key, value) in &tags {
-        check.name("tags", key, limits::MAX_TAG_KEY_CHARS);
-        if let Err(error) = crate::domain::text::check_text(value, limits::MAX_TAG_VALUE_CHARS) {
-            check.refuse(&format!("tags.{key}"), error.to_string());
-        }
-    }
-    Some(Stored(tags))
 }

@@ -1,6 +1,8 @@
 //! `GET /v1/jobs/{job_id}` and `GET /v1/jobs`.
 
-use axum::{Json as Reply, extract::State};
+use std::time::Duration;
+
+use axum::{Extension, Json as Reply, extract::State};
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
 use chrono::{DateTime, Utc};
 use hmac::{Hmac, KeyInit, Mac};
@@ -14,10 +16,12 @@ use crate::{
     app::App,
     auth::Caller,
     domain::{job::JobState, limits},
+    engine::{settle::JobKey, watch},
     error::Error,
     http::{
         error::ErrorBody,
         extract::{JobInPath, Query},
+        layers::ClientGone,
         validate::Check,
     },
     ids::{JobId, ProjectId},
@@ -25,17 +29,21 @@ use crate::{
 };
 
 const DEFAULT_PAGE_JOBS: u32 = 50;
+/// Characters in a tag filter: a name, a colon, and a value.
+const MAX_TAG_FILTER_CHARS: usize = limits::MAX_TAG_KEY_CHARS + 1 + limits::MAX_TAG_VALUE_CHARS;
 /// Bytes of a cursor's signature.
 const SIGNATURE_BYTES: usize = 16;
 
 /// Read a job.
 ///
-/// With its past attempts, its result and its last error.
+/// With its past attempts, its result and its last error. With `wait_seconds` the answer comes when the
+/// job has ended, or as it is after the wait.
 #[utoipa::path(
     get, path = "/jobs/{job_id}", tag = "jobs", operation_id = "jobs_get",
-    params(("job_id" = String, Path, description = "The job.", example = "job_01m7w3ha3aextt8pkwwdmxsmqw")),
+    params(GetQuery, ("job_id" = String, Path, description = "The job.", example = "job_01m7w3ha3aextt8pkwwdmxsmqw")),
     responses(
         (status = 200, description = "The job.", body = Job),
+        (status = 400, description = "A parameter is wrong.", body = ErrorBody),
         (status = 401, description = "No valid API key.", body = ErrorBody),
         (status = 404, description = "The project has no such job.", body = ErrorBody),
         (status = 503, description = "Try again later.", body = ErrorBody),
@@ -45,13 +53,38 @@ pub async fn get(
     caller: Caller,
     State(app): State<App>,
     JobInPath(id): JobInPath,
+    Extension(ClientGone(gone)): Extension<ClientGone>,
+    Query(query): Query<GetQuery>,
 ) -> Result<Reply<Job>, Error> {
+    if let Some(wait_seconds) = query.wait_seconds {
+        let mut check = Check::default();
+        check.range("wait_seconds", wait_seconds, 0, limits::MAX_POLL_WAIT_SECONDS);
+        check.finish()?;
+        let key = JobKey { project_id: caller.project_id, id };
+        let wait = Duration::from_secs(wait_seconds.into());
+        watch::until_ended(&app.engine, key, wait, gone.cancelled()).await?;
+    }
+    find(&app, caller.project_id, id).await.map(Reply)
+}
+
+/// A job with its attempts.
+pub(super) async fn find(app: &App, project_id: ProjectId, id: JobId) -> Result<Job, Error> {
     let mut conn = app.engine.pools.read.acquire().await?;
-    let row = store::jobs::find(&mut conn, caller.project_id, id).await?;
+    let row = store::jobs::find(&mut conn, project_id, id).await?;
     let row = row.ok_or(Error::JobNotFound)?;
-    let attempts = store::jobs::attempts(&mut conn, caller.project_id, id).await?;
+    let attempts = store::jobs::attempts(&mut conn, project_id, id).await?;
     let (state, duration_ms) = (row.state, row.duration_ms);
-    Ok(Reply(Job::read(row)?.with_attempts(attempts, state, duration_ms)))
+    Ok(Job::read(row)?.with_attempts(attempts, state, duration_ms))
+}
+
+/// Whether to wait for a job.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct GetQuery {
+    /// Wait so long for the job's end.
+    #[param(minimum = 0, maximum = 30)]
+    wait_seconds: Option<u32>,
 }
 
 /// Which jobs to list.
@@ -65,6 +98,8 @@ pub struct ListQuery {
     queue: Option<String>,
     /// Only jobs of this type.
     job_type: Option<String>,
+    /// Only jobs with this tag: `name:value`, or `name` for any value.
+    tag: Option<String>,
     /// Only jobs stored at this time or later.
     created_after: Option<DateTime<Utc>>,
     /// Only jobs stored before this time.
@@ -112,6 +147,7 @@ pub async fn list(
     check.range("limit", page_jobs, 1, limits::MAX_PAGE_JOBS);
     check.optional_name("queue", query.queue.as_deref(), limits::MAX_QUEUE_CHARS);
     check.optional_name("job_type", query.job_type.as_deref(), limits::MAX_JOB_TYPE_CHARS);
+    check.optional_name("tag", query.tag.as_deref(), MAX_TAG_FILTER_CHARS);
     check.time("created_after", query.created_after);
     check.time("created_before", query.created_before);
     check.finish()?;
@@ -120,6 +156,10 @@ pub async fn list(
         state: query.state,
         queue: query.queue,
         job_type: query.job_type,
+        tag: query.tag.map(|it| match it.split_once(':') {
+            Some((name, value)) => (name.to_owned(), Some(value.to_owned())),
+            None => (it, None),
+        }),
         created_after: query.created_after,
         created_before: query.created_before,
     };

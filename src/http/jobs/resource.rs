@@ -43,6 +43,25 @@ pub struct Job {
     pub payload: Box<RawValue>,
     /// For its owner's use.
     pub tags: BTreeMap<String, String>,
+    /// What its worker must have.
+    pub labels: Vec<String>,
+    /// Jobs that share it run at most `concurrency_limit` at a time.
+    #[schema(required)]
+    pub concurrency_key: Option<String>,
+    /// Goes with `concurrency_key`.
+    #[schema(required)]
+    pub concurrency_limit: Option<i32>,
+    /// No other live job of the project has it.
+    #[schema(required)]
+    pub unique_key: Option<String>,
+    /// It is called off if it has not begun by then.
+    #[schema(required)]
+    pub expires_at: Option<DateTime<Utc>>,
+    /// The jobs it waits for, or waited for.
+    pub parents: Vec<String>,
+    /// The workflow it is part of.
+    #[schema(required)]
+    pub workflow_id: Option<String>,
     /// When it may run, or runs again.
     pub run_at: DateTime<Utc>,
     /// When it was stored.
@@ -166,15 +185,25 @@ impl Job {
     /// # Errors
     /// [`Error::Internal`] when its payload is no JSON after all.
     pub fn stored(new: &NewJob, stored: &StoredJob) -> Result<Self, Error> {
+        let extras = new.extras.as_deref().cloned().unwrap_or_default();
+        // A new job that is due and yet `scheduled` waits for its parents.
+        let unfinished_parents = i32::from(!extras.parents.is_empty());
         Ok(Self {
             id: new.id.to_string(),
             state: stored.state.public(),
-            waiting_for: stored.state.waiting_for(0),
+            waiting_for: stored.state.waiting_for(unfinished_parents, false),
             job_type: new.job_type.clone(),
             queue: new.queue.clone(),
             priority: -new.rank,
             payload: stored_json(new.payload.clone())?,
             tags: new.tags.as_ref().map(|it| it.0.clone()).unwrap_or_default(),
+            labels: extras.labels,
+            concurrency_key: extras.concurrency_key,
+            concurrency_limit: extras.concurrency_limit,
+            unique_key: extras.unique_key,
+            expires_at: extras.expires_at,
+            parents: extras.parents.iter().map(ToString::to_string).collect(),
+            workflow_id: extras.workflow_id.map(|it| it.to_string()),
             run_at: stored.run_at,
             created_at: stored.created_at,
             enqueued_at: stored.created_at,
@@ -204,12 +233,19 @@ impl Job {
         Ok(Self {
             id: row.id.to_string(),
             state: row.state.public(),
-            waiting_for: row.state.waiting_for(row.unfinished_parents),
+            waiting_for: row.state.waiting_for(row.unfinished_parents, row.is_crowded),
             job_type: row.job_type,
             queue: row.queue,
             priority: -row.rank,
             payload: stored_json(row.payload)?,
             tags: tags.unwrap_or_default(),
+            labels: row.labels.unwrap_or_default(),
+            concurrency_key: row.concurrency_key,
+            concurrency_limit: row.concurrency_limit,
+            unique_key: row.unique_key,
+            expires_at: row.expires_at,
+            parents: row.parents.iter().map(ToString::to_string).collect(),
+            workflow_id: row.workflow_id.map(|it| it.to_string()),
             run_at: row.run_at,
             created_at: row.created_at,
             enqueued_at: row.created_at,

@@ -1,5 +1,7 @@
 //! `POST /v1/workers/heartbeat`.
 
+use std::collections::HashMap;
+
 use axum::{Json as Reply, extract::State};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -9,27 +11,31 @@ use super::{accept_fence, accept_job_id};
 use crate::{
     app::App,
     auth::Caller,
+    domain::{limits, worker::WorkerState},
     engine::{
         heartbeat::{self, Advice, Beat},
+        registry,
         settle::JobKey,
     },
     error::Error,
     http::{
         error::ErrorBody,
-        extract::{Json, RequestBody},
+        extract::{Json, Object, RequestBody},
         validate::Check,
     },
+    ids::JobId,
 };
 
-/// A sign of life.
+/// A sign of life: of one job (`job_id`), or of a whole worker (`state`, `active_jobs` or
+/// `active_job_ids`).
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({
     "job_id": "job_01m7w3ha3aextt8pkwwdmxsmqw", "worker_id": "worker-1", "attempt": 1
 }))]
 pub struct HeartbeatRequest {
-    /// The job.
-    job_id: String,
+    /// The job; none when the heartbeat is for the whole worker.
+    job_id: Option<String>,
     /// The worker that has it.
     #[schema(min_length = 1, max_length = 200)]
     worker_id: String,
@@ -41,15 +47,62 @@ pub struct HeartbeatRequest {
     /// How far the work is.
     #[schema(minimum = 0, maximum = 1)]
     progress: Option<f32>,
+    /// For the whole worker: where it is in its life. Default: running.
+    state: Option<WorkerState>,
+    /// For the whole worker: the jobs it is at, at most 500.
+    #[schema(max_items = 500, value_type = Vec<ActiveJobRequest>, required = false)]
+    active_jobs: Option<Vec<Object<ActiveJobRequest>>>,
+    /// For the whole worker, instead of `active_jobs`: their ids alone.
+    #[schema(max_items = 500)]
+    active_job_ids: Option<Vec<String>>,
 }
 
 impl RequestBody for HeartbeatRequest {}
 
-/// What to do next.
-#[derive(Debug, Serialize, ToSchema)]
+/// A job that a worker is at.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ActiveJobRequest {
+    /// The job.
+    job_id: String,
+    /// The attempt that the poll answered.
+    #[schema(minimum = 1)]
+    attempt: Option<i32>,
+    /// The lease that the poll answered.
+    lease_id: Option<Uuid>,
+    /// How far the work is.
+    #[schema(minimum = 0, maximum = 1)]
+    progress: Option<f32>,
+}
+
+/// What to do next: `status` for one job, `state` and `jobs` for a whole worker.
+#[derive(Debug, Default, Serialize, ToSchema)]
 pub struct HeartbeatReply {
+    /// For one job: go on, or stop.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    pub status: Option<HeartbeatStatus>,
+    /// For the whole worker: what is wanted of it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    pub state: Option<WorkerState>,
+    /// For the whole worker: each job it named.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    pub jobs: Option<Vec<ActiveJobReply>>,
+}
+
+/// What to do with one job.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct ActiveJobReply {
+    /// The job.
+    #[schema(example = "job_01m7w3ha3aextt8pkwwdmxsmqw")]
+    pub job_id: String,
     /// Go on, or stop.
     pub status: HeartbeatStatus,
+    /// How long the renewed lease lasts without another heartbeat, in seconds; null when it is lost.
+    #[schema(required)]
+    pub lease_seconds: Option<i32>,
 }
 
 /// Go on, or stop.
@@ -58,14 +111,30 @@ pub struct HeartbeatReply {
 pub enum HeartbeatStatus {
     /// Go on: the lease is renewed.
     Ok,
-    /// The job was called off: stop, and ack it as failed.
+    /// The job was called off: stop, and ack it as failed or released.
     Cancel,
+    /// The lease is not this worker's any more: stop, and do not ack. Only for a whole worker; one job
+    /// gets a 409.
+    Lost,
+}
+
+impl From<Advice> for HeartbeatStatus {
+    fn from(advice: Advice) -> Self {
+        match advice {
+            Advice::Continue => Self::Ok,
+            Advice::Cancel => Self::Cancel,
+        }
+    }
 }
 
 /// Keep a lease.
 ///
 /// Renews it by its own length, but never past the job's `timeout_seconds` and 10 s of grace. After
 /// a 409 the lease is lost: stop working on the job.
+///
+/// Without `job_id` it is for the whole worker, best every 5 s: it renews all jobs it names, and answers
+/// what is wanted of the worker. A worker that has sent one and then is silent for 30 s is lost: its
+/// leases end. With the state `terminated` it hands its leases back, as `POST /v1/workers/deregister`.
 #[utoipa::path(
     post, path = "/workers/heartbeat", tag = "workers", operation_id = "workers_heartbeat",
     request_body = HeartbeatRequest,
@@ -85,17 +154,92 @@ pub async fn heartbeat(
     State(app): State<App>,
     Json(request): Json<HeartbeatRequest>,
 ) -> Result<Reply<HeartbeatReply>, Error> {
+    app.engine.registry.note_seen(
+        &(caller.project_id, request.worker_id.as_str().into()),
+        &[],
+        &[],
+    );
+    let Some(job_id) = request.job_id.clone() else {
+        return beat(&caller, &app, request).await;
+    };
     let mut check = Check::default();
+    let of_workers = [
+        ("state", request.state.is_some()),
+        ("active_jobs", request.active_jobs.is_some()),
+        ("active_job_ids", request.active_job_ids.is_some()),
+    ];
+    for (field, _) in of_workers.into_iter().filter(|it| it.1) {
+        check.refuse(field, "must not be sent together with job_id");
+    }
     let fence = accept_fence(&mut check, request.worker_id, request.attempt, request.lease_id);
-    if let Some(progress) = request.progress {
+    check_progress(&mut check, request.progress);
+    check.finish()?;
+    let key = JobKey { project_id: caller.project_id, id: accept_job_id(&job_id)? };
+    let beat = Beat { key, fence, progress: request.progress };
+    let status = Some(heartbeat::heartbeat(&app.engine, beat).await?.into());
+    Ok(Reply(HeartbeatReply { status, ..HeartbeatReply::default() }))
+}
+
+fn check_progress(check: &mut Check, progress: Option<f32>) {
+    if let Some(progress) = progress {
         check.range("progress", progress, 0.0, 1.0);
     }
-    check.finish()?;
-    let key = JobKey { project_id: caller.project_id, id: accept_job_id(&request.job_id)? };
-    let beat = Beat { key, fence, progress: request.progress };
-    let status = match heartbeat::heartbeat(&app.engine, beat).await? {
-        Advice::Continue => HeartbeatStatus::Ok,
-        Advice::Cancel => HeartbeatStatus::Cancel,
+}
+
+/// A heartbeat for a whole worker.
+async fn beat(
+    caller: &Caller,
+    app: &App,
+    request: HeartbeatRequest,
+) -> Result<Reply<HeartbeatReply>, Error> {
+    let mut check = Check::default();
+    check.name("worker_id", &request.worker_id, limits::MAX_WORKER_ID_CHARS);
+    let of_jobs = [
+        ("attempt", request.attempt.is_some()),
+        ("lease_id", request.lease_id.is_some()),
+        ("progress", request.progress.is_some()),
+    ];
+    for (field, _) in of_jobs.into_iter().filter(|it| it.1) {
+        check.refuse(field, "must be sent together with job_id, or in active_jobs");
+    }
+    let bare = |job_id| ActiveJobRequest { job_id, attempt: None, lease_id: None, progress: None };
+    let (field, named) = match (request.active_jobs, request.active_job_ids) {
+        (Some(_), Some(_)) => {
+            check.refuse("active_job_ids", "must not be sent together with active_jobs");
+            ("active_jobs", Vec::new())
+        }
+        (Some(jobs), None) => ("active_jobs", jobs.into_iter().map(|Object(it)| it).collect()),
+        (None, ids) => ("active_job_ids", ids.unwrap_or_default().into_iter().map(bare).collect()),
     };
-    Ok(Reply(HeartbeatReply { status }))
+    if named.len() > limits::MAX_BEAT_JOBS {
+        let max = limits::MAX_BEAT_JOBS;
+        check.refuse(field, format!("must have at most {max} entries, has {}", named.len()));
+    }
+    let (mut beats, mut names): (Vec<Beat>, Vec<(String, Option<JobId>)>) =
+        (Vec::new(), Vec::new());
+    for (index, job) in named.into_iter().enumerate() {
+        let mut item = Check::below(format!("{field}[{index}]."));
+        let worker_id = request.worker_id.clone();
+        let fence = accept_fence(&mut item, worker_id, job.attempt, job.lease_id);
+        check_progress(&mut item, job.progress);
+        check.absorb(item);
+        let id = job.job_id.parse().ok();
+        names.push((job.job_id, id));
+        if let Some(id) = id.filter(|id| beats.iter().all(|it| it.key.id != *id)) {
+            let key = JobKey { project_id: caller.project_id, id };
+            beats.push(Beat { key, fence, progress: job.progress });
+        }
+    }
+    check.finish()?;
+    let key = (caller.project_id, request.worker_id.into());
+    let state = request.state.unwrap_or(WorkerState::Running);
+    let (wanted, leases) = registry::beat(&app.engine, &key, state, beats).await?;
+    let leases: HashMap<_, _> = leases.into_iter().collect();
+    let reply = |(job_id, id): (String, Option<JobId>)| {
+        let lease = id.and_then(|it| leases.get(&it).copied().flatten());
+        let status = lease.map_or(HeartbeatStatus::Lost, |it| it.0.into());
+        ActiveJobReply { job_id, status, lease_seconds: lease.map(|it| it.1) }
+    };
+    let jobs = Some(names.into_iter().map(reply).collect());
+    Ok(Reply(HeartbeatReply { status: None, state: Some(wanted), jobs }))
 }

@@ -1,9 +1,11 @@
-//! `/v1/workers`: register, poll, heartbeat, ack.
+//! `/v1/workers`: register, poll, heartbeat, ack, and what people tell workers.
 
 pub mod ack;
 pub mod heartbeat;
 pub mod poll;
 pub mod register;
+pub mod registry;
+pub mod report;
 
 use uuid::Uuid;
 

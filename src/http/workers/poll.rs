@@ -13,7 +13,7 @@ use axum::{
     body::{Body, Bytes, HttpBody},
     extract::State,
     http::{HeaderValue, header::CONTENT_TYPE},
-    response::Response,
+    response::{IntoResponse, Response},
 };
 use chrono::{DateTime, Utc};
 use hyper::body::{Frame, SizeHint};
@@ -25,8 +25,12 @@ use uuid::Uuid;
 use crate::{
     app::App,
     auth::Caller,
-    domain::{lease::heartbeat_interval_seconds, limits},
-    engine::dispatch::{self, Delivery, Handed, Wish},
+    domain::{lease::heartbeat_interval_seconds, limits, worker::WorkerState},
+    engine::{
+        dispatch::{self, Delivery, Handed, Wish},
+        family::ParentResult,
+        registry,
+    },
     error::Error,
     http::{
         error::ErrorBody,
@@ -36,6 +40,10 @@ use crate::{
         validate::{Check, stored_json},
     },
 };
+
+/// A worker that should take no more jobs is answered after this, if it waits: not at once, or one that
+/// does not understand would ask without end.
+const HALTED_PAUSE: Duration = Duration::from_secs(1);
 
 /// What a worker wants.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -54,6 +62,9 @@ pub struct PollRequest {
     /// Only jobs of these types. Default: any.
     #[schema(max_items = 100)]
     job_types: Option<Vec<String>>,
+    /// What this worker has; it gets no job that asks for more. Default: the registered ones.
+    #[schema(max_items = 16)]
+    labels: Option<Vec<String>>,
     /// How long to wait for the first job. Default: 30.
     #[schema(minimum = 0, maximum = 30)]
     wait_seconds: Option<u32>,
@@ -71,6 +82,10 @@ impl RequestBody for PollRequest {}
 pub struct PollReply {
     /// The jobs, best first; none when the wait is over.
     pub jobs: Vec<PolledJob>,
+    /// Only when the worker should take no more jobs: what is wanted of it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    pub state: Option<WorkerState>,
 }
 
 /// A job under a lease.
@@ -109,6 +124,38 @@ pub struct PolledJob {
     /// What its last failed attempt reported.
     #[schema(required)]
     pub last_error: Option<ErrorView>,
+    /// What the jobs that it waited for have made, in the order in which it named them.
+    pub parent_results: Vec<ParentResultView>,
+    /// The trace that it belongs to, as its producer sent it.
+    #[schema(required)]
+    pub traceparent: Option<String>,
+}
+
+/// What a job has made that another waited for.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct ParentResultView {
+    /// Which job.
+    #[schema(example = "job_01m7w3ha3aextt8pkwwdmxsmqw")]
+    pub job_id: String,
+    /// Its name in the workflow, if they are in one.
+    #[schema(required)]
+    pub key: Option<String>,
+    /// What it did.
+    pub job_type: String,
+    /// The bytes that its worker sent.
+    #[schema(value_type = serde_json::Value, required)]
+    pub result: Option<Box<RawValue>>,
+}
+
+impl ParentResultView {
+    fn of(result: &ParentResult) -> Result<Self, Error> {
+        Ok(Self {
+            job_id: result.parent_id.to_string(),
+            key: result.workflow_key.clone(),
+            job_type: result.job_type.clone(),
+            result: result.result.clone().map(stored_json).transpose()?,
+        })
+    }
 }
 
 impl PolledJob {
@@ -134,6 +181,12 @@ impl PolledJob {
             priority: -job.rank,
             tags: tags.transpose().map_err(Error::internal)?.unwrap_or_default(),
             last_error: handed.last_error.clone().and_then(ErrorView::of),
+            parent_results: handed
+                .parent_results
+                .iter()
+                .map(ParentResultView::of)
+                .collect::<Result<_, _>>()?,
+            traceparent: job.traceparent.clone(),
         })
     }
 }
@@ -159,18 +212,38 @@ pub async fn poll(
     Extension(ClientGone(gone)): Extension<ClientGone>,
     Json(request): Json<PollRequest>,
 ) -> Result<Response, Error> {
-    let (wish, wait) = accept(&caller, request)?;
+    let (mut wish, wait, has_labels) = accept(&caller, request)?;
+    let worker = (wish.project_id, Arc::clone(&wish.worker_id));
+    let facts = registry::facts(&app.engine, &worker).await?;
+    app.engine.registry.note_seen(&worker, &wish.queues, &wish.job_types);
+    if let Some(facts) = facts.filter(|it| !has_labels && !it.labels.is_empty()) {
+        wish.labels = facts.labels.as_slice().into();
+    }
+    if registry::halt(&app.engine, &worker).await?.is_some() {
+        // A worker that does not know what its state means would ask again at once.
+        let pause = tokio::time::sleep(wait.min(HALTED_PAUSE));
+        tokio::select! {
+            () = pause => (),
+            () = gone.cancelled() => (),
+            () = app.engine.stopping.cancelled() => (),
+        }
+        let reply =
+            PollReply { jobs: Vec::new(), state: registry::halt(&app.engine, &worker).await? };
+        return Ok(axum::Json(reply).into_response());
+    }
     let revoked = caller.until_revoked(&app);
     let delivery = dispatch::poll(&app.engine, wish, wait, gone.cancelled(), revoked).await?;
     let jobs = delivery.jobs().iter().map(PolledJob::of).collect::<Result<_, _>>()?;
-    let body = serde_json::to_vec(&PollReply { jobs }).map_err(Error::internal)?;
+    let state = registry::halt(&app.engine, &worker).await?;
+    let body = serde_json::to_vec(&PollReply { jobs, state }).map_err(Error::internal)?;
     let body = DeliveryBody { bytes: Some(body.into()), delivery: Some(delivery) };
     let mut response = Response::new(Body::new(body));
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     Ok(response)
 }
 
-fn accept(caller: &Caller, request: PollRequest) -> Result<(Wish, Duration), Error> {
+/// What it asks for, how long it waits, and whether it names labels.
+fn accept(caller: &Caller, request: PollRequest) -> Result<(Wish, Duration, bool), Error> {
     const DEFAULT_CAPACITY: u32 = 1;
     let mut check = Check::default();
     check.name("worker_id", &request.worker_id, limits::MAX_WORKER_ID_CHARS);
@@ -187,7 +260,12 @@ fn accept(caller: &Caller, request: PollRequest) -> Result<(Wish, Duration), Err
     if let Some(lease_seconds) = request.lease_seconds {
         check.range("lease_seconds", lease_seconds, 1, limits::MAX_LEASE_SECONDS);
     }
+    let has_labels = request.labels.is_some();
+    let mut labels = request.labels.unwrap_or_default();
+    check.names("labels", &labels, limits::MAX_LABELS, limits::MAX_LABEL_CHARS);
     check.finish()?;
+    labels.sort();
+    labels.dedup();
     job_types.sort();
     job_types.dedup();
     let mut queues: Vec<Arc<str>> = Vec::with_capacity(request.queues.len());
@@ -200,12 +278,13 @@ fn accept(caller: &Caller, request: PollRequest) -> Result<(Wish, Duration), Err
         project_id: caller.project_id,
         queues,
         job_types: job_types.into(),
+        labels: labels.into(),
         worker_id: request.worker_id.into(),
         capacity,
         lease_seconds: request.lease_seconds,
         poll_id: request.poll_id,
     };
-    Ok((wish, Duration::from_secs(wait_seconds.into())))
+    Ok((wish, Duration::from_secs(wait_seconds.into()), has_labels))
 }
 
 /// The answer's bytes. Until the connection takes them the jobs in it can still go back: a client

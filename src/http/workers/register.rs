@@ -7,12 +7,12 @@ use utoipa::ToSchema;
 use crate::{
     app::App,
     auth::Caller,
-    domain::limits,
-    engine::registry::{self, Registration},
+    domain::{cron, limits},
+    engine::registry::{self, RegisteredSchedule, Registration},
     error::Error,
     http::{
         error::ErrorBody,
-        extract::{Json, RequestBody},
+        extract::{Json, Object, RequestBody},
         validate::Check,
     },
 };
@@ -47,9 +47,37 @@ pub struct RegisterRequest {
     /// Its process.
     #[schema(minimum = 0)]
     pid: Option<i32>,
-    /// Must be empty: schedules are not supported yet.
-    #[schema(max_items = 0)]
+    /// What it has, for jobs that ask for it: at most 16.
+    #[schema(max_items = 16)]
+    labels: Option<Vec<String>>,
+    /// Schedules to keep: at most 100. A bad one does not fail the call.
+    #[schema(max_items = 100, value_type = Vec<RegisteredScheduleRequest>, required = false)]
     recurring_schedules: Option<Vec<serde_json::Value>>,
+}
+
+/// A schedule that a worker brings along. Its id is `rjob_` and the last part of its job type; fields that
+/// are not sent keep their values.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RegisteredScheduleRequest {
+    /// What to enqueue.
+    #[schema(min_length = 1, max_length = 500)]
+    job_type: String,
+    /// Five or six fields, or `@daily` and its like.
+    #[schema(min_length = 1, max_length = 100, example = "0 3 * * *")]
+    cron_expression: String,
+    /// Where its jobs wait. Default: `default`.
+    #[schema(min_length = 1, max_length = 100)]
+    queue: Option<String>,
+    /// The IANA zone that the expression is read in. Default: UTC.
+    #[schema(min_length = 1, max_length = 100)]
+    timezone: Option<String>,
+    /// Failures at which its jobs are given up. Default: 3.
+    #[schema(minimum = 1, maximum = 100)]
+    max_attempts: Option<i32>,
+    /// Longest run of one attempt of its jobs. Default: 1800.
+    #[schema(minimum = 1, maximum = 86_400)]
+    timeout_seconds: Option<i32>,
 }
 
 impl RequestBody for RegisterRequest {}
@@ -59,6 +87,22 @@ impl RequestBody for RegisterRequest {}
 pub struct RegisterReply {
     /// Always `registered`.
     pub status: RegisterStatus,
+    /// The schedules that were not kept; only when there are some.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schema(required = false)]
+    pub rejected_schedules: Vec<RejectedSchedule>,
+}
+
+/// A schedule that was not kept.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct RejectedSchedule {
+    /// Its place in the request, from 0.
+    pub index: usize,
+    /// Its job type, if it has one.
+    #[schema(required)]
+    pub job_type: Option<String>,
+    /// Which rule it breaks.
+    pub reason: String,
 }
 
 /// The worker is known.
@@ -71,7 +115,8 @@ pub enum RegisterStatus {
 
 /// Introduce a worker.
 ///
-/// Optional: a worker may poll without. The last word of a `worker_id` counts.
+/// Optional: a worker may poll without. The last word of a `worker_id` counts. Schedules that cannot be
+/// kept are listed in the answer; the others are.
 #[utoipa::path(
     post, path = "/workers/register", tag = "workers", operation_id = "workers_register",
     request_body = RegisterRequest,
@@ -89,12 +134,84 @@ pub async fn register(
     State(app): State<App>,
     Json(request): Json<RegisterRequest>,
 ) -> Result<Reply<RegisterReply>, Error> {
-    let worker = accept(request)?;
+    let mut request = request;
+    let sent = request.recurring_schedules.take().unwrap_or_default();
+    let worker = accept(request, sent.len())?;
     registry::register(&app.engine, caller.project_id, &worker).await?;
-    Ok(Reply(RegisterReply { status: RegisterStatus::Registered }))
+    let rejected_schedules = keep_schedules(&app, &caller, &sent).await?;
+    Ok(Reply(RegisterReply { status: RegisterStatus::Registered, rejected_schedules }))
 }
 
-fn accept(request: RegisterRequest) -> Result<Registration, Error> {
+async fn keep_schedules(
+    app: &App,
+    caller: &Caller,
+    sent: &[serde_json::Value],
+) -> Result<Vec<RejectedSchedule>, Error> {
+    let (mut kept, mut rejected) = (Vec::new(), Vec::new());
+    for (index, schedule) in sent.iter().enumerate() {
+        match accept_schedule(schedule) {
+            Ok(schedule) => kept.push((index, schedule)),
+            Err(reason) => rejected.push((index, reason)),
+        }
+    }
+    if !kept.is_empty() {
+        rejected.extend(registry::keep_schedules(&app.engine, caller.project_id, &kept).await?);
+    }
+    rejected.sort();
+    let rejected = rejected.into_iter().map(|(index, reason)| {
+        tracing::warn!(schedule.index = index, reason, "a recurring schedule was not kept");
+        let job_type = sent.get(index).and_then(|it| it.get("job_type")?.as_str());
+        RejectedSchedule { index, job_type: job_type.map(str::to_owned), reason }
+    });
+    Ok(rejected.collect())
+}
+
+fn accept_schedule(sent: &serde_json::Value) -> Result<RegisteredSchedule, String> {
+    let Object(request) = serde_json::from_value::<Object<RegisteredScheduleRequest>>(sent.clone())
+        .map_err(|error| error.to_string())?;
+    let mut check = Check::default();
+    check.name("job_type", &request.job_type, limits::MAX_JOB_TYPE_CHARS);
+    check.name("cron_expression", &request.cron_expression, limits::MAX_CRON_CHARS);
+    check.optional_name("queue", request.queue.as_deref(), limits::MAX_QUEUE_CHARS);
+    check.optional_name("timezone", request.timezone.as_deref(), limits::MAX_CRON_CHARS);
+    if let Some(max_attempts) = request.max_attempts {
+        check.range("max_attempts", max_attempts, 1, limits::MAX_MAX_ATTEMPTS);
+    }
+    if let Some(timeout_seconds) = request.timeout_seconds {
+        check.range("timeout_seconds", timeout_seconds, 1, limits::MAX_TIMEOUT_SECONDS);
+    }
+    check.finish().map_err(|error| match error {
+        Error::Invalid(fields) => {
+            let first = fields.into_iter().next();
+            first.map_or_else(String::new, |it| format!("{}: {}", it.field, it.message))
+        }
+        other => other.to_string(),
+    })?;
+    cron::parse(&request.cron_expression).map_err(|error| error.to_string())?;
+    if let Some(timezone) = &request.timezone {
+        cron::zone(timezone).map_err(|error| error.to_string())?;
+    }
+    let id = cron::registered_id(&request.job_type).map_err(|error| error.to_string())?;
+    let RegisteredScheduleRequest {
+        job_type,
+        cron_expression,
+        queue,
+        timezone,
+        max_attempts,
+        timeout_seconds,
+    } = request;
+    Ok(RegisteredSchedule {
+        id,
+        job_type,
+        cron_expression,
+        timezone,
+        queue,
+        max_attempts,
+        timeout_seconds,
+    })
+}
+
+fn accept(request: RegisterRequest, schedules: usize) -> Result<Registration, Error> {
     let max = limits::MAX_REGISTERED_NAMES;
     let mut check = Check::default();
     check.name("worker_id", &request.worker_id, limits::MAX_WORKER_ID_CHARS);
@@ -111,8 +228,14 @@ fn accept(request: RegisterRequest) -> Result<Registration, Error> {
     if let Some(pid) = request.pid {
         check.range("pid", pid, 0, i32::MAX);
     }
-    if request.recurring_schedules.is_some_and(|it| !it.is_empty()) {
-        check.refuse("recurring_schedules", "is not supported yet; register without it");
+    let mut labels = request.labels.unwrap_or_default();
+    check.names("labels", &labels, limits::MAX_LABELS, limits::MAX_LABEL_CHARS);
+    labels.sort();
+    labels.dedup();
+    if schedules > limits::MAX_REGISTERED_SCHEDULES {
+        let max = limits::MAX_REGISTERED_SCHEDULES;
+        let message = format!("must have at most {max} entries, has {schedules}");
+        check.refuse("recurring_schedules", message);
     }
     check.finish()?;
     Ok(Registration {
@@ -123,5 +246,6 @@ fn accept(request: RegisterRequest) -> Result<Registration, Error> {
         sdk_version: request.sdk_version,
         concurrency,
         pid: request.pid,
+        labels,
     })
 }

@@ -15,9 +15,13 @@ pub struct Reply {
 }
 
 impl Reply {
-    /// Reads the whole answer.
+    /// Reads the whole answer; of a stream, the head.
     pub async fn of(response: reqwest::Response) -> Self {
         let (status, headers) = (response.status(), response.headers().clone());
+        let is_endless = headers.get("content-type").is_some_and(|it| it == "text/event-stream");
+        if is_endless {
+            return Self { status, headers, text: String::new() };
+        }
         Self { status, headers, text: response.text().await.expect("a body") }
     }
 

@@ -1,0 +1,3 @@
+-- no-transaction
+-- Succeeded by jobs_ready.
+drop index concurrently jobs_claim;

@@ -1,0 +1,66 @@
+//! Cron expressions and time zones: whether they can be read.
+
+use chrono_tz::Tz;
+use croner::{
+    Cron,
+    parser::{CronParser, Seconds, Year},
+};
+
+/// Why a schedule cannot be kept.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum InvalidSchedule {
+    /// The expression cannot be read.
+    #[error("cron_expression: {0}")]
+    Cron(String),
+    /// No zone has this name.
+    #[error("timezone: `{0}` is no IANA time zone")]
+    Zone(String),
+    /// The job type leaves nothing to name the schedule by.
+    #[error("job_type: must end in a letter or digit")]
+    Name,
+}
+
+/// Reads a cron expression of five or six fields, or `@daily` and its like.
+///
+/// # Errors
+/// [`InvalidSchedule::Cron`].
+///
+/// ```
+/// # use fencepost::domain::cron::parse;
+/// assert!(parse("0 3 * * *").is_ok());
+/// assert!(parse("*/10 0 3 * * *").is_ok());
+/// assert!(parse("@daily").is_ok());
+/// assert!(parse("61 * * * *").is_err());
+/// assert!(parse("0 0 0 1 1 * 2030").is_err());
+/// ```
+pub fn parse(expression: &str) -> Result<Cron, InvalidSchedule> {
+    let parser = CronParser::builder().seconds(Seconds::Optional).year(Year::Disallowed).build();
+    parser.parse(expression).map_err(|error| InvalidSchedule::Cron(error.to_string()))
+}
+
+/// Reads the name of a time zone.
+///
+/// # Errors
+/// [`InvalidSchedule::Zone`].
+pub fn zone(name: &str) -> Result<Tz, InvalidSchedule> {
+    name.parse().map_err(|_| InvalidSchedule::Zone(name.to_owned()))
+}
+
+/// The id of the schedule that a worker registers for a job type: `rjob_` and the type's last part.
+///
+/// # Errors
+/// [`InvalidSchedule::Name`] when there is no last part.
+///
+/// ```
+/// # use fencepost::domain::cron::registered_id;
+/// assert_eq!(registered_id("MyApp.Jobs.CleanupExpiredSessions").unwrap(), "rjob_CleanupExpiredSessions");
+/// assert_eq!(registered_id("report").unwrap(), "rjob_report");
+/// assert!(registered_id("MyApp.").is_err());
+/// ```
+pub fn registered_id(job_type: &str) -> Result<String, InvalidSchedule> {
+    let last = job_type.rsplit(['.', ':', '/', '\\']).next().unwrap_or_default();
+    if last.is_empty() {
+        return Err(InvalidSchedule::Name);
+    }
+    Ok(format!("rjob_{last}"))
+}

@@ -1,0 +1,259 @@
+//! Why a job is not running: every gate between it and a worker, in the order in which they open.
+
+use chrono::{DateTime, Utc};
+
+use super::job::{StoredState, WaitingFor};
+
+/// What is known of a job and of what it waits for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(missing_docs)] // Each is what it says; the comments stand where that is not all.
+pub struct Facts {
+    /// By the database's clock.
+    pub now: DateTime<Utc>,
+    pub state: StoredState,
+    pub queue: String,
+    pub job_type: String,
+    pub run_at: DateTime<Utc>,
+    pub failures: i32,
+    pub max_attempts: i32,
+    pub unfinished_parents: i32,
+    pub labels: Vec<String>,
+    pub concurrency: Option<Crowd>,
+    pub queue_concurrency: Option<Crowd>,
+    pub worker_id: Option<String>,
+    pub lease_expires_at: Option<DateTime<Utc>>,
+    pub cancel_requested: bool,
+    pub expires_at: Option<DateTime<Utc>>,
+    /// Live workers that say they poll the queue for this type.
+    pub workers: i64,
+    /// Those of them that have all of the job's labels.
+    pub workers_with_labels: i64,
+    /// Claimable jobs before it in its queue, counted up to [`MAX_COUNTED_AHEAD`].
+    pub ahead: i64,
+}
+
+/// Jobs ahead are counted up to here.
+pub const MAX_COUNTED_AHEAD: i64 = 1_000;
+
+/// How many run at a time, and how many may.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Crowd {
+    /// The key, or the queue.
+    pub name: String,
+    /// How many run.
+    pub running: i64,
+    /// How many may.
+    pub limit: i32,
+}
+
+impl Crowd {
+    fn is_full(&self) -> bool {
+        self.running >= i64::from(self.limit)
+    }
+}
+
+/// One thing that must be so before the job can run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Gate {
+    /// What it waits for here.
+    pub waits_for: WaitingFor,
+    /// Whether it is so.
+    pub is_open: bool,
+    /// With numbers, for people.
+    pub message: String,
+    /// When this changes, where that is known.
+    pub changes_at: Option<DateTime<Utc>>,
+}
+
+/// The job's situation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Explanation {
+    /// The first gate that is closed, or what the job does instead of waiting.
+    pub summary: String,
+    /// Every gate; none when the job does not wait.
+    pub gates: Vec<Gate>,
+    /// The next time at which something changes by itself.
+    pub next_change_at: Option<DateTime<Utc>>,
+}
+
+/// Explains a job.
+#[must_use]
+pub fn explain(facts: &Facts) -> Explanation {
+    let gates = if facts.state.is_waiting() { gates(facts) } else { Vec::new() };
+    let closed = gates.iter().find(|it| !it.is_open);
+    let summary = match closed {
+        Some(gate) => gate.message.clone(),
+        None if facts.state.is_waiting() => {
+            "everything is open: the next poll of a worker gets it".to_owned()
+        }
+        None => not_waiting(facts),
+    };
+    let times = gates.iter().filter(|it| !it.is_open).filter_map(|it| it.changes_at);
+    let expiry = facts.expires_at.filter(|_| facts.state.is_waiting());
+    let lease = facts.lease_expires_at.filter(|_| facts.state == StoredState::Processing);
+    let next_change_at = times.chain(expiry).chain(lease).filter(|it| *it > facts.now).min();
+    Explanation { summary, gates, next_change_at }
+}
+
+fn not_waiting(facts: &Facts) -> String {
+    match facts.state {
+        StoredState::Processing if facts.cancel_requested => format!(
+            "worker {} is asked to stop with its next heartbeat",
+            facts.worker_id.as_deref().unwrap_or("unknown")
+        ),
+        StoredState::Processing => {
+            format!("worker {} is at it", facts.worker_id.as_deref().unwrap_or("unknown"))
+        }
+        StoredState::DeadLetter => format!(
+            "given up after {} of {} failures: only a manual retry brings it back",
+            facts.failures, facts.max_attempts
+        ),
+        StoredState::Cancelled => "called off: only a manual retry brings it back".to_owned(),
+        _ => "done".to_owned(),
+    }
+}
+
+fn gates(facts: &Facts) -> Vec<Gate> {
+    let mut gates = vec![parents(facts), due(facts)];
+    let crowds = [("key", &facts.concurrency), ("queue", &facts.queue_concurrency)];
+    for (what, crowd) in crowds {
+        if let Some(crowd) = crowd {
+            let Crowd { name, running, limit } = crowd;
+            let state = if crowd.is_full() { "busy" } else { "in use" };
+            gates.push(Gate {
+                waits_for: WaitingFor::Concurrency,
+                is_open: !crowd.is_full(),
+                message: format!("{what} {name} {running}/{limit} {state}"),
+                changes_at: None,
+            });
+        }
+    }
+    gates.push(worker(facts));
+    gates
+}
+
+fn parents(facts: &Facts) -> Gate {
+    let open = facts.unfinished_parents;
+    let message = match open {
+        0 => "no parent is unfinished".to_owned(),
+        1 => "1 parent has not succeeded yet".to_owned(),
+        more => format!("{more} parents have not succeeded yet"),
+    };
+    Gate { waits_for: WaitingFor::Parents, is_open: open == 0, message, changes_at: None }
+}
+
+fn due(facts: &Facts) -> Gate {
+    let is_open = facts.state == StoredState::Pending || facts.run_at <= facts.now;
+    let waits_for =
+        if facts.state == StoredState::Backoff { WaitingFor::Backoff } else { WaitingFor::RunAt };
+    let message = match (is_open, waits_for) {
+        (true, _) => "it is due".to_owned(),
+        (false, WaitingFor::Backoff) => {
+            let seconds = (facts.run_at - facts.now).num_seconds().max(1);
+            format!(
+                "failure {} of {}: tried again in {seconds} s",
+                facts.failures, facts.max_attempts
+            )
+        }
+        (false, _) => {
+            let seconds = (facts.run_at - facts.now).num_seconds().max(1);
+            format!("its run_at is {seconds} s ahead")
+        }
+    };
+    Gate { waits_for, is_open, message, changes_at: (!is_open).then_some(facts.run_at) }
+}
+
+fn worker(facts: &Facts) -> Gate {
+    let Facts { queue, job_type, workers, workers_with_labels, ahead, .. } = facts;
+    let (is_open, message) = if *workers == 0 {
+        (false, format!("no live worker polls queue {queue} for {job_type}"))
+    } else if *workers_with_labels == 0 {
+        let labels = facts.labels.join(", ");
+        (false, format!("none of {workers} live workers of queue {queue} has the labels {labels}"))
+    } else {
+        let more = if *ahead >= MAX_COUNTED_AHEAD { " or more" } else { "" };
+        let message = format!("{workers_with_labels} live workers; {ahead}{more} jobs before it");
+        (*ahead == 0, message)
+    };
+    Gate { waits_for: WaitingFor::Worker, is_open, message, changes_at: None }
+}
+
+#[cfg(test)]
+mod tests {
+    use chrono::TimeDelta;
+
+    use super::*;
+
+    fn facts() -> Facts {
+        Facts {
+            now: DateTime::UNIX_EPOCH,
+            state: StoredState::Pending,
+            queue: "default".into(),
+            job_type: "mail".into(),
+            run_at: DateTime::UNIX_EPOCH,
+            failures: 0,
+            max_attempts: 3,
+            unfinished_parents: 0,
+            labels: Vec::new(),
+            concurrency: None,
+            queue_concurrency: None,
+            worker_id: None,
+            lease_expires_at: None,
+            cancel_requested: false,
+            expires_at: None,
+            workers: 1,
+            workers_with_labels: 1,
+            ahead: 0,
+        }
+    }
+
+    fn summary(facts: &Facts) -> String {
+        explain(facts).summary
+    }
+
+    #[test]
+    fn the_first_closed_gate_is_the_reason() {
+        let crowd = |running| Some(Crowd { name: "acme".into(), running, limit: 5 });
+        assert_eq!(
+            summary(&Facts { concurrency: crowd(5), workers: 0, ..facts() }),
+            "key acme 5/5 busy"
+        );
+        let free = explain(&Facts { concurrency: crowd(4), ..facts() });
+        assert!(free.gates.iter().any(|it| it.is_open && it.message == "key acme 4/5 in use"));
+        assert_eq!(
+            summary(&Facts { workers: 0, ..facts() }),
+            "no live worker polls queue default for mail"
+        );
+        let labelled = Facts { labels: vec!["gpu".into()], workers_with_labels: 0, ..facts() };
+        assert_eq!(
+            summary(&labelled),
+            "none of 1 live workers of queue default has the labels gpu"
+        );
+        assert_eq!(summary(&Facts { ahead: 7, ..facts() }), "1 live workers; 7 jobs before it");
+        assert_eq!(summary(&facts()), "everything is open: the next poll of a worker gets it");
+    }
+
+    #[test]
+    fn what_is_known_of_time_is_told() {
+        let run_at = DateTime::UNIX_EPOCH + TimeDelta::seconds(90);
+        let backoff = Facts { state: StoredState::Backoff, failures: 1, run_at, ..facts() };
+        let told = explain(&backoff);
+        assert_eq!(told.summary, "failure 1 of 3: tried again in 90 s");
+        assert_eq!(told.next_change_at, Some(run_at));
+        let scheduled = Facts { state: StoredState::Scheduled, run_at, ..facts() };
+        assert_eq!(summary(&scheduled), "its run_at is 90 s ahead");
+        let expires_at = Some(DateTime::UNIX_EPOCH + TimeDelta::seconds(9));
+        assert_eq!(explain(&Facts { expires_at, ..scheduled }).next_change_at, expires_at);
+    }
+
+    #[test]
+    fn a_job_that_does_not_wait_has_no_gates() {
+        let ended = Facts { state: StoredState::DeadLetter, failures: 3, ..facts() };
+        let told = explain(&ended);
+        assert!(told.gates.is_empty());
+        assert!(told.summary.starts_with("given up after 3 of 3 failures"));
+        let worker_id = Some("ann".to_owned());
+        let running = Facts { state: StoredState::Processing, worker_id, ..facts() };
+        assert_eq!(summary(&running), "worker ann is at it");
+    }
+}

@@ -1,0 +1,37 @@
+//! Gates: which jobs are kept out of the way of ordinary claims, because not every worker may have
+//! them, or not at any time.
+
+use sha2::{Digest, Sha256};
+use uuid::Uuid;
+
+/// The gate of a job: jobs that share type, labels and concurrency key are let in, or kept waiting,
+/// together. None: no gate, any worker of the queue may have it at any time.
+///
+/// `labels` must be sorted.
+///
+/// ```
+/// # use fencepost::domain::gate::gate;
+/// let labels = |it: &[&str]| it.iter().map(|it| it.to_string()).collect::<Vec<_>>();
+/// assert_eq!(gate("mail", &[], None), None);
+/// assert_eq!(gate("mail", &[], Some("acme")), gate("mail", &[], Some("acme")));
+/// assert_ne!(gate("mail", &[], Some("acme")), gate("mail", &labels(&["acme"]), None));
+/// assert_ne!(gate("mail", &labels(&["ab"]), None), gate("mail", &labels(&["a", "b"]), None));
+/// assert_ne!(gate("mail", &[], Some("acme")), gate("fax", &[], Some("acme")));
+/// ```
+#[must_use]
+pub fn gate(job_type: &str, labels: &[String], concurrency_key: Option<&str>) -> Option<Uuid> {
+    if labels.is_empty() && concurrency_key.is_none() {
+        return None;
+    }
+    let mut hash = Sha256::new();
+    let mut add = |part: &str| {
+        hash.update((part.len() as u64).to_be_bytes());
+        hash.update(part.as_bytes());
+    };
+    add(job_type);
+    add(concurrency_key.unwrap_or_default());
+    labels.iter().for_each(|it| add(it));
+    let digest = hash.finalize();
+    let bytes = digest.first_chunk::<16>().copied().unwrap_or_default();
+    Some(Uuid::from_bytes(bytes))
+}

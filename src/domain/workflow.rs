@@ -1,0 +1,207 @@
+//! Workflows: jobs that wait for each other, as a graph without cycles.
+
+use std::collections::HashMap;
+
+use serde::Serialize;
+
+use super::{
+    job::JobState,
+    limits::{MAX_PARENTS, MAX_WORKFLOW_JOBS},
+};
+
+/// Where the jobs of a workflow are, taken together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, utoipa::ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum WorkflowState {
+    /// Some job has not ended.
+    Running,
+    /// Every job has succeeded.
+    Succeeded,
+    /// Every job has ended, some without success.
+    Failed,
+    /// Somebody has called it off, and every job has ended.
+    Cancelled,
+}
+
+/// The state of a workflow, from the states of its jobs.
+#[must_use]
+pub fn state(jobs: &[JobState], was_cancelled: bool) -> WorkflowState {
+    let is_open = |it: &JobState| {
+        matches!(it, JobState::Scheduled | JobState::Pending | JobState::Processing)
+    };
+    if jobs.iter().any(is_open) {
+        WorkflowState::Running
+    } else if jobs.iter().all(|it| *it == JobState::Succeeded) {
+        WorkflowState::Succeeded
+    } else if was_cancelled && !jobs.contains(&JobState::DeadLetter) {
+        WorkflowState::Cancelled
+    } else {
+        WorkflowState::Failed
+    }
+}
+
+/// What is wrong with a graph, and where.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BrokenGraph {
+    /// The place of the job in the request, if it is one job's fault.
+    pub job: Option<usize>,
+    /// The field of the job, or of the request.
+    pub field: String,
+    /// Which rule it breaks.
+    pub message: String,
+}
+
+/// One job of a graph: its key, and the keys of the jobs it waits for.
+#[derive(Debug, Clone, Copy)]
+pub struct Node<'a> {
+    /// Its name in the graph.
+    pub key: &'a str,
+    /// The names of its parents.
+    pub depends_on: &'a [String],
+}
+
+/// The parents of each job, as places in the request.
+///
+/// # Errors
+/// Every rule that is broken: keys that are there twice or not at all, too many jobs or parents, and
+/// one cycle, named by its keys.
+pub fn resolve(nodes: &[Node<'_>]) -> Result<Vec<Vec<usize>>, Vec<BrokenGraph>> {
+    let mut broken = Vec::new();
+    let mut refuse = |job: Option<usize>, field: &str, message: String| {
+        broken.push(BrokenGraph { job, field: field.to_owned(), message });
+    };
+    if nodes.is_empty() || nodes.len() > MAX_WORKFLOW_JOBS {
+        let message =
+            format!("must have between 1 and {MAX_WORKFLOW_JOBS} entries, has {}", nodes.len());
+        refuse(None, "jobs", message);
+        return Err(broken);
+    }
+    let mut places = HashMap::new();
+    for (place, node) in nodes.iter().enumerate() {
+        if places.insert(node.key, place).is_some() {
+            refuse(Some(place), "key", format!("`{}` is there twice", node.key));
+        }
+    }
+    let mut parents = Vec::with_capacity(nodes.len());
+    for (place, node) in nodes.iter().enumerate() {
+        let mut of_node = Vec::with_capacity(node.depends_on.len());
+        if node.depends_on.len() > MAX_PARENTS {
+            let message =
+                format!("must have at most {MAX_PARENTS} entries, has {}", node.depends_on.len());
+            refuse(Some(place), "depends_on", message);
+        }
+        for (number, key) in node.depends_on.iter().enumerate() {
+            let field = format!("depends_on[{number}]");
+            match places.get(key.as_str()) {
+                None => refuse(Some(place), &field, format!("no job has the key `{key}`")),
+                Some(it) if of_node.contains(it) => {
+                    refuse(Some(place), &field, format!("`{key}` is named twice"));
+                }
+                Some(it) => of_node.push(*it),
+            }
+        }
+        parents.push(of_node);
+    }
+    if broken.is_empty()
+        && let Some(cycle) = cycle(&parents)
+    {
+        let keys: Vec<_> = cycle.iter().filter_map(|it| nodes.get(*it)).map(|it| it.key).collect();
+        let message = format!("waits for itself: {}", keys.join(" → "));
+        broken.push(BrokenGraph {
+            job: cycle.first().copied(),
+            field: "depends_on".to_owned(),
+            message,
+        });
+    }
+    if broken.is_empty() { Ok(parents) } else { Err(broken) }
+}
+
+/// One cycle, from a job through its parents back to itself; none when there is none.
+fn cycle(parents: &[Vec<usize>]) -> Option<Vec<usize>> {
+    // Takes away jobs whose parents are all gone, until none is left, or only cycles and what hangs on
+    // them.
+    let mut waits_for: Vec<_> = parents.iter().map(Vec::len).collect();
+    let mut children = vec![Vec::new(); parents.len()];
+    for (child, of_child) in parents.iter().enumerate() {
+        of_child.iter().for_each(|it| children[*it].push(child));
+    }
+    let mut free: Vec<_> = (0..parents.len()).filter(|it| waits_for[*it] == 0).collect();
+    while let Some(done) = free.pop() {
+        for child in &children[done] {
+            waits_for[*child] -= 1;
+            if waits_for[*child] == 0 {
+                free.push(*child);
+            }
+        }
+    }
+    // Every job that is left has a parent that is left: following them must come around.
+    let mut path = vec![(0..parents.len()).find(|it| waits_for[*it] > 0)?];
+    loop {
+        let last = *path.last()?;
+        let next = parents[last].iter().copied().find(|it| waits_for[*it] > 0)?;
+        if let Some(start) = path.iter().position(|it| *it == next) {
+            let mut cycle = path.split_off(start);
+            cycle.push(next);
+            return Some(cycle);
+        }
+        path.push(next);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn resolved(graph: &[(&str, &[&str])]) -> Result<Vec<Vec<usize>>, Vec<String>> {
+        let owned: Vec<(String, Vec<String>)> = graph
+            .iter()
+            .map(|(key, on)| ((*key).to_owned(), on.iter().map(|it| (*it).to_owned()).collect()))
+            .collect();
+        let nodes: Vec<_> = owned.iter().map(|(key, on)| Node { key, depends_on: on }).collect();
+        resolve(&nodes).map_err(|broken| {
+            broken.iter().map(|it| format!("{:?} {}: {}", it.job, it.field, it.message)).collect()
+        })
+    }
+
+    #[test]
+    fn parents_are_found_by_their_keys_in_any_order() {
+        let diamond: &[(&str, &[&str])] = &[
+            ("end", &["left", "right"]),
+            ("left", &["start"]),
+            ("right", &["start"]),
+            ("start", &[]),
+        ];
+        assert_eq!(resolved(diamond), Ok(vec![vec![1, 2], vec![3], vec![3], vec![]]));
+    }
+
+    #[test]
+    fn a_workflow_runs_until_its_last_job_has_ended() {
+        use JobState::{Cancelled, DeadLetter, Processing, Scheduled, Succeeded};
+        assert_eq!(state(&[Succeeded, Scheduled], false), WorkflowState::Running);
+        assert_eq!(state(&[DeadLetter, Processing], true), WorkflowState::Running);
+        assert_eq!(state(&[Succeeded, Succeeded], false), WorkflowState::Succeeded);
+        assert_eq!(state(&[DeadLetter, Cancelled], true), WorkflowState::Failed);
+        assert_eq!(state(&[Succeeded, Cancelled], true), WorkflowState::Cancelled);
+        assert_eq!(state(&[Succeeded, Cancelled], false), WorkflowState::Failed);
+    }
+
+    #[test]
+    fn a_cycle_is_named_by_its_keys() {
+        let graph: &[(&str, &[&str])] =
+            &[("a", &[]), ("b", &["a", "d"]), ("c", &["b"]), ("d", &["c"])];
+        assert_eq!(
+            resolved(graph),
+            Err(vec!["Some(1) depends_on: waits for itself: b → d → c → b".to_owned()])
+        );
+        assert!(resolved(&[("a", &["a"])]).is_err());
+    }
+
+    #[test]
+    fn every_wrong_key_is_named() {
+        let graph: &[(&str, &[&str])] = &[("a", &["x"]), ("a", &[]), ("b", &["a", "a"])];
+        let broken = resolved(graph).expect_err("broken");
+        assert_eq!(broken.len(), 3, "{broken:?}");
+        assert!(broken[1].contains("no job has the key `x`"), "{broken:?}");
+        assert!(resolved(&[]).is_err());
+    }
+}

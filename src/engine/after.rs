@@ -1,0 +1,83 @@
+//! What follows an attempt that did not succeed: decide, write it down, tell.
+
+use std::time::Duration;
+
+use metrics::counter;
+use sqlx::PgConnection;
+
+use super::tidings::Tidings;
+use crate::{
+    domain::{
+        backoff::{Jitter, RetryPolicy},
+        job::{self, AfterAttempt, Ending, Next, Outcome, Running, StoredState},
+        text::ErrorReport,
+    },
+    store::{
+        self,
+        endings::{AfterEnd, Ended, Held},
+    },
+    telemetry,
+};
+
+/// Decides what the end of a locked job's attempt leads to. Throws the dice for the backoff.
+pub(super) fn decide(
+    held: &Held,
+    ending: &Ending<'_>,
+    error: ErrorReport,
+    duration_ms: Option<i64>,
+) -> Ended {
+    let policy = RetryPolicy::stored(held.retry.as_ref());
+    let running = Running {
+        attempt: held.attempt,
+        failures: held.failures,
+        max_attempts: held.max_attempts,
+        cancel_requested: held.cancel_requested,
+        policy: &policy,
+    };
+    let jitter = Jitter::new(rand::random());
+    let AfterAttempt { next, failures } = job::after_attempt(&running, ending, jitter);
+    let (state, wait) = match next {
+        Next::Pending => (StoredState::Pending, Duration::ZERO),
+        Next::RetryAfter(wait) => (StoredState::Backoff, wait),
+        Next::DeadLetter => (StoredState::DeadLetter, Duration::ZERO),
+        Next::Cancelled => (StoredState::Cancelled, Duration::ZERO),
+    };
+    let outcome = if next == Next::Cancelled { Outcome::Cancelled } else { ending.outcome() };
+    let (key, attempt) = (held.key(), held.attempt);
+    Ended { key, attempt, state, failures, wait, outcome, error, duration_ms }
+}
+
+/// Writes down what was decided, in the transaction that holds the locks.
+pub(super) async fn write_down(
+    tx: &mut PgConnection,
+    ends: &[Ended],
+) -> sqlx::Result<Vec<AfterEnd>> {
+    if ends.is_empty() {
+        return Ok(Vec::new());
+    }
+    let mut after = store::endings::end_attempts(tx, ends).await?;
+    let cancelled: Vec<_> =
+        ends.iter().filter(|it| it.state == StoredState::Cancelled).map(|it| it.key).collect();
+    if !cancelled.is_empty() {
+        for gone in store::control::call_off(tx, &cancelled, false, None).await? {
+            if let Some(after) = after.iter_mut().find(|it| it.job.key == gone.key) {
+                after.has_orphans = gone.has_orphans;
+            }
+        }
+    }
+    Ok(after)
+}
+
+/// Counts and tells, after the commit.
+pub(super) fn tell(tidings: &Tidings, ends: &[Ended], after: &[AfterEnd]) {
+    for end in ends {
+        let outcome = end.outcome.as_str();
+        counter!(telemetry::JOBS_SETTLED, "outcome" => outcome).increment(1);
+        match end.state {
+            StoredState::DeadLetter => counter!(telemetry::JOBS_DEAD_LETTERED).increment(1),
+            StoredState::Cancelled => counter!(telemetry::JOBS_CANCELLED).increment(1),
+            _ => (),
+        }
+    }
+    tidings.ended(ends, after);
+}

@@ -1,0 +1,225 @@
+//! What people do to jobs: cancel, change, retry.
+
+use chrono::{DateTime, TimeDelta, Utc};
+use metrics::counter;
+use sqlx::{Acquire, PgConnection};
+
+use super::{Engine, tidings::happening};
+use crate::{
+    domain::{
+        history,
+        job::{self, Cancelling, StoredState},
+        limits,
+    },
+    error::{Error, Whereabouts, is_unique_violation},
+    ids::JobId,
+    store::{
+        acks::{JobKey, Rested},
+        control::{self, CalledOff, Seen},
+        events::{self, NewEvent},
+    },
+    telemetry,
+};
+
+pub use crate::store::control::Change;
+
+/// How often a job is looked for that is on its way from one table to the other.
+const MAX_LOOKS: u32 = 3;
+
+/// Calls a job off: at once while nobody works on it; otherwise its worker is told with its next
+/// heartbeat. Cancelling a cancelled job changes nothing.
+///
+/// # Errors
+/// [`Error::JobNotFound`]. [`Error::InvalidState`] when it has succeeded or is a dead letter.
+pub async fn cancel(engine: &Engine, key: JobKey) -> Result<(), Error> {
+    let mut conn = engine.pools.read.acquire().await?;
+    let mut tx = conn.begin().await?;
+    let seen = look(&mut tx, key).await?;
+    match job::cancel(seen.state) {
+        Cancelling::Done => return Ok(()),
+        Cancelling::TooLate => return Err(refused(&seen)),
+        Cancelling::AskWorker => {
+            if !seen.cancel_requested {
+                control::request_cancel(&mut tx, key).await?;
+                note(&mut tx, key, history::CANCEL_REQUESTED, Some(seen.attempt), None).await?;
+            }
+            tx.commit().await?;
+            engine.tidings.news.tell(|| vec![happening(key, history::CANCEL_REQUESTED)]);
+        }
+        Cancelling::CallOff => {
+            let gone = control::call_off(&mut tx, &[key], false, None).await?;
+            note(&mut tx, key, history::CANCELLED, None, None).await?;
+            tx.commit().await?;
+            tell_called_off(engine, &gone, history::CANCELLED);
+        }
+    }
+    Ok(())
+}
+
+/// Counts and tells, after the commit.
+pub(super) fn tell_called_off(engine: &Engine, gone: &[CalledOff], kind: &str) {
+    counter!(telemetry::JOBS_CANCELLED).increment(gone.len() as u64);
+    if gone.iter().any(|it| it.has_orphans) {
+        engine.tidings.wake.orphaned();
+    }
+    engine.tidings.news.tell(|| gone.iter().map(|it| happening(it.key, kind)).collect());
+}
+
+/// Whether the job's worker should stop: it was called off.
+///
+/// # Errors
+/// [`Error::JobNotFound`].
+pub async fn is_cancelled(engine: &Engine, key: JobKey) -> Result<bool, Error> {
+    let mut conn = engine.pools.settle.acquire().await?;
+    let found = control::find_cancelled(&mut conn, key).await?;
+    found.ok_or(Error::JobNotFound)
+}
+
+/// Changes where, when or how early a waiting job runs.
+///
+/// # Errors
+/// [`Error::JobNotFound`]. [`Error::InvalidState`] when it does not wait. [`Error::Invalid`] when its
+/// `run_at` would lie too far ahead.
+pub async fn change(
+    engine: &Engine,
+    key: JobKey,
+    change: Timing,
+    what: Change,
+) -> Result<(), Error> {
+    let mut conn = engine.pools.read.acquire().await?;
+    let mut tx = conn.begin().await?;
+    let seen = look(&mut tx, key).await?;
+    let run_at = match change {
+        Timing::Keep => None,
+        Timing::At(run_at) => Some(run_at),
+        Timing::After(delay) => Some(seen.now + delay),
+    };
+    if run_at.is_some_and(|it| it > seen.now + TimeDelta::seconds(limits::MAX_DELAY_SECONDS)) {
+        return Err(Error::invalid("run_at", "must be at most one year ahead"));
+    }
+    let what = Change { run_at, ..what };
+    let Some(changed) = control::change(&mut tx, key, &what).await? else {
+        return Err(refused(&seen));
+    };
+    let payload = serde_json::json!({
+        "queue": what.queue, "priority": what.rank.map(|it| -it), "run_at": what.run_at,
+    });
+    note(&mut tx, key, history::CHANGED, None, Some(payload.to_string())).await?;
+    tx.commit().await?;
+    engine.tidings.waiting(std::iter::once(&changed));
+    engine.tidings.news.tell(|| vec![happening(key, history::CHANGED)]);
+    Ok(())
+}
+
+/// When a changed job may run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Timing {
+    /// As before.
+    Keep,
+    /// At this time.
+    At(DateTime<Utc>),
+    /// So much later than now.
+    After(TimeDelta),
+}
+
+/// Brings back a dead letter or a cancelled job, and with it the descendants that its end called off.
+/// Its failures count from 0, its attempt grows on.
+///
+/// # Errors
+/// [`Error::JobNotFound`]. [`Error::InvalidState`] when it is neither. [`Error::ParentTerminal`] when it
+/// would wait for a parent that has ended badly itself. [`Error::UniqueConflict`] when a live job has its
+/// unique key by now.
+pub async fn retry(engine: &Engine, key: JobKey) -> Result<(), Error> {
+    let mut conn = engine.pools.read.acquire().await?;
+    let mut tx = conn.begin().await?;
+    let seen = look(&mut tx, key).await?;
+    let revived = match seen.state {
+        StoredState::DeadLetter => {
+            let revived = control::revive_dead_letter(&mut tx, key).await.map_err(conflict)?;
+            revived.into_iter().collect()
+        }
+        StoredState::Cancelled => {
+            control::revive_cancelled(&mut tx, key.project_id, &[key.id]).await.map_err(conflict)?
+        }
+        _ => return Err(refused(&seen)),
+    };
+    if revived.is_empty() {
+        return Err(Error::ParentTerminal(Vec::new()));
+    }
+    note(&mut tx, key, history::RETRIED, None, None).await?;
+    let descendants = revive_descendants(&mut tx, key).await?;
+    tx.commit().await?;
+    engine.tidings.waiting(revived.iter().chain(&descendants));
+    engine.tidings.news.tell(|| {
+        let others = descendants.iter().map(|it| happening(it.key, history::REVIVED));
+        std::iter::once(happening(key, history::RETRIED)).chain(others).collect()
+    });
+    Ok(())
+}
+
+/// Generation by generation: each job comes back unless another of its parents has ended badly.
+async fn revive_descendants(tx: &mut PgConnection, root: JobKey) -> Result<Vec<Rested>, Error> {
+    let project_id = root.project_id;
+    let (mut parents, mut all) = (vec![root.id], Vec::new());
+    while !parents.is_empty() {
+        let children = control::called_off_by(tx, project_id, &parents).await?;
+        let revived =
+            control::revive_cancelled(tx, project_id, &children).await.map_err(conflict)?;
+        let back: Vec<JobId> = revived.iter().map(|it| it.key.id).collect();
+        let left: Vec<_> = children.into_iter().filter(|it| !back.contains(it)).collect();
+        if !left.is_empty() {
+            control::blame_another(tx, project_id, &left).await?;
+        }
+        let noted: Vec<_> =
+            revived.iter().map(|it| event(it.key, history::REVIVED, None, None)).collect();
+        events::insert(tx, &noted).await?;
+        all.extend(revived);
+        parents = back;
+    }
+    Ok(all)
+}
+
+/// Locks a job, wherever it is.
+pub(super) async fn look(tx: &mut PgConnection, key: JobKey) -> Result<Seen, Error> {
+    for _ in 0..MAX_LOOKS {
+        if let Some(seen) = control::lock_live(tx, key).await? {
+            return Ok(seen);
+        }
+        if let Some(seen) = control::lock_ended(tx, key).await? {
+            return Ok(seen);
+        }
+    }
+    Err(Error::JobNotFound)
+}
+
+async fn note(
+    tx: &mut PgConnection,
+    key: JobKey,
+    kind: &str,
+    attempt: Option<i32>,
+    payload: Option<String>,
+) -> Result<(), Error> {
+    events::insert(tx, &[event(key, kind, attempt, payload)]).await?;
+    Ok(())
+}
+
+/// An event of ours.
+pub(super) fn event(
+    key: JobKey,
+    kind: &str,
+    attempt: Option<i32>,
+    payload: Option<String>,
+) -> NewEvent {
+    NewEvent { key, kind: kind.to_owned(), attempt, worker_id: None, payload }
+}
+
+fn refused(seen: &Seen) -> Error {
+    Error::InvalidState(Whereabouts { state: seen.state.public(), attempt: seen.attempt })
+}
+
+fn conflict(error: sqlx::Error) -> Error {
+    if is_unique_violation(&error) {
+        return Error::UniqueConflict { field: "unique.key".to_owned(), holder: None };
+    }
+    error.into()
+}

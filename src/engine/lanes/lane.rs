@@ -1,0 +1,168 @@
+//! One lane: what is known of a queue as polls of one kind see it.
+
+use std::{
+    collections::BTreeSet,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use chrono::TimeDelta;
+
+use super::{DealtLook, QueueKey, WaiterId};
+use crate::store::claims::ClaimKey;
+
+/// A look from the mark that came back short is repeated from the beginning, but not more often.
+pub(super) const ZERO_LOOK_PAUSE: Duration = Duration::from_millis(250);
+/// Commits may become visible this much later than their `run_at` says.
+const MARK_MARGIN: TimeDelta = TimeDelta::milliseconds(200);
+/// After a failed look its lane rests, so that a store in trouble is not hammered.
+pub(super) const FAILURE_PAUSE: Duration = Duration::from_millis(500);
+/// After a look that found everything taken its lane rests for a moment.
+pub(super) const CONTENTION_PAUSE: Duration = Duration::from_millis(20);
+
+/// What polls have in common that see a queue in the same way.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct Signature {
+    pub queue: QueueKey,
+    pub job_types: Arc<[String]>,
+    pub labels: Arc<[String]>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Supply {
+    /// Nobody has looked yet.
+    Unknown,
+    /// The last look came back full.
+    Plenty,
+    /// So many jobs arrived since a look came back short, less those that were dealt.
+    Known(u32),
+}
+
+#[derive(Debug)]
+pub(super) struct Lane {
+    pub signature: Signature,
+    pub waiters: BTreeSet<WaiterId>,
+    pub supply: Supply,
+    /// Looks that are under way.
+    pub flights: u32,
+    pub arrived_in_flight: u32,
+    pub mark: ClaimKey,
+    pub looked_from_zero_at: Option<Instant>,
+    pub touched_at: Instant,
+    /// After a look that failed, or found everything taken.
+    pub rests_until: Option<Instant>,
+    /// What is under way was dealt before somebody asked not to trust it.
+    pub is_distrusted: bool,
+    pub is_in_turn: bool,
+    /// Whether the next look must ask for gates.
+    pub may_have_gates: bool,
+    /// Whether the last look that asked has found some.
+    pub has_gates: bool,
+}
+
+impl Lane {
+    /// A lane of which nothing is known.
+    pub fn new(signature: Signature, now: Instant) -> Self {
+        Self {
+            signature,
+            waiters: BTreeSet::new(),
+            supply: Supply::Unknown,
+            flights: 0,
+            arrived_in_flight: 0,
+            mark: ClaimKey::ZERO,
+            looked_from_zero_at: None,
+            touched_at: now,
+            rests_until: None,
+            is_distrusted: false,
+            is_in_turn: false,
+            may_have_gates: true,
+            has_gates: false,
+        }
+    }
+
+    /// Whether a look may start. A second look beside one under way pays off only against a deep
+    /// backlog; and never where jobs are chosen before they are locked, by type or behind gates:
+    /// both would choose the same.
+    pub fn may_be_looked_at(&self) -> bool {
+        if self.rests_until.is_some() {
+            return false;
+        }
+        let may_share = self.supply == Supply::Plenty
+            && self.signature.job_types.is_empty()
+            && !self.may_have_gates;
+        self.supply != Supply::Known(0) && (self.flights == 0 || may_share)
+    }
+
+    /// Forgets what is known, and what a look under way will say of emptiness.
+    pub fn distrust(&mut self) {
+        self.mark = ClaimKey::ZERO;
+        self.is_distrusted = self.flights > 0;
+        if matches!(self.supply, Supply::Known(_)) {
+            self.supply = Supply::Unknown;
+        }
+    }
+
+    /// What a look that came back says of it.
+    pub fn learn(&mut self, look: &DealtLook, found: Option<Finding>, now: Instant) {
+        self.flights = self.flights.saturating_sub(1);
+        self.touched_at = now;
+        let was_from_zero = look.from == ClaimKey::ZERO;
+        if was_from_zero && found.is_some() {
+            self.looked_from_zero_at = Some(look.dealt_at);
+        }
+        if look.may_have_gates
+            && let Some(found) = &found
+        {
+            self.has_gates = found.has_gates;
+            self.may_have_gates = found.has_gates || self.arrived_in_flight > 0;
+        }
+        let is_zero_look_due =
+            self.looked_from_zero_at.is_none_or(|it| now - it >= ZERO_LOOK_PAUSE);
+        match found {
+            None => {
+                self.supply = Supply::Unknown;
+                self.rests_until = Some(now + FAILURE_PAUSE);
+            }
+            Some(Finding { is_short: true, .. })
+                if self.is_distrusted || (!was_from_zero && is_zero_look_due) =>
+            {
+                self.mark = ClaimKey::ZERO;
+                self.supply = Supply::Unknown;
+            }
+            Some(Finding { is_short: true, .. }) => {
+                self.supply = Supply::Known(self.arrived_in_flight)
+            }
+            Some(Finding { was_contended: true, last, .. }) => {
+                self.supply = Supply::Unknown;
+                // Everything that was chosen is held by somebody: it is looked at again, but not at once.
+                self.rests_until = last.is_none().then(|| now + CONTENTION_PAUSE);
+            }
+            Some(Finding { last, .. }) => {
+                if self.supply == Supply::Unknown {
+                    self.supply = Supply::Plenty;
+                }
+                // What arrived in flight may lie before the last job that was found.
+                if let Some(last) = last.filter(|_| self.arrived_in_flight == 0) {
+                    self.mark = ClaimKey { rank: last.rank, run_at: last.run_at - MARK_MARGIN };
+                }
+            }
+        }
+        if self.flights == 0 {
+            self.arrived_in_flight = 0;
+            self.is_distrusted = false;
+        }
+    }
+}
+
+/// What a look came back with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Finding {
+    /// Fewer jobs were there than were wanted.
+    pub is_short: bool,
+    /// As many as were wanted were there, but others took some of them.
+    pub was_contended: bool,
+    /// The last job that was found.
+    pub last: Option<ClaimKey>,
+    /// The queue has gates.
+    pub has_gates: bool,
+}

@@ -1,0 +1,63 @@
+//! Calling jobs off that nobody wants any more: children of parents that ended without success, and
+//! jobs whose `expires_at` has passed.
+
+use sqlx::Acquire;
+
+use super::{
+    Engine,
+    control::{event, tell_called_off},
+};
+use crate::{
+    domain::history,
+    store::{acks::JobKey, control, events, sweep},
+};
+
+/// One pass over parents that ended without success: calls their children off, whose own children
+/// follow in the next pass. Answers whether there may be more.
+///
+/// # Errors
+/// Only those of the store; the pass can be repeated.
+pub async fn pass(engine: &Engine) -> sqlx::Result<bool> {
+    let mut conn = engine.pools.background.acquire().await?;
+    let parents = sweep::find_with_orphans(&mut conn).await?;
+    let is_more = !parents.is_empty();
+    for parent in parents {
+        let mut tx = conn.begin().await?;
+        // Whoever takes the mark off does the work; a parent that came back meanwhile has no mark.
+        let marked = control::unmark_dead_letter(&mut tx, parent).await?
+            + control::unmark_cancelled(&mut tx, parent).await?;
+        if marked == 0 {
+            continue;
+        }
+        let children = control::waiting_children(&mut tx, parent).await?;
+        let gone = control::call_off(&mut tx, &children, false, Some(parent.id)).await?;
+        let payload = format!(r#"{{"parent_id":"{}"}}"#, parent.id);
+        let noted: Vec<_> = gone
+            .iter()
+            .map(|it| event(it.key, history::PARENT_FAILED, None, Some(payload.clone())))
+            .collect();
+        events::insert(&mut tx, &noted).await?;
+        tx.commit().await?;
+        tell_called_off(engine, &gone, history::PARENT_FAILED);
+    }
+    Ok(is_more)
+}
+
+/// One pass over waiting jobs whose `expires_at` has passed. Answers whether there may be more.
+///
+/// # Errors
+/// Only those of the store; the pass can be repeated.
+pub async fn pass_outdated(engine: &Engine) -> sqlx::Result<bool> {
+    let mut conn = engine.pools.background.acquire().await?;
+    let outdated: Vec<JobKey> = sweep::find_outdated(&mut conn).await?;
+    if outdated.is_empty() {
+        return Ok(false);
+    }
+    let mut tx = conn.begin().await?;
+    let gone = control::call_off(&mut tx, &outdated, true, None).await?;
+    let noted: Vec<_> = gone.iter().map(|it| event(it.key, history::EXPIRED, None, None)).collect();
+    events::insert(&mut tx, &noted).await?;
+    tx.commit().await?;
+    tell_called_off(engine, &gone, history::EXPIRED);
+    Ok(outdated.len() == sweep::MAX_SWEEP_ROWS)
+}

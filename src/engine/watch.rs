@@ -1,0 +1,148 @@
+//! Watching jobs: waiting for an end, and noticing what other nodes have done.
+
+use std::{collections::HashMap, future::Future, sync::Mutex, time::Duration};
+
+use tokio::time::{Instant, sleep_until};
+
+use super::Engine;
+use crate::{
+    domain::{
+        explain::{self, Crowd, Explanation, Facts},
+        job::{StoredState, WaitingFor},
+        limits,
+    },
+    error::Error,
+    ids::{JobId, ProjectId},
+    store::{self, acks::JobKey, jobs::JobRow, jobs::Version},
+};
+
+/// Jobs of one look at what other nodes have done.
+const MAX_LOOKED_AT: usize = 500;
+
+/// What was last seen of watched jobs.
+#[derive(Default)]
+pub struct Versions(Mutex<HashMap<(ProjectId, JobId), String>>);
+
+/// Waits until a job has ended, but not longer than `wait`, nor than the client is there.
+///
+/// # Errors
+/// [`Error::JobNotFound`].
+pub async fn until_ended(
+    engine: &Engine,
+    key: JobKey,
+    wait: Duration,
+    gone: impl Future<Output = ()>,
+) -> Result<(), Error> {
+    let watch = engine.tidings.news.watch(key.project_id, key.id);
+    let deadline = Instant::now() + wait;
+    tokio::pin!(gone);
+    loop {
+        // Listen before looking: an end in between must not be missed.
+        let changed = watch.changed();
+        tokio::pin!(changed);
+        changed.as_mut().enable();
+        let row = find(engine, key).await?;
+        let has_ended = matches!(
+            row.state,
+            StoredState::Succeeded | StoredState::DeadLetter | StoredState::Cancelled
+        );
+        if has_ended {
+            return Ok(());
+        }
+        tokio::select! {
+            () = changed => (),
+            () = sleep_until(deadline) => return Ok(()),
+            () = &mut gone => return Ok(()),
+            () = engine.stopping.cancelled() => return Ok(()),
+        }
+    }
+}
+
+async fn find(engine: &Engine, key: JobKey) -> Result<JobRow, Error> {
+    let mut conn = engine.pools.read.acquire().await?;
+    let row = store::jobs::find(&mut conn, key.project_id, key.id).await?;
+    row.ok_or(Error::JobNotFound)
+}
+
+/// One pass over the jobs that somebody watches here: wakes the watchers of those to which something has
+/// happened that this node was not told.
+///
+/// # Errors
+/// Only those of the store; the pass can be repeated.
+pub async fn pass(engine: &Engine) -> sqlx::Result<()> {
+    let watched = engine.tidings.news.watched_jobs();
+    let mut seen = HashMap::new();
+    for jobs in watched.chunks(MAX_LOOKED_AT) {
+        let mut conn = engine.pools.background.acquire().await?;
+        for Version { project_id, id, version } in store::jobs::versions(&mut conn, jobs).await? {
+            seen.insert((project_id, id), version);
+        }
+    }
+    let mut last = engine.versions.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    for (key, version) in &seen {
+        if last.get(key).is_some_and(|it| it != version) {
+            engine.tidings.news.nudge(key.0, key.1);
+        }
+    }
+    *last = seen;
+    Ok(())
+}
+
+/// Why a job is not running.
+///
+/// # Errors
+/// [`Error::JobNotFound`].
+pub async fn explain(
+    engine: &Engine,
+    key: JobKey,
+) -> Result<(StoredState, Option<WaitingFor>, Explanation), Error> {
+    let row = find(engine, key).await?;
+    let project_id = key.project_id;
+    let mut conn = engine.pools.read.acquire().await?;
+    let conn = &mut *conn;
+    let concurrency_key = row.concurrency_key.as_deref();
+    let max = i64::from(limits::MAX_CONCURRENCY);
+    let crowds =
+        store::queues::count_running(conn, project_id, concurrency_key, &row.queue, max).await?;
+    let settings = store::queues::find_settings(conn, project_id, &row.queue).await?;
+    let labels = row.labels.clone().unwrap_or_default();
+    let (workers, workers_with_labels) =
+        store::workers::count_fitting(conn, project_id, &row.queue, &row.job_type, &labels).await?;
+    let (rank, run_at) = (row.rank, row.run_at);
+    let ahead = store::queues::count_ahead(
+        conn,
+        project_id,
+        &row.queue,
+        rank,
+        run_at,
+        explain::MAX_COUNTED_AHEAD,
+    )
+    .await?;
+    let waiting_for = row.state.waiting_for(row.unfinished_parents, row.is_crowded);
+    let crowd = |name: &str, running, limit| Crowd { name: name.to_owned(), running, limit };
+    let facts = Facts {
+        now: crowds.now,
+        state: row.state,
+        run_at,
+        failures: row.failures,
+        max_attempts: row.max_attempts,
+        unfinished_parents: row.unfinished_parents,
+        labels,
+        concurrency: concurrency_key
+            .zip(row.concurrency_limit)
+            .map(|(name, limit)| crowd(name, crowds.under_key, limit)),
+        queue_concurrency: settings
+            .and_then(|it| it.max_concurrency)
+            .map(|limit| crowd(&row.queue, crowds.in_queue, limit)),
+        worker_id: row.worker_id,
+        lease_expires_at: row.lease_expires_at,
+        cancel_requested: row.cancel_requested,
+        expires_at: row.expires_at,
+        workers,
+        workers_with_labels,
+        ahead,
+        queue: row.queue,
+        job_type: row.job_type,
+    };
+    Ok((row.state, waiting_for, explain::explain(&facts)))
+}

@@ -1,0 +1,237 @@
+//! `Idempotency-Key`: the same request again is answered as the first time, and what it makes is made
+//! once. A new request gets a seed from which the ids of what it makes come; a request that broke off
+//! in the middle runs again from the same seed, and finds what is there already.
+
+use std::future::Future;
+
+use axum::{
+    body::Body,
+    http::{
+        HeaderMap, HeaderName, HeaderValue, StatusCode,
+        header::{CONTENT_TYPE, LOCATION},
+    },
+    response::Response,
+};
+use serde::Serialize;
+use uuid::Uuid;
+
+use super::{
+    error::{self, ErrorBody},
+    layers::RequestId,
+};
+use crate::{
+    app::App,
+    auth::Caller,
+    domain::limits::MAX_IDEMPOTENCY_KEY_CHARS,
+    error::Error,
+    ids::{JobId, WorkflowId},
+    store::idempotency::{self, Kept, Presented},
+};
+
+const HEADER: &str = "Idempotency-Key";
+const REPLAY_HEADER: HeaderName = HeaderName::from_static("idempotent-replay");
+
+/// Where the ids of what a request makes come from.
+#[derive(Debug, Clone, Copy)]
+pub struct Ids(Option<Uuid>);
+
+impl Ids {
+    /// The id of the job of this number.
+    #[must_use]
+    pub fn job(self, number: usize) -> JobId {
+        self.0.map_or_else(JobId::generate, |seed| JobId::derived(seed, number as u64))
+    }
+
+    /// The id of the workflow.
+    #[must_use]
+    pub fn workflow(self) -> WorkflowId {
+        self.0.map_or_else(WorkflowId::generate, WorkflowId::derived)
+    }
+}
+
+/// An answer that can be kept.
+#[derive(Debug)]
+pub struct Answer {
+    status: StatusCode,
+    location: Option<String>,
+    body: String,
+}
+
+impl Answer {
+    /// Something was made; `location` leads to it.
+    ///
+    /// # Errors
+    /// [`Error::Internal`] when the body is no JSON after all.
+    pub fn new(
+        status: StatusCode,
+        location: Option<String>,
+        body: &impl Serialize,
+    ) -> Result<Self, Error> {
+        let body = serde_json::to_string(body).map_err(Error::internal)?;
+        Ok(Self { status, location, body })
+    }
+
+    fn into_response(self) -> Response {
+        let mut response = Response::new(Body::from(self.body));
+        *response.status_mut() = self.status;
+        let headers = response.headers_mut();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        if let Some(location) = self.location.and_then(|it| HeaderValue::try_from(it).ok()) {
+            headers.insert(LOCATION, location);
+        }
+        response
+    }
+}
+
+/// The key that came with a request, in the header or in the body. Quotes around it are dropped.
+///
+/// # Errors
+/// [`Error::Invalid`] when it is too long, no printable ASCII, or not the same in both places.
+pub fn key(headers: &HeaderMap, in_body: Option<&str>) -> Result<Option<String>, Error> {
+    let refuse = |message: &str| Err(Error::invalid(HEADER, message));
+    let mut values = headers.get_all(HEADER).iter();
+    let in_header = match (values.next(), values.next()) {
+        (_, Some(_)) => return refuse("must be sent once"),
+        (None, None) => None,
+        (Some(value), None) => {
+            let Ok(value) = value.to_str() else { return refuse("must be printable ASCII") };
+            let bare = value.strip_prefix('"').and_then(|it| it.strip_suffix('"'));
+            Some(bare.unwrap_or(value))
+        }
+    };
+    let key = match (in_header, in_body) {
+        (Some(one), Some(other)) if one != other => {
+            return refuse("must be the same as idempotency_key");
+        }
+        (in_header, in_body) => in_header.or(in_body),
+    };
+    let Some(key) = key else { return Ok(None) };
+    let is_printable = key.bytes().all(|it| (b' '..=b'~').contains(&it));
+    if key.is_empty() || key.len() > MAX_IDEMPOTENCY_KEY_CHARS || !is_printable {
+        let max = MAX_IDEMPOTENCY_KEY_CHARS;
+        return refuse(&format!("must be 1 to {max} printable ASCII characters"));
+    }
+    Ok(Some(key.to_owned()))
+}
+
+/// Runs a request once for its key, and answers as then whenever it comes again.
+///
+/// # Errors
+/// [`Error::IdempotencyKeyReuse`] when the key came with another request, and
+/// [`Error::IdempotencyInProgress`] while the first one runs; and those of the request itself.
+pub async fn once<Running>(
+    app: &App,
+    caller: &Caller,
+    key: Option<String>,
+    fingerprint: &[u8; 32],
+    request_id: &RequestId,
+    run: impl FnOnce(Ids) -> Running,
+) -> Result<Response, Error>
+where
+    Running: Future<Output = Result<Answer, Error>>,
+{
+    let Some(key) = key else {
+        return run(Ids(None)).await.map(Answer::into_response);
+    };
+    let presented = Presented { project_id: caller.project_id, key: &key, fingerprint };
+    let seed = match begin(app, presented).await? {
+        Begun::Run(seed) => seed,
+        Begun::Answered(answer) => {
+            let mut response = answer.into_response();
+            response.headers_mut().insert(REPLAY_HEADER, HeaderValue::from_static("true"));
+            return Ok(response);
+        }
+    };
+    let result = run(Ids(Some(seed))).await;
+    let kept = match &result {
+        Ok(answer) => Some((answer.status, answer.location.as_deref(), answer.body.clone())),
+        Err(failure) if is_kept(error::status(failure)) => {
+            let body = ErrorBody { error: error::info(failure, &request_id.0) };
+            let body = serde_json::to_string(&body).map_err(Error::internal)?;
+            Some((error::status(failure), None, body))
+        }
+        Err(_) => None,
+    };
+    let mut conn = app.engine.pools.enqueue.acquire().await?;
+    match kept {
+        Some((status, location, body)) => {
+            let status = status.as_u16();
+            idempotency::finish(&mut conn, caller.project_id, &key, status, location, &body)
+                .await?;
+        }
+        None => idempotency::unlock(&mut conn, caller.project_id, &key).await?,
+    }
+    result.map(Answer::into_response)
+}
+
+/// What depends on the request alone. Who may ask, how often, and whether the store answers is another
+/// matter the next time.
+fn is_kept(status: StatusCode) -> bool {
+    matches!(
+        status,
+        StatusCode::BAD_REQUEST
+            | StatusCode::NOT_FOUND
+            | StatusCode::CONFLICT
+            | StatusCode::PAYLOAD_TOO_LARGE
+    )
+}
+
+enum Begun {
+    Run(Uuid),
+    Answered(Answer),
+}
+
+async fn begin(app: &App, presented: Presented<'_>) -> Result<Begun, Error> {
+    let Presented { project_id, key, fingerprint } = presented;
+    let mut conn = app.engine.pools.enqueue.acquire().await?;
+    let seed = Uuid::now_v7();
+    if idempotency::begin(&mut conn, presented, seed).await? {
+        return Ok(Begun::Run(seed));
+    }
+    let kept = idempotency::find(&mut conn, project_id, key).await?;
+    // Pruned at this very moment.
+    let Some(Kept { fingerprint: first, status, location, body }) = kept else {
+        return Err(Error::IdempotencyInProgress);
+    };
+    if first != fingerprint {
+        return Err(Error::IdempotencyKeyReuse);
+    }
+    let status = status.and_then(|it| StatusCode::from_u16(it.cast_unsigned()).ok());
+    if let (Some(status), Some(body)) = (status, body) {
+        return Ok(Begun::Answered(Answer { status, location, body }));
+    }
+    let seed = idempotency::take_over(&mut conn, project_id, key).await?;
+    seed.map(Begun::Run).ok_or(Error::IdempotencyInProgress)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(header: Option<&str>, body: Option<&str>) -> Result<Option<String>, ()> {
+        let mut headers = HeaderMap::new();
+        if let Some(header) = header {
+            headers.insert(HEADER, HeaderValue::from_str(header).expect("a value"));
+        }
+        key(&headers, body).map_err(|_| ())
+    }
+
+    #[test]
+    fn a_key_may_be_quoted_or_bare_or_in_the_body() {
+        let abc = Ok(Some("abc".to_owned()));
+        assert_eq!(read(Some("abc"), None), abc);
+        assert_eq!(read(Some("\"abc\""), None), abc);
+        assert_eq!(read(None, Some("abc")), abc);
+        assert_eq!(read(Some("abc"), Some("abc")), abc);
+        assert_eq!(read(None, None), Ok(None));
+    }
+
+    #[test]
+    fn a_key_that_cannot_be_kept_is_refused() {
+        assert!(read(Some("abc"), Some("abd")).is_err());
+        assert!(read(Some(""), None).is_err());
+        assert!(read(None, Some("ä")).is_err());
+        assert!(read(Some(&"x".repeat(MAX_IDEMPOTENCY_KEY_CHARS + 1)), None).is_err());
+        assert!(read(Some(&"x".repeat(MAX_IDEMPOTENCY_KEY_CHARS)), None).is_ok());
+    }
+}

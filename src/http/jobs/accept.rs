@@ -1,0 +1,358 @@
+//! What a new job may be, and the checks of its fields: for one job, a batch and a workflow.
+
+use std::collections::BTreeMap;
+
+use axum::http::HeaderMap;
+use chrono::{DateTime, Utc};
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use sqlx::types::Json as Stored;
+use utoipa::ToSchema;
+
+use crate::{
+    domain::{
+        backoff::{RetryPolicy, Strategy},
+        gate, limits,
+    },
+    engine::{
+        enqueue::{Extras, NewJob, Start},
+        family::{OnConflict, TiedJob},
+    },
+    error::Error,
+    http::{
+        extract::{Object, RequestBody},
+        validate::Check,
+    },
+    ids::{JobId, ProjectId},
+};
+
+const DEFAULT_QUEUE: &str = "default";
+const DEFAULT_MAX_ATTEMPTS: i32 = 3;
+const DEFAULT_TIMEOUT_SECONDS: i32 = 1_800;
+const DEFAULT_CONCURRENCY_LIMIT: i32 = 1;
+/// Fewer failures than one would never be retried, and never be given up.
+const MIN_MAX_ATTEMPTS: i32 = 1;
+
+/// A job to enqueue.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(example = json!({
+    "job_type": "email.send",
+    "payload": {"to": "ada@example.com"},
+    "queue": "default"
+}))]
+pub struct EnqueueRequest {
+    /// What a worker must be able to do.
+    #[schema(min_length = 1, max_length = 500)]
+    job_type: String,
+    /// Any JSON of at most 256 KiB; workers get it byte for byte. Default: null.
+    #[serde(default)]
+    #[schema(value_type = serde_json::Value, required = false)]
+    payload: Option<Box<RawValue>>,
+    /// Where it waits. Default: `default`. A queue exists from its first use.
+    #[schema(min_length = 1, max_length = 100)]
+    queue: Option<String>,
+    /// Higher runs first. Default: 0.
+    #[schema(minimum = -100, maximum = 100)]
+    priority: Option<i16>,
+    /// When it may run, at most one year ahead. Default: at once.
+    run_at: Option<DateTime<Utc>>,
+    /// When it may run, in seconds from now. Instead of `run_at`.
+    #[schema(minimum = 0, maximum = 31_622_400)]
+    delay_seconds: Option<i64>,
+    /// Failures at which it is given up. Default: 3.
+    #[schema(minimum = 1, maximum = 100)]
+    max_attempts: Option<i32>,
+    /// Longest run of one attempt. Default: 1800.
+    #[schema(minimum = 1, maximum = 86_400)]
+    timeout_seconds: Option<i32>,
+    /// How it is tried again.
+    #[schema(value_type = Option<RetryRequest>)]
+    retry: Option<Object<RetryRequest>>,
+    /// For your own use; at most 32.
+    tags: Option<BTreeMap<String, String>>,
+    /// What its worker must have, all of it; at most 16.
+    #[schema(max_items = 16)]
+    labels: Option<Vec<String>>,
+    /// Jobs of the project that share it run at most `concurrency_limit` at a time.
+    #[schema(min_length = 1, max_length = 200)]
+    concurrency_key: Option<String>,
+    /// With `concurrency_key`: this job starts only while fewer run. Default: 1.
+    #[schema(minimum = 1, maximum = 100_000)]
+    concurrency_limit: Option<i32>,
+    /// Makes it the only live job with its key.
+    #[schema(value_type = Option<UniqueRequest>)]
+    pub(in crate::http) unique: Option<Object<UniqueRequest>>,
+    /// It is called off if it has not begun by then. Must be later than `run_at`.
+    expires_at: Option<DateTime<Utc>>,
+    /// The job it waits for. Instead of `depends_on`.
+    pub(in crate::http) parent_job_id: Option<String>,
+    /// The jobs it waits for: it runs when all have succeeded; at most 100. In a workflow, their keys.
+    #[schema(max_items = 100)]
+    pub(in crate::http) depends_on: Option<Vec<String>>,
+    /// In a workflow, and only there: its name, unique in the workflow.
+    #[schema(min_length = 1, max_length = 100)]
+    pub(in crate::http) key: Option<String>,
+    /// An older spelling of the header `Idempotency-Key`.
+    #[schema(min_length = 1, max_length = 200)]
+    pub(in crate::http) idempotency_key: Option<String>,
+}
+
+/// Makes a job the only live one with its key. A dead letter is not live.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct UniqueRequest {
+    /// The key, unique in the project.
+    #[schema(min_length = 1, max_length = 200)]
+    key: String,
+    /// What happens when a live job has it. Default: reject.
+    on_conflict: Option<OnConflictChoice>,
+}
+
+/// What happens when a live job has the key.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum OnConflictChoice {
+    /// 409, nothing is stored.
+    #[default]
+    Reject,
+    /// 200 with the job that has it.
+    ReturnExisting,
+    /// A waiting job is called off and this one stored; 409 when it runs.
+    Replace,
+}
+
+impl RequestBody for EnqueueRequest {}
+
+/// How a job is tried again. Fields that are not sent have their defaults.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RetryRequest {
+    /// How the wait grows. Default: exponential.
+    strategy: Option<Strategy>,
+    /// The first wait. Default: 15.
+    #[schema(minimum = 0, maximum = 2_592_000)]
+    initial_seconds: Option<u32>,
+    /// The growth of an exponential wait. Default: 2.
+    #[schema(minimum = 1, maximum = 100)]
+    multiplier: Option<f64>,
+    /// The longest wait. Default: 21600.
+    #[schema(minimum = 0, maximum = 2_592_000)]
+    max_seconds: Option<u32>,
+    /// Up to so many seconds are added. Default: 3.
+    #[schema(minimum = 0, maximum = 2_592_000)]
+    jitter_seconds: Option<u32>,
+    /// Error types that go straight to the dead letter: exact, or `prefix.*`; at most 50.
+    non_retryable_types: Option<Vec<String>>,
+}
+
+/// Checks a job and makes it ready to be stored.
+///
+/// # Errors
+/// [`Error::FieldTooLarge`]; other broken rules are noted in `check`.
+pub fn accept(
+    project_id: ProjectId,
+    id: JobId,
+    mut request: EnqueueRequest,
+    traceparent: Option<&str>,
+    check: &mut Check,
+) -> Result<TiedJob, Error> {
+    check.name("job_type", &request.job_type, limits::MAX_JOB_TYPE_CHARS);
+    let queue = request.queue.take().unwrap_or_else(|| DEFAULT_QUEUE.to_owned());
+    check.name("queue", &queue, limits::MAX_QUEUE_CHARS);
+    let priority = request.priority.unwrap_or(0);
+    check.range("priority", priority, limits::MIN_PRIORITY, limits::MAX_PRIORITY);
+    let max_attempts = request.max_attempts.unwrap_or(DEFAULT_MAX_ATTEMPTS);
+    check.range("max_attempts", max_attempts, MIN_MAX_ATTEMPTS, limits::MAX_MAX_ATTEMPTS);
+    let timeout_seconds = request.timeout_seconds.unwrap_or(DEFAULT_TIMEOUT_SECONDS);
+    check.range("timeout_seconds", timeout_seconds, 1, limits::MAX_TIMEOUT_SECONDS);
+    let payload = match request.payload.take() {
+        Some(payload) => {
+            check.size("payload", &payload, limits::MAX_PAYLOAD_BYTES)?;
+            check.depth("payload", &payload);
+            Box::<str>::from(payload).into_string()
+        }
+        None => "null".to_owned(),
+    };
+    let on_conflict = match request.unique.as_ref().and_then(|Object(it)| it.on_conflict) {
+        None | Some(OnConflictChoice::Reject) => OnConflict::Reject,
+        Some(OnConflictChoice::ReturnExisting) => OnConflict::ReturnExisting,
+        Some(OnConflictChoice::Replace) => OnConflict::Replace,
+    };
+    let extras = accept_extras(&mut request, traceparent, check);
+    let job = NewJob {
+        project_id,
+        id,
+        queue,
+        job_type: request.job_type,
+        rank: priority.saturating_neg(),
+        start: start(request.run_at, request.delay_seconds, check),
+        max_attempts,
+        timeout_seconds,
+        payload,
+        retry: request.retry.map(|Object(it)| Stored(accept_retry(it, check))),
+        tags: accept_tags(request.tags, check),
+        extras: (extras != Extras::default()).then(|| Box::new(extras)),
+    };
+    Ok(TiedJob { job, on_conflict, path: check.path().to_owned() })
+}
+
+/// The parts that most jobs do not have.
+fn accept_extras(
+    request: &mut EnqueueRequest,
+    traceparent: Option<&str>,
+    check: &mut Check,
+) -> Extras {
+    if request.key.is_some() {
+        check.refuse("key", "is for the jobs of a workflow only");
+    }
+    let mut labels = request.labels.take().unwrap_or_default();
+    check.names("labels", &labels, limits::MAX_LABELS, limits::MAX_LABEL_CHARS);
+    labels.sort();
+    labels.dedup();
+    let concurrency_key = request.concurrency_key.take();
+    check.optional_name("concurrency_key", concurrency_key.as_deref(), limits::MAX_KEY_CHARS);
+    let concurrency_limit = request.concurrency_limit;
+    if let Some(limit) = concurrency_limit {
+        check.range("concurrency_limit", limit, 1, limits::MAX_CONCURRENCY);
+        if concurrency_key.is_none() {
+            check.refuse("concurrency_limit", "must be sent together with concurrency_key");
+        }
+    }
+    let unique_key = request.unique.take().map(|Object(it)| it.key);
+    check.optional_name("unique.key", unique_key.as_deref(), limits::MAX_KEY_CHARS);
+    check.time("expires_at", request.expires_at);
+    if let (Some(expires_at), Some(run_at)) = (request.expires_at, request.run_at)
+        && expires_at <= run_at
+    {
+        check.refuse("expires_at", "must be later than run_at");
+    }
+    let parents = accept_parents(request, check);
+    Extras {
+        gate: gate::gate(&request.job_type, &labels, concurrency_key.as_deref()),
+        labels,
+        concurrency_limit: concurrency_key
+            .is_some()
+            .then(|| concurrency_limit.unwrap_or(DEFAULT_CONCURRENCY_LIMIT)),
+        concurrency_key,
+        unique_key,
+        expires_at: request.expires_at,
+        traceparent: traceparent.map(str::to_owned),
+        has_parents: !parents.is_empty(),
+        parents,
+        ..Extras::default()
+    }
+}
+
+fn accept_parents(request: &mut EnqueueRequest, check: &mut Check) -> Vec<JobId> {
+    let named = match (request.parent_job_id.take(), request.depends_on.take()) {
+        (Some(_), Some(_)) => {
+            check.refuse("parent_job_id", "must not be sent together with depends_on");
+            return Vec::new();
+        }
+        (Some(parent), None) => vec![("parent_job_id".to_owned(), parent)],
+        (None, many) => {
+            let many = many.unwrap_or_default();
+            if many.len() > limits::MAX_PARENTS {
+                let max = limits::MAX_PARENTS;
+                check.refuse(
+                    "depends_on",
+                    format!("must have at most {max} entries, has {}", many.len()),
+                );
+                return Vec::new();
+            }
+            (0..)
+                .zip(many)
+                .map(|(place, it): (usize, _)| (format!("depends_on[{place}]"), it))
+                .collect()
+        }
+    };
+    let mut parents = Vec::with_capacity(named.len());
+    for (field, id) in named {
+        match id.parse() {
+            Ok(id) if parents.contains(&id) => check.refuse(&field, "is named twice"),
+            Ok(id) => parents.push(id),
+            Err(_) => check.refuse(&field, "must be the id of a job of this project"),
+        }
+    }
+    parents
+}
+
+/// The trace that a request belongs to, as its header says. One that is malformed is no trace, as the
+/// W3C's recommendation asks.
+#[must_use]
+pub fn traceparent(headers: &HeaderMap) -> Option<&str> {
+    const PARTS: [usize; 4] = [2, 32, 16, 2];
+    let value = headers.get("traceparent")?.to_str().ok()?;
+    let is_hex = |it: &str| it.bytes().all(|it| it.is_ascii_digit() || (b'a'..=b'f').contains(&it));
+    let parts: Vec<_> = value.split('-').collect();
+    let is_sound = parts.len() == PARTS.len()
+        && parts.iter().zip(PARTS).all(|(part, length)| part.len() == length && is_hex(part))
+        && parts.first() != Some(&"ff");
+    is_sound.then_some(value)
+}
+
+fn start(run_at: Option<DateTime<Utc>>, delay_seconds: Option<i64>, check: &mut Check) -> Start {
+    check.time("run_at", run_at);
+    match (run_at, delay_seconds) {
+        (Some(_), Some(_)) => {
+            check.refuse("delay_seconds", "must not be sent together with run_at");
+            Start::After(0)
+        }
+        (Some(run_at), None) => Start::At(run_at),
+        (None, delay_seconds) => {
+            let seconds = delay_seconds.unwrap_or(0);
+            check.range("delay_seconds", seconds, 0, limits::MAX_DELAY_SECONDS);
+            Start::After(i32::try_from(seconds).unwrap_or(i32::MAX))
+        }
+    }
+}
+
+fn accept_retry(request: RetryRequest, check: &mut Check) -> RetryPolicy {
+    let default = RetryPolicy::default();
+    let policy = RetryPolicy {
+        strategy: request.strategy.unwrap_or(default.strategy),
+        initial_seconds: request.initial_seconds.unwrap_or(default.initial_seconds),
+        multiplier: request.multiplier.unwrap_or(default.multiplier),
+        max_seconds: request.max_seconds.unwrap_or(default.max_seconds),
+        jitter_seconds: request.jitter_seconds.unwrap_or(default.jitter_seconds),
+        non_retryable_types: request.non_retryable_types.unwrap_or_default(),
+    };
+    let seconds = [
+        ("retry.initial_seconds", policy.initial_seconds),
+        ("retry.max_seconds", policy.max_seconds),
+        ("retry.jitter_seconds", policy.jitter_seconds),
+    ];
+    for (field, value) in seconds {
+        check.range(field, i64::from(value), 0, limits::MAX_RETRY_SECONDS);
+    }
+    check.range("retry.multiplier", policy.multiplier, 1.0, limits::MAX_RETRY_MULTIPLIER);
+    check.names(
+        "retry.non_retryable_types",
+        &policy.non_retryable_types,
+        limits::MAX_NON_RETRYABLE_TYPES,
+        limits::MAX_ERROR_TYPE_CHARS,
+    );
+    policy
+}
+
+fn accept_tags(
+    tags: Option<BTreeMap<String, String>>,
+    check: &mut Check,
+) -> Option<Stored<BTreeMap<String, String>>> {
+    let tags = tags.filter(|it| !it.is_empty())?;
+    if tags.len() > limits::MAX_TAGS {
+        check.refuse(
+            "tags",
+            format!("must have at most {} entries, has {}", limits::MAX_TAGS, tags.len()),
+        );
+        return None;
+    }
+    for (key, value) in &tags {
+        check.name("tags", key, limits::MAX_TAG_KEY_CHARS);
+        if let Err(error) = crate::domain::text::check_text(value, limits::MAX_TAG_VALUE_CHARS) {
+            check.refuse(&format!("tags.{key}"), error.to_string());
+        }
+    }
+    Some(Stored(tags))
+}

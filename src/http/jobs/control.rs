@@ -1,0 +1,175 @@
+//! `POST /v1/jobs/{job_id}/cancel`, `POST …/retry`, `PATCH /v1/jobs/{job_id}` and
+//! `GET …/cancelled`.
+
+use axum::{Json as Reply, extract::State};
+use chrono::{DateTime, TimeDelta, Utc};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::{Job, read};
+use crate::{
+    app::App,
+    auth::Caller,
+    domain::limits,
+    engine::{
+        control::{self, Change, Timing},
+        settle::JobKey,
+    },
+    error::Error,
+    http::{
+        error::ErrorBody,
+        extract::{JobInPath, Json, RequestBody},
+        validate::Check,
+    },
+};
+
+/// Cancel a job.
+///
+/// A waiting job is called off at once. A running one gets `cancel_requested`, which its worker is told
+/// with its next heartbeat. Cancelling a cancelled job changes nothing.
+#[utoipa::path(
+    post, path = "/jobs/{job_id}/cancel", tag = "jobs", operation_id = "jobs_cancel",
+    params(("job_id" = String, Path, description = "The job.", example = "job_01m7w3ha3aextt8pkwwdmxsmqw")),
+    responses(
+        (status = 200, description = "The job, as it is now.", body = Job),
+        (status = 401, description = "No valid API key.", body = ErrorBody),
+        (status = 404, description = "The project has no such job.", body = ErrorBody),
+        (status = 409, description = "The job has succeeded, or is a dead letter.", body = ErrorBody),
+        (status = 503, description = "Try again later.", body = ErrorBody),
+    ),
+)]
+pub async fn cancel(
+    caller: Caller,
+    State(app): State<App>,
+    JobInPath(id): JobInPath,
+) -> Result<Reply<Job>, Error> {
+    control::cancel(&app.engine, JobKey { project_id: caller.project_id, id }).await?;
+    read::find(&app, caller.project_id, id).await.map(Reply)
+}
+
+/// Retry a job.
+///
+/// Brings back a dead letter or a cancelled job. Its failures count from 0, its attempt grows on; the
+/// descendants that its end called off come back with it.
+#[utoipa::path(
+    post, path = "/jobs/{job_id}/retry", tag = "jobs", operation_id = "jobs_retry",
+    params(("job_id" = String, Path, description = "The job.", example = "job_01m7w3ha3aextt8pkwwdmxsmqw")),
+    responses(
+        (status = 200, description = "The job, as it is now.", body = Job),
+        (status = 401, description = "No valid API key.", body = ErrorBody),
+        (status = 404, description = "The project has no such job.", body = ErrorBody),
+        (status = 409, description = "The job is neither a dead letter nor cancelled, one of its parents has ended without success, or its unique key is taken.", body = ErrorBody),
+        (status = 503, description = "Try again later.", body = ErrorBody),
+    ),
+)]
+pub async fn retry(
+    caller: Caller,
+    State(app): State<App>,
+    JobInPath(id): JobInPath,
+) -> Result<Reply<Job>, Error> {
+    control::retry(&app.engine, JobKey { project_id: caller.project_id, id }).await?;
+    read::find(&app, caller.project_id, id).await.map(Reply)
+}
+
+/// What to change of a job. At least one field.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(example = json!({"priority": 50}))]
+pub struct ChangeJobRequest {
+    /// Where it waits.
+    #[schema(min_length = 1, max_length = 100)]
+    queue: Option<String>,
+    /// Higher runs first.
+    #[schema(minimum = -100, maximum = 100)]
+    priority: Option<i16>,
+    /// When it may run, at most one year ahead.
+    run_at: Option<DateTime<Utc>>,
+    /// When it may run, in seconds from now. Instead of `run_at`.
+    #[schema(minimum = 0, maximum = 31_622_400)]
+    delay_seconds: Option<i64>,
+}
+
+impl RequestBody for ChangeJobRequest {}
+
+/// Change a waiting job.
+///
+/// Where it waits, how early, or when.
+#[utoipa::path(
+    patch, path = "/jobs/{job_id}", tag = "jobs", operation_id = "jobs_change",
+    params(("job_id" = String, Path, description = "The job.", example = "job_01m7w3ha3aextt8pkwwdmxsmqw")),
+    request_body = ChangeJobRequest,
+    responses(
+        (status = 200, description = "The job, as it is now.", body = Job),
+        (status = 400, description = "The request cannot be read or breaks a rule.", body = ErrorBody),
+        (status = 401, description = "No valid API key.", body = ErrorBody),
+        (status = 404, description = "The project has no such job.", body = ErrorBody),
+        (status = 409, description = "The job does not wait.", body = ErrorBody),
+        (status = 413, description = "The body is too large.", body = ErrorBody),
+        (status = 415, description = "The body is not JSON.", body = ErrorBody),
+        (status = 503, description = "Try again later.", body = ErrorBody),
+    ),
+)]
+pub async fn change(
+    caller: Caller,
+    State(app): State<App>,
+    JobInPath(id): JobInPath,
+    Json(request): Json<ChangeJobRequest>,
+) -> Result<Reply<Job>, Error> {
+    let ChangeJobRequest { queue, priority, run_at, delay_seconds } = request;
+    let mut check = Check::default();
+    check.optional_name("queue", queue.as_deref(), limits::MAX_QUEUE_CHARS);
+    if let Some(priority) = priority {
+        check.range("priority", priority, limits::MIN_PRIORITY, limits::MAX_PRIORITY);
+    }
+    check.time("run_at", run_at);
+    if let Some(delay) = delay_seconds {
+        check.range("delay_seconds", delay, 0, limits::MAX_DELAY_SECONDS);
+    }
+    let timing = match (run_at, delay_seconds) {
+        (Some(_), Some(_)) => {
+            check.refuse("delay_seconds", "must not be sent together with run_at");
+            Timing::Keep
+        }
+        (Some(run_at), None) => Timing::At(run_at),
+        (None, Some(delay)) => Timing::After(TimeDelta::try_seconds(delay).unwrap_or_default()),
+        (None, None) => Timing::Keep,
+    };
+    if queue.is_none() && priority.is_none() && timing == Timing::Keep {
+        check.refuse("body", "must change queue, priority, run_at or delay_seconds");
+    }
+    check.finish()?;
+    let what = Change { queue, rank: priority.map(i16::saturating_neg), run_at: None };
+    let key = JobKey { project_id: caller.project_id, id };
+    control::change(&app.engine, key, timing, what).await?;
+    read::find(&app, caller.project_id, id).await.map(Reply)
+}
+
+/// Whether a job was called off.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct CancelledReply {
+    /// True as soon as somebody has called it off, also while its worker still is at it.
+    pub cancelled: bool,
+}
+
+/// Ask whether to stop.
+///
+/// For workers that cannot wait for the answer to their next heartbeat.
+#[utoipa::path(
+    get, path = "/jobs/{job_id}/cancelled", tag = "jobs", operation_id = "jobs_cancelled",
+    params(("job_id" = String, Path, description = "The job.", example = "job_01m7w3ha3aextt8pkwwdmxsmqw")),
+    responses(
+        (status = 200, description = "Whether it was called off.", body = CancelledReply),
+        (status = 401, description = "No valid API key.", body = ErrorBody),
+        (status = 404, description = "The project has no such job.", body = ErrorBody),
+        (status = 503, description = "Try again later.", body = ErrorBody),
+    ),
+)]
+pub async fn cancelled(
+    caller: Caller,
+    State(app): State<App>,
+    JobInPath(id): JobInPath,
+) -> Result<Reply<CancelledReply>, Error> {
+    let key = JobKey { project_id: caller.project_id, id };
+    let cancelled = control::is_cancelled(&app.engine, key).await?;
+    Ok(Reply(CancelledReply { cancelled }))
+}

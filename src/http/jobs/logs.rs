@@ -1,0 +1,266 @@
+//! `GET /v1/jobs/{job_id}/logs` and `…/logs/stream`.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use axum::{Json as Reply, extract::State, http::HeaderMap, response::Response};
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+
+use crate::{
+    app::App,
+    auth::Caller,
+    domain::{job::StoredState, limits, logs},
+    engine::settle::JobKey,
+    error::Error,
+    http::{
+        error::ErrorBody,
+        extract::{JobInPath, Query},
+        streams::{self, Ended, Writer},
+        validate::Check,
+    },
+    store::{
+        self,
+        logs::{LogPlace, LogRow},
+    },
+};
+
+const DEFAULT_PAGE_LOGS: u32 = 500;
+/// A busy job is read at most this often for one stream.
+const READ_PAUSE: Duration = Duration::from_millis(100);
+
+/// Which logs to read.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct LogsQuery {
+    /// Only this attempt's.
+    #[param(minimum = 1)]
+    attempt: Option<i32>,
+    /// Chunks of a page. Default: 500.
+    #[param(minimum = 1, maximum = 1000)]
+    limit: Option<u32>,
+    /// `next_cursor` of the page before.
+    cursor: Option<String>,
+}
+
+/// A piece of an attempt's output.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct LogView {
+    /// Which attempt.
+    pub attempt: i32,
+    /// Where it was printed: `stdout`, `stderr` or `system`.
+    #[schema(example = "stdout")]
+    pub stream: String,
+    /// Its place in the stream.
+    pub sequence: i64,
+    /// The text.
+    pub data: String,
+    /// When it was printed, by the worker's clock, in milliseconds since 1970.
+    pub timestamp_ms: i64,
+}
+
+impl From<LogRow> for LogView {
+    fn from(row: LogRow) -> Self {
+        let LogRow { attempt, stream, sequence, data, timestamp_ms } = row;
+        Self { attempt, stream, sequence, data, timestamp_ms }
+    }
+}
+
+/// A page of a job's logs, by attempt, stream and sequence.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct LogPage {
+    /// The chunks.
+    pub logs: Vec<LogView>,
+    /// What has not come yet, or never will.
+    pub gaps: Vec<GapView>,
+    /// Attempts of which something was cut away.
+    pub truncated_attempts: Vec<i32>,
+    /// Whether there are more.
+    pub has_more: bool,
+    /// Where the next page begins.
+    #[schema(required)]
+    pub next_cursor: Option<String>,
+}
+
+/// Sequences of a stream that are missing, both ends included.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct GapView {
+    /// Which attempt.
+    pub attempt: i32,
+    /// Which of its streams.
+    pub stream: String,
+    /// The first that is missing.
+    pub from_sequence: i64,
+    /// The last that is missing.
+    pub to_sequence: i64,
+}
+
+/// Read a job's logs.
+#[utoipa::path(
+    get, path = "/jobs/{job_id}/logs", tag = "jobs", operation_id = "jobs_logs",
+    params(LogsQuery, ("job_id" = String, Path, description = "The job.", example = "job_01m7w3ha3aextt8pkwwdmxsmqw")),
+    responses(
+        (status = 200, description = "A page of logs.", body = LogPage),
+        (status = 400, description = "A parameter is wrong.", body = ErrorBody),
+        (status = 401, description = "No valid API key.", body = ErrorBody),
+        (status = 404, description = "The project has no such job.", body = ErrorBody),
+        (status = 503, description = "Try again later.", body = ErrorBody),
+    ),
+)]
+pub async fn list(
+    caller: Caller,
+    State(app): State<App>,
+    JobInPath(id): JobInPath,
+    Query(query): Query<LogsQuery>,
+) -> Result<Reply<LogPage>, Error> {
+    let limit = query.limit.unwrap_or(DEFAULT_PAGE_LOGS);
+    let mut check = Check::default();
+    check.range("limit", limit, 1, limits::MAX_PAGE_LOGS);
+    check.finish()?;
+    let after = query.cursor.as_deref().map_or_else(|| Ok(beginning()), read_place)?;
+    let key = JobKey { project_id: caller.project_id, id };
+    let mut conn = app.engine.pools.read.acquire().await?;
+    store::jobs::find(&mut conn, key.project_id, id).await?.ok_or(Error::JobNotFound)?;
+    let one_more = i64::from(limit) + 1;
+    let mut rows = store::logs::page(&mut conn, key, query.attempt, &after, one_more).await?;
+    let truncated_attempts = store::logs::truncated_attempts(&mut conn, key).await?;
+    let has_more = rows.len() > limit as usize;
+    rows.truncate(limit as usize);
+    let next_cursor = rows.last().filter(|_| has_more).map(write_place);
+    let gaps = find_gaps(&after, &rows);
+    let logs = rows.into_iter().map(LogView::from).collect();
+    Ok(Reply(LogPage { logs, gaps, truncated_attempts, has_more, next_cursor }))
+}
+
+fn find_gaps(after: &LogPlace, rows: &[LogRow]) -> Vec<GapView> {
+    let mut streams: BTreeMap<(i32, &str), Vec<i64>> = BTreeMap::new();
+    for row in rows {
+        streams.entry((row.attempt, &row.stream)).or_default().push(row.sequence);
+    }
+    let gaps = streams.into_iter().flat_map(|((attempt, stream), sequences)| {
+        let goes_on = (after.attempt, after.stream.as_str()) == (attempt, stream);
+        let before = if goes_on { after.sequence } else { -1 };
+        let view = move |it: logs::Gap| GapView {
+            attempt,
+            stream: stream.to_owned(),
+            from_sequence: it.from,
+            to_sequence: it.to,
+        };
+        logs::gaps(before, &sequences).into_iter().map(view)
+    });
+    gaps.collect()
+}
+
+fn beginning() -> LogPlace {
+    LogPlace { attempt: 0, stream: String::new(), sequence: -1 }
+}
+
+fn write_place(row: &LogRow) -> String {
+    format!("{}.{}.{}", row.attempt, row.stream, row.sequence)
+}
+
+fn read_place(text: &str) -> Result<LogPlace, Error> {
+    let invalid = || Error::invalid("cursor", "must be the next_cursor of an earlier page");
+    let mut parts = text.splitn(3, '.');
+    let mut part = || parts.next().ok_or_else(invalid);
+    let attempt = part()?.parse().map_err(|_| invalid())?;
+    let stream = part()?.to_owned();
+    let sequence = part()?.parse().map_err(|_| invalid())?;
+    Ok(LogPlace { attempt, stream, sequence })
+}
+
+/// Watch a job's logs.
+///
+/// Those that are there, then those that come, as server-sent events named `log`. Goes on after
+/// `Last-Event-ID`. Ends after the job has ended for good.
+#[utoipa::path(
+    get, path = "/jobs/{job_id}/logs/stream", tag = "streams", operation_id = "jobs_logs_stream",
+    params(
+        ("job_id" = String, Path, description = "The job.", example = "job_01m7w3ha3aextt8pkwwdmxsmqw"),
+        ("Last-Event-ID" = Option<String>, Header, description = "The last chunk that was seen."),
+    ),
+    responses(
+        (status = 200, description = "The stream.", content_type = "text/event-stream", body = String),
+        (status = 401, description = "No valid API key.", body = ErrorBody),
+        (status = 404, description = "The project has no such job.", body = ErrorBody),
+        (status = 503, description = "Try again later.", body = ErrorBody),
+    ),
+)]
+pub async fn stream(
+    caller: Caller,
+    State(app): State<App>,
+    JobInPath(id): JobInPath,
+    headers: HeaderMap,
+) -> Result<Response, Error> {
+    let key = JobKey { project_id: caller.project_id, id };
+    let mut conn = app.engine.pools.read.acquire().await?;
+    store::jobs::find(&mut conn, key.project_id, id).await?.ok_or(Error::JobNotFound)?;
+    drop(conn);
+    let last = streams::last_event_id(&headers).and_then(|it| read_place(it).ok());
+    let reading = app.clone();
+    streams::start(&app, &caller, |writer| write(reading, key, last, writer))
+}
+
+/// Places already sent are remembered stream by stream, because streams grow side by side.
+async fn write(app: App, key: JobKey, last: Option<LogPlace>, writer: Writer) -> Result<(), Ended> {
+    let watch = app.engine.tidings.news.watch(key.project_id, key.id);
+    let mut sent: BTreeMap<(i32, String), i64> = BTreeMap::new();
+    loop {
+        // Listen before looking.
+        let changed = watch.changed();
+        tokio::pin!(changed);
+        changed.as_mut().enable();
+        let (rows, state) = read_new(&app, key, &sent).await.map_err(|_| Ended)?;
+        for row in rows {
+            let place = LogPlace {
+                attempt: row.attempt,
+                stream: row.stream.clone(),
+                sequence: row.sequence,
+            };
+            sent.insert((row.attempt, row.stream.clone()), row.sequence);
+            if last.as_ref().is_none_or(|it| place > *it) {
+                let id = write_place(&row);
+                writer.send("log", &id, &LogView::from(row)).await?;
+            }
+        }
+        if matches!(state, StoredState::Succeeded | StoredState::Cancelled) {
+            return Ok(());
+        }
+        writer.wait(changed).await?;
+        writer.wait(tokio::time::sleep(READ_PAUSE)).await?;
+    }
+}
+
+async fn read_new(
+    app: &App,
+    key: JobKey,
+    sent: &BTreeMap<(i32, String), i64>,
+) -> Result<(Vec<LogRow>, StoredState), Error> {
+    let mut conn = app.engine.pools.read.acquire().await?;
+    // The state first: what was printed before the end is there then.
+    let row = store::jobs::find(&mut conn, key.project_id, key.id).await?;
+    let state = row.ok_or(Error::JobNotFound)?.state;
+    let (mut new, mut after) = (Vec::new(), beginning());
+    // Attempts before the latest that was sent do not grow any more.
+    if let Some(((attempt, _), _)) = sent.last_key_value() {
+        after.attempt = *attempt;
+    }
+    loop {
+        let limit = i64::from(limits::MAX_PAGE_LOGS);
+        let page = store::logs::page(&mut conn, key, None, &after, limit).await?;
+        let is_full = page.len() as i64 == limit;
+        if let Some(last) = page.last() {
+            after = LogPlace {
+                attempt: last.attempt,
+                stream: last.stream.clone(),
+                sequence: last.sequence,
+            };
+        }
+        new.extend(page.into_iter().filter(|it| {
+            sent.get(&(it.attempt, it.stream.clone())).is_none_or(|sent| it.sequence > *sent)
+        }));
+        if !is_full {
+            return Ok((new, state));
+        }
+    }
+}

@@ -1,0 +1,236 @@
+//! `GET /v1/jobs/{job_id}/explain`, `GET …/events/stream`, and `GET /v1/events/stream`.
+
+use std::{sync::Arc, time::Duration};
+
+use axum::{
+    Json as Reply,
+    extract::State,
+    http::{HeaderMap, StatusCode},
+    response::{IntoResponse, Response},
+};
+use chrono::{DateTime, Utc};
+use serde::Serialize;
+use serde_json::value::RawValue;
+use tokio::sync::broadcast::error::RecvError;
+use utoipa::ToSchema;
+
+use super::events::{self, EventView};
+use crate::{
+    app::App,
+    auth::Caller,
+    domain::{
+        explain::Gate,
+        history,
+        job::{JobState, StoredState, WaitingFor},
+    },
+    engine::{settle::JobKey, watch},
+    error::Error,
+    http::{
+        error::ErrorBody,
+        extract::JobInPath,
+        streams::{self, Ended, Writer},
+    },
+    ids::{EventId, JobId, ProjectId},
+    news::{Happening, Listening},
+};
+
+/// A busy job is read at most this often for one stream.
+const READ_PAUSE: Duration = Duration::from_millis(100);
+
+/// Why a job is not running.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct ExplainReply {
+    /// The job.
+    #[schema(example = "job_01m7w3ha3aextt8pkwwdmxsmqw")]
+    pub job_id: String,
+    /// Where it is in its life.
+    pub state: JobState,
+    /// The first thing it waits for; null when it runs or has ended.
+    #[schema(required)]
+    pub waiting_for: Option<WaitingFor>,
+    /// In words.
+    #[schema(example = "key acme 5/5 busy")]
+    pub summary: String,
+    /// Everything between it and a worker, in the order in which it opens; none when it does not wait.
+    pub gates: Vec<GateView>,
+    /// The next time at which something changes by itself.
+    #[schema(required)]
+    pub next_change_at: Option<DateTime<Utc>>,
+}
+
+/// One thing that must be so before a job can run.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct GateView {
+    /// What it waits for here.
+    pub gate: WaitingFor,
+    /// Whether it is so.
+    pub open: bool,
+    /// With numbers.
+    #[schema(example = "key acme 5/5 busy")]
+    pub message: String,
+    /// When this changes, where that is known.
+    #[schema(required)]
+    pub changes_at: Option<DateTime<Utc>>,
+}
+
+impl From<Gate> for GateView {
+    fn from(gate: Gate) -> Self {
+        let Gate { waits_for, is_open, message, changes_at } = gate;
+        Self { gate: waits_for, open: is_open, message, changes_at }
+    }
+}
+
+/// Explain a job.
+///
+/// Why it is not running, gate by gate, with numbers and the next time something changes.
+#[utoipa::path(
+    get, path = "/jobs/{job_id}/explain", tag = "jobs", operation_id = "jobs_explain",
+    params(("job_id" = String, Path, description = "The job.", example = "job_01m7w3ha3aextt8pkwwdmxsmqw")),
+    responses(
+        (status = 200, description = "The explanation.", body = ExplainReply),
+        (status = 401, description = "No valid API key.", body = ErrorBody),
+        (status = 404, description = "The project has no such job.", body = ErrorBody),
+        (status = 503, description = "Try again later.", body = ErrorBody),
+    ),
+)]
+pub async fn explain(
+    caller: Caller,
+    State(app): State<App>,
+    JobInPath(id): JobInPath,
+) -> Result<Reply<ExplainReply>, Error> {
+    let key = JobKey { project_id: caller.project_id, id };
+    let (state, waiting_for, told) = watch::explain(&app.engine, key).await?;
+    Ok(Reply(ExplainReply {
+        job_id: id.to_string(),
+        state: state.public(),
+        waiting_for,
+        summary: told.summary,
+        gates: told.gates.into_iter().map(GateView::from).collect(),
+        next_change_at: told.next_change_at,
+    }))
+}
+
+/// Watch a job.
+///
+/// Its history, then what happens, as server-sent events (`event` is the type, `data` an event of
+/// `GET …/events`). Goes on after `Last-Event-ID`. Ends after success; whoever comes back then gets 204.
+#[utoipa::path(
+    get, path = "/jobs/{job_id}/events/stream", tag = "streams", operation_id = "jobs_events_stream",
+    params(
+        ("job_id" = String, Path, description = "The job.", example = "job_01m7w3ha3aextt8pkwwdmxsmqw"),
+        ("Last-Event-ID" = Option<String>, Header, description = "The last event that was seen."),
+    ),
+    responses(
+        (status = 200, description = "The stream.", content_type = "text/event-stream", body = String),
+        (status = 401, description = "No valid API key.", body = ErrorBody),
+        (status = 404, description = "The project has no such job.", body = ErrorBody),
+        (status = 503, description = "Try again later.", body = ErrorBody),
+    ),
+)]
+pub async fn job_stream(
+    caller: Caller,
+    State(app): State<App>,
+    JobInPath(id): JobInPath,
+    headers: HeaderMap,
+) -> Result<Response, Error> {
+    let last = streams::last_event_id(&headers).map(str::to_owned);
+    let (events, state) = events::read(&app, caller.project_id, id).await?;
+    let has_seen_all = events.last().map(|it| &it.id) == last.as_ref();
+    if state == StoredState::Succeeded && has_seen_all {
+        return Ok(StatusCode::NO_CONTENT.into_response());
+    }
+    let (reading, project_id) = (app.clone(), caller.project_id);
+    streams::start(&app, &caller, |writer| write_job(reading, project_id, id, last, writer))
+}
+
+async fn write_job(
+    app: App,
+    project_id: ProjectId,
+    id: JobId,
+    mut last: Option<String>,
+    writer: Writer,
+) -> Result<(), Ended> {
+    let watch = app.engine.tidings.news.watch(project_id, id);
+    loop {
+        // Listen before looking.
+        let changed = watch.changed();
+        tokio::pin!(changed);
+        changed.as_mut().enable();
+        let (events, state) = events::read(&app, project_id, id).await.map_err(|_| Ended)?;
+        let seen = last.and_then(|last| events.iter().position(|it| it.id == last));
+        for event in events.iter().skip(seen.map_or(0, |it| it + 1)) {
+            writer.send(&event.kind, &event.id, event).await?;
+        }
+        last = events.last().map(|it| it.id.clone());
+        if state == StoredState::Succeeded {
+            return Ok(());
+        }
+        writer.wait(changed).await?;
+        writer.wait(tokio::time::sleep(READ_PAUSE)).await?;
+    }
+}
+
+/// Watch a project.
+///
+/// What happens to its jobs, as server-sent events, as far as this node does it. Goes on after
+/// `Last-Event-ID` if the node remembers it; otherwise the first event is `fencepost.gap`: read the jobs
+/// that matter again.
+#[utoipa::path(
+    get, path = "/events/stream", tag = "streams", operation_id = "events_stream",
+    params(("Last-Event-ID" = Option<String>, Header, description = "The last event that was seen.")),
+    responses(
+        (status = 200, description = "The stream.", content_type = "text/event-stream", body = String),
+        (status = 401, description = "No valid API key.", body = ErrorBody),
+        (status = 503, description = "Try again later.", body = ErrorBody),
+    ),
+)]
+pub async fn project_stream(
+    caller: Caller,
+    State(app): State<App>,
+    headers: HeaderMap,
+) -> Result<Response, Error> {
+    let last = streams::last_event_id(&headers);
+    // An id that is none of ours is one that nobody remembers.
+    let last = last.map(|it| it.parse().unwrap_or_else(|_| EventId::generate()));
+    let listening = app.engine.tidings.news.listen(caller.project_id, last);
+    streams::start(&app, &caller, |writer| write_project(listening, writer))
+}
+
+async fn write_project(listening: Listening, writer: Writer) -> Result<(), Ended> {
+    let Listening { mut receiver, missed, has_gap } = listening;
+    if has_gap {
+        send_gap(&writer).await?;
+    }
+    for happening in missed {
+        send(&writer, &happening).await?;
+    }
+    loop {
+        match writer.wait(receiver.recv()).await? {
+            Ok(happening) => send(&writer, &happening).await?,
+            Err(RecvError::Lagged(_)) => send_gap(&writer).await?,
+            Err(RecvError::Closed) => return Ok(()),
+        }
+    }
+}
+
+async fn send_gap(writer: &Writer) -> Result<(), Ended> {
+    let id = EventId::generate().to_string();
+    writer.send(history::GAP, &id, &serde_json::json!({"type": history::GAP})).await
+}
+
+async fn send(writer: &Writer, happening: &Arc<Happening>) -> Result<(), Ended> {
+    // The id was made when this node heard of it.
+    let made = happening.id.0.get_timestamp().map(|it| it.to_unix());
+    let at = made
+        .and_then(|(seconds, nanos)| DateTime::from_timestamp(i64::try_from(seconds).ok()?, nanos));
+    let event = EventView {
+        id: happening.id.to_string(),
+        kind: happening.kind.clone(),
+        job_id: happening.job_id.to_string(),
+        at: at.unwrap_or_default(),
+        attempt: happening.attempt,
+        worker_id: happening.worker_id.clone(),
+        payload: happening.payload.clone().and_then(|it| RawValue::from_string(it).ok()),
+    };
+    writer.send(&event.kind, &event.id, &event).await
+}

@@ -1,0 +1,92 @@
+//! Server-sent events: a task of its own reads and waits, so that a client that vanishes cannot stop it
+//! in the middle of a statement; the connection only passes on.
+
+use std::{convert::Infallible, time::Duration};
+
+use axum::{
+    http::{HeaderMap, HeaderName},
+    response::{
+        IntoResponse, Response,
+        sse::{Event, KeepAlive, Sse},
+    },
+};
+use futures_util::stream;
+use serde::Serialize;
+use tokio::sync::mpsc;
+
+use crate::{app::App, auth::Caller, error::Error};
+
+/// How often a silent stream shows that it is alive.
+const KEEP_ALIVE: Duration = Duration::from_secs(15);
+/// Events that may wait for a slow client; then the task waits.
+const MAX_WAITING_EVENTS: usize = 64;
+const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
+
+/// The writing end of a stream.
+pub struct Writer {
+    sender: mpsc::Sender<Event>,
+    app: App,
+    caller: Caller,
+}
+
+/// The client is gone, or the stream has to end.
+#[derive(Debug)]
+pub struct Ended;
+
+impl Writer {
+    /// Sends one event.
+    ///
+    /// # Errors
+    /// [`Ended`] when the client is gone.
+    pub async fn send(&self, kind: &str, id: &str, data: &impl Serialize) -> Result<(), Ended> {
+        let event = Event::default().event(kind).id(id).json_data(data).map_err(|_| Ended)?;
+        self.sender.send(event).await.map_err(|_| Ended)
+    }
+
+    /// Waits for something, unless the stream has to end before: the client is gone, its key revoked,
+    /// or the node stops.
+    ///
+    /// # Errors
+    /// [`Ended`].
+    pub async fn wait<T>(&self, for_what: impl Future<Output = T>) -> Result<T, Ended> {
+        tokio::select! {
+            it = for_what => Ok(it),
+            () = self.sender.closed() => Err(Ended),
+            () = self.caller.until_revoked(&self.app) => Err(Ended),
+            () = self.app.engine.stopping.cancelled() => Err(Ended),
+        }
+    }
+}
+
+/// Starts a stream, written by a task of its own.
+///
+/// # Errors
+/// [`Error::Overloaded`] when this node serves [`crate::domain::limits::MAX_STREAMS`] already.
+pub fn start<Writing>(
+    app: &App,
+    caller: &Caller,
+    write: impl FnOnce(Writer) -> Writing,
+) -> Result<Response, Error>
+where
+    Writing: Future<Output = Result<(), Ended>> + Send + 'static,
+{
+    let place = app.streams.clone().try_acquire_owned().map_err(|_| Error::Overloaded)?;
+    let (sender, receiver) = mpsc::channel(MAX_WAITING_EVENTS);
+    let writing = write(Writer { sender, app: app.clone(), caller: caller.clone() });
+    tokio::spawn(async move {
+        // How it ended concerns nobody.
+        let _ = writing.await;
+        drop(place);
+    });
+    let events = stream::unfold(receiver, async |mut receiver| {
+        let event = receiver.recv().await?;
+        Some((Ok::<_, Infallible>(event), receiver))
+    });
+    Ok(Sse::new(events).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)).into_response())
+}
+
+/// The last event that a client has seen which comes back.
+#[must_use]
+pub fn last_event_id(headers: &HeaderMap) -> Option<&str> {
+    headers.get(LAST_EVENT_ID)?.to_str().ok().filter(|it| !it.is_empty())
+}

@@ -1,0 +1,247 @@
+//! `GET /v1/workers`, `POST /v1/workers/deregister` and `POST /v1/workers/{worker_id}/quiet`,
+//! `/terminate`, `/resume`.
+
+use axum::{Json as Reply, extract::State};
+use chrono::{DateTime, Utc};
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+
+use crate::{
+    app::App,
+    auth::Caller,
+    domain::{limits, worker::WorkerState},
+    engine::registry::{self, WorkerKey, WorkerRow},
+    error::Error,
+    http::{
+        error::ErrorBody,
+        extract::{Json, NameInPath, Query, RequestBody},
+        validate::Check,
+    },
+};
+
+const DEFAULT_PAGE_WORKERS: u32 = 50;
+
+/// Which workers to list.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct WorkersQuery {
+    /// Only workers with this label.
+    label: Option<String>,
+    /// Workers of a page. Default: 50.
+    #[param(minimum = 1, maximum = 200)]
+    limit: Option<u32>,
+    /// `next_cursor` of the page before.
+    cursor: Option<String>,
+}
+
+/// A page of workers, by name.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct WorkerPage {
+    /// The workers.
+    pub workers: Vec<WorkerView>,
+    /// Whether there are more.
+    pub has_more: bool,
+    /// Where the next page begins.
+    #[schema(required)]
+    pub next_cursor: Option<String>,
+}
+
+/// A worker.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct WorkerView {
+    /// Its name for itself.
+    pub worker_id: String,
+    /// Where it is in its life, as it says.
+    pub state: WorkerState,
+    /// What somebody told it to do; null: to go on.
+    #[schema(required)]
+    pub directive: Option<WorkerState>,
+    /// Whether it was heard within the last minute, and is neither lost nor gone.
+    pub alive: bool,
+    /// When it was last heard, to within a few seconds.
+    pub last_seen_at: DateTime<Utc>,
+    /// When it introduced itself, or was first heard.
+    pub registered_at: DateTime<Utc>,
+    /// Queues it polls.
+    pub queues: Vec<String>,
+    /// Types it can do; none when it has named none.
+    pub job_types: Vec<String>,
+    /// What it has, for jobs that ask for it.
+    pub labels: Vec<String>,
+    /// Jobs it runs at a time, as it says.
+    pub concurrency: i32,
+    /// Jobs it has under a lease now.
+    pub slots_in_use: i64,
+    /// Its machine.
+    #[schema(required)]
+    pub hostname: Option<String>,
+    /// Its client's version.
+    #[schema(required)]
+    pub sdk_version: Option<String>,
+    /// Its process.
+    #[schema(required)]
+    pub pid: Option<i32>,
+}
+
+impl From<WorkerRow> for WorkerView {
+    fn from(row: WorkerRow) -> Self {
+        Self {
+            worker_id: row.worker_id,
+            state: row.state,
+            directive: row.directive,
+            alive: row.is_alive,
+            last_seen_at: row.last_seen_at,
+            registered_at: row.registered_at,
+            queues: row.queues,
+            job_types: row.job_types,
+            labels: row.labels,
+            concurrency: row.concurrency,
+            slots_in_use: row.slots_in_use,
+            hostname: row.hostname,
+            sdk_version: row.sdk_version,
+            pid: row.pid,
+        }
+    }
+}
+
+/// List workers.
+///
+/// Those that registered and those that only polled, by name.
+#[utoipa::path(
+    get, path = "/workers", tag = "workers", operation_id = "workers_list",
+    params(WorkersQuery),
+    responses(
+        (status = 200, description = "A page of workers.", body = WorkerPage),
+        (status = 400, description = "A parameter is wrong.", body = ErrorBody),
+        (status = 401, description = "No valid API key.", body = ErrorBody),
+        (status = 503, description = "Try again later.", body = ErrorBody),
+    ),
+)]
+pub async fn list(
+    caller: Caller,
+    State(app): State<App>,
+    Query(query): Query<WorkersQuery>,
+) -> Result<Reply<WorkerPage>, Error> {
+    let limit = query.limit.unwrap_or(DEFAULT_PAGE_WORKERS);
+    let mut check = Check::default();
+    check.range("limit", limit, 1, limits::MAX_PAGE_WORKERS);
+    check.optional_name("label", query.label.as_deref(), limits::MAX_LABEL_CHARS);
+    check.optional_name("cursor", query.cursor.as_deref(), limits::MAX_WORKER_ID_CHARS);
+    check.finish()?;
+    let after = query.cursor.unwrap_or_default();
+    let label = query.label.as_deref();
+    let one_more = i64::from(limit) + 1;
+    let mut rows = registry::page(&app.engine, caller.project_id, label, &after, one_more).await?;
+    let has_more = rows.len() > limit as usize;
+    rows.truncate(limit as usize);
+    let next_cursor = rows.last().filter(|_| has_more).map(|it| it.worker_id.clone());
+    let workers = rows.into_iter().map(WorkerView::from).collect();
+    Ok(Reply(WorkerPage { workers, has_more, next_cursor }))
+}
+
+/// A worker that goes.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(example = json!({"worker_id": "worker-1"}))]
+pub struct DeregisterRequest {
+    /// The worker's name for itself.
+    #[schema(min_length = 1, max_length = 200)]
+    worker_id: String,
+}
+
+impl RequestBody for DeregisterRequest {}
+
+/// The worker is gone.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct DeregisterReply {
+    /// Always `terminated`.
+    pub status: WorkerState,
+    /// Jobs it had and has handed back.
+    pub released: u64,
+}
+
+/// Say goodbye.
+///
+/// Hands back the jobs that the worker still has, no failure counted. Its polls get nothing any more until
+/// it registers again.
+#[utoipa::path(
+    post, path = "/workers/deregister", tag = "workers", operation_id = "workers_deregister",
+    request_body = DeregisterRequest,
+    responses(
+        (status = 200, description = "The worker is gone.", body = DeregisterReply),
+        (status = 400, description = "The request cannot be read or breaks a rule.", body = ErrorBody),
+        (status = 401, description = "No valid API key.", body = ErrorBody),
+        (status = 404, description = "The project has no such worker.", body = ErrorBody),
+        (status = 413, description = "The body is too large.", body = ErrorBody),
+        (status = 415, description = "The body is not JSON.", body = ErrorBody),
+        (status = 503, description = "Try again later.", body = ErrorBody),
+    ),
+)]
+pub async fn deregister(
+    caller: Caller,
+    State(app): State<App>,
+    Json(request): Json<DeregisterRequest>,
+) -> Result<Reply<DeregisterReply>, Error> {
+    let mut check = Check::default();
+    check.name("worker_id", &request.worker_id, limits::MAX_WORKER_ID_CHARS);
+    check.finish()?;
+    let key = (caller.project_id, request.worker_id.into());
+    let released = registry::deregister(&app.engine, &key).await?;
+    Ok(Reply(DeregisterReply { status: WorkerState::Terminated, released }))
+}
+
+/// What a worker is told.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct DirectiveReply {
+    /// The worker.
+    pub worker_id: String,
+    /// What it is told with its next heartbeat or poll; null: to go on.
+    #[schema(required)]
+    pub directive: Option<WorkerState>,
+}
+
+macro_rules! directive {
+    ($(#[$doc:meta])* $name:ident, $path:literal, $operation:literal, $directive:expr) => {
+        $(#[$doc])*
+        #[utoipa::path(
+            post, path = $path, tag = "workers", operation_id = $operation,
+            params(("worker_id" = String, Path, description = "The worker.", example = "worker-1")),
+            responses(
+                (status = 200, description = "It will be told.", body = DirectiveReply),
+                (status = 401, description = "No valid API key.", body = ErrorBody),
+                (status = 404, description = "The project has no such worker.", body = ErrorBody),
+                (status = 503, description = "Try again later.", body = ErrorBody),
+            ),
+        )]
+        pub async fn $name(
+            caller: Caller,
+            State(app): State<App>,
+            NameInPath(worker_id): NameInPath,
+        ) -> Result<Reply<DirectiveReply>, Error> {
+            let directive: Option<WorkerState> = $directive;
+            let key: WorkerKey = (caller.project_id, worker_id.as_str().into());
+            registry::direct(&app.engine, &key, directive).await?;
+            Ok(Reply(DirectiveReply { worker_id, directive }))
+        }
+    };
+}
+
+directive!(
+    /// Quiet a worker.
+    ///
+    /// It takes no more jobs and finishes those it has. Holds until it is resumed.
+    quiet, "/workers/{worker_id}/quiet", "workers_quiet", Some(WorkerState::Quiet)
+);
+directive!(
+    /// Terminate a worker.
+    ///
+    /// It takes no more jobs and ends after its grace. Holds until it is resumed.
+    terminate, "/workers/{worker_id}/terminate", "workers_terminate", Some(WorkerState::Terminate)
+);
+directive!(
+    /// Resume a worker.
+    ///
+    /// Takes back what it was told; it takes jobs again.
+    resume, "/workers/{worker_id}/resume", "workers_resume", None
+);

@@ -1,0 +1,280 @@
+//! `POST /v1/workers/events` and `POST /v1/workers/logs`.
+
+use std::collections::HashSet;
+
+use axum::{Json as Reply, extract::State};
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use utoipa::ToSchema;
+
+use super::accept_job_id;
+use crate::{
+    app::App,
+    auth::Caller,
+    domain::{history, limits, text},
+    engine::{
+        reports::{self, AttemptLogs, LogChunk, NewEvent, Shown},
+        settle::JobKey,
+    },
+    error::Error,
+    http::{
+        error::ErrorBody,
+        extract::{Json, Object, RequestBody},
+        validate::Check,
+    },
+};
+
+/// Events of running attempts, all or none.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(example = json!({"worker_id": "worker-1", "events": [
+    {"job_id": "job_01m7w3ha3aextt8pkwwdmxsmqw", "attempt": 1, "type": "page.rendered", "payload": {"page": 3}}
+]}))]
+pub struct EventsRequest {
+    /// The worker that has the jobs.
+    #[schema(min_length = 1, max_length = 200)]
+    worker_id: String,
+    /// 1 to 100 events.
+    #[schema(min_items = 1, max_items = 100, value_type = Vec<EventRequest>)]
+    events: Vec<Object<EventRequest>>,
+}
+
+impl RequestBody for EventsRequest {
+    const MAX_BYTES: usize = limits::MAX_BATCH_BODY_BYTES;
+}
+
+/// Something that happened in an attempt.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct EventRequest {
+    /// The job.
+    job_id: String,
+    /// The attempt that the poll answered.
+    #[schema(minimum = 1)]
+    attempt: i32,
+    /// What happened: letters, digits, `_`, `.` and `-`; not beginning with `fencepost.`.
+    #[serde(rename = "type")]
+    #[schema(min_length = 1, max_length = 64)]
+    kind: String,
+    /// Any JSON of at most 16 KiB. Default: null.
+    #[serde(default)]
+    #[schema(value_type = serde_json::Value, required = false)]
+    payload: Option<Box<RawValue>>,
+}
+
+/// The events are stored.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct EventsReply {
+    /// Their ids, in the order in which they were sent.
+    pub ids: Vec<String>,
+}
+
+/// Report events.
+///
+/// They become part of the jobs' histories. Only for attempts that run.
+#[utoipa::path(
+    post, path = "/workers/events", tag = "workers", operation_id = "workers_events",
+    request_body = EventsRequest,
+    responses(
+        (status = 200, description = "All are stored.", body = EventsReply),
+        (status = 400, description = "The request cannot be read or breaks a rule; nothing is stored.", body = ErrorBody),
+        (status = 401, description = "No valid API key.", body = ErrorBody),
+        (status = 404, description = "The project has no such job.", body = ErrorBody),
+        (status = 409, description = "An attempt is not this worker's any more; nothing is stored.", body = ErrorBody),
+        (status = 413, description = "The body or a payload is too large.", body = ErrorBody),
+        (status = 415, description = "The body is not JSON.", body = ErrorBody),
+        (status = 503, description = "Try again later.", body = ErrorBody),
+    ),
+)]
+pub async fn events(
+    caller: Caller,
+    State(app): State<App>,
+    Json(request): Json<EventsRequest>,
+) -> Result<Reply<EventsReply>, Error> {
+    let EventsRequest { worker_id, events: sent } = request;
+    let mut check = Check::default();
+    check.name("worker_id", &worker_id, limits::MAX_WORKER_ID_CHARS);
+    check_count(&mut check, "events", sent.len(), limits::MAX_EVENTS);
+    let (mut shown, mut events) = (Vec::new(), Vec::new());
+    for (index, Object(event)) in sent.into_iter().enumerate() {
+        let mut item = Check::below(format!("events[{index}]."));
+        check_kind(&mut item, &event.kind);
+        item.range("attempt", event.attempt, 1, i32::MAX);
+        if let Some(payload) = &event.payload {
+            item.size("payload", payload, limits::MAX_EVENT_PAYLOAD_BYTES)?;
+            item.depth("payload", payload);
+        }
+        check.absorb(item);
+        let id = accept_job_id(&event.job_id)?;
+        let fence = Shown { job_id: id, worker_id: worker_id.clone(), attempt: event.attempt };
+        if !shown.contains(&fence) {
+            shown.push(fence);
+        }
+        events.push(NewEvent {
+            key: JobKey { project_id: caller.project_id, id },
+            kind: event.kind,
+            attempt: Some(event.attempt),
+            worker_id: Some(worker_id.clone()),
+            payload: event.payload.map(|it| Box::<str>::from(it).into_string()),
+        });
+    }
+    check.finish()?;
+    let ids = reports::note_events(&app.engine, caller.project_id, &shown, events).await?;
+    Ok(Reply(EventsReply { ids: ids.iter().map(ToString::to_string).collect() }))
+}
+
+fn check_count(check: &mut Check, field: &str, sent: usize, max: usize) {
+    if !(1..=max).contains(&sent) {
+        check.refuse(field, format!("must have between 1 and {max} entries, has {sent}"));
+    }
+}
+
+fn check_kind(check: &mut Check, kind: &str) {
+    check.name("type", kind, limits::MAX_EVENT_TYPE_CHARS);
+    let is_plain = |it: char| it.is_ascii_alphanumeric() || "_.-".contains(it);
+    if !kind.chars().all(is_plain) {
+        check.refuse("type", "must be made of letters, digits, `_`, `.` and `-`");
+    }
+    if kind.starts_with(history::RESERVED_PREFIX) {
+        let prefix = history::RESERVED_PREFIX;
+        check.refuse("type", format!("must not begin with `{prefix}`"));
+    }
+}
+
+/// Output of running attempts, all or none.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(example = json!({"worker_id": "worker-1", "chunks": [
+    {"job_id": "job_01m7w3ha3aextt8pkwwdmxsmqw", "attempt": 1, "sequence": 0, "data": "hello\n", "timestamp_ms": 1710000001000_i64}
+]}))]
+pub struct LogsRequest {
+    /// The worker that has the jobs.
+    #[schema(min_length = 1, max_length = 200)]
+    worker_id: String,
+    /// 1 to 500 chunks.
+    #[schema(min_items = 1, max_items = 500, value_type = Vec<LogChunkRequest>)]
+    chunks: Vec<Object<LogChunkRequest>>,
+}
+
+impl RequestBody for LogsRequest {}
+
+/// A piece of an attempt's output.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct LogChunkRequest {
+    /// The job.
+    job_id: String,
+    /// The attempt that the poll answered.
+    #[schema(minimum = 1)]
+    attempt: i32,
+    /// Its place in its stream, from 0. A chunk whose place is taken is ignored.
+    #[schema(minimum = 0)]
+    sequence: i64,
+    /// Where it was printed. Default: stdout.
+    stream: Option<LogStream>,
+    /// The text, at most 64 KiB.
+    data: String,
+    /// When it was printed, by the worker's clock, in milliseconds since 1970.
+    #[schema(minimum = 0)]
+    timestamp_ms: i64,
+}
+
+/// Where something was printed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum LogStream {
+    /// Standard output.
+    #[default]
+    Stdout,
+    /// Standard error.
+    Stderr,
+    /// What the worker itself has to say.
+    System,
+}
+
+impl LogStream {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Stdout => "stdout",
+            Self::Stderr => "stderr",
+            Self::System => "system",
+        }
+    }
+}
+
+/// What became of the chunks.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct LogsReply {
+    /// Chunks that were kept.
+    pub accepted: usize,
+    /// Chunks that were ignored, because their places were taken.
+    pub duplicates: usize,
+    /// Whether something was cut away: 1 MiB of an attempt is kept.
+    pub truncated: bool,
+}
+
+/// Report output.
+///
+/// Only for attempts that run. Sending a chunk again is harmless.
+#[utoipa::path(
+    post, path = "/workers/logs", tag = "workers", operation_id = "workers_logs",
+    request_body = LogsRequest,
+    responses(
+        (status = 200, description = "The chunks are kept, as far as there is room.", body = LogsReply),
+        (status = 400, description = "The request cannot be read or breaks a rule; nothing is kept.", body = ErrorBody),
+        (status = 401, description = "No valid API key.", body = ErrorBody),
+        (status = 404, description = "The project has no such job.", body = ErrorBody),
+        (status = 409, description = "An attempt is not this worker's any more; nothing is kept.", body = ErrorBody),
+        (status = 413, description = "The body is too large.", body = ErrorBody),
+        (status = 415, description = "The body is not JSON.", body = ErrorBody),
+        (status = 503, description = "Try again later.", body = ErrorBody),
+    ),
+)]
+pub async fn logs(
+    caller: Caller,
+    State(app): State<App>,
+    Json(request): Json<LogsRequest>,
+) -> Result<Reply<LogsReply>, Error> {
+    let LogsRequest { worker_id, chunks: sent } = request;
+    let mut check = Check::default();
+    check.name("worker_id", &worker_id, limits::MAX_WORKER_ID_CHARS);
+    check_count(&mut check, "chunks", sent.len(), limits::MAX_LOG_CHUNKS);
+    let mut attempts: Vec<AttemptLogs> = Vec::new();
+    let (mut places, mut doubled) = (HashSet::new(), 0);
+    for (index, Object(chunk)) in sent.into_iter().enumerate() {
+        let mut item = Check::below(format!("chunks[{index}]."));
+        item.range("attempt", chunk.attempt, 1, i32::MAX);
+        item.range("sequence", chunk.sequence, 0, i64::MAX);
+        item.range("timestamp_ms", chunk.timestamp_ms, 0, i64::MAX);
+        if chunk.data.len() > limits::MAX_LOG_CHUNK_BYTES {
+            let max = limits::MAX_LOG_CHUNK_BYTES;
+            item.refuse("data", format!("must be at most {max} bytes, has {}", chunk.data.len()));
+        }
+        check.absorb(item);
+        let job_id = accept_job_id(&chunk.job_id)?;
+        let shown = Shown { job_id, worker_id: worker_id.clone(), attempt: chunk.attempt };
+        let stream = chunk.stream.unwrap_or_default().as_str();
+        if !places.insert((shown.clone(), stream, chunk.sequence)) {
+            doubled += 1;
+            continue;
+        }
+        let chunk = LogChunk {
+            stream: stream.to_owned(),
+            sequence: chunk.sequence,
+            // What the store cannot keep as text.
+            data: text::without_nul(chunk.data),
+            timestamp_ms: chunk.timestamp_ms,
+        };
+        match attempts.iter_mut().find(|it| it.shown == shown) {
+            Some(attempt) => attempt.chunks.push(chunk),
+            None => attempts.push(AttemptLogs { shown, chunks: vec![chunk] }),
+        }
+    }
+    check.finish()?;
+    let kept = reports::keep_logs(&app.engine, caller.project_id, &attempts).await?;
+    Ok(Reply(LogsReply {
+        accepted: kept.accepted,
+        duplicates: kept.duplicates + doubled,
+        truncated: kept.is_truncated,
+    }))
+}

@@ -1,0 +1,266 @@
+//! `/v1/workflows`: jobs that wait for each other.
+
+use axum::{
+    Extension, Json as Reply,
+    extract::State,
+    http::{HeaderMap, StatusCode},
+    response::Response,
+};
+use chrono::{DateTime, Utc};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::{
+    error::ErrorBody,
+    extract::{Fingerprinted, Object, RequestBody, WorkflowInPath},
+    idempotency::{self, Answer, Ids},
+    jobs::accept::{EnqueueRequest, accept, traceparent},
+    layers::RequestId,
+    validate::Check,
+};
+use crate::{
+    app::App,
+    auth::Caller,
+    domain::{
+        job::JobState,
+        limits,
+        workflow::{self, BrokenGraph, Node, WorkflowState},
+    },
+    engine::family::{self, Edge, NewWorkflow, TiedJob, WorkflowJobRow, WorkflowRow},
+    error::Error,
+    ids::ProjectId,
+};
+
+/// A workflow to start: its jobs form a graph without cycles.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(example = json!({"name": "nightly", "jobs": [
+    {"key": "fetch", "job_type": "report.fetch"},
+    {"key": "send", "job_type": "email.send", "depends_on": ["fetch"]}
+]}))]
+pub struct CreateWorkflowRequest {
+    /// For people.
+    #[schema(min_length = 1, max_length = 100)]
+    name: Option<String>,
+    /// 1 to 500 jobs.
+    #[schema(min_items = 1, max_items = 500, value_type = Vec<EnqueueRequest>)]
+    jobs: Vec<Object<EnqueueRequest>>,
+}
+
+impl RequestBody for CreateWorkflowRequest {
+    const MAX_BYTES: usize = limits::MAX_BATCH_BODY_BYTES;
+}
+
+/// A workflow.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Workflow {
+    /// Its id.
+    #[schema(example = "wf_01m7w3ha3aextt8pkwwdmxsmqw")]
+    pub id: String,
+    /// As it was sent.
+    #[schema(required)]
+    pub name: Option<String>,
+    /// Where its jobs are, taken together.
+    pub state: WorkflowState,
+    /// When it was stored.
+    pub created_at: DateTime<Utc>,
+    /// When somebody called it off.
+    #[schema(required)]
+    pub cancelled_at: Option<DateTime<Utc>>,
+    /// Its jobs, in the order in which they were sent.
+    pub jobs: Vec<WorkflowJob>,
+}
+
+/// A job of a workflow.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct WorkflowJob {
+    /// Its name in the workflow.
+    pub key: String,
+    /// Its id.
+    #[schema(example = "job_01m7w3ha3aextt8pkwwdmxsmqw")]
+    pub id: String,
+    /// What a worker must be able to do.
+    #[schema(required)]
+    pub job_type: Option<String>,
+    /// Where it is in its life; null when it was pruned.
+    #[schema(required)]
+    pub state: Option<JobState>,
+    /// Its latest attempt; 0 before the first.
+    #[schema(required)]
+    pub attempt: Option<i32>,
+    /// When it ended.
+    #[schema(required)]
+    pub completed_at: Option<DateTime<Utc>>,
+    /// The keys of the jobs it waits for.
+    pub depends_on: Vec<String>,
+}
+
+impl Workflow {
+    fn of(row: WorkflowRow, jobs: Vec<WorkflowJobRow>) -> Self {
+        let states: Vec<_> = jobs.iter().filter_map(|it| Some(it.state?.public())).collect();
+        let part = |it: WorkflowJobRow| WorkflowJob {
+            key: it.key,
+            id: it.id.to_string(),
+            job_type: it.job_type,
+            state: it.state.map(|it| it.public()),
+            attempt: it.attempt,
+            completed_at: it.completed_at,
+            depends_on: it.depends_on,
+        };
+        Self {
+            id: row.id.to_string(),
+            name: row.name,
+            state: workflow::state(&states, row.cancelled_at.is_some()),
+            created_at: row.created_at,
+            cancelled_at: row.cancelled_at,
+            jobs: jobs.into_iter().map(part).collect(),
+        }
+    }
+}
+
+/// Start a workflow.
+///
+/// Its jobs are stored all or none. A job runs when all jobs it depends on have succeeded, and gets their
+/// results; when one of them is dead-lettered or cancelled, it is cancelled.
+#[utoipa::path(
+    post, path = "/workflows", tag = "workflows", operation_id = "workflows_create",
+    request_body = CreateWorkflowRequest,
+    params(
+        ("Idempotency-Key" = Option<String>, Header, description = "Repeating the request with the same key answers as the first time, for 24 hours.", max_length = 200),
+        ("traceparent" = Option<String>, Header, description = "W3C trace context; the workers get it."),
+    ),
+    responses(
+        (status = 201, description = "The workflow is stored.", body = Workflow,
+         headers(("Location" = String, description = "The workflow's path."))),
+        (status = 400, description = "The request cannot be read, breaks a rule, or its jobs wait for each other in a circle.", body = ErrorBody),
+        (status = 401, description = "No valid API key.", body = ErrorBody),
+        (status = 409, description = "The idempotency key came with another request.", body = ErrorBody),
+        (status = 413, description = "The body or a payload is too large.", body = ErrorBody),
+        (status = 415, description = "The body is not JSON.", body = ErrorBody),
+        (status = 503, description = "Try again later.", body = ErrorBody),
+    ),
+)]
+pub async fn create(
+    caller: Caller,
+    State(app): State<App>,
+    Extension(request_id): Extension<RequestId>,
+    headers: HeaderMap,
+    Fingerprinted { request, fingerprint }: Fingerprinted<CreateWorkflowRequest>,
+) -> Result<Response, Error> {
+    let key = idempotency::key(&headers, None)?;
+    let trace = traceparent(&headers).map(str::to_owned);
+    let (running, project_id) = (app.clone(), caller.project_id);
+    idempotency::once(&app, &caller, key, &fingerprint, &request_id, async move |ids: Ids| {
+        let (workflow, jobs) = accept_graph(project_id, ids, request, trace.as_deref())?;
+        let id = workflow.id;
+        family::store(&running.engine, project_id, &jobs, Some(&workflow)).await?;
+        let (row, jobs) = family::workflow(&running.engine, project_id, id).await?;
+        let location = Some(format!("/v1/workflows/{id}"));
+        Answer::new(StatusCode::CREATED, location, &Workflow::of(row, jobs))
+    })
+    .await
+}
+
+fn accept_graph(
+    project_id: ProjectId,
+    ids: Ids,
+    request: CreateWorkflowRequest,
+    trace: Option<&str>,
+) -> Result<(NewWorkflow, Vec<TiedJob>), Error> {
+    let mut check = Check::default();
+    check.optional_name("name", request.name.as_deref(), limits::MAX_NAME_CHARS);
+    let mut named = Vec::with_capacity(request.jobs.len());
+    let mut jobs = Vec::with_capacity(request.jobs.len());
+    let id = ids.workflow();
+    for (place, Object(mut job)) in request.jobs.into_iter().enumerate() {
+        let mut item = Check::below(format!("jobs[{place}]."));
+        let key = job.key.take().unwrap_or_default();
+        item.name("key", &key, limits::MAX_NAME_CHARS);
+        named.push((key.clone(), job.depends_on.take().unwrap_or_default()));
+        let out_of_place = [
+            ("parent_job_id", job.parent_job_id.is_some()),
+            ("unique", job.unique.is_some()),
+            ("idempotency_key", job.idempotency_key.is_some()),
+        ];
+        for (field, _) in out_of_place.into_iter().filter(|it| it.1) {
+            item.refuse(field, "does not go with a job of a workflow");
+        }
+        if place < limits::MAX_WORKFLOW_JOBS {
+            let mut tied = accept(project_id, ids.job(place), job, trace, &mut item)?;
+            let extras = tied.job.extras.get_or_insert_default();
+            (extras.workflow_id, extras.workflow_key) = (Some(id), Some(key));
+            jobs.push(tied);
+        }
+        check.absorb(item);
+    }
+    let nodes: Vec<_> = named.iter().map(|(key, on)| Node { key, depends_on: on }).collect();
+    let parents = workflow::resolve(&nodes).unwrap_or_else(|broken| {
+        for BrokenGraph { job, field, message } in broken {
+            let path = job.map_or_else(String::new, |it| format!("jobs[{it}]."));
+            check.refuse(&format!("{path}{field}"), message);
+        }
+        Vec::new()
+    });
+    check.finish()?;
+    let mut edges = Vec::new();
+    for (child, of_child) in parents.iter().enumerate() {
+        for (ordinal, parent) in (0_i16..).zip(of_child) {
+            edges.push(Edge { parent: jobs[*parent].job.id, child: jobs[child].job.id, ordinal });
+        }
+        if let Some(extras) = jobs[child].job.extras.as_mut() {
+            extras.has_parents = !of_child.is_empty();
+            extras.unfinished_parents = of_child.len().try_into().unwrap_or(i32::MAX);
+        }
+        for parent in of_child {
+            if let Some(extras) = jobs[*parent].job.extras.as_mut() {
+                extras.children += 1;
+            }
+        }
+    }
+    Ok((NewWorkflow { id, name: request.name, edges }, jobs))
+}
+
+/// Read a workflow.
+///
+/// The graph with the state of each job.
+#[utoipa::path(
+    get, path = "/workflows/{workflow_id}", tag = "workflows", operation_id = "workflows_get",
+    params(("workflow_id" = String, Path, description = "The workflow.", example = "wf_01m7w3ha3aextt8pkwwdmxsmqw")),
+    responses(
+        (status = 200, description = "The workflow.", body = Workflow),
+        (status = 401, description = "No valid API key.", body = ErrorBody),
+        (status = 404, description = "The project has no such workflow.", body = ErrorBody),
+        (status = 503, description = "Try again later.", body = ErrorBody),
+    ),
+)]
+pub async fn get(
+    caller: Caller,
+    State(app): State<App>,
+    WorkflowInPath(id): WorkflowInPath,
+) -> Result<Reply<Workflow>, Error> {
+    let (row, jobs) = family::workflow(&app.engine, caller.project_id, id).await?;
+    Ok(Reply(Workflow::of(row, jobs)))
+}
+
+/// Cancel a workflow.
+///
+/// Each of its jobs that has not ended is cancelled, as `POST /v1/jobs/{job_id}/cancel` does.
+#[utoipa::path(
+    post, path = "/workflows/{workflow_id}/cancel", tag = "workflows", operation_id = "workflows_cancel",
+    params(("workflow_id" = String, Path, description = "The workflow.", example = "wf_01m7w3ha3aextt8pkwwdmxsmqw")),
+    responses(
+        (status = 200, description = "The workflow, as it is now.", body = Workflow),
+        (status = 401, description = "No valid API key.", body = ErrorBody),
+        (status = 404, description = "The project has no such workflow.", body = ErrorBody),
+        (status = 503, description = "Try again later.", body = ErrorBody),
+    ),
+)]
+pub async fn cancel(
+    caller: Caller,
+    State(app): State<App>,
+    WorkflowInPath(id): WorkflowInPath,
+) -> Result<Reply<Workflow>, Error> {
+    family::cancel_workflow(&app.engine, caller.project_id, id).await?;
+    let (row, jobs) = family::workflow(&app.engine, caller.project_id, id).await?;
+    Ok(Reply(Workflow::of(row, jobs)))
+}

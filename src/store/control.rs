@@ -1,0 +1,438 @@
+//! What people do to jobs: call them off, change them, bring them back. Each runs in a transaction
+//! that has locked what it touches.
+
+use chrono::{DateTime, Utc};
+use sqlx::PgConnection;
+use uuid::Uuid;
+
+use super::acks::{JobKey, Rested};
+use crate::{
+    domain::job::StoredState,
+    ids::{JobId, ProjectId},
+};
+
+/// A job, locked until the end of the transaction if it is live.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Seen {
+    /// Where it is.
+    pub state: StoredState,
+    /// Its latest attempt.
+    pub attempt: i32,
+    /// The database's clock.
+    pub now: DateTime<Utc>,
+    /// Whether it has been told to its worker that it was called off.
+    pub cancel_requested: bool,
+}
+
+/// Locks a live job; none when the project has no such live job.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn lock_live(conn: &mut PgConnection, key: JobKey) -> sqlx::Result<Option<Seen>> {
+    sqlx::query_as!(
+        Seen,
+        r#"
+        select state "state: StoredState", attempt, statement_timestamp() "now!", cancel_requested
+        from jobs
+        where project_id = $1 and id = $2
+        for update
+        "#,
+        key.project_id.0,
+        key.id.0,
+    )
+    .fetch_optional(conn)
+    .await
+}
+
+/// Locks an ended job; none when the project has no such ended job.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn lock_ended(conn: &mut PgConnection, key: JobKey) -> sqlx::Result<Option<Seen>> {
+    sqlx::query_as!(
+        Seen,
+        r#"
+        select state "state: StoredState", attempt, statement_timestamp() "now!", cancel_requested
+        from finished_jobs
+        where project_id = $1 and id = $2
+        for update
+        "#,
+        key.project_id.0,
+        key.id.0,
+    )
+    .fetch_optional(conn)
+    .await
+}
+
+/// Whether a job was called off, or its worker should stop; none when there is no such job.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn find_cancelled(conn: &mut PgConnection, key: JobKey) -> sqlx::Result<Option<bool>> {
+    sqlx::query_scalar!(
+        r#"
+        select cancel_requested "is_cancelled!"
+        from jobs
+        where project_id = $1 and id = $2
+        union all
+        select state = 'cancelled'
+        from finished_jobs
+        where project_id = $1 and id = $2
+        limit 1
+        "#,
+        key.project_id.0,
+        key.id.0,
+    )
+    .fetch_optional(conn)
+    .await
+}
+
+/// A job that was called off.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CalledOff {
+    /// Which job.
+    pub key: JobKey,
+    /// Its latest attempt; 0 before the first.
+    pub attempt: i32,
+    /// Whether its children must be called off as well.
+    pub has_orphans: bool,
+}
+
+/// Calls off waiting jobs: they move to `finished_jobs` as `cancelled`. Others are left alone.
+///
+/// `only_outdated`: only those whose `expires_at` has passed. `cancelled_by`: the parent whose end was
+/// the reason; then only jobs that still wait for parents.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn call_off(
+    conn: &mut PgConnection,
+    jobs: &[JobKey],
+    only_outdated: bool,
+    cancelled_by: Option<JobId>,
+) -> sqlx::Result<Vec<CalledOff>> {
+    let rows = sqlx::query!(
+        r#"
+        with waiting as materialized (
+            select job.project_id, job.id
+            from unnest($1::int[], $2::uuid[]) as named(project_id, id)
+            join jobs job on job.project_id = named.project_id and job.id = named.id
+            where job.lease_id is null and job.completed_at is null
+                and (not $3 or job.expires_at <= statement_timestamp())
+                and ($4::uuid is null or job.unfinished_parents > 0)
+            order by job.project_id, job.id
+            for update of job
+        ), gone as (
+            delete from jobs
+            using waiting
+            where jobs.project_id = waiting.project_id and jobs.id = waiting.id
+            returning jobs.*
+        )
+        insert into finished_jobs (
+            project_id, id, queue, job_type, state, rank, run_at, created_at, attempt, failures,
+            max_attempts, timeout_seconds, labels, cancel_requested, progress, completed_at,
+            children, has_orphans, cancelled_by
+        )
+        select project_id, id, queue, job_type, 'cancelled', rank, run_at, created_at, attempt,
+               failures, max_attempts, timeout_seconds, labels, true, progress,
+               statement_timestamp(), children, children > 0, $4
+        from gone
+        returning project_id "project_id: ProjectId", id "id: JobId", attempt, has_orphans
+        "#,
+        &jobs.iter().map(|it| it.project_id.0).collect::<Vec<_>>(),
+        &jobs.iter().map(|it| it.id.0).collect::<Vec<_>>(),
+        only_outdated,
+        cancelled_by.map(|it| it.0),
+    )
+    .fetch_all(conn)
+    .await?;
+    let called_off = rows.into_iter().map(|it| CalledOff {
+        key: JobKey { project_id: it.project_id, id: it.id },
+        attempt: it.attempt,
+        has_orphans: it.has_orphans,
+    });
+    Ok(called_off.collect())
+}
+
+/// Asks the worker of a running job to stop: it is told with its next heartbeat.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn request_cancel(conn: &mut PgConnection, key: JobKey) -> sqlx::Result<()> {
+    sqlx::query!(
+        "update jobs set cancel_requested = true where project_id = $1 and id = $2",
+        key.project_id.0,
+        key.id.0,
+    )
+    .execute(conn)
+    .await?;
+    Ok(())
+}
+
+/// What to change of a waiting job; none leaves it as it is.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Change {
+    /// Where it waits.
+    pub queue: Option<String>,
+    /// Minus the priority.
+    pub rank: Option<i16>,
+    /// When it may run.
+    pub run_at: Option<DateTime<Utc>>,
+}
+
+/// Changes a waiting job; none when it does not wait.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn change(
+    conn: &mut PgConnection,
+    key: JobKey,
+    change: &Change,
+) -> sqlx::Result<Option<Rested>> {
+    let row = sqlx::query!(
+        r#"
+        update jobs
+        set queue = coalesce($3, queue),
+            rank = coalesce($4, rank),
+            run_at = coalesce($5, run_at),
+            state = case
+                when $5::timestamptz is null or unfinished_parents > 0 then state
+                when $5 <= statement_timestamp() then 'pending'
+                when state = 'backoff' then 'backoff'
+                else 'scheduled'
+            end
+        where project_id = $1 and id = $2 and lease_id is null and completed_at is null
+        returning queue, job_type, rank, run_at, state "state: StoredState", gate is not null "is_gated!"
+        "#,
+        key.project_id.0,
+        key.id.0,
+        change.queue,
+        change.rank,
+        change.run_at,
+    )
+    .fetch_optional(conn)
+    .await?;
+    Ok(row.map(|it| Rested {
+        key,
+        queue: it.queue,
+        job_type: it.job_type,
+        rank: it.rank,
+        run_at: it.run_at,
+        state: it.state,
+        is_gated: it.is_gated,
+    }))
+}
+
+/// Brings a dead letter back: its failures count from 0, its attempt grows on. None when it is none.
+///
+/// # Errors
+/// A unique violation when a live job has its unique key by now.
+pub async fn revive_dead_letter(
+    conn: &mut PgConnection,
+    key: JobKey,
+) -> sqlx::Result<Option<Rested>> {
+    let row = sqlx::query!(
+        r#"
+        update jobs
+        set state = 'pending', failures = 0, completed_at = null, progress = null,
+            run_at = statement_timestamp(), cancel_requested = false, has_orphans = false,
+            expires_at = case when expires_at > statement_timestamp() then expires_at end
+        where project_id = $1 and id = $2 and completed_at is not null
+        returning queue, job_type, rank, run_at, state "state: StoredState", gate is not null "is_gated!"
+        "#,
+        key.project_id.0,
+        key.id.0,
+    )
+    .fetch_optional(conn)
+    .await?;
+    Ok(row.map(|it| Rested {
+        key,
+        queue: it.queue,
+        job_type: it.job_type,
+        rank: it.rank,
+        run_at: it.run_at,
+        state: it.state,
+        is_gated: it.is_gated,
+    }))
+}
+
+/// Brings cancelled jobs back, each unless one of its parents is a dead letter or cancelled itself.
+/// A job waits for those of its parents that have not succeeded.
+///
+/// # Errors
+/// A unique violation when a live job has the unique key of one of them by now.
+pub async fn revive_cancelled(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    jobs: &[JobId],
+) -> sqlx::Result<Vec<Rested>> {
+    let rows = sqlx::query!(
+        r#"
+        with parted as materialized (
+            select ended.id, count(live.id)::int as unfinished,
+                   count(*) filter (where live.state = 'dead_letter' or past.state = 'cancelled')
+                       as bad
+            from finished_jobs ended
+            left join job_edges edge on edge.project_id = $1 and edge.child_id = ended.id
+            left join jobs live on live.project_id = $1 and live.id = edge.parent_id
+            left join finished_jobs past on past.project_id = $1 and past.id = edge.parent_id
+            where ended.project_id = $1 and ended.id = any($2) and ended.state = 'cancelled'
+            group by ended.id
+        ), gone as (
+            delete from finished_jobs
+            using parted
+            where finished_jobs.project_id = $1 and finished_jobs.id = parted.id and parted.bad = 0
+            returning finished_jobs.*, parted.unfinished
+        )
+        insert into jobs (
+            project_id, id, queue, job_type, state, rank, run_at, created_at, attempt, failures,
+            max_attempts, timeout_seconds, labels, gate, concurrency_key, concurrency_limit,
+            unique_key, expires_at, unfinished_parents, children
+        )
+        select gone.project_id, gone.id, gone.queue, gone.job_type,
+               case when gone.unfinished > 0 or gone.run_at > statement_timestamp()
+                   then 'scheduled' else 'pending'
+               end,
+               gone.rank, greatest(gone.run_at, statement_timestamp()),
+               gone.created_at, gone.attempt, 0, gone.max_attempts, gone.timeout_seconds,
+               body.labels, body.gate, body.concurrency_key, body.concurrency_limit,
+               body.unique_key,
+               case when body.expires_at > statement_timestamp() then body.expires_at end,
+               gone.unfinished, gone.children
+        from gone
+        join job_bodies body on body.project_id = gone.project_id and body.job_id = gone.id
+        returning id "id: JobId", queue, job_type, rank, run_at, state "state: StoredState",
+                  gate is not null "is_gated!"
+        "#,
+        project_id.0,
+        &jobs.iter().map(|it| it.0).collect::<Vec<Uuid>>(),
+    )
+    .fetch_all(conn)
+    .await?;
+    let revived = rows.into_iter().map(|it| Rested {
+        key: JobKey { project_id, id: it.id },
+        queue: it.queue,
+        job_type: it.job_type,
+        rank: it.rank,
+        run_at: it.run_at,
+        state: it.state,
+        is_gated: it.is_gated,
+    });
+    Ok(revived.collect())
+}
+
+/// The jobs that were called off because one of these ended badly, with their parents that still are
+/// in a bad end.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn called_off_by(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    parents: &[JobId],
+) -> sqlx::Result<Vec<JobId>> {
+    sqlx::query_scalar!(
+        r#"
+        select id "id: JobId"
+        from finished_jobs
+        where project_id = $1 and cancelled_by = any($2)
+        order by id
+        "#,
+        project_id.0,
+        &parents.iter().map(|it| it.0).collect::<Vec<Uuid>>(),
+    )
+    .fetch_all(conn)
+    .await
+}
+
+/// Names another parent that ended badly as the reason why these jobs stay called off.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn blame_another(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    jobs: &[JobId],
+) -> sqlx::Result<()> {
+    sqlx::query!(
+        "
+        update finished_jobs
+        set cancelled_by = coalesce((
+            select edge.parent_id
+            from job_edges edge
+            left join jobs live on live.project_id = $1 and live.id = edge.parent_id
+            left join finished_jobs past on past.project_id = $1 and past.id = edge.parent_id
+            where edge.project_id = $1 and edge.child_id = finished_jobs.id
+                and (live.state = 'dead_letter' or past.state = 'cancelled')
+            order by edge.ordinal
+            limit 1
+        ), cancelled_by)
+        where project_id = $1 and id = any($2)
+        ",
+        project_id.0,
+        &jobs.iter().map(|it| it.0).collect::<Vec<Uuid>>(),
+    )
+    .execute(conn)
+    .await?;
+    Ok(())
+}
+
+/// The children of a job that still wait for their parents.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn waiting_children(
+    conn: &mut PgConnection,
+    parent: JobKey,
+) -> sqlx::Result<Vec<JobKey>> {
+    sqlx::query_as!(
+        JobKey,
+        r#"
+        select child.project_id "project_id: ProjectId", child.id "id: JobId"
+        from job_edges edge
+        join jobs child on child.project_id = edge.project_id and child.id = edge.child_id
+        where edge.project_id = $1 and edge.parent_id = $2 and child.unfinished_parents > 0
+        order by child.id
+        "#,
+        parent.project_id.0,
+        parent.id.0,
+    )
+    .fetch_all(conn)
+    .await
+}
+
+/// Takes the mark off a dead letter whose children are called off now.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn unmark_dead_letter(conn: &mut PgConnection, key: JobKey) -> sqlx::Result<u64> {
+    let done = sqlx::query!(
+        "
+        update jobs set has_orphans = false
+        where project_id = $1 and id = $2 and has_orphans
+        ",
+        key.project_id.0,
+        key.id.0,
+    )
+    .execute(conn)
+    .await?;
+    Ok(done.rows_affected())
+}
+
+/// Takes the mark off a cancelled job whose children are called off now.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn unmark_cancelled(conn: &mut PgConnection, key: JobKey) -> sqlx::Result<u64> {
+    let done = sqlx::query!(
+        "
+        update finished_jobs set has_orphans = false
+        where project_id = $1 and id = $2 and has_orphans
+        ",
+        key.project_id.0,
+        key.id.0,
+    )
+    .execute(conn)
+    .await?;
+    Ok(done.rows_affected())
+}

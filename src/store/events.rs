@@ -1,0 +1,152 @@
+//! The rare things that happen to jobs, and what workers say of their attempts.
+
+use chrono::{DateTime, Utc};
+use sqlx::PgConnection;
+
+use super::acks::JobKey;
+use crate::ids::{EventId, JobId, ProjectId};
+
+/// Something that happened to a job.
+#[derive(Debug, Clone)]
+pub struct NewEvent {
+    /// Whose job, and which.
+    pub key: JobKey,
+    /// What happened.
+    pub kind: String,
+    /// In which attempt, if in one.
+    pub attempt: Option<i32>,
+    /// Who says so, if a worker does.
+    pub worker_id: Option<String>,
+    /// JSON.
+    pub payload: Option<String>,
+}
+
+/// Writes down what happened.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn insert(conn: &mut PgConnection, events: &[NewEvent]) -> sqlx::Result<Vec<EventId>> {
+    let ids: Vec<_> = events.iter().map(|_| EventId::generate()).collect();
+    sqlx::query!(
+        "
+        insert into job_events (project_id, job_id, id, type, at, attempt, worker_id, payload)
+        select project_id, job_id, id, type, statement_timestamp(), attempt, worker_id, payload
+        from unnest(
+            $1::int[], $2::uuid[], $3::uuid[], $4::text[], $5::int[], $6::text[], $7::text[]
+        ) as event(project_id, job_id, id, type, attempt, worker_id, payload)
+        ",
+        &events.iter().map(|it| it.key.project_id.0).collect::<Vec<_>>(),
+        &events.iter().map(|it| it.key.id.0).collect::<Vec<_>>(),
+        &ids.iter().map(|it| it.0).collect::<Vec<_>>(),
+        &events.iter().map(|it| it.kind.as_str()).collect::<Vec<_>>() as &[&str],
+        &events.iter().map(|it| it.attempt).collect::<Vec<_>>() as &[Option<i32>],
+        &events.iter().map(|it| it.worker_id.as_deref()).collect::<Vec<_>>() as &[Option<&str>],
+        &events.iter().map(|it| it.payload.as_deref()).collect::<Vec<_>>() as &[Option<&str>],
+    )
+    .execute(conn)
+    .await?;
+    Ok(ids)
+}
+
+/// How many events are kept of a job, counted up to `limit`.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn count(conn: &mut PgConnection, key: JobKey, limit: i64) -> sqlx::Result<i64> {
+    sqlx::query_scalar!(
+        r#"
+        select count(*) "count!"
+        from (
+            select from job_events where project_id = $1 and job_id = $2 limit $3
+        ) counted
+        "#,
+        key.project_id.0,
+        key.id.0,
+        limit,
+    )
+    .fetch_one(conn)
+    .await
+}
+
+/// An event as it is stored.
+#[derive(Debug, Clone)]
+#[allow(missing_docs)] // Each is the column of that name, described in the migrations.
+pub struct EventRow {
+    pub id: EventId,
+    pub kind: String,
+    pub at: DateTime<Utc>,
+    pub attempt: Option<i32>,
+    pub worker_id: Option<String>,
+    pub payload: Option<String>,
+}
+
+/// The events of one job, oldest first.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn of_job(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    job_id: JobId,
+    limit: i64,
+) -> sqlx::Result<Vec<EventRow>> {
+    sqlx::query_as!(
+        EventRow,
+        r#"
+        select id "id: EventId", type as kind, at, attempt, worker_id, payload
+        from job_events
+        where project_id = $1 and job_id = $2
+        order by id
+        limit $3
+        "#,
+        project_id.0,
+        job_id.0,
+        limit,
+    )
+    .fetch_all(conn)
+    .await
+}
+
+/// A fence shown with logs or events.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Shown {
+    /// Which job.
+    pub job_id: JobId,
+    /// Who has it.
+    pub worker_id: String,
+    /// Which attempt.
+    pub attempt: i32,
+}
+
+/// Which of these attempts run now, locked against their end until the end of the transaction. Answers
+/// with their numbers, from 0.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn lock_running(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    shown: &[Shown],
+) -> sqlx::Result<Vec<i64>> {
+    sqlx::query_scalar!(
+        r#"
+        with held as materialized (
+            select shown.number
+            from unnest($2::uuid[], $3::text[], $4::int[]) with ordinality
+                as shown(job_id, worker_id, attempt, number)
+            join jobs job on job.project_id = $1 and job.id = shown.job_id
+            where job.worker_id = shown.worker_id and job.attempt = shown.attempt
+            order by job.id
+            limit 500
+            for key share of job
+        )
+        select number - 1 "number!" from held
+        "#,
+        project_id.0,
+        &shown.iter().map(|it| it.job_id.0).collect::<Vec<_>>(),
+        &shown.iter().map(|it| it.worker_id.as_str()).collect::<Vec<_>>() as &[&str],
+        &shown.iter().map(|it| it.attempt).collect::<Vec<_>>(),
+    )
+    .fetch_all(conn)
+    .await
+}

@@ -1,0 +1,400 @@
+//! Parents and children, unique keys, and workflows: what ties new jobs to others.
+
+use chrono::{DateTime, Utc};
+use sqlx::PgConnection;
+use uuid::Uuid;
+
+use crate::{
+    domain::job::StoredState,
+    ids::{JobId, ProjectId, WorkflowId},
+};
+
+/// A job that others want to wait for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Parent {
+    /// Which job.
+    pub id: JobId,
+    /// Where it is.
+    pub state: StoredState,
+    /// Jobs that wait for it already.
+    pub children: i32,
+}
+
+/// The live ones of these jobs, locked until the end of the transaction, so that they cannot end before
+/// their children are stored.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn lock_parents(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    ids: &[JobId],
+) -> sqlx::Result<Vec<Parent>> {
+    sqlx::query_as!(
+        Parent,
+        r#"
+        select id "id: JobId", state "state: StoredState", children
+        from jobs
+        where project_id = $1 and id = any($2)
+        order by id
+        for update
+        "#,
+        project_id.0,
+        &ids.iter().map(|it| it.0).collect::<Vec<Uuid>>(),
+    )
+    .fetch_all(conn)
+    .await
+}
+
+/// The ended ones of these jobs.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn ended_parents(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    ids: &[JobId],
+) -> sqlx::Result<Vec<Parent>> {
+    sqlx::query_as!(
+        Parent,
+        r#"
+        select id "id: JobId", state "state: StoredState", children
+        from finished_jobs
+        where project_id = $1 and id = any($2)
+        for share
+        "#,
+        project_id.0,
+        &ids.iter().map(|it| it.0).collect::<Vec<Uuid>>(),
+    )
+    .fetch_all(conn)
+    .await
+}
+
+/// Counts new children of live jobs.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn add_children(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    parents: &[(JobId, i32)],
+) -> sqlx::Result<()> {
+    sqlx::query!(
+        "
+        update jobs
+        set children = jobs.children + more.children
+        from unnest($2::uuid[], $3::int[]) as more(id, children)
+        where jobs.project_id = $1 and jobs.id = more.id
+        ",
+        project_id.0,
+        &parents.iter().map(|it| it.0.0).collect::<Vec<_>>(),
+        &parents.iter().map(|it| it.1).collect::<Vec<_>>(),
+    )
+    .execute(conn)
+    .await?;
+    Ok(())
+}
+
+/// One job waits for another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Edge {
+    /// Must succeed first.
+    pub parent: JobId,
+    /// Waits.
+    pub child: JobId,
+    /// The place of the parent among the child's.
+    pub ordinal: i16,
+}
+
+/// Stores who waits for whom.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn insert_edges(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    edges: &[Edge],
+) -> sqlx::Result<()> {
+    sqlx::query!(
+        "
+        insert into job_edges (project_id, parent_id, child_id, ordinal)
+        select $1, parent_id, child_id, ordinal
+        from unnest($2::uuid[], $3::uuid[], $4::smallint[]) as edge(parent_id, child_id, ordinal)
+        ",
+        project_id.0,
+        &edges.iter().map(|it| it.parent.0).collect::<Vec<_>>(),
+        &edges.iter().map(|it| it.child.0).collect::<Vec<_>>(),
+        &edges.iter().map(|it| it.ordinal).collect::<Vec<_>>(),
+    )
+    .execute(conn)
+    .await?;
+    Ok(())
+}
+
+/// The live job that has a unique key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UniqueHolder {
+    /// The key.
+    pub unique_key: String,
+    /// Who has it.
+    pub id: JobId,
+    /// Where it is.
+    pub state: StoredState,
+}
+
+/// The live jobs that have these unique keys, locked until the end of the transaction.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn lock_unique(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    keys: &[&str],
+) -> sqlx::Result<Vec<UniqueHolder>> {
+    sqlx::query_as!(
+        UniqueHolder,
+        r#"
+        select unique_key "unique_key!", id "id: JobId", state "state: StoredState"
+        from jobs
+        where project_id = $1 and unique_key is not null and state <> 'dead_letter'
+            and unique_key = any($2)
+        order by id
+        for update
+        "#,
+        project_id.0,
+        keys as &[&str],
+    )
+    .fetch_all(conn)
+    .await
+}
+
+/// Stores a workflow's name.
+///
+/// # Errors
+/// A unique violation when its id is stored already.
+pub async fn insert_workflow(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    id: WorkflowId,
+    name: Option<&str>,
+) -> sqlx::Result<()> {
+    sqlx::query!(
+        "insert into workflows (project_id, id, name) values ($1, $2, $3)",
+        project_id.0,
+        id.0,
+        name,
+    )
+    .execute(conn)
+    .await?;
+    Ok(())
+}
+
+/// Stores which jobs a workflow is made of, in their order.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn insert_workflow_jobs(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    id: WorkflowId,
+    jobs: &[(&str, JobId)],
+) -> sqlx::Result<()> {
+    sqlx::query!(
+        "
+        insert into workflow_jobs (project_id, workflow_id, ordinal, key, job_id)
+        select $1, $2, ordinal - 1, key, job_id
+        from unnest($3::text[], $4::uuid[]) with ordinality as job(key, job_id, ordinal)
+        ",
+        project_id.0,
+        id.0,
+        &jobs.iter().map(|it| it.0).collect::<Vec<_>>() as &[&str],
+        &jobs.iter().map(|it| it.1.0).collect::<Vec<_>>(),
+    )
+    .execute(conn)
+    .await?;
+    Ok(())
+}
+
+/// A workflow, without its jobs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WorkflowRow {
+    /// Its id.
+    pub id: WorkflowId,
+    /// As it was sent.
+    pub name: Option<String>,
+    /// When it was stored.
+    pub created_at: DateTime<Utc>,
+    /// When somebody called it off.
+    pub cancelled_at: Option<DateTime<Utc>>,
+}
+
+/// One workflow.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn find_workflow(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    id: WorkflowId,
+) -> sqlx::Result<Option<WorkflowRow>> {
+    sqlx::query_as!(
+        WorkflowRow,
+        r#"
+        select id "id: WorkflowId", name, created_at, cancelled_at
+        from workflows
+        where project_id = $1 and id = $2
+        "#,
+        project_id.0,
+        id.0,
+    )
+    .fetch_optional(conn)
+    .await
+}
+
+/// A job of a workflow.
+#[derive(Debug, Clone)]
+#[allow(missing_docs)] // Each is the column of that name, described in the migrations.
+pub struct WorkflowJobRow {
+    pub key: String,
+    pub id: JobId,
+    pub state: Option<StoredState>,
+    pub job_type: Option<String>,
+    pub attempt: Option<i32>,
+    pub completed_at: Option<DateTime<Utc>>,
+    /// The keys of its parents.
+    pub depends_on: Vec<String>,
+}
+
+/// The jobs of a workflow in their order, with their states. A job that was pruned has none.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn workflow_jobs(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    id: WorkflowId,
+) -> sqlx::Result<Vec<WorkflowJobRow>> {
+    sqlx::query_as!(
+        WorkflowJobRow,
+        r#"
+        select part.key, part.job_id "id: JobId",
+               coalesce(live.state, ended.state) "state?: StoredState",
+               coalesce(live.job_type, ended.job_type) "job_type?",
+               coalesce(live.attempt, ended.attempt) "attempt?",
+               coalesce(live.completed_at, ended.completed_at) "completed_at?",
+               array(
+                   select parent.key
+                   from job_edges edge
+                   join job_bodies body
+                       on body.project_id = $1 and body.job_id = edge.parent_id
+                   cross join lateral (select body.workflow_key as key) parent
+                   where edge.project_id = $1 and edge.child_id = part.job_id
+                       and parent.key is not null
+                   order by edge.ordinal
+               ) "depends_on!"
+        from workflow_jobs part
+        left join jobs live on live.project_id = $1 and live.id = part.job_id
+        left join finished_jobs ended on ended.project_id = $1 and ended.id = part.job_id
+        where part.project_id = $1 and part.workflow_id = $2
+        order by part.ordinal
+        "#,
+        project_id.0,
+        id.0,
+    )
+    .fetch_all(conn)
+    .await
+}
+
+/// Notes that a workflow was called off.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn cancel_workflow(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    id: WorkflowId,
+) -> sqlx::Result<()> {
+    sqlx::query!(
+        "
+        update workflows set cancelled_at = coalesce(cancelled_at, statement_timestamp())
+        where project_id = $1 and id = $2
+        ",
+        project_id.0,
+        id.0,
+    )
+    .execute(conn)
+    .await?;
+    Ok(())
+}
+
+/// What a succeeded parent hands to its child.
+#[derive(Debug, Clone)]
+#[allow(missing_docs)] // Each is the column of that name, described in the migrations.
+pub struct ParentResult {
+    pub child_id: JobId,
+    pub parent_id: JobId,
+    pub workflow_key: Option<String>,
+    pub job_type: String,
+    pub result: Option<String>,
+}
+
+/// The results of the parents of these jobs, in the order in which they were named.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn parent_results(
+    conn: &mut PgConnection,
+    children: &[(ProjectId, JobId)],
+) -> sqlx::Result<Vec<(ProjectId, ParentResult)>> {
+    let rows = sqlx::query!(
+        r#"
+        select child.project_id "project_id!: ProjectId", child.id "child_id!: JobId",
+               parent.id "parent_id: JobId", body.workflow_key, parent.job_type, parent.result
+        from unnest($1::int[], $2::uuid[]) as child(project_id, id)
+        join job_edges edge on edge.project_id = child.project_id and edge.child_id = child.id
+        join finished_jobs parent
+            on parent.project_id = edge.project_id and parent.id = edge.parent_id
+        join job_bodies body
+            on body.project_id = edge.project_id and body.job_id = edge.parent_id
+        order by child.id, edge.ordinal
+        "#,
+        &children.iter().map(|it| it.0.0).collect::<Vec<_>>(),
+        &children.iter().map(|it| it.1.0).collect::<Vec<_>>(),
+    )
+    .fetch_all(conn)
+    .await?;
+    let results = rows.into_iter().map(|it| {
+        let result = ParentResult {
+            child_id: it.child_id,
+            parent_id: it.parent_id,
+            workflow_key: it.workflow_key,
+            job_type: it.job_type,
+            result: it.result,
+        };
+        (it.project_id, result)
+    });
+    Ok(results.collect())
+}
+
+/// The jobs that one job waits for, or waited for.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn parents_of(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    child: JobId,
+) -> sqlx::Result<Vec<JobId>> {
+    sqlx::query_scalar!(
+        r#"
+        select parent_id "parent_id: JobId"
+        from job_edges
+        where project_id = $1 and child_id = $2
+        order by ordinal
+        "#,
+        project_id.0,
+        child.0,
+    )
+    .fetch_all(conn)
+    .await
+}

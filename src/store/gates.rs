@@ -1,0 +1,343 @@
+//! Handing out jobs that not every worker may have at any time: those with labels or a concurrency
+//! key, and all of a queue whose concurrency is limited.
+//!
+//! What runs is counted from the jobs themselves, so no counter can drift. A count is exact because
+//! whoever claims under a key or in a limited queue holds its lock until the commit, and counts with
+//! a statement that began after it had the lock. Locks are tried, never waited for.
+
+use sqlx::PgConnection;
+use uuid::Uuid;
+
+use super::claims::{Columns, LeasedJob, Look};
+use crate::{
+    domain::lease::{MIN_DEFAULT_LEASE_SECONDS, TIMEOUT_GRACE_SECONDS},
+    ids::{JobId, LeaseId, ProjectId},
+};
+
+/// Gates of one page. The statement carries the same number as a literal.
+pub const MAX_PAGE_GATES: usize = 200;
+
+/// Which of these queues, of the project beside them, have gates that may have to be passed: a limit,
+/// or claimable jobs behind some. Answers with their numbers, from 0.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn queues_with_gates(
+    conn: &mut PgConnection,
+    queues: &[(ProjectId, &str)],
+) -> sqlx::Result<Vec<i64>> {
+    sqlx::query_scalar!(
+        r#"
+        select look.number - 1 "number!"
+        from unnest($1::int[], $2::text[]) with ordinality as look(project_id, queue, number)
+        cross join lateral (
+            (
+                select 1
+                from queues
+                where project_id = look.project_id and name = look.queue
+                    and max_concurrency is not null
+            )
+            union all
+            (
+                select 1
+                from jobs
+                where project_id = look.project_id and queue = look.queue
+                    and state = 'pending' and gate is not null
+                order by gate, rank, run_at, id
+                limit 1
+            )
+            limit 1
+        ) found
+        "#,
+        &queues.iter().map(|it| it.0.0).collect::<Vec<_>>(),
+        &queues.iter().map(|it| it.1).collect::<Vec<_>>() as &[&str],
+    )
+    .fetch_all(conn)
+    .await
+}
+
+/// A queue's limit, and whether this transaction may count against it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct QueueLimit {
+    /// Jobs that may run at a time.
+    pub max_concurrency: i32,
+    /// Whether the lock was had.
+    pub is_locked: bool,
+}
+
+/// Locks a queue that has a limit, until the end of the transaction; none when it has none.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn lock_queue(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    queue: &str,
+) -> sqlx::Result<Option<QueueLimit>> {
+    sqlx::query_as!(
+        QueueLimit,
+        r#"
+        select max_concurrency "max_concurrency!",
+               pg_try_advisory_xact_lock(hashtextextended('queue ' || name, project_id)) "is_locked!"
+        from queues
+        where project_id = $1 and name = $2 and max_concurrency is not null
+        "#,
+        project_id.0,
+        queue,
+    )
+    .fetch_optional(conn)
+    .await
+}
+
+/// A gate with claimable jobs behind it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GateSeen {
+    /// Which gate.
+    pub gate: Uuid,
+    /// Whether these workers may pass it, by type and labels.
+    pub is_fitting: bool,
+    /// Whether this transaction may count what runs under its key.
+    pub is_locked: bool,
+}
+
+/// The first [`MAX_PAGE_GATES`] gates of a queue after `after`, with their keys locked until the end of
+/// the transaction.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn lock_gates(
+    conn: &mut PgConnection,
+    look: &Look<'_>,
+    after: Uuid,
+) -> sqlx::Result<Vec<GateSeen>> {
+    sqlx::query_as!(
+        GateSeen,
+        r#"
+        with recursive seen as (
+            (
+                select gate, job_type, labels, concurrency_key
+                from jobs
+                where project_id = $1 and queue = $2 and state = 'pending' and gate is not null
+                    and gate > $3
+                order by gate, rank, run_at, id
+                limit 1
+            )
+            union all
+            select next.gate, next.job_type, next.labels, next.concurrency_key
+            from seen
+            cross join lateral (
+                select gate, job_type, labels, concurrency_key
+                from jobs
+                where project_id = $1 and queue = $2 and state = 'pending' and gate is not null
+                    and gate > seen.gate
+                order by gate, rank, run_at, id
+                limit 1
+            ) next
+        ), fitting as materialized (
+            select gate, concurrency_key,
+                   (cardinality($4::text[]) = 0 or job_type = any($4))
+                       and (labels is null or labels <@ $5) as is_fitting
+            from seen
+            limit 200
+        )
+        select gate "gate!", is_fitting "is_fitting!",
+               case
+                   when is_fitting and concurrency_key is not null
+                   then pg_try_advisory_xact_lock(hashtextextended('key ' || concurrency_key, $1))
+                   else true
+               end "is_locked!"
+        from fitting
+        "#,
+        look.project_id.0,
+        look.queue,
+        after,
+        look.job_types,
+        look.labels,
+    )
+    .fetch_all(conn)
+    .await
+}
+
+/// Leases the best jobs of one look, from behind these gates and from before all gates. The keys of the
+/// gates and the queue's limit must be locked by an earlier statement of this transaction.
+///
+/// A job is let in while fewer than its `concurrency_limit` run under its key, those that are let in
+/// before it counted. As with [`super::claims::claim_some_types`], answers also with how many were
+/// chosen.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn claim_gated(
+    conn: &mut PgConnection,
+    look: &Look<'_>,
+    gates: &[Uuid],
+    max_concurrency: Option<i32>,
+) -> sqlx::Result<(Vec<LeasedJob>, usize)> {
+    let columns = Columns::of(std::slice::from_ref(look));
+    let rows = sqlx::query!(
+        r#"
+        with behind as materialized (
+            select found.id, found.rank, found.run_at, found.concurrency_key,
+                   found.concurrency_limit,
+                   row_number() over (
+                       partition by found.concurrency_key order by found.rank, found.run_at, found.id
+                   ) as turn
+            from unnest($4::uuid[]) as passed(gate)
+            cross join lateral (
+                select id, rank, run_at, concurrency_key, concurrency_limit
+                from jobs
+                where project_id = $1 and queue = $2 and state = 'pending' and gate = passed.gate
+                    and (expires_at is null or expires_at > statement_timestamp())
+                order by rank, run_at, id
+                limit $5
+            ) found
+        ), crowd as materialized (
+            select key.concurrency_key, (
+                select count(*)
+                from jobs
+                where project_id = $1 and concurrency_key = key.concurrency_key
+                    and state = 'processing'
+            ) as running
+            from (
+                select distinct concurrency_key from behind where concurrency_key is not null
+            ) key
+        ), ready as materialized (
+            (
+                select id, rank, run_at
+                from jobs
+                where cardinality($3::text[]) = 0
+                    and project_id = $1 and queue = $2 and state = 'pending' and gate is null
+                    and (expires_at is null or expires_at > statement_timestamp())
+                    and (rank, run_at) >= ($6::smallint, $7::timestamptz)
+                order by rank, run_at, id
+                limit $5
+            )
+            union all
+            select found.id, found.rank, found.run_at
+            from unnest($3::text[]) as wanted(job_type)
+            cross join lateral (
+                select id, rank, run_at
+                from jobs
+                where project_id = $1 and queue = $2 and job_type = wanted.job_type
+                    and state = 'pending' and gate is null
+                    and (expires_at is null or expires_at > statement_timestamp())
+                    and (rank, run_at) >= ($6::smallint, $7::timestamptz)
+                order by rank, run_at, id
+                limit $5
+            ) found
+        ), best as materialized (
+            select id, rank, run_at, 'pending'::text as state
+            from (
+                select id, rank, run_at from ready
+                union all
+                select behind.id, behind.rank, behind.run_at
+                from behind
+                left join crowd on crowd.concurrency_key = behind.concurrency_key
+                where behind.concurrency_key is null
+                    or crowd.running + behind.turn <= behind.concurrency_limit
+            ) candidate
+            order by rank, run_at, id
+            limit least($5, 250, case when $8::int is null then 250 else greatest(0, $8::int - (
+                select count(*)
+                from jobs
+                where project_id = $1 and queue = $2 and state = 'processing'
+            )) end)
+        ), held as materialized (
+            select jobs.project_id, jobs.id, jobs.rank, jobs.run_at
+            from best
+            join jobs on jobs.project_id = $1 and jobs.id = best.id
+            where jobs.state = best.state and jobs.queue = $2
+            order by jobs.id
+            limit 250
+            for update of jobs skip locked
+        ), due as materialized (
+            select project_id, id, row_number() over (order by rank, run_at, id) as place
+            from held
+        ), slot as materialized (
+            select number, place, worker_id, lease_seconds, poll_id, lease_id
+            from unnest($9::bigint[], $10::text[], $11::int[], $12::uuid[], $15::uuid[])
+                with ordinality
+                as sent(place, worker_id, lease_seconds, poll_id, lease_id, number)
+        ), leased as (
+            update jobs
+            set state = 'processing',
+                attempt = jobs.attempt + 1,
+                lease_id = slot.lease_id,
+                worker_id = slot.worker_id,
+                poll_id = slot.poll_id,
+                progress = null,
+                holds_slot = jobs.concurrency_key is not null or $8::int is not null,
+                claimed_at = statement_timestamp(),
+                lease_seconds = least(
+                    coalesce(slot.lease_seconds, greatest($13::int, jobs.timeout_seconds / 2)),
+                    jobs.timeout_seconds + $14::int
+                ),
+                lease_expires_at = statement_timestamp() + make_interval(secs => least(
+                    coalesce(slot.lease_seconds, greatest($13::int, jobs.timeout_seconds / 2)),
+                    jobs.timeout_seconds + $14::int
+                ))
+            from due
+            join slot on slot.place = due.place
+            join job_bodies body on body.project_id = due.project_id and body.job_id = due.id
+            where jobs.project_id = due.project_id and jobs.id = due.id
+            returning slot.number - 1 as slot, jobs.project_id, jobs.id, jobs.queue, jobs.job_type,
+                      jobs.rank, jobs.run_at, jobs.created_at, jobs.attempt, jobs.failures,
+                      jobs.max_attempts, jobs.timeout_seconds, jobs.lease_id, jobs.lease_seconds,
+                      jobs.claimed_at, body.payload, body.tags, body.traceparent,
+                      body.has_parents
+        )
+        select chosen.count "chosen!", leased.slot "slot?", leased.project_id "project_id?: ProjectId",
+               leased.id "id?: JobId", leased.queue "queue?", leased.job_type "job_type?",
+               leased.rank "rank?", leased.run_at "run_at?", leased.created_at "created_at?",
+               leased.attempt "attempt?", leased.failures "failures?",
+               leased.max_attempts "max_attempts?", leased.timeout_seconds "timeout_seconds?",
+               leased.lease_id "lease_id?: LeaseId", leased.lease_seconds "lease_seconds?",
+               leased.claimed_at "claimed_at?", leased.payload "payload?", leased.tags "tags?",
+               leased.traceparent "traceparent?", leased.has_parents "has_parents?"
+        from (select count(*) from best) chosen
+        left join leased on true
+        "#,
+        look.project_id.0,
+        look.queue,
+        look.job_types,
+        gates,
+        look.slots.len() as i64,
+        look.from.rank,
+        look.from.run_at,
+        max_concurrency,
+        &columns.slot_place,
+        &columns.slot_worker_id as &[&str],
+        &columns.slot_lease_seconds as &[Option<i32>],
+        &columns.slot_poll_id as &[Option<Uuid>],
+        MIN_DEFAULT_LEASE_SECONDS,
+        TIMEOUT_GRACE_SECONDS,
+        &columns.slot_lease_id,
+    )
+    .fetch_all(conn)
+    .await?;
+    let chosen = rows.first().map_or(0, |it| usize::try_from(it.chosen).unwrap_or(0));
+    let leased = rows.into_iter().filter_map(|it| {
+        Some(LeasedJob {
+            slot: it.slot,
+            project_id: it.project_id?,
+            id: it.id?,
+            queue: it.queue?,
+            job_type: it.job_type?,
+            rank: it.rank?,
+            run_at: it.run_at?,
+            created_at: it.created_at?,
+            attempt: it.attempt?,
+            failures: it.failures?,
+            max_attempts: it.max_attempts?,
+            timeout_seconds: it.timeout_seconds?,
+            lease_id: it.lease_id?,
+            lease_seconds: it.lease_seconds?,
+            claimed_at: it.claimed_at?,
+            payload: it.payload?,
+            tags: it.tags,
+            traceparent: it.traceparent,
+            has_parents: it.has_parents?,
+        })
+    });
+    Ok((leased.collect(), chosen))
+}

@@ -1,0 +1,155 @@
+//! Answers that are given again, by the key that came with the first request.
+
+use sqlx::PgConnection;
+use uuid::Uuid;
+
+use crate::{
+    domain::limits::{IDEMPOTENCY_KEEP_SECONDS, IDEMPOTENCY_LOCK_SECONDS},
+    ids::ProjectId,
+};
+
+/// A key that came with a request.
+#[derive(Debug, Clone, Copy)]
+pub struct Presented<'a> {
+    /// Whose key.
+    pub project_id: ProjectId,
+    /// The key.
+    pub key: &'a str,
+    /// SHA-256 of route and body.
+    pub fingerprint: &'a [u8; 32],
+}
+
+/// Begins a request, if its key is new, or older than [`IDEMPOTENCY_KEEP_SECONDS`]; answers whether it
+/// did.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn begin(
+    conn: &mut PgConnection,
+    presented: Presented<'_>,
+    seed: Uuid,
+) -> sqlx::Result<bool> {
+    let begun = sqlx::query!(
+        "
+        insert into idempotency_keys (project_id, key, fingerprint, seed)
+        values ($1, $2, $3, $4)
+        on conflict (project_id, key) do update
+        set fingerprint = excluded.fingerprint, seed = excluded.seed, created_at = now(),
+            locked_at = now(), status = null, location = null, body = null
+        where idempotency_keys.created_at < now() - make_interval(secs => $5::bigint)
+        ",
+        presented.project_id.0,
+        presented.key,
+        presented.fingerprint,
+        seed,
+        IDEMPOTENCY_KEEP_SECONDS,
+    )
+    .execute(conn)
+    .await?;
+    Ok(begun.rows_affected() == 1)
+}
+
+/// What is kept for a key.
+#[derive(Debug, Clone)]
+#[allow(missing_docs)] // Each is the column of that name, described in the migrations.
+pub struct Kept {
+    pub fingerprint: Vec<u8>,
+    pub status: Option<i16>,
+    pub location: Option<String>,
+    pub body: Option<String>,
+}
+
+/// What is kept for a key.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn find(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    key: &str,
+) -> sqlx::Result<Option<Kept>> {
+    sqlx::query_as!(
+        Kept,
+        "
+        select fingerprint, status, location, body
+        from idempotency_keys
+        where project_id = $1 and key = $2
+        ",
+        project_id.0,
+        key,
+    )
+    .fetch_optional(conn)
+    .await
+}
+
+/// Takes over a request that nobody runs any more; answers with its seed if it did.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn take_over(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    key: &str,
+) -> sqlx::Result<Option<Uuid>> {
+    sqlx::query_scalar!(
+        "
+        update idempotency_keys
+        set locked_at = now()
+        where project_id = $1 and key = $2 and status is null
+            and locked_at < now() - make_interval(secs => $3::int)
+        returning seed
+        ",
+        project_id.0,
+        key,
+        IDEMPOTENCY_LOCK_SECONDS,
+    )
+    .fetch_optional(conn)
+    .await
+}
+
+/// Keeps an answer.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn finish(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    key: &str,
+    status: u16,
+    location: Option<&str>,
+    body: &str,
+) -> sqlx::Result<()> {
+    sqlx::query!(
+        "
+        update idempotency_keys set status = $3, location = $4, body = $5
+        where project_id = $1 and key = $2
+        ",
+        project_id.0,
+        key,
+        status.cast_signed(),
+        location,
+        body,
+    )
+    .execute(conn)
+    .await?;
+    Ok(())
+}
+
+/// Lets the next request with this key run at once, from the same seed: this one has failed, and nobody
+/// may know how far it came.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn unlock(conn: &mut PgConnection, project_id: ProjectId, key: &str) -> sqlx::Result<()> {
+    sqlx::query!(
+        "
+        update idempotency_keys set locked_at = '-infinity'
+        where project_id = $1 and key = $2 and status is null
+        ",
+        project_id.0,
+        key,
+    )
+    .execute(conn)
+    .await?;
+    Ok(())
+}

@@ -12,7 +12,6 @@ use crate::{
         limits,
     },
     error::{Error, Whereabouts, is_unique_violation},
-    ids::JobId,
     store::{
         acks::{JobKey, Rested},
         control::{self, CalledOff, Seen},
@@ -157,26 +156,25 @@ pub async fn retry(engine: &Engine, key: JobKey) -> Result<(), Error> {
     Ok(())
 }
 
-/// Generation by generation: each job comes back unless another of its parents has ended badly.
+/// Round by round, as their parents come back: each job comes back unless another of its parents has ended
+/// badly.
 async fn revive_descendants(tx: &mut PgConnection, root: JobKey) -> Result<Vec<Rested>, Error> {
     let project_id = root.project_id;
-    let (mut parents, mut all) = (vec![root.id], Vec::new());
-    while !parents.is_empty() {
-        let children = control::called_off_by(tx, project_id, &parents).await?;
-        let revived =
-            control::revive_cancelled(tx, project_id, &children).await.map_err(conflict)?;
-        let back: Vec<JobId> = revived.iter().map(|it| it.key.id).collect();
-        let left: Vec<_> = children.into_iter().filter(|it| !back.contains(it)).collect();
-        if !left.is_empty() {
-            control::blame_another(tx, project_id, &left).await?;
+    let (mut back, mut all) = (vec![root.id], Vec::new());
+    loop {
+        let called_off = control::called_off_by(tx, project_id, &back).await?;
+        let revived = control::revive_cancelled(tx, project_id, &called_off).await;
+        let revived = revived.map_err(conflict)?;
+        if revived.is_empty() {
+            control::blame_another(tx, project_id, &called_off).await?;
+            return Ok(all);
         }
         let noted: Vec<_> =
             revived.iter().map(|it| event(it.key, history::REVIVED, None, None)).collect();
         events::insert(tx, &noted).await?;
+        back.extend(revived.iter().map(|it| it.key.id));
         all.extend(revived);
-        parents = back;
     }
-    Ok(all)
 }
 
 /// Locks a job, wherever it is.

@@ -80,7 +80,8 @@ pub async fn pass(engine: &Engine) -> sqlx::Result<()> {
     }
     let mut last = engine.versions.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     for (key, version) in &seen {
-        if last.get(key).is_some_and(|it| it != version) {
+        // One that was not watched before may have changed since its watcher looked.
+        if last.get(key) != Some(version) {
             engine.tidings.news.nudge(key.0, key.1);
         }
     }

@@ -7,6 +7,7 @@ mod auth;
 mod binary;
 mod control;
 mod docs;
+mod events;
 mod family;
 mod gates;
 mod heartbeats;

@@ -13,4 +13,4 @@ alter table workers
     -- Whether it has introduced itself; otherwise it is known by its polls.
     add column is_registered boolean not null default true,
     -- When its labels, its directive or its life last changed: other nodes look for it.
-    add column changed_at timestamptz not null default now();
+    add column changed_at timestamptz not null default '-infinity';

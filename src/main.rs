@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use fencepost::cli::Cli;
+use fencepost::cli::{self, Cli};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -16,7 +16,7 @@ async fn main() -> ExitCode {
         Err(error) => {
             // For a person at a terminal: what went wrong and why, not where in the program.
             eprintln!("fencepost: {error:#}");
-            ExitCode::FAILURE
+            ExitCode::from(cli::exit_code(&error))
         }
     }
 }

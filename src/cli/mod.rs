@@ -1,5 +1,6 @@
 //! The command line: one binary, one command for each thing to do. `--help` is the reference.
 
+mod jobs;
 mod keys;
 mod stop;
 
@@ -11,16 +12,28 @@ use tokio::net::TcpListener;
 
 use crate::{
     bench::{self, BenchArgs},
+    client::Failure,
     config::{DatabaseArgs, NodeArgs},
     dev::{self, DevArgs},
     http::openapi,
     serve::{self, Node},
     store, telemetry,
+    worker::{self, WorkerArgs},
 };
+
+/// What a worker logs: its commands' output goes to their jobs.
+const WORKER_LOG: &str = "warn";
 
 /// A job queue with an HTTP API, over PostgreSQL.
 #[derive(Debug, Parser)]
-#[command(name = "fencepost", version, about, max_term_width = 100)]
+#[command(
+    name = "fencepost",
+    version,
+    about,
+    max_term_width = 100,
+    after_help = "Exit codes: 0 done, 1 failed, 2 the command line cannot be read, 3 the server has no such \
+        thing, 4 the thing's state does not allow it, 5 the server does not answer."
+)]
 pub struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -48,6 +61,12 @@ enum Command {
     },
     /// Create, list and revoke API keys
     Keys(keys::KeysArgs),
+    /// Run a command for each job: a worker in any language
+    Worker(WorkerArgs),
+    /// Store a job
+    Enqueue(jobs::EnqueueArgs),
+    /// List, show, retry and cancel jobs
+    Jobs(jobs::JobsArgs),
     /// Print the OpenAPI document
     Openapi,
     /// Measure a server over HTTP: its own `dev`, or one that runs
@@ -82,9 +101,26 @@ impl Cli {
                 store::pools::migrate(&database.url()?).await.context("the migration failed")
             }
             Command::Keys(args) => keys::run(args).await,
+            Command::Worker(args) => {
+                telemetry::install_logs(WORKER_LOG)?;
+                worker::run(args).await
+            }
+            Command::Enqueue(args) => jobs::enqueue(args).await,
+            Command::Jobs(args) => jobs::run(args).await,
             Command::Openapi => Ok(write!(std::io::stdout(), "{}", openapi::text())?),
             Command::Bench(args) => bench::run(args).await,
         }
+    }
+}
+
+/// The process's exit code for a failure, as `--help` lists them.
+#[must_use]
+pub fn exit_code(error: &anyhow::Error) -> u8 {
+    match error.downcast_ref::<Failure>() {
+        Some(Failure::Refused { status, .. }) if status.as_u16() == 404 => 3,
+        Some(Failure::Refused { status, .. }) if status.as_u16() == 409 => 4,
+        Some(failure) if failure.is_passing() => 5,
+        _ => 1,
     }
 }
 

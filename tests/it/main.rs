@@ -23,3 +23,4 @@ mod registry;
 mod statements;
 mod tidy;
 mod wire;
+mod worker;

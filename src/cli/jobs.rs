@@ -1,0 +1,288 @@
+//! `fencepost enqueue` and `fencepost jobs`: a producer's terminal.
+
+use std::io::{IsTerminal, Read, Write};
+
+use anyhow::Context;
+use clap::{Args, Subcommand, ValueEnum};
+use serde_json::{Map, Value, json};
+
+use crate::client::{Client, ClientArgs};
+
+/// What `enqueue` is told.
+#[derive(Debug, Args)]
+pub struct EnqueueArgs {
+    #[command(flatten)]
+    client: ClientArgs,
+
+    /// What a worker must be able to do
+    #[arg(long, value_name = "TYPE")]
+    job_type: String,
+
+    /// Its payload as JSON; `-` reads it from standard input
+    #[arg(long, default_value = "null", value_name = "JSON")]
+    payload: String,
+
+    /// Where it waits
+    #[arg(long, default_value = "default", value_name = "QUEUE")]
+    queue: String,
+
+    /// Higher runs first, from -100 to 100
+    #[arg(long, default_value_t = 0, allow_hyphen_values = true, value_name = "N")]
+    priority: i16,
+
+    /// Run it so many seconds from now
+    #[arg(long, value_name = "N")]
+    delay_seconds: Option<i64>,
+
+    /// Failures at which it is given up
+    #[arg(long, value_name = "N")]
+    max_attempts: Option<i32>,
+
+    /// Longest run of one attempt, in seconds
+    #[arg(long, value_name = "N")]
+    timeout_seconds: Option<i32>,
+
+    /// What its worker must have; can be given several times
+    #[arg(long = "label", value_name = "LABEL")]
+    labels: Vec<String>,
+
+    /// For your own use, as name=value; can be given several times
+    #[arg(long = "tag", value_name = "NAME=VALUE")]
+    tags: Vec<String>,
+
+    /// Makes it safe to run the command again: the same key stores the job once
+    #[arg(long, value_name = "KEY")]
+    idempotency_key: Option<String>,
+
+    /// Wait so many seconds for its end
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=30))]
+    wait_seconds: Option<u32>,
+
+    /// How to print it
+    #[arg(short, long, value_enum, default_value_t = Output::Text)]
+    output: Output,
+}
+
+/// What `jobs` is told.
+#[derive(Debug, Args)]
+pub struct JobsArgs {
+    #[command(flatten)]
+    client: ClientArgs,
+
+    /// How to print them
+    #[arg(short, long, value_enum, default_value_t = Output::Text, global = true)]
+    output: Output,
+
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// How something is printed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Output {
+    /// For people
+    Text,
+    /// For programs
+    Json,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// List jobs, newest first
+    List {
+        /// Only jobs in this state
+        #[arg(long, value_name = "STATE")]
+        state: Option<String>,
+        /// Only jobs of this queue
+        #[arg(long, value_name = "QUEUE")]
+        queue: Option<String>,
+        /// Only jobs of this type
+        #[arg(long, value_name = "TYPE")]
+        job_type: Option<String>,
+        /// Only jobs with this tag: name:value, or name
+        #[arg(long, value_name = "TAG")]
+        tag: Option<String>,
+        /// So many jobs, from 1 to 200
+        #[arg(long, default_value_t = 50, value_name = "N")]
+        limit: u32,
+    },
+    /// Show a job
+    Get {
+        /// The job's id
+        job_id: String,
+        /// Wait so many seconds for its end
+        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=30))]
+        wait_seconds: Option<u32>,
+    },
+    /// Bring back a dead letter or a cancelled job
+    Retry {
+        /// The job's id
+        job_id: String,
+    },
+    /// Call a job off
+    Cancel {
+        /// The job's id
+        job_id: String,
+    },
+}
+
+/// Stores a job and prints its id, or all of it.
+///
+/// # Errors
+/// What the server refuses, or that it does not answer.
+pub async fn enqueue(args: EnqueueArgs) -> anyhow::Result<()> {
+    let payload = if args.payload == "-" {
+        let mut text = String::new();
+        std::io::stdin().read_to_string(&mut text).context("standard input cannot be read")?;
+        text
+    } else {
+        args.payload
+    };
+    let payload: Box<serde_json::value::RawValue> =
+        serde_json::from_str(payload.trim()).context("--payload: not valid JSON")?;
+    let mut tags = Map::new();
+    for tag in &args.tags {
+        let (name, value) = tag.split_once('=').context("--tag: must be name=value")?;
+        tags.insert(name.to_owned(), json!(value));
+    }
+    let mut job = json!({
+        "job_type": args.job_type, "queue": args.queue, "priority": args.priority,
+        "labels": args.labels, "tags": tags,
+    });
+    let optional = [
+        ("delay_seconds", args.delay_seconds.map(|it| json!(it))),
+        ("max_attempts", args.max_attempts.map(|it| json!(it))),
+        ("timeout_seconds", args.timeout_seconds.map(|it| json!(it))),
+    ];
+    for (field, value) in optional {
+        if let Some(value) = value {
+            job[field] = value;
+        }
+    }
+    // The payload goes as it is, byte for byte.
+    let job = job.to_string();
+    let open = job.strip_suffix('}').unwrap_or(&job);
+    let body = format!("{open},\"payload\":{}}}", payload.get());
+    let client = Client::new(&args.client)?;
+    let mut job = client.post_once("/v1/jobs", args.idempotency_key.as_deref(), body).await?;
+    if let Some(seconds) = args.wait_seconds {
+        let id = job.json["id"].as_str().unwrap_or_default().to_owned();
+        job = client.get(&format!("/v1/jobs/{id}?wait_seconds={seconds}")).await?;
+    }
+    let mut out = std::io::stdout();
+    match args.output {
+        Output::Json => writeln!(out, "{}", job.text)?,
+        Output::Text if args.wait_seconds.is_some() => show(&mut out, &job.json)?,
+        Output::Text => writeln!(out, "{}", word(&job.json["id"]))?,
+    }
+    Ok(())
+}
+
+/// Does what was asked for.
+///
+/// # Errors
+/// What the server refuses, or that it does not answer.
+pub async fn run(args: JobsArgs) -> anyhow::Result<()> {
+    let client = Client::new(&args.client)?;
+    let mut out = std::io::stdout();
+    let reply = match args.command {
+        Command::List { state, queue, job_type, tag, limit } => {
+            let filters =
+                [("state", state), ("queue", queue), ("job_type", job_type), ("tag", tag)];
+            let mut path = format!("/v1/jobs?limit={limit}");
+            for (name, value) in filters.into_iter().filter_map(|(name, it)| Some((name, it?))) {
+                path.push_str(&format!("&{name}={}", encoded(&value)));
+            }
+            let page = client.get(&path).await?;
+            if args.output == Output::Text {
+                return list(&mut out, &page.json);
+            }
+            page
+        }
+        Command::Get { job_id, wait_seconds } => {
+            let wait = wait_seconds.map(|it| format!("?wait_seconds={it}")).unwrap_or_default();
+            client.get(&format!("/v1/jobs/{}{wait}", encoded(&job_id))).await?
+        }
+        Command::Retry { job_id } => {
+            client.post(&format!("/v1/jobs/{}/retry", encoded(&job_id)), &json!({})).await?
+        }
+        Command::Cancel { job_id } => {
+            client.post(&format!("/v1/jobs/{}/cancel", encoded(&job_id)), &json!({})).await?
+        }
+    };
+    match args.output {
+        Output::Json => writeln!(out, "{}", reply.text)?,
+        Output::Text => show(&mut out, &reply.json)?,
+    }
+    Ok(())
+}
+
+/// A value as part of a path or a query.
+fn encoded(text: &str) -> String {
+    let plain = |it: u8| it.is_ascii_alphanumeric() || b"_-.~".contains(&it);
+    text.bytes()
+        .map(|it| if plain(it) { char::from(it).to_string() } else { format!("%{it:02X}") })
+        .collect()
+}
+
+fn list(out: &mut impl Write, page: &Value) -> anyhow::Result<()> {
+    writeln!(out, "{:<31} {:<12} {:>7} {:<16} TYPE", "JOB", "STATE", "ATTEMPT", "QUEUE")?;
+    for job in page["jobs"].as_array().into_iter().flatten() {
+        writeln!(
+            out,
+            "{:<31} {} {:>7} {:<16} {}",
+            word(&job["id"]),
+            coloured(&word(&job["state"])),
+            word(&job["attempt"]),
+            word(&job["queue"]),
+            word(&job["job_type"])
+        )?;
+    }
+    if page["has_more"] == true {
+        writeln!(out, "there are more: narrow with --state, --queue, --job-type or --tag")?;
+    }
+    Ok(())
+}
+
+/// One line for each field that says something.
+fn show(out: &mut impl Write, job: &Value) -> anyhow::Result<()> {
+    for (field, value) in job.as_object().into_iter().flatten() {
+        let is_empty = value.is_null()
+            || value.as_array().is_some_and(Vec::is_empty)
+            || value.as_object().is_some_and(Map::is_empty);
+        if !is_empty {
+            writeln!(out, "{field:<18} {}", word(value))?;
+        }
+    }
+    Ok(())
+}
+
+fn word(value: &Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+}
+
+/// The state in twelve columns; in colour on a terminal, unless `NO_COLOR` is set (no-color.org).
+fn coloured(state: &str) -> String {
+    let padded = format!("{state:<12}");
+    let is_plain = !std::io::stdout().is_terminal()
+        || std::env::var_os("NO_COLOR").is_some_and(|it| !it.is_empty());
+    let colour = match state {
+        _ if is_plain => return padded,
+        "succeeded" => 32,
+        "dead_letter" => 31,
+        "cancelled" => 90,
+        "processing" => 36,
+        _ => 33,
+    };
+    format!("\x1b[{colour}m{padded}\x1b[0m")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_person_types_is_fit_for_a_url() {
+        assert_eq!(encoded("a b/c?ä"), "a%20b%2Fc%3F%C3%A4");
+    }
+}

@@ -1,0 +1,164 @@
+//! The HTTP client of our own commands: where the server is, who asks, and how long to be patient.
+
+use std::{path::PathBuf, time::Duration};
+
+use anyhow::Context;
+use reqwest::{Method, StatusCode};
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::dev::Ready;
+
+/// Longer than any poll waits.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(45);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+const DEFAULT_URL: &str = "http://127.0.0.1:7070";
+
+/// Where the server is and who asks.
+#[derive(Debug, Clone, clap::Args)]
+pub struct ClientArgs {
+    /// The server [default: that of a running `fencepost dev` here, or http://127.0.0.1:7070]
+    #[arg(long, env = "FENCEPOST_URL", value_name = "URL", global = true)]
+    pub url: Option<String>,
+
+    /// The project's API key [default: that of a running `fencepost dev` here]
+    #[arg(
+        long,
+        env = "FENCEPOST_API_KEY",
+        hide_env_values = true,
+        value_name = "KEY",
+        global = true
+    )]
+    pub api_key: Option<String>,
+
+    /// Folder of the `fencepost dev` that runs here
+    #[arg(long, env = "FENCEPOST_DATA_DIR", value_name = "DIR", global = true)]
+    pub data_dir: Option<PathBuf>,
+}
+
+/// What the server refused, or why it could not be asked.
+#[derive(Debug, thiserror::Error)]
+pub enum Failure {
+    /// It answered with an error.
+    #[error("{message} ({code})")]
+    Refused {
+        /// Its status.
+        status: StatusCode,
+        /// Its code, for programs.
+        code: String,
+        /// In words.
+        message: String,
+    },
+    /// It did not answer.
+    #[error("the server does not answer")]
+    Unreachable(#[source] reqwest::Error),
+}
+
+impl Failure {
+    /// Whether the same request may succeed after a pause.
+    #[must_use]
+    pub fn is_passing(&self) -> bool {
+        match self {
+            Self::Unreachable(_) => true,
+            Self::Refused { status, .. } => {
+                status.is_server_error()
+                    || *status == StatusCode::TOO_MANY_REQUESTS
+                    || *status == StatusCode::REQUEST_TIMEOUT
+            }
+        }
+    }
+}
+
+/// What the server answered: as it came, and read.
+#[derive(Debug, Clone)]
+pub struct Reply {
+    /// The bytes of payloads and results are in here as they were sent.
+    pub text: String,
+    /// For looking into it.
+    pub json: Value,
+}
+
+/// Calls one server with one key. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Client {
+    http: reqwest::Client,
+    url: String,
+    api_key: String,
+}
+
+impl Client {
+    /// # Errors
+    /// When there is no key, neither given nor of a `dev` that runs here.
+    pub fn new(args: &ClientArgs) -> anyhow::Result<Self> {
+        let running = match (&args.url, &args.api_key) {
+            (Some(_), Some(_)) => None,
+            _ => Some(Ready::of_running(args.data_dir.clone())),
+        };
+        let (found_url, found_key) = match running {
+            Some(Ok(ready)) => (Some(ready.url), Some(ready.api_key)),
+            Some(Err(error)) if args.api_key.is_none() => {
+                return Err(error.context("give --api-key or FENCEPOST_API_KEY"));
+            }
+            _ => (None, None),
+        };
+        let url = args.url.clone().or(found_url).unwrap_or_else(|| DEFAULT_URL.to_owned());
+        let api_key = args.api_key.clone().or(found_key);
+        let api_key = api_key.context("give --api-key or FENCEPOST_API_KEY")?;
+        let http = reqwest::Client::builder()
+            .timeout(REQUEST_TIMEOUT)
+            .connect_timeout(CONNECT_TIMEOUT)
+            .build()?;
+        Ok(Self { http, url: url.trim_end_matches('/').to_owned(), api_key })
+    }
+
+    /// # Errors
+    /// See [`Failure`].
+    pub async fn get(&self, path: &str) -> Result<Reply, Failure> {
+        self.send(self.http.request(Method::GET, format!("{}{path}", self.url))).await
+    }
+
+    /// # Errors
+    /// See [`Failure`].
+    pub async fn post(&self, path: &str, body: &impl Serialize) -> Result<Reply, Failure> {
+        self.send(self.http.request(Method::POST, format!("{}{path}", self.url)).json(body)).await
+    }
+
+    /// A request that shows an idempotency key, with a body as it is.
+    ///
+    /// # Errors
+    /// See [`Failure`].
+    pub async fn post_once(
+        &self,
+        path: &str,
+        key: Option<&str>,
+        body: String,
+    ) -> Result<Reply, Failure> {
+        let request = self.http.request(Method::POST, format!("{}{path}", self.url));
+        let request = request.header("content-type", "application/json").body(body);
+        self.send(match key {
+            Some(key) => request.header("idempotency-key", key),
+            None => request,
+        })
+        .await
+    }
+
+    async fn send(&self, request: reqwest::RequestBuilder) -> Result<Reply, Failure> {
+        let sent = request.bearer_auth(&self.api_key).send().await;
+        let response = sent.map_err(Failure::Unreachable)?;
+        let status = response.status();
+        let text = response.text().await.map_err(Failure::Unreachable)?;
+        let value: Option<Value> = serde_json::from_str(&text).ok();
+        if status.is_success()
+            && let Some(json) = value.clone()
+        {
+            return Ok(Reply { text, json });
+        }
+        let error = value.unwrap_or_default()["error"].clone();
+        let text = |field: &str| error[field].as_str().map(str::to_owned);
+        Err(Failure::Refused {
+            status,
+            code: text("code").unwrap_or_else(|| status.to_string()),
+            message: text("message").unwrap_or_else(|| "the answer is not ours".to_owned()),
+        })
+    }
+}

@@ -1,0 +1,69 @@
+//! The worker's heartbeat: one call for all of its jobs.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::client::{Client, Failure};
+
+/// How often at the least: a worker that was silent for 30 s is lost.
+pub const MAX_PERIOD: Duration = Duration::from_secs(5);
+
+/// A job as the heartbeat names it.
+#[derive(Debug, Clone)]
+pub struct Active {
+    pub job_id: String,
+    pub attempt: i64,
+    pub lease_id: String,
+}
+
+/// What the server says of one job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Status {
+    Ok,
+    Cancel,
+    Lost,
+}
+
+/// What the server says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Heard {
+    /// `running`, `quiet` or `terminate`.
+    pub state: String,
+    /// Each job that was named.
+    pub jobs: Vec<(String, Status)>,
+}
+
+/// Sends one heartbeat.
+///
+/// # Errors
+/// See [`Failure`].
+pub async fn send(
+    client: &Client,
+    worker_id: &str,
+    state: &str,
+    active: &[Active],
+) -> Result<Heard, Failure> {
+    let named: Vec<_> = active
+        .iter()
+        .map(|it| json!({"job_id": it.job_id, "attempt": it.attempt, "lease_id": it.lease_id}))
+        .collect();
+    let beat = json!({"worker_id": worker_id, "state": state, "active_jobs": named});
+    client.post("/v1/workers/heartbeat", &beat).await.map(|it| read(&it.json))
+}
+
+fn read(reply: &Value) -> Heard {
+    let jobs = reply["jobs"].as_array().cloned().unwrap_or_default();
+    let status = |it: &Value| match it["status"].as_str() {
+        Some("cancel") => Status::Cancel,
+        Some("lost") => Status::Lost,
+        _ => Status::Ok,
+    };
+    Heard {
+        state: reply["state"].as_str().unwrap_or("running").to_owned(),
+        jobs: jobs
+            .iter()
+            .filter_map(|it| Some((it["job_id"].as_str()?.to_owned(), status(it))))
+            .collect(),
+    }
+}

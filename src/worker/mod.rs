@@ -1,0 +1,78 @@
+//! `fencepost worker --exec`: any command as a worker. Polls, heartbeats, fences and acknowledges; the
+//! command reads its payload from standard input, and its exit code is the outcome.
+//!
+//! One task owns the worker's state and hears of everything; each job has a task of its own.
+
+mod beat;
+mod job;
+mod logs;
+mod run;
+mod signals;
+
+use clap::{Args, ValueEnum};
+
+pub use self::run::run;
+use crate::client::ClientArgs;
+
+/// What `worker` is told.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "\
+The command gets the payload on standard input and the job's facts in FENCEPOST_* variables. Its standard \
+output is the result (JSON, or else text), its standard error goes to the job's logs. Exit code 0: succeeded; \
+75 or a signal: failed, tried again; those of --permanent-exit-codes: failed for good; all others: failed, \
+tried again.
+
+SIGTERM and SIGINT drain: no more jobs, and the grace for those that run. SIGTSTP only takes no more \
+jobs, SIGCONT takes them again.")]
+pub struct WorkerArgs {
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub client: ClientArgs,
+
+    /// Queue to take jobs from; several are looked at in their order
+    #[arg(long = "queue", required = true, value_name = "QUEUE")]
+    pub queues: Vec<String>,
+
+    /// Shell command to run for each job
+    #[arg(long, value_name = "CMD")]
+    pub exec: String,
+
+    /// Only jobs of this type; can be given several times
+    #[arg(long = "job-type", value_name = "TYPE")]
+    pub job_types: Vec<String>,
+
+    /// What this worker has, for jobs that ask for it; can be given several times
+    #[arg(long = "label", value_name = "LABEL")]
+    pub labels: Vec<String>,
+
+    /// Jobs to run at a time
+    #[arg(long, env = "FENCEPOST_CONCURRENCY", default_value_t = 1, value_name = "N",
+          value_parser = clap::value_parser!(u32).range(1..=500))]
+    pub concurrency: u32,
+
+    /// The worker's name [default: host, process and some random letters]
+    #[arg(long, env = "FENCEPOST_WORKER_ID", value_name = "NAME")]
+    pub worker_id: Option<String>,
+
+    /// Exit codes that mean that another attempt is useless
+    #[arg(long, value_delimiter = ',', value_name = "CODES")]
+    pub permanent_exit_codes: Vec<i32>,
+
+    /// Time for running jobs to finish once told to stop
+    #[arg(long, env = "FENCEPOST_GRACE_SECONDS", default_value_t = 25, value_name = "N",
+          value_parser = clap::value_parser!(u64).range(0..=86_400))]
+    pub grace_seconds: u64,
+
+    /// What becomes of jobs that run at the grace's end
+    #[arg(long, value_enum, default_value_t = AtGraceEnd::Release)]
+    pub at_grace_end: AtGraceEnd,
+}
+
+/// What becomes of jobs that run at the grace's end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum AtGraceEnd {
+    /// They are handed back: no failure is counted
+    Release,
+    /// They have failed, and are tried again
+    Fail,
+}

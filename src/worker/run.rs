@@ -1,0 +1,398 @@
+//! The worker's life: polls while there is room, heartbeats, obeys, drains.
+
+use std::{
+    collections::HashMap,
+    io::{IsTerminal, Write},
+    time::Duration,
+};
+
+use anyhow::{Context, bail};
+use serde_json::json;
+use tokio::{
+    sync::{mpsc, watch},
+    task::JoinSet,
+    time::{Instant, MissedTickBehavior, interval, sleep_until, timeout},
+};
+
+use super::{
+    AtGraceEnd, WorkerArgs,
+    beat::{self, Active, Heard, Status},
+    job::{self, End, Leased, Wanted},
+    signals::{self, Asked},
+};
+use crate::{
+    client::{Client, Failure, Reply},
+    domain::limits::MAX_POLL_CAPACITY,
+};
+
+/// Pauses after a poll that failed; they double up to the last.
+const POLL_PAUSES_MS: [u64; 5] = [250, 500, 1_000, 2_000, 5_000];
+/// Time for the goodbye; without it the leases end by themselves.
+const GOODBYE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time for commands to end and be acknowledged, once the grace is over.
+const LAST_ACKS_TIMEOUT: Duration = Duration::from_secs(15);
+/// How often the line on a terminal is drawn anew.
+const DRAW_PERIOD: Duration = Duration::from_millis(500);
+
+/// Runs until it is told to stop and has drained.
+///
+/// # Errors
+/// When the server refuses the worker for good, or there is no key.
+pub async fn run(args: WorkerArgs) -> anyhow::Result<()> {
+    let client = Client::new(&args.client)?;
+    let mut asked = signals::listen()?;
+    let worker_id = args.worker_id.clone().unwrap_or_else(own_name);
+    register(&client, &args, &worker_id).await?;
+    let (polled, mut answers) = mpsc::channel(1);
+    let (beaten, mut heard) = mpsc::channel(1);
+    let mut worker = Worker::new(client, args, worker_id, polled, beaten);
+    worker.say(&format!("{} takes jobs from {}", worker.worker_id, worker.args.queues.join(", ")));
+    let mut beats = interval(beat::MAX_PERIOD);
+    beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut draws = interval(DRAW_PERIOD);
+    draws.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    while !worker.is_done() {
+        worker.poll_if_there_is_room();
+        let grace_end = worker.grace_end;
+        tokio::select! {
+            Some(asked) = asked.recv() => worker.obey(asked)?,
+            Some(answer) = answers.recv() => worker.take(answer).await?,
+            Some(heard) = heard.recv() => worker.hear(heard),
+            Some(ended) = worker.jobs.join_next() => worker.note_end(ended.ok()),
+            _ = beats.tick() => {
+                worker.beat();
+                beats.reset_after(worker.beat_period());
+            }
+            _ = draws.tick() => worker.draw(),
+            () = sleep_until(grace_end.unwrap_or_else(Instant::now)), if grace_end.is_some() => {
+                worker.end_grace().await;
+            }
+        }
+    }
+    worker.say_goodbye().await;
+    Ok(())
+}
+
+fn own_name() -> String {
+    let host = nix::unistd::gethostname().ok().and_then(|it| it.into_string().ok());
+    let letters: u32 = rand::random();
+    format!("{}-{}-{letters:08x}", host.unwrap_or_else(|| "worker".to_owned()), std::process::id())
+}
+
+async fn register(client: &Client, args: &WorkerArgs, worker_id: &str) -> anyhow::Result<()> {
+    let hostname = nix::unistd::gethostname().ok().and_then(|it| it.into_string().ok());
+    let registration = json!({
+        "worker_id": worker_id, "queues": args.queues, "job_types": args.job_types,
+        "labels": args.labels, "concurrency": args.concurrency, "pid": std::process::id(),
+        "hostname": hostname.filter(|it| !it.is_empty()),
+        "sdk_version": concat!("fencepost-worker/", env!("CARGO_PKG_VERSION")),
+    });
+    let mut pauses = POLL_PAUSES_MS.iter();
+    loop {
+        match client.post("/v1/workers/register", &registration).await {
+            Ok(_) => return Ok(()),
+            Err(failure) if failure.is_passing() => {
+                let Some(pause) = pauses.next() else {
+                    return Err(failure).context("the worker could not be registered");
+                };
+                tokio::time::sleep(Duration::from_millis(*pause)).await;
+            }
+            Err(failure) => return Err(failure).context("the worker could not be registered"),
+        }
+    }
+}
+
+struct Worker {
+    client: Client,
+    args: WorkerArgs,
+    worker_id: String,
+    polled: mpsc::Sender<Result<Reply, Failure>>,
+    beaten: mpsc::Sender<Heard>,
+    /// The poll that is parked; dropping it closes its connection.
+    poll: Option<JoinSet<()>>,
+    /// Names the poll: repeating it after a lost answer gets the same jobs.
+    poll_id: uuid::Uuid,
+    poll_failures: usize,
+    jobs: JoinSet<(String, End)>,
+    running: HashMap<String, (Active, u64, watch::Sender<Wanted>)>,
+    /// Somebody here told it to take no more jobs.
+    is_quiet: bool,
+    /// The server told it so.
+    is_told_quiet: bool,
+    grace_end: Option<Instant>,
+    is_draining: bool,
+    succeeded: u64,
+    failed: u64,
+    is_terminal: bool,
+}
+
+impl Worker {
+    fn new(
+        client: Client,
+        args: WorkerArgs,
+        worker_id: String,
+        polled: mpsc::Sender<Result<Reply, Failure>>,
+        beaten: mpsc::Sender<Heard>,
+    ) -> Self {
+        Self {
+            client,
+            args,
+            worker_id,
+            polled,
+            beaten,
+            poll: None,
+            poll_id: uuid::Uuid::new_v4(),
+            poll_failures: 0,
+            jobs: JoinSet::new(),
+            running: HashMap::new(),
+            is_quiet: false,
+            is_told_quiet: false,
+            grace_end: None,
+            is_draining: false,
+            succeeded: 0,
+            failed: 0,
+            is_terminal: std::io::stderr().is_terminal(),
+        }
+    }
+
+    fn is_done(&self) -> bool {
+        self.is_draining && self.jobs.is_empty()
+    }
+
+    /// One poll at a time, and never more than there is room for.
+    fn poll_if_there_is_room(&mut self) {
+        let free = (self.args.concurrency as usize).saturating_sub(self.running.len());
+        let takes_none = self.is_quiet || self.is_told_quiet || self.is_draining;
+        if takes_none {
+            // An answer under way is given back by the server, or found again by the poll's name.
+            self.poll = None;
+            return;
+        }
+        if free == 0 || self.poll.is_some() {
+            return;
+        }
+        let mut poll = json!({
+            "worker_id": self.worker_id, "queues": self.args.queues, "poll_id": self.poll_id,
+            "capacity": free.min(MAX_POLL_CAPACITY as usize), "labels": self.args.labels,
+        });
+        if !self.args.job_types.is_empty() {
+            poll["job_types"] = json!(self.args.job_types);
+        }
+        let pause = match self.poll_failures {
+            0 => Duration::ZERO,
+            failures => {
+                let pause = POLL_PAUSES_MS.get(failures - 1).or(POLL_PAUSES_MS.last());
+                // Workers that failed together do not come back together.
+                Duration::from_millis(pause.copied().unwrap_or_default())
+                    .mul_f64(0.5 + rand::random::<f64>())
+            }
+        };
+        let (client, polled) = (self.client.clone(), self.polled.clone());
+        let mut task = JoinSet::new();
+        task.spawn(async move {
+            tokio::time::sleep(pause).await;
+            let _ = polled.send(client.post("/v1/workers/poll", &poll).await).await;
+        });
+        self.poll = Some(task);
+    }
+
+    /// A poll was answered.
+    async fn take(&mut self, answer: Result<Reply, Failure>) -> anyhow::Result<()> {
+        if self.poll.take().is_none() {
+            // It was given up meanwhile: what it got is handed back.
+            if let Ok(reply) = answer {
+                for job in leased(&reply) {
+                    self.release(&job).await;
+                }
+            }
+            return Ok(());
+        }
+        match answer {
+            Ok(reply) => {
+                self.poll_failures = 0;
+                self.poll_id = uuid::Uuid::new_v4();
+                self.is_told_quiet = reply.json["state"].is_string();
+                for job in leased(&reply) {
+                    self.start(job);
+                }
+                Ok(())
+            }
+            Err(failure) if failure.is_passing() => {
+                self.poll_failures += 1;
+                tracing::warn!(error = &failure as &dyn std::error::Error, "a poll failed");
+                Ok(())
+            }
+            Err(failure) => bail!("the server refuses the worker: {failure}"),
+        }
+    }
+
+    async fn release(&self, job: &Leased) {
+        let ack = json!({
+            "job_id": job.id, "worker_id": self.worker_id, "attempt": job.attempt,
+            "lease_id": job.lease_id, "status": "released",
+        });
+        // The goodbye hands back what this could not.
+        let _ = self.client.post("/v1/workers/ack", &ack).await;
+    }
+
+    fn start(&mut self, job: Leased) {
+        // A repeated poll may answer with jobs that are running here already.
+        if self.running.contains_key(&job.id) {
+            return;
+        }
+        let (want, wanted) = watch::channel(Wanted::Run);
+        let active =
+            Active { job_id: job.id.clone(), attempt: job.attempt, lease_id: job.lease_id.clone() };
+        let period = job.heartbeat_interval_seconds;
+        self.running.insert(job.id.clone(), (active, period, want));
+        let (client, args) = (self.client.clone(), self.args.clone());
+        let (worker_id, id) = (self.worker_id.clone(), job.id.clone());
+        self.jobs.spawn(async move {
+            let end = job::run(client, args, worker_id, job, wanted).await;
+            (id, end)
+        });
+    }
+
+    fn note_end(&mut self, ended: Option<(String, End)>) {
+        let Some((id, end)) = ended else { return };
+        self.running.remove(&id);
+        match end {
+            End::Succeeded(_) => self.succeeded += 1,
+            End::Failed { .. } => self.failed += 1,
+            End::Released | End::Abandoned => (),
+        }
+        self.say(&format!("{id} {}", end.word()));
+    }
+
+    /// Often enough for the shortest lease.
+    fn beat_period(&self) -> Duration {
+        let shortest = self.running.values().map(|it| Duration::from_secs(it.1)).min();
+        shortest.map_or(beat::MAX_PERIOD, |it| it.min(beat::MAX_PERIOD))
+    }
+
+    fn beat(&self) {
+        let state = match (self.is_draining, self.is_quiet || self.is_told_quiet) {
+            (true, _) => "terminate",
+            (false, true) => "quiet",
+            (false, false) => "running",
+        };
+        let active: Vec<_> = self.running.values().map(|it| it.0.clone()).collect();
+        let (client, worker_id) = (self.client.clone(), self.worker_id.clone());
+        let beaten = self.beaten.clone();
+        tokio::spawn(async move {
+            match beat::send(&client, &worker_id, state, &active).await {
+                Ok(heard) => drop(beaten.send(heard).await),
+                Err(failure) => {
+                    tracing::warn!(
+                        error = &failure as &dyn std::error::Error,
+                        "a heartbeat failed"
+                    );
+                }
+            }
+        });
+    }
+
+    fn hear(&mut self, heard: Heard) {
+        for (id, status) in heard.jobs {
+            let Some((.., want)) = self.running.get(&id) else { continue };
+            let wanted = match status {
+                Status::Ok => continue,
+                Status::Cancel => Wanted::Cancel,
+                Status::Lost => Wanted::Abandon,
+            };
+            want.send_if_modified(|it| {
+                let is_news = *it == Wanted::Run || wanted == Wanted::Abandon;
+                if is_news {
+                    *it = wanted;
+                }
+                is_news
+            });
+        }
+        self.is_told_quiet = heard.state == "quiet";
+        if heard.state == "terminate" && !self.is_draining {
+            self.say("told to terminate");
+            self.drain();
+        }
+    }
+
+    fn obey(&mut self, asked: Asked) -> anyhow::Result<()> {
+        match asked {
+            Asked::Stop if self.is_draining => {
+                self.jobs.abort_all();
+                bail!("stopped at once; what was running goes on elsewhere when its lease ends");
+            }
+            Asked::Stop => self.drain(),
+            Asked::Quiet => {
+                self.is_quiet = true;
+                self.say("quiet: takes no more jobs");
+            }
+            Asked::Resume => {
+                self.is_quiet = false;
+                self.say("takes jobs again");
+            }
+        }
+        Ok(())
+    }
+
+    fn drain(&mut self) {
+        self.is_draining = true;
+        self.grace_end = Some(Instant::now() + Duration::from_secs(self.args.grace_seconds));
+        self.say(&format!("draining {} jobs", self.running.len()));
+    }
+
+    /// What runs is stopped, and handed back or failed.
+    async fn end_grace(&mut self) {
+        self.grace_end = None;
+        let wanted = match self.args.at_grace_end {
+            AtGraceEnd::Release => Wanted::Release,
+            AtGraceEnd::Fail => Wanted::Fail,
+        };
+        for (.., want) in self.running.values() {
+            want.send_replace(wanted);
+        }
+        let ending = async {
+            while let Some(ended) = self.jobs.join_next().await {
+                if let Ok((id, _)) = ended {
+                    self.running.remove(&id);
+                }
+            }
+        };
+        let _ = timeout(LAST_ACKS_TIMEOUT, ending).await;
+        self.jobs.abort_all();
+    }
+
+    async fn say_goodbye(&mut self) {
+        let goodbye = json!({"worker_id": self.worker_id});
+        let said = self.client.post("/v1/workers/deregister", &goodbye);
+        let _ = timeout(GOODBYE_TIMEOUT, said).await;
+        self.say(&format!("ended: {} succeeded, {} failed", self.succeeded, self.failed));
+    }
+
+    /// One line for people.
+    fn say(&self, text: &str) {
+        let clear = if self.is_terminal { "\r\x1b[K" } else { "" };
+        let _ = writeln!(std::io::stderr(), "{clear}{text}");
+    }
+
+    /// On a terminal, how it goes.
+    fn draw(&self) {
+        if self.is_terminal {
+            let (running, places) = (self.running.len(), self.args.concurrency);
+            let (succeeded, failed) = (self.succeeded, self.failed);
+            let line =
+                format!("running {running}/{places} · {succeeded} succeeded · {failed} failed");
+            let _ = write!(std::io::stderr(), "\r\x1b[K{line}");
+        }
+    }
+}
+
+/// Each job is read from the bytes that came: a payload must reach the command as it was sent.
+fn leased(reply: &Reply) -> Vec<Leased> {
+    #[derive(serde::Deserialize)]
+    struct Jobs<'a> {
+        #[serde(borrow)]
+        jobs: Vec<&'a serde_json::value::RawValue>,
+    }
+    let jobs = serde_json::from_str::<Jobs<'_>>(&reply.text).map(|it| it.jobs);
+    jobs.unwrap_or_default().into_iter().filter_map(|it| Leased::of(it.get())).collect()
+}

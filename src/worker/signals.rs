@@ -1,0 +1,40 @@
+//! What the terminal and the service manager say.
+
+use nix::sys::signal::Signal as Raw;
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    sync::mpsc,
+};
+
+/// What a signal asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Asked {
+    /// SIGTERM or SIGINT: drain; the second time, end.
+    Stop,
+    /// SIGTSTP: take no more jobs.
+    Quiet,
+    /// SIGCONT: take jobs again.
+    Resume,
+}
+
+/// Starts listening.
+///
+/// # Errors
+/// When a handler cannot be set.
+pub fn listen() -> anyhow::Result<mpsc::UnboundedReceiver<Asked>> {
+    let (sender, receiver) = mpsc::unbounded_channel();
+    let handled = [
+        (Raw::SIGTERM, Asked::Stop),
+        (Raw::SIGINT, Asked::Stop),
+        (Raw::SIGTSTP, Asked::Quiet),
+        (Raw::SIGCONT, Asked::Resume),
+    ];
+    for (raw, asked) in handled {
+        let mut signals = signal(SignalKind::from_raw(raw as i32))?;
+        let sender = sender.clone();
+        tokio::spawn(async move {
+            while signals.recv().await.is_some() && sender.send(asked).is_ok() {}
+        });
+    }
+    Ok(receiver)
+}

@@ -1,6 +1,6 @@
 # `make help` lists what can be done here.
 .DEFAULT_GOAL := help
-.PHONY: help setup run test fmt lint doc unit bench openapi sqlx clean-test
+.PHONY: help setup setup-test run test fmt lint doc unit bench openapi sqlx clean-test
 
 CARGO ?= cargo
 
@@ -14,7 +14,10 @@ run: setup ## Set up, build, and run everything on this machine: `fencepost dev`
 	$(CARGO) build --locked --release
 	./target/release/fencepost dev
 
-test: setup fmt lint doc unit ## Set up and run every check and every test
+setup-test: ## Install what the tests need beside (Go, Node and jq, for the examples)
+	@sh scripts/setup.sh test
+
+test: setup-test fmt lint doc unit ## Set up and run every check and every test
 
 fmt: ## Check the formatting
 	$(CARGO) fmt --check

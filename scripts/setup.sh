@@ -1,5 +1,6 @@
 #!/bin/sh
 # Installs what Fencepost needs and this machine lacks, and says what it does.
+# With the argument `test` also what the examples need: Go, Node and jq.
 # Needs: a Debian or Ubuntu machine, and root or sudo. Elsewhere it says what to install.
 set -eu
 
@@ -37,6 +38,11 @@ command -v setpriv >/dev/null 2>&1 || [ "$(uname)" = Darwin ] || missing="$missi
 command -v cc >/dev/null 2>&1 || missing="$missing gcc libc6-dev"
 command -v curl >/dev/null 2>&1 || missing="$missing curl"
 command -v python3 >/dev/null 2>&1 || missing="$missing python3"
+if [ "${1:-}" = test ]; then
+    command -v go >/dev/null 2>&1 || missing="$missing golang-go"
+    command -v jq >/dev/null 2>&1 || missing="$missing jq"
+    command -v npm >/dev/null 2>&1 || missing="$missing nodejs npm"
+fi
 [ -n "$missing" ] || exit 0
 
 command="apt-get install -y --no-install-recommends$missing"

@@ -81,7 +81,8 @@ pub enum Moved {
 }
 
 /// Moves the jobs whose fences hold to `finished_jobs`, lets their children go on, and answers with
-/// both.
+/// both. What is answered is read from `told` and not joined to what was inserted: without statistics on
+/// either, such a join compares each with each.
 ///
 /// No job may stand in `acks` twice. The fence stands in the `where`, so that checking and writing
 /// are one act; a fence that holds implies `processing`, and `state` is kept out of the condition
@@ -140,6 +141,15 @@ pub async fn succeed(conn: &mut PgConnection, acks: &[&Success]) -> sqlx::Result
             where jobs.project_id = child.project_id and jobs.id = child.id
             returning jobs.project_id, jobs.id, jobs.queue, jobs.job_type, jobs.rank, jobs.run_at,
                       jobs.state, jobs.gate, jobs.unfinished_parents, child.last_parent
+        ), told as materialized (
+            select held.*, case when held.children > 0 then (
+                select count(*)::int
+                from freed
+                where freed.project_id = held.project_id
+                    and freed.last_parent = held.id
+                    and freed.unfinished_parents = 0
+            ) end as activated
+            from held
         ), moved as (
             insert into finished_jobs (
                 project_id, id, queue, job_type, state, rank, run_at, created_at, attempt, failures,
@@ -149,22 +159,15 @@ pub async fn succeed(conn: &mut PgConnection, acks: &[&Success]) -> sqlx::Result
             select project_id, id, queue, job_type, 'succeeded', rank, run_at, created_at, attempt,
                    failures, max_attempts, timeout_seconds, labels, cancel_requested, progress,
                    lease_id, worker_id, claimed_at, duration_ms, result, children,
-                   case when children > 0 then (
-                       select count(*)
-                       from freed
-                       where freed.project_id = held.project_id
-                           and freed.last_parent = held.id
-                           and freed.unfinished_parents = 0
-                   ) end
-            from held
-            returning project_id, id, children_activated
+                   activated
+            from told
         )
-        select moved.project_id "project_id!: ProjectId", moved.id "id!: JobId",
-               moved.children_activated, held.holds_slot "held_slot!", null::text as queue,
+        select project_id "project_id!: ProjectId", id "id!: JobId",
+               activated as children_activated,
+               holds_slot "held_slot!", null::text as queue,
                null::text as job_type, null::smallint as rank, null::timestamptz as run_at,
                null::text as "state: StoredState", false "is_gated!"
-        from moved
-        join held on held.project_id = moved.project_id and held.id = moved.id
+        from told
         union all
         select project_id, id, null, false, queue, job_type, rank, run_at, state,
                gate is not null

@@ -8,6 +8,7 @@ mod binary;
 mod control;
 mod docs;
 mod events;
+mod examples;
 mod family;
 mod gates;
 mod heartbeats;

@@ -1,0 +1,118 @@
+#!/usr/bin/env bash
+# A Fencepost worker with nothing but bash, curl and jq: see docs/worker-guide.md.
+# (`fencepost worker --exec` does all of this for any command.)
+set -uo pipefail
+
+url=${FENCEPOST_URL:-http://127.0.0.1:7070}
+key=${FENCEPOST_KEY:?}
+lease_seconds=${FENCEPOST_LEASE_SECONDS:-30}
+grace_seconds=25
+name="bash-$$-$RANDOM"
+stopping=
+running=
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+
+# Repeats what may pass (network, 408, 429, 5xx) after a pause; fails with what will not (other 4xx).
+call() {
+    local path=$1 body=$2 pause=1 reply status
+    while :; do
+        reply=$(curl -sS -m 40 -w '\n%{http_code}' "$url/v1/workers/$path" -H "Authorization: Bearer $key" \
+            -H 'Content-Type: application/json' -d "$body" 2>/dev/null)
+        status=${reply##*$'\n'}
+        case $status in
+            2*) printf '%s' "${reply%$'\n'*}"; return 0 ;;
+            408 | 429) ;;
+            4*) printf '%s' "${reply%$'\n'*}" >&2; return 1 ;;
+        esac
+        sleep "$pause"
+        pause=$((pause < 8 ? pause * 2 : 10))
+    done
+}
+
+# Your work: the payload is on standard input, the result goes to standard output.
+handle() {
+    local payload
+    payload=$(cat)
+    sleep "$(jq -r '.sleep_seconds? // 0' <<<"$payload")"
+    if [ "$(jq -r '.fail? // false' <<<"$payload")" = true ]; then
+        echo 'asked to fail' >&2
+        return 1
+    fi
+    jq -c '{greeting: "Hello, \(.name? // "world")!"}' <<<"$payload"
+}
+
+# Heartbeats until it is stopped; leaves a word when the job must not go on, and stops it.
+beat() {
+    local fence=$1 interval=$2 pid=$3
+    while sleep "$interval"; do
+        if ! reply=$(call heartbeat "$fence" 2>/dev/null); then
+            echo lost >"$dir/stopped" # 409: the job is not ours any more
+        elif [ "$(jq -r .status <<<"$reply")" = cancel ]; then
+            echo cancelled >"$dir/stopped"
+        else
+            continue
+        fi
+        kill -TERM -- "-$pid" 2>/dev/null
+        return
+    done
+}
+
+work() {
+    local job=$1 fence pid beating watching status ack
+    fence=$(jq -c --arg name "$name" '{job_id: .id, worker_id: $name, attempt, lease_id}' <<<"$job")
+    rm -f "$dir/stopped"
+    # A process group of its own, so that all of it can be stopped.
+    set -m
+    handle <<<"$(jq -c .payload <<<"$job")" >"$dir/out" 2>"$dir/err" &
+    pid=$! running=$!
+    beat "$fence" "$(jq -r .heartbeat_interval_seconds <<<"$job")" "$pid" &
+    beating=$!
+    set +m
+    # A signal ends `wait` early.
+    while :; do
+        wait "$pid"
+        status=$?
+        kill -0 "$pid" 2>/dev/null || break
+    done
+    running=
+    kill -TERM -- "-$beating" 2>/dev/null
+    wait "$beating" 2>/dev/null
+    case $(cat "$dir/stopped" 2>/dev/null) in
+        lost) return ;;
+        released) ack='{"status": "released"}' ;;
+        *) if [ "$status" = 0 ]; then
+            ack=$(jq -c '{status: "succeeded", result: .}' "$dir/out")
+        else
+            ack=$(jq -Rsc --arg type "exit.$status" '{status: "failed", error: {type: $type, message: .}}' "$dir/err")
+        fi ;;
+    esac
+    # 409: somebody else decides.
+    call ack "$(jq -c --argjson ack "$ack" '. + $ack' <<<"$fence")" >/dev/null || echo
+}
+
+# Takes no more jobs; after the grace, hands back what still runs.
+stop() {
+    [ -z "$stopping" ] || return
+    stopping=yes
+    [ -z "$running" ] || (
+        sleep "$grace_seconds"
+        kill -0 "$running" 2>/dev/null && echo released >"$dir/stopped" && kill -TERM -- "-$running"
+    ) >/dev/null 2>&1 &
+}
+trap stop TERM INT
+
+wanted=$(jq -nc --arg name "$name" '{worker_id: $name, queues: ["default"], job_types: ["greet"]}')
+call register "$(jq -c '. + {concurrency: 1}' <<<"$wanted")" >/dev/null || exit 1
+echo ready
+while [ -z "$stopping" ]; do
+    # Short, so that SIGTERM is obeyed soon. Repeated with the same id, a lost answer loses nothing.
+    poll=$(jq -c --argjson lease "$lease_seconds" --arg id "$(cat /proc/sys/kernel/random/uuid)" \
+        '. + {lease_seconds: $lease, wait_seconds: 2, poll_id: $id}' <<<"$wanted")
+    reply=$(call poll "$poll") || exit 1
+    while read -r job; do
+        [ -z "$job" ] || work "$job"
+    done < <(jq -c '.jobs[]' <<<"$reply")
+done
+call deregister "$(jq -nc --arg name "$name" '{worker_id: $name}')" >/dev/null
+exit 0

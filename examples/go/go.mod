@@ -1,0 +1,3 @@
+module fencepost.example/worker
+
+go 1.19

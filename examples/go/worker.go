@@ -1,0 +1,222 @@
+// A Fencepost worker with nothing but Go's standard library: see docs/worker-guide.md.
+package main
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/signal"
+	"strconv"
+	"syscall"
+	"time"
+)
+
+const grace = 25 * time.Second
+
+var (
+	url      = env("FENCEPOST_URL", "http://127.0.0.1:7070")
+	key      = os.Getenv("FENCEPOST_KEY")
+	lease, _ = strconv.Atoi(env("FENCEPOST_LEASE_SECONDS", "30"))
+	name     = fmt.Sprintf("go-%d-%s", os.Getpid(), uuid()[:8])
+	client   = &http.Client{Timeout: 40 * time.Second}
+
+	errHandedBack = errors.New("the grace is over: somebody else may do it")
+	errLost       = errors.New("the lease is lost")
+	errCancelled  = errors.New("the job was called off")
+)
+
+type object map[string]any
+
+type job struct {
+	ID      string `json:"id"`
+	Attempt int    `json:"attempt"`
+	LeaseID string `json:"lease_id"`
+	Beat    int    `json:"heartbeat_interval_seconds"`
+	Payload struct {
+		Name         string  `json:"name"`
+		SleepSeconds float64 `json:"sleep_seconds"`
+		Fail         bool    `json:"fail"`
+	} `json:"payload"`
+}
+
+func env(name, other string) string {
+	if value := os.Getenv(name); value != "" {
+		return value
+	}
+	return other
+}
+
+func uuid() string {
+	b := make([]byte, 16)
+	if _, err := rand.Read(b); err != nil {
+		panic(err)
+	}
+	b[6], b[8] = b[6]&0x0f|0x40, b[8]&0x3f|0x80
+	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
+}
+
+// call repeats what may pass (network, 408, 429, 5xx) after a pause, and returns what will not (other 4xx).
+func call(path string, body, reply any) error {
+	text, err := json.Marshal(body)
+	if err != nil {
+		return err
+	}
+	for pause := 500 * time.Millisecond; ; pause = min(pause*2, 10*time.Second) {
+		status, answer := post(path, text)
+		switch {
+		case status >= 200 && status < 300:
+			return json.Unmarshal(answer, reply)
+		case status >= 400 && status < 500 && status != 408 && status != 429:
+			return errors.New(string(answer))
+		}
+		time.Sleep(pause)
+	}
+}
+
+// post answers with status 0 when the server does not answer.
+func post(path string, text []byte) (int, []byte) {
+	request, err := http.NewRequest("POST", url+"/v1/workers/"+path, bytes.NewReader(text))
+	if err != nil {
+		return 0, nil
+	}
+	request.Header.Set("Authorization", "Bearer "+key)
+	request.Header.Set("Content-Type", "application/json")
+	response, err := client.Do(request)
+	if err != nil {
+		return 0, nil
+	}
+	defer response.Body.Close()
+	answer, err := io.ReadAll(response.Body)
+	if err != nil {
+		return 0, nil
+	}
+	return response.StatusCode, answer
+}
+
+func min(a, b time.Duration) time.Duration {
+	if a < b {
+		return a
+	}
+	return b
+}
+
+// handle is your work. Pass ctx on to what you wait for: it ends when the job must not go on.
+func handle(ctx context.Context, j job) (any, error) {
+	select {
+	case <-time.After(time.Duration(j.Payload.SleepSeconds * float64(time.Second))):
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	if j.Payload.Fail {
+		return nil, errors.New("asked to fail")
+	}
+	who := j.Payload.Name
+	if who == "" {
+		who = "world"
+	}
+	return object{"greeting": "Hello, " + who + "!"}, nil
+}
+
+// work runs one job under its heartbeat. graceOver is closed when what still runs must be handed back.
+func work(j job, graceOver <-chan struct{}) {
+	fence := func() object {
+		return object{"job_id": j.ID, "worker_id": name, "attempt": j.Attempt, "lease_id": j.LeaseID}
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	// Why it was stopped, if it was.
+	stopped := make(chan error, 1)
+	stop := func(why error) {
+		select {
+		case stopped <- why:
+			cancel()
+		default:
+		}
+	}
+	go func() {
+		ticker := time.NewTicker(time.Duration(j.Beat) * time.Second)
+		defer ticker.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-graceOver:
+				stop(errHandedBack)
+				return
+			case <-ticker.C:
+				var reply struct{ Status string }
+				if err := call("heartbeat", fence(), &reply); err != nil {
+					stop(errLost) // 409: the job is not ours any more
+				} else if reply.Status == "cancel" {
+					stop(errCancelled)
+				}
+			}
+		}
+	}()
+	result, err := handle(ctx, j)
+	if err != nil {
+		select {
+		case err = <-stopped:
+		default:
+		}
+	}
+	ack := fence()
+	switch {
+	case errors.Is(err, errLost):
+		return
+	case errors.Is(err, errHandedBack):
+		ack["status"] = "released"
+	case err != nil:
+		ack["status"] = "failed"
+		ack["error"] = object{"type": "error", "message": err.Error()}
+	default:
+		ack["status"], ack["result"] = "succeeded", result
+	}
+	if err := call("ack", ack, &object{}); err != nil {
+		fmt.Println(j.ID, err) // 409: somebody else decides
+	}
+}
+
+func main() {
+	stopping, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	graceOver := make(chan struct{})
+	go func() {
+		<-stopping.Done()
+		time.Sleep(grace)
+		close(graceOver)
+	}()
+	wanted := func() object {
+		return object{"worker_id": name, "queues": []string{"default"}, "job_types": []string{"greet"}}
+	}
+	registration := wanted()
+	registration["concurrency"] = 1
+	if err := call("register", registration, &object{}); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	fmt.Println("ready")
+	for stopping.Err() == nil {
+		poll := wanted()
+		poll["lease_seconds"] = lease
+		// Short, so that SIGTERM is obeyed soon. Repeated with the same id, a lost answer loses nothing.
+		poll["wait_seconds"], poll["poll_id"] = 2, uuid()
+		var reply struct{ Jobs []job }
+		if err := call("poll", poll, &reply); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		for _, j := range reply.Jobs {
+			work(j, graceOver)
+		}
+	}
+	if err := call("deregister", object{"worker_id": name}, &object{}); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+	}
+}

@@ -1,0 +1,136 @@
+"""A Fencepost worker with nothing but Python's standard library: see docs/worker-guide.md."""
+
+import http.client
+import json
+import os
+import signal
+import socket
+import threading
+import time
+import urllib.error
+import urllib.request
+import uuid
+
+URL = os.environ.get("FENCEPOST_URL", "http://127.0.0.1:7070")
+KEY = os.environ["FENCEPOST_KEY"]
+LEASE_SECONDS = int(os.environ.get("FENCEPOST_LEASE_SECONDS", "30"))
+GRACE_SECONDS = 25
+NAME = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+
+stopping = threading.Event()  # SIGTERM or SIGINT: take no more jobs
+grace_over = threading.Event()  # hand back what still runs
+
+
+class Cancelled(Exception):
+    """The job was called off, or its lease is lost."""
+
+
+class HandedBack(Exception):
+    """The grace is over: somebody else may do it."""
+
+
+def call(path, body):
+    """Repeats what may pass (network, 408, 429, 5xx) after a pause; raises what will not (other 4xx)."""
+    request = urllib.request.Request(
+        f"{URL}/v1/workers/{path}",
+        json.dumps(body).encode(),
+        {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"},
+    )
+    pause = 0.5
+    while True:
+        try:
+            with urllib.request.urlopen(request, timeout=40) as reply:
+                return json.load(reply)
+        except urllib.error.HTTPError as error:
+            if error.code < 500 and error.code not in (408, 429):
+                raise
+        except (OSError, http.client.HTTPException):
+            pass
+        time.sleep(pause)
+        pause = min(pause * 2, 10)
+
+
+def handle(job, stop):
+    """Your work. Look at `stop` now and then: it raises when the job must not go on."""
+    payload = job["payload"] or {}
+    for _ in range(int(payload.get("sleep_seconds", 0) * 20)):
+        stop()
+        time.sleep(0.05)
+    if payload.get("fail"):
+        raise ValueError("asked to fail")
+    return {"greeting": f"Hello, {payload.get('name', 'world')}!"}
+
+
+def work(job):
+    fence = {
+        "job_id": job["id"],
+        "worker_id": NAME,
+        "attempt": job["attempt"],
+        "lease_id": job["lease_id"],
+    }
+    done, cancelled, lost = threading.Event(), threading.Event(), threading.Event()
+
+    def beat():
+        while not done.wait(job["heartbeat_interval_seconds"]):
+            try:
+                if call("heartbeat", fence)["status"] == "cancel":
+                    cancelled.set()
+            except urllib.error.HTTPError:  # 409: the job is not ours any more
+                lost.set()
+                return
+
+    def stop():
+        if cancelled.is_set() or lost.is_set():
+            raise Cancelled("the job was called off")
+        if grace_over.is_set():
+            raise HandedBack
+
+    threading.Thread(target=beat, daemon=True).start()
+    try:
+        ack = {"status": "succeeded", "result": handle(job, stop)}
+    except HandedBack:
+        ack = {"status": "released"}
+    except Exception as error:
+        ack = {"status": "failed", "error": {"type": type(error).__name__, "message": str(error)}}
+    done.set()
+    if lost.is_set():
+        return
+    try:
+        call("ack", {**fence, **ack})
+    except urllib.error.HTTPError as refused:  # 409: somebody else decides
+        print(job["id"], refused.read().decode(), flush=True)
+
+
+def stop(*_):
+    if not stopping.is_set():
+        stopping.set()
+        timer = threading.Timer(GRACE_SECONDS, grace_over.set)
+        timer.daemon = True
+        timer.start()
+
+
+def poll_and_work():
+    while not stopping.is_set():
+        wanted = {
+            "worker_id": NAME,
+            "queues": ["default"],
+            "job_types": ["greet"],
+            "lease_seconds": LEASE_SECONDS,
+            # Short, so that SIGTERM is obeyed soon. Repeated with the same id, a lost answer loses nothing.
+            "wait_seconds": 2,
+            "poll_id": str(uuid.uuid4()),
+        }
+        for job in call("poll", wanted)["jobs"]:
+            work(job)
+
+
+signal.signal(signal.SIGTERM, stop)
+signal.signal(signal.SIGINT, stop)
+call("register", {"worker_id": NAME, "queues": ["default"], "job_types": ["greet"], "concurrency": 1})
+print("ready", flush=True)
+# The main thread is for signals.
+working = threading.Thread(target=poll_and_work)
+working.start()
+while working.is_alive():
+    working.join(0.2)
+call("deregister", {"worker_id": NAME})

@@ -1,0 +1,112 @@
+// A Fencepost worker with nothing but Node's own fetch: see docs/worker-guide.md.
+
+import { randomUUID } from "node:crypto";
+import { hostname } from "node:os";
+import { setTimeout as sleep } from "node:timers/promises";
+
+const url = process.env.FENCEPOST_URL ?? "http://127.0.0.1:7070";
+const key = process.env.FENCEPOST_KEY;
+const leaseSeconds = Number(process.env.FENCEPOST_LEASE_SECONDS ?? "30");
+const graceMs = 25_000;
+const worker_id = `${hostname()}-${process.pid}-${randomUUID().slice(0, 8)}`;
+
+interface Job {
+  id: string;
+  payload: { name?: string; sleep_seconds?: number; fail?: boolean } | null;
+  attempt: number;
+  lease_id: string;
+  heartbeat_interval_seconds: number;
+}
+
+/** The server said no, and will say no again. */
+class Refused extends Error {}
+/** The grace is over: somebody else may do it. */
+class HandedBack extends Error {}
+
+/** Repeats what may pass (network, 408, 429, 5xx) after a pause; throws what will not (other 4xx). */
+async function call<T>(path: string, body: unknown): Promise<T> {
+  for (let pause = 500; ; pause = Math.min(pause * 2, 10_000)) {
+    try {
+      const reply = await fetch(`${url}/v1/workers/${path}`, {
+        method: "POST",
+        headers: { Authorization: `Bearer ${key}`, "Content-Type": "application/json" },
+        body: JSON.stringify(body),
+        signal: AbortSignal.timeout(40_000),
+      });
+      if (reply.ok) return (await reply.json()) as T;
+      const text = await reply.text();
+      if (reply.status < 500 && ![408, 429].includes(reply.status)) throw new Refused(text);
+    } catch (error) {
+      if (error instanceof Refused) throw error;
+    }
+    await sleep(pause);
+  }
+}
+
+/** Your work. Pass `signal` on to what you wait for: it is aborted when the job must not go on. */
+async function handle(job: Job, signal: AbortSignal): Promise<unknown> {
+  await sleep((job.payload?.sleep_seconds ?? 0) * 1000, undefined, { signal });
+  if (job.payload?.fail) throw new TypeError("asked to fail");
+  return { greeting: `Hello, ${job.payload?.name ?? "world"}!` };
+}
+
+const stopping = new AbortController(); // SIGTERM or SIGINT: take no more jobs
+const graceOver = new AbortController(); // hand back what still runs
+
+async function work(job: Job): Promise<void> {
+  const fence = { job_id: job.id, worker_id, attempt: job.attempt, lease_id: job.lease_id };
+  const stop = new AbortController();
+  let lost = false;
+  const beating = setInterval(async () => {
+    try {
+      const reply = await call<{ status: string }>("heartbeat", fence);
+      if (reply.status === "cancel") stop.abort(new Error("the job was called off"));
+    } catch {
+      lost = true; // 409: the job is not ours any more
+      stop.abort(new Error("the lease is lost"));
+    }
+  }, job.heartbeat_interval_seconds * 1000);
+  const handBack = () => stop.abort(new HandedBack());
+  graceOver.signal.addEventListener("abort", handBack);
+  let ack: object;
+  try {
+    ack = { status: "succeeded", result: await handle(job, stop.signal) };
+  } catch (error) {
+    const cause = stop.signal.aborted ? stop.signal.reason : error;
+    const failure = cause instanceof Error ? cause : new Error(String(cause));
+    ack =
+      failure instanceof HandedBack
+        ? { status: "released" }
+        : { status: "failed", error: { type: failure.name, message: failure.message } };
+  }
+  clearInterval(beating);
+  graceOver.signal.removeEventListener("abort", handBack);
+  if (lost) return;
+  try {
+    await call("ack", { ...fence, ...ack });
+  } catch (error) {
+    console.log(job.id, String(error)); // 409: somebody else decides
+  }
+}
+
+for (const name of ["SIGTERM", "SIGINT"] as const) {
+  process.on(name, () => {
+    stopping.abort();
+    setTimeout(() => graceOver.abort(), graceMs).unref();
+  });
+}
+
+const wanted = { worker_id, queues: ["default"], job_types: ["greet"] };
+await call("register", { ...wanted, concurrency: 1 });
+console.log("ready");
+while (!stopping.signal.aborted) {
+  const { jobs } = await call<{ jobs: Job[] }>("poll", {
+    ...wanted,
+    lease_seconds: leaseSeconds,
+    // Short, so that SIGTERM is obeyed soon. Repeated with the same id, a lost answer loses nothing.
+    wait_seconds: 2,
+    poll_id: randomUUID(),
+  });
+  await Promise.all(jobs.map(work));
+}
+await call("deregister", { worker_id });

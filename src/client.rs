@@ -69,13 +69,20 @@ impl Failure {
     }
 }
 
-/// What the server answered: as it came, and read.
+/// What the server answered, as it came: payloads and results are in it byte for byte, and may be such
+/// that only they can read them.
 #[derive(Debug, Clone)]
 pub struct Reply {
-    /// The bytes of payloads and results are in here as they were sent.
+    /// JSON.
     pub text: String,
-    /// For looking into it.
-    pub json: Value,
+}
+
+impl Reply {
+    /// For looking into it; null when it holds what cannot be read as a whole.
+    #[must_use]
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.text).unwrap_or_default()
+    }
 }
 
 /// Calls one server with one key. Cheap to clone.
@@ -147,13 +154,10 @@ impl Client {
         let response = sent.map_err(Failure::Unreachable)?;
         let status = response.status();
         let text = response.text().await.map_err(Failure::Unreachable)?;
-        let value: Option<Value> = serde_json::from_str(&text).ok();
-        if status.is_success()
-            && let Some(json) = value.clone()
-        {
-            return Ok(Reply { text, json });
+        if status.is_success() {
+            return Ok(Reply { text });
         }
-        let error = value.unwrap_or_default()["error"].clone();
+        let error = Reply { text }.json()["error"].clone();
         let text = |field: &str| error[field].as_str().map(str::to_owned);
         Err(Failure::Refused {
             status,

@@ -24,8 +24,8 @@ const OUTDATED_PERIOD: Duration = Duration::from_secs(1);
 const WORKERS_PERIOD: Duration = Duration::from_secs(2);
 /// How often it is asked what other nodes have done to watched jobs.
 const WATCH_PERIOD: Duration = Duration::from_secs(2);
-/// How often answers are looked for that were kept long enough for their idempotency keys.
-const IDEMPOTENCY_PERIOD: Duration = Duration::from_secs(60);
+/// How often it is looked for what was kept long enough.
+const PRUNE_PERIOD: Duration = Duration::from_secs(60);
 /// How often it is asked whether the hot table needs a vacuum.
 const VACUUM_PERIOD: Duration = Duration::from_secs(1);
 /// The pause after a failed step.
@@ -77,9 +77,9 @@ pub fn start(engine: &Engine, stopping: &CancellationToken, tracker: &TaskTracke
         engine.tidings.news.forget_unheard();
         Ok(Then::Sleep(WATCH_PERIOD))
     });
-    loops.start("idempotency", never, |engine| async move {
-        let is_full = engine.prune_idempotency_keys().await?;
-        Ok(if is_full { Then::GoOn } else { Then::Sleep(IDEMPOTENCY_PERIOD) })
+    loops.start("prune", never, |engine| async move {
+        let is_full = engine.prune().await?;
+        Ok(if is_full { Then::GoOn } else { Then::Sleep(PRUNE_PERIOD) })
     });
     loops.start("vacuum", never, |engine| async move {
         engine.vacuum_if_due().await?;

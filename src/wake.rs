@@ -54,6 +54,8 @@ pub enum Hint {
     Arrived(Vec<Arrival>),
     /// Jobs of these projects have ended that counted against a limit.
     SlotsFreed(Vec<ProjectId>),
+    /// What may be handed out of this queue has changed.
+    QueueChanged(ProjectId, Arc<str>),
     /// More arrived than could be told: look everywhere.
     Everywhere,
 }
@@ -89,9 +91,9 @@ impl Wake {
         }
     }
 
-    /// Tells the pump to look everywhere: what may be handed out has changed.
-    pub fn look_everywhere(&self) {
-        self.hint(Hint::Everywhere);
+    /// Tells the pump that what may be handed out of a queue has changed.
+    pub fn queue_changed(&self, project_id: ProjectId, queue: &str) {
+        self.hint(Hint::QueueChanged(project_id, queue.into()));
     }
 
     fn hint(&self, hint: Hint) {

@@ -1,4 +1,5 @@
 //! A Fencepost worker with reqwest and tokio: see docs/worker-guide.md.
+#![allow(clippy::print_stdout)]
 
 use std::{env, time::Duration};
 
@@ -119,7 +120,6 @@ async fn ended(mut what: watch::Receiver<bool>) {
 }
 
 #[tokio::main]
-#[allow(clippy::print_stdout)]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let name = format!("rust-{}-{:08x}", std::process::id(), rand::random::<u32>());
     let lease_seconds: u32 = env::var("FENCEPOST_LEASE_SECONDS").map_or(Ok(30), |it| it.parse())?;
@@ -156,7 +156,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
             worker.work(job, grace_over.clone()).await;
         }
     }
-    let goodbye = worker.call("deregister", &json!({"worker_id": name}));
-    let _ = timeout(Duration::from_secs(5), goodbye).await;
+    let goodbye = json!({"worker_id": name});
+    let _ = timeout(Duration::from_secs(5), worker.call("deregister", &goodbye)).await;
     Ok(())
 }

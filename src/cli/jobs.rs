@@ -166,14 +166,14 @@ pub async fn enqueue(args: EnqueueArgs) -> anyhow::Result<()> {
     let client = Client::new(&args.client)?;
     let mut job = client.post_once("/v1/jobs", args.idempotency_key.as_deref(), body).await?;
     if let Some(seconds) = args.wait_seconds {
-        let id = job.json["id"].as_str().unwrap_or_default().to_owned();
+        let id = job.json()["id"].as_str().unwrap_or_default().to_owned();
         job = client.get(&format!("/v1/jobs/{id}?wait_seconds={seconds}")).await?;
     }
     let mut out = std::io::stdout();
     match args.output {
         Output::Json => writeln!(out, "{}", job.text)?,
-        Output::Text if args.wait_seconds.is_some() => show(&mut out, &job.json)?,
-        Output::Text => writeln!(out, "{}", word(&job.json["id"]))?,
+        Output::Text if args.wait_seconds.is_some() => show(&mut out, &job.json())?,
+        Output::Text => writeln!(out, "{}", word(&job.json()["id"]))?,
     }
     Ok(())
 }
@@ -195,7 +195,7 @@ pub async fn run(args: JobsArgs) -> anyhow::Result<()> {
             }
             let page = client.get(&path).await?;
             if args.output == Output::Text {
-                return list(&mut out, &page.json);
+                return list(&mut out, &page.json());
             }
             page
         }
@@ -212,7 +212,7 @@ pub async fn run(args: JobsArgs) -> anyhow::Result<()> {
     };
     match args.output {
         Output::Json => writeln!(out, "{}", reply.text)?,
-        Output::Text => show(&mut out, &reply.json)?,
+        Output::Text => show(&mut out, &reply.json())?,
     }
     Ok(())
 }

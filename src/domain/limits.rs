@@ -100,6 +100,8 @@ pub const IDEMPOTENCY_LOCK_SECONDS: i32 = 60;
 pub const MAX_BEAT_JOBS: usize = 500;
 /// A worker that sends heartbeats for all of its jobs is dead after so many seconds without any call.
 pub const WORKER_SILENCE_SECONDS: i32 = 30;
+/// A worker is forgotten when nobody has heard of it for so many seconds (30 days).
+pub const WORKER_KEEP_SECONDS: i64 = 30 * 86_400;
 /// Recurring schedules one worker may register.
 pub const MAX_REGISTERED_SCHEDULES: usize = 100;
 /// Characters in a cron expression, and in a time zone's name.
@@ -113,7 +115,7 @@ pub const MAX_EVENT_TYPE_CHARS: usize = 64;
 /// Bytes of a custom event's payload, as sent.
 pub const MAX_EVENT_PAYLOAD_BYTES: usize = 16 * 1024;
 /// Custom events kept of one job.
-pub const MAX_JOB_EVENTS: i64 = 10_000;
+pub const MAX_JOB_EVENTS: i64 = 1_000;
 /// Log chunks of one `POST /v1/workers/logs`.
 pub const MAX_LOG_CHUNKS: usize = 500;
 /// Bytes of one log chunk.
@@ -122,8 +124,14 @@ pub const MAX_LOG_CHUNK_BYTES: usize = 64 * 1024;
 pub const MAX_LOG_BYTES: i64 = 1024 * 1024;
 /// Chunks kept of one attempt's logs.
 pub const MAX_LOG_CHUNKS_KEPT: i32 = 10_000;
+/// Jobs whose logs one report may bring.
+pub const MAX_LOG_JOBS: usize = 50;
 /// Log chunks of one page.
 pub const MAX_PAGE_LOGS: u32 = 1_000;
+/// Bytes of parents' results handed to one job; later ones are left out and marked.
+pub const MAX_PARENT_RESULTS_BYTES: i64 = 1024 * 1024;
+/// Bytes of an event's payload that a project's stream carries; a larger one is in the job's history only.
+pub const MAX_STREAMED_PAYLOAD_BYTES: usize = 1024;
 /// Event streams one node serves at a time.
 pub const MAX_STREAMS: usize = 5_000;
 /// Events of one project that a node remembers for streams that come back.

@@ -21,6 +21,23 @@ pub enum WorkerState {
 }
 
 impl WorkerState {
+    /// Whether a worker's polls get nothing, and what it is told with them: it has said itself that it takes
+    /// no more, or somebody told it so.
+    ///
+    /// ```
+    /// # use fencepost::domain::worker::WorkerState::{self, *};
+    /// assert_eq!(WorkerState::halt(Running, None), None);
+    /// assert_eq!(WorkerState::halt(Quiet, None), Some(Quiet));
+    /// assert_eq!(WorkerState::halt(Quiet, Some(Terminate)), Some(Terminate));
+    /// assert_eq!(WorkerState::halt(Terminated, None), Some(Terminate));
+    /// ```
+    #[must_use]
+    pub fn halt(reported: Self, directive: Option<Self>) -> Option<Self> {
+        let reported = reported.min(Self::Terminate);
+        let wanted = directive.map_or(reported, |it| it.max(reported));
+        (wanted != Self::Running).then_some(wanted)
+    }
+
     /// What a worker is told: what somebody wants of it, unless it is gone.
     ///
     /// ```

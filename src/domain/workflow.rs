@@ -90,7 +90,7 @@ pub fn resolve(nodes: &[Node<'_>]) -> Result<Vec<Vec<usize>>, Vec<BrokenGraph>> 
                 format!("must have at most {MAX_PARENTS} entries, has {}", node.depends_on.len());
             refuse(Some(place), "depends_on", message);
         }
-        for (number, key) in node.depends_on.iter().enumerate() {
+        for (number, key) in node.depends_on.iter().take(MAX_PARENTS).enumerate() {
             let field = format!("depends_on[{number}]");
             match places.get(key.as_str()) {
                 None => refuse(Some(place), &field, format!("no job has the key `{key}`")),

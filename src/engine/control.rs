@@ -12,6 +12,7 @@ use crate::{
         limits,
     },
     error::{Error, Whereabouts, is_unique_violation},
+    ids::{JobId, ProjectId},
     store::{
         acks::{JobKey, Rested},
         control::{self, CalledOff, Seen},
@@ -137,9 +138,7 @@ pub async fn retry(engine: &Engine, key: JobKey) -> Result<(), Error> {
             let revived = control::revive_dead_letter(&mut tx, key).await.map_err(conflict)?;
             revived.into_iter().collect()
         }
-        StoredState::Cancelled => {
-            control::revive_cancelled(&mut tx, key.project_id, &[key.id]).await.map_err(conflict)?
-        }
+        StoredState::Cancelled => revive(&mut tx, key.project_id, &[key.id]).await?,
         _ => return Err(refused(&seen)),
     };
     if revived.is_empty() {
@@ -163,8 +162,7 @@ async fn revive_descendants(tx: &mut PgConnection, root: JobKey) -> Result<Vec<R
     let (mut back, mut all) = (vec![root.id], Vec::new());
     loop {
         let called_off = control::called_off_by(tx, project_id, &back).await?;
-        let revived = control::revive_cancelled(tx, project_id, &called_off).await;
-        let revived = revived.map_err(conflict)?;
+        let revived = revive(tx, project_id, &called_off).await?;
         if revived.is_empty() {
             control::blame_another(tx, project_id, &called_off).await?;
             return Ok(all);
@@ -175,6 +173,16 @@ async fn revive_descendants(tx: &mut PgConnection, root: JobKey) -> Result<Vec<R
         back.extend(revived.iter().map(|it| it.key.id));
         all.extend(revived);
     }
+}
+
+/// Two statements: the second sees what has become of the parents that the first has waited for.
+async fn revive(
+    tx: &mut PgConnection,
+    project_id: ProjectId,
+    jobs: &[JobId],
+) -> Result<Vec<Rested>, Error> {
+    control::lock_parents_of(tx, project_id, jobs).await?;
+    control::revive_cancelled(tx, project_id, jobs).await.map_err(conflict)
 }
 
 /// Locks a job, wherever it is.

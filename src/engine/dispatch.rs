@@ -34,6 +34,10 @@ const STOP_SPREAD: Duration = Duration::from_secs(3);
 /// A poll that wants its answer now gets it when the claim under way has landed, but not later.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// A worker that should take no more jobs is answered after this, if it waits: not at once, or one that
+/// does not understand would ask without end.
+const HALTED_PAUSE: Duration = Duration::from_secs(1);
+
 /// The polls' side of the pump.
 #[derive(Debug)]
 pub(super) struct Parking {
@@ -157,9 +161,17 @@ pub async fn poll(
         return deliver(Vec::new());
     }
     let is_patient = !wait.is_zero();
+    let worker = (wish.project_id, Arc::clone(&wish.worker_id));
+    if registry::halt(engine, &worker).await?.is_some() {
+        tokio::select! {
+            () = tokio::time::sleep(wait.min(HALTED_PAUSE)) => (),
+            () = gone => (),
+            () = engine.stopping.cancelled() => (),
+        }
+        return deliver(Vec::new());
+    }
     // A poll that does not wait is answered by the pump when its queues were looked at.
     let wait = if is_patient { wait } else { ANSWER_TIMEOUT };
-    let worker = (wish.project_id, Arc::clone(&wish.worker_id));
     let mut parked = Parked::park(&engine.parking, wish, is_patient)?;
     let answer = tokio::select! {
         biased;

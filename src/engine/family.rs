@@ -127,15 +127,17 @@ async fn store_once(
     let all: Vec<_> = jobs.iter().map(|it| &it.job).collect();
     let mut tx = conn.begin().await?;
     let found = store::enqueue::find_stored(&mut tx, &all).await?;
-    if found.len() == all.len() {
-        // Stored by an earlier try whose answer was lost, or by an earlier request with the same
-        // idempotency key.
-        let by_id: HashMap<_, _> = found.into_iter().map(|it| (it.id, it)).collect();
-        let stored = all.iter().filter_map(|it| by_id.get(&it.id));
+    // Stored by an earlier try whose answer was lost, or by an earlier request with the same idempotency
+    // key: all that was new then is there now, and the others are found again by their unique keys.
+    let earlier: HashMap<_, _> = found.into_iter().map(|it| (it.id, it)).collect();
+    let is_left = |it: &&TiedJob| !earlier.contains_key(&it.job.id);
+    let left: Vec<_> = jobs.iter().filter(is_left).cloned().collect();
+    if left.is_empty() {
+        let stored = all.iter().filter_map(|it| earlier.get(&it.id));
         return Ok(stored.map(|it| Outcome::Stored(*it)).collect());
     }
-    let (existing, replaced) = make_room(&mut tx, project_id, jobs).await?;
-    let (new, edges) = tie(&mut tx, project_id, jobs, &existing).await?;
+    let (existing, replaced) = make_room(&mut tx, project_id, &left).await?;
+    let (new, edges) = tie(&mut tx, project_id, &left, &existing).await?;
     let latest = latest_run_at(&new);
     let refs: Vec<_> = new.iter().collect();
     let stored = store::enqueue::insert_jobs(&mut tx, &refs, &vec![latest; refs.len()]).await?;
@@ -158,8 +160,8 @@ async fn store_once(
     let stored: HashMap<_, _> = stored.into_iter().map(|it| (it.id, it)).collect();
     tell(&engine.tidings, new.iter(), &stored);
     let outcome = |it: &TiedJob| {
-        stored
-            .get(&it.job.id)
+        let known = stored.get(&it.job.id).or_else(|| earlier.get(&it.job.id));
+        known
             .map(|it| Outcome::Stored(*it))
             .or_else(|| existing.get(unique_key(&it.job)?).map(|it| Outcome::Existing(*it)))
     };
@@ -310,6 +312,9 @@ pub async fn cancel_workflow(
     let live = |it: &&WorkflowJobRow| {
         it.state.is_some_and(|it| it.is_waiting() || it == StoredState::Processing)
     };
+    let mut conn = engine.pools.read.acquire().await?;
+    family::cancel_workflow(&mut conn, project_id, id).await?;
+    drop(conn);
     for job in jobs.iter().filter(live) {
         match super::control::cancel(engine, JobKey { project_id, id: job.id }).await {
             // It ended meanwhile.
@@ -317,7 +322,5 @@ pub async fn cancel_workflow(
             Err(error) => return Err(error),
         }
     }
-    let mut conn = engine.pools.read.acquire().await?;
-    family::cancel_workflow(&mut conn, project_id, id).await?;
     Ok(())
 }

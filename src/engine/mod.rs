@@ -178,14 +178,15 @@ impl Engine {
         Ok(true)
     }
 
-    /// Forgets the oldest answers that were kept for their idempotency keys long enough. Answers whether
-    /// there may be more.
+    /// Forgets the oldest answers that were kept for their idempotency keys long enough, and workers that
+    /// nobody hears of any more. Answers whether there may be more.
     ///
     /// # Errors
     /// Only those of the store; the step can be repeated.
-    pub async fn prune_idempotency_keys(&self) -> sqlx::Result<bool> {
+    pub async fn prune(&self) -> sqlx::Result<bool> {
         let mut conn = self.pools.background.acquire().await?;
-        let pruned = store::sweep::prune_idempotency_keys(&mut conn).await?;
-        Ok(pruned == store::sweep::MAX_SWEEP_ROWS as u64)
+        let keys = store::sweep::prune_idempotency_keys(&mut conn).await?;
+        let workers = store::sweep::prune_workers(&mut conn).await?;
+        Ok(keys.max(workers) == store::sweep::MAX_SWEEP_ROWS as u64)
     }
 }

@@ -190,6 +190,9 @@ impl Pump {
             Hint::SlotsFreed(projects) => {
                 projects.iter().for_each(|it| self.lanes.slots_freed(*it));
             }
+            Hint::QueueChanged(project_id, queue) => {
+                self.lanes.distrust(Some(&(*project_id, Arc::clone(queue))));
+            }
             Hint::Everywhere => self.lanes.distrust(None),
         }
     }

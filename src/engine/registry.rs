@@ -14,7 +14,7 @@ use tokio::sync::Notify;
 use super::{Engine, after, coalesce::Batch, heartbeat};
 use crate::{
     domain::{job::Ending, limits::WORKER_SILENCE_SECONDS, text::ErrorReport, worker::WorkerState},
-    error::Error,
+    error::{Error, is_faulty_statement},
     ids::ProjectId,
     store::{self, sweep, workers::Sighting},
     telemetry,
@@ -83,6 +83,12 @@ impl Registry {
         waiting
     }
 
+    /// Remembers what is known of a worker, and lets its parked polls look again.
+    fn learn(&self, key: &WorkerKey, facts: Facts) {
+        self.known.insert(key.clone(), Some(Arc::new(facts)));
+        self.told.notify_waiters();
+    }
+
     /// Forgets what is known of a worker, and lets its parked polls look again.
     fn forget(&self, key: &WorkerKey) {
         self.known.invalidate(key);
@@ -108,8 +114,7 @@ pub async fn facts(engine: &Engine, key: &WorkerKey) -> Result<Option<Arc<Facts>
 /// # Errors
 /// [`Error::Unavailable`] when the store does not answer.
 pub async fn halt(engine: &Engine, key: &WorkerKey) -> Result<Option<WorkerState>, Error> {
-    let advice = facts(engine, key).await?.map(|it| WorkerState::advice(it.state, it.directive));
-    Ok(advice.filter(|it| *it != WorkerState::Running))
+    Ok(facts(engine, key).await?.and_then(|it| WorkerState::halt(it.state, it.directive)))
 }
 
 /// Resolves when the worker is told to take no more jobs. A store that does not answer tells nothing.
@@ -122,9 +127,9 @@ pub(super) async fn until_halted(engine: &Engine, key: &WorkerKey) {
         // In a task of its own: this wait may be dropped in the middle.
         let (asking, asked) = (engine.clone(), key.clone());
         let halted = match engine.registry.known.get(key) {
-            Some(known) => known.is_some_and(|it| {
-                WorkerState::advice(it.state, it.directive) != WorkerState::Running
-            }),
+            Some(known) => {
+                known.is_some_and(|it| WorkerState::halt(it.state, it.directive).is_some())
+            }
             None => {
                 let looked = tokio::spawn(async move { halt(&asking, &asked).await }).await;
                 matches!(looked, Ok(Ok(Some(_))))
@@ -230,8 +235,13 @@ pub async fn beat(
         let mut conn = engine.pools.settle.acquire().await?;
         store::workers::beat(&mut conn, key.0, &key.1, state).await?
     };
+    let advice = WorkerState::advice(facts.state, facts.directive);
+    let was_known = engine.registry.known.get(key).flatten();
+    if was_known.as_deref() != Some(&facts) {
+        engine.registry.learn(key, facts);
+    }
     let leases = heartbeat::heartbeat_all(engine, beats).await?;
-    Ok((WorkerState::advice(facts.state, facts.directive), leases))
+    Ok((advice, leases))
 }
 
 /// Ends a worker's life: hands back its leases, no failure counted. Answers with how many.
@@ -260,10 +270,8 @@ pub async fn direct(
     directive: Option<WorkerState>,
 ) -> Result<(), Error> {
     let mut conn = engine.pools.read.acquire().await?;
-    if !store::workers::direct(&mut conn, key.0, &key.1, directive).await? {
-        return Err(Error::WorkerNotFound);
-    }
-    engine.registry.forget(key);
+    let facts = store::workers::direct(&mut conn, key.0, &key.1, directive).await?;
+    engine.registry.learn(key, facts.ok_or(Error::WorkerNotFound)?);
     Ok(())
 }
 
@@ -308,15 +316,44 @@ pub async fn page(
 }
 
 /// One pass: notes who was heard, learns what other nodes have changed, and ends the leases of workers
-/// that fell silent.
+/// that fell silent. Each part is done even if one before it fails.
 ///
 /// # Errors
-/// Only those of the store; the pass can be repeated.
+/// The first of the store's; the pass can be repeated.
 pub async fn pass(engine: &Engine) -> sqlx::Result<()> {
-    let mut conn = engine.pools.background.acquire().await?;
-    for sightings in engine.registry.take_sightings().chunks(MAX_SIGHTINGS) {
-        store::workers::note_seen(&mut conn, sightings).await?;
+    let noted = note_sightings(engine).await;
+    let learned = learn_changes(engine).await;
+    let buried = bury_silent(engine).await;
+    noted.and(learned).and(buried)
+}
+
+async fn note_sightings(engine: &Engine) -> sqlx::Result<()> {
+    let sightings = engine.registry.take_sightings();
+    if sightings.is_empty() {
+        return Ok(());
     }
+    let mut conn = engine.pools.background.acquire().await?;
+    for sightings in sightings.chunks(MAX_SIGHTINGS) {
+        match store::workers::note_seen(&mut conn, sightings).await {
+            // One that cannot be stored must not hide the others.
+            Err(error) if is_faulty_statement(&error) => {
+                for one in sightings {
+                    if let Err(error) =
+                        store::workers::note_seen(&mut conn, std::slice::from_ref(one)).await
+                    {
+                        let error = &error as &dyn std::error::Error;
+                        tracing::warn!(error, "a worker that was heard could not be noted");
+                    }
+                }
+            }
+            noted => noted?,
+        }
+    }
+    Ok(())
+}
+
+async fn learn_changes(engine: &Engine) -> sqlx::Result<()> {
+    let mut conn = engine.pools.background.acquire().await?;
     let changed = sweep::changed_workers(&mut conn, CHANGES_WINDOW_SECONDS).await?;
     let changed: HashSet<WorkerKey> =
         changed.into_iter().map(|(project_id, it)| (project_id, it.into())).collect();
@@ -324,15 +361,29 @@ pub async fn pass(engine: &Engine) -> sqlx::Result<()> {
     if !changed.is_empty() {
         engine.registry.told.notify_waiters();
     }
-    for (project_id, worker_id) in sweep::find_silent_workers(&mut conn).await? {
-        let silence = WORKER_SILENCE_SECONDS;
-        if store::workers::note_lost(&mut conn, project_id, &worker_id, silence).await? {
-            counter!(telemetry::WORKERS_LOST).increment(1);
+    Ok(())
+}
+
+async fn bury_silent(engine: &Engine) -> sqlx::Result<()> {
+    loop {
+        let mut conn = engine.pools.background.acquire().await?;
+        let silent = sweep::find_silent_workers(&mut conn).await?;
+        drop(conn);
+        let is_full = silent.len() == sweep::MAX_SILENT_WORKERS;
+        for (project_id, worker_id) in silent {
             let key = (project_id, worker_id.into());
-            let ended =
-                end_leases(engine, &engine.pools.background, &key, &Ending::LeaseExpired).await?;
-            tracing::info!(leases = ended, "a worker fell silent: its leases have ended");
+            let pool = &engine.pools.background;
+            let ended = end_leases(engine, pool, &key, &Ending::LeaseExpired).await?;
+            // Last, so that a pass that breaks off is repeated.
+            let mut conn = pool.acquire().await?;
+            let silence = WORKER_SILENCE_SECONDS;
+            if store::workers::note_lost(&mut conn, project_id, &key.1, silence).await? {
+                counter!(telemetry::WORKERS_LOST).increment(1);
+                tracing::info!(leases = ended, "a worker fell silent: its leases have ended");
+            }
+        }
+        if !is_full {
+            return Ok(());
         }
     }
-    Ok(())
 }

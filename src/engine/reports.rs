@@ -32,9 +32,14 @@ pub async fn note_events(
     shown: &[Shown],
     events: Vec<NewEvent>,
 ) -> Result<Vec<EventId>, Error> {
-    let mut conn = engine.pools.settle.acquire().await?;
+    let mut conn = engine.pools.read.acquire().await?;
     let mut tx = conn.begin().await?;
-    check_running(engine, &mut tx, project_id, shown).await?;
+    if let Some(refused) = find_refused(&mut tx, project_id, shown).await? {
+        // Without its connection: the second look takes one.
+        drop(tx);
+        drop(conn);
+        return Err(refusal(engine, project_id, refused).await?);
+    }
     let mut by_job: BTreeMap<_, (JobKey, i64)> = BTreeMap::new();
     for event in &events {
         by_job.entry(event.key.id).or_insert((event.key, 0)).1 += 1;
@@ -57,28 +62,32 @@ pub async fn note_events(
             kind: event.kind,
             attempt: event.attempt,
             worker_id: event.worker_id,
-            payload: event.payload,
+            payload: event.payload.filter(|it| it.len() <= limits::MAX_STREAMED_PAYLOAD_BYTES),
         });
         told.collect()
     });
     Ok(ids)
 }
 
-async fn check_running(
-    engine: &Engine,
+/// The first of these attempts that does not run; the others are locked against their end.
+async fn find_refused<'a>(
     tx: &mut sqlx::PgConnection,
     project_id: ProjectId,
-    shown: &[Shown],
-) -> Result<(), Error> {
+    shown: &'a [Shown],
+) -> sqlx::Result<Option<&'a Shown>> {
     let running = events::lock_running(tx, project_id, shown).await?;
     let running: HashSet<_> =
         running.into_iter().filter_map(|it| usize::try_from(it).ok()).collect();
     let refused = shown.iter().enumerate().find(|(number, _)| !running.contains(number));
-    let Some((_, Shown { job_id, worker_id, attempt })) = refused else { return Ok(()) };
+    Ok(refused.map(|it| it.1))
+}
+
+async fn refusal(engine: &Engine, project_id: ProjectId, shown: &Shown) -> Result<Error, Error> {
+    let Shown { job_id, worker_id, attempt } = shown;
     let key = JobKey { project_id, id: *job_id };
     let fence = Fence { worker_id: worker_id.clone(), attempt: Some(*attempt), lease_id: None };
     let found = settle::look_again(engine, key, &fence).await?;
-    Err(settle::refused(lease::explain_report(&fence, &found.standing), &found.standing))
+    Ok(settle::refused(lease::explain_report(&fence, &found.standing), &found.standing))
 }
 
 /// Chunks of one attempt.
@@ -111,10 +120,15 @@ pub async fn keep_logs(
     project_id: ProjectId,
     attempts: &[AttemptLogs],
 ) -> Result<Logged, Error> {
-    let mut conn = engine.pools.settle.acquire().await?;
+    let mut conn = engine.pools.read.acquire().await?;
     let mut tx = conn.begin().await?;
     let shown: Vec<_> = attempts.iter().map(|it| it.shown.clone()).collect();
-    check_running(engine, &mut tx, project_id, &shown).await?;
+    if let Some(refused) = find_refused(&mut tx, project_id, &shown).await? {
+        // Without its connection: the second look takes one.
+        drop(tx);
+        drop(conn);
+        return Err(refusal(engine, project_id, refused).await?);
+    }
     let mut logged = Logged::default();
     for AttemptLogs { shown, chunks } in attempts {
         let key = JobKey { project_id, id: shown.job_id };

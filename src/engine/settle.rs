@@ -14,7 +14,7 @@ use std::{
 
 use chrono::{DateTime, Utc};
 use metrics::counter;
-use sqlx::{Acquire, PgPool, Postgres, pool::PoolConnection};
+use sqlx::{Acquire, PgConnection, PgPool, Postgres, pool::PoolConnection};
 
 use super::{
     Engine, after,
@@ -244,16 +244,46 @@ impl Batch for Successes {
         is_in_doubt: bool,
     ) -> sqlx::Result<Vec<Result<Self::Answer, Error>>> {
         let sure: Vec<_> = items.iter().filter(|it| may_write(&it.fence, is_in_doubt)).collect();
-        let moved = store::acks::succeed(conn, &sure).await?;
-        let done = self.tell(&moved);
+        let mut done = self.tell(&store::acks::succeed(conn, &sure, false).await?);
+        let left: Vec<_> = sure.into_iter().filter(|it| !done.contains_key(&it.key())).collect();
+        let parents = match settle_parents(conn, &left).await {
+            Ok(moved) => {
+                done.extend(self.tell(&moved));
+                Ok(())
+            }
+            // What was done before stays done: only these acks have failed.
+            Err(error) => Err(Error::from(error)),
+        };
         let answer = |it: &Success| {
             if !may_write(&it.fence, is_in_doubt) {
                 return Err(Error::InDoubt);
             }
-            Ok(done.get(&it.key()).copied())
+            match (done.get(&it.key()), &parents) {
+                (None, Err(error)) => Err(error.clone()),
+                (children_activated, _) => Ok(children_activated.copied()),
+            }
         };
         Ok(items.iter().map(answer).collect())
     }
+}
+
+/// Jobs with children, among those whose fences did not hold at the first try: locked first, so that the
+/// second statement sees every child.
+async fn settle_parents(conn: &mut PgConnection, left: &[&Success]) -> sqlx::Result<Vec<Moved>> {
+    if left.is_empty() {
+        return Ok(Vec::new());
+    }
+    let mut tx = conn.begin().await?;
+    let fences = left.iter().map(|it| (it.key(), &it.fence));
+    let held = store::endings::lock_held(&mut tx, fences).await?;
+    let held: Vec<_> =
+        left.iter().filter(|it| held.iter().any(|held| held.key() == it.key())).copied().collect();
+    let moved = match held.as_slice() {
+        [] => Vec::new(),
+        held => store::acks::succeed(&mut tx, held, true).await?,
+    };
+    tx.commit().await?;
+    Ok(moved)
 }
 
 impl Successes {

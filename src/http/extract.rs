@@ -269,6 +269,11 @@ impl<S: Send + Sync> FromRequestParts<S> for NameInPath {
             .await
             .map_err(|_| Error::Unreadable("the path is not valid UTF-8".to_owned()))?;
         let name = params.iter().find(|(name, _)| PARAMETERS.contains(name));
-        name.map(|(_, value)| Self(value.to_owned())).ok_or(Error::NoSuchRoute)
+        let name = name.map(|(_, value)| value).ok_or(Error::NoSuchRoute)?;
+        // No thing has such a name.
+        if name.chars().any(char::is_control) {
+            return Err(Error::NoSuchRoute);
+        }
+        Ok(Self(name.to_owned()))
     }
 }

@@ -73,6 +73,6 @@ pub async fn change(
     let mut conn = app.engine.pools.read.acquire().await?;
     let settings =
         store::queues::set_max_concurrency(&mut conn, caller.project_id, &queue, limit).await?;
-    app.engine.tidings.wake.look_everywhere();
+    app.engine.tidings.wake.queue_changed(caller.project_id, &queue);
     Ok(Reply(Queue { queue, max_concurrency: settings.max_concurrency }))
 }

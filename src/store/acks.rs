@@ -81,7 +81,9 @@ pub enum Moved {
 }
 
 /// Moves the jobs whose fences hold to `finished_jobs`, lets their children go on, and answers with
-/// both. What is answered is read from `told` and not joined to what was inserted: without statistics on
+/// both. Jobs with children are left alone unless they are locked: a child that is stored while this
+/// statement waits for its parent's lock would not be seen by it, so whoever settles parents has locked
+/// them with an earlier statement of the same transaction. What is answered is read from `told` and not joined to what was inserted: without statistics on
 /// either, such a join compares each with each.
 ///
 /// No job may stand in `acks` twice. The fence stands in the `where`, so that checking and writing
@@ -91,7 +93,11 @@ pub enum Moved {
 ///
 /// # Errors
 /// Only those of the store.
-pub async fn succeed(conn: &mut PgConnection, acks: &[&Success]) -> sqlx::Result<Vec<Moved>> {
+pub async fn succeed(
+    conn: &mut PgConnection,
+    acks: &[&Success],
+    are_locked: bool,
+) -> sqlx::Result<Vec<Moved>> {
     let fences = FenceColumns::of(acks.iter().map(|it| (it.key(), &it.fence)));
     let moved = sqlx::query!(
         r#"
@@ -108,6 +114,7 @@ pub async fn succeed(conn: &mut PgConnection, acks: &[&Success]) -> sqlx::Result
             where job.worker_id = ack.worker_id
                 and (ack.attempt is null or job.attempt = ack.attempt)
                 and (ack.lease_id is null or job.lease_id = ack.lease_id)
+                and (job.children = 0 or $8)
             order by job.project_id, job.id
             limit 500
             for update of job
@@ -181,6 +188,7 @@ pub async fn succeed(conn: &mut PgConnection, acks: &[&Success]) -> sqlx::Result
         &fences.lease_id as &[Option<Uuid>],
         &acks.iter().map(|it| it.duration_ms).collect::<Vec<_>>() as &[Option<i64>],
         &acks.iter().map(|it| it.result.as_deref()).collect::<Vec<_>>() as &[Option<&str>],
+        are_locked,
     )
     .fetch_all(conn)
     .await?;

@@ -256,8 +256,37 @@ pub async fn revive_dead_letter(
     }))
 }
 
+/// Locks the live parents of these jobs, so that none of them ends before the jobs are back.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn lock_parents_of(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    jobs: &[JobId],
+) -> sqlx::Result<()> {
+    sqlx::query!(
+        "
+        with parent as materialized (
+            select distinct parent_id from job_edges where project_id = $1 and child_id = any($2)
+        )
+        select jobs.id
+        from parent
+        join jobs on jobs.project_id = $1 and jobs.id = parent.parent_id
+        order by jobs.id
+        for update of jobs
+        ",
+        project_id.0,
+        &jobs.iter().map(|it| it.0).collect::<Vec<Uuid>>(),
+    )
+    .fetch_all(conn)
+    .await?;
+    Ok(())
+}
+
 /// Brings cancelled jobs back, each unless one of its parents is a dead letter or cancelled itself.
-/// A job waits for those of its parents that have not succeeded.
+/// A job waits for those of its parents that have not succeeded: they must be locked by an earlier
+/// statement of this transaction.
 ///
 /// # Errors
 /// A unique violation when a live job has the unique key of one of them by now.

@@ -5,7 +5,7 @@ use sqlx::PgConnection;
 use uuid::Uuid;
 
 use crate::{
-    domain::job::StoredState,
+    domain::{job::StoredState, limits::MAX_PARENT_RESULTS_BYTES},
     ids::{JobId, ProjectId, WorkflowId},
 };
 
@@ -336,6 +336,8 @@ pub struct ParentResult {
     pub workflow_key: Option<String>,
     pub job_type: String,
     pub result: Option<String>,
+    /// Whether the result was left out: the earlier ones fill what one job may be handed.
+    pub is_omitted: bool,
 }
 
 /// The results of the parents of these jobs, in the order in which they were named.
@@ -349,17 +351,28 @@ pub async fn parent_results(
     let rows = sqlx::query!(
         r#"
         select child.project_id "project_id!: ProjectId", child.id "child_id!: JobId",
-               parent.id "parent_id: JobId", body.workflow_key, parent.job_type, parent.result
+               parent.id "parent_id: JobId", body.workflow_key, parent.job_type,
+               case when measured.bytes <= $3 then parent.result end as result,
+               measured.bytes > $3 and parent.result is not null "is_omitted!"
         from unnest($1::int[], $2::uuid[]) as child(project_id, id)
         join job_edges edge on edge.project_id = child.project_id and edge.child_id = child.id
         join finished_jobs parent
             on parent.project_id = edge.project_id and parent.id = edge.parent_id
         join job_bodies body
             on body.project_id = edge.project_id and body.job_id = edge.parent_id
+        cross join lateral (
+            select coalesce(sum(octet_length(earlier.result)), 0) as bytes
+            from job_edges before
+            join finished_jobs earlier
+                on earlier.project_id = before.project_id and earlier.id = before.parent_id
+            where before.project_id = edge.project_id and before.child_id = edge.child_id
+                and before.ordinal <= edge.ordinal
+        ) measured
         order by child.id, edge.ordinal
         "#,
         &children.iter().map(|it| it.0.0).collect::<Vec<_>>(),
         &children.iter().map(|it| it.1.0).collect::<Vec<_>>(),
+        MAX_PARENT_RESULTS_BYTES,
     )
     .fetch_all(conn)
     .await?;
@@ -370,6 +383,7 @@ pub async fn parent_results(
             workflow_key: it.workflow_key,
             job_type: it.job_type,
             result: it.result,
+            is_omitted: it.is_omitted,
         };
         (it.project_id, result)
     });

@@ -116,16 +116,23 @@ pub async fn find(
                    order by ordinal
                ) else '{}' end "parents!: Vec<JobId>",
                job.state = 'pending' and (
-                   body.concurrency_limit <= (
-                       select count(*) from jobs running
-                       where running.project_id = $1
-                           and running.concurrency_key = body.concurrency_key
-                           and running.state = 'processing'
-                   ) or setting.max_concurrency <= (
-                       select count(*) from jobs running
-                       where running.project_id = $1 and running.queue = job.queue
-                           and running.state = 'processing'
-                   )
+                   case when body.concurrency_limit is not null then body.concurrency_limit <= (
+                       select count(*) from (
+                           select from jobs running
+                           where running.project_id = $1
+                               and running.concurrency_key = body.concurrency_key
+                               and running.state = 'processing'
+                           limit body.concurrency_limit
+                       ) under_key
+                   ) end or case when setting.max_concurrency is not null then
+                       setting.max_concurrency <= (
+                       select count(*) from (
+                           select from jobs running
+                           where running.project_id = $1 and running.queue = job.queue
+                               and running.state = 'processing'
+                           limit setting.max_concurrency
+                       ) in_queue
+                   ) end
                ) is true "is_crowded!"
         from job
         join job_bodies body on body.project_id = $1 and body.job_id = job.id
@@ -347,16 +354,17 @@ pub async fn page(
 fn push_crowd(query: &mut QueryBuilder<Postgres>, project_id: ProjectId) {
     let crowds = [
         (
-            "(matching.state = 'pending' and (body.concurrency_limit",
+            "(matching.state = 'pending' and (",
+            "body.concurrency_limit",
             "concurrency_key = body.concurrency_key",
         ),
-        (" or setting.max_concurrency", "queue = matching.queue"),
+        (" or ", "setting.max_concurrency", "queue = matching.queue"),
     ];
-    for (limit, same) in crowds {
-        query.push(limit);
-        query.push(" <= (select count(*) from jobs running where running.project_id = ");
+    for (before, limit, same) in crowds {
+        query.push(before).push("case when ").push(limit).push(" is not null then ").push(limit);
+        query.push(" <= (select count(*) from (select from jobs running where project_id = ");
         query.push_bind(project_id.0).push(" and running.").push(same);
-        query.push(" and running.state = 'processing')");
+        query.push(" and state = 'processing' limit ").push(limit).push(") counted) end");
     }
     query.push(")) is true as is_crowded, ");
 }

@@ -22,8 +22,12 @@ const READ_STATEMENT_TIMEOUT_MS: u32 = 10_000;
 const BACKGROUND_STATEMENT_TIMEOUT_MS: u32 = 60_000;
 /// A connection that sits in an open transaction is closed after this, in milliseconds.
 const IDLE_IN_TRANSACTION_TIMEOUT_MS: u32 = 5_000;
-/// A migration that waits for a lock gives up after this, in milliseconds, and can be run again.
+/// A migration that waits for a lock gives up after this, in milliseconds, and is tried again.
 const MIGRATION_LOCK_TIMEOUT_MS: u32 = 2_000;
+/// How often, and after which pause.
+const MAX_MIGRATION_TRIES: u32 = 10;
+/// See [`MAX_MIGRATION_TRIES`].
+const MIGRATION_PAUSE: Duration = Duration::from_secs(3);
 
 static MIGRATIONS: sqlx::migrate::Migrator = sqlx::migrate!();
 
@@ -114,7 +118,49 @@ pub async fn migrate(database_url: &str) -> anyhow::Result<()> {
     let options: PgConnectOptions = database_url.parse()?;
     let options = options.options([("lock_timeout", MIGRATION_LOCK_TIMEOUT_MS.to_string())]);
     let mut conn = options.connect().await?;
-    MIGRATIONS.run(&mut conn).await?;
+    let mut tries = 1;
+    loop {
+        drop_broken_indexes(&mut conn).await?;
+        match MIGRATIONS.run(&mut conn).await {
+            Ok(()) => return Ok(()),
+            // Somebody held a lock, or an index could not wait for the end of old transactions.
+            Err(error) if tries < MAX_MIGRATION_TRIES && is_lock_timeout(&error) => {
+                tries += 1;
+                tokio::time::sleep(MIGRATION_PAUSE).await;
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+fn is_lock_timeout(error: &sqlx::migrate::MigrateError) -> bool {
+    const LOCK_NOT_AVAILABLE: &str = "55P03";
+    let mut source: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    while let Some(error) = source {
+        let error_of_store = error.downcast_ref::<sqlx::Error>();
+        if let Some(sqlx::Error::Database(it)) = error_of_store {
+            return it.code().as_deref() == Some(LOCK_NOT_AVAILABLE);
+        }
+        source = error.source();
+    }
+    false
+}
+
+/// An index that was being built beside the traffic when its build broke off stays behind, invalid: it is
+/// built anew.
+async fn drop_broken_indexes(conn: &mut PgConnection) -> sqlx::Result<()> {
+    let broken = conn
+        .fetch_all(sqlx::raw_sql(
+            "select format('drop index if exists %s', indexrelid::regclass)
+             from pg_index
+             join pg_class on pg_class.oid = indexrelid
+             where not indisvalid and relnamespace = current_schema()::regnamespace",
+        ))
+        .await?;
+    for row in broken {
+        let statement = sqlx::AssertSqlSafe(row.get::<String, _>(0));
+        conn.execute(sqlx::raw_sql(statement)).await?;
+    }
     Ok(())
 }
 

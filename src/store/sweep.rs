@@ -12,13 +12,16 @@ use crate::{
     domain::{
         job::StoredState,
         lease::TIMEOUT_GRACE_SECONDS,
-        limits::{IDEMPOTENCY_KEEP_SECONDS, WORKER_SILENCE_SECONDS},
+        limits::{IDEMPOTENCY_KEEP_SECONDS, WORKER_KEEP_SECONDS, WORKER_SILENCE_SECONDS},
     },
     ids::{JobId, LeaseId, ProjectId},
 };
 
 /// Jobs one pass of a loop touches at the most. The statements carry the same number as a literal.
 pub const MAX_SWEEP_ROWS: usize = 500;
+
+/// Silent workers one look finds at the most. The statement carries the same number as a literal.
+pub const MAX_SILENT_WORKERS: usize = 20;
 
 /// A gap between two passes of the reaper from which on leases are given once more, in seconds.
 pub const REAPER_GAP_SECONDS: i32 = 5;
@@ -262,6 +265,31 @@ pub async fn changed_workers(
     .fetch_all(conn)
     .await?;
     Ok(rows.into_iter().map(|it| (it.project_id, it.worker_id)).collect())
+}
+
+/// Forgets workers that nobody has heard of for [`WORKER_KEEP_SECONDS`].
+///
+/// # Errors
+/// Only those of the store.
+pub async fn prune_workers(conn: &mut PgConnection) -> sqlx::Result<u64> {
+    let pruned = sqlx::query!(
+        "
+        delete from workers
+        using (
+            select project_id, worker_id
+            from workers
+            where last_seen_at < now() - make_interval(secs => $1::bigint)
+            order by last_seen_at
+            limit 500
+            for update skip locked
+        ) old
+        where workers.project_id = old.project_id and workers.worker_id = old.worker_id
+        ",
+        WORKER_KEEP_SECONDS,
+    )
+    .execute(conn)
+    .await?;
+    Ok(pruned.rows_affected())
 }
 
 /// Starts the silence of all workers anew: in the gap they had nobody to send a heartbeat to.

@@ -165,7 +165,8 @@ pub async fn facts(
     Ok(facts.collect())
 }
 
-/// Tells a worker what to do; none: to go on. Answers whether the project has such a worker.
+/// Tells a worker what to do; none: to go on. Answers with what is known of it then; none when the project
+/// has no such worker.
 ///
 /// # Errors
 /// Only those of the store.
@@ -174,19 +175,20 @@ pub async fn direct(
     project_id: ProjectId,
     worker_id: &str,
     directive: Option<WorkerState>,
-) -> sqlx::Result<bool> {
-    let done = sqlx::query!(
-        "
+) -> sqlx::Result<Option<Facts>> {
+    sqlx::query_as!(
+        Facts,
+        r#"
         update workers set directive = $3, changed_at = now()
         where project_id = $1 and worker_id = $2
-        ",
+        returning labels, state "state: WorkerState", directive "directive: WorkerState"
+        "#,
         project_id.0,
         worker_id,
         directive as Option<WorkerState>,
     )
-    .execute(conn)
-    .await?;
-    Ok(done.rows_affected() == 1)
+    .fetch_optional(conn)
+    .await
 }
 
 /// Notes a heartbeat for all jobs of a worker, and answers with what the worker is known for. A worker
@@ -211,7 +213,11 @@ pub async fn beat(
         set last_seen_at = now(),
             last_beat_at = now(),
             lost_at = null,
-            state = case when workers.state = 'terminated' then workers.state else excluded.state end
+            state = case when workers.state = 'terminated' then workers.state else excluded.state end,
+            changed_at = case
+                when workers.state in ('terminated', excluded.state) then workers.changed_at
+                else now()
+            end
         returning labels, state "state: WorkerState", directive "directive: WorkerState"
         "#,
         project_id.0,

@@ -10,7 +10,7 @@ use crate::client::{Client, Failure};
 pub const MAX_PERIOD: Duration = Duration::from_secs(5);
 
 /// A job as the heartbeat names it.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Active {
     pub job_id: String,
     pub attempt: i64,
@@ -30,8 +30,8 @@ pub enum Status {
 pub struct Heard {
     /// `running`, `quiet` or `terminate`.
     pub state: String,
-    /// Each job that was named.
-    pub jobs: Vec<(String, Status)>,
+    /// Each lease that was named, with its job.
+    pub jobs: Vec<(Active, Status)>,
 }
 
 /// Sends one heartbeat.
@@ -49,11 +49,13 @@ pub async fn send(
         .map(|it| json!({"job_id": it.job_id, "attempt": it.attempt, "lease_id": it.lease_id}))
         .collect();
     let beat = json!({"worker_id": worker_id, "state": state, "active_jobs": named});
-    client.post("/v1/workers/heartbeat", &beat).await.map(|it| read(&it.json))
+    client.post("/v1/workers/heartbeat", &beat).await.map(|it| read(&it.json(), active))
 }
 
-fn read(reply: &Value) -> Heard {
+fn read(reply: &Value, active: &[Active]) -> Heard {
     let jobs = reply["jobs"].as_array().cloned().unwrap_or_default();
+    // The answers come in the order of what was named.
+    let jobs = active.iter().cloned().zip(jobs);
     let status = |it: &Value| match it["status"].as_str() {
         Some("cancel") => Status::Cancel,
         Some("lost") => Status::Lost,
@@ -61,9 +63,6 @@ fn read(reply: &Value) -> Heard {
     };
     Heard {
         state: reply["state"].as_str().unwrap_or("running").to_owned(),
-        jobs: jobs
-            .iter()
-            .filter_map(|it| Some((it["job_id"].as_str()?.to_owned(), status(it))))
-            .collect(),
+        jobs: jobs.map(|(active, it)| (active, status(&it))).collect(),
     }
 }

@@ -1,6 +1,10 @@
 //! One job: the command's process, from its start to the ack.
 
-use std::{process::ExitStatus, process::Stdio, time::Duration};
+use std::{
+    collections::BTreeMap,
+    process::{ExitStatus, Stdio},
+    time::Duration,
+};
 
 use nix::{
     sys::signal::{Signal, killpg},
@@ -8,42 +12,31 @@ use nix::{
 };
 use serde_json::{Value, json, value::RawValue};
 use tokio::{
-    io::{AsyncRead, AsyncReadExt, AsyncWriteExt},
+    io::AsyncWriteExt,
     process::{Child, Command},
     sync::watch,
-    time::{Instant, sleep, sleep_until},
+    task::JoinHandle,
+    time::{Instant, sleep, sleep_until, timeout},
 };
 
-use super::{WorkerArgs, logs};
-use crate::{
-    client::{Client, Failure},
-    domain::limits::MAX_RESULT_BYTES,
+use super::{
+    WorkerArgs, logs,
+    outcome::{End, Output, Stopped, Wanted, judge, read_result},
 };
+use crate::client::{Client, Failure};
 
-/// The conventional exit code for a failure that may pass (`EX_TEMPFAIL` of sysexits.h).
-#[cfg(test)]
-const TEMPORARY_FAILURE: i32 = 75;
+/// Time for what a command has left behind to close its pipes.
+const PIPES_TIMEOUT: Duration = Duration::from_secs(2);
+/// Time for the last lines to be sent.
+const LAST_LINES_TIMEOUT: Duration = Duration::from_secs(10);
+/// The error's type when the server could not take what a command has printed.
+const ACK_REFUSED: &str = "ack.refused";
 /// Time between SIGTERM and SIGKILL.
 const KILL_AFTER: Duration = Duration::from_secs(10);
 /// Pauses between tries to send an ack; they double up to the last.
 const ACK_PAUSES_MS: [u64; 6] = [200, 500, 1_000, 2_000, 5_000, 10_000];
 /// How often an ack is tried: longer than any lease is worth.
 const MAX_ACK_TRIES: usize = 60;
-
-/// What the worker wants of a job.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Wanted {
-    /// Go on.
-    Run,
-    /// It was called off: stop, and say so.
-    Cancel,
-    /// The lease is lost: stop, and say nothing.
-    Abandon,
-    /// The grace is over: stop, and hand it back.
-    Release,
-    /// The grace is over: stop; it has failed.
-    Fail,
-}
 
 /// A leased job, as the poll answered it.
 #[derive(Debug, Clone)]
@@ -54,21 +47,27 @@ pub struct Leased {
     pub heartbeat_interval_seconds: u64,
     /// The bytes that were sent.
     payload: String,
+    /// The same; none when it has no parents.
+    parent_results: Option<String>,
     raw: Value,
 }
 
 impl Leased {
     /// None when the answer is not what it should be.
     pub fn of(text: &str) -> Option<Self> {
-        #[derive(serde::Deserialize)]
-        struct Payload<'a> {
-            #[serde(borrow)]
-            payload: &'a RawValue,
-        }
-        let Payload { payload } = serde_json::from_str(text).ok()?;
-        let raw: Value = serde_json::from_str(text).ok()?;
+        // Only the parts whose shape is ours are looked into: what others made may be such that only they
+        // can read it.
+        let parts: BTreeMap<String, &RawValue> = serde_json::from_str(text).ok()?;
+        let part = |name: &str| parts.get(name).map(|it| it.get().to_owned());
+        let opaque = ["payload", "parent_results"];
+        let raw = parts.iter().filter(|(name, _)| !opaque.contains(&name.as_str()));
+        let raw: Value = raw
+            .map(|(name, it)| Some((name.clone(), serde_json::from_str(it.get()).ok()?)))
+            .collect::<Option<serde_json::Map<_, _>>>()?
+            .into();
         Some(Self {
-            payload: payload.get().to_owned(),
+            payload: part("payload")?,
+            parent_results: part("parent_results").filter(|it| it != "[]"),
             id: raw["id"].as_str()?.to_owned(),
             attempt: raw["attempt"].as_i64()?,
             lease_id: raw["lease_id"].as_str()?.to_owned(),
@@ -99,32 +98,6 @@ impl Leased {
             ("FENCEPOST_LEASE_ID", self.lease_id.clone()),
             ("FENCEPOST_WORKER_ID", worker_id.to_owned()),
         ]
-    }
-}
-
-/// How the command ended.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum End {
-    Succeeded(Option<String>),
-    Failed {
-        kind: String,
-        message: String,
-        retryable: bool,
-    },
-    Released,
-    /// Nothing is to be said.
-    Abandoned,
-}
-
-impl End {
-    /// For people.
-    pub fn word(&self) -> &'static str {
-        match self {
-            Self::Succeeded(_) => "succeeded",
-            Self::Failed { .. } => "failed",
-            Self::Released => "released",
-            Self::Abandoned => "abandoned",
-        }
     }
 }
 
@@ -171,7 +144,10 @@ async fn run_command(
         // A command that does not read its payload closes the pipe.
         tokio::spawn(async move { stdin.write_all(payload.as_bytes()).await });
     }
-    let stdout = child.stdout.take().map(|it| tokio::spawn(read_result(it)));
+    // Whatever happens to this task, the command and its children end with it.
+    let group = Group::of(&child);
+    let output = Output::default();
+    let stdout = child.stdout.take().map(|it| tokio::spawn(read_result(it, output.clone())));
     let owner = logs::Owner {
         client: client.clone(),
         worker_id: worker_id.to_owned(),
@@ -180,33 +156,67 @@ async fn run_command(
     };
     let stderr = child.stderr.take().map(|it| tokio::spawn(logs::ship(owner, it)));
     let timeout_seconds = job.raw["timeout_seconds"].as_u64().unwrap_or(u64::from(u32::MAX));
-    let (status, stopped_for) = wait(&mut child, timeout_seconds, wanted).await?;
-    let output = match stdout {
-        Some(reading) => reading.await.unwrap_or_default(),
-        None => Vec::new(),
-    };
-    let last_lines = match stderr {
-        Some(shipping) => shipping.await.unwrap_or_default(),
-        None => String::new(),
-    };
-    Ok(judge(status, stopped_for, &output, &last_lines, &args.permanent_exit_codes))
+    let (status, stopped_for) = wait(&mut child, &group, timeout_seconds, wanted).await?;
+    let last_lines = drain(&group, stdout, stderr).await;
+    Ok(judge(status, stopped_for, &output.so_far(), &last_lines, &args.permanent_exit_codes))
 }
 
-/// Why a command was stopped.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Stopped {
-    For(Wanted),
-    AtTimeout(u64),
+/// Reads the rest of what was printed, and sends it before the ack: later it would be refused. Children that
+/// the command has left behind hold its pipes open: they are given a moment, and then ended.
+async fn drain(
+    group: &Group,
+    stdout: Option<JoinHandle<()>>,
+    stderr: Option<JoinHandle<String>>,
+) -> String {
+    let rest = async {
+        if let Some(reading) = stdout {
+            let _ = reading.await;
+        }
+        match stderr {
+            Some(shipping) => shipping.await.unwrap_or_default(),
+            None => String::new(),
+        }
+    };
+    tokio::pin!(rest);
+    match timeout(PIPES_TIMEOUT, &mut rest).await {
+        Ok(last_lines) => last_lines,
+        Err(_) => {
+            group.signal(Signal::SIGKILL);
+            timeout(LAST_LINES_TIMEOUT, rest).await.unwrap_or_default()
+        }
+    }
+}
+
+/// The process group of a command: what is left of it is killed when this is dropped.
+struct Group(Option<Pid>);
+
+impl Group {
+    fn of(child: &Child) -> Self {
+        Self(child.id().and_then(|it| i32::try_from(it).ok()).map(Pid::from_raw))
+    }
+
+    fn signal(&self, signal: Signal) {
+        if let Some(group) = self.0 {
+            // It may have ended by itself.
+            let _ = killpg(group, signal);
+        }
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        self.signal(Signal::SIGKILL);
+    }
 }
 
 /// Waits for the command's end; stops it when that is wanted, or when its time is over.
 async fn wait(
     child: &mut Child,
+    group: &Group,
     timeout_seconds: u64,
     wanted: &mut watch::Receiver<Wanted>,
 ) -> std::io::Result<(ExitStatus, Option<Stopped>)> {
     let deadline = Instant::now() + Duration::from_secs(timeout_seconds);
-    let group = child.id().and_then(|it| i32::try_from(it).ok()).map(Pid::from_raw);
     let stopped = tokio::select! {
         status = child.wait() => return Ok((status?, None)),
         changed = wanted.wait_for(|it| *it != Wanted::Run) => {
@@ -214,92 +224,15 @@ async fn wait(
         }
         () = sleep_until(deadline) => Stopped::AtTimeout(timeout_seconds),
     };
-    let signal = |signal| {
-        if let Some(group) = group {
-            // It may have ended by itself.
-            let _ = killpg(group, signal);
-        }
-    };
-    signal(Signal::SIGTERM);
+    group.signal(Signal::SIGTERM);
     let status = tokio::select! {
         status = child.wait() => status,
         () = sleep(KILL_AFTER) => {
-            signal(Signal::SIGKILL);
+            group.signal(Signal::SIGKILL);
             child.wait().await
         }
     };
-    // Its children that are still there hold its pipes open.
-    signal(Signal::SIGKILL);
     Ok((status?, Some(stopped)))
-}
-
-/// What the end of a command means.
-fn judge(
-    status: ExitStatus,
-    stopped: Option<Stopped>,
-    output: &[u8],
-    last_lines: &str,
-    permanent_exit_codes: &[i32],
-) -> End {
-    use std::os::unix::process::ExitStatusExt;
-    match stopped {
-        Some(Stopped::For(Wanted::Abandon)) => return End::Abandoned,
-        // What is done is done, whoever wanted it to stop.
-        _ if status.success() => return End::Succeeded(result(output)),
-        Some(Stopped::For(Wanted::Release)) => return End::Released,
-        Some(Stopped::AtTimeout(seconds)) => {
-            let message = format!("stopped after {seconds} s, its timeout");
-            return End::Failed { kind: "timeout".to_owned(), message, retryable: true };
-        }
-        _ => (),
-    }
-    let (kind, what, retryable) = match (status.code(), status.signal()) {
-        (Some(code), _) => {
-            let retryable = !permanent_exit_codes.contains(&code);
-            (format!("exit.{code}"), format!("exit code {code}"), retryable)
-        }
-        (None, signal) => {
-            let signal = signal.unwrap_or_default();
-            (format!("signal.{signal}"), format!("ended by signal {signal}"), true)
-        }
-    };
-    let last_lines = last_lines.trim_end();
-    let message = if last_lines.is_empty() { what } else { format!("{what}\n{last_lines}") };
-    End::Failed { kind, message, retryable }
-}
-
-/// Standard output as a result: JSON as it is, or else text. None when there is none.
-fn result(output: &[u8]) -> Option<String> {
-    let text = String::from_utf8_lossy(output);
-    let trimmed = text.trim();
-    if trimmed.is_empty() {
-        return None;
-    }
-    let is_json = serde_json::from_str::<&RawValue>(trimmed).is_ok();
-    if is_json && trimmed.len() <= MAX_RESULT_BYTES {
-        return Some(trimmed.to_owned());
-    }
-    // Quotes and escapes make it longer.
-    let mut cut = trimmed.len().min(MAX_RESULT_BYTES);
-    loop {
-        let shown = &trimmed[..trimmed.floor_char_boundary(cut)];
-        let encoded = Value::String(shown.to_owned()).to_string();
-        if encoded.len() <= MAX_RESULT_BYTES {
-            return Some(encoded);
-        }
-        cut = cut * 3 / 4;
-    }
-}
-
-/// Reads all, and keeps what a result may be.
-async fn read_result(mut stdout: impl AsyncRead + Unpin) -> Vec<u8> {
-    let (mut kept, mut buffer) = (Vec::new(), vec![0; 16 * 1024]);
-    while let Ok(read @ 1..) = stdout.read(&mut buffer).await {
-        // One byte more tells that it is too long.
-        let room = (MAX_RESULT_BYTES + 1).saturating_sub(kept.len());
-        kept.extend_from_slice(&buffer[..read.min(room)]);
-    }
-    kept
 }
 
 /// What the parents have made, in a file for the command; removed when dropped.
@@ -307,13 +240,14 @@ struct ParentResults(std::path::PathBuf);
 
 impl ParentResults {
     async fn write(job: &Leased) -> std::io::Result<Option<Self>> {
-        let results = &job.raw["parent_results"];
-        if results.as_array().is_none_or(Vec::is_empty) {
-            return Ok(None);
-        }
+        let Some(results) = &job.parent_results else { return Ok(None) };
         let name = format!("fencepost-{}-{}.json", job.id, job.lease_id);
         let file = Self(std::env::temp_dir().join(name));
-        tokio::fs::write(&file.0, results.to_string()).await?;
+        // For nobody else's eyes.
+        let mut options = tokio::fs::OpenOptions::new();
+        let mut written = options.write(true).create_new(true).mode(0o600).open(&file.0).await?;
+        written.write_all(results.as_bytes()).await?;
+        written.flush().await?;
         Ok(Some(file))
     }
 }
@@ -364,7 +298,7 @@ async fn acknowledge(
         End::Released => "released",
         End::Abandoned => return End::Abandoned,
     };
-    let ack = Ack {
+    let mut ack = Ack {
         job_id: &job.id,
         worker_id,
         attempt: job.attempt,
@@ -386,6 +320,20 @@ async fn acknowledge(
                     return End::Abandoned;
                 }
             }
+            // What it has to say cannot be read, or is too much: the end itself must not be lost with it.
+            Err(Failure::Refused { status, code, message })
+                if [400, 413].contains(&status.as_u16()) && ack.status != "released" =>
+            {
+                ack.status = "failed";
+                ack.result = None;
+                ack.retryable = ack.retryable.or(Some(true));
+                let is_first = ack.error.as_ref().is_none_or(|it| it["type"] != ACK_REFUSED);
+                if !is_first {
+                    return End::Abandoned;
+                }
+                let message = format!("the end was refused: {message} ({code})");
+                ack.error = Some(json!({"type": ACK_REFUSED, "message": message}));
+            }
             Err(Failure::Refused { code, message, .. }) => {
                 tracing::warn!(job.id, code, message, "the ack was refused");
                 return End::Abandoned;
@@ -394,60 +342,4 @@ async fn acknowledge(
         }
     }
     End::Abandoned
-}
-
-#[cfg(test)]
-mod tests {
-    use std::os::unix::process::ExitStatusExt;
-
-    use super::*;
-
-    fn exit(code: i32) -> ExitStatus {
-        ExitStatus::from_raw(code << 8)
-    }
-
-    fn failed(status: ExitStatus) -> (String, bool) {
-        match judge(status, None, b"", "", &[64, 65]) {
-            End::Failed { kind, retryable, .. } => (kind, retryable),
-            other => panic!("{other:?}"),
-        }
-    }
-
-    #[test]
-    fn exit_codes_are_outcomes() {
-        assert_eq!(judge(exit(0), None, b"", "", &[]), End::Succeeded(None));
-        assert_eq!(failed(exit(TEMPORARY_FAILURE)), ("exit.75".to_owned(), true));
-        assert_eq!(failed(exit(1)), ("exit.1".to_owned(), true));
-        assert_eq!(failed(exit(64)), ("exit.64".to_owned(), false));
-        assert_eq!(failed(ExitStatus::from_raw(9)), ("signal.9".to_owned(), true));
-    }
-
-    #[test]
-    fn why_a_command_was_stopped_counts_unless_it_was_done() {
-        let stopped = |it| judge(ExitStatus::from_raw(15), Some(it), b"", "", &[]);
-        assert_eq!(stopped(Stopped::For(Wanted::Release)), End::Released);
-        assert_eq!(stopped(Stopped::For(Wanted::Abandon)), End::Abandoned);
-        assert!(matches!(stopped(Stopped::For(Wanted::Cancel)), End::Failed { .. }));
-        assert!(
-            matches!(stopped(Stopped::AtTimeout(9)), End::Failed { kind, .. } if kind == "timeout")
-        );
-        let done = judge(exit(0), Some(Stopped::For(Wanted::Release)), b"1", "", &[]);
-        assert_eq!(done, End::Succeeded(Some("1".to_owned())));
-    }
-
-    #[test]
-    fn output_is_json_or_text_within_its_bound() {
-        assert_eq!(result(b" {\"a\": 1}\n").as_deref(), Some("{\"a\": 1}"));
-        assert_eq!(result(b"done\n").as_deref(), Some("\"done\""));
-        assert_eq!(result(b"\n"), None);
-        let long = result("\"".repeat(MAX_RESULT_BYTES + 1).as_bytes()).expect("a result");
-        assert!(long.len() <= MAX_RESULT_BYTES && long.len() > MAX_RESULT_BYTES / 2);
-    }
-
-    #[test]
-    fn a_failure_says_what_was_printed_last() {
-        let end = judge(exit(3), None, b"", "line one\nline two\n", &[]);
-        let End::Failed { message, .. } = end else { panic!("{end:?}") };
-        assert_eq!(message, "exit code 3\nline one\nline two");
-    }
 }

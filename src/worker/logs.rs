@@ -1,4 +1,6 @@
 //! A job's standard error on its way to the job's logs.
+//!
+//! Reading never waits for the server: a command whose pipe is full would stand still.
 
 use std::{
     collections::VecDeque,
@@ -7,24 +9,28 @@ use std::{
 
 use serde_json::{Value, json};
 use tokio::{
-    io::{AsyncBufReadExt, AsyncRead, BufReader},
-    time::{Instant, timeout, timeout_at},
+    io::{AsyncRead, AsyncReadExt},
+    sync::mpsc,
+    time::{Instant, sleep, timeout_at},
 };
 
-use crate::client::Client;
+use crate::{client::Client, domain::text::cut};
 
 /// Lines are sent together when so much time has passed since the first of them.
 const FLUSH_PERIOD: Duration = Duration::from_secs(1);
-/// Or when there are so many.
-const FLUSH_LINES: usize = 200;
+/// Lines of one call.
+const MAX_CALL_LINES: usize = 200;
+/// Bytes of one call, as JSON: half of what a body may have.
+const MAX_CALL_BYTES: usize = 512 * 1024;
 /// Bytes of one chunk; a longer line becomes several.
 const CHUNK_BYTES: usize = 8 * 1024;
-/// Lines that wait for a server that does not answer; older ones are dropped.
+/// Lines that wait for a server that does not answer; newer ones are dropped, which shows as a gap.
 const MAX_WAITING_LINES: usize = 5_000;
-/// Time for the last lines to arrive, once the command has ended.
-const LAST_FLUSH_TIMEOUT: Duration = Duration::from_secs(10);
-/// Lines of which the last ones are part of a failure's message.
+/// The pause after a call that failed.
+const FAILURE_PAUSE: Duration = Duration::from_millis(500);
+/// Lines of which the last ones are part of a failure's message, and their bytes.
 const MAX_MESSAGE_LINES: usize = 20;
+const MAX_MESSAGE_LINE_BYTES: usize = 400;
 
 /// Whose logs they are.
 #[derive(Debug, Clone)]
@@ -35,89 +41,100 @@ pub struct Owner {
     pub attempt: i64,
 }
 
-/// Reads to the end, sending on the way. Answers with the last lines.
-pub async fn ship(owner: Owner, stderr: impl AsyncRead + Unpin) -> String {
-    let mut shipping = Shipping { owner, sequence: 0, waiting: VecDeque::new() };
-    let mut reader = BufReader::new(stderr);
-    let mut last: VecDeque<String> = VecDeque::new();
-    let mut flush_at = None;
-    loop {
-        let mut line = Vec::new();
-        let read = reader.read_until(b'\n', &mut line);
-        let deadline = flush_at.unwrap_or_else(|| Instant::now() + FLUSH_PERIOD);
-        match timeout_at(deadline, read).await {
-            Ok(Ok(1..)) => {
-                let text = String::from_utf8_lossy(&line).into_owned();
-                shipping.add(&text);
-                last.push_back(text);
-                if last.len() > MAX_MESSAGE_LINES {
-                    last.pop_front();
-                }
-                flush_at.get_or_insert_with(|| Instant::now() + FLUSH_PERIOD);
-            }
-            Ok(_) => break,
-            // What was read of an unfinished line.
-            Err(_) if !line.is_empty() => shipping.add(&String::from_utf8_lossy(&line)),
-            Err(_) => (),
-        }
-        let is_due = flush_at.is_some_and(|it| it <= Instant::now());
-        if is_due || shipping.waiting.len() >= FLUSH_LINES {
-            shipping.flush().await;
-            flush_at = None;
-        }
-    }
-    // Before the ack, or they would come too late.
-    let _ = timeout(LAST_FLUSH_TIMEOUT, shipping.flush_all()).await;
-    last.into_iter().collect()
+/// Reads to the end and sends on the way; ends when all is sent. Answers with the last lines.
+pub async fn ship(owner: Owner, stderr: impl AsyncRead + Unpin + Send + 'static) -> String {
+    let (lines, waiting) = mpsc::channel(MAX_WAITING_LINES);
+    let reading = tokio::spawn(read(stderr, lines));
+    send_all(owner, waiting).await;
+    reading.await.unwrap_or_default()
 }
 
-struct Shipping {
-    owner: Owner,
+/// One line, with its place and time.
+struct Line {
     sequence: u64,
-    waiting: VecDeque<Value>,
+    data: String,
+    timestamp_ms: u64,
 }
 
-impl Shipping {
-    fn add(&mut self, text: &str) {
-        let mut rest = text;
-        while !rest.is_empty() {
-            let (data, more) = rest.split_at(rest.floor_char_boundary(CHUNK_BYTES));
-            self.waiting.push_back(json!({
-                "job_id": self.owner.job_id, "attempt": self.owner.attempt, "stream": "stderr",
-                "sequence": self.sequence, "data": data, "timestamp_ms": now_ms(),
-            }));
-            self.sequence += 1;
-            rest = more;
+async fn read(mut stderr: impl AsyncRead + Unpin, lines: mpsc::Sender<Line>) -> String {
+    let (mut sequence, mut rest) = (0, Vec::new());
+    let mut last: VecDeque<String> = VecDeque::new();
+    let mut take = |bytes: &[u8]| {
+        let data = String::from_utf8_lossy(bytes).into_owned();
+        last.push_back(cut(&data, MAX_MESSAGE_LINE_BYTES).trim_end().to_owned());
+        if last.len() > MAX_MESSAGE_LINES {
+            last.pop_front();
         }
-        while self.waiting.len() > MAX_WAITING_LINES {
-            self.waiting.pop_front();
-        }
-    }
-
-    /// Sends what waits, as much as fits in one call. Lines that the server refuses for good are dropped;
-    /// those that it could not take stay, and may be sent twice, which is harmless.
-    async fn flush(&mut self) -> bool {
-        let chunks: Vec<_> = self.waiting.iter().take(FLUSH_LINES / 2).cloned().collect();
-        let count = chunks.len();
-        if count == 0 {
-            return true;
-        }
-        let body = json!({"worker_id": self.owner.worker_id, "chunks": chunks});
-        match self.owner.client.post("/v1/workers/logs", &body).await {
-            Err(failure) if failure.is_passing() => false,
-            _ => {
-                self.waiting.drain(..count);
-                true
-            }
+        // No room: it is dropped.
+        let _ = lines.try_send(Line { sequence, data, timestamp_ms: now_ms() });
+        sequence += 1;
+    };
+    let mut buffer = vec![0; CHUNK_BYTES];
+    while let Ok(read @ 1..) = stderr.read(&mut buffer).await {
+        rest.extend_from_slice(&buffer[..read]);
+        while let Some(length) = next_chunk(&rest) {
+            take(&rest[..length]);
+            rest.drain(..length);
         }
     }
+    if !rest.is_empty() {
+        take(&rest);
+    }
+    last.into_iter().collect::<Vec<_>>().join("\n")
+}
 
-    async fn flush_all(&mut self) {
-        const PAUSE: Duration = Duration::from_millis(500);
-        while !self.waiting.is_empty() {
-            if !self.flush().await {
-                tokio::time::sleep(PAUSE).await;
+/// The length of the next line, with its end; or of a chunk of a line that is too long, which ends between
+/// two characters. None: more must be read.
+fn next_chunk(bytes: &[u8]) -> Option<usize> {
+    if let Some(at) = bytes.iter().take(CHUNK_BYTES).position(|it| *it == b'\n') {
+        return Some(at + 1);
+    }
+    if bytes.len() < CHUNK_BYTES {
+        return None;
+    }
+    let chunk = &bytes[..CHUNK_BYTES];
+    Some(match std::str::from_utf8(chunk) {
+        Err(error) if error.error_len().is_none() && error.valid_up_to() > 0 => error.valid_up_to(),
+        _ => CHUNK_BYTES,
+    })
+}
+
+/// Sends until the last line is there, or the server refuses: then the attempt is not ours any more.
+async fn send_all(owner: Owner, mut waiting: mpsc::Receiver<Line>) {
+    let mut left_over = None;
+    while let Some(first) = match left_over.take() {
+        Some(line) => Some(line),
+        None => waiting.recv().await,
+    } {
+        let mut bytes = 0;
+        let mut chunks: Vec<Value> = Vec::new();
+        let mut add = |line: &Line, chunks: &mut Vec<Value>| {
+            let chunk = json!({
+                "job_id": owner.job_id, "attempt": owner.attempt, "stream": "stderr",
+                "sequence": line.sequence, "data": line.data, "timestamp_ms": line.timestamp_ms,
+            });
+            bytes += chunk.to_string().len();
+            let fits = bytes <= MAX_CALL_BYTES || chunks.is_empty();
+            if fits {
+                chunks.push(chunk);
             }
+            fits
+        };
+        add(&first, &mut chunks);
+        let deadline = Instant::now() + FLUSH_PERIOD;
+        while chunks.len() < MAX_CALL_LINES {
+            let Ok(Some(line)) = timeout_at(deadline, waiting.recv()).await else { break };
+            if !add(&line, &mut chunks) {
+                left_over = Some(line);
+                break;
+            }
+        }
+        let body = json!({"worker_id": owner.worker_id, "chunks": chunks});
+        while let Err(failure) = owner.client.post("/v1/workers/logs", &body).await {
+            if !failure.is_passing() {
+                return;
+            }
+            sleep(FAILURE_PAUSE).await;
         }
     }
 }
@@ -127,4 +144,22 @@ impl Shipping {
 fn now_ms() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn output_is_cut_into_lines_and_long_lines_between_characters() {
+        assert_eq!(next_chunk(b"one\ntwo"), Some(4));
+        assert_eq!(next_chunk(b"two"), None);
+        let long = "x".repeat(CHUNK_BYTES - 1) + "ä";
+        assert_eq!(next_chunk(long.as_bytes()), Some(CHUNK_BYTES - 1));
+        assert_eq!(
+            next_chunk(&[0xff; CHUNK_BYTES]),
+            Some(CHUNK_BYTES),
+            "what is no text is cut too"
+        );
+    }
 }

@@ -6,6 +6,7 @@
 mod beat;
 mod job;
 mod logs;
+mod outcome;
 mod run;
 mod signals;
 

@@ -17,7 +17,8 @@ use tokio::{
 use super::{
     AtGraceEnd, WorkerArgs,
     beat::{self, Active, Heard, Status},
-    job::{self, End, Leased, Wanted},
+    job::{self, Leased},
+    outcome::{End, Wanted},
     signals::{self, Asked},
 };
 use crate::{
@@ -55,8 +56,8 @@ pub async fn run(args: WorkerArgs) -> anyhow::Result<()> {
         worker.poll_if_there_is_room();
         let grace_end = worker.grace_end;
         tokio::select! {
-            Some(asked) = asked.recv() => worker.obey(asked)?,
-            Some(answer) = answers.recv() => worker.take(answer).await?,
+            Some(asked) = asked.recv() => worker.obey(asked).await?,
+            Some(answer) = answers.recv() => worker.take(answer).await,
             Some(heard) = heard.recv() => worker.hear(heard),
             Some(ended) = worker.jobs.join_next() => worker.note_end(ended.ok()),
             _ = beats.tick() => {
@@ -70,7 +71,10 @@ pub async fn run(args: WorkerArgs) -> anyhow::Result<()> {
         }
     }
     worker.say_goodbye().await;
-    Ok(())
+    match worker.refused {
+        Some(failure) => Err(failure).context("the server refuses the worker"),
+        None => Ok(()),
+    }
 }
 
 fn own_name() -> String {
@@ -121,6 +125,8 @@ struct Worker {
     is_told_quiet: bool,
     grace_end: Option<Instant>,
     is_draining: bool,
+    /// Why it drains, if the server will not have it.
+    refused: Option<Failure>,
     succeeded: u64,
     failed: u64,
     is_terminal: bool,
@@ -149,6 +155,7 @@ impl Worker {
             is_told_quiet: false,
             grace_end: None,
             is_draining: false,
+            refused: None,
             succeeded: 0,
             failed: 0,
             is_terminal: std::io::stderr().is_terminal(),
@@ -162,31 +169,16 @@ impl Worker {
     /// One poll at a time, and never more than there is room for.
     fn poll_if_there_is_room(&mut self) {
         let free = (self.args.concurrency as usize).saturating_sub(self.running.len());
-        let takes_none = self.is_quiet || self.is_told_quiet || self.is_draining;
-        if takes_none {
-            // An answer under way is given back by the server, or found again by the poll's name.
+        if self.is_draining {
+            // What an answer under way brings is handed back by the goodbye.
             self.poll = None;
             return;
         }
-        if free == 0 || self.poll.is_some() {
+        if self.is_quiet || self.is_told_quiet || free == 0 || self.poll.is_some() {
             return;
         }
-        let mut poll = json!({
-            "worker_id": self.worker_id, "queues": self.args.queues, "poll_id": self.poll_id,
-            "capacity": free.min(MAX_POLL_CAPACITY as usize), "labels": self.args.labels,
-        });
-        if !self.args.job_types.is_empty() {
-            poll["job_types"] = json!(self.args.job_types);
-        }
-        let pause = match self.poll_failures {
-            0 => Duration::ZERO,
-            failures => {
-                let pause = POLL_PAUSES_MS.get(failures - 1).or(POLL_PAUSES_MS.last());
-                // Workers that failed together do not come back together.
-                Duration::from_millis(pause.copied().unwrap_or_default())
-                    .mul_f64(0.5 + rand::random::<f64>())
-            }
-        };
+        let poll = self.poll_request(free);
+        let pause = self.poll_pause();
         let (client, polled) = (self.client.clone(), self.polled.clone());
         let mut task = JoinSet::new();
         task.spawn(async move {
@@ -196,33 +188,81 @@ impl Worker {
         self.poll = Some(task);
     }
 
+    /// Ends the parked poll. It is repeated without a wait, after the server knows that this worker is
+    /// quiet: then it answers with what the first one was given already, and with nothing new.
+    fn end_poll(&mut self) {
+        if self.poll.take().is_none() {
+            return;
+        }
+        let free = (self.args.concurrency as usize).saturating_sub(self.running.len());
+        let mut poll = self.poll_request(free.max(1));
+        poll["wait_seconds"] = json!(0);
+        let (client, polled) = (self.client.clone(), self.polled.clone());
+        let (worker_id, active) = (self.worker_id.clone(), self.active());
+        let mut task = JoinSet::new();
+        task.spawn(async move {
+            // Without it the repeated poll would take new jobs, which is not worse than what it avoids.
+            let _ = beat::send(&client, &worker_id, "quiet", &active).await;
+            let _ = polled.send(client.post("/v1/workers/poll", &poll).await).await;
+        });
+        self.poll = Some(task);
+    }
+
+    fn active(&self) -> Vec<Active> {
+        self.running.values().map(|it| it.0.clone()).collect()
+    }
+
+    fn poll_request(&self, free: usize) -> serde_json::Value {
+        let mut poll = json!({
+            "worker_id": self.worker_id, "queues": self.args.queues, "poll_id": self.poll_id,
+            "capacity": free.min(MAX_POLL_CAPACITY as usize), "labels": self.args.labels,
+        });
+        if !self.args.job_types.is_empty() {
+            poll["job_types"] = json!(self.args.job_types);
+        }
+        poll
+    }
+
+    fn poll_pause(&self) -> Duration {
+        match self.poll_failures {
+            0 => Duration::ZERO,
+            failures => {
+                let pause = POLL_PAUSES_MS.get(failures - 1).or(POLL_PAUSES_MS.last());
+                // Workers that failed together do not come back together.
+                Duration::from_millis(pause.copied().unwrap_or_default())
+                    .mul_f64(0.5 + rand::random::<f64>())
+            }
+        }
+    }
+
     /// A poll was answered.
-    async fn take(&mut self, answer: Result<Reply, Failure>) -> anyhow::Result<()> {
+    async fn take(&mut self, answer: Result<Reply, Failure>) {
         if self.poll.take().is_none() {
             // It was given up meanwhile: what it got is handed back.
             if let Ok(reply) = answer {
-                for job in leased(&reply) {
+                for job in leased(&reply).0 {
                     self.release(&job).await;
                 }
             }
-            return Ok(());
+            return;
         }
         match answer {
             Ok(reply) => {
                 self.poll_failures = 0;
                 self.poll_id = uuid::Uuid::new_v4();
-                self.is_told_quiet = reply.json["state"].is_string();
-                for job in leased(&reply) {
-                    self.start(job);
-                }
-                Ok(())
+                let (jobs, is_told_quiet) = leased(&reply);
+                self.is_told_quiet = is_told_quiet && !self.is_quiet;
+                jobs.into_iter().for_each(|it| self.start(it));
             }
             Err(failure) if failure.is_passing() => {
                 self.poll_failures += 1;
                 tracing::warn!(error = &failure as &dyn std::error::Error, "a poll failed");
-                Ok(())
             }
-            Err(failure) => bail!("the server refuses the worker: {failure}"),
+            Err(failure) => {
+                self.say(&format!("the server refuses the worker: {failure}"));
+                self.refused = Some(failure);
+                self.drain();
+            }
         }
     }
 
@@ -271,12 +311,12 @@ impl Worker {
     }
 
     fn beat(&self) {
-        let state = match (self.is_draining, self.is_quiet || self.is_told_quiet) {
+        let state = match (self.is_draining, self.is_quiet) {
             (true, _) => "terminate",
             (false, true) => "quiet",
             (false, false) => "running",
         };
-        let active: Vec<_> = self.running.values().map(|it| it.0.clone()).collect();
+        let active = self.active();
         let (client, worker_id) = (self.client.clone(), self.worker_id.clone());
         let beaten = self.beaten.clone();
         tokio::spawn(async move {
@@ -293,8 +333,12 @@ impl Worker {
     }
 
     fn hear(&mut self, heard: Heard) {
-        for (id, status) in heard.jobs {
-            let Some((.., want)) = self.running.get(&id) else { continue };
+        for (named, status) in heard.jobs {
+            // A newer lease of the same job is not meant.
+            let Some((_, _, want)) = self.running.get(&named.job_id).filter(|it| it.0 == named)
+            else {
+                continue;
+            };
             let wanted = match status {
                 Status::Ok => continue,
                 Status::Cancel => Wanted::Cancel,
@@ -315,7 +359,7 @@ impl Worker {
         }
     }
 
-    fn obey(&mut self, asked: Asked) -> anyhow::Result<()> {
+    async fn obey(&mut self, asked: Asked) -> anyhow::Result<()> {
         match asked {
             Asked::Stop if self.is_draining => {
                 self.jobs.abort_all();
@@ -324,10 +368,14 @@ impl Worker {
             Asked::Stop => self.drain(),
             Asked::Quiet => {
                 self.is_quiet = true;
+                self.end_poll();
                 self.say("quiet: takes no more jobs");
             }
             Asked::Resume => {
                 self.is_quiet = false;
+                // The server must know before the next poll.
+                let active = self.active();
+                let _ = beat::send(&self.client, &self.worker_id, "running", &active).await;
                 self.say("takes jobs again");
             }
         }
@@ -386,13 +434,18 @@ impl Worker {
     }
 }
 
-/// Each job is read from the bytes that came: a payload must reach the command as it was sent.
-fn leased(reply: &Reply) -> Vec<Leased> {
+/// Each job is read from the bytes that came: a payload must reach the command as it was sent. Answers also
+/// with whether the worker is told to take no more.
+fn leased(reply: &Reply) -> (Vec<Leased>, bool) {
     #[derive(serde::Deserialize)]
-    struct Jobs<'a> {
+    struct Polled<'a> {
         #[serde(borrow)]
         jobs: Vec<&'a serde_json::value::RawValue>,
+        state: Option<String>,
     }
-    let jobs = serde_json::from_str::<Jobs<'_>>(&reply.text).map(|it| it.jobs);
-    jobs.unwrap_or_default().into_iter().filter_map(|it| Leased::of(it.get())).collect()
+    let Ok(Polled { jobs, state }) = serde_json::from_str(&reply.text) else {
+        tracing::warn!("the answer to a poll cannot be read");
+        return (Vec::new(), false);
+    };
+    (jobs.into_iter().filter_map(|it| Leased::of(it.get())).collect(), state.is_some())
 }

@@ -110,7 +110,9 @@ fn every_setting_is_listed_with_its_variable_and_its_default() {
         let name = command.get_name();
         for argument in command.get_arguments().filter(|it| it.get_long().is_some()) {
             let flag = argument.get_long().expect("a flag");
-            if ["help", "version"].contains(&flag) {
+            // What is said of one job is no setting.
+            let is_of_a_job = ["enqueue", "jobs"].contains(&name) && argument.get_env().is_none();
+            if ["help", "version"].contains(&flag) || is_of_a_job {
                 continue;
             }
             let row = rows
@@ -199,6 +201,13 @@ fn job_limits() -> Vec<(&'static str, String)> {
         ("jobs of one workflow", format!("1–{}", limits::MAX_WORKFLOW_JOBS)),
         ("custom events of one job", limits::MAX_JOB_EVENTS.to_string()),
         (
+            "parents' results handed to one job",
+            format!(
+                "{} bytes, later ones are left out and marked",
+                limits::MAX_PARENT_RESULTS_BYTES
+            ),
+        ),
+        (
             "logs of one attempt",
             format!(
                 "{} bytes in {} chunks, then cut and marked",
@@ -254,6 +263,11 @@ fn worker_limits() -> Vec<(&'static str, String)> {
         ("an event's `payload`", format!("{} bytes", limits::MAX_EVENT_PAYLOAD_BYTES)),
         ("log chunks of one report", format!("1–{}", limits::MAX_LOG_CHUNKS)),
         ("a log chunk's `data`", format!("{} bytes", limits::MAX_LOG_CHUNK_BYTES)),
+        ("jobs of one log report", limits::MAX_LOG_JOBS.to_string()),
+        (
+            "a worker that nobody hears of",
+            format!("forgotten after {} s", limits::WORKER_KEEP_SECONDS),
+        ),
     ]
 }
 
@@ -292,6 +306,13 @@ fn node_limits() -> Vec<(&'static str, String)> {
         (
             "events of one project remembered for streams that come back",
             limits::MAX_REMEMBERED_EVENTS.to_string(),
+        ),
+        (
+            "an event's payload in a project's stream",
+            format!(
+                "{} bytes, larger ones are in the job's history only",
+                limits::MAX_STREAMED_PAYLOAD_BYTES
+            ),
         ),
         ("connections", server::MAX_CONNECTIONS.to_string()),
         (

@@ -233,6 +233,7 @@ fn every_tenants_key_and_index_begins_with_the_project() {
         "idempotency_keys_by_age",
         "workers_beating",
         "workers_changed",
+        "workers_by_age",
     ];
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("migrations");
     let migrations = fs::read_dir(dir).expect("a folder").map(|it| it.expect("an entry").path());

@@ -83,7 +83,7 @@ pub struct EnqueueRequest {
     /// Makes it the only live job with its key.
     #[schema(value_type = Option<UniqueRequest>)]
     pub(in crate::http) unique: Option<Object<UniqueRequest>>,
-    /// It is called off if it has not begun by then. Must be later than `run_at`.
+    /// It is called off if nobody is at it by then. Must be later than `run_at`.
     expires_at: Option<DateTime<Utc>>,
     /// The job it waits for. Instead of `depends_on`.
     pub(in crate::http) parent_job_id: Option<String>,

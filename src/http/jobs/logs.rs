@@ -25,6 +25,9 @@ use crate::{
 };
 
 const DEFAULT_PAGE_LOGS: u32 = 500;
+const STREAMS: [&str; 3] = ["stdout", "stderr", "system"];
+/// Streams of several attempts that one event's id may name.
+const MAX_SENT_PLACES: usize = 64;
 /// A busy job is read at most this often for one stream.
 const READ_PAUSE: Duration = Duration::from_millis(100);
 
@@ -165,6 +168,9 @@ fn read_place(text: &str) -> Result<LogPlace, Error> {
     let mut part = || parts.next().ok_or_else(invalid);
     let attempt = part()?.parse().map_err(|_| invalid())?;
     let stream = part()?.to_owned();
+    if !STREAMS.contains(&stream.as_str()) {
+        return Err(invalid());
+    }
     let sequence = part()?.parse().map_err(|_| invalid())?;
     Ok(LogPlace { attempt, stream, sequence })
 }
@@ -196,33 +202,36 @@ pub async fn stream(
     let mut conn = app.engine.pools.read.acquire().await?;
     store::jobs::find(&mut conn, key.project_id, id).await?.ok_or(Error::JobNotFound)?;
     drop(conn);
-    let last = streams::last_event_id(&headers).and_then(|it| read_place(it).ok());
+    let sent = streams::last_event_id(&headers).map(read_sent).unwrap_or_default();
     let reading = app.clone();
-    streams::start(&app, &caller, |writer| write(reading, key, last, writer))
+    streams::start(&app, &caller, |writer| write(reading, key, sent, writer))
 }
 
-/// Places already sent are remembered stream by stream, because streams grow side by side.
-async fn write(app: App, key: JobKey, last: Option<LogPlace>, writer: Writer) -> Result<(), Ended> {
+/// The last sequence that was sent of each stream of each attempt: streams grow side by side.
+type Sent = BTreeMap<(i32, String), i64>;
+
+/// An event's id says how far each stream was sent, so that a reader that comes back misses none.
+fn write_sent(sent: &Sent) -> String {
+    let latest = sent.iter().rev().take(MAX_SENT_PLACES);
+    let places = latest.map(|((attempt, stream), it)| format!("{attempt}.{stream}.{it}"));
+    places.collect::<Vec<_>>().join(",")
+}
+
+fn read_sent(text: &str) -> Sent {
+    let places = text.split(',').take(MAX_SENT_PLACES).filter_map(|it| read_place(it).ok());
+    places.map(|it| ((it.attempt, it.stream), it.sequence)).collect()
+}
+
+async fn write(app: App, key: JobKey, mut sent: Sent, writer: Writer) -> Result<(), Ended> {
     let watch = app.engine.tidings.news.watch(key.project_id, key.id);
-    let mut sent: BTreeMap<(i32, String), i64> = BTreeMap::new();
     loop {
         // Listen before looking.
         let changed = watch.changed();
         tokio::pin!(changed);
         changed.as_mut().enable();
-        let (rows, state) = read_new(&app, key, &sent).await.map_err(|_| Ended)?;
-        for row in rows {
-            let place = LogPlace {
-                attempt: row.attempt,
-                stream: row.stream.clone(),
-                sequence: row.sequence,
-            };
-            sent.insert((row.attempt, row.stream.clone()), row.sequence);
-            if last.as_ref().is_none_or(|it| place > *it) {
-                let id = write_place(&row);
-                writer.send("log", &id, &LogView::from(row)).await?;
-            }
-        }
+        // The state first: what was printed before the end is there then.
+        let state = read_state(&app, key).await.map_err(|_| Ended)?;
+        send_new(&app, key, &mut sent, &writer).await?;
         if matches!(state, StoredState::Succeeded | StoredState::Cancelled) {
             return Ok(());
         }
@@ -231,36 +240,54 @@ async fn write(app: App, key: JobKey, last: Option<LogPlace>, writer: Writer) ->
     }
 }
 
-async fn read_new(
-    app: &App,
-    key: JobKey,
-    sent: &BTreeMap<(i32, String), i64>,
-) -> Result<(Vec<LogRow>, StoredState), Error> {
+async fn read_state(app: &App, key: JobKey) -> Result<StoredState, Error> {
     let mut conn = app.engine.pools.read.acquire().await?;
-    // The state first: what was printed before the end is there then.
     let row = store::jobs::find(&mut conn, key.project_id, key.id).await?;
-    let state = row.ok_or(Error::JobNotFound)?.state;
-    let (mut new, mut after) = (Vec::new(), beginning());
+    Ok(row.ok_or(Error::JobNotFound)?.state)
+}
+
+/// Page by page, so that no more than a page is held at a time.
+async fn send_new(app: &App, key: JobKey, sent: &mut Sent, writer: &Writer) -> Result<(), Ended> {
+    let limit = i64::from(limits::MAX_PAGE_LOGS);
+    let mut after = beginning();
     // Attempts before the latest that was sent do not grow any more.
     if let Some(((attempt, _), _)) = sent.last_key_value() {
         after.attempt = *attempt;
     }
     loop {
-        let limit = i64::from(limits::MAX_PAGE_LOGS);
-        let page = store::logs::page(&mut conn, key, None, &after, limit).await?;
+        let page = {
+            let conn = app.engine.pools.read.acquire().await;
+            let mut conn = conn.map_err(|_| Ended)?;
+            store::logs::page(&mut conn, key, None, &after, limit).await.map_err(|_| Ended)?
+        };
         let is_full = page.len() as i64 == limit;
-        if let Some(last) = page.last() {
+        for row in page {
+            let stream = (row.attempt, row.stream.clone());
             after = LogPlace {
-                attempt: last.attempt,
-                stream: last.stream.clone(),
-                sequence: last.sequence,
+                attempt: row.attempt,
+                stream: row.stream.clone(),
+                sequence: row.sequence,
             };
+            if sent.get(&stream).is_none_or(|it| row.sequence > *it) {
+                sent.insert(stream, row.sequence);
+                writer.send("log", &write_sent(sent), &LogView::from(row)).await?;
+            }
         }
-        new.extend(page.into_iter().filter(|it| {
-            sent.get(&(it.attempt, it.stream.clone())).is_none_or(|sent| it.sequence > *sent)
-        }));
         if !is_full {
-            return Ok((new, state));
+            return Ok(());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn how_far_streams_were_sent_reads_back_as_it_was_written() {
+        let sent = Sent::from([((1, "stdout".into()), 9), ((2, "stderr".into()), 0)]);
+        assert_eq!(write_sent(&sent), "2.stderr.0,1.stdout.9");
+        assert_eq!(read_sent(&write_sent(&sent)), sent);
+        assert!(read_sent("nonsense,1.x.1,1.stdout").is_empty());
     }
 }

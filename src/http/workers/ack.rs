@@ -253,6 +253,8 @@ async fn settle_one(
     path: &str,
 ) -> Result<Acked, Error> {
     let ack = accept(request, path)?;
+    let worker = (caller.project_id, ack.fence.worker_id.as_str().into());
+    app.engine.registry.note_seen(&worker, &[], &[]);
     settle::ack(&app.engine, caller.project_id, ack).await
 }
 

@@ -154,11 +154,6 @@ pub async fn heartbeat(
     State(app): State<App>,
     Json(request): Json<HeartbeatRequest>,
 ) -> Result<Reply<HeartbeatReply>, Error> {
-    app.engine.registry.note_seen(
-        &(caller.project_id, request.worker_id.as_str().into()),
-        &[],
-        &[],
-    );
     let Some(job_id) = request.job_id.clone() else {
         return beat(&caller, &app, request).await;
     };
@@ -174,6 +169,8 @@ pub async fn heartbeat(
     let fence = accept_fence(&mut check, request.worker_id, request.attempt, request.lease_id);
     check_progress(&mut check, request.progress);
     check.finish()?;
+    let worker = (caller.project_id, fence.worker_id.as_str().into());
+    app.engine.registry.note_seen(&worker, &[], &[]);
     let key = JobKey { project_id: caller.project_id, id: accept_job_id(&job_id)? };
     let beat = Beat { key, fence, progress: request.progress };
     let status = Some(heartbeat::heartbeat(&app.engine, beat).await?.into());

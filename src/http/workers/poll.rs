@@ -13,7 +13,7 @@ use axum::{
     body::{Body, Bytes, HttpBody},
     extract::State,
     http::{HeaderValue, header::CONTENT_TYPE},
-    response::{IntoResponse, Response},
+    response::Response,
 };
 use chrono::{DateTime, Utc};
 use hyper::body::{Frame, SizeHint};
@@ -40,10 +40,6 @@ use crate::{
         validate::{Check, stored_json},
     },
 };
-
-/// A worker that should take no more jobs is answered after this, if it waits: not at once, or one that
-/// does not understand would ask without end.
-const HALTED_PAUSE: Duration = Duration::from_secs(1);
 
 /// What a worker wants.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -145,6 +141,8 @@ pub struct ParentResultView {
     /// The bytes that its worker sent.
     #[schema(value_type = serde_json::Value, required)]
     pub result: Option<Box<RawValue>>,
+    /// Whether the result was left out, because the earlier ones are 1 MiB together: read it from the job.
+    pub omitted: bool,
 }
 
 impl ParentResultView {
@@ -154,6 +152,7 @@ impl ParentResultView {
             key: result.workflow_key.clone(),
             job_type: result.job_type.clone(),
             result: result.result.clone().map(stored_json).transpose()?,
+            omitted: result.is_omitted,
         })
     }
 }
@@ -218,18 +217,6 @@ pub async fn poll(
     app.engine.registry.note_seen(&worker, &wish.queues, &wish.job_types);
     if let Some(facts) = facts.filter(|it| !has_labels && !it.labels.is_empty()) {
         wish.labels = facts.labels.as_slice().into();
-    }
-    if registry::halt(&app.engine, &worker).await?.is_some() {
-        // A worker that does not know what its state means would ask again at once.
-        let pause = tokio::time::sleep(wait.min(HALTED_PAUSE));
-        tokio::select! {
-            () = pause => (),
-            () = gone.cancelled() => (),
-            () = app.engine.stopping.cancelled() => (),
-        }
-        let reply =
-            PollReply { jobs: Vec::new(), state: registry::halt(&app.engine, &worker).await? };
-        return Ok(axum::Json(reply).into_response());
     }
     let revoked = caller.until_revoked(&app);
     let delivery = dispatch::poll(&app.engine, wish, wait, gone.cancelled(), revoked).await?;

@@ -119,6 +119,7 @@ pub async fn events(
         });
     }
     check.finish()?;
+    app.engine.registry.note_seen(&(caller.project_id, worker_id.into()), &[], &[]);
     let ids = reports::note_events(&app.engine, caller.project_id, &shown, events).await?;
     Ok(Reply(EventsReply { ids: ids.iter().map(ToString::to_string).collect() }))
 }
@@ -270,7 +271,12 @@ pub async fn logs(
             None => attempts.push(AttemptLogs { shown, chunks: vec![chunk] }),
         }
     }
+    if attempts.len() > limits::MAX_LOG_JOBS {
+        let max = limits::MAX_LOG_JOBS;
+        check.refuse("chunks", format!("must be of at most {max} jobs, are of {}", attempts.len()));
+    }
     check.finish()?;
+    app.engine.registry.note_seen(&(caller.project_id, worker_id.into()), &[], &[]);
     let kept = reports::keep_logs(&app.engine, caller.project_id, &attempts).await?;
     Ok(Reply(LogsReply {
         accepted: kept.accepted,

@@ -1,0 +1,3 @@
+-- no-transaction
+-- Pruned by age, across projects.
+create index concurrently workers_by_age on workers (last_seen_at);

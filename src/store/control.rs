@@ -285,6 +285,7 @@ pub async fn lock_parents_of(
 }
 
 /// Brings cancelled jobs back, each unless one of its parents is a dead letter or cancelled itself.
+/// One that has never run keeps a `run_at` that lies ahead; a wait after a failure is over.
 /// A job waits for those of its parents that have not succeeded: they must be locked by an earlier
 /// statement of this transaction.
 ///
@@ -319,10 +320,16 @@ pub async fn revive_cancelled(
             unique_key, expires_at, unfinished_parents, children
         )
         select gone.project_id, gone.id, gone.queue, gone.job_type,
-               case when gone.unfinished > 0 or gone.run_at > statement_timestamp()
-                   then 'scheduled' else 'pending'
+               case
+                   when gone.unfinished > 0 then 'scheduled'
+                   when gone.attempt = 0 and gone.run_at > statement_timestamp() then 'scheduled'
+                   else 'pending'
                end,
-               gone.rank, greatest(gone.run_at, statement_timestamp()),
+               gone.rank,
+               case
+                   when gone.attempt = 0 then greatest(gone.run_at, statement_timestamp())
+                   else statement_timestamp()
+               end,
                gone.created_at, gone.attempt, 0, gone.max_attempts, gone.timeout_seconds,
                body.labels, body.gate, body.concurrency_key, body.concurrency_limit,
                body.unique_key,

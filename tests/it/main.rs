@@ -15,6 +15,7 @@ mod heartbeats;
 mod jobs;
 mod limits;
 mod loops;
+mod model;
 mod once;
 mod plans;
 mod polls;

@@ -1,0 +1,578 @@
+//! Random histories against a pure model: whatever workers, reapers and people do, in whatever order and
+//! with whatever fences, the store is where the model says. Faults that are planted must be found.
+
+use std::time::Duration;
+
+use fencepost::{
+    config::PoolArgs,
+    domain::{
+        job::{Outcome, StoredState},
+        lease::Fence,
+        text::ErrorReport,
+        worker::WorkerState,
+    },
+    engine::{
+        Engine, control, dispatch,
+        enqueue::{Extras, NewJob, Start},
+        family::{self, OnConflict, TiedJob},
+        orphans, promote, reap, registry,
+        settle::{self, Ack, Acked, End, Failure, JobKey},
+    },
+    error::Error,
+    ids::{JobId, LeaseId, ProjectId, ProjectPublicId},
+    store::{self, endings::Ended, pools::Pools},
+};
+use rand::{RngExt, SeedableRng, rngs::StdRng, seq::IndexedRandom};
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+use crate::harness::{Database, fresh_database, limited};
+
+const WORKERS: [&str; 3] = ["ann", "bob", "cy"];
+const SEEDS: u64 = 40;
+const STEPS: usize = 70;
+const MAX_JOBS: usize = 7;
+
+/// A mistake that the system under test is made to make.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Plant {
+    Nothing,
+    /// An ack settles whatever runs, whoever sends it.
+    NoFence,
+    /// A failure is decided on what was read before somebody else came in between.
+    NoRowLock,
+    /// A manual retry counts attempts from the beginning.
+    ResetAttempt,
+}
+
+/// One job, as the model has it.
+#[derive(Debug, Clone)]
+struct Model {
+    id: JobId,
+    parents: Vec<usize>,
+    state: StoredState,
+    attempt: i32,
+    failures: i32,
+    max_attempts: i32,
+    cancel_requested: bool,
+    /// Who runs it.
+    running: Option<Fence>,
+    /// How past attempts ended.
+    recorded: Vec<(Fence, Outcome)>,
+    /// What became of its children when it ended well.
+    activated: Option<i32>,
+}
+
+/// What an ack is answered with, in the model's words.
+#[derive(Debug, PartialEq, Eq)]
+enum Answer {
+    Done(Option<i32>),
+    Retry,
+    Refused(&'static str),
+}
+
+struct Run {
+    engine: Engine,
+    database: Database,
+    project_id: ProjectId,
+    dice: StdRng,
+    jobs: Vec<Model>,
+    /// Fences that were once given.
+    given: Vec<(usize, Fence)>,
+    plant: Plant,
+}
+
+type Checked = Result<(), String>;
+
+fn is_bad(state: StoredState) -> bool {
+    matches!(state, StoredState::DeadLetter | StoredState::Cancelled)
+}
+
+impl Run {
+    fn key(&self, job: usize) -> JobKey {
+        JobKey { project_id: self.project_id, id: self.jobs[job].id }
+    }
+
+    fn any_job(&mut self) -> Option<usize> {
+        (!self.jobs.is_empty()).then(|| self.dice.random_range(0..self.jobs.len()))
+    }
+
+    async fn step(&mut self) -> Checked {
+        match self.dice.random_range(0..13) {
+            0 | 1 => self.enqueue().await?,
+            2..=4 => self.claim().await?,
+            5..=7 => self.ack().await?,
+            8 => self.expire().await?,
+            9 => self.promote().await?,
+            10 => self.cancel().await?,
+            11 => self.retry().await?,
+            _ => self.lose_worker().await?,
+        }
+        while orphans::pass(&self.engine).await.map_err(|it| it.to_string())? {}
+        self.compare().await
+    }
+
+    /// Every job is where the model says.
+    async fn compare(&self) -> Checked {
+        let mut conn = self.database.connect().await;
+        for (number, model) in self.jobs.iter().enumerate() {
+            let found = store::jobs::find(&mut conn, self.project_id, model.id).await;
+            let found = found.expect("it runs").ok_or(format!("job {number} is lost"))?;
+            let seen = (found.state, found.attempt, found.failures);
+            let expected = (model.state, model.attempt, model.failures);
+            if seen != expected {
+                return Err(format!("job {number} is {seen:?}, the model says {expected:?}"));
+            }
+        }
+        Ok(())
+    }
+
+    async fn enqueue(&mut self) -> Checked {
+        if self.jobs.len() == MAX_JOBS {
+            return Ok(());
+        }
+        let mut parents = Vec::new();
+        for number in 0..self.jobs.len() {
+            if self.dice.random_bool(0.2) && !is_bad(self.jobs[number].state) {
+                parents.push(number);
+            }
+        }
+        let max_attempts = self.dice.random_range(1..=3);
+        let ids = parents.iter().map(|it| self.jobs[*it].id).collect();
+        let extras = Extras { parents: ids, has_parents: !parents.is_empty(), ..Extras::default() };
+        let job = NewJob {
+            project_id: self.project_id,
+            id: JobId::generate(),
+            queue: "default".into(),
+            job_type: "t".into(),
+            rank: 0,
+            start: Start::After(0),
+            max_attempts,
+            timeout_seconds: 60,
+            payload: "1".into(),
+            retry: None,
+            tags: None,
+            extras: Some(Box::new(extras)),
+        };
+        let tied = TiedJob { job, on_conflict: OnConflict::Reject, path: String::new() };
+        let id = tied.job.id;
+        family::store(&self.engine, self.project_id, &[tied], None)
+            .await
+            .map_err(|error| format!("enqueue: {error}"))?;
+        let waits = parents.iter().any(|it| self.jobs[*it].state != StoredState::Succeeded);
+        self.jobs.push(Model {
+            id,
+            parents,
+            state: if waits { StoredState::Scheduled } else { StoredState::Pending },
+            attempt: 0,
+            failures: 0,
+            max_attempts,
+            cancel_requested: false,
+            running: None,
+            recorded: Vec::new(),
+            activated: None,
+        });
+        Ok(())
+    }
+
+    async fn claim(&mut self) -> Checked {
+        let worker = *WORKERS.choose(&mut self.dice).expect("one");
+        let wish = dispatch::Wish {
+            project_id: self.project_id,
+            queues: vec!["default".into()],
+            job_types: [].into(),
+            labels: [].into(),
+            worker_id: worker.into(),
+            capacity: 1,
+            lease_seconds: None,
+            poll_id: None,
+        };
+        let never = std::future::pending::<()>;
+        let delivery = dispatch::poll(&self.engine, wish, Duration::ZERO, never(), never()).await;
+        let delivery = delivery.map_err(|error| format!("poll: {error}"))?;
+        let taken = delivery.jobs().first().map(|it| it.job.clone());
+        delivery.delivered();
+        let Some(taken) = taken else {
+            let waiting = self.jobs.iter().position(|it| it.state == StoredState::Pending);
+            return waiting.map_or(Ok(()), |it| Err(format!("job {it} was not handed out")));
+        };
+        let number = self.jobs.iter().position(|it| it.id == taken.id).expect("one of ours");
+        let fence = Fence {
+            worker_id: worker.into(),
+            attempt: Some(taken.attempt),
+            lease_id: Some(taken.lease_id),
+        };
+        let model = &mut self.jobs[number];
+        if model.state != StoredState::Pending || taken.attempt != model.attempt + 1 {
+            return Err(format!("job {number} was handed out as {taken:?}: {model:?}"));
+        }
+        model.attempt += 1;
+        model.state = StoredState::Processing;
+        model.running = Some(fence.clone());
+        self.given.push((number, fence));
+        Ok(())
+    }
+
+    /// A fence for a job: the current one, an older one, one of another job, or one that is made up.
+    fn any_fence(&mut self, job: usize) -> Fence {
+        let current = self.jobs[job].running.clone();
+        match (self.dice.random_range(0..6), current) {
+            (0..=2, Some(fence)) => fence,
+            (3, _) => Fence {
+                worker_id: (*WORKERS.choose(&mut self.dice).expect("one")).into(),
+                attempt: Some(self.dice.random_range(1..5)),
+                lease_id: Some(LeaseId(Uuid::from_u128(7))),
+            },
+            _ => match self.given.choose(&mut self.dice) {
+                Some((_, fence)) => fence.clone(),
+                None => Fence { worker_id: "ann".into(), attempt: None, lease_id: None },
+            },
+        }
+    }
+
+    async fn ack(&mut self) -> Checked {
+        let Some(job) = self.any_job() else { return Ok(()) };
+        let fence = self.any_fence(job);
+        let outcome = *[Outcome::Succeeded, Outcome::Failed, Outcome::Released]
+            .choose(&mut self.dice)
+            .expect("one");
+        if self.plant == Plant::NoRowLock && outcome == Outcome::Failed {
+            return self.fail_without_a_lock(job, fence).await;
+        }
+        let expected = self.expect_ack(job, &fence, outcome);
+        let end = match outcome {
+            Outcome::Succeeded => End::Succeeded { result: None },
+            Outcome::Failed => End::Failed(Failure { retryable: true, ..Failure::default() }),
+            _ => End::Released,
+        };
+        let sent = match (&self.plant, &self.jobs[job].running) {
+            (Plant::NoFence, Some(current)) => current.clone(),
+            _ => fence.clone(),
+        };
+        let ack = Ack { job_id: self.jobs[job].id, fence: sent, end, duration_ms: None };
+        let answer = match settle::ack(&self.engine, self.project_id, ack).await {
+            Ok(Acked::Done { children_activated }) => Answer::Done(children_activated),
+            Ok(Acked::Retry { .. }) => Answer::Retry,
+            Err(Error::InvalidState(_)) => Answer::Refused("invalid_state"),
+            Err(Error::WorkerMismatch(_)) => Answer::Refused("worker_mismatch"),
+            Err(Error::StaleLease(_)) => Answer::Refused("stale_lease"),
+            Err(error) => return Err(format!("ack: {error}")),
+        };
+        if answer == expected {
+            return Ok(());
+        }
+        Err(format!("{outcome:?} of job {job} with {fence:?}: {answer:?}, expected {expected:?}"))
+    }
+
+    /// Read, let somebody else in, write: what a row lock is there to prevent.
+    async fn fail_without_a_lock(&mut self, job: usize, fence: Fence) -> Checked {
+        let key = self.key(job);
+        let mut conn = self.database.connect().await;
+        let fences = [(key, &fence)];
+        let held = store::endings::lock_held(&mut conn, fences.into_iter()).await;
+        let Some(held) = held.expect("it runs").pop() else { return Ok(()) };
+        self.expire_one(job).await?;
+        self.claim().await?;
+        let ended = Ended {
+            key,
+            attempt: held.attempt,
+            state: StoredState::Backoff,
+            failures: held.failures + 1,
+            wait: Duration::from_secs(15),
+            outcome: Outcome::Failed,
+            error: ErrorReport::default(),
+            duration_ms: None,
+        };
+        let _ = store::endings::end_attempts(&mut conn, &[ended]).await;
+        Ok(())
+    }
+
+    /// What the model says an ack leads to; and it does.
+    fn expect_ack(&mut self, job: usize, fence: &Fence, outcome: Outcome) -> Answer {
+        let model = &self.jobs[job];
+        let same = |recorded: Outcome| {
+            recorded == outcome || (recorded == Outcome::Cancelled && outcome != Outcome::Succeeded)
+        };
+        let names_one = fence.attempt.is_some() || fence.lease_id.is_some();
+        let recorded = model.recorded.iter().find(|(it, _)| names_one && it == fence);
+        if let Some((_, recorded)) = recorded.filter(|(_, it)| same(*it)) {
+            let runs_again = [Outcome::Failed, Outcome::Released].contains(recorded);
+            let was_last = model.recorded.iter().position(|it| it.0 == *fence)
+                == Some(model.recorded.len() - 1);
+            // A failure that was the last ended it.
+            let is_over = *recorded == Outcome::Failed && was_last && is_bad(model.state);
+            return match recorded {
+                Outcome::Succeeded => Answer::Done(model.activated),
+                _ if runs_again && !is_over => Answer::Retry,
+                _ => Answer::Done(None),
+            };
+        }
+        let Some(current) = &model.running else { return Answer::Refused("invalid_state") };
+        if fence.worker_id != current.worker_id {
+            return Answer::Refused("worker_mismatch");
+        }
+        let agrees = fence.attempt.is_none_or(|it| Some(it) == current.attempt)
+            && fence.lease_id.is_none_or(|it| Some(it) == current.lease_id);
+        if !agrees {
+            return Answer::Refused("stale_lease");
+        }
+        match outcome {
+            Outcome::Succeeded => Answer::Done(self.succeed(job)),
+            outcome => {
+                self.end(job, outcome);
+                match self.jobs[job].state {
+                    StoredState::Pending | StoredState::Backoff => Answer::Retry,
+                    _ => Answer::Done(None),
+                }
+            }
+        }
+    }
+
+    fn succeed(&mut self, job: usize) -> Option<i32> {
+        let fence = self.jobs[job].running.take().expect("it runs");
+        self.jobs[job].state = StoredState::Succeeded;
+        self.jobs[job].recorded.push((fence, Outcome::Succeeded));
+        let mut activated = None;
+        for child in 0..self.jobs.len() {
+            if !self.jobs[child].parents.contains(&job) {
+                continue;
+            }
+            let count = activated.get_or_insert(0);
+            let parents = &self.jobs[child].parents;
+            let all_done = parents.iter().all(|it| self.jobs[*it].state == StoredState::Succeeded);
+            if self.jobs[child].state == StoredState::Scheduled && all_done {
+                self.jobs[child].state = StoredState::Pending;
+                *count += 1;
+            }
+        }
+        self.jobs[job].activated = activated;
+        activated
+    }
+
+    /// An attempt ends without success.
+    fn end(&mut self, job: usize, outcome: Outcome) {
+        let model = &mut self.jobs[job];
+        let fence = model.running.take().expect("it runs");
+        let counts = outcome != Outcome::Released;
+        model.failures += i32::from(counts);
+        let mut recorded = outcome;
+        model.state = if model.cancel_requested {
+            recorded = Outcome::Cancelled;
+            StoredState::Cancelled
+        } else if counts && model.failures >= model.max_attempts {
+            StoredState::DeadLetter
+        } else if outcome == Outcome::Failed {
+            StoredState::Backoff
+        } else {
+            StoredState::Pending
+        };
+        model.recorded.push((fence, recorded));
+        if is_bad(self.jobs[job].state) {
+            self.call_off_children(job);
+        }
+    }
+
+    fn call_off_children(&mut self, parent: usize) {
+        for child in 0..self.jobs.len() {
+            let model = &mut self.jobs[child];
+            if model.parents.contains(&parent) && model.state == StoredState::Scheduled {
+                model.state = StoredState::Cancelled;
+                self.call_off_children(child);
+            }
+        }
+    }
+
+    async fn sql(&self, sql: String) {
+        let mut conn = self.database.connect().await;
+        sqlx::query(sqlx::AssertSqlSafe(sql)).execute(&mut conn).await.expect("it runs");
+    }
+
+    async fn expire(&mut self) -> Checked {
+        match self.any_job().filter(|it| self.jobs[*it].running.is_some()) {
+            Some(job) => self.expire_one(job).await,
+            None => Ok(()),
+        }
+    }
+
+    async fn expire_one(&mut self, job: usize) -> Checked {
+        let (project, id) = (self.project_id.0, self.jobs[job].id.0);
+        self.sql("update reaper_state set last_pass_at = now()".to_owned()).await;
+        self.sql(format!(
+            "update jobs set lease_expires_at = now() - interval '1 ms'
+             where project_id = {project} and id = '{id}' and state = 'processing'"
+        ))
+        .await;
+        reap::pass(&self.engine).await.map_err(|it| it.to_string())?;
+        self.end(job, Outcome::LeaseExpired);
+        Ok(())
+    }
+
+    async fn promote(&mut self) -> Checked {
+        let project = self.project_id.0;
+        self.sql(format!(
+            "update jobs set run_at = now() where project_id = {project} and state = 'backoff'"
+        ))
+        .await;
+        promote::pass(&self.engine).await.map_err(|it| it.to_string())?;
+        for model in self.jobs.iter_mut().filter(|it| it.state == StoredState::Backoff) {
+            model.state = StoredState::Pending;
+        }
+        Ok(())
+    }
+
+    async fn cancel(&mut self) -> Checked {
+        let Some(job) = self.any_job() else { return Ok(()) };
+        let answer = control::cancel(&self.engine, self.key(job)).await;
+        let model = &mut self.jobs[job];
+        match (model.state, answer) {
+            (StoredState::Succeeded | StoredState::DeadLetter, Err(Error::InvalidState(_)))
+            | (StoredState::Cancelled, Ok(())) => (),
+            (StoredState::Processing, Ok(())) => model.cancel_requested = true,
+            (StoredState::Scheduled | StoredState::Backoff | StoredState::Pending, Ok(())) => {
+                model.state = StoredState::Cancelled;
+                self.call_off_children(job);
+            }
+            (state, answer) => return Err(format!("cancel of job {job}, {state:?}: {answer:?}")),
+        }
+        Ok(())
+    }
+
+    async fn retry(&mut self) -> Checked {
+        let Some(job) = self.any_job() else { return Ok(()) };
+        let answer = control::retry(&self.engine, self.key(job)).await;
+        if self.plant == Plant::ResetAttempt && answer.is_ok() {
+            let (project, id) = (self.project_id.0, self.jobs[job].id.0);
+            let reset = "update jobs set attempt = 0 where project_id =";
+            self.sql(format!("{reset} {project} and id = '{id}'")).await;
+        }
+        let has_bad_parent = self.jobs[job].parents.iter().any(|it| is_bad(self.jobs[*it].state));
+        match (self.jobs[job].state, answer) {
+            (StoredState::DeadLetter, Ok(())) => self.revive(job),
+            (StoredState::Cancelled, Err(Error::ParentTerminal(_))) if has_bad_parent => (),
+            (StoredState::Cancelled, Ok(())) if !has_bad_parent => self.revive(job),
+            (state, Err(Error::InvalidState(_))) if !is_bad(state) => (),
+            (state, answer) => return Err(format!("retry of job {job}, {state:?}: {answer:?}")),
+        }
+        // Which of several bad parents has called a job off is the store's to say.
+        let mut back = vec![job];
+        while let Some(parent) = back.pop() {
+            for child in 0..self.jobs.len() {
+                let model = &self.jobs[child];
+                let is_called_off =
+                    model.state == StoredState::Cancelled && model.parents.contains(&parent);
+                let parents = &model.parents;
+                let may_come = !parents.iter().any(|it| is_bad(self.jobs[*it].state));
+                if is_called_off && may_come && self.is_live(child).await {
+                    self.revive(child);
+                    back.push(child);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn is_live(&self, job: usize) -> bool {
+        let mut conn = self.database.connect().await;
+        let found = store::jobs::find(&mut conn, self.project_id, self.jobs[job].id).await;
+        found.expect("it runs").is_some_and(|it| !is_bad(it.state))
+    }
+
+    fn revive(&mut self, job: usize) {
+        let parents = &self.jobs[job].parents;
+        let all_done = parents.iter().all(|it| self.jobs[*it].state == StoredState::Succeeded);
+        let model = &mut self.jobs[job];
+        model.state = if all_done { StoredState::Pending } else { StoredState::Scheduled };
+        model.failures = 0;
+        model.cancel_requested = false;
+    }
+
+    async fn lose_worker(&mut self) -> Checked {
+        let worker = *WORKERS.choose(&mut self.dice).expect("one");
+        let key = (self.project_id, worker.into());
+        let beaten = registry::beat(&self.engine, &key, WorkerState::Running, Vec::new()).await;
+        beaten.map_err(|error| format!("heartbeat: {error}"))?;
+        let project = self.project_id.0;
+        self.sql("update reaper_state set last_pass_at = now()".to_owned()).await;
+        self.sql(format!(
+            "update workers set last_seen_at = now() - interval '31 s',
+                 last_beat_at = now() - interval '31 s'
+             where project_id = {project} and worker_id = '{worker}'"
+        ))
+        .await;
+        registry::pass(&self.engine).await.map_err(|it| it.to_string())?;
+        for job in 0..self.jobs.len() {
+            if self.jobs[job].running.as_ref().is_some_and(|it| it.worker_id == worker) {
+                self.end(job, Outcome::LeaseExpired);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Plays one history. Err: where the store and the model part.
+async fn play(engine: &Engine, database: &Database, seed: u64, plant: Plant) -> Checked {
+    let mut conn = database.connect().await;
+    let name = format!("{plant:?}-{seed}");
+    let public_id = ProjectPublicId::generate();
+    let project = store::projects::insert(&mut conn, public_id, &name, &name).await;
+    let project_id = project.expect("it runs").expect("the name is free").id;
+    let mut run = Run {
+        engine: engine.clone(),
+        database: database.clone(),
+        project_id,
+        dice: StdRng::seed_from_u64(seed),
+        jobs: Vec::new(),
+        given: Vec::new(),
+        plant,
+    };
+    for step in 0..STEPS {
+        run.step().await.map_err(|error| format!("seed {seed}, step {step}: {error}"))?;
+    }
+    Ok(())
+}
+
+/// Runs against an engine without loops: the test alone says when what happens.
+fn with_engine(test: impl AsyncFnOnce(&Engine, &Database)) {
+    limited(async {
+        let database = fresh_database().await;
+        let pools = Pools::new(&database.url, PoolArgs::default()).expect("a URL");
+        let engine = Engine::start(pools, CancellationToken::new());
+        test(&engine, &database).await;
+        engine.finish().await;
+    });
+}
+
+#[test]
+fn whatever_happens_the_store_is_where_the_model_says() {
+    with_engine(async |engine, database| {
+        for seed in 0..SEEDS {
+            play(engine, database, seed, Plant::Nothing).await.unwrap_or_else(|it| panic!("{it}"));
+        }
+    });
+}
+
+fn is_found(plant: Plant) {
+    with_engine(async |engine, database| {
+        for seed in 0..SEEDS {
+            if play(engine, database, seed, plant).await.is_err() {
+                return;
+            }
+        }
+        panic!("{plant:?} was not found in {SEEDS} histories");
+    });
+}
+
+#[test]
+fn a_missing_fence_is_found() {
+    is_found(Plant::NoFence);
+}
+
+#[test]
+fn a_missing_row_lock_is_found() {
+    is_found(Plant::NoRowLock);
+}
+
+#[test]
+fn an_attempt_that_is_counted_anew_is_found() {
+    is_found(Plant::ResetAttempt);
+}

@@ -22,13 +22,7 @@ pub struct ClientArgs {
     pub url: Option<String>,
 
     /// The project's API key [default: that of a running `fencepost dev` here]
-    #[arg(
-        long,
-        env = "FENCEPOST_API_KEY",
-        hide_env_values = true,
-        value_name = "KEY",
-        global = true
-    )]
+    #[arg(long, env = "FENCEPOST_KEY", hide_env_values = true, value_name = "KEY", global = true)]
     pub api_key: Option<String>,
 
     /// Folder of the `fencepost dev` that runs here
@@ -104,13 +98,13 @@ impl Client {
         let (found_url, found_key) = match running {
             Some(Ok(ready)) => (Some(ready.url), Some(ready.api_key)),
             Some(Err(error)) if args.api_key.is_none() => {
-                return Err(error.context("give --api-key or FENCEPOST_API_KEY"));
+                return Err(error.context("give --api-key or FENCEPOST_KEY"));
             }
             _ => (None, None),
         };
         let url = args.url.clone().or(found_url).unwrap_or_else(|| DEFAULT_URL.to_owned());
         let api_key = args.api_key.clone().or(found_key);
-        let api_key = api_key.context("give --api-key or FENCEPOST_API_KEY")?;
+        let api_key = api_key.context("give --api-key or FENCEPOST_KEY")?;
         let http = reqwest::Client::builder()
             .timeout(REQUEST_TIMEOUT)
             .connect_timeout(CONNECT_TIMEOUT)

@@ -109,7 +109,8 @@ while [ -z "$stopping" ]; do
     # Short, so that SIGTERM is obeyed soon. Repeated with the same id, a lost answer loses nothing.
     poll=$(jq -c --argjson lease "$lease_seconds" --arg id "$(cat /proc/sys/kernel/random/uuid)" \
         '. + {lease_seconds: $lease, wait_seconds: 2, poll_id: $id}' <<<"$wanted")
-    reply=$(call poll "$poll") || exit 1
+    # Ctrl-C ends the call as well.
+    reply=$(call poll "$poll") || { [ -n "$stopping" ] && break; exit 1; }
     while read -r job; do
         [ -z "$job" ] || work "$job"
     done < <(jq -c '.jobs[]' <<<"$reply")

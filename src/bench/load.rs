@@ -29,6 +29,8 @@ const PICKUP_WORKERS: usize = 64;
 const LOOK_PERIOD: Duration = Duration::from_millis(1);
 /// The pause in which the last of many polls arrives at the server.
 const SETTLING: Duration = Duration::from_secs(1);
+/// The pause in which sessions have reported what they did before: they do so every ten seconds.
+pub const REPORTING: Duration = Duration::from_secs(11);
 /// The wait of polls that expect a job at any moment, in seconds.
 const BUSY_WAIT_SECONDS: u64 = 2;
 
@@ -108,13 +110,12 @@ pub struct BatchRates {
     pub lifecycle: f64,
 }
 
-/// Enqueues `jobs` jobs in batches, then works them off in batches.
+/// Enqueues `jobs` jobs in batches.
 ///
 /// # Errors
 /// When the server refuses a request.
-pub async fn batch(target: &Target, queue: &str, jobs: usize) -> anyhow::Result<BatchRates> {
+pub async fn fill(target: &Target, queue: &str, jobs: usize) -> anyhow::Result<()> {
     let batches = jobs / BATCH_JOBS;
-    let enqueuing = Instant::now();
     let mut running = JoinSet::new();
     for sender in 0..BATCH_CONNECTIONS {
         let (target, queue) = (target.clone(), queue.to_owned());
@@ -128,7 +129,17 @@ pub async fn batch(target: &Target, queue: &str, jobs: usize) -> anyhow::Result<
             anyhow::Ok(())
         });
     }
-    finish(running).await?;
+    finish(running).await
+}
+
+/// Enqueues `jobs` jobs in batches, then works them off in batches.
+///
+/// # Errors
+/// When the server refuses a request.
+pub async fn batch(target: &Target, queue: &str, jobs: usize) -> anyhow::Result<BatchRates> {
+    let batches = jobs / BATCH_JOBS;
+    let enqueuing = Instant::now();
+    fill(target, queue, jobs).await?;
     let enqueue_seconds = enqueuing.elapsed().as_secs_f64();
 
     let left = Arc::new(AtomicU64::new((batches * BATCH_JOBS) as u64));

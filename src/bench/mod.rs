@@ -15,6 +15,7 @@ use std::{
 use anyhow::{Context, ensure};
 use clap::Args;
 use serde::Serialize;
+use sqlx::{ConnectOptions, postgres::PgConnectOptions};
 use uuid::Uuid;
 
 use self::{
@@ -22,7 +23,11 @@ use self::{
     load::Step,
     process::{Usage, Watched},
 };
-use crate::dev::Ready;
+use crate::{
+    dev::{self, Ready},
+    ids::ProjectPublicId,
+    store,
+};
 
 /// Connections of the single-job measures.
 const CONNECTIONS: usize = 64;
@@ -30,8 +35,10 @@ const CONNECTIONS: usize = 64;
 const COMMIT_CLIENTS: usize = 32;
 /// Polls that are parked while the server idles.
 const IDLE_POLLS: usize = 1_000;
+/// Pending jobs of the noisy neighbour.
+const NEIGHBOUR_JOBS: usize = 100_000;
 /// How long the idle server is watched; the polls themselves wait for thirty seconds.
-const IDLE_TIME: Duration = Duration::from_secs(25);
+const IDLE_TIME: Duration = Duration::from_secs(15);
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 const LOOK_PERIOD: Duration = Duration::from_millis(20);
 
@@ -57,6 +64,10 @@ pub struct BenchArgs {
     /// Jobs of the batch lifecycle
     #[arg(long, default_value_t = 60_000, value_name = "N", value_parser = clap::value_parser!(u32).range(1_000..=10_000_000))]
     batch_jobs: u32,
+
+    /// Instead: how fast a tenant gets its jobs beside another with a large backlog or many parked polls
+    #[arg(long, conflicts_with_all = ["only", "url"])]
+    noisy_neighbour: bool,
 
     /// Only the measures whose name contains this
     #[arg(long, value_name = "TEXT")]
@@ -109,7 +120,10 @@ pub async fn run(args: BenchArgs) -> anyhow::Result<()> {
         only: args.only,
         run: Uuid::now_v7(),
     };
-    let measures = bench.measure().await?;
+    let measures = match (&bench.watched, args.noisy_neighbour) {
+        (Some(watched), true) => bench.beside_a_neighbour(watched).await?,
+        _ => bench.measure().await?,
+    };
     drop(own);
     let text = if args.json {
         format!("{:#}\n", serde_json::json!({ "measures": measures }))
@@ -182,6 +196,43 @@ impl Bench {
         Ok(measures)
     }
 
+    /// The pickup of one tenant: alone, beside a backlog of another, and beside another's parked polls.
+    async fn beside_a_neighbour(&self, watched: &Watched) -> anyhow::Result<Vec<Measure>> {
+        let neighbour = Target {
+            authority: self.target.authority.clone(),
+            api_key: self.neighbours_key(&watched.database_url).await?,
+        };
+        let pickup = async |name| load::pickup(&self.target, &self.queue(name), self.time).await;
+        let alone = pickup("alone").await?;
+        load::fill(&neighbour, &self.queue("backlog"), NEIGHBOUR_JOBS).await?;
+        let backlog = pickup("beside-backlog").await?;
+        let polls = self.queue("polls");
+        let beside_polls =
+            load::parked(&neighbour, &polls, IDLE_POLLS, pickup("beside-polls")).await?;
+        Ok(vec![
+            plain("pickup alone, p50", alone.0, "ms"),
+            plain("pickup alone, p99", alone.1, "ms"),
+            plain("beside 100,000 pending jobs, p50", backlog.0, "ms"),
+            plain("beside 100,000 pending jobs, p99", backlog.1, "ms"),
+            plain("beside 1,000 parked polls, p50", beside_polls.0, "ms"),
+            plain("beside 1,000 parked polls, p99", beside_polls.1, "ms"),
+            plain("p99 beside jobs, to p99 alone", backlog.1 / alone.1, "times"),
+            plain("p99 beside polls, to p99 alone", beside_polls.1 / alone.1, "times"),
+        ])
+    }
+
+    /// A key of a project that is made for this run.
+    async fn neighbours_key(&self, database_url: &str) -> anyhow::Result<String> {
+        let options: PgConnectOptions = database_url.parse()?;
+        let mut conn = options.connect().await?;
+        let name = format!("bench-neighbour-{}", self.run);
+        let project =
+            store::projects::insert(&mut conn, ProjectPublicId::generate(), &name, &name).await?;
+        let project = project.context("the neighbour's project could not be made")?;
+        let (_, api_key) = dev::create_key(&mut conn, &project, "bench").await?;
+        Ok(api_key)
+    }
+
     /// Does the work, and says what it used where that can be known.
     async fn using<T>(
         &self,
@@ -197,6 +248,8 @@ impl Bench {
     async fn idle(&self, watched: &Watched) -> anyhow::Result<Vec<Measure>> {
         let before = watched.usage().await?;
         let resting = async {
+            // What the polls' arrival has cost is none of the rest's.
+            tokio::time::sleep(load::REPORTING).await;
             let parked = watched.usage().await?;
             let started = Instant::now();
             tokio::time::sleep(IDLE_TIME).await;

@@ -99,7 +99,7 @@ enum Command {
         /// Only jobs of this type
         #[arg(long, value_name = "TYPE")]
         job_type: Option<String>,
-        /// Only jobs with this tag: name:value, or name
+        /// Only jobs with this tag: name=value, or name
         #[arg(long, value_name = "TAG")]
         tag: Option<String>,
         /// So many jobs, from 1 to 200
@@ -187,8 +187,12 @@ pub async fn run(args: JobsArgs) -> anyhow::Result<()> {
     let mut out = std::io::stdout();
     let reply = match args.command {
         Command::List { state, queue, job_type, tag, limit } => {
-            let filters =
-                [("state", state), ("queue", queue), ("job_type", job_type), ("tag", tag)];
+            let filters = [
+                ("state", state),
+                ("queue", queue),
+                ("job_type", job_type),
+                ("tag", tag.map(|it| it.replacen('=', ":", 1))),
+            ];
             let mut path = format!("/v1/jobs?limit={limit}");
             for (name, value) in filters.into_iter().filter_map(|(name, it)| Some((name, it?))) {
                 path.push_str(&format!("&{name}={}", encoded(&value)));

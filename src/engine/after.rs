@@ -5,7 +5,7 @@ use std::time::Duration;
 use metrics::counter;
 use sqlx::PgConnection;
 
-use super::tidings::Tidings;
+use super::{control, tidings::Tidings};
 use crate::{
     domain::{
         backoff::{Jitter, RetryPolicy},
@@ -59,11 +59,16 @@ pub(super) async fn write_down(
     let cancelled: Vec<_> =
         ends.iter().filter(|it| it.state == StoredState::Cancelled).map(|it| it.key).collect();
     if !cancelled.is_empty() {
-        for gone in store::control::call_off(tx, &cancelled, false, None).await? {
+        for gone in control::call_off(tx, &cancelled, false, None).await? {
             if let Some(after) = after.iter_mut().find(|it| it.job.key == gone.key) {
                 after.has_orphans = gone.has_orphans;
             }
         }
+    }
+    let ended = after.iter().filter(|it| it.job.state == StoredState::DeadLetter);
+    let parents: Vec<_> = ended.filter(|it| it.has_orphans).map(|it| it.job.key).collect();
+    if !parents.is_empty() {
+        store::orphans::mark_orphaned(tx, &parents).await?;
     }
     Ok(after)
 }

@@ -17,6 +17,7 @@ use crate::{
         acks::{JobKey, Rested},
         control::{self, CalledOff, Seen},
         events::{self, NewEvent},
+        orphans,
     },
     telemetry,
 };
@@ -47,13 +48,28 @@ pub async fn cancel(engine: &Engine, key: JobKey) -> Result<(), Error> {
             engine.tidings.news.tell(|| vec![happening(key, history::CANCEL_REQUESTED)]);
         }
         Cancelling::CallOff => {
-            let gone = control::call_off(&mut tx, &[key], false, None).await?;
+            let gone = call_off(&mut tx, &[key], false, None).await?;
             note(&mut tx, key, history::CANCELLED, None, None).await?;
             tx.commit().await?;
             tell_called_off(engine, &gone, history::CANCELLED);
         }
     }
     Ok(())
+}
+
+/// Calls waiting jobs off, and marks those whose children must follow.
+pub(super) async fn call_off(
+    tx: &mut PgConnection,
+    jobs: &[JobKey],
+    only_outdated: bool,
+    cancelled_by: Option<JobId>,
+) -> sqlx::Result<Vec<CalledOff>> {
+    let gone = control::call_off(tx, jobs, only_outdated, cancelled_by).await?;
+    let parents: Vec<_> = gone.iter().filter(|it| it.has_orphans).map(|it| it.key).collect();
+    if !parents.is_empty() {
+        orphans::mark_orphaned(tx, &parents).await?;
+    }
+    Ok(gone)
 }
 
 /// Counts and tells, after the commit.
@@ -135,6 +151,7 @@ pub async fn retry(engine: &Engine, key: JobKey) -> Result<(), Error> {
     let seen = look(&mut tx, key).await?;
     let revived = match seen.state {
         StoredState::DeadLetter => {
+            orphans::unmark_orphaned(&mut tx, key.project_id, &[key.id]).await?;
             let revived = control::revive_dead_letter(&mut tx, key).await.map_err(conflict)?;
             revived.into_iter().collect()
         }
@@ -182,6 +199,7 @@ async fn revive(
     jobs: &[JobId],
 ) -> Result<Vec<Rested>, Error> {
     control::lock_parents_of(tx, project_id, jobs).await?;
+    orphans::unmark_orphaned(tx, project_id, jobs).await?;
     control::revive_cancelled(tx, project_id, jobs).await.map_err(conflict)
 }
 

@@ -7,7 +7,7 @@ use sqlx::{Acquire, PgConnection};
 
 use super::{
     Engine,
-    control::{event, tell_called_off},
+    control::{call_off, event, tell_called_off},
     enqueue::{NewJob, StoredJob, latest_run_at, tell},
 };
 use crate::{
@@ -17,9 +17,10 @@ use crate::{
     store::{
         self,
         acks::JobKey,
-        control::{self, CalledOff},
+        control::CalledOff,
         events,
         family::{self, UniqueHolder},
+        orphans,
     },
 };
 
@@ -146,6 +147,11 @@ async fn store_once(
         return Err(Failed::Refused(error));
     }
     family::insert_edges(&mut tx, project_id, &edges).await?;
+    let expires = |it: &NewJob| Some((it.id, it.extras.as_ref()?.expires_at?));
+    let expiries: Vec<_> = new.iter().filter_map(expires).collect();
+    if !expiries.is_empty() {
+        orphans::insert_expiries(&mut tx, project_id, &expiries).await?;
+    }
     if let Some(workflow) = workflow {
         family::insert_workflow(&mut tx, project_id, workflow.id, workflow.name.as_deref()).await?;
         family::insert_edges(&mut tx, project_id, &workflow.edges).await?;
@@ -200,7 +206,7 @@ async fn make_room(
             }
         }
     }
-    let gone = control::call_off(tx, &replaced, false, None).await?;
+    let gone = call_off(tx, &replaced, false, None).await?;
     let noted: Vec<_> =
         gone.iter().map(|it| event(it.key, history::REPLACED, None, None)).collect();
     events::insert(tx, &noted).await?;

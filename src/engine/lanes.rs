@@ -188,6 +188,7 @@ impl Lanes {
                 lane.mark = lane.mark.min(ClaimKey { rank: arrival.rank, run_at: arrival.run_at });
                 lane.may_have_gates |= arrival.is_gated;
                 if lane.flights > 0 {
+                    lane.gated_in_flight |= arrival.is_gated;
                     lane.arrived_in_flight = lane.arrived_in_flight.saturating_add(1);
                 }
                 if let Supply::Known(jobs) = lane.supply {
@@ -371,7 +372,7 @@ impl Lanes {
             queue: Arc::clone(&lane.signature.queue.1),
             job_types: Arc::clone(&lane.signature.job_types),
             labels: Arc::clone(&lane.signature.labels),
-            may_have_gates: lane.may_have_gates || from == ClaimKey::ZERO,
+            may_have_gates: lane.may_have_gates || !is_mark_fresh,
             had_gates: lane.has_gates,
             from,
             slots,

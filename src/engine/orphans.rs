@@ -5,12 +5,15 @@ use sqlx::Acquire;
 
 use super::{
     Engine,
-    control::{event, tell_called_off},
+    control::{call_off, event, tell_called_off},
 };
 use crate::{
     domain::history,
-    store::{acks::JobKey, control, events, sweep},
+    store::{acks::JobKey, events, orphans, sweep},
 };
+
+/// A job that runs while its `expires_at` passes is looked at again after so many seconds.
+const RUNNING_PAUSE_SECONDS: i32 = 10;
 
 /// One pass over parents that ended without success: calls their children off, whose own children
 /// follow in the next pass. Answers whether there may be more.
@@ -24,13 +27,11 @@ pub async fn pass(engine: &Engine) -> sqlx::Result<bool> {
     for parent in parents {
         let mut tx = conn.begin().await?;
         // Whoever takes the mark off does the work; a parent that came back meanwhile has no mark.
-        let marked = control::unmark_dead_letter(&mut tx, parent).await?
-            + control::unmark_cancelled(&mut tx, parent).await?;
-        if marked == 0 {
+        if orphans::unmark_orphaned(&mut tx, parent.project_id, &[parent.id]).await? == 0 {
             continue;
         }
-        let children = control::waiting_children(&mut tx, parent).await?;
-        let gone = control::call_off(&mut tx, &children, false, Some(parent.id)).await?;
+        let children = orphans::waiting_children(&mut tx, parent).await?;
+        let gone = call_off(&mut tx, &children, false, Some(parent.id)).await?;
         let payload = format!(r#"{{"parent_id":"{}"}}"#, parent.id);
         let noted: Vec<_> = gone
             .iter()
@@ -43,7 +44,8 @@ pub async fn pass(engine: &Engine) -> sqlx::Result<bool> {
     Ok(is_more)
 }
 
-/// One pass over waiting jobs whose `expires_at` has passed. Answers whether there may be more.
+/// One pass over jobs whose `expires_at` has passed: calls off those that wait. Answers whether there may
+/// be more.
 ///
 /// # Errors
 /// Only those of the store; the pass can be repeated.
@@ -54,7 +56,10 @@ pub async fn pass_outdated(engine: &Engine) -> sqlx::Result<bool> {
         return Ok(false);
     }
     let mut tx = conn.begin().await?;
-    let gone = control::call_off(&mut tx, &outdated, true, None).await?;
+    let gone = call_off(&mut tx, &outdated, true, None).await?;
+    // Those that run are looked at again: handed back, nobody may have them any more.
+    orphans::delete_expiries(&mut tx, &outdated).await?;
+    orphans::postpone_expiries(&mut tx, &outdated, RUNNING_PAUSE_SECONDS).await?;
     let noted: Vec<_> = gone.iter().map(|it| event(it.key, history::EXPIRED, None, None)).collect();
     events::insert(&mut tx, &noted).await?;
     tx.commit().await?;

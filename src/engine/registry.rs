@@ -50,7 +50,9 @@ pub struct Registry {
 
 struct Seen {
     noted_at: Instant,
-    waiting: Option<Sighting>,
+    /// What it last said of itself.
+    last: Sighting,
+    is_waiting: bool,
 }
 
 impl Registry {
@@ -60,25 +62,33 @@ impl Registry {
     }
 
     /// Notes that a worker was heard: soon in the store, for everybody to see.
-    pub fn note_seen(&self, key: &WorkerKey, queues: &[Arc<str>], job_types: &[String]) {
+    pub fn note_seen(&self, key: &WorkerKey, queue_names: &[Arc<str>], job_types: &[String]) {
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_fresh = seen.get(key).is_some_and(|it| it.noted_at.elapsed() < SEEN_PERIOD);
-        if is_fresh || seen.len() as u64 >= MAX_KNOWN {
+        let is_news = |it: &Seen| {
+            let queues = it.last.queues.iter().map(String::as_str);
+            !queue_names.is_empty()
+                && (!queues.eq(queue_names.iter().map(|it| &**it))
+                    || it.last.job_types != job_types)
+        };
+        let known = seen.get(key);
+        let is_fresh = known.is_some_and(|it| it.noted_at.elapsed() < SEEN_PERIOD && !is_news(it));
+        if is_fresh || (known.is_none() && seen.len() as u64 >= MAX_KNOWN) {
             return;
         }
         let sighting = Sighting {
             project_id: key.0,
             worker_id: key.1.to_string(),
-            queues: queues.iter().map(ToString::to_string).collect(),
+            queues: queue_names.iter().map(ToString::to_string).collect(),
             job_types: job_types.to_vec(),
         };
-        let noted = Seen { noted_at: Instant::now(), waiting: Some(sighting) };
+        let noted = Seen { noted_at: Instant::now(), last: sighting, is_waiting: true };
         seen.insert(key.clone(), noted);
     }
 
     fn take_sightings(&self) -> Vec<Sighting> {
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        let waiting: Vec<_> = seen.values_mut().filter_map(|it| it.waiting.take()).collect();
+        let take = |it: &mut Seen| std::mem::take(&mut it.is_waiting).then(|| it.last.clone());
+        let waiting: Vec<_> = seen.values_mut().filter_map(take).collect();
         seen.retain(|_, it| it.noted_at.elapsed() < SEEN_PERIOD);
         waiting
     }

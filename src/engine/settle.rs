@@ -244,7 +244,7 @@ impl Batch for Successes {
         is_in_doubt: bool,
     ) -> sqlx::Result<Vec<Result<Self::Answer, Error>>> {
         let sure: Vec<_> = items.iter().filter(|it| may_write(&it.fence, is_in_doubt)).collect();
-        let mut done = self.tell(&store::acks::succeed(conn, &sure, false).await?);
+        let mut done = self.tell(&store::acks::succeed(conn, &sure).await?);
         let left: Vec<_> = sure.into_iter().filter(|it| !done.contains_key(&it.key())).collect();
         let parents = match settle_parents(conn, &left).await {
             Ok(moved) => {
@@ -280,7 +280,7 @@ async fn settle_parents(conn: &mut PgConnection, left: &[&Success]) -> sqlx::Res
         left.iter().filter(|it| held.iter().any(|held| held.key() == it.key())).copied().collect();
     let moved = match held.as_slice() {
         [] => Vec::new(),
-        held => store::acks::succeed(&mut tx, held, true).await?,
+        held => store::acks::succeed_parents(&mut tx, held).await?,
     };
     tx.commit().await?;
     Ok(moved)

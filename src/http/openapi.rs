@@ -128,10 +128,11 @@ pub fn docs() -> SwaggerUi {
 }
 
 /// The pages that the server itself has: every error's `docs_url` leads to one of them.
-const PAGES: [(&str, &str); 3] = [
+const PAGES: [(&str, &str); 4] = [
     ("errors", include_str!("../../docs/errors.md")),
     ("guarantees", include_str!("../../docs/guarantees.md")),
     ("limits", include_str!("../../docs/limits.md")),
+    ("worker-guide", include_str!("../../docs/worker-guide.md")),
 ];
 
 /// `/docs/errors` and its like; also with the ending by which the pages link each other.

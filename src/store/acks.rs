@@ -80,11 +80,9 @@ pub enum Moved {
     Child(Rested),
 }
 
-/// Moves the jobs whose fences hold to `finished_jobs`, lets their children go on, and answers with
-/// both. Jobs with children are left alone unless they are locked: a child that is stored while this
-/// statement waits for its parent's lock would not be seen by it, so whoever settles parents has locked
-/// them with an earlier statement of the same transaction. What is answered is read from `told` and not joined to what was inserted: without statistics on
-/// either, such a join compares each with each.
+/// Moves the jobs whose fences hold to `finished_jobs`, and answers with them. Jobs with children are left
+/// alone: a child that is stored while this statement waits for its parent's lock would not be seen by
+/// it. [`succeed_parents`] settles them.
 ///
 /// No job may stand in `acks` twice. The fence stands in the `where`, so that checking and writing
 /// are one act; a fence that holds implies `processing`, and `state` is kept out of the condition
@@ -93,10 +91,74 @@ pub enum Moved {
 ///
 /// # Errors
 /// Only those of the store.
-pub async fn succeed(
+pub async fn succeed(conn: &mut PgConnection, acks: &[&Success]) -> sqlx::Result<Vec<Moved>> {
+    let fences = FenceColumns::of(acks.iter().map(|it| (it.key(), &it.fence)));
+    let moved = sqlx::query!(
+        r#"
+        with held as materialized (
+            select job.project_id, job.id, job.queue, job.job_type, job.rank, job.run_at,
+                   job.created_at, job.attempt, job.failures, job.max_attempts,
+                   job.timeout_seconds, job.labels, job.cancel_requested, job.progress,
+                   job.lease_id, job.worker_id, job.claimed_at, job.holds_slot,
+                   ack.duration_ms, ack.result
+            from unnest(
+                $1::int[], $2::uuid[], $3::text[], $4::int[], $5::uuid[], $6::bigint[], $7::text[]
+            ) as ack(project_id, job_id, worker_id, attempt, lease_id, duration_ms, result)
+            join jobs job on job.project_id = ack.project_id and job.id = ack.job_id
+            where job.worker_id = ack.worker_id
+                and (ack.attempt is null or job.attempt = ack.attempt)
+                and (ack.lease_id is null or job.lease_id = ack.lease_id)
+                and job.children = 0
+            order by job.project_id, job.id
+            limit 500
+            for update of job
+        ), gone as (
+            delete from jobs
+            using held
+            where jobs.project_id = held.project_id and jobs.id = held.id
+        ), moved as (
+            insert into finished_jobs (
+                project_id, id, queue, job_type, state, rank, run_at, created_at, attempt, failures,
+                max_attempts, timeout_seconds, labels, cancel_requested, progress, lease_id,
+                worker_id, claimed_at, duration_ms, result
+            )
+            select project_id, id, queue, job_type, 'succeeded', rank, run_at, created_at, attempt,
+                   failures, max_attempts, timeout_seconds, labels, cancel_requested, progress,
+                   lease_id, worker_id, claimed_at, duration_ms, result
+            from held
+        )
+        select project_id "project_id!: ProjectId", id "id!: JobId", holds_slot "held_slot!"
+        from held
+        "#,
+        &fences.project_id,
+        &fences.job_id,
+        &fences.worker_id as &[&str],
+        &fences.attempt as &[Option<i32>],
+        &fences.lease_id as &[Option<Uuid>],
+        &acks.iter().map(|it| it.duration_ms).collect::<Vec<_>>() as &[Option<i64>],
+        &acks.iter().map(|it| it.result.as_deref()).collect::<Vec<_>>() as &[Option<&str>],
+    )
+    .fetch_all(conn)
+    .await?;
+    let moved = moved.into_iter().map(|it| Moved::Parent {
+        key: JobKey { project_id: it.project_id, id: it.id },
+        children_activated: None,
+        held_slot: it.held_slot,
+    });
+    Ok(moved.collect())
+}
+
+/// The same for jobs that an earlier statement of this transaction has locked, so that every child is seen:
+/// lets the children go on, and answers with both.
+///
+/// What is answered is read from `told` and not joined to what was inserted: without statistics on either,
+/// such a join compares each with each.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn succeed_parents(
     conn: &mut PgConnection,
     acks: &[&Success],
-    are_locked: bool,
 ) -> sqlx::Result<Vec<Moved>> {
     let fences = FenceColumns::of(acks.iter().map(|it| (it.key(), &it.fence)));
     let moved = sqlx::query!(
@@ -114,7 +176,6 @@ pub async fn succeed(
             where job.worker_id = ack.worker_id
                 and (ack.attempt is null or job.attempt = ack.attempt)
                 and (ack.lease_id is null or job.lease_id = ack.lease_id)
-                and (job.children = 0 or $8)
             order by job.project_id, job.id
             limit 500
             for update of job
@@ -188,7 +249,6 @@ pub async fn succeed(
         &fences.lease_id as &[Option<Uuid>],
         &acks.iter().map(|it| it.duration_ms).collect::<Vec<_>>() as &[Option<i64>],
         &acks.iter().map(|it| it.result.as_deref()).collect::<Vec<_>>() as &[Option<&str>],
-        are_locked,
     )
     .fetch_all(conn)
     .await?;

@@ -131,13 +131,13 @@ pub async fn call_off(
         insert into finished_jobs (
             project_id, id, queue, job_type, state, rank, run_at, created_at, attempt, failures,
             max_attempts, timeout_seconds, labels, cancel_requested, progress, completed_at,
-            children, has_orphans, cancelled_by
+            children, cancelled_by
         )
         select project_id, id, queue, job_type, 'cancelled', rank, run_at, created_at, attempt,
-               failures, max_attempts, timeout_seconds, labels, true, progress,
-               statement_timestamp(), children, children > 0, $4
+               failures, max_attempts, timeout_seconds, labels, not $3 and $4 is null, progress,
+               statement_timestamp(), children, $4
         from gone
-        returning project_id "project_id: ProjectId", id "id: JobId", attempt, has_orphans
+        returning project_id "project_id: ProjectId", id "id: JobId", attempt, children > 0 as "has_orphans!"
         "#,
         &jobs.iter().map(|it| it.project_id.0).collect::<Vec<_>>(),
         &jobs.iter().map(|it| it.id.0).collect::<Vec<_>>(),
@@ -235,7 +235,7 @@ pub async fn revive_dead_letter(
         r#"
         update jobs
         set state = 'pending', failures = 0, completed_at = null, progress = null,
-            run_at = statement_timestamp(), cancel_requested = false, has_orphans = false,
+            run_at = statement_timestamp(), cancel_requested = false,
             expires_at = case when expires_at > statement_timestamp() then expires_at end
         where project_id = $1 and id = $2 and completed_at is not null
         returning queue, job_type, rank, run_at, state "state: StoredState", gate is not null "is_gated!"
@@ -411,64 +411,4 @@ pub async fn blame_another(
     .execute(conn)
     .await?;
     Ok(())
-}
-
-/// The children of a job that still wait for their parents.
-///
-/// # Errors
-/// Only those of the store.
-pub async fn waiting_children(
-    conn: &mut PgConnection,
-    parent: JobKey,
-) -> sqlx::Result<Vec<JobKey>> {
-    sqlx::query_as!(
-        JobKey,
-        r#"
-        select child.project_id "project_id: ProjectId", child.id "id: JobId"
-        from job_edges edge
-        join jobs child on child.project_id = edge.project_id and child.id = edge.child_id
-        where edge.project_id = $1 and edge.parent_id = $2 and child.unfinished_parents > 0
-        order by child.id
-        "#,
-        parent.project_id.0,
-        parent.id.0,
-    )
-    .fetch_all(conn)
-    .await
-}
-
-/// Takes the mark off a dead letter whose children are called off now.
-///
-/// # Errors
-/// Only those of the store.
-pub async fn unmark_dead_letter(conn: &mut PgConnection, key: JobKey) -> sqlx::Result<u64> {
-    let done = sqlx::query!(
-        "
-        update jobs set has_orphans = false
-        where project_id = $1 and id = $2 and has_orphans
-        ",
-        key.project_id.0,
-        key.id.0,
-    )
-    .execute(conn)
-    .await?;
-    Ok(done.rows_affected())
-}
-
-/// Takes the mark off a cancelled job whose children are called off now.
-///
-/// # Errors
-/// Only those of the store.
-pub async fn unmark_cancelled(conn: &mut PgConnection, key: JobKey) -> sqlx::Result<u64> {
-    let done = sqlx::query!(
-        "
-        update finished_jobs set has_orphans = false
-        where project_id = $1 and id = $2 and has_orphans
-        ",
-        key.project_id.0,
-        key.id.0,
-    )
-    .execute(conn)
-    .await?;
-    Ok(done.rows_affected())
 }

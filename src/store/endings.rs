@@ -157,7 +157,6 @@ pub async fn end_attempts(conn: &mut PgConnection, ended: &[Ended]) -> sqlx::Res
         )
         update jobs
         set state = case when ended.state = 'cancelled' then 'pending' else ended.state end,
-            has_orphans = ended.state = 'dead_letter' and jobs.children > 0,
             failures = ended.failures,
             run_at = case when ended.state = 'backoff' then ended.retry_at else jobs.run_at end,
             completed_at = case when ended.state = 'dead_letter' then statement_timestamp() end,
@@ -171,7 +170,8 @@ pub async fn end_attempts(conn: &mut PgConnection, ended: &[Ended]) -> sqlx::Res
         where jobs.project_id = ended.project_id and jobs.id = ended.job_id
         returning jobs.project_id "project_id: ProjectId", jobs.id "id: JobId", jobs.queue,
                   jobs.job_type, jobs.rank, jobs.run_at, ended.state "state!: StoredState",
-                  jobs.gate is not null "is_gated!", jobs.holds_slot, jobs.has_orphans,
+                  jobs.gate is not null "is_gated!", jobs.holds_slot,
+                  ended.state = 'dead_letter' and jobs.children > 0 as "has_orphans!",
                   case when ended.state in ('backoff', 'pending') then ended.retry_at end as retry_at
         "#,
         &ended.iter().map(|it| it.key.project_id.0).collect::<Vec<_>>(),

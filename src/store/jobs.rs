@@ -89,13 +89,14 @@ pub async fn find(
             select id, queue, job_type, state, rank, run_at, created_at, attempt, failures,
                    max_attempts, timeout_seconds, unfinished_parents, cancel_requested, progress,
                    completed_at, lease_id, worker_id, claimed_at, lease_expires_at,
-                   null::text as result, null::bigint as duration_ms
+                   null::text as result, null::bigint as duration_ms, true as is_live, expires_at
             from jobs
             where project_id = $1 and id = $2
             union all
             select id, queue, job_type, state, rank, run_at, created_at, attempt, failures,
                    max_attempts, timeout_seconds, 0, cancel_requested, progress,
-                   completed_at, lease_id, worker_id, claimed_at, null, result, duration_ms
+                   completed_at, lease_id, worker_id, claimed_at, null, result, duration_ms,
+                   false, null
             from finished_jobs
             where project_id = $1 and id = $2
         )
@@ -108,7 +109,8 @@ pub async fn find(
                job.lease_id "lease_id: LeaseId", job.worker_id, job.claimed_at,
                job.lease_expires_at, job.result, job.duration_ms,
                body.payload, body.retry, body.tags, body.labels, body.concurrency_key,
-               body.concurrency_limit, body.unique_key, body.expires_at,
+               body.concurrency_limit, body.unique_key,
+               case when job.is_live then job.expires_at else body.expires_at end as expires_at,
                body.workflow_id "workflow_id: WorkflowId",
                case when body.has_parents then array(
                    select parent_id from job_edges
@@ -311,9 +313,10 @@ pub async fn page(
     for (table, own_columns) in [
         (
             "jobs",
-            "unfinished_parents, lease_expires_at, null::text as result, null::bigint as duration_ms",
+            "unfinished_parents, lease_expires_at, null::text as result, null::bigint as duration_ms, \
+             true as is_live, expires_at as live_expires_at",
         ),
-        ("finished_jobs", "0, null, result, duration_ms"),
+        ("finished_jobs", "0, null, result, duration_ms, false, null"),
     ] {
         if table == "finished_jobs" {
             query.push(" union all ");
@@ -335,7 +338,8 @@ pub async fn page(
     push_filter(&mut query, project_id, filter);
     query.push(" order by id desc limit ").push_bind(i64::from(page_jobs) + 1);
     query.push(") select matching.*, body.payload, body.retry, body.tags, body.labels, ");
-    query.push("body.concurrency_key, body.concurrency_limit, body.unique_key, body.expires_at, ");
+    query.push("body.concurrency_key, body.concurrency_limit, body.unique_key, ");
+    query.push("case when is_live then live_expires_at else body.expires_at end as expires_at, ");
     query.push("body.workflow_id, case when body.has_parents then array(select parent_id from job_edges edge where edge.project_id = ");
     query.push_bind(project_id.0);
     query.push(" and edge.child_id = matching.id order by ordinal) else '{}' end as parents, ");

@@ -14,6 +14,7 @@ pub mod idempotency;
 pub mod jobs;
 pub mod keys;
 pub mod logs;
+pub mod orphans;
 pub mod pools;
 pub mod projects;
 pub mod queues;

@@ -178,7 +178,7 @@ pub async fn lock_expired(conn: &mut PgConnection) -> sqlx::Result<Vec<Held>> {
     .await
 }
 
-/// Waiting jobs that nobody may have any more, because their `expires_at` has passed.
+/// Jobs whose `expires_at` has passed, in whatever state they are.
 ///
 /// # Errors
 /// Only those of the store.
@@ -186,11 +186,9 @@ pub async fn find_outdated(conn: &mut PgConnection) -> sqlx::Result<Vec<JobKey>>
     sqlx::query_as!(
         JobKey,
         r#"
-        select project_id "project_id: ProjectId", id "id: JobId"
-        from jobs
-        where expires_at is not null
-            and state in ('scheduled', 'backoff', 'pending', 'held')
-            and expires_at <= now()
+        select project_id "project_id: ProjectId", job_id "id: JobId"
+        from job_expiries
+        where expires_at <= now()
         order by expires_at
         limit 500
         "#,
@@ -207,9 +205,9 @@ pub async fn find_with_orphans(conn: &mut PgConnection) -> sqlx::Result<Vec<JobK
     sqlx::query_as!(
         JobKey,
         r#"
-        (select project_id "project_id!: ProjectId", id "id!: JobId" from jobs where has_orphans limit 20)
-        union all
-        (select project_id, id from finished_jobs where has_orphans limit 20)
+        select project_id "project_id: ProjectId", job_id "id: JobId"
+        from orphaned_parents
+        limit 20
         "#,
     )
     .fetch_all(conn)

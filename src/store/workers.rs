@@ -86,7 +86,8 @@ pub struct Sighting {
     pub job_types: Vec<String>,
 }
 
-/// Notes when workers were last heard. One that was lost is back.
+/// Notes when workers were last heard. One that was lost is back. Only a poll makes one known: who is
+/// refused for its fence may be nobody.
 ///
 /// No worker may stand in `sightings` twice.
 ///
@@ -102,6 +103,10 @@ pub async fn note_seen(conn: &mut PgConnection, sightings: &[Sighting]) -> sqlx:
                array(select jsonb_array_elements_text(job_types)), 1, false
         from unnest($1::int[], $2::text[], $3::jsonb[], $4::jsonb[])
             as seen(project_id, worker_id, queues, job_types)
+        where jsonb_array_length(seen.queues) > 0 or exists (
+            select from workers known
+            where known.project_id = seen.project_id and known.worker_id = seen.worker_id
+        )
         order by project_id, worker_id
         on conflict (project_id, worker_id) do update
         set last_seen_at = now(),

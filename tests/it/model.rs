@@ -26,6 +26,9 @@ use rand::{RngExt, SeedableRng, rngs::StdRng, seq::IndexedRandom};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
+mod machine;
+
+use self::machine::{Answer, Model, is_bad};
 use crate::harness::{Database, fresh_database, limited};
 
 const WORKERS: [&str; 3] = ["ann", "bob", "cy"];
@@ -45,32 +48,6 @@ enum Plant {
     ResetAttempt,
 }
 
-/// One job, as the model has it.
-#[derive(Debug, Clone)]
-struct Model {
-    id: JobId,
-    parents: Vec<usize>,
-    state: StoredState,
-    attempt: i32,
-    failures: i32,
-    max_attempts: i32,
-    cancel_requested: bool,
-    /// Who runs it.
-    running: Option<Fence>,
-    /// How past attempts ended.
-    recorded: Vec<(Fence, Outcome)>,
-    /// What became of its children when it ended well.
-    activated: Option<i32>,
-}
-
-/// What an ack is answered with, in the model's words.
-#[derive(Debug, PartialEq, Eq)]
-enum Answer {
-    Done(Option<i32>),
-    Retry,
-    Refused(&'static str),
-}
-
 struct Run {
     engine: Engine,
     database: Database,
@@ -83,10 +60,6 @@ struct Run {
 }
 
 type Checked = Result<(), String>;
-
-fn is_bad(state: StoredState) -> bool {
-    matches!(state, StoredState::DeadLetter | StoredState::Cancelled)
-}
 
 impl Run {
     fn key(&self, job: usize) -> JobKey {
@@ -287,101 +260,6 @@ impl Run {
         Ok(())
     }
 
-    /// What the model says an ack leads to; and it does.
-    fn expect_ack(&mut self, job: usize, fence: &Fence, outcome: Outcome) -> Answer {
-        let model = &self.jobs[job];
-        let same = |recorded: Outcome| {
-            recorded == outcome || (recorded == Outcome::Cancelled && outcome != Outcome::Succeeded)
-        };
-        let names_one = fence.attempt.is_some() || fence.lease_id.is_some();
-        let recorded = model.recorded.iter().find(|(it, _)| names_one && it == fence);
-        if let Some((_, recorded)) = recorded.filter(|(_, it)| same(*it)) {
-            let runs_again = [Outcome::Failed, Outcome::Released].contains(recorded);
-            let was_last = model.recorded.iter().position(|it| it.0 == *fence)
-                == Some(model.recorded.len() - 1);
-            // A failure that was the last ended it.
-            let is_over = *recorded == Outcome::Failed && was_last && is_bad(model.state);
-            return match recorded {
-                Outcome::Succeeded => Answer::Done(model.activated),
-                _ if runs_again && !is_over => Answer::Retry,
-                _ => Answer::Done(None),
-            };
-        }
-        let Some(current) = &model.running else { return Answer::Refused("invalid_state") };
-        if fence.worker_id != current.worker_id {
-            return Answer::Refused("worker_mismatch");
-        }
-        let agrees = fence.attempt.is_none_or(|it| Some(it) == current.attempt)
-            && fence.lease_id.is_none_or(|it| Some(it) == current.lease_id);
-        if !agrees {
-            return Answer::Refused("stale_lease");
-        }
-        match outcome {
-            Outcome::Succeeded => Answer::Done(self.succeed(job)),
-            outcome => {
-                self.end(job, outcome);
-                match self.jobs[job].state {
-                    StoredState::Pending | StoredState::Backoff => Answer::Retry,
-                    _ => Answer::Done(None),
-                }
-            }
-        }
-    }
-
-    fn succeed(&mut self, job: usize) -> Option<i32> {
-        let fence = self.jobs[job].running.take().expect("it runs");
-        self.jobs[job].state = StoredState::Succeeded;
-        self.jobs[job].recorded.push((fence, Outcome::Succeeded));
-        let mut activated = None;
-        for child in 0..self.jobs.len() {
-            if !self.jobs[child].parents.contains(&job) {
-                continue;
-            }
-            let count = activated.get_or_insert(0);
-            let parents = &self.jobs[child].parents;
-            let all_done = parents.iter().all(|it| self.jobs[*it].state == StoredState::Succeeded);
-            if self.jobs[child].state == StoredState::Scheduled && all_done {
-                self.jobs[child].state = StoredState::Pending;
-                *count += 1;
-            }
-        }
-        self.jobs[job].activated = activated;
-        activated
-    }
-
-    /// An attempt ends without success.
-    fn end(&mut self, job: usize, outcome: Outcome) {
-        let model = &mut self.jobs[job];
-        let fence = model.running.take().expect("it runs");
-        let counts = outcome != Outcome::Released;
-        model.failures += i32::from(counts);
-        let mut recorded = outcome;
-        model.state = if model.cancel_requested {
-            recorded = Outcome::Cancelled;
-            StoredState::Cancelled
-        } else if counts && model.failures >= model.max_attempts {
-            StoredState::DeadLetter
-        } else if outcome == Outcome::Failed {
-            StoredState::Backoff
-        } else {
-            StoredState::Pending
-        };
-        model.recorded.push((fence, recorded));
-        if is_bad(self.jobs[job].state) {
-            self.call_off_children(job);
-        }
-    }
-
-    fn call_off_children(&mut self, parent: usize) {
-        for child in 0..self.jobs.len() {
-            let model = &mut self.jobs[child];
-            if model.parents.contains(&parent) && model.state == StoredState::Scheduled {
-                model.state = StoredState::Cancelled;
-                self.call_off_children(child);
-            }
-        }
-    }
-
     async fn sql(&self, sql: String) {
         let mut conn = self.database.connect().await;
         sqlx::query(sqlx::AssertSqlSafe(sql)).execute(&mut conn).await.expect("it runs");
@@ -475,15 +353,6 @@ impl Run {
         let mut conn = self.database.connect().await;
         let found = store::jobs::find(&mut conn, self.project_id, self.jobs[job].id).await;
         found.expect("it runs").is_some_and(|it| !is_bad(it.state))
-    }
-
-    fn revive(&mut self, job: usize) {
-        let parents = &self.jobs[job].parents;
-        let all_done = parents.iter().all(|it| self.jobs[*it].state == StoredState::Succeeded);
-        let model = &mut self.jobs[job];
-        model.state = if all_done { StoredState::Pending } else { StoredState::Scheduled };
-        model.failures = 0;
-        model.cancel_requested = false;
     }
 
     async fn lose_worker(&mut self) -> Checked {

@@ -252,7 +252,7 @@ async fn settle(conn: &mut PgConnection, leased: &[LeasedJob]) {
         })
         .collect();
     let moved = costs(conn, "ack", 50 * 16, async |conn| {
-        acks::succeed(conn, &successes.iter().collect::<Vec<_>>(), false).await.expect("it runs")
+        acks::succeed(conn, &successes.iter().collect::<Vec<_>>()).await.expect("it runs")
     })
     .await;
     assert_eq!(moved.len(), 50);

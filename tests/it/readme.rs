@@ -29,6 +29,29 @@ fn start(t: &TestProject, program: &PathBuf) -> Child {
 }
 
 #[test]
+fn the_script_that_is_a_worker_greets() {
+    run(async |t| {
+        let readme = include_str!("../../README.md");
+        let (_, after) = readme.split_once("<<'END'\n").expect("a script");
+        let script = after.split_once("END\n").expect("its end").0;
+        let path = std::env::temp_dir().join(format!("fencepost-greet-{}.sh", std::process::id()));
+        std::fs::write(&path, script).expect("the script is written");
+        let mut worker = Command::new(env!("CARGO_BIN_EXE_fencepost"))
+            .args(["worker", "--queue", "default", "--exec"])
+            .arg(format!("sh {}", path.display()))
+            .env("FENCEPOST_URL", &t.url)
+            .env("FENCEPOST_KEY", &t.api_key)
+            .kill_on_drop(true)
+            .spawn()
+            .expect("it starts");
+        let id = t.enqueue(json!({"payload": {"name": "Ada"}})).await;
+        assert_eq!(t.job_becomes(&id, "succeeded").await["result"], "Hello, Ada!");
+        worker.kill().await.expect("it is killed");
+        std::fs::remove_file(path).expect("the script goes");
+    });
+}
+
+#[test]
 fn the_worker_in_python_is_short() {
     let lines = worker().lines().count();
     assert!(lines <= MAX_WORKER_LINES, "{lines}");

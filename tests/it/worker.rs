@@ -20,7 +20,7 @@ struct Worker {
 
 fn command(t: &TestProject, command: &str) -> Command {
     let mut program = Command::new(PROGRAM);
-    program.arg(command).env("FENCEPOST_URL", &t.url).env("FENCEPOST_API_KEY", &t.api_key);
+    program.arg(command).env("FENCEPOST_URL", &t.url).env("FENCEPOST_KEY", &t.api_key);
     program.kill_on_drop(true);
     program
 }
@@ -340,7 +340,7 @@ fn jobs_are_stored_listed_shown_cancelled_and_retried_from_the_terminal() {
         let jobs = async |arguments: &[&str]| {
             output(command(t, "jobs").args(arguments).env("NO_COLOR", "1")).await
         };
-        let (code, listed) = jobs(&["list", "--state", "pending", "--tag", "k:v"]).await;
+        let (code, listed) = jobs(&["list", "--state", "pending", "--tag", "k=v"]).await;
         assert_eq!(code, Some(0));
         assert!(listed.lines().nth(1).expect("a job").starts_with(&id), "{listed}");
         let (_, listed) = jobs(&["list", "-o", "json", "--job-type", "no such"]).await;

@@ -46,6 +46,8 @@ pub(super) struct Lane {
     /// Looks that are under way.
     pub flights: u32,
     pub arrived_in_flight: u32,
+    /// Whether one of them is behind a gate.
+    pub gated_in_flight: bool,
     pub mark: ClaimKey,
     pub looked_from_zero_at: Option<Instant>,
     pub touched_at: Instant,
@@ -69,6 +71,7 @@ impl Lane {
             supply: Supply::Unknown,
             flights: 0,
             arrived_in_flight: 0,
+            gated_in_flight: false,
             mark: ClaimKey::ZERO,
             looked_from_zero_at: None,
             touched_at: now,
@@ -114,7 +117,8 @@ impl Lane {
             && let Some(found) = &found
         {
             self.has_gates = found.has_gates;
-            self.may_have_gates = found.has_gates || self.arrived_in_flight > 0;
+            // What came behind a gate meanwhile was not seen.
+            self.may_have_gates = found.has_gates || self.gated_in_flight;
         }
         let is_zero_look_due =
             self.looked_from_zero_at.is_none_or(|it| now - it >= ZERO_LOOK_PAUSE);
@@ -149,6 +153,7 @@ impl Lane {
         }
         if self.flights == 0 {
             self.arrived_in_flight = 0;
+            self.gated_in_flight = false;
             self.is_distrusted = false;
         }
     }

@@ -417,3 +417,18 @@ fn a_queue_whose_jobs_are_all_held_is_not_hammered() {
     board.lanes.wake_rested(board.now);
     assert_eq!(board.deal().len(), 1);
 }
+
+#[test]
+fn a_busy_lane_without_gates_asks_for_them_only_from_its_beginning() {
+    let mut board = Board::new();
+    board.park(1, 1, &["q"], 1);
+    let first = board.deal();
+    assert!(first[0].may_have_gates, "nobody has asked yet");
+    board.arrive(1, "q", "t", 5);
+    board.land(&first[0], 1);
+    let second = board.deal();
+    assert!(!second.is_empty() && !second[0].may_have_gates, "what came is behind no gate");
+    board.land(&second[0], 1);
+    board.now += MARK_KEEP;
+    assert!(board.deal()[0].may_have_gates, "from the beginning it asks again");
+}

@@ -177,7 +177,9 @@ pub(super) async fn store_all(
     jobs: Vec<TiedJob>,
 ) -> Result<Vec<(Job, bool)>, Error> {
     let is_tied = |it: &TiedJob| {
-        it.job.extras.as_ref().is_some_and(|it| it.unique_key.is_some() || it.has_parents)
+        let extras = it.job.extras.as_ref();
+        extras
+            .is_some_and(|it| it.unique_key.is_some() || it.has_parents || it.expires_at.is_some())
     };
     if jobs.iter().any(is_tied) {
         let outcomes = family::store(&app.engine, project_id, &jobs, None).await;

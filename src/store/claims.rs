@@ -150,6 +150,37 @@ impl<'a> Columns<'a> {
     }
 }
 
+/// The leased jobs of rows in which every column may be null: a row says how many were chosen even when
+/// nothing was leased.
+macro_rules! leased_jobs {
+    ($rows:expr) => {
+        $rows.into_iter().filter_map(|it| {
+            Some(LeasedJob {
+                slot: it.slot,
+                project_id: it.project_id?,
+                id: it.id?,
+                queue: it.queue?,
+                job_type: it.job_type?,
+                rank: it.rank?,
+                run_at: it.run_at?,
+                created_at: it.created_at?,
+                attempt: it.attempt?,
+                failures: it.failures?,
+                max_attempts: it.max_attempts?,
+                timeout_seconds: it.timeout_seconds?,
+                lease_id: it.lease_id?,
+                lease_seconds: it.lease_seconds?,
+                claimed_at: it.claimed_at?,
+                payload: it.payload?,
+                tags: it.tags,
+                traceparent: it.traceparent,
+                has_parents: it.has_parents?,
+            })
+        })
+    };
+}
+pub(super) use leased_jobs;
+
 /// Leases jobs of any type to the slots of many looks, best priority first, then oldest. Jobs behind
 /// gates are not seen, and of a queue with a limit nothing is: [`super::gates`] looks there.
 ///
@@ -350,30 +381,7 @@ pub async fn claim_some_types(
     .fetch_all(conn)
     .await?;
     let chosen = rows.first().map_or(0, |it| usize::try_from(it.chosen).unwrap_or(0));
-    let leased = rows.into_iter().filter_map(|it| {
-        Some(LeasedJob {
-            slot: it.slot,
-            project_id: it.project_id?,
-            id: it.id?,
-            queue: it.queue?,
-            job_type: it.job_type?,
-            rank: it.rank?,
-            run_at: it.run_at?,
-            created_at: it.created_at?,
-            attempt: it.attempt?,
-            failures: it.failures?,
-            max_attempts: it.max_attempts?,
-            timeout_seconds: it.timeout_seconds?,
-            lease_id: it.lease_id?,
-            lease_seconds: it.lease_seconds?,
-            claimed_at: it.claimed_at?,
-            payload: it.payload?,
-            tags: it.tags,
-            traceparent: it.traceparent,
-            has_parents: it.has_parents?,
-        })
-    });
-    Ok((leased.collect(), chosen))
+    Ok((leased_jobs!(rows).collect(), chosen))
 }
 
 /// A poll as its worker names it.

@@ -8,7 +8,7 @@
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use super::claims::{Columns, LeasedJob, Look};
+use super::claims::{Columns, LeasedJob, Look, leased_jobs};
 use crate::{
     domain::lease::{MIN_DEFAULT_LEASE_SECONDS, TIMEOUT_GRACE_SECONDS},
     ids::{JobId, LeaseId, ProjectId},
@@ -316,28 +316,5 @@ pub async fn claim_gated(
     .fetch_all(conn)
     .await?;
     let chosen = rows.first().map_or(0, |it| usize::try_from(it.chosen).unwrap_or(0));
-    let leased = rows.into_iter().filter_map(|it| {
-        Some(LeasedJob {
-            slot: it.slot,
-            project_id: it.project_id?,
-            id: it.id?,
-            queue: it.queue?,
-            job_type: it.job_type?,
-            rank: it.rank?,
-            run_at: it.run_at?,
-            created_at: it.created_at?,
-            attempt: it.attempt?,
-            failures: it.failures?,
-            max_attempts: it.max_attempts?,
-            timeout_seconds: it.timeout_seconds?,
-            lease_id: it.lease_id?,
-            lease_seconds: it.lease_seconds?,
-            claimed_at: it.claimed_at?,
-            payload: it.payload?,
-            tags: it.tags,
-            traceparent: it.traceparent,
-            has_parents: it.has_parents?,
-        })
-    });
-    Ok((leased.collect(), chosen))
+    Ok((leased_jobs!(rows).collect(), chosen))
 }

@@ -396,3 +396,44 @@ fn a_slow_listener_is_told_that_it_missed_something_and_holds_nobody_up() {
         }
     });
 }
+
+#[test]
+fn many_reports_that_come_too_late_hold_up_no_ack() {
+    run(async |t| {
+        t.enqueue(json!({})).await;
+        t.enqueue(json!({})).await;
+        let (lost, kept) = (t.lease("w").await, t.lease("w").await);
+        t.ack(&lost, "w", "succeeded").await.is(200);
+        let late = (0..40).map(|it| {
+            let body = json!({"worker_id": "w", "chunks": [chunk(&lost, it, "late")]});
+            t.post("/v1/workers/logs", body)
+        });
+        let acked = t.ack(&kept, "w", "succeeded");
+        let (late, acked) = tokio::join!(futures_util::future::join_all(late), acked);
+        acked.is(200);
+        for reply in late {
+            reply.is_error(409, "invalid_state");
+        }
+    });
+}
+
+#[test]
+fn a_log_stream_that_comes_back_misses_no_line_of_any_stream() {
+    run(async |t| {
+        let id = t.enqueue(json!({})).await;
+        let job = t.lease("w").await;
+        let send = async |stream: &str, sequence, data: &str| {
+            let mut line = chunk(&job, sequence, data);
+            line["stream"] = json!(stream);
+            t.post("/v1/workers/logs", json!({"worker_id": "w", "chunks": [line]})).await.is(200)
+        };
+        send("stdout", 0, "out").await;
+        let path = format!("/v1/jobs/{id}/logs/stream");
+        let mut stream = Stream::open(t, &path, None).await;
+        let (_, last, _) = stream.next().await.expect("a line");
+        drop(stream);
+        send("stderr", 0, "err").await;
+        let mut again = Stream::open(t, &path, Some(&last)).await;
+        assert_eq!(again.next().await.expect("a line").2["data"], "err");
+    });
+}

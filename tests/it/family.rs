@@ -217,3 +217,37 @@ fn a_graph_that_cannot_run_is_refused_with_the_path_that_is_wrong() {
         assert_eq!(t.database.number("select count(*) from jobs").await, 0);
     });
 }
+
+#[test]
+fn a_child_that_is_stored_while_its_parents_ack_waits_for_the_lock_is_let_go() {
+    run(async |t| {
+        let parent = t.enqueue(json!({})).await;
+        let child = t.enqueue(json!({"delay_seconds": 3600})).await;
+        let job = t.lease("w").await;
+        let mut storing = t.database.connect().await;
+        for sql in ["begin", "select from jobs where state = 'processing' for update"] {
+            sqlx::query(sql).execute(&mut storing).await.expect("it runs");
+        }
+        let acking = {
+            let (t, job) = (t.clone(), job.clone());
+            tokio::spawn(async move { t.ack(&job, "w", "succeeded").await.is(200) })
+        };
+        while t.database.number("select count(*) from pg_locks where not granted").await == 0 {}
+        // What storing a child does, once it has the parent's lock.
+        for sql in [
+            "update jobs set children = 1 where state = 'processing'",
+            "update jobs set unfinished_parents = 1, run_at = now() where state = 'scheduled'",
+            "insert into job_edges (project_id, parent_id, child_id, ordinal)
+             select parent.project_id, parent.id, child.id, 0
+             from jobs parent, jobs child
+             where parent.state = 'processing' and child.state = 'scheduled'",
+            "commit",
+        ] {
+            sqlx::query(sql).execute(&mut storing).await.expect("it runs");
+        }
+        let reply = acking.await.expect("an answer");
+        assert_eq!(reply, json!({"action": "done", "children_activated": 1}));
+        assert_eq!(t.job(&parent).await["state"], "succeeded");
+        assert_eq!(t.lease("w").await["id"], child);
+    });
+}

@@ -186,3 +186,23 @@ fn a_race_for_a_unique_key_has_one_winner() {
         assert_eq!(t.database.number("select count(*) from jobs").await, 2);
     });
 }
+
+#[test]
+fn a_batch_that_broke_off_finds_what_it_had_stored_and_what_was_there_before() {
+    run(async |t| {
+        let first = t.post("/v1/jobs", unique("k", "reject")).await.is(201);
+        let batch = json!({"jobs": [{"job_type": "t"}, unique("k", "return_existing")]});
+        let stored = post_once(t, "/v1/jobs/batch", "b", &batch).await.is(201);
+        assert_eq!(stored["jobs"][1]["id"], first["id"]);
+        t.database
+            .execute(
+                "update idempotency_keys
+                 set status = null, body = null, locked_at = now() - interval '2 min'",
+            )
+            .await;
+        let again = post_once(t, "/v1/jobs/batch", "b", &batch).await.is(201);
+        assert_eq!(again["jobs"][0]["id"], stored["jobs"][0]["id"]);
+        assert_eq!(again["jobs"][1]["id"], first["id"]);
+        assert_eq!(t.database.number("select count(*) from jobs").await, 2);
+    });
+}

@@ -288,3 +288,25 @@ fn schedules_that_a_worker_brings_are_kept_and_bad_ones_told() {
         t.post("/v1/workers/register", many).await.refuses("recurring_schedules");
     });
 }
+
+#[test]
+fn one_bad_name_does_not_hide_the_others_and_who_is_refused_is_nobody() {
+    run(async |t| {
+        let job = "job_01m7w3ha3aextt8pkwwdmxsmqw";
+        for bad in ["\0", ""] {
+            let beat = json!({"worker_id": bad, "job_id": job});
+            t.post("/v1/workers/heartbeat", beat).await.refuses("worker_id");
+        }
+        let stranger = json!({"worker_id": "stranger", "job_id": job});
+        t.post("/v1/workers/heartbeat", stranger).await.is_error(404, "job_not_found");
+        for path in ["/v1/workers/%00/quiet", "/v1/workers/%0A/resume"] {
+            t.post(path, json!({})).await.is_error(404, "not_found");
+        }
+        for queues in [json!(["one"]), json!(["one", "two"])] {
+            let poll = json!({"worker_id": "p", "queues": queues, "wait_seconds": 0});
+            t.post("/v1/workers/poll", poll).await.is(200);
+        }
+        while worker(t, "p").await["queues"] != json!(["one", "two"]) {}
+        assert_eq!(worker(t, "stranger").await, Value::Null);
+    });
+}

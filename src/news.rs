@@ -126,7 +126,7 @@ impl News {
         }
     }
 
-    /// Forgets projects that nobody has listened to for [`FEED_KEEP`].
+    /// Forgets projects that nobody has listened to for five minutes.
     pub fn forget_unheard(&self) {
         let mut feeds = lock(&self.0.feeds);
         let before = feeds.len();

@@ -153,7 +153,7 @@ impl Claim {
                 return Flight { conn: None, landed: looks.into_iter().map(refused).collect() };
             }
         };
-        let (gated, open) = with_gates(&mut conn, looks).await;
+        let (gated, open, is_known) = with_gates(&mut conn, looks).await;
         let (any_type, some_types): (Vec<_>, Vec<_>) =
             open.into_iter().partition(|(look, _)| look.job_types.is_empty());
         let mut landed = claim_any_type(&mut conn, any_type).await;
@@ -162,6 +162,11 @@ impl Claim {
         }
         for look in gated {
             landed.push(claim_gated(&mut conn, look).await);
+        }
+        for it in landed.iter_mut().filter(|it| is_known && it.look.may_have_gates) {
+            if let LookOutcome::Found { finding, .. } = &mut it.outcome {
+                finding.has_gates.get_or_insert(false);
+            }
         }
         add_background(&mut conn, &mut landed).await;
         let is_good = landed.iter().all(|it| it.outcome.finding().is_some());
@@ -238,28 +243,28 @@ async fn claim_any_type(
     }
 }
 
-/// Parts the looks at queues that have gates from the others. Asked only where there may be some; when
-/// the question fails, nobody passes a gate unasked: the other statements do not see what is behind.
+/// Parts the looks at queues that have gates from the others, and says whether the answer is known. Asked
+/// only where there may be some; when the question fails, nobody passes a gate unasked: the other statements
+/// do not see what is behind.
 async fn with_gates(
     conn: &mut PgConnection,
     looks: Vec<(DealtLook, Vec<LeaseId>)>,
-) -> (Vec<(DealtLook, Vec<LeaseId>)>, Vec<(DealtLook, Vec<LeaseId>)>) {
+) -> (Vec<(DealtLook, Vec<LeaseId>)>, Vec<(DealtLook, Vec<LeaseId>)>, bool) {
     let asked: Vec<_> = looks.iter().filter(|(look, _)| look.may_have_gates).collect();
     if asked.is_empty() {
-        return (Vec::new(), looks);
+        return (Vec::new(), looks, true);
     }
     let queues: Vec<_> = asked.iter().map(|(it, _)| (it.project_id, &*it.queue)).collect();
-    let gated = match store::gates::queues_with_gates(conn, &queues).await {
-        Ok(numbers) => {
-            let named = numbers.into_iter().filter_map(|it| asked.get(usize::try_from(it).ok()?));
-            named.map(|(it, _)| it.lane).collect()
-        }
-        Err(error) => {
-            note_failure(&error);
-            std::collections::HashSet::new()
-        }
-    };
-    looks.into_iter().partition(|(look, _)| gated.contains(&look.lane))
+    let found = store::gates::queues_with_gates(conn, &queues).await;
+    let is_known = found.is_ok();
+    let numbers = found.unwrap_or_else(|error| {
+        note_failure(&error);
+        Vec::new()
+    });
+    let named = numbers.into_iter().filter_map(|it| asked.get(usize::try_from(it).ok()?));
+    let gated: std::collections::HashSet<_> = named.map(|(it, _)| it.lane).collect();
+    let (gated, open) = looks.into_iter().partition(|(look, _)| gated.contains(&look.lane));
+    (gated, open, is_known)
 }
 
 async fn claim_gated(conn: &mut PgConnection, look: (DealtLook, Vec<LeaseId>)) -> Landed {
@@ -267,7 +272,7 @@ async fn claim_gated(conn: &mut PgConnection, look: (DealtLook, Vec<LeaseId>)) -
         Ok(GatedFinding { jobs, chosen, was_contended }) => {
             let mut landed = deal_out_one(look.0, jobs, Some(chosen));
             if let LookOutcome::Found { finding, .. } = &mut landed.outcome {
-                finding.has_gates = true;
+                finding.has_gates = Some(true);
                 finding.was_contended |= was_contended && finding.is_short;
                 finding.is_short &= !was_contended;
             }
@@ -338,7 +343,7 @@ fn deal_out_one(look: DealtLook, found: Vec<LeasedJob>, chosen: Option<usize>) -
         is_short: there < wanted,
         was_contended: there >= wanted && found.len() < wanted,
         last: found.iter().map(LeasedJob::claim_key).max(),
-        has_gates: false,
+        has_gates: None,
     };
     let jobs = found.into_iter().filter_map(|job| {
         let slot = usize::try_from(job.slot?).ok()?;

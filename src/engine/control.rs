@@ -153,6 +153,7 @@ pub async fn retry(engine: &Engine, key: JobKey) -> Result<(), Error> {
         StoredState::DeadLetter => {
             orphans::unmark_orphaned(&mut tx, key.project_id, &[key.id]).await?;
             let revived = control::revive_dead_letter(&mut tx, key).await.map_err(conflict)?;
+            orphans::restore_expiries(&mut tx, key.project_id, &[key.id]).await?;
             revived.into_iter().collect()
         }
         StoredState::Cancelled => revive(&mut tx, key.project_id, &[key.id]).await?,
@@ -199,8 +200,12 @@ async fn revive(
     jobs: &[JobId],
 ) -> Result<Vec<Rested>, Error> {
     control::lock_parents_of(tx, project_id, jobs).await?;
-    orphans::unmark_orphaned(tx, project_id, jobs).await?;
-    control::revive_cancelled(tx, project_id, jobs).await.map_err(conflict)
+    let revived = control::revive_cancelled(tx, project_id, jobs).await.map_err(conflict)?;
+    let back: Vec<_> = revived.iter().map(|it| it.key.id).collect();
+    // Those that stay called off keep their marks: their children must follow.
+    orphans::unmark_orphaned(tx, project_id, &back).await?;
+    orphans::restore_expiries(tx, project_id, &back).await?;
+    Ok(revived)
 }
 
 /// Locks a job, wherever it is.

@@ -372,7 +372,8 @@ impl Lanes {
             queue: Arc::clone(&lane.signature.queue.1),
             job_types: Arc::clone(&lane.signature.job_types),
             labels: Arc::clone(&lane.signature.labels),
-            may_have_gates: lane.may_have_gates || !is_mark_fresh,
+            may_have_gates: lane.may_have_gates
+                || lane.asked_gates_at.is_none_or(|it| now - it >= MARK_KEEP),
             had_gates: lane.has_gates,
             from,
             slots,

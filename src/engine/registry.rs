@@ -285,7 +285,8 @@ pub async fn direct(
     Ok(())
 }
 
-/// Ends every lease of a worker in the same way. Answers with how many there were.
+/// Ends every lease of a worker in the same way, but as expired only while the worker is silent. Answers with
+/// how many there were.
 async fn end_leases(
     engine: &Engine,
     pool: &PgPool,
@@ -296,6 +297,12 @@ async fn end_leases(
     loop {
         let mut conn = pool.acquire().await?;
         let mut tx = conn.begin().await?;
+        let only_silent = *ending == Ending::LeaseExpired;
+        if only_silent
+            && !store::workers::lock_silent(&mut tx, key.0, &key.1, WORKER_SILENCE_SECONDS).await?
+        {
+            return Ok(ended);
+        }
         let held = store::endings::lock_held_by(&mut tx, key.0, &key.1, MAX_ENDED).await?;
         let ends: Vec<_> =
             held.iter().map(|it| after::decide(it, ending, ErrorReport::default(), None)).collect();

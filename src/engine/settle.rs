@@ -101,6 +101,9 @@ const MAX_GIVE_BACKS: u32 = 30;
 /// The pause between two tries.
 const GIVE_BACK_PAUSE: Duration = Duration::from_secs(1);
 
+/// Jobs with children that are settled by one transaction: each may let a thousand others go.
+const MAX_PARENTS_SETTLED: usize = 20;
+
 /// Records the end of an attempt, if its fence still holds.
 ///
 /// Repeating an ack that shows its attempt or lease answers as the first time.
@@ -246,14 +249,19 @@ impl Batch for Successes {
         let sure: Vec<_> = items.iter().filter(|it| may_write(&it.fence, is_in_doubt)).collect();
         let mut done = self.tell(&store::acks::succeed(conn, &sure).await?);
         let left: Vec<_> = sure.into_iter().filter(|it| !done.contains_key(&it.key())).collect();
-        let parents = match settle_parents(conn, &left).await {
-            Ok(moved) => {
-                done.extend(self.tell(&moved));
-                Ok(())
+        let mut parents = Ok(());
+        for left in left.chunks(MAX_PARENTS_SETTLED) {
+            match settle_parents(conn, left).await {
+                Ok(moved) => done.extend(self.tell(&moved)),
+                // Nothing was done yet: all of it can be tried again.
+                Err(error) if done.is_empty() => return Err(error),
+                // What was done before stays done: only these acks have failed.
+                Err(error) => {
+                    parents = Err(Error::from(error));
+                    break;
+                }
             }
-            // What was done before stays done: only these acks have failed.
-            Err(error) => Err(Error::from(error)),
-        };
+        }
         let answer = |it: &Success| {
             if !may_write(&it.fence, is_in_doubt) {
                 return Err(Error::InDoubt);

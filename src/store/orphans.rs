@@ -71,6 +71,32 @@ pub async fn insert_expiries(
     Ok(())
 }
 
+/// Notes again until when jobs may begin that are back: the sweep may be forgetting it at this moment, and
+/// waits for this.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn restore_expiries(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    jobs: &[JobId],
+) -> sqlx::Result<()> {
+    sqlx::query!(
+        "
+        insert into job_expiries (project_id, job_id, expires_at)
+        select project_id, id, expires_at
+        from jobs
+        where project_id = $1 and id = any($2) and expires_at is not null
+        on conflict (project_id, job_id) do update set expires_at = excluded.expires_at
+        ",
+        project_id.0,
+        &jobs.iter().map(|it| it.0).collect::<Vec<Uuid>>(),
+    )
+    .execute(conn)
+    .await?;
+    Ok(())
+}
+
 /// Forgets until when these jobs were allowed to begin, but for those that run: they may come back.
 ///
 /// # Errors

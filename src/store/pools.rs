@@ -24,6 +24,8 @@ const BACKGROUND_STATEMENT_TIMEOUT_MS: u32 = 60_000;
 const IDLE_IN_TRANSACTION_TIMEOUT_MS: u32 = 5_000;
 /// A migration that waits for a lock gives up after this, in milliseconds, and is tried again.
 const MIGRATION_LOCK_TIMEOUT_MS: u32 = 2_000;
+/// Held by whoever migrates; the number is "fencepost" in no particular way.
+const TRY_MIGRATION_LOCK: &str = "select pg_try_advisory_lock(731946205)";
 /// How often, and after which pause.
 const MAX_MIGRATION_TRIES: u32 = 10;
 /// See [`MAX_MIGRATION_TRIES`].
@@ -118,32 +120,40 @@ pub async fn migrate(database_url: &str) -> anyhow::Result<()> {
     let options: PgConnectOptions = database_url.parse()?;
     let options = options.options([("lock_timeout", MIGRATION_LOCK_TIMEOUT_MS.to_string())]);
     let mut conn = options.connect().await?;
+    // Only one at a time. Asked for again and again: whoever waits for a lock holds up the indexes that are
+    // being built beside the traffic. It ends with the connection.
+    while !conn.fetch_one(sqlx::raw_sql(TRY_MIGRATION_LOCK)).await?.get::<bool, _>(0) {
+        tokio::time::sleep(MIGRATION_PAUSE).await;
+    }
     let mut tries = 1;
     loop {
-        drop_broken_indexes(&mut conn).await?;
-        match MIGRATIONS.run(&mut conn).await {
+        match migrate_once(&mut conn).await {
             Ok(()) => return Ok(()),
             // Somebody held a lock, or an index could not wait for the end of old transactions.
-            Err(error) if tries < MAX_MIGRATION_TRIES && is_lock_timeout(&error) => {
+            Err(error) if tries < MAX_MIGRATION_TRIES && is_lock_failure(&error) => {
                 tries += 1;
                 tokio::time::sleep(MIGRATION_PAUSE).await;
             }
-            Err(error) => return Err(error.into()),
+            Err(error) => return Err(error),
         }
     }
 }
 
-fn is_lock_timeout(error: &sqlx::migrate::MigrateError) -> bool {
+async fn migrate_once(conn: &mut PgConnection) -> anyhow::Result<()> {
+    drop_broken_indexes(conn).await?;
+    MIGRATIONS.run(conn).await?;
+    Ok(())
+}
+
+fn is_lock_failure(error: &anyhow::Error) -> bool {
     const LOCK_NOT_AVAILABLE: &str = "55P03";
-    let mut source: Option<&(dyn std::error::Error + 'static)> = Some(error);
-    while let Some(error) = source {
-        let error_of_store = error.downcast_ref::<sqlx::Error>();
-        if let Some(sqlx::Error::Database(it)) = error_of_store {
-            return it.code().as_deref() == Some(LOCK_NOT_AVAILABLE);
-        }
-        source = error.source();
-    }
-    false
+    const DEADLOCK: &str = "40P01";
+    error.chain().any(|error| {
+        let Some(sqlx::Error::Database(it)) = error.downcast_ref::<sqlx::Error>() else {
+            return false;
+        };
+        it.code().is_some_and(|it| [LOCK_NOT_AVAILABLE, DEADLOCK].contains(&&*it))
+    })
 }
 
 /// An index that was being built beside the traffic when its build broke off stays behind, invalid: it is
@@ -151,7 +161,7 @@ fn is_lock_timeout(error: &sqlx::migrate::MigrateError) -> bool {
 async fn drop_broken_indexes(conn: &mut PgConnection) -> sqlx::Result<()> {
     let broken = conn
         .fetch_all(sqlx::raw_sql(
-            "select format('drop index if exists %s', indexrelid::regclass)
+            "select format('drop index concurrently if exists %s', indexrelid::regclass)
              from pg_index
              join pg_class on pg_class.oid = indexrelid
              where not indisvalid and relnamespace = current_schema()::regnamespace",

@@ -255,6 +255,34 @@ pub async fn terminate(
     Ok(done.rows_affected() == 1)
 }
 
+/// Whether a worker is still silent; it cannot be heard again before the end of the transaction.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn lock_silent(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    worker_id: &str,
+    silence_seconds: i32,
+) -> sqlx::Result<bool> {
+    let silent = sqlx::query_scalar!(
+        "
+        select worker_id
+        from workers
+        where project_id = $1 and worker_id = $2 and lost_at is null
+            and last_beat_at <= now() - make_interval(secs => $3::int)
+            and last_seen_at <= now() - make_interval(secs => $3::int)
+        for update
+        ",
+        project_id.0,
+        worker_id,
+        silence_seconds,
+    )
+    .fetch_optional(conn)
+    .await?;
+    Ok(silent.is_some())
+}
+
 /// Notes that a worker is lost, unless it was heard again; answers whether it is.
 ///
 /// # Errors

@@ -7,6 +7,7 @@ use std::{
 };
 
 use nix::{
+    errno::Errno,
     sys::signal::{Signal, killpg},
     unistd::Pid,
 };
@@ -25,6 +26,8 @@ use super::{
 };
 use crate::client::{Client, Failure};
 
+/// How often it is looked whether a command that was stopped, and its children, have ended.
+const GROUP_LOOK_PERIOD: Duration = Duration::from_millis(50);
 /// Time for what a command has left behind to close its pipes.
 const PIPES_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time for the last lines to be sent.
@@ -195,6 +198,10 @@ impl Group {
         Self(child.id().and_then(|it| i32::try_from(it).ok()).map(Pid::from_raw))
     }
 
+    fn is_gone(&self) -> bool {
+        self.0.is_none_or(|it| killpg(it, None) == Err(Errno::ESRCH))
+    }
+
     fn signal(&self, signal: Signal) {
         if let Some(group) = self.0 {
             // It may have ended by itself.
@@ -225,14 +232,19 @@ async fn wait(
         () = sleep_until(deadline) => Stopped::AtTimeout(timeout_seconds),
     };
     group.signal(Signal::SIGTERM);
-    let status = tokio::select! {
-        status = child.wait() => status,
-        () = sleep(KILL_AFTER) => {
-            group.signal(Signal::SIGKILL);
-            child.wait().await
+    // The shell may end before what it has started.
+    let ended = async {
+        let status = child.wait().await;
+        while !group.is_gone() {
+            sleep(GROUP_LOOK_PERIOD).await;
         }
+        status
     };
-    Ok((status?, Some(stopped)))
+    if let Ok(status) = timeout(KILL_AFTER, ended).await {
+        return Ok((status?, Some(stopped)));
+    }
+    group.signal(Signal::SIGKILL);
+    Ok((child.wait().await?, Some(stopped)))
 }
 
 /// What the parents have made, in a file for the command; removed when dropped.

@@ -25,7 +25,7 @@ const MAX_CALL_BYTES: usize = 512 * 1024;
 /// Bytes of one chunk; a longer line becomes several.
 const CHUNK_BYTES: usize = 8 * 1024;
 /// Lines that wait for a server that does not answer; newer ones are dropped, which shows as a gap.
-const MAX_WAITING_LINES: usize = 5_000;
+const MAX_WAITING_LINES: usize = 1_000;
 /// The pause after a call that failed.
 const FAILURE_PAUSE: Duration = Duration::from_millis(500);
 /// Lines of which the last ones are part of a failure's message, and their bytes.

@@ -56,8 +56,8 @@ pub async fn run(args: WorkerArgs) -> anyhow::Result<()> {
         worker.poll_if_there_is_room();
         let grace_end = worker.grace_end;
         tokio::select! {
-            Some(asked) = asked.recv() => worker.obey(asked).await?,
-            Some(answer) = answers.recv() => worker.take(answer).await,
+            Some(asked) = asked.recv() => worker.obey(asked)?,
+            Some(answer) = answers.recv() => worker.take(answer),
             Some(heard) = heard.recv() => worker.hear(heard),
             Some(ended) = worker.jobs.join_next() => worker.note_end(ended.ok()),
             _ = beats.tick() => {
@@ -236,13 +236,11 @@ impl Worker {
     }
 
     /// A poll was answered.
-    async fn take(&mut self, answer: Result<Reply, Failure>) {
+    fn take(&mut self, answer: Result<Reply, Failure>) {
         if self.poll.take().is_none() {
             // It was given up meanwhile: what it got is handed back.
             if let Ok(reply) = answer {
-                for job in leased(&reply).0 {
-                    self.release(&job).await;
-                }
+                leased(&reply).0.iter().for_each(|it| self.release(it));
             }
             return;
         }
@@ -266,13 +264,14 @@ impl Worker {
         }
     }
 
-    async fn release(&self, job: &Leased) {
+    fn release(&self, job: &Leased) {
         let ack = json!({
             "job_id": job.id, "worker_id": self.worker_id, "attempt": job.attempt,
             "lease_id": job.lease_id, "status": "released",
         });
+        let client = self.client.clone();
         // The goodbye hands back what this could not.
-        let _ = self.client.post("/v1/workers/ack", &ack).await;
+        tokio::spawn(async move { client.post("/v1/workers/ack", &ack).await });
     }
 
     fn start(&mut self, job: Leased) {
@@ -359,7 +358,7 @@ impl Worker {
         }
     }
 
-    async fn obey(&mut self, asked: Asked) -> anyhow::Result<()> {
+    fn obey(&mut self, asked: Asked) -> anyhow::Result<()> {
         match asked {
             Asked::Stop if self.is_draining => {
                 self.jobs.abort_all();
@@ -373,9 +372,10 @@ impl Worker {
             }
             Asked::Resume => {
                 self.is_quiet = false;
-                // The server must know before the next poll.
-                let active = self.active();
-                let _ = beat::send(&self.client, &self.worker_id, "running", &active).await;
+                // The server must know before the next poll: its answer opens the way.
+                self.is_told_quiet = true;
+                self.poll = None;
+                self.beat();
                 self.say("takes jobs again");
             }
         }

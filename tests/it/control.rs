@@ -162,7 +162,7 @@ fn a_waiting_job_can_be_moved_hurried_and_put_off() {
             tokio::spawn(async move { t.polled(other).await })
         };
         let job = patch(t, &first, json!({"run_at": "2020-01-01T00:00:00Z"})).await.is(200);
-        assert_eq!(job["waiting_for"], "worker");
+        assert_eq!(job["run_at"], "2020-01-01T00:00:00Z");
         assert_eq!(waiting.await.expect("an answer")[0]["id"], first);
         patch(t, &first, json!({"priority": 1})).await.is_error(409, "invalid_state");
     });

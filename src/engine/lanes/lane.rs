@@ -60,6 +60,8 @@ pub(super) struct Lane {
     pub may_have_gates: bool,
     /// Whether the last look that asked has found some.
     pub has_gates: bool,
+    /// When somebody last asked, and was answered.
+    pub asked_gates_at: Option<Instant>,
 }
 
 impl Lane {
@@ -80,6 +82,7 @@ impl Lane {
             is_in_turn: false,
             may_have_gates: true,
             has_gates: false,
+            asked_gates_at: None,
         }
     }
 
@@ -100,6 +103,7 @@ impl Lane {
     pub fn distrust(&mut self) {
         self.mark = ClaimKey::ZERO;
         self.is_distrusted = self.flights > 0;
+        self.may_have_gates = true;
         if matches!(self.supply, Supply::Known(_)) {
             self.supply = Supply::Unknown;
         }
@@ -113,12 +117,11 @@ impl Lane {
         if was_from_zero && found.is_some() {
             self.looked_from_zero_at = Some(look.dealt_at);
         }
-        if look.may_have_gates
-            && let Some(found) = &found
-        {
-            self.has_gates = found.has_gates;
+        if let Some(has_gates) = found.and_then(|it| it.has_gates) {
+            self.has_gates = has_gates;
             // What came behind a gate meanwhile was not seen.
-            self.may_have_gates = found.has_gates || self.gated_in_flight;
+            self.may_have_gates = has_gates || self.gated_in_flight;
+            self.asked_gates_at = Some(look.dealt_at);
         }
         let is_zero_look_due =
             self.looked_from_zero_at.is_none_or(|it| now - it >= ZERO_LOOK_PAUSE);
@@ -168,6 +171,6 @@ pub struct Finding {
     pub was_contended: bool,
     /// The last job that was found.
     pub last: Option<ClaimKey>,
-    /// The queue has gates.
-    pub has_gates: bool,
+    /// Whether the queue has gates; none when nobody asked, or nobody answered.
+    pub has_gates: Option<bool>,
 }

@@ -87,7 +87,7 @@ impl Board {
         let is_short = jobs < look.slots.len();
         self.lanes.landed(
             look,
-            Some(Finding { is_short, was_contended: false, last, has_gates: false }),
+            Some(Finding { is_short, was_contended: false, last, has_gates: Some(false) }),
             self.now,
         );
     }
@@ -266,7 +266,7 @@ fn two_looks_by_type_never_choose_from_one_queue_at_once() {
     let second = board.deal();
     assert!(board.deal().is_empty());
     let last = Some(ClaimKey::ZERO);
-    let contended = Finding { is_short: false, was_contended: true, last, has_gates: false };
+    let contended = Finding { is_short: false, was_contended: true, last, has_gates: Some(false) };
     board.lanes.landed(&second[0], Some(contended), board.now);
     assert_eq!(board.deal().len(), 1, "what others took is not what is there");
 }
@@ -410,7 +410,7 @@ fn a_queue_whose_jobs_are_all_held_is_not_hammered() {
     let mut board = Board::new();
     board.park_typed(1, 1, &["q"], &["mail"], 1);
     let looks = board.deal();
-    let held = Finding { is_short: false, was_contended: true, last: None, has_gates: false };
+    let held = Finding { is_short: false, was_contended: true, last: None, has_gates: Some(false) };
     board.lanes.landed(&looks[0], Some(held), board.now);
     assert!(board.deal().is_empty());
     board.pass(CONTENTION_PAUSE);
@@ -431,4 +431,28 @@ fn a_busy_lane_without_gates_asks_for_them_only_from_its_beginning() {
     board.land(&second[0], 1);
     board.now += MARK_KEEP;
     assert!(board.deal()[0].may_have_gates, "from the beginning it asks again");
+}
+
+#[test]
+fn a_busy_lane_asks_for_gates_again_though_it_looks_from_its_beginning_all_the_time() {
+    let mut board = Board::new();
+    board.park(1, 1, &["q"], 1);
+    let first = board.deal();
+    board.land(&first[0], 1);
+    for round in 1..=4 {
+        board.now += MARK_KEEP / 4;
+        let look = board.deal();
+        assert_eq!(look[0].may_have_gates, round == 4, "{round}");
+        // As long as jobs arrive meanwhile, the mark stays at the beginning.
+        board.arrive(1, "q", "t", 5);
+        let finding = Finding {
+            is_short: false,
+            was_contended: false,
+            last: None,
+            has_gates: look[0].may_have_gates.then_some(false),
+        };
+        board.lanes.landed(&look[0], Some(finding), board.now);
+    }
+    board.lanes.distrust(None);
+    assert!(board.deal()[0].may_have_gates, "somebody has changed the queue");
 }

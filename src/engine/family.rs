@@ -47,6 +47,8 @@ pub struct TiedJob {
     pub job: NewJob,
     /// Goes with the unique key.
     pub on_conflict: OnConflict,
+    /// Its one parent was named by `parent_job_id`.
+    pub is_continuation: bool,
     /// Where it is in the request: `jobs[3].`, or nothing.
     pub path: String,
 }
@@ -238,10 +240,13 @@ async fn tie(
         }
     }
     let (mut edges, mut more, mut tied) = (Vec::new(), HashMap::new(), Vec::new());
-    for TiedJob { job, path, .. } in new {
+    for TiedJob { job, path, is_continuation, .. } in new {
         let mut job = job.clone();
         for (ordinal, parent) in (0_i16..).zip(parents_of(&job)) {
-            let field = format!("{path}depends_on[{ordinal}]");
+            let field = match is_continuation {
+                true => format!("{path}parent_job_id"),
+                false => format!("{path}depends_on[{ordinal}]"),
+            };
             let unfinished = unfinished(states.get(&parent).copied(), &parent, field)?;
             if unfinished {
                 let added: &mut i32 = more.entry(parent).or_default();

@@ -246,7 +246,7 @@ fn another_project_sees_and_touches_nothing() {
             theirs.get(&format!("/v1/jobs/{id}/{what}")).await.is_error(404, "job_not_found");
         }
         let child = json!({"job_type": "t", "parent_job_id": id});
-        theirs.post("/v1/jobs", child).await.refuses("depends_on[0]");
+        theirs.post("/v1/jobs", child).await.refuses("parent_job_id");
         assert_eq!(ours.job(&id).await["priority"], 0);
         server.stop().await;
     });

@@ -67,7 +67,7 @@ fn a_bad_end_calls_off_all_descendants_and_a_retry_brings_back_those_it_called_o
         }
         let terminal = json!({"job_type": "t", "parent_job_id": root});
         let error = t.post("/v1/jobs", terminal).await.is_error(409, "parent_terminal");
-        assert_eq!(error["details"][0]["field"], "depends_on[0]");
+        assert_eq!(error["details"][0]["field"], "parent_job_id");
         let reply = t.post(&format!("/v1/jobs/{child}/retry"), json!({})).await;
         reply.is_error(409, "parent_terminal");
         act(t, &other, "cancel").await;
@@ -96,7 +96,7 @@ fn parents_must_exist_and_be_named_well() {
             t.post("/v1/jobs", job).await
         };
         let missing = "job_01m7w3ha3aextt8pkwwdmxsmqw";
-        with(json!({"parent_job_id": missing})).await.refuses("depends_on[0]");
+        with(json!({"parent_job_id": missing})).await.refuses("parent_job_id");
         with(json!({"depends_on": [id, id]})).await.refuses("depends_on[1]");
         with(json!({"depends_on": ["x"]})).await.refuses("depends_on[0]");
         with(json!({"depends_on": vec![missing; 101]})).await.refuses("depends_on");

@@ -127,7 +127,12 @@ impl Run {
             tags: None,
             extras: Some(Box::new(extras)),
         };
-        let tied = TiedJob { job, on_conflict: OnConflict::Reject, path: String::new() };
+        let tied = TiedJob {
+            job,
+            on_conflict: OnConflict::Reject,
+            is_continuation: false,
+            path: String::new(),
+        };
         let id = tied.job.id;
         family::store(&self.engine, self.project_id, &[tied], None)
             .await

@@ -179,6 +179,7 @@ pub fn accept(
         Some(OnConflictChoice::ReturnExisting) => OnConflict::ReturnExisting,
         Some(OnConflictChoice::Replace) => OnConflict::Replace,
     };
+    let is_continuation = request.parent_job_id.is_some();
     let extras = accept_extras(&mut request, traceparent, check);
     let job = NewJob {
         project_id,
@@ -194,7 +195,7 @@ pub fn accept(
         tags: accept_tags(request.tags, check),
         extras: (extras != Extras::default()).then(|| Box::new(extras)),
     };
-    Ok(TiedJob { job, on_conflict, path: check.path().to_owned() })
+    Ok(TiedJob { job, on_conflict, is_continuation, path: check.path().to_owned() })
 }
 
 /// The parts that most jobs do not have.

@@ -90,6 +90,30 @@ pub enum Error {
     #[error("workflow not found")]
     WorkflowNotFound,
 
+    /// The project has no such queue.
+    #[error("queue not found: nobody has ever used it")]
+    QueueNotFound,
+
+    /// The project has no such operation.
+    #[error("operation not found")]
+    OperationNotFound,
+
+    /// The project has no such recurring schedule.
+    #[error("recurring schedule not found")]
+    ScheduleNotFound,
+
+    /// Another job type has the id of this recurring schedule.
+    #[error("another job type has a recurring schedule of this id")]
+    ScheduleTypeConflict,
+
+    /// A cron expression cannot be read, never fires, or fires too often.
+    #[error("the cron expression is not valid")]
+    InvalidCron(FieldError),
+
+    /// No time zone has this name.
+    #[error("the time zone is not valid")]
+    InvalidTimezone(FieldError),
+
     /// The project has no such worker.
     #[error("worker not found")]
     WorkerNotFound,

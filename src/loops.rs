@@ -10,16 +10,19 @@ use metrics::{counter, histogram};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    engine::{Engine, orphans, promote, reap, registry, watch},
+    engine::{
+        Engine,
+        chores::{self, GLANCE_PERIOD},
+        orphans, promote, reap, registry, watch,
+    },
     telemetry,
+    wake::Chore,
 };
 
 /// How often expired leases are looked for: with the time of a pass, they are reaped within 2 s.
 const REAP_PERIOD: Duration = Duration::from_millis(1_500);
-/// How often children of parents without success are looked for that another node has left.
-const ORPHANS_PERIOD: Duration = Duration::from_secs(2);
-/// How often waiting jobs are looked for whose `expires_at` has passed.
-const OUTDATED_PERIOD: Duration = Duration::from_secs(1);
+/// How long a loop sleeps that a glance wakes when it has something to do.
+const UNASKED_PERIOD: Duration = Duration::from_secs(30);
 /// How often the registry of workers is brought up to date.
 const WORKERS_PERIOD: Duration = Duration::from_secs(2);
 /// How often it is asked what other nodes have done to watched jobs.
@@ -39,50 +42,52 @@ enum Then {
     Sleep(Duration),
 }
 
+impl Then {
+    /// For a step that is asked for when there is something to do.
+    fn unless_asked(is_more: bool) -> Self {
+        if is_more { Self::GoOn } else { Self::Sleep(UNASKED_PERIOD) }
+    }
+}
+
 /// Starts all loops. They end, each after its batch, when `stopping` is cancelled.
 pub fn start(engine: &Engine, stopping: &CancellationToken, tracker: &TaskTracker) {
     let loops = Loops { engine, stopping, tracker };
-    loops.start("reap", never, |engine| async move {
+    loops.start("reap", None, |engine| async move {
         let is_full = reap::pass(&engine).await?;
         Ok(if is_full { Then::GoOn } else { Then::Sleep(REAP_PERIOD) })
     });
-    let due = engine.tidings.wake.clone();
-    let due_time_changed = move || {
-        let wake = due.clone();
-        async move { wake.due_time_change().await }
-    };
-    loops.start("promote", due_time_changed, |engine| async move {
+    loops.start("promote", Some(Chore::Promote), |engine| async move {
         let sleep = promote::pass(&engine).await?;
         Ok(if sleep.is_zero() { Then::GoOn } else { Then::Sleep(sleep) })
     });
-    let orphaned = engine.tidings.wake.clone();
-    let orphans = move || {
-        let wake = orphaned.clone();
-        async move { wake.orphans().await }
-    };
-    loops.start("orphans", orphans, |engine| async move {
-        let is_more = orphans::pass(&engine).await?;
-        Ok(if is_more { Then::GoOn } else { Then::Sleep(ORPHANS_PERIOD) })
+    loops.start("glance", None, |engine| async move {
+        chores::glance(&engine).await?;
+        Ok(Then::Sleep(GLANCE_PERIOD))
     });
-    loops.start("outdated", never, |engine| async move {
-        let is_full = orphans::pass_outdated(&engine).await?;
-        Ok(if is_full { Then::GoOn } else { Then::Sleep(OUTDATED_PERIOD) })
+    loops.start("orphans", Some(Chore::Orphans), |engine| async move {
+        Ok(Then::unless_asked(orphans::pass(&engine).await?))
     });
-    loops.start("workers", never, |engine| async move {
+    loops.start("outdated", Some(Chore::Outdated), |engine| async move {
+        Ok(Then::unless_asked(orphans::pass_outdated(&engine).await?))
+    });
+    loops.start("fold", Some(Chore::Fold), |engine| async move {
+        Ok(Then::unless_asked(chores::fold(&engine).await?))
+    });
+    loops.start("workers", None, |engine| async move {
         registry::pass(&engine).await?;
         Ok(Then::Sleep(WORKERS_PERIOD))
     });
-    loops.start("watch", never, |engine| async move {
+    loops.start("watch", None, |engine| async move {
         watch::pass(&engine).await?;
         engine.tidings.news.forget_unheard();
         Ok(Then::Sleep(WATCH_PERIOD))
     });
-    loops.start("prune", never, |engine| async move {
-        let is_full = engine.prune().await?;
+    loops.start("prune", None, |engine| async move {
+        let is_full = chores::prune(&engine).await?;
         Ok(if is_full { Then::GoOn } else { Then::Sleep(PRUNE_PERIOD) })
     });
-    loops.start("vacuum", never, |engine| async move {
-        engine.vacuum_if_due().await?;
+    loops.start("vacuum", None, |engine| async move {
+        chores::vacuum_if_due(&engine).await?;
         Ok(Then::Sleep(VACUUM_PERIOD))
     });
 }
@@ -94,24 +99,27 @@ struct Loops<'a> {
 }
 
 impl Loops<'_> {
-    fn start<Stepping, Hurry, Hurrying>(
+    fn start<Stepping>(
         &self,
         name: &'static str,
-        hurry: Hurry,
+        chore: Option<Chore>,
         step: impl Fn(Engine) -> Stepping + Send + 'static,
     ) where
         Stepping: Future<Output = sqlx::Result<Then>> + Send + 'static,
-        Hurry: Fn() -> Hurrying + Send + 'static,
-        Hurrying: Future<Output = ()> + Send + 'static,
     {
-        let engine = self.engine.clone();
+        let (engine, wake) = (self.engine.clone(), self.engine.tidings.wake.clone());
         let step = move || step(engine.clone());
+        let hurry = move || {
+            let wake = wake.clone();
+            async move {
+                match chore {
+                    Some(chore) => wake.asked(chore).await,
+                    None => std::future::pending().await,
+                }
+            }
+        };
         self.tracker.spawn(every(name, self.stopping.clone(), hurry, step));
     }
-}
-
-async fn never() {
-    std::future::pending::<()>().await;
 }
 
 /// The only loop there is: step after step until `stopping`. A failed or panicked step is counted

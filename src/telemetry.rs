@@ -130,8 +130,10 @@ pub fn install_metrics() -> Result<PrometheusHandle, BuildError> {
 const BATCH_KINDS: [&str; 7] =
     ["enqueue", "succeed", "end", "heartbeat", "repeat", "worker", "claim"];
 /// The background loops, as metrics name them.
-const LOOPS: [&str; 8] =
-    ["reap", "promote", "orphans", "outdated", "workers", "watch", "prune", "vacuum"];
+const LOOPS: [&str; 10] = [
+    "reap", "promote", "glance", "orphans", "outdated", "fold", "workers", "watch", "prune",
+    "vacuum",
+];
 
 /// What nobody hopes to see must be there all the same: a rate misses the first jump from nothing.
 fn show_from_zero() {

@@ -36,9 +36,30 @@ pub struct Arrival {
 pub struct Wake {
     hints: mpsc::Sender<Hint>,
     overflow: Arc<AtomicBool>,
-    due: Arc<Notify>,
-    orphans: Arc<Notify>,
+    chores: Arc<[Notify; CHORES]>,
 }
+
+/// What a background loop may be asked to do before its time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Chore {
+    /// Some job's due time is new.
+    Promote,
+    /// Children must be called off.
+    Orphans,
+    /// Waiting jobs are past their `expires_at`.
+    Outdated,
+    /// Counts have changed that nobody has added up.
+    Fold,
+    /// An operation's next step is due.
+    Operations,
+    /// The next tick of a schedule is to be found out.
+    Plan,
+    /// Some schedule's next tick is new.
+    Fire,
+}
+
+/// How many kinds of chores there are.
+const CHORES: usize = 7;
 
 /// The pump's side.
 #[derive(Debug)]
@@ -68,8 +89,7 @@ pub fn channel() -> (Wake, Arrivals) {
     let wake = Wake {
         hints: sender,
         overflow: Arc::clone(&overflow),
-        due: Arc::new(Notify::new()),
-        orphans: Arc::new(Notify::new()),
+        chores: Arc::new(std::array::from_fn(|_| Notify::new())),
     };
     (wake, Arrivals { receiver, overflow })
 }
@@ -102,24 +122,14 @@ impl Wake {
         }
     }
 
-    /// Tells that children must be called off. Call it after the commit.
-    pub fn orphaned(&self) {
-        self.orphans.notify_one();
+    /// Asks for a chore. Call it after the commit that made it necessary.
+    pub fn ask(&self, chore: Chore) {
+        self.chores[chore as usize].notify_one();
     }
 
-    /// Waits for [`Self::orphaned`]; a call since the last wait counts.
-    pub async fn orphans(&self) {
-        self.orphans.notified().await;
-    }
-
-    /// Tells the promoter that some job's due time is new. Call it after the commit.
-    pub fn due_time_changed(&self) {
-        self.due.notify_one();
-    }
-
-    /// Waits for [`Self::due_time_changed`]; a call since the last wait counts.
-    pub async fn due_time_change(&self) {
-        self.due.notified().await;
+    /// Waits until a chore is asked for; an [`Self::ask`] since the last wait counts.
+    pub async fn asked(&self, chore: Chore) {
+        self.chores[chore as usize].notified().await;
     }
 }
 
@@ -170,9 +180,9 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_due_time_that_changed_before_the_wait_is_not_missed() {
+    async fn what_was_asked_for_before_the_wait_is_not_missed() {
         let (wake, _arrivals) = channel();
-        wake.due_time_changed();
-        wake.due_time_change().await;
+        wake.ask(Chore::Fire);
+        wake.asked(Chore::Fire).await;
     }
 }

@@ -1,8 +1,11 @@
 //! Why a job is not running: every gate between it and a worker, in the order in which they open.
 
-use chrono::{DateTime, Utc};
+use chrono::{DateTime, SecondsFormat, Utc};
 
-use super::job::{StoredState, WaitingFor};
+use super::{
+    job::{StoredState, WaitingFor},
+    rate::RateLimit,
+};
 
 /// What is known of a job and of what it waits for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -20,6 +23,9 @@ pub struct Facts {
     pub labels: Vec<String>,
     pub concurrency: Option<Crowd>,
     pub queue_concurrency: Option<Crowd>,
+    pub queue_paused_at: Option<DateTime<Utc>>,
+    pub type_pause: Option<TypePause>,
+    pub rate: Option<RateUse>,
     pub worker_id: Option<String>,
     pub lease_expires_at: Option<DateTime<Utc>>,
     pub cancel_requested: bool,
@@ -50,6 +56,26 @@ impl Crowd {
     fn is_full(&self) -> bool {
         self.running >= i64::from(self.limit)
     }
+}
+
+/// A pause of a job type in its queue.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TypePause {
+    /// Since when.
+    pub paused_at: DateTime<Utc>,
+    /// The brake has done it, after so many dead letters in a row; none: somebody has.
+    pub dead_letters: Option<i32>,
+}
+
+/// How much of a rate limit is used.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RateUse {
+    /// The limit.
+    pub limit: RateLimit,
+    /// Jobs that may be handed out now.
+    pub left: i32,
+    /// When the next may be, if none may be now.
+    pub opens_at: DateTime<Utc>,
 }
 
 /// One thing that must be so before the job can run.
@@ -114,7 +140,8 @@ fn not_waiting(facts: &Facts) -> String {
 }
 
 fn gates(facts: &Facts) -> Vec<Gate> {
-    let mut gates = vec![parents(facts), due(facts)];
+    let mut gates = vec![parents(facts), due(facts), queue_pause(facts)];
+    gates.extend(facts.type_pause.as_ref().map(|pause| type_pause(facts, pause)));
     let crowds = [("key", &facts.concurrency), ("queue", &facts.queue_concurrency)];
     for (what, crowd) in crowds {
         if let Some(crowd) = crowd {
@@ -128,8 +155,49 @@ fn gates(facts: &Facts) -> Vec<Gate> {
             });
         }
     }
+    gates.extend(facts.rate.as_ref().map(|rate| rate_limit(facts, rate)));
     gates.push(worker(facts));
     gates
+}
+
+fn queue_pause(facts: &Facts) -> Gate {
+    let message = match facts.queue_paused_at {
+        None => format!("queue {} is not paused", facts.queue),
+        Some(at) => format!("queue {} is paused since {}", facts.queue, second(at)),
+    };
+    let is_open = facts.queue_paused_at.is_none();
+    Gate { waits_for: WaitingFor::QueuePaused, is_open, message, changes_at: None }
+}
+
+fn type_pause(facts: &Facts, pause: &TypePause) -> Gate {
+    let why = match pause.dead_letters {
+        None => "somebody has paused it".to_owned(),
+        Some(many) => format!("the brake has paused it after {many} dead letters in a row"),
+    };
+    let Facts { job_type, queue, .. } = facts;
+    let since = second(pause.paused_at);
+    Gate {
+        waits_for: WaitingFor::TypePaused,
+        is_open: false,
+        message: format!("{job_type} is paused in queue {queue} since {since}: {why}"),
+        changes_at: None,
+    }
+}
+
+fn rate_limit(facts: &Facts, rate: &RateUse) -> Gate {
+    let RateLimit { count, per_seconds } = rate.limit;
+    let (used, queue) = (count - rate.left, &facts.queue);
+    let is_open = rate.left > 0;
+    Gate {
+        waits_for: WaitingFor::RateLimit,
+        is_open,
+        message: format!("queue {queue} has handed out {used} of {count} jobs in {per_seconds} s"),
+        changes_at: (!is_open).then_some(rate.opens_at),
+    }
+}
+
+fn second(time: DateTime<Utc>) -> String {
+    time.to_rfc3339_opts(SecondsFormat::Secs, true)
 }
 
 fn parents(facts: &Facts) -> Gate {
@@ -197,6 +265,9 @@ mod tests {
             labels: Vec::new(),
             concurrency: None,
             queue_concurrency: None,
+            queue_paused_at: None,
+            type_pause: None,
+            rate: None,
             worker_id: None,
             lease_expires_at: None,
             cancel_requested: false,
@@ -231,6 +302,33 @@ mod tests {
         );
         assert_eq!(summary(&Facts { ahead: 7, ..facts() }), "1 live workers; 7 jobs before it");
         assert_eq!(summary(&facts()), "everything is open: the next poll of a worker gets it");
+    }
+
+    #[test]
+    fn a_pause_says_since_when_and_whose_it_is() {
+        let at = DateTime::UNIX_EPOCH;
+        let paused = Facts { queue_paused_at: Some(at), workers: 0, ..facts() };
+        assert_eq!(summary(&paused), "queue default is paused since 1970-01-01T00:00:00Z");
+        let pause = |dead_letters| Some(TypePause { paused_at: at, dead_letters });
+        assert!(
+            summary(&Facts { type_pause: pause(None), ..facts() })
+                .ends_with("somebody has paused it")
+        );
+        let braked = Facts { type_pause: pause(Some(5)), ..facts() };
+        assert!(
+            summary(&braked).ends_with("the brake has paused it after 5 dead letters in a row")
+        );
+    }
+
+    #[test]
+    fn a_used_up_rate_limit_says_when_it_opens() {
+        let opens_at = DateTime::UNIX_EPOCH + TimeDelta::seconds(7);
+        let limit = RateLimit { count: 5, per_seconds: 60 };
+        let rate = |left| Some(RateUse { limit, left, opens_at });
+        let told = explain(&Facts { rate: rate(0), ..facts() });
+        assert_eq!(told.summary, "queue default has handed out 5 of 5 jobs in 60 s");
+        assert_eq!(told.next_change_at, Some(opens_at));
+        assert!(explain(&Facts { rate: rate(1), ..facts() }).next_change_at.is_none());
     }
 
     #[test]

@@ -10,6 +10,9 @@ use super::backoff::{Jitter, RetryPolicy};
 /// would otherwise circle for ever.
 pub const MAX_CLAIMS: i32 = 1_000;
 
+/// Failures at which a job is given up when neither it nor its queue says how many.
+pub const DEFAULT_MAX_ATTEMPTS: i32 = 3;
+
 /// What users see of a job's life. The set is frozen: a new value would break generated clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
@@ -84,19 +87,34 @@ impl StoredState {
         matches!(self, Self::Scheduled | Self::Backoff | Self::Pending)
     }
 
-    /// Why a job in this state is not running; none when it runs or has ended. `is_crowded`: as many
-    /// jobs as are allowed at a time run already.
+    /// Why a job in this state is not running; none when it runs or has ended.
     #[must_use]
-    pub fn waiting_for(self, unfinished_parents: i32, is_crowded: bool) -> Option<WaitingFor> {
+    pub fn waiting_for(self, unfinished_parents: i32, closed: Closed) -> Option<WaitingFor> {
         match self {
             Self::Scheduled if unfinished_parents > 0 => Some(WaitingFor::Parents),
             Self::Scheduled => Some(WaitingFor::RunAt),
             Self::Backoff => Some(WaitingFor::Backoff),
-            Self::Pending if is_crowded => Some(WaitingFor::Concurrency),
+            Self::Pending if closed.is_queue_paused => Some(WaitingFor::QueuePaused),
+            Self::Pending if closed.is_type_paused => Some(WaitingFor::TypePaused),
+            Self::Pending if closed.is_crowded => Some(WaitingFor::Concurrency),
+            Self::Pending if closed.is_rate_limited => Some(WaitingFor::RateLimit),
             Self::Pending => Some(WaitingFor::Worker),
             Self::Processing | Self::Succeeded | Self::DeadLetter | Self::Cancelled => None,
         }
     }
+}
+
+/// What keeps a claimable job from being handed out, besides the lack of a worker.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, sqlx::FromRow)]
+pub struct Closed {
+    /// Its queue is paused.
+    pub is_queue_paused: bool,
+    /// Its type is paused in its queue.
+    pub is_type_paused: bool,
+    /// As many jobs run under its key, or in its queue, as may.
+    pub is_crowded: bool,
+    /// Its queue has handed out as many jobs as it may for now.
+    pub is_rate_limited: bool,
 }
 
 /// Why a job is not running.
@@ -389,12 +407,20 @@ mod tests {
 
     #[test]
     fn every_waiting_state_says_what_it_waits_for() {
-        assert_eq!(StoredState::Scheduled.waiting_for(0, false), Some(WaitingFor::RunAt));
-        assert_eq!(StoredState::Scheduled.waiting_for(2, false), Some(WaitingFor::Parents));
-        assert_eq!(StoredState::Backoff.waiting_for(0, false), Some(WaitingFor::Backoff));
-        assert_eq!(StoredState::Pending.waiting_for(0, false), Some(WaitingFor::Worker));
-        assert_eq!(StoredState::Pending.waiting_for(0, true), Some(WaitingFor::Concurrency));
-        assert_eq!(StoredState::Processing.waiting_for(0, true), None);
+        let open = Closed::default();
+        assert_eq!(StoredState::Scheduled.waiting_for(0, open), Some(WaitingFor::RunAt));
+        assert_eq!(StoredState::Scheduled.waiting_for(2, open), Some(WaitingFor::Parents));
+        assert_eq!(StoredState::Backoff.waiting_for(0, open), Some(WaitingFor::Backoff));
+        assert_eq!(StoredState::Pending.waiting_for(0, open), Some(WaitingFor::Worker));
+        let limited = Closed { is_rate_limited: true, ..open };
+        assert_eq!(StoredState::Pending.waiting_for(0, limited), Some(WaitingFor::RateLimit));
+        let crowded = Closed { is_crowded: true, ..limited };
+        assert_eq!(StoredState::Pending.waiting_for(0, crowded), Some(WaitingFor::Concurrency));
+        let type_paused = Closed { is_type_paused: true, ..crowded };
+        assert_eq!(StoredState::Pending.waiting_for(0, type_paused), Some(WaitingFor::TypePaused));
+        let paused = Closed { is_queue_paused: true, ..type_paused };
+        assert_eq!(StoredState::Pending.waiting_for(0, paused), Some(WaitingFor::QueuePaused));
+        assert_eq!(StoredState::Processing.waiting_for(0, paused), None);
         assert_eq!(StoredState::Backoff.public(), JobState::Pending);
     }
 }

@@ -136,3 +136,15 @@ pub const MAX_STREAMED_PAYLOAD_BYTES: usize = 1024;
 pub const MAX_STREAMS: usize = 5_000;
 /// Events of one project that a node remembers for streams that come back.
 pub const MAX_REMEMBERED_EVENTS: usize = 10_000;
+/// Jobs that a queue's rate limit may let through in its window.
+pub const MAX_RATE_LIMIT_COUNT: i32 = 100_000;
+/// Length of a rate limit's window, in seconds (one day).
+pub const MAX_RATE_LIMIT_SECONDS: i32 = 86_400;
+/// Days for which finished jobs are kept when their queue does not say.
+pub const DEFAULT_RETENTION_DAYS: i32 = 7;
+/// Days for which a queue may keep its finished jobs.
+pub const MAX_RETENTION_DAYS: i32 = 3_650;
+/// Largest `brake_after` of a queue.
+pub const MAX_BRAKE_AFTER: i32 = 10_000;
+/// Queues of one page of `GET /v1/queues`.
+pub const MAX_PAGE_QUEUES: u32 = 100;

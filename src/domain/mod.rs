@@ -10,6 +10,7 @@ pub mod job;
 pub mod lease;
 pub mod limits;
 pub mod logs;
+pub mod rate;
 pub mod text;
 pub mod worker;
 pub mod workflow;

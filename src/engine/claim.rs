@@ -269,12 +269,13 @@ async fn with_gates(
 
 async fn claim_gated(conn: &mut PgConnection, look: (DealtLook, Vec<LeaseId>)) -> Landed {
     match gated::claim(conn, &to_look(&look)).await {
-        Ok(GatedFinding { jobs, chosen, was_contended }) => {
+        Ok(GatedFinding { jobs, chosen, was_contended, rests_for }) => {
             let mut landed = deal_out_one(look.0, jobs, Some(chosen));
             if let LookOutcome::Found { finding, .. } = &mut landed.outcome {
                 finding.has_gates = Some(true);
                 finding.was_contended |= was_contended && finding.is_short;
                 finding.is_short &= !was_contended;
+                finding.rests_for = rests_for;
             }
             landed
         }
@@ -344,6 +345,7 @@ fn deal_out_one(look: DealtLook, found: Vec<LeasedJob>, chosen: Option<usize>) -
         was_contended: there >= wanted && found.len() < wanted,
         last: found.iter().map(LeasedJob::claim_key).max(),
         has_gates: None,
+        rests_for: None,
     };
     let jobs = found.into_iter().filter_map(|job| {
         let slot = usize::try_from(job.slot?).ok()?;

@@ -20,6 +20,7 @@ use crate::{
         orphans,
     },
     telemetry,
+    wake::Chore,
 };
 
 pub use crate::store::control::Change;
@@ -76,7 +77,7 @@ pub(super) async fn call_off(
 pub(super) fn tell_called_off(engine: &Engine, gone: &[CalledOff], kind: &str) {
     counter!(telemetry::JOBS_CANCELLED).increment(gone.len() as u64);
     if gone.iter().any(|it| it.has_orphans) {
-        engine.tidings.wake.orphaned();
+        engine.tidings.wake.ask(Chore::Orphans);
     }
     engine.tidings.news.tell(|| gone.iter().map(|it| happening(it.key, kind)).collect());
 }

@@ -13,7 +13,7 @@ use crate::{
     ids::JobId,
     news::Happening,
     store, telemetry,
-    wake::Arrival,
+    wake::{Arrival, Chore},
 };
 
 pub use crate::store::enqueue::{Extras, NewJob, Start, StoredJob};
@@ -114,7 +114,7 @@ pub(super) fn tell<'a>(
     counter!(telemetry::JOBS_ENQUEUED).increment(stored.len() as u64);
     tidings.wake.arrived(arrivals);
     if is_due_later {
-        tidings.wake.due_time_changed();
+        tidings.wake.ask(Chore::Promote);
     }
     tidings.news.tell(|| {
         let stored = jobs.filter(|it| stored.contains_key(&it.id));
@@ -145,7 +145,7 @@ pub(super) fn latest_run_at(jobs: &[NewJob]) -> Option<DateTime<Utc>> {
 
 fn answer(jobs: &[NewJob], stored: &HashMap<JobId, StoredJob>) -> Result<Vec<StoredJob>, Error> {
     jobs.iter()
-        .map(|it| stored.get(&it.id).copied())
+        .map(|it| stored.get(&it.id).cloned())
         .collect::<Option<Vec<_>>>()
         .ok_or_else(|| Error::invalid("run_at", "must be at most one year ahead"))
 }

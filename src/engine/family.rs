@@ -54,7 +54,7 @@ pub struct TiedJob {
 }
 
 /// What became of a request's job.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum Outcome {
     /// It was stored.
     Stored(StoredJob),
@@ -137,7 +137,7 @@ async fn store_once(
     let left: Vec<_> = jobs.iter().filter(is_left).cloned().collect();
     if left.is_empty() {
         let stored = all.iter().filter_map(|it| earlier.get(&it.id));
-        return Ok(stored.map(|it| Outcome::Stored(*it)).collect());
+        return Ok(stored.map(|it| Outcome::Stored(it.clone())).collect());
     }
     let (existing, replaced) = make_room(&mut tx, project_id, &left).await?;
     let (new, edges) = tie(&mut tx, project_id, &left, &existing).await?;
@@ -170,7 +170,7 @@ async fn store_once(
     let outcome = |it: &TiedJob| {
         let known = stored.get(&it.job.id).or_else(|| earlier.get(&it.job.id));
         known
-            .map(|it| Outcome::Stored(*it))
+            .map(|it| Outcome::Stored(it.clone()))
             .or_else(|| existing.get(unique_key(&it.job)?).map(|it| Outcome::Existing(*it)))
     };
     Ok(jobs.iter().filter_map(outcome).collect())

@@ -1,12 +1,17 @@
-//! Looks at queues with gates: a transaction that locks the keys it counts under, then claims.
+//! Looks at queues with gates or rules: a transaction that locks what it counts against, then claims.
+
+use std::time::Duration;
 
 use rand::Rng;
 use sqlx::{Acquire, PgConnection};
 use uuid::Uuid;
 
-use crate::store::{
-    claims::{LeasedJob, Look},
-    gates::{self, GateSeen, MAX_PAGE_GATES},
+use crate::{
+    domain::rate::{Handout, RateLimit},
+    store::{
+        claims::{LeasedJob, Look},
+        gates::{self, GateSeen, Handouts, MAX_PAGE_GATES, Passage, QueueRules},
+    },
 };
 
 /// Pages of gates one look goes through at the most.
@@ -21,24 +26,68 @@ pub(super) struct GatedFinding {
     pub chosen: usize,
     /// Whether somebody else holds locks, so that there may be more.
     pub was_contended: bool,
+    /// The rate limit lets nothing more through for so long.
+    pub rests_for: Option<Duration>,
 }
 
-/// Claims from a queue with gates: the best of what is behind open gates and of what is before them.
-///
-/// With more gates than fit in a page it begins anywhere among them, so that none is passed over for
-/// ever.
+/// Claims from a queue with gates or rules: the best of what is behind open gates and of what is before
+/// them, as far as the queue's rules allow.
 pub(super) async fn claim(conn: &mut PgConnection, look: &Look<'_>) -> sqlx::Result<GatedFinding> {
     let mut tx = conn.begin().await?;
-    let limit = gates::lock_queue(&mut tx, look.project_id, look.queue).await?;
-    if limit.is_some_and(|it| !it.is_locked) {
+    let rules = gates::lock_queue(&mut tx, look.project_id, look.queue).await?;
+    if rules.as_ref().is_some_and(|it| !it.is_locked) {
         return Ok(GatedFinding { was_contended: true, ..GatedFinding::default() });
     }
-    let mut seen = gates::lock_gates(&mut tx, look, Uuid::nil()).await?;
+    if rules.as_ref().is_some_and(|it| it.is_paused) {
+        return Ok(GatedFinding::default());
+    }
+    let mut rate = match rules.as_ref().and_then(rate_limit) {
+        Some(limit) => {
+            let past = gates::find_handouts(&mut tx, look.project_id, look.queue).await?;
+            Some(Rate::new(limit, past))
+        }
+        None => None,
+    };
+    if let Some(rests_for) = rate.as_ref().and_then(Rate::wait) {
+        return Ok(GatedFinding { rests_for: Some(rests_for), ..GatedFinding::default() });
+    }
+    let paused_types = rules.as_ref().map_or(&[][..], |it| &it.paused_types);
+    let seen = see_gates(&mut tx, look, paused_types).await?;
+    let was_contended = seen.iter().any(|it| it.is_fitting && !it.is_locked);
+    let passable = |it: &&GateSeen| it.is_fitting && it.is_locked;
+    let open: Vec<_> = seen.iter().filter(passable).map(|it| it.gate).collect();
+    let job_types = types(&mut tx, look, paused_types).await?;
+    let slots = i64::try_from(look.slots.len()).unwrap_or(i64::MAX);
+    let passage = Passage {
+        gates: &open,
+        job_types: job_types.as_deref(),
+        max_concurrency: rules.as_ref().and_then(|it| it.max_concurrency),
+        default_lease_seconds: rules.as_ref().and_then(|it| it.default_lease_seconds),
+        max_jobs: rate.as_ref().map_or(slots, |it| slots.min(it.allowed().into())),
+    };
+    let (jobs, chosen) = gates::claim_gated(&mut tx, look, passage).await?;
+    if let Some(rate) = rate.as_mut().filter(|_| !jobs.is_empty()) {
+        rate.handed_out(jobs.len());
+        gates::keep_handouts(&mut tx, look.project_id, look.queue, &rate.handouts).await?;
+    }
+    tx.commit().await?;
+    let rests_for = rate.as_ref().and_then(Rate::wait);
+    Ok(GatedFinding { jobs, chosen, was_contended, rests_for })
+}
+
+/// The gates of a queue. With more than fit in a page it begins anywhere among them, so that none is passed
+/// over for ever.
+async fn see_gates(
+    tx: &mut PgConnection,
+    look: &Look<'_>,
+    paused_types: &[String],
+) -> sqlx::Result<Vec<GateSeen>> {
+    let mut seen = gates::lock_gates(tx, look, paused_types, Uuid::nil()).await?;
     if seen.len() == MAX_PAGE_GATES {
         let anywhere = Uuid::from_u128(rand::rng().next_u64().into()).as_u128() << 64;
         let mut after = Uuid::from_u128(anywhere);
         for _ in 0..MAX_PAGES {
-            let page = gates::lock_gates(&mut tx, look, after).await?;
+            let page = gates::lock_gates(tx, look, paused_types, after).await?;
             after = match page.last() {
                 Some(last) if page.len() == MAX_PAGE_GATES => last.gate,
                 // Around the end, back to the beginning.
@@ -49,11 +98,55 @@ pub(super) async fn claim(conn: &mut PgConnection, look: &Look<'_>) -> sqlx::Res
         seen.sort_by_key(|it| it.gate);
         seen.dedup_by_key(|it| it.gate);
     }
-    let was_contended = seen.iter().any(|it| it.is_fitting && !it.is_locked);
-    let passable = |it: &&GateSeen| it.is_fitting && it.is_locked;
-    let open: Vec<_> = seen.iter().filter(passable).map(|it| it.gate).collect();
-    let max_concurrency = limit.map(|it| it.max_concurrency);
-    let (jobs, chosen) = gates::claim_gated(&mut tx, look, &open, max_concurrency).await?;
-    tx.commit().await?;
-    Ok(GatedFinding { jobs, chosen, was_contended })
+    Ok(seen)
+}
+
+/// Which types may be had; none: all.
+async fn types(
+    tx: &mut PgConnection,
+    look: &Look<'_>,
+    paused: &[String],
+) -> sqlx::Result<Option<Vec<String>>> {
+    match (look.job_types, paused) {
+        ([], []) => Ok(None),
+        ([], paused) => gates::open_types(tx, look.project_id, look.queue, paused).await.map(Some),
+        (wanted, paused) => {
+            Ok(Some(wanted.iter().filter(|it| !paused.contains(it)).cloned().collect()))
+        }
+    }
+}
+
+fn rate_limit(rules: &QueueRules) -> Option<RateLimit> {
+    let (count, per_seconds) = (rules.rate_limit_count?, rules.rate_limit_per_seconds?);
+    Some(RateLimit { count, per_seconds })
+}
+
+/// A queue's rate limit, and what it has let through.
+struct Rate {
+    limit: RateLimit,
+    handouts: Vec<Handout>,
+    now: chrono::DateTime<chrono::Utc>,
+}
+
+impl Rate {
+    fn new(limit: RateLimit, past: Handouts) -> Self {
+        let (at, jobs) = (past.at.unwrap_or_default(), past.jobs.unwrap_or_default());
+        let handouts = at.into_iter().zip(jobs).map(|(at, jobs)| Handout { at, jobs }).collect();
+        Self { limit, handouts, now: past.now }
+    }
+
+    fn allowed(&self) -> i32 {
+        self.limit.allows(&self.handouts, self.now)
+    }
+
+    fn handed_out(&mut self, jobs: usize) {
+        let jobs = i32::try_from(jobs).unwrap_or(i32::MAX);
+        self.handouts = self.limit.remember(&self.handouts, jobs, self.now);
+    }
+
+    /// How long nothing more is let through; none: something is.
+    fn wait(&self) -> Option<Duration> {
+        let wait = self.limit.wait(&self.handouts, self.now).to_std().unwrap_or_default();
+        (!wait.is_zero()).then_some(wait)
+    }
 }

@@ -169,7 +169,7 @@ impl Lanes {
     }
 
     fn is_empty(&self, lane: LaneId) -> bool {
-        self.lanes.get(&lane).is_none_or(|it| it.supply == Supply::Known(0))
+        self.lanes.get(&lane).is_none_or(Lane::is_empty)
     }
 
     /// Jobs have arrived.
@@ -223,6 +223,7 @@ impl Lanes {
         };
         for id in ids {
             let Some(lane) = self.lanes.get_mut(&id) else { continue };
+            lane.wake_if_spent();
             lane.distrust();
             self.consider(id);
         }
@@ -232,7 +233,8 @@ impl Lanes {
     #[must_use]
     pub fn believed_empty(&self) -> Vec<QueueKey> {
         let waiting = self.lanes.values().filter(|it| {
-            !it.waiters.is_empty() && it.supply == Supply::Known(0) && it.flights == 0
+            let is_empty = it.supply == Supply::Known(0) && it.rests_until.is_none();
+            !it.waiters.is_empty() && is_empty && it.flights == 0
         });
         waiting.map(|it| it.signature.queue.clone()).collect::<BTreeSet<_>>().into_iter().collect()
     }
@@ -268,7 +270,7 @@ impl Lanes {
             self.lanes.iter_mut().filter(|(_, it)| it.rests_until.is_some_and(|it| it <= now));
         let rested: Vec<_> = rested
             .map(|(id, lane)| {
-                lane.rests_until = None;
+                lane.wake();
                 *id
             })
             .collect();

@@ -4,6 +4,7 @@
 //! It never knows HTTP, and never decides by a clock of its own.
 
 mod after;
+pub mod chores;
 mod claim;
 mod coalesce;
 pub mod control;
@@ -16,6 +17,7 @@ mod lanes;
 pub mod orphans;
 pub mod promote;
 mod pump;
+pub mod queues;
 pub mod reap;
 mod recover;
 pub mod registry;
@@ -51,11 +53,7 @@ use self::{
     settle::Successes,
     tidings::Tidings,
 };
-use crate::{
-    news::News,
-    store::{self, pools::Pools},
-    telemetry, wake,
-};
+use crate::{news::News, store::pools::Pools, telemetry, wake};
 
 /// One node's engine. Cheap to clone.
 #[derive(Clone)]
@@ -103,9 +101,6 @@ async fn outlive(pump: JoinHandle<()>, stopping: CancellationToken, has_failed: 
         stopping.cancel();
     }
 }
-
-/// Settled rows after which the hot table is vacuumed.
-const VACUUM_AFTER_ROWS: u64 = 20_000;
 
 impl Engine {
     /// Starts the coalescers and the pump. They end when the engine is dropped.
@@ -162,31 +157,5 @@ impl Engine {
     #[must_use]
     pub fn has_failed(&self) -> bool {
         self.has_failed.load(Ordering::Relaxed)
-    }
-
-    /// Vacuums the hot table once enough rows have left it. Answers whether it did.
-    ///
-    /// # Errors
-    /// Only those of the store; the step can be repeated.
-    pub async fn vacuum_if_due(&self) -> sqlx::Result<bool> {
-        if self.settled.load(Ordering::Relaxed) < VACUUM_AFTER_ROWS {
-            return Ok(false);
-        }
-        self.settled.store(0, Ordering::Relaxed);
-        let mut conn = self.pools.background.acquire().await?;
-        store::sweep::vacuum_jobs(&mut conn).await?;
-        Ok(true)
-    }
-
-    /// Forgets the oldest answers that were kept for their idempotency keys long enough, and workers that
-    /// nobody hears of any more. Answers whether there may be more.
-    ///
-    /// # Errors
-    /// Only those of the store; the step can be repeated.
-    pub async fn prune(&self) -> sqlx::Result<bool> {
-        let mut conn = self.pools.background.acquire().await?;
-        let keys = store::sweep::prune_idempotency_keys(&mut conn).await?;
-        let workers = store::sweep::prune_workers(&mut conn).await?;
-        Ok(keys.max(workers) == store::sweep::MAX_SWEEP_ROWS as u64)
     }
 }

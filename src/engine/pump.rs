@@ -284,7 +284,8 @@ impl Pump {
         let mut jobs_of: HashMap<WaiterId, Vec<Handed>> = HashMap::new();
         for Landed { look, outcome } in landed {
             let look = self.follow(look);
-            begins_rest |= outcome.finding().is_none_or(|it| it.was_contended);
+            begins_rest |=
+                outcome.finding().is_none_or(|it| it.was_contended || it.rests_for.is_some());
             self.lanes.landed(&look, outcome.finding(), now);
             let found = match outcome {
                 LookOutcome::Found { jobs, .. } => jobs,

@@ -7,7 +7,7 @@ use crate::{
         acks::{JobKey, Rested},
         endings::{AfterEnd, Ended},
     },
-    wake::{Arrival, Wake},
+    wake::{Arrival, Chore, Wake},
 };
 
 /// The two kinds of listeners. Cheap to clone.
@@ -38,7 +38,7 @@ impl Tidings {
         let is_due_later =
             |it: &Rested| matches!(it.state, StoredState::Scheduled | StoredState::Backoff);
         if jobs.clone().any(is_due_later) {
-            self.wake.due_time_changed();
+            self.wake.ask(Chore::Promote);
         }
     }
 
@@ -48,7 +48,7 @@ impl Tidings {
         let freed = after.iter().filter(|it| it.held_slot).map(|it| it.job.key.project_id);
         self.wake.slots_freed(freed.collect());
         if after.iter().any(|it| it.has_orphans) {
-            self.wake.orphaned();
+            self.wake.ask(Chore::Orphans);
         }
         self.news.tell(|| {
             let mut told = Vec::new();

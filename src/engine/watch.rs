@@ -2,18 +2,20 @@
 
 use std::{collections::HashMap, future::Future, sync::Mutex, time::Duration};
 
+use chrono::{DateTime, Utc};
 use tokio::time::{Instant, sleep_until};
 
 use super::Engine;
 use crate::{
     domain::{
-        explain::{self, Crowd, Explanation, Facts},
+        explain::{self, Crowd, Explanation, Facts, RateUse, TypePause},
         job::{StoredState, WaitingFor},
         limits,
+        rate::{Handout, RateLimit},
     },
     error::Error,
     ids::{JobId, ProjectId},
-    store::{self, acks::JobKey, jobs::JobRow, jobs::Version},
+    store::{self, acks::JobKey, jobs::JobRow, jobs::Version, queues::QueueState},
 };
 
 /// Jobs of one look at what other nodes have done.
@@ -89,6 +91,22 @@ pub async fn pass(engine: &Engine) -> sqlx::Result<()> {
     Ok(())
 }
 
+fn type_pause(queue: &QueueState) -> Option<TypePause> {
+    let is_brake = queue.type_paused_by.as_deref() == Some("brake");
+    let dead_letters = queue.streak.filter(|_| is_brake);
+    Some(TypePause { paused_at: queue.type_paused_at?, dead_letters })
+}
+
+fn rate_use(queue: &QueueState, now: DateTime<Utc>) -> Option<RateUse> {
+    let (count, per_seconds) = (queue.rate_limit_count?, queue.rate_limit_per_seconds?);
+    let limit = RateLimit { count, per_seconds };
+    let (at, jobs) = (queue.handed_out_at.iter().flatten(), queue.handed_out_jobs.iter().flatten());
+    let handouts = at.zip(jobs).map(|(at, jobs)| Handout { at: *at, jobs: *jobs });
+    let handouts: Vec<_> = handouts.collect();
+    let opens_at = now + limit.wait(&handouts, now);
+    Some(RateUse { limit, left: limit.allows(&handouts, now), opens_at })
+}
+
 /// Why a job is not running.
 ///
 /// # Errors
@@ -105,7 +123,7 @@ pub async fn explain(
     let max = i64::from(limits::MAX_CONCURRENCY);
     let crowds =
         store::queues::count_running(conn, project_id, concurrency_key, &row.queue, max).await?;
-    let settings = store::queues::find_settings(conn, project_id, &row.queue).await?;
+    let queue = store::queues::find_state(conn, project_id, &row.queue, &row.job_type).await?;
     let labels = row.labels.clone().unwrap_or_default();
     let (workers, workers_with_labels) =
         store::workers::count_fitting(conn, project_id, &row.queue, &row.job_type, &labels).await?;
@@ -119,7 +137,7 @@ pub async fn explain(
         explain::MAX_COUNTED_AHEAD,
     )
     .await?;
-    let waiting_for = row.state.waiting_for(row.unfinished_parents, row.is_crowded);
+    let waiting_for = row.state.waiting_for(row.unfinished_parents, row.closed());
     let crowd = |name: &str, running, limit| Crowd { name: name.to_owned(), running, limit };
     let facts = Facts {
         now: crowds.now,
@@ -132,9 +150,13 @@ pub async fn explain(
         concurrency: concurrency_key
             .zip(row.concurrency_limit)
             .map(|(name, limit)| crowd(name, crowds.under_key, limit)),
-        queue_concurrency: settings
+        queue_concurrency: queue
+            .as_ref()
             .and_then(|it| it.max_concurrency)
             .map(|limit| crowd(&row.queue, crowds.in_queue, limit)),
+        queue_paused_at: queue.as_ref().and_then(|it| it.paused_at),
+        type_pause: queue.as_ref().and_then(type_pause),
+        rate: queue.as_ref().and_then(|it| rate_use(it, crowds.now)),
         worker_id: row.worker_id,
         lease_expires_at: row.lease_expires_at,
         cancel_requested: row.cancel_requested,

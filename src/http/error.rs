@@ -67,12 +67,17 @@ pub struct ErrorDetail {
 /// Every code of the native wire, with its status. `docs/errors.md` has a section for each.
 pub const CODES: &[(&str, StatusCode)] = &[
     ("invalid_request", StatusCode::BAD_REQUEST),
+    ("invalid_cron_expression", StatusCode::BAD_REQUEST),
+    ("invalid_timezone", StatusCode::BAD_REQUEST),
     ("unauthorized", StatusCode::UNAUTHORIZED),
     ("not_found", StatusCode::NOT_FOUND),
     ("project_not_found", StatusCode::NOT_FOUND),
     ("job_not_found", StatusCode::NOT_FOUND),
     ("workflow_not_found", StatusCode::NOT_FOUND),
     ("worker_not_found", StatusCode::NOT_FOUND),
+    ("queue_not_found", StatusCode::NOT_FOUND),
+    ("operation_not_found", StatusCode::NOT_FOUND),
+    ("recurring_job_not_found", StatusCode::NOT_FOUND),
     ("method_not_allowed", StatusCode::METHOD_NOT_ALLOWED),
     ("request_timeout", StatusCode::REQUEST_TIMEOUT),
     ("invalid_state", StatusCode::CONFLICT),
@@ -80,6 +85,7 @@ pub const CODES: &[(&str, StatusCode)] = &[
     ("stale_lease", StatusCode::CONFLICT),
     ("parent_terminal", StatusCode::CONFLICT),
     ("unique_conflict", StatusCode::CONFLICT),
+    ("recurring_job_type_conflict", StatusCode::CONFLICT),
     ("idempotency_key_reuse", StatusCode::CONFLICT),
     ("idempotency_in_progress", StatusCode::CONFLICT),
     ("payload_too_large", StatusCode::PAYLOAD_TOO_LARGE),
@@ -107,6 +113,12 @@ fn code(error: &Error) -> &'static str {
         Error::IdempotencyInProgress => "idempotency_in_progress",
         Error::WorkflowNotFound => "workflow_not_found",
         Error::WorkerNotFound => "worker_not_found",
+        Error::QueueNotFound => "queue_not_found",
+        Error::OperationNotFound => "operation_not_found",
+        Error::ScheduleNotFound => "recurring_job_not_found",
+        Error::ScheduleTypeConflict => "recurring_job_type_conflict",
+        Error::InvalidCron(_) => "invalid_cron_expression",
+        Error::InvalidTimezone(_) => "invalid_timezone",
         Error::BodyTooLarge { .. } | Error::FieldTooLarge { .. } => "payload_too_large",
         Error::BodyTimeout => "request_timeout",
         Error::UnsupportedMediaType => "unsupported_media_type",
@@ -132,6 +144,7 @@ pub fn info(error: &Error, request_id: &str) -> ErrorInfo {
     let code = code(error);
     let details = match error {
         Error::Invalid(fields) | Error::ParentTerminal(fields) => fields.clone(),
+        Error::InvalidCron(field) | Error::InvalidTimezone(field) => vec![field.clone()],
         Error::UniqueConflict { field, holder } => {
             let holder = holder.map_or("a live job".to_owned(), |it| it.to_string());
             vec![FieldError::new(field, format!("{holder} has it"))]
@@ -162,7 +175,13 @@ pub fn info(error: &Error, request_id: &str) -> ErrorInfo {
 /// The error's own words, and the first field that is wrong: most people read only this line.
 fn message(error: &Error, details: &[FieldError]) -> String {
     match (details, error) {
-        ([first], Error::Invalid(_) | Error::ParentTerminal(_)) => {
+        (
+            [first],
+            Error::Invalid(_)
+            | Error::ParentTerminal(_)
+            | Error::InvalidCron(_)
+            | Error::InvalidTimezone(_),
+        ) => {
             format!("{}: {}", first.field, first.message)
         }
         ([first, rest @ ..], Error::Invalid(_)) => {

@@ -47,6 +47,26 @@ impl<T: RequestBody, S: Send + Sync> FromRequest<S> for Json<T> {
     }
 }
 
+/// A JSON request body that may be missing altogether.
+#[derive(Debug)]
+pub struct OptionalJson<T>(pub T);
+
+impl<T: RequestBody + Default, S: Send + Sync> FromRequest<S> for OptionalJson<T> {
+    type Rejection = Error;
+
+    async fn from_request(request: Request, _: &S) -> Result<Self, Error> {
+        let is_json = is_json(request.headers());
+        let body = read(request.into_body(), T::MAX_BYTES).await?;
+        if body.is_empty() {
+            return Ok(Self(T::default()));
+        }
+        if !is_json {
+            return Err(Error::UnsupportedMediaType);
+        }
+        parse(&body).map(Self)
+    }
+}
+
 /// A JSON request body, and what tells it from all others: SHA-256 of path and body.
 #[derive(Debug)]
 pub struct Fingerprinted<T> {

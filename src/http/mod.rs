@@ -9,6 +9,7 @@ mod jobs;
 mod layers;
 pub mod openapi;
 mod queues;
+mod retry;
 pub mod server;
 mod streams;
 mod validate;
@@ -41,7 +42,10 @@ fn data_plane() -> OpenApiRouter<App> {
         .routes(routes!(workflows::create))
         .routes(routes!(workflows::get))
         .routes(routes!(workflows::cancel))
-        .routes(routes!(queues::change))
+        .routes(routes!(queues::list))
+        .routes(routes!(queues::get, queues::change))
+        .routes(routes!(queues::control::pause))
+        .routes(routes!(queues::control::resume))
         .routes(routes!(workers::registry::list))
         .routes(routes!(workers::register::register))
         .routes(routes!(workers::registry::deregister))

@@ -1,25 +1,322 @@
-//! `PATCH /v1/queues/{queue}`: what a queue is set to.
+//! `GET /v1/queues`, `GET` and `PATCH /v1/queues/{queue}`: what is in a queue, how fast it moves, and what it
+//! is set to.
+
+pub mod control;
 
 use axum::{Json as Reply, extract::State};
+use chrono::{DateTime, Utc};
 use serde::{Deserialize, Deserializer, Serialize};
-use utoipa::ToSchema;
+use utoipa::{IntoParams, ToSchema};
 
 use super::{
     error::ErrorBody,
-    extract::{Json, NameInPath, RequestBody},
+    extract::{Json, NameInPath, Object, Query, RequestBody},
+    retry::RetryRequest,
     validate::Check,
 };
-use crate::{app::App, auth::Caller, domain::limits, error::Error, store};
+use crate::{
+    app::App,
+    auth::Caller,
+    domain::{backoff::RetryPolicy, limits},
+    error::Error,
+    ids::ProjectId,
+    store::{
+        self,
+        counts::QueueRow,
+        queues::{SettingsChange, TypeRow},
+    },
+};
 
-/// What to change of a queue. At least one field.
+const DEFAULT_PAGE_QUEUES: u32 = 50;
+
+/// A queue.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Queue {
+    /// Its name.
+    pub queue: String,
+    /// Since when it hands out nothing; null: it is not paused.
+    #[schema(required)]
+    pub paused_at: Option<DateTime<Utc>>,
+    /// Types of which it hands out nothing.
+    pub paused_types: Vec<PausedType>,
+    /// Jobs by state.
+    pub counts: Counts,
+    /// Since when the job waits that could have run first; null: no job is ready.
+    #[schema(required)]
+    pub oldest_ready_at: Option<DateTime<Utc>>,
+    /// How long that is.
+    #[schema(required)]
+    pub oldest_ready_age_seconds: Option<i64>,
+    /// What came and went.
+    pub rates: Rates,
+    /// Live workers that poll it.
+    pub workers: i64,
+    /// Jobs that may run at a time; null: as many as there are workers for.
+    #[schema(required)]
+    pub max_concurrency: Option<i32>,
+    /// How fast jobs are handed out at most; null: as fast as they are polled.
+    #[schema(required)]
+    pub rate_limit: Option<RateLimitView>,
+    /// A lease that nobody chose is at least so long; null: 30.
+    #[schema(required)]
+    pub default_lease_seconds: Option<i32>,
+    /// Days for which its finished jobs are kept.
+    pub retention_days: i32,
+    /// Failures at which a job is given up that does not say; null: 3.
+    #[schema(required)]
+    pub default_max_attempts: Option<i32>,
+    /// How a job is tried again that does not say; null: the defaults of `retry`.
+    #[schema(required)]
+    pub default_retry: Option<RetryPolicy>,
+    /// Dead letters of one type in a row that pause the type; null: none do.
+    #[schema(required)]
+    pub brake_after: Option<i32>,
+    /// When somebody last changed or paused it; null: never.
+    #[schema(required)]
+    pub updated_at: Option<DateTime<Utc>>,
+}
+
+/// A job type that a queue does not hand out.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct PausedType {
+    /// Which type.
+    pub job_type: String,
+    /// Since when.
+    pub paused_at: DateTime<Utc>,
+    /// `operator`, or `brake`: too many dead letters in a row.
+    pub paused_by: String,
+    /// Dead letters since its last success, counted while the queue has a brake.
+    pub dead_letters_in_a_row: i32,
+}
+
+/// Jobs of a queue, by state. Exact, but for `processing`: from 10,000 on, the rest is among `pending`.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Counts {
+    /// Wait for their `run_at` or for parents.
+    pub scheduled: i64,
+    /// Wait for a worker, or for the end of a backoff.
+    pub pending: i64,
+    /// Those of the pending that wait for the end of a backoff.
+    pub backoff: i64,
+    /// Are under a lease.
+    pub processing: i64,
+    /// Were given up.
+    pub dead_letter: i64,
+    /// Are done, and not pruned yet.
+    pub succeeded: i64,
+    /// Were called off, and are not pruned yet.
+    pub cancelled: i64,
+}
+
+/// What came and went in a queue.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Rates {
+    /// Jobs that were enqueued.
+    pub enqueued: Rate,
+    /// Jobs that succeeded.
+    pub succeeded: Rate,
+    /// Attempts that failed.
+    pub failed: Rate,
+}
+
+/// How many.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Rate {
+    /// In the last minute, as far as whole minutes tell.
+    pub last_minute: i64,
+    /// In the last hour.
+    pub last_hour: i64,
+}
+
+/// At most `count` jobs are handed out in any `per_seconds`.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct RateLimitView {
+    /// Jobs.
+    #[schema(minimum = 1, maximum = 100_000)]
+    pub count: i32,
+    /// Length of the window.
+    #[schema(minimum = 1, maximum = 86_400)]
+    pub per_seconds: i32,
+}
+
+impl Queue {
+    fn of(row: QueueRow, paused: &[TypeRow]) -> Self {
+        let rate = |last_minute, last_hour| Rate { last_minute, last_hour };
+        let paused = paused.iter().filter(|it| it.queue == row.queue);
+        let limit = row.rate_limit_count.zip(row.rate_limit_per_seconds);
+        Self {
+            paused_at: row.paused_at,
+            paused_types: paused.filter_map(PausedType::of).collect(),
+            counts: Counts {
+                scheduled: row.scheduled,
+                pending: (row.active - row.processing).max(0),
+                backoff: row.backoff,
+                processing: row.processing,
+                dead_letter: row.dead_letter,
+                succeeded: row.succeeded,
+                cancelled: row.cancelled,
+            },
+            oldest_ready_at: row.oldest_ready_at,
+            oldest_ready_age_seconds: row.oldest_ready_at.map(|it| (row.now - it).num_seconds()),
+            rates: Rates {
+                enqueued: rate(row.enqueued_minute, row.enqueued_hour),
+                succeeded: rate(row.succeeded_minute, row.succeeded_hour),
+                failed: rate(row.failed_minute, row.failed_hour),
+            },
+            workers: row.workers,
+            max_concurrency: row.max_concurrency,
+            rate_limit: limit.map(|(count, per_seconds)| RateLimitView { count, per_seconds }),
+            default_lease_seconds: row.default_lease_seconds,
+            retention_days: row.retention_days.unwrap_or(limits::DEFAULT_RETENTION_DAYS),
+            default_max_attempts: row.default_max_attempts,
+            default_retry: row.default_retry.as_ref().map(|it| RetryPolicy::stored(Some(it))),
+            brake_after: row.brake_after,
+            updated_at: row.updated_at,
+            queue: row.queue,
+        }
+    }
+}
+
+impl PausedType {
+    fn of(row: &TypeRow) -> Option<Self> {
+        Some(Self {
+            job_type: row.job_type.clone(),
+            paused_at: row.paused_at?,
+            paused_by: row.paused_by.clone()?,
+            dead_letters_in_a_row: row.streak,
+        })
+    }
+}
+
+/// Which queues to list.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct QueuesQuery {
+    /// Queues on one page. Default: 50.
+    #[param(minimum = 1, maximum = 100)]
+    limit: Option<u32>,
+    /// `next_cursor` of the page before.
+    cursor: Option<String>,
+}
+
+/// A page of queues, by name.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct QueuePage {
+    /// The queues.
+    pub queues: Vec<Queue>,
+    /// Whether there are more.
+    pub has_more: bool,
+    /// Where the next page begins.
+    #[schema(required)]
+    pub next_cursor: Option<String>,
+}
+
+/// List queues.
+///
+/// Those that were ever used, set to something, or are polled now, by name.
+#[utoipa::path(
+    get, path = "/queues", tag = "queues", operation_id = "queues_list",
+    params(QueuesQuery),
+    responses(
+        (status = 200, description = "A page of queues.", body = QueuePage),
+        (status = 400, description = "A parameter is wrong.", body = ErrorBody),
+        (status = 401, description = "No valid API key.", body = ErrorBody),
+        (status = 503, description = "Try again later.", body = ErrorBody),
+    ),
+)]
+pub async fn list(
+    caller: Caller,
+    State(app): State<App>,
+    Query(query): Query<QueuesQuery>,
+) -> Result<Reply<QueuePage>, Error> {
+    let limit = query.limit.unwrap_or(DEFAULT_PAGE_QUEUES);
+    let mut check = Check::default();
+    check.range("limit", limit, 1, limits::MAX_PAGE_QUEUES);
+    check.optional_name("cursor", query.cursor.as_deref(), limits::MAX_QUEUE_CHARS);
+    check.finish()?;
+    let after = query.cursor.unwrap_or_default();
+    let one_more = i64::from(limit) + 1;
+    let mut conn = app.engine.pools.read.acquire().await?;
+    let mut names =
+        store::counts::queue_names(&mut conn, caller.project_id, &after, one_more).await?;
+    drop(conn);
+    let has_more = names.len() > limit as usize;
+    names.truncate(limit as usize);
+    let next_cursor = names.last().filter(|_| has_more).cloned();
+    let queues = read(&app, caller.project_id, &names).await?;
+    let queues = queues.into_iter().map(|(queue, _)| queue).collect();
+    Ok(Reply(QueuePage { queues, has_more, next_cursor }))
+}
+
+/// Read a queue.
+#[utoipa::path(
+    get, path = "/queues/{queue}", tag = "queues", operation_id = "queues_get",
+    params(("queue" = String, Path, description = "The queue.", example = "default")),
+    responses(
+        (status = 200, description = "The queue.", body = Queue),
+        (status = 400, description = "The name breaks a rule.", body = ErrorBody),
+        (status = 401, description = "No valid API key.", body = ErrorBody),
+        (status = 404, description = "Nobody has ever used a queue of this name.", body = ErrorBody),
+        (status = 503, description = "Try again later.", body = ErrorBody),
+    ),
+)]
+pub async fn get(
+    caller: Caller,
+    State(app): State<App>,
+    NameInPath(queue): NameInPath,
+) -> Result<Reply<Queue>, Error> {
+    check_name(&queue)?;
+    let found = read(&app, caller.project_id, &[queue]).await?;
+    let known = found.into_iter().find(|(_, is_known)| *is_known);
+    known.map(|(queue, _)| Reply(queue)).ok_or(Error::QueueNotFound)
+}
+
+/// What to change of a queue. At least one field; null takes a setting away.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-#[schema(example = json!({"max_concurrency": 10}))]
+#[schema(example = json!({"max_concurrency": 10, "rate_limit": {"count": 100, "per_seconds": 60}}))]
 pub struct ChangeQueueRequest {
-    /// Jobs of the queue that may run at a time; null takes the limit away.
+    /// Jobs of the queue that may run at a time.
     #[serde(default, deserialize_with = "some")]
     #[schema(value_type = Option<i32>, required = false, minimum = 0, maximum = 100_000)]
     max_concurrency: Option<Option<i32>>,
+    /// How many jobs are handed out in any window of so many seconds, at the most.
+    #[serde(default, deserialize_with = "some")]
+    #[schema(value_type = Option<RateLimitRequest>, required = false)]
+    rate_limit: Option<Option<Object<RateLimitRequest>>>,
+    /// A lease that nobody chose is at least so long.
+    #[serde(default, deserialize_with = "some")]
+    #[schema(value_type = Option<i32>, required = false, minimum = 1, maximum = 86_400)]
+    default_lease_seconds: Option<Option<i32>>,
+    /// Days for which finished jobs are kept. Without: 7.
+    #[serde(default, deserialize_with = "some")]
+    #[schema(value_type = Option<i32>, required = false, minimum = 1, maximum = 3_650)]
+    retention_days: Option<Option<i32>>,
+    /// Failures at which a job is given up that does not say; for jobs enqueued from now on.
+    #[serde(default, deserialize_with = "some")]
+    #[schema(value_type = Option<i32>, required = false, minimum = 1, maximum = 100)]
+    default_max_attempts: Option<Option<i32>>,
+    /// How a job is tried again that does not say; for jobs enqueued from now on.
+    #[serde(default, deserialize_with = "some")]
+    #[schema(value_type = Option<RetryRequest>, required = false)]
+    default_retry: Option<Option<Object<RetryRequest>>>,
+    /// Dead letters of one type in a row that pause the type.
+    #[serde(default, deserialize_with = "some")]
+    #[schema(value_type = Option<i32>, required = false, minimum = 1, maximum = 10_000)]
+    brake_after: Option<Option<i32>>,
+}
+
+/// At most `count` jobs are handed out in any `per_seconds`.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RateLimitRequest {
+    /// Jobs.
+    #[schema(minimum = 1, maximum = 100_000)]
+    count: i32,
+    /// Length of the window.
+    #[schema(minimum = 1, maximum = 86_400)]
+    per_seconds: i32,
 }
 
 impl RequestBody for ChangeQueueRequest {}
@@ -29,25 +326,55 @@ fn some<'de, T: Deserialize<'de>, D: Deserializer<'de>>(from: D) -> Result<Optio
     T::deserialize(from).map(Some)
 }
 
-/// A queue's settings.
-#[derive(Debug, Serialize, ToSchema)]
-pub struct Queue {
-    /// Its name.
-    pub queue: String,
-    /// Jobs that may run at a time; null: as many as there are workers for.
-    #[schema(required)]
-    pub max_concurrency: Option<i32>,
+impl ChangeQueueRequest {
+    fn accept(self, check: &mut Check) -> SettingsChange {
+        let bounds = [
+            ("max_concurrency", self.max_concurrency, 0, limits::MAX_CONCURRENCY),
+            ("default_lease_seconds", self.default_lease_seconds, 1, limits::MAX_LEASE_SECONDS),
+            ("retention_days", self.retention_days, 1, limits::MAX_RETENTION_DAYS),
+            ("default_max_attempts", self.default_max_attempts, 1, limits::MAX_MAX_ATTEMPTS),
+            ("brake_after", self.brake_after, 1, limits::MAX_BRAKE_AFTER),
+        ];
+        for (field, value, min, max) in bounds {
+            if let Some(Some(value)) = value {
+                check.range(field, value, min, max);
+            }
+        }
+        if let Some(Some(Object(it))) = &self.rate_limit {
+            check.range("rate_limit.count", it.count, 1, limits::MAX_RATE_LIMIT_COUNT);
+            let max = limits::MAX_RATE_LIMIT_SECONDS;
+            check.range("rate_limit.per_seconds", it.per_seconds, 1, max);
+        }
+        let change = SettingsChange {
+            max_concurrency: self.max_concurrency,
+            rate_limit: self
+                .rate_limit
+                .map(|it| it.map(|Object(limit)| (limit.count, limit.per_seconds))),
+            default_lease_seconds: self.default_lease_seconds,
+            retention_days: self.retention_days,
+            default_max_attempts: self.default_max_attempts,
+            default_retry: self
+                .default_retry
+                .map(|it| it.map(|Object(retry)| retry.accept("default_retry", check))),
+            brake_after: self.brake_after,
+        };
+        if change == SettingsChange::default() {
+            check.refuse("body", "must change at least one setting");
+        }
+        change
+    }
 }
 
 /// Change a queue.
 ///
-/// A lower limit does not stop what runs; nothing more is handed out until fewer run.
+/// A lower `max_concurrency` or a `rate_limit` does not stop what runs; nothing more is handed out until it
+/// may be.
 #[utoipa::path(
     patch, path = "/queues/{queue}", tag = "queues", operation_id = "queues_change",
     params(("queue" = String, Path, description = "The queue.", example = "default")),
     request_body = ChangeQueueRequest,
     responses(
-        (status = 200, description = "The settings, as they are now.", body = Queue),
+        (status = 200, description = "The queue, as it is now.", body = Queue),
         (status = 400, description = "The request cannot be read or breaks a rule.", body = ErrorBody),
         (status = 401, description = "No valid API key.", body = ErrorBody),
         (status = 413, description = "The body is too large.", body = ErrorBody),
@@ -63,16 +390,45 @@ pub async fn change(
 ) -> Result<Reply<Queue>, Error> {
     let mut check = Check::default();
     check.name("queue", &queue, limits::MAX_QUEUE_CHARS);
-    match request.max_concurrency {
-        None => check.refuse("body", "must change max_concurrency"),
-        Some(Some(limit)) => check.range("max_concurrency", limit, 0, limits::MAX_CONCURRENCY),
-        Some(None) => (),
-    }
+    let change = request.accept(&mut check);
     check.finish()?;
-    let limit = request.max_concurrency.flatten();
     let mut conn = app.engine.pools.read.acquire().await?;
-    let settings =
-        store::queues::set_max_concurrency(&mut conn, caller.project_id, &queue, limit).await?;
+    store::queues::change_settings(&mut conn, caller.project_id, &queue, &change).await?;
+    drop(conn);
     app.engine.tidings.wake.queue_changed(caller.project_id, &queue);
-    Ok(Reply(Queue { queue, max_concurrency: settings.max_concurrency }))
+    one(&app, caller.project_id, queue).await
+}
+
+/// A name breaks a rule that no queue can have.
+pub(super) fn check_name(queue: &str) -> Result<(), Error> {
+    let mut check = Check::default();
+    check.name("queue", queue, limits::MAX_QUEUE_CHARS);
+    check.finish()
+}
+
+/// One queue that is known to be there.
+pub(super) async fn one(
+    app: &App,
+    project_id: ProjectId,
+    queue: String,
+) -> Result<Reply<Queue>, Error> {
+    let found = read(app, project_id, &[queue]).await?;
+    found.into_iter().next().map(|(queue, _)| Reply(queue)).ok_or(Error::QueueNotFound)
+}
+
+/// Queues, and whether there are such.
+async fn read(
+    app: &App,
+    project_id: ProjectId,
+    names: &[String],
+) -> Result<Vec<(Queue, bool)>, Error> {
+    let mut conn = app.engine.pools.read.acquire().await?;
+    let rows = store::counts::queues(&mut conn, project_id, names).await?;
+    let names: Vec<_> = names.iter().map(String::as_str).collect();
+    let paused = store::queues::paused_types(&mut conn, project_id, &names).await?;
+    let with_knowledge = |row: QueueRow| {
+        let is_known = row.is_known;
+        (Queue::of(row, &paused), is_known)
+    };
+    Ok(rows.into_iter().map(with_knowledge).collect())
 }

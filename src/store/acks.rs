@@ -126,6 +126,25 @@ pub async fn succeed(conn: &mut PgConnection, acks: &[&Success]) -> sqlx::Result
                    failures, max_attempts, timeout_seconds, labels, cancel_requested, progress,
                    lease_id, worker_id, claimed_at, duration_ms, result
             from held
+        ), counted as (
+            insert into queue_deltas (project_id, queue, active, succeeded)
+            select project_id, queue, -count(*), count(*)
+            from held
+            group by project_id, queue
+        ), streak as materialized (
+            select held.project_id, held.queue, held.job_type
+            from (select distinct project_id, queue, job_type from held) held
+            join queue_types kind
+                on kind.project_id = held.project_id and kind.queue = held.queue
+                and kind.job_type = held.job_type
+            where kind.streak > 0
+            for update of kind skip locked
+        ), ended as (
+            update queue_types
+            set streak = 0
+            from streak
+            where queue_types.project_id = streak.project_id and queue_types.queue = streak.queue
+                and queue_types.job_type = streak.job_type
         )
         select project_id "project_id!: ProjectId", id "id!: JobId", holds_slot "held_slot!"
         from held
@@ -184,7 +203,7 @@ pub async fn succeed_parents(
             using held
             where jobs.project_id = held.project_id and jobs.id = held.id
         ), child as materialized (
-            select kid.project_id, kid.id, done.parents, done.last_parent
+            select kid.project_id, kid.id, kid.state as was, done.parents, done.last_parent
             from (
                 select edge.project_id, edge.child_id, count(*)::int as parents,
                        (array_agg(edge.parent_id))[1] as last_parent
@@ -208,7 +227,31 @@ pub async fn succeed_parents(
             from child
             where jobs.project_id = child.project_id and jobs.id = child.id
             returning jobs.project_id, jobs.id, jobs.queue, jobs.job_type, jobs.rank, jobs.run_at,
-                      jobs.state, jobs.gate, jobs.unfinished_parents, child.last_parent
+                      jobs.state, jobs.gate, jobs.unfinished_parents, child.last_parent,
+                      jobs.state <> child.was as is_moved
+        ), counted as (
+            insert into queue_deltas (project_id, queue, scheduled, active, succeeded)
+            select project_id, queue, sum(scheduled), sum(active), sum(succeeded)
+            from (
+                select project_id, queue, 0 as scheduled, -1 as active, 1 as succeeded from held
+                union all
+                select project_id, queue, -1, 1, 0 from freed where is_moved
+            ) moves
+            group by project_id, queue
+        ), streak as materialized (
+            select held.project_id, held.queue, held.job_type
+            from (select distinct project_id, queue, job_type from held) held
+            join queue_types kind
+                on kind.project_id = held.project_id and kind.queue = held.queue
+                and kind.job_type = held.job_type
+            where kind.streak > 0
+            for update of kind skip locked
+        ), ended as (
+            update queue_types
+            set streak = 0
+            from streak
+            where queue_types.project_id = streak.project_id and queue_types.queue = streak.queue
+                and queue_types.job_type = streak.job_type
         ), told as materialized (
             select held.*, case when held.children > 0 then (
                 select count(*)::int

@@ -182,7 +182,7 @@ macro_rules! leased_jobs {
 pub(super) use leased_jobs;
 
 /// Leases jobs of any type to the slots of many looks, best priority first, then oldest. Jobs behind
-/// gates are not seen, and of a queue with a limit nothing is: [`super::gates`] looks there.
+/// gates are not seen, and of a queue with rules nothing is: [`super::gates`] looks there.
 ///
 /// Jobs that another claim holds locked are skipped, not waited for. No queue may stand in `looks`
 /// twice: a statement does not skip what it has locked itself.
@@ -217,7 +217,7 @@ pub async fn claim_any_type(
                     and (expires_at is null or expires_at > now())
                     and (rank, run_at) >= (look.from_rank, look.from_run_at)
                 order by rank, run_at, id
-                limit case when setting.max_concurrency is null then look.wanted else 0 end
+                limit case when setting.has_rules then 0 else look.wanted end
                 for update skip locked
             ) found
             limit 250
@@ -306,7 +306,7 @@ pub async fn claim_some_types(
                     and (expires_at is null or expires_at > now())
                     and (rank, run_at) >= ($4::smallint, $5::timestamptz)
                 order by rank, run_at, id
-                limit case when setting.max_concurrency is null then $6::bigint else 0 end
+                limit case when setting.has_rules then 0 else $6::bigint end
             ) found
             order by found.rank, found.run_at, found.id
             limit least($6::bigint, 250)

@@ -114,7 +114,7 @@ pub async fn call_off(
     let rows = sqlx::query!(
         r#"
         with waiting as materialized (
-            select job.project_id, job.id
+            select job.project_id, job.id, job.queue, job.state
             from unnest($1::int[], $2::uuid[]) as named(project_id, id)
             join jobs job on job.project_id = named.project_id and job.id = named.id
             where job.lease_id is null and job.completed_at is null
@@ -127,6 +127,15 @@ pub async fn call_off(
             using waiting
             where jobs.project_id = waiting.project_id and jobs.id = waiting.id
             returning jobs.*
+        ), counted as (
+            insert into queue_deltas (project_id, queue, scheduled, active, backoff, cancelled)
+            select project_id, queue,
+                   -count(*) filter (where state = 'scheduled'),
+                   -count(*) filter (where state <> 'scheduled'),
+                   -count(*) filter (where state = 'backoff'),
+                   count(*)
+            from waiting
+            group by project_id, queue
         )
         insert into finished_jobs (
             project_id, id, queue, job_type, state, rank, run_at, created_at, attempt, failures,
@@ -191,18 +200,34 @@ pub async fn change(
 ) -> sqlx::Result<Option<Rested>> {
     let row = sqlx::query!(
         r#"
-        update jobs
-        set queue = coalesce($3, queue),
-            rank = coalesce($4, rank),
-            run_at = coalesce($5, run_at),
-            state = case
-                when $5::timestamptz is null or unfinished_parents > 0 then state
-                when $5 <= statement_timestamp() then 'pending'
-                when state = 'backoff' then 'backoff'
-                else 'scheduled'
-            end
-        where project_id = $1 and id = $2 and lease_id is null and completed_at is null
-        returning queue, job_type, rank, run_at, state "state: StoredState", gate is not null "is_gated!"
+        with before as materialized (
+            select queue, state from jobs where project_id = $1 and id = $2
+        ), after as (
+            update jobs
+            set queue = coalesce($3, queue),
+                rank = coalesce($4, rank),
+                run_at = coalesce($5, run_at),
+                state = case
+                    when $5::timestamptz is null or unfinished_parents > 0 then state
+                    when $5 <= statement_timestamp() then 'pending'
+                    when state = 'backoff' then 'backoff'
+                    else 'scheduled'
+                end
+            where project_id = $1 and id = $2 and lease_id is null and completed_at is null
+            returning queue, job_type, rank, run_at, state, gate
+        ), counted as (
+            insert into queue_deltas (project_id, queue, scheduled, active, backoff)
+            select $1, queue, by * (state = 'scheduled')::int, by * (state <> 'scheduled')::int,
+                   by * (state = 'backoff')::int
+            from (
+                select -1 as by, before.queue, before.state from before, after
+                union all
+                select 1, queue, state from after
+            ) moves
+        )
+        select queue "queue!", job_type "job_type!", rank "rank!", run_at "run_at!",
+               state "state!: StoredState", gate is not null "is_gated!"
+        from after
         "#,
         key.project_id.0,
         key.id.0,
@@ -233,12 +258,20 @@ pub async fn revive_dead_letter(
 ) -> sqlx::Result<Option<Rested>> {
     let row = sqlx::query!(
         r#"
-        update jobs
-        set state = 'pending', failures = 0, completed_at = null, progress = null,
-            run_at = statement_timestamp(), cancel_requested = false,
-            expires_at = case when expires_at > statement_timestamp() then expires_at end
-        where project_id = $1 and id = $2 and completed_at is not null
-        returning queue, job_type, rank, run_at, state "state: StoredState", gate is not null "is_gated!"
+        with revived as (
+            update jobs
+            set state = 'pending', failures = 0, completed_at = null, progress = null,
+                run_at = statement_timestamp(), cancel_requested = false,
+                expires_at = case when expires_at > statement_timestamp() then expires_at end
+            where project_id = $1 and id = $2 and completed_at is not null
+            returning queue, job_type, rank, run_at, state, gate
+        ), counted as (
+            insert into queue_deltas (project_id, queue, active, dead_letter)
+            select $1, queue, 1, -1 from revived
+        )
+        select queue "queue!", job_type "job_type!", rank "rank!", run_at "run_at!",
+               state "state!: StoredState", gate is not null "is_gated!"
+        from revived
         "#,
         key.project_id.0,
         key.id.0,
@@ -313,32 +346,41 @@ pub async fn revive_cancelled(
             using parted
             where finished_jobs.project_id = $1 and finished_jobs.id = parted.id and parted.bad = 0
             returning finished_jobs.*, parted.unfinished
+        ), back as (
+            insert into jobs (
+                project_id, id, queue, job_type, state, rank, run_at, created_at, attempt, failures,
+                max_attempts, timeout_seconds, labels, gate, concurrency_key, concurrency_limit,
+                unique_key, expires_at, unfinished_parents, children
+            )
+            select gone.project_id, gone.id, gone.queue, gone.job_type,
+                   case
+                       when gone.unfinished > 0 then 'scheduled'
+                       when gone.attempt = 0 and gone.run_at > statement_timestamp() then 'scheduled'
+                       else 'pending'
+                   end,
+                   gone.rank,
+                   case
+                       when gone.attempt = 0 then greatest(gone.run_at, statement_timestamp())
+                       else statement_timestamp()
+                   end,
+                   gone.created_at, gone.attempt, 0, gone.max_attempts, gone.timeout_seconds,
+                   body.labels, body.gate, body.concurrency_key, body.concurrency_limit,
+                   body.unique_key,
+                   case when body.expires_at > statement_timestamp() then body.expires_at end,
+                   gone.unfinished, gone.children
+            from gone
+            join job_bodies body on body.project_id = gone.project_id and body.job_id = gone.id
+            returning id, queue, job_type, rank, run_at, state, gate
+        ), counted as (
+            insert into queue_deltas (project_id, queue, scheduled, active, cancelled)
+            select $1, queue, count(*) filter (where state = 'scheduled'),
+                   count(*) filter (where state <> 'scheduled'), -count(*)
+            from back
+            group by queue
         )
-        insert into jobs (
-            project_id, id, queue, job_type, state, rank, run_at, created_at, attempt, failures,
-            max_attempts, timeout_seconds, labels, gate, concurrency_key, concurrency_limit,
-            unique_key, expires_at, unfinished_parents, children
-        )
-        select gone.project_id, gone.id, gone.queue, gone.job_type,
-               case
-                   when gone.unfinished > 0 then 'scheduled'
-                   when gone.attempt = 0 and gone.run_at > statement_timestamp() then 'scheduled'
-                   else 'pending'
-               end,
-               gone.rank,
-               case
-                   when gone.attempt = 0 then greatest(gone.run_at, statement_timestamp())
-                   else statement_timestamp()
-               end,
-               gone.created_at, gone.attempt, 0, gone.max_attempts, gone.timeout_seconds,
-               body.labels, body.gate, body.concurrency_key, body.concurrency_limit,
-               body.unique_key,
-               case when body.expires_at > statement_timestamp() then body.expires_at end,
-               gone.unfinished, gone.children
-        from gone
-        join job_bodies body on body.project_id = gone.project_id and body.job_id = gone.id
-        returning id "id: JobId", queue, job_type, rank, run_at, state "state: StoredState",
-                  gate is not null "is_gated!"
+        select id "id!: JobId", queue "queue!", job_type "job_type!", rank "rank!",
+               run_at "run_at!", state "state!: StoredState", gate is not null "is_gated!"
+        from back
         "#,
         project_id.0,
         &jobs.iter().map(|it| it.0).collect::<Vec<Uuid>>(),

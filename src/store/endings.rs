@@ -154,25 +154,40 @@ pub async fn end_attempts(conn: &mut PgConnection, ended: &[Ended]) -> sqlx::Res
                    ended.duration_ms
             from ended
             join jobs job on job.project_id = ended.project_id and job.id = ended.job_id
+        ), after as (
+            update jobs
+            set state = case when ended.state = 'cancelled' then 'pending' else ended.state end,
+                failures = ended.failures,
+                run_at = case when ended.state = 'backoff' then ended.retry_at else jobs.run_at end,
+                completed_at = case when ended.state = 'dead_letter' then statement_timestamp() end,
+                lease_id = null,
+                worker_id = null,
+                claimed_at = null,
+                lease_seconds = null,
+                lease_expires_at = null,
+                poll_id = null
+            from ended
+            where jobs.project_id = ended.project_id and jobs.id = ended.job_id
+            returning jobs.project_id, jobs.id, jobs.queue, jobs.job_type, jobs.rank, jobs.run_at,
+                      ended.state, jobs.gate, jobs.holds_slot, jobs.children, ended.outcome,
+                      ended.retry_at
+        ), counted as (
+            insert into queue_deltas (project_id, queue, active, backoff, dead_letter, failed)
+            select project_id, queue,
+                   -count(*) filter (where state = 'dead_letter'),
+                   count(*) filter (where state = 'backoff'),
+                   count(*) filter (where state = 'dead_letter'),
+                   count(*) filter (where outcome in ('failed', 'timeout', 'lease_expired'))
+            from after
+            group by project_id, queue
         )
-        update jobs
-        set state = case when ended.state = 'cancelled' then 'pending' else ended.state end,
-            failures = ended.failures,
-            run_at = case when ended.state = 'backoff' then ended.retry_at else jobs.run_at end,
-            completed_at = case when ended.state = 'dead_letter' then statement_timestamp() end,
-            lease_id = null,
-            worker_id = null,
-            claimed_at = null,
-            lease_seconds = null,
-            lease_expires_at = null,
-            poll_id = null
-        from ended
-        where jobs.project_id = ended.project_id and jobs.id = ended.job_id
-        returning jobs.project_id "project_id: ProjectId", jobs.id "id: JobId", jobs.queue,
-                  jobs.job_type, jobs.rank, jobs.run_at, ended.state "state!: StoredState",
-                  jobs.gate is not null "is_gated!", jobs.holds_slot,
-                  ended.state = 'dead_letter' and jobs.children > 0 as "has_orphans!",
-                  case when ended.state in ('backoff', 'pending') then ended.retry_at end as retry_at
+        select project_id "project_id!: ProjectId", id "id!: JobId", queue "queue!",
+               job_type "job_type!", rank "rank!", run_at "run_at!",
+               state "state!: StoredState", gate is not null "is_gated!",
+               holds_slot "holds_slot!",
+               state = 'dead_letter' and children > 0 "has_orphans!",
+               case when state in ('backoff', 'pending') then retry_at end as retry_at
+        from after
         "#,
         &ended.iter().map(|it| it.key.project_id.0).collect::<Vec<_>>(),
         &ended.iter().map(|it| it.key.id.0).collect::<Vec<_>>(),

@@ -6,7 +6,11 @@ use sqlx::{PgConnection, types::Json};
 use uuid::Uuid;
 
 use crate::{
-    domain::{backoff::RetryPolicy, job::StoredState, limits},
+    domain::{
+        backoff::RetryPolicy,
+        job::{self, StoredState},
+        limits,
+    },
     ids::{JobId, ProjectId, WorkflowId},
 };
 
@@ -34,13 +38,13 @@ pub struct NewJob {
     pub rank: i16,
     /// When it may run.
     pub start: Start,
-    /// Failures at which it is given up.
-    pub max_attempts: i32,
+    /// Failures at which it is given up; none: as the queue says, or the default.
+    pub max_attempts: Option<i32>,
     /// Longest run of one attempt, in seconds.
     pub timeout_seconds: i32,
     /// The bytes that were sent.
     pub payload: String,
-    /// None: the default.
+    /// None: as the queue says, or the default.
     pub retry: Option<Json<RetryPolicy>>,
     /// None: no tags.
     pub tags: Option<Json<std::collections::BTreeMap<String, String>>>,
@@ -88,7 +92,7 @@ fn as_uuid<S: serde::Serializer>(id: &Option<WorkflowId>, to: S) -> Result<S::Ok
 }
 
 /// What the store added to a new job.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct StoredJob {
     /// Which job.
     pub id: JobId,
@@ -98,6 +102,14 @@ pub struct StoredJob {
     pub run_at: DateTime<Utc>,
     /// When it was stored.
     pub created_at: DateTime<Utc>,
+    /// Failures at which it is given up.
+    pub max_attempts: i32,
+    /// None: the default.
+    pub retry: Option<serde_json::Value>,
+    /// Whether its queue hands out nothing.
+    pub is_queue_paused: bool,
+    /// Whether its queue hands out nothing of its type.
+    pub is_type_paused: bool,
 }
 
 /// Stores jobs of any projects, all or none.
@@ -131,13 +143,21 @@ pub async fn insert_jobs(
         StoredJob,
         r#"
         with new as materialized (
-            select project_id, id, queue, job_type, rank, max_attempts, timeout_seconds,
-                   payload, retry, tags, extras,
+            select sent.project_id, id, queue, job_type, rank,
+                   coalesce(max_attempts, setting.default_max_attempts, $16) as max_attempts,
+                   timeout_seconds, payload, coalesce(retry, setting.default_retry) as retry, tags,
+                   extras, setting.paused_at is not null as is_queue_paused,
+                   coalesce(sent.job_type = any(setting.paused_types), false) as is_type_paused,
                    case when extras is not null and jsonb_array_length(extras->'labels') > 0
                        then array(select jsonb_array_elements_text(extras->'labels'))
                    end as labels,
                    coalesce((extras->>'unfinished_parents')::int, 0) as unfinished_parents,
-                   coalesce(run_at, now() + make_interval(secs => delay_seconds)) as run_at
+                   starts.run_at,
+                   case
+                       when starts.run_at > now()
+                           or coalesce((extras->>'unfinished_parents')::int, 0) > 0
+                       then 'scheduled' else 'pending'
+                   end as state
             from unnest(
                 $1::int[], $2::uuid[], $3::text[], $4::text[], $5::smallint[], $6::timestamptz[],
                 $7::int[], $8::timestamptz[], $9::int[], $10::int[], $11::text[], $12::jsonb[],
@@ -146,6 +166,11 @@ pub async fn insert_jobs(
                 project_id, id, queue, job_type, rank, run_at, delay_seconds, latest_run_at,
                 max_attempts, timeout_seconds, payload, retry, tags, extras
             )
+            cross join lateral (
+                select coalesce(sent.run_at, now() + make_interval(secs => delay_seconds)) as run_at
+            ) starts
+            left join queues setting
+                on setting.project_id = sent.project_id and setting.name = sent.queue
             where latest_run_at is null
                 or latest_run_at <= now() + make_interval(secs => $14::bigint)
         ), bodies as (
@@ -159,20 +184,29 @@ pub async fn insert_jobs(
                    (extras->>'workflow_id')::uuid, extras->>'workflow_key',
                    coalesce((extras->>'has_parents')::boolean, false)
             from new
+        ), live as (
+            insert into jobs (
+                project_id, id, queue, job_type, state, rank, run_at, max_attempts,
+                timeout_seconds, labels, unfinished_parents, gate, concurrency_key,
+                concurrency_limit, unique_key, expires_at, children
+            )
+            select project_id, id, queue, job_type, state, rank, run_at, max_attempts,
+                   timeout_seconds, labels, unfinished_parents, (extras->>'gate')::uuid,
+                   extras->>'concurrency_key', (extras->>'concurrency_limit')::int,
+                   extras->>'unique_key', (extras->>'expires_at')::timestamptz,
+                   coalesce((extras->>'children')::int, 0)
+            from new
+        ), counted as (
+            insert into queue_deltas (project_id, queue, scheduled, active, enqueued)
+            select project_id, queue, count(*) filter (where state = 'scheduled'),
+                   count(*) filter (where state = 'pending'), count(*)
+            from new
+            group by project_id, queue
         )
-        insert into jobs (
-            project_id, id, queue, job_type, state, rank, run_at, max_attempts, timeout_seconds,
-            labels, unfinished_parents, gate, concurrency_key, concurrency_limit, unique_key,
-            expires_at, children
-        )
-        select project_id, id, queue, job_type,
-               case when run_at > now() or unfinished_parents > 0 then 'scheduled' else 'pending' end,
-               rank, run_at, max_attempts, timeout_seconds,
-               labels, unfinished_parents, (extras->>'gate')::uuid, extras->>'concurrency_key',
-               (extras->>'concurrency_limit')::int, extras->>'unique_key',
-               (extras->>'expires_at')::timestamptz, coalesce((extras->>'children')::int, 0)
+        select id "id!: JobId", state "state!: StoredState", run_at "run_at!",
+               now() "created_at!", max_attempts "max_attempts!", retry,
+               is_queue_paused "is_queue_paused!", is_type_paused "is_type_paused!"
         from new
-        returning id "id: JobId", state "state: StoredState", run_at, created_at
         "#,
         &jobs.iter().map(|it| it.project_id.0).collect::<Vec<_>>(),
         &jobs.iter().map(|it| it.id.0).collect::<Vec<_>>(),
@@ -182,7 +216,7 @@ pub async fn insert_jobs(
         &run_at as &[Option<DateTime<Utc>>],
         &delay_seconds,
         latest_run_at as &[Option<DateTime<Utc>>],
-        &jobs.iter().map(|it| it.max_attempts).collect::<Vec<_>>(),
+        &jobs.iter().map(|it| it.max_attempts).collect::<Vec<_>>() as &[Option<i32>],
         &jobs.iter().map(|it| it.timeout_seconds).collect::<Vec<_>>(),
         &jobs.iter().map(|it| it.payload.as_str()).collect::<Vec<_>>() as &[&str],
         &jobs.iter().map(|it| it.retry.as_ref()).collect::<Vec<_>>()
@@ -191,6 +225,7 @@ pub async fn insert_jobs(
         limits::MAX_DELAY_SECONDS,
         &jobs.iter().map(|it| it.extras.as_deref().map(Json)).collect::<Vec<_>>()
             as &[Option<Json<&Extras>>],
+        job::DEFAULT_MAX_ATTEMPTS,
     )
     .fetch_all(conn)
     .await
@@ -211,10 +246,17 @@ pub async fn find_stored(
         select sent.id "id!: JobId",
                coalesce(live.state, ended.state) "state!: StoredState",
                coalesce(live.run_at, ended.run_at) "run_at!",
-               coalesce(live.created_at, ended.created_at) "created_at!"
+               coalesce(live.created_at, ended.created_at) "created_at!",
+               coalesce(live.max_attempts, ended.max_attempts) "max_attempts!", body.retry "retry?",
+               setting.paused_at is not null "is_queue_paused!",
+               coalesce(coalesce(live.job_type, ended.job_type) = any(setting.paused_types), false)
+                   "is_type_paused!"
         from unnest($1::int[], $2::uuid[]) as sent(project_id, id)
         left join jobs live on live.project_id = sent.project_id and live.id = sent.id
         left join finished_jobs ended on ended.project_id = sent.project_id and ended.id = sent.id
+        left join job_bodies body on body.project_id = sent.project_id and body.job_id = sent.id
+        left join queues setting
+            on setting.project_id = sent.project_id and setting.name = coalesce(live.queue, ended.queue)
         where live.id is not null or ended.id is not null
         "#,
         &jobs.iter().map(|it| it.project_id.0).collect::<Vec<_>>(),

@@ -5,17 +5,25 @@
 //! whoever claims under a key or in a limited queue holds its lock until the commit, and counts with
 //! a statement that began after it had the lock. Locks are tried, never waited for.
 
+use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
 use super::claims::{Columns, LeasedJob, Look, leased_jobs};
 use crate::{
-    domain::lease::{MIN_DEFAULT_LEASE_SECONDS, TIMEOUT_GRACE_SECONDS},
+    domain::{
+        lease::{MIN_DEFAULT_LEASE_SECONDS, TIMEOUT_GRACE_SECONDS},
+        rate::Handout,
+    },
     ids::{JobId, LeaseId, ProjectId},
 };
 
 /// Gates of one page. The statement carries the same number as a literal.
 pub const MAX_PAGE_GATES: usize = 200;
+
+/// Types of jobs that are told apart in a queue in which some are paused. The statement carries the same
+/// number as a literal.
+pub const MAX_OPEN_TYPES: usize = 1_000;
 
 /// Which of these queues, of the project beside them, have gates that may have to be passed: a limit,
 /// or claimable jobs behind some. Answers with their numbers, from 0.
@@ -34,8 +42,7 @@ pub async fn queues_with_gates(
             (
                 select 1
                 from queues
-                where project_id = look.project_id and name = look.queue
-                    and max_concurrency is not null
+                where project_id = look.project_id and name = look.queue and has_rules
             )
             union all
             (
@@ -56,16 +63,27 @@ pub async fn queues_with_gates(
     .await
 }
 
-/// A queue's limit, and whether this transaction may count against it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct QueueLimit {
+/// What a queue is set to, as far as claims must know.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct QueueRules {
     /// Jobs that may run at a time.
-    pub max_concurrency: i32,
-    /// Whether the lock was had.
+    pub max_concurrency: Option<i32>,
+    /// Jobs that may be handed out in a window of time.
+    pub rate_limit_count: Option<i32>,
+    /// Goes with the count.
+    pub rate_limit_per_seconds: Option<i32>,
+    /// A lease that nobody chose is at least so long.
+    pub default_lease_seconds: Option<i32>,
+    /// Whether it hands out nothing.
+    pub is_paused: bool,
+    /// Types of which it hands out nothing.
+    pub paused_types: Vec<String>,
+    /// Whether this transaction may count against its limits: it has none, or the lock was had.
     pub is_locked: bool,
 }
 
-/// Locks a queue that has a limit, until the end of the transaction; none when it has none.
+/// The rules of a queue, which is locked until the end of the transaction if it has a limit to count
+/// against; none when it has no rules.
 ///
 /// # Errors
 /// Only those of the store.
@@ -73,20 +91,131 @@ pub async fn lock_queue(
     conn: &mut PgConnection,
     project_id: ProjectId,
     queue: &str,
-) -> sqlx::Result<Option<QueueLimit>> {
+) -> sqlx::Result<Option<QueueRules>> {
     sqlx::query_as!(
-        QueueLimit,
+        QueueRules,
         r#"
-        select max_concurrency "max_concurrency!",
-               pg_try_advisory_xact_lock(hashtextextended('queue ' || name, project_id)) "is_locked!"
+        select max_concurrency, rate_limit_count, rate_limit_per_seconds, default_lease_seconds,
+               paused_at is not null "is_paused!", paused_types,
+               case
+                   when paused_at is null
+                       and (max_concurrency is not null or rate_limit_count is not null)
+                   then pg_try_advisory_xact_lock(hashtextextended('queue ' || name, project_id))
+                   else true
+               end "is_locked!"
         from queues
-        where project_id = $1 and name = $2 and max_concurrency is not null
+        where project_id = $1 and name = $2 and has_rules
         "#,
         project_id.0,
         queue,
     )
     .fetch_optional(conn)
     .await
+}
+
+/// The types of the claimable jobs of a queue that are behind no gate, without these; at most
+/// [`MAX_OPEN_TYPES`].
+///
+/// # Errors
+/// Only those of the store.
+pub async fn open_types(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    queue: &str,
+    paused: &[String],
+) -> sqlx::Result<Vec<String>> {
+    sqlx::query_scalar!(
+        r#"
+        with recursive seen as (
+            (
+                select job_type
+                from jobs
+                where project_id = $1 and queue = $2 and state = 'pending' and gate is null
+                order by job_type, rank, run_at, id
+                limit 1
+            )
+            union all
+            select next.job_type
+            from seen
+            cross join lateral (
+                select job_type
+                from jobs
+                where project_id = $1 and queue = $2 and state = 'pending' and gate is null
+                    and job_type > seen.job_type
+                order by job_type, rank, run_at, id
+                limit 1
+            ) next
+        )
+        select job_type "job_type!"
+        from (select job_type from seen limit 1000) types
+        where job_type <> all($3)
+        "#,
+        project_id.0,
+        queue,
+        paused,
+    )
+    .fetch_all(conn)
+    .await
+}
+
+/// What a rate-limited queue has handed out, as far as it matters, and the time.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Handouts {
+    /// Sorted; none: nothing yet.
+    pub at: Option<Vec<DateTime<Utc>>>,
+    /// How many, beside each time.
+    pub jobs: Option<Vec<i32>>,
+    /// The database's clock.
+    pub now: DateTime<Utc>,
+}
+
+/// What a queue has handed out. It must be locked by an earlier statement of this transaction.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn find_handouts(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    queue: &str,
+) -> sqlx::Result<Handouts> {
+    sqlx::query_as!(
+        Handouts,
+        r#"
+        select past.at "at?", past.jobs "jobs?", statement_timestamp() "now!"
+        from (select) as always
+        left join queue_handouts past on past.project_id = $1 and past.queue = $2
+        "#,
+        project_id.0,
+        queue,
+    )
+    .fetch_one(conn)
+    .await
+}
+
+/// Remembers what a queue has handed out.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn keep_handouts(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    queue: &str,
+    handouts: &[Handout],
+) -> sqlx::Result<()> {
+    sqlx::query!(
+        "
+        insert into queue_handouts (project_id, queue, at, jobs)
+        values ($1, $2, $3, $4)
+        on conflict (project_id, queue) do update set at = excluded.at, jobs = excluded.jobs
+        ",
+        project_id.0,
+        queue,
+        &handouts.iter().map(|it| it.at).collect::<Vec<_>>(),
+        &handouts.iter().map(|it| it.jobs).collect::<Vec<_>>(),
+    )
+    .execute(conn)
+    .await?;
+    Ok(())
 }
 
 /// A gate with claimable jobs behind it.
@@ -101,13 +230,14 @@ pub struct GateSeen {
 }
 
 /// The first [`MAX_PAGE_GATES`] gates of a queue after `after`, with their keys locked until the end of
-/// the transaction.
+/// the transaction. Those of `paused_types` are not fitting.
 ///
 /// # Errors
 /// Only those of the store.
 pub async fn lock_gates(
     conn: &mut PgConnection,
     look: &Look<'_>,
+    paused_types: &[String],
     after: Uuid,
 ) -> sqlx::Result<Vec<GateSeen>> {
     sqlx::query_as!(
@@ -136,6 +266,7 @@ pub async fn lock_gates(
         ), fitting as materialized (
             select gate, concurrency_key,
                    (cardinality($4::text[]) = 0 or job_type = any($4))
+                       and job_type <> all($6)
                        and (labels is null or labels <@ $5) as is_fitting
             from seen
             limit 200
@@ -153,13 +284,29 @@ pub async fn lock_gates(
         after,
         look.job_types,
         look.labels,
+        paused_types,
     )
     .fetch_all(conn)
     .await
 }
 
-/// Leases the best jobs of one look, from behind these gates and from before all gates. The keys of the
-/// gates and the queue's limit must be locked by an earlier statement of this transaction.
+/// What one look may take.
+#[derive(Debug, Clone, Copy)]
+pub struct Passage<'a> {
+    /// Gates it may pass.
+    pub gates: &'a [Uuid],
+    /// Before all gates: only these types; none: all.
+    pub job_types: Option<&'a [String]>,
+    /// Jobs of the queue that may run at a time.
+    pub max_concurrency: Option<i32>,
+    /// A lease that nobody chose is at least so long.
+    pub default_lease_seconds: Option<i32>,
+    /// Jobs it may take.
+    pub max_jobs: i64,
+}
+
+/// Leases the best jobs of one look, from behind gates and from before all gates. The keys of the gates
+/// and the queue's limits must be locked by an earlier statement of this transaction.
 ///
 /// A job is let in while fewer than its `concurrency_limit` run under its key, those that are let in
 /// before it counted. As with [`super::claims::claim_some_types`], answers also with how many were
@@ -170,8 +317,7 @@ pub async fn lock_gates(
 pub async fn claim_gated(
     conn: &mut PgConnection,
     look: &Look<'_>,
-    gates: &[Uuid],
-    max_concurrency: Option<i32>,
+    passage: Passage<'_>,
 ) -> sqlx::Result<(Vec<LeasedJob>, usize)> {
     let columns = Columns::of(std::slice::from_ref(look));
     let rows = sqlx::query!(
@@ -205,7 +351,7 @@ pub async fn claim_gated(
             (
                 select id, rank, run_at
                 from jobs
-                where cardinality($3::text[]) = 0
+                where $3::text[] is null
                     and project_id = $1 and queue = $2 and state = 'pending' and gate is null
                     and (expires_at is null or expires_at > statement_timestamp())
                     and (rank, run_at) >= ($6::smallint, $7::timestamptz)
@@ -269,11 +415,11 @@ pub async fn claim_gated(
                 holds_slot = jobs.concurrency_key is not null or $8::int is not null,
                 claimed_at = statement_timestamp(),
                 lease_seconds = least(
-                    coalesce(slot.lease_seconds, greatest($13::int, jobs.timeout_seconds / 2)),
+                    coalesce(slot.lease_seconds, greatest($13::int, $16::int, jobs.timeout_seconds / 2)),
                     jobs.timeout_seconds + $14::int
                 ),
                 lease_expires_at = statement_timestamp() + make_interval(secs => least(
-                    coalesce(slot.lease_seconds, greatest($13::int, jobs.timeout_seconds / 2)),
+                    coalesce(slot.lease_seconds, greatest($13::int, $16::int, jobs.timeout_seconds / 2)),
                     jobs.timeout_seconds + $14::int
                 ))
             from due
@@ -299,12 +445,12 @@ pub async fn claim_gated(
         "#,
         look.project_id.0,
         look.queue,
-        look.job_types,
-        gates,
-        look.slots.len() as i64,
+        passage.job_types,
+        passage.gates,
+        passage.max_jobs,
         look.from.rank,
         look.from.run_at,
-        max_concurrency,
+        passage.max_concurrency,
         &columns.slot_place,
         &columns.slot_worker_id as &[&str],
         &columns.slot_lease_seconds as &[Option<i32>],
@@ -312,6 +458,7 @@ pub async fn claim_gated(
         MIN_DEFAULT_LEASE_SECONDS,
         TIMEOUT_GRACE_SECONDS,
         &columns.slot_lease_id,
+        passage.default_lease_seconds,
     )
     .fetch_all(conn)
     .await?;

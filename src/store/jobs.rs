@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use crate::{
     domain::{
-        job::{JobState, Outcome, StoredState},
+        job::{Closed, JobState, Outcome, StoredState},
         limits,
         text::ErrorReport,
     },
@@ -51,8 +51,20 @@ pub struct JobRow {
     pub workflow_id: Option<WorkflowId>,
     /// The jobs it waits for, or waited for.
     pub parents: Vec<JobId>,
-    /// Whether as many jobs run under its key, or in its queue, as may.
+    /// See [`Closed`], as are the next three.
     pub is_crowded: bool,
+    pub is_queue_paused: bool,
+    pub is_type_paused: bool,
+    pub is_rate_limited: bool,
+}
+
+impl JobRow {
+    /// What keeps it from being handed out.
+    #[must_use]
+    pub fn closed(&self) -> Closed {
+        let Self { is_queue_paused, is_type_paused, is_crowded, is_rate_limited, .. } = *self;
+        Closed { is_queue_paused, is_type_paused, is_crowded, is_rate_limited }
+    }
 }
 
 /// A past attempt that did not succeed.
@@ -135,7 +147,18 @@ pub async fn find(
                            limit setting.max_concurrency
                        ) in_queue
                    ) end
-               ) is true "is_crowded!"
+               ) is true "is_crowded!",
+               setting.paused_at is not null "is_queue_paused!",
+               coalesce(job.job_type = any(setting.paused_types), false) "is_type_paused!",
+               (
+                   case when setting.rate_limit_count is not null then setting.rate_limit_count <= (
+                       select coalesce(sum(handed.jobs), 0)
+                       from queue_handouts past
+                       cross join lateral unnest(past.at, past.jobs) as handed(at, jobs)
+                       where past.project_id = $1 and past.queue = job.queue
+                           and handed.at > now() - make_interval(secs => setting.rate_limit_per_seconds)
+                   ) end
+               ) is true "is_rate_limited!"
         from job
         join job_bodies body on body.project_id = $1 and body.job_id = job.id
         left join queues setting on setting.project_id = $1 and setting.name = job.queue
@@ -343,7 +366,7 @@ pub async fn page(
     query.push("body.workflow_id, case when body.has_parents then array(select parent_id from job_edges edge where edge.project_id = ");
     query.push_bind(project_id.0);
     query.push(" and edge.child_id = matching.id order by ordinal) else '{}' end as parents, ");
-    push_crowd(&mut query, project_id);
+    push_closed(&mut query, project_id);
     query.push("(select count(*) from examined) as examined, (select id from examined order by id limit 1) as lowest");
     query.push(" from (select 1) as always left join matching on true");
     query.push(" left join job_bodies body on body.project_id = ").push_bind(project_id.0);
@@ -354,8 +377,8 @@ pub async fn page(
     read_page(rows, page_jobs as usize)
 }
 
-/// Whether as many jobs run under the key, or in the queue, as may: the same as in [`find`].
-fn push_crowd(query: &mut QueryBuilder<Postgres>, project_id: ProjectId) {
+/// What keeps a job from being handed out: the same as in [`find`].
+fn push_closed(query: &mut QueryBuilder<Postgres>, project_id: ProjectId) {
     let crowds = [
         (
             "(matching.state = 'pending' and (",
@@ -370,7 +393,17 @@ fn push_crowd(query: &mut QueryBuilder<Postgres>, project_id: ProjectId) {
         query.push_bind(project_id.0).push(" and running.").push(same);
         query.push(" and state = 'processing' limit ").push(limit).push(") counted) end");
     }
-    query.push(")) is true as is_crowded, ");
+    query.push(")) is true as is_crowded, setting.paused_at is not null as is_queue_paused, ");
+    query
+        .push("coalesce(matching.job_type = any(setting.paused_types), false) as is_type_paused, ");
+    query
+        .push("(case when setting.rate_limit_count is not null then setting.rate_limit_count <= (");
+    query.push("select coalesce(sum(handed.jobs), 0) from queue_handouts past ");
+    query.push("cross join lateral unnest(past.at, past.jobs) as handed(at, jobs) ");
+    query.push("where past.project_id = ").push_bind(project_id.0);
+    query.push(" and past.queue = matching.queue and handed.at > ");
+    query.push("now() - make_interval(secs => setting.rate_limit_per_seconds)) end) is true ");
+    query.push("as is_rate_limited, ");
 }
 
 fn push_filter(query: &mut QueryBuilder<Postgres>, project_id: ProjectId, filter: &Filter) {

@@ -4,6 +4,7 @@
 pub mod acks;
 pub mod claims;
 pub mod control;
+pub mod counts;
 pub mod endings;
 pub mod enqueue;
 pub mod events;

@@ -1,68 +1,253 @@
-//! What queues are set to.
+//! What queues are set to, and what of them is paused.
 
 use chrono::{DateTime, Utc};
-use sqlx::PgConnection;
+use sqlx::{PgConnection, types::Json};
 
-use crate::ids::ProjectId;
+use crate::{domain::backoff::RetryPolicy, ids::ProjectId};
 
-/// The settings of a queue.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct QueueSettings {
-    /// Jobs that may run at a time; none: as many as there are workers for.
-    pub max_concurrency: Option<i32>,
-    /// When somebody last changed them; none: never.
-    pub updated_at: Option<DateTime<Utc>>,
+/// What to change of a queue's settings. The outer none: keep it. The inner none: take it away.
+#[derive(Debug, Clone, Default, PartialEq)]
+#[allow(missing_docs)] // Each is the column of that name, described in the migrations.
+pub struct SettingsChange {
+    pub max_concurrency: Option<Option<i32>>,
+    /// Jobs, and seconds.
+    pub rate_limit: Option<Option<(i32, i32)>>,
+    pub default_lease_seconds: Option<Option<i32>>,
+    pub retention_days: Option<Option<i32>>,
+    pub default_max_attempts: Option<Option<i32>>,
+    pub default_retry: Option<Option<RetryPolicy>>,
+    pub brake_after: Option<Option<i32>>,
 }
 
-/// Limits how many jobs of a queue may run at a time; none takes the limit away.
+/// Changes the settings of a queue.
 ///
 /// # Errors
 /// Only those of the store.
-pub async fn set_max_concurrency(
+pub async fn change_settings(
     conn: &mut PgConnection,
     project_id: ProjectId,
     queue: &str,
-    max_concurrency: Option<i32>,
-) -> sqlx::Result<QueueSettings> {
-    sqlx::query_as!(
-        QueueSettings,
-        r#"
-        insert into queues (project_id, name, max_concurrency)
-        values ($1, $2, $3)
+    change: &SettingsChange,
+) -> sqlx::Result<()> {
+    let rate_limit = change.rate_limit.flatten();
+    sqlx::query!(
+        "
+        insert into queues (
+            project_id, name, max_concurrency, rate_limit_count, rate_limit_per_seconds,
+            default_lease_seconds, retention_days, default_max_attempts, default_retry, brake_after
+        )
+        values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)
         on conflict (project_id, name) do update
-        set max_concurrency = excluded.max_concurrency, updated_at = now()
-        returning max_concurrency, updated_at "updated_at?"
-        "#,
+        set max_concurrency = case when $11 then $3 else queues.max_concurrency end,
+            rate_limit_count = case when $12 then $4 else queues.rate_limit_count end,
+            rate_limit_per_seconds = case when $12 then $5 else queues.rate_limit_per_seconds end,
+            default_lease_seconds = case when $13 then $6 else queues.default_lease_seconds end,
+            retention_days = case when $14 then $7 else queues.retention_days end,
+            default_max_attempts = case when $15 then $8 else queues.default_max_attempts end,
+            default_retry = case when $16 then $9 else queues.default_retry end,
+            brake_after = case when $17 then $10 else queues.brake_after end,
+            updated_at = now()
+        ",
         project_id.0,
         queue,
-        max_concurrency,
+        change.max_concurrency.flatten(),
+        rate_limit.map(|it| it.0),
+        rate_limit.map(|it| it.1),
+        change.default_lease_seconds.flatten(),
+        change.retention_days.flatten(),
+        change.default_max_attempts.flatten(),
+        change.default_retry.clone().flatten().map(Json) as Option<Json<RetryPolicy>>,
+        change.brake_after.flatten(),
+        change.max_concurrency.is_some(),
+        change.rate_limit.is_some(),
+        change.default_lease_seconds.is_some(),
+        change.retention_days.is_some(),
+        change.default_max_attempts.is_some(),
+        change.default_retry.is_some(),
+        change.brake_after.is_some(),
     )
-    .fetch_one(conn)
+    .execute(conn)
+    .await?;
+    Ok(())
+}
+
+/// Pauses a queue, or sets it going. A queue that is paused already stays paused since when it was.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn set_paused(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    queue: &str,
+    is_paused: bool,
+) -> sqlx::Result<()> {
+    sqlx::query!(
+        "
+        insert into queues (project_id, name, paused_at)
+        values ($1, $2, case when $3 then now() end)
+        on conflict (project_id, name) do update
+        set paused_at = case when $3 then coalesce(queues.paused_at, now()) end, updated_at = now()
+        ",
+        project_id.0,
+        queue,
+        is_paused,
+    )
+    .execute(conn)
+    .await?;
+    Ok(())
+}
+
+/// Notes that somebody pauses a job type in a queue, or sets it going, which begins its row of dead letters
+/// anew. [`keep_paused_types`] must follow in the same transaction.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn set_type_paused(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    queue: &str,
+    job_type: &str,
+    is_paused: bool,
+) -> sqlx::Result<()> {
+    sqlx::query!(
+        "
+        insert into queue_types (project_id, queue, job_type, paused_at, paused_by)
+        values ($1, $2, $3, case when $4 then now() end, case when $4 then 'operator' end)
+        on conflict (project_id, queue, job_type) do update
+        set streak = case when $4 then queue_types.streak else 0 end,
+            paused_at = case when $4 then coalesce(queue_types.paused_at, now()) end,
+            paused_by = case when $4 then coalesce(queue_types.paused_by, 'operator') end
+        ",
+        project_id.0,
+        queue,
+        job_type,
+        is_paused,
+    )
+    .execute(conn)
+    .await?;
+    Ok(())
+}
+
+/// Writes down at a queue which of its types are paused: there, claims see it.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn keep_paused_types(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    queue: &str,
+) -> sqlx::Result<()> {
+    sqlx::query!(
+        "
+        with paused as (
+            select coalesce(array_agg(job_type order by job_type), '{}') as job_types
+            from queue_types
+            where project_id = $1 and queue = $2 and paused_at is not null
+        )
+        insert into queues (project_id, name, paused_types)
+        select $1, $2, job_types from paused
+        on conflict (project_id, name) do update
+        set paused_types = excluded.paused_types, updated_at = now()
+        ",
+        project_id.0,
+        queue,
+    )
+    .execute(conn)
+    .await?;
+    Ok(())
+}
+
+/// A type of jobs that is paused in a queue, or about to be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TypeRow {
+    /// In which queue.
+    pub queue: String,
+    /// Which type.
+    pub job_type: String,
+    /// Dead letters since its last success, counted while the queue has a brake.
+    pub streak: i32,
+    /// None: it is not paused.
+    pub paused_at: Option<DateTime<Utc>>,
+    /// `operator` or `brake`.
+    pub paused_by: Option<String>,
+}
+
+/// The paused types of these queues; at most [`MAX_SHOWN_TYPES`].
+///
+/// # Errors
+/// Only those of the store.
+pub async fn paused_types(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    queues: &[&str],
+) -> sqlx::Result<Vec<TypeRow>> {
+    sqlx::query_as!(
+        TypeRow,
+        r#"
+        select queue, job_type, streak, paused_at, paused_by
+        from queue_types
+        where project_id = $1 and queue = any($2) and paused_at is not null
+        order by queue, job_type
+        limit 1000
+        "#,
+        project_id.0,
+        queues as &[&str],
+    )
+    .fetch_all(conn)
     .await
 }
 
-/// The settings of a queue that somebody has changed.
+/// What a queue is set to and what it has handed out, as far as a waiting job must know.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(missing_docs)] // Each is the column of that name, described in the migrations.
+pub struct QueueState {
+    pub max_concurrency: Option<i32>,
+    pub rate_limit_count: Option<i32>,
+    pub rate_limit_per_seconds: Option<i32>,
+    pub paused_at: Option<DateTime<Utc>>,
+    /// Of the job's type.
+    pub type_paused_at: Option<DateTime<Utc>>,
+    /// `operator` or `brake`.
+    pub type_paused_by: Option<String>,
+    /// Dead letters of the type since its last success.
+    pub streak: Option<i32>,
+    /// What was handed out, and how many each time.
+    pub handed_out_at: Option<Vec<DateTime<Utc>>>,
+    pub handed_out_jobs: Option<Vec<i32>>,
+}
+
+/// The state of a queue that somebody has set to something, as a job of this type sees it.
 ///
 /// # Errors
 /// Only those of the store.
-pub async fn find_settings(
+pub async fn find_state(
     conn: &mut PgConnection,
     project_id: ProjectId,
     queue: &str,
-) -> sqlx::Result<Option<QueueSettings>> {
+    job_type: &str,
+) -> sqlx::Result<Option<QueueState>> {
     sqlx::query_as!(
-        QueueSettings,
+        QueueState,
         r#"
-        select max_concurrency, updated_at "updated_at?"
-        from queues
-        where project_id = $1 and name = $2
+        select setting.max_concurrency, setting.rate_limit_count, setting.rate_limit_per_seconds,
+               setting.paused_at, kind.paused_at "type_paused_at?", kind.paused_by "type_paused_by?",
+               kind.streak "streak?", past.at "handed_out_at?", past.jobs "handed_out_jobs?"
+        from queues setting
+        left join queue_types kind
+            on kind.project_id = $1 and kind.queue = setting.name and kind.job_type = $3
+        left join queue_handouts past on past.project_id = $1 and past.queue = setting.name
+        where setting.project_id = $1 and setting.name = $2
         "#,
         project_id.0,
         queue,
+        job_type,
     )
     .fetch_optional(conn)
     .await
 }
+
+/// Paused types that are shown at a time. The statement carries the same number as a literal.
+pub const MAX_SHOWN_TYPES: usize = 1_000;
 
 /// How crowded it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

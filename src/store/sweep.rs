@@ -1,6 +1,9 @@
 //! The only statements that look across projects: what the loops do for everybody. Each is one
 //! bounded batch that any number of nodes may run at once; what they answer carries the project.
 
+pub mod counts;
+pub mod glance;
+
 use sqlx::{Executor, PgConnection};
 use uuid::Uuid;
 
@@ -53,20 +56,31 @@ pub async fn promote(conn: &mut PgConnection) -> sqlx::Result<Vec<Rested>> {
     let rows = sqlx::query!(
         r#"
         with due as materialized (
-            select project_id, id
+            select project_id, id, state
             from jobs
             where state in ('scheduled', 'backoff') and unfinished_parents = 0 and run_at <= now()
             order by run_at
             limit 500
             for update skip locked
+        ), promoted as (
+            update jobs
+            set state = 'pending'
+            from due
+            where jobs.project_id = due.project_id and jobs.id = due.id
+            returning jobs.project_id, jobs.id, jobs.queue, jobs.job_type, jobs.rank, jobs.run_at,
+                      jobs.state, jobs.gate, due.state as was
+        ), counted as (
+            insert into queue_deltas (project_id, queue, scheduled, active, backoff)
+            select project_id, queue, -count(*) filter (where was = 'scheduled'),
+                   count(*) filter (where was = 'scheduled'),
+                   -count(*) filter (where was = 'backoff')
+            from promoted
+            group by project_id, queue
         )
-        update jobs
-        set state = 'pending'
-        from due
-        where jobs.project_id = due.project_id and jobs.id = due.id
-        returning jobs.project_id "project_id: ProjectId", jobs.id "id: JobId", jobs.queue,
-                  jobs.job_type, jobs.rank, jobs.run_at, jobs.state "state: StoredState",
-                  jobs.gate is not null "is_gated!"
+        select project_id "project_id!: ProjectId", id "id!: JobId", queue "queue!",
+               job_type "job_type!", rank "rank!", run_at "run_at!",
+               state "state!: StoredState", gate is not null "is_gated!"
+        from promoted
         "#,
     )
     .fetch_all(conn)
@@ -334,16 +348,18 @@ pub async fn prune_idempotency_keys(conn: &mut PgConnection) -> sqlx::Result<u64
     Ok(pruned.rows_affected())
 }
 
-/// Clears away dead rows of the hot table, unless somebody does so already.
+/// Clears away dead rows of the hot tables, unless somebody does so already.
 ///
 /// The tables' own autovacuum settings do nothing before the launcher wakes, once a minute.
 ///
 /// # Errors
 /// Only those of the store.
-pub async fn vacuum_jobs(conn: &mut PgConnection) -> sqlx::Result<()> {
+pub async fn vacuum_hot_tables(conn: &mut PgConnection) -> sqlx::Result<()> {
     // A vacuum takes the time it takes.
     conn.execute(sqlx::raw_sql("set statement_timeout = 0")).await?;
-    let vacuumed = conn.execute(sqlx::raw_sql("vacuum (skip_locked, truncate false) jobs")).await;
+    let vacuumed = conn
+        .execute(sqlx::raw_sql("vacuum (skip_locked, truncate false) jobs, queue_deltas"))
+        .await;
     conn.execute(sqlx::raw_sql("reset statement_timeout")).await?;
     vacuumed.map(|_| ())
 }

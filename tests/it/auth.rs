@@ -57,7 +57,8 @@ fn operations(id: &str) -> Vec<(Method, String, Option<Value>)> {
 
 /// Operations that need no body.
 fn is_bare(path: &str) -> bool {
-    ["/cancel", "/retry", "/quiet", "/terminate", "/resume"].iter().any(|it| path.ends_with(it))
+    const BARE: [&str; 6] = ["/cancel", "/retry", "/quiet", "/terminate", "/pause", "/resume"];
+    BARE.iter().any(|it| path.ends_with(it))
 }
 
 async fn call(

@@ -336,7 +336,7 @@ fn a_job_is_explained_gate_by_gate() {
         assert_eq!((&told["state"], &told["waiting_for"]), (&json!("pending"), &json!("worker")));
         let gates: Vec<_> =
             told["gates"].as_array().expect("gates").iter().map(|it| &it["gate"]).collect();
-        assert_eq!(gates, ["parents", "run_at", "worker"]);
+        assert_eq!(gates, ["parents", "run_at", "queue_paused", "worker"]);
         let worker = json!({"worker_id": "w", "queues": ["default"], "job_types": ["test"]});
         t.post("/v1/workers/register", worker).await.is(200);
         let second = t.enqueue(json!({})).await;

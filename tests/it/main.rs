@@ -19,6 +19,7 @@ mod model;
 mod once;
 mod plans;
 mod polls;
+mod queues;
 mod races;
 mod readme;
 mod registry;

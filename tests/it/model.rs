@@ -12,7 +12,7 @@ use fencepost::{
         worker::WorkerState,
     },
     engine::{
-        Engine, control, dispatch,
+        Engine, chores, control, dispatch,
         enqueue::{Extras, NewJob, Start},
         family::{self, OnConflict, TiedJob},
         orphans, promote, reap, registry,
@@ -71,7 +71,7 @@ impl Run {
     }
 
     async fn step(&mut self) -> Checked {
-        match self.dice.random_range(0..13) {
+        match self.dice.random_range(0..14) {
             0 | 1 => self.enqueue().await?,
             2..=4 => self.claim().await?,
             5..=7 => self.ack().await?,
@@ -79,6 +79,9 @@ impl Run {
             9 => self.promote().await?,
             10 => self.cancel().await?,
             11 => self.retry().await?,
+            12 => {
+                chores::fold(&self.engine).await.map_err(|it| it.to_string())?;
+            }
             _ => self.lose_worker().await?,
         }
         while orphans::pass(&self.engine).await.map_err(|it| it.to_string())? {}
@@ -95,6 +98,26 @@ impl Run {
             let expected = (model.state, model.attempt, model.failures);
             if seen != expected {
                 return Err(format!("job {number} is {seen:?}, the model says {expected:?}"));
+            }
+        }
+        let rows = store::counts::queues(&mut conn, self.project_id, &["default".into()]).await;
+        let seen = &rows.expect("it runs")[0];
+        let many = |states: &[StoredState]| {
+            self.jobs.iter().filter(|it| states.contains(&it.state)).count() as i64
+        };
+        let waiting = [StoredState::Pending, StoredState::Backoff];
+        let counts = [
+            ("scheduled", seen.scheduled, many(&[StoredState::Scheduled])),
+            ("waiting", seen.active - seen.processing, many(&waiting)),
+            ("backoff", seen.backoff, many(&[StoredState::Backoff])),
+            ("processing", seen.processing, many(&[StoredState::Processing])),
+            ("dead letters", seen.dead_letter, many(&[StoredState::DeadLetter])),
+            ("succeeded", seen.succeeded, many(&[StoredState::Succeeded])),
+            ("cancelled", seen.cancelled, many(&[StoredState::Cancelled])),
+        ];
+        for (what, counted, expected) in counts {
+            if counted != expected {
+                return Err(format!("{counted} jobs are counted as {what}, not {expected}"));
             }
         }
         Ok(())
@@ -120,7 +143,7 @@ impl Run {
             job_type: "t".into(),
             rank: 0,
             start: Start::After(0),
-            max_attempts,
+            max_attempts: Some(max_attempts),
             timeout_seconds: 60,
             payload: "1".into(),
             retry: None,

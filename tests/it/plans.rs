@@ -132,7 +132,7 @@ fn new_job() -> NewJob {
         job_type: "common".into(),
         rank: 0,
         start: Start::After(0),
-        max_attempts: 3,
+        max_attempts: Some(3),
         timeout_seconds: 60,
         payload: "1".into(),
         retry: None,
@@ -213,13 +213,20 @@ async fn pass_gates(conn: &mut PgConnection) {
     .expect("it runs");
     let look = || look("gated", &[], 50);
     let seen = costs(conn, "page of gates", 200 * 12, async |conn| {
-        gates::lock_gates(conn, &look(), Uuid::nil()).await.expect("it runs")
+        gates::lock_gates(conn, &look(), &[], Uuid::nil()).await.expect("it runs")
     })
     .await;
     assert_eq!(seen.len(), gates::MAX_PAGE_GATES);
     let open: Vec<_> = seen.iter().map(|it| it.gate).collect();
     let (leased, _) = costs(conn, "claim behind gates", 200 * 12 + 50 * 30, async |conn| {
-        gates::claim_gated(conn, &look(), &open, None).await.expect("it runs")
+        let passage = gates::Passage {
+            gates: &open,
+            job_types: None,
+            max_concurrency: None,
+            default_lease_seconds: None,
+            max_jobs: 50,
+        };
+        gates::claim_gated(conn, &look(), passage).await.expect("it runs")
     })
     .await;
     assert_eq!(leased.len(), 50);
@@ -293,7 +300,7 @@ async fn sweep_and_read(conn: &mut PgConnection, leased: &[LeasedJob]) {
     })
     .await;
     assert_eq!(stored.len(), 50);
-    let found = costs(conn, "look for what was stored", 50 * 5, async |conn| {
+    let found = costs(conn, "look for what was stored", 50 * 9, async |conn| {
         enqueue::find_stored(conn, &new).await.expect("it runs")
     })
     .await;
@@ -302,7 +309,7 @@ async fn sweep_and_read(conn: &mut PgConnection, leased: &[LeasedJob]) {
         sweep::next_due_ms(conn).await.expect("it runs").expect("something is scheduled")
     })
     .await;
-    costs(conn, "promote", 40, async |conn| sweep::promote(conn).await.expect("it runs")).await;
+    costs(conn, "promote", 60, async |conn| sweep::promote(conn).await.expect("it runs")).await;
     // The dead leases of the churn are walked over once.
     sweep::lock_expired(conn).await.expect("it runs");
     costs(conn, "reap", 20, async |conn| sweep::lock_expired(conn).await.expect("it runs")).await;

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use fencepost::{config::PoolArgs, store::pools::Pools};
-use serde_json::json;
+use fencepost::{config::PoolArgs, ids::JobId, store::pools::Pools};
+use serde_json::{Value, json};
 use tokio::time::timeout;
 
 use crate::harness::{Proxy, TestProject, TestServer, fresh_database, limited, run};
@@ -68,13 +68,19 @@ fn a_commit_whose_answer_was_lost_stores_its_job_once() {
     run(async |t| {
         let (proxy, server, t) = behind_a_proxy(t).await;
         t.enqueue(json!({"queue": "warm"})).await;
-        proxy.swallow_next("INSERT 0 ");
-        let id = t.enqueue(json!({})).await;
+        proxy.swallow_answer_to(b"whose answer is lost");
+        let id = t.enqueue(json!({"payload": "whose answer is lost"})).await;
         assert!(proxy.has_swallowed(), "the answer was lost");
         assert_eq!(t.database.number("select count(*) from jobs where queue = 'default'").await, 1);
         assert_eq!(t.lease("w").await["id"], id);
         server.stop().await;
     });
+}
+
+/// A job's id, as statements carry it.
+fn uuid_of(job: &Value) -> [u8; 16] {
+    let id: JobId = job["id"].as_str().expect("an id").parse().expect("a job's");
+    *id.0.as_bytes()
 }
 
 #[test]
@@ -85,10 +91,10 @@ fn an_ack_whose_answer_was_lost_is_recorded_once_and_answered_if_it_shows_its_at
             t.enqueue(json!({})).await;
         }
         let (fenced, bare) = (t.lease("w").await, t.lease("w").await);
-        proxy.swallow_next("SELECT 1");
+        proxy.swallow_answer_to(&uuid_of(&fenced));
         assert_eq!(t.ack(&fenced, "w", "succeeded").await.is(200), json!({"action": "done"}));
         assert!(proxy.has_swallowed(), "the answer was lost");
-        proxy.swallow_next("SELECT 1");
+        proxy.swallow_answer_to(&uuid_of(&bare));
         let ack = json!({"job_id": bare["id"], "worker_id": "w", "status": "succeeded"});
         let reply = t.post("/v1/workers/ack", ack).await;
         reply.is_error(503, "unavailable");

@@ -51,8 +51,10 @@ pub(super) struct Lane {
     pub mark: ClaimKey,
     pub looked_from_zero_at: Option<Instant>,
     pub touched_at: Instant,
-    /// After a look that failed, or found everything taken.
+    /// After a look that failed, or found everything taken, or a rate limit used up.
     pub rests_until: Option<Instant>,
+    /// It rests for its rate limit: nothing can be had, whatever arrives.
+    pub is_spent: bool,
     /// What is under way was dealt before somebody asked not to trust it.
     pub is_distrusted: bool,
     pub is_in_turn: bool,
@@ -78,6 +80,7 @@ impl Lane {
             looked_from_zero_at: None,
             touched_at: now,
             rests_until: None,
+            is_spent: false,
             is_distrusted: false,
             is_in_turn: false,
             may_have_gates: true,
@@ -97,6 +100,26 @@ impl Lane {
             && self.signature.job_types.is_empty()
             && !self.may_have_gates;
         self.supply != Supply::Known(0) && (self.flights == 0 || may_share)
+    }
+
+    /// Whether nothing can be found here now, as far as anybody knows.
+    pub fn is_empty(&self) -> bool {
+        self.supply == Supply::Known(0) || self.is_spent
+    }
+
+    /// Ends its rest.
+    pub fn wake(&mut self) {
+        self.rests_until = None;
+        if std::mem::take(&mut self.is_spent) {
+            self.supply = Supply::Unknown;
+        }
+    }
+
+    /// Ends its rest if that is for a rate limit: the limit may be another one now.
+    pub fn wake_if_spent(&mut self) {
+        if self.is_spent {
+            self.wake();
+        }
     }
 
     /// Forgets what is known, and what a look under way will say of emptiness.
@@ -129,6 +152,10 @@ impl Lane {
             None => {
                 self.supply = Supply::Unknown;
                 self.rests_until = Some(now + FAILURE_PAUSE);
+            }
+            Some(Finding { rests_for: Some(rest), .. }) if !self.is_distrusted => {
+                self.is_spent = true;
+                self.rests_until = Some(now + rest);
             }
             Some(Finding { is_short: true, .. })
                 if self.is_distrusted || (!was_from_zero && is_zero_look_due) =>
@@ -173,4 +200,6 @@ pub struct Finding {
     pub last: Option<ClaimKey>,
     /// Whether the queue has gates; none when nobody asked, or nobody answered.
     pub has_gates: Option<bool>,
+    /// The queue's rate limit lets nothing more through for so long.
+    pub rests_for: Option<Duration>,
 }

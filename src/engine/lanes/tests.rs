@@ -87,7 +87,13 @@ impl Board {
         let is_short = jobs < look.slots.len();
         self.lanes.landed(
             look,
-            Some(Finding { is_short, was_contended: false, last, has_gates: Some(false) }),
+            Some(Finding {
+                is_short,
+                was_contended: false,
+                last,
+                has_gates: Some(false),
+                rests_for: None,
+            }),
             self.now,
         );
     }
@@ -266,7 +272,13 @@ fn two_looks_by_type_never_choose_from_one_queue_at_once() {
     let second = board.deal();
     assert!(board.deal().is_empty());
     let last = Some(ClaimKey::ZERO);
-    let contended = Finding { is_short: false, was_contended: true, last, has_gates: Some(false) };
+    let contended = Finding {
+        is_short: false,
+        was_contended: true,
+        last,
+        has_gates: Some(false),
+        rests_for: None,
+    };
     board.lanes.landed(&second[0], Some(contended), board.now);
     assert_eq!(board.deal().len(), 1, "what others took is not what is there");
 }
@@ -410,7 +422,13 @@ fn a_queue_whose_jobs_are_all_held_is_not_hammered() {
     let mut board = Board::new();
     board.park_typed(1, 1, &["q"], &["mail"], 1);
     let looks = board.deal();
-    let held = Finding { is_short: false, was_contended: true, last: None, has_gates: Some(false) };
+    let held = Finding {
+        is_short: false,
+        was_contended: true,
+        last: None,
+        has_gates: Some(false),
+        rests_for: None,
+    };
     board.lanes.landed(&looks[0], Some(held), board.now);
     assert!(board.deal().is_empty());
     board.pass(CONTENTION_PAUSE);
@@ -450,6 +468,7 @@ fn a_busy_lane_asks_for_gates_again_though_it_looks_from_its_beginning_all_the_t
             was_contended: false,
             last: None,
             has_gates: look[0].may_have_gates.then_some(false),
+            rests_for: None,
         };
         board.lanes.landed(&look[0], Some(finding), board.now);
     }

@@ -10,10 +10,7 @@ use sqlx::types::Json as Stored;
 use utoipa::ToSchema;
 
 use crate::{
-    domain::{
-        backoff::{RetryPolicy, Strategy},
-        gate, limits,
-    },
+    domain::{gate, limits},
     engine::{
         enqueue::{Extras, NewJob, Start},
         family::{OnConflict, TiedJob},
@@ -21,13 +18,13 @@ use crate::{
     error::Error,
     http::{
         extract::{Object, RequestBody},
+        retry::RetryRequest,
         validate::Check,
     },
     ids::{JobId, ProjectId},
 };
 
 const DEFAULT_QUEUE: &str = "default";
-const DEFAULT_MAX_ATTEMPTS: i32 = 3;
 const DEFAULT_TIMEOUT_SECONDS: i32 = 1_800;
 const DEFAULT_CONCURRENCY_LIMIT: i32 = 1;
 /// Fewer failures than one would never be retried, and never be given up.
@@ -60,7 +57,7 @@ pub struct EnqueueRequest {
     /// When it may run, in seconds from now. Instead of `run_at`.
     #[schema(minimum = 0, maximum = 31_622_400)]
     delay_seconds: Option<i64>,
-    /// Failures at which it is given up. Default: 3.
+    /// Failures at which it is given up. Default: as its queue says, or 3.
     #[schema(minimum = 1, maximum = 100)]
     max_attempts: Option<i32>,
     /// Longest run of one attempt. Default: 1800.
@@ -124,28 +121,6 @@ pub enum OnConflictChoice {
 
 impl RequestBody for EnqueueRequest {}
 
-/// How a job is tried again. Fields that are not sent have their defaults.
-#[derive(Debug, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct RetryRequest {
-    /// How the wait grows. Default: exponential.
-    strategy: Option<Strategy>,
-    /// The first wait. Default: 15.
-    #[schema(minimum = 0, maximum = 2_592_000)]
-    initial_seconds: Option<u32>,
-    /// The growth of an exponential wait. Default: 2.
-    #[schema(minimum = 1, maximum = 100)]
-    multiplier: Option<f64>,
-    /// The longest wait. Default: 21600.
-    #[schema(minimum = 0, maximum = 2_592_000)]
-    max_seconds: Option<u32>,
-    /// Up to so many seconds are added. Default: 3.
-    #[schema(minimum = 0, maximum = 2_592_000)]
-    jitter_seconds: Option<u32>,
-    /// Error types that go straight to the dead letter: exact, or `prefix.*`; at most 50.
-    non_retryable_types: Option<Vec<String>>,
-}
-
 /// Checks a job and makes it ready to be stored.
 ///
 /// # Errors
@@ -162,8 +137,9 @@ pub fn accept(
     check.name("queue", &queue, limits::MAX_QUEUE_CHARS);
     let priority = request.priority.unwrap_or(0);
     check.range("priority", priority, limits::MIN_PRIORITY, limits::MAX_PRIORITY);
-    let max_attempts = request.max_attempts.unwrap_or(DEFAULT_MAX_ATTEMPTS);
-    check.range("max_attempts", max_attempts, MIN_MAX_ATTEMPTS, limits::MAX_MAX_ATTEMPTS);
+    if let Some(max_attempts) = request.max_attempts {
+        check.range("max_attempts", max_attempts, MIN_MAX_ATTEMPTS, limits::MAX_MAX_ATTEMPTS);
+    }
     let timeout_seconds = request.timeout_seconds.unwrap_or(DEFAULT_TIMEOUT_SECONDS);
     check.range("timeout_seconds", timeout_seconds, 1, limits::MAX_TIMEOUT_SECONDS);
     let payload = match request.payload.take() {
@@ -188,10 +164,10 @@ pub fn accept(
         job_type: request.job_type,
         rank: priority.saturating_neg(),
         start: start(request.run_at, request.delay_seconds, check),
-        max_attempts,
+        max_attempts: request.max_attempts,
         timeout_seconds,
         payload,
-        retry: request.retry.map(|Object(it)| Stored(accept_retry(it, check))),
+        retry: request.retry.map(|Object(it)| Stored(it.accept("retry", check))),
         tags: accept_tags(request.tags, check),
         extras: (extras != Extras::default()).then(|| Box::new(extras)),
     };
@@ -307,34 +283,6 @@ fn start(run_at: Option<DateTime<Utc>>, delay_seconds: Option<i64>, check: &mut 
             Start::After(i32::try_from(seconds).unwrap_or(i32::MAX))
         }
     }
-}
-
-fn accept_retry(request: RetryRequest, check: &mut Check) -> RetryPolicy {
-    let default = RetryPolicy::default();
-    let policy = RetryPolicy {
-        strategy: request.strategy.unwrap_or(default.strategy),
-        initial_seconds: request.initial_seconds.unwrap_or(default.initial_seconds),
-        multiplier: request.multiplier.unwrap_or(default.multiplier),
-        max_seconds: request.max_seconds.unwrap_or(default.max_seconds),
-        jitter_seconds: request.jitter_seconds.unwrap_or(default.jitter_seconds),
-        non_retryable_types: request.non_retryable_types.unwrap_or_default(),
-    };
-    let seconds = [
-        ("retry.initial_seconds", policy.initial_seconds),
-        ("retry.max_seconds", policy.max_seconds),
-        ("retry.jitter_seconds", policy.jitter_seconds),
-    ];
-    for (field, value) in seconds {
-        check.range(field, i64::from(value), 0, limits::MAX_RETRY_SECONDS);
-    }
-    check.range("retry.multiplier", policy.multiplier, 1.0, limits::MAX_RETRY_MULTIPLIER);
-    check.names(
-        "retry.non_retryable_types",
-        &policy.non_retryable_types,
-        limits::MAX_NON_RETRYABLE_TYPES,
-        limits::MAX_ERROR_TYPE_CHARS,
-    );
-    policy
 }
 
 fn accept_tags(

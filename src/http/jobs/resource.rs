@@ -10,7 +10,7 @@ use utoipa::ToSchema;
 use crate::{
     domain::{
         backoff::RetryPolicy,
-        job::{JobState, Outcome, StoredState, WaitingFor},
+        job::{Closed, JobState, Outcome, StoredState, WaitingFor},
         text::ErrorReport,
     },
     engine::enqueue::{NewJob, StoredJob},
@@ -188,10 +188,15 @@ impl Job {
         let extras = new.extras.as_deref().cloned().unwrap_or_default();
         // A new job that is due and yet `scheduled` waits for its parents.
         let unfinished_parents = i32::from(!extras.parents.is_empty());
+        let closed = Closed {
+            is_queue_paused: stored.is_queue_paused,
+            is_type_paused: stored.is_type_paused,
+            ..Closed::default()
+        };
         Ok(Self {
             id: new.id.to_string(),
             state: stored.state.public(),
-            waiting_for: stored.state.waiting_for(unfinished_parents, false),
+            waiting_for: stored.state.waiting_for(unfinished_parents, closed),
             job_type: new.job_type.clone(),
             queue: new.queue.clone(),
             priority: -new.rank,
@@ -209,9 +214,9 @@ impl Job {
             enqueued_at: stored.created_at,
             attempt: 0,
             failures: 0,
-            max_attempts: new.max_attempts,
+            max_attempts: stored.max_attempts,
             timeout_seconds: new.timeout_seconds,
-            retry: new.retry.as_ref().map(|it| it.0.clone()).unwrap_or_default(),
+            retry: RetryPolicy::stored(stored.retry.as_ref()),
             worker_id: None,
             claimed_at: None,
             lease_expires_at: None,
@@ -229,11 +234,12 @@ impl Job {
     /// # Errors
     /// [`Error::Internal`] when its payload or result is no JSON after all.
     pub fn read(row: JobRow) -> Result<Self, Error> {
+        let closed = row.closed();
         let tags = row.tags.map(serde_json::from_value).transpose().map_err(Error::internal)?;
         Ok(Self {
             id: row.id.to_string(),
             state: row.state.public(),
-            waiting_for: row.state.waiting_for(row.unfinished_parents, row.is_crowded),
+            waiting_for: row.state.waiting_for(row.unfinished_parents, closed),
             job_type: row.job_type,
             queue: row.queue,
             priority: -row.rank,

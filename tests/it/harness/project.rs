@@ -102,6 +102,25 @@ impl TestProject {
         Reply::of(request.send().await.expect("an answer")).await
     }
 
+    pub async fn patch(&self, path: &str, body: Value) -> Reply {
+        let request = self.request(Method::PATCH, path).json(&body);
+        Reply::of(request.send().await.expect("an answer")).await
+    }
+
+    pub async fn put(&self, path: &str, body: Value) -> Reply {
+        let request = self.request(Method::PUT, path).json(&body);
+        Reply::of(request.send().await.expect("an answer")).await
+    }
+
+    pub async fn delete(&self, path: &str) -> Reply {
+        Reply::of(self.request(Method::DELETE, path).send().await.expect("an answer")).await
+    }
+
+    /// Posts without a body.
+    pub async fn act(&self, path: &str) -> Reply {
+        Reply::of(self.request(Method::POST, path).send().await.expect("an answer")).await
+    }
+
     /// Sends a body as it is.
     pub async fn post_text(&self, path: &str, body: impl Into<reqwest::Body>) -> Reply {
         let request = self.request(Method::POST, path).header("content-type", "application/json");

@@ -13,8 +13,16 @@ use super::{Database, TestServer};
 /// See the module's comment.
 pub struct Proxy {
     url: String,
-    swallowed: Arc<Mutex<Option<&'static str>>>,
+    armed: Arc<Mutex<Option<Armed>>>,
     is_cut: watch::Sender<bool>,
+}
+
+/// What the proxy is to swallow.
+enum Armed {
+    /// The next answer with these bytes in it.
+    Answer(Vec<u8>),
+    /// The answer to the next question with these bytes in it.
+    AnswerTo(Vec<u8>),
 }
 
 impl Proxy {
@@ -25,16 +33,16 @@ impl Proxy {
         let (before, dir) = database.url.split_once("?host=").expect("a socket's folder");
         let socket = format!("{dir}/.s.PGSQL.5432");
         let url = before.replace("@localhost", &format!("@{address}"));
-        let swallowed = Arc::new(Mutex::new(None));
+        let armed = Arc::new(Mutex::new(None));
         let (is_cut, cut) = watch::channel(false);
-        let armed = Arc::clone(&swallowed);
+        let shared = Arc::clone(&armed);
         tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
                 let server = UnixStream::connect(&socket).await.expect("the database answers");
-                tokio::spawn(forward(client, server, Arc::clone(&armed), cut.clone()));
+                tokio::spawn(forward(client, server, Arc::clone(&shared), cut.clone()));
             }
         });
-        Self { url: format!("{url}?sslmode=disable"), swallowed, is_cut }
+        Self { url: format!("{url}?sslmode=disable"), armed, is_cut }
     }
 
     /// A server whose database is behind the proxy.
@@ -44,13 +52,18 @@ impl Proxy {
 
     /// Cuts the connection on which the next answer with this text comes, instead of passing it on.
     /// PostgreSQL sends an answer when its transaction has ended.
-    pub fn swallow_next(&self, text: &'static str) {
-        *self.swallowed.lock().expect("no panic") = Some(text);
+    pub fn swallow_next(&self, text: &str) {
+        *self.armed.lock().expect("no panic") = Some(Armed::Answer(text.into()));
+    }
+
+    /// Cuts the connection on which the next question with these bytes is asked, before it is answered.
+    pub fn swallow_answer_to(&self, question: &[u8]) {
+        *self.armed.lock().expect("no panic") = Some(Armed::AnswerTo(question.to_vec()));
     }
 
     /// Whether it has.
     pub fn has_swallowed(&self) -> bool {
-        self.swallowed.lock().expect("no panic").is_none()
+        self.armed.lock().expect("no panic").is_none()
     }
 
     /// Cuts all connections, and all that come, until it is called with false.
@@ -59,10 +72,15 @@ impl Proxy {
     }
 }
 
-fn is_swallowed(armed: &Mutex<Option<&'static str>>, answer: &[u8]) -> bool {
+/// Whether this is what the proxy waits for; then it waits for nothing more.
+fn is_it(armed: &Mutex<Option<Armed>>, sent: &[u8], is_answer: bool) -> bool {
     let mut armed = armed.lock().expect("no panic");
-    let is_it =
-        armed.is_some_and(|text| answer.windows(text.len()).any(|it| it == text.as_bytes()));
+    let has = |bytes: &[u8]| sent.windows(bytes.len()).any(|it| it == bytes);
+    let is_it = match &*armed {
+        Some(Armed::Answer(bytes)) => is_answer && has(bytes),
+        Some(Armed::AnswerTo(bytes)) => !is_answer && has(bytes),
+        None => false,
+    };
     if is_it {
         *armed = None;
     }
@@ -72,22 +90,25 @@ fn is_swallowed(armed: &Mutex<Option<&'static str>>, answer: &[u8]) -> bool {
 async fn forward(
     mut client: TcpStream,
     mut server: UnixStream,
-    armed: Arc<Mutex<Option<&'static str>>>,
+    armed: Arc<Mutex<Option<Armed>>>,
     mut cut: watch::Receiver<bool>,
 ) {
+    let mut loses_its_answer = false;
     let (mut asked, mut answered) = (vec![0; 65_536], vec![0; 65_536]);
     loop {
         tokio::select! {
             () = async { drop(cut.wait_for(|it| *it).await) } => return,
             read = client.read(&mut asked) => match read {
                 Ok(bytes) if bytes > 0 => {
+                    loses_its_answer |= is_it(&armed, &asked[..bytes], false);
                     server.write_all(&asked[..bytes]).await.expect("the database listens");
                 }
                 _ => return,
             },
             read = server.read(&mut answered) => match read {
                 Ok(bytes) if bytes > 0 => {
-                    if is_swallowed(&armed, &answered[..bytes])
+                    if loses_its_answer
+                        || is_it(&armed, &answered[..bytes], true)
                         || client.write_all(&answered[..bytes]).await.is_err()
                     {
                         return;

@@ -23,7 +23,8 @@ pub struct Model {
     /// Who runs it.
     pub running: Option<Fence>,
     /// How past attempts ended.
-    pub recorded: Vec<(Fence, Outcome)>,
+    /// With whether the job could run again.
+    pub recorded: Vec<(Fence, Outcome, bool)>,
     /// What became of its children when it ended well.
     pub activated: Option<i32>,
 }
@@ -49,16 +50,11 @@ impl Run {
             recorded == outcome || (recorded == Outcome::Cancelled && outcome != Outcome::Succeeded)
         };
         let names_one = fence.attempt.is_some() || fence.lease_id.is_some();
-        let recorded = model.recorded.iter().find(|(it, _)| names_one && it == fence);
-        if let Some((_, recorded)) = recorded.filter(|(_, it)| same(*it)) {
-            let runs_again = [Outcome::Failed, Outcome::Released].contains(recorded);
-            let was_last = model.recorded.iter().position(|it| it.0 == *fence)
-                == Some(model.recorded.len() - 1);
-            // A failure that was the last ended it.
-            let is_over = *recorded == Outcome::Failed && was_last && is_bad(model.state);
+        let recorded = model.recorded.iter().find(|(it, ..)| names_one && it == fence);
+        if let Some((_, recorded, runs_again)) = recorded.filter(|(_, it, _)| same(*it)) {
             return match recorded {
                 Outcome::Succeeded => Answer::Done(model.activated),
-                _ if runs_again && !is_over => Answer::Retry,
+                _ if *runs_again => Answer::Retry,
                 _ => Answer::Done(None),
             };
         }
@@ -86,7 +82,7 @@ impl Run {
     pub fn succeed(&mut self, job: usize) -> Option<i32> {
         let fence = self.jobs[job].running.take().expect("it runs");
         self.jobs[job].state = StoredState::Succeeded;
-        self.jobs[job].recorded.push((fence, Outcome::Succeeded));
+        self.jobs[job].recorded.push((fence, Outcome::Succeeded, false));
         let mut activated = None;
         for child in 0..self.jobs.len() {
             if !self.jobs[child].parents.contains(&job) {
@@ -121,7 +117,8 @@ impl Run {
         } else {
             StoredState::Pending
         };
-        model.recorded.push((fence, recorded));
+        let runs_again = !is_bad(model.state);
+        model.recorded.push((fence, recorded, runs_again));
         if is_bad(self.jobs[job].state) {
             self.call_off_children(job);
         }

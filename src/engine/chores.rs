@@ -1,0 +1,85 @@
+//! What any node does for all: look what waits to be done, add up counts, forget what was kept long enough,
+//! clear away dead rows.
+
+use std::{sync::atomic::Ordering, time::Duration};
+
+use super::Engine;
+use crate::{
+    store::sweep::{
+        self,
+        counts::{self, MAX_FOLDED_ROWS},
+        glance,
+    },
+    wake::Chore,
+};
+
+/// How often it is looked what waits to be done: what another node has left is begun within this.
+pub const GLANCE_PERIOD: Duration = Duration::from_millis(750);
+/// A change of a queue is heard of so long: nodes whose look comes late hear of it too.
+const CHANGE_KEEP_MS: i64 = 3_000;
+/// Settled rows after which the hot tables are vacuumed.
+const VACUUM_AFTER_ROWS: u64 = 20_000;
+
+/// One look at what waits to be done, which the other loops then do.
+///
+/// # Errors
+/// Only those of the store; the look can be repeated.
+pub async fn glance(engine: &Engine) -> sqlx::Result<()> {
+    let mut conn = engine.pools.background.acquire().await?;
+    let seen = glance::glance(&mut conn, CHANGE_KEEP_MS).await?;
+    drop(conn);
+    let is_tick_near =
+        seen.next_tick_ms.is_some_and(|it| it <= GLANCE_PERIOD.as_secs_f64() * 1_000.0);
+    let chores = [
+        (seen.has_orphans, Chore::Orphans),
+        (seen.has_outdated, Chore::Outdated),
+        (seen.has_deltas, Chore::Fold),
+        (seen.has_operations, Chore::Operations),
+        (seen.has_unplanned, Chore::Plan),
+        (is_tick_near, Chore::Fire),
+    ];
+    let wake = &engine.tidings.wake;
+    for (_, chore) in chores.iter().filter(|(waits, _)| *waits) {
+        wake.ask(*chore);
+    }
+    for (project_id, queue) in &seen.changed_queues {
+        wake.queue_changed(*project_id, queue);
+    }
+    Ok(())
+}
+
+/// Adds up what queues count. Answers whether there may be more.
+///
+/// # Errors
+/// Only those of the store; the step can be repeated.
+pub async fn fold(engine: &Engine) -> sqlx::Result<bool> {
+    let mut conn = engine.pools.background.acquire().await?;
+    let folded = counts::fold(&mut conn).await?;
+    Ok(folded == Some(MAX_FOLDED_ROWS))
+}
+
+/// Vacuums the hot tables once enough rows have left them. Answers whether it did.
+///
+/// # Errors
+/// Only those of the store; the step can be repeated.
+pub async fn vacuum_if_due(engine: &Engine) -> sqlx::Result<bool> {
+    if engine.settled.load(Ordering::Relaxed) < VACUUM_AFTER_ROWS {
+        return Ok(false);
+    }
+    engine.settled.store(0, Ordering::Relaxed);
+    let mut conn = engine.pools.background.acquire().await?;
+    sweep::vacuum_hot_tables(&mut conn).await?;
+    Ok(true)
+}
+
+/// Forgets the oldest answers that were kept for their idempotency keys long enough, and workers that
+/// nobody hears of any more. Answers whether there may be more.
+///
+/// # Errors
+/// Only those of the store; the step can be repeated.
+pub async fn prune(engine: &Engine) -> sqlx::Result<bool> {
+    let mut conn = engine.pools.background.acquire().await?;
+    let keys = sweep::prune_idempotency_keys(&mut conn).await?;
+    let workers = sweep::prune_workers(&mut conn).await?;
+    Ok(keys.max(workers) == sweep::MAX_SWEEP_ROWS as u64)
+}

@@ -1,0 +1,65 @@
+//! How failed jobs are tried again, as jobs, queues and schedules say it.
+
+use serde::Deserialize;
+use utoipa::ToSchema;
+
+use super::validate::Check;
+use crate::domain::{
+    backoff::{RetryPolicy, Strategy},
+    limits,
+};
+
+/// How a job is tried again. Fields that are not sent have their defaults.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RetryRequest {
+    /// How the wait grows. Default: exponential.
+    strategy: Option<Strategy>,
+    /// The first wait. Default: 15.
+    #[schema(minimum = 0, maximum = 2_592_000)]
+    initial_seconds: Option<u32>,
+    /// The growth of an exponential wait. Default: 2.
+    #[schema(minimum = 1, maximum = 100)]
+    multiplier: Option<f64>,
+    /// The longest wait. Default: 21600.
+    #[schema(minimum = 0, maximum = 2_592_000)]
+    max_seconds: Option<u32>,
+    /// Up to so many seconds are added. Default: 3.
+    #[schema(minimum = 0, maximum = 2_592_000)]
+    jitter_seconds: Option<u32>,
+    /// Error types that go straight to the dead letter: exact, or `prefix.*`; at most 50.
+    non_retryable_types: Option<Vec<String>>,
+}
+
+impl RetryRequest {
+    /// The policy, complete. Broken rules are noted under `field`.
+    pub fn accept(self, field: &str, check: &mut Check) -> RetryPolicy {
+        let default = RetryPolicy::default();
+        let policy = RetryPolicy {
+            strategy: self.strategy.unwrap_or(default.strategy),
+            initial_seconds: self.initial_seconds.unwrap_or(default.initial_seconds),
+            multiplier: self.multiplier.unwrap_or(default.multiplier),
+            max_seconds: self.max_seconds.unwrap_or(default.max_seconds),
+            jitter_seconds: self.jitter_seconds.unwrap_or(default.jitter_seconds),
+            non_retryable_types: self.non_retryable_types.unwrap_or_default(),
+        };
+        let seconds = [
+            ("initial_seconds", policy.initial_seconds),
+            ("max_seconds", policy.max_seconds),
+            ("jitter_seconds", policy.jitter_seconds),
+        ];
+        for (name, value) in seconds {
+            let max = limits::MAX_RETRY_SECONDS;
+            check.range(&format!("{field}.{name}"), i64::from(value), 0, max);
+        }
+        let multiplier = format!("{field}.multiplier");
+        check.range(&multiplier, policy.multiplier, 1.0, limits::MAX_RETRY_MULTIPLIER);
+        check.names(
+            &format!("{field}.non_retryable_types"),
+            &policy.non_retryable_types,
+            limits::MAX_NON_RETRYABLE_TYPES,
+            limits::MAX_ERROR_TYPE_CHARS,
+        );
+        policy
+    }
+}

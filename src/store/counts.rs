@@ -1,0 +1,258 @@
+//! How many jobs of a queue are where, and how fast they come and go: from counters, never by counting jobs.
+//!
+//! Every statement that moves jobs between states adds a row to `queue_deltas`; a loop folds those into
+//! `queue_counts` and `queue_rates` ([`super::sweep::counts`]). A reader adds what is left, so what it sees
+//! is exact as of its snapshot.
+
+use chrono::{DateTime, Utc};
+use sqlx::PgConnection;
+
+use super::workers::ALIVE_SECONDS;
+use crate::ids::ProjectId;
+
+/// Jobs under way are counted in their index, up to here. The statement carries the same number as a
+/// literal.
+pub const MAX_COUNTED_PROCESSING: usize = 10_000;
+
+/// A queue: its counts, its rates, its settings.
+#[derive(Debug, Clone, PartialEq)]
+#[allow(missing_docs)] // Each is what it says; the comments stand where that is not all.
+pub struct QueueRow {
+    pub queue: String,
+    /// By the database's clock.
+    pub now: DateTime<Utc>,
+    pub scheduled: i64,
+    /// Pending, in backoff or processing.
+    pub active: i64,
+    pub backoff: i64,
+    /// Up to [`MAX_COUNTED_PROCESSING`].
+    pub processing: i64,
+    pub dead_letter: i64,
+    pub succeeded: i64,
+    pub cancelled: i64,
+    /// Since when the job waits that could run longest; none: no job could run.
+    pub oldest_ready_at: Option<DateTime<Utc>>,
+    /// Live workers that poll it.
+    pub workers: i64,
+    pub enqueued_minute: i64,
+    pub succeeded_minute: i64,
+    pub failed_minute: i64,
+    pub enqueued_hour: i64,
+    pub succeeded_hour: i64,
+    pub failed_hour: i64,
+    pub max_concurrency: Option<i32>,
+    pub rate_limit_count: Option<i32>,
+    pub rate_limit_per_seconds: Option<i32>,
+    pub default_lease_seconds: Option<i32>,
+    pub retention_days: Option<i32>,
+    pub default_max_attempts: Option<i32>,
+    pub default_retry: Option<serde_json::Value>,
+    pub brake_after: Option<i32>,
+    pub paused_at: Option<DateTime<Utc>>,
+    pub updated_at: Option<DateTime<Utc>>,
+    /// Whether it was ever used, or set to something, or is polled.
+    pub is_known: bool,
+}
+
+/// The names of the queues of a project, after `after`, in order: those that were ever used, set to
+/// something, or are polled now.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn queue_names(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    after: &str,
+    limit: i64,
+) -> sqlx::Result<Vec<String>> {
+    sqlx::query_scalar!(
+        r#"
+        select queue "queue!"
+        from (
+            (
+                select queue from queue_counts
+                where project_id = $1 and queue > $2
+                order by queue
+                limit $3
+            )
+            union
+            (
+                select name from queues
+                where project_id = $1 and name > $2
+                order by name
+                limit $3
+            )
+            union
+            (
+                select distinct queue from queue_deltas
+                where project_id = $1 and queue > $2
+                order by queue
+                limit $3
+            )
+            union
+            (
+                select distinct polled.queue
+                from workers
+                cross join lateral unnest(queues) as polled(queue)
+                where project_id = $1 and polled.queue > $2
+                    and state = 'running' and lost_at is null
+                    and last_seen_at > now() - make_interval(secs => $4::int)
+                order by polled.queue
+                limit $3
+            )
+        ) names
+        order by queue
+        limit $3
+        "#,
+        project_id.0,
+        after,
+        limit,
+        ALIVE_SECONDS,
+    )
+    .fetch_all(conn)
+    .await
+}
+
+/// These queues, in order, whether they exist or not.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn queues(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    names: &[String],
+) -> sqlx::Result<Vec<QueueRow>> {
+    sqlx::query_as!(
+        QueueRow,
+        r#"
+        with fresh as materialized (
+            select queue, sum(scheduled)::bigint as scheduled, sum(active)::bigint as active,
+                   sum(backoff)::bigint as backoff, sum(dead_letter)::bigint as dead_letter,
+                   sum(succeeded)::bigint as succeeded, sum(cancelled)::bigint as cancelled,
+                   sum(enqueued)::bigint as enqueued, sum(failed)::bigint as failed,
+                   sum(greatest(succeeded, 0))::bigint as has_succeeded
+            from queue_deltas
+            where project_id = $1 and queue = any($2)
+            group by queue
+        ), live_workers as materialized (
+            select polled.queue, count(*) as workers
+            from workers
+            cross join lateral unnest(queues) as polled(queue)
+            where project_id = $1 and state = 'running' and lost_at is null
+                and last_seen_at > now() - make_interval(secs => $3::int)
+                and polled.queue = any($2)
+            group by polled.queue
+        )
+        select named.queue "queue!", now() "now!",
+               coalesce(kept.scheduled, 0) + coalesce(fresh.scheduled, 0) "scheduled!",
+               coalesce(kept.active, 0) + coalesce(fresh.active, 0) "active!",
+               coalesce(kept.backoff, 0) + coalesce(fresh.backoff, 0) "backoff!",
+               coalesce(kept.dead_letter, 0) + coalesce(fresh.dead_letter, 0) "dead_letter!",
+               coalesce(kept.succeeded, 0) + coalesce(fresh.succeeded, 0) "succeeded!",
+               coalesce(kept.cancelled, 0) + coalesce(fresh.cancelled, 0) "cancelled!",
+               running.processing "processing!", oldest.run_at "oldest_ready_at?",
+               coalesce(live_workers.workers, 0) "workers!",
+               coalesce(rate.enqueued_minute, 0) + coalesce(fresh.enqueued, 0) "enqueued_minute!",
+               coalesce(rate.succeeded_minute, 0) + coalesce(fresh.has_succeeded, 0)
+                   "succeeded_minute!",
+               coalesce(rate.failed_minute, 0) + coalesce(fresh.failed, 0) "failed_minute!",
+               coalesce(rate.enqueued, 0) + coalesce(fresh.enqueued, 0) "enqueued_hour!",
+               coalesce(rate.succeeded, 0) + coalesce(fresh.has_succeeded, 0) "succeeded_hour!",
+               coalesce(rate.failed, 0) + coalesce(fresh.failed, 0) "failed_hour!",
+               setting.max_concurrency, setting.rate_limit_count, setting.rate_limit_per_seconds,
+               setting.default_lease_seconds, setting.retention_days, setting.default_max_attempts,
+               setting.default_retry, setting.brake_after, setting.paused_at,
+               setting.updated_at "updated_at?",
+               coalesce(kept.queue, setting.name, fresh.queue, live_workers.queue) is not null
+                   "is_known!"
+        from unnest($2::text[]) as named(queue)
+        left join queue_counts kept on kept.project_id = $1 and kept.queue = named.queue
+        left join queues setting on setting.project_id = $1 and setting.name = named.queue
+        left join fresh on fresh.queue = named.queue
+        left join live_workers on live_workers.queue = named.queue
+        cross join lateral (
+            select count(*) as processing
+            from (
+                select from jobs
+                where project_id = $1 and queue = named.queue and state = 'processing'
+                limit 10000
+            ) counted
+        ) running
+        left join lateral (
+            select sum(enqueued)::bigint as enqueued, sum(succeeded)::bigint as succeeded,
+                   sum(failed)::bigint as failed,
+                   round(sum(enqueued * share))::bigint as enqueued_minute,
+                   round(sum(succeeded * share))::bigint as succeeded_minute,
+                   round(sum(failed * share))::bigint as failed_minute
+            from (
+                select enqueued, succeeded, failed,
+                       case minute
+                           when date_trunc('minute', now()) then 1
+                           when date_trunc('minute', now()) - interval '1 minute'
+                           then 1 - extract(epoch from now() - date_trunc('minute', now())) / 60
+                           else 0
+                       end as share
+                from queue_rates
+                where project_id = $1 and queue = named.queue
+                    and minute > now() - interval '1 hour'
+            ) minutes
+        ) rate on true
+        left join lateral (
+            select min(run_at) as run_at
+            from (
+                with recursive first_of_rank as (
+                    (
+                        select rank, run_at
+                        from jobs
+                        where project_id = $1 and queue = named.queue and state = 'pending'
+                            and gate is null
+                        order by rank, run_at, id
+                        limit 1
+                    )
+                    union all
+                    select next.rank, next.run_at
+                    from first_of_rank
+                    cross join lateral (
+                        select rank, run_at
+                        from jobs
+                        where project_id = $1 and queue = named.queue and state = 'pending'
+                            and gate is null and rank > first_of_rank.rank
+                        order by rank, run_at, id
+                        limit 1
+                    ) next
+                ), first_of_gate as (
+                    (
+                        select gate, rank, run_at
+                        from jobs
+                        where project_id = $1 and queue = named.queue and state = 'pending'
+                            and gate is not null
+                        order by gate, rank, run_at, id
+                        limit 1
+                    )
+                    union all
+                    select next.gate, next.rank, next.run_at
+                    from first_of_gate
+                    cross join lateral (
+                        select gate, rank, run_at
+                        from jobs
+                        where project_id = $1 and queue = named.queue and state = 'pending'
+                            and gate is not null
+                            and (gate, rank) > (first_of_gate.gate, first_of_gate.rank)
+                        order by gate, rank, run_at, id
+                        limit 1
+                    ) next
+                )
+                select run_at from first_of_rank
+                union all
+                (select run_at from first_of_gate limit 500)
+            ) firsts
+        ) oldest on true
+        order by named.queue
+        "#,
+        project_id.0,
+        names,
+        ALIVE_SECONDS,
+    )
+    .fetch_all(conn)
+    .await
+}

@@ -1,0 +1,72 @@
+//! One look at everything that may wait to be done, so that a node at rest asks one question and not ten.
+
+use sqlx::PgConnection;
+
+use crate::ids::ProjectId;
+
+/// What waits to be done, by anybody.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Glance {
+    /// Children must be called off.
+    pub has_orphans: bool,
+    /// Waiting jobs are past their `expires_at`.
+    pub has_outdated: bool,
+    /// Counts have changed that nobody has added up.
+    pub has_deltas: bool,
+    /// An operation's next step is due.
+    pub has_operations: bool,
+    /// The next tick of a schedule is to be found out.
+    pub has_unplanned: bool,
+    /// Milliseconds until a schedule's tick is due; none: there is none.
+    pub next_tick_ms: Option<f64>,
+    /// Queues that somebody has set or paused lately.
+    pub changed_queues: Vec<(ProjectId, String)>,
+}
+
+/// Looks what waits to be done. A queue has changed lately if it has within the last `within_ms`.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn glance(conn: &mut PgConnection, within_ms: i64) -> sqlx::Result<Glance> {
+    let row = sqlx::query!(
+        r#"
+        select exists (select from orphaned_parents) "has_orphans!",
+               exists (select from job_expiries where expires_at <= now()) "has_outdated!",
+               exists (select from queue_deltas) "has_deltas!",
+               exists (select from operations where next_step_at <= now()) "has_operations!",
+               exists (
+                   select from recurring_schedules
+                   where next_tick is null and problem is null and not is_paused
+               ) "has_unplanned!",
+               (
+                   select (extract(epoch from next_tick - now()) * 1000)::float8
+                   from recurring_schedules
+                   where next_tick is not null
+                   order by next_tick
+                   limit 1
+               ) as next_tick_ms,
+               array_agg(changed.project_id) filter (where changed.project_id is not null) as projects,
+               array_agg(changed.name) filter (where changed.name is not null) as names
+        from (select) as always
+        left join (
+            select project_id, name
+            from queues
+            where updated_at > now() - make_interval(secs => $1::bigint / 1000.0)
+            limit 10000
+        ) changed on true
+        "#,
+        within_ms,
+    )
+    .fetch_one(conn)
+    .await?;
+    let projects = row.projects.unwrap_or_default().into_iter().map(ProjectId);
+    Ok(Glance {
+        has_orphans: row.has_orphans,
+        has_outdated: row.has_outdated,
+        has_deltas: row.has_deltas,
+        has_operations: row.has_operations,
+        has_unplanned: row.has_unplanned,
+        next_tick_ms: row.next_tick_ms,
+        changed_queues: projects.zip(row.names.unwrap_or_default()).collect(),
+    })
+}

@@ -70,6 +70,14 @@ impl JobId {
     }
 }
 
+impl OperationId {
+    /// See [`JobId::derived`].
+    #[must_use]
+    pub fn derived(seed: Uuid) -> Self {
+        Self(derived(seed, u64::MAX))
+    }
+}
+
 impl WorkflowId {
     /// See [`JobId::derived`].
     #[must_use]
@@ -95,6 +103,11 @@ prefixed_id!(
     /// A workflow: jobs with dependencies. Unique in its project only.
     WorkflowId,
     "wf_"
+);
+prefixed_id!(
+    /// Work on many jobs that goes on in the background. Unique in its project only.
+    OperationId,
+    "op_"
 );
 prefixed_id!(
     /// Something that happened to a job.

@@ -13,7 +13,7 @@ use crate::{
     engine::{
         Engine,
         chores::{self, GLANCE_PERIOD},
-        orphans, promote, reap, registry, watch,
+        operations, orphans, promote, reap, registry, watch,
     },
     telemetry,
     wake::Chore,
@@ -72,6 +72,13 @@ pub fn start(engine: &Engine, stopping: &CancellationToken, tracker: &TaskTracke
     });
     loops.start("fold", Some(Chore::Fold), |engine| async move {
         Ok(Then::unless_asked(chores::fold(&engine).await?))
+    });
+    loops.start("operations", Some(Chore::Operations), |engine| async move {
+        Ok(match operations::pass(&engine).await? {
+            Some(Duration::ZERO) => Then::GoOn,
+            Some(sleep) => Then::Sleep(sleep.min(UNASKED_PERIOD)),
+            None => Then::Sleep(UNASKED_PERIOD),
+        })
     });
     loops.start("workers", None, |engine| async move {
         registry::pass(&engine).await?;

@@ -56,8 +56,18 @@ metrics_table! {
         "Attempts ended, by outcome.";
     JOBS_DEAD_LETTERED = "fencepost_jobs_dead_lettered_total", Counter,
         "Jobs given up.";
+    BRAKES = "fencepost_brakes_total", Counter,
+        "Job types that their queue's brake has paused.";
     JOBS_CANCELLED = "fencepost_jobs_cancelled_total", Counter,
         "Jobs called off: by somebody, by a parent's end, or by their own expires_at.";
+    JOBS_PRUNED = "fencepost_jobs_pruned_total", Counter,
+        "Finished jobs forgotten because they were kept long enough.";
+    OPERATION_JOBS = "fencepost_operation_jobs_total", Counter,
+        "Jobs that operations have dealt with: purged, brought back or deleted in bulk.";
+    SCHEDULE_FIRES = "fencepost_schedule_fires_total", Counter,
+        "Ticks of recurring schedules that were dealt with, by outcome.";
+    SCHEDULE_LATENESS_SECONDS = "fencepost_schedule_lateness_seconds", Seconds,
+        "Time from a tick to the commit that stores its job.";
     JOBS_PROMOTED = "fencepost_jobs_promoted_total", Counter,
         "Scheduled or retried jobs that became due.";
     JOBS_GIVEN_BACK = "fencepost_jobs_given_back_total", Counter,
@@ -130,8 +140,17 @@ pub fn install_metrics() -> Result<PrometheusHandle, BuildError> {
 const BATCH_KINDS: [&str; 7] =
     ["enqueue", "succeed", "end", "heartbeat", "repeat", "worker", "claim"];
 /// The background loops, as metrics name them.
-const LOOPS: [&str; 10] = [
-    "reap", "promote", "glance", "orphans", "outdated", "fold", "workers", "watch", "prune",
+const LOOPS: [&str; 11] = [
+    "reap",
+    "promote",
+    "glance",
+    "orphans",
+    "outdated",
+    "fold",
+    "operations",
+    "workers",
+    "watch",
+    "prune",
     "vacuum",
 ];
 
@@ -139,7 +158,7 @@ const LOOPS: [&str; 10] = [
 fn show_from_zero() {
     for metric in METRICS.iter().filter(|it| it.kind == Kind::Counter) {
         match metric.name {
-            HTTP_REQUESTS | JOBS_SETTLED | FENCES_REFUSED => (),
+            HTTP_REQUESTS | JOBS_SETTLED | FENCES_REFUSED | SCHEDULE_FIRES => (),
             SHED | STORE_ERRORS => {
                 for kind in BATCH_KINDS {
                     counter!(metric.name, "kind" => kind).increment(0);

@@ -148,3 +148,15 @@ pub const MAX_RETENTION_DAYS: i32 = 3_650;
 pub const MAX_BRAKE_AFTER: i32 = 10_000;
 /// Queues of one page of `GET /v1/queues`.
 pub const MAX_PAGE_QUEUES: u32 = 100;
+/// Operations of one project that may go on at a time.
+pub const MAX_RUNNING_OPERATIONS: i64 = 20;
+/// Operations of one page of `GET /v1/operations`.
+pub const MAX_PAGE_OPERATIONS: u32 = 100;
+/// Days for which an operation is remembered that has ended.
+pub const OPERATION_KEEP_DAYS: i32 = 30;
+/// Dead letters, or groups of them, of one page.
+pub const MAX_PAGE_DEAD_LETTERS: u32 = 200;
+/// Largest `max` of a retry of many dead letters.
+pub const MAX_OPERATION_JOBS: i64 = 10_000_000;
+/// Largest `rate_per_second` of a retry of many dead letters.
+pub const MAX_OPERATION_RATE: i32 = 10_000;

@@ -4,12 +4,14 @@
 pub mod backoff;
 pub mod cron;
 pub mod explain;
+pub mod fingerprint;
 pub mod gate;
 pub mod history;
 pub mod job;
 pub mod lease;
 pub mod limits;
 pub mod logs;
+pub mod operation;
 pub mod rate;
 pub mod text;
 pub mod worker;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use metrics::counter;
 use sqlx::PgConnection;
 
-use super::{control, tidings::Tidings};
+use super::{control, dead_letters, tidings::Tidings};
 use crate::{
     domain::{
         backoff::{Jitter, RetryPolicy},
@@ -70,6 +70,8 @@ pub(super) async fn write_down(
     if !parents.is_empty() {
         store::orphans::mark_orphaned(tx, &parents).await?;
     }
+    // Last: the rows of groups are shared by many.
+    dead_letters::write_down(tx, ends, &after).await?;
     Ok(after)
 }
 

@@ -16,6 +16,7 @@ use crate::{
     store::{
         acks::{JobKey, Rested},
         control::{self, CalledOff, Seen},
+        dead_letters,
         events::{self, NewEvent},
         orphans,
     },
@@ -151,27 +152,74 @@ pub async fn retry(engine: &Engine, key: JobKey) -> Result<(), Error> {
     let mut tx = conn.begin().await?;
     let seen = look(&mut tx, key).await?;
     let revived = match seen.state {
-        StoredState::DeadLetter => {
-            orphans::unmark_orphaned(&mut tx, key.project_id, &[key.id]).await?;
-            let revived = control::revive_dead_letter(&mut tx, key).await.map_err(conflict)?;
-            orphans::restore_expiries(&mut tx, key.project_id, &[key.id]).await?;
-            revived.into_iter().collect()
+        StoredState::DeadLetter => revive_dead_letter(&mut tx, key).await?,
+        StoredState::Cancelled => {
+            let revived = revive(&mut tx, key.project_id, &[key.id]).await?;
+            revive_others(&mut tx, key, revived).await?
         }
-        StoredState::Cancelled => revive(&mut tx, key.project_id, &[key.id]).await?,
         _ => return Err(refused(&seen)),
     };
+    tx.commit().await?;
+    tell_retried(engine, key, &revived);
+    Ok(())
+}
+
+/// Brings back a dead letter, and nothing else; see [`retry`].
+///
+/// # Errors
+/// Those of [`retry`].
+pub async fn retry_dead_letter(engine: &Engine, key: JobKey) -> Result<(), Error> {
+    let mut conn = engine.pools.read.acquire().await?;
+    let mut tx = conn.begin().await?;
+    let revived = revive_dead_letter_in(&mut tx, key).await?;
+    tx.commit().await?;
+    tell_retried(engine, key, &revived);
+    Ok(())
+}
+
+/// The same in somebody's transaction. Answers with all jobs that came back.
+pub(super) async fn revive_dead_letter_in(
+    tx: &mut PgConnection,
+    key: JobKey,
+) -> Result<Vec<Rested>, Error> {
+    let seen = look(tx, key).await?;
+    match seen.state {
+        StoredState::DeadLetter => revive_dead_letter(tx, key).await,
+        _ => Err(refused(&seen)),
+    }
+}
+
+async fn revive_dead_letter(tx: &mut PgConnection, key: JobKey) -> Result<Vec<Rested>, Error> {
+    orphans::unmark_orphaned(tx, key.project_id, &[key.id]).await?;
+    let revived = control::revive_dead_letter(tx, key).await.map_err(conflict)?;
+    orphans::restore_expiries(tx, key.project_id, &[key.id]).await?;
+    let revived = revive_others(tx, key, revived.into_iter().collect()).await?;
+    dead_letters::remove(tx, key.project_id, &[key.id]).await?;
+    Ok(revived)
+}
+
+/// Notes that a job came back, and brings back its descendants.
+async fn revive_others(
+    tx: &mut PgConnection,
+    key: JobKey,
+    mut revived: Vec<Rested>,
+) -> Result<Vec<Rested>, Error> {
     if revived.is_empty() {
         return Err(Error::ParentTerminal(Vec::new()));
     }
-    note(&mut tx, key, history::RETRIED, None, None).await?;
-    let descendants = revive_descendants(&mut tx, key).await?;
-    tx.commit().await?;
-    engine.tidings.waiting(revived.iter().chain(&descendants));
+    note(tx, key, history::RETRIED, None, None).await?;
+    revived.extend(revive_descendants(tx, key).await?);
+    Ok(revived)
+}
+
+/// Tells of a job that came back, and of those that came with it, after the commit.
+pub(super) fn tell_retried(engine: &Engine, key: JobKey, revived: &[Rested]) {
+    engine.tidings.waiting(revived.iter());
     engine.tidings.news.tell(|| {
-        let others = descendants.iter().map(|it| happening(it.key, history::REVIVED));
+        let others = revived.iter().filter(|it| it.key != key);
+        let others = others.map(|it| happening(it.key, history::REVIVED));
         std::iter::once(happening(key, history::RETRIED)).chain(others).collect()
     });
-    Ok(())
 }
 
 /// Round by round, as their parents come back: each job comes back unless another of its parents has ended

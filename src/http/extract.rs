@@ -19,7 +19,7 @@ use tokio::time::timeout;
 use crate::{
     domain::limits,
     error::Error,
-    ids::{JobId, WorkflowId},
+    ids::{JobId, OperationId, WorkflowId},
 };
 
 /// The whole body must arrive within this.
@@ -93,7 +93,9 @@ impl<T: RequestBody, S: Send + Sync> FromRequest<S> for Fingerprinted<T> {
 
 /// The path below `/v1` or `/v1/projects/{project}`, which are two names of one route.
 fn last_segments(path: &str) -> &str {
-    path.find("/jobs").or_else(|| path.find("/workflows")).map_or(path, |at| &path[at..])
+    const FIRST: [&str; 4] = ["/jobs", "/workflows", "/queues", "/dead-letters"];
+    let at = FIRST.iter().filter_map(|it| path.find(it)).min();
+    at.map_or(path, |at| &path[at..])
 }
 
 fn is_json(headers: &HeaderMap) -> bool {
@@ -245,6 +247,14 @@ impl PathId for WorkflowId {
     }
 }
 
+impl PathId for OperationId {
+    const PARAMETER: &'static str = "operation_id";
+
+    fn missing() -> Error {
+        Error::OperationNotFound
+    }
+}
+
 async fn id_in_path<Id: PathId, S: Send + Sync>(parts: &mut Parts, state: &S) -> Result<Id, Error> {
     let params =
         RawPathParams::from_request_parts(parts, state).await.map_err(|_| Id::missing())?;
@@ -269,6 +279,18 @@ impl<S: Send + Sync> FromRequestParts<S> for JobInPath {
 pub struct WorkflowInPath(pub WorkflowId);
 
 impl<S: Send + Sync> FromRequestParts<S> for WorkflowInPath {
+    type Rejection = Error;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Error> {
+        id_in_path(parts, state).await.map(Self)
+    }
+}
+
+/// The operation that the path names.
+#[derive(Debug, Clone, Copy)]
+pub struct OperationInPath(pub OperationId);
+
+impl<S: Send + Sync> FromRequestParts<S> for OperationInPath {
     type Rejection = Error;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Error> {

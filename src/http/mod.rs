@@ -1,6 +1,8 @@
 //! The native wire: parse, call the engine, answer. No SQL, no rules. The path of a file is the path
 //! of its routes.
 
+mod cursor;
+mod dead_letters;
 pub mod error;
 mod extract;
 mod health;
@@ -8,6 +10,7 @@ mod idempotency;
 mod jobs;
 mod layers;
 pub mod openapi;
+mod operations;
 mod queues;
 mod retry;
 pub mod server;
@@ -46,6 +49,16 @@ fn data_plane() -> OpenApiRouter<App> {
         .routes(routes!(queues::get, queues::change))
         .routes(routes!(queues::control::pause))
         .routes(routes!(queues::control::resume))
+        .routes(routes!(queues::control::purge))
+        .routes(routes!(dead_letters::list))
+        .routes(routes!(dead_letters::groups))
+        .routes(routes!(dead_letters::many::retry))
+        .routes(routes!(dead_letters::many::purge))
+        .routes(routes!(dead_letters::retry))
+        .routes(routes!(dead_letters::delete))
+        .routes(routes!(operations::list))
+        .routes(routes!(operations::get))
+        .routes(routes!(operations::abort))
         .routes(routes!(workers::registry::list))
         .routes(routes!(workers::register::register))
         .routes(routes!(workers::registry::deregister))

@@ -29,7 +29,9 @@ use super::data_plane;
     tags(
         (name = "jobs", description = "What producers call."),
         (name = "streams", description = "Server-sent events."),
-        (name = "queues", description = "What queues are set to."),
+        (name = "queues", description = "What is in queues, how fast it moves, and what they are set to."),
+        (name = "dead letters", description = "What was given up."),
+        (name = "operations", description = "Work on many jobs that goes on in the background."),
         (name = "workflows", description = "Jobs that wait for each other."),
         (name = "workers", description = "What workers call."),
     ),

@@ -266,10 +266,10 @@ pub async fn get(
     State(app): State<App>,
     NameInPath(queue): NameInPath,
 ) -> Result<Reply<Queue>, Error> {
-    check_name(&queue)?;
-    let found = read(&app, caller.project_id, &[queue]).await?;
-    let known = found.into_iter().find(|(_, is_known)| *is_known);
-    known.map(|(queue, _)| Reply(queue)).ok_or(Error::QueueNotFound)
+    let mut check = Check::default();
+    check.name("queue", &queue, limits::MAX_QUEUE_CHARS);
+    check.finish()?;
+    known(&app, caller.project_id, &queue).await.map(Reply)
 }
 
 /// What to change of a queue. At least one field; null takes a setting away.
@@ -399,19 +399,15 @@ pub async fn change(
     one(&app, caller.project_id, queue).await
 }
 
-/// A name breaks a rule that no queue can have.
-pub(super) fn check_name(queue: &str) -> Result<(), Error> {
-    let mut check = Check::default();
-    check.name("queue", queue, limits::MAX_QUEUE_CHARS);
-    check.finish()
+/// One queue, if there is such.
+async fn known(app: &App, project_id: ProjectId, queue: &str) -> Result<Queue, Error> {
+    let found = read(app, project_id, &[queue.to_owned()]).await?;
+    let known = found.into_iter().find(|(_, is_known)| *is_known);
+    known.map(|(queue, _)| queue).ok_or(Error::QueueNotFound)
 }
 
 /// One queue that is known to be there.
-pub(super) async fn one(
-    app: &App,
-    project_id: ProjectId,
-    queue: String,
-) -> Result<Reply<Queue>, Error> {
+async fn one(app: &App, project_id: ProjectId, queue: String) -> Result<Reply<Queue>, Error> {
     let found = read(app, project_id, &[queue]).await?;
     found.into_iter().next().map(|(queue, _)| Reply(queue)).ok_or(Error::QueueNotFound)
 }

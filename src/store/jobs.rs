@@ -94,6 +94,18 @@ pub async fn find(
     project_id: ProjectId,
     id: JobId,
 ) -> sqlx::Result<Option<JobRow>> {
+    Ok(find_all(conn, project_id, &[id]).await?.pop())
+}
+
+/// Those of these jobs that there are, in no order; see [`find`].
+///
+/// # Errors
+/// Only those of the store.
+pub async fn find_all(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    ids: &[JobId],
+) -> sqlx::Result<Vec<JobRow>> {
     sqlx::query_as!(
         JobRow,
         r#"
@@ -103,14 +115,14 @@ pub async fn find(
                    completed_at, lease_id, worker_id, claimed_at, lease_expires_at,
                    null::text as result, null::bigint as duration_ms, true as is_live, expires_at
             from jobs
-            where project_id = $1 and id = $2
+            where project_id = $1 and id = any($2)
             union all
             select id, queue, job_type, state, rank, run_at, created_at, attempt, failures,
                    max_attempts, timeout_seconds, 0, cancel_requested, progress,
                    completed_at, lease_id, worker_id, claimed_at, null, result, duration_ms,
                    false, null
             from finished_jobs
-            where project_id = $1 and id = $2
+            where project_id = $1 and id = any($2)
         )
         select job.id "id!: JobId", job.queue "queue!", job.job_type "job_type!",
                job.state "state!: StoredState", job.rank "rank!", job.run_at "run_at!",
@@ -164,9 +176,9 @@ pub async fn find(
         left join queues setting on setting.project_id = $1 and setting.name = job.queue
         "#,
         project_id.0,
-        id.0,
+        &ids.iter().map(|it| it.0).collect::<Vec<Uuid>>(),
     )
-    .fetch_optional(conn)
+    .fetch_all(conn)
     .await
 }
 

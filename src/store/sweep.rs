@@ -3,6 +3,7 @@
 
 pub mod counts;
 pub mod glance;
+pub mod operations;
 
 use sqlx::{Executor, PgConnection};
 use uuid::Uuid;

@@ -1,6 +1,10 @@
 //! Who may call, and what one project can see of another: nothing.
 
-use fencepost::{auth::key, http::openapi, ids::WorkflowId};
+use fencepost::{
+    auth::key,
+    http::openapi,
+    ids::{OperationId, WorkflowId},
+};
 use reqwest::Method;
 use serde_json::{Value, json};
 
@@ -13,7 +17,7 @@ fn operations(id: &str) -> Vec<(Method, String, Option<Value>)> {
     for (path, methods) in paths {
         for method in methods.as_object().expect("methods").keys() {
             let body = match (method.as_str(), path.as_str()) {
-                ("get", _) => None,
+                ("get" | "delete", _) => None,
                 (_, path) if is_bare(path) => None,
                 ("post", "/v1/jobs") => Some(json!({"job_type": "t"})),
                 ("post", "/v1/jobs/batch") => Some(json!({"jobs": [{"job_type": "t"}]})),
@@ -32,6 +36,11 @@ fn operations(id: &str) -> Vec<(Method, String, Option<Value>)> {
                 }
                 ("patch", "/v1/jobs/{job_id}") => Some(json!({"priority": 1})),
                 ("patch", "/v1/queues/{queue}") => Some(json!({"max_concurrency": 5})),
+                ("post", "/v1/queues/{queue}/purge") => Some(json!({"confirm": "default"})),
+                ("post", "/v1/dead-letters/retry") => Some(json!({"filter": {}})),
+                ("post", "/v1/dead-letters/purge") => {
+                    Some(json!({"filter": {}, "confirm": "purge"}))
+                }
                 ("post", "/v1/workflows") => Some(json!({"jobs": [{"key": "a", "job_type": "t"}]})),
                 ("post", "/v1/workers/deregister") => Some(json!({"worker_id": "w"})),
                 ("post", "/v1/workers/events") => Some(json!({
@@ -46,6 +55,7 @@ fn operations(id: &str) -> Vec<(Method, String, Option<Value>)> {
             let path = path
                 .replace("{job_id}", id)
                 .replace("{workflow_id}", &WorkflowId::generate().to_string())
+                .replace("{operation_id}", &OperationId::generate().to_string())
                 .replace("{worker_id}", "w")
                 .replace("{queue}", "default");
             operations.push((method, path, body));
@@ -57,7 +67,8 @@ fn operations(id: &str) -> Vec<(Method, String, Option<Value>)> {
 
 /// Operations that need no body.
 fn is_bare(path: &str) -> bool {
-    const BARE: [&str; 6] = ["/cancel", "/retry", "/quiet", "/terminate", "/pause", "/resume"];
+    const BARE: [&str; 7] =
+        ["/cancel", "}/retry", "/quiet", "/terminate", "/pause", "/resume", "/abort"];
     BARE.iter().any(|it| path.ends_with(it))
 }
 
@@ -132,7 +143,8 @@ fn every_operation_answers_under_the_project_of_its_key_and_under_no_other() {
                 let reply = call(&ours, &under(project), Some(&ours.api_key)).await;
                 if reply.status.as_u16() == 404 {
                     let code = reply.json()["error"]["code"].clone();
-                    let is_routed = ["workflow_not_found", "worker_not_found"];
+                    let is_routed =
+                        ["workflow_not_found", "worker_not_found", "operation_not_found"];
                     assert!(is_routed.iter().any(|it| code == *it), "{path}: {code}");
                 }
                 assert!(!reply.status.is_server_error(), "{path}: {}", reply.text);

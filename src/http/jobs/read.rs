@@ -3,13 +3,9 @@
 use std::time::Duration;
 
 use axum::{Extension, Json as Reply, extract::State};
-use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
 use chrono::{DateTime, Utc};
-use hmac::{Hmac, KeyInit, Mac};
 use serde::{Deserialize, Serialize};
-use sha2::Sha256;
 use utoipa::{IntoParams, ToSchema};
-use uuid::Uuid;
 
 use super::{ErrorView, Job};
 use crate::{
@@ -19,6 +15,7 @@ use crate::{
     engine::{settle::JobKey, watch},
     error::Error,
     http::{
+        cursor,
         error::ErrorBody,
         extract::{JobInPath, Query},
         layers::ClientGone,
@@ -31,8 +28,6 @@ use crate::{
 const DEFAULT_PAGE_JOBS: u32 = 50;
 /// Characters in a tag filter: a name, a colon, and a value.
 const MAX_TAG_FILTER_CHARS: usize = limits::MAX_TAG_KEY_CHARS + 1 + limits::MAX_TAG_VALUE_CHARS;
-/// Bytes of a cursor's signature.
-const SIGNATURE_BYTES: usize = 16;
 
 /// Read a job.
 ///
@@ -68,7 +63,11 @@ pub async fn get(
 }
 
 /// A job with its attempts.
-pub(super) async fn find(app: &App, project_id: ProjectId, id: JobId) -> Result<Job, Error> {
+pub(in crate::http) async fn find(
+    app: &App,
+    project_id: ProjectId,
+    id: JobId,
+) -> Result<Job, Error> {
     let mut conn = app.engine.pools.read.acquire().await?;
     let row = store::jobs::find(&mut conn, project_id, id).await?;
     let row = row.ok_or(Error::JobNotFound)?;
@@ -151,7 +150,7 @@ pub async fn list(
     check.time("created_after", query.created_after);
     check.time("created_before", query.created_before);
     check.finish()?;
-    let cursor = query.cursor.as_deref().map(|it| read_cursor(&app, caller.project_id, it));
+    let cursor = query.cursor.as_deref().map(|it| cursor::read_id(&app, caller.project_id, it));
     let filter = store::jobs::Filter {
         state: query.state,
         queue: query.queue,
@@ -163,7 +162,7 @@ pub async fn list(
         created_after: query.created_after,
         created_before: query.created_before,
     };
-    let before = cursor.transpose()?;
+    let before = cursor.transpose()?.map(JobId);
     let mut conn = app.engine.pools.read.acquire().await?;
     let (rows, goes_on_below) =
         store::jobs::page(&mut conn, caller.project_id, &filter, before, page_jobs).await?;
@@ -177,35 +176,6 @@ pub async fn list(
     Ok(Reply(JobPage {
         jobs: jobs.collect::<Result<_, Error>>()?,
         has_more: goes_on_below.is_some(),
-        next_cursor: goes_on_below.map(|it| write_cursor(&app, caller.project_id, it)),
+        next_cursor: goes_on_below.map(|it| cursor::write_id(&app, caller.project_id, it.0)),
     }))
-}
-
-/// A cursor is a job's id and a signature over it and the project: nobody can make one up, or use
-/// one of another project.
-fn write_cursor(app: &App, project_id: ProjectId, id: JobId) -> String {
-    let mut bytes = id.0.as_bytes().to_vec();
-    bytes.extend(&sign(app, project_id, id.0).finalize().into_bytes()[..SIGNATURE_BYTES]);
-    BASE64_URL_SAFE_NO_PAD.encode(bytes)
-}
-
-fn read_cursor(app: &App, project_id: ProjectId, cursor: &str) -> Result<JobId, Error> {
-    let invalid = || Error::invalid("cursor", "must be the next_cursor of an earlier page");
-    let bytes = BASE64_URL_SAFE_NO_PAD.decode(cursor).map_err(|_| invalid())?;
-    let (id, signature) = bytes.split_at_checked(size_of::<Uuid>()).ok_or_else(invalid)?;
-    let id = Uuid::from_slice(id).map_err(|_| invalid())?;
-    if signature.len() != SIGNATURE_BYTES {
-        return Err(invalid());
-    }
-    sign(app, project_id, id).verify_truncated_left(signature).map_err(|_| invalid())?;
-    Ok(JobId(id))
-}
-
-fn sign(app: &App, project_id: ProjectId, id: Uuid) -> Hmac<Sha256> {
-    // HMAC takes keys of any length.
-    let mut mac =
-        Hmac::<Sha256>::new_from_slice(&app.cursor_key).unwrap_or_else(|_| unreachable!());
-    mac.update(&project_id.0.to_be_bytes());
-    mac.update(id.as_bytes());
-    mac
 }

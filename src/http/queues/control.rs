@@ -1,19 +1,33 @@
-//! `POST /v1/queues/{queue}/pause` and `POST …/resume`.
+//! `POST /v1/queues/{queue}/pause`, `POST …/resume` and `POST …/purge`.
 
-use axum::{Json as Reply, extract::State};
+use axum::{
+    Extension, Json as Reply,
+    extract::State,
+    http::{HeaderMap, StatusCode},
+    response::Response,
+};
 use serde::Deserialize;
 use utoipa::ToSchema;
 
-use super::{Queue, one};
+use super::{Queue, known, one};
 use crate::{
     app::App,
     auth::Caller,
-    domain::limits,
-    engine::queues,
+    domain::{
+        limits,
+        operation::{Filter, Kind},
+    },
+    engine::{
+        operations::{self, NewOperation},
+        queues,
+    },
     error::Error,
     http::{
         error::ErrorBody,
-        extract::{NameInPath, OptionalJson, RequestBody},
+        extract::{Fingerprinted, NameInPath, OptionalJson, RequestBody},
+        idempotency::{self, Answer, Ids},
+        layers::RequestId,
+        operations::Operation,
         validate::Check,
     },
 };
@@ -80,6 +94,73 @@ pub async fn resume(
     OptionalJson(request): OptionalJson<PauseRequest>,
 ) -> Result<Reply<Queue>, Error> {
     set_paused(&app, &caller, queue, request, false).await
+}
+
+/// Which queue to purge, once more.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(example = json!({"confirm": "default"}))]
+pub struct PurgeRequest {
+    /// Must be the queue's name.
+    confirm: String,
+}
+
+impl RequestBody for PurgeRequest {}
+
+/// Purge a queue.
+///
+/// Calls off the jobs that wait in it now, in the background: the operation says how far it has come. What
+/// runs, what has ended and what comes later is not touched. Children of the jobs are called off with them.
+#[utoipa::path(
+    post, path = "/queues/{queue}/purge", tag = "queues", operation_id = "queues_purge",
+    params(
+        ("queue" = String, Path, description = "The queue.", example = "default"),
+        ("Idempotency-Key" = Option<String>, Header, description = "Repeating the request with the same key answers as the first time, for 24 hours.", max_length = 200),
+    ),
+    request_body = PurgeRequest,
+    responses(
+        (status = 202, description = "The operation has begun; `Location` leads to it.", body = Operation,
+         headers(("Location" = String, description = "The operation's path."))),
+        (status = 400, description = "The request cannot be read or breaks a rule, or `confirm` is another name.", body = ErrorBody),
+        (status = 401, description = "No valid API key.", body = ErrorBody),
+        (status = 404, description = "Nobody has ever used a queue of this name.", body = ErrorBody),
+        (status = 409, description = "The idempotency key came with another request.", body = ErrorBody),
+        (status = 413, description = "The body is too large.", body = ErrorBody),
+        (status = 415, description = "The body is not JSON.", body = ErrorBody),
+        (status = 503, description = "Try again later.", body = ErrorBody),
+    ),
+)]
+pub async fn purge(
+    caller: Caller,
+    State(app): State<App>,
+    NameInPath(queue): NameInPath,
+    Extension(request_id): Extension<RequestId>,
+    headers: HeaderMap,
+    Fingerprinted { request, fingerprint }: Fingerprinted<PurgeRequest>,
+) -> Result<Response, Error> {
+    let key = idempotency::key(&headers, None)?;
+    let (running, project_id) = (app.clone(), caller.project_id);
+    idempotency::once(&app, &caller, key, &fingerprint, &request_id, async move |ids: Ids| {
+        let mut check = Check::default();
+        check.name("queue", &queue, limits::MAX_QUEUE_CHARS);
+        if request.confirm != queue {
+            check.refuse("confirm", "must be the queue's name");
+        }
+        check.finish()?;
+        let counts = known(&running, project_id, &queue).await?.counts;
+        let new = NewOperation {
+            id: ids.operation(),
+            kind: Kind::QueuePurge,
+            filter: Filter { queue: Some(queue), ..Filter::default() },
+            expected: Some(counts.scheduled + counts.pending),
+            max_jobs: None,
+            rate_per_second: None,
+        };
+        let row = operations::begin(&running.engine, project_id, &new).await?;
+        let location = Some(format!("/v1/operations/{}", row.id));
+        Answer::new(StatusCode::ACCEPTED, location, &Operation::from(row))
+    })
+    .await
 }
 
 async fn set_paused(

@@ -107,11 +107,6 @@ impl TestProject {
         Reply::of(request.send().await.expect("an answer")).await
     }
 
-    pub async fn put(&self, path: &str, body: Value) -> Reply {
-        let request = self.request(Method::PUT, path).json(&body);
-        Reply::of(request.send().await.expect("an answer")).await
-    }
-
     pub async fn delete(&self, path: &str) -> Reply {
         Reply::of(self.request(Method::DELETE, path).send().await.expect("an answer")).await
     }

@@ -44,6 +44,12 @@ impl Reply {
         assert_eq!(self.status.as_u16(), 201, "{}", self.text);
     }
 
+    /// Expects a status, and nothing to read.
+    #[track_caller]
+    pub fn is_empty(&self, status: u16) {
+        assert_eq!((self.status.as_u16(), self.text.as_str()), (status, ""));
+    }
+
     /// Expects an error in the one shape that all errors have.
     #[track_caller]
     pub fn is_error(&self, status: u16, code: &str) -> Value {

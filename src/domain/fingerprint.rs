@@ -1,0 +1,124 @@
+//! What dead letters have in common that failed alike: the type of the job, the type of the error, and the
+//! message without what differs from job to job.
+
+use sha2::{Digest, Sha256};
+use uuid::Uuid;
+
+/// Characters of a message without its numbers that count.
+const MAX_CHARS: usize = 500;
+/// From so many hexadecimal digits on a word counts as a number, if one of them is a digit.
+const MIN_HEX_DIGITS: usize = 6;
+
+/// The fingerprint of a failure.
+///
+/// ```
+/// # use fencepost::domain::fingerprint::fingerprint;
+/// let of = |message| fingerprint("mail.send", Some("Timeout"), Some(message));
+/// assert_eq!(of("no answer from 10.0.0.7 after 30 s"), of("no answer from 10.0.0.12 after 5 s"));
+/// assert_ne!(of("no answer"), of("no route"));
+/// assert_ne!(of("no answer"), fingerprint("mail.send", Some("Refused"), Some("no answer")));
+/// assert_ne!(of("no answer"), fingerprint("mail.read", Some("Timeout"), Some("no answer")));
+/// ```
+#[must_use]
+pub fn fingerprint(job_type: &str, error_type: Option<&str>, message: Option<&str>) -> Uuid {
+    let mut hash = Sha256::new();
+    for part in [job_type, error_type.unwrap_or_default(), &normalise(message.unwrap_or_default())]
+    {
+        hash.update(part.len().to_be_bytes());
+        hash.update(part.as_bytes());
+    }
+    let bytes = hash.finalize().first_chunk::<16>().copied().unwrap_or_default();
+    Uuid::from_bytes(bytes)
+}
+
+/// The message without numbers, ids, quoted values and differences of case and space.
+///
+/// ```
+/// # use fencepost::domain::fingerprint::normalise;
+/// assert_eq!(normalise("User 42 not  found"), "user # not found");
+/// assert_eq!(normalise("key \"acme-7\" is taken"), "key \"\" is taken");
+/// assert_eq!(normalise("object 0f8fad5b-d9cb-469f-a165-70867728950e"), "object #");
+/// assert_eq!(normalise("at 0x7ffe12ab: dead"), "at #: dead");
+/// assert_eq!(normalise("can't read 'a' or 'b'"), "can't read '' or ''");
+/// ```
+#[must_use]
+pub fn normalise(message: &str) -> String {
+    let unquoted = without_quoted(&message.to_lowercase());
+    let words = unquoted.split_whitespace().map(without_numbers).collect::<Vec<_>>();
+    words.join(" ").chars().take(MAX_CHARS).collect()
+}
+
+/// What stands between two quotes of a kind is a value. An apostrophe in a word is no quote.
+fn without_quoted(text: &str) -> String {
+    let mut kept = String::with_capacity(text.len());
+    let mut before = ' ';
+    let mut rest = text.chars();
+    while let Some(char) = rest.next() {
+        kept.push(char);
+        let opens = matches!(char, '"' | '\'' | '`') && !before.is_alphanumeric();
+        before = char;
+        if !opens {
+            continue;
+        }
+        if let Some(length) = rest.as_str().find(char) {
+            rest = rest.as_str()[length..].chars();
+            kept.extend(rest.next());
+        }
+    }
+    kept
+}
+
+/// A word with every number or id in it as `#`.
+fn without_numbers(word: &str) -> String {
+    let is_part = |it: char| it.is_ascii_alphanumeric();
+    let mut kept = String::with_capacity(word.len());
+    let mut rest = word;
+    while let Some(first) = rest.chars().next() {
+        if !is_part(first) {
+            kept.push(first);
+            rest = &rest[first.len_utf8()..];
+            continue;
+        }
+        let end = rest.find(|it| !is_part(it)).unwrap_or(rest.len());
+        let (part, after) = rest.split_at(end);
+        kept.push_str(if is_number(part) { "#" } else { part });
+        rest = after;
+    }
+    // A date, an address or an id is one number, however many parts it has.
+    let mut joined = kept;
+    for separator in ["#-#", "#.#", "#:#", "#/#"] {
+        while joined.contains(separator) {
+            joined = joined.replace(separator, "#");
+        }
+    }
+    joined
+}
+
+fn is_number(part: &str) -> bool {
+    let hex = part.strip_prefix("0x").unwrap_or(part);
+    let has_digit = part.bytes().any(|it| it.is_ascii_digit());
+    let is_hex = hex.len() >= MIN_HEX_DIGITS && hex.bytes().all(|it| it.is_ascii_hexdigit());
+    let unit = part.trim_start_matches(|it: char| it.is_ascii_digit());
+    // 30, 30s, 250ms; but not sha256.
+    let is_quantity = unit.len() < part.len() && unit.len() <= 2;
+    // Four digits of an id between others.
+    let is_group = part.len() == 4 && hex.bytes().all(|it| it.is_ascii_hexdigit()) && has_digit;
+    has_digit && (is_hex || is_quantity || is_group)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn any_message_has_a_fingerprint_and_numbers_do_not_matter(
+            message in ".{0,600}", one in 0_u32.., other in 0_u32..
+        ) {
+            let of = |number: u32| normalise(&format!("{number} {message}"));
+            prop_assert_eq!(of(one), of(other));
+        }
+    }
+}

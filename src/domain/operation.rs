@@ -1,0 +1,96 @@
+//! Work on many jobs that goes on in the background: what it does, to which jobs, and in which steps.
+
+use chrono::{DateTime, Utc};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+use uuid::Uuid;
+
+/// Jobs that one step deals with at the most.
+pub const MAX_STEP_JOBS: i64 = 100;
+/// Steps into which a second is divided when an operation is not to go too fast.
+const STEPS_PER_SECOND: i64 = 4;
+
+/// What an operation does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, sqlx::Type, ToSchema)]
+#[serde(rename_all = "snake_case")]
+#[sqlx(type_name = "text", rename_all = "snake_case")]
+pub enum Kind {
+    /// Calls off the waiting jobs of a queue.
+    QueuePurge,
+    /// Brings dead letters back.
+    DeadLettersRetry,
+    /// Deletes dead letters for good.
+    DeadLettersPurge,
+}
+
+/// Where an operation is in its life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, sqlx::Type, ToSchema)]
+#[serde(rename_all = "snake_case")]
+#[sqlx(type_name = "text", rename_all = "snake_case")]
+pub enum State {
+    /// Goes on, on whichever node.
+    Running,
+    /// Has dealt with all of its jobs.
+    Succeeded,
+    /// Was ended before it had.
+    Aborted,
+}
+
+/// Which jobs an operation deals with. Every part narrows.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Filter {
+    /// Only jobs of this queue.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(min_length = 1, max_length = 100)]
+    pub queue: Option<String>,
+    /// Only jobs of this type.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(min_length = 1, max_length = 500)]
+    pub job_type: Option<String>,
+    /// Only dead letters of this group.
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        serialize_with = "uuid::serde::simple::option::serialize"
+    )]
+    #[schema(value_type = Option<String>)]
+    pub fingerprint: Option<Uuid>,
+    /// Only dead letters that were given up at this time or later.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub died_after: Option<DateTime<Utc>>,
+    /// Only dead letters that were given up before this time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub died_before: Option<DateTime<Utc>>,
+}
+
+/// Jobs of the next step: as many as a step may have, as are left, and as the rate allows.
+///
+/// ```
+/// # use fencepost::domain::operation::step_jobs;
+/// assert_eq!(step_jobs(0, None, None), 100);
+/// assert_eq!(step_jobs(95, Some(100), None), 5);
+/// assert_eq!(step_jobs(0, None, Some(1)), 1);
+/// assert_eq!(step_jobs(0, None, Some(40)), 10);
+/// assert_eq!(step_jobs(100, Some(100), Some(1)), 0);
+/// ```
+#[must_use]
+pub fn step_jobs(done: i64, max_jobs: Option<i64>, rate_per_second: Option<i32>) -> i64 {
+    let left = max_jobs.map_or(MAX_STEP_JOBS, |it| (it - done).max(0));
+    let drip =
+        rate_per_second.map_or(MAX_STEP_JOBS, |it| (i64::from(it) / STEPS_PER_SECOND).max(1));
+    left.min(drip).min(MAX_STEP_JOBS)
+}
+
+/// Milliseconds from a step of so many jobs to the next one.
+///
+/// ```
+/// # use fencepost::domain::operation::pause_ms;
+/// assert_eq!(pause_ms(100, None), 0);
+/// assert_eq!(pause_ms(10, Some(40)), 250);
+/// assert_eq!(pause_ms(1, Some(1)), 1_000);
+/// ```
+#[must_use]
+pub fn pause_ms(jobs: i64, rate_per_second: Option<i32>) -> i64 {
+    rate_per_second.map_or(0, |rate| jobs * 1_000 / i64::from(rate.max(1)))
+}

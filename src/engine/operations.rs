@@ -1,0 +1,250 @@
+//! Work on many jobs that goes on in the background, step by step on any node: purging a queue, retrying and
+//! purging dead letters. A step and its progress are one transaction, so a node that dies leaves nothing half
+//! done, and another one goes on.
+
+use std::time::Duration;
+
+use metrics::counter;
+use sqlx::{Acquire, PgConnection};
+use uuid::Uuid;
+
+use super::{
+    Engine, control,
+    control::{call_off, event, tell_called_off},
+    dead_letters,
+};
+use crate::{
+    domain::{
+        history,
+        limits::MAX_RUNNING_OPERATIONS,
+        operation::{Filter, Kind, pause_ms, step_jobs},
+    },
+    error::Error,
+    ids::{OperationId, ProjectId},
+    store::{
+        acks::{JobKey, Rested},
+        control::CalledOff,
+        dead_letters::Place,
+        events,
+        operations::{self, DueOperation, MAX_EXAMINED_JOBS, Progress},
+        sweep,
+    },
+    telemetry,
+    wake::Chore,
+};
+
+pub use crate::store::operations::{NewOperation, OperationRow};
+
+/// An operation whose step has failed rests for so long.
+const FAILURE_PAUSE_SECONDS: i32 = 5;
+/// The pause when another node holds what is due.
+const LOCKED_ELSEWHERE_PAUSE: Duration = Duration::from_millis(50);
+
+/// Begins an operation.
+///
+/// # Errors
+/// [`Error::Invalid`] when [`MAX_RUNNING_OPERATIONS`] of the project go on already.
+pub async fn begin(
+    engine: &Engine,
+    project_id: ProjectId,
+    new: &NewOperation,
+) -> Result<OperationRow, Error> {
+    let mut conn = engine.pools.read.acquire().await?;
+    if let Some(there) = operations::find(&mut conn, project_id, new.id).await? {
+        return Ok(there);
+    }
+    if operations::count_running(&mut conn, project_id).await? >= MAX_RUNNING_OPERATIONS {
+        let message = format!("{MAX_RUNNING_OPERATIONS} operations of the project go on already");
+        return Err(Error::invalid("body", message));
+    }
+    operations::insert(&mut conn, project_id, new).await?;
+    let found = operations::find(&mut conn, project_id, new.id).await?;
+    drop(conn);
+    engine.tidings.wake.ask(Chore::Operations);
+    found.ok_or(Error::OperationNotFound)
+}
+
+/// One operation.
+///
+/// # Errors
+/// [`Error::OperationNotFound`].
+pub async fn find(
+    engine: &Engine,
+    project_id: ProjectId,
+    id: OperationId,
+) -> Result<OperationRow, Error> {
+    let mut conn = engine.pools.read.acquire().await?;
+    operations::find(&mut conn, project_id, id).await?.ok_or(Error::OperationNotFound)
+}
+
+/// Ends an operation before it is through: what is done stays done. One that has ended stays as it is.
+///
+/// # Errors
+/// [`Error::OperationNotFound`].
+pub async fn abort(
+    engine: &Engine,
+    project_id: ProjectId,
+    id: OperationId,
+) -> Result<OperationRow, Error> {
+    let mut conn = engine.pools.read.acquire().await?;
+    operations::abort(&mut conn, project_id, id).await?;
+    operations::find(&mut conn, project_id, id).await?.ok_or(Error::OperationNotFound)
+}
+
+/// Makes one step of the operation that is due longest, and answers how long to sleep until the next is due;
+/// none: no operation goes on.
+///
+/// # Errors
+/// Only those of the store; the pass can be repeated.
+pub async fn pass(engine: &Engine) -> sqlx::Result<Option<Duration>> {
+    let mut conn = engine.pools.background.acquire().await?;
+    let mut tx = conn.begin().await?;
+    let due = sweep::operations::lock_due(&mut tx).await?;
+    let Some(due) = due else {
+        tx.commit().await?;
+        let wait = sweep::operations::next_step_ms(&mut conn).await?;
+        let sleep = |wait_ms: f64| match wait_ms > 0.0 {
+            true => Duration::from_secs_f64(wait_ms / 1_000.0),
+            false => LOCKED_ELSEWHERE_PAUSE,
+        };
+        return Ok(wait.map(sleep));
+    };
+    match step(&mut tx, &due).await {
+        Ok(stepped) => {
+            tx.commit().await?;
+            drop(conn);
+            tell(engine, &stepped);
+        }
+        Err(error) => {
+            note_failure(due.id, &error);
+            tx.rollback().await?;
+            let pause = FAILURE_PAUSE_SECONDS;
+            operations::postpone(&mut conn, due.project_id, due.id, pause).await?;
+        }
+    }
+    Ok(Some(Duration::ZERO))
+}
+
+fn note_failure(id: OperationId, error: &Error) {
+    let error = error as &dyn std::error::Error;
+    tracing::warn!(error, operation.id = %id, "a step of an operation failed");
+}
+
+/// What a step has done, for those who must hear of it.
+#[derive(Default)]
+struct Stepped {
+    done: u64,
+    called_off: Vec<CalledOff>,
+    revived: Vec<(JobKey, Vec<Rested>)>,
+}
+
+fn tell(engine: &Engine, stepped: &Stepped) {
+    counter!(telemetry::OPERATION_JOBS).increment(stepped.done);
+    tell_called_off(engine, &stepped.called_off, history::CANCELLED);
+    for (key, revived) in &stepped.revived {
+        control::tell_retried(engine, *key, revived);
+    }
+}
+
+async fn step(tx: &mut PgConnection, due: &DueOperation) -> Result<Stepped, Error> {
+    let wanted = step_jobs(due.done, due.max_jobs, due.rate_per_second);
+    let mut stepped = Stepped::default();
+    let (progress, is_through) = match due.kind {
+        _ if wanted == 0 => (Progress { done: 0, skipped: 0, after: None, pause_ms: None }, true),
+        Kind::QueuePurge => purge_queue(tx, due, wanted, &mut stepped).await?,
+        Kind::DeadLettersRetry | Kind::DeadLettersPurge => {
+            deal_with_dead_letters(tx, due, wanted, &mut stepped).await?
+        }
+    };
+    let pause_ms = (!is_through).then(|| pause_ms(progress.done, due.rate_per_second));
+    let progress = Progress { pause_ms, ..progress };
+    operations::advance(tx, due.project_id, due.id, &progress).await?;
+    stepped.done = progress.done.unsigned_abs();
+    Ok(stepped)
+}
+
+/// Calls waiting jobs off, in the order of their ids.
+async fn purge_queue(
+    tx: &mut PgConnection,
+    due: &DueOperation,
+    wanted: i64,
+    stepped: &mut Stepped,
+) -> Result<(Progress, bool), Error> {
+    let DueOperation { project_id, created_at, filter, .. } = due;
+    let queue = filter.queue.as_deref().unwrap_or_default();
+    let after = due.after_id.unwrap_or(Uuid::nil());
+    let found =
+        operations::waiting_jobs(tx, *project_id, queue, after, *created_at, wanted).await?;
+    let keys: Vec<_> =
+        found.jobs.iter().map(|id| JobKey { project_id: *project_id, id: *id }).collect();
+    let gone = if keys.is_empty() { Vec::new() } else { call_off(tx, &keys, false, None).await? };
+    let payload = format!(r#"{{"operation_id":"{}"}}"#, due.id);
+    let noted: Vec<_> = gone
+        .iter()
+        .map(|it| event(it.key, history::CANCELLED, None, Some(payload.clone())))
+        .collect();
+    events::insert(tx, &noted).await?;
+    let is_full = found.jobs.len() as i64 == wanted;
+    let last = if is_full { found.jobs.last().map(|it| it.0) } else { found.last };
+    let done = gone.len() as i64;
+    stepped.called_off = gone;
+    let progress = Progress {
+        done,
+        skipped: keys.len() as i64 - done,
+        after: last.map(|id| Place { died_at: *created_at, id }),
+        pause_ms: None,
+    };
+    Ok((progress, !is_full && found.examined < MAX_EXAMINED_JOBS))
+}
+
+/// Brings dead letters back or deletes them, the oldest first.
+async fn deal_with_dead_letters(
+    tx: &mut PgConnection,
+    due: &DueOperation,
+    wanted: i64,
+    stepped: &mut Stepped,
+) -> Result<(Progress, bool), Error> {
+    let DueOperation { project_id, created_at, filter, .. } = due;
+    let filter: &Filter = filter;
+    let after = due.after_at.zip(due.after_id).map(|(died_at, id)| Place { died_at, id });
+    let found =
+        crate::store::dead_letters::next_batch(tx, *project_id, filter, after, *created_at, wanted)
+            .await?;
+    let matching: Vec<_> = found.iter().filter(|it| it.is_match).collect();
+    let mut ids: Vec<_> = matching.iter().map(|it| it.job_id).collect();
+    ids.sort();
+    let done = match due.kind {
+        Kind::DeadLettersPurge => dead_letters::delete_in(tx, *project_id, &ids).await?,
+        _ => {
+            for id in &ids {
+                let key = JobKey { project_id: *project_id, id: *id };
+                let mut each = tx.begin().await?;
+                match control::revive_dead_letter_in(&mut each, key).await {
+                    Ok(revived) => {
+                        each.commit().await?;
+                        stepped.revived.push((key, revived));
+                    }
+                    // It has come back already, or cannot: it is left as it is.
+                    Err(
+                        Error::JobNotFound
+                        | Error::InvalidState(_)
+                        | Error::ParentTerminal(_)
+                        | Error::UniqueConflict { .. },
+                    ) => each.rollback().await?,
+                    Err(error) => return Err(error),
+                }
+            }
+            stepped.revived.len() as i64
+        }
+    };
+    let is_full = matching.len() as i64 == wanted;
+    let is_more = is_full || found.iter().any(|it| !it.is_match);
+    let last = if is_full { matching.last().copied() } else { found.last() };
+    let progress = Progress {
+        done,
+        skipped: ids.len() as i64 - done,
+        after: last.map(|it| Place { died_at: it.died_at, id: it.job_id.0 }),
+        pause_ms: None,
+    };
+    Ok((progress, !is_more))
+}

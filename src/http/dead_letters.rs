@@ -1,0 +1,311 @@
+//! `GET /v1/dead-letters`, `GET …/groups`, `POST …/{job_id}/retry` and `DELETE …/{job_id}`: what was given up,
+//! grouped by what failed alike.
+
+pub mod many;
+
+use std::collections::HashMap;
+
+use axum::{Json as Reply, extract::State, http::StatusCode};
+use chrono::{DateTime, Utc};
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+use uuid::Uuid;
+
+use super::{
+    cursor,
+    error::ErrorBody,
+    extract::{JobInPath, Query},
+    jobs::{ErrorView, Job, read},
+    validate::Check,
+};
+use crate::{
+    app::App,
+    auth::Caller,
+    domain::{limits, operation::Filter},
+    engine::{control, dead_letters, settle::JobKey},
+    error::Error,
+    store::{
+        self,
+        dead_letters::{GroupRow, LetterRow, Place},
+    },
+};
+
+const DEFAULT_PAGE_DEAD_LETTERS: u32 = 50;
+
+/// A job that was given up.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct DeadLetter {
+    /// What it has in common with those that failed alike.
+    #[schema(example = "6f0a1c52e3b84d0c9d5e7a1b2c3d4e5f")]
+    pub fingerprint: String,
+    /// When it was given up.
+    pub died_at: DateTime<Utc>,
+    /// The job, with its last error; without its attempts.
+    pub job: Job,
+}
+
+/// Which dead letters to list.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct DeadLettersQuery {
+    /// Only those of this queue.
+    queue: Option<String>,
+    /// Only those of this type.
+    job_type: Option<String>,
+    /// Only those of this group.
+    fingerprint: Option<String>,
+    /// Only those that were given up at this time or later.
+    died_after: Option<DateTime<Utc>>,
+    /// Only those that were given up before this time.
+    died_before: Option<DateTime<Utc>>,
+    /// Dead letters on one page. Default: 50.
+    #[param(minimum = 1, maximum = 200)]
+    limit: Option<u32>,
+    /// `next_cursor` of the page before.
+    cursor: Option<String>,
+}
+
+/// A page of dead letters, newest first.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct DeadLetterPage {
+    /// The dead letters.
+    pub dead_letters: Vec<DeadLetter>,
+    /// Whether there may be more. A page looks at a bounded number of dead letters, so it can be short,
+    /// even empty, and there is more all the same.
+    pub has_more: bool,
+    /// Where the next page begins.
+    #[schema(required)]
+    pub next_cursor: Option<String>,
+}
+
+/// Checks a filter as it comes in a query or a body, under `path`.
+fn check_filter(path: &str, filter: &Filter, check: &mut Check) {
+    let Filter { queue, job_type, fingerprint: _, died_after, died_before } = filter;
+    let field = |name: &str| format!("{path}{name}");
+    check.optional_name(&field("queue"), queue.as_deref(), limits::MAX_QUEUE_CHARS);
+    check.optional_name(&field("job_type"), job_type.as_deref(), limits::MAX_JOB_TYPE_CHARS);
+    check.time(&field("died_after"), *died_after);
+    check.time(&field("died_before"), *died_before);
+}
+
+/// List dead letters.
+///
+/// Newest first. Go on with `next_cursor` as long as `has_more` is true.
+#[utoipa::path(
+    get, path = "/dead-letters", tag = "dead letters", operation_id = "dead_letters_list",
+    params(DeadLettersQuery),
+    responses(
+        (status = 200, description = "A page of dead letters.", body = DeadLetterPage),
+        (status = 400, description = "A parameter is wrong.", body = ErrorBody),
+        (status = 401, description = "No valid API key.", body = ErrorBody),
+        (status = 503, description = "Try again later.", body = ErrorBody),
+    ),
+)]
+pub async fn list(
+    caller: Caller,
+    State(app): State<App>,
+    Query(query): Query<DeadLettersQuery>,
+) -> Result<Reply<DeadLetterPage>, Error> {
+    let limit = query.limit.unwrap_or(DEFAULT_PAGE_DEAD_LETTERS);
+    let mut check = Check::default();
+    check.range("limit", limit, 1, limits::MAX_PAGE_DEAD_LETTERS);
+    let fingerprint = query.fingerprint.as_deref().map(Uuid::parse_str).transpose();
+    if fingerprint.is_err() {
+        check.refuse("fingerprint", "must be the fingerprint of a group");
+    }
+    let filter = Filter {
+        queue: query.queue,
+        job_type: query.job_type,
+        fingerprint: fingerprint.unwrap_or_default(),
+        died_after: query.died_after,
+        died_before: query.died_before,
+    };
+    check_filter("", &filter, &mut check);
+    check.finish()?;
+    let project_id = caller.project_id;
+    let before = query.cursor.as_deref().map(|it| cursor::read_place(&app, project_id, it));
+    let before = before.transpose()?;
+    let mut conn = app.engine.pools.read.acquire().await?;
+    let one_more = i64::from(limit) + 1;
+    let rows = store::dead_letters::page(&mut conn, project_id, &filter, before, one_more).await?;
+    let (mut matching, examined): (Vec<_>, Vec<_>) = rows.into_iter().partition(|it| it.is_match);
+    let is_full = matching.len() > limit as usize;
+    matching.truncate(limit as usize);
+    let last = if is_full { matching.last() } else { examined.last() };
+    let place = last.map(|it| Place { died_at: it.died_at, id: it.job_id.0 });
+    let ids: Vec<_> = matching.iter().map(|it| it.job_id).collect();
+    let jobs = store::jobs::find_all(&mut conn, project_id, &ids).await?;
+    let keys: Vec<_> = ids.iter().map(|it| (project_id, *it)).collect();
+    let mut errors = store::jobs::last_errors(&mut conn, &keys).await?;
+    let mut jobs: HashMap<_, _> = jobs.into_iter().map(|it| (it.id, it)).collect();
+    let mut dead_letters = Vec::with_capacity(matching.len());
+    for LetterRow { job_id, fingerprint, died_at, .. } in matching {
+        // It came back at this very moment.
+        let Some(row) = jobs.remove(&job_id) else { continue };
+        let error = errors.remove(&(project_id, job_id));
+        let job = Job { last_error: error.and_then(ErrorView::of), ..Job::read(row)? };
+        dead_letters.push(DeadLetter { fingerprint: hex(fingerprint), died_at, job });
+    }
+    Ok(Reply(DeadLetterPage {
+        dead_letters,
+        has_more: place.is_some(),
+        next_cursor: place.map(|it| cursor::write_place(&app, project_id, it)),
+    }))
+}
+
+fn hex(fingerprint: Uuid) -> String {
+    fingerprint.simple().to_string()
+}
+
+/// Which groups to list.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct GroupsQuery {
+    /// Groups on one page. Default: 50.
+    #[param(minimum = 1, maximum = 200)]
+    limit: Option<u32>,
+    /// `next_cursor` of the page before.
+    cursor: Option<String>,
+}
+
+/// Dead letters that failed alike: the type of the job, the type of the error, and the message without
+/// numbers, ids and quoted values.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct DeadLetterGroup {
+    /// What they have in common.
+    #[schema(example = "6f0a1c52e3b84d0c9d5e7a1b2c3d4e5f")]
+    pub fingerprint: String,
+    /// The type of the jobs.
+    pub job_type: String,
+    /// The type of the error, or how the last attempt ended when no worker has reported one.
+    #[schema(required)]
+    pub error_type: Option<String>,
+    /// The message of the first of them.
+    #[schema(required)]
+    pub sample_message: Option<String>,
+    /// The first of them.
+    pub sample_job_id: String,
+    /// How many there are now.
+    pub count: i64,
+    /// When the first was given up.
+    pub first_seen_at: DateTime<Utc>,
+    /// When the latest was given up.
+    pub last_seen_at: DateTime<Utc>,
+}
+
+impl From<GroupRow> for DeadLetterGroup {
+    fn from(row: GroupRow) -> Self {
+        Self {
+            fingerprint: hex(row.fingerprint),
+            job_type: row.job_type,
+            error_type: row.error_type,
+            sample_message: row.sample_message,
+            sample_job_id: row.sample_job_id.to_string(),
+            count: row.jobs,
+            first_seen_at: row.first_seen_at,
+            last_seen_at: row.last_seen_at,
+        }
+    }
+}
+
+/// A page of groups, the latest first.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct GroupPage {
+    /// The groups.
+    pub groups: Vec<DeadLetterGroup>,
+    /// Whether there are more.
+    pub has_more: bool,
+    /// Where the next page begins.
+    #[schema(required)]
+    pub next_cursor: Option<String>,
+}
+
+/// List groups of dead letters.
+///
+/// The latest first. Retry or purge one by its `fingerprint`.
+#[utoipa::path(
+    get, path = "/dead-letters/groups", tag = "dead letters", operation_id = "dead_letters_groups",
+    params(GroupsQuery),
+    responses(
+        (status = 200, description = "A page of groups.", body = GroupPage),
+        (status = 400, description = "A parameter is wrong.", body = ErrorBody),
+        (status = 401, description = "No valid API key.", body = ErrorBody),
+        (status = 503, description = "Try again later.", body = ErrorBody),
+    ),
+)]
+pub async fn groups(
+    caller: Caller,
+    State(app): State<App>,
+    Query(query): Query<GroupsQuery>,
+) -> Result<Reply<GroupPage>, Error> {
+    let limit = query.limit.unwrap_or(DEFAULT_PAGE_DEAD_LETTERS);
+    let mut check = Check::default();
+    check.range("limit", limit, 1, limits::MAX_PAGE_DEAD_LETTERS);
+    check.finish()?;
+    let project_id = caller.project_id;
+    let before = query.cursor.as_deref().map(|it| cursor::read_place(&app, project_id, it));
+    let before = before.transpose()?;
+    let mut conn = app.engine.pools.read.acquire().await?;
+    let one_more = i64::from(limit) + 1;
+    let mut rows = store::dead_letters::groups(&mut conn, project_id, before, one_more).await?;
+    let has_more = rows.len() > limit as usize;
+    rows.truncate(limit as usize);
+    let last = rows.last().filter(|_| has_more);
+    let place = last.map(|it| Place { died_at: it.last_seen_at, id: it.fingerprint });
+    Ok(Reply(GroupPage {
+        groups: rows.into_iter().map(DeadLetterGroup::from).collect(),
+        has_more,
+        next_cursor: place.map(|it| cursor::write_place(&app, project_id, it)),
+    }))
+}
+
+/// Retry a dead letter.
+///
+/// Its failures count from 0, its attempt grows on, its history stays; the descendants that its end called
+/// off come back with it.
+#[utoipa::path(
+    post, path = "/dead-letters/{job_id}/retry", tag = "dead letters", operation_id = "dead_letters_retry",
+    params(("job_id" = String, Path, description = "The job.", example = "job_01m7w3ha3aextt8pkwwdmxsmqw")),
+    responses(
+        (status = 200, description = "The job, as it is now.", body = Job),
+        (status = 401, description = "No valid API key.", body = ErrorBody),
+        (status = 404, description = "The project has no such job.", body = ErrorBody),
+        (status = 409, description = "The job is no dead letter, or a live job has its unique key.", body = ErrorBody),
+        (status = 503, description = "Try again later.", body = ErrorBody),
+    ),
+)]
+pub async fn retry(
+    caller: Caller,
+    State(app): State<App>,
+    JobInPath(id): JobInPath,
+) -> Result<Reply<Job>, Error> {
+    let key = JobKey { project_id: caller.project_id, id };
+    control::retry_dead_letter(&app.engine, key).await?;
+    read::find(&app, caller.project_id, id).await.map(Reply)
+}
+
+/// Delete a dead letter.
+///
+/// For good, with its payload, its history and its logs.
+#[utoipa::path(
+    delete, path = "/dead-letters/{job_id}", tag = "dead letters", operation_id = "dead_letters_delete",
+    params(("job_id" = String, Path, description = "The job.", example = "job_01m7w3ha3aextt8pkwwdmxsmqw")),
+    responses(
+        (status = 204, description = "It is gone."),
+        (status = 401, description = "No valid API key.", body = ErrorBody),
+        (status = 404, description = "The project has no such job.", body = ErrorBody),
+        (status = 409, description = "The job is no dead letter.", body = ErrorBody),
+        (status = 503, description = "Try again later.", body = ErrorBody),
+    ),
+)]
+pub async fn delete(
+    caller: Caller,
+    State(app): State<App>,
+    JobInPath(id): JobInPath,
+) -> Result<StatusCode, Error> {
+    let key = JobKey { project_id: caller.project_id, id };
+    dead_letters::delete(&app.engine, key).await?;
+    Ok(StatusCode::NO_CONTENT)
+}

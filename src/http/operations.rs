@@ -1,0 +1,183 @@
+//! `GET /v1/operations`, `GET /v1/operations/{operation_id}` and `POST …/abort`: work on many jobs that goes on
+//! in the background.
+
+use axum::{Json as Reply, extract::State};
+use chrono::{DateTime, Utc};
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+
+use super::{
+    cursor,
+    error::ErrorBody,
+    extract::{OperationInPath, Query},
+    validate::Check,
+};
+use crate::{
+    app::App,
+    auth::Caller,
+    domain::{
+        limits,
+        operation::{Filter, Kind, State as OperationState},
+    },
+    engine::operations::{self, OperationRow},
+    error::Error,
+    ids::OperationId,
+    store,
+};
+
+const DEFAULT_PAGE_OPERATIONS: u32 = 20;
+
+/// Work on many jobs that goes on in the background. It survives restarts, and any node goes on with it.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Operation {
+    /// Its id.
+    #[schema(example = "op_01m7w3ha3aextt8pkwwdmxsmqw")]
+    pub id: String,
+    /// What it does.
+    pub kind: Kind,
+    /// Where it is in its life.
+    pub state: OperationState,
+    /// Which jobs it deals with: those that matched when it began.
+    pub filter: Filter,
+    /// How many they seemed to be when it began; null: more than were counted.
+    #[schema(required)]
+    pub expected: Option<i64>,
+    /// Jobs it has dealt with.
+    pub done: i64,
+    /// Jobs it has left as they were: they had changed meanwhile, or could not be brought back.
+    pub skipped: i64,
+    /// Jobs it deals with at the most; null: all.
+    #[schema(required)]
+    pub max: Option<i64>,
+    /// Jobs it deals with in a second at the most; null: as fast as it can.
+    #[schema(required)]
+    pub rate_per_second: Option<i32>,
+    /// When it began.
+    pub created_at: DateTime<Utc>,
+    /// When it last made a step.
+    pub updated_at: DateTime<Utc>,
+    /// When it ended.
+    #[schema(required)]
+    pub ended_at: Option<DateTime<Utc>>,
+}
+
+impl From<OperationRow> for Operation {
+    fn from(row: OperationRow) -> Self {
+        Self {
+            id: row.id.to_string(),
+            kind: row.kind,
+            state: row.state,
+            // A shape that only a newer release knows reads as no filter.
+            filter: serde_json::from_value(row.filter).unwrap_or_default(),
+            expected: row.expected,
+            done: row.done,
+            skipped: row.skipped,
+            max: row.max_jobs,
+            rate_per_second: row.rate_per_second,
+            created_at: row.created_at,
+            updated_at: row.updated_at,
+            ended_at: row.ended_at,
+        }
+    }
+}
+
+/// Which operations to list.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct OperationsQuery {
+    /// Operations on one page. Default: 20.
+    #[param(minimum = 1, maximum = 100)]
+    limit: Option<u32>,
+    /// `next_cursor` of the page before.
+    cursor: Option<String>,
+}
+
+/// A page of operations, newest first.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct OperationPage {
+    /// The operations.
+    pub operations: Vec<Operation>,
+    /// Whether there are more.
+    pub has_more: bool,
+    /// Where the next page begins.
+    #[schema(required)]
+    pub next_cursor: Option<String>,
+}
+
+/// List operations.
+///
+/// Newest first; those that have ended for 30 days.
+#[utoipa::path(
+    get, path = "/operations", tag = "operations", operation_id = "operations_list",
+    params(OperationsQuery),
+    responses(
+        (status = 200, description = "A page of operations.", body = OperationPage),
+        (status = 400, description = "A parameter is wrong.", body = ErrorBody),
+        (status = 401, description = "No valid API key.", body = ErrorBody),
+        (status = 503, description = "Try again later.", body = ErrorBody),
+    ),
+)]
+pub async fn list(
+    caller: Caller,
+    State(app): State<App>,
+    Query(query): Query<OperationsQuery>,
+) -> Result<Reply<OperationPage>, Error> {
+    let limit = query.limit.unwrap_or(DEFAULT_PAGE_OPERATIONS);
+    let mut check = Check::default();
+    check.range("limit", limit, 1, limits::MAX_PAGE_OPERATIONS);
+    check.finish()?;
+    let before = query.cursor.as_deref().map(|it| cursor::read_id(&app, caller.project_id, it));
+    let before = before.transpose()?.map(OperationId);
+    let mut conn = app.engine.pools.read.acquire().await?;
+    let one_more = i64::from(limit) + 1;
+    let mut rows = store::operations::page(&mut conn, caller.project_id, before, one_more).await?;
+    let has_more = rows.len() > limit as usize;
+    rows.truncate(limit as usize);
+    let last = rows.last().filter(|_| has_more);
+    let next_cursor = last.map(|it| cursor::write_id(&app, caller.project_id, it.id.0));
+    let operations = rows.into_iter().map(Operation::from).collect();
+    Ok(Reply(OperationPage { operations, has_more, next_cursor }))
+}
+
+/// Read an operation.
+#[utoipa::path(
+    get, path = "/operations/{operation_id}", tag = "operations", operation_id = "operations_get",
+    params(("operation_id" = String, Path, description = "The operation.", example = "op_01m7w3ha3aextt8pkwwdmxsmqw")),
+    responses(
+        (status = 200, description = "The operation.", body = Operation),
+        (status = 401, description = "No valid API key.", body = ErrorBody),
+        (status = 404, description = "The project has no such operation.", body = ErrorBody),
+        (status = 503, description = "Try again later.", body = ErrorBody),
+    ),
+)]
+pub async fn get(
+    caller: Caller,
+    State(app): State<App>,
+    OperationInPath(id): OperationInPath,
+) -> Result<Reply<Operation>, Error> {
+    let row = operations::find(&app.engine, caller.project_id, id).await?;
+    Ok(Reply(row.into()))
+}
+
+/// Abort an operation.
+///
+/// What is done stays done. One that has ended already stays as it is.
+#[utoipa::path(
+    post, path = "/operations/{operation_id}/abort", tag = "operations", operation_id = "operations_abort",
+    params(("operation_id" = String, Path, description = "The operation.", example = "op_01m7w3ha3aextt8pkwwdmxsmqw")),
+    responses(
+        (status = 200, description = "The operation, as it is now.", body = Operation),
+        (status = 401, description = "No valid API key.", body = ErrorBody),
+        (status = 404, description = "The project has no such operation.", body = ErrorBody),
+        (status = 503, description = "Try again later.", body = ErrorBody),
+    ),
+)]
+pub async fn abort(
+    caller: Caller,
+    State(app): State<App>,
+    OperationInPath(id): OperationInPath,
+) -> Result<Reply<Operation>, Error> {
+    let row = operations::abort(&app.engine, caller.project_id, id).await?;
+    Ok(Reply(row.into()))
+}

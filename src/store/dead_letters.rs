@@ -1,0 +1,464 @@
+//! Dead letters: what was given up, found by age and grouped by what failed alike. The jobs themselves stay
+//! in `jobs` until somebody brings them back or deletes them.
+
+use chrono::{DateTime, Utc};
+use sqlx::PgConnection;
+use uuid::Uuid;
+
+use super::acks::JobKey;
+use crate::{
+    domain::operation::Filter,
+    ids::{JobId, ProjectId},
+};
+
+/// Dead letters of which one look examines so many at the most. The statements carry the same number as a
+/// literal.
+pub const MAX_EXAMINED: i64 = 2_000;
+
+/// A job that is given up.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(missing_docs)] // Each is the column of that name, described in the migrations.
+pub struct NewDeadLetter {
+    pub key: JobKey,
+    pub fingerprint: Uuid,
+    pub queue: String,
+    pub job_type: String,
+    pub error_type: Option<String>,
+    pub message: Option<String>,
+}
+
+/// Writes down dead letters, and counts them in their groups.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn insert(conn: &mut PgConnection, dead: &[NewDeadLetter]) -> sqlx::Result<()> {
+    sqlx::query!(
+        "
+        with dead as materialized (
+            select *
+            from unnest(
+                $1::int[], $2::uuid[], $3::uuid[], $4::text[], $5::text[], $6::text[], $7::text[]
+            ) as dead(project_id, job_id, fingerprint, queue, job_type, error_type, message)
+        ), letters as (
+            insert into dead_letters (project_id, job_id, fingerprint, queue, job_type, died_at)
+            select dead.project_id, dead.job_id, dead.fingerprint, dead.queue, dead.job_type,
+                   job.completed_at
+            from dead
+            join jobs job on job.project_id = dead.project_id and job.id = dead.job_id
+            on conflict (project_id, job_id) do update
+            set fingerprint = excluded.fingerprint, died_at = excluded.died_at
+        )
+        insert into dead_letter_groups (
+            project_id, fingerprint, job_type, error_type, sample_message, sample_job_id, jobs,
+            first_seen_at, last_seen_at
+        )
+        select project_id, fingerprint, min(job_type), min(error_type),
+               (array_agg(message order by job_id))[1], (array_agg(job_id order by job_id))[1],
+               count(*), statement_timestamp(), statement_timestamp()
+        from dead
+        group by project_id, fingerprint
+        order by project_id, fingerprint
+        on conflict (project_id, fingerprint) do update
+        set jobs = dead_letter_groups.jobs + excluded.jobs, last_seen_at = excluded.last_seen_at
+        ",
+        &dead.iter().map(|it| it.key.project_id.0).collect::<Vec<_>>(),
+        &dead.iter().map(|it| it.key.id.0).collect::<Vec<_>>(),
+        &dead.iter().map(|it| it.fingerprint).collect::<Vec<_>>(),
+        &dead.iter().map(|it| it.queue.as_str()).collect::<Vec<_>>() as &[&str],
+        &dead.iter().map(|it| it.job_type.as_str()).collect::<Vec<_>>() as &[&str],
+        &dead.iter().map(|it| it.error_type.as_deref()).collect::<Vec<_>>() as &[Option<&str>],
+        &dead.iter().map(|it| it.message.as_deref()).collect::<Vec<_>>() as &[Option<&str>],
+    )
+    .execute(conn)
+    .await?;
+    Ok(())
+}
+
+/// Strikes jobs off the list, because they came back or are deleted.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn remove(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    jobs: &[JobId],
+) -> sqlx::Result<()> {
+    sqlx::query!(
+        "
+        with gone as (
+            delete from dead_letters
+            where project_id = $1 and job_id = any($2)
+            returning fingerprint
+        ), fewer as materialized (
+            select groups.fingerprint, gone.jobs
+            from (select fingerprint, count(*) as jobs from gone group by fingerprint) gone
+            join dead_letter_groups groups
+                on groups.project_id = $1 and groups.fingerprint = gone.fingerprint
+            order by groups.fingerprint
+            for update of groups
+        )
+        update dead_letter_groups
+        set jobs = dead_letter_groups.jobs - fewer.jobs
+        from fewer
+        where dead_letter_groups.project_id = $1
+            and dead_letter_groups.fingerprint = fewer.fingerprint
+        ",
+        project_id.0,
+        &jobs.iter().map(|it| it.0).collect::<Vec<Uuid>>(),
+    )
+    .execute(conn)
+    .await?;
+    Ok(())
+}
+
+/// Counts dead letters in a row of each type whose queue has a brake, and pauses those that have too many.
+/// Answers with the queues in which a type was paused now: [`super::queues::keep_paused_types`] must follow.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn brake(
+    conn: &mut PgConnection,
+    dead: &[NewDeadLetter],
+) -> sqlx::Result<Vec<(ProjectId, String)>> {
+    let rows = sqlx::query!(
+        r#"
+        with died as materialized (
+            select sent.project_id, sent.queue, sent.job_type, setting.brake_after,
+                   count(*)::int as jobs
+            from unnest($1::int[], $2::text[], $3::text[]) as sent(project_id, queue, job_type)
+            join queues setting
+                on setting.project_id = sent.project_id and setting.name = sent.queue
+            where setting.brake_after is not null
+            group by sent.project_id, sent.queue, sent.job_type, setting.brake_after
+        ), counted as (
+            insert into queue_types (project_id, queue, job_type, streak, paused_at, paused_by)
+            select project_id, queue, job_type, jobs,
+                   case when jobs >= brake_after then statement_timestamp() end,
+                   case when jobs >= brake_after then 'brake' end
+            from died
+            order by project_id, queue, job_type
+            on conflict (project_id, queue, job_type) do update
+            set streak = queue_types.streak + excluded.streak,
+                paused_at = case
+                    when queue_types.paused_at is null and queue_types.streak + excluded.streak >= (
+                        select brake_after from queues
+                        where project_id = queue_types.project_id and name = queue_types.queue
+                    ) then statement_timestamp()
+                    else queue_types.paused_at
+                end,
+                paused_by = case
+                    when queue_types.paused_at is null and queue_types.streak + excluded.streak >= (
+                        select brake_after from queues
+                        where project_id = queue_types.project_id and name = queue_types.queue
+                    ) then 'brake'
+                    else queue_types.paused_by
+                end
+            returning project_id, queue, paused_at = statement_timestamp() as was_paused_now
+        )
+        select distinct project_id "project_id: ProjectId", queue
+        from counted
+        where was_paused_now
+        order by project_id, queue
+        "#,
+        &dead.iter().map(|it| it.key.project_id.0).collect::<Vec<_>>(),
+        &dead.iter().map(|it| it.queue.as_str()).collect::<Vec<_>>() as &[&str],
+        &dead.iter().map(|it| it.job_type.as_str()).collect::<Vec<_>>() as &[&str],
+    )
+    .fetch_all(conn)
+    .await?;
+    Ok(rows.into_iter().map(|it| (it.project_id, it.queue)).collect())
+}
+
+/// A place in the order of dead letters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Place {
+    /// When it was given up.
+    pub died_at: DateTime<Utc>,
+    /// Which job, or which group.
+    pub id: Uuid,
+}
+
+/// A dead letter of a page, or the last one that was examined.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LetterRow {
+    /// Which job.
+    pub job_id: JobId,
+    /// Its group.
+    pub fingerprint: Uuid,
+    /// When it was given up.
+    pub died_at: DateTime<Utc>,
+    /// Whether it is what was asked for. One that is not is the last row, and says how far the look has come.
+    pub is_match: bool,
+}
+
+/// Up to `limit` dead letters below a place, newest first, from the newest [`MAX_EXAMINED`] of them; and,
+/// when there were as many, the last that was examined.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn page(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    filter: &Filter,
+    before: Option<Place>,
+    limit: i64,
+) -> sqlx::Result<Vec<LetterRow>> {
+    sqlx::query_as!(
+        LetterRow,
+        r#"
+        with examined as materialized (
+            select job_id, fingerprint, queue, job_type, died_at
+            from dead_letters
+            where project_id = $1
+                and (died_at, job_id) < (coalesce($2, 'infinity'::timestamptz), coalesce($3, $10::uuid))
+                and died_at >= coalesce($4, '-infinity'::timestamptz)
+                and died_at < coalesce($5, 'infinity'::timestamptz)
+            order by died_at desc, job_id desc
+            limit 2000
+        ), matching as (
+            select job_id, fingerprint, died_at
+            from examined
+            where ($6::text is null or queue = $6)
+                and ($7::text is null or job_type = $7)
+                and ($8::uuid is null or fingerprint = $8)
+            order by died_at desc, job_id desc
+            limit $9
+        )
+        select job_id "job_id!: JobId", fingerprint "fingerprint!", died_at "died_at!",
+               is_match "is_match!"
+        from (
+            select job_id, fingerprint, died_at, true as is_match from matching
+            union all
+            (
+                select job_id, fingerprint, died_at, false
+                from examined
+                where (select count(*) from examined) = 2000
+                order by died_at, job_id
+                limit 1
+            )
+        ) rows
+        order by is_match desc, died_at desc, job_id desc
+        "#,
+        project_id.0,
+        before.map(|it| it.died_at),
+        before.map(|it| it.id),
+        filter.died_after,
+        filter.died_before,
+        filter.queue,
+        filter.job_type,
+        filter.fingerprint,
+        limit,
+        Uuid::max(),
+    )
+    .fetch_all(conn)
+    .await
+}
+
+/// Up to `limit` dead letters above a place, oldest first, given up until a time, from the oldest
+/// [`MAX_EXAMINED`] of them; and, when there were as many, the last that was examined.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn next_batch(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    filter: &Filter,
+    after: Option<Place>,
+    until: DateTime<Utc>,
+    limit: i64,
+) -> sqlx::Result<Vec<LetterRow>> {
+    sqlx::query_as!(
+        LetterRow,
+        r#"
+        with examined as materialized (
+            select job_id, fingerprint, queue, job_type, died_at
+            from dead_letters
+            where project_id = $1
+                and (died_at, job_id) > (coalesce($2, '-infinity'::timestamptz), coalesce($3, $11::uuid))
+                and died_at >= coalesce($4, '-infinity'::timestamptz)
+                and died_at < coalesce($5, 'infinity'::timestamptz)
+                and died_at <= $10
+            order by died_at, job_id
+            limit 2000
+        ), matching as (
+            select job_id, fingerprint, died_at
+            from examined
+            where ($6::text is null or queue = $6)
+                and ($7::text is null or job_type = $7)
+                and ($8::uuid is null or fingerprint = $8)
+            order by died_at, job_id
+            limit $9
+        )
+        select job_id "job_id!: JobId", fingerprint "fingerprint!", died_at "died_at!",
+               is_match "is_match!"
+        from (
+            select job_id, fingerprint, died_at, true as is_match from matching
+            union all
+            (
+                select job_id, fingerprint, died_at, false
+                from examined
+                where (select count(*) from examined) = 2000
+                order by died_at desc, job_id desc
+                limit 1
+            )
+        ) rows
+        order by is_match desc, died_at, job_id
+        "#,
+        project_id.0,
+        after.map(|it| it.died_at),
+        after.map(|it| it.id),
+        filter.died_after,
+        filter.died_before,
+        filter.queue,
+        filter.job_type,
+        filter.fingerprint,
+        limit,
+        until,
+        Uuid::nil(),
+    )
+    .fetch_all(conn)
+    .await
+}
+
+/// How many dead letters match, counted up to [`MAX_COUNTED`], and the database's clock.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn count(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    filter: &Filter,
+) -> sqlx::Result<i64> {
+    sqlx::query_scalar!(
+        r#"
+        select count(*) "count!"
+        from (
+            select
+            from dead_letters
+            where project_id = $1
+                and ($2::text is null or queue = $2)
+                and ($3::text is null or job_type = $3)
+                and ($4::uuid is null or fingerprint = $4)
+                and died_at >= coalesce($5, '-infinity'::timestamptz)
+                and died_at < coalesce($6, 'infinity'::timestamptz)
+            limit 100000
+        ) counted
+        "#,
+        project_id.0,
+        filter.queue,
+        filter.job_type,
+        filter.fingerprint,
+        filter.died_after,
+        filter.died_before,
+    )
+    .fetch_one(conn)
+    .await
+}
+
+/// Dead letters are counted up to here. The statement carries the same number as a literal.
+pub const MAX_COUNTED: i64 = 100_000;
+
+/// Dead letters that failed alike.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(missing_docs)] // Each is the column of that name, described in the migrations.
+pub struct GroupRow {
+    pub fingerprint: Uuid,
+    pub job_type: String,
+    pub error_type: Option<String>,
+    pub sample_message: Option<String>,
+    pub sample_job_id: JobId,
+    pub jobs: i64,
+    pub first_seen_at: DateTime<Utc>,
+    pub last_seen_at: DateTime<Utc>,
+}
+
+/// Groups that have dead letters now, the last seen first.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn groups(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    before: Option<Place>,
+    limit: i64,
+) -> sqlx::Result<Vec<GroupRow>> {
+    sqlx::query_as!(
+        GroupRow,
+        r#"
+        select fingerprint, job_type, error_type, sample_message, sample_job_id "sample_job_id: JobId",
+               jobs, first_seen_at, last_seen_at
+        from dead_letter_groups
+        where project_id = $1 and jobs > 0
+            and (last_seen_at, fingerprint)
+                < (coalesce($2, 'infinity'::timestamptz), coalesce($3, $5::uuid))
+        order by last_seen_at desc, fingerprint desc
+        limit $4
+        "#,
+        project_id.0,
+        before.map(|it| it.died_at),
+        before.map(|it| it.id),
+        limit,
+        Uuid::max(),
+    )
+    .fetch_all(conn)
+    .await
+}
+
+/// Locks those of these jobs that are dead letters, in the order of their ids, and deletes them with
+/// everything that belongs to them. Answers with which.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn delete(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    jobs: &[JobId],
+) -> sqlx::Result<Vec<JobId>> {
+    sqlx::query_scalar!(
+        r#"
+        with dead as materialized (
+            select id, queue
+            from jobs
+            where project_id = $1 and id = any($2) and completed_at is not null
+            order by id
+            for update
+        ), gone as (
+            delete from jobs
+            using dead
+            where jobs.project_id = $1 and jobs.id = dead.id
+        ), edges as (
+            delete from job_edges
+            using dead
+            where job_edges.project_id = $1 and job_edges.child_id = dead.id
+        ), past as (
+            delete from attempts
+            using dead
+            where attempts.project_id = $1 and attempts.job_id = dead.id
+        ), bodies as (
+            delete from job_bodies
+            using dead
+            where job_bodies.project_id = $1 and job_bodies.job_id = dead.id
+        ), events as (
+            delete from job_events
+            using dead
+            where job_events.project_id = $1 and job_events.job_id = dead.id
+        ), logs as (
+            delete from job_logs
+            using dead
+            where job_logs.project_id = $1 and job_logs.job_id = dead.id
+        ), totals as (
+            delete from job_log_totals
+            using dead
+            where job_log_totals.project_id = $1 and job_log_totals.job_id = dead.id
+        ), counted as (
+            insert into queue_deltas (project_id, queue, dead_letter)
+            select $1, queue, -count(*) from dead group by queue
+        )
+        select id "id!: JobId" from dead
+        "#,
+        project_id.0,
+        &jobs.iter().map(|it| it.0).collect::<Vec<Uuid>>(),
+    )
+    .fetch_all(conn)
+    .await
+}

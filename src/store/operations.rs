@@ -1,0 +1,309 @@
+//! Work on many jobs that goes on in the background.
+
+use chrono::{DateTime, Utc};
+use sqlx::{PgConnection, types::Json};
+use uuid::Uuid;
+
+use super::dead_letters::Place;
+use crate::{
+    domain::operation::{Filter, Kind, State},
+    ids::{JobId, OperationId, ProjectId},
+};
+
+/// An operation to begin.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(missing_docs)] // Each is the column of that name, described in the migrations.
+pub struct NewOperation {
+    pub id: OperationId,
+    pub kind: Kind,
+    pub filter: Filter,
+    pub expected: Option<i64>,
+    pub max_jobs: Option<i64>,
+    pub rate_per_second: Option<i32>,
+}
+
+/// An operation.
+#[derive(Debug, Clone, PartialEq)]
+#[allow(missing_docs)] // Each is the column of that name, described in the migrations.
+pub struct OperationRow {
+    pub id: OperationId,
+    pub kind: Kind,
+    pub state: State,
+    pub filter: serde_json::Value,
+    pub expected: Option<i64>,
+    pub done: i64,
+    pub skipped: i64,
+    pub max_jobs: Option<i64>,
+    pub rate_per_second: Option<i32>,
+    pub created_at: DateTime<Utc>,
+    pub updated_at: DateTime<Utc>,
+    pub ended_at: Option<DateTime<Utc>>,
+}
+
+/// Begins an operation. One that is there already is left as it is.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn insert(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    new: &NewOperation,
+) -> sqlx::Result<()> {
+    sqlx::query!(
+        "
+        insert into operations (
+            project_id, id, kind, filter, expected, max_jobs, rate_per_second
+        )
+        values ($1, $2, $3, $4, $5, $6, $7)
+        on conflict (project_id, id) do nothing
+        ",
+        project_id.0,
+        new.id.0,
+        new.kind as Kind,
+        Json(&new.filter) as Json<&Filter>,
+        new.expected,
+        new.max_jobs,
+        new.rate_per_second,
+    )
+    .execute(conn)
+    .await?;
+    Ok(())
+}
+
+/// One operation.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn find(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    id: OperationId,
+) -> sqlx::Result<Option<OperationRow>> {
+    sqlx::query_as!(
+        OperationRow,
+        r#"
+        select id "id: OperationId", kind "kind: Kind", state "state: State", filter, expected, done,
+               skipped, max_jobs, rate_per_second, created_at, updated_at, ended_at
+        from operations
+        where project_id = $1 and id = $2
+        "#,
+        project_id.0,
+        id.0,
+    )
+    .fetch_optional(conn)
+    .await
+}
+
+/// The operations below an id, the newest first.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn page(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    before: Option<OperationId>,
+    limit: i64,
+) -> sqlx::Result<Vec<OperationRow>> {
+    sqlx::query_as!(
+        OperationRow,
+        r#"
+        select id "id: OperationId", kind "kind: Kind", state "state: State", filter, expected, done,
+               skipped, max_jobs, rate_per_second, created_at, updated_at, ended_at
+        from operations
+        where project_id = $1 and id < $2
+        order by id desc
+        limit $3
+        "#,
+        project_id.0,
+        before.map_or(Uuid::max(), |it| it.0),
+        limit,
+    )
+    .fetch_all(conn)
+    .await
+}
+
+/// How many operations of a project go on.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn count_running(conn: &mut PgConnection, project_id: ProjectId) -> sqlx::Result<i64> {
+    sqlx::query_scalar!(
+        r#"
+        select count(*) "running!"
+        from operations
+        where project_id = $1 and next_step_at is not null
+        "#,
+        project_id.0,
+    )
+    .fetch_one(conn)
+    .await
+}
+
+/// Ends an operation before it is through. It waits for the step that is under way.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn abort(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    id: OperationId,
+) -> sqlx::Result<()> {
+    sqlx::query!(
+        "
+        update operations
+        set state = 'aborted', next_step_at = null, updated_at = now(), ended_at = now()
+        where project_id = $1 and id = $2 and state = 'running'
+        ",
+        project_id.0,
+        id.0,
+    )
+    .execute(conn)
+    .await?;
+    Ok(())
+}
+
+/// An operation whose next step is due, locked.
+#[derive(Debug, Clone, PartialEq)]
+#[allow(missing_docs)] // Each is the column of that name, described in the migrations.
+pub struct DueOperation {
+    pub project_id: ProjectId,
+    pub id: OperationId,
+    pub kind: Kind,
+    pub filter: Json<Filter>,
+    pub done: i64,
+    pub max_jobs: Option<i64>,
+    pub rate_per_second: Option<i32>,
+    pub after_at: Option<DateTime<Utc>>,
+    pub after_id: Option<Uuid>,
+    pub created_at: DateTime<Utc>,
+}
+
+/// How far a step has come.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Progress {
+    /// Jobs it has dealt with.
+    pub done: i64,
+    /// Jobs it has left as they were.
+    pub skipped: i64,
+    /// Where the next step begins.
+    pub after: Option<Place>,
+    /// When the next step is due; none: it was the last.
+    pub pause_ms: Option<i64>,
+}
+
+/// Writes down how far an operation has come, in the transaction of its step.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn advance(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    id: OperationId,
+    progress: &Progress,
+) -> sqlx::Result<()> {
+    sqlx::query!(
+        "
+        update operations
+        set done = done + $3,
+            skipped = skipped + $4,
+            after_at = coalesce($5, after_at),
+            after_id = coalesce($6, after_id),
+            state = case when $7::bigint is null then 'succeeded' else state end,
+            next_step_at = statement_timestamp() + make_interval(secs => $7::bigint / 1000.0),
+            updated_at = statement_timestamp(),
+            ended_at = case when $7::bigint is null then statement_timestamp() end
+        where project_id = $1 and id = $2
+        ",
+        project_id.0,
+        id.0,
+        progress.done,
+        progress.skipped,
+        progress.after.map(|it| it.died_at),
+        progress.after.map(|it| it.id),
+        progress.pause_ms,
+    )
+    .execute(conn)
+    .await?;
+    Ok(())
+}
+
+/// Puts the next step of an operation off, after one that failed.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn postpone(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    id: OperationId,
+    pause_seconds: i32,
+) -> sqlx::Result<()> {
+    sqlx::query!(
+        "
+        update operations
+        set next_step_at = now() + make_interval(secs => $3::int)
+        where project_id = $1 and id = $2 and next_step_at is not null
+        ",
+        project_id.0,
+        id.0,
+        pause_seconds,
+    )
+    .execute(conn)
+    .await?;
+    Ok(())
+}
+
+/// Jobs of a queue that waited when a purge began, and how far the look has come.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WaitingJobs {
+    /// The jobs.
+    pub jobs: Vec<JobId>,
+    /// The last job that was examined; none: there was none.
+    pub last: Option<Uuid>,
+    /// How many were examined.
+    pub examined: i64,
+}
+
+/// Jobs that one look of a purge examines at the most. The statement carries the same number as a literal.
+pub const MAX_EXAMINED_JOBS: i64 = 5_000;
+
+/// Up to `limit` waiting jobs of a queue, stored until a time, with ids above `after`.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn waiting_jobs(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    queue: &str,
+    after: Uuid,
+    until: DateTime<Utc>,
+    limit: i64,
+) -> sqlx::Result<WaitingJobs> {
+    sqlx::query_as!(
+        WaitingJobs,
+        r#"
+        with examined as materialized (
+            select id, queue, state, created_at
+            from jobs
+            where project_id = $1 and id > $3
+            order by id
+            limit 5000
+        ), matching as (
+            select id
+            from examined
+            where queue = $2 and state in ('pending', 'scheduled', 'backoff') and created_at <= $4
+            order by id
+            limit $5
+        )
+        select array(select id from matching order by id) "jobs!: Vec<JobId>",
+               (select id from examined order by id desc limit 1) as last,
+               (select count(*) from examined) "examined!"
+        "#,
+        project_id.0,
+        queue,
+        after,
+        until,
+        limit,
+    )
+    .fetch_one(conn)
+    .await
+}

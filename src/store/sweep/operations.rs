@@ -1,0 +1,75 @@
+//! Operations whose next step is due.
+
+use sqlx::{PgConnection, types::Json};
+
+use crate::{
+    domain::operation::{Filter, Kind},
+    ids::{OperationId, ProjectId},
+    store::operations::DueOperation,
+};
+
+/// Locks the operation whose next step is due longest, until the end of the transaction. Those that another
+/// node is at are left to it.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn lock_due(conn: &mut PgConnection) -> sqlx::Result<Option<DueOperation>> {
+    sqlx::query_as!(
+        DueOperation,
+        r#"
+        select project_id "project_id: ProjectId", id "id: OperationId", kind "kind: Kind",
+               filter "filter: Json<Filter>", done, max_jobs, rate_per_second, after_at, after_id,
+               created_at
+        from operations
+        where next_step_at <= now()
+        order by next_step_at
+        limit 1
+        for update skip locked
+        "#,
+    )
+    .fetch_optional(conn)
+    .await
+}
+
+/// Milliseconds until the next step of any operation is due; none when no operation goes on.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn next_step_ms(conn: &mut PgConnection) -> sqlx::Result<Option<f64>> {
+    sqlx::query_scalar!(
+        r#"
+        select (extract(epoch from next_step_at - now()) * 1000)::float8 "wait_ms!"
+        from operations
+        where next_step_at is not null
+        order by next_step_at
+        limit 1
+        "#,
+    )
+    .fetch_optional(conn)
+    .await
+}
+
+/// Forgets operations that ended more than so many days ago. Answers with how many.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn prune(conn: &mut PgConnection, keep_days: i32) -> sqlx::Result<u64> {
+    let pruned = sqlx::query!(
+        "
+        delete from operations
+        using (
+            select project_id, id
+            from operations
+            where ended_at < now() - make_interval(days => $1)
+            order by ended_at
+            limit 500
+            for update skip locked
+        ) old
+        where operations.project_id = old.project_id and operations.id = old.id
+        ",
+        keep_days,
+    )
+    .execute(conn)
+    .await?;
+    Ok(pruned.rows_affected())
+}

@@ -1,0 +1,214 @@
+//! Work on many jobs that goes on in the background: purges and retries, their progress, and their end.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::harness::{TestProject, TestServer, fresh_database, limited, run};
+
+/// Jobs that were given up, as many as asked for.
+async fn bury(t: &TestProject, jobs: usize, job_type: &str) {
+    t.database
+        .execute(&format!(
+            "with new as (
+                 insert into jobs (project_id, id, queue, job_type, state, rank, run_at,
+                                   max_attempts, timeout_seconds, failures, attempt, completed_at)
+                 select projects.id, gen_random_uuid(), 'default', '{job_type}', 'dead_letter', 0,
+                        now(), 1, 60, 1, 1, now()
+                 from generate_series(1, {jobs}), projects
+                 returning *
+             ), bodies as (
+                 insert into job_bodies (project_id, job_id, payload)
+                 select project_id, id, '1' from new
+             ), counted as (
+                 insert into queue_deltas (project_id, queue, dead_letter)
+                 select project_id, queue, count(*) from new group by 1, 2
+             ), grouped as (
+                 insert into dead_letter_groups (project_id, fingerprint, job_type, sample_job_id, jobs)
+                 select project_id, md5('{job_type}')::uuid, '{job_type}', min(id::text)::uuid, count(*)
+                 from new group by 1
+             )
+             insert into dead_letters (project_id, job_id, fingerprint, queue, job_type)
+             select project_id, id, md5('{job_type}')::uuid, queue, job_type from new"
+        ))
+        .await;
+}
+
+/// The operation that a request begins.
+async fn begun(t: &TestProject, what: &str, request: Value) -> Value {
+    let reply = t.post(&format!("/v1/dead-letters/{what}"), request).await.is(202);
+    reply["operation"].clone()
+}
+
+async fn ends(t: &TestProject, operation: &Value) -> Value {
+    let id = operation["id"].as_str().expect("an id");
+    loop {
+        let seen = t.get(&format!("/v1/operations/{id}")).await.is(200);
+        if seen["state"] != "running" {
+            return seen;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+#[test]
+fn a_purge_calls_off_what_waits_and_nothing_else() {
+    run(async |t| {
+        t.post("/v1/queues/default/purge", json!({"confirm": "default"}))
+            .await
+            .is_error(404, "queue_not_found");
+        let running = t.enqueue(json!({})).await;
+        t.lease("w").await;
+        let jobs = (0..250).map(|n| json!({"job_type": "t", "delay_seconds": n % 2 * 600}));
+        t.post("/v1/jobs/batch", json!({"jobs": jobs.collect::<Vec<_>>()})).await.is(201);
+        let gated = t.enqueue(json!({"concurrency_key": "k"})).await;
+        let child = t.enqueue(json!({"queue": "other", "depends_on": [gated]})).await;
+        let other = t.enqueue(json!({"queue": "other"})).await;
+        t.post("/v1/queues/default/purge", json!({})).await.refuses("confirm");
+        t.post("/v1/queues/default/purge", json!({"confirm": "other"})).await.refuses("confirm");
+        let begun = t.post("/v1/queues/default/purge", json!({"confirm": "default"})).await;
+        assert!(
+            begun.headers["location"].to_str().expect("text").starts_with("/v1/operations/op_")
+        );
+        let operation = begun.is(202);
+        assert_eq!(
+            (&operation["kind"], &operation["expected"]),
+            (&json!("queue_purge"), &json!(251))
+        );
+        let ended = ends(t, &operation).await;
+        assert_eq!((&ended["state"], &ended["done"]), (&json!("succeeded"), &json!(251)));
+        assert!(ended["ended_at"].is_string());
+        let queue = t.get("/v1/queues/default").await.is(200);
+        let counts = json!({
+            "scheduled": 0, "pending": 0, "backoff": 0, "processing": 1, "dead_letter": 0,
+            "succeeded": 0, "cancelled": 251,
+        });
+        assert_eq!(queue["counts"], counts);
+        assert_eq!(t.job(&running).await["state"], "processing");
+        assert_eq!(t.job(&other).await["state"], "pending");
+        t.job_becomes(&child, "cancelled").await;
+        let history = t.get(&format!("/v1/jobs/{gated}/events")).await.is(200);
+        assert!(history.to_string().contains("op_"), "{history}");
+    });
+}
+
+#[test]
+fn dead_letters_are_brought_back_by_filter_and_counted_first() {
+    run(async |t| {
+        bury(t, 230, "mail").await;
+        bury(t, 5, "report").await;
+        let by_type = json!({"filter": {"job_type": "mail"}, "dry_run": true});
+        let dry = t.post("/v1/dead-letters/retry", by_type).await.is(200);
+        assert_eq!(dry, json!({"count": 230, "has_more": false, "operation": null}));
+        let groups = t.get("/v1/dead-letters/groups").await.is(200);
+        let report = groups["groups"].as_array().expect("groups").iter();
+        let report = report.clone().find(|it| it["job_type"] == "report").expect("a group");
+        let by_group = json!({"filter": {"fingerprint": report["fingerprint"]}, "max": 3});
+        let operation = begun(t, "retry", by_group).await;
+        assert_eq!(operation["expected"], 3);
+        assert_eq!(operation["filter"]["fingerprint"], report["fingerprint"]);
+        assert_eq!(ends(t, &operation).await["done"], 3);
+        let by_type = json!({"filter": {"job_type": "mail"}});
+        let operation = begun(t, "retry", by_type).await;
+        let ended = ends(t, &operation).await;
+        assert_eq!((&ended["done"], &ended["skipped"]), (&json!(230), &json!(0)));
+        let queue = t.get("/v1/queues/default").await.is(200);
+        assert_eq!(queue["counts"]["pending"], 233);
+        assert_eq!(queue["counts"]["dead_letter"], 2);
+        assert_eq!(t.poll("w", 50).await.len(), 50);
+        let all = t.get("/v1/operations?limit=1").await.is(200);
+        assert_eq!(all["operations"][0]["id"], operation["id"], "newest first");
+        let cursor = all["next_cursor"].as_str().expect("a cursor");
+        let rest = t.get(&format!("/v1/operations?cursor={cursor}")).await.is(200);
+        assert_eq!(rest["operations"].as_array().expect("some").len(), 1);
+    });
+}
+
+#[test]
+fn dead_letters_are_purged_only_when_that_is_confirmed() {
+    run(async |t| {
+        bury(t, 120, "mail").await;
+        let path = "/v1/dead-letters/purge";
+        t.post(path, json!({"filter": {}})).await.refuses("confirm");
+        t.post(path, json!({"filter": {}, "confirm": "yes"})).await.refuses("confirm");
+        t.post(path, json!({"confirm": "purge"})).await.refuses("filter");
+        t.post(path, json!({"filter": {"quue": "x"}, "confirm": "purge"}))
+            .await
+            .refuses("filter.quue");
+        let dry = t.post(path, json!({"filter": {}, "dry_run": true})).await.is(200);
+        assert_eq!(dry["count"], 120);
+        let operation = begun(t, "purge", json!({"filter": {}, "confirm": "purge"})).await;
+        assert_eq!(ends(t, &operation).await["done"], 120);
+        assert_eq!(t.database.number("select count(*) from jobs").await, 0);
+        assert_eq!(t.database.number("select count(*) from job_bodies").await, 0);
+        assert_eq!(t.database.number("select sum(jobs)::bigint from dead_letter_groups").await, 0);
+    });
+}
+
+#[test]
+fn an_operation_goes_no_faster_than_it_was_told_and_ends_when_it_is_aborted() {
+    run(async |t| {
+        bury(t, 500, "mail").await;
+        let slowly = json!({"filter": {}, "rate_per_second": 20});
+        let operation = begun(t, "retry", slowly).await;
+        let path = format!("/v1/operations/{}", operation["id"].as_str().expect("an id"));
+        let started = std::time::Instant::now();
+        loop {
+            let seen = t.get(&path).await.is(200);
+            let most = (started.elapsed().as_secs_f64() + 1.0) * 20.0;
+            assert!(seen["done"].as_f64().expect("a number") <= most, "{seen}");
+            if seen["done"].as_i64().expect("a number") >= 15 {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        let aborted = t.act(&format!("{path}/abort")).await.is(200);
+        assert_eq!(aborted["state"], "aborted");
+        let again = t.act(&format!("{path}/abort")).await.is(200);
+        assert_eq!(again, aborted, "it stays as it is");
+        let brought_back =
+            t.database.number("select count(*) from jobs where state = 'pending'").await;
+        assert_eq!(aborted["done"], brought_back);
+        t.get("/v1/operations/op_x").await.is_error(404, "operation_not_found");
+    });
+}
+
+#[test]
+fn an_operation_survives_a_restart_and_another_node_goes_on_with_it() {
+    limited(async {
+        let database = fresh_database().await;
+        let server = TestServer::start(database.clone()).await;
+        let t = server.project("main").await;
+        bury(&t, 300, "mail").await;
+        let slowly = json!({"filter": {}, "rate_per_second": 60});
+        let operation = begun(&t, "retry", slowly).await;
+        while database.number("select done from operations").await == 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        server.stop().await;
+        let done = database.number("select done from operations").await;
+        assert!((1..300).contains(&done), "{done}");
+        let back = "select count(*) from jobs where state = 'pending'";
+        assert_eq!(database.number(back).await, done, "what is done is written down");
+        let server = TestServer::start(database.clone()).await;
+        let t = TestProject { url: server.url.clone(), ..t };
+        database.execute("update operations set rate_per_second = null").await;
+        let ended = ends(&t, &operation).await;
+        assert_eq!((&ended["done"], &ended["state"]), (&json!(300), &json!("succeeded")));
+        server.stop().await;
+    });
+}
+
+#[test]
+fn a_repeated_request_begins_no_second_operation() {
+    run(async |t| {
+        bury(t, 3, "mail").await;
+        let retry = async || {
+            let request = t.request(reqwest::Method::POST, "/v1/dead-letters/retry");
+            let request = request.header("idempotency-key", "once").json(&json!({"filter": {}}));
+            crate::harness::Reply::of(request.send().await.expect("an answer")).await.is(202)
+        };
+        assert_eq!(retry().await["operation"]["id"], retry().await["operation"]["id"]);
+        assert_eq!(t.database.number("select count(*) from operations").await, 1);
+    });
+}

@@ -1,6 +1,6 @@
 # `make help` lists what can be done here.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test run test fmt lint doc unit bench openapi sqlx clean-test
+.PHONY: help setup setup-test run test fmt lint doc unit soak bench openapi sqlx clean-test
 
 CARGO ?= cargo
 
@@ -30,6 +30,10 @@ doc: ## Build the reference; a warning is an error
 
 unit: ## Run all tests, against a PostgreSQL that they start themselves
 	$(CARGO) test --locked
+
+soak: setup-test ## Let nodes that are killed at random fire schedules, 20 times a minute long
+	FENCEPOST_DUEL_SECONDS=60 FENCEPOST_DUEL_ROUNDS=20 \
+		$(CARGO) test --locked --test it -- --nocapture nodes_that_are_killed_at_random
 
 bench: ## Measure a server of its own over HTTP
 	$(CARGO) build --locked --release

@@ -144,6 +144,8 @@ create table schedule_fires (
     tick timestamptz not null,
     outcome text not null check (outcome in ('fired', 'skipped_overlap', 'missed', 'manual')),
     job_id uuid,
+    -- Ticks that it stands for: itself and, where many were missed, those before it that have no row.
+    ticks bigint not null default 1,
     -- When it was dealt with.
     at timestamptz not null default now(),
     primary key (project_id, schedule_id, tick)

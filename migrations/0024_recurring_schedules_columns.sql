@@ -10,7 +10,7 @@ alter table recurring_schedules
     add column catch_up text not null default 'one' check (catch_up in ('none', 'one', 'all')),
     -- Each job starts up to so much later than its tick, so that not all schedules start at once.
     add column spread_seconds integer not null default 0,
-    -- The last tick that was dealt with; the next comes after it.
+    -- Ticks until then are dealt with; the next comes after it. Null: as of now.
     add column last_tick timestamptz,
     -- The next tick; null: to be found out, or the schedule is paused.
     add column next_tick timestamptz,

@@ -2,6 +2,7 @@
 
 use std::{ops::Deref, sync::Arc, time::Duration};
 
+use chrono::TimeDelta;
 use moka::future::Cache;
 use tokio::sync::Semaphore;
 
@@ -33,6 +34,8 @@ pub struct Handles {
     pub cursor_key: Vec<u8>,
     /// Places for event streams.
     pub streams: Arc<Semaphore>,
+    /// Schedules that fire more often are refused.
+    pub min_schedule_period: TimeDelta,
     keys: Cache<SecretHash, Option<Arc<KeyOwner>>>,
 }
 
@@ -47,11 +50,11 @@ impl Deref for App {
 impl App {
     /// Puts the handles together.
     #[must_use]
-    pub fn new(engine: Engine, cursor_key: Vec<u8>) -> Self {
+    pub fn new(engine: Engine, cursor_key: Vec<u8>, min_schedule_period: TimeDelta) -> Self {
         let keys =
             Cache::builder().time_to_live(KEY_CACHE_TTL).max_capacity(KEY_CACHE_KEYS).build();
         let streams = Arc::new(Semaphore::new(MAX_STREAMS));
-        Self(Arc::new(Handles { engine, cursor_key, streams, keys }))
+        Self(Arc::new(Handles { engine, cursor_key, streams, min_schedule_period, keys }))
     }
 
     /// Whose live key has this hash, as of at most [`KEY_CACHE_TTL`] ago. Many callers that ask

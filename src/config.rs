@@ -56,6 +56,11 @@ pub struct NodeArgs {
     #[arg(long, env = "FENCEPOST_LOG", default_value = "info", value_name = "FILTER")]
     pub log: String,
 
+    /// Shortest period of a recurring schedule, in seconds; one that fires more often is refused
+    #[arg(long, env = "FENCEPOST_MIN_SCHEDULE_PERIOD_SECONDS", default_value_t = 10, value_name = "N",
+          value_parser = clap::value_parser!(u32).range(1..=86_400))]
+    pub min_schedule_period_seconds: u32,
+
     #[command(flatten)]
     #[allow(missing_docs)]
     pub pools: PoolArgs,

@@ -70,6 +70,29 @@ impl JobId {
     }
 }
 
+impl JobId {
+    /// The id of a schedule's job for one tick: the same on every node, whenever it is asked for. It sorts by
+    /// the tick, given in milliseconds since 1970.
+    #[must_use]
+    pub fn of_tick(project_id: ProjectId, schedule_id: &str, tick_ms: i64) -> Self {
+        let mut hash = Sha256::new();
+        hash.update(project_id.0.to_be_bytes());
+        hash.update(schedule_id.as_bytes());
+        hash.update(tick_ms.to_be_bytes());
+        let mut bytes = hash.finalize().first_chunk::<16>().copied().unwrap_or_default();
+        bytes[..TIME_BYTES].copy_from_slice(&tick_ms.to_be_bytes()[2..]);
+        Self(v7(bytes))
+    }
+}
+
+impl ScheduleId {
+    /// See [`JobId::derived`].
+    #[must_use]
+    pub fn derived(seed: Uuid) -> Self {
+        Self(derived(seed, u64::MAX))
+    }
+}
+
 impl OperationId {
     /// See [`JobId::derived`].
     #[must_use]
@@ -86,13 +109,19 @@ impl WorkflowId {
     }
 }
 
+/// Bytes at the beginning of a UUID v7 that say when it was made.
+const TIME_BYTES: usize = 6;
+
 fn derived(seed: Uuid, number: u64) -> Uuid {
-    const TIME_BYTES: usize = 6;
     let mut hash = Sha256::new();
     hash.update(seed.as_bytes());
     hash.update(number.to_be_bytes());
     let mut bytes = hash.finalize().first_chunk::<16>().copied().unwrap_or_default();
     bytes[..TIME_BYTES].copy_from_slice(&seed.as_bytes()[..TIME_BYTES]);
+    v7(bytes)
+}
+
+fn v7(bytes: [u8; 16]) -> Uuid {
     uuid::Builder::from_bytes(bytes)
         .with_version(uuid::Version::SortRand)
         .with_variant(uuid::Variant::RFC4122)
@@ -108,6 +137,11 @@ prefixed_id!(
     /// Work on many jobs that goes on in the background. Unique in its project only.
     OperationId,
     "op_"
+);
+prefixed_id!(
+    /// A recurring schedule that nobody has named. Unique in its project only.
+    ScheduleId,
+    "rjob_"
 );
 prefixed_id!(
     /// Something that happened to a job.
@@ -163,6 +197,17 @@ mod tests {
             seed.get_timestamp().map(|it| it.to_unix().0)
         );
         assert_eq!(id.to_string().parse(), Ok(id));
+    }
+
+    #[test]
+    fn the_job_of_a_tick_has_one_id_and_it_sorts_by_the_tick() {
+        let id = |schedule, tick_ms| JobId::of_tick(ProjectId(1), schedule, tick_ms);
+        assert_eq!(id("rjob_a", 1_800_000_000_000), id("rjob_a", 1_800_000_000_000));
+        assert_ne!(id("rjob_a", 1_800_000_000_000), id("rjob_b", 1_800_000_000_000));
+        assert_ne!(id("rjob_a", 1), JobId::of_tick(ProjectId(2), "rjob_a", 1));
+        assert!(id("rjob_a", 1_800_000_000_000) < id("rjob_b", 1_800_000_001_000));
+        let text = id("rjob_a", 1_800_000_000_000).to_string();
+        assert_eq!(text.parse(), Ok(id("rjob_a", 1_800_000_000_000)));
     }
 
     #[test]

@@ -13,7 +13,7 @@ use crate::{
     engine::{
         Engine,
         chores::{self, GLANCE_PERIOD},
-        operations, orphans, promote, reap, registry, watch,
+        fire, operations, orphans, promote, reap, registry, watch,
     },
     telemetry,
     wake::Chore,
@@ -79,6 +79,13 @@ pub fn start(engine: &Engine, stopping: &CancellationToken, tracker: &TaskTracke
             Some(sleep) => Then::Sleep(sleep.min(UNASKED_PERIOD)),
             None => Then::Sleep(UNASKED_PERIOD),
         })
+    });
+    loops.start("plan", Some(Chore::Plan), |engine| async move {
+        Ok(Then::unless_asked(fire::plan(&engine).await?))
+    });
+    loops.start("fire", Some(Chore::Fire), |engine| async move {
+        let sleep = fire::pass(&engine).await?;
+        Ok(if sleep.is_zero() { Then::GoOn } else { Then::Sleep(sleep) })
     });
     loops.start("workers", None, |engine| async move {
         registry::pass(&engine).await?;

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use anyhow::Context;
+use chrono::TimeDelta;
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::{net::TcpListener, time::timeout};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -35,6 +36,8 @@ pub struct Node {
     /// How long new connections are still accepted once the node stops, so that load balancers see
     /// that it is not ready before it is gone.
     pub linger: Duration,
+    /// Recurring schedules that fire more often are refused.
+    pub min_schedule_period: Duration,
 }
 
 /// Serves until `stop` is cancelled; then drains and returns.
@@ -47,7 +50,7 @@ pub struct Node {
 /// When the database cannot be reached at the start, or was not migrated; or when the node stopped
 /// because a part of it has failed for good.
 pub async fn serve(node: Node, stop: CancellationToken) -> anyhow::Result<()> {
-    let Node { api, operator, database_url, pools, linger } = node;
+    let Node { api, operator, database_url, pools, linger, min_schedule_period } = node;
     let pools = Pools::new(&database_url, pools).context("the database's URL cannot be read")?;
     let cursor_key = {
         let mut conn = pools.read.acquire().await.context("the database does not answer")?;
@@ -69,7 +72,9 @@ pub async fn serve(node: Node, stop: CancellationToken) -> anyhow::Result<()> {
     let closing = CancellationToken::new();
     tokio::spawn(close_later(stop, linger, closing.clone()));
     let (connections, handlers) = (TaskTracker::new(), TaskTracker::new());
-    let router = http::router(App::new(engine.clone(), cursor_key), handlers.clone());
+    let min_schedule_period = TimeDelta::from_std(min_schedule_period)?;
+    let app = App::new(engine.clone(), cursor_key, min_schedule_period);
+    let router = http::router(app, handlers.clone());
     http::server::run(api, router, closing, connections.clone()).await;
     let drained = timeout(DRAIN_TIMEOUT, async {
         connections.wait().await;

@@ -140,7 +140,7 @@ pub fn install_metrics() -> Result<PrometheusHandle, BuildError> {
 const BATCH_KINDS: [&str; 7] =
     ["enqueue", "succeed", "end", "heartbeat", "repeat", "worker", "claim"];
 /// The background loops, as metrics name them.
-const LOOPS: [&str; 11] = [
+const LOOPS: [&str; 13] = [
     "reap",
     "promote",
     "glance",
@@ -148,6 +148,8 @@ const LOOPS: [&str; 11] = [
     "outdated",
     "fold",
     "operations",
+    "plan",
+    "fire",
     "workers",
     "watch",
     "prune",

@@ -142,5 +142,6 @@ async fn open(database: &DatabaseArgs, node: NodeArgs, linger: Duration) -> anyh
         database_url,
         pools: node.pools,
         linger,
+        min_schedule_period: Duration::from_secs(node.min_schedule_period_seconds.into()),
     })
 }

@@ -86,6 +86,7 @@ pub async fn run(args: DevArgs, stop: CancellationToken) -> anyhow::Result<()> {
         database_url,
         pools: args.node.pools,
         linger: Duration::ZERO,
+        min_schedule_period: Duration::from_secs(args.node.min_schedule_period_seconds.into()),
     };
     folder.write_ready(&ready)?;
     if let Some(path) = &args.ready_file {

@@ -10,14 +10,32 @@ use croner::{
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidSchedule {
     /// The expression cannot be read.
-    #[error("cron_expression: {0}")]
+    #[error("{0}")]
     Cron(String),
     /// No zone has this name.
-    #[error("timezone: `{0}` is no IANA time zone")]
+    #[error("`{0}` is no IANA time zone")]
     Zone(String),
+    /// The expression matches no time to come.
+    #[error("never fires")]
+    Never,
+    /// It would fire more often than allowed.
+    #[error("fires every {0} s; the shortest period allowed is {1} s")]
+    TooOften(i64, i64),
     /// The job type leaves nothing to name the schedule by.
-    #[error("job_type: must end in a letter or digit")]
+    #[error("must end in a letter or digit")]
     Name,
+}
+
+impl InvalidSchedule {
+    /// The field that is wrong.
+    #[must_use]
+    pub fn field(&self) -> &'static str {
+        match self {
+            Self::Cron(_) | Self::Never | Self::TooOften(..) => "cron_expression",
+            Self::Zone(_) => "timezone",
+            Self::Name => "job_type",
+        }
+    }
 }
 
 /// Reads a cron expression of five or six fields, or `@daily` and its like.
@@ -36,6 +54,24 @@ pub enum InvalidSchedule {
 pub fn parse(expression: &str) -> Result<Cron, InvalidSchedule> {
     let parser = CronParser::builder().seconds(Seconds::Optional).year(Year::Disallowed).build();
     parser.parse(expression).map_err(|error| InvalidSchedule::Cron(error.to_string()))
+}
+
+/// Whether an expression names the hours at which it fires. One whose hour is `*` or `*/n` does not.
+///
+/// ```
+/// # use fencepost::domain::cron::names_hours;
+/// assert!(names_hours("0 3 * * *") && names_hours("*/5 0-23 * * *") && names_hours("@daily"));
+/// assert!(!names_hours("0 * * * *") && !names_hours("0 0 */2 * * *") && !names_hours("@hourly"));
+/// ```
+#[must_use]
+pub fn names_hours(expression: &str) -> bool {
+    const WITH_SECONDS: usize = 6;
+    let fields: Vec<_> = expression.split_whitespace().collect();
+    let hours = if fields.len() == WITH_SECONDS { fields.get(2) } else { fields.get(1) };
+    match hours {
+        Some(hours) => !hours.starts_with('*'),
+        None => !expression.trim().eq_ignore_ascii_case("@hourly"),
+    }
 }
 
 /// Reads the name of a time zone.

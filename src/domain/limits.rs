@@ -160,3 +160,17 @@ pub const MAX_PAGE_DEAD_LETTERS: u32 = 200;
 pub const MAX_OPERATION_JOBS: i64 = 10_000_000;
 /// Largest `rate_per_second` of a retry of many dead letters.
 pub const MAX_OPERATION_RATE: i32 = 10_000;
+/// Recurring schedules of one project.
+pub const MAX_SCHEDULES: i64 = 10_000;
+/// Characters in the id of a recurring schedule.
+pub const MAX_SCHEDULE_ID_CHARS: usize = 200;
+/// Largest `spread_seconds` of a recurring schedule.
+pub const MAX_SPREAD_SECONDS: i32 = 3_600;
+/// Recurring schedules of one page.
+pub const MAX_PAGE_SCHEDULES: u32 = 200;
+/// Ticks of one page of what became of them.
+pub const MAX_PAGE_FIRES: u32 = 200;
+/// Times that are shown of when a schedule fires.
+pub const MAX_SHOWN_TIMES: u32 = 100;
+/// Days for which it is remembered what became of a tick.
+pub const FIRE_KEEP_DAYS: i32 = 30;

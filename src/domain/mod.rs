@@ -13,6 +13,7 @@ pub mod limits;
 pub mod logs;
 pub mod operation;
 pub mod rate;
+pub mod schedule;
 pub mod text;
 pub mod worker;
 pub mod workflow;

@@ -3,13 +3,19 @@
 
 use std::{sync::atomic::Ordering, time::Duration};
 
+use metrics::counter;
+
 use super::Engine;
 use crate::{
+    domain::limits::{DEFAULT_RETENTION_DAYS, FIRE_KEEP_DAYS, OPERATION_KEEP_DAYS},
     store::sweep::{
         self,
         counts::{self, MAX_FOLDED_ROWS},
-        glance,
+        glance, operations,
+        prune::{self, MAX_PRUNED_JOBS, MAX_PRUNED_QUEUES},
+        schedules,
     },
+    telemetry,
     wake::Chore,
 };
 
@@ -72,14 +78,30 @@ pub async fn vacuum_if_due(engine: &Engine) -> sqlx::Result<bool> {
     Ok(true)
 }
 
-/// Forgets the oldest answers that were kept for their idempotency keys long enough, and workers that
-/// nobody hears of any more. Answers whether there may be more.
+/// Forgets what was kept long enough: finished jobs as their queues say, answers for idempotency keys, workers
+/// that nobody hears of, ended operations, ticks, rates. Answers whether there may be more.
 ///
 /// # Errors
 /// Only those of the store; the step can be repeated.
 pub async fn prune(engine: &Engine) -> sqlx::Result<bool> {
     let mut conn = engine.pools.background.acquire().await?;
-    let keys = sweep::prune_idempotency_keys(&mut conn).await?;
-    let workers = sweep::prune_workers(&mut conn).await?;
-    Ok(keys.max(workers) == sweep::MAX_SWEEP_ROWS as u64)
+    let rows = [
+        sweep::prune_idempotency_keys(&mut conn).await?,
+        sweep::prune_workers(&mut conn).await?,
+        operations::prune(&mut conn, OPERATION_KEEP_DAYS).await?,
+        schedules::prune_fires(&mut conn, FIRE_KEEP_DAYS).await?,
+        prune::prune_rates(&mut conn).await?,
+    ];
+    let mut is_more = rows.contains(&(sweep::MAX_SWEEP_ROWS as u64));
+    let old = prune::queues_with_old_jobs(&mut conn, DEFAULT_RETENTION_DAYS).await?;
+    is_more |= old.len() == MAX_PRUNED_QUEUES;
+    for queue in &old {
+        let pruned = prune::prune_jobs(&mut conn, queue).await?;
+        if !pruned.workflows.is_empty() {
+            prune::prune_workflows(&mut conn, queue.project_id, &pruned.workflows).await?;
+        }
+        counter!(telemetry::JOBS_PRUNED).increment(pruned.jobs.unsigned_abs());
+        is_more |= pruned.jobs == MAX_PRUNED_JOBS;
+    }
+    Ok(is_more)
 }

@@ -83,6 +83,18 @@ pub(super) fn tell_called_off(engine: &Engine, gone: &[CalledOff], kind: &str) {
     engine.tidings.news.tell(|| gone.iter().map(|it| happening(it.key, kind)).collect());
 }
 
+/// Tells the worker of a job, if there is one, with its next heartbeat that it should stop. Answers whether
+/// that is new.
+pub(super) async fn ask_to_stop(tx: &mut PgConnection, key: JobKey) -> sqlx::Result<bool> {
+    let seen = control::lock_live(tx, key).await?;
+    let runs = |it: &Seen| it.state == StoredState::Processing && !it.cancel_requested;
+    let Some(seen) = seen.filter(runs) else { return Ok(false) };
+    control::request_cancel(tx, key).await?;
+    let noted = event(key, history::CANCEL_REQUESTED, Some(seen.attempt), None);
+    events::insert(tx, &[noted]).await?;
+    Ok(true)
+}
+
 /// Whether the job's worker should stop: it was called off.
 ///
 /// # Errors

@@ -20,10 +20,7 @@ use crate::{
     telemetry,
 };
 
-pub use crate::store::{
-    schedules::RegisteredSchedule,
-    workers::{Facts, Registration, WorkerRow},
-};
+pub use crate::store::workers::{Facts, Registration, WorkerRow};
 
 /// Workers one node remembers.
 const MAX_KNOWN: u64 = 100_000;
@@ -204,26 +201,6 @@ pub async fn register(
     store::workers::upsert(&mut conn, project_id, worker).await?;
     engine.registry.forget(&(project_id, worker.worker_id.as_str().into()));
     Ok(())
-}
-
-/// Keeps the schedules that a worker brings along. Answers with those that were not kept, by their place,
-/// and why.
-///
-/// # Errors
-/// [`Error::Unavailable`] when the store does not answer.
-pub async fn keep_schedules(
-    engine: &Engine,
-    project_id: ProjectId,
-    schedules: &[(usize, RegisteredSchedule)],
-) -> Result<Vec<(usize, String)>, Error> {
-    let mut conn = engine.pools.claim.acquire().await?;
-    let mut rejected = Vec::new();
-    for (place, schedule) in schedules {
-        if !store::schedules::upsert_registered(&mut conn, project_id, schedule).await? {
-            rejected.push((*place, format!("job_type: another job type has {}", schedule.id)));
-        }
-    }
-    Ok(rejected)
 }
 
 /// Renews the leases of a whole worker. A worker that says it is terminated hands them back.

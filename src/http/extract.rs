@@ -11,7 +11,7 @@ use axum::{
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde::{
     Deserialize, Deserializer,
-    de::{DeserializeOwned, MapAccess, Visitor, value::MapAccessDeserializer},
+    de::{DeserializeOwned, IgnoredAny, MapAccess, Visitor, value::MapAccessDeserializer},
 };
 use sha2::{Digest, Sha256};
 use tokio::time::timeout;
@@ -91,9 +91,21 @@ impl<T: RequestBody, S: Send + Sync> FromRequest<S> for Fingerprinted<T> {
     }
 }
 
+/// What tells a request without a body from all others: SHA-256 of its path.
+#[derive(Debug)]
+pub struct BarePath(pub [u8; 32]);
+
+impl<S: Send + Sync> FromRequestParts<S> for BarePath {
+    type Rejection = Error;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Error> {
+        Ok(Self(Sha256::digest(last_segments(parts.uri.path())).into()))
+    }
+}
+
 /// The path below `/v1` or `/v1/projects/{project}`, which are two names of one route.
 fn last_segments(path: &str) -> &str {
-    const FIRST: [&str; 4] = ["/jobs", "/workflows", "/queues", "/dead-letters"];
+    const FIRST: [&str; 5] = ["/jobs", "/workflows", "/queues", "/dead-letters", "/recurring"];
     let at = FIRST.iter().filter_map(|it| path.find(it)).min();
     at.map_or(path, |at| &path[at..])
 }
@@ -148,7 +160,8 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
 fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, Error> {
     match serde_json::from_slice::<Object<T>>(body) {
         Ok(Object(value)) => Ok(value),
-        Err(error) if error.is_data() => {
+        // An enum that is no text counts as a mistake in the JSON itself.
+        Err(error) if error.is_data() || serde_json::from_slice::<IgnoredAny>(body).is_ok() => {
             let deserializer = &mut serde_json::Deserializer::from_slice(body);
             match serde_path_to_error::deserialize::<_, Object<T>>(deserializer) {
                 Ok(Object(value)) => Ok(value),
@@ -306,7 +319,7 @@ impl<S: Send + Sync> FromRequestParts<S> for NameInPath {
     type Rejection = Error;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Error> {
-        const PARAMETERS: [&str; 2] = ["queue", "worker_id"];
+        const PARAMETERS: [&str; 3] = ["queue", "worker_id", "recurring_id"];
         let params = RawPathParams::from_request_parts(parts, state)
             .await
             .map_err(|_| Error::Unreadable("the path is not valid UTF-8".to_owned()))?;

@@ -24,7 +24,7 @@ use crate::{
     auth::Caller,
     domain::limits::MAX_IDEMPOTENCY_KEY_CHARS,
     error::Error,
-    ids::{JobId, OperationId, WorkflowId},
+    ids::{JobId, OperationId, ScheduleId, WorkflowId},
     store::idempotency::{self, Kept, Presented},
 };
 
@@ -40,6 +40,12 @@ impl Ids {
     #[must_use]
     pub fn job(self, number: usize) -> JobId {
         self.0.map_or_else(JobId::generate, |seed| JobId::derived(seed, number as u64))
+    }
+
+    /// The id of the recurring schedule.
+    #[must_use]
+    pub fn schedule(self) -> ScheduleId {
+        self.0.map_or_else(ScheduleId::generate, ScheduleId::derived)
     }
 
     /// The id of the operation.

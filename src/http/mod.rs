@@ -12,6 +12,7 @@ mod layers;
 pub mod openapi;
 mod operations;
 mod queues;
+mod recurring;
 mod retry;
 pub mod server;
 mod streams;
@@ -56,6 +57,14 @@ fn data_plane() -> OpenApiRouter<App> {
         .routes(routes!(dead_letters::many::purge))
         .routes(routes!(dead_letters::retry))
         .routes(routes!(dead_letters::delete))
+        .routes(routes!(recurring::list, recurring::create))
+        .routes(routes!(recurring::times::preview))
+        .routes(routes!(recurring::get, recurring::put, recurring::delete))
+        .routes(routes!(recurring::control::pause))
+        .routes(routes!(recurring::control::resume))
+        .routes(routes!(recurring::control::run))
+        .routes(routes!(recurring::control::fires))
+        .routes(routes!(recurring::times::next))
         .routes(routes!(operations::list))
         .routes(routes!(operations::get))
         .routes(routes!(operations::abort))

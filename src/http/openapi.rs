@@ -30,6 +30,7 @@ use super::data_plane;
         (name = "jobs", description = "What producers call."),
         (name = "streams", description = "Server-sent events."),
         (name = "queues", description = "What is in queues, how fast it moves, and what they are set to."),
+        (name = "recurring", description = "Jobs that are enqueued again and again."),
         (name = "dead letters", description = "What was given up."),
         (name = "operations", description = "Work on many jobs that goes on in the background."),
         (name = "workflows", description = "Jobs that wait for each other."),

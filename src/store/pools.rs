@@ -31,6 +31,9 @@ const MAX_MIGRATION_TRIES: u32 = 10;
 /// See [`MAX_MIGRATION_TRIES`].
 const MIGRATION_PAUSE: Duration = Duration::from_secs(3);
 
+/// Connections of the one loop that fires schedules.
+const FIRE_CONNECTIONS: u32 = 1;
+
 static MIGRATIONS: sqlx::migrate::Migrator = sqlx::migrate!();
 
 /// The pools of one node.
@@ -48,6 +51,8 @@ pub struct Pools {
     pub read: PgPool,
     /// The loops.
     pub background: PgPool,
+    /// Recurring schedules, whose transactions wait for their ticks.
+    pub fire: PgPool,
 }
 
 impl Pools {
@@ -65,13 +70,14 @@ impl Pools {
             keys: pool(sizes.key_connections, HOT_STATEMENT_TIMEOUT_MS),
             read: pool(sizes.read_connections, READ_STATEMENT_TIMEOUT_MS),
             background: pool(sizes.background_connections, BACKGROUND_STATEMENT_TIMEOUT_MS),
+            fire: pool(FIRE_CONNECTIONS, BACKGROUND_STATEMENT_TIMEOUT_MS),
         })
     }
 
     /// Closes every connection.
     pub async fn close(&self) {
-        let Self { settle, claim, enqueue, keys, read, background } = self;
-        for pool in [settle, claim, enqueue, keys, read, background] {
+        let Self { settle, claim, enqueue, keys, read, background, fire } = self;
+        for pool in [settle, claim, enqueue, keys, read, background, fire] {
             pool.close().await;
         }
     }

@@ -1,8 +1,15 @@
-//! Recurring schedules.
+//! Recurring schedules of a project.
 
-use sqlx::PgConnection;
+use chrono::{DateTime, Utc};
+use sqlx::{PgConnection, types::Json};
 
-use crate::ids::ProjectId;
+use crate::{
+    domain::{
+        backoff::RetryPolicy,
+        schedule::{CatchUp, FireOutcome, Overlap},
+    },
+    ids::{JobId, ProjectId},
+};
 
 /// A schedule as a worker registers it. What is none keeps its value, or has its default.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,11 +37,12 @@ pub async fn upsert_registered(
     let done = sqlx::query!(
         "
         insert into recurring_schedules (
-            project_id, id, job_type, cron_expression, timezone, queue, max_attempts, timeout_seconds
+            project_id, id, job_type, cron_expression, timezone, queue, max_attempts,
+            timeout_seconds, last_tick
         )
         values (
             $1, $2, $3, $4, coalesce($5, 'UTC'), coalesce($6, 'default'), coalesce($7, 3),
-            coalesce($8, 1800)
+            coalesce($8, 1800), now()
         )
         on conflict (project_id, id) do update
         set cron_expression = $4,
@@ -42,6 +50,18 @@ pub async fn upsert_registered(
             queue = coalesce($6, recurring_schedules.queue),
             max_attempts = coalesce($7, recurring_schedules.max_attempts),
             timeout_seconds = coalesce($8, recurring_schedules.timeout_seconds),
+            last_tick = case
+                when (recurring_schedules.cron_expression, recurring_schedules.timezone)
+                    = ($4, coalesce($5, recurring_schedules.timezone))
+                then recurring_schedules.last_tick
+                else now()
+            end,
+            next_tick = case
+                when (recurring_schedules.cron_expression, recurring_schedules.timezone)
+                    = ($4, coalesce($5, recurring_schedules.timezone))
+                then recurring_schedules.next_tick
+            end,
+            problem = null,
             updated_at = now()
         where recurring_schedules.job_type = $3
         ",
@@ -57,4 +77,323 @@ pub async fn upsert_registered(
     .execute(conn)
     .await?;
     Ok(done.rows_affected() == 1)
+}
+
+/// A schedule as its project writes it, whole. What is none keeps its value, or has its default.
+#[derive(Debug, Clone, PartialEq)]
+#[allow(missing_docs)] // Each is the column of that name, described in the migrations.
+pub struct WrittenSchedule {
+    pub id: String,
+    pub job_type: String,
+    pub cron_expression: String,
+    pub timezone: String,
+    pub queue: String,
+    pub payload: String,
+    pub rank: i16,
+    pub retry: Option<RetryPolicy>,
+    pub overlap: Overlap,
+    pub catch_up: CatchUp,
+    pub spread_seconds: i32,
+    pub is_paused: bool,
+    pub max_attempts: Option<i32>,
+    pub timeout_seconds: Option<i32>,
+}
+
+/// Keeps a schedule, new or known. One whose times have changed, or that was paused, begins anew: ticks of
+/// the past are not made up for. None: another job type has the id, and nothing is kept; else whether it is
+/// new.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn upsert(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    schedule: &WrittenSchedule,
+) -> sqlx::Result<Option<bool>> {
+    sqlx::query_scalar!(
+        r#"
+        insert into recurring_schedules (
+            project_id, id, job_type, cron_expression, timezone, queue, payload, rank, retry, overlap,
+            catch_up, spread_seconds, is_paused, max_attempts, timeout_seconds, last_tick
+        )
+        values (
+            $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, coalesce($14, 3),
+            coalesce($15, 1800), now()
+        )
+        on conflict (project_id, id) do update
+        set cron_expression = $4,
+            timezone = $5,
+            queue = $6,
+            payload = $7,
+            rank = $8,
+            retry = $9,
+            overlap = $10,
+            catch_up = $11,
+            spread_seconds = $12,
+            is_paused = $13,
+            max_attempts = coalesce($14, recurring_schedules.max_attempts),
+            timeout_seconds = coalesce($15, recurring_schedules.timeout_seconds),
+            last_tick = case
+                when (recurring_schedules.cron_expression, recurring_schedules.timezone)
+                    = ($4, $5) and not recurring_schedules.is_paused
+                then recurring_schedules.last_tick
+                else now()
+            end,
+            next_tick = case
+                when (recurring_schedules.cron_expression, recurring_schedules.timezone)
+                    = ($4, $5) and not $13
+                then recurring_schedules.next_tick
+            end,
+            problem = null,
+            updated_at = now()
+        where recurring_schedules.job_type = $3
+        returning xmax = 0 "is_new!"
+        "#,
+        project_id.0,
+        schedule.id,
+        schedule.job_type,
+        schedule.cron_expression,
+        schedule.timezone,
+        schedule.queue,
+        schedule.payload,
+        schedule.rank,
+        schedule.retry.as_ref().map(Json) as Option<Json<&RetryPolicy>>,
+        schedule.overlap as Overlap,
+        schedule.catch_up as CatchUp,
+        schedule.spread_seconds,
+        schedule.is_paused,
+        schedule.max_attempts,
+        schedule.timeout_seconds,
+    )
+    .fetch_optional(conn)
+    .await
+}
+
+/// What must be known before a schedule is kept.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Census {
+    /// How many other schedules the project has.
+    pub others: i64,
+    /// The zone that it has had so far; none: it is new.
+    pub timezone: Option<String>,
+    /// By the database's clock.
+    pub now: DateTime<Utc>,
+}
+
+/// What must be known before a schedule is kept.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn census(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    id: &str,
+) -> sqlx::Result<Census> {
+    sqlx::query_as!(
+        Census,
+        r#"
+        select count(*) filter (where id <> $2) "others!",
+               min(timezone) filter (where id = $2) as timezone, now() "now!"
+        from recurring_schedules
+        where project_id = $1
+        "#,
+        project_id.0,
+        id,
+    )
+    .fetch_one(conn)
+    .await
+}
+
+/// The database's clock.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn clock(conn: &mut PgConnection) -> sqlx::Result<DateTime<Utc>> {
+    sqlx::query_scalar!(r#"select now() "now!""#).fetch_one(conn).await
+}
+
+/// A schedule.
+#[derive(Debug, Clone, PartialEq)]
+#[allow(missing_docs)] // Each is the column of that name, described in the migrations.
+pub struct ScheduleRow {
+    pub id: String,
+    pub job_type: String,
+    pub cron_expression: String,
+    pub timezone: String,
+    pub queue: String,
+    pub payload: String,
+    pub rank: i16,
+    pub retry: Option<serde_json::Value>,
+    pub overlap: Overlap,
+    pub catch_up: CatchUp,
+    pub spread_seconds: i32,
+    pub is_paused: bool,
+    pub max_attempts: i32,
+    pub timeout_seconds: i32,
+    pub next_tick: Option<DateTime<Utc>>,
+    pub problem: Option<String>,
+    pub created_at: DateTime<Utc>,
+    pub updated_at: DateTime<Utc>,
+    /// When it last fired.
+    pub last_run_at: Option<DateTime<Utc>>,
+    /// By the database's clock.
+    pub now: DateTime<Utc>,
+}
+
+/// The schedules of a project after `after`, in the order of their ids.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn page(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    after: &str,
+    limit: i64,
+) -> sqlx::Result<Vec<ScheduleRow>> {
+    sqlx::query_as!(
+        ScheduleRow,
+        r#"
+        select id, job_type, cron_expression, timezone, queue, payload, rank, retry,
+               overlap "overlap: Overlap", catch_up "catch_up: CatchUp", spread_seconds, is_paused,
+               max_attempts, timeout_seconds, next_tick, problem, created_at, updated_at,
+               last.tick "last_run_at?", now() "now!"
+        from recurring_schedules
+        left join lateral (
+            select tick
+            from schedule_fires
+            where project_id = $1 and schedule_id = recurring_schedules.id and outcome = 'fired'
+            order by tick desc
+            limit 1
+        ) last on true
+        where project_id = $1 and id > $2
+        order by id
+        limit $3
+        "#,
+        project_id.0,
+        after,
+        limit,
+    )
+    .fetch_all(conn)
+    .await
+}
+
+/// One schedule.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn find(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    id: &str,
+) -> sqlx::Result<Option<ScheduleRow>> {
+    sqlx::query_as!(
+        ScheduleRow,
+        r#"
+        select id, job_type, cron_expression, timezone, queue, payload, rank, retry,
+               overlap "overlap: Overlap", catch_up "catch_up: CatchUp", spread_seconds, is_paused,
+               max_attempts, timeout_seconds, next_tick, problem, created_at, updated_at,
+               last.tick "last_run_at?", now() "now!"
+        from recurring_schedules
+        left join lateral (
+            select tick
+            from schedule_fires
+            where project_id = $1 and schedule_id = recurring_schedules.id and outcome = 'fired'
+            order by tick desc
+            limit 1
+        ) last on true
+        where project_id = $1 and id = $2
+        "#,
+        project_id.0,
+        id,
+    )
+    .fetch_optional(conn)
+    .await
+}
+
+/// Pauses a schedule or sets it going from now on. False: there is none.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn set_paused(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    id: &str,
+    is_paused: bool,
+) -> sqlx::Result<bool> {
+    let done = sqlx::query!(
+        "
+        update recurring_schedules
+        set last_tick = case when is_paused then now() else last_tick end,
+            next_tick = case when not $3 and not is_paused then next_tick end,
+            is_paused = $3,
+            updated_at = now()
+        where project_id = $1 and id = $2
+        ",
+        project_id.0,
+        id,
+        is_paused,
+    )
+    .execute(conn)
+    .await?;
+    Ok(done.rows_affected() == 1)
+}
+
+/// Deletes a schedule; its jobs stay, and so does its history, until it is old enough. False: there is none.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn delete(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    id: &str,
+) -> sqlx::Result<bool> {
+    let deleted = sqlx::query!(
+        "delete from recurring_schedules where project_id = $1 and id = $2",
+        project_id.0,
+        id,
+    )
+    .execute(conn)
+    .await?;
+    Ok(deleted.rows_affected() == 1)
+}
+
+/// What became of a tick.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(missing_docs)] // Each is the column of that name, described in the migrations.
+pub struct FireRow {
+    pub tick: DateTime<Utc>,
+    pub outcome: FireOutcome,
+    pub job_id: Option<JobId>,
+    pub ticks: i64,
+    pub at: DateTime<Utc>,
+}
+
+/// What became of a schedule's ticks before a time, the newest first.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn fires(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    id: &str,
+    before: Option<DateTime<Utc>>,
+    limit: i64,
+) -> sqlx::Result<Vec<FireRow>> {
+    sqlx::query_as!(
+        FireRow,
+        r#"
+        select tick, outcome "outcome: FireOutcome", job_id "job_id: JobId", ticks, at
+        from schedule_fires
+        where project_id = $1 and schedule_id = $2
+            and tick < coalesce($3, 'infinity'::timestamptz)
+        order by tick desc
+        limit $4
+        "#,
+        project_id.0,
+        id,
+        before,
+        limit,
+    )
+    .fetch_all(conn)
+    .await
 }

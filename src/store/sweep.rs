@@ -4,6 +4,8 @@
 pub mod counts;
 pub mod glance;
 pub mod operations;
+pub mod prune;
+pub mod schedules;
 
 use sqlx::{Executor, PgConnection};
 use uuid::Uuid;

@@ -36,6 +36,10 @@ fn operations(id: &str) -> Vec<(Method, String, Option<Value>)> {
                 }
                 ("patch", "/v1/jobs/{job_id}") => Some(json!({"priority": 1})),
                 ("patch", "/v1/queues/{queue}") => Some(json!({"max_concurrency": 5})),
+                ("put", "/v1/recurring/{recurring_id}") | ("post", "/v1/recurring") => {
+                    Some(json!({"job_type": "t", "cron_expression": "@daily"}))
+                }
+                ("post", "/v1/recurring/preview") => Some(json!({"cron_expression": "@daily"})),
                 ("post", "/v1/queues/{queue}/purge") => Some(json!({"confirm": "default"})),
                 ("post", "/v1/dead-letters/retry") => Some(json!({"filter": {}})),
                 ("post", "/v1/dead-letters/purge") => {
@@ -57,6 +61,7 @@ fn operations(id: &str) -> Vec<(Method, String, Option<Value>)> {
                 .replace("{workflow_id}", &WorkflowId::generate().to_string())
                 .replace("{operation_id}", &OperationId::generate().to_string())
                 .replace("{worker_id}", "w")
+                .replace("{recurring_id}", "r")
                 .replace("{queue}", "default");
             operations.push((method, path, body));
         }
@@ -67,8 +72,8 @@ fn operations(id: &str) -> Vec<(Method, String, Option<Value>)> {
 
 /// Operations that need no body.
 fn is_bare(path: &str) -> bool {
-    const BARE: [&str; 7] =
-        ["/cancel", "}/retry", "/quiet", "/terminate", "/pause", "/resume", "/abort"];
+    const BARE: [&str; 8] =
+        ["/cancel", "}/retry", "/quiet", "/terminate", "/pause", "/resume", "/abort", "/run"];
     BARE.iter().any(|it| path.ends_with(it))
 }
 
@@ -143,8 +148,12 @@ fn every_operation_answers_under_the_project_of_its_key_and_under_no_other() {
                 let reply = call(&ours, &under(project), Some(&ours.api_key)).await;
                 if reply.status.as_u16() == 404 {
                     let code = reply.json()["error"]["code"].clone();
-                    let is_routed =
-                        ["workflow_not_found", "worker_not_found", "operation_not_found"];
+                    let is_routed = [
+                        "workflow_not_found",
+                        "worker_not_found",
+                        "operation_not_found",
+                        "recurring_job_not_found",
+                    ];
                     assert!(is_routed.iter().any(|it| code == *it), "{path}: {code}");
                 }
                 assert!(!reply.status.is_server_error(), "{path}: {}", reply.text);

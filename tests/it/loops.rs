@@ -1,9 +1,15 @@
 //! What happens by itself: due jobs are offered, lost ones taken back.
 
 use chrono::{DateTime, Utc};
+use fencepost::{
+    config::PoolArgs,
+    engine::{Engine, chores},
+    store::pools::Pools,
+};
 use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
 
-use crate::harness::{TestServer, fresh_database, limited, run};
+use crate::harness::{TestProject, TestServer, fresh_database, limited, run};
 
 fn time(value: &Value) -> DateTime<Utc> {
     value.as_str().expect("a time").parse().expect("RFC 3339")
@@ -132,5 +138,82 @@ fn a_retry_policy_that_only_a_newer_release_knows_stops_nobody() {
         t.wait_and_lease("w").await;
         t.expire_leases().await;
         t.job_becomes(&id, "pending").await;
+    });
+}
+
+#[test]
+fn finished_jobs_are_forgotten_after_the_days_their_queue_keeps_them() {
+    with_engine_of(async |t, engine| {
+        t.patch("/v1/queues/long", json!({"retention_days": 30})).await.is(200);
+        let done = async |queue: &str, more: Value| {
+            let mut job = json!({"queue": queue});
+            job.as_object_mut().expect("an object").extend(more.as_object().expect("one").clone());
+            let id = t.enqueue(job).await;
+            let poll = json!({"worker_id": "w", "queues": [queue], "wait_seconds": 0});
+            let job = t.polled(poll).await.pop().expect("a job");
+            let log = json!({"worker_id": "w", "chunks": [{
+                "job_id": job["id"], "attempt": 1, "sequence": 0, "data": "x", "timestamp_ms": 0,
+            }]});
+            t.post("/v1/workers/logs", log).await.is(200);
+            t.ack(&job, "w", "succeeded").await.is(200);
+            id
+        };
+        let old = done("default", json!({})).await;
+        let kept = done("long", json!({})).await;
+        let parent = t.enqueue(json!({"queue": "family"})).await;
+        let child = t
+            .enqueue(json!({"queue": "family", "depends_on": [parent], "delay_seconds": 600}))
+            .await;
+        let poll = json!({"worker_id": "w", "queues": ["family"], "wait_seconds": 0});
+        let leased = t.polled(poll).await.pop().expect("the parent");
+        t.ack(&leased, "w", "succeeded").await.is(200);
+        t.database
+            .execute("update finished_jobs set completed_at = now() - interval '8 days'")
+            .await;
+        let young = done("default", json!({})).await;
+        chores::fold(engine).await.expect("it runs");
+        while chores::prune(engine).await.expect("it runs") {}
+        t.get(&format!("/v1/jobs/{old}")).await.is_error(404, "job_not_found");
+        for id in [kept, young, parent, child] {
+            t.job(&id).await;
+        }
+        let of_the_old = "select count(*) from job_logs";
+        assert_eq!(t.database.number(of_the_old).await, 2);
+        let queue = t.get("/v1/queues/default").await.is(200);
+        assert_eq!(queue["counts"]["succeeded"], 1);
+    });
+}
+
+#[test]
+fn a_workflow_is_forgotten_with_the_last_of_its_jobs() {
+    with_engine_of(async |t, engine| {
+        let jobs = json!({"jobs": [{"key": "a", "job_type": "t"}, {"key": "b", "job_type": "t"}]});
+        t.post("/v1/workflows", jobs).await.is(201);
+        let leased = t.poll("w", 2).await;
+        t.ack(&leased[0], "w", "succeeded").await.is(200);
+        t.database
+            .execute("update finished_jobs set completed_at = now() - interval '8 days'")
+            .await;
+        chores::fold(engine).await.expect("it runs");
+        while chores::prune(engine).await.expect("it runs") {}
+        assert_eq!(t.database.number("select count(*) from workflows").await, 1);
+        t.ack(&leased[1], "w", "succeeded").await.is(200);
+        t.database
+            .execute("update finished_jobs set completed_at = now() - interval '8 days'")
+            .await;
+        chores::fold(engine).await.expect("it runs");
+        while chores::prune(engine).await.expect("it runs") {}
+        assert_eq!(t.database.number("select count(*) from workflows").await, 0);
+        assert_eq!(t.database.number("select count(*) from workflow_jobs").await, 0);
+    });
+}
+
+/// Runs a test with an engine of its own beside the server's, to make steps of loops when it wants.
+fn with_engine_of(test: impl AsyncFnOnce(&TestProject, &Engine)) {
+    run(async |t| {
+        let pools = Pools::new(&t.database.url, PoolArgs::default()).expect("a URL");
+        let engine = Engine::start(pools, CancellationToken::new());
+        test(t, &engine).await;
+        engine.finish().await;
     });
 }

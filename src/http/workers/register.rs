@@ -8,7 +8,10 @@ use crate::{
     app::App,
     auth::Caller,
     domain::{cron, limits},
-    engine::registry::{self, RegisteredSchedule, Registration},
+    engine::{
+        registry::{self, Registration},
+        schedules::{self, RegisteredSchedule},
+    },
     error::Error,
     http::{
         error::ErrorBody,
@@ -155,7 +158,10 @@ async fn keep_schedules(
         }
     }
     if !kept.is_empty() {
-        rejected.extend(registry::keep_schedules(&app.engine, caller.project_id, &kept).await?);
+        let min_period = app.min_schedule_period;
+        let more =
+            schedules::keep_registered(&app.engine, caller.project_id, &kept, min_period).await?;
+        rejected.extend(more);
     }
     rejected.sort();
     let rejected = rejected.into_iter().map(|(index, reason)| {
@@ -187,11 +193,8 @@ fn accept_schedule(sent: &serde_json::Value) -> Result<RegisteredSchedule, Strin
         }
         other => other.to_string(),
     })?;
-    cron::parse(&request.cron_expression).map_err(|error| error.to_string())?;
-    if let Some(timezone) = &request.timezone {
-        cron::zone(timezone).map_err(|error| error.to_string())?;
-    }
-    let id = cron::registered_id(&request.job_type).map_err(|error| error.to_string())?;
+    let id = cron::registered_id(&request.job_type);
+    let id = id.map_err(|error| format!("{}: {error}", error.field()))?;
     let RegisteredScheduleRequest {
         job_type,
         cron_expression,

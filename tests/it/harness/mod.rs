@@ -30,12 +30,17 @@ pub fn run(test: impl AsyncFnOnce(&TestProject)) {
 
 /// Runs a test that makes its own stage.
 pub fn limited(test: impl Future<Output = ()>) {
+    run_for(TIME_LIMIT, test);
+}
+
+/// Runs a test that takes longer than others.
+pub fn run_for(time_limit: Duration, test: impl Future<Output = ()>) {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
         .build()
         .expect("a runtime");
     runtime.block_on(async {
-        tokio::time::timeout(TIME_LIMIT, test).await.expect("the test took too long");
+        tokio::time::timeout(time_limit, test).await.expect("the test took too long");
     });
 }

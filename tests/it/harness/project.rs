@@ -33,14 +33,27 @@ impl TestServer {
         Self::start_lingering(database, Duration::ZERO).await
     }
 
+    /// Starts a server that refuses schedules which fire more often than this.
+    pub async fn start_with_period(database: Database, seconds: u64) -> Self {
+        Self::start_node(database, Duration::ZERO, Duration::from_secs(seconds)).await
+    }
+
     /// Starts a server that still accepts connections for a while when it stops.
     pub async fn start_lingering(database: Database, linger: Duration) -> Self {
+        Self::start_node(database, linger, Duration::from_secs(1)).await
+    }
+
+    async fn start_node(
+        database: Database,
+        linger: Duration,
+        min_schedule_period: Duration,
+    ) -> Self {
         let api = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let url = format!("http://{}", api.local_addr().expect("an address"));
         let stopping = CancellationToken::new();
         let pools = PoolArgs::default();
         let database_url = database.url.clone();
-        let node = Node { api, operator: None, database_url, pools, linger };
+        let node = Node { api, operator: None, database_url, pools, linger, min_schedule_period };
         let running = tokio::spawn(serve::serve(node, stopping.clone()));
         Self { url, database, stopping, running }
     }
@@ -104,6 +117,11 @@ impl TestProject {
 
     pub async fn patch(&self, path: &str, body: Value) -> Reply {
         let request = self.request(Method::PATCH, path).json(&body);
+        Reply::of(request.send().await.expect("an answer")).await
+    }
+
+    pub async fn put(&self, path: &str, body: Value) -> Reply {
+        let request = self.request(Method::PUT, path).json(&body);
         Reply::of(request.send().await.expect("an answer")).await
     }
 

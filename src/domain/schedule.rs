@@ -1,0 +1,357 @@
+//! When a recurring schedule fires: its ticks, what clock changes do to them, what becomes of ticks that
+//! nobody was there for, and what happens when the last job is not done yet.
+//!
+//! A schedule that names its hours follows the clock on the wall: a time that a clock change skips fires at
+//! the first instant after it, and a time that happens twice fires the first time only. A schedule whose hour
+//! is `*` or `*/n` follows the time that passes: nothing is made up for what is skipped, and what happens
+//! twice fires twice.
+
+use std::collections::VecDeque;
+
+use chrono::{
+    DateTime, Datelike, LocalResult, NaiveDateTime, Offset, SecondsFormat, TimeDelta, TimeZone, Utc,
+};
+use chrono_tz::Tz;
+use croner::Cron;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::cron::{self, InvalidSchedule};
+
+/// Ticks that are looked at to find out how close together they lie: more than a minute has seconds, twice.
+const PERIOD_TICKS: usize = 130;
+/// A tick that was not dealt with after so many seconds was missed: nobody was there.
+pub const GRACE_SECONDS: i64 = 30;
+/// Missed ticks that are made up for, and that are written down one by one.
+pub const MAX_CATCH_UP: usize = 100;
+/// Missed ticks that are counted.
+const MAX_COUNTED_TICKS: u64 = 100_000;
+/// Days ahead in which clock changes are looked for.
+const NOTES_DAYS: i64 = 366;
+
+/// A cron expression in a time zone.
+#[derive(Debug, Clone)]
+pub struct Schedule {
+    cron: Cron,
+    zone: Tz,
+    follows_the_wall: bool,
+}
+
+/// What happens at a tick when the job of an earlier one is not done yet.
+#[derive(
+    Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, sqlx::Type, ToSchema,
+)]
+#[serde(rename_all = "snake_case")]
+#[sqlx(type_name = "text", rename_all = "snake_case")]
+pub enum Overlap {
+    /// Another job.
+    #[default]
+    Allow,
+    /// Nothing.
+    Skip,
+    /// Another job that waits for the earlier one; nothing when one waits already.
+    QueueOne,
+    /// The earlier jobs are cancelled, and there is another one.
+    CancelPrevious,
+}
+
+/// What becomes of ticks that nobody was there for.
+#[derive(
+    Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, sqlx::Type, ToSchema,
+)]
+#[serde(rename_all = "snake_case")]
+#[sqlx(type_name = "text", rename_all = "snake_case")]
+pub enum CatchUp {
+    /// Nothing.
+    None,
+    /// The last one fires.
+    #[default]
+    One,
+    /// All fire, the last 100 at the most.
+    All,
+}
+
+/// What became of a tick.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, sqlx::Type, ToSchema)]
+#[serde(rename_all = "snake_case")]
+#[sqlx(type_name = "text", rename_all = "snake_case")]
+pub enum FireOutcome {
+    /// There is a job for it.
+    Fired,
+    /// The job of an earlier tick was not done yet.
+    SkippedOverlap,
+    /// Nobody was there for it.
+    Missed,
+    /// It was no tick: somebody has asked for a job.
+    Manual,
+}
+
+impl FireOutcome {
+    /// The word that users see.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Fired => "fired",
+            Self::SkippedOverlap => "skipped_overlap",
+            Self::Missed => "missed",
+            Self::Manual => "manual",
+        }
+    }
+}
+
+/// Jobs of earlier ticks that are not done.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Earlier {
+    /// Whether one waits.
+    pub waits: bool,
+    /// Whether one runs.
+    pub runs: bool,
+}
+
+impl Overlap {
+    /// Whether a tick fires.
+    ///
+    /// ```
+    /// # use fencepost::domain::schedule::{Earlier, Overlap::*};
+    /// let (none, runs) = (Earlier::default(), Earlier { waits: false, runs: true });
+    /// let both = Earlier { waits: true, runs: true };
+    /// assert!(Skip.fires(none) && !Skip.fires(runs));
+    /// assert!(QueueOne.fires(runs) && !QueueOne.fires(both));
+    /// assert!(Allow.fires(both) && CancelPrevious.fires(both));
+    /// ```
+    #[must_use]
+    pub fn fires(self, earlier: Earlier) -> bool {
+        match self {
+            Self::Allow | Self::CancelPrevious => true,
+            Self::Skip => !earlier.waits && !earlier.runs,
+            Self::QueueOne => !earlier.waits,
+        }
+    }
+}
+
+/// The ticks of a time, and what becomes of them.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct DueTicks {
+    /// Oldest first.
+    pub fire: Vec<DateTime<Utc>>,
+    /// Oldest first: the last [`MAX_CATCH_UP`].
+    pub missed: Vec<DateTime<Utc>>,
+    /// Those that were missed before these.
+    pub missed_before: u64,
+}
+
+impl Schedule {
+    /// Reads a schedule.
+    ///
+    /// # Errors
+    /// [`InvalidSchedule`].
+    pub fn parse(expression: &str, timezone: &str) -> Result<Self, InvalidSchedule> {
+        let cron = cron::parse(expression)?;
+        let zone = cron::zone(timezone)?;
+        Ok(Self { cron, zone, follows_the_wall: cron::names_hours(expression) })
+    }
+
+    /// The first tick after a time.
+    ///
+    /// # Errors
+    /// [`InvalidSchedule::Never`].
+    pub fn next_after(&self, after: DateTime<Utc>) -> Result<DateTime<Utc>, InvalidSchedule> {
+        self.next_with_note(after).map(|(tick, _)| tick)
+    }
+
+    fn next_with_note(
+        &self,
+        after: DateTime<Utc>,
+    ) -> Result<(DateTime<Utc>, Option<ClockChange>), InvalidSchedule> {
+        if !self.follows_the_wall {
+            let local = after.with_timezone(&self.zone);
+            let next = self.cron.find_next_occurrence(&local, false);
+            let next = next.map_err(|_| InvalidSchedule::Never)?;
+            let is_twice = matches!(
+                self.zone.from_local_datetime(&next.naive_local()),
+                LocalResult::Ambiguous(..)
+            );
+            return Ok((next.to_utc(), is_twice.then_some(ClockChange::Twice)));
+        }
+        let mut wall = after.with_timezone(&self.zone).naive_local();
+        loop {
+            // On the wall there are no changes of the clock: as in UTC.
+            let next = self.cron.find_next_occurrence(&wall.and_utc(), false);
+            wall = next.map_err(|_| InvalidSchedule::Never)?.naive_utc();
+            let (tick, change) = match self.zone.from_local_datetime(&wall) {
+                LocalResult::Single(tick) => (tick.to_utc(), None),
+                LocalResult::Ambiguous(first, _) => (first.to_utc(), Some(ClockChange::Once)),
+                LocalResult::None => (self.end_of_gap(wall), Some(ClockChange::Skipped)),
+            };
+            if tick > after {
+                return Ok((tick, change));
+            }
+        }
+    }
+
+    /// The first instant after the gap in which this time of the wall lies.
+    fn end_of_gap(&self, wall: NaiveDateTime) -> DateTime<Utc> {
+        // No zone has ever skipped more than a day.
+        let day = TimeDelta::hours(25);
+        let (mut before, mut after) = (wall.and_utc() - day - day, wall.and_utc() + day + day);
+        let is_past = |it: DateTime<Utc>| it.with_timezone(&self.zone).naive_local() > wall;
+        while after - before > TimeDelta::seconds(1) {
+            let middle = before + TimeDelta::seconds((after - before).num_seconds() / 2);
+            if is_past(middle) { after = middle } else { before = middle }
+        }
+        after
+    }
+
+    /// The next ticks after a time, with what a clock change does to them.
+    ///
+    /// # Errors
+    /// [`InvalidSchedule::Never`] when there is none.
+    pub fn preview(
+        &self,
+        after: DateTime<Utc>,
+        count: usize,
+    ) -> Result<Vec<PreviewedTick>, InvalidSchedule> {
+        let (mut ticks, mut at) = (Vec::with_capacity(count), after);
+        while ticks.len() < count {
+            match self.next_with_note(at) {
+                Ok((tick, change)) => {
+                    at = tick;
+                    let local = tick.with_timezone(&self.zone);
+                    let note = change.map(|it| it.in_words().to_owned());
+                    let local = local.to_rfc3339_opts(SecondsFormat::Secs, false);
+                    ticks.push(PreviewedTick { at: tick, local, note });
+                }
+                Err(error) if ticks.is_empty() => return Err(error),
+                Err(_) => break,
+            }
+        }
+        Ok(ticks)
+    }
+
+    /// The shortest time between two ticks, of the first after a time; none when it fires only once.
+    ///
+    /// # Errors
+    /// [`InvalidSchedule::Never`] when it never fires.
+    pub fn period(&self, after: DateTime<Utc>) -> Result<Option<TimeDelta>, InvalidSchedule> {
+        let mut last = self.next_after(after)?;
+        let mut shortest: Option<TimeDelta> = None;
+        for _ in 0..PERIOD_TICKS {
+            let Ok(next) = self.next_after(last) else { break };
+            shortest = Some(shortest.map_or(next - last, |it| it.min(next - last)));
+            last = next;
+        }
+        Ok(shortest)
+    }
+
+    /// What becomes of the ticks after a time, until `now`. As long as the oldest is within its grace, all
+    /// fire; otherwise nobody was there, and `catch_up` decides.
+    #[must_use]
+    pub fn due(&self, after: DateTime<Utc>, now: DateTime<Utc>, catch_up: CatchUp) -> DueTicks {
+        let (mut newest, mut all, mut at) = (VecDeque::new(), 0_u64, after);
+        let mut is_late = false;
+        while let Ok(tick) = self.next_after(at) {
+            if tick > now || all == MAX_COUNTED_TICKS {
+                break;
+            }
+            is_late |= all == 0 && now - tick > TimeDelta::seconds(GRACE_SECONDS);
+            if newest.len() > MAX_CATCH_UP {
+                newest.pop_front();
+            }
+            newest.push_back(tick);
+            (at, all) = (tick, all + 1);
+        }
+        let is_fresh = |it: &DateTime<Utc>| now - *it <= TimeDelta::seconds(GRACE_SECONDS);
+        let fire = match catch_up {
+            _ if !is_late => newest.len(),
+            CatchUp::None => usize::from(newest.back().is_some_and(is_fresh)),
+            CatchUp::One => 1,
+            CatchUp::All => MAX_CATCH_UP,
+        };
+        let mut missed: Vec<_> = newest.into();
+        let fire = missed.split_off(missed.len().saturating_sub(fire));
+        let kept = (fire.len() + missed.len()) as u64;
+        DueTicks { fire, missed, missed_before: all - kept }
+    }
+
+    /// What the clock changes of the next year do to it.
+    #[must_use]
+    pub fn clock_changes(&self, from: DateTime<Utc>) -> Vec<String> {
+        let offset = |at: DateTime<Utc>| at.with_timezone(&self.zone).offset().fix();
+        let mut notes = Vec::new();
+        for day in 0..NOTES_DAYS {
+            let (start, end) = (from + TimeDelta::days(day), from + TimeDelta::days(day + 1));
+            if offset(start) == offset(end) {
+                continue;
+            }
+            let mut at = start;
+            while let Ok((tick, change)) = self.next_with_note(at) {
+                if tick > end {
+                    break;
+                }
+                at = tick;
+                let Some(change) = change else { continue };
+                let local = tick.with_timezone(&self.zone);
+                let (year, month, day) = (local.year(), local.month(), local.day());
+                notes.push(format!("{year}-{month:02}-{day:02}: {}", change.in_words()));
+                break;
+            }
+        }
+        notes
+    }
+
+    /// The expression in words.
+    #[must_use]
+    pub fn in_words(&self) -> String {
+        self.cron.describe()
+    }
+}
+
+/// What a change of the clock does to a tick.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ClockChange {
+    Skipped,
+    Once,
+    Twice,
+}
+
+impl ClockChange {
+    fn in_words(self) -> &'static str {
+        match self {
+            Self::Skipped => "the clock skips this time: it fires at the first instant after it",
+            Self::Once => "this time happens twice: it fires the first time only",
+            Self::Twice => "this hour happens twice: it fires in both",
+        }
+    }
+}
+
+/// A tick to come.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PreviewedTick {
+    /// When.
+    pub at: DateTime<Utc>,
+    /// The same in its zone.
+    pub local: String,
+    /// What a clock change does to it.
+    pub note: Option<String>,
+}
+
+/// How much later than its tick a schedule's job starts: always the same for a schedule, and anything below
+/// `spread_seconds`, so that not all schedules start at once.
+///
+/// ```
+/// # use fencepost::domain::schedule::offset_seconds;
+/// assert_eq!(offset_seconds("rjob_a", 0), 0);
+/// assert_eq!(offset_seconds("rjob_a", 60), offset_seconds("rjob_a", 60));
+/// assert!((0..60).contains(&offset_seconds("rjob_b", 60)));
+/// ```
+#[must_use]
+pub fn offset_seconds(schedule_id: &str, spread_seconds: i32) -> i32 {
+    use sha2::{Digest, Sha256};
+    let hash = Sha256::digest(schedule_id.as_bytes());
+    let number = hash.first_chunk::<4>().map_or(0, |it| u32::from_be_bytes(*it));
+    let spread = u32::try_from(spread_seconds).unwrap_or(0).max(1);
+    i32::try_from(number % spread).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,171 @@
+//! Keeping recurring schedules: whether they may be kept, and what they are.
+
+use chrono::{DateTime, TimeDelta, Utc};
+
+use super::Engine;
+use crate::{
+    domain::{cron::InvalidSchedule, limits::MAX_SCHEDULES, schedule::Schedule},
+    error::{Error, FieldError},
+    ids::ProjectId,
+    store::schedules::{self, Census},
+    wake::Chore,
+};
+
+pub use crate::store::schedules::{FireRow, RegisteredSchedule, ScheduleRow, WrittenSchedule};
+
+/// Why a schedule cannot be kept, as callers are told.
+#[must_use]
+pub fn refusal(error: &InvalidSchedule) -> Error {
+    let field = FieldError::new(error.field(), error.to_string());
+    match error {
+        InvalidSchedule::Cron(_) | InvalidSchedule::Never | InvalidSchedule::TooOften(..) => {
+            Error::InvalidCron(field)
+        }
+        InvalidSchedule::Zone(_) => Error::InvalidTimezone(field),
+        InvalidSchedule::Name => Error::Invalid(vec![field]),
+    }
+}
+
+/// Reads a schedule and looks at its first ticks. An expression that never fires takes tens of milliseconds,
+/// so this is done beside the requests.
+async fn read(
+    expression: &str,
+    timezone: &str,
+    now: DateTime<Utc>,
+    min_period: TimeDelta,
+) -> Result<Result<Schedule, InvalidSchedule>, Error> {
+    let (expression, timezone) = (expression.to_owned(), timezone.to_owned());
+    let reading = tokio::task::spawn_blocking(move || {
+        let schedule = Schedule::parse(&expression, &timezone)?;
+        match schedule.period(now)? {
+            Some(period) if period < min_period => {
+                Err(InvalidSchedule::TooOften(period.num_seconds(), min_period.num_seconds()))
+            }
+            _ => Ok(schedule),
+        }
+    });
+    reading.await.map_err(Error::internal)
+}
+
+/// A schedule that may be kept, and the database's clock.
+///
+/// # Errors
+/// [`Error::InvalidCron`], [`Error::InvalidTimezone`].
+pub async fn check(
+    engine: &Engine,
+    expression: &str,
+    timezone: &str,
+    min_period: TimeDelta,
+) -> Result<(Schedule, DateTime<Utc>), Error> {
+    let mut conn = engine.pools.read.acquire().await?;
+    let now = schedules::clock(&mut conn).await?;
+    drop(conn);
+    let read = read(expression, timezone, now, min_period).await?;
+    read.map(|it| (it, now)).map_err(|error| refusal(&error))
+}
+
+/// Keeps a schedule, new or known, and answers with it and whether it is new.
+///
+/// # Errors
+/// [`Error::InvalidCron`], [`Error::InvalidTimezone`]. [`Error::ScheduleTypeConflict`] when another job type
+/// has the id. [`Error::Invalid`] when the project has [`MAX_SCHEDULES`] already.
+pub async fn write(
+    engine: &Engine,
+    project_id: ProjectId,
+    schedule: &WrittenSchedule,
+    min_period: TimeDelta,
+) -> Result<(ScheduleRow, bool), Error> {
+    let (cron, timezone) = (&schedule.cron_expression, &schedule.timezone);
+    check(engine, cron, timezone, min_period).await?;
+    let mut conn = engine.pools.read.acquire().await?;
+    let Census { others, .. } = schedules::census(&mut conn, project_id, &schedule.id).await?;
+    if others >= MAX_SCHEDULES {
+        let message = format!("the project has {MAX_SCHEDULES} recurring schedules already");
+        return Err(Error::invalid("body", message));
+    }
+    let kept = schedules::upsert(&mut conn, project_id, schedule).await?;
+    let is_new = kept.ok_or(Error::ScheduleTypeConflict)?;
+    let row = schedules::find(&mut conn, project_id, &schedule.id).await?;
+    drop(conn);
+    engine.tidings.wake.ask(Chore::Plan);
+    Ok((row.ok_or(Error::ScheduleNotFound)?, is_new))
+}
+
+/// Keeps the schedules that a worker brings along. Answers with those that were not kept, by their place,
+/// and why.
+///
+/// # Errors
+/// [`Error::Unavailable`] when the store does not answer.
+pub async fn keep_registered(
+    engine: &Engine,
+    project_id: ProjectId,
+    sent: &[(usize, RegisteredSchedule)],
+    min_period: TimeDelta,
+) -> Result<Vec<(usize, String)>, Error> {
+    let mut rejected = Vec::new();
+    for (place, schedule) in sent {
+        let mut conn = engine.pools.claim.acquire().await?;
+        let census = schedules::census(&mut conn, project_id, &schedule.id).await?;
+        drop(conn);
+        let timezone = schedule.timezone.as_deref().or(census.timezone.as_deref());
+        let timezone = timezone.unwrap_or("UTC");
+        let read = read(&schedule.cron_expression, timezone, census.now, min_period).await?;
+        if let Err(error) = read {
+            rejected.push((*place, format!("{}: {error}", error.field())));
+            continue;
+        }
+        if census.others >= MAX_SCHEDULES {
+            rejected.push((*place, format!("the project has {MAX_SCHEDULES} schedules already")));
+            continue;
+        }
+        let mut conn = engine.pools.claim.acquire().await?;
+        if !schedules::upsert_registered(&mut conn, project_id, schedule).await? {
+            rejected.push((*place, format!("job_type: another job type has {}", schedule.id)));
+        }
+    }
+    if rejected.len() < sent.len() {
+        engine.tidings.wake.ask(Chore::Plan);
+    }
+    Ok(rejected)
+}
+
+/// One schedule.
+///
+/// # Errors
+/// [`Error::ScheduleNotFound`].
+pub async fn find(engine: &Engine, project_id: ProjectId, id: &str) -> Result<ScheduleRow, Error> {
+    let mut conn = engine.pools.read.acquire().await?;
+    schedules::find(&mut conn, project_id, id).await?.ok_or(Error::ScheduleNotFound)
+}
+
+/// Pauses a schedule, or sets it going from now on: what it has missed meanwhile is not made up for.
+///
+/// # Errors
+/// [`Error::ScheduleNotFound`].
+pub async fn set_paused(
+    engine: &Engine,
+    project_id: ProjectId,
+    id: &str,
+    is_paused: bool,
+) -> Result<ScheduleRow, Error> {
+    let mut conn = engine.pools.read.acquire().await?;
+    if !schedules::set_paused(&mut conn, project_id, id, is_paused).await? {
+        return Err(Error::ScheduleNotFound);
+    }
+    drop(conn);
+    engine.tidings.wake.ask(Chore::Plan);
+    find(engine, project_id, id).await
+}
+
+/// When a schedule fires next; none while it is paused, or when it never will again.
+#[must_use]
+pub fn next_run_at(row: &ScheduleRow) -> Option<DateTime<Utc>> {
+    if row.is_paused || row.problem.is_some() {
+        return None;
+    }
+    let planned = || {
+        let schedule = Schedule::parse(&row.cron_expression, &row.timezone).ok()?;
+        schedule.next_after(row.now).ok()
+    };
+    row.next_tick.or_else(planned)
+}

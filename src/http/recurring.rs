@@ -1,0 +1,381 @@
+//! `GET` and `POST /v1/recurring`, `PUT`, `GET` and `DELETE /v1/recurring/{recurring_id}`: jobs that are enqueued
+//! again and again.
+
+pub mod control;
+pub mod times;
+
+use axum::{
+    Extension, Json as Reply,
+    extract::State,
+    http::{HeaderMap, StatusCode},
+    response::Response,
+};
+use chrono::{DateTime, Utc};
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use utoipa::{IntoParams, ToSchema};
+
+use super::{
+    error::ErrorBody,
+    extract::{Fingerprinted, Json, NameInPath, Object, Query, RequestBody},
+    idempotency::{self, Answer, Ids},
+    layers::RequestId,
+    retry::RetryRequest,
+    validate::{Check, stored_json},
+};
+use crate::{
+    app::App,
+    auth::Caller,
+    domain::{
+        backoff::RetryPolicy,
+        limits,
+        schedule::{CatchUp, Overlap},
+    },
+    engine::schedules::{self, ScheduleRow, WrittenSchedule},
+    error::Error,
+    store,
+};
+
+const DEFAULT_QUEUE: &str = "default";
+const DEFAULT_TIMEZONE: &str = "UTC";
+const DEFAULT_PAGE_SCHEDULES: u32 = 50;
+
+/// A recurring schedule.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct RecurringSchedule {
+    /// Its id.
+    #[schema(example = "rjob_CleanupExpiredSessions")]
+    pub id: String,
+    /// The type of its jobs.
+    pub job_type: String,
+    /// Where its jobs wait.
+    pub queue: String,
+    /// When it fires.
+    pub cron_expression: String,
+    /// The IANA zone that the expression is read in.
+    pub timezone: String,
+    /// Whether it fires.
+    pub enabled: bool,
+    /// When it last fired; null: never.
+    #[schema(required)]
+    pub last_run_at: Option<DateTime<Utc>>,
+    /// When it fires next; null: it is paused, or `problem` says why not.
+    #[schema(required)]
+    pub next_run_at: Option<DateTime<Utc>>,
+    /// Why it will not fire again; null: it will.
+    #[schema(required)]
+    pub problem: Option<String>,
+    /// What its jobs carry, byte for byte.
+    #[schema(value_type = serde_json::Value)]
+    pub payload: Box<RawValue>,
+    /// The priority of its jobs.
+    pub priority: i16,
+    /// How its jobs are tried again; null: as their queue says, or the defaults.
+    #[schema(required)]
+    pub retry: Option<RetryPolicy>,
+    /// What happens at a tick when the job of an earlier one is not done yet.
+    pub overlap: Overlap,
+    /// What becomes of ticks that nobody was there for.
+    pub catch_up: CatchUp,
+    /// Its jobs start up to so many seconds after their ticks, always at the same distance.
+    pub spread_seconds: i32,
+    /// Failures at which its jobs are given up.
+    pub max_attempts: i32,
+    /// Longest run of one attempt of its jobs.
+    pub timeout_seconds: i32,
+    /// When it was first kept.
+    pub created_at: DateTime<Utc>,
+    /// When it was last changed.
+    pub updated_at: DateTime<Utc>,
+}
+
+impl RecurringSchedule {
+    fn of(row: ScheduleRow) -> Result<Self, Error> {
+        Ok(Self {
+            next_run_at: schedules::next_run_at(&row),
+            payload: stored_json(row.payload)?,
+            id: row.id,
+            job_type: row.job_type,
+            queue: row.queue,
+            cron_expression: row.cron_expression,
+            timezone: row.timezone,
+            enabled: !row.is_paused,
+            last_run_at: row.last_run_at,
+            problem: row.problem,
+            priority: -row.rank,
+            retry: row.retry.as_ref().map(|it| RetryPolicy::stored(Some(it))),
+            overlap: row.overlap,
+            catch_up: row.catch_up,
+            spread_seconds: row.spread_seconds,
+            max_attempts: row.max_attempts,
+            timeout_seconds: row.timeout_seconds,
+            created_at: row.created_at,
+            updated_at: row.updated_at,
+        })
+    }
+}
+
+/// A recurring schedule to keep.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(example = json!({
+    "job_type": "report.daily", "cron_expression": "0 7 * * MON-FRI", "timezone": "Europe/Berlin"
+}))]
+pub struct RecurringScheduleRequest {
+    /// The type of its jobs.
+    #[schema(min_length = 1, max_length = 500)]
+    job_type: String,
+    /// Five fields, six with seconds first, or `@daily` and its like.
+    #[schema(min_length = 1, max_length = 100, example = "0 3 * * *")]
+    cron_expression: String,
+    /// The IANA zone that the expression is read in. Default: UTC.
+    #[schema(min_length = 1, max_length = 100)]
+    timezone: Option<String>,
+    /// Where its jobs wait. Default: `default`.
+    #[schema(min_length = 1, max_length = 100)]
+    queue: Option<String>,
+    /// What its jobs carry: any JSON of at most 256 KiB. Default: null.
+    #[serde(default)]
+    #[schema(value_type = serde_json::Value, required = false)]
+    payload: Option<Box<RawValue>>,
+    /// The priority of its jobs. Default: 0.
+    #[schema(minimum = -100, maximum = 100)]
+    priority: Option<i16>,
+    /// How its jobs are tried again. Default: as their queue says.
+    #[schema(value_type = Option<RetryRequest>)]
+    retry: Option<Object<RetryRequest>>,
+    /// What happens at a tick when the job of an earlier one is not done yet. Default: allow.
+    overlap: Option<Overlap>,
+    /// What becomes of ticks that nobody was there for. Default: one.
+    catch_up: Option<CatchUp>,
+    /// Its jobs start up to so many seconds after their ticks. Default: 0.
+    #[schema(minimum = 0, maximum = 3_600)]
+    spread_seconds: Option<i32>,
+    /// Whether it fires. Default: true.
+    enabled: Option<bool>,
+    /// Failures at which its jobs are given up. Default: 3, or what it was.
+    #[schema(minimum = 1, maximum = 100)]
+    max_attempts: Option<i32>,
+    /// Longest run of one attempt of its jobs. Default: 1800, or what it was.
+    #[schema(minimum = 1, maximum = 86_400)]
+    timeout_seconds: Option<i32>,
+}
+
+impl RequestBody for RecurringScheduleRequest {}
+
+impl RecurringScheduleRequest {
+    fn accept(self, id: String) -> Result<WrittenSchedule, Error> {
+        let mut check = Check::default();
+        check.name("recurring_id", &id, limits::MAX_SCHEDULE_ID_CHARS);
+        check.name("job_type", &self.job_type, limits::MAX_JOB_TYPE_CHARS);
+        check.name("cron_expression", &self.cron_expression, limits::MAX_CRON_CHARS);
+        check.optional_name("timezone", self.timezone.as_deref(), limits::MAX_CRON_CHARS);
+        check.optional_name("queue", self.queue.as_deref(), limits::MAX_QUEUE_CHARS);
+        let priority = self.priority.unwrap_or(0);
+        check.range("priority", priority, limits::MIN_PRIORITY, limits::MAX_PRIORITY);
+        let spread_seconds = self.spread_seconds.unwrap_or(0);
+        check.range("spread_seconds", spread_seconds, 0, limits::MAX_SPREAD_SECONDS);
+        if let Some(max_attempts) = self.max_attempts {
+            check.range("max_attempts", max_attempts, 1, limits::MAX_MAX_ATTEMPTS);
+        }
+        if let Some(timeout_seconds) = self.timeout_seconds {
+            check.range("timeout_seconds", timeout_seconds, 1, limits::MAX_TIMEOUT_SECONDS);
+        }
+        let payload = match self.payload {
+            Some(payload) => {
+                check.size("payload", &payload, limits::MAX_PAYLOAD_BYTES)?;
+                check.depth("payload", &payload);
+                Box::<str>::from(payload).into_string()
+            }
+            None => "null".to_owned(),
+        };
+        let retry = self.retry.map(|Object(it)| it.accept("retry", &mut check));
+        check.finish()?;
+        Ok(WrittenSchedule {
+            id,
+            job_type: self.job_type,
+            cron_expression: self.cron_expression,
+            timezone: self.timezone.unwrap_or_else(|| DEFAULT_TIMEZONE.to_owned()),
+            queue: self.queue.unwrap_or_else(|| DEFAULT_QUEUE.to_owned()),
+            payload,
+            rank: -priority,
+            retry,
+            overlap: self.overlap.unwrap_or_default(),
+            catch_up: self.catch_up.unwrap_or_default(),
+            spread_seconds,
+            is_paused: !self.enabled.unwrap_or(true),
+            max_attempts: self.max_attempts,
+            timeout_seconds: self.timeout_seconds,
+        })
+    }
+}
+
+/// Keep a recurring schedule.
+///
+/// Makes it, or replaces it whole; only `max_attempts` and `timeout_seconds` keep their values when they are
+/// not sent. New times count from now on: nothing of the past is made up for.
+#[utoipa::path(
+    put, path = "/recurring/{recurring_id}", tag = "recurring", operation_id = "recurring_put",
+    params(("recurring_id" = String, Path, description = "The schedule: a name of your choice.", example = "rjob_report")),
+    request_body = RecurringScheduleRequest,
+    responses(
+        (status = 200, description = "The schedule, as it is now.", body = RecurringSchedule),
+        (status = 400, description = "The request cannot be read or breaks a rule, or the expression cannot be read, never fires, or fires too often.", body = ErrorBody),
+        (status = 401, description = "No valid API key.", body = ErrorBody),
+        (status = 409, description = "The schedule is another job type's.", body = ErrorBody),
+        (status = 413, description = "The body or the payload is too large.", body = ErrorBody),
+        (status = 415, description = "The body is not JSON.", body = ErrorBody),
+        (status = 503, description = "Try again later.", body = ErrorBody),
+    ),
+)]
+pub async fn put(
+    caller: Caller,
+    State(app): State<App>,
+    NameInPath(id): NameInPath,
+    Json(request): Json<RecurringScheduleRequest>,
+) -> Result<Reply<RecurringSchedule>, Error> {
+    let schedule = request.accept(id)?;
+    let min_period = app.min_schedule_period;
+    let (row, _) = schedules::write(&app.engine, caller.project_id, &schedule, min_period).await?;
+    RecurringSchedule::of(row).map(Reply)
+}
+
+/// Make a recurring schedule.
+///
+/// Its id is made for you. To choose it yourself, `PUT` it.
+#[utoipa::path(
+    post, path = "/recurring", tag = "recurring", operation_id = "recurring_create",
+    params(("Idempotency-Key" = Option<String>, Header, description = "Repeating the request with the same key answers as the first time, for 24 hours.", max_length = 200)),
+    request_body = RecurringScheduleRequest,
+    responses(
+        (status = 201, description = "The schedule is kept.", body = RecurringSchedule,
+         headers(("Location" = String, description = "The schedule's path."))),
+        (status = 400, description = "The request cannot be read or breaks a rule, or the expression cannot be read, never fires, or fires too often.", body = ErrorBody),
+        (status = 401, description = "No valid API key.", body = ErrorBody),
+        (status = 409, description = "The idempotency key came with another request.", body = ErrorBody),
+        (status = 413, description = "The body or the payload is too large.", body = ErrorBody),
+        (status = 415, description = "The body is not JSON.", body = ErrorBody),
+        (status = 503, description = "Try again later.", body = ErrorBody),
+    ),
+)]
+pub async fn create(
+    caller: Caller,
+    State(app): State<App>,
+    Extension(request_id): Extension<RequestId>,
+    headers: HeaderMap,
+    Fingerprinted { request, fingerprint }: Fingerprinted<RecurringScheduleRequest>,
+) -> Result<Response, Error> {
+    let key = idempotency::key(&headers, None)?;
+    let (running, project_id) = (app.clone(), caller.project_id);
+    idempotency::once(&app, &caller, key, &fingerprint, &request_id, async move |ids: Ids| {
+        let schedule = request.accept(ids.schedule().to_string())?;
+        let min_period = running.min_schedule_period;
+        let (row, _) = schedules::write(&running.engine, project_id, &schedule, min_period).await?;
+        let location = Some(format!("/v1/recurring/{}", row.id));
+        Answer::new(StatusCode::CREATED, location, &RecurringSchedule::of(row)?)
+    })
+    .await
+}
+
+/// Which schedules to list.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct RecurringQuery {
+    /// Schedules on one page. Default: 50.
+    #[param(minimum = 1, maximum = 200)]
+    limit: Option<u32>,
+    /// `next_cursor` of the page before.
+    cursor: Option<String>,
+}
+
+/// A page of recurring schedules, by id.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct RecurringPage {
+    /// The schedules.
+    pub recurring: Vec<RecurringSchedule>,
+    /// Whether there are more.
+    pub has_more: bool,
+    /// Where the next page begins.
+    #[schema(required)]
+    pub next_cursor: Option<String>,
+}
+
+/// List recurring schedules.
+///
+/// Those of the API and those that workers have registered, by id.
+#[utoipa::path(
+    get, path = "/recurring", tag = "recurring", operation_id = "recurring_list",
+    params(RecurringQuery),
+    responses(
+        (status = 200, description = "A page of schedules.", body = RecurringPage),
+        (status = 400, description = "A parameter is wrong.", body = ErrorBody),
+        (status = 401, description = "No valid API key.", body = ErrorBody),
+        (status = 503, description = "Try again later.", body = ErrorBody),
+    ),
+)]
+pub async fn list(
+    caller: Caller,
+    State(app): State<App>,
+    Query(query): Query<RecurringQuery>,
+) -> Result<Reply<RecurringPage>, Error> {
+    let limit = query.limit.unwrap_or(DEFAULT_PAGE_SCHEDULES);
+    let mut check = Check::default();
+    check.range("limit", limit, 1, limits::MAX_PAGE_SCHEDULES);
+    check.optional_name("cursor", query.cursor.as_deref(), limits::MAX_SCHEDULE_ID_CHARS);
+    check.finish()?;
+    let after = query.cursor.unwrap_or_default();
+    let mut conn = app.engine.pools.read.acquire().await?;
+    let one_more = i64::from(limit) + 1;
+    let mut rows = store::schedules::page(&mut conn, caller.project_id, &after, one_more).await?;
+    let has_more = rows.len() > limit as usize;
+    rows.truncate(limit as usize);
+    let next_cursor = rows.last().filter(|_| has_more).map(|it| it.id.clone());
+    let recurring = rows.into_iter().map(RecurringSchedule::of).collect::<Result<_, _>>()?;
+    Ok(Reply(RecurringPage { recurring, has_more, next_cursor }))
+}
+
+/// Read a recurring schedule.
+#[utoipa::path(
+    get, path = "/recurring/{recurring_id}", tag = "recurring", operation_id = "recurring_get",
+    params(("recurring_id" = String, Path, description = "The schedule.", example = "rjob_report")),
+    responses(
+        (status = 200, description = "The schedule.", body = RecurringSchedule),
+        (status = 401, description = "No valid API key.", body = ErrorBody),
+        (status = 404, description = "The project has no such schedule.", body = ErrorBody),
+        (status = 503, description = "Try again later.", body = ErrorBody),
+    ),
+)]
+pub async fn get(
+    caller: Caller,
+    State(app): State<App>,
+    NameInPath(id): NameInPath,
+) -> Result<Reply<RecurringSchedule>, Error> {
+    let row = schedules::find(&app.engine, caller.project_id, &id).await?;
+    RecurringSchedule::of(row).map(Reply)
+}
+
+/// Delete a recurring schedule.
+///
+/// Its jobs stay; what became of its ticks is kept for 30 days, and comes back with a schedule of the same id.
+#[utoipa::path(
+    delete, path = "/recurring/{recurring_id}", tag = "recurring", operation_id = "recurring_delete",
+    params(("recurring_id" = String, Path, description = "The schedule.", example = "rjob_report")),
+    responses(
+        (status = 204, description = "It is gone."),
+        (status = 401, description = "No valid API key.", body = ErrorBody),
+        (status = 404, description = "The project has no such schedule.", body = ErrorBody),
+        (status = 503, description = "Try again later.", body = ErrorBody),
+    ),
+)]
+pub async fn delete(
+    caller: Caller,
+    State(app): State<App>,
+    NameInPath(id): NameInPath,
+) -> Result<StatusCode, Error> {
+    let mut conn = app.engine.pools.read.acquire().await?;
+    match store::schedules::delete(&mut conn, caller.project_id, &id).await? {
+        true => Ok(StatusCode::NO_CONTENT),
+        false => Err(Error::ScheduleNotFound),
+    }
+}

@@ -1,0 +1,205 @@
+//! `POST /v1/recurring/{recurring_id}/pause`, `…/resume`, `…/run`, and `GET …/fires`.
+
+use axum::{
+    Extension, Json as Reply,
+    extract::State,
+    http::{HeaderMap, StatusCode},
+    response::Response,
+};
+use chrono::{DateTime, Utc};
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+
+use super::RecurringSchedule;
+use crate::{
+    app::App,
+    auth::Caller,
+    domain::{limits, schedule::FireOutcome},
+    engine::{
+        fire,
+        schedules::{self, FireRow},
+    },
+    error::Error,
+    http::{
+        error::ErrorBody,
+        extract::{BarePath, NameInPath, Query},
+        idempotency::{self, Answer, Ids},
+        jobs::{Job, read},
+        layers::RequestId,
+        validate::Check,
+    },
+    store,
+};
+
+const DEFAULT_PAGE_FIRES: u32 = 50;
+
+/// Pause a recurring schedule.
+///
+/// It does not fire until it is resumed.
+#[utoipa::path(
+    post, path = "/recurring/{recurring_id}/pause", tag = "recurring", operation_id = "recurring_pause",
+    params(("recurring_id" = String, Path, description = "The schedule.", example = "rjob_report")),
+    responses(
+        (status = 200, description = "The schedule, as it is now.", body = RecurringSchedule),
+        (status = 401, description = "No valid API key.", body = ErrorBody),
+        (status = 404, description = "The project has no such schedule.", body = ErrorBody),
+        (status = 503, description = "Try again later.", body = ErrorBody),
+    ),
+)]
+pub async fn pause(
+    caller: Caller,
+    State(app): State<App>,
+    NameInPath(id): NameInPath,
+) -> Result<Reply<RecurringSchedule>, Error> {
+    let row = schedules::set_paused(&app.engine, caller.project_id, &id, true).await?;
+    RecurringSchedule::of(row).map(Reply)
+}
+
+/// Resume a recurring schedule.
+///
+/// It fires from now on; what it has missed meanwhile is not made up for.
+#[utoipa::path(
+    post, path = "/recurring/{recurring_id}/resume", tag = "recurring", operation_id = "recurring_resume",
+    params(("recurring_id" = String, Path, description = "The schedule.", example = "rjob_report")),
+    responses(
+        (status = 200, description = "The schedule, as it is now.", body = RecurringSchedule),
+        (status = 401, description = "No valid API key.", body = ErrorBody),
+        (status = 404, description = "The project has no such schedule.", body = ErrorBody),
+        (status = 503, description = "Try again later.", body = ErrorBody),
+    ),
+)]
+pub async fn resume(
+    caller: Caller,
+    State(app): State<App>,
+    NameInPath(id): NameInPath,
+) -> Result<Reply<RecurringSchedule>, Error> {
+    let row = schedules::set_paused(&app.engine, caller.project_id, &id, false).await?;
+    RecurringSchedule::of(row).map(Reply)
+}
+
+/// Run a recurring schedule now.
+///
+/// One job more, whatever its times and its `overlap` are, and even while it is paused. It changes nothing
+/// about its ticks.
+#[utoipa::path(
+    post, path = "/recurring/{recurring_id}/run", tag = "recurring", operation_id = "recurring_run",
+    params(
+        ("recurring_id" = String, Path, description = "The schedule.", example = "rjob_report"),
+        ("Idempotency-Key" = Option<String>, Header, description = "Repeating the request with the same key answers as the first time, for 24 hours.", max_length = 200),
+    ),
+    responses(
+        (status = 201, description = "The job is stored.", body = Job,
+         headers(("Location" = String, description = "The job's path."))),
+        (status = 401, description = "No valid API key.", body = ErrorBody),
+        (status = 404, description = "The project has no such schedule.", body = ErrorBody),
+        (status = 409, description = "The idempotency key came with another request.", body = ErrorBody),
+        (status = 503, description = "Try again later.", body = ErrorBody),
+    ),
+)]
+pub async fn run(
+    caller: Caller,
+    State(app): State<App>,
+    NameInPath(id): NameInPath,
+    Extension(request_id): Extension<RequestId>,
+    headers: HeaderMap,
+    BarePath(fingerprint): BarePath,
+) -> Result<Response, Error> {
+    let key = idempotency::key(&headers, None)?;
+    let (running, project_id) = (app.clone(), caller.project_id);
+    idempotency::once(&app, &caller, key, &fingerprint, &request_id, async move |ids: Ids| {
+        let job_id = fire::run_now(&running.engine, project_id, &id, ids.job(0)).await?;
+        let job = read::find(&running, project_id, job_id).await?;
+        let location = Some(format!("/v1/jobs/{}", job.id));
+        Answer::new(StatusCode::CREATED, location, &job)
+    })
+    .await
+}
+
+/// Which ticks to list.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct FiresQuery {
+    /// Ticks on one page. Default: 50.
+    #[param(minimum = 1, maximum = 200)]
+    limit: Option<u32>,
+    /// Only ticks before this time: the `due_at` of the last one of the page before.
+    before: Option<DateTime<Utc>>,
+}
+
+/// What became of a tick.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Fire {
+    /// When it was due.
+    pub due_at: DateTime<Utc>,
+    /// When it was dealt with.
+    pub at: DateTime<Utc>,
+    /// How much later that was.
+    pub lateness_ms: i64,
+    /// What became of it.
+    pub outcome: FireOutcome,
+    /// Its job; null: it has none.
+    #[schema(required)]
+    pub job_id: Option<String>,
+    /// Ticks that this stands for: itself and, where many were missed, those before it that are not told one by
+    /// one.
+    pub ticks: i64,
+}
+
+impl From<FireRow> for Fire {
+    fn from(row: FireRow) -> Self {
+        Self {
+            due_at: row.tick,
+            at: row.at,
+            lateness_ms: (row.at - row.tick).num_milliseconds(),
+            outcome: row.outcome,
+            job_id: row.job_id.map(|it| it.to_string()),
+            ticks: row.ticks,
+        }
+    }
+}
+
+/// A page of ticks, newest first.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct FirePage {
+    /// The ticks.
+    pub fires: Vec<Fire>,
+    /// Whether there are more.
+    pub has_more: bool,
+}
+
+/// List what became of a schedule's ticks.
+///
+/// Newest first, for 30 days.
+#[utoipa::path(
+    get, path = "/recurring/{recurring_id}/fires", tag = "recurring", operation_id = "recurring_fires",
+    params(FiresQuery, ("recurring_id" = String, Path, description = "The schedule.", example = "rjob_report")),
+    responses(
+        (status = 200, description = "A page of ticks.", body = FirePage),
+        (status = 400, description = "A parameter is wrong.", body = ErrorBody),
+        (status = 401, description = "No valid API key.", body = ErrorBody),
+        (status = 404, description = "The project has no such schedule.", body = ErrorBody),
+        (status = 503, description = "Try again later.", body = ErrorBody),
+    ),
+)]
+pub async fn fires(
+    caller: Caller,
+    State(app): State<App>,
+    NameInPath(id): NameInPath,
+    Query(query): Query<FiresQuery>,
+) -> Result<Reply<FirePage>, Error> {
+    let limit = query.limit.unwrap_or(DEFAULT_PAGE_FIRES);
+    let mut check = Check::default();
+    check.range("limit", limit, 1, limits::MAX_PAGE_FIRES);
+    check.time("before", query.before);
+    check.finish()?;
+    let project_id = caller.project_id;
+    schedules::find(&app.engine, project_id, &id).await?;
+    let mut conn = app.engine.pools.read.acquire().await?;
+    let one_more = i64::from(limit) + 1;
+    let mut rows =
+        store::schedules::fires(&mut conn, project_id, &id, query.before, one_more).await?;
+    let has_more = rows.len() > limit as usize;
+    rows.truncate(limit as usize);
+    Ok(Reply(FirePage { fires: rows.into_iter().map(Fire::from).collect(), has_more }))
+}

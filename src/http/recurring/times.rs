@@ -1,0 +1,163 @@
+//! `GET /v1/recurring/{recurring_id}/next` and `POST /v1/recurring/preview`: when a schedule fires.
+
+use axum::{Json as Reply, extract::State};
+use chrono::{DateTime, TimeDelta, Utc};
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+
+use super::DEFAULT_TIMEZONE;
+use crate::{
+    app::App,
+    auth::Caller,
+    domain::{
+        limits,
+        schedule::{PreviewedTick, Schedule},
+    },
+    engine::schedules,
+    error::Error,
+    http::{
+        error::ErrorBody,
+        extract::{Json, NameInPath, Query, RequestBody},
+        validate::Check,
+    },
+};
+
+const DEFAULT_TIMES: u32 = 5;
+
+/// A time at which a schedule fires.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct FireTime {
+    /// When.
+    pub at: DateTime<Utc>,
+    /// The same in the schedule's zone.
+    #[schema(example = "2026-03-29T03:00:00+02:00")]
+    pub local: String,
+    /// What a change of the clock does to it; null: nothing.
+    #[schema(required)]
+    pub note: Option<String>,
+}
+
+impl From<PreviewedTick> for FireTime {
+    fn from(PreviewedTick { at, local, note }: PreviewedTick) -> Self {
+        Self { at, local, note }
+    }
+}
+
+/// How many times to show.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct NextQuery {
+    /// How many. Default: 5.
+    #[param(minimum = 1, maximum = 100)]
+    count: Option<u32>,
+}
+
+/// The next times at which a schedule fires.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct NextTimes {
+    /// The times; none while it is paused.
+    pub times: Vec<FireTime>,
+}
+
+/// Show when a recurring schedule fires next.
+#[utoipa::path(
+    get, path = "/recurring/{recurring_id}/next", tag = "recurring", operation_id = "recurring_next",
+    params(NextQuery, ("recurring_id" = String, Path, description = "The schedule.", example = "rjob_report")),
+    responses(
+        (status = 200, description = "The next times.", body = NextTimes),
+        (status = 400, description = "A parameter is wrong.", body = ErrorBody),
+        (status = 401, description = "No valid API key.", body = ErrorBody),
+        (status = 404, description = "The project has no such schedule.", body = ErrorBody),
+        (status = 503, description = "Try again later.", body = ErrorBody),
+    ),
+)]
+pub async fn next(
+    caller: Caller,
+    State(app): State<App>,
+    NameInPath(id): NameInPath,
+    Query(query): Query<NextQuery>,
+) -> Result<Reply<NextTimes>, Error> {
+    let count = query.count.unwrap_or(DEFAULT_TIMES);
+    let mut check = Check::default();
+    check.range("count", count, 1, limits::MAX_SHOWN_TIMES);
+    check.finish()?;
+    let row = schedules::find(&app.engine, caller.project_id, &id).await?;
+    if row.is_paused {
+        return Ok(Reply(NextTimes { times: Vec::new() }));
+    }
+    let schedule = Schedule::parse(&row.cron_expression, &row.timezone);
+    let times = schedule.and_then(|it| it.preview(row.now, count as usize)).unwrap_or_default();
+    Ok(Reply(NextTimes { times: times.into_iter().map(FireTime::from).collect() }))
+}
+
+/// A schedule to try out.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(example = json!({"cron_expression": "30 2 * * *", "timezone": "Europe/Berlin"}))]
+pub struct PreviewRequest {
+    /// Five fields, six with seconds first, or `@daily` and its like.
+    #[schema(min_length = 1, max_length = 100)]
+    cron_expression: String,
+    /// The IANA zone that the expression is read in. Default: UTC.
+    #[schema(min_length = 1, max_length = 100)]
+    timezone: Option<String>,
+    /// How many times to show. Default: 5.
+    #[schema(minimum = 1, maximum = 100)]
+    count: Option<u32>,
+}
+
+impl RequestBody for PreviewRequest {}
+
+/// What a schedule would do.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Preview {
+    /// The expression in words.
+    pub description: String,
+    /// The next times.
+    pub times: Vec<FireTime>,
+    /// What the clock changes of the next year do to it, by day.
+    pub clock_changes: Vec<String>,
+}
+
+/// Preview a recurring schedule.
+///
+/// Keeps nothing: what the expression means, when it would fire, and what clock changes would do to it.
+#[utoipa::path(
+    post, path = "/recurring/preview", tag = "recurring", operation_id = "recurring_preview",
+    request_body = PreviewRequest,
+    responses(
+        (status = 200, description = "What it would do.", body = Preview),
+        (status = 400, description = "The request cannot be read or breaks a rule, or the expression cannot be read, never fires, or fires too often.", body = ErrorBody),
+        (status = 401, description = "No valid API key.", body = ErrorBody),
+        (status = 413, description = "The body is too large.", body = ErrorBody),
+        (status = 415, description = "The body is not JSON.", body = ErrorBody),
+        (status = 503, description = "Try again later.", body = ErrorBody),
+    ),
+)]
+pub async fn preview(
+    _caller: Caller,
+    State(app): State<App>,
+    Json(request): Json<PreviewRequest>,
+) -> Result<Reply<Preview>, Error> {
+    let count = request.count.unwrap_or(DEFAULT_TIMES);
+    let mut check = Check::default();
+    check.name("cron_expression", &request.cron_expression, limits::MAX_CRON_CHARS);
+    check.optional_name("timezone", request.timezone.as_deref(), limits::MAX_CRON_CHARS);
+    check.range("count", count, 1, limits::MAX_SHOWN_TIMES);
+    check.finish()?;
+    let timezone = request.timezone.as_deref().unwrap_or(DEFAULT_TIMEZONE);
+    let min_period: TimeDelta = app.min_schedule_period;
+    let (schedule, now) =
+        schedules::check(&app.engine, &request.cron_expression, timezone, min_period).await?;
+    let shown = tokio::task::spawn_blocking(move || {
+        let times = schedule.preview(now, count as usize)?;
+        Ok(Preview {
+            description: schedule.in_words(),
+            times: times.into_iter().map(FireTime::from).collect(),
+            clock_changes: schedule.clock_changes(now),
+        })
+    });
+    let shown = shown.await.map_err(Error::internal)?;
+    shown.map(Reply).map_err(|error| schedules::refusal(&error))
+}

@@ -1,0 +1,199 @@
+//! Forgetting what was kept long enough.
+
+use sqlx::PgConnection;
+use uuid::Uuid;
+
+use crate::ids::ProjectId;
+
+/// Finished jobs that one pass forgets of a queue, each with everything that belongs to it. The statement
+/// carries the same number as a literal.
+pub const MAX_PRUNED_JOBS: i64 = 100;
+/// Queues of one pass. The statement carries the same number as a literal.
+pub const MAX_PRUNED_QUEUES: usize = 50;
+
+/// A queue with finished jobs that are old enough.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OldQueue {
+    /// Whose queue.
+    pub project_id: ProjectId,
+    /// Which queue.
+    pub queue: String,
+    /// Days for which it keeps its finished jobs.
+    pub retention_days: i32,
+}
+
+/// Queues with finished jobs that are old enough. A queue that does not say keeps them for `default_days`.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn queues_with_old_jobs(
+    conn: &mut PgConnection,
+    default_days: i32,
+) -> sqlx::Result<Vec<OldQueue>> {
+    sqlx::query_as!(
+        OldQueue,
+        r#"
+        select counted.project_id "project_id: ProjectId", counted.queue,
+               coalesce(setting.retention_days, $1) "retention_days!"
+        from queue_counts counted
+        left join queues setting
+            on setting.project_id = counted.project_id and setting.name = counted.queue
+        where counted.succeeded + counted.cancelled > 0 and exists (
+            select from finished_jobs
+            where project_id = counted.project_id and queue = counted.queue
+                and completed_at
+                    < now() - make_interval(days => coalesce(setting.retention_days, $1))
+        )
+        limit 50
+        "#,
+        default_days,
+    )
+    .fetch_all(conn)
+    .await
+}
+
+/// Jobs that were forgotten.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pruned {
+    /// How many.
+    pub jobs: i64,
+    /// The workflows they were part of.
+    pub workflows: Vec<Uuid>,
+}
+
+/// Forgets the oldest finished jobs of a queue, with everything that belongs to them. A job whose children still
+/// wait is kept: they are given what it has made.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn prune_jobs(conn: &mut PgConnection, old: &OldQueue) -> sqlx::Result<Pruned> {
+    sqlx::query_as!(
+        Pruned,
+        r#"
+        with old as materialized (
+            select id, state
+            from finished_jobs
+            where project_id = $1 and queue = $2
+                and completed_at < now() - make_interval(days => $3)
+                and (children = 0 or not exists (
+                    select
+                    from job_edges edge
+                    join jobs child on child.project_id = $1 and child.id = edge.child_id
+                    where edge.project_id = $1 and edge.parent_id = finished_jobs.id
+                        and child.completed_at is null
+                ))
+            order by completed_at
+            limit 100
+            for update skip locked
+        ), gone as (
+            delete from finished_jobs
+            using old
+            where finished_jobs.project_id = $1 and finished_jobs.id = old.id
+        ), bodies as (
+            delete from job_bodies
+            using old
+            where job_bodies.project_id = $1 and job_bodies.job_id = old.id
+            returning job_bodies.workflow_id
+        ), past as (
+            delete from attempts
+            using old
+            where attempts.project_id = $1 and attempts.job_id = old.id
+        ), events as (
+            delete from job_events
+            using old
+            where job_events.project_id = $1 and job_events.job_id = old.id
+        ), logs as (
+            delete from job_logs
+            using old
+            where job_logs.project_id = $1 and job_logs.job_id = old.id
+        ), totals as (
+            delete from job_log_totals
+            using old
+            where job_log_totals.project_id = $1 and job_log_totals.job_id = old.id
+        ), edges as (
+            delete from job_edges
+            using old
+            where job_edges.project_id = $1 and job_edges.child_id = old.id
+        ), counted as (
+            insert into queue_deltas (project_id, queue, succeeded, cancelled)
+            select $1, $2, -count(*) filter (where state = 'succeeded'),
+                   -count(*) filter (where state = 'cancelled')
+            from old
+            having count(*) > 0
+        )
+        select (select count(*) from old) "jobs!",
+               array(
+                   select distinct workflow_id from bodies where workflow_id is not null
+               ) "workflows!: Vec<Uuid>"
+        "#,
+        old.project_id.0,
+        old.queue,
+        old.retention_days,
+    )
+    .fetch_one(conn)
+    .await
+}
+
+/// Forgets those of these workflows of which no job is left.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn prune_workflows(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    workflows: &[Uuid],
+) -> sqlx::Result<()> {
+    sqlx::query!(
+        "
+        with empty as materialized (
+            select workflows.id
+            from workflows
+            where project_id = $1 and id = any($2) and not exists (
+                select
+                from workflow_jobs part
+                left join jobs live on live.project_id = $1 and live.id = part.job_id
+                left join finished_jobs ended on ended.project_id = $1 and ended.id = part.job_id
+                where part.project_id = $1 and part.workflow_id = workflows.id
+                    and (live.id is not null or ended.id is not null)
+            )
+        ), parts as (
+            delete from workflow_jobs
+            using empty
+            where workflow_jobs.project_id = $1 and workflow_jobs.workflow_id = empty.id
+        )
+        delete from workflows
+        using empty
+        where workflows.project_id = $1 and workflows.id = empty.id
+        ",
+        project_id.0,
+        workflows,
+    )
+    .execute(conn)
+    .await?;
+    Ok(())
+}
+
+/// Forgets what happened in minutes that nobody asks for any more. Answers with how many.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn prune_rates(conn: &mut PgConnection) -> sqlx::Result<u64> {
+    let pruned = sqlx::query!(
+        "
+        delete from queue_rates
+        using (
+            select project_id, queue, minute
+            from queue_rates
+            where minute < now() - interval '2 hours'
+            order by minute
+            limit 500
+            for update skip locked
+        ) old
+        where queue_rates.project_id = old.project_id and queue_rates.queue = old.queue
+            and queue_rates.minute = old.minute
+        ",
+    )
+    .execute(conn)
+    .await?;
+    Ok(pruned.rows_affected())
+}

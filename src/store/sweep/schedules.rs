@@ -1,0 +1,365 @@
+//! Recurring schedules whose ticks are due, and those whose next tick is to be found out.
+//!
+//! A tick fires once: its schedule's row is locked, its row in `schedule_fires` is unique, and its job's id
+//! comes from both.
+
+use chrono::{DateTime, Utc};
+use sqlx::PgConnection;
+use uuid::Uuid;
+
+use crate::{
+    domain::{
+        job::StoredState,
+        schedule::{CatchUp, FireOutcome, GRACE_SECONDS, Overlap},
+    },
+    ids::{JobId, ProjectId},
+    store::acks::{JobKey, Rested},
+};
+
+/// Schedules of one transaction at the most. The statement carries the same number as a literal.
+pub const MAX_FIRED: usize = 10_000;
+/// Schedules whose next ticks are found out in one pass. The statement carries the same number as a literal.
+pub const MAX_PLANNED: usize = 500;
+
+/// A schedule, locked, with what the rules want to know of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(missing_docs)] // Each is the column of that name, described in the migrations.
+pub struct DueSchedule {
+    pub project_id: ProjectId,
+    pub id: String,
+    pub job_type: String,
+    pub cron_expression: String,
+    pub timezone: String,
+    pub overlap: Overlap,
+    pub catch_up: CatchUp,
+    pub spread_seconds: i32,
+    pub last_tick: Option<DateTime<Utc>>,
+    /// None: it is to be found out.
+    pub next_tick: Option<DateTime<Utc>>,
+    /// By the database's clock.
+    pub now: DateTime<Utc>,
+}
+
+/// Locks the schedules whose ticks are next, and not more than `lead_ms` ahead. Those that look at earlier jobs
+/// are not locked before their tick.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn lock_next(conn: &mut PgConnection, lead_ms: i64) -> sqlx::Result<Vec<DueSchedule>> {
+    sqlx::query_as!(
+        DueSchedule,
+        r#"
+        with horizon as materialized (
+            select greatest(statement_timestamp(), next_tick) as tick
+            from recurring_schedules
+            where next_tick >= statement_timestamp() - make_interval(secs => $2::bigint)
+            order by next_tick
+            limit 1
+        )
+        select project_id "project_id: ProjectId", id, job_type, cron_expression, timezone,
+               overlap "overlap: Overlap", catch_up "catch_up: CatchUp", spread_seconds, last_tick,
+               next_tick, statement_timestamp() "now!"
+        from recurring_schedules
+        where next_tick >= statement_timestamp() - make_interval(secs => $2::bigint)
+            and next_tick <= (select tick from horizon)
+            and next_tick <= statement_timestamp() + make_interval(secs => $1::bigint / 1000.0)
+            and (overlap = 'allow' or next_tick <= statement_timestamp())
+        order by next_tick
+        limit 10000
+        for update skip locked
+        "#,
+        lead_ms,
+        GRACE_SECONDS,
+    )
+    .fetch_all(conn)
+    .await
+}
+
+/// Locks schedules whose tick is past its grace: nobody was there.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn lock_overdue(conn: &mut PgConnection) -> sqlx::Result<Vec<DueSchedule>> {
+    sqlx::query_as!(
+        DueSchedule,
+        r#"
+        select project_id "project_id: ProjectId", id, job_type, cron_expression, timezone,
+               overlap "overlap: Overlap", catch_up "catch_up: CatchUp", spread_seconds, last_tick,
+               next_tick, statement_timestamp() "now!"
+        from recurring_schedules
+        where next_tick < statement_timestamp() - make_interval(secs => $1::bigint)
+        order by next_tick
+        limit 20
+        for update skip locked
+        "#,
+        GRACE_SECONDS,
+    )
+    .fetch_all(conn)
+    .await
+}
+
+/// Locks schedules whose next tick is to be found out.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn lock_unplanned(conn: &mut PgConnection) -> sqlx::Result<Vec<DueSchedule>> {
+    sqlx::query_as!(
+        DueSchedule,
+        r#"
+        select project_id "project_id: ProjectId", id, job_type, cron_expression, timezone,
+               overlap "overlap: Overlap", catch_up "catch_up: CatchUp", spread_seconds, last_tick,
+               next_tick, statement_timestamp() "now!"
+        from recurring_schedules
+        where next_tick is null and problem is null and not is_paused
+        limit 500
+        for update skip locked
+        "#,
+    )
+    .fetch_all(conn)
+    .await
+}
+
+/// How far a schedule has come.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(missing_docs)] // Each is the column of that name, described in the migrations.
+pub struct Advance {
+    pub project_id: ProjectId,
+    pub id: String,
+    pub last_tick: DateTime<Utc>,
+    pub next_tick: Option<DateTime<Utc>>,
+    pub problem: Option<String>,
+}
+
+/// Writes down how far schedules have come. They must be locked.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn advance(conn: &mut PgConnection, advances: &[Advance]) -> sqlx::Result<()> {
+    sqlx::query!(
+        "
+        update recurring_schedules
+        set last_tick = sent.last_tick, next_tick = sent.next_tick, problem = sent.problem
+        from unnest($1::int[], $2::text[], $3::timestamptz[], $4::timestamptz[], $5::text[])
+            as sent(project_id, id, last_tick, next_tick, problem)
+        where recurring_schedules.project_id = sent.project_id
+            and recurring_schedules.id = sent.id
+        ",
+        &advances.iter().map(|it| it.project_id.0).collect::<Vec<_>>(),
+        &advances.iter().map(|it| it.id.as_str()).collect::<Vec<_>>() as &[&str],
+        &advances.iter().map(|it| it.last_tick).collect::<Vec<_>>(),
+        &advances.iter().map(|it| it.next_tick).collect::<Vec<_>>() as &[Option<DateTime<Utc>>],
+        &advances.iter().map(|it| it.problem.as_deref()).collect::<Vec<_>>() as &[Option<&str>],
+    )
+    .execute(conn)
+    .await?;
+    Ok(())
+}
+
+/// A tick, and what becomes of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(missing_docs)] // Each is the column of that name, described in the migrations.
+pub struct Fire {
+    pub project_id: ProjectId,
+    pub schedule_id: String,
+    pub tick: DateTime<Utc>,
+    pub outcome: FireOutcome,
+    pub ticks: i64,
+    pub job_id: JobId,
+    /// Its job starts so much later.
+    pub offset_seconds: i32,
+    /// Its jobs run one at a time, under this key.
+    pub concurrency_key: Option<String>,
+    pub gate: Option<Uuid>,
+}
+
+/// Writes down what becomes of ticks, and stores the jobs of those that fire. A tick that was dealt with
+/// already is left as it is. Answers with the jobs, each with its tick.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn fire(conn: &mut PgConnection, fires: &[Fire]) -> sqlx::Result<Vec<Rested>> {
+    let rows = sqlx::query!(
+        r#"
+        with due as materialized (
+            select *
+            from unnest(
+                $1::int[], $2::text[], $3::timestamptz[], $4::text[], $5::bigint[], $6::uuid[],
+                $7::int[], $8::text[], $9::uuid[]
+            ) as sent(
+                project_id, schedule_id, tick, outcome, ticks, job_id, offset_seconds,
+                concurrency_key, gate
+            )
+        ), noted as (
+            insert into schedule_fires (project_id, schedule_id, tick, outcome, job_id, ticks, at)
+            select project_id, schedule_id, tick, outcome,
+                   case when outcome in ('fired', 'manual') then job_id end, ticks,
+                   greatest(tick, statement_timestamp())
+            from due
+            on conflict (project_id, schedule_id, tick) do nothing
+            returning project_id, schedule_id, tick, outcome
+        ), new as materialized (
+            select due.project_id, due.job_id, due.gate, due.concurrency_key, due.schedule_id,
+                   schedule.queue, schedule.job_type, schedule.rank, schedule.timeout_seconds,
+                   schedule.max_attempts, schedule.payload,
+                   coalesce(schedule.retry, setting.default_retry) as retry,
+                   due.tick + make_interval(secs => due.offset_seconds) as run_at,
+                   case when due.offset_seconds > 0
+                           and due.tick + make_interval(secs => due.offset_seconds) > statement_timestamp()
+                       then 'scheduled' else 'pending'
+                   end as state
+            from noted
+            join due on due.project_id = noted.project_id and due.schedule_id = noted.schedule_id
+                and due.tick = noted.tick
+            join recurring_schedules schedule
+                on schedule.project_id = due.project_id and schedule.id = due.schedule_id
+            left join queues setting
+                on setting.project_id = due.project_id and setting.name = schedule.queue
+            where noted.outcome in ('fired', 'manual')
+        ), bodies as (
+            insert into job_bodies (
+                project_id, job_id, payload, retry, tags, gate, concurrency_key, concurrency_limit
+            )
+            select project_id, job_id, payload, retry,
+                   jsonb_build_object('recurring_schedule', schedule_id), gate, concurrency_key,
+                   case when concurrency_key is not null then 1 end
+            from new
+        ), live as (
+            insert into jobs (
+                project_id, id, queue, job_type, state, rank, run_at, max_attempts,
+                timeout_seconds, gate, concurrency_key, concurrency_limit
+            )
+            select project_id, job_id, queue, job_type, state, rank, run_at, max_attempts,
+                   timeout_seconds, gate, concurrency_key,
+                   case when concurrency_key is not null then 1 end
+            from new
+        ), counted as (
+            insert into queue_deltas (project_id, queue, scheduled, active, enqueued)
+            select project_id, queue, count(*) filter (where state = 'scheduled'),
+                   count(*) filter (where state = 'pending'), count(*)
+            from new
+            group by project_id, queue
+        )
+        select project_id "project_id!: ProjectId", job_id "id!: JobId", queue "queue!",
+               job_type "job_type!", rank "rank!", run_at "run_at!",
+               state "state!: StoredState", gate is not null "is_gated!"
+        from new
+        "#,
+        &fires.iter().map(|it| it.project_id.0).collect::<Vec<_>>(),
+        &fires.iter().map(|it| it.schedule_id.as_str()).collect::<Vec<_>>() as &[&str],
+        &fires.iter().map(|it| it.tick).collect::<Vec<_>>(),
+        &fires.iter().map(|it| it.outcome.as_str()).collect::<Vec<_>>() as &[&str],
+        &fires.iter().map(|it| it.ticks).collect::<Vec<_>>(),
+        &fires.iter().map(|it| it.job_id.0).collect::<Vec<_>>(),
+        &fires.iter().map(|it| it.offset_seconds).collect::<Vec<_>>(),
+        &fires.iter().map(|it| it.concurrency_key.as_deref()).collect::<Vec<_>>()
+            as &[Option<&str>],
+        &fires.iter().map(|it| it.gate).collect::<Vec<_>>() as &[Option<Uuid>],
+    )
+    .fetch_all(conn)
+    .await?;
+    let stored = rows.into_iter().map(|it| Rested {
+        key: JobKey { project_id: it.project_id, id: it.id },
+        queue: it.queue,
+        job_type: it.job_type,
+        rank: it.rank,
+        run_at: it.run_at,
+        state: it.state,
+        is_gated: it.is_gated,
+    });
+    Ok(stored.collect())
+}
+
+/// A job of an earlier tick that is not done.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(missing_docs)] // Each is the column of that name, described in the migrations.
+pub struct EarlierJob {
+    pub project_id: ProjectId,
+    pub schedule_id: String,
+    pub id: JobId,
+    pub state: StoredState,
+}
+
+/// The jobs of these schedules' last 100 ticks that are not done.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn earlier_jobs(
+    conn: &mut PgConnection,
+    schedules: &[(ProjectId, &str)],
+) -> sqlx::Result<Vec<EarlierJob>> {
+    sqlx::query_as!(
+        EarlierJob,
+        r#"
+        select sent.project_id "project_id!: ProjectId", sent.schedule_id "schedule_id!",
+               job.id "id: JobId", job.state "state: StoredState"
+        from unnest($1::int[], $2::text[]) as sent(project_id, schedule_id)
+        cross join lateral (
+            select job_id
+            from schedule_fires
+            where project_id = sent.project_id and schedule_id = sent.schedule_id
+                and job_id is not null
+            order by tick desc
+            limit 100
+        ) fired
+        join jobs job on job.project_id = sent.project_id and job.id = fired.job_id
+        where job.completed_at is null
+        "#,
+        &schedules.iter().map(|it| it.0.0).collect::<Vec<_>>(),
+        &schedules.iter().map(|it| it.1).collect::<Vec<_>>() as &[&str],
+    )
+    .fetch_all(conn)
+    .await
+}
+
+/// Waits for a time, by the database's clock.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn sleep_until(conn: &mut PgConnection, tick: DateTime<Utc>) -> sqlx::Result<()> {
+    sqlx::query!("select pg_sleep_until($1)", tick).fetch_one(conn).await?;
+    Ok(())
+}
+
+/// Milliseconds until the next tick of any schedule; negative when one is due, none when there is none.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn next_tick_ms(conn: &mut PgConnection) -> sqlx::Result<Option<f64>> {
+    sqlx::query_scalar!(
+        r#"
+        select (extract(epoch from next_tick - statement_timestamp()) * 1000)::float8 "wait_ms!"
+        from recurring_schedules
+        where next_tick is not null
+        order by next_tick
+        limit 1
+        "#,
+    )
+    .fetch_optional(conn)
+    .await
+}
+
+/// Forgets the oldest ticks that were dealt with so many days ago. Answers with how many.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn prune_fires(conn: &mut PgConnection, keep_days: i32) -> sqlx::Result<u64> {
+    let pruned = sqlx::query!(
+        "
+        delete from schedule_fires
+        using (
+            select project_id, schedule_id, tick
+            from schedule_fires
+            where at < now() - make_interval(days => $1)
+            order by at
+            limit 500
+            for update skip locked
+        ) old
+        where schedule_fires.project_id = old.project_id
+            and schedule_fires.schedule_id = old.schedule_id and schedule_fires.tick = old.tick
+        ",
+        keep_days,
+    )
+    .execute(conn)
+    .await?;
+    Ok(pruned.rows_affected())
+}

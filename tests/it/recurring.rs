@@ -1,0 +1,370 @@
+//! Recurring schedules over HTTP: keeping them, and what becomes of their ticks.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::harness::{Reply, TestProject, TestServer, fresh_database, limited, run};
+
+async fn put(t: &TestProject, id: &str, more: Value) -> Reply {
+    let mut body = json!({"job_type": "tick", "cron_expression": "0 3 * * *"});
+    body.as_object_mut().expect("an object").extend(more.as_object().expect("one").clone());
+    t.put(&format!("/v1/recurring/{id}"), body).await
+}
+
+async fn fires(t: &TestProject, id: &str) -> Vec<Value> {
+    let page = t.get(&format!("/v1/recurring/{id}/fires")).await.is(200);
+    page["fires"].as_array().expect("fires").clone()
+}
+
+/// Waits until so many ticks of a schedule were dealt with, newest first.
+async fn wait_for_fires(t: &TestProject, id: &str, count: usize) -> Vec<Value> {
+    loop {
+        let seen = fires(t, id).await;
+        if seen.len() >= count {
+            return seen;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// Makes a schedule of the past of one that fires once a day: its next tick was so long ago.
+async fn neglect(t: &TestProject, id: &str, days: u32) {
+    t.database
+        .execute(&format!(
+            "update recurring_schedules
+             set last_tick = now() - interval '{days} days' - interval '1 hour',
+                 next_tick = date_trunc('day', now()) - interval '{days} days' + interval '1 second'
+             where id = '{id}'"
+        ))
+        .await;
+}
+
+#[test]
+fn a_schedule_is_kept_read_listed_replaced_and_deleted() {
+    run(async |t| {
+        t.get("/v1/recurring/report").await.is_error(404, "recurring_job_not_found");
+        let sent = json!({
+            "timezone": "Europe/Berlin", "queue": "reports", "payload": {"b": 1, "a": 2.50},
+            "priority": 7, "overlap": "skip", "catch_up": "all", "spread_seconds": 30,
+            "max_attempts": 9, "timeout_seconds": 60, "retry": {"strategy": "constant"},
+        });
+        let kept = put(t, "report", sent.clone()).await.is(200);
+        for (field, value) in sent.as_object().expect("fields") {
+            if field != "retry" {
+                assert_eq!(&kept[field], value, "{field}");
+            }
+        }
+        assert_eq!((&kept["enabled"], &kept["last_run_at"]), (&json!(true), &Value::Null));
+        assert!(kept["next_run_at"].is_string());
+        let reply = t.get("/v1/recurring/report").await;
+        assert!(
+            reply.text.contains(r#""payload":{"a":2.50,"b":1}"#) || reply.text.contains(r#"2.5"#)
+        );
+        let replaced = put(t, "report", json!({"cron_expression": "@daily"})).await.is(200);
+        assert_eq!((&replaced["queue"], &replaced["payload"]), (&json!("default"), &Value::Null));
+        assert_eq!(
+            (&replaced["max_attempts"], &replaced["timeout_seconds"]),
+            (&json!(9), &json!(60))
+        );
+        assert_eq!(replaced["created_at"], kept["created_at"]);
+        let other = put(t, "report", json!({"job_type": "other"})).await;
+        other.is_error(409, "recurring_job_type_conflict");
+        put(t, "a", json!({})).await.is(200);
+        let page = t.get("/v1/recurring?limit=1").await.is(200);
+        assert_eq!((&page["recurring"][0]["id"], &page["next_cursor"]), (&json!("a"), &json!("a")));
+        let page = t.get("/v1/recurring?limit=1&cursor=a").await.is(200);
+        assert_eq!(
+            (&page["recurring"][0]["id"], &page["has_more"]),
+            (&json!("report"), &json!(false))
+        );
+        t.delete("/v1/recurring/report").await.is_empty(204);
+        t.delete("/v1/recurring/report").await.is_error(404, "recurring_job_not_found");
+    });
+}
+
+#[test]
+fn a_schedule_without_a_name_gets_one_and_a_repeated_request_makes_no_second() {
+    run(async |t| {
+        let body = json!({"job_type": "t", "cron_expression": "@hourly"});
+        let create = async || {
+            let request = t.request(reqwest::Method::POST, "/v1/recurring").json(&body);
+            let request = request.header("idempotency-key", "one");
+            Reply::of(request.send().await.expect("an answer")).await
+        };
+        let reply = create().await;
+        let location = reply.headers["location"].to_str().expect("text").to_owned();
+        let made = reply.is(201);
+        assert!(made["id"].as_str().expect("an id").starts_with("rjob_"));
+        assert_eq!(location, format!("/v1/recurring/{}", made["id"].as_str().expect("an id")));
+        assert_eq!(create().await.is(201)["id"], made["id"]);
+        t.get(&location).await.is(200);
+    });
+}
+
+#[test]
+fn a_schedule_that_cannot_be_kept_is_refused_with_the_reason() {
+    limited(async {
+        let server = TestServer::start_with_period(fresh_database().await, 60).await;
+        let t = &server.project("main").await;
+        let cron = |it: &str| json!({"cron_expression": it});
+        let message = async |it: &str| {
+            let error = put(t, "x", cron(it)).await.is_error(400, "invalid_cron_expression");
+            assert_eq!(error["details"][0]["field"], "cron_expression", "{error}");
+            error["message"].as_str().expect("words").to_owned()
+        };
+        assert!(message("61 * * * *").await.starts_with("cron_expression: "));
+        assert_eq!(message("0 0 31 2 *").await, "cron_expression: never fires");
+        let often = message("*/10 * * * * *").await;
+        assert_eq!(often, "cron_expression: fires every 10 s; the shortest period allowed is 60 s");
+        message("0 0 1 1 * 2030 1").await;
+        put(t, "x", cron("* * * * *")).await.is(200);
+        let zone = put(t, "x", json!({"timezone": "Mars/Base"})).await;
+        zone.is_error(400, "invalid_timezone");
+        let bad = [
+            ("overlap", json!({"overlap": "maybe"})),
+            ("catch_up", json!({"catch_up": 1})),
+            ("spread_seconds", json!({"spread_seconds": 3_601})),
+            ("priority", json!({"priority": 101})),
+            ("max_attempts", json!({"max_attempts": 0})),
+            ("retry.multiplier", json!({"retry": {"multiplier": 0}})),
+            ("cron_expression", json!({"cron_expression": ""})),
+            ("cron", json!({"cron": "* * * * *"})),
+        ];
+        for (field, body) in bad {
+            put(t, "x", body).await.refuses(field);
+        }
+        let worker = json!({
+            "worker_id": "w", "queues": [], "job_types": [],
+            "recurring_schedules": [
+                {"job_type": "a", "cron_expression": "* * * * * *"},
+                {"job_type": "b", "cron_expression": "0 0 30 2 *"},
+                {"job_type": "c", "cron_expression": "* * * * *", "timezone": "x"},
+                {"job_type": "d", "cron_expression": "* * * * *"},
+            ],
+        });
+        let reply = t.post("/v1/workers/register", worker).await.is(200);
+        let rejected = reply["rejected_schedules"].as_array().expect("some");
+        let reasons: Vec<_> =
+            rejected.iter().map(|it| it["reason"].as_str().expect("words")).collect();
+        assert_eq!(reasons.len(), 3, "{reasons:?}");
+        assert_eq!(t.get("/v1/recurring/rjob_d").await.is(200)["enabled"], true);
+        server.stop().await;
+    });
+}
+
+#[test]
+fn every_tick_has_one_job_and_its_lateness_is_told() {
+    run(async |t| {
+        let more = json!({"cron_expression": "* * * * * *", "payload": {"n": 1}, "priority": 3});
+        put(t, "second", more).await.is(200);
+        let seen = wait_for_fires(t, "second", 3).await;
+        for (newer, older) in seen.iter().zip(&seen[1..]) {
+            let at = |it: &Value| -> chrono::DateTime<chrono::Utc> {
+                it["due_at"].as_str().expect("a time").parse().expect("one")
+            };
+            assert_eq!((at(newer) - at(older)).num_seconds(), 1);
+        }
+        assert!(
+            seen.iter().all(|it| it["outcome"] == "fired" && it["lateness_ms"].as_i64() >= Some(0))
+        );
+        let job = t.job(seen[0]["job_id"].as_str().expect("an id")).await;
+        assert_eq!((&job["job_type"], &job["payload"]), (&json!("tick"), &json!({"n": 1})));
+        assert_eq!((&job["priority"], &job["run_at"]), (&json!(3), &seen[0]["due_at"]));
+        assert_eq!(job["tags"], json!({"recurring_schedule": "second"}));
+        let paused = t.act("/v1/recurring/second/pause").await.is(200);
+        assert_eq!((&paused["enabled"], &paused["next_run_at"]), (&json!(false), &Value::Null));
+        let fired = fires(t, "second").await.len() as i64;
+        let jobs = t.database.number("select count(*) from jobs").await;
+        assert_eq!(jobs, fired);
+        let counted = t.get("/v1/queues/default").await.is(200)["counts"]["pending"].as_i64();
+        assert_eq!(counted, Some(jobs));
+        assert!(t.act("/v1/recurring/second/resume").await.is(200)["next_run_at"].is_string());
+        wait_for_fires(t, "second", fired as usize + 1).await;
+    });
+}
+
+#[test]
+fn a_parked_poll_gets_the_job_of_a_tick_when_it_is_due() {
+    run(async |t| {
+        put(t, "second", json!({"cron_expression": "* * * * * *"})).await.is(200);
+        let job = t.wait_and_lease("w").await;
+        let fire = wait_for_fires(t, "second", 1).await.pop().expect("one");
+        assert_eq!(job["id"], fire["job_id"]);
+    });
+}
+
+#[test]
+fn a_schedule_runs_now_when_somebody_asks_for_it() {
+    run(async |t| {
+        let more = json!({"enabled": false, "payload": [1], "queue": "q"});
+        put(t, "daily", more).await.is(200);
+        let run_once = async || {
+            let request = t.request(reqwest::Method::POST, "/v1/recurring/daily/run");
+            let request = request.header("idempotency-key", "one");
+            Reply::of(request.send().await.expect("an answer")).await.is(201)
+        };
+        let job = run_once().await;
+        assert_eq!((&job["queue"], &job["payload"]), (&json!("q"), &json!([1])));
+        assert_eq!(run_once().await["id"], job["id"]);
+        t.act("/v1/recurring/daily/run").await.is(201);
+        let seen = fires(t, "daily").await;
+        assert_eq!(seen.len(), 2);
+        assert!(seen.iter().all(|it| it["outcome"] == "manual"));
+        assert_eq!(t.get("/v1/recurring/daily").await.is(200)["last_run_at"], Value::Null);
+        t.act("/v1/recurring/nobody/run").await.is_error(404, "recurring_job_not_found");
+    });
+}
+
+/// The outcomes of a schedule's ticks, newest first, after one more was due.
+async fn after_a_tick(t: &TestProject, id: &str) -> Vec<Value> {
+    let before = fires(t, id).await.len();
+    t.database
+        .execute(&format!(
+            "update recurring_schedules set next_tick = date_trunc('milliseconds', now())
+             where id = '{id}'"
+        ))
+        .await;
+    let seen = wait_for_fires(t, id, before + 1).await;
+    seen.iter().map(|it| it["outcome"].clone()).collect()
+}
+
+#[test]
+fn a_tick_is_skipped_while_the_last_job_is_not_done() {
+    run(async |t| {
+        put(t, "s", json!({"overlap": "skip"})).await.is(200);
+        assert_eq!(after_a_tick(t, "s").await, ["fired"]);
+        assert_eq!(after_a_tick(t, "s").await, ["skipped_overlap", "fired"]);
+        let job = t.lease("w").await;
+        assert_eq!(after_a_tick(t, "s").await[0], "skipped_overlap");
+        t.ack(&job, "w", "succeeded").await.is(200);
+        assert_eq!(after_a_tick(t, "s").await[0], "fired");
+        let skipped = &fires(t, "s").await[1];
+        assert_eq!(skipped["job_id"], Value::Null);
+    });
+}
+
+#[test]
+fn one_job_waits_for_the_last_one_and_no_more() {
+    run(async |t| {
+        put(t, "s", json!({"overlap": "queue_one"})).await.is(200);
+        after_a_tick(t, "s").await;
+        let first = t.lease("w").await;
+        assert_eq!(after_a_tick(t, "s").await[0], "fired");
+        assert_eq!(after_a_tick(t, "s").await[0], "skipped_overlap");
+        assert!(t.poll("w", 1).await.is_empty(), "one at a time");
+        t.ack(&first, "w", "succeeded").await.is(200);
+        t.wait_and_lease("w").await;
+    });
+}
+
+#[test]
+fn the_last_job_is_cancelled_for_the_next_one() {
+    run(async |t| {
+        put(t, "s", json!({"overlap": "cancel_previous"})).await.is(200);
+        after_a_tick(t, "s").await;
+        let running = t.lease("w").await;
+        assert_eq!(after_a_tick(t, "s").await, ["fired", "fired"]);
+        assert_eq!(t.heartbeat(&running, "w").await.is(200)["status"], "cancel");
+        let waiting = fires(t, "s").await[0]["job_id"].as_str().expect("an id").to_owned();
+        assert_eq!(after_a_tick(t, "s").await, ["fired", "fired", "fired"]);
+        t.job_becomes(&waiting, "cancelled").await;
+        assert_eq!(t.poll("w", 5).await.len(), 1);
+    });
+}
+
+#[test]
+fn ticks_that_nobody_was_there_for_are_made_up_for_as_the_schedule_says() {
+    limited(async {
+        let database = fresh_database().await;
+        let server = TestServer::start(database.clone()).await;
+        let t = server.project("main").await;
+        for policy in ["none", "one", "all"] {
+            let more = json!({"cron_expression": "1 0 0 * * *", "catch_up": policy});
+            put(&t, policy, more).await.is(200);
+            // Its first tick is found out.
+            while t.get(&format!("/v1/recurring/{policy}")).await.is(200)["next_run_at"].is_null() {
+            }
+        }
+        server.stop().await;
+        let t = TestProject { url: String::new(), ..t };
+        for policy in ["none", "one", "all"] {
+            neglect(&t, policy, 5).await;
+        }
+        let server = TestServer::start(database).await;
+        let t = TestProject { url: server.url.clone(), ..t };
+        let outcomes = async |id: &str| {
+            let seen = wait_for_fires(&t, id, 5).await;
+            seen.iter()
+                .map(|it| it["outcome"].as_str().expect("a word").to_owned())
+                .collect::<Vec<_>>()
+        };
+        let count = |seen: &[String], what: &str| seen.iter().filter(|it| *it == what).count();
+        let (none, one, all) =
+            (outcomes("none").await, outcomes("one").await, outcomes("all").await);
+        assert_eq!((count(&none, "missed"), count(&none, "fired")), (none.len(), 0), "{none:?}");
+        assert_eq!((one[0].as_str(), count(&one, "fired")), ("fired", 1), "{one:?}");
+        assert_eq!(count(&all, "fired"), all.len(), "{all:?}");
+        server.stop().await;
+    });
+}
+
+#[test]
+fn a_preview_says_what_a_schedule_would_do_and_keeps_nothing() {
+    run(async |t| {
+        let body =
+            json!({"cron_expression": "30 2 * * *", "timezone": "Europe/Berlin", "count": 3});
+        let shown = t.post("/v1/recurring/preview", body).await.is(200);
+        assert_eq!(shown["times"].as_array().expect("times").len(), 3);
+        assert!(shown["description"].as_str().expect("words").contains("30"));
+        assert_eq!(shown["clock_changes"].as_array().expect("changes").len(), 2);
+        let bad = json!({"cron_expression": "0 0 30 2 *"});
+        t.post("/v1/recurring/preview", bad).await.is_error(400, "invalid_cron_expression");
+        t.post("/v1/recurring/preview", json!({"cron_expression": "@daily", "count": 101}))
+            .await
+            .refuses("count");
+        assert_eq!(t.get("/v1/recurring").await.is(200)["recurring"], json!([]));
+        put(t, "x", json!({})).await.is(200);
+        let next = t.get("/v1/recurring/x/next?count=2").await.is(200);
+        let kept = t.get("/v1/recurring/x").await.is(200);
+        assert_eq!(next["times"][0]["at"], kept["next_run_at"]);
+        assert_eq!(next["times"].as_array().expect("times").len(), 2);
+        t.get("/v1/recurring/x/next?count=0").await.refuses("count");
+    });
+}
+
+#[test]
+fn jobs_of_a_spread_schedule_start_later_than_their_ticks() {
+    run(async |t| {
+        let more = json!({"cron_expression": "* * * * * *", "spread_seconds": 3_600});
+        put(t, "spread", more).await.is(200);
+        let fire = wait_for_fires(t, "spread", 1).await.pop().expect("one");
+        let job = t.job(fire["job_id"].as_str().expect("an id")).await;
+        assert_eq!(job["state"], "scheduled");
+        assert!(job["run_at"].as_str() > fire["due_at"].as_str());
+    });
+}
+
+#[test]
+fn two_nodes_fire_each_tick_once() {
+    limited(async {
+        let database = fresh_database().await;
+        let (one, other) =
+            (TestServer::start(database.clone()).await, TestServer::start(database.clone()).await);
+        let t = one.project("main").await;
+        for number in 0..20 {
+            put(&t, &format!("s{number}"), json!({"cron_expression": "* * * * * *"})).await.is(200);
+        }
+        wait_for_fires(&t, "s19", 3).await;
+        one.stop().await;
+        other.stop().await;
+        let fired =
+            database.number("select count(*) from schedule_fires where outcome = 'fired'").await;
+        assert_eq!(database.number("select count(*) from jobs").await, fired);
+        let torn = "select count(*) from (
+            select from schedule_fires group by schedule_id
+            having count(*) <> extract(epoch from max(tick) - min(tick)) + 1
+        ) torn";
+        assert_eq!(database.number(torn).await, 0, "no tick is left out");
+    });
+}

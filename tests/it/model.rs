@@ -12,7 +12,7 @@ use fencepost::{
         worker::WorkerState,
     },
     engine::{
-        Engine, chores, control, dispatch,
+        Engine, chores, dispatch,
         enqueue::{Extras, NewJob, Start},
         family::{self, OnConflict, TiedJob},
         orphans, promote, reap, registry,
@@ -26,6 +26,7 @@ use rand::{RngExt, SeedableRng, rngs::StdRng, seq::IndexedRandom};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
+mod control;
 mod machine;
 
 use self::machine::{Answer, Model, is_bad};
@@ -71,17 +72,19 @@ impl Run {
     }
 
     async fn step(&mut self) -> Checked {
-        match self.dice.random_range(0..14) {
-            0 | 1 => self.enqueue().await?,
-            2..=4 => self.claim().await?,
-            5..=7 => self.ack().await?,
-            8 => self.expire().await?,
-            9 => self.promote().await?,
-            10 => self.cancel().await?,
-            11 => self.retry().await?,
-            12 => {
+        match self.dice.random_range(0..30) {
+            0..=3 => self.enqueue().await?,
+            4..=9 => self.claim().await?,
+            10..=15 => self.ack().await?,
+            16..=17 => self.expire().await?,
+            18..=19 => self.promote().await?,
+            20..=21 => self.cancel().await?,
+            22..=23 => self.retry().await?,
+            24..=25 => {
                 chores::fold(&self.engine).await.map_err(|it| it.to_string())?;
             }
+            26 => self.purge().await?,
+            27 => self.redrive().await?,
             _ => self.lose_worker().await?,
         }
         while orphans::pass(&self.engine).await.map_err(|it| it.to_string())? {}
@@ -324,63 +327,6 @@ impl Run {
             model.state = StoredState::Pending;
         }
         Ok(())
-    }
-
-    async fn cancel(&mut self) -> Checked {
-        let Some(job) = self.any_job() else { return Ok(()) };
-        let answer = control::cancel(&self.engine, self.key(job)).await;
-        let model = &mut self.jobs[job];
-        match (model.state, answer) {
-            (StoredState::Succeeded | StoredState::DeadLetter, Err(Error::InvalidState(_)))
-            | (StoredState::Cancelled, Ok(())) => (),
-            (StoredState::Processing, Ok(())) => model.cancel_requested = true,
-            (StoredState::Scheduled | StoredState::Backoff | StoredState::Pending, Ok(())) => {
-                model.state = StoredState::Cancelled;
-                self.call_off_children(job);
-            }
-            (state, answer) => return Err(format!("cancel of job {job}, {state:?}: {answer:?}")),
-        }
-        Ok(())
-    }
-
-    async fn retry(&mut self) -> Checked {
-        let Some(job) = self.any_job() else { return Ok(()) };
-        let answer = control::retry(&self.engine, self.key(job)).await;
-        if self.plant == Plant::ResetAttempt && answer.is_ok() {
-            let (project, id) = (self.project_id.0, self.jobs[job].id.0);
-            let reset = "update jobs set attempt = 0 where project_id =";
-            self.sql(format!("{reset} {project} and id = '{id}'")).await;
-        }
-        let has_bad_parent = self.jobs[job].parents.iter().any(|it| is_bad(self.jobs[*it].state));
-        match (self.jobs[job].state, answer) {
-            (StoredState::DeadLetter, Ok(())) => self.revive(job),
-            (StoredState::Cancelled, Err(Error::ParentTerminal(_))) if has_bad_parent => (),
-            (StoredState::Cancelled, Ok(())) if !has_bad_parent => self.revive(job),
-            (state, Err(Error::InvalidState(_))) if !is_bad(state) => (),
-            (state, answer) => return Err(format!("retry of job {job}, {state:?}: {answer:?}")),
-        }
-        // Which of several bad parents has called a job off is the store's to say.
-        let mut back = vec![job];
-        while let Some(parent) = back.pop() {
-            for child in 0..self.jobs.len() {
-                let model = &self.jobs[child];
-                let is_called_off =
-                    model.state == StoredState::Cancelled && model.parents.contains(&parent);
-                let parents = &model.parents;
-                let may_come = !parents.iter().any(|it| is_bad(self.jobs[*it].state));
-                if is_called_off && may_come && self.is_live(child).await {
-                    self.revive(child);
-                    back.push(child);
-                }
-            }
-        }
-        Ok(())
-    }
-
-    async fn is_live(&self, job: usize) -> bool {
-        let mut conn = self.database.connect().await;
-        let found = store::jobs::find(&mut conn, self.project_id, self.jobs[job].id).await;
-        found.expect("it runs").is_some_and(|it| !is_bad(it.state))
     }
 
     async fn lose_worker(&mut self) -> Checked {

@@ -38,12 +38,18 @@ pub async fn queues_with_old_jobs(
         from queue_counts counted
         left join queues setting
             on setting.project_id = counted.project_id and setting.name = counted.queue
-        where counted.succeeded + counted.cancelled > 0 and exists (
-            select from finished_jobs
+        -- Lateral on purpose: `exists` becomes a join that scans all finished jobs.
+        cross join lateral (
+            select completed_at
+            from finished_jobs
             where project_id = counted.project_id and queue = counted.queue
-                and completed_at
-                    < now() - make_interval(days => coalesce(setting.retention_days, $1))
-        )
+            order by completed_at
+            limit 1
+        ) oldest
+        where counted.succeeded + counted.cancelled > 0
+            and oldest.completed_at
+                < now() - make_interval(days => coalesce(setting.retention_days, $1))
+        order by random()
         limit 50
         "#,
         default_days,

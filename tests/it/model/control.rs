@@ -1,0 +1,116 @@
+//! What operators do: cancel, retry, purge a queue, bring all dead letters back.
+
+use fencepost::{
+    domain::{
+        job::StoredState,
+        operation::{Filter, Kind},
+    },
+    engine::{
+        control,
+        operations::{self, NewOperation},
+    },
+    error::Error,
+    ids::OperationId,
+    store,
+};
+
+use super::{Checked, Plant, Run, machine::is_bad};
+
+impl Run {
+    pub async fn cancel(&mut self) -> Checked {
+        let Some(job) = self.any_job() else { return Ok(()) };
+        let answer = control::cancel(&self.engine, self.key(job)).await;
+        let model = &mut self.jobs[job];
+        match (model.state, answer) {
+            (StoredState::Succeeded | StoredState::DeadLetter, Err(Error::InvalidState(_)))
+            | (StoredState::Cancelled, Ok(())) => (),
+            (StoredState::Processing, Ok(())) => model.cancel_requested = true,
+            (StoredState::Scheduled | StoredState::Backoff | StoredState::Pending, Ok(())) => {
+                model.state = StoredState::Cancelled;
+                self.call_off_children(job);
+            }
+            (state, answer) => return Err(format!("cancel of job {job}, {state:?}: {answer:?}")),
+        }
+        Ok(())
+    }
+
+    pub async fn retry(&mut self) -> Checked {
+        let Some(job) = self.any_job() else { return Ok(()) };
+        let answer = control::retry(&self.engine, self.key(job)).await;
+        if self.plant == Plant::ResetAttempt && answer.is_ok() {
+            let (project, id) = (self.project_id.0, self.jobs[job].id.0);
+            let reset = "update jobs set attempt = 0 where project_id =";
+            self.sql(format!("{reset} {project} and id = '{id}'")).await;
+        }
+        let has_bad_parent = self.jobs[job].parents.iter().any(|it| is_bad(self.jobs[*it].state));
+        match (self.jobs[job].state, answer) {
+            (StoredState::DeadLetter, Ok(())) => self.revive(job),
+            (StoredState::Cancelled, Err(Error::ParentTerminal(_))) if has_bad_parent => (),
+            (StoredState::Cancelled, Ok(())) if !has_bad_parent => self.revive(job),
+            (state, Err(Error::InvalidState(_))) if !is_bad(state) => (),
+            (state, answer) => return Err(format!("retry of job {job}, {state:?}: {answer:?}")),
+        }
+        self.revive_descendants(job).await;
+        Ok(())
+    }
+
+    /// Which of several bad parents has called a job off is the store's to say.
+    async fn revive_descendants(&mut self, job: usize) {
+        let mut back = vec![job];
+        while let Some(parent) = back.pop() {
+            for child in 0..self.jobs.len() {
+                let model = &self.jobs[child];
+                let is_called_off =
+                    model.state == StoredState::Cancelled && model.parents.contains(&parent);
+                let parents = &model.parents;
+                let may_come = !parents.iter().any(|it| is_bad(self.jobs[*it].state));
+                if is_called_off && may_come && self.is_live(child).await {
+                    self.revive(child);
+                    back.push(child);
+                }
+            }
+        }
+    }
+
+    /// Begins an operation, and goes on with it to its end.
+    async fn operate(&mut self, kind: Kind) -> Checked {
+        let queue = (kind == Kind::QueuePurge).then(|| "default".to_owned());
+        let new = NewOperation {
+            id: OperationId::generate(),
+            kind,
+            filter: Filter { queue, ..Filter::default() },
+            expected: None,
+            max_jobs: None,
+            rate_per_second: None,
+        };
+        let begun = operations::begin(&self.engine, self.project_id, &new).await;
+        begun.map_err(|error| format!("{kind:?}: {error}"))?;
+        while operations::pass(&self.engine).await.map_err(|it| it.to_string())?.is_some() {}
+        Ok(())
+    }
+
+    pub async fn purge(&mut self) -> Checked {
+        self.operate(Kind::QueuePurge).await?;
+        for job in self.jobs.iter_mut().filter(|it| it.state.is_waiting()) {
+            job.state = StoredState::Cancelled;
+        }
+        Ok(())
+    }
+
+    pub async fn redrive(&mut self) -> Checked {
+        self.operate(Kind::DeadLettersRetry).await?;
+        for job in 0..self.jobs.len() {
+            if self.jobs[job].state == StoredState::DeadLetter {
+                self.revive(job);
+                self.revive_descendants(job).await;
+            }
+        }
+        Ok(())
+    }
+
+    async fn is_live(&self, job: usize) -> bool {
+        let mut conn = self.database.connect().await;
+        let found = store::jobs::find(&mut conn, self.project_id, self.jobs[job].id).await;
+        found.expect("it runs").is_some_and(|it| !is_bad(it.state))
+    }
+}

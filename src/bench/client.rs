@@ -7,6 +7,7 @@ use hyper::{
     Request,
     client::conn::http1::{self, SendRequest},
     header::{AUTHORIZATION, CONTENT_TYPE, HOST},
+    http::request::Builder,
 };
 use hyper_util::rt::TokioIo;
 use serde_json::Value;
@@ -40,8 +41,18 @@ impl Client {
 
     /// # Errors
     /// When the server does not answer with a success.
+    pub async fn get(&mut self, path: &str) -> anyhow::Result<Bytes> {
+        self.send(Request::get(path), path, String::new()).await
+    }
+
+    /// # Errors
+    /// When the server does not answer with a success.
     pub async fn post(&mut self, path: &str, body: String) -> anyhow::Result<Bytes> {
-        let request = Request::post(path)
+        self.send(Request::post(path), path, body).await
+    }
+
+    async fn send(&mut self, head: Builder, path: &str, body: String) -> anyhow::Result<Bytes> {
+        let request = head
             .header(HOST, &self.target.authority)
             .header(AUTHORIZATION, format!("Bearer {}", self.target.api_key))
             .header(CONTENT_TYPE, "application/json")

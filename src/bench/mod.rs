@@ -2,6 +2,7 @@
 
 mod client;
 mod load;
+mod operator;
 mod process;
 
 use std::{
@@ -37,6 +38,8 @@ const COMMIT_CLIENTS: usize = 32;
 const IDLE_POLLS: usize = 1_000;
 /// Pending jobs of the noisy neighbour.
 const NEIGHBOUR_JOBS: usize = 100_000;
+/// Schedules that fire in the same minute.
+const SCHEDULES: u32 = 10_000;
 /// How long the idle server is watched; the polls themselves wait for thirty seconds.
 const IDLE_TIME: Duration = Duration::from_secs(15);
 const START_TIMEOUT: Duration = Duration::from_secs(60);
@@ -68,6 +71,10 @@ pub struct BenchArgs {
     /// Instead: how fast a tenant gets its jobs beside another with a large backlog or many parked polls
     #[arg(long, conflicts_with_all = ["only", "url"])]
     noisy_neighbour: bool,
+
+    /// Instead: how fast a queue with this many pending jobs is read, and how late schedules fire
+    #[arg(long, value_name = "JOBS", conflicts_with_all = ["only", "url", "noisy_neighbour"])]
+    operator: Option<u64>,
 
     /// Only the measures whose name contains this
     #[arg(long, value_name = "TEXT")]
@@ -120,8 +127,9 @@ pub async fn run(args: BenchArgs) -> anyhow::Result<()> {
         only: args.only,
         run: Uuid::now_v7(),
     };
-    let measures = match (&bench.watched, args.noisy_neighbour) {
-        (Some(watched), true) => bench.beside_a_neighbour(watched).await?,
+    let measures = match (&bench.watched, args.noisy_neighbour, args.operator) {
+        (Some(watched), true, _) => bench.beside_a_neighbour(watched).await?,
+        (Some(watched), _, Some(jobs)) => bench.operate(watched, jobs).await?,
         _ => bench.measure().await?,
     };
     drop(own);
@@ -218,6 +226,21 @@ impl Bench {
             plain("beside 1,000 parked polls, p99", beside_polls.1, "ms"),
             plain("p99 beside jobs, to p99 alone", backlog.1 / alone.1, "times"),
             plain("p99 beside polls, to p99 alone", beside_polls.1 / alone.1, "times"),
+        ])
+    }
+
+    /// What operators wait for.
+    async fn operate(&self, watched: &Watched, jobs: u64) -> anyhow::Result<Vec<Measure>> {
+        let database_url = &watched.database_url;
+        let queue = self.queue("schedules");
+        let late = operator::fire(&self.target, database_url, &queue, SCHEDULES).await?;
+        let queue = self.queue("large");
+        let read = operator::read_queue(&self.target, database_url, &queue, jobs).await?;
+        Ok(vec![
+            plain("10,000 schedules of a minute: late, p50", late.0, "ms"),
+            plain("10,000 schedules of a minute: late, p99", late.1, "ms"),
+            plain("read a queue with many jobs, p50", read.0, "ms"),
+            plain("read a queue with many jobs, p99", read.1, "ms"),
         ])
     }
 

@@ -1,0 +1,116 @@
+//! What operators wait for: a queue with very many jobs, and schedules that all fire in the same minute.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, ensure};
+use sqlx::{ConnectOptions, Connection, Executor, PgConnection, postgres::PgConnectOptions};
+
+use super::client::{Client, Target};
+
+/// Reads of a queue that are measured.
+const READS: usize = 200;
+/// Jobs of one statement that fills a queue.
+const FILL_JOBS: u64 = 500_000;
+/// How often it is looked which ticks have fired.
+const LOOK_PERIOD: Duration = Duration::from_millis(2);
+/// All schedules must have fired within this.
+const FIRE_TIMEOUT: Duration = Duration::from_secs(90);
+
+/// How long it takes to read a queue with so many pending jobs: median and 99th percentile, in
+/// milliseconds.
+///
+/// # Errors
+/// When the server or the database does not answer.
+pub async fn read_queue(
+    target: &Target,
+    database_url: &str,
+    queue: &str,
+    jobs: u64,
+) -> anyhow::Result<(f64, f64)> {
+    let mut client = Client::connect(target).await?;
+    // One job by the front door: the queue is there, and so is its project.
+    client.post("/v1/jobs", super::client::job(queue)).await?;
+    let mut conn = connect(database_url).await?;
+    let project: i32 = sqlx::query_scalar("select project_id from jobs where queue = $1")
+        .bind(queue)
+        .fetch_one(&mut conn)
+        .await?;
+    let mut left = jobs;
+    while left > 0 {
+        let some = left.min(FILL_JOBS);
+        let sql =
+            "insert into jobs (project_id, id, queue, job_type, state, rank, run_at, max_attempts,
+                                     timeout_seconds)
+                   select $1, gen_random_uuid(), $2, 'bench', 'pending', n % 5, now(), 3, 600
+                   from generate_series(1, $3) n";
+        let many = i64::try_from(some)?;
+        sqlx::query(sql).bind(project).bind(queue).bind(many).execute(&mut conn).await?;
+        left -= some;
+    }
+    let counted = "insert into queue_deltas (project_id, queue, active) values ($1, $2, $3)";
+    let many = i64::try_from(jobs)?;
+    sqlx::query(counted).bind(project).bind(queue).bind(many).execute(&mut conn).await?;
+    conn.close().await?;
+    let path = format!("/v1/queues/{queue}");
+    let mut times = Vec::with_capacity(READS);
+    for _ in 0..READS {
+        let started = Instant::now();
+        let reply = client.get(&path).await?;
+        times.push(started.elapsed().as_secs_f64() * 1_000.0);
+        let seen: serde_json::Value = serde_json::from_slice(&reply)?;
+        ensure!(seen["counts"]["pending"].as_u64() == Some(jobs + 1), "it shows {seen}");
+    }
+    Ok(percentiles(times))
+}
+
+/// So many schedules fire in the next whole minute: how much later than their tick half of their jobs, and
+/// 99 of 100, can be claimed, in milliseconds by the database's clock.
+///
+/// # Errors
+/// When the server or the database does not answer, or not all fire.
+pub async fn fire(
+    target: &Target,
+    database_url: &str,
+    queue: &str,
+    schedules: u32,
+) -> anyhow::Result<(f64, f64)> {
+    let mut client = Client::connect(target).await?;
+    client.post("/v1/jobs", super::client::job(queue)).await?;
+    let mut conn = connect(database_url).await?;
+    let sql = "insert into recurring_schedules (project_id, id, job_type, cron_expression, queue, last_tick)
+               select jobs.project_id, $1 || '-' || n, 'bench', '* * * * *', $1, now()
+               from jobs, generate_series(1, $2) n
+               where jobs.queue = $1";
+    let many = i32::try_from(schedules)?;
+    sqlx::query(sql).bind(queue).bind(many).execute(&mut conn).await?;
+    let started = Instant::now();
+    let mut late = Vec::with_capacity(schedules as usize);
+    while late.len() < schedules as usize {
+        ensure!(started.elapsed() < FIRE_TIMEOUT, "{} of {schedules} have fired", late.len());
+        tokio::time::sleep(LOOK_PERIOD).await;
+        // By the clock when the look begins: what it sees was there by then.
+        let look = "select count(*), extract(epoch from statement_timestamp() - max(run_at))::float8 * 1000
+                    from jobs where queue = $1 and job_type = 'bench'";
+        let (seen, ms): (i64, Option<f64>) =
+            sqlx::query_as(look).bind(queue).fetch_one(&mut conn).await?;
+        let more = usize::try_from(seen)?.saturating_sub(late.len());
+        late.extend(std::iter::repeat_n(ms.unwrap_or_default(), more));
+    }
+    let forget = "delete from recurring_schedules where queue = $1";
+    sqlx::query(forget).bind(queue).execute(&mut conn).await?;
+    conn.close().await?;
+    Ok(percentiles(late))
+}
+
+async fn connect(database_url: &str) -> anyhow::Result<PgConnection> {
+    let options: PgConnectOptions = database_url.parse()?;
+    let mut conn = options.connect().await.context("the database does not answer")?;
+    conn.execute("set synchronous_commit = off").await?;
+    Ok(conn)
+}
+
+fn percentiles(mut values: Vec<f64>) -> (f64, f64) {
+    values.sort_by(f64::total_cmp);
+    let at = |part: f64| values[((values.len() - 1) as f64 * part) as usize];
+    (at(0.5), at(0.99))
+}

@@ -131,10 +131,11 @@ pub fn docs() -> SwaggerUi {
 }
 
 /// The pages that the server itself has: every error's `docs_url` leads to one of them.
-const PAGES: [(&str, &str); 4] = [
+const PAGES: [(&str, &str); 5] = [
     ("errors", include_str!("../../docs/errors.md")),
     ("guarantees", include_str!("../../docs/guarantees.md")),
     ("limits", include_str!("../../docs/limits.md")),
+    ("schedules", include_str!("../../docs/schedules.md")),
     ("worker-guide", include_str!("../../docs/worker-guide.md")),
 ];
 

@@ -5,10 +5,14 @@ use std::collections::BTreeSet;
 use clap::{Command, CommandFactory};
 use fencepost::{
     cli::Cli,
-    domain::{job, limits},
+    domain::{
+        job, limits,
+        schedule::{self, Schedule},
+    },
     engine::dispatch::MAX_PARKED_POLLS,
     http::{BODY_TIMEOUT, error::CODES, openapi, server},
     serve::DRAIN_TIMEOUT,
+    store::{counts, dead_letters, gates},
     telemetry::{Kind, METRICS},
 };
 
@@ -141,7 +145,15 @@ fn every_setting_is_listed_with_its_variable_and_its_default() {
 #[test]
 fn every_limit_is_listed_with_its_number() {
     let page = read("docs/limits.md");
-    let rows = [job_limits(), worker_limits(), request_limits(), node_limits()].concat();
+    let rows = [
+        job_limits(),
+        worker_limits(),
+        queue_limits(),
+        bulk_limits(),
+        request_limits(),
+        node_limits(),
+    ];
+    let rows = rows.concat();
     let listed: Vec<_> =
         page.lines().filter(|it| it.starts_with("| ") && !it.starts_with("| what")).collect();
     let expected: Vec<_> =
@@ -153,6 +165,21 @@ fn every_limit_is_listed_with_its_number() {
         limits::MAX_NAME_CHARS
     );
     assert!(page.contains(&keys));
+}
+
+#[test]
+fn clock_changes_are_as_the_page_shows_them() {
+    let page = read("docs/schedules.md");
+    let rows: Vec<_> = page.lines().filter(|it| it.starts_with("| `")).collect();
+    assert!(rows.len() >= 10);
+    for row in rows {
+        let cells: Vec<_> = row.split('|').map(|it| it.trim().trim_matches('`')).collect();
+        let [_, expression, zone, after, fires_at, ..] = cells[..] else { panic!("{row}") };
+        let schedule = Schedule::parse(expression, zone).expect("it can be read");
+        let after: chrono::DateTime<chrono::FixedOffset> = after.parse().expect("a time");
+        let ticks = schedule.preview(after.to_utc(), 1).expect("it fires");
+        assert_eq!(ticks[0].local, fires_at, "{row}");
+    }
 }
 
 /// The rows of "A job".
@@ -271,6 +298,56 @@ fn worker_limits() -> Vec<(&'static str, String)> {
     ]
 }
 
+/// The rows of "A queue".
+fn queue_limits() -> Vec<(&'static str, String)> {
+    vec![
+        ("`max_concurrency`", format!("0–{}", limits::MAX_CONCURRENCY)),
+        ("`rate_limit.count`", format!("1–{}", limits::MAX_RATE_LIMIT_COUNT)),
+        ("`rate_limit.per_seconds`", format!("1–{} s", limits::MAX_RATE_LIMIT_SECONDS)),
+        ("`default_lease_seconds`", format!("1–{} s", limits::MAX_LEASE_SECONDS)),
+        ("`default_max_attempts`", format!("1–{}", limits::MAX_MAX_ATTEMPTS)),
+        ("`brake_after`", format!("1–{}", limits::MAX_BRAKE_AFTER)),
+        (
+            "`retention_days`",
+            format!(
+                "1–{} days, {} if it is not set",
+                limits::MAX_RETENTION_DAYS,
+                limits::DEFAULT_RETENTION_DAYS
+            ),
+        ),
+        (
+            "running jobs that are counted",
+            format!("{}, more are shown as pending", counts::MAX_COUNTED_PROCESSING),
+        ),
+        ("types told apart while some are paused", gates::MAX_OPEN_TYPES.to_string()),
+    ]
+}
+
+/// The rows of "Recurring schedules and bulk work".
+fn bulk_limits() -> Vec<(&'static str, String)> {
+    vec![
+        ("recurring schedules of one project", limits::MAX_SCHEDULES.to_string()),
+        (
+            "the id of a recurring schedule",
+            format!("1–{} characters", limits::MAX_SCHEDULE_ID_CHARS),
+        ),
+        ("`cron_expression`, `timezone`", format!("1–{} characters", limits::MAX_CRON_CHARS)),
+        ("`spread_seconds`", format!("0–{} s", limits::MAX_SPREAD_SECONDS)),
+        (
+            "a tick that nobody has dealt with",
+            format!("is missed after {} s", schedule::GRACE_SECONDS),
+        ),
+        ("missed ticks that are made up for", format!("{}, the last", schedule::MAX_CATCH_UP)),
+        ("the record of a tick", format!("kept {} days", limits::FIRE_KEEP_DAYS)),
+        ("times shown of when a schedule fires", format!("1–{}", limits::MAX_SHOWN_TIMES)),
+        ("operations of one project that go on", limits::MAX_RUNNING_OPERATIONS.to_string()),
+        ("an operation that has ended", format!("kept {} days", limits::OPERATION_KEEP_DAYS)),
+        ("`max` of a retry of many", format!("1–{}", limits::MAX_OPERATION_JOBS)),
+        ("`rate_per_second` of a retry of many", format!("1–{}", limits::MAX_OPERATION_RATE)),
+        ("dead letters that are counted", dead_letters::MAX_COUNTED.to_string()),
+    ]
+}
+
 /// The rows of "A request".
 fn request_limits() -> Vec<(&'static str, String)> {
     vec![
@@ -282,6 +359,14 @@ fn request_limits() -> Vec<(&'static str, String)> {
         ("rows one page looks at", limits::MAX_PAGE_EXAMINED_ROWS.to_string()),
         ("workers on one page", format!("1–{}", limits::MAX_PAGE_WORKERS)),
         ("log chunks on one page", format!("1–{}", limits::MAX_PAGE_LOGS)),
+        ("queues on one page", format!("1–{}", limits::MAX_PAGE_QUEUES)),
+        (
+            "dead letters, or groups of them, on one page",
+            format!("1–{}", limits::MAX_PAGE_DEAD_LETTERS),
+        ),
+        ("operations on one page", format!("1–{}", limits::MAX_PAGE_OPERATIONS)),
+        ("recurring schedules on one page", format!("1–{}", limits::MAX_PAGE_SCHEDULES)),
+        ("ticks on one page", format!("1–{}", limits::MAX_PAGE_FIRES)),
         (
             "an idempotency key",
             format!(

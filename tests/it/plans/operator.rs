@@ -48,8 +48,8 @@ fn no_question_of_an_operator_scans_a_table_or_reads_more_than_its_bound() {
         let database = fresh_database().await;
         fill(&database).await;
         fill_more(&database).await;
-        let mut conn = database.connect().await;
-        let conn = &mut conn;
+        let pools = Pools::new(&database.url, PoolArgs::default()).expect("a URL");
+        let conn = &mut *pools.background.acquire().await.expect("a connection");
         let names = ["default".to_owned(), "dead".to_owned()];
         // The first to come by learns what is dead; the leaves that hold it are read until a vacuum.
         counts::queues(conn, PROJECT, &names).await.expect("it runs");

@@ -122,7 +122,9 @@ create table operations (
     -- Where the next step begins.
     after_at timestamptz,
     after_id uuid,
-    error text,
+    -- Steps that failed in a row, and how the last one did.
+    failed_steps integer not null default 0,
+    last_error text,
     created_at timestamptz not null default now(),
     updated_at timestamptz not null default now(),
     ended_at timestamptz,
@@ -150,5 +152,8 @@ create table schedule_fires (
     at timestamptz not null default now(),
     primary key (project_id, schedule_id, tick)
 );
+-- A schedule's last fires, among many ticks that were skipped.
+create index schedule_fires_fired on schedule_fires (project_id, schedule_id, tick)
+where outcome = 'fired';
 -- Pruned by age, across projects.
 create index schedule_fires_by_age on schedule_fires (at);

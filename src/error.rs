@@ -5,6 +5,13 @@ use std::sync::Arc;
 
 use crate::{domain::job::JobState, ids::JobId};
 
+/// An error and what has caused it, in one line: for logs.
+#[must_use]
+pub fn chain(error: &(dyn std::error::Error + 'static)) -> String {
+    let causes = std::iter::successors(error.source(), |it| it.source());
+    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
+}
+
 /// A field of a request that breaks a rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FieldError {
@@ -91,7 +98,7 @@ pub enum Error {
     WorkflowNotFound,
 
     /// The project has no such queue.
-    #[error("queue not found: nobody has ever used it")]
+    #[error("queue not found: nobody uses it")]
     QueueNotFound,
 
     /// The project has no such operation.
@@ -117,6 +124,15 @@ pub enum Error {
     /// The project has no such worker.
     #[error("worker not found")]
     WorkerNotFound,
+
+    /// The project has as many of something as it may have. The caller may repeat the request when some are gone.
+    #[error("the project may have {max} {what}, and has as many already")]
+    QuotaExceeded {
+        /// Of what.
+        what: &'static str,
+        /// How many it may have.
+        max: i64,
+    },
 
     /// The body is larger than the route accepts.
     #[error("the body is larger than {limit_bytes} bytes")]

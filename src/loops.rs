@@ -15,6 +15,7 @@ use crate::{
         chores::{self, GLANCE_PERIOD},
         fire, operations, orphans, promote, reap, registry, watch,
     },
+    error::chain,
     telemetry,
     wake::Chore,
 };
@@ -100,6 +101,10 @@ pub fn start(engine: &Engine, stopping: &CancellationToken, tracker: &TaskTracke
         let is_full = chores::prune(&engine).await?;
         Ok(if is_full { Then::GoOn } else { Then::Sleep(PRUNE_PERIOD) })
     });
+    loops.start("retain", None, |engine| async move {
+        let is_more = chores::retain(&engine).await?;
+        Ok(if is_more { Then::GoOn } else { Then::Sleep(PRUNE_PERIOD) })
+    });
     loops.start("vacuum", None, |engine| async move {
         chores::vacuum_if_due(&engine).await?;
         Ok(Then::Sleep(VACUUM_PERIOD))
@@ -158,13 +163,13 @@ async fn every<Step, Stepping, Hurry, Hurrying>(
             Ok(Ok(Then::Sleep(sleep))) => sleep,
             Ok(Err(error)) => {
                 counter!(telemetry::LOOP_ERRORS, "loop" => name).increment(1);
-                let error = &error as &dyn std::error::Error;
+                let error = chain(&error);
                 tracing::warn!(error, loop.name = name, "a background step failed");
                 FAILURE_PAUSE
             }
             Err(panic) => {
                 counter!(telemetry::PANICS).increment(1);
-                let error = &panic as &dyn std::error::Error;
+                let error = chain(&panic);
                 tracing::error!(error, loop.name = name, "a background step panicked");
                 FAILURE_PAUSE
             }

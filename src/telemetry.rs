@@ -140,7 +140,7 @@ pub fn install_metrics() -> Result<PrometheusHandle, BuildError> {
 const BATCH_KINDS: [&str; 7] =
     ["enqueue", "succeed", "end", "heartbeat", "repeat", "worker", "claim"];
 /// The background loops, as metrics name them.
-const LOOPS: [&str; 13] = [
+const LOOPS: [&str; 14] = [
     "reap",
     "promote",
     "glance",
@@ -153,6 +153,7 @@ const LOOPS: [&str; 13] = [
     "workers",
     "watch",
     "prune",
+    "retain",
     "vacuum",
 ];
 

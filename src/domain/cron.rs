@@ -48,12 +48,43 @@ impl InvalidSchedule {
 /// assert!(parse("0 3 * * *").is_ok());
 /// assert!(parse("*/10 0 3 * * *").is_ok());
 /// assert!(parse("@daily").is_ok());
+/// assert!(parse("@midnight").is_ok());
 /// assert!(parse("61 * * * *").is_err());
+/// assert!(parse("*/61 * * * *").is_err());
 /// assert!(parse("0 0 0 1 1 * 2030").is_err());
 /// ```
 pub fn parse(expression: &str) -> Result<Cron, InvalidSchedule> {
+    let expression = match expression.trim() {
+        it if it.eq_ignore_ascii_case("@midnight") => "@daily",
+        it => it,
+    };
+    check_steps(expression)?;
     let parser = CronParser::builder().seconds(Seconds::Optional).year(Year::Disallowed).build();
     parser.parse(expression).map_err(|error| InvalidSchedule::Cron(error.to_string()))
+}
+
+/// A step that is larger than its field would never be reached: somebody has mistaken the field.
+fn check_steps(expression: &str) -> Result<(), InvalidSchedule> {
+    const FIELDS: [(&str, u32); 6] = [
+        ("second", 59),
+        ("minute", 59),
+        ("hour", 23),
+        ("day of the month", 31),
+        ("month", 12),
+        ("day of the week", 7),
+    ];
+    let fields: Vec<_> = expression.split_whitespace().collect();
+    let skipped = FIELDS.len().saturating_sub(fields.len());
+    for (field, (name, max)) in fields.iter().zip(FIELDS.iter().skip(skipped)) {
+        for part in field.split(',') {
+            let step = part.split_once('/').and_then(|it| it.1.parse::<u32>().ok());
+            if let Some(step) = step.filter(|it| it > max) {
+                let message = format!("the step {step} of the {name} is more than {max}");
+                return Err(InvalidSchedule::Cron(message));
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Whether an expression names the hours at which it fires. One whose hour is `*` or `*/n` does not.

@@ -146,6 +146,8 @@ pub const DEFAULT_RETENTION_DAYS: i32 = 7;
 pub const MAX_RETENTION_DAYS: i32 = 3_650;
 /// Largest `brake_after` of a queue.
 pub const MAX_BRAKE_AFTER: i32 = 10_000;
+/// Types of jobs that may be paused in a queue. The brake's statement carries the same number as a literal.
+pub const MAX_PAUSED_TYPES: i64 = 100;
 /// Queues of one page of `GET /v1/queues`.
 pub const MAX_PAGE_QUEUES: u32 = 100;
 /// Operations of one project that may go on at a time.

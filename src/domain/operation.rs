@@ -1,19 +1,22 @@
 //! Work on many jobs that goes on in the background: what it does, to which jobs, and in which steps.
 
 use chrono::{DateTime, Utc};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
 /// Jobs that one step deals with at the most.
-pub const MAX_STEP_JOBS: i64 = 100;
+pub const MAX_STEP_JOBS: i64 = 50;
+/// Steps that fail in a row end an operation.
+pub const MAX_FAILED_STEPS: i32 = 10;
 /// Steps into which a second is divided when an operation is not to go too fast.
 const STEPS_PER_SECOND: i64 = 4;
 
 /// What an operation does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, sqlx::Type, ToSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, sqlx::Type, ToSchema)]
 #[serde(rename_all = "snake_case")]
 #[sqlx(type_name = "text", rename_all = "snake_case")]
+#[schema(as = OperationKind)]
 pub enum Kind {
     /// Calls off the waiting jobs of a queue.
     QueuePurge,
@@ -27,6 +30,7 @@ pub enum Kind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, sqlx::Type, ToSchema)]
 #[serde(rename_all = "snake_case")]
 #[sqlx(type_name = "text", rename_all = "snake_case")]
+#[schema(as = OperationState)]
 pub enum State {
     /// Goes on, on whichever node.
     Running,
@@ -34,33 +38,42 @@ pub enum State {
     Succeeded,
     /// Was ended before it had.
     Aborted,
+    /// Its steps failed again and again; `last_error` says how.
+    Failed,
+}
+
+/// A part that is named. Null is refused: it would mean all, and hardly anybody means that.
+fn named<'de, T: Deserialize<'de>, D: Deserializer<'de>>(from: D) -> Result<Option<T>, D::Error> {
+    T::deserialize(from).map(Some)
 }
 
 /// Which jobs an operation deals with. Every part narrows.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(as = OperationFilter)]
 pub struct Filter {
     /// Only jobs of this queue.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "named", skip_serializing_if = "Option::is_none")]
     #[schema(min_length = 1, max_length = 100)]
     pub queue: Option<String>,
     /// Only jobs of this type.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "named", skip_serializing_if = "Option::is_none")]
     #[schema(min_length = 1, max_length = 500)]
     pub job_type: Option<String>,
     /// Only dead letters of this group.
     #[serde(
         default,
+        deserialize_with = "named",
         skip_serializing_if = "Option::is_none",
         serialize_with = "uuid::serde::simple::option::serialize"
     )]
     #[schema(value_type = Option<String>)]
     pub fingerprint: Option<Uuid>,
     /// Only dead letters that were given up at this time or later.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "named", skip_serializing_if = "Option::is_none")]
     pub died_after: Option<DateTime<Utc>>,
     /// Only dead letters that were given up before this time.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "named", skip_serializing_if = "Option::is_none")]
     pub died_before: Option<DateTime<Utc>>,
 }
 
@@ -68,7 +81,7 @@ pub struct Filter {
 ///
 /// ```
 /// # use fencepost::domain::operation::step_jobs;
-/// assert_eq!(step_jobs(0, None, None), 100);
+/// assert_eq!(step_jobs(0, None, None), 50);
 /// assert_eq!(step_jobs(95, Some(100), None), 5);
 /// assert_eq!(step_jobs(0, None, Some(1)), 1);
 /// assert_eq!(step_jobs(0, None, Some(40)), 10);
@@ -86,7 +99,7 @@ pub fn step_jobs(done: i64, max_jobs: Option<i64>, rate_per_second: Option<i32>)
 ///
 /// ```
 /// # use fencepost::domain::operation::pause_ms;
-/// assert_eq!(pause_ms(100, None), 0);
+/// assert_eq!(pause_ms(50, None), 0);
 /// assert_eq!(pause_ms(10, Some(40)), 250);
 /// assert_eq!(pause_ms(1, Some(1)), 1_000);
 /// ```

@@ -24,8 +24,8 @@ const PERIOD_TICKS: usize = 130;
 pub const GRACE_SECONDS: i64 = 30;
 /// Missed ticks that are made up for, and that are written down one by one.
 pub const MAX_CATCH_UP: usize = 100;
-/// Missed ticks that are counted.
-const MAX_COUNTED_TICKS: u64 = 100_000;
+/// Missed ticks that are counted; of more, only the last ones are looked at.
+const MAX_COUNTED_TICKS: u64 = 10_000;
 /// Days ahead in which clock changes are looked for.
 const NOTES_DAYS: i64 = 366;
 
@@ -250,8 +250,17 @@ impl Schedule {
         let (mut newest, mut all, mut at) = (VecDeque::new(), 0_u64, after);
         let mut is_late = false;
         while let Ok(tick) = self.next_after(at) {
-            if tick > now || all == MAX_COUNTED_TICKS {
+            if tick > now {
                 break;
+            }
+            if all == MAX_COUNTED_TICKS {
+                // As many as are kept lie about so far back.
+                let period = (at - after) / i32::try_from(all).unwrap_or(i32::MAX);
+                let far = now - period * (MAX_CATCH_UP as i32 * 2);
+                if far > at {
+                    (at, all) = (far, all + 1);
+                    continue;
+                }
             }
             is_late |= all == 0 && now - tick > TimeDelta::seconds(GRACE_SECONDS);
             if newest.len() > MAX_CATCH_UP {
@@ -283,6 +292,13 @@ impl Schedule {
             if offset(start) == offset(end) {
                 continue;
             }
+            if let Some(wall) = self.lost(start, end) {
+                notes.push(format!(
+                    "{}: the clock skips {}: nothing fires",
+                    wall.date(),
+                    wall.time()
+                ));
+            }
             let mut at = start;
             while let Ok((tick, change)) = self.next_with_note(at) {
                 if tick > end {
@@ -297,6 +313,24 @@ impl Schedule {
             }
         }
         notes
+    }
+
+    /// The first time of the wall that a clock change between two times skips, and that nothing makes up for.
+    fn lost(&self, start: DateTime<Utc>, end: DateTime<Utc>) -> Option<NaiveDateTime> {
+        if self.follows_the_wall {
+            return None;
+        }
+        let mut wall = start.with_timezone(&self.zone).naive_local();
+        let last = end.with_timezone(&self.zone).naive_local();
+        loop {
+            wall = self.cron.find_next_occurrence(&wall.and_utc(), false).ok()?.naive_utc();
+            if wall >= last {
+                return None;
+            }
+            if matches!(self.zone.from_local_datetime(&wall), LocalResult::None) {
+                return Some(wall);
+            }
+        }
     }
 
     /// The expression in words.

@@ -4,6 +4,7 @@
 use std::{sync::atomic::Ordering, time::Duration};
 
 use metrics::counter;
+use sqlx::Acquire;
 
 use super::Engine;
 use crate::{
@@ -12,7 +13,7 @@ use crate::{
         self,
         counts::{self, MAX_FOLDED_ROWS},
         glance, operations,
-        prune::{self, MAX_PRUNED_JOBS, MAX_PRUNED_QUEUES},
+        prune::{self, MAX_PRUNED_CHUNKS, MAX_PRUNED_JOBS, OldQueue},
         schedules,
     },
     telemetry,
@@ -78,8 +79,8 @@ pub async fn vacuum_if_due(engine: &Engine) -> sqlx::Result<bool> {
     Ok(true)
 }
 
-/// Forgets what was kept long enough: finished jobs as their queues say, answers for idempotency keys, workers
-/// that nobody hears of, ended operations, ticks, rates. Answers whether there may be more.
+/// Forgets what was kept long enough: answers for idempotency keys, workers that nobody hears of, ended
+/// operations, ticks, rates. Answers whether there may be more.
 ///
 /// # Errors
 /// Only those of the store; the step can be repeated.
@@ -92,16 +93,41 @@ pub async fn prune(engine: &Engine) -> sqlx::Result<bool> {
         schedules::prune_fires(&mut conn, FIRE_KEEP_DAYS).await?,
         prune::prune_rates(&mut conn).await?,
     ];
-    let mut is_more = rows.contains(&(sweep::MAX_SWEEP_ROWS as u64));
+    Ok(rows.contains(&(sweep::MAX_SWEEP_ROWS as u64)))
+}
+
+/// Forgets finished jobs that were kept as long as their queues say. Answers whether there may be more. A queue
+/// that fails does not keep the others waiting.
+///
+/// # Errors
+/// Only those of the store; the step can be repeated.
+pub async fn retain(engine: &Engine) -> sqlx::Result<bool> {
+    let mut conn = engine.pools.background.acquire().await?;
     let old = prune::queues_with_old_jobs(&mut conn, DEFAULT_RETENTION_DAYS).await?;
-    is_more |= old.len() == MAX_PRUNED_QUEUES;
+    drop(conn);
+    let (mut is_more, mut failure) = (false, None);
     for queue in &old {
-        let pruned = prune::prune_jobs(&mut conn, queue).await?;
-        if !pruned.workflows.is_empty() {
-            prune::prune_workflows(&mut conn, queue.project_id, &pruned.workflows).await?;
+        match retain_of(engine, queue).await {
+            Ok(is_full) => is_more |= is_full,
+            Err(error) => failure = Some(error),
         }
-        counter!(telemetry::JOBS_PRUNED).increment(pruned.jobs.unsigned_abs());
-        is_more |= pruned.jobs == MAX_PRUNED_JOBS;
     }
-    Ok(is_more)
+    failure.map_or(Ok(is_more), Err)
+}
+
+/// One batch of one queue. Answers whether it was full.
+async fn retain_of(engine: &Engine, queue: &OldQueue) -> sqlx::Result<bool> {
+    // Given back between queues: other loops wait for it.
+    let mut conn = engine.pools.background.acquire().await?;
+    if prune::prune_logs(&mut conn, queue).await? == MAX_PRUNED_CHUNKS {
+        return Ok(true);
+    }
+    let mut tx = conn.begin().await?;
+    let pruned = prune::prune_jobs(&mut tx, queue).await?;
+    if !pruned.workflows.is_empty() {
+        prune::prune_workflows(&mut tx, queue.project_id, &pruned.workflows).await?;
+    }
+    tx.commit().await?;
+    counter!(telemetry::JOBS_PRUNED).increment(pruned.jobs.unsigned_abs());
+    Ok(pruned.jobs == MAX_PRUNED_JOBS)
 }

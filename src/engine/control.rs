@@ -83,18 +83,6 @@ pub(super) fn tell_called_off(engine: &Engine, gone: &[CalledOff], kind: &str) {
     engine.tidings.news.tell(|| gone.iter().map(|it| happening(it.key, kind)).collect());
 }
 
-/// Tells the worker of a job, if there is one, with its next heartbeat that it should stop. Answers whether
-/// that is new.
-pub(super) async fn ask_to_stop(tx: &mut PgConnection, key: JobKey) -> sqlx::Result<bool> {
-    let seen = control::lock_live(tx, key).await?;
-    let runs = |it: &Seen| it.state == StoredState::Processing && !it.cancel_requested;
-    let Some(seen) = seen.filter(runs) else { return Ok(false) };
-    control::request_cancel(tx, key).await?;
-    let noted = event(key, history::CANCEL_REQUESTED, Some(seen.attempt), None);
-    events::insert(tx, &[noted]).await?;
-    Ok(true)
-}
-
 /// Whether the job's worker should stop: it was called off.
 ///
 /// # Errors
@@ -164,7 +152,11 @@ pub async fn retry(engine: &Engine, key: JobKey) -> Result<(), Error> {
     let mut tx = conn.begin().await?;
     let seen = look(&mut tx, key).await?;
     let revived = match seen.state {
-        StoredState::DeadLetter => revive_dead_letter(&mut tx, key).await?,
+        StoredState::DeadLetter => {
+            let revived = revive_dead_letter(&mut tx, key).await?;
+            dead_letters::remove(&mut tx, key.project_id, &[key.id]).await?;
+            revived
+        }
         StoredState::Cancelled => {
             let revived = revive(&mut tx, key.project_id, &[key.id]).await?;
             revive_others(&mut tx, key, revived).await?
@@ -184,12 +176,14 @@ pub async fn retry_dead_letter(engine: &Engine, key: JobKey) -> Result<(), Error
     let mut conn = engine.pools.read.acquire().await?;
     let mut tx = conn.begin().await?;
     let revived = revive_dead_letter_in(&mut tx, key).await?;
+    dead_letters::remove(&mut tx, key.project_id, &[key.id]).await?;
     tx.commit().await?;
     tell_retried(engine, key, &revived);
     Ok(())
 }
 
-/// The same in somebody's transaction. Answers with all jobs that came back.
+/// The same in somebody's transaction, which must strike it off the list of dead letters at its end. Answers
+/// with all jobs that came back.
 pub(super) async fn revive_dead_letter_in(
     tx: &mut PgConnection,
     key: JobKey,
@@ -205,9 +199,7 @@ async fn revive_dead_letter(tx: &mut PgConnection, key: JobKey) -> Result<Vec<Re
     orphans::unmark_orphaned(tx, key.project_id, &[key.id]).await?;
     let revived = control::revive_dead_letter(tx, key).await.map_err(conflict)?;
     orphans::restore_expiries(tx, key.project_id, &[key.id]).await?;
-    let revived = revive_others(tx, key, revived.into_iter().collect()).await?;
-    dead_letters::remove(tx, key.project_id, &[key.id]).await?;
-    Ok(revived)
+    revive_others(tx, key, revived.into_iter().collect()).await
 }
 
 /// Notes that a job came back, and brings back its descendants.

@@ -34,6 +34,7 @@ pub(super) async fn write_down(
     }
     let braked = dead_letters::brake(tx, &dead).await?;
     for (project_id, queue) in &braked {
+        queues::lock_settings(tx, *project_id, queue).await?;
         queues::keep_paused_types(tx, *project_id, queue).await?;
     }
     counter!(telemetry::BRAKES).increment(braked.len() as u64);

@@ -14,7 +14,7 @@ use metrics::{counter, histogram};
 use sqlx::{Acquire, PgConnection};
 
 use super::{
-    Engine, control,
+    Engine,
     control::{call_off, event, tell_called_off},
     tidings::happening,
 };
@@ -29,6 +29,7 @@ use crate::{
     error::Error,
     ids::{JobId, ProjectId},
     store::{
+        self,
         acks::{JobKey, Rested},
         control::CalledOff,
         events,
@@ -48,6 +49,8 @@ const LOCKED_ELSEWHERE_PAUSE: Duration = Duration::from_millis(50);
 const MAX_SLEEP: Duration = Duration::from_secs(30);
 /// After so long a tick was missed: nobody was there.
 const GRACE: Duration = Duration::from_secs(GRACE_SECONDS.unsigned_abs());
+/// A tick that is dealt with within this counts as dealt with on time.
+const NOTED_LATENESS: TimeDelta = TimeDelta::milliseconds(20);
 /// Ticks of one statement.
 const MAX_STATEMENT_FIRES: usize = 500;
 
@@ -63,13 +66,13 @@ pub async fn pass(engine: &Engine) -> sqlx::Result<Duration> {
     if wait > lead_ms {
         return Ok(Duration::from_secs_f64((wait - lead_ms) / 1_000.0).min(MAX_SLEEP));
     }
+    let has_overdue = wait < GRACE.as_secs_f64() * -1_000.0;
+    let has_caught_up = has_overdue && catch_up(engine, &mut conn).await?;
     let mut tx = conn.begin().await?;
-    let mut due = match wait < GRACE.as_secs_f64() * -1_000.0 {
-        true => schedules::lock_overdue(&mut tx).await?,
-        false => Vec::new(),
-    };
-    if due.is_empty() {
-        due = schedules::lock_next(&mut tx, LEAD.as_millis() as i64).await?;
+    let due = schedules::lock_next(&mut tx, LEAD.as_millis() as i64).await?;
+    if due.is_empty() && has_caught_up {
+        tx.rollback().await?;
+        return Ok(Duration::ZERO);
     }
     if due.is_empty() {
         // Another node has them, or they look at earlier jobs and are not locked before their tick.
@@ -85,9 +88,30 @@ pub async fn pass(engine: &Engine) -> sqlx::Result<Duration> {
         schedules::sleep_until(&mut tx, tick).await?;
     }
     tx.commit().await?;
-    drop(conn);
+    // The jobs first: the books may wait.
     fired.tell(engine);
+    let now = store::schedules::clock(&mut conn).await?;
+    let late = fired.fires.iter().filter(|it| it.outcome == FireOutcome::Fired);
+    for fire in late.clone() {
+        let seconds = (now - fire.tick).as_seconds_f64().max(0.0);
+        histogram!(telemetry::SCHEDULE_LATENESS_SECONDS).record(seconds);
+    }
+    let late: Vec<_> = late.filter(|it| now - it.tick > NOTED_LATENESS).collect();
+    for late in late.chunks(MAX_STATEMENT_FIRES) {
+        schedules::note_lateness(&mut conn, late).await?;
+    }
     Ok(Duration::ZERO)
+}
+
+/// Deals with a few schedules whose ticks are past their grace, and answers whether there were any. What
+/// another node has is left to it.
+async fn catch_up(engine: &Engine, conn: &mut PgConnection) -> sqlx::Result<bool> {
+    let mut tx = conn.begin().await?;
+    let due = schedules::lock_overdue(&mut tx).await?;
+    let fired = fire(&mut tx, &due).await?;
+    tx.commit().await?;
+    fired.tell(engine);
+    Ok(!due.is_empty())
 }
 
 /// What a pass has done, for those who must hear of it.
@@ -96,19 +120,15 @@ struct Fired {
     jobs: Vec<Rested>,
     called_off: Vec<CalledOff>,
     asked_to_stop: Vec<JobKey>,
-    outcomes: HashMap<FireOutcome, u64>,
-    lateness: Vec<f64>,
+    fires: Vec<Fire>,
 }
 
 impl Fired {
     fn tell(&self, engine: &Engine) {
         counter!(telemetry::JOBS_ENQUEUED).increment(self.jobs.len() as u64);
-        for (outcome, ticks) in &self.outcomes {
-            let outcome = outcome.as_str();
-            counter!(telemetry::SCHEDULE_FIRES, "outcome" => outcome).increment(*ticks);
-        }
-        for seconds in &self.lateness {
-            histogram!(telemetry::SCHEDULE_LATENESS_SECONDS).record(*seconds);
+        for fire in &self.fires {
+            let (outcome, ticks) = (fire.outcome.as_str(), fire.ticks.unsigned_abs());
+            counter!(telemetry::SCHEDULE_FIRES, "outcome" => outcome).increment(ticks);
         }
         tell_called_off(engine, &self.called_off, history::CANCELLED);
         engine.tidings.waiting(self.jobs.iter());
@@ -146,13 +166,7 @@ async fn fire(tx: &mut PgConnection, due: &[DueSchedule]) -> sqlx::Result<Fired>
         schedules::advance(tx, advances).await?;
     }
     make_way(tx, due, &fires, earlier, &mut fired).await?;
-    for fire in &fires {
-        *fired.outcomes.entry(fire.outcome).or_default() += fire.ticks.unsigned_abs();
-    }
-    let now = due.first().map(|it| it.now);
-    let late = fires.iter().filter(|it| it.outcome == FireOutcome::Fired);
-    let late = late.filter_map(|it| Some((now? - it.tick).as_seconds_f64().max(0.0)));
-    fired.lateness.extend(late);
+    fired.fires = fires;
     Ok(fired)
 }
 
@@ -286,10 +300,15 @@ async fn make_way(
         let noted: Vec<_> = gone.map(|it| event(it.key, history::CANCELLED, None, None)).collect();
         events::insert(tx, &noted).await?;
     }
-    for job in running.iter().map(key) {
-        if control::ask_to_stop(tx, job).await? {
-            fired.asked_to_stop.push(job);
-        }
+    let running: Vec<_> = running.iter().map(key).collect();
+    if !running.is_empty() {
+        let asked = store::control::request_cancels(tx, &running).await?;
+        let noted: Vec<_> = asked
+            .iter()
+            .map(|(key, attempt)| event(*key, history::CANCEL_REQUESTED, Some(*attempt), None))
+            .collect();
+        events::insert(tx, &noted).await?;
+        fired.asked_to_stop = asked.into_iter().map(|it| it.0).collect();
     }
     Ok(())
 }
@@ -338,8 +357,12 @@ pub async fn run_now(
     job_id: JobId,
 ) -> Result<JobId, Error> {
     let mut conn = engine.pools.read.acquire().await?;
-    let found = crate::store::schedules::find(&mut conn, project_id, schedule_id).await?;
+    let found = store::schedules::find(&mut conn, project_id, schedule_id).await?;
     let found = found.ok_or(Error::ScheduleNotFound)?;
+    // An earlier try of the same request has stored it.
+    if store::jobs::find(&mut conn, project_id, job_id).await?.is_some() {
+        return Ok(job_id);
+    }
     let fire = Fire {
         project_id,
         schedule_id: schedule_id.to_owned(),
@@ -351,9 +374,9 @@ pub async fn run_now(
         concurrency_key: None,
         gate: None,
     };
-    let jobs = schedules::fire(&mut conn, &[fire]).await?;
+    let fires = vec![fire];
+    let jobs = schedules::fire(&mut conn, &fires).await?;
     drop(conn);
-    let outcomes = HashMap::from([(FireOutcome::Manual, 1)]);
-    Fired { jobs, outcomes, ..Fired::default() }.tell(engine);
+    Fired { jobs, fires, ..Fired::default() }.tell(engine);
     Ok(job_id)
 }

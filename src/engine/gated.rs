@@ -17,6 +17,9 @@ use crate::{
 /// Pages of gates one look goes through at the most.
 const MAX_PAGES: usize = 5;
 
+/// A paused queue is not looked at for so long, whatever arrives; its end is told.
+const PAUSED_REST: Duration = Duration::from_secs(5);
+
 /// What a look at a queue with gates has found.
 #[derive(Debug, Default)]
 pub(super) struct GatedFinding {
@@ -26,7 +29,7 @@ pub(super) struct GatedFinding {
     pub chosen: usize,
     /// Whether somebody else holds locks, so that there may be more.
     pub was_contended: bool,
-    /// The rate limit lets nothing more through for so long.
+    /// The rate limit, or a pause, lets nothing more through for so long.
     pub rests_for: Option<Duration>,
 }
 
@@ -36,10 +39,12 @@ pub(super) async fn claim(conn: &mut PgConnection, look: &Look<'_>) -> sqlx::Res
     let mut tx = conn.begin().await?;
     let rules = gates::lock_queue(&mut tx, look.project_id, look.queue).await?;
     if rules.as_ref().is_some_and(|it| !it.is_locked) {
+        tx.rollback().await?;
         return Ok(GatedFinding { was_contended: true, ..GatedFinding::default() });
     }
     if rules.as_ref().is_some_and(|it| it.is_paused) {
-        return Ok(GatedFinding::default());
+        tx.rollback().await?;
+        return Ok(GatedFinding { rests_for: Some(PAUSED_REST), ..GatedFinding::default() });
     }
     let mut rate = match rules.as_ref().and_then(rate_limit) {
         Some(limit) => {
@@ -49,6 +54,7 @@ pub(super) async fn claim(conn: &mut PgConnection, look: &Look<'_>) -> sqlx::Res
         None => None,
     };
     if let Some(rests_for) = rate.as_ref().and_then(Rate::wait) {
+        tx.rollback().await?;
         return Ok(GatedFinding { rests_for: Some(rests_for), ..GatedFinding::default() });
     }
     let paused_types = rules.as_ref().map_or(&[][..], |it| &it.paused_types);
@@ -67,7 +73,7 @@ pub(super) async fn claim(conn: &mut PgConnection, look: &Look<'_>) -> sqlx::Res
     };
     let (jobs, chosen) = gates::claim_gated(&mut tx, look, passage).await?;
     if let Some(rate) = rate.as_mut().filter(|_| !jobs.is_empty()) {
-        rate.handed_out(jobs.len());
+        rate.handed_out(&jobs);
         gates::keep_handouts(&mut tx, look.project_id, look.queue, &rate.handouts).await?;
     }
     tx.commit().await?;
@@ -139,8 +145,10 @@ impl Rate {
         self.limit.allows(&self.handouts, self.now)
     }
 
-    fn handed_out(&mut self, jobs: usize) {
-        let jobs = i32::try_from(jobs).unwrap_or(i32::MAX);
+    /// They count from when they were claimed.
+    fn handed_out(&mut self, jobs: &[LeasedJob]) {
+        self.now = jobs.iter().map(|it| it.claimed_at).max().unwrap_or(self.now);
+        let jobs = i32::try_from(jobs.len()).unwrap_or(i32::MAX);
         self.handouts = self.limit.remember(&self.handouts, jobs, self.now);
     }
 

@@ -17,9 +17,9 @@ use crate::{
     domain::{
         history,
         limits::MAX_RUNNING_OPERATIONS,
-        operation::{Filter, Kind, pause_ms, step_jobs},
+        operation::{Filter, Kind, MAX_FAILED_STEPS, pause_ms, step_jobs},
     },
-    error::Error,
+    error::{self, Error},
     ids::{OperationId, ProjectId},
     store::{
         acks::{JobKey, Rested},
@@ -37,13 +37,15 @@ pub use crate::store::operations::{NewOperation, OperationRow};
 
 /// An operation whose step has failed rests for so long.
 const FAILURE_PAUSE_SECONDS: i32 = 5;
+/// An operation that this release cannot read is left to others for so long.
+const UNREADABLE_PAUSE_SECONDS: i32 = 60;
 /// The pause when another node holds what is due.
 const LOCKED_ELSEWHERE_PAUSE: Duration = Duration::from_millis(50);
 
 /// Begins an operation.
 ///
 /// # Errors
-/// [`Error::Invalid`] when [`MAX_RUNNING_OPERATIONS`] of the project go on already.
+/// [`Error::QuotaExceeded`] when [`MAX_RUNNING_OPERATIONS`] of the project go on already.
 pub async fn begin(
     engine: &Engine,
     project_id: ProjectId,
@@ -54,8 +56,8 @@ pub async fn begin(
         return Ok(there);
     }
     if operations::count_running(&mut conn, project_id).await? >= MAX_RUNNING_OPERATIONS {
-        let message = format!("{MAX_RUNNING_OPERATIONS} operations of the project go on already");
-        return Err(Error::invalid("body", message));
+        let what = "running operations";
+        return Err(Error::QuotaExceeded { what, max: MAX_RUNNING_OPERATIONS });
     }
     operations::insert(&mut conn, project_id, new).await?;
     let found = operations::find(&mut conn, project_id, new.id).await?;
@@ -109,25 +111,44 @@ pub async fn pass(engine: &Engine) -> sqlx::Result<Option<Duration>> {
         };
         return Ok(wait.map(sleep));
     };
-    match step(&mut tx, &due).await {
+    let Some(what) = What::read(&due) else {
+        tx.rollback().await?;
+        tracing::warn!(operation.id = %due.id, "an operation is left to a newer release");
+        operations::postpone(&mut conn, due.project_id, due.id, UNREADABLE_PAUSE_SECONDS).await?;
+        return Ok(Some(Duration::ZERO));
+    };
+    match step(&mut tx, &due, &what).await {
         Ok(stepped) => {
             tx.commit().await?;
             drop(conn);
             tell(engine, &stepped);
         }
         Err(error) => {
-            note_failure(due.id, &error);
+            let failure = error::chain(&error);
+            tracing::warn!(error = failure, operation.id = %due.id, "a step of an operation failed");
             tx.rollback().await?;
-            let pause = FAILURE_PAUSE_SECONDS;
-            operations::postpone(&mut conn, due.project_id, due.id, pause).await?;
+            let (project_id, id, pause) = (due.project_id, due.id, FAILURE_PAUSE_SECONDS);
+            // What the store says of itself is for the log.
+            let told = error.to_string();
+            operations::note_failure(&mut conn, project_id, id, &told, MAX_FAILED_STEPS, pause)
+                .await?;
         }
     }
     Ok(Some(Duration::ZERO))
 }
 
-fn note_failure(id: OperationId, error: &Error) {
-    let error = error as &dyn std::error::Error;
-    tracing::warn!(error, operation.id = %id, "a step of an operation failed");
+/// What an operation does, if this release can read it.
+struct What {
+    kind: Kind,
+    filter: Filter,
+}
+
+impl What {
+    fn read(due: &DueOperation) -> Option<Self> {
+        let kind = serde_json::from_value(due.kind.as_str().into()).ok()?;
+        let filter = serde_json::from_value(due.filter.clone()).ok()?;
+        Some(Self { kind, filter })
+    }
 }
 
 /// What a step has done, for those who must hear of it.
@@ -146,14 +167,14 @@ fn tell(engine: &Engine, stepped: &Stepped) {
     }
 }
 
-async fn step(tx: &mut PgConnection, due: &DueOperation) -> Result<Stepped, Error> {
+async fn step(tx: &mut PgConnection, due: &DueOperation, what: &What) -> Result<Stepped, Error> {
     let wanted = step_jobs(due.done, due.max_jobs, due.rate_per_second);
     let mut stepped = Stepped::default();
-    let (progress, is_through) = match due.kind {
+    let (progress, is_through) = match what.kind {
         _ if wanted == 0 => (Progress { done: 0, skipped: 0, after: None, pause_ms: None }, true),
-        Kind::QueuePurge => purge_queue(tx, due, wanted, &mut stepped).await?,
+        Kind::QueuePurge => purge_queue(tx, due, what, wanted, &mut stepped).await?,
         Kind::DeadLettersRetry | Kind::DeadLettersPurge => {
-            deal_with_dead_letters(tx, due, wanted, &mut stepped).await?
+            deal_with_dead_letters(tx, due, what, wanted, &mut stepped).await?
         }
     };
     let pause_ms = (!is_through).then(|| pause_ms(progress.done, due.rate_per_second));
@@ -167,11 +188,12 @@ async fn step(tx: &mut PgConnection, due: &DueOperation) -> Result<Stepped, Erro
 async fn purge_queue(
     tx: &mut PgConnection,
     due: &DueOperation,
+    what: &What,
     wanted: i64,
     stepped: &mut Stepped,
 ) -> Result<(Progress, bool), Error> {
-    let DueOperation { project_id, created_at, filter, .. } = due;
-    let queue = filter.queue.as_deref().unwrap_or_default();
+    let DueOperation { project_id, created_at, .. } = due;
+    let queue = what.filter.queue.as_deref().unwrap_or_default();
     let after = due.after_id.unwrap_or(Uuid::nil());
     let found =
         operations::waiting_jobs(tx, *project_id, queue, after, *created_at, wanted).await?;
@@ -201,19 +223,25 @@ async fn purge_queue(
 async fn deal_with_dead_letters(
     tx: &mut PgConnection,
     due: &DueOperation,
+    what: &What,
     wanted: i64,
     stepped: &mut Stepped,
 ) -> Result<(Progress, bool), Error> {
-    let DueOperation { project_id, created_at, filter, .. } = due;
-    let filter: &Filter = filter;
+    let DueOperation { project_id, created_at, .. } = due;
     let after = due.after_at.zip(due.after_id).map(|(died_at, id)| Place { died_at, id });
-    let found =
-        crate::store::dead_letters::next_batch(tx, *project_id, filter, after, *created_at, wanted)
-            .await?;
+    let found = crate::store::dead_letters::next_batch(
+        tx,
+        *project_id,
+        &what.filter,
+        after,
+        *created_at,
+        wanted,
+    )
+    .await?;
     let matching: Vec<_> = found.iter().filter(|it| it.is_match).collect();
     let mut ids: Vec<_> = matching.iter().map(|it| it.job_id).collect();
     ids.sort();
-    let done = match due.kind {
+    let done = match what.kind {
         Kind::DeadLettersPurge => dead_letters::delete_in(tx, *project_id, &ids).await?,
         _ => {
             for id in &ids {
@@ -234,7 +262,9 @@ async fn deal_with_dead_letters(
                     Err(error) => return Err(error),
                 }
             }
-            stepped.revived.len() as i64
+            let back: Vec<_> = stepped.revived.iter().map(|(key, _)| key.id).collect();
+            crate::store::dead_letters::remove(tx, *project_id, &back).await?;
+            back.len() as i64
         }
     };
     let is_full = matching.len() as i64 == wanted;

@@ -3,7 +3,7 @@
 use sqlx::Acquire;
 
 use super::Engine;
-use crate::{error::Error, ids::ProjectId, store::queues};
+use crate::{domain::limits::MAX_PAUSED_TYPES, error::Error, ids::ProjectId, store::queues};
 
 /// Pauses a queue or sets it going. A paused queue takes jobs and hands out none.
 ///
@@ -25,7 +25,7 @@ pub async fn set_paused(
 /// count from 0 again.
 ///
 /// # Errors
-/// Only those of the store.
+/// [`Error::QuotaExceeded`] when [`MAX_PAUSED_TYPES`] are paused in it already.
 pub async fn set_type_paused(
     engine: &Engine,
     project_id: ProjectId,
@@ -35,6 +35,14 @@ pub async fn set_type_paused(
 ) -> Result<(), Error> {
     let mut conn = engine.pools.read.acquire().await?;
     let mut tx = conn.begin().await?;
+    queues::lock_settings(&mut tx, project_id, queue).await?;
+    let paused = queues::count_paused_types(&mut tx, project_id, queue).await?;
+    if is_paused && paused >= MAX_PAUSED_TYPES {
+        return Err(Error::QuotaExceeded {
+            what: "paused types in a queue",
+            max: MAX_PAUSED_TYPES,
+        });
+    }
     queues::set_type_paused(&mut tx, project_id, queue, job_type, is_paused).await?;
     queues::keep_paused_types(&mut tx, project_id, queue).await?;
     tx.commit().await?;

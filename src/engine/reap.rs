@@ -18,7 +18,7 @@ use crate::{
 /// # Errors
 /// Only those of the store; the pass can be repeated.
 pub async fn pass(engine: &Engine) -> sqlx::Result<bool> {
-    let mut conn = engine.pools.background.acquire().await?;
+    let mut conn = engine.pools.reap.acquire().await?;
     // By itself, so that a node that is slow below holds up no other.
     match sweep::note_pass(&mut conn).await? {
         None => return rearm(&mut conn).await,

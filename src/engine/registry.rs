@@ -302,11 +302,12 @@ pub async fn page(
     engine: &Engine,
     project_id: ProjectId,
     label: Option<&str>,
+    queue: Option<&str>,
     after: &str,
     limit: i64,
 ) -> Result<Vec<WorkerRow>, Error> {
     let mut conn = engine.pools.read.acquire().await?;
-    Ok(store::workers::page(&mut conn, project_id, label, after, limit).await?)
+    Ok(store::workers::page(&mut conn, project_id, label, queue, after, limit).await?)
 }
 
 /// One pass: notes who was heard, learns what other nodes have changed, and ends the leases of workers

@@ -68,7 +68,7 @@ pub async fn check(
 ///
 /// # Errors
 /// [`Error::InvalidCron`], [`Error::InvalidTimezone`]. [`Error::ScheduleTypeConflict`] when another job type
-/// has the id. [`Error::Invalid`] when the project has [`MAX_SCHEDULES`] already.
+/// has the id. [`Error::QuotaExceeded`] when the project has [`MAX_SCHEDULES`] already.
 pub async fn write(
     engine: &Engine,
     project_id: ProjectId,
@@ -78,10 +78,10 @@ pub async fn write(
     let (cron, timezone) = (&schedule.cron_expression, &schedule.timezone);
     check(engine, cron, timezone, min_period).await?;
     let mut conn = engine.pools.read.acquire().await?;
-    let Census { others, .. } = schedules::census(&mut conn, project_id, &schedule.id).await?;
-    if others >= MAX_SCHEDULES {
-        let message = format!("the project has {MAX_SCHEDULES} recurring schedules already");
-        return Err(Error::invalid("body", message));
+    let Census { schedules: many, .. } = schedules::census(&mut conn, project_id).await?;
+    let is_known = schedules::find(&mut conn, project_id, &schedule.id).await?.is_some();
+    if !is_known && many >= MAX_SCHEDULES {
+        return Err(Error::QuotaExceeded { what: "recurring schedules", max: MAX_SCHEDULES });
     }
     let kept = schedules::upsert(&mut conn, project_id, schedule).await?;
     let is_new = kept.ok_or(Error::ScheduleTypeConflict)?;
@@ -102,31 +102,45 @@ pub async fn keep_registered(
     sent: &[(usize, RegisteredSchedule)],
     min_period: TimeDelta,
 ) -> Result<Vec<(usize, String)>, Error> {
-    let mut rejected = Vec::new();
+    let mut conn = engine.pools.read.acquire().await?;
+    let Census { mut schedules, now } = schedules::census(&mut conn, project_id).await?;
+    let (mut rejected, mut is_changed) = (Vec::new(), false);
     for (place, schedule) in sent {
-        let mut conn = engine.pools.claim.acquire().await?;
-        let census = schedules::census(&mut conn, project_id, &schedule.id).await?;
-        drop(conn);
-        let timezone = schedule.timezone.as_deref().or(census.timezone.as_deref());
-        let timezone = timezone.unwrap_or("UTC");
-        let read = read(&schedule.cron_expression, timezone, census.now, min_period).await?;
+        let known = schedules::find(&mut conn, project_id, &schedule.id).await?;
+        // Most workers bring what is there already: it is not even touched.
+        if known.as_ref().is_some_and(|it| says_the_same(schedule, it)) {
+            continue;
+        }
+        let timezone = schedule.timezone.as_deref();
+        let timezone = timezone.or(known.as_ref().map(|it| it.timezone.as_str())).unwrap_or("UTC");
+        let read = read(&schedule.cron_expression, timezone, now, min_period).await?;
         if let Err(error) = read {
             rejected.push((*place, format!("{}: {error}", error.field())));
-            continue;
-        }
-        if census.others >= MAX_SCHEDULES {
+        } else if known.is_none() && schedules >= MAX_SCHEDULES {
             rejected.push((*place, format!("the project has {MAX_SCHEDULES} schedules already")));
-            continue;
-        }
-        let mut conn = engine.pools.claim.acquire().await?;
-        if !schedules::upsert_registered(&mut conn, project_id, schedule).await? {
+        } else if !schedules::upsert_registered(&mut conn, project_id, schedule).await? {
             rejected.push((*place, format!("job_type: another job type has {}", schedule.id)));
+        } else {
+            is_changed = true;
+            schedules += i64::from(known.is_none());
         }
     }
-    if rejected.len() < sent.len() {
+    if is_changed {
         engine.tidings.wake.ask(Chore::Plan);
     }
     Ok(rejected)
+}
+
+/// Whether a schedule that a worker brings along changes nothing of what is kept.
+fn says_the_same(sent: &RegisteredSchedule, kept: &ScheduleRow) -> bool {
+    let agrees = |sent: &Option<String>, kept: &str| sent.as_ref().is_none_or(|it| it == kept);
+    sent.job_type == kept.job_type
+        && sent.cron_expression == kept.cron_expression
+        && agrees(&sent.timezone, &kept.timezone)
+        && agrees(&sent.queue, &kept.queue)
+        && sent.max_attempts.is_none_or(|it| it == kept.max_attempts)
+        && sent.timeout_seconds.is_none_or(|it| it == kept.timeout_seconds)
+        && kept.problem.is_none()
 }
 
 /// One schedule.

@@ -1,5 +1,5 @@
-//! Where the next page of a list begins. A cursor is signed over its place and the project: nobody can make
-//! one up, or use one of another project.
+//! Where the next page of a list begins. A cursor is signed over its place, its list and the project: nobody
+//! can make one up, or use one of another list or project.
 
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
 use chrono::DateTime;
@@ -14,33 +14,37 @@ const SIGNATURE_BYTES: usize = 16;
 /// Bytes of an id.
 const ID_BYTES: usize = size_of::<Uuid>();
 
+/// Which list of which project.
+#[derive(Debug, Clone, Copy)]
+pub struct List(pub ProjectId, pub &'static str);
+
 /// A cursor to an id.
-pub fn write_id(app: &App, project_id: ProjectId, id: Uuid) -> String {
-    write(app, project_id, id.as_bytes())
+pub fn write_id(app: &App, list: List, id: Uuid) -> String {
+    write(app, list, id.as_bytes())
 }
 
 /// The id of a cursor.
 ///
 /// # Errors
 /// [`Error::Invalid`] when it is not one of ours.
-pub fn read_id(app: &App, project_id: ProjectId, cursor: &str) -> Result<Uuid, Error> {
-    let bytes = read(app, project_id, cursor)?;
+pub fn read_id(app: &App, list: List, cursor: &str) -> Result<Uuid, Error> {
+    let bytes = read(app, list, cursor)?;
     Uuid::from_slice(&bytes).map_err(|_| invalid())
 }
 
 /// A cursor to a place in time.
-pub fn write_place(app: &App, project_id: ProjectId, place: Place) -> String {
+pub fn write_place(app: &App, list: List, place: Place) -> String {
     let mut bytes = place.id.as_bytes().to_vec();
     bytes.extend(place.died_at.timestamp_micros().to_be_bytes());
-    write(app, project_id, &bytes)
+    write(app, list, &bytes)
 }
 
 /// The place of a cursor.
 ///
 /// # Errors
 /// [`Error::Invalid`] when it is not one of ours.
-pub fn read_place(app: &App, project_id: ProjectId, cursor: &str) -> Result<Place, Error> {
-    let bytes = read(app, project_id, cursor)?;
+pub fn read_place(app: &App, list: List, cursor: &str) -> Result<Place, Error> {
+    let bytes = read(app, list, cursor)?;
     let (id, micros) = bytes.split_at_checked(ID_BYTES).ok_or_else(invalid)?;
     let micros = micros.try_into().map(i64::from_be_bytes).map_err(|_| invalid())?;
     Ok(Place {
@@ -49,17 +53,17 @@ pub fn read_place(app: &App, project_id: ProjectId, cursor: &str) -> Result<Plac
     })
 }
 
-fn write(app: &App, project_id: ProjectId, place: &[u8]) -> String {
+fn write(app: &App, list: List, place: &[u8]) -> String {
     let mut bytes = place.to_vec();
-    bytes.extend(&sign(app, project_id, place).finalize().into_bytes()[..SIGNATURE_BYTES]);
+    bytes.extend(&sign(app, list, place).finalize().into_bytes()[..SIGNATURE_BYTES]);
     BASE64_URL_SAFE_NO_PAD.encode(bytes)
 }
 
-fn read(app: &App, project_id: ProjectId, cursor: &str) -> Result<Vec<u8>, Error> {
+fn read(app: &App, list: List, cursor: &str) -> Result<Vec<u8>, Error> {
     let mut place = BASE64_URL_SAFE_NO_PAD.decode(cursor).map_err(|_| invalid())?;
     let length = place.len().checked_sub(SIGNATURE_BYTES).ok_or_else(invalid)?;
     let signature = place.split_off(length);
-    sign(app, project_id, &place).verify_truncated_left(&signature).map_err(|_| invalid())?;
+    sign(app, list, &place).verify_truncated_left(&signature).map_err(|_| invalid())?;
     Ok(place)
 }
 
@@ -67,11 +71,12 @@ fn invalid() -> Error {
     Error::invalid("cursor", "must be the next_cursor of an earlier page")
 }
 
-fn sign(app: &App, project_id: ProjectId, place: &[u8]) -> Hmac<Sha256> {
+fn sign(app: &App, List(project_id, name): List, place: &[u8]) -> Hmac<Sha256> {
     // HMAC takes keys of any length.
     let mut mac =
         Hmac::<Sha256>::new_from_slice(&app.cursor_key).unwrap_or_else(|_| unreachable!());
     mac.update(&project_id.0.to_be_bytes());
+    mac.update(name.as_bytes());
     mac.update(place);
     mac
 }

@@ -12,7 +12,7 @@ use utoipa::{IntoParams, ToSchema};
 use uuid::Uuid;
 
 use super::{
-    cursor,
+    cursor::{self, List},
     error::ErrorBody,
     extract::{JobInPath, Query},
     jobs::{ErrorView, Job, read},
@@ -93,7 +93,7 @@ fn check_filter(path: &str, filter: &Filter, check: &mut Check) {
 ///
 /// Newest first. Go on with `next_cursor` as long as `has_more` is true.
 #[utoipa::path(
-    get, path = "/dead-letters", tag = "dead letters", operation_id = "dead_letters_list",
+    get, path = "/dead-letters", tag = "dead-letters", operation_id = "dead_letters_list",
     params(DeadLettersQuery),
     responses(
         (status = 200, description = "A page of dead letters.", body = DeadLetterPage),
@@ -124,7 +124,8 @@ pub async fn list(
     check_filter("", &filter, &mut check);
     check.finish()?;
     let project_id = caller.project_id;
-    let before = query.cursor.as_deref().map(|it| cursor::read_place(&app, project_id, it));
+    let list = List(project_id, "dead letters");
+    let before = query.cursor.as_deref().map(|it| cursor::read_place(&app, list, it));
     let before = before.transpose()?;
     let mut conn = app.engine.pools.read.acquire().await?;
     let one_more = i64::from(limit) + 1;
@@ -150,7 +151,7 @@ pub async fn list(
     Ok(Reply(DeadLetterPage {
         dead_letters,
         has_more: place.is_some(),
-        next_cursor: place.map(|it| cursor::write_place(&app, project_id, it)),
+        next_cursor: place.map(|it| cursor::write_place(&app, list, it)),
     }))
 }
 
@@ -226,7 +227,7 @@ pub struct GroupPage {
 ///
 /// The latest first. Retry or purge one by its `fingerprint`.
 #[utoipa::path(
-    get, path = "/dead-letters/groups", tag = "dead letters", operation_id = "dead_letters_groups",
+    get, path = "/dead-letters/groups", tag = "dead-letters", operation_id = "dead_letters_groups",
     params(GroupsQuery),
     responses(
         (status = 200, description = "A page of groups.", body = GroupPage),
@@ -245,7 +246,8 @@ pub async fn groups(
     check.range("limit", limit, 1, limits::MAX_PAGE_DEAD_LETTERS);
     check.finish()?;
     let project_id = caller.project_id;
-    let before = query.cursor.as_deref().map(|it| cursor::read_place(&app, project_id, it));
+    let list = List(project_id, "groups");
+    let before = query.cursor.as_deref().map(|it| cursor::read_place(&app, list, it));
     let before = before.transpose()?;
     let mut conn = app.engine.pools.read.acquire().await?;
     let one_more = i64::from(limit) + 1;
@@ -257,7 +259,7 @@ pub async fn groups(
     Ok(Reply(GroupPage {
         groups: rows.into_iter().map(DeadLetterGroup::from).collect(),
         has_more,
-        next_cursor: place.map(|it| cursor::write_place(&app, project_id, it)),
+        next_cursor: place.map(|it| cursor::write_place(&app, list, it)),
     }))
 }
 
@@ -266,7 +268,7 @@ pub async fn groups(
 /// Its failures count from 0, its attempt grows on, its history stays; the descendants that its end called
 /// off come back with it.
 #[utoipa::path(
-    post, path = "/dead-letters/{job_id}/retry", tag = "dead letters", operation_id = "dead_letters_retry",
+    post, path = "/dead-letters/{job_id}/retry", tag = "dead-letters", operation_id = "dead_letters_retry",
     params(("job_id" = String, Path, description = "The job.", example = "job_01m7w3ha3aextt8pkwwdmxsmqw")),
     responses(
         (status = 200, description = "The job, as it is now.", body = Job),
@@ -290,7 +292,7 @@ pub async fn retry(
 ///
 /// For good, with its payload, its history and its logs.
 #[utoipa::path(
-    delete, path = "/dead-letters/{job_id}", tag = "dead letters", operation_id = "dead_letters_delete",
+    delete, path = "/dead-letters/{job_id}", tag = "dead-letters", operation_id = "dead_letters_delete",
     params(("job_id" = String, Path, description = "The job.", example = "job_01m7w3ha3aextt8pkwwdmxsmqw")),
     responses(
         (status = 204, description = "It is gone."),

@@ -88,6 +88,7 @@ pub const CODES: &[(&str, StatusCode)] = &[
     ("recurring_job_type_conflict", StatusCode::CONFLICT),
     ("idempotency_key_reuse", StatusCode::CONFLICT),
     ("idempotency_in_progress", StatusCode::CONFLICT),
+    ("quota_exceeded", StatusCode::TOO_MANY_REQUESTS),
     ("payload_too_large", StatusCode::PAYLOAD_TOO_LARGE),
     ("unsupported_media_type", StatusCode::UNSUPPORTED_MEDIA_TYPE),
     ("internal", StatusCode::INTERNAL_SERVER_ERROR),
@@ -119,6 +120,7 @@ fn code(error: &Error) -> &'static str {
         Error::ScheduleTypeConflict => "recurring_job_type_conflict",
         Error::InvalidCron(_) => "invalid_cron_expression",
         Error::InvalidTimezone(_) => "invalid_timezone",
+        Error::QuotaExceeded { .. } => "quota_exceeded",
         Error::BodyTooLarge { .. } | Error::FieldTooLarge { .. } => "payload_too_large",
         Error::BodyTimeout => "request_timeout",
         Error::UnsupportedMediaType => "unsupported_media_type",
@@ -213,7 +215,7 @@ pub fn render(error: &Error, request_id: &str, mut response: Response) -> Respon
         response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
     }
     let is_worth_a_retry = status(error) == StatusCode::SERVICE_UNAVAILABLE
-        || matches!(error, Error::IdempotencyInProgress);
+        || matches!(error, Error::IdempotencyInProgress | Error::QuotaExceeded { .. });
     if is_worth_a_retry {
         response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(RETRY_AFTER_SECONDS));
     }

@@ -194,7 +194,17 @@ fn field_error(path: &serde_path_to_error::Path, message: &str) -> Error {
 
 /// What a caller sends is JSON: no name of a Rust type helps it.
 fn in_json_words(field: &str, message: &str) -> String {
-    const TIMES: [&str; 4] = ["run_at", "expires_at", "created_after", "created_before"];
+    const TIMES: [&str; 6] =
+        ["run_at", "expires_at", "created_after", "created_before", "died_after", "died_before"];
+    if message.contains("invalid digit found in string") {
+        return "must be a whole number, not negative".to_owned();
+    }
+    if message.starts_with("expected value") {
+        return "is of the wrong type".to_owned();
+    }
+    if message.contains("UUID") {
+        return "must be the fingerprint of a group".to_owned();
+    }
     if TIMES.iter().any(|it| field.ends_with(it)) && !message.contains("duplicate") {
         return "must be a time with its zone, as in RFC 3339: 2026-01-31T12:00:00Z".to_owned();
     }

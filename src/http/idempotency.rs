@@ -179,13 +179,7 @@ where
 /// What depends on the request alone. Who may ask, how often, and whether the store answers is another
 /// matter the next time.
 fn is_kept(status: StatusCode) -> bool {
-    matches!(
-        status,
-        StatusCode::BAD_REQUEST
-            | StatusCode::NOT_FOUND
-            | StatusCode::CONFLICT
-            | StatusCode::PAYLOAD_TOO_LARGE
-    )
+    matches!(status, StatusCode::BAD_REQUEST | StatusCode::CONFLICT | StatusCode::PAYLOAD_TOO_LARGE)
 }
 
 enum Begun {

@@ -116,7 +116,7 @@ fn log(
             http.method = method,
             http.status = status,
             duration_ms,
-            error = error as &dyn std::error::Error,
+            error = crate::error::chain(error),
             "request failed"
         ),
         Some(error) => tracing::info!(

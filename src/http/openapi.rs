@@ -31,7 +31,7 @@ use super::data_plane;
         (name = "streams", description = "Server-sent events."),
         (name = "queues", description = "What is in queues, how fast it moves, and what they are set to."),
         (name = "recurring", description = "Jobs that are enqueued again and again."),
-        (name = "dead letters", description = "What was given up."),
+        (name = "dead-letters", description = "What was given up."),
         (name = "operations", description = "Work on many jobs that goes on in the background."),
         (name = "workflows", description = "Jobs that wait for each other."),
         (name = "workers", description = "What workers call."),
@@ -90,7 +90,9 @@ fn tidy(document: &mut Value) {
     }
     let schemas = document.pointer_mut("/components/schemas").and_then(Value::as_object_mut);
     for (name, schema) in schemas.into_iter().flatten() {
-        let is_request = name.ends_with("Request") || name == "AckError";
+        // A null takes a setting away.
+        let has_nulls = name == "ChangeQueueRequest";
+        let is_request = (name.ends_with("Request") && !has_nulls) || name == "AckError";
         let properties = schema.get_mut("properties").and_then(Value::as_object_mut);
         for property in properties.into_iter().flat_map(Map::values_mut) {
             if let Some(property) = property.as_object_mut() {

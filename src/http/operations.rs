@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use super::{
-    cursor,
+    cursor::{self, List},
     error::ErrorBody,
     extract::{OperationInPath, Query},
     validate::Check,
@@ -34,11 +34,13 @@ pub struct Operation {
     #[schema(example = "op_01m7w3ha3aextt8pkwwdmxsmqw")]
     pub id: String,
     /// What it does.
-    pub kind: Kind,
+    #[schema(value_type = Kind)]
+    pub kind: String,
     /// Where it is in its life.
     pub state: OperationState,
-    /// Which jobs it deals with: those that matched when it began.
-    pub filter: Filter,
+    /// Which jobs it deals with, of those that were there when it began.
+    #[schema(value_type = Filter)]
+    pub filter: serde_json::Value,
     /// How many they seemed to be when it began; null: more than were counted.
     #[schema(required)]
     pub expected: Option<i64>,
@@ -52,6 +54,9 @@ pub struct Operation {
     /// Jobs it deals with in a second at the most; null: as fast as it can.
     #[schema(required)]
     pub rate_per_second: Option<i32>,
+    /// How its last step failed; null: it did not. A step that failed is repeated after a pause.
+    #[schema(required)]
+    pub last_error: Option<String>,
     /// When it began.
     pub created_at: DateTime<Utc>,
     /// When it last made a step.
@@ -67,13 +72,13 @@ impl From<OperationRow> for Operation {
             id: row.id.to_string(),
             kind: row.kind,
             state: row.state,
-            // A shape that only a newer release knows reads as no filter.
-            filter: serde_json::from_value(row.filter).unwrap_or_default(),
+            filter: row.filter,
             expected: row.expected,
             done: row.done,
             skipped: row.skipped,
             max: row.max_jobs,
             rate_per_second: row.rate_per_second,
+            last_error: row.last_error,
             created_at: row.created_at,
             updated_at: row.updated_at,
             ended_at: row.ended_at,
@@ -127,7 +132,8 @@ pub async fn list(
     let mut check = Check::default();
     check.range("limit", limit, 1, limits::MAX_PAGE_OPERATIONS);
     check.finish()?;
-    let before = query.cursor.as_deref().map(|it| cursor::read_id(&app, caller.project_id, it));
+    let list = List(caller.project_id, "operations");
+    let before = query.cursor.as_deref().map(|it| cursor::read_id(&app, list, it));
     let before = before.transpose()?.map(OperationId);
     let mut conn = app.engine.pools.read.acquire().await?;
     let one_more = i64::from(limit) + 1;
@@ -135,7 +141,7 @@ pub async fn list(
     let has_more = rows.len() > limit as usize;
     rows.truncate(limit as usize);
     let last = rows.last().filter(|_| has_more);
-    let next_cursor = last.map(|it| cursor::write_id(&app, caller.project_id, it.id.0));
+    let next_cursor = last.map(|it| cursor::write_id(&app, list, it.id.0));
     let operations = rows.into_iter().map(Operation::from).collect();
     Ok(Reply(OperationPage { operations, has_more, next_cursor }))
 }

@@ -44,7 +44,10 @@ pub struct Queue {
     /// Since when the job waits that could have run first; null: no job is ready.
     #[schema(required)]
     pub oldest_ready_at: Option<DateTime<Utc>>,
-    /// How long that is.
+    /// That job: `/explain` says why it is not running.
+    #[schema(required)]
+    pub oldest_ready_job_id: Option<String>,
+    /// How long it waits.
     #[schema(required)]
     pub oldest_ready_age_seconds: Option<i64>,
     /// What came and went.
@@ -91,6 +94,7 @@ pub struct PausedType {
 
 /// Jobs of a queue, by state. Exact, but for `processing`: from 10,000 on, the rest is among `pending`.
 #[derive(Debug, Serialize, ToSchema)]
+#[schema(as = QueueCounts)]
 pub struct Counts {
     /// Wait for their `run_at` or for parents.
     pub scheduled: i64,
@@ -110,6 +114,7 @@ pub struct Counts {
 
 /// What came and went in a queue.
 #[derive(Debug, Serialize, ToSchema)]
+#[schema(as = QueueRates)]
 pub struct Rates {
     /// Jobs that were enqueued.
     pub enqueued: Rate,
@@ -121,6 +126,7 @@ pub struct Rates {
 
 /// How many.
 #[derive(Debug, Serialize, ToSchema)]
+#[schema(as = QueueRate)]
 pub struct Rate {
     /// In the last minute, as far as whole minutes tell.
     pub last_minute: i64,
@@ -130,6 +136,7 @@ pub struct Rate {
 
 /// At most `count` jobs are handed out in any `per_seconds`.
 #[derive(Debug, Serialize, ToSchema)]
+#[schema(as = RateLimit)]
 pub struct RateLimitView {
     /// Jobs.
     #[schema(minimum = 1, maximum = 100_000)]
@@ -157,6 +164,7 @@ impl Queue {
                 cancelled: row.cancelled,
             },
             oldest_ready_at: row.oldest_ready_at,
+            oldest_ready_job_id: row.oldest_ready_job_id.map(|it| it.to_string()),
             oldest_ready_age_seconds: row.oldest_ready_at.map(|it| (row.now - it).num_seconds()),
             rates: Rates {
                 enqueued: rate(row.enqueued_minute, row.enqueued_hour),
@@ -293,7 +301,8 @@ pub struct ChangeQueueRequest {
     #[serde(default, deserialize_with = "some")]
     #[schema(value_type = Option<i32>, required = false, minimum = 1, maximum = 3_650)]
     retention_days: Option<Option<i32>>,
-    /// Failures at which a job is given up that does not say; for jobs enqueued from now on.
+    /// Failures at which a job is given up that does not say; for jobs enqueued from now on. Recurring schedules
+    /// say it themselves.
     #[serde(default, deserialize_with = "some")]
     #[schema(value_type = Option<i32>, required = false, minimum = 1, maximum = 100)]
     default_max_attempts: Option<Option<i32>>,

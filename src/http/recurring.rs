@@ -249,7 +249,7 @@ pub async fn put(
     request_body = RecurringScheduleRequest,
     responses(
         (status = 201, description = "The schedule is kept.", body = RecurringSchedule,
-         headers(("Location" = String, description = "The schedule's path."))),
+         headers(("Location" = String, description = "The schedule's path."), ("Idempotent-Replay" = Option<String>, description = "`true` when this is the answer to an earlier request."))),
         (status = 400, description = "The request cannot be read or breaks a rule, or the expression cannot be read, never fires, or fires too often.", body = ErrorBody),
         (status = 401, description = "No valid API key.", body = ErrorBody),
         (status = 409, description = "The idempotency key came with another request.", body = ErrorBody),

@@ -178,6 +178,40 @@ pub async fn request_cancel(conn: &mut PgConnection, key: JobKey) -> sqlx::Resul
     Ok(())
 }
 
+/// Asks the workers of those of these jobs that run, and whom nobody has asked yet, to stop. Answers with the
+/// jobs and their attempts.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn request_cancels(
+    conn: &mut PgConnection,
+    jobs: &[JobKey],
+) -> sqlx::Result<Vec<(JobKey, i32)>> {
+    let rows = sqlx::query!(
+        r#"
+        with running as materialized (
+            select job.project_id, job.id
+            from unnest($1::int[], $2::uuid[]) as named(project_id, id)
+            join jobs job on job.project_id = named.project_id and job.id = named.id
+            where job.state = 'processing' and not job.cancel_requested
+            order by job.project_id, job.id
+            for update of job
+        )
+        update jobs
+        set cancel_requested = true
+        from running
+        where jobs.project_id = running.project_id and jobs.id = running.id
+        returning jobs.project_id "project_id: ProjectId", jobs.id "id: JobId", jobs.attempt
+        "#,
+        &jobs.iter().map(|it| it.project_id.0).collect::<Vec<_>>(),
+        &jobs.iter().map(|it| it.id.0).collect::<Vec<_>>(),
+    )
+    .fetch_all(conn)
+    .await?;
+    let asked = rows.into_iter();
+    Ok(asked.map(|it| (JobKey { project_id: it.project_id, id: it.id }, it.attempt)).collect())
+}
+
 /// What to change of a waiting job; none leaves it as it is.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Change {
@@ -333,8 +367,11 @@ pub async fn revive_cancelled(
         r#"
         with parted as materialized (
             select ended.id, count(live.id)::int as unfinished,
-                   count(*) filter (where live.state = 'dead_letter' or past.state = 'cancelled')
-                       as bad
+                   count(*) filter (
+                       where live.state = 'dead_letter' or past.state = 'cancelled'
+                           -- Its end called the job off, and somebody has deleted it since.
+                           or (edge.parent_id = ended.cancelled_by and live.id is null and past.id is null)
+                   ) as bad
             from finished_jobs ended
             left join job_edges edge on edge.project_id = $1 and edge.child_id = ended.id
             left join jobs live on live.project_id = $1 and live.id = edge.parent_id

@@ -8,7 +8,7 @@ use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 
 use super::workers::ALIVE_SECONDS;
-use crate::ids::ProjectId;
+use crate::ids::{JobId, ProjectId};
 
 /// Jobs under way are counted in their index, up to here. The statement carries the same number as a
 /// literal.
@@ -32,6 +32,8 @@ pub struct QueueRow {
     pub cancelled: i64,
     /// Since when the job waits that could run longest; none: no job could run.
     pub oldest_ready_at: Option<DateTime<Utc>>,
+    /// That job.
+    pub oldest_ready_job_id: Option<JobId>,
     /// Live workers that poll it.
     pub workers: i64,
     pub enqueued_minute: i64,
@@ -151,6 +153,7 @@ pub async fn queues(
                coalesce(kept.succeeded, 0) + coalesce(fresh.succeeded, 0) "succeeded!",
                coalesce(kept.cancelled, 0) + coalesce(fresh.cancelled, 0) "cancelled!",
                running.processing "processing!", oldest.run_at "oldest_ready_at?",
+               oldest.id "oldest_ready_job_id?: JobId",
                coalesce(live_workers.workers, 0) "workers!",
                coalesce(rate.enqueued_minute, 0) + coalesce(fresh.enqueued, 0) "enqueued_minute!",
                coalesce(rate.succeeded_minute, 0) + coalesce(fresh.has_succeeded, 0)
@@ -198,11 +201,11 @@ pub async fn queues(
             ) minutes
         ) rate on true
         left join lateral (
-            select min(run_at) as run_at
+            select id, run_at
             from (
                 with recursive first_of_rank as (
                     (
-                        select rank, run_at
+                        select rank, run_at, id
                         from jobs
                         where project_id = $1 and queue = named.queue and state = 'pending'
                             and gate is null
@@ -210,10 +213,10 @@ pub async fn queues(
                         limit 1
                     )
                     union all
-                    select next.rank, next.run_at
+                    select next.rank, next.run_at, next.id
                     from first_of_rank
                     cross join lateral (
-                        select rank, run_at
+                        select rank, run_at, id
                         from jobs
                         where project_id = $1 and queue = named.queue and state = 'pending'
                             and gate is null and rank > first_of_rank.rank
@@ -222,7 +225,7 @@ pub async fn queues(
                     ) next
                 ), first_of_gate as (
                     (
-                        select gate, rank, run_at
+                        select gate, rank, run_at, id
                         from jobs
                         where project_id = $1 and queue = named.queue and state = 'pending'
                             and gate is not null
@@ -230,10 +233,10 @@ pub async fn queues(
                         limit 1
                     )
                     union all
-                    select next.gate, next.rank, next.run_at
+                    select next.gate, next.rank, next.run_at, next.id
                     from first_of_gate
                     cross join lateral (
-                        select gate, rank, run_at
+                        select gate, rank, run_at, id
                         from jobs
                         where project_id = $1 and queue = named.queue and state = 'pending'
                             and gate is not null
@@ -242,10 +245,12 @@ pub async fn queues(
                         limit 1
                     ) next
                 )
-                select run_at from first_of_rank
+                select id, run_at from first_of_rank
                 union all
-                (select run_at from first_of_gate limit 500)
+                (select id, run_at from first_of_gate limit 500)
             ) firsts
+            order by run_at
+            limit 1
         ) oldest on true
         order by named.queue
         "#,

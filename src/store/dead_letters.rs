@@ -2,7 +2,7 @@
 //! in `jobs` until somebody brings them back or deletes them.
 
 use chrono::{DateTime, Utc};
-use sqlx::PgConnection;
+use sqlx::{PgConnection, Postgres, QueryBuilder};
 use uuid::Uuid;
 
 use super::acks::JobKey;
@@ -11,8 +11,7 @@ use crate::{
     ids::{JobId, ProjectId},
 };
 
-/// Dead letters of which one look examines so many at the most. The statements carry the same number as a
-/// literal.
+/// Dead letters that one look examines at the most.
 pub const MAX_EXAMINED: i64 = 2_000;
 
 /// A job that is given up.
@@ -35,16 +34,15 @@ pub async fn insert(conn: &mut PgConnection, dead: &[NewDeadLetter]) -> sqlx::Re
     sqlx::query!(
         "
         with dead as materialized (
-            select *
+            select sent.*, job.completed_at as died_at
             from unnest(
                 $1::int[], $2::uuid[], $3::uuid[], $4::text[], $5::text[], $6::text[], $7::text[]
-            ) as dead(project_id, job_id, fingerprint, queue, job_type, error_type, message)
+            ) as sent(project_id, job_id, fingerprint, queue, job_type, error_type, message)
+            join jobs job on job.project_id = sent.project_id and job.id = sent.job_id
         ), letters as (
             insert into dead_letters (project_id, job_id, fingerprint, queue, job_type, died_at)
-            select dead.project_id, dead.job_id, dead.fingerprint, dead.queue, dead.job_type,
-                   job.completed_at
+            select project_id, job_id, fingerprint, queue, job_type, died_at
             from dead
-            join jobs job on job.project_id = dead.project_id and job.id = dead.job_id
             on conflict (project_id, job_id) do update
             set fingerprint = excluded.fingerprint, died_at = excluded.died_at
         )
@@ -54,7 +52,7 @@ pub async fn insert(conn: &mut PgConnection, dead: &[NewDeadLetter]) -> sqlx::Re
         )
         select project_id, fingerprint, min(job_type), min(error_type),
                (array_agg(message order by job_id))[1], (array_agg(job_id order by job_id))[1],
-               count(*), statement_timestamp(), statement_timestamp()
+               count(*), min(died_at), max(died_at)
         from dead
         group by project_id, fingerprint
         order by project_id, fingerprint
@@ -74,7 +72,8 @@ pub async fn insert(conn: &mut PgConnection, dead: &[NewDeadLetter]) -> sqlx::Re
     Ok(())
 }
 
-/// Strikes jobs off the list, because they came back or are deleted.
+/// Strikes jobs off the list, because they came back or are deleted. A group of which nothing is left goes
+/// too. The rows of groups are shared by many: call it last in a transaction.
 ///
 /// # Errors
 /// Only those of the store.
@@ -90,18 +89,23 @@ pub async fn remove(
             where project_id = $1 and job_id = any($2)
             returning fingerprint
         ), fewer as materialized (
-            select groups.fingerprint, gone.jobs
+            select groups.fingerprint, groups.jobs - gone.jobs as jobs
             from (select fingerprint, count(*) as jobs from gone group by fingerprint) gone
             join dead_letter_groups groups
                 on groups.project_id = $1 and groups.fingerprint = gone.fingerprint
             order by groups.fingerprint
             for update of groups
+        ), emptied as (
+            delete from dead_letter_groups
+            using fewer
+            where dead_letter_groups.project_id = $1
+                and dead_letter_groups.fingerprint = fewer.fingerprint and fewer.jobs <= 0
         )
         update dead_letter_groups
-        set jobs = dead_letter_groups.jobs - fewer.jobs
+        set jobs = fewer.jobs
         from fewer
         where dead_letter_groups.project_id = $1
-            and dead_letter_groups.fingerprint = fewer.fingerprint
+            and dead_letter_groups.fingerprint = fewer.fingerprint and fewer.jobs > 0
         ",
         project_id.0,
         &jobs.iter().map(|it| it.0).collect::<Vec<Uuid>>(),
@@ -128,7 +132,7 @@ pub async fn brake(
             from unnest($1::int[], $2::text[], $3::text[]) as sent(project_id, queue, job_type)
             join queues setting
                 on setting.project_id = sent.project_id and setting.name = sent.queue
-            where setting.brake_after is not null
+            where setting.brake_after is not null and cardinality(setting.paused_types) < 100
             group by sent.project_id, sent.queue, sent.job_type, setting.brake_after
         ), counted as (
             insert into queue_types (project_id, queue, job_type, streak, paused_at, paused_by)
@@ -169,7 +173,7 @@ pub async fn brake(
     Ok(rows.into_iter().map(|it| (it.project_id, it.queue)).collect())
 }
 
-/// A place in the order of dead letters.
+/// A place in a list that is sorted by time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Place {
     /// When it was given up.
@@ -179,7 +183,7 @@ pub struct Place {
 }
 
 /// A dead letter of a page, or the last one that was examined.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, sqlx::FromRow)]
 pub struct LetterRow {
     /// Which job.
     pub job_id: JobId,
@@ -203,55 +207,14 @@ pub async fn page(
     before: Option<Place>,
     limit: i64,
 ) -> sqlx::Result<Vec<LetterRow>> {
-    sqlx::query_as!(
-        LetterRow,
-        r#"
-        with examined as materialized (
-            select job_id, fingerprint, queue, job_type, died_at
-            from dead_letters
-            where project_id = $1
-                and (died_at, job_id) < (coalesce($2, 'infinity'::timestamptz), coalesce($3, $10::uuid))
-                and died_at >= coalesce($4, '-infinity'::timestamptz)
-                and died_at < coalesce($5, 'infinity'::timestamptz)
-            order by died_at desc, job_id desc
-            limit 2000
-        ), matching as (
-            select job_id, fingerprint, died_at
-            from examined
-            where ($6::text is null or queue = $6)
-                and ($7::text is null or job_type = $7)
-                and ($8::uuid is null or fingerprint = $8)
-            order by died_at desc, job_id desc
-            limit $9
-        )
-        select job_id "job_id!: JobId", fingerprint "fingerprint!", died_at "died_at!",
-               is_match "is_match!"
-        from (
-            select job_id, fingerprint, died_at, true as is_match from matching
-            union all
-            (
-                select job_id, fingerprint, died_at, false
-                from examined
-                where (select count(*) from examined) = 2000
-                order by died_at, job_id
-                limit 1
-            )
-        ) rows
-        order by is_match desc, died_at desc, job_id desc
-        "#,
-        project_id.0,
-        before.map(|it| it.died_at),
-        before.map(|it| it.id),
-        filter.died_after,
-        filter.died_before,
-        filter.queue,
-        filter.job_type,
-        filter.fingerprint,
-        limit,
-        Uuid::max(),
-    )
-    .fetch_all(conn)
-    .await
+    let mut query = QueryBuilder::new("with examined as materialized (");
+    push_examined(&mut query, project_id, filter);
+    if let Some(Place { died_at, id }) = before {
+        query.push(" and (died_at, job_id) < (").push_bind(died_at).push(", ");
+        query.push_bind(id).push(")");
+    }
+    push_matching(&mut query, filter, "desc", limit);
+    query.build_query_as().fetch_all(conn).await
 }
 
 /// Up to `limit` dead letters above a place, oldest first, given up until a time, from the oldest
@@ -267,60 +230,56 @@ pub async fn next_batch(
     until: DateTime<Utc>,
     limit: i64,
 ) -> sqlx::Result<Vec<LetterRow>> {
-    sqlx::query_as!(
-        LetterRow,
-        r#"
-        with examined as materialized (
-            select job_id, fingerprint, queue, job_type, died_at
-            from dead_letters
-            where project_id = $1
-                and (died_at, job_id) > (coalesce($2, '-infinity'::timestamptz), coalesce($3, $11::uuid))
-                and died_at >= coalesce($4, '-infinity'::timestamptz)
-                and died_at < coalesce($5, 'infinity'::timestamptz)
-                and died_at <= $10
-            order by died_at, job_id
-            limit 2000
-        ), matching as (
-            select job_id, fingerprint, died_at
-            from examined
-            where ($6::text is null or queue = $6)
-                and ($7::text is null or job_type = $7)
-                and ($8::uuid is null or fingerprint = $8)
-            order by died_at, job_id
-            limit $9
-        )
-        select job_id "job_id!: JobId", fingerprint "fingerprint!", died_at "died_at!",
-               is_match "is_match!"
-        from (
-            select job_id, fingerprint, died_at, true as is_match from matching
-            union all
-            (
-                select job_id, fingerprint, died_at, false
-                from examined
-                where (select count(*) from examined) = 2000
-                order by died_at desc, job_id desc
-                limit 1
-            )
-        ) rows
-        order by is_match desc, died_at, job_id
-        "#,
-        project_id.0,
-        after.map(|it| it.died_at),
-        after.map(|it| it.id),
-        filter.died_after,
-        filter.died_before,
-        filter.queue,
-        filter.job_type,
-        filter.fingerprint,
-        limit,
-        until,
-        Uuid::nil(),
-    )
-    .fetch_all(conn)
-    .await
+    let mut query = QueryBuilder::new("with examined as materialized (");
+    push_examined(&mut query, project_id, filter);
+    query.push(" and died_at <= ").push_bind(until);
+    if let Some(Place { died_at, id }) = after {
+        query.push(" and (died_at, job_id) > (").push_bind(died_at).push(", ");
+        query.push_bind(id).push(")");
+    }
+    push_matching(&mut query, filter, "asc", limit);
+    query.build_query_as().fetch_all(conn).await
 }
 
-/// How many dead letters match, counted up to [`MAX_COUNTED`], and the database's clock.
+/// The dead letters of a project, or of one group, in a time: each is found by an index of its own.
+fn push_examined(query: &mut QueryBuilder<Postgres>, project_id: ProjectId, filter: &Filter) {
+    query.push("select job_id, fingerprint, queue, job_type, died_at from dead_letters ");
+    query.push("where project_id = ").push_bind(project_id.0);
+    if let Some(fingerprint) = filter.fingerprint {
+        query.push(" and fingerprint = ").push_bind(fingerprint);
+    }
+    if let Some(after) = filter.died_after {
+        query.push(" and died_at >= ").push_bind(after);
+    }
+    if let Some(before) = filter.died_before {
+        query.push(" and died_at < ").push_bind(before);
+    }
+}
+
+fn push_others(query: &mut QueryBuilder<Postgres>, filter: &Filter) {
+    if let Some(queue) = &filter.queue {
+        query.push(" and queue = ").push_bind(queue.clone());
+    }
+    if let Some(job_type) = &filter.job_type {
+        query.push(" and job_type = ").push_bind(job_type.clone());
+    }
+}
+
+fn push_matching(query: &mut QueryBuilder<Postgres>, filter: &Filter, order: &str, limit: i64) {
+    let by = format!(" order by died_at {order}, job_id {order} limit ");
+    let back = if order == "asc" { "desc" } else { "asc" };
+    query.push(&by).push_bind(MAX_EXAMINED);
+    query.push("), matching as (select job_id, fingerprint, died_at from examined where true");
+    push_others(query, filter);
+    query.push(&by).push_bind(limit);
+    query.push(") select job_id, fingerprint, died_at, true as is_match from matching union all (");
+    query.push("select job_id, fingerprint, died_at, false from examined where ");
+    query.push("(select count(*) from examined) = ").push_bind(MAX_EXAMINED);
+    query.push(format!(" order by died_at {back}, job_id {back} limit 1)"));
+    query.push(format!(" order by is_match desc, died_at {order}, job_id {order}"));
+}
+
+/// How many of the oldest [`MAX_COUNTED`] dead letters match, and whether there are more.
 ///
 /// # Errors
 /// Only those of the store.
@@ -328,34 +287,17 @@ pub async fn count(
     conn: &mut PgConnection,
     project_id: ProjectId,
     filter: &Filter,
-) -> sqlx::Result<i64> {
-    sqlx::query_scalar!(
-        r#"
-        select count(*) "count!"
-        from (
-            select
-            from dead_letters
-            where project_id = $1
-                and ($2::text is null or queue = $2)
-                and ($3::text is null or job_type = $3)
-                and ($4::uuid is null or fingerprint = $4)
-                and died_at >= coalesce($5, '-infinity'::timestamptz)
-                and died_at < coalesce($6, 'infinity'::timestamptz)
-            limit 100000
-        ) counted
-        "#,
-        project_id.0,
-        filter.queue,
-        filter.job_type,
-        filter.fingerprint,
-        filter.died_after,
-        filter.died_before,
-    )
-    .fetch_one(conn)
-    .await
+) -> sqlx::Result<(i64, bool)> {
+    let mut query = QueryBuilder::new("with examined as materialized (");
+    push_examined(&mut query, project_id, filter);
+    query.push(" order by died_at, job_id limit ").push_bind(MAX_COUNTED + 1);
+    query.push(") select (select count(*) from examined where true");
+    push_others(&mut query, filter);
+    query.push("), (select count(*) from examined) > ").push_bind(MAX_COUNTED);
+    query.build_query_as().fetch_one(conn).await
 }
 
-/// Dead letters are counted up to here. The statement carries the same number as a literal.
+/// Dead letters are counted up to here.
 pub const MAX_COUNTED: i64 = 100_000;
 
 /// Dead letters that failed alike.
@@ -372,7 +314,7 @@ pub struct GroupRow {
     pub last_seen_at: DateTime<Utc>,
 }
 
-/// Groups that have dead letters now, the last seen first.
+/// Groups of dead letters, the last seen first.
 ///
 /// # Errors
 /// Only those of the store.
@@ -388,7 +330,7 @@ pub async fn groups(
         select fingerprint, job_type, error_type, sample_message, sample_job_id "sample_job_id: JobId",
                jobs, first_seen_at, last_seen_at
         from dead_letter_groups
-        where project_id = $1 and jobs > 0
+        where project_id = $1
             and (last_seen_at, fingerprint)
                 < (coalesce($2, 'infinity'::timestamptz), coalesce($3, $5::uuid))
         order by last_seen_at desc, fingerprint desc

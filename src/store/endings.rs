@@ -179,6 +179,8 @@ pub async fn end_attempts(conn: &mut PgConnection, ended: &[Ended]) -> sqlx::Res
                    count(*) filter (where state = 'dead_letter'),
                    count(*) filter (where outcome in ('failed', 'timeout', 'lease_expired'))
             from after
+            -- A release moves nothing.
+            where outcome <> 'released' or state = 'dead_letter'
             group by project_id, queue
         )
         select project_id "project_id!: ProjectId", id "id!: JobId", queue "queue!",

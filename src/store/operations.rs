@@ -27,7 +27,7 @@ pub struct NewOperation {
 #[allow(missing_docs)] // Each is the column of that name, described in the migrations.
 pub struct OperationRow {
     pub id: OperationId,
-    pub kind: Kind,
+    pub kind: String,
     pub state: State,
     pub filter: serde_json::Value,
     pub expected: Option<i64>,
@@ -35,6 +35,7 @@ pub struct OperationRow {
     pub skipped: i64,
     pub max_jobs: Option<i64>,
     pub rate_per_second: Option<i32>,
+    pub last_error: Option<String>,
     pub created_at: DateTime<Utc>,
     pub updated_at: DateTime<Utc>,
     pub ended_at: Option<DateTime<Utc>>,
@@ -82,8 +83,8 @@ pub async fn find(
     sqlx::query_as!(
         OperationRow,
         r#"
-        select id "id: OperationId", kind "kind: Kind", state "state: State", filter, expected, done,
-               skipped, max_jobs, rate_per_second, created_at, updated_at, ended_at
+        select id "id: OperationId", kind, state "state: State", filter, expected, done, skipped,
+               max_jobs, rate_per_second, last_error, created_at, updated_at, ended_at
         from operations
         where project_id = $1 and id = $2
         "#,
@@ -107,8 +108,8 @@ pub async fn page(
     sqlx::query_as!(
         OperationRow,
         r#"
-        select id "id: OperationId", kind "kind: Kind", state "state: State", filter, expected, done,
-               skipped, max_jobs, rate_per_second, created_at, updated_at, ended_at
+        select id "id: OperationId", kind, state "state: State", filter, expected, done, skipped,
+               max_jobs, rate_per_second, last_error, created_at, updated_at, ended_at
         from operations
         where project_id = $1 and id < $2
         order by id desc
@@ -168,8 +169,10 @@ pub async fn abort(
 pub struct DueOperation {
     pub project_id: ProjectId,
     pub id: OperationId,
-    pub kind: Kind,
-    pub filter: Json<Filter>,
+    /// As it is stored: a newer release may know more kinds.
+    pub kind: String,
+    /// As it is stored: a newer release may know more parts.
+    pub filter: serde_json::Value,
     pub done: i64,
     pub max_jobs: Option<i64>,
     pub rate_per_second: Option<i32>,
@@ -210,6 +213,8 @@ pub async fn advance(
             after_id = coalesce($6, after_id),
             state = case when $7::bigint is null then 'succeeded' else state end,
             next_step_at = statement_timestamp() + make_interval(secs => $7::bigint / 1000.0),
+            failed_steps = 0,
+            last_error = null,
             updated_at = statement_timestamp(),
             ended_at = case when $7::bigint is null then statement_timestamp() end
         where project_id = $1 and id = $2
@@ -227,7 +232,44 @@ pub async fn advance(
     Ok(())
 }
 
-/// Puts the next step of an operation off, after one that failed.
+/// Notes that a step has failed, and puts the next one off; after `max_failed` in a row the operation has
+/// failed.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn note_failure(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    id: OperationId,
+    error: &str,
+    max_failed: i32,
+    pause_seconds: i32,
+) -> sqlx::Result<()> {
+    sqlx::query!(
+        "
+        update operations
+        set failed_steps = failed_steps + 1,
+            last_error = $3,
+            updated_at = now(),
+            state = case when failed_steps + 1 >= $4 then 'failed' else state end,
+            ended_at = case when failed_steps + 1 >= $4 then now() end,
+            next_step_at = case
+                when failed_steps + 1 < $4 then now() + make_interval(secs => $5::int)
+            end
+        where project_id = $1 and id = $2 and next_step_at is not null
+        ",
+        project_id.0,
+        id.0,
+        error,
+        max_failed,
+        pause_seconds,
+    )
+    .execute(conn)
+    .await?;
+    Ok(())
+}
+
+/// Puts an operation off that this release cannot read: a newer one can.
 ///
 /// # Errors
 /// Only those of the store.

@@ -31,8 +31,8 @@ const MAX_MIGRATION_TRIES: u32 = 10;
 /// See [`MAX_MIGRATION_TRIES`].
 const MIGRATION_PAUSE: Duration = Duration::from_secs(3);
 
-/// Connections of the one loop that fires schedules.
-const FIRE_CONNECTIONS: u32 = 1;
+/// Connections of a loop that has its own.
+const LOOP_CONNECTIONS: u32 = 1;
 
 static MIGRATIONS: sqlx::migrate::Migrator = sqlx::migrate!();
 
@@ -53,6 +53,8 @@ pub struct Pools {
     pub background: PgPool,
     /// Recurring schedules, whose transactions wait for their ticks.
     pub fire: PgPool,
+    /// Taking back expired leases: other loops must not keep it waiting.
+    pub reap: PgPool,
 }
 
 impl Pools {
@@ -70,14 +72,15 @@ impl Pools {
             keys: pool(sizes.key_connections, HOT_STATEMENT_TIMEOUT_MS),
             read: pool(sizes.read_connections, READ_STATEMENT_TIMEOUT_MS),
             background: pool(sizes.background_connections, BACKGROUND_STATEMENT_TIMEOUT_MS),
-            fire: pool(FIRE_CONNECTIONS, BACKGROUND_STATEMENT_TIMEOUT_MS),
+            fire: pool(LOOP_CONNECTIONS, BACKGROUND_STATEMENT_TIMEOUT_MS),
+            reap: pool(LOOP_CONNECTIONS, BACKGROUND_STATEMENT_TIMEOUT_MS),
         })
     }
 
     /// Closes every connection.
     pub async fn close(&self) {
-        let Self { settle, claim, enqueue, keys, read, background, fire } = self;
-        for pool in [settle, claim, enqueue, keys, read, background, fire] {
+        let Self { settle, claim, enqueue, keys, read, background, fire, reap } = self;
+        for pool in [settle, claim, enqueue, keys, read, background, fire, reap] {
             pool.close().await;
         }
     }

@@ -128,7 +128,32 @@ pub async fn set_type_paused(
     Ok(())
 }
 
-/// Writes down at a queue which of its types are paused: there, claims see it.
+/// Locks the settings of a queue, and makes them if there are none: whoever changes what is paused does so one
+/// after the other.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn lock_settings(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    queue: &str,
+) -> sqlx::Result<()> {
+    sqlx::query!(
+        "
+        insert into queues (project_id, name)
+        values ($1, $2)
+        on conflict (project_id, name) do update set updated_at = now()
+        ",
+        project_id.0,
+        queue,
+    )
+    .execute(conn)
+    .await?;
+    Ok(())
+}
+
+/// Writes down at a queue which of its types are paused: there, claims see it. The settings must be locked by
+/// an earlier statement of this transaction, so that this one sees everybody's pauses.
 ///
 /// # Errors
 /// Only those of the store.
@@ -139,15 +164,14 @@ pub async fn keep_paused_types(
 ) -> sqlx::Result<()> {
     sqlx::query!(
         "
-        with paused as (
-            select coalesce(array_agg(job_type order by job_type), '{}') as job_types
+        update queues
+        set paused_types = array(
+            select job_type
             from queue_types
             where project_id = $1 and queue = $2 and paused_at is not null
+            order by job_type
         )
-        insert into queues (project_id, name, paused_types)
-        select $1, $2, job_types from paused
-        on conflict (project_id, name) do update
-        set paused_types = excluded.paused_types, updated_at = now()
+        where project_id = $1 and name = $2
         ",
         project_id.0,
         queue,
@@ -172,7 +196,7 @@ pub struct TypeRow {
     pub paused_by: Option<String>,
 }
 
-/// The paused types of these queues; at most [`MAX_SHOWN_TYPES`].
+/// The paused types of these queues.
 ///
 /// # Errors
 /// Only those of the store.
@@ -184,16 +208,40 @@ pub async fn paused_types(
     sqlx::query_as!(
         TypeRow,
         r#"
-        select queue, job_type, streak, paused_at, paused_by
-        from queue_types
-        where project_id = $1 and queue = any($2) and paused_at is not null
-        order by queue, job_type
-        limit 1000
+        select kind.queue, kind.job_type, kind.streak, kind.paused_at, kind.paused_by
+        from queues setting
+        cross join lateral unnest(setting.paused_types) as paused(job_type)
+        join queue_types kind
+            on kind.project_id = $1 and kind.queue = setting.name and kind.job_type = paused.job_type
+        where setting.project_id = $1 and setting.name = any($2) and kind.paused_at is not null
+        order by kind.queue, kind.job_type
         "#,
         project_id.0,
         queues as &[&str],
     )
     .fetch_all(conn)
+    .await
+}
+
+/// How many types of jobs are paused in a queue.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn count_paused_types(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    queue: &str,
+) -> sqlx::Result<i64> {
+    sqlx::query_scalar!(
+        r#"
+        select coalesce(cardinality(max(paused_types)), 0)::bigint "paused!"
+        from queues
+        where project_id = $1 and name = $2
+        "#,
+        project_id.0,
+        queue,
+    )
+    .fetch_one(conn)
     .await
 }
 
@@ -245,9 +293,6 @@ pub async fn find_state(
     .fetch_optional(conn)
     .await
 }
-
-/// Paused types that are shown at a time. The statement carries the same number as a literal.
-pub const MAX_SHOWN_TYPES: usize = 1_000;
 
 /// How crowded it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -172,10 +172,8 @@ pub async fn upsert(
 /// What must be known before a schedule is kept.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Census {
-    /// How many other schedules the project has.
-    pub others: i64,
-    /// The zone that it has had so far; none: it is new.
-    pub timezone: Option<String>,
+    /// How many schedules the project has.
+    pub schedules: i64,
     /// By the database's clock.
     pub now: DateTime<Utc>,
 }
@@ -184,21 +182,15 @@ pub struct Census {
 ///
 /// # Errors
 /// Only those of the store.
-pub async fn census(
-    conn: &mut PgConnection,
-    project_id: ProjectId,
-    id: &str,
-) -> sqlx::Result<Census> {
+pub async fn census(conn: &mut PgConnection, project_id: ProjectId) -> sqlx::Result<Census> {
     sqlx::query_as!(
         Census,
         r#"
-        select count(*) filter (where id <> $2) "others!",
-               min(timezone) filter (where id = $2) as timezone, now() "now!"
+        select count(*) "schedules!", now() "now!"
         from recurring_schedules
         where project_id = $1
         "#,
         project_id.0,
-        id,
     )
     .fetch_one(conn)
     .await

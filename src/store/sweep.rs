@@ -360,9 +360,10 @@ pub async fn prune_idempotency_keys(conn: &mut PgConnection) -> sqlx::Result<u64
 pub async fn vacuum_hot_tables(conn: &mut PgConnection) -> sqlx::Result<()> {
     // A vacuum takes the time it takes.
     conn.execute(sqlx::raw_sql("set statement_timeout = 0")).await?;
-    let vacuumed = conn
-        .execute(sqlx::raw_sql("vacuum (skip_locked, truncate false) jobs, queue_deltas"))
-        .await;
+    let vacuumed = conn.execute(sqlx::raw_sql("vacuum (skip_locked, truncate false) jobs")).await;
+    // Its readers read all of it: let it shrink.
+    let vacuumed =
+        vacuumed.and(conn.execute(sqlx::raw_sql("vacuum (skip_locked) queue_deltas")).await);
     conn.execute(sqlx::raw_sql("reset statement_timeout")).await?;
     vacuumed.map(|_| ())
 }

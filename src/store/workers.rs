@@ -334,7 +334,7 @@ pub struct WorkerRow {
 /// A worker counts as alive for so many seconds after it was heard: longer than a poll waits.
 pub const ALIVE_SECONDS: i32 = 60;
 
-/// A page of workers, by name: those after `after`, with this label if one is named.
+/// A page of workers, by name: those after `after`, with this label and of this queue if one is named.
 ///
 /// # Errors
 /// Only those of the store.
@@ -342,6 +342,7 @@ pub async fn page(
     conn: &mut PgConnection,
     project_id: ProjectId,
     label: Option<&str>,
+    queue: Option<&str>,
     after: &str,
     limit: i64,
 ) -> sqlx::Result<Vec<WorkerRow>> {
@@ -352,6 +353,7 @@ pub async fn page(
             select *
             from workers
             where project_id = $1 and worker_id > $3 and ($2::text is null or $2 = any(labels))
+                and ($6::text is null or $6 = any(queues))
             order by worker_id
             limit $4
         )
@@ -375,6 +377,7 @@ pub async fn page(
         after,
         limit,
         ALIVE_SECONDS,
+        queue,
     )
     .fetch_all(conn)
     .await

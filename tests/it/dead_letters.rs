@@ -164,3 +164,48 @@ fn too_many_dead_letters_of_a_type_in_a_row_pull_its_brake() {
         assert_eq!(queue["paused_types"], json!([]), "it counts from 0 again");
     });
 }
+
+#[test]
+fn a_child_whose_dead_parent_was_deleted_does_not_run_without_it() {
+    run(async |t| {
+        let parent = t.enqueue(json!({"max_attempts": 1})).await;
+        let child = t.enqueue(json!({"depends_on": [parent]})).await;
+        let leased = t.lease("w").await;
+        t.ack(&leased, "w", "failed").await.is(200);
+        t.job_becomes(&child, "cancelled").await;
+        t.delete(&format!("/v1/dead-letters/{parent}")).await.is_empty(204);
+        let retried = t.act(&format!("/v1/jobs/{child}/retry")).await;
+        retried.is_error(409, "parent_terminal");
+    });
+}
+
+#[test]
+fn a_group_begins_anew_when_nothing_of_it_was_left() {
+    run(async |t| {
+        let first = die(t, json!({}), error("no")).await;
+        let group = async || t.get("/v1/dead-letters/groups").await.is(200)["groups"][0].clone();
+        let before = group().await;
+        t.delete(&format!("/v1/dead-letters/{first}")).await.is_empty(204);
+        assert_eq!(group().await, Value::Null);
+        let second = die(t, json!({}), error("no")).await;
+        let after = group().await;
+        assert_eq!((&after["sample_job_id"], &after["count"]), (&json!(second), &json!(1)));
+        assert!(before["first_seen_at"].as_str() < after["first_seen_at"].as_str());
+        let seen_at = after["first_seen_at"].as_str().expect("a time");
+        assert_eq!(letters(t, &format!("?died_after={seen_at}")).await, [&*second]);
+    });
+}
+
+#[test]
+fn a_null_is_no_filter() {
+    run(async |t| {
+        let body = json!({"filter": {"queue": null}, "dry_run": true});
+        t.post("/v1/dead-letters/retry", body.clone()).await.refuses("filter.queue");
+        let body = json!({"filter": {"fingerprint": null}, "confirm": "purge"});
+        t.post("/v1/dead-letters/purge", body).await.refuses("filter.fingerprint");
+        t.post("/v1/queues/default/pause", json!({"job_type": null})).await.refuses("job_type");
+        let bad = json!({"filter": {"died_after": "2026-11-20"}, "dry_run": true});
+        let message = t.post("/v1/dead-letters/retry", bad).await.refuses("filter.died_after");
+        assert!(message.contains("RFC 3339"), "{message}");
+    });
+}

@@ -319,6 +319,7 @@ fn queue_limits() -> Vec<(&'static str, String)> {
             "running jobs that are counted",
             format!("{}, more are shown as pending", counts::MAX_COUNTED_PROCESSING),
         ),
+        ("types that are paused in a queue", limits::MAX_PAUSED_TYPES.to_string()),
         ("types told apart while some are paused", gates::MAX_OPEN_TYPES.to_string()),
     ]
 }

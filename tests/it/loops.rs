@@ -172,7 +172,7 @@ fn finished_jobs_are_forgotten_after_the_days_their_queue_keeps_them() {
             .await;
         let young = done("default", json!({})).await;
         chores::fold(engine).await.expect("it runs");
-        while chores::prune(engine).await.expect("it runs") {}
+        while chores::retain(engine).await.expect("it runs") {}
         t.get(&format!("/v1/jobs/{old}")).await.is_error(404, "job_not_found");
         for id in [kept, young, parent, child] {
             t.job(&id).await;
@@ -195,14 +195,14 @@ fn a_workflow_is_forgotten_with_the_last_of_its_jobs() {
             .execute("update finished_jobs set completed_at = now() - interval '8 days'")
             .await;
         chores::fold(engine).await.expect("it runs");
-        while chores::prune(engine).await.expect("it runs") {}
+        while chores::retain(engine).await.expect("it runs") {}
         assert_eq!(t.database.number("select count(*) from workflows").await, 1);
         t.ack(&leased[1], "w", "succeeded").await.is(200);
         t.database
             .execute("update finished_jobs set completed_at = now() - interval '8 days'")
             .await;
         chores::fold(engine).await.expect("it runs");
-        while chores::prune(engine).await.expect("it runs") {}
+        while chores::retain(engine).await.expect("it runs") {}
         assert_eq!(t.database.number("select count(*) from workflows").await, 0);
         assert_eq!(t.database.number("select count(*) from workflow_jobs").await, 0);
     });

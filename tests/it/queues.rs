@@ -79,8 +79,11 @@ fn the_oldest_ready_job_is_found_whatever_its_priority_and_behind_a_gate_too() {
             .execute("update jobs set run_at = now() - interval '90 s' where rank = 5 or gate is not null")
             .await;
         for name in ["default", "gated"] {
-            let age = queue(t, name).await["oldest_ready_age_seconds"].as_i64().expect("an age");
+            let seen = queue(t, name).await;
+            let age = seen["oldest_ready_age_seconds"].as_i64().expect("an age");
             assert!((90..120).contains(&age), "{age}");
+            let oldest = t.job(seen["oldest_ready_job_id"].as_str().expect("an id")).await;
+            assert_eq!(oldest["run_at"], seen["oldest_ready_at"]);
         }
     });
 }
@@ -105,6 +108,9 @@ fn queues_are_listed_by_name_page_by_page() {
         };
         assert_eq!(names(&all), ["a", "b", "c"]);
         assert_eq!(all["queues"][2]["workers"], 1);
+        let workers = t.get("/v1/workers?queue=c").await.is(200);
+        assert_eq!(workers["workers"][0]["worker_id"], "w");
+        assert_eq!(t.get("/v1/workers?queue=a").await.is(200)["workers"], json!([]));
         assert_eq!((&all["has_more"], &all["next_cursor"]), (&json!(false), &Value::Null));
         let first = t.get("/v1/queues?limit=2").await.is(200);
         assert_eq!(names(&first), ["a", "b"]);
@@ -314,5 +320,18 @@ fn a_pause_on_one_node_is_obeyed_by_another_and_so_is_the_end_of_it() {
         assert!(resumed.elapsed() < Duration::from_secs(3), "long before the poll's deadline");
         one.stop().await;
         other.stop().await;
+    });
+}
+
+#[test]
+fn two_who_pause_types_of_one_queue_at_once_both_do() {
+    run(async |t| {
+        let pause = async |job_type: String| {
+            t.post("/v1/queues/default/pause", json!({"job_type": job_type})).await.is(200);
+        };
+        futures_util::future::join_all((0..20).map(|n| pause(format!("t{n}")))).await;
+        let paused = "select cardinality(paused_types)::bigint from queues";
+        assert_eq!(t.database.number(paused).await, 20);
+        assert_eq!(queue(t, "default").await["paused_types"].as_array().expect("types").len(), 20);
     });
 }

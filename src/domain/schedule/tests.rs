@@ -158,6 +158,14 @@ fn what_clock_changes_do_is_told() {
             "2026-10-25: this time happens twice: it fires the first time only",
         ]
     );
+    let hourly = Schedule::parse("30 * * * *", "Europe/Berlin").expect("it can be read");
+    assert_eq!(
+        hourly.clock_changes(at("2026-01-01T00:00:00Z")),
+        [
+            "2026-03-29: the clock skips 02:30:00: nothing fires",
+            "2026-10-25: this hour happens twice: it fires in both",
+        ]
+    );
     let midday = Schedule::parse("0 12 * * *", "Europe/Berlin").expect("it can be read");
     assert!(midday.clock_changes(at("2026-01-01T00:00:00Z")).is_empty());
     let ticks = schedule.preview(at("2026-03-28T12:00:00Z"), 2).expect("it fires");
@@ -192,6 +200,11 @@ fn ticks_within_their_grace_all_fire_and_older_ones_as_the_schedule_says() {
     assert_eq!(due(60, CatchUp::All), (60, 0, 0));
     assert_eq!(due(1_000, CatchUp::All), (100, 1, 899));
     assert_eq!(due(1_000, CatchUp::One), (1, 100, 899));
+    let (fired, missed, before) = due(10_000_000, CatchUp::One);
+    assert_eq!((fired, missed), (1, 100), "the last, though not all were counted");
+    assert!(before >= MAX_COUNTED_TICKS - 100);
+    let last = schedule.due(now - TimeDelta::days(100), now, CatchUp::One);
+    assert_eq!(last.fire, [now]);
     let daily = Schedule::parse("0 12 * * *", "UTC").expect("it can be read");
     let late = daily.due(now - TimeDelta::days(3), now, CatchUp::None);
     assert_eq!((late.fire.len(), late.missed.len()), (0, 3));

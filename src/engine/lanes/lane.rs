@@ -53,7 +53,7 @@ pub(super) struct Lane {
     pub touched_at: Instant,
     /// After a look that failed, or found everything taken, or a rate limit used up.
     pub rests_until: Option<Instant>,
-    /// It rests for its rate limit: nothing can be had, whatever arrives.
+    /// It rests for its rate limit or its pause: nothing can be had, whatever arrives.
     pub is_spent: bool,
     /// What is under way was dealt before somebody asked not to trust it.
     pub is_distrusted: bool,
@@ -115,7 +115,7 @@ impl Lane {
         }
     }
 
-    /// Ends its rest if that is for a rate limit: the limit may be another one now.
+    /// Ends its rest if that is for a rate limit or a pause: they may be over now.
     pub fn wake_if_spent(&mut self) {
         if self.is_spent {
             self.wake();
@@ -200,6 +200,6 @@ pub struct Finding {
     pub last: Option<ClaimKey>,
     /// Whether the queue has gates; none when nobody asked, or nobody answered.
     pub has_gates: Option<bool>,
-    /// The queue's rate limit lets nothing more through for so long.
+    /// The queue's rate limit, or its pause, lets nothing more through for so long.
     pub rests_for: Option<Duration>,
 }

@@ -28,7 +28,7 @@ use crate::{
         validate::Check,
     },
     ids::ProjectId,
-    store::{self, dead_letters::MAX_COUNTED},
+    store,
 };
 
 /// What a purge asks to be typed.
@@ -38,6 +38,7 @@ const CONFIRM_PURGE: &str = "purge";
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({"filter": {"job_type": "email.send"}, "rate_per_second": 50}))]
+#[schema(as = RetryDeadLettersRequest)]
 pub struct RetryManyRequest {
     /// Which; an empty filter means all.
     #[schema(value_type = Filter)]
@@ -57,6 +58,7 @@ pub struct RetryManyRequest {
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({"filter": {"job_type": "email.send"}, "confirm": "purge"}))]
+#[schema(as = PurgeDeadLettersRequest)]
 pub struct PurgeManyRequest {
     /// Which; an empty filter means all.
     #[schema(value_type = Filter)]
@@ -73,11 +75,12 @@ impl RequestBody for PurgeManyRequest {}
 
 /// How many dead letters there are, and what is done with them.
 #[derive(Debug, Serialize, ToSchema)]
+#[schema(as = DeadLettersReply)]
 pub struct ManyReply {
-    /// How many match; counted up to 100,000.
+    /// How many match, of the oldest 100,000; no more than `max`.
     pub count: i64,
-    /// Whether there are more.
-    pub has_more: bool,
+    /// Whether there are more dead letters than were counted.
+    pub is_capped: bool,
     /// The operation that has begun; null after a dry run.
     #[schema(required)]
     pub operation: Option<Operation>,
@@ -88,12 +91,12 @@ pub struct ManyReply {
 /// Those that match when it begins, the oldest first, in the background: the operation says how far it has
 /// come. With `dry_run`, only their number.
 #[utoipa::path(
-    post, path = "/dead-letters/retry", tag = "dead letters", operation_id = "dead_letters_retry_many",
+    post, path = "/dead-letters/retry", tag = "dead-letters", operation_id = "dead_letters_retry_many",
     params(("Idempotency-Key" = Option<String>, Header, description = "Repeating the request with the same key answers as the first time, for 24 hours.", max_length = 200)),
     request_body = RetryManyRequest,
     responses(
         (status = 202, description = "The operation has begun; `Location` leads to it.", body = ManyReply,
-         headers(("Location" = String, description = "The operation's path."))),
+         headers(("Location" = String, description = "The operation's path."), ("Idempotent-Replay" = Option<String>, description = "`true` when this is the answer to an earlier request."))),
         (status = 200, description = "A dry run: how many there are.", body = ManyReply),
         (status = 400, description = "The request cannot be read or breaks a rule.", body = ErrorBody),
         (status = 401, description = "No valid API key.", body = ErrorBody),
@@ -133,12 +136,12 @@ pub async fn retry(
 ///
 /// Deletes those that match when it begins, for good, in the background. `confirm` must be `purge`.
 #[utoipa::path(
-    post, path = "/dead-letters/purge", tag = "dead letters", operation_id = "dead_letters_purge",
+    post, path = "/dead-letters/purge", tag = "dead-letters", operation_id = "dead_letters_purge",
     params(("Idempotency-Key" = Option<String>, Header, description = "Repeating the request with the same key answers as the first time, for 24 hours.", max_length = 200)),
     request_body = PurgeManyRequest,
     responses(
         (status = 202, description = "The operation has begun; `Location` leads to it.", body = ManyReply,
-         headers(("Location" = String, description = "The operation's path."))),
+         headers(("Location" = String, description = "The operation's path."), ("Idempotent-Replay" = Option<String>, description = "`true` when this is the answer to an earlier request."))),
         (status = 200, description = "A dry run: how many there are.", body = ManyReply),
         (status = 400, description = "The request cannot be read or breaks a rule.", body = ErrorBody),
         (status = 401, description = "No valid API key.", body = ErrorBody),
@@ -190,15 +193,15 @@ async fn begin(
     dry_run: bool,
 ) -> Result<Answer, Error> {
     let mut conn = app.engine.pools.read.acquire().await?;
-    let count = store::dead_letters::count(&mut conn, project_id, &what.filter).await?;
+    let (count, is_capped) =
+        store::dead_letters::count(&mut conn, project_id, &what.filter).await?;
     drop(conn);
-    let has_more = count == MAX_COUNTED;
+    let count = what.max.map_or(count, |it| it.min(count));
     if dry_run {
-        let reply = ManyReply { count, has_more, operation: None };
+        let reply = ManyReply { count, is_capped, operation: None };
         return Answer::new(StatusCode::OK, None, &reply);
     }
-    let expected =
-        if has_more { what.max } else { Some(what.max.map_or(count, |it| it.min(count))) };
+    let expected = (!is_capped || Some(count) == what.max).then_some(count);
     let new = NewOperation {
         id: ids.operation(),
         kind: what.kind,
@@ -209,6 +212,6 @@ async fn begin(
     };
     let row = operations::begin(&app.engine, project_id, &new).await?;
     let location = Some(format!("/v1/operations/{}", row.id));
-    let reply = ManyReply { count, has_more, operation: Some(row.into()) };
+    let reply = ManyReply { count, is_capped, operation: Some(row.into()) };
     Answer::new(StatusCode::ACCEPTED, location, &reply)
 }

@@ -15,7 +15,7 @@ use crate::{
     engine::{settle::JobKey, watch},
     error::Error,
     http::{
-        cursor,
+        cursor::{self, List},
         error::ErrorBody,
         extract::{JobInPath, Query},
         layers::ClientGone,
@@ -150,7 +150,8 @@ pub async fn list(
     check.time("created_after", query.created_after);
     check.time("created_before", query.created_before);
     check.finish()?;
-    let cursor = query.cursor.as_deref().map(|it| cursor::read_id(&app, caller.project_id, it));
+    let list = List(caller.project_id, "jobs");
+    let cursor = query.cursor.as_deref().map(|it| cursor::read_id(&app, list, it));
     let filter = store::jobs::Filter {
         state: query.state,
         queue: query.queue,
@@ -176,6 +177,6 @@ pub async fn list(
     Ok(Reply(JobPage {
         jobs: jobs.collect::<Result<_, Error>>()?,
         has_more: goes_on_below.is_some(),
-        next_cursor: goes_on_below.map(|it| cursor::write_id(&app, caller.project_id, it.0)),
+        next_cursor: goes_on_below.map(|it| cursor::write_id(&app, list, it.0)),
     }))
 }

@@ -6,7 +6,7 @@ use axum::{
     http::{HeaderMap, StatusCode},
     response::Response,
 };
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 use utoipa::ToSchema;
 
 use super::{Queue, known, one};
@@ -38,11 +38,17 @@ use crate::{
 #[schema(example = json!({"job_type": "email.send"}))]
 pub struct PauseRequest {
     /// Only jobs of this type.
-    #[schema(min_length = 1, max_length = 500)]
+    #[serde(default, deserialize_with = "named")]
+    #[schema(value_type = Option<String>, required = false, min_length = 1, max_length = 500)]
     job_type: Option<String>,
 }
 
 impl RequestBody for PauseRequest {}
+
+/// Null is refused: it would mean the whole queue.
+fn named<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> {
+    String::deserialize(from).map(Some)
+}
 
 /// Pause a queue.
 ///
@@ -51,7 +57,7 @@ impl RequestBody for PauseRequest {}
 #[utoipa::path(
     post, path = "/queues/{queue}/pause", tag = "queues", operation_id = "queues_pause",
     params(("queue" = String, Path, description = "The queue.", example = "default")),
-    request_body = inline(Option<PauseRequest>),
+    request_body(content = PauseRequest, description = "Optional."),
     responses(
         (status = 200, description = "The queue, as it is now.", body = Queue),
         (status = 400, description = "The request cannot be read or breaks a rule.", body = ErrorBody),
@@ -77,7 +83,7 @@ pub async fn pause(
 #[utoipa::path(
     post, path = "/queues/{queue}/resume", tag = "queues", operation_id = "queues_resume",
     params(("queue" = String, Path, description = "The queue.", example = "default")),
-    request_body = inline(Option<PauseRequest>),
+    request_body(content = PauseRequest, description = "Optional."),
     responses(
         (status = 200, description = "The queue, as it is now.", body = Queue),
         (status = 400, description = "The request cannot be read or breaks a rule.", body = ErrorBody),
@@ -109,8 +115,9 @@ impl RequestBody for PurgeRequest {}
 
 /// Purge a queue.
 ///
-/// Calls off the jobs that wait in it now, in the background: the operation says how far it has come. What
-/// runs, what has ended and what comes later is not touched. Children of the jobs are called off with them.
+/// Calls off the jobs that wait in it, those scheduled for later too, in the background: the operation says how
+/// far it has come. What runs, what has ended, and what is enqueued after it began is not touched. Children of
+/// the jobs are called off with them.
 #[utoipa::path(
     post, path = "/queues/{queue}/purge", tag = "queues", operation_id = "queues_purge",
     params(
@@ -120,7 +127,7 @@ impl RequestBody for PurgeRequest {}
     request_body = PurgeRequest,
     responses(
         (status = 202, description = "The operation has begun; `Location` leads to it.", body = Operation,
-         headers(("Location" = String, description = "The operation's path."))),
+         headers(("Location" = String, description = "The operation's path."), ("Idempotent-Replay" = Option<String>, description = "`true` when this is the answer to an earlier request."))),
         (status = 400, description = "The request cannot be read or breaks a rule, or `confirm` is another name.", body = ErrorBody),
         (status = 401, description = "No valid API key.", body = ErrorBody),
         (status = 404, description = "Nobody has ever used a queue of this name.", body = ErrorBody),

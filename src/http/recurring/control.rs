@@ -9,6 +9,7 @@ use axum::{
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
+use uuid::Uuid;
 
 use super::RecurringSchedule;
 use crate::{
@@ -21,6 +22,7 @@ use crate::{
     },
     error::Error,
     http::{
+        cursor::{self, List},
         error::ErrorBody,
         extract::{BarePath, NameInPath, Query},
         idempotency::{self, Answer, Ids},
@@ -28,7 +30,7 @@ use crate::{
         layers::RequestId,
         validate::Check,
     },
-    store,
+    store::{self, dead_letters::Place},
 };
 
 const DEFAULT_PAGE_FIRES: u32 = 50;
@@ -89,7 +91,7 @@ pub async fn resume(
     ),
     responses(
         (status = 201, description = "The job is stored.", body = Job,
-         headers(("Location" = String, description = "The job's path."))),
+         headers(("Location" = String, description = "The job's path."), ("Idempotent-Replay" = Option<String>, description = "`true` when this is the answer to an earlier request."))),
         (status = 401, description = "No valid API key.", body = ErrorBody),
         (status = 404, description = "The project has no such schedule.", body = ErrorBody),
         (status = 409, description = "The idempotency key came with another request.", body = ErrorBody),
@@ -123,16 +125,17 @@ pub struct FiresQuery {
     /// Ticks on one page. Default: 50.
     #[param(minimum = 1, maximum = 200)]
     limit: Option<u32>,
-    /// Only ticks before this time: the `due_at` of the last one of the page before.
-    before: Option<DateTime<Utc>>,
+    /// `next_cursor` of the page before.
+    cursor: Option<String>,
 }
 
 /// What became of a tick.
 #[derive(Debug, Serialize, ToSchema)]
+#[schema(as = RecurringFire)]
 pub struct Fire {
     /// When it was due.
     pub due_at: DateTime<Utc>,
-    /// When it was dealt with.
+    /// When it was dealt with, to within 20 ms.
     pub at: DateTime<Utc>,
     /// How much later that was.
     pub lateness_ms: i64,
@@ -166,6 +169,9 @@ pub struct FirePage {
     pub fires: Vec<Fire>,
     /// Whether there are more.
     pub has_more: bool,
+    /// Where the next page begins.
+    #[schema(required)]
+    pub next_cursor: Option<String>,
 }
 
 /// List what became of a schedule's ticks.
@@ -191,15 +197,25 @@ pub async fn fires(
     let limit = query.limit.unwrap_or(DEFAULT_PAGE_FIRES);
     let mut check = Check::default();
     check.range("limit", limit, 1, limits::MAX_PAGE_FIRES);
-    check.time("before", query.before);
     check.finish()?;
     let project_id = caller.project_id;
-    schedules::find(&app.engine, project_id, &id).await?;
+    let list = List(project_id, "fires");
+    let before = query.cursor.as_deref().map(|it| cursor::read_place(&app, list, it));
+    let before = before.transpose()?.map(|it| it.died_at);
     let mut conn = app.engine.pools.read.acquire().await?;
     let one_more = i64::from(limit) + 1;
-    let mut rows =
-        store::schedules::fires(&mut conn, project_id, &id, query.before, one_more).await?;
+    let mut rows = store::schedules::fires(&mut conn, project_id, &id, before, one_more).await?;
+    drop(conn);
+    if rows.is_empty() {
+        schedules::find(&app.engine, project_id, &id).await?;
+    }
     let has_more = rows.len() > limit as usize;
     rows.truncate(limit as usize);
-    Ok(Reply(FirePage { fires: rows.into_iter().map(Fire::from).collect(), has_more }))
+    let last = rows.last().filter(|_| has_more);
+    let place = last.map(|it| Place { died_at: it.tick, id: Uuid::nil() });
+    Ok(Reply(FirePage {
+        fires: rows.into_iter().map(Fire::from).collect(),
+        has_more,
+        next_cursor: place.map(|it| cursor::write_place(&app, list, it)),
+    }))
 }

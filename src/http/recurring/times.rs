@@ -56,7 +56,11 @@ pub struct NextQuery {
 /// The next times at which a schedule fires.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct NextTimes {
-    /// The times; none while it is paused.
+    /// The expression in words.
+    pub description: String,
+    /// Whether it fires at all: a paused schedule does not.
+    pub enabled: bool,
+    /// The times.
     pub times: Vec<FireTime>,
 }
 
@@ -83,12 +87,14 @@ pub async fn next(
     check.range("count", count, 1, limits::MAX_SHOWN_TIMES);
     check.finish()?;
     let row = schedules::find(&app.engine, caller.project_id, &id).await?;
-    if row.is_paused {
-        return Ok(Reply(NextTimes { times: Vec::new() }));
-    }
     let schedule = Schedule::parse(&row.cron_expression, &row.timezone);
-    let times = schedule.and_then(|it| it.preview(row.now, count as usize)).unwrap_or_default();
-    Ok(Reply(NextTimes { times: times.into_iter().map(FireTime::from).collect() }))
+    let schedule = schedule.map_err(|error| schedules::refusal(&error))?;
+    let times = schedule.preview(row.now, count as usize).unwrap_or_default();
+    Ok(Reply(NextTimes {
+        description: schedule.in_words(),
+        enabled: !row.is_paused,
+        times: times.into_iter().map(FireTime::from).collect(),
+    }))
 }
 
 /// A schedule to try out.

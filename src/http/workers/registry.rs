@@ -28,6 +28,8 @@ const DEFAULT_PAGE_WORKERS: u32 = 50;
 pub struct WorkersQuery {
     /// Only workers with this label.
     label: Option<String>,
+    /// Only workers that poll this queue.
+    queue: Option<String>,
     /// Workers of a page. Default: 50.
     #[param(minimum = 1, maximum = 200)]
     limit: Option<u32>,
@@ -127,12 +129,14 @@ pub async fn list(
     let mut check = Check::default();
     check.range("limit", limit, 1, limits::MAX_PAGE_WORKERS);
     check.optional_name("label", query.label.as_deref(), limits::MAX_LABEL_CHARS);
+    check.optional_name("queue", query.queue.as_deref(), limits::MAX_QUEUE_CHARS);
     check.optional_name("cursor", query.cursor.as_deref(), limits::MAX_WORKER_ID_CHARS);
     check.finish()?;
     let after = query.cursor.unwrap_or_default();
-    let label = query.label.as_deref();
+    let (label, queue) = (query.label.as_deref(), query.queue.as_deref());
     let one_more = i64::from(limit) + 1;
-    let mut rows = registry::page(&app.engine, caller.project_id, label, &after, one_more).await?;
+    let mut rows =
+        registry::page(&app.engine, caller.project_id, label, queue, &after, one_more).await?;
     let has_more = rows.len() > limit as usize;
     rows.truncate(limit as usize);
     let next_cursor = rows.last().filter(|_| has_more).map(|it| it.worker_id.clone());

@@ -1,9 +1,8 @@
 //! Operations whose next step is due.
 
-use sqlx::{PgConnection, types::Json};
+use sqlx::PgConnection;
 
 use crate::{
-    domain::operation::{Filter, Kind},
     ids::{OperationId, ProjectId},
     store::operations::DueOperation,
 };
@@ -17,8 +16,7 @@ pub async fn lock_due(conn: &mut PgConnection) -> sqlx::Result<Option<DueOperati
     sqlx::query_as!(
         DueOperation,
         r#"
-        select project_id "project_id: ProjectId", id "id: OperationId", kind "kind: Kind",
-               filter "filter: Json<Filter>", done, max_jobs, rate_per_second, after_at, after_id,
+        select project_id "project_id: ProjectId", id "id: OperationId", kind, filter, done, max_jobs, rate_per_second, after_at, after_id,
                created_at
         from operations
         where next_step_at <= now()

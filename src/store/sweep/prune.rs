@@ -8,8 +8,6 @@ use crate::ids::ProjectId;
 /// Finished jobs that one pass forgets of a queue, each with everything that belongs to it. The statement
 /// carries the same number as a literal.
 pub const MAX_PRUNED_JOBS: i64 = 100;
-/// Queues of one pass. The statement carries the same number as a literal.
-pub const MAX_PRUNED_QUEUES: usize = 50;
 
 /// A queue with finished jobs that are old enough.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -58,6 +56,45 @@ pub async fn queues_with_old_jobs(
     .await
 }
 
+/// Forgets log chunks of the oldest finished jobs of a queue, at most [`MAX_PRUNED_CHUNKS`], and answers with
+/// how many: a job may have very many.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn prune_logs(conn: &mut PgConnection, old: &OldQueue) -> sqlx::Result<u64> {
+    let pruned = sqlx::query!(
+        "
+        with old as materialized (
+            select id
+            from finished_jobs
+            where project_id = $1 and queue = $2
+                and completed_at < now() - make_interval(days => $3)
+            order by completed_at
+            limit 100
+        ), chunks as materialized (
+            select chunk.job_id, chunk.attempt, chunk.stream, chunk.sequence
+            from old
+            join job_logs chunk on chunk.project_id = $1 and chunk.job_id = old.id
+            limit 5000
+        )
+        delete from job_logs
+        using chunks
+        where job_logs.project_id = $1 and job_logs.job_id = chunks.job_id
+            and job_logs.attempt = chunks.attempt and job_logs.stream = chunks.stream
+            and job_logs.sequence = chunks.sequence
+        ",
+        old.project_id.0,
+        old.queue,
+        old.retention_days,
+    )
+    .execute(conn)
+    .await?;
+    Ok(pruned.rows_affected())
+}
+
+/// Log chunks of one statement. It carries the same number as a literal.
+pub const MAX_PRUNED_CHUNKS: u64 = 5_000;
+
 /// Jobs that were forgotten.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pruned {
@@ -81,13 +118,13 @@ pub async fn prune_jobs(conn: &mut PgConnection, old: &OldQueue) -> sqlx::Result
             from finished_jobs
             where project_id = $1 and queue = $2
                 and completed_at < now() - make_interval(days => $3)
-                and (children = 0 or not exists (
+                and not exists (
                     select
                     from job_edges edge
                     join jobs child on child.project_id = $1 and child.id = edge.child_id
                     where edge.project_id = $1 and edge.parent_id = finished_jobs.id
                         and child.completed_at is null
-                ))
+                )
             order by completed_at
             limit 100
             for update skip locked

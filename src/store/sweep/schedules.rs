@@ -16,8 +16,8 @@ use crate::{
     store::acks::{JobKey, Rested},
 };
 
-/// Schedules of one transaction at the most. The statement carries the same number as a literal.
-pub const MAX_FIRED: usize = 10_000;
+/// Payloads of one transaction, in bytes, but for the last.
+const MAX_FIRED_BYTES: i64 = 64 * 1024 * 1024;
 /// Schedules whose next ticks are found out in one pass. The statement carries the same number as a literal.
 pub const MAX_PLANNED: usize = 500;
 
@@ -40,8 +40,8 @@ pub struct DueSchedule {
     pub now: DateTime<Utc>,
 }
 
-/// Locks the schedules whose ticks are next, and not more than `lead_ms` ahead. Those that look at earlier jobs
-/// are not locked before their tick.
+/// Locks the schedules whose ticks are next, and not more than `lead_ms` ahead: at most 10,000, of which
+/// projects take turns. Those that look at earlier jobs are not locked before their tick.
 ///
 /// # Errors
 /// Only those of the store.
@@ -55,21 +55,40 @@ pub async fn lock_next(conn: &mut PgConnection, lead_ms: i64) -> sqlx::Result<Ve
             where next_tick >= statement_timestamp() - make_interval(secs => $2::bigint)
             order by next_tick
             limit 1
+        ), near as materialized (
+            select project_id, id, next_tick, octet_length(payload) as bytes,
+                   row_number() over (partition by project_id order by next_tick, id) as turn
+            from (
+                select project_id, id, next_tick, payload
+                from recurring_schedules
+                where next_tick >= statement_timestamp() - make_interval(secs => $2::bigint)
+                    and next_tick <= (select tick from horizon)
+                    and next_tick
+                        <= statement_timestamp() + make_interval(secs => $1::bigint / 1000.0)
+                    and (overlap = 'allow' or next_tick <= statement_timestamp())
+                order by next_tick
+                limit 50000
+            ) first
+        ), fair as materialized (
+            select project_id, id, next_tick, bytes,
+                   sum(bytes) over (order by turn, project_id, id) as bytes_so_far
+            from near
+            order by turn, project_id, id
+            limit 10000
         )
-        select project_id "project_id: ProjectId", id, job_type, cron_expression, timezone,
-               overlap "overlap: Overlap", catch_up "catch_up: CatchUp", spread_seconds, last_tick,
-               next_tick, statement_timestamp() "now!"
-        from recurring_schedules
-        where next_tick >= statement_timestamp() - make_interval(secs => $2::bigint)
-            and next_tick <= (select tick from horizon)
-            and next_tick <= statement_timestamp() + make_interval(secs => $1::bigint / 1000.0)
-            and (overlap = 'allow' or next_tick <= statement_timestamp())
-        order by next_tick
-        limit 10000
-        for update skip locked
+        select due.project_id "project_id: ProjectId", due.id, due.job_type, due.cron_expression,
+               due.timezone, due.overlap "overlap: Overlap", due.catch_up "catch_up: CatchUp",
+               due.spread_seconds, due.last_tick, due.next_tick, statement_timestamp() "now!"
+        from fair
+        join recurring_schedules due
+            on due.project_id = fair.project_id and due.id = fair.id
+            and due.next_tick = fair.next_tick
+        where fair.bytes_so_far - fair.bytes < $3::bigint
+        for update of due skip locked
         "#,
         lead_ms,
         GRACE_SECONDS,
+        MAX_FIRED_BYTES,
     )
     .fetch_all(conn)
     .await
@@ -89,7 +108,7 @@ pub async fn lock_overdue(conn: &mut PgConnection) -> sqlx::Result<Vec<DueSchedu
         from recurring_schedules
         where next_tick < statement_timestamp() - make_interval(secs => $1::bigint)
         order by next_tick
-        limit 20
+        limit 5
         for update skip locked
         "#,
         GRACE_SECONDS,
@@ -269,6 +288,28 @@ pub async fn fire(conn: &mut PgConnection, fires: &[Fire]) -> sqlx::Result<Vec<R
     Ok(stored.collect())
 }
 
+/// Writes down that ticks were dealt with only now.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn note_lateness(conn: &mut PgConnection, fires: &[&Fire]) -> sqlx::Result<()> {
+    sqlx::query!(
+        "
+        update schedule_fires
+        set at = now()
+        from unnest($1::int[], $2::text[], $3::timestamptz[]) as late(project_id, schedule_id, tick)
+        where schedule_fires.project_id = late.project_id
+            and schedule_fires.schedule_id = late.schedule_id and schedule_fires.tick = late.tick
+        ",
+        &fires.iter().map(|it| it.project_id.0).collect::<Vec<_>>(),
+        &fires.iter().map(|it| it.schedule_id.as_str()).collect::<Vec<_>>() as &[&str],
+        &fires.iter().map(|it| it.tick).collect::<Vec<_>>(),
+    )
+    .execute(conn)
+    .await?;
+    Ok(())
+}
+
 /// A job of an earlier tick that is not done.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[allow(missing_docs)] // Each is the column of that name, described in the migrations.
@@ -279,7 +320,8 @@ pub struct EarlierJob {
     pub state: StoredState,
 }
 
-/// The jobs of these schedules' last 100 ticks that are not done.
+/// The jobs of these schedules' last 100 fires that are not done; those that somebody has asked for do not
+/// count.
 ///
 /// # Errors
 /// Only those of the store.
@@ -297,7 +339,7 @@ pub async fn earlier_jobs(
             select job_id
             from schedule_fires
             where project_id = sent.project_id and schedule_id = sent.schedule_id
-                and job_id is not null
+                and outcome = 'fired'
             order by tick desc
             limit 100
         ) fired

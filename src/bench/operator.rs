@@ -27,9 +27,8 @@ pub async fn read_queue(
     queue: &str,
     jobs: u64,
 ) -> anyhow::Result<(f64, f64)> {
-    let mut client = Client::connect(target).await?;
     // One job by the front door: the queue is there, and so is its project.
-    client.post("/v1/jobs", super::client::job(queue)).await?;
+    Client::connect(target).await?.post("/v1/jobs", super::client::job(queue)).await?;
     let mut conn = connect(database_url).await?;
     let project: i32 = sqlx::query_scalar("select project_id from jobs where queue = $1")
         .bind(queue)
@@ -51,6 +50,8 @@ pub async fn read_queue(
     let many = i64::try_from(jobs)?;
     sqlx::query(counted).bind(project).bind(queue).bind(many).execute(&mut conn).await?;
     conn.close().await?;
+    // The server closes connections that rest for so long.
+    let mut client = Client::connect(target).await?;
     let path = format!("/v1/queues/{queue}");
     let mut times = Vec::with_capacity(READS);
     for _ in 0..READS {
@@ -74,8 +75,7 @@ pub async fn fire(
     queue: &str,
     schedules: u32,
 ) -> anyhow::Result<(f64, f64)> {
-    let mut client = Client::connect(target).await?;
-    client.post("/v1/jobs", super::client::job(queue)).await?;
+    Client::connect(target).await?.post("/v1/jobs", super::client::job(queue)).await?;
     let mut conn = connect(database_url).await?;
     let sql = "insert into recurring_schedules (project_id, id, job_type, cron_expression, queue, last_tick)
                select jobs.project_id, $1 || '-' || n, 'bench', '* * * * *', $1, now()

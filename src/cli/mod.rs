@@ -2,6 +2,7 @@
 
 mod jobs;
 mod keys;
+mod recount;
 mod stop;
 
 use std::{io::Write, time::Duration};
@@ -59,6 +60,11 @@ enum Command {
         #[command(flatten)]
         database: DatabaseArgs,
     },
+    /// Compare the counts of queues and the list of dead letters with the jobs, and correct them
+    Recount {
+        #[command(flatten)]
+        database: DatabaseArgs,
+    },
     /// Create, list and revoke API keys
     Keys(keys::KeysArgs),
     /// Run a command for each job: a worker in any language
@@ -100,6 +106,7 @@ impl Cli {
             Command::Migrate { database } => {
                 store::pools::migrate(&database.url()?).await.context("the migration failed")
             }
+            Command::Recount { database } => recount::run(&database).await,
             Command::Keys(args) => keys::run(args).await,
             Command::Worker(args) => {
                 telemetry::install_logs(WORKER_LOG)?;

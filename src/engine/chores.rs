@@ -49,6 +49,7 @@ pub async fn glance(engine: &Engine) -> sqlx::Result<()> {
     for (_, chore) in chores.iter().filter(|(waits, _)| *waits) {
         wake.ask(*chore);
     }
+    engine.brakes.learn(seen.braked.into_iter().collect());
     for (project_id, queue) in &seen.changed_queues {
         wake.queue_changed(*project_id, queue);
     }

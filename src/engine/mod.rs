@@ -4,6 +4,7 @@
 //! It never knows HTTP, and never decides by a clock of its own.
 
 mod after;
+pub mod brakes;
 pub mod chores;
 mod claim;
 mod coalesce;
@@ -47,6 +48,7 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use self::{
+    brakes::Brakes,
     coalesce::Coalescer,
     dispatch::{Parking, Repeats},
     enqueue::Enqueues,
@@ -82,6 +84,8 @@ pub struct Inner {
     acquaintances: Coalescer<Acquaintances>,
     /// What is known of workers.
     pub registry: Registry,
+    /// Which projects have queues with a brake.
+    pub brakes: Arc<Brakes>,
     versions: watch::Versions,
     parking: Parking,
     settled: Arc<AtomicU64>,
@@ -112,6 +116,7 @@ impl Engine {
     pub fn start(pools: Pools, stopping: CancellationToken) -> Self {
         let (wake, arrivals) = wake::channel();
         let settled = Arc::new(AtomicU64::new(0));
+        let brakes = Arc::new(Brakes::default());
         let (messages, inbox) = mpsc::unbounded_channel();
         let tidings = Tidings { wake, news: News::default() };
         let endings =
@@ -130,12 +135,14 @@ impl Engine {
                 pool: pools.settle.clone(),
                 tidings: tidings.clone(),
                 settled: Arc::clone(&settled),
+                brakes: Arc::clone(&brakes),
             }),
             endings,
             repeats: Coalescer::start(Repeats { pool: pools.claim.clone() }),
             beats: Coalescer::start(Beats { pool: pools.settle.clone() }),
             acquaintances: Coalescer::start(Acquaintances { pool: pools.claim.clone() }),
             registry: Registry::new(),
+            brakes,
             versions: watch::Versions::default(),
             parking: Parking::new(messages),
             pools,

@@ -18,6 +18,7 @@ use sqlx::{Acquire, PgConnection, PgPool, Postgres, pool::PoolConnection};
 
 use super::{
     Engine, after,
+    brakes::Brakes,
     coalesce::{Batch, Coalescer},
     tidings::{Tidings, happening},
 };
@@ -28,7 +29,7 @@ use crate::{
         lease::{self, Fence, Refusal},
         text::ErrorReport,
     },
-    error::{Error, Whereabouts},
+    error::{self, Error, Whereabouts},
     ids::{JobId, LeaseId, ProjectId},
     store::{
         self,
@@ -216,6 +217,7 @@ pub struct Successes {
     pub(super) pool: PgPool,
     pub(super) tidings: Tidings,
     pub(super) settled: Arc<AtomicU64>,
+    pub(super) brakes: Arc<Brakes>,
 }
 
 impl Batch for Successes {
@@ -260,6 +262,16 @@ impl Batch for Successes {
                     parents = Err(Error::from(error));
                     break;
                 }
+            }
+        }
+        let braked: Vec<_> =
+            done.keys().filter(|it| self.brakes.has(it.project_id)).copied().collect();
+        if !braked.is_empty() {
+            // The acks are recorded: a row that goes on by mistake is a small thing.
+            let ended = store::dead_letters::end_streaks(conn, &braked).await;
+            if let Err(error) = ended {
+                counter!(telemetry::STORE_ERRORS, "kind" => "succeed").increment(1);
+                tracing::warn!(error = error::chain(&error), "a row of dead letters was not ended");
             }
         }
         let answer = |it: &Success| {

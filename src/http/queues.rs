@@ -404,6 +404,9 @@ pub async fn change(
     let mut conn = app.engine.pools.read.acquire().await?;
     store::queues::change_settings(&mut conn, caller.project_id, &queue, &change).await?;
     drop(conn);
+    if change.brake_after.flatten().is_some() {
+        app.engine.brakes.add(caller.project_id);
+    }
     app.engine.tidings.wake.queue_changed(caller.project_id, &queue);
     one(&app, caller.project_id, queue).await
 }

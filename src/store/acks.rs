@@ -131,20 +131,6 @@ pub async fn succeed(conn: &mut PgConnection, acks: &[&Success]) -> sqlx::Result
             select project_id, queue, -count(*), count(*)
             from held
             group by project_id, queue
-        ), streak as materialized (
-            select held.project_id, held.queue, held.job_type
-            from (select distinct project_id, queue, job_type from held) held
-            join queue_types kind
-                on kind.project_id = held.project_id and kind.queue = held.queue
-                and kind.job_type = held.job_type
-            where kind.streak > 0
-            for update of kind skip locked
-        ), ended as (
-            update queue_types
-            set streak = 0
-            from streak
-            where queue_types.project_id = streak.project_id and queue_types.queue = streak.queue
-                and queue_types.job_type = streak.job_type
         )
         select project_id "project_id!: ProjectId", id "id!: JobId", holds_slot "held_slot!"
         from held
@@ -238,20 +224,6 @@ pub async fn succeed_parents(
                 select project_id, queue, -1, 1, 0 from freed where is_moved
             ) moves
             group by project_id, queue
-        ), streak as materialized (
-            select held.project_id, held.queue, held.job_type
-            from (select distinct project_id, queue, job_type from held) held
-            join queue_types kind
-                on kind.project_id = held.project_id and kind.queue = held.queue
-                and kind.job_type = held.job_type
-            where kind.streak > 0
-            for update of kind skip locked
-        ), ended as (
-            update queue_types
-            set streak = 0
-            from streak
-            where queue_types.project_id = streak.project_id and queue_types.queue = streak.queue
-                and queue_types.job_type = streak.job_type
         ), told as materialized (
             select held.*, case when held.children > 0 then (
                 select count(*)::int

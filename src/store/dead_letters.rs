@@ -173,6 +173,41 @@ pub async fn brake(
     Ok(rows.into_iter().map(|it| (it.project_id, it.queue)).collect())
 }
 
+/// Ends rows of dead letters: jobs of these types have succeeded. A row that somebody counts up at this moment is
+/// left alone.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn end_streaks(conn: &mut PgConnection, succeeded: &[JobKey]) -> sqlx::Result<()> {
+    sqlx::query!(
+        "
+        with streak as materialized (
+            select kind.project_id, kind.queue, kind.job_type
+            from (
+                select distinct job.project_id, job.queue, job.job_type
+                from unnest($1::int[], $2::uuid[]) as named(project_id, id)
+                join finished_jobs job on job.project_id = named.project_id and job.id = named.id
+            ) done
+            join queue_types kind
+                on kind.project_id = done.project_id and kind.queue = done.queue
+                and kind.job_type = done.job_type
+            where kind.streak > 0
+            for update of kind skip locked
+        )
+        update queue_types
+        set streak = 0
+        from streak
+        where queue_types.project_id = streak.project_id and queue_types.queue = streak.queue
+            and queue_types.job_type = streak.job_type
+        ",
+        &succeeded.iter().map(|it| it.project_id.0).collect::<Vec<_>>(),
+        &succeeded.iter().map(|it| it.id.0).collect::<Vec<_>>(),
+    )
+    .execute(conn)
+    .await?;
+    Ok(())
+}
+
 /// A place in a list that is sorted by time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Place {

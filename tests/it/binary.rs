@@ -280,6 +280,42 @@ fn keys_are_made_listed_and_revoked_from_the_terminal() {
 }
 
 #[test]
+fn counts_that_are_wrong_are_corrected() {
+    limited(async {
+        let database = fresh_database().await;
+        database
+            .execute(
+                "insert into jobs (project_id, id, queue, job_type, state, rank, run_at, max_attempts,
+                                   timeout_seconds, completed_at)
+                 select 1, gen_random_uuid(), 'q', 't', state, 0, now(), 3, 60,
+                        case state when 'dead_letter' then now() end
+                 from unnest(array['pending', 'backoff', 'scheduled', 'dead_letter']) state;
+                 insert into queue_counts (project_id, queue, active, succeeded) values (1, 'q', 7, 5);
+                 insert into dead_letters (project_id, job_id, fingerprint, queue, job_type)
+                 values (1, gen_random_uuid(), gen_random_uuid(), 'q', 't');
+                 insert into dead_letter_groups (project_id, fingerprint, job_type, sample_job_id, jobs)
+                 select 1, fingerprint, 't', job_id, 1 from dead_letters",
+            )
+            .await;
+        let recount = || {
+            let mut command = Command::new(PROGRAM);
+            command.arg("recount").env("FENCEPOST_DATABASE_URL", &database.url);
+            text(&command.output().expect("it runs").stdout)
+        };
+        assert_eq!(recount(), "corrected: 1 queues, 2 dead letters\n");
+        assert_eq!(recount(), "corrected: 0 queues, 0 dead letters\n");
+        let counted =
+            "select (sum(active) * 100 + sum(scheduled) * 10 + sum(dead_letter))::bigint from (
+            select active, scheduled, dead_letter from queue_counts
+            union all
+            select active, scheduled, dead_letter from queue_deltas
+        ) counts";
+        assert_eq!(database.number(counted).await, 211);
+        assert_eq!(database.number("select sum(jobs)::bigint from dead_letter_groups").await, 1);
+    });
+}
+
+#[test]
 fn serve_and_migrate_take_a_database_from_their_environment() {
     limited(async {
         let database = fresh_database().await;

@@ -1,6 +1,6 @@
 //! Adding up what queues count.
 
-use sqlx::PgConnection;
+use sqlx::{Executor, PgConnection};
 
 /// Rows one pass adds up at the most. The statement carries the same number as a literal.
 pub const MAX_FOLDED_ROWS: i64 = 20_000;
@@ -58,4 +58,143 @@ pub async fn fold(conn: &mut PgConnection) -> sqlx::Result<Option<i64>> {
     )
     .fetch_optional(conn)
     .await
+}
+
+/// Counts all jobs, and corrects the counts of queues that say otherwise: in one snapshot, while everything goes
+/// on. Answers with how many queues it has corrected. It reads every job: for emergencies.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn recount(conn: &mut PgConnection) -> sqlx::Result<i64> {
+    sqlx::query_scalar!(
+        r#"
+        with actual as (
+            select project_id, queue,
+                   count(*) filter (where state = 'scheduled') as scheduled,
+                   count(*) filter (where state in ('pending', 'backoff', 'processing')) as active,
+                   count(*) filter (where state = 'backoff') as backoff,
+                   count(*) filter (where state = 'dead_letter') as dead_letter,
+                   count(*) filter (where state = 'succeeded') as succeeded,
+                   count(*) filter (where state = 'cancelled') as cancelled
+            from (
+                select project_id, queue, state from jobs
+                union all
+                select project_id, queue, state from finished_jobs
+            ) all_jobs
+            group by project_id, queue
+        ), known as (
+            select project_id, queue, sum(scheduled)::bigint as scheduled,
+                   sum(active)::bigint as active, sum(backoff)::bigint as backoff,
+                   sum(dead_letter)::bigint as dead_letter, sum(succeeded)::bigint as succeeded,
+                   sum(cancelled)::bigint as cancelled
+            from (
+                select project_id, queue, scheduled, active, backoff, dead_letter, succeeded, cancelled
+                from queue_counts
+                union all
+                select project_id, queue, scheduled, active, backoff, dead_letter, succeeded, cancelled
+                from queue_deltas
+            ) all_counts
+            group by project_id, queue
+        ), wrong as materialized (
+            select project_id, queue,
+                   coalesce(actual.scheduled, 0) - coalesce(known.scheduled, 0) as scheduled,
+                   coalesce(actual.active, 0) - coalesce(known.active, 0) as active,
+                   coalesce(actual.backoff, 0) - coalesce(known.backoff, 0) as backoff,
+                   coalesce(actual.dead_letter, 0) - coalesce(known.dead_letter, 0) as dead_letter,
+                   coalesce(actual.succeeded, 0) - coalesce(known.succeeded, 0) as succeeded,
+                   coalesce(actual.cancelled, 0) - coalesce(known.cancelled, 0) as cancelled
+            from actual
+            full join known using (project_id, queue)
+        ), corrected as (
+            -- Long ago, so that no rate of today sees it.
+            insert into queue_deltas (
+                project_id, queue, at, scheduled, active, backoff, dead_letter, succeeded, cancelled
+            )
+            select project_id, queue, to_timestamp(0), scheduled, active, backoff, dead_letter,
+                   succeeded, cancelled
+            from wrong
+            where (scheduled, active, backoff, dead_letter, succeeded, cancelled) <> (0, 0, 0, 0, 0, 0)
+            returning 1
+        )
+        select count(*) "corrected!" from corrected
+        "#,
+    )
+    .fetch_one(conn)
+    .await
+}
+
+/// Keeps the list of dead letters from being written until the end of the transaction.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn lock_dead_letters(conn: &mut PgConnection) -> sqlx::Result<()> {
+    const LOCK: &str = "lock table dead_letters, dead_letter_groups in share row exclusive mode";
+    conn.execute(sqlx::raw_sql(LOCK)).await.map(|_| ())
+}
+
+/// Writes down dead letters that are missing from the list, each in the group of its type, and strikes off those
+/// that are none. Answers with how many of both.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn relist_dead_letters(conn: &mut PgConnection) -> sqlx::Result<i64> {
+    sqlx::query_scalar!(
+        r#"
+        with stale as (
+            delete from dead_letters
+            where not exists (
+                select
+                from jobs
+                where jobs.project_id = dead_letters.project_id and jobs.id = dead_letters.job_id
+                    and jobs.completed_at is not null
+            )
+            returning 1
+        ), missing as (
+            insert into dead_letters (project_id, job_id, fingerprint, queue, job_type, died_at)
+            select project_id, id, md5(job_type)::uuid, queue, job_type, completed_at
+            from jobs
+            where completed_at is not null
+            on conflict (project_id, job_id) do nothing
+            returning 1
+        )
+        select (select count(*) from stale) + (select count(*) from missing) "relisted!"
+        "#,
+    )
+    .fetch_one(conn)
+    .await
+}
+
+/// Counts the dead letters of all groups anew. Nothing else may write them meanwhile: they are locked.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn regroup_dead_letters(conn: &mut PgConnection) -> sqlx::Result<()> {
+    sqlx::query!(
+        "
+        with counted as (
+            select project_id, fingerprint, min(job_type) as job_type, count(*) as jobs,
+                   (array_agg(job_id order by died_at))[1] as first, min(died_at) as first_seen_at,
+                   max(died_at) as last_seen_at
+            from dead_letters
+            group by project_id, fingerprint
+        ), emptied as (
+            delete from dead_letter_groups
+            where not exists (
+                select
+                from counted
+                where counted.project_id = dead_letter_groups.project_id
+                    and counted.fingerprint = dead_letter_groups.fingerprint
+            )
+        )
+        insert into dead_letter_groups (
+            project_id, fingerprint, job_type, sample_job_id, jobs, first_seen_at, last_seen_at
+        )
+        select project_id, fingerprint, job_type, first, jobs, first_seen_at, last_seen_at
+        from counted
+        on conflict (project_id, fingerprint) do update set jobs = excluded.jobs
+        ",
+    )
+    .execute(conn)
+    .await?;
+    Ok(())
 }

@@ -21,6 +21,8 @@ pub struct Glance {
     pub next_tick_ms: Option<f64>,
     /// Queues that somebody has set or paused lately.
     pub changed_queues: Vec<(ProjectId, String)>,
+    /// Projects that have queues with a brake.
+    pub braked: Vec<ProjectId>,
 }
 
 /// Looks what waits to be done. A queue has changed lately if it has within the last `within_ms`.
@@ -45,6 +47,9 @@ pub async fn glance(conn: &mut PgConnection, within_ms: i64) -> sqlx::Result<Gla
                    order by next_tick
                    limit 1
                ) as next_tick_ms,
+               array(
+                   select distinct project_id from queues where brake_after is not null limit 100000
+               ) "braked!",
                array_agg(changed.project_id) filter (where changed.project_id is not null) as projects,
                array_agg(changed.name) filter (where changed.name is not null) as names
         from (select) as always
@@ -68,5 +73,6 @@ pub async fn glance(conn: &mut PgConnection, within_ms: i64) -> sqlx::Result<Gla
         has_unplanned: row.has_unplanned,
         next_tick_ms: row.next_tick_ms,
         changed_queues: projects.zip(row.names.unwrap_or_default()).collect(),
+        braked: row.braked.into_iter().map(ProjectId).collect(),
     })
 }

@@ -1,0 +1,27 @@
+//! `fencepost recount`: compares the counters with what they count, and corrects them.
+
+use std::io::Write;
+
+use anyhow::Context;
+use sqlx::{ConnectOptions, Connection, postgres::PgConnectOptions};
+
+use crate::{config::DatabaseArgs, store::sweep::counts};
+
+/// Corrects the counts of queues and the list of dead letters, and says how much was wrong.
+///
+/// # Errors
+/// When the database does not answer, or is not migrated.
+pub async fn run(database: &DatabaseArgs) -> anyhow::Result<()> {
+    let options: PgConnectOptions = database.url()?.parse()?;
+    let mut conn = options.connect().await.context("the database does not answer")?;
+    let queues = counts::recount(&mut conn).await.context("the counts could not be compared")?;
+    let mut tx = conn.begin().await?;
+    // Settlements that give jobs up wait meanwhile.
+    counts::lock_dead_letters(&mut tx).await?;
+    let letters = counts::relist_dead_letters(&mut tx).await?;
+    counts::regroup_dead_letters(&mut tx).await?;
+    tx.commit().await?;
+    conn.close().await?;
+    writeln!(std::io::stdout(), "corrected: {queues} queues, {letters} dead letters")?;
+    Ok(())
+}

@@ -68,7 +68,7 @@ impl RateLimit {
         wait
     }
 
-    /// What is to be remembered after `jobs` more were handed out now: at most about [`PARTS`] entries.
+    /// What is to be remembered after `jobs` more were handed out now: at most about a hundred entries.
     /// Those that are remembered as one count until the last of them is old enough, so never too short.
     #[must_use]
     pub fn remember(self, handouts: &[Handout], jobs: i32, now: DateTime<Utc>) -> Vec<Handout> {

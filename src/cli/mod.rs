@@ -64,6 +64,9 @@ enum Command {
     Recount {
         #[command(flatten)]
         database: DatabaseArgs,
+        /// Folder of a running `fencepost dev`, instead of a database's URL
+        #[arg(long, env = "FENCEPOST_DATA_DIR", value_name = "DIR")]
+        data_dir: Option<std::path::PathBuf>,
     },
     /// Create, list and revoke API keys
     Keys(keys::KeysArgs),
@@ -106,7 +109,7 @@ impl Cli {
             Command::Migrate { database } => {
                 store::pools::migrate(&database.url()?).await.context("the migration failed")
             }
-            Command::Recount { database } => recount::run(&database).await,
+            Command::Recount { database, data_dir } => recount::run(&database, data_dir).await,
             Command::Keys(args) => keys::run(args).await,
             Command::Worker(args) => {
                 telemetry::install_logs(WORKER_LOG)?;

@@ -51,7 +51,8 @@ impl InvalidSchedule {
 /// assert!(parse("@midnight").is_ok());
 /// assert!(parse("61 * * * *").is_err());
 /// assert!(parse("*/61 * * * *").is_err());
-/// assert!(parse("0 0 0 1 1 * 2030").is_err());
+/// assert!(parse("0 0 0 1 1 * 2030").unwrap_err().to_string().starts_with("must have five fields"));
+/// assert!(parse("0 25 * * *").unwrap_err().to_string().starts_with("the hour cannot be `25`"));
 /// ```
 pub fn parse(expression: &str) -> Result<Cron, InvalidSchedule> {
     let expression = match expression.trim() {
@@ -60,19 +61,39 @@ pub fn parse(expression: &str) -> Result<Cron, InvalidSchedule> {
     };
     check_steps(expression)?;
     let parser = CronParser::builder().seconds(Seconds::Optional).year(Year::Disallowed).build();
-    parser.parse(expression).map_err(|error| InvalidSchedule::Cron(error.to_string()))
+    let read = |it: &str| parser.parse(it);
+    read(expression).map_err(|error| {
+        let fields: Vec<_> = expression.split_whitespace().collect();
+        if !(5..=FIELDS.len()).contains(&fields.len()) {
+            return InvalidSchedule::Cron(WRONG_COUNT.to_owned());
+        }
+        // The one that cannot be read by itself either.
+        let names = FIELDS.iter().skip(FIELDS.len() - fields.len());
+        let culprit = fields.iter().zip(names).enumerate().find(|(place, (field, _))| {
+            let mut alone = vec!["*"; fields.len()];
+            alone[*place] = field;
+            read(&alone.join(" ")).is_err()
+        });
+        InvalidSchedule::Cron(match culprit {
+            Some((_, (field, (name, _)))) => format!("the {name} cannot be `{field}`: {error}"),
+            None => error.to_string(),
+        })
+    })
 }
+
+/// The fields of an expression, and their largest values.
+const FIELDS: [(&str, u32); 6] = [
+    ("second", 59),
+    ("minute", 59),
+    ("hour", 23),
+    ("day of the month", 31),
+    ("month", 12),
+    ("day of the week", 7),
+];
+const WRONG_COUNT: &str = "must have five fields, or six with seconds first, or be @hourly, @daily, @weekly, @monthly, @yearly";
 
 /// A step that is larger than its field would never be reached: somebody has mistaken the field.
 fn check_steps(expression: &str) -> Result<(), InvalidSchedule> {
-    const FIELDS: [(&str, u32); 6] = [
-        ("second", 59),
-        ("minute", 59),
-        ("hour", 23),
-        ("day of the month", 31),
-        ("month", 12),
-        ("day of the week", 7),
-    ];
     let fields: Vec<_> = expression.split_whitespace().collect();
     let skipped = FIELDS.len().saturating_sub(fields.len());
     for (field, (name, max)) in fields.iter().zip(FIELDS.iter().skip(skipped)) {

@@ -147,10 +147,14 @@ fn gates(facts: &Facts) -> Vec<Gate> {
         if let Some(crowd) = crowd {
             let Crowd { name, running, limit } = crowd;
             let state = if crowd.is_full() { "busy" } else { "in use" };
+            let message = match limit {
+                0 => format!("{what} {name} lets nothing run: its limit is 0"),
+                _ => format!("{what} {name} {running}/{limit} {state}"),
+            };
             gates.push(Gate {
                 waits_for: WaitingFor::Concurrency,
                 is_open: !crowd.is_full(),
-                message: format!("{what} {name} {running}/{limit} {state}"),
+                message,
                 changes_at: None,
             });
         }

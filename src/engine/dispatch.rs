@@ -183,7 +183,16 @@ pub async fn poll(
         () = registry::until_halted(engine, &worker) => parked.answer_now().await,
     };
     match answer {
-        Some(jobs) => deliver(jobs),
+        Some(jobs) => {
+            let has_jobs = !jobs.is_empty();
+            let delivery = deliver(jobs)?;
+            // Told while they were on their way: they go back.
+            if has_jobs && registry::halt(engine, &worker).await.is_ok_and(|it| it.is_some()) {
+                drop(delivery);
+                return deliver(Vec::new());
+            }
+            Ok(delivery)
+        }
         None if is_patient => deliver(Vec::new()),
         None => Err(Error::NotReady("the store does not answer")),
     }

@@ -39,8 +39,8 @@ use crate::{
     wake::Chore,
 };
 
-/// So long before a tick its jobs are written.
-const LEAD: Duration = Duration::from_millis(1_000);
+/// So long before a tick its jobs are written: less than a statement may take before it is called slow.
+const LEAD: Duration = Duration::from_millis(900);
 /// When another node is about to fire a tick, it is looked at again so long after it.
 const OTHERS_PAUSE: Duration = Duration::from_millis(20);
 /// The pause when another node holds what is due.

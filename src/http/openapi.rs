@@ -133,10 +133,11 @@ pub fn docs() -> SwaggerUi {
 }
 
 /// The pages that the server itself has: every error's `docs_url` leads to one of them.
-const PAGES: [(&str, &str); 5] = [
+const PAGES: [(&str, &str); 6] = [
     ("errors", include_str!("../../docs/errors.md")),
     ("guarantees", include_str!("../../docs/guarantees.md")),
     ("limits", include_str!("../../docs/limits.md")),
+    ("operations", include_str!("../../docs/operations.md")),
     ("schedules", include_str!("../../docs/schedules.md")),
     ("worker-guide", include_str!("../../docs/worker-guide.md")),
 ];

@@ -195,6 +195,7 @@ fn a_job_that_does_not_say_has_what_its_queue_says() {
 #[test]
 fn a_paused_queue_takes_jobs_and_hands_out_none_until_it_is_resumed() {
     run(async |t| {
+        t.act("/v1/queues/defualt/resume").await.is_error(404, "queue_not_found");
         let paused = t.act("/v1/queues/default/pause").await.is(200);
         assert!(paused["paused_at"].is_string());
         let again = t.act("/v1/queues/default/pause").await.is(200);

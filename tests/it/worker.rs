@@ -289,7 +289,9 @@ fn a_worker_killed_in_the_middle_of_a_thousand_jobs_loses_none_and_settles_none_
             t.post("/v1/jobs/batch", json!({"jobs": jobs})).await.is(201);
         }
         let settled = "select count(*) from finished_jobs";
-        let mut first = Worker::start(t, "sleep 0.01", &["--concurrency", "16"]).await;
+        // Two of them are under way whenever it is killed.
+        let exec = "read n; case $n in 7) sleep 600;; *) sleep 0.01;; esac";
+        let mut first = Worker::start(t, exec, &["--concurrency", "16"]).await;
         while t.database.number(settled).await < 300 {}
         first.child.kill().await.expect("it is killed");
         let more = ["--concurrency", "16", "--worker-id", "second"];
@@ -311,7 +313,7 @@ fn a_worker_killed_in_the_middle_of_a_thousand_jobs_loses_none_and_settles_none_
         assert_eq!(t.database.number(succeeded).await, 1_000);
         let lost = "select count(*) from attempts where outcome = 'lease_expired'";
         let lost = t.database.number(lost).await;
-        assert!((1..=16).contains(&lost), "{lost} were lost with their worker");
+        assert!((2..=16).contains(&lost), "{lost} were lost with their worker");
         let failures = "select sum(failures)::bigint from finished_jobs";
         assert_eq!(t.database.number(failures).await, lost, "what was handed back is no failure");
         let unaccounted = "select count(*) from finished_jobs job where attempt <> 1 + (

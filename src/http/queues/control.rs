@@ -79,7 +79,8 @@ pub async fn pause(
 /// Resume a queue.
 ///
 /// Its jobs are handed out again, to polls that are parked already too: on this node at once, on all others
-/// within a second. With `job_type`, jobs of that type are, whether somebody or the brake had paused them.
+/// within a second; types that are paused by themselves stay so. With `job_type`, jobs of that type are handed out
+/// again, whether somebody or the brake had paused them.
 #[utoipa::path(
     post, path = "/queues/{queue}/resume", tag = "queues", operation_id = "queues_resume",
     params(("queue" = String, Path, description = "The queue.", example = "default")),
@@ -88,6 +89,7 @@ pub async fn pause(
         (status = 200, description = "The queue, as it is now.", body = Queue),
         (status = 400, description = "The request cannot be read or breaks a rule.", body = ErrorBody),
         (status = 401, description = "No valid API key.", body = ErrorBody),
+        (status = 404, description = "Nobody uses a queue of this name.", body = ErrorBody),
         (status = 413, description = "The body is too large.", body = ErrorBody),
         (status = 415, description = "The body is not JSON.", body = ErrorBody),
         (status = 503, description = "Try again later.", body = ErrorBody),
@@ -182,6 +184,10 @@ async fn set_paused(
     check.optional_name("job_type", request.job_type.as_deref(), limits::MAX_JOB_TYPE_CHARS);
     check.finish()?;
     let (engine, project_id) = (&app.engine, caller.project_id);
+    if !is_paused {
+        // A typo must not look like a cure.
+        known(app, project_id, &queue).await?;
+    }
     match &request.job_type {
         None => queues::set_paused(engine, project_id, &queue, is_paused).await?,
         Some(job_type) => {

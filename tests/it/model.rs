@@ -23,6 +23,7 @@ use fencepost::{
     store::{self, endings::Ended, pools::Pools},
 };
 use rand::{RngExt, SeedableRng, rngs::StdRng, seq::IndexedRandom};
+use sqlx::PgConnection;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
@@ -30,9 +31,11 @@ mod control;
 mod machine;
 
 use self::machine::{Answer, Model, is_bad};
-use crate::harness::{Database, fresh_database, limited};
+use crate::harness::{Database, fresh_database, run_for};
 
 const WORKERS: [&str; 3] = ["ann", "bob", "cy"];
+/// All histories of one test.
+const TIME_LIMIT: Duration = Duration::from_secs(180);
 const SEEDS: u64 = 40;
 const STEPS: usize = 70;
 const MAX_JOBS: usize = 7;
@@ -50,6 +53,8 @@ enum Plant {
 }
 
 struct Run {
+    /// For looks at the store.
+    conn: PgConnection,
     engine: Engine,
     database: Database,
     project_id: ProjectId,
@@ -92,10 +97,10 @@ impl Run {
     }
 
     /// Every job is where the model says.
-    async fn compare(&self) -> Checked {
-        let mut conn = self.database.connect().await;
+    async fn compare(&mut self) -> Checked {
+        let conn = &mut self.conn;
         for (number, model) in self.jobs.iter().enumerate() {
-            let found = store::jobs::find(&mut conn, self.project_id, model.id).await;
+            let found = store::jobs::find(conn, self.project_id, model.id).await;
             let found = found.expect("it runs").ok_or(format!("job {number} is lost"))?;
             let seen = (found.state, found.attempt, found.failures);
             let expected = (model.state, model.attempt, model.failures);
@@ -103,7 +108,7 @@ impl Run {
                 return Err(format!("job {number} is {seen:?}, the model says {expected:?}"));
             }
         }
-        let rows = store::counts::queues(&mut conn, self.project_id, &["default".into()]).await;
+        let rows = store::counts::queues(conn, self.project_id, &["default".into()]).await;
         let seen = &rows.expect("it runs")[0];
         let many = |states: &[StoredState]| {
             self.jobs.iter().filter(|it| states.contains(&it.state)).count() as i64
@@ -362,6 +367,7 @@ async fn play(engine: &Engine, database: &Database, seed: u64, plant: Plant) -> 
     let mut run = Run {
         engine: engine.clone(),
         database: database.clone(),
+        conn,
         project_id,
         dice: StdRng::seed_from_u64(seed),
         jobs: Vec::new(),
@@ -376,7 +382,7 @@ async fn play(engine: &Engine, database: &Database, seed: u64, plant: Plant) -> 
 
 /// Runs against an engine without loops: the test alone says when what happens.
 fn with_engine(test: impl AsyncFnOnce(&Engine, &Database)) {
-    limited(async {
+    run_for(TIME_LIMIT, async {
         let database = fresh_database().await;
         let pools = Pools::new(&database.url, PoolArgs::default()).expect("a URL");
         let engine = Engine::start(pools, CancellationToken::new());

@@ -114,21 +114,3 @@ create table idempotency_keys (
 );
 -- Pruned by age, across projects.
 create index idempotency_keys_by_age on idempotency_keys (created_at);
-
--- Jobs that have ended without success and whose children must be called off. Beside the jobs, because
--- each index of theirs is opened by every statement that writes them.
-create table orphaned_parents (
-    project_id integer not null,
-    job_id uuid not null,
-    primary key (project_id, job_id)
-);
-
--- Jobs that are called off if nobody is at them by a time. Beside the jobs for the same reason.
-create table job_expiries (
-    project_id integer not null,
-    job_id uuid not null,
-    expires_at timestamptz not null,
-    primary key (project_id, job_id)
-);
--- Swept by time, across projects.
-create index job_expiries_by_time on job_expiries (expires_at);

@@ -11,4 +11,6 @@ alter table jobs
     -- Its latest lease counts against a limit: somebody may wait for its end.
     add column holds_slot boolean not null default false,
     -- Jobs that wait for this one.
-    add column children integer not null default 0;
+    add column children integer not null default 0,
+    -- Children that must be called off, because this job is a dead letter.
+    add column has_orphans boolean not null default false;

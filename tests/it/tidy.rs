@@ -238,6 +238,7 @@ fn every_tenants_key_and_index_begins_with_the_project() {
     const EXCEPTIONS: &[&str] = &[
         "jobs_expiring",
         "jobs_due",
+        "jobs_outdated",
         "job_expiries_by_time",
         "api_keys_by_secret",
         "idempotency_keys_by_age",

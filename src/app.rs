@@ -1,26 +1,61 @@
-//! What a request needs: the engine, the key cache and the secrets of this instance.
+//! What a request needs: the engine, the people, what may be remembered of credentials for a moment, and the
+//! secrets of this instance.
 
-use std::{ops::Deref, sync::Arc, time::Duration};
-
-use chrono::TimeDelta;
-use moka::future::Cache;
-use tokio::sync::Semaphore;
-
-use crate::{
-    domain::limits::MAX_STREAMS,
-    engine::Engine,
-    error::Error,
-    store::{self, keys::KeyOwner},
+use std::{
+    collections::{HashMap, HashSet},
+    ops::Deref,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
 
-/// How long a key is trusted without asking the store: so long does a revoked key live on, and twice as
-/// long in a poll that is parked.
-pub const KEY_CACHE_TTL: Duration = Duration::from_secs(5);
+use moka::future::Cache;
+use tokio::sync::{Notify, Semaphore};
+
+use crate::{
+    accounts::{Accounts, key::SecretHash, limits_of, token::Bearer},
+    bus::{Bus, Topic},
+    domain::{
+        access::{Role, Scope},
+        limits::MAX_STREAMS,
+        plan::Limits,
+    },
+    engine::Engine,
+    error::Error,
+    ids::{AccountId, KeyId, ProjectId, ProjectPublicId, SessionId},
+    store::{self, keys::KeyOwner, members::Membership},
+};
+
+/// How long a credential is trusted without asking the store. A parked poll asks as often, so that even without
+/// Redis a revoked key is obeyed nowhere after twice as long.
+pub const KEY_CACHE_TTL: Duration = Duration::from_secs(2);
 /// Keys one node remembers, unknown ones included.
 const KEY_CACHE_KEYS: u64 = 100_000;
+/// Sessions and memberships one node remembers.
+const PEOPLE_CACHE: u64 = 20_000;
+/// Keys that were used and whose rows do not say so yet.
+const MAX_USED_KEYS: usize = 10_000;
 
-/// SHA-256 of an API key.
-pub type SecretHash = [u8; 32];
+/// What a live key opens, and how much of it.
+#[derive(Debug, Clone)]
+pub struct KeyGrant {
+    /// Whose key.
+    pub owner: KeyOwner,
+    /// What it may be used for.
+    pub scopes: Vec<Scope>,
+    /// What its project may use.
+    pub limits: Limits,
+}
+
+/// What a member is in a project.
+#[derive(Debug, Clone)]
+pub struct MemberGrant {
+    /// The project.
+    pub membership: Membership,
+    /// What they are in it.
+    pub role: Role,
+    /// What the project may use.
+    pub limits: Limits,
+}
 
 /// The handles of one node. Cheap to clone.
 #[derive(Clone)]
@@ -30,13 +65,20 @@ pub struct App(Arc<Handles>);
 pub struct Handles {
     /// The jobs.
     pub engine: Engine,
+    /// The people.
+    pub accounts: Accounts,
+    /// The other nodes.
+    pub bus: Bus,
     /// Signs list cursors.
     pub cursor_key: Vec<u8>,
     /// Places for event streams.
     pub streams: Arc<Semaphore>,
-    /// Schedules that fire more often are refused.
-    pub min_schedule_period: TimeDelta,
-    keys: Cache<SecretHash, Option<Arc<KeyOwner>>>,
+    keys: Cache<SecretHash, Option<Arc<KeyGrant>>>,
+    sessions: Cache<Bearer, bool>,
+    members: Cache<(AccountId, String), Option<Arc<MemberGrant>>>,
+    forgotten: Notify,
+    used_keys: Mutex<HashSet<(ProjectId, KeyId)>>,
+    parked: Mutex<HashMap<String, u32>>,
 }
 
 impl Deref for App {
@@ -47,31 +89,239 @@ impl Deref for App {
     }
 }
 
+/// A credential that no longer counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Forget {
+    /// A key.
+    Key(SecretHash),
+    /// A session.
+    Session(SessionId),
+    /// What was remembered of all keys and members: a project, a plan or a role has changed.
+    Everybody,
+}
+
+impl Forget {
+    fn text(self) -> String {
+        match self {
+            Self::Key(hash) => {
+                let hex: String = hash.iter().map(|it| format!("{it:02x}")).collect();
+                format!("key {hex}")
+            }
+            Self::Session(id) => format!("session {id}"),
+            Self::Everybody => "everybody".to_owned(),
+        }
+    }
+
+    /// Reads what another node has told. What cannot be read is taken for the most.
+    fn read(text: &str) -> Self {
+        let read = match text.split_once(' ') {
+            Some(("key", hex)) => read_hash(hex).map(Self::Key),
+            Some(("session", id)) => id.parse().ok().map(Self::Session),
+            _ => None,
+        };
+        read.unwrap_or(Self::Everybody)
+    }
+}
+
+fn read_hash(hex: &str) -> Option<SecretHash> {
+    let bytes: Option<Vec<u8>> = (0..hex.len())
+        .step_by(2)
+        .map(|at| u8::from_str_radix(hex.get(at..at + 2)?, 16).ok())
+        .collect();
+    bytes?.try_into().ok()
+}
+
 impl App {
     /// Puts the handles together.
     #[must_use]
-    pub fn new(engine: Engine, cursor_key: Vec<u8>, min_schedule_period: TimeDelta) -> Self {
-        let keys =
-            Cache::builder().time_to_live(KEY_CACHE_TTL).max_capacity(KEY_CACHE_KEYS).build();
-        let streams = Arc::new(Semaphore::new(MAX_STREAMS));
-        Self(Arc::new(Handles { engine, cursor_key, streams, min_schedule_period, keys }))
+    pub fn new(engine: Engine, accounts: Accounts, bus: Bus, cursor_key: Vec<u8>) -> Self {
+        let people = || Cache::builder().time_to_live(KEY_CACHE_TTL).max_capacity(PEOPLE_CACHE);
+        Self(Arc::new(Handles {
+            engine,
+            accounts,
+            bus,
+            cursor_key,
+            streams: Arc::new(Semaphore::new(MAX_STREAMS)),
+            keys: Cache::builder().time_to_live(KEY_CACHE_TTL).max_capacity(KEY_CACHE_KEYS).build(),
+            sessions: Cache::builder()
+                .time_to_live(KEY_CACHE_TTL)
+                .max_capacity(PEOPLE_CACHE)
+                .build(),
+            members: people().build(),
+            forgotten: Notify::new(),
+            used_keys: Mutex::default(),
+            parked: Mutex::default(),
+        }))
     }
 
-    /// Whose live key has this hash, as of at most [`KEY_CACHE_TTL`] ago. Many callers that ask
-    /// for one key at once cost one look-up.
+    /// What the live key with this hash opens, as of at most [`KEY_CACHE_TTL`] ago. Many callers that ask for one
+    /// key at once cost one look-up.
     ///
     /// # Errors
     /// [`Error::Unavailable`] when the store does not answer.
-    pub async fn key_owner(&self, hash: SecretHash) -> Result<Option<Arc<KeyOwner>>, Error> {
+    pub async fn key_grant(&self, hash: SecretHash) -> Result<Option<Arc<KeyGrant>>, Error> {
         if let Some(known) = self.keys.get(&hash).await {
             return Ok(known);
         }
         let look_up = async {
             let mut conn = self.engine.pools.keys.acquire().await?;
             let owner = store::keys::find_by_secret(&mut conn, &hash).await?;
-            Ok::<_, sqlx::Error>(owner.map(Arc::new))
+            Ok::<_, sqlx::Error>(owner.map(|it| Arc::new(self.grant(it))))
         };
         // Boxed: a miss is rare, and its ten kilobytes would be part of every parked poll.
         Box::pin(self.keys.try_get_with(hash, look_up)).await.map_err(Error::Unavailable)
+    }
+
+    fn grant(&self, owner: KeyOwner) -> KeyGrant {
+        let scopes = owner.scopes.iter().filter_map(|it| Scope::of_name(it)).collect();
+        let plans = &self.accounts.plans;
+        let limits = limits_of(plans, &owner.plan, owner.overrides.as_ref());
+        KeyGrant { owner, scopes, limits }
+    }
+
+    /// Whether a session goes on, as of at most [`KEY_CACHE_TTL`] ago.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] when the store does not answer.
+    pub async fn is_session_live(&self, bearer: Bearer) -> Result<bool, Error> {
+        let look_up = async {
+            let mut conn = self.engine.pools.keys.acquire().await?;
+            store::sessions::is_live(&mut conn, bearer.account_id, bearer.session_id).await
+        };
+        Box::pin(self.sessions.try_get_with(bearer, look_up)).await.map_err(Error::Unavailable)
+    }
+
+    /// What an account is in the project of this slug or id, as of at most [`KEY_CACHE_TTL`] ago.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] when the store does not answer.
+    pub async fn member_grant(
+        &self,
+        account_id: AccountId,
+        project: &str,
+    ) -> Result<Option<Arc<MemberGrant>>, Error> {
+        let look_up = async {
+            let mut conn = self.engine.pools.keys.acquire().await?;
+            let public_id: Option<ProjectPublicId> = project.parse().ok();
+            let found = store::members::find(&mut conn, account_id, project, public_id).await?;
+            Ok::<_, sqlx::Error>(found.and_then(|membership| {
+                let role = Role::of_name(&membership.role)?;
+                let plans = &self.accounts.plans;
+                let limits = limits_of(plans, &membership.plan, membership.overrides.as_ref());
+                Some(Arc::new(MemberGrant { membership, role, limits }))
+            }))
+        };
+        let key = (account_id, project.to_owned());
+        Box::pin(self.members.try_get_with(key, look_up)).await.map_err(Error::Unavailable)
+    }
+
+    /// Makes all nodes forget a credential, this one at once.
+    pub async fn forget(&self, forget: Forget) {
+        self.forget_here(forget).await;
+        self.bus.tell(Topic::Forget, &forget.text()).await;
+    }
+
+    /// Another node has told to forget something.
+    pub async fn told_to_forget(&self, text: &str) {
+        self.forget_here(Forget::read(text)).await;
+    }
+
+    async fn forget_here(&self, forget: Forget) {
+        match forget {
+            Forget::Key(hash) => self.keys.invalidate(&hash).await,
+            Forget::Session(id) => {
+                // There are few sessions, and it is not known whose it is.
+                let _ = self.sessions.invalidate_entries_if(move |it, _| it.session_id == id);
+                self.sessions.invalidate_all();
+            }
+            Forget::Everybody => {
+                self.keys.invalidate_all();
+                self.members.invalidate_all();
+            }
+        }
+        self.forgotten.notify_waiters();
+    }
+
+    /// Resolves when it is time to ask whether a credential still counts.
+    pub async fn doubt(&self) {
+        let _ = tokio::time::timeout(KEY_CACHE_TTL, self.forgotten.notified()).await;
+    }
+
+    /// Notes that a key was used.
+    pub fn note_used(&self, key: (ProjectId, KeyId)) {
+        let mut used = lock(&self.used_keys);
+        if used.len() < MAX_USED_KEYS {
+            used.insert(key);
+        }
+    }
+
+    /// Writes down which keys were used.
+    ///
+    /// # Errors
+    /// Only those of the store.
+    pub async fn write_used_keys(&self) -> sqlx::Result<()> {
+        let used: Vec<_> = lock(&self.used_keys).drain().collect();
+        if used.is_empty() {
+            return Ok(());
+        }
+        let mut conn = self.engine.pools.background.acquire().await?;
+        store::keys::note_used(&mut conn, &used).await
+    }
+
+    /// Takes a place on this node for something that lasts; none when `max` are taken.
+    #[must_use]
+    pub fn take_place(&self, name: &str, max: u32) -> Option<Place> {
+        let mut parked = lock(&self.parked);
+        let taken = parked.entry(name.to_owned()).or_default();
+        if *taken >= max {
+            return None;
+        }
+        *taken += 1;
+        Some(Place { app: self.clone(), name: name.to_owned() })
+    }
+
+    /// How many of these places are taken on this node.
+    #[must_use]
+    pub fn places_taken(&self, name: &str) -> u32 {
+        lock(&self.parked).get(name).copied().unwrap_or_default()
+    }
+}
+
+/// A place on this node, until it is dropped.
+pub struct Place {
+    app: App,
+    name: String,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut parked = lock(&self.app.parked);
+        if let Some(taken) = parked.get_mut(&self.name) {
+            *taken -= 1;
+            if *taken == 0 {
+                parked.remove(&self.name);
+            }
+        }
+    }
+}
+
+/// No code that holds these locks can panic in the middle of a change.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_told_reads_back_and_what_cannot_be_read_is_taken_for_the_most() {
+        let session = SessionId::generate();
+        for forget in [Forget::Key([7; 32]), Forget::Session(session), Forget::Everybody] {
+            assert_eq!(Forget::read(&forget.text()), forget);
+        }
+        for junk in ["", "key", "key zz", "key 00", "session x", "something else"] {
+            assert_eq!(Forget::read(junk), Forget::Everybody, "{junk}");
+        }
     }
 }

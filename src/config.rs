@@ -1,9 +1,17 @@
 //! Settings: each is a flag with a `FENCEPOST_…` variable. `docs/configuration.md` lists them, and
 //! a test compares the two.
 
-use std::net::SocketAddr;
+use std::{
+    net::{IpAddr, SocketAddr},
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
+use anyhow::Context;
 use clap::Args;
+use secrecy::SecretString;
+
+use crate::domain::plan::{self, Plans};
 
 /// Where the database is. `DATABASE_URL` is read when neither flag nor variable is given.
 #[derive(Debug, Clone, Args)]
@@ -17,14 +25,27 @@ pub struct DatabaseArgs {
         global = true
     )]
     pub database_url: Option<String>,
+
+    /// File with that URL, instead
+    #[arg(
+        long,
+        env = "FENCEPOST_DATABASE_URL_FILE",
+        value_name = "FILE",
+        conflicts_with = "database_url",
+        global = true
+    )]
+    pub database_url_file: Option<PathBuf>,
 }
 
 impl DatabaseArgs {
-    /// The URL from flag, `FENCEPOST_DATABASE_URL` or `DATABASE_URL`, in this order.
+    /// The URL from flag, `FENCEPOST_DATABASE_URL`, the file of one of them, or `DATABASE_URL`, in this order.
     ///
     /// # Errors
-    /// When none of the three is given.
+    /// When none of them is given, or the file cannot be read.
     pub fn url(&self) -> anyhow::Result<String> {
+        if let Some(file) = &self.database_url_file {
+            return read_secret(file);
+        }
         self.database_url
             .clone()
             .or_else(|| std::env::var("DATABASE_URL").ok().filter(|it| !it.is_empty()))
@@ -34,6 +55,190 @@ impl DatabaseArgs {
                 )
             })
     }
+}
+
+/// The text of a file without the line break at its end.
+///
+/// # Errors
+/// When it cannot be read, or is empty.
+pub fn read_secret(file: &Path) -> anyhow::Result<String> {
+    let text = std::fs::read_to_string(file)
+        .with_context(|| format!("cannot read the secret in {}", file.display()))?;
+    let text = text.trim_end_matches(['\r', '\n']);
+    anyhow::ensure!(!text.is_empty(), "the file {} is empty", file.display());
+    Ok(text.to_owned())
+}
+
+/// A secret that is given itself, or in a file.
+fn secret(
+    value: Option<&SecretString>,
+    file: Option<&PathBuf>,
+) -> anyhow::Result<Option<SecretString>> {
+    match file {
+        Some(file) => Ok(Some(SecretString::from(read_secret(file)?))),
+        None => Ok(value.cloned()),
+    }
+}
+
+/// Where Redis is.
+#[derive(Debug, Clone, Args)]
+pub struct RedisArgs {
+    /// Redis to use, as redis://user:password@host:port, rediss://… or redis+unix:///path. Nodes share rate
+    /// limits over it and wake each other's polls; without it each does so alone
+    #[arg(long, env = "FENCEPOST_REDIS_URL", hide_env_values = true, value_name = "URL")]
+    pub redis_url: Option<SecretString>,
+
+    /// File with that URL, instead
+    #[arg(
+        long,
+        env = "FENCEPOST_REDIS_URL_FILE",
+        value_name = "FILE",
+        conflicts_with = "redis_url"
+    )]
+    pub redis_url_file: Option<PathBuf>,
+
+    /// What a call to Redis may take, in milliseconds, before a node goes on without
+    #[arg(long, env = "FENCEPOST_REDIS_BUDGET_MS", default_value_t = 25, value_name = "N",
+          value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    pub redis_budget_ms: u64,
+}
+
+impl RedisArgs {
+    /// The URL, if one is given.
+    ///
+    /// # Errors
+    /// When the file cannot be read.
+    pub fn url(&self) -> anyhow::Result<Option<SecretString>> {
+        secret(self.redis_url.as_ref(), self.redis_url_file.as_ref())
+    }
+
+    /// What a call may take.
+    #[must_use]
+    pub fn budget(&self) -> Duration {
+        Duration::from_millis(self.redis_budget_ms)
+    }
+}
+
+/// Who may sign up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Signup {
+    /// Everybody.
+    Open,
+    /// Whoever is invited to a project.
+    Invite,
+    /// Nobody.
+    Closed,
+}
+
+/// People: who may come, what they get, and how they are written to.
+#[derive(Debug, Clone, Args)]
+pub struct PeopleArgs {
+    /// Who may sign up [default: invite; in `dev`, open]
+    #[arg(long, env = "FENCEPOST_SIGNUP", value_enum, value_name = "WHO")]
+    pub signup: Option<Signup>,
+
+    /// File of plans, as ops/plans.toml; without, those that this binary was built with
+    #[arg(long, env = "FENCEPOST_PLANS", value_name = "FILE")]
+    pub plans: Option<PathBuf>,
+
+    /// Plan of new projects [default: free; in `dev`, unlimited]
+    #[arg(long, env = "FENCEPOST_DEFAULT_PLAN", value_name = "PLAN")]
+    pub default_plan: Option<String>,
+
+    /// Where people reach this API, for links in mails [default: http:// and the address of the API]
+    #[arg(long, env = "FENCEPOST_PUBLIC_URL", value_name = "URL")]
+    pub public_url: Option<String>,
+
+    /// Mail server, as smtps://user:password@host:port; without, no mail is sent (in `dev` it is printed)
+    #[arg(long, env = "FENCEPOST_SMTP_URL", hide_env_values = true, value_name = "URL")]
+    pub smtp_url: Option<SecretString>,
+
+    /// File with that URL, instead
+    #[arg(long, env = "FENCEPOST_SMTP_URL_FILE", value_name = "FILE", conflicts_with = "smtp_url")]
+    pub smtp_url_file: Option<PathBuf>,
+
+    /// Sender of mails
+    #[arg(
+        long,
+        env = "FENCEPOST_MAIL_FROM",
+        default_value = "Fencepost <no-reply@localhost>",
+        value_name = "ADDRESS"
+    )]
+    pub mail_from: String,
+}
+
+impl PeopleArgs {
+    /// The mail server's URL, if one is given.
+    ///
+    /// # Errors
+    /// When the file cannot be read.
+    pub fn smtp_url(&self) -> anyhow::Result<Option<SecretString>> {
+        secret(self.smtp_url.as_ref(), self.smtp_url_file.as_ref())
+    }
+
+    /// The plans, and the one of new projects.
+    ///
+    /// # Errors
+    /// When the file cannot be used, or there is no such plan.
+    pub fn plans(&self, default: &str) -> anyhow::Result<(Plans, String)> {
+        let plans = match &self.plans {
+            Some(file) => {
+                let text = std::fs::read_to_string(file)
+                    .with_context(|| format!("cannot read {}", file.display()))?;
+                Plans::parse(&text).with_context(|| file.display().to_string())?
+            }
+            None => Plans::built_in(),
+        };
+        let plan = self.default_plan.clone().unwrap_or_else(|| default.to_owned());
+        anyhow::ensure!(
+            plans.has(&plan),
+            "--default-plan: there is no plan `{plan}`, only {}",
+            plans.names().join(", ")
+        );
+        Ok((plans, plan))
+    }
+}
+
+/// The plan of new projects where nobody says otherwise.
+pub const DEFAULT_PLAN: &str = "free";
+/// The same in `dev`.
+pub const DEV_PLAN: &str = plan::UNLIMITED;
+
+/// Which connections are accepted.
+#[derive(Debug, Clone, Args)]
+pub struct ConnectionArgs {
+    /// Open connections of one client address (of IPv6: one /64); trusted proxies may have any number
+    /// [default: 256; in `dev`, 20000]
+    #[arg(long, env = "FENCEPOST_MAX_CONNECTIONS_PER_ADDRESS", value_name = "N",
+          value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub max_connections_per_address: Option<u32>,
+
+    /// Addresses of proxies whose X-Forwarded-For is believed; may be given more than once
+    #[arg(long, env = "FENCEPOST_TRUSTED_PROXIES", value_name = "ADDR", value_delimiter = ',')]
+    pub trusted_proxies: Vec<IpAddr>,
+}
+
+/// Open connections of one client address where nobody says otherwise.
+pub const DEFAULT_CONNECTIONS_PER_ADDRESS: u32 = 256;
+
+impl ConnectionArgs {
+    /// Which connections are accepted; where nobody says how many, `default` of each address.
+    #[must_use]
+    pub fn limits(&self, default: u32) -> ConnectionLimits {
+        ConnectionLimits {
+            per_address: self.max_connections_per_address.unwrap_or(default),
+            trusted_proxies: self.trusted_proxies.clone(),
+        }
+    }
+}
+
+/// Which connections are accepted.
+#[derive(Debug, Clone)]
+pub struct ConnectionLimits {
+    /// Of one client address.
+    pub per_address: u32,
+    /// Proxies, which may have any number, and whose X-Forwarded-For is believed.
+    pub trusted_proxies: Vec<IpAddr>,
 }
 
 /// What a node needs to know to serve.
@@ -56,10 +261,17 @@ pub struct NodeArgs {
     #[arg(long, env = "FENCEPOST_LOG", default_value = "info", value_name = "FILTER")]
     pub log: String,
 
-    /// Shortest period of a recurring schedule, in seconds; one that fires more often is refused
-    #[arg(long, env = "FENCEPOST_MIN_SCHEDULE_PERIOD_SECONDS", default_value_t = 10, value_name = "N",
-          value_parser = clap::value_parser!(u32).range(1..=86_400))]
-    pub min_schedule_period_seconds: u32,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub redis: RedisArgs,
+
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub people: PeopleArgs,
+
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub connections: ConnectionArgs,
 
     #[command(flatten)]
     #[allow(missing_docs)]
@@ -105,6 +317,21 @@ pub struct PoolArgs {
     #[arg(long, env = "FENCEPOST_BACKGROUND_CONNECTIONS", default_value_t = BACKGROUND_CONNECTIONS, value_name = "N",
           value_parser = clap::value_parser!(u32).range(2..=100))]
     pub background_connections: u32,
+}
+
+impl PoolArgs {
+    /// Connections that one node may have together, those of loops included.
+    #[must_use]
+    pub const fn total(&self) -> u32 {
+        const LOOPS: u32 = 2;
+        self.settle_connections
+            + self.claim_connections
+            + self.enqueue_connections
+            + self.key_connections
+            + self.read_connections
+            + self.background_connections
+            + LOOPS
+    }
 }
 
 impl Default for PoolArgs {

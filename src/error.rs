@@ -40,9 +40,69 @@ pub enum Error {
     #[error("the request is not valid")]
     Invalid(Vec<FieldError>),
 
-    /// No key, a malformed one, an unknown one or a revoked one: all look the same.
-    #[error("a valid API key is needed: `Authorization: Bearer fp_live_…`")]
+    /// No key or session, or one that is malformed, unknown, revoked or over: all look the same.
+    #[error("a live API key or session is needed: `Authorization: Bearer fp_live_…`")]
     Unauthorized,
+
+    /// Whoever calls is known, and may not.
+    #[error("this needs {needs}")]
+    Forbidden {
+        /// What is missing.
+        needs: &'static str,
+    },
+
+    /// Too many calls. The caller may repeat the request after a pause.
+    #[error("too many requests: try again in {retry_after_seconds} s")]
+    RateLimited {
+        /// The pause, in seconds.
+        retry_after_seconds: u32,
+    },
+
+    /// Address and password, or a refresh token, do not prove who somebody is.
+    #[error("these credentials are not valid")]
+    InvalidCredentials,
+
+    /// What was mailed is unknown, was used, or is too old.
+    #[error("this token is unknown, was used, or is too old")]
+    InvalidLink,
+
+    /// Nobody may sign up here, or nobody who is not invited.
+    #[error("signing up is not open here: ask for an invitation")]
+    SignupClosed,
+
+    /// Another account has verified the address.
+    #[error("another account has this address: reset its password instead")]
+    EmailTaken,
+
+    /// Another project has the slug.
+    #[error("another project has this slug")]
+    SlugTaken,
+
+    /// A project would be left without an owner.
+    #[error(
+        "a project would be left without an owner: make somebody else an owner first, or delete it"
+    )]
+    LastOwner,
+
+    /// Nobody gives or takes more than they have.
+    #[error("this is more than you have yourself")]
+    RoleExceedsCaller,
+
+    /// The project has no such key.
+    #[error("API key not found")]
+    KeyNotFound,
+
+    /// The project has no such member.
+    #[error("member not found")]
+    MemberNotFound,
+
+    /// The project has no such invitation.
+    #[error("invitation not found")]
+    InvitationNotFound,
+
+    /// The account has no such session.
+    #[error("session not found")]
+    SessionNotFound,
 
     /// No such route.
     #[error("no such route")]

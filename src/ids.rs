@@ -159,6 +159,32 @@ prefixed_id!(
     "key_"
 );
 
+prefixed_id!(
+    /// Somebody who signs in.
+    AccountId,
+    "acct_"
+);
+prefixed_id!(
+    /// From a login to a logout.
+    SessionId,
+    "sess_"
+);
+prefixed_id!(
+    /// An invitation to a project. Unique in its project only.
+    InvitationId,
+    "inv_"
+);
+prefixed_id!(
+    /// A row of a project's audit log. Unique in its project only.
+    AuditId,
+    "aud_"
+);
+prefixed_id!(
+    /// A running node.
+    NodeId,
+    "node_"
+);
+
 /// A project inside this system: the first column of every tenant's key and index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, sqlx::Type)]
 #[sqlx(transparent)]

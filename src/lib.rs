@@ -2,9 +2,11 @@
 //!
 //! `ARCHITECTURE.md` is the map of this house. A module imports only from lower floors.
 
+pub mod accounts;
 pub mod app;
 pub mod auth;
 pub mod bench;
+pub mod bus;
 pub mod cli;
 pub mod client;
 pub mod config;
@@ -14,7 +16,9 @@ pub mod engine;
 pub mod error;
 pub mod http;
 pub mod ids;
+pub mod limiter;
 pub mod loops;
+pub mod mail;
 pub mod news;
 pub mod serve;
 pub mod store;

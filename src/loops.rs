@@ -10,12 +10,15 @@ use metrics::{counter, histogram};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
+    app::App,
+    domain::limits::AUDIT_KEEP_DAYS,
     engine::{
         Engine,
         chores::{self, GLANCE_PERIOD},
         fire, operations, orphans, promote, reap, registry, watch,
     },
     error::chain,
+    store::{self, sweep::purge},
     telemetry,
     wake::Chore,
 };
@@ -32,6 +35,12 @@ const WATCH_PERIOD: Duration = Duration::from_secs(2);
 const PRUNE_PERIOD: Duration = Duration::from_secs(60);
 /// How often it is asked whether the hot table needs a vacuum.
 const VACUUM_PERIOD: Duration = Duration::from_secs(1);
+/// How often a node says that it lives, and how many others do: three times before it counts as gone.
+const NODES_PERIOD: Duration = Duration::from_secs(4);
+/// How often it is looked for sessions, secrets and deeds that are too old.
+const PEOPLE_PERIOD: Duration = Duration::from_secs(60);
+/// How often it is looked for projects that were deleted.
+const PURGE_PERIOD: Duration = Duration::from_secs(5);
 /// The pause after a failed step.
 const FAILURE_PAUSE: Duration = Duration::from_secs(1);
 
@@ -51,8 +60,9 @@ impl Then {
 }
 
 /// Starts all loops. They end, each after its batch, when `stopping` is cancelled.
-pub fn start(engine: &Engine, stopping: &CancellationToken, tracker: &TaskTracker) {
-    let loops = Loops { engine, stopping, tracker };
+pub fn start(app: &App, stopping: &CancellationToken, tracker: &TaskTracker) {
+    let loops = Loops { engine: &app.engine, stopping, tracker };
+    start_for_people(app, &loops);
     loops.start("reap", None, |engine| async move {
         let is_full = reap::pass(&engine).await?;
         Ok(if is_full { Then::GoOn } else { Then::Sleep(REAP_PERIOD) })
@@ -108,6 +118,36 @@ pub fn start(engine: &Engine, stopping: &CancellationToken, tracker: &TaskTracke
     loops.start("vacuum", None, |engine| async move {
         chores::vacuum_if_due(&engine).await?;
         Ok(Then::Sleep(VACUUM_PERIOD))
+    });
+}
+
+/// The loops that are not about jobs.
+fn start_for_people(app: &App, loops: &Loops<'_>) {
+    let this = app.clone();
+    loops.start("nodes", None, move |engine| {
+        let app = this.clone();
+        async move {
+            let mut conn = engine.pools.background.acquire().await?;
+            let nodes = store::nodes::beat(&mut conn, app.bus.node()).await?;
+            drop(conn);
+            app.bus.note_nodes(u32::try_from(nodes).unwrap_or(1));
+            app.write_used_keys().await?;
+            Ok(Then::Sleep(NODES_PERIOD))
+        }
+    });
+    let this = app.clone();
+    loops.start("people", None, move |engine| {
+        let app = this.clone();
+        async move {
+            app.accounts.refresh_signing_keys().await?;
+            let mut conn = engine.pools.background.acquire().await?;
+            let pruned = purge::prune_people(&mut conn, AUDIT_KEEP_DAYS).await?;
+            Ok(if pruned > 0 { Then::GoOn } else { Then::Sleep(PEOPLE_PERIOD) })
+        }
+    });
+    loops.start("purge", None, |engine| async move {
+        let is_more = chores::purge(&engine).await?;
+        Ok(if is_more { Then::GoOn } else { Then::Sleep(PURGE_PERIOD) })
     });
 }
 

@@ -3,17 +3,23 @@
 use std::time::Duration;
 
 use anyhow::Context;
-use chrono::TimeDelta;
 use metrics_exporter_prometheus::PrometheusHandle;
+use secrecy::SecretString;
 use tokio::{net::TcpListener, time::timeout};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
+    accounts::{Accounts, password::Passwords, token::Tokens},
     app::App,
-    config::PoolArgs,
-    engine::Engine,
-    http, loops,
-    store::{self, pools::Pools},
+    bus::{Bus, Heard},
+    config::{ConnectionLimits, PoolArgs, Signup},
+    domain::plan::Plans,
+    engine::{Engine, relay},
+    http,
+    limiter::Limiter,
+    loops,
+    mail::Mailer,
+    store::{self, pools::Pools, projects::Instance},
     telemetry,
 };
 
@@ -22,6 +28,8 @@ pub const DRAIN_TIMEOUT: Duration = Duration::from_secs(25);
 
 /// Closing the database's connections may take this long; then the process ends without.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Connections of the operator's listener from one address.
+const OPERATOR_CONNECTIONS: u32 = 256;
 
 /// What a node serves from.
 pub struct Node {
@@ -33,11 +41,32 @@ pub struct Node {
     pub database_url: String,
     /// How many connections each kind of work may have.
     pub pools: PoolArgs,
+    /// Redis; none: this node counts and wakes alone.
+    pub redis_url: Option<SecretString>,
+    /// What a call to Redis may take.
+    pub redis_budget: Duration,
+    /// People: who may come, what they get, and how they are written to.
+    pub people: People,
+    /// Which connections are accepted.
+    pub connections: ConnectionLimits,
     /// How long new connections are still accepted once the node stops, so that load balancers see
     /// that it is not ready before it is gone.
     pub linger: Duration,
-    /// Recurring schedules that fire more often are refused.
-    pub min_schedule_period: Duration,
+}
+
+/// See [`Node::people`].
+#[derive(Clone)]
+pub struct People {
+    /// Who may sign up.
+    pub signup: Signup,
+    /// All plans.
+    pub plans: Plans,
+    /// What new projects may use.
+    pub default_plan: String,
+    /// Where links in mails lead.
+    pub public_url: String,
+    /// Where mail goes.
+    pub mailer: Mailer,
 }
 
 /// Serves until `stop` is cancelled; then drains and returns.
@@ -50,32 +79,36 @@ pub struct Node {
 /// When the database cannot be reached at the start, or was not migrated; or when the node stopped
 /// because a part of it has failed for good.
 pub async fn serve(node: Node, stop: CancellationToken) -> anyhow::Result<()> {
-    let Node { api, operator, database_url, pools, linger, min_schedule_period } = node;
-    let pools = Pools::new(&database_url, pools).context("the database's URL cannot be read")?;
-    let cursor_key = {
+    let pools =
+        Pools::new(&node.database_url, node.pools).context("the database's URL cannot be read")?;
+    let instance = {
         let mut conn = pools.read.acquire().await.context("the database does not answer")?;
-        store::projects::cursor_key(&mut conn)
+        store::projects::instance(&mut conn)
             .await
             .context("the database is not migrated: run `fencepost migrate`")?
     };
+    let bus = Bus::new(node.redis_url.as_ref(), instance.public_id, node.redis_budget)?;
     let engine = Engine::start(pools.clone(), stop.clone());
+    let app = open(&engine, &bus, node.people, instance).await?;
     let background = TaskTracker::new();
-    loops::start(&engine, &stop, &background);
+    loops::start(&app, &stop, &background);
+    join(&app, &stop, &background);
     background.close();
     // The operator watches to the end.
     let ended = CancellationToken::new();
-    if let Some((listener, metrics)) = operator {
+    if let Some((listener, metrics)) = node.operator {
         let router = http::operator_router(metrics.clone());
-        tokio::spawn(http::server::run(listener, router, ended.clone(), TaskTracker::new()));
+        let connections =
+            ConnectionLimits { per_address: OPERATOR_CONNECTIONS, trusted_proxies: Vec::new() };
+        let tracker = TaskTracker::new();
+        tokio::spawn(http::server::run(listener, router, connections, ended.clone(), tracker));
         tokio::spawn(upkeep(metrics, ended.clone()));
     }
     let closing = CancellationToken::new();
-    tokio::spawn(close_later(stop, linger, closing.clone()));
+    tokio::spawn(close_later(stop, node.linger, closing.clone()));
     let (connections, handlers) = (TaskTracker::new(), TaskTracker::new());
-    let min_schedule_period = TimeDelta::from_std(min_schedule_period)?;
-    let app = App::new(engine.clone(), cursor_key, min_schedule_period);
     let router = http::router(app, handlers.clone());
-    http::server::run(api, router, closing, connections.clone()).await;
+    http::server::run(node.api, router, node.connections, closing, connections.clone()).await;
     let drained = timeout(DRAIN_TIMEOUT, async {
         connections.wait().await;
         // A handler may outlive the connection of a client that has gone.
@@ -87,6 +120,7 @@ pub async fn serve(node: Node, stop: CancellationToken) -> anyhow::Result<()> {
     if drained.await.is_err() {
         tracing::warn!(connections = connections.len(), "stopped with requests unfinished");
     }
+    leave(&pools, &bus).await;
     ended.cancel();
     let has_failed = engine.has_failed();
     // With it the pump ends, which keeps connections for its next claims.
@@ -94,6 +128,68 @@ pub async fn serve(node: Node, stop: CancellationToken) -> anyhow::Result<()> {
     let _ = timeout(CLOSE_TIMEOUT, pools.close()).await;
     anyhow::ensure!(!has_failed, "a part of this node has failed");
     Ok(())
+}
+
+/// Puts together what requests need.
+async fn open(
+    engine: &Engine,
+    bus: &Bus,
+    people: People,
+    instance: Instance,
+) -> anyhow::Result<App> {
+    if !bus.has_redis() {
+        tracing::warn!(
+            "no Redis: rate limits are each node's own, and jobs stored on one node are found by polls on \
+             others within two seconds"
+        );
+    }
+    if !people.mailer.is_used() {
+        tracing::warn!("no mail server: addresses cannot be verified, nor passwords reset");
+    }
+    let accounts = Accounts {
+        pool: engine.pools.read.clone(),
+        limiter: Limiter::new(bus.clone()),
+        passwords: Passwords::default(),
+        tokens: Tokens::default(),
+        mailer: people.mailer,
+        signup: people.signup,
+        public_url: people.public_url,
+        default_plan: people.default_plan,
+        plans: people.plans,
+    };
+    accounts.refresh_signing_keys().await.context("the database does not answer")?;
+    let mut conn = engine.pools.read.acquire().await.context("the database does not answer")?;
+    let nodes = store::nodes::beat(&mut conn, bus.node()).await?;
+    bus.note_nodes(u32::try_from(nodes).unwrap_or(1));
+    Ok(App::new(engine.clone(), accounts, bus.clone(), instance.cursor_key))
+}
+
+/// Tells the other nodes, and hears them.
+fn join(app: &App, stop: &CancellationToken, tracker: &TaskTracker) {
+    if !app.bus.has_redis() {
+        return;
+    }
+    let overheard = app.engine.tidings.wake.overhear();
+    tracker.spawn(relay::tell_others(app.bus.clone(), overheard, stop.clone()));
+    let (app, stop) = (app.clone(), stop.clone());
+    tracker.spawn(async move {
+        let on = |heard| match heard {
+            Heard::Joined => relay::rejoin(&app.engine),
+            Heard::Wake(text) => relay::hear(&app.engine, &app.bus, &text),
+            Heard::Forget(text) => {
+                let app = app.clone();
+                tokio::spawn(async move { app.told_to_forget(&text).await });
+            }
+        };
+        app.bus.listen(stop, on).await;
+    });
+}
+
+/// Its share of limits is the others' at once.
+async fn leave(pools: &Pools, bus: &Bus) {
+    if let Ok(mut conn) = pools.read.acquire().await {
+        let _ = store::nodes::leave(&mut conn, bus.node()).await;
+    }
 }
 
 async fn close_later(stop: CancellationToken, linger: Duration, closing: CancellationToken) {

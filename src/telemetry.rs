@@ -94,6 +94,24 @@ metrics_table! {
         "Time one step of a background loop took, by loop.";
     LOOP_ERRORS = "fencepost_loop_errors_total", Counter,
         "Steps of background loops that failed, by loop.";
+    LIMITED = "fencepost_requests_limited_total", Counter,
+        "Requests refused because a rate or quota was used up, by budget.";
+    LIMITS_LOCAL = "fencepost_limits_local_total", Counter,
+        "Rate limits that a node counted alone because Redis did not answer.";
+    REDIS_FAILURES = "fencepost_redis_failures_total", Counter,
+        "Calls to Redis that failed, by reason; after each, Redis is left alone for two seconds.";
+    REDIS_SUBSCRIBED = "fencepost_redis_subscribed", Gauge,
+        "1 while this node hears what the others tell over Redis.";
+    WAKES_TOLD = "fencepost_wakes_told_total", Counter,
+        "Messages with which this node woke the others.";
+    WAKES_HEARD = "fencepost_wakes_heard_total", Counter,
+        "Messages with which other nodes woke this one.";
+    NODES = "fencepost_nodes", Gauge,
+        "Nodes that live, as far as this one knows.";
+    MAILS = "fencepost_mails_total", Counter,
+        "Mails, by outcome: sent, printed, failed, or dropped because there is no mail server or too many waited.";
+    CONNECTIONS_REFUSED = "fencepost_http_connections_refused_total", Counter,
+        "Connections closed at once because their address had too many.";
     PANICS = "fencepost_panics_total", Counter,
         "Requests and steps that panicked. Must stay 0.";
 }
@@ -139,8 +157,13 @@ pub fn install_metrics() -> Result<PrometheusHandle, BuildError> {
 /// The kinds of batches, as metrics name them.
 const BATCH_KINDS: [&str; 7] =
     ["enqueue", "succeed", "end", "heartbeat", "repeat", "worker", "claim"];
+/// What calls are counted against, as metrics name it.
+const BUDGETS: [&str; 5] = ["produce", "work", "manage", "polls", "account"];
 /// The background loops, as metrics name them.
-const LOOPS: [&str; 14] = [
+const LOOPS: [&str; 17] = [
+    "nodes",
+    "people",
+    "purge",
     "reap",
     "promote",
     "glance",
@@ -162,6 +185,21 @@ fn show_from_zero() {
     for metric in METRICS.iter().filter(|it| it.kind == Kind::Counter) {
         match metric.name {
             HTTP_REQUESTS | JOBS_SETTLED | FENCES_REFUSED | SCHEDULE_FIRES => (),
+            LIMITED => {
+                for budget in BUDGETS {
+                    counter!(LIMITED, "budget" => budget).increment(0);
+                }
+            }
+            REDIS_FAILURES => {
+                for reason in ["error", "slow", "subscription"] {
+                    counter!(REDIS_FAILURES, "reason" => reason).increment(0);
+                }
+            }
+            MAILS => {
+                for outcome in ["sent", "printed", "failed", "dropped"] {
+                    counter!(MAILS, "outcome" => outcome).increment(0);
+                }
+            }
             SHED | STORE_ERRORS => {
                 for kind in BATCH_KINDS {
                     counter!(metric.name, "kind" => kind).increment(0);

@@ -2,7 +2,7 @@
 //! one fallback look (about two seconds), never a job.
 
 use std::sync::{
-    Arc,
+    Arc, OnceLock,
     atomic::{AtomicBool, Ordering},
 };
 
@@ -37,6 +37,14 @@ pub struct Wake {
     hints: mpsc::Sender<Hint>,
     overflow: Arc<AtomicBool>,
     chores: Arc<[Notify; CHORES]>,
+    others: Arc<OnceLock<Others>>,
+}
+
+/// The way to the other nodes.
+#[derive(Debug)]
+struct Others {
+    hints: mpsc::Sender<Hint>,
+    overflow: Arc<AtomicBool>,
 }
 
 /// What a background loop may be asked to do before its time.
@@ -69,7 +77,7 @@ pub struct Arrivals {
 }
 
 /// What the pump is told.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub enum Hint {
     /// These jobs have arrived.
     Arrived(Vec<Arrival>),
@@ -90,6 +98,7 @@ pub fn channel() -> (Wake, Arrivals) {
         hints: sender,
         overflow: Arc::clone(&overflow),
         chores: Arc::new(std::array::from_fn(|_| Notify::new())),
+        others: Arc::default(),
     };
     (wake, Arrivals { receiver, overflow })
 }
@@ -116,7 +125,27 @@ impl Wake {
         self.hint(Hint::QueueChanged(project_id, queue.into()));
     }
 
+    /// From now on what this node's pump is told is told to whoever reads the answer, too. Only the first call
+    /// counts.
+    #[must_use]
+    pub fn overhear(&self) -> Arrivals {
+        let (sender, receiver) = mpsc::channel(MAX_WAITING_HINTS);
+        let overflow = Arc::new(AtomicBool::new(false));
+        let _ = self.others.set(Others { hints: sender, overflow: Arc::clone(&overflow) });
+        Arrivals { receiver, overflow }
+    }
+
     fn hint(&self, hint: Hint) {
+        if let Some(others) = self.others.get()
+            && others.hints.try_send(hint.clone()).is_err()
+        {
+            others.overflow.store(true, Ordering::Release);
+        }
+        self.hint_here(hint);
+    }
+
+    /// Tells this node's pump alone: another node has told it.
+    pub fn hint_here(&self, hint: Hint) {
         if self.hints.try_send(hint).is_err() {
             self.overflow.store(true, Ordering::Release);
         }

@@ -1,9 +1,11 @@
-//! Who is calling. Having a [`Caller`] *is* the permission: a handler that takes one cannot run
-//! without a live key, and takes its project from nowhere else.
+//! Who is calling. Having a [`Caller`] *is* the permission: a handler that takes one cannot run without a live
+//! key or session that may, within its limits, and takes its project from nowhere else.
 
-pub mod key;
+mod budget;
+mod permit;
+mod person;
 
-use std::sync::Arc;
+use std::{marker::PhantomData, sync::Arc};
 
 use axum::{
     extract::{FromRequestParts, RawPathParams},
@@ -11,11 +13,22 @@ use axum::{
 };
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 
+pub use self::{
+    budget::{Budget, LimitReport, project_limits},
+    permit::*,
+    person::{CALLS_PER_ACCOUNT, ClientAddress, Person, client_of_request},
+};
+pub use crate::accounts::key;
 use crate::{
-    app::{App, KEY_CACHE_TTL, SecretHash},
+    accounts::{Client, token::Bearer},
+    app::{App, KeyGrant, MemberGrant},
+    domain::{
+        access::{Role, Scope, key_may, role_may},
+        plan::Limits,
+    },
     error::Error,
-    ids::ProjectId,
-    store::keys::KeyOwner,
+    ids::{ProjectId, ProjectPublicId},
+    store::audit::Actor,
 };
 
 /// The key may come in this header instead of `Authorization`.
@@ -23,63 +36,162 @@ const API_KEY_HEADER: &str = "x-api-key";
 /// The path parameter that names a project; it must agree with the key.
 const PROJECT_PARAMETER: &str = "project";
 
-/// A request with a live key.
-#[derive(Debug, Clone)]
-pub struct Caller {
+/// A request that may do what `P` says.
+#[derive(Clone)]
+pub struct Caller<P> {
     /// Whose jobs this request may see and touch.
     pub project_id: ProjectId,
-    hash: SecretHash,
+    /// Who it is.
+    pub who: Who,
+    /// What the project may use.
+    pub limits: Limits,
+    /// Where it calls from.
+    pub client: Client,
+    /// For as long as it lasts, it has a place among the project's polls.
+    _places: Option<Arc<budget::Parked>>,
+    permission: PhantomData<P>,
 }
 
-impl Caller {
-    /// Resolves when the key is found to be revoked.
+/// Somebody with a live key, or a member with a live session.
+#[derive(Debug, Clone)]
+pub enum Who {
+    /// A key.
+    Key(Arc<KeyGrant>, key::SecretHash),
+    /// A member.
+    Member(Arc<MemberGrant>, Bearer),
+}
+
+impl Who {
+    /// The project, as others name it.
+    #[must_use]
+    pub fn project(&self) -> ProjectPublicId {
+        match self {
+            Self::Key(it, _) => it.owner.project_public_id,
+            Self::Member(it, _) => it.membership.public_id,
+        }
+    }
+
+    /// Whether it still counts. A store that does not answer revokes nothing.
+    async fn is_live(&self, app: &App) -> bool {
+        match self {
+            Self::Key(_, hash) => !matches!(app.key_grant(*hash).await, Ok(None)),
+            Self::Member(_, bearer) => !matches!(app.is_session_live(*bearer).await, Ok(false)),
+        }
+    }
+
+    /// The id of the key or the account.
+    #[must_use]
+    pub fn id(&self) -> String {
+        match self {
+            Self::Key(it, _) => it.owner.key_id.to_string(),
+            Self::Member(_, bearer) => bearer.account_id.to_string(),
+        }
+    }
+
+    /// The scopes that it may give to keys.
+    #[must_use]
+    pub fn scopes(&self) -> &[Scope] {
+        match self {
+            Self::Key(it, _) => &it.scopes,
+            Self::Member(..) => &Scope::ALL,
+        }
+    }
+
+    /// What it is in the project; a key is nothing.
+    #[must_use]
+    pub fn role(&self) -> Option<Role> {
+        match self {
+            Self::Key(..) => None,
+            Self::Member(it, _) => Some(it.role),
+        }
+    }
+}
+
+impl<P> Caller<P> {
+    /// Resolves when the key or session is found to be revoked.
     pub async fn until_revoked(&self, app: &App) {
         loop {
-            tokio::time::sleep(KEY_CACHE_TTL).await;
-            // In a task of its own: this wait may be dropped in the middle. A store that does not
-            // answer revokes nothing.
-            let (app, hash) = (app.clone(), self.hash);
-            let asked = tokio::spawn(async move { app.key_owner(hash).await });
-            if matches!(asked.await, Ok(Ok(None))) {
+            app.doubt().await;
+            // In a task of its own: this wait may be dropped in the middle.
+            let (app, who) = (app.clone(), self.who.clone());
+            let asked = tokio::spawn(async move { who.is_live(&app).await });
+            if matches!(asked.await, Ok(false)) {
                 return;
             }
         }
     }
+
+    /// As the audit log names it.
+    #[must_use]
+    pub fn actor(&self) -> Actor {
+        let kind = match self.who {
+            Who::Key(..) => "key",
+            Who::Member(..) => "account",
+        };
+        self.client.actor(kind, self.who.id())
+    }
 }
 
-impl FromRequestParts<App> for Caller {
+impl<P: Permit> FromRequestParts<App> for Caller<P> {
     type Rejection = Error;
 
     async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Error> {
-        let secret = presented_key(&parts.headers).ok_or(Error::Unauthorized)?;
-        if !key::is_well_formed(&secret) {
-            return Err(Error::Unauthorized);
+        let who = identify(parts, app).await?;
+        let (project_id, limits) = match &who {
+            Who::Key(it, _) => (it.owner.project_id, it.limits),
+            Who::Member(it, _) => (it.membership.project_id, it.limits),
+        };
+        let may = match &who {
+            Who::Key(it, _) => key_may(&it.scopes, P::PERMISSION),
+            Who::Member(it, _) => role_may(it.role, P::PERMISSION),
+        };
+        if !may {
+            return Err(Error::Forbidden { needs: P::PERMISSION.needs() });
         }
-        let hash = key::hash(&secret);
-        let owner = app.key_owner(hash).await?.ok_or(Error::Unauthorized)?;
-        check_project_in_path(parts, app, &owner).await?;
-        Ok(Self { project_id: owner.project_id, hash })
+        if let Who::Key(it, _) = &who {
+            app.note_used((project_id, it.owner.key_id));
+        }
+        let report = parts.extensions.get::<LimitReport>().cloned().unwrap_or_default();
+        let places = budget::charge::<P>(app, &who, project_id, &limits, &report).await?;
+        let client = parts.extensions.get::<Client>().cloned().unwrap_or_default();
+        Ok(Self { project_id, who, limits, client, _places: places, permission: PhantomData })
     }
 }
 
-async fn check_project_in_path(
-    parts: &mut Parts,
-    app: &App,
-    owner: &Arc<KeyOwner>,
-) -> Result<(), Error> {
+async fn identify(parts: &mut Parts, app: &App) -> Result<Who, Error> {
+    let secret = presented(&parts.headers).ok_or(Error::Unauthorized)?;
     let params =
         RawPathParams::from_request_parts(parts, app).await.map_err(|_| Error::ProjectNotFound)?;
     let named = params.iter().find(|(name, _)| *name == PROJECT_PARAMETER).map(|(_, value)| value);
+    if let Some(bearer) = app.accounts.tokens.read(&secret) {
+        if !app.is_session_live(bearer).await? {
+            return Err(Error::Unauthorized);
+        }
+        let named = named.ok_or_else(|| {
+            let message = "a session must name its project: /v1/projects/{project}/…";
+            Error::invalid(PROJECT_PARAMETER, message)
+        })?;
+        let grant = app.member_grant(bearer.account_id, named).await?;
+        return Ok(Who::Member(grant.ok_or(Error::ProjectNotFound)?, bearer));
+    }
+    if !key::is_well_formed(&secret) {
+        return Err(Error::Unauthorized);
+    }
+    let hash = key::hash(&secret);
+    let grant = app.key_grant(hash).await?.ok_or(Error::Unauthorized)?;
     match named {
-        Some(it) if it != owner.project_slug && it != owner.project_public_id.to_string() => {
+        Some(it)
+            if it != grant.owner.project_slug
+                && it != grant.owner.project_public_id.to_string() =>
+        {
             Err(Error::ProjectNotFound)
         }
-        _ => Ok(()),
+        _ => Ok(Who::Key(grant, hash)),
     }
 }
 
-/// The key from `Authorization: Bearer`, from `X-Api-Key`, or from HTTP Basic as the password.
-fn presented_key(headers: &HeaderMap) -> Option<String> {
+/// The key or token from `Authorization: Bearer`, from `X-Api-Key`, or from HTTP Basic as the password.
+fn presented(headers: &HeaderMap) -> Option<String> {
     if let Some(value) = headers.get(AUTHORIZATION) {
         let (scheme, rest) = value.to_str().ok()?.split_once(' ')?;
         let rest = rest.trim();

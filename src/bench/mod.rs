@@ -24,11 +24,7 @@ use self::{
     load::Step,
     process::{Usage, Watched},
 };
-use crate::{
-    dev::{self, Ready},
-    ids::ProjectPublicId,
-    store,
-};
+use crate::dev::{self, Ready};
 
 /// Connections of the single-job measures.
 const CONNECTIONS: usize = 64;
@@ -249,10 +245,7 @@ impl Bench {
         let options: PgConnectOptions = database_url.parse()?;
         let mut conn = options.connect().await?;
         let name = format!("bench-neighbour-{}", self.run);
-        let project =
-            store::projects::insert(&mut conn, ProjectPublicId::generate(), &name, &name).await?;
-        let project = project.context("the neighbour's project could not be made")?;
-        let (_, api_key) = dev::create_key(&mut conn, &project, "bench").await?;
+        let (_, api_key) = dev::make_project(&mut conn, &name, "bench").await?;
         Ok(api_key)
     }
 

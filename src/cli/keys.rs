@@ -8,11 +8,21 @@ use clap::{Args, Subcommand};
 use sqlx::{ConnectOptions, PgConnection, postgres::PgConnectOptions};
 
 use crate::{
+    accounts::{KeyWish, make_key},
     config::DatabaseArgs,
-    dev::{self, Ready},
-    domain::{limits, text},
+    dev::Ready,
+    domain::{
+        access::{Preset, Scope},
+        limits::{self, MAX_LIVE_KEYS},
+        plan::UNLIMITED,
+        text,
+    },
     ids::{KeyId, ProjectPublicId},
-    store::{self, projects::Project},
+    store::{
+        self,
+        audit::{Actor, Deed},
+        projects::{NewProject, Project},
+    },
 };
 
 /// Keys that a list shows.
@@ -45,6 +55,9 @@ enum Command {
         /// What to call the key
         #[arg(long, default_value = "cli")]
         name: String,
+        /// What it may be used for
+        #[arg(long, value_enum, default_value = "full", value_name = "PRESET")]
+        preset: KeyPreset,
         /// Print the key alone
         #[arg(long)]
         quiet: bool,
@@ -65,24 +78,52 @@ enum Command {
     },
 }
 
+/// [`Preset`], as the command line names it.
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+enum KeyPreset {
+    /// Every scope
+    Full,
+    /// Enqueue, and look
+    Producer,
+    /// Be a worker
+    Worker,
+    /// Look
+    ReadOnly,
+    /// Look, and manage
+    Operator,
+}
+
+impl KeyPreset {
+    fn scopes(self) -> &'static [Scope] {
+        match self {
+            Self::Full => Preset::Full,
+            Self::Producer => Preset::Producer,
+            Self::Worker => Preset::Worker,
+            Self::ReadOnly => Preset::ReadOnly,
+            Self::Operator => Preset::Operator,
+        }
+        .scopes()
+    }
+}
+
 /// Does what was asked for.
 ///
 /// # Errors
 /// When the database does not answer, or there is no such project or key.
 pub async fn run(args: KeysArgs) -> anyhow::Result<()> {
-    let url = database_url(&args)?;
+    let url = database_url(&args.database, args.data_dir.as_ref())?;
     let options: PgConnectOptions = url.parse().context("the database's URL cannot be read")?;
     let mut conn = options.connect().await.context("the database does not answer")?;
     let mut out = std::io::stdout();
     match args.command {
-        Command::Create { project, new_project, name, quiet } => {
+        Command::Create { project, new_project, name, preset, quiet } => {
             check_name("--name", &name)?;
             let project = match (project, new_project) {
                 (Some(project), _) => find(&mut conn, &project).await?,
                 (None, Some(name)) => make_project(&mut conn, &name).await?,
                 (None, None) => bail!("give --project or --new-project"),
             };
-            let (id, api_key) = dev::create_key(&mut conn, &project, &name).await?;
+            let (id, api_key) = create(&mut conn, &project, &name, preset).await?;
             if quiet {
                 writeln!(out, "{api_key}")?;
             } else {
@@ -95,9 +136,13 @@ pub async fn run(args: KeysArgs) -> anyhow::Result<()> {
             let project = find(&mut conn, &project).await?;
             writeln!(out, "{:<31} {:<17} {:<20} NAME, STATE", "KEY ID", "KEY", "CREATED")?;
             let time = |it: DateTime<Utc>| it.to_rfc3339_opts(SecondsFormat::Secs, true);
-            for key in store::keys::list(&mut conn, project.id, MAX_LISTED_KEYS).await? {
-                let state =
-                    key.revoked_at.map_or("live".to_owned(), |it| format!("revoked {}", time(it)));
+            for key in store::keys::list(&mut conn, project.id, None, MAX_LISTED_KEYS).await? {
+                let state = match (key.is_live, key.revoked_at, key.expires_at) {
+                    (true, ..) => "live".to_owned(),
+                    (_, Some(it), _) => format!("revoked {}", time(it)),
+                    (_, _, Some(it)) => format!("expired {}", time(it)),
+                    _ => "over".to_owned(),
+                };
                 let shown = format!("{}…{}", key.shown_prefix, key.shown_end);
                 let (id, created) = (key.id.to_string(), time(key.created_at));
                 writeln!(out, "{id:<31} {shown:<17} {created:<20} {}, {state}", key.name)?;
@@ -106,8 +151,11 @@ pub async fn run(args: KeysArgs) -> anyhow::Result<()> {
         Command::Revoke { key_id, project } => {
             let project = find(&mut conn, &project).await?;
             let id: KeyId = key_id.parse().with_context(|| format!("`{key_id}` is no key's id"))?;
-            let is_revoked = store::keys::revoke(&mut conn, project.id, id).await?;
-            ensure!(is_revoked, "project {} has no key {id}", project.slug);
+            let revoked = store::keys::revoke(&mut conn, project.id, id).await?;
+            ensure!(revoked.is_some(), "project {} has no key {id}", project.slug);
+            let deed =
+                Deed { action: "key.revoked", target: Some(id.to_string()), ..Deed::default() };
+            store::audit::insert(&mut conn, project.id, &Actor::OPERATOR, &deed).await?;
             writeln!(out, "revoked {id}")?;
         }
     }
@@ -116,18 +164,36 @@ pub async fn run(args: KeysArgs) -> anyhow::Result<()> {
 
 /// The database that was named; else that of a `dev` that runs here; else `DATABASE_URL`, which may be
 /// meant for something else.
-fn database_url(args: &KeysArgs) -> anyhow::Result<String> {
-    if let Some(url) = &args.database.database_url {
-        return Ok(url.clone());
+pub(super) fn database_url(
+    database: &DatabaseArgs,
+    data_dir: Option<&PathBuf>,
+) -> anyhow::Result<String> {
+    if database.database_url.is_some() || database.database_url_file.is_some() {
+        return database.url();
     }
-    match Ready::of_running(args.data_dir.clone()) {
+    match Ready::of_running(data_dir.cloned()) {
         Ok(ready) => Ok(ready.database_url),
-        Err(error) if args.data_dir.is_some() => Err(error),
-        Err(error) => args.database.url().with_context(|| format!("{error}")),
+        Err(error) if data_dir.is_some() => Err(error),
+        Err(error) => database.url().with_context(|| format!("{error}")),
     }
 }
 
-async fn find(conn: &mut PgConnection, project: &str) -> anyhow::Result<Project> {
+async fn create(
+    conn: &mut PgConnection,
+    project: &Project,
+    name: &str,
+    preset: KeyPreset,
+) -> anyhow::Result<(KeyId, String)> {
+    let wish =
+        KeyWish { name: name.to_owned(), scopes: preset.scopes().to_vec(), ..KeyWish::default() };
+    let made = make_key(conn, (project.id, &project.mode), wish, MAX_LIVE_KEYS).await?;
+    let id = made.listed.id;
+    let deed = Deed { action: "key.created", target: Some(id.to_string()), ..Deed::default() };
+    store::audit::insert(conn, project.id, &Actor::OPERATOR, &deed).await?;
+    Ok((id, made.secret))
+}
+
+pub(super) async fn find(conn: &mut PgConnection, project: &str) -> anyhow::Result<Project> {
     let public_id: Option<ProjectPublicId> = project.parse().ok();
     let found = store::projects::find(conn, project, public_id).await?;
     found.with_context(|| format!("there is no project `{project}`"))
@@ -135,30 +201,14 @@ async fn find(conn: &mut PgConnection, project: &str) -> anyhow::Result<Project>
 
 async fn make_project(conn: &mut PgConnection, name: &str) -> anyhow::Result<Project> {
     check_name("--new-project", name)?;
-    let slug = slug(name);
+    let slug = text::slug(name);
     ensure!(!slug.is_empty(), "--new-project: `{name}` has no letter or digit to make a slug of");
-    let made = store::projects::insert(conn, ProjectPublicId::generate(), &slug, name).await?;
+    let public_id = ProjectPublicId::generate();
+    let new = NewProject { public_id, slug: &slug, name, mode: "live", plan: UNLIMITED };
+    let made = store::projects::insert(conn, new).await?;
     made.with_context(|| format!("there is a project `{slug}` already: use --project {slug}"))
 }
 
 fn check_name(flag: &str, name: &str) -> anyhow::Result<()> {
     text::check_name(name, limits::MAX_NAME_CHARS).with_context(|| flag.to_owned())
-}
-
-/// A project's short name in paths: `[a-z0-9-]`.
-fn slug(name: &str) -> String {
-    let lower = name.to_lowercase();
-    let words = lower.split(|it: char| !it.is_ascii_alphanumeric()).filter(|it| !it.is_empty());
-    words.collect::<Vec<_>>().join("-")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_slug_is_fit_for_a_path() {
-        assert_eq!(slug("Acme Corp. (EU)"), "acme-corp-eu");
-        assert_eq!(slug("--"), "");
-    }
 }

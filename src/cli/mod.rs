@@ -1,7 +1,9 @@
 //! The command line: one binary, one command for each thing to do. `--help` is the reference.
 
+mod check;
 mod jobs;
 mod keys;
+mod projects;
 mod recount;
 mod stop;
 
@@ -14,10 +16,11 @@ use tokio::net::TcpListener;
 use crate::{
     bench::{self, BenchArgs},
     client::Failure,
-    config::{DatabaseArgs, NodeArgs},
+    config::{DEFAULT_CONNECTIONS_PER_ADDRESS, DEFAULT_PLAN, DatabaseArgs, NodeArgs, Signup},
     dev::{self, DevArgs},
     http::openapi,
-    serve::{self, Node},
+    mail::Mailer,
+    serve::{self, Node, People},
     store, telemetry,
     worker::{self, WorkerArgs},
 };
@@ -68,6 +71,10 @@ enum Command {
         #[arg(long, env = "FENCEPOST_DATA_DIR", value_name = "DIR")]
         data_dir: Option<std::path::PathBuf>,
     },
+    /// Say whether configuration, database, Redis and mail server are as they should be, and how to mend them
+    Check(check::CheckArgs),
+    /// List projects, and say what each may use
+    Projects(projects::ProjectsArgs),
     /// Create, list and revoke API keys
     Keys(keys::KeysArgs),
     /// Run a command for each job: a worker in any language
@@ -110,6 +117,8 @@ impl Cli {
                 store::pools::migrate(&database.url()?).await.context("the migration failed")
             }
             Command::Recount { database, data_dir } => recount::run(&database, data_dir).await,
+            Command::Check(args) => check::run(args).await,
+            Command::Projects(args) => projects::run(args).await,
             Command::Keys(args) => keys::run(args).await,
             Command::Worker(args) => {
                 telemetry::install_logs(WORKER_LOG)?;
@@ -146,12 +155,28 @@ async fn open(database: &DatabaseArgs, node: NodeArgs, linger: Duration) -> anyh
         metrics.address = %operator.local_addr()?,
         "listening"
     );
+    let (plans, default_plan) = node.people.plans(DEFAULT_PLAN)?;
+    let mailer = match node.people.smtp_url()? {
+        Some(url) => Mailer::smtp(&url, &node.people.mail_from)?,
+        None => Mailer::Nowhere,
+    };
+    let public_url = node.people.public_url.clone();
+    let people = People {
+        signup: node.people.signup.unwrap_or(Signup::Invite),
+        plans,
+        default_plan,
+        public_url: public_url.unwrap_or(format!("http://{}", api.local_addr()?)),
+        mailer,
+    };
     Ok(Node {
         api,
         operator: Some((operator, telemetry::install_metrics()?)),
         database_url,
         pools: node.pools,
+        redis_url: node.redis.url()?,
+        redis_budget: node.redis.budget(),
+        people,
+        connections: node.connections.limits(DEFAULT_CONNECTIONS_PER_ADDRESS),
         linger,
-        min_schedule_period: Duration::from_secs(node.min_schedule_period_seconds.into()),
     })
 }

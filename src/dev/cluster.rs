@@ -208,7 +208,7 @@ fn version(place: &Path) -> Option<u32> {
 }
 
 /// Under which user it runs.
-struct Runner {
+pub(super) struct Runner {
     /// The unprivileged user that root becomes.
     becomes: Option<User>,
     can_follow_parent: bool,
@@ -220,7 +220,7 @@ struct User {
 }
 
 impl Runner {
-    fn for_this_user() -> anyhow::Result<Self> {
+    pub(super) fn for_this_user() -> anyhow::Result<Self> {
         let can_follow_parent =
             Command::new("setpriv").arg("--version").output().is_ok_and(|it| it.status.success());
         if !is_root()? {
@@ -238,7 +238,7 @@ impl Runner {
     }
 
     /// A command that runs as that user and gets SIGINT (a fast shutdown) when we die.
-    fn command(&self, program: &Path) -> Command {
+    pub(super) fn command(&self, program: &Path) -> Command {
         if !self.can_follow_parent {
             return Command::new(program);
         }
@@ -254,7 +254,7 @@ impl Runner {
         command
     }
 
-    fn give(&self, path: &Path) -> io::Result<()> {
+    pub(super) fn give(&self, path: &Path) -> io::Result<()> {
         match &self.becomes {
             Some(User { uid, gid }) => chown(path, Some(*uid), Some(*gid)),
             None => Ok(()),

@@ -108,6 +108,7 @@ impl Folder {
         // By its number alone: the file may say anything.
         if let Some(pid) = left.map(|it| it.pid).filter(|it| !cluster::is_running(*it)) {
             let _ = fs::remove_dir_all(cluster::socket_dir(pid));
+            let _ = fs::remove_dir_all(super::redis::Redis::dir(pid));
         }
         self.forget_ready();
     }

@@ -4,29 +4,40 @@
 mod banner;
 pub mod cluster;
 mod folder;
+pub mod redis;
 
 use std::{path::PathBuf, time::Duration};
 
 use anyhow::Context;
+use secrecy::SecretString;
 use sqlx::{ConnectOptions, Connection, PgConnection, postgres::PgConnectOptions};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use self::cluster::{Cluster, Durability};
 pub use self::folder::{Folder, Ready};
+use self::{
+    cluster::{Cluster, Durability},
+    redis::Redis,
+};
 use crate::{
-    auth::key,
-    config::NodeArgs,
-    domain::limits,
-    ids::{KeyId, ProjectPublicId},
-    serve::{self, Node},
-    store::{self, keys::ListedKey, projects::Project},
+    accounts::{KeyWish, key, make_key},
+    config::{DEV_PLAN, NodeArgs, Signup},
+    domain::{access::Scope, limits::MAX_LIVE_KEYS, plan::UNLIMITED},
+    ids::ProjectPublicId,
+    mail::Mailer,
+    serve::{self, Node, People},
+    store::{
+        self,
+        projects::{NewProject, Project},
+    },
     telemetry,
 };
 
 const DATABASE: &str = "fencepost";
 const PROJECT: &str = "demo";
 const KEY_NAME: &str = "dev";
+/// Connections from this machine: only it reaches a `dev`.
+const DEV_CONNECTIONS: u32 = 20_000;
 /// How often it is checked that the database is still there.
 const CHECK_PERIOD: Duration = Duration::from_millis(500);
 
@@ -42,6 +53,10 @@ pub struct DevArgs {
     #[arg(long, env = "FENCEPOST_DATA_DIR", value_name = "DIR")]
     pub data_dir: Option<PathBuf>,
 
+    /// Do without Redis: rate limits are this process's own
+    #[arg(long)]
+    pub no_redis: bool,
+
     /// Throw all data of an earlier run away first, and its key
     #[arg(long)]
     pub reset: bool,
@@ -56,7 +71,7 @@ pub struct DevArgs {
 /// # Errors
 /// When another `dev` runs in the folder, an address is taken, or PostgreSQL cannot be started.
 pub async fn run(args: DevArgs, stop: CancellationToken) -> anyhow::Result<()> {
-    let folder = Folder::claim(args.data_dir)?;
+    let folder = Folder::claim(args.data_dir.clone())?;
     if let Some(path) = &args.ready_file {
         let _ = std::fs::remove_file(path);
     }
@@ -71,6 +86,7 @@ pub async fn run(args: DevArgs, stop: CancellationToken) -> anyhow::Result<()> {
     make_database(&cluster).await?;
     store::pools::migrate(&database_url).await?;
     let (project, api_key) = demo_project(&database_url, &folder).await?;
+    let redis = start_redis(&args)?;
 
     let ready = Ready {
         url: format!("http://{}", api.local_addr()?),
@@ -80,13 +96,20 @@ pub async fn run(args: DevArgs, stop: CancellationToken) -> anyhow::Result<()> {
         pid: std::process::id(),
         database_url: database_url.clone(),
     };
+    let redis_url = match &redis {
+        Some(redis) => Some(SecretString::from(redis.url())),
+        None => args.node.redis.url()?,
+    };
     let node = Node {
         api,
         operator: Some((operator, telemetry::install_metrics()?)),
         database_url,
         pools: args.node.pools,
+        redis_budget: args.node.redis.budget(),
+        people: people(&args, &ready.url)?,
+        connections: args.node.connections.limits(DEV_CONNECTIONS),
         linger: Duration::ZERO,
-        min_schedule_period: Duration::from_secs(args.node.min_schedule_period_seconds.into()),
+        redis_url,
     };
     folder.write_ready(&ready)?;
     if let Some(path) = &args.ready_file {
@@ -103,8 +126,43 @@ pub async fn run(args: DevArgs, stop: CancellationToken) -> anyhow::Result<()> {
     if let Some(path) = &args.ready_file {
         let _ = std::fs::remove_file(path);
     }
-    drop(cluster);
+    drop((redis, cluster));
     ended
+}
+
+/// A private one, unless another is named or none is wanted.
+fn start_redis(args: &DevArgs) -> anyhow::Result<Option<Redis>> {
+    if args.no_redis {
+        tracing::warn!("running without Redis, as --no-redis says");
+        return Ok(None);
+    }
+    if args.node.redis.url()?.is_some() {
+        return Ok(None);
+    }
+    anyhow::ensure!(
+        Redis::is_installed(),
+        "Redis is needed, and `redis-server` is not installed. Install it, or do without:\n\n    \
+         sudo apt-get install -y redis-server\n    fencepost dev --no-redis\n"
+    );
+    Redis::start(&Redis::dir(std::process::id())).map(Some)
+}
+
+/// Everybody may sign up at a server that only this machine reaches, and mail is printed.
+fn people(args: &DevArgs, url: &str) -> anyhow::Result<People> {
+    let args = &args.node.people;
+    let (plans, default_plan) = args.plans(DEV_PLAN)?;
+    let mailer = match args.smtp_url()? {
+        Some(url) => Mailer::smtp(&url, &args.mail_from)?,
+        None => Mailer::Print,
+    };
+    let public_url = args.public_url.clone().unwrap_or_else(|| url.to_owned());
+    Ok(People {
+        signup: args.signup.unwrap_or(Signup::Open),
+        plans,
+        default_plan,
+        public_url,
+        mailer,
+    })
 }
 
 async fn listen(address: std::net::SocketAddr, flag: &str) -> anyhow::Result<TcpListener> {
@@ -134,11 +192,11 @@ async fn make_database(cluster: &Cluster) -> anyhow::Result<()> {
 async fn demo_project(database_url: &str, folder: &Folder) -> anyhow::Result<(Project, String)> {
     let options: PgConnectOptions = database_url.parse()?;
     let mut conn = options.connect().await?;
-    let project = match store::projects::find(&mut conn, PROJECT, None).await? {
-        Some(project) => project,
-        None => store::projects::insert(&mut conn, ProjectPublicId::generate(), PROJECT, PROJECT)
-            .await?
-            .context("the demo project could not be made")?,
+    let project = store::projects::find(&mut conn, PROJECT, None).await?;
+    let Some(project) = project else {
+        let (project, secret) = make_project(&mut conn, PROJECT, KEY_NAME).await?;
+        folder.write_key(&secret)?;
+        return Ok((project, secret));
     };
     if let Some(api_key) = folder.read_key() {
         let owner = store::keys::find_by_secret(&mut conn, &key::hash(&api_key)).await?;
@@ -146,37 +204,33 @@ async fn demo_project(database_url: &str, folder: &Folder) -> anyhow::Result<(Pr
             return Ok((project, api_key));
         }
     }
-    let (_, api_key) = create_key(&mut conn, &project, KEY_NAME).await?;
-    folder.write_key(&api_key)?;
-    Ok((project, api_key))
+    let secret = full_key(&mut conn, &project, KEY_NAME).await?;
+    folder.write_key(&secret)?;
+    Ok((project, secret))
 }
 
-/// Makes a key for a project and answers with its id and with the key itself, which is not kept.
+/// Makes a project without limits, with a key that may do everything, and answers with both.
 ///
 /// # Errors
-/// When the store does not answer, or the project has as many keys as it may.
-pub async fn create_key(
+/// When the store does not answer, or the slug is taken.
+pub async fn make_project(
+    conn: &mut PgConnection,
+    slug: &str,
+    key_name: &str,
+) -> anyhow::Result<(Project, String)> {
+    let public_id = ProjectPublicId::generate();
+    let new = NewProject { public_id, slug, name: slug, mode: "live", plan: UNLIMITED };
+    let made = store::projects::insert(conn, new).await?;
+    let project = made.with_context(|| format!("there is a project `{slug}` already"))?;
+    let secret = full_key(conn, &project, key_name).await?;
+    Ok((project, secret))
+}
+
+async fn full_key(
     conn: &mut PgConnection,
     project: &Project,
     name: &str,
-) -> anyhow::Result<(KeyId, String)> {
-    let api_key = key::generate();
-    let (shown_prefix, shown_end) = key::shown_parts(&api_key);
-    let listed = ListedKey {
-        id: KeyId::generate(),
-        name: name.to_owned(),
-        shown_prefix,
-        shown_end,
-        created_at: chrono::DateTime::UNIX_EPOCH,
-        revoked_at: None,
-    };
-    let hash = key::hash(&api_key);
-    let is_kept =
-        store::keys::insert(conn, project.id, &listed, &hash, limits::MAX_LIVE_KEYS).await?;
-    anyhow::ensure!(
-        is_kept,
-        "the project has {} live keys: revoke one first",
-        limits::MAX_LIVE_KEYS
-    );
-    Ok((listed.id, api_key))
+) -> anyhow::Result<String> {
+    let wish = KeyWish { name: name.to_owned(), scopes: Scope::ALL.to_vec(), ..KeyWish::default() };
+    Ok(make_key(conn, (project.id, &project.mode), wish, MAX_LIVE_KEYS).await?.secret)
 }

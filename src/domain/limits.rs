@@ -176,3 +176,43 @@ pub const MAX_PAGE_FIRES: u32 = 200;
 pub const MAX_SHOWN_TIMES: u32 = 100;
 /// Days for which it is remembered what became of a tick.
 pub const FIRE_KEEP_DAYS: i32 = 30;
+/// Shortest period of a recurring schedule that any plan allows, in seconds.
+pub const MIN_SCHEDULE_PERIOD_SECONDS: u32 = 1;
+/// Members and open invitations of one project that any plan allows.
+pub const MAX_MEMBERS: i64 = 1_000;
+/// Projects that one account may own.
+pub const MAX_OWNED_PROJECTS: i64 = 20;
+/// Characters in an e-mail address (RFC 5321).
+pub const MAX_EMAIL_CHARS: usize = 254;
+/// Characters in a password, at least.
+pub const MIN_PASSWORD_CHARS: usize = 12;
+/// Characters in a password, at most.
+pub const MAX_PASSWORD_CHARS: usize = 128;
+/// How long an access token is good for, in seconds.
+pub const ACCESS_TOKEN_SECONDS: i64 = 600;
+/// A session that is not refreshed for so many seconds is over (7 days).
+pub const SESSION_IDLE_SECONDS: i64 = 7 * 86_400;
+/// A session is over after so many seconds, however often it is refreshed (30 days).
+pub const SESSION_SECONDS: i64 = 30 * 86_400;
+/// Sessions that a list shows, newest first.
+pub const MAX_SHOWN_SESSIONS: i64 = 100;
+/// How long the link that verifies an address can be used, in seconds (2 days).
+pub const VERIFY_SECONDS: i64 = 2 * 86_400;
+/// How long the link that resets a password can be used, in seconds (1 hour).
+pub const RESET_SECONDS: i64 = 3_600;
+/// How long an invitation can be accepted, in seconds (7 days).
+pub const INVITATION_SECONDS: i64 = 7 * 86_400;
+/// Keys of one page of `GET /v1/keys`.
+pub const MAX_PAGE_KEYS: u32 = 200;
+/// Longest life of a key that has an end, in seconds (10 years).
+pub const MAX_KEY_SECONDS: i64 = 3_660 * 86_400;
+/// For how long a rotated key may go on, in seconds (30 days).
+pub const MAX_KEY_OVERLAP_SECONDS: i64 = 30 * 86_400;
+/// Calls a minute that a key may be given for itself.
+pub const MAX_KEY_CALLS_PER_MINUTE: i32 = 1_000_000;
+/// Rows of one page of the audit log.
+pub const MAX_PAGE_AUDIT: u32 = 200;
+/// Rows of one export of the audit log, newest first.
+pub const MAX_EXPORTED_AUDIT: i64 = 100_000;
+/// Days for which the audit log is kept.
+pub const AUDIT_KEEP_DAYS: i32 = 400;

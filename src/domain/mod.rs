@@ -1,6 +1,7 @@
 //! The rules: pure functions of plain data. Nothing here asks a clock, a dice or a database;
 //! the callers pass in what was read and write down what was decided.
 
+pub mod access;
 pub mod backoff;
 pub mod cron;
 pub mod explain;
@@ -12,6 +13,7 @@ pub mod lease;
 pub mod limits;
 pub mod logs;
 pub mod operation;
+pub mod plan;
 pub mod rate;
 pub mod schedule;
 pub mod text;

@@ -62,6 +62,20 @@ pub fn cut(text: &str, max_bytes: usize) -> &str {
     &text[..text.floor_char_boundary(max_bytes)]
 }
 
+/// A name as it is fit for a path: `[a-z0-9-]`; may be empty.
+///
+/// ```
+/// # use fencepost::domain::text::slug;
+/// assert_eq!(slug("Acme Corp. (EU)"), "acme-corp-eu");
+/// assert_eq!(slug("--"), "");
+/// ```
+#[must_use]
+pub fn slug(name: &str) -> String {
+    let lower = name.to_lowercase();
+    let words = lower.split(|it: char| !it.is_ascii_alphanumeric()).filter(|it| !it.is_empty());
+    words.collect::<Vec<_>>().join("-")
+}
+
 /// Output, made storable: U+0000 becomes U+FFFD, everything else stays.
 ///
 /// ```

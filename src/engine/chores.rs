@@ -14,10 +14,10 @@ use crate::{
         counts::{self, MAX_FOLDED_ROWS},
         glance, operations,
         prune::{self, MAX_PRUNED_CHUNKS, MAX_PRUNED_JOBS, OldQueue},
-        schedules,
+        purge, schedules,
     },
     telemetry,
-    wake::Chore,
+    wake::{Chore, Hint},
 };
 
 /// How often it is looked what waits to be done: what another node has left is begun within this.
@@ -51,7 +51,8 @@ pub async fn glance(engine: &Engine) -> sqlx::Result<()> {
     }
     engine.brakes.learn(seen.braked.into_iter().collect());
     for (project_id, queue) in &seen.changed_queues {
-        wake.queue_changed(*project_id, queue);
+        // Each node looks for itself: nobody else need be told.
+        wake.hint_here(Hint::QueueChanged(*project_id, queue.as_str().into()));
     }
     Ok(())
 }
@@ -95,6 +96,25 @@ pub async fn prune(engine: &Engine) -> sqlx::Result<bool> {
         prune::prune_rates(&mut conn).await?,
     ];
     Ok(rows.contains(&(sweep::MAX_SWEEP_ROWS as u64)))
+}
+
+/// Deletes some rows of a project that was deleted, and itself when none are left. Answers whether there is more.
+///
+/// # Errors
+/// Only those of the store; the step can be repeated.
+pub async fn purge(engine: &Engine) -> sqlx::Result<bool> {
+    let mut conn = engine.pools.background.acquire().await?;
+    let mut tx = conn.begin().await?;
+    let Some(project_id) = purge::deleted_project(&mut tx).await? else { return Ok(false) };
+    let mut rows = 0;
+    for table in purge::TENANT_TABLES {
+        rows += purge::delete_rows(&mut tx, table, project_id).await?;
+    }
+    if rows == 0 {
+        purge::delete_project(&mut tx, project_id).await?;
+    }
+    tx.commit().await?;
+    Ok(true)
 }
 
 /// Forgets finished jobs that were kept as long as their queues say. Answers whether there may be more. A queue

@@ -22,9 +22,11 @@ pub mod orphans;
 pub mod promote;
 mod pump;
 pub mod queues;
+pub mod quota;
 pub mod reap;
 mod recover;
 pub mod registry;
+pub mod relay;
 pub mod reports;
 pub mod schedules;
 pub mod settle;
@@ -87,6 +89,8 @@ pub struct Inner {
     /// Which projects have queues with a brake.
     pub brakes: Arc<Brakes>,
     versions: watch::Versions,
+    /// How much waits in projects that may not have any number of jobs.
+    pub backlogs: quota::Backlogs,
     parking: Parking,
     settled: Arc<AtomicU64>,
 }
@@ -144,6 +148,7 @@ impl Engine {
             registry: Registry::new(),
             brakes,
             versions: watch::Versions::default(),
+            backlogs: quota::Backlogs::default(),
             parking: Parking::new(messages),
             pools,
             tidings,

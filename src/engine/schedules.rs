@@ -4,7 +4,7 @@ use chrono::{DateTime, TimeDelta, Utc};
 
 use super::Engine;
 use crate::{
-    domain::{cron::InvalidSchedule, limits::MAX_SCHEDULES, schedule::Schedule},
+    domain::{cron::InvalidSchedule, plan::Limits, schedule::Schedule},
     error::{Error, FieldError},
     ids::ProjectId,
     store::schedules::{self, Census},
@@ -68,20 +68,21 @@ pub async fn check(
 ///
 /// # Errors
 /// [`Error::InvalidCron`], [`Error::InvalidTimezone`]. [`Error::ScheduleTypeConflict`] when another job type
-/// has the id. [`Error::QuotaExceeded`] when the project has [`MAX_SCHEDULES`] already.
+/// has the id. [`Error::QuotaExceeded`] when the project has as many as its plan allows.
 pub async fn write(
     engine: &Engine,
     project_id: ProjectId,
     schedule: &WrittenSchedule,
-    min_period: TimeDelta,
+    limits: &Limits,
 ) -> Result<(ScheduleRow, bool), Error> {
     let (cron, timezone) = (&schedule.cron_expression, &schedule.timezone);
-    check(engine, cron, timezone, min_period).await?;
+    check(engine, cron, timezone, limits.min_schedule_period()).await?;
     let mut conn = engine.pools.read.acquire().await?;
     let Census { schedules: many, .. } = schedules::census(&mut conn, project_id).await?;
     let is_known = schedules::find(&mut conn, project_id, &schedule.id).await?.is_some();
-    if !is_known && many >= MAX_SCHEDULES {
-        return Err(Error::QuotaExceeded { what: "recurring schedules", max: MAX_SCHEDULES });
+    let max = limits.max_schedules();
+    if !is_known && many >= max {
+        return Err(Error::QuotaExceeded { what: "recurring schedules", max });
     }
     let kept = schedules::upsert(&mut conn, project_id, schedule).await?;
     let is_new = kept.ok_or(Error::ScheduleTypeConflict)?;
@@ -100,11 +101,12 @@ pub async fn keep_registered(
     engine: &Engine,
     project_id: ProjectId,
     sent: &[(usize, RegisteredSchedule)],
-    min_period: TimeDelta,
+    limits: &Limits,
 ) -> Result<Vec<(usize, String)>, Error> {
     let mut conn = engine.pools.read.acquire().await?;
     let Census { mut schedules, now } = schedules::census(&mut conn, project_id).await?;
     let (mut rejected, mut is_changed) = (Vec::new(), false);
+    let (min_period, max) = (limits.min_schedule_period(), limits.max_schedules());
     for (place, schedule) in sent {
         let known = schedules::find(&mut conn, project_id, &schedule.id).await?;
         // Most workers bring what is there already: it is not even touched.
@@ -116,8 +118,8 @@ pub async fn keep_registered(
         let read = read(&schedule.cron_expression, timezone, now, min_period).await?;
         if let Err(error) = read {
             rejected.push((*place, format!("{}: {error}", error.field())));
-        } else if known.is_none() && schedules >= MAX_SCHEDULES {
-            rejected.push((*place, format!("the project has {MAX_SCHEDULES} schedules already")));
+        } else if known.is_none() && schedules >= max {
+            rejected.push((*place, format!("the project has {max} schedules already")));
         } else if !schedules::upsert_registered(&mut conn, project_id, schedule).await? {
             rejected.push((*place, format!("job_type: another job type has {}", schedule.id)));
         } else {

@@ -12,6 +12,7 @@ use utoipa::{IntoParams, ToSchema};
 use uuid::Uuid;
 
 use super::{
+    audit::{self, Deed},
     cursor::{self, List},
     error::ErrorBody,
     extract::{JobInPath, Query},
@@ -20,7 +21,7 @@ use super::{
 };
 use crate::{
     app::App,
-    auth::Caller,
+    auth::{Caller, Manage, Read},
     domain::{limits, operation::Filter},
     engine::{control, dead_letters, settle::JobKey},
     error::Error,
@@ -94,6 +95,7 @@ fn check_filter(path: &str, filter: &Filter, check: &mut Check) {
 /// Newest first. Go on with `next_cursor` as long as `has_more` is true.
 #[utoipa::path(
     get, path = "/dead-letters", tag = "dead-letters", operation_id = "dead_letters_list",
+    security(("api_key" = ["read"]), ("session" = ["viewer"])),
     params(DeadLettersQuery),
     responses(
         (status = 200, description = "A page of dead letters.", body = DeadLetterPage),
@@ -103,7 +105,7 @@ fn check_filter(path: &str, filter: &Filter, check: &mut Check) {
     ),
 )]
 pub async fn list(
-    caller: Caller,
+    caller: Caller<Read>,
     State(app): State<App>,
     Query(query): Query<DeadLettersQuery>,
 ) -> Result<Reply<DeadLetterPage>, Error> {
@@ -228,6 +230,7 @@ pub struct GroupPage {
 /// The latest first. Retry or purge one by its `fingerprint`.
 #[utoipa::path(
     get, path = "/dead-letters/groups", tag = "dead-letters", operation_id = "dead_letters_groups",
+    security(("api_key" = ["read"]), ("session" = ["viewer"])),
     params(GroupsQuery),
     responses(
         (status = 200, description = "A page of groups.", body = GroupPage),
@@ -237,7 +240,7 @@ pub struct GroupPage {
     ),
 )]
 pub async fn groups(
-    caller: Caller,
+    caller: Caller<Read>,
     State(app): State<App>,
     Query(query): Query<GroupsQuery>,
 ) -> Result<Reply<GroupPage>, Error> {
@@ -269,6 +272,7 @@ pub async fn groups(
 /// off come back with it.
 #[utoipa::path(
     post, path = "/dead-letters/{job_id}/retry", tag = "dead-letters", operation_id = "dead_letters_retry",
+    security(("api_key" = ["manage"]), ("session" = ["member"])),
     params(("job_id" = String, Path, description = "The job.", example = "job_01m7w3ha3aextt8pkwwdmxsmqw")),
     responses(
         (status = 200, description = "The job, as it is now.", body = Job),
@@ -279,12 +283,13 @@ pub async fn groups(
     ),
 )]
 pub async fn retry(
-    caller: Caller,
+    caller: Caller<Manage>,
     State(app): State<App>,
     JobInPath(id): JobInPath,
 ) -> Result<Reply<Job>, Error> {
     let key = JobKey { project_id: caller.project_id, id };
     control::retry_dead_letter(&app.engine, key).await?;
+    audit::note(&app, &caller, Deed::to("dead_letter.retried", id.to_string())).await;
     read::find(&app, caller.project_id, id).await.map(Reply)
 }
 
@@ -293,6 +298,7 @@ pub async fn retry(
 /// For good, with its payload, its history and its logs.
 #[utoipa::path(
     delete, path = "/dead-letters/{job_id}", tag = "dead-letters", operation_id = "dead_letters_delete",
+    security(("api_key" = ["manage"]), ("session" = ["member"])),
     params(("job_id" = String, Path, description = "The job.", example = "job_01m7w3ha3aextt8pkwwdmxsmqw")),
     responses(
         (status = 204, description = "It is gone."),
@@ -303,11 +309,12 @@ pub async fn retry(
     ),
 )]
 pub async fn delete(
-    caller: Caller,
+    caller: Caller<Manage>,
     State(app): State<App>,
     JobInPath(id): JobInPath,
 ) -> Result<StatusCode, Error> {
     let key = JobKey { project_id: caller.project_id, id };
     dead_letters::delete(&app.engine, key).await?;
+    audit::note(&app, &caller, Deed::to("dead_letter.deleted", id.to_string())).await;
     Ok(StatusCode::NO_CONTENT)
 }

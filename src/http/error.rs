@@ -70,7 +70,20 @@ pub const CODES: &[(&str, StatusCode)] = &[
     ("invalid_cron_expression", StatusCode::BAD_REQUEST),
     ("invalid_timezone", StatusCode::BAD_REQUEST),
     ("unauthorized", StatusCode::UNAUTHORIZED),
+    ("invalid_credentials", StatusCode::UNAUTHORIZED),
+    ("invalid_token", StatusCode::BAD_REQUEST),
+    ("forbidden", StatusCode::FORBIDDEN),
+    ("role_exceeds_caller", StatusCode::FORBIDDEN),
+    ("signup_closed", StatusCode::FORBIDDEN),
     ("not_found", StatusCode::NOT_FOUND),
+    ("key_not_found", StatusCode::NOT_FOUND),
+    ("account_not_found", StatusCode::NOT_FOUND),
+    ("invitation_not_found", StatusCode::NOT_FOUND),
+    ("session_not_found", StatusCode::NOT_FOUND),
+    ("email_taken", StatusCode::CONFLICT),
+    ("slug_taken", StatusCode::CONFLICT),
+    ("cannot_remove_owner", StatusCode::CONFLICT),
+    ("rate_limit_exceeded", StatusCode::TOO_MANY_REQUESTS),
     ("project_not_found", StatusCode::NOT_FOUND),
     ("job_not_found", StatusCode::NOT_FOUND),
     ("workflow_not_found", StatusCode::NOT_FOUND),
@@ -101,6 +114,19 @@ fn code(error: &Error) -> &'static str {
     match error {
         Error::Unreadable(_) | Error::Invalid(_) => "invalid_request",
         Error::Unauthorized => "unauthorized",
+        Error::Forbidden { .. } => "forbidden",
+        Error::RateLimited { .. } => "rate_limit_exceeded",
+        Error::InvalidCredentials => "invalid_credentials",
+        Error::InvalidLink => "invalid_token",
+        Error::SignupClosed => "signup_closed",
+        Error::EmailTaken => "email_taken",
+        Error::SlugTaken => "slug_taken",
+        Error::LastOwner => "cannot_remove_owner",
+        Error::RoleExceedsCaller => "role_exceeds_caller",
+        Error::KeyNotFound => "key_not_found",
+        Error::MemberNotFound => "account_not_found",
+        Error::InvitationNotFound => "invitation_not_found",
+        Error::SessionNotFound => "session_not_found",
         Error::NoSuchRoute => "not_found",
         Error::MethodNotAllowed => "method_not_allowed",
         Error::ProjectNotFound => "project_not_found",
@@ -216,8 +242,12 @@ pub fn render(error: &Error, request_id: &str, mut response: Response) -> Respon
     }
     let is_worth_a_retry = status(error) == StatusCode::SERVICE_UNAVAILABLE
         || matches!(error, Error::IdempotencyInProgress | Error::QuotaExceeded { .. });
-    if is_worth_a_retry {
-        response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(RETRY_AFTER_SECONDS));
+    let pause = match error {
+        Error::RateLimited { retry_after_seconds } => Some(*retry_after_seconds),
+        _ => is_worth_a_retry.then_some(RETRY_AFTER_SECONDS),
+    };
+    if let Some(pause) = pause {
+        response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(pause));
     }
     response
 }

@@ -19,7 +19,7 @@ use tokio::time::timeout;
 use crate::{
     domain::limits,
     error::Error,
-    ids::{JobId, OperationId, WorkflowId},
+    ids::{AccountId, InvitationId, JobId, KeyId, OperationId, SessionId, WorkflowId},
 };
 
 /// The whole body must arrive within this.
@@ -194,8 +194,16 @@ fn field_error(path: &serde_path_to_error::Path, message: &str) -> Error {
 
 /// What a caller sends is JSON: no name of a Rust type helps it.
 fn in_json_words(field: &str, message: &str) -> String {
-    const TIMES: [&str; 6] =
-        ["run_at", "expires_at", "created_after", "created_before", "died_after", "died_before"];
+    const TIMES: [&str; 8] = [
+        "run_at",
+        "expires_at",
+        "created_after",
+        "created_before",
+        "died_after",
+        "died_before",
+        "since",
+        "until",
+    ];
     if message.contains("invalid digit found in string") {
         return "must be a whole number, not negative".to_owned();
     }
@@ -254,28 +262,47 @@ trait PathId: FromStr {
     fn missing() -> Error;
 }
 
-impl PathId for JobId {
-    const PARAMETER: &'static str = "job_id";
+macro_rules! path_ids {
+    ($($(#[$doc:meta])* $extractor:ident($id:ty): $parameter:literal, $missing:ident;)*) => {
+        $(
+            impl PathId for $id {
+                const PARAMETER: &'static str = $parameter;
 
-    fn missing() -> Error {
-        Error::JobNotFound
-    }
+                fn missing() -> Error {
+                    Error::$missing
+                }
+            }
+
+            $(#[$doc])*
+            #[derive(Debug, Clone, Copy)]
+            pub struct $extractor(pub $id);
+
+            impl<S: Send + Sync> FromRequestParts<S> for $extractor {
+                type Rejection = Error;
+
+                async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Error> {
+                    id_in_path(parts, state).await.map(Self)
+                }
+            }
+        )*
+    };
 }
 
-impl PathId for WorkflowId {
-    const PARAMETER: &'static str = "workflow_id";
-
-    fn missing() -> Error {
-        Error::WorkflowNotFound
-    }
-}
-
-impl PathId for OperationId {
-    const PARAMETER: &'static str = "operation_id";
-
-    fn missing() -> Error {
-        Error::OperationNotFound
-    }
+path_ids! {
+    /// The job that the path names.
+    JobInPath(JobId): "job_id", JobNotFound;
+    /// The workflow that the path names.
+    WorkflowInPath(WorkflowId): "workflow_id", WorkflowNotFound;
+    /// The operation that the path names.
+    OperationInPath(OperationId): "operation_id", OperationNotFound;
+    /// The key that the path names.
+    KeyInPath(KeyId): "key_id", KeyNotFound;
+    /// The member that the path names.
+    AccountInPath(AccountId): "account_id", MemberNotFound;
+    /// The invitation that the path names.
+    InvitationInPath(InvitationId): "invitation_id", InvitationNotFound;
+    /// The session that the path names.
+    SessionInPath(SessionId): "session_id", SessionNotFound;
 }
 
 async fn id_in_path<Id: PathId, S: Send + Sync>(parts: &mut Parts, state: &S) -> Result<Id, Error> {
@@ -283,42 +310,6 @@ async fn id_in_path<Id: PathId, S: Send + Sync>(parts: &mut Parts, state: &S) ->
         RawPathParams::from_request_parts(parts, state).await.map_err(|_| Id::missing())?;
     let id = params.iter().find(|(name, _)| *name == Id::PARAMETER).map(|(_, value)| value);
     id.and_then(|it| it.parse().ok()).ok_or_else(Id::missing)
-}
-
-/// The job that the path names.
-#[derive(Debug, Clone, Copy)]
-pub struct JobInPath(pub JobId);
-
-impl<S: Send + Sync> FromRequestParts<S> for JobInPath {
-    type Rejection = Error;
-
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Error> {
-        id_in_path(parts, state).await.map(Self)
-    }
-}
-
-/// The workflow that the path names.
-#[derive(Debug, Clone, Copy)]
-pub struct WorkflowInPath(pub WorkflowId);
-
-impl<S: Send + Sync> FromRequestParts<S> for WorkflowInPath {
-    type Rejection = Error;
-
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Error> {
-        id_in_path(parts, state).await.map(Self)
-    }
-}
-
-/// The operation that the path names.
-#[derive(Debug, Clone, Copy)]
-pub struct OperationInPath(pub OperationId);
-
-impl<S: Send + Sync> FromRequestParts<S> for OperationInPath {
-    type Rejection = Error;
-
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Error> {
-        id_in_path(parts, state).await.map(Self)
-    }
 }
 
 /// A name that the path holds, such as a queue's or a worker's.

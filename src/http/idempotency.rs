@@ -21,7 +21,7 @@ use super::{
 };
 use crate::{
     app::App,
-    auth::Caller,
+    auth::{Caller, Permit},
     domain::limits::MAX_IDEMPOTENCY_KEY_CHARS,
     error::Error,
     ids::{JobId, OperationId, ScheduleId, WorkflowId},
@@ -133,7 +133,7 @@ pub fn key(headers: &HeaderMap, in_body: Option<&str>) -> Result<Option<String>,
 /// [`Error::IdempotencyInProgress`] while the first one runs; and those of the request itself.
 pub async fn once<Running>(
     app: &App,
-    caller: &Caller,
+    caller: &Caller<impl Permit>,
     key: Option<String>,
     fingerprint: &[u8; 32],
     request_id: &RequestId,

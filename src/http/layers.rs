@@ -1,10 +1,16 @@
 //! What every request passes through: an id, a task of its own, a measure, and one shape for errors.
 
-use std::time::Instant;
+use std::{net::IpAddr, sync::Arc, time::Instant};
 
 use axum::{
     extract::{MatchedPath, Request, State},
-    http::{HeaderName, HeaderValue, Method, StatusCode},
+    http::{
+        HeaderMap, HeaderName, HeaderValue, Method, StatusCode,
+        header::{
+            CACHE_CONTROL, CONTENT_SECURITY_POLICY, REFERRER_POLICY, STRICT_TRANSPORT_SECURITY,
+            X_CONTENT_TYPE_OPTIONS,
+        },
+    },
     middleware::Next,
     response::{IntoResponse, Response},
 };
@@ -12,9 +18,19 @@ use metrics::{counter, histogram};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::error;
-use crate::{error::Error, ids, telemetry};
+use crate::{
+    auth::{ClientAddress, LimitReport, client_of_request},
+    error::Error,
+    ids,
+    limiter::Standing,
+    telemetry,
+};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+/// Where a proxy says whom it speaks for.
+const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+/// Below these are pages for people.
+const PAGES: [&str; 1] = ["/docs"];
 /// Characters of a request id that a caller may choose.
 const MAX_REQUEST_ID_CHARS: usize = 128;
 
@@ -49,6 +65,10 @@ pub async fn observe(mut request: Request, next: Next) -> Response {
     let started = Instant::now();
     let request_id = chosen_id(&request).unwrap_or_else(ids::request_id);
     request.extensions_mut().insert(RequestId(request_id.clone()));
+    let limits = LimitReport::default();
+    request.extensions_mut().insert(limits.clone());
+    find_client(&mut request, &request_id);
+    let is_page = PAGES.iter().any(|it| request.uri().path().starts_with(it));
     let method = method_label(request.method());
     let route = request.extensions().get::<MatchedPath>().cloned();
     let mut response = next.run(request).await;
@@ -59,11 +79,95 @@ pub async fn observe(mut request: Request, next: Next) -> Response {
     if let Ok(value) = HeaderValue::from_str(&request_id) {
         response.headers_mut().insert(REQUEST_ID, value);
     }
+    if let Some((budget, standing)) = limits.told() {
+        write_limits(response.headers_mut(), budget, standing);
+    }
+    secure(response.headers_mut(), is_page);
     let route = route.as_ref().map_or("unmatched", MatchedPath::as_str);
     let status = response.status();
     measure(route, method, status, started);
     log(route, method, status, started, &request_id, failure.as_ref());
     response
+}
+
+/// Proxies whose word about their clients is believed.
+#[derive(Debug, Clone, Default)]
+pub struct Proxies(Arc<[IpAddr]>);
+
+impl Proxies {
+    /// These.
+    #[must_use]
+    pub fn new(proxies: Vec<IpAddr>) -> Self {
+        Self(proxies.into_iter().map(|it| it.to_canonical()).collect())
+    }
+
+    /// Whether this is one of them.
+    #[must_use]
+    pub fn has(&self, address: IpAddr) -> bool {
+        self.0.contains(&address.to_canonical())
+    }
+
+    /// Who called: the connection's other end, or, when that is one of these, the last address that it was told
+    /// and that is none of these.
+    #[must_use]
+    pub fn client(&self, peer: IpAddr, headers: &HeaderMap) -> IpAddr {
+        if !self.has(peer) {
+            return peer;
+        }
+        let told = headers.get_all(FORWARDED_FOR).iter().filter_map(|it| it.to_str().ok());
+        let told: Vec<IpAddr> =
+            told.flat_map(|it| it.split(',')).filter_map(|it| it.trim().parse().ok()).collect();
+        told.into_iter().rev().find(|it| !self.has(*it)).unwrap_or(peer)
+    }
+}
+
+/// Who calls, for whoever asks: see [`crate::accounts::Client`].
+fn find_client(request: &mut Request, request_id: &str) {
+    let proxies = request.extensions().get::<Proxies>().cloned().unwrap_or_default();
+    if let Some(ClientAddress(peer)) = request.extensions().get().copied() {
+        let client = proxies.client(peer, request.headers());
+        request.extensions_mut().insert(ClientAddress(client));
+    }
+    let client = client_of_request(request.extensions(), request.headers(), request_id);
+    request.extensions_mut().insert(client);
+}
+
+/// `X-RateLimit-*`, and `RateLimit` with `RateLimit-Policy` as in draft-ietf-httpapi-ratelimit-headers-10.
+fn write_limits(headers: &mut HeaderMap, budget: &str, standing: Standing) {
+    let Standing { rate, remaining, reset_seconds } = standing;
+    let mut set = |name: HeaderName, value: String| {
+        if let Ok(value) = HeaderValue::from_str(&value) {
+            headers.insert(name, value);
+        }
+    };
+    let (count, window) = (rate.count, rate.window_seconds);
+    set(HeaderName::from_static("x-ratelimit-limit"), count.to_string());
+    set(HeaderName::from_static("x-ratelimit-remaining"), remaining.to_string());
+    set(HeaderName::from_static("x-ratelimit-reset"), reset_seconds.to_string());
+    let policy = format!("\"{budget}\";q={count};w={window}");
+    set(HeaderName::from_static("ratelimit-policy"), policy);
+    let limit = format!("\"{budget}\";r={remaining};t={reset_seconds}");
+    set(HeaderName::from_static("ratelimit"), limit);
+}
+
+/// What every answer tells browsers: the API is no page, is kept nowhere, and is framed by nobody.
+fn secure(headers: &mut HeaderMap, is_page: bool) {
+    let policy = if is_page {
+        // The reference's own scripts and styles, some of them in the page itself.
+        "default-src 'self'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; \
+         img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
+    } else {
+        "default-src 'none'; frame-ancestors 'none'"
+    };
+    headers.insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static(policy));
+    headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    headers.insert(REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
+    headers.insert(STRICT_TRANSPORT_SECURITY, HeaderValue::from_static("max-age=31536000"));
+    let same_origin = HeaderValue::from_static("same-origin");
+    headers.insert(HeaderName::from_static("cross-origin-opener-policy"), same_origin);
+    if !is_page {
+        headers.entry(CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
+    }
 }
 
 fn chosen_id(request: &Request) -> Option<String> {
@@ -136,5 +240,27 @@ fn log(
             duration_ms,
             "request answered"
         ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_trusted_proxy_is_believed_about_its_client() {
+        let proxies = Proxies::new(vec!["10.0.0.1".parse().expect("an address")]);
+        let client = |peer: &str, told: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(FORWARDED_FOR, HeaderValue::from_str(told).expect("a value"));
+            proxies.client(peer.parse().expect("an address"), &headers).to_string()
+        };
+        assert_eq!(client("192.0.2.9", "198.51.100.1"), "192.0.2.9");
+        assert_eq!(client("10.0.0.1", "198.51.100.1"), "198.51.100.1");
+        // What stands before was said by the client itself.
+        assert_eq!(client("10.0.0.1", "203.0.113.7, 198.51.100.1"), "198.51.100.1");
+        assert_eq!(client("10.0.0.1", "198.51.100.1, 10.0.0.1"), "198.51.100.1");
+        assert_eq!(client("10.0.0.1", "nonsense"), "10.0.0.1");
+        assert_eq!(client("::ffff:10.0.0.1", "198.51.100.1"), "198.51.100.1");
     }
 }

@@ -1,6 +1,8 @@
 //! The native wire: parse, call the engine, answer. No SQL, no rules. The path of a file is the path
 //! of its routes.
 
+mod audit;
+mod auth;
 mod cursor;
 mod dead_letters;
 pub mod error;
@@ -8,9 +10,14 @@ mod extract;
 mod health;
 mod idempotency;
 mod jobs;
+mod keys;
 mod layers;
+mod limits;
+mod me;
+mod members;
 pub mod openapi;
 mod operations;
+mod projects;
 mod queues;
 mod recurring;
 mod retry;
@@ -80,12 +87,50 @@ fn data_plane() -> OpenApiRouter<App> {
         .routes(routes!(workers::ack::ack_batch))
         .routes(routes!(workers::report::events))
         .routes(routes!(workers::report::logs))
+        .routes(routes!(keys::list, keys::create))
+        .routes(routes!(keys::get, keys::change, keys::end::revoke))
+        .routes(routes!(keys::end::rotate))
+        .routes(routes!(audit::list))
+        .routes(routes!(audit::export))
+        .routes(routes!(limits::list))
+}
+
+/// The routes of people: under `/v1` only.
+fn people_plane() -> OpenApiRouter<App> {
+    OpenApiRouter::new()
+        .routes(routes!(auth::signup))
+        .routes(routes!(auth::login))
+        .routes(routes!(auth::refresh))
+        .routes(routes!(auth::logout))
+        .routes(routes!(auth::password))
+        .routes(routes!(auth::request_reset))
+        .routes(routes!(auth::confirm_reset))
+        .routes(routes!(auth::verify))
+        .routes(routes!(auth::send_verification))
+        .routes(routes!(me::get))
+        .routes(routes!(me::sessions))
+        .routes(routes!(me::end_session))
+        .routes(routes!(me::export))
+        .routes(routes!(me::delete))
+        .routes(routes!(me::accept_invitation))
+        .routes(routes!(projects::list, projects::create))
+        .routes(routes!(keys::end::report))
+}
+
+/// The routes of one project that need its name: under `/v1/projects/{project}` only.
+fn project_plane() -> OpenApiRouter<App> {
+    OpenApiRouter::new()
+        .routes(routes!(projects::get, projects::change, projects::delete))
+        .routes(routes!(members::list))
+        .routes(routes!(members::change, members::remove))
+        .routes(routes!(members::invitations, members::invite))
+        .routes(routes!(members::uninvite))
 }
 
 /// Everything the API's listener answers. `handlers` tells when the last handler has ended.
 pub fn router(app: App, handlers: TaskTracker) -> Router {
-    let (scoped, _) = data_plane().split_for_parts();
-    let (plain, _) = data_plane().split_for_parts();
+    let (scoped, _) = data_plane().merge(project_plane()).split_for_parts();
+    let (plain, _) = data_plane().merge(people_plane()).split_for_parts();
     Router::new()
         .nest("/v1", plain)
         .nest("/v1/projects/{project}", scoped)

@@ -3,7 +3,7 @@
 use std::sync::LazyLock;
 
 use axum::{Router, http::header::CONTENT_TYPE, response::Redirect, routing};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use utoipa::{
     Modify, OpenApi,
     openapi::{
@@ -14,7 +14,7 @@ use utoipa::{
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_swagger_ui::{Config, SwaggerUi};
 
-use super::data_plane;
+use super::{data_plane, people_plane, project_plane};
 
 #[derive(OpenApi)]
 #[openapi(
@@ -35,6 +35,11 @@ use super::data_plane;
         (name = "operations", description = "Work on many jobs that goes on in the background."),
         (name = "workflows", description = "Jobs that wait for each other."),
         (name = "workers", description = "What workers call."),
+        (name = "keys", description = "What opens a project."),
+        (name = "limits", description = "How much of everything a project may use."),
+        (name = "audit", description = "Who did what."),
+        (name = "accounts", description = "People: signing up, logging in, and what they see of themselves."),
+        (name = "projects", description = "Projects, and who works on them."),
     ),
     security(("api_key" = [])),
     modifiers(&ApiKey),
@@ -50,6 +55,11 @@ impl Modify for ApiKey {
             .description(Some("An API key, `fp_live_…`. Also accepted as `X-Api-Key`, or as the password of HTTP Basic."));
         let components = document.components.get_or_insert_default();
         components.add_security_scheme("api_key", SecurityScheme::Http(bearer.build()));
+        let session = HttpBuilder::new()
+            .scheme(HttpAuthScheme::Bearer)
+            .bearer_format("JWT")
+            .description(Some("The access token of a session, from `POST /v1/auth/login`; for a project's routes, below `/v1/projects/{project}`."));
+        components.add_security_scheme("session", SecurityScheme::Http(session.build()));
     }
 }
 
@@ -60,7 +70,9 @@ impl Modify for ApiKey {
 #[must_use]
 pub fn document() -> &'static Value {
     static DOCUMENT: LazyLock<Value> = LazyLock::new(|| {
-        let routes = OpenApiRouter::with_openapi(Base::openapi()).nest("/v1", data_plane());
+        let routes = OpenApiRouter::with_openapi(Base::openapi())
+            .nest("/v1", data_plane().merge(people_plane()))
+            .nest("/v1/projects/{project}", project_plane());
         let (_, document) = routes.split_for_parts();
         let mut document = serde_json::to_value(document).unwrap_or_default();
         tidy(&mut document);
@@ -82,6 +94,7 @@ fn tidy(document: &mut Value) {
         let operations =
             paths.values_mut().filter_map(Value::as_object_mut).flat_map(Map::values_mut);
         for operation in operations {
+            add_refusals(operation);
             let parameters = operation.get_mut("parameters").and_then(Value::as_array_mut);
             for parameter in parameters.into_iter().flatten() {
                 parameter.get_mut("schema").into_iter().for_each(without_null);
@@ -102,6 +115,36 @@ fn tidy(document: &mut Value) {
                 without_null(property);
             }
         }
+    }
+}
+
+/// What every operation that asks who is calling may answer: no credential that counts, not enough of it, no such
+/// project, too many calls.
+fn add_refusals(operation: &mut Value) {
+    let security = operation.get("security").and_then(Value::as_array);
+    let is_public = security.is_none_or(|it| it.iter().any(|it| *it == json!({})));
+    let refusals: &[(&str, &str)] = if is_public {
+        &[]
+    } else {
+        &[
+            ("400", "The request cannot be read or breaks a rule."),
+            ("401", "No live API key or session."),
+            ("403", "The key lacks the scope, or the member the role."),
+            ("404", "No such project for this key or session."),
+            ("429", "Too many requests, or too many of something: see `GET /v1/limits`."),
+            ("503", "Try again later."),
+        ]
+    };
+    let Some(responses) = operation.get_mut("responses").and_then(Value::as_object_mut) else {
+        return;
+    };
+    for (status, description) in refusals {
+        responses.entry(*status).or_insert_with(|| {
+            json!({
+                "description": description,
+                "content": {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorBody"}}},
+            })
+        });
     }
 }
 

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use super::{
+    audit::{self, Deed},
     cursor::{self, List},
     error::ErrorBody,
     extract::{OperationInPath, Query},
@@ -14,7 +15,7 @@ use super::{
 };
 use crate::{
     app::App,
-    auth::Caller,
+    auth::{Caller, Manage, Read},
     domain::{
         limits,
         operation::{Filter, Kind, State as OperationState},
@@ -115,6 +116,7 @@ pub struct OperationPage {
 /// Newest first; those that have ended for 30 days.
 #[utoipa::path(
     get, path = "/operations", tag = "operations", operation_id = "operations_list",
+    security(("api_key" = ["read"]), ("session" = ["viewer"])),
     params(OperationsQuery),
     responses(
         (status = 200, description = "A page of operations.", body = OperationPage),
@@ -124,7 +126,7 @@ pub struct OperationPage {
     ),
 )]
 pub async fn list(
-    caller: Caller,
+    caller: Caller<Read>,
     State(app): State<App>,
     Query(query): Query<OperationsQuery>,
 ) -> Result<Reply<OperationPage>, Error> {
@@ -149,6 +151,7 @@ pub async fn list(
 /// Read an operation.
 #[utoipa::path(
     get, path = "/operations/{operation_id}", tag = "operations", operation_id = "operations_get",
+    security(("api_key" = ["read"]), ("session" = ["viewer"])),
     params(("operation_id" = String, Path, description = "The operation.", example = "op_01m7w3ha3aextt8pkwwdmxsmqw")),
     responses(
         (status = 200, description = "The operation.", body = Operation),
@@ -158,7 +161,7 @@ pub async fn list(
     ),
 )]
 pub async fn get(
-    caller: Caller,
+    caller: Caller<Read>,
     State(app): State<App>,
     OperationInPath(id): OperationInPath,
 ) -> Result<Reply<Operation>, Error> {
@@ -171,6 +174,7 @@ pub async fn get(
 /// What is done stays done. One that has ended already stays as it is.
 #[utoipa::path(
     post, path = "/operations/{operation_id}/abort", tag = "operations", operation_id = "operations_abort",
+    security(("api_key" = ["manage"]), ("session" = ["member"])),
     params(("operation_id" = String, Path, description = "The operation.", example = "op_01m7w3ha3aextt8pkwwdmxsmqw")),
     responses(
         (status = 200, description = "The operation, as it is now.", body = Operation),
@@ -180,10 +184,11 @@ pub async fn get(
     ),
 )]
 pub async fn abort(
-    caller: Caller,
+    caller: Caller<Manage>,
     State(app): State<App>,
     OperationInPath(id): OperationInPath,
 ) -> Result<Reply<Operation>, Error> {
     let row = operations::abort(&app.engine, caller.project_id, id).await?;
+    audit::note(&app, &caller, Deed::to("operation.aborted", id.to_string())).await;
     Ok(Reply(row.into()))
 }

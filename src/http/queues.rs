@@ -9,6 +9,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use super::{
+    audit::{self, Deed},
     error::ErrorBody,
     extract::{Json, NameInPath, Object, Query, RequestBody},
     retry::RetryRequest,
@@ -16,7 +17,7 @@ use super::{
 };
 use crate::{
     app::App,
-    auth::Caller,
+    auth::{Caller, Manage, Read},
     domain::{backoff::RetryPolicy, limits},
     error::Error,
     ids::ProjectId,
@@ -77,6 +78,20 @@ pub struct Queue {
     /// When somebody last changed or paused it; null: never.
     #[schema(required)]
     pub updated_at: Option<DateTime<Utc>>,
+}
+
+impl Queue {
+    /// What the audit log shows of it.
+    fn settings(&self) -> String {
+        serde_json::json!({
+            "max_concurrency": self.max_concurrency, "rate_limit": self.rate_limit,
+            "default_lease_seconds": self.default_lease_seconds,
+            "retention_days": self.retention_days,
+            "default_max_attempts": self.default_max_attempts,
+            "default_retry": self.default_retry, "brake_after": self.brake_after,
+        })
+        .to_string()
+    }
 }
 
 /// A job type that a queue does not hand out.
@@ -225,6 +240,7 @@ pub struct QueuePage {
 /// Those that were ever used, set to something, or are polled now, by name.
 #[utoipa::path(
     get, path = "/queues", tag = "queues", operation_id = "queues_list",
+    security(("api_key" = ["read"]), ("session" = ["viewer"])),
     params(QueuesQuery),
     responses(
         (status = 200, description = "A page of queues.", body = QueuePage),
@@ -234,7 +250,7 @@ pub struct QueuePage {
     ),
 )]
 pub async fn list(
-    caller: Caller,
+    caller: Caller<Read>,
     State(app): State<App>,
     Query(query): Query<QueuesQuery>,
 ) -> Result<Reply<QueuePage>, Error> {
@@ -260,6 +276,7 @@ pub async fn list(
 /// Read a queue.
 #[utoipa::path(
     get, path = "/queues/{queue}", tag = "queues", operation_id = "queues_get",
+    security(("api_key" = ["read"]), ("session" = ["viewer"])),
     params(("queue" = String, Path, description = "The queue.", example = "default")),
     responses(
         (status = 200, description = "The queue.", body = Queue),
@@ -270,7 +287,7 @@ pub async fn list(
     ),
 )]
 pub async fn get(
-    caller: Caller,
+    caller: Caller<Read>,
     State(app): State<App>,
     NameInPath(queue): NameInPath,
 ) -> Result<Reply<Queue>, Error> {
@@ -336,11 +353,11 @@ fn some<'de, T: Deserialize<'de>, D: Deserializer<'de>>(from: D) -> Result<Optio
 }
 
 impl ChangeQueueRequest {
-    fn accept(self, check: &mut Check) -> SettingsChange {
+    fn accept(self, max_retention_days: i32, check: &mut Check) -> SettingsChange {
         let bounds = [
             ("max_concurrency", self.max_concurrency, 0, limits::MAX_CONCURRENCY),
             ("default_lease_seconds", self.default_lease_seconds, 1, limits::MAX_LEASE_SECONDS),
-            ("retention_days", self.retention_days, 1, limits::MAX_RETENTION_DAYS),
+            ("retention_days", self.retention_days, 1, max_retention_days),
             ("default_max_attempts", self.default_max_attempts, 1, limits::MAX_MAX_ATTEMPTS),
             ("brake_after", self.brake_after, 1, limits::MAX_BRAKE_AFTER),
         ];
@@ -380,6 +397,7 @@ impl ChangeQueueRequest {
 /// may be.
 #[utoipa::path(
     patch, path = "/queues/{queue}", tag = "queues", operation_id = "queues_change",
+    security(("api_key" = ["manage"]), ("session" = ["member"])),
     params(("queue" = String, Path, description = "The queue.", example = "default")),
     request_body = ChangeQueueRequest,
     responses(
@@ -392,15 +410,16 @@ impl ChangeQueueRequest {
     ),
 )]
 pub async fn change(
-    caller: Caller,
+    caller: Caller<Manage>,
     State(app): State<App>,
     NameInPath(queue): NameInPath,
     Json(request): Json<ChangeQueueRequest>,
 ) -> Result<Reply<Queue>, Error> {
     let mut check = Check::default();
     check.name("queue", &queue, limits::MAX_QUEUE_CHARS);
-    let change = request.accept(&mut check);
+    let change = request.accept(caller.limits.max_retention_days(), &mut check);
     check.finish()?;
+    let before = one(&app, caller.project_id, queue.clone()).await?.0.settings();
     let mut conn = app.engine.pools.read.acquire().await?;
     store::queues::change_settings(&mut conn, caller.project_id, &queue, &change).await?;
     drop(conn);
@@ -408,7 +427,11 @@ pub async fn change(
         app.engine.brakes.add(caller.project_id);
     }
     app.engine.tidings.wake.queue_changed(caller.project_id, &queue);
-    one(&app, caller.project_id, queue).await
+    let after = one(&app, caller.project_id, queue.clone()).await?;
+    let (before, settings) = (Some(before), Some(after.0.settings()));
+    let deed = Deed { before, after: settings, ..Deed::to("queue.changed", queue) };
+    audit::note(&app, &caller, deed).await;
+    Ok(after)
 }
 
 /// One queue, if there is such.

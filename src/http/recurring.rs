@@ -16,6 +16,7 @@ use serde_json::value::RawValue;
 use utoipa::{IntoParams, ToSchema};
 
 use super::{
+    audit::{self, Deed},
     error::ErrorBody,
     extract::{Fingerprinted, Json, NameInPath, Object, Query, RequestBody},
     idempotency::{self, Answer, Ids},
@@ -25,7 +26,7 @@ use super::{
 };
 use crate::{
     app::App,
-    auth::Caller,
+    auth::{Caller, Manage, Read},
     domain::{
         backoff::RetryPolicy,
         limits,
@@ -113,6 +114,16 @@ impl RecurringSchedule {
             updated_at: row.updated_at,
         })
     }
+}
+
+/// What the audit log shows of it: not what its jobs carry.
+fn facts(row: &ScheduleRow) -> String {
+    serde_json::json!({
+        "job_type": row.job_type, "queue": row.queue, "cron_expression": row.cron_expression,
+        "timezone": row.timezone, "priority": -row.rank, "overlap": row.overlap,
+        "catch_up": row.catch_up, "enabled": !row.is_paused,
+    })
+    .to_string()
 }
 
 /// A recurring schedule to keep.
@@ -216,6 +227,7 @@ impl RecurringScheduleRequest {
 /// not sent. New times count from now on: nothing of the past is made up for.
 #[utoipa::path(
     put, path = "/recurring/{recurring_id}", tag = "recurring", operation_id = "recurring_put",
+    security(("api_key" = ["manage"]), ("session" = ["member"])),
     params(("recurring_id" = String, Path, description = "The schedule: a name of your choice.", example = "rjob_report")),
     request_body = RecurringScheduleRequest,
     responses(
@@ -229,14 +241,18 @@ impl RecurringScheduleRequest {
     ),
 )]
 pub async fn put(
-    caller: Caller,
+    caller: Caller<Manage>,
     State(app): State<App>,
     NameInPath(id): NameInPath,
     Json(request): Json<RecurringScheduleRequest>,
 ) -> Result<Reply<RecurringSchedule>, Error> {
     let schedule = request.accept(id)?;
-    let min_period = app.min_schedule_period;
-    let (row, _) = schedules::write(&app.engine, caller.project_id, &schedule, min_period).await?;
+    let before = schedules::find(&app.engine, caller.project_id, &schedule.id).await.ok();
+    let (row, _) =
+        schedules::write(&app.engine, caller.project_id, &schedule, &caller.limits).await?;
+    let (before, after) = (before.as_ref().map(facts), Some(facts(&row)));
+    let deed = Deed { before, after, ..Deed::to("recurring.put", &*row.id) };
+    audit::note(&app, &caller, deed).await;
     RecurringSchedule::of(row).map(Reply)
 }
 
@@ -245,6 +261,7 @@ pub async fn put(
 /// Its id is made for you. To choose it yourself, `PUT` it.
 #[utoipa::path(
     post, path = "/recurring", tag = "recurring", operation_id = "recurring_create",
+    security(("api_key" = ["manage"]), ("session" = ["member"])),
     params(("Idempotency-Key" = Option<String>, Header, description = "Repeating the request with the same key answers as the first time, for 24 hours.", max_length = 200)),
     request_body = RecurringScheduleRequest,
     responses(
@@ -259,18 +276,20 @@ pub async fn put(
     ),
 )]
 pub async fn create(
-    caller: Caller,
+    caller: Caller<Manage>,
     State(app): State<App>,
     Extension(request_id): Extension<RequestId>,
     headers: HeaderMap,
     Fingerprinted { request, fingerprint }: Fingerprinted<RecurringScheduleRequest>,
 ) -> Result<Response, Error> {
     let key = idempotency::key(&headers, None)?;
-    let (running, project_id) = (app.clone(), caller.project_id);
+    let (running, by) = (app.clone(), caller.clone());
     idempotency::once(&app, &caller, key, &fingerprint, &request_id, async move |ids: Ids| {
         let schedule = request.accept(ids.schedule().to_string())?;
-        let min_period = running.min_schedule_period;
-        let (row, _) = schedules::write(&running.engine, project_id, &schedule, min_period).await?;
+        let (engine, limits) = (&running.engine, &by.limits);
+        let (row, _) = schedules::write(engine, by.project_id, &schedule, limits).await?;
+        let deed = Deed { after: Some(facts(&row)), ..Deed::to("recurring.put", &*row.id) };
+        audit::note(&running, &by, deed).await;
         let location = Some(format!("/v1/recurring/{}", row.id));
         Answer::new(StatusCode::CREATED, location, &RecurringSchedule::of(row)?)
     })
@@ -306,6 +325,7 @@ pub struct RecurringPage {
 /// Those of the API and those that workers have registered, by id.
 #[utoipa::path(
     get, path = "/recurring", tag = "recurring", operation_id = "recurring_list",
+    security(("api_key" = ["read"]), ("session" = ["viewer"])),
     params(RecurringQuery),
     responses(
         (status = 200, description = "A page of schedules.", body = RecurringPage),
@@ -315,7 +335,7 @@ pub struct RecurringPage {
     ),
 )]
 pub async fn list(
-    caller: Caller,
+    caller: Caller<Read>,
     State(app): State<App>,
     Query(query): Query<RecurringQuery>,
 ) -> Result<Reply<RecurringPage>, Error> {
@@ -338,6 +358,7 @@ pub async fn list(
 /// Read a recurring schedule.
 #[utoipa::path(
     get, path = "/recurring/{recurring_id}", tag = "recurring", operation_id = "recurring_get",
+    security(("api_key" = ["read"]), ("session" = ["viewer"])),
     params(("recurring_id" = String, Path, description = "The schedule.", example = "rjob_report")),
     responses(
         (status = 200, description = "The schedule.", body = RecurringSchedule),
@@ -347,7 +368,7 @@ pub async fn list(
     ),
 )]
 pub async fn get(
-    caller: Caller,
+    caller: Caller<Read>,
     State(app): State<App>,
     NameInPath(id): NameInPath,
 ) -> Result<Reply<RecurringSchedule>, Error> {
@@ -360,6 +381,7 @@ pub async fn get(
 /// Its jobs stay; what became of its ticks is kept for 30 days, and comes back with a schedule of the same id.
 #[utoipa::path(
     delete, path = "/recurring/{recurring_id}", tag = "recurring", operation_id = "recurring_delete",
+    security(("api_key" = ["manage"]), ("session" = ["member"])),
     params(("recurring_id" = String, Path, description = "The schedule.", example = "rjob_report")),
     responses(
         (status = 204, description = "It is gone."),
@@ -369,13 +391,15 @@ pub async fn get(
     ),
 )]
 pub async fn delete(
-    caller: Caller,
+    caller: Caller<Manage>,
     State(app): State<App>,
     NameInPath(id): NameInPath,
 ) -> Result<StatusCode, Error> {
     let mut conn = app.engine.pools.read.acquire().await?;
-    match store::schedules::delete(&mut conn, caller.project_id, &id).await? {
-        true => Ok(StatusCode::NO_CONTENT),
-        false => Err(Error::ScheduleNotFound),
+    if !store::schedules::delete(&mut conn, caller.project_id, &id).await? {
+        return Err(Error::ScheduleNotFound);
     }
+    drop(conn);
+    audit::note(&app, &caller, Deed::to("recurring.deleted", id)).await;
+    Ok(StatusCode::NO_CONTENT)
 }

@@ -1,15 +1,21 @@
 //! The accept loop: connections with a first-byte timer, a header timer, a write timer and TCP
 //! keep-alive, and an end that lets requests finish. (`axum::serve` never closes a silent socket.)
 
-use std::{io, sync::Arc, time::Duration};
+use std::{
+    collections::HashMap,
+    io,
+    net::IpAddr,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
-use axum::Router;
+use axum::{Extension, Router};
 use hyper::server::conn::http1;
 use hyper_util::{
     rt::{TokioIo, TokioTimer},
     service::TowerToHyperService,
 };
-use metrics::gauge;
+use metrics::{counter, gauge};
 use socket2::{SockRef, TcpKeepalive};
 use tokio::{
     net::{TcpListener, TcpStream},
@@ -19,7 +25,8 @@ use tokio::{
 use tokio_io_timeout::TimeoutStream;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use crate::telemetry;
+use super::layers::Proxies;
+use crate::{auth::ClientAddress, config::ConnectionLimits, limiter::client_of, telemetry};
 
 /// A connection that has not sent a byte by then is closed.
 pub const FIRST_BYTE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -41,24 +48,82 @@ const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 /// With the two above, a silent peer is gone after half a minute.
 const KEEPALIVE_RETRIES: u32 = 3;
 
+/// Open connections by address.
+#[derive(Clone)]
+struct Addresses {
+    max: u32,
+    proxies: Proxies,
+    open: Arc<Mutex<HashMap<String, u32>>>,
+}
+
+/// One of an address's connections, until it is dropped.
+struct Opened {
+    addresses: Addresses,
+    client: String,
+}
+
+impl Addresses {
+    fn open(&self, address: IpAddr) -> Option<Opened> {
+        let client = client_of(address);
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let many = open.entry(client.clone()).or_default();
+        // Through a proxy come many clients.
+        if *many >= self.max && !self.proxies.has(address) {
+            return None;
+        }
+        *many += 1;
+        drop(open);
+        Some(Opened { addresses: self.clone(), client })
+    }
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        let mut open = self.addresses.open.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(many) = open.get_mut(&self.client) {
+            *many -= 1;
+            if *many == 0 {
+                open.remove(&self.client);
+            }
+        }
+    }
+}
+
 /// Accepts connections until `closing`; then lets the requests under way finish. `connections`
 /// tells when they all have.
 pub async fn run(
     listener: TcpListener,
     router: Router,
+    limits: ConnectionLimits,
     closing: CancellationToken,
     connections: TaskTracker,
 ) {
     let room = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let addresses = Addresses {
+        max: limits.per_address,
+        proxies: Proxies::new(limits.trusted_proxies),
+        open: Arc::default(),
+    };
     loop {
         let accepted = tokio::select! {
             () = closing.cancelled() => break,
             accepted = accept(&listener, &room) => accepted,
         };
         match accepted {
-            Ok((stream, permit)) => {
-                let (router, closing) = (router.clone(), closing.clone());
-                connections.spawn(serve(stream, router, closing, permit));
+            Ok((stream, address, permit)) => {
+                let Some(opened) = addresses.open(address) else {
+                    counter!(telemetry::CONNECTIONS_REFUSED).increment(1);
+                    continue;
+                };
+                let router = router
+                    .clone()
+                    .layer(Extension(ClientAddress(address)))
+                    .layer(Extension(addresses.proxies.clone()));
+                let closing = closing.clone();
+                connections.spawn(async move {
+                    serve(stream, router, closing).await;
+                    drop((opened, permit));
+                });
             }
             Err(error) => {
                 tracing::warn!(
@@ -75,9 +140,9 @@ pub async fn run(
 async fn accept(
     listener: &TcpListener,
     room: &Arc<Semaphore>,
-) -> io::Result<(TcpStream, OwnedSemaphorePermit)> {
+) -> io::Result<(TcpStream, IpAddr, OwnedSemaphorePermit)> {
     let permit = Arc::clone(room).acquire_owned().await.map_err(io::Error::other)?;
-    let (stream, _) = listener.accept().await?;
+    let (stream, address) = listener.accept().await?;
     stream.set_nodelay(true)?;
     let keepalive = TcpKeepalive::new()
         .with_time(KEEPALIVE_IDLE)
@@ -87,15 +152,10 @@ async fn accept(
     socket.set_tcp_keepalive(&keepalive)?;
     #[cfg(target_os = "linux")]
     socket.set_tcp_user_timeout(Some(WRITE_TIMEOUT))?;
-    Ok((stream, permit))
+    Ok((stream, address.ip(), permit))
 }
 
-async fn serve(
-    stream: TcpStream,
-    router: Router,
-    closing: CancellationToken,
-    _permit: OwnedSemaphorePermit,
-) {
+async fn serve(stream: TcpStream, router: Router, closing: CancellationToken) {
     // A connection that closes before its first byte, or stays silent, was no request.
     let mut peeked_at = [0];
     let first_byte = tokio::select! {

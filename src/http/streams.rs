@@ -14,7 +14,11 @@ use futures_util::stream;
 use serde::Serialize;
 use tokio::sync::mpsc;
 
-use crate::{app::App, auth::Caller, error::Error};
+use crate::{
+    app::App,
+    auth::{Caller, Read},
+    error::Error,
+};
 
 /// How often a silent stream shows that it is alive.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
@@ -26,7 +30,7 @@ const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 pub struct Writer {
     sender: mpsc::Sender<Event>,
     app: App,
-    caller: Caller,
+    caller: Caller<Read>,
 }
 
 /// The client is gone, or the stream has to end.
@@ -64,7 +68,7 @@ impl Writer {
 /// [`Error::Overloaded`] when this node serves [`crate::domain::limits::MAX_STREAMS`] already.
 pub fn start<Writing>(
     app: &App,
-    caller: &Caller,
+    caller: &Caller<Read>,
     write: impl FnOnce(Writer) -> Writing,
 ) -> Result<Response, Error>
 where

@@ -20,13 +20,17 @@ use super::{
 };
 use crate::{
     app::App,
-    auth::Caller,
+    auth::{Caller, Control, Produce, Read},
     domain::{
         job::JobState,
         limits,
+        plan::Limits,
         workflow::{self, BrokenGraph, Node, WorkflowState},
     },
-    engine::family::{self, Edge, NewWorkflow, TiedJob, WorkflowJobRow, WorkflowRow},
+    engine::{
+        family::{self, Edge, NewWorkflow, TiedJob, WorkflowJobRow, WorkflowRow},
+        quota,
+    },
     error::Error,
     ids::ProjectId,
 };
@@ -124,6 +128,7 @@ impl Workflow {
 /// results; when one of them is dead-lettered or cancelled, it is cancelled.
 #[utoipa::path(
     post, path = "/workflows", tag = "workflows", operation_id = "workflows_create",
+    security(("api_key" = ["produce"]), ("session" = ["member"])),
     request_body = CreateWorkflowRequest,
     params(
         ("Idempotency-Key" = Option<String>, Header, description = "Repeating the request with the same key answers as the first time, for 24 hours.", max_length = 200),
@@ -141,7 +146,7 @@ impl Workflow {
     ),
 )]
 pub async fn create(
-    caller: Caller,
+    caller: Caller<Produce>,
     State(app): State<App>,
     Extension(request_id): Extension<RequestId>,
     headers: HeaderMap,
@@ -149,9 +154,11 @@ pub async fn create(
 ) -> Result<Response, Error> {
     let key = idempotency::key(&headers, None)?;
     let trace = traceparent(&headers).map(str::to_owned);
-    let (running, project_id) = (app.clone(), caller.project_id);
+    let (running, project_id, limits) = (app.clone(), caller.project_id, caller.limits);
     idempotency::once(&app, &caller, key, &fingerprint, &request_id, async move |ids: Ids| {
-        let (workflow, jobs) = accept_graph(project_id, ids, request, trace.as_deref())?;
+        let tenant = (project_id, &limits);
+        let (workflow, jobs) = accept_graph(tenant, ids, request, trace.as_deref())?;
+        quota::admit(&running.engine, project_id, jobs.len(), limits.waiting_jobs).await?;
         let id = workflow.id;
         family::store(&running.engine, project_id, &jobs, Some(&workflow)).await?;
         let (row, jobs) = family::workflow(&running.engine, project_id, id).await?;
@@ -162,7 +169,7 @@ pub async fn create(
 }
 
 fn accept_graph(
-    project_id: ProjectId,
+    tenant: (ProjectId, &Limits),
     ids: Ids,
     request: CreateWorkflowRequest,
     trace: Option<&str>,
@@ -186,7 +193,7 @@ fn accept_graph(
             item.refuse(field, "does not go with a job of a workflow");
         }
         if place < limits::MAX_WORKFLOW_JOBS {
-            let mut tied = accept(project_id, ids.job(place), job, trace, &mut item)?;
+            let mut tied = accept(tenant, ids.job(place), job, trace, &mut item)?;
             let extras = tied.job.extras.get_or_insert_default();
             (extras.workflow_id, extras.workflow_key) = (Some(id), Some(key));
             jobs.push(tied);
@@ -225,6 +232,7 @@ fn accept_graph(
 /// The graph with the state of each job.
 #[utoipa::path(
     get, path = "/workflows/{workflow_id}", tag = "workflows", operation_id = "workflows_get",
+    security(("api_key" = ["read"]), ("session" = ["viewer"])),
     params(("workflow_id" = String, Path, description = "The workflow.", example = "wf_01m7w3ha3aextt8pkwwdmxsmqw")),
     responses(
         (status = 200, description = "The workflow.", body = Workflow),
@@ -234,7 +242,7 @@ fn accept_graph(
     ),
 )]
 pub async fn get(
-    caller: Caller,
+    caller: Caller<Read>,
     State(app): State<App>,
     WorkflowInPath(id): WorkflowInPath,
 ) -> Result<Reply<Workflow>, Error> {
@@ -247,6 +255,7 @@ pub async fn get(
 /// Each of its jobs that has not ended is cancelled, as `POST /v1/jobs/{job_id}/cancel` does.
 #[utoipa::path(
     post, path = "/workflows/{workflow_id}/cancel", tag = "workflows", operation_id = "workflows_cancel",
+    security(("api_key" = ["produce"]), ("api_key" = ["manage"]), ("session" = ["member"])),
     params(("workflow_id" = String, Path, description = "The workflow.", example = "wf_01m7w3ha3aextt8pkwwdmxsmqw")),
     responses(
         (status = 200, description = "The workflow, as it is now.", body = Workflow),
@@ -256,7 +265,7 @@ pub async fn get(
     ),
 )]
 pub async fn cancel(
-    caller: Caller,
+    caller: Caller<Control>,
     State(app): State<App>,
     WorkflowInPath(id): WorkflowInPath,
 ) -> Result<Reply<Workflow>, Error> {

@@ -115,6 +115,27 @@ pub async fn queue_names(
     .await
 }
 
+/// How many jobs of a project wait or run.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn waiting(conn: &mut PgConnection, project_id: ProjectId) -> sqlx::Result<i64> {
+    sqlx::query_scalar!(
+        r#"
+        select (coalesce(kept.jobs, 0) + coalesce(fresh.jobs, 0))::bigint "jobs!"
+        from (
+            select sum(scheduled + active) as jobs from queue_counts where project_id = $1
+        ) kept
+        cross join (
+            select sum(scheduled + active) as jobs from queue_deltas where project_id = $1
+        ) fresh
+        "#,
+        project_id.0,
+    )
+    .fetch_one(conn)
+    .await
+}
+
 /// These queues, in order, whether they exist or not.
 ///
 /// # Errors

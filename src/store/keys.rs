@@ -3,11 +3,12 @@
 
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
+use uuid::Uuid;
 
 use crate::ids::{KeyId, ProjectId, ProjectPublicId};
 
 /// What a key opens.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct KeyOwner {
     /// Whose key.
     pub project_id: ProjectId,
@@ -15,6 +16,22 @@ pub struct KeyOwner {
     pub project_public_id: ProjectPublicId,
     /// The project's short name in paths.
     pub project_slug: String,
+    /// What the project may use.
+    pub plan: String,
+    /// Single limits of the plan, replaced.
+    pub overrides: Option<serde_json::Value>,
+    /// Which key.
+    pub key_id: KeyId,
+    /// What it may be used for.
+    pub scopes: Vec<String>,
+    /// When it ends.
+    pub expires_at: Option<DateTime<Utc>>,
+    /// Its own calls a minute that enqueue.
+    pub produce_per_minute: Option<i32>,
+    /// Its own calls a minute as a worker.
+    pub work_per_minute: Option<i32>,
+    /// Its own other calls a minute.
+    pub manage_per_minute: Option<i32>,
 }
 
 /// A key as a list shows it.
@@ -28,10 +45,51 @@ pub struct ListedKey {
     pub shown_prefix: String,
     /// How it ends.
     pub shown_end: String,
+    /// What it may be used for.
+    pub scopes: Vec<String>,
+    /// Its own calls a minute that enqueue.
+    pub produce_per_minute: Option<i32>,
+    /// Its own calls a minute as a worker.
+    pub work_per_minute: Option<i32>,
+    /// Its own other calls a minute.
+    pub manage_per_minute: Option<i32>,
     /// When it was made.
     pub created_at: DateTime<Utc>,
+    /// Who made it: an account's or a key's id.
+    pub created_by: Option<String>,
+    /// When it was last used, within a minute.
+    pub last_used_at: Option<DateTime<Utc>>,
+    /// When it ends.
+    pub expires_at: Option<DateTime<Utc>>,
     /// When it was revoked, if it was.
     pub revoked_at: Option<DateTime<Utc>>,
+    /// Whether it opens its project.
+    pub is_live: bool,
+}
+
+/// A key to keep.
+#[derive(Debug, Clone, Default)]
+pub struct NewKey {
+    /// What it is called.
+    pub name: String,
+    /// How it begins.
+    pub shown_prefix: String,
+    /// How it ends.
+    pub shown_end: String,
+    /// SHA-256 of it.
+    pub secret_hash: Vec<u8>,
+    /// What it may be used for.
+    pub scopes: Vec<String>,
+    /// When it ends.
+    pub expires_at: Option<DateTime<Utc>>,
+    /// Who made it.
+    pub created_by: Option<String>,
+    /// Its own calls a minute that enqueue.
+    pub produce_per_minute: Option<i32>,
+    /// Its own calls a minute as a worker.
+    pub work_per_minute: Option<i32>,
+    /// Its own other calls a minute.
+    pub manage_per_minute: Option<i32>,
 }
 
 /// Whose live key has this hash.
@@ -47,10 +105,14 @@ pub async fn find_by_secret(
         r#"
         select key.project_id "project_id: ProjectId",
                project.public_id "project_public_id: ProjectPublicId",
-               project.slug as project_slug
+               project.slug as project_slug, project.plan, project.overrides,
+               key.id "key_id: KeyId", key.scopes, key.expires_at,
+               key.produce_per_minute, key.work_per_minute, key.manage_per_minute
         from api_keys key
         join projects project on project.id = key.project_id
         where key.secret_hash = $1 and key.revoked_at is null
+            and (key.expires_at is null or key.expires_at > now())
+            and project.deleted_at is null
         "#,
         secret_hash,
     )
@@ -58,62 +120,169 @@ pub async fn find_by_secret(
     .await
 }
 
-/// Keeps a new key's hash, unless the project has `max_live` live keys. Answers whether it was kept.
+/// Keeps a new key, unless the project has `max_live` live keys. Two at the same moment may both be kept.
 ///
 /// # Errors
 /// Only those of the store.
 pub async fn insert(
     conn: &mut PgConnection,
     project_id: ProjectId,
-    key: &ListedKey,
-    secret_hash: &[u8],
+    id: KeyId,
+    key: &NewKey,
     max_live: i64,
-) -> sqlx::Result<bool> {
-    let done = sqlx::query!(
-        "
-        insert into api_keys (project_id, id, name, secret_hash, shown_prefix, shown_end)
-        select $1, $2, $3, $4, $5, $6
-        where (select count(*) from api_keys where project_id = $1 and revoked_at is null) < $7
-        ",
+) -> sqlx::Result<Option<ListedKey>> {
+    sqlx::query_as!(
+        ListedKey,
+        r#"
+        insert into api_keys (
+            project_id, id, name, secret_hash, shown_prefix, shown_end, scopes, expires_at,
+            created_by, produce_per_minute, work_per_minute, manage_per_minute
+        )
+        select $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12
+        where (
+            select count(*) from api_keys
+            where project_id = $1 and revoked_at is null
+                and (expires_at is null or expires_at > now())
+        ) < $13
+        returning id "id: KeyId", name, shown_prefix, shown_end, scopes, produce_per_minute,
+                  work_per_minute, manage_per_minute, created_at, created_by, last_used_at,
+                  expires_at, revoked_at, (expires_at is null or expires_at > now()) "is_live!"
+        "#,
         project_id.0,
-        key.id.0,
+        id.0,
         key.name,
-        secret_hash,
+        key.secret_hash,
         key.shown_prefix,
         key.shown_end,
+        &key.scopes,
+        key.expires_at,
+        key.created_by,
+        key.produce_per_minute,
+        key.work_per_minute,
+        key.manage_per_minute,
         max_live,
     )
-    .execute(conn)
-    .await?;
-    Ok(done.rows_affected() == 1)
+    .fetch_optional(conn)
+    .await
 }
 
-/// A project's keys, newest first.
+/// A project's keys, newest first, before one that was seen.
 ///
 /// # Errors
 /// Only those of the store.
 pub async fn list(
     conn: &mut PgConnection,
     project_id: ProjectId,
+    before: Option<KeyId>,
     limit: i64,
 ) -> sqlx::Result<Vec<ListedKey>> {
     sqlx::query_as!(
         ListedKey,
         r#"
-        select id "id: KeyId", name, shown_prefix, shown_end, created_at, revoked_at
+        select id "id: KeyId", name, shown_prefix, shown_end, scopes, produce_per_minute,
+               work_per_minute, manage_per_minute, created_at, created_by, last_used_at,
+               expires_at, revoked_at,
+               (revoked_at is null and (expires_at is null or expires_at > now())) "is_live!"
         from api_keys
-        where project_id = $1
+        where project_id = $1 and ($2::uuid is null or id < $2)
         order by id desc
-        limit $2
+        limit $3
         "#,
         project_id.0,
+        before.map(|it| it.0),
         limit,
     )
     .fetch_all(conn)
     .await
 }
 
-/// Revokes a key. Answers whether the project had it; to revoke it twice is no mistake.
+/// One of a project's keys, locked until the transaction ends.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn lock(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    id: KeyId,
+) -> sqlx::Result<Option<ListedKey>> {
+    sqlx::query_as!(
+        ListedKey,
+        r#"
+        select id "id: KeyId", name, shown_prefix, shown_end, scopes, produce_per_minute,
+               work_per_minute, manage_per_minute, created_at, created_by, last_used_at,
+               expires_at, revoked_at,
+               (revoked_at is null and (expires_at is null or expires_at > now())) "is_live!"
+        from api_keys
+        where project_id = $1 and id = $2
+        for no key update
+        "#,
+        project_id.0,
+        id.0,
+    )
+    .fetch_optional(conn)
+    .await
+}
+
+/// How far a time lies ahead of the database's clock, in seconds; negative: it is over.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn seconds_until(conn: &mut PgConnection, at: DateTime<Utc>) -> sqlx::Result<f64> {
+    sqlx::query_scalar!(
+        r#"select extract(epoch from $1::timestamptz - now())::double precision "seconds!""#,
+        at,
+    )
+    .fetch_one(conn)
+    .await
+}
+
+/// Gives a key another name.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn rename(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    id: KeyId,
+    name: &str,
+) -> sqlx::Result<()> {
+    sqlx::query!(
+        "update api_keys set name = $3 where project_id = $1 and id = $2",
+        project_id.0,
+        id.0,
+        name,
+    )
+    .execute(conn)
+    .await?;
+    Ok(())
+}
+
+/// Lets a key end after so many seconds, unless it ends before. Answers with its hash.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn end_after(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    id: KeyId,
+    seconds: i64,
+) -> sqlx::Result<Option<Vec<u8>>> {
+    sqlx::query_scalar!(
+        "
+        update api_keys
+        set expires_at = least(expires_at, now() + make_interval(secs => $3))
+        where project_id = $1 and id = $2
+        returning secret_hash
+        ",
+        project_id.0,
+        id.0,
+        seconds as f64,
+    )
+    .fetch_optional(conn)
+    .await
+}
+
+/// Revokes a key. Answers with its hash; to revoke it twice is no mistake.
 ///
 /// # Errors
 /// Only those of the store.
@@ -121,17 +290,63 @@ pub async fn revoke(
     conn: &mut PgConnection,
     project_id: ProjectId,
     id: KeyId,
-) -> sqlx::Result<bool> {
-    let done = sqlx::query!(
+) -> sqlx::Result<Option<Vec<u8>>> {
+    sqlx::query_scalar!(
         "
         update api_keys
         set revoked_at = coalesce(revoked_at, now())
         where project_id = $1 and id = $2
+        returning secret_hash
         ",
         project_id.0,
         id.0,
     )
+    .fetch_optional(conn)
+    .await
+}
+
+/// How many live keys a project has.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn count(conn: &mut PgConnection, project_id: ProjectId) -> sqlx::Result<i64> {
+    sqlx::query_scalar!(
+        r#"
+        select count(*) "count!"
+        from api_keys
+        where project_id = $1 and revoked_at is null and (expires_at is null or expires_at > now())
+        "#,
+        project_id.0,
+    )
+    .fetch_one(conn)
+    .await
+}
+
+/// Notes that these keys were used now.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn note_used(conn: &mut PgConnection, used: &[(ProjectId, KeyId)]) -> sqlx::Result<()> {
+    let projects: Vec<i32> = used.iter().map(|it| it.0.0).collect();
+    let ids: Vec<Uuid> = used.iter().map(|it| it.1.0).collect();
+    sqlx::query!(
+        "
+        with used as materialized (
+            select key.project_id, key.id
+            from unnest($1::int[], $2::uuid[]) noted (project_id, id)
+            join api_keys key on key.project_id = noted.project_id and key.id = noted.id
+            order by key.project_id, key.id
+            for no key update of key skip locked
+        )
+        update api_keys
+        set last_used_at = now()
+        from used
+        where api_keys.project_id = used.project_id and api_keys.id = used.id
+        ",
+        &projects,
+        &ids,
+    )
     .execute(conn)
     .await?;
-    Ok(done.rows_affected() == 1)
+    Ok(())
 }

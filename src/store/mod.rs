@@ -1,7 +1,9 @@
 //! Every SQL statement there is: one a function, with the connection first and the tenant in every
 //! row it touches. Nothing here decides: statements carry fences and limits that were decided above.
 
+pub mod accounts;
 pub mod acks;
+pub mod audit;
 pub mod claims;
 pub mod control;
 pub mod counts;
@@ -16,11 +18,14 @@ pub mod idempotency;
 pub mod jobs;
 pub mod keys;
 pub mod logs;
+pub mod members;
+pub mod nodes;
 pub mod operations;
 pub mod orphans;
 pub mod pools;
 pub mod projects;
 pub mod queues;
 pub mod schedules;
+pub mod sessions;
 pub mod sweep;
 pub mod workers;

@@ -195,6 +195,50 @@ pub async fn is_migrated(conn: &mut PgConnection) -> sqlx::Result<bool> {
     Ok(row.get::<Option<i64>, _>(0).is_some_and(|it| it >= newest))
 }
 
+/// What a database says of itself.
+#[derive(Debug, Clone)]
+pub struct DatabaseFacts {
+    /// Its version, as 150018.
+    pub version: i32,
+    /// Connections it accepts.
+    pub max_connections: i32,
+    /// Settings that lose what was acknowledged, and what they are.
+    pub unsafe_settings: Vec<String>,
+    /// Whether it only reads.
+    pub is_read_only: bool,
+    /// Whether the user may do everything, which no node needs.
+    pub is_superuser: bool,
+}
+
+/// What a database says of itself.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn inspect(conn: &mut PgConnection) -> sqlx::Result<DatabaseFacts> {
+    let row = conn
+        .fetch_one(sqlx::raw_sql(
+            "select current_setting('server_version_num')::int,
+                    current_setting('max_connections')::int,
+                    array_remove(array[
+                        case when current_setting('fsync') = 'off' then 'fsync=off' end,
+                        case when current_setting('full_page_writes') = 'off'
+                             then 'full_page_writes=off' end,
+                        case when current_setting('synchronous_commit') = 'off'
+                             then 'synchronous_commit=off' end
+                    ], null),
+                    pg_is_in_recovery() or current_setting('default_transaction_read_only') = 'on',
+                    current_setting('is_superuser') = 'on'",
+        ))
+        .await?;
+    Ok(DatabaseFacts {
+        version: row.get(0),
+        max_connections: row.get(1),
+        unsafe_settings: row.get(2),
+        is_read_only: row.get(3),
+        is_superuser: row.get(4),
+    })
+}
+
 /// Whether the cluster has a database of this name.
 ///
 /// # Errors

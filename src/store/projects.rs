@@ -1,11 +1,13 @@
 //! Projects, and what belongs to the whole instance.
 
+use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
+use uuid::Uuid;
 
 use crate::ids::{ProjectId, ProjectPublicId};
 
 /// A project.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Project {
     /// Inside.
     pub id: ProjectId,
@@ -15,29 +17,59 @@ pub struct Project {
     pub slug: String,
     /// For people.
     pub name: String,
+    /// `live` or `test`.
+    pub mode: String,
+    /// What it may use.
+    pub plan: String,
+    /// Single limits of the plan, replaced.
+    pub overrides: Option<serde_json::Value>,
+    /// When it was made.
+    pub created_at: DateTime<Utc>,
+}
+
+/// A project to make.
+#[derive(Debug, Clone, Copy)]
+pub struct NewProject<'a> {
+    /// Outside.
+    pub public_id: ProjectPublicId,
+    /// Short name in paths; unique.
+    pub slug: &'a str,
+    /// For people.
+    pub name: &'a str,
+    /// `live` or `test`.
+    pub mode: &'a str,
+    /// What it may use.
+    pub plan: &'a str,
+}
+
+/// What belongs to the whole instance.
+#[derive(Debug, Clone)]
+pub struct Instance {
+    /// Its name among others that share a Redis.
+    pub public_id: Uuid,
+    /// Signs list cursors.
+    pub cursor_key: Vec<u8>,
 }
 
 /// Makes a project, unless its slug is taken.
 ///
 /// # Errors
 /// Only those of the store.
-pub async fn insert(
-    conn: &mut PgConnection,
-    public_id: ProjectPublicId,
-    slug: &str,
-    name: &str,
-) -> sqlx::Result<Option<Project>> {
+pub async fn insert(conn: &mut PgConnection, new: NewProject<'_>) -> sqlx::Result<Option<Project>> {
     sqlx::query_as!(
         Project,
         r#"
-        insert into projects (public_id, slug, name)
-        values ($1, $2, $3)
+        insert into projects (public_id, slug, name, mode, plan)
+        values ($1, $2, $3, $4, $5)
         on conflict (slug) do nothing
-        returning id "id: ProjectId", public_id "public_id: ProjectPublicId", slug, name
+        returning id "id: ProjectId", public_id "public_id: ProjectPublicId", slug, name, mode,
+                  plan, overrides, created_at
         "#,
-        public_id.0,
-        slug,
-        name,
+        new.public_id.0,
+        new.slug,
+        new.name,
+        new.mode,
+        new.plan,
     )
     .fetch_optional(conn)
     .await
@@ -55,9 +87,10 @@ pub async fn find(
     sqlx::query_as!(
         Project,
         r#"
-        select id "id: ProjectId", public_id "public_id: ProjectPublicId", slug, name
+        select id "id: ProjectId", public_id "public_id: ProjectPublicId", slug, name, mode, plan,
+               overrides, created_at
         from projects
-        where slug = $1 or public_id = $2
+        where (slug = $1 or public_id = $2) and deleted_at is null
         limit 1
         "#,
         slug,
@@ -67,10 +100,103 @@ pub async fn find(
     .await
 }
 
-/// The secret that signs list cursors: one for the whole instance.
+/// A project.
 ///
 /// # Errors
 /// Only those of the store.
-pub async fn cursor_key(conn: &mut PgConnection) -> sqlx::Result<Vec<u8>> {
-    sqlx::query_scalar!("select cursor_key from instance").fetch_one(conn).await
+pub async fn get(conn: &mut PgConnection, id: ProjectId) -> sqlx::Result<Option<Project>> {
+    sqlx::query_as!(
+        Project,
+        r#"
+        select id "id: ProjectId", public_id "public_id: ProjectPublicId", slug, name, mode, plan,
+               overrides, created_at
+        from projects
+        where id = $1 and deleted_at is null
+        "#,
+        id.0,
+    )
+    .fetch_optional(conn)
+    .await
+}
+
+/// Projects, the oldest first.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn list(
+    conn: &mut PgConnection,
+    after: ProjectId,
+    limit: i64,
+) -> sqlx::Result<Vec<Project>> {
+    sqlx::query_as!(
+        Project,
+        r#"
+        select id "id: ProjectId", public_id "public_id: ProjectPublicId", slug, name, mode, plan,
+               overrides, created_at
+        from projects
+        where id > $1 and deleted_at is null
+        order by id
+        limit $2
+        "#,
+        after.0,
+        limit,
+    )
+    .fetch_all(conn)
+    .await
+}
+
+/// Gives a project another name.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn rename(conn: &mut PgConnection, id: ProjectId, name: &str) -> sqlx::Result<()> {
+    sqlx::query!("update projects set name = $2 where id = $1", id.0, name).execute(conn).await?;
+    Ok(())
+}
+
+/// Puts a project on a plan.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn set_plan(
+    conn: &mut PgConnection,
+    id: ProjectId,
+    plan: &str,
+    overrides: Option<&serde_json::Value>,
+) -> sqlx::Result<()> {
+    sqlx::query!(
+        "update projects set plan = $2, overrides = $3 where id = $1",
+        id.0,
+        plan,
+        overrides,
+    )
+    .execute(conn)
+    .await?;
+    Ok(())
+}
+
+/// Ends a project for everybody; its rows follow. Its slug is free again.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn delete(conn: &mut PgConnection, id: ProjectId) -> sqlx::Result<()> {
+    sqlx::query!(
+        "
+        update projects
+        set deleted_at = coalesce(deleted_at, now()), slug = 'deleted-' || public_id::text
+        where id = $1
+        ",
+        id.0,
+    )
+    .execute(conn)
+    .await?;
+    Ok(())
+}
+
+/// What belongs to the whole instance.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn instance(conn: &mut PgConnection) -> sqlx::Result<Instance> {
+    sqlx::query_as!(Instance, "select public_id, cursor_key from instance").fetch_one(conn).await
 }

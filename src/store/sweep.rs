@@ -5,6 +5,7 @@ pub mod counts;
 pub mod glance;
 pub mod operations;
 pub mod prune;
+pub mod purge;
 pub mod schedules;
 
 use sqlx::{Executor, PgConnection};

@@ -1,107 +1,81 @@
-//! Who may call, and what one project can see of another: nothing.
+//! Who may call what: every operation, with every kind of credential; and what one project can see of another:
+//! nothing.
+
+use std::collections::HashMap;
 
 use fencepost::{
-    auth::key,
-    http::openapi,
-    ids::{OperationId, WorkflowId},
+    accounts::key,
+    domain::access::{Role, Scope},
 };
-use reqwest::Method;
 use serde_json::{Value, json};
 
-use crate::harness::{Reply, TestProject, TestServer, fresh_database, limited, run};
+use crate::{
+    harness::{Reply, TestProject, TestServer, fresh_database, limited, run},
+    people::Person,
+    surface::{Operation, operations},
+};
 
-/// Every operation of the OpenAPI file, with a body that passes its checks and the job `id` in it.
-fn operations(id: &str) -> Vec<(Method, String, Option<Value>)> {
-    let mut operations = Vec::new();
-    let paths = openapi::document()["paths"].as_object().expect("paths");
-    for (path, methods) in paths {
-        for method in methods.as_object().expect("methods").keys() {
-            let body = match (method.as_str(), path.as_str()) {
-                ("get" | "delete", _) => None,
-                (_, path) if is_bare(path) => None,
-                ("post", "/v1/jobs") => Some(json!({"job_type": "t"})),
-                ("post", "/v1/jobs/batch") => Some(json!({"jobs": [{"job_type": "t"}]})),
-                ("post", "/v1/workers/register") => {
-                    Some(json!({"worker_id": "w", "queues": [], "job_types": []}))
-                }
-                ("post", "/v1/workers/poll") => {
-                    Some(json!({"worker_id": "w", "queues": ["default"], "wait_seconds": 0}))
-                }
-                ("post", "/v1/workers/heartbeat") => Some(json!({"job_id": id, "worker_id": "w"})),
-                ("post", "/v1/workers/ack") => {
-                    Some(json!({"job_id": id, "worker_id": "w", "status": "succeeded"}))
-                }
-                ("post", "/v1/workers/ack/batch") => {
-                    Some(json!({"acks": [{"job_id": id, "worker_id": "w", "status": "succeeded"}]}))
-                }
-                ("patch", "/v1/jobs/{job_id}") => Some(json!({"priority": 1})),
-                ("patch", "/v1/queues/{queue}") => Some(json!({"max_concurrency": 5})),
-                ("put", "/v1/recurring/{recurring_id}") | ("post", "/v1/recurring") => {
-                    Some(json!({"job_type": "t", "cron_expression": "@daily"}))
-                }
-                ("post", "/v1/recurring/preview") => Some(json!({"cron_expression": "@daily"})),
-                ("post", "/v1/queues/{queue}/purge") => Some(json!({"confirm": "default"})),
-                ("post", "/v1/dead-letters/retry") => Some(json!({"filter": {}})),
-                ("post", "/v1/dead-letters/purge") => {
-                    Some(json!({"filter": {}, "confirm": "purge"}))
-                }
-                ("post", "/v1/workflows") => Some(json!({"jobs": [{"key": "a", "job_type": "t"}]})),
-                ("post", "/v1/workers/deregister") => Some(json!({"worker_id": "w"})),
-                ("post", "/v1/workers/events") => Some(json!({
-                    "worker_id": "w", "events": [{"job_id": id, "attempt": 1, "type": "t"}],
-                })),
-                ("post", "/v1/workers/logs") => Some(json!({"worker_id": "w", "chunks": [
-                    {"job_id": id, "attempt": 1, "sequence": 0, "data": "x", "timestamp_ms": 0},
-                ]})),
-                (method, path) => panic!("{method} {path}: say here what its body is"),
-            };
-            let method = method.to_uppercase().parse().expect("a method");
-            let path = path
-                .replace("{job_id}", id)
-                .replace("{workflow_id}", &WorkflowId::generate().to_string())
-                .replace("{operation_id}", &OperationId::generate().to_string())
-                .replace("{worker_id}", "w")
-                .replace("{recurring_id}", "r")
-                .replace("{queue}", "default");
-            operations.push((method, path, body));
-        }
+/// Whether the caller was let in, whatever came of it.
+fn is_let_in(reply: &Reply) -> bool {
+    if reply.text.is_empty() || reply.status.is_success() {
+        return reply.status.is_success();
     }
-    assert!(operations.len() >= 25, "the document lists the operations");
-    operations
+    let code = reply.json()["error"]["code"].clone();
+    let is_kept_out =
+        ["unauthorized", "forbidden", "project_not_found"].iter().any(|it| code == *it);
+    assert!(!reply.status.is_server_error(), "{}", reply.text);
+    !is_kept_out
 }
 
-/// Operations that need no body.
-fn is_bare(path: &str) -> bool {
-    const BARE: [&str; 8] =
-        ["/cancel", "}/retry", "/quiet", "/terminate", "/pause", "/resume", "/abort", "/run"];
-    BARE.iter().any(|it| path.ends_with(it))
+/// Where a call seems to come from: each from elsewhere, so that none meets a limit.
+fn elsewhere() -> String {
+    static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+    let number = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    format!("10.{}.{}.{}", number >> 16 & 255, number >> 8 & 255, number & 255)
 }
 
-async fn call(
-    t: &TestProject,
-    (method, path, body): &(Method, String, Option<Value>),
-    api_key: Option<&str>,
-) -> Reply {
-    let mut request = t.client.request(method.clone(), format!("{}{path}", t.url));
-    if let Some(api_key) = api_key {
-        request = request.bearer_auth(api_key);
-    }
-    if let Some(body) = body {
-        request = request.json(body);
-    }
-    Reply::of(request.send().await.expect("an answer")).await
+async fn call(t: &TestProject, operation: &Operation, credential: Option<&str>) -> Reply {
+    operation.call(t, credential, &elsewhere()).await
+}
+
+/// As it is called with a key: a scoped path names the key's project.
+fn with_key(t: &TestProject, operation: &Operation) -> Operation {
+    if operation.is_scoped() { operation.under(&t.id) } else { operation.clone() }
 }
 
 #[test]
-fn no_operation_answers_without_a_live_key() {
+fn no_operation_lets_anybody_in_without_a_live_credential() {
     run(async |t| {
         let id = t.enqueue(json!({})).await;
-        let stranger = key::generate();
-        for operation in operations(&id) {
-            for bad in
-                [None, Some("junk"), Some(""), Some(stranger.as_str()), Some(&t.api_key[1..])]
-            {
-                call(t, &operation, bad).await.is_error(401, "unauthorized");
+        let stranger = key::generate("live");
+        let revoked = t.post("/v1/keys", json!({"name": "k"})).await.is(201);
+        let key_id = revoked["key"]["id"].as_str().expect("an id").to_owned();
+        t.delete(&format!("/v1/keys/{key_id}")).await.is_empty(204);
+        let expired = t.post("/v1/keys", json!({"name": "k"})).await.is(201);
+        let expired_id = expired["key"]["id"].as_str().expect("an id");
+        t.database
+            .execute("update api_keys set expires_at = now() - interval '1 s' where name = 'k'")
+            .await;
+        assert_eq!(t.get(&format!("/v1/keys/{expired_id}")).await.is(200)["state"], "expired");
+        let person = Person::sign_up(t, "gone@example.com").await;
+        person.post("/v1/auth/logout", json!({})).await.is_empty(204);
+        let secret = |it: &Value| it["secret"].as_str().expect("a key").to_owned();
+        let bad = [
+            None,
+            Some("junk".to_owned()),
+            Some(String::new()),
+            Some(stranger),
+            Some(t.api_key[1..].to_owned()),
+            Some(secret(&revoked)),
+            Some(secret(&expired)),
+            Some(person.access_token.clone()),
+            Some(format!("{}x", person.access_token)),
+            Some(person.refresh_token.clone()),
+        ];
+        for operation in operations(&id).iter().filter(|it| !it.is_public) {
+            for credential in &bad {
+                let reply = call(t, &with_key(t, operation), credential.as_deref()).await;
+                reply.is_error(401, "unauthorized");
             }
         }
         assert_eq!(t.job(&id).await["state"], "pending");
@@ -109,7 +83,112 @@ fn no_operation_answers_without_a_live_key() {
 }
 
 #[test]
-fn no_operation_touches_or_shows_a_job_of_another_project() {
+fn a_cookie_opens_nothing_and_no_other_origin_is_let_in() {
+    run(async |t| {
+        let url = format!("{}/v1/jobs", t.url);
+        let cookie = format!("fp={0}; __Host-fp={0}; session={0}", t.api_key);
+        let request = t.client.get(&url).header("cookie", cookie);
+        Reply::of(request.send().await.expect("an answer")).await.is_error(401, "unauthorized");
+        let preflight = t
+            .client
+            .request(reqwest::Method::OPTIONS, &url)
+            .header("origin", "https://evil.example")
+            .header("access-control-request-method", "GET");
+        let reply = Reply::of(preflight.send().await.expect("an answer")).await;
+        reply.is_error(405, "method_not_allowed");
+        let get =
+            t.client.get(&url).bearer_auth(&t.api_key).header("origin", "https://evil.example");
+        let reply = Reply::of(get.send().await.expect("an answer")).await;
+        let headers = preflight_headers(&reply);
+        assert!(headers.is_empty(), "{headers:?}");
+    });
+}
+
+fn preflight_headers(reply: &Reply) -> Vec<String> {
+    let names = reply.headers.keys().map(|it| it.as_str().to_owned());
+    names.filter(|it| it.starts_with("access-control-")).collect()
+}
+
+#[test]
+fn a_key_may_do_what_its_scopes_say_and_nothing_else() {
+    run(async |t| {
+        let id = t.enqueue(json!({})).await;
+        let mut keys = HashMap::new();
+        for scope in Scope::ALL {
+            let made = t.post("/v1/keys", json!({"name": "k", "scopes": [scope]})).await.is(201);
+            keys.insert(scope, made["secret"].as_str().expect("a key").to_owned());
+        }
+        let mut cells = 0;
+        for operation in operations(&id) {
+            for (scope, secret) in &keys {
+                let reply = call(t, &with_key(t, &operation), Some(secret)).await;
+                let may = match &operation.scopes {
+                    Some(scopes) => scopes.contains(scope),
+                    None => operation.is_public,
+                };
+                let what = format!("{} with {scope:?}: {}", operation.id, reply.text);
+                assert_eq!(is_let_in(&reply), may, "{what}");
+                if !may {
+                    reply.is_error(403, "forbidden");
+                }
+                cells += 1;
+            }
+        }
+        assert!(cells >= 280, "every operation was tried with every scope: {cells}");
+    });
+}
+
+#[test]
+fn a_member_may_do_what_their_role_says_and_nothing_else() {
+    run(async |t| {
+        let id = t.enqueue(json!({})).await;
+        for role in Role::ALL {
+            let person = Person::sign_up(t, &format!("{}@example.com", role.name())).await;
+            person.join(t, role).await;
+            for operation in operations(&id) {
+                // It ends the session, and is tried elsewhere.
+                if operation.id == "auth_logout" || operation.is_public {
+                    continue;
+                }
+                let operation = match operation.is_about_account {
+                    true => operation,
+                    false => operation.under("main"),
+                };
+                let reply = call(t, &operation, Some(&person.access_token)).await;
+                let may =
+                    operation.is_about_account || operation.role.is_some_and(|least| role >= least);
+                assert_eq!(is_let_in(&reply), may, "{} as {role:?}: {}", operation.id, reply.text);
+                if !may {
+                    reply.is_error(403, "forbidden");
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn a_session_must_name_a_project_and_opens_only_those_of_its_account() {
+    run(async |t| {
+        let id = t.enqueue(json!({"payload": "canary-of-ours"})).await;
+        let person = Person::sign_up(t, "stranger@example.com").await;
+        for operation in operations(&id) {
+            if operation.is_public || operation.is_about_account {
+                continue;
+            }
+            let inside = operation.under("main");
+            let reply = call(t, &inside, Some(&person.access_token)).await;
+            reply.is_error(404, "project_not_found");
+            if !operation.is_scoped() {
+                let reply = call(t, &operation, Some(&person.access_token)).await;
+                reply.refuses("project");
+            }
+        }
+        assert_eq!(t.job(&id).await["state"], "pending");
+    });
+}
+
+#[test]
+fn no_operation_touches_or_shows_anything_of_another_project() {
     limited(async {
         let server = TestServer::start(fresh_database().await).await;
         let (ours, theirs) = (server.project("ours").await, server.project("theirs").await);
@@ -117,17 +196,33 @@ fn no_operation_touches_or_shows_a_job_of_another_project() {
         ours.lease("w").await;
         let waiting = ours.enqueue(json!({"payload": "canary-of-ours"})).await;
         let before = (ours.job(&id).await, ours.job(&waiting).await);
+        let our_key = ours.get("/v1/keys").await.is(200)["keys"][0]["id"].clone();
+        let our_key = our_key.as_str().expect("an id");
         for operation in operations(&id) {
+            if operation.is_public || operation.is_about_account {
+                continue;
+            }
+            for project in ["ours", ours.id.as_str()] {
+                let reply = call(&theirs, &operation.under(project), Some(&theirs.api_key)).await;
+                reply.is_error(404, "project_not_found");
+            }
+            if operation.is_scoped() {
+                continue;
+            }
             let reply = call(&theirs, &operation, Some(&theirs.api_key)).await;
             assert!(!reply.text.contains("canary"), "{operation:?}: {}", reply.text);
-            let names_the_job = operation.1.contains(&id)
-                || operation.2.as_ref().is_some_and(|it| it.to_string().contains(&id));
-            if names_the_job && operation.1.ends_with("batch") {
+            let names_the_job = operation.path.contains(&id)
+                || operation.body.as_ref().is_some_and(|it| it.to_string().contains(&id));
+            if names_the_job && operation.path.ends_with("batch") {
                 assert_eq!(reply.is(200)["results"][0]["error"]["code"], "job_not_found");
             } else if names_the_job {
                 reply.is_error(404, "job_not_found");
             }
         }
+        let foreign = theirs.get(&format!("/v1/keys/{our_key}")).await;
+        foreign.is_error(404, "key_not_found");
+        theirs.delete(&format!("/v1/keys/{our_key}")).await.is_error(404, "key_not_found");
+        theirs.act(&format!("/v1/keys/{our_key}/rotate")).await.is_error(404, "key_not_found");
         assert_eq!((ours.job(&id).await, ours.job(&waiting).await), before);
         server.stop().await;
     });
@@ -139,13 +234,12 @@ fn every_operation_answers_under_the_project_of_its_key_and_under_no_other() {
         let server = TestServer::start(fresh_database().await).await;
         let (ours, theirs) = (server.project("ours").await, server.project("theirs").await);
         let id = ours.enqueue(json!({})).await;
-        for (method, path, body) in operations(&id) {
-            let under = |project: &str| {
-                let path = path.replacen("/v1/", &format!("/v1/projects/{project}/"), 1);
-                (method.clone(), path, body.clone())
-            };
+        for operation in operations(&id) {
+            if operation.scopes.is_none() {
+                continue;
+            }
             for project in ["ours", ours.id.as_str()] {
-                let reply = call(&ours, &under(project), Some(&ours.api_key)).await;
+                let reply = call(&ours, &operation.under(project), Some(&ours.api_key)).await;
                 if reply.status.as_u16() == 404 {
                     let code = reply.json()["error"]["code"].clone();
                     let is_routed = [
@@ -153,16 +247,17 @@ fn every_operation_answers_under_the_project_of_its_key_and_under_no_other() {
                         "worker_not_found",
                         "operation_not_found",
                         "recurring_job_not_found",
+                        "key_not_found",
                     ];
-                    assert!(is_routed.iter().any(|it| code == *it), "{path}: {code}");
+                    assert!(is_routed.iter().any(|it| code == *it), "{operation:?}: {code}");
                 }
-                assert!(!reply.status.is_server_error(), "{path}: {}", reply.text);
+                assert!(!reply.status.is_server_error(), "{operation:?}: {}", reply.text);
             }
             for project in ["theirs", theirs.id.as_str(), "nobodys", "%00"] {
-                let reply = call(&ours, &under(project), Some(&ours.api_key)).await;
+                let reply = call(&ours, &operation.under(project), Some(&ours.api_key)).await;
                 reply.is_error(404, "project_not_found");
             }
-            call(&ours, &under("ours"), None).await.is_error(401, "unauthorized");
+            call(&ours, &operation.under("ours"), None).await.is_error(401, "unauthorized");
         }
         server.stop().await;
     });

@@ -4,7 +4,9 @@ use std::collections::BTreeSet;
 
 use clap::{Command, CommandFactory};
 use fencepost::{
+    bus,
     cli::Cli,
+    config,
     domain::{
         job, limits,
         schedule::{self, Schedule},
@@ -16,7 +18,7 @@ use fencepost::{
     telemetry::{Kind, METRICS},
 };
 
-fn read(path: &str) -> String {
+pub fn read(path: &str) -> String {
     let path = format!("{}/{path}", env!("CARGO_MANIFEST_DIR"));
     std::fs::read_to_string(&path).unwrap_or_else(|_| panic!("{path} is there"))
 }
@@ -152,15 +154,18 @@ fn every_limit_is_listed_with_its_number() {
         bulk_limits(),
         request_limits(),
         node_limits(),
+        crate::limits_page::people_limits(),
     ];
     let rows = rows.concat();
+    // The plans come first, and are compared by themselves.
+    let (_, page) = page.split_once("## A job").expect("a section");
     let listed: Vec<_> =
         page.lines().filter(|it| it.starts_with("| ") && !it.starts_with("| what")).collect();
     let expected: Vec<_> =
         rows.iter().map(|(what, limit)| format!("| {what} | {limit} |")).collect();
     assert_eq!(listed, expected);
     let keys = format!(
-        "at most {} live keys; names of projects and keys have at most {} characters",
+        "at most {} live keys, whatever its plan; names of projects and keys have at most {} characters",
         limits::MAX_LIVE_KEYS,
         limits::MAX_NAME_CHARS
     );
@@ -414,8 +419,16 @@ fn node_limits() -> Vec<(&'static str, String)> {
             format!("{} s", server::WRITE_TIMEOUT.as_secs()),
         ),
         (
-            "trust in a key without asking the database",
+            "connections of one address",
+            format!("{}, proxies excepted", config::DEFAULT_CONNECTIONS_PER_ADDRESS),
+        ),
+        (
+            "trust in a credential without asking the database",
             format!("{} s", fencepost::app::KEY_CACHE_TTL.as_secs()),
+        ),
+        (
+            "a call to Redis, and the pause after one that failed",
+            format!("{} ms, {} s", bus::DEFAULT_BUDGET.as_millis(), bus::BREAK.as_secs()),
         ),
         (
             "time for requests to finish when the node stops",

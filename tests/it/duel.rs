@@ -32,7 +32,6 @@ impl Drop for Nodes {
 fn start(database: &Database) -> Child {
     Command::new(PROGRAM)
         .args(["serve", "--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0"])
-        .args(["--min-schedule-period-seconds", "1"])
         .env("FENCEPOST_DATABASE_URL", &database.url)
         .stderr(Stdio::null())
         .spawn()

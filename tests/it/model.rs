@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use fencepost::{
     config::PoolArgs,
+    dev,
     domain::{
         job::{Outcome, StoredState},
         lease::Fence,
@@ -19,7 +20,7 @@ use fencepost::{
         settle::{self, Ack, Acked, End, Failure, JobKey},
     },
     error::Error,
-    ids::{JobId, LeaseId, ProjectId, ProjectPublicId},
+    ids::{JobId, LeaseId, ProjectId},
     store::{self, endings::Ended, pools::Pools},
 };
 use rand::{RngExt, SeedableRng, rngs::StdRng, seq::IndexedRandom};
@@ -361,9 +362,8 @@ impl Run {
 async fn play(engine: &Engine, database: &Database, seed: u64, plant: Plant) -> Checked {
     let mut conn = database.connect().await;
     let name = format!("{plant:?}-{seed}");
-    let public_id = ProjectPublicId::generate();
-    let project = store::projects::insert(&mut conn, public_id, &name, &name).await;
-    let project_id = project.expect("it runs").expect("the name is free").id;
+    let project = dev::make_project(&mut conn, &name, "model").await;
+    let project_id = project.expect("a project").0.id;
     let mut run = Run {
         engine: engine.clone(),
         database: database.clone(),

@@ -110,8 +110,9 @@ fn a_schedule_without_a_name_gets_one_and_a_repeated_request_makes_no_second() {
 #[test]
 fn a_schedule_that_cannot_be_kept_is_refused_with_the_reason() {
     limited(async {
-        let server = TestServer::start_with_period(fresh_database().await, 60).await;
-        let t = &server.project("main").await;
+        let server = TestServer::start(fresh_database().await).await;
+        let limits = json!({"min_schedule_period_seconds": 60});
+        let t = &server.project_with("main", "unlimited", limits).await;
         let cron = |it: &str| json!({"cron_expression": it});
         let message = async |it: &str| {
             let error = put(t, "x", cron(it)).await.is_error(400, "invalid_cron_expression");

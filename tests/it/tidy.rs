@@ -19,17 +19,21 @@ const FLOORS: &[(&str, u32)] = &[
     ("store", 3),
     ("news", 3),
     ("wake", 3),
+    ("bus", 3),
+    ("mail", 3),
+    ("limiter", 4),
     ("engine", 4),
-    ("app", 5),
-    ("auth", 6),
-    ("http", 7),
-    ("loops", 7),
-    ("serve", 8),
-    ("dev", 9),
-    ("bench", 10),
-    ("client", 10),
-    ("worker", 11),
-    ("cli", 12),
+    ("accounts", 5),
+    ("app", 6),
+    ("auth", 7),
+    ("http", 8),
+    ("loops", 8),
+    ("serve", 9),
+    ("dev", 10),
+    ("bench", 11),
+    ("client", 11),
+    ("worker", 12),
+    ("cli", 13),
 ];
 
 /// Every Rust file below `dir`, with its text.
@@ -137,7 +141,8 @@ fn no_function_is_too_long() {
             ]
             .iter()
             .any(|it| code.starts_with(it));
-            if !is_function {
+            // A declaration without a body.
+            if !is_function || code.ends_with(';') {
                 continue;
             }
             let indent = &line[..line.len() - code.len()];
@@ -213,6 +218,9 @@ fn every_statement_on_a_tenants_table_names_the_project() {
         "dead_letter_groups",
         "operations",
         "schedule_fires",
+        "members",
+        "invitations",
+        "audit_log",
     ];
     let mut statements = 0;
     for (file, text) in files("src/store") {
@@ -251,6 +259,19 @@ fn every_tenants_key_and_index_begins_with_the_project() {
         "operations_by_age",
         "recurring_schedules_due",
         "schedule_fires_by_age",
+        "invitations_by_secret",
+        "invitations_by_age",
+        "members_by_account",
+        "audit_log_by_age",
+        // People and nodes belong to no project.
+        "accounts_by_verified_email",
+        "accounts_by_email",
+        "sessions_by_account",
+        "sessions_by_age",
+        "refresh_tokens_by_session",
+        "mail_tokens_by_account",
+        "mail_tokens_by_age",
+        "projects_deleted",
     ];
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("migrations");
     let migrations = fs::read_dir(dir).expect("a folder").map(|it| it.expect("an entry").path());

@@ -12,7 +12,7 @@ use utoipa::ToSchema;
 use super::check_filter;
 use crate::{
     app::App,
-    auth::Caller,
+    auth::{Caller, Manage},
     domain::{
         limits,
         operation::{Filter, Kind},
@@ -20,6 +20,7 @@ use crate::{
     engine::operations::{self, NewOperation},
     error::Error,
     http::{
+        audit::{self, Deed},
         error::ErrorBody,
         extract::{Fingerprinted, Object, RequestBody},
         idempotency::{self, Answer, Ids},
@@ -92,6 +93,7 @@ pub struct ManyReply {
 /// come. With `dry_run`, only their number.
 #[utoipa::path(
     post, path = "/dead-letters/retry", tag = "dead-letters", operation_id = "dead_letters_retry_many",
+    security(("api_key" = ["manage"]), ("session" = ["member"])),
     params(("Idempotency-Key" = Option<String>, Header, description = "Repeating the request with the same key answers as the first time, for 24 hours.", max_length = 200)),
     request_body = RetryManyRequest,
     responses(
@@ -107,7 +109,7 @@ pub struct ManyReply {
     ),
 )]
 pub async fn retry(
-    caller: Caller,
+    caller: Caller<Manage>,
     State(app): State<App>,
     Extension(request_id): Extension<RequestId>,
     headers: HeaderMap,
@@ -115,21 +117,26 @@ pub async fn retry(
 ) -> Result<Response, Error> {
     let key = idempotency::key(&headers, None)?;
     let (running, project_id) = (app.clone(), caller.project_id);
-    idempotency::once(&app, &caller, key, &fingerprint, &request_id, async move |ids: Ids| {
-        let RetryManyRequest { filter: Object(filter), dry_run, max, rate_per_second } = request;
-        let mut check = Check::default();
-        check_filter("filter.", &filter, &mut check);
-        if let Some(max) = max {
-            check.range("max", max, 1, limits::MAX_OPERATION_JOBS);
-        }
-        if let Some(rate) = rate_per_second {
-            check.range("rate_per_second", rate, 1, limits::MAX_OPERATION_RATE);
-        }
-        check.finish()?;
-        let what = What { kind: Kind::DeadLettersRetry, filter, max, rate_per_second };
-        begin(&running, project_id, ids, what, dry_run).await
-    })
-    .await
+    let filter = serde_json::to_string(&request.filter.0).unwrap_or_default();
+    let answer =
+        idempotency::once(&app, &caller, key, &fingerprint, &request_id, async move |ids: Ids| {
+            let RetryManyRequest { filter: Object(filter), dry_run, max, rate_per_second } =
+                request;
+            let mut check = Check::default();
+            check_filter("filter.", &filter, &mut check);
+            if let Some(max) = max {
+                check.range("max", max, 1, limits::MAX_OPERATION_JOBS);
+            }
+            if let Some(rate) = rate_per_second {
+                check.range("rate_per_second", rate, 1, limits::MAX_OPERATION_RATE);
+            }
+            check.finish()?;
+            let what = What { kind: Kind::DeadLettersRetry, filter, max, rate_per_second };
+            begin(&running, project_id, ids, what, dry_run).await
+        })
+        .await?;
+    audit::note(&app, &caller, Deed::to("dead_letters.retried", filter)).await;
+    Ok(answer)
 }
 
 /// Purge dead letters.
@@ -137,6 +144,7 @@ pub async fn retry(
 /// Deletes those that match when it begins, for good, in the background. `confirm` must be `purge`.
 #[utoipa::path(
     post, path = "/dead-letters/purge", tag = "dead-letters", operation_id = "dead_letters_purge",
+    security(("api_key" = ["manage"]), ("session" = ["member"])),
     params(("Idempotency-Key" = Option<String>, Header, description = "Repeating the request with the same key answers as the first time, for 24 hours.", max_length = 200)),
     request_body = PurgeManyRequest,
     responses(
@@ -152,7 +160,7 @@ pub async fn retry(
     ),
 )]
 pub async fn purge(
-    caller: Caller,
+    caller: Caller<Manage>,
     State(app): State<App>,
     Extension(request_id): Extension<RequestId>,
     headers: HeaderMap,
@@ -160,22 +168,26 @@ pub async fn purge(
 ) -> Result<Response, Error> {
     let key = idempotency::key(&headers, None)?;
     let (running, project_id) = (app.clone(), caller.project_id);
-    idempotency::once(&app, &caller, key, &fingerprint, &request_id, async move |ids: Ids| {
-        let PurgeManyRequest { filter: Object(filter), confirm, dry_run } = request;
-        let mut check = Check::default();
-        check_filter("filter.", &filter, &mut check);
-        if !dry_run && confirm.as_deref() != Some(CONFIRM_PURGE) {
-            check.refuse(
-                "confirm",
-                format!("must be \"{CONFIRM_PURGE}\": they are deleted for good"),
-            );
-        }
-        check.finish()?;
-        let kind = Kind::DeadLettersPurge;
-        let what = What { kind, filter, max: None, rate_per_second: None };
-        begin(&running, project_id, ids, what, dry_run).await
-    })
-    .await
+    let filter = serde_json::to_string(&request.filter.0).unwrap_or_default();
+    let answer =
+        idempotency::once(&app, &caller, key, &fingerprint, &request_id, async move |ids: Ids| {
+            let PurgeManyRequest { filter: Object(filter), confirm, dry_run } = request;
+            let mut check = Check::default();
+            check_filter("filter.", &filter, &mut check);
+            if !dry_run && confirm.as_deref() != Some(CONFIRM_PURGE) {
+                check.refuse(
+                    "confirm",
+                    format!("must be \"{CONFIRM_PURGE}\": they are deleted for good"),
+                );
+            }
+            check.finish()?;
+            let kind = Kind::DeadLettersPurge;
+            let what = What { kind, filter, max: None, rate_per_second: None };
+            begin(&running, project_id, ids, what, dry_run).await
+        })
+        .await?;
+    audit::note(&app, &caller, Deed::to("dead_letters.purged", filter)).await;
+    Ok(answer)
 }
 
 struct What {

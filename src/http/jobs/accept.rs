@@ -10,7 +10,7 @@ use sqlx::types::Json as Stored;
 use utoipa::ToSchema;
 
 use crate::{
-    domain::{gate, limits},
+    domain::{gate, limits, plan::Limits},
     engine::{
         enqueue::{Extras, NewJob, Start},
         family::{OnConflict, TiedJob},
@@ -126,7 +126,7 @@ impl RequestBody for EnqueueRequest {}
 /// # Errors
 /// [`Error::FieldTooLarge`]; other broken rules are noted in `check`.
 pub fn accept(
-    project_id: ProjectId,
+    (project_id, limits): (ProjectId, &Limits),
     id: JobId,
     mut request: EnqueueRequest,
     traceparent: Option<&str>,
@@ -144,7 +144,7 @@ pub fn accept(
     check.range("timeout_seconds", timeout_seconds, 1, limits::MAX_TIMEOUT_SECONDS);
     let payload = match request.payload.take() {
         Some(payload) => {
-            check.size("payload", &payload, limits::MAX_PAYLOAD_BYTES)?;
+            check.size("payload", &payload, limits.max_payload_bytes())?;
             check.depth("payload", &payload);
             Box::<str>::from(payload).into_string()
         }

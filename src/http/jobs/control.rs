@@ -9,7 +9,7 @@ use utoipa::ToSchema;
 use super::{Job, read};
 use crate::{
     app::App,
-    auth::Caller,
+    auth::{Caller, Control, Follow},
     domain::limits,
     engine::{
         control::{self, Change, Timing},
@@ -29,6 +29,7 @@ use crate::{
 /// with its next heartbeat. Cancelling a cancelled job changes nothing.
 #[utoipa::path(
     post, path = "/jobs/{job_id}/cancel", tag = "jobs", operation_id = "jobs_cancel",
+    security(("api_key" = ["produce"]), ("api_key" = ["manage"]), ("session" = ["member"])),
     params(("job_id" = String, Path, description = "The job.", example = "job_01m7w3ha3aextt8pkwwdmxsmqw")),
     responses(
         (status = 200, description = "The job, as it is now.", body = Job),
@@ -39,7 +40,7 @@ use crate::{
     ),
 )]
 pub async fn cancel(
-    caller: Caller,
+    caller: Caller<Control>,
     State(app): State<App>,
     JobInPath(id): JobInPath,
 ) -> Result<Reply<Job>, Error> {
@@ -53,6 +54,7 @@ pub async fn cancel(
 /// descendants that its end called off come back with it.
 #[utoipa::path(
     post, path = "/jobs/{job_id}/retry", tag = "jobs", operation_id = "jobs_retry",
+    security(("api_key" = ["produce"]), ("api_key" = ["manage"]), ("session" = ["member"])),
     params(("job_id" = String, Path, description = "The job.", example = "job_01m7w3ha3aextt8pkwwdmxsmqw")),
     responses(
         (status = 200, description = "The job, as it is now.", body = Job),
@@ -63,7 +65,7 @@ pub async fn cancel(
     ),
 )]
 pub async fn retry(
-    caller: Caller,
+    caller: Caller<Control>,
     State(app): State<App>,
     JobInPath(id): JobInPath,
 ) -> Result<Reply<Job>, Error> {
@@ -96,6 +98,7 @@ impl RequestBody for ChangeJobRequest {}
 /// Where it waits, how early, or when.
 #[utoipa::path(
     patch, path = "/jobs/{job_id}", tag = "jobs", operation_id = "jobs_change",
+    security(("api_key" = ["produce"]), ("api_key" = ["manage"]), ("session" = ["member"])),
     params(("job_id" = String, Path, description = "The job.", example = "job_01m7w3ha3aextt8pkwwdmxsmqw")),
     request_body = ChangeJobRequest,
     responses(
@@ -110,7 +113,7 @@ impl RequestBody for ChangeJobRequest {}
     ),
 )]
 pub async fn change(
-    caller: Caller,
+    caller: Caller<Control>,
     State(app): State<App>,
     JobInPath(id): JobInPath,
     Json(request): Json<ChangeJobRequest>,
@@ -156,6 +159,7 @@ pub struct CancelledReply {
 /// For workers that cannot wait for the answer to their next heartbeat.
 #[utoipa::path(
     get, path = "/jobs/{job_id}/cancelled", tag = "jobs", operation_id = "jobs_cancelled",
+    security(("api_key" = ["work"]), ("api_key" = ["read"]), ("session" = ["viewer"])),
     params(("job_id" = String, Path, description = "The job.", example = "job_01m7w3ha3aextt8pkwwdmxsmqw")),
     responses(
         (status = 200, description = "Whether it was called off.", body = CancelledReply),
@@ -165,7 +169,7 @@ pub struct CancelledReply {
     ),
 )]
 pub async fn cancelled(
-    caller: Caller,
+    caller: Caller<Follow>,
     State(app): State<App>,
     JobInPath(id): JobInPath,
 ) -> Result<Reply<CancelledReply>, Error> {

@@ -17,11 +17,12 @@ use super::{
 };
 use crate::{
     app::App,
-    auth::Caller,
-    domain::limits,
+    auth::{Caller, Produce},
+    domain::{limits, plan::Limits},
     engine::{
         enqueue::{self, NewJob, Start, StoredJob},
         family::{self, Outcome, TiedJob},
+        quota,
     },
     error::Error,
     http::{
@@ -61,6 +62,7 @@ pub struct EnqueueBatchReply {
 /// `"on_conflict": "return_existing"` the answer is 200 with the job that is there.
 #[utoipa::path(
     post, path = "/jobs", tag = "jobs", operation_id = "jobs_create",
+    security(("api_key" = ["produce"]), ("session" = ["member"])),
     request_body = EnqueueRequest,
     params(
         ("Idempotency-Key" = Option<String>, Header, description = "Repeating the request with the same key answers as the first time, for 24 hours.", max_length = 200),
@@ -79,7 +81,7 @@ pub struct EnqueueBatchReply {
     ),
 )]
 pub async fn create(
-    caller: Caller,
+    caller: Caller<Produce>,
     State(app): State<App>,
     Extension(request_id): Extension<RequestId>,
     headers: HeaderMap,
@@ -87,11 +89,13 @@ pub async fn create(
 ) -> Result<Response, Error> {
     let key = idempotency::key(&headers, request.idempotency_key.take().as_deref())?;
     let trace = traceparent(&headers).map(str::to_owned);
-    let (running, project_id) = (app.clone(), caller.project_id);
+    let (running, project_id, limits) = (app.clone(), caller.project_id, caller.limits);
     idempotency::once(&app, &caller, key, &fingerprint, &request_id, async move |ids: Ids| {
         let mut check = Check::default();
-        let tied = accept(project_id, ids.job(0), request, trace.as_deref(), &mut check)?;
+        let tied =
+            accept((project_id, &limits), ids.job(0), request, trace.as_deref(), &mut check)?;
         check.finish()?;
+        quota::admit(&running.engine, project_id, 1, limits.waiting_jobs).await?;
         let stored = store_all(&running, project_id, vec![tied]).await?;
         let Some((job, is_new)) = stored.into_iter().next() else { return Err(Error::InDoubt) };
         let location = Some(format!("/v1/jobs/{}", job.id));
@@ -106,6 +110,7 @@ pub async fn create(
 /// All are stored, or none: a job that breaks a rule is named by its index.
 #[utoipa::path(
     post, path = "/jobs/batch", tag = "jobs", operation_id = "jobs_create_batch",
+    security(("api_key" = ["produce"]), ("session" = ["member"])),
     request_body = EnqueueBatchRequest,
     params(
         ("Idempotency-Key" = Option<String>, Header, description = "Repeating the request with the same key answers as the first time, for 24 hours.", max_length = 200),
@@ -122,7 +127,7 @@ pub async fn create(
     ),
 )]
 pub async fn create_batch(
-    caller: Caller,
+    caller: Caller<Produce>,
     State(app): State<App>,
     Extension(request_id): Extension<RequestId>,
     headers: HeaderMap,
@@ -130,9 +135,10 @@ pub async fn create_batch(
 ) -> Result<Response, Error> {
     let key = idempotency::key(&headers, None)?;
     let trace = traceparent(&headers).map(str::to_owned);
-    let (running, project_id) = (app.clone(), caller.project_id);
+    let (running, project_id, limits) = (app.clone(), caller.project_id, caller.limits);
     idempotency::once(&app, &caller, key, &fingerprint, &request_id, async move |ids: Ids| {
-        let jobs = accept_batch(project_id, ids, request, trace.as_deref())?;
+        let jobs = accept_batch((project_id, &limits), ids, request, trace.as_deref())?;
+        quota::admit(&running.engine, project_id, jobs.len(), limits.waiting_jobs).await?;
         let jobs = store_all(&running, project_id, jobs).await?;
         let jobs = jobs.into_iter().map(|it| it.0).collect();
         Answer::new(StatusCode::CREATED, None, &EnqueueBatchReply { jobs })
@@ -141,7 +147,7 @@ pub async fn create_batch(
 }
 
 fn accept_batch(
-    project_id: ProjectId,
+    tenant: (ProjectId, &Limits),
     ids: Ids,
     request: EnqueueBatchRequest,
     trace: Option<&str>,
@@ -158,7 +164,7 @@ fn accept_batch(
         if request.idempotency_key.is_some() {
             item.refuse("idempotency_key", "must be sent as the header of the whole batch");
         }
-        let tied = accept(project_id, ids.job(index), request, trace, &mut item)?;
+        let tied = accept(tenant, ids.job(index), request, trace, &mut item)?;
         let unique_key = tied.job.extras.as_ref().and_then(|it| it.unique_key.clone());
         if unique_key.is_some_and(|it| !unique_keys.insert(it)) {
             item.refuse("unique.key", "is the key of an earlier job of this batch");

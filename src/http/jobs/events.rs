@@ -10,7 +10,7 @@ use axum::{Json as Reply, extract::State};
 use super::ErrorView;
 use crate::{
     app::App,
-    auth::Caller,
+    auth::{Caller, Read},
     domain::{
         history,
         job::{Outcome, StoredState},
@@ -65,6 +65,7 @@ pub struct JobHistory {
 /// Every transition and every event that a worker reported, in order.
 #[utoipa::path(
     get, path = "/jobs/{job_id}/events", tag = "jobs", operation_id = "jobs_events",
+    security(("api_key" = ["read"]), ("session" = ["viewer"])),
     params(("job_id" = String, Path, description = "The job.", example = "job_01m7w3ha3aextt8pkwwdmxsmqw")),
     responses(
         (status = 200, description = "The history.", body = JobHistory),
@@ -74,7 +75,7 @@ pub struct JobHistory {
     ),
 )]
 pub async fn list(
-    caller: Caller,
+    caller: Caller<Read>,
     State(app): State<App>,
     JobInPath(id): JobInPath,
 ) -> Result<Reply<JobHistory>, Error> {

@@ -8,7 +8,7 @@ use utoipa::{IntoParams, ToSchema};
 
 use crate::{
     app::App,
-    auth::Caller,
+    auth::{Caller, Read},
     domain::{job::StoredState, limits, logs},
     engine::settle::JobKey,
     error::Error,
@@ -101,6 +101,7 @@ pub struct GapView {
 /// Read a job's logs.
 #[utoipa::path(
     get, path = "/jobs/{job_id}/logs", tag = "jobs", operation_id = "jobs_logs",
+    security(("api_key" = ["read"]), ("session" = ["viewer"])),
     params(LogsQuery, ("job_id" = String, Path, description = "The job.", example = "job_01m7w3ha3aextt8pkwwdmxsmqw")),
     responses(
         (status = 200, description = "A page of logs.", body = LogPage),
@@ -111,7 +112,7 @@ pub struct GapView {
     ),
 )]
 pub async fn list(
-    caller: Caller,
+    caller: Caller<Read>,
     State(app): State<App>,
     JobInPath(id): JobInPath,
     Query(query): Query<LogsQuery>,
@@ -181,6 +182,7 @@ fn read_place(text: &str) -> Result<LogPlace, Error> {
 /// `Last-Event-ID`. Ends after the job has ended for good.
 #[utoipa::path(
     get, path = "/jobs/{job_id}/logs/stream", tag = "streams", operation_id = "jobs_logs_stream",
+    security(("api_key" = ["read"]), ("session" = ["viewer"])),
     params(
         ("job_id" = String, Path, description = "The job.", example = "job_01m7w3ha3aextt8pkwwdmxsmqw"),
         ("Last-Event-ID" = Option<String>, Header, description = "The last chunk that was seen."),
@@ -193,7 +195,7 @@ fn read_place(text: &str) -> Result<LogPlace, Error> {
     ),
 )]
 pub async fn stream(
-    caller: Caller,
+    caller: Caller<Read>,
     State(app): State<App>,
     JobInPath(id): JobInPath,
     headers: HeaderMap,

@@ -10,7 +10,7 @@ use utoipa::{IntoParams, ToSchema};
 use super::{ErrorView, Job};
 use crate::{
     app::App,
-    auth::Caller,
+    auth::{Caller, Read},
     domain::{job::JobState, limits},
     engine::{settle::JobKey, watch},
     error::Error,
@@ -35,6 +35,7 @@ const MAX_TAG_FILTER_CHARS: usize = limits::MAX_TAG_KEY_CHARS + 1 + limits::MAX_
 /// job has ended, or as it is after the wait.
 #[utoipa::path(
     get, path = "/jobs/{job_id}", tag = "jobs", operation_id = "jobs_get",
+    security(("api_key" = ["read"]), ("session" = ["viewer"])),
     params(GetQuery, ("job_id" = String, Path, description = "The job.", example = "job_01m7w3ha3aextt8pkwwdmxsmqw")),
     responses(
         (status = 200, description = "The job.", body = Job),
@@ -45,7 +46,7 @@ const MAX_TAG_FILTER_CHARS: usize = limits::MAX_TAG_KEY_CHARS + 1 + limits::MAX_
     ),
 )]
 pub async fn get(
-    caller: Caller,
+    caller: Caller<Read>,
     State(app): State<App>,
     JobInPath(id): JobInPath,
     Extension(ClientGone(gone)): Extension<ClientGone>,
@@ -128,6 +129,7 @@ pub struct JobPage {
 /// Newest first. Go on with `next_cursor` as long as `has_more` is true.
 #[utoipa::path(
     get, path = "/jobs", tag = "jobs", operation_id = "jobs_list",
+    security(("api_key" = ["read"]), ("session" = ["viewer"])),
     params(ListQuery),
     responses(
         (status = 200, description = "A page of jobs.", body = JobPage),
@@ -137,7 +139,7 @@ pub struct JobPage {
     ),
 )]
 pub async fn list(
-    caller: Caller,
+    caller: Caller<Read>,
     State(app): State<App>,
     Query(query): Query<ListQuery>,
 ) -> Result<Reply<JobPage>, Error> {

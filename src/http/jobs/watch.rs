@@ -17,7 +17,7 @@ use utoipa::ToSchema;
 use super::events::{self, EventView};
 use crate::{
     app::App,
-    auth::Caller,
+    auth::{Caller, Read},
     domain::{
         explain::Gate,
         history,
@@ -85,6 +85,7 @@ impl From<Gate> for GateView {
 /// Why it is not running, gate by gate, with numbers and the next time something changes.
 #[utoipa::path(
     get, path = "/jobs/{job_id}/explain", tag = "jobs", operation_id = "jobs_explain",
+    security(("api_key" = ["read"]), ("session" = ["viewer"])),
     params(("job_id" = String, Path, description = "The job.", example = "job_01m7w3ha3aextt8pkwwdmxsmqw")),
     responses(
         (status = 200, description = "The explanation.", body = ExplainReply),
@@ -94,7 +95,7 @@ impl From<Gate> for GateView {
     ),
 )]
 pub async fn explain(
-    caller: Caller,
+    caller: Caller<Read>,
     State(app): State<App>,
     JobInPath(id): JobInPath,
 ) -> Result<Reply<ExplainReply>, Error> {
@@ -116,6 +117,7 @@ pub async fn explain(
 /// `GET …/events`). Goes on after `Last-Event-ID`. Ends after success; whoever comes back then gets 204.
 #[utoipa::path(
     get, path = "/jobs/{job_id}/events/stream", tag = "streams", operation_id = "jobs_events_stream",
+    security(("api_key" = ["read"]), ("session" = ["viewer"])),
     params(
         ("job_id" = String, Path, description = "The job.", example = "job_01m7w3ha3aextt8pkwwdmxsmqw"),
         ("Last-Event-ID" = Option<String>, Header, description = "The last event that was seen."),
@@ -128,7 +130,7 @@ pub async fn explain(
     ),
 )]
 pub async fn job_stream(
-    caller: Caller,
+    caller: Caller<Read>,
     State(app): State<App>,
     JobInPath(id): JobInPath,
     headers: HeaderMap,
@@ -177,6 +179,7 @@ async fn write_job(
 /// that matter again.
 #[utoipa::path(
     get, path = "/events/stream", tag = "streams", operation_id = "events_stream",
+    security(("api_key" = ["read"]), ("session" = ["viewer"])),
     params(("Last-Event-ID" = Option<String>, Header, description = "The last event that was seen.")),
     responses(
         (status = 200, description = "The stream.", content_type = "text/event-stream", body = String),
@@ -185,7 +188,7 @@ async fn write_job(
     ),
 )]
 pub async fn project_stream(
-    caller: Caller,
+    caller: Caller<Read>,
     State(app): State<App>,
     headers: HeaderMap,
 ) -> Result<Response, Error> {

@@ -12,7 +12,7 @@ use utoipa::ToSchema;
 use super::{Queue, known, one};
 use crate::{
     app::App,
-    auth::Caller,
+    auth::{Caller, Manage},
     domain::{
         limits,
         operation::{Filter, Kind},
@@ -23,6 +23,7 @@ use crate::{
     },
     error::Error,
     http::{
+        audit::{self, Deed},
         error::ErrorBody,
         extract::{Fingerprinted, NameInPath, OptionalJson, RequestBody},
         idempotency::{self, Answer, Ids},
@@ -56,6 +57,7 @@ fn named<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error>
 /// type are held back. What runs is not touched.
 #[utoipa::path(
     post, path = "/queues/{queue}/pause", tag = "queues", operation_id = "queues_pause",
+    security(("api_key" = ["manage"]), ("session" = ["member"])),
     params(("queue" = String, Path, description = "The queue.", example = "default")),
     request_body(content = PauseRequest, description = "Optional."),
     responses(
@@ -68,7 +70,7 @@ fn named<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error>
     ),
 )]
 pub async fn pause(
-    caller: Caller,
+    caller: Caller<Manage>,
     State(app): State<App>,
     NameInPath(queue): NameInPath,
     OptionalJson(request): OptionalJson<PauseRequest>,
@@ -83,6 +85,7 @@ pub async fn pause(
 /// again, whether somebody or the brake had paused them.
 #[utoipa::path(
     post, path = "/queues/{queue}/resume", tag = "queues", operation_id = "queues_resume",
+    security(("api_key" = ["manage"]), ("session" = ["member"])),
     params(("queue" = String, Path, description = "The queue.", example = "default")),
     request_body(content = PauseRequest, description = "Optional."),
     responses(
@@ -96,7 +99,7 @@ pub async fn pause(
     ),
 )]
 pub async fn resume(
-    caller: Caller,
+    caller: Caller<Manage>,
     State(app): State<App>,
     NameInPath(queue): NameInPath,
     OptionalJson(request): OptionalJson<PauseRequest>,
@@ -122,6 +125,7 @@ impl RequestBody for PurgeRequest {}
 /// the jobs are called off with them.
 #[utoipa::path(
     post, path = "/queues/{queue}/purge", tag = "queues", operation_id = "queues_purge",
+    security(("api_key" = ["manage"]), ("session" = ["member"])),
     params(
         ("queue" = String, Path, description = "The queue.", example = "default"),
         ("Idempotency-Key" = Option<String>, Header, description = "Repeating the request with the same key answers as the first time, for 24 hours.", max_length = 200),
@@ -140,7 +144,7 @@ impl RequestBody for PurgeRequest {}
     ),
 )]
 pub async fn purge(
-    caller: Caller,
+    caller: Caller<Manage>,
     State(app): State<App>,
     NameInPath(queue): NameInPath,
     Extension(request_id): Extension<RequestId>,
@@ -149,32 +153,36 @@ pub async fn purge(
 ) -> Result<Response, Error> {
     let key = idempotency::key(&headers, None)?;
     let (running, project_id) = (app.clone(), caller.project_id);
-    idempotency::once(&app, &caller, key, &fingerprint, &request_id, async move |ids: Ids| {
-        let mut check = Check::default();
-        check.name("queue", &queue, limits::MAX_QUEUE_CHARS);
-        if request.confirm != queue {
-            check.refuse("confirm", "must be the queue's name");
-        }
-        check.finish()?;
-        let counts = known(&running, project_id, &queue).await?.counts;
-        let new = NewOperation {
-            id: ids.operation(),
-            kind: Kind::QueuePurge,
-            filter: Filter { queue: Some(queue), ..Filter::default() },
-            expected: Some(counts.scheduled + counts.pending),
-            max_jobs: None,
-            rate_per_second: None,
-        };
-        let row = operations::begin(&running.engine, project_id, &new).await?;
-        let location = Some(format!("/v1/operations/{}", row.id));
-        Answer::new(StatusCode::ACCEPTED, location, &Operation::from(row))
-    })
-    .await
+    let target = queue.clone();
+    let answer =
+        idempotency::once(&app, &caller, key, &fingerprint, &request_id, async move |ids: Ids| {
+            let mut check = Check::default();
+            check.name("queue", &queue, limits::MAX_QUEUE_CHARS);
+            if request.confirm != queue {
+                check.refuse("confirm", "must be the queue's name");
+            }
+            check.finish()?;
+            let counts = known(&running, project_id, &queue).await?.counts;
+            let new = NewOperation {
+                id: ids.operation(),
+                kind: Kind::QueuePurge,
+                filter: Filter { queue: Some(queue), ..Filter::default() },
+                expected: Some(counts.scheduled + counts.pending),
+                max_jobs: None,
+                rate_per_second: None,
+            };
+            let row = operations::begin(&running.engine, project_id, &new).await?;
+            let location = Some(format!("/v1/operations/{}", row.id));
+            Answer::new(StatusCode::ACCEPTED, location, &Operation::from(row))
+        })
+        .await?;
+    audit::note(&app, &caller, Deed::to("queue.purged", target)).await;
+    Ok(answer)
 }
 
 async fn set_paused(
     app: &App,
-    caller: &Caller,
+    caller: &Caller<Manage>,
     queue: String,
     request: PauseRequest,
     is_paused: bool,
@@ -194,5 +202,8 @@ async fn set_paused(
             queues::set_type_paused(engine, project_id, &queue, job_type, is_paused).await?;
         }
     }
+    let action = if is_paused { "queue.paused" } else { "queue.resumed" };
+    let after = request.job_type.map(|it| serde_json::json!({ "job_type": it }).to_string());
+    audit::note(app, caller, Deed { after, ..Deed::to(action, &*queue) }).await;
     one(app, project_id, queue).await
 }

@@ -14,7 +14,7 @@ use uuid::Uuid;
 use super::RecurringSchedule;
 use crate::{
     app::App,
-    auth::Caller,
+    auth::{Caller, Manage, Read},
     domain::{limits, schedule::FireOutcome},
     engine::{
         fire,
@@ -22,6 +22,7 @@ use crate::{
     },
     error::Error,
     http::{
+        audit::{self, Deed},
         cursor::{self, List},
         error::ErrorBody,
         extract::{BarePath, NameInPath, Query},
@@ -40,6 +41,7 @@ const DEFAULT_PAGE_FIRES: u32 = 50;
 /// It does not fire until it is resumed.
 #[utoipa::path(
     post, path = "/recurring/{recurring_id}/pause", tag = "recurring", operation_id = "recurring_pause",
+    security(("api_key" = ["manage"]), ("session" = ["member"])),
     params(("recurring_id" = String, Path, description = "The schedule.", example = "rjob_report")),
     responses(
         (status = 200, description = "The schedule, as it is now.", body = RecurringSchedule),
@@ -49,11 +51,12 @@ const DEFAULT_PAGE_FIRES: u32 = 50;
     ),
 )]
 pub async fn pause(
-    caller: Caller,
+    caller: Caller<Manage>,
     State(app): State<App>,
     NameInPath(id): NameInPath,
 ) -> Result<Reply<RecurringSchedule>, Error> {
     let row = schedules::set_paused(&app.engine, caller.project_id, &id, true).await?;
+    audit::note(&app, &caller, Deed::to("recurring.paused", id)).await;
     RecurringSchedule::of(row).map(Reply)
 }
 
@@ -62,6 +65,7 @@ pub async fn pause(
 /// It fires from now on; what it has missed meanwhile is not made up for.
 #[utoipa::path(
     post, path = "/recurring/{recurring_id}/resume", tag = "recurring", operation_id = "recurring_resume",
+    security(("api_key" = ["manage"]), ("session" = ["member"])),
     params(("recurring_id" = String, Path, description = "The schedule.", example = "rjob_report")),
     responses(
         (status = 200, description = "The schedule, as it is now.", body = RecurringSchedule),
@@ -71,11 +75,12 @@ pub async fn pause(
     ),
 )]
 pub async fn resume(
-    caller: Caller,
+    caller: Caller<Manage>,
     State(app): State<App>,
     NameInPath(id): NameInPath,
 ) -> Result<Reply<RecurringSchedule>, Error> {
     let row = schedules::set_paused(&app.engine, caller.project_id, &id, false).await?;
+    audit::note(&app, &caller, Deed::to("recurring.resumed", id)).await;
     RecurringSchedule::of(row).map(Reply)
 }
 
@@ -85,6 +90,7 @@ pub async fn resume(
 /// about its ticks.
 #[utoipa::path(
     post, path = "/recurring/{recurring_id}/run", tag = "recurring", operation_id = "recurring_run",
+    security(("api_key" = ["manage"]), ("session" = ["member"])),
     params(
         ("recurring_id" = String, Path, description = "The schedule.", example = "rjob_report"),
         ("Idempotency-Key" = Option<String>, Header, description = "Repeating the request with the same key answers as the first time, for 24 hours.", max_length = 200),
@@ -99,7 +105,7 @@ pub async fn resume(
     ),
 )]
 pub async fn run(
-    caller: Caller,
+    caller: Caller<Manage>,
     State(app): State<App>,
     NameInPath(id): NameInPath,
     Extension(request_id): Extension<RequestId>,
@@ -108,13 +114,17 @@ pub async fn run(
 ) -> Result<Response, Error> {
     let key = idempotency::key(&headers, None)?;
     let (running, project_id) = (app.clone(), caller.project_id);
-    idempotency::once(&app, &caller, key, &fingerprint, &request_id, async move |ids: Ids| {
-        let job_id = fire::run_now(&running.engine, project_id, &id, ids.job(0)).await?;
-        let job = read::find(&running, project_id, job_id).await?;
-        let location = Some(format!("/v1/jobs/{}", job.id));
-        Answer::new(StatusCode::CREATED, location, &job)
-    })
-    .await
+    let target = id.clone();
+    let answer =
+        idempotency::once(&app, &caller, key, &fingerprint, &request_id, async move |ids: Ids| {
+            let job_id = fire::run_now(&running.engine, project_id, &id, ids.job(0)).await?;
+            let job = read::find(&running, project_id, job_id).await?;
+            let location = Some(format!("/v1/jobs/{}", job.id));
+            Answer::new(StatusCode::CREATED, location, &job)
+        })
+        .await?;
+    audit::note(&app, &caller, Deed::to("recurring.run", target)).await;
+    Ok(answer)
 }
 
 /// Which ticks to list.
@@ -179,6 +189,7 @@ pub struct FirePage {
 /// Newest first, for 30 days.
 #[utoipa::path(
     get, path = "/recurring/{recurring_id}/fires", tag = "recurring", operation_id = "recurring_fires",
+    security(("api_key" = ["read"]), ("session" = ["viewer"])),
     params(FiresQuery, ("recurring_id" = String, Path, description = "The schedule.", example = "rjob_report")),
     responses(
         (status = 200, description = "A page of ticks.", body = FirePage),
@@ -189,7 +200,7 @@ pub struct FirePage {
     ),
 )]
 pub async fn fires(
-    caller: Caller,
+    caller: Caller<Read>,
     State(app): State<App>,
     NameInPath(id): NameInPath,
     Query(query): Query<FiresQuery>,

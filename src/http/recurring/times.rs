@@ -1,14 +1,14 @@
 //! `GET /v1/recurring/{recurring_id}/next` and `POST /v1/recurring/preview`: when a schedule fires.
 
 use axum::{Json as Reply, extract::State};
-use chrono::{DateTime, TimeDelta, Utc};
+use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use super::DEFAULT_TIMEZONE;
 use crate::{
     app::App,
-    auth::Caller,
+    auth::{Caller, Read},
     domain::{
         limits,
         schedule::{PreviewedTick, Schedule},
@@ -67,6 +67,7 @@ pub struct NextTimes {
 /// Show when a recurring schedule fires next.
 #[utoipa::path(
     get, path = "/recurring/{recurring_id}/next", tag = "recurring", operation_id = "recurring_next",
+    security(("api_key" = ["read"]), ("session" = ["viewer"])),
     params(NextQuery, ("recurring_id" = String, Path, description = "The schedule.", example = "rjob_report")),
     responses(
         (status = 200, description = "The next times.", body = NextTimes),
@@ -77,7 +78,7 @@ pub struct NextTimes {
     ),
 )]
 pub async fn next(
-    caller: Caller,
+    caller: Caller<Read>,
     State(app): State<App>,
     NameInPath(id): NameInPath,
     Query(query): Query<NextQuery>,
@@ -131,6 +132,7 @@ pub struct Preview {
 /// Keeps nothing: what the expression means, when it would fire, and what clock changes would do to it.
 #[utoipa::path(
     post, path = "/recurring/preview", tag = "recurring", operation_id = "recurring_preview",
+    security(("api_key" = ["read"]), ("session" = ["viewer"])),
     request_body = PreviewRequest,
     responses(
         (status = 200, description = "What it would do.", body = Preview),
@@ -142,7 +144,7 @@ pub struct Preview {
     ),
 )]
 pub async fn preview(
-    _caller: Caller,
+    caller: Caller<Read>,
     State(app): State<App>,
     Json(request): Json<PreviewRequest>,
 ) -> Result<Reply<Preview>, Error> {
@@ -153,7 +155,7 @@ pub async fn preview(
     check.range("count", count, 1, limits::MAX_SHOWN_TIMES);
     check.finish()?;
     let timezone = request.timezone.as_deref().unwrap_or(DEFAULT_TIMEZONE);
-    let min_period: TimeDelta = app.min_schedule_period;
+    let min_period = caller.limits.min_schedule_period();
     let (schedule, now) =
         schedules::check(&app.engine, &request.cron_expression, timezone, min_period).await?;
     let shown = tokio::task::spawn_blocking(move || {

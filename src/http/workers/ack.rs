@@ -11,7 +11,7 @@ use uuid::Uuid;
 use super::{accept_fence, accept_job_id};
 use crate::{
     app::App,
-    auth::Caller,
+    auth::{Caller, Settling},
     domain::{limits, text::ErrorReport},
     engine::settle::{self, Ack, Acked, End, Failure},
     error::Error,
@@ -131,6 +131,7 @@ impl From<Acked> for AckReply {
 /// the attempt was not this worker's to settle any more: nothing was recorded.
 #[utoipa::path(
     post, path = "/workers/ack", tag = "workers", operation_id = "workers_ack",
+    security(("api_key" = ["work"]), ("session" = ["member"])),
     request_body = AckRequest,
     responses(
         (status = 200, description = "The end of the attempt is recorded.", body = AckReply),
@@ -144,7 +145,7 @@ impl From<Acked> for AckReply {
     ),
 )]
 pub async fn ack(
-    caller: Caller,
+    caller: Caller<Settling>,
     State(app): State<App>,
     Json(request): Json<AckRequest>,
 ) -> Result<Reply<AckReply>, Error> {
@@ -203,6 +204,7 @@ pub struct AckBatchResult {
 /// Each ack has its own result, in the order in which they were sent.
 #[utoipa::path(
     post, path = "/workers/ack/batch", tag = "workers", operation_id = "workers_ack_batch",
+    security(("api_key" = ["work"]), ("session" = ["member"])),
     request_body = AckBatchRequest,
     responses(
         (status = 200, description = "A result for each ack.", body = AckBatchReply),
@@ -214,7 +216,7 @@ pub struct AckBatchResult {
     ),
 )]
 pub async fn ack_batch(
-    caller: Caller,
+    caller: Caller<Settling>,
     State(app): State<App>,
     Extension(RequestId(request_id)): Extension<RequestId>,
     Json(request): Json<AckBatchRequest>,
@@ -247,7 +249,7 @@ pub async fn ack_batch(
 }
 
 async fn settle_one(
-    caller: &Caller,
+    caller: &Caller<Settling>,
     app: &App,
     request: AckRequest,
     path: &str,

@@ -10,7 +10,7 @@ use uuid::Uuid;
 use super::{accept_fence, accept_job_id};
 use crate::{
     app::App,
-    auth::Caller,
+    auth::{Beating, Caller},
     domain::{limits, worker::WorkerState},
     engine::{
         heartbeat::{self, Advice, Beat},
@@ -137,6 +137,7 @@ impl From<Advice> for HeartbeatStatus {
 /// leases end. With the state `terminated` it hands its leases back, as `POST /v1/workers/deregister`.
 #[utoipa::path(
     post, path = "/workers/heartbeat", tag = "workers", operation_id = "workers_heartbeat",
+    security(("api_key" = ["work"]), ("session" = ["member"])),
     request_body = HeartbeatRequest,
     responses(
         (status = 200, description = "The lease is renewed.", body = HeartbeatReply),
@@ -150,7 +151,7 @@ impl From<Advice> for HeartbeatStatus {
     ),
 )]
 pub async fn heartbeat(
-    caller: Caller,
+    caller: Caller<Beating>,
     State(app): State<App>,
     Json(request): Json<HeartbeatRequest>,
 ) -> Result<Reply<HeartbeatReply>, Error> {
@@ -185,7 +186,7 @@ fn check_progress(check: &mut Check, progress: Option<f32>) {
 
 /// A heartbeat for a whole worker.
 async fn beat(
-    caller: &Caller,
+    caller: &Caller<Beating>,
     app: &App,
     request: HeartbeatRequest,
 ) -> Result<Reply<HeartbeatReply>, Error> {

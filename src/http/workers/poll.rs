@@ -24,7 +24,7 @@ use uuid::Uuid;
 
 use crate::{
     app::App,
-    auth::Caller,
+    auth::{Caller, Polling},
     domain::{lease::heartbeat_interval_seconds, limits, worker::WorkerState},
     engine::{
         dispatch::{self, Delivery, Handed, Wish},
@@ -195,6 +195,7 @@ impl PolledJob {
 /// Held for up to `wait_seconds` until there is a job; an empty list is an ordinary answer.
 #[utoipa::path(
     post, path = "/workers/poll", tag = "workers", operation_id = "workers_poll",
+    security(("api_key" = ["work"]), ("session" = ["member"])),
     request_body = PollRequest,
     responses(
         (status = 200, description = "Jobs, or none within the wait.", body = PollReply),
@@ -206,7 +207,7 @@ impl PolledJob {
     ),
 )]
 pub async fn poll(
-    caller: Caller,
+    caller: Caller<Polling>,
     State(app): State<App>,
     Extension(ClientGone(gone)): Extension<ClientGone>,
     Json(request): Json<PollRequest>,
@@ -230,7 +231,7 @@ pub async fn poll(
 }
 
 /// What it asks for, how long it waits, and whether it names labels.
-fn accept(caller: &Caller, request: PollRequest) -> Result<(Wish, Duration, bool), Error> {
+fn accept(caller: &Caller<Polling>, request: PollRequest) -> Result<(Wish, Duration, bool), Error> {
     const DEFAULT_CAPACITY: u32 = 1;
     let mut check = Check::default();
     check.name("worker_id", &request.worker_id, limits::MAX_WORKER_ID_CHARS);

@@ -6,7 +6,7 @@ use utoipa::ToSchema;
 
 use crate::{
     app::App,
-    auth::Caller,
+    auth::{Caller, Work},
     domain::{cron, limits},
     engine::{
         registry::{self, Registration},
@@ -122,6 +122,7 @@ pub enum RegisterStatus {
 /// kept are listed in the answer; the others are.
 #[utoipa::path(
     post, path = "/workers/register", tag = "workers", operation_id = "workers_register",
+    security(("api_key" = ["work"]), ("session" = ["member"])),
     request_body = RegisterRequest,
     responses(
         (status = 200, description = "The worker is known.", body = RegisterReply),
@@ -133,7 +134,7 @@ pub enum RegisterStatus {
     ),
 )]
 pub async fn register(
-    caller: Caller,
+    caller: Caller<Work>,
     State(app): State<App>,
     Json(request): Json<RegisterRequest>,
 ) -> Result<Reply<RegisterReply>, Error> {
@@ -147,7 +148,7 @@ pub async fn register(
 
 async fn keep_schedules(
     app: &App,
-    caller: &Caller,
+    caller: &Caller<Work>,
     sent: &[serde_json::Value],
 ) -> Result<Vec<RejectedSchedule>, Error> {
     let (mut kept, mut rejected) = (Vec::new(), Vec::new());
@@ -158,9 +159,9 @@ async fn keep_schedules(
         }
     }
     if !kept.is_empty() {
-        let min_period = app.min_schedule_period;
+        let limits = &caller.limits;
         let more =
-            schedules::keep_registered(&app.engine, caller.project_id, &kept, min_period).await?;
+            schedules::keep_registered(&app.engine, caller.project_id, &kept, limits).await?;
         rejected.extend(more);
     }
     rejected.sort();

@@ -8,11 +8,12 @@ use utoipa::{IntoParams, ToSchema};
 
 use crate::{
     app::App,
-    auth::Caller,
+    auth::{Caller, Manage, Read, Work},
     domain::{limits, worker::WorkerState},
     engine::registry::{self, WorkerKey, WorkerRow},
     error::Error,
     http::{
+        audit::{self, Deed},
         error::ErrorBody,
         extract::{Json, NameInPath, Query, RequestBody},
         validate::Check,
@@ -112,6 +113,7 @@ impl From<WorkerRow> for WorkerView {
 /// Those that registered and those that only polled, by name.
 #[utoipa::path(
     get, path = "/workers", tag = "workers", operation_id = "workers_list",
+    security(("api_key" = ["read"]), ("session" = ["viewer"])),
     params(WorkersQuery),
     responses(
         (status = 200, description = "A page of workers.", body = WorkerPage),
@@ -121,7 +123,7 @@ impl From<WorkerRow> for WorkerView {
     ),
 )]
 pub async fn list(
-    caller: Caller,
+    caller: Caller<Read>,
     State(app): State<App>,
     Query(query): Query<WorkersQuery>,
 ) -> Result<Reply<WorkerPage>, Error> {
@@ -171,6 +173,7 @@ pub struct DeregisterReply {
 /// it registers again.
 #[utoipa::path(
     post, path = "/workers/deregister", tag = "workers", operation_id = "workers_deregister",
+    security(("api_key" = ["work"]), ("session" = ["member"])),
     request_body = DeregisterRequest,
     responses(
         (status = 200, description = "The worker is gone.", body = DeregisterReply),
@@ -183,7 +186,7 @@ pub struct DeregisterReply {
     ),
 )]
 pub async fn deregister(
-    caller: Caller,
+    caller: Caller<Work>,
     State(app): State<App>,
     Json(request): Json<DeregisterRequest>,
 ) -> Result<Reply<DeregisterReply>, Error> {
@@ -210,6 +213,7 @@ macro_rules! directive {
         $(#[$doc])*
         #[utoipa::path(
             post, path = $path, tag = "workers", operation_id = $operation,
+            security(("api_key" = ["manage"]), ("session" = ["member"])),
             params(("worker_id" = String, Path, description = "The worker.", example = "worker-1")),
             responses(
                 (status = 200, description = "It will be told.", body = DirectiveReply),
@@ -219,13 +223,16 @@ macro_rules! directive {
             ),
         )]
         pub async fn $name(
-            caller: Caller,
+            caller: Caller<Manage>,
             State(app): State<App>,
             NameInPath(worker_id): NameInPath,
         ) -> Result<Reply<DirectiveReply>, Error> {
             let directive: Option<WorkerState> = $directive;
             let key: WorkerKey = (caller.project_id, worker_id.as_str().into());
             registry::direct(&app.engine, &key, directive).await?;
+            let after = Some(serde_json::json!({ "directive": directive }).to_string());
+            audit::note(&app, &caller, Deed { after, ..Deed::to("worker.directed", &*worker_id) })
+                .await;
             Ok(Reply(DirectiveReply { worker_id, directive }))
         }
     };

@@ -10,7 +10,7 @@ use utoipa::ToSchema;
 use super::accept_job_id;
 use crate::{
     app::App,
-    auth::Caller,
+    auth::{Caller, Work},
     domain::{history, limits, text},
     engine::{
         reports::{self, AttemptLogs, LogChunk, NewEvent, Shown},
@@ -74,6 +74,7 @@ pub struct EventsReply {
 /// They become part of the jobs' histories. Only for attempts that run.
 #[utoipa::path(
     post, path = "/workers/events", tag = "workers", operation_id = "workers_events",
+    security(("api_key" = ["work"]), ("session" = ["member"])),
     request_body = EventsRequest,
     responses(
         (status = 200, description = "All are stored.", body = EventsReply),
@@ -87,7 +88,7 @@ pub struct EventsReply {
     ),
 )]
 pub async fn events(
-    caller: Caller,
+    caller: Caller<Work>,
     State(app): State<App>,
     Json(request): Json<EventsRequest>,
 ) -> Result<Reply<EventsReply>, Error> {
@@ -219,6 +220,7 @@ pub struct LogsReply {
 /// Only for attempts that run. Sending a chunk again is harmless.
 #[utoipa::path(
     post, path = "/workers/logs", tag = "workers", operation_id = "workers_logs",
+    security(("api_key" = ["work"]), ("session" = ["member"])),
     request_body = LogsRequest,
     responses(
         (status = 200, description = "The chunks are kept, as far as there is room.", body = LogsReply),
@@ -232,7 +234,7 @@ pub struct LogsReply {
     ),
 )]
 pub async fn logs(
-    caller: Caller,
+    caller: Caller<Work>,
     State(app): State<App>,
     Json(request): Json<LogsRequest>,
 ) -> Result<Reply<LogsReply>, Error> {

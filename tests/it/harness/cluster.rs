@@ -14,7 +14,10 @@ use std::{
 };
 
 use fencepost::{
-    dev::cluster::{self, Cluster, Durability},
+    dev::{
+        cluster::{self, Cluster, Durability},
+        redis::Redis,
+    },
     store::pools,
 };
 use sha2::{Digest, Sha256};
@@ -57,6 +60,8 @@ impl Database {
 }
 
 struct Shared {
+    /// The Redis of all tests: each instance has names of its own in it.
+    redis_url: String,
     /// With `{}` for the database's name.
     url: String,
     template: String,
@@ -70,7 +75,15 @@ pub async fn fresh_database() -> Database {
     let name = format!("test_{}_{number}", std::process::id());
     let mut conn = connect(&shared.url, "postgres").await;
     clone_template(&mut conn, &name, &shared.template).await;
-    Database { url: shared.url.replace("{}", &name) }
+    let database = Database { url: shared.url.replace("{}", &name) };
+    // Its names in Redis are nobody else's.
+    database.execute("update instance set public_id = gen_random_uuid()").await;
+    database
+}
+
+/// The Redis of all tests.
+pub fn redis_url() -> String {
+    shared().redis_url.clone()
 }
 
 async fn connect(url: &str, database: &str) -> PgConnection {
@@ -89,7 +102,7 @@ fn shared() -> &'static Shared {
         let (sender, receiver) = mpsc::channel();
         // The cluster ends with the thread that started it, and tests' threads end too soon.
         std::thread::spawn(move || {
-            let (_cluster, _lock, shared) = start();
+            let (_cluster, _redis, _lock, shared) = start();
             sender.send(shared).expect("somebody waits");
             loop {
                 std::thread::park();
@@ -99,7 +112,7 @@ fn shared() -> &'static Shared {
     })
 }
 
-fn start() -> (Cluster, File, Shared) {
+fn start() -> (Cluster, Redis, File, Shared) {
     let place = Sha256::digest(env!("CARGO_MANIFEST_DIR").as_bytes());
     let home = PathBuf::from(format!("/var/tmp/fencepost-test-{:02x}{:02x}", place[0], place[1]));
     fs::create_dir_all(&home).expect("a folder");
@@ -118,7 +131,9 @@ fn start() -> (Cluster, File, Shared) {
     }
     let url = cluster.database_url("{}");
     let template = runtime.block_on(template(&url));
-    (cluster, lock, Shared { url, template })
+    let redis = Redis::start(&Redis::dir(std::process::id())).expect("Redis starts");
+    let redis_url = redis.url();
+    (cluster, redis, lock, Shared { redis_url, url, template })
 }
 
 /// Removes the socket's folder of the last run, which ended with its process, and notes this one's.
@@ -127,6 +142,7 @@ fn sweep(home: &Path) {
     let last = fs::read_to_string(&note).ok().and_then(|it| it.parse().ok());
     if let Some(pid) = last.filter(|it| !cluster::is_running(*it)) {
         let _ = fs::remove_dir_all(cluster::socket_dir(pid));
+        let _ = fs::remove_dir_all(Redis::dir(pid));
     }
     fs::write(&note, std::process::id().to_string()).expect("the note is written");
 }

@@ -9,8 +9,8 @@ mod reply;
 use std::time::Duration;
 
 pub use self::{
-    cluster::{Database, fresh_database},
-    project::{TestProject, TestServer},
+    cluster::{Database, fresh_database, redis_url},
+    project::{Stage, TestProject, TestServer},
     proxy::Proxy,
     reply::Reply,
 };

@@ -3,19 +3,52 @@
 use std::time::Duration;
 
 use fencepost::{
-    config::PoolArgs,
+    config::{ConnectionLimits, PoolArgs, Signup},
     dev,
-    ids::ProjectPublicId,
-    serve::{self, Node},
+    domain::plan::Plans,
+    mail::{Mail, Mailer},
+    serve::{self, Node, People},
     store,
 };
 use reqwest::{Method, RequestBuilder};
+use secrecy::SecretString;
 use serde_json::{Value, json};
 use sqlx::Connection;
-use tokio::{net::TcpListener, task::JoinHandle};
+use tokio::{net::TcpListener, sync::mpsc, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
 
-use super::{Database, Reply};
+use super::{Database, Reply, redis_url};
+
+/// How a test's server is set up.
+#[derive(Debug, Clone)]
+pub struct Stage {
+    /// Redis; none: without.
+    pub redis_url: Option<String>,
+    /// What a call to Redis may take.
+    pub redis_budget: Duration,
+    /// Who may sign up.
+    pub signup: Signup,
+    /// The plan of new projects.
+    pub default_plan: String,
+    /// How long connections are accepted once it stops.
+    pub linger: Duration,
+    /// Connections of one address.
+    pub connections: u32,
+}
+
+impl Default for Stage {
+    /// The tests' Redis, given time: this machine does other things as well.
+    fn default() -> Self {
+        Self {
+            redis_url: Some(redis_url()),
+            redis_budget: Duration::from_secs(2),
+            signup: Signup::Open,
+            default_plan: "free".to_owned(),
+            linger: Duration::ZERO,
+            connections: 20_000,
+        }
+    }
+}
 
 /// A server of one test.
 pub struct TestServer {
@@ -23,6 +56,8 @@ pub struct TestServer {
     pub url: String,
     /// Its database.
     pub database: Database,
+    /// What it has mailed.
+    pub mails: tokio::sync::Mutex<mpsc::UnboundedReceiver<Mail>>,
     stopping: CancellationToken,
     running: JoinHandle<anyhow::Result<()>>,
 }
@@ -30,50 +65,75 @@ pub struct TestServer {
 impl TestServer {
     /// Starts a server on a free port.
     pub async fn start(database: Database) -> Self {
-        Self::start_lingering(database, Duration::ZERO).await
-    }
-
-    /// Starts a server that refuses schedules which fire more often than this.
-    pub async fn start_with_period(database: Database, seconds: u64) -> Self {
-        Self::start_node(database, Duration::ZERO, Duration::from_secs(seconds)).await
+        Self::start_as(database, Stage::default()).await
     }
 
     /// Starts a server that still accepts connections for a while when it stops.
     pub async fn start_lingering(database: Database, linger: Duration) -> Self {
-        Self::start_node(database, linger, Duration::from_secs(1)).await
+        Self::start_as(database, Stage { linger, ..Stage::default() }).await
     }
 
-    async fn start_node(
-        database: Database,
-        linger: Duration,
-        min_schedule_period: Duration,
-    ) -> Self {
+    /// Starts a server that is set up in another way.
+    pub async fn start_as(database: Database, stage: Stage) -> Self {
         let api = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let url = format!("http://{}", api.local_addr().expect("an address"));
         let stopping = CancellationToken::new();
-        let pools = PoolArgs::default();
-        let database_url = database.url.clone();
-        let node = Node { api, operator: None, database_url, pools, linger, min_schedule_period };
+        let (mailer, mails) = mpsc::unbounded_channel();
+        let node = Node {
+            api,
+            operator: None,
+            database_url: database.url.clone(),
+            pools: PoolArgs::default(),
+            redis_url: stage.redis_url.map(SecretString::from),
+            redis_budget: stage.redis_budget,
+            people: People {
+                signup: stage.signup,
+                plans: Plans::built_in(),
+                default_plan: stage.default_plan,
+                public_url: url.clone(),
+                mailer: Mailer::Hand(mailer),
+            },
+            connections: ConnectionLimits {
+                per_address: stage.connections,
+                trusted_proxies: vec!["127.0.0.1".parse().expect("an address")],
+            },
+            linger: stage.linger,
+        };
         let running = tokio::spawn(serve::serve(node, stopping.clone()));
-        Self { url, database, stopping, running }
+        let mails = tokio::sync::Mutex::new(mails);
+        Self { url, database, mails, stopping, running }
     }
 
-    /// Makes a project with a key.
+    /// Makes a project without limits, with a key that may do everything.
     pub async fn project(&self, slug: &str) -> TestProject {
         let mut conn = self.database.connect().await;
-        let public_id = ProjectPublicId::generate();
-        let project = store::projects::insert(&mut conn, public_id, slug, slug).await;
-        let project = project.expect("the store answers").expect("the slug is free");
-        let (_, api_key) = dev::create_key(&mut conn, &project, "test").await.expect("a key");
+        let (project, api_key) =
+            dev::make_project(&mut conn, slug, "test").await.expect("a project");
         conn.close().await.expect("the connection closes");
         TestProject {
             url: self.url.clone(),
-            id: public_id.to_string(),
+            id: project.public_id.to_string(),
             api_key,
             database: self.database.clone(),
             client: reqwest::Client::new(),
             stopping: self.stopping.clone(),
         }
+    }
+
+    /// Makes a project on a plan, with single limits of its own.
+    pub async fn project_with(&self, slug: &str, plan: &str, limits: Value) -> TestProject {
+        let project = self.project(slug).await;
+        let mut conn = self.database.connect().await;
+        let row = store::projects::find(&mut conn, slug, None).await.expect("an answer");
+        let id = row.expect("the project").id;
+        store::projects::set_plan(&mut conn, id, plan, Some(&limits)).await.expect("a plan");
+        conn.close().await.expect("the connection closes");
+        project
+    }
+
+    /// The next mail.
+    pub async fn next_mail(&self) -> Mail {
+        self.mails.lock().await.recv().await.expect("a mail")
     }
 
     /// Stops the server and waits for its end.

@@ -2,28 +2,29 @@
 //! characters of CRC-32 over all before them, so that scanners and this server tell junk from a
 //! key without a look-up. Only the SHA-256 of a key is stored.
 
-use rand::RngExt;
 use sha2::{Digest, Sha256};
 
-use crate::app::SecretHash;
+use super::secret::{BASE62, RANDOM_CHARS, random_chars};
 
+/// SHA-256 of an API key.
+pub type SecretHash = [u8; 32];
+
+/// The mode of projects whose jobs are for trying things out.
+pub const TEST: &str = "test";
 /// How every key of a live project begins.
 pub const LIVE_PREFIX: &str = "fp_live_";
 /// How every key of a test project begins.
 pub const TEST_PREFIX: &str = "fp_test_";
-const RANDOM_CHARS: usize = 43;
 const CHECKSUM_CHARS: usize = 6;
 /// What a list shows of a key: its beginning and its end, in characters.
 const SHOWN_PREFIX_CHARS: usize = 12;
 const SHOWN_END_CHARS: usize = 4;
-const BASE62: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
 
-/// A new key, and the only time that it is seen.
+/// A new key, and the only time that it is seen. `mode` is its project's: `live` or `test`.
 #[must_use]
-pub fn generate() -> String {
-    let mut rng = rand::rng();
-    let mut key = LIVE_PREFIX.to_owned();
-    key.extend((0..RANDOM_CHARS).map(|_| char::from(BASE62[rng.random_range(0..BASE62.len())])));
+pub fn generate(mode: &str) -> String {
+    let mut key = if mode == TEST { TEST_PREFIX } else { LIVE_PREFIX }.to_owned();
+    key.extend(random_chars());
     let checksum = checksum(&key);
     key + &checksum
 }
@@ -69,7 +70,7 @@ mod tests {
 
     #[test]
     fn a_generated_key_is_well_formed_and_never_the_same() {
-        let (one, other) = (generate(), generate());
+        let (one, other) = (generate("live"), generate("live"));
         assert!(is_well_formed(&one) && is_well_formed(&other));
         assert_ne!(one, other);
         assert_eq!(one.len(), 8 + 43 + 6);
@@ -77,7 +78,7 @@ mod tests {
 
     #[test]
     fn a_mistyped_key_is_refused_without_a_look_up() {
-        let key = generate();
+        let key = generate("live");
         let mut typo = key.clone().into_bytes();
         typo[20] = if typo[20] == b'a' { b'b' } else { b'a' };
         assert!(!is_well_formed(&String::from_utf8(typo).expect("ascii")));
@@ -89,7 +90,7 @@ mod tests {
 
     #[test]
     fn a_list_shows_too_little_of_a_key_to_guess_the_rest() {
-        let key = generate();
+        let key = generate("live");
         let (prefix, end) = shown_parts(&key);
         assert!(key.starts_with(&prefix) && key.ends_with(&end));
         assert!(prefix.len() + end.len() <= LIVE_PREFIX.len() + 8);

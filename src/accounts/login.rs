@@ -1,0 +1,312 @@
+//! Logging in and out, staying logged in, and passwords that are changed or forgotten.
+//!
+//! Known and unknown addresses are answered alike, and take as long. A refresh token is used once; one that
+//! comes a second time was stolen by somebody, so its session ends.
+
+use secrecy::{ExposeSecret, SecretString};
+use sqlx::Acquire;
+
+use super::{
+    Accounts, Client, LATE, MAILS_PER_EMAIL, TRIES_PER_EMAIL, TRIES_PER_PAIR, charge,
+    password::{self, COMPARISONS, weakness},
+    read_email,
+    secret::{self, MAIL_PREFIX, REFRESH_PREFIX},
+    token::Bearer,
+};
+use crate::{
+    domain::limits::{SESSION_IDLE_SECONDS, SESSION_SECONDS},
+    error::{Error, is_unique_violation},
+    ids::{AccountId, ProjectId, SessionId},
+    mail::Mail,
+    store::{self, accounts::Purpose},
+};
+
+/// Somebody who has proved who they are.
+#[derive(Debug)]
+pub struct SignedIn {
+    /// Who, and since which login.
+    pub bearer: Bearer,
+    /// Shows it for a while.
+    pub access_token: String,
+    /// Gets the next pair, once.
+    pub refresh_token: SecretString,
+}
+
+impl Accounts {
+    /// Logs somebody in.
+    ///
+    /// # Errors
+    /// [`Error::InvalidCredentials`] when address and password do not belong together; [`Error::RateLimited`].
+    pub async fn log_in(
+        &self,
+        email: &str,
+        password: SecretString,
+        client: &Client,
+    ) -> Result<SignedIn, Error> {
+        let email = read_email("email", email)?;
+        self.throttle_address(client).await?;
+        let pair = charge("pair", &format!("{email} {}", client.address), TRIES_PER_PAIR);
+        self.throttle(std::slice::from_ref(&pair)).await?;
+        let tries = charge("tries", &email, TRIES_PER_EMAIL);
+        let is_late = self.limiter.charge(&[tries], &[]).await.retry_after_seconds.is_some();
+        if is_late {
+            tokio::time::sleep(LATE).await;
+        }
+        let candidates = {
+            let mut conn = self.pool.acquire().await?;
+            store::accounts::candidates(&mut conn, &email, COMPARISONS as i64).await?
+        };
+        let hashes = candidates.iter().map(|it| it.password_hash.clone()).collect();
+        let found = self.passwords.compare(password.clone(), hashes).await?;
+        let account = found.and_then(|it| candidates.into_iter().nth(it));
+        let account = account.ok_or(Error::InvalidCredentials)?;
+        // The tries of whoever knows the password are not counted.
+        self.limiter.forgive(&pair).await;
+        if !password::is_present(&account.password_hash) {
+            let hash = self.passwords.hash(password).await?;
+            let mut conn = self.pool.acquire().await?;
+            store::accounts::set_password(&mut conn, account.id, &hash).await?;
+        }
+        self.begin_session(account.id, client).await
+    }
+
+    async fn begin_session(
+        &self,
+        account_id: AccountId,
+        client: &Client,
+    ) -> Result<SignedIn, Error> {
+        let session_id = SessionId::generate();
+        let refresh_token = secret::generate(REFRESH_PREFIX);
+        let mut conn = self.pool.acquire().await?;
+        let mut tx = conn.begin().await?;
+        let origin = client.origin();
+        store::sessions::insert(&mut tx, account_id, session_id, &origin, SESSION_SECONDS).await?;
+        store::sessions::insert_secret(&mut tx, session_id, &secret::hash(&refresh_token)).await?;
+        store::accounts::note_login(&mut tx, account_id).await?;
+        tx.commit().await?;
+        let bearer = Bearer { account_id, session_id };
+        Ok(SignedIn { bearer, access_token: self.tokens.sign(bearer)?, refresh_token })
+    }
+
+    /// Gives the next pair of tokens for a refresh token. The second answer: a session that has ended by that.
+    ///
+    /// # Errors
+    /// [`Error::InvalidCredentials`] when the token is unknown, was used, or its session is over.
+    pub async fn refresh(
+        &self,
+        token: &SecretString,
+    ) -> Result<Result<SignedIn, SessionId>, Error> {
+        if !secret::is_well_formed(token, REFRESH_PREFIX) {
+            return Err(Error::InvalidCredentials);
+        }
+        let hash = secret::hash(token);
+        let mut conn = self.pool.acquire().await?;
+        let mut tx = conn.begin().await?;
+        let presented = store::sessions::use_secret(&mut tx, &hash, SESSION_IDLE_SECONDS).await?;
+        let presented = presented.ok_or(Error::InvalidCredentials)?;
+        let bearer = Bearer { account_id: presented.account_id, session_id: presented.session_id };
+        if presented.is_used {
+            store::sessions::revoke(&mut tx, bearer.account_id, bearer.session_id).await?;
+            tx.commit().await?;
+            tracing::warn!(session.id = %bearer.session_id, "a refresh token came twice: its session ends");
+            return Ok(Err(bearer.session_id));
+        }
+        if !presented.is_live {
+            return Err(Error::InvalidCredentials);
+        }
+        let refresh_token = secret::generate(REFRESH_PREFIX);
+        let next = secret::hash(&refresh_token);
+        store::sessions::insert_secret(&mut tx, bearer.session_id, &next).await?;
+        store::sessions::touch(&mut tx, bearer.session_id).await?;
+        tx.commit().await?;
+        Ok(Ok(SignedIn { bearer, access_token: self.tokens.sign(bearer)?, refresh_token }))
+    }
+
+    /// Changes a password, and ends all other sessions.
+    ///
+    /// # Errors
+    /// [`Error::InvalidCredentials`] when the present password is another; [`Error::Invalid`] when the new one is
+    /// weak; [`Error::RateLimited`].
+    pub async fn change_password(
+        &self,
+        bearer: Bearer,
+        present: SecretString,
+        new: SecretString,
+    ) -> Result<Vec<SessionId>, Error> {
+        self.throttle_own(bearer).await?;
+        self.check_strength(bearer.account_id, &new, "new_password").await?;
+        if !self.is_password(bearer, present).await? {
+            return Err(Error::InvalidCredentials);
+        }
+        let hash = self.passwords.hash(new).await?;
+        let mut conn = self.pool.acquire().await?;
+        let mut tx = conn.begin().await?;
+        store::accounts::set_password(&mut tx, bearer.account_id, &hash).await?;
+        let ended =
+            store::sessions::revoke_others(&mut tx, bearer.account_id, Some(bearer.session_id))
+                .await?;
+        tx.commit().await?;
+        Ok(ended)
+    }
+
+    async fn throttle_own(&self, bearer: Bearer) -> Result<(), Error> {
+        self.throttle(&[charge("own", &bearer.account_id.to_string(), TRIES_PER_PAIR)]).await
+    }
+
+    async fn check_strength(
+        &self,
+        account_id: AccountId,
+        password: &SecretString,
+        field: &str,
+    ) -> Result<(), Error> {
+        let account = {
+            let mut conn = self.pool.acquire().await?;
+            store::accounts::find(&mut conn, account_id).await?
+        };
+        let email = account.map(|it| it.email).unwrap_or_default();
+        match weakness(password.expose_secret(), &[&email]) {
+            Some(weakness) => Err(Error::invalid(field, weakness)),
+            None => Ok(()),
+        }
+    }
+
+    /// Mails a link with which a forgotten password can be replaced, if anybody has the address. Answers before
+    /// it is known whether somebody does.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when the address is none; [`Error::RateLimited`].
+    pub async fn request_reset(&self, email: &str, client: &Client) -> Result<(), Error> {
+        let email = read_email("email", email)?;
+        self.throttle_address(client).await?;
+        self.throttle(&[charge("mail", &email, MAILS_PER_EMAIL)]).await?;
+        let this = self.clone();
+        tokio::spawn(async move {
+            if let Err(error) = this.mail_reset(&email).await {
+                let error = crate::error::chain(&error);
+                tracing::error!(error, "a password could not be reset");
+            }
+        });
+        Ok(())
+    }
+
+    async fn mail_reset(&self, email: &str) -> Result<(), Error> {
+        let mut conn = self.pool.acquire().await?;
+        let account = store::accounts::candidates(&mut conn, email, 1).await?.pop();
+        let Some(account) = account else { return Ok(()) };
+        let secret = self.new_mail_secret(&mut conn, account.id, Purpose::Reset).await?;
+        let (url, secret) = (&self.public_url, secret.expose_secret());
+        self.mailer.send(Mail {
+            to: email.to_owned(),
+            subject: "A new password".to_owned(),
+            text: format!(
+                "Somebody asked for a new password at {url}. If it was you, choose one within an \
+                 hour:\n\n  curl {url}/v1/auth/password/reset/confirm -H 'Content-Type: \
+                 application/json' -d '{{\"token\": \"{secret}\", \"new_password\": \"…\"}}'\n\nIf it \
+                 was not you, do nothing.\n"
+            ),
+        });
+        Ok(())
+    }
+
+    /// Replaces a forgotten password, and ends all sessions. Whoever has the mailed secret reads the address.
+    ///
+    /// # Errors
+    /// [`Error::InvalidLink`] when the secret is unknown, was used, or is too old; [`Error::Invalid`] when the
+    /// password is weak; [`Error::RateLimited`].
+    pub async fn confirm_reset(
+        &self,
+        token: &SecretString,
+        new: SecretString,
+        client: &Client,
+    ) -> Result<Vec<SessionId>, Error> {
+        if let Some(weakness) = weakness(new.expose_secret(), &[]) {
+            return Err(Error::invalid("new_password", weakness));
+        }
+        self.throttle_address(client).await?;
+        let hash = self.passwords.hash(new).await?;
+        let mut conn = self.pool.acquire().await?;
+        let mut tx = conn.begin().await?;
+        let account_id = self.use_link(&mut tx, Purpose::Reset, token).await?;
+        store::accounts::set_password(&mut tx, account_id, &hash).await?;
+        let ended = store::sessions::revoke_others(&mut tx, account_id, None).await?;
+        tx.commit().await?;
+        // The address may be somebody else's by now: the password is changed all the same.
+        let verified = store::accounts::verify(&mut conn, account_id).await;
+        match verified {
+            Err(error) if !is_unique_violation(&error) => Err(error.into()),
+            _ => Ok(ended),
+        }
+    }
+
+    async fn use_link(
+        &self,
+        conn: &mut sqlx::PgConnection,
+        purpose: Purpose,
+        token: &SecretString,
+    ) -> Result<AccountId, Error> {
+        if !secret::is_well_formed(token, MAIL_PREFIX) {
+            return Err(Error::InvalidLink);
+        }
+        let used = store::accounts::use_mail_token(conn, purpose, &secret::hash(token)).await?;
+        used.ok_or(Error::InvalidLink)
+    }
+
+    /// Proves that somebody reads an account's address.
+    ///
+    /// # Errors
+    /// [`Error::InvalidLink`] when the secret is unknown, was used, or is too old. [`Error::EmailTaken`] when
+    /// another account has the address already. [`Error::RateLimited`].
+    pub async fn verify(&self, token: &SecretString, client: &Client) -> Result<(), Error> {
+        self.throttle_address(client).await?;
+        let mut conn = self.pool.acquire().await?;
+        let mut tx = conn.begin().await?;
+        let account_id = self.use_link(&mut tx, Purpose::Verify, token).await?;
+        match store::accounts::verify(&mut tx, account_id).await {
+            Err(error) if is_unique_violation(&error) => Err(Error::EmailTaken),
+            Err(error) => Err(error.into()),
+            Ok(()) => Ok(tx.commit().await?),
+        }
+    }
+
+    /// Mails the link that verifies an address once more.
+    ///
+    /// # Errors
+    /// [`Error::RateLimited`].
+    pub async fn send_verification(&self, bearer: Bearer) -> Result<(), Error> {
+        let mut conn = self.pool.acquire().await?;
+        let account = store::accounts::find(&mut conn, bearer.account_id).await?;
+        let account = account.ok_or(Error::Unauthorized)?;
+        self.throttle(&[charge("mail", &account.email, MAILS_PER_EMAIL)]).await?;
+        let secret = self.new_mail_secret(&mut conn, account.id, Purpose::Verify).await?;
+        self.mail_verification(&account.email, &secret);
+        Ok(())
+    }
+
+    /// Deletes an account, and the projects that nobody else is a member of. Answers with those.
+    ///
+    /// # Errors
+    /// [`Error::InvalidCredentials`] when the password is another. [`Error::LastOwner`] when a project would be
+    /// left to its other members without an owner. [`Error::RateLimited`].
+    pub async fn delete(
+        &self,
+        bearer: Bearer,
+        password: SecretString,
+    ) -> Result<Vec<ProjectId>, Error> {
+        self.throttle_own(bearer).await?;
+        if !self.is_password(bearer, password).await? {
+            return Err(Error::InvalidCredentials);
+        }
+        let mut conn = self.pool.acquire().await?;
+        let mut tx = conn.begin().await?;
+        let owned = store::accounts::solely_owned(&mut tx, bearer.account_id).await?;
+        if owned.iter().any(|(_, has_others)| *has_others) {
+            return Err(Error::LastOwner);
+        }
+        for (project_id, _) in &owned {
+            store::projects::delete(&mut tx, *project_id).await?;
+        }
+        store::accounts::delete(&mut tx, bearer.account_id).await?;
+        tx.commit().await?;
+        Ok(owned.into_iter().map(|it| it.0).collect())
+    }
+}

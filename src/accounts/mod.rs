@@ -1,0 +1,279 @@
+//! People: who they are, how they prove it, and how long that lasts. Knows no HTTP; limits, hashes and mails, and
+//! keeps what it decides in the store.
+
+pub mod key;
+mod login;
+pub mod password;
+pub mod secret;
+mod signup;
+pub mod token;
+
+use std::{sync::Arc, time::Duration};
+
+use chrono::{DateTime, Utc};
+use lettre::Address;
+use secrecy::SecretString;
+use sha2::{Digest, Sha256};
+use sqlx::{PgConnection, PgPool};
+
+use self::{
+    key::SecretHash,
+    password::Passwords,
+    token::{Bearer, KNOWN_KEYS, Tokens},
+};
+use crate::{
+    config::Signup,
+    domain::{
+        access::Scope,
+        limits::{ACCESS_TOKEN_SECONDS, MAX_EMAIL_CHARS},
+        plan::Plans,
+    },
+    error::Error,
+    ids::{KeyId, ProjectId},
+    limiter::{Charge, Limiter, Rate},
+    mail::Mailer,
+    store::{
+        self,
+        audit::Actor,
+        keys::{ListedKey, NewKey},
+        projects::Project,
+        sessions::Origin,
+    },
+};
+
+pub use self::{
+    login::SignedIn,
+    signup::{SignUp, SignedUp, free_project},
+};
+
+/// Calls a minute from one address to all of sign-up, login, reset and verification together.
+pub const CALLS_PER_ADDRESS: Rate = Rate::per_minute(20);
+/// Sign-ups from one address.
+pub const SIGNUPS_PER_ADDRESS: Rate = Rate { count: 10, window_seconds: 3_600 };
+/// Sign-ups, and mails that are asked for, with one e-mail address.
+pub const MAILS_PER_EMAIL: Rate = Rate { count: 3, window_seconds: 86_400 };
+/// Wrong passwords for one e-mail address from one address.
+pub const TRIES_PER_PAIR: Rate = Rate { count: 5, window_seconds: 900 };
+/// Wrong passwords for one e-mail address from anywhere, before each further try is answered late: a delay, not a
+/// lock, so that nobody can lock somebody else out.
+pub const TRIES_PER_EMAIL: Rate = Rate { count: 20, window_seconds: 900 };
+/// How late.
+pub const LATE: Duration = Duration::from_secs(2);
+/// A key that signs access tokens is replaced after so many seconds (30 days).
+const SIGNING_KEY_SECONDS: i64 = 30 * 86_400;
+
+/// One node's handle on people. Cheap to clone.
+#[derive(Clone)]
+pub struct Accounts {
+    /// Where they are kept.
+    pub pool: PgPool,
+    /// How often they may try.
+    pub limiter: Limiter,
+    /// What they prove themselves with.
+    pub passwords: Passwords,
+    /// What they show then.
+    pub tokens: Tokens,
+    /// Where mail goes.
+    pub mailer: Mailer,
+    /// Who may sign up.
+    pub signup: Signup,
+    /// Where links in mails lead.
+    pub public_url: String,
+    /// What new projects may use.
+    pub default_plan: String,
+    /// All plans.
+    pub plans: Plans,
+}
+
+/// Who calls, and from where.
+#[derive(Debug, Clone, Default)]
+pub struct Client {
+    /// The address, as limits know it.
+    pub address: Arc<str>,
+    /// What the client says it is.
+    pub user_agent: Option<Arc<str>>,
+    /// With which request.
+    pub request_id: Arc<str>,
+}
+
+impl Client {
+    fn origin(&self) -> Origin {
+        Origin {
+            user_agent: self.user_agent.as_deref().map(str::to_owned),
+            address: Some(self.address.to_string()),
+        }
+    }
+
+    /// As the audit log names somebody with an account.
+    #[must_use]
+    pub fn actor(&self, kind: &'static str, id: String) -> Actor {
+        Actor {
+            kind,
+            id: Some(id),
+            request_id: Some(self.request_id.to_string()),
+            address: Some(self.address.to_string()),
+        }
+    }
+}
+
+impl Accounts {
+    /// Brings the keys that sign access tokens up to date: one that is old is replaced, and what other nodes have
+    /// made is learnt.
+    ///
+    /// # Errors
+    /// Only those of the store.
+    pub async fn refresh_signing_keys(&self) -> sqlx::Result<()> {
+        let mut conn = self.pool.acquire().await?;
+        let (id, bytes) = token::new_key();
+        let keep_seconds = ACCESS_TOKEN_SECONDS * 2;
+        store::nodes::rotate_signing_keys(&mut conn, id, &bytes, SIGNING_KEY_SECONDS, keep_seconds)
+            .await?;
+        self.tokens.know(&store::nodes::signing_keys(&mut conn, KNOWN_KEYS).await?);
+        Ok(())
+    }
+
+    async fn throttle(&self, charges: &[Charge]) -> Result<(), Error> {
+        match self.limiter.charge(charges, &[]).await.retry_after_seconds {
+            Some(retry_after_seconds) => Err(Error::RateLimited { retry_after_seconds }),
+            None => Ok(()),
+        }
+    }
+
+    /// Counts a call by its address.
+    ///
+    /// # Errors
+    /// [`Error::RateLimited`].
+    pub async fn throttle_address(&self, client: &Client) -> Result<(), Error> {
+        self.throttle(&[charge("auth", &client.address, CALLS_PER_ADDRESS)]).await
+    }
+
+    async fn is_password(&self, bearer: Bearer, password: SecretString) -> Result<bool, Error> {
+        let credentials = {
+            let mut conn = self.pool.acquire().await?;
+            store::accounts::credentials(&mut conn, bearer.account_id).await?
+        };
+        let hashes = credentials.into_iter().map(|it| it.password_hash).collect();
+        Ok(self.passwords.compare(password, hashes).await?.is_some())
+    }
+}
+
+/// A limit on something that somebody chooses: its name is hashed, so that it has a bounded length and tells
+/// nothing.
+fn charge(kind: &str, what: &str, rate: Rate) -> Charge {
+    let hash = Sha256::digest(what.as_bytes());
+    let hash: String = hash.iter().take(16).map(|it| format!("{it:02x}")).collect();
+    Charge { name: format!("limit:{kind}:{hash}"), rate, overdraft_windows: 0 }
+}
+
+/// An address as it is kept.
+///
+/// # Errors
+/// [`Error::Invalid`] when it is none.
+pub fn read_email(field: &str, email: &str) -> Result<String, Error> {
+    let email = email.trim().to_lowercase();
+    if email.chars().count() > MAX_EMAIL_CHARS {
+        let message = format!("must be at most {MAX_EMAIL_CHARS} characters");
+        return Err(Error::invalid(field, message));
+    }
+    let address: Result<Address, _> = email.parse();
+    let is_plain = !email.chars().any(|it| it.is_control() || it.is_whitespace());
+    match address {
+        Ok(_) if is_plain => Ok(email),
+        _ => Err(Error::invalid(field, "must be an e-mail address")),
+    }
+}
+
+/// What a new key is to be.
+#[derive(Debug, Clone, Default)]
+pub struct KeyWish {
+    /// What it is called.
+    pub name: String,
+    /// What it may be used for.
+    pub scopes: Vec<Scope>,
+    /// When it ends.
+    pub expires_at: Option<DateTime<Utc>>,
+    /// Who makes it: an account's or a key's id.
+    pub created_by: Option<String>,
+    /// Its own calls a minute: that enqueue, as a worker, all others.
+    pub per_minute: [Option<i32>; 3],
+}
+
+/// A key that was made: the only time that it is seen.
+#[derive(Debug, Clone)]
+pub struct MadeKey {
+    /// As a list shows it.
+    pub listed: ListedKey,
+    /// The key.
+    pub secret: String,
+    /// What is stored of it.
+    pub hash: SecretHash,
+}
+
+/// Makes a key for a project, unless it has `max_live` live ones.
+///
+/// # Errors
+/// [`Error::QuotaExceeded`] when it has.
+pub async fn make_key(
+    conn: &mut PgConnection,
+    (project_id, mode): (ProjectId, &str),
+    wish: KeyWish,
+    max_live: i64,
+) -> Result<MadeKey, Error> {
+    let secret = key::generate(mode);
+    let (shown_prefix, shown_end) = key::shown_parts(&secret);
+    let hash = key::hash(&secret);
+    let [produce_per_minute, work_per_minute, manage_per_minute] = wish.per_minute;
+    let new = NewKey {
+        name: wish.name,
+        shown_prefix,
+        shown_end,
+        secret_hash: hash.to_vec(),
+        scopes: wish.scopes.iter().map(|it| it.name().to_owned()).collect(),
+        expires_at: wish.expires_at,
+        created_by: wish.created_by,
+        produce_per_minute,
+        work_per_minute,
+        manage_per_minute,
+    };
+    let kept = store::keys::insert(conn, project_id, KeyId::generate(), &new, max_live).await?;
+    let listed = kept.ok_or(Error::QuotaExceeded { what: "live keys", max: max_live })?;
+    Ok(MadeKey { listed, secret, hash })
+}
+
+/// The limits of a project, as they are now.
+#[must_use]
+pub fn limits_of(
+    plans: &Plans,
+    plan: &str,
+    overrides: Option<&serde_json::Value>,
+) -> crate::domain::plan::Limits {
+    let single = overrides.and_then(|it| serde_json::from_value(it.clone()).ok());
+    let single: crate::domain::plan::Limits = single.unwrap_or_default();
+    single.or(plans.limits(plan))
+}
+
+/// What the audit log shows of a project.
+#[must_use]
+pub fn project_facts(project: &Project) -> String {
+    serde_json::json!({
+        "name": project.name, "slug": project.slug, "mode": project.mode, "plan": project.plan,
+    })
+    .to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_is_kept_in_lower_case_and_junk_is_refused() {
+        assert_eq!(
+            read_email("email", " Ada@Example.COM ").ok().as_deref(),
+            Some("ada@example.com")
+        );
+        let long = format!("{}@example.com", "x".repeat(MAX_EMAIL_CHARS));
+        for junk in ["", "ada", "ada@", "@example.com", "a b@example.com", "a@b\0.com", &long] {
+            assert!(read_email("email", junk).is_err(), "{junk}");
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! Passwords: argon2id with OWASP's parameters, on the blocking pool, a few at a time; and what a password must
+//! be like. Source: OWASP Password Storage Cheat Sheet (argon2id, m = 19 MiB, t = 2, p = 1).
+
+use std::sync::{Arc, LazyLock};
+
+use argon2::{
+    Argon2,
+    password_hash::{PasswordHasher, PasswordVerifier},
+};
+use secrecy::{ExposeSecret, SecretString};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use zxcvbn::{Score, zxcvbn};
+
+use crate::{
+    domain::limits::{MAX_PASSWORD_CHARS, MIN_PASSWORD_CHARS},
+    error::Error,
+};
+
+/// Passwords that are hashed at a time: each takes a core and 19 MiB.
+pub const MAX_HASHING: usize = 2;
+/// Requests that may wait for their turn; beyond that they are refused.
+pub const MAX_WAITING: usize = 16;
+/// Hashes that a login compares with, always: how long it takes must not tell whether the address is known.
+pub const COMPARISONS: usize = 2;
+/// How the hashes of the present parameters begin.
+const PRESENT: &str = "$argon2id$v=19$m=19456,t=2,p=1$";
+
+/// The hash of nobody's password.
+static DUMMY: LazyLock<String> = LazyLock::new(|| hash(b"nobody has this password"));
+
+fn hash(password: &[u8]) -> String {
+    let hashed = Argon2::default().hash_password(password);
+    hashed.map(|it| it.to_string()).unwrap_or_default()
+}
+
+/// Hashes and compares. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Passwords {
+    room: Arc<Semaphore>,
+    turns: Arc<Semaphore>,
+}
+
+impl Default for Passwords {
+    fn default() -> Self {
+        Self {
+            room: Arc::new(Semaphore::new(MAX_HASHING + MAX_WAITING)),
+            turns: Arc::new(Semaphore::new(MAX_HASHING)),
+        }
+    }
+}
+
+impl Passwords {
+    /// A password's hash, as a PHC string.
+    ///
+    /// # Errors
+    /// [`Error::Overloaded`] when too many wait already.
+    pub async fn hash(&self, password: SecretString) -> Result<String, Error> {
+        self.work(move || hash(password.expose_secret().as_bytes())).await
+    }
+
+    /// Which of these hashes is the password's, if any. Takes as long as [`COMPARISONS`] comparisons, however
+    /// many there are.
+    ///
+    /// # Errors
+    /// [`Error::Overloaded`] when too many wait already.
+    pub async fn compare(
+        &self,
+        password: SecretString,
+        hashes: Vec<String>,
+    ) -> Result<Option<usize>, Error> {
+        self.work(move || {
+            let padding = std::iter::repeat_n(&*DUMMY, COMPARISONS.saturating_sub(hashes.len()));
+            let all = hashes.iter().chain(padding).take(COMPARISONS);
+            let is_it = |hash: &String| {
+                let password = password.expose_secret().as_bytes();
+                Argon2::default().verify_password(password, hash.as_str()).is_ok()
+            };
+            // All of them, also after one that fits.
+            let fits: Vec<bool> = all.map(is_it).collect();
+            fits.iter().position(|it| *it).filter(|it| *it < hashes.len())
+        })
+        .await
+    }
+
+    async fn work<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, Error> {
+        let room: OwnedSemaphorePermit =
+            Arc::clone(&self.room).try_acquire_owned().map_err(|_| Error::Overloaded)?;
+        let turn = Arc::clone(&self.turns).acquire_owned().await.map_err(Error::internal)?;
+        let done = tokio::task::spawn_blocking(move || {
+            let done = work();
+            drop((room, turn));
+            done
+        });
+        done.await.map_err(Error::internal)
+    }
+}
+
+/// Whether a hash was made with the present parameters.
+#[must_use]
+pub fn is_present(hash: &str) -> bool {
+    hash.starts_with(PRESENT)
+}
+
+/// What is wrong with a new password, if anything. `known` are words that belong to its owner.
+///
+/// ```
+/// # use fencepost::accounts::password::weakness;
+/// assert!(weakness("short", &[]).is_some());
+/// assert!(weakness("password1234", &[]).is_some());
+/// assert!(weakness("ada.lovelace@example.com", &["ada.lovelace@example.com"]).is_some());
+/// assert!(weakness("quiet otters borrow umbrellas", &[]).is_none());
+/// ```
+#[must_use]
+pub fn weakness(password: &str, known: &[&str]) -> Option<String> {
+    let chars = password.chars().count();
+    if !(MIN_PASSWORD_CHARS..=MAX_PASSWORD_CHARS).contains(&chars) {
+        return Some(format!(
+            "must have {MIN_PASSWORD_CHARS} to {MAX_PASSWORD_CHARS} characters, has {chars}"
+        ));
+    }
+    let mut inputs = vec!["fencepost"];
+    inputs.extend(known);
+    inputs.extend(known.iter().flat_map(|it| it.split(|it: char| !it.is_alphanumeric())));
+    inputs.retain(|it| !it.is_empty());
+    let guess = zxcvbn(password, &inputs);
+    if guess.score() >= Score::Three {
+        return None;
+    }
+    let advice = guess.feedback().and_then(|it| it.warning()).map(|it| it.to_string());
+    let advice =
+        advice.unwrap_or_else(|| "Choose a few words that nobody would expect.".to_owned());
+    Some(format!("is too easy to guess. {advice}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_password_fits_its_own_hash_and_no_other() {
+        let passwords = Passwords::default();
+        let secret = |it: &str| SecretString::from(it);
+        let hash = passwords.hash(secret("one password")).await.expect("a hash");
+        assert!(is_present(&hash), "{hash}");
+        let other = passwords.hash(secret("another password")).await.expect("a hash");
+        let both = vec![other, hash];
+        let compare = async |password: &str, hashes: &[String]| {
+            passwords.compare(secret(password), hashes.to_vec()).await.expect("an answer")
+        };
+        assert_eq!(compare("one password", &both).await, Some(1));
+        assert_eq!(compare("no password", &both).await, None);
+        assert_eq!(compare("nobody has this password", &[]).await, None, "the padding is nobody's");
+    }
+
+    #[tokio::test]
+    async fn more_than_can_wait_is_refused_at_once() {
+        let passwords = Passwords::default();
+        let hashing: Vec<_> = (0..MAX_HASHING + MAX_WAITING)
+            .map(|_| Arc::clone(&passwords.room).try_acquire_owned().expect("room"))
+            .collect();
+        let refused = passwords.hash(SecretString::from("x")).await;
+        assert!(matches!(refused, Err(Error::Overloaded)));
+        drop(hashing);
+        assert!(passwords.hash(SecretString::from("x")).await.is_ok());
+    }
+}

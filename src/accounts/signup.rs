@@ -1,0 +1,238 @@
+//! Signing up: an account, a project, and a key that works at once.
+//!
+//! The answer is the same whether or not the address is known: an account that does not own its address yet is
+//! an account all the same, and who really reads it finds out by mail.
+
+use secrecy::{ExposeSecret, SecretString};
+use sqlx::{Acquire, PgConnection};
+
+use super::{
+    Accounts, Client, KeyWish, MAILS_PER_EMAIL, MadeKey, SIGNUPS_PER_ADDRESS, charge, limits_of,
+    make_key,
+    password::weakness,
+    project_facts, read_email,
+    secret::{self, MAIL_PREFIX},
+};
+use crate::{
+    config::Signup,
+    domain::{
+        access::{Role, Scope},
+        limits::{MAX_NAME_CHARS, VERIFY_SECONDS},
+        text,
+    },
+    error::Error,
+    ids::{AccountId, ProjectPublicId},
+    mail::Mail,
+    store::{
+        self,
+        accounts::{Account, Purpose},
+        audit::Deed,
+        projects::{NewProject, Project},
+    },
+};
+
+/// How often a free slug is looked for.
+const MAX_SLUG_TRIES: usize = 5;
+/// Characters of a slug.
+const MAX_SLUG_CHARS: usize = 60;
+/// The first key's name.
+const FIRST_KEY: &str = "first";
+/// What a project without a name is called.
+const DEFAULT_PROJECT: &str = "default";
+
+/// Who wants to sign up.
+#[derive(Debug)]
+pub struct SignUp {
+    /// Their address.
+    pub email: String,
+    /// What they will prove themselves with.
+    pub password: SecretString,
+    /// What their first project is called.
+    pub project_name: Option<String>,
+    /// An invitation to a project of others.
+    pub invitation: Option<SecretString>,
+}
+
+/// What was made of it.
+#[derive(Debug)]
+pub struct SignedUp {
+    /// The account.
+    pub account: Account,
+    /// Its first project, or the one that it was invited to.
+    pub project: Project,
+    /// What it is in it.
+    pub role: Role,
+    /// A key with all scopes; none for whoever was invited.
+    pub key: Option<MadeKey>,
+}
+
+impl Accounts {
+    /// Signs somebody up.
+    ///
+    /// # Errors
+    /// [`Error::SignupClosed`] when nobody, or nobody without an invitation, may. [`Error::Invalid`] when the
+    /// address is none, the password is weak or the invitation is not good. [`Error::RateLimited`].
+    pub async fn sign_up(&self, wish: SignUp, client: &Client) -> Result<SignedUp, Error> {
+        let is_invited = wish.invitation.is_some();
+        if self.signup == Signup::Closed || (self.signup == Signup::Invite && !is_invited) {
+            return Err(Error::SignupClosed);
+        }
+        let email = read_email("email", &wish.email)?;
+        let name = wish.project_name.as_deref().unwrap_or(DEFAULT_PROJECT);
+        text::check_name(name, MAX_NAME_CHARS)
+            .map_err(|error| Error::invalid("project_name", error.to_string()))?;
+        if let Some(weakness) = weakness(wish.password.expose_secret(), &[&email, name]) {
+            return Err(Error::invalid("password", weakness));
+        }
+        self.throttle_address(client).await?;
+        self.throttle(&[
+            charge("signup", &client.address, SIGNUPS_PER_ADDRESS),
+            charge("mail", &email, MAILS_PER_EMAIL),
+        ])
+        .await?;
+        let password_hash = self.passwords.hash(wish.password).await?;
+        let mut conn = self.pool.acquire().await?;
+        let mut tx = conn.begin().await?;
+        let account =
+            store::accounts::insert(&mut tx, AccountId::generate(), &email, &password_hash).await?;
+        let signed_up = match &wish.invitation {
+            Some(invitation) => self.join(&mut tx, account, invitation, client).await?,
+            None => self.begin_project(&mut tx, account, name, client).await?,
+        };
+        let secret = self.new_mail_secret(&mut tx, signed_up.account.id, Purpose::Verify).await?;
+        tx.commit().await?;
+        self.mail_verification(&email, &secret);
+        Ok(signed_up)
+    }
+
+    async fn begin_project(
+        &self,
+        conn: &mut PgConnection,
+        account: Account,
+        name: &str,
+        client: &Client,
+    ) -> Result<SignedUp, Error> {
+        let project = free_project(conn, name, "live", &self.default_plan).await?;
+        store::members::upsert(conn, project.id, account.id, Role::Owner.name()).await?;
+        let wish = KeyWish {
+            name: FIRST_KEY.to_owned(),
+            scopes: Scope::ALL.to_vec(),
+            created_by: Some(account.id.to_string()),
+            ..KeyWish::default()
+        };
+        let limits = limits_of(&self.plans, &project.plan, project.overrides.as_ref());
+        let key = make_key(conn, (project.id, &project.mode), wish, limits.max_keys()).await?;
+        let deed = Deed {
+            action: "project.created",
+            target: Some(project.public_id.to_string()),
+            after: Some(project_facts(&project)),
+            ..Deed::default()
+        };
+        let actor = client.actor("account", account.id.to_string());
+        store::audit::insert(conn, project.id, &actor, &deed).await?;
+        Ok(SignedUp { account, project, role: Role::Owner, key: Some(key) })
+    }
+
+    async fn join(
+        &self,
+        conn: &mut PgConnection,
+        account: Account,
+        invitation: &SecretString,
+        client: &Client,
+    ) -> Result<SignedUp, Error> {
+        let (project, role) = self.accept(conn, account.id, invitation, client).await?;
+        Ok(SignedUp { account, project, role, key: None })
+    }
+
+    /// Uses an invitation up: the account is a member from then on, as what it was invited as, or as what it was
+    /// if that is more.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when the invitation is not good.
+    pub async fn accept(
+        &self,
+        conn: &mut PgConnection,
+        account_id: AccountId,
+        invitation: &SecretString,
+        client: &Client,
+    ) -> Result<(Project, Role), Error> {
+        let refused =
+            || Error::invalid("invitation", "is unknown, was used or taken back, or is too old");
+        let accepted = store::members::accept(conn, &secret::hash(invitation)).await?;
+        let (project_id, role, _) = accepted.ok_or_else(refused)?;
+        let roles = store::members::lock_roles(conn, project_id).await?;
+        let present = roles.iter().find(|it| it.0 == account_id);
+        let present = present.and_then(|it| Role::of_name(&it.1));
+        let role = Role::of_name(&role).max(present).ok_or_else(refused)?;
+        store::members::upsert(conn, project_id, account_id, role.name()).await?;
+        let deed = Deed {
+            action: "member.added",
+            target: Some(account_id.to_string()),
+            after: Some(serde_json::json!({ "role": role }).to_string()),
+            ..Deed::default()
+        };
+        let actor = client.actor("account", account_id.to_string());
+        store::audit::insert(conn, project_id, &actor, &deed).await?;
+        let project = store::projects::get(conn, project_id).await?.ok_or_else(refused)?;
+        Ok((project, role))
+    }
+
+    /// A secret to be mailed.
+    pub(super) async fn new_mail_secret(
+        &self,
+        conn: &mut PgConnection,
+        account_id: AccountId,
+        purpose: Purpose,
+    ) -> Result<SecretString, Error> {
+        let secret = secret::generate(MAIL_PREFIX);
+        let life_seconds = match purpose {
+            Purpose::Verify => VERIFY_SECONDS,
+            Purpose::Reset => crate::domain::limits::RESET_SECONDS,
+        };
+        let hash = secret::hash(&secret);
+        store::accounts::insert_mail_token(conn, account_id, purpose, &hash, life_seconds).await?;
+        Ok(secret)
+    }
+
+    pub(super) fn mail_verification(&self, email: &str, secret: &SecretString) {
+        let url = &self.public_url;
+        let secret = secret.expose_secret();
+        self.mailer.send(Mail {
+            to: email.to_owned(),
+            subject: "Is this your address?".to_owned(),
+            text: format!(
+                "Somebody has signed up at {url} with this address. If it was you, confirm it within two \
+                 days:\n\n  curl {url}/v1/auth/verify -H 'Content-Type: application/json' -d \
+                 '{{\"token\": \"{secret}\"}}'\n\nIf it was not you, do nothing: nobody can use your \
+                 address, and an account that you have already is untouched.\n"
+            ),
+        });
+    }
+}
+
+/// Makes a project with a slug that is like its name.
+///
+/// # Errors
+/// [`Error::SlugTaken`] when none was found that is free.
+pub async fn free_project(
+    conn: &mut PgConnection,
+    name: &str,
+    mode: &str,
+    plan: &str,
+) -> Result<Project, Error> {
+    let base: String = text::slug(name).chars().take(MAX_SLUG_CHARS).collect();
+    let base = if base.is_empty() { "project".to_owned() } else { base };
+    let base = base.trim_matches('-').to_owned();
+    for attempt in 0..MAX_SLUG_TRIES {
+        let slug = match attempt {
+            0 => base.clone(),
+            _ => format!("{base}-{:06x}", rand::random::<u32>() & 0x00ff_ffff),
+        };
+        let public_id = ProjectPublicId::generate();
+        let new = NewProject { public_id, slug: &slug, name, mode, plan };
+        if let Some(project) = store::projects::insert(conn, new).await? {
+            return Ok(project);
+        }
+    }
+    Err(Error::SlugTaken)
+}

@@ -1,0 +1,262 @@
+//! Access tokens: short-lived JWTs of one algorithm, one issuer and one audience, signed with a key that is
+//! named in them. Every claim is required, and a token of any other kind is none.
+
+use std::{
+    collections::HashSet,
+    sync::{Arc, RwLock},
+};
+
+use jsonwebtoken::{
+    Algorithm, DecodingKey, EncodingKey, Header, Validation, decode, decode_header, encode,
+    get_current_timestamp,
+};
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use crate::{
+    domain::limits::ACCESS_TOKEN_SECONDS,
+    error::Error,
+    ids::{AccountId, SessionId},
+    store::nodes::SigningKey,
+};
+
+/// The algorithm of every token.
+const ALGORITHM: Algorithm = Algorithm::HS256;
+const ISSUER: &str = "fencepost";
+const AUDIENCE: &str = "console";
+/// What a token says that it is (RFC 9068).
+const TYPE: &str = "at+jwt";
+/// By how much nodes' clocks may differ, in seconds.
+const LEEWAY_SECONDS: u64 = 30;
+/// A new key signs only after every node knows it, in seconds.
+pub const KEY_SETTLE_SECONDS: f64 = 150.0;
+/// Keys that are known at a time: the one that signs, its successor, and those whose tokens still run.
+pub const KNOWN_KEYS: i64 = 4;
+/// Bytes of a key.
+pub const KEY_BYTES: usize = 32;
+/// Bytes that a presented token may have.
+const MAX_TOKEN_BYTES: usize = 2_048;
+
+/// What a token says.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Claims {
+    iss: String,
+    aud: String,
+    /// Whose.
+    pub sub: String,
+    /// Which session.
+    pub sid: String,
+    iat: u64,
+    exp: u64,
+}
+
+/// Who shows a token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Bearer {
+    /// Who.
+    pub account_id: AccountId,
+    /// Since which login.
+    pub session_id: SessionId,
+}
+
+struct Key {
+    id: String,
+    encoding: EncodingKey,
+    decoding: DecodingKey,
+    is_settled: bool,
+}
+
+/// The keys that this node knows. Cheap to clone.
+#[derive(Clone, Default)]
+pub struct Tokens(Arc<RwLock<Vec<Key>>>);
+
+impl Tokens {
+    /// Replaces the keys, newest first.
+    pub fn know(&self, keys: &[SigningKey]) {
+        let keys = keys.iter().map(|it| Key {
+            id: it.id.simple().to_string(),
+            encoding: EncodingKey::from_secret(&it.secret),
+            decoding: DecodingKey::from_secret(&it.secret),
+            is_settled: it.age_seconds >= KEY_SETTLE_SECONDS,
+        });
+        *self.0.write().unwrap_or_else(std::sync::PoisonError::into_inner) = keys.collect();
+    }
+
+    /// A token for a session, good for [`ACCESS_TOKEN_SECONDS`].
+    ///
+    /// # Errors
+    /// [`Error::NotReady`] when this node knows no key yet.
+    pub fn sign(&self, bearer: Bearer) -> Result<String, Error> {
+        let keys = self.0.read().unwrap_or_else(std::sync::PoisonError::into_inner);
+        // The newest that all nodes know; the very first has to do at once.
+        let key = keys.iter().find(|it| it.is_settled).or(keys.last());
+        let key = key.ok_or(Error::NotReady("this node has no key to sign with yet"))?;
+        let now = get_current_timestamp();
+        let claims = Claims {
+            iss: ISSUER.to_owned(),
+            aud: AUDIENCE.to_owned(),
+            sub: bearer.account_id.to_string(),
+            sid: bearer.session_id.to_string(),
+            iat: now,
+            exp: now + ACCESS_TOKEN_SECONDS as u64,
+        };
+        let mut header = Header::new(ALGORITHM);
+        header.typ = Some(TYPE.to_owned());
+        header.kid = Some(key.id.clone());
+        encode(&header, &claims, &key.encoding).map_err(Error::internal)
+    }
+
+    /// Who shows this token; none: it is none of ours, or too old.
+    #[must_use]
+    pub fn read(&self, token: &str) -> Option<Bearer> {
+        if token.len() > MAX_TOKEN_BYTES {
+            return None;
+        }
+        let header = decode_header(token).ok()?;
+        if header.alg != ALGORITHM || header.typ.as_deref() != Some(TYPE) {
+            return None;
+        }
+        let kid = header.kid?;
+        let keys = self.0.read().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let key = keys.iter().find(|it| it.id == kid)?;
+        let claims = decode::<Claims>(token, &key.decoding, &validation()).ok()?.claims;
+        // A token from the future was made by somebody else.
+        if claims.iat > get_current_timestamp() + LEEWAY_SECONDS {
+            return None;
+        }
+        Some(Bearer { account_id: claims.sub.parse().ok()?, session_id: claims.sid.parse().ok()? })
+    }
+}
+
+fn validation() -> Validation {
+    let mut validation = Validation::new(ALGORITHM);
+    validation.set_issuer(&[ISSUER]);
+    validation.set_audience(&[AUDIENCE]);
+    validation.leeway = LEEWAY_SECONDS;
+    // `sid` and `iat` are required by the claims' own type.
+    validation.required_spec_claims =
+        HashSet::from(["exp", "iss", "aud", "sub"].map(str::to_owned));
+    validation
+}
+
+/// A new key's name and bytes.
+#[must_use]
+pub fn new_key() -> (Uuid, [u8; KEY_BYTES]) {
+    (Uuid::now_v7(), rand::random())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn key(seed: u8, age_seconds: f64) -> SigningKey {
+        SigningKey {
+            id: Uuid::from_u128(u128::from(seed)),
+            secret: vec![seed; KEY_BYTES],
+            created_at: chrono::DateTime::UNIX_EPOCH,
+            age_seconds,
+        }
+    }
+
+    fn bearer() -> Bearer {
+        Bearer { account_id: AccountId::generate(), session_id: SessionId::generate() }
+    }
+
+    fn known() -> Tokens {
+        let tokens = Tokens::default();
+        tokens.know(&[key(1, 1_000.0)]);
+        tokens
+    }
+
+    fn forge(header: &Header, claims: &Value, secret: &[u8]) -> String {
+        encode(header, claims, &EncodingKey::from_secret(secret)).expect("a token")
+    }
+
+    #[test]
+    fn a_token_says_who_shows_it() {
+        let (tokens, bearer) = (known(), bearer());
+        let token = tokens.sign(bearer).expect("a token");
+        assert_eq!(tokens.read(&token), Some(bearer));
+        assert_eq!(tokens.read(&token[..token.len() - 1]), None);
+        assert_eq!(Tokens::default().read(&token), None);
+    }
+
+    #[test]
+    fn a_new_key_signs_when_every_node_knows_it_and_the_old_ones_tokens_go_on() {
+        let (tokens, bearer) = (known(), bearer());
+        let old = tokens.sign(bearer).expect("a token");
+        tokens.know(&[key(2, 10.0), key(1, 1_000.0)]);
+        let kid = |token: &str| decode_header(token).expect("a header").kid;
+        assert_eq!(kid(&tokens.sign(bearer).expect("a token")), kid(&old));
+        tokens.know(&[key(2, 200.0), key(1, 1_200.0)]);
+        let new = tokens.sign(bearer).expect("a token");
+        assert_ne!(kid(&new), kid(&old));
+        assert_eq!((tokens.read(&old), tokens.read(&new)), (Some(bearer), Some(bearer)));
+        tokens.know(&[key(2, 200.0)]);
+        assert_eq!(tokens.read(&old), None);
+    }
+
+    #[test]
+    fn every_confusion_is_refused() {
+        let (tokens, bearer) = (known(), bearer());
+        let now = get_current_timestamp();
+        let claims = json!({
+            "iss": ISSUER, "aud": AUDIENCE, "sub": bearer.account_id.to_string(),
+            "sid": bearer.session_id.to_string(), "iat": now, "exp": now + 600,
+        });
+        let mut header = Header::new(ALGORITHM);
+        header.typ = Some(TYPE.to_owned());
+        header.kid = Some(key(1, 0.0).id.simple().to_string());
+        let secret = [1; KEY_BYTES];
+        assert_eq!(tokens.read(&forge(&header, &claims, &secret)), Some(bearer), "the yardstick");
+
+        let with = |name: &str, value: Value| {
+            let mut claims = claims.clone();
+            claims[name] = value;
+            forge(&header, &claims, &secret)
+        };
+        let without = |name: &str| {
+            let mut claims = claims.clone();
+            claims.as_object_mut().expect("an object").remove(name);
+            forge(&header, &claims, &secret)
+        };
+        let mut bad: Vec<(String, String)> = Vec::new();
+        for name in ["iss", "aud", "sub", "sid", "iat", "exp"] {
+            bad.push((format!("no {name}"), without(name)));
+            bad.push((format!("{name} null"), with(name, Value::Null)));
+            bad.push((format!("{name} of another type"), with(name, json!({"x": 1}))));
+        }
+        bad.push(("another issuer".into(), with("iss", json!("somebody"))));
+        bad.push(("another audience".into(), with("aud", json!("api"))));
+        bad.push(("expired".into(), with("exp", json!(now - 31))));
+        bad.push(("exp as text".into(), with("exp", json!((now + 600).to_string()))));
+        bad.push(("from the future".into(), with("iat", json!(now + 3_600))));
+        bad.push(("a key as subject".into(), with("sub", json!("key_x"))));
+        bad.push(("another secret".into(), forge(&header, &claims, &[2; KEY_BYTES])));
+        bad.push(("an empty secret".into(), forge(&header, &claims, b"")));
+        let change = |change: &dyn Fn(&mut Header)| {
+            let mut header = header.clone();
+            change(&mut header);
+            forge(&header, &claims, &secret)
+        };
+        bad.push(("no type".into(), change(&|it| it.typ = None)));
+        bad.push(("another type".into(), change(&|it| it.typ = Some("JWT".into()))));
+        bad.push(("no kid".into(), change(&|it| it.kid = None)));
+        bad.push(("an unknown kid".into(), change(&|it| it.kid = Some("x".into()))));
+        bad.push(("HS384".into(), change(&|it| it.alg = Algorithm::HS384)));
+        bad.push(("HS512".into(), change(&|it| it.alg = Algorithm::HS512)));
+        let good = forge(&header, &claims, &secret);
+        let body = good.split('.').nth(1).expect("claims").to_owned();
+        // {"alg":"none","typ":"at+jwt"} in base64.
+        let none = "eyJhbGciOiJub25lIiwidHlwIjoiYXQrand0In0";
+        bad.push(("none".into(), format!("{none}.{body}.")));
+        bad.push(("no signature".into(), good.rsplit_once('.').expect("parts").0.to_owned()));
+        bad.push(("empty".into(), String::new()));
+        bad.push(("too long".into(), format!("{good}{}", "x".repeat(MAX_TOKEN_BYTES))));
+        for (what, token) in bad {
+            assert_eq!(tokens.read(&token), None, "{what}");
+        }
+    }
+}

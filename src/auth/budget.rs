@@ -1,0 +1,197 @@
+//! What calls are counted against: budgets of a project and of a key, and places for polls that wait.
+
+use std::sync::{Arc, OnceLock};
+
+use metrics::counter;
+use uuid::Uuid;
+
+use super::{Permit, Who};
+use crate::{
+    app::{App, Place},
+    domain::{limits::MAX_POLL_WAIT_SECONDS, plan::Limits},
+    error::Error,
+    ids::ProjectId,
+    limiter::{Charge, Places, Rate, Standing, share},
+    telemetry,
+};
+
+/// A place of a poll that nobody gave back, because its node has died, is free after its wait and so many seconds.
+const PLACE_GRACE_SECONDS: u32 = 15;
+
+/// What calls are counted against.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Budget {
+    /// Calls that enqueue.
+    Produce,
+    /// Calls of workers.
+    Work,
+    /// All others.
+    Manage,
+}
+
+impl Budget {
+    /// All budgets.
+    pub const ALL: [Self; 3] = [Self::Produce, Self::Work, Self::Manage];
+
+    /// Its name.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Produce => "produce",
+            Self::Work => "work",
+            Self::Manage => "manage",
+        }
+    }
+
+    /// What a project may use of it in a minute; none: it is not limited.
+    #[must_use]
+    pub const fn of(self, limits: &Limits) -> Option<u32> {
+        match self {
+            Self::Produce => limits.produce_per_minute,
+            Self::Work => limits.work_per_minute,
+            Self::Manage => limits.manage_per_minute,
+        }
+    }
+
+    fn of_key(self, who: &Who) -> Option<u32> {
+        let Who::Key(grant, _) = who else { return None };
+        let owner = &grant.owner;
+        let own = match self {
+            Self::Produce => owner.produce_per_minute,
+            Self::Work => owner.work_per_minute,
+            Self::Manage => owner.manage_per_minute,
+        };
+        own.and_then(|it| u32::try_from(it).ok())
+    }
+}
+
+/// Where a handler's limits are told to the layer that writes the headers of its answer.
+#[derive(Debug, Clone, Default)]
+pub struct LimitReport(Arc<OnceLock<(&'static str, Standing)>>);
+
+impl LimitReport {
+    /// The budget and how it stands, if the call was counted.
+    #[must_use]
+    pub fn told(&self) -> Option<(&'static str, Standing)> {
+        self.0.get().copied()
+    }
+
+    pub(super) fn tell(&self, budget: &'static str, standing: Option<Standing>) {
+        if let Some(standing) = standing {
+            let _ = self.0.set((budget, standing));
+        }
+    }
+}
+
+/// A poll's places, until it is dropped.
+pub struct Parked {
+    app: App,
+    places: Vec<Places>,
+    here: Vec<Place>,
+}
+
+impl Drop for Parked {
+    fn drop(&mut self) {
+        if self.places.is_empty() {
+            return;
+        }
+        let (app, places) = (self.app.clone(), std::mem::take(&mut self.places));
+        tokio::spawn(async move { app.accounts.limiter.leave(&places).await });
+    }
+}
+
+/// The budgets that a call of this kind is counted against: the project's, and the key's own.
+fn charges(
+    who: &Who,
+    project_id: ProjectId,
+    limits: &Limits,
+    budget: Budget,
+    overdraft: u32,
+) -> Vec<Charge> {
+    let charge = |owner: String, per_minute| Charge {
+        name: format!("limit:{owner}:{}", budget.name()),
+        rate: Rate::per_minute(per_minute),
+        overdraft_windows: overdraft,
+    };
+    // What is in braces decides on which node of a Redis cluster a name is.
+    let project = format!("{{p{}}}", project_id.0);
+    let of_project = budget.of(limits).map(|it| charge(project.clone(), it));
+    let of_key = budget.of_key(who).map(|it| charge(format!("{project}:{}", who.id()), it));
+    of_project.into_iter().chain(of_key).collect()
+}
+
+/// The places that a poll needs: one of the project's, and one of the key's.
+fn places(who: &Who, project_id: ProjectId, limits: &Limits) -> Vec<Places> {
+    let token = Uuid::new_v4().simple().to_string();
+    let life_seconds = MAX_POLL_WAIT_SECONDS + PLACE_GRACE_SECONDS;
+    let place = |name: String, max| Places { name, max, token: token.clone(), life_seconds };
+    let project = format!("polls:{{p{}}}", project_id.0);
+    let of_project = limits.parked_polls.map(|it| place(project.clone(), it));
+    let of_key = limits.parked_polls_per_key.map(|it| place(format!("{project}:{}", who.id()), it));
+    of_project.into_iter().chain(of_key).collect()
+}
+
+/// Counts a call, and takes its places.
+pub(super) async fn charge<P: Permit>(
+    app: &App,
+    who: &Who,
+    project_id: ProjectId,
+    limits: &Limits,
+    report: &LimitReport,
+) -> Result<Option<Arc<Parked>>, Error> {
+    let budget = P::BUDGET;
+    let charges = charges(who, project_id, limits, budget, P::OVERDRAFT_WINDOWS);
+    let places = if P::PARKS { places(who, project_id, limits) } else { Vec::new() };
+    if charges.is_empty() && places.is_empty() {
+        return Ok(None);
+    }
+    let verdict = app.accounts.limiter.charge(&charges, &places).await;
+    report.tell(budget.name(), verdict.tightest());
+    let too_many = |max: u32| {
+        counter!(telemetry::LIMITED, "budget" => "polls").increment(1);
+        Error::QuotaExceeded { what: "polls that wait", max: max.into() }
+    };
+    if let Some(retry_after_seconds) = verdict.retry_after_seconds
+        && verdict.full.is_none()
+    {
+        counter!(telemetry::LIMITED, "budget" => budget.name()).increment(1);
+        return Err(Error::RateLimited { retry_after_seconds });
+    }
+    if let Some(full) = verdict.full.and_then(|it| places.get(it)) {
+        return Err(too_many(full.max));
+    }
+    // Counted here as well, for when Redis is away.
+    let nodes = if verdict.is_local { app.bus.nodes() } else { 1 };
+    let held = if verdict.is_local { Vec::new() } else { places.clone() };
+    let mut parked = Parked { app: app.clone(), places: held, here: Vec::new() };
+    for place in &places {
+        let max = share(place.max, nodes);
+        parked.here.push(app.take_place(&place.name, max).ok_or_else(|| too_many(place.max))?);
+    }
+    Ok(Some(Arc::new(parked)))
+}
+
+/// How each budget of a project stands for this caller, and how many polls wait.
+pub async fn project_limits(
+    app: &App,
+    who: &Who,
+    project_id: ProjectId,
+    limits: &Limits,
+) -> (Vec<(&'static str, Standing)>, Option<u32>) {
+    let mut standings = Vec::new();
+    for budget in Budget::ALL {
+        let charges = charges(who, project_id, limits, budget, 0);
+        let stands = app.accounts.limiter.peek(&charges).await;
+        let tightest = stands.into_iter().min_by_key(|it| it.remaining);
+        standings.extend(tightest.map(|it| (budget.name(), it)));
+    }
+    let name = format!("polls:{{p{}}}", project_id.0);
+    let parked = match limits.parked_polls {
+        Some(_) => {
+            let counted = app.accounts.limiter.taken(&name).await;
+            Some(counted.unwrap_or_else(|| app.places_taken(&name)))
+        }
+        None => None,
+    };
+    (standings, parked)
+}

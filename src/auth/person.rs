@@ -1,0 +1,81 @@
+//! Somebody with a session, and where a request comes from.
+
+use std::net::{IpAddr, Ipv4Addr};
+
+use axum::{
+    extract::FromRequestParts,
+    http::{Extensions, HeaderMap, header::USER_AGENT, request::Parts},
+};
+use metrics::counter;
+
+use super::{LimitReport, presented};
+use crate::{
+    accounts::{Client, token::Bearer},
+    app::App,
+    domain::text,
+    error::Error,
+    limiter::{Charge, Rate, client_of},
+    telemetry,
+};
+
+/// Calls a minute of one account to the routes that are about itself.
+pub const CALLS_PER_ACCOUNT: Rate = Rate::per_minute(120);
+/// Bytes kept of what a client says it is.
+const MAX_USER_AGENT_BYTES: usize = 200;
+
+/// A request with a live session. No key is a person.
+#[derive(Debug, Clone, Copy)]
+pub struct Person {
+    /// Who, and since which login.
+    pub bearer: Bearer,
+}
+
+impl FromRequestParts<App> for Person {
+    type Rejection = Error;
+
+    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Error> {
+        let token = presented(&parts.headers).ok_or(Error::Unauthorized)?;
+        let Some(bearer) = app.accounts.tokens.read(&token) else {
+            // A live key may know that it is one, and that it is not enough.
+            let hash = super::key::hash(&token);
+            let is_key = super::key::is_well_formed(&token) && app.key_grant(hash).await?.is_some();
+            return Err(if is_key {
+                Error::Forbidden { needs: "a session: log in at /v1/auth/login" }
+            } else {
+                Error::Unauthorized
+            });
+        };
+        if !app.is_session_live(bearer).await? {
+            return Err(Error::Unauthorized);
+        }
+        let charge = Charge {
+            name: format!("limit:{{{}}}", bearer.account_id),
+            rate: CALLS_PER_ACCOUNT,
+            overdraft_windows: 0,
+        };
+        let verdict = app.accounts.limiter.charge(&[charge], &[]).await;
+        let report = parts.extensions.get::<LimitReport>().cloned().unwrap_or_default();
+        report.tell("account", verdict.tightest());
+        if let Some(retry_after_seconds) = verdict.retry_after_seconds {
+            counter!(telemetry::LIMITED, "budget" => "account").increment(1);
+            return Err(Error::RateLimited { retry_after_seconds });
+        }
+        Ok(Self { bearer })
+    }
+}
+
+/// Where a request comes from, as far as its connection or a trusted proxy tells.
+#[derive(Debug, Clone, Copy)]
+pub struct ClientAddress(pub IpAddr);
+
+/// Who calls, and from where.
+#[must_use]
+pub fn client_of_request(extensions: &Extensions, headers: &HeaderMap, request_id: &str) -> Client {
+    let address = extensions.get::<ClientAddress>().map(|it| it.0);
+    let user_agent = headers.get(USER_AGENT).and_then(|it| it.to_str().ok());
+    Client {
+        address: client_of(address.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED))).into(),
+        user_agent: user_agent.map(|it| text::cut(it, MAX_USER_AGENT_BYTES).into()),
+        request_id: request_id.into(),
+    }
+}

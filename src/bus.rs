@@ -1,0 +1,309 @@
+//! Redis: what nodes tell each other, and what they count together. Hints only: it may be slow, empty or gone
+//! at any time, and nothing is lost by that. Every call has a short budget, and after one that failed nobody
+//! asks for a while.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU32, AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use anyhow::Context;
+use futures_util::StreamExt;
+use metrics::{counter, gauge};
+use redis::{
+    Client, FromRedisValue, ScriptInvocation,
+    aio::{ConnectionManager, ConnectionManagerConfig},
+};
+use secrecy::{ExposeSecret, SecretString};
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+use crate::{ids::NodeId, telemetry};
+
+/// What a call may take before the caller goes on without Redis, unless the operator says otherwise.
+pub const DEFAULT_BUDGET: Duration = Duration::from_millis(25);
+/// After a call that failed nobody asks for so long.
+pub const BREAK: Duration = Duration::from_secs(2);
+/// Channels over which wake-ups are spread, by project.
+pub const WAKE_SHARDS: u32 = 16;
+const CONNECT_TIMEOUT: Duration = Duration::from_millis(200);
+const RESPONSE_TIMEOUT: Duration = Duration::from_millis(100);
+const SUBSCRIBE_TIMEOUT: Duration = Duration::from_secs(2);
+/// How often a node tells itself something, over Redis.
+const PING_PERIOD: Duration = Duration::from_secs(3);
+/// A subscription on which a node does not hear itself for so long is broken.
+const SILENCE: Duration = Duration::from_secs(8);
+/// The pause before the next try to subscribe.
+const RESUBSCRIBE_PAUSE: Duration = Duration::from_millis(250);
+
+/// What was heard.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Heard {
+    /// From now on this node hears: what was told before is lost.
+    Joined,
+    /// Jobs wait, on other nodes.
+    Wake(String),
+    /// Credentials that no longer count.
+    Forget(String),
+}
+
+/// One node's way to Redis. Cheap to clone.
+#[derive(Clone)]
+pub struct Bus(Arc<Inner>);
+
+struct Inner {
+    node: NodeId,
+    prefix: String,
+    redis: Option<Redis>,
+    budget: Duration,
+    origin: Instant,
+    /// Milliseconds after `origin` until which nobody asks.
+    broken_until: AtomicU64,
+    nodes: AtomicU32,
+}
+
+struct Redis {
+    client: Client,
+    manager: ConnectionManager,
+}
+
+impl Bus {
+    /// A way to the Redis at `url`; without one, a node on its own. Nothing is connected yet. `instance` tells
+    /// its names from those of others that share the Redis.
+    ///
+    /// # Errors
+    /// When the URL cannot be read.
+    pub fn new(
+        url: Option<&SecretString>,
+        instance: Uuid,
+        budget: Duration,
+    ) -> anyhow::Result<Self> {
+        let redis = url.map(open).transpose()?;
+        Ok(Self(Arc::new(Inner {
+            node: NodeId::generate(),
+            prefix: format!("fencepost:{}", instance.simple()),
+            redis,
+            budget,
+            origin: Instant::now(),
+            broken_until: AtomicU64::new(0),
+            nodes: AtomicU32::new(1),
+        })))
+    }
+
+    /// This node.
+    #[must_use]
+    pub fn node(&self) -> NodeId {
+        self.0.node
+    }
+
+    /// Whether there is a Redis at all.
+    #[must_use]
+    pub fn has_redis(&self) -> bool {
+        self.0.redis.is_some()
+    }
+
+    /// How many nodes live, as far as this one knows; at least 1.
+    #[must_use]
+    pub fn nodes(&self) -> u32 {
+        self.0.nodes.load(Ordering::Relaxed).max(1)
+    }
+
+    /// Notes how many nodes live.
+    pub fn note_nodes(&self, nodes: u32) {
+        self.0.nodes.store(nodes, Ordering::Relaxed);
+        gauge!(telemetry::NODES).set(nodes);
+    }
+
+    /// A name in Redis that is this instance's own.
+    #[must_use]
+    pub fn name(&self, name: &str) -> String {
+        format!("{}:{name}", self.0.prefix)
+    }
+
+    /// Runs a script. None: there is no Redis, or it did not answer within the budget, or it is left in peace
+    /// after such a failure.
+    pub async fn invoke<T: FromRedisValue>(&self, script: &ScriptInvocation<'_>) -> Option<T> {
+        let mut manager = self.manager()?;
+        let called = timeout(self.0.budget, script.invoke_async(&mut manager)).await;
+        self.judge(called)
+    }
+
+    /// Tells all nodes of a topic. Answers whether it was told.
+    pub async fn tell(&self, topic: Topic, text: &str) -> bool {
+        let Some(mut manager) = self.manager() else { return false };
+        let channel = self.channel(topic);
+        let mut publish = redis::cmd("PUBLISH");
+        publish.arg(channel).arg(text);
+        let called = timeout(RESPONSE_TIMEOUT, publish.query_async::<i64>(&mut manager)).await;
+        self.judge(called).is_some()
+    }
+
+    fn manager(&self) -> Option<ConnectionManager> {
+        let redis = self.0.redis.as_ref()?;
+        let now = self.0.origin.elapsed().as_millis() as u64;
+        (now >= self.0.broken_until.load(Ordering::Relaxed)).then(|| redis.manager.clone())
+    }
+
+    fn judge<T, E>(&self, called: Result<redis::RedisResult<T>, E>) -> Option<T> {
+        let reason = match called {
+            Ok(Ok(value)) => return Some(value),
+            Ok(Err(error)) => {
+                tracing::debug!(error = &error as &dyn std::error::Error, "Redis refused a call");
+                "error"
+            }
+            Err(_) => "slow",
+        };
+        counter!(telemetry::REDIS_FAILURES, "reason" => reason).increment(1);
+        let until = self.0.origin.elapsed() + BREAK;
+        self.0.broken_until.store(until.as_millis() as u64, Ordering::Relaxed);
+        None
+    }
+
+    fn channel(&self, topic: Topic) -> String {
+        match topic {
+            Topic::Wake(shard) => self.name(&format!("wake:{shard}")),
+            Topic::Forget => self.name("forget"),
+            Topic::Ping => self.name(&format!("ping:{}", self.0.node)),
+        }
+    }
+
+    /// Listens until `stop`, and calls `on` with what was heard. A subscription that falls silent, or breaks, is
+    /// made anew.
+    pub async fn listen(&self, stop: CancellationToken, on: impl Fn(Heard) + Sync) {
+        let Some(redis) = &self.0.redis else { return };
+        while !stop.is_cancelled() {
+            let ended = tokio::select! {
+                () = stop.cancelled() => return,
+                ended = self.subscribe(redis, &on) => ended,
+            };
+            gauge!(telemetry::REDIS_SUBSCRIBED).set(0);
+            if let Err(error) = ended {
+                counter!(telemetry::REDIS_FAILURES, "reason" => "subscription").increment(1);
+                tracing::debug!(error = &*error.to_string(), "the subscription ended");
+            }
+            tokio::select! {
+                () = stop.cancelled() => return,
+                () = tokio::time::sleep(RESUBSCRIBE_PAUSE) => (),
+            }
+        }
+    }
+
+    async fn subscribe(&self, redis: &Redis, on: &(impl Fn(Heard) + Sync)) -> anyhow::Result<()> {
+        let mut pubsub = timeout(SUBSCRIBE_TIMEOUT, redis.client.get_async_pubsub()).await??;
+        let mut channels: Vec<_> =
+            (0..WAKE_SHARDS).map(|it| self.channel(Topic::Wake(it))).collect();
+        let (forget, ping) = (self.channel(Topic::Forget), self.channel(Topic::Ping));
+        channels.extend([forget.clone(), ping.clone()]);
+        timeout(SUBSCRIBE_TIMEOUT, pubsub.subscribe(&channels)).await??;
+        gauge!(telemetry::REDIS_SUBSCRIBED).set(1);
+        on(Heard::Joined);
+        let mut messages = pubsub.into_on_message();
+        let mut heard_at = Instant::now();
+        let mut ticks = tokio::time::interval(PING_PERIOD);
+        loop {
+            tokio::select! {
+                message = messages.next() => {
+                    let message = message.context("the connection was closed")?;
+                    heard_at = Instant::now();
+                    let text: String = message.get_payload().unwrap_or_default();
+                    match message.get_channel_name() {
+                        name if name == ping => (),
+                        name if name == forget => on(Heard::Forget(text)),
+                        _ => on(Heard::Wake(text)),
+                    }
+                }
+                _ = ticks.tick() => {
+                    anyhow::ensure!(heard_at.elapsed() < SILENCE, "nothing is heard any more");
+                    self.tell(Topic::Ping, "").await;
+                }
+            }
+        }
+    }
+
+    /// What Redis says of itself, for `fencepost check`.
+    ///
+    /// # Errors
+    /// When it does not answer.
+    pub async fn inspect(&self) -> anyhow::Result<Option<Facts>> {
+        let Some(redis) = &self.0.redis else { return Ok(None) };
+        let mut manager = redis.manager.clone();
+        let info: String =
+            redis::cmd("INFO").query_async(&mut manager).await.context("Redis does not answer")?;
+        let value = |name: &str| {
+            let line = info.lines().find_map(|it| it.strip_prefix(name)?.strip_prefix(':'));
+            line.unwrap_or_default().trim().to_owned()
+        };
+        Ok(Some(Facts {
+            version: value("redis_version"),
+            maxmemory_policy: value("maxmemory_policy"),
+        }))
+    }
+}
+
+/// What Redis says of itself.
+#[derive(Debug, Clone)]
+pub struct Facts {
+    /// Its version.
+    pub version: String,
+    /// What it does when its memory is full.
+    pub maxmemory_policy: String,
+}
+
+/// Whom a message is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Topic {
+    /// Nodes with parked polls; below [`WAKE_SHARDS`].
+    Wake(u32),
+    /// Nodes that remember credentials.
+    Forget,
+    /// This node.
+    Ping,
+}
+
+fn open(url: &SecretString) -> anyhow::Result<Redis> {
+    // The URL may hold a password: it is not repeated.
+    let client = Client::open(url.expose_secret()).context("the URL of Redis cannot be read")?;
+    let config = ConnectionManagerConfig::new()
+        .set_connection_timeout(Some(CONNECT_TIMEOUT))
+        .set_response_timeout(Some(RESPONSE_TIMEOUT))
+        .set_number_of_retries(1)
+        .set_min_delay(Duration::from_millis(50))
+        .set_max_delay(Duration::from_millis(100));
+    let manager = client.get_connection_manager_lazy(config).context("Redis cannot be used")?;
+    Ok(Redis { client, manager })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_node_without_redis_is_on_its_own_and_never_waits() {
+        let bus = Bus::new(None, Uuid::nil(), DEFAULT_BUDGET).expect("a bus");
+        assert!(!bus.tell(Topic::Forget, "x").await);
+        assert_eq!(bus.nodes(), 1);
+        bus.listen(CancellationToken::new(), |_| unreachable!("nobody speaks")).await;
+    }
+
+    #[tokio::test]
+    async fn a_redis_that_is_not_there_costs_one_call_and_then_nothing() {
+        let url = SecretString::from("redis://127.0.0.1:1");
+        let bus = Bus::new(Some(&url), Uuid::nil(), DEFAULT_BUDGET).expect("a bus");
+        assert!(!bus.tell(Topic::Forget, "x").await);
+        let broken_until = bus.0.broken_until.load(Ordering::Relaxed);
+        assert!(broken_until > 0 && bus.manager().is_none());
+        assert!(!bus.tell(Topic::Forget, "x").await);
+        assert_eq!(bus.0.broken_until.load(Ordering::Relaxed), broken_until, "nobody asked");
+    }
+
+    #[tokio::test]
+    async fn a_bad_url_is_told_without_its_password() {
+        let url = SecretString::from("nonsense://user:canary@x");
+        let error = Bus::new(Some(&url), Uuid::nil(), DEFAULT_BUDGET).err().expect("an error");
+        assert!(!format!("{error:#}").contains("canary"));
+    }
+}

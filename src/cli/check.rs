@@ -1,0 +1,253 @@
+//! `fencepost check`: is everything as a node needs it, and if not, how it is mended.
+
+use std::{
+    fmt,
+    io::Write,
+    time::{Duration, Instant},
+};
+
+use clap::Args;
+use sqlx::{ConnectOptions, PgConnection, postgres::PgConnectOptions};
+use tokio::{net::TcpListener, time::timeout};
+use uuid::Uuid;
+
+use crate::{
+    bus::Bus,
+    config::{DEFAULT_PLAN, DatabaseArgs, NodeArgs, Signup},
+    mail::Mailer,
+    store::pools,
+};
+
+/// The oldest PostgreSQL that the statements are written for, as it numbers itself.
+const MIN_POSTGRES: i32 = 150_000;
+/// Part of the database's connections that one node should have at the most, in percent.
+const MAX_CONNECTIONS_PERCENT: u32 = 80;
+/// Longest wait for a database or a Redis.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+/// A commit that takes longer makes everything slow.
+const SLOW_ANSWER: Duration = Duration::from_millis(20);
+
+/// What `check` is told: the same as `serve`.
+#[derive(Debug, Args)]
+pub struct CheckArgs {
+    #[command(flatten)]
+    database: DatabaseArgs,
+    #[command(flatten)]
+    node: NodeArgs,
+}
+
+/// What was found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Found {
+    Good,
+    Doubtful,
+    Bad,
+}
+
+impl fmt::Display for Found {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Good => "ok",
+            Self::Doubtful => "warning",
+            Self::Bad => "WRONG",
+        })
+    }
+}
+
+#[derive(Debug, Default)]
+struct Findings(Vec<(Found, &'static str, String)>);
+
+impl Findings {
+    fn good(&mut self, what: &'static str, text: impl Into<String>) {
+        self.0.push((Found::Good, what, text.into()));
+    }
+
+    fn doubtful(&mut self, what: &'static str, text: impl Into<String>) {
+        self.0.push((Found::Doubtful, what, text.into()));
+    }
+
+    fn bad(&mut self, what: &'static str, text: impl Into<String>) {
+        self.0.push((Found::Bad, what, text.into()));
+    }
+}
+
+/// Looks at everything, and says what it found.
+///
+/// # Errors
+/// When something is wrong; what is only doubtful is none.
+pub async fn run(args: CheckArgs) -> anyhow::Result<()> {
+    let mut findings = Findings::default();
+    check_listeners(&args.node, &mut findings).await;
+    check_database(&args, &mut findings).await;
+    check_redis(&args.node, &mut findings).await;
+    check_people(&args.node, &mut findings);
+    let mut out = std::io::stdout();
+    for (found, what, text) in &findings.0 {
+        writeln!(out, "{found:<8} {what:<9} {text}")?;
+    }
+    let wrong = findings.0.iter().filter(|it| it.0 == Found::Bad).count();
+    anyhow::ensure!(wrong == 0, "{wrong} of {} are wrong", findings.0.len());
+    Ok(())
+}
+
+async fn check_listeners(node: &NodeArgs, findings: &mut Findings) {
+    for (flag, address) in [("--listen", node.listen), ("--metrics-listen", node.metrics_listen)] {
+        match TcpListener::bind(address).await {
+            Ok(_) => findings.good("address", format!("{address} is free")),
+            Err(error) => findings.bad(
+                "address",
+                format!(
+                    "{address}: {error}. If no node of yours runs there, choose another with {flag}"
+                ),
+            ),
+        }
+    }
+    if !node.metrics_listen.ip().is_loopback() {
+        findings.doubtful(
+            "address",
+            "--metrics-listen is not a loopback address: let nobody but your Prometheus reach it",
+        );
+    }
+}
+
+async fn check_database(args: &CheckArgs, findings: &mut Findings) {
+    let url = match args.database.url() {
+        Ok(url) => url,
+        Err(error) => return findings.bad("database", format!("{error:#}")),
+    };
+    let options: PgConnectOptions = match url.parse() {
+        Ok(options) => options,
+        Err(_) => {
+            let shape = "postgres://user:password@host/database";
+            return findings.bad("database", format!("the URL cannot be read: it must be {shape}"));
+        }
+    };
+    let mut conn = match timeout(ANSWER_TIMEOUT, options.connect()).await {
+        Ok(Ok(conn)) => conn,
+        Ok(Err(error)) => {
+            return findings.bad(
+                "database",
+                format!("{error}. Does it run, and may this user connect from here?"),
+            );
+        }
+        Err(_) => {
+            let seconds = ANSWER_TIMEOUT.as_secs();
+            let text = format!("no answer within {seconds} s: is there a firewall in between?");
+            return findings.bad("database", text);
+        }
+    };
+    if let Err(error) = look_at_database(&mut conn, args, findings).await {
+        findings.bad("database", error.to_string());
+    }
+}
+
+async fn look_at_database(
+    conn: &mut PgConnection,
+    args: &CheckArgs,
+    findings: &mut Findings,
+) -> sqlx::Result<()> {
+    let asked = Instant::now();
+    let facts = pools::inspect(conn).await?;
+    let took = asked.elapsed();
+    let version = format!("{}.{}", facts.version / 10_000, facts.version % 10_000);
+    if facts.version < MIN_POSTGRES {
+        let text = format!("PostgreSQL {version} is too old: version 15 or newer is needed");
+        findings.bad("database", text);
+    } else {
+        findings.good("database", format!("PostgreSQL {version} answers in {took:.1?}"));
+    }
+    if took > SLOW_ANSWER {
+        findings.doubtful("database", "it is slow, or far: every request waits for it");
+    }
+    if facts.is_read_only {
+        let text = "it only reads: is this a standby? Nodes need the primary";
+        findings.bad("database", text);
+    }
+    for setting in facts.unsafe_settings {
+        findings.bad("database", format!("{setting} loses acknowledged jobs: turn it on"));
+    }
+    let (most, wanted) = (facts.max_connections.unsigned_abs(), args.node.pools.total());
+    if wanted * 100 > most * MAX_CONNECTIONS_PERCENT {
+        let text = format!(
+            "one node wants {wanted} connections, and max_connections is {most}: raise it, or lower \
+             --settle-connections and its like"
+        );
+        findings.bad("database", text);
+    }
+    if facts.is_superuser {
+        findings.doubtful(
+            "database",
+            "its user may do everything: give nodes one of the roles in ops/roles.sql",
+        );
+    }
+    match pools::is_migrated(conn).await {
+        Ok(true) => findings.good("schema", "is that of this version, or newer"),
+        Ok(false) => findings.bad("schema", "is older than this version: run `fencepost migrate`"),
+        Err(_) => findings.bad("schema", "there is none: run `fencepost migrate`"),
+    }
+    Ok(())
+}
+
+async fn check_redis(node: &NodeArgs, findings: &mut Findings) {
+    let bus =
+        node.redis.url().and_then(|url| Bus::new(url.as_ref(), Uuid::nil(), node.redis.budget()));
+    let bus = match bus {
+        Ok(bus) => bus,
+        Err(error) => return findings.bad("redis", format!("{error:#}")),
+    };
+    match timeout(ANSWER_TIMEOUT, bus.inspect()).await {
+        Ok(Ok(None)) => findings.doubtful(
+            "redis",
+            "none: with more than one node, set --redis-url, or limits are each node's own and polls find \
+             other nodes' jobs late",
+        ),
+        Ok(Ok(Some(facts))) => {
+            findings.good("redis", format!("Redis {} answers", facts.version));
+            if facts.maxmemory_policy != "noeviction" {
+                findings.doubtful(
+                    "redis",
+                    format!(
+                        "maxmemory-policy is {}: set it to noeviction, or limits may be forgotten",
+                        facts.maxmemory_policy
+                    ),
+                );
+            }
+        }
+        Ok(Err(error)) => findings.bad(
+            "redis",
+            format!("{error:#}. Nodes go on without it, each for itself; does it run?"),
+        ),
+        Err(_) => findings.bad("redis", "no answer: is there a firewall in between?"),
+    }
+}
+
+fn check_people(node: &NodeArgs, findings: &mut Findings) {
+    let people = &node.people;
+    match people.plans(DEFAULT_PLAN) {
+        Ok((plans, plan)) => {
+            let names = plans.names().join(", ");
+            findings.good("plans", format!("{names}; new projects are on {plan}"));
+        }
+        Err(error) => findings.bad("plans", format!("{error:#}")),
+    }
+    match people.smtp_url() {
+        Err(error) => findings.bad("mail", format!("{error:#}")),
+        Ok(None) => findings.doubtful(
+            "mail",
+            "no mail server: set --smtp-url, or addresses cannot be verified nor passwords reset",
+        ),
+        Ok(Some(url)) => match Mailer::smtp(&url, &people.mail_from) {
+            Ok(_) => findings.good("mail", format!("from {}", people.mail_from)),
+            Err(error) => findings.bad("mail", format!("{error:#}")),
+        },
+    }
+    let signup = people.signup.unwrap_or(Signup::Invite);
+    let is_public = people.public_url.as_deref().is_some_and(|it| it.starts_with("https://"));
+    if signup == Signup::Open && !is_public {
+        findings.doubtful(
+            "people",
+            "everybody may sign up, and --public-url is no https:// address: passwords must not travel in \
+             the clear",
+        );
+    }
+}

@@ -1,0 +1,157 @@
+//! `fencepost projects`: which there are, and what each may use.
+
+use std::{io::Write, path::PathBuf};
+
+use anyhow::{Context, bail, ensure};
+use clap::{Args, Subcommand};
+use serde_json::{Map, Value};
+use sqlx::{ConnectOptions, postgres::PgConnectOptions};
+
+use super::keys::{database_url, find};
+use crate::{
+    config::DatabaseArgs,
+    domain::plan::{self, Limits, Plans},
+    ids::ProjectId,
+    store::{
+        self,
+        audit::{Actor, Deed},
+    },
+};
+
+/// Projects that are read at a time.
+const PAGE: i64 = 500;
+
+/// What `projects` is told.
+#[derive(Debug, Args)]
+pub struct ProjectsArgs {
+    #[command(flatten)]
+    database: DatabaseArgs,
+
+    /// Folder of a running `fencepost dev`, instead of a database's URL
+    #[arg(long, env = "FENCEPOST_DATA_DIR", value_name = "DIR", global = true)]
+    data_dir: Option<PathBuf>,
+
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// List all projects, the oldest first
+    List,
+    /// Put a project on a plan, or replace single limits of it; nodes obey within five seconds
+    Set {
+        /// The project, by slug or id
+        project: String,
+        /// The plan; nodes that do not know it take the strictest that they do
+        #[arg(long, value_name = "PLAN")]
+        plan: Option<String>,
+        /// A limit of its own, as waiting_jobs=50000; `NAME=` takes it away again
+        #[arg(long = "limit", value_name = "NAME=NUMBER")]
+        limits: Vec<String>,
+        /// File of plans, as ops/plans.toml; without, those that this binary was built with
+        #[arg(long, env = "FENCEPOST_PLANS", value_name = "FILE")]
+        plans: Option<PathBuf>,
+    },
+}
+
+/// Does what was asked for.
+///
+/// # Errors
+/// When the database does not answer, or there is no such project, plan or limit.
+pub async fn run(args: ProjectsArgs) -> anyhow::Result<()> {
+    let url = database_url(&args.database, args.data_dir.as_ref())?;
+    let options: PgConnectOptions = url.parse().context("the database's URL cannot be read")?;
+    let mut conn = options.connect().await.context("the database does not answer")?;
+    let mut out = std::io::stdout();
+    match args.command {
+        Command::List => {
+            writeln!(
+                out,
+                "{:<31} {:<24} {:<10} {:<5} LIMITS OF ITS OWN",
+                "ID", "SLUG", "PLAN", "MODE"
+            )?;
+            let mut after = ProjectId(0);
+            loop {
+                let page = store::projects::list(&mut conn, after, PAGE).await?;
+                let Some(last) = page.last() else { break };
+                after = last.id;
+                for it in page {
+                    let own = it.overrides.map(|it| it.to_string()).unwrap_or_default();
+                    let id = it.public_id.to_string();
+                    writeln!(out, "{id:<31} {:<24} {:<10} {:<5} {own}", it.slug, it.plan, it.mode)?;
+                }
+            }
+        }
+        Command::Set { project, plan, limits, plans } => {
+            let project = find(&mut conn, &project).await?;
+            let plan = plan.unwrap_or_else(|| project.plan.clone());
+            let known = match plans {
+                Some(file) => Plans::parse(&std::fs::read_to_string(&file)?)?,
+                None => Plans::built_in(),
+            };
+            let names = known.names().join(", ");
+            ensure!(known.has(&plan), "there is no plan `{plan}`, only {names}");
+            let overrides = change(project.overrides.as_ref(), &limits)?;
+            store::projects::set_plan(&mut conn, project.id, &plan, overrides.as_ref()).await?;
+            let facts = |plan: &str, limits: Option<&Value>| {
+                Some(serde_json::json!({ "plan": plan, "limits": limits }).to_string())
+            };
+            let deed = Deed {
+                action: "project.plan_changed",
+                target: Some(project.public_id.to_string()),
+                before: facts(&project.plan, project.overrides.as_ref()),
+                after: facts(&plan, overrides.as_ref()),
+            };
+            store::audit::insert(&mut conn, project.id, &Actor::OPERATOR, &deed).await?;
+            writeln!(out, "{} is on plan {plan}", project.slug)?;
+        }
+    }
+    Ok(())
+}
+
+/// Single limits, after these changes.
+fn change(present: Option<&Value>, changes: &[String]) -> anyhow::Result<Option<Value>> {
+    let mut limits: Map<String, Value> =
+        present.and_then(Value::as_object).cloned().unwrap_or_default();
+    for change in changes {
+        let Some((name, number)) = change.split_once('=') else {
+            bail!("--limit {change}: write NAME=NUMBER");
+        };
+        if number.is_empty() {
+            limits.remove(name);
+            continue;
+        }
+        let number: i64 =
+            number.parse().with_context(|| format!("--limit {change}: that is no number"))?;
+        limits.insert(name.to_owned(), number.into());
+    }
+    if limits.is_empty() {
+        return Ok(None);
+    }
+    let limits = Value::Object(limits);
+    let read: Limits =
+        serde_json::from_value(limits.clone()).context("--limit: there is no such limit")?;
+    ensure!(!plan::has_zero(&read), "--limit: every limit must be at least 1");
+    Ok(Some(limits))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn single_limits_are_added_replaced_and_taken_away() {
+        let change = |present: Value, changes: &[&str]| {
+            let changes: Vec<_> = changes.iter().map(|it| (*it).to_owned()).collect();
+            super::change(Some(&present), &changes)
+        };
+        let changed = change(serde_json::json!({"keys": 5}), &["waiting_jobs=7", "keys=9"]);
+        let expected = serde_json::json!({"keys": 9, "waiting_jobs": 7});
+        assert_eq!(changed.expect("limits"), Some(expected));
+        assert_eq!(change(serde_json::json!({"keys": 5}), &["keys="]).expect("limits"), None);
+        for bad in ["keys", "keys=x", "locks=1", "keys=0", "keys=-1"] {
+            assert!(change(Value::Null, &[bad]).is_err(), "{bad}");
+        }
+    }
+}

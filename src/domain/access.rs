@@ -1,0 +1,256 @@
+//! Who may do what: scopes of keys, roles of members, and the permission that each operation needs.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// What a key may be used for.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum Scope {
+    /// Enqueue jobs and workflows, and cancel, change and retry single jobs.
+    Produce,
+    /// Be a worker: register, poll, heartbeat, ack, report.
+    Work,
+    /// Look at everything but keys, members and the audit log.
+    Read,
+    /// Queues, dead letters, recurring schedules, operations, workers' directives, and keys.
+    Manage,
+}
+
+impl Scope {
+    /// All scopes, in the order in which they are shown.
+    pub const ALL: [Self; 4] = [Self::Produce, Self::Work, Self::Read, Self::Manage];
+
+    /// Its name.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Produce => "produce",
+            Self::Work => "work",
+            Self::Read => "read",
+            Self::Manage => "manage",
+        }
+    }
+
+    /// The scope of this name.
+    #[must_use]
+    pub fn of_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|it| it.name() == name)
+    }
+}
+
+/// Sets of scopes that go together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Preset {
+    /// Every scope.
+    Full,
+    /// `produce` and `read`: an application that enqueues.
+    Producer,
+    /// `work`: a worker.
+    Worker,
+    /// `read`: a dashboard, or an agent that may look and not touch.
+    ReadOnly,
+    /// `read` and `manage`: somebody on call.
+    Operator,
+}
+
+impl Preset {
+    /// Its scopes.
+    #[must_use]
+    pub const fn scopes(self) -> &'static [Scope] {
+        match self {
+            Self::Full => &Scope::ALL,
+            Self::Producer => &[Scope::Produce, Scope::Read],
+            Self::Worker => &[Scope::Work],
+            Self::ReadOnly => &[Scope::Read],
+            Self::Operator => &[Scope::Read, Scope::Manage],
+        }
+    }
+}
+
+/// What a member is in a project. Each may do all that those before may.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum Role {
+    /// Looks.
+    Viewer,
+    /// Works with jobs, queues, dead letters and schedules.
+    Member,
+    /// Also keys, members, settings and the audit log.
+    Admin,
+    /// Also owners, and the project's end.
+    Owner,
+}
+
+impl Role {
+    /// All roles, the least first.
+    pub const ALL: [Self; 4] = [Self::Viewer, Self::Member, Self::Admin, Self::Owner];
+
+    /// Its name.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Viewer => "viewer",
+            Self::Member => "member",
+            Self::Admin => "admin",
+            Self::Owner => "owner",
+        }
+    }
+
+    /// The role of this name.
+    #[must_use]
+    pub fn of_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|it| it.name() == name)
+    }
+}
+
+/// What an operation needs of whoever calls it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Permission {
+    /// Any live key, any member.
+    Any,
+    /// To look.
+    Read,
+    /// To enqueue.
+    Produce,
+    /// To be a worker.
+    Work,
+    /// To see whether a job is called off: its worker may, and whoever looks.
+    Follow,
+    /// To steer single jobs: whoever enqueues them may, and whoever manages.
+    Control,
+    /// To work with queues, dead letters, schedules and operations.
+    Manage,
+    /// To work with keys, and to read the audit log.
+    Administer,
+    /// To work with members and settings. No key may.
+    Govern,
+    /// To end the project. No key may.
+    Own,
+}
+
+impl Permission {
+    /// What a refused caller is told that it lacks.
+    #[must_use]
+    pub const fn needs(self) -> &'static str {
+        match self {
+            Self::Any => "a live key or a session",
+            Self::Read => "the scope `read`",
+            Self::Produce => "the scope `produce`",
+            Self::Work => "the scope `work`",
+            Self::Follow => "the scope `work` or `read`",
+            Self::Control => "the scope `produce` or `manage`",
+            Self::Manage => "the scope `manage`",
+            Self::Administer => "the scope `manage`, or the role admin",
+            Self::Govern => "a session of a member with the role admin",
+            Self::Own => "a session of a member with the role owner",
+        }
+    }
+}
+
+/// Whether a key with these scopes may.
+///
+/// ```
+/// # use fencepost::domain::access::{key_may, Permission, Scope};
+/// assert!(key_may(&[Scope::Manage], Permission::Control));
+/// assert!(!key_may(&[Scope::Work], Permission::Produce));
+/// assert!(!key_may(&Scope::ALL, Permission::Govern));
+/// ```
+#[must_use]
+pub fn key_may(scopes: &[Scope], permission: Permission) -> bool {
+    let has = |scope| scopes.contains(&scope);
+    match permission {
+        Permission::Any => true,
+        Permission::Read => has(Scope::Read),
+        Permission::Produce => has(Scope::Produce),
+        Permission::Work => has(Scope::Work),
+        Permission::Follow => has(Scope::Work) || has(Scope::Read),
+        Permission::Control => has(Scope::Produce) || has(Scope::Manage),
+        Permission::Manage | Permission::Administer => has(Scope::Manage),
+        Permission::Govern | Permission::Own => false,
+    }
+}
+
+/// Whether a member with this role may.
+///
+/// ```
+/// # use fencepost::domain::access::{role_may, Permission, Role};
+/// assert!(role_may(Role::Member, Permission::Manage));
+/// assert!(!role_may(Role::Viewer, Permission::Produce));
+/// assert!(!role_may(Role::Admin, Permission::Own));
+/// ```
+#[must_use]
+pub fn role_may(role: Role, permission: Permission) -> bool {
+    let least = match permission {
+        Permission::Any | Permission::Read | Permission::Follow => Role::Viewer,
+        Permission::Produce | Permission::Work | Permission::Control | Permission::Manage => {
+            Role::Member
+        }
+        Permission::Administer | Permission::Govern => Role::Admin,
+        Permission::Own => Role::Owner,
+    };
+    role >= least
+}
+
+/// Whether somebody with the role `actor` may make a member of role `from` one of role `to` (none: not a
+/// member). Nobody gives or takes more than they have themselves.
+#[must_use]
+pub fn may_change_member(actor: Role, from: Option<Role>, to: Option<Role>) -> bool {
+    let highest = from.max(to).unwrap_or(Role::Viewer);
+    role_may(actor, Permission::Govern) && actor >= highest
+}
+
+/// Whether a key with the scopes `own` may make one with the scopes `wanted`.
+#[must_use]
+pub fn may_grant(own: &[Scope], wanted: &[Scope]) -> bool {
+    wanted.iter().all(|it| own.contains(it))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_read_back() {
+        assert!(Scope::ALL.into_iter().all(|it| Scope::of_name(it.name()) == Some(it)));
+        assert!(Role::ALL.into_iter().all(|it| Role::of_name(it.name()) == Some(it)));
+        assert_eq!((Scope::of_name("root"), Role::of_name("root")), (None, None));
+    }
+
+    #[test]
+    fn nobody_gives_or_takes_more_than_they_have() {
+        assert!(may_change_member(Role::Admin, None, Some(Role::Admin)));
+        assert!(!may_change_member(Role::Admin, None, Some(Role::Owner)));
+        assert!(!may_change_member(Role::Admin, Some(Role::Owner), None));
+        assert!(may_change_member(Role::Owner, Some(Role::Owner), Some(Role::Viewer)));
+        assert!(!may_change_member(Role::Member, None, Some(Role::Viewer)));
+        assert!(!may_grant(&[Scope::Manage], &[Scope::Produce]));
+        assert!(may_grant(&Scope::ALL, &[Scope::Produce, Scope::Read]));
+    }
+
+    #[test]
+    fn a_higher_role_may_all_that_a_lower_one_may() {
+        let permissions = [
+            Permission::Any,
+            Permission::Read,
+            Permission::Produce,
+            Permission::Work,
+            Permission::Follow,
+            Permission::Control,
+            Permission::Manage,
+            Permission::Administer,
+            Permission::Govern,
+            Permission::Own,
+        ];
+        for pair in Role::ALL.windows(2) {
+            for permission in permissions {
+                assert!(!role_may(pair[0], permission) || role_may(pair[1], permission));
+            }
+        }
+    }
+}

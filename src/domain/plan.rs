@@ -1,0 +1,248 @@
+//! Plans: how much of everything a project may have. They are data, in `ops/plans.toml`; what a plan does
+//! not limit is bounded by [`super::limits`] all the same.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::limits;
+
+/// The plans that this binary was built with.
+pub const BUILT_IN: &str = include_str!("../../ops/plans.toml");
+/// The plan that limits nothing.
+pub const UNLIMITED: &str = "unlimited";
+
+/// What a plan limits, or what replaces single limits of it. Absent: not limited here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Limits {
+    /// Calls a minute that enqueue.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub produce_per_minute: Option<u32>,
+    /// Calls a minute of workers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub work_per_minute: Option<u32>,
+    /// All other calls a minute.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub manage_per_minute: Option<u32>,
+    /// Polls that wait at a time.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub parked_polls: Option<u32>,
+    /// Polls of one key that wait at a time.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub parked_polls_per_key: Option<u32>,
+    /// Jobs that wait or run at a time.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub waiting_jobs: Option<i64>,
+    /// Recurring schedules.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub schedules: Option<i64>,
+    /// Shortest period of a recurring schedule, in seconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub min_schedule_period_seconds: Option<u32>,
+    /// Bytes of a job's payload.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub payload_bytes: Option<usize>,
+    /// Days for which a queue may keep its finished jobs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub retention_days: Option<i32>,
+    /// Live keys.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub keys: Option<i64>,
+    /// Members and open invitations.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub members: Option<i64>,
+}
+
+impl Limits {
+    /// These, and where they say nothing, those.
+    #[must_use]
+    pub fn or(self, those: Self) -> Self {
+        Self {
+            produce_per_minute: self.produce_per_minute.or(those.produce_per_minute),
+            work_per_minute: self.work_per_minute.or(those.work_per_minute),
+            manage_per_minute: self.manage_per_minute.or(those.manage_per_minute),
+            parked_polls: self.parked_polls.or(those.parked_polls),
+            parked_polls_per_key: self.parked_polls_per_key.or(those.parked_polls_per_key),
+            waiting_jobs: self.waiting_jobs.or(those.waiting_jobs),
+            schedules: self.schedules.or(those.schedules),
+            min_schedule_period_seconds: self
+                .min_schedule_period_seconds
+                .or(those.min_schedule_period_seconds),
+            payload_bytes: self.payload_bytes.or(those.payload_bytes),
+            retention_days: self.retention_days.or(those.retention_days),
+            keys: self.keys.or(those.keys),
+            members: self.members.or(those.members),
+        }
+    }
+
+    /// Recurring schedules, bounded.
+    #[must_use]
+    pub fn max_schedules(&self) -> i64 {
+        bounded(self.schedules, limits::MAX_SCHEDULES)
+    }
+
+    /// Shortest period of a recurring schedule, in seconds.
+    #[must_use]
+    pub fn min_schedule_period(&self) -> chrono::TimeDelta {
+        let seconds =
+            self.min_schedule_period_seconds.unwrap_or(limits::MIN_SCHEDULE_PERIOD_SECONDS);
+        chrono::TimeDelta::seconds(seconds.max(limits::MIN_SCHEDULE_PERIOD_SECONDS).into())
+    }
+
+    /// Bytes of a job's payload, bounded.
+    #[must_use]
+    pub fn max_payload_bytes(&self) -> usize {
+        bounded(self.payload_bytes, limits::MAX_PAYLOAD_BYTES)
+    }
+
+    /// Days for which a queue may keep its finished jobs, bounded.
+    #[must_use]
+    pub fn max_retention_days(&self) -> i32 {
+        bounded(self.retention_days, limits::MAX_RETENTION_DAYS)
+    }
+
+    /// Live keys, bounded.
+    #[must_use]
+    pub fn max_keys(&self) -> i64 {
+        bounded(self.keys, limits::MAX_LIVE_KEYS)
+    }
+
+    /// Members and open invitations, bounded.
+    #[must_use]
+    pub fn max_members(&self) -> i64 {
+        bounded(self.members, limits::MAX_MEMBERS)
+    }
+}
+
+fn bounded<T: Ord>(limit: Option<T>, bound: T) -> T {
+    match limit {
+        Some(limit) => limit.min(bound),
+        None => bound,
+    }
+}
+
+/// All plans by name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Plans(BTreeMap<String, Limits>);
+
+/// The file of plans cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum InvalidPlans {
+    /// It is no TOML of this shape.
+    #[error("the plans cannot be read: {0}")]
+    Unreadable(#[from] toml::de::Error),
+    /// A limit of nothing refuses everything.
+    #[error("plan `{0}`: every limit must be at least 1")]
+    Zero(String),
+}
+
+impl Plans {
+    /// Reads a file of plans, as `ops/plans.toml`. The plan `unlimited` is always there.
+    ///
+    /// # Errors
+    /// [`InvalidPlans`] says what is wrong.
+    pub fn parse(text: &str) -> Result<Self, InvalidPlans> {
+        let mut plans: BTreeMap<String, Limits> = toml::from_str(text)?;
+        plans.insert(UNLIMITED.to_owned(), Limits::default());
+        match plans.iter().find(|(_, limits)| has_zero(limits)) {
+            Some((name, _)) => Err(InvalidPlans::Zero(name.clone())),
+            None => Ok(Self(plans)),
+        }
+    }
+
+    /// The plans that this binary was built with.
+    ///
+    /// # Panics
+    /// When they cannot be read, which a test would have found.
+    #[must_use]
+    pub fn built_in() -> Self {
+        Self::parse(BUILT_IN).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// The limits of a plan. One that this node does not know is taken for the strictest that it does: a
+    /// spelling mistake must not open the gates.
+    #[must_use]
+    pub fn limits(&self, plan: &str) -> Limits {
+        let strictest =
+            || self.0.values().min_by_key(|it| it.produce_per_minute.unwrap_or(u32::MAX));
+        self.0.get(plan).or_else(strictest).copied().unwrap_or_default()
+    }
+
+    /// Whether there is such a plan.
+    #[must_use]
+    pub fn has(&self, plan: &str) -> bool {
+        self.0.contains_key(plan)
+    }
+
+    /// The plans' names.
+    #[must_use]
+    pub fn names(&self) -> Vec<&str> {
+        self.0.keys().map(String::as_str).collect()
+    }
+}
+
+/// Whether a limit is 0 or less.
+#[must_use]
+pub fn has_zero(limits: &Limits) -> bool {
+    let value = serde_json::to_value(limits).unwrap_or_default();
+    let mut numbers = value.as_object().into_iter().flat_map(serde_json::Map::values);
+    numbers.any(|it| it.as_i64().is_none_or(|it| it < 1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_built_in_plans_grow_from_free_to_business() {
+        let plans = Plans::built_in();
+        assert_eq!(plans.names(), ["business", "free", "pro", "unlimited"]);
+        let (free, pro, business) =
+            (plans.limits("free"), plans.limits("pro"), plans.limits("business"));
+        assert_eq!(free.produce_per_minute, Some(600));
+        assert_eq!(free.work_per_minute, Some(3_000));
+        assert_eq!(free.manage_per_minute, Some(120));
+        assert_eq!(free.waiting_jobs, Some(10_000));
+        assert_eq!(free.parked_polls, Some(50));
+        assert_eq!(free.retention_days, Some(7));
+        for (plan, factor) in [(pro, 20), (business, 200)] {
+            assert_eq!(plan.produce_per_minute, Some(600 * factor));
+            assert_eq!(plan.work_per_minute, Some(3_000 * factor));
+            assert_eq!(plan.manage_per_minute, Some(120 * factor));
+            assert_eq!(plan.waiting_jobs, Some(10_000 * i64::from(factor)));
+        }
+        assert_eq!(plans.limits(UNLIMITED), Limits::default());
+    }
+
+    #[test]
+    fn an_unknown_plan_is_the_strictest() {
+        let plans = Plans::built_in();
+        assert_eq!(plans.limits("fre"), plans.limits("free"));
+    }
+
+    #[test]
+    fn single_limits_can_be_replaced() {
+        let free = Plans::built_in().limits("free");
+        let more = Limits { waiting_jobs: Some(50_000), ..Limits::default() }.or(free);
+        assert_eq!(more.waiting_jobs, Some(50_000));
+        assert_eq!(more.produce_per_minute, free.produce_per_minute);
+    }
+
+    #[test]
+    fn a_file_of_plans_with_a_mistake_is_refused() {
+        assert!(matches!(Plans::parse("[free]\nproduce = 1"), Err(InvalidPlans::Unreadable(_))));
+        let zero = Plans::parse("[free]\nwork_per_minute = 0");
+        assert!(matches!(zero, Err(InvalidPlans::Zero(plan)) if plan == "free"));
+        assert!(Plans::parse("").is_ok_and(|it| it.has(UNLIMITED)));
+    }
+
+    #[test]
+    fn what_a_plan_does_not_limit_is_bounded_all_the_same() {
+        let none = Limits::default();
+        assert_eq!(none.max_schedules(), limits::MAX_SCHEDULES);
+        assert_eq!(none.max_keys(), limits::MAX_LIVE_KEYS);
+        let much = Limits { keys: Some(i64::MAX), ..none };
+        assert_eq!(much.max_keys(), limits::MAX_LIVE_KEYS);
+    }
+}

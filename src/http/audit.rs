@@ -1,0 +1,304 @@
+//! `/v1/audit-log`: who did what to a project, with which request, and how it was before and after.
+
+use axum::{
+    Json as Reply,
+    body::{Body, Bytes},
+    extract::State,
+    http::{HeaderValue, header::CONTENT_TYPE},
+    response::Response,
+};
+use chrono::{DateTime, Utc};
+use futures_util::stream;
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use utoipa::{IntoParams, ToSchema};
+
+use super::{
+    cursor::{self, List},
+    error::ErrorBody,
+    extract::Query,
+    validate::{Check, stored_json},
+};
+use crate::{
+    app::App,
+    auth::{Administer, Caller},
+    domain::limits::{self, MAX_EXPORTED_AUDIT},
+    error::{Error, chain},
+    ids::{AuditId, ProjectId},
+    store::{
+        self,
+        audit::{AuditFilter, AuditRow},
+    },
+};
+
+pub use crate::store::audit::Deed;
+
+const DEFAULT_PAGE_AUDIT: u32 = 50;
+/// Rows of one look of an export.
+const EXPORT_BATCH: i64 = 500;
+/// Characters of an action, an actor or a target that is asked for.
+const MAX_FILTER_CHARS: usize = 200;
+
+/// Who did something.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+pub struct AuditActor {
+    /// `account`, `key`, `operator` (somebody with access to the database) or `system`.
+    #[schema(example = "account")]
+    pub kind: String,
+    /// The account's or key's id.
+    #[schema(required, example = "acct_01m7w3ha3aextt8pkwwdmxsmqw")]
+    pub id: Option<String>,
+    /// From where.
+    #[schema(required)]
+    pub address: Option<String>,
+}
+
+/// Something that was done.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+pub struct AuditEntry {
+    /// Its id.
+    #[schema(example = "aud_01m7w3ha3aextt8pkwwdmxsmqw")]
+    pub id: String,
+    /// When.
+    pub at: DateTime<Utc>,
+    /// Who did it.
+    pub actor: AuditActor,
+    /// What was done.
+    #[schema(example = "key.revoked")]
+    pub action: String,
+    /// To what.
+    #[schema(required)]
+    pub target: Option<String>,
+    /// With which request.
+    #[schema(required)]
+    pub request_id: Option<String>,
+    /// What it was like, without secrets.
+    #[schema(value_type = serde_json::Value, required)]
+    pub before: Option<Box<RawValue>>,
+    /// What it is like, without secrets.
+    #[schema(value_type = serde_json::Value, required)]
+    pub after: Option<Box<RawValue>>,
+}
+
+impl AuditEntry {
+    /// An entry, as it is kept.
+    ///
+    /// # Errors
+    /// [`Error::Internal`] when what is kept is no JSON.
+    pub fn of(row: AuditRow) -> Result<Self, Error> {
+        Ok(Self {
+            id: row.id.to_string(),
+            at: row.at,
+            actor: AuditActor { kind: row.actor_kind, id: row.actor_id, address: row.address },
+            action: row.action,
+            target: row.target,
+            request_id: row.request_id,
+            before: row.before.map(stored_json).transpose()?,
+            after: row.after.map(stored_json).transpose()?,
+        })
+    }
+}
+
+/// Which entries.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct AuditQuery {
+    /// Only this action, or all of a kind: `key.*`.
+    action: Option<String>,
+    /// Only by this account or key.
+    actor_id: Option<String>,
+    /// Only to this.
+    target: Option<String>,
+    /// Not before.
+    since: Option<DateTime<Utc>>,
+    /// Before.
+    until: Option<DateTime<Utc>>,
+    /// Entries on one page. Default: 50.
+    #[param(minimum = 1, maximum = 200)]
+    limit: Option<u32>,
+    /// `next_cursor` of the page before.
+    cursor: Option<String>,
+}
+
+/// Which entries to export.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct AuditExportQuery {
+    /// Only this action, or all of a kind: `key.*`.
+    action: Option<String>,
+    /// Only by this account or key.
+    actor_id: Option<String>,
+    /// Only to this.
+    target: Option<String>,
+    /// Not before.
+    since: Option<DateTime<Utc>>,
+    /// Before.
+    until: Option<DateTime<Utc>>,
+}
+
+impl AuditExportQuery {
+    fn accept(self, check: &mut Check) -> AuditFilter {
+        let texts =
+            [("action", &self.action), ("actor_id", &self.actor_id), ("target", &self.target)];
+        for (field, text) in texts {
+            check.optional_name(field, text.as_deref(), MAX_FILTER_CHARS);
+        }
+        check.time("since", self.since);
+        check.time("until", self.until);
+        let Self { action, actor_id, target, since, until } = self;
+        AuditFilter { action, actor_id, target, since, until }
+    }
+}
+
+/// A page of entries.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct AuditPage {
+    /// Newest first.
+    pub entries: Vec<AuditEntry>,
+    /// Whether there are more.
+    pub has_more: bool,
+    /// Where the next page begins.
+    #[schema(required)]
+    pub next_cursor: Option<String>,
+}
+
+/// Read the audit log.
+///
+/// Keys, members, settings, queues, dead letters and schedules: whoever changed them is in it, for 400 days. Jobs
+/// have a history of their own.
+#[utoipa::path(
+    get, path = "/audit-log", tag = "audit", operation_id = "audit_list", params(AuditQuery),
+    security(("api_key" = ["manage"]), ("session" = ["admin"])),
+    responses(
+        (status = 200, description = "A page of entries.", body = AuditPage),
+        (status = 400, description = "A parameter is wrong.", body = ErrorBody),
+    ),
+)]
+pub async fn list(
+    caller: Caller<Administer>,
+    State(app): State<App>,
+    Query(query): Query<AuditQuery>,
+) -> Result<Reply<AuditPage>, Error> {
+    let AuditQuery { action, actor_id, target, since, until, limit, cursor } = query;
+    let limit = limit.unwrap_or(DEFAULT_PAGE_AUDIT);
+    let mut check = Check::default();
+    check.range("limit", limit, 1, limits::MAX_PAGE_AUDIT);
+    let filter = AuditExportQuery { action, actor_id, target, since, until }.accept(&mut check);
+    check.finish()?;
+    let list = List(caller.project_id, "audit");
+    let before = cursor.as_deref().map(|it| cursor::read_id(&app, list, it));
+    let before = before.transpose()?.map(AuditId);
+    let mut conn = app.engine.pools.read.acquire().await?;
+    let one_more = i64::from(limit) + 1;
+    let mut rows =
+        store::audit::page(&mut conn, caller.project_id, &filter, before, one_more).await?;
+    let has_more = rows.len() > limit as usize;
+    rows.truncate(limit as usize);
+    let last = rows.last().filter(|_| has_more);
+    let next_cursor = last.map(|it| cursor::write_id(&app, list, it.id.0));
+    let entries = rows.into_iter().map(AuditEntry::of).collect::<Result<_, _>>()?;
+    Ok(Reply(AuditPage { entries, has_more, next_cursor }))
+}
+
+/// Export the audit log.
+///
+/// One entry a line, newest first, at most 100,000.
+#[utoipa::path(
+    get, path = "/audit-log/export", tag = "audit", operation_id = "audit_export", params(AuditExportQuery),
+    security(("api_key" = ["manage"]), ("session" = ["admin"])),
+    responses(
+        (status = 200, description = "Entries, as NDJSON.", body = String, content_type = "application/x-ndjson"),
+        (status = 400, description = "A parameter is wrong.", body = ErrorBody),
+    ),
+)]
+pub async fn export(
+    caller: Caller<Administer>,
+    State(app): State<App>,
+    Query(query): Query<AuditExportQuery>,
+) -> Result<Response, Error> {
+    let mut check = Check::default();
+    let filter = query.accept(&mut check);
+    check.finish()?;
+    let export = Export {
+        app,
+        project_id: caller.project_id,
+        filter,
+        before: None,
+        left: MAX_EXPORTED_AUDIT,
+    };
+    // The first look is made before the answer begins, so that it can still fail properly.
+    let first = export.next().await?;
+    let rest = stream::unfold(first, async |state| {
+        let (lines, export) = state?;
+        let next = match export.next().await {
+            Ok(next) => next,
+            Err(error) => {
+                tracing::warn!(error = chain(&error), "an export broke off");
+                return Some((Err(std::io::Error::other("the export broke off")), None));
+            }
+        };
+        Some((Ok(lines), next))
+    });
+    let mut response = Response::new(Body::from_stream(rest));
+    let kind = HeaderValue::from_static("application/x-ndjson");
+    response.headers_mut().insert(CONTENT_TYPE, kind);
+    Ok(response)
+}
+
+/// How far an export has come.
+struct Export {
+    app: App,
+    project_id: ProjectId,
+    filter: AuditFilter,
+    before: Option<AuditId>,
+    left: i64,
+}
+
+impl Export {
+    /// The next lines, and how it goes on; none: there are no more.
+    async fn next(self) -> Result<Option<(Bytes, Self)>, Error> {
+        if self.left == 0 {
+            return Ok(None);
+        }
+        // In a task of its own: whoever reads the answer may go away at any time.
+        let looking = tokio::spawn(async move {
+            let mut conn = self.app.engine.pools.read.acquire().await?;
+            let limit = EXPORT_BATCH.min(self.left);
+            let rows =
+                store::audit::page(&mut conn, self.project_id, &self.filter, self.before, limit)
+                    .await?;
+            drop(conn);
+            Ok::<_, Error>((rows, self))
+        });
+        let (rows, export) = looking.await.map_err(Error::internal)??;
+        let Some(last) = rows.last().map(|it| it.id) else { return Ok(None) };
+        let left = export.left - rows.len() as i64;
+        let mut lines = Vec::new();
+        for row in rows {
+            serde_json::to_writer(&mut lines, &AuditEntry::of(row)?).map_err(Error::internal)?;
+            lines.push(b'\n');
+        }
+        Ok(Some((lines.into(), Self { before: Some(last), left, ..export })))
+    }
+}
+
+/// Writes down what was done. It is done already: when it cannot be written down, that is said loudly in the log,
+/// and whoever did it is answered all the same.
+pub async fn note<P>(app: &App, caller: &Caller<P>, deed: Deed) {
+    let noted = async {
+        let mut conn = app.engine.pools.read.acquire().await?;
+        store::audit::insert(&mut conn, caller.project_id, &caller.actor(), &deed).await
+    };
+    if let Err(error) = noted.await {
+        tracing::error!(
+            error = chain(&error),
+            action = deed.action,
+            target = deed.target,
+            actor = caller.who.id(),
+            request.id = &*caller.client.request_id,
+            "a deed is not in the audit log"
+        );
+    }
+}

@@ -1,0 +1,418 @@
+//! `/v1/auth/…`: signing up, logging in and out, passwords, and the proof of an address. Nobody needs a
+//! credential to call these; each call is counted by address.
+
+use axum::{Extension, Json as Reply, extract::State, http::StatusCode};
+use chrono::{DateTime, Utc};
+use secrecy::{ExposeSecret, SecretString};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::{
+    error::ErrorBody,
+    extract::{Json, RequestBody},
+    keys::MadeApiKey,
+    projects::Project,
+};
+use crate::{
+    accounts::{Client, SignUp, SignedIn},
+    app::{App, Forget},
+    auth::Person,
+    domain::limits,
+    error::Error,
+    store,
+};
+
+/// Somebody who wants to sign up.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(example = json!({"email": "ada@example.com", "password": "quiet otters borrow umbrellas", "project_name": "Acme"}))]
+pub struct SignupRequest {
+    /// Where mail is read.
+    #[schema(min_length = 3, max_length = 254)]
+    email: String,
+    /// 12 to 128 characters that nobody would guess.
+    #[schema(value_type = String, min_length = 12, max_length = 128)]
+    password: SecretString,
+    /// What the first project is called. Default: `default`.
+    #[schema(min_length = 1, max_length = 100)]
+    project_name: Option<String>,
+    /// What an invitation to a project brought: no project of one's own is made then.
+    #[schema(value_type = Option<String>)]
+    invitation: Option<SecretString>,
+}
+
+impl RequestBody for SignupRequest {}
+
+/// An account.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Account {
+    /// Its id.
+    #[schema(example = "acct_01m7w3ha3aextt8pkwwdmxsmqw")]
+    pub id: String,
+    /// Where mail is read.
+    pub email: String,
+    /// Whether somebody has proved that.
+    pub email_verified: bool,
+    /// When it was made.
+    pub created_at: DateTime<Utc>,
+}
+
+impl From<store::accounts::Account> for Account {
+    fn from(it: store::accounts::Account) -> Self {
+        Self {
+            id: it.id.to_string(),
+            email: it.email,
+            email_verified: it.verified_at.is_some(),
+            created_at: it.created_at,
+        }
+    }
+}
+
+/// What signing up has made.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct SignupReply {
+    /// The account.
+    pub account: Account,
+    /// Its project, or the one that it was invited to.
+    pub project: Project,
+    /// A key that may do everything, and works at once: the only time that it is seen. Null for whoever was
+    /// invited.
+    #[schema(required)]
+    pub api_key: Option<MadeApiKey>,
+}
+
+/// Sign up.
+///
+/// Makes an account, a project, and a key that works at once. A mail asks for proof of the address; the answer is
+/// the same whether or not the address is known here.
+#[utoipa::path(
+    post, path = "/auth/signup", tag = "accounts", operation_id = "auth_signup",
+    request_body = SignupRequest, security(()),
+    responses(
+        (status = 201, description = "Welcome.", body = SignupReply),
+        (status = 400, description = "The address is none, or the password is weak.", body = ErrorBody),
+        (status = 403, description = "Signing up is not open here.", body = ErrorBody),
+        (status = 413, description = "The body is too large.", body = ErrorBody),
+        (status = 415, description = "The body is not JSON.", body = ErrorBody),
+        (status = 429, description = "Too many from this address.", body = ErrorBody),
+        (status = 503, description = "Try again later.", body = ErrorBody),
+    ),
+)]
+pub async fn signup(
+    State(app): State<App>,
+    Extension(client): Extension<Client>,
+    Json(request): Json<SignupRequest>,
+) -> Result<(StatusCode, Reply<SignupReply>), Error> {
+    let SignupRequest { email, password, project_name, invitation } = request;
+    let wish = SignUp { email, password, project_name, invitation };
+    let made = app.accounts.sign_up(wish, &client).await?;
+    let reply = SignupReply {
+        account: made.account.into(),
+        project: Project::of(made.project, Some(made.role)),
+        api_key: made.key.map(MadeApiKey::from),
+    };
+    Ok((StatusCode::CREATED, Reply(reply)))
+}
+
+/// An address and its password.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct LoginRequest {
+    /// The address.
+    #[schema(min_length = 3, max_length = 254)]
+    email: String,
+    /// The password.
+    #[schema(value_type = String, max_length = 128)]
+    password: SecretString,
+}
+
+impl RequestBody for LoginRequest {}
+
+/// A session's tokens.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct SessionReply {
+    /// To be shown as `Authorization: Bearer …`.
+    pub access_token: String,
+    /// How long it is good for.
+    pub expires_in_seconds: i64,
+    /// Gets the next pair, once: `POST /v1/auth/refresh`.
+    pub refresh_token: String,
+    /// The account.
+    #[schema(example = "acct_01m7w3ha3aextt8pkwwdmxsmqw")]
+    pub account_id: String,
+    /// The session.
+    #[schema(example = "sess_01m7w3ha3aextt8pkwwdmxsmqw")]
+    pub session_id: String,
+}
+
+impl From<SignedIn> for SessionReply {
+    fn from(it: SignedIn) -> Self {
+        Self {
+            access_token: it.access_token,
+            expires_in_seconds: limits::ACCESS_TOKEN_SECONDS,
+            refresh_token: it.refresh_token.expose_secret().to_owned(),
+            account_id: it.bearer.account_id.to_string(),
+            session_id: it.bearer.session_id.to_string(),
+        }
+    }
+}
+
+/// Log in.
+///
+/// Known and unknown addresses are answered alike.
+#[utoipa::path(
+    post, path = "/auth/login", tag = "accounts", operation_id = "auth_login",
+    request_body = LoginRequest, security(()),
+    responses(
+        (status = 200, description = "A session.", body = SessionReply),
+        (status = 400, description = "The address is none.", body = ErrorBody),
+        (status = 401, description = "Address and password do not belong together.", body = ErrorBody),
+        (status = 413, description = "The body is too large.", body = ErrorBody),
+        (status = 415, description = "The body is not JSON.", body = ErrorBody),
+        (status = 429, description = "Too many tries.", body = ErrorBody),
+        (status = 503, description = "Try again later.", body = ErrorBody),
+    ),
+)]
+pub async fn login(
+    State(app): State<App>,
+    Extension(client): Extension<Client>,
+    Json(request): Json<LoginRequest>,
+) -> Result<Reply<SessionReply>, Error> {
+    check_length("password", &request.password)?;
+    let signed_in = app.accounts.log_in(&request.email, request.password, &client).await?;
+    Ok(Reply(signed_in.into()))
+}
+
+/// A password that is longer than any that was ever kept is not even hashed.
+fn check_length(field: &str, password: &SecretString) -> Result<(), Error> {
+    let max = limits::MAX_PASSWORD_CHARS;
+    if password.expose_secret().chars().count() > max {
+        return Err(Error::invalid(field, format!("must be at most {max} characters")));
+    }
+    Ok(())
+}
+
+/// A refresh token.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RefreshRequest {
+    /// The newest one of the session.
+    #[schema(value_type = String, max_length = 128)]
+    refresh_token: SecretString,
+}
+
+impl RequestBody for RefreshRequest {}
+
+/// Get the next pair of tokens.
+///
+/// A refresh token is used once: one that comes a second time ends its session, because somebody must have
+/// stolen it.
+#[utoipa::path(
+    post, path = "/auth/refresh", tag = "accounts", operation_id = "auth_refresh",
+    request_body = RefreshRequest, security(()),
+    responses(
+        (status = 200, description = "The next pair.", body = SessionReply),
+        (status = 400, description = "The request cannot be read.", body = ErrorBody),
+        (status = 401, description = "The token is unknown or was used, or the session is over.", body = ErrorBody),
+        (status = 413, description = "The body is too large.", body = ErrorBody),
+        (status = 415, description = "The body is not JSON.", body = ErrorBody),
+        (status = 429, description = "Too many requests.", body = ErrorBody),
+        (status = 503, description = "Try again later.", body = ErrorBody),
+    ),
+)]
+pub async fn refresh(
+    State(app): State<App>,
+    Json(request): Json<RefreshRequest>,
+) -> Result<Reply<SessionReply>, Error> {
+    match app.accounts.refresh(&request.refresh_token).await? {
+        Ok(signed_in) => Ok(Reply(signed_in.into())),
+        Err(ended) => {
+            app.forget(Forget::Session(ended)).await;
+            Err(Error::InvalidCredentials)
+        }
+    }
+}
+
+/// Log out.
+///
+/// The session is over, everywhere, with all its tokens.
+#[utoipa::path(
+    post, path = "/auth/logout", tag = "accounts", operation_id = "auth_logout",
+    security(("session" = [])),
+    responses((status = 204, description = "Goodbye."), (status = 401, description = "No live session.", body = ErrorBody)),
+)]
+pub async fn logout(person: Person, State(app): State<App>) -> Result<StatusCode, Error> {
+    let bearer = person.bearer;
+    let mut conn = app.engine.pools.read.acquire().await?;
+    store::sessions::revoke(&mut conn, bearer.account_id, bearer.session_id).await?;
+    drop(conn);
+    app.forget(Forget::Session(bearer.session_id)).await;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Another password.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PasswordRequest {
+    /// The present one.
+    #[schema(value_type = String, max_length = 128)]
+    current_password: SecretString,
+    /// The next one: 12 to 128 characters that nobody would guess.
+    #[schema(value_type = String, min_length = 12, max_length = 128)]
+    new_password: SecretString,
+}
+
+impl RequestBody for PasswordRequest {}
+
+/// Change the password.
+///
+/// All other sessions are over.
+#[utoipa::path(
+    post, path = "/auth/password", tag = "accounts", operation_id = "auth_password",
+    request_body = PasswordRequest, security(("session" = [])),
+    responses(
+        (status = 204, description = "It is changed."),
+        (status = 400, description = "The new password is weak.", body = ErrorBody),
+        (status = 401, description = "No live session, or the present password is another.", body = ErrorBody),
+        (status = 413, description = "The body is too large.", body = ErrorBody),
+        (status = 415, description = "The body is not JSON.", body = ErrorBody),
+    ),
+)]
+pub async fn password(
+    person: Person,
+    State(app): State<App>,
+    Json(request): Json<PasswordRequest>,
+) -> Result<StatusCode, Error> {
+    check_length("current_password", &request.current_password)?;
+    let (present, new) = (request.current_password, request.new_password);
+    let ended = app.accounts.change_password(person.bearer, present, new).await?;
+    for session in ended {
+        app.forget(Forget::Session(session)).await;
+    }
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Whose password is forgotten.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ResetRequest {
+    /// The address.
+    #[schema(min_length = 3, max_length = 254)]
+    email: String,
+}
+
+impl RequestBody for ResetRequest {}
+
+/// Forget the password.
+///
+/// If anybody has the address, they get a mail. The answer does not say whether.
+#[utoipa::path(
+    post, path = "/auth/password/reset", tag = "accounts", operation_id = "auth_password_reset",
+    request_body = ResetRequest, security(()),
+    responses(
+        (status = 204, description = "A mail is on its way, if anybody has the address."),
+        (status = 400, description = "The address is none.", body = ErrorBody),
+        (status = 413, description = "The body is too large.", body = ErrorBody),
+        (status = 415, description = "The body is not JSON.", body = ErrorBody),
+        (status = 429, description = "Too many from this address, or too many mails to it.", body = ErrorBody),
+        (status = 503, description = "Try again later.", body = ErrorBody),
+    ),
+)]
+pub async fn request_reset(
+    State(app): State<App>,
+    Extension(client): Extension<Client>,
+    Json(request): Json<ResetRequest>,
+) -> Result<StatusCode, Error> {
+    app.accounts.request_reset(&request.email, &client).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// What was mailed, and another password.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ConfirmResetRequest {
+    /// What was mailed.
+    #[schema(value_type = String, max_length = 128)]
+    token: SecretString,
+    /// 12 to 128 characters that nobody would guess.
+    #[schema(value_type = String, min_length = 12, max_length = 128)]
+    new_password: SecretString,
+}
+
+impl RequestBody for ConfirmResetRequest {}
+
+/// Choose another password.
+///
+/// All sessions are over.
+#[utoipa::path(
+    post, path = "/auth/password/reset/confirm", tag = "accounts", operation_id = "auth_password_reset_confirm",
+    request_body = ConfirmResetRequest, security(()),
+    responses(
+        (status = 204, description = "It is changed: log in."),
+        (status = 400, description = "The token is not good, or the password is weak.", body = ErrorBody),
+        (status = 413, description = "The body is too large.", body = ErrorBody),
+        (status = 415, description = "The body is not JSON.", body = ErrorBody),
+        (status = 429, description = "Too many requests.", body = ErrorBody),
+        (status = 503, description = "Try again later.", body = ErrorBody),
+    ),
+)]
+pub async fn confirm_reset(
+    State(app): State<App>,
+    Extension(client): Extension<Client>,
+    Json(request): Json<ConfirmResetRequest>,
+) -> Result<StatusCode, Error> {
+    let ConfirmResetRequest { token, new_password } = request;
+    let ended = app.accounts.confirm_reset(&token, new_password, &client).await?;
+    for session in ended {
+        app.forget(Forget::Session(session)).await;
+    }
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// What was mailed.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct VerifyRequest {
+    /// What was mailed.
+    #[schema(value_type = String, max_length = 128)]
+    token: SecretString,
+}
+
+impl RequestBody for VerifyRequest {}
+
+/// Prove an address.
+#[utoipa::path(
+    post, path = "/auth/verify", tag = "accounts", operation_id = "auth_verify",
+    request_body = VerifyRequest, security(()),
+    responses(
+        (status = 204, description = "It is proved."),
+        (status = 400, description = "The token is not good.", body = ErrorBody),
+        (status = 409, description = "Another account has proved the address before.", body = ErrorBody),
+        (status = 413, description = "The body is too large.", body = ErrorBody),
+        (status = 415, description = "The body is not JSON.", body = ErrorBody),
+        (status = 429, description = "Too many requests.", body = ErrorBody),
+        (status = 503, description = "Try again later.", body = ErrorBody),
+    ),
+)]
+pub async fn verify(
+    State(app): State<App>,
+    Extension(client): Extension<Client>,
+    Json(request): Json<VerifyRequest>,
+) -> Result<StatusCode, Error> {
+    app.accounts.verify(&request.token, &client).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Get the mail that proves the address once more.
+#[utoipa::path(
+    post, path = "/auth/verify/send", tag = "accounts", operation_id = "auth_verify_send",
+    security(("session" = [])),
+    responses((status = 204, description = "It is on its way."), (status = 401, description = "No live session.", body = ErrorBody)),
+)]
+pub async fn send_verification(
+    person: Person,
+    State(app): State<App>,
+) -> Result<StatusCode, Error> {
+    app.accounts.send_verification(person.bearer).await?;
+    Ok(StatusCode::NO_CONTENT)
+}

@@ -1,0 +1,400 @@
+//! `/v1/keys`: what opens a project. A key is seen once, when it is made; nobody makes one that may do more, or
+//! lasts longer, than they do themselves.
+
+pub mod end;
+
+use axum::{Json as Reply, extract::State, http::StatusCode};
+use chrono::{DateTime, Utc};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use sqlx::Acquire;
+use utoipa::{IntoParams, ToSchema};
+
+use super::{
+    cursor::{self, List},
+    error::ErrorBody,
+    extract::{Json, KeyInPath, Object, Query, RequestBody},
+    validate::Check,
+};
+use crate::{
+    accounts::{KeyWish, MadeKey, make_key},
+    app::App,
+    auth::{Administer, Caller, Who},
+    domain::{
+        access::{Preset, Scope, may_grant},
+        limits::{self, MAX_KEY_CALLS_PER_MINUTE, MAX_KEY_SECONDS},
+    },
+    error::Error,
+    ids::KeyId,
+    store::{self, audit::Deed, keys::ListedKey},
+};
+
+const DEFAULT_PAGE_KEYS: u32 = 50;
+
+/// Whether a key opens its project.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum KeyState {
+    /// It does.
+    Live,
+    /// Not any more: its time was over.
+    Expired,
+    /// Not any more: somebody revoked it.
+    Revoked,
+}
+
+/// Calls a minute that a key has for itself, beside its project's.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct KeyRateLimits {
+    /// Calls that enqueue.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 1_000_000, nullable = false)]
+    pub produce_per_minute: Option<i32>,
+    /// Calls of workers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 1_000_000, nullable = false)]
+    pub work_per_minute: Option<i32>,
+    /// All others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 1_000_000, nullable = false)]
+    pub manage_per_minute: Option<i32>,
+}
+
+/// An API key, without its secret.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct ApiKey {
+    /// Its id; not the key itself.
+    #[schema(example = "key_01m7w3ha3aextt8pkwwdmxsmqw")]
+    pub id: String,
+    /// What it is called.
+    pub name: String,
+    /// How it begins and ends.
+    #[schema(example = "fp_live_4xZq…9aBc")]
+    pub shown: String,
+    /// Whether it opens its project.
+    pub state: KeyState,
+    /// What it may be used for.
+    pub scopes: Vec<Scope>,
+    /// Its own limits.
+    pub rate_limits: KeyRateLimits,
+    /// When it was made.
+    pub created_at: DateTime<Utc>,
+    /// Who made it: an account's or a key's id; null: an operator.
+    #[schema(required)]
+    pub created_by: Option<String>,
+    /// When it was last used, to within some seconds.
+    #[schema(required)]
+    pub last_used_at: Option<DateTime<Utc>>,
+    /// When it ends by itself.
+    #[schema(required)]
+    pub expires_at: Option<DateTime<Utc>>,
+    /// When it was revoked.
+    #[schema(required)]
+    pub revoked_at: Option<DateTime<Utc>>,
+}
+
+impl From<ListedKey> for ApiKey {
+    fn from(row: ListedKey) -> Self {
+        let state = match (row.is_live, row.revoked_at) {
+            (true, _) => KeyState::Live,
+            (false, Some(_)) => KeyState::Revoked,
+            (false, None) => KeyState::Expired,
+        };
+        Self {
+            id: row.id.to_string(),
+            name: row.name,
+            shown: format!("{}…{}", row.shown_prefix, row.shown_end),
+            state,
+            scopes: row.scopes.iter().filter_map(|it| Scope::of_name(it)).collect(),
+            rate_limits: KeyRateLimits {
+                produce_per_minute: row.produce_per_minute,
+                work_per_minute: row.work_per_minute,
+                manage_per_minute: row.manage_per_minute,
+            },
+            created_at: row.created_at,
+            created_by: row.created_by,
+            last_used_at: row.last_used_at,
+            expires_at: row.expires_at,
+            revoked_at: row.revoked_at,
+        }
+    }
+}
+
+/// A key that was made.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct MadeApiKey {
+    /// The key itself: the only time that it is seen.
+    #[schema(example = "fp_live_…")]
+    pub secret: String,
+    /// What is known of it from now on.
+    pub key: ApiKey,
+}
+
+impl From<MadeKey> for MadeApiKey {
+    fn from(made: MadeKey) -> Self {
+        Self { secret: made.secret, key: made.listed.into() }
+    }
+}
+
+/// Which keys to list.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct KeysQuery {
+    /// Keys on one page. Default: 50.
+    #[param(minimum = 1, maximum = 200)]
+    limit: Option<u32>,
+    /// `next_cursor` of the page before.
+    cursor: Option<String>,
+}
+
+/// A page of keys.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct KeyPage {
+    /// Newest first, those included that open nothing any more.
+    pub keys: Vec<ApiKey>,
+    /// Whether there are more.
+    pub has_more: bool,
+    /// Where the next page begins.
+    #[schema(required)]
+    pub next_cursor: Option<String>,
+}
+
+/// List keys.
+#[utoipa::path(
+    get, path = "/keys", tag = "keys", operation_id = "keys_list", params(KeysQuery),
+    security(("api_key" = ["manage"]), ("session" = ["admin"])),
+    responses(
+        (status = 200, description = "A page of keys.", body = KeyPage),
+        (status = 400, description = "A parameter is wrong.", body = ErrorBody),
+    ),
+)]
+pub async fn list(
+    caller: Caller<Administer>,
+    State(app): State<App>,
+    Query(query): Query<KeysQuery>,
+) -> Result<Reply<KeyPage>, Error> {
+    let limit = query.limit.unwrap_or(DEFAULT_PAGE_KEYS);
+    let mut check = Check::default();
+    check.range("limit", limit, 1, limits::MAX_PAGE_KEYS);
+    check.finish()?;
+    let list = List(caller.project_id, "keys");
+    let before = query.cursor.as_deref().map(|it| cursor::read_id(&app, list, it));
+    let before = before.transpose()?.map(KeyId);
+    let mut conn = app.engine.pools.read.acquire().await?;
+    let one_more = i64::from(limit) + 1;
+    let mut rows = store::keys::list(&mut conn, caller.project_id, before, one_more).await?;
+    let has_more = rows.len() > limit as usize;
+    rows.truncate(limit as usize);
+    let last = rows.last().filter(|_| has_more);
+    let next_cursor = last.map(|it| cursor::write_id(&app, list, it.id.0));
+    let keys = rows.into_iter().map(ApiKey::from).collect();
+    Ok(Reply(KeyPage { keys, has_more, next_cursor }))
+}
+
+/// A key to make.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(example = json!({"name": "billing worker", "preset": "worker"}))]
+pub struct CreateKeyRequest {
+    /// What to call it.
+    #[schema(min_length = 1, max_length = 100)]
+    name: String,
+    /// What it may be used for. Default: all that you may give.
+    #[schema(min_items = 1, max_items = 4)]
+    scopes: Option<Vec<Scope>>,
+    /// Scopes that go together. Instead of `scopes`.
+    preset: Option<Preset>,
+    /// When it ends by itself, at most ten years ahead. Default: never, or when the key ends that makes it.
+    expires_at: Option<DateTime<Utc>>,
+    /// Calls a minute that it has for itself.
+    #[schema(value_type = Option<KeyRateLimits>)]
+    rate_limits: Option<Object<KeyRateLimits>>,
+}
+
+impl RequestBody for CreateKeyRequest {}
+
+impl CreateKeyRequest {
+    fn accept(self, caller: &Caller<Administer>) -> Result<KeyWish, Error> {
+        let mut check = Check::default();
+        check.name("name", &self.name, limits::MAX_NAME_CHARS);
+        if self.scopes.is_some() && self.preset.is_some() {
+            check.refuse("preset", "must not be sent together with scopes");
+        }
+        check.time("expires_at", self.expires_at);
+        let Object(rates) = self.rate_limits.unwrap_or(Object(KeyRateLimits::default()));
+        let fields = [
+            ("rate_limits.produce_per_minute", rates.produce_per_minute),
+            ("rate_limits.work_per_minute", rates.work_per_minute),
+            ("rate_limits.manage_per_minute", rates.manage_per_minute),
+        ];
+        for (field, value) in fields {
+            check.range(field, value.unwrap_or(1), 1, MAX_KEY_CALLS_PER_MINUTE);
+        }
+        let own = caller.who.scopes();
+        let preset = self.preset.map(|it| it.scopes().to_vec());
+        let mut scopes = self.scopes.or(preset).unwrap_or_else(|| own.to_vec());
+        scopes.sort();
+        scopes.dedup();
+        if scopes.is_empty() {
+            check.refuse("scopes", "must name at least one scope");
+        }
+        check.finish()?;
+        if !may_grant(own, &scopes) {
+            return Err(Error::RoleExceedsCaller);
+        }
+        Ok(KeyWish {
+            name: self.name,
+            scopes,
+            expires_at: earliest(self.expires_at, &caller.who),
+            created_by: Some(caller.who.id()),
+            per_minute: [rates.produce_per_minute, rates.work_per_minute, rates.manage_per_minute],
+        })
+    }
+}
+
+/// When a key ends: as wanted, but not after the key that makes it.
+fn earliest(wanted: Option<DateTime<Utc>>, who: &Who) -> Option<DateTime<Utc>> {
+    let own = match who {
+        Who::Key(it, _) => it.owner.expires_at,
+        Who::Member(..) => None,
+    };
+    [wanted, own].into_iter().flatten().min()
+}
+
+/// What the audit log shows of a key.
+fn facts(key: &ListedKey) -> String {
+    let shown = format!("{}…{}", key.shown_prefix, key.shown_end);
+    json!({
+        "name": key.name, "shown": shown, "scopes": key.scopes, "expires_at": key.expires_at,
+    })
+    .to_string()
+}
+
+/// Make a key.
+///
+/// The key itself is in the answer, and nowhere else: so this is no request that can be repeated with an
+/// `Idempotency-Key`.
+#[utoipa::path(
+    post, path = "/keys", tag = "keys", operation_id = "keys_create",
+    security(("api_key" = ["manage"]), ("session" = ["admin"])),
+    request_body = CreateKeyRequest,
+    responses(
+        (status = 201, description = "The key, and the only time that it is seen.", body = MadeApiKey),
+        (status = 400, description = "The request cannot be read or breaks a rule.", body = ErrorBody),
+        (status = 413, description = "The body is too large.", body = ErrorBody),
+        (status = 415, description = "The body is not JSON.", body = ErrorBody),
+    ),
+)]
+pub async fn create(
+    caller: Caller<Administer>,
+    State(app): State<App>,
+    Json(request): Json<CreateKeyRequest>,
+) -> Result<(StatusCode, Reply<MadeApiKey>), Error> {
+    let wish = request.accept(&caller)?;
+    let mut conn = app.engine.pools.read.acquire().await?;
+    let mut tx = conn.begin().await?;
+    if let Some(expires_at) = wish.expires_at {
+        let ahead = store::keys::seconds_until(&mut tx, expires_at).await?;
+        if !(1.0..=MAX_KEY_SECONDS as f64).contains(&ahead) {
+            return Err(Error::invalid("expires_at", "must lie ahead, at most ten years"));
+        }
+    }
+    let made = make(&mut tx, &caller, wish).await?;
+    note(&mut tx, &caller, "key.created", None, Some(&made.listed)).await?;
+    tx.commit().await?;
+    Ok((StatusCode::CREATED, Reply(made.into())))
+}
+
+async fn make(
+    conn: &mut sqlx::PgConnection,
+    caller: &Caller<Administer>,
+    wish: KeyWish,
+) -> Result<MadeKey, Error> {
+    let project = store::projects::get(conn, caller.project_id).await?;
+    let project = project.ok_or(Error::ProjectNotFound)?;
+    make_key(conn, (project.id, &project.mode), wish, caller.limits.max_keys()).await
+}
+
+async fn note(
+    conn: &mut sqlx::PgConnection,
+    caller: &Caller<Administer>,
+    action: &'static str,
+    before: Option<&ListedKey>,
+    after: Option<&ListedKey>,
+) -> Result<(), Error> {
+    let deed = Deed {
+        action,
+        target: before.or(after).map(|it| it.id.to_string()),
+        before: before.map(facts),
+        after: after.map(facts),
+    };
+    store::audit::insert(conn, caller.project_id, &caller.actor(), &deed).await?;
+    Ok(())
+}
+
+/// Read a key.
+#[utoipa::path(
+    get, path = "/keys/{key_id}", tag = "keys", operation_id = "keys_get",
+    security(("api_key" = ["manage"]), ("session" = ["admin"])),
+    params(("key_id" = String, Path, description = "The key's id.", example = "key_01m7w3ha3aextt8pkwwdmxsmqw")),
+    responses(
+        (status = 200, description = "The key, without its secret.", body = ApiKey),
+        (status = 404, description = "The project has no such key.", body = ErrorBody),
+    ),
+)]
+pub async fn get(
+    caller: Caller<Administer>,
+    State(app): State<App>,
+    KeyInPath(id): KeyInPath,
+) -> Result<Reply<ApiKey>, Error> {
+    let mut conn = app.engine.pools.read.acquire().await?;
+    let row = store::keys::lock(&mut conn, caller.project_id, id).await?;
+    Ok(Reply(row.ok_or(Error::KeyNotFound)?.into()))
+}
+
+/// Another name.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ChangeKeyRequest {
+    /// What to call it. What a key may do never changes: make another.
+    #[schema(min_length = 1, max_length = 100)]
+    name: String,
+}
+
+impl RequestBody for ChangeKeyRequest {}
+
+/// Give a key another name.
+#[utoipa::path(
+    patch, path = "/keys/{key_id}", tag = "keys", operation_id = "keys_change",
+    security(("api_key" = ["manage"]), ("session" = ["admin"])),
+    params(("key_id" = String, Path, description = "The key's id.", example = "key_01m7w3ha3aextt8pkwwdmxsmqw")),
+    request_body = ChangeKeyRequest,
+    responses(
+        (status = 200, description = "The key, as it is now.", body = ApiKey),
+        (status = 400, description = "The request cannot be read or breaks a rule.", body = ErrorBody),
+        (status = 404, description = "The project has no such key.", body = ErrorBody),
+        (status = 413, description = "The body is too large.", body = ErrorBody),
+        (status = 415, description = "The body is not JSON.", body = ErrorBody),
+    ),
+)]
+pub async fn change(
+    caller: Caller<Administer>,
+    State(app): State<App>,
+    KeyInPath(id): KeyInPath,
+    Json(request): Json<ChangeKeyRequest>,
+) -> Result<Reply<ApiKey>, Error> {
+    let mut check = Check::default();
+    check.name("name", &request.name, limits::MAX_NAME_CHARS);
+    check.finish()?;
+    let mut conn = app.engine.pools.read.acquire().await?;
+    let mut tx = conn.begin().await?;
+    let before = store::keys::lock(&mut tx, caller.project_id, id).await?;
+    let before = before.ok_or(Error::KeyNotFound)?;
+    store::keys::rename(&mut tx, caller.project_id, id, &request.name).await?;
+    let after = ListedKey { name: request.name, ..before.clone() };
+    note(&mut tx, &caller, "key.changed", Some(&before), Some(&after)).await?;
+    tx.commit().await?;
+    Ok(Reply(after.into()))
+}

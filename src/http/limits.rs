@@ -1,0 +1,121 @@
+//! `/v1/limits`: every limit of a project, how much of it is used, and when it is whole again.
+
+use axum::{Json as Reply, extract::State};
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use crate::{
+    app::App,
+    auth::{Anybody, Caller, Who, project_limits},
+    domain::limits as bounds,
+    engine::quota,
+    error::Error,
+    store,
+};
+
+/// What a limit limits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum LimitKind {
+    /// Calls in a window.
+    Rate,
+    /// Things that there are at a time.
+    Quota,
+    /// One value of each thing.
+    Bound,
+}
+
+/// A limit.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Limit {
+    /// Its name, as in the file of plans.
+    #[schema(example = "produce_per_minute")]
+    pub name: &'static str,
+    /// What it limits.
+    pub kind: LimitKind,
+    /// How much; null: any number.
+    #[schema(required)]
+    pub limit: Option<i64>,
+    /// How much of it is used; null: that makes no sense, or is not counted.
+    #[schema(required)]
+    pub used: Option<i64>,
+    /// For a rate: seconds until it is whole again.
+    #[schema(required)]
+    pub reset_seconds: Option<u32>,
+}
+
+/// A project's limits.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct LimitList {
+    /// Its plan.
+    #[schema(example = "free")]
+    pub plan: String,
+    /// Every limit.
+    pub limits: Vec<Limit>,
+}
+
+fn quota(name: &'static str, limit: Option<i64>, used: i64) -> Limit {
+    Limit { name, kind: LimitKind::Quota, limit, used: Some(used), reset_seconds: None }
+}
+
+fn bound(name: &'static str, limit: i64) -> Limit {
+    Limit { name, kind: LimitKind::Bound, limit: Some(limit), used: None, reset_seconds: None }
+}
+
+/// See your limits.
+///
+/// With how much of each is used, and when a rate is whole again. A key with limits of its own sees the tighter.
+#[utoipa::path(
+    get, path = "/limits", tag = "limits", operation_id = "limits_list",
+    security(("api_key" = []), ("session" = ["viewer"])),
+    responses((status = 200, description = "Every limit.", body = LimitList)),
+)]
+pub async fn list(
+    caller: Caller<Anybody>,
+    State(app): State<App>,
+) -> Result<Reply<LimitList>, Error> {
+    let (project_id, limits) = (caller.project_id, &caller.limits);
+    let (standings, parked) = project_limits(&app, &caller.who, project_id, limits).await;
+    let rate = |name, budget: &str| {
+        let standing = standings.iter().find(|it| it.0 == budget).map(|it| it.1);
+        Limit {
+            name,
+            kind: LimitKind::Rate,
+            limit: standing.map(|it| it.rate.count.into()),
+            used: standing.map(|it| i64::from(it.rate.count.saturating_sub(it.remaining))),
+            reset_seconds: standing.map(|it| it.reset_seconds),
+        }
+    };
+    let waiting = quota::waiting(&app.engine, project_id).await?;
+    let mut conn = app.engine.pools.read.acquire().await?;
+    let schedules = store::schedules::census(&mut conn, project_id).await?.schedules;
+    let keys = store::keys::count(&mut conn, project_id).await?;
+    let members = store::members::count(&mut conn, project_id).await?;
+    drop(conn);
+    let period = limits.min_schedule_period().num_seconds();
+    let payload = i64::try_from(limits.max_payload_bytes()).unwrap_or(i64::MAX);
+    let plan = match &caller.who {
+        Who::Key(it, _) => it.owner.plan.clone(),
+        Who::Member(it, _) => it.membership.plan.clone(),
+    };
+    let parked_polls = limits.parked_polls.map(i64::from);
+    let list = vec![
+        rate("produce_per_minute", "produce"),
+        rate("work_per_minute", "work"),
+        rate("manage_per_minute", "manage"),
+        Limit { used: parked.map(i64::from), ..quota("parked_polls", parked_polls, 0) },
+        Limit {
+            used: None,
+            ..quota("parked_polls_per_key", limits.parked_polls_per_key.map(i64::from), 0)
+        },
+        quota("waiting_jobs", limits.waiting_jobs, waiting),
+        quota("schedules", Some(limits.max_schedules()), schedules),
+        quota("keys", Some(limits.max_keys()), keys),
+        quota("members", Some(limits.max_members()), members),
+        bound("min_schedule_period_seconds", period),
+        bound("payload_bytes", payload),
+        bound("retention_days", limits.max_retention_days().into()),
+        bound("batch_jobs", bounds::MAX_ENQUEUE_BATCH_JOBS as i64),
+    ];
+    Ok(Reply(LimitList { plan, limits: list }))
+}

@@ -1,0 +1,256 @@
+//! `/v1/me`: what an account can see of itself, and its end. For sessions only.
+
+use axum::{Extension, Json as Reply, extract::State, http::StatusCode};
+use chrono::{DateTime, Utc};
+use secrecy::SecretString;
+use serde::{Deserialize, Serialize};
+use sqlx::Acquire;
+use utoipa::ToSchema;
+
+use super::{
+    audit::AuditEntry,
+    auth::Account,
+    error::ErrorBody,
+    extract::{Json, RequestBody, SessionInPath},
+    projects::Project,
+};
+use crate::{
+    accounts::Client,
+    app::{App, Forget},
+    auth::Person,
+    domain::limits::MAX_SHOWN_SESSIONS,
+    error::Error,
+    store::{self, audit::AuditFilter, members::Membership, sessions},
+};
+
+/// Projects that one answer shows; an account is a member of fewer.
+const MAX_SHOWN_PROJECTS: i64 = 1_000;
+/// Deeds of one project that an export shows, newest first.
+const MAX_EXPORTED_DEEDS: i64 = 1_000;
+
+/// Who is calling.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Me {
+    /// The account.
+    pub account: Account,
+    /// The session that asks.
+    #[schema(example = "sess_01m7w3ha3aextt8pkwwdmxsmqw")]
+    pub session_id: String,
+    /// Projects that the account is a member of.
+    pub projects: Vec<Project>,
+}
+
+async fn find(app: &App, person: Person) -> Result<(Account, Vec<Membership>), Error> {
+    let mut conn = app.engine.pools.read.acquire().await?;
+    let account = store::accounts::find(&mut conn, person.bearer.account_id).await?;
+    let account = account.ok_or(Error::Unauthorized)?;
+    let memberships = store::members::of_account(&mut conn, account.id, MAX_SHOWN_PROJECTS).await?;
+    Ok((account.into(), memberships))
+}
+
+/// See who you are.
+#[utoipa::path(
+    get, path = "/me", tag = "accounts", operation_id = "me_get", security(("session" = [])),
+    responses((status = 200, description = "You.", body = Me), (status = 401, description = "No live session.", body = ErrorBody)),
+)]
+pub async fn get(person: Person, State(app): State<App>) -> Result<Reply<Me>, Error> {
+    let (account, memberships) = find(&app, person).await?;
+    let projects = memberships.into_iter().map(Project::from).collect();
+    Ok(Reply(Me { account, session_id: person.bearer.session_id.to_string(), projects }))
+}
+
+/// A session.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Session {
+    /// Its id.
+    #[schema(example = "sess_01m7w3ha3aextt8pkwwdmxsmqw")]
+    pub id: String,
+    /// Whether it is the one that asks.
+    pub is_current: bool,
+    /// When it began.
+    pub created_at: DateTime<Utc>,
+    /// When it was last refreshed.
+    pub last_used_at: DateTime<Utc>,
+    /// When it ends at the latest.
+    pub expires_at: DateTime<Utc>,
+    /// What its client said that it is.
+    #[schema(required)]
+    pub user_agent: Option<String>,
+    /// Where it was begun from.
+    #[schema(required)]
+    pub address: Option<String>,
+}
+
+impl Session {
+    fn of(row: sessions::Session, person: Person) -> Self {
+        Self {
+            is_current: row.id == person.bearer.session_id,
+            id: row.id.to_string(),
+            created_at: row.created_at,
+            last_used_at: row.last_used_at,
+            expires_at: row.expires_at,
+            user_agent: row.user_agent,
+            address: row.address,
+        }
+    }
+}
+
+/// An account's sessions.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct SessionList {
+    /// Those that go on, newest first.
+    pub sessions: Vec<Session>,
+}
+
+/// List your sessions.
+#[utoipa::path(
+    get, path = "/me/sessions", tag = "accounts", operation_id = "me_sessions", security(("session" = [])),
+    responses((status = 200, description = "Your sessions.", body = SessionList), (status = 401, description = "No live session.", body = ErrorBody)),
+)]
+pub async fn sessions(person: Person, State(app): State<App>) -> Result<Reply<SessionList>, Error> {
+    let mut conn = app.engine.pools.read.acquire().await?;
+    let id = person.bearer.account_id;
+    let rows = sessions::list(&mut conn, id, MAX_SHOWN_SESSIONS).await?;
+    let sessions = rows.into_iter().map(|it| Session::of(it, person)).collect();
+    Ok(Reply(SessionList { sessions }))
+}
+
+/// End one of your sessions.
+#[utoipa::path(
+    delete, path = "/me/sessions/{session_id}", tag = "accounts", operation_id = "me_end_session", security(("session" = [])),
+    params(("session_id" = String, Path, description = "The session.", example = "sess_01m7w3ha3aextt8pkwwdmxsmqw")),
+    responses(
+        (status = 204, description = "It is over."),
+        (status = 401, description = "No live session.", body = ErrorBody),
+        (status = 404, description = "You have no such session.", body = ErrorBody),
+    ),
+)]
+pub async fn end_session(
+    person: Person,
+    State(app): State<App>,
+    SessionInPath(id): SessionInPath,
+) -> Result<StatusCode, Error> {
+    let mut conn = app.engine.pools.read.acquire().await?;
+    if !sessions::revoke(&mut conn, person.bearer.account_id, id).await? {
+        return Err(Error::SessionNotFound);
+    }
+    drop(conn);
+    app.forget(Forget::Session(id)).await;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Everything that is kept about an account.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct AccountExport {
+    /// The account.
+    pub account: Account,
+    /// Its sessions.
+    pub sessions: Vec<Session>,
+    /// Projects that it is a member of.
+    pub projects: Vec<Project>,
+    /// What it has done in them, the newest 1,000 of each.
+    pub deeds: Vec<AuditEntry>,
+}
+
+/// Export your account.
+///
+/// Jobs and settings belong to projects, not to accounts.
+#[utoipa::path(
+    get, path = "/me/export", tag = "accounts", operation_id = "me_export", security(("session" = [])),
+    responses((status = 200, description = "Everything that is kept about you.", body = AccountExport), (status = 401, description = "No live session.", body = ErrorBody)),
+)]
+pub async fn export(person: Person, State(app): State<App>) -> Result<Reply<AccountExport>, Error> {
+    let (account, memberships) = find(&app, person).await?;
+    let mut conn = app.engine.pools.read.acquire().await?;
+    let id = person.bearer.account_id;
+    let rows = sessions::list(&mut conn, id, MAX_SHOWN_SESSIONS).await?;
+    let sessions = rows.into_iter().map(|it| Session::of(it, person)).collect();
+    let mine = AuditFilter { actor_id: Some(id.to_string()), ..AuditFilter::default() };
+    let mut deeds = Vec::new();
+    for it in &memberships {
+        let rows =
+            store::audit::page(&mut conn, it.project_id, &mine, None, MAX_EXPORTED_DEEDS).await?;
+        for row in rows {
+            deeds.push(AuditEntry::of(row)?);
+        }
+    }
+    let projects = memberships.into_iter().map(Project::from).collect();
+    Ok(Reply(AccountExport { account, sessions, projects, deeds }))
+}
+
+/// The end of an account.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DeleteAccountRequest {
+    /// The password, once more.
+    #[schema(value_type = String, max_length = 128)]
+    password: SecretString,
+}
+
+impl RequestBody for DeleteAccountRequest {}
+
+/// Delete your account.
+///
+/// Projects that nobody else is a member of go with it, with all their jobs; keys stop within five seconds. A
+/// project with other members needs another owner first.
+#[utoipa::path(
+    post, path = "/me/delete", tag = "accounts", operation_id = "me_delete", security(("session" = [])),
+    request_body = DeleteAccountRequest,
+    responses(
+        (status = 204, description = "It is gone."),
+        (status = 400, description = "The request cannot be read.", body = ErrorBody),
+        (status = 401, description = "No live session, or the password is another.", body = ErrorBody),
+        (status = 409, description = "A project would be left without an owner.", body = ErrorBody),
+        (status = 413, description = "The body is too large.", body = ErrorBody),
+        (status = 415, description = "The body is not JSON.", body = ErrorBody),
+    ),
+)]
+pub async fn delete(
+    person: Person,
+    State(app): State<App>,
+    Json(request): Json<DeleteAccountRequest>,
+) -> Result<StatusCode, Error> {
+    app.accounts.delete(person.bearer, request.password).await?;
+    app.forget(Forget::Session(person.bearer.session_id)).await;
+    app.forget(Forget::Everybody).await;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// What an invitation brought.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct AcceptInvitationRequest {
+    /// The invitation's token.
+    #[schema(value_type = String, max_length = 128)]
+    token: SecretString,
+}
+
+impl RequestBody for AcceptInvitationRequest {}
+
+/// Accept an invitation.
+#[utoipa::path(
+    post, path = "/invitations/accept", tag = "accounts", operation_id = "invitations_accept", security(("session" = [])),
+    request_body = AcceptInvitationRequest,
+    responses(
+        (status = 200, description = "You are a member.", body = Project),
+        (status = 400, description = "The invitation is not good.", body = ErrorBody),
+        (status = 401, description = "No live session.", body = ErrorBody),
+        (status = 413, description = "The body is too large.", body = ErrorBody),
+        (status = 415, description = "The body is not JSON.", body = ErrorBody),
+    ),
+)]
+pub async fn accept_invitation(
+    person: Person,
+    State(app): State<App>,
+    Extension(client): Extension<Client>,
+    Json(request): Json<AcceptInvitationRequest>,
+) -> Result<Reply<Project>, Error> {
+    let mut conn = app.engine.pools.read.acquire().await?;
+    let mut tx = conn.begin().await?;
+    let account_id = person.bearer.account_id;
+    let (project, role) = app.accounts.accept(&mut tx, account_id, &request.token, &client).await?;
+    tx.commit().await?;
+    drop(conn);
+    app.forget(Forget::Everybody).await;
+    Ok(Reply(Project::of(project, Some(role))))
+}

@@ -1,0 +1,358 @@
+//! `/v1/projects/{project}/members` and `…/invitations`: who works on a project. For sessions only.
+
+use axum::{Json as Reply, extract::State, http::StatusCode};
+use chrono::{DateTime, Utc};
+use secrecy::ExposeSecret;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use sqlx::Acquire;
+use utoipa::ToSchema;
+
+use super::{
+    error::ErrorBody,
+    extract::{AccountInPath, InvitationInPath, Json, RequestBody},
+};
+use crate::{
+    accounts::{read_email, secret},
+    app::{App, Forget},
+    auth::{Anybody, Caller, Govern, Who},
+    domain::{
+        access::{Role, may_change_member},
+        limits::{INVITATION_SECONDS, MAX_MEMBERS},
+    },
+    error::Error,
+    ids::{AccountId, InvitationId},
+    mail::Mail,
+    store::{self, audit::Deed, members},
+};
+
+/// A member.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Member {
+    /// The account.
+    #[schema(example = "acct_01m7w3ha3aextt8pkwwdmxsmqw")]
+    pub account_id: String,
+    /// Its address.
+    pub email: String,
+    /// What it is in the project.
+    pub role: Role,
+    /// Since when.
+    pub created_at: DateTime<Utc>,
+}
+
+impl From<members::Member> for Member {
+    fn from(row: members::Member) -> Self {
+        Self {
+            account_id: row.account_id.to_string(),
+            email: row.email,
+            role: Role::of_name(&row.role).unwrap_or(Role::Viewer),
+            created_at: row.created_at,
+        }
+    }
+}
+
+/// Members.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct MemberList {
+    /// The oldest first.
+    pub members: Vec<Member>,
+}
+
+/// List the members.
+#[utoipa::path(
+    get, path = "/members", tag = "projects", operation_id = "members_list", security(("session" = ["viewer"])),
+    params(("project" = String, Path, description = "The project's id or slug.", example = "acme")),
+    responses((status = 200, description = "The members.", body = MemberList)),
+)]
+pub async fn list(
+    caller: Caller<Anybody>,
+    State(app): State<App>,
+) -> Result<Reply<MemberList>, Error> {
+    only_members(&caller)?;
+    let mut conn = app.engine.pools.read.acquire().await?;
+    let rows = members::list(&mut conn, caller.project_id, MAX_MEMBERS).await?;
+    Ok(Reply(MemberList { members: rows.into_iter().map(Member::from).collect() }))
+}
+
+/// Who is asking: no key is a member.
+fn only_members(caller: &Caller<Anybody>) -> Result<(AccountId, Role), Error> {
+    match &caller.who {
+        Who::Member(grant, bearer) => Ok((bearer.account_id, grant.role)),
+        Who::Key(..) => Err(Error::Forbidden { needs: "a session of a member" }),
+    }
+}
+
+/// Another role.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ChangeMemberRequest {
+    /// What they are from now on.
+    role: Role,
+}
+
+impl RequestBody for ChangeMemberRequest {}
+
+/// Give a member another role.
+///
+/// Nobody gives or takes more than they have themselves; a project keeps an owner.
+#[utoipa::path(
+    patch, path = "/members/{account_id}", tag = "projects", operation_id = "members_change", security(("session" = ["admin"])),
+    params(
+        ("project" = String, Path, description = "The project's id or slug.", example = "acme"),
+        ("account_id" = String, Path, description = "The member.", example = "acct_01m7w3ha3aextt8pkwwdmxsmqw"),
+    ),
+    request_body = ChangeMemberRequest,
+    responses(
+        (status = 200, description = "The member, as it is now.", body = Member),
+        (status = 400, description = "The request cannot be read or breaks a rule.", body = ErrorBody),
+        (status = 404, description = "The project has no such member.", body = ErrorBody),
+        (status = 409, description = "The project would be left without an owner.", body = ErrorBody),
+        (status = 413, description = "The body is too large.", body = ErrorBody),
+        (status = 415, description = "The body is not JSON.", body = ErrorBody),
+    ),
+)]
+pub async fn change(
+    caller: Caller<Govern>,
+    State(app): State<App>,
+    AccountInPath(id): AccountInPath,
+    Json(request): Json<ChangeMemberRequest>,
+) -> Result<Reply<Member>, Error> {
+    let role = caller.who.role().ok_or(Error::MemberNotFound)?;
+    set_role(&app, &caller, (id, role), Some(request.role)).await?;
+    let mut conn = app.engine.pools.read.acquire().await?;
+    let rows = members::list(&mut conn, caller.project_id, MAX_MEMBERS).await?;
+    let member = rows.into_iter().find(|it| it.account_id == id);
+    member.map(|it| Reply(it.into())).ok_or(Error::MemberNotFound)
+}
+
+/// Changes a membership, or ends it, and writes it down.
+async fn set_role<P>(
+    app: &App,
+    caller: &Caller<P>,
+    (id, actor): (AccountId, Role),
+    to: Option<Role>,
+) -> Result<(), Error> {
+    let mut conn = app.engine.pools.read.acquire().await?;
+    let mut tx = conn.begin().await?;
+    let roles = members::lock_roles(&mut tx, caller.project_id).await?;
+    let role_of = |name: &str| Role::of_name(name);
+    let from = roles.iter().find(|it| it.0 == id).and_then(|it| role_of(&it.1));
+    let from = from.ok_or(Error::MemberNotFound)?;
+    let is_leaving = to.is_none() && caller.who.id() == id.to_string();
+    if !is_leaving && !may_change_member(actor, Some(from), to) {
+        return Err(Error::RoleExceedsCaller);
+    }
+    let owners = roles.iter().filter(|it| role_of(&it.1) == Some(Role::Owner)).count();
+    if from == Role::Owner && to != Some(Role::Owner) && owners == 1 {
+        return Err(Error::LastOwner);
+    }
+    match to {
+        Some(to) => members::upsert(&mut tx, caller.project_id, id, to.name()).await?,
+        None => members::delete(&mut tx, caller.project_id, id).await?,
+    }
+    let facts = |role: Role| json!({ "role": role }).to_string();
+    let deed = Deed {
+        action: if to.is_some() { "member.changed" } else { "member.removed" },
+        target: Some(id.to_string()),
+        before: Some(facts(from)),
+        after: to.map(facts),
+    };
+    store::audit::insert(&mut tx, caller.project_id, &caller.actor(), &deed).await?;
+    tx.commit().await?;
+    drop(conn);
+    app.forget(Forget::Everybody).await;
+    Ok(())
+}
+
+/// Remove a member.
+///
+/// Everybody may remove themselves; a project keeps an owner.
+#[utoipa::path(
+    delete, path = "/members/{account_id}", tag = "projects", operation_id = "members_remove", security(("session" = ["viewer"])),
+    params(
+        ("project" = String, Path, description = "The project's id or slug.", example = "acme"),
+        ("account_id" = String, Path, description = "The member.", example = "acct_01m7w3ha3aextt8pkwwdmxsmqw"),
+    ),
+    responses(
+        (status = 204, description = "They are no member any more."),
+        (status = 404, description = "The project has no such member.", body = ErrorBody),
+        (status = 409, description = "The project would be left without an owner.", body = ErrorBody),
+    ),
+)]
+pub async fn remove(
+    caller: Caller<Anybody>,
+    State(app): State<App>,
+    AccountInPath(id): AccountInPath,
+) -> Result<StatusCode, Error> {
+    let (_, role) = only_members(&caller)?;
+    set_role(&app, &caller, (id, role), None).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// An invitation that can be accepted.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Invitation {
+    /// Its id.
+    #[schema(example = "inv_01m7w3ha3aextt8pkwwdmxsmqw")]
+    pub id: String,
+    /// To whom.
+    pub email: String,
+    /// What they would be.
+    pub role: Role,
+    /// Since when.
+    pub created_at: DateTime<Utc>,
+    /// Until when.
+    pub expires_at: DateTime<Utc>,
+}
+
+impl From<members::Invitation> for Invitation {
+    fn from(row: members::Invitation) -> Self {
+        Self {
+            id: row.id.to_string(),
+            email: row.email,
+            role: Role::of_name(&row.role).unwrap_or(Role::Viewer),
+            created_at: row.created_at,
+            expires_at: row.expires_at,
+        }
+    }
+}
+
+/// Invitations.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct InvitationList {
+    /// The oldest first.
+    pub invitations: Vec<Invitation>,
+}
+
+/// List the invitations.
+#[utoipa::path(
+    get, path = "/invitations", tag = "projects", operation_id = "invitations_list", security(("session" = ["admin"])),
+    params(("project" = String, Path, description = "The project's id or slug.", example = "acme")),
+    responses((status = 200, description = "Invitations that can be accepted.", body = InvitationList)),
+)]
+pub async fn invitations(
+    caller: Caller<Govern>,
+    State(app): State<App>,
+) -> Result<Reply<InvitationList>, Error> {
+    let mut conn = app.engine.pools.read.acquire().await?;
+    let rows = members::invitations(&mut conn, caller.project_id, MAX_MEMBERS).await?;
+    Ok(Reply(InvitationList { invitations: rows.into_iter().map(Invitation::from).collect() }))
+}
+
+/// Whom to invite.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(example = json!({"email": "grace@example.com", "role": "member"}))]
+pub struct InviteRequest {
+    /// Where they read mail.
+    #[schema(min_length = 3, max_length = 254)]
+    email: String,
+    /// What they are to be.
+    role: Role,
+}
+
+impl RequestBody for InviteRequest {}
+
+/// An invitation that was made.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct MadeInvitation {
+    /// The invitation.
+    pub invitation: Invitation,
+    /// Whoever has this may accept it: the only time that it is shown. It is mailed, too.
+    pub token: String,
+}
+
+/// Invite somebody.
+#[utoipa::path(
+    post, path = "/invitations", tag = "projects", operation_id = "invitations_create", security(("session" = ["admin"])),
+    params(("project" = String, Path, description = "The project's id or slug.", example = "acme")),
+    request_body = InviteRequest,
+    responses(
+        (status = 201, description = "They are invited, for seven days.", body = MadeInvitation),
+        (status = 400, description = "The request cannot be read or breaks a rule.", body = ErrorBody),
+        (status = 413, description = "The body is too large.", body = ErrorBody),
+        (status = 415, description = "The body is not JSON.", body = ErrorBody),
+    ),
+)]
+pub async fn invite(
+    caller: Caller<Govern>,
+    State(app): State<App>,
+    Json(request): Json<InviteRequest>,
+) -> Result<(StatusCode, Reply<MadeInvitation>), Error> {
+    let email = read_email("email", &request.email)?;
+    let Who::Member(grant, bearer) = &caller.who else { return Err(Error::MemberNotFound) };
+    if !may_change_member(grant.role, None, Some(request.role)) {
+        return Err(Error::RoleExceedsCaller);
+    }
+    let max = caller.limits.max_members();
+    let secret = secret::generate(secret::MAIL_PREFIX);
+    let mut conn = app.engine.pools.read.acquire().await?;
+    let mut tx = conn.begin().await?;
+    if members::count(&mut tx, caller.project_id).await? >= max {
+        return Err(Error::QuotaExceeded { what: "members and open invitations", max });
+    }
+    let row = members::invite(
+        &mut tx,
+        caller.project_id,
+        InvitationId::generate(),
+        (&email, request.role.name()),
+        &secret::hash(&secret),
+        bearer.account_id,
+        INVITATION_SECONDS,
+    )
+    .await?;
+    let deed = Deed {
+        action: "invitation.created",
+        target: Some(row.id.to_string()),
+        after: Some(json!({ "email": email, "role": request.role }).to_string()),
+        ..Deed::default()
+    };
+    store::audit::insert(&mut tx, caller.project_id, &caller.actor(), &deed).await?;
+    tx.commit().await?;
+    let (url, token) = (&app.accounts.public_url, secret.expose_secret().to_owned());
+    let project = &grant.membership.name;
+    app.accounts.mailer.send(Mail {
+        to: email,
+        subject: format!("An invitation to {project}"),
+        text: format!(
+            "You are invited to the project {project} at {url}, for seven days. If you have an account \
+             there, accept it:\n\n  curl {url}/v1/invitations/accept -H 'Authorization: Bearer …' -H \
+             'Content-Type: application/json' -d '{{\"token\": \"{token}\"}}'\n\nIf not, sign up with \
+             it:\n\n  curl {url}/v1/auth/signup -H 'Content-Type: application/json' -d '{{\"email\": \
+             \"…\", \"password\": \"…\", \"invitation\": \"{token}\"}}'\n"
+        ),
+    });
+    Ok((StatusCode::CREATED, Reply(MadeInvitation { invitation: row.into(), token })))
+}
+
+/// Take an invitation back.
+#[utoipa::path(
+    delete, path = "/invitations/{invitation_id}", tag = "projects", operation_id = "invitations_revoke", security(("session" = ["admin"])),
+    params(
+        ("project" = String, Path, description = "The project's id or slug.", example = "acme"),
+        ("invitation_id" = String, Path, description = "The invitation.", example = "inv_01m7w3ha3aextt8pkwwdmxsmqw"),
+    ),
+    responses(
+        (status = 204, description = "It cannot be accepted any more."),
+        (status = 404, description = "The project has no such invitation.", body = ErrorBody),
+    ),
+)]
+pub async fn uninvite(
+    caller: Caller<Govern>,
+    State(app): State<App>,
+    InvitationInPath(id): InvitationInPath,
+) -> Result<StatusCode, Error> {
+    let mut conn = app.engine.pools.read.acquire().await?;
+    let mut tx = conn.begin().await?;
+    let row = members::uninvite(&mut tx, caller.project_id, id).await?;
+    let row = row.ok_or(Error::InvitationNotFound)?;
+    let deed = Deed {
+        action: "invitation.revoked",
+        target: Some(id.to_string()),
+        before: Some(json!({ "email": row.email, "role": row.role }).to_string()),
+        ..Deed::default()
+    };
+    store::audit::insert(&mut tx, caller.project_id, &caller.actor(), &deed).await?;
+    tx.commit().await?;
+    Ok(StatusCode::NO_CONTENT)
+}

@@ -1,0 +1,280 @@
+//! `/v1/projects` and `/v1/projects/{project}`.
+
+use axum::{Extension, Json as Reply, extract::State, http::StatusCode};
+use chrono::{DateTime, Utc};
+use serde::{Deserialize, Serialize};
+use sqlx::Acquire;
+use utoipa::{IntoParams, ToSchema};
+
+use super::{
+    error::ErrorBody,
+    extract::{Json, Query, RequestBody},
+    validate::Check,
+};
+use crate::{
+    accounts::{Client, free_project, project_facts},
+    app::{App, Forget},
+    auth::{Anybody, Caller, Govern, Own, Person},
+    domain::{
+        access::Role,
+        limits::{self, MAX_OWNED_PROJECTS},
+    },
+    error::Error,
+    store::{self, audit::Deed, members::Membership, projects},
+};
+
+/// Projects that one answer shows; an account is a member of fewer.
+const MAX_SHOWN_PROJECTS: i64 = 1_000;
+
+/// What a project's jobs are for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Mode {
+    /// For real. Its keys begin with `fp_live_`.
+    Live,
+    /// For trying things out. Its keys begin with `fp_test_`.
+    Test,
+}
+
+impl Mode {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Live => "live",
+            Self::Test => "test",
+        }
+    }
+}
+
+/// A project: its jobs, queues and keys are nobody else's.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Project {
+    /// Its id.
+    #[schema(example = "proj_01m7w3ha3aextt8pkwwdmxsmqw")]
+    pub id: String,
+    /// Its short name in paths.
+    #[schema(example = "acme")]
+    pub slug: String,
+    /// Its name, for people.
+    pub name: String,
+    /// What its jobs are for.
+    pub mode: Mode,
+    /// What it may use: see `GET /v1/limits`.
+    #[schema(example = "free")]
+    pub plan: String,
+    /// What you are in it; null for a key.
+    #[schema(required)]
+    pub role: Option<Role>,
+    /// When it was made.
+    pub created_at: DateTime<Utc>,
+}
+
+impl Project {
+    /// A project, as somebody with this role sees it.
+    #[must_use]
+    pub fn of(row: projects::Project, role: Option<Role>) -> Self {
+        Self {
+            id: row.public_id.to_string(),
+            slug: row.slug,
+            name: row.name,
+            mode: mode(&row.mode),
+            plan: row.plan,
+            role,
+            created_at: row.created_at,
+        }
+    }
+}
+
+impl From<Membership> for Project {
+    fn from(row: Membership) -> Self {
+        Self {
+            id: row.public_id.to_string(),
+            slug: row.slug,
+            name: row.name,
+            mode: mode(&row.mode),
+            plan: row.plan,
+            role: Role::of_name(&row.role),
+            created_at: row.created_at,
+        }
+    }
+}
+
+fn mode(name: &str) -> Mode {
+    if name == Mode::Test.name() { Mode::Test } else { Mode::Live }
+}
+
+/// Projects.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct ProjectList {
+    /// The oldest first.
+    pub projects: Vec<Project>,
+}
+
+/// List your projects.
+#[utoipa::path(
+    get, path = "/projects", tag = "projects", operation_id = "projects_list", security(("session" = [])),
+    responses((status = 200, description = "Your projects.", body = ProjectList), (status = 401, description = "No live session.", body = ErrorBody)),
+)]
+pub async fn list(person: Person, State(app): State<App>) -> Result<Reply<ProjectList>, Error> {
+    let mut conn = app.engine.pools.read.acquire().await?;
+    let id = person.bearer.account_id;
+    let rows = store::members::of_account(&mut conn, id, MAX_SHOWN_PROJECTS).await?;
+    Ok(Reply(ProjectList { projects: rows.into_iter().map(Project::from).collect() }))
+}
+
+/// A project to make.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(example = json!({"name": "Acme staging", "mode": "test"}))]
+pub struct CreateProjectRequest {
+    /// Its name, for people; its slug is made of it.
+    #[schema(min_length = 1, max_length = 100)]
+    name: String,
+    /// What its jobs are for. Default: `live`.
+    mode: Option<Mode>,
+}
+
+impl RequestBody for CreateProjectRequest {}
+
+/// Make a project.
+///
+/// You are its owner. Make keys for it at `/v1/projects/{project}/keys`.
+#[utoipa::path(
+    post, path = "/projects", tag = "projects", operation_id = "projects_create", security(("session" = [])),
+    request_body = CreateProjectRequest,
+    responses(
+        (status = 201, description = "The project.", body = Project),
+        (status = 400, description = "The request cannot be read or breaks a rule.", body = ErrorBody),
+        (status = 401, description = "No live session.", body = ErrorBody),
+        (status = 409, description = "No free slug was found that is like the name.", body = ErrorBody),
+        (status = 413, description = "The body is too large.", body = ErrorBody),
+        (status = 415, description = "The body is not JSON.", body = ErrorBody),
+    ),
+)]
+pub async fn create(
+    person: Person,
+    State(app): State<App>,
+    Extension(client): Extension<Client>,
+    Json(request): Json<CreateProjectRequest>,
+) -> Result<(StatusCode, Reply<Project>), Error> {
+    let mut check = Check::default();
+    check.name("name", &request.name, limits::MAX_NAME_CHARS);
+    check.finish()?;
+    let account_id = person.bearer.account_id;
+    let mut conn = app.engine.pools.read.acquire().await?;
+    let mut tx = conn.begin().await?;
+    if store::members::owned(&mut tx, account_id).await? >= MAX_OWNED_PROJECTS {
+        return Err(Error::QuotaExceeded { what: "projects of its own", max: MAX_OWNED_PROJECTS });
+    }
+    let mode = request.mode.unwrap_or(Mode::Live).name();
+    let plan = &app.accounts.default_plan;
+    let project = free_project(&mut tx, &request.name, mode, plan).await?;
+    store::members::upsert(&mut tx, project.id, account_id, Role::Owner.name()).await?;
+    let deed = Deed {
+        action: "project.created",
+        target: Some(project.public_id.to_string()),
+        after: Some(project_facts(&project)),
+        ..Deed::default()
+    };
+    let actor = client.actor("account", account_id.to_string());
+    store::audit::insert(&mut tx, project.id, &actor, &deed).await?;
+    tx.commit().await?;
+    Ok((StatusCode::CREATED, Reply(Project::of(project, Some(Role::Owner)))))
+}
+
+/// Read a project.
+#[utoipa::path(
+    get, path = "", tag = "projects", operation_id = "projects_get",
+    security(("api_key" = []), ("session" = ["viewer"])),
+    params(("project" = String, Path, description = "The project's id or slug.", example = "acme")),
+    responses((status = 200, description = "The project.", body = Project)),
+)]
+pub async fn get(caller: Caller<Anybody>, State(app): State<App>) -> Result<Reply<Project>, Error> {
+    let mut conn = app.engine.pools.read.acquire().await?;
+    let row = projects::get(&mut conn, caller.project_id).await?;
+    Ok(Reply(Project::of(row.ok_or(Error::ProjectNotFound)?, caller.who.role())))
+}
+
+/// What to change of a project.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ChangeProjectRequest {
+    /// Another name, for people; the slug stays.
+    #[schema(min_length = 1, max_length = 100)]
+    name: String,
+}
+
+impl RequestBody for ChangeProjectRequest {}
+
+/// Change a project.
+#[utoipa::path(
+    patch, path = "", tag = "projects", operation_id = "projects_change", security(("session" = ["admin"])),
+    params(("project" = String, Path, description = "The project's id or slug.", example = "acme")),
+    request_body = ChangeProjectRequest,
+    responses(
+        (status = 200, description = "The project, as it is now.", body = Project),
+        (status = 400, description = "The request cannot be read or breaks a rule.", body = ErrorBody),
+        (status = 413, description = "The body is too large.", body = ErrorBody),
+        (status = 415, description = "The body is not JSON.", body = ErrorBody),
+    ),
+)]
+pub async fn change(
+    caller: Caller<Govern>,
+    State(app): State<App>,
+    Json(request): Json<ChangeProjectRequest>,
+) -> Result<Reply<Project>, Error> {
+    let mut check = Check::default();
+    check.name("name", &request.name, limits::MAX_NAME_CHARS);
+    check.finish()?;
+    let mut conn = app.engine.pools.read.acquire().await?;
+    let mut tx = conn.begin().await?;
+    let before = projects::get(&mut tx, caller.project_id).await?;
+    projects::rename(&mut tx, caller.project_id, &request.name).await?;
+    let after = projects::get(&mut tx, caller.project_id).await?.ok_or(Error::ProjectNotFound)?;
+    let deed = Deed {
+        action: "project.changed",
+        target: Some(after.public_id.to_string()),
+        before: before.as_ref().map(project_facts),
+        after: Some(project_facts(&after)),
+    };
+    store::audit::insert(&mut tx, caller.project_id, &caller.actor(), &deed).await?;
+    tx.commit().await?;
+    Ok(Reply(Project::of(after, caller.who.role())))
+}
+
+/// Which project to delete.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct DeleteProjectQuery {
+    /// The project's slug, once more.
+    confirm: String,
+}
+
+/// Delete a project.
+///
+/// Its keys stop within five seconds; its jobs and everything else of it are deleted in the background.
+#[utoipa::path(
+    delete, path = "", tag = "projects", operation_id = "projects_delete", security(("session" = ["owner"])),
+    params(("project" = String, Path, description = "The project's id or slug.", example = "acme"), DeleteProjectQuery),
+    responses(
+        (status = 204, description = "It is gone."),
+        (status = 400, description = "The confirmation is not the slug.", body = ErrorBody),
+    ),
+)]
+pub async fn delete(
+    caller: Caller<Own>,
+    State(app): State<App>,
+    Query(query): Query<DeleteProjectQuery>,
+) -> Result<StatusCode, Error> {
+    let mut conn = app.engine.pools.read.acquire().await?;
+    let project = projects::get(&mut conn, caller.project_id).await?;
+    let project = project.ok_or(Error::ProjectNotFound)?;
+    if query.confirm != project.slug {
+        return Err(Error::invalid("confirm", "must be the project's slug"));
+    }
+    projects::delete(&mut conn, caller.project_id).await?;
+    drop(conn);
+    tracing::info!(project.id = %project.public_id, "a project was deleted");
+    app.forget(Forget::Everybody).await;
+    Ok(StatusCode::NO_CONTENT)
+}

@@ -1,0 +1,403 @@
+//! How often somebody may call: GCRA in Redis, in one round trip for all limits of a call, so that all nodes
+//! count together. Without Redis each node counts for itself, at its share of the limit. Never decides what the
+//! limits are.
+
+use std::{
+    net::IpAddr,
+    num::NonZeroU32,
+    sync::{Arc, LazyLock},
+    time::Duration,
+};
+
+use governor::{
+    Quota, RateLimiter,
+    clock::{Clock, DefaultClock},
+    middleware::StateInformationMiddleware,
+    state::{InMemoryState, NotKeyed},
+};
+use metrics::counter;
+use moka::sync::Cache;
+use redis::Script;
+
+use crate::{bus::Bus, telemetry};
+
+/// Limits of its own that one node remembers while Redis is away.
+const MAX_LOCAL_LIMITS: u64 = 100_000;
+/// A limit that nobody has met for so long has recovered whatever it was.
+const LOCAL_KEEP: Duration = Duration::from_secs(3_600);
+
+/// So many calls in a window; all of them may come at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Rate {
+    /// Calls.
+    pub count: u32,
+    /// Length of the window, in seconds.
+    pub window_seconds: u32,
+}
+
+impl Rate {
+    /// So many calls a minute.
+    #[must_use]
+    pub const fn per_minute(count: u32) -> Self {
+        Self { count, window_seconds: 60 }
+    }
+}
+
+/// A limit that a call must keep.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Charge {
+    /// Whose limit: a name that is nobody else's.
+    pub name: String,
+    /// The limit.
+    pub rate: Rate,
+    /// Windows beyond the limit that this call may use: others pay for it later.
+    pub overdraft_windows: u32,
+}
+
+/// Places that a call needs for as long as it takes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Places {
+    /// Whose places: a name that is nobody else's.
+    pub name: String,
+    /// How many there are.
+    pub max: u32,
+    /// This call among them.
+    pub token: String,
+    /// A place that nobody gave back is free after so many seconds.
+    pub life_seconds: u32,
+}
+
+/// How a limit stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Standing {
+    /// The limit.
+    pub rate: Rate,
+    /// Calls that may come at once.
+    pub remaining: u32,
+    /// Seconds until the limit is whole again.
+    pub reset_seconds: u32,
+}
+
+/// What came of a call's limits.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Verdict {
+    /// Refused: after how many seconds it may come again, at least 1.
+    pub retry_after_seconds: Option<u32>,
+    /// Which of the places were all taken.
+    pub full: Option<usize>,
+    /// Each limit, after the call.
+    pub standings: Vec<Standing>,
+    /// Whether this node counted alone.
+    pub is_local: bool,
+}
+
+impl Verdict {
+    /// The limit that leaves the least.
+    #[must_use]
+    pub fn tightest(&self) -> Option<Standing> {
+        self.standings.iter().copied().min_by_key(|it| it.remaining)
+    }
+}
+
+/// Checks all limits and places, and uses them only if all allow it. KEYS: first `n` limits, then sets of
+/// places. ARGV: n, cost, then for each limit interval (µs), burst and overdraft (µs), then for each set its
+/// size, token and life (s). Answers: allowed, wait (µs), the full set (1…, or 0), then for each limit what
+/// remains, and the time until it is whole (µs).
+static SCRIPT: LazyLock<Script> = LazyLock::new(|| {
+    Script::new(
+        r"
+        local time = redis.call('TIME')
+        local now = time[1] * 1000000 + time[2]
+        local n, cost = tonumber(ARGV[1]), tonumber(ARGV[2])
+        local allowed, wait, full, ends, at = 1, 0, 0, {}, 3
+        for i = 1, n do
+            local interval, burst = tonumber(ARGV[at]), tonumber(ARGV[at + 1])
+            local overdraft = tonumber(ARGV[at + 2])
+            at = at + 3
+            local ending = tonumber(redis.call('GET', KEYS[i]) or now)
+            if ending < now then ending = now end
+            local excess = ending + interval * cost - now - interval * burst - overdraft
+            ends[i] = {ending, interval, burst}
+            if excess > 0 then
+                allowed = 0
+                if excess > wait then wait = excess end
+            end
+        end
+        local places = {}
+        for i = n + 1, #KEYS do
+            local max, token, life = tonumber(ARGV[at]), ARGV[at + 1], tonumber(ARGV[at + 2])
+            at = at + 3
+            redis.call('ZREMRANGEBYSCORE', KEYS[i], '-inf', now)
+            if redis.call('ZCARD', KEYS[i]) >= max then
+                if full == 0 then full = i - n end
+            end
+            places[i] = {token, life}
+        end
+        if full > 0 then allowed = 0 end
+        if allowed == 1 then
+            for i = 1, n do
+                ends[i][1] = ends[i][1] + ends[i][2] * cost
+                if cost > 0 then
+                    local life = math.ceil((ends[i][1] - now) / 1000) + 1
+                    redis.call('SET', KEYS[i], string.format('%.0f', ends[i][1]), 'PX', life)
+                end
+            end
+            for i = n + 1, #KEYS do
+                local life = places[i][2]
+                redis.call('ZADD', KEYS[i], now + life * 1000000, places[i][1])
+                redis.call('EXPIRE', KEYS[i], life + 1)
+            end
+        end
+        local answer = {allowed, wait, full}
+        for i = 1, n do
+            local used = ends[i][1] - now
+            local left = math.floor((ends[i][2] * ends[i][3] - used) / ends[i][2])
+            if left < 0 then left = 0 end
+            answer[#answer + 1] = left
+            answer[#answer + 1] = used
+        end
+        return answer
+        ",
+    )
+});
+/// Gives places back, or counts them. KEYS: sets. ARGV: the token.
+static LEAVE: LazyLock<Script> = LazyLock::new(|| {
+    Script::new("for i = 1, #KEYS do redis.call('ZREM', KEYS[i], ARGV[1]) end return 0")
+});
+/// Forgets a limit. KEYS: the limit.
+static FORGIVE: LazyLock<Script> =
+    LazyLock::new(|| Script::new("return redis.call('DEL', KEYS[1])"));
+/// Counts the places that are taken. KEYS: a set.
+static COUNT: LazyLock<Script> = LazyLock::new(|| {
+    Script::new(
+        "local time = redis.call('TIME')
+         return redis.call('ZCOUNT', KEYS[1], time[1] * 1000000 + time[2], '+inf')",
+    )
+});
+
+type Local = RateLimiter<NotKeyed, InMemoryState, DefaultClock, StateInformationMiddleware>;
+
+/// See the module's comment. Cheap to clone.
+#[derive(Clone)]
+pub struct Limiter {
+    bus: Bus,
+    local: Cache<(String, u32, u32, u32), Arc<Local>>,
+    clock: DefaultClock,
+}
+
+impl Limiter {
+    /// A limiter that counts over `bus`.
+    #[must_use]
+    pub fn new(bus: Bus) -> Self {
+        let local = Cache::builder().max_capacity(MAX_LOCAL_LIMITS).time_to_idle(LOCAL_KEEP);
+        Self { bus, local: local.build(), clock: DefaultClock::default() }
+    }
+
+    /// Checks a call's limits, and uses them if all allow it. Places are only known to Redis: without it the
+    /// caller counts them itself.
+    pub async fn charge(&self, charges: &[Charge], places: &[Places]) -> Verdict {
+        self.ask(charges, places, 1).await
+    }
+
+    /// How limits stand, without using them.
+    pub async fn peek(&self, charges: &[Charge]) -> Vec<Standing> {
+        self.ask(charges, &[], 0).await.standings
+    }
+
+    async fn ask(&self, charges: &[Charge], places: &[Places], cost: u32) -> Verdict {
+        if charges.is_empty() && places.is_empty() {
+            return Verdict {
+                retry_after_seconds: None,
+                full: None,
+                standings: Vec::new(),
+                is_local: false,
+            };
+        }
+        let mut script = SCRIPT.prepare_invoke();
+        for name in charges.iter().map(|it| &it.name).chain(places.iter().map(|it| &it.name)) {
+            script.key(self.bus.name(name));
+        }
+        script.arg(charges.len()).arg(cost);
+        for charge in charges {
+            let window = u64::from(charge.rate.window_seconds) * 1_000_000;
+            let interval = window / u64::from(charge.rate.count.max(1));
+            let overdraft = window * u64::from(charge.overdraft_windows);
+            script.arg(interval).arg(charge.rate.count).arg(overdraft);
+        }
+        for place in places {
+            script.arg(place.max).arg(&place.token).arg(place.life_seconds);
+        }
+        match self.bus.invoke::<Vec<i64>>(&script).await {
+            Some(answer) => read(charges, &answer),
+            None => self.ask_alone(charges, cost),
+        }
+    }
+
+    /// Gives places back.
+    pub async fn leave(&self, places: &[Places]) {
+        let Some(first) = places.first() else { return };
+        let mut script = LEAVE.prepare_invoke();
+        for place in places {
+            script.key(self.bus.name(&place.name));
+        }
+        script.arg(&first.token);
+        let _: Option<i64> = self.bus.invoke(&script).await;
+    }
+
+    /// Forgets what was counted against a limit.
+    pub async fn forgive(&self, charge: &Charge) {
+        let mut script = FORGIVE.prepare_invoke();
+        script.key(self.bus.name(&charge.name));
+        let _: Option<i64> = self.bus.invoke(&script).await;
+        let share = share(charge.rate.count, self.bus.nodes());
+        let Charge { name, rate, overdraft_windows } = charge;
+        self.local.invalidate(&(name.clone(), share, rate.window_seconds, *overdraft_windows));
+    }
+
+    /// How many places are taken, as far as Redis knows.
+    pub async fn taken(&self, name: &str) -> Option<u32> {
+        let mut script = COUNT.prepare_invoke();
+        script.key(self.bus.name(name));
+        let taken: i64 = self.bus.invoke(&script).await?;
+        u32::try_from(taken).ok()
+    }
+
+    /// Counts on this node alone, at its share of each limit.
+    fn ask_alone(&self, charges: &[Charge], cost: u32) -> Verdict {
+        let mut verdict = Verdict {
+            retry_after_seconds: None,
+            full: None,
+            standings: Vec::new(),
+            is_local: true,
+        };
+        if self.bus.has_redis() && cost > 0 && !charges.is_empty() {
+            counter!(telemetry::LIMITS_LOCAL).increment(1);
+        }
+        for charge in charges {
+            let share = share(charge.rate.count, self.bus.nodes());
+            let rate = Rate { count: share, ..charge.rate };
+            let (remaining, wait) =
+                if cost == 0 { (share, None) } else { self.use_local(charge, rate) };
+            if let Some(wait) = wait {
+                let wait = whole_seconds(wait);
+                verdict.retry_after_seconds = verdict.retry_after_seconds.max(Some(wait));
+            }
+            let used = share.saturating_sub(remaining);
+            let reset = u64::from(used) * u64::from(rate.window_seconds) / u64::from(share.max(1));
+            let reset_seconds = u32::try_from(reset).unwrap_or(u32::MAX);
+            verdict.standings.push(Standing { rate, remaining, reset_seconds });
+        }
+        verdict
+    }
+
+    fn use_local(&self, charge: &Charge, rate: Rate) -> (u32, Option<Duration>) {
+        let key = (charge.name.clone(), rate.count, rate.window_seconds, charge.overdraft_windows);
+        let limit = self.local.get_with(key, || Arc::new(local(rate, charge.overdraft_windows)));
+        match limit.check() {
+            Ok(state) => (state.remaining_burst_capacity().min(rate.count), None),
+            Err(refusal) => (0, Some(refusal.wait_time_from(self.clock.now()))),
+        }
+    }
+}
+
+fn local(rate: Rate, overdraft_windows: u32) -> Local {
+    let count = NonZeroU32::new(rate.count).unwrap_or(NonZeroU32::MIN);
+    let window = Duration::from_secs(rate.window_seconds.max(1).into());
+    let interval = (window / count.get()).max(Duration::from_nanos(1));
+    let burst = rate.count.saturating_mul(1 + overdraft_windows);
+    let burst = NonZeroU32::new(burst).unwrap_or(NonZeroU32::MIN);
+    let quota = Quota::with_period(interval).unwrap_or(Quota::per_second(count)).allow_burst(burst);
+    RateLimiter::direct(quota).with_middleware()
+}
+
+/// What one of `nodes` may let through of a limit: at least 1, or a small limit would be none.
+#[must_use]
+pub fn share(limit: u32, nodes: u32) -> u32 {
+    limit.div_ceil(nodes.max(1)).max(1)
+}
+
+fn read(charges: &[Charge], answer: &[i64]) -> Verdict {
+    let number = |at: usize| answer.get(at).copied().unwrap_or_default();
+    let wait = Duration::from_micros(u64::try_from(number(1)).unwrap_or_default());
+    let standings = charges.iter().enumerate().map(|(index, charge)| {
+        let used = Duration::from_micros(u64::try_from(number(4 + index * 2)).unwrap_or_default());
+        Standing {
+            rate: charge.rate,
+            remaining: u32::try_from(number(3 + index * 2)).unwrap_or_default(),
+            reset_seconds: if used.is_zero() { 0 } else { whole_seconds(used) },
+        }
+    });
+    Verdict {
+        retry_after_seconds: (number(0) == 0).then(|| whole_seconds(wait)),
+        full: usize::try_from(number(2)).ok().and_then(|it| it.checked_sub(1)),
+        standings: standings.collect(),
+        is_local: false,
+    }
+}
+
+/// Rounded up, at least 1.
+fn whole_seconds(time: Duration) -> u32 {
+    let seconds = time.as_secs() + u64::from(time.subsec_nanos() > 0);
+    u32::try_from(seconds).unwrap_or(u32::MAX).max(1)
+}
+
+/// An address as limits know it: of IPv6 the first 64 bits, which is what one client is given.
+///
+/// ```
+/// # use fencepost::limiter::client_of;
+/// assert_eq!(client_of("2001:db8::1".parse().unwrap()), client_of("2001:db8::2".parse().unwrap()));
+/// assert_ne!(client_of("192.0.2.1".parse().unwrap()), client_of("192.0.2.2".parse().unwrap()));
+/// assert_eq!(client_of("::ffff:192.0.2.1".parse().unwrap()), "192.0.2.1");
+/// ```
+#[must_use]
+pub fn client_of(address: IpAddr) -> String {
+    match address.to_canonical() {
+        IpAddr::V4(it) => it.to_string(),
+        IpAddr::V6(it) => {
+            let [a, b, c, d, ..] = it.segments();
+            format!("{a:x}:{b:x}:{c:x}:{d:x}::/64")
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use uuid::Uuid;
+
+    use super::*;
+    use crate::bus::DEFAULT_BUDGET;
+
+    fn alone() -> Limiter {
+        Limiter::new(Bus::new(None, Uuid::nil(), DEFAULT_BUDGET).expect("a bus"))
+    }
+
+    fn charge(count: u32, overdraft_windows: u32) -> Charge {
+        Charge { name: "x".to_owned(), rate: Rate::per_minute(count), overdraft_windows }
+    }
+
+    #[tokio::test]
+    async fn a_node_on_its_own_lets_through_what_the_limit_says_and_then_says_when_to_come_again() {
+        let limiter = alone();
+        for left in (0..3).rev() {
+            let verdict = limiter.charge(&[charge(3, 0)], &[]).await;
+            assert_eq!(verdict.retry_after_seconds, None);
+            assert_eq!(verdict.tightest().map(|it| it.remaining), Some(left));
+        }
+        let verdict = limiter.charge(&[charge(3, 0)], &[]).await;
+        assert!(verdict.retry_after_seconds.is_some_and(|it| (1..=20).contains(&it)));
+    }
+
+    #[tokio::test]
+    async fn an_overdraft_lets_more_through() {
+        let limiter = alone();
+        for _ in 0..6 {
+            assert_eq!(limiter.charge(&[charge(2, 2)], &[]).await.retry_after_seconds, None);
+        }
+        assert!(limiter.charge(&[charge(2, 2)], &[]).await.retry_after_seconds.is_some());
+    }
+
+    #[test]
+    fn a_share_of_a_limit_is_never_nothing() {
+        assert_eq!((share(600, 3), share(10, 3), share(1, 3), share(5, 0)), (200, 4, 1, 5));
+    }
+}

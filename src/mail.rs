@@ -1,0 +1,138 @@
+//! Mail: handed over to SMTP in the background, tried a few times, and counted. Never keeps a request waiting,
+//! and never says in a log what was written.
+
+use std::{io::Write, time::Duration};
+
+use anyhow::Context;
+use lettre::{
+    AsyncSmtpTransport, AsyncTransport, Message, Tokio1Executor,
+    message::{Mailbox, header::ContentType},
+};
+use metrics::counter;
+use secrecy::{ExposeSecret, SecretString};
+use tokio::sync::mpsc;
+
+use crate::telemetry;
+
+/// Mails that may wait; beyond that they are not sent, and counted.
+const MAX_WAITING_MAILS: usize = 1_000;
+/// How often a mail is tried.
+const MAX_TRIES: u32 = 4;
+/// The pause after the first try; each further one is twice as long.
+const FIRST_PAUSE: Duration = Duration::from_secs(2);
+/// Talking to the server may take so long.
+const SEND_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// A mail.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mail {
+    /// To whom.
+    pub to: String,
+    /// What about.
+    pub subject: String,
+    /// What it says.
+    pub text: String,
+}
+
+/// Where mail goes.
+#[derive(Clone)]
+pub enum Mailer {
+    /// To a server.
+    Smtp(mpsc::Sender<Mail>),
+    /// To the terminal.
+    Print,
+    /// To whoever holds the other end.
+    Hand(mpsc::UnboundedSender<Mail>),
+    /// Nowhere: nobody has said where.
+    Nowhere,
+}
+
+impl Mailer {
+    /// Mail through the server at `url`, such as `smtps://user:password@host`, from an address such as
+    /// `Fencepost <no-reply@example.com>`.
+    ///
+    /// # Errors
+    /// When one of them cannot be read.
+    pub fn smtp(url: &SecretString, from: &str) -> anyhow::Result<Self> {
+        let from: Mailbox = from.parse().context("the sender's address cannot be read")?;
+        let transport = AsyncSmtpTransport::<Tokio1Executor>::from_url(url.expose_secret())
+            .map_err(|_| anyhow::anyhow!("the URL of the mail server cannot be read"))?
+            .timeout(Some(SEND_TIMEOUT))
+            .build();
+        let (sender, receiver) = mpsc::channel(MAX_WAITING_MAILS);
+        tokio::spawn(deliver(transport, from, receiver));
+        Ok(Self::Smtp(sender))
+    }
+
+    /// Whether mail goes anywhere.
+    #[must_use]
+    pub fn is_used(&self) -> bool {
+        !matches!(self, Self::Nowhere)
+    }
+
+    /// Sends a mail, later.
+    pub fn send(&self, mail: Mail) {
+        let outcome = match self {
+            Self::Smtp(sender) => match sender.try_send(mail) {
+                Ok(()) => return,
+                Err(_) => "dropped",
+            },
+            Self::Print => {
+                let Mail { to, subject, text } = mail;
+                let mut out = std::io::stdout().lock();
+                let _ = writeln!(out, "\n--- mail to {to}: {subject}\n{text}\n---");
+                "printed"
+            }
+            Self::Hand(sender) => match sender.send(mail) {
+                Ok(()) => "sent",
+                Err(_) => "dropped",
+            },
+            Self::Nowhere => "dropped",
+        };
+        counter!(telemetry::MAILS, "outcome" => outcome).increment(1);
+    }
+}
+
+async fn deliver(
+    transport: AsyncSmtpTransport<Tokio1Executor>,
+    from: Mailbox,
+    mut mails: mpsc::Receiver<Mail>,
+) {
+    while let Some(mail) = mails.recv().await {
+        let outcome = match write(&from, mail) {
+            Ok(message) => hand_over(&transport, message).await,
+            Err(_) => "dropped",
+        };
+        counter!(telemetry::MAILS, "outcome" => outcome).increment(1);
+    }
+}
+
+fn write(from: &Mailbox, mail: Mail) -> anyhow::Result<Message> {
+    Ok(Message::builder()
+        .from(from.clone())
+        .to(mail.to.parse()?)
+        .subject(mail.subject)
+        .header(ContentType::TEXT_PLAIN)
+        .body(mail.text)?)
+}
+
+async fn hand_over(
+    transport: &AsyncSmtpTransport<Tokio1Executor>,
+    message: Message,
+) -> &'static str {
+    let mut pause = FIRST_PAUSE;
+    for tried in 1..=MAX_TRIES {
+        match transport.send(message.clone()).await {
+            Ok(_) => return "sent",
+            Err(error) => {
+                let error = &error as &dyn std::error::Error;
+                tracing::warn!(error, tried, "a mail was not accepted");
+            }
+        }
+        if tried < MAX_TRIES {
+            tokio::time::sleep(pause).await;
+            pause *= 2;
+        }
+    }
+    "failed"
+}

@@ -1,0 +1,266 @@
+//! Accounts, and what is mailed to them.
+
+use chrono::{DateTime, Utc};
+use sqlx::PgConnection;
+
+use crate::ids::{AccountId, ProjectId};
+
+/// An account.
+#[derive(Debug, Clone)]
+pub struct Account {
+    /// Which account.
+    pub id: AccountId,
+    /// In lower case.
+    pub email: String,
+    /// When it was made.
+    pub created_at: DateTime<Utc>,
+    /// When somebody proved to read the address.
+    pub verified_at: Option<DateTime<Utc>>,
+}
+
+/// An account, and what its password is compared with.
+#[derive(Debug, Clone)]
+pub struct Credentials {
+    /// Which account.
+    pub id: AccountId,
+    /// A PHC string.
+    pub password_hash: String,
+}
+
+/// What a mailed secret is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Purpose {
+    /// To prove that somebody reads the address.
+    Verify,
+    /// To choose a new password.
+    Reset,
+}
+
+impl Purpose {
+    /// Its name.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Verify => "verify",
+            Self::Reset => "reset",
+        }
+    }
+}
+
+/// Makes an account whose address is not verified.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn insert(
+    conn: &mut PgConnection,
+    id: AccountId,
+    email: &str,
+    password_hash: &str,
+) -> sqlx::Result<Account> {
+    sqlx::query_as!(
+        Account,
+        r#"
+        insert into accounts (id, email, password_hash)
+        values ($1, $2, $3)
+        returning id "id: AccountId", email, created_at, verified_at
+        "#,
+        id.0,
+        email,
+        password_hash,
+    )
+    .fetch_one(conn)
+    .await
+}
+
+/// Accounts that a login with this address may mean: the one that has verified it first, then those that
+/// claim it, newest first.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn candidates(
+    conn: &mut PgConnection,
+    email: &str,
+    limit: i64,
+) -> sqlx::Result<Vec<Credentials>> {
+    sqlx::query_as!(
+        Credentials,
+        r#"
+        select id "id: AccountId", password_hash
+        from accounts
+        where email = $1
+        order by verified_at is null, created_at desc
+        limit $2
+        "#,
+        email,
+        limit,
+    )
+    .fetch_all(conn)
+    .await
+}
+
+/// An account.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn find(conn: &mut PgConnection, id: AccountId) -> sqlx::Result<Option<Account>> {
+    sqlx::query_as!(
+        Account,
+        r#"
+        select id "id: AccountId", email, created_at, verified_at
+        from accounts
+        where id = $1
+        "#,
+        id.0,
+    )
+    .fetch_optional(conn)
+    .await
+}
+
+/// What an account's password is compared with.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn credentials(
+    conn: &mut PgConnection,
+    id: AccountId,
+) -> sqlx::Result<Option<Credentials>> {
+    sqlx::query_as!(
+        Credentials,
+        r#"
+        select id "id: AccountId", password_hash
+        from accounts
+        where id = $1
+        "#,
+        id.0,
+    )
+    .fetch_optional(conn)
+    .await
+}
+
+/// Keeps another password.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn set_password(
+    conn: &mut PgConnection,
+    id: AccountId,
+    password_hash: &str,
+) -> sqlx::Result<()> {
+    sqlx::query!("update accounts set password_hash = $2 where id = $1", id.0, password_hash)
+        .execute(conn)
+        .await?;
+    Ok(())
+}
+
+/// Notes a login.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn note_login(conn: &mut PgConnection, id: AccountId) -> sqlx::Result<()> {
+    sqlx::query!("update accounts set last_login_at = now() where id = $1", id.0)
+        .execute(conn)
+        .await?;
+    Ok(())
+}
+
+/// Notes that somebody reads the address.
+///
+/// # Errors
+/// A unique violation when another account has verified the address.
+pub async fn verify(conn: &mut PgConnection, id: AccountId) -> sqlx::Result<()> {
+    sqlx::query!(
+        "update accounts set verified_at = coalesce(verified_at, now()) where id = $1",
+        id.0,
+    )
+    .execute(conn)
+    .await?;
+    Ok(())
+}
+
+/// Deletes an account, with its sessions and memberships.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn delete(conn: &mut PgConnection, id: AccountId) -> sqlx::Result<bool> {
+    let done = sqlx::query!("delete from accounts where id = $1", id.0).execute(conn).await?;
+    Ok(done.rows_affected() == 1)
+}
+
+/// Keeps a secret that is mailed.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn insert_mail_token(
+    conn: &mut PgConnection,
+    account_id: AccountId,
+    purpose: Purpose,
+    secret_hash: &[u8],
+    life_seconds: i64,
+) -> sqlx::Result<()> {
+    sqlx::query!(
+        "
+        insert into mail_tokens (secret_hash, account_id, purpose, expires_at)
+        values ($1, $2, $3, now() + make_interval(secs => $4))
+        ",
+        secret_hash,
+        account_id.0,
+        purpose.name(),
+        life_seconds as f64,
+    )
+    .execute(conn)
+    .await?;
+    Ok(())
+}
+
+/// Uses a mailed secret up, and answers with whose it is; none: it is unknown, used or too old.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn use_mail_token(
+    conn: &mut PgConnection,
+    purpose: Purpose,
+    secret_hash: &[u8],
+) -> sqlx::Result<Option<AccountId>> {
+    sqlx::query_scalar!(
+        r#"
+        update mail_tokens
+        set used_at = now()
+        where secret_hash = $1 and purpose = $2 and used_at is null and expires_at > now()
+        returning account_id "account_id: AccountId"
+        "#,
+        secret_hash,
+        purpose.name(),
+    )
+    .fetch_optional(conn)
+    .await
+}
+
+/// Projects that would be without an owner if this account went, and whether others are members of them.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn solely_owned(
+    conn: &mut PgConnection,
+    id: AccountId,
+) -> sqlx::Result<Vec<(ProjectId, bool)>> {
+    let rows = sqlx::query!(
+        r#"
+        select own.project_id "project_id: ProjectId",
+               exists (
+                   select from members other
+                   where other.project_id = own.project_id and other.account_id <> $1
+               ) "has_others!"
+        from members own
+        join projects project on project.id = own.project_id and project.deleted_at is null
+        where own.account_id = $1 and own.role = 'owner' and not exists (
+            select from members other
+            where other.project_id = own.project_id and other.account_id <> $1
+                and other.role = 'owner'
+        )
+        "#,
+        id.0,
+    )
+    .fetch_all(conn)
+    .await?;
+    Ok(rows.into_iter().map(|it| (it.project_id, it.has_others)).collect())
+}

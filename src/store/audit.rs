@@ -1,0 +1,155 @@
+//! The audit log: rows are added, and never changed.
+
+use chrono::{DateTime, Utc};
+use sqlx::{PgConnection, Postgres, QueryBuilder};
+
+use crate::ids::{AuditId, ProjectId};
+
+/// Who did it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Actor {
+    /// `account`, `key`, `operator` or `system`.
+    pub kind: &'static str,
+    /// Which one.
+    pub id: Option<String>,
+    /// With which request.
+    pub request_id: Option<String>,
+    /// From where.
+    pub address: Option<String>,
+}
+
+impl Actor {
+    /// Somebody with access to the database.
+    pub const OPERATOR: Self = Self { kind: "operator", id: None, request_id: None, address: None };
+    /// This system itself.
+    pub const SYSTEM: Self = Self { kind: "system", id: None, request_id: None, address: None };
+}
+
+/// What was done.
+#[derive(Debug, Clone, Default)]
+pub struct Deed {
+    /// A word for it, such as `key.revoked`.
+    pub action: &'static str,
+    /// To what.
+    pub target: Option<String>,
+    /// What it was like, as JSON without secrets.
+    pub before: Option<String>,
+    /// What it is like, as JSON without secrets.
+    pub after: Option<String>,
+}
+
+impl Deed {
+    /// Something was done to something.
+    #[must_use]
+    pub fn to(action: &'static str, target: impl Into<String>) -> Self {
+        Self { action, target: Some(target.into()), ..Self::default() }
+    }
+}
+
+/// A row of the log.
+#[derive(Debug, Clone, sqlx::FromRow)]
+#[allow(missing_docs)] // As in `Actor` and `Deed`.
+pub struct AuditRow {
+    pub id: AuditId,
+    pub at: DateTime<Utc>,
+    pub actor_kind: String,
+    pub actor_id: Option<String>,
+    pub action: String,
+    pub target: Option<String>,
+    pub request_id: Option<String>,
+    pub address: Option<String>,
+    pub before: Option<String>,
+    pub after: Option<String>,
+}
+
+/// Which rows.
+#[derive(Debug, Clone, Default)]
+pub struct AuditFilter {
+    /// Only this action, or all that begin so when it ends in `.*`.
+    pub action: Option<String>,
+    /// Only of this actor.
+    pub actor_id: Option<String>,
+    /// Only on this target.
+    pub target: Option<String>,
+    /// Not before.
+    pub since: Option<DateTime<Utc>>,
+    /// Before.
+    pub until: Option<DateTime<Utc>>,
+}
+
+/// Notes who did what.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn insert(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    actor: &Actor,
+    deed: &Deed,
+) -> sqlx::Result<()> {
+    sqlx::query!(
+        "
+        insert into audit_log (
+            project_id, id, actor_kind, actor_id, action, target, request_id, address, before, after
+        )
+        values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)
+        ",
+        project_id.0,
+        AuditId::generate().0,
+        actor.kind,
+        actor.id,
+        deed.action,
+        deed.target,
+        actor.request_id,
+        actor.address,
+        deed.before,
+        deed.after,
+    )
+    .execute(conn)
+    .await?;
+    Ok(())
+}
+
+/// A project's rows, newest first, before one that was seen.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn page(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    filter: &AuditFilter,
+    before: Option<AuditId>,
+    limit: i64,
+) -> sqlx::Result<Vec<AuditRow>> {
+    let mut query = QueryBuilder::<Postgres>::new(
+        "select id, at, actor_kind, actor_id, action, target, request_id, address, before, after
+         from audit_log where project_id = ",
+    );
+    query.push_bind(project_id.0);
+    if let Some(before) = before {
+        query.push(" and id < ").push_bind(before.0);
+    }
+    match filter.action.as_deref().map(|it| (it, it.strip_suffix(".*"))) {
+        Some((_, Some(family))) => {
+            query.push(" and starts_with(action, ").push_bind(format!("{family}.")).push(")");
+        }
+        Some((action, None)) => {
+            query.push(" and action = ").push_bind(action.to_owned());
+        }
+        None => (),
+    }
+    if let Some(actor_id) = &filter.actor_id {
+        query.push(" and actor_id = ").push_bind(actor_id.clone());
+    }
+    if let Some(target) = &filter.target {
+        query.push(" and target = ").push_bind(target.clone());
+    }
+    if let Some(since) = filter.since {
+        query.push(" and at >= ").push_bind(since);
+    }
+    if let Some(until) = filter.until {
+        query.push(" and at < ").push_bind(until);
+    }
+    query.push(" order by id desc limit ").push_bind(limit);
+    query.build_query_as().fetch_all(conn).await
+}

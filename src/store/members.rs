@@ -1,0 +1,345 @@
+//! Members of projects, and invitations.
+
+use chrono::{DateTime, Utc};
+use sqlx::PgConnection;
+
+use crate::ids::{AccountId, InvitationId, ProjectId, ProjectPublicId};
+
+/// A member of a project.
+#[derive(Debug, Clone)]
+pub struct Member {
+    /// Who.
+    pub account_id: AccountId,
+    /// Their address.
+    pub email: String,
+    /// What they are.
+    pub role: String,
+    /// Since when.
+    pub created_at: DateTime<Utc>,
+}
+
+/// A project that an account is a member of.
+#[derive(Debug, Clone)]
+pub struct Membership {
+    /// Inside.
+    pub project_id: ProjectId,
+    /// Outside.
+    pub public_id: ProjectPublicId,
+    /// Short name in paths.
+    pub slug: String,
+    /// For people.
+    pub name: String,
+    /// `live` or `test`.
+    pub mode: String,
+    /// What it may use.
+    pub plan: String,
+    /// Single limits of the plan, replaced.
+    pub overrides: Option<serde_json::Value>,
+    /// When it was made.
+    pub created_at: DateTime<Utc>,
+    /// What the account is in it.
+    pub role: String,
+}
+
+/// An invitation.
+#[derive(Debug, Clone)]
+pub struct Invitation {
+    /// Which one.
+    pub id: InvitationId,
+    /// To whom.
+    pub email: String,
+    /// What they would be.
+    pub role: String,
+    /// Since when.
+    pub created_at: DateTime<Utc>,
+    /// Until when.
+    pub expires_at: DateTime<Utc>,
+}
+
+/// Makes somebody a member, or gives a member another role.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn upsert(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    account_id: AccountId,
+    role: &str,
+) -> sqlx::Result<()> {
+    sqlx::query!(
+        "
+        insert into members (project_id, account_id, role)
+        values ($1, $2, $3)
+        on conflict (project_id, account_id) do update set role = excluded.role
+        ",
+        project_id.0,
+        account_id.0,
+        role,
+    )
+    .execute(conn)
+    .await?;
+    Ok(())
+}
+
+/// The role of each member, locked until the transaction ends, so that two owners cannot leave together.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn lock_roles(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+) -> sqlx::Result<Vec<(AccountId, String)>> {
+    let rows = sqlx::query!(
+        r#"
+        select account_id "account_id: AccountId", role
+        from members
+        where project_id = $1
+        order by account_id
+        for update
+        "#,
+        project_id.0,
+    )
+    .fetch_all(conn)
+    .await?;
+    Ok(rows.into_iter().map(|it| (it.account_id, it.role)).collect())
+}
+
+/// Ends a membership.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn delete(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    account_id: AccountId,
+) -> sqlx::Result<()> {
+    sqlx::query!(
+        "delete from members where project_id = $1 and account_id = $2",
+        project_id.0,
+        account_id.0,
+    )
+    .execute(conn)
+    .await?;
+    Ok(())
+}
+
+/// A project's members, the oldest first.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn list(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    limit: i64,
+) -> sqlx::Result<Vec<Member>> {
+    sqlx::query_as!(
+        Member,
+        r#"
+        select member.account_id "account_id: AccountId", account.email, member.role,
+               member.created_at
+        from members member
+        join accounts account on account.id = member.account_id
+        where member.project_id = $1
+        order by member.created_at, member.account_id
+        limit $2
+        "#,
+        project_id.0,
+        limit,
+    )
+    .fetch_all(conn)
+    .await
+}
+
+/// How many members and open invitations a project has.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn count(conn: &mut PgConnection, project_id: ProjectId) -> sqlx::Result<i64> {
+    sqlx::query_scalar!(
+        r#"
+        select (select count(*) from members where project_id = $1)
+             + (select count(*) from invitations where project_id = $1 and expires_at > now()) "count!"
+        "#,
+        project_id.0,
+    )
+    .fetch_one(conn)
+    .await
+}
+
+/// The projects of an account, the oldest first.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn of_account(
+    conn: &mut PgConnection,
+    account_id: AccountId,
+    limit: i64,
+) -> sqlx::Result<Vec<Membership>> {
+    sqlx::query_as!(
+        Membership,
+        r#"
+        select project.id "project_id: ProjectId", project.public_id "public_id: ProjectPublicId",
+               project.slug, project.name, project.mode, project.plan, project.overrides,
+               project.created_at, member.role
+        from members member
+        join projects project on project.id = member.project_id and project.deleted_at is null
+        where member.account_id = $1
+        order by member.project_id
+        limit $2
+        "#,
+        account_id.0,
+        limit,
+    )
+    .fetch_all(conn)
+    .await
+}
+
+/// An account's membership in the project of this slug or public id.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn find(
+    conn: &mut PgConnection,
+    account_id: AccountId,
+    slug: &str,
+    public_id: Option<ProjectPublicId>,
+) -> sqlx::Result<Option<Membership>> {
+    sqlx::query_as!(
+        Membership,
+        r#"
+        select project.id "project_id: ProjectId", project.public_id "public_id: ProjectPublicId",
+               project.slug, project.name, project.mode, project.plan, project.overrides,
+               project.created_at, member.role
+        from projects project
+        join members member on member.project_id = project.id and member.account_id = $1
+        where (project.slug = $2 or project.public_id = $3) and project.deleted_at is null
+        limit 1
+        "#,
+        account_id.0,
+        slug,
+        public_id.map(|it| it.0),
+    )
+    .fetch_optional(conn)
+    .await
+}
+
+/// How many projects an account owns.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn owned(conn: &mut PgConnection, account_id: AccountId) -> sqlx::Result<i64> {
+    sqlx::query_scalar!(
+        r#"
+        select count(*) "count!"
+        from members member
+        join projects project on project.id = member.project_id and project.deleted_at is null
+        where member.account_id = $1 and member.role = 'owner'
+        "#,
+        account_id.0,
+    )
+    .fetch_one(conn)
+    .await
+}
+
+/// Keeps an invitation.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn invite(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    id: InvitationId,
+    (email, role): (&str, &str),
+    secret_hash: &[u8],
+    invited_by: AccountId,
+    life_seconds: i64,
+) -> sqlx::Result<Invitation> {
+    sqlx::query_as!(
+        Invitation,
+        r#"
+        insert into invitations (project_id, id, email, role, secret_hash, invited_by, expires_at)
+        values ($1, $2, $3, $4, $5, $6, now() + make_interval(secs => $7))
+        returning id "id: InvitationId", email, role, created_at, expires_at
+        "#,
+        project_id.0,
+        id.0,
+        email,
+        role,
+        secret_hash,
+        invited_by.0,
+        life_seconds as f64,
+    )
+    .fetch_one(conn)
+    .await
+}
+
+/// A project's invitations that can be accepted, the oldest first.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn invitations(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    limit: i64,
+) -> sqlx::Result<Vec<Invitation>> {
+    sqlx::query_as!(
+        Invitation,
+        r#"
+        select id "id: InvitationId", email, role, created_at, expires_at
+        from invitations
+        where project_id = $1 and expires_at > now()
+        order by id
+        limit $2
+        "#,
+        project_id.0,
+        limit,
+    )
+    .fetch_all(conn)
+    .await
+}
+
+/// Takes an invitation back, and answers with it.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn uninvite(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    id: InvitationId,
+) -> sqlx::Result<Option<Invitation>> {
+    sqlx::query_as!(
+        Invitation,
+        r#"
+        delete from invitations
+        where project_id = $1 and id = $2
+        returning id "id: InvitationId", email, role, created_at, expires_at
+        "#,
+        project_id.0,
+        id.0,
+    )
+    .fetch_optional(conn)
+    .await
+}
+
+/// Uses an invitation up, and says to which project it leads, as what, and for which address.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn accept(
+    conn: &mut PgConnection,
+    secret_hash: &[u8],
+) -> sqlx::Result<Option<(ProjectId, String, String)>> {
+    let row = sqlx::query!(
+        r#"
+        delete from invitations
+        using projects project
+        where secret_hash = $1 and expires_at > now()
+            and project.id = invitations.project_id and project.deleted_at is null
+        returning project_id "project_id: ProjectId", role, email
+        "#,
+        secret_hash,
+    )
+    .fetch_optional(conn)
+    .await?;
+    Ok(row.map(|it| (it.project_id, it.role, it.email)))
+}

@@ -1,0 +1,117 @@
+//! Which nodes live, and the secrets that they share. Nothing here belongs to a project.
+
+use chrono::{DateTime, Utc};
+use sqlx::PgConnection;
+use uuid::Uuid;
+
+use crate::ids::NodeId;
+
+/// A node is gone that was not seen for so many seconds. The statements carry the same number as a literal.
+pub const NODE_SILENCE_SECONDS: i32 = 15;
+
+/// A key that signs access tokens.
+#[derive(Clone)]
+pub struct SigningKey {
+    /// Its name, which each token shows.
+    pub id: Uuid,
+    /// The key.
+    pub secret: Vec<u8>,
+    /// When it was made.
+    pub created_at: DateTime<Utc>,
+    /// How old it is, in seconds, by the database's clock.
+    pub age_seconds: f64,
+}
+
+impl std::fmt::Debug for SigningKey {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SigningKey").field("id", &self.id).finish_non_exhaustive()
+    }
+}
+
+/// Says that a node lives, forgets those that are gone, and answers with how many live.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn beat(conn: &mut PgConnection, id: NodeId) -> sqlx::Result<i64> {
+    sqlx::query_scalar!(
+        r#"
+        with mine as (
+            insert into nodes (id)
+            values ($1)
+            on conflict (id) do update set seen_at = now()
+        ), gone as (
+            delete from nodes
+            where seen_at < now() - interval '15 s' and id <> $1
+        )
+        select 1 + (
+            select count(*) from nodes where id <> $1 and seen_at >= now() - interval '15 s'
+        ) "count!"
+        "#,
+        id.0,
+    )
+    .fetch_one(conn)
+    .await
+}
+
+/// Says that a node is gone.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn leave(conn: &mut PgConnection, id: NodeId) -> sqlx::Result<()> {
+    sqlx::query!("delete from nodes where id = $1", id.0).execute(conn).await?;
+    Ok(())
+}
+
+/// The newest keys that sign access tokens, newest first.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn signing_keys(conn: &mut PgConnection, limit: i64) -> sqlx::Result<Vec<SigningKey>> {
+    sqlx::query_as!(
+        SigningKey,
+        r#"
+        select id, secret, created_at,
+               extract(epoch from now() - created_at)::double precision "age_seconds!"
+        from signing_keys
+        order by created_at desc
+        limit $1
+        "#,
+        limit,
+    )
+    .fetch_all(conn)
+    .await
+}
+
+/// Makes a key unless there is one that is younger than `max_age_seconds`, and forgets those that no token can
+/// show any more. Nodes that do it at the same moment may make one each: all are known, and one signs.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn rotate_signing_keys(
+    conn: &mut PgConnection,
+    id: Uuid,
+    secret: &[u8],
+    max_age_seconds: i64,
+    keep_seconds: i64,
+) -> sqlx::Result<bool> {
+    let made = sqlx::query!(
+        "
+        with old as (
+            delete from signing_keys
+            where created_at < now() - make_interval(secs => $3::double precision + $4::double precision)
+        )
+        insert into signing_keys (id, secret)
+        select $1, $2
+        where not exists (
+            select from signing_keys where created_at >= now() - make_interval(secs => $3)
+        )
+        ",
+        id,
+        secret,
+        max_age_seconds as f64,
+        keep_seconds as f64,
+    )
+    .execute(conn)
+    .await?;
+    Ok(made.rows_affected() == 1)
+}

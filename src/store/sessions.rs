@@ -1,0 +1,240 @@
+//! Sessions of accounts, and the secrets that refresh them.
+
+use chrono::{DateTime, Utc};
+use sqlx::PgConnection;
+
+use crate::ids::{AccountId, SessionId};
+
+/// A session.
+#[derive(Debug, Clone)]
+pub struct Session {
+    /// Which session.
+    pub id: SessionId,
+    /// When it began.
+    pub created_at: DateTime<Utc>,
+    /// When it was last refreshed.
+    pub last_used_at: DateTime<Utc>,
+    /// When it ends at the latest.
+    pub expires_at: DateTime<Utc>,
+    /// What the client says it is.
+    pub user_agent: Option<String>,
+    /// Where it was begun from.
+    pub address: Option<String>,
+}
+
+/// Who begins a session.
+#[derive(Debug, Clone, Default)]
+pub struct Origin {
+    /// What the client says it is.
+    pub user_agent: Option<String>,
+    /// Where it calls from.
+    pub address: Option<String>,
+}
+
+/// What a refresh secret is worth.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Presented {
+    /// Whose.
+    pub account_id: AccountId,
+    /// Which session.
+    pub session_id: SessionId,
+    /// Whether it was used before.
+    pub is_used: bool,
+    /// Whether the session goes on.
+    pub is_live: bool,
+}
+
+/// Begins a session.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn insert(
+    conn: &mut PgConnection,
+    account_id: AccountId,
+    id: SessionId,
+    origin: &Origin,
+    life_seconds: i64,
+) -> sqlx::Result<()> {
+    sqlx::query!(
+        "
+        insert into sessions (id, account_id, expires_at, user_agent, address)
+        values ($1, $2, now() + make_interval(secs => $3), $4, $5)
+        ",
+        id.0,
+        account_id.0,
+        life_seconds as f64,
+        origin.user_agent,
+        origin.address,
+    )
+    .execute(conn)
+    .await?;
+    Ok(())
+}
+
+/// Keeps the next secret that refreshes a session.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn insert_secret(
+    conn: &mut PgConnection,
+    session_id: SessionId,
+    secret_hash: &[u8],
+) -> sqlx::Result<()> {
+    sqlx::query!(
+        "insert into refresh_tokens (secret_hash, session_id) values ($1, $2)",
+        secret_hash,
+        session_id.0,
+    )
+    .execute(conn)
+    .await?;
+    Ok(())
+}
+
+/// Uses a refresh secret up, and says what it was worth before; none: it is unknown. Of two callers that
+/// present the same secret, one finds it used.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn use_secret(
+    conn: &mut PgConnection,
+    secret_hash: &[u8],
+    idle_seconds: i64,
+) -> sqlx::Result<Option<Presented>> {
+    let row = sqlx::query!(
+        r#"
+        with presented as materialized (
+            select secret_hash, session_id, used_at
+            from refresh_tokens
+            where secret_hash = $1
+            for update
+        ), used as (
+            update refresh_tokens
+            set used_at = now()
+            from presented
+            where refresh_tokens.secret_hash = presented.secret_hash
+                and presented.used_at is null
+        )
+        select session.account_id "account_id: AccountId", session.id "session_id: SessionId",
+               presented.used_at is not null "is_used!",
+               (session.revoked_at is null and session.expires_at > now()
+                and session.last_used_at > now() - make_interval(secs => $2)) "is_live!"
+        from presented
+        join sessions session on session.id = presented.session_id
+        "#,
+        secret_hash,
+        idle_seconds as f64,
+    )
+    .fetch_optional(conn)
+    .await?;
+    Ok(row.map(|it| Presented {
+        account_id: it.account_id,
+        session_id: it.session_id,
+        is_used: it.is_used,
+        is_live: it.is_live,
+    }))
+}
+
+/// Notes that a session goes on.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn touch(conn: &mut PgConnection, id: SessionId) -> sqlx::Result<()> {
+    sqlx::query!("update sessions set last_used_at = now() where id = $1", id.0)
+        .execute(conn)
+        .await?;
+    Ok(())
+}
+
+/// Whether a session of this account goes on.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn is_live(
+    conn: &mut PgConnection,
+    account_id: AccountId,
+    id: SessionId,
+) -> sqlx::Result<bool> {
+    sqlx::query_scalar!(
+        r#"
+        select exists (
+            select from sessions
+            where id = $2 and account_id = $1 and revoked_at is null and expires_at > now()
+        ) "is_live!"
+        "#,
+        account_id.0,
+        id.0,
+    )
+    .fetch_one(conn)
+    .await
+}
+
+/// The sessions of an account that go on, newest first.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn list(
+    conn: &mut PgConnection,
+    account_id: AccountId,
+    limit: i64,
+) -> sqlx::Result<Vec<Session>> {
+    sqlx::query_as!(
+        Session,
+        r#"
+        select id "id: SessionId", created_at, last_used_at, expires_at, user_agent, address
+        from sessions
+        where account_id = $1 and revoked_at is null and expires_at > now()
+        order by created_at desc
+        limit $2
+        "#,
+        account_id.0,
+        limit,
+    )
+    .fetch_all(conn)
+    .await
+}
+
+/// Ends a session. Answers whether the account has it; to end it twice is no mistake.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn revoke(
+    conn: &mut PgConnection,
+    account_id: AccountId,
+    id: SessionId,
+) -> sqlx::Result<bool> {
+    let done = sqlx::query!(
+        "
+        update sessions
+        set revoked_at = coalesce(revoked_at, now())
+        where account_id = $1 and id = $2
+        ",
+        account_id.0,
+        id.0,
+    )
+    .execute(conn)
+    .await?;
+    Ok(done.rows_affected() == 1)
+}
+
+/// Ends all sessions of an account but one, and answers with those that it ended.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn revoke_others(
+    conn: &mut PgConnection,
+    account_id: AccountId,
+    keep: Option<SessionId>,
+) -> sqlx::Result<Vec<SessionId>> {
+    sqlx::query_scalar!(
+        r#"
+        update sessions
+        set revoked_at = now()
+        where account_id = $1 and id is distinct from $2 and revoked_at is null
+        returning id "id: SessionId"
+        "#,
+        account_id.0,
+        keep.map(|it| it.0),
+    )
+    .fetch_all(conn)
+    .await
+}

@@ -1,0 +1,146 @@
+//! The end of a project: its rows go, in bounded batches, and itself last.
+
+use sqlx::{Executor, PgConnection};
+
+use crate::ids::ProjectId;
+
+/// Rows of one statement.
+pub const MAX_PURGED_ROWS: u64 = 2_000;
+
+/// Every table with rows of projects, in the order in which they go: schedules before what they make, and
+/// jobs before what belongs to them.
+pub const TENANT_TABLES: &[&str] = &[
+    "recurring_schedules",
+    "operations",
+    "jobs",
+    "job_bodies",
+    "job_edges",
+    "attempts",
+    "finished_jobs",
+    "workflow_jobs",
+    "workflows",
+    "job_events",
+    "job_logs",
+    "job_log_totals",
+    "job_expiries",
+    "orphaned_parents",
+    "dead_letters",
+    "dead_letter_groups",
+    "schedule_fires",
+    "workers",
+    "idempotency_keys",
+    "queue_deltas",
+    "queue_rates",
+    "queue_handouts",
+    "queue_types",
+    "queue_counts",
+    "queues",
+    "invitations",
+    "members",
+    "audit_log",
+    "api_keys",
+];
+
+/// A project is left alone for so many seconds after it was deleted: whoever had read its keys just before may
+/// still write. The statement carries the same number as a literal.
+pub const PURGE_DELAY_SECONDS: u32 = 60;
+
+/// A project that was deleted, if there is one; locked, so that nodes do not work on one together.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn deleted_project(conn: &mut PgConnection) -> sqlx::Result<Option<ProjectId>> {
+    sqlx::query_scalar!(
+        r#"
+        select id "id: ProjectId"
+        from projects
+        where deleted_at < now() - interval '60 s'
+        order by deleted_at
+        limit 1
+        for update skip locked
+        "#,
+    )
+    .fetch_optional(conn)
+    .await
+}
+
+/// Deletes some rows of a project from one of [`TENANT_TABLES`], and says how many.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn delete_rows(
+    conn: &mut PgConnection,
+    table: &'static str,
+    project_id: ProjectId,
+) -> sqlx::Result<u64> {
+    let statement = sqlx::AssertSqlSafe(format!(
+        "delete from {table} where ctid = any(array(
+            select ctid from {table} where project_id = {} limit {MAX_PURGED_ROWS}
+            for update skip locked
+         ))",
+        project_id.0
+    ));
+    Ok(conn.execute(sqlx::raw_sql(statement)).await?.rows_affected())
+}
+
+/// Deletes a project whose rows are gone.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn delete_project(conn: &mut PgConnection, id: ProjectId) -> sqlx::Result<()> {
+    sqlx::query!("delete from projects where id = $1 and deleted_at is not null", id.0)
+        .execute(conn)
+        .await?;
+    Ok(())
+}
+
+/// Forgets what people no longer need: sessions and secrets that are over, and old rows of audit logs. Answers
+/// with how many rows went.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn prune_people(conn: &mut PgConnection, audit_keep_days: i32) -> sqlx::Result<i64> {
+    sqlx::query_scalar!(
+        r#"
+        with old_sessions as (
+            delete from sessions
+            where id in (
+                select id from sessions where expires_at < now() - interval '1 day' limit 500
+            )
+            returning 1
+        ), old_mail as (
+            delete from mail_tokens
+            where secret_hash in (
+                select secret_hash from mail_tokens
+                where expires_at < now() - interval '1 day'
+                limit 500
+            )
+            returning 1
+        ), old_invitations as (
+            delete from invitations
+            using (
+                select project_id, id from invitations
+                where expires_at < now() - interval '1 day'
+                limit 500
+            ) old
+            where invitations.project_id = old.project_id and invitations.id = old.id
+            returning 1
+        ), old_deeds as (
+            delete from audit_log
+            using (
+                select project_id, id from audit_log
+                where at < now() - make_interval(days => $1)
+                order by at
+                limit 500
+            ) old
+            where audit_log.project_id = old.project_id and audit_log.id = old.id
+            returning 1
+        )
+        select (select count(*) from old_sessions) + (select count(*) from old_mail)
+             + (select count(*) from old_invitations) + (select count(*) from old_deeds) "count!"
+        "#,
+        audit_keep_days,
+    )
+    .fetch_one(conn)
+    .await
+}

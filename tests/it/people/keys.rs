@@ -1,0 +1,245 @@
+//! Keys: what they may, how long they last, and who hears when they end; and the audit log.
+
+use serde_json::{Value, json};
+use std::time::{Duration, Instant};
+
+use super::{Person, post_from};
+use crate::harness::{Reply, Stage, TestProject, TestServer, fresh_database, limited, run};
+
+fn with(t: &TestProject, made: &Value) -> TestProject {
+    TestProject { api_key: made["secret"].as_str().expect("a key").to_owned(), ..t.clone() }
+}
+
+fn id_of(made: &Value) -> String {
+    made["key"]["id"].as_str().expect("an id").to_owned()
+}
+
+#[test]
+fn a_key_is_made_listed_renamed_and_revoked_and_is_seen_once() {
+    run(async |t| {
+        let made = t.post("/v1/keys", json!({"name": "worker", "preset": "worker"})).await.is(201);
+        assert_eq!(made["key"]["scopes"], json!(["work"]));
+        assert_eq!(made["key"]["state"], "live");
+        let (key, path) = (with(t, &made), format!("/v1/keys/{}", id_of(&made)));
+        key.poll("w", 1).await;
+        let error = key.get("/v1/jobs").await.is_error(403, "forbidden");
+        assert_eq!(error["message"], "this needs the scope `read`");
+        let shown = t.get(&path).await.is(200);
+        assert!(!shown.to_string().contains(&key.api_key), "it is seen once");
+        assert_eq!(t.patch(&path, json!({"name": "w2"})).await.is(200)["name"], "w2");
+        let page = t.get("/v1/keys?limit=1").await.is(200);
+        assert_eq!((&page["keys"][0]["name"], &page["has_more"]), (&json!("w2"), &json!(true)));
+        let cursor = page["next_cursor"].as_str().expect("a cursor");
+        let next = t.get(&format!("/v1/keys?limit=1&cursor={cursor}")).await.is(200);
+        assert_eq!((&next["keys"][0]["name"], &next["has_more"]), (&json!("test"), &json!(false)));
+        t.delete(&path).await.is_empty(204);
+        t.delete(&path).await.is_empty(204);
+        assert_eq!(t.get(&path).await.is(200)["state"], "revoked");
+        key.post("/v1/workers/poll", json!({"worker_id": "w", "queues": ["q"], "wait_seconds": 0}))
+            .await
+            .is_error(401, "unauthorized");
+        t.act(&format!("{path}/rotate")).await.is_error(404, "key_not_found");
+    });
+}
+
+#[test]
+fn nobody_makes_a_key_that_may_do_more_or_lasts_longer() {
+    run(async |t| {
+        let soon = "2026-12-31T00:00:00Z";
+        t.database.execute("select 1").await;
+        let ahead =
+            json!({"name": "m", "scopes": ["manage", "read"], "expires_at": ahead(t, 3_600).await});
+        let manager = with(t, &t.post("/v1/keys", ahead.clone()).await.is(201));
+        let more = json!({"name": "x", "scopes": ["produce"]});
+        manager.post("/v1/keys", more).await.is_error(403, "role_exceeds_caller");
+        let less = manager.post("/v1/keys", json!({"name": "x"})).await.is(201);
+        assert_eq!(less["key"]["scopes"], json!(["read", "manage"]), "all that it may give");
+        assert_eq!(less["key"]["expires_at"], ahead["expires_at"], "not after its maker");
+        // The first key may do more: to replace it would be to get that.
+        let first = t.get("/v1/keys").await.is(200)["keys"]
+            .as_array()
+            .expect("keys")
+            .last()
+            .expect("one")
+            .clone();
+        let path = format!("/v1/keys/{}/rotate", first["id"].as_str().expect("an id"));
+        manager.act(&path).await.is_error(403, "role_exceeds_caller");
+        let refuse = async |field: &str, body: Value| t.post("/v1/keys", body).await.refuses(field);
+        refuse("name", json!({"name": ""})).await;
+        refuse("preset", json!({"name": "x", "scopes": ["read"], "preset": "worker"})).await;
+        refuse("scopes[0]", json!({"name": "x", "scopes": ["root"]})).await;
+        refuse("scopes", json!({"name": "x", "scopes": []})).await;
+        refuse("expires_at", json!({"name": "x", "expires_at": "2001-01-01T00:00:00Z"})).await;
+        refuse("expires_at", json!({"name": "x", "expires_at": "2126-01-01T00:00:00Z"})).await;
+        refuse(
+            "rate_limits.work_per_minute",
+            json!({"name": "x", "rate_limits": {"work_per_minute": 0}}),
+        )
+        .await;
+        let _ = soon;
+    });
+}
+
+/// A time ahead of the database's clock.
+async fn ahead(t: &TestProject, seconds: i64) -> String {
+    let sql = format!("select (extract(epoch from now())::bigint + {seconds})");
+    let at = t.database.number(&sql).await;
+    chrono::DateTime::from_timestamp(at, 0)
+        .expect("a time")
+        .to_rfc3339_opts(chrono::SecondsFormat::Secs, true)
+}
+
+#[test]
+fn a_rotated_key_goes_on_for_its_overlap() {
+    run(async |t| {
+        let old = t.post("/v1/keys", json!({"name": "app", "preset": "producer"})).await.is(201);
+        let path = format!("/v1/keys/{}/rotate", id_of(&old));
+        t.post(&path, json!({"overlap_seconds": 2_592_001})).await.refuses("overlap_seconds");
+        let new = t.post(&path, json!({"overlap_seconds": 3_600})).await.is(201);
+        assert_eq!(new["key"]["scopes"], old["key"]["scopes"]);
+        let (old_key, new_key) = (with(t, &old), with(t, &new));
+        for key in [&old_key, &new_key] {
+            key.post("/v1/jobs", json!({"job_type": "t"})).await.is(201);
+        }
+        let now = t.post(&path, json!({"overlap_seconds": 0})).await.is(201);
+        old_key.post("/v1/jobs", json!({"job_type": "t"})).await.is_error(401, "unauthorized");
+        with(t, &now).post("/v1/jobs", json!({"job_type": "t"})).await.is(201);
+    });
+}
+
+#[test]
+fn whoever_finds_a_key_can_end_it() {
+    run(async |t| {
+        let made = t.post("/v1/keys", json!({"name": "leaked"})).await.is(201);
+        let report = async |key: &str| {
+            post_from(t, "/v1/keys/report", json!({"key": key}), "192.0.2.1").await.is_empty(204);
+        };
+        report("junk").await;
+        report(&fencepost::accounts::key::generate("live")).await;
+        with(t, &made).get("/v1/jobs").await.is(200);
+        report(made["secret"].as_str().expect("a key")).await;
+        with(t, &made).get("/v1/jobs").await.is_error(401, "unauthorized");
+        let log = t.get("/v1/audit-log?action=key.reported").await.is(200);
+        assert_eq!(log["entries"][0]["target"], made["key"]["id"]);
+    });
+}
+
+/// What is promised: a revoked key is obeyed everywhere within this.
+const REVOKED_WITHIN: Duration = Duration::from_secs(5);
+
+async fn revocation_on_another_node(redis: bool) -> Duration {
+    let database = fresh_database().await;
+    let stage = || match redis {
+        true => Stage::default(),
+        false => Stage { redis_url: None, ..Stage::default() },
+    };
+    let one = TestServer::start_as(database.clone(), stage()).await;
+    let other = TestServer::start_as(database, stage()).await;
+    let t = one.project("main").await;
+    let made = t.post("/v1/keys", json!({"name": "k"})).await.is(201);
+    let there = TestProject { url: other.url.clone(), ..with(&t, &made) };
+    there.get("/v1/jobs").await.is(200);
+    let poll = json!({"worker_id": "w", "queues": ["q"], "wait_seconds": 30});
+    let parked = tokio::spawn({
+        let there = there.clone();
+        async move { there.post("/v1/workers/poll", poll).await }
+    });
+    while there.get("/v1/workers").await.is(200)["workers"].as_array().is_some_and(Vec::is_empty) {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let started = Instant::now();
+    t.delete(&format!("/v1/keys/{}", id_of(&made))).await.is_empty(204);
+    let ended: Reply = parked.await.expect("an answer");
+    ended.is_error(401, "unauthorized");
+    there.get("/v1/jobs").await.is_error(401, "unauthorized");
+    let took = started.elapsed();
+    one.stop().await;
+    other.stop().await;
+    took
+}
+
+#[test]
+fn a_revoked_key_is_refused_on_every_node_and_its_polls_end() {
+    limited(async {
+        let alone = revocation_on_another_node(false).await;
+        assert!(alone < REVOKED_WITHIN, "without Redis: {alone:?}");
+        let pushed = revocation_on_another_node(true).await;
+        assert!(pushed < Duration::from_secs(1), "with Redis: {pushed:?}");
+    });
+}
+
+#[test]
+fn a_test_projects_keys_are_test_keys_and_use_is_noted() {
+    run(async |t| {
+        let ada = Person::sign_up(t, "ada@example.com").await;
+        let project =
+            ada.post("/v1/projects", json!({"name": "Trying", "mode": "test"})).await.is(201);
+        assert_eq!((&project["mode"], &project["role"]), (&json!("test"), &json!("owner")));
+        let keys = "/v1/projects/trying/keys";
+        let made = ada.post(keys, json!({"name": "k"})).await.is(201);
+        assert!(made["secret"].as_str().expect("a key").starts_with("fp_test_"));
+        assert_eq!(made["key"]["created_by"], json!(ada.account_id));
+        with(t, &made).get("/v1/jobs").await.is(200);
+        let path = format!("{keys}/{}", id_of(&made));
+        while ada.get(&path).await.is(200)["last_used_at"].is_null() {
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+        let bad = ada.post("/v1/projects", json!({"name": "x", "mode": "prod"})).await;
+        bad.refuses("mode");
+    });
+}
+
+#[test]
+fn the_audit_log_says_who_did_what_and_how_it_was_before() {
+    run(async |t| {
+        let made = t.post("/v1/keys", json!({"name": "canary-name"})).await.is(201);
+        t.patch("/v1/queues/mail", json!({"max_concurrency": 5})).await.is(200);
+        t.patch("/v1/queues/mail", json!({"max_concurrency": 7})).await.is(200);
+        t.act("/v1/queues/mail/pause").await.is(200);
+        let schedule =
+            json!({"job_type": "t", "cron_expression": "@daily", "payload": "canary-payload"});
+        t.put("/v1/recurring/r", schedule).await.is(200);
+        t.delete("/v1/recurring/r").await.is_empty(204);
+        let page = t.get("/v1/audit-log").await.is(200);
+        let actions: Vec<_> = page["entries"]
+            .as_array()
+            .expect("entries")
+            .iter()
+            .map(|it| it["action"].clone())
+            .collect();
+        let expected = [
+            "recurring.deleted",
+            "recurring.put",
+            "queue.paused",
+            "queue.changed",
+            "queue.changed",
+            "key.created",
+        ];
+        assert_eq!(actions, expected);
+        let change = &page["entries"][3];
+        assert_eq!(change["before"]["max_concurrency"], 5);
+        assert_eq!(change["after"]["max_concurrency"], 7);
+        assert_eq!(change["actor"]["kind"], "key");
+        assert!(change["request_id"].as_str().is_some_and(|it| it.starts_with("req_")));
+        let text = page.to_string();
+        let secret = made["secret"].as_str().expect("a key");
+        assert!(!text.contains(secret) && !text.contains("canary-payload"), "no secrets");
+        let some = t.get("/v1/audit-log?action=queue.*&limit=2").await.is(200);
+        assert_eq!(
+            (some["entries"].as_array().map(Vec::len), &some["has_more"]),
+            (Some(2), &json!(true))
+        );
+        t.get("/v1/audit-log?limit=201").await.refuses("limit");
+        t.get("/v1/audit-log?since=yesterday").await.refuses("since");
+        let export = t.get("/v1/audit-log/export").await;
+        assert_eq!(export.headers["content-type"], "application/x-ndjson");
+        let lines: Vec<Value> =
+            export.text.lines().map(|it| serde_json::from_str(it).expect("JSON")).collect();
+        assert_eq!((lines.len(), &lines[0]["action"]), (6, &json!("recurring.deleted")));
+        let changed = t.database.connect().await;
+        drop(changed);
+        let mut conn = t.database.connect().await;
+        let update = sqlx::query("update audit_log set action = 'x'").execute(&mut conn).await;
+        assert!(update.is_err(), "rows are never changed");
+    });
+}

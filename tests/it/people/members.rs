@@ -1,0 +1,109 @@
+//! Members: invited, given roles, and gone.
+
+use fencepost::domain::access::Role;
+use serde_json::json;
+
+use super::{PASSWORD, Person, accounts::secret_in, post_from};
+use crate::harness::{Stage, TestServer, fresh_database, limited, run};
+
+#[test]
+fn somebody_is_invited_signs_up_with_it_and_is_a_member() {
+    limited(async {
+        let stage = Stage { signup: fencepost::config::Signup::Invite, ..Stage::default() };
+        let database = fresh_database().await;
+        let open = TestServer::start(database.clone()).await;
+        let ada = Person::sign_up(&open.project("main").await, "ada@example.com").await;
+        open.stop().await;
+        let server = TestServer::start_as(database, stage).await;
+        let t = server.project("other").await;
+        let ada = Person { url: server.url.clone(), ..ada };
+        let slug = ada.made["project"]["slug"].as_str().expect("a slug").to_owned();
+        let path = format!("/v1/projects/{slug}/invitations");
+        ada.post(&path, json!({"email": "nobody", "role": "member"})).await.refuses("email");
+        ada.post(&path, json!({"email": "b@example.com", "role": "king"})).await.refuses("role");
+        let body = json!({"email": "bob@example.com", "role": "member"});
+        let invited = ada.post(&path, body).await.is(201);
+        let mail = server.next_mail().await;
+        assert_eq!(mail.to, "bob@example.com");
+        let token = secret_in(&mail);
+        assert_eq!(invited["token"], token.as_str());
+        assert_eq!(ada.get(&path).await.is(200)["invitations"][0]["email"], "bob@example.com");
+        let signup = json!({"email": "bob@example.com", "password": PASSWORD, "invitation": token});
+        let made = post_from(&t, "/v1/auth/signup", signup.clone(), "192.0.2.1").await.is(201);
+        assert_eq!(
+            (&made["project"]["slug"], &made["project"]["role"]),
+            (&json!(slug), &json!("member"))
+        );
+        assert!(made["api_key"].is_null());
+        post_from(&t, "/v1/auth/signup", signup, "192.0.2.1").await.refuses("invitation");
+        let bob = Person::log_in(&t, "bob@example.com", PASSWORD, made).await;
+        let jobs = format!("/v1/projects/{slug}/jobs");
+        bob.post(&jobs, json!({"job_type": "t"})).await.is(201);
+        assert_eq!(bob.get(&jobs).await.is(200)["jobs"].as_array().map(Vec::len), Some(1));
+        bob.get(&format!("/v1/projects/{slug}/keys")).await.is_error(403, "forbidden");
+        let taken_back =
+            ada.post(&path, json!({"email": "c@example.com", "role": "viewer"})).await.is(201);
+        let id = taken_back["invitation"]["id"].as_str().expect("an id");
+        ada.delete(&format!("{path}/{id}")).await.is_empty(204);
+        ada.delete(&format!("{path}/{id}")).await.is_error(404, "invitation_not_found");
+        let accept = json!({"token": taken_back["token"]});
+        bob.post("/v1/invitations/accept", accept).await.refuses("invitation");
+        server.stop().await;
+    });
+}
+
+#[test]
+fn nobody_gives_or_takes_more_than_they_have_and_the_last_owner_stays() {
+    run(async |t| {
+        let mut people = Vec::new();
+        for role in [Role::Owner, Role::Admin, Role::Viewer] {
+            let person = Person::sign_up(t, &format!("{}@example.com", role.name())).await;
+            person.join(t, role).await;
+            people.push(person);
+        }
+        let [owner, admin, viewer] = &people[..] else { unreachable!() };
+        let member = |it: &Person| format!("/v1/projects/main/members/{}", it.account_id);
+        let to = |role: &str| json!({"role": role});
+        admin.patch(&member(viewer), to("member")).await.is(200);
+        admin.patch(&member(viewer), to("owner")).await.is_error(403, "role_exceeds_caller");
+        admin.patch(&member(owner), to("viewer")).await.is_error(403, "role_exceeds_caller");
+        admin.delete(&member(owner)).await.is_error(403, "role_exceeds_caller");
+        viewer.delete(&member(admin)).await.is_error(403, "role_exceeds_caller");
+        owner.patch(&member(owner), to("admin")).await.is_error(409, "cannot_remove_owner");
+        owner.delete(&member(owner)).await.is_error(409, "cannot_remove_owner");
+        owner.patch(&member(admin), to("owner")).await.is(200);
+        owner.delete(&member(owner)).await.is_empty(204);
+        owner.get("/v1/projects/main").await.is_error(404, "project_not_found");
+        viewer.delete(&member(viewer)).await.is_empty(204);
+        admin.delete("/v1/projects/main?confirm=other").await.refuses("confirm");
+        t.get("/v1/jobs").await.is(200);
+        admin.delete("/v1/projects/main?confirm=main").await.is_empty(204);
+        t.get("/v1/jobs").await.is_error(401, "unauthorized");
+        admin.get("/v1/projects/main").await.is_error(404, "project_not_found");
+    });
+}
+
+#[test]
+fn a_plan_bounds_members_keys_and_projects() {
+    run(async |t| {
+        let ada = Person::sign_up(t, "ada@example.com").await;
+        let slug = ada.made["project"]["slug"].as_str().expect("a slug").to_owned();
+        let keys = format!("/v1/projects/{slug}/keys");
+        for number in 1..10 {
+            ada.post(&keys, json!({"name": number.to_string()})).await.is(201);
+        }
+        let reply = ada.post(&keys, json!({"name": "one more"})).await;
+        assert!(
+            reply.is_error(429, "quota_exceeded")["message"]
+                .as_str()
+                .is_some_and(|it| it.contains("10 live keys"))
+        );
+        let invitations = format!("/v1/projects/{slug}/invitations");
+        for number in 1..5 {
+            let body = json!({"email": format!("{number}@example.com"), "role": "viewer"});
+            ada.post(&invitations, body).await.is(201);
+        }
+        let body = json!({"email": "x@example.com", "role": "viewer"});
+        ada.post(&invitations, body).await.is_error(429, "quota_exceeded");
+    });
+}

@@ -1,0 +1,196 @@
+//! Every operation of the OpenAPI file, with a request that passes its checks. A new route without a row here
+//! fails the tests that walk over all of them.
+
+use fencepost::{
+    domain::access::{Role, Scope},
+    http::openapi,
+    ids::{AccountId, InvitationId, KeyId, OperationId, SessionId, WorkflowId},
+};
+use reqwest::Method;
+use serde_json::{Value, json};
+
+use crate::harness::{Reply, TestProject};
+
+/// A request of one operation.
+#[derive(Debug, Clone)]
+pub struct Operation {
+    pub id: String,
+    pub method: Method,
+    /// With every parameter but `{project}` filled in.
+    pub path: String,
+    pub body: Option<Value>,
+    /// A key with any of these may; none: no key may.
+    pub scopes: Option<Vec<Scope>>,
+    /// A member with this role may; none: no session may, or it is not about a project.
+    pub role: Option<Role>,
+    /// Whether anybody may.
+    pub is_public: bool,
+    /// Whether it is about the account, not about a project.
+    pub is_about_account: bool,
+}
+
+impl Operation {
+    /// Whether the path names its project.
+    pub fn is_scoped(&self) -> bool {
+        self.path.starts_with("/v1/projects/{project}")
+    }
+
+    /// Under a project's own path.
+    pub fn under(&self, project: &str) -> Self {
+        let path = if self.is_scoped() {
+            self.path.replace("{project}", project)
+        } else {
+            self.path.replacen("/v1/", &format!("/v1/projects/{project}/"), 1)
+        };
+        Self { path, ..self.clone() }
+    }
+
+    /// Calls it. `address` is where it seems to come from.
+    pub async fn call(&self, t: &TestProject, credential: Option<&str>, address: &str) -> Reply {
+        let url = format!("{}{}", t.url, self.path);
+        let mut request =
+            t.client.request(self.method.clone(), url).header("x-forwarded-for", address);
+        if let Some(credential) = credential {
+            request = request.bearer_auth(credential);
+        }
+        if let Some(body) = &self.body {
+            request = request.json(body);
+        }
+        Reply::of(request.send().await.expect("an answer")).await
+    }
+}
+
+/// Every operation, with the job `job_id` in those that name a job.
+pub fn operations(job_id: &str) -> Vec<Operation> {
+    let mut operations = Vec::new();
+    let paths = openapi::document()["paths"].as_object().expect("paths");
+    for (path, methods) in paths {
+        for (method, document) in methods.as_object().expect("methods") {
+            let id = document["operationId"].as_str().expect("an id").to_owned();
+            let body = body(&id, job_id);
+            let has_body = document.get("requestBody").is_some();
+            assert!(has_body || body.is_none(), "{id} takes no body");
+            let security =
+                document["security"].as_array().unwrap_or_else(|| panic!("{id}: who may call it?"));
+            let is_public =
+                security.iter().any(|it| it.as_object().is_some_and(|it| it.is_empty()));
+            let of = |scheme: &str| -> Option<Vec<String>> {
+                let mut found = security.iter().filter_map(|it| it.get(scheme)).peekable();
+                found.peek()?;
+                let names = found.flat_map(|it| it.as_array().expect("names").clone());
+                Some(names.map(|it| it.as_str().expect("a name").to_owned()).collect())
+            };
+            let scopes = of("api_key").map(|names| match names.as_slice() {
+                [] => Scope::ALL.to_vec(),
+                names => names.iter().map(|it| Scope::of_name(it).expect("a scope")).collect(),
+            });
+            let roles = of("session").unwrap_or_default();
+            let role = roles.first().map(|it| Role::of_name(it).expect("a role"));
+            operations.push(Operation {
+                method: method.to_uppercase().parse().expect("a method"),
+                path: fill(path, &id, job_id),
+                body,
+                scopes,
+                role,
+                is_public,
+                is_about_account: !is_public && role.is_none(),
+                id,
+            });
+        }
+    }
+    assert!(operations.len() >= 70, "the document lists the operations");
+    operations
+}
+
+fn fill(path: &str, id: &str, job_id: &str) -> String {
+    let path = path
+        .replace("{job_id}", job_id)
+        .replace("{workflow_id}", &WorkflowId::generate().to_string())
+        .replace("{operation_id}", &OperationId::generate().to_string())
+        .replace("{key_id}", &KeyId::generate().to_string())
+        .replace("{account_id}", &AccountId::generate().to_string())
+        .replace("{invitation_id}", &InvitationId::generate().to_string())
+        .replace("{session_id}", &SessionId::generate().to_string())
+        .replace("{worker_id}", "w")
+        .replace("{recurring_id}", "r")
+        .replace("{queue}", "default");
+    if id == "projects_delete" { format!("{path}?confirm=no") } else { path }
+}
+
+/// A body that passes its operation's checks, and changes nothing that the tests need.
+fn body(id: &str, job_id: &str) -> Option<Value> {
+    let password = "quiet otters borrow umbrellas";
+    Some(match id {
+        "jobs_create" => json!({"job_type": "t"}),
+        "jobs_create_batch" => json!({"jobs": [{"job_type": "t"}]}),
+        "jobs_change" => json!({"priority": 1}),
+        "workflows_create" => json!({"jobs": [{"key": "a", "job_type": "t"}]}),
+        "queues_change" => json!({"max_concurrency": 5}),
+        "queues_purge" => json!({"confirm": "default"}),
+        "dead_letters_retry_many" => json!({"filter": {}}),
+        "dead_letters_purge" => json!({"filter": {}, "confirm": "purge"}),
+        "recurring_put" | "recurring_create" => {
+            json!({"job_type": "t", "cron_expression": "@daily"})
+        }
+        "recurring_preview" => json!({"cron_expression": "@daily"}),
+        "workers_register" => json!({"worker_id": "w", "queues": [], "job_types": []}),
+        "workers_poll" => json!({"worker_id": "w", "queues": ["default"], "wait_seconds": 0}),
+        "workers_heartbeat" => json!({"job_id": job_id, "worker_id": "w"}),
+        "workers_ack" => json!({"job_id": job_id, "worker_id": "w", "status": "succeeded"}),
+        "workers_ack_batch" => {
+            json!({"acks": [{"job_id": job_id, "worker_id": "w", "status": "succeeded"}]})
+        }
+        "workers_deregister" => json!({"worker_id": "w"}),
+        "workers_events" => json!({
+            "worker_id": "w", "events": [{"job_id": job_id, "attempt": 1, "type": "t"}],
+        }),
+        "workers_logs" => json!({"worker_id": "w", "chunks": [
+            {"job_id": job_id, "attempt": 1, "sequence": 0, "data": "x", "timestamp_ms": 0},
+        ]}),
+        "keys_create" => json!({"name": "k", "scopes": ["read"]}),
+        "keys_change" => json!({"name": "k"}),
+        "keys_rotate" => json!({}),
+        "keys_report" => json!({"key": "fp_live_junk"}),
+        "auth_signup" => json!({"email": "new@example.com", "password": password}),
+        "auth_login" => json!({"email": "nobody@example.com", "password": "wrong"}),
+        "auth_refresh" => json!({"refresh_token": "fp_refresh_junk"}),
+        "auth_password" => json!({"current_password": "wrong", "new_password": password}),
+        "auth_password_reset" => json!({"email": "nobody@example.com"}),
+        "auth_password_reset_confirm" => json!({"token": "fp_mail_junk", "new_password": password}),
+        "auth_verify" => json!({"token": "fp_mail_junk"}),
+        "me_delete" => json!({"password": "wrong"}),
+        "invitations_accept" => json!({"token": "fp_mail_junk"}),
+        "invitations_create" => json!({"email": "guest@example.com", "role": "viewer"}),
+        "members_change" => json!({"role": "viewer"}),
+        "projects_create" => json!({"name": "Another"}),
+        "projects_change" => json!({"name": "Main"}),
+        "auth_logout" | "auth_verify_send" | "dead_letters_retry" | "jobs_cancel"
+        | "jobs_retry" | "operations_abort" | "queues_pause" | "queues_resume"
+        | "recurring_pause" | "recurring_resume" | "recurring_run" | "workers_quiet"
+        | "workers_resume" | "workers_terminate" | "workflows_cancel" => return None,
+        id => {
+            assert!(needs_no_body(id), "{id}: say here what its body is, or that it has none");
+            return None;
+        }
+    })
+}
+
+/// Operations that only read, or delete.
+fn needs_no_body(id: &str) -> bool {
+    let endings = ["_get", "_list", "_delete", "_revoke", "_remove", "_groups", "_next"];
+    let others = [
+        "audit_export",
+        "events_stream",
+        "jobs_cancelled",
+        "jobs_events",
+        "jobs_events_stream",
+        "jobs_explain",
+        "jobs_logs",
+        "jobs_logs_stream",
+        "me_end_session",
+        "me_export",
+        "me_sessions",
+        "recurring_fires",
+    ];
+    endings.iter().any(|it| id.ends_with(it)) || others.contains(&id)
+}

@@ -34,6 +34,7 @@ as_root() {
 have=$(postgres_version)
 missing=
 [ -n "$have" ] && [ "$have" -ge "$MIN_POSTGRES" ] || missing="$missing postgresql"
+command -v redis-server >/dev/null 2>&1 || missing="$missing redis-server"
 command -v setpriv >/dev/null 2>&1 || [ "$(uname)" = Darwin ] || missing="$missing util-linux"
 command -v cc >/dev/null 2>&1 || missing="$missing gcc libc6-dev"
 command -v curl >/dev/null 2>&1 || missing="$missing curl"
@@ -53,13 +54,16 @@ command -v apt-get >/dev/null 2>&1 ||
 
 say "installing$missing: $command"
 export DEBIAN_FRONTEND=noninteractive
-# A system-wide PostgreSQL is not needed, only its programs.
+# System-wide servers are not needed, only their programs.
 if [ ! -e /etc/postgresql-common/createcluster.conf ]; then
     as_root mkdir -p /etc/postgresql-common
     printf 'create_main_cluster = false\n' | as_root tee /etc/postgresql-common/createcluster.conf >/dev/null
 fi
 as_root apt-get update -q >/dev/null || say "apt-get update failed; trying with the lists that are there"
 as_root $command >/dev/null || fail "that failed. Run it by hand: apt-get update && $command"
+case " $missing " in *" redis-server "*)
+    command -v systemctl >/dev/null 2>&1 && as_root systemctl disable --now redis-server >/dev/null 2>&1 || true ;;
+esac
 have=$(postgres_version)
 [ -n "$have" ] && [ "$have" -ge "$MIN_POSTGRES" ] ||
     fail "this system's packages have PostgreSQL ${have:-none}, and $MIN_POSTGRES or newer is needed. As root, run:

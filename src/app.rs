@@ -242,6 +242,18 @@ impl App {
         self.forgotten.notify_waiters();
     }
 
+    /// Says that this node lives, and finds out how many do.
+    ///
+    /// # Errors
+    /// Only those of the store.
+    pub async fn count_nodes(&self) -> sqlx::Result<()> {
+        let mut conn = self.engine.pools.background.acquire().await?;
+        let nodes = store::nodes::beat(&mut conn, self.bus.node()).await?;
+        drop(conn);
+        self.bus.note_nodes(u32::try_from(nodes).unwrap_or(1));
+        Ok(())
+    }
+
     /// Resolves when it is time to ask whether a credential still counts.
     pub async fn doubt(&self) {
         let _ = tokio::time::timeout(KEY_CACHE_TTL, self.forgotten.notified()).await;

@@ -49,6 +49,8 @@ pub enum Heard {
     Wake(String),
     /// Credentials that no longer count.
     Forget(String),
+    /// A node has come or gone.
+    Nodes,
 }
 
 /// One node's way to Redis. Cheap to clone.
@@ -167,6 +169,7 @@ impl Bus {
         match topic {
             Topic::Wake(shard) => self.name(&format!("wake:{shard}")),
             Topic::Forget => self.name("forget"),
+            Topic::Nodes => self.name("nodes"),
             Topic::Ping => self.name(&format!("ping:{}", self.0.node)),
         }
     }
@@ -197,7 +200,8 @@ impl Bus {
         let mut channels: Vec<_> =
             (0..WAKE_SHARDS).map(|it| self.channel(Topic::Wake(it))).collect();
         let (forget, ping) = (self.channel(Topic::Forget), self.channel(Topic::Ping));
-        channels.extend([forget.clone(), ping.clone()]);
+        let nodes = self.channel(Topic::Nodes);
+        channels.extend([forget.clone(), ping.clone(), nodes.clone()]);
         timeout(SUBSCRIBE_TIMEOUT, pubsub.subscribe(&channels)).await??;
         gauge!(telemetry::REDIS_SUBSCRIBED).set(1);
         on(Heard::Joined);
@@ -213,6 +217,7 @@ impl Bus {
                     match message.get_channel_name() {
                         name if name == ping => (),
                         name if name == forget => on(Heard::Forget(text)),
+                        name if name == nodes => on(Heard::Nodes),
                         _ => on(Heard::Wake(text)),
                     }
                 }
@@ -260,6 +265,8 @@ pub enum Topic {
     Wake(u32),
     /// Nodes that remember credentials.
     Forget,
+    /// Nodes that share limits.
+    Nodes,
     /// This node.
     Ping,
 }

@@ -18,7 +18,7 @@ use crate::{
         fire, operations, orphans, promote, reap, registry, watch,
     },
     error::chain,
-    store::{self, sweep::purge},
+    store::sweep::purge,
     telemetry,
     wake::Chore,
 };
@@ -124,13 +124,10 @@ pub fn start(app: &App, stopping: &CancellationToken, tracker: &TaskTracker) {
 /// The loops that are not about jobs.
 fn start_for_people(app: &App, loops: &Loops<'_>) {
     let this = app.clone();
-    loops.start("nodes", None, move |engine| {
+    loops.start("nodes", None, move |_| {
         let app = this.clone();
         async move {
-            let mut conn = engine.pools.background.acquire().await?;
-            let nodes = store::nodes::beat(&mut conn, app.bus.node()).await?;
-            drop(conn);
-            app.bus.note_nodes(u32::try_from(nodes).unwrap_or(1));
+            app.count_nodes().await?;
             app.write_used_keys().await?;
             Ok(Then::Sleep(NODES_PERIOD))
         }

@@ -11,7 +11,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use crate::{
     accounts::{Accounts, password::Passwords, token::Tokens},
     app::App,
-    bus::{Bus, Heard},
+    bus::{Bus, Heard, Topic},
     config::{ConnectionLimits, PoolArgs, Signup},
     domain::plan::Plans,
     engine::{Engine, relay},
@@ -158,10 +158,10 @@ async fn open(
         plans: people.plans,
     };
     accounts.refresh_signing_keys().await.context("the database does not answer")?;
-    let mut conn = engine.pools.read.acquire().await.context("the database does not answer")?;
-    let nodes = store::nodes::beat(&mut conn, bus.node()).await?;
-    bus.note_nodes(u32::try_from(nodes).unwrap_or(1));
-    Ok(App::new(engine.clone(), accounts, bus.clone(), instance.cursor_key))
+    let app = App::new(engine.clone(), accounts, bus.clone(), instance.cursor_key);
+    app.count_nodes().await.context("the database does not answer")?;
+    bus.tell(Topic::Nodes, "").await;
+    Ok(app)
 }
 
 /// Tells the other nodes, and hears them.
@@ -180,6 +180,10 @@ fn join(app: &App, stop: &CancellationToken, tracker: &TaskTracker) {
                 let app = app.clone();
                 tokio::spawn(async move { app.told_to_forget(&text).await });
             }
+            Heard::Nodes => {
+                let app = app.clone();
+                tokio::spawn(async move { app.count_nodes().await });
+            }
         };
         app.bus.listen(stop, on).await;
     });
@@ -190,6 +194,7 @@ async fn leave(pools: &Pools, bus: &Bus) {
     if let Ok(mut conn) = pools.read.acquire().await {
         let _ = store::nodes::leave(&mut conn, bus.node()).await;
     }
+    bus.tell(Topic::Nodes, "").await;
 }
 
 async fn close_later(stop: CancellationToken, linger: Duration, closing: CancellationToken) {

@@ -1,0 +1,232 @@
+//! Many nodes over one database: they find each other's jobs, and the death of one loses nothing.
+
+use std::{
+    net::TcpListener,
+    process::{Child, Command, Stdio},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use serde_json::{Value, json};
+
+use crate::harness::{
+    Database, Stage, TestProject, TestServer, fresh_database, limited, redis_url, run_for,
+};
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_fencepost");
+
+/// A node in a process of its own.
+struct Process {
+    child: Child,
+    url: String,
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn start(database: &Database) -> Process {
+    let free = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("an address");
+    let child = Command::new(PROGRAM)
+        .args(["serve", "--listen", &free.to_string(), "--metrics-listen", "127.0.0.1:0"])
+        .env("FENCEPOST_DATABASE_URL", &database.url)
+        .env("FENCEPOST_REDIS_URL", redis_url())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("it starts");
+    Process { child, url: format!("http://{free}") }
+}
+
+async fn until_ready(url: &str) {
+    loop {
+        let ready = reqwest::get(format!("{url}/readyz")).await;
+        if ready.is_ok_and(|it| it.status() == 200) {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// Waits until each node has looked since the last one came.
+pub async fn until_all_know(database: &Database) {
+    let waiting = "select count(*) from nodes one where exists (
+                       select from nodes other where other.started_at > one.seen_at
+                   )";
+    while database.number(waiting).await > 0 {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// How long each of some jobs, stored on one node, took to a poll that was parked on another.
+async fn pickups(redis: bool, rounds: u32) -> Vec<Duration> {
+    let database = fresh_database().await;
+    let stage = || match redis {
+        true => Stage::default(),
+        false => Stage { redis_url: None, ..Stage::default() },
+    };
+    let one = TestServer::start_as(database.clone(), stage()).await;
+    let other = TestServer::start_as(database, stage()).await;
+    let here = one.project("main").await;
+    let there = TestProject { url: other.url.clone(), ..here.clone() };
+    until_ready(&one.url).await;
+    until_ready(&other.url).await;
+    until_all_know(&here.database).await;
+    let mut took = Vec::new();
+    for _ in 0..rounds {
+        let poll = json!({"worker_id": "w", "queues": ["default"], "wait_seconds": 20});
+        let parked = tokio::spawn({
+            let there = there.clone();
+            async move { (there.polled(poll).await, Instant::now()) }
+        });
+        // Long enough for the poll to have looked, and to be parked.
+        tokio::time::sleep(Duration::from_millis(120)).await;
+        let stored = Instant::now();
+        here.enqueue(json!({})).await;
+        let (jobs, at) = parked.await.expect("an answer");
+        assert_eq!(jobs.len(), 1);
+        took.push(at - stored);
+        there.ack(&jobs[0], "w", "succeeded").await.is(200);
+    }
+    one.stop().await;
+    other.stop().await;
+    took.sort();
+    took
+}
+
+/// The fallback look comes every two seconds: what is quicker was told.
+const TOLD_WITHIN: Duration = Duration::from_millis(700);
+/// Without Redis.
+const FOUND_WITHIN: Duration = Duration::from_millis(4_000);
+
+#[test]
+fn a_poll_on_another_node_hears_of_a_job_over_redis() {
+    limited(async {
+        let took = pickups(true, 25).await;
+        let told = took.iter().filter(|it| **it < TOLD_WITHIN).count();
+        assert!(told >= 24, "{took:?}");
+    });
+}
+
+#[test]
+fn a_poll_on_another_node_finds_a_job_without_redis() {
+    limited(async {
+        let took = pickups(false, 4).await;
+        assert!(took.iter().all(|it| *it < FOUND_WITHIN), "{took:?}");
+    });
+}
+
+/// A call that goes to another node when one does not answer.
+async fn call(t: &TestProject, urls: &[String], first: usize, path: &str, body: &Value) -> Value {
+    for turn in 0.. {
+        let url = format!("{}{path}", urls[(first + turn) % urls.len()]);
+        let request = t.client.post(url).bearer_auth(&t.api_key).json(body);
+        if let Ok(reply) = request.send().await
+            && reply.status().is_success()
+            && let Ok(body) = reply.json().await
+        {
+            return body;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    unreachable!("turns have no end")
+}
+
+#[test]
+fn the_death_of_a_node_loses_nothing_and_its_clients_go_on_elsewhere() {
+    const JOBS: usize = 300;
+    const WORKERS: usize = 6;
+    run_for(Duration::from_secs(90), async {
+        let database = fresh_database().await;
+        let mut nodes: Vec<_> = (0..3).map(|_| start(&database)).collect();
+        let urls: Vec<_> = nodes.iter().map(|it| it.url.clone()).collect();
+        for url in &urls {
+            until_ready(url).await;
+        }
+        let mut conn = database.connect().await;
+        let made = fencepost::dev::make_project(&mut conn, "main", "k").await.expect("a project");
+        drop(conn);
+        let t = TestProject {
+            url: urls[1].clone(),
+            id: made.0.public_id.to_string(),
+            api_key: made.1,
+            database: database.clone(),
+            client: reqwest::Client::new(),
+            stopping: tokio_util::sync::CancellationToken::new(),
+        };
+        let done = Arc::new(AtomicUsize::new(0));
+        let workers: Vec<_> = (0..WORKERS)
+            .map(|number| {
+                let (t, urls, done) = (t.clone(), urls.clone(), Arc::clone(&done));
+                tokio::spawn(async move {
+                    let worker = format!("w{number}");
+                    while done.load(Ordering::Relaxed) < JOBS {
+                        let poll = json!({
+                            "worker_id": worker, "queues": ["default"], "wait_seconds": 1,
+                            "lease_seconds": 3, "capacity": 5, "poll_id": uuid::Uuid::new_v4(),
+                        });
+                        let polled = call(&t, &urls, number, "/v1/workers/poll", &poll).await;
+                        for job in polled["jobs"].as_array().expect("jobs") {
+                            let ack = TestProject::ack_body(job, &worker, "succeeded");
+                            call(&t, &urls, number, "/v1/workers/ack", &ack).await;
+                            done.fetch_add(1, Ordering::Relaxed);
+                        }
+                    }
+                })
+            })
+            .collect();
+        for number in 0..JOBS {
+            if number == JOBS / 3 {
+                nodes[0].child.kill().expect("it is killed");
+            }
+            let url = &urls[if number < JOBS / 3 { number % 3 } else { 1 + number % 2 }];
+            let body = json!({"job_type": "test"});
+            let key = format!("job-{number}");
+            // Stored once, even when the answer was lost with its node.
+            loop {
+                let request = t.client.post(format!("{url}/v1/jobs")).bearer_auth(&t.api_key);
+                let sent = request.header("idempotency-key", &key).json(&body).send().await;
+                if sent.is_ok_and(|it| it.status() == 201) {
+                    break;
+                }
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        }
+        for worker in workers {
+            worker.await.expect("a worker");
+        }
+        let number = async |sql: &str| database.number(sql).await;
+        assert_eq!(number("select count(*) from finished_jobs").await, JOBS as i64);
+        assert_eq!(number("select count(*) from jobs").await, 0);
+        assert_eq!(number("select count(distinct id) from finished_jobs").await, JOBS as i64);
+    });
+}
+
+#[test]
+fn what_one_node_changes_of_a_project_the_others_obey() {
+    limited(async {
+        let database = fresh_database().await;
+        let one = TestServer::start(database.clone()).await;
+        let other = TestServer::start(database).await;
+        let here = one.project("main").await;
+        let there = TestProject { url: other.url.clone(), ..here.clone() };
+        there.get("/v1/jobs").await.is(200);
+        // A pause on one node keeps jobs from polls on the other.
+        here.act("/v1/queues/default/pause").await.is(200);
+        here.enqueue(json!({})).await;
+        assert!(there.poll("w", 1).await.is_empty());
+        let waiting = tokio::spawn({
+            let there = there.clone();
+            async move { there.wait_and_lease("w").await }
+        });
+        here.act("/v1/queues/default/resume").await.is(200);
+        waiting.await.expect("a job");
+        one.stop().await;
+        other.stop().await;
+    });
+}

@@ -1,0 +1,372 @@
+//! Rate limits and quotas: exact over all nodes, apart for apart work, and kept within their promise whatever
+//! happens to Redis.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use fencepost::dev::redis::Redis;
+use serde_json::{Value, json};
+
+use crate::{
+    harness::{Stage, TestProject, TestServer, fresh_database, limited, run, run_for},
+    nodes::until_all_know,
+};
+
+/// What a flood brought about.
+#[derive(Debug, Default)]
+struct Flood {
+    let_in: AtomicU32,
+    refused: AtomicU32,
+    failed: AtomicU32,
+}
+
+impl Flood {
+    fn count(&self, status: u16) {
+        let of = match status {
+            200..=299 => &self.let_in,
+            429 => &self.refused,
+            _ => &self.failed,
+        };
+        of.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn let_in(&self) -> u32 {
+        self.let_in.load(Ordering::Relaxed)
+    }
+}
+
+/// Eight clients that enqueue on all nodes for a while.
+async fn flood(t: &TestProject, urls: &[String], time: Duration) -> Arc<Flood> {
+    const CLIENTS: usize = 8;
+    let flood = Arc::new(Flood::default());
+    let until = Instant::now() + time;
+    let clients = (0..CLIENTS).map(|client| {
+        let (t, flood, urls) = (t.clone(), Arc::clone(&flood), urls.to_vec());
+        tokio::spawn(async move {
+            let mut turn = client;
+            while Instant::now() < until {
+                let there = TestProject { url: urls[turn % urls.len()].clone(), ..t.clone() };
+                let reply = there.post("/v1/jobs", json!({"job_type": "t"})).await;
+                flood.count(reply.status.as_u16());
+                turn += 1;
+            }
+        })
+    });
+    for client in clients.collect::<Vec<_>>() {
+        client.await.expect("a client");
+    }
+    flood
+}
+
+async fn three_nodes(stage: &Stage) -> (Vec<TestServer>, Vec<String>) {
+    let database = fresh_database().await;
+    let mut nodes = Vec::new();
+    for _ in 0..3 {
+        nodes.push(TestServer::start_as(database.clone(), stage.clone()).await);
+    }
+    let urls = nodes.iter().map(|it| it.url.clone()).collect();
+    for node in &nodes {
+        let ready = reqwest::get(format!("{}/readyz", node.url)).await.expect("an answer");
+        assert_eq!(ready.status(), 200);
+    }
+    (nodes, urls)
+}
+
+#[test]
+fn a_limit_is_exact_for_eight_clients_on_three_nodes_and_is_nobody_elses() {
+    limited(async {
+        const LIMIT: u32 = 120;
+        let (nodes, urls) = three_nodes(&Stage::default()).await;
+        let limits = json!({"produce_per_minute": LIMIT});
+        let t = nodes[0].project_with("hungry", "unlimited", limits).await;
+        let other = nodes[0].project_with("other", "free", json!({})).await;
+        let started = Instant::now();
+        let flood = flood(&t, &urls, Duration::from_secs(2)).await;
+        let back = started.elapsed().as_secs() as u32 * LIMIT / 60 + 1;
+        let let_in = flood.let_in();
+        assert!((LIMIT..=LIMIT + back).contains(&let_in), "{let_in} of {LIMIT} + {back}");
+        assert!(flood.refused.load(Ordering::Relaxed) > LIMIT, "{flood:?}");
+        assert_eq!(flood.failed.load(Ordering::Relaxed), 0);
+        let stored = t.database.number("select count(*) from jobs").await;
+        assert_eq!(stored, i64::from(let_in), "what was refused was not stored");
+        let refused = t.post("/v1/jobs", json!({"job_type": "t"})).await;
+        refused.is_error(429, "rate_limit_exceeded");
+        assert_eq!(refused.headers["retry-after"], "1");
+        assert_eq!(refused.headers["x-ratelimit-remaining"], "0");
+        let reply = other.post("/v1/jobs", json!({"job_type": "t"})).await;
+        assert_eq!(reply.headers["x-ratelimit-remaining"], "599", "{}", reply.text);
+        for node in nodes {
+            node.stop().await;
+        }
+    });
+}
+
+#[test]
+fn workers_and_producers_do_not_eat_each_others_budget() {
+    limited(async {
+        let server = TestServer::start(fresh_database().await).await;
+        let limits = json!({"produce_per_minute": 2, "work_per_minute": 2, "manage_per_minute": 2});
+        let t = server.project_with("main", "unlimited", limits).await;
+        let poll = json!({"worker_id": "w", "queues": ["q"], "wait_seconds": 0});
+        for _ in 0..2 {
+            t.post("/v1/jobs", json!({"job_type": "t"})).await.is(201);
+        }
+        t.post("/v1/jobs", json!({"job_type": "t"})).await.is_error(429, "rate_limit_exceeded");
+        for _ in 0..2 {
+            t.post("/v1/workers/poll", poll.clone()).await.is(200);
+        }
+        t.post("/v1/workers/poll", poll).await.is_error(429, "rate_limit_exceeded");
+        let limits = t.get("/v1/limits").await.is(200);
+        let rate = |name: &str| {
+            let all = limits["limits"].as_array().expect("limits");
+            let one = all.iter().find(|it| it["name"] == name).expect("a limit");
+            (one["limit"].clone(), one["used"].clone())
+        };
+        assert_eq!(rate("produce_per_minute"), (json!(2), json!(2)));
+        assert_eq!(rate("manage_per_minute"), (json!(2), json!(1)));
+        assert_eq!(rate("waiting_jobs"), (Value::Null, json!(2)));
+        assert_eq!(rate("keys"), (json!(50), json!(1)));
+        // A key may have less than its project.
+        t.get("/v1/jobs").await.is(200);
+        t.get("/v1/jobs").await.is_error(429, "rate_limit_exceeded");
+        server.stop().await;
+    });
+}
+
+#[test]
+fn a_key_with_a_limit_of_its_own_leaves_the_rest_to_others() {
+    limited(async {
+        let server = TestServer::start(fresh_database().await).await;
+        let t = server.project_with("main", "unlimited", json!({"produce_per_minute": 10})).await;
+        let body = json!({"name": "k", "rate_limits": {"produce_per_minute": 3}});
+        let made = t.post("/v1/keys", body).await.is(201);
+        let secret = made["secret"].as_str().expect("a key").to_owned();
+        let small = TestProject { api_key: secret, ..t.clone() };
+        let enqueue = async |t: &TestProject| {
+            t.post("/v1/jobs", json!({"job_type": "t"})).await.status.as_u16()
+        };
+        let mut statuses = Vec::new();
+        for _ in 0..5 {
+            statuses.push(enqueue(&small).await);
+        }
+        assert_eq!(statuses, [201, 201, 201, 429, 429]);
+        // What was refused by one limit was not counted against the other.
+        let mut statuses = Vec::new();
+        for _ in 0..8 {
+            statuses.push(enqueue(&t).await);
+        }
+        assert_eq!(statuses, [201, 201, 201, 201, 201, 201, 201, 429]);
+        server.stop().await;
+    });
+}
+
+#[test]
+fn an_ack_is_never_refused_for_a_limit_that_a_claim_has_passed() {
+    limited(async {
+        let server = TestServer::start(fresh_database().await).await;
+        let t = server.project_with("main", "unlimited", json!({"work_per_minute": 10})).await;
+        for _ in 0..50 {
+            t.enqueue(json!({})).await;
+        }
+        let jobs = t.poll("w", 50).await;
+        assert_eq!(jobs.len(), 50);
+        let poll = json!({"worker_id": "w", "queues": ["default"], "wait_seconds": 0});
+        while t.post("/v1/workers/poll", poll.clone()).await.status != 429 {}
+        for job in &jobs[..10] {
+            t.heartbeat(job, "w").await.is(200);
+        }
+        for job in &jobs {
+            t.ack(job, "w", "succeeded").await.is(200);
+        }
+        // What went beyond is paid back by polls.
+        let refused = t.post("/v1/workers/poll", poll).await;
+        refused.is_error(429, "rate_limit_exceeded");
+        let wait: u32 = refused.headers["retry-after"].to_str().expect("text").parse().expect("s");
+        assert!(wait > 120, "{wait}");
+        server.stop().await;
+    });
+}
+
+#[test]
+fn polls_that_wait_are_counted_on_all_nodes_together() {
+    limited(async {
+        let (nodes, urls) = three_nodes(&Stage::default()).await;
+        let t = nodes[0].project_with("main", "unlimited", json!({"parked_polls": 3})).await;
+        let poll = |wait: u32| json!({"worker_id": "w", "queues": ["q"], "wait_seconds": wait});
+        let mut parked = Vec::new();
+        for url in &urls {
+            let there = TestProject { url: url.clone(), ..t.clone() };
+            parked.push(tokio::spawn(async move {
+                there.post("/v1/workers/poll", poll(20)).await.is(200)
+            }));
+        }
+        let used = async || {
+            let limits = t.get("/v1/limits").await.is(200);
+            let all = limits["limits"].as_array().expect("limits").clone();
+            all.iter().find(|it| it["name"] == "parked_polls").expect("one")["used"].clone()
+        };
+        while used().await != 3 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        for url in &urls {
+            let there = TestProject { url: url.clone(), ..t.clone() };
+            let refused = there.post("/v1/workers/poll", poll(0)).await;
+            let error = refused.is_error(429, "quota_exceeded");
+            assert!(error["message"].as_str().expect("words").contains("3 polls that wait"));
+        }
+        // Those that wait are not harmed, and give their places back.
+        for _ in 0..3 {
+            t.enqueue(json!({"queue": "q"})).await;
+        }
+        for parked in parked {
+            assert_eq!(parked.await.expect("an answer")["jobs"].as_array().map(Vec::len), Some(1));
+        }
+        while used().await != 0 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        t.post("/v1/workers/poll", poll(0)).await.is(200);
+        for node in nodes {
+            node.stop().await;
+        }
+    });
+}
+
+#[test]
+fn a_project_has_as_many_jobs_waiting_as_its_plan_allows() {
+    limited(async {
+        let server = TestServer::start(fresh_database().await).await;
+        let limits = json!({"waiting_jobs": 5, "payload_bytes": 10, "retention_days": 3});
+        let t = server.project_with("main", "unlimited", limits).await;
+        let batch = |jobs: usize| json!({"jobs": vec![json!({"job_type": "test"}); jobs]});
+        t.post("/v1/jobs/batch", batch(6)).await.is_error(429, "quota_exceeded");
+        t.post("/v1/jobs/batch", batch(4)).await.is(201);
+        t.enqueue(json!({"delay_seconds": 60})).await;
+        let refused = t.post("/v1/jobs", json!({"job_type": "test"})).await;
+        let error = refused.is_error(429, "quota_exceeded");
+        assert_eq!(
+            error["message"],
+            "the project may have 5 jobs that wait or run, and has as many already"
+        );
+        let graph = json!({"jobs": [{"key": "a", "job_type": "t"}]});
+        t.post("/v1/workflows", graph).await.is_error(429, "quota_exceeded");
+        let job = t.lease("w").await;
+        t.ack(&job, "w", "succeeded").await.is(200);
+        while t.post("/v1/jobs", json!({"job_type": "test"})).await.status == 429 {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        let large = json!({"job_type": "t", "payload": "12345678901"});
+        t.post("/v1/jobs", large).await.is_error(413, "payload_too_large");
+        t.patch("/v1/queues/q", json!({"retention_days": 4})).await.refuses("retention_days");
+        server.stop().await;
+    });
+}
+
+#[test]
+fn without_redis_each_node_keeps_to_its_share() {
+    limited(async {
+        const LIMIT: u32 = 90;
+        let (nodes, urls) = three_nodes(&Stage { redis_url: None, ..Stage::default() }).await;
+        let t =
+            nodes[0].project_with("main", "unlimited", json!({"produce_per_minute": LIMIT})).await;
+        until_all_know(&t.database).await;
+        let flood = flood(&t, &urls, Duration::from_secs(2)).await;
+        let let_in = flood.let_in();
+        assert!((LIMIT..=LIMIT + 3 + 4).contains(&let_in), "{let_in}");
+        assert_eq!(flood.failed.load(Ordering::Relaxed), 0);
+        for node in nodes {
+            node.stop().await;
+        }
+    });
+}
+
+#[test]
+fn whatever_happens_to_redis_nobody_is_failed_and_limits_stay_within_their_promise() {
+    run_for(Duration::from_secs(90), async {
+        const LIMIT: u32 = 60;
+        let place = Redis::dir(std::process::id() + 4_000_000);
+        let redis = Redis::start(&place).expect("Redis starts");
+        // As it is in earnest: what takes longer is done without.
+        let stage = Stage {
+            redis_url: Some(redis.url()),
+            redis_budget: fencepost::bus::DEFAULT_BUDGET,
+            ..Stage::default()
+        };
+        let (nodes, urls) = three_nodes(&stage).await;
+        let t =
+            nodes[0].project_with("main", "unlimited", json!({"produce_per_minute": LIMIT})).await;
+        let started = Instant::now();
+        let nemesis = async {
+            let mut redis = redis;
+            let pause = || tokio::time::sleep(Duration::from_millis(700));
+            let signal = |name: &str, pid: u32| {
+                let done =
+                    std::process::Command::new("kill").args([name, &pid.to_string()]).status();
+                assert!(done.expect("kill runs").success());
+            };
+            pause().await;
+            signal("-STOP", redis.pid());
+            pause().await;
+            signal("-CONT", redis.pid());
+            pause().await;
+            let client = ::redis::Client::open(redis.url()).expect("a URL");
+            let mut conn = client.get_multiplexed_async_connection().await.expect("a connection");
+            let _: () = ::redis::cmd("FLUSHALL").query_async(&mut conn).await.expect("flushed");
+            pause().await;
+            drop(redis);
+            pause().await;
+            redis = Redis::start(&place).expect("it starts again");
+            pause().await;
+            redis
+        };
+        let (flood, redis) = tokio::join!(flood(&t, &urls, Duration::from_secs(8)), nemesis);
+        assert_eq!(flood.failed.load(Ordering::Relaxed), 0, "{flood:?}");
+        // Once with what Redis knew, once after each time it forgot (flushed, restarted), and once by the nodes
+        // alone; and what comes back meanwhile, to Redis and to the nodes.
+        let back = started.elapsed().as_secs() as u32 * LIMIT / 60 + 1;
+        let most = LIMIT * 4 + 2 * back + 3;
+        let let_in = flood.let_in();
+        assert!((LIMIT..=most).contains(&let_in), "{let_in}, at most {most}");
+        for node in nodes {
+            node.stop().await;
+        }
+        drop(redis);
+    });
+}
+
+#[test]
+fn one_tenants_flood_does_not_slow_another_to_a_halt() {
+    run(async |t| {
+        let limits = json!({"produce_per_minute": 30, "waiting_jobs": 50});
+        t.database.execute("update projects set plan = 'free'").await;
+        let mut conn = t.database.connect().await;
+        let project = fencepost::store::projects::find(&mut conn, "main", None).await;
+        let id = project.expect("an answer").expect("the project").id;
+        fencepost::store::projects::set_plan(&mut conn, id, "free", Some(&limits))
+            .await
+            .expect("a plan");
+        let (neighbour, key) =
+            fencepost::dev::make_project(&mut conn, "quiet", "k").await.expect("one");
+        let quiet = TestProject { api_key: key, id: neighbour.public_id.to_string(), ..t.clone() };
+        let urls = [t.url.clone()];
+        let flooding = flood(t, &urls, Duration::from_secs(3));
+        let working = async {
+            let mut done = 0;
+            let until = Instant::now() + Duration::from_secs(3);
+            while Instant::now() < until {
+                quiet.enqueue(json!({})).await;
+                let job = quiet.wait_and_lease("w").await;
+                quiet.ack(&job, "w", "succeeded").await.is(200);
+                done += 1;
+            }
+            done
+        };
+        let (flood, done) = tokio::join!(flooding, working);
+        assert!(flood.let_in() <= 30 + 3, "{flood:?}");
+        assert!(done >= 10, "the other went on: {done} jobs");
+    });
+}

@@ -1,13 +1,13 @@
 # `make help` lists what can be done here.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test run test fmt lint doc unit soak bench openapi sqlx clean-test
+.PHONY: help setup setup-test run test fmt lint deny doc unit soak fuzz bench openapi sqlx clean-test
 
 CARGO ?= cargo
 
 help: ## List these targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | sort | while IFS='	' read -r name text; do printf '  %-12s %s\n' "$$name" "$$text"; done
 
-setup: ## Install what is missing on this machine (PostgreSQL)
+setup: ## Install what is missing on this machine (PostgreSQL, Redis)
 	@sh scripts/setup.sh
 
 run: setup ## Set up, build, and run everything on this machine: `fencepost dev`
@@ -22,18 +22,24 @@ test: setup-test fmt lint doc unit ## Set up and run every check and every test
 fmt: ## Check the formatting
 	$(CARGO) fmt --check
 
-lint: ## Check with clippy; a warning is an error
+lint: deny ## Check with clippy, and the crates with cargo-deny; a warning is an error
 	$(CARGO) clippy --locked --all-targets -- -D warnings
+
+deny: ## Check where crates come from, their licences, and what is known of them
+	@sh scripts/deny.sh
 
 doc: ## Build the reference; a warning is an error
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --no-deps --document-private-items --quiet
 
-unit: ## Run all tests, against a PostgreSQL that they start themselves
+unit: ## Run all tests, against a PostgreSQL and a Redis that they start themselves
 	$(CARGO) test --locked
 
 soak: setup-test ## Let nodes that are killed at random fire schedules, 20 times a minute long
 	FENCEPOST_DUEL_SECONDS=60 FENCEPOST_DUEL_ROUNDS=20 \
 		$(CARGO) test --locked --test it -- --nocapture nodes_that_are_killed_at_random
+
+fuzz: setup ## Send 20,000 requests made from the OpenAPI file, good and bad, to a server of its own
+	@sh scripts/fuzz.sh
 
 bench: ## Measure a server of its own over HTTP
 	$(CARGO) build --locked --release

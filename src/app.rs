@@ -12,7 +12,7 @@ use moka::future::Cache;
 use tokio::sync::{Notify, Semaphore};
 
 use crate::{
-    accounts::{Accounts, key::SecretHash, limits_of, token::Bearer},
+    accounts::{Accounts, key::SecretHash, token::Bearer},
     bus::{Bus, Topic},
     domain::{
         access::{Role, Scope},
@@ -175,7 +175,7 @@ impl App {
     fn grant(&self, owner: KeyOwner) -> KeyGrant {
         let scopes = owner.scopes.iter().filter_map(|it| Scope::of_name(it)).collect();
         let plans = &self.accounts.plans;
-        let limits = limits_of(plans, &owner.plan, owner.overrides.as_ref());
+        let limits = plans.of(&owner.plan, owner.overrides.as_ref());
         KeyGrant { owner, scopes, limits }
     }
 
@@ -207,7 +207,7 @@ impl App {
             Ok::<_, sqlx::Error>(found.and_then(|membership| {
                 let role = Role::of_name(&membership.role)?;
                 let plans = &self.accounts.plans;
-                let limits = limits_of(plans, &membership.plan, membership.overrides.as_ref());
+                let limits = plans.of(&membership.plan, membership.overrides.as_ref());
                 Some(Arc::new(MemberGrant { membership, role, limits }))
             }))
         };
@@ -229,11 +229,8 @@ impl App {
     async fn forget_here(&self, forget: Forget) {
         match forget {
             Forget::Key(hash) => self.keys.invalidate(&hash).await,
-            Forget::Session(id) => {
-                // There are few sessions, and it is not known whose it is.
-                let _ = self.sessions.invalidate_entries_if(move |it, _| it.session_id == id);
-                self.sessions.invalidate_all();
-            }
+            // There are few sessions, and it is not known whose it is: all are asked for again.
+            Forget::Session(_) => self.sessions.invalidate_all(),
             Forget::Everybody => {
                 self.keys.invalidate_all();
                 self.members.invalidate_all();

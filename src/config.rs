@@ -283,6 +283,7 @@ const CLAIM_CONNECTIONS: u32 = 6;
 const ENQUEUE_CONNECTIONS: u32 = 4;
 const KEY_CONNECTIONS: u32 = 2;
 const READ_CONNECTIONS: u32 = 4;
+const PEOPLE_CONNECTIONS: u32 = 2;
 const BACKGROUND_CONNECTIONS: u32 = 3;
 
 /// Connections of each pool. They are apart so that reads can never starve acks.
@@ -313,10 +314,19 @@ pub struct PoolArgs {
           value_parser = clap::value_parser!(u32).range(1..=100))]
     pub read_connections: u32,
 
+    /// Connections for accounts and members
+    #[arg(long, env = "FENCEPOST_PEOPLE_CONNECTIONS", default_value_t = PEOPLE_CONNECTIONS, value_name = "N",
+          value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub people_connections: u32,
+
     /// Connections for background work
     #[arg(long, env = "FENCEPOST_BACKGROUND_CONNECTIONS", default_value_t = BACKGROUND_CONNECTIONS, value_name = "N",
           value_parser = clap::value_parser!(u32).range(2..=100))]
     pub background_connections: u32,
+
+    /// Let each kind of work have its own role of ops/roles.sql in the database
+    #[arg(long, env = "FENCEPOST_DATABASE_ROLES")]
+    pub database_roles: bool,
 }
 
 impl PoolArgs {
@@ -329,6 +339,7 @@ impl PoolArgs {
             + self.enqueue_connections
             + self.key_connections
             + self.read_connections
+            + self.people_connections
             + self.background_connections
             + LOOPS
     }
@@ -342,7 +353,9 @@ impl Default for PoolArgs {
             enqueue_connections: ENQUEUE_CONNECTIONS,
             key_connections: KEY_CONNECTIONS,
             read_connections: READ_CONNECTIONS,
+            people_connections: PEOPLE_CONNECTIONS,
             background_connections: BACKGROUND_CONNECTIONS,
+            database_roles: false,
         }
     }
 }

@@ -67,7 +67,7 @@ pub enum Error {
     InvalidLink,
 
     /// Nobody may sign up here, or nobody who is not invited.
-    #[error("signing up is not open here: ask for an invitation")]
+    #[error("signing up is not open here, or needs an invitation")]
     SignupClosed,
 
     /// Another account has verified the address.
@@ -75,7 +75,7 @@ pub enum Error {
     EmailTaken,
 
     /// Another project has the slug.
-    #[error("another project has this slug")]
+    #[error("no free short name was found that is like this name: choose another")]
     SlugTaken,
 
     /// A project would be left without an owner.
@@ -85,7 +85,7 @@ pub enum Error {
     LastOwner,
 
     /// Nobody gives or takes more than they have.
-    #[error("this is more than you have yourself")]
+    #[error("nobody gives or takes a role or scope that they do not have themselves")]
     RoleExceedsCaller,
 
     /// The project has no such key.
@@ -185,8 +185,8 @@ pub enum Error {
     #[error("worker not found")]
     WorkerNotFound,
 
-    /// The project has as many of something as it may have. The caller may repeat the request when some are gone.
-    #[error("the project may have {max} {what}, and has as many already")]
+    /// There would be more of something than there may be. The caller may repeat the request when some are gone.
+    #[error("more than {max} {what} are not allowed here")]
     QuotaExceeded {
         /// Of what.
         what: &'static str,

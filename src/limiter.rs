@@ -193,15 +193,16 @@ impl Limiter {
         Self { bus, local: local.build(), clock: DefaultClock::default() }
     }
 
-    /// Checks a call's limits, and uses them if all allow it. Places are only known to Redis: without it the
-    /// caller counts them itself.
+    /// Checks a call's limits, and uses them if all allow it. Without Redis each is used by itself, and places are not
+    /// known: the caller counts them.
     pub async fn charge(&self, charges: &[Charge], places: &[Places]) -> Verdict {
         self.ask(charges, places, 1).await
     }
 
-    /// How limits stand, without using them.
+    /// How limits stand, without using them; none without Redis: nobody knows.
     pub async fn peek(&self, charges: &[Charge]) -> Vec<Standing> {
-        self.ask(charges, &[], 0).await.standings
+        let verdict = self.ask(charges, &[], 0).await;
+        if verdict.is_local { Vec::new() } else { verdict.standings }
     }
 
     async fn ask(&self, charges: &[Charge], places: &[Places], cost: u32) -> Verdict {
@@ -250,8 +251,7 @@ impl Limiter {
         script.key(self.bus.name(&charge.name));
         let _: Option<i64> = self.bus.invoke(&script).await;
         let share = share(charge.rate.count, self.bus.nodes());
-        let Charge { name, rate, overdraft_windows } = charge;
-        self.local.invalidate(&(name.clone(), share, rate.window_seconds, *overdraft_windows));
+        self.local.invalidate(&(charge.name.clone(), share, charge.rate.window_seconds, 0));
     }
 
     /// How many places are taken, as far as Redis knows.
@@ -273,11 +273,11 @@ impl Limiter {
         if self.bus.has_redis() && cost > 0 && !charges.is_empty() {
             counter!(telemetry::LIMITS_LOCAL).increment(1);
         }
-        for charge in charges {
+        let used = if cost == 0 { &[] } else { charges };
+        for charge in used {
             let share = share(charge.rate.count, self.bus.nodes());
             let rate = Rate { count: share, ..charge.rate };
-            let (remaining, wait) =
-                if cost == 0 { (share, None) } else { self.use_local(charge, rate) };
+            let (remaining, wait) = self.use_local(charge, rate);
             if let Some(wait) = wait {
                 let wait = whole_seconds(wait);
                 verdict.retry_after_seconds = verdict.retry_after_seconds.max(Some(wait));
@@ -290,21 +290,32 @@ impl Limiter {
         verdict
     }
 
+    /// What goes beyond a limit comes from a purse of its own, as large as the overdraft; the rest is shared by
+    /// all calls.
     fn use_local(&self, charge: &Charge, rate: Rate) -> (u32, Option<Duration>) {
-        let key = (charge.name.clone(), rate.count, rate.window_seconds, charge.overdraft_windows);
-        let limit = self.local.get_with(key, || Arc::new(local(rate, charge.overdraft_windows)));
-        match limit.check() {
-            Ok(state) => (state.remaining_burst_capacity().min(rate.count), None),
-            Err(refusal) => (0, Some(refusal.wait_time_from(self.clock.now()))),
+        let purse = |windows: u32| {
+            let key = (charge.name.clone(), rate.count, rate.window_seconds, windows);
+            self.local.get_with(key, || Arc::new(local(rate, windows.max(1))))
+        };
+        let refusal = match purse(0).check() {
+            Ok(state) => return (state.remaining_burst_capacity().min(rate.count), None),
+            Err(refusal) => refusal,
+        };
+        match charge.overdraft_windows {
+            0 => (0, Some(refusal.wait_time_from(self.clock.now()))),
+            windows => match purse(windows).check() {
+                Ok(_) => (0, None),
+                Err(refusal) => (0, Some(refusal.wait_time_from(self.clock.now()))),
+            },
         }
     }
 }
 
-fn local(rate: Rate, overdraft_windows: u32) -> Local {
+fn local(rate: Rate, windows: u32) -> Local {
     let count = NonZeroU32::new(rate.count).unwrap_or(NonZeroU32::MIN);
     let window = Duration::from_secs(rate.window_seconds.max(1).into());
     let interval = (window / count.get()).max(Duration::from_nanos(1));
-    let burst = rate.count.saturating_mul(1 + overdraft_windows);
+    let burst = rate.count.saturating_mul(windows);
     let burst = NonZeroU32::new(burst).unwrap_or(NonZeroU32::MIN);
     let quota = Quota::with_period(interval).unwrap_or(Quota::per_second(count)).allow_burst(burst);
     RateLimiter::direct(quota).with_middleware()
@@ -394,6 +405,11 @@ mod tests {
             assert_eq!(limiter.charge(&[charge(2, 2)], &[]).await.retry_after_seconds, None);
         }
         assert!(limiter.charge(&[charge(2, 2)], &[]).await.retry_after_seconds.is_some());
+        let without = limiter.charge(&[charge(2, 0)], &[]).await;
+        assert!(
+            without.retry_after_seconds.is_some(),
+            "one purse for all that is within the limit"
+        );
     }
 
     #[test]

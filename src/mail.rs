@@ -24,7 +24,7 @@ const FIRST_PAUSE: Duration = Duration::from_secs(2);
 const SEND_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A mail.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Mail {
     /// To whom.
     pub to: String,
@@ -32,6 +32,13 @@ pub struct Mail {
     pub subject: String,
     /// What it says.
     pub text: String,
+}
+
+impl std::fmt::Debug for Mail {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // It may hold a secret, and is somebody's.
+        f.debug_struct("Mail").field("subject", &self.subject).finish_non_exhaustive()
+    }
 }
 
 /// Where mail goes.
@@ -125,8 +132,13 @@ async fn hand_over(
         match transport.send(message.clone()).await {
             Ok(_) => return "sent",
             Err(error) => {
-                let error = &error as &dyn std::error::Error;
-                tracing::warn!(error, tried, "a mail was not accepted");
+                // What the server said may name whom it was for.
+                let (code, is_permanent) =
+                    (error.status().map(|it| it.to_string()), error.is_permanent());
+                tracing::warn!(smtp.code = code, is_permanent, tried, "a mail was not accepted");
+                if is_permanent {
+                    return "failed";
+                }
             }
         }
         if tried < MAX_TRIES {

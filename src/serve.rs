@@ -82,7 +82,7 @@ pub async fn serve(node: Node, stop: CancellationToken) -> anyhow::Result<()> {
     let pools =
         Pools::new(&node.database_url, node.pools).context("the database's URL cannot be read")?;
     let instance = {
-        let mut conn = pools.read.acquire().await.context("the database does not answer")?;
+        let mut conn = pools.people.acquire().await.context("the database does not answer")?;
         store::projects::instance(&mut conn)
             .await
             .context("the database is not migrated: run `fencepost migrate`")?
@@ -147,7 +147,7 @@ async fn open(
         tracing::warn!("no mail server: addresses cannot be verified, nor passwords reset");
     }
     let accounts = Accounts {
-        pool: engine.pools.read.clone(),
+        pool: engine.pools.people.clone(),
         limiter: Limiter::new(bus.clone()),
         passwords: Passwords::default(),
         tokens: Tokens::default(),
@@ -191,7 +191,7 @@ fn join(app: &App, stop: &CancellationToken, tracker: &TaskTracker) {
 
 /// Its share of limits is the others' at once.
 async fn leave(pools: &Pools, bus: &Bus) {
-    if let Ok(mut conn) = pools.read.acquire().await {
+    if let Ok(mut conn) = pools.people.acquire().await {
         let _ = store::nodes::leave(&mut conn, bus.node()).await;
     }
     bus.tell(Topic::Nodes, "").await;

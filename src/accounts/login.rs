@@ -7,7 +7,8 @@ use secrecy::{ExposeSecret, SecretString};
 use sqlx::Acquire;
 
 use super::{
-    Accounts, Client, LATE, MAILS_PER_EMAIL, TRIES_PER_EMAIL, TRIES_PER_PAIR, charge,
+    Accounts, Client, LATE, MAILS_PER_EMAIL, REFRESHES_PER_ADDRESS, TRIES_PER_EMAIL,
+    TRIES_PER_PAIR, charge,
     password::{self, COMPARISONS, weakness},
     read_email,
     secret::{self, MAIL_PREFIX, REFRESH_PREFIX},
@@ -27,7 +28,7 @@ pub struct SignedIn {
     /// Who, and since which login.
     pub bearer: Bearer,
     /// Shows it for a while.
-    pub access_token: String,
+    pub access_token: SecretString,
     /// Gets the next pair, once.
     pub refresh_token: SecretString,
 }
@@ -85,17 +86,20 @@ impl Accounts {
         store::accounts::note_login(&mut tx, account_id).await?;
         tx.commit().await?;
         let bearer = Bearer { account_id, session_id };
-        Ok(SignedIn { bearer, access_token: self.tokens.sign(bearer)?, refresh_token })
+        Ok(SignedIn { bearer, access_token: self.tokens.sign(bearer)?.into(), refresh_token })
     }
 
     /// Gives the next pair of tokens for a refresh token. The second answer: a session that has ended by that.
     ///
     /// # Errors
-    /// [`Error::InvalidCredentials`] when the token is unknown, was used, or its session is over.
+    /// [`Error::InvalidCredentials`] when the token is unknown, was used, or its session is over;
+    /// [`Error::RateLimited`].
     pub async fn refresh(
         &self,
         token: &SecretString,
+        client: &Client,
     ) -> Result<Result<SignedIn, SessionId>, Error> {
+        self.throttle(&[charge("refresh", &client.address, REFRESHES_PER_ADDRESS)]).await?;
         if !secret::is_well_formed(token, REFRESH_PREFIX) {
             return Err(Error::InvalidCredentials);
         }
@@ -119,7 +123,7 @@ impl Accounts {
         store::sessions::insert_secret(&mut tx, bearer.session_id, &next).await?;
         store::sessions::touch(&mut tx, bearer.session_id).await?;
         tx.commit().await?;
-        Ok(Ok(SignedIn { bearer, access_token: self.tokens.sign(bearer)?, refresh_token }))
+        Ok(Ok(SignedIn { bearer, access_token: self.tokens.sign(bearer)?.into(), refresh_token }))
     }
 
     /// Changes a password, and ends all other sessions.
@@ -201,18 +205,20 @@ impl Accounts {
             text: format!(
                 "Somebody asked for a new password at {url}. If it was you, choose one within an \
                  hour:\n\n  curl {url}/v1/auth/password/reset/confirm -H 'Content-Type: \
-                 application/json' -d '{{\"token\": \"{secret}\", \"new_password\": \"…\"}}'\n\nIf it \
-                 was not you, do nothing.\n"
+                 application/json' -d '{{\"token\": \"{secret}\", \"new_password\": \"…\"}}'\n\nIf this \
+                 address was not confirmed before, the account's keys end as well: make new ones.\nIf it was \
+                 not you, do nothing.\n"
             ),
         });
         Ok(())
     }
 
-    /// Replaces a forgotten password, and ends all sessions. Whoever has the mailed secret reads the address.
+    /// Replaces a forgotten password, and ends all sessions. Whoever has the mailed secret reads the address: an
+    /// account whose address was not verified until then may have been made by somebody else, so its keys end, too.
     ///
     /// # Errors
     /// [`Error::InvalidLink`] when the secret is unknown, was used, or is too old; [`Error::Invalid`] when the
-    /// password is weak; [`Error::RateLimited`].
+    /// password is weak; [`Error::EmailTaken`] when another account has the address; [`Error::RateLimited`].
     pub async fn confirm_reset(
         &self,
         token: &SecretString,
@@ -229,13 +235,14 @@ impl Accounts {
         let account_id = self.use_link(&mut tx, Purpose::Reset, token).await?;
         store::accounts::set_password(&mut tx, account_id, &hash).await?;
         let ended = store::sessions::revoke_others(&mut tx, account_id, None).await?;
-        tx.commit().await?;
-        // The address may be somebody else's by now: the password is changed all the same.
-        let verified = store::accounts::verify(&mut conn, account_id).await;
-        match verified {
-            Err(error) if !is_unique_violation(&error) => Err(error.into()),
-            _ => Ok(ended),
+        match store::accounts::verify(&mut tx, account_id).await {
+            Err(error) if is_unique_violation(&error) => return Err(Error::EmailTaken),
+            Err(error) => return Err(error.into()),
+            Ok(true) => drop(store::keys::revoke_of_owner(&mut tx, account_id).await?),
+            Ok(false) => (),
         }
+        tx.commit().await?;
+        Ok(ended)
     }
 
     async fn use_link(
@@ -264,7 +271,7 @@ impl Accounts {
         match store::accounts::verify(&mut tx, account_id).await {
             Err(error) if is_unique_violation(&error) => Err(Error::EmailTaken),
             Err(error) => Err(error.into()),
-            Ok(()) => Ok(tx.commit().await?),
+            Ok(_) => Ok(tx.commit().await?),
         }
     }
 

@@ -48,6 +48,8 @@ pub use self::{
 
 /// Calls a minute from one address to all of sign-up, login, reset and verification together.
 pub const CALLS_PER_ADDRESS: Rate = Rate::per_minute(20);
+/// Refreshes from one address.
+pub const REFRESHES_PER_ADDRESS: Rate = Rate::per_minute(240);
 /// Sign-ups from one address.
 pub const SIGNUPS_PER_ADDRESS: Rate = Rate { count: 10, window_seconds: 3_600 };
 /// Sign-ups, and mails that are asked for, with one e-mail address.
@@ -204,7 +206,7 @@ pub struct MadeKey {
     /// As a list shows it.
     pub listed: ListedKey,
     /// The key.
-    pub secret: String,
+    pub secret: SecretString,
     /// What is stored of it.
     pub hash: SecretHash,
 }
@@ -237,19 +239,7 @@ pub async fn make_key(
     };
     let kept = store::keys::insert(conn, project_id, KeyId::generate(), &new, max_live).await?;
     let listed = kept.ok_or(Error::QuotaExceeded { what: "live keys", max: max_live })?;
-    Ok(MadeKey { listed, secret, hash })
-}
-
-/// The limits of a project, as they are now.
-#[must_use]
-pub fn limits_of(
-    plans: &Plans,
-    plan: &str,
-    overrides: Option<&serde_json::Value>,
-) -> crate::domain::plan::Limits {
-    let single = overrides.and_then(|it| serde_json::from_value(it.clone()).ok());
-    let single: crate::domain::plan::Limits = single.unwrap_or_default();
-    single.or(plans.limits(plan))
+    Ok(MadeKey { listed, secret: secret.into(), hash })
 }
 
 /// What the audit log shows of a project.

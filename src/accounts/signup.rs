@@ -7,8 +7,7 @@ use secrecy::{ExposeSecret, SecretString};
 use sqlx::{Acquire, PgConnection};
 
 use super::{
-    Accounts, Client, KeyWish, MAILS_PER_EMAIL, MadeKey, SIGNUPS_PER_ADDRESS, charge, limits_of,
-    make_key,
+    Accounts, Client, KeyWish, MAILS_PER_EMAIL, MadeKey, SIGNUPS_PER_ADDRESS, charge, make_key,
     password::weakness,
     project_facts, read_email,
     secret::{self, MAIL_PREFIX},
@@ -120,7 +119,7 @@ impl Accounts {
             created_by: Some(account.id.to_string()),
             ..KeyWish::default()
         };
-        let limits = limits_of(&self.plans, &project.plan, project.overrides.as_ref());
+        let limits = self.plans.of(&project.plan, project.overrides.as_ref());
         let key = make_key(conn, (project.id, &project.mode), wish, limits.max_keys()).await?;
         let deed = Deed {
             action: "project.created",

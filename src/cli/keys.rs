@@ -5,6 +5,7 @@ use std::{io::Write, path::PathBuf};
 use anyhow::{Context, bail, ensure};
 use chrono::{DateTime, SecondsFormat, Utc};
 use clap::{Args, Subcommand};
+use secrecy::ExposeSecret;
 use sqlx::{ConnectOptions, PgConnection, postgres::PgConnectOptions};
 
 use crate::{
@@ -190,7 +191,7 @@ async fn create(
     let id = made.listed.id;
     let deed = Deed { action: "key.created", target: Some(id.to_string()), ..Deed::default() };
     store::audit::insert(conn, project.id, &Actor::OPERATOR, &deed).await?;
-    Ok((id, made.secret))
+    Ok((id, made.secret.expose_secret().to_owned()))
 }
 
 pub(super) async fn find(conn: &mut PgConnection, project: &str) -> anyhow::Result<Project> {

@@ -3,15 +3,25 @@
 use std::{io::Write, path::PathBuf};
 
 use anyhow::{Context, bail, ensure};
+use chrono::SecondsFormat;
 use clap::{Args, Subcommand};
+use secrecy::ExposeSecret;
 use serde_json::{Map, Value};
-use sqlx::{ConnectOptions, postgres::PgConnectOptions};
+use sqlx::{ConnectOptions, PgConnection, postgres::PgConnectOptions};
 
 use super::keys::{database_url, find};
 use crate::{
+    accounts::{
+        read_email,
+        secret::{self, MAIL_PREFIX},
+    },
     config::DatabaseArgs,
-    domain::plan::{self, Limits, Plans},
-    ids::ProjectId,
+    domain::{
+        access::Role,
+        limits::INVITATION_SECONDS,
+        plan::{self, Limits, Plans},
+    },
+    ids::{InvitationId, ProjectId},
     store::{
         self,
         audit::{Actor, Deed},
@@ -39,6 +49,17 @@ pub struct ProjectsArgs {
 enum Command {
     /// List all projects, the oldest first
     List,
+    /// Invite somebody to a project: the way in for its first member. Prints what they sign up or accept with
+    Invite {
+        /// The project, by slug or id
+        project: String,
+        /// Where they read mail
+        #[arg(long, value_name = "ADDRESS")]
+        email: String,
+        /// What they are to be
+        #[arg(long, value_enum, default_value = "owner", value_name = "ROLE")]
+        role: InvitedRole,
+    },
     /// Put a project on a plan, or replace single limits of it; nodes obey within five seconds
     Set {
         /// The project, by slug or id
@@ -53,6 +74,30 @@ enum Command {
         #[arg(long, env = "FENCEPOST_PLANS", value_name = "FILE")]
         plans: Option<PathBuf>,
     },
+}
+
+/// [`Role`], as the command line names it.
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+enum InvitedRole {
+    /// Looks
+    Viewer,
+    /// Works with jobs, queues, dead letters and schedules
+    Member,
+    /// Also keys, members, settings and the audit log
+    Admin,
+    /// Also owners, and the project's end
+    Owner,
+}
+
+impl InvitedRole {
+    fn role(self) -> Role {
+        match self {
+            Self::Viewer => Role::Viewer,
+            Self::Member => Role::Member,
+            Self::Admin => Role::Admin,
+            Self::Owner => Role::Owner,
+        }
+    }
 }
 
 /// Does what was asked for.
@@ -83,30 +128,78 @@ pub async fn run(args: ProjectsArgs) -> anyhow::Result<()> {
                 }
             }
         }
+        Command::Invite { project, email, role } => {
+            invite(&mut conn, &project, &email, role.role()).await?;
+        }
         Command::Set { project, plan, limits, plans } => {
-            let project = find(&mut conn, &project).await?;
-            let plan = plan.unwrap_or_else(|| project.plan.clone());
-            let known = match plans {
-                Some(file) => Plans::parse(&std::fs::read_to_string(&file)?)?,
-                None => Plans::built_in(),
-            };
-            let names = known.names().join(", ");
-            ensure!(known.has(&plan), "there is no plan `{plan}`, only {names}");
-            let overrides = change(project.overrides.as_ref(), &limits)?;
-            store::projects::set_plan(&mut conn, project.id, &plan, overrides.as_ref()).await?;
-            let facts = |plan: &str, limits: Option<&Value>| {
-                Some(serde_json::json!({ "plan": plan, "limits": limits }).to_string())
-            };
-            let deed = Deed {
-                action: "project.plan_changed",
-                target: Some(project.public_id.to_string()),
-                before: facts(&project.plan, project.overrides.as_ref()),
-                after: facts(&plan, overrides.as_ref()),
-            };
-            store::audit::insert(&mut conn, project.id, &Actor::OPERATOR, &deed).await?;
-            writeln!(out, "{} is on plan {plan}", project.slug)?;
+            set(&mut conn, &project, plan, &limits, plans).await?;
         }
     }
+    Ok(())
+}
+
+async fn invite(
+    conn: &mut PgConnection,
+    project: &str,
+    email: &str,
+    role: Role,
+) -> anyhow::Result<()> {
+    let mut out = std::io::stdout();
+    let project = find(conn, project).await?;
+    let email = read_email("--email", email)
+        .map_err(|_| anyhow::anyhow!("--email: `{email}` is no e-mail address"))?;
+    let secret = secret::generate(MAIL_PREFIX);
+    let hash = secret::hash(&secret);
+    let id = InvitationId::generate();
+    let row = store::members::invite(
+        conn,
+        project.id,
+        id,
+        (&email, role.name()),
+        &hash,
+        None,
+        INVITATION_SECONDS,
+    )
+    .await?;
+    let after = serde_json::json!({ "email": email, "role": role }).to_string();
+    let deed = Deed { after: Some(after), ..Deed::to("invitation.created", id.to_string()) };
+    store::audit::insert(conn, project.id, &Actor::OPERATOR, &deed).await?;
+    writeln!(out, "invitation  {}", secret.expose_secret())?;
+    writeln!(out, "for         {email}, as {} of {}", role.name(), project.slug)?;
+    writeln!(out, "until       {}", row.expires_at.to_rfc3339_opts(SecondsFormat::Secs, true))?;
+    writeln!(out, "\nIt is sent with POST /v1/auth/signup, or, by somebody with an account, with")?;
+    writeln!(out, "POST /v1/invitations/accept. It is shown this once.")?;
+    Ok(())
+}
+
+async fn set(
+    conn: &mut PgConnection,
+    project: &str,
+    plan: Option<String>,
+    limits: &[String],
+    plans: Option<PathBuf>,
+) -> anyhow::Result<()> {
+    let project = find(conn, project).await?;
+    let plan = plan.unwrap_or_else(|| project.plan.clone());
+    let known = match plans {
+        Some(file) => Plans::parse(&std::fs::read_to_string(&file)?)?,
+        None => Plans::built_in(),
+    };
+    let names = known.names().join(", ");
+    ensure!(known.has(&plan), "there is no plan `{plan}`, only {names}");
+    let overrides = change(project.overrides.as_ref(), limits)?;
+    store::projects::set_plan(conn, project.id, &plan, overrides.as_ref()).await?;
+    let facts = |plan: &str, limits: Option<&Value>| {
+        Some(serde_json::json!({ "plan": plan, "limits": limits }).to_string())
+    };
+    let deed = Deed {
+        action: "project.plan_changed",
+        target: Some(project.public_id.to_string()),
+        before: facts(&project.plan, project.overrides.as_ref()),
+        after: facts(&plan, overrides.as_ref()),
+    };
+    store::audit::insert(conn, project.id, &Actor::OPERATOR, &deed).await?;
+    writeln!(std::io::stdout(), "{} is on plan {plan}", project.slug)?;
     Ok(())
 }
 

@@ -9,7 +9,7 @@ pub mod redis;
 use std::{path::PathBuf, time::Duration};
 
 use anyhow::Context;
-use secrecy::SecretString;
+use secrecy::{ExposeSecret, SecretString};
 use sqlx::{ConnectOptions, Connection, PgConnection, postgres::PgConnectOptions};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
@@ -98,6 +98,7 @@ pub async fn run(args: DevArgs, stop: CancellationToken) -> anyhow::Result<()> {
     };
     let redis_url = match &redis {
         Some(redis) => Some(SecretString::from(redis.url())),
+        None if args.no_redis => None,
         None => args.node.redis.url()?,
     };
     let node = Node {
@@ -232,5 +233,9 @@ async fn full_key(
     name: &str,
 ) -> anyhow::Result<String> {
     let wish = KeyWish { name: name.to_owned(), scopes: Scope::ALL.to_vec(), ..KeyWish::default() };
-    Ok(make_key(conn, (project.id, &project.mode), wish, MAX_LIVE_KEYS).await?.secret)
+    Ok(make_key(conn, (project.id, &project.mode), wish, MAX_LIVE_KEYS)
+        .await?
+        .secret
+        .expose_secret()
+        .to_owned())
 }

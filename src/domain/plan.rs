@@ -9,6 +9,21 @@ use super::limits;
 
 /// The plans that this binary was built with.
 pub const BUILT_IN: &str = include_str!("../../ops/plans.toml");
+/// The names of all limits.
+pub const ALL_NAMES: [&str; 12] = [
+    "produce_per_minute",
+    "work_per_minute",
+    "manage_per_minute",
+    "parked_polls",
+    "parked_polls_per_key",
+    "waiting_jobs",
+    "schedules",
+    "min_schedule_period_seconds",
+    "payload_bytes",
+    "retention_days",
+    "keys",
+    "members",
+];
 /// The plan that limits nothing.
 pub const UNLIMITED: &str = "unlimited";
 
@@ -169,6 +184,20 @@ impl Plans {
         self.0.get(plan).or_else(strictest).copied().unwrap_or_default()
     }
 
+    /// The limits of a project on this plan, single ones replaced. A name that this node does not know is left out: a
+    /// newer one may have written it.
+    #[must_use]
+    pub fn of(&self, plan: &str, overrides: Option<&serde_json::Value>) -> Limits {
+        let single = overrides.and_then(serde_json::Value::as_object).map(|it| {
+            let it = it.iter().filter(|(name, _)| ALL_NAMES.contains(&name.as_str()));
+            it.map(|(name, value)| (name.clone(), value.clone())).collect()
+        });
+        let single =
+            single.map(serde_json::Value::Object).and_then(|it| serde_json::from_value(it).ok());
+        let single: Limits = single.unwrap_or_default();
+        single.or(self.limits(plan))
+    }
+
     /// Whether there is such a plan.
     #[must_use]
     pub fn has(&self, plan: &str) -> bool {
@@ -227,6 +256,18 @@ mod tests {
         let more = Limits { waiting_jobs: Some(50_000), ..Limits::default() }.or(free);
         assert_eq!(more.waiting_jobs, Some(50_000));
         assert_eq!(more.produce_per_minute, free.produce_per_minute);
+    }
+
+    #[test]
+    fn what_a_newer_node_has_written_does_not_undo_what_this_one_knows() {
+        let overrides = serde_json::json!({"keys": 3, "rockets": 7});
+        let plans = Plans::built_in();
+        assert_eq!(plans.of("free", Some(&overrides)).keys, Some(3));
+        assert_eq!(plans.of("free", None), plans.limits("free"));
+        let named = serde_json::to_value(plans.limits("free")).expect("JSON");
+        let named: Vec<_> = named.as_object().expect("limits").keys().cloned().collect();
+        assert_eq!(named.len(), ALL_NAMES.len());
+        assert!(ALL_NAMES.iter().all(|it| named.iter().any(|name| name == it)));
     }
 
     #[test]

@@ -35,7 +35,7 @@ const MAX_LOOKS: u32 = 3;
 /// # Errors
 /// [`Error::JobNotFound`]. [`Error::InvalidState`] when it has succeeded or is a dead letter.
 pub async fn cancel(engine: &Engine, key: JobKey) -> Result<(), Error> {
-    let mut conn = engine.pools.read.acquire().await?;
+    let mut conn = engine.pools.read_for(key.project_id).await?;
     let mut tx = conn.begin().await?;
     let seen = look(&mut tx, key).await?;
     match job::cancel(seen.state) {
@@ -104,7 +104,7 @@ pub async fn change(
     change: Timing,
     what: Change,
 ) -> Result<(), Error> {
-    let mut conn = engine.pools.read.acquire().await?;
+    let mut conn = engine.pools.read_for(key.project_id).await?;
     let mut tx = conn.begin().await?;
     let seen = look(&mut tx, key).await?;
     let run_at = match change {
@@ -148,7 +148,7 @@ pub enum Timing {
 /// would wait for a parent that has ended badly itself. [`Error::UniqueConflict`] when a live job has its
 /// unique key by now.
 pub async fn retry(engine: &Engine, key: JobKey) -> Result<(), Error> {
-    let mut conn = engine.pools.read.acquire().await?;
+    let mut conn = engine.pools.read_for(key.project_id).await?;
     let mut tx = conn.begin().await?;
     let seen = look(&mut tx, key).await?;
     let revived = match seen.state {
@@ -173,7 +173,7 @@ pub async fn retry(engine: &Engine, key: JobKey) -> Result<(), Error> {
 /// # Errors
 /// Those of [`retry`].
 pub async fn retry_dead_letter(engine: &Engine, key: JobKey) -> Result<(), Error> {
-    let mut conn = engine.pools.read.acquire().await?;
+    let mut conn = engine.pools.read_for(key.project_id).await?;
     let mut tx = conn.begin().await?;
     let revived = revive_dead_letter_in(&mut tx, key).await?;
     dead_letters::remove(&mut tx, key.project_id, &[key.id]).await?;

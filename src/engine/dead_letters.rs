@@ -61,7 +61,7 @@ fn dead_letter(end: &Ended, after: &AfterEnd) -> NewDeadLetter {
 /// # Errors
 /// [`Error::JobNotFound`]. [`Error::InvalidState`] when it is no dead letter.
 pub async fn delete(engine: &Engine, key: JobKey) -> Result<(), Error> {
-    let mut conn = engine.pools.read.acquire().await?;
+    let mut conn = engine.pools.read_for(key.project_id).await?;
     let mut tx = conn.begin().await?;
     let seen = super::control::look(&mut tx, key).await?;
     if seen.state != StoredState::DeadLetter {

@@ -303,7 +303,7 @@ pub async fn workflow(
     project_id: ProjectId,
     id: WorkflowId,
 ) -> Result<(WorkflowRow, Vec<WorkflowJobRow>), Error> {
-    let mut conn = engine.pools.read.acquire().await?;
+    let mut conn = engine.pools.read_for(project_id).await?;
     let found = family::find_workflow(&mut conn, project_id, id).await?;
     let found = found.ok_or(Error::WorkflowNotFound)?;
     let jobs = family::workflow_jobs(&mut conn, project_id, id).await?;
@@ -323,7 +323,7 @@ pub async fn cancel_workflow(
     let live = |it: &&WorkflowJobRow| {
         it.state.is_some_and(|it| it.is_waiting() || it == StoredState::Processing)
     };
-    let mut conn = engine.pools.read.acquire().await?;
+    let mut conn = engine.pools.read_for(project_id).await?;
     family::cancel_workflow(&mut conn, project_id, id).await?;
     drop(conn);
     for job in jobs.iter().filter(live) {

@@ -356,7 +356,7 @@ pub async fn run_now(
     schedule_id: &str,
     job_id: JobId,
 ) -> Result<JobId, Error> {
-    let mut conn = engine.pools.read.acquire().await?;
+    let mut conn = engine.pools.read_for(project_id).await?;
     let found = store::schedules::find(&mut conn, project_id, schedule_id).await?;
     let found = found.ok_or(Error::ScheduleNotFound)?;
     // An earlier try of the same request has stored it.

@@ -51,7 +51,7 @@ pub async fn begin(
     project_id: ProjectId,
     new: &NewOperation,
 ) -> Result<OperationRow, Error> {
-    let mut conn = engine.pools.read.acquire().await?;
+    let mut conn = engine.pools.read_for(project_id).await?;
     if let Some(there) = operations::find(&mut conn, project_id, new.id).await? {
         return Ok(there);
     }
@@ -75,7 +75,7 @@ pub async fn find(
     project_id: ProjectId,
     id: OperationId,
 ) -> Result<OperationRow, Error> {
-    let mut conn = engine.pools.read.acquire().await?;
+    let mut conn = engine.pools.read_for(project_id).await?;
     operations::find(&mut conn, project_id, id).await?.ok_or(Error::OperationNotFound)
 }
 
@@ -88,7 +88,7 @@ pub async fn abort(
     project_id: ProjectId,
     id: OperationId,
 ) -> Result<OperationRow, Error> {
-    let mut conn = engine.pools.read.acquire().await?;
+    let mut conn = engine.pools.read_for(project_id).await?;
     operations::abort(&mut conn, project_id, id).await?;
     operations::find(&mut conn, project_id, id).await?.ok_or(Error::OperationNotFound)
 }

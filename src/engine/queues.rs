@@ -15,7 +15,7 @@ pub async fn set_paused(
     queue: &str,
     is_paused: bool,
 ) -> Result<(), Error> {
-    let mut conn = engine.pools.read.acquire().await?;
+    let mut conn = engine.pools.read_for(project_id).await?;
     queues::set_paused(&mut conn, project_id, queue, is_paused).await?;
     engine.tidings.wake.queue_changed(project_id, queue);
     Ok(())
@@ -33,7 +33,7 @@ pub async fn set_type_paused(
     job_type: &str,
     is_paused: bool,
 ) -> Result<(), Error> {
-    let mut conn = engine.pools.read.acquire().await?;
+    let mut conn = engine.pools.read_for(project_id).await?;
     let mut tx = conn.begin().await?;
     queues::lock_settings(&mut tx, project_id, queue).await?;
     let paused = queues::count_paused_types(&mut tx, project_id, queue).await?;

@@ -37,7 +37,7 @@ impl Backlogs {
     fn note(&self, project_id: ProjectId, jobs: i64) {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if known.len() >= MAX_REMEMBERED {
-            known.retain(|_, it| it.counted_at.elapsed() < COUNT_KEEP);
+            known.clear();
         }
         known.insert(project_id, Backlog { jobs, counted_at: Instant::now() });
     }
@@ -86,6 +86,6 @@ pub async fn admit(
 /// # Errors
 /// Only those of the store.
 pub async fn waiting(engine: &Engine, project_id: ProjectId) -> Result<i64, Error> {
-    let mut conn = engine.pools.read.acquire().await?;
+    let mut conn = engine.pools.read_for(project_id).await?;
     Ok(store::counts::waiting(&mut conn, project_id).await?)
 }

@@ -112,8 +112,8 @@ pub async fn facts(engine: &Engine, key: &WorkerKey) -> Result<Option<Arc<Facts>
         return Ok(known);
     }
     let found = engine.acquaintances.submit(key.clone()).await?.map(Arc::new);
-    engine.registry.known.insert(key.clone(), found.clone());
-    Ok(found)
+    // What was learnt meanwhile is newer.
+    Ok(engine.registry.known.entry_by_ref(key).or_insert(found).into_value())
 }
 
 /// What a worker was told, if it should take no more jobs.
@@ -225,7 +225,8 @@ pub async fn beat(
     let advice = WorkerState::advice(facts.state, facts.directive);
     let was_known = engine.registry.known.get(key).flatten();
     if was_known.as_deref() != Some(&facts) {
-        engine.registry.learn(key, facts);
+        // Either may be the newer: whoever asks next looks.
+        engine.registry.forget(key);
     }
     let leases = heartbeat::heartbeat_all(engine, beats).await?;
     Ok((advice, leases))
@@ -256,7 +257,7 @@ pub async fn direct(
     key: &WorkerKey,
     directive: Option<WorkerState>,
 ) -> Result<(), Error> {
-    let mut conn = engine.pools.read.acquire().await?;
+    let mut conn = engine.pools.read_for(key.0).await?;
     let facts = store::workers::direct(&mut conn, key.0, &key.1, directive).await?;
     engine.registry.learn(key, facts.ok_or(Error::WorkerNotFound)?);
     Ok(())
@@ -306,7 +307,7 @@ pub async fn page(
     after: &str,
     limit: i64,
 ) -> Result<Vec<WorkerRow>, Error> {
-    let mut conn = engine.pools.read.acquire().await?;
+    let mut conn = engine.pools.read_for(project_id).await?;
     Ok(store::workers::page(&mut conn, project_id, label, queue, after, limit).await?)
 }
 

@@ -32,7 +32,7 @@ pub async fn note_events(
     shown: &[Shown],
     events: Vec<NewEvent>,
 ) -> Result<Vec<EventId>, Error> {
-    let mut conn = engine.pools.read.acquire().await?;
+    let mut conn = engine.pools.read_for(project_id).await?;
     let mut tx = conn.begin().await?;
     if let Some(refused) = find_refused(&mut tx, project_id, shown).await? {
         // Without its connection: the second look takes one.
@@ -120,7 +120,7 @@ pub async fn keep_logs(
     project_id: ProjectId,
     attempts: &[AttemptLogs],
 ) -> Result<Logged, Error> {
-    let mut conn = engine.pools.read.acquire().await?;
+    let mut conn = engine.pools.read_for(project_id).await?;
     let mut tx = conn.begin().await?;
     let shown: Vec<_> = attempts.iter().map(|it| it.shown.clone()).collect();
     if let Some(refused) = find_refused(&mut tx, project_id, &shown).await? {

@@ -57,7 +57,7 @@ pub async fn check(
     timezone: &str,
     min_period: TimeDelta,
 ) -> Result<(Schedule, DateTime<Utc>), Error> {
-    let mut conn = engine.pools.read.acquire().await?;
+    let mut conn = engine.pools.people.acquire().await?;
     let now = schedules::clock(&mut conn).await?;
     drop(conn);
     let read = read(expression, timezone, now, min_period).await?;
@@ -77,7 +77,7 @@ pub async fn write(
 ) -> Result<(ScheduleRow, bool), Error> {
     let (cron, timezone) = (&schedule.cron_expression, &schedule.timezone);
     check(engine, cron, timezone, limits.min_schedule_period()).await?;
-    let mut conn = engine.pools.read.acquire().await?;
+    let mut conn = engine.pools.read_for(project_id).await?;
     let Census { schedules: many, .. } = schedules::census(&mut conn, project_id).await?;
     let is_known = schedules::find(&mut conn, project_id, &schedule.id).await?.is_some();
     let max = limits.max_schedules();
@@ -103,7 +103,7 @@ pub async fn keep_registered(
     sent: &[(usize, RegisteredSchedule)],
     limits: &Limits,
 ) -> Result<Vec<(usize, String)>, Error> {
-    let mut conn = engine.pools.read.acquire().await?;
+    let mut conn = engine.pools.read_for(project_id).await?;
     let Census { mut schedules, now } = schedules::census(&mut conn, project_id).await?;
     let (mut rejected, mut is_changed) = (Vec::new(), false);
     let (min_period, max) = (limits.min_schedule_period(), limits.max_schedules());
@@ -150,7 +150,7 @@ fn says_the_same(sent: &RegisteredSchedule, kept: &ScheduleRow) -> bool {
 /// # Errors
 /// [`Error::ScheduleNotFound`].
 pub async fn find(engine: &Engine, project_id: ProjectId, id: &str) -> Result<ScheduleRow, Error> {
-    let mut conn = engine.pools.read.acquire().await?;
+    let mut conn = engine.pools.read_for(project_id).await?;
     schedules::find(&mut conn, project_id, id).await?.ok_or(Error::ScheduleNotFound)
 }
 
@@ -164,7 +164,7 @@ pub async fn set_paused(
     id: &str,
     is_paused: bool,
 ) -> Result<ScheduleRow, Error> {
-    let mut conn = engine.pools.read.acquire().await?;
+    let mut conn = engine.pools.read_for(project_id).await?;
     if !schedules::set_paused(&mut conn, project_id, id, is_paused).await? {
         return Err(Error::ScheduleNotFound);
     }

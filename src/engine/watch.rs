@@ -61,7 +61,7 @@ pub async fn until_ended(
 }
 
 async fn find(engine: &Engine, key: JobKey) -> Result<JobRow, Error> {
-    let mut conn = engine.pools.read.acquire().await?;
+    let mut conn = engine.pools.read_for(key.project_id).await?;
     let row = store::jobs::find(&mut conn, key.project_id, key.id).await?;
     row.ok_or(Error::JobNotFound)
 }
@@ -117,7 +117,7 @@ pub async fn explain(
 ) -> Result<(StoredState, Option<WaitingFor>, Explanation), Error> {
     let row = find(engine, key).await?;
     let project_id = key.project_id;
-    let mut conn = engine.pools.read.acquire().await?;
+    let mut conn = engine.pools.read_for(key.project_id).await?;
     let conn = &mut *conn;
     let concurrency_key = row.concurrency_key.as_deref();
     let max = i64::from(limits::MAX_CONCURRENCY);

@@ -190,7 +190,7 @@ pub async fn list(
     let list = List(caller.project_id, "audit");
     let before = cursor.as_deref().map(|it| cursor::read_id(&app, list, it));
     let before = before.transpose()?.map(AuditId);
-    let mut conn = app.engine.pools.read.acquire().await?;
+    let mut conn = app.engine.pools.read_for(caller.project_id).await?;
     let one_more = i64::from(limit) + 1;
     let mut rows =
         store::audit::page(&mut conn, caller.project_id, &filter, before, one_more).await?;
@@ -264,7 +264,7 @@ impl Export {
         }
         // In a task of its own: whoever reads the answer may go away at any time.
         let looking = tokio::spawn(async move {
-            let mut conn = self.app.engine.pools.read.acquire().await?;
+            let mut conn = self.app.engine.pools.read_for(self.project_id).await?;
             let limit = EXPORT_BATCH.min(self.left);
             let rows =
                 store::audit::page(&mut conn, self.project_id, &self.filter, self.before, limit)
@@ -288,7 +288,7 @@ impl Export {
 /// and whoever did it is answered all the same.
 pub async fn note<P>(app: &App, caller: &Caller<P>, deed: Deed) {
     let noted = async {
-        let mut conn = app.engine.pools.read.acquire().await?;
+        let mut conn = app.engine.pools.read_for(caller.project_id).await?;
         store::audit::insert(&mut conn, caller.project_id, &caller.actor(), &deed).await
     };
     if let Err(error) = noted.await {

@@ -89,8 +89,8 @@ pub struct SignupReply {
     post, path = "/auth/signup", tag = "accounts", operation_id = "auth_signup",
     request_body = SignupRequest, security(()),
     responses(
-        (status = 201, description = "Welcome.", body = SignupReply),
-        (status = 400, description = "The address is none, or the password is weak.", body = ErrorBody),
+        (status = 201, description = "The account, its project and its first key.", body = SignupReply),
+        (status = 400, description = "That is no e-mail address, or the password is weak.", body = ErrorBody),
         (status = 403, description = "Signing up is not open here.", body = ErrorBody),
         (status = 413, description = "The body is too large.", body = ErrorBody),
         (status = 415, description = "The body is not JSON.", body = ErrorBody),
@@ -148,7 +148,7 @@ pub struct SessionReply {
 impl From<SignedIn> for SessionReply {
     fn from(it: SignedIn) -> Self {
         Self {
-            access_token: it.access_token,
+            access_token: it.access_token.expose_secret().to_owned(),
             expires_in_seconds: limits::ACCESS_TOKEN_SECONDS,
             refresh_token: it.refresh_token.expose_secret().to_owned(),
             account_id: it.bearer.account_id.to_string(),
@@ -165,7 +165,7 @@ impl From<SignedIn> for SessionReply {
     request_body = LoginRequest, security(()),
     responses(
         (status = 200, description = "A session.", body = SessionReply),
-        (status = 400, description = "The address is none.", body = ErrorBody),
+        (status = 400, description = "That is no e-mail address.", body = ErrorBody),
         (status = 401, description = "Address and password do not belong together.", body = ErrorBody),
         (status = 413, description = "The body is too large.", body = ErrorBody),
         (status = 415, description = "The body is not JSON.", body = ErrorBody),
@@ -222,9 +222,10 @@ impl RequestBody for RefreshRequest {}
 )]
 pub async fn refresh(
     State(app): State<App>,
+    Extension(client): Extension<Client>,
     Json(request): Json<RefreshRequest>,
 ) -> Result<Reply<SessionReply>, Error> {
-    match app.accounts.refresh(&request.refresh_token).await? {
+    match app.accounts.refresh(&request.refresh_token, &client).await? {
         Ok(signed_in) => Ok(Reply(signed_in.into())),
         Err(ended) => {
             app.forget(Forget::Session(ended)).await;
@@ -243,7 +244,7 @@ pub async fn refresh(
 )]
 pub async fn logout(person: Person, State(app): State<App>) -> Result<StatusCode, Error> {
     let bearer = person.bearer;
-    let mut conn = app.engine.pools.read.acquire().await?;
+    let mut conn = app.engine.pools.people.acquire().await?;
     store::sessions::revoke(&mut conn, bearer.account_id, bearer.session_id).await?;
     drop(conn);
     app.forget(Forget::Session(bearer.session_id)).await;
@@ -311,7 +312,7 @@ impl RequestBody for ResetRequest {}
     request_body = ResetRequest, security(()),
     responses(
         (status = 204, description = "A mail is on its way, if anybody has the address."),
-        (status = 400, description = "The address is none.", body = ErrorBody),
+        (status = 400, description = "That is no e-mail address.", body = ErrorBody),
         (status = 413, description = "The body is too large.", body = ErrorBody),
         (status = 415, description = "The body is not JSON.", body = ErrorBody),
         (status = 429, description = "Too many from this address, or too many mails to it.", body = ErrorBody),
@@ -343,13 +344,15 @@ impl RequestBody for ConfirmResetRequest {}
 
 /// Choose another password.
 ///
-/// All sessions are over.
+/// All sessions are over. If the address was not proved before, so are the keys of projects that the account alone
+/// works on.
 #[utoipa::path(
     post, path = "/auth/password/reset/confirm", tag = "accounts", operation_id = "auth_password_reset_confirm",
     request_body = ConfirmResetRequest, security(()),
     responses(
         (status = 204, description = "It is changed: log in."),
         (status = 400, description = "The token is not good, or the password is weak.", body = ErrorBody),
+        (status = 409, description = "Another account has proved the address.", body = ErrorBody),
         (status = 413, description = "The body is too large.", body = ErrorBody),
         (status = 415, description = "The body is not JSON.", body = ErrorBody),
         (status = 429, description = "Too many requests.", body = ErrorBody),
@@ -366,6 +369,8 @@ pub async fn confirm_reset(
     for session in ended {
         app.forget(Forget::Session(session)).await;
     }
+    // Keys may have ended as well.
+    app.forget(Forget::Everybody).await;
     Ok(StatusCode::NO_CONTENT)
 }
 

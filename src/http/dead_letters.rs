@@ -129,7 +129,7 @@ pub async fn list(
     let list = List(project_id, "dead letters");
     let before = query.cursor.as_deref().map(|it| cursor::read_place(&app, list, it));
     let before = before.transpose()?;
-    let mut conn = app.engine.pools.read.acquire().await?;
+    let mut conn = app.engine.pools.read_for(project_id).await?;
     let one_more = i64::from(limit) + 1;
     let rows = store::dead_letters::page(&mut conn, project_id, &filter, before, one_more).await?;
     let (mut matching, examined): (Vec<_>, Vec<_>) = rows.into_iter().partition(|it| it.is_match);
@@ -252,7 +252,7 @@ pub async fn groups(
     let list = List(project_id, "groups");
     let before = query.cursor.as_deref().map(|it| cursor::read_place(&app, list, it));
     let before = before.transpose()?;
-    let mut conn = app.engine.pools.read.acquire().await?;
+    let mut conn = app.engine.pools.read_for(project_id).await?;
     let one_more = i64::from(limit) + 1;
     let mut rows = store::dead_letters::groups(&mut conn, project_id, before, one_more).await?;
     let has_more = rows.len() > limit as usize;

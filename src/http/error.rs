@@ -237,7 +237,7 @@ pub fn render(error: &Error, request_id: &str, mut response: Response) -> Respon
         response.headers_mut().insert(name, value.clone());
     }
     *response.body_mut() = body;
-    if matches!(error, Error::Unauthorized) {
+    if matches!(error, Error::Unauthorized | Error::InvalidCredentials) {
         response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
     }
     let is_worth_a_retry = status(error) == StatusCode::SERVICE_UNAVAILABLE

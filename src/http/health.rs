@@ -14,7 +14,7 @@ pub async fn ready(State(app): State<App>) -> Result<&'static str, Error> {
     if app.engine.stopping.is_cancelled() {
         return Err(Error::NotReady("the node is stopping"));
     }
-    let mut conn = app.engine.pools.read.acquire().await?;
+    let mut conn = app.engine.pools.people.acquire().await?;
     if !store::pools::is_migrated(&mut conn).await? {
         return Err(Error::NotReady("the database's schema is older than this node"));
     }

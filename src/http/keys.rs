@@ -5,6 +5,7 @@ pub mod end;
 
 use axum::{Json as Reply, extract::State, http::StatusCode};
 use chrono::{DateTime, Utc};
+use secrecy::ExposeSecret;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use sqlx::Acquire;
@@ -133,7 +134,7 @@ pub struct MadeApiKey {
 
 impl From<MadeKey> for MadeApiKey {
     fn from(made: MadeKey) -> Self {
-        Self { secret: made.secret, key: made.listed.into() }
+        Self { secret: made.secret.expose_secret().to_owned(), key: made.listed.into() }
     }
 }
 
@@ -182,7 +183,7 @@ pub async fn list(
     let list = List(caller.project_id, "keys");
     let before = query.cursor.as_deref().map(|it| cursor::read_id(&app, list, it));
     let before = before.transpose()?.map(KeyId);
-    let mut conn = app.engine.pools.read.acquire().await?;
+    let mut conn = app.engine.pools.read_for(caller.project_id).await?;
     let one_more = i64::from(limit) + 1;
     let mut rows = store::keys::list(&mut conn, caller.project_id, before, one_more).await?;
     let has_more = rows.len() > limit as usize;
@@ -293,7 +294,7 @@ pub async fn create(
     Json(request): Json<CreateKeyRequest>,
 ) -> Result<(StatusCode, Reply<MadeApiKey>), Error> {
     let wish = request.accept(&caller)?;
-    let mut conn = app.engine.pools.read.acquire().await?;
+    let mut conn = app.engine.pools.read_for(caller.project_id).await?;
     let mut tx = conn.begin().await?;
     if let Some(expires_at) = wish.expires_at {
         let ahead = store::keys::seconds_until(&mut tx, expires_at).await?;
@@ -349,7 +350,7 @@ pub async fn get(
     State(app): State<App>,
     KeyInPath(id): KeyInPath,
 ) -> Result<Reply<ApiKey>, Error> {
-    let mut conn = app.engine.pools.read.acquire().await?;
+    let mut conn = app.engine.pools.read_for(caller.project_id).await?;
     let row = store::keys::lock(&mut conn, caller.project_id, id).await?;
     Ok(Reply(row.ok_or(Error::KeyNotFound)?.into()))
 }
@@ -388,7 +389,7 @@ pub async fn change(
     let mut check = Check::default();
     check.name("name", &request.name, limits::MAX_NAME_CHARS);
     check.finish()?;
-    let mut conn = app.engine.pools.read.acquire().await?;
+    let mut conn = app.engine.pools.read_for(caller.project_id).await?;
     let mut tx = conn.begin().await?;
     let before = store::keys::lock(&mut tx, caller.project_id, id).await?;
     let before = before.ok_or(Error::KeyNotFound)?;

@@ -115,10 +115,19 @@ impl Proxies {
             return peer;
         }
         let told = headers.get_all(FORWARDED_FOR).iter().filter_map(|it| it.to_str().ok());
-        let told: Vec<IpAddr> =
-            told.flat_map(|it| it.split(',')).filter_map(|it| it.trim().parse().ok()).collect();
-        told.into_iter().rev().find(|it| !self.has(*it)).unwrap_or(peer)
+        let told: Vec<&str> = told.flat_map(|it| it.split(',')).collect();
+        // From the right: what stands further left was said by whoever calls. What cannot be read ends it.
+        let read = told.into_iter().rev().map_while(read_address);
+        read.into_iter().find(|it| !self.has(*it)).unwrap_or(peer)
     }
+}
+
+/// An address, with or without a port.
+fn read_address(text: &str) -> Option<IpAddr> {
+    let text = text.trim();
+    let socket = || text.parse::<std::net::SocketAddr>().ok().map(|it| it.ip());
+    let bracketed = || text.strip_prefix('[')?.strip_suffix(']')?.parse().ok();
+    text.parse().ok().or_else(socket).or_else(bracketed)
 }
 
 /// Who calls, for whoever asks: see [`crate::accounts::Client`].
@@ -261,6 +270,9 @@ mod tests {
         assert_eq!(client("10.0.0.1", "203.0.113.7, 198.51.100.1"), "198.51.100.1");
         assert_eq!(client("10.0.0.1", "198.51.100.1, 10.0.0.1"), "198.51.100.1");
         assert_eq!(client("10.0.0.1", "nonsense"), "10.0.0.1");
+        assert_eq!(client("10.0.0.1", "203.0.113.7, nonsense"), "10.0.0.1");
+        assert_eq!(client("10.0.0.1", "203.0.113.7, 198.51.100.1:4711"), "198.51.100.1");
+        assert_eq!(client("10.0.0.1", "203.0.113.7, [2001:db8::1]:80"), "2001:db8::1");
         assert_eq!(client("::ffff:10.0.0.1", "198.51.100.1"), "198.51.100.1");
     }
 }

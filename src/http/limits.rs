@@ -6,7 +6,7 @@ use utoipa::ToSchema;
 
 use crate::{
     app::App,
-    auth::{Anybody, Caller, Who, project_limits},
+    auth::{Anybody, Budget, Caller, Who, project_limits},
     domain::limits as bounds,
     engine::quota,
     error::Error,
@@ -28,7 +28,7 @@ pub enum LimitKind {
 /// A limit.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Limit {
-    /// Its name, as in the file of plans.
+    /// Its name; a plan's limits are called as in the file of plans.
     #[schema(example = "produce_per_minute")]
     pub name: &'static str,
     /// What it limits.
@@ -76,18 +76,20 @@ pub async fn list(
 ) -> Result<Reply<LimitList>, Error> {
     let (project_id, limits) = (caller.project_id, &caller.limits);
     let (standings, parked) = project_limits(&app, &caller.who, project_id, limits).await;
-    let rate = |name, budget: &str| {
+    let rate = |name, budget: Budget| {
+        let planned = budget.of(limits);
+        let budget = budget.name();
         let standing = standings.iter().find(|it| it.0 == budget).map(|it| it.1);
         Limit {
             name,
             kind: LimitKind::Rate,
-            limit: standing.map(|it| it.rate.count.into()),
+            limit: standing.map(|it| it.rate.count).or(planned).map(i64::from),
             used: standing.map(|it| i64::from(it.rate.count.saturating_sub(it.remaining))),
             reset_seconds: standing.map(|it| it.reset_seconds),
         }
     };
     let waiting = quota::waiting(&app.engine, project_id).await?;
-    let mut conn = app.engine.pools.read.acquire().await?;
+    let mut conn = app.engine.pools.read_for(project_id).await?;
     let schedules = store::schedules::census(&mut conn, project_id).await?.schedules;
     let keys = store::keys::count(&mut conn, project_id).await?;
     let members = store::members::count(&mut conn, project_id).await?;
@@ -100,9 +102,9 @@ pub async fn list(
     };
     let parked_polls = limits.parked_polls.map(i64::from);
     let list = vec![
-        rate("produce_per_minute", "produce"),
-        rate("work_per_minute", "work"),
-        rate("manage_per_minute", "manage"),
+        rate("produce_per_minute", Budget::Produce),
+        rate("work_per_minute", Budget::Work),
+        rate("manage_per_minute", Budget::Manage),
         Limit { used: parked.map(i64::from), ..quota("parked_polls", parked_polls, 0) },
         Limit {
             used: None,

@@ -41,7 +41,7 @@ pub struct Me {
 }
 
 async fn find(app: &App, person: Person) -> Result<(Account, Vec<Membership>), Error> {
-    let mut conn = app.engine.pools.read.acquire().await?;
+    let mut conn = app.engine.pools.people.acquire().await?;
     let account = store::accounts::find(&mut conn, person.bearer.account_id).await?;
     let account = account.ok_or(Error::Unauthorized)?;
     let memberships = store::members::of_account(&mut conn, account.id, MAX_SHOWN_PROJECTS).await?;
@@ -108,7 +108,7 @@ pub struct SessionList {
     responses((status = 200, description = "Your sessions.", body = SessionList), (status = 401, description = "No live session.", body = ErrorBody)),
 )]
 pub async fn sessions(person: Person, State(app): State<App>) -> Result<Reply<SessionList>, Error> {
-    let mut conn = app.engine.pools.read.acquire().await?;
+    let mut conn = app.engine.pools.people.acquire().await?;
     let id = person.bearer.account_id;
     let rows = sessions::list(&mut conn, id, MAX_SHOWN_SESSIONS).await?;
     let sessions = rows.into_iter().map(|it| Session::of(it, person)).collect();
@@ -130,7 +130,7 @@ pub async fn end_session(
     State(app): State<App>,
     SessionInPath(id): SessionInPath,
 ) -> Result<StatusCode, Error> {
-    let mut conn = app.engine.pools.read.acquire().await?;
+    let mut conn = app.engine.pools.people.acquire().await?;
     if !sessions::revoke(&mut conn, person.bearer.account_id, id).await? {
         return Err(Error::SessionNotFound);
     }
@@ -161,7 +161,7 @@ pub struct AccountExport {
 )]
 pub async fn export(person: Person, State(app): State<App>) -> Result<Reply<AccountExport>, Error> {
     let (account, memberships) = find(&app, person).await?;
-    let mut conn = app.engine.pools.read.acquire().await?;
+    let mut conn = app.engine.pools.people.acquire().await?;
     let id = person.bearer.account_id;
     let rows = sessions::list(&mut conn, id, MAX_SHOWN_SESSIONS).await?;
     let sessions = rows.into_iter().map(|it| Session::of(it, person)).collect();
@@ -245,7 +245,7 @@ pub async fn accept_invitation(
     Extension(client): Extension<Client>,
     Json(request): Json<AcceptInvitationRequest>,
 ) -> Result<Reply<Project>, Error> {
-    let mut conn = app.engine.pools.read.acquire().await?;
+    let mut conn = app.engine.pools.people.acquire().await?;
     let mut tx = conn.begin().await?;
     let account_id = person.bearer.account_id;
     let (project, role) = app.accounts.accept(&mut tx, account_id, &request.token, &client).await?;

@@ -69,7 +69,7 @@ pub async fn list(
     State(app): State<App>,
 ) -> Result<Reply<MemberList>, Error> {
     only_members(&caller)?;
-    let mut conn = app.engine.pools.read.acquire().await?;
+    let mut conn = app.engine.pools.read_for(caller.project_id).await?;
     let rows = members::list(&mut conn, caller.project_id, MAX_MEMBERS).await?;
     Ok(Reply(MemberList { members: rows.into_iter().map(Member::from).collect() }))
 }
@@ -119,7 +119,7 @@ pub async fn change(
 ) -> Result<Reply<Member>, Error> {
     let role = caller.who.role().ok_or(Error::MemberNotFound)?;
     set_role(&app, &caller, (id, role), Some(request.role)).await?;
-    let mut conn = app.engine.pools.read.acquire().await?;
+    let mut conn = app.engine.pools.read_for(caller.project_id).await?;
     let rows = members::list(&mut conn, caller.project_id, MAX_MEMBERS).await?;
     let member = rows.into_iter().find(|it| it.account_id == id);
     member.map(|it| Reply(it.into())).ok_or(Error::MemberNotFound)
@@ -132,7 +132,7 @@ async fn set_role<P>(
     (id, actor): (AccountId, Role),
     to: Option<Role>,
 ) -> Result<(), Error> {
-    let mut conn = app.engine.pools.read.acquire().await?;
+    let mut conn = app.engine.pools.read_for(caller.project_id).await?;
     let mut tx = conn.begin().await?;
     let roles = members::lock_roles(&mut tx, caller.project_id).await?;
     let role_of = |name: &str| Role::of_name(name);
@@ -234,7 +234,7 @@ pub async fn invitations(
     caller: Caller<Govern>,
     State(app): State<App>,
 ) -> Result<Reply<InvitationList>, Error> {
-    let mut conn = app.engine.pools.read.acquire().await?;
+    let mut conn = app.engine.pools.read_for(caller.project_id).await?;
     let rows = members::invitations(&mut conn, caller.project_id, MAX_MEMBERS).await?;
     Ok(Reply(InvitationList { invitations: rows.into_iter().map(Invitation::from).collect() }))
 }
@@ -286,7 +286,7 @@ pub async fn invite(
     }
     let max = caller.limits.max_members();
     let secret = secret::generate(secret::MAIL_PREFIX);
-    let mut conn = app.engine.pools.read.acquire().await?;
+    let mut conn = app.engine.pools.read_for(caller.project_id).await?;
     let mut tx = conn.begin().await?;
     if members::count(&mut tx, caller.project_id).await? >= max {
         return Err(Error::QuotaExceeded { what: "members and open invitations", max });
@@ -297,7 +297,7 @@ pub async fn invite(
         InvitationId::generate(),
         (&email, request.role.name()),
         &secret::hash(&secret),
-        bearer.account_id,
+        Some(bearer.account_id),
         INVITATION_SECONDS,
     )
     .await?;
@@ -342,7 +342,7 @@ pub async fn uninvite(
     State(app): State<App>,
     InvitationInPath(id): InvitationInPath,
 ) -> Result<StatusCode, Error> {
-    let mut conn = app.engine.pools.read.acquire().await?;
+    let mut conn = app.engine.pools.read_for(caller.project_id).await?;
     let mut tx = conn.begin().await?;
     let row = members::uninvite(&mut tx, caller.project_id, id).await?;
     let row = row.ok_or(Error::InvitationNotFound)?;

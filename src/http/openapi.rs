@@ -22,8 +22,9 @@ use super::{data_plane, people_plane, project_plane};
         title = "Fencepost",
         description = "A job queue with an HTTP API. Producers enqueue jobs with one POST; workers \
             poll for them, hold a lease by heartbeat, and acknowledge the outcome. Every lease is \
-            fenced by its attempt.\n\nEach path also answers under `/v1/projects/{project}`, where \
-            the project (id or slug) must be the key's.",
+            fenced by its attempt.\n\nWhat is about a project's jobs answers twice: here, where the key says \
+            which project, and under `/v1/projects/{project}/…` (id or slug), where the project must be the \
+            key's, or one that the session's account is a member of. Sessions need the second form.",
         license(name = "MIT OR Apache-2.0", identifier = "MIT OR Apache-2.0"),
     ),
     tags(
@@ -129,12 +130,21 @@ fn add_refusals(operation: &mut Value) {
         &[
             ("400", "The request cannot be read or breaks a rule."),
             ("401", "No live API key or session."),
-            ("403", "The key lacks the scope, or the member the role."),
+            (
+                "403",
+                "A key without the scope, a member without the role, or a key where a session is needed.",
+            ),
             ("404", "No such project for this key or session."),
             ("429", "Too many requests, or too many of something: see `GET /v1/limits`."),
             ("503", "Try again later."),
         ]
     };
+    let names_project =
+        operation.pointer("/security").is_some_and(|it| it.to_string().contains("api_key"))
+            || operation
+                .pointer("/parameters")
+                .is_some_and(|it| it.to_string().contains("\"project\""));
+    let refusals = refusals.iter().filter(|it| names_project || it.0 != "404");
     let Some(responses) = operation.get_mut("responses").and_then(Value::as_object_mut) else {
         return;
     };

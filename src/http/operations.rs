@@ -137,7 +137,7 @@ pub async fn list(
     let list = List(caller.project_id, "operations");
     let before = query.cursor.as_deref().map(|it| cursor::read_id(&app, list, it));
     let before = before.transpose()?.map(OperationId);
-    let mut conn = app.engine.pools.read.acquire().await?;
+    let mut conn = app.engine.pools.read_for(caller.project_id).await?;
     let one_more = i64::from(limit) + 1;
     let mut rows = store::operations::page(&mut conn, caller.project_id, before, one_more).await?;
     let has_more = rows.len() > limit as usize;

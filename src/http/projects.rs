@@ -115,7 +115,7 @@ pub struct ProjectList {
     responses((status = 200, description = "Your projects.", body = ProjectList), (status = 401, description = "No live session.", body = ErrorBody)),
 )]
 pub async fn list(person: Person, State(app): State<App>) -> Result<Reply<ProjectList>, Error> {
-    let mut conn = app.engine.pools.read.acquire().await?;
+    let mut conn = app.engine.pools.people.acquire().await?;
     let id = person.bearer.account_id;
     let rows = store::members::of_account(&mut conn, id, MAX_SHOWN_PROJECTS).await?;
     Ok(Reply(ProjectList { projects: rows.into_iter().map(Project::from).collect() }))
@@ -160,7 +160,7 @@ pub async fn create(
     check.name("name", &request.name, limits::MAX_NAME_CHARS);
     check.finish()?;
     let account_id = person.bearer.account_id;
-    let mut conn = app.engine.pools.read.acquire().await?;
+    let mut conn = app.engine.pools.people.acquire().await?;
     let mut tx = conn.begin().await?;
     if store::members::owned(&mut tx, account_id).await? >= MAX_OWNED_PROJECTS {
         return Err(Error::QuotaExceeded { what: "projects of its own", max: MAX_OWNED_PROJECTS });
@@ -189,7 +189,7 @@ pub async fn create(
     responses((status = 200, description = "The project.", body = Project)),
 )]
 pub async fn get(caller: Caller<Anybody>, State(app): State<App>) -> Result<Reply<Project>, Error> {
-    let mut conn = app.engine.pools.read.acquire().await?;
+    let mut conn = app.engine.pools.people.acquire().await?;
     let row = projects::get(&mut conn, caller.project_id).await?;
     Ok(Reply(Project::of(row.ok_or(Error::ProjectNotFound)?, caller.who.role())))
 }
@@ -225,7 +225,7 @@ pub async fn change(
     let mut check = Check::default();
     check.name("name", &request.name, limits::MAX_NAME_CHARS);
     check.finish()?;
-    let mut conn = app.engine.pools.read.acquire().await?;
+    let mut conn = app.engine.pools.people.acquire().await?;
     let mut tx = conn.begin().await?;
     let before = projects::get(&mut tx, caller.project_id).await?;
     projects::rename(&mut tx, caller.project_id, &request.name).await?;
@@ -266,7 +266,7 @@ pub async fn delete(
     State(app): State<App>,
     Query(query): Query<DeleteProjectQuery>,
 ) -> Result<StatusCode, Error> {
-    let mut conn = app.engine.pools.read.acquire().await?;
+    let mut conn = app.engine.pools.people.acquire().await?;
     let project = projects::get(&mut conn, caller.project_id).await?;
     let project = project.ok_or(Error::ProjectNotFound)?;
     if query.confirm != project.slug {

@@ -261,7 +261,7 @@ pub async fn list(
     check.finish()?;
     let after = query.cursor.unwrap_or_default();
     let one_more = i64::from(limit) + 1;
-    let mut conn = app.engine.pools.read.acquire().await?;
+    let mut conn = app.engine.pools.read_for(caller.project_id).await?;
     let mut names =
         store::counts::queue_names(&mut conn, caller.project_id, &after, one_more).await?;
     drop(conn);
@@ -420,7 +420,7 @@ pub async fn change(
     let change = request.accept(caller.limits.max_retention_days(), &mut check);
     check.finish()?;
     let before = one(&app, caller.project_id, queue.clone()).await?.0.settings();
-    let mut conn = app.engine.pools.read.acquire().await?;
+    let mut conn = app.engine.pools.read_for(caller.project_id).await?;
     store::queues::change_settings(&mut conn, caller.project_id, &queue, &change).await?;
     drop(conn);
     if change.brake_after.flatten().is_some() {
@@ -453,7 +453,7 @@ async fn read(
     project_id: ProjectId,
     names: &[String],
 ) -> Result<Vec<(Queue, bool)>, Error> {
-    let mut conn = app.engine.pools.read.acquire().await?;
+    let mut conn = app.engine.pools.read_for(project_id).await?;
     let rows = store::counts::queues(&mut conn, project_id, names).await?;
     let names: Vec<_> = names.iter().map(String::as_str).collect();
     let paused = store::queues::paused_types(&mut conn, project_id, &names).await?;

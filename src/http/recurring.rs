@@ -345,7 +345,7 @@ pub async fn list(
     check.optional_name("cursor", query.cursor.as_deref(), limits::MAX_SCHEDULE_ID_CHARS);
     check.finish()?;
     let after = query.cursor.unwrap_or_default();
-    let mut conn = app.engine.pools.read.acquire().await?;
+    let mut conn = app.engine.pools.read_for(caller.project_id).await?;
     let one_more = i64::from(limit) + 1;
     let mut rows = store::schedules::page(&mut conn, caller.project_id, &after, one_more).await?;
     let has_more = rows.len() > limit as usize;
@@ -395,7 +395,7 @@ pub async fn delete(
     State(app): State<App>,
     NameInPath(id): NameInPath,
 ) -> Result<StatusCode, Error> {
-    let mut conn = app.engine.pools.read.acquire().await?;
+    let mut conn = app.engine.pools.read_for(caller.project_id).await?;
     if !store::schedules::delete(&mut conn, caller.project_id, &id).await? {
         return Err(Error::ScheduleNotFound);
     }

@@ -19,12 +19,18 @@ pub struct Account {
 }
 
 /// An account, and what its password is compared with.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Credentials {
     /// Which account.
     pub id: AccountId,
     /// A PHC string.
     pub password_hash: String,
+}
+
+impl std::fmt::Debug for Credentials {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Credentials").field("id", &self.id).finish_non_exhaustive()
+    }
 }
 
 /// What a mailed secret is for.
@@ -72,8 +78,8 @@ pub async fn insert(
     .await
 }
 
-/// Accounts that a login with this address may mean: the one that has verified it first, then those that
-/// claim it, newest first.
+/// Accounts that a login with this address may mean: the one that has verified it first; then, of those that only
+/// claim it, the oldest and the newest, so that nobody is locked out by others that claim it later.
 ///
 /// # Errors
 /// Only those of the store.
@@ -87,8 +93,22 @@ pub async fn candidates(
         r#"
         select id "id: AccountId", password_hash
         from accounts
-        where email = $1
-        order by verified_at is null, created_at desc
+        where email = $1 and (
+            verified_at is not null
+            or id = (
+                select id from accounts
+                where email = $1 and verified_at is null
+                order by created_at
+                limit 1
+            )
+            or id = (
+                select id from accounts
+                where email = $1 and verified_at is null
+                order by created_at desc
+                limit 1
+            )
+        )
+        order by verified_at is null, created_at
         limit $2
         "#,
         email,
@@ -163,27 +183,27 @@ pub async fn note_login(conn: &mut PgConnection, id: AccountId) -> sqlx::Result<
     Ok(())
 }
 
-/// Notes that somebody reads the address.
+/// Notes that somebody reads the address. Answers whether that was not known before.
 ///
 /// # Errors
 /// A unique violation when another account has verified the address.
-pub async fn verify(conn: &mut PgConnection, id: AccountId) -> sqlx::Result<()> {
-    sqlx::query!(
-        "update accounts set verified_at = coalesce(verified_at, now()) where id = $1",
+pub async fn verify(conn: &mut PgConnection, id: AccountId) -> sqlx::Result<bool> {
+    let done = sqlx::query!(
+        "update accounts set verified_at = now() where id = $1 and verified_at is null",
         id.0,
     )
     .execute(conn)
     .await?;
-    Ok(())
+    Ok(done.rows_affected() == 1)
 }
 
 /// Deletes an account, with its sessions and memberships.
 ///
 /// # Errors
 /// Only those of the store.
-pub async fn delete(conn: &mut PgConnection, id: AccountId) -> sqlx::Result<bool> {
-    let done = sqlx::query!("delete from accounts where id = $1", id.0).execute(conn).await?;
-    Ok(done.rows_affected() == 1)
+pub async fn delete(conn: &mut PgConnection, id: AccountId) -> sqlx::Result<()> {
+    sqlx::query!("delete from accounts where id = $1", id.0).execute(conn).await?;
+    Ok(())
 }
 
 /// Keeps a secret that is mailed.

@@ -251,7 +251,7 @@ pub async fn invite(
     id: InvitationId,
     (email, role): (&str, &str),
     secret_hash: &[u8],
-    invited_by: AccountId,
+    invited_by: Option<AccountId>,
     life_seconds: i64,
 ) -> sqlx::Result<Invitation> {
     sqlx::query_as!(
@@ -266,7 +266,7 @@ pub async fn invite(
         email,
         role,
         secret_hash,
-        invited_by.0,
+        invited_by.map(|it| it.0),
         life_seconds as f64,
     )
     .fetch_one(conn)

@@ -6,8 +6,8 @@ use uuid::Uuid;
 
 use crate::ids::NodeId;
 
-/// A node is gone that was not seen for so many seconds. The statements carry the same number as a literal.
-pub const NODE_SILENCE_SECONDS: i32 = 15;
+/// A node is gone that was not seen for so many seconds.
+const NODE_SILENCE_SECONDS: f64 = 15.0;
 
 /// A key that signs access tokens.
 #[derive(Clone)]
@@ -41,13 +41,14 @@ pub async fn beat(conn: &mut PgConnection, id: NodeId) -> sqlx::Result<i64> {
             on conflict (id) do update set seen_at = now()
         ), gone as (
             delete from nodes
-            where seen_at < now() - interval '15 s' and id <> $1
+            where seen_at < now() - make_interval(secs => $2) and id <> $1
         )
         select 1 + (
-            select count(*) from nodes where id <> $1 and seen_at >= now() - interval '15 s'
+            select count(*) from nodes where id <> $1 and seen_at >= now() - make_interval(secs => $2)
         ) "count!"
         "#,
         id.0,
+        NODE_SILENCE_SECONDS,
     )
     .fetch_one(conn)
     .await

@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use sqlx::{
-    ConnectOptions, Executor, PgConnection, PgPool, Row,
+    ConnectOptions, Executor, PgConnection, PgPool, Postgres, Row,
+    pool::PoolConnection,
     postgres::{PgConnectOptions, PgPoolOptions},
 };
 use tokio::time::timeout;
 
-use crate::config::PoolArgs;
+use crate::{config::PoolArgs, ids::ProjectId};
 
 /// How long a request may wait for a connection before it is shed.
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -47,14 +48,41 @@ pub struct Pools {
     pub enqueue: PgPool,
     /// Looking up keys: junk keys must not keep acks waiting.
     pub keys: PgPool,
-    /// Everything that only reads, and rare writes.
-    pub read: PgPool,
+    /// Everything of one project that only reads, and rare writes: see [`Self::read_for`].
+    read: PgPool,
+    /// People, and what belongs to no project.
+    pub people: PgPool,
     /// The loops.
     pub background: PgPool,
     /// Recurring schedules, whose transactions wait for their ticks.
     pub fire: PgPool,
     /// Taking back expired leases: other loops must not keep it waiting.
     pub reap: PgPool,
+    has_roles: bool,
+}
+
+/// The roles of `ops/roles.sql`: each may do what one kind of work needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Role {
+    /// Jobs, of all projects at once.
+    Hot,
+    /// What one project reads and manages: row-level security shows it no other's rows.
+    Console,
+    /// Accounts, memberships and keys.
+    People,
+    /// What the loops do for everybody.
+    Maint,
+}
+
+impl Role {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Hot => "fencepost_hot",
+            Self::Console => "fencepost_console",
+            Self::People => "fencepost_people",
+            Self::Maint => "fencepost_maint",
+        }
+    }
 }
 
 impl Pools {
@@ -64,29 +92,60 @@ impl Pools {
     /// When `database_url` cannot be read.
     pub fn new(database_url: &str, sizes: PoolArgs) -> sqlx::Result<Self> {
         let options: PgConnectOptions = database_url.parse()?;
-        let pool = |size, statement_timeout_ms| pool(&options, size, statement_timeout_ms);
+        let has_roles = sizes.database_roles;
+        let pool = |role, size, statement_timeout_ms| {
+            let role = has_roles.then_some(role);
+            pool(&options, role, size, statement_timeout_ms)
+        };
+        let hot = |size| pool(Role::Hot, size, HOT_STATEMENT_TIMEOUT_MS);
+        let maint = |size| pool(Role::Maint, size, BACKGROUND_STATEMENT_TIMEOUT_MS);
         Ok(Self {
-            settle: pool(sizes.settle_connections, HOT_STATEMENT_TIMEOUT_MS),
-            claim: pool(sizes.claim_connections, HOT_STATEMENT_TIMEOUT_MS),
-            enqueue: pool(sizes.enqueue_connections, HOT_STATEMENT_TIMEOUT_MS),
-            keys: pool(sizes.key_connections, HOT_STATEMENT_TIMEOUT_MS),
-            read: pool(sizes.read_connections, READ_STATEMENT_TIMEOUT_MS),
-            background: pool(sizes.background_connections, BACKGROUND_STATEMENT_TIMEOUT_MS),
-            fire: pool(LOOP_CONNECTIONS, BACKGROUND_STATEMENT_TIMEOUT_MS),
-            reap: pool(LOOP_CONNECTIONS, BACKGROUND_STATEMENT_TIMEOUT_MS),
+            settle: hot(sizes.settle_connections),
+            claim: hot(sizes.claim_connections),
+            enqueue: hot(sizes.enqueue_connections),
+            keys: pool(Role::People, sizes.key_connections, HOT_STATEMENT_TIMEOUT_MS),
+            read: pool(Role::Console, sizes.read_connections, READ_STATEMENT_TIMEOUT_MS),
+            people: pool(Role::People, sizes.people_connections, READ_STATEMENT_TIMEOUT_MS),
+            background: maint(sizes.background_connections),
+            fire: maint(LOOP_CONNECTIONS),
+            reap: maint(LOOP_CONNECTIONS),
+            has_roles,
         })
+    }
+
+    /// A connection for what one project reads and manages. With the roles of `ops/roles.sql` it sees no row of any
+    /// other.
+    ///
+    /// # Errors
+    /// Only those of the store.
+    pub async fn read_for(&self, project_id: ProjectId) -> sqlx::Result<PoolConnection<Postgres>> {
+        let mut conn = self.read.acquire().await?;
+        if self.has_roles {
+            let set = sqlx::query("select set_config('app.project_id', $1, false)");
+            set.bind(project_id.0.to_string()).execute(&mut *conn).await?;
+        }
+        Ok(conn)
     }
 
     /// Closes every connection.
     pub async fn close(&self) {
-        let Self { settle, claim, enqueue, keys, read, background, fire, reap } = self;
-        for pool in [settle, claim, enqueue, keys, read, background, fire, reap] {
+        let Self { settle, claim, enqueue, keys, read, people, background, fire, reap, .. } = self;
+        for pool in [settle, claim, enqueue, keys, read, people, background, fire, reap] {
             pool.close().await;
         }
     }
 }
 
-fn pool(options: &PgConnectOptions, size: u32, statement_timeout_ms: u32) -> PgPool {
+fn pool(
+    options: &PgConnectOptions,
+    role: Option<Role>,
+    size: u32,
+    statement_timeout_ms: u32,
+) -> PgPool {
+    let options = match role {
+        Some(role) => options.clone().options([("role", role.name())]),
+        None => options.clone(),
+    };
     let options = options.clone().application_name("fencepost").options([
         ("statement_timeout", statement_timeout_ms.to_string()),
         ("idle_in_transaction_session_timeout", IDLE_IN_TRANSACTION_TIMEOUT_MS.to_string()),

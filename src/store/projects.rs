@@ -43,7 +43,7 @@ pub struct NewProject<'a> {
 }
 
 /// What belongs to the whole instance.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Instance {
     /// Its name among others that share a Redis.
     pub public_id: Uuid,

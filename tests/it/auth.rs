@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use crate::{
     harness::{Reply, TestProject, TestServer, fresh_database, limited, run},
     people::Person,
-    surface::{Operation, operations},
+    surface::{Named, Operation, operations, operations_on},
 };
 
 /// Whether the caller was let in, whatever came of it.
@@ -196,9 +196,8 @@ fn no_operation_touches_or_shows_anything_of_another_project() {
         ours.lease("w").await;
         let waiting = ours.enqueue(json!({"payload": "canary-of-ours"})).await;
         let before = (ours.job(&id).await, ours.job(&waiting).await);
-        let our_key = ours.get("/v1/keys").await.is(200)["keys"][0]["id"].clone();
-        let our_key = our_key.as_str().expect("an id");
-        for operation in operations(&id) {
+        let named = everything_of(&ours, &id).await;
+        for operation in operations_on(&named) {
             if operation.is_public || operation.is_about_account {
                 continue;
             }
@@ -206,26 +205,64 @@ fn no_operation_touches_or_shows_anything_of_another_project() {
                 let reply = call(&theirs, &operation.under(project), Some(&theirs.api_key)).await;
                 reply.is_error(404, "project_not_found");
             }
-            if operation.is_scoped() {
+            // To put a schedule of that name is to make one of their own.
+            if operation.is_scoped() || operation.id == "recurring_put" {
                 continue;
             }
             let reply = call(&theirs, &operation, Some(&theirs.api_key)).await;
             assert!(!reply.text.contains("canary"), "{operation:?}: {}", reply.text);
-            let names_the_job = operation.path.contains(&id)
-                || operation.body.as_ref().is_some_and(|it| it.to_string().contains(&id));
-            if names_the_job && operation.path.ends_with("batch") {
+            let text = format!("{}{:?}", operation.path, operation.body);
+            if text.contains(&id) && operation.path.ends_with("batch") {
                 assert_eq!(reply.is(200)["results"][0]["error"]["code"], "job_not_found");
-            } else if names_the_job {
+            } else if text.contains(&id) {
                 reply.is_error(404, "job_not_found");
+            } else if let Some(code) = named.missing_in(&operation.path) {
+                reply.is_error(404, code);
             }
         }
-        let foreign = theirs.get(&format!("/v1/keys/{our_key}")).await;
-        foreign.is_error(404, "key_not_found");
-        theirs.delete(&format!("/v1/keys/{our_key}")).await.is_error(404, "key_not_found");
-        theirs.act(&format!("/v1/keys/{our_key}/rotate")).await.is_error(404, "key_not_found");
+        assert_eq!(everything_lives(&ours, &named).await, 5, "nothing of ours is gone");
         assert_eq!((ours.job(&id).await, ours.job(&waiting).await), before);
         server.stop().await;
     });
+}
+
+/// One of everything that a path may name.
+async fn everything_of(t: &TestProject, job: &str) -> Named {
+    let text = |it: &Value| it.as_str().expect("an id").to_owned();
+    let graph = json!({"jobs": [{"key": "a", "job_type": "x", "queue": "w"}]});
+    let workflow = t.post("/v1/workflows", graph).await.is(201);
+    let operation = t.post("/v1/queues/w/purge", json!({"confirm": "w"})).await.is(202);
+    let schedule = json!({"job_type": "t", "cron_expression": "@daily"});
+    t.put("/v1/recurring/ours", schedule).await.is(200);
+    let worker = json!({"worker_id": "ours", "queues": ["q"], "job_types": ["t"]});
+    t.post("/v1/workers/register", worker).await.is(200);
+    let keys = t.get("/v1/keys").await.is(200);
+    Named {
+        workflow: text(&workflow["id"]),
+        operation: text(&operation["id"]),
+        key: text(&keys["keys"][0]["id"]),
+        recurring: "ours".to_owned(),
+        worker: "ours".to_owned(),
+        ..Named::job(job)
+    }
+}
+
+/// How many of those are still there, as they were.
+async fn everything_lives(t: &TestProject, named: &Named) -> usize {
+    let paths = [
+        format!("/v1/workflows/{}", named.workflow),
+        format!("/v1/operations/{}", named.operation),
+        format!("/v1/keys/{}", named.key),
+        format!("/v1/recurring/{}", named.recurring),
+    ];
+    for path in &paths {
+        t.get(path).await.is(200);
+    }
+    let workers = t.get("/v1/workers").await.is(200);
+    let ours =
+        workers["workers"].as_array().expect("workers").iter().find(|it| it["worker_id"] == "ours");
+    assert!(ours.expect("the worker")["directive"].is_null());
+    paths.len() + 1
 }
 
 #[test]

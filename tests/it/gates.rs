@@ -163,7 +163,7 @@ async fn never_more_than(t: &TestProject, other_node: &TestProject, limit: i64, 
 const WATCH_RUNNING: &str = "
     create table most (n bigint);
     insert into most values (0);
-    create function watch() returns trigger language plpgsql as $$
+    create function watch() returns trigger language plpgsql security definer as $$
     begin
         update most set n = greatest(n, (select count(*) from jobs where state = 'processing'));
         return null;

@@ -48,6 +48,7 @@ pub fn people_limits() -> Vec<(&'static str, String)> {
             ),
         ),
         ("sign-up, login, reset and verification, an address", rate(accounts::CALLS_PER_ADDRESS)),
+        ("refreshes, an address", rate(accounts::REFRESHES_PER_ADDRESS)),
         ("sign-ups, an address", rate(accounts::SIGNUPS_PER_ADDRESS)),
         ("sign-ups and mails, an e-mail address", rate(accounts::MAILS_PER_EMAIL)),
         ("wrong passwords, an e-mail address from one address", rate(accounts::TRIES_PER_PAIR)),

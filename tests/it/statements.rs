@@ -34,7 +34,7 @@ fn a_connection_lost_in_the_middle_costs_a_retry_and_no_job() {
         t.database
             .execute(
                 "create sequence kills;
-                 create function kill() returns trigger language plpgsql as $$
+                 create function kill() returns trigger language plpgsql security definer as $$
                  begin
                      if nextval('kills') in (1, 3) then
                          perform pg_terminate_backend(pg_backend_pid());

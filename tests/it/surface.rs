@@ -60,8 +60,62 @@ impl Operation {
     }
 }
 
+/// What paths and bodies name.
+#[derive(Debug, Clone)]
+pub struct Named {
+    pub job: String,
+    pub workflow: String,
+    pub operation: String,
+    pub key: String,
+    pub account: String,
+    pub invitation: String,
+    pub session: String,
+    pub recurring: String,
+    pub worker: String,
+}
+
+impl Named {
+    /// This job, and otherwise things that are not there.
+    pub fn job(id: &str) -> Self {
+        Self {
+            job: id.to_owned(),
+            workflow: WorkflowId::generate().to_string(),
+            operation: OperationId::generate().to_string(),
+            key: KeyId::generate().to_string(),
+            account: AccountId::generate().to_string(),
+            invitation: InvitationId::generate().to_string(),
+            session: SessionId::generate().to_string(),
+            recurring: "r".to_owned(),
+            worker: "w".to_owned(),
+        }
+    }
+}
+
+impl Named {
+    /// What a path is answered with that names one of these, when it is not there.
+    pub fn missing_in(&self, path: &str) -> Option<&'static str> {
+        let codes = [
+            (&self.workflow, "workflow_not_found"),
+            (&self.operation, "operation_not_found"),
+            (&self.key, "key_not_found"),
+        ];
+        let by_id = codes.iter().find(|it| path.contains(it.0.as_str())).map(|it| it.1);
+        let by_name = [
+            (format!("/recurring/{}", self.recurring), "recurring_job_not_found"),
+            (format!("/workers/{}/", self.worker), "worker_not_found"),
+        ];
+        by_id.or(by_name.iter().find(|it| path.contains(&it.0)).map(|it| it.1))
+    }
+}
+
 /// Every operation, with the job `job_id` in those that name a job.
 pub fn operations(job_id: &str) -> Vec<Operation> {
+    operations_on(&Named::job(job_id))
+}
+
+/// Every operation, on these things.
+pub fn operations_on(named: &Named) -> Vec<Operation> {
+    let job_id = named.job.as_str();
     let mut operations = Vec::new();
     let paths = openapi::document()["paths"].as_object().expect("paths");
     for (path, methods) in paths {
@@ -88,7 +142,7 @@ pub fn operations(job_id: &str) -> Vec<Operation> {
             let role = roles.first().map(|it| Role::of_name(it).expect("a role"));
             operations.push(Operation {
                 method: method.to_uppercase().parse().expect("a method"),
-                path: fill(path, &id, job_id),
+                path: fill(path, &id, named),
                 body,
                 scopes,
                 role,
@@ -102,17 +156,17 @@ pub fn operations(job_id: &str) -> Vec<Operation> {
     operations
 }
 
-fn fill(path: &str, id: &str, job_id: &str) -> String {
+fn fill(path: &str, id: &str, named: &Named) -> String {
     let path = path
-        .replace("{job_id}", job_id)
-        .replace("{workflow_id}", &WorkflowId::generate().to_string())
-        .replace("{operation_id}", &OperationId::generate().to_string())
-        .replace("{key_id}", &KeyId::generate().to_string())
-        .replace("{account_id}", &AccountId::generate().to_string())
-        .replace("{invitation_id}", &InvitationId::generate().to_string())
-        .replace("{session_id}", &SessionId::generate().to_string())
-        .replace("{worker_id}", "w")
-        .replace("{recurring_id}", "r")
+        .replace("{job_id}", &named.job)
+        .replace("{workflow_id}", &named.workflow)
+        .replace("{operation_id}", &named.operation)
+        .replace("{key_id}", &named.key)
+        .replace("{account_id}", &named.account)
+        .replace("{invitation_id}", &named.invitation)
+        .replace("{session_id}", &named.session)
+        .replace("{worker_id}", &named.worker)
+        .replace("{recurring_id}", &named.recurring)
         .replace("{queue}", "default");
     if id == "projects_delete" { format!("{path}?confirm=no") } else { path }
 }

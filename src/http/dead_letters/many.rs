@@ -28,7 +28,6 @@ use crate::{
         operations::Operation,
         validate::Check,
     },
-    ids::ProjectId,
     store,
 };
 
@@ -116,27 +115,22 @@ pub async fn retry(
     Fingerprinted { request, fingerprint }: Fingerprinted<RetryManyRequest>,
 ) -> Result<Response, Error> {
     let key = idempotency::key(&headers, None)?;
-    let (running, project_id) = (app.clone(), caller.project_id);
-    let filter = serde_json::to_string(&request.filter.0).unwrap_or_default();
-    let answer =
-        idempotency::once(&app, &caller, key, &fingerprint, &request_id, async move |ids: Ids| {
-            let RetryManyRequest { filter: Object(filter), dry_run, max, rate_per_second } =
-                request;
-            let mut check = Check::default();
-            check_filter("filter.", &filter, &mut check);
-            if let Some(max) = max {
-                check.range("max", max, 1, limits::MAX_OPERATION_JOBS);
-            }
-            if let Some(rate) = rate_per_second {
-                check.range("rate_per_second", rate, 1, limits::MAX_OPERATION_RATE);
-            }
-            check.finish()?;
-            let what = What { kind: Kind::DeadLettersRetry, filter, max, rate_per_second };
-            begin(&running, project_id, ids, what, dry_run).await
-        })
-        .await?;
-    audit::note(&app, &caller, Deed::to("dead_letters.retried", filter)).await;
-    Ok(answer)
+    let (running, by) = (app.clone(), caller.clone());
+    idempotency::once(&app, &caller, key, &fingerprint, &request_id, async move |ids: Ids| {
+        let RetryManyRequest { filter: Object(filter), dry_run, max, rate_per_second } = request;
+        let mut check = Check::default();
+        check_filter("filter.", &filter, &mut check);
+        if let Some(max) = max {
+            check.range("max", max, 1, limits::MAX_OPERATION_JOBS);
+        }
+        if let Some(rate) = rate_per_second {
+            check.range("rate_per_second", rate, 1, limits::MAX_OPERATION_RATE);
+        }
+        check.finish()?;
+        let what = What { kind: Kind::DeadLettersRetry, filter, max, rate_per_second };
+        begin(&running, &by, ids, what, dry_run).await
+    })
+    .await
 }
 
 /// Purge dead letters.
@@ -167,27 +161,23 @@ pub async fn purge(
     Fingerprinted { request, fingerprint }: Fingerprinted<PurgeManyRequest>,
 ) -> Result<Response, Error> {
     let key = idempotency::key(&headers, None)?;
-    let (running, project_id) = (app.clone(), caller.project_id);
-    let filter = serde_json::to_string(&request.filter.0).unwrap_or_default();
-    let answer =
-        idempotency::once(&app, &caller, key, &fingerprint, &request_id, async move |ids: Ids| {
-            let PurgeManyRequest { filter: Object(filter), confirm, dry_run } = request;
-            let mut check = Check::default();
-            check_filter("filter.", &filter, &mut check);
-            if !dry_run && confirm.as_deref() != Some(CONFIRM_PURGE) {
-                check.refuse(
-                    "confirm",
-                    format!("must be \"{CONFIRM_PURGE}\": they are deleted for good"),
-                );
-            }
-            check.finish()?;
-            let kind = Kind::DeadLettersPurge;
-            let what = What { kind, filter, max: None, rate_per_second: None };
-            begin(&running, project_id, ids, what, dry_run).await
-        })
-        .await?;
-    audit::note(&app, &caller, Deed::to("dead_letters.purged", filter)).await;
-    Ok(answer)
+    let (running, by) = (app.clone(), caller.clone());
+    idempotency::once(&app, &caller, key, &fingerprint, &request_id, async move |ids: Ids| {
+        let PurgeManyRequest { filter: Object(filter), confirm, dry_run } = request;
+        let mut check = Check::default();
+        check_filter("filter.", &filter, &mut check);
+        if !dry_run && confirm.as_deref() != Some(CONFIRM_PURGE) {
+            check.refuse(
+                "confirm",
+                format!("must be \"{CONFIRM_PURGE}\": they are deleted for good"),
+            );
+        }
+        check.finish()?;
+        let kind = Kind::DeadLettersPurge;
+        let what = What { kind, filter, max: None, rate_per_second: None };
+        begin(&running, &by, ids, what, dry_run).await
+    })
+    .await
 }
 
 struct What {
@@ -199,12 +189,13 @@ struct What {
 
 async fn begin(
     app: &App,
-    project_id: ProjectId,
+    by: &Caller<Manage>,
     ids: Ids,
     what: What,
     dry_run: bool,
 ) -> Result<Answer, Error> {
-    let mut conn = app.engine.pools.read.acquire().await?;
+    let project_id = by.project_id;
+    let mut conn = app.engine.pools.read_for(project_id).await?;
     let (count, is_capped) =
         store::dead_letters::count(&mut conn, project_id, &what.filter).await?;
     drop(conn);
@@ -223,6 +214,12 @@ async fn begin(
         rate_per_second: what.rate_per_second,
     };
     let row = operations::begin(&app.engine, project_id, &new).await?;
+    let action = match what.kind {
+        Kind::DeadLettersPurge => "dead_letters.purged",
+        _ => "dead_letters.retried",
+    };
+    let after = serde_json::to_string(&new.filter).ok();
+    audit::note(app, by, Deed { after, ..Deed::to(action, row.id.to_string()) }).await;
     let location = Some(format!("/v1/operations/{}", row.id));
     let reply = ManyReply { count, is_capped, operation: Some(row.into()) };
     Answer::new(StatusCode::ACCEPTED, location, &reply)

@@ -207,7 +207,7 @@ pub(super) async fn store_all(
 }
 
 async fn find(app: &App, project_id: ProjectId, id: JobId) -> Result<Job, Error> {
-    let mut conn = app.engine.pools.read.acquire().await?;
+    let mut conn = app.engine.pools.read_for(project_id).await?;
     let row = store::jobs::find(&mut conn, project_id, id).await?;
     Job::read(row.ok_or(Error::JobNotFound)?)
 }

@@ -89,7 +89,7 @@ pub(super) async fn read(
     project_id: ProjectId,
     id: JobId,
 ) -> Result<(Vec<EventView>, StoredState), Error> {
-    let mut conn = app.engine.pools.read.acquire().await?;
+    let mut conn = app.engine.pools.read_for(project_id).await?;
     let row = store::jobs::find(&mut conn, project_id, id).await?.ok_or(Error::JobNotFound)?;
     let attempts = store::jobs::attempts(&mut conn, project_id, id).await?;
     // Ours come on top of those that workers may send.

@@ -123,7 +123,7 @@ pub async fn list(
     check.finish()?;
     let after = query.cursor.as_deref().map_or_else(|| Ok(beginning()), read_place)?;
     let key = JobKey { project_id: caller.project_id, id };
-    let mut conn = app.engine.pools.read.acquire().await?;
+    let mut conn = app.engine.pools.read_for(caller.project_id).await?;
     store::jobs::find(&mut conn, key.project_id, id).await?.ok_or(Error::JobNotFound)?;
     let one_more = i64::from(limit) + 1;
     let mut rows = store::logs::page(&mut conn, key, query.attempt, &after, one_more).await?;
@@ -201,7 +201,7 @@ pub async fn stream(
     headers: HeaderMap,
 ) -> Result<Response, Error> {
     let key = JobKey { project_id: caller.project_id, id };
-    let mut conn = app.engine.pools.read.acquire().await?;
+    let mut conn = app.engine.pools.read_for(caller.project_id).await?;
     store::jobs::find(&mut conn, key.project_id, id).await?.ok_or(Error::JobNotFound)?;
     drop(conn);
     let sent = streams::last_event_id(&headers).map(read_sent).unwrap_or_default();
@@ -243,7 +243,7 @@ async fn write(app: App, key: JobKey, mut sent: Sent, writer: Writer) -> Result<
 }
 
 async fn read_state(app: &App, key: JobKey) -> Result<StoredState, Error> {
-    let mut conn = app.engine.pools.read.acquire().await?;
+    let mut conn = app.engine.pools.read_for(key.project_id).await?;
     let row = store::jobs::find(&mut conn, key.project_id, key.id).await?;
     Ok(row.ok_or(Error::JobNotFound)?.state)
 }
@@ -258,7 +258,7 @@ async fn send_new(app: &App, key: JobKey, sent: &mut Sent, writer: &Writer) -> R
     }
     loop {
         let page = {
-            let conn = app.engine.pools.read.acquire().await;
+            let conn = app.engine.pools.read_for(key.project_id).await;
             let mut conn = conn.map_err(|_| Ended)?;
             store::logs::page(&mut conn, key, None, &after, limit).await.map_err(|_| Ended)?
         };

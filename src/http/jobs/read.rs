@@ -69,7 +69,7 @@ pub(in crate::http) async fn find(
     project_id: ProjectId,
     id: JobId,
 ) -> Result<Job, Error> {
-    let mut conn = app.engine.pools.read.acquire().await?;
+    let mut conn = app.engine.pools.read_for(project_id).await?;
     let row = store::jobs::find(&mut conn, project_id, id).await?;
     let row = row.ok_or(Error::JobNotFound)?;
     let attempts = store::jobs::attempts(&mut conn, project_id, id).await?;
@@ -166,7 +166,7 @@ pub async fn list(
         created_before: query.created_before,
     };
     let before = cursor.transpose()?.map(JobId);
-    let mut conn = app.engine.pools.read.acquire().await?;
+    let mut conn = app.engine.pools.read_for(caller.project_id).await?;
     let (rows, goes_on_below) =
         store::jobs::page(&mut conn, caller.project_id, &filter, before, page_jobs).await?;
     let failed = rows.iter().filter(|it| it.failures > 0);

@@ -67,7 +67,7 @@ pub async fn rotate(
     let mut check = Check::default();
     check.range("overlap_seconds", overlap, 0, MAX_KEY_OVERLAP_SECONDS);
     check.finish()?;
-    let mut conn = app.engine.pools.read.acquire().await?;
+    let mut conn = app.engine.pools.read_for(caller.project_id).await?;
     let mut tx = conn.begin().await?;
     let old = store::keys::lock(&mut tx, caller.project_id, id).await?;
     let old = old.filter(|it| it.is_live).ok_or(Error::KeyNotFound)?;
@@ -114,7 +114,7 @@ pub async fn revoke(
     State(app): State<App>,
     KeyInPath(id): KeyInPath,
 ) -> Result<StatusCode, Error> {
-    let mut conn = app.engine.pools.read.acquire().await?;
+    let mut conn = app.engine.pools.read_for(caller.project_id).await?;
     let mut tx = conn.begin().await?;
     let row = store::keys::lock(&mut tx, caller.project_id, id).await?;
     let row = row.ok_or(Error::KeyNotFound)?;
@@ -162,7 +162,7 @@ pub async fn report(
     if !key::is_well_formed(secret) {
         return Ok(StatusCode::NO_CONTENT);
     }
-    let mut conn = app.engine.pools.read.acquire().await?;
+    let mut conn = app.engine.pools.people.acquire().await?;
     let mut tx = conn.begin().await?;
     let Some(owner) = store::keys::find_by_secret(&mut tx, &key::hash(secret)).await? else {
         return Ok(StatusCode::NO_CONTENT);

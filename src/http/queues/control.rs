@@ -152,32 +152,29 @@ pub async fn purge(
     Fingerprinted { request, fingerprint }: Fingerprinted<PurgeRequest>,
 ) -> Result<Response, Error> {
     let key = idempotency::key(&headers, None)?;
-    let (running, project_id) = (app.clone(), caller.project_id);
-    let target = queue.clone();
-    let answer =
-        idempotency::once(&app, &caller, key, &fingerprint, &request_id, async move |ids: Ids| {
-            let mut check = Check::default();
-            check.name("queue", &queue, limits::MAX_QUEUE_CHARS);
-            if request.confirm != queue {
-                check.refuse("confirm", "must be the queue's name");
-            }
-            check.finish()?;
-            let counts = known(&running, project_id, &queue).await?.counts;
-            let new = NewOperation {
-                id: ids.operation(),
-                kind: Kind::QueuePurge,
-                filter: Filter { queue: Some(queue), ..Filter::default() },
-                expected: Some(counts.scheduled + counts.pending),
-                max_jobs: None,
-                rate_per_second: None,
-            };
-            let row = operations::begin(&running.engine, project_id, &new).await?;
-            let location = Some(format!("/v1/operations/{}", row.id));
-            Answer::new(StatusCode::ACCEPTED, location, &Operation::from(row))
-        })
-        .await?;
-    audit::note(&app, &caller, Deed::to("queue.purged", target)).await;
-    Ok(answer)
+    let (running, by) = (app.clone(), caller.clone());
+    idempotency::once(&app, &caller, key, &fingerprint, &request_id, async move |ids: Ids| {
+        let mut check = Check::default();
+        check.name("queue", &queue, limits::MAX_QUEUE_CHARS);
+        if request.confirm != queue {
+            check.refuse("confirm", "must be the queue's name");
+        }
+        check.finish()?;
+        let counts = known(&running, by.project_id, &queue).await?.counts;
+        let new = NewOperation {
+            id: ids.operation(),
+            kind: Kind::QueuePurge,
+            filter: Filter { queue: Some(queue.clone()), ..Filter::default() },
+            expected: Some(counts.scheduled + counts.pending),
+            max_jobs: None,
+            rate_per_second: None,
+        };
+        let row = operations::begin(&running.engine, by.project_id, &new).await?;
+        audit::note(&running, &by, Deed::to("queue.purged", queue)).await;
+        let location = Some(format!("/v1/operations/{}", row.id));
+        Answer::new(StatusCode::ACCEPTED, location, &Operation::from(row))
+    })
+    .await
 }
 
 async fn set_paused(

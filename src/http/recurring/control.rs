@@ -113,18 +113,15 @@ pub async fn run(
     BarePath(fingerprint): BarePath,
 ) -> Result<Response, Error> {
     let key = idempotency::key(&headers, None)?;
-    let (running, project_id) = (app.clone(), caller.project_id);
-    let target = id.clone();
-    let answer =
-        idempotency::once(&app, &caller, key, &fingerprint, &request_id, async move |ids: Ids| {
-            let job_id = fire::run_now(&running.engine, project_id, &id, ids.job(0)).await?;
-            let job = read::find(&running, project_id, job_id).await?;
-            let location = Some(format!("/v1/jobs/{}", job.id));
-            Answer::new(StatusCode::CREATED, location, &job)
-        })
-        .await?;
-    audit::note(&app, &caller, Deed::to("recurring.run", target)).await;
-    Ok(answer)
+    let (running, by) = (app.clone(), caller.clone());
+    idempotency::once(&app, &caller, key, &fingerprint, &request_id, async move |ids: Ids| {
+        let job_id = fire::run_now(&running.engine, by.project_id, &id, ids.job(0)).await?;
+        audit::note(&running, &by, Deed::to("recurring.run", id)).await;
+        let job = read::find(&running, by.project_id, job_id).await?;
+        let location = Some(format!("/v1/jobs/{}", job.id));
+        Answer::new(StatusCode::CREATED, location, &job)
+    })
+    .await
 }
 
 /// Which ticks to list.
@@ -213,7 +210,7 @@ pub async fn fires(
     let list = List(project_id, "fires");
     let before = query.cursor.as_deref().map(|it| cursor::read_place(&app, list, it));
     let before = before.transpose()?.map(|it| it.died_at);
-    let mut conn = app.engine.pools.read.acquire().await?;
+    let mut conn = app.engine.pools.read_for(project_id).await?;
     let one_more = i64::from(limit) + 1;
     let mut rows = store::schedules::fires(&mut conn, project_id, &id, before, one_more).await?;
     drop(conn);

@@ -42,8 +42,8 @@ pub const TENANT_TABLES: &[&str] = &[
 ];
 
 /// A project is left alone for so many seconds after it was deleted: whoever had read its keys just before may
-/// still write. The statement carries the same number as a literal.
-pub const PURGE_DELAY_SECONDS: u32 = 60;
+/// still write.
+const PURGE_DELAY_SECONDS: f64 = 60.0;
 
 /// A project that was deleted, if there is one; locked, so that nodes do not work on one together.
 ///
@@ -54,17 +54,19 @@ pub async fn deleted_project(conn: &mut PgConnection) -> sqlx::Result<Option<Pro
         r#"
         select id "id: ProjectId"
         from projects
-        where deleted_at < now() - interval '60 s'
+        where deleted_at < now() - make_interval(secs => $1)
         order by deleted_at
         limit 1
         for update skip locked
         "#,
+        PURGE_DELAY_SECONDS,
     )
     .fetch_optional(conn)
     .await
 }
 
-/// Deletes some rows of a project from one of [`TENANT_TABLES`], and says how many.
+/// Deletes some rows of a project from one of [`TENANT_TABLES`], and says how many. Waits for rows that are locked:
+/// none that is there may be taken for gone.
 ///
 /// # Errors
 /// Only those of the store.
@@ -76,7 +78,6 @@ pub async fn delete_rows(
     let statement = sqlx::AssertSqlSafe(format!(
         "delete from {table} where ctid = any(array(
             select ctid from {table} where project_id = {} limit {MAX_PURGED_ROWS}
-            for update skip locked
          ))",
         project_id.0
     ));

@@ -165,6 +165,7 @@ async fn template(url: &str) -> String {
     for file in files {
         hash.update(fs::read(file).expect("a migration"));
     }
+    hash.update(include_str!("../../../ops/roles.sql"));
     let hash: String = hash.finalize().iter().take(8).map(|it| format!("{it:02x}")).collect();
     let name = format!("template_{hash}");
     let mut conn = connect(url, "postgres").await;
@@ -176,6 +177,12 @@ async fn template(url: &str) -> String {
             conn.execute(sqlx::raw_sql(sqlx::AssertSqlSafe(sql))).await.expect("it runs");
         }
         pools::migrate(&url.replace("{}", &half)).await.expect("the migrations run");
+        let roles = include_str!("../../../ops/roles.sql");
+        let mut owner = connect(url, &half).await;
+        owner.execute(sqlx::raw_sql(roles)).await.expect("the roles are made");
+        let login = sqlx::raw_sql("alter role fencepost_node login");
+        owner.execute(login).await.expect("nodes may log in");
+        owner.close().await.expect("the connection closes");
         let rename = format!("alter database {half} rename to {name}");
         conn.execute(sqlx::raw_sql(sqlx::AssertSqlSafe(rename))).await.expect("it is renamed");
     }

@@ -34,6 +34,10 @@ pub struct Stage {
     pub linger: Duration,
     /// Connections of one address.
     pub connections: u32,
+    /// Whether it believes this machine about whom it speaks for.
+    pub trusts_proxy: bool,
+    /// Whether its pools have the roles of ops/roles.sql.
+    pub roles: bool,
 }
 
 impl Default for Stage {
@@ -46,6 +50,8 @@ impl Default for Stage {
             default_plan: "free".to_owned(),
             linger: Duration::ZERO,
             connections: 20_000,
+            trusts_proxy: true,
+            roles: true,
         }
     }
 }
@@ -82,8 +88,11 @@ impl TestServer {
         let node = Node {
             api,
             operator: None,
-            database_url: database.url.clone(),
-            pools: PoolArgs::default(),
+            database_url: match stage.roles {
+                true => database.url.replace("//fencepost@", "//fencepost_node@"),
+                false => database.url.clone(),
+            },
+            pools: PoolArgs { database_roles: stage.roles, ..PoolArgs::default() },
             redis_url: stage.redis_url.map(SecretString::from),
             redis_budget: stage.redis_budget,
             people: People {
@@ -95,7 +104,11 @@ impl TestServer {
             },
             connections: ConnectionLimits {
                 per_address: stage.connections,
-                trusted_proxies: vec!["127.0.0.1".parse().expect("an address")],
+                trusted_proxies: stage
+                    .trusts_proxy
+                    .then(|| "127.0.0.1".parse().expect("an address"))
+                    .into_iter()
+                    .collect(),
             },
             linger: stage.linger,
         };

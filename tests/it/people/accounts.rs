@@ -363,7 +363,7 @@ fn a_login_takes_as_long_for_an_unknown_address() {
         let bus = Bus::new(None, uuid::Uuid::nil(), DEFAULT_BUDGET).expect("a bus");
         let (mailer, _mails) = mpsc::unbounded_channel();
         let accounts = Accounts {
-            pool: pools.read.clone(),
+            pool: pools.people.clone(),
             limiter: Limiter::new(bus),
             passwords: Passwords::default(),
             tokens: Tokens::default(),

@@ -1,0 +1,100 @@
+-- Least privilege: what each kind of work may do in the database. Run it as the owner of the database after each
+-- `fencepost migrate` (it can be run again at any time), and start nodes with --database-roles.
+--
+--   psql "$OWNERS_URL" -v ON_ERROR_STOP=1 -f ops/roles.sql
+--   psql "$OWNERS_URL" -c "alter role fencepost_node login password '…'"
+--
+-- Nodes log in as fencepost_node, which may do nothing itself; each of their pools takes one of the roles below. The
+-- owner's own login is for migrations and for the commands of operators only.
+
+do $$
+declare
+    wanted text;
+begin
+    foreach wanted in array array[
+        'fencepost_hot', 'fencepost_console', 'fencepost_people', 'fencepost_maint',
+        'fencepost_metrics', 'fencepost_node'
+    ] loop
+        if not exists (select from pg_roles where rolname = wanted) then
+            execute format('create role %I noinherit', wanted);
+        end if;
+    end loop;
+end
+$$;
+
+grant fencepost_hot, fencepost_console, fencepost_people, fencepost_maint to fencepost_node;
+revoke create on schema public from public;
+grant usage on schema public
+    to fencepost_hot, fencepost_console, fencepost_people, fencepost_maint, fencepost_metrics, fencepost_node;
+
+revoke all on all tables in schema public
+    from fencepost_hot, fencepost_console, fencepost_people, fencepost_maint, fencepost_metrics;
+
+-- Every table with rows of projects.
+create or replace function pg_temp.tenant_tables() returns setof text language sql as $$
+    select c.table_name::text
+    from information_schema.columns c
+    join information_schema.tables t using (table_schema, table_name)
+    where c.table_schema = 'public' and c.column_name = 'project_id' and t.table_type = 'BASE TABLE'
+$$;
+
+do $$
+declare
+    it text;
+begin
+    for it in select pg_temp.tenant_tables() loop
+        -- The owner is not bound by it; each role below is.
+        execute format('alter table %I enable row level security', it);
+        execute format('drop policy if exists of_everybody on %I', it);
+        execute format('drop policy if exists of_one_project on %I', it);
+        -- The hot path, the loops and the people carry the project in every statement, and work for many at once.
+        execute format(
+            'create policy of_everybody on %I to fencepost_hot, fencepost_maint, fencepost_people using (true)', it
+        );
+        -- Without a project that was set there are no rows.
+        execute format(
+            'create policy of_one_project on %I to fencepost_console
+             using (project_id = (select nullif(current_setting(''app.project_id'', true), '''')::int))', it
+        );
+        if it = 'audit_log' then
+            -- Added to, and forgotten when old: never changed.
+            execute format('grant select, insert on %I to fencepost_console, fencepost_people', it);
+            execute format('grant select, insert, delete on %I to fencepost_maint', it);
+        elsif it in ('members', 'invitations', 'api_keys') then
+            execute format(
+                'grant select, insert, update, delete on %I to fencepost_console, fencepost_people, fencepost_maint', it
+            );
+        else
+            execute format(
+                'grant select, insert, update, delete on %I to fencepost_hot, fencepost_console, fencepost_maint', it
+            );
+        end if;
+    end loop;
+end
+$$;
+
+alter table projects enable row level security;
+drop policy if exists of_everybody on projects;
+drop policy if exists of_one_project on projects;
+create policy of_everybody on projects to fencepost_hot, fencepost_maint, fencepost_people using (true);
+create policy of_one_project on projects to fencepost_console
+using (id = (select nullif(current_setting('app.project_id', true), '')::int));
+
+-- What belongs to no project.
+grant select on projects, instance, _sqlx_migrations
+    to fencepost_hot, fencepost_console, fencepost_people, fencepost_maint;
+grant insert, update on projects to fencepost_people;
+grant update, delete on projects to fencepost_maint;
+grant select, insert, update, delete on accounts, sessions, refresh_tokens, mail_tokens, signing_keys, nodes
+    to fencepost_people;
+grant select, insert, update, delete on sessions, refresh_tokens, mail_tokens, nodes to fencepost_maint;
+-- The list of members shows their addresses.
+grant select (id, email) on accounts to fencepost_console;
+grant select, insert, update on reaper_state to fencepost_maint;
+grant usage on all sequences in schema public to fencepost_people, fencepost_hot, fencepost_console, fencepost_maint;
+
+-- For an exporter: how large things are, and how the database does; no rows of anybody.
+grant pg_monitor to fencepost_metrics;
+
+alter role fencepost_node set statement_timeout = '60s';
+alter role fencepost_node set idle_in_transaction_session_timeout = '5s';

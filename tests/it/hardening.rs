@@ -1,0 +1,223 @@
+//! What strangers on the network meet: headers, bounds on connections, logs that tell no secrets; and what tells an
+//! operator that something is wrong.
+
+use std::{
+    io::{Read, Write},
+    net::TcpStream,
+    process::{Command, Stdio},
+    time::Duration,
+};
+
+use serde_json::{Value, json};
+
+use crate::{
+    harness::{
+        Reply, Stage, TestProject, TestServer, fresh_database, limited, redis_url, run, run_for,
+    },
+    people::{PASSWORD, post_from},
+};
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_fencepost");
+
+#[test]
+fn every_answer_tells_browsers_to_keep_their_hands_off() {
+    run(async |t| {
+        let get = async |path: &str| {
+            let request = t.client.get(format!("{}{path}", t.url)).bearer_auth(&t.api_key);
+            Reply::of(request.send().await.expect("an answer")).await
+        };
+        for path in ["/v1/jobs", "/v1/nowhere", "/livez", "/openapi.json", "/docs/", "/docs/errors"]
+        {
+            let headers = get(path).await.headers;
+            let value = |name: &str| {
+                headers.get(name).and_then(|it| it.to_str().ok()).unwrap_or("").to_owned()
+            };
+            assert_eq!(value("x-content-type-options"), "nosniff", "{path}");
+            assert_eq!(value("referrer-policy"), "no-referrer", "{path}");
+            assert_eq!(value("strict-transport-security"), "max-age=31536000", "{path}");
+            assert_eq!(value("cross-origin-opener-policy"), "same-origin", "{path}");
+            assert!(value("content-security-policy").contains("frame-ancestors 'none'"), "{path}");
+            assert!(
+                headers.get("server").is_none()
+                    && headers.get("access-control-allow-origin").is_none()
+            );
+            let is_page = path.starts_with("/docs");
+            assert_eq!(
+                value("content-security-policy").starts_with("default-src 'none'"),
+                !is_page,
+                "{path}"
+            );
+            assert!(is_page || value("cache-control") == "no-store", "{path}");
+        }
+    });
+}
+
+#[test]
+fn one_address_has_so_many_connections_and_no_more() {
+    limited(async {
+        const MAX: u32 = 5;
+        let stage = Stage { connections: MAX, trusts_proxy: false, ..Stage::default() };
+        let server = TestServer::start_as(fresh_database().await, stage).await;
+        let address = server.url.trim_start_matches("http://").to_owned();
+        let talk = async || {
+            let address = address.clone();
+            let talked = tokio::task::spawn_blocking(move || {
+                let mut stream = TcpStream::connect(address).expect("a connection");
+                stream.set_read_timeout(Some(Duration::from_secs(10))).expect("a timeout");
+                let _ = stream.write_all(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n");
+                let mut answer = [0; 12];
+                let is_answered = stream.read(&mut answer).is_ok_and(|it| it > 0);
+                (stream, is_answered)
+            });
+            talked.await.expect("no panic")
+        };
+        let mut open = Vec::new();
+        for _ in 0..MAX {
+            let (stream, is_answered) = talk().await;
+            assert!(is_answered);
+            open.push(stream);
+        }
+        assert!(!talk().await.1, "one too many");
+        drop(open.pop());
+        // The server notices that the connection is closed.
+        while !talk().await.1 {}
+        drop(open);
+        server.stop().await;
+    });
+}
+
+/// A node in a process of its own that says everything it has to say, until it is told to stop.
+struct Talkative {
+    child: std::process::Child,
+    url: String,
+}
+
+async fn talkative(database_url: &str) -> Talkative {
+    let free = std::net::TcpListener::bind("127.0.0.1:0")
+        .expect("a port")
+        .local_addr()
+        .expect("an address");
+    let child = Command::new(PROGRAM)
+        .args(["serve", "--listen", &free.to_string(), "--metrics-listen", "127.0.0.1:0"])
+        .args(["--log", "trace,sqlx=trace", "--signup", "open", "--linger-seconds", "0"])
+        .env("FENCEPOST_DATABASE_URL", database_url)
+        .env("FENCEPOST_REDIS_URL", redis_url())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("it starts");
+    let url = format!("http://{free}");
+    while reqwest::get(format!("{url}/readyz")).await.map_or(true, |it| it.status() != 200) {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    Talkative { child, url }
+}
+
+#[test]
+fn no_log_tells_a_secret_however_talkative_it_is() {
+    run_for(Duration::from_secs(120), async {
+        let database = fresh_database().await;
+        let mut node = talkative(&database.url).await;
+        // Read it all the while: a full pipe would hold the node up.
+        let mut pipe = node.child.stderr.take().expect("a pipe");
+        let reading = std::thread::spawn(move || {
+            let mut text = String::new();
+            pipe.read_to_string(&mut text).expect("text");
+            text
+        });
+        let t = TestProject {
+            url: node.url.clone(),
+            id: String::new(),
+            api_key: String::new(),
+            database: database.clone(),
+            client: reqwest::Client::new(),
+            stopping: tokio_util::sync::CancellationToken::new(),
+        };
+        let mut secrets = vec![PASSWORD.to_owned()];
+        let body = json!({"email": "canary-mail@example.com", "password": PASSWORD});
+        let made = post_from(&t, "/v1/auth/signup", body.clone(), "192.0.2.77").await.is(201);
+        let session = post_from(&t, "/v1/auth/login", body, "192.0.2.77").await.is(200);
+        let text = |it: &Value| it.as_str().expect("a text").to_owned();
+        let (access, refresh) = (text(&session["access_token"]), text(&session["refresh_token"]));
+        let refreshed =
+            post_from(&t, "/v1/auth/refresh", json!({"refresh_token": refresh}), "192.0.2.77")
+                .await
+                .is(200);
+        secrets.extend([
+            access.clone(),
+            refresh,
+            text(&refreshed["access_token"]),
+            text(&refreshed["refresh_token"]),
+        ]);
+        let wrong =
+            json!({"email": "canary-mail@example.com", "password": "canary-wrong-password"});
+        post_from(&t, "/v1/auth/login", wrong, "192.0.2.78")
+            .await
+            .is_error(401, "invalid_credentials");
+        let t = TestProject { api_key: text(&made["api_key"]["secret"]), ..t };
+        secrets.push(t.api_key.clone());
+        let key = t.post("/v1/keys", json!({"name": "k"})).await.is(201);
+        secrets.push(text(&key["secret"]));
+        t.post("/v1/keys/report", json!({"key": key["secret"]})).await.is_empty(204);
+        t.enqueue(json!({"payload": {"card": "canary-payload"}, "tags": {"a": "b"}})).await;
+        t.post(
+            "/v1/jobs",
+            json!({"job_type": "t", "payload": "canary-refused", "nonsense": "canary-field"}),
+        )
+        .await
+        .refuses("nonsense");
+        let job = t.lease("w").await;
+        t.ack_with(&job, "w", "succeeded", json!({"result": "canary-result"})).await.is(200);
+        t.enqueue(json!({"payload": 1, "max_attempts": 1})).await;
+        let job = t.lease("w").await;
+        let error = json!({"error": {"message": "canary-error", "stack_trace": "canary-stack"}});
+        t.ack_with(&job, "w", "failed", error).await.is(200);
+        let bad = t.client.get(format!("{}/v1/jobs", t.url)).header("x-api-key", "canary-bad-key");
+        Reply::of(bad.send().await.expect("an answer")).await.is_error(401, "unauthorized");
+        Command::new("kill").arg(node.child.id().to_string()).status().expect("kill runs");
+        node.child.wait().expect("it ends");
+        tells_none_of(&reading.join().expect("no panic"), &secrets);
+    });
+}
+
+fn tells_none_of(log: &str, secrets: &[String]) {
+    assert!(log.len() > 10_000, "it was talkative: {} bytes", log.len());
+    for secret in secrets {
+        assert!(!log.contains(secret), "{secret} is in the log");
+    }
+    let canary = log.lines().find(|it| it.contains("canary"));
+    assert_eq!(canary, None);
+}
+
+fn check(environment: &[(&str, &str)]) -> (bool, String) {
+    let done = Command::new(PROGRAM)
+        .args(["check", "--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0"])
+        .env_remove("DATABASE_URL")
+        .envs(environment.iter().copied())
+        .output()
+        .expect("it runs");
+    (done.status.success(), String::from_utf8_lossy(&done.stdout).into_owned())
+}
+
+#[test]
+fn check_says_what_is_wrong_and_how_to_mend_it() {
+    limited(async {
+        let database = fresh_database().await;
+        let redis = redis_url();
+        let database_url = ("FENCEPOST_DATABASE_URL", database.url.as_str());
+        // The tests' PostgreSQL is quick because it is not safe: that is found.
+        let (_, told) = check(&[database_url, ("FENCEPOST_REDIS_URL", &redis)]);
+        assert!(told.contains("ok       database  PostgreSQL 1"), "{told}");
+        assert!(told.contains("ok       redis"), "{told}");
+        assert!(told.contains("ok       schema"), "{told}");
+        assert!(told.contains("WRONG    database  fsync=off loses acknowledged jobs"), "{told}");
+        assert!(told.contains("warning  mail"), "{told}");
+        let (is_good, told) = check(&[]);
+        assert!(!is_good && told.contains("WRONG    database  no database"), "{told}");
+        let (is_good, told) =
+            check(&[database_url, ("FENCEPOST_REDIS_URL", "redis://user:canary@127.0.0.1:1")]);
+        assert!(!is_good && told.contains("WRONG    redis"), "{told}");
+        assert!(!told.contains("canary"), "{told}");
+        let (is_good, told) = check(&[database_url, ("FENCEPOST_DEFAULT_PLAN", "gold")]);
+        assert!(!is_good && told.contains("there is no plan `gold`"), "{told}");
+    });
+}

@@ -177,18 +177,23 @@ pub async fn batch(target: &Target, queue: &str, jobs: usize) -> anyhow::Result<
     })
 }
 
-/// Milliseconds from sending an enqueue to a parked worker's having the job: the median and the
-/// 99th percentile, at low load.
+/// Milliseconds from sending an enqueue to `target` to its being had by a worker that is parked at `there`: the median and
+/// the 99th percentile, at low load.
 ///
 /// # Errors
 /// When the server refuses a request.
-pub async fn pickup(target: &Target, queue: &str, time: Duration) -> anyhow::Result<(f64, f64)> {
+pub async fn pickup(
+    target: &Target,
+    there: &Target,
+    queue: &str,
+    time: Duration,
+) -> anyhow::Result<(f64, f64)> {
     let epoch = Instant::now();
     let (times, mut picked) = tokio::sync::mpsc::unbounded_channel();
     let stop = Arc::new(std::sync::atomic::AtomicBool::new(false));
     let mut running = JoinSet::new();
     for worker in 0..PICKUP_WORKERS {
-        let (target, queue) = (target.clone(), queue.to_owned());
+        let (target, queue) = (there.clone(), queue.to_owned());
         let (stop, times) = (Arc::clone(&stop), times.clone());
         running.spawn(async move {
             let mut client = Client::connect(&target).await?;

@@ -2,6 +2,7 @@
 
 mod client;
 mod load;
+mod nodes;
 mod operator;
 mod process;
 
@@ -72,6 +73,10 @@ pub struct BenchArgs {
     #[arg(long, value_name = "JOBS", conflicts_with_all = ["only", "url", "noisy_neighbour"])]
     operator: Option<u64>,
 
+    /// Instead: how fast a poll that is parked on another node gets a job, with Redis and without
+    #[arg(long, conflicts_with_all = ["only", "url", "noisy_neighbour", "operator"])]
+    nodes: bool,
+
     /// Only the measures whose name contains this
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
@@ -104,11 +109,13 @@ pub async fn run(args: BenchArgs) -> anyhow::Result<()> {
         (None, None) => Some(OwnServer::start()?),
         _ => None,
     };
+    let mut redis_url = None;
     let (url, api_key, watched) = match (args.url, args.api_key) {
         (Some(url), Some(api_key)) => (url, api_key, None),
         _ => {
             let data_dir = own.as_ref().map(|it| it.dir.clone()).or(args.data_dir);
             let ready = Ready::of_running(data_dir)?;
+            redis_url = ready.redis_url;
             let watched = Watched { server_pid: ready.pid, database_url: ready.database_url };
             (ready.url, ready.api_key, Some(watched))
         }
@@ -124,6 +131,7 @@ pub async fn run(args: BenchArgs) -> anyhow::Result<()> {
         run: Uuid::now_v7(),
     };
     let measures = match (&bench.watched, args.noisy_neighbour, args.operator) {
+        (Some(watched), ..) if args.nodes => bench.elsewhere(watched, redis_url.as_deref()).await?,
         (Some(watched), true, _) => bench.beside_a_neighbour(watched).await?,
         (Some(watched), _, Some(jobs)) => bench.operate(watched, jobs).await?,
         _ => bench.measure().await?,
@@ -193,7 +201,7 @@ impl Bench {
         }
         if self.wants("pickup") {
             let queue = self.queue("pickup");
-            let (p50, p99) = load::pickup(&self.target, &queue, self.time).await?;
+            let (p50, p99) = load::pickup(&self.target, &self.target, &queue, self.time).await?;
             measures.push(plain("pickup p50", p50, "ms"));
             measures.push(plain("pickup p99", p99, "ms"));
         }
@@ -206,7 +214,8 @@ impl Bench {
             authority: self.target.authority.clone(),
             api_key: self.neighbours_key(&watched.database_url).await?,
         };
-        let pickup = async |name| load::pickup(&self.target, &self.queue(name), self.time).await;
+        let target = &self.target;
+        let pickup = async |name| load::pickup(target, target, &self.queue(name), self.time).await;
         let alone = pickup("alone").await?;
         load::fill(&neighbour, &self.queue("backlog"), NEIGHBOUR_JOBS).await?;
         let backlog = pickup("beside-backlog").await?;
@@ -222,6 +231,24 @@ impl Bench {
             plain("beside 1,000 parked polls, p99", beside_polls.1, "ms"),
             plain("p99 beside jobs, to p99 alone", backlog.1 / alone.1, "times"),
             plain("p99 beside polls, to p99 alone", beside_polls.1 / alone.1, "times"),
+        ])
+    }
+
+    /// The pickup of jobs that are stored on another node.
+    async fn elsewhere(
+        &self,
+        watched: &Watched,
+        redis_url: Option<&str>,
+    ) -> anyhow::Result<Vec<Measure>> {
+        let (key, queue) = (&self.target.api_key, self.queue("elsewhere"));
+        let database_url = &watched.database_url;
+        let [with, without] =
+            nodes::pickups(database_url, redis_url, key, &queue, self.time).await?;
+        Ok(vec![
+            plain("pickup on another node, p50", with.0, "ms"),
+            plain("pickup on another node, p99", with.1, "ms"),
+            plain("the same without Redis, p50", without.0, "ms"),
+            plain("the same without Redis, p99", without.1, "ms"),
         ])
     }
 

@@ -42,6 +42,9 @@ pub struct Ready {
     pub pid: u32,
     /// For this machine's own commands.
     pub database_url: String,
+    /// The same.
+    #[serde(default)]
+    pub redis_url: Option<String>,
 }
 
 impl Ready {

@@ -88,6 +88,11 @@ pub async fn run(args: DevArgs, stop: CancellationToken) -> anyhow::Result<()> {
     let (project, api_key) = demo_project(&database_url, &folder).await?;
     let redis = start_redis(&args)?;
 
+    let redis_url = match &redis {
+        Some(redis) => Some(SecretString::from(redis.url())),
+        None if args.no_redis => None,
+        None => args.node.redis.url()?,
+    };
     let ready = Ready {
         url: format!("http://{}", api.local_addr()?),
         metrics_url: format!("http://{}/metrics", operator.local_addr()?),
@@ -95,11 +100,7 @@ pub async fn run(args: DevArgs, stop: CancellationToken) -> anyhow::Result<()> {
         project_id: project.public_id.to_string(),
         pid: std::process::id(),
         database_url: database_url.clone(),
-    };
-    let redis_url = match &redis {
-        Some(redis) => Some(SecretString::from(redis.url())),
-        None if args.no_redis => None,
-        None => args.node.redis.url()?,
+        redis_url: redis.as_ref().map(Redis::url),
     };
     let node = Node {
         api,

@@ -149,7 +149,7 @@ pub struct AccountExport {
     /// Projects that it is a member of.
     pub projects: Vec<Project>,
     /// What it has done in them, the newest 1,000 of each.
-    pub deeds: Vec<AuditEntry>,
+    pub audit_entries: Vec<AuditEntry>,
 }
 
 /// Export your account.
@@ -166,16 +166,16 @@ pub async fn export(person: Person, State(app): State<App>) -> Result<Reply<Acco
     let rows = sessions::list(&mut conn, id, MAX_SHOWN_SESSIONS).await?;
     let sessions = rows.into_iter().map(|it| Session::of(it, person)).collect();
     let mine = AuditFilter { actor_id: Some(id.to_string()), ..AuditFilter::default() };
-    let mut deeds = Vec::new();
+    let mut audit_entries = Vec::new();
     for it in &memberships {
         let rows =
             store::audit::page(&mut conn, it.project_id, &mine, None, MAX_EXPORTED_DEEDS).await?;
         for row in rows {
-            deeds.push(AuditEntry::of(row)?);
+            audit_entries.push(AuditEntry::of(row)?);
         }
     }
     let projects = memberships.into_iter().map(Project::from).collect();
-    Ok(Reply(AccountExport { account, sessions, projects, deeds }))
+    Ok(Reply(AccountExport { account, sessions, projects, audit_entries }))
 }
 
 /// The end of an account.

@@ -186,7 +186,8 @@ pub fn docs() -> SwaggerUi {
 }
 
 /// The pages that the server itself has: every error's `docs_url` leads to one of them.
-const PAGES: [(&str, &str); 6] = [
+const PAGES: [(&str, &str); 7] = [
+    ("accounts", include_str!("../../docs/accounts.md")),
     ("errors", include_str!("../../docs/errors.md")),
     ("guarantees", include_str!("../../docs/guarantees.md")),
     ("limits", include_str!("../../docs/limits.md")),

@@ -271,7 +271,7 @@ fn a_deleted_account_leaves_nothing_and_a_project_keeps_an_owner() {
         bob.post("/v1/invitations/accept", accept).await.is(200);
         let export = ada.get("/v1/me/export").await.is(200);
         assert_eq!(export["account"]["email"], "ada@example.com");
-        assert!(export["deeds"].to_string().contains("invitation.created"));
+        assert!(export["audit_entries"].to_string().contains("invitation.created"));
         let delete = json!({"password": PASSWORD});
         ada.post("/v1/me/delete", delete.clone()).await.is_error(409, "cannot_remove_owner");
         bob.delete(&format!("/v1/projects/{slug}/members/{}", bob.account_id)).await.is_empty(204);

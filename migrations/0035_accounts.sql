@@ -98,7 +98,7 @@ $$;
 create trigger audit_log_is_append_only before update on audit_log
 for each statement execute function refuse_change();
 
--- Sign access tokens. Two are known at a time, so that one can take over from the other.
+-- Sign access tokens. Several are known at a time, so that one can take over from the other.
 create table signing_keys (
     id uuid primary key,
     secret bytea not null check (octet_length(secret) >= 32),

@@ -93,6 +93,15 @@ grant select (id, email) on accounts to fencepost_console;
 grant select, insert, update on reaper_state to fencepost_maint;
 grant usage on all sequences in schema public to fencepost_people, fencepost_hot, fencepost_console, fencepost_maint;
 
+-- The loops vacuum the hot tables: from PostgreSQL 17 on that can be given. Before, autovacuum does it alone.
+do $$
+begin
+    if current_setting('server_version_num')::int >= 170000 then
+        execute 'grant maintain on jobs, job_bodies to fencepost_maint';
+    end if;
+end
+$$;
+
 -- For an exporter: how large things are, and how the database does; no rows of anybody.
 grant pg_monitor to fencepost_metrics;
 

@@ -96,7 +96,9 @@ pub enum Forget {
     Key(SecretHash),
     /// A session.
     Session(SessionId),
-    /// What was remembered of all keys and members: a project, a plan or a role has changed.
+    /// What was remembered of members: a role has changed.
+    Members,
+    /// What was remembered of all keys and members: a project or a plan has changed.
     Everybody,
 }
 
@@ -108,6 +110,7 @@ impl Forget {
                 format!("key {hex}")
             }
             Self::Session(id) => format!("session {id}"),
+            Self::Members => "members .".to_owned(),
             Self::Everybody => "everybody".to_owned(),
         }
     }
@@ -117,6 +120,7 @@ impl Forget {
         let read = match text.split_once(' ') {
             Some(("key", hex)) => read_hash(hex).map(Self::Key),
             Some(("session", id)) => id.parse().ok().map(Self::Session),
+            Some(("members", _)) => Some(Self::Members),
             _ => None,
         };
         read.unwrap_or(Self::Everybody)
@@ -179,6 +183,18 @@ impl App {
         KeyGrant { owner, scopes, limits }
     }
 
+    /// Whether this key would have to be looked up.
+    #[must_use]
+    pub fn is_new_key(&self, hash: &SecretHash) -> bool {
+        !self.keys.contains_key(hash)
+    }
+
+    /// Whether this membership would have to be looked up.
+    #[must_use]
+    pub fn is_new_member(&self, account_id: AccountId, project: &str) -> bool {
+        !self.members.contains_key(&(account_id, project.to_owned()))
+    }
+
     /// Whether a session goes on, as of at most [`KEY_CACHE_TTL`] ago.
     ///
     /// # Errors
@@ -231,6 +247,7 @@ impl App {
             Forget::Key(hash) => self.keys.invalidate(&hash).await,
             // There are few sessions, and it is not known whose it is: all are asked for again.
             Forget::Session(_) => self.sessions.invalidate_all(),
+            Forget::Members => self.members.invalidate_all(),
             Forget::Everybody => {
                 self.keys.invalidate_all();
                 self.members.invalidate_all();
@@ -326,7 +343,9 @@ mod tests {
     #[test]
     fn what_is_told_reads_back_and_what_cannot_be_read_is_taken_for_the_most() {
         let session = SessionId::generate();
-        for forget in [Forget::Key([7; 32]), Forget::Session(session), Forget::Everybody] {
+        for forget in
+            [Forget::Key([7; 32]), Forget::Session(session), Forget::Members, Forget::Everybody]
+        {
             assert_eq!(Forget::read(&forget.text()), forget);
         }
         for junk in ["", "key", "key zz", "key 00", "session x", "something else"] {

@@ -19,12 +19,17 @@ use metrics::counter;
 use moka::sync::Cache;
 use redis::Script;
 
-use crate::{bus::Bus, telemetry};
+use crate::{
+    bus::{BREAK, Bus},
+    telemetry,
+};
 
 /// Limits of its own that one node remembers while Redis is away.
 const MAX_LOCAL_LIMITS: u64 = 100_000;
+/// How often it is tried to give a place back; then it is free after its life.
+const MAX_LEAVE_TRIES: u32 = 5;
 /// A limit that nobody has met for so long has recovered whatever it was.
-const LOCAL_KEEP: Duration = Duration::from_secs(3_600);
+const LOCAL_KEEP: Duration = Duration::from_secs(86_400);
 
 /// So many calls in a window; all of them may come at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -234,6 +239,13 @@ impl Limiter {
         }
     }
 
+    /// Counts something on this node alone. Answers with the pause, in seconds, when it is too much.
+    #[must_use]
+    pub fn count_here(&self, name: String, rate: Rate) -> Option<u32> {
+        let charge = Charge { name, rate, overdraft_windows: 0 };
+        self.use_local(&charge, rate).1.map(whole_seconds)
+    }
+
     /// Gives places back.
     pub async fn leave(&self, places: &[Places]) {
         let Some(first) = places.first() else { return };
@@ -242,7 +254,14 @@ impl Limiter {
             script.key(self.bus.name(&place.name));
         }
         script.arg(&first.token);
-        let _: Option<i64> = self.bus.invoke(&script).await;
+        // Redis may be away for a moment: places that nobody gives back would be missed.
+        for _ in 0..MAX_LEAVE_TRIES {
+            let left: Option<i64> = self.bus.invoke(&script).await;
+            if left.is_some() || !self.bus.has_redis() {
+                return;
+            }
+            tokio::time::sleep(BREAK).await;
+        }
     }
 
     /// Forgets what was counted against a limit.

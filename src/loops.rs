@@ -10,6 +10,7 @@ use metrics::{counter, histogram};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
+    accounts::token::KEY_SETTLE_SECONDS,
     app::App,
     domain::limits::AUDIT_KEEP_DAYS,
     engine::{
@@ -39,6 +40,8 @@ const VACUUM_PERIOD: Duration = Duration::from_secs(1);
 const NODES_PERIOD: Duration = Duration::from_secs(4);
 /// How often it is looked for sessions, secrets and deeds that are too old.
 const PEOPLE_PERIOD: Duration = Duration::from_secs(60);
+/// Every node knows a new key before it signs.
+const _: () = assert!(PEOPLE_PERIOD.as_secs() * 2 < KEY_SETTLE_SECONDS as u64);
 /// How often it is looked for projects that were deleted.
 const PURGE_PERIOD: Duration = Duration::from_secs(5);
 /// The pause after a failed step.
@@ -139,7 +142,8 @@ fn start_for_people(app: &App, loops: &Loops<'_>) {
             app.accounts.refresh_signing_keys().await?;
             let mut conn = engine.pools.background.acquire().await?;
             let pruned = purge::prune_people(&mut conn, AUDIT_KEEP_DAYS).await?;
-            Ok(if pruned > 0 { Then::GoOn } else { Then::Sleep(PEOPLE_PERIOD) })
+            let is_full = pruned >= purge::MAX_PRUNED_PEOPLE;
+            Ok(if is_full { Then::GoOn } else { Then::Sleep(PEOPLE_PERIOD) })
         }
     });
     loops.start("purge", None, |engine| async move {

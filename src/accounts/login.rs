@@ -7,9 +7,9 @@ use secrecy::{ExposeSecret, SecretString};
 use sqlx::Acquire;
 
 use super::{
-    Accounts, Client, LATE, MAILS_PER_EMAIL, REFRESHES_PER_ADDRESS, TRIES_PER_EMAIL,
-    TRIES_PER_PAIR, charge,
-    password::{self, COMPARISONS, weakness},
+    Accounts, Client, LATE, MAILS_PER_EMAIL, REFRESHES_PER_ADDRESS, REFRESHES_PER_SESSION,
+    RESETS_PER_EMAIL, TRIES_PER_EMAIL, TRIES_PER_PAIR, charge,
+    password::{self, COMPARISONS},
     read_email,
     secret::{self, MAIL_PREFIX, REFRESH_PREFIX},
     token::Bearer,
@@ -57,29 +57,41 @@ impl Accounts {
             let mut conn = self.pool.acquire().await?;
             store::accounts::candidates(&mut conn, &email, COMPARISONS as i64).await?
         };
+        let is_alone = candidates.len() == 1;
         let hashes = candidates.iter().map(|it| it.password_hash.clone()).collect();
         let found = self.passwords.compare(password.clone(), hashes).await?;
         let account = found.and_then(|it| candidates.into_iter().nth(it));
         let account = account.ok_or(Error::InvalidCredentials)?;
-        // The tries of whoever knows the password are not counted.
-        self.limiter.forgive(&pair).await;
-        if !password::is_present(&account.password_hash) {
-            let hash = self.passwords.hash(password).await?;
-            let mut conn = self.pool.acquire().await?;
-            store::accounts::set_password(&mut conn, account.id, &hash).await?;
+        // The tries of whoever knows the password are not counted; but whoever only claims the address must not buy tries
+        // at the account that has proved it.
+        if account.is_verified || is_alone {
+            self.limiter.forgive(&pair).await;
         }
-        self.begin_session(account.id, client).await
+        let mut hash = account.password_hash;
+        if !password::is_present(&hash) {
+            let better = self.passwords.hash(password).await?;
+            let mut conn = self.pool.acquire().await?;
+            if store::accounts::replace_hash(&mut conn, account.id, &hash, &better).await? {
+                hash = better;
+            }
+        }
+        self.begin_session(account.id, &hash, client).await
     }
 
     async fn begin_session(
         &self,
         account_id: AccountId,
+        password_hash: &str,
         client: &Client,
     ) -> Result<SignedIn, Error> {
         let session_id = SessionId::generate();
         let refresh_token = secret::generate(REFRESH_PREFIX);
         let mut conn = self.pool.acquire().await?;
         let mut tx = conn.begin().await?;
+        // A password that was changed since it was compared is none any more.
+        if !store::accounts::lock_if_hash(&mut tx, account_id, password_hash).await? {
+            return Err(Error::InvalidCredentials);
+        }
         let origin = client.origin();
         store::sessions::insert(&mut tx, account_id, session_id, &origin, SESSION_SECONDS).await?;
         store::sessions::insert_secret(&mut tx, session_id, &secret::hash(&refresh_token)).await?;
@@ -118,6 +130,8 @@ impl Accounts {
         if !presented.is_live {
             return Err(Error::InvalidCredentials);
         }
+        let session = bearer.session_id.to_string();
+        self.throttle(&[charge("session", &session, REFRESHES_PER_SESSION)]).await?;
         let refresh_token = secret::generate(REFRESH_PREFIX);
         let next = secret::hash(&refresh_token);
         store::sessions::insert_secret(&mut tx, bearer.session_id, &next).await?;
@@ -146,6 +160,7 @@ impl Accounts {
         let mut conn = self.pool.acquire().await?;
         let mut tx = conn.begin().await?;
         store::accounts::set_password(&mut tx, bearer.account_id, &hash).await?;
+        store::accounts::spend_resets(&mut tx, bearer.account_id).await?;
         let ended =
             store::sessions::revoke_others(&mut tx, bearer.account_id, Some(bearer.session_id))
                 .await?;
@@ -168,10 +183,7 @@ impl Accounts {
             store::accounts::find(&mut conn, account_id).await?
         };
         let email = account.map(|it| it.email).unwrap_or_default();
-        match weakness(password.expose_secret(), &[&email]) {
-            Some(weakness) => Err(Error::invalid(field, weakness)),
-            None => Ok(()),
-        }
+        self.passwords.check(field, password, &[&email]).await
     }
 
     /// Mails a link with which a forgotten password can be replaced, if anybody has the address. Answers before
@@ -182,7 +194,12 @@ impl Accounts {
     pub async fn request_reset(&self, email: &str, client: &Client) -> Result<(), Error> {
         let email = read_email("email", email)?;
         self.throttle_address(client).await?;
-        self.throttle(&[charge("mail", &email, MAILS_PER_EMAIL)]).await?;
+        // Nobody can use up what somebody else may ask for.
+        self.throttle(&[
+            charge("reset", &format!("{email} {}", client.address), MAILS_PER_EMAIL),
+            charge("resets", &email, RESETS_PER_EMAIL),
+        ])
+        .await?;
         let this = self.clone();
         tokio::spawn(async move {
             if let Err(error) = this.mail_reset(&email).await {
@@ -214,7 +231,8 @@ impl Accounts {
     }
 
     /// Replaces a forgotten password, and ends all sessions. Whoever has the mailed secret reads the address: an
-    /// account whose address was not verified until then may have been made by somebody else, so its keys end, too.
+    /// account whose address was not verified until then may have been made by somebody else, so in its projects all
+    /// keys, other members and invitations end, too.
     ///
     /// # Errors
     /// [`Error::InvalidLink`] when the secret is unknown, was used, or is too old; [`Error::Invalid`] when the
@@ -225,20 +243,19 @@ impl Accounts {
         new: SecretString,
         client: &Client,
     ) -> Result<Vec<SessionId>, Error> {
-        if let Some(weakness) = weakness(new.expose_secret(), &[]) {
-            return Err(Error::invalid("new_password", weakness));
-        }
         self.throttle_address(client).await?;
+        self.passwords.check("new_password", &new, &[]).await?;
         let hash = self.passwords.hash(new).await?;
         let mut conn = self.pool.acquire().await?;
         let mut tx = conn.begin().await?;
         let account_id = self.use_link(&mut tx, Purpose::Reset, token).await?;
         store::accounts::set_password(&mut tx, account_id, &hash).await?;
+        store::accounts::spend_resets(&mut tx, account_id).await?;
         let ended = store::sessions::revoke_others(&mut tx, account_id, None).await?;
         match store::accounts::verify(&mut tx, account_id).await {
             Err(error) if is_unique_violation(&error) => return Err(Error::EmailTaken),
             Err(error) => return Err(error.into()),
-            Ok(true) => drop(store::keys::revoke_of_owner(&mut tx, account_id).await?),
+            Ok(true) => store::members::take_back(&mut tx, account_id).await?,
             Ok(false) => (),
         }
         tx.commit().await?;
@@ -283,7 +300,7 @@ impl Accounts {
         let mut conn = self.pool.acquire().await?;
         let account = store::accounts::find(&mut conn, bearer.account_id).await?;
         let account = account.ok_or(Error::Unauthorized)?;
-        self.throttle(&[charge("mail", &account.email, MAILS_PER_EMAIL)]).await?;
+        self.throttle(&[charge("verify", &account.id.to_string(), MAILS_PER_EMAIL)]).await?;
         let secret = self.new_mail_secret(&mut conn, account.id, Purpose::Verify).await?;
         self.mail_verification(&account.email, &secret);
         Ok(())
@@ -305,6 +322,7 @@ impl Accounts {
         }
         let mut conn = self.pool.acquire().await?;
         let mut tx = conn.begin().await?;
+        store::members::lock_owned(&mut tx, bearer.account_id).await?;
         let owned = store::accounts::solely_owned(&mut tx, bearer.account_id).await?;
         if owned.iter().any(|(_, has_others)| *has_others) {
             return Err(Error::LastOwner);

@@ -29,7 +29,7 @@ use crate::{
         plan::Plans,
     },
     error::Error,
-    ids::{KeyId, ProjectId},
+    ids::{AccountId, KeyId, ProjectId},
     limiter::{Charge, Limiter, Rate},
     mail::Mailer,
     store::{
@@ -50,9 +50,17 @@ pub use self::{
 pub const CALLS_PER_ADDRESS: Rate = Rate::per_minute(20);
 /// Refreshes from one address.
 pub const REFRESHES_PER_ADDRESS: Rate = Rate::per_minute(240);
+/// Refreshes of one session.
+pub const REFRESHES_PER_SESSION: Rate = Rate { count: 60, window_seconds: 3_600 };
 /// Sign-ups from one address.
 pub const SIGNUPS_PER_ADDRESS: Rate = Rate { count: 10, window_seconds: 3_600 };
-/// Sign-ups, and mails that are asked for, with one e-mail address.
+/// Mails with which one e-mail address may be asked for a new password, from wherever.
+pub const RESETS_PER_EMAIL: Rate = Rate { count: 20, window_seconds: 86_400 };
+/// Invitations that one account sends.
+pub const INVITATIONS_PER_ACCOUNT: Rate = Rate { count: 50, window_seconds: 86_400 };
+/// Credentials that one address may have looked up: each is remembered for two seconds.
+pub const LOOKUPS_PER_ADDRESS: Rate = Rate::per_minute(1_200);
+/// Sign-ups with one e-mail address, invitations of it, and what else makes mails to it from one place.
 pub const MAILS_PER_EMAIL: Rate = Rate { count: 3, window_seconds: 86_400 };
 /// Wrong passwords for one e-mail address from one address.
 pub const TRIES_PER_PAIR: Rate = Rate { count: 5, window_seconds: 900 };
@@ -147,6 +155,18 @@ impl Accounts {
     /// [`Error::RateLimited`].
     pub async fn throttle_address(&self, client: &Client) -> Result<(), Error> {
         self.throttle(&[charge("auth", &client.address, CALLS_PER_ADDRESS)]).await
+    }
+
+    /// Counts an invitation, by who sends it and by who gets it.
+    ///
+    /// # Errors
+    /// [`Error::RateLimited`].
+    pub async fn throttle_invitation(&self, by: AccountId, email: &str) -> Result<(), Error> {
+        self.throttle(&[
+            charge("invitations", &by.to_string(), INVITATIONS_PER_ACCOUNT),
+            charge("invited", email, MAILS_PER_EMAIL),
+        ])
+        .await
     }
 
     async fn is_password(&self, bearer: Bearer, password: SecretString) -> Result<bool, Error> {

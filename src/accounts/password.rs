@@ -20,6 +20,8 @@ use crate::{
 pub const MAX_HASHING: usize = 2;
 /// Requests that may wait for their turn; beyond that they are refused.
 pub const MAX_WAITING: usize = 16;
+/// Characters of a password that are judged.
+const JUDGED_CHARS: usize = 36;
 /// Hashes that a login compares with, always: how long it takes must not tell whether the address is known.
 pub const COMPARISONS: usize = 2;
 /// How the hashes of the present parameters begin.
@@ -82,6 +84,28 @@ impl Passwords {
         .await
     }
 
+    /// What is wrong with a new password, if anything: see [`weakness`].
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] names `field`. [`Error::Overloaded`] when too many wait already.
+    pub async fn check(
+        &self,
+        field: &str,
+        password: &SecretString,
+        known: &[&str],
+    ) -> Result<(), Error> {
+        let known: Vec<String> = known.iter().map(|it| (*it).to_owned()).collect();
+        let password = password.clone();
+        let weakness = self.work(move || {
+            let known: Vec<&str> = known.iter().map(String::as_str).collect();
+            weakness(password.expose_secret(), &known)
+        });
+        match weakness.await? {
+            Some(weakness) => Err(Error::invalid(field, weakness)),
+            None => Ok(()),
+        }
+    }
+
     async fn work<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,
@@ -125,7 +149,9 @@ pub fn weakness(password: &str, known: &[&str]) -> Option<String> {
     inputs.extend(known);
     inputs.extend(known.iter().flat_map(|it| it.split(|it: char| !it.is_alphanumeric())));
     inputs.retain(|it| !it.is_empty());
-    let guess = zxcvbn(password, &inputs);
+    // The time it takes grows with the square of the length, and more: so much is enough to tell.
+    let beginning: String = password.chars().take(JUDGED_CHARS).collect();
+    let guess = zxcvbn(&beginning, &inputs);
     if guess.score() >= Score::Three {
         return None;
     }

@@ -8,7 +8,6 @@ use sqlx::{Acquire, PgConnection};
 
 use super::{
     Accounts, Client, KeyWish, MAILS_PER_EMAIL, MadeKey, SIGNUPS_PER_ADDRESS, charge, make_key,
-    password::weakness,
     project_facts, read_email,
     secret::{self, MAIL_PREFIX},
 };
@@ -80,10 +79,8 @@ impl Accounts {
         let name = wish.project_name.as_deref().unwrap_or(DEFAULT_PROJECT);
         text::check_name(name, MAX_NAME_CHARS)
             .map_err(|error| Error::invalid("project_name", error.to_string()))?;
-        if let Some(weakness) = weakness(wish.password.expose_secret(), &[&email, name]) {
-            return Err(Error::invalid("password", weakness));
-        }
         self.throttle_address(client).await?;
+        self.passwords.check("password", &wish.password, &[&email, name]).await?;
         self.throttle(&[
             charge("signup", &client.address, SIGNUPS_PER_ADDRESS),
             charge("mail", &email, MAILS_PER_EMAIL),

@@ -162,7 +162,8 @@ pub(super) async fn charge<P: Permit>(
     }
     // Counted here as well, for when Redis is away.
     let nodes = if verdict.is_local { app.bus.nodes() } else { 1 };
-    let held = if verdict.is_local { Vec::new() } else { places.clone() };
+    // One that was not answered in time may have been taken all the same.
+    let held = if app.bus.has_redis() { places.clone() } else { Vec::new() };
     let mut parked = Parked { app: app.clone(), places: held, here: Vec::new() };
     for place in &places {
         let max = share(place.max, nodes);

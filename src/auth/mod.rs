@@ -20,19 +20,21 @@ pub use self::{
 };
 pub use crate::accounts::key;
 use crate::{
-    accounts::{Client, token::Bearer},
+    accounts::{Client, LOOKUPS_PER_ADDRESS, token::Bearer},
     app::{App, KeyGrant, MemberGrant},
     domain::{
-        access::{Role, Scope, key_may, role_may},
+        access::{Permission, Role, Scope, key_may, role_may},
         plan::Limits,
     },
     error::Error,
-    ids::{ProjectId, ProjectPublicId},
+    ids::{AccountId, ProjectId, ProjectPublicId},
     store::audit::Actor,
 };
 
 /// The key may come in this header instead of `Authorization`.
 const API_KEY_HEADER: &str = "x-api-key";
+/// Bytes that a project's id or slug has at the most.
+const MAX_PROJECT_BYTES: usize = 100;
 /// The path parameter that names a project; it must agree with the key.
 const PROJECT_PARAMETER: &str = "project";
 
@@ -71,11 +73,20 @@ impl Who {
         }
     }
 
-    /// Whether it still counts. A store that does not answer revokes nothing.
-    async fn is_live(&self, app: &App) -> bool {
+    /// Whether it still counts, and still may. A store that does not answer revokes nothing.
+    async fn is_live(&self, app: &App, permission: Permission) -> bool {
         match self {
             Self::Key(_, hash) => !matches!(app.key_grant(*hash).await, Ok(None)),
-            Self::Member(_, bearer) => !matches!(app.is_session_live(*bearer).await, Ok(false)),
+            Self::Member(grant, bearer) => {
+                if matches!(app.is_session_live(*bearer).await, Ok(false)) {
+                    return false;
+                }
+                let project = grant.membership.public_id.to_string();
+                match app.member_grant(bearer.account_id, &project).await {
+                    Ok(now) => now.is_some_and(|it| role_may(it.role, permission)),
+                    Err(_) => true,
+                }
+            }
         }
     }
 
@@ -85,6 +96,15 @@ impl Who {
         match self {
             Self::Key(it, _) => it.owner.key_id.to_string(),
             Self::Member(_, bearer) => bearer.account_id.to_string(),
+        }
+    }
+
+    /// The account; a key has none.
+    #[must_use]
+    pub fn account_id(&self) -> Option<AccountId> {
+        match self {
+            Self::Key(..) => None,
+            Self::Member(_, bearer) => Some(bearer.account_id),
         }
     }
 
@@ -107,20 +127,27 @@ impl Who {
     }
 }
 
-impl<P> Caller<P> {
-    /// Resolves when the key or session is found to be revoked.
+impl<P: Permit> Caller<P> {
+    /// Whether the key or session still counts.
+    pub async fn is_live(&self, app: &App) -> bool {
+        self.who.is_live(app, P::PERMISSION).await
+    }
+
+    /// Resolves when the key or session is found to be revoked, or the member not to be one any more.
     pub async fn until_revoked(&self, app: &App) {
         loop {
             app.doubt().await;
             // In a task of its own: this wait may be dropped in the middle.
             let (app, who) = (app.clone(), self.who.clone());
-            let asked = tokio::spawn(async move { who.is_live(&app).await });
+            let asked = tokio::spawn(async move { who.is_live(&app, P::PERMISSION).await });
             if matches!(asked.await, Ok(false)) {
                 return;
             }
         }
     }
+}
 
+impl<P> Caller<P> {
     /// As the audit log names it.
     #[must_use]
     pub fn actor(&self) -> Actor {
@@ -171,6 +198,13 @@ async fn identify(parts: &mut Parts, app: &App) -> Result<Who, Error> {
             let message = "a session must name its project: /v1/projects/{project}/…";
             Error::invalid(PROJECT_PARAMETER, message)
         })?;
+        // No project has such a name.
+        if named.len() > MAX_PROJECT_BYTES || named.chars().any(char::is_control) {
+            return Err(Error::ProjectNotFound);
+        }
+        if app.is_new_member(bearer.account_id, named) {
+            count_lookup(parts, app)?;
+        }
         let grant = app.member_grant(bearer.account_id, named).await?;
         return Ok(Who::Member(grant.ok_or(Error::ProjectNotFound)?, bearer));
     }
@@ -178,6 +212,9 @@ async fn identify(parts: &mut Parts, app: &App) -> Result<Who, Error> {
         return Err(Error::Unauthorized);
     }
     let hash = key::hash(&secret);
+    if app.is_new_key(&hash) {
+        count_lookup(parts, app)?;
+    }
     let grant = app.key_grant(hash).await?.ok_or(Error::Unauthorized)?;
     match named {
         Some(it)
@@ -187,6 +224,17 @@ async fn identify(parts: &mut Parts, app: &App) -> Result<Who, Error> {
             Err(Error::ProjectNotFound)
         }
         _ => Ok(Who::Key(grant, hash)),
+    }
+}
+
+/// Counts a look-up by address, on this node alone: whoever makes up keys, or names of projects, must not keep others
+/// from theirs.
+fn count_lookup(parts: &Parts, app: &App) -> Result<(), Error> {
+    let client = parts.extensions.get::<Client>().cloned().unwrap_or_default();
+    let name = format!("lookup:{}", client.address);
+    match app.accounts.limiter.count_here(name, LOOKUPS_PER_ADDRESS) {
+        Some(retry_after_seconds) => Err(Error::RateLimited { retry_after_seconds }),
+        None => Ok(()),
     }
 }
 

@@ -55,7 +55,7 @@ permits! {
     /// May be a worker, and settles its jobs.
     Settling: Work, Work, overdraft = ACK_OVERDRAFT_WINDOWS;
     /// May see whether a job is called off.
-    Follow: Follow, Work, overdraft = BEAT_OVERDRAFT_WINDOWS;
+    Follow: Follow, Work;
     /// May steer single jobs.
     Control: Control, Manage;
     /// May work with queues, dead letters, schedules and operations.

@@ -24,7 +24,7 @@ const MIN_POSTGRES: i32 = 150_000;
 const MAX_CONNECTIONS_PERCENT: u32 = 80;
 /// Longest wait for a database or a Redis.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
-/// A commit that takes longer makes everything slow.
+/// A database that takes longer to answer makes everything slow.
 const SLOW_ANSWER: Duration = Duration::from_millis(20);
 
 /// What `check` is told: the same as `serve`.

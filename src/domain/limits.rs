@@ -134,6 +134,8 @@ pub const MAX_PARENT_RESULTS_BYTES: i64 = 1024 * 1024;
 pub const MAX_STREAMED_PAYLOAD_BYTES: usize = 1024;
 /// Event streams one node serves at a time.
 pub const MAX_STREAMS: usize = 5_000;
+/// Event streams of one project that one node serves at a time.
+pub const MAX_PROJECT_STREAMS: u32 = 500;
 /// Events of one project that a node remembers for streams that come back.
 pub const MAX_REMEMBERED_EVENTS: usize = 10_000;
 /// Jobs that a queue's rate limit may let through in its window.

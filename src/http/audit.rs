@@ -24,7 +24,7 @@ use crate::{
     auth::{Administer, Caller},
     domain::limits::{self, MAX_EXPORTED_AUDIT},
     error::{Error, chain},
-    ids::{AuditId, ProjectId},
+    ids::AuditId,
     store::{
         self,
         audit::{AuditFilter, AuditRow},
@@ -221,13 +221,7 @@ pub async fn export(
     let mut check = Check::default();
     let filter = query.accept(&mut check);
     check.finish()?;
-    let export = Export {
-        app,
-        project_id: caller.project_id,
-        filter,
-        before: None,
-        left: MAX_EXPORTED_AUDIT,
-    };
+    let export = Export { app, caller, filter, before: None, left: MAX_EXPORTED_AUDIT };
     // The first look is made before the answer begins, so that it can still fail properly.
     let first = export.next().await?;
     let rest = stream::unfold(first, async |state| {
@@ -250,7 +244,7 @@ pub async fn export(
 /// How far an export has come.
 struct Export {
     app: App,
-    project_id: ProjectId,
+    caller: Caller<Administer>,
     filter: AuditFilter,
     before: Option<AuditId>,
     left: i64,
@@ -264,11 +258,19 @@ impl Export {
         }
         // In a task of its own: whoever reads the answer may go away at any time.
         let looking = tokio::spawn(async move {
-            let mut conn = self.app.engine.pools.read_for(self.project_id).await?;
+            if !self.caller.is_live(&self.app).await {
+                return Err(Error::Unauthorized);
+            }
+            let mut conn = self.app.engine.pools.read_for(self.caller.project_id).await?;
             let limit = EXPORT_BATCH.min(self.left);
-            let rows =
-                store::audit::page(&mut conn, self.project_id, &self.filter, self.before, limit)
-                    .await?;
+            let rows = store::audit::page(
+                &mut conn,
+                self.caller.project_id,
+                &self.filter,
+                self.before,
+                limit,
+            )
+            .await?;
             drop(conn);
             Ok::<_, Error>((rows, self))
         });

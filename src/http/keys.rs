@@ -22,7 +22,7 @@ use crate::{
     app::App,
     auth::{Administer, Caller, Who},
     domain::{
-        access::{Preset, Scope, may_grant},
+        access::{Permission, Preset, Role, Scope, may_grant, role_may},
         limits::{self, MAX_KEY_CALLS_PER_MINUTE, MAX_KEY_SECONDS},
     },
     error::Error,
@@ -264,6 +264,31 @@ fn earliest(wanted: Option<DateTime<Utc>>, who: &Who) -> Option<DateTime<Utc>> {
     [wanted, own].into_iter().flatten().min()
 }
 
+/// Looks once more whether the caller may, with its row locked: what it was when the request began may be over. Answers
+/// with when its key ends.
+async fn check_again(
+    conn: &mut sqlx::PgConnection,
+    caller: &Caller<Administer>,
+) -> Result<Option<DateTime<Utc>>, Error> {
+    match &caller.who {
+        Who::Key(it, _) => {
+            let key = store::keys::lock(conn, caller.project_id, it.owner.key_id).await?;
+            key.filter(|it| it.is_live).map(|it| it.expires_at).ok_or(Error::Unauthorized)
+        }
+        Who::Member(_, bearer) => {
+            let roles = store::members::lock_roles(conn, caller.project_id).await?;
+            let role = roles.iter().find(|it| it.0 == bearer.account_id);
+            let role = role.and_then(|it| Role::of_name(&it.1)).ok_or(Error::ProjectNotFound)?;
+            let permission = Permission::Administer;
+            if role_may(role, permission) {
+                Ok(None)
+            } else {
+                Err(Error::Forbidden { needs: permission.needs() })
+            }
+        }
+    }
+}
+
 /// What the audit log shows of a key.
 fn facts(key: &ListedKey) -> String {
     let shown = format!("{}…{}", key.shown_prefix, key.shown_end);
@@ -293,16 +318,18 @@ pub async fn create(
     State(app): State<App>,
     Json(request): Json<CreateKeyRequest>,
 ) -> Result<(StatusCode, Reply<MadeApiKey>), Error> {
-    let wish = request.accept(&caller)?;
+    let mut wish = request.accept(&caller)?;
     let mut conn = app.engine.pools.read_for(caller.project_id).await?;
     let mut tx = conn.begin().await?;
+    let end = check_again(&mut tx, &caller).await?;
+    wish.expires_at = [wish.expires_at, end].into_iter().flatten().min();
     if let Some(expires_at) = wish.expires_at {
         let ahead = store::keys::seconds_until(&mut tx, expires_at).await?;
         if !(1.0..=MAX_KEY_SECONDS as f64).contains(&ahead) {
             return Err(Error::invalid("expires_at", "must lie ahead, at most ten years"));
         }
     }
-    let made = make(&mut tx, &caller, wish).await?;
+    let made = make(&mut tx, &caller, wish, 0).await?;
     note(&mut tx, &caller, "key.created", None, Some(&made.listed)).await?;
     tx.commit().await?;
     Ok((StatusCode::CREATED, Reply(made.into())))
@@ -312,10 +339,12 @@ async fn make(
     conn: &mut sqlx::PgConnection,
     caller: &Caller<Administer>,
     wish: KeyWish,
+    replaced: i64,
 ) -> Result<MadeKey, Error> {
     let project = store::projects::get(conn, caller.project_id).await?;
     let project = project.ok_or(Error::ProjectNotFound)?;
-    make_key(conn, (project.id, &project.mode), wish, caller.limits.max_keys()).await
+    let max = caller.limits.max_keys() + replaced;
+    make_key(conn, (project.id, &project.mode), wish, max).await
 }
 
 async fn note(

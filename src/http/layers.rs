@@ -114,7 +114,7 @@ impl Proxies {
         if !self.has(peer) {
             return peer;
         }
-        let told = headers.get_all(FORWARDED_FOR).iter().filter_map(|it| it.to_str().ok());
+        let told = headers.get_all(FORWARDED_FOR).iter().map(|it| it.to_str().unwrap_or(""));
         let told: Vec<&str> = told.flat_map(|it| it.split(',')).collect();
         // From the right: what stands further left was said by whoever calls. What cannot be read ends it.
         let read = told.into_iter().rev().map_while(read_address);

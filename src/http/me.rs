@@ -18,14 +18,14 @@ use crate::{
     accounts::Client,
     app::{App, Forget},
     auth::Person,
-    domain::limits::MAX_SHOWN_SESSIONS,
+    domain::limits::{MAX_SHOWN_SESSIONS, SESSION_IDLE_SECONDS},
     error::Error,
     store::{self, audit::AuditFilter, members::Membership, sessions},
 };
 
-/// Projects that one answer shows; an account is a member of fewer.
+/// Projects that one answer shows, the oldest.
 const MAX_SHOWN_PROJECTS: i64 = 1_000;
-/// Deeds of one project that an export shows, newest first.
+/// Entries of audit logs that an export shows, of each project the newest first.
 const MAX_EXPORTED_DEEDS: i64 = 1_000;
 
 /// Who is calling.
@@ -110,7 +110,7 @@ pub struct SessionList {
 pub async fn sessions(person: Person, State(app): State<App>) -> Result<Reply<SessionList>, Error> {
     let mut conn = app.engine.pools.people.acquire().await?;
     let id = person.bearer.account_id;
-    let rows = sessions::list(&mut conn, id, MAX_SHOWN_SESSIONS).await?;
+    let rows = sessions::list(&mut conn, id, SESSION_IDLE_SECONDS, MAX_SHOWN_SESSIONS).await?;
     let sessions = rows.into_iter().map(|it| Session::of(it, person)).collect();
     Ok(Reply(SessionList { sessions }))
 }
@@ -148,7 +148,7 @@ pub struct AccountExport {
     pub sessions: Vec<Session>,
     /// Projects that it is a member of.
     pub projects: Vec<Project>,
-    /// What it has done in them, the newest 1,000 of each.
+    /// What it has done in them: at most 1,000 entries, of each project the newest first.
     pub audit_entries: Vec<AuditEntry>,
 }
 
@@ -163,13 +163,16 @@ pub async fn export(person: Person, State(app): State<App>) -> Result<Reply<Acco
     let (account, memberships) = find(&app, person).await?;
     let mut conn = app.engine.pools.people.acquire().await?;
     let id = person.bearer.account_id;
-    let rows = sessions::list(&mut conn, id, MAX_SHOWN_SESSIONS).await?;
+    let rows = sessions::list(&mut conn, id, SESSION_IDLE_SECONDS, MAX_SHOWN_SESSIONS).await?;
     let sessions = rows.into_iter().map(|it| Session::of(it, person)).collect();
     let mine = AuditFilter { actor_id: Some(id.to_string()), ..AuditFilter::default() };
     let mut audit_entries = Vec::new();
     for it in &memberships {
-        let rows =
-            store::audit::page(&mut conn, it.project_id, &mine, None, MAX_EXPORTED_DEEDS).await?;
+        let left = MAX_EXPORTED_DEEDS - audit_entries.len() as i64;
+        if left == 0 {
+            break;
+        }
+        let rows = store::audit::page(&mut conn, it.project_id, &mine, None, left).await?;
         for row in rows {
             audit_entries.push(AuditEntry::of(row)?);
         }
@@ -251,6 +254,6 @@ pub async fn accept_invitation(
     let (project, role) = app.accounts.accept(&mut tx, account_id, &request.token, &client).await?;
     tx.commit().await?;
     drop(conn);
-    app.forget(Forget::Everybody).await;
+    app.forget(Forget::Members).await;
     Ok(Reply(Project::of(project, Some(role))))
 }

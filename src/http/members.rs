@@ -75,9 +75,9 @@ pub async fn list(
 }
 
 /// Who is asking: no key is a member.
-fn only_members(caller: &Caller<Anybody>) -> Result<(AccountId, Role), Error> {
+fn only_members(caller: &Caller<Anybody>) -> Result<(), Error> {
     match &caller.who {
-        Who::Member(grant, bearer) => Ok((bearer.account_id, grant.role)),
+        Who::Member(..) => Ok(()),
         Who::Key(..) => Err(Error::Forbidden { needs: "a session of a member" }),
     }
 }
@@ -117,8 +117,7 @@ pub async fn change(
     AccountInPath(id): AccountInPath,
     Json(request): Json<ChangeMemberRequest>,
 ) -> Result<Reply<Member>, Error> {
-    let role = caller.who.role().ok_or(Error::MemberNotFound)?;
-    set_role(&app, &caller, (id, role), Some(request.role)).await?;
+    set_role(&app, &caller, id, Some(request.role)).await?;
     let mut conn = app.engine.pools.read_for(caller.project_id).await?;
     let rows = members::list(&mut conn, caller.project_id, MAX_MEMBERS).await?;
     let member = rows.into_iter().find(|it| it.account_id == id);
@@ -129,15 +128,17 @@ pub async fn change(
 async fn set_role<P>(
     app: &App,
     caller: &Caller<P>,
-    (id, actor): (AccountId, Role),
+    id: AccountId,
     to: Option<Role>,
 ) -> Result<(), Error> {
     let mut conn = app.engine.pools.read_for(caller.project_id).await?;
     let mut tx = conn.begin().await?;
     let roles = members::lock_roles(&mut tx, caller.project_id).await?;
     let role_of = |name: &str| Role::of_name(name);
-    let from = roles.iter().find(|it| it.0 == id).and_then(|it| role_of(&it.1));
-    let from = from.ok_or(Error::MemberNotFound)?;
+    let role_now = |id: AccountId| roles.iter().find(|it| it.0 == id).and_then(|it| role_of(&it.1));
+    // What the caller was when the request began may be over.
+    let actor = caller.who.account_id().and_then(role_now).ok_or(Error::ProjectNotFound)?;
+    let from = role_now(id).ok_or(Error::MemberNotFound)?;
     let is_leaving = to.is_none() && caller.who.id() == id.to_string();
     if !is_leaving && !may_change_member(actor, Some(from), to) {
         return Err(Error::RoleExceedsCaller);
@@ -150,6 +151,10 @@ async fn set_role<P>(
         Some(to) => members::upsert(&mut tx, caller.project_id, id, to.name()).await?,
         None => members::delete(&mut tx, caller.project_id, id).await?,
     }
+    if to < Some(from) {
+        // What they have offered in the project's name was theirs to offer as what they were.
+        members::uninvite_by(&mut tx, caller.project_id, id).await?;
+    }
     let facts = |role: Role| json!({ "role": role }).to_string();
     let deed = Deed {
         action: if to.is_some() { "member.changed" } else { "member.removed" },
@@ -160,7 +165,7 @@ async fn set_role<P>(
     store::audit::insert(&mut tx, caller.project_id, &caller.actor(), &deed).await?;
     tx.commit().await?;
     drop(conn);
-    app.forget(Forget::Everybody).await;
+    app.forget(Forget::Members).await;
     Ok(())
 }
 
@@ -184,8 +189,8 @@ pub async fn remove(
     State(app): State<App>,
     AccountInPath(id): AccountInPath,
 ) -> Result<StatusCode, Error> {
-    let (_, role) = only_members(&caller)?;
-    set_role(&app, &caller, (id, role), None).await?;
+    only_members(&caller)?;
+    set_role(&app, &caller, id, None).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -281,13 +286,17 @@ pub async fn invite(
 ) -> Result<(StatusCode, Reply<MadeInvitation>), Error> {
     let email = read_email("email", &request.email)?;
     let Who::Member(grant, bearer) = &caller.who else { return Err(Error::MemberNotFound) };
-    if !may_change_member(grant.role, None, Some(request.role)) {
-        return Err(Error::RoleExceedsCaller);
-    }
+    app.accounts.throttle_invitation(bearer.account_id, &email).await?;
     let max = caller.limits.max_members();
     let secret = secret::generate(secret::MAIL_PREFIX);
     let mut conn = app.engine.pools.read_for(caller.project_id).await?;
     let mut tx = conn.begin().await?;
+    let roles = members::lock_roles(&mut tx, caller.project_id).await?;
+    let role = roles.iter().find(|it| it.0 == bearer.account_id);
+    let role = role.and_then(|it| Role::of_name(&it.1)).ok_or(Error::ProjectNotFound)?;
+    if !may_change_member(role, None, Some(request.role)) {
+        return Err(Error::RoleExceedsCaller);
+    }
     if members::count(&mut tx, caller.project_id).await? >= max {
         return Err(Error::QuotaExceeded { what: "members and open invitations", max });
     }

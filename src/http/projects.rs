@@ -23,7 +23,7 @@ use crate::{
     store::{self, audit::Deed, members::Membership, projects},
 };
 
-/// Projects that one answer shows; an account is a member of fewer.
+/// Projects that one answer shows, the oldest.
 const MAX_SHOWN_PROJECTS: i64 = 1_000;
 
 /// What a project's jobs are for.

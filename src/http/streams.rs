@@ -17,6 +17,7 @@ use tokio::sync::mpsc;
 use crate::{
     app::App,
     auth::{Caller, Read},
+    domain::limits::MAX_PROJECT_STREAMS,
     error::Error,
 };
 
@@ -30,7 +31,6 @@ const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 pub struct Writer {
     sender: mpsc::Sender<Event>,
     app: App,
-    caller: Caller<Read>,
 }
 
 /// The client is gone, or the stream has to end.
@@ -47,8 +47,7 @@ impl Writer {
         self.sender.send(event).await.map_err(|_| Ended)
     }
 
-    /// Waits for something, unless the stream has to end before: the client is gone, its key revoked,
-    /// or the node stops.
+    /// Waits for something, unless the stream has to end before: the client is gone, or the node stops.
     ///
     /// # Errors
     /// [`Ended`].
@@ -56,7 +55,6 @@ impl Writer {
         tokio::select! {
             it = for_what => Ok(it),
             () = self.sender.closed() => Err(Ended),
-            () = self.caller.until_revoked(&self.app) => Err(Ended),
             () = self.app.engine.stopping.cancelled() => Err(Ended),
         }
     }
@@ -65,7 +63,8 @@ impl Writer {
 /// Starts a stream, written by a task of its own.
 ///
 /// # Errors
-/// [`Error::Overloaded`] when this node serves [`crate::domain::limits::MAX_STREAMS`] already.
+/// [`Error::Overloaded`] when this node serves [`MAX_STREAMS`](crate::domain::limits::MAX_STREAMS) already;
+/// [`Error::QuotaExceeded`] when it serves [`MAX_PROJECT_STREAMS`] of the project.
 pub fn start<Writing>(
     app: &App,
     caller: &Caller<Read>,
@@ -75,12 +74,22 @@ where
     Writing: Future<Output = Result<(), Ended>> + Send + 'static,
 {
     let place = app.streams.clone().try_acquire_owned().map_err(|_| Error::Overloaded)?;
+    let of_project =
+        app.take_place(&format!("streams:{}", caller.project_id.0), MAX_PROJECT_STREAMS);
+    let of_project = of_project.ok_or(Error::QuotaExceeded {
+        what: "event streams on one node",
+        max: MAX_PROJECT_STREAMS.into(),
+    })?;
     let (sender, receiver) = mpsc::channel(MAX_WAITING_EVENTS);
-    let writing = write(Writer { sender, app: app.clone(), caller: caller.clone() });
+    let writing = write(Writer { sender, app: app.clone() });
+    let (app, caller) = (app.clone(), caller.clone());
     tokio::spawn(async move {
-        // How it ended concerns nobody.
-        let _ = writing.await;
-        drop(place);
+        // However busy it is: who is revoked is told nothing more. How it ended concerns nobody.
+        tokio::select! {
+            _ = writing => (),
+            () = caller.until_revoked(&app) => (),
+        }
+        drop((place, of_project));
     });
     let events = stream::unfold(receiver, async |mut receiver| {
         let event = receiver.recv().await?;

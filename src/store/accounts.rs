@@ -25,6 +25,8 @@ pub struct Credentials {
     pub id: AccountId,
     /// A PHC string.
     pub password_hash: String,
+    /// Whether it has proved its address.
+    pub is_verified: bool,
 }
 
 impl std::fmt::Debug for Credentials {
@@ -91,7 +93,7 @@ pub async fn candidates(
     sqlx::query_as!(
         Credentials,
         r#"
-        select id "id: AccountId", password_hash
+        select id "id: AccountId", password_hash, verified_at is not null "is_verified!"
         from accounts
         where email = $1 and (
             verified_at is not null
@@ -147,7 +149,7 @@ pub async fn credentials(
     sqlx::query_as!(
         Credentials,
         r#"
-        select id "id: AccountId", password_hash
+        select id "id: AccountId", password_hash, verified_at is not null "is_verified!"
         from accounts
         where id = $1
         "#,
@@ -169,6 +171,62 @@ pub async fn set_password(
     sqlx::query!("update accounts set password_hash = $2 where id = $1", id.0, password_hash)
         .execute(conn)
         .await?;
+    Ok(())
+}
+
+/// Keeps another hash of the same password, unless it was changed meanwhile. Answers whether it did.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn replace_hash(
+    conn: &mut PgConnection,
+    id: AccountId,
+    old: &str,
+    new: &str,
+) -> sqlx::Result<bool> {
+    let done = sqlx::query!(
+        "update accounts set password_hash = $3 where id = $1 and password_hash = $2",
+        id.0,
+        old,
+        new,
+    )
+    .execute(conn)
+    .await?;
+    Ok(done.rows_affected() == 1)
+}
+
+/// Locks an account until the transaction ends, if its password still has this hash.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn lock_if_hash(
+    conn: &mut PgConnection,
+    id: AccountId,
+    password_hash: &str,
+) -> sqlx::Result<bool> {
+    let found = sqlx::query!(
+        "select id from accounts where id = $1 and password_hash = $2 for no key update",
+        id.0,
+        password_hash,
+    );
+    Ok(found.fetch_optional(conn).await?.is_some())
+}
+
+/// Makes mails that offer a new password worth nothing.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn spend_resets(conn: &mut PgConnection, id: AccountId) -> sqlx::Result<()> {
+    sqlx::query!(
+        "
+        update mail_tokens
+        set used_at = now()
+        where account_id = $1 and purpose = 'reset' and used_at is null
+        ",
+        id.0,
+    )
+    .execute(conn)
+    .await?;
     Ok(())
 }
 

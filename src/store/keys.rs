@@ -5,7 +5,7 @@ use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use crate::ids::{AccountId, KeyId, ProjectId, ProjectPublicId};
+use crate::ids::{KeyId, ProjectId, ProjectPublicId};
 
 /// What a key opens.
 #[derive(Debug, Clone, PartialEq)]
@@ -57,7 +57,7 @@ pub struct ListedKey {
     pub created_at: DateTime<Utc>,
     /// Who made it: an account's or a key's id.
     pub created_by: Option<String>,
-    /// When it was last used, within a minute.
+    /// When it was last used, to within some seconds.
     pub last_used_at: Option<DateTime<Utc>>,
     /// When it ends.
     pub expires_at: Option<DateTime<Utc>>,
@@ -303,30 +303,6 @@ pub async fn revoke(
     )
     .fetch_optional(conn)
     .await
-}
-
-/// Revokes all keys of projects that this account alone owns. Answers with whether there were any.
-///
-/// # Errors
-/// Only those of the store.
-pub async fn revoke_of_owner(conn: &mut PgConnection, owner: AccountId) -> sqlx::Result<bool> {
-    let done = sqlx::query!(
-        "
-        update api_keys
-        set revoked_at = now()
-        from members own
-        where own.account_id = $1 and own.role = 'owner' and api_keys.project_id = own.project_id
-            and api_keys.revoked_at is null
-            and not exists (
-                select from members other
-                where other.project_id = own.project_id and other.account_id <> $1
-            )
-        ",
-        owner.0,
-    )
-    .execute(conn)
-    .await?;
-    Ok(done.rows_affected() > 0)
 }
 
 /// How many live keys a project has.

@@ -321,6 +321,76 @@ pub async fn uninvite(
     .await
 }
 
+/// Takes back what a member has invited others with.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn uninvite_by(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    invited_by: AccountId,
+) -> sqlx::Result<()> {
+    sqlx::query!(
+        "delete from invitations where project_id = $1 and invited_by = $2",
+        project_id.0,
+        invited_by.0,
+    )
+    .execute(conn)
+    .await?;
+    Ok(())
+}
+
+/// Leaves an account alone in the projects that it owns: all other members, all invitations and all keys end.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn take_back(conn: &mut PgConnection, owner: AccountId) -> sqlx::Result<()> {
+    sqlx::query!(
+        "
+        with owned as materialized (
+            select project_id from members where account_id = $1 and role = 'owner'
+        ), others as (
+            delete from members
+            using owned
+            where members.project_id = owned.project_id and members.account_id <> $1
+        ), offers as (
+            delete from invitations
+            using owned
+            where invitations.project_id = owned.project_id
+        )
+        update api_keys
+        set revoked_at = now()
+        from owned
+        where api_keys.project_id = owned.project_id and api_keys.revoked_at is null
+        ",
+        owner.0,
+    )
+    .execute(conn)
+    .await?;
+    Ok(())
+}
+
+/// Locks the members of all projects that an account owns, so that two owners cannot leave together.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn lock_owned(conn: &mut PgConnection, owner: AccountId) -> sqlx::Result<()> {
+    sqlx::query!(
+        "
+        select member.project_id
+        from members own
+        join members member on member.project_id = own.project_id
+        where own.account_id = $1 and own.role = 'owner'
+        order by member.project_id, member.account_id
+        for update of member
+        ",
+        owner.0,
+    )
+    .fetch_all(conn)
+    .await?;
+    Ok(())
+}
+
 /// Uses an invitation up, and says to which project it leads, as what, and for which address.
 ///
 /// # Errors

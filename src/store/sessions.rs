@@ -175,6 +175,7 @@ pub async fn is_live(
 pub async fn list(
     conn: &mut PgConnection,
     account_id: AccountId,
+    idle_seconds: i64,
     limit: i64,
 ) -> sqlx::Result<Vec<Session>> {
     sqlx::query_as!(
@@ -183,10 +184,12 @@ pub async fn list(
         select id "id: SessionId", created_at, last_used_at, expires_at, user_agent, address
         from sessions
         where account_id = $1 and revoked_at is null and expires_at > now()
+            and last_used_at > now() - make_interval(secs => $2)
         order by created_at desc
-        limit $2
+        limit $3
         "#,
         account_id.0,
+        idle_seconds as f64,
         limit,
     )
     .fetch_all(conn)

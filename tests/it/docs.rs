@@ -394,6 +394,7 @@ fn node_limits() -> Vec<(&'static str, String)> {
     vec![
         ("parked polls", format!("{MAX_PARKED_POLLS}, then 503")),
         ("event streams", format!("{}, then 503", limits::MAX_STREAMS)),
+        ("event streams of one project", format!("{}, then 429", limits::MAX_PROJECT_STREAMS)),
         (
             "events of one project remembered for streams that come back",
             limits::MAX_REMEMBERED_EVENTS.to_string(),

@@ -49,8 +49,15 @@ pub fn people_limits() -> Vec<(&'static str, String)> {
         ),
         ("sign-up, login, reset and verification, an address", rate(accounts::CALLS_PER_ADDRESS)),
         ("refreshes, an address", rate(accounts::REFRESHES_PER_ADDRESS)),
+        ("refreshes, a session", rate(accounts::REFRESHES_PER_SESSION)),
         ("sign-ups, an address", rate(accounts::SIGNUPS_PER_ADDRESS)),
-        ("sign-ups and mails, an e-mail address", rate(accounts::MAILS_PER_EMAIL)),
+        ("sign-ups, invitations and mails, an e-mail address", rate(accounts::MAILS_PER_EMAIL)),
+        (
+            "new passwords asked for, an e-mail address from anywhere",
+            rate(accounts::RESETS_PER_EMAIL),
+        ),
+        ("invitations, an account", rate(accounts::INVITATIONS_PER_ACCOUNT)),
+        ("credentials looked up, an address on one node", rate(accounts::LOOKUPS_PER_ADDRESS)),
         ("wrong passwords, an e-mail address from one address", rate(accounts::TRIES_PER_PAIR)),
         (
             "logins, an e-mail address from anywhere",

@@ -6,7 +6,7 @@ use serde::Deserialize;
 use sqlx::Acquire;
 use utoipa::ToSchema;
 
-use super::{MadeApiKey, earliest, make, note};
+use super::{MadeApiKey, check_again, make, note};
 use crate::{
     accounts::{Client, KeyWish, key},
     app::{App, Forget},
@@ -69,6 +69,7 @@ pub async fn rotate(
     check.finish()?;
     let mut conn = app.engine.pools.read_for(caller.project_id).await?;
     let mut tx = conn.begin().await?;
+    let end = check_again(&mut tx, &caller).await?;
     let old = store::keys::lock(&mut tx, caller.project_id, id).await?;
     let old = old.filter(|it| it.is_live).ok_or(Error::KeyNotFound)?;
     let scopes: Vec<_> = old.scopes.iter().filter_map(|it| Scope::of_name(it)).collect();
@@ -79,11 +80,12 @@ pub async fn rotate(
     let wish = KeyWish {
         name: old.name.clone(),
         scopes,
-        expires_at: earliest(old.expires_at, &caller.who),
+        expires_at: [old.expires_at, end].into_iter().flatten().min(),
         created_by: Some(caller.who.id()),
         per_minute: [old.produce_per_minute, old.work_per_minute, old.manage_per_minute],
     };
-    let made = make(&mut tx, &caller, wish).await?;
+    // The one that is replaced does not count, or whoever has as many as there may be could not rotate.
+    let made = make(&mut tx, &caller, wish, 1).await?;
     note(&mut tx, &caller, "key.rotated", Some(&old), Some(&made.listed)).await?;
     tx.commit().await?;
     drop(conn);
@@ -116,6 +118,7 @@ pub async fn revoke(
 ) -> Result<StatusCode, Error> {
     let mut conn = app.engine.pools.read_for(caller.project_id).await?;
     let mut tx = conn.begin().await?;
+    check_again(&mut tx, &caller).await?;
     let row = store::keys::lock(&mut tx, caller.project_id, id).await?;
     let row = row.ok_or(Error::KeyNotFound)?;
     let hash = store::keys::revoke(&mut tx, caller.project_id, id).await?;

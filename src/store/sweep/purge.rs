@@ -95,6 +95,9 @@ pub async fn delete_project(conn: &mut PgConnection, id: ProjectId) -> sqlx::Res
     Ok(())
 }
 
+/// Rows of one kind that [`prune_people`] forgets at a time. The statement carries the same number as a literal.
+pub const MAX_PRUNED_PEOPLE: i64 = 500;
+
 /// Forgets what people no longer need: sessions and secrets that are over, and old rows of audit logs. Answers
 /// with how many rows went.
 ///

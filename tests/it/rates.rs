@@ -134,7 +134,6 @@ fn workers_and_producers_do_not_eat_each_others_budget() {
         assert_eq!(rate("manage_per_minute"), (json!(2), json!(1)));
         assert_eq!(rate("waiting_jobs"), (Value::Null, json!(2)));
         assert_eq!(rate("keys"), (json!(50), json!(1)));
-        // A key may have less than its project.
         t.get("/v1/jobs").await.is(200);
         t.get("/v1/jobs").await.is_error(429, "rate_limit_exceeded");
         server.stop().await;

@@ -236,6 +236,29 @@ fn guessing_is_slowed_down_by_address_and_by_pair_and_locks_nobody_out() {
 }
 
 #[test]
+fn whoever_only_claims_an_address_buys_no_guesses_at_whoever_has_it() {
+    limited(async {
+        let (server, t) = open_server(Stage::default()).await;
+        Person::sign_up(&t, "ada@example.com").await;
+        let verify = json!({"token": secret_in(&server.next_mail().await)});
+        post_from(&t, "/v1/auth/verify", verify, "192.0.2.1").await.is_empty(204);
+        let claim = json!({"email": "ada@example.com", "password": "seven yellow submarines"});
+        post_from(&t, "/v1/auth/signup", claim.clone(), "198.51.100.1").await.is(201);
+        let mut refused = 0;
+        for number in 0..10 {
+            let mut body = claim.clone();
+            if number % 2 == 0 {
+                body["password"] = "a guess at her password".into();
+            }
+            let reply = post_from(&t, "/v1/auth/login", body, "198.51.100.1").await;
+            refused += u32::from(reply.status == 429);
+        }
+        assert_eq!(refused, 5, "their own password does not set the count back");
+        server.stop().await;
+    });
+}
+
+#[test]
 fn who_may_sign_up_is_for_the_operator_to_say() {
     limited(async {
         let sign_up = async |t: &TestProject| {

@@ -84,7 +84,67 @@ fn nobody_gives_or_takes_more_than_they_have_and_the_last_owner_stays() {
 }
 
 #[test]
-fn a_plan_bounds_members_keys_and_projects() {
+fn whoever_is_taken_down_cannot_come_back_by_an_invitation_of_their_own() {
+    run(async |t| {
+        let owner = Person::sign_up(t, "owner@example.com").await;
+        owner.join(t, Role::Owner).await;
+        let admin = Person::sign_up(t, "admin@example.com").await;
+        admin.join(t, Role::Admin).await;
+        let body = json!({"email": "again@example.com", "role": "admin"});
+        let made = admin.post("/v1/projects/main/invitations", body).await.is(201);
+        let path = format!("/v1/projects/main/members/{}", admin.account_id);
+        owner.patch(&path, json!({"role": "viewer"})).await.is(200);
+        let accept = json!({"token": made["token"]});
+        admin.post("/v1/invitations/accept", accept).await.refuses("invitation");
+        admin.get("/v1/projects/main/keys").await.is_error(403, "forbidden");
+        admin.get("/v1/projects/%00/jobs").await.is_error(404, "project_not_found");
+    });
+}
+
+#[test]
+fn whoever_takes_an_address_back_takes_back_what_was_made_with_it() {
+    limited(async {
+        let server = TestServer::start(fresh_database().await).await;
+        let t = server.project("main").await;
+        // Somebody claims Ada's address, and brings a friend.
+        let thief = Person::sign_up(&t, "ada@example.com").await;
+        server.next_mail().await;
+        let friend = Person::sign_up(&t, "friend@example.com").await;
+        server.next_mail().await;
+        let slug = thief.made["project"]["slug"].as_str().expect("a slug").to_owned();
+        let invitations = format!("/v1/projects/{slug}/invitations");
+        let invite = async |email: &str| {
+            let body = json!({"email": email, "role": "owner"});
+            let made = thief.post(&invitations, body).await.is(201);
+            server.next_mail().await;
+            json!({"token": made["token"]})
+        };
+        let accept = invite("friend@example.com").await;
+        friend.post("/v1/invitations/accept", accept).await.is(200);
+        let later = invite("later@example.com").await;
+        let key = thief.made["api_key"]["secret"].as_str().expect("a key").to_owned();
+        let with_key = crate::harness::TestProject { api_key: key, ..t.clone() };
+        with_key.get("/v1/jobs").await.is(200);
+        // Ada, who reads the mail, asks for a new password.
+        let reset = json!({"email": "ada@example.com"});
+        post_from(&t, "/v1/auth/password/reset", reset, "192.0.2.9").await.is_empty(204);
+        let token = secret_in(&server.next_mail().await);
+        let confirm = json!({"token": token, "new_password": "seven yellow submarines"});
+        post_from(&t, "/v1/auth/password/reset/confirm", confirm, "192.0.2.9").await.is_empty(204);
+        with_key.get("/v1/jobs").await.is_error(401, "unauthorized");
+        thief.get("/v1/me").await.is_error(401, "unauthorized");
+        let jobs = format!("/v1/projects/{slug}/jobs");
+        friend.get(&jobs).await.is_error(404, "project_not_found");
+        friend.post("/v1/invitations/accept", later).await.refuses("invitation");
+        let ada =
+            Person::log_in(&t, "ada@example.com", "seven yellow submarines", json!(null)).await;
+        ada.get(&jobs).await.is(200);
+        server.stop().await;
+    });
+}
+
+#[test]
+fn a_plan_bounds_members_and_keys_and_a_full_project_can_still_rotate() {
     run(async |t| {
         let ada = Person::sign_up(t, "ada@example.com").await;
         let slug = ada.made["project"]["slug"].as_str().expect("a slug").to_owned();
@@ -98,6 +158,9 @@ fn a_plan_bounds_members_keys_and_projects() {
                 .as_str()
                 .is_some_and(|it| it.contains("10 live keys"))
         );
+        let page = ada.get(&keys).await.is(200);
+        let first = page["keys"][0]["id"].as_str().expect("an id");
+        ada.post(&format!("{keys}/{first}/rotate"), json!({})).await.is(201);
         let invitations = format!("/v1/projects/{slug}/invitations");
         for number in 1..5 {
             let body = json!({"email": format!("{number}@example.com"), "role": "viewer"});

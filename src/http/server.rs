@@ -9,8 +9,8 @@ use std::{
     time::Duration,
 };
 
-use axum::{Extension, Router};
-use hyper::server::conn::http1;
+use axum::Router;
+use hyper::{Request, body::Incoming, server::conn::http1, service::Service};
 use hyper_util::{
     rt::{TokioIo, TokioTimer},
     service::TowerToHyperService,
@@ -115,13 +115,14 @@ pub async fn run(
                     counter!(telemetry::CONNECTIONS_REFUSED).increment(1);
                     continue;
                 };
-                let router = router
-                    .clone()
-                    .layer(Extension(ClientAddress(address)))
-                    .layer(Extension(addresses.proxies.clone()));
+                let answering = Answering {
+                    router: TowerToHyperService::new(router.clone()),
+                    address,
+                    proxies: addresses.proxies.clone(),
+                };
                 let closing = closing.clone();
                 connections.spawn(async move {
-                    serve(stream, router, closing).await;
+                    serve(stream, answering, closing).await;
                     drop((opened, permit));
                 });
             }
@@ -135,6 +136,27 @@ pub async fn run(
         }
     }
     connections.close();
+}
+
+/// The routes, for one connection: each request is told who is at its other end. (A layer of the router would be made
+/// anew for each connection, for every route.)
+struct Answering {
+    router: TowerToHyperService<Router>,
+    address: IpAddr,
+    proxies: Proxies,
+}
+
+impl Service<Request<Incoming>> for Answering {
+    type Response = <TowerToHyperService<Router> as Service<Request<Incoming>>>::Response;
+    type Error = <TowerToHyperService<Router> as Service<Request<Incoming>>>::Error;
+    type Future = <TowerToHyperService<Router> as Service<Request<Incoming>>>::Future;
+
+    fn call(&self, mut request: Request<Incoming>) -> Self::Future {
+        let extensions = request.extensions_mut();
+        extensions.insert(ClientAddress(self.address));
+        extensions.insert(self.proxies.clone());
+        self.router.call(request)
+    }
 }
 
 async fn accept(
@@ -155,7 +177,7 @@ async fn accept(
     Ok((stream, address.ip(), permit))
 }
 
-async fn serve(stream: TcpStream, router: Router, closing: CancellationToken) {
+async fn serve(stream: TcpStream, answering: Answering, closing: CancellationToken) {
     // A connection that closes before its first byte, or stays silent, was no request.
     let mut peeked_at = [0];
     let first_byte = tokio::select! {
@@ -175,7 +197,7 @@ async fn serve(stream: TcpStream, router: Router, closing: CancellationToken) {
             .header_read_timeout(HEADER_TIMEOUT)
             .max_headers(MAX_HEADERS)
             .max_buf_size(MAX_HEAD_BYTES)
-            .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router))
+            .serve_connection(TokioIo::new(stream), answering)
     );
     let served = tokio::select! {
         served = connection.as_mut() => served,

@@ -5,7 +5,7 @@ set -eu
 cd "$(dirname "$0")/.."
 
 VERSION=4.32.5
-EXAMPLES=${FENCEPOST_FUZZ_EXAMPLES:-150}
+EXAMPLES=${FENCEPOST_FUZZ_EXAMPLES:-190}
 place=$(mktemp -d /tmp/fencepost-fuzz-XXXXXX)
 tools=target/fuzz
 server=

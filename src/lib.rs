@@ -24,4 +24,5 @@ pub mod serve;
 pub mod store;
 pub mod telemetry;
 pub mod wake;
+pub mod wire;
 pub mod worker;

@@ -16,8 +16,6 @@ use utoipa::{IntoParams, ToSchema};
 use super::{
     cursor::{self, List},
     error::ErrorBody,
-    extract::Query,
-    validate::{Check, stored_json},
 };
 use crate::{
     app::App,
@@ -28,6 +26,10 @@ use crate::{
     store::{
         self,
         audit::{AuditFilter, AuditRow},
+    },
+    wire::{
+        check::{Check, stored_json},
+        extract::Query,
     },
 };
 

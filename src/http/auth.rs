@@ -7,12 +7,7 @@ use secrecy::{ExposeSecret, SecretString};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::{
-    error::ErrorBody,
-    extract::{Json, RequestBody},
-    keys::MadeApiKey,
-    projects::Project,
-};
+use super::{error::ErrorBody, keys::MadeApiKey, projects::Project};
 use crate::{
     accounts::{Client, SignUp, SignedIn},
     app::{App, Forget},
@@ -20,6 +15,7 @@ use crate::{
     domain::limits,
     error::Error,
     store,
+    wire::extract::{Json, RequestBody},
 };
 
 /// Somebody who wants to sign up.

@@ -15,9 +15,7 @@ use super::{
     audit::{self, Deed},
     cursor::{self, List},
     error::ErrorBody,
-    extract::{JobInPath, Query},
     jobs::{ErrorView, Job, read},
-    validate::Check,
 };
 use crate::{
     app::App,
@@ -28,6 +26,10 @@ use crate::{
     store::{
         self,
         dead_letters::{GroupRow, LetterRow, Place},
+    },
+    wire::{
+        check::Check,
+        extract::{JobInPath, Query},
     },
 };
 

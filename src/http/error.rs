@@ -2,10 +2,7 @@
 
 use axum::{
     Json,
-    http::{
-        HeaderValue, StatusCode,
-        header::{RETRY_AFTER, WWW_AUTHENTICATE},
-    },
+    http::{HeaderValue, StatusCode, header::WWW_AUTHENTICATE},
     response::{IntoResponse, Response},
 };
 use serde::Serialize;
@@ -14,10 +11,9 @@ use utoipa::ToSchema;
 use crate::{
     domain::job::JobState,
     error::{Error, FieldError, Whereabouts},
+    wire::refusal,
 };
 
-/// The pause a caller is asked for when it should try again, in seconds.
-const RETRY_AFTER_SECONDS: u32 = 1;
 /// Where each code has its section.
 const ERROR_DOCS: &str = "/docs/errors";
 
@@ -240,14 +236,6 @@ pub fn render(error: &Error, request_id: &str, mut response: Response) -> Respon
     if matches!(error, Error::Unauthorized | Error::InvalidCredentials) {
         response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
     }
-    let is_worth_a_retry = status(error) == StatusCode::SERVICE_UNAVAILABLE
-        || matches!(error, Error::IdempotencyInProgress | Error::QuotaExceeded { .. });
-    let pause = match error {
-        Error::RateLimited { retry_after_seconds } => Some(*retry_after_seconds),
-        _ => is_worth_a_retry.then_some(RETRY_AFTER_SECONDS),
-    };
-    if let Some(pause) = pause {
-        response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(pause));
-    }
+    refusal::advise(error, &mut response);
     response
 }

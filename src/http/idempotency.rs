@@ -15,10 +15,7 @@ use axum::{
 use serde::Serialize;
 use uuid::Uuid;
 
-use super::{
-    error::{self, ErrorBody},
-    layers::RequestId,
-};
+use super::error::{self, ErrorBody};
 use crate::{
     app::App,
     auth::{Caller, Permit},
@@ -26,6 +23,7 @@ use crate::{
     error::Error,
     ids::{JobId, OperationId, ScheduleId, WorkflowId},
     store::idempotency::{self, Kept, Presented},
+    wire::RequestId,
 };
 
 const HEADER: &str = "Idempotency-Key";

@@ -14,8 +14,6 @@ use utoipa::{IntoParams, ToSchema};
 use super::{
     cursor::{self, List},
     error::ErrorBody,
-    extract::{Json, KeyInPath, Object, Query, RequestBody},
-    validate::Check,
 };
 use crate::{
     accounts::{KeyWish, MadeKey, make_key},
@@ -28,6 +26,10 @@ use crate::{
     error::Error,
     ids::KeyId,
     store::{self, audit::Deed, keys::ListedKey},
+    wire::{
+        check::Check,
+        extract::{Json, KeyInPath, Object, Query, RequestBody},
+    },
 };
 
 const DEFAULT_PAGE_KEYS: u32 = 50;

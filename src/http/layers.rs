@@ -24,6 +24,7 @@ use crate::{
     ids,
     limiter::Standing,
     telemetry,
+    wire::{ClientGone, RequestId, refusal::Told},
 };
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -33,14 +34,6 @@ const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const PAGES: [&str; 1] = ["/docs"];
 /// Characters of a request id that a caller may choose.
 const MAX_REQUEST_ID_CHARS: usize = 128;
-
-/// This request's id, for handlers that answer with several errors in one body.
-#[derive(Debug, Clone)]
-pub struct RequestId(pub String);
-
-/// Cancelled when the client has closed its connection.
-#[derive(Debug, Clone)]
-pub struct ClientGone(pub CancellationToken);
 
 /// Runs the handler in a task of its own, so that a client that vanishes cannot stop it in the
 /// middle of a statement; what it was doing is done, and [`ClientGone`] tells those who wait.
@@ -72,9 +65,11 @@ pub async fn observe(mut request: Request, next: Next) -> Response {
     let method = method_label(request.method());
     let route = request.extensions().get::<MatchedPath>().cloned();
     let mut response = next.run(request).await;
-    let failure = response.extensions_mut().remove::<Error>();
-    if let Some(failure) = &failure {
-        response = error::render(failure, &request_id, response);
+    let mut failure = response.extensions_mut().remove::<Told>().map(|Told(it)| it);
+    // What no wire has told: it happened outside of all, or on the native one.
+    if let Some(untold) = response.extensions_mut().remove::<Error>() {
+        response = error::render(&untold, &request_id, response);
+        failure = Some(untold);
     }
     if let Ok(value) = HeaderValue::from_str(&request_id) {
         response.headers_mut().insert(REQUEST_ID, value);

@@ -7,13 +7,7 @@ use serde::{Deserialize, Serialize};
 use sqlx::Acquire;
 use utoipa::ToSchema;
 
-use super::{
-    audit::AuditEntry,
-    auth::Account,
-    error::ErrorBody,
-    extract::{Json, RequestBody, SessionInPath},
-    projects::Project,
-};
+use super::{audit::AuditEntry, auth::Account, error::ErrorBody, projects::Project};
 use crate::{
     accounts::Client,
     app::{App, Forget},
@@ -21,6 +15,7 @@ use crate::{
     domain::limits::{MAX_SHOWN_SESSIONS, SESSION_IDLE_SECONDS},
     error::Error,
     store::{self, audit::AuditFilter, members::Membership, sessions},
+    wire::extract::{Json, RequestBody, SessionInPath},
 };
 
 /// Projects that one answer shows, the oldest.

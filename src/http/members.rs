@@ -8,10 +8,7 @@ use serde_json::json;
 use sqlx::Acquire;
 use utoipa::ToSchema;
 
-use super::{
-    error::ErrorBody,
-    extract::{AccountInPath, InvitationInPath, Json, RequestBody},
-};
+use super::error::ErrorBody;
 use crate::{
     accounts::{read_email, secret},
     app::{App, Forget},
@@ -24,6 +21,7 @@ use crate::{
     ids::{AccountId, InvitationId},
     mail::Mail,
     store::{self, audit::Deed, members},
+    wire::extract::{AccountInPath, InvitationInPath, Json, RequestBody},
 };
 
 /// A member.

@@ -6,7 +6,6 @@ mod auth;
 mod cursor;
 mod dead_letters;
 pub mod error;
-mod extract;
 mod health;
 mod idempotency;
 mod jobs;
@@ -22,8 +21,6 @@ mod queues;
 mod recurring;
 mod retry;
 pub mod server;
-mod streams;
-mod validate;
 mod workers;
 mod workflows;
 
@@ -31,7 +28,6 @@ use axum::{Router, middleware, routing};
 use tokio_util::task::TaskTracker;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
-pub use self::extract::BODY_TIMEOUT;
 use crate::{app::App, error::Error};
 
 /// The routes of the data plane, all in one table. They answer twice: under `/v1`, and under

@@ -10,8 +10,6 @@ use super::{
     audit::{self, Deed},
     cursor::{self, List},
     error::ErrorBody,
-    extract::{OperationInPath, Query},
-    validate::Check,
 };
 use crate::{
     app::App,
@@ -24,6 +22,10 @@ use crate::{
     error::Error,
     ids::OperationId,
     store,
+    wire::{
+        check::Check,
+        extract::{OperationInPath, Query},
+    },
 };
 
 const DEFAULT_PAGE_OPERATIONS: u32 = 20;

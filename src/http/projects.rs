@@ -6,11 +6,7 @@ use serde::{Deserialize, Serialize};
 use sqlx::Acquire;
 use utoipa::{IntoParams, ToSchema};
 
-use super::{
-    error::ErrorBody,
-    extract::{Json, Query, RequestBody},
-    validate::Check,
-};
+use super::error::ErrorBody;
 use crate::{
     accounts::{Client, free_project, project_facts},
     app::{App, Forget},
@@ -21,6 +17,10 @@ use crate::{
     },
     error::Error,
     store::{self, audit::Deed, members::Membership, projects},
+    wire::{
+        check::Check,
+        extract::{Json, Query, RequestBody},
+    },
 };
 
 /// Projects that one answer shows, the oldest.

@@ -11,9 +11,7 @@ use utoipa::{IntoParams, ToSchema};
 use super::{
     audit::{self, Deed},
     error::ErrorBody,
-    extract::{Json, NameInPath, Object, Query, RequestBody},
     retry::RetryRequest,
-    validate::Check,
 };
 use crate::{
     app::App,
@@ -25,6 +23,10 @@ use crate::{
         self,
         counts::QueueRow,
         queues::{SettingsChange, TypeRow},
+    },
+    wire::{
+        check::Check,
+        extract::{Json, NameInPath, Object, Query, RequestBody},
     },
 };
 

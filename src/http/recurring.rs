@@ -18,11 +18,8 @@ use utoipa::{IntoParams, ToSchema};
 use super::{
     audit::{self, Deed},
     error::ErrorBody,
-    extract::{Fingerprinted, Json, NameInPath, Object, Query, RequestBody},
     idempotency::{self, Answer, Ids},
-    layers::RequestId,
     retry::RetryRequest,
-    validate::{Check, stored_json},
 };
 use crate::{
     app::App,
@@ -35,6 +32,11 @@ use crate::{
     engine::schedules::{self, ScheduleRow, WrittenSchedule},
     error::Error,
     store,
+    wire::{
+        RequestId,
+        check::{Check, stored_json},
+        extract::{Fingerprinted, Json, NameInPath, Object, Query, RequestBody},
+    },
 };
 
 const DEFAULT_QUEUE: &str = "default";

@@ -3,10 +3,12 @@
 use serde::Deserialize;
 use utoipa::ToSchema;
 
-use super::validate::Check;
-use crate::domain::{
-    backoff::{RetryPolicy, Strategy},
-    limits,
+use crate::{
+    domain::{
+        backoff::{RetryPolicy, Strategy},
+        limits,
+    },
+    wire::check::Check,
 };
 
 /// How a job is tried again. Fields that are not sent have their defaults.

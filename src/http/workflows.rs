@@ -12,11 +12,8 @@ use utoipa::ToSchema;
 
 use super::{
     error::ErrorBody,
-    extract::{Fingerprinted, Object, RequestBody, WorkflowInPath},
     idempotency::{self, Answer, Ids},
     jobs::accept::{EnqueueRequest, accept, traceparent},
-    layers::RequestId,
-    validate::Check,
 };
 use crate::{
     app::App,
@@ -33,6 +30,11 @@ use crate::{
     },
     error::Error,
     ids::ProjectId,
+    wire::{
+        RequestId,
+        check::Check,
+        extract::{Fingerprinted, Object, RequestBody, WorkflowInPath},
+    },
 };
 
 /// A workflow to start: its jobs form a graph without cycles.

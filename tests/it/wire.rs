@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use fencepost::http::{BODY_TIMEOUT, server};
+use fencepost::{http::server, wire::extract::BODY_TIMEOUT};
 use reqwest::Method;
 use serde_json::json;
 use tokio::{

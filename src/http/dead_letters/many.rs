@@ -22,13 +22,15 @@ use crate::{
     http::{
         audit::{self, Deed},
         error::ErrorBody,
-        extract::{Fingerprinted, Object, RequestBody},
         idempotency::{self, Answer, Ids},
-        layers::RequestId,
         operations::Operation,
-        validate::Check,
     },
     store,
+    wire::{
+        RequestId,
+        check::Check,
+        extract::{Fingerprinted, Object, RequestBody},
+    },
 };
 
 /// What a purge asks to be typed.

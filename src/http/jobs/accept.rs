@@ -16,12 +16,12 @@ use crate::{
         family::{OnConflict, TiedJob},
     },
     error::Error,
-    http::{
-        extract::{Object, RequestBody},
-        retry::RetryRequest,
-        validate::Check,
-    },
+    http::retry::RetryRequest,
     ids::{JobId, ProjectId},
+    wire::{
+        check::Check,
+        extract::{Object, RequestBody},
+    },
 };
 
 const DEFAULT_QUEUE: &str = "default";

@@ -16,10 +16,10 @@ use crate::{
         settle::JobKey,
     },
     error::Error,
-    http::{
-        error::ErrorBody,
+    http::error::ErrorBody,
+    wire::{
+        check::Check,
         extract::{JobInPath, Json, RequestBody},
-        validate::Check,
     },
 };
 

@@ -27,13 +27,15 @@ use crate::{
     error::Error,
     http::{
         error::ErrorBody,
-        extract::{Fingerprinted, Object, RequestBody},
         idempotency::{self, Answer, Ids},
-        layers::RequestId,
-        validate::Check,
     },
     ids::{JobId, ProjectId},
     store,
+    wire::{
+        RequestId,
+        check::Check,
+        extract::{Fingerprinted, Object, RequestBody},
+    },
 };
 
 /// Jobs to enqueue together, all or none.

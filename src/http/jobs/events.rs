@@ -18,13 +18,14 @@ use crate::{
         text::ErrorReport,
     },
     error::Error,
-    http::{error::ErrorBody, extract::JobInPath},
+    http::error::ErrorBody,
     ids::{JobId, ProjectId},
     store::{
         self,
         events::EventRow,
         jobs::{AttemptRow, JobRow},
     },
+    wire::extract::JobInPath,
 };
 
 /// Something that happened to a job.

@@ -12,15 +12,15 @@ use crate::{
     domain::{job::StoredState, limits, logs},
     engine::settle::JobKey,
     error::Error,
-    http::{
-        error::ErrorBody,
-        extract::{JobInPath, Query},
-        streams::{self, Ended, Writer},
-        validate::Check,
-    },
+    http::error::ErrorBody,
     store::{
         self,
         logs::{LogPlace, LogRow},
+    },
+    wire::{
+        check::Check,
+        extract::{JobInPath, Query},
+        streams::{self, Ended, Writer},
     },
 };
 

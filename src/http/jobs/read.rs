@@ -17,12 +17,14 @@ use crate::{
     http::{
         cursor::{self, List},
         error::ErrorBody,
-        extract::{JobInPath, Query},
-        layers::ClientGone,
-        validate::Check,
     },
     ids::{JobId, ProjectId},
     store,
+    wire::{
+        ClientGone,
+        check::Check,
+        extract::{JobInPath, Query},
+    },
 };
 
 const DEFAULT_PAGE_JOBS: u32 = 50;

@@ -15,8 +15,8 @@ use crate::{
     },
     engine::enqueue::{NewJob, StoredJob},
     error::Error,
-    http::validate::stored_json,
     store::jobs::{AttemptRow, JobRow},
+    wire::check::stored_json,
 };
 
 /// A job.

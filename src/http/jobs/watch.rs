@@ -25,13 +25,13 @@ use crate::{
     },
     engine::{settle::JobKey, watch},
     error::Error,
-    http::{
-        error::ErrorBody,
+    http::error::ErrorBody,
+    ids::{EventId, JobId, ProjectId},
+    news::{Happening, Listening},
+    wire::{
         extract::JobInPath,
         streams::{self, Ended, Writer},
     },
-    ids::{EventId, JobId, ProjectId},
-    news::{Happening, Listening},
 };
 
 /// A busy job is read at most this often for one stream.

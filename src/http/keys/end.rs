@@ -16,14 +16,14 @@ use crate::{
         limits::MAX_KEY_OVERLAP_SECONDS,
     },
     error::Error,
-    http::{
-        error::ErrorBody,
-        extract::{Json, KeyInPath, OptionalJson, RequestBody},
-        validate::Check,
-    },
+    http::error::ErrorBody,
     store::{
         self,
         audit::{Actor, Deed},
+    },
+    wire::{
+        check::Check,
+        extract::{Json, KeyInPath, OptionalJson, RequestBody},
     },
 };
 

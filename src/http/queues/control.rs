@@ -25,11 +25,13 @@ use crate::{
     http::{
         audit::{self, Deed},
         error::ErrorBody,
-        extract::{Fingerprinted, NameInPath, OptionalJson, RequestBody},
         idempotency::{self, Answer, Ids},
-        layers::RequestId,
         operations::Operation,
-        validate::Check,
+    },
+    wire::{
+        RequestId,
+        check::Check,
+        extract::{Fingerprinted, NameInPath, OptionalJson, RequestBody},
     },
 };
 

@@ -25,13 +25,15 @@ use crate::{
         audit::{self, Deed},
         cursor::{self, List},
         error::ErrorBody,
-        extract::{BarePath, NameInPath, Query},
         idempotency::{self, Answer, Ids},
         jobs::{Job, read},
-        layers::RequestId,
-        validate::Check,
     },
     store::{self, dead_letters::Place},
+    wire::{
+        RequestId,
+        check::Check,
+        extract::{BarePath, NameInPath, Query},
+    },
 };
 
 const DEFAULT_PAGE_FIRES: u32 = 50;

@@ -15,10 +15,10 @@ use crate::{
     },
     engine::schedules,
     error::Error,
-    http::{
-        error::ErrorBody,
+    http::error::ErrorBody,
+    wire::{
+        check::Check,
         extract::{Json, NameInPath, Query, RequestBody},
-        validate::Check,
     },
 };
 

@@ -15,11 +15,11 @@ use crate::{
     domain::{limits, text::ErrorReport},
     engine::settle::{self, Ack, Acked, End, Failure},
     error::Error,
-    http::{
-        error::{self, ErrorBody, ErrorInfo},
+    http::error::{self, ErrorBody, ErrorInfo},
+    wire::{
+        RequestId,
+        check::Check,
         extract::{Json, Object, RequestBody},
-        layers::RequestId,
-        validate::Check,
     },
 };
 

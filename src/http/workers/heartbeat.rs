@@ -18,12 +18,12 @@ use crate::{
         settle::JobKey,
     },
     error::Error,
-    http::{
-        error::ErrorBody,
-        extract::{Json, Object, RequestBody},
-        validate::Check,
-    },
+    http::error::ErrorBody,
     ids::JobId,
+    wire::{
+        check::Check,
+        extract::{Json, Object, RequestBody},
+    },
 };
 
 /// A sign of life: of one job (`job_id`), or of a whole worker (`state`, `active_jobs` or

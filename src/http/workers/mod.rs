@@ -11,8 +11,8 @@ use uuid::Uuid;
 
 use crate::{
     domain::{lease::Fence, limits},
-    http::validate::Check,
     ids::{JobId, LeaseId},
+    wire::check::Check,
 };
 
 /// Reads the fields by which a worker shows its lease.

@@ -1,22 +1,9 @@
 //! `POST /v1/workers/poll`.
 
-use std::{
-    collections::BTreeMap,
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll},
-    time::Duration,
-};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use axum::{
-    Extension,
-    body::{Body, Bytes, HttpBody},
-    extract::State,
-    http::{HeaderValue, header::CONTENT_TYPE},
-    response::Response,
-};
+use axum::{Extension, extract::State, response::Response};
 use chrono::{DateTime, Utc};
-use hyper::body::{Frame, SizeHint};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
@@ -27,17 +14,17 @@ use crate::{
     auth::{Caller, Polling},
     domain::{lease::heartbeat_interval_seconds, limits, worker::WorkerState},
     engine::{
-        dispatch::{self, Delivery, Handed, Wish},
+        dispatch::{self, Handed, Wish},
         family::ParentResult,
         registry,
     },
     error::Error,
-    http::{
-        error::ErrorBody,
+    http::{error::ErrorBody, jobs::ErrorView},
+    wire::{
+        ClientGone,
+        check::{Check, stored_json},
+        delivery,
         extract::{Json, RequestBody},
-        jobs::ErrorView,
-        layers::ClientGone,
-        validate::{Check, stored_json},
     },
 };
 
@@ -223,11 +210,7 @@ pub async fn poll(
     let delivery = dispatch::poll(&app.engine, wish, wait, gone.cancelled(), revoked).await?;
     let jobs = delivery.jobs().iter().map(PolledJob::of).collect::<Result<_, _>>()?;
     let state = registry::halt(&app.engine, &worker).await?;
-    let body = serde_json::to_vec(&PollReply { jobs, state }).map_err(Error::internal)?;
-    let body = DeliveryBody { bytes: Some(body.into()), delivery: Some(delivery) };
-    let mut response = Response::new(Body::new(body));
-    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    Ok(response)
+    delivery::answer(&PollReply { jobs, state }, delivery)
 }
 
 /// What it asks for, how long it waits, and whether it names labels.
@@ -273,34 +256,4 @@ fn accept(caller: &Caller<Polling>, request: PollRequest) -> Result<(Wish, Durat
         poll_id: request.poll_id,
     };
     Ok((wish, Duration::from_secs(wait_seconds.into()), has_labels))
-}
-
-/// The answer's bytes. Until the connection takes them the jobs in it can still go back: a client
-/// that closed meanwhile never gets them.
-struct DeliveryBody {
-    bytes: Option<Bytes>,
-    delivery: Option<Delivery>,
-}
-
-impl HttpBody for DeliveryBody {
-    type Data = Bytes;
-    type Error = std::convert::Infallible;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        _: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
-        if let Some(delivery) = self.delivery.take() {
-            delivery.delivered();
-        }
-        Poll::Ready(self.bytes.take().map(|it| Ok(Frame::data(it))))
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.bytes.is_none()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        SizeHint::with_exact(self.bytes.as_ref().map_or(0, |it| it.len() as u64))
-    }
 }

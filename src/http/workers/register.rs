@@ -13,10 +13,10 @@ use crate::{
         schedules::{self, RegisteredSchedule},
     },
     error::Error,
-    http::{
-        error::ErrorBody,
+    http::error::ErrorBody,
+    wire::{
+        check::Check,
         extract::{Json, Object, RequestBody},
-        validate::Check,
     },
 };
 

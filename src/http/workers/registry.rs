@@ -15,8 +15,10 @@ use crate::{
     http::{
         audit::{self, Deed},
         error::ErrorBody,
+    },
+    wire::{
+        check::Check,
         extract::{Json, NameInPath, Query, RequestBody},
-        validate::Check,
     },
 };
 

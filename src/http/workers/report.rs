@@ -17,10 +17,10 @@ use crate::{
         settle::JobKey,
     },
     error::Error,
-    http::{
-        error::ErrorBody,
+    http::error::ErrorBody,
+    wire::{
+        check::Check,
         extract::{Json, Object, RequestBody},
-        validate::Check,
     },
 };
 

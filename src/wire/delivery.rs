@@ -1,0 +1,58 @@
+//! The answer to a poll: until the connection takes its bytes, the jobs in it can still go back.
+
+use std::{
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use axum::{
+    body::{Body, Bytes, HttpBody},
+    http::{HeaderValue, header::CONTENT_TYPE},
+    response::Response,
+};
+use hyper::body::{Frame, SizeHint};
+use serde::Serialize;
+
+use crate::{engine::dispatch::Delivery, error::Error};
+
+/// An answer that holds jobs. Whoever drops it on the way gives them back, no failure counted.
+///
+/// # Errors
+/// [`Error::Internal`] when the reply is no JSON after all; the jobs go back.
+pub fn answer(reply: &impl Serialize, delivery: Delivery) -> Result<Response, Error> {
+    let bytes = serde_json::to_vec(reply).map_err(Error::internal)?;
+    let body = DeliveryBody { bytes: Some(bytes.into()), delivery: Some(delivery) };
+    let mut response = Response::new(Body::new(body));
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    Ok(response)
+}
+
+/// The answer's bytes. Until the connection takes them the jobs in it can still go back: a client
+/// that closed meanwhile never gets them.
+struct DeliveryBody {
+    bytes: Option<Bytes>,
+    delivery: Option<Delivery>,
+}
+
+impl HttpBody for DeliveryBody {
+    type Data = Bytes;
+    type Error = std::convert::Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        if let Some(delivery) = self.delivery.take() {
+            delivery.delivered();
+        }
+        Poll::Ready(self.bytes.take().map(|it| Ok(Frame::data(it))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.bytes.is_none()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(self.bytes.as_ref().map_or(0, |it| it.len() as u64))
+    }
+}

@@ -239,6 +239,89 @@ pub enum Error {
     Internal(#[source] Arc<dyn std::error::Error + Send + Sync>),
 }
 
+/// What kind of failure it is, for wires that have few words.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Class {
+    /// The request cannot be read.
+    Unreadable,
+    /// It breaks a rule.
+    Invalid,
+    /// Nobody knows who calls.
+    Unauthorized,
+    /// Whoever calls may not.
+    Forbidden,
+    /// There is no such thing here.
+    NotFound,
+    /// The thing is there, but not for this method.
+    MethodNotAllowed,
+    /// The state of something does not allow it.
+    Conflict,
+    /// Something else has the name already.
+    Duplicate,
+    /// The request, or a part of it, is too large.
+    TooLarge,
+    /// It is not JSON.
+    MediaType,
+    /// It did not arrive in time.
+    Timeout,
+    /// Too many calls, or too much of something.
+    Limited,
+    /// Not now.
+    Unavailable,
+    /// A mistake of ours.
+    Internal,
+}
+
+impl Error {
+    /// What kind of failure it is. No `_`: a new meaning must be sorted in.
+    #[must_use]
+    pub fn class(&self) -> Class {
+        match self {
+            Self::Unreadable(_) => Class::Unreadable,
+            Self::Invalid(_)
+            | Self::InvalidLink
+            | Self::InvalidCron(_)
+            | Self::InvalidTimezone(_) => Class::Invalid,
+            Self::Unauthorized | Self::InvalidCredentials => Class::Unauthorized,
+            Self::Forbidden { .. } | Self::SignupClosed | Self::RoleExceedsCaller => {
+                Class::Forbidden
+            }
+            Self::NoSuchRoute
+            | Self::ProjectNotFound
+            | Self::JobNotFound
+            | Self::WorkflowNotFound
+            | Self::QueueNotFound
+            | Self::OperationNotFound
+            | Self::ScheduleNotFound
+            | Self::WorkerNotFound
+            | Self::KeyNotFound
+            | Self::MemberNotFound
+            | Self::InvitationNotFound
+            | Self::SessionNotFound => Class::NotFound,
+            Self::MethodNotAllowed => Class::MethodNotAllowed,
+            Self::InvalidState(_)
+            | Self::WorkerMismatch(_)
+            | Self::StaleLease(_)
+            | Self::ParentTerminal(_)
+            | Self::LastOwner
+            | Self::IdempotencyKeyReuse
+            | Self::IdempotencyInProgress => Class::Conflict,
+            Self::UniqueConflict { .. }
+            | Self::ScheduleTypeConflict
+            | Self::EmailTaken
+            | Self::SlugTaken => Class::Duplicate,
+            Self::BodyTooLarge { .. } | Self::FieldTooLarge { .. } => Class::TooLarge,
+            Self::UnsupportedMediaType => Class::MediaType,
+            Self::BodyTimeout => Class::Timeout,
+            Self::RateLimited { .. } | Self::QuotaExceeded { .. } => Class::Limited,
+            Self::Overloaded | Self::Unavailable(_) | Self::InDoubt | Self::NotReady(_) => {
+                Class::Unavailable
+            }
+            Self::Internal(_) => Class::Internal,
+        }
+    }
+}
+
 /// Where a job stands, told to a worker that lost it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Whereabouts {

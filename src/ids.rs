@@ -195,6 +195,15 @@ pub struct ProjectId(pub i32);
 #[sqlx(transparent)]
 pub struct LeaseId(pub Uuid);
 
+/// What the names of workers begin with that have given none.
+pub const ANONYMOUS: &str = "anonymous:";
+
+/// A name for a worker that has given none: nobody else has it.
+#[must_use]
+pub fn anonymous_worker() -> String {
+    format!("{ANONYMOUS}{}", TypeIdSuffix::new::<V7>())
+}
+
 /// An id for one request, for logs and error bodies.
 #[must_use]
 pub fn request_id() -> String {

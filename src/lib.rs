@@ -3,6 +3,7 @@
 //! `ARCHITECTURE.md` is the map of this house. A module imports only from lower floors.
 
 pub mod accounts;
+pub mod adapters;
 pub mod app;
 pub mod auth;
 pub mod bench;

@@ -10,6 +10,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     accounts::{Accounts, password::Passwords, token::Tokens},
+    adapters,
     app::App,
     bus::{Bus, Heard, Topic},
     config::{ConnectionLimits, PoolArgs, Signup},
@@ -107,7 +108,7 @@ pub async fn serve(node: Node, stop: CancellationToken) -> anyhow::Result<()> {
     let closing = CancellationToken::new();
     tokio::spawn(close_later(stop, node.linger, closing.clone()));
     let (connections, handlers) = (TaskTracker::new(), TaskTracker::new());
-    let router = http::router(app, handlers.clone());
+    let router = http::router(app, adapters::router(), handlers.clone());
     http::server::run(node.api, router, node.connections, closing, connections.clone()).await;
     let drained = timeout(DRAIN_TIMEOUT, async {
         connections.wait().await;

@@ -30,10 +30,10 @@ pub fn heartbeat_interval_seconds(lease_seconds: i32, timeout_seconds: i32) -> i
 }
 
 /// What a worker shows of its lease. `worker_id` is always shown; the rest when the worker has it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Fence {
-    /// The worker that was given the job.
-    pub worker_id: String,
+    /// The worker that was given the job; none: whoever has it. Some wires do not say.
+    pub worker_id: Option<String>,
     /// The attempt it was given.
     pub attempt: Option<i32>,
     /// The lease it was given.
@@ -58,13 +58,17 @@ impl Fence {
         self.attempt.is_some() || self.lease_id.is_some()
     }
 
+    fn worker_agrees(&self, holder: &Holder) -> bool {
+        self.worker_id.as_ref().is_none_or(|it| *it == holder.worker_id)
+    }
+
     fn attempt_agrees(&self, holder: &Holder) -> bool {
         self.attempt.is_none_or(|it| it == holder.attempt)
             && self.lease_id.is_none_or(|it| it == holder.lease_id)
     }
 
     fn agrees(&self, holder: &Holder) -> bool {
-        self.worker_id == holder.worker_id && self.attempt_agrees(holder)
+        self.worker_agrees(holder) && self.attempt_agrees(holder)
     }
 }
 
@@ -132,7 +136,7 @@ pub fn explain_report(fence: &Fence, seen: &Standing) -> Refusal {
 
 fn refusal(fence: &Fence, seen: &Standing, expiry_counts: bool) -> Refusal {
     let Some((holder, expired)) = &seen.running else { return Refusal::InvalidState };
-    if fence.worker_id != holder.worker_id {
+    if !fence.worker_agrees(holder) {
         return Refusal::WorkerMismatch;
     }
     if !fence.attempt_agrees(holder) || (expiry_counts && *expired) {
@@ -151,7 +155,7 @@ mod tests {
     const OTHER_LEASE: LeaseId = LeaseId(Uuid::from_u128(8));
 
     fn fence(worker: &str, attempt: Option<i32>, lease_id: Option<LeaseId>) -> Fence {
-        Fence { worker_id: worker.into(), attempt, lease_id }
+        Fence { worker_id: Some(worker.into()), attempt, lease_id }
     }
 
     fn holder(worker: &str, attempt: i32) -> Holder {
@@ -183,6 +187,18 @@ mod tests {
         assert_eq!(refused(fence("ann", Some(1), None)), Err(Refusal::StaleLease));
         assert_eq!(refused(fence("ann", None, Some(OTHER_LEASE))), Err(Refusal::StaleLease));
         assert_eq!(refused(fence("ann", Some(2), Some(LEASE))), Err(Refusal::Moved));
+    }
+
+    #[test]
+    fn a_fence_without_a_worker_is_judged_by_what_it_shows() {
+        let shown = |attempt| Fence { attempt, ..Fence::default() };
+        let refused = |it: Fence| explain_ack(&it, Outcome::Succeeded, &running(false));
+        assert_eq!(refused(shown(Some(1))), Err(Refusal::StaleLease));
+        assert_eq!(refused(shown(Some(2))), Err(Refusal::Moved));
+        assert_eq!(refused(Fence::default()), Err(Refusal::Moved));
+        let again = |it: Fence| explain_ack(&it, Outcome::Failed, &settled(Outcome::Failed));
+        assert_eq!(again(shown(Some(2))), Ok(()));
+        assert_eq!(again(Fence::default()), Err(Refusal::InvalidState));
     }
 
     #[test]

@@ -243,7 +243,7 @@ async fn claim_any_type(
     }
 }
 
-/// Parts the looks at queues that have gates from the others, and says whether the answer is known. Asked
+/// Parts the looks at queues that have gates, and those for commands, from the others, and says whether the answer is known. Asked
 /// only where there may be some; when the question fails, nobody passes a gate unasked: the other statements
 /// do not see what is behind.
 async fn with_gates(
@@ -252,7 +252,8 @@ async fn with_gates(
 ) -> (Vec<(DealtLook, Vec<LeaseId>)>, Vec<(DealtLook, Vec<LeaseId>)>, bool) {
     let asked: Vec<_> = looks.iter().filter(|(look, _)| look.may_have_gates).collect();
     if asked.is_empty() {
-        return (Vec::new(), looks, true);
+        let (chosen, open) = looks.into_iter().partition(|(look, _)| look.only_commands);
+        return (chosen, open, true);
     }
     let queues: Vec<_> = asked.iter().map(|(it, _)| (it.project_id, &*it.queue)).collect();
     let found = store::gates::queues_with_gates(conn, &queues).await;
@@ -263,7 +264,8 @@ async fn with_gates(
     });
     let named = numbers.into_iter().filter_map(|it| asked.get(usize::try_from(it).ok()?));
     let gated: std::collections::HashSet<_> = named.map(|(it, _)| it.lane).collect();
-    let (gated, open) = looks.into_iter().partition(|(look, _)| gated.contains(&look.lane));
+    let is_chosen = |look: &DealtLook| look.only_commands || gated.contains(&look.lane);
+    let (gated, open) = looks.into_iter().partition(|(look, _)| is_chosen(look));
     (gated, open, is_known)
 }
 
@@ -306,6 +308,7 @@ fn to_look((dealt, lease_ids): &(DealtLook, Vec<LeaseId>)) -> Look<'_> {
         queue: &dealt.queue,
         job_types: &dealt.job_types,
         labels: &dealt.labels,
+        only_commands: dealt.only_commands,
         from: dealt.from,
         slots: slots
             .map(|((_, wish), lease_id)| Slot {
@@ -374,7 +377,7 @@ pub(super) async fn look_for_work(
     for queues in queues.chunks(MAX_FALLBACK_QUEUES) {
         let look = async {
             let mut conn = pool.acquire().await?;
-            store::claims::queues_with_work(&mut conn, queues).await
+            store::polls::queues_with_work(&mut conn, queues).await
         };
         match timeout(CLAIM_TIMEOUT, look).await.unwrap_or(Err(sqlx::Error::PoolTimedOut)) {
             Ok(numbers) => found.extend(

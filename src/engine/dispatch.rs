@@ -20,7 +20,7 @@ use tokio::{
 use super::{Engine, coalesce::Batch, lanes::WaiterId, pump::Message, registry};
 use crate::{
     error::Error,
-    store::{self, claims::PollKey},
+    store::{self, polls::PollKey},
     telemetry,
 };
 
@@ -235,7 +235,7 @@ impl Batch for Repeats {
         items: &[PollKey],
         _: bool,
     ) -> sqlx::Result<Vec<Result<Vec<Handed>, Error>>> {
-        let found = store::claims::leased_by_polls(conn, items).await?;
+        let found = store::polls::leased_by_polls(conn, items).await?;
         let mut answers: Vec<Vec<Handed>> = items.iter().map(|_| Vec::new()).collect();
         for job in found {
             let poll = job.slot.and_then(|it| usize::try_from(it).ok());

@@ -13,18 +13,21 @@ use super::{
 use crate::{
     domain::{history, job::StoredState, limits},
     error::{Error, FieldError, is_unique_violation},
-    ids::{JobId, ProjectId, WorkflowId},
+    ids::{JobId, ProjectId},
     store::{
         self,
         acks::JobKey,
         control::CalledOff,
         events,
         family::{self, UniqueHolder},
-        orphans,
+        orphans, workflows,
     },
 };
 
-pub use crate::store::family::{Edge, ParentResult, WorkflowJobRow, WorkflowRow};
+pub use crate::store::{
+    family::{Edge, ParentResult},
+    workflows::{NewWorkflow, Rerun},
+};
 
 /// How often a request is tried that lost a race for a unique key, or a deadlock.
 const MAX_TRIES: u32 = 5;
@@ -49,8 +52,19 @@ pub struct TiedJob {
     pub on_conflict: OnConflict,
     /// Its one parent was named by `parent_job_id`.
     pub is_continuation: bool,
+    /// Its id was chosen by who sent it: another job may have it.
+    pub is_id_given: bool,
     /// Where it is in the request: `jobs[3].`, or nothing.
     pub path: String,
+}
+
+impl TiedJob {
+    /// A job that comes alone.
+    #[must_use]
+    pub fn new(job: NewJob, on_conflict: OnConflict) -> Self {
+        let path = String::new();
+        Self { job, on_conflict, is_continuation: false, is_id_given: false, path }
+    }
 }
 
 /// What became of a request's job.
@@ -60,17 +74,6 @@ pub enum Outcome {
     Stored(StoredJob),
     /// This one was there already.
     Existing(JobId),
-}
-
-/// A workflow to store with its jobs.
-#[derive(Debug, Clone)]
-pub struct NewWorkflow {
-    /// Made before the insert.
-    pub id: WorkflowId,
-    /// As it was sent.
-    pub name: Option<String>,
-    /// Who waits for whom among its jobs.
-    pub edges: Vec<Edge>,
 }
 
 /// Stores jobs, all or none, and answers in their order.
@@ -87,7 +90,7 @@ pub async fn store(
     let mut tries = 0;
     loop {
         tries += 1;
-        match store_once(engine, project_id, jobs, workflow).await {
+        match store_once(engine, project_id, jobs, workflow, tries == 1).await {
             Err(Failed::Store(error)) if tries < MAX_TRIES && is_worth_another_try(&error) => (),
             Err(Failed::Store(error)) if is_unique_violation(&error) => {
                 return Err(Error::UniqueConflict { field: "unique.key".to_owned(), holder: None });
@@ -125,6 +128,7 @@ async fn store_once(
     project_id: ProjectId,
     jobs: &[TiedJob],
     workflow: Option<&NewWorkflow>,
+    is_first_try: bool,
 ) -> Result<Vec<Outcome>, Failed> {
     let mut conn = engine.pools.enqueue.acquire().await?;
     let all: Vec<_> = jobs.iter().map(|it| &it.job).collect();
@@ -133,6 +137,11 @@ async fn store_once(
     // Stored by an earlier try whose answer was lost, or by an earlier request with the same idempotency
     // key: all that was new then is there now, and the others are found again by their unique keys.
     let earlier: HashMap<_, _> = found.into_iter().map(|it| (it.id, it)).collect();
+    let taken = |it: &&TiedJob| it.is_id_given && earlier.contains_key(&it.job.id);
+    if let Some(taken) = jobs.iter().find(taken).filter(|_| is_first_try) {
+        let field = format!("{}id", taken.path);
+        return Err(Failed::Refused(Error::UniqueConflict { field, holder: Some(taken.job.id) }));
+    }
     let is_left = |it: &&TiedJob| !earlier.contains_key(&it.job.id);
     let left: Vec<_> = jobs.iter().filter(is_left).cloned().collect();
     if left.is_empty() {
@@ -155,12 +164,18 @@ async fn store_once(
         orphans::insert_expiries(&mut tx, project_id, &expiries).await?;
     }
     if let Some(workflow) = workflow {
-        family::insert_workflow(&mut tx, project_id, workflow.id, workflow.name.as_deref()).await?;
+        workflows::insert_workflow(&mut tx, project_id, workflow).await?;
+        if let Some(Rerun { original, replaced }) = workflow.rerun
+            && !workflows::succeed(&mut tx, project_id, original, replaced, workflow.id).await?
+        {
+            // Somebody else has run it again at the same moment: one run is enough.
+            return Err(Failed::Refused(Error::Overloaded));
+        }
         family::insert_edges(&mut tx, project_id, &workflow.edges).await?;
         let keyed =
             new.iter().filter_map(|it| Some((it.extras.as_ref()?.workflow_key.as_deref()?, it.id)));
         let keyed: Vec<_> = keyed.collect();
-        family::insert_workflow_jobs(&mut tx, project_id, workflow.id, &keyed).await?;
+        workflows::insert_workflow_jobs(&mut tx, project_id, workflow.id, &keyed).await?;
     }
     tx.commit().await?;
     drop(conn);
@@ -292,46 +307,4 @@ fn unfinished(
         }
         Some(_) => Ok(true),
     }
-}
-
-/// A workflow with its jobs.
-///
-/// # Errors
-/// [`Error::WorkflowNotFound`].
-pub async fn workflow(
-    engine: &Engine,
-    project_id: ProjectId,
-    id: WorkflowId,
-) -> Result<(WorkflowRow, Vec<WorkflowJobRow>), Error> {
-    let mut conn = engine.pools.read_for(project_id).await?;
-    let found = family::find_workflow(&mut conn, project_id, id).await?;
-    let found = found.ok_or(Error::WorkflowNotFound)?;
-    let jobs = family::workflow_jobs(&mut conn, project_id, id).await?;
-    Ok((found, jobs))
-}
-
-/// Calls off every job of a workflow that has not ended.
-///
-/// # Errors
-/// [`Error::WorkflowNotFound`].
-pub async fn cancel_workflow(
-    engine: &Engine,
-    project_id: ProjectId,
-    id: WorkflowId,
-) -> Result<(), Error> {
-    let (_, jobs) = workflow(engine, project_id, id).await?;
-    let live = |it: &&WorkflowJobRow| {
-        it.state.is_some_and(|it| it.is_waiting() || it == StoredState::Processing)
-    };
-    let mut conn = engine.pools.read_for(project_id).await?;
-    family::cancel_workflow(&mut conn, project_id, id).await?;
-    drop(conn);
-    for job in jobs.iter().filter(live) {
-        match super::control::cancel(engine, JobKey { project_id, id: job.id }).await {
-            // It ended meanwhile.
-            Ok(()) | Err(Error::InvalidState(_) | Error::JobNotFound) => (),
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(())
 }

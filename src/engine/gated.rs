@@ -10,7 +10,8 @@ use crate::{
     domain::rate::{Handout, RateLimit},
     store::{
         claims::{LeasedJob, Look},
-        gates::{self, GateSeen, Handouts, MAX_PAGE_GATES, Passage, QueueRules},
+        gates::{self, GateSeen, MAX_PAGE_GATES, Passage},
+        rules::{self, Handouts, QueueRules},
     },
 };
 
@@ -37,7 +38,7 @@ pub(super) struct GatedFinding {
 /// them, as far as the queue's rules allow.
 pub(super) async fn claim(conn: &mut PgConnection, look: &Look<'_>) -> sqlx::Result<GatedFinding> {
     let mut tx = conn.begin().await?;
-    let rules = gates::lock_queue(&mut tx, look.project_id, look.queue).await?;
+    let rules = rules::lock_queue(&mut tx, look.project_id, look.queue).await?;
     if rules.as_ref().is_some_and(|it| !it.is_locked) {
         tx.rollback().await?;
         return Ok(GatedFinding { was_contended: true, ..GatedFinding::default() });
@@ -48,7 +49,7 @@ pub(super) async fn claim(conn: &mut PgConnection, look: &Look<'_>) -> sqlx::Res
     }
     let mut rate = match rules.as_ref().and_then(rate_limit) {
         Some(limit) => {
-            let past = gates::find_handouts(&mut tx, look.project_id, look.queue).await?;
+            let past = rules::find_handouts(&mut tx, look.project_id, look.queue).await?;
             Some(Rate::new(limit, past))
         }
         None => None,
@@ -74,7 +75,7 @@ pub(super) async fn claim(conn: &mut PgConnection, look: &Look<'_>) -> sqlx::Res
     let (jobs, chosen) = gates::claim_gated(&mut tx, look, passage).await?;
     if let Some(rate) = rate.as_mut().filter(|_| !jobs.is_empty()) {
         rate.handed_out(&jobs);
-        gates::keep_handouts(&mut tx, look.project_id, look.queue, &rate.handouts).await?;
+        rules::keep_handouts(&mut tx, look.project_id, look.queue, &rate.handouts).await?;
     }
     tx.commit().await?;
     let rests_for = rate.as_ref().and_then(Rate::wait);
@@ -115,7 +116,7 @@ async fn types(
 ) -> sqlx::Result<Option<Vec<String>>> {
     match (look.job_types, paused) {
         ([], []) => Ok(None),
-        ([], paused) => gates::open_types(tx, look.project_id, look.queue, paused).await.map(Some),
+        ([], paused) => rules::open_types(tx, look.project_id, look.queue, paused).await.map(Some),
         (wanted, paused) => {
             Ok(Some(wanted.iter().filter(|it| !paused.contains(it)).cloned().collect()))
         }

@@ -9,7 +9,7 @@ use super::{Engine, coalesce::Batch, settle};
 use crate::{
     domain::lease,
     error::Error,
-    ids::JobId,
+    ids::{JobId, ProjectId},
     store::{self, acks::JobKey},
 };
 
@@ -60,6 +60,24 @@ pub async fn heartbeat(engine: &Engine, beat: Beat) -> Result<Advice, Error> {
     let found = settle::look_again(engine, key, &fence).await?;
     let refusal = lease::explain_heartbeat(&fence, &found.standing);
     Err(settle::refused(refusal, &found.standing))
+}
+
+/// Gives leases that were handed out to nobody by name to the worker that says it has them. Answers with
+/// those it has now.
+///
+/// # Errors
+/// [`Error::Unavailable`] when the store does not answer.
+pub async fn adopt(
+    engine: &Engine,
+    project_id: ProjectId,
+    worker_id: &str,
+    jobs: &[JobId],
+) -> Result<Vec<JobId>, Error> {
+    if jobs.is_empty() {
+        return Ok(Vec::new());
+    }
+    let mut conn = engine.pools.settle.acquire().await?;
+    Ok(store::heartbeats::adopt(&mut conn, project_id, worker_id, jobs).await?)
 }
 
 /// The batch of heartbeats.

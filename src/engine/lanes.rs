@@ -1,7 +1,7 @@
 //! Who waits for what, and what is known of each queue: the pump's memory. Plain data, no I/O: the
 //! caller passes in the time, runs the looks that are dealt, and reports what they found.
 //!
-//! A *lane* is one queue of one project as polls of the same `job_types` see it. A lane's *supply*
+//! A *lane* is one queue of one project as polls of the same `job_types` and labels see it. A lane's *supply*
 //! is what may be found there; only lanes with supply are looked at, so a thousand parked polls on
 //! an empty queue cost nothing.
 
@@ -30,7 +30,7 @@ const LANE_KEEP: Duration = Duration::from_secs(2);
 const MARK_KEEP: Duration = Duration::from_secs(1);
 /// Looks of one claim.
 const MAX_LOOKS: usize = 64;
-/// Looks of one claim that name job types, or may meet gates: each is a statement of its own.
+/// Looks of one claim that name job types, take commands only, or may meet gates: each is a statement of its own.
 const MAX_SINGLE_LOOKS: usize = 4;
 /// Slots that one lane is dealt at least, however many lanes want their turn.
 const MIN_LANE_SLOTS: usize = 50;
@@ -61,6 +61,8 @@ pub struct DealtLook {
     pub job_types: Arc<[String]>,
     /// What the workers have.
     pub labels: Arc<[String]>,
+    /// Only jobs that offer a command.
+    pub only_commands: bool,
     /// Whether it must be asked if the queue has gates.
     pub may_have_gates: bool,
     /// Whether it had some at the last look.
@@ -95,6 +97,7 @@ impl Lanes {
                     queue: (wish.project_id, Arc::clone(queue)),
                     job_types: Arc::clone(&wish.job_types),
                     labels: Arc::clone(&wish.labels),
+                    only_commands: wish.only_commands,
                 },
                 now,
             );
@@ -322,8 +325,10 @@ impl Lanes {
             lane.is_in_turn = false;
             later.push(id);
             // Each of these is a statement of its own, or more.
-            let is_single = !lane.signature.job_types.is_empty() || lane.has_gates;
-            let is_single_look = |it: &&DealtLook| !it.job_types.is_empty() || it.had_gates;
+            let Signature { job_types, only_commands, .. } = &lane.signature;
+            let is_single = !job_types.is_empty() || *only_commands || lane.has_gates;
+            let is_single_look =
+                |it: &&DealtLook| !it.job_types.is_empty() || it.only_commands || it.had_gates;
             if is_single && looks.iter().filter(is_single_look).count() == MAX_SINGLE_LOOKS {
                 continue;
             }
@@ -374,6 +379,7 @@ impl Lanes {
             queue: Arc::clone(&lane.signature.queue.1),
             job_types: Arc::clone(&lane.signature.job_types),
             labels: Arc::clone(&lane.signature.labels),
+            only_commands: lane.signature.only_commands,
             may_have_gates: lane.may_have_gates
                 || lane.asked_gates_at.is_none_or(|it| now - it >= MARK_KEEP),
             had_gates: lane.has_gates,

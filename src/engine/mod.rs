@@ -4,6 +4,7 @@
 //! It never knows HTTP, and never decides by a clock of its own.
 
 mod after;
+pub mod anywhere;
 pub mod brakes;
 pub mod chores;
 mod claim;
@@ -16,6 +17,8 @@ pub mod family;
 pub mod fire;
 mod gated;
 pub mod heartbeat;
+pub mod intake;
+pub mod jobs;
 mod lanes;
 pub mod operations;
 pub mod orphans;
@@ -33,6 +36,7 @@ pub mod settle;
 pub mod tidings;
 pub mod watch;
 mod wish;
+pub mod workflows;
 
 use std::{
     ops::Deref,

@@ -31,7 +31,7 @@ use crate::{
     domain::history,
     ids::ProjectId,
     news::{Happening, News},
-    store::{acks::JobKey, claims::PollKey, pools::Pools},
+    store::{acks::JobKey, polls::PollKey, pools::Pools},
     telemetry,
     wake::{Arrivals, Hint},
 };

@@ -1,9 +1,16 @@
-//! Pausing and resuming: a whole queue, or one type of jobs in it.
+//! Queues: pausing and resuming a whole one, or one type of jobs in it; what is in them.
 
 use sqlx::Acquire;
 
 use super::Engine;
-use crate::{domain::limits::MAX_PAUSED_TYPES, error::Error, ids::ProjectId, store::queues};
+use crate::{
+    domain::limits::MAX_PAUSED_TYPES,
+    error::Error,
+    ids::ProjectId,
+    store::{counts, queues},
+};
+
+pub use crate::store::counts::{QueueRow, Totals};
 
 /// Pauses a queue or sets it going. A paused queue takes jobs and hands out none.
 ///
@@ -48,4 +55,40 @@ pub async fn set_type_paused(
     tx.commit().await?;
     engine.tidings.wake.queue_changed(project_id, queue);
     Ok(())
+}
+
+/// How many jobs of a project are where, in all of its queues.
+///
+/// # Errors
+/// [`Error::Unavailable`] when the store does not answer.
+pub async fn totals(engine: &Engine, project_id: ProjectId) -> Result<Totals, Error> {
+    let mut conn = engine.pools.read_for(project_id).await?;
+    Ok(counts::totals(&mut conn, project_id).await?)
+}
+
+/// The names of queues of a project after `after`, in order.
+///
+/// # Errors
+/// [`Error::Unavailable`] when the store does not answer.
+pub async fn names(
+    engine: &Engine,
+    project_id: ProjectId,
+    after: &str,
+    limit: i64,
+) -> Result<Vec<String>, Error> {
+    let mut conn = engine.pools.read_for(project_id).await?;
+    Ok(counts::queue_names(&mut conn, project_id, after, limit).await?)
+}
+
+/// What is in these queues, whether they exist or not.
+///
+/// # Errors
+/// [`Error::Unavailable`] when the store does not answer.
+pub async fn find(
+    engine: &Engine,
+    project_id: ProjectId,
+    names: &[String],
+) -> Result<Vec<QueueRow>, Error> {
+    let mut conn = engine.pools.read_for(project_id).await?;
+    Ok(counts::queues(&mut conn, project_id, names).await?)
 }

@@ -15,7 +15,7 @@ use super::{Engine, after, coalesce::Batch, heartbeat};
 use crate::{
     domain::{job::Ending, limits::WORKER_SILENCE_SECONDS, text::ErrorReport, worker::WorkerState},
     error::{Error, is_faulty_statement},
-    ids::ProjectId,
+    ids::{ANONYMOUS, ProjectId},
     store::{self, sweep, workers::Sighting},
     telemetry,
 };
@@ -103,11 +103,14 @@ impl Registry {
     }
 }
 
-/// What is known of a worker; none: it never introduced itself, nor was told anything.
+/// What is known of a worker; none: it never introduced itself, nor was told anything, or has no name.
 ///
 /// # Errors
 /// [`Error::Unavailable`] when the store does not answer.
 pub async fn facts(engine: &Engine, key: &WorkerKey) -> Result<Option<Arc<Facts>>, Error> {
+    if key.1.starts_with(ANONYMOUS) {
+        return Ok(None);
+    }
     if let Some(known) = engine.registry.known.get(key) {
         return Ok(known);
     }

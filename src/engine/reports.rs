@@ -6,10 +6,7 @@ use sqlx::Acquire;
 
 use super::{Engine, settle};
 use crate::{
-    domain::{
-        lease::{self, Fence},
-        limits, logs, text,
-    },
+    domain::{lease, limits, logs, text},
     error::Error,
     ids::{EventId, ProjectId},
     news::Happening,
@@ -83,9 +80,8 @@ async fn find_refused<'a>(
 }
 
 async fn refusal(engine: &Engine, project_id: ProjectId, shown: &Shown) -> Result<Error, Error> {
-    let Shown { job_id, worker_id, attempt } = shown;
-    let key = JobKey { project_id, id: *job_id };
-    let fence = Fence { worker_id: worker_id.clone(), attempt: Some(*attempt), lease_id: None };
+    let key = JobKey { project_id, id: shown.job_id };
+    let fence = shown.fence();
     let found = settle::look_again(engine, key, &fence).await?;
     Ok(settle::refused(lease::explain_report(&fence, &found.standing), &found.standing))
 }

@@ -147,7 +147,7 @@ pub(super) fn give_back(
     worker_id: &str,
     lease_id: LeaseId,
 ) -> impl Future<Output = ()> + Send + use<> {
-    let worker_id = worker_id.to_owned();
+    let worker_id = Some(worker_id.to_owned());
     let fence = Fence { worker_id, attempt: None, lease_id: Some(lease_id) };
     let request = EndRequest { key, fence, failure: None, duration_ms: None };
     let endings = endings.clone();

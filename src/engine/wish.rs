@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use uuid::Uuid;
 
-use crate::{ids::ProjectId, store::claims::PollKey};
+use crate::{ids::ProjectId, store::polls::PollKey};
 
 /// What a poll asks for.
 #[derive(Debug, Clone)]
@@ -17,6 +17,8 @@ pub struct Wish {
     pub job_types: Arc<[String]>,
     /// What the worker has. Sorted. Jobs that ask for more are not for it.
     pub labels: Arc<[String]>,
+    /// Only jobs whose payload is a command, or an object that has one.
+    pub only_commands: bool,
     /// For this worker.
     pub worker_id: Arc<str>,
     /// At most so many.

@@ -166,25 +166,14 @@ pub fn status(error: &Error) -> StatusCode {
 #[must_use]
 pub fn info(error: &Error, request_id: &str) -> ErrorInfo {
     let code = code(error);
-    let details = match error {
-        Error::Invalid(fields) | Error::ParentTerminal(fields) => fields.clone(),
-        Error::InvalidCron(field) | Error::InvalidTimezone(field) => vec![field.clone()],
-        Error::UniqueConflict { field, holder } => {
-            let holder = holder.map_or("a live job".to_owned(), |it| it.to_string());
-            vec![FieldError::new(field, format!("{holder} has it"))]
-        }
-        Error::FieldTooLarge { field, limit_bytes } => {
-            vec![FieldError::new(field, format!("must be at most {limit_bytes} bytes"))]
-        }
-        _ => Vec::new(),
-    };
+    let details = refusal::details(error);
     let whereabouts = match error {
         Error::InvalidState(it) | Error::WorkerMismatch(it) | Error::StaleLease(it) => Some(*it),
         _ => None,
     };
     ErrorInfo {
         code,
-        message: message(error, &details),
+        message: refusal::message(error),
         request_id: request_id.to_owned(),
         details: details
             .into_iter()
@@ -193,25 +182,6 @@ pub fn info(error: &Error, request_id: &str) -> ErrorInfo {
         job_state: whereabouts.map(|Whereabouts { state, .. }| state),
         current_attempt: whereabouts.map(|Whereabouts { attempt, .. }| attempt),
         docs_url: format!("{ERROR_DOCS}#{code}"),
-    }
-}
-
-/// The error's own words, and the first field that is wrong: most people read only this line.
-fn message(error: &Error, details: &[FieldError]) -> String {
-    match (details, error) {
-        (
-            [first],
-            Error::Invalid(_)
-            | Error::ParentTerminal(_)
-            | Error::InvalidCron(_)
-            | Error::InvalidTimezone(_),
-        ) => {
-            format!("{}: {}", first.field, first.message)
-        }
-        ([first, rest @ ..], Error::Invalid(_)) => {
-            format!("{}: {} (and {} more)", first.field, first.message, rest.len())
-        }
-        _ => error.to_string(),
     }
 }
 
@@ -227,15 +197,10 @@ impl IntoResponse for Error {
 /// Writes the body of a failed answer.
 #[must_use]
 pub fn render(error: &Error, request_id: &str, mut response: Response) -> Response {
-    let body = Json(ErrorBody { error: info(error, request_id) }).into_response();
-    let (parts, body) = body.into_parts();
-    for (name, value) in &parts.headers {
-        response.headers_mut().insert(name, value.clone());
-    }
-    *response.body_mut() = body;
+    let body = Json(ErrorBody { error: info(error, request_id) });
+    refusal::write(&mut response, (status(error), body), error);
     if matches!(error, Error::Unauthorized | Error::InvalidCredentials) {
         response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
     }
-    refusal::advise(error, &mut response);
     response
 }

@@ -123,8 +123,9 @@ fn project_plane() -> OpenApiRouter<App> {
         .routes(routes!(members::uninvite))
 }
 
-/// Everything the API's listener answers. `handlers` tells when the last handler has ended.
-pub fn router(app: App, handlers: TaskTracker) -> Router {
+/// Everything the API's listener answers, the `doors` of other wires included. `handlers` tells when the last
+/// handler has ended.
+pub fn router(app: App, doors: Router<App>, handlers: TaskTracker) -> Router {
     let (scoped, _) = data_plane().merge(project_plane()).split_for_parts();
     let (plain, _) = data_plane().merge(people_plane()).split_for_parts();
     Router::new()
@@ -135,6 +136,7 @@ pub fn router(app: App, handlers: TaskTracker) -> Router {
         .route("/", routing::get(openapi::front_door))
         .merge(openapi::pages())
         .merge(openapi::docs())
+        .merge(doors)
         .fallback(async || Error::NoSuchRoute)
         .method_not_allowed_fallback(async || Error::MethodNotAllowed)
         .layer(middleware::from_fn_with_state(handlers, layers::detach))

@@ -25,8 +25,9 @@ use crate::{
         workflow::{self, BrokenGraph, Node, WorkflowState},
     },
     engine::{
-        family::{self, Edge, NewWorkflow, TiedJob, WorkflowJobRow, WorkflowRow},
+        family::{self, TiedJob},
         quota,
+        workflows::{self, NewWorkflow, WorkflowJobRow, WorkflowRow},
     },
     error::Error,
     ids::ProjectId,
@@ -103,7 +104,7 @@ pub struct WorkflowJob {
 
 impl Workflow {
     fn of(row: WorkflowRow, jobs: Vec<WorkflowJobRow>) -> Self {
-        let states: Vec<_> = jobs.iter().filter_map(|it| Some(it.state?.public())).collect();
+        let state = workflows::state(&row, &jobs);
         let part = |it: WorkflowJobRow| WorkflowJob {
             key: it.key,
             id: it.id.to_string(),
@@ -116,7 +117,7 @@ impl Workflow {
         Self {
             id: row.id.to_string(),
             name: row.name,
-            state: workflow::state(&states, row.cancelled_at.is_some()),
+            state,
             created_at: row.created_at,
             cancelled_at: row.cancelled_at,
             jobs: jobs.into_iter().map(part).collect(),
@@ -163,7 +164,7 @@ pub async fn create(
         quota::admit(&running.engine, project_id, jobs.len(), limits.waiting_jobs).await?;
         let id = workflow.id;
         family::store(&running.engine, project_id, &jobs, Some(&workflow)).await?;
-        let (row, jobs) = family::workflow(&running.engine, project_id, id).await?;
+        let (row, jobs) = workflows::find(&running.engine, project_id, id).await?;
         let location = Some(format!("/v1/workflows/{id}"));
         Answer::new(StatusCode::CREATED, location, &Workflow::of(row, jobs))
     })
@@ -180,7 +181,13 @@ fn accept_graph(
     check.optional_name("name", request.name.as_deref(), limits::MAX_NAME_CHARS);
     let mut named = Vec::with_capacity(request.jobs.len());
     let mut jobs = Vec::with_capacity(request.jobs.len());
-    let id = ids.workflow();
+    let mut workflow = NewWorkflow {
+        id: ids.workflow(),
+        name: request.name,
+        edges: Vec::new(),
+        is_held: false,
+        rerun: None,
+    };
     for (place, Object(mut job)) in request.jobs.into_iter().enumerate() {
         let mut item = Check::below(format!("jobs[{place}]."));
         let key = job.key.take().unwrap_or_default();
@@ -197,7 +204,7 @@ fn accept_graph(
         if place < limits::MAX_WORKFLOW_JOBS {
             let mut tied = accept(tenant, ids.job(place), job, trace, &mut item)?;
             let extras = tied.job.extras.get_or_insert_default();
-            (extras.workflow_id, extras.workflow_key) = (Some(id), Some(key));
+            extras.workflow_key = Some(key);
             jobs.push(tied);
         }
         check.absorb(item);
@@ -211,22 +218,8 @@ fn accept_graph(
         Vec::new()
     });
     check.finish()?;
-    let mut edges = Vec::new();
-    for (child, of_child) in parents.iter().enumerate() {
-        for (ordinal, parent) in (0_i16..).zip(of_child) {
-            edges.push(Edge { parent: jobs[*parent].job.id, child: jobs[child].job.id, ordinal });
-        }
-        if let Some(extras) = jobs[child].job.extras.as_mut() {
-            extras.has_parents = !of_child.is_empty();
-            extras.unfinished_parents = of_child.len().try_into().unwrap_or(i32::MAX);
-        }
-        for parent in of_child {
-            if let Some(extras) = jobs[*parent].job.extras.as_mut() {
-                extras.children += 1;
-            }
-        }
-    }
-    Ok((NewWorkflow { id, name: request.name, edges }, jobs))
+    workflows::tie(&mut workflow, &mut jobs, &parents);
+    Ok((workflow, jobs))
 }
 
 /// Read a workflow.
@@ -248,7 +241,7 @@ pub async fn get(
     State(app): State<App>,
     WorkflowInPath(id): WorkflowInPath,
 ) -> Result<Reply<Workflow>, Error> {
-    let (row, jobs) = family::workflow(&app.engine, caller.project_id, id).await?;
+    let (row, jobs) = workflows::find(&app.engine, caller.project_id, id).await?;
     Ok(Reply(Workflow::of(row, jobs)))
 }
 
@@ -271,7 +264,7 @@ pub async fn cancel(
     State(app): State<App>,
     WorkflowInPath(id): WorkflowInPath,
 ) -> Result<Reply<Workflow>, Error> {
-    family::cancel_workflow(&app.engine, caller.project_id, id).await?;
-    let (row, jobs) = family::workflow(&app.engine, caller.project_id, id).await?;
+    workflows::cancel(&app.engine, caller.project_id, id).await?;
+    let (row, jobs) = workflows::find(&app.engine, caller.project_id, id).await?;
     Ok(Reply(Workflow::of(row, jobs)))
 }

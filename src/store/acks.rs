@@ -39,7 +39,7 @@ pub struct JobKey {
 pub(super) struct FenceColumns<'a> {
     pub project_id: Vec<i32>,
     pub job_id: Vec<Uuid>,
-    pub worker_id: Vec<&'a str>,
+    pub worker_id: Vec<Option<&'a str>>,
     pub attempt: Vec<Option<i32>>,
     pub lease_id: Vec<Option<Uuid>>,
 }
@@ -49,7 +49,7 @@ impl<'a> FenceColumns<'a> {
         Self {
             project_id: fences.clone().map(|(key, _)| key.project_id.0).collect(),
             job_id: fences.clone().map(|(key, _)| key.id.0).collect(),
-            worker_id: fences.clone().map(|(_, it)| it.worker_id.as_str()).collect(),
+            worker_id: fences.clone().map(|(_, it)| it.worker_id.as_deref()).collect(),
             attempt: fences.clone().map(|(_, it)| it.attempt).collect(),
             lease_id: fences.map(|(_, it)| it.lease_id.map(|it| it.0)).collect(),
         }
@@ -105,7 +105,7 @@ pub async fn succeed(conn: &mut PgConnection, acks: &[&Success]) -> sqlx::Result
                 $1::int[], $2::uuid[], $3::text[], $4::int[], $5::uuid[], $6::bigint[], $7::text[]
             ) as ack(project_id, job_id, worker_id, attempt, lease_id, duration_ms, result)
             join jobs job on job.project_id = ack.project_id and job.id = ack.job_id
-            where job.worker_id = ack.worker_id
+            where job.worker_id = coalesce(ack.worker_id, job.worker_id)
                 and (ack.attempt is null or job.attempt = ack.attempt)
                 and (ack.lease_id is null or job.lease_id = ack.lease_id)
                 and job.children = 0
@@ -137,7 +137,7 @@ pub async fn succeed(conn: &mut PgConnection, acks: &[&Success]) -> sqlx::Result
         "#,
         &fences.project_id,
         &fences.job_id,
-        &fences.worker_id as &[&str],
+        &fences.worker_id as &[Option<&str>],
         &fences.attempt as &[Option<i32>],
         &fences.lease_id as &[Option<Uuid>],
         &acks.iter().map(|it| it.duration_ms).collect::<Vec<_>>() as &[Option<i64>],
@@ -178,7 +178,7 @@ pub async fn succeed_parents(
                 $1::int[], $2::uuid[], $3::text[], $4::int[], $5::uuid[], $6::bigint[], $7::text[]
             ) as ack(project_id, job_id, worker_id, attempt, lease_id, duration_ms, result)
             join jobs job on job.project_id = ack.project_id and job.id = ack.job_id
-            where job.worker_id = ack.worker_id
+            where job.worker_id = coalesce(ack.worker_id, job.worker_id)
                 and (ack.attempt is null or job.attempt = ack.attempt)
                 and (ack.lease_id is null or job.lease_id = ack.lease_id)
             order by job.project_id, job.id
@@ -259,7 +259,7 @@ pub async fn succeed_parents(
         "#,
         &fences.project_id,
         &fences.job_id,
-        &fences.worker_id as &[&str],
+        &fences.worker_id as &[Option<&str>],
         &fences.attempt as &[Option<i32>],
         &fences.lease_id as &[Option<Uuid>],
         &acks.iter().map(|it| it.duration_ms).collect::<Vec<_>>() as &[Option<i64>],

@@ -4,15 +4,13 @@
 //! tell the planner a constant limit, or it plans a sequential scan of the table; `due` is
 //! materialized because a plain subquery with a limit may run more than once.
 
-use std::sync::Arc;
-
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
 use crate::{
     domain::lease::{MIN_DEFAULT_LEASE_SECONDS, TIMEOUT_GRACE_SECONDS},
-    ids::{JobId, LeaseId, ProjectId},
+    ids::{JobId, LeaseId, ProjectId, WorkflowId},
 };
 
 /// Jobs one claim statement may lease. The statements carry the same number as a literal.
@@ -43,6 +41,8 @@ pub struct Look<'a> {
     pub job_types: &'a [String],
     /// What the workers have that ask.
     pub labels: &'a [String],
+    /// Only jobs whose payload offers a command. Only [`super::gates::claim_gated`] can tell.
+    pub only_commands: bool,
     /// Nothing before this place is looked at: the low-water mark.
     pub from: ClaimKey,
     /// Who gets what is found, best job first.
@@ -103,6 +103,16 @@ pub struct LeasedJob {
     pub traceparent: Option<String>,
     /// Whether it was stored with parents, whose results go with it.
     pub has_parents: bool,
+    /// What its worker must have, sorted.
+    pub labels: Option<Vec<String>>,
+    /// None: the default policy.
+    pub retry: Option<serde_json::Value>,
+    /// The workflow it is part of.
+    pub workflow_id: Option<WorkflowId>,
+    /// Its name there.
+    pub workflow_key: Option<String>,
+    /// What the wire that stored it keeps beside the payload.
+    pub envelope: Option<String>,
 }
 
 impl LeasedJob {
@@ -175,6 +185,11 @@ macro_rules! leased_jobs {
                 tags: it.tags,
                 traceparent: it.traceparent,
                 has_parents: it.has_parents?,
+                labels: it.labels,
+                retry: it.retry,
+                workflow_id: it.workflow_id,
+                workflow_key: it.workflow_key,
+                envelope: it.envelope,
             })
         })
     };
@@ -253,7 +268,9 @@ pub async fn claim_any_type(
                   jobs.created_at, jobs.attempt, jobs.failures, jobs.max_attempts,
                   jobs.timeout_seconds, jobs.lease_id "lease_id!: LeaseId",
                   jobs.lease_seconds "lease_seconds!", jobs.claimed_at "claimed_at!",
-                  body.payload, body.tags, body.traceparent, body.has_parents
+                  body.payload, body.tags, body.traceparent, body.has_parents, jobs.labels,
+                  body.retry, body.workflow_id "workflow_id: WorkflowId", body.workflow_key,
+                  body.envelope
         "#,
         &columns.project_id,
         &columns.queue as &[&str],
@@ -351,7 +368,8 @@ pub async fn claim_some_types(
                       jobs.rank, jobs.run_at, jobs.created_at, jobs.attempt, jobs.failures,
                       jobs.max_attempts, jobs.timeout_seconds, jobs.lease_id, jobs.lease_seconds,
                       jobs.claimed_at, body.payload, body.tags, body.traceparent,
-                      body.has_parents
+                      body.has_parents, jobs.labels, body.retry, body.workflow_id,
+                      body.workflow_key, body.envelope
         )
         select chosen.count "chosen!", leased.slot "slot?", leased.project_id "project_id?: ProjectId",
                leased.id "id?: JobId", leased.queue "queue?", leased.job_type "job_type?",
@@ -360,7 +378,10 @@ pub async fn claim_some_types(
                leased.max_attempts "max_attempts?", leased.timeout_seconds "timeout_seconds?",
                leased.lease_id "lease_id?: LeaseId", leased.lease_seconds "lease_seconds?",
                leased.claimed_at "claimed_at?", leased.payload "payload?", leased.tags "tags?",
-               leased.traceparent "traceparent?", leased.has_parents "has_parents?"
+               leased.traceparent "traceparent?", leased.has_parents "has_parents?",
+               leased.labels "labels?", leased.retry "retry?",
+               leased.workflow_id "workflow_id?: WorkflowId",
+               leased.workflow_key "workflow_key?", leased.envelope "envelope?"
         from (select count(*) from best) chosen
         left join leased on true
         "#,
@@ -382,89 +403,4 @@ pub async fn claim_some_types(
     .await?;
     let chosen = rows.first().map_or(0, |it| usize::try_from(it.chosen).unwrap_or(0));
     Ok((leased_jobs!(rows).collect(), chosen))
-}
-
-/// A poll as its worker names it.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct PollKey {
-    /// Whose poll.
-    pub project_id: ProjectId,
-    /// Whose name it is.
-    pub worker_id: Arc<str>,
-    /// The name.
-    pub poll_id: Uuid,
-}
-
-/// The jobs that earlier polls with these names were given and whose leases still run. `slot` is the
-/// number of the poll, from 0.
-///
-/// # Errors
-/// Only those of the store.
-pub async fn leased_by_polls(
-    conn: &mut PgConnection,
-    polls: &[PollKey],
-) -> sqlx::Result<Vec<LeasedJob>> {
-    sqlx::query_as!(
-        LeasedJob,
-        r#"
-        select poll.number - 1 as slot, jobs.project_id "project_id: ProjectId",
-               jobs.id "id: JobId", jobs.queue, jobs.job_type, jobs.rank, jobs.run_at,
-               jobs.created_at, jobs.attempt, jobs.failures, jobs.max_attempts,
-               jobs.timeout_seconds, jobs.lease_id "lease_id!: LeaseId",
-               jobs.lease_seconds "lease_seconds!", jobs.claimed_at "claimed_at!",
-               body.payload, body.tags, body.traceparent, body.has_parents
-        from unnest($1::int[], $2::uuid[], $3::text[]) with ordinality
-            as poll(project_id, poll_id, worker_id, number)
-        join jobs on jobs.project_id = poll.project_id and jobs.poll_id = poll.poll_id
-        join job_bodies body on body.project_id = jobs.project_id and body.job_id = jobs.id
-        where jobs.worker_id = poll.worker_id and jobs.lease_expires_at > now()
-        order by poll.number, jobs.rank, jobs.run_at, jobs.id
-        "#,
-        &polls.iter().map(|it| it.project_id.0).collect::<Vec<_>>(),
-        &polls.iter().map(|it| it.poll_id).collect::<Vec<_>>(),
-        &polls.iter().map(|it| &*it.worker_id).collect::<Vec<_>>() as &[&str],
-    )
-    .fetch_all(conn)
-    .await
-}
-
-/// Which of these queues hold at least one claimable job, though its gate may be closed. Answers with
-/// their numbers, from 0.
-///
-/// # Errors
-/// Only those of the store.
-pub async fn queues_with_work(
-    conn: &mut PgConnection,
-    queues: &[(ProjectId, Arc<str>)],
-) -> sqlx::Result<Vec<i64>> {
-    sqlx::query_scalar!(
-        r#"
-        select look.number - 1 "number!"
-        from unnest($1::int[], $2::text[]) with ordinality as look(project_id, queue, number)
-        cross join lateral (
-            (
-                select 1
-                from jobs
-                where project_id = look.project_id and queue = look.queue
-                    and state = 'pending' and gate is null
-                order by rank, run_at, id
-                limit 1
-            )
-            union all
-            (
-                select 1
-                from jobs
-                where project_id = look.project_id and queue = look.queue
-                    and state = 'pending' and gate is not null
-                order by gate, rank, run_at, id
-                limit 1
-            )
-            limit 1
-        ) found
-        "#,
-        &queues.iter().map(|it| it.0.0).collect::<Vec<_>>(),
-        &queues.iter().map(|it| &*it.1).collect::<Vec<_>>() as &[&str],
-    )
-    .fetch_all(conn)
-    .await
 }

@@ -115,6 +115,35 @@ pub async fn queue_names(
     .await
 }
 
+/// The names of queues of a project that were ever used: first those with jobs that can run or do, then
+/// the others, in order.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn busiest_queues(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    limit: i64,
+) -> sqlx::Result<Vec<String>> {
+    sqlx::query_scalar!(
+        r#"
+        select queue "queue!"
+        from (
+            select queue, active from queue_counts where project_id = $1
+            union all
+            select queue, active from queue_deltas where project_id = $1
+        ) moves
+        group by queue
+        order by sum(active) > 0 desc, queue
+        limit $2
+        "#,
+        project_id.0,
+        limit,
+    )
+    .fetch_all(conn)
+    .await
+}
+
 /// How many jobs of a project wait or run.
 ///
 /// # Errors
@@ -129,6 +158,55 @@ pub async fn waiting(conn: &mut PgConnection, project_id: ProjectId) -> sqlx::Re
         cross join (
             select sum(scheduled + active) as jobs from queue_deltas where project_id = $1
         ) fresh
+        "#,
+        project_id.0,
+    )
+    .fetch_one(conn)
+    .await
+}
+
+/// How many jobs of a project are where.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs)] // As in [`QueueRow`].
+pub struct Totals {
+    pub scheduled: i64,
+    pub active: i64,
+    pub processing: i64,
+    pub dead_letter: i64,
+    pub succeeded: i64,
+    pub cancelled: i64,
+}
+
+/// How many jobs of a project are where, in all of its queues.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn totals(conn: &mut PgConnection, project_id: ProjectId) -> sqlx::Result<Totals> {
+    sqlx::query_as!(
+        Totals,
+        r#"
+        select coalesce(sum(scheduled), 0)::bigint "scheduled!",
+               coalesce(sum(active), 0)::bigint "active!",
+               (
+                   select count(*)
+                   from (
+                       select from jobs
+                       where project_id = $1 and state = 'processing'
+                       limit 10000
+                   ) counted
+               ) "processing!",
+               coalesce(sum(dead_letter), 0)::bigint "dead_letter!",
+               coalesce(sum(succeeded), 0)::bigint "succeeded!",
+               coalesce(sum(cancelled), 0)::bigint "cancelled!"
+        from (
+            select scheduled, active, dead_letter, succeeded, cancelled
+            from queue_counts
+            where project_id = $1
+            union all
+            select scheduled, active, dead_letter, succeeded, cancelled
+            from queue_deltas
+            where project_id = $1
+        ) moves
         "#,
         project_id.0,
     )

@@ -69,7 +69,7 @@ pub async fn lock_held<'a>(
         join jobs job on job.project_id = shown.project_id and job.id = shown.job_id
         left join job_bodies body
             on body.project_id = shown.project_id and body.job_id = shown.job_id
-        where job.worker_id = shown.worker_id
+        where job.worker_id = coalesce(shown.worker_id, job.worker_id)
             and (shown.attempt is null or job.attempt = shown.attempt)
             and (shown.lease_id is null or job.lease_id = shown.lease_id)
         order by job.project_id, job.id
@@ -78,7 +78,7 @@ pub async fn lock_held<'a>(
         "#,
         &fences.project_id,
         &fences.job_id,
-        &fences.worker_id as &[&str],
+        &fences.worker_id as &[Option<&str>],
         &fences.attempt as &[Option<i32>],
         &fences.lease_id as &[Option<Uuid>],
     )

@@ -84,6 +84,8 @@ pub struct Extras {
     pub workflow_id: Option<WorkflowId>,
     /// Its name there.
     pub workflow_key: Option<String>,
+    /// What the wire that stores it keeps beside the payload: JSON, opaque to everybody else.
+    pub envelope: Option<String>,
 }
 
 /// The store keeps ids without their prefix.
@@ -176,13 +178,14 @@ pub async fn insert_jobs(
         ), bodies as (
             insert into job_bodies (
                 project_id, job_id, payload, retry, tags, traceparent, labels, gate, concurrency_key,
-                concurrency_limit, unique_key, expires_at, workflow_id, workflow_key, has_parents
+                concurrency_limit, unique_key, expires_at, workflow_id, workflow_key, has_parents,
+                envelope
             )
             select project_id, id, payload, retry, tags, extras->>'traceparent', labels,
                    (extras->>'gate')::uuid, extras->>'concurrency_key', (extras->>'concurrency_limit')::int,
                    extras->>'unique_key', (extras->>'expires_at')::timestamptz,
                    (extras->>'workflow_id')::uuid, extras->>'workflow_key',
-                   coalesce((extras->>'has_parents')::boolean, false)
+                   coalesce((extras->>'has_parents')::boolean, false), extras->>'envelope'
             from new
         ), live as (
             insert into jobs (

@@ -2,9 +2,13 @@
 
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
+use uuid::Uuid;
 
 use super::acks::JobKey;
-use crate::ids::{EventId, JobId, ProjectId};
+use crate::{
+    domain::lease::Fence,
+    ids::{EventId, JobId, LeaseId, ProjectId},
+};
 
 /// Something that happened to a job.
 #[derive(Debug, Clone)]
@@ -112,10 +116,28 @@ pub async fn of_job(
 pub struct Shown {
     /// Which job.
     pub job_id: JobId,
-    /// Who has it.
-    pub worker_id: String,
     /// Which attempt.
     pub attempt: i32,
+    /// Who has it; none: whoever has it.
+    pub worker_id: Option<String>,
+    /// Under which lease; none: any.
+    pub lease_id: Option<LeaseId>,
+}
+
+impl Shown {
+    /// The fence of a worker that names its attempt; attempt 0, which nobody has, if it does not.
+    #[must_use]
+    pub fn of(job_id: JobId, fence: &Fence) -> Self {
+        let Fence { worker_id, attempt, lease_id } = fence.clone();
+        Self { job_id, attempt: attempt.unwrap_or_default(), worker_id, lease_id }
+    }
+
+    /// The fence that it is.
+    #[must_use]
+    pub fn fence(&self) -> Fence {
+        let Self { attempt, worker_id, lease_id, .. } = self.clone();
+        Fence { worker_id, attempt: Some(attempt), lease_id }
+    }
 }
 
 /// Which of these attempts run now, locked against their end until the end of the transaction. Answers
@@ -132,10 +154,12 @@ pub async fn lock_running(
         r#"
         with held as materialized (
             select shown.number
-            from unnest($2::uuid[], $3::text[], $4::int[]) with ordinality
-                as shown(job_id, worker_id, attempt, number)
+            from unnest($2::uuid[], $3::text[], $4::int[], $5::uuid[]) with ordinality
+                as shown(job_id, worker_id, attempt, lease_id, number)
             join jobs job on job.project_id = $1 and job.id = shown.job_id
-            where job.worker_id = shown.worker_id and job.attempt = shown.attempt
+            where job.worker_id = coalesce(shown.worker_id, job.worker_id)
+                and job.attempt = shown.attempt
+                and (shown.lease_id is null or job.lease_id = shown.lease_id)
             order by job.id
             limit 500
             for key share of job
@@ -144,8 +168,9 @@ pub async fn lock_running(
         "#,
         project_id.0,
         &shown.iter().map(|it| it.job_id.0).collect::<Vec<_>>(),
-        &shown.iter().map(|it| it.worker_id.as_str()).collect::<Vec<_>>() as &[&str],
+        &shown.iter().map(|it| it.worker_id.as_deref()).collect::<Vec<_>>() as &[Option<&str>],
         &shown.iter().map(|it| it.attempt).collect::<Vec<_>>(),
+        &shown.iter().map(|it| it.lease_id.map(|it| it.0)).collect::<Vec<_>>() as &[Option<Uuid>],
     )
     .fetch_all(conn)
     .await

@@ -1,12 +1,11 @@
 //! Parents and children, unique keys, and workflows: what ties new jobs to others.
 
-use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
 use crate::{
     domain::{job::StoredState, limits::MAX_PARENT_RESULTS_BYTES},
-    ids::{JobId, ProjectId, WorkflowId},
+    ids::{JobId, ProjectId},
 };
 
 /// A job that others want to wait for.
@@ -166,165 +165,6 @@ pub async fn lock_unique(
     )
     .fetch_all(conn)
     .await
-}
-
-/// Stores a workflow's name.
-///
-/// # Errors
-/// A unique violation when its id is stored already.
-pub async fn insert_workflow(
-    conn: &mut PgConnection,
-    project_id: ProjectId,
-    id: WorkflowId,
-    name: Option<&str>,
-) -> sqlx::Result<()> {
-    sqlx::query!(
-        "insert into workflows (project_id, id, name) values ($1, $2, $3)",
-        project_id.0,
-        id.0,
-        name,
-    )
-    .execute(conn)
-    .await?;
-    Ok(())
-}
-
-/// Stores which jobs a workflow is made of, in their order.
-///
-/// # Errors
-/// Only those of the store.
-pub async fn insert_workflow_jobs(
-    conn: &mut PgConnection,
-    project_id: ProjectId,
-    id: WorkflowId,
-    jobs: &[(&str, JobId)],
-) -> sqlx::Result<()> {
-    sqlx::query!(
-        "
-        insert into workflow_jobs (project_id, workflow_id, ordinal, key, job_id)
-        select $1, $2, ordinal - 1, key, job_id
-        from unnest($3::text[], $4::uuid[]) with ordinality as job(key, job_id, ordinal)
-        ",
-        project_id.0,
-        id.0,
-        &jobs.iter().map(|it| it.0).collect::<Vec<_>>() as &[&str],
-        &jobs.iter().map(|it| it.1.0).collect::<Vec<_>>(),
-    )
-    .execute(conn)
-    .await?;
-    Ok(())
-}
-
-/// A workflow, without its jobs.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct WorkflowRow {
-    /// Its id.
-    pub id: WorkflowId,
-    /// As it was sent.
-    pub name: Option<String>,
-    /// When it was stored.
-    pub created_at: DateTime<Utc>,
-    /// When somebody called it off.
-    pub cancelled_at: Option<DateTime<Utc>>,
-}
-
-/// One workflow.
-///
-/// # Errors
-/// Only those of the store.
-pub async fn find_workflow(
-    conn: &mut PgConnection,
-    project_id: ProjectId,
-    id: WorkflowId,
-) -> sqlx::Result<Option<WorkflowRow>> {
-    sqlx::query_as!(
-        WorkflowRow,
-        r#"
-        select id "id: WorkflowId", name, created_at, cancelled_at
-        from workflows
-        where project_id = $1 and id = $2
-        "#,
-        project_id.0,
-        id.0,
-    )
-    .fetch_optional(conn)
-    .await
-}
-
-/// A job of a workflow.
-#[derive(Debug, Clone)]
-#[allow(missing_docs)] // Each is the column of that name, described in the migrations.
-pub struct WorkflowJobRow {
-    pub key: String,
-    pub id: JobId,
-    pub state: Option<StoredState>,
-    pub job_type: Option<String>,
-    pub attempt: Option<i32>,
-    pub completed_at: Option<DateTime<Utc>>,
-    /// The keys of its parents.
-    pub depends_on: Vec<String>,
-}
-
-/// The jobs of a workflow in their order, with their states. A job that was pruned has none.
-///
-/// # Errors
-/// Only those of the store.
-pub async fn workflow_jobs(
-    conn: &mut PgConnection,
-    project_id: ProjectId,
-    id: WorkflowId,
-) -> sqlx::Result<Vec<WorkflowJobRow>> {
-    sqlx::query_as!(
-        WorkflowJobRow,
-        r#"
-        select part.key, part.job_id "id: JobId",
-               coalesce(live.state, ended.state) "state?: StoredState",
-               coalesce(live.job_type, ended.job_type) "job_type?",
-               coalesce(live.attempt, ended.attempt) "attempt?",
-               coalesce(live.completed_at, ended.completed_at) "completed_at?",
-               array(
-                   select parent.key
-                   from job_edges edge
-                   join job_bodies body
-                       on body.project_id = $1 and body.job_id = edge.parent_id
-                   cross join lateral (select body.workflow_key as key) parent
-                   where edge.project_id = $1 and edge.child_id = part.job_id
-                       and parent.key is not null
-                   order by edge.ordinal
-               ) "depends_on!"
-        from workflow_jobs part
-        left join jobs live on live.project_id = $1 and live.id = part.job_id
-        left join finished_jobs ended on ended.project_id = $1 and ended.id = part.job_id
-        where part.project_id = $1 and part.workflow_id = $2
-        order by part.ordinal
-        "#,
-        project_id.0,
-        id.0,
-    )
-    .fetch_all(conn)
-    .await
-}
-
-/// Notes that a workflow was called off.
-///
-/// # Errors
-/// Only those of the store.
-pub async fn cancel_workflow(
-    conn: &mut PgConnection,
-    project_id: ProjectId,
-    id: WorkflowId,
-) -> sqlx::Result<()> {
-    sqlx::query!(
-        "
-        update workflows set cancelled_at = coalesce(cancelled_at, statement_timestamp())
-        where project_id = $1 and id = $2
-        ",
-        project_id.0,
-        id.0,
-    )
-    .execute(conn)
-    .await?;
-    Ok(())
 }
 
 /// What a succeeded parent hands to its child.

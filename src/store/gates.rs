@@ -5,25 +5,17 @@
 //! whoever claims under a key or in a limited queue holds its lock until the commit, and counts with
 //! a statement that began after it had the lock. Locks are tried, never waited for.
 
-use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
 use super::claims::{Columns, LeasedJob, Look, leased_jobs};
 use crate::{
-    domain::{
-        lease::{MIN_DEFAULT_LEASE_SECONDS, TIMEOUT_GRACE_SECONDS},
-        rate::Handout,
-    },
-    ids::{JobId, LeaseId, ProjectId},
+    domain::lease::{MIN_DEFAULT_LEASE_SECONDS, TIMEOUT_GRACE_SECONDS},
+    ids::{JobId, LeaseId, ProjectId, WorkflowId},
 };
 
 /// Gates of one page. The statement carries the same number as a literal.
 pub const MAX_PAGE_GATES: usize = 200;
-
-/// Types of jobs that are told apart in a queue in which some are paused. The statement carries the same
-/// number as a literal.
-pub const MAX_OPEN_TYPES: usize = 1_000;
 
 /// Which of these queues, of the project beside them, have gates that may have to be passed: a limit,
 /// or claimable jobs behind some. Answers with their numbers, from 0.
@@ -61,161 +53,6 @@ pub async fn queues_with_gates(
     )
     .fetch_all(conn)
     .await
-}
-
-/// What a queue is set to, as far as claims must know.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct QueueRules {
-    /// Jobs that may run at a time.
-    pub max_concurrency: Option<i32>,
-    /// Jobs that may be handed out in a window of time.
-    pub rate_limit_count: Option<i32>,
-    /// Goes with the count.
-    pub rate_limit_per_seconds: Option<i32>,
-    /// A lease that nobody chose is at least so long.
-    pub default_lease_seconds: Option<i32>,
-    /// Whether it hands out nothing.
-    pub is_paused: bool,
-    /// Types of which it hands out nothing.
-    pub paused_types: Vec<String>,
-    /// Whether this transaction may count against its limits: it has none, or the lock was had.
-    pub is_locked: bool,
-}
-
-/// The rules of a queue, which is locked until the end of the transaction if it has a limit to count
-/// against; none when it has no rules.
-///
-/// # Errors
-/// Only those of the store.
-pub async fn lock_queue(
-    conn: &mut PgConnection,
-    project_id: ProjectId,
-    queue: &str,
-) -> sqlx::Result<Option<QueueRules>> {
-    sqlx::query_as!(
-        QueueRules,
-        r#"
-        select max_concurrency, rate_limit_count, rate_limit_per_seconds, default_lease_seconds,
-               paused_at is not null "is_paused!", paused_types,
-               case
-                   when paused_at is null
-                       and (max_concurrency is not null or rate_limit_count is not null)
-                   then pg_try_advisory_xact_lock(hashtextextended('queue ' || name, project_id))
-                   else true
-               end "is_locked!"
-        from queues
-        where project_id = $1 and name = $2 and has_rules
-        "#,
-        project_id.0,
-        queue,
-    )
-    .fetch_optional(conn)
-    .await
-}
-
-/// The types of the claimable jobs of a queue that are behind no gate, without these; at most
-/// [`MAX_OPEN_TYPES`].
-///
-/// # Errors
-/// Only those of the store.
-pub async fn open_types(
-    conn: &mut PgConnection,
-    project_id: ProjectId,
-    queue: &str,
-    paused: &[String],
-) -> sqlx::Result<Vec<String>> {
-    sqlx::query_scalar!(
-        r#"
-        with recursive seen as (
-            (
-                select job_type
-                from jobs
-                where project_id = $1 and queue = $2 and state = 'pending' and gate is null
-                order by job_type, rank, run_at, id
-                limit 1
-            )
-            union all
-            select next.job_type
-            from seen
-            cross join lateral (
-                select job_type
-                from jobs
-                where project_id = $1 and queue = $2 and state = 'pending' and gate is null
-                    and job_type > seen.job_type
-                order by job_type, rank, run_at, id
-                limit 1
-            ) next
-        )
-        select job_type "job_type!"
-        from (select job_type from seen limit 1000) types
-        where job_type <> all($3)
-        "#,
-        project_id.0,
-        queue,
-        paused,
-    )
-    .fetch_all(conn)
-    .await
-}
-
-/// What a rate-limited queue has handed out, as far as it matters, and the time.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Handouts {
-    /// Sorted; none: nothing yet.
-    pub at: Option<Vec<DateTime<Utc>>>,
-    /// How many, beside each time.
-    pub jobs: Option<Vec<i32>>,
-    /// The database's clock.
-    pub now: DateTime<Utc>,
-}
-
-/// What a queue has handed out. It must be locked by an earlier statement of this transaction.
-///
-/// # Errors
-/// Only those of the store.
-pub async fn find_handouts(
-    conn: &mut PgConnection,
-    project_id: ProjectId,
-    queue: &str,
-) -> sqlx::Result<Handouts> {
-    sqlx::query_as!(
-        Handouts,
-        r#"
-        select past.at "at?", past.jobs "jobs?", statement_timestamp() "now!"
-        from (select) as always
-        left join queue_handouts past on past.project_id = $1 and past.queue = $2
-        "#,
-        project_id.0,
-        queue,
-    )
-    .fetch_one(conn)
-    .await
-}
-
-/// Remembers what a queue has handed out.
-///
-/// # Errors
-/// Only those of the store.
-pub async fn keep_handouts(
-    conn: &mut PgConnection,
-    project_id: ProjectId,
-    queue: &str,
-    handouts: &[Handout],
-) -> sqlx::Result<()> {
-    sqlx::query!(
-        "
-        insert into queue_handouts (project_id, queue, at, jobs)
-        values ($1, $2, $3, $4)
-        on conflict (project_id, queue) do update set at = excluded.at, jobs = excluded.jobs
-        ",
-        project_id.0,
-        queue,
-        &handouts.iter().map(|it| it.at).collect::<Vec<_>>(),
-        &handouts.iter().map(|it| it.jobs).collect::<Vec<_>>(),
-    )
-    .execute(conn)
-    .await?;
-    Ok(())
 }
 
 /// A gate with claimable jobs behind it.
@@ -305,12 +142,15 @@ pub struct Passage<'a> {
     pub max_jobs: i64,
 }
 
+/// Jobs of a queue, and of a gate, that are looked through for those with a command.
+const MAX_EXAMINED_FOR_COMMANDS: i64 = 1_000;
+
 /// Leases the best jobs of one look, from behind gates and from before all gates. The keys of the gates
 /// and the queue's limits must be locked by an earlier statement of this transaction.
 ///
 /// A job is let in while fewer than its `concurrency_limit` run under its key, those that are let in
-/// before it counted. As with [`super::claims::claim_some_types`], answers also with how many were
-/// chosen.
+/// before it counted. A look that takes commands only sees the first [`MAX_EXAMINED_FOR_COMMANDS`]. As with
+/// [`super::claims::claim_some_types`], answers also with how many were chosen.
 ///
 /// # Errors
 /// Only those of the store.
@@ -331,11 +171,22 @@ pub async fn claim_gated(
             from unnest($4::uuid[]) as passed(gate)
             cross join lateral (
                 select id, rank, run_at, concurrency_key, concurrency_limit
-                from jobs
-                where project_id = $1 and queue = $2 and state = 'pending' and gate = passed.gate
-                    and (expires_at is null or expires_at > statement_timestamp())
+                from (
+                    select id, rank, run_at, concurrency_key, concurrency_limit
+                    from jobs
+                    where project_id = $1 and queue = $2 and state = 'pending'
+                        and gate = passed.gate
+                        and (expires_at is null or expires_at > statement_timestamp())
+                    order by rank, run_at, id
+                    limit coalesce($17::bigint, $5::bigint)
+                ) near
+                where $17::bigint is null or exists (
+                    select from job_bodies body
+                    where body.project_id = $1 and body.job_id = near.id
+                        and offers_command(body.payload)
+                )
                 order by rank, run_at, id
-                limit $5
+                limit $5::bigint
             ) found
         ), crowd as materialized (
             select key.concurrency_key, (
@@ -350,26 +201,46 @@ pub async fn claim_gated(
         ), ready as materialized (
             (
                 select id, rank, run_at
-                from jobs
-                where $3::text[] is null
-                    and project_id = $1 and queue = $2 and state = 'pending' and gate is null
-                    and (expires_at is null or expires_at > statement_timestamp())
-                    and (rank, run_at) >= ($6::smallint, $7::timestamptz)
+                from (
+                    select id, rank, run_at
+                    from jobs
+                    where $3::text[] is null
+                        and project_id = $1 and queue = $2 and state = 'pending' and gate is null
+                        and (expires_at is null or expires_at > statement_timestamp())
+                        and (rank, run_at) >= ($6::smallint, $7::timestamptz)
+                    order by rank, run_at, id
+                    limit coalesce($17::bigint, $5::bigint)
+                ) near
+                where $17::bigint is null or exists (
+                    select from job_bodies body
+                    where body.project_id = $1 and body.job_id = near.id
+                        and offers_command(body.payload)
+                )
                 order by rank, run_at, id
-                limit $5
+                limit $5::bigint
             )
             union all
             select found.id, found.rank, found.run_at
             from unnest($3::text[]) as wanted(job_type)
             cross join lateral (
                 select id, rank, run_at
-                from jobs
-                where project_id = $1 and queue = $2 and job_type = wanted.job_type
-                    and state = 'pending' and gate is null
-                    and (expires_at is null or expires_at > statement_timestamp())
-                    and (rank, run_at) >= ($6::smallint, $7::timestamptz)
+                from (
+                    select id, rank, run_at
+                    from jobs
+                    where project_id = $1 and queue = $2 and job_type = wanted.job_type
+                        and state = 'pending' and gate is null
+                        and (expires_at is null or expires_at > statement_timestamp())
+                        and (rank, run_at) >= ($6::smallint, $7::timestamptz)
+                    order by rank, run_at, id
+                    limit coalesce($17::bigint, $5::bigint)
+                ) near
+                where $17::bigint is null or exists (
+                    select from job_bodies body
+                    where body.project_id = $1 and body.job_id = near.id
+                        and offers_command(body.payload)
+                )
                 order by rank, run_at, id
-                limit $5
+                limit $5::bigint
             ) found
         ), best as materialized (
             select id, rank, run_at, 'pending'::text as state
@@ -430,7 +301,8 @@ pub async fn claim_gated(
                       jobs.rank, jobs.run_at, jobs.created_at, jobs.attempt, jobs.failures,
                       jobs.max_attempts, jobs.timeout_seconds, jobs.lease_id, jobs.lease_seconds,
                       jobs.claimed_at, body.payload, body.tags, body.traceparent,
-                      body.has_parents
+                      body.has_parents, jobs.labels, body.retry, body.workflow_id,
+                      body.workflow_key, body.envelope
         )
         select chosen.count "chosen!", leased.slot "slot?", leased.project_id "project_id?: ProjectId",
                leased.id "id?: JobId", leased.queue "queue?", leased.job_type "job_type?",
@@ -439,7 +311,10 @@ pub async fn claim_gated(
                leased.max_attempts "max_attempts?", leased.timeout_seconds "timeout_seconds?",
                leased.lease_id "lease_id?: LeaseId", leased.lease_seconds "lease_seconds?",
                leased.claimed_at "claimed_at?", leased.payload "payload?", leased.tags "tags?",
-               leased.traceparent "traceparent?", leased.has_parents "has_parents?"
+               leased.traceparent "traceparent?", leased.has_parents "has_parents?",
+               leased.labels "labels?", leased.retry "retry?",
+               leased.workflow_id "workflow_id?: WorkflowId",
+               leased.workflow_key "workflow_key?", leased.envelope "envelope?"
         from (select count(*) from best) chosen
         left join leased on true
         "#,
@@ -459,6 +334,7 @@ pub async fn claim_gated(
         TIMEOUT_GRACE_SECONDS,
         &columns.slot_lease_id,
         passage.default_lease_seconds,
+        look.only_commands.then_some(MAX_EXAMINED_FOR_COMMANDS),
     )
     .fetch_all(conn)
     .await?;

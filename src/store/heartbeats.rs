@@ -6,7 +6,7 @@ use uuid::Uuid;
 use super::acks::{FenceColumns, JobKey};
 use crate::{
     domain::lease::{Fence, TIMEOUT_GRACE_SECONDS},
-    ids::{JobId, ProjectId},
+    ids::{ANONYMOUS, JobId, ProjectId},
 };
 
 /// A sign of life of one job.
@@ -47,7 +47,7 @@ pub async fn renew(conn: &mut PgConnection, beats: &[Beat]) -> sqlx::Result<Vec<
             from unnest($1::int[], $2::uuid[], $3::text[], $4::int[], $5::uuid[], $6::real[])
                 as beat(project_id, job_id, worker_id, attempt, lease_id, progress)
             join jobs job on job.project_id = beat.project_id and job.id = beat.job_id
-            where job.worker_id = beat.worker_id
+            where job.worker_id = coalesce(beat.worker_id, job.worker_id)
                 and (beat.attempt is null or job.attempt = beat.attempt)
                 and (beat.lease_id is null or job.lease_id = beat.lease_id)
                 and job.lease_expires_at > now()
@@ -68,7 +68,7 @@ pub async fn renew(conn: &mut PgConnection, beats: &[Beat]) -> sqlx::Result<Vec<
         "#,
         &fences.project_id,
         &fences.job_id,
-        &fences.worker_id as &[&str],
+        &fences.worker_id as &[Option<&str>],
         &fences.attempt as &[Option<i32>],
         &fences.lease_id as &[Option<Uuid>],
         &beats.iter().map(|it| it.progress).collect::<Vec<_>>() as &[Option<f32>],
@@ -82,4 +82,40 @@ pub async fn renew(conn: &mut PgConnection, beats: &[Beat]) -> sqlx::Result<Vec<
         lease_seconds: it.lease_seconds,
     });
     Ok(renewed.collect())
+}
+
+/// Gives leases whose holder has no name to a worker that has one. Answers with those it has now.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn adopt(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    worker_id: &str,
+    jobs: &[JobId],
+) -> sqlx::Result<Vec<JobId>> {
+    sqlx::query_scalar!(
+        r#"
+        with held as materialized (
+            select id
+            from jobs
+            where project_id = $1 and id = any($2) and starts_with(worker_id, $3)
+                and lease_expires_at > now()
+            order by id
+            limit 500
+            for no key update
+        )
+        update jobs
+        set worker_id = $4
+        from held
+        where jobs.project_id = $1 and jobs.id = held.id
+        returning jobs.id "id: JobId"
+        "#,
+        project_id.0,
+        &jobs.iter().map(|it| it.0).collect::<Vec<_>>(),
+        ANONYMOUS,
+        worker_id,
+    )
+    .fetch_all(conn)
+    .await
 }

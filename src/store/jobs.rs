@@ -49,6 +49,8 @@ pub struct JobRow {
     pub unique_key: Option<String>,
     pub expires_at: Option<DateTime<Utc>>,
     pub workflow_id: Option<WorkflowId>,
+    pub workflow_key: Option<String>,
+    pub envelope: Option<String>,
     /// The jobs it waits for, or waited for.
     pub parents: Vec<JobId>,
     /// See [`Closed`], as are the next three.
@@ -135,7 +137,7 @@ pub async fn find_all(
                body.payload, body.retry, body.tags, body.labels, body.concurrency_key,
                body.concurrency_limit, body.unique_key,
                case when job.is_live then job.expires_at else body.expires_at end as expires_at,
-               body.workflow_id "workflow_id: WorkflowId",
+               body.workflow_id "workflow_id: WorkflowId", body.workflow_key, body.envelope,
                case when body.has_parents then array(
                    select parent_id from job_edges
                    where project_id = $1 and child_id = job.id
@@ -304,8 +306,8 @@ pub async fn versions(
 /// Which jobs a list shows. Every part narrows.
 #[derive(Debug, Clone, Default)]
 pub struct Filter {
-    /// Only jobs in this state.
-    pub state: Option<JobState>,
+    /// Only jobs in one of these states; none named: in any.
+    pub states: Vec<JobState>,
     /// Only jobs of this queue.
     pub queue: Option<String>,
     /// Only jobs of this type.
@@ -375,7 +377,7 @@ pub async fn page(
     query.push(") select matching.*, body.payload, body.retry, body.tags, body.labels, ");
     query.push("body.concurrency_key, body.concurrency_limit, body.unique_key, ");
     query.push("case when is_live then live_expires_at else body.expires_at end as expires_at, ");
-    query.push("body.workflow_id, case when body.has_parents then array(select parent_id from job_edges edge where edge.project_id = ");
+    query.push("body.workflow_id, body.workflow_key, body.envelope, case when body.has_parents then array(select parent_id from job_edges edge where edge.project_id = ");
     query.push_bind(project_id.0);
     query.push(" and edge.child_id = matching.id order by ordinal) else '{}' end as parents, ");
     push_closed(&mut query, project_id);
@@ -419,8 +421,9 @@ fn push_closed(query: &mut QueryBuilder<Postgres>, project_id: ProjectId) {
 }
 
 fn push_filter(query: &mut QueryBuilder<Postgres>, project_id: ProjectId, filter: &Filter) {
-    if let Some(state) = filter.state {
-        query.push(" and state = any(").push_bind(stored_states(state)).push(")");
+    if !filter.states.is_empty() {
+        let states = filter.states.iter().flat_map(|it| stored_states(*it));
+        query.push(" and state = any(").push_bind(states.collect::<Vec<_>>()).push(")");
     }
     if let Some(queue) = &filter.queue {
         query.push(" and queue = ").push_bind(queue.clone());

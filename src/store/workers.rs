@@ -329,6 +329,8 @@ pub struct WorkerRow {
     pub last_seen_at: DateTime<Utc>,
     /// Jobs it has under a lease now.
     pub slots_in_use: i64,
+    /// By the database's clock.
+    pub now: DateTime<Utc>,
 }
 
 /// A worker counts as alive for so many seconds after it was heard: longer than a poll waits.
@@ -361,7 +363,7 @@ pub async fn page(
                state <> 'terminated' and lost_at is null
                    and last_seen_at > now() - make_interval(secs => $5::int) "is_alive!",
                queues, job_types, labels, hostname, sdk_version, pid, concurrency, registered_at,
-               last_seen_at, coalesce(used.slots, 0) "slots_in_use!"
+               last_seen_at, coalesce(used.slots, 0) "slots_in_use!", now() "now!"
         from shown
         left join (
             select jobs.worker_id as holder, count(*) as slots

@@ -60,6 +60,25 @@ impl Check {
         }
     }
 
+    /// 1 to `max` entries.
+    pub fn count(&mut self, field: &str, sent: usize, max: usize) {
+        if !(1..=max).contains(&sent) {
+            self.refuse(field, format!("must have between 1 and {max} entries, has {sent}"));
+        }
+    }
+
+    /// The type of a custom event, which begins with nothing that is reserved.
+    pub fn event_type(&mut self, field: &str, kind: &str, reserved: &[&str]) {
+        self.name(field, kind, limits::MAX_EVENT_TYPE_CHARS);
+        let is_plain = |it: char| it.is_ascii_alphanumeric() || "_.-".contains(it);
+        if !kind.chars().all(is_plain) {
+            self.refuse(field, "must be made of letters, digits, `_`, `.` and `-`");
+        }
+        if let Some(prefix) = reserved.iter().find(|it| kind.starts_with(**it)) {
+            self.refuse(field, format!("must not begin with `{prefix}`"));
+        }
+    }
+
     /// `min..=max`.
     pub fn range<T: PartialOrd + std::fmt::Display>(
         &mut self,

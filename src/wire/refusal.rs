@@ -5,11 +5,11 @@ use axum::{
     extract::{Request, State},
     http::{HeaderValue, header::RETRY_AFTER},
     middleware::Next,
-    response::Response,
+    response::{IntoResponse, Response},
 };
 
 use super::RequestId;
-use crate::error::Error;
+use crate::error::{Error, FieldError};
 
 /// How long to wait before trying again when nothing better is known.
 const RETRY_AFTER_SECONDS: u32 = 1;
@@ -31,6 +31,54 @@ pub async fn tell(State(face): State<Face>, request: Request, next: Next) -> Res
         response.extensions_mut().insert(Told(error));
     }
     response
+}
+
+/// Puts what a wire says in the place of what was answered, and says when to try again.
+pub fn write(response: &mut Response, told: impl IntoResponse, error: &Error) {
+    let (head, body) = told.into_response().into_parts();
+    *response.status_mut() = head.status;
+    for (name, value) in &head.headers {
+        response.headers_mut().insert(name, value.clone());
+    }
+    *response.body_mut() = body;
+    advise(error, response);
+}
+
+/// The fields that break rules, where a caller is told of some.
+#[must_use]
+pub fn details(error: &Error) -> Vec<FieldError> {
+    match error {
+        Error::Invalid(fields) | Error::ParentTerminal(fields) => fields.clone(),
+        Error::InvalidCron(field) | Error::InvalidTimezone(field) => vec![field.clone()],
+        Error::UniqueConflict { field, holder } => {
+            let holder = holder.map_or("a live job".to_owned(), |it| it.to_string());
+            vec![FieldError::new(field, format!("{holder} has it"))]
+        }
+        Error::FieldTooLarge { field, limit_bytes } => {
+            vec![FieldError::new(field, format!("must be at most {limit_bytes} bytes"))]
+        }
+        _ => Vec::new(),
+    }
+}
+
+/// The error's own words, and the first field that is wrong: most people read only this line.
+#[must_use]
+pub fn message(error: &Error) -> String {
+    match (details(error).as_slice(), error) {
+        (
+            [first],
+            Error::Invalid(_)
+            | Error::ParentTerminal(_)
+            | Error::InvalidCron(_)
+            | Error::InvalidTimezone(_),
+        ) => {
+            format!("{}: {}", first.field, first.message)
+        }
+        ([first, rest @ ..], Error::Invalid(_)) => {
+            format!("{}: {} (and {} more)", first.field, first.message, rest.len())
+        }
+        _ => error.to_string(),
+    }
 }
 
 /// Says when to try again, if trying again may help.

@@ -12,10 +12,11 @@ use fencepost::{
         schedule::{self, Schedule},
     },
     engine::dispatch::MAX_PARKED_POLLS,
-    http::{BODY_TIMEOUT, error::CODES, openapi, server},
+    http::{error::CODES, openapi, server},
     serve::DRAIN_TIMEOUT,
-    store::{counts, dead_letters, gates},
+    store::{counts, dead_letters, rules},
     telemetry::{Kind, METRICS},
+    wire::extract::BODY_TIMEOUT,
 };
 
 pub fn read(path: &str) -> String {
@@ -325,7 +326,7 @@ fn queue_limits() -> Vec<(&'static str, String)> {
             format!("{}, more are shown as pending", counts::MAX_COUNTED_PROCESSING),
         ),
         ("types that are paused in a queue", limits::MAX_PAUSED_TYPES.to_string()),
-        ("types told apart while some are paused", gates::MAX_OPEN_TYPES.to_string()),
+        ("types told apart while some are paused", rules::MAX_OPEN_TYPES.to_string()),
     ]
 }
 

@@ -163,6 +163,7 @@ impl Run {
             job,
             on_conflict: OnConflict::Reject,
             is_continuation: false,
+            is_id_given: false,
             path: String::new(),
         };
         let id = tied.job.id;
@@ -192,6 +193,7 @@ impl Run {
             queues: vec!["default".into()],
             job_types: [].into(),
             labels: [].into(),
+            only_commands: false,
             worker_id: worker.into(),
             capacity: 1,
             lease_seconds: None,
@@ -208,7 +210,7 @@ impl Run {
         };
         let number = self.jobs.iter().position(|it| it.id == taken.id).expect("one of ours");
         let fence = Fence {
-            worker_id: worker.into(),
+            worker_id: Some(worker.into()),
             attempt: Some(taken.attempt),
             lease_id: Some(taken.lease_id),
         };
@@ -229,13 +231,13 @@ impl Run {
         match (self.dice.random_range(0..6), current) {
             (0..=2, Some(fence)) => fence,
             (3, _) => Fence {
-                worker_id: (*WORKERS.choose(&mut self.dice).expect("one")).into(),
+                worker_id: Some((*WORKERS.choose(&mut self.dice).expect("one")).into()),
                 attempt: Some(self.dice.random_range(1..5)),
                 lease_id: Some(LeaseId(Uuid::from_u128(7))),
             },
             _ => match self.given.choose(&mut self.dice) {
                 Some((_, fence)) => fence.clone(),
-                None => Fence { worker_id: "ann".into(), attempt: None, lease_id: None },
+                None => Fence { worker_id: Some("ann".into()), ..Fence::default() },
             },
         }
     }
@@ -350,7 +352,11 @@ impl Run {
         .await;
         registry::pass(&self.engine).await.map_err(|it| it.to_string())?;
         for job in 0..self.jobs.len() {
-            if self.jobs[job].running.as_ref().is_some_and(|it| it.worker_id == worker) {
+            if self.jobs[job]
+                .running
+                .as_ref()
+                .is_some_and(|it| it.worker_id.as_deref() == Some(worker))
+            {
                 self.end(job, Outcome::LeaseExpired);
             }
         }

@@ -18,14 +18,15 @@ use fencepost::{
     ids::{JobId, LeaseId, ProjectId},
     store::{
         acks::{self, JobKey, Success},
-        claims::{self, ClaimKey, LeasedJob, Look, PollKey, Slot},
+        claims::{self, ClaimKey, LeasedJob, Look, Slot},
         endings::{self, Ended},
         enqueue::{self, NewJob, Start},
         gates,
         heartbeats::{self, Beat},
         jobs,
+        polls::{self, PollKey},
         pools::Pools,
-        sweep,
+        rules, sweep,
     },
 };
 use sqlx::{Executor, PgConnection, Row};
@@ -122,7 +123,15 @@ fn look<'a>(queue: &'a str, job_types: &'a [String], slots: usize) -> Look<'a> {
         lease_id: LeaseId(Uuid::new_v4()),
     };
     let slots = (0..slots).map(|_| slot()).collect();
-    Look { project_id: PROJECT, queue, job_types, labels: &[], from: ClaimKey::ZERO, slots }
+    Look {
+        project_id: PROJECT,
+        queue,
+        job_types,
+        labels: &[],
+        only_commands: false,
+        from: ClaimKey::ZERO,
+        slots,
+    }
 }
 
 fn key(job: &LeasedJob) -> JobKey {
@@ -130,7 +139,7 @@ fn key(job: &LeasedJob) -> JobKey {
 }
 
 fn fence(job: &LeasedJob) -> Fence {
-    Fence { worker_id: "w".into(), attempt: Some(job.attempt), lease_id: Some(job.lease_id) }
+    Fence { worker_id: Some("w".into()), attempt: Some(job.attempt), lease_id: Some(job.lease_id) }
 }
 
 fn new_job() -> NewJob {
@@ -187,7 +196,7 @@ async fn claim(conn: &mut PgConnection) -> Vec<LeasedJob> {
     let queues = [(PROJECT, "default".into()), (PROJECT, "none".into())];
     // It walks over the 200 jobs that were claimed a moment ago.
     let found = costs(conn, "look for work", 200 + 60, async |conn| {
-        claims::queues_with_work(conn, &queues).await.expect("it runs")
+        polls::queues_with_work(conn, &queues).await.expect("it runs")
     })
     .await;
     assert_eq!(found, [0]);
@@ -200,7 +209,7 @@ async fn claim(conn: &mut PgConnection) -> Vec<LeasedJob> {
     let poll = PollKey { project_id: PROJECT, worker_id: "w".into(), poll_id: Uuid::from_u128(9) };
     let polls = [poll.clone(), PollKey { poll_id: Uuid::from_u128(8), ..poll }];
     let again = costs(conn, "repeated poll", 216 * 20, async |conn| {
-        claims::leased_by_polls(conn, &polls).await.expect("it runs")
+        polls::leased_by_polls(conn, &polls).await.expect("it runs")
     })
     .await;
     assert_eq!(again.len(), 216);

@@ -26,6 +26,7 @@ pub(super) struct Signature {
     pub queue: QueueKey,
     pub job_types: Arc<[String]>,
     pub labels: Arc<[String]>,
+    pub only_commands: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -90,7 +91,7 @@ impl Lane {
     }
 
     /// Whether a look may start. A second look beside one under way pays off only against a deep
-    /// backlog; and never where jobs are chosen before they are locked, by type or behind gates:
+    /// backlog; and never where jobs are chosen before they are locked, by type, by payload or behind gates:
     /// both would choose the same.
     pub fn may_be_looked_at(&self) -> bool {
         if self.rests_until.is_some() {
@@ -98,6 +99,7 @@ impl Lane {
         }
         let may_share = self.supply == Supply::Plenty
             && self.signature.job_types.is_empty()
+            && !self.signature.only_commands
             && !self.may_have_gates;
         self.supply != Supply::Known(0) && (self.flights == 0 || may_share)
     }

@@ -38,6 +38,7 @@ impl Board {
             queues: queues.iter().map(|it| queue(it)).collect(),
             job_types: types.iter().map(|it| (*it).to_owned()).collect(),
             labels: [].into(),
+            only_commands: false,
             worker_id: format!("w{id}").into(),
             capacity,
             lease_seconds: None,

@@ -171,7 +171,8 @@ pub fn accept(
         tags: accept_tags(request.tags, check),
         extras: (extras != Extras::default()).then(|| Box::new(extras)),
     };
-    Ok(TiedJob { job, on_conflict, is_continuation, path: check.path().to_owned() })
+    let path = check.path().to_owned();
+    Ok(TiedJob { job, on_conflict, is_continuation, is_id_given: false, path })
 }
 
 /// The parts that most jobs do not have.

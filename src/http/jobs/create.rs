@@ -1,7 +1,5 @@
 //! `POST /v1/jobs` and `POST /v1/jobs/batch`.
 
-use std::sync::Arc;
-
 use axum::{
     Extension,
     extract::State,
@@ -20,17 +18,16 @@ use crate::{
     auth::{Caller, Produce},
     domain::{limits, plan::Limits},
     engine::{
-        enqueue::{self, NewJob, Start, StoredJob},
-        family::{self, Outcome, TiedJob},
-        quota,
+        family::{Outcome, TiedJob},
+        intake, jobs, quota,
+        settle::JobKey,
     },
     error::Error,
     http::{
         error::ErrorBody,
         idempotency::{self, Answer, Ids},
     },
-    ids::{JobId, ProjectId},
-    store,
+    ids::ProjectId,
     wire::{
         RequestId,
         check::Check,
@@ -179,54 +176,21 @@ fn accept_batch(
 }
 
 /// Stores jobs, all or none. Answers with each as it is stored, and whether it is new.
-pub(super) async fn store_all(
+async fn store_all(
     app: &App,
     project_id: ProjectId,
     jobs: Vec<TiedJob>,
 ) -> Result<Vec<(Job, bool)>, Error> {
-    let is_tied = |it: &TiedJob| {
-        let extras = it.job.extras.as_ref();
-        extras
-            .is_some_and(|it| it.unique_key.is_some() || it.has_parents || it.expires_at.is_some())
-    };
-    if jobs.iter().any(is_tied) {
-        let outcomes = family::store(&app.engine, project_id, &jobs, None).await;
-        let all: Vec<_> = jobs.into_iter().map(|it| it.job).collect();
-        let outcomes = outcomes.map_err(|error| name_the_latest(error, &all))?;
-        let mut stored = Vec::with_capacity(all.len());
-        for (job, outcome) in all.iter().zip(outcomes) {
-            stored.push(match outcome {
-                Outcome::Stored(it) => (Job::stored(job, &it)?, true),
-                Outcome::Existing(id) => (find(app, project_id, id).await?, false),
-            });
-        }
-        return Ok(stored);
+    let outcomes = intake::store(&app.engine, project_id, &jobs).await?;
+    let mut stored = Vec::with_capacity(jobs.len());
+    for (TiedJob { job, .. }, outcome) in jobs.iter().zip(outcomes) {
+        stored.push(match outcome {
+            Outcome::Stored(it) => (Job::stored(job, &it)?, true),
+            Outcome::Existing(id) => {
+                let row = jobs::find(&app.engine, JobKey { project_id, id }).await?;
+                (Job::read(row)?, false)
+            }
+        });
     }
-    let jobs: Arc<[NewJob]> = jobs.into_iter().map(|it| it.job).collect();
-    let stored: Result<Vec<StoredJob>, _> = enqueue::enqueue(&app.engine, Arc::clone(&jobs)).await;
-    let stored = stored.map_err(|error| name_the_latest(error, &jobs))?;
-    jobs.iter().zip(&stored).map(|(job, it)| Ok((Job::stored(job, it)?, true))).collect()
-}
-
-async fn find(app: &App, project_id: ProjectId, id: JobId) -> Result<Job, Error> {
-    let mut conn = app.engine.pools.read_for(project_id).await?;
-    let row = store::jobs::find(&mut conn, project_id, id).await?;
-    Job::read(row.ok_or(Error::JobNotFound)?)
-}
-
-/// Only the database's clock can say that a `run_at` lies too far ahead, and it looks at the latest of
-/// a request.
-fn name_the_latest(error: Error, jobs: &[NewJob]) -> Error {
-    let Error::Invalid(mut fields) = error else { return error };
-    let starts = jobs.iter().enumerate().filter_map(|(index, job)| match job.start {
-        Start::At(run_at) => Some((run_at, index)),
-        Start::After(_) => None,
-    });
-    if jobs.len() > 1
-        && let (Some((_, index)), Some(field)) = (starts.max(), fields.first_mut())
-        && field.field == "run_at"
-    {
-        field.field = format!("jobs[{index}].{}", field.field);
-    }
-    Error::Invalid(fields)
+    Ok(stored)
 }

@@ -12,7 +12,7 @@ use crate::{
     app::App,
     auth::{Caller, Read},
     domain::{job::JobState, limits},
-    engine::{settle::JobKey, watch},
+    engine::{jobs, settle::JobKey, watch},
     error::Error,
     http::{
         cursor::{self, List},
@@ -71,10 +71,8 @@ pub(in crate::http) async fn find(
     project_id: ProjectId,
     id: JobId,
 ) -> Result<Job, Error> {
-    let mut conn = app.engine.pools.read_for(project_id).await?;
-    let row = store::jobs::find(&mut conn, project_id, id).await?;
-    let row = row.ok_or(Error::JobNotFound)?;
-    let attempts = store::jobs::attempts(&mut conn, project_id, id).await?;
+    let key = JobKey { project_id, id };
+    let (row, attempts) = jobs::find_with_attempts(&app.engine, key).await?;
     let (state, duration_ms) = (row.state, row.duration_ms);
     Ok(Job::read(row)?.with_attempts(attempts, state, duration_ms))
 }
@@ -157,7 +155,7 @@ pub async fn list(
     let list = List(caller.project_id, "jobs");
     let cursor = query.cursor.as_deref().map(|it| cursor::read_id(&app, list, it));
     let filter = store::jobs::Filter {
-        state: query.state,
+        states: query.state.into_iter().collect(),
         queue: query.queue,
         job_type: query.job_type,
         tag: query.tag.map(|it| match it.split_once(':') {

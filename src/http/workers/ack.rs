@@ -254,8 +254,8 @@ async fn settle_one(
     request: AckRequest,
     path: &str,
 ) -> Result<Acked, Error> {
+    let worker = (caller.project_id, request.worker_id.as_str().into());
     let ack = accept(request, path)?;
-    let worker = (caller.project_id, ack.fence.worker_id.as_str().into());
     app.engine.registry.note_seen(&worker, &[], &[]);
     settle::ack(&app.engine, caller.project_id, ack).await
 }

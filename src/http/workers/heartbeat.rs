@@ -167,10 +167,10 @@ pub async fn heartbeat(
     for (field, _) in of_workers.into_iter().filter(|it| it.1) {
         check.refuse(field, "must not be sent together with job_id");
     }
+    let worker = (caller.project_id, request.worker_id.as_str().into());
     let fence = accept_fence(&mut check, request.worker_id, request.attempt, request.lease_id);
     check_progress(&mut check, request.progress);
     check.finish()?;
-    let worker = (caller.project_id, fence.worker_id.as_str().into());
     app.engine.registry.note_seen(&worker, &[], &[]);
     let key = JobKey { project_id: caller.project_id, id: accept_job_id(&job_id)? };
     let beat = Beat { key, fence, progress: request.progress };

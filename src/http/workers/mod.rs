@@ -26,7 +26,7 @@ fn accept_fence(
     if let Some(attempt) = attempt {
         check.range("attempt", attempt, 1, i32::MAX);
     }
-    Fence { worker_id, attempt, lease_id: lease_id.map(LeaseId) }
+    Fence { worker_id: Some(worker_id), attempt, lease_id: lease_id.map(LeaseId) }
 }
 
 /// A malformed id is no job, like any other that does not exist.

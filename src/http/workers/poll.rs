@@ -250,6 +250,7 @@ fn accept(caller: &Caller<Polling>, request: PollRequest) -> Result<(Wish, Durat
         queues,
         job_types: job_types.into(),
         labels: labels.into(),
+        only_commands: false,
         worker_id: request.worker_id.into(),
         capacity,
         lease_seconds: request.lease_seconds,

@@ -18,6 +18,7 @@ use crate::{
     },
     error::Error,
     http::error::ErrorBody,
+    ids::JobId,
     wire::{
         check::Check,
         extract::{Json, Object, RequestBody},
@@ -95,11 +96,11 @@ pub async fn events(
     let EventsRequest { worker_id, events: sent } = request;
     let mut check = Check::default();
     check.name("worker_id", &worker_id, limits::MAX_WORKER_ID_CHARS);
-    check_count(&mut check, "events", sent.len(), limits::MAX_EVENTS);
+    check.count("events", sent.len(), limits::MAX_EVENTS);
     let (mut shown, mut events) = (Vec::new(), Vec::new());
     for (index, Object(event)) in sent.into_iter().enumerate() {
         let mut item = Check::below(format!("events[{index}]."));
-        check_kind(&mut item, &event.kind);
+        item.event_type("type", &event.kind, &[history::RESERVED_PREFIX]);
         item.range("attempt", event.attempt, 1, i32::MAX);
         if let Some(payload) = &event.payload {
             item.size("payload", payload, limits::MAX_EVENT_PAYLOAD_BYTES)?;
@@ -107,7 +108,7 @@ pub async fn events(
         }
         check.absorb(item);
         let id = accept_job_id(&event.job_id)?;
-        let fence = Shown { job_id: id, worker_id: worker_id.clone(), attempt: event.attempt };
+        let fence = shown_by(&worker_id, id, event.attempt);
         if !shown.contains(&fence) {
             shown.push(fence);
         }
@@ -125,22 +126,8 @@ pub async fn events(
     Ok(Reply(EventsReply { ids: ids.iter().map(ToString::to_string).collect() }))
 }
 
-fn check_count(check: &mut Check, field: &str, sent: usize, max: usize) {
-    if !(1..=max).contains(&sent) {
-        check.refuse(field, format!("must have between 1 and {max} entries, has {sent}"));
-    }
-}
-
-fn check_kind(check: &mut Check, kind: &str) {
-    check.name("type", kind, limits::MAX_EVENT_TYPE_CHARS);
-    let is_plain = |it: char| it.is_ascii_alphanumeric() || "_.-".contains(it);
-    if !kind.chars().all(is_plain) {
-        check.refuse("type", "must be made of letters, digits, `_`, `.` and `-`");
-    }
-    if kind.starts_with(history::RESERVED_PREFIX) {
-        let prefix = history::RESERVED_PREFIX;
-        check.refuse("type", format!("must not begin with `{prefix}`"));
-    }
+fn shown_by(worker_id: &str, job_id: JobId, attempt: i32) -> Shown {
+    Shown { job_id, attempt, worker_id: Some(worker_id.to_owned()), lease_id: None }
 }
 
 /// Output of running attempts, all or none.
@@ -241,7 +228,7 @@ pub async fn logs(
     let LogsRequest { worker_id, chunks: sent } = request;
     let mut check = Check::default();
     check.name("worker_id", &worker_id, limits::MAX_WORKER_ID_CHARS);
-    check_count(&mut check, "chunks", sent.len(), limits::MAX_LOG_CHUNKS);
+    check.count("chunks", sent.len(), limits::MAX_LOG_CHUNKS);
     let mut attempts: Vec<AttemptLogs> = Vec::new();
     let (mut places, mut doubled) = (HashSet::new(), 0);
     for (index, Object(chunk)) in sent.into_iter().enumerate() {
@@ -255,7 +242,7 @@ pub async fn logs(
         }
         check.absorb(item);
         let job_id = accept_job_id(&chunk.job_id)?;
-        let shown = Shown { job_id, worker_id: worker_id.clone(), attempt: chunk.attempt };
+        let shown = shown_by(&worker_id, job_id, chunk.attempt);
         let stream = chunk.stream.unwrap_or_default().as_str();
         if !places.insert((shown.clone(), stream, chunk.sequence)) {
             doubled += 1;

@@ -59,9 +59,9 @@ fn no_question_of_an_operator_scans_a_table_or_reads_more_than_its_bound() {
         .await;
         assert_eq!((rows[1].active, rows[0].dead_letter), (100_032, 50_000));
         let paused = ["common".to_owned()];
-        gates::open_types(conn, PROJECT, "default", &paused).await.expect("it runs");
+        rules::open_types(conn, PROJECT, "default", &paused).await.expect("it runs");
         let types = costs(conn, "open types", 400, async |conn| {
-            gates::open_types(conn, PROJECT, "default", &paused).await.expect("it runs")
+            rules::open_types(conn, PROJECT, "default", &paused).await.expect("it runs")
         })
         .await;
         assert_eq!(types, ["rare"]);

@@ -1,0 +1,77 @@
+//! The doors' OpenAPI documents, made from their handlers: each its own, so that the native one stays clean.
+
+use axum::{Router, http::header::CONTENT_TYPE, routing};
+use serde_json::{Map, Value, json};
+use utoipa_axum::router::OpenApiRouter;
+
+use super::{DOORS, Door};
+use crate::app::App;
+
+/// What every operation may answer beside what it says itself.
+const REFUSALS: [(&str, &str); 6] = [
+    ("400", "The request cannot be read or breaks a rule."),
+    ("401", "No live API key."),
+    ("403", "The key has not the scope that this needs."),
+    ("413", "The body is too large."),
+    ("429", "Too many requests, or too many of something."),
+    ("503", "Try again later."),
+];
+
+/// The document of one door.
+pub fn of(door: &Door) -> Value {
+    let base = (door.document)();
+    let (_, document) = OpenApiRouter::with_openapi(base).merge((door.routes)()).split_for_parts();
+    let mut document = serde_json::to_value(document).unwrap_or_default();
+    let Some(top) = document.as_object_mut() else { return document };
+    top.insert("servers".to_owned(), json!([{ "url": format!("/{}", door.name) }]));
+    top.insert(
+        "security".to_owned(),
+        json!([{ "api_key": [] }, { "basic": [] }, { "header": [] }]),
+    );
+    let components = top.entry("components").or_insert_with(|| json!({}));
+    if let Some(components) = components.as_object_mut() {
+        components.insert("securitySchemes".to_owned(), security_schemes());
+    }
+    let paths = document.get_mut("paths").and_then(Value::as_object_mut);
+    let operations = paths.into_iter().flat_map(Map::values_mut).filter_map(Value::as_object_mut);
+    for operation in operations.flat_map(Map::values_mut) {
+        add_refusals(operation);
+    }
+    document
+}
+
+fn security_schemes() -> Value {
+    json!({
+        "api_key": {"type": "http", "scheme": "bearer", "description": "An API key, `fp_live_…`."},
+        "basic": {
+            "type": "http", "scheme": "basic",
+            "description": "The key as the password, or alone as the user: `http://KEY@host`.",
+        },
+        "header": {"type": "apiKey", "in": "header", "name": "X-Api-Key"},
+    })
+}
+
+fn add_refusals(operation: &mut Value) {
+    let is_public = operation.get("security").is_some_and(|it| *it == json!([{}]));
+    let Some(responses) = operation.get_mut("responses").and_then(Value::as_object_mut) else {
+        return;
+    };
+    for (status, description) in REFUSALS.iter().filter(|_| !is_public) {
+        responses.entry(*status).or_insert_with(|| json!({ "description": description }));
+    }
+}
+
+/// A document as text, as it is committed and served.
+#[must_use]
+pub fn text(document: &Value) -> String {
+    format!("{document:#}\n")
+}
+
+/// `/openapi/{door}.json`.
+pub fn router() -> Router<App> {
+    DOORS.iter().fold(Router::new(), |router, door| {
+        let text = text(&of(door));
+        let page = async move || ([(CONTENT_TYPE, "application/json")], text.clone());
+        router.route(&format!("/openapi/{}.json", door.name), routing::get(page))
+    })
+}

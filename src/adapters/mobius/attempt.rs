@@ -1,0 +1,271 @@
+//! What a worker says of its attempt: that it lives, how it ended, what happened.
+
+use axum::{Json as Reply, extract::State, http::StatusCode};
+use base64::{
+    Engine as _, alphabet,
+    engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig},
+};
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use utoipa::ToSchema;
+
+use super::{ErrorBody, accept};
+use crate::{
+    adapters::door::Names,
+    app::App,
+    auth::{Beating, Caller, Settling, Work},
+    domain::{
+        history, limits,
+        text::{ErrorReport, json_depth},
+    },
+    engine::{
+        heartbeat::{self, Advice, Beat},
+        reports::{self, NewEvent, Shown},
+        settle::{self, Ack, End, Failure},
+    },
+    error::Error,
+    wire::{
+        check::Check,
+        extract::{Json, RequestBody},
+    },
+};
+
+/// What event types of the system itself begin with there.
+const RESERVED_PREFIX: &str = "mobius.";
+
+/// A sign of life.
+#[derive(Debug, Deserialize, ToSchema)]
+pub struct HeartbeatRequest {
+    /// The worker that has the job.
+    #[schema(min_length = 1, max_length = 200)]
+    worker_id: String,
+    /// The attempt that the claim answered.
+    attempt: i32,
+}
+
+impl RequestBody for HeartbeatRequest {}
+
+/// The lease is renewed.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct HeartbeatReply {
+    ok: bool,
+    directives: Directives,
+}
+
+/// What is wanted of the worker.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Directives {
+    /// Stop, and complete the job as failed.
+    should_cancel: bool,
+}
+
+/// Keep a lease.
+#[utoipa::path(
+    post, path = "/v1/projects/{project}/jobs/{id}/heartbeat", tag = "Jobs", operation_id = "heartbeatJob",
+    params(
+        ("project" = String, Path, description = "The key's project: its id or slug."),
+        ("id" = String, Path, description = "The job and its attempt, as claimed."),
+    ),
+    request_body = HeartbeatRequest,
+    responses(
+        (status = 200, description = "The lease is renewed.", body = HeartbeatReply),
+        (status = 404, description = "No such job.", body = ErrorBody),
+        (status = 409, description = "The lease is not this worker's any more: stop.", body = ErrorBody),
+    ),
+)]
+pub async fn beat(
+    caller: Caller<Beating>,
+    State(app): State<App>,
+    names: Names,
+    Json(request): Json<HeartbeatRequest>,
+) -> Result<Reply<HeartbeatReply>, Error> {
+    let id = accept(&app, caller.project_id, &names, &request.worker_id)?;
+    let fence = id.fence(Some(request.worker_id), Some(request.attempt));
+    let beat = Beat { key: id.key(caller.project_id), fence, progress: None };
+    let advice = heartbeat::heartbeat(&app.engine, beat).await?;
+    let directives = Directives { should_cancel: advice == Advice::Cancel };
+    Ok(Reply(HeartbeatReply { ok: true, directives }))
+}
+
+/// The end of an attempt.
+#[derive(Debug, Deserialize, ToSchema)]
+pub struct CompleteRequest {
+    /// The worker that has the job.
+    #[schema(min_length = 1, max_length = 200)]
+    worker_id: String,
+    /// The attempt that the claim answered.
+    attempt: i32,
+    /// How it ended.
+    status: CompleteStatus,
+    /// Base64 of what was made: JSON, or text; at most 64 KiB.
+    result_b64: Option<String>,
+    /// The kind of error.
+    error_type: Option<String>,
+    /// What went wrong.
+    error_message: Option<String>,
+}
+
+impl RequestBody for CompleteRequest {}
+
+/// How an attempt ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum CompleteStatus {
+    Completed,
+    Failed,
+}
+
+/// Report the end of an attempt.
+#[utoipa::path(
+    post, path = "/v1/projects/{project}/jobs/{id}/complete", tag = "Jobs", operation_id = "completeJob",
+    params(
+        ("project" = String, Path, description = "The key's project: its id or slug."),
+        ("id" = String, Path, description = "The job and its attempt, as claimed."),
+    ),
+    request_body = CompleteRequest,
+    responses(
+        (status = 204, description = "The end of the attempt is recorded."),
+        (status = 404, description = "No such job.", body = ErrorBody),
+        (status = 409, description = "The attempt is not this worker's to settle.", body = ErrorBody),
+    ),
+)]
+pub async fn complete(
+    caller: Caller<Settling>,
+    State(app): State<App>,
+    names: Names,
+    Json(request): Json<CompleteRequest>,
+) -> Result<StatusCode, Error> {
+    let id = accept(&app, caller.project_id, &names, &request.worker_id)?;
+    let fence = id.fence(Some(request.worker_id), Some(request.attempt));
+    let end = match request.status {
+        CompleteStatus::Completed => {
+            let result = request.result_b64.as_deref().map(decode).transpose()?;
+            End::Succeeded { result: result.flatten() }
+        }
+        CompleteStatus::Failed => {
+            let (kind, message) = (request.error_type.as_deref(), request.error_message.as_deref());
+            let error = ErrorReport::bounded(kind, message, None);
+            End::Failed(Failure { error, retryable: true, retry_after_seconds: None })
+        }
+    };
+    let ack = Ack { job_id: id.job_id, fence, end, duration_ms: None };
+    settle::ack(&app.engine, caller.project_id, ack).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// A result as it is kept: JSON as it came, anything else as a JSON string; none when there is nothing.
+fn decode(result_b64: &str) -> Result<Option<String>, Error> {
+    const ANY_PADDING: GeneralPurposeConfig =
+        GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent);
+    let plain = GeneralPurpose::new(&alphabet::STANDARD, ANY_PADDING);
+    let url_safe = GeneralPurpose::new(&alphabet::URL_SAFE, ANY_PADDING);
+    let bytes = plain.decode(result_b64).or_else(|_| url_safe.decode(result_b64));
+    let bytes = bytes.map_err(|_| Error::invalid("result_b64", "must be base64"))?;
+    if bytes.is_empty() {
+        return Ok(None);
+    }
+    let text = String::from_utf8_lossy(&bytes).into_owned();
+    let is_json = serde_json::from_str::<&RawValue>(&text).is_ok();
+    let result = if is_json && json_depth(&text) <= limits::MAX_JSON_DEPTH {
+        text
+    } else {
+        serde_json::to_string(&text).map_err(Error::internal)?
+    };
+    if result.len() > limits::MAX_RESULT_BYTES {
+        let limit_bytes = limits::MAX_RESULT_BYTES;
+        return Err(Error::FieldTooLarge { field: "result_b64".to_owned(), limit_bytes });
+    }
+    Ok(Some(result))
+}
+
+/// Events of a running attempt, all or none.
+#[derive(Debug, Deserialize, ToSchema)]
+pub struct EventsRequest {
+    /// The worker that has the job.
+    #[schema(min_length = 1, max_length = 200)]
+    worker_id: String,
+    /// The attempt that the claim answered.
+    attempt: i32,
+    /// 1 to 100 events.
+    #[schema(min_items = 1, max_items = 100)]
+    events: Vec<EventRequest>,
+}
+
+impl RequestBody for EventsRequest {
+    const MAX_BYTES: usize = limits::MAX_BATCH_BODY_BYTES;
+}
+
+/// Something that happened.
+#[derive(Debug, Deserialize, ToSchema)]
+pub struct EventRequest {
+    /// Letters, digits, `_`, `.` and `-`; not beginning with `mobius.` or `fencepost.`.
+    #[serde(rename = "type")]
+    #[schema(min_length = 1, max_length = 64)]
+    kind: String,
+    /// Any JSON of at most 16 KiB.
+    #[schema(value_type = Object)]
+    payload: Option<Box<RawValue>>,
+}
+
+/// Report events.
+#[utoipa::path(
+    post, path = "/v1/projects/{project}/jobs/{id}/events", tag = "Jobs", operation_id = "emitJobEvents",
+    params(
+        ("project" = String, Path, description = "The key's project: its id or slug."),
+        ("id" = String, Path, description = "The job and its attempt, as claimed."),
+    ),
+    request_body = EventsRequest,
+    responses(
+        (status = 204, description = "All are stored."),
+        (status = 404, description = "No such job.", body = ErrorBody),
+        (status = 409, description = "The attempt is not this worker's any more; nothing is stored.", body = ErrorBody),
+    ),
+)]
+pub async fn emit(
+    caller: Caller<Work>,
+    State(app): State<App>,
+    names: Names,
+    Json(request): Json<EventsRequest>,
+) -> Result<StatusCode, Error> {
+    let id = accept(&app, caller.project_id, &names, &request.worker_id)?;
+    let EventsRequest { worker_id, attempt, events: sent } = request;
+    let mut check = Check::default();
+    check.count("events", sent.len(), limits::MAX_EVENTS);
+    let mut events = Vec::with_capacity(sent.len());
+    for (index, event) in sent.into_iter().take(limits::MAX_EVENTS).enumerate() {
+        let mut item = Check::below(format!("events[{index}]."));
+        item.event_type("type", &event.kind, &[RESERVED_PREFIX, history::RESERVED_PREFIX]);
+        if let Some(payload) = &event.payload {
+            item.size("payload", payload, limits::MAX_EVENT_PAYLOAD_BYTES)?;
+            item.depth("payload", payload);
+        }
+        check.absorb(item);
+        events.push(NewEvent {
+            key: id.key(caller.project_id),
+            kind: event.kind,
+            attempt: Some(id.attempt),
+            worker_id: Some(worker_id.clone()),
+            payload: event.payload.map(|it| Box::<str>::from(it).into_string()),
+        });
+    }
+    check.finish()?;
+    let fence = id.fence(Some(worker_id), Some(attempt));
+    let shown = Shown::of(id.job_id, &fence);
+    reports::note_events(&app.engine, caller.project_id, &[shown], events).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_result_is_json_or_else_text() {
+        let kept = |it: &str| decode(it).expect("base64");
+        assert_eq!(kept("eyJzdW1tYXJ5IjogImRvbmUifQ==").as_deref(), Some(r#"{"summary": "done"}"#));
+        assert_eq!(kept("eyJzdW1tYXJ5IjogImRvbmUifQ").as_deref(), Some(r#"{"summary": "done"}"#));
+        assert_eq!(kept("ZG9uZQ==").as_deref(), Some(r#""done""#));
+        assert_eq!(kept("").as_deref(), None);
+        assert!(decode("***").is_err());
+    }
+}

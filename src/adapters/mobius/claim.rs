@@ -1,0 +1,178 @@
+//! Claiming jobs.
+
+use std::time::Duration;
+
+use axum::{
+    Extension,
+    extract::State,
+    http::StatusCode,
+    response::{IntoResponse, Response},
+};
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use utoipa::ToSchema;
+
+use super::{ErrorBody, HEARTBEAT_INTERVAL_SECONDS, LEASE_SECONDS};
+use crate::{
+    adapters::door::{self, Ask, AttemptId},
+    app::App,
+    auth::{Caller, Polling},
+    domain::limits,
+    engine::{
+        dispatch::Handed,
+        registry::{self, Registration},
+        workflows,
+    },
+    error::Error,
+    ids::ProjectId,
+    wire::{
+        ClientGone,
+        check::Check,
+        delivery,
+        extract::{Json, RequestBody},
+    },
+};
+
+/// What a worker wants.
+#[derive(Debug, Deserialize, ToSchema)]
+pub struct ClaimRequest {
+    /// The worker's name for itself.
+    #[schema(min_length = 1, max_length = 200)]
+    worker_id: String,
+    /// For people.
+    worker_name: Option<String>,
+    /// Its build.
+    worker_version: Option<String>,
+    /// Where to look, in this order. Default: everywhere.
+    #[schema(max_items = 20)]
+    queues: Option<Vec<String>>,
+    /// Only jobs of these types. Default: any.
+    #[schema(max_items = 100)]
+    actions: Option<Vec<String>>,
+    /// How long to wait for a job. Default: 0.
+    #[schema(minimum = 0, maximum = 30)]
+    wait_seconds: Option<u32>,
+}
+
+impl RequestBody for ClaimRequest {}
+
+/// A job under a lease.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct ClaimedJob {
+    /// The job and its attempt.
+    #[schema(example = "job_01m7w3ha3aextt8pkwwdmxsmqw-1")]
+    job_id: String,
+    /// The workflow, or the job by itself.
+    run_id: String,
+    /// The workflow's name, or the job's type.
+    workflow_name: String,
+    /// The job's key in its workflow, or its type.
+    step_name: String,
+    /// The job's type.
+    action: String,
+    /// The payload, with `parent_results` when it waited for other jobs.
+    #[schema(value_type = Object)]
+    parameters: Box<RawValue>,
+    /// Which attempt this is, counted from 1.
+    attempt: i32,
+    /// Where it waited.
+    queue: String,
+    /// How often to send a heartbeat.
+    heartbeat_interval_seconds: i32,
+}
+
+/// Claim the next job.
+#[utoipa::path(
+    post, path = "/v1/projects/{project}/jobs/claim", tag = "Jobs", operation_id = "claimJob",
+    params(("project" = String, Path, description = "The key's project: its id or slug.")),
+    request_body = ClaimRequest,
+    responses(
+        (status = 200, description = "A job under a lease.", body = ClaimedJob),
+        (status = 204, description = "No job within the wait."),
+        (status = 404, description = "No such project for this key.", body = ErrorBody),
+    ),
+)]
+pub async fn claim(
+    caller: Caller<Polling>,
+    State(app): State<App>,
+    Extension(ClientGone(gone)): Extension<ClientGone>,
+    Json(request): Json<ClaimRequest>,
+) -> Result<Response, Error> {
+    let mut check = Check::default();
+    let wait_seconds = request.wait_seconds.unwrap_or(0);
+    check.range("wait_seconds", wait_seconds, 0, limits::MAX_POLL_WAIT_SECONDS);
+    let (name, version) = (request.worker_name, request.worker_version);
+    check.optional_name("worker_name", name.as_deref(), limits::MAX_WORKER_INFO_CHARS);
+    check.optional_name("worker_version", version.as_deref(), limits::MAX_WORKER_INFO_CHARS);
+    let ask = Ask {
+        worker_id: Some(request.worker_id),
+        queues: request.queues.unwrap_or_default(),
+        job_types: request.actions.unwrap_or_default(),
+        capacity: 1,
+        lease_seconds: LEASE_SECONDS,
+        wait: Duration::from_secs(wait_seconds.into()),
+        ..Ask::default()
+    };
+    ask.check(&mut check, "queues", "actions");
+    check.finish()?;
+    if name.is_some() || version.is_some() {
+        introduce(&app, caller.project_id, &ask, name, version).await?;
+    }
+    let delivery = door::lease(&app, &caller, ask, &gone).await?;
+    let Some(handed) = delivery.jobs().first() else {
+        return Ok(StatusCode::NO_CONTENT.into_response());
+    };
+    let job = claimed(&app, caller.project_id, handed).await?;
+    delivery::answer(&job, delivery)
+}
+
+/// A worker that tells who it is, and is not known yet, is registered with its first claim.
+async fn introduce(
+    app: &App,
+    project_id: ProjectId,
+    ask: &Ask,
+    name: Option<String>,
+    version: Option<String>,
+) -> Result<(), Error> {
+    const CONCURRENCY: i32 = 1;
+    let worker_id = ask.worker_id.clone().unwrap_or_default();
+    let key = (project_id, worker_id.as_str().into());
+    if registry::facts(&app.engine, &key).await?.is_some() {
+        return Ok(());
+    }
+    let worker = Registration {
+        worker_id,
+        queues: ask.queues.clone(),
+        job_types: ask.job_types.clone(),
+        hostname: name,
+        sdk_version: version,
+        concurrency: CONCURRENCY,
+        pid: None,
+        labels: Vec::new(),
+    };
+    registry::register(&app.engine, project_id, &worker).await
+}
+
+async fn claimed(app: &App, project_id: ProjectId, handed: &Handed) -> Result<ClaimedJob, Error> {
+    let job = &handed.job;
+    let mut parameters = door::object(&job.payload)?;
+    if job.has_parents {
+        let results = door::parent_results(handed)?;
+        parameters = door::with_field(&parameters, "parent_results", &results)?;
+    }
+    let workflow_name = match job.workflow_id {
+        Some(id) => workflows::name(&app.engine, project_id, id).await?,
+        None => None,
+    };
+    Ok(ClaimedJob {
+        job_id: AttemptId { job_id: job.id, attempt: job.attempt }.to_string(),
+        run_id: job.workflow_id.map_or(job.id.to_string(), |it| it.to_string()),
+        workflow_name: workflow_name.unwrap_or_else(|| job.job_type.clone()),
+        step_name: job.workflow_key.clone().unwrap_or_else(|| job.job_type.clone()),
+        action: job.job_type.clone(),
+        parameters,
+        attempt: job.attempt,
+        queue: job.queue.clone(),
+        heartbeat_interval_seconds: HEARTBEAT_INTERVAL_SECONDS,
+    })
+}

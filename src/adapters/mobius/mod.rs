@@ -1,0 +1,105 @@
+//! Mobius jobs: claim, heartbeat, complete, events, the registry of workers.
+//!
+//! What its wire lacks: jobs are made natively, so a run is a workflow, or a job by itself. It makes a new job
+//! for each attempt; so a `job_id` here names a job and an attempt (`job_…-2`), the old id reads `failed` and
+//! the new one `pending`. It has no word for a job that was called off, or handed back: such an attempt reads
+//! `failed`. A job's payload is its `parameters`, which are an object.
+
+mod attempt;
+mod claim;
+mod read;
+
+use axum::{Json as Reply, http::StatusCode, response::Response};
+use serde::Serialize;
+use utoipa::{OpenApi, ToSchema};
+use utoipa_axum::{router::OpenApiRouter, routes};
+
+use super::{
+    Door,
+    door::{AttemptId, Names},
+};
+use crate::{
+    app::App,
+    domain::limits,
+    error::{Class, Error},
+    ids::ProjectId,
+    wire::{check::Check, refusal},
+};
+
+/// How often workers are told to send heartbeats: the protocol's own number.
+const HEARTBEAT_INTERVAL_SECONDS: i32 = 30;
+/// Three missed heartbeats end a lease.
+const LEASE_SECONDS: i32 = 3 * HEARTBEAT_INTERVAL_SECONDS;
+
+pub(super) const DOOR: Door =
+    Door { name: "mobius", routes, also_below: &[], face, document: MobiusDocument::openapi };
+
+#[derive(OpenApi)]
+#[openapi(
+    info(
+        title = "Fencepost: Mobius jobs",
+        description = "The worker protocol of Mobius, for workers written for it. Jobs come from native enqueues and \
+            workflows; a `job_id` here names a job and an attempt.",
+        license(name = "MIT OR Apache-2.0", identifier = "MIT OR Apache-2.0"),
+    ),
+    tags((name = "Jobs", description = "What workers call."), (name = "Workers", description = "Who they are."))
+)]
+struct MobiusDocument;
+
+fn routes() -> OpenApiRouter<App> {
+    OpenApiRouter::new()
+        .routes(routes!(claim::claim))
+        .routes(routes!(attempt::beat))
+        .routes(routes!(attempt::complete))
+        .routes(routes!(attempt::emit))
+        .routes(routes!(read::get))
+        .routes(routes!(read::workers))
+}
+
+/// The status and the code of a failure on this wire.
+fn face(error: &Error, _: &str, mut response: Response) -> Response {
+    let (status, code) = match error.class() {
+        Class::Unreadable | Class::Invalid => (StatusCode::BAD_REQUEST, "invalid_request"),
+        Class::Unauthorized => (StatusCode::UNAUTHORIZED, "unauthorized"),
+        Class::Forbidden => (StatusCode::FORBIDDEN, "forbidden"),
+        Class::NotFound => (StatusCode::NOT_FOUND, "not_found"),
+        Class::MethodNotAllowed => (StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed"),
+        Class::Conflict | Class::Duplicate => (StatusCode::CONFLICT, "conflict"),
+        Class::TooLarge => (StatusCode::PAYLOAD_TOO_LARGE, "payload_too_large"),
+        Class::MediaType => (StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type"),
+        Class::Timeout => (StatusCode::REQUEST_TIMEOUT, "request_timeout"),
+        Class::Limited => (StatusCode::TOO_MANY_REQUESTS, "rate_limited"),
+        Class::Unavailable => (StatusCode::SERVICE_UNAVAILABLE, "unavailable"),
+        Class::Internal => (StatusCode::INTERNAL_SERVER_ERROR, "internal"),
+    };
+    let body = ErrorBody { error: ErrorInfo { code, message: refusal::message(error) } };
+    refusal::write(&mut response, (status, Reply(body)), error);
+    response
+}
+
+/// The body of every answer that is not a success.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct ErrorBody {
+    error: ErrorInfo,
+}
+
+/// What went wrong.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct ErrorInfo {
+    code: &'static str,
+    message: String,
+}
+
+/// The job of the path, called for by a worker that was heard with that.
+fn accept(
+    app: &App,
+    project_id: ProjectId,
+    names: &Names,
+    worker_id: &str,
+) -> Result<AttemptId, Error> {
+    let mut check = Check::default();
+    check.name("worker_id", worker_id, limits::MAX_WORKER_ID_CHARS);
+    check.finish()?;
+    app.engine.registry.note_seen(&(project_id, worker_id.into()), &[], &[]);
+    names.get("id").parse()
+}

@@ -1,0 +1,206 @@
+//! Reading attempts and the registry.
+
+use axum::{Json as Reply, extract::State};
+use chrono::{DateTime, TimeDelta, Utc};
+use serde::Serialize;
+use serde_json::value::RawValue;
+use utoipa::ToSchema;
+
+use super::ErrorBody;
+use crate::{
+    adapters::door::{self, AttemptId, Names, Stage},
+    app::App,
+    auth::{Caller, Read},
+    domain::limits,
+    engine::{
+        jobs::{self, AttemptRow, JobRow},
+        registry::{self, WorkerRow},
+        settle::JobKey,
+    },
+    error::Error,
+    wire::check::stored_json,
+};
+
+/// A worker that was not heard for longer is stale: the protocol's own number.
+const STALE_AFTER: TimeDelta = TimeDelta::minutes(2);
+
+/// An attempt of a job.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Job {
+    /// The job and its attempt.
+    id: String,
+    /// The workflow, or the job by itself.
+    run_id: String,
+    /// The job's key in its workflow, or its type.
+    step_name: String,
+    /// The job's type.
+    action: String,
+    /// Where it waits.
+    queue: String,
+    /// The payload.
+    #[schema(value_type = Object)]
+    parameters: Box<RawValue>,
+    /// Where the attempt is.
+    status: Status,
+    /// Who has it, or had it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    claimed_by: Option<String>,
+    /// When that worker got it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    claimed_at: Option<DateTime<Utc>>,
+    /// Which attempt it is.
+    attempt: i32,
+    /// Failures at which the job is given up.
+    max_attempts: i32,
+    /// When it may run, or could.
+    scheduled_at: DateTime<Utc>,
+    /// What a failed attempt reported.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    last_error: Option<String>,
+    /// What a completed attempt made.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<serde_json::Value>)]
+    result: Option<Box<RawValue>>,
+    /// When the job was stored.
+    created_at: DateTime<Utc>,
+    /// When the attempt last changed its status.
+    updated_at: DateTime<Utc>,
+}
+
+/// Where an attempt is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Status {
+    Pending,
+    Claimed,
+    Completed,
+    Failed,
+}
+
+impl Status {
+    fn of(stage: &Stage<'_>) -> Self {
+        match stage {
+            Stage::Pending => Self::Pending,
+            Stage::Claimed => Self::Claimed,
+            Stage::Completed => Self::Completed,
+            Stage::Failed(_) => Self::Failed,
+        }
+    }
+}
+
+impl Job {
+    fn of(attempt: i32, row: JobRow, ended: &[AttemptRow]) -> Result<Self, Error> {
+        let stage = door::stage(attempt, &row, ended)?;
+        let status = Status::of(&stage);
+        let past = if let Stage::Failed(past) = stage { past } else { None };
+        let is_held = matches!(status, Status::Claimed | Status::Completed);
+        let claimed_at = past.map(|it| it.claimed_at).or(row.claimed_at.filter(|_| is_held));
+        let ended_at = past.map(|it| it.ended_at).or(row.completed_at);
+        let last_error = match (status, past) {
+            (Status::Failed, Some(past)) => Some(door::reason(past)),
+            (Status::Failed, None) => Some("cancelled".to_owned()),
+            _ => None,
+        };
+        Ok(Self {
+            id: AttemptId { job_id: row.id, attempt }.to_string(),
+            run_id: row.workflow_id.map_or(row.id.to_string(), |it| it.to_string()),
+            step_name: row.workflow_key.unwrap_or_else(|| row.job_type.clone()),
+            action: row.job_type,
+            queue: row.queue,
+            parameters: door::object(&row.payload)?,
+            status,
+            claimed_by: past.map(|it| it.worker_id.clone()).or(row.worker_id.filter(|_| is_held)),
+            claimed_at,
+            attempt,
+            max_attempts: row.max_attempts,
+            scheduled_at: row.run_at,
+            last_error,
+            result: row
+                .result
+                .filter(|_| status == Status::Completed)
+                .map(stored_json)
+                .transpose()?,
+            created_at: row.created_at,
+            updated_at: ended_at.or(claimed_at).unwrap_or(row.created_at),
+        })
+    }
+}
+
+/// Read an attempt of a job.
+#[utoipa::path(
+    get, path = "/v1/projects/{project}/jobs/{id}", tag = "Jobs", operation_id = "getJob",
+    params(
+        ("project" = String, Path, description = "The key's project: its id or slug."),
+        ("id" = String, Path, description = "The job and its attempt; or the job alone, for its latest."),
+    ),
+    responses(
+        (status = 200, description = "The attempt.", body = Job),
+        (status = 404, description = "No such job.", body = ErrorBody),
+    ),
+)]
+pub async fn get(
+    caller: Caller<Read>,
+    State(app): State<App>,
+    names: Names,
+) -> Result<Reply<Job>, Error> {
+    let named = names.get("id");
+    let (id, attempt) = match named.parse::<AttemptId>() {
+        Ok(AttemptId { job_id, attempt }) => (job_id, Some(attempt)),
+        Err(error) => (named.parse().map_err(|_| error)?, None),
+    };
+    let key = JobKey { project_id: caller.project_id, id };
+    let (row, ended) = jobs::find_with_attempts(&app.engine, key).await?;
+    let attempt = attempt.unwrap_or_else(|| door::latest_attempt(&row, &ended));
+    Job::of(attempt, row, &ended).map(Reply)
+}
+
+/// The registry.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct WorkerPage {
+    /// The workers, by name; the first 200.
+    items: Vec<Worker>,
+}
+
+/// A worker.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Worker {
+    id: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    version: Option<String>,
+    /// When it was last heard, to within a few seconds.
+    last_seen_at: DateTime<Utc>,
+    /// The types it asks for; none when it takes any.
+    capabilities: Vec<String>,
+    /// Whether it was not heard for more than two minutes.
+    stale: bool,
+}
+
+impl From<WorkerRow> for Worker {
+    fn from(row: WorkerRow) -> Self {
+        Self {
+            stale: row.now - row.last_seen_at > STALE_AFTER,
+            id: row.worker_id,
+            name: row.hostname,
+            version: row.sdk_version,
+            last_seen_at: row.last_seen_at,
+            capabilities: row.job_types,
+        }
+    }
+}
+
+/// List workers.
+#[utoipa::path(
+    get, path = "/v1/projects/{project}/workers", tag = "Workers", operation_id = "listWorkers",
+    params(("project" = String, Path, description = "The key's project: its id or slug.")),
+    responses((status = 200, description = "The registry.", body = WorkerPage)),
+)]
+pub async fn workers(
+    caller: Caller<Read>,
+    State(app): State<App>,
+) -> Result<Reply<WorkerPage>, Error> {
+    let limit = limits::MAX_PAGE_WORKERS.into();
+    let rows = registry::page(&app.engine, caller.project_id, None, None, "", limit).await?;
+    Ok(Reply(WorkerPage { items: rows.into_iter().map(Worker::from).collect() }))
+}

@@ -1,0 +1,48 @@
+//! The other wires: workers written for four other systems connect unchanged but for base URL and key. Each
+//! door has a base path of its own, its own types, one match that gives every error its face, and one for the
+//! names of states. A door calls the engine; it has no statements and no rules. See `docs/protocols.md`.
+
+mod document;
+mod door;
+mod mobius;
+mod orch8;
+
+use axum::{Router, middleware};
+use serde_json::Value;
+use utoipa_axum::router::OpenApiRouter;
+
+use crate::{app::App, error::Error, wire::refusal};
+
+/// A door: where it is, what it answers, how it tells errors, and how it is described.
+struct Door {
+    /// The base path, and the name of its document: `/openapi/{name}.json`.
+    name: &'static str,
+    routes: fn() -> OpenApiRouter<App>,
+    /// Beside the base path itself, its routes answer below these.
+    also_below: &'static [&'static str],
+    face: refusal::Face,
+    document: fn() -> utoipa::openapi::OpenApi,
+}
+
+const DOORS: [Door; 2] = [mobius::DOOR, orch8::DOOR];
+
+/// Everything the doors answer, each below its base path, and their documents.
+pub fn router() -> Router<App> {
+    DOORS.iter().fold(document::router(), |router, door| {
+        let bases = std::iter::once("").chain(door.also_below.iter().copied());
+        bases.fold(router, |router, below| {
+            let (routes, _) = (door.routes)().split_for_parts();
+            let routes = routes
+                .fallback(async || Error::NoSuchRoute)
+                .method_not_allowed_fallback(async || Error::MethodNotAllowed)
+                .layer(middleware::from_fn_with_state(door.face, refusal::tell));
+            router.nest(&format!("/{}{below}", door.name), routes)
+        })
+    })
+}
+
+/// The doors' names, each with its OpenAPI document.
+#[must_use]
+pub fn documents() -> Vec<(&'static str, Value)> {
+    DOORS.iter().map(|it| (it.name, document::of(it))).collect()
+}

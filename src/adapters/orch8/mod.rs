@@ -1,0 +1,125 @@
+//! Orch8 external workers: poll, complete, fail, heartbeat, and what there is to see of tasks.
+//!
+//! What its wire lacks: a worker shows nothing but the task's id, so an id names a job and an attempt
+//! (`task_…-2`) and is the fence; `worker_id` and `claim_epoch`, the attempt, are checked when they are sent. A
+//! worker without a name holds its lease under one that is made up. Two generations of the protocol live
+//! together and are told apart by their fields: `handler_names` and `batch_size` wait and answer one task,
+//! `handler_name` and `limit` answer a list at once. There is no word for a job that was called off: a
+//! heartbeat's answer has `cancelled`, which its own clients do not read. Sequences and templates are not
+//! offered: jobs are made natively.
+
+mod read;
+mod work;
+
+use axum::{Json as Reply, http::StatusCode, response::Response};
+use serde::Serialize;
+use utoipa::{OpenApi, ToSchema};
+use utoipa_axum::{router::OpenApiRouter, routes};
+
+use super::{Door, door::AttemptId};
+use crate::{
+    app::App,
+    domain::job::JobState,
+    error::{Class, Error},
+    ids::JobId,
+    wire::refusal,
+};
+
+/// What ends a task's lease: no heartbeat for so long. The protocol's own number.
+const LEASE_SECONDS: i32 = 60;
+/// What tasks' ids begin with.
+const TASK_PREFIX: &str = "task_";
+
+pub(super) const DOOR: Door = Door {
+    name: "orch8",
+    routes,
+    also_below: &["/api/v1"],
+    face,
+    document: Orch8Document::openapi,
+};
+
+#[derive(OpenApi)]
+#[openapi(
+    info(
+        title = "Fencepost: Orch8 external workers",
+        description = "The worker protocol of Orch8, for workers written for it. All paths also answer below \
+            `/api/v1`. Jobs come from native enqueues and workflows; a task's id names a job and an attempt.",
+        license(name = "MIT OR Apache-2.0", identifier = "MIT OR Apache-2.0"),
+    ),
+    tags((name = "tasks", description = "What workers call."))
+)]
+struct Orch8Document;
+
+fn routes() -> OpenApiRouter<App> {
+    OpenApiRouter::new()
+        .routes(routes!(work::poll))
+        .routes(routes!(work::poll_queue))
+        .routes(routes!(work::complete))
+        .routes(routes!(work::fail))
+        .routes(routes!(work::heartbeat))
+        .routes(routes!(read::list))
+        .routes(routes!(read::stats))
+        .routes(routes!(read::attempts))
+}
+
+/// The status of a failure on this wire; its text says the rest.
+fn face(error: &Error, _: &str, mut response: Response) -> Response {
+    let status = match error.class() {
+        Class::Unreadable | Class::Invalid => StatusCode::BAD_REQUEST,
+        Class::Unauthorized => StatusCode::UNAUTHORIZED,
+        Class::Forbidden => StatusCode::FORBIDDEN,
+        Class::NotFound => StatusCode::NOT_FOUND,
+        Class::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
+        Class::Conflict | Class::Duplicate => StatusCode::CONFLICT,
+        Class::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
+        Class::MediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
+        Class::Timeout => StatusCode::REQUEST_TIMEOUT,
+        Class::Limited => StatusCode::TOO_MANY_REQUESTS,
+        Class::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+        Class::Internal => StatusCode::INTERNAL_SERVER_ERROR,
+    };
+    let body = ErrorBody { error: refusal::message(error) };
+    refusal::write(&mut response, (status, Reply(body)), error);
+    response
+}
+
+/// The body of every answer that is not a success.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct ErrorBody {
+    /// What went wrong.
+    error: String,
+}
+
+/// A job's state in the words of this wire.
+fn state_name(state: JobState) -> &'static str {
+    match state {
+        JobState::Scheduled | JobState::Pending => "pending",
+        JobState::Processing => "claimed",
+        JobState::Succeeded => "completed",
+        JobState::DeadLetter | JobState::Cancelled => "failed",
+    }
+}
+
+/// The id of a job's attempt on this wire.
+fn task_id(job_id: JobId, attempt: i32) -> String {
+    let id = AttemptId { job_id, attempt }.to_string();
+    format!("{TASK_PREFIX}{}", id.strip_prefix(JobId::PREFIX).unwrap_or_default())
+}
+
+/// The job and attempt that a task's id names. A malformed id is no task.
+fn read_task_id(text: &str) -> Result<AttemptId, Error> {
+    let rest = text.strip_prefix(TASK_PREFIX).ok_or(Error::JobNotFound)?;
+    format!("{}{rest}", JobId::PREFIX).parse()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tasks_id_reads_back_as_it_was_written() {
+        let id = AttemptId { job_id: JobId::generate(), attempt: 3 };
+        assert_eq!(read_task_id(&task_id(id.job_id, id.attempt)).ok(), Some(id));
+        assert!(read_task_id(&id.to_string()).is_err());
+    }
+}

@@ -1,0 +1,458 @@
+//! What workers call: poll, complete, fail, heartbeat.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use axum::{
+    Extension, Json as Reply,
+    extract::State,
+    http::StatusCode,
+    response::{IntoResponse, Response},
+};
+use chrono::{DateTime, Utc};
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use utoipa::ToSchema;
+
+use super::{ErrorBody, LEASE_SECONDS, read_task_id, state_name, task_id};
+use crate::{
+    adapters::door::{self, Ask, DEFAULT_QUEUE, Names},
+    app::App,
+    auth::{Beating, Caller, Polling, Settling},
+    domain::{job::JobState, limits, text::ErrorReport},
+    engine::{
+        dispatch::{Delivery, Handed},
+        heartbeat::{self as beats, Advice, Beat},
+        settle::{self, Ack, End, Failure},
+    },
+    error::Error,
+    ids::ProjectId,
+    wire::{
+        ClientGone,
+        check::Check,
+        delivery,
+        extract::{Json, OptionalJson, RequestBody},
+    },
+};
+
+/// How long a poll of the first shape waits: the protocol's own number.
+const WAIT_SECONDS: u64 = 30;
+
+/// What a worker wants. With `handler_name` or `limit` the answer is a list, at once; otherwise one task, after a
+/// wait, or a list when `batch_size` is more than 1.
+#[derive(Debug, Deserialize, ToSchema)]
+pub struct PollRequest {
+    /// Only tasks of these handlers. Default: any.
+    #[schema(max_items = 100)]
+    handler_names: Option<Vec<String>>,
+    /// Only tasks of this handler.
+    handler_name: Option<String>,
+    /// Where to look. Default: the default queue, and no other.
+    queue_name: Option<String>,
+    /// The worker's name for itself.
+    #[schema(max_length = 200)]
+    worker_id: Option<String>,
+    /// At most so many tasks. Default: 1.
+    #[schema(minimum = 1, maximum = 50)]
+    batch_size: Option<u32>,
+    /// At most so many tasks; no more than 50 are given. Default: 1.
+    #[schema(minimum = 1, maximum = 1000)]
+    limit: Option<u32>,
+}
+
+impl RequestBody for PollRequest {}
+
+/// How the answer to a poll looks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Shape {
+    One,
+    Many,
+    ListAtOnce,
+}
+
+/// A task under a lease, as the first shape of polls answers it.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Task {
+    /// The job and its attempt.
+    #[schema(example = "task_01m7w3ha3aextt8pkwwdmxsmqw-1")]
+    id: String,
+    /// The job's type.
+    handler_name: String,
+    /// The payload.
+    #[schema(value_type = Object)]
+    params: Box<RawValue>,
+    context: Context,
+    metadata: Metadata,
+}
+
+/// What the task is a part of.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Context {
+    /// The workflow, or the job by itself.
+    instance_id: String,
+    /// The job's key in its workflow, or its type.
+    step_id: String,
+    /// What the jobs have made that it waited for, by their keys.
+    steps: BTreeMap<String, StepOutput>,
+}
+
+/// What a step has made.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct StepOutput {
+    #[schema(value_type = serde_json::Value)]
+    output: Option<Box<RawValue>>,
+}
+
+/// Which attempt a task is.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Metadata {
+    /// Counted from 1.
+    attempt: i32,
+    /// When the job was stored.
+    created_at: DateTime<Utc>,
+}
+
+/// A task under a lease, as the second shape of polls answers it.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct WideTask {
+    /// The job and its attempt.
+    id: String,
+    /// The workflow, or the job by itself.
+    instance_id: String,
+    /// The job's key in its workflow, or its type.
+    block_id: String,
+    /// The job's type.
+    handler_name: String,
+    /// Where it waited.
+    queue_name: String,
+    /// The payload.
+    #[schema(value_type = Object)]
+    params: Box<RawValue>,
+    context: Context,
+    /// Counted from 0.
+    attempt: i32,
+    /// Longest run of one attempt.
+    timeout_ms: i64,
+    /// Always `claimed`.
+    state: &'static str,
+    /// Who has it.
+    worker_id: String,
+    /// When that worker got it.
+    claimed_at: DateTime<Utc>,
+    /// Shown with the end of the task; the attempt, counted from 1.
+    claim_epoch: i32,
+    /// When the job was stored.
+    created_at: DateTime<Utc>,
+}
+
+impl Context {
+    fn of(handed: &Handed) -> Result<Self, Error> {
+        let job = &handed.job;
+        let step = |it: door::ParentResultView| {
+            (it.key.unwrap_or(it.job_id), StepOutput { output: it.result })
+        };
+        Ok(Self {
+            instance_id: job.workflow_id.map_or(job.id.to_string(), |it| it.to_string()),
+            step_id: job.workflow_key.clone().unwrap_or_else(|| job.job_type.clone()),
+            steps: door::parent_results(handed)?.into_iter().map(step).collect(),
+        })
+    }
+}
+
+impl Task {
+    fn of(handed: &Handed) -> Result<Self, Error> {
+        let job = &handed.job;
+        Ok(Self {
+            id: task_id(job.id, job.attempt),
+            handler_name: job.job_type.clone(),
+            params: door::object(&job.payload)?,
+            context: Context::of(handed)?,
+            metadata: Metadata { attempt: job.attempt, created_at: job.created_at },
+        })
+    }
+}
+
+impl WideTask {
+    fn of(handed: &Handed) -> Result<Self, Error> {
+        const MS_PER_SECOND: i64 = 1_000;
+        let job = &handed.job;
+        let context = Context::of(handed)?;
+        Ok(Self {
+            id: task_id(job.id, job.attempt),
+            instance_id: context.instance_id.clone(),
+            block_id: context.step_id.clone(),
+            handler_name: job.job_type.clone(),
+            queue_name: job.queue.clone(),
+            params: door::object(&job.payload)?,
+            context,
+            attempt: job.attempt - 1,
+            timeout_ms: i64::from(job.timeout_seconds) * MS_PER_SECOND,
+            state: state_name(JobState::Processing),
+            worker_id: handed.worker_id.to_string(),
+            claimed_at: job.claimed_at,
+            claim_epoch: job.attempt,
+            created_at: job.created_at,
+        })
+    }
+}
+
+/// Wait for a task, or take some at once.
+#[utoipa::path(
+    post, path = "/workers/tasks/poll", tag = "tasks", operation_id = "poll_tasks",
+    request_body = PollRequest,
+    responses(
+        (status = 200, description = "A task; a list when more than one was asked for.", body = Task),
+        (status = 204, description = "No task within the wait."),
+    ),
+)]
+pub async fn poll(
+    caller: Caller<Polling>,
+    State(app): State<App>,
+    Extension(gone): Extension<ClientGone>,
+    Json(request): Json<PollRequest>,
+) -> Result<Response, Error> {
+    let is_wide = request.handler_name.is_some() || request.limit.is_some();
+    let shape = match request.batch_size {
+        _ if is_wide => Shape::ListAtOnce,
+        None | Some(1) => Shape::One,
+        Some(_) => Shape::Many,
+    };
+    answer(&app, &caller, &gone, request, shape).await
+}
+
+/// Take tasks of one queue at once.
+#[utoipa::path(
+    post, path = "/workers/tasks/poll/queue", tag = "tasks", operation_id = "poll_queue_tasks",
+    request_body = PollRequest,
+    responses((status = 200, description = "Tasks, or none.", body = Vec<WideTask>)),
+)]
+pub async fn poll_queue(
+    caller: Caller<Polling>,
+    State(app): State<App>,
+    Extension(gone): Extension<ClientGone>,
+    Json(request): Json<PollRequest>,
+) -> Result<Response, Error> {
+    if request.queue_name.is_none() {
+        return Err(Error::invalid("queue_name", "must be sent"));
+    }
+    answer(&app, &caller, &gone, request, Shape::ListAtOnce).await
+}
+
+async fn answer(
+    app: &App,
+    caller: &Caller<Polling>,
+    ClientGone(gone): &ClientGone,
+    request: PollRequest,
+    shape: Shape,
+) -> Result<Response, Error> {
+    const MAX_LIMIT: u32 = 1_000;
+    let mut check = Check::default();
+    let batch_size = request.batch_size.unwrap_or(1);
+    check.range("batch_size", batch_size, 1, limits::MAX_POLL_CAPACITY);
+    let limit = request.limit.unwrap_or(batch_size);
+    check.range("limit", limit, 1, MAX_LIMIT);
+    let handlers = request.handler_names.unwrap_or_default();
+    let waits = shape != Shape::ListAtOnce;
+    let ask = Ask {
+        // As many clients send what they have not set.
+        worker_id: request.worker_id.filter(|it| !it.is_empty()),
+        queues: vec![request.queue_name.unwrap_or_else(|| DEFAULT_QUEUE.to_owned())],
+        job_types: handlers.into_iter().chain(request.handler_name).collect(),
+        capacity: limit.min(limits::MAX_POLL_CAPACITY),
+        lease_seconds: LEASE_SECONDS,
+        wait: Duration::from_secs(if waits { WAIT_SECONDS } else { 0 }),
+        ..Ask::default()
+    };
+    ask.check(&mut check, "queue_name", "handler_names");
+    check.finish()?;
+    let delivery = door::lease(app, caller, ask, gone).await?;
+    let tasks = || delivery.jobs().iter();
+    match shape {
+        Shape::ListAtOnce => {
+            let tasks: Vec<_> = tasks().map(WideTask::of).collect::<Result<_, _>>()?;
+            delivery::answer(&tasks, delivery)
+        }
+        _ if delivery.jobs().is_empty() => Ok(StatusCode::NO_CONTENT.into_response()),
+        Shape::Many => {
+            let tasks: Vec<_> = tasks().map(Task::of).collect::<Result<_, _>>()?;
+            delivery::answer(&tasks, delivery)
+        }
+        Shape::One => one(delivery),
+    }
+}
+
+fn one(delivery: Delivery) -> Result<Response, Error> {
+    let task = delivery.jobs().first().map(Task::of).transpose()?;
+    delivery::answer(&task, delivery)
+}
+
+/// What a task has made.
+#[derive(Debug, Deserialize, ToSchema)]
+pub struct CompleteRequest {
+    /// At most 64 KiB; what later steps are given.
+    #[schema(value_type = Object)]
+    output: Option<Box<RawValue>>,
+    /// The worker that has the task; checked when it is sent.
+    worker_id: Option<String>,
+    /// As polled; checked when it is sent.
+    claim_epoch: Option<i32>,
+}
+
+impl RequestBody for CompleteRequest {}
+
+/// It is done.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Done {
+    /// Always true.
+    ok: bool,
+}
+
+/// Report success.
+#[utoipa::path(
+    post, path = "/workers/tasks/{id}/complete", tag = "tasks", operation_id = "complete_task",
+    params(("id" = String, Path, description = "The task, as polled.")),
+    request_body = CompleteRequest,
+    responses(
+        (status = 200, description = "It is recorded.", body = Done),
+        (status = 404, description = "No such task.", body = ErrorBody),
+        (status = 409, description = "The task is not this worker's to settle any more.", body = ErrorBody),
+    ),
+)]
+pub async fn complete(
+    caller: Caller<Settling>,
+    State(app): State<App>,
+    names: Names,
+    Json(request): Json<CompleteRequest>,
+) -> Result<Reply<Done>, Error> {
+    let mut check = Check::default();
+    match &request.output {
+        None => check.refuse("output", "must be sent"),
+        Some(output) => {
+            check.size("output", output, limits::MAX_RESULT_BYTES)?;
+            check.depth("output", output);
+        }
+    }
+    check.finish()?;
+    let result = request.output.map(|it| Box::<str>::from(it).into_string());
+    let end = End::Succeeded { result };
+    let shown = (request.worker_id, request.claim_epoch);
+    settle_task(&app, caller.project_id, &names, shown, end).await
+}
+
+/// Why a task failed.
+#[derive(Debug, Deserialize, ToSchema)]
+pub struct FailRequest {
+    /// What went wrong.
+    error: Option<String>,
+    /// The same, in the second shape's words.
+    message: Option<String>,
+    /// Whether another attempt may help. Default: false.
+    #[serde(default)]
+    retryable: bool,
+    /// The worker that has the task; checked when it is sent.
+    worker_id: Option<String>,
+    /// As polled; checked when it is sent.
+    claim_epoch: Option<i32>,
+}
+
+impl RequestBody for FailRequest {}
+
+/// Report failure.
+#[utoipa::path(
+    post, path = "/workers/tasks/{id}/fail", tag = "tasks", operation_id = "fail_task",
+    params(("id" = String, Path, description = "The task, as polled.")),
+    request_body = FailRequest,
+    responses(
+        (status = 200, description = "It is recorded.", body = Done),
+        (status = 404, description = "No such task.", body = ErrorBody),
+        (status = 409, description = "The task is not this worker's to settle any more.", body = ErrorBody),
+    ),
+)]
+pub async fn fail(
+    caller: Caller<Settling>,
+    State(app): State<App>,
+    names: Names,
+    Json(request): Json<FailRequest>,
+) -> Result<Reply<Done>, Error> {
+    let message = request.error.or(request.message);
+    let message = message.ok_or_else(|| Error::invalid("error", "must be sent"))?;
+    let error = ErrorReport::bounded(None, Some(&message), None);
+    let failure = Failure { error, retryable: request.retryable, retry_after_seconds: None };
+    let shown = (request.worker_id, request.claim_epoch);
+    settle_task(&app, caller.project_id, &names, shown, End::Failed(failure)).await
+}
+
+async fn settle_task(
+    app: &App,
+    project_id: ProjectId,
+    names: &Names,
+    (worker_id, claim_epoch): (Option<String>, Option<i32>),
+    end: End,
+) -> Result<Reply<Done>, Error> {
+    let id = read_task_id(names.get("id"))?;
+    note_seen(app, project_id, worker_id.as_deref());
+    let fence = id.fence(worker_id, claim_epoch);
+    let ack = Ack { job_id: id.job_id, fence, end, duration_ms: None };
+    settle::ack(&app.engine, project_id, ack).await?;
+    Ok(Reply(Done { ok: true }))
+}
+
+fn note_seen(app: &App, project_id: ProjectId, worker_id: Option<&str>) {
+    let sound = |it: &&str| (1..=limits::MAX_WORKER_ID_CHARS).contains(&it.chars().count());
+    if let Some(worker_id) = worker_id.filter(sound) {
+        app.engine.registry.note_seen(&(project_id, worker_id.into()), &[], &[]);
+    }
+}
+
+/// A sign of life; may be missing altogether.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+pub struct HeartbeatRequest {
+    /// The worker that has the task; checked when it is sent.
+    worker_id: Option<String>,
+    /// As polled; checked when it is sent.
+    claim_epoch: Option<i32>,
+    /// Not offered.
+    #[schema(value_type = Option<Object>)]
+    checkpoint: Option<Box<RawValue>>,
+}
+
+impl RequestBody for HeartbeatRequest {}
+
+/// The lease is renewed.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct HeartbeatReply {
+    /// Always 0: checkpoints are not kept.
+    checkpoint_seq: i64,
+    /// Whether the job was called off: stop, and fail the task.
+    cancelled: bool,
+}
+
+/// Keep a lease.
+#[utoipa::path(
+    post, path = "/workers/tasks/{id}/heartbeat", tag = "tasks", operation_id = "heartbeat_task",
+    params(("id" = String, Path, description = "The task, as polled.")),
+    request_body = HeartbeatRequest,
+    responses(
+        (status = 200, description = "The lease is renewed.", body = HeartbeatReply),
+        (status = 404, description = "No such task.", body = ErrorBody),
+        (status = 409, description = "The task is not this worker's any more: stop.", body = ErrorBody),
+    ),
+)]
+pub async fn heartbeat(
+    caller: Caller<Beating>,
+    State(app): State<App>,
+    names: Names,
+    OptionalJson(request): OptionalJson<HeartbeatRequest>,
+) -> Result<Reply<HeartbeatReply>, Error> {
+    if request.checkpoint.is_some() {
+        return Err(Error::invalid(
+            "checkpoint",
+            "must not be sent: checkpoints are not kept here",
+        ));
+    }
+    let id = read_task_id(names.get("id"))?;
+    note_seen(&app, caller.project_id, request.worker_id.as_deref());
+    let fence = id.fence(request.worker_id, request.claim_epoch);
+    let beat = Beat { key: id.key(caller.project_id), fence, progress: None };
+    let advice = beats::heartbeat(&app.engine, beat).await?;
+    Ok(Reply(HeartbeatReply { checkpoint_seq: 0, cancelled: advice == Advice::Cancel }))
+}

@@ -1,0 +1,96 @@
+//! Reading jobs, for every wire that shows them.
+
+use super::Engine;
+use crate::{
+    error::Error,
+    ids::{JobId, ProjectId, WorkflowId},
+    store::{self, acks::JobKey, logs::LogPlace},
+};
+
+pub use crate::store::{
+    jobs::{AttemptRow, Filter, JobRow},
+    logs::LogRow,
+};
+
+/// One job, live or ended.
+///
+/// # Errors
+/// [`Error::JobNotFound`].
+pub async fn find(engine: &Engine, key: JobKey) -> Result<JobRow, Error> {
+    let mut conn = engine.pools.read_for(key.project_id).await?;
+    let row = store::jobs::find(&mut conn, key.project_id, key.id).await?;
+    row.ok_or(Error::JobNotFound)
+}
+
+/// One job with its attempts that did not succeed, oldest first.
+///
+/// # Errors
+/// [`Error::JobNotFound`].
+pub async fn find_with_attempts(
+    engine: &Engine,
+    key: JobKey,
+) -> Result<(JobRow, Vec<AttemptRow>), Error> {
+    let mut conn = engine.pools.read_for(key.project_id).await?;
+    let row = store::jobs::find(&mut conn, key.project_id, key.id).await?;
+    let row = row.ok_or(Error::JobNotFound)?;
+    let attempts = store::jobs::attempts(&mut conn, key.project_id, key.id).await?;
+    Ok((row, attempts))
+}
+
+/// Those of these jobs that there are, in no order.
+///
+/// # Errors
+/// [`Error::Unavailable`] when the store does not answer.
+pub async fn find_all(
+    engine: &Engine,
+    project_id: ProjectId,
+    ids: &[JobId],
+) -> Result<Vec<JobRow>, Error> {
+    let mut conn = engine.pools.read_for(project_id).await?;
+    Ok(store::jobs::find_all(&mut conn, project_id, ids).await?)
+}
+
+/// A page of jobs, newest first, from the newest below `before`; and, when there may be more, below which
+/// job they are.
+///
+/// # Errors
+/// [`Error::Unavailable`] when the store does not answer.
+pub async fn page(
+    engine: &Engine,
+    project_id: ProjectId,
+    filter: &Filter,
+    before: Option<JobId>,
+    limit: u32,
+) -> Result<(Vec<JobRow>, Option<JobId>), Error> {
+    let mut conn = engine.pools.read_for(project_id).await?;
+    Ok(store::jobs::page(&mut conn, project_id, filter, before, limit).await?)
+}
+
+/// The job of a workflow that has this key there.
+///
+/// # Errors
+/// [`Error::WorkflowNotFound`], [`Error::JobNotFound`].
+pub async fn find_in_workflow(
+    engine: &Engine,
+    project_id: ProjectId,
+    workflow_id: WorkflowId,
+    workflow_key: &str,
+) -> Result<JobId, Error> {
+    let (_, jobs) = super::workflows::find(engine, project_id, workflow_id).await?;
+    let job = jobs.into_iter().find(|it| it.key == workflow_key);
+    Ok(job.ok_or(Error::JobNotFound)?.id)
+}
+
+/// What a job has printed, after a place.
+///
+/// # Errors
+/// [`Error::Unavailable`] when the store does not answer.
+pub async fn logs(
+    engine: &Engine,
+    key: JobKey,
+    after: &LogPlace,
+    limit: i64,
+) -> Result<Vec<LogRow>, Error> {
+    let mut conn = engine.pools.read_for(key.project_id).await?;
+    Ok(store::logs::page(&mut conn, key, None, after, limit).await?)
+}

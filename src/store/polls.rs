@@ -1,0 +1,96 @@
+//! What polls were given before, and which queues are worth one.
+
+use std::sync::Arc;
+
+use sqlx::PgConnection;
+use uuid::Uuid;
+
+use super::claims::LeasedJob;
+use crate::ids::{JobId, LeaseId, ProjectId, WorkflowId};
+
+/// A poll as its worker names it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct PollKey {
+    /// Whose poll.
+    pub project_id: ProjectId,
+    /// Whose name it is.
+    pub worker_id: Arc<str>,
+    /// The name.
+    pub poll_id: Uuid,
+}
+
+/// The jobs that earlier polls with these names were given and whose leases still run. `slot` is the
+/// number of the poll, from 0.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn leased_by_polls(
+    conn: &mut PgConnection,
+    polls: &[PollKey],
+) -> sqlx::Result<Vec<LeasedJob>> {
+    sqlx::query_as!(
+        LeasedJob,
+        r#"
+        select poll.number - 1 as slot, jobs.project_id "project_id: ProjectId",
+               jobs.id "id: JobId", jobs.queue, jobs.job_type, jobs.rank, jobs.run_at,
+               jobs.created_at, jobs.attempt, jobs.failures, jobs.max_attempts,
+               jobs.timeout_seconds, jobs.lease_id "lease_id!: LeaseId",
+               jobs.lease_seconds "lease_seconds!", jobs.claimed_at "claimed_at!",
+               body.payload, body.tags, body.traceparent, body.has_parents, jobs.labels,
+               body.retry, body.workflow_id "workflow_id: WorkflowId", body.workflow_key,
+               body.envelope
+        from unnest($1::int[], $2::uuid[], $3::text[]) with ordinality
+            as poll(project_id, poll_id, worker_id, number)
+        join jobs on jobs.project_id = poll.project_id and jobs.poll_id = poll.poll_id
+        join job_bodies body on body.project_id = jobs.project_id and body.job_id = jobs.id
+        where jobs.worker_id = poll.worker_id and jobs.lease_expires_at > now()
+        order by poll.number, jobs.rank, jobs.run_at, jobs.id
+        "#,
+        &polls.iter().map(|it| it.project_id.0).collect::<Vec<_>>(),
+        &polls.iter().map(|it| it.poll_id).collect::<Vec<_>>(),
+        &polls.iter().map(|it| &*it.worker_id).collect::<Vec<_>>() as &[&str],
+    )
+    .fetch_all(conn)
+    .await
+}
+
+/// Which of these queues hold at least one claimable job, though its gate may be closed. Answers with
+/// their numbers, from 0.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn queues_with_work(
+    conn: &mut PgConnection,
+    queues: &[(ProjectId, Arc<str>)],
+) -> sqlx::Result<Vec<i64>> {
+    sqlx::query_scalar!(
+        r#"
+        select look.number - 1 "number!"
+        from unnest($1::int[], $2::text[]) with ordinality as look(project_id, queue, number)
+        cross join lateral (
+            (
+                select 1
+                from jobs
+                where project_id = look.project_id and queue = look.queue
+                    and state = 'pending' and gate is null
+                order by rank, run_at, id
+                limit 1
+            )
+            union all
+            (
+                select 1
+                from jobs
+                where project_id = look.project_id and queue = look.queue
+                    and state = 'pending' and gate is not null
+                order by gate, rank, run_at, id
+                limit 1
+            )
+            limit 1
+        ) found
+        "#,
+        &queues.iter().map(|it| it.0.0).collect::<Vec<_>>(),
+        &queues.iter().map(|it| &*it.1).collect::<Vec<_>>() as &[&str],
+    )
+    .fetch_all(conn)
+    .await
+}

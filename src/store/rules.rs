@@ -1,0 +1,165 @@
+//! What queues are set to, as far as claims must know: limits, rates, pauses, paused types.
+
+use chrono::{DateTime, Utc};
+use sqlx::PgConnection;
+
+use crate::{domain::rate::Handout, ids::ProjectId};
+
+/// Types of jobs that are told apart in a queue in which some are paused. The statement carries the same
+/// number as a literal.
+pub const MAX_OPEN_TYPES: usize = 1_000;
+
+/// What a queue is set to, as far as claims must know.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct QueueRules {
+    /// Jobs that may run at a time.
+    pub max_concurrency: Option<i32>,
+    /// Jobs that may be handed out in a window of time.
+    pub rate_limit_count: Option<i32>,
+    /// Goes with the count.
+    pub rate_limit_per_seconds: Option<i32>,
+    /// A lease that nobody chose is at least so long.
+    pub default_lease_seconds: Option<i32>,
+    /// Whether it hands out nothing.
+    pub is_paused: bool,
+    /// Types of which it hands out nothing.
+    pub paused_types: Vec<String>,
+    /// Whether this transaction may count against its limits: it has none, or the lock was had.
+    pub is_locked: bool,
+}
+
+/// The rules of a queue, which is locked until the end of the transaction if it has a limit to count
+/// against; none when it has no rules.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn lock_queue(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    queue: &str,
+) -> sqlx::Result<Option<QueueRules>> {
+    sqlx::query_as!(
+        QueueRules,
+        r#"
+        select max_concurrency, rate_limit_count, rate_limit_per_seconds, default_lease_seconds,
+               paused_at is not null "is_paused!", paused_types,
+               case
+                   when paused_at is null
+                       and (max_concurrency is not null or rate_limit_count is not null)
+                   then pg_try_advisory_xact_lock(hashtextextended('queue ' || name, project_id))
+                   else true
+               end "is_locked!"
+        from queues
+        where project_id = $1 and name = $2 and has_rules
+        "#,
+        project_id.0,
+        queue,
+    )
+    .fetch_optional(conn)
+    .await
+}
+
+/// The types of the claimable jobs of a queue that are behind no gate, without these; at most
+/// [`MAX_OPEN_TYPES`].
+///
+/// # Errors
+/// Only those of the store.
+pub async fn open_types(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    queue: &str,
+    paused: &[String],
+) -> sqlx::Result<Vec<String>> {
+    sqlx::query_scalar!(
+        r#"
+        with recursive seen as (
+            (
+                select job_type
+                from jobs
+                where project_id = $1 and queue = $2 and state = 'pending' and gate is null
+                order by job_type, rank, run_at, id
+                limit 1
+            )
+            union all
+            select next.job_type
+            from seen
+            cross join lateral (
+                select job_type
+                from jobs
+                where project_id = $1 and queue = $2 and state = 'pending' and gate is null
+                    and job_type > seen.job_type
+                order by job_type, rank, run_at, id
+                limit 1
+            ) next
+        )
+        select job_type "job_type!"
+        from (select job_type from seen limit 1000) types
+        where job_type <> all($3)
+        "#,
+        project_id.0,
+        queue,
+        paused,
+    )
+    .fetch_all(conn)
+    .await
+}
+
+/// What a rate-limited queue has handed out, as far as it matters, and the time.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Handouts {
+    /// Sorted; none: nothing yet.
+    pub at: Option<Vec<DateTime<Utc>>>,
+    /// How many, beside each time.
+    pub jobs: Option<Vec<i32>>,
+    /// The database's clock.
+    pub now: DateTime<Utc>,
+}
+
+/// What a queue has handed out. It must be locked by an earlier statement of this transaction.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn find_handouts(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    queue: &str,
+) -> sqlx::Result<Handouts> {
+    sqlx::query_as!(
+        Handouts,
+        r#"
+        select past.at "at?", past.jobs "jobs?", statement_timestamp() "now!"
+        from (select) as always
+        left join queue_handouts past on past.project_id = $1 and past.queue = $2
+        "#,
+        project_id.0,
+        queue,
+    )
+    .fetch_one(conn)
+    .await
+}
+
+/// Remembers what a queue has handed out.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn keep_handouts(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    queue: &str,
+    handouts: &[Handout],
+) -> sqlx::Result<()> {
+    sqlx::query!(
+        "
+        insert into queue_handouts (project_id, queue, at, jobs)
+        values ($1, $2, $3, $4)
+        on conflict (project_id, queue) do update set at = excluded.at, jobs = excluded.jobs
+        ",
+        project_id.0,
+        queue,
+        &handouts.iter().map(|it| it.at).collect::<Vec<_>>(),
+        &handouts.iter().map(|it| it.jobs).collect::<Vec<_>>(),
+    )
+    .execute(conn)
+    .await?;
+    Ok(())
+}

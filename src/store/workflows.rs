@@ -1,0 +1,335 @@
+//! Workflows: their rows, and what starts them.
+
+use chrono::{DateTime, Utc};
+use sqlx::PgConnection;
+
+use super::{
+    acks::{JobKey, Rested},
+    family::Edge,
+};
+use crate::{
+    domain::job::StoredState,
+    ids::{JobId, ProjectId, WorkflowId},
+};
+
+/// A workflow to store with its jobs.
+#[derive(Debug, Clone)]
+pub struct NewWorkflow {
+    /// Made before the insert.
+    pub id: WorkflowId,
+    /// As it was sent.
+    pub name: Option<String>,
+    /// Who waits for whom among its jobs.
+    pub edges: Vec<Edge>,
+    /// Whether its first jobs wait for somebody to start it.
+    pub is_held: bool,
+    /// What it runs again.
+    pub rerun: Option<Rerun>,
+}
+
+/// Which workflow is run again.
+#[derive(Debug, Clone, Copy)]
+pub struct Rerun {
+    /// The workflow as it was stored first.
+    pub original: WorkflowId,
+    /// What has stood for it until now.
+    pub replaced: Option<WorkflowId>,
+}
+
+/// Stores a workflow, without its jobs.
+///
+/// # Errors
+/// A unique violation when its id is stored already.
+pub async fn insert_workflow(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    workflow: &NewWorkflow,
+) -> sqlx::Result<()> {
+    sqlx::query!(
+        "
+        insert into workflows (project_id, id, name, is_held, original_id)
+        values ($1, $2, $3, $4, $5)
+        ",
+        project_id.0,
+        workflow.id.0,
+        workflow.name,
+        workflow.is_held,
+        workflow.rerun.map(|it| it.original.0),
+    )
+    .execute(conn)
+    .await?;
+    Ok(())
+}
+
+/// Stores which jobs a workflow is made of, in their order.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn insert_workflow_jobs(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    id: WorkflowId,
+    jobs: &[(&str, JobId)],
+) -> sqlx::Result<()> {
+    sqlx::query!(
+        "
+        insert into workflow_jobs (project_id, workflow_id, ordinal, key, job_id)
+        select $1, $2, ordinal - 1, key, job_id
+        from unnest($3::text[], $4::uuid[]) with ordinality as job(key, job_id, ordinal)
+        ",
+        project_id.0,
+        id.0,
+        &jobs.iter().map(|it| it.0).collect::<Vec<_>>() as &[&str],
+        &jobs.iter().map(|it| it.1.0).collect::<Vec<_>>(),
+    )
+    .execute(conn)
+    .await?;
+    Ok(())
+}
+
+/// A workflow, without its jobs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WorkflowRow {
+    /// Its id.
+    pub id: WorkflowId,
+    /// As it was sent.
+    pub name: Option<String>,
+    /// When it was stored.
+    pub created_at: DateTime<Utc>,
+    /// When somebody called it off.
+    pub cancelled_at: Option<DateTime<Utc>>,
+    /// Whether its first jobs wait for somebody to start it.
+    pub is_held: bool,
+    /// What stands for it since it was run again.
+    pub successor_id: Option<WorkflowId>,
+}
+
+/// One workflow.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn find_workflow(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    id: WorkflowId,
+) -> sqlx::Result<Option<WorkflowRow>> {
+    sqlx::query_as!(
+        WorkflowRow,
+        r#"
+        select id "id: WorkflowId", name, created_at, cancelled_at, is_held,
+               successor_id "successor_id: WorkflowId"
+        from workflows
+        where project_id = $1 and id = $2
+        "#,
+        project_id.0,
+        id.0,
+    )
+    .fetch_optional(conn)
+    .await
+}
+
+/// A job of a workflow.
+#[derive(Debug, Clone)]
+#[allow(missing_docs)] // Each is the column of that name, described in the migrations.
+pub struct WorkflowJobRow {
+    pub key: String,
+    pub id: JobId,
+    pub state: Option<StoredState>,
+    pub job_type: Option<String>,
+    pub attempt: Option<i32>,
+    pub completed_at: Option<DateTime<Utc>>,
+    /// The keys of its parents.
+    pub depends_on: Vec<String>,
+}
+
+/// The jobs of a workflow in their order, with their states. A job that was pruned has none.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn workflow_jobs(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    id: WorkflowId,
+) -> sqlx::Result<Vec<WorkflowJobRow>> {
+    sqlx::query_as!(
+        WorkflowJobRow,
+        r#"
+        select part.key, part.job_id "id: JobId",
+               coalesce(live.state, ended.state) "state?: StoredState",
+               coalesce(live.job_type, ended.job_type) "job_type?",
+               coalesce(live.attempt, ended.attempt) "attempt?",
+               coalesce(live.completed_at, ended.completed_at) "completed_at?",
+               array(
+                   select parent.key
+                   from job_edges edge
+                   join job_bodies body
+                       on body.project_id = $1 and body.job_id = edge.parent_id
+                   cross join lateral (select body.workflow_key as key) parent
+                   where edge.project_id = $1 and edge.child_id = part.job_id
+                       and parent.key is not null
+                   order by edge.ordinal
+               ) "depends_on!"
+        from workflow_jobs part
+        left join jobs live on live.project_id = $1 and live.id = part.job_id
+        left join finished_jobs ended on ended.project_id = $1 and ended.id = part.job_id
+        where part.project_id = $1 and part.workflow_id = $2
+        order by part.ordinal
+        "#,
+        project_id.0,
+        id.0,
+    )
+    .fetch_all(conn)
+    .await
+}
+
+/// Notes that a workflow was called off.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn cancel_workflow(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    id: WorkflowId,
+) -> sqlx::Result<()> {
+    sqlx::query!(
+        "
+        update workflows set cancelled_at = coalesce(cancelled_at, statement_timestamp())
+        where project_id = $1 and id = $2
+        ",
+        project_id.0,
+        id.0,
+    )
+    .execute(conn)
+    .await?;
+    Ok(())
+}
+
+/// The workflows of a project that run no other again, newest first.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn page(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    limit: i64,
+    offset: i64,
+) -> sqlx::Result<Vec<WorkflowRow>> {
+    sqlx::query_as!(
+        WorkflowRow,
+        r#"
+        select id "id: WorkflowId", name, created_at, cancelled_at, is_held,
+               successor_id "successor_id: WorkflowId"
+        from workflows
+        where project_id = $1 and original_id is null
+        order by id desc
+        limit $2 offset $3
+        "#,
+        project_id.0,
+        limit,
+        offset,
+    )
+    .fetch_all(conn)
+    .await
+}
+
+/// Notes that a workflow is held no more. Answers whether it was.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn unhold(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    id: WorkflowId,
+) -> sqlx::Result<bool> {
+    let started = sqlx::query!(
+        "update workflows set is_held = false where project_id = $1 and id = $2 and is_held",
+        project_id.0,
+        id.0,
+    )
+    .execute(conn)
+    .await?;
+    Ok(started.rows_affected() > 0)
+}
+
+/// Lets the jobs of a held workflow go that wait for no other job, and answers with them.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn free_roots(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    id: WorkflowId,
+) -> sqlx::Result<Vec<Rested>> {
+    let freed = sqlx::query!(
+        r#"
+        with root as materialized (
+            select job.id
+            from workflow_jobs part
+            join jobs job on job.project_id = $1 and job.id = part.job_id
+            where part.project_id = $1 and part.workflow_id = $2 and job.state = 'scheduled'
+                and not exists (
+                    select from job_edges where project_id = $1 and child_id = part.job_id
+                )
+            order by job.id
+            for no key update of job
+        ), freed as (
+            update jobs
+            set unfinished_parents = 0,
+                state = case when jobs.run_at <= statement_timestamp() then 'pending' else jobs.state end
+            from root
+            where jobs.project_id = $1 and jobs.id = root.id
+            returning jobs.id, jobs.queue, jobs.job_type, jobs.rank, jobs.run_at, jobs.state, jobs.gate
+        ), counted as (
+            insert into queue_deltas (project_id, queue, scheduled, active)
+            select $1, queue, -count(*), count(*)
+            from freed
+            where state = 'pending'
+            group by queue
+        )
+        select id "id: JobId", queue, job_type, rank, run_at, state "state: StoredState",
+               gate is not null "is_gated!"
+        from freed
+        "#,
+        project_id.0,
+        id.0,
+    )
+    .fetch_all(conn)
+    .await?;
+    let freed = freed.into_iter().map(|it| Rested {
+        key: JobKey { project_id, id: it.id },
+        queue: it.queue,
+        job_type: it.job_type,
+        rank: it.rank,
+        run_at: it.run_at,
+        state: it.state,
+        is_gated: it.is_gated,
+    });
+    Ok(freed.collect())
+}
+
+/// Lets a workflow stand for an earlier one, in place of `replaced`. Answers whether that still stood for it.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn succeed(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    original: WorkflowId,
+    replaced: Option<WorkflowId>,
+    successor: WorkflowId,
+) -> sqlx::Result<bool> {
+    let changed = sqlx::query!(
+        "
+        update workflows
+        set successor_id = $4
+        where project_id = $1 and id = $2 and successor_id is not distinct from $3
+        ",
+        project_id.0,
+        original.0,
+        replaced.map(|it| it.0),
+        successor.0,
+    )
+    .execute(conn)
+    .await?;
+    Ok(changed.rows_affected() > 0)
+}

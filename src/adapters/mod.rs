@@ -5,7 +5,9 @@
 mod document;
 mod door;
 mod mobius;
+mod ojs;
 mod orch8;
+mod workflow_graph;
 
 use axum::{Router, middleware};
 use serde_json::Value;
@@ -24,7 +26,7 @@ struct Door {
     document: fn() -> utoipa::openapi::OpenApi,
 }
 
-const DOORS: [Door; 2] = [mobius::DOOR, orch8::DOOR];
+const DOORS: [Door; 4] = [mobius::DOOR, orch8::DOOR, ojs::DOOR, workflow_graph::DOOR];
 
 /// Everything the doors answer, each below its base path, and their documents.
 pub fn router() -> Router<App> {

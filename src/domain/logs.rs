@@ -1,6 +1,6 @@
 //! Logs of attempts: what is kept of them, and what is missing.
 
-use super::limits::{MAX_LOG_BYTES, MAX_LOG_CHUNKS_KEPT};
+use super::limits::{MAX_LOG_BYTES, MAX_LOG_CHUNK_BYTES, MAX_LOG_CHUNKS_KEPT};
 
 /// How much of a chunk of `bytes` is kept beside what is kept already; none: nothing.
 ///
@@ -10,6 +10,7 @@ use super::limits::{MAX_LOG_BYTES, MAX_LOG_CHUNKS_KEPT};
 /// assert_eq!(room(1024 * 1024 - 10, 5, 100), Some(10));
 /// assert_eq!(room(1024 * 1024, 5, 100), None);
 /// assert_eq!(room(0, 10_000, 1), None);
+/// assert_eq!(room(0, 0, 100_000), Some(65_536));
 /// ```
 #[must_use]
 pub fn room(kept_bytes: i64, kept_chunks: i32, bytes: usize) -> Option<usize> {
@@ -17,7 +18,7 @@ pub fn room(kept_bytes: i64, kept_chunks: i32, bytes: usize) -> Option<usize> {
     if left == 0 || kept_chunks >= MAX_LOG_CHUNKS_KEPT {
         return None;
     }
-    Some(bytes.min(left))
+    Some(bytes.min(left).min(MAX_LOG_CHUNK_BYTES))
 }
 
 /// A gap in a stream: these sequences, both included, have not come.

@@ -18,7 +18,7 @@ use crate::{
         control::{self, CalledOff, Seen},
         dead_letters,
         events::{self, NewEvent},
-        orphans,
+        family, orphans,
     },
     telemetry,
     wake::Chore,
@@ -81,6 +81,15 @@ pub(super) fn tell_called_off(engine: &Engine, gone: &[CalledOff], kind: &str) {
         engine.tidings.wake.ask(Chore::Orphans);
     }
     engine.tidings.news.tell(|| gone.iter().map(|it| happening(it.key, kind)).collect());
+}
+
+/// Takes its unique key from a live job, so that another may have it.
+///
+/// # Errors
+/// [`Error::Unavailable`] when the store does not answer.
+pub async fn forget_unique_key(engine: &Engine, key: JobKey) -> Result<(), Error> {
+    let mut conn = engine.pools.read_for(key.project_id).await?;
+    Ok(family::forget_unique_key(&mut conn, key).await?)
 }
 
 /// Whether the job's worker should stop: it was called off.

@@ -5,7 +5,7 @@ use sqlx::{Acquire, PgConnection};
 
 use super::Engine;
 use crate::{
-    domain::{fingerprint::fingerprint, job::StoredState},
+    domain::{fingerprint::fingerprint, job::StoredState, operation::Filter},
     error::{Error, Whereabouts},
     ids::{JobId, ProjectId},
     store::{
@@ -82,4 +82,20 @@ pub(super) async fn delete_in(
     let deleted = dead_letters::delete(tx, project_id, jobs).await?;
     dead_letters::remove(tx, project_id, &deleted).await?;
     Ok(deleted.len() as i64)
+}
+
+/// The newest dead letters of a project, of one queue if one is named.
+///
+/// # Errors
+/// [`Error::Unavailable`] when the store does not answer.
+pub async fn newest(
+    engine: &Engine,
+    project_id: ProjectId,
+    queue: Option<String>,
+    limit: i64,
+) -> Result<Vec<JobId>, Error> {
+    let filter = Filter { queue, ..Filter::default() };
+    let mut conn = engine.pools.read_for(project_id).await?;
+    let rows = dead_letters::page(&mut conn, project_id, &filter, None, limit).await?;
+    Ok(rows.into_iter().filter(|it| it.is_match).map(|it| it.job_id).collect())
 }

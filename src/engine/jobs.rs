@@ -4,12 +4,12 @@ use super::Engine;
 use crate::{
     error::Error,
     ids::{JobId, ProjectId, WorkflowId},
-    store::{self, acks::JobKey, logs::LogPlace},
+    store::{self, acks::JobKey},
 };
 
 pub use crate::store::{
     jobs::{AttemptRow, Filter, JobRow},
-    logs::LogRow,
+    logs::{LogPlace, LogRow},
 };
 
 /// One job, live or ended.
@@ -81,16 +81,17 @@ pub async fn find_in_workflow(
     Ok(job.ok_or(Error::JobNotFound)?.id)
 }
 
-/// What a job has printed, after a place.
+/// What a job has printed after a place, in one attempt if one is named.
 ///
 /// # Errors
 /// [`Error::Unavailable`] when the store does not answer.
 pub async fn logs(
     engine: &Engine,
     key: JobKey,
+    attempt: Option<i32>,
     after: &LogPlace,
     limit: i64,
 ) -> Result<Vec<LogRow>, Error> {
     let mut conn = engine.pools.read_for(key.project_id).await?;
-    Ok(store::logs::page(&mut conn, key, None, after, limit).await?)
+    Ok(store::logs::page(&mut conn, key, attempt, after, limit).await?)
 }

@@ -46,6 +46,7 @@ use std::{
     },
 };
 
+use chrono::{DateTime, Utc};
 use metrics::counter;
 use tokio::{
     sync::{mpsc, oneshot},
@@ -65,7 +66,12 @@ use self::{
     settle::Successes,
     tidings::Tidings,
 };
-use crate::{news::News, store::pools::Pools, telemetry, wake};
+use crate::{
+    error::Error,
+    news::News,
+    store::{self, pools::Pools},
+    telemetry, wake,
+};
 
 /// One node's engine. Cheap to clone.
 #[derive(Clone)]
@@ -171,6 +177,15 @@ impl Engine {
         let _ = finished.await;
         self.tasks.close();
         self.tasks.wait().await;
+    }
+
+    /// The time, by the database's clock.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] when the store does not answer.
+    pub async fn now(&self) -> Result<DateTime<Utc>, Error> {
+        let mut conn = self.pools.people.acquire().await?;
+        Ok(store::schedules::clock(&mut conn).await?)
     }
 
     /// Whether the node stops because a part of it has failed for good.

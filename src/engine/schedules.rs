@@ -154,6 +154,32 @@ pub async fn find(engine: &Engine, project_id: ProjectId, id: &str) -> Result<Sc
     schedules::find(&mut conn, project_id, id).await?.ok_or(Error::ScheduleNotFound)
 }
 
+/// The schedules of a project after `after`, by their ids.
+///
+/// # Errors
+/// [`Error::Unavailable`] when the store does not answer.
+pub async fn page(
+    engine: &Engine,
+    project_id: ProjectId,
+    after: &str,
+    limit: i64,
+) -> Result<Vec<ScheduleRow>, Error> {
+    let mut conn = engine.pools.read_for(project_id).await?;
+    Ok(schedules::page(&mut conn, project_id, after, limit).await?)
+}
+
+/// Deletes a schedule; its jobs stay.
+///
+/// # Errors
+/// [`Error::ScheduleNotFound`].
+pub async fn delete(engine: &Engine, project_id: ProjectId, id: &str) -> Result<(), Error> {
+    let mut conn = engine.pools.read_for(project_id).await?;
+    match schedules::delete(&mut conn, project_id, id).await? {
+        true => Ok(()),
+        false => Err(Error::ScheduleNotFound),
+    }
+}
+
 /// Pauses a schedule, or sets it going from now on: what it has missed meanwhile is not made up for.
 ///
 /// # Errors

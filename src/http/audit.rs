@@ -33,7 +33,7 @@ use crate::{
     },
 };
 
-pub use crate::store::audit::Deed;
+pub use crate::wire::audit::{Deed, note};
 
 const DEFAULT_PAGE_AUDIT: u32 = 50;
 /// Rows of one look of an export.
@@ -285,24 +285,5 @@ impl Export {
             lines.push(b'\n');
         }
         Ok(Some((lines.into(), Self { before: Some(last), left, ..export })))
-    }
-}
-
-/// Writes down what was done. It is done already: when it cannot be written down, that is said loudly in the log,
-/// and whoever did it is answered all the same.
-pub async fn note<P>(app: &App, caller: &Caller<P>, deed: Deed) {
-    let noted = async {
-        let mut conn = app.engine.pools.read_for(caller.project_id).await?;
-        store::audit::insert(&mut conn, caller.project_id, &caller.actor(), &deed).await
-    };
-    if let Err(error) = noted.await {
-        tracing::error!(
-            error = chain(&error),
-            action = deed.action,
-            target = deed.target,
-            actor = caller.who.id(),
-            request.id = &*caller.client.request_id,
-            "a deed is not in the audit log"
-        );
     }
 }

@@ -31,7 +31,6 @@ use crate::{
     },
     engine::schedules::{self, ScheduleRow, WrittenSchedule},
     error::Error,
-    store,
     wire::{
         RequestId,
         check::{Check, stored_json},
@@ -347,9 +346,8 @@ pub async fn list(
     check.optional_name("cursor", query.cursor.as_deref(), limits::MAX_SCHEDULE_ID_CHARS);
     check.finish()?;
     let after = query.cursor.unwrap_or_default();
-    let mut conn = app.engine.pools.read_for(caller.project_id).await?;
     let one_more = i64::from(limit) + 1;
-    let mut rows = store::schedules::page(&mut conn, caller.project_id, &after, one_more).await?;
+    let mut rows = schedules::page(&app.engine, caller.project_id, &after, one_more).await?;
     let has_more = rows.len() > limit as usize;
     rows.truncate(limit as usize);
     let next_cursor = rows.last().filter(|_| has_more).map(|it| it.id.clone());
@@ -397,11 +395,7 @@ pub async fn delete(
     State(app): State<App>,
     NameInPath(id): NameInPath,
 ) -> Result<StatusCode, Error> {
-    let mut conn = app.engine.pools.read_for(caller.project_id).await?;
-    if !store::schedules::delete(&mut conn, caller.project_id, &id).await? {
-        return Err(Error::ScheduleNotFound);
-    }
-    drop(conn);
+    schedules::delete(&app.engine, caller.project_id, &id).await?;
     audit::note(&app, &caller, Deed::to("recurring.deleted", id)).await;
     Ok(StatusCode::NO_CONTENT)
 }

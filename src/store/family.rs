@@ -3,6 +3,7 @@
 use sqlx::PgConnection;
 use uuid::Uuid;
 
+use super::acks::JobKey;
 use crate::{
     domain::{job::StoredState, limits::MAX_PARENT_RESULTS_BYTES},
     ids::{JobId, ProjectId},
@@ -251,4 +252,19 @@ pub async fn parents_of(
     )
     .fetch_all(conn)
     .await
+}
+
+/// Takes its unique key from a live job. Its body keeps what it was.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn forget_unique_key(conn: &mut PgConnection, key: JobKey) -> sqlx::Result<()> {
+    sqlx::query!(
+        "update jobs set unique_key = null where project_id = $1 and id = $2",
+        key.project_id.0,
+        key.id.0,
+    )
+    .execute(conn)
+    .await?;
+    Ok(())
 }

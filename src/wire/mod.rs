@@ -1,9 +1,11 @@
 //! What all wires share: how bodies are read and fields checked, how jobs are handed over, how streams are
 //! written, and where the error of a request goes. It speaks no wire itself.
 
+pub mod audit;
 pub mod check;
 pub mod delivery;
 pub mod extract;
+pub mod logs;
 pub mod refusal;
 pub mod streams;
 

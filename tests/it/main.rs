@@ -8,6 +8,7 @@ mod binary;
 mod control;
 mod dead_letters;
 mod docs;
+mod doors;
 mod duel;
 mod events;
 mod examples;

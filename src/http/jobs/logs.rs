@@ -1,6 +1,6 @@
 //! `GET /v1/jobs/{job_id}/logs` and `…/logs/stream`.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::collections::BTreeMap;
 
 use axum::{Json as Reply, extract::State, http::HeaderMap, response::Response};
 use serde::{Deserialize, Serialize};
@@ -9,7 +9,7 @@ use utoipa::{IntoParams, ToSchema};
 use crate::{
     app::App,
     auth::{Caller, Read},
-    domain::{job::StoredState, limits, logs},
+    domain::{limits, logs},
     engine::settle::JobKey,
     error::Error,
     http::error::ErrorBody,
@@ -20,16 +20,11 @@ use crate::{
     wire::{
         check::Check,
         extract::{JobInPath, Query},
-        streams::{self, Ended, Writer},
+        logs as printed, streams,
     },
 };
 
 const DEFAULT_PAGE_LOGS: u32 = 500;
-const STREAMS: [&str; 3] = ["stdout", "stderr", "system"];
-/// Streams of several attempts that one event's id may name.
-const MAX_SENT_PLACES: usize = 64;
-/// A busy job is read at most this often for one stream.
-const READ_PAUSE: Duration = Duration::from_millis(100);
 
 /// Which logs to read.
 #[derive(Debug, Deserialize, IntoParams)]
@@ -121,7 +116,8 @@ pub async fn list(
     let mut check = Check::default();
     check.range("limit", limit, 1, limits::MAX_PAGE_LOGS);
     check.finish()?;
-    let after = query.cursor.as_deref().map_or_else(|| Ok(beginning()), read_place)?;
+    let after =
+        query.cursor.as_deref().map_or_else(|| Ok(printed::beginning()), printed::read_place)?;
     let key = JobKey { project_id: caller.project_id, id };
     let mut conn = app.engine.pools.read_for(caller.project_id).await?;
     store::jobs::find(&mut conn, key.project_id, id).await?.ok_or(Error::JobNotFound)?;
@@ -155,25 +151,8 @@ fn find_gaps(after: &LogPlace, rows: &[LogRow]) -> Vec<GapView> {
     gaps.collect()
 }
 
-fn beginning() -> LogPlace {
-    LogPlace { attempt: 0, stream: String::new(), sequence: -1 }
-}
-
 fn write_place(row: &LogRow) -> String {
     format!("{}.{}.{}", row.attempt, row.stream, row.sequence)
-}
-
-fn read_place(text: &str) -> Result<LogPlace, Error> {
-    let invalid = || Error::invalid("cursor", "must be the next_cursor of an earlier page");
-    let mut parts = text.splitn(3, '.');
-    let mut part = || parts.next().ok_or_else(invalid);
-    let attempt = part()?.parse().map_err(|_| invalid())?;
-    let stream = part()?.to_owned();
-    if !STREAMS.contains(&stream.as_str()) {
-        return Err(invalid());
-    }
-    let sequence = part()?.parse().map_err(|_| invalid())?;
-    Ok(LogPlace { attempt, stream, sequence })
 }
 
 /// Watch a job's logs.
@@ -204,92 +183,9 @@ pub async fn stream(
     let mut conn = app.engine.pools.read_for(caller.project_id).await?;
     store::jobs::find(&mut conn, key.project_id, id).await?.ok_or(Error::JobNotFound)?;
     drop(conn);
-    let sent = streams::last_event_id(&headers).map(read_sent).unwrap_or_default();
+    let sent = streams::last_event_id(&headers).map(printed::read_sent).unwrap_or_default();
     let reading = app.clone();
-    streams::start(&app, &caller, |writer| write(reading, key, sent, writer))
-}
-
-/// The last sequence that was sent of each stream of each attempt: streams grow side by side.
-type Sent = BTreeMap<(i32, String), i64>;
-
-/// An event's id says how far each stream was sent, so that a reader that comes back misses none.
-fn write_sent(sent: &Sent) -> String {
-    let latest = sent.iter().rev().take(MAX_SENT_PLACES);
-    let places = latest.map(|((attempt, stream), it)| format!("{attempt}.{stream}.{it}"));
-    places.collect::<Vec<_>>().join(",")
-}
-
-fn read_sent(text: &str) -> Sent {
-    let places = text.split(',').take(MAX_SENT_PLACES).filter_map(|it| read_place(it).ok());
-    places.map(|it| ((it.attempt, it.stream), it.sequence)).collect()
-}
-
-async fn write(app: App, key: JobKey, mut sent: Sent, writer: Writer) -> Result<(), Ended> {
-    let watch = app.engine.tidings.news.watch(key.project_id, key.id);
-    loop {
-        // Listen before looking.
-        let changed = watch.changed();
-        tokio::pin!(changed);
-        changed.as_mut().enable();
-        // The state first: what was printed before the end is there then.
-        let state = read_state(&app, key).await.map_err(|_| Ended)?;
-        send_new(&app, key, &mut sent, &writer).await?;
-        if matches!(state, StoredState::Succeeded | StoredState::Cancelled) {
-            return Ok(());
-        }
-        writer.wait(changed).await?;
-        writer.wait(tokio::time::sleep(READ_PAUSE)).await?;
-    }
-}
-
-async fn read_state(app: &App, key: JobKey) -> Result<StoredState, Error> {
-    let mut conn = app.engine.pools.read_for(key.project_id).await?;
-    let row = store::jobs::find(&mut conn, key.project_id, key.id).await?;
-    Ok(row.ok_or(Error::JobNotFound)?.state)
-}
-
-/// Page by page, so that no more than a page is held at a time.
-async fn send_new(app: &App, key: JobKey, sent: &mut Sent, writer: &Writer) -> Result<(), Ended> {
-    let limit = i64::from(limits::MAX_PAGE_LOGS);
-    let mut after = beginning();
-    // Attempts before the latest that was sent do not grow any more.
-    if let Some(((attempt, _), _)) = sent.last_key_value() {
-        after.attempt = *attempt;
-    }
-    loop {
-        let page = {
-            let conn = app.engine.pools.read_for(key.project_id).await;
-            let mut conn = conn.map_err(|_| Ended)?;
-            store::logs::page(&mut conn, key, None, &after, limit).await.map_err(|_| Ended)?
-        };
-        let is_full = page.len() as i64 == limit;
-        for row in page {
-            let stream = (row.attempt, row.stream.clone());
-            after = LogPlace {
-                attempt: row.attempt,
-                stream: row.stream.clone(),
-                sequence: row.sequence,
-            };
-            if sent.get(&stream).is_none_or(|it| row.sequence > *it) {
-                sent.insert(stream, row.sequence);
-                writer.send("log", &write_sent(sent), &LogView::from(row)).await?;
-            }
-        }
-        if !is_full {
-            return Ok(());
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn how_far_streams_were_sent_reads_back_as_it_was_written() {
-        let sent = Sent::from([((1, "stdout".into()), 9), ((2, "stderr".into()), 0)]);
-        assert_eq!(write_sent(&sent), "2.stderr.0,1.stdout.9");
-        assert_eq!(read_sent(&write_sent(&sent)), sent);
-        assert!(read_sent("nonsense,1.x.1,1.stdout").is_empty());
-    }
+    streams::start(&app, &caller, |writer| {
+        printed::follow(reading, key, sent, writer, LogView::from)
+    })
 }

@@ -1,0 +1,351 @@
+//! What a new job may be, and what of it the core keeps.
+
+use chrono::{DateTime, Utc};
+use serde_json::value::RawValue;
+use sha2::{Digest, Sha256};
+use sqlx::types::Json as Stored;
+use uuid::Uuid;
+
+use super::{
+    RETRY_FIELD,
+    fields::{Fields, When, duration_ms, is_queue_name, is_type_name, when, whole_seconds},
+};
+use crate::{
+    adapters::door::DEFAULT_QUEUE,
+    domain::{
+        backoff::{RetryPolicy, Strategy},
+        limits,
+        plan::Limits,
+    },
+    engine::{
+        enqueue::{Extras, NewJob, Start},
+        family::{OnConflict, TiedJob},
+    },
+    error::Error,
+    ids::{JobId, ProjectId},
+    wire::check::Check,
+};
+
+/// Characters of a job's type.
+const MAX_TYPE_CHARS: usize = 255;
+/// Bytes of what is kept beside the arguments: the specification's bound for `meta`.
+pub const MAX_ENVELOPE_BYTES: usize = 64 * 1024;
+/// What the specification retries by when nobody says otherwise.
+const DEFAULT_RETRY: RetryPolicy = RetryPolicy {
+    strategy: Strategy::Exponential,
+    initial_seconds: 1,
+    multiplier: 2.0,
+    max_seconds: 300,
+    jitter_seconds: 1,
+    non_retryable_types: Vec::new(),
+};
+const DEFAULT_MAX_ATTEMPTS: i32 = 3;
+const UNKNOWN_POLICY: &str = "must be none, linear or exponential";
+
+/// A job that was accepted.
+pub struct Accepted {
+    pub tied: TiedJob,
+    /// After so many milliseconds another job may have its unique key, live or not.
+    pub unique_ms: Option<i64>,
+}
+
+/// Whose job it is, what it may use, and the time.
+#[derive(Clone, Copy)]
+pub struct Tenant<'a> {
+    pub project_id: ProjectId,
+    pub plan: &'a Limits,
+    pub now: DateTime<Utc>,
+}
+
+/// Checks a job and makes it ready to be stored. What it says beyond the core becomes its envelope.
+///
+/// # Errors
+/// [`Error::FieldTooLarge`]; other broken rules are noted in `check`.
+pub fn accept(tenant: Tenant<'_>, mut sent: Fields, check: &mut Check) -> Result<Accepted, Error> {
+    let kept = sent.clone();
+    let job_type: Option<String> = sent.need("type", check);
+    job_type.iter().for_each(|it| check_type(it, check));
+    let job_type = job_type.unwrap_or_default();
+    let payload = accept_args(&mut sent, tenant.plan, check)?;
+    let given = sent.take::<String>("id", check);
+    let id = given.as_deref().map(|it| accept_id(it, check));
+    let mut options: Fields = sent.take("options", check).unwrap_or_default();
+    let mut inner = Check::below(format!("{}options.", check.path()));
+    let queue = accept_queue(&mut options, &mut inner);
+    let priority: i16 = options.take("priority", &mut inner).unwrap_or(0);
+    inner.range("priority", priority, limits::MIN_PRIORITY, limits::MAX_PRIORITY);
+    let timeout_ms: Option<i64> = options.take("timeout_ms", &mut inner);
+    let timeout_seconds = timeout_ms.map_or(i64::from(limits::MAX_TIMEOUT_SECONDS), whole_seconds);
+    inner.range("timeout_ms", timeout_seconds, 1, limits::MAX_TIMEOUT_SECONDS.into());
+    let start = accept_start(&mut options, &mut inner);
+    let expires_at = accept_expiry(&mut options, tenant.now, &mut inner);
+    let (retry, max_attempts) = accept_retry(&mut options, &mut inner);
+    let unique = accept_unique(&mut options, (&job_type, &queue, &kept), &mut inner);
+    options.refuse("pending", "must not be sent: jobs are not staged here", &mut inner);
+    let why = "must not be sent: limit the queue instead";
+    options.refuse("rate_limit", why, &mut inner);
+    check.absorb(inner);
+    let envelope = envelope(kept, check)?;
+    let (unique_key, on_conflict, unique_ms) = match unique {
+        Some(Unique { key, on_conflict, period_ms }) => (Some(key), on_conflict, period_ms),
+        None => (None, OnConflict::Reject, None),
+    };
+    let extras = Extras { unique_key, expires_at, envelope: Some(envelope), ..Extras::default() };
+    let job = NewJob {
+        project_id: tenant.project_id,
+        id: id.flatten().unwrap_or_else(JobId::generate),
+        queue,
+        job_type,
+        rank: priority.saturating_neg(),
+        start,
+        max_attempts: Some(max_attempts),
+        timeout_seconds: i32::try_from(timeout_seconds).unwrap_or(limits::MAX_TIMEOUT_SECONDS),
+        payload,
+        retry: Some(Stored(retry)),
+        tags: None,
+        extras: Some(Box::new(extras)),
+    };
+    let path = check.path().to_owned();
+    let tied = TiedJob { is_id_given: given.is_some(), path, ..TiedJob::new(job, on_conflict) };
+    Ok(Accepted { tied, unique_ms })
+}
+
+/// Also of types that schedules name.
+pub fn check_type(job_type: &str, check: &mut Check) {
+    check.name("type", job_type, MAX_TYPE_CHARS);
+    if !job_type.is_empty() && !is_type_name(job_type) {
+        check.refuse("type", "must be dotted lower case, such as email.send");
+    }
+}
+
+/// The arguments, as they came.
+///
+/// # Errors
+/// [`Error::FieldTooLarge`].
+pub fn accept_args(sent: &mut Fields, plan: &Limits, check: &mut Check) -> Result<String, Error> {
+    let args = match sent.0.remove("args") {
+        Some(args) if args.get().starts_with('[') => args,
+        Some(_) => {
+            check.refuse("args", "must be an array");
+            return Ok("[]".to_owned());
+        }
+        None => {
+            check.refuse("args", "must be sent");
+            return Ok("[]".to_owned());
+        }
+    };
+    check.size("args", &args, plan.max_payload_bytes())?;
+    check.depth("args", &args);
+    Ok(Box::<str>::from(args).into_string())
+}
+
+/// The queue, of jobs and schedules.
+pub fn accept_queue(options: &mut Fields, check: &mut Check) -> String {
+    let queue = options.take("queue", check).unwrap_or_else(|| DEFAULT_QUEUE.to_owned());
+    check.name("queue", &queue, limits::MAX_QUEUE_CHARS);
+    if !queue.is_empty() && !is_queue_name(&queue) {
+        check.refuse("queue", "must be made of a to z, 0 to 9, `-` and `.`");
+    }
+    queue
+}
+
+fn accept_id(text: &str, check: &mut Check) -> Option<JobId> {
+    const VERSION: usize = 7;
+    let id = text.parse::<Uuid>().ok().filter(|it| it.get_version_num() == VERSION);
+    let id = id.filter(|it| it.to_string() == text);
+    if id.is_none() {
+        check.refuse("id", "must be a UUIDv7 in lower case");
+    }
+    id.map(JobId)
+}
+
+fn accept_start(options: &mut Fields, check: &mut Check) -> Start {
+    let mut start = Start::After(0);
+    for name in ["delay_until", "scheduled_at"] {
+        let Some(text) = options.take::<String>(name, check) else { continue };
+        match when(&text) {
+            Some(When::At(at)) => {
+                check.time(name, Some(at));
+                start = Start::At(at);
+            }
+            Some(When::AfterMs(ms)) => {
+                let seconds = whole_seconds(ms);
+                check.range(name, seconds, 0, limits::MAX_DELAY_SECONDS);
+                start = Start::After(i32::try_from(seconds).unwrap_or(i32::MAX));
+            }
+            None => check.refuse(name, "must be a time as in RFC 3339, or `+` and a duration"),
+        }
+    }
+    start
+}
+
+fn accept_expiry(
+    options: &mut Fields,
+    now: DateTime<Utc>,
+    check: &mut Check,
+) -> Option<DateTime<Utc>> {
+    let text = options.take::<String>("expires_at", check)?;
+    let at = match when(&text) {
+        Some(When::At(at)) => Some(at),
+        Some(When::AfterMs(ms)) => now.checked_add_signed(chrono::TimeDelta::milliseconds(ms)),
+        None => None,
+    };
+    if at.is_none() {
+        check.refuse("expires_at", "must be a time as in RFC 3339, or `+` and a duration");
+    }
+    check.time("expires_at", at);
+    at
+}
+
+/// How a job is tried again, of jobs and schedules, and how often it may fail.
+pub fn accept_retry(options: &mut Fields, check: &mut Check) -> (RetryPolicy, i32) {
+    let Some(mut sent) = options.take::<Fields>("retry", check) else {
+        return (DEFAULT_RETRY, DEFAULT_MAX_ATTEMPTS);
+    };
+    let prefix = check.path().strip_suffix("options.").unwrap_or_default();
+    let mut inner = Check::below(format!("{prefix}{RETRY_FIELD}."));
+    let max_attempts = sent.take("max_attempts", &mut inner).unwrap_or(DEFAULT_MAX_ATTEMPTS);
+    inner.range("max_attempts", max_attempts, 0, limits::MAX_MAX_ATTEMPTS);
+    let multiplier =
+        sent.take("backoff_coefficient", &mut inner).unwrap_or(DEFAULT_RETRY.multiplier);
+    inner.range("backoff_coefficient", multiplier, 1.0, limits::MAX_RETRY_MULTIPLIER);
+    let initial_seconds =
+        interval(&mut sent, "initial_interval", DEFAULT_RETRY.initial_seconds, &mut inner);
+    let max_seconds = interval(&mut sent, "max_interval", DEFAULT_RETRY.max_seconds, &mut inner);
+    let non_retryable: Vec<String> =
+        sent.take("non_retryable_errors", &mut inner).unwrap_or_default();
+    let (max, max_chars) = (limits::MAX_NON_RETRYABLE_TYPES, limits::MAX_ERROR_TYPE_CHARS);
+    inner.names("non_retryable_errors", &non_retryable, max, max_chars);
+    let strategy = match sent.take::<String>("backoff_strategy", &mut inner).as_deref() {
+        None | Some("exponential") => Strategy::Exponential,
+        Some("linear") => Strategy::Linear,
+        Some("none" | "constant") => Strategy::Constant,
+        Some(_) => {
+            inner.refuse("backoff_strategy", UNKNOWN_POLICY);
+            Strategy::Exponential
+        }
+    };
+    let has_jitter = sent.take("jitter", &mut inner).unwrap_or(true);
+    check.absorb(inner);
+    let policy = RetryPolicy {
+        strategy,
+        initial_seconds,
+        multiplier,
+        max_seconds,
+        // Half of the first wait, on top of it.
+        jitter_seconds: if has_jitter { initial_seconds.div_ceil(2) } else { 0 },
+        non_retryable_types: non_retryable,
+    };
+    (policy, max_attempts.max(1))
+}
+
+/// A wait in seconds, from an ISO 8601 duration, or from milliseconds in the field that says so.
+fn interval(sent: &mut Fields, name: &str, default: u32, check: &mut Check) -> u32 {
+    let text = sent.take::<String>(name, check);
+    let in_ms = format!("{name}_ms");
+    let ms = match text {
+        Some(text) => {
+            let ms = duration_ms(&text);
+            if ms.is_none() {
+                check.refuse(name, "must be an ISO 8601 duration, such as PT1S");
+            }
+            ms
+        }
+        None => sent.take(&in_ms, check),
+    };
+    let seconds = ms.map_or(i64::from(default), whole_seconds);
+    check.range(name, seconds, 0, limits::MAX_RETRY_SECONDS);
+    u32::try_from(seconds).unwrap_or(default)
+}
+
+struct Unique {
+    key: String,
+    on_conflict: OnConflict,
+    period_ms: Option<i64>,
+}
+
+/// What makes a job the only one of its kind: a hash of what its policy names.
+fn accept_unique(
+    options: &mut Fields,
+    (job_type, queue, sent): (&str, &str, &Fields),
+    check: &mut Check,
+) -> Option<Unique> {
+    let mut policy: Fields = options.take("unique", check)?;
+    let mut inner = Check::below(format!("{}unique.", check.path()));
+    let keys: Vec<String> = policy.take("keys", &mut inner).unwrap_or_default();
+    let args_keys: Option<Vec<String>> = policy.take("args_keys", &mut inner);
+    let meta_keys: Option<Vec<String>> = policy.take("meta_keys", &mut inner);
+    let mut hash = Sha256::new();
+    let mut add = |name: &str, value: &str| {
+        for part in [name, value] {
+            hash.update((part.len() as u64).to_be_bytes());
+            hash.update(part.as_bytes());
+        }
+    };
+    add("type", job_type);
+    for key in &keys {
+        match key.as_str() {
+            "type" => (),
+            "queue" => add("queue", queue),
+            "args" => add("args", &canonical(sent.0.get("args"), args_keys.as_deref())),
+            "meta" => add("meta", &canonical(sent.0.get("meta"), meta_keys.as_deref())),
+            _ => inner.refuse("keys", "must be of type, queue, args and meta"),
+        }
+    }
+    let on_conflict = match policy.take::<String>("on_conflict", &mut inner).as_deref() {
+        None | Some("reject") => OnConflict::Reject,
+        Some("ignore") => OnConflict::ReturnExisting,
+        Some("replace" | "replace_except_schedule") => OnConflict::Replace,
+        Some(_) => {
+            inner.refuse(
+                "on_conflict",
+                "must be reject, replace, replace_except_schedule or ignore",
+            );
+            OnConflict::Reject
+        }
+    };
+    let period_ms = policy.take::<String>("period", &mut inner).and_then(|text| {
+        let ms = duration_ms(&text);
+        if ms.is_none() {
+            inner.refuse("period", "must be an ISO 8601 duration, such as PT1H");
+        }
+        ms
+    });
+    check.absorb(inner);
+    let digest = hash.finalize();
+    let key = digest.iter().fold("ojs:".to_owned(), |text, byte| format!("{text}{byte:02x}"));
+    Some(Unique { key, on_conflict, period_ms })
+}
+
+/// A value in the one form that its equals have too: sorted, without blanks; of objects, and of the objects in
+/// arguments, only the fields that are named, if some are.
+fn canonical(value: Option<&Box<RawValue>>, only: Option<&[String]>) -> String {
+    use serde_json::Value;
+    let keep = |value: Value| match (value, only) {
+        (Value::Object(fields), Some(only)) => {
+            Value::Object(fields.into_iter().filter(|(name, _)| only.contains(name)).collect())
+        }
+        (other, _) => other,
+    };
+    let value = value.and_then(|it| serde_json::from_str::<Value>(it.get()).ok());
+    match value {
+        None => String::new(),
+        Some(Value::Array(items)) => {
+            Value::Array(items.into_iter().map(keep).collect()).to_string()
+        }
+        Some(other) => keep(other).to_string(),
+    }
+}
+
+/// What is kept beside the arguments: everything else that was sent.
+fn envelope(mut kept: Fields, check: &Check) -> Result<String, Error> {
+    for core in ["args", "type", "id"] {
+        kept.0.remove(core);
+    }
+    let text = serde_json::to_string(&kept.0).map_err(Error::internal)?;
+    if text.len() > MAX_ENVELOPE_BYTES {
+        let (field, limit_bytes) = (format!("{}meta", check.path()), MAX_ENVELOPE_BYTES);
+        return Err(Error::FieldTooLarge { field, limit_bytes });
+    }
+    Ok(text)
+}

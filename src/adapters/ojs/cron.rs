@@ -1,0 +1,235 @@
+//! Jobs that are enqueued again and again. A schedule's name is its id among the project's recurring schedules.
+
+use axum::{extract::State, http::StatusCode};
+use serde::Serialize;
+use serde_json::{Value, json, value::RawValue};
+use utoipa::ToSchema;
+
+use super::{
+    ErrorBody, Reply,
+    accept::{accept_args, accept_queue, accept_retry, check_type},
+    fields::{Fields, time, whole_seconds},
+};
+use crate::{
+    adapters::door::Names,
+    app::App,
+    auth::{Caller, Manage, Read},
+    domain::{
+        limits,
+        plan::Limits,
+        schedule::{CatchUp, Overlap},
+    },
+    engine::schedules::{self, ScheduleRow, WrittenSchedule},
+    error::Error,
+    wire::{
+        audit::{self, Deed},
+        check::{Check, stored_json},
+        extract::Json,
+    },
+};
+
+const DEFAULT_TIMEZONE: &str = "UTC";
+
+/// A schedule.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = OjsCron)]
+pub struct CronView {
+    name: String,
+    /// The expression, under both of its names.
+    expression: String,
+    cron: String,
+    timezone: String,
+    enabled: bool,
+    overlap_policy: &'static str,
+    #[serde(rename = "type")]
+    job_type: String,
+    queue: String,
+    #[schema(value_type = Vec<serde_json::Value>)]
+    args: Box<RawValue>,
+    next_run_at: Option<String>,
+    last_run_at: Option<String>,
+    created_at: String,
+    updated_at: String,
+}
+
+/// One schedule.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = OjsCronReply)]
+pub struct CronReply {
+    cron: CronView,
+}
+
+/// All schedules.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = OjsCronsReply)]
+pub struct CronsReply {
+    crons: Vec<CronView>,
+}
+
+/// What happens at a tick when the job of an earlier one is not done yet, in the words of this wire.
+fn policy_name(overlap: Overlap) -> &'static str {
+    match overlap {
+        Overlap::Allow => "allow",
+        Overlap::Skip => "skip",
+        Overlap::QueueOne => "enqueue",
+        Overlap::CancelPrevious => "cancel_previous",
+    }
+}
+
+impl CronView {
+    fn of(row: ScheduleRow) -> Result<Self, Error> {
+        let args = if row.payload.trim_start().starts_with('[') {
+            stored_json(row.payload.clone())
+        } else {
+            stored_json(format!("[{}]", row.payload))
+        };
+        Ok(Self {
+            next_run_at: schedules::next_run_at(&row).map(time),
+            name: row.id,
+            expression: row.cron_expression.clone(),
+            cron: row.cron_expression,
+            timezone: row.timezone,
+            enabled: !row.is_paused,
+            overlap_policy: policy_name(row.overlap),
+            job_type: row.job_type,
+            queue: row.queue,
+            args: args?,
+            last_run_at: row.last_run_at.map(time),
+            created_at: time(row.created_at),
+            updated_at: time(row.updated_at),
+        })
+    }
+}
+
+/// Keep a schedule, new or known.
+#[utoipa::path(
+    post, path = "/v1/cron", tag = "cron", operation_id = "put_cron",
+    request_body(content = Object, description = "`name`, `expression`, `job_template` with `type`, `args` and `options`; or, without a template, `cron`, `type`, `args`, `options`."),
+    responses(
+        (status = 201, description = "It is new.", body = CronReply),
+        (status = 200, description = "It was there, and is changed.", body = CronReply),
+        (status = 409, description = "Another type has the name.", body = ErrorBody),
+        (status = 422, description = "The retry policy breaks a rule.", body = ErrorBody),
+    ),
+)]
+pub async fn put(
+    caller: Caller<Manage>,
+    State(app): State<App>,
+    Json(sent): Json<Fields>,
+) -> Result<Reply<CronReply>, Error> {
+    let schedule = accept(sent, &caller.limits)?;
+    let written = schedules::write(&app.engine, caller.project_id, &schedule, &caller.limits);
+    let (row, is_new) = written.await?;
+    audit::note(&app, &caller, Deed::to("recurring.put", &*row.id)).await;
+    let status = if is_new { StatusCode::CREATED } else { StatusCode::OK };
+    Ok(Reply(status, CronReply { cron: CronView::of(row)? }))
+}
+
+fn accept(mut sent: Fields, plan: &Limits) -> Result<WrittenSchedule, Error> {
+    let mut check = Check::default();
+    let name: Option<String> = sent.need("name", &mut check);
+    check.optional_name("name", name.as_deref(), limits::MAX_SCHEDULE_ID_CHARS);
+    let other = sent.take("cron", &mut check);
+    let expression: Option<String> = sent.take("expression", &mut check).or(other);
+    let expression = expression.unwrap_or_default();
+    check.name("expression", &expression, limits::MAX_CRON_CHARS);
+    let timezone: Option<String> = sent.take("timezone", &mut check);
+    check.optional_name("timezone", timezone.as_deref(), limits::MAX_CRON_CHARS);
+    let overlap = match sent.take::<String>("overlap_policy", &mut check).as_deref() {
+        None | Some("skip") => Overlap::Skip,
+        Some("allow") => Overlap::Allow,
+        Some("enqueue") => Overlap::QueueOne,
+        Some("cancel_previous") => Overlap::CancelPrevious,
+        Some(_) => {
+            check.refuse("overlap_policy", "must be skip, allow, enqueue or cancel_previous");
+            Overlap::Skip
+        }
+    };
+    let is_enabled = sent.take("enabled", &mut check).unwrap_or(true);
+    let mut template: Fields = sent.take("job_template", &mut check).unwrap_or(sent);
+    let job_type: Option<String> = template.need("type", &mut check);
+    job_type.iter().for_each(|it| check_type(it, &mut check));
+    template.refuse("meta", "must not be sent: schedules keep none", &mut check);
+    let payload = accept_args(&mut template, plan, &mut check)?;
+    let mut options: Fields = template.take("options", &mut check).unwrap_or_default();
+    let mut inner = Check::below("options.");
+    let queue = accept_queue(&mut options, &mut inner);
+    let priority: i16 = options.take("priority", &mut inner).unwrap_or(0);
+    inner.range("priority", priority, limits::MIN_PRIORITY, limits::MAX_PRIORITY);
+    let timeout_ms: Option<i64> = options.take("timeout_ms", &mut inner);
+    let timeout_seconds = timeout_ms.map_or(i64::from(limits::MAX_TIMEOUT_SECONDS), whole_seconds);
+    inner.range("timeout_ms", timeout_seconds, 1, limits::MAX_TIMEOUT_SECONDS.into());
+    let (retry, max_attempts) = accept_retry(&mut options, &mut inner);
+    check.absorb(inner);
+    check.finish()?;
+    Ok(WrittenSchedule {
+        id: name.unwrap_or_default(),
+        job_type: job_type.unwrap_or_default(),
+        cron_expression: expression,
+        timezone: timezone.unwrap_or_else(|| DEFAULT_TIMEZONE.to_owned()),
+        queue,
+        payload,
+        rank: priority.saturating_neg(),
+        retry: Some(retry),
+        overlap,
+        catch_up: CatchUp::One,
+        spread_seconds: 0,
+        is_paused: !is_enabled,
+        max_attempts: Some(max_attempts),
+        timeout_seconds: i32::try_from(timeout_seconds).ok(),
+    })
+}
+
+/// List schedules: the first 200, by name.
+#[utoipa::path(
+    get, path = "/v1/cron", tag = "cron", operation_id = "list_cron",
+    responses((status = 200, description = "The schedules.", body = CronsReply)),
+)]
+pub async fn list(
+    caller: Caller<Read>,
+    State(app): State<App>,
+) -> Result<Reply<CronsReply>, Error> {
+    let limit = limits::MAX_PAGE_SCHEDULES.into();
+    let rows = schedules::page(&app.engine, caller.project_id, "", limit).await?;
+    let crons = rows.into_iter().map(CronView::of).collect::<Result<_, _>>()?;
+    Ok(Reply::ok(CronsReply { crons }))
+}
+
+/// Read a schedule.
+#[utoipa::path(
+    get, path = "/v1/cron/{name}", tag = "cron", operation_id = "get_cron",
+    params(("name" = String, Path, description = "The schedule.")),
+    responses(
+        (status = 200, description = "The schedule.", body = CronReply),
+        (status = 404, description = "No such schedule.", body = ErrorBody),
+    ),
+)]
+pub async fn get(
+    caller: Caller<Read>,
+    State(app): State<App>,
+    names: Names,
+) -> Result<Reply<CronReply>, Error> {
+    let row = schedules::find(&app.engine, caller.project_id, names.get("name")).await?;
+    Ok(Reply::ok(CronReply { cron: CronView::of(row)? }))
+}
+
+/// Delete a schedule; its jobs stay.
+#[utoipa::path(
+    delete, path = "/v1/cron/{name}", tag = "cron", operation_id = "delete_cron",
+    params(("name" = String, Path, description = "The schedule.")),
+    responses(
+        (status = 200, description = "It is gone.", body = Object),
+        (status = 404, description = "No such schedule.", body = ErrorBody),
+    ),
+)]
+pub async fn delete(
+    caller: Caller<Manage>,
+    State(app): State<App>,
+    names: Names,
+) -> Result<Reply<Value>, Error> {
+    let name = names.get("name");
+    let row = schedules::find(&app.engine, caller.project_id, name).await?;
+    schedules::delete(&app.engine, caller.project_id, name).await?;
+    audit::note(&app, &caller, Deed::to("recurring.deleted", name)).await;
+    Ok(Reply::ok(json!({"deleted": true, "name": name, "cron": CronView::of(row)?})))
+}

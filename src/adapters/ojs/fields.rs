@@ -1,0 +1,201 @@
+//! Reading requests whose unknown fields are kept, and the specification's times and durations.
+
+use std::collections::BTreeMap;
+
+use chrono::{DateTime, SecondsFormat, Utc};
+use serde::{Deserialize, Deserializer, de::DeserializeOwned};
+use serde_json::value::RawValue;
+
+use crate::{
+    domain::limits,
+    error::Error,
+    wire::{check::Check, extract::RequestBody},
+};
+
+/// An object whose values are read one by one, and kept as they came.
+#[derive(Debug, Clone, Default)]
+pub struct Fields(pub BTreeMap<String, Box<RawValue>>);
+
+impl<'de> Deserialize<'de> for Fields {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        BTreeMap::deserialize(deserializer).map(Self)
+    }
+}
+
+impl RequestBody for Fields {}
+
+impl Fields {
+    /// Takes a field out, if it is there and not null. One of another type is noted.
+    pub fn take<T: DeserializeOwned>(&mut self, name: &str, check: &mut Check) -> Option<T> {
+        let value = self.0.remove(name).filter(|it| it.get() != "null")?;
+        serde_json::from_str(value.get()).map_err(|error| check.refuse(name, told(&error))).ok()
+    }
+
+    /// The same, of a field that must be there.
+    pub fn need<T: DeserializeOwned>(&mut self, name: &str, check: &mut Check) -> Option<T> {
+        if self.0.get(name).is_none_or(|it| it.get() == "null") {
+            check.refuse(name, "must be sent");
+            return None;
+        }
+        self.take(name, check)
+    }
+
+    /// Takes a field out as it came, if it is there and not null.
+    pub fn raw(&mut self, name: &str) -> Option<Box<RawValue>> {
+        self.0.remove(name).filter(|it| it.get() != "null")
+    }
+
+    /// Refuses what is not offered here, if somebody asks for it.
+    pub fn refuse(&self, name: &str, why: &str, check: &mut Check) {
+        if self.0.get(name).is_some_and(|it| !["null", "false"].contains(&it.get())) {
+            check.refuse(name, why);
+        }
+    }
+}
+
+fn told(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    text.split(" at line ").next().unwrap_or(&text).to_owned()
+}
+
+/// A body of many jobs.
+#[derive(Debug, Deserialize)]
+pub struct Jobs {
+    pub jobs: Vec<Fields>,
+}
+
+impl RequestBody for Jobs {
+    const MAX_BYTES: usize = limits::MAX_BATCH_BODY_BYTES;
+}
+
+/// A body of many jobs that wait for each other.
+#[derive(Debug, Deserialize)]
+#[serde(transparent)]
+pub struct LargeFields(pub Fields);
+
+impl RequestBody for LargeFields {
+    const MAX_BYTES: usize = limits::MAX_BATCH_BODY_BYTES;
+}
+
+/// A point in time: absolute, or so many milliseconds from now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum When {
+    At(DateTime<Utc>),
+    AfterMs(i64),
+}
+
+/// Reads `2026-01-31T12:00:00Z`, or `+PT5S`.
+pub fn when(text: &str) -> Option<When> {
+    match text.strip_prefix('+') {
+        Some(duration) => duration_ms(duration).map(When::AfterMs),
+        None => DateTime::parse_from_rfc3339(text).ok().map(|it| When::At(it.to_utc())),
+    }
+}
+
+/// Reads an ISO 8601 duration, in milliseconds. Months and years have no length, so they are none.
+pub fn duration_ms(text: &str) -> Option<i64> {
+    const SECOND: i64 = 1_000;
+    const DAY: i64 = 86_400 * SECOND;
+    match iso8601::duration(text).ok()? {
+        iso8601::Duration::Weeks(weeks) => i64::from(weeks).checked_mul(7 * DAY),
+        iso8601::Duration::YMDHMS { year: 0, month: 0, day, hour, minute, second, millisecond } => {
+            let parts = [
+                (day, DAY),
+                (hour, 3_600 * SECOND),
+                (minute, 60 * SECOND),
+                (second, SECOND),
+                (millisecond, 1),
+            ];
+            parts.iter().try_fold(0_i64, |sum, (many, length)| {
+                sum.checked_add(i64::from(*many).checked_mul(*length)?)
+            })
+        }
+        iso8601::Duration::YMDHMS { .. } => None,
+    }
+}
+
+/// The core counts in seconds: a part of one is a whole one.
+pub fn whole_seconds(ms: i64) -> i64 {
+    const MS_PER_SECOND: i64 = 1_000;
+    ms.div_euclid(MS_PER_SECOND) + i64::from(ms.rem_euclid(MS_PER_SECOND) > 0)
+}
+
+/// A time as this wire shows it.
+pub fn time(at: DateTime<Utc>) -> String {
+    at.to_rfc3339_opts(SecondsFormat::Millis, true)
+}
+
+/// A name of queues: lower case, digits, `-` and `.`.
+pub fn is_queue_name(name: &str) -> bool {
+    let is_plain = |it: u8| it.is_ascii_lowercase() || it.is_ascii_digit();
+    name.bytes().next().is_some_and(is_plain)
+        && name.bytes().all(|it| is_plain(it) || b"-.".contains(&it))
+}
+
+/// A dotted type: each part begins with a letter.
+pub fn is_type_name(name: &str) -> bool {
+    let is_part = |it: &str| {
+        it.bytes().next().is_some_and(|it| it.is_ascii_lowercase())
+            && it
+                .bytes()
+                .all(|it| it.is_ascii_lowercase() || it.is_ascii_digit() || b"_-".contains(&it))
+    };
+    name.split('.').all(is_part)
+}
+
+/// What a query names with commas.
+pub fn listed(text: Option<&str>) -> Vec<String> {
+    let names = text.unwrap_or_default().split(',').map(str::trim);
+    names.filter(|it| !it.is_empty()).map(str::to_owned).collect()
+}
+
+/// # Errors
+/// [`Error::Invalid`] when a page is not within its bounds.
+pub fn page(limit: Option<u32>, offset: Option<u32>, max: u32) -> Result<(u32, u32), Error> {
+    const DEFAULT_LIMIT: u32 = 50;
+    const MAX_OFFSET: u32 = 1_000;
+    let (limit, offset) = (limit.unwrap_or(DEFAULT_LIMIT), offset.unwrap_or(0));
+    let mut check = Check::default();
+    check.range("limit", limit, 1, max);
+    check.range("offset", offset, 0, MAX_OFFSET);
+    check.finish()?;
+    Ok((limit, offset))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_are_read_in_milliseconds() {
+        assert_eq!(duration_ms("PT1S"), Some(1_000));
+        assert_eq!(duration_ms("PT5M"), Some(300_000));
+        assert_eq!(duration_ms("P1DT2H"), Some(93_600_000));
+        assert_eq!(duration_ms("PT0.5S"), Some(500));
+        assert_eq!(duration_ms("P1W"), Some(604_800_000));
+        assert_eq!(duration_ms("P1M"), None);
+        assert_eq!(duration_ms("5s"), None);
+        assert_eq!((whole_seconds(1), whole_seconds(1_000), whole_seconds(0)), (1, 1, 0));
+    }
+
+    #[test]
+    fn times_are_absolute_or_from_now() {
+        assert_eq!(when("+PT2S"), Some(When::AfterMs(2_000)));
+        assert!(matches!(when("2020-01-01T00:00:00Z"), Some(When::At(_))));
+        assert_eq!(when("tomorrow"), None);
+    }
+
+    #[test]
+    fn names_are_those_of_the_specification() {
+        let types = ["email.send", "dlq.test.list-first", "a"];
+        assert!(types.iter().all(|it| is_type_name(it)));
+        let odd = ["Email.Send", "email send", "1email.send", "", "email@send!", "a..b"];
+        assert!(odd.iter().all(|it| !is_type_name(it)));
+        assert!(["default", "0-a.b"].iter().all(|it| is_queue_name(it)));
+        assert!(
+            ["Default", "my_queue!", "-invalid", "my queue", ""]
+                .iter()
+                .all(|it| !is_queue_name(it))
+        );
+    }
+}

@@ -1,0 +1,228 @@
+//! Enqueueing, reading and cancelling jobs.
+
+use axum::{
+    extract::State,
+    http::{HeaderValue, StatusCode, header::LOCATION},
+    response::{IntoResponse, Response},
+};
+use chrono::TimeDelta;
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use super::{
+    ErrorBody, Reply,
+    accept::{Accepted, Tenant, accept},
+    fields::{Fields, Jobs},
+    job_id,
+    show::JobView,
+};
+use crate::{
+    adapters::door::Names,
+    app::App,
+    auth::{Caller, Control, Produce, Read},
+    domain::{job::StoredState, lease::Fence, limits},
+    engine::{
+        control,
+        family::{Outcome, TiedJob},
+        intake, jobs, quota,
+        settle::{self, Ack, End, JobKey},
+    },
+    error::{Error, Whereabouts},
+    wire::{check::Check, extract::Json},
+};
+
+/// One job.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = OjsJobReply)]
+pub struct JobReply {
+    pub job: JobView,
+}
+
+/// Many jobs.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = OjsJobsReply)]
+pub struct JobsReply {
+    pub jobs: Vec<JobView>,
+    pub count: usize,
+}
+
+/// A job with all that is known of it.
+///
+/// # Errors
+/// [`Error::JobNotFound`].
+pub async fn find(app: &App, key: JobKey) -> Result<JobReply, Error> {
+    let (row, ended) = jobs::find_with_attempts(&app.engine, key).await?;
+    Ok(JobReply { job: JobView::read(row, &ended)? })
+}
+
+/// Enqueue a job.
+#[utoipa::path(
+    post, path = "/v1/jobs", tag = "jobs", operation_id = "enqueue",
+    request_body(content = Object, description = "`type` and `args`, and what else the specification has; `options`."),
+    responses(
+        (status = 201, description = "The job is stored.", body = JobReply),
+        (status = 200, description = "A live job is the same by its `unique` policy: this one.", body = JobReply),
+        (status = 409, description = "A job has this id, or is the same by its `unique` policy.", body = ErrorBody),
+        (status = 422, description = "The retry policy breaks a rule.", body = ErrorBody),
+    ),
+)]
+pub async fn create(
+    caller: Caller<Produce>,
+    State(app): State<App>,
+    Json(sent): Json<Fields>,
+) -> Result<Response, Error> {
+    let now = app.engine.now().await?;
+    let tenant = Tenant { project_id: caller.project_id, plan: &caller.limits, now };
+    let mut check = Check::default();
+    let accepted = accept(tenant, sent, &mut check)?;
+    check.finish()?;
+    quota::admit(&app.engine, caller.project_id, 1, caller.limits.waiting_jobs).await?;
+    let outcome = store(&app, tenant, &accepted).await?;
+    let (status, id) = match outcome {
+        Outcome::Stored(it) => (StatusCode::CREATED, it.id),
+        Outcome::Existing(id) => (StatusCode::OK, id),
+    };
+    let job = find(&app, JobKey { project_id: caller.project_id, id }).await?;
+    let location = HeaderValue::from_str(&format!("/ojs/v1/jobs/{}", job.job.id));
+    let mut response = Reply(status, job).into_response();
+    if let Ok(location) = location {
+        response.headers_mut().insert(LOCATION, location);
+    }
+    Ok(response)
+}
+
+/// Stores a job. One that is like it and is older than the policy's period does not count: it loses its unique
+/// key, and lives on.
+async fn store(app: &App, tenant: Tenant<'_>, accepted: &Accepted) -> Result<Outcome, Error> {
+    let Accepted { tied, unique_ms } = accepted;
+    let once = async || {
+        let stored = intake::store(&app.engine, tenant.project_id, std::slice::from_ref(tied));
+        stored.await?.pop().ok_or(Error::InDoubt)
+    };
+    let outcome = once().await;
+    let holder = match &outcome {
+        Ok(Outcome::Existing(holder)) => Some(*holder),
+        Err(Error::UniqueConflict { holder, field }) if field.ends_with("unique.key") => *holder,
+        _ => None,
+    };
+    let (Some(holder), Some(period_ms)) = (holder, unique_ms) else { return outcome };
+    let key = JobKey { project_id: tenant.project_id, id: holder };
+    let stored_at = jobs::find(&app.engine, key).await?.created_at;
+    if tenant.now - stored_at < TimeDelta::milliseconds(*period_ms) {
+        return outcome;
+    }
+    control::forget_unique_key(&app.engine, key).await?;
+    once().await
+}
+
+/// Enqueue many jobs, all or none.
+#[utoipa::path(
+    post, path = "/v1/jobs/batch", tag = "jobs", operation_id = "enqueue_batch",
+    request_body(content = Object, description = "`jobs`: 1 to 500 of them."),
+    responses(
+        (status = 201, description = "All are stored.", body = JobsReply),
+        (status = 409, description = "A job has one of the ids, or is the same by a `unique` policy.", body = ErrorBody),
+        (status = 422, description = "A retry policy breaks a rule.", body = ErrorBody),
+    ),
+)]
+pub async fn create_batch(
+    caller: Caller<Produce>,
+    State(app): State<App>,
+    Json(sent): Json<Jobs>,
+) -> Result<Reply<JobsReply>, Error> {
+    let now = app.engine.now().await?;
+    let tenant = Tenant { project_id: caller.project_id, plan: &caller.limits, now };
+    let mut check = Check::default();
+    check.count("jobs", sent.jobs.len(), limits::MAX_ENQUEUE_BATCH_JOBS);
+    let mut tied: Vec<TiedJob> = Vec::with_capacity(sent.jobs.len());
+    for (index, job) in sent.jobs.into_iter().take(limits::MAX_ENQUEUE_BATCH_JOBS).enumerate() {
+        let mut item = Check::below(format!("jobs[{index}]."));
+        let accepted = accept(tenant, job, &mut item)?.tied;
+        if tied.iter().any(|it| it.job.id == accepted.job.id) {
+            item.refuse("id", "is the id of an earlier job of this batch");
+        }
+        tied.push(accepted);
+        check.absorb(item);
+    }
+    check.finish()?;
+    let project_id = caller.project_id;
+    quota::admit(&app.engine, project_id, tied.len(), caller.limits.waiting_jobs).await?;
+    let outcomes = intake::store(&app.engine, project_id, &tied).await?;
+    let id = |it: &Outcome| match it {
+        Outcome::Stored(it) => it.id,
+        Outcome::Existing(id) => *id,
+    };
+    let ids: Vec<_> = outcomes.iter().map(id).collect();
+    let mut rows = jobs::find_all(&app.engine, project_id, &ids).await?;
+    rows.sort_by_key(|row| ids.iter().position(|it| *it == row.id));
+    let jobs: Vec<_> =
+        rows.into_iter().map(|it| JobView::read(it, &[])).collect::<Result<_, _>>()?;
+    let count = jobs.len();
+    Ok(Reply(StatusCode::CREATED, JobsReply { jobs, count }))
+}
+
+/// Read a job.
+#[utoipa::path(
+    get, path = "/v1/jobs/{id}", tag = "jobs", operation_id = "get_job",
+    params(("id" = String, Path, description = "The job.")),
+    responses(
+        (status = 200, description = "The job.", body = JobReply),
+        (status = 404, description = "No such job.", body = ErrorBody),
+    ),
+)]
+pub async fn get(
+    caller: Caller<Read>,
+    State(app): State<App>,
+    names: Names,
+) -> Result<Reply<JobReply>, Error> {
+    let key = JobKey { project_id: caller.project_id, id: job_id(names.get("id"))? };
+    find(&app, key).await.map(Reply::ok)
+}
+
+/// Cancel a job, also one that a worker is at: its lease ends at once.
+#[utoipa::path(
+    delete, path = "/v1/jobs/{id}", tag = "jobs", operation_id = "cancel_job",
+    params(("id" = String, Path, description = "The job.")),
+    responses(
+        (status = 200, description = "The job, cancelled.", body = JobReply),
+        (status = 404, description = "No such job.", body = ErrorBody),
+        (status = 409, description = "It has ended.", body = ErrorBody),
+    ),
+)]
+pub async fn cancel(
+    caller: Caller<Control>,
+    State(app): State<App>,
+    names: Names,
+) -> Result<Reply<JobReply>, Error> {
+    let key = JobKey { project_id: caller.project_id, id: job_id(names.get("id"))? };
+    let row = jobs::find(&app.engine, key).await?;
+    if row.state == StoredState::Cancelled {
+        let (state, attempt) = (row.state.public(), row.attempt);
+        return Err(Error::InvalidState(Whereabouts { state, attempt }));
+    }
+    call_off(&app, key).await?;
+    find(&app, key).await.map(Reply::ok)
+}
+
+/// Cancels a job and does not wait for its worker, who finds its lease gone: on this wire `cancelled` is an end.
+///
+/// # Errors
+/// [`Error::JobNotFound`]. [`Error::InvalidState`] when it has succeeded or is a dead letter.
+pub async fn call_off(app: &App, key: JobKey) -> Result<(), Error> {
+    control::cancel(&app.engine, key).await?;
+    let row = jobs::find(&app.engine, key).await?;
+    if row.state != StoredState::Processing {
+        return Ok(());
+    }
+    let ack = Ack {
+        job_id: key.id,
+        fence: Fence { attempt: Some(row.attempt), ..Fence::default() },
+        end: End::Released,
+        duration_ms: None,
+    };
+    match settle::ack(&app.engine, key.project_id, ack).await {
+        // Its worker was faster: it has ended.
+        Ok(_) | Err(Error::InvalidState(_) | Error::StaleLease(_)) => Ok(()),
+        Err(error) => Err(error),
+    }
+}

@@ -1,0 +1,211 @@
+//! Open Job Spec 1.0: its worker protocol and its HTTP binding.
+//!
+//! What its wire lacks: a fetch need not say who fetches, and an ack shows a job's id and no attempt. So a lease
+//! may be held by nobody by name, until a worker's heartbeat lists the job and adopts it; and an ack settles
+//! whichever lease the job has. Its ids are the uuids of jobs and workflows. A payload that is no array is its
+//! only argument. What a job here has beyond the core (meta, a schema, unknown fields) is kept beside the payload
+//! and shown at this door alone. `attempt` counts failures and the run under way: a job that was handed back, or
+//! retried from the dead letter, counts on from there.
+
+mod accept;
+mod cron;
+mod events;
+mod fields;
+mod jobs;
+mod operate;
+mod show;
+mod work;
+mod workers;
+mod workflows;
+
+use axum::{
+    Json,
+    http::{HeaderName, HeaderValue, StatusCode, header::CONTENT_TYPE},
+    response::{IntoResponse, Response},
+};
+use serde::Serialize;
+use serde_json::json;
+use utoipa::{OpenApi, ToSchema};
+use utoipa_axum::{router::OpenApiRouter, routes};
+use uuid::Uuid;
+
+use super::Door;
+use crate::{
+    app::App,
+    domain::job::StoredState,
+    error::{Class, Error},
+    ids::JobId,
+    wire::refusal,
+};
+
+/// The version of the specification, as each answer says it.
+const SPEC_VERSION: &str = "1.0";
+/// The media type of each answer, and nothing beside.
+const MEDIA_TYPE: &str = "application/openjobspec+json";
+/// How long a fetched job is reserved unless somebody says otherwise: the protocol's own number.
+const VISIBILITY_SECONDS: i32 = 1_800;
+/// What broken retry policies are told apart by: they have a status of their own.
+const RETRY_FIELD: &str = "options.retry";
+
+pub(super) const DOOR: Door =
+    Door { name: "ojs", routes, also_below: &[], face, document: OjsDocument::openapi };
+
+#[derive(OpenApi)]
+#[openapi(
+    info(
+        title = "Fencepost: Open Job Spec",
+        description = "Open Job Spec 1.0, worker protocol and HTTP binding, on the jobs of this server. All answers \
+            have the media type `application/openjobspec+json`.",
+        license(name = "MIT OR Apache-2.0", identifier = "MIT OR Apache-2.0"),
+    ),
+    tags(
+        (name = "jobs", description = "What producers call."),
+        (name = "workers", description = "What workers call."),
+        (name = "queues", description = "What is in queues."),
+        (name = "dead-letter", description = "What was given up."),
+        (name = "cron", description = "Jobs that are enqueued again and again."),
+        (name = "workflows", description = "Jobs that wait for each other."),
+        (name = "system", description = "What this server can do."),
+    )
+)]
+struct OjsDocument;
+
+fn routes() -> OpenApiRouter<App> {
+    OpenApiRouter::new()
+        .routes(routes!(operate::manifest))
+        .routes(routes!(operate::health))
+        .routes(routes!(jobs::create))
+        .routes(routes!(jobs::create_batch))
+        .routes(routes!(jobs::get, jobs::cancel))
+        .routes(routes!(work::fetch))
+        .routes(routes!(work::fetch_jobs))
+        .routes(routes!(work::ack))
+        .routes(routes!(work::ack_job))
+        .routes(routes!(work::nack))
+        .routes(routes!(work::nack_job))
+        .routes(routes!(work::fail_job))
+        .routes(routes!(workers::register))
+        .routes(routes!(workers::beat))
+        .routes(routes!(workers::deregister))
+        .routes(routes!(operate::queues))
+        .routes(routes!(operate::stats))
+        .routes(routes!(operate::pause))
+        .routes(routes!(operate::resume))
+        .routes(routes!(operate::dead_letters))
+        .routes(routes!(operate::retry_dead_letter))
+        .routes(routes!(operate::delete_dead_letter))
+        .routes(routes!(cron::list, cron::put))
+        .routes(routes!(cron::get, cron::delete))
+        .routes(routes!(workflows::create))
+        .routes(routes!(workflows::get, workflows::cancel))
+        .routes(routes!(events::list))
+}
+
+/// An answer of this wire.
+#[derive(Debug)]
+struct Reply<T>(StatusCode, T);
+
+impl<T> Reply<T> {
+    fn ok(body: T) -> Self {
+        Self(StatusCode::OK, body)
+    }
+}
+
+impl<T: Serialize> IntoResponse for Reply<T> {
+    fn into_response(self) -> Response {
+        let mut response = (self.0, Json(self.1)).into_response();
+        label(&mut response);
+        response
+    }
+}
+
+/// Says which protocol an answer speaks.
+fn label(response: &mut Response) {
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(MEDIA_TYPE));
+    let version = HeaderValue::from_static(SPEC_VERSION);
+    headers.insert(HeaderName::from_static("ojs-version"), version);
+}
+
+/// The status and the code of a failure on this wire, and whether to try again.
+fn face(error: &Error, request_id: &str, mut response: Response) -> Response {
+    let details = refusal::details(error);
+    let is_policy = details.iter().any(|it| it.field.contains(RETRY_FIELD));
+    let (status, code, retryable) = match error.class() {
+        Class::Unreadable => (StatusCode::BAD_REQUEST, "invalid_payload", false),
+        Class::Invalid if is_policy => (StatusCode::UNPROCESSABLE_ENTITY, "invalid_request", false),
+        Class::Invalid | Class::MediaType => (StatusCode::BAD_REQUEST, "invalid_request", false),
+        Class::Unauthorized => (StatusCode::UNAUTHORIZED, "unauthorized", false),
+        Class::Forbidden => (StatusCode::FORBIDDEN, "forbidden", false),
+        Class::NotFound => (StatusCode::NOT_FOUND, "not_found", false),
+        Class::MethodNotAllowed => (StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", false),
+        Class::Conflict => (StatusCode::CONFLICT, "conflict", false),
+        Class::Duplicate => (StatusCode::CONFLICT, "duplicate", false),
+        Class::TooLarge => (StatusCode::PAYLOAD_TOO_LARGE, "payload_too_large", false),
+        Class::Timeout => (StatusCode::REQUEST_TIMEOUT, "request_timeout", true),
+        Class::Limited => (StatusCode::TOO_MANY_REQUESTS, "rate_limited", true),
+        Class::Unavailable => (StatusCode::SERVICE_UNAVAILABLE, "backend_error", true),
+        Class::Internal => (StatusCode::INTERNAL_SERVER_ERROR, "backend_error", true),
+    };
+    let fields = details.iter().map(|it| json!({"field": it.field, "message": it.message}));
+    let holder = match error {
+        Error::UniqueConflict { holder: Some(holder), .. } => Some(holder.0.to_string()),
+        _ => None,
+    };
+    let body = json!({"error": {
+        "code": code,
+        "type": if error.class() == Class::Invalid { "validation_error" } else { code },
+        "message": refusal::message(error),
+        "retryable": retryable,
+        "hint": hint(error.class()),
+        "docs_url": "/docs/protocols",
+        "details": {"fields": fields.collect::<Vec<_>>(), "existing_job_id": holder},
+        "request_id": request_id,
+    }});
+    refusal::write(&mut response, (status, Json(body)), error);
+    label(&mut response);
+    response
+}
+
+/// What a caller may do about it.
+fn hint(class: Class) -> &'static str {
+    match class {
+        Class::Unreadable | Class::Invalid | Class::MediaType | Class::TooLarge => {
+            "mend the request"
+        }
+        Class::Unauthorized => "send a live API key as a bearer token",
+        Class::Forbidden => "use a key with the scope that this needs",
+        Class::NotFound | Class::MethodNotAllowed => "check the path and the id",
+        Class::Conflict => "read the job: its state does not allow this any more",
+        Class::Duplicate => "use the job that is there, or another key",
+        Class::Timeout | Class::Limited | Class::Unavailable => "try again later",
+        Class::Internal => "this is our mistake: tell us the request id",
+    }
+}
+
+/// The body of every answer that is not a success.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = OjsError)]
+pub struct ErrorBody {
+    #[schema(value_type = Object)]
+    error: serde_json::Value,
+}
+
+/// A job's state in the words of this wire.
+fn state_name(state: StoredState, unfinished_parents: i32) -> &'static str {
+    match state {
+        StoredState::Scheduled if unfinished_parents > 0 => "pending",
+        StoredState::Scheduled => "scheduled",
+        StoredState::Pending => "available",
+        StoredState::Backoff => "retryable",
+        StoredState::Processing => "active",
+        StoredState::Succeeded => "completed",
+        StoredState::DeadLetter => "discarded",
+        StoredState::Cancelled => "cancelled",
+    }
+}
+
+/// The job that an id names. A malformed id is no job.
+fn job_id(text: &str) -> Result<JobId, Error> {
+    text.parse::<Uuid>().map(JobId).map_err(|_| Error::JobNotFound)
+}

@@ -1,0 +1,312 @@
+//! What this server can do, what is in its queues, and what was given up.
+
+use axum::extract::State;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use utoipa::{IntoParams, ToSchema};
+
+use super::{
+    ErrorBody, Reply, SPEC_VERSION,
+    fields::{page, time},
+    job_id,
+    jobs::{self as found, JobReply},
+    show::JobView,
+};
+use crate::{
+    adapters::door::Names,
+    app::App,
+    auth::{Caller, Control, Manage, Read},
+    domain::limits,
+    engine::{
+        control, dead_letters, jobs,
+        queues::{self, QueueRow},
+        settle::JobKey,
+    },
+    error::Error,
+    wire::{
+        audit::{self, Deed},
+        check::Check,
+        extract::Query,
+    },
+};
+
+/// The highest of the specification's levels of which everything is offered.
+const CONFORMANCE_LEVEL: u8 = 0;
+/// What is offered, level by level: see `docs/protocols.md`.
+const CAPABILITIES: [(&str, bool); 11] = [
+    ("batch_enqueue", true),
+    ("cron_jobs", true),
+    ("dead_letter", true),
+    ("delayed_jobs", true),
+    ("job_ttl", true),
+    ("priority_queues", true),
+    ("rate_limiting", false),
+    ("schema_validation", false),
+    ("unique_jobs", true),
+    ("workflows", true),
+    ("pause_resume", true),
+];
+
+/// What this server can do.
+#[utoipa::path(
+    get, path = "/manifest", tag = "system", operation_id = "manifest", security(()),
+    responses((status = 200, description = "The manifest.", body = Object)),
+)]
+pub async fn manifest() -> Reply<Value> {
+    Reply::ok(json!({
+        "specversion": SPEC_VERSION,
+        "ojs_version": SPEC_VERSION,
+        "implementation": {
+            "name": "fencepost", "version": env!("CARGO_PKG_VERSION"), "language": "rust",
+            "homepage": "/docs/protocols",
+        },
+        "conformance_level": CONFORMANCE_LEVEL,
+        "protocols": ["http"],
+        "backend": "postgresql",
+        "capabilities": CAPABILITIES.into_iter().collect::<std::collections::BTreeMap<_, _>>(),
+        "extensions": [],
+        "endpoints": {"base": "/ojs/v1", "openapi": "/openapi/ojs.json"},
+    }))
+}
+
+/// Whether this server can serve.
+#[utoipa::path(
+    get, path = "/v1/health", tag = "system", operation_id = "health", security(()),
+    responses(
+        (status = 200, description = "It can.", body = Object),
+        (status = 503, description = "It cannot.", body = ErrorBody),
+    ),
+)]
+pub async fn health(State(app): State<App>) -> Result<Reply<Value>, Error> {
+    if app.engine.stopping.is_cancelled() {
+        return Err(Error::NotReady("the node is stopping"));
+    }
+    app.engine.now().await?;
+    Ok(Reply::ok(json!({
+        "status": "ok",
+        "version": env!("CARGO_PKG_VERSION"),
+        "backend": {"type": "postgresql", "status": "connected"},
+    })))
+}
+
+/// A page of something.
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+pub struct PageQuery {
+    /// Entries of a page. Default: 50.
+    #[param(minimum = 1, maximum = 100)]
+    limit: Option<u32>,
+    /// Entries to pass over.
+    #[param(minimum = 0, maximum = 1000)]
+    offset: Option<u32>,
+    /// Dead letters: only of this queue.
+    queue: Option<String>,
+}
+
+fn pagination(limit: u32, offset: u32, has_more: bool) -> Value {
+    json!({"limit": limit, "offset": offset, "has_more": has_more})
+}
+
+/// List queues, by name.
+#[utoipa::path(
+    get, path = "/v1/queues", tag = "queues", operation_id = "list_queues",
+    params(PageQuery),
+    responses((status = 200, description = "A page of queues.", body = Object)),
+)]
+pub async fn queues(
+    caller: Caller<Read>,
+    State(app): State<App>,
+    Query(query): Query<PageQuery>,
+) -> Result<Reply<Value>, Error> {
+    let (limit, offset) = page(query.limit, query.offset, limits::MAX_PAGE_QUEUES)?;
+    let wanted = i64::from(limit) + i64::from(offset) + 1;
+    let names = queues::names(&app.engine, caller.project_id, "", wanted).await?;
+    let has_more = names.len() as i64 == wanted;
+    let shown: Vec<_> = names.into_iter().skip(offset as usize).take(limit as usize).collect();
+    let rows = queues::find(&app.engine, caller.project_id, &shown).await?;
+    let views: Vec<_> = rows.iter().map(queue_view).collect();
+    Ok(Reply::ok(json!({
+        "queues": views, "pagination": pagination(limit, offset, has_more),
+    })))
+}
+
+/// Both dialects at once: counts beside the name, and below `stats`.
+fn queue_view(row: &QueueRow) -> Value {
+    let available = (row.active - row.processing - row.backoff).max(0);
+    json!({
+        "name": row.queue,
+        "status": status(row.paused_at.is_some()),
+        "paused": row.paused_at.is_some(),
+        "paused_at": row.paused_at.map(time),
+        "available": available,
+        "active": row.processing,
+        "scheduled": row.scheduled,
+        "retryable": row.backoff,
+        "discarded": row.dead_letter,
+        "completed": row.succeeded,
+        "cancelled": row.cancelled,
+        "stats": {
+            "available": available,
+            "active": row.processing,
+            "scheduled": row.scheduled,
+            "retryable": row.backoff,
+            "discarded": row.dead_letter,
+            "completed_last_hour": row.succeeded_hour,
+            "failed_last_hour": row.failed_hour,
+        },
+        "computed_at": time(row.now),
+    })
+}
+
+fn status(is_paused: bool) -> &'static str {
+    if is_paused { "paused" } else { "active" }
+}
+
+fn queue_name(names: &Names) -> Result<String, Error> {
+    let queue = names.get("name").to_owned();
+    let mut check = Check::default();
+    check.name("name", &queue, limits::MAX_QUEUE_CHARS);
+    check.finish()?;
+    Ok(queue)
+}
+
+/// Count what is in a queue.
+#[utoipa::path(
+    get, path = "/v1/queues/{name}/stats", tag = "queues", operation_id = "queue_stats",
+    params(("name" = String, Path, description = "The queue.")),
+    responses((status = 200, description = "The counts.", body = Object)),
+)]
+pub async fn stats(
+    caller: Caller<Read>,
+    State(app): State<App>,
+    names: Names,
+) -> Result<Reply<Value>, Error> {
+    let names = [queue_name(&names)?];
+    let rows = queues::find(&app.engine, caller.project_id, &names).await?;
+    Ok(Reply::ok(json!({"queue": rows.first().map(queue_view)})))
+}
+
+/// Pause a queue: it takes jobs and hands out none.
+#[utoipa::path(
+    post, path = "/v1/queues/{name}/pause", tag = "queues", operation_id = "pause_queue",
+    params(("name" = String, Path, description = "The queue.")),
+    responses((status = 200, description = "It is paused.", body = Object)),
+)]
+pub async fn pause(
+    caller: Caller<Manage>,
+    State(app): State<App>,
+    names: Names,
+) -> Result<Reply<Value>, Error> {
+    set_paused(&app, &caller, &queue_name(&names)?, true).await
+}
+
+/// Resume a queue.
+#[utoipa::path(
+    post, path = "/v1/queues/{name}/resume", tag = "queues", operation_id = "resume_queue",
+    params(("name" = String, Path, description = "The queue.")),
+    responses((status = 200, description = "It goes on.", body = Object)),
+)]
+pub async fn resume(
+    caller: Caller<Manage>,
+    State(app): State<App>,
+    names: Names,
+) -> Result<Reply<Value>, Error> {
+    set_paused(&app, &caller, &queue_name(&names)?, false).await
+}
+
+async fn set_paused(
+    app: &App,
+    caller: &Caller<Manage>,
+    queue: &str,
+    is_paused: bool,
+) -> Result<Reply<Value>, Error> {
+    queues::set_paused(&app.engine, caller.project_id, queue, is_paused).await?;
+    let action = if is_paused { "queue.paused" } else { "queue.resumed" };
+    audit::note(app, caller, Deed::to(action, queue)).await;
+    let view = json!({"name": queue, "paused": is_paused, "status": status(is_paused)});
+    Ok(Reply::ok(json!({"queue": view})))
+}
+
+/// A page of dead letters.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = OjsDeadLetters)]
+pub struct DeadLetters {
+    jobs: Vec<JobView>,
+    #[schema(value_type = Object)]
+    pagination: Value,
+}
+
+/// List what was given up, newest first.
+#[utoipa::path(
+    get, path = "/v1/dead-letter", tag = "dead-letter", operation_id = "list_dead_letters",
+    params(PageQuery),
+    responses((status = 200, description = "A page of jobs.", body = DeadLetters)),
+)]
+pub async fn dead_letters(
+    caller: Caller<Read>,
+    State(app): State<App>,
+    Query(query): Query<PageQuery>,
+) -> Result<Reply<DeadLetters>, Error> {
+    const MAX_LIMIT: u32 = 100;
+    let (limit, offset) = page(query.limit, query.offset, MAX_LIMIT)?;
+    let mut check = Check::default();
+    check.optional_name("queue", query.queue.as_deref(), limits::MAX_QUEUE_CHARS);
+    check.finish()?;
+    let (project_id, wanted) = (caller.project_id, i64::from(limit) + i64::from(offset) + 1);
+    let ids = dead_letters::newest(&app.engine, project_id, query.queue, wanted).await?;
+    let has_more = ids.len() as i64 == wanted;
+    let mut letters = Vec::with_capacity(limit as usize);
+    for id in ids.into_iter().skip(offset as usize).take(limit as usize) {
+        match jobs::find_with_attempts(&app.engine, JobKey { project_id, id }).await {
+            Ok((row, ended)) => letters.push(JobView::read(row, &ended)?),
+            // Deleted meanwhile.
+            Err(Error::JobNotFound) => (),
+            Err(error) => return Err(error),
+        }
+    }
+    let pagination = pagination(limit, offset, has_more);
+    Ok(Reply::ok(DeadLetters { jobs: letters, pagination }))
+}
+
+/// Give a dead letter another chance: its failures count from 0.
+#[utoipa::path(
+    post, path = "/v1/dead-letter/{id}/retry", tag = "dead-letter", operation_id = "retry_dead_letter",
+    params(("id" = String, Path, description = "The job.")),
+    responses(
+        (status = 200, description = "The job, available.", body = JobReply),
+        (status = 404, description = "No such job.", body = ErrorBody),
+        (status = 409, description = "It was not given up.", body = ErrorBody),
+    ),
+)]
+pub async fn retry_dead_letter(
+    caller: Caller<Control>,
+    State(app): State<App>,
+    names: Names,
+) -> Result<Reply<JobReply>, Error> {
+    let id = job_id(names.get("id"))?;
+    let key = JobKey { project_id: caller.project_id, id };
+    control::retry_dead_letter(&app.engine, key).await?;
+    audit::note(&app, &caller, Deed::to("dead_letter.retried", id.to_string())).await;
+    found::find(&app, key).await.map(Reply::ok)
+}
+
+/// Delete a dead letter for good.
+#[utoipa::path(
+    delete, path = "/v1/dead-letter/{id}", tag = "dead-letter", operation_id = "delete_dead_letter",
+    params(("id" = String, Path, description = "The job.")),
+    responses(
+        (status = 200, description = "It is gone.", body = Object),
+        (status = 404, description = "No such job.", body = ErrorBody),
+        (status = 409, description = "It was not given up.", body = ErrorBody),
+    ),
+)]
+pub async fn delete_dead_letter(
+    caller: Caller<Manage>,
+    State(app): State<App>,
+    names: Names,
+) -> Result<Reply<Value>, Error> {
+    let id = job_id(names.get("id"))?;
+    dead_letters::delete(&app.engine, JobKey { project_id: caller.project_id, id }).await?;
+    audit::note(&app, &caller, Deed::to("dead_letter.deleted", id.to_string())).await;
+    Ok(Reply::ok(json!({"deleted": true, "job_id": id.0.to_string()})))
+}

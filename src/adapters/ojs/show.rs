@@ -1,0 +1,271 @@
+//! The job as this wire shows it.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+use serde_json::value::RawValue;
+use utoipa::ToSchema;
+
+use super::{
+    SPEC_VERSION,
+    fields::{Fields, time},
+    state_name,
+};
+use crate::{
+    domain::{
+        backoff::{Jitter, RetryPolicy},
+        job::{Outcome, StoredState},
+    },
+    engine::{
+        dispatch::Handed,
+        jobs::{AttemptRow, JobRow},
+    },
+    error::Error,
+    wire::check::{Check, stored_json},
+};
+
+/// What the core says of a job, and what a client may therefore not keep under these names.
+const SYSTEM_FIELDS: [&str; 24] = [
+    "specversion",
+    "id",
+    "type",
+    "queue",
+    "state",
+    "args",
+    "priority",
+    "attempt",
+    "max_attempts",
+    "timeout_ms",
+    "created_at",
+    "enqueued_at",
+    "scheduled_at",
+    "started_at",
+    "completed_at",
+    "cancelled_at",
+    "expires_at",
+    "retry_delay_ms",
+    "next_attempt_at",
+    "error",
+    "errors",
+    "result",
+    "parent_results",
+    "worker_id",
+];
+/// Options that are shown beside the job's own fields.
+const SHOWN_OPTIONS: [&str; 4] = ["retry", "unique", "tags", "visibility_timeout_ms"];
+
+/// A job: the specification's envelope, with the fields that were sent beside.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = OjsJob)]
+pub struct JobView {
+    specversion: &'static str,
+    /// A UUIDv7.
+    pub id: String,
+    #[serde(rename = "type")]
+    pub job_type: String,
+    pub queue: String,
+    pub state: &'static str,
+    #[schema(value_type = Vec<serde_json::Value>)]
+    args: Box<RawValue>,
+    priority: i16,
+    /// Failures, and the run under way.
+    pub attempt: i32,
+    pub max_attempts: i32,
+    timeout_ms: i64,
+    pub created_at: String,
+    enqueued_at: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    scheduled_at: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub started_at: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub completed_at: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cancelled_at: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    expires_at: Option<String>,
+    /// The wait before this attempt, or the next.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub retry_delay_ms: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub next_attempt_at: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<JobError>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    errors: Vec<JobError>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<serde_json::Value>)]
+    result: Option<Box<RawValue>>,
+    /// What the jobs have made that it waited for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Vec<serde_json::Value>>)]
+    parent_results: Option<Vec<Option<Box<RawValue>>>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    worker_id: Option<String>,
+    /// What was sent beside: meta, a schema, options, fields that this server does not know.
+    #[serde(flatten)]
+    #[schema(value_type = Object)]
+    kept: BTreeMap<String, Box<RawValue>>,
+}
+
+/// What went wrong in one attempt.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+#[schema(as = OjsJobError)]
+pub struct JobError {
+    code: String,
+    #[serde(rename = "type")]
+    kind: String,
+    message: String,
+    attempt: i32,
+    occurred_at: String,
+}
+
+/// A payload as arguments: itself if it is an array, or the only one.
+fn args(payload: &str) -> Result<Box<RawValue>, Error> {
+    if payload.trim_start().starts_with('[') {
+        return stored_json(payload.to_owned());
+    }
+    stored_json(format!("[{payload}]"))
+}
+
+/// What was sent beside the arguments, and the time at which the job expires as it was written.
+fn kept(envelope: Option<&str>) -> (BTreeMap<String, Box<RawValue>>, Option<String>) {
+    let mut fields: Fields =
+        envelope.and_then(|it| serde_json::from_str(it).ok()).unwrap_or_default();
+    SYSTEM_FIELDS.iter().for_each(|it| drop(fields.0.remove(*it)));
+    let mut ignored = Check::default();
+    let options = fields.0.get("options").and_then(|it| serde_json::from_str(it.get()).ok());
+    let mut options: Fields = options.unwrap_or_default();
+    for name in SHOWN_OPTIONS {
+        if let Some(value) = options.raw(name) {
+            fields.0.entry(name.to_owned()).or_insert(value);
+        }
+    }
+    let expires_at = options.take::<String>("expires_at", &mut ignored);
+    (fields.0, expires_at.filter(|it| !it.starts_with('+')))
+}
+
+/// The errors of past attempts, oldest first; a release is none.
+fn errors(ended: &[AttemptRow]) -> Vec<JobError> {
+    let failed = ended.iter().filter(|it| it.outcome != Outcome::Released);
+    let error = |(attempt, it): (i32, &AttemptRow)| {
+        let kind = it.error_kind.clone().unwrap_or_else(|| it.outcome.as_str().to_owned());
+        JobError {
+            code: kind.clone(),
+            kind,
+            message: it.error_message.clone().unwrap_or_else(|| it.outcome.as_str().to_owned()),
+            attempt,
+            occurred_at: time(it.ended_at),
+        }
+    };
+    (1..).zip(failed).map(error).collect()
+}
+
+impl JobView {
+    /// A job that was just handed out.
+    ///
+    /// # Errors
+    /// [`Error::Internal`] when its payload is no JSON after all.
+    pub fn handed(handed: &Handed) -> Result<Self, Error> {
+        let job = &handed.job;
+        let (kept, _) = kept(job.envelope.as_deref());
+        let policy = RetryPolicy::stored(job.retry.as_ref());
+        let delay = || policy.delay(job.failures, Jitter::NONE).as_millis();
+        let results = || {
+            let made = handed.parent_results.iter().map(|it| it.result.clone());
+            made.map(|it| it.map(stored_json).transpose()).collect::<Result<Vec<_>, _>>()
+        };
+        Ok(Self {
+            specversion: SPEC_VERSION,
+            id: job.id.0.to_string(),
+            job_type: job.job_type.clone(),
+            queue: job.queue.clone(),
+            state: state_name(StoredState::Processing, 0),
+            args: args(&job.payload)?,
+            priority: -job.rank,
+            attempt: job.failures + 1,
+            max_attempts: job.max_attempts,
+            timeout_ms: timeout_ms(job.timeout_seconds),
+            created_at: time(job.created_at),
+            enqueued_at: time(job.created_at),
+            scheduled_at: None,
+            started_at: Some(time(job.claimed_at)),
+            completed_at: None,
+            cancelled_at: None,
+            expires_at: None,
+            retry_delay_ms: (job.failures > 0).then(|| i64::try_from(delay()).unwrap_or(i64::MAX)),
+            next_attempt_at: None,
+            error: None,
+            errors: Vec::new(),
+            result: None,
+            parent_results: job.has_parents.then(results).transpose()?,
+            worker_id: Some(handed.worker_id.to_string())
+                .filter(|it| !it.starts_with(crate::ids::ANONYMOUS)),
+            kept,
+        })
+    }
+
+    /// A job that was read.
+    ///
+    /// # Errors
+    /// [`Error::Internal`] when its payload or result is no JSON after all.
+    pub fn read(row: JobRow, ended: &[AttemptRow]) -> Result<Self, Error> {
+        let (kept, expires_at) = kept(row.envelope.as_deref());
+        let all = errors(ended);
+        // Called off because nobody had begun with it in time: this wire has no other word for that.
+        let has_expired = row.state == StoredState::Cancelled
+            && ended.is_empty()
+            && row.expires_at.zip(row.completed_at).is_some_and(|(expiry, end)| expiry <= end);
+        let state = if has_expired {
+            state_name(StoredState::DeadLetter, 0)
+        } else {
+            state_name(row.state, row.unfinished_parents)
+        };
+        let is_over = matches!(row.state, StoredState::Succeeded | StoredState::DeadLetter);
+        let is_running = row.state == StoredState::Processing;
+        let attempt = match row.state {
+            StoredState::Cancelled => i32::try_from(all.len()).unwrap_or(i32::MAX),
+            StoredState::Processing | StoredState::Succeeded => row.failures + 1,
+            _ => row.failures,
+        };
+        let started_at = row.claimed_at.or(ended.last().map(|it| it.claimed_at));
+        let last = ended.last().filter(|_| row.state == StoredState::Backoff);
+        let wait = last.and_then(|it| Some((it.retry_at? - it.ended_at).num_milliseconds()));
+        let is_ahead = row.state == StoredState::Scheduled && row.unfinished_parents == 0;
+        Ok(Self {
+            specversion: SPEC_VERSION,
+            id: row.id.0.to_string(),
+            job_type: row.job_type,
+            queue: row.queue,
+            state,
+            args: args(&row.payload)?,
+            priority: -row.rank,
+            attempt,
+            max_attempts: row.max_attempts,
+            timeout_ms: timeout_ms(row.timeout_seconds),
+            created_at: time(row.created_at),
+            enqueued_at: time(row.created_at),
+            scheduled_at: is_ahead.then(|| time(row.run_at)),
+            started_at: started_at.map(time),
+            completed_at: row.completed_at.filter(|_| is_over).map(time),
+            cancelled_at: row.completed_at.filter(|_| !is_over && !has_expired).map(time),
+            expires_at: expires_at.or(row.expires_at.map(time)),
+            retry_delay_ms: wait,
+            next_attempt_at: last.and_then(|it| it.retry_at).map(time),
+            error: all
+                .last()
+                .filter(|_| row.state != StoredState::Succeeded && !is_running)
+                .cloned(),
+            errors: all,
+            result: row.result.map(stored_json).transpose()?,
+            parent_results: None,
+            worker_id: row.worker_id.filter(|it| !it.starts_with(crate::ids::ANONYMOUS)),
+            kept,
+        })
+    }
+}
+
+fn timeout_ms(seconds: i32) -> i64 {
+    const MS_PER_SECOND: i64 = 1_000;
+    i64::from(seconds) * MS_PER_SECOND
+}

@@ -1,0 +1,384 @@
+//! Fetching jobs and settling them, by the paths of the worker protocol and those of the HTTP binding.
+
+use std::time::Duration;
+
+use axum::{Extension, extract::State, response::Response};
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use utoipa::ToSchema;
+
+use super::{
+    ErrorBody, Reply, VISIBILITY_SECONDS, fields::whole_seconds, job_id, label, show::JobView,
+};
+use crate::{
+    adapters::door::{self, Ask, Names},
+    app::App,
+    auth::{Caller, Polling, Settling},
+    domain::{lease::Fence, limits, text::ErrorReport},
+    engine::{
+        heartbeat, jobs,
+        settle::{self, Ack, End, Failure, JobKey},
+    },
+    error::Error,
+    ids::ProjectId,
+    wire::{
+        ClientGone,
+        check::Check,
+        delivery,
+        extract::{Json, OptionalJson, RequestBody},
+    },
+};
+
+/// What a worker wants.
+#[derive(Debug, Deserialize, ToSchema)]
+#[schema(as = OjsFetchRequest)]
+pub struct FetchRequest {
+    /// Where to look, in this order.
+    #[serde(default)]
+    #[schema(min_items = 1, max_items = 20)]
+    queues: Vec<String>,
+    /// At most so many jobs; no more than 50 are given. Default: 1.
+    #[schema(minimum = 1)]
+    count: Option<i64>,
+    /// The worker's name for itself.
+    #[schema(max_length = 200)]
+    worker_id: Option<String>,
+    /// How long the jobs are reserved. Default: 30 minutes.
+    #[schema(minimum = 1)]
+    visibility_timeout_ms: Option<i64>,
+}
+
+impl RequestBody for FetchRequest {}
+
+/// Jobs, reserved.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = OjsFetchReply)]
+pub struct FetchReply {
+    jobs: Vec<JobView>,
+}
+
+/// Fetch jobs.
+#[utoipa::path(
+    post, path = "/v1/workers/fetch", tag = "workers", operation_id = "fetch",
+    request_body = FetchRequest,
+    responses((status = 200, description = "Jobs, or none.", body = FetchReply)),
+)]
+pub async fn fetch(
+    caller: Caller<Polling>,
+    State(app): State<App>,
+    Extension(gone): Extension<ClientGone>,
+    Json(request): Json<FetchRequest>,
+) -> Result<Response, Error> {
+    take(&app, &caller, &gone, request).await
+}
+
+/// Fetch jobs, by the worker protocol's path.
+#[utoipa::path(
+    post, path = "/v1/jobs/fetch", tag = "workers", operation_id = "fetch_jobs",
+    request_body = FetchRequest,
+    responses((status = 200, description = "Jobs, or none.", body = FetchReply)),
+)]
+pub async fn fetch_jobs(
+    caller: Caller<Polling>,
+    State(app): State<App>,
+    Extension(gone): Extension<ClientGone>,
+    Json(request): Json<FetchRequest>,
+) -> Result<Response, Error> {
+    take(&app, &caller, &gone, request).await
+}
+
+async fn take(
+    app: &App,
+    caller: &Caller<Polling>,
+    ClientGone(gone): &ClientGone,
+    request: FetchRequest,
+) -> Result<Response, Error> {
+    let mut check = Check::default();
+    let count = request.count.unwrap_or(1);
+    check.range("count", count, 1, i64::MAX);
+    if request.queues.is_empty() {
+        check.refuse("queues", "must name at least one queue");
+    }
+    let lease_seconds =
+        request.visibility_timeout_ms.map_or(VISIBILITY_SECONDS.into(), whole_seconds);
+    check.range("visibility_timeout_ms", lease_seconds, 1, limits::MAX_LEASE_SECONDS.into());
+    let ask = Ask {
+        worker_id: request.worker_id.filter(|it| !it.is_empty()),
+        queues: request.queues,
+        capacity: u32::try_from(count).unwrap_or(u32::MAX).min(limits::MAX_POLL_CAPACITY),
+        lease_seconds: i32::try_from(lease_seconds).unwrap_or(limits::MAX_LEASE_SECONDS),
+        wait: Duration::ZERO,
+        ..Ask::default()
+    };
+    ask.check(&mut check, "queues", "types");
+    check.finish()?;
+    let delivery = door::lease(app, caller, ask, gone).await?;
+    let jobs = delivery.jobs().iter().map(JobView::handed).collect::<Result<_, _>>()?;
+    let mut response = delivery::answer(&FetchReply { jobs }, delivery)?;
+    label(&mut response);
+    Ok(response)
+}
+
+/// The success of a job.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[schema(as = OjsAckRequest)]
+pub struct AckRequest {
+    /// The job; not when the path names it.
+    job_id: Option<String>,
+    /// What it made: any JSON of at most 64 KiB.
+    #[schema(value_type = Option<serde_json::Value>)]
+    result: Option<Box<RawValue>>,
+    /// The worker that has it; checked when it is sent.
+    worker_id: Option<String>,
+}
+
+impl RequestBody for AckRequest {}
+
+/// The job is done.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = OjsAckReply)]
+pub struct AckReply {
+    acknowledged: bool,
+    id: String,
+    job_id: String,
+    state: &'static str,
+    completed_at: Option<String>,
+    job: JobView,
+}
+
+/// Acknowledge a job.
+#[utoipa::path(
+    post, path = "/v1/workers/ack", tag = "workers", operation_id = "ack",
+    request_body = AckRequest,
+    responses(
+        (status = 200, description = "It is done.", body = AckReply),
+        (status = 404, description = "No such job.", body = ErrorBody),
+        (status = 409, description = "It is not active, or another worker has it.", body = ErrorBody),
+    ),
+)]
+pub async fn ack(
+    caller: Caller<Settling>,
+    State(app): State<App>,
+    Json(request): Json<AckRequest>,
+) -> Result<Reply<AckReply>, Error> {
+    let id = named(request.job_id.as_deref())?.to_owned();
+    succeed(&app, caller.project_id, &id, request).await
+}
+
+/// Acknowledge a job, by the worker protocol's path.
+#[utoipa::path(
+    post, path = "/v1/jobs/{id}/ack", tag = "workers", operation_id = "ack_job",
+    params(("id" = String, Path, description = "The job.")),
+    request_body = AckRequest,
+    responses(
+        (status = 200, description = "It is done.", body = AckReply),
+        (status = 404, description = "No such job.", body = ErrorBody),
+        (status = 409, description = "It is not active, or another worker has it.", body = ErrorBody),
+    ),
+)]
+pub async fn ack_job(
+    caller: Caller<Settling>,
+    State(app): State<App>,
+    names: Names,
+    OptionalJson(request): OptionalJson<AckRequest>,
+) -> Result<Reply<AckReply>, Error> {
+    succeed(&app, caller.project_id, names.get("id"), request).await
+}
+
+fn named(job_id: Option<&str>) -> Result<&str, Error> {
+    job_id.ok_or_else(|| Error::invalid("job_id", "must be sent"))
+}
+
+async fn succeed(
+    app: &App,
+    project_id: ProjectId,
+    id: &str,
+    request: AckRequest,
+) -> Result<Reply<AckReply>, Error> {
+    let mut check = Check::default();
+    if let Some(result) = &request.result {
+        check.size("result", result, limits::MAX_RESULT_BYTES)?;
+        check.depth("result", result);
+    }
+    check.finish()?;
+    let key = JobKey { project_id, id: job_id(id)? };
+    let result = request.result.map(|it| Box::<str>::from(it).into_string());
+    settle_job(app, key, request.worker_id, End::Succeeded { result }).await?;
+    let (row, ended) = jobs::find_with_attempts(&app.engine, key).await?;
+    let job = JobView::read(row, &ended)?;
+    Ok(Reply::ok(AckReply {
+        acknowledged: true,
+        id: job.id.clone(),
+        job_id: job.id.clone(),
+        state: job.state,
+        completed_at: job.completed_at.clone(),
+        job,
+    }))
+}
+
+/// Settles whichever lease the job has. One that nobody has by name is adopted by a worker that gives its own.
+async fn settle_job(
+    app: &App,
+    key: JobKey,
+    worker_id: Option<String>,
+    end: End,
+) -> Result<(), Error> {
+    let fence = Fence { worker_id: worker_id.clone(), ..Fence::default() };
+    let ack = Ack { job_id: key.id, fence, end, duration_ms: None };
+    let settled = settle::ack(&app.engine, key.project_id, ack.clone()).await;
+    let (Err(Error::WorkerMismatch(_)), Some(worker_id)) = (&settled, worker_id) else {
+        return settled.map(drop);
+    };
+    let adopted = heartbeat::adopt(&app.engine, key.project_id, &worker_id, &[key.id]).await?;
+    if adopted.is_empty() {
+        return settled.map(drop);
+    }
+    settle::ack(&app.engine, key.project_id, ack).await.map(drop)
+}
+
+/// The failure of a job.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[schema(as = OjsNackRequest)]
+pub struct NackRequest {
+    /// The job; not when the path names it.
+    job_id: Option<String>,
+    /// What went wrong.
+    error: Option<NackError>,
+    /// Whether another attempt may help. Default: as the error says, or true.
+    retryable: Option<bool>,
+    /// Hand the job back; no failure is counted.
+    #[serde(default)]
+    requeue: bool,
+    /// The worker that has it; checked when it is sent.
+    worker_id: Option<String>,
+}
+
+impl RequestBody for NackRequest {}
+
+/// What went wrong.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[schema(as = OjsNackError)]
+pub struct NackError {
+    code: Option<String>,
+    #[serde(rename = "type")]
+    kind: Option<String>,
+    message: Option<String>,
+    retryable: Option<bool>,
+    details: Option<NackDetails>,
+}
+
+/// More of what went wrong.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[schema(as = OjsNackDetails)]
+pub struct NackDetails {
+    /// The kind of error; retry policies are asked about it first.
+    error_class: Option<String>,
+    stack_trace: Option<String>,
+}
+
+/// What the failure led to.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = OjsNackReply)]
+pub struct NackReply {
+    id: String,
+    job_id: String,
+    state: &'static str,
+    attempt: i32,
+    max_attempts: i32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    next_attempt_at: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    retry_delay_ms: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    discarded_at: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    completed_at: Option<String>,
+    job: JobView,
+}
+
+/// Report a failure.
+#[utoipa::path(
+    post, path = "/v1/workers/nack", tag = "workers", operation_id = "nack",
+    request_body = NackRequest,
+    responses(
+        (status = 200, description = "It is recorded.", body = NackReply),
+        (status = 404, description = "No such job.", body = ErrorBody),
+        (status = 409, description = "It is not active, or another worker has it.", body = ErrorBody),
+    ),
+)]
+pub async fn nack(
+    caller: Caller<Settling>,
+    State(app): State<App>,
+    Json(request): Json<NackRequest>,
+) -> Result<Reply<NackReply>, Error> {
+    let id = named(request.job_id.as_deref())?.to_owned();
+    give_up(&app, caller.project_id, &id, request).await
+}
+
+macro_rules! nack_path {
+    ($(#[$doc:meta])* $name:ident, $path:literal, $operation:literal) => {
+        $(#[$doc])*
+        #[utoipa::path(
+            post, path = $path, tag = "workers", operation_id = $operation,
+            params(("id" = String, Path, description = "The job.")),
+            request_body = NackRequest,
+            responses(
+                (status = 200, description = "It is recorded.", body = NackReply),
+                (status = 404, description = "No such job.", body = ErrorBody),
+                (status = 409, description = "It is not active, or another worker has it.", body = ErrorBody),
+            ),
+        )]
+        pub async fn $name(
+            caller: Caller<Settling>,
+            State(app): State<App>,
+            names: Names,
+            OptionalJson(request): OptionalJson<NackRequest>,
+        ) -> Result<Reply<NackReply>, Error> {
+            give_up(&app, caller.project_id, names.get("id"), request).await
+        }
+    };
+}
+
+nack_path!(
+    /// Report a failure, by a path like the worker protocol's for success.
+    nack_job, "/v1/jobs/{id}/nack", "nack_job"
+);
+nack_path!(
+    /// Report a failure, by the worker protocol's word for it.
+    fail_job, "/v1/jobs/{id}/fail", "fail_job"
+);
+
+async fn give_up(
+    app: &App,
+    project_id: ProjectId,
+    id: &str,
+    request: NackRequest,
+) -> Result<Reply<NackReply>, Error> {
+    let key = JobKey { project_id, id: job_id(id)? };
+    let sent = request.error.unwrap_or_default();
+    let details = sent.details.unwrap_or_default();
+    let kind = details.error_class.or(sent.kind).or(sent.code);
+    let trace = details.stack_trace;
+    let error = ErrorReport::bounded(kind.as_deref(), sent.message.as_deref(), trace.as_deref());
+    let end = if request.requeue {
+        End::Released
+    } else {
+        let retryable = request.retryable.or(sent.retryable).unwrap_or(true);
+        End::Failed(Failure { error, retryable, retry_after_seconds: None })
+    };
+    settle_job(app, key, request.worker_id, end).await?;
+    let (row, ended) = jobs::find_with_attempts(&app.engine, key).await?;
+    let job = JobView::read(row, &ended)?;
+    Ok(Reply::ok(NackReply {
+        id: job.id.clone(),
+        job_id: job.id.clone(),
+        state: job.state,
+        attempt: job.attempt,
+        max_attempts: job.max_attempts,
+        next_attempt_at: job.next_attempt_at.clone(),
+        retry_delay_ms: job.retry_delay_ms,
+        discarded_at: job.completed_at.clone(),
+        completed_at: job.completed_at.clone(),
+        job,
+    }))
+}

@@ -1,0 +1,225 @@
+//! Workers: who they are, that they live, what is wanted of them.
+
+use axum::extract::State;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use utoipa::ToSchema;
+
+use super::{ErrorBody, Reply, VISIBILITY_SECONDS, fields::time, job_id};
+use crate::{
+    app::App,
+    auth::{Beating, Caller, Work},
+    domain::{lease::Fence, limits, worker::WorkerState},
+    engine::{
+        heartbeat::{self, Advice, Beat},
+        registry::{self, Registration},
+        settle::JobKey,
+    },
+    error::Error,
+    ids::JobId,
+    wire::{
+        check::Check,
+        extract::{Json, RequestBody},
+    },
+};
+
+/// A worker that introduces itself.
+#[derive(Debug, Deserialize, ToSchema)]
+#[schema(as = OjsRegisterRequest)]
+pub struct RegisterRequest {
+    /// Its name for itself.
+    #[schema(min_length = 1, max_length = 200)]
+    worker_id: String,
+    /// Its machine.
+    hostname: Option<String>,
+    /// Its process.
+    pid: Option<i32>,
+    /// Where it fetches.
+    #[serde(default)]
+    queues: Vec<String>,
+    /// Jobs it runs at a time. Default: 10.
+    #[schema(minimum = 1, maximum = 10_000)]
+    concurrency: Option<i32>,
+    /// What it has.
+    #[serde(default)]
+    #[schema(max_items = 16)]
+    labels: Vec<String>,
+}
+
+impl RequestBody for RegisterRequest {}
+
+/// What is wanted of a worker.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = OjsWorkerReply)]
+pub struct WorkerReply {
+    worker_id: String,
+    state: WorkerState,
+}
+
+/// Introduce a worker.
+#[utoipa::path(
+    post, path = "/v1/workers/register", tag = "workers", operation_id = "register",
+    request_body = RegisterRequest,
+    responses((status = 200, description = "The worker is known.", body = WorkerReply)),
+)]
+pub async fn register(
+    caller: Caller<Work>,
+    State(app): State<App>,
+    Json(request): Json<RegisterRequest>,
+) -> Result<Reply<WorkerReply>, Error> {
+    const DEFAULT_CONCURRENCY: i32 = 10;
+    let mut check = Check::default();
+    check.name("worker_id", &request.worker_id, limits::MAX_WORKER_ID_CHARS);
+    check.optional_name("hostname", request.hostname.as_deref(), limits::MAX_WORKER_INFO_CHARS);
+    let max = limits::MAX_REGISTERED_NAMES;
+    check.names("queues", &request.queues, max, limits::MAX_QUEUE_CHARS);
+    let concurrency = request.concurrency.unwrap_or(DEFAULT_CONCURRENCY);
+    check.range("concurrency", concurrency, 1, limits::MAX_WORKER_CONCURRENCY);
+    let mut labels = request.labels;
+    check.names("labels", &labels, limits::MAX_LABELS, limits::MAX_LABEL_CHARS);
+    check.finish()?;
+    labels.sort();
+    labels.dedup();
+    let worker = Registration {
+        worker_id: request.worker_id,
+        queues: request.queues,
+        job_types: Vec::new(),
+        hostname: request.hostname,
+        sdk_version: None,
+        concurrency,
+        pid: request.pid,
+        labels,
+    };
+    registry::register(&app.engine, caller.project_id, &worker).await?;
+    let state = WorkerState::Running;
+    Ok(Reply::ok(WorkerReply { worker_id: worker.worker_id, state }))
+}
+
+/// A sign of life of a worker and of the jobs it is at.
+#[derive(Debug, Deserialize, ToSchema)]
+#[schema(as = OjsBeatRequest)]
+pub struct BeatRequest {
+    /// The worker.
+    #[schema(min_length = 1, max_length = 200)]
+    worker_id: String,
+    /// Where it is in its life. Default: running.
+    state: Option<WorkerState>,
+    /// The jobs it is at, at most 500.
+    #[schema(max_items = 500)]
+    active_job_ids: Option<Vec<String>>,
+    /// The same, as the HTTP binding calls it; a number says nothing.
+    #[schema(value_type = Option<Vec<String>>)]
+    active_jobs: Option<Value>,
+    /// One job.
+    job_id: Option<String>,
+}
+
+impl RequestBody for BeatRequest {}
+
+/// What is wanted of the worker, and which of its jobs are still its own.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = OjsBeatReply)]
+pub struct BeatReply {
+    /// `running`, `quiet` or `terminate`.
+    state: WorkerState,
+    /// In seconds.
+    visibility_timeout: i32,
+    /// Jobs whose reservation begins anew.
+    jobs_extended: Vec<String>,
+    /// Those of them that were called off: stop.
+    jobs_cancelled: Vec<String>,
+    server_time: String,
+}
+
+/// Send a heartbeat, best every 5 s. A worker that has sent one and then is silent for 30 s is terminated, and its
+/// jobs are available again.
+#[utoipa::path(
+    post, path = "/v1/workers/heartbeat", tag = "workers", operation_id = "heartbeat",
+    request_body = BeatRequest,
+    responses((status = 200, description = "It was heard.", body = BeatReply)),
+)]
+pub async fn beat(
+    caller: Caller<Beating>,
+    State(app): State<App>,
+    Json(request): Json<BeatRequest>,
+) -> Result<Reply<BeatReply>, Error> {
+    let (worker_id, project_id) = (request.worker_id, caller.project_id);
+    let listed = match request.active_jobs {
+        Some(Value::Array(jobs)) => {
+            jobs.into_iter().filter_map(|it| it.as_str().map(str::to_owned)).collect()
+        }
+        _ => Vec::new(),
+    };
+    let named = request.active_job_ids.unwrap_or_default().into_iter();
+    let named: Vec<_> = named.chain(listed).chain(request.job_id).collect();
+    let mut check = Check::default();
+    check.name("worker_id", &worker_id, limits::MAX_WORKER_ID_CHARS);
+    if named.len() > limits::MAX_BEAT_JOBS {
+        let max = limits::MAX_BEAT_JOBS;
+        let message = format!("must have at most {max} entries, has {}", named.len());
+        check.refuse("active_job_ids", message);
+    }
+    check.finish()?;
+    let mut ids: Vec<JobId> = named.iter().filter_map(|it| job_id(it).ok()).collect();
+    ids.sort();
+    ids.dedup();
+    let beats = |ids: &[JobId]| -> Vec<Beat> {
+        let fence = Fence { worker_id: Some(worker_id.clone()), ..Fence::default() };
+        let beat = |id: &JobId| Beat {
+            key: JobKey { project_id, id: *id },
+            fence: fence.clone(),
+            progress: None,
+        };
+        ids.iter().map(beat).collect()
+    };
+    let key = (project_id, worker_id.as_str().into());
+    let state = request.state.unwrap_or(WorkerState::Running);
+    let (state, mut leases) = registry::beat(&app.engine, &key, state, beats(&ids)).await?;
+    let lost: Vec<_> = leases.iter().filter(|it| it.1.is_none()).map(|it| it.0).collect();
+    let adopted = heartbeat::adopt(&app.engine, project_id, &worker_id, &lost).await?;
+    leases.extend(heartbeat::heartbeat_all(&app.engine, beats(&adopted)).await?);
+    let kept = leases.into_iter().filter_map(|(id, lease)| Some((id.0.to_string(), lease?.0)));
+    let kept: Vec<_> = kept.collect();
+    let called_off = kept.iter().filter(|it| it.1 == Advice::Cancel);
+    Ok(Reply::ok(BeatReply {
+        state,
+        visibility_timeout: VISIBILITY_SECONDS,
+        jobs_cancelled: called_off.map(|it| it.0.clone()).collect(),
+        jobs_extended: kept.into_iter().map(|it| it.0).collect(),
+        server_time: time(app.engine.now().await?),
+    }))
+}
+
+/// A worker that goes.
+#[derive(Debug, Deserialize, ToSchema)]
+#[schema(as = OjsDeregisterRequest)]
+pub struct DeregisterRequest {
+    /// The worker.
+    #[schema(min_length = 1, max_length = 200)]
+    worker_id: String,
+}
+
+impl RequestBody for DeregisterRequest {}
+
+/// Say goodbye: the jobs it still has are available again, and no failure is counted.
+#[utoipa::path(
+    post, path = "/v1/workers/deregister", tag = "workers", operation_id = "deregister",
+    request_body = DeregisterRequest,
+    responses(
+        (status = 200, description = "The worker is gone.", body = WorkerReply),
+        (status = 404, description = "Nobody of this name was ever heard.", body = ErrorBody),
+    ),
+)]
+pub async fn deregister(
+    caller: Caller<Work>,
+    State(app): State<App>,
+    Json(request): Json<DeregisterRequest>,
+) -> Result<Reply<WorkerReply>, Error> {
+    let mut check = Check::default();
+    check.name("worker_id", &request.worker_id, limits::MAX_WORKER_ID_CHARS);
+    check.finish()?;
+    let key = (caller.project_id, request.worker_id.as_str().into());
+    registry::deregister(&app.engine, &key).await?;
+    let state = WorkerState::Terminated;
+    Ok(Reply::ok(WorkerReply { worker_id: request.worker_id, state }))
+}

@@ -1,0 +1,301 @@
+//! Workflows: a chain, a group, a batch with what follows its success, or steps that name what they wait for.
+
+use std::collections::HashMap;
+
+use axum::{extract::State, http::StatusCode};
+use serde::Serialize;
+use serde_json::value::RawValue;
+use utoipa::ToSchema;
+use uuid::Uuid;
+
+use super::{
+    ErrorBody, Reply,
+    accept::{Tenant, accept},
+    fields::{Fields, LargeFields, time},
+    jobs::call_off,
+    state_name,
+};
+use crate::{
+    adapters::door::Names,
+    app::App,
+    auth::{Caller, Control, Produce, Read},
+    domain::{
+        job::StoredState,
+        limits,
+        workflow::{self, BrokenGraph, Node, WorkflowState},
+    },
+    engine::{
+        family::{self, TiedJob},
+        jobs, quota,
+        settle::JobKey,
+        workflows::{self, NewWorkflow, WorkflowJobRow, WorkflowRow},
+    },
+    error::{Error, Whereabouts},
+    ids::{ProjectId, WorkflowId},
+    wire::{check::Check, extract::Json},
+};
+
+/// Where the kind of a workflow is kept: in the envelopes of its jobs.
+const KIND_FIELD: &str = "x_workflow_type";
+/// The key of what runs when a whole batch has succeeded.
+const ON_SUCCESS: &str = "on_success";
+
+/// One workflow.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = OjsWorkflowReply)]
+pub struct WorkflowReply {
+    workflow: WorkflowView,
+}
+
+/// A workflow.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = OjsWorkflow)]
+pub struct WorkflowView {
+    id: String,
+    name: Option<String>,
+    /// `chain`, `group`, `batch`, or `graph`.
+    #[serde(rename = "type")]
+    kind: String,
+    /// `running`, `completed`, `failed` or `cancelled`.
+    state: &'static str,
+    steps_total: usize,
+    steps_completed: usize,
+    jobs_total: usize,
+    jobs_completed: usize,
+    steps: Vec<StepView>,
+    created_at: String,
+}
+
+/// A job of a workflow.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = OjsWorkflowStep)]
+pub struct StepView {
+    id: String,
+    #[serde(rename = "type")]
+    job_type: Option<String>,
+    state: Option<&'static str>,
+    job_id: String,
+    depends_on: Vec<String>,
+}
+
+/// A workflow's state in the words of this wire.
+fn workflow_state_name(state: WorkflowState) -> &'static str {
+    match state {
+        WorkflowState::Running => "running",
+        WorkflowState::Succeeded => "completed",
+        WorkflowState::Failed => "failed",
+        WorkflowState::Cancelled => "cancelled",
+    }
+}
+
+impl WorkflowView {
+    fn of(row: &WorkflowRow, kind: String, parts: Vec<WorkflowJobRow>) -> Self {
+        let state = workflow_state_name(workflows::state(row, &parts));
+        // What follows a batch is none of its jobs.
+        let of_batch = |it: &&WorkflowJobRow| kind != "batch" || it.key != ON_SUCCESS;
+        let is_done = |it: &&WorkflowJobRow| it.state == Some(StoredState::Succeeded);
+        let total = parts.iter().filter(of_batch).count();
+        let completed = parts.iter().filter(of_batch).filter(is_done).count();
+        let step = |it: WorkflowJobRow| StepView {
+            state: it.state.map(|state| state_name(state, i32::from(!it.depends_on.is_empty()))),
+            id: it.key,
+            job_type: it.job_type,
+            job_id: it.id.0.to_string(),
+            depends_on: it.depends_on,
+        };
+        Self {
+            id: row.id.0.to_string(),
+            name: row.name.clone(),
+            kind,
+            state,
+            steps_total: total,
+            steps_completed: completed,
+            jobs_total: total,
+            jobs_completed: completed,
+            steps: parts.into_iter().map(step).collect(),
+            created_at: time(row.created_at),
+        }
+    }
+}
+
+async fn find(app: &App, project_id: ProjectId, id: WorkflowId) -> Result<WorkflowView, Error> {
+    let (row, parts) = workflows::find(&app.engine, project_id, id).await?;
+    let first = parts.first().map(|it| it.id);
+    let first = jobs::find_all(&app.engine, project_id, first.as_slice()).await?;
+    let envelope = first.first().and_then(|it| it.envelope.as_deref());
+    let mut fields: Fields =
+        envelope.and_then(|it| serde_json::from_str(it).ok()).unwrap_or_default();
+    let kind = fields.take(KIND_FIELD, &mut Check::default());
+    Ok(WorkflowView::of(&row, kind.unwrap_or_else(|| "graph".to_owned()), parts))
+}
+
+/// The jobs of a request: each with its key, its path, and the keys of those it waits for.
+struct Step {
+    key: String,
+    path: String,
+    depends_on: Vec<String>,
+    job: Fields,
+}
+
+fn read_steps(mut sent: Fields, check: &mut Check) -> (String, Vec<Step>) {
+    let kind: Option<String> = sent.take("type", check);
+    let (field, is_chain) = match kind.as_deref() {
+        Some("group" | "batch") => ("jobs", false),
+        Some("chain") => ("steps", true),
+        None => ("steps", false),
+        Some(_) => {
+            check.refuse("type", "must be chain, group or batch");
+            ("steps", false)
+        }
+    };
+    let jobs: Vec<Fields> = sent.need(field, check).unwrap_or_default();
+    let mut steps: Vec<Step> = Vec::with_capacity(jobs.len());
+    for (index, mut job) in jobs.into_iter().enumerate() {
+        let path = format!("{field}[{index}].");
+        let mut item = Check::below(path.clone());
+        let given = job.take("id", &mut item).filter(|_| kind.is_none());
+        let depends_on = job.take("depends_on", &mut item).unwrap_or_default();
+        check.absorb(item);
+        let before = steps.last().filter(|_| is_chain).map(|it| vec![it.key.clone()]);
+        let key = given.unwrap_or_else(|| index.to_string());
+        steps.push(Step { key, path, depends_on: before.unwrap_or(depends_on), job });
+    }
+    let mut callbacks: Fields = sent.take("callbacks", check).unwrap_or_default();
+    let why = "must not be sent: what runs after a failure is not offered here";
+    let mut inner = Check::below("callbacks.");
+    callbacks.refuse("on_failure", why, &mut inner);
+    callbacks.refuse("on_complete", why, &mut inner);
+    if let Some(job) = callbacks.take(ON_SUCCESS, &mut inner) {
+        let depends_on = steps.iter().map(|it| it.key.clone()).collect();
+        let path = format!("callbacks.{ON_SUCCESS}.");
+        steps.push(Step { key: ON_SUCCESS.to_owned(), path, depends_on, job });
+    }
+    check.absorb(inner);
+    (kind.unwrap_or_else(|| "graph".to_owned()), steps)
+}
+
+/// Start a workflow.
+#[utoipa::path(
+    post, path = "/v1/workflows", tag = "workflows", operation_id = "create_workflow",
+    request_body(content = Object, description = "`type` chain with `steps`, or group or batch with `jobs`; or `steps` with `id` and `depends_on`."),
+    responses(
+        (status = 201, description = "It runs.", body = WorkflowReply),
+        (status = 422, description = "A retry policy breaks a rule.", body = ErrorBody),
+    ),
+)]
+pub async fn create(
+    caller: Caller<Produce>,
+    State(app): State<App>,
+    Json(LargeFields(mut sent)): Json<LargeFields>,
+) -> Result<Reply<WorkflowReply>, Error> {
+    let (project_id, plan) = (caller.project_id, &caller.limits);
+    let tenant = Tenant { project_id, plan, now: app.engine.now().await? };
+    let mut check = Check::default();
+    let name: Option<String> = sent.take("name", &mut check);
+    check.optional_name("name", name.as_deref(), limits::MAX_NAME_CHARS);
+    let (kind, steps) = read_steps(sent, &mut check);
+    let named: Vec<_> = steps.iter().map(|it| (it.key.clone(), it.depends_on.clone())).collect();
+    let nodes: Vec<_> = named.iter().map(|(key, on)| Node { key, depends_on: on }).collect();
+    let parents = workflow::resolve(&nodes).unwrap_or_else(|broken| {
+        for BrokenGraph { job, field, message } in broken {
+            let path = job.and_then(|it| Some(steps.get(it)?.path.as_str())).unwrap_or_default();
+            check.refuse(&format!("{path}{field}"), message);
+        }
+        Vec::new()
+    });
+    let mut tied = Vec::with_capacity(steps.len());
+    for step in steps.into_iter().take(limits::MAX_WORKFLOW_JOBS) {
+        tied.push(accept_step(tenant, step, &kind, &mut check)?);
+    }
+    check.finish()?;
+    quota::admit(&app.engine, project_id, tied.len(), plan.waiting_jobs).await?;
+    let mut workflow = NewWorkflow {
+        id: WorkflowId::generate(),
+        name,
+        edges: Vec::new(),
+        is_held: false,
+        rerun: None,
+    };
+    workflows::tie(&mut workflow, &mut tied, &parents);
+    family::store(&app.engine, project_id, &tied, Some(&workflow)).await?;
+    let workflow = find(&app, project_id, workflow.id).await?;
+    Ok(Reply(StatusCode::CREATED, WorkflowReply { workflow }))
+}
+
+fn accept_step(
+    tenant: Tenant<'_>,
+    step: Step,
+    kind: &str,
+    check: &mut Check,
+) -> Result<TiedJob, Error> {
+    let Step { key, path, mut job, .. } = step;
+    let mut item = Check::below(path);
+    item.name("id", &key, limits::MAX_NAME_CHARS);
+    let shown = serde_json::to_string(kind).map_err(Error::internal)?;
+    let shown = RawValue::from_string(shown).map_err(Error::internal)?;
+    job.0.insert(KIND_FIELD.to_owned(), shown);
+    let mut tied = accept(tenant, job, &mut item)?.tied;
+    let extras = tied.job.extras.get_or_insert_default();
+    if extras.unique_key.is_some() {
+        item.refuse("options.unique", "does not go with a job of a workflow");
+    }
+    extras.workflow_key = Some(key);
+    check.absorb(item);
+    Ok(tied)
+}
+
+fn workflow_id(names: &Names) -> Result<WorkflowId, Error> {
+    names.get("id").parse::<Uuid>().map(WorkflowId).map_err(|_| Error::WorkflowNotFound)
+}
+
+/// Read a workflow.
+#[utoipa::path(
+    get, path = "/v1/workflows/{id}", tag = "workflows", operation_id = "get_workflow",
+    params(("id" = String, Path, description = "The workflow.")),
+    responses(
+        (status = 200, description = "The workflow.", body = WorkflowReply),
+        (status = 404, description = "No such workflow.", body = ErrorBody),
+    ),
+)]
+pub async fn get(
+    caller: Caller<Read>,
+    State(app): State<App>,
+    names: Names,
+) -> Result<Reply<WorkflowReply>, Error> {
+    let workflow = find(&app, caller.project_id, workflow_id(&names)?).await?;
+    Ok(Reply::ok(WorkflowReply { workflow }))
+}
+
+/// Cancel a workflow: every job of it that has not ended.
+#[utoipa::path(
+    delete, path = "/v1/workflows/{id}", tag = "workflows", operation_id = "cancel_workflow",
+    params(("id" = String, Path, description = "The workflow.")),
+    responses(
+        (status = 200, description = "The workflow, cancelled.", body = WorkflowReply),
+        (status = 404, description = "No such workflow.", body = ErrorBody),
+        (status = 409, description = "It has ended.", body = ErrorBody),
+    ),
+)]
+pub async fn cancel(
+    caller: Caller<Control>,
+    State(app): State<App>,
+    names: Names,
+) -> Result<Reply<WorkflowReply>, Error> {
+    let (project_id, id) = (caller.project_id, workflow_id(&names)?);
+    let (row, parts) = workflows::find(&app.engine, project_id, id).await?;
+    let states: HashMap<_, _> = parts.iter().map(|it| (it.id, it.state)).collect();
+    if workflows::state(&row, &parts) != WorkflowState::Running {
+        let state = crate::domain::job::JobState::Cancelled;
+        return Err(Error::InvalidState(Whereabouts { state, attempt: 0 }));
+    }
+    workflows::cancel(&app.engine, project_id, id).await?;
+    for (id, _) in states.into_iter().filter(|it| it.1 == Some(StoredState::Processing)) {
+        match call_off(&app, JobKey { project_id, id }).await {
+            // It ended meanwhile.
+            Ok(()) | Err(Error::InvalidState(_) | Error::JobNotFound) => (),
+            Err(error) => return Err(error),
+        }
+    }
+    let workflow = find(&app, project_id, id).await?;
+    Ok(Reply::ok(WorkflowReply { workflow }))
+}

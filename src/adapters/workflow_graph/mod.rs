@@ -1,0 +1,250 @@
+//! workflow-graph custom workers: register, claim, heartbeat, logs, complete, fail; and workflows.
+//!
+//! What its wire lacks: jobs are unique within a workflow only, so a workflow's job is shown by its key there,
+//! and a job that is in none is a workflow of one, both with the job's own id. A lease id names job, attempt and
+//! lease, and is the fence; who shows it is not asked. Its workers run shell commands: jobs whose payload is
+//! neither a string nor an object with a string `command` are not offered. It has no queues, so every queue is
+//! looked at, and no waits, so claims answer at once. Workflows are stored first and run later, and again.
+
+mod logs;
+mod work;
+mod workers;
+mod workflows;
+
+use std::{fmt, str::FromStr};
+
+use axum::{Json as Reply, http::StatusCode, response::Response};
+use serde::Serialize;
+use utoipa::{OpenApi, ToSchema};
+use utoipa_axum::{router::OpenApiRouter, routes};
+use uuid::Uuid;
+
+use super::Door;
+use crate::{
+    app::App,
+    domain::{job::JobState, lease::Fence},
+    engine::{Engine, jobs, settle::JobKey},
+    error::{Class, Error, Whereabouts},
+    ids::{JobId, LeaseId, ProjectId, WorkflowId},
+    wire::refusal,
+};
+
+pub(super) const DOOR: Door = Door {
+    name: "workflow-graph",
+    routes,
+    also_below: &[],
+    face,
+    document: WorkflowGraphDocument::openapi,
+};
+
+#[derive(OpenApi)]
+#[openapi(
+    info(
+        title = "Fencepost: workflow-graph custom workers",
+        description = "The worker protocol of workflow-graph, for workers written for it, with its workflows.",
+        license(name = "MIT OR Apache-2.0", identifier = "MIT OR Apache-2.0"),
+    ),
+    tags(
+        (name = "workers", description = "What workers call."),
+        (name = "workflows", description = "What is worked at."),
+    )
+)]
+struct WorkflowGraphDocument;
+
+fn routes() -> OpenApiRouter<App> {
+    OpenApiRouter::new()
+        .routes(routes!(workers::register))
+        .routes(routes!(workers::beat))
+        .routes(routes!(workers::list))
+        .routes(routes!(work::claim))
+        .routes(routes!(work::heartbeat))
+        .routes(routes!(logs::push))
+        .routes(routes!(work::cancelled))
+        .routes(routes!(work::complete))
+        .routes(routes!(work::fail))
+        .routes(routes!(workflows::list, workflows::create))
+        .routes(routes!(workflows::sample))
+        .routes(routes!(workflows::status))
+        .routes(routes!(workflows::run))
+        .routes(routes!(workflows::cancel))
+        .routes(routes!(logs::list))
+        .routes(routes!(logs::stream))
+}
+
+/// The status of a failure on this wire, which looks at nothing else; the text is for people.
+fn face(error: &Error, _: &str, mut response: Response) -> Response {
+    let status = match error.class() {
+        Class::Unreadable | Class::Invalid => StatusCode::BAD_REQUEST,
+        Class::Unauthorized => StatusCode::UNAUTHORIZED,
+        Class::Forbidden => StatusCode::FORBIDDEN,
+        Class::NotFound => StatusCode::NOT_FOUND,
+        Class::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
+        Class::Conflict | Class::Duplicate => StatusCode::CONFLICT,
+        Class::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
+        Class::MediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
+        Class::Timeout => StatusCode::REQUEST_TIMEOUT,
+        Class::Limited => StatusCode::TOO_MANY_REQUESTS,
+        Class::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+        Class::Internal => StatusCode::INTERNAL_SERVER_ERROR,
+    };
+    let body = ErrorBody { error: refusal::message(error) };
+    refusal::write(&mut response, (status, Reply(body)), error);
+    response
+}
+
+/// The body of every answer that is not a success.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct ErrorBody {
+    /// What went wrong.
+    error: String,
+}
+
+/// Where a job of a workflow is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Status {
+    /// It waits.
+    Queued,
+    /// A worker has it.
+    Running,
+    /// It is done.
+    Success,
+    /// It was given up.
+    Failure,
+    /// A job that it waited for was given up.
+    Skipped,
+    /// Somebody has called it off.
+    Cancelled,
+}
+
+impl Status {
+    /// A job's state in the words of this wire. Whether a job was skipped only its parents can tell.
+    fn of(state: JobState) -> Self {
+        match state {
+            JobState::Scheduled | JobState::Pending => Self::Queued,
+            JobState::Processing => Self::Running,
+            JobState::Succeeded => Self::Success,
+            JobState::DeadLetter => Self::Failure,
+            JobState::Cancelled => Self::Cancelled,
+        }
+    }
+}
+
+/// A lease: which job, which attempt, which lease.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct LeaseName {
+    job_id: JobId,
+    attempt: i32,
+    lease_id: LeaseId,
+}
+
+impl fmt::Display for LeaseName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}.{}", self.job_id, self.attempt, self.lease_id.0)
+    }
+}
+
+impl FromStr for LeaseName {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        let mut parts = text.split('.');
+        let read = (|| {
+            let job_id = parts.next()?.parse().ok()?;
+            let attempt = parts.next()?.parse().ok()?;
+            let lease_id = LeaseId(parts.next()?.parse::<Uuid>().ok()?);
+            parts.next().is_none().then_some(Self { job_id, attempt, lease_id })
+        })();
+        read.ok_or_else(lost)
+    }
+}
+
+impl LeaseName {
+    fn fence(self) -> Fence {
+        Fence { worker_id: None, attempt: Some(self.attempt), lease_id: Some(self.lease_id) }
+    }
+
+    fn key(self, project_id: ProjectId) -> JobKey {
+        JobKey { project_id, id: self.job_id }
+    }
+}
+
+/// A lease that nobody knows is a lease that is lost: this wire has one word for both, and shows nothing of
+/// the job.
+fn lost() -> Error {
+    Error::StaleLease(Whereabouts { state: JobState::Cancelled, attempt: 0 })
+}
+
+/// The same, of a job that is not there any more.
+fn or_lost(error: Error) -> Error {
+    match error {
+        Error::JobNotFound => lost(),
+        other => other,
+    }
+}
+
+/// How a job is called on this wire: by its workflow and its key there, or twice by its own id.
+fn names(
+    id: JobId,
+    workflow_id: Option<WorkflowId>,
+    workflow_key: Option<&str>,
+) -> (String, String) {
+    match (workflow_id, workflow_key) {
+        (Some(workflow_id), Some(key)) => (workflow_id.to_string(), key.to_owned()),
+        _ => (id.to_string(), id.to_string()),
+    }
+}
+
+/// The job that two names call.
+async fn find_job(
+    engine: &Engine,
+    project_id: ProjectId,
+    workflow: &str,
+    job: &str,
+) -> Result<JobKey, Error> {
+    let id = match workflow.parse::<WorkflowId>() {
+        Ok(workflow_id) => jobs::find_in_workflow(engine, project_id, workflow_id, job).await?,
+        Err(_) if workflow == job => job.parse().map_err(|_| Error::JobNotFound)?,
+        Err(_) => return Err(Error::JobNotFound),
+    };
+    Ok(JobKey { project_id, id })
+}
+
+/// The command of a payload: itself, or a field of it.
+fn command(payload: &str) -> Option<String> {
+    match serde_json::from_str(payload).ok()? {
+        serde_json::Value::String(command) => Some(command),
+        serde_json::Value::Object(mut fields) => match fields.remove("command")? {
+            serde_json::Value::String(command) => Some(command),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_leases_name_reads_back_as_it_was_written() {
+        let name = LeaseName {
+            job_id: JobId::generate(),
+            attempt: 2,
+            lease_id: LeaseId(Uuid::from_u128(7)),
+        };
+        assert_eq!(name.to_string().parse().ok(), Some(name));
+        for odd in ["", "x", "job_x.1.y", &format!("{name}.z")] {
+            assert!(odd.parse::<LeaseName>().is_err(), "{odd}");
+        }
+    }
+
+    #[test]
+    fn a_payload_is_a_command_or_has_one() {
+        assert_eq!(command(r#""ls""#).as_deref(), Some("ls"));
+        assert_eq!(command(r#"{"command": ""}"#).as_deref(), Some(""));
+        assert_eq!(command(r#"{"command": 1}"#), None);
+        assert_eq!(command(r#"{"cmd": "ls"}"#), None);
+        assert_eq!(command("[]"), None);
+    }
+}

@@ -1,0 +1,362 @@
+//! Claiming jobs, keeping and settling them.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use axum::{Extension, Json as Reply, extract::State, response::Response};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, value::RawValue};
+use utoipa::ToSchema;
+
+use super::{ErrorBody, LeaseName, command, find_job, names, or_lost};
+use crate::{
+    adapters::door::{self, Ask, Names},
+    app::App,
+    auth::{Beating, Caller, Follow, Polling, Settling},
+    domain::{
+        backoff::{RetryPolicy, Strategy},
+        limits,
+        text::ErrorReport,
+    },
+    engine::{
+        control,
+        dispatch::Handed,
+        heartbeat::{self as beats, Beat},
+        settle::{self, Ack, End, Failure},
+    },
+    error::Error,
+    ids::ProjectId,
+    wire::{
+        ClientGone,
+        check::Check,
+        delivery,
+        extract::{Json, RequestBody},
+    },
+};
+
+/// The length of a lease that nobody chose: the protocol's own number.
+const DEFAULT_LEASE_SECONDS: i32 = 30;
+
+/// What a worker wants.
+#[derive(Debug, Deserialize, ToSchema)]
+pub struct ClaimRequest {
+    /// The worker's name for itself.
+    #[schema(min_length = 1, max_length = 200)]
+    worker_id: String,
+    /// What it has; it gets no job that asks for more.
+    #[serde(default)]
+    #[schema(max_items = 16)]
+    labels: Vec<String>,
+    /// The length of the lease. Default: 30.
+    #[schema(minimum = 1, maximum = 86_400)]
+    lease_ttl_secs: Option<i32>,
+}
+
+impl RequestBody for ClaimRequest {}
+
+/// A job under a lease.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Claim {
+    job: Job,
+    lease: Lease,
+}
+
+/// A job.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = ClaimedJob)]
+pub struct Job {
+    /// Its key in its workflow, or its own id.
+    job_id: String,
+    /// Its workflow, or its own id.
+    workflow_id: String,
+    /// What to run.
+    command: String,
+    /// What its worker must have.
+    required_labels: Vec<String>,
+    #[schema(value_type = Object)]
+    retry_policy: RetryView,
+    /// Counted from 0.
+    attempt: i32,
+    /// What the jobs have made that it waited for, by their keys.
+    upstream_outputs: BTreeMap<String, BTreeMap<String, String>>,
+    /// When it was stored.
+    enqueued_at_ms: i64,
+    /// When it could run.
+    delayed_until_ms: i64,
+}
+
+/// How often a job is tried again, and after how long.
+#[derive(Debug, Serialize)]
+pub struct RetryView {
+    max_retries: i32,
+    backoff: Backoff,
+}
+
+/// The wait before it is tried again.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+enum Backoff {
+    None,
+    Fixed { delay_secs: u32 },
+    Exponential { base_secs: u32, max_secs: u32 },
+}
+
+impl Backoff {
+    fn of(policy: &RetryPolicy) -> Self {
+        let (base_secs, max_secs) = (policy.initial_seconds, policy.max_seconds);
+        match policy.strategy {
+            _ if base_secs == 0 || max_secs == 0 => Self::None,
+            Strategy::Constant => Self::Fixed { delay_secs: base_secs.min(max_secs) },
+            Strategy::Exponential | Strategy::Linear => Self::Exponential { base_secs, max_secs },
+        }
+    }
+}
+
+/// A lease.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Lease {
+    /// Shown with everything that is said of the job.
+    lease_id: String,
+    job_id: String,
+    workflow_id: String,
+    worker_id: String,
+    ttl_secs: i32,
+    granted_at_ms: i64,
+}
+
+/// What a job has made, as strings: an object's fields, or `value`.
+fn outputs(result: Option<&RawValue>) -> BTreeMap<String, String> {
+    let text = |it: Value| match it {
+        Value::String(text) => text,
+        other => other.to_string(),
+    };
+    match result.and_then(|it| serde_json::from_str(it.get()).ok()) {
+        None | Some(Value::Null) => BTreeMap::new(),
+        Some(Value::Object(fields)) => {
+            fields.into_iter().map(|(name, it)| (name, text(it))).collect()
+        }
+        Some(other) => BTreeMap::from([("value".to_owned(), text(other))]),
+    }
+}
+
+impl Claim {
+    fn of(handed: &Handed, command: String) -> Result<Self, Error> {
+        let job = &handed.job;
+        let (workflow_id, job_id) = names(job.id, job.workflow_id, job.workflow_key.as_deref());
+        let policy = RetryPolicy::stored(job.retry.as_ref());
+        let upstream = door::parent_results(handed)?.into_iter().map(|it| {
+            let made = outputs(it.result.as_deref());
+            (it.key.unwrap_or(it.job_id), made)
+        });
+        let name = LeaseName { job_id: job.id, attempt: job.attempt, lease_id: job.lease_id };
+        Ok(Self {
+            lease: Lease {
+                lease_id: name.to_string(),
+                job_id: job_id.clone(),
+                workflow_id: workflow_id.clone(),
+                worker_id: handed.worker_id.to_string(),
+                ttl_secs: job.lease_seconds,
+                granted_at_ms: job.claimed_at.timestamp_millis(),
+            },
+            job: Job {
+                job_id,
+                workflow_id,
+                command,
+                required_labels: job.labels.clone().unwrap_or_default(),
+                retry_policy: RetryView {
+                    max_retries: job.max_attempts - 1,
+                    backoff: Backoff::of(&policy),
+                },
+                attempt: job.attempt - 1,
+                upstream_outputs: upstream.collect(),
+                enqueued_at_ms: job.created_at.timestamp_millis(),
+                delayed_until_ms: job.run_at.timestamp_millis(),
+            },
+        })
+    }
+}
+
+/// Claim a job.
+#[utoipa::path(
+    post, path = "/api/jobs/claim", tag = "workers", operation_id = "claim_job",
+    request_body = ClaimRequest,
+    responses((status = 200, description = "A job under a lease; null when there is none.", body = Option<Claim>)),
+)]
+pub async fn claim(
+    caller: Caller<Polling>,
+    State(app): State<App>,
+    Extension(ClientGone(gone)): Extension<ClientGone>,
+    Json(request): Json<ClaimRequest>,
+) -> Result<Response, Error> {
+    let lease_seconds = request.lease_ttl_secs.unwrap_or(DEFAULT_LEASE_SECONDS);
+    let mut check = Check::default();
+    check.range("lease_ttl_secs", lease_seconds, 1, limits::MAX_LEASE_SECONDS);
+    let ask = Ask {
+        worker_id: Some(request.worker_id),
+        labels: Some(request.labels),
+        only_commands: true,
+        capacity: 1,
+        lease_seconds,
+        wait: Duration::ZERO,
+        ..Ask::default()
+    };
+    ask.check(&mut check, "queues", "job_types");
+    check.finish()?;
+    let delivery = door::lease(&app, &caller, ask, &gone).await?;
+    let first = delivery.jobs().first();
+    let first = first.and_then(|it| Some((it, command(&it.job.payload)?)));
+    let claim = first.map(|(handed, command)| Claim::of(handed, command)).transpose()?;
+    delivery::answer(&claim, delivery)
+}
+
+/// Keep a lease.
+#[utoipa::path(
+    post, path = "/api/jobs/{lease_id}/heartbeat", tag = "workers", operation_id = "heartbeat_job",
+    params(("lease_id" = String, Path, description = "The lease, as claimed.")),
+    responses(
+        (status = 200, description = "The lease is renewed."),
+        (status = 409, description = "The lease is over: stop.", body = ErrorBody),
+    ),
+)]
+pub async fn heartbeat(
+    caller: Caller<Beating>,
+    State(app): State<App>,
+    names: Names,
+) -> Result<(), Error> {
+    let lease: LeaseName = names.get("lease_id").parse()?;
+    let beat = Beat { key: lease.key(caller.project_id), fence: lease.fence(), progress: None };
+    beats::heartbeat(&app.engine, beat).await.map_err(or_lost)?;
+    Ok(())
+}
+
+/// Ask whether to stop.
+#[utoipa::path(
+    get, path = "/api/jobs/{workflow_id}/{job_id}/cancelled", tag = "workers", operation_id = "is_cancelled",
+    params(
+        ("workflow_id" = String, Path, description = "The workflow, as claimed."),
+        ("job_id" = String, Path, description = "The job, as claimed."),
+    ),
+    responses(
+        (status = 200, description = "Whether the job was called off.", body = bool),
+        (status = 404, description = "No such job.", body = ErrorBody),
+    ),
+)]
+pub async fn cancelled(
+    caller: Caller<Follow>,
+    State(app): State<App>,
+    names: Names,
+) -> Result<Reply<bool>, Error> {
+    let (workflow, job) = (names.get("workflow_id"), names.get("job_id"));
+    let key = find_job(&app.engine, caller.project_id, workflow, job).await?;
+    control::is_cancelled(&app.engine, key).await.map(Reply)
+}
+
+/// What a job has made.
+#[derive(Debug, Deserialize, ToSchema)]
+pub struct CompleteRequest {
+    /// Strings by name, at most 64 KiB; what later jobs are given. Default: none.
+    #[schema(value_type = Option<BTreeMap<String, String>>)]
+    outputs: Option<Box<RawValue>>,
+}
+
+impl RequestBody for CompleteRequest {}
+
+/// Report success.
+#[utoipa::path(
+    post, path = "/api/jobs/{lease_id}/complete", tag = "workers", operation_id = "complete_job",
+    params(("lease_id" = String, Path, description = "The lease, as claimed.")),
+    request_body = CompleteRequest,
+    responses(
+        (status = 200, description = "It is recorded."),
+        (status = 409, description = "The lease is over; nothing is recorded.", body = ErrorBody),
+    ),
+)]
+pub async fn complete(
+    caller: Caller<Settling>,
+    State(app): State<App>,
+    names: Names,
+    Json(request): Json<CompleteRequest>,
+) -> Result<(), Error> {
+    let outputs = request.outputs.map_or_else(|| "{}".to_owned(), |it| it.get().to_owned());
+    let mut check = Check::default();
+    if !outputs.starts_with('{') {
+        check.refuse("outputs", "must be an object");
+    }
+    if outputs.len() > limits::MAX_RESULT_BYTES {
+        let limit_bytes = limits::MAX_RESULT_BYTES;
+        return Err(Error::FieldTooLarge { field: "outputs".to_owned(), limit_bytes });
+    }
+    check.finish()?;
+    settle_lease(&app, caller.project_id, &names, End::Succeeded { result: Some(outputs) }).await
+}
+
+/// Why a job failed.
+#[derive(Debug, Deserialize, ToSchema)]
+pub struct FailRequest {
+    /// What went wrong; 16 KiB of it are kept.
+    error: String,
+    /// Whether another attempt may help. Default: false.
+    #[serde(default)]
+    retryable: bool,
+}
+
+impl RequestBody for FailRequest {}
+
+/// Report failure.
+#[utoipa::path(
+    post, path = "/api/jobs/{lease_id}/fail", tag = "workers", operation_id = "fail_job",
+    params(("lease_id" = String, Path, description = "The lease, as claimed.")),
+    request_body = FailRequest,
+    responses(
+        (status = 200, description = "It is recorded."),
+        (status = 409, description = "The lease is over; nothing is recorded.", body = ErrorBody),
+    ),
+)]
+pub async fn fail(
+    caller: Caller<Settling>,
+    State(app): State<App>,
+    names: Names,
+    Json(request): Json<FailRequest>,
+) -> Result<(), Error> {
+    let error = ErrorReport::bounded(None, Some(&request.error), None);
+    let failure = Failure { error, retryable: request.retryable, retry_after_seconds: None };
+    settle_lease(&app, caller.project_id, &names, End::Failed(failure)).await
+}
+
+async fn settle_lease(
+    app: &App,
+    project_id: ProjectId,
+    names: &Names,
+    end: End,
+) -> Result<(), Error> {
+    let lease: LeaseName = names.get("lease_id").parse()?;
+    let ack = Ack { job_id: lease.job_id, fence: lease.fence(), end, duration_ms: None };
+    settle::ack(&app.engine, project_id, ack).await.map_err(or_lost)?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_become_strings() {
+        let made = |json: &str| {
+            let result = RawValue::from_string(json.to_owned()).expect("JSON");
+            outputs(Some(&result)).into_iter().collect::<Vec<_>>()
+        };
+        let pair = |name: &str, it: &str| (name.to_owned(), it.to_owned());
+        assert_eq!(made(r#"{"b": [1], "a": "x"}"#), [pair("a", "x"), pair("b", "[1]")]);
+        assert_eq!(made(r#""x""#), [pair("value", "x")]);
+        assert_eq!(made("null"), []);
+    }
+
+    #[test]
+    fn a_wait_of_no_length_is_none() {
+        let policy = RetryPolicy::default();
+        let exponential = Backoff::Exponential { base_secs: 15, max_secs: 21_600 };
+        assert_eq!(Backoff::of(&policy), exponential);
+        let constant = RetryPolicy { strategy: Strategy::Constant, ..policy.clone() };
+        assert_eq!(Backoff::of(&constant), Backoff::Fixed { delay_secs: 15 });
+        let at_once = RetryPolicy { initial_seconds: 0, ..policy };
+        assert_eq!(Backoff::of(&at_once), Backoff::None);
+    }
+}

@@ -1,0 +1,136 @@
+//! Workers: who they are.
+
+use axum::{Json as Reply, extract::State};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::ErrorBody;
+use crate::{
+    adapters::door::Names,
+    app::App,
+    auth::{Caller, Read, Work},
+    domain::limits,
+    engine::registry::{self, Registration, WorkerRow},
+    error::Error,
+    wire::{
+        check::Check,
+        extract::{Json, RequestBody},
+    },
+};
+
+/// A worker that introduces itself.
+#[derive(Debug, Deserialize, ToSchema)]
+pub struct RegisterRequest {
+    /// Its name for itself.
+    #[schema(min_length = 1, max_length = 200)]
+    worker_id: String,
+    /// What it has.
+    #[serde(default)]
+    #[schema(max_items = 16)]
+    labels: Vec<String>,
+}
+
+impl RequestBody for RegisterRequest {}
+
+/// Introduce a worker.
+#[utoipa::path(
+    post, path = "/api/workers/register", tag = "workers", operation_id = "register_worker",
+    request_body = RegisterRequest,
+    responses((status = 200, description = "The worker is known.")),
+)]
+pub async fn register(
+    caller: Caller<Work>,
+    State(app): State<App>,
+    Json(request): Json<RegisterRequest>,
+) -> Result<(), Error> {
+    const CONCURRENCY: i32 = 1;
+    let RegisterRequest { worker_id, mut labels } = request;
+    let mut check = Check::default();
+    check.name("worker_id", &worker_id, limits::MAX_WORKER_ID_CHARS);
+    check.names("labels", &labels, limits::MAX_LABELS, limits::MAX_LABEL_CHARS);
+    check.finish()?;
+    labels.sort();
+    labels.dedup();
+    let worker = Registration {
+        worker_id,
+        queues: Vec::new(),
+        job_types: Vec::new(),
+        hostname: None,
+        sdk_version: None,
+        concurrency: CONCURRENCY,
+        pid: None,
+        labels,
+    };
+    registry::register(&app.engine, caller.project_id, &worker).await
+}
+
+/// Show that a worker is there.
+#[utoipa::path(
+    post, path = "/api/workers/{worker_id}/heartbeat", tag = "workers", operation_id = "heartbeat_worker",
+    params(("worker_id" = String, Path, description = "The worker.")),
+    responses(
+        (status = 200, description = "It was heard."),
+        (status = 404, description = "Nobody of this name was ever heard.", body = ErrorBody),
+    ),
+)]
+pub async fn beat(caller: Caller<Work>, State(app): State<App>, names: Names) -> Result<(), Error> {
+    let worker = (caller.project_id, names.get("worker_id").into());
+    if registry::facts(&app.engine, &worker).await?.is_none() {
+        return Err(Error::WorkerNotFound);
+    }
+    app.engine.registry.note_seen(&worker, &[], &[]);
+    Ok(())
+}
+
+/// A worker.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Worker {
+    worker_id: String,
+    labels: Vec<String>,
+    registered_at_ms: i64,
+    last_heartbeat_ms: i64,
+    /// Always null: a worker may have several.
+    current_job: Option<String>,
+    status: WorkerStatus,
+}
+
+/// What a worker does.
+#[derive(Debug, Clone, Copy, Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum WorkerStatus {
+    Idle,
+    Busy,
+    Offline,
+}
+
+impl From<WorkerRow> for Worker {
+    fn from(row: WorkerRow) -> Self {
+        let status = match (row.is_alive, row.slots_in_use) {
+            (false, _) => WorkerStatus::Offline,
+            (true, 0) => WorkerStatus::Idle,
+            (true, _) => WorkerStatus::Busy,
+        };
+        Self {
+            worker_id: row.worker_id,
+            labels: row.labels,
+            registered_at_ms: row.registered_at.timestamp_millis(),
+            last_heartbeat_ms: row.last_seen_at.timestamp_millis(),
+            current_job: None,
+            status,
+        }
+    }
+}
+
+/// List workers: the first 200, by name.
+#[utoipa::path(
+    get, path = "/api/workers", tag = "workers", operation_id = "list_workers",
+    responses((status = 200, description = "The registry.", body = Vec<Worker>)),
+)]
+pub async fn list(
+    caller: Caller<Read>,
+    State(app): State<App>,
+) -> Result<Reply<Vec<Worker>>, Error> {
+    let limit = limits::MAX_PAGE_WORKERS.into();
+    let rows = registry::page(&app.engine, caller.project_id, None, None, "", limit).await?;
+    Ok(Reply(rows.into_iter().map(Worker::from).collect()))
+}

@@ -1,0 +1,139 @@
+//! What a job prints, followed as it comes: for every wire that streams it.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use serde::Serialize;
+
+use super::streams::{Ended, Writer};
+use crate::{
+    app::App,
+    domain::{job::StoredState, limits},
+    engine::{
+        jobs::{self, LogPlace, LogRow},
+        settle::JobKey,
+    },
+    error::Error,
+};
+
+/// Where something can be printed.
+pub const STREAMS: [&str; 3] = ["stdout", "stderr", "system"];
+/// Streams of several attempts that one event's id may name.
+const MAX_SENT_PLACES: usize = 64;
+/// A busy job is read at most this often for one stream.
+const READ_PAUSE: Duration = Duration::from_millis(100);
+
+/// Before everything that a job has printed.
+#[must_use]
+pub fn beginning() -> LogPlace {
+    LogPlace { attempt: 0, stream: String::new(), sequence: -1 }
+}
+
+/// A place, as a cursor names it.
+///
+/// # Errors
+/// [`Error::Invalid`].
+pub fn read_place(text: &str) -> Result<LogPlace, Error> {
+    let invalid = || Error::invalid("cursor", "must be the next_cursor of an earlier page");
+    let mut parts = text.splitn(3, '.');
+    let mut part = || parts.next().ok_or_else(invalid);
+    let attempt = part()?.parse().map_err(|_| invalid())?;
+    let stream = part()?.to_owned();
+    if !STREAMS.contains(&stream.as_str()) {
+        return Err(invalid());
+    }
+    let sequence = part()?.parse().map_err(|_| invalid())?;
+    Ok(LogPlace { attempt, stream, sequence })
+}
+
+/// The last sequence that was sent of each stream of each attempt: streams grow side by side.
+pub type Sent = BTreeMap<(i32, String), i64>;
+
+/// An event's id says how far each stream was sent, so that a reader that comes back misses none.
+fn write_sent(sent: &Sent) -> String {
+    let latest = sent.iter().rev().take(MAX_SENT_PLACES);
+    let places = latest.map(|((attempt, stream), it)| format!("{attempt}.{stream}.{it}"));
+    places.collect::<Vec<_>>().join(",")
+}
+
+/// Where a reader was, as it shows it when it comes back.
+#[must_use]
+pub fn read_sent(text: &str) -> Sent {
+    let places = text.split(',').take(MAX_SENT_PLACES).filter_map(|it| read_place(it).ok());
+    places.map(|it| ((it.attempt, it.stream), it.sequence)).collect()
+}
+
+/// Sends what a job has printed and prints, until it has ended: each chunk as `view` shows it.
+///
+/// # Errors
+/// [`Ended`] when the client is gone or the node stops.
+pub async fn follow<View: Serialize>(
+    app: App,
+    key: JobKey,
+    mut sent: Sent,
+    writer: Writer,
+    view: impl Fn(LogRow) -> View + Send + Sync,
+) -> Result<(), Ended> {
+    let watch = app.engine.tidings.news.watch(key.project_id, key.id);
+    loop {
+        // Listen before looking.
+        let changed = watch.changed();
+        tokio::pin!(changed);
+        changed.as_mut().enable();
+        // The state first: what was printed before the end is there then.
+        let state = jobs::find(&app.engine, key).await.map_err(|_| Ended)?.state;
+        send_new(&app, key, &mut sent, &writer, &view).await?;
+        if matches!(state, StoredState::Succeeded | StoredState::Cancelled) {
+            return Ok(());
+        }
+        writer.wait(changed).await?;
+        writer.wait(tokio::time::sleep(READ_PAUSE)).await?;
+    }
+}
+
+/// Page by page, so that no more than a page is held at a time.
+async fn send_new<View: Serialize>(
+    app: &App,
+    key: JobKey,
+    sent: &mut Sent,
+    writer: &Writer,
+    view: &impl Fn(LogRow) -> View,
+) -> Result<(), Ended> {
+    let limit = i64::from(limits::MAX_PAGE_LOGS);
+    let mut after = beginning();
+    // Attempts before the latest that was sent do not grow any more.
+    if let Some(((attempt, _), _)) = sent.last_key_value() {
+        after.attempt = *attempt;
+    }
+    loop {
+        let page = jobs::logs(&app.engine, key, None, &after, limit).await.map_err(|_| Ended)?;
+        let is_full = page.len() as i64 == limit;
+        for row in page {
+            let stream = (row.attempt, row.stream.clone());
+            after = LogPlace {
+                attempt: row.attempt,
+                stream: row.stream.clone(),
+                sequence: row.sequence,
+            };
+            if sent.get(&stream).is_none_or(|it| row.sequence > *it) {
+                sent.insert(stream, row.sequence);
+                writer.send("log", &write_sent(sent), &view(row)).await?;
+            }
+        }
+        if !is_full {
+            return Ok(());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn how_far_streams_were_sent_reads_back_as_it_was_written() {
+        let sent = Sent::from([((1, "stdout".into()), 9), ((2, "stderr".into()), 0)]);
+        assert_eq!(write_sent(&sent), "2.stderr.0,1.stdout.9");
+        assert_eq!(read_sent(&write_sent(&sent)), sent);
+        assert!(read_sent("nonsense,1.x.1,1.stdout").is_empty());
+    }
+}

@@ -45,9 +45,13 @@ bench: ## Measure a server of its own over HTTP
 	$(CARGO) build --locked --release
 	./target/release/fencepost bench
 
-openapi: ## Write openapi/openapi.json anew from the handlers
+openapi: ## Write the documents in openapi/ anew from the handlers
 	$(CARGO) run --locked --quiet -- openapi > openapi/openapi.json.part
 	mv openapi/openapi.json.part openapi/openapi.json
+	for door in mobius orch8 ojs workflow-graph; do \
+		$(CARGO) run --locked --quiet -- openapi --door $$door > openapi/$$door.json.part && \
+		mv openapi/$$door.json.part openapi/$$door.json || exit 1; \
+	done
 
 sqlx: setup ## Check every statement against the migrations, and write .sqlx/ anew
 	@sh scripts/sqlx.sh

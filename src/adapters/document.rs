@@ -17,8 +17,12 @@ const REFUSALS: [(&str, &str); 6] = [
     ("503", "Try again later."),
 ];
 
-/// The document of one door.
-pub fn of(door: &Door) -> Value {
+/// A door's document as it is committed and served.
+pub fn text(door: &Door) -> String {
+    format!("{:#}\n", of(door))
+}
+
+fn of(door: &Door) -> Value {
     let base = (door.document)();
     let (_, document) = OpenApiRouter::with_openapi(base).merge((door.routes)()).split_for_parts();
     let mut document = serde_json::to_value(document).unwrap_or_default();
@@ -61,16 +65,10 @@ fn add_refusals(operation: &mut Value) {
     }
 }
 
-/// A document as text, as it is committed and served.
-#[must_use]
-pub fn text(document: &Value) -> String {
-    format!("{document:#}\n")
-}
-
 /// `/openapi/{door}.json`.
 pub fn router() -> Router<App> {
     DOORS.iter().fold(Router::new(), |router, door| {
-        let text = text(&of(door));
+        let text = text(door);
         let page = async move || ([(CONTENT_TYPE, "application/json")], text.clone());
         router.route(&format!("/openapi/{}.json", door.name), routing::get(page))
     })

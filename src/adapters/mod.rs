@@ -10,7 +10,6 @@ mod orch8;
 mod workflow_graph;
 
 use axum::{Router, middleware};
-use serde_json::Value;
 use utoipa_axum::router::OpenApiRouter;
 
 use crate::{app::App, error::Error, wire::refusal};
@@ -43,8 +42,8 @@ pub fn router() -> Router<App> {
     })
 }
 
-/// The doors' names, each with its OpenAPI document.
+/// The doors' names, each with its OpenAPI document as it is committed and served.
 #[must_use]
-pub fn documents() -> Vec<(&'static str, Value)> {
-    DOORS.iter().map(|it| (it.name, document::of(it))).collect()
+pub fn documents() -> Vec<(&'static str, String)> {
+    DOORS.iter().map(|it| (it.name, document::text(it))).collect()
 }

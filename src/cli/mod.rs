@@ -14,6 +14,7 @@ use clap::{Parser, Subcommand};
 use tokio::net::TcpListener;
 
 use crate::{
+    adapters,
     bench::{self, BenchArgs},
     client::Failure,
     config::{DEFAULT_CONNECTIONS_PER_ADDRESS, DEFAULT_PLAN, DatabaseArgs, NodeArgs, Signup},
@@ -84,7 +85,11 @@ enum Command {
     /// List, show, retry and cancel jobs
     Jobs(jobs::JobsArgs),
     /// Print the OpenAPI document
-    Openapi,
+    Openapi {
+        /// Of another wire: mobius, orch8, ojs or workflow-graph
+        #[arg(long, value_name = "NAME")]
+        door: Option<String>,
+    },
     /// Measure a server over HTTP: its own `dev`, or one that runs
     Bench(BenchArgs),
 }
@@ -126,10 +131,21 @@ impl Cli {
             }
             Command::Enqueue(args) => jobs::enqueue(args).await,
             Command::Jobs(args) => jobs::run(args).await,
-            Command::Openapi => Ok(write!(std::io::stdout(), "{}", openapi::text())?),
+            Command::Openapi { door } => Ok(write!(std::io::stdout(), "{}", document(door)?)?),
             Command::Bench(args) => bench::run(args).await,
         }
     }
+}
+
+/// The OpenAPI document of the native wire, or of a door.
+fn document(door: Option<String>) -> anyhow::Result<String> {
+    let Some(door) = door else { return Ok(openapi::text()) };
+    let mut doors = adapters::documents().into_iter();
+    let (_, document) = doors.find(|it| it.0 == door).with_context(|| {
+        let names: Vec<_> = adapters::documents().into_iter().map(|it| it.0).collect();
+        format!("there is no door `{door}`; there are {}", names.join(", "))
+    })?;
+    Ok(document)
 }
 
 /// The process's exit code for a failure, as `--help` lists them.

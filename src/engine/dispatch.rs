@@ -117,6 +117,13 @@ impl Delivery {
         &self.jobs
     }
 
+    /// Both together.
+    pub fn and(mut self, mut more: Self) -> Self {
+        self.jobs.append(&mut more.jobs);
+        self.giver = self.giver.take().or(more.giver.take());
+        self
+    }
+
     /// The worker has them, as far as this side can know.
     pub fn delivered(mut self) {
         self.jobs.clear();

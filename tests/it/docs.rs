@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use clap::{Command, CommandFactory};
 use fencepost::{
-    bus,
+    adapters, bus,
     cli::Cli,
     config,
     domain::{
@@ -30,6 +30,10 @@ fn the_openapi_file_is_the_one_that_the_handlers_make() {
         read("openapi/openapi.json") == openapi::text(),
         "openapi/openapi.json is old: run `make openapi`"
     );
+    for (door, document) in adapters::documents() {
+        let kept = read(&format!("openapi/{door}.json"));
+        assert!(kept == document, "openapi/{door}.json is old: run `make openapi`");
+    }
 }
 
 #[test]

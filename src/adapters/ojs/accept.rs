@@ -287,8 +287,12 @@ fn accept_unique(
         match key.as_str() {
             "type" => (),
             "queue" => add("queue", queue),
-            "args" => add("args", &canonical(sent.0.get("args"), args_keys.as_deref())),
-            "meta" => add("meta", &canonical(sent.0.get("meta"), meta_keys.as_deref())),
+            "args" => {
+                add("args", &canonical(sent.0.get("args").map(|it| &**it), args_keys.as_deref()))
+            }
+            "meta" => {
+                add("meta", &canonical(sent.0.get("meta").map(|it| &**it), meta_keys.as_deref()))
+            }
             _ => inner.refuse("keys", "must be of type, queue, args and meta"),
         }
     }
@@ -319,7 +323,7 @@ fn accept_unique(
 
 /// A value in the one form that its equals have too: sorted, without blanks; of objects, and of the objects in
 /// arguments, only the fields that are named, if some are.
-fn canonical(value: Option<&Box<RawValue>>, only: Option<&[String]>) -> String {
+fn canonical(value: Option<&RawValue>, only: Option<&[String]>) -> String {
     use serde_json::Value;
     let keep = |value: Value| match (value, only) {
         (Value::Object(fields), Some(only)) => {

@@ -112,7 +112,20 @@ async fn take(
     };
     ask.check(&mut check, "queues", "types");
     check.finish()?;
-    let delivery = door::lease(app, caller, ask, gone).await?;
+    let mut delivery = door::lease(app, caller, ask.clone(), gone).await?;
+    // What one queue lacks the next ones have: each is looked at once.
+    for _ in 1..ask.queues.len() {
+        let found = u32::try_from(delivery.jobs().len()).unwrap_or(u32::MAX);
+        let capacity = ask.capacity.saturating_sub(found);
+        if capacity == 0 || found == 0 {
+            break;
+        }
+        let more = door::lease(app, caller, Ask { capacity, ..ask.clone() }, gone).await?;
+        if more.jobs().is_empty() {
+            break;
+        }
+        delivery = delivery.and(more);
+    }
     let jobs = delivery.jobs().iter().map(JobView::handed).collect::<Result<_, _>>()?;
     let mut response = delivery::answer(&FetchReply { jobs }, delivery)?;
     label(&mut response);

@@ -122,6 +122,9 @@ pub struct JobPage {
     /// Where the next page begins.
     #[schema(required)]
     pub next_cursor: Option<String>,
+    /// The same, under the name by which published clients of the wire's ancestor know it.
+    #[schema(required)]
+    pub cursor: Option<String>,
 }
 
 /// List jobs.
@@ -176,9 +179,11 @@ pub async fn list(
         let error = errors.remove(&(caller.project_id, row.id));
         Ok(Job { last_error: error.and_then(ErrorView::of), ..Job::read(row)? })
     });
+    let next_cursor = goes_on_below.map(|it| cursor::write_id(&app, list, it.0));
     Ok(Reply(JobPage {
         jobs: jobs.collect::<Result<_, Error>>()?,
         has_more: goes_on_below.is_some(),
-        next_cursor: goes_on_below.map(|it| cursor::write_id(&app, list, it.0)),
+        cursor: next_cursor.clone(),
+        next_cursor,
     }))
 }

@@ -55,7 +55,7 @@ pub fn refused(reply: &Reply, status: u16, code: &str) -> Value {
 fn a_job_is_answered_as_an_envelope_with_what_was_sent_beside() {
     run(async |t| {
         let job = json!({
-            "type": "email.send", "args": ["a@b.c", 3.140, null, {"x": [1]}],
+            "type": "email.send", "args": ["a@b.c", 7.50, null, {"x": [1]}],
             "meta": {"trace_id": "t", "tags": ["a", "b"]}, "x_custom_field": "kept",
             "x_numeric_extension": 42,
             "options": {"queue": "reports", "priority": 10, "timeout_ms": 300_000, "tags": ["t"]},
@@ -63,7 +63,7 @@ fn a_job_is_answered_as_an_envelope_with_what_was_sent_beside() {
         let request = t.request(Method::POST, &format!("{OJS}/jobs"));
         let request = request.header("content-type", "application/openjobspec+json");
         let reply = Reply::of(
-            request.body(job.to_string().replace("3.14", "3.140")).send().await.expect("an answer"),
+            request.body(job.to_string().replace("7.5", "7.50")).send().await.expect("an answer"),
         )
         .await;
         let stored = reply.is(201)["job"].clone();
@@ -91,7 +91,7 @@ fn a_job_is_answered_as_an_envelope_with_what_was_sent_beside() {
         for absent in ["started_at", "completed_at", "error", "result"] {
             assert!(stored[absent].is_null(), "{absent}");
         }
-        assert!(reply.text.contains("3.140"), "numbers keep their spelling: {}", reply.text);
+        assert!(reply.text.contains("7.50"), "numbers keep their spelling: {}", reply.text);
         assert_eq!(read(t, &stored).await, stored);
         // Native readers see the arguments as the payload.
         let native = t.get("/v1/jobs").await.is(200)["jobs"][0].clone();
@@ -225,6 +225,18 @@ fn queues_are_looked_at_in_the_order_given_and_jobs_come_by_priority_then_age() 
             order.push(reply["jobs"][0]["args"][0].clone());
         }
         assert_eq!(order, [3, 2, 4, 1]);
+        for (queue, n) in [("low", 1), ("high", 2), ("low", 3)] {
+            enqueue(t, in_queue(queue, 0, n)).await;
+        }
+        let wanted = json!({"queues": ["high", "low"], "count": 5});
+        let reply = t.post(&format!("{OJS}/jobs/fetch"), wanted).await.is(200);
+        let all: Vec<_> = reply["jobs"]
+            .as_array()
+            .expect("jobs")
+            .iter()
+            .map(|it| it["args"][0].clone())
+            .collect();
+        assert_eq!(all, [2, 1, 3]);
         for _ in 0..60 {
             enqueue(t, in_queue("many", 0, 0)).await;
         }

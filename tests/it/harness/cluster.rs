@@ -49,6 +49,15 @@ impl Database {
         conn.close().await.expect("the connection closes");
     }
 
+    /// Asks for a text.
+    pub async fn text(&self, sql: &str) -> String {
+        let mut conn = self.connect().await;
+        let text = sqlx::query_scalar(sqlx::AssertSqlSafe(sql.to_owned()));
+        let text = text.fetch_one(&mut conn).await.expect("a text");
+        conn.close().await.expect("the connection closes");
+        text
+    }
+
     /// One number.
     pub async fn number(&self, sql: &str) -> i64 {
         let mut conn = self.connect().await;

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Installs what Fencepost needs and this machine lacks, and says what it does.
-# With the argument `test` also what the examples need: Go, Node and jq.
+# With the argument `test` also what the examples need: Go, Node, pip and jq.
 # Needs: a Debian or Ubuntu machine, and root or sudo. Elsewhere it says what to install.
 set -eu
 
@@ -43,6 +43,7 @@ if [ "${1:-}" = test ]; then
     command -v go >/dev/null 2>&1 || missing="$missing golang-go"
     command -v jq >/dev/null 2>&1 || missing="$missing jq"
     command -v npm >/dev/null 2>&1 || missing="$missing nodejs npm"
+    python3 -m pip --version >/dev/null 2>&1 || missing="$missing python3-pip"
 fi
 [ -n "$missing" ] || exit 0
 

@@ -4,10 +4,10 @@
 
 mod document;
 mod door;
-mod mobius;
-mod ojs;
-mod orch8;
-mod workflow_graph;
+pub mod mobius;
+pub mod ojs;
+pub mod orch8;
+pub mod workflow_graph;
 
 use axum::{Router, middleware};
 use utoipa_axum::router::OpenApiRouter;

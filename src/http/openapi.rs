@@ -186,12 +186,13 @@ pub fn docs() -> SwaggerUi {
 }
 
 /// The pages that the server itself has: every error's `docs_url` leads to one of them.
-const PAGES: [(&str, &str); 7] = [
+const PAGES: [(&str, &str); 8] = [
     ("accounts", include_str!("../../docs/accounts.md")),
     ("errors", include_str!("../../docs/errors.md")),
     ("guarantees", include_str!("../../docs/guarantees.md")),
     ("limits", include_str!("../../docs/limits.md")),
     ("operations", include_str!("../../docs/operations.md")),
+    ("protocols", include_str!("../../docs/protocols.md")),
     ("schedules", include_str!("../../docs/schedules.md")),
     ("worker-guide", include_str!("../../docs/worker-guide.md")),
 ];

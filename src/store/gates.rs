@@ -143,7 +143,7 @@ pub struct Passage<'a> {
 }
 
 /// Jobs of a queue, and of a gate, that are looked through for those with a command.
-const MAX_EXAMINED_FOR_COMMANDS: i64 = 1_000;
+pub const MAX_EXAMINED_FOR_COMMANDS: i64 = 1_000;
 
 /// Leases the best jobs of one look, from behind gates and from before all gates. The keys of the gates
 /// and the queue's limits must be locked by an earlier statement of this transaction.

@@ -5,5 +5,6 @@ mod matrix;
 mod mobius;
 mod ojs;
 mod orch8;
+mod page;
 mod surface;
 mod workflow_graph;

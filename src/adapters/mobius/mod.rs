@@ -27,9 +27,9 @@ use crate::{
 };
 
 /// How often workers are told to send heartbeats: the protocol's own number.
-const HEARTBEAT_INTERVAL_SECONDS: i32 = 30;
+pub const HEARTBEAT_INTERVAL_SECONDS: i32 = 30;
 /// Three missed heartbeats end a lease.
-const LEASE_SECONDS: i32 = 3 * HEARTBEAT_INTERVAL_SECONDS;
+pub const LEASE_SECONDS: i32 = 3 * HEARTBEAT_INTERVAL_SECONDS;
 
 pub(super) const DOOR: Door =
     Door { name: "mobius", routes, also_below: &[], face, document: MobiusDocument::openapi };

@@ -7,7 +7,7 @@ use sqlx::types::Json as Stored;
 use uuid::Uuid;
 
 use super::{
-    RETRY_FIELD,
+    MAX_ENVELOPE_BYTES, RETRY_FIELD,
     fields::{Fields, When, duration_ms, is_queue_name, is_type_name, when, whole_seconds},
 };
 use crate::{
@@ -28,8 +28,6 @@ use crate::{
 
 /// Characters of a job's type.
 const MAX_TYPE_CHARS: usize = 255;
-/// Bytes of what is kept beside the arguments: the specification's bound for `meta`.
-pub const MAX_ENVELOPE_BYTES: usize = 64 * 1024;
 /// What the specification retries by when nobody says otherwise.
 const DEFAULT_RETRY: RetryPolicy = RetryPolicy {
     strategy: Strategy::Exponential,

@@ -43,7 +43,9 @@ const SPEC_VERSION: &str = "1.0";
 /// The media type of each answer, and nothing beside.
 const MEDIA_TYPE: &str = "application/openjobspec+json";
 /// How long a fetched job is reserved unless somebody says otherwise: the protocol's own number.
-const VISIBILITY_SECONDS: i32 = 1_800;
+pub const VISIBILITY_SECONDS: i32 = 1_800;
+/// Bytes of what is kept of a job beside its arguments: the specification's bound for `meta`.
+pub const MAX_ENVELOPE_BYTES: usize = 64 * 1024;
 /// What broken retry policies are told apart by: they have a status of their own.
 const RETRY_FIELD: &str = "options.retry";
 

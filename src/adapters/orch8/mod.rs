@@ -26,7 +26,9 @@ use crate::{
 };
 
 /// What ends a task's lease: no heartbeat for so long. The protocol's own number.
-const LEASE_SECONDS: i32 = 60;
+pub const LEASE_SECONDS: i32 = 60;
+/// How long a poll of the first shape waits: the protocol's own number.
+pub const WAIT_SECONDS: u64 = 30;
 /// What tasks' ids begin with.
 const TASK_PREFIX: &str = "task_";
 

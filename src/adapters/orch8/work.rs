@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
-use super::{ErrorBody, LEASE_SECONDS, read_task_id, state_name, task_id};
+use super::{ErrorBody, LEASE_SECONDS, WAIT_SECONDS, read_task_id, state_name, task_id};
 use crate::{
     adapters::door::{self, Ask, DEFAULT_QUEUE, Names},
     app::App,
@@ -33,9 +33,6 @@ use crate::{
         extract::{Json, OptionalJson, RequestBody},
     },
 };
-
-/// How long a poll of the first shape waits: the protocol's own number.
-const WAIT_SECONDS: u64 = 30;
 
 /// What a worker wants. With `handler_name` or `limit` the answer is a list, at once; otherwise one task, after a
 /// wait, or a list when `batch_size` is more than 1.

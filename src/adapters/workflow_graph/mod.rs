@@ -29,6 +29,9 @@ use crate::{
     wire::refusal,
 };
 
+/// The length of a lease that nobody chose: the protocol's own number.
+pub const DEFAULT_LEASE_SECONDS: i32 = 30;
+
 pub(super) const DOOR: Door = Door {
     name: "workflow-graph",
     routes,

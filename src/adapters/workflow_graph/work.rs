@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, value::RawValue};
 use utoipa::ToSchema;
 
-use super::{ErrorBody, LeaseName, command, find_job, names, or_lost};
+use super::{DEFAULT_LEASE_SECONDS, ErrorBody, LeaseName, command, find_job, names, or_lost};
 use crate::{
     adapters::door::{self, Ask, Names},
     app::App,
@@ -32,9 +32,6 @@ use crate::{
         extract::{Json, RequestBody},
     },
 };
-
-/// The length of a lease that nobody chose: the protocol's own number.
-const DEFAULT_LEASE_SECONDS: i32 = 30;
 
 /// What a worker wants.
 #[derive(Debug, Deserialize, ToSchema)]

@@ -1,7 +1,7 @@
 -- Whether a payload is something a shell can be given: a string, or an object with a string named `command`.
 -- A payload is opaque, and may be JSON that PostgreSQL does not take (such as \u0000): that offers nothing.
 create function offers_command(payload text) returns boolean
-language plpgsql immutable strict parallel safe
+language plpgsql immutable strict
 as $$
 begin
     return case

@@ -84,7 +84,7 @@ impl Bus {
         instance: Uuid,
         budget: Duration,
     ) -> anyhow::Result<Self> {
-        let redis = url.map(open).transpose()?;
+        let redis = url.map(|it| open(it, budget)).transpose()?;
         Ok(Self(Arc::new(Inner {
             node: NodeId::generate(),
             prefix: format!("fencepost:{}", instance.simple()),
@@ -140,7 +140,8 @@ impl Bus {
         let channel = self.channel(topic);
         let mut publish = redis::cmd("PUBLISH");
         publish.arg(channel).arg(text);
-        let called = timeout(RESPONSE_TIMEOUT, publish.query_async::<i64>(&mut manager)).await;
+        let patience = RESPONSE_TIMEOUT.max(self.0.budget);
+        let called = timeout(patience, publish.query_async::<i64>(&mut manager)).await;
         self.judge(called).is_some()
     }
 
@@ -271,12 +272,13 @@ pub enum Topic {
     Ping,
 }
 
-fn open(url: &SecretString) -> anyhow::Result<Redis> {
+/// A budget that is longer than the bounds of its connections stretches them.
+fn open(url: &SecretString, budget: Duration) -> anyhow::Result<Redis> {
     // The URL may hold a password: it is not repeated.
     let client = Client::open(url.expose_secret()).context("the URL of Redis cannot be read")?;
     let config = ConnectionManagerConfig::new()
-        .set_connection_timeout(Some(CONNECT_TIMEOUT))
-        .set_response_timeout(Some(RESPONSE_TIMEOUT))
+        .set_connection_timeout(Some(CONNECT_TIMEOUT.max(budget)))
+        .set_response_timeout(Some(RESPONSE_TIMEOUT.max(budget)))
         .set_number_of_retries(1)
         .set_min_delay(Duration::from_millis(50))
         .set_max_delay(Duration::from_millis(100));

@@ -22,7 +22,7 @@ if [ "$(echo "$beat" | jq .directives.should_cancel)" = true ]; then
     exit 0
 fi
 
-result=$(printf '{"summary": "done"}' | base64)
+result=$(printf '{"summary": "done"}' | base64 | tr -d "\n")
 call "$jobs/$id/complete" \
     "{\"worker_id\": \"worker-1\", \"attempt\": $attempt, \"status\": \"completed\", \"result_b64\": \"$result\"}"
 echo "completed"

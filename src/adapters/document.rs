@@ -8,11 +8,12 @@ use super::{DOORS, Door};
 use crate::app::App;
 
 /// What every operation may answer beside what it says itself.
-const REFUSALS: [(&str, &str); 6] = [
+const REFUSALS: [(&str, &str); 7] = [
     ("400", "The request cannot be read or breaks a rule."),
     ("401", "No live API key."),
     ("403", "The key has not the scope that this needs."),
     ("413", "The body is too large."),
+    ("415", "The body is not JSON; 400 where the protocol says so."),
     ("429", "Too many requests, or too many of something."),
     ("503", "Try again later."),
 ];
@@ -27,7 +28,10 @@ fn of(door: &Door) -> Value {
     let (_, document) = OpenApiRouter::with_openapi(base).merge((door.routes)()).split_for_parts();
     let mut document = serde_json::to_value(document).unwrap_or_default();
     let Some(top) = document.as_object_mut() else { return document };
-    top.insert("servers".to_owned(), json!([{ "url": format!("/{}", door.name) }]));
+    let bases = std::iter::once("").chain(door.also_below.iter().copied());
+    let servers: Vec<_> =
+        bases.map(|below| json!({ "url": format!("/{}{below}", door.name) })).collect();
+    top.insert("servers".to_owned(), Value::Array(servers));
     top.insert(
         "security".to_owned(),
         json!([{ "api_key": [] }, { "basic": [] }, { "header": [] }]),
@@ -40,8 +44,23 @@ fn of(door: &Door) -> Value {
     let operations = paths.into_iter().flat_map(Map::values_mut).filter_map(Value::as_object_mut);
     for operation in operations.flat_map(Map::values_mut) {
         add_refusals(operation);
+        let requests = operation.pointer_mut("/requestBody/content");
+        requests.into_iter().for_each(|it| rename_json(it, door.media_type));
+        let responses = operation.get_mut("responses").and_then(Value::as_object_mut);
+        for response in responses.into_iter().flat_map(Map::values_mut) {
+            response.get_mut("content").into_iter().for_each(|it| rename_json(it, door.media_type));
+        }
     }
     document
+}
+
+/// What the handlers' types call JSON, by the name that the door has for it.
+fn rename_json(content: &mut Value, media_type: &str) {
+    if let Some(content) = content.as_object_mut()
+        && let Some(json) = content.remove("application/json")
+    {
+        content.insert(media_type.to_owned(), json);
+    }
 }
 
 fn security_schemes() -> Value {

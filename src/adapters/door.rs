@@ -127,10 +127,13 @@ pub fn stage<'a>(attempt: i32, job: &JobRow, ended: &'a [AttemptRow]) -> Result<
         return Ok(Stage::Failed(Some(row)));
     }
     let is_next = attempt == job.attempt.saturating_add(1);
+    let last = ended.iter().find(|it| it.attempt == job.attempt);
+    let was_cancelled = last.is_some_and(|it| it.outcome == Outcome::Cancelled);
     match job.state {
         StoredState::Processing if attempt == job.attempt => Ok(Stage::Claimed),
         StoredState::Succeeded if attempt == job.attempt => Ok(Stage::Completed),
-        StoredState::Cancelled if is_next => Ok(Stage::Failed(None)),
+        // It was called off before it began; not when an earlier one was.
+        StoredState::Cancelled if is_next && !was_cancelled => Ok(Stage::Failed(None)),
         it if it.is_waiting() && is_next => Ok(Stage::Pending),
         _ => Err(Error::JobNotFound),
     }
@@ -139,8 +142,9 @@ pub fn stage<'a>(attempt: i32, job: &JobRow, ended: &'a [AttemptRow]) -> Result<
 /// The attempt that a job is at, waits for, or ended with.
 #[must_use]
 pub fn latest_attempt(job: &JobRow, ended: &[AttemptRow]) -> i32 {
-    let never_began =
-        job.state == StoredState::Cancelled && !ended.iter().any(|it| it.attempt == job.attempt);
+    let last = ended.iter().find(|it| it.attempt == job.attempt);
+    let never_began = job.state == StoredState::Cancelled
+        && last.is_none_or(|it| it.outcome != Outcome::Cancelled);
     job.attempt + i32::from(job.state.is_waiting() || never_began)
 }
 

@@ -22,6 +22,8 @@ struct Door {
     /// Beside the base path itself, its routes answer below these.
     also_below: &'static [&'static str],
     face: refusal::Face,
+    /// What its answers are.
+    media_type: &'static str,
     document: fn() -> utoipa::openapi::OpenApi,
 }
 

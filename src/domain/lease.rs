@@ -29,7 +29,7 @@ pub fn heartbeat_interval_seconds(lease_seconds: i32, timeout_seconds: i32) -> i
     (lease_seconds / 3).min(MIN_TIMEOUT_THIRD_SECONDS.max(timeout_seconds / 3)).max(1)
 }
 
-/// What a worker shows of its lease. `worker_id` is always shown; the rest when the worker has it.
+/// What a worker shows of its lease, as far as its wire lets it; what it shows must match.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Fence {
     /// The worker that was given the job; none: whoever has it. Some wires do not say.

@@ -87,10 +87,14 @@ pub async fn store(
     jobs: &[TiedJob],
     workflow: Option<&NewWorkflow>,
 ) -> Result<Vec<Outcome>, Error> {
-    let mut tries = 0;
+    let (mut tries, mut is_in_doubt) = (0, false);
     loop {
         tries += 1;
-        match store_once(engine, project_id, jobs, workflow, tries == 1).await {
+        match store_once(engine, project_id, jobs, workflow, is_in_doubt).await {
+            Err(Failed::Store(error @ sqlx::Error::Io(_))) if tries < MAX_TRIES => {
+                tracing::debug!(error = &error as &dyn std::error::Error, "asked once more");
+                is_in_doubt = true;
+            }
             Err(Failed::Store(error)) if tries < MAX_TRIES && is_worth_another_try(&error) => (),
             Err(Failed::Store(error)) if is_unique_violation(&error) => {
                 return Err(Error::UniqueConflict { field: "unique.key".to_owned(), holder: None });
@@ -114,13 +118,12 @@ impl From<sqlx::Error> for Failed {
 }
 
 /// Another request got the key first: the next look sees its job. A deadlock leaves nothing behind.
-/// After a lost connection the ids, made before, tell whether it was done: they are there already.
 fn is_worth_another_try(error: &sqlx::Error) -> bool {
     const DEADLOCK: &str = "40P01";
     let is_deadlock = matches!(
         error, sqlx::Error::Database(it) if it.code().as_deref() == Some(DEADLOCK)
     );
-    is_unique_violation(error) || is_deadlock || matches!(error, sqlx::Error::Io(_))
+    is_unique_violation(error) || is_deadlock
 }
 
 async fn store_once(
@@ -128,7 +131,7 @@ async fn store_once(
     project_id: ProjectId,
     jobs: &[TiedJob],
     workflow: Option<&NewWorkflow>,
-    is_first_try: bool,
+    is_in_doubt: bool,
 ) -> Result<Vec<Outcome>, Failed> {
     let mut conn = engine.pools.enqueue.acquire().await?;
     let all: Vec<_> = jobs.iter().map(|it| &it.job).collect();
@@ -138,7 +141,8 @@ async fn store_once(
     // key: all that was new then is there now, and the others are found again by their unique keys.
     let earlier: HashMap<_, _> = found.into_iter().map(|it| (it.id, it)).collect();
     let taken = |it: &&TiedJob| it.is_id_given && earlier.contains_key(&it.job.id);
-    if let Some(taken) = jobs.iter().find(taken).filter(|_| is_first_try) {
+    // Only after a commit whose answer was lost may it be this very job.
+    if let Some(taken) = jobs.iter().find(taken).filter(|_| !is_in_doubt) {
         let field = format!("{}id", taken.path);
         return Err(Failed::Refused(Error::UniqueConflict { field, holder: Some(taken.job.id) }));
     }
@@ -168,7 +172,7 @@ async fn store_once(
         if let Some(Rerun { original, replaced }) = workflow.rerun
             && !workflows::succeed(&mut tx, project_id, original, replaced, workflow.id).await?
         {
-            // Somebody else has run it again at the same moment: one run is enough.
+            // Somebody else has run it again at the same moment.
             return Err(Failed::Refused(Error::Overloaded));
         }
         family::insert_edges(&mut tx, project_id, &workflow.edges).await?;

@@ -66,7 +66,7 @@ pub async fn page(
     Ok(store::jobs::page(&mut conn, project_id, filter, before, limit).await?)
 }
 
-/// The job of a workflow that has this key there.
+/// The job of a workflow that has this key there, in its latest run.
 ///
 /// # Errors
 /// [`Error::WorkflowNotFound`], [`Error::JobNotFound`].
@@ -76,7 +76,7 @@ pub async fn find_in_workflow(
     workflow_id: WorkflowId,
     workflow_key: &str,
 ) -> Result<JobId, Error> {
-    let (_, jobs) = super::workflows::find(engine, project_id, workflow_id).await?;
+    let (_, jobs) = super::workflows::find_latest(engine, project_id, workflow_id).await?;
     let job = jobs.into_iter().find(|it| it.key == workflow_key);
     Ok(job.ok_or(Error::JobNotFound)?.id)
 }

@@ -102,6 +102,7 @@ pub struct Inner {
     /// How much waits in projects that may not have any number of jobs.
     pub backlogs: quota::Backlogs,
     parking: Parking,
+    queue_lists: anywhere::QueueLists,
     settled: Arc<AtomicU64>,
 }
 
@@ -160,6 +161,7 @@ impl Engine {
             versions: watch::Versions::default(),
             backlogs: quota::Backlogs::default(),
             parking: Parking::new(messages),
+            queue_lists: anywhere::QueueLists::default(),
             pools,
             tidings,
             stopping,
@@ -184,7 +186,7 @@ impl Engine {
     /// # Errors
     /// [`Error::Unavailable`] when the store does not answer.
     pub async fn now(&self) -> Result<DateTime<Utc>, Error> {
-        let mut conn = self.pools.people.acquire().await?;
+        let mut conn = self.pools.settle.acquire().await?;
         Ok(store::schedules::clock(&mut conn).await?)
     }
 

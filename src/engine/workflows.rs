@@ -6,11 +6,12 @@ use super::{
     Engine, control,
     enqueue::{Extras, NewJob, Start},
     family::{self, Edge, OnConflict, TiedJob},
-    jobs,
+    jobs, quota,
 };
 use crate::{
     domain::{
         backoff::RetryPolicy,
+        gate,
         job::{JobState, StoredState},
         workflow::{self, WorkflowState},
     },
@@ -81,9 +82,11 @@ pub async fn find_latest(
     id: WorkflowId,
 ) -> Result<(WorkflowRow, Vec<WorkflowJobRow>), Error> {
     let (row, jobs) = find(engine, project_id, id).await?;
-    match row.successor_id {
-        Some(successor) => find(engine, project_id, successor).await,
-        None => Ok((row, jobs)),
+    let Some(successor) = row.successor_id else { return Ok((row, jobs)) };
+    match find(engine, project_id, successor).await {
+        // Its latest run was pruned before it, which has a dead letter.
+        Err(Error::WorkflowNotFound) => Ok((row, jobs)),
+        found => found,
     }
 }
 
@@ -113,19 +116,22 @@ pub fn state(row: &WorkflowRow, jobs: &[WorkflowJobRow]) -> WorkflowState {
 ///
 /// # Errors
 /// [`Error::WorkflowNotFound`], also when jobs of it were pruned that would be run again.
-pub async fn run(engine: &Engine, project_id: ProjectId, id: WorkflowId) -> Result<(), Error> {
-    let (row, first_jobs) = find(engine, project_id, id).await?;
-    let replaced = row.successor_id;
-    let (latest, jobs) = match replaced {
-        Some(successor) => find(engine, project_id, successor).await?,
-        None => (row, first_jobs),
-    };
-    if latest.is_held {
+/// [`Error::QuotaExceeded`] when the project may not have so many more (`max_waiting`; none: any number).
+pub async fn run(
+    engine: &Engine,
+    project_id: ProjectId,
+    id: WorkflowId,
+    max_waiting: Option<i64>,
+) -> Result<(), Error> {
+    let replaced = find(engine, project_id, id).await?.0.successor_id;
+    let (latest, jobs) = find_latest(engine, project_id, id).await?;
+    if latest.is_held && latest.cancelled_at.is_none() {
         return start(engine, project_id, latest.id).await;
     }
     if state(&latest, &jobs) == WorkflowState::Running {
         return Ok(());
     }
+    quota::admit(engine, project_id, jobs.len(), max_waiting).await?;
     let ids: Vec<_> = jobs.iter().map(|it| it.id).collect();
     let rows = jobs::find_all(engine, project_id, &ids).await?;
     let mut workflow = NewWorkflow {
@@ -144,8 +150,11 @@ pub async fn run(engine: &Engine, project_id: ProjectId, id: WorkflowId) -> Resu
     let parents: Vec<Vec<usize>> =
         jobs.iter().map(|it| it.depends_on.iter().filter_map(place).collect()).collect();
     tie(&mut workflow, &mut again, &parents);
-    family::store(engine, project_id, &again, Some(&workflow)).await?;
-    Ok(())
+    match family::store(engine, project_id, &again, Some(&workflow)).await {
+        // Somebody else has run it again at the same moment: one run is enough.
+        Ok(_) | Err(Error::Overloaded) => Ok(()),
+        Err(error) => Err(error),
+    }
 }
 
 async fn start(engine: &Engine, project_id: ProjectId, id: WorkflowId) -> Result<(), Error> {
@@ -165,7 +174,7 @@ fn anew(project_id: ProjectId, row: &JobRow) -> TiedJob {
     let retry = row.retry.is_some().then(|| RetryPolicy::stored(row.retry.as_ref()));
     let labels = row.labels.clone().unwrap_or_default();
     let extras = Extras {
-        gate: crate::domain::gate::gate(&row.job_type, &labels, row.concurrency_key.as_deref()),
+        gate: gate::gate(&row.job_type, &labels, row.concurrency_key.as_deref()),
         labels,
         concurrency_key: row.concurrency_key.clone(),
         concurrency_limit: row.concurrency_limit,

@@ -116,13 +116,14 @@ pub async fn queue_names(
 }
 
 /// The names of queues of a project that were ever used: first those with jobs that can run or do, then
-/// the others, in order.
+/// the others, if they are wanted; of more than `limit`, any.
 ///
 /// # Errors
 /// Only those of the store.
 pub async fn busiest_queues(
     conn: &mut PgConnection,
     project_id: ProjectId,
+    with_empty: bool,
     limit: i64,
 ) -> sqlx::Result<Vec<String>> {
     sqlx::query_scalar!(
@@ -134,11 +135,13 @@ pub async fn busiest_queues(
             select queue, active from queue_deltas where project_id = $1
         ) moves
         group by queue
-        order by sum(active) > 0 desc, queue
+        having $3 or sum(active) > 0
+        order by sum(active) > 0 desc, random()
         limit $2
         "#,
         project_id.0,
         limit,
+        with_empty,
     )
     .fetch_all(conn)
     .await

@@ -142,8 +142,9 @@ pub struct Passage<'a> {
     pub max_jobs: i64,
 }
 
-/// Jobs of a queue, and of a gate, that are looked through for those with a command.
-pub const MAX_EXAMINED_FOR_COMMANDS: i64 = 1_000;
+/// Jobs of a queue that are looked through for those with a command. Behind one gate all are of one type, so a
+/// few tell: the statement has 20 of each as a literal.
+pub const MAX_EXAMINED_FOR_COMMANDS: i64 = 200;
 
 /// Leases the best jobs of one look, from behind gates and from before all gates. The keys of the gates
 /// and the queue's limits must be locked by an earlier statement of this transaction.
@@ -178,13 +179,15 @@ pub async fn claim_gated(
                         and gate = passed.gate
                         and (expires_at is null or expires_at > statement_timestamp())
                     order by rank, run_at, id
-                    limit coalesce($17::bigint, $5::bigint)
+                    limit coalesce(least($17::bigint, 20), $5::bigint)
                 ) near
-                where $17::bigint is null or exists (
-                    select from job_bodies body
-                    where body.project_id = $1 and body.job_id = near.id
-                        and offers_command(body.payload)
-                )
+                left join lateral (
+                    select offers_command(body.payload) as offers
+                    from job_bodies body
+                    where $17 is not null and body.project_id = $1 and body.job_id = near.id
+                    limit 1
+                ) command on true
+                where $17 is null or command.offers
                 order by rank, run_at, id
                 limit $5::bigint
             ) found
@@ -211,11 +214,13 @@ pub async fn claim_gated(
                     order by rank, run_at, id
                     limit coalesce($17::bigint, $5::bigint)
                 ) near
-                where $17::bigint is null or exists (
-                    select from job_bodies body
-                    where body.project_id = $1 and body.job_id = near.id
-                        and offers_command(body.payload)
-                )
+                left join lateral (
+                    select offers_command(body.payload) as offers
+                    from job_bodies body
+                    where $17 is not null and body.project_id = $1 and body.job_id = near.id
+                    limit 1
+                ) command on true
+                where $17 is null or command.offers
                 order by rank, run_at, id
                 limit $5::bigint
             )
@@ -234,11 +239,13 @@ pub async fn claim_gated(
                     order by rank, run_at, id
                     limit coalesce($17::bigint, $5::bigint)
                 ) near
-                where $17::bigint is null or exists (
-                    select from job_bodies body
-                    where body.project_id = $1 and body.job_id = near.id
-                        and offers_command(body.payload)
-                )
+                left join lateral (
+                    select offers_command(body.payload) as offers
+                    from job_bodies body
+                    where $17 is not null and body.project_id = $1 and body.job_id = near.id
+                    limit 1
+                ) command on true
+                where $17 is null or command.offers
                 order by rank, run_at, id
                 limit $5::bigint
             ) found

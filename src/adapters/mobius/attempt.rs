@@ -159,7 +159,9 @@ fn decode(result_b64: &str) -> Result<Option<String>, Error> {
         GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent);
     let plain = GeneralPurpose::new(&alphabet::STANDARD, ANY_PADDING);
     let url_safe = GeneralPurpose::new(&alphabet::URL_SAFE, ANY_PADDING);
-    let bytes = plain.decode(result_b64).or_else(|_| url_safe.decode(result_b64));
+    // Many tools break long lines.
+    let result_b64: String = result_b64.split_ascii_whitespace().collect();
+    let bytes = plain.decode(&result_b64).or_else(|_| url_safe.decode(&result_b64));
     let bytes = bytes.map_err(|_| Error::invalid("result_b64", "must be base64"))?;
     if bytes.is_empty() {
         return Ok(None);
@@ -265,6 +267,7 @@ mod tests {
         assert_eq!(kept("eyJzdW1tYXJ5IjogImRvbmUifQ==").as_deref(), Some(r#"{"summary": "done"}"#));
         assert_eq!(kept("eyJzdW1tYXJ5IjogImRvbmUifQ").as_deref(), Some(r#"{"summary": "done"}"#));
         assert_eq!(kept("ZG9uZQ==").as_deref(), Some(r#""done""#));
+        assert_eq!(kept("ZG9u\nZQ==\n").as_deref(), Some(r#""done""#));
         assert_eq!(kept("").as_deref(), None);
         assert!(decode("***").is_err());
     }

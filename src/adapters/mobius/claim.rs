@@ -101,7 +101,9 @@ pub async fn claim(
     let mut check = Check::default();
     let wait_seconds = request.wait_seconds.unwrap_or(0);
     check.range("wait_seconds", wait_seconds, 0, limits::MAX_POLL_WAIT_SECONDS);
-    let (name, version) = (request.worker_name, request.worker_version);
+    // As many clients send what they have not set.
+    let sent = |it: Option<String>| it.filter(|it| !it.is_empty());
+    let (name, version) = (sent(request.worker_name), sent(request.worker_version));
     check.optional_name("worker_name", name.as_deref(), limits::MAX_WORKER_INFO_CHARS);
     check.optional_name("worker_version", version.as_deref(), limits::MAX_WORKER_INFO_CHARS);
     let ask = Ask {

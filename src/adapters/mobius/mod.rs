@@ -31,8 +31,14 @@ pub const HEARTBEAT_INTERVAL_SECONDS: i32 = 30;
 /// Three missed heartbeats end a lease.
 pub const LEASE_SECONDS: i32 = 3 * HEARTBEAT_INTERVAL_SECONDS;
 
-pub(super) const DOOR: Door =
-    Door { name: "mobius", routes, also_below: &[], face, document: MobiusDocument::openapi };
+pub(super) const DOOR: Door = Door {
+    name: "mobius",
+    routes,
+    also_below: &[],
+    face,
+    media_type: "application/json",
+    document: MobiusDocument::openapi,
+};
 
 #[derive(OpenApi)]
 #[openapi(

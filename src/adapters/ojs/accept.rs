@@ -1,6 +1,6 @@
 //! What a new job may be, and what of it the core keeps.
 
-use chrono::{DateTime, Utc};
+use chrono::{DateTime, TimeDelta, Utc};
 use serde_json::value::RawValue;
 use sha2::{Digest, Sha256};
 use sqlx::types::Json as Stored;
@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use super::{
     MAX_ENVELOPE_BYTES, RETRY_FIELD,
-    fields::{Fields, When, duration_ms, is_queue_name, is_type_name, when, whole_seconds},
+    fields::{Fields, Kept, When, duration_ms, is_queue_name, is_type_name, when, whole_seconds},
 };
 use crate::{
     adapters::door::DEFAULT_QUEUE,
@@ -38,6 +38,8 @@ const DEFAULT_RETRY: RetryPolicy = RetryPolicy {
     non_retryable_types: Vec::new(),
 };
 const DEFAULT_MAX_ATTEMPTS: i32 = 3;
+/// Longer numbers may be rounded when they are read.
+const MAX_EXACT_DIGITS: usize = 15;
 const UNKNOWN_POLICY: &str = "must be none, linear or exponential";
 
 /// A job that was accepted.
@@ -45,14 +47,24 @@ pub struct Accepted {
     pub tied: TiedJob,
     /// After so many milliseconds another job may have its unique key, live or not.
     pub unique_ms: Option<i64>,
+    /// It expires so many milliseconds from now: only the database's clock can say when that is.
+    pub expires_after_ms: Option<i64>,
 }
 
-/// Whose job it is, what it may use, and the time.
+impl Accepted {
+    /// Sets when it expires, now that the time is known.
+    pub fn expire(&mut self, now: DateTime<Utc>) {
+        let Some(ms) = self.expires_after_ms else { return };
+        let extras = self.tied.job.extras.get_or_insert_default();
+        extras.expires_at = now.checked_add_signed(TimeDelta::milliseconds(ms));
+    }
+}
+
+/// Whose job it is, and what it may use.
 #[derive(Clone, Copy)]
 pub struct Tenant<'a> {
     pub project_id: ProjectId,
     pub plan: &'a Limits,
-    pub now: DateTime<Utc>,
 }
 
 /// Checks a job and makes it ready to be stored. What it says beyond the core becomes its envelope.
@@ -70,13 +82,15 @@ pub fn accept(tenant: Tenant<'_>, mut sent: Fields, check: &mut Check) -> Result
     let mut options: Fields = sent.take("options", check).unwrap_or_default();
     let mut inner = Check::below(format!("{}options.", check.path()));
     let queue = accept_queue(&mut options, &mut inner);
-    let priority: i16 = options.take("priority", &mut inner).unwrap_or(0);
-    inner.range("priority", priority, limits::MIN_PRIORITY, limits::MAX_PRIORITY);
-    let timeout_ms: Option<i64> = options.take("timeout_ms", &mut inner);
-    let timeout_seconds = timeout_ms.map_or(i64::from(limits::MAX_TIMEOUT_SECONDS), whole_seconds);
-    inner.range("timeout_ms", timeout_seconds, 1, limits::MAX_TIMEOUT_SECONDS.into());
+    let rank = accept_rank(&mut options, &mut inner);
+    let timeout_seconds = accept_timeout(&mut options, &mut inner);
     let start = accept_start(&mut options, &mut inner);
-    let expires_at = accept_expiry(&mut options, tenant.now, &mut inner);
+    let expiry = accept_expiry(&mut options, &mut inner);
+    let (expires_at, expires_after_ms) = match expiry {
+        Some(When::At(at)) => (Some(at), None),
+        Some(When::AfterMs(ms)) => (None, Some(ms)),
+        None => (None, None),
+    };
     let (retry, max_attempts) = accept_retry(&mut options, &mut inner);
     let unique = accept_unique(&mut options, (&job_type, &queue, &kept), &mut inner);
     options.refuse("pending", "must not be sent: jobs are not staged here", &mut inner);
@@ -94,10 +108,10 @@ pub fn accept(tenant: Tenant<'_>, mut sent: Fields, check: &mut Check) -> Result
         id: id.flatten().unwrap_or_else(JobId::generate),
         queue,
         job_type,
-        rank: priority.saturating_neg(),
+        rank,
         start,
         max_attempts: Some(max_attempts),
-        timeout_seconds: i32::try_from(timeout_seconds).unwrap_or(limits::MAX_TIMEOUT_SECONDS),
+        timeout_seconds,
         payload,
         retry: Some(Stored(retry)),
         tags: None,
@@ -105,7 +119,7 @@ pub fn accept(tenant: Tenant<'_>, mut sent: Fields, check: &mut Check) -> Result
     };
     let path = check.path().to_owned();
     let tied = TiedJob { is_id_given: given.is_some(), path, ..TiedJob::new(job, on_conflict) };
-    Ok(Accepted { tied, unique_ms })
+    Ok(Accepted { tied, unique_ms, expires_after_ms })
 }
 
 /// Also of types that schedules name.
@@ -147,6 +161,21 @@ pub fn accept_queue(options: &mut Fields, check: &mut Check) -> String {
     queue
 }
 
+/// The longest run of one attempt, in seconds, of jobs and schedules.
+pub fn accept_timeout(options: &mut Fields, check: &mut Check) -> i32 {
+    const MAX_TIMEOUT_MS: i64 = limits::MAX_TIMEOUT_SECONDS as i64 * 1_000;
+    let timeout_ms = options.take("timeout_ms", check).unwrap_or(MAX_TIMEOUT_MS);
+    check.range("timeout_ms", timeout_ms, 1, MAX_TIMEOUT_MS);
+    i32::try_from(whole_seconds(timeout_ms)).unwrap_or(limits::MAX_TIMEOUT_SECONDS)
+}
+
+/// The priority, as its opposite, of jobs and schedules.
+pub fn accept_rank(options: &mut Fields, check: &mut Check) -> i16 {
+    let priority: i16 = options.take("priority", check).unwrap_or(0);
+    check.range("priority", priority, limits::MIN_PRIORITY, limits::MAX_PRIORITY);
+    priority.saturating_neg()
+}
+
 fn accept_id(text: &str, check: &mut Check) -> Option<JobId> {
     const VERSION: usize = 7;
     let id = text.parse::<Uuid>().ok().filter(|it| it.get_version_num() == VERSION);
@@ -177,22 +206,19 @@ fn accept_start(options: &mut Fields, check: &mut Check) -> Start {
     start
 }
 
-fn accept_expiry(
-    options: &mut Fields,
-    now: DateTime<Utc>,
-    check: &mut Check,
-) -> Option<DateTime<Utc>> {
+fn accept_expiry(options: &mut Fields, check: &mut Check) -> Option<When> {
     let text = options.take::<String>("expires_at", check)?;
-    let at = match when(&text) {
-        Some(When::At(at)) => Some(at),
-        Some(When::AfterMs(ms)) => now.checked_add_signed(chrono::TimeDelta::milliseconds(ms)),
-        None => None,
-    };
-    if at.is_none() {
-        check.refuse("expires_at", "must be a time as in RFC 3339, or `+` and a duration");
+    let expiry = when(&text);
+    match expiry {
+        Some(When::At(at)) => check.time("expires_at", Some(at)),
+        Some(When::AfterMs(ms)) => {
+            check.range("expires_at", whole_seconds(ms), 0, limits::MAX_DELAY_SECONDS);
+        }
+        None => {
+            check.refuse("expires_at", "must be a time as in RFC 3339, or `+` and a duration");
+        }
     }
-    check.time("expires_at", at);
-    at
+    expiry
 }
 
 /// How a job is tried again, of jobs and schedules, and how often it may fail.
@@ -329,9 +355,12 @@ fn canonical(value: Option<&RawValue>, only: Option<&[String]>) -> String {
         }
         (other, _) => other,
     };
-    let value = value.and_then(|it| serde_json::from_str::<Value>(it.get()).ok());
-    match value {
-        None => String::new(),
+    let Some(text) = value.map(RawValue::get) else { return String::new() };
+    // What a program cannot hold, or not exactly, is equal to its own spelling only.
+    let mut numbers = text.split(|it: char| !it.is_ascii_digit());
+    let is_exact = !numbers.any(|it| it.len() > MAX_EXACT_DIGITS);
+    match serde_json::from_str(text).ok().filter(|_| is_exact) {
+        None => text.to_owned(),
         Some(Value::Array(items)) => {
             Value::Array(items.into_iter().map(keep).collect()).to_string()
         }
@@ -340,11 +369,12 @@ fn canonical(value: Option<&RawValue>, only: Option<&[String]>) -> String {
 }
 
 /// What is kept beside the arguments: everything else that was sent.
-fn envelope(mut kept: Fields, check: &Check) -> Result<String, Error> {
+fn envelope(mut kept: Fields, check: &mut Check) -> Result<String, Error> {
     for core in ["args", "type", "id"] {
         kept.0.remove(core);
     }
-    let text = serde_json::to_string(&kept.0).map_err(Error::internal)?;
+    kept.0.iter().for_each(|(name, value)| check.depth(name, value));
+    let text = serde_json::to_string(&Kept { ojs: kept }).map_err(Error::internal)?;
     if text.len() > MAX_ENVELOPE_BYTES {
         let (field, limit_bytes) = (format!("{}meta", check.path()), MAX_ENVELOPE_BYTES);
         return Err(Error::FieldTooLarge { field, limit_bytes });

@@ -7,8 +7,8 @@ use utoipa::ToSchema;
 
 use super::{
     ErrorBody, Reply,
-    accept::{accept_args, accept_queue, accept_retry, check_type},
-    fields::{Fields, time, whole_seconds},
+    accept::{accept_args, accept_queue, accept_rank, accept_retry, accept_timeout, check_type},
+    fields::{Fields, args, time},
 };
 use crate::{
     adapters::door::Names,
@@ -23,7 +23,7 @@ use crate::{
     error::Error,
     wire::{
         audit::{self, Deed},
-        check::{Check, stored_json},
+        check::Check,
         extract::Json,
     },
 };
@@ -78,11 +78,7 @@ fn policy_name(overlap: Overlap) -> &'static str {
 
 impl CronView {
     fn of(row: ScheduleRow) -> Result<Self, Error> {
-        let args = if row.payload.trim_start().starts_with('[') {
-            stored_json(row.payload.clone())
-        } else {
-            stored_json(format!("[{}]", row.payload))
-        };
+        let args = args(&row.payload);
         Ok(Self {
             next_run_at: schedules::next_run_at(&row).map(time),
             name: row.id,
@@ -154,11 +150,11 @@ fn accept(mut sent: Fields, plan: &Limits) -> Result<WrittenSchedule, Error> {
     let mut options: Fields = template.take("options", &mut check).unwrap_or_default();
     let mut inner = Check::below("options.");
     let queue = accept_queue(&mut options, &mut inner);
-    let priority: i16 = options.take("priority", &mut inner).unwrap_or(0);
-    inner.range("priority", priority, limits::MIN_PRIORITY, limits::MAX_PRIORITY);
-    let timeout_ms: Option<i64> = options.take("timeout_ms", &mut inner);
-    let timeout_seconds = timeout_ms.map_or(i64::from(limits::MAX_TIMEOUT_SECONDS), whole_seconds);
-    inner.range("timeout_ms", timeout_seconds, 1, limits::MAX_TIMEOUT_SECONDS.into());
+    let rank = accept_rank(&mut options, &mut inner);
+    let timeout_seconds = accept_timeout(&mut options, &mut inner);
+    for name in ["rate_limit", "unique", "pending", "expires_at", "delay_until", "scheduled_at"] {
+        options.refuse(name, "must not be sent: schedules' jobs have none", &mut inner);
+    }
     let (retry, max_attempts) = accept_retry(&mut options, &mut inner);
     check.absorb(inner);
     check.finish()?;
@@ -169,14 +165,14 @@ fn accept(mut sent: Fields, plan: &Limits) -> Result<WrittenSchedule, Error> {
         timezone: timezone.unwrap_or_else(|| DEFAULT_TIMEZONE.to_owned()),
         queue,
         payload,
-        rank: priority.saturating_neg(),
+        rank,
         retry: Some(retry),
         overlap,
         catch_up: CatchUp::One,
         spread_seconds: 0,
         is_paused: !is_enabled,
         max_attempts: Some(max_attempts),
-        timeout_seconds: i32::try_from(timeout_seconds).ok(),
+        timeout_seconds: Some(timeout_seconds),
     })
 }
 

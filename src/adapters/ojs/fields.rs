@@ -3,13 +3,16 @@
 use std::collections::BTreeMap;
 
 use chrono::{DateTime, SecondsFormat, Utc};
-use serde::{Deserialize, Deserializer, de::DeserializeOwned};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de::DeserializeOwned};
 use serde_json::value::RawValue;
 
 use crate::{
     domain::limits,
     error::Error,
-    wire::{check::Check, extract::RequestBody},
+    wire::{
+        check::{Check, stored_json},
+        extract::RequestBody,
+    },
 };
 
 /// An object whose values are read one by one, and kept as they came.
@@ -19,6 +22,12 @@ pub struct Fields(pub BTreeMap<String, Box<RawValue>>);
 impl<'de> Deserialize<'de> for Fields {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         BTreeMap::deserialize(deserializer).map(Self)
+    }
+}
+
+impl Serialize for Fields {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.0.serialize(serializer)
     }
 }
 
@@ -56,6 +65,32 @@ impl Fields {
 fn told(error: &serde_json::Error) -> String {
     let text = error.to_string();
     text.split(" at line ").next().unwrap_or(&text).to_owned()
+}
+
+/// The envelope of a job that this wire has stored: what was sent beside its arguments.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub struct Kept {
+    pub ojs: Fields,
+}
+
+impl Kept {
+    /// What is kept of a job; nothing of one that another wire has stored.
+    #[must_use]
+    pub fn read(envelope: Option<&str>) -> Fields {
+        let kept: Option<Self> = envelope.and_then(|it| serde_json::from_str(it).ok());
+        kept.unwrap_or_default().ojs
+    }
+}
+
+/// A payload as arguments: itself if it is an array, or the only one.
+///
+/// # Errors
+/// [`Error::Internal`] when it is no JSON after all.
+pub fn args(payload: &str) -> Result<Box<RawValue>, Error> {
+    if payload.trim_start().starts_with('[') {
+        return stored_json(payload.to_owned());
+    }
+    stored_json(format!("[{payload}]"))
 }
 
 /// A body of many jobs.
@@ -96,7 +131,12 @@ pub fn when(text: &str) -> Option<When> {
 pub fn duration_ms(text: &str) -> Option<i64> {
     const SECOND: i64 = 1_000;
     const DAY: i64 = 86_400 * SECOND;
-    match iso8601::duration(text).ok()? {
+    // It passes over what stands behind a duration, and takes one that ends with its `T`.
+    let (rest, duration) = iso8601::parsers::parse_duration(text.as_bytes()).ok()?;
+    if !rest.is_empty() || text.ends_with('T') {
+        return None;
+    }
+    match duration {
         iso8601::Duration::Weeks(weeks) => i64::from(weeks).checked_mul(7 * DAY),
         iso8601::Duration::YMDHMS { year: 0, month: 0, day, hour, minute, second, millisecond } => {
             let parts = [
@@ -174,7 +214,9 @@ mod tests {
         assert_eq!(duration_ms("PT0.5S"), Some(500));
         assert_eq!(duration_ms("P1W"), Some(604_800_000));
         assert_eq!(duration_ms("P1M"), None);
-        assert_eq!(duration_ms("5s"), None);
+        for odd in ["5s", "PT", "PT1Sfoo", "PT1H30", "P1W2D", ""] {
+            assert_eq!(duration_ms(odd), None, "{odd}");
+        }
         assert_eq!((whole_seconds(1), whole_seconds(1_000), whole_seconds(0)), (1, 1, 0));
     }
 

@@ -71,18 +71,21 @@ pub async fn create(
     State(app): State<App>,
     Json(sent): Json<Fields>,
 ) -> Result<Response, Error> {
-    let now = app.engine.now().await?;
-    let tenant = Tenant { project_id: caller.project_id, plan: &caller.limits, now };
+    let tenant = Tenant { project_id: caller.project_id, plan: &caller.limits };
     let mut check = Check::default();
-    let accepted = accept(tenant, sent, &mut check)?;
+    let mut accepted = accept(tenant, sent, &mut check)?;
     check.finish()?;
+    set_expiries(&app, std::slice::from_mut(&mut accepted)).await?;
     quota::admit(&app.engine, caller.project_id, 1, caller.limits.waiting_jobs).await?;
     let outcome = store(&app, tenant, &accepted).await?;
-    let (status, id) = match outcome {
-        Outcome::Stored(it) => (StatusCode::CREATED, it.id),
-        Outcome::Existing(id) => (StatusCode::OK, id),
+    let project_id = caller.project_id;
+    let (status, job) = match outcome {
+        Outcome::Stored(it) => {
+            let job = JobView::stored(&accepted.tied.job, &it)?;
+            (StatusCode::CREATED, JobReply { job })
+        }
+        Outcome::Existing(id) => (StatusCode::OK, find(&app, JobKey { project_id, id }).await?),
     };
-    let job = find(&app, JobKey { project_id: caller.project_id, id }).await?;
     let location = HeaderValue::from_str(&format!("/ojs/v1/jobs/{}", job.job.id));
     let mut response = Reply(status, job).into_response();
     if let Ok(location) = location {
@@ -91,10 +94,20 @@ pub async fn create(
     Ok(response)
 }
 
+/// Finds out when jobs expire that count from now.
+pub async fn set_expiries(app: &App, jobs: &mut [Accepted]) -> Result<(), Error> {
+    if jobs.iter().all(|it| it.expires_after_ms.is_none()) {
+        return Ok(());
+    }
+    let now = app.engine.now().await?;
+    jobs.iter_mut().for_each(|it| it.expire(now));
+    Ok(())
+}
+
 /// Stores a job. One that is like it and is older than the policy's period does not count: it loses its unique
 /// key, and lives on.
 async fn store(app: &App, tenant: Tenant<'_>, accepted: &Accepted) -> Result<Outcome, Error> {
-    let Accepted { tied, unique_ms } = accepted;
+    let Accepted { tied, unique_ms, .. } = accepted;
     let once = async || {
         let stored = intake::store(&app.engine, tenant.project_id, std::slice::from_ref(tied));
         stored.await?.pop().ok_or(Error::InDoubt)
@@ -107,8 +120,13 @@ async fn store(app: &App, tenant: Tenant<'_>, accepted: &Accepted) -> Result<Out
     };
     let (Some(holder), Some(period_ms)) = (holder, unique_ms) else { return outcome };
     let key = JobKey { project_id: tenant.project_id, id: holder };
-    let stored_at = jobs::find(&app.engine, key).await?.created_at;
-    if tenant.now - stored_at < TimeDelta::milliseconds(*period_ms) {
+    let stored_at = match jobs::find(&app.engine, key).await {
+        Ok(row) => row.created_at,
+        // It was deleted meanwhile.
+        Err(Error::JobNotFound) => return once().await,
+        Err(error) => return Err(error),
+    };
+    if app.engine.now().await? - stored_at < TimeDelta::milliseconds(*period_ms) {
         return outcome;
     }
     control::forget_unique_key(&app.engine, key).await?;
@@ -130,33 +148,32 @@ pub async fn create_batch(
     State(app): State<App>,
     Json(sent): Json<Jobs>,
 ) -> Result<Reply<JobsReply>, Error> {
-    let now = app.engine.now().await?;
-    let tenant = Tenant { project_id: caller.project_id, plan: &caller.limits, now };
+    let tenant = Tenant { project_id: caller.project_id, plan: &caller.limits };
     let mut check = Check::default();
     check.count("jobs", sent.jobs.len(), limits::MAX_ENQUEUE_BATCH_JOBS);
-    let mut tied: Vec<TiedJob> = Vec::with_capacity(sent.jobs.len());
+    let mut all: Vec<Accepted> = Vec::with_capacity(sent.jobs.len());
     for (index, job) in sent.jobs.into_iter().take(limits::MAX_ENQUEUE_BATCH_JOBS).enumerate() {
         let mut item = Check::below(format!("jobs[{index}]."));
-        let accepted = accept(tenant, job, &mut item)?.tied;
-        if tied.iter().any(|it| it.job.id == accepted.job.id) {
+        let accepted = accept(tenant, job, &mut item)?;
+        if all.iter().any(|it| it.tied.job.id == accepted.tied.job.id) {
             item.refuse("id", "is the id of an earlier job of this batch");
         }
-        tied.push(accepted);
+        all.push(accepted);
         check.absorb(item);
     }
     check.finish()?;
+    set_expiries(&app, &mut all).await?;
+    let tied: Vec<TiedJob> = all.into_iter().map(|it| it.tied).collect();
     let project_id = caller.project_id;
     quota::admit(&app.engine, project_id, tied.len(), caller.limits.waiting_jobs).await?;
     let outcomes = intake::store(&app.engine, project_id, &tied).await?;
-    let id = |it: &Outcome| match it {
-        Outcome::Stored(it) => it.id,
-        Outcome::Existing(id) => *id,
-    };
-    let ids: Vec<_> = outcomes.iter().map(id).collect();
-    let mut rows = jobs::find_all(&app.engine, project_id, &ids).await?;
-    rows.sort_by_key(|row| ids.iter().position(|it| *it == row.id));
-    let jobs: Vec<_> =
-        rows.into_iter().map(|it| JobView::read(it, &[])).collect::<Result<_, _>>()?;
+    let mut jobs = Vec::with_capacity(tied.len());
+    for (TiedJob { job, .. }, outcome) in tied.iter().zip(outcomes) {
+        jobs.push(match outcome {
+            Outcome::Stored(it) => JobView::stored(job, &it)?,
+            Outcome::Existing(id) => find(&app, JobKey { project_id, id }).await?.job,
+        });
+    }
     let count = jobs.len();
     Ok(Reply(StatusCode::CREATED, JobsReply { jobs, count }))
 }

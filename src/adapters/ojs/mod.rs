@@ -49,8 +49,14 @@ pub const MAX_ENVELOPE_BYTES: usize = 64 * 1024;
 /// What broken retry policies are told apart by: they have a status of their own.
 const RETRY_FIELD: &str = "options.retry";
 
-pub(super) const DOOR: Door =
-    Door { name: "ojs", routes, also_below: &[], face, document: OjsDocument::openapi };
+pub(super) const DOOR: Door = Door {
+    name: "ojs",
+    routes,
+    also_below: &[],
+    face,
+    media_type: MEDIA_TYPE,
+    document: OjsDocument::openapi,
+};
 
 #[derive(OpenApi)]
 #[openapi(

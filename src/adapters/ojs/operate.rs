@@ -15,7 +15,7 @@ use super::{
 use crate::{
     adapters::door::Names,
     app::App,
-    auth::{Caller, Control, Manage, Read},
+    auth::{Caller, Manage, Read},
     domain::limits,
     engine::{
         control, dead_letters, jobs,
@@ -279,7 +279,7 @@ pub async fn dead_letters(
     ),
 )]
 pub async fn retry_dead_letter(
-    caller: Caller<Control>,
+    caller: Caller<Manage>,
     State(app): State<App>,
     names: Names,
 ) -> Result<Reply<JobReply>, Error> {

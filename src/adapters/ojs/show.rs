@@ -8,7 +8,7 @@ use utoipa::ToSchema;
 
 use super::{
     SPEC_VERSION,
-    fields::{Fields, time},
+    fields::{Fields, Kept, args, time},
     state_name,
 };
 use crate::{
@@ -18,6 +18,7 @@ use crate::{
     },
     engine::{
         dispatch::Handed,
+        enqueue::{NewJob, StoredJob},
         jobs::{AttemptRow, JobRow},
     },
     error::Error,
@@ -120,18 +121,9 @@ pub struct JobError {
     occurred_at: String,
 }
 
-/// A payload as arguments: itself if it is an array, or the only one.
-fn args(payload: &str) -> Result<Box<RawValue>, Error> {
-    if payload.trim_start().starts_with('[') {
-        return stored_json(payload.to_owned());
-    }
-    stored_json(format!("[{payload}]"))
-}
-
 /// What was sent beside the arguments, and the time at which the job expires as it was written.
 fn kept(envelope: Option<&str>) -> (BTreeMap<String, Box<RawValue>>, Option<String>) {
-    let mut fields: Fields =
-        envelope.and_then(|it| serde_json::from_str(it).ok()).unwrap_or_default();
+    let mut fields = Kept::read(envelope);
     SYSTEM_FIELDS.iter().for_each(|it| drop(fields.0.remove(*it)));
     let mut ignored = Check::default();
     let options = fields.0.get("options").and_then(|it| serde_json::from_str(it.get()).ok());
@@ -201,6 +193,43 @@ impl JobView {
             parent_results: job.has_parents.then(results).transpose()?,
             worker_id: Some(handed.worker_id.to_string())
                 .filter(|it| !it.starts_with(crate::ids::ANONYMOUS)),
+            kept,
+        })
+    }
+
+    /// A job that was just stored.
+    ///
+    /// # Errors
+    /// [`Error::Internal`] when its payload is no JSON after all.
+    pub fn stored(new: &NewJob, stored: &StoredJob) -> Result<Self, Error> {
+        let extras = new.extras.as_deref();
+        let (kept, expires_at) = kept(extras.and_then(|it| it.envelope.as_deref()));
+        let is_ahead = stored.state == StoredState::Scheduled;
+        Ok(Self {
+            specversion: SPEC_VERSION,
+            id: new.id.0.to_string(),
+            job_type: new.job_type.clone(),
+            queue: new.queue.clone(),
+            state: state_name(stored.state, 0),
+            args: args(&new.payload)?,
+            priority: -new.rank,
+            attempt: 0,
+            max_attempts: stored.max_attempts,
+            timeout_ms: timeout_ms(new.timeout_seconds),
+            created_at: time(stored.created_at),
+            enqueued_at: time(stored.created_at),
+            scheduled_at: is_ahead.then(|| time(stored.run_at)),
+            started_at: None,
+            completed_at: None,
+            cancelled_at: None,
+            expires_at: expires_at.or(extras.and_then(|it| it.expires_at).map(time)),
+            retry_delay_ms: None,
+            next_attempt_at: None,
+            error: None,
+            errors: Vec::new(),
+            result: None,
+            parent_results: None,
+            worker_id: None,
             kept,
         })
     }

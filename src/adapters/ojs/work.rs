@@ -8,16 +8,20 @@ use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
 use super::{
-    ErrorBody, Reply, VISIBILITY_SECONDS, fields::whole_seconds, job_id, label, show::JobView,
+    ErrorBody, Reply, VISIBILITY_SECONDS,
+    fields::{time, whole_seconds},
+    job_id, label,
+    show::JobView,
+    state_name,
 };
 use crate::{
     adapters::door::{self, Ask, Names},
     app::App,
     auth::{Caller, Polling, Settling},
-    domain::{lease::Fence, limits, text::ErrorReport},
+    domain::{job::StoredState, lease::Fence, limits, text::ErrorReport},
     engine::{
         heartbeat, jobs,
-        settle::{self, Ack, End, Failure, JobKey},
+        settle::{self, Ack, Acked, End, Failure, JobKey},
     },
     error::Error,
     ids::ProjectId,
@@ -95,13 +99,22 @@ async fn take(
 ) -> Result<Response, Error> {
     let mut check = Check::default();
     let count = request.count.unwrap_or(1);
-    check.range("count", count, 1, i64::MAX);
+    if count < 1 {
+        check.refuse("count", format!("must be at least 1, is {count}"));
+    }
     if request.queues.is_empty() {
         check.refuse("queues", "must name at least one queue");
     }
-    let lease_seconds =
-        request.visibility_timeout_ms.map_or(VISIBILITY_SECONDS.into(), whole_seconds);
-    check.range("visibility_timeout_ms", lease_seconds, 1, limits::MAX_LEASE_SECONDS.into());
+    let lease_ms = request.visibility_timeout_ms;
+    if let Some(lease_ms) = lease_ms {
+        check.range(
+            "visibility_timeout_ms",
+            lease_ms,
+            1,
+            i64::from(limits::MAX_LEASE_SECONDS) * 1_000,
+        );
+    }
+    let lease_seconds = lease_ms.map_or(VISIBILITY_SECONDS.into(), whole_seconds);
     let ask = Ask {
         worker_id: request.worker_id.filter(|it| !it.is_empty()),
         queues: request.queues,
@@ -156,7 +169,9 @@ pub struct AckReply {
     job_id: String,
     state: &'static str,
     completed_at: Option<String>,
-    job: JobView,
+    /// The job; left out when it could not be read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    job: Option<JobView>,
 }
 
 /// Acknowledge a job.
@@ -182,7 +197,7 @@ pub async fn ack(
 #[utoipa::path(
     post, path = "/v1/jobs/{id}/ack", tag = "workers", operation_id = "ack_job",
     params(("id" = String, Path, description = "The job.")),
-    request_body = AckRequest,
+    request_body = Option<AckRequest>,
     responses(
         (status = 200, description = "It is done.", body = AckReply),
         (status = 404, description = "No such job.", body = ErrorBody),
@@ -217,16 +232,22 @@ async fn succeed(
     let key = JobKey { project_id, id: job_id(id)? };
     let result = request.result.map(|it| Box::<str>::from(it).into_string());
     settle_job(app, key, request.worker_id, End::Succeeded { result }).await?;
-    let (row, ended) = jobs::find_with_attempts(&app.engine, key).await?;
-    let job = JobView::read(row, &ended)?;
+    let job = look(app, key).await;
+    let id = key.id.0.to_string();
     Ok(Reply::ok(AckReply {
         acknowledged: true,
-        id: job.id.clone(),
-        job_id: job.id.clone(),
-        state: job.state,
-        completed_at: job.completed_at.clone(),
+        id: id.clone(),
+        job_id: id,
+        state: state_name(StoredState::Succeeded, 0),
+        completed_at: job.as_ref().and_then(|it| it.completed_at.clone()),
         job,
     }))
+}
+
+/// The job after its end was recorded. That it cannot be read now must not look as if it was not recorded.
+async fn look(app: &App, key: JobKey) -> Option<JobView> {
+    let (row, ended) = jobs::find_with_attempts(&app.engine, key).await.ok()?;
+    JobView::read(row, &ended).ok()
 }
 
 /// Settles whichever lease the job has. One that nobody has by name is adopted by a worker that gives its own.
@@ -235,18 +256,23 @@ async fn settle_job(
     key: JobKey,
     worker_id: Option<String>,
     end: End,
-) -> Result<(), Error> {
+) -> Result<Acked, Error> {
+    // As many clients send what they have not set.
+    let worker_id = worker_id.filter(|it| !it.is_empty());
+    let mut check = Check::default();
+    check.optional_name("worker_id", worker_id.as_deref(), limits::MAX_WORKER_ID_CHARS);
+    check.finish()?;
     let fence = Fence { worker_id: worker_id.clone(), ..Fence::default() };
     let ack = Ack { job_id: key.id, fence, end, duration_ms: None };
     let settled = settle::ack(&app.engine, key.project_id, ack.clone()).await;
     let (Err(Error::WorkerMismatch(_)), Some(worker_id)) = (&settled, worker_id) else {
-        return settled.map(drop);
+        return settled;
     };
     let adopted = heartbeat::adopt(&app.engine, key.project_id, &worker_id, &[key.id]).await?;
     if adopted.is_empty() {
-        return settled.map(drop);
+        return settled;
     }
-    settle::ack(&app.engine, key.project_id, ack).await.map(drop)
+    settle::ack(&app.engine, key.project_id, ack).await
 }
 
 /// The failure of a job.
@@ -296,8 +322,8 @@ pub struct NackReply {
     id: String,
     job_id: String,
     state: &'static str,
-    attempt: i32,
-    max_attempts: i32,
+    attempt: Option<i32>,
+    max_attempts: Option<i32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     next_attempt_at: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -306,7 +332,9 @@ pub struct NackReply {
     discarded_at: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     completed_at: Option<String>,
-    job: JobView,
+    /// The job; left out when it could not be read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    job: Option<JobView>,
 }
 
 /// Report a failure.
@@ -334,7 +362,7 @@ macro_rules! nack_path {
         #[utoipa::path(
             post, path = $path, tag = "workers", operation_id = $operation,
             params(("id" = String, Path, description = "The job.")),
-            request_body = NackRequest,
+            request_body = Option<NackRequest>,
             responses(
                 (status = 200, description = "It is recorded.", body = NackReply),
                 (status = 404, description = "No such job.", body = ErrorBody),
@@ -379,19 +407,29 @@ async fn give_up(
         let retryable = request.retryable.or(sent.retryable).unwrap_or(true);
         End::Failed(Failure { error, retryable, retry_after_seconds: None })
     };
-    settle_job(app, key, request.worker_id, end).await?;
-    let (row, ended) = jobs::find_with_attempts(&app.engine, key).await?;
-    let job = JobView::read(row, &ended)?;
+    let is_released = matches!(end, End::Released);
+    let next_attempt_at = match settle_job(app, key, request.worker_id, end).await? {
+        Acked::Retry { at } if !is_released => Some(at),
+        _ => None,
+    };
+    let job = look(app, key).await;
+    let of = |field: fn(&JobView) -> Option<String>| job.as_ref().and_then(field);
+    let state = match next_attempt_at {
+        _ if is_released => state_name(StoredState::Pending, 0),
+        Some(_) => state_name(StoredState::Backoff, 0),
+        None => job.as_ref().map_or(state_name(StoredState::DeadLetter, 0), |it| it.state),
+    };
+    let id = key.id.0.to_string();
     Ok(Reply::ok(NackReply {
-        id: job.id.clone(),
-        job_id: job.id.clone(),
-        state: job.state,
-        attempt: job.attempt,
-        max_attempts: job.max_attempts,
-        next_attempt_at: job.next_attempt_at.clone(),
-        retry_delay_ms: job.retry_delay_ms,
-        discarded_at: job.completed_at.clone(),
-        completed_at: job.completed_at.clone(),
+        id: id.clone(),
+        job_id: id,
+        state,
+        attempt: job.as_ref().map(|it| it.attempt),
+        max_attempts: job.as_ref().map(|it| it.max_attempts),
+        next_attempt_at: next_attempt_at.map(time),
+        retry_delay_ms: job.as_ref().and_then(|it| it.retry_delay_ms),
+        discarded_at: of(|it| it.completed_at.clone()),
+        completed_at: of(|it| it.completed_at.clone()),
         job,
     }))
 }

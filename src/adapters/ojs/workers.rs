@@ -70,7 +70,8 @@ pub async fn register(
     const DEFAULT_CONCURRENCY: i32 = 10;
     let mut check = Check::default();
     check.name("worker_id", &request.worker_id, limits::MAX_WORKER_ID_CHARS);
-    check.optional_name("hostname", request.hostname.as_deref(), limits::MAX_WORKER_INFO_CHARS);
+    let hostname = request.hostname.filter(|it| !it.is_empty());
+    check.optional_name("hostname", hostname.as_deref(), limits::MAX_WORKER_INFO_CHARS);
     let max = limits::MAX_REGISTERED_NAMES;
     check.names("queues", &request.queues, max, limits::MAX_QUEUE_CHARS);
     let concurrency = request.concurrency.unwrap_or(DEFAULT_CONCURRENCY);
@@ -84,7 +85,7 @@ pub async fn register(
         worker_id: request.worker_id,
         queues: request.queues,
         job_types: Vec::new(),
-        hostname: request.hostname,
+        hostname,
         sdk_version: None,
         concurrency,
         pid: request.pid,
@@ -122,7 +123,7 @@ impl RequestBody for BeatRequest {}
 pub struct BeatReply {
     /// `running`, `quiet` or `terminate`.
     state: WorkerState,
-    /// In seconds.
+    /// The shortest of the jobs' reservations, in seconds.
     visibility_timeout: i32,
     /// Jobs whose reservation begins anew.
     jobs_extended: Vec<String>,
@@ -173,17 +174,24 @@ pub async fn beat(
         ids.iter().map(beat).collect()
     };
     let key = (project_id, worker_id.as_str().into());
-    let state = request.state.unwrap_or(WorkerState::Running);
-    let (state, mut leases) = registry::beat(&app.engine, &key, state, beats(&ids)).await?;
-    let lost: Vec<_> = leases.iter().filter(|it| it.1.is_none()).map(|it| it.0).collect();
-    let adopted = heartbeat::adopt(&app.engine, project_id, &worker_id, &lost).await?;
-    leases.extend(heartbeat::heartbeat_all(&app.engine, beats(&adopted)).await?);
+    let said = request.state.unwrap_or(WorkerState::Running);
+    if said == WorkerState::Terminated {
+        // What it lists is its own, and is handed back with the rest.
+        heartbeat::adopt(&app.engine, project_id, &worker_id, &ids).await?;
+    }
+    let (state, mut leases) = registry::beat(&app.engine, &key, said, beats(&ids)).await?;
+    if said != WorkerState::Terminated {
+        let lost: Vec<_> = leases.iter().filter(|it| it.1.is_none()).map(|it| it.0).collect();
+        let adopted = heartbeat::adopt(&app.engine, project_id, &worker_id, &lost).await?;
+        leases.extend(heartbeat::heartbeat_all(&app.engine, beats(&adopted)).await?);
+    }
+    let shortest = leases.iter().filter_map(|it| Some(it.1?.1)).min();
     let kept = leases.into_iter().filter_map(|(id, lease)| Some((id.0.to_string(), lease?.0)));
     let kept: Vec<_> = kept.collect();
     let called_off = kept.iter().filter(|it| it.1 == Advice::Cancel);
     Ok(Reply::ok(BeatReply {
         state,
-        visibility_timeout: VISIBILITY_SECONDS,
+        visibility_timeout: shortest.unwrap_or(VISIBILITY_SECONDS),
         jobs_cancelled: called_off.map(|it| it.0.clone()).collect(),
         jobs_extended: kept.into_iter().map(|it| it.0).collect(),
         server_time: time(app.engine.now().await?),

@@ -1,7 +1,5 @@
 //! Workflows: a chain, a group, a batch with what follows its success, or steps that name what they wait for.
 
-use std::collections::HashMap;
-
 use axum::{extract::State, http::StatusCode};
 use serde::Serialize;
 use serde_json::value::RawValue;
@@ -10,9 +8,9 @@ use uuid::Uuid;
 
 use super::{
     ErrorBody, Reply,
-    accept::{Tenant, accept},
-    fields::{Fields, LargeFields, time},
-    jobs::call_off,
+    accept::{Accepted, Tenant, accept},
+    fields::{Fields, Kept, LargeFields, time},
+    jobs::{call_off, set_expiries},
     state_name,
 };
 use crate::{
@@ -123,9 +121,7 @@ async fn find(app: &App, project_id: ProjectId, id: WorkflowId) -> Result<Workfl
     let first = parts.first().map(|it| it.id);
     let first = jobs::find_all(&app.engine, project_id, first.as_slice()).await?;
     let envelope = first.first().and_then(|it| it.envelope.as_deref());
-    let mut fields: Fields =
-        envelope.and_then(|it| serde_json::from_str(it).ok()).unwrap_or_default();
-    let kind = fields.take(KIND_FIELD, &mut Check::default());
+    let kind = Kept::read(envelope).take(KIND_FIELD, &mut Check::default());
     Ok(WorkflowView::of(&row, kind.unwrap_or_else(|| "graph".to_owned()), parts))
 }
 
@@ -189,9 +185,9 @@ pub async fn create(
     Json(LargeFields(mut sent)): Json<LargeFields>,
 ) -> Result<Reply<WorkflowReply>, Error> {
     let (project_id, plan) = (caller.project_id, &caller.limits);
-    let tenant = Tenant { project_id, plan, now: app.engine.now().await? };
+    let tenant = Tenant { project_id, plan };
     let mut check = Check::default();
-    let name: Option<String> = sent.take("name", &mut check);
+    let name = sent.take("name", &mut check).filter(|it: &String| !it.is_empty());
     check.optional_name("name", name.as_deref(), limits::MAX_NAME_CHARS);
     let (kind, steps) = read_steps(sent, &mut check);
     let named: Vec<_> = steps.iter().map(|it| (it.key.clone(), it.depends_on.clone())).collect();
@@ -203,11 +199,13 @@ pub async fn create(
         }
         Vec::new()
     });
-    let mut tied = Vec::with_capacity(steps.len());
+    let mut all = Vec::with_capacity(steps.len());
     for step in steps.into_iter().take(limits::MAX_WORKFLOW_JOBS) {
-        tied.push(accept_step(tenant, step, &kind, &mut check)?);
+        all.push(accept_step(tenant, step, &kind, &mut check)?);
     }
     check.finish()?;
+    set_expiries(&app, &mut all).await?;
+    let mut tied: Vec<TiedJob> = all.into_iter().map(|it| it.tied).collect();
     quota::admit(&app.engine, project_id, tied.len(), plan.waiting_jobs).await?;
     let mut workflow = NewWorkflow {
         id: WorkflowId::generate(),
@@ -227,21 +225,21 @@ fn accept_step(
     step: Step,
     kind: &str,
     check: &mut Check,
-) -> Result<TiedJob, Error> {
+) -> Result<Accepted, Error> {
     let Step { key, path, mut job, .. } = step;
     let mut item = Check::below(path);
     item.name("id", &key, limits::MAX_NAME_CHARS);
     let shown = serde_json::to_string(kind).map_err(Error::internal)?;
     let shown = RawValue::from_string(shown).map_err(Error::internal)?;
     job.0.insert(KIND_FIELD.to_owned(), shown);
-    let mut tied = accept(tenant, job, &mut item)?.tied;
-    let extras = tied.job.extras.get_or_insert_default();
+    let mut accepted = accept(tenant, job, &mut item)?;
+    let extras = accepted.tied.job.extras.get_or_insert_default();
     if extras.unique_key.is_some() {
         item.refuse("options.unique", "does not go with a job of a workflow");
     }
     extras.workflow_key = Some(key);
     check.absorb(item);
-    Ok(tied)
+    Ok(accepted)
 }
 
 fn workflow_id(names: &Names) -> Result<WorkflowId, Error> {
@@ -283,13 +281,15 @@ pub async fn cancel(
 ) -> Result<Reply<WorkflowReply>, Error> {
     let (project_id, id) = (caller.project_id, workflow_id(&names)?);
     let (row, parts) = workflows::find(&app.engine, project_id, id).await?;
-    let states: HashMap<_, _> = parts.iter().map(|it| (it.id, it.state)).collect();
+    let is_running = |it: &WorkflowJobRow| it.state == Some(StoredState::Processing);
     if workflows::state(&row, &parts) != WorkflowState::Running {
         let state = crate::domain::job::JobState::Cancelled;
         return Err(Error::InvalidState(Whereabouts { state, attempt: 0 }));
     }
     workflows::cancel(&app.engine, project_id, id).await?;
-    for (id, _) in states.into_iter().filter(|it| it.1 == Some(StoredState::Processing)) {
+    // Those that a worker is at: as they are now that no more can begin.
+    let (_, parts) = workflows::find(&app.engine, project_id, id).await?;
+    for WorkflowJobRow { id, .. } in parts.into_iter().filter(is_running) {
         match call_off(&app, JobKey { project_id, id }).await {
             // It ended meanwhile.
             Ok(()) | Err(Error::InvalidState(_) | Error::JobNotFound) => (),

@@ -37,6 +37,7 @@ pub(super) const DOOR: Door = Door {
     routes,
     also_below: &["/api/v1"],
     face,
+    media_type: "application/json",
     document: Orch8Document::openapi,
 };
 

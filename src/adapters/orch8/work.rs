@@ -20,7 +20,7 @@ use crate::{
     auth::{Beating, Caller, Polling, Settling},
     domain::{job::JobState, limits, text::ErrorReport},
     engine::{
-        dispatch::{Delivery, Handed},
+        dispatch::Handed,
         heartbeat::{self as beats, Advice, Beat},
         settle::{self, Ack, End, Failure},
     },
@@ -36,7 +36,7 @@ use crate::{
 
 /// What a worker wants. With `handler_name` or `limit` the answer is a list, at once; otherwise one task, after a
 /// wait, or a list when `batch_size` is more than 1.
-#[derive(Debug, Deserialize, ToSchema)]
+#[derive(Debug, Default, Deserialize, ToSchema)]
 pub struct PollRequest {
     /// Only tasks of these handlers. Default: any.
     #[schema(max_items = 100)]
@@ -64,6 +64,15 @@ enum Shape {
     One,
     Many,
     ListAtOnce,
+}
+
+/// What a poll is answered with, in the shape that it asks for.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(untagged)]
+pub enum PollReply {
+    One(Task),
+    Many(Vec<Task>),
+    AtOnce(Vec<WideTask>),
 }
 
 /// A task under a lease, as the first shape of polls answers it.
@@ -195,9 +204,9 @@ impl WideTask {
 /// Wait for a task, or take some at once.
 #[utoipa::path(
     post, path = "/workers/tasks/poll", tag = "tasks", operation_id = "poll_tasks",
-    request_body = PollRequest,
+    request_body = Option<PollRequest>,
     responses(
-        (status = 200, description = "A task; a list when more than one was asked for.", body = Task),
+        (status = 200, description = "A task; a list when more than one was asked for, or when it answers at once.", body = PollReply),
         (status = 204, description = "No task within the wait."),
     ),
 )]
@@ -205,7 +214,7 @@ pub async fn poll(
     caller: Caller<Polling>,
     State(app): State<App>,
     Extension(gone): Extension<ClientGone>,
-    Json(request): Json<PollRequest>,
+    OptionalJson(request): OptionalJson<PollRequest>,
 ) -> Result<Response, Error> {
     let is_wide = request.handler_name.is_some() || request.limit.is_some();
     let shape = match request.batch_size {
@@ -250,10 +259,9 @@ async fn answer(
     let handlers = request.handler_names.unwrap_or_default();
     let waits = shape != Shape::ListAtOnce;
     let ask = Ask {
-        // As many clients send what they have not set.
-        worker_id: request.worker_id.filter(|it| !it.is_empty()),
-        queues: vec![request.queue_name.unwrap_or_else(|| DEFAULT_QUEUE.to_owned())],
-        job_types: handlers.into_iter().chain(request.handler_name).collect(),
+        worker_id: named(request.worker_id),
+        queues: vec![named(request.queue_name).unwrap_or_else(|| DEFAULT_QUEUE.to_owned())],
+        job_types: handlers.into_iter().chain(named(request.handler_name)).collect(),
         capacity: limit.min(limits::MAX_POLL_CAPACITY),
         lease_seconds: LEASE_SECONDS,
         wait: Duration::from_secs(if waits { WAIT_SECONDS } else { 0 }),
@@ -263,23 +271,15 @@ async fn answer(
     check.finish()?;
     let delivery = door::lease(app, caller, ask, gone).await?;
     let tasks = || delivery.jobs().iter();
-    match shape {
-        Shape::ListAtOnce => {
-            let tasks: Vec<_> = tasks().map(WideTask::of).collect::<Result<_, _>>()?;
-            delivery::answer(&tasks, delivery)
+    let reply = match (shape, delivery.jobs()) {
+        (Shape::ListAtOnce, _) => {
+            PollReply::AtOnce(tasks().map(WideTask::of).collect::<Result<_, _>>()?)
         }
-        _ if delivery.jobs().is_empty() => Ok(StatusCode::NO_CONTENT.into_response()),
-        Shape::Many => {
-            let tasks: Vec<_> = tasks().map(Task::of).collect::<Result<_, _>>()?;
-            delivery::answer(&tasks, delivery)
-        }
-        Shape::One => one(delivery),
-    }
-}
-
-fn one(delivery: Delivery) -> Result<Response, Error> {
-    let task = delivery.jobs().first().map(Task::of).transpose()?;
-    delivery::answer(&task, delivery)
+        (_, []) => return Ok(StatusCode::NO_CONTENT.into_response()),
+        (Shape::Many, _) => PollReply::Many(tasks().map(Task::of).collect::<Result<_, _>>()?),
+        (Shape::One, [first, ..]) => PollReply::One(Task::of(first)?),
+    };
+    delivery::answer(&reply, delivery)
 }
 
 /// What a task has made.
@@ -331,7 +331,7 @@ pub async fn complete(
     check.finish()?;
     let result = request.output.map(|it| Box::<str>::from(it).into_string());
     let end = End::Succeeded { result };
-    let shown = (request.worker_id, request.claim_epoch);
+    let shown = (named(request.worker_id), request.claim_epoch);
     settle_task(&app, caller.project_id, &names, shown, end).await
 }
 
@@ -374,7 +374,7 @@ pub async fn fail(
     let message = message.ok_or_else(|| Error::invalid("error", "must be sent"))?;
     let error = ErrorReport::bounded(None, Some(&message), None);
     let failure = Failure { error, retryable: request.retryable, retry_after_seconds: None };
-    let shown = (request.worker_id, request.claim_epoch);
+    let shown = (named(request.worker_id), request.claim_epoch);
     settle_task(&app, caller.project_id, &names, shown, End::Failed(failure)).await
 }
 
@@ -386,18 +386,26 @@ async fn settle_task(
     end: End,
 ) -> Result<Reply<Done>, Error> {
     let id = read_task_id(names.get("id"))?;
-    note_seen(app, project_id, worker_id.as_deref());
+    note_seen(app, project_id, worker_id.as_deref())?;
     let fence = id.fence(worker_id, claim_epoch);
     let ack = Ack { job_id: id.job_id, fence, end, duration_ms: None };
     settle::ack(&app.engine, project_id, ack).await?;
     Ok(Reply(Done { ok: true }))
 }
 
-fn note_seen(app: &App, project_id: ProjectId, worker_id: Option<&str>) {
-    let sound = |it: &&str| (1..=limits::MAX_WORKER_ID_CHARS).contains(&it.chars().count());
-    if let Some(worker_id) = worker_id.filter(sound) {
-        app.engine.registry.note_seen(&(project_id, worker_id.into()), &[], &[]);
-    }
+/// As many clients send what they have not set.
+fn named(name: Option<String>) -> Option<String> {
+    name.filter(|it| !it.is_empty())
+}
+
+/// Notes a worker that gives its name.
+fn note_seen(app: &App, project_id: ProjectId, worker_id: Option<&str>) -> Result<(), Error> {
+    let Some(worker_id) = worker_id else { return Ok(()) };
+    let mut check = Check::default();
+    check.name("worker_id", worker_id, limits::MAX_WORKER_ID_CHARS);
+    check.finish()?;
+    app.engine.registry.note_seen(&(project_id, worker_id.into()), &[], &[]);
+    Ok(())
 }
 
 /// A sign of life; may be missing altogether.
@@ -427,7 +435,7 @@ pub struct HeartbeatReply {
 #[utoipa::path(
     post, path = "/workers/tasks/{id}/heartbeat", tag = "tasks", operation_id = "heartbeat_task",
     params(("id" = String, Path, description = "The task, as polled.")),
-    request_body = HeartbeatRequest,
+    request_body = Option<HeartbeatRequest>,
     responses(
         (status = 200, description = "The lease is renewed.", body = HeartbeatReply),
         (status = 404, description = "No such task.", body = ErrorBody),
@@ -447,8 +455,9 @@ pub async fn heartbeat(
         ));
     }
     let id = read_task_id(names.get("id"))?;
-    note_seen(&app, caller.project_id, request.worker_id.as_deref());
-    let fence = id.fence(request.worker_id, request.claim_epoch);
+    let worker_id = named(request.worker_id);
+    note_seen(&app, caller.project_id, worker_id.as_deref())?;
+    let fence = id.fence(worker_id, request.claim_epoch);
     let beat = Beat { key: id.key(caller.project_id), fence, progress: None };
     let advice = beats::heartbeat(&app.engine, beat).await?;
     Ok(Reply(HeartbeatReply { checkpoint_seq: 0, cancelled: advice == Advice::Cancel }))

@@ -7,14 +7,16 @@
 //! looked at, and no waits, so claims answer at once. Workflows are stored first and run later, and again.
 
 mod logs;
+mod make;
 mod work;
 mod workers;
 mod workflows;
 
-use std::{fmt, str::FromStr};
+use std::{collections::BTreeMap, fmt, str::FromStr};
 
 use axum::{Json as Reply, http::StatusCode, response::Response};
 use serde::Serialize;
+use serde_json::value::RawValue;
 use utoipa::{OpenApi, ToSchema};
 use utoipa_axum::{router::OpenApiRouter, routes};
 use uuid::Uuid;
@@ -37,6 +39,7 @@ pub(super) const DOOR: Door = Door {
     routes,
     also_below: &[],
     face,
+    media_type: "application/json",
     document: WorkflowGraphDocument::openapi,
 };
 
@@ -65,8 +68,8 @@ fn routes() -> OpenApiRouter<App> {
         .routes(routes!(work::cancelled))
         .routes(routes!(work::complete))
         .routes(routes!(work::fail))
-        .routes(routes!(workflows::list, workflows::create))
-        .routes(routes!(workflows::sample))
+        .routes(routes!(workflows::list, make::create))
+        .routes(routes!(make::sample))
         .routes(routes!(workflows::status))
         .routes(routes!(workflows::run))
         .routes(routes!(workflows::cancel))
@@ -213,16 +216,21 @@ async fn find_job(
     Ok(JobKey { project_id, id })
 }
 
-/// The command of a payload: itself, or a field of it.
+/// The command of a payload: itself, or a field of it. The rest of a payload is not looked at: it may be JSON that
+/// no program can hold. A text that is none shows as one with its faults replaced.
 fn command(payload: &str) -> Option<String> {
-    match serde_json::from_str(payload).ok()? {
-        serde_json::Value::String(command) => Some(command),
-        serde_json::Value::Object(mut fields) => match fields.remove("command")? {
-            serde_json::Value::String(command) => Some(command),
-            _ => None,
-        },
-        _ => None,
+    let payload = payload.trim_start();
+    let command = if payload.starts_with('"') {
+        payload.to_owned()
+    } else {
+        let mut fields: BTreeMap<String, Box<RawValue>> = serde_json::from_str(payload).ok()?;
+        fields.remove("command")?.get().to_owned()
+    };
+    if !command.starts_with('"') {
+        return None;
     }
+    let read = serde_json::from_str(&command);
+    Some(read.unwrap_or_else(|_| command.trim().trim_matches('"').to_owned()))
 }
 
 #[cfg(test)]
@@ -249,5 +257,7 @@ mod tests {
         assert_eq!(command(r#"{"command": 1}"#), None);
         assert_eq!(command(r#"{"cmd": "ls"}"#), None);
         assert_eq!(command("[]"), None);
+        assert_eq!(command(r#"{"command": "ls", "n": 1e999}"#).as_deref(), Some("ls"));
+        assert_eq!(command(r#""\ud800""#).as_deref(), Some(r"\ud800"));
     }
 }

@@ -2,7 +2,11 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use axum::{Extension, Json as Reply, extract::State, response::Response};
+use axum::{
+    Extension, Json as Reply,
+    extract::State,
+    response::{IntoResponse, Response},
+};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, value::RawValue};
 use utoipa::ToSchema;
@@ -15,7 +19,7 @@ use crate::{
     domain::{
         backoff::{RetryPolicy, Strategy},
         limits,
-        text::ErrorReport,
+        text::{ErrorReport, json_depth},
     },
     engine::{
         control,
@@ -200,7 +204,11 @@ pub async fn claim(
     let delivery = door::lease(&app, &caller, ask, &gone).await?;
     let first = delivery.jobs().first();
     let first = first.and_then(|it| Some((it, command(&it.job.payload)?)));
-    let claim = first.map(|(handed, command)| Claim::of(handed, command)).transpose()?;
+    let Some((handed, command)) = first else {
+        // What was leased all the same goes back.
+        return Ok(Reply(None::<Claim>).into_response());
+    };
+    let claim = Claim::of(handed, command)?;
     delivery::answer(&claim, delivery)
 }
 
@@ -232,7 +240,7 @@ pub async fn heartbeat(
         ("job_id" = String, Path, description = "The job, as claimed."),
     ),
     responses(
-        (status = 200, description = "Whether the job was called off.", body = bool),
+        (status = 200, description = "Whether the job was called off.", body = bool, content_type = "application/json"),
         (status = 404, description = "No such job.", body = ErrorBody),
     ),
 )]
@@ -280,6 +288,12 @@ pub async fn complete(
     if outputs.len() > limits::MAX_RESULT_BYTES {
         let limit_bytes = limits::MAX_RESULT_BYTES;
         return Err(Error::FieldTooLarge { field: "outputs".to_owned(), limit_bytes });
+    }
+    if json_depth(&outputs) > limits::MAX_JSON_DEPTH {
+        check.refuse(
+            "outputs",
+            format!("must be nested at most {} levels deep", limits::MAX_JSON_DEPTH),
+        );
     }
     check.finish()?;
     settle_lease(&app, caller.project_id, &names, End::Succeeded { result: Some(outputs) }).await

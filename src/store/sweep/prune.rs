@@ -177,7 +177,8 @@ pub async fn prune_jobs(conn: &mut PgConnection, old: &OldQueue) -> sqlx::Result
     .await
 }
 
-/// Forgets those of these workflows of which no job is left.
+/// Forgets those of these workflows of which no job is left, and those that they run again when nothing is left
+/// of them either. What is run again stays as long as its latest run: clients know it by that name.
 ///
 /// # Errors
 /// Only those of the store.
@@ -191,12 +192,13 @@ pub async fn prune_workflows(
         with empty as materialized (
             select workflows.id
             from workflows
-            where project_id = $1 and id = any($2) and not exists (
+            where project_id = $1 and (id = any($2) or successor_id = any($2)) and not exists (
                 select
                 from workflow_jobs part
                 left join jobs live on live.project_id = $1 and live.id = part.job_id
                 left join finished_jobs ended on ended.project_id = $1 and ended.id = part.job_id
-                where part.project_id = $1 and part.workflow_id = workflows.id
+                where part.project_id = $1
+                    and part.workflow_id in (workflows.id, workflows.successor_id)
                     and (live.id is not null or ended.id is not null)
             )
         ), parts as (

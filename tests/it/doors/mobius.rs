@@ -85,6 +85,7 @@ fn a_cancelled_job_is_told_and_reads_failed() {
         say(t, &job, "complete", json!({"status": "failed"})).await.is_empty(204);
         assert_eq!(t.job(&id).await["state"], "cancelled");
         assert_eq!(t.get(&format!("{JOBS}/{id}-1")).await.is(200)["status"], "failed");
+        t.get(&format!("{JOBS}/{id}-2")).await.is(404);
         let never = t.enqueue(json!({})).await;
         t.act(&format!("/v1/jobs/{never}/cancel")).await.is(200);
         assert_eq!(t.get(&format!("{JOBS}/{never}-1")).await.is(200)["status"], "failed");

@@ -158,6 +158,40 @@ fn an_id_of_the_clients_own_is_unique_in_its_project() {
 }
 
 #[test]
+fn of_many_who_choose_the_same_id_at_once_one_has_it() {
+    run(async |t| {
+        let id = uuid::Uuid::now_v7().to_string();
+        let posts = (0..8).map(|n| {
+            let (t, job) = (t.clone(), json!({"type": "a", "args": [n], "id": id}));
+            tokio::spawn(async move { t.post(&format!("{OJS}/jobs"), job).await })
+        });
+        let mut stored = Vec::new();
+        for post in posts.collect::<Vec<_>>() {
+            let reply = post.await.expect("no panic");
+            match reply.status.as_u16() {
+                201 => stored.push(reply.json()["job"]["args"].clone()),
+                _ => drop(refused(&reply, 409, "duplicate")),
+            }
+        }
+        let kept = read(t, &json!({"id": id})).await["args"].clone();
+        assert_eq!(stored, [kept]);
+    });
+}
+
+#[test]
+fn a_worker_that_says_it_is_gone_hands_back_what_it_lists() {
+    run(async |t| {
+        let job = enqueue(t, json!({"type": "a", "args": []})).await;
+        fetch_one(t, "default").await;
+        let path = format!("{OJS}/workers/heartbeat");
+        t.post(&path, json!({"worker_id": "w"})).await.is(200);
+        let gone = json!({"worker_id": "w", "state": "terminated", "active_job_ids": [job["id"]]});
+        assert_eq!(t.post(&path, gone).await.is(200)["jobs_extended"], json!([]));
+        assert_eq!(read(t, &job).await["state"], "available");
+    });
+}
+
+#[test]
 fn a_job_lives_from_available_to_completed() {
     run(async |t| {
         let job = enqueue(t, json!({"type": "a.b", "args": [1], "meta": {"k": "v"}})).await;

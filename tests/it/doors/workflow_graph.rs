@@ -1,5 +1,6 @@
 //! workflow-graph workers.
 
+use fencepost::store::sweep::prune;
 use reqwest::Method;
 use serde_json::{Value, json};
 
@@ -97,6 +98,83 @@ fn only_jobs_with_a_command_are_offered_and_the_others_are_left_alone() {
         assert_eq!(claim(t, json!(["docker"])).await["job"]["job_id"], labelled);
         assert_eq!(claim(t, json!(["docker"])).await, Value::Null);
         assert_eq!(t.job(&other).await["attempt"], 0);
+    });
+}
+
+#[test]
+fn a_payload_that_no_program_can_hold_is_a_command_all_the_same_or_is_left_alone() {
+    run(async |t| {
+        let enqueue = async |payload: &str| {
+            let body = format!(r#"{{"job_type": "t", "payload": {payload}}}"#);
+            {
+                let reply = t.post_text("/v1/jobs", body).await;
+                let path = reply.headers["location"].to_str().expect("text");
+                path.rsplit('/').next().expect("an id").to_owned()
+            }
+        };
+        let left = enqueue(r#"{"command": "a\u0000b"}"#).await;
+        for (payload, shown) in
+            [(r#""\ud800""#, r"\ud800"), (r#"{"command": "ls", "n": 1e999}"#, "ls")]
+        {
+            let id = enqueue(payload).await;
+            let claimed = claim(t, json!([])).await;
+            assert_eq!(
+                (&claimed["job"]["job_id"], &claimed["job"]["command"]),
+                (&json!(id), &json!(shown))
+            );
+        }
+        assert_eq!(claim(t, json!([])).await, Value::Null);
+        assert_eq!(t.job(&left).await["attempt"], 0);
+        let nul = json!([{"id": "a", "command": "a\u{0}b"}]);
+        t.post(&format!("{API}/workflows"), json!({"name": "n", "jobs": nul})).await.is(400);
+    });
+}
+
+#[test]
+fn a_workflow_that_was_run_again_outlives_the_jobs_of_its_first_run() {
+    run(async |t| {
+        let jobs = json!([{"id": "a", "command": "true"}]);
+        let stored =
+            t.post(&format!("{API}/workflows"), json!({"name": "n", "jobs": jobs})).await.is(201);
+        let id = stored["id"].as_str().expect("an id").to_owned();
+        for _ in 0..2 {
+            t.act(&format!("{API}/workflows/{id}/run")).await.is_empty(202);
+            let claimed = claim(t, json!([])).await;
+            say(t, &claimed, "complete", json!({})).await.is_empty(200);
+        }
+        let project = fencepost::ids::ProjectId(
+            t.database.number("select id::bigint from projects where slug = 'main'").await as i32,
+        );
+        let original: fencepost::ids::WorkflowId = id.parse().expect("an id");
+        let first =
+            format!("select job_id from workflow_jobs where workflow_id = '{}'", original.0);
+        t.database.execute(&format!("delete from finished_jobs where id in ({first})")).await;
+        let mut conn = t.database.connect().await;
+        prune::prune_workflows(&mut conn, project, &[original.0]).await.expect("it runs");
+        assert_eq!(status(t, &id).await, [("a".into(), "success".into())]);
+        // With its last run it goes, too.
+        let last = t
+            .database
+            .text("select successor_id::text from workflows where successor_id is not null")
+            .await;
+        t.database.execute("delete from finished_jobs").await;
+        prune::prune_workflows(&mut conn, project, &[last.parse().expect("a uuid")])
+            .await
+            .expect("it runs");
+        assert_eq!(t.database.number("select count(*) from workflows").await, 0);
+        t.get(&format!("{API}/workflows/{id}/status")).await.is(404);
+    });
+}
+
+#[test]
+fn a_workflow_that_was_called_off_before_it_ran_can_be_run() {
+    run(async |t| {
+        let sample = t.act(&format!("{API}/workflows/sample")).await.is(201);
+        let id = sample["id"].as_str().expect("an id");
+        t.act(&format!("{API}/workflows/{id}/cancel")).await.is_empty(202);
+        assert!(status(t, id).await.iter().all(|it| it.1 == "cancelled"));
+        t.act(&format!("{API}/workflows/{id}/run")).await.is_empty(202);
+        assert_eq!(claim(t, json!([])).await["job"]["job_id"], "build");
     });
 }
 

@@ -1,0 +1,234 @@
+//! Storing workflows.
+
+use axum::{Json as Reply, extract::State, http::StatusCode};
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use sqlx::types::Json as Stored;
+use utoipa::ToSchema;
+
+use super::workflows::{Envelope, Kept, Workflow, view};
+use crate::{
+    adapters::door::DEFAULT_QUEUE,
+    app::App,
+    auth::{Caller, Produce},
+    domain::{
+        backoff::{RetryPolicy, Strategy},
+        gate, limits,
+        plan::Limits,
+        workflow::{self, BrokenGraph, Node},
+    },
+    engine::{
+        enqueue::{Extras, NewJob, Start},
+        family::{self, OnConflict, TiedJob},
+        quota,
+        workflows::{self, NewWorkflow},
+    },
+    error::Error,
+    ids::{JobId, ProjectId, WorkflowId},
+    wire::{
+        check::Check,
+        extract::{Json, RequestBody},
+    },
+};
+
+/// The type of jobs that are made here.
+const JOB_TYPE: &str = "command";
+
+/// A workflow to store.
+#[derive(Debug, Deserialize, ToSchema)]
+pub struct CreateRequest {
+    /// For people.
+    #[schema(min_length = 1, max_length = 100)]
+    name: String,
+    /// What starts it; for people.
+    #[schema(max_length = 100)]
+    trigger: Option<String>,
+    /// 1 to 500 jobs.
+    #[schema(min_items = 1, max_items = 500)]
+    jobs: Vec<JobRequest>,
+}
+
+impl RequestBody for CreateRequest {
+    const MAX_BYTES: usize = limits::MAX_BATCH_BODY_BYTES;
+}
+
+/// A job of a workflow.
+#[derive(Debug, Clone, Deserialize, ToSchema)]
+pub struct JobRequest {
+    /// Its key, unique in the workflow.
+    #[schema(min_length = 1, max_length = 100)]
+    id: String,
+    /// For people. Default: its id.
+    #[schema(max_length = 100)]
+    name: Option<String>,
+    /// What to run.
+    command: String,
+    /// The ids of the jobs it waits for.
+    #[serde(default)]
+    #[schema(max_items = 100)]
+    depends_on: Vec<String>,
+    /// What its worker must have.
+    #[serde(default)]
+    #[schema(max_items = 16)]
+    required_labels: Vec<String>,
+    /// How often it is tried again, at once.
+    #[serde(default)]
+    #[schema(minimum = 0, maximum = 99)]
+    max_retries: i32,
+    /// Kept as it is.
+    #[schema(value_type = Option<Object>)]
+    metadata: Option<Box<RawValue>>,
+    /// Kept as it is.
+    #[schema(value_type = Option<Vec<serde_json::Value>>)]
+    ports: Option<Box<RawValue>>,
+}
+
+/// Store a workflow. It waits until it is run.
+#[utoipa::path(
+    post, path = "/api/workflows", tag = "workflows", operation_id = "create_workflow",
+    request_body = CreateRequest,
+    responses((status = 201, description = "It is stored.", body = Workflow)),
+)]
+pub async fn create(
+    caller: Caller<Produce>,
+    State(app): State<App>,
+    Json(request): Json<CreateRequest>,
+) -> Result<(StatusCode, Reply<Workflow>), Error> {
+    let id = store(&app, (caller.project_id, &caller.limits), request).await?;
+    Ok((StatusCode::CREATED, Reply(view(&app, caller.project_id, id).await?)))
+}
+
+/// Store a workflow to try things with: a build, its tests, and what comes after both.
+#[utoipa::path(
+    post, path = "/api/workflows/sample", tag = "workflows", operation_id = "create_sample_workflow",
+    responses((status = 201, description = "It is stored.", body = Workflow)),
+)]
+pub async fn sample(
+    caller: Caller<Produce>,
+    State(app): State<App>,
+) -> Result<(StatusCode, Reply<Workflow>), Error> {
+    let job = |id: &str, command: &str, depends_on: &[&str]| JobRequest {
+        id: id.to_owned(),
+        name: None,
+        command: command.to_owned(),
+        depends_on: depends_on.iter().map(|it| (*it).to_owned()).collect(),
+        required_labels: Vec::new(),
+        max_retries: 0,
+        metadata: None,
+        ports: None,
+    };
+    let request = CreateRequest {
+        name: "sample".to_owned(),
+        trigger: None,
+        jobs: vec![
+            job("build", "echo building", &[]),
+            job("unit-tests", "echo testing", &["build"]),
+            job("lint", "echo linting", &["build"]),
+            job("deploy", "echo deploying", &["unit-tests", "lint"]),
+        ],
+    };
+    let id = store(&app, (caller.project_id, &caller.limits), request).await?;
+    Ok((StatusCode::CREATED, Reply(view(&app, caller.project_id, id).await?)))
+}
+
+async fn store(
+    app: &App,
+    (project_id, plan): (ProjectId, &Limits),
+    request: CreateRequest,
+) -> Result<WorkflowId, Error> {
+    let mut check = Check::default();
+    check.name("name", &request.name, limits::MAX_NAME_CHARS);
+    check.optional_name("trigger", request.trigger.as_deref(), limits::MAX_NAME_CHARS);
+    let named = |it: &JobRequest| (it.id.clone(), it.depends_on.clone());
+    let named: Vec<_> = request.jobs.iter().map(named).collect();
+    let nodes: Vec<_> = named.iter().map(|(key, on)| Node { key, depends_on: on }).collect();
+    let parents = workflow::resolve(&nodes).unwrap_or_else(|broken| {
+        for BrokenGraph { job, field, message } in broken {
+            let field = if field == "key" { "id".to_owned() } else { field };
+            let path = job.map_or_else(String::new, |it| format!("jobs[{it}]."));
+            check.refuse(&format!("{path}{field}"), message);
+        }
+        Vec::new()
+    });
+    let mut jobs = Vec::new();
+    for (place, job) in request.jobs.into_iter().take(limits::MAX_WORKFLOW_JOBS).enumerate() {
+        let mut item = Check::below(format!("jobs[{place}]."));
+        jobs.push(accept((project_id, plan), job, request.trigger.clone(), &mut item)?);
+        check.absorb(item);
+    }
+    check.finish()?;
+    quota::admit(&app.engine, project_id, jobs.len(), plan.waiting_jobs).await?;
+    let mut workflow = NewWorkflow {
+        id: WorkflowId::generate(),
+        name: Some(request.name),
+        edges: Vec::new(),
+        is_held: true,
+        rerun: None,
+    };
+    workflows::tie(&mut workflow, &mut jobs, &parents);
+    family::store(&app.engine, project_id, &jobs, Some(&workflow)).await?;
+    Ok(workflow.id)
+}
+
+fn accept(
+    (project_id, plan): (ProjectId, &Limits),
+    request: JobRequest,
+    trigger: Option<String>,
+    check: &mut Check,
+) -> Result<TiedJob, Error> {
+    check.name("id", &request.id, limits::MAX_NAME_CHARS);
+    let name = request.name.filter(|it| !it.is_empty());
+    check.optional_name("name", name.as_deref(), limits::MAX_NAME_CHARS);
+    if request.command.contains('\0') {
+        check.refuse("command", "must not contain U+0000: no shell takes it");
+    }
+    check.range("max_retries", request.max_retries, 0, limits::MAX_MAX_ATTEMPTS - 1);
+    let mut labels = request.required_labels;
+    check.names("required_labels", &labels, limits::MAX_LABELS, limits::MAX_LABEL_CHARS);
+    labels.sort();
+    labels.dedup();
+    let payload = serde_json::json!({ "command": request.command }).to_string();
+    let limit_bytes = plan.max_payload_bytes();
+    if payload.len() > limit_bytes {
+        let field = format!("{}command", check.path());
+        return Err(Error::FieldTooLarge { field, limit_bytes });
+    }
+    for (field, value) in [("metadata", &request.metadata), ("ports", &request.ports)] {
+        if let Some(value) = value {
+            check.size(field, value, limits::MAX_EVENT_PAYLOAD_BYTES)?;
+            check.depth(field, value);
+        }
+    }
+    let (metadata, ports) = (request.metadata, request.ports);
+    let envelope = Kept { workflow_graph: Envelope { name, trigger, metadata, ports } };
+    let extras = Extras {
+        gate: gate::gate(JOB_TYPE, &labels, None),
+        labels,
+        workflow_key: Some(request.id),
+        envelope: Some(serde_json::to_string(&envelope).map_err(Error::internal)?),
+        ..Extras::default()
+    };
+    let at_once = RetryPolicy {
+        strategy: Strategy::Constant,
+        initial_seconds: 0,
+        multiplier: 1.0,
+        max_seconds: 0,
+        jitter_seconds: 0,
+        non_retryable_types: Vec::new(),
+    };
+    let job = NewJob {
+        project_id,
+        id: JobId::generate(),
+        queue: DEFAULT_QUEUE.to_owned(),
+        job_type: JOB_TYPE.to_owned(),
+        rank: 0,
+        start: Start::After(0),
+        max_attempts: Some(request.max_retries.saturating_add(1)),
+        timeout_seconds: limits::MAX_TIMEOUT_SECONDS,
+        payload,
+        retry: Some(Stored(at_once)),
+        tags: None,
+        extras: Some(Box::new(extras)),
+    };
+    Ok(TiedJob::new(job, OnConflict::Reject))
+}

@@ -16,6 +16,11 @@ if ! command -v cargo-deny >/dev/null 2>&1; then
         exit 0
     }
 fi
+# Also those of other platforms, which a build here does not need.
+cargo fetch --locked --quiet || {
+    say "NOT CHECKED: not all crates are here, and they could not be fetched"
+    exit 0
+}
 cargo deny --offline check bans licenses sources
 if timeout "$FETCH_SECONDS" cargo deny fetch db >/dev/null 2>&1; then
     cargo deny --offline check advisories

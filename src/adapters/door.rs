@@ -4,7 +4,7 @@ use std::{collections::HashMap, fmt, str::FromStr, sync::Arc, time::Duration};
 
 use axum::{
     extract::{FromRequestParts, RawPathParams},
-    http::request::Parts,
+    http::{StatusCode, request::Parts},
 };
 use serde::Serialize;
 use serde_json::value::RawValue;
@@ -25,13 +25,32 @@ use crate::{
         registry,
         settle::JobKey,
     },
-    error::Error,
+    error::{Class, Error},
     ids::{JobId, ProjectId, anonymous_worker},
     wire::check::{Check, stored_json},
 };
 
 /// Where jobs wait that name no queue.
 pub const DEFAULT_QUEUE: &str = "default";
+
+/// The status of a failure on wires that have no other opinion.
+#[must_use]
+pub fn status(class: Class) -> StatusCode {
+    match class {
+        Class::Unreadable | Class::Invalid => StatusCode::BAD_REQUEST,
+        Class::Unauthorized => StatusCode::UNAUTHORIZED,
+        Class::Forbidden => StatusCode::FORBIDDEN,
+        Class::NotFound => StatusCode::NOT_FOUND,
+        Class::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
+        Class::Conflict | Class::Duplicate => StatusCode::CONFLICT,
+        Class::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
+        Class::MediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
+        Class::Timeout => StatusCode::REQUEST_TIMEOUT,
+        Class::Limited => StatusCode::TOO_MANY_REQUESTS,
+        Class::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+        Class::Internal => StatusCode::INTERNAL_SERVER_ERROR,
+    }
+}
 
 /// What a path names.
 #[derive(Debug)]

@@ -89,7 +89,7 @@ pub struct Lanes {
 
 impl Lanes {
     /// Parks a poll. One that `must_look` does not trust what is known of its queues; but a look for commands
-    /// reads payloads, so what the last one has found is trusted until something arrives or the lane is forgotten.
+    /// reads payloads, so what the last one has found is trusted for [`MARK_KEEP`], or until something arrives.
     pub fn park(&mut self, id: WaiterId, wish: Wish, must_look: bool, now: Instant) {
         let mut lanes = Vec::with_capacity(wish.queues.len());
         for queue in &wish.queues {
@@ -105,7 +105,8 @@ impl Lanes {
             if let Some(lane) = self.lanes.get_mut(&lane_id) {
                 lane.waiters.insert(id);
                 lane.touched_at = now;
-                if must_look && !lane.signature.only_commands {
+                let is_fresh = lane.looked_from_zero_at.is_some_and(|it| now - it < MARK_KEEP);
+                if must_look && !(lane.signature.only_commands && is_fresh) {
                     lane.distrust();
                 }
             }

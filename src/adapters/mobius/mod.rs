@@ -9,14 +9,14 @@ mod attempt;
 mod claim;
 mod read;
 
-use axum::{Json as Reply, http::StatusCode, response::Response};
+use axum::{Json as Reply, response::Response};
 use serde::Serialize;
 use utoipa::{OpenApi, ToSchema};
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 use super::{
     Door,
-    door::{AttemptId, Names},
+    door::{self, AttemptId, Names},
 };
 use crate::{
     app::App,
@@ -64,20 +64,21 @@ fn routes() -> OpenApiRouter<App> {
 
 /// The status and the code of a failure on this wire.
 fn face(error: &Error, _: &str, mut response: Response) -> Response {
-    let (status, code) = match error.class() {
-        Class::Unreadable | Class::Invalid => (StatusCode::BAD_REQUEST, "invalid_request"),
-        Class::Unauthorized => (StatusCode::UNAUTHORIZED, "unauthorized"),
-        Class::Forbidden => (StatusCode::FORBIDDEN, "forbidden"),
-        Class::NotFound => (StatusCode::NOT_FOUND, "not_found"),
-        Class::MethodNotAllowed => (StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed"),
-        Class::Conflict | Class::Duplicate => (StatusCode::CONFLICT, "conflict"),
-        Class::TooLarge => (StatusCode::PAYLOAD_TOO_LARGE, "payload_too_large"),
-        Class::MediaType => (StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type"),
-        Class::Timeout => (StatusCode::REQUEST_TIMEOUT, "request_timeout"),
-        Class::Limited => (StatusCode::TOO_MANY_REQUESTS, "rate_limited"),
-        Class::Unavailable => (StatusCode::SERVICE_UNAVAILABLE, "unavailable"),
-        Class::Internal => (StatusCode::INTERNAL_SERVER_ERROR, "internal"),
+    let code = match error.class() {
+        Class::Unreadable | Class::Invalid => "invalid_request",
+        Class::Unauthorized => "unauthorized",
+        Class::Forbidden => "forbidden",
+        Class::NotFound => "not_found",
+        Class::MethodNotAllowed => "method_not_allowed",
+        Class::Conflict | Class::Duplicate => "conflict",
+        Class::TooLarge => "payload_too_large",
+        Class::MediaType => "unsupported_media_type",
+        Class::Timeout => "request_timeout",
+        Class::Limited => "rate_limited",
+        Class::Unavailable => "unavailable",
+        Class::Internal => "internal",
     };
+    let status = door::status(error.class());
     let body = ErrorBody { error: ErrorInfo { code, message: refusal::message(error) } };
     refusal::write(&mut response, (status, Reply(body)), error);
     response

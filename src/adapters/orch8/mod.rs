@@ -11,19 +11,16 @@
 mod read;
 mod work;
 
-use axum::{Json as Reply, http::StatusCode, response::Response};
+use axum::{Json as Reply, response::Response};
 use serde::Serialize;
 use utoipa::{OpenApi, ToSchema};
 use utoipa_axum::{router::OpenApiRouter, routes};
 
-use super::{Door, door::AttemptId};
-use crate::{
-    app::App,
-    domain::job::JobState,
-    error::{Class, Error},
-    ids::JobId,
-    wire::refusal,
+use super::{
+    Door,
+    door::{self, AttemptId},
 };
+use crate::{app::App, domain::job::JobState, error::Error, ids::JobId, wire::refusal};
 
 /// What ends a task's lease: no heartbeat for so long. The protocol's own number.
 pub const LEASE_SECONDS: i32 = 60;
@@ -67,20 +64,7 @@ fn routes() -> OpenApiRouter<App> {
 
 /// The status of a failure on this wire; its text says the rest.
 fn face(error: &Error, _: &str, mut response: Response) -> Response {
-    let status = match error.class() {
-        Class::Unreadable | Class::Invalid => StatusCode::BAD_REQUEST,
-        Class::Unauthorized => StatusCode::UNAUTHORIZED,
-        Class::Forbidden => StatusCode::FORBIDDEN,
-        Class::NotFound => StatusCode::NOT_FOUND,
-        Class::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
-        Class::Conflict | Class::Duplicate => StatusCode::CONFLICT,
-        Class::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
-        Class::MediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
-        Class::Timeout => StatusCode::REQUEST_TIMEOUT,
-        Class::Limited => StatusCode::TOO_MANY_REQUESTS,
-        Class::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
-        Class::Internal => StatusCode::INTERNAL_SERVER_ERROR,
-    };
+    let status = door::status(error.class());
     let body = ErrorBody { error: refusal::message(error) };
     refusal::write(&mut response, (status, Reply(body)), error);
     response

@@ -14,19 +14,19 @@ mod workflows;
 
 use std::{collections::BTreeMap, fmt, str::FromStr};
 
-use axum::{Json as Reply, http::StatusCode, response::Response};
+use axum::{Json as Reply, response::Response};
 use serde::Serialize;
 use serde_json::value::RawValue;
 use utoipa::{OpenApi, ToSchema};
 use utoipa_axum::{router::OpenApiRouter, routes};
 use uuid::Uuid;
 
-use super::Door;
+use super::{Door, door};
 use crate::{
     app::App,
     domain::{job::JobState, lease::Fence},
     engine::{Engine, jobs, settle::JobKey},
-    error::{Class, Error, Whereabouts},
+    error::{Error, Whereabouts},
     ids::{JobId, LeaseId, ProjectId, WorkflowId},
     wire::refusal,
 };
@@ -79,20 +79,7 @@ fn routes() -> OpenApiRouter<App> {
 
 /// The status of a failure on this wire, which looks at nothing else; the text is for people.
 fn face(error: &Error, _: &str, mut response: Response) -> Response {
-    let status = match error.class() {
-        Class::Unreadable | Class::Invalid => StatusCode::BAD_REQUEST,
-        Class::Unauthorized => StatusCode::UNAUTHORIZED,
-        Class::Forbidden => StatusCode::FORBIDDEN,
-        Class::NotFound => StatusCode::NOT_FOUND,
-        Class::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
-        Class::Conflict | Class::Duplicate => StatusCode::CONFLICT,
-        Class::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
-        Class::MediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
-        Class::Timeout => StatusCode::REQUEST_TIMEOUT,
-        Class::Limited => StatusCode::TOO_MANY_REQUESTS,
-        Class::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
-        Class::Internal => StatusCode::INTERNAL_SERVER_ERROR,
-    };
+    let status = door::status(error.class());
     let body = ErrorBody { error: refusal::message(error) };
     refusal::write(&mut response, (status, Reply(body)), error);
     response

@@ -476,3 +476,22 @@ fn a_busy_lane_asks_for_gates_again_though_it_looks_from_its_beginning_all_the_t
     board.lanes.distrust(None);
     assert!(board.deal()[0].may_have_gates, "somebody has changed the queue");
 }
+
+#[test]
+fn a_look_for_commands_that_found_none_is_trusted_for_a_while() {
+    let mut board = Board::new();
+    let park = |board: &mut Board, id| {
+        board.park(id, 1, &["q"], 1);
+        let wish =
+            Wish { only_commands: true, ..board.lanes.wish(id).expect("it is parked").clone() };
+        board.lanes.leave(id);
+        board.lanes.park(id, wish, true, board.now);
+    };
+    park(&mut board, 1);
+    board.find_nothing();
+    park(&mut board, 2);
+    assert!(board.lanes.is_hopeless(2));
+    board.pass(MARK_KEEP);
+    park(&mut board, 3);
+    assert!(!board.lanes.is_hopeless(3));
+}

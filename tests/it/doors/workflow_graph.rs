@@ -106,11 +106,9 @@ fn a_payload_that_no_program_can_hold_is_a_command_all_the_same_or_is_left_alone
     run(async |t| {
         let enqueue = async |payload: &str| {
             let body = format!(r#"{{"job_type": "t", "payload": {payload}}}"#);
-            {
-                let reply = t.post_text("/v1/jobs", body).await;
-                let path = reply.headers["location"].to_str().expect("text");
-                path.rsplit('/').next().expect("an id").to_owned()
-            }
+            let reply = t.post_text("/v1/jobs", body).await;
+            let path = reply.headers["location"].to_str().expect("text");
+            path.rsplit('/').next().expect("an id").to_owned()
         };
         let left = enqueue(r#"{"command": "a\u0000b"}"#).await;
         for (payload, shown) in

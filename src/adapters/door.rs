@@ -3,12 +3,15 @@
 use std::{collections::HashMap, fmt, str::FromStr, sync::Arc, time::Duration};
 
 use axum::{
+    Json as Reply,
     extract::{FromRequestParts, RawPathParams},
     http::{StatusCode, request::Parts},
+    response::Response,
 };
 use serde::Serialize;
 use serde_json::value::RawValue;
 use tokio_util::sync::CancellationToken;
+use utoipa::ToSchema;
 
 use crate::{
     app::App,
@@ -27,7 +30,10 @@ use crate::{
     },
     error::{Class, Error},
     ids::{JobId, ProjectId, anonymous_worker},
-    wire::check::{Check, stored_json},
+    wire::{
+        check::{Check, stored_json},
+        refusal,
+    },
 };
 
 /// Where jobs wait that name no queue.
@@ -50,6 +56,21 @@ pub fn status(class: Class) -> StatusCode {
         Class::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
         Class::Internal => StatusCode::INTERNAL_SERVER_ERROR,
     }
+}
+
+/// How wires that know no codes tell of a failure: the status is all that clients look at, the text is for
+/// people.
+pub fn plain_face(error: &Error, _: &str, mut response: Response) -> Response {
+    let body = ErrorBody { error: refusal::message(error) };
+    refusal::write(&mut response, (status(error.class()), Reply(body)), error);
+    response
+}
+
+/// The body of every answer that is not a success.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct ErrorBody {
+    /// What went wrong.
+    error: String,
 }
 
 /// What a path names.

@@ -118,7 +118,15 @@ impl Check {
     /// # Errors
     /// [`Error::FieldTooLarge`]: size has a code of its own.
     pub fn size(&self, field: &str, value: &RawValue, limit_bytes: usize) -> Result<(), Error> {
-        if value.get().len() <= limit_bytes {
+        self.bytes(field, value.get().len(), limit_bytes)
+    }
+
+    /// At most `limit_bytes`, as it is kept.
+    ///
+    /// # Errors
+    /// [`Error::FieldTooLarge`], as [`Self::size`].
+    pub fn bytes(&self, field: &str, kept_bytes: usize, limit_bytes: usize) -> Result<(), Error> {
+        if kept_bytes <= limit_bytes {
             return Ok(());
         }
         Err(Error::FieldTooLarge { field: format!("{}{field}", self.prefix), limit_bytes })

@@ -173,10 +173,7 @@ fn decode(result_b64: &str) -> Result<Option<String>, Error> {
     } else {
         serde_json::to_string(&text).map_err(Error::internal)?
     };
-    if result.len() > limits::MAX_RESULT_BYTES {
-        let limit_bytes = limits::MAX_RESULT_BYTES;
-        return Err(Error::FieldTooLarge { field: "result_b64".to_owned(), limit_bytes });
-    }
+    Check::default().bytes("result_b64", result.len(), limits::MAX_RESULT_BYTES)?;
     Ok(Some(result))
 }
 

@@ -375,9 +375,6 @@ fn envelope(mut kept: Fields, check: &mut Check) -> Result<String, Error> {
     }
     kept.0.iter().for_each(|(name, value)| check.depth(name, value));
     let text = serde_json::to_string(&Kept { ojs: kept }).map_err(Error::internal)?;
-    if text.len() > MAX_ENVELOPE_BYTES {
-        let (field, limit_bytes) = (format!("{}meta", check.path()), MAX_ENVELOPE_BYTES);
-        return Err(Error::FieldTooLarge { field, limit_bytes });
-    }
+    check.bytes("meta", text.len(), MAX_ENVELOPE_BYTES)?;
     Ok(text)
 }

@@ -11,16 +11,14 @@
 mod read;
 mod work;
 
-use axum::{Json as Reply, response::Response};
-use serde::Serialize;
-use utoipa::{OpenApi, ToSchema};
+use utoipa::OpenApi;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 use super::{
     Door,
     door::{self, AttemptId},
 };
-use crate::{app::App, domain::job::JobState, error::Error, ids::JobId, wire::refusal};
+use crate::{app::App, domain::job::JobState, error::Error, ids::JobId};
 
 /// What ends a task's lease: no heartbeat for so long. The protocol's own number.
 pub const LEASE_SECONDS: i32 = 60;
@@ -33,7 +31,7 @@ pub(super) const DOOR: Door = Door {
     name: "orch8",
     routes,
     also_below: &["/api/v1"],
-    face,
+    face: door::plain_face,
     media_type: "application/json",
     document: Orch8Document::openapi,
 };
@@ -60,21 +58,6 @@ fn routes() -> OpenApiRouter<App> {
         .routes(routes!(read::list))
         .routes(routes!(read::stats))
         .routes(routes!(read::attempts))
-}
-
-/// The status of a failure on this wire; its text says the rest.
-fn face(error: &Error, _: &str, mut response: Response) -> Response {
-    let status = door::status(error.class());
-    let body = ErrorBody { error: refusal::message(error) };
-    refusal::write(&mut response, (status, Reply(body)), error);
-    response
-}
-
-/// The body of every answer that is not a success.
-#[derive(Debug, Serialize, ToSchema)]
-pub struct ErrorBody {
-    /// What went wrong.
-    error: String,
 }
 
 /// A job's state in the words of this wire.

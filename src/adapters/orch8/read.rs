@@ -8,9 +8,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use utoipa::{IntoParams, ToSchema};
 
-use super::{ErrorBody, read_task_id, state_name, task_id};
+use super::{read_task_id, state_name, task_id};
 use crate::{
-    adapters::door::{self, Names},
+    adapters::door::{self, ErrorBody, Names},
     app::App,
     auth::{Caller, Read},
     domain::{

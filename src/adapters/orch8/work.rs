@@ -13,9 +13,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
-use super::{ErrorBody, LEASE_SECONDS, WAIT_SECONDS, read_task_id, state_name, task_id};
+use super::{LEASE_SECONDS, WAIT_SECONDS, read_task_id, state_name, task_id};
 use crate::{
-    adapters::door::{self, Ask, DEFAULT_QUEUE, Names},
+    adapters::door::{self, Ask, DEFAULT_QUEUE, ErrorBody, Names},
     app::App,
     auth::{Beating, Caller, Polling, Settling},
     domain::{job::JobState, limits, text::ErrorReport},

@@ -6,9 +6,9 @@ use axum::{Json as Reply, extract::State, http::HeaderMap, response::Response};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::{ErrorBody, LeaseName, find_job, or_lost};
+use super::{LeaseName, find_job, or_lost};
 use crate::{
-    adapters::door::Names,
+    adapters::door::{ErrorBody, Names},
     app::App,
     auth::{Caller, Read, Work},
     domain::{limits, text},

@@ -188,11 +188,7 @@ fn accept(
     labels.sort();
     labels.dedup();
     let payload = serde_json::json!({ "command": request.command }).to_string();
-    let limit_bytes = plan.max_payload_bytes();
-    if payload.len() > limit_bytes {
-        let field = format!("{}command", check.path());
-        return Err(Error::FieldTooLarge { field, limit_bytes });
-    }
+    check.bytes("command", payload.len(), plan.max_payload_bytes())?;
     for (field, value) in [("metadata", &request.metadata), ("ports", &request.ports)] {
         if let Some(value) = value {
             check.size(field, value, limits::MAX_EVENT_PAYLOAD_BYTES)?;

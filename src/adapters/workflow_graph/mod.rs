@@ -14,7 +14,6 @@ mod workflows;
 
 use std::{collections::BTreeMap, fmt, str::FromStr};
 
-use axum::{Json as Reply, response::Response};
 use serde::Serialize;
 use serde_json::value::RawValue;
 use utoipa::{OpenApi, ToSchema};
@@ -28,7 +27,6 @@ use crate::{
     engine::{Engine, jobs, settle::JobKey},
     error::{Error, Whereabouts},
     ids::{JobId, LeaseId, ProjectId, WorkflowId},
-    wire::refusal,
 };
 
 /// The length of a lease that nobody chose: the protocol's own number.
@@ -38,7 +36,7 @@ pub(super) const DOOR: Door = Door {
     name: "workflow-graph",
     routes,
     also_below: &[],
-    face,
+    face: door::plain_face,
     media_type: "application/json",
     document: WorkflowGraphDocument::openapi,
 };
@@ -75,21 +73,6 @@ fn routes() -> OpenApiRouter<App> {
         .routes(routes!(workflows::cancel))
         .routes(routes!(logs::list))
         .routes(routes!(logs::stream))
-}
-
-/// The status of a failure on this wire, which looks at nothing else; the text is for people.
-fn face(error: &Error, _: &str, mut response: Response) -> Response {
-    let status = door::status(error.class());
-    let body = ErrorBody { error: refusal::message(error) };
-    refusal::write(&mut response, (status, Reply(body)), error);
-    response
-}
-
-/// The body of every answer that is not a success.
-#[derive(Debug, Serialize, ToSchema)]
-pub struct ErrorBody {
-    /// What went wrong.
-    error: String,
 }
 
 /// Where a job of a workflow is.

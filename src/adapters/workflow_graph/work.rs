@@ -11,15 +11,15 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, value::RawValue};
 use utoipa::ToSchema;
 
-use super::{DEFAULT_LEASE_SECONDS, ErrorBody, LeaseName, command, find_job, names, or_lost};
+use super::{DEFAULT_LEASE_SECONDS, LeaseName, command, find_job, names, or_lost};
 use crate::{
-    adapters::door::{self, Ask, Names},
+    adapters::door::{self, Ask, ErrorBody, Names},
     app::App,
     auth::{Beating, Caller, Follow, Polling, Settling},
     domain::{
         backoff::{RetryPolicy, Strategy},
         limits,
-        text::{ErrorReport, json_depth},
+        text::ErrorReport,
     },
     engine::{
         control,
@@ -280,22 +280,17 @@ pub async fn complete(
     names: Names,
     Json(request): Json<CompleteRequest>,
 ) -> Result<(), Error> {
-    let outputs = request.outputs.map_or_else(|| "{}".to_owned(), |it| it.get().to_owned());
     let mut check = Check::default();
-    if !outputs.starts_with('{') {
-        check.refuse("outputs", "must be an object");
-    }
-    if outputs.len() > limits::MAX_RESULT_BYTES {
-        let limit_bytes = limits::MAX_RESULT_BYTES;
-        return Err(Error::FieldTooLarge { field: "outputs".to_owned(), limit_bytes });
-    }
-    if json_depth(&outputs) > limits::MAX_JSON_DEPTH {
-        check.refuse(
-            "outputs",
-            format!("must be nested at most {} levels deep", limits::MAX_JSON_DEPTH),
-        );
+    if let Some(outputs) = &request.outputs {
+        if !outputs.get().starts_with('{') {
+            check.refuse("outputs", "must be an object");
+        }
+        check.size("outputs", outputs, limits::MAX_RESULT_BYTES)?;
+        check.depth("outputs", outputs);
     }
     check.finish()?;
+    let sent = request.outputs.map(|it| Box::<str>::from(it).into_string());
+    let outputs = sent.unwrap_or_else(|| "{}".to_owned());
     settle_lease(&app, caller.project_id, &names, End::Succeeded { result: Some(outputs) }).await
 }
 

@@ -4,9 +4,8 @@ use axum::{Json as Reply, extract::State};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::ErrorBody;
 use crate::{
-    adapters::door::Names,
+    adapters::door::{ErrorBody, Names},
     app::App,
     auth::{Caller, Read, Work},
     domain::limits,

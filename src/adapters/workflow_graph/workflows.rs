@@ -7,9 +7,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use utoipa::{IntoParams, ToSchema};
 
-use super::{ErrorBody, Status};
+use super::Status;
 use crate::{
-    adapters::door::Names,
+    adapters::door::{ErrorBody, Names},
     app::App,
     auth::{Caller, Control, Produce, Read},
     engine::{

@@ -102,6 +102,9 @@ begin
 end
 $$;
 
+-- The loops tell how the database does: how old the oldest snapshot of anybody is.
+grant pg_read_all_stats to fencepost_maint;
+
 -- For an exporter: how large things are, and how the database does; no rows of anybody.
 grant pg_monitor to fencepost_metrics;
 

@@ -153,7 +153,10 @@ impl Bus {
 
     fn judge<T, E>(&self, called: Result<redis::RedisResult<T>, E>) -> Option<T> {
         let reason = match called {
-            Ok(Ok(value)) => return Some(value),
+            Ok(Ok(value)) => {
+                gauge!(telemetry::REDIS_BREAKER_OPEN).set(0);
+                return Some(value);
+            }
             Ok(Err(error)) => {
                 tracing::debug!(error = &error as &dyn std::error::Error, "Redis refused a call");
                 "error"
@@ -161,6 +164,7 @@ impl Bus {
             Err(_) => "slow",
         };
         counter!(telemetry::REDIS_FAILURES, "reason" => reason).increment(1);
+        gauge!(telemetry::REDIS_BREAKER_OPEN).set(1);
         let until = self.0.origin.elapsed() + BREAK;
         self.0.broken_until.store(until.as_millis() as u64, Ordering::Relaxed);
         None

@@ -233,10 +233,17 @@ impl Limiter {
         for place in places {
             script.arg(place.max).arg(&place.token).arg(place.life_seconds);
         }
-        match self.bus.invoke::<Vec<i64>>(&script).await {
+        let verdict = match self.bus.invoke::<Vec<i64>>(&script).await {
             Some(answer) => read(charges, &answer),
             None => self.ask_alone(charges, cost),
+        };
+        if cost > 0 {
+            let by = if verdict.is_local { "local" } else { "redis" };
+            let is_refused = verdict.retry_after_seconds.is_some() || verdict.full.is_some();
+            let outcome = if is_refused { "refused" } else { "allowed" };
+            counter!(telemetry::LIMITER_DECISIONS, "by" => by, "outcome" => outcome).increment(1);
         }
+        verdict
     }
 
     /// Counts something on this node alone. Answers with the pause, in seconds, when it is too much.

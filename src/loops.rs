@@ -3,10 +3,10 @@
 
 use std::{
     future::Future,
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use metrics::{counter, histogram};
+use metrics::{counter, gauge, histogram};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
@@ -16,7 +16,7 @@ use crate::{
     engine::{
         Engine,
         chores::{self, GLANCE_PERIOD},
-        fire, operations, orphans, promote, reap, registry, watch,
+        fire, operations, orphans, promote, reap, registry, stats, vitals, watch,
     },
     error::chain,
     store::sweep::purge,
@@ -36,6 +36,10 @@ const WATCH_PERIOD: Duration = Duration::from_secs(2);
 const PRUNE_PERIOD: Duration = Duration::from_secs(60);
 /// How often it is asked whether the hot table needs a vacuum.
 const VACUUM_PERIOD: Duration = Duration::from_secs(1);
+/// How often what a node has counted is written down: what it loses when it is killed.
+const STATS_PERIOD: Duration = Duration::from_secs(5);
+/// How often it is looked how the database does, and how long work waits.
+const VITALS_PERIOD: Duration = Duration::from_secs(10);
 /// How often a node says that it lives, and how many others do: three times before it counts as gone.
 const NODES_PERIOD: Duration = Duration::from_secs(4);
 /// How often it is looked for sessions, secrets and deeds that are too old.
@@ -118,6 +122,14 @@ pub fn start(app: &App, stopping: &CancellationToken, tracker: &TaskTracker) {
         let is_more = chores::retain(&engine).await?;
         Ok(if is_more { Then::GoOn } else { Then::Sleep(PRUNE_PERIOD) })
     });
+    loops.start("stats", None, |engine| async move {
+        stats::write_down(&engine).await?;
+        Ok(Then::Sleep(STATS_PERIOD))
+    });
+    loops.start("vitals", None, |engine| async move {
+        vitals::look(&engine).await?;
+        Ok(Then::Sleep(VITALS_PERIOD))
+    });
     loops.start("vacuum", None, |engine| async move {
         chores::vacuum_if_due(&engine).await?;
         Ok(Then::Sleep(VACUUM_PERIOD))
@@ -199,6 +211,9 @@ async fn every<Step, Stepping, Hurry, Hurrying>(
         let started = Instant::now();
         let stepped = tokio::spawn(step()).await;
         histogram!(telemetry::LOOP_SECONDS, "loop" => name).record(started.elapsed().as_secs_f64());
+        if matches!(stepped, Ok(Ok(_))) {
+            gauge!(telemetry::LOOP_LAST_STEP, "loop" => name).set(unix_seconds());
+        }
         let sleep = match stepped {
             Ok(Ok(Then::GoOn)) => continue,
             Ok(Ok(Then::Sleep(sleep))) => sleep,
@@ -215,10 +230,20 @@ async fn every<Step, Stepping, Hurry, Hurrying>(
                 FAILURE_PAUSE
             }
         };
+        let due = Instant::now() + sleep;
         tokio::select! {
             () = stopping.cancelled() => (),
-            () = tokio::time::sleep(sleep) => (),
+            () = tokio::time::sleep(sleep) => {
+                let late = due.elapsed().as_secs_f64();
+                histogram!(telemetry::LOOP_LATENESS_SECONDS, "loop" => name).record(late);
+            }
             () = hurry() => (),
         }
     }
+}
+
+/// For people to look at: nothing is decided by it.
+fn unix_seconds() -> f64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    now.unwrap_or_default().as_secs_f64()
 }

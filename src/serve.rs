@@ -15,7 +15,7 @@ use crate::{
     bus::{Bus, Heard, Topic},
     config::{ConnectionLimits, PoolArgs, Signup},
     domain::plan::Plans,
-    engine::{Engine, relay},
+    engine::{self, Engine, relay},
     http,
     limiter::Limiter,
     loops,
@@ -120,6 +120,15 @@ pub async fn serve(node: Node, stop: CancellationToken) -> anyhow::Result<()> {
     });
     if drained.await.is_err() {
         tracing::warn!(connections = connections.len(), "stopped with requests unfinished");
+    }
+    // What it has counted since the loop's last step.
+    if let Err(error) =
+        timeout(CLOSE_TIMEOUT, engine::stats::write_down(&engine)).await.unwrap_or(Ok(()))
+    {
+        tracing::warn!(
+            error = &error as &dyn std::error::Error,
+            "the last numbers were not written down"
+        );
     }
     leave(&pools, &bus).await;
     ended.cancel();

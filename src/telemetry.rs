@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use metrics::{Unit, counter, describe_counter, describe_gauge, describe_histogram};
+use metrics::{Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge};
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
 use tracing_subscriber::{EnvFilter, layer::SubscriberExt, util::SubscriberInitExt};
 
@@ -54,6 +54,8 @@ metrics_table! {
         "Jobs leased to workers.";
     JOBS_SETTLED = "fencepost_jobs_settled_total", Counter,
         "Attempts ended, by outcome.";
+    JOBS_RETRIED = "fencepost_jobs_retried_total", Counter,
+        "Failed attempts that are tried again after a backoff.";
     JOBS_DEAD_LETTERED = "fencepost_jobs_dead_lettered_total", Counter,
         "Jobs given up.";
     BRAKES = "fencepost_brakes_total", Counter,
@@ -80,26 +82,46 @@ metrics_table! {
         "Workers that fell silent and lost their leases.";
     PICKUP_SECONDS = "fencepost_job_pickup_seconds", Seconds,
         "Time from when a job could first run to its first lease.";
+    RUN_SECONDS = "fencepost_job_run_seconds", Seconds,
+        "Time from a lease to the ack of its attempt.";
+    OLDEST_READY_SECONDS = "fencepost_oldest_ready_age_seconds", Gauge,
+        "How long the job waits that could have run first; polled=yes: among queues that hand out and that live workers poll.";
+    JOBS = "fencepost_jobs", Gauge,
+        "Live jobs of all projects, by state; active: pending or processing.";
     POLLS_PARKED = "fencepost_polls_parked", Gauge,
         "Polls that wait for a job.";
     BATCH_ITEMS = "fencepost_batch_items", BatchSize,
         "Items written by one statement, by kind.";
+    BATCH_WAIT_SECONDS = "fencepost_batch_wait_seconds", Seconds,
+        "Time for which the first item of a batch had waited when the batch was cut, by kind.";
     BATCH_SECONDS = "fencepost_batch_duration_seconds", Seconds,
         "Time one statement of a batch took, by kind.";
     SHED = "fencepost_requests_shed_total", Counter,
         "Requests refused because a bounded queue was full, by kind.";
     STORE_ERRORS = "fencepost_store_errors_total", Counter,
         "Statements that failed, by kind.";
+    POOL_WAIT_SECONDS = "fencepost_pool_wait_seconds", Seconds,
+        "Time until a connection to the database was had, by pool.";
+    POOL_CONNECTIONS = "fencepost_pool_connections", Gauge,
+        "Connections to the database, by pool and state: idle or used.";
     LOOP_SECONDS = "fencepost_loop_duration_seconds", Seconds,
         "Time one step of a background loop took, by loop.";
     LOOP_ERRORS = "fencepost_loop_errors_total", Counter,
         "Steps of background loops that failed, by loop.";
+    LOOP_LAST_STEP = "fencepost_loop_last_step_timestamp_seconds", Gauge,
+        "When a background loop last ended a step well, as seconds since 1970, by loop.";
+    LOOP_LATENESS_SECONDS = "fencepost_loop_lateness_seconds", Seconds,
+        "Time by which a step of a background loop began later than it was to, by loop.";
+    LIMITER_DECISIONS = "fencepost_limiter_decisions_total", Counter,
+        "Calls that were counted against limits, by who counted (redis or local) and outcome (allowed or refused).";
     LIMITED = "fencepost_requests_limited_total", Counter,
         "Requests refused because a rate or quota was used up, by budget.";
     LIMITS_LOCAL = "fencepost_limits_local_total", Counter,
         "Rate limits that a node counted alone because Redis did not answer.";
     REDIS_FAILURES = "fencepost_redis_failures_total", Counter,
         "Calls to Redis that failed, by reason; after each, Redis is left alone for two seconds.";
+    REDIS_BREAKER_OPEN = "fencepost_redis_breaker_open", Gauge,
+        "1 while Redis is left alone after a failure.";
     REDIS_SUBSCRIBED = "fencepost_redis_subscribed", Gauge,
         "1 while this node hears what the others tell over Redis.";
     WAKES_TOLD = "fencepost_wakes_told_total", Counter,
@@ -112,6 +134,28 @@ metrics_table! {
         "Mails, by outcome: sent, printed, failed, or dropped because there is no mail server or too many waited.";
     CONNECTIONS_REFUSED = "fencepost_http_connections_refused_total", Counter,
         "Connections closed at once because their address had too many.";
+    TABLE_BYTES = "fencepost_postgres_table_bytes", Gauge,
+        "Size on disk, by table and part: table or indexes.";
+    TABLE_DEAD_ROWS = "fencepost_postgres_dead_rows", Gauge,
+        "Rows that no vacuum has cleared away yet, about, by table.";
+    SNAPSHOT_SECONDS = "fencepost_postgres_oldest_snapshot_seconds", Gauge,
+        "Age of the oldest snapshot or transaction, which keeps dead rows from being cleared away.";
+    SNAPSHOT_TRANSACTIONS = "fencepost_postgres_oldest_snapshot_transactions", Gauge,
+        "Transactions since the oldest snapshot, those of replication slots and prepared transactions included.";
+    POSTGRES_CONNECTIONS = "fencepost_postgres_connections", Gauge,
+        "Connections of everybody to the database server.";
+    POSTGRES_MAX_CONNECTIONS = "fencepost_postgres_max_connections", Gauge,
+        "Connections that the database server accepts.";
+    WAL_BYTES = "fencepost_postgres_wal_bytes_total", Counter,
+        "WAL that the database server has written.";
+    HELD_WAL_BYTES = "fencepost_postgres_held_wal_bytes", Gauge,
+        "WAL that the slowest replication slot holds back.";
+    POSTGRES_COMMITS = "fencepost_postgres_commits_total", Counter,
+        "Transactions committed in the database.";
+    POSTGRES_DEADLOCKS = "fencepost_postgres_deadlocks_total", Counter,
+        "Deadlocks in the database.";
+    BUILD_INFO = "fencepost_build_info", Gauge,
+        "Always 1; its label says which version runs.";
     PANICS = "fencepost_panics_total", Counter,
         "Requests and steps that panicked. Must stay 0.";
 }
@@ -151,6 +195,7 @@ pub fn install_metrics() -> Result<PrometheusHandle, BuildError> {
             Kind::BatchSize => describe_histogram!(metric.name, Unit::Count, metric.help),
         }
     }
+    gauge!(BUILD_INFO, "version" => env!("CARGO_PKG_VERSION")).set(1);
     Ok(handle)
 }
 
@@ -160,7 +205,7 @@ const BATCH_KINDS: [&str; 7] =
 /// What calls are counted against, as metrics name it.
 const BUDGETS: [&str; 5] = ["produce", "work", "manage", "polls", "account"];
 /// The background loops, as metrics name them.
-const LOOPS: [&str; 17] = [
+const LOOPS: [&str; 19] = [
     "nodes",
     "people",
     "purge",
@@ -178,6 +223,8 @@ const LOOPS: [&str; 17] = [
     "prune",
     "retain",
     "vacuum",
+    "stats",
+    "vitals",
 ];
 
 /// What nobody hopes to see must be there all the same: a rate misses the first jump from nothing.
@@ -185,6 +232,18 @@ fn show_from_zero() {
     for metric in METRICS.iter().filter(|it| it.kind == Kind::Counter) {
         match metric.name {
             HTTP_REQUESTS | JOBS_SETTLED | FENCES_REFUSED | SCHEDULE_FIRES => (),
+            // Set, not counted: until they are known they are not there.
+            WAL_BYTES | POSTGRES_COMMITS | POSTGRES_DEADLOCKS => (),
+            LIMITER_DECISIONS => {
+                for (by, outcome) in [
+                    ("redis", "allowed"),
+                    ("redis", "refused"),
+                    ("local", "allowed"),
+                    ("local", "refused"),
+                ] {
+                    counter!(LIMITER_DECISIONS, "by" => by, "outcome" => outcome).increment(0);
+                }
+            }
             LIMITED => {
                 for budget in BUDGETS {
                     counter!(LIMITED, "budget" => budget).increment(0);

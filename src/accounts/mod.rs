@@ -14,7 +14,7 @@ use chrono::{DateTime, Utc};
 use lettre::Address;
 use secrecy::SecretString;
 use sha2::{Digest, Sha256};
-use sqlx::{PgConnection, PgPool};
+use sqlx::PgConnection;
 
 use self::{
     key::SecretHash,
@@ -36,6 +36,7 @@ use crate::{
         self,
         audit::Actor,
         keys::{ListedKey, NewKey},
+        pools::Pool,
         projects::Project,
         sessions::Origin,
     },
@@ -76,7 +77,7 @@ const SIGNING_KEY_SECONDS: i64 = 30 * 86_400;
 #[derive(Clone)]
 pub struct Accounts {
     /// Where they are kept.
-    pub pool: PgPool,
+    pub pool: Pool,
     /// How often they may try.
     pub limiter: Limiter,
     /// What they prove themselves with.

@@ -6,12 +6,11 @@ use anyhow::{Context, bail, ensure};
 use chrono::{DateTime, SecondsFormat, Utc};
 use clap::{Args, Subcommand};
 use secrecy::ExposeSecret;
-use sqlx::{ConnectOptions, PgConnection, postgres::PgConnectOptions};
+use sqlx::PgConnection;
 
+use super::target::TargetArgs;
 use crate::{
     accounts::{KeyWish, make_key},
-    config::DatabaseArgs,
-    dev::Ready,
     domain::{
         access::{Preset, Scope},
         limits::{self, MAX_LIVE_KEYS},
@@ -33,11 +32,7 @@ const MAX_LISTED_KEYS: i64 = 500;
 #[derive(Debug, Args)]
 pub struct KeysArgs {
     #[command(flatten)]
-    database: DatabaseArgs,
-
-    /// Folder of a running `fencepost dev`, instead of a database's URL
-    #[arg(long, env = "FENCEPOST_DATA_DIR", value_name = "DIR", global = true)]
-    data_dir: Option<PathBuf>,
+    target: TargetArgs,
 
     #[command(subcommand)]
     command: Command,
@@ -112,9 +107,7 @@ impl KeyPreset {
 /// # Errors
 /// When the database does not answer, or there is no such project or key.
 pub async fn run(args: KeysArgs) -> anyhow::Result<()> {
-    let url = database_url(&args.database, args.data_dir.as_ref())?;
-    let options: PgConnectOptions = url.parse().context("the database's URL cannot be read")?;
-    let mut conn = options.connect().await.context("the database does not answer")?;
+    let mut conn = args.target.connect().await?;
     let mut out = std::io::stdout();
     match args.command {
         Command::Create { project, new_project, name, preset, quiet } => {
@@ -161,22 +154,6 @@ pub async fn run(args: KeysArgs) -> anyhow::Result<()> {
         }
     }
     Ok(())
-}
-
-/// The database that was named; else that of a `dev` that runs here; else `DATABASE_URL`, which may be
-/// meant for something else.
-pub(super) fn database_url(
-    database: &DatabaseArgs,
-    data_dir: Option<&PathBuf>,
-) -> anyhow::Result<String> {
-    if database.database_url.is_some() || database.database_url_file.is_some() {
-        return database.url();
-    }
-    match Ready::of_running(data_dir.cloned()) {
-        Ok(ready) => Ok(ready.database_url),
-        Err(error) if data_dir.is_some() => Err(error),
-        Err(error) => database.url().with_context(|| format!("{error}")),
-    }
 }
 
 async fn create(

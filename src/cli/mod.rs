@@ -6,6 +6,8 @@ mod keys;
 mod projects;
 mod recount;
 mod stop;
+mod stuck;
+mod target;
 
 use std::{io::Write, time::Duration};
 
@@ -13,6 +15,7 @@ use anyhow::Context;
 use clap::{Parser, Subcommand};
 use tokio::net::TcpListener;
 
+use self::target::TargetArgs;
 use crate::{
     adapters,
     bench::{self, BenchArgs},
@@ -67,10 +70,12 @@ enum Command {
     /// Compare the counts of queues and the list of dead letters with the jobs, and correct them
     Recount {
         #[command(flatten)]
-        database: DatabaseArgs,
-        /// Folder of a running `fencepost dev`, instead of a database's URL
-        #[arg(long, env = "FENCEPOST_DATA_DIR", value_name = "DIR")]
-        data_dir: Option<std::path::PathBuf>,
+        target: TargetArgs,
+    },
+    /// List the queues of all projects in which jobs have waited longest that could run
+    Stuck {
+        #[command(flatten)]
+        target: TargetArgs,
     },
     /// Say whether configuration, database, Redis and mail server are as they should be, and how to mend them
     Check(check::CheckArgs),
@@ -121,7 +126,8 @@ impl Cli {
             Command::Migrate { database } => {
                 store::pools::migrate(&database.url()?).await.context("the migration failed")
             }
-            Command::Recount { database, data_dir } => recount::run(&database, data_dir).await,
+            Command::Recount { target } => recount::run(&target).await,
+            Command::Stuck { target } => stuck::run(&target).await,
             Command::Check(args) => check::run(args).await,
             Command::Projects(args) => projects::run(args).await,
             Command::Keys(args) => keys::run(args).await,

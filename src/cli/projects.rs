@@ -7,15 +7,14 @@ use chrono::SecondsFormat;
 use clap::{Args, Subcommand};
 use secrecy::ExposeSecret;
 use serde_json::{Map, Value};
-use sqlx::{ConnectOptions, PgConnection, postgres::PgConnectOptions};
+use sqlx::PgConnection;
 
-use super::keys::{database_url, find};
+use super::{keys::find, target::TargetArgs};
 use crate::{
     accounts::{
         read_email,
         secret::{self, MAIL_PREFIX},
     },
-    config::DatabaseArgs,
     domain::{
         access::Role,
         limits::INVITATION_SECONDS,
@@ -35,11 +34,7 @@ const PAGE: i64 = 500;
 #[derive(Debug, Args)]
 pub struct ProjectsArgs {
     #[command(flatten)]
-    database: DatabaseArgs,
-
-    /// Folder of a running `fencepost dev`, instead of a database's URL
-    #[arg(long, env = "FENCEPOST_DATA_DIR", value_name = "DIR", global = true)]
-    data_dir: Option<PathBuf>,
+    target: TargetArgs,
 
     #[command(subcommand)]
     command: Command,
@@ -105,9 +100,7 @@ impl InvitedRole {
 /// # Errors
 /// When the database does not answer, or there is no such project, plan or limit.
 pub async fn run(args: ProjectsArgs) -> anyhow::Result<()> {
-    let url = database_url(&args.database, args.data_dir.as_ref())?;
-    let options: PgConnectOptions = url.parse().context("the database's URL cannot be read")?;
-    let mut conn = options.connect().await.context("the database does not answer")?;
+    let mut conn = args.target.connect().await?;
     let mut out = std::io::stdout();
     match args.command {
         Command::List => {

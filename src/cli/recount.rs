@@ -1,23 +1,19 @@
 //! `fencepost recount`: compares the counters with what they count, and corrects them.
 
-use std::{io::Write, path::PathBuf};
+use std::io::Write;
 
 use anyhow::Context;
-use sqlx::{ConnectOptions, Connection, postgres::PgConnectOptions};
+use sqlx::Connection;
 
-use crate::{config::DatabaseArgs, dev::Ready, store::sweep::counts};
+use super::target::TargetArgs;
+use crate::store::sweep::counts;
 
 /// Corrects the counts of queues and the list of dead letters, and says how much was wrong.
 ///
 /// # Errors
 /// When the database does not answer, or is not migrated.
-pub async fn run(database: &DatabaseArgs, data_dir: Option<PathBuf>) -> anyhow::Result<()> {
-    let url = match data_dir {
-        Some(dir) => Ready::of_running(Some(dir))?.database_url,
-        None => database.url()?,
-    };
-    let options: PgConnectOptions = url.parse().context("the database's URL cannot be read")?;
-    let mut conn = options.connect().await.context("the database does not answer")?;
+pub async fn run(target: &TargetArgs) -> anyhow::Result<()> {
+    let mut conn = target.connect().await?;
     let queues = counts::recount(&mut conn).await.context("the counts could not be compared")?;
     let mut tx = conn.begin().await?;
     // Settlements that give jobs up wait meanwhile.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use metrics::counter;
+use metrics::{counter, histogram};
 use sqlx::PgConnection;
 
 use super::{control, dead_letters, tidings::Tidings};
@@ -43,8 +43,8 @@ pub(super) fn decide(
         Next::Cancelled => (StoredState::Cancelled, Duration::ZERO),
     };
     let outcome = if next == Next::Cancelled { Outcome::Cancelled } else { ending.outcome() };
-    let (key, attempt) = (held.key(), held.attempt);
-    Ended { key, attempt, state, failures, wait, outcome, error, duration_ms }
+    let (key, attempt, ran_ms) = (held.key(), held.attempt, held.ran_ms);
+    Ended { key, attempt, state, failures, wait, outcome, error, duration_ms, ran_ms }
 }
 
 /// Writes down what was decided, in the transaction that holds the locks.
@@ -83,8 +83,13 @@ pub(super) fn tell(tidings: &Tidings, ends: &[Ended], after: &[AfterEnd]) {
         match end.state {
             StoredState::DeadLetter => counter!(telemetry::JOBS_DEAD_LETTERED).increment(1),
             StoredState::Cancelled => counter!(telemetry::JOBS_CANCELLED).increment(1),
+            StoredState::Backoff => counter!(telemetry::JOBS_RETRIED).increment(1),
             _ => (),
         }
+        if end.outcome == Outcome::Failed {
+            histogram!(telemetry::RUN_SECONDS).record(end.ran_ms as f64 / 1_000.0);
+        }
     }
+    tidings.tally.ended(ends, after);
     tidings.ended(ends, after);
 }

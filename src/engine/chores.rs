@@ -82,7 +82,7 @@ pub async fn vacuum_if_due(engine: &Engine) -> sqlx::Result<bool> {
 }
 
 /// Forgets what was kept long enough: answers for idempotency keys, workers that nobody hears of, ended
-/// operations, ticks, rates. Answers whether there may be more.
+/// operations, ticks, rates and numbers. Answers whether there may be more.
 ///
 /// # Errors
 /// Only those of the store; the step can be repeated.
@@ -94,6 +94,7 @@ pub async fn prune(engine: &Engine) -> sqlx::Result<bool> {
         operations::prune(&mut conn, OPERATION_KEEP_DAYS).await?,
         schedules::prune_fires(&mut conn, FIRE_KEEP_DAYS).await?,
         prune::prune_rates(&mut conn).await?,
+        prune::prune_stats(&mut conn).await?,
     ];
     Ok(rows.contains(&(sweep::MAX_SWEEP_ROWS as u64)))
 }

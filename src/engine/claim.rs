@@ -9,7 +9,7 @@ use std::{
 
 use futures_util::FutureExt;
 use metrics::{counter, histogram};
-use sqlx::{PgConnection, PgPool, Postgres, pool::PoolConnection};
+use sqlx::{PgConnection, Postgres, pool::PoolConnection};
 use tokio::time::timeout;
 use uuid::Uuid;
 
@@ -26,6 +26,7 @@ use crate::{
     store::{
         self,
         claims::{LeasedJob, Look, Slot},
+        pools::Pool,
     },
     telemetry,
 };
@@ -64,7 +65,7 @@ impl Handed {
 pub(super) struct Claim {
     /// Each look with the lease of each of its slots.
     looks: Vec<(DealtLook, Vec<LeaseId>)>,
-    pool: PgPool,
+    pool: Pool,
     conn: Option<PoolConnection<Postgres>>,
 }
 
@@ -103,11 +104,7 @@ impl LookOutcome {
 
 impl Claim {
     /// A claim over an idle connection, or over one that is still to be had.
-    pub fn new(
-        looks: Vec<DealtLook>,
-        pool: PgPool,
-        conn: Option<PoolConnection<Postgres>>,
-    ) -> Self {
+    pub fn new(looks: Vec<DealtLook>, pool: Pool, conn: Option<PoolConnection<Postgres>>) -> Self {
         let with_leases = |look: DealtLook| {
             let lease_ids = look.slots.iter().map(|_| LeaseId(Uuid::new_v4())).collect();
             (look, lease_ids)
@@ -205,10 +202,8 @@ fn count_claimed(landed: &[Landed]) {
     });
     for (_, Handed { job, .. }) in found.flatten() {
         counter!(telemetry::JOBS_CLAIMED).increment(1);
-        if job.attempt == 1 {
-            let ready_at = job.run_at.max(job.created_at);
-            let waited = (job.claimed_at - ready_at).as_seconds_f64();
-            histogram!(telemetry::PICKUP_SECONDS).record(waited.max(0.0));
+        if let Some(waited) = job.waited() {
+            histogram!(telemetry::PICKUP_SECONDS).record(waited.as_seconds_f64().max(0.0));
         }
     }
 }
@@ -370,7 +365,7 @@ async fn add_background(conn: &mut PgConnection, landed: &mut [Landed]) {
 
 /// Which of these queues hold work, as far as the store answers.
 pub(super) async fn look_for_work(
-    pool: PgPool,
+    pool: Pool,
     queues: Vec<(ProjectId, Arc<str>)>,
 ) -> Vec<(ProjectId, Arc<str>)> {
     let mut found = Vec::new();

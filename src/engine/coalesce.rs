@@ -84,6 +84,7 @@ pub trait Batch: Send + Sync + 'static {
 
 struct Entry<B: Batch> {
     item: B::Item,
+    since: Instant,
     answer: oneshot::Sender<Result<B::Answer, Error>>,
     _room: OwnedSemaphorePermit,
 }
@@ -124,7 +125,7 @@ impl<B: Batch> Coalescer<B> {
             return Err(Error::Overloaded);
         };
         let (answer, answered) = oneshot::channel();
-        let entry = Entry { item, answer, _room: room };
+        let entry = Entry { item, since: Instant::now(), answer, _room: room };
         self.entries.send(entry).map_err(|_| Error::NotReady("the node is stopping"))?;
         // No answer: the batch panicked.
         answered.await.map_err(Error::internal)?
@@ -238,8 +239,12 @@ async fn write<B: Batch>(
     mut conn: Option<B::Connection>,
     entries: Vec<Entry<B>>,
 ) -> Landed<B> {
+    if let Some(first) = entries.iter().map(|it| it.since).min() {
+        histogram!(telemetry::BATCH_WAIT_SECONDS, "kind" => B::KIND)
+            .record(first.elapsed().as_secs_f64());
+    }
     let (mut items, mut callers) = (Vec::new(), Vec::new());
-    for Entry { item, answer, _room } in entries {
+    for Entry { item, answer, _room, .. } in entries {
         items.push(item);
         callers.push((answer, _room));
     }

@@ -77,6 +77,7 @@ pub(super) async fn call_off(
 /// Counts and tells, after the commit.
 pub(super) fn tell_called_off(engine: &Engine, gone: &[CalledOff], kind: &str) {
     counter!(telemetry::JOBS_CANCELLED).increment(gone.len() as u64);
+    engine.tidings.tally.called_off(gone);
     if gone.iter().any(|it| it.has_orphans) {
         engine.tidings.wake.ask(Chore::Orphans);
     }

@@ -11,7 +11,7 @@ use std::{
 };
 
 use metrics::gauge;
-use sqlx::{PgConnection, PgPool, Postgres, pool::PoolConnection};
+use sqlx::{PgConnection, Postgres, pool::PoolConnection};
 use tokio::{
     sync::{mpsc, oneshot},
     time::timeout,
@@ -20,7 +20,7 @@ use tokio::{
 use super::{Engine, coalesce::Batch, lanes::WaiterId, pump::Message, registry};
 use crate::{
     error::Error,
-    store::{self, polls::PollKey},
+    store::{self, polls::PollKey, pools::Pool},
     telemetry,
 };
 
@@ -212,7 +212,7 @@ async fn stop(engine: &Engine) {
 
 /// The batch of polls that may be repeated: what each was given before and still holds.
 pub struct Repeats {
-    pub(super) pool: PgPool,
+    pub(super) pool: Pool,
 }
 
 impl Batch for Repeats {

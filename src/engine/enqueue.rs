@@ -4,7 +4,7 @@ use std::{collections::HashMap, sync::Arc};
 
 use chrono::{DateTime, Utc};
 use metrics::counter;
-use sqlx::{PgPool, Postgres, pool::PoolConnection};
+use sqlx::{Postgres, pool::PoolConnection};
 
 use super::{Engine, coalesce::Batch, tidings::Tidings};
 use crate::{
@@ -12,7 +12,8 @@ use crate::{
     error::Error,
     ids::JobId,
     news::Happening,
-    store, telemetry,
+    store::{self, pools::Pool},
+    telemetry,
     wake::{Arrival, Chore},
 };
 
@@ -29,7 +30,7 @@ pub async fn enqueue(engine: &Engine, jobs: Arc<[NewJob]>) -> Result<Vec<StoredJ
 
 /// The batch of new jobs.
 pub struct Enqueues {
-    pub(super) pool: PgPool,
+    pub(super) pool: Pool,
     pub(super) tidings: Tidings,
 }
 
@@ -112,6 +113,7 @@ pub(super) fn tell<'a>(
         }
     }
     counter!(telemetry::JOBS_ENQUEUED).increment(stored.len() as u64);
+    tidings.tally.enqueued(jobs.clone().filter(|it| stored.contains_key(&it.id)));
     tidings.wake.arrived(arrivals);
     if is_due_later {
         tidings.wake.ask(Chore::Promote);

@@ -3,14 +3,14 @@
 use std::collections::HashMap;
 
 use futures_util::future::try_join_all;
-use sqlx::{PgPool, Postgres, pool::PoolConnection};
+use sqlx::{Postgres, pool::PoolConnection};
 
 use super::{Engine, coalesce::Batch, settle};
 use crate::{
     domain::lease,
     error::Error,
     ids::{JobId, ProjectId},
-    store::{self, acks::JobKey},
+    store::{self, acks::JobKey, pools::Pool},
 };
 
 pub use crate::store::heartbeats::{Beat, Renewed};
@@ -82,7 +82,7 @@ pub async fn adopt(
 
 /// The batch of heartbeats.
 pub struct Beats {
-    pub(super) pool: PgPool,
+    pub(super) pool: Pool,
 }
 
 impl Batch for Beats {

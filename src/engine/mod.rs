@@ -33,7 +33,10 @@ pub mod relay;
 pub mod reports;
 pub mod schedules;
 pub mod settle;
+pub mod stats;
+pub mod tally;
 pub mod tidings;
+pub mod vitals;
 pub mod watch;
 mod wish;
 pub mod workflows;
@@ -64,6 +67,7 @@ use self::{
     registry::{Acquaintances, Registry},
     settle::Endings,
     settle::Successes,
+    tally::Tally,
     tidings::Tidings,
 };
 use crate::{
@@ -133,12 +137,12 @@ impl Engine {
         let settled = Arc::new(AtomicU64::new(0));
         let brakes = Arc::new(Brakes::default());
         let (messages, inbox) = mpsc::unbounded_channel();
-        let tidings = Tidings { wake, news: News::default() };
+        let tidings = Tidings { wake, news: News::default(), tally: Tally::default() };
         let endings =
             Coalescer::start(Endings { pool: pools.settle.clone(), tidings: tidings.clone() });
         let tasks = TaskTracker::new();
-        let news = tidings.news.clone();
-        let pump = pump::run(pools.clone(), endings.clone(), tasks.clone(), news, inbox, arrivals);
+        let told = tidings.clone();
+        let pump = pump::run(pools.clone(), endings.clone(), tasks.clone(), told, inbox, arrivals);
         let has_failed = Arc::new(AtomicBool::new(false));
         tokio::spawn(outlive(tokio::spawn(pump), stopping.clone(), Arc::clone(&has_failed)));
         Self(Arc::new(Inner {

@@ -11,7 +11,7 @@ use std::{
 };
 
 use metrics::counter;
-use sqlx::{PgPool, Postgres, pool::PoolConnection};
+use sqlx::{Postgres, pool::PoolConnection};
 use tokio::{
     sync::{mpsc, oneshot},
     task::JoinSet,
@@ -25,13 +25,18 @@ use super::{
     lanes::{DealtLook, Lanes, WaiterId},
     recover,
     settle::{self, Endings},
+    tidings::Tidings,
     wish::Wish,
 };
 use crate::{
     domain::history,
     ids::ProjectId,
-    news::{Happening, News},
-    store::{acks::JobKey, polls::PollKey, pools::Pools},
+    news::Happening,
+    store::{
+        acks::JobKey,
+        polls::PollKey,
+        pools::{Pool, Pools},
+    },
     telemetry,
     wake::{Arrivals, Hint},
 };
@@ -60,12 +65,12 @@ pub(super) enum Message {
 pub(super) type Answer = oneshot::Sender<Option<Vec<Handed>>>;
 
 struct Pump {
-    pool: PgPool,
-    background: PgPool,
+    pool: Pool,
+    background: Pool,
     endings: Coalescer<Endings>,
     /// What must be done before the node ends.
     tasks: TaskTracker,
-    news: News,
+    tidings: Tidings,
     lanes: Lanes,
     answers: HashMap<WaiterId, Answer>,
     impatient: BTreeSet<WaiterId>,
@@ -89,11 +94,11 @@ pub(super) async fn run(
     pools: Pools,
     endings: Coalescer<Endings>,
     tasks: TaskTracker,
-    news: News,
+    tidings: Tidings,
     mut messages: mpsc::UnboundedReceiver<Message>,
     mut arrivals: Arrivals,
 ) {
-    let mut pump = Pump::new(pools, endings, tasks, news);
+    let mut pump = Pump::new(pools, endings, tasks, tidings);
     let mut flights: JoinSet<Flight> = JoinSet::new();
     let mut fallbacks: JoinSet<Vec<(ProjectId, Arc<str>)>> = JoinSet::new();
     let mut fallback_tick = tokio::time::interval(FALLBACK_PERIOD);
@@ -150,13 +155,18 @@ pub(super) async fn run(
 }
 
 impl Pump {
-    fn new(pools: Pools, endings: Coalescer<Endings>, tasks: TaskTracker, news: News) -> Self {
+    fn new(
+        pools: Pools,
+        endings: Coalescer<Endings>,
+        tasks: TaskTracker,
+        tidings: Tidings,
+    ) -> Self {
         Self {
             pool: pools.claim,
             background: pools.background,
             endings,
             tasks,
-            news,
+            tidings,
             lanes: Lanes::default(),
             answers: HashMap::new(),
             impatient: BTreeSet::new(),
@@ -327,7 +337,8 @@ impl Pump {
     }
 
     fn tell_claimed(&self, found: &[(usize, Handed)]) {
-        self.news.tell(|| {
+        self.tidings.tally.claimed(found.iter().map(|(_, it)| &it.job));
+        self.tidings.news.tell(|| {
             let told = |(_, it): &(usize, Handed)| Happening {
                 attempt: Some(it.job.attempt),
                 worker_id: Some(it.worker_id.to_string()),

@@ -3,8 +3,6 @@
 
 use std::time::Duration;
 
-use sqlx::PgPool;
-
 use super::{
     coalesce::Coalescer,
     settle::{self, Endings},
@@ -13,6 +11,7 @@ use crate::{
     ids::LeaseId,
     store::{
         acks::JobKey,
+        pools::Pool,
         sweep::{self, LostLease},
     },
 };
@@ -22,7 +21,7 @@ use crate::{
 const PAUSES_SECONDS: [u64; 5] = [1, 2, 4, 8, 15];
 
 /// Gives back those of these leases that were given after all.
-pub(super) async fn give_back(pool: PgPool, endings: Coalescer<Endings>, lease_ids: Vec<LeaseId>) {
+pub(super) async fn give_back(pool: Pool, endings: Coalescer<Endings>, lease_ids: Vec<LeaseId>) {
     let mut lost: Vec<_> = lease_ids.into_iter().map(|it| it.0).collect();
     for pause in PAUSES_SECONDS {
         tokio::time::sleep(Duration::from_secs(pause)).await;

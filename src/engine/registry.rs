@@ -8,7 +8,7 @@ use std::{
 
 use metrics::counter;
 use moka::sync::Cache;
-use sqlx::{Acquire, PgPool, Postgres, pool::PoolConnection};
+use sqlx::{Acquire, Postgres, pool::PoolConnection};
 use tokio::sync::Notify;
 
 use super::{Engine, after, coalesce::Batch, heartbeat};
@@ -16,7 +16,7 @@ use crate::{
     domain::{job::Ending, limits::WORKER_SILENCE_SECONDS, text::ErrorReport, worker::WorkerState},
     error::{Error, is_faulty_statement},
     ids::{ANONYMOUS, ProjectId},
-    store::{self, sweep, workers::Sighting},
+    store::{self, pools::Pool, sweep, workers::Sighting},
     telemetry,
 };
 
@@ -154,7 +154,7 @@ pub(super) async fn until_halted(engine: &Engine, key: &WorkerKey) {
 
 /// The batch of questions about workers.
 pub struct Acquaintances {
-    pub(super) pool: PgPool,
+    pub(super) pool: Pool,
 }
 
 impl Batch for Acquaintances {
@@ -270,7 +270,7 @@ pub async fn direct(
 /// how many there were.
 async fn end_leases(
     engine: &Engine,
-    pool: &PgPool,
+    pool: &Pool,
     key: &WorkerKey,
     ending: &Ending<'_>,
 ) -> sqlx::Result<u64> {

@@ -13,8 +13,8 @@ use std::{
 };
 
 use chrono::{DateTime, Utc};
-use metrics::counter;
-use sqlx::{Acquire, PgConnection, PgPool, Postgres, pool::PoolConnection};
+use metrics::{counter, histogram};
+use sqlx::{Acquire, PgConnection, Postgres, pool::PoolConnection};
 
 use super::{
     Engine, after,
@@ -35,6 +35,7 @@ use crate::{
         self,
         acks::{Found, Moved, Success},
         endings::AfterEnd,
+        pools::Pool,
     },
     telemetry,
 };
@@ -214,7 +215,7 @@ fn may_write(fence: &Fence, is_in_doubt: bool) -> bool {
 
 /// The batch of successes.
 pub struct Successes {
-    pub(super) pool: PgPool,
+    pub(super) pool: Pool,
     pub(super) tidings: Tidings,
     pub(super) settled: Arc<AtomicU64>,
     pub(super) brakes: Arc<Brakes>,
@@ -310,17 +311,23 @@ impl Successes {
     /// Counts and tells, and sorts what was done by job.
     fn tell(&self, moved: &[Moved]) -> HashMap<JobKey, Option<i32>> {
         let (mut done, mut freed) = (HashMap::with_capacity(moved.len()), Vec::new());
+        let ran = histogram!(telemetry::RUN_SECONDS);
         for it in moved {
-            if let Moved::Parent { key, children_activated, held_slot } = it {
-                done.insert(*key, *children_activated);
-                freed.extend(held_slot.then_some(key.project_id));
+            if let Moved::Parent(it) = it {
+                done.insert(it.key, it.children_activated);
+                freed.extend(it.held_slot.then_some(it.key.project_id));
+                ran.record(it.ran_ms as f64 / 1_000.0);
             }
         }
         self.settled.fetch_add(done.len() as u64, Ordering::Relaxed);
         counter!(telemetry::JOBS_SETTLED, "outcome" => "succeeded").increment(done.len() as u64);
         self.tidings.waiting(moved.iter().filter_map(|it| match it {
             Moved::Child(child) => Some(child),
-            Moved::Parent { .. } => None,
+            Moved::Parent(_) => None,
+        }));
+        self.tidings.tally.succeeded(moved.iter().filter_map(|it| match it {
+            Moved::Parent(settled) => Some(settled),
+            Moved::Child(_) => None,
         }));
         self.tidings.wake.slots_freed(freed);
         self.tidings.news.tell(|| {
@@ -353,7 +360,7 @@ impl EndRequest {
 
 /// The batch of failures and releases.
 pub struct Endings {
-    pub(super) pool: PgPool,
+    pub(super) pool: Pool,
     pub(super) tidings: Tidings,
 }
 

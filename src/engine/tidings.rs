@@ -1,5 +1,6 @@
-//! After a commit: who should look again, and who is watching.
+//! After a commit: who should look again, who is watching, and what is counted.
 
+use super::tally::Tally;
 use crate::{
     domain::{history, job::StoredState},
     news::{Happening, News},
@@ -10,13 +11,15 @@ use crate::{
     wake::{Arrival, Chore, Wake},
 };
 
-/// The two kinds of listeners. Cheap to clone.
+/// Whoever wants to know. Cheap to clone.
 #[derive(Clone)]
 pub struct Tidings {
     /// Workers that poll, and loops.
     pub wake: Wake,
     /// People who watch.
     pub news: News,
+    /// What has happened, in numbers.
+    pub tally: Tally,
 }
 
 impl Tidings {

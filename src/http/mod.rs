@@ -14,6 +14,7 @@ mod layers;
 mod limits;
 mod me;
 mod members;
+mod metrics;
 pub mod openapi;
 mod operations;
 mod projects;
@@ -51,6 +52,7 @@ fn data_plane() -> OpenApiRouter<App> {
         .routes(routes!(workflows::cancel))
         .routes(routes!(queues::list))
         .routes(routes!(queues::get, queues::change))
+        .routes(routes!(queues::backlog::get))
         .routes(routes!(queues::control::pause))
         .routes(routes!(queues::control::resume))
         .routes(routes!(queues::control::purge))
@@ -89,6 +91,11 @@ fn data_plane() -> OpenApiRouter<App> {
         .routes(routes!(audit::list))
         .routes(routes!(audit::export))
         .routes(routes!(limits::list))
+        .routes(routes!(metrics::summary))
+        .routes(routes!(metrics::throughput))
+        .routes(routes!(metrics::prometheus::scrape))
+        .routes(routes!(metrics::kit::dashboard))
+        .routes(routes!(metrics::kit::alert_rules))
 }
 
 /// The routes of people: under `/v1` only.

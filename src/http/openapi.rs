@@ -38,6 +38,7 @@ use super::{data_plane, people_plane, project_plane};
         (name = "workers", description = "What workers call."),
         (name = "keys", description = "What opens a project."),
         (name = "limits", description = "How much of everything a project may use."),
+        (name = "metrics", description = "What happened, in numbers, and what shows them."),
         (name = "audit", description = "Who did what."),
         (name = "accounts", description = "People: signing up, logging in, and what they see of themselves."),
         (name = "projects", description = "Projects, and who works on them."),

@@ -1,6 +1,7 @@
 //! `GET /v1/queues`, `GET` and `PATCH /v1/queues/{queue}`: what is in a queue, how fast it moves, and what it
 //! is set to.
 
+pub mod backlog;
 pub mod control;
 
 use axum::{Json as Reply, extract::State};

@@ -64,18 +64,28 @@ impl Success {
     }
 }
 
+/// A job that has succeeded.
+#[derive(Debug, Clone)]
+pub struct Settled {
+    /// Which job.
+    pub key: JobKey,
+    /// Where it waited.
+    pub queue: String,
+    /// Its type.
+    pub job_type: String,
+    /// From its lease to now, by the database's clock.
+    pub ran_ms: i64,
+    /// Children that may run now; none when it has no children.
+    pub children_activated: Option<i32>,
+    /// Whether its lease counted against a limit.
+    pub held_slot: bool,
+}
+
 /// A job that a success moved out, or a child that it moved on.
 #[derive(Debug, Clone)]
 pub enum Moved {
     /// The job has succeeded.
-    Parent {
-        /// Which job.
-        key: JobKey,
-        /// Children that may run now; none when it has no children.
-        children_activated: Option<i32>,
-        /// Whether its lease counted against a limit.
-        held_slot: bool,
-    },
+    Parent(Settled),
     /// All parents of this job have succeeded now.
     Child(Rested),
 }
@@ -132,7 +142,8 @@ pub async fn succeed(conn: &mut PgConnection, acks: &[&Success]) -> sqlx::Result
             from held
             group by project_id, queue
         )
-        select project_id "project_id!: ProjectId", id "id!: JobId", holds_slot "held_slot!"
+        select project_id "project_id!: ProjectId", id "id!: JobId", queue "queue!", job_type "job_type!",
+               (extract(epoch from now() - claimed_at) * 1000)::bigint "ran_ms!", holds_slot "held_slot!"
         from held
         "#,
         &fences.project_id,
@@ -145,10 +156,15 @@ pub async fn succeed(conn: &mut PgConnection, acks: &[&Success]) -> sqlx::Result
     )
     .fetch_all(conn)
     .await?;
-    let moved = moved.into_iter().map(|it| Moved::Parent {
-        key: JobKey { project_id: it.project_id, id: it.id },
-        children_activated: None,
-        held_slot: it.held_slot,
+    let moved = moved.into_iter().map(|it| {
+        Moved::Parent(Settled {
+            key: JobKey { project_id: it.project_id, id: it.id },
+            queue: it.queue,
+            job_type: it.job_type,
+            ran_ms: it.ran_ms,
+            children_activated: None,
+            held_slot: it.held_slot,
+        })
     });
     Ok(moved.collect())
 }
@@ -246,13 +262,14 @@ pub async fn succeed_parents(
             from told
         )
         select project_id "project_id!: ProjectId", id "id!: JobId",
-               activated as children_activated,
-               holds_slot "held_slot!", null::text as queue,
-               null::text as job_type, null::smallint as rank, null::timestamptz as run_at,
+               activated as children_activated, holds_slot "held_slot!", queue "queue!",
+               job_type "job_type!",
+               (extract(epoch from now() - claimed_at) * 1000)::bigint as ran_ms,
+               null::smallint as rank, null::timestamptz as run_at,
                null::text as "state: StoredState", false "is_gated!"
         from told
         union all
-        select project_id, id, null, false, queue, job_type, rank, run_at, state,
+        select project_id, id, null, false, queue, job_type, null, rank, run_at, state,
                gate is not null
         from freed
         where unfinished_parents = 0
@@ -269,22 +286,20 @@ pub async fn succeed_parents(
     .await?;
     let moved = moved.into_iter().map(|it| {
         let key = JobKey { project_id: it.project_id, id: it.id };
-        match (it.queue, it.job_type, it.rank, it.run_at, it.state) {
-            (Some(queue), Some(job_type), Some(rank), Some(run_at), Some(state)) => {
-                Moved::Child(Rested {
-                    key,
-                    queue,
-                    job_type,
-                    rank,
-                    run_at,
-                    state,
-                    is_gated: it.is_gated,
-                })
+        let (queue, job_type) = (it.queue, it.job_type);
+        match (it.rank, it.run_at, it.state) {
+            (Some(rank), Some(run_at), Some(state)) => {
+                let is_gated = it.is_gated;
+                Moved::Child(Rested { key, queue, job_type, rank, run_at, state, is_gated })
             }
-            _ => {
-                let (children_activated, held_slot) = (it.children_activated, it.held_slot);
-                Moved::Parent { key, children_activated, held_slot }
-            }
+            _ => Moved::Parent(Settled {
+                key,
+                queue,
+                job_type,
+                ran_ms: it.ran_ms.unwrap_or_default(),
+                children_activated: it.children_activated,
+                held_slot: it.held_slot,
+            }),
         }
     });
     Ok(moved.collect())

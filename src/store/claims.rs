@@ -4,7 +4,7 @@
 //! tell the planner a constant limit, or it plans a sequential scan of the table; `due` is
 //! materialized because a plain subquery with a limit may run more than once.
 
-use chrono::{DateTime, Utc};
+use chrono::{DateTime, TimeDelta, Utc};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
@@ -116,6 +116,12 @@ pub struct LeasedJob {
 }
 
 impl LeasedJob {
+    /// From when it could first run to its first lease; none of a later attempt.
+    #[must_use]
+    pub fn waited(&self) -> Option<TimeDelta> {
+        (self.attempt == 1).then(|| self.claimed_at - self.run_at.max(self.created_at))
+    }
+
     /// Its place in the order of claims.
     #[must_use]
     pub fn claim_key(&self) -> ClaimKey {

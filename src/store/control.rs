@@ -88,10 +88,14 @@ pub async fn find_cancelled(conn: &mut PgConnection, key: JobKey) -> sqlx::Resul
 }
 
 /// A job that was called off.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CalledOff {
     /// Which job.
     pub key: JobKey,
+    /// Where it waited.
+    pub queue: String,
+    /// Its type.
+    pub job_type: String,
     /// Its latest attempt; 0 before the first.
     pub attempt: i32,
     /// Whether its children must be called off as well.
@@ -146,7 +150,8 @@ pub async fn call_off(
                failures, max_attempts, timeout_seconds, labels, not $3 and $4 is null, progress,
                statement_timestamp(), children, $4
         from gone
-        returning project_id "project_id: ProjectId", id "id: JobId", attempt, children > 0 as "has_orphans!"
+        returning project_id "project_id: ProjectId", id "id: JobId", queue, job_type, attempt,
+                  children > 0 as "has_orphans!"
         "#,
         &jobs.iter().map(|it| it.project_id.0).collect::<Vec<_>>(),
         &jobs.iter().map(|it| it.id.0).collect::<Vec<_>>(),
@@ -157,6 +162,8 @@ pub async fn call_off(
     .await?;
     let called_off = rows.into_iter().map(|it| CalledOff {
         key: JobKey { project_id: it.project_id, id: it.id },
+        queue: it.queue,
+        job_type: it.job_type,
         attempt: it.attempt,
         has_orphans: it.has_orphans,
     });

@@ -217,6 +217,51 @@ pub async fn totals(conn: &mut PgConnection, project_id: ProjectId) -> sqlx::Res
     .await
 }
 
+/// How many live jobs a queue has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(missing_docs)] // As in [`QueueRow`].
+pub struct Depth {
+    pub queue: String,
+    pub scheduled: i64,
+    pub active: i64,
+    pub backoff: i64,
+    pub dead_letter: i64,
+}
+
+/// The queues of a project, those with the most live jobs first.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn depths(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    limit: i64,
+) -> sqlx::Result<Vec<Depth>> {
+    sqlx::query_as!(
+        Depth,
+        r#"
+        select queue "queue!", sum(scheduled)::bigint "scheduled!", sum(active)::bigint "active!",
+               sum(backoff)::bigint "backoff!", sum(dead_letter)::bigint "dead_letter!"
+        from (
+            select queue, scheduled, active, backoff, dead_letter
+            from queue_counts
+            where project_id = $1
+            union all
+            select queue, scheduled, active, backoff, dead_letter
+            from queue_deltas
+            where project_id = $1
+        ) moves
+        group by queue
+        order by sum(scheduled + active + dead_letter) desc, queue
+        limit $2
+        "#,
+        project_id.0,
+        limit,
+    )
+    .fetch_all(conn)
+    .await
+}
+
 /// These queues, in order, whether they exist or not.
 ///
 /// # Errors

@@ -37,6 +37,8 @@ pub struct Held {
     pub cancel_requested: bool,
     /// Whether the attempt had used up its `timeout_seconds`.
     pub timed_out: bool,
+    /// From its lease to now, by the database's clock.
+    pub ran_ms: i64,
 }
 
 impl Held {
@@ -63,7 +65,8 @@ pub async fn lock_held<'a>(
         r#"
         select job.project_id "project_id: ProjectId", job.id "id: JobId", job.attempt,
                job.failures, job.max_attempts, body.retry "retry?", job.cancel_requested,
-               false "timed_out!"
+               false "timed_out!",
+               (extract(epoch from statement_timestamp() - job.claimed_at) * 1000)::bigint "ran_ms!"
         from unnest($1::int[], $2::uuid[], $3::text[], $4::int[], $5::uuid[])
             as shown(project_id, job_id, worker_id, attempt, lease_id)
         join jobs job on job.project_id = shown.project_id and job.id = shown.job_id
@@ -105,6 +108,8 @@ pub struct Ended {
     pub error: ErrorReport,
     /// As the worker measured it.
     pub duration_ms: Option<i64>,
+    /// As the database saw it.
+    pub ran_ms: i64,
 }
 
 /// What became of a job.
@@ -245,7 +250,7 @@ pub async fn lock_held_by(
             limit $3
         ), held as materialized (
             select jobs.project_id, jobs.id, jobs.attempt, jobs.failures, jobs.max_attempts,
-                   jobs.cancel_requested
+                   jobs.cancel_requested, jobs.claimed_at
             from mine
             join jobs on jobs.project_id = $1 and jobs.id = mine.id
             where jobs.worker_id = $2
@@ -255,7 +260,8 @@ pub async fn lock_held_by(
         )
         select held.project_id "project_id: ProjectId", held.id "id: JobId", held.attempt,
                held.failures, held.max_attempts, body.retry "retry?", held.cancel_requested,
-               false "timed_out!"
+               false "timed_out!",
+               (extract(epoch from statement_timestamp() - held.claimed_at) * 1000)::bigint "ran_ms!"
         from held
         left join job_bodies body
             on body.project_id = held.project_id and body.job_id = held.id

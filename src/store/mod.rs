@@ -29,6 +29,7 @@ pub mod queues;
 pub mod rules;
 pub mod schedules;
 pub mod sessions;
+pub mod stats;
 pub mod sweep;
 pub mod workers;
 pub mod workflows;

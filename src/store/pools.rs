@@ -1,15 +1,16 @@
 //! Connections: one pool for each kind of work, so that reads cannot starve acks; and migrations.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use metrics::histogram;
 use sqlx::{
-    ConnectOptions, Executor, PgConnection, PgPool, Postgres, Row,
+    ConnectOptions, Executor, PgConnection, PgPool, Postgres, Row, Transaction,
     pool::PoolConnection,
     postgres::{PgConnectOptions, PgPoolOptions},
 };
 use tokio::time::timeout;
 
-use crate::{config::PoolArgs, ids::ProjectId};
+use crate::{config::PoolArgs, ids::ProjectId, telemetry};
 
 /// How long a request may wait for a connection before it is shed.
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -37,27 +38,56 @@ const LOOP_CONNECTIONS: u32 = 1;
 
 static MIGRATIONS: sqlx::migrate::Migrator = sqlx::migrate!();
 
+/// Connections for one kind of work.
+#[derive(Debug, Clone)]
+pub struct Pool {
+    pool: PgPool,
+    name: &'static str,
+}
+
+impl Pool {
+    /// A connection. How long it took is measured.
+    ///
+    /// # Errors
+    /// When none is free in time, or the database does not answer.
+    pub async fn acquire(&self) -> sqlx::Result<PoolConnection<Postgres>> {
+        let started = Instant::now();
+        let acquired = self.pool.acquire().await;
+        histogram!(telemetry::POOL_WAIT_SECONDS, "pool" => self.name)
+            .record(started.elapsed().as_secs_f64());
+        acquired
+    }
+
+    /// A connection in a transaction. How long it took to have the connection is measured.
+    ///
+    /// # Errors
+    /// When none is free in time, or the database does not answer.
+    pub async fn begin(&self) -> sqlx::Result<Transaction<'static, Postgres>> {
+        Transaction::begin(self.acquire().await?, None).await
+    }
+}
+
 /// The pools of one node.
 #[derive(Debug, Clone)]
 pub struct Pools {
     /// Acks and heartbeats.
-    pub settle: PgPool,
+    pub settle: Pool,
     /// Handing out jobs.
-    pub claim: PgPool,
+    pub claim: Pool,
     /// Storing new jobs.
-    pub enqueue: PgPool,
+    pub enqueue: Pool,
     /// Looking up keys: junk keys must not keep acks waiting.
-    pub keys: PgPool,
+    pub keys: Pool,
     /// Everything of one project that only reads, and rare writes: see [`Self::read_for`].
-    read: PgPool,
+    read: Pool,
     /// People, and what belongs to no project.
-    pub people: PgPool,
+    pub people: Pool,
     /// The loops.
-    pub background: PgPool,
+    pub background: Pool,
     /// Recurring schedules, whose transactions wait for their ticks.
-    pub fire: PgPool,
+    pub fire: Pool,
     /// Taking back expired leases: other loops must not keep it waiting.
-    pub reap: PgPool,
+    pub reap: Pool,
     has_roles: bool,
 }
 
@@ -93,22 +123,27 @@ impl Pools {
     pub fn new(database_url: &str, sizes: PoolArgs) -> sqlx::Result<Self> {
         let options: PgConnectOptions = database_url.parse()?;
         let has_roles = sizes.database_roles;
-        let pool = |role, size, statement_timeout_ms| {
+        let pool = |name, role, size, statement_timeout_ms| {
             let role = has_roles.then_some(role);
-            pool(&options, role, size, statement_timeout_ms)
+            Pool { name, pool: pool(&options, role, size, statement_timeout_ms) }
         };
-        let hot = |size| pool(Role::Hot, size, HOT_STATEMENT_TIMEOUT_MS);
-        let maint = |size| pool(Role::Maint, size, BACKGROUND_STATEMENT_TIMEOUT_MS);
+        let hot = |name, size| pool(name, Role::Hot, size, HOT_STATEMENT_TIMEOUT_MS);
+        let maint = |name, size| pool(name, Role::Maint, size, BACKGROUND_STATEMENT_TIMEOUT_MS);
         Ok(Self {
-            settle: hot(sizes.settle_connections),
-            claim: hot(sizes.claim_connections),
-            enqueue: hot(sizes.enqueue_connections),
-            keys: pool(Role::People, sizes.key_connections, HOT_STATEMENT_TIMEOUT_MS),
-            read: pool(Role::Console, sizes.read_connections, READ_STATEMENT_TIMEOUT_MS),
-            people: pool(Role::People, sizes.people_connections, READ_STATEMENT_TIMEOUT_MS),
-            background: maint(sizes.background_connections),
-            fire: maint(LOOP_CONNECTIONS),
-            reap: maint(LOOP_CONNECTIONS),
+            settle: hot("settle", sizes.settle_connections),
+            claim: hot("claim", sizes.claim_connections),
+            enqueue: hot("enqueue", sizes.enqueue_connections),
+            keys: pool("keys", Role::People, sizes.key_connections, HOT_STATEMENT_TIMEOUT_MS),
+            read: pool("read", Role::Console, sizes.read_connections, READ_STATEMENT_TIMEOUT_MS),
+            people: pool(
+                "people",
+                Role::People,
+                sizes.people_connections,
+                READ_STATEMENT_TIMEOUT_MS,
+            ),
+            background: maint("background", sizes.background_connections),
+            fire: maint("fire", LOOP_CONNECTIONS),
+            reap: maint("reap", LOOP_CONNECTIONS),
             has_roles,
         })
     }
@@ -127,11 +162,24 @@ impl Pools {
         Ok(conn)
     }
 
+    fn all(&self) -> [&Pool; 9] {
+        let Self { settle, claim, enqueue, keys, read, people, background, fire, reap, .. } = self;
+        [settle, claim, enqueue, keys, read, people, background, fire, reap]
+    }
+
+    /// How many connections each pool has: its name, those that are idle, and those in use.
+    #[must_use]
+    pub fn connections(&self) -> [(&'static str, u32, u32); 9] {
+        self.all().map(|it| {
+            let idle = u32::try_from(it.pool.num_idle()).unwrap_or(u32::MAX);
+            (it.name, idle, it.pool.size().saturating_sub(idle))
+        })
+    }
+
     /// Closes every connection.
     pub async fn close(&self) {
-        let Self { settle, claim, enqueue, keys, read, people, background, fire, reap, .. } = self;
-        for pool in [settle, claim, enqueue, keys, read, people, background, fire, reap] {
-            pool.close().await;
+        for it in self.all() {
+            it.pool.close().await;
         }
     }
 }

@@ -7,6 +7,7 @@ pub mod operations;
 pub mod prune;
 pub mod purge;
 pub mod schedules;
+pub mod vitals;
 
 use sqlx::{Executor, PgConnection};
 use uuid::Uuid;
@@ -169,7 +170,7 @@ pub async fn lock_expired(conn: &mut PgConnection) -> sqlx::Result<Vec<Held>> {
         Held,
         r#"
         with expired as materialized (
-            select project_id, id, attempt, failures, max_attempts, cancel_requested,
+            select project_id, id, attempt, failures, max_attempts, cancel_requested, claimed_at,
                    lease_expires_at
                        >= claimed_at + make_interval(secs => timeout_seconds + $1::int) as timed_out
             from jobs
@@ -184,7 +185,8 @@ pub async fn lock_expired(conn: &mut PgConnection) -> sqlx::Result<Vec<Held>> {
         )
         select expired.project_id "project_id: ProjectId", expired.id "id: JobId",
                expired.attempt, expired.failures, expired.max_attempts,
-               body.retry "retry?", expired.cancel_requested, expired.timed_out "timed_out!"
+               body.retry "retry?", expired.cancel_requested, expired.timed_out "timed_out!",
+               (extract(epoch from statement_timestamp() - expired.claimed_at) * 1000)::bigint "ran_ms!"
         from expired
         left join job_bodies body
             on body.project_id = expired.project_id and body.job_id = expired.id

@@ -20,6 +20,7 @@ mod jobs;
 mod limits;
 mod limits_page;
 mod loops;
+mod metrics;
 mod model;
 mod nodes;
 mod once;

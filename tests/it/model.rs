@@ -294,6 +294,7 @@ impl Run {
             outcome: Outcome::Failed,
             error: ErrorReport::default(),
             duration_ms: None,
+            ran_ms: 0,
         };
         let _ = store::endings::end_attempts(&mut conn, &[ended]).await;
         Ok(())

@@ -295,6 +295,7 @@ async fn settle(conn: &mut PgConnection, leased: &[LeasedJob]) {
             outcome: Outcome::Failed,
             error: ErrorReport::default(),
             duration_ms: None,
+            ran_ms: 0,
         })
         .collect();
     let rested = costs(conn, "failure", 30 * 36, async |conn| {

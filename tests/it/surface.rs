@@ -244,6 +244,12 @@ fn needs_no_body(id: &str) -> bool {
         "me_end_session",
         "me_export",
         "me_sessions",
+        "metrics_alert_rules",
+        "metrics_dashboard",
+        "metrics_prometheus",
+        "metrics_summary",
+        "metrics_throughput",
+        "queues_backlog",
         "recurring_fires",
     ];
     endings.iter().any(|it| id.ends_with(it)) || others.contains(&id)

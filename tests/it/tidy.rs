@@ -256,6 +256,7 @@ fn every_tenants_key_and_index_begins_with_the_project() {
         "workers_changed",
         "workers_by_age",
         "queue_rates_by_age",
+        "job_stats_by_age",
         "queues_changed",
         "operations_due",
         "operations_by_age",

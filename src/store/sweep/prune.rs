@@ -242,3 +242,38 @@ pub async fn prune_rates(conn: &mut PgConnection) -> sqlx::Result<u64> {
     .await?;
     Ok(pruned.rows_affected())
 }
+
+/// Forgets numbers that nobody asks for any more: minutes after a day, hours after a month, and totals of what was
+/// not seen for a month. Answers with how many rows.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn prune_stats(conn: &mut PgConnection) -> sqlx::Result<u64> {
+    let pruned = sqlx::query!(
+        "
+        delete from job_stats
+        using (
+            select old.project_id, old.resolution, old.at, old.queue, old.job_type
+            from (
+                values ('minute', interval '26 hours'), ('hour', interval '32 days'),
+                       ('total', interval '32 days')
+            ) as kept(resolution, period)
+            cross join lateral (
+                select project_id, resolution, at, queue, job_type
+                from job_stats
+                where resolution = kept.resolution and updated_at < now() - kept.period
+                order by updated_at
+                limit 500
+                for update skip locked
+            ) old
+            limit 500
+        ) old
+        where job_stats.project_id = old.project_id and job_stats.resolution = old.resolution
+            and job_stats.at = old.at and job_stats.queue = old.queue
+            and job_stats.job_type = old.job_type
+        ",
+    )
+    .execute(conn)
+    .await?;
+    Ok(pruned.rows_affected())
+}

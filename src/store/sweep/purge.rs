@@ -31,6 +31,7 @@ pub const TENANT_TABLES: &[&str] = &[
     "idempotency_keys",
     "queue_deltas",
     "queue_rates",
+    "job_stats",
     "queue_handouts",
     "queue_types",
     "queue_counts",

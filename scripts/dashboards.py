@@ -1,0 +1,243 @@
+#!/usr/bin/env python3
+"""Writes the Grafana dashboards anew: ops/grafana/dashboards/*.json for operators, and ops/grafana/project.json, which
+the API fills with a project's queues. A dashboard is a list of rows, a row a list of panels; what they say is here and
+nowhere else."""
+
+import json
+import pathlib
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+RATE = "$__rate_interval"
+# Panels of a row share this width.
+GRID = 24
+
+
+def panel(title, unit, *series, about="", stack=False, kind="timeseries"):
+    """A panel: each of `series` is an expression and its legend."""
+    return {"title": title, "unit": unit, "series": series, "about": about, "stack": stack, "kind": kind}
+
+
+def rate(metric, by=""):
+    return f"sum{f' by ({by})' if by else ''} (rate({metric}[{RATE}]))"
+
+
+def share(metric, quantile, by=""):
+    labels = f"le, {by}" if by else "le"
+    return f"histogram_quantile({quantile}, sum by ({labels}) (rate({metric}_bucket[{RATE}])))"
+
+
+def shares(metric, by=""):
+    named = f"{{{{{by}}}}} " if by else ""
+    return [(share(metric, it, by), f"{named}p{round(it * 100)}") for it in (0.5, 0.95, 0.99)]
+
+
+OVERVIEW = [
+    [
+        panel("Oldest ready job", "s", ('max(fencepost_oldest_ready_age_seconds{polled="yes"})', "with workers"),
+              about="How long the job waits that could have run first, where live workers poll. The one to page on."),
+        panel("Pickup time", "s", *shares("fencepost_job_pickup_seconds"),
+              about="From when a job could first run to its first lease."),
+    ],
+    [
+        panel("Jobs", "ops", (rate("fencepost_jobs_enqueued_total"), "enqueued"),
+              (rate("fencepost_jobs_claimed_total"), "claimed"), (rate("fencepost_jobs_settled_total"), "settled")),
+        panel("Ends of attempts", "ops", (rate("fencepost_jobs_settled_total", "outcome"), "{{outcome}}"), stack=True),
+        panel("Live jobs", "short", ("max by (state) (fencepost_jobs)", "{{state}}")),
+    ],
+    [
+        panel("Requests by status", "reqps", (rate("fencepost_http_requests_total", "status"), "{{status}}"), stack=True),
+        panel("Server errors", "percentunit",
+              (f'sum(rate(fencepost_http_requests_total{{status=~"5.."}}[{RATE}])) or vector(0)', "5xx a second"),
+              (f'(sum(rate(fencepost_http_requests_total{{status=~"5.."}}[{RATE}])) or vector(0)) / '
+               f"sum(rate(fencepost_http_requests_total[{RATE}]))", "of all requests")),
+        panel("Nodes", "short", ("count(fencepost_build_info) by (version)", "{{version}}"),
+              ("max(fencepost_nodes)", "known to each other"), stack=False),
+    ],
+    [
+        panel("Time to answer, without polls", "s",
+              *[(f'histogram_quantile({it}, sum by (le) (rate(fencepost_http_request_duration_seconds_bucket'
+                 f'{{route!~".*(/workers/poll|/workers/fetch|/poll|/claim|stream)"}}[{RATE}])))', f"p{round(it * 100)}")
+                for it in (0.5, 0.95, 0.99)]),
+        panel("Panics", "short", ("sum(fencepost_panics_total)", "since the start"), about="Must stay 0."),
+    ],
+]
+
+WORK = [
+    [
+        panel("Oldest ready job", "s", ("max by (polled) (fencepost_oldest_ready_age_seconds)", "polled: {{polled}}")),
+        panel("Pickup time", "s", *shares("fencepost_job_pickup_seconds")),
+        panel("Run time", "s", *shares("fencepost_job_run_seconds")),
+    ],
+    [
+        panel("Parked polls", "short", ("sum(fencepost_polls_parked)", "all nodes"),
+              ("max(fencepost_polls_parked)", "the fullest node")),
+        panel("Handed back", "ops", (rate("fencepost_jobs_given_back_total"), "client was gone")),
+        panel("Promoted", "ops", (rate("fencepost_jobs_promoted_total"), "became due")),
+    ],
+    [
+        panel("Retries and ends", "ops", (rate("fencepost_jobs_retried_total"), "retried"),
+              (rate("fencepost_jobs_dead_lettered_total"), "dead-lettered"),
+              (rate("fencepost_jobs_cancelled_total"), "cancelled")),
+        panel("Leases lost", "ops",
+              (f'sum by (outcome) (rate(fencepost_jobs_settled_total{{outcome=~"lease_expired|timeout"}}[{RATE}]))',
+               "{{outcome}}"),
+              (rate("fencepost_workers_lost_total"), "workers lost"),
+              (rate("fencepost_leases_rearmed_total"), "re-armed after a gap")),
+        panel("Fences refused", "ops", (rate("fencepost_fences_refused_total", "reason"), "{{reason}}")),
+    ],
+    [
+        panel("Recurring schedules", "ops", (rate("fencepost_schedule_fires_total", "outcome"), "{{outcome}}")),
+        panel("Schedule lateness", "s", *shares("fencepost_schedule_lateness_seconds")),
+        panel("Brakes and bulk work", "ops", (rate("fencepost_brakes_total"), "types paused by a brake"),
+              (rate("fencepost_operation_jobs_total"), "jobs dealt with in bulk"),
+              (rate("fencepost_jobs_pruned_total"), "pruned")),
+    ],
+]
+
+STORE = [
+    [
+        panel("Batch size", "short", (share("fencepost_batch_items", 0.5, "kind"), "{{kind}} p50"),
+              (share("fencepost_batch_items", 0.99, "kind"), "{{kind}} p99")),
+        panel("Wait for a batch", "s", (share("fencepost_batch_wait_seconds", 0.99, "kind"), "{{kind}} p99")),
+        panel("Time of a batch", "s", (share("fencepost_batch_duration_seconds", 0.99, "kind"), "{{kind}} p99")),
+    ],
+    [
+        panel("Wait for a connection", "s", (share("fencepost_pool_wait_seconds", 0.99, "pool"), "{{pool}} p99")),
+        panel("Connections of nodes", "short", ("sum by (pool, state) (fencepost_pool_connections)", "{{pool}} {{state}}"), stack=True),
+        panel("Connections of the server", "short", ("max(fencepost_postgres_connections)", "open"),
+              ("max(fencepost_postgres_max_connections)", "accepted at most")),
+    ],
+    [
+        panel("Store errors", "ops", (rate("fencepost_store_errors_total", "kind"), "{{kind}}")),
+        panel("Transactions", "ops", (f"max(rate(fencepost_postgres_commits_total[{RATE}]))", "commits"),
+              (f"max(rate(fencepost_postgres_deadlocks_total[{RATE}]))", "deadlocks")),
+        panel("WAL", "Bps", (f"max(rate(fencepost_postgres_wal_bytes_total[{RATE}]))", "written"),
+              ("max(fencepost_postgres_held_wal_bytes)", "held back by a slot, bytes")),
+    ],
+    [
+        panel("Dead rows", "short", ("topk(8, max by (table) (fencepost_postgres_dead_rows))", "{{table}}")),
+        panel("Oldest snapshot", "s", ("max(fencepost_postgres_oldest_snapshot_seconds)", "age"),
+              about="Keeps dead rows from being cleared away."),
+        panel("Oldest snapshot in transactions", "short",
+              ("max(fencepost_postgres_oldest_snapshot_transactions)", "transactions")),
+        panel("Size", "bytes", ("topk(10, max by (table, part) (fencepost_postgres_table_bytes))", "{{table}} {{part}}")),
+    ],
+    [
+        panel("Steps of loops", "s", (share("fencepost_loop_duration_seconds", 0.99, "loop"), "{{loop}} p99")),
+        panel("Lateness of loops", "s", (share("fencepost_loop_lateness_seconds", 0.99, "loop"), "{{loop}} p99")),
+        panel("Last good step", "s", ("max by (loop) (time() - fencepost_loop_last_step_timestamp_seconds)", "{{loop}}")),
+        panel("Failed steps", "ops", (rate("fencepost_loop_errors_total", "loop"), "{{loop}}")),
+    ],
+]
+
+LIMITS = [
+    [
+        panel("Refused by limits", "ops", (rate("fencepost_requests_limited_total", "budget"), "{{budget}}")),
+        panel("Who counts", "ops", (rate("fencepost_limiter_decisions_total", "by, outcome"), "{{by}} {{outcome}}")),
+        panel("Shed", "ops", (rate("fencepost_requests_shed_total", "kind"), "{{kind}}"),
+              about="Refused with 503 because a bounded queue was full."),
+    ],
+    [
+        panel("Redis", "short", ("max(fencepost_redis_breaker_open)", "breaker open"),
+              ("min(fencepost_redis_subscribed)", "every node hears the others")),
+        panel("Redis failures", "ops", (rate("fencepost_redis_failures_total", "reason"), "{{reason}}"),
+              (rate("fencepost_limits_local_total"), "limits counted locally")),
+        panel("Wake-ups between nodes", "ops", (rate("fencepost_wakes_told_total"), "told"),
+              (rate("fencepost_wakes_heard_total"), "heard")),
+    ],
+    [
+        panel("Connections", "short", ("sum(fencepost_http_connections)", "open"),
+              (rate("fencepost_http_connections_refused_total"), "refused a second")),
+        panel("Requests by route", "reqps", (f"topk(10, {rate('fencepost_http_requests_total', 'route')})", "{{route}}")),
+        panel("Mail", "ops", (rate("fencepost_mails_total", "outcome"), "{{outcome}}")),
+    ],
+]
+
+# With the label `queue` of one project's own metrics.
+OF = '{queue=~"$queue"}'
+PROJECT = [
+    [
+        panel("Oldest ready job", "s", (f"fencepost_project_queue_oldest_ready_age_seconds{OF}", "{{queue}}"),
+              about="How long the job waits that could have run first. The one to page on."),
+        panel("Ready", "short", ('fencepost_project_queue_jobs{queue=~"$queue", state="ready"}', "{{queue}}")),
+        panel("Workers", "short", (f"fencepost_project_queue_workers{OF}", "{{queue}}")),
+    ],
+    [
+        panel("Enqueued", "ops", (f"sum by (queue) (rate(fencepost_project_jobs_enqueued_total{OF}[{RATE}]))", "{{queue}}")),
+        panel("Claimed", "ops", (f"sum by (queue) (rate(fencepost_project_jobs_claimed_total{OF}[{RATE}]))", "{{queue}}")),
+        panel("Ends of attempts", "ops",
+              (f"sum by (outcome) (rate(fencepost_project_attempts_total{OF}[{RATE}]))", "{{outcome}}"), stack=True),
+        panel("Given up and called off", "ops",
+              (f"sum by (job_type) (rate(fencepost_project_jobs_dead_lettered_total{OF}[{RATE}]))", "{{job_type}} dead-lettered"),
+              (f"sum(rate(fencepost_project_jobs_cancelled_total{OF}[{RATE}]))", "cancelled")),
+    ],
+    [
+        panel("Wait", "s", *[(f"histogram_quantile({it}, sum by (le, queue) (rate(fencepost_project_job_wait_seconds_bucket"
+                              f"{OF}[{RATE}])))", f"{{{{queue}}}} p{round(it * 100)}") for it in (0.5, 0.99)]),
+        panel("Run", "s", *[(f"histogram_quantile({it}, sum by (le, job_type) (rate("
+                             f"fencepost_project_job_run_seconds_bucket[{RATE}])))", f"{{{{job_type}}}} p{round(it * 100)}")
+                            for it in (0.5, 0.99)]),
+        panel("Jobs by state", "short", (f"sum by (state) (fencepost_project_queue_jobs{OF})", "{{state}}"), stack=True),
+        panel("Paused", "short", (f"fencepost_project_queue_paused{OF}", "{{queue}}")),
+    ],
+]
+
+
+def to_panel(number, row, column, of_row, it):
+    width = GRID // of_row
+    source = {"type": "prometheus", "uid": "${datasource}"}
+    custom = {"fillOpacity": 10, "showPoints": "never"}
+    if it["stack"]:
+        custom["stacking"] = {"mode": "normal", "group": "A"}
+    return {
+        "id": number,
+        "title": it["title"],
+        "description": it["about"],
+        "type": it["kind"],
+        "datasource": source,
+        "gridPos": {"h": 8, "w": width, "x": column * width, "y": row * 8},
+        "fieldConfig": {"defaults": {"unit": it["unit"], "min": 0, "custom": custom}, "overrides": []},
+        "options": {"legend": {"displayMode": "list", "placement": "bottom"}, "tooltip": {"mode": "multi", "sort": "desc"}},
+        "targets": [
+            {"refId": chr(ord("A") + index), "expr": expr, "legendFormat": legend, "datasource": source}
+            for index, (expr, legend) in enumerate(it["series"])
+        ],
+    }
+
+
+def dashboard(uid, title, rows, variables=()):
+    panels = []
+    for row, its in enumerate(rows):
+        for column, it in enumerate(its):
+            panels.append(to_panel(len(panels) + 1, row, column, len(its), it))
+    source = {"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus", "current": {}}
+    return {
+        "uid": uid,
+        "title": title,
+        "tags": ["fencepost"],
+        "timezone": "utc",
+        "schemaVersion": 39,
+        "version": 1,
+        "refresh": "10s",
+        "time": {"from": "now-1h", "to": "now"},
+        "editable": True,
+        "templating": {"list": [source, *variables]},
+        "annotations": {"list": []},
+        "links": [{"type": "dashboards", "tags": ["fencepost"], "title": "Fencepost", "asDropdown": True, "keepTime": True}],
+        "panels": panels,
+    }
+
+
+def write(path, content):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content, indent=1) + "\n")
+
+
+QUEUE = {"name": "queue", "label": "Queue", "type": "custom", "multi": True, "includeAll": True, "allValue": ".*",
+         "query": "", "options": [], "current": {"selected": True, "text": ["All"], "value": ["$__all"]}}
+folder = ROOT / "ops/grafana/dashboards"
+write(folder / "overview.json", dashboard("fencepost-overview", "Fencepost: overview", OVERVIEW))
+write(folder / "queues-and-workers.json", dashboard("fencepost-work", "Fencepost: queues and workers", WORK))
+write(folder / "store-and-loops.json", dashboard("fencepost-store", "Fencepost: store and loops", STORE))
+write(folder / "limits.json", dashboard("fencepost-limits", "Fencepost: limits", LIMITS))
+write(ROOT / "ops/grafana/project.json", dashboard("fencepost-project", "Fencepost: project", PROJECT, [QUEUE]))

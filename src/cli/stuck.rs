@@ -1,0 +1,36 @@
+//! `fencepost stuck`: where jobs have waited longest, over all projects. For whoever was paged.
+
+use std::io::Write;
+
+use anyhow::Context;
+use sqlx::Connection;
+
+use super::target::TargetArgs;
+use crate::store::{sweep::vitals, workers::ALIVE_SECONDS};
+
+/// Queues that are listed, the worst.
+const MAX_LISTED: usize = 20;
+
+/// Lists queues with jobs that could run: how long the first of them waits, and whether workers poll it.
+///
+/// # Errors
+/// When the database does not answer, or is not migrated.
+pub async fn run(target: &TargetArgs) -> anyhow::Result<()> {
+    let mut conn = target.connect().await?;
+    let places =
+        vitals::places(&mut conn, ALIVE_SECONDS).await.context("it could not be looked")?;
+    conn.close().await?;
+    let mut out = std::io::stdout();
+    if places.is_empty() {
+        writeln!(out, "no job waits that could run")?;
+    }
+    for it in places.iter().take(MAX_LISTED) {
+        let why = match (it.is_paused, it.is_polled) {
+            (true, _) => "paused",
+            (false, true) => "workers poll it",
+            (false, false) => "nobody polls it",
+        };
+        writeln!(out, "{:>10.0} s  {}  {}  ({why})", it.age_seconds, it.project, it.queue)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,137 @@
+//! Times in buckets, and what can be read from them: how long most took, not how long each took.
+
+/// Upper bounds of the buckets, in milliseconds; one more bucket has no bound.
+pub const BOUNDS_MS: [i64; 20] = [
+    1, 2, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000, 60_000, 300_000,
+    900_000, 3_600_000, 14_400_000, 86_400_000,
+];
+
+/// How many buckets there are.
+pub const BUCKETS: usize = BOUNDS_MS.len() + 1;
+
+/// Times that were measured, each in one bucket.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Histogram {
+    /// All of them together, in milliseconds.
+    pub sum_ms: i64,
+    /// How many are in each bucket, and in none before.
+    pub buckets: [i64; BUCKETS],
+}
+
+impl Histogram {
+    /// What is stored: a bucket that is missing is empty, one too many is left out.
+    #[must_use]
+    pub fn stored(sum_ms: i64, stored: &[i64]) -> Self {
+        let mut buckets = [0; BUCKETS];
+        for (bucket, stored) in buckets.iter_mut().zip(stored) {
+            *bucket = *stored;
+        }
+        Self { sum_ms, buckets }
+    }
+
+    /// Adds one time. Less than nothing counts as nothing: clocks may be set back.
+    pub fn add(&mut self, ms: i64) {
+        let ms = ms.max(0);
+        let bucket = BOUNDS_MS.partition_point(|it| *it < ms);
+        self.buckets[bucket] += 1;
+        self.sum_ms = self.sum_ms.saturating_add(ms);
+    }
+
+    /// Adds another's times.
+    pub fn merge(&mut self, other: &Self) {
+        for (mine, theirs) in self.buckets.iter_mut().zip(other.buckets) {
+            *mine += theirs;
+        }
+        self.sum_ms = self.sum_ms.saturating_add(other.sum_ms);
+    }
+
+    /// How many times there are.
+    #[must_use]
+    pub fn count(&self) -> i64 {
+        self.buckets.iter().sum()
+    }
+
+    /// The mean, in milliseconds; none of nothing.
+    ///
+    /// ```
+    /// # use fencepost::domain::histogram::Histogram;
+    /// let mut times = Histogram::default();
+    /// assert_eq!(times.mean_ms(), None);
+    /// times.add(10);
+    /// times.add(30);
+    /// assert_eq!(times.mean_ms(), Some(20));
+    /// ```
+    #[must_use]
+    pub fn mean_ms(&self) -> Option<i64> {
+        self.sum_ms.checked_div(self.count())
+    }
+
+    /// The time that `share` of all stay within (0.95: ninety-five of a hundred), in milliseconds: exact to its
+    /// bucket, in which times are taken to lie evenly. Beyond the last bound: that bound.
+    ///
+    /// ```
+    /// # use fencepost::domain::histogram::Histogram;
+    /// let mut times = Histogram::default();
+    /// assert_eq!(times.quantile_ms(0.5), None);
+    /// for _ in 0..100 {
+    ///     times.add(80);
+    /// }
+    /// assert_eq!(times.quantile_ms(0.5), Some(75), "the middle of the bucket from 50 to 100");
+    /// assert_eq!(times.quantile_ms(1.0), Some(100));
+    /// ```
+    #[must_use]
+    pub fn quantile_ms(&self, share: f64) -> Option<i64> {
+        let wanted = (share * self.count() as f64).max(1.0);
+        let mut before = 0;
+        for (number, many) in self.buckets.iter().enumerate().filter(|(_, many)| **many > 0) {
+            if (before + many) as f64 >= wanted {
+                let lower = number.checked_sub(1).map_or(0, |it| BOUNDS_MS[it]);
+                let upper = BOUNDS_MS.get(number).copied().unwrap_or(lower);
+                let inside = (wanted - before as f64) / *many as f64;
+                return Some(lower + ((upper - lower) as f64 * inside).round() as i64);
+            }
+            before += many;
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(times_ms: &[i64]) -> Histogram {
+        let mut all = Histogram::default();
+        times_ms.iter().for_each(|it| all.add(*it));
+        all
+    }
+
+    #[test]
+    fn a_time_on_a_bound_is_within_it_and_a_negative_one_is_none() {
+        for (number, bound) in BOUNDS_MS.into_iter().enumerate() {
+            assert_eq!(of(&[bound]).buckets[number], 1, "{bound}");
+            assert_eq!(of(&[bound + 1]).buckets[number + 1], 1, "{bound} and one");
+        }
+        assert_eq!(of(&[-5]), of(&[0]));
+        assert_eq!(of(&[i64::MAX]).buckets[BUCKETS - 1], 1);
+    }
+
+    #[test]
+    fn the_tail_is_where_the_slow_ones_are() {
+        let mut times = vec![3; 98];
+        times.extend([700, 90_000_000]);
+        let times = of(&times);
+        assert_eq!(times.quantile_ms(0.5), Some(4));
+        assert_eq!(times.quantile_ms(0.99), Some(1_000));
+        assert_eq!(times.quantile_ms(1.0), Some(86_400_000), "beyond the last bound");
+    }
+
+    #[test]
+    fn two_halves_are_as_good_as_the_whole() {
+        let mut half = of(&[1, 20, 300]);
+        half.merge(&of(&[4_000, 50_000]));
+        assert_eq!(half, of(&[1, 20, 300, 4_000, 50_000]));
+        assert_eq!(Histogram::stored(half.sum_ms, &half.buckets), half);
+        assert_eq!(Histogram::stored(7, &[1, 2]).count(), 3, "stored with fewer buckets");
+    }
+}

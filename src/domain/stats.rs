@@ -1,0 +1,100 @@
+//! What happened to jobs, in numbers.
+
+use super::{histogram::Histogram, job::Outcome};
+use crate::ids::ProjectId;
+
+/// What happened to jobs of one type in one queue.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[allow(missing_docs)] // Each is what it says; the comments stand where that is not all.
+pub struct Counts {
+    pub enqueued: i64,
+    pub claimed: i64,
+    pub succeeded: i64,
+    /// Attempts that their workers failed.
+    pub failed: i64,
+    /// Attempts that ran too long.
+    pub timed_out: i64,
+    /// Attempts whose workers fell silent.
+    pub lease_expired: i64,
+    /// Attempts that were handed back.
+    pub released: i64,
+    pub dead_lettered: i64,
+    pub cancelled: i64,
+    /// From when a job could first run to its first lease.
+    pub wait: Histogram,
+    /// From lease to end, of attempts that were acknowledged.
+    pub run: Histogram,
+}
+
+impl Counts {
+    /// Adds another's.
+    pub fn merge(&mut self, other: &Self) {
+        self.enqueued += other.enqueued;
+        self.claimed += other.claimed;
+        self.succeeded += other.succeeded;
+        self.failed += other.failed;
+        self.timed_out += other.timed_out;
+        self.lease_expired += other.lease_expired;
+        self.released += other.released;
+        self.dead_lettered += other.dead_lettered;
+        self.cancelled += other.cancelled;
+        self.wait.merge(&other.wait);
+        self.run.merge(&other.run);
+    }
+
+    /// Adds an attempt's end.
+    pub fn end(&mut self, outcome: Outcome, ran_ms: i64) {
+        match outcome {
+            Outcome::Succeeded => self.succeeded += 1,
+            Outcome::Failed => self.failed += 1,
+            Outcome::Timeout => self.timed_out += 1,
+            Outcome::LeaseExpired => self.lease_expired += 1,
+            Outcome::Released => self.released += 1,
+            // Counted with its job.
+            Outcome::Cancelled => (),
+        }
+        if matches!(outcome, Outcome::Succeeded | Outcome::Failed) {
+            self.run.add(ran_ms);
+        }
+    }
+}
+
+/// What was counted, and is to be written down.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Counted {
+    /// Whose jobs.
+    pub project_id: ProjectId,
+    /// In which queue.
+    pub queue: String,
+    /// Of which type.
+    pub job_type: String,
+    /// What happened.
+    pub counts: Counts,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_was_acknowledged_says_how_long_work_takes() {
+        let mut counts = Counts::default();
+        for outcome in [
+            Outcome::Succeeded,
+            Outcome::Failed,
+            Outcome::Timeout,
+            Outcome::LeaseExpired,
+            Outcome::Released,
+            Outcome::Cancelled,
+        ] {
+            counts.end(outcome, 7);
+        }
+        assert_eq!(counts.run.count(), 2);
+        let Counts { succeeded, failed, timed_out, lease_expired, released, cancelled, .. } =
+            counts;
+        assert_eq!(
+            [succeeded, failed, timed_out, lease_expired, released, cancelled],
+            [1, 1, 1, 1, 1, 0]
+        );
+    }
+}

@@ -1,0 +1,367 @@
+//! `/v1/metrics/…`: what happened in a project, in numbers: as JSON, and for its own Prometheus.
+
+mod exposition;
+pub mod kit;
+pub mod prometheus;
+
+use axum::{Json as Reply, extract::State};
+use chrono::{DateTime, Utc};
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+
+use super::error::ErrorBody;
+use crate::{
+    app::App,
+    auth::{Caller, Read},
+    domain::{histogram::Histogram, limits, stats::Counts},
+    error::Error,
+    ids::ProjectId,
+    store::{
+        self,
+        stats::{Slot, Span},
+    },
+    wire::{check::Check, extract::Query},
+};
+
+/// How far back.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize, ToSchema)]
+#[schema(as = MetricsPeriod)]
+pub enum Period {
+    /// An hour, seen by minutes.
+    #[serde(rename = "1h")]
+    Hour,
+    /// A day.
+    #[default]
+    #[serde(rename = "24h")]
+    Day,
+    /// A week.
+    #[serde(rename = "7d")]
+    Week,
+    /// Thirty days.
+    #[serde(rename = "30d")]
+    Month,
+}
+
+impl Period {
+    const fn seconds(self) -> i32 {
+        match self {
+            Self::Hour => 3_600,
+            Self::Day => 24 * 3_600,
+            Self::Week => 7 * 24 * 3_600,
+            Self::Month => 30 * 24 * 3_600,
+        }
+    }
+
+    /// Minutes are kept for a day, and are too many to add up for longer than an hour.
+    fn resolution(self) -> &'static str {
+        if self == Self::Hour { "minute" } else { "hour" }
+    }
+}
+
+/// How long a bucket is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+#[schema(as = MetricsGranularity)]
+pub enum Granularity {
+    /// A minute; of a period of `1h` only.
+    Minute,
+    /// An hour.
+    Hour,
+    /// A day of UTC.
+    Day,
+}
+
+impl Granularity {
+    const fn of(period: Period) -> Self {
+        match period {
+            Period::Hour => Self::Minute,
+            Period::Day | Period::Week => Self::Hour,
+            Period::Month => Self::Day,
+        }
+    }
+
+    const fn slot(self) -> (&'static str, i32) {
+        match self {
+            Self::Minute => ("minute", 60),
+            Self::Hour => ("hour", 3_600),
+            Self::Day => ("day", 24 * 3_600),
+        }
+    }
+}
+
+/// How far back to look.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct SummaryQuery {
+    /// How far back. Default: `24h`.
+    period: Option<Period>,
+}
+
+/// A project's jobs in numbers: how many are where now, and what happened in a period.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct MetricsSummary {
+    /// The period that the numbers below `processing` are of.
+    pub period: Period,
+    /// All of the counts below together.
+    pub total: i64,
+    /// Jobs that wait for a worker, or for the end of a backoff, now.
+    pub pending: i64,
+    /// Jobs that wait for their `run_at` or for parents, now.
+    pub scheduled: i64,
+    /// Jobs under a lease, now: up to 10,000, the rest is among `pending`.
+    pub processing: i64,
+    /// Jobs that have succeeded.
+    pub succeeded: i64,
+    /// Attempts that failed, ran too long, or whose workers fell silent, and after which the job was not given up.
+    pub failed: i64,
+    /// Jobs that were called off.
+    pub cancelled: i64,
+    /// Jobs that were given up.
+    pub dead_letter: i64,
+    /// `succeeded` of `succeeded + failed + dead_letter`, to four places; null: none ended.
+    #[schema(required)]
+    pub success_rate: Option<f64>,
+    /// How long attempts ran that were acknowledged: the mean; null: none were.
+    #[schema(required)]
+    pub avg_duration_ms: Option<i64>,
+    /// How long attempts ran that were acknowledged.
+    pub run: Percentiles,
+    /// How long jobs waited for their first lease once they could run.
+    pub wait: Percentiles,
+}
+
+/// Times, of which so many of a hundred stay within; null: nothing was measured. Exact to a fifth of a power of
+/// ten or so.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Percentiles {
+    /// Half of them.
+    #[schema(required)]
+    pub p50_ms: Option<i64>,
+    /// 95 of a hundred.
+    #[schema(required)]
+    pub p95_ms: Option<i64>,
+    /// 99 of a hundred.
+    #[schema(required)]
+    pub p99_ms: Option<i64>,
+}
+
+impl Percentiles {
+    fn of(times: &Histogram) -> Self {
+        let [p50_ms, p95_ms, p99_ms] = [0.5, 0.95, 0.99].map(|it| times.quantile_ms(it));
+        Self { p50_ms, p95_ms, p99_ms }
+    }
+}
+
+/// Attempts that failed in one way or another, and after which the job goes on.
+fn failures(counts: &Counts) -> i64 {
+    let failed = counts.failed + counts.timed_out + counts.lease_expired;
+    (failed - counts.dead_lettered).max(0)
+}
+
+fn success_rate(counts: &Counts) -> Option<f64> {
+    let ended = counts.succeeded + failures(counts) + counts.dead_lettered;
+    let rate = counts.succeeded as f64 / ended as f64;
+    (ended > 0).then(|| (rate * 10_000.0).round() / 10_000.0)
+}
+
+async fn read(app: &App, project_id: ProjectId, span: &Span<'_>) -> Result<Vec<Slot>, Error> {
+    let mut conn = app.engine.pools.read_for(project_id).await?;
+    Ok(store::stats::slots(&mut conn, project_id, span).await?)
+}
+
+/// Sum up a project's jobs.
+///
+/// How many jobs are where now, and what happened in a period. Counted as it happens and written down within five
+/// seconds; what a node that was killed had counted in its last seconds is missing.
+#[utoipa::path(
+    get, path = "/metrics/summary", tag = "metrics", operation_id = "metrics_summary",
+    security(("api_key" = ["read"]), ("session" = ["viewer"])),
+    params(SummaryQuery),
+    responses(
+        (status = 200, description = "The numbers.", body = MetricsSummary),
+        (status = 400, description = "A parameter is wrong.", body = ErrorBody),
+        (status = 401, description = "No valid API key.", body = ErrorBody),
+        (status = 503, description = "Try again later.", body = ErrorBody),
+    ),
+)]
+pub async fn summary(
+    caller: Caller<Read>,
+    State(app): State<App>,
+    Query(query): Query<SummaryQuery>,
+) -> Result<Reply<MetricsSummary>, Error> {
+    let period = query.period.unwrap_or_default();
+    let (slot, slot_seconds) = Granularity::of(period).slot();
+    let (resolution, period_seconds) = (period.resolution(), period.seconds());
+    let span = Span { resolution, slot, slot_seconds, period_seconds, queue: None, job_type: None };
+    let mut counts = Counts::default();
+    for it in read(&app, caller.project_id, &span).await? {
+        counts.merge(&it.counts);
+    }
+    let mut conn = app.engine.pools.read_for(caller.project_id).await?;
+    let now = store::counts::totals(&mut conn, caller.project_id).await?;
+    let pending = (now.active - now.processing).max(0);
+    let failed = failures(&counts);
+    let ended = counts.succeeded + failed + counts.cancelled + counts.dead_lettered;
+    Ok(Reply(MetricsSummary {
+        period,
+        total: pending + now.scheduled + now.processing + ended,
+        pending,
+        scheduled: now.scheduled,
+        processing: now.processing,
+        succeeded: counts.succeeded,
+        failed,
+        cancelled: counts.cancelled,
+        dead_letter: counts.dead_lettered,
+        success_rate: success_rate(&counts),
+        avg_duration_ms: counts.run.mean_ms(),
+        run: Percentiles::of(&counts.run),
+        wait: Percentiles::of(&counts.wait),
+    }))
+}
+
+/// Which buckets to see.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct ThroughputQuery {
+    /// How far back. Default: `24h`.
+    period: Option<Period>,
+    /// How long a bucket is. Default: minutes of an hour, hours of a day or a week, days of a month.
+    granularity: Option<Granularity>,
+    /// Only this queue.
+    #[param(min_length = 1, max_length = 100)]
+    queue: Option<String>,
+    /// Only this type.
+    #[param(min_length = 1, max_length = 500)]
+    job_type: Option<String>,
+}
+
+/// What happened in a period, bucket by bucket.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Throughput {
+    /// How far back.
+    pub period: Period,
+    /// How long a bucket is.
+    pub granularity: Granularity,
+    /// Oldest first, without gaps; the last is not over yet. At most 721.
+    pub buckets: Vec<ThroughputBucket>,
+}
+
+/// What happened in a bucket.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct ThroughputBucket {
+    /// When it began.
+    pub start_at: DateTime<Utc>,
+    /// Jobs that were enqueued.
+    pub enqueued: i64,
+    /// Jobs that were leased.
+    pub claimed: i64,
+    /// Jobs that have succeeded.
+    pub succeeded: i64,
+    /// Attempts that their workers failed.
+    pub failed: i64,
+    /// Attempts that ran too long.
+    pub timed_out: i64,
+    /// Attempts whose workers fell silent.
+    pub lease_expired: i64,
+    /// Attempts that were handed back.
+    pub released: i64,
+    /// Jobs that were given up.
+    pub dead_letter: i64,
+    /// Jobs that were called off.
+    pub cancelled: i64,
+    /// How long attempts ran that were acknowledged: the mean; null: none were.
+    #[schema(required)]
+    pub avg_duration_ms: Option<i64>,
+    /// Half of them ran no longer.
+    #[schema(required)]
+    pub p50_ms: Option<i64>,
+    /// 95 of a hundred ran no longer.
+    #[schema(required)]
+    pub p95_ms: Option<i64>,
+    /// 99 of a hundred ran no longer.
+    #[schema(required)]
+    pub p99_ms: Option<i64>,
+    /// How long jobs waited for their first lease once they could run.
+    pub wait: Percentiles,
+}
+
+impl ThroughputBucket {
+    fn of(slot: Slot) -> Self {
+        let Slot { at, counts } = slot;
+        let Percentiles { p50_ms, p95_ms, p99_ms } = Percentiles::of(&counts.run);
+        Self {
+            start_at: at,
+            enqueued: counts.enqueued,
+            claimed: counts.claimed,
+            succeeded: counts.succeeded,
+            failed: counts.failed,
+            timed_out: counts.timed_out,
+            lease_expired: counts.lease_expired,
+            released: counts.released,
+            dead_letter: counts.dead_lettered,
+            cancelled: counts.cancelled,
+            avg_duration_ms: counts.run.mean_ms(),
+            p50_ms,
+            p95_ms,
+            p99_ms,
+            wait: Percentiles::of(&counts.wait),
+        }
+    }
+}
+
+/// See what happened when.
+///
+/// Of a project, or of one queue or type of it. A project's first 100 queues, 100 types in each and 500 pairs of both are
+/// counted by name on each node, later ones as `other`.
+#[utoipa::path(
+    get, path = "/metrics/throughput", tag = "metrics", operation_id = "metrics_throughput",
+    security(("api_key" = ["read"]), ("session" = ["viewer"])),
+    params(ThroughputQuery),
+    responses(
+        (status = 200, description = "The numbers.", body = Throughput),
+        (status = 400, description = "A parameter is wrong.", body = ErrorBody),
+        (status = 401, description = "No valid API key.", body = ErrorBody),
+        (status = 503, description = "Try again later.", body = ErrorBody),
+    ),
+)]
+pub async fn throughput(
+    caller: Caller<Read>,
+    State(app): State<App>,
+    Query(query): Query<ThroughputQuery>,
+) -> Result<Reply<Throughput>, Error> {
+    let period = query.period.unwrap_or_default();
+    let granularity = query.granularity.unwrap_or(Granularity::of(period));
+    let mut check = Check::default();
+    check.optional_name("queue", query.queue.as_deref(), limits::MAX_QUEUE_CHARS);
+    check.optional_name("job_type", query.job_type.as_deref(), limits::MAX_JOB_TYPE_CHARS);
+    if granularity == Granularity::Minute && period != Period::Hour {
+        check.refuse("granularity", "`minute` goes with a `period` of `1h` only");
+    }
+    check.finish()?;
+    let (slot, slot_seconds) = granularity.slot();
+    let span = Span {
+        resolution: period.resolution(),
+        slot,
+        slot_seconds,
+        period_seconds: period.seconds(),
+        queue: query.queue.as_deref(),
+        job_type: query.job_type.as_deref(),
+    };
+    let slots = read(&app, caller.project_id, &span).await?;
+    let buckets = slots.into_iter().map(ThroughputBucket::of).collect();
+    Ok(Reply(Throughput { period, granularity, buckets }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_success_rate_counts_each_job_that_was_given_up_once() {
+        let counts = Counts { succeeded: 2, failed: 1, dead_lettered: 1, ..Counts::default() };
+        assert_eq!(success_rate(&counts), Some(0.6667));
+        assert_eq!(success_rate(&Counts::default()), None);
+    }
+}

@@ -1,0 +1,226 @@
+//! `GET /v1/metrics/prometheus`: a project's own numbers, for its own Prometheus. At most [`MAX_LABEL_VALUES`] queues
+//! and as many types are named, the busiest; the rest is `other`.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use axum::{
+    extract::State,
+    http::header::{CONTENT_TYPE, HeaderName},
+};
+
+use super::exposition::Exposition;
+use crate::{
+    app::App,
+    auth::{Caller, Read},
+    domain::{
+        histogram::Histogram,
+        stats::{Counted, Counts},
+    },
+    engine::tally::OTHER,
+    error::Error,
+    http::error::ErrorBody,
+    ids::ProjectId,
+    store::{
+        self,
+        counts::{Depth, QueueRow},
+    },
+};
+
+/// Values of one label.
+pub const MAX_LABEL_VALUES: usize = 100;
+/// Queues that are looked through for the busiest.
+const MAX_DEPTHS: i64 = 10_000;
+/// Pairs of a queue and a type that are added up, the busiest.
+const MAX_PAIRS: i64 = 5_000;
+
+/// Scrape a project's metrics.
+///
+/// In the text format of Prometheus: depth, oldest ready age and workers by queue; what came and went by queue and type;
+/// histograms of waiting by queue and of running by type. The 100 busiest queues and types are named, the rest is
+/// `other`. Scrape it with a key of the scope `read` as bearer token, every 15 seconds or more.
+#[utoipa::path(
+    get, path = "/metrics/prometheus", tag = "metrics", operation_id = "metrics_prometheus",
+    security(("api_key" = ["read"]), ("session" = ["viewer"])),
+    responses(
+        (status = 200, description = "The metrics.", body = String, content_type = "text/plain"),
+        (status = 401, description = "No valid API key.", body = ErrorBody),
+        (status = 503, description = "Try again later.", body = ErrorBody),
+    ),
+)]
+pub async fn scrape(
+    caller: Caller<Read>,
+    State(app): State<App>,
+) -> Result<([(HeaderName, &'static str); 1], String), Error> {
+    let (named, rest) = queues(&app, caller.project_id).await?;
+    let mut conn = app.engine.pools.read_for(caller.project_id).await?;
+    let totals = store::stats::totals(&mut conn, caller.project_id, MAX_PAIRS).await?;
+    drop(conn);
+    let mut text = Exposition::default();
+    show_queues(&mut text, &named, rest);
+    show_totals(&mut text, &totals);
+    Ok(([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text.finish()))
+}
+
+/// The busiest queues of a project by name, and the depth of all others together.
+pub(super) async fn queues(
+    app: &App,
+    project_id: ProjectId,
+) -> Result<(Vec<QueueRow>, Option<Depth>), Error> {
+    let mut conn = app.engine.pools.read_for(project_id).await?;
+    let mut depths = store::counts::depths(&mut conn, project_id, MAX_DEPTHS).await?;
+    let others = depths.split_off(depths.len().min(MAX_LABEL_VALUES));
+    let rest = others.into_iter().reduce(|sum, it| Depth {
+        queue: OTHER.to_owned(),
+        scheduled: sum.scheduled + it.scheduled,
+        active: sum.active + it.active,
+        backoff: sum.backoff + it.backoff,
+        dead_letter: sum.dead_letter + it.dead_letter,
+    });
+    let mut names: Vec<_> = depths.into_iter().map(|it| it.queue).collect();
+    names.sort();
+    Ok((store::counts::queues(&mut conn, project_id, &names).await?, rest))
+}
+
+fn show_queues(text: &mut Exposition, named: &[QueueRow], rest: Option<Depth>) {
+    const JOBS: &str = "fencepost_project_queue_jobs";
+    text.begin(
+        JOBS,
+        "gauge",
+        "Jobs of a queue, by state; ready: they could run if a worker took them.",
+    );
+    for it in named {
+        let ready = (it.active - it.backoff - it.processing).max(0);
+        let states = [
+            ("scheduled", it.scheduled),
+            ("ready", ready),
+            ("backoff", it.backoff),
+            ("processing", it.processing),
+            ("dead_letter", it.dead_letter),
+        ];
+        for (state, jobs) in states {
+            text.sample(JOBS, &[("queue", &it.queue), ("state", state)], jobs);
+        }
+    }
+    if let Some(it) = rest {
+        // What of them runs is not counted apart.
+        let states = [
+            ("scheduled", it.scheduled),
+            ("ready", (it.active - it.backoff).max(0)),
+            ("backoff", it.backoff),
+            ("dead_letter", it.dead_letter),
+        ];
+        for (state, jobs) in states {
+            text.sample(JOBS, &[("queue", OTHER), ("state", state)], jobs);
+        }
+    }
+    let mut gauge = |name: &str, help: &str, of: &dyn Fn(&QueueRow) -> f64| {
+        text.begin(name, "gauge", help);
+        for it in named {
+            text.sample(name, &[("queue", &it.queue)], of(it));
+        }
+    };
+    gauge(
+        "fencepost_project_queue_oldest_ready_age_seconds",
+        "How long the job of a queue waits that could have run first; 0: none waits.",
+        &|it| it.oldest_ready_at.map_or(0.0, |at| (it.now - at).as_seconds_f64().max(0.0)),
+    );
+    gauge("fencepost_project_queue_workers", "Live workers that poll a queue.", &|it| {
+        it.workers as f64
+    });
+    gauge("fencepost_project_queue_paused", "1 while a queue hands out nothing.", &|it| {
+        f64::from(u8::from(it.paused_at.is_some()))
+    });
+}
+
+/// The busiest names, so that every other is [`OTHER`].
+struct Names<'a>(HashSet<&'a str>);
+
+impl<'a> Names<'a> {
+    fn busiest(totals: &'a [Counted], of: fn(&Counted) -> &str) -> Self {
+        let mut jobs: HashMap<&str, i64> = HashMap::new();
+        for it in totals {
+            *jobs.entry(of(it)).or_default() += it.counts.enqueued + it.counts.claimed;
+        }
+        let mut names: Vec<_> = jobs.into_iter().collect();
+        names.sort_by(|one, other| other.1.cmp(&one.1).then(one.0.cmp(other.0)));
+        Self(names.into_iter().take(MAX_LABEL_VALUES).map(|(name, _)| name).collect())
+    }
+
+    fn of(&self, name: &'a str) -> &'a str {
+        if self.0.contains(name) { name } else { OTHER }
+    }
+}
+
+fn show_totals(text: &mut Exposition, totals: &[Counted]) {
+    let queues = Names::busiest(totals, |it| &it.queue);
+    let types = Names::busiest(totals, |it| &it.job_type);
+    let mut pairs: BTreeMap<(&str, &str), Counts> = BTreeMap::new();
+    let mut waits: BTreeMap<&str, Histogram> = BTreeMap::new();
+    let mut runs: BTreeMap<&str, Histogram> = BTreeMap::new();
+    for it in totals {
+        let (queue, job_type) = (queues.of(&it.queue), types.of(&it.job_type));
+        pairs.entry((queue, job_type)).or_default().merge(&it.counts);
+        waits.entry(queue).or_default().merge(&it.counts.wait);
+        runs.entry(job_type).or_default().merge(&it.counts.run);
+    }
+    let counters: [(&str, &str, fn(&Counts) -> i64); 4] = [
+        ("fencepost_project_jobs_enqueued_total", "Jobs stored.", |it| it.enqueued),
+        ("fencepost_project_jobs_claimed_total", "Jobs leased to workers.", |it| it.claimed),
+        ("fencepost_project_jobs_dead_lettered_total", "Jobs given up.", |it| it.dead_lettered),
+        ("fencepost_project_jobs_cancelled_total", "Jobs called off.", |it| it.cancelled),
+    ];
+    for (name, help, of) in counters {
+        text.begin(name, "counter", help);
+        for ((queue, job_type), counts) in &pairs {
+            text.sample(name, &[("queue", queue), ("job_type", job_type)], of(counts));
+        }
+    }
+    const ATTEMPTS: &str = "fencepost_project_attempts_total";
+    text.begin(ATTEMPTS, "counter", "Attempts ended, by outcome.");
+    for ((queue, job_type), counts) in &pairs {
+        let outcomes = [
+            ("succeeded", counts.succeeded),
+            ("failed", counts.failed),
+            ("timeout", counts.timed_out),
+            ("lease_expired", counts.lease_expired),
+            ("released", counts.released),
+        ];
+        for (outcome, attempts) in outcomes {
+            let labels = [("queue", *queue), ("job_type", *job_type), ("outcome", outcome)];
+            text.sample(ATTEMPTS, &labels, attempts);
+        }
+    }
+    const WAIT: &str = "fencepost_project_job_wait_seconds";
+    text.begin(WAIT, "histogram", "From when a job could first run to its first lease.");
+    waits.iter().for_each(|(queue, times)| text.histogram(WAIT, ("queue", queue), times));
+    const RUN: &str = "fencepost_project_job_run_seconds";
+    text.begin(RUN, "histogram", "From a lease to the ack of its attempt.");
+    runs.iter().for_each(|(job_type, times)| text.histogram(RUN, ("job_type", job_type), times));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn counted(queue: &str, job_type: &str, enqueued: i64) -> Counted {
+        let counts = Counts { enqueued, ..Counts::default() };
+        let (queue, job_type) = (queue.to_owned(), job_type.to_owned());
+        Counted { project_id: ProjectId(1), queue, job_type, counts }
+    }
+
+    #[test]
+    fn the_busiest_are_named_and_the_rest_is_other() {
+        let mut totals: Vec<_> =
+            (0..150).map(|it| counted("default", &format!("type{it:03}"), 150 - it)).collect();
+        totals.push(counted("mail", "type000", 1));
+        let mut text = Exposition::default();
+        show_totals(&mut text, &totals);
+        let text = text.finish();
+        let enqueued = "fencepost_project_jobs_enqueued_total{queue=\"default\",job_type=";
+        assert_eq!(text.matches(enqueued).count(), MAX_LABEL_VALUES + 1);
+        let others: i64 = (100..150).map(|it| 150 - it).sum();
+        assert!(text.contains(&format!("{enqueued}\"other\"}} {others}\n")), "{text}");
+        assert!(text.contains(&format!("{enqueued}\"type099\"}} 51\n")));
+        assert!(!text.contains("type100"));
+    }
+}

@@ -1,0 +1,74 @@
+//! `GET /v1/queues/{queue}/backlog`: what an autoscaler wants to know, and nothing else.
+
+use axum::{Json as Reply, extract::State};
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use crate::{
+    app::App,
+    auth::{Caller, Read},
+    domain::limits,
+    error::Error,
+    http::error::ErrorBody,
+    store,
+    wire::{check::Check, extract::NameInPath},
+};
+
+/// How much work a queue has.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Backlog {
+    /// Which queue.
+    pub queue: String,
+    /// `ready` and `processing`: what workers are needed for. 0 while the queue is paused and nothing runs.
+    pub backlog: i64,
+    /// Jobs that could run if a worker took them; 0 while the queue is paused.
+    pub ready: i64,
+    /// Jobs under a lease, up to 10,000.
+    pub processing: i64,
+    /// How long the job waits that could have run first; 0: none waits, or the queue is paused.
+    pub oldest_ready_age_seconds: i64,
+    /// Live workers that poll it.
+    pub workers: i64,
+    /// Whether it hands out nothing.
+    pub is_paused: bool,
+}
+
+/// See how much work a queue has.
+///
+/// Small and flat, for autoscalers. A queue that nobody has used yet has no work: its workers may be scaled before its
+/// first job.
+#[utoipa::path(
+    get, path = "/queues/{queue}/backlog", tag = "queues", operation_id = "queues_backlog",
+    security(("api_key" = ["read"]), ("session" = ["viewer"])),
+    params(("queue" = String, Path, description = "The queue.", example = "default")),
+    responses(
+        (status = 200, description = "Its work.", body = Backlog),
+        (status = 400, description = "The name breaks a rule.", body = ErrorBody),
+        (status = 401, description = "No valid API key.", body = ErrorBody),
+        (status = 503, description = "Try again later.", body = ErrorBody),
+    ),
+)]
+pub async fn get(
+    caller: Caller<Read>,
+    State(app): State<App>,
+    NameInPath(queue): NameInPath,
+) -> Result<Reply<Backlog>, Error> {
+    let mut check = Check::default();
+    check.name("queue", &queue, limits::MAX_QUEUE_CHARS);
+    check.finish()?;
+    let mut conn = app.engine.pools.read_for(caller.project_id).await?;
+    let rows = store::counts::queues(&mut conn, caller.project_id, &[queue]).await?;
+    let row = rows.into_iter().next().ok_or(Error::QueueNotFound)?;
+    let is_paused = row.paused_at.is_some();
+    let ready = if is_paused { 0 } else { (row.active - row.backoff - row.processing).max(0) };
+    let oldest = row.oldest_ready_at.filter(|_| !is_paused);
+    Ok(Reply(Backlog {
+        backlog: ready + row.processing,
+        ready,
+        processing: row.processing,
+        oldest_ready_age_seconds: oldest.map_or(0, |it| (row.now - it).num_seconds().max(0)),
+        workers: row.workers,
+        is_paused,
+        queue: row.queue,
+    }))
+}

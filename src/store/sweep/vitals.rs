@@ -1,0 +1,221 @@
+//! How all of it does: the work that waits, and the database under it. For the operator's eyes.
+
+use sqlx::{PgConnection, Row};
+
+use crate::ids::ProjectId;
+
+/// Places of work one look visits at the most: a queue, or the jobs of one priority in it. The statement carries the
+/// same number as a literal.
+pub const MAX_PLACES: i64 = 5_000;
+
+/// A queue with jobs that could run.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Place {
+    /// Whose queue.
+    pub project_id: ProjectId,
+    /// Its project, as people name it.
+    pub project: String,
+    /// Which queue.
+    pub queue: String,
+    /// How long the job waits that could have run first.
+    pub age_seconds: f64,
+    /// Live workers poll it.
+    pub is_polled: bool,
+    /// It hands out nothing.
+    pub is_paused: bool,
+}
+
+/// Where jobs wait that could run, the longest first. They are looked for in every queue, first by first; of more than
+/// [`MAX_PLACES`] places the others are not seen.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn places(conn: &mut PgConnection, alive_seconds: i32) -> sqlx::Result<Vec<Place>> {
+    sqlx::query_as!(
+        Place,
+        r#"
+        with recursive first as (
+            (
+                select project_id, queue, rank, run_at
+                from jobs
+                where state = 'pending' and gate is null
+                order by project_id, queue, rank, run_at, id
+                limit 1
+            )
+            union all
+            select next.project_id, next.queue, next.rank, next.run_at
+            from first
+            cross join lateral (
+                select project_id, queue, rank, run_at
+                from jobs
+                where state = 'pending' and gate is null
+                    and (project_id, queue, rank) > (first.project_id, first.queue, first.rank)
+                order by project_id, queue, rank, run_at, id
+                limit 1
+            ) next
+        ), place as materialized (
+            select project_id, queue, min(run_at) as run_at
+            from (select * from first limit 5000) bounded
+            group by project_id, queue
+        ), polled as materialized (
+            select distinct worker.project_id, named.queue
+            from (
+                select project_id, queues
+                from workers
+                where state = 'running' and lost_at is null
+                    and last_seen_at > now() - make_interval(secs => $1::int)
+                limit 20000
+            ) worker
+            cross join lateral unnest(worker.queues) as named(queue)
+        )
+        select place.project_id "project_id!: ProjectId", projects.slug as project, place.queue "queue!",
+               greatest(extract(epoch from now() - place.run_at), 0)::float8 "age_seconds!",
+               polled.queue is not null "is_polled!", setting.paused_at is not null "is_paused!"
+        from place
+        join projects on projects.id = place.project_id
+        left join polled on polled.project_id = place.project_id and polled.queue = place.queue
+        left join queues setting
+            on setting.project_id = place.project_id and setting.name = place.queue
+        order by place.run_at
+        "#,
+        alive_seconds,
+    )
+    .fetch_all(conn)
+    .await
+}
+
+/// Jobs of all projects by state, from the counters of queues: a second old.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[allow(missing_docs)] // Each is what it says; the comments stand where that is not all.
+pub struct ByState {
+    pub scheduled: i64,
+    /// Pending or processing.
+    pub active: i64,
+    pub backoff: i64,
+    pub dead_letter: i64,
+}
+
+/// How many jobs are where, of all projects.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn by_state(conn: &mut PgConnection) -> sqlx::Result<ByState> {
+    sqlx::query_as!(
+        ByState,
+        r#"
+        select coalesce(sum(scheduled), 0)::bigint "scheduled!",
+               coalesce(sum(active - backoff), 0)::bigint "active!",
+               coalesce(sum(backoff), 0)::bigint "backoff!",
+               coalesce(sum(dead_letter), 0)::bigint "dead_letter!"
+        from queue_counts
+        "#,
+    )
+    .fetch_one(conn)
+    .await
+}
+
+/// A table, and what lies dead in it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Table {
+    /// Its name.
+    pub name: String,
+    /// Its rows and their texts, in bytes.
+    pub table_bytes: i64,
+    /// Its indexes, in bytes.
+    pub index_bytes: i64,
+    /// Rows that nobody sees any more and that no vacuum has cleared away, about.
+    pub dead_rows: i64,
+}
+
+/// The tables of this schema.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn tables(conn: &mut PgConnection) -> sqlx::Result<Vec<Table>> {
+    let rows = sqlx::raw_sql(
+        "select relname::text, pg_table_size(relid), pg_indexes_size(relid), n_dead_tup
+         from pg_stat_user_tables
+         where schemaname = current_schema()
+         limit 200",
+    )
+    .fetch_all(conn)
+    .await?;
+    let tables = rows.iter().map(|it| Table {
+        name: it.get(0),
+        table_bytes: it.get(1),
+        index_bytes: it.get(2),
+        dead_rows: it.get(3),
+    });
+    Ok(tables.collect())
+}
+
+/// What the database says of how it does.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Server {
+    /// The oldest snapshot or transaction that keeps dead rows from being cleared away, in seconds. What belongs to
+    /// other roles is seen by `pg_read_all_stats` only.
+    pub oldest_snapshot_seconds: f64,
+    /// The same as a number of transactions, also that of replication slots and prepared transactions, which have
+    /// no age.
+    pub oldest_snapshot_transactions: i64,
+    /// Connections of all databases.
+    pub connections: i64,
+    /// Connections it accepts.
+    pub max_connections: i64,
+    /// WAL that was ever written; 0 of a server that does not tell.
+    pub wal_bytes: i64,
+    /// WAL that the slowest replication slot holds back, in bytes.
+    pub held_wal_bytes: i64,
+    /// Transactions committed in this database.
+    pub commits: i64,
+    /// Deadlocks in this database.
+    pub deadlocks: i64,
+}
+
+/// How the database does.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn server(conn: &mut PgConnection) -> sqlx::Result<Server> {
+    let row = sqlx::raw_sql(
+        "with wal as (
+             select case when not pg_is_in_recovery() then pg_current_wal_lsn() end as at
+         ), holding as (
+             select backend_xmin as xmin from pg_stat_activity where pid <> pg_backend_pid()
+             union all
+             select xmin from pg_replication_slots
+             union all
+             select catalog_xmin from pg_replication_slots
+             union all
+             select transaction from pg_prepared_xacts
+         )
+         select coalesce((
+                    select max(extract(epoch from now() - xact_start)) from pg_stat_activity
+                    where pid <> pg_backend_pid() and backend_xmin is not null
+                        and backend_type <> 'walsender'
+                ), 0)::float8,
+                coalesce((select max(age(xmin)) from holding where xmin is not null), 0)::bigint,
+                (select sum(numbackends) from pg_stat_database)::bigint,
+                current_setting('max_connections')::bigint,
+                coalesce(pg_wal_lsn_diff((select at from wal), '0/0'), 0)::bigint,
+                coalesce((
+                    select max(pg_wal_lsn_diff((select at from wal), restart_lsn))
+                    from pg_replication_slots
+                ), 0)::bigint,
+                xact_commit, deadlocks
+         from pg_stat_database
+         where datname = current_database()",
+    )
+    .fetch_one(conn)
+    .await?;
+    Ok(Server {
+        oldest_snapshot_seconds: row.get(0),
+        oldest_snapshot_transactions: row.get(1),
+        connections: row.get(2),
+        max_connections: row.get(3),
+        wal_bytes: row.get(4),
+        held_wal_bytes: row.get(5),
+        commits: row.get(6),
+        deadlocks: row.get(7),
+    })
+}

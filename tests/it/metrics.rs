@@ -1,0 +1,155 @@
+//! A project's own numbers: as JSON, for its Prometheus, and what its people import.
+
+use serde_json::{Value, json};
+
+use crate::harness::{TestProject, TestServer, fresh_database, limited, run};
+
+/// Waits until a node has written down what it has counted, and answers with the summary.
+async fn summary_with(t: &TestProject, field: &str, wanted: i64) -> Value {
+    loop {
+        let summary = t.get("/v1/metrics/summary?period=1h").await.is(200);
+        if summary[field] == wanted {
+            return summary;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    }
+}
+
+/// One job that succeeds, one that fails and is tried again, one that is given up, one that is called off, and two that
+/// wait.
+async fn work(t: &TestProject) {
+    let gone = t.enqueue(json!({"delay_seconds": 600})).await;
+    t.enqueue(json!({"job_type": "good"})).await;
+    t.enqueue(json!({"job_type": "bad"})).await;
+    t.enqueue(json!({"job_type": "bad", "max_attempts": 1})).await;
+    let jobs = t.poll("w", 3).await;
+    t.ack(&jobs[0], "w", "succeeded").await.is(200);
+    t.ack(&jobs[1], "w", "failed").await.is(200);
+    t.ack(&jobs[2], "w", "failed").await.is(200);
+    t.act(&format!("/v1/jobs/{gone}/cancel")).await.is(200);
+    t.enqueue(json!({"queue": "mail"})).await;
+}
+
+#[test]
+fn what_happened_is_summed_up_and_seen_bucket_by_bucket() {
+    run(async |t| {
+        work(t).await;
+        let summary = summary_with(t, "cancelled", 1).await;
+        let expected = json!({
+            "pending": 2, "scheduled": 0, "processing": 0, "succeeded": 1, "failed": 1,
+            "cancelled": 1, "dead_letter": 1, "total": 6, "period": "1h", "success_rate": 0.3333,
+        });
+        for (field, value) in expected.as_object().expect("fields") {
+            assert_eq!(&summary[field], value, "{field}: {summary}");
+        }
+        for number in ["/avg_duration_ms", "/run/p99_ms", "/wait/p50_ms"] {
+            assert!(summary.pointer(number).is_some_and(Value::is_i64), "{number}: {summary}");
+        }
+        // Every period and granularity counts the same.
+        for (path, buckets) in [
+            ("period=1h", 61),
+            ("period=24h", 25),
+            ("period=7d", 169),
+            ("period=30d", 31),
+            ("period=30d&granularity=hour", 721),
+        ] {
+            let seen = t.get(&format!("/v1/metrics/throughput?{path}")).await.is(200);
+            let list = seen["buckets"].as_array().expect("buckets");
+            assert_eq!(list.len(), buckets, "{path}");
+            let sum = |field: &str| list.iter().filter_map(|it| it[field].as_i64()).sum::<i64>();
+            assert_eq!((sum("enqueued"), sum("claimed")), (5, 3), "{path}");
+            assert_eq!((sum("failed"), sum("dead_letter")), (2, 1), "{path}");
+        }
+        let mail = t.get("/v1/metrics/throughput?period=1h&queue=mail").await.is(200);
+        let last =
+            mail["buckets"].as_array().and_then(|it| it.iter().find(|it| it["enqueued"] == 1));
+        assert!(last.is_some_and(|it| it["p50_ms"].is_null()), "{mail}");
+        let bad = t.get("/v1/metrics/throughput?job_type=bad").await.is(200);
+        assert!(bad.to_string().contains("\"failed\":2"), "{bad}");
+    });
+}
+
+#[test]
+fn a_wrong_period_is_refused_by_name() {
+    run(async |t| {
+        t.get("/v1/metrics/summary?period=2h").await.refuses("period");
+        t.get("/v1/metrics/throughput?granularity=second").await.refuses("granularity");
+        let message =
+            t.get("/v1/metrics/throughput?granularity=minute").await.refuses("granularity");
+        assert!(message.contains("1h"), "{message}");
+        t.get("/v1/metrics/throughput?queue=").await.refuses("queue");
+        t.get("/v1/metrics/throughput?typo=1").await.is_error(400, "invalid_request");
+    });
+}
+
+#[test]
+fn a_project_scrapes_its_own_numbers_and_nobody_elses() {
+    limited(async {
+        let server = TestServer::start(fresh_database().await).await;
+        let (ours, theirs) = (server.project("ours").await, server.project("theirs").await);
+        let t = &ours;
+        theirs.enqueue(json!({"queue": "secret"})).await;
+        work(t).await;
+        summary_with(t, "cancelled", 1).await;
+        let scraped = t.get("/v1/metrics/prometheus").await;
+        assert_eq!(scraped.status, 200, "{}", scraped.text);
+        let kind = scraped.headers["content-type"].to_str().expect("text");
+        assert!(kind.starts_with("text/plain; version=0.0.4"), "{kind}");
+        for line in [
+            "fencepost_project_queue_jobs{queue=\"default\",state=\"backoff\"} 1",
+            "fencepost_project_queue_jobs{queue=\"mail\",state=\"ready\"} 1",
+            "fencepost_project_queue_paused{queue=\"mail\"} 0",
+            "fencepost_project_jobs_enqueued_total{queue=\"default\",job_type=\"bad\"} 2",
+            "fencepost_project_attempts_total{queue=\"default\",job_type=\"bad\",outcome=\"failed\"} 2",
+            "fencepost_project_jobs_dead_lettered_total{queue=\"default\",job_type=\"bad\"} 1",
+            "fencepost_project_job_wait_seconds_count{queue=\"default\"} 3",
+            "fencepost_project_job_run_seconds_count{job_type=\"good\"} 1",
+        ] {
+            assert!(scraped.text.lines().any(|it| it == line), "{line}\n{}", scraped.text);
+        }
+        assert!(!scraped.text.contains("secret"));
+        server.stop().await;
+    });
+}
+
+#[test]
+fn an_autoscaler_sees_the_backlog_of_a_queue_even_before_its_first_job() {
+    run(async |t| {
+        let empty = t.get("/v1/queues/mail/backlog").await.is(200);
+        assert_eq!((&empty["backlog"], &empty["workers"]), (&json!(0), &json!(0)));
+        for _ in 0..3 {
+            t.enqueue(json!({})).await;
+        }
+        t.lease("w").await;
+        let seen = t.get("/v1/queues/default/backlog").await.is(200);
+        assert_eq!(
+            (&seen["backlog"], &seen["ready"], &seen["processing"]),
+            (&json!(3), &json!(2), &json!(1))
+        );
+        t.act("/v1/queues/default/pause").await.is(200);
+        let paused = t.get("/v1/queues/default/backlog").await.is(200);
+        assert_eq!((&paused["backlog"], &paused["is_paused"]), (&json!(1), &json!(true)));
+        assert_eq!(paused["oldest_ready_age_seconds"], 0);
+    });
+}
+
+#[test]
+fn the_dashboard_and_the_rules_are_filled_with_the_projects_queues() {
+    run(async |t| {
+        t.enqueue(json!({"queue": "mail, slow"})).await;
+        let dashboard = t.get("/v1/grafana-dashboard.json").await.is(200);
+        let variable = &dashboard["templating"]["list"][1];
+        assert_eq!(variable["options"][0]["value"], "mail, slow");
+        assert_eq!(dashboard["title"], format!("Fencepost: {}", t.id));
+        let rules = t.get("/v1/alert-rules.yaml").await;
+        assert_eq!(rules.status, 200);
+        assert_eq!(rules.headers["content-type"], "application/yaml");
+        for part in [
+            "- alert: FencepostQueueStuck",
+            "queue=\\\"mail, slow\\\"",
+            &format!("{}/docs/runbooks/queue-stuck", t.url),
+        ] {
+            assert!(rules.text.contains(part), "{part}\n{}", rules.text);
+        }
+    });
+}

@@ -14,7 +14,7 @@ run: setup ## Set up, build, and run everything on this machine: `fencepost dev`
 	$(CARGO) build --locked --release
 	./target/release/fencepost dev
 
-setup-test: ## Install what the tests need beside (Go, Node, pip and jq, for the examples)
+setup-test: ## Install what the tests need beside (Go, Node, Java, pip, jq, Prometheus, HAProxy)
 	@sh scripts/setup.sh test
 
 test: setup-test fmt lint doc unit ## Set up and run every check and every test

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Installs what Fencepost needs and this machine lacks, and says what it does.
-# With the argument `test` also what the examples need: Go, Node, pip and jq.
+# With the argument `test` also what the tests need: Go, Node, Java, pip, jq, Prometheus and HAProxy.
 # Needs: a Debian or Ubuntu machine, and root or sudo. Elsewhere it says what to install.
 set -eu
 
@@ -44,6 +44,9 @@ if [ "${1:-}" = test ]; then
     command -v jq >/dev/null 2>&1 || missing="$missing jq"
     command -v npm >/dev/null 2>&1 || missing="$missing nodejs npm"
     python3 -m pip --version >/dev/null 2>&1 || missing="$missing python3-pip"
+    command -v promtool >/dev/null 2>&1 || missing="$missing prometheus"
+    command -v haproxy >/dev/null 2>&1 || missing="$missing haproxy"
+    command -v javac >/dev/null 2>&1 || missing="$missing openjdk-17-jdk-headless"
 fi
 [ -n "$missing" ] || exit 0
 
@@ -62,9 +65,11 @@ if [ ! -e /etc/postgresql-common/createcluster.conf ]; then
 fi
 as_root apt-get update -q >/dev/null || say "apt-get update failed; trying with the lists that are there"
 as_root $command >/dev/null || fail "that failed. Run it by hand: apt-get update && $command"
-case " $missing " in *" redis-server "*)
-    command -v systemctl >/dev/null 2>&1 && as_root systemctl disable --now redis-server >/dev/null 2>&1 || true ;;
-esac
+for service in redis-server prometheus haproxy; do
+    case " $missing " in *" $service "*)
+        command -v systemctl >/dev/null 2>&1 && as_root systemctl disable --now "$service" >/dev/null 2>&1 || true ;;
+    esac
+done
 have=$(postgres_version)
 [ -n "$have" ] && [ "$have" -ge "$MIN_POSTGRES" ] ||
     fail "this system's packages have PostgreSQL ${have:-none}, and $MIN_POSTGRES or newer is needed. As root, run:

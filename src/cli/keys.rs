@@ -1,6 +1,6 @@
 //! `fencepost keys`: API keys from the terminal.
 
-use std::{io::Write, path::PathBuf};
+use std::io::Write;
 
 use anyhow::{Context, bail, ensure};
 use chrono::{DateTime, SecondsFormat, Utc};

@@ -17,6 +17,7 @@ mod members;
 mod metrics;
 pub mod openapi;
 mod operations;
+pub mod pages;
 mod projects;
 mod queues;
 mod recurring;
@@ -141,7 +142,7 @@ pub fn router(app: App, doors: Router<App>, handlers: TaskTracker) -> Router {
         .route("/livez", routing::get(health::live))
         .route("/readyz", routing::get(health::ready))
         .route("/", routing::get(openapi::front_door))
-        .merge(openapi::pages())
+        .merge(pages::routes())
         .merge(openapi::docs())
         .merge(doors)
         .fallback(async || Error::NoSuchRoute)

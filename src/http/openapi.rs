@@ -2,7 +2,7 @@
 
 use std::sync::LazyLock;
 
-use axum::{Router, http::header::CONTENT_TYPE, response::Redirect, routing};
+use axum::response::Redirect;
 use serde_json::{Map, Value, json};
 use utoipa::{
     Modify, OpenApi,
@@ -184,28 +184,6 @@ pub fn docs() -> SwaggerUi {
     SwaggerUi::new("/docs")
         .external_url_unchecked("/openapi.json", document().clone())
         .config(Config::from("/openapi.json").try_it_out_enabled(true))
-}
-
-/// The pages that the server itself has: every error's `docs_url` leads to one of them.
-const PAGES: [(&str, &str); 8] = [
-    ("accounts", include_str!("../../docs/accounts.md")),
-    ("errors", include_str!("../../docs/errors.md")),
-    ("guarantees", include_str!("../../docs/guarantees.md")),
-    ("limits", include_str!("../../docs/limits.md")),
-    ("operations", include_str!("../../docs/operations.md")),
-    ("protocols", include_str!("../../docs/protocols.md")),
-    ("schedules", include_str!("../../docs/schedules.md")),
-    ("worker-guide", include_str!("../../docs/worker-guide.md")),
-];
-
-/// `/docs/errors` and its like; also with the ending by which the pages link each other.
-pub fn pages<S: Clone + Send + Sync + 'static>() -> Router<S> {
-    PAGES.into_iter().fold(Router::new(), |router, (name, text)| {
-        let page = async move || ([(CONTENT_TYPE, "text/plain; charset=utf-8")], text);
-        router
-            .route(&format!("/docs/{name}"), routing::get(page))
-            .route(&format!("/docs/{name}.md"), routing::get(page))
-    })
 }
 
 /// `/`: somebody opened the URL in a browser.

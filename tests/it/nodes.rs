@@ -1,8 +1,6 @@
 //! Many nodes over one database: they find each other's jobs, and the death of one loses nothing.
 
 use std::{
-    net::TcpListener,
-    process::{Child, Command, Stdio},
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -13,45 +11,9 @@ use std::{
 use serde_json::{Value, json};
 
 use crate::harness::{
-    Database, Stage, TestProject, TestServer, fresh_database, limited, redis_url, run_for,
+    Database, NodeProcess, Stage, TestProject, TestServer, fresh_database, limited, run_for,
+    until_ready,
 };
-
-const PROGRAM: &str = env!("CARGO_BIN_EXE_fencepost");
-
-/// A node in a process of its own.
-struct Process {
-    child: Child,
-    url: String,
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-fn start(database: &Database) -> Process {
-    let free = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("an address");
-    let child = Command::new(PROGRAM)
-        .args(["serve", "--listen", &free.to_string(), "--metrics-listen", "127.0.0.1:0"])
-        .env("FENCEPOST_DATABASE_URL", &database.url)
-        .env("FENCEPOST_REDIS_URL", redis_url())
-        .stderr(Stdio::null())
-        .spawn()
-        .expect("it starts");
-    Process { child, url: format!("http://{free}") }
-}
-
-async fn until_ready(url: &str) {
-    loop {
-        let ready = reqwest::get(format!("{url}/readyz")).await;
-        if ready.is_ok_and(|it| it.status() == 200) {
-            return;
-        }
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-}
 
 /// Waits until each node has looked since the last one came.
 pub async fn until_all_know(database: &Database) {
@@ -143,22 +105,12 @@ fn the_death_of_a_node_loses_nothing_and_its_clients_go_on_elsewhere() {
     const WORKERS: usize = 6;
     run_for(Duration::from_secs(90), async {
         let database = fresh_database().await;
-        let mut nodes: Vec<_> = (0..3).map(|_| start(&database)).collect();
-        let urls: Vec<_> = nodes.iter().map(|it| it.url.clone()).collect();
+        let mut nodes: Vec<_> = (0..3).map(|_| NodeProcess::start(&database)).collect();
+        let urls: Vec<_> = nodes.iter().map(NodeProcess::url).collect();
         for url in &urls {
             until_ready(url).await;
         }
-        let mut conn = database.connect().await;
-        let made = fencepost::dev::make_project(&mut conn, "main", "k").await.expect("a project");
-        drop(conn);
-        let t = TestProject {
-            url: urls[1].clone(),
-            id: made.0.public_id.to_string(),
-            api_key: made.1,
-            database: database.clone(),
-            client: reqwest::Client::new(),
-            stopping: tokio_util::sync::CancellationToken::new(),
-        };
+        let t = TestProject::at(&urls[1], &database, "main").await;
         let done = Arc::new(AtomicUsize::new(0));
         let workers: Vec<_> = (0..WORKERS)
             .map(|number| {
@@ -182,7 +134,7 @@ fn the_death_of_a_node_loses_nothing_and_its_clients_go_on_elsewhere() {
             .collect();
         for number in 0..JOBS {
             if number == JOBS / 3 {
-                nodes[0].child.kill().expect("it is killed");
+                nodes[0].kill();
             }
             let url = &urls[if number < JOBS / 3 { number % 3 } else { 1 + number % 2 }];
             let body = json!({"job_type": "test"});

@@ -2,6 +2,7 @@
 //! API. `run` gives each test its time limit.
 
 mod cluster;
+mod process;
 mod project;
 mod proxy;
 mod reply;
@@ -10,6 +11,7 @@ use std::time::Duration;
 
 pub use self::{
     cluster::{Database, fresh_database, redis_url},
+    process::{NodeProcess, Process, free_port, scratch, until_ready},
     project::{Stage, TestProject, TestServer},
     proxy::Proxy,
     reply::Reply,

@@ -119,18 +119,8 @@ impl TestServer {
 
     /// Makes a project without limits, with a key that may do everything.
     pub async fn project(&self, slug: &str) -> TestProject {
-        let mut conn = self.database.connect().await;
-        let (project, api_key) =
-            dev::make_project(&mut conn, slug, "test").await.expect("a project");
-        conn.close().await.expect("the connection closes");
-        TestProject {
-            url: self.url.clone(),
-            id: project.public_id.to_string(),
-            api_key,
-            database: self.database.clone(),
-            client: reqwest::Client::new(),
-            stopping: self.stopping.clone(),
-        }
+        let project = TestProject::at(&self.url, &self.database, slug).await;
+        TestProject { stopping: self.stopping.clone(), ..project }
     }
 
     /// Makes a project on a plan, with single limits of its own.
@@ -174,6 +164,22 @@ pub struct TestProject {
 }
 
 impl TestProject {
+    /// Makes a project without limits, with a key that may do everything, and sees it through this server.
+    pub async fn at(url: &str, database: &Database, slug: &str) -> Self {
+        let mut conn = database.connect().await;
+        let (project, api_key) =
+            dev::make_project(&mut conn, slug, "test").await.expect("a project");
+        conn.close().await.expect("the connection closes");
+        Self {
+            url: url.to_owned(),
+            id: project.public_id.to_string(),
+            api_key,
+            database: database.clone(),
+            client: reqwest::Client::new(),
+            stopping: CancellationToken::new(),
+        }
+    }
+
     /// A request with the key.
     pub fn request(&self, method: Method, path: &str) -> RequestBuilder {
         self.client.request(method, format!("{}{path}", self.url)).bearer_auth(&self.api_key)

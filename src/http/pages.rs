@@ -1,0 +1,104 @@
+//! The documentation, served by every node: every error's `docs_url` and every alert's `runbook_url` leads here. A
+//! browser gets HTML, everybody else the Markdown itself; nothing is loaded from elsewhere.
+
+use axum::{
+    Router,
+    http::{
+        HeaderMap,
+        header::{ACCEPT, CONTENT_TYPE, VARY},
+    },
+    response::{IntoResponse, Response},
+    routing,
+};
+use pulldown_cmark::{CowStr, Event, Options, Parser, Tag, TagEnd, html};
+use rust_embed::RustEmbed;
+
+/// The pages in docs/, by their path below it.
+#[derive(RustEmbed)]
+#[folder = "docs/"]
+#[include = "*.md"]
+struct Pages;
+
+const HEAD: &str = include_str!("pages/head.html");
+
+/// The names of all pages, as paths below `/docs/`.
+pub fn names() -> impl Iterator<Item = String> {
+    Pages::iter().filter_map(|it| it.strip_suffix(".md").map(str::to_owned))
+}
+
+/// `/docs/errors` and its like; also with the ending by which the pages link each other.
+pub fn routes<S: Clone + Send + Sync + 'static>() -> Router<S> {
+    names().fold(Router::new(), |router, name| {
+        let Some(file) = Pages::get(&format!("{name}.md")) else { return router };
+        let text = String::from_utf8_lossy(&file.data).into_owned();
+        let page = move |headers: HeaderMap| {
+            let answer = page(&text, &headers);
+            async move { answer }
+        };
+        router
+            .route(&format!("/docs/{name}"), routing::get(page.clone()))
+            .route(&format!("/docs/{name}.md"), routing::get(page))
+    })
+}
+
+fn page(text: &str, headers: &HeaderMap) -> Response {
+    let accepted = headers.get(ACCEPT).and_then(|it| it.to_str().ok()).unwrap_or_default();
+    if accepted.contains("text/html") {
+        let title = text.lines().next().unwrap_or_default().trim_start_matches("# ");
+        let page = HEAD.replace("{title}", &escape(title)) + &to_html(text) + "</main></body></html>\n";
+        return ([(CONTENT_TYPE, "text/html; charset=utf-8"), (VARY, "accept")], page).into_response();
+    }
+    let text = text.to_owned();
+    ([(CONTENT_TYPE, "text/plain; charset=utf-8"), (VARY, "accept")], text).into_response()
+}
+
+fn escape(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;")
+}
+
+/// Each heading gets the name by which it is linked: its words in lower case, with hyphens.
+fn to_html(markdown: &str) -> String {
+    let mut events: Vec<_> = Parser::new_ext(markdown, Options::ENABLE_TABLES).collect();
+    for at in 0..events.len() {
+        if !matches!(events[at], Event::Start(Tag::Heading { .. })) {
+            continue;
+        }
+        let inside = events[at..].iter().take_while(|it| !matches!(it, Event::End(TagEnd::Heading(_))));
+        let words = inside.filter_map(|it| match it {
+            Event::Text(text) | Event::Code(text) => Some(text.as_ref()),
+            _ => None,
+        });
+        let name = anchor(&words.collect::<String>());
+        if let Event::Start(Tag::Heading { id, .. }) = &mut events[at] {
+            *id = Some(CowStr::from(name));
+        }
+    }
+    let mut page = String::new();
+    html::push_html(&mut page, events.into_iter());
+    page
+}
+
+fn anchor(heading: &str) -> String {
+    let kept = heading.chars().filter(|it| it.is_alphanumeric() || " -_".contains(*it));
+    kept.collect::<String>().to_lowercase().replace(' ', "-")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn headings_can_be_linked_and_tables_are_tables() {
+        let page = to_html("# One\n\n## A `code_word`, and more\n\n| a | b |\n|---|---|\n| 1 | 2 |\n");
+        assert!(page.contains("<h2 id=\"a-code_word-and-more\">"), "{page}");
+        assert!(page.contains("<td>2</td>"), "{page}");
+    }
+
+    #[test]
+    fn the_pages_are_all_there() {
+        let names: Vec<_> = names().collect();
+        for wanted in ["errors", "operations", "runbooks/queue-stuck", "adr/0001-coalesced-writes"] {
+            assert!(names.iter().any(|it| it == wanted), "{wanted}: {names:?}");
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! Nodes in processes of their own, and other people's programs around them.
+
+use std::{
+    net::TcpListener,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    time::Duration,
+};
+
+use super::{Database, redis_url};
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_fencepost");
+
+/// A port that was free a moment ago.
+pub fn free_port() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    listener.local_addr().expect("an address").port()
+}
+
+/// An empty folder of this test run.
+pub fn scratch(name: &str) -> PathBuf {
+    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let _ = std::fs::remove_dir_all(&dir);
+    std::fs::create_dir_all(&dir).expect("a folder");
+    dir
+}
+
+/// A program that ends with its test.
+pub struct Process(Child);
+
+impl Process {
+    /// Starts it; nobody hears what it says.
+    pub fn start(command: &mut Command) -> Self {
+        let command = command.stdout(Stdio::null()).stderr(Stdio::null());
+        Self(command.spawn().unwrap_or_else(|error| panic!("{command:?}: {error}")))
+    }
+
+    /// Asks it to end, and waits until it has. Answers whether it ended well.
+    pub async fn terminate(&mut self) -> bool {
+        let pid = self.0.id().to_string();
+        let told = Command::new("kill").args(["-TERM", &pid]).status().expect("kill runs");
+        assert!(told.success());
+        loop {
+            if let Some(status) = self.0.try_wait().expect("a child") {
+                return status.success();
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// Ends it as a crash would.
+    pub fn kill(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// A node.
+pub struct NodeProcess {
+    /// The API.
+    pub port: u16,
+    /// The operator's listener.
+    pub operator_port: u16,
+    process: Process,
+}
+
+impl NodeProcess {
+    /// Starts one on free ports.
+    pub fn start(database: &Database) -> Self {
+        Self::start_at(database, free_port(), &[])
+    }
+
+    /// Starts one on this port, with more arguments.
+    pub fn start_at(database: &Database, port: u16, args: &[&str]) -> Self {
+        let operator_port = free_port();
+        let (api, operator) = (format!("127.0.0.1:{port}"), format!("127.0.0.1:{operator_port}"));
+        let process = Process::start(
+            Command::new(PROGRAM)
+                .args(["serve", "--listen", &api, "--metrics-listen", &operator])
+                .args(args)
+                .env("FENCEPOST_DATABASE_URL", &database.url)
+                .env("FENCEPOST_REDIS_URL", redis_url()),
+        );
+        Self { port, operator_port, process }
+    }
+
+    /// Its base URL.
+    pub fn url(&self) -> String {
+        format!("http://127.0.0.1:{}", self.port)
+    }
+
+    /// Waits until it can serve.
+    pub async fn until_ready(&self) {
+        until_ready(&self.url()).await;
+    }
+
+    /// See [`Process::kill`].
+    pub fn kill(&mut self) {
+        self.process.kill();
+    }
+
+    /// See [`Process::terminate`].
+    pub async fn terminate(&mut self) -> bool {
+        self.process.terminate().await
+    }
+}
+
+/// Waits until a server can serve.
+pub async fn until_ready(url: &str) {
+    loop {
+        let ready = reqwest::get(format!("{url}/readyz")).await;
+        if ready.is_ok_and(|it| it.status() == 200) {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}

@@ -1,0 +1,155 @@
+//! A deploy: three nodes behind a real proxy are restarted one after the other under load. No request fails, no job is
+//! lost, and no attempt is burnt.
+
+use std::{
+    process::Command,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use serde_json::{Value, json};
+
+use crate::harness::{
+    NodeProcess, Process, Reply, TestProject, free_port, fresh_database, run_for, scratch,
+};
+
+const NODES: usize = 3;
+const PRODUCERS: usize = 3;
+const WORKERS: usize = 8;
+/// The proxy needs a second to see that a node is not ready.
+const LINGER: [&str; 2] = ["--linger-seconds", "3"];
+
+/// The proxy of ops/haproxy.cfg, before these nodes.
+struct Balancer {
+    url: String,
+    stats: String,
+    _process: Process,
+}
+
+impl Balancer {
+    async fn start(nodes: &[u16]) -> Self {
+        let (port, stats) = (free_port(), free_port());
+        let kept = crate::docs::read("ops/haproxy.cfg");
+        let servers: String =
+            nodes.iter().map(|it| format!("    server node-{it} 127.0.0.1:{it}\n")).collect();
+        let config = kept
+            .replace("    server node1 node1:7070\n    server node2 node2:7070\n", &servers)
+            .replace(":8080", &format!("127.0.0.1:{port}"))
+            .replace("127.0.0.1:8404", &format!("127.0.0.1:{stats}"));
+        assert_eq!(config.matches("server node-").count(), nodes.len());
+        let file = scratch("haproxy").join("haproxy.cfg");
+        std::fs::write(&file, config).expect("it is written");
+        let process = Process::start(Command::new("haproxy").arg("-db").arg("-f").arg(&file));
+        let stats = format!("http://127.0.0.1:{stats}/stats;csv");
+        let this = Self { url: format!("http://127.0.0.1:{port}"), stats, _process: process };
+        for node in nodes {
+            this.until_up(*node).await;
+        }
+        this
+    }
+
+    /// Waits until it sends to this node.
+    async fn until_up(&self, node: u16) {
+        loop {
+            if let Ok(answer) = reqwest::get(&self.stats).await {
+                let text = answer.text().await.unwrap_or_default();
+                let row = text.lines().find(|it| it.starts_with(&format!("nodes,node-{node},")));
+                // "UP", but not "UP 1/2": on its way down.
+                if row.is_some_and(|it| it.split(',').any(|it| it == "UP")) {
+                    return;
+                }
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+}
+
+/// Calls once: an answer that is no success is what must not be.
+async fn call(t: &TestProject, path: &str, body: Value) -> Value {
+    let sent = t.request(reqwest::Method::POST, path).json(&body).send().await;
+    let reply = Reply::of(sent.unwrap_or_else(|error| panic!("{path}: {error:?}"))).await;
+    assert!(reply.status.is_success(), "{path}: {reply:?}");
+    reply.json()
+}
+
+async fn produce(t: TestProject, stop: Arc<AtomicBool>) -> usize {
+    let mut stored = 0;
+    while !stop.load(Ordering::Relaxed) {
+        call(&t, "/v1/jobs", json!({"job_type": "test"})).await;
+        stored += 1;
+        tokio::time::sleep(Duration::from_millis(15)).await;
+    }
+    stored
+}
+
+async fn work(t: TestProject, number: usize, stop: Arc<AtomicBool>, done: Arc<AtomicUsize>) {
+    let worker = format!("w{number}");
+    while !stop.load(Ordering::Relaxed) {
+        let poll = json!({
+            "worker_id": worker, "queues": ["default"], "wait_seconds": 2, "capacity": 3,
+        });
+        let polled = call(&t, "/v1/workers/poll", poll).await;
+        for job in polled["jobs"].as_array().expect("jobs") {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            let ack = TestProject::ack_body(job, &worker, "succeeded");
+            call(&t, "/v1/workers/ack", ack).await;
+            done.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+#[test]
+fn a_rolling_restart_fails_no_request_loses_no_job_and_burns_no_attempt() {
+    run_for(Duration::from_secs(120), async {
+        let database = fresh_database().await;
+        let ports: Vec<_> = (0..NODES).map(|_| free_port()).collect();
+        let start = |port| NodeProcess::start_at(&database, port, &LINGER);
+        let mut nodes: Vec<_> = ports.iter().map(|it| start(*it)).collect();
+        for node in &nodes {
+            node.until_ready().await;
+        }
+        let balancer = Balancer::start(&ports).await;
+        let t = TestProject::at(&balancer.url, &database, "main").await;
+        let (idle, stop) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+        let done = Arc::new(AtomicUsize::new(0));
+        let producers: Vec<_> =
+            (0..PRODUCERS).map(|_| tokio::spawn(produce(t.clone(), Arc::clone(&idle)))).collect();
+        let workers: Vec<_> = (0..WORKERS)
+            .map(|it| tokio::spawn(work(t.clone(), it, Arc::clone(&stop), Arc::clone(&done))))
+            .collect();
+        for node in &mut nodes {
+            let before = done.load(Ordering::Relaxed);
+            let port = node.port;
+            assert!(node.terminate().await, "it ends well");
+            *node = start(port);
+            node.until_ready().await;
+            balancer.until_up(port).await;
+            assert!(done.load(Ordering::Relaxed) > before, "the others go on");
+        }
+        idle.store(true, Ordering::Relaxed);
+        let mut stored = 0;
+        for producer in producers {
+            stored += producer.await.expect("no request of a producer fails");
+        }
+        while done.load(Ordering::Relaxed) < stored {
+            assert!(workers.iter().all(|it| !it.is_finished()), "no request of a worker fails");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        stop.store(true, Ordering::Relaxed);
+        for worker in workers {
+            worker.await.expect("no request of a worker fails");
+        }
+        let number = async |sql: &str| database.number(sql).await;
+        let stored = i64::try_from(stored).expect("few");
+        assert!(stored > 300, "{stored} jobs are a load");
+        assert_eq!(number("select count(*) from finished_jobs").await, stored);
+        assert_eq!(number("select count(*) from jobs").await, 0);
+        let burnt = "select count(*) from finished_jobs where failures > 0 or state <> 'succeeded'";
+        assert_eq!(number(burnt).await, 0);
+        let ended = "select count(*) from attempts where outcome <> 'released'";
+        assert_eq!(number(ended).await, 0);
+    });
+}

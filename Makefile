@@ -1,6 +1,6 @@
 # `make help` lists what can be done here.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test run test fmt lint deny doc unit soak fuzz bench openapi sqlx clean-test
+.PHONY: help setup setup-test run test fmt lint deny doc unit soak fuzz bench openapi configuration dashboards sqlx clean-test
 
 CARGO ?= cargo
 
@@ -52,6 +52,13 @@ openapi: ## Write the documents in openapi/ anew from the handlers
 		$(CARGO) run --locked --quiet -- openapi --door $$door > openapi/$$door.json.part && \
 		mv openapi/$$door.json.part openapi/$$door.json || exit 1; \
 	done
+
+configuration: ## Write docs/configuration.md anew from the flags
+	$(CARGO) run --locked --quiet -- configuration > docs/configuration.md.part
+	mv docs/configuration.md.part docs/configuration.md
+
+dashboards: ## Write the Grafana dashboards anew
+	python3 scripts/dashboards.py
 
 sqlx: setup ## Check every statement against the migrations, and write .sqlx/ anew
 	@sh scripts/sqlx.sh

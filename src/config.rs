@@ -263,6 +263,10 @@ pub struct NodeArgs {
 
     #[command(flatten)]
     #[allow(missing_docs)]
+    pub traces: TraceArgs,
+
+    #[command(flatten)]
+    #[allow(missing_docs)]
     pub redis: RedisArgs,
 
     #[command(flatten)]
@@ -276,6 +280,24 @@ pub struct NodeArgs {
     #[command(flatten)]
     #[allow(missing_docs)]
     pub pools: PoolArgs,
+}
+
+/// Where spans go.
+#[derive(Debug, Clone, Args)]
+pub struct TraceArgs {
+    /// Collector of OpenTelemetry to send spans to over OTLP/HTTP, as http://host:4318; without it none are made
+    #[arg(long, env = "FENCEPOST_OTLP_ENDPOINT", value_name = "URL")]
+    pub otlp_endpoint: Option<String>,
+
+    /// Of traces that begin here, so many of 1 are recorded; a caller's own are recorded as it says
+    #[arg(long, env = "FENCEPOST_TRACE_RATIO", default_value_t = 0.1, value_name = "SHARE",
+          value_parser = read_share)]
+    pub trace_ratio: f64,
+}
+
+fn read_share(text: &str) -> Result<f64, String> {
+    let share: Option<f64> = text.parse().ok();
+    share.filter(|it| (0.0..=1.0).contains(it)).ok_or_else(|| "must be between 0 and 1".to_owned())
 }
 
 const SETTLE_CONNECTIONS: u32 = 8;

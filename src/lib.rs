@@ -24,6 +24,7 @@ pub mod news;
 pub mod serve;
 pub mod store;
 pub mod telemetry;
+pub mod traces;
 pub mod wake;
 pub mod wire;
 pub mod worker;

@@ -5,6 +5,7 @@ mod jobs;
 mod keys;
 mod projects;
 mod recount;
+pub mod settings;
 mod stop;
 mod stuck;
 mod target;
@@ -25,7 +26,7 @@ use crate::{
     http::openapi,
     mail::Mailer,
     serve::{self, Node, People},
-    store, telemetry,
+    store, telemetry, traces,
     worker::{self, WorkerArgs},
 };
 
@@ -95,6 +96,8 @@ enum Command {
         #[arg(long, value_name = "NAME")]
         door: Option<String>,
     },
+    /// Print the page of documentation that lists every setting
+    Configuration,
     /// Measure a server over HTTP: its own `dev`, or one that runs
     Bench(BenchArgs),
 }
@@ -115,13 +118,19 @@ impl Cli {
         match self.command {
             Command::Dev(args) => {
                 telemetry::install_logs(&args.node.log)?;
-                dev::run(args, stop::on_signal()?).await
+                traces::install(&args.node.traces)?;
+                let ended = dev::run(args, stop::on_signal()?).await;
+                traces::finish();
+                ended
             }
             Command::Serve { database, node, linger_seconds } => {
                 telemetry::install_logs(&node.log)?;
+                traces::install(&node.traces)?;
                 let linger = Duration::from_secs(linger_seconds);
                 let node = open(&database, node, linger).await?;
-                serve::serve(node, stop::on_signal()?).await
+                let ended = serve::serve(node, stop::on_signal()?).await;
+                traces::finish();
+                ended
             }
             Command::Migrate { database } => {
                 store::pools::migrate(&database.url()?).await.context("the migration failed")
@@ -138,6 +147,7 @@ impl Cli {
             Command::Enqueue(args) => jobs::enqueue(args).await,
             Command::Jobs(args) => jobs::run(args).await,
             Command::Openapi { door } => Ok(write!(std::io::stdout(), "{}", document(door)?)?),
+            Command::Configuration => Ok(write!(std::io::stdout(), "{}", settings::page())?),
             Command::Bench(args) => bench::run(args).await,
         }
     }

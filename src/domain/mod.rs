@@ -19,5 +19,6 @@ pub mod rate;
 pub mod schedule;
 pub mod stats;
 pub mod text;
+pub mod trace;
 pub mod worker;
 pub mod workflow;

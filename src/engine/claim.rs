@@ -20,7 +20,10 @@ use super::{
     lanes::{DealtLook, Finding},
 };
 use crate::{
-    domain::text::ErrorReport,
+    domain::{
+        text::ErrorReport,
+        trace::{self, AttemptTrace},
+    },
     error::is_faulty_statement,
     ids::{LeaseId, ProjectId},
     store::{
@@ -29,6 +32,7 @@ use crate::{
         pools::Pool,
     },
     telemetry,
+    traces::{self, Leased},
 };
 
 /// A claim that has not come back by then is given up: its peer may be gone without a word.
@@ -55,7 +59,11 @@ pub struct Handed {
 
 impl Handed {
     /// A job by itself; what came before it is still to be looked up.
+    /// While spans are sent, its trace goes on from the span of this attempt.
     pub(super) fn new(job: LeasedJob, worker_id: Arc<str>) -> Self {
+        let trace = trace_of(&job).map(|it| it.own.to_string());
+        let traceparent = trace.or(job.traceparent);
+        let job = LeasedJob { traceparent, ..job };
         let (last_error, parent_results) = (None, Vec::new());
         Self { job, worker_id, last_error, parent_results, is_complete: true }
     }
@@ -193,6 +201,25 @@ fn is_refused(error: &sqlx::Error) -> bool {
 fn note_failure(error: &sqlx::Error) {
     counter!(telemetry::STORE_ERRORS, "kind" => "claim").increment(1);
     tracing::warn!(error = error as &dyn std::error::Error, "a claim failed");
+}
+
+/// Where this attempt stands in traces, while spans are sent. The job still has the trace that it was enqueued in.
+fn trace_of(job: &LeasedJob) -> Option<AttemptTrace> {
+    let enqueued = job.traceparent.as_deref().filter(|_| traces::is_on())?;
+    trace::of_attempt(enqueued, job.attempt, job.lease_id.0)
+}
+
+fn tell_trace(job: &LeasedJob) {
+    let Some(trace) = trace_of(job) else { return };
+    traces::lease(&Leased {
+        trace,
+        queue: &job.queue,
+        job_id: job.id.to_string(),
+        job_type: &job.job_type,
+        attempt: job.attempt,
+        ready_at: job.run_at.max(job.created_at),
+        claimed_at: job.claimed_at,
+    });
 }
 
 fn count_claimed(landed: &[Landed]) {
@@ -345,6 +372,7 @@ fn deal_out_one(look: DealtLook, found: Vec<LeasedJob>, chosen: Option<usize>) -
         has_gates: None,
         rests_for: None,
     };
+    found.iter().for_each(tell_trace);
     let jobs = found.into_iter().filter_map(|job| {
         let slot = usize::try_from(job.slot?).ok()?;
         let worker_id = Arc::clone(&look.slots.get(slot)?.1.worker_id);

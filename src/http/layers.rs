@@ -20,14 +20,17 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use super::error;
 use crate::{
     auth::{ClientAddress, LimitReport, client_of_request},
+    domain::trace::{TraceContext, trace_id_text},
     error::Error,
     ids,
     limiter::Standing,
     telemetry,
+    traces::{self, Answered},
     wire::{ClientGone, RequestId, refusal::Told},
 };
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 /// Where a proxy says whom it speaks for.
 const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 /// Below these are pages for people.
@@ -64,6 +67,9 @@ pub async fn observe(mut request: Request, next: Next) -> Response {
     let is_page = PAGES.iter().any(|it| request.uri().path().starts_with(it));
     let method = method_label(request.method());
     let route = request.extensions().get::<MatchedPath>().cloned();
+    let caller = request.headers().get(TRACEPARENT).and_then(|it| it.to_str().ok());
+    let parent = caller.and_then(TraceContext::parse);
+    let trace = traces::begin(caller);
     let mut response = next.run(request).await;
     let mut failure = response.extensions_mut().remove::<Told>().map(|Told(it)| it);
     // What no wire has told: it happened outside of all, or on the native one.
@@ -81,7 +87,14 @@ pub async fn observe(mut request: Request, next: Next) -> Response {
     let route = route.as_ref().map_or("unmatched", MatchedPath::as_str);
     let status = response.status();
     measure(route, method, status, started);
-    log(route, method, status, started, &request_id, failure.as_ref());
+    if let Some(own) = trace {
+        let (status, took) = (status.as_u16(), started.elapsed());
+        let request_id = &request_id;
+        traces::request(&Answered { own, parent, method, route, status, took, request_id });
+    }
+    let trace_id = trace.or(parent).map(trace_id_text);
+    let about = About { route, method, status, started, request_id: &request_id, trace_id };
+    log(&about, failure.as_ref());
     response
 }
 
@@ -205,21 +218,27 @@ fn measure(route: &str, method: &'static str, status: StatusCode, started: Insta
         .record(started.elapsed().as_secs_f64());
 }
 
-/// One line a request: failures of ours loudly, mistakes of callers plainly, successes only when
-/// asked for, because there are thousands a second.
-fn log(
-    route: &str,
+/// What logs say of a request.
+struct About<'a> {
+    route: &'a str,
     method: &'static str,
     status: StatusCode,
     started: Instant,
-    request_id: &str,
-    failure: Option<&Error>,
-) {
-    let duration_ms = started.elapsed().as_millis() as u64;
-    let status = status.as_u16();
+    request_id: &'a str,
+    trace_id: Option<String>,
+}
+
+/// One line a request: failures of ours loudly, mistakes of callers plainly, successes only when
+/// asked for, because there are thousands a second.
+fn log(about: &About<'_>, failure: Option<&Error>) {
+    let About { route, method, request_id, .. } = *about;
+    let trace_id = about.trace_id.as_deref();
+    let duration_ms = about.started.elapsed().as_millis() as u64;
+    let status = about.status.as_u16();
     match failure {
         Some(error) if status >= 500 => tracing::error!(
             request.id = request_id,
+            trace_id,
             http.route = route,
             http.method = method,
             http.status = status,
@@ -229,6 +248,7 @@ fn log(
         ),
         Some(error) => tracing::info!(
             request.id = request_id,
+            trace_id,
             http.route = route,
             http.method = method,
             http.status = status,
@@ -238,6 +258,7 @@ fn log(
         ),
         None => tracing::debug!(
             request.id = request_id,
+            trace_id,
             http.route = route,
             http.method = method,
             http.status = status,

@@ -45,8 +45,10 @@ fn page(text: &str, headers: &HeaderMap) -> Response {
     let accepted = headers.get(ACCEPT).and_then(|it| it.to_str().ok()).unwrap_or_default();
     if accepted.contains("text/html") {
         let title = text.lines().next().unwrap_or_default().trim_start_matches("# ");
-        let page = HEAD.replace("{title}", &escape(title)) + &to_html(text) + "</main></body></html>\n";
-        return ([(CONTENT_TYPE, "text/html; charset=utf-8"), (VARY, "accept")], page).into_response();
+        let page =
+            HEAD.replace("{title}", &escape(title)) + &to_html(text) + "</main></body></html>\n";
+        return ([(CONTENT_TYPE, "text/html; charset=utf-8"), (VARY, "accept")], page)
+            .into_response();
     }
     let text = text.to_owned();
     ([(CONTENT_TYPE, "text/plain; charset=utf-8"), (VARY, "accept")], text).into_response()
@@ -63,7 +65,8 @@ fn to_html(markdown: &str) -> String {
         if !matches!(events[at], Event::Start(Tag::Heading { .. })) {
             continue;
         }
-        let inside = events[at..].iter().take_while(|it| !matches!(it, Event::End(TagEnd::Heading(_))));
+        let inside =
+            events[at..].iter().take_while(|it| !matches!(it, Event::End(TagEnd::Heading(_))));
         let words = inside.filter_map(|it| match it {
             Event::Text(text) | Event::Code(text) => Some(text.as_ref()),
             _ => None,
@@ -89,7 +92,8 @@ mod tests {
 
     #[test]
     fn headings_can_be_linked_and_tables_are_tables() {
-        let page = to_html("# One\n\n## A `code_word`, and more\n\n| a | b |\n|---|---|\n| 1 | 2 |\n");
+        let page =
+            to_html("# One\n\n## A `code_word`, and more\n\n| a | b |\n|---|---|\n| 1 | 2 |\n");
         assert!(page.contains("<h2 id=\"a-code_word-and-more\">"), "{page}");
         assert!(page.contains("<td>2</td>"), "{page}");
     }
@@ -97,7 +101,8 @@ mod tests {
     #[test]
     fn the_pages_are_all_there() {
         let names: Vec<_> = names().collect();
-        for wanted in ["errors", "operations", "runbooks/queue-stuck", "adr/0001-coalesced-writes"] {
+        for wanted in ["errors", "operations", "runbooks/queue-stuck", "adr/0001-coalesced-writes"]
+        {
             assert!(names.iter().any(|it| it == wanted), "{wanted}: {names:?}");
         }
     }

@@ -40,5 +40,6 @@ mod rolling;
 mod statements;
 mod surface;
 mod tidy;
+mod traces;
 mod wire;
 mod worker;

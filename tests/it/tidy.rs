@@ -16,6 +16,7 @@ const FLOORS: &[(&str, u32)] = &[
     ("error", 2),
     ("config", 2),
     ("telemetry", 2),
+    ("traces", 3),
     ("store", 3),
     ("news", 3),
     ("wake", 3),

@@ -10,7 +10,7 @@ use sqlx::types::Json as Stored;
 use utoipa::ToSchema;
 
 use crate::{
-    domain::{gate, limits, plan::Limits},
+    domain::{gate, limits, plan::Limits, trace::TraceContext},
     engine::{
         enqueue::{Extras, NewJob, Start},
         family::{OnConflict, TiedJob},
@@ -260,14 +260,8 @@ fn accept_parents(request: &mut EnqueueRequest, check: &mut Check) -> Vec<JobId>
 /// W3C's recommendation asks.
 #[must_use]
 pub fn traceparent(headers: &HeaderMap) -> Option<&str> {
-    const PARTS: [usize; 4] = [2, 32, 16, 2];
     let value = headers.get("traceparent")?.to_str().ok()?;
-    let is_hex = |it: &str| it.bytes().all(|it| it.is_ascii_digit() || (b'a'..=b'f').contains(&it));
-    let parts: Vec<_> = value.split('-').collect();
-    let is_sound = parts.len() == PARTS.len()
-        && parts.iter().zip(PARTS).all(|(part, length)| part.len() == length && is_hex(part))
-        && parts.first() != Some(&"ff");
-    is_sound.then_some(value)
+    TraceContext::parse(value).map(|_| value)
 }
 
 fn start(run_at: Option<DateTime<Utc>>, delay_seconds: Option<i64>, check: &mut Check) -> Start {

@@ -1,0 +1,208 @@
+//! Spans of OpenTelemetry, sent over OTLP: off unless a collector is named. A span for each request, and one for each lease
+//! of a job that was enqueued in a trace: from when the job could run to when it was leased. No payload, no key and no
+//! address is in any of them.
+
+use std::{
+    sync::OnceLock,
+    time::{Duration, SystemTime},
+};
+
+use anyhow::Context;
+use chrono::{DateTime, Utc};
+use opentelemetry::{
+    InstrumentationScope, KeyValue, SpanId, TraceFlags, TraceId,
+    trace::{Link, SpanContext, SpanKind, Status, TraceState},
+};
+use opentelemetry_otlp::{Protocol, SpanExporter, WithExportConfig};
+use opentelemetry_sdk::{
+    Resource,
+    trace::{BatchSpanProcessor, SpanData, SpanEvents, SpanLinks, SpanProcessor},
+};
+
+use crate::{
+    config::TraceArgs,
+    domain::trace::{AttemptTrace, TraceContext},
+};
+
+/// How long the last spans may take at the end.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(3);
+
+static TRACES: OnceLock<Traces> = OnceLock::new();
+
+struct Traces {
+    processor: BatchSpanProcessor,
+    /// Of traces that begin here, so many of 1 are recorded.
+    ratio: f64,
+}
+
+/// Begins to send spans, if a collector is named. Call it once, before the first request.
+///
+/// # Errors
+/// When the endpoint cannot be read.
+pub fn install(args: &TraceArgs) -> anyhow::Result<()> {
+    let Some(endpoint) = &args.otlp_endpoint else { return Ok(()) };
+    let exporter = SpanExporter::builder()
+        .with_http()
+        .with_protocol(Protocol::HttpBinary)
+        .with_endpoint(format!("{}/v1/traces", endpoint.trim_end_matches('/')))
+        .build()
+        .context("--otlp-endpoint cannot be used")?;
+    let mut processor = BatchSpanProcessor::builder(exporter).build();
+    let resource = Resource::builder()
+        .with_service_name("fencepost")
+        .with_attribute(KeyValue::new("service.version", env!("CARGO_PKG_VERSION")));
+    processor.set_resource(&resource.build());
+    let _ = TRACES.set(Traces { processor, ratio: args.trace_ratio });
+    Ok(())
+}
+
+/// Whether spans are sent.
+#[must_use]
+pub fn is_on() -> bool {
+    TRACES.get().is_some()
+}
+
+/// Sends what waits to be sent. Blocks for a moment.
+pub fn finish() {
+    if let Some(traces) = TRACES.get()
+        && let Err(error) = traces.processor.shutdown_with_timeout(SHUTDOWN_TIMEOUT)
+    {
+        tracing::warn!(%error, "the last spans were not sent");
+    }
+}
+
+/// The span of a request that begins: below the caller's if it has one, else of a trace of its own; none: spans are not sent.
+#[must_use]
+pub fn begin(caller: Option<&str>) -> Option<TraceContext> {
+    let traces = TRACES.get()?;
+    let span_id = rand::random::<u64>().max(1);
+    Some(match caller.and_then(TraceContext::parse) {
+        Some(caller) => caller.child(span_id),
+        None => {
+            let trace_id = rand::random::<u128>().max(1);
+            TraceContext { trace_id, span_id, is_sampled: rand::random_bool(traces.ratio) }
+        }
+    })
+}
+
+/// A request that was answered.
+pub struct Answered<'a> {
+    /// Its span.
+    pub own: TraceContext,
+    /// The caller's.
+    pub parent: Option<TraceContext>,
+    /// Of a fixed set.
+    pub method: &'static str,
+    /// The pattern that it matched, not the path.
+    pub route: &'a str,
+    /// What it was answered with.
+    pub status: u16,
+    /// How long it took.
+    pub took: Duration,
+    /// As the answer tells it.
+    pub request_id: &'a str,
+}
+
+/// Tells of a request that was answered.
+pub fn request(it: &Answered<'_>) {
+    let ended_at = SystemTime::now();
+    let attributes = vec![
+        KeyValue::new("http.request.method", it.method),
+        KeyValue::new("http.route", it.route.to_owned()),
+        KeyValue::new("http.response.status_code", i64::from(it.status)),
+        KeyValue::new("request.id", it.request_id.to_owned()),
+    ];
+    let status = if it.status >= 500 { Status::error("") } else { Status::Unset };
+    tell(Span {
+        own: it.own,
+        parent: it.parent,
+        link: None,
+        kind: SpanKind::Server,
+        name: format!("{} {}", it.method, it.route),
+        from: ended_at - it.took,
+        to: ended_at,
+        attributes,
+        status,
+    });
+}
+
+/// A job that was leased.
+pub struct Leased<'a> {
+    /// Where the attempt stands.
+    pub trace: AttemptTrace,
+    /// The queue.
+    pub queue: &'a str,
+    /// The job.
+    pub job_id: String,
+    /// Its type.
+    pub job_type: &'a str,
+    /// Which attempt.
+    pub attempt: i32,
+    /// Since when it could run.
+    pub ready_at: DateTime<Utc>,
+    /// When it was leased.
+    pub claimed_at: DateTime<Utc>,
+}
+
+/// Tells of a job that was leased: how long it has waited.
+pub fn lease(it: &Leased<'_>) {
+    let attributes = vec![
+        KeyValue::new("messaging.system", "fencepost"),
+        KeyValue::new("messaging.operation.name", "receive"),
+        KeyValue::new("messaging.operation.type", "receive"),
+        KeyValue::new("messaging.destination.name", it.queue.to_owned()),
+        KeyValue::new("messaging.message.id", it.job_id.clone()),
+        KeyValue::new("job.type", it.job_type.to_owned()),
+        KeyValue::new("job.attempt", i64::from(it.attempt)),
+    ];
+    tell(Span {
+        own: it.trace.own,
+        parent: it.trace.parent,
+        link: it.trace.link,
+        kind: SpanKind::Consumer,
+        name: format!("receive {}", it.queue),
+        from: it.ready_at.min(it.claimed_at).into(),
+        to: it.claimed_at.into(),
+        attributes,
+        status: Status::Unset,
+    });
+}
+
+struct Span {
+    own: TraceContext,
+    parent: Option<TraceContext>,
+    link: Option<TraceContext>,
+    kind: SpanKind,
+    name: String,
+    from: SystemTime,
+    to: SystemTime,
+    attributes: Vec<KeyValue>,
+    status: Status,
+}
+
+fn tell(span: Span) {
+    let Some(traces) = TRACES.get().filter(|_| span.own.is_sampled) else { return };
+    let mut links = SpanLinks::default();
+    links.links.extend(span.link.map(|it| Link::new(context(it), Vec::new(), 0)));
+    traces.processor.on_end(SpanData {
+        span_context: context(span.own),
+        parent_span_id: SpanId::from(span.parent.map_or(0, |it| it.span_id)),
+        parent_span_is_remote: span.parent.is_some(),
+        span_kind: span.kind,
+        name: span.name.into(),
+        start_time: span.from,
+        end_time: span.to,
+        attributes: span.attributes,
+        dropped_attributes_count: 0,
+        events: SpanEvents::default(),
+        links,
+        status: span.status,
+        instrumentation_scope: InstrumentationScope::builder("fencepost").build(),
+    });
+}
+
+fn context(it: TraceContext) -> SpanContext {
+    let flags = if it.is_sampled { TraceFlags::SAMPLED } else { TraceFlags::default() };
+    let (trace_id, span_id) = (TraceId::from(it.trace_id), SpanId::from(it.span_id));
+    SpanContext::new(trace_id, span_id, flags, true, TraceState::default())
+}

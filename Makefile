@@ -1,6 +1,6 @@
 # `make help` lists what can be done here.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test run test fmt lint deny doc unit soak fuzz bench openapi configuration dashboards sqlx clean-test
+.PHONY: help setup setup-test run test fmt lint deny doc unit soak fuzz bench openapi clients pictures configuration dashboards sqlx clean-test
 
 CARGO ?= cargo
 
@@ -48,10 +48,20 @@ bench: ## Measure a server of its own over HTTP
 openapi: ## Write the documents in openapi/ anew from the handlers
 	$(CARGO) run --locked --quiet -- openapi > openapi/openapi.json.part
 	mv openapi/openapi.json.part openapi/openapi.json
+	$(CARGO) run --locked --quiet -- openapi --older > openapi/openapi-3.0.json.part
+	mv openapi/openapi-3.0.json.part openapi/openapi-3.0.json
+	$(CARGO) run --locked --quiet -- openapi --postman > openapi/postman.json.part
+	mv openapi/postman.json.part openapi/postman.json
 	for door in mobius orch8 ojs workflow-graph; do \
 		$(CARGO) run --locked --quiet -- openapi --door $$door > openapi/$$door.json.part && \
 		mv openapi/$$door.json.part openapi/$$door.json || exit 1; \
 	done
+
+clients: setup-test ## Make clients with five generators, compile them, and let each work a job
+	@bash scripts/clients.sh
+
+pictures: setup-test ## Draw the dashboards over a server under load, for docs/pictures/
+	@bash scripts/pictures.sh
 
 configuration: ## Write docs/configuration.md anew from the flags
 	$(CARGO) run --locked --quiet -- configuration > docs/configuration.md.part

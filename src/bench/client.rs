@@ -20,6 +20,8 @@ pub struct Target {
     pub authority: String,
     /// Opens the project that is used.
     pub api_key: String,
+    /// Bytes of a job's payload, about; at least what a small one has.
+    pub payload_bytes: usize,
 }
 
 /// One connection.
@@ -49,6 +51,15 @@ impl Client {
     /// When the server does not answer with a success.
     pub async fn post(&mut self, path: &str, body: String) -> anyhow::Result<Bytes> {
         self.send(Request::post(path), path, body).await
+    }
+
+    /// Enqueues a job.
+    ///
+    /// # Errors
+    /// When the server does not answer with a success.
+    pub async fn post_job(&mut self, queue: &str) -> anyhow::Result<Bytes> {
+        let body = job(queue, self.target.payload_bytes);
+        self.post("/v1/jobs", body).await
     }
 
     async fn send(&mut self, head: Builder, path: &str, body: String) -> anyhow::Result<Bytes> {
@@ -93,12 +104,16 @@ pub fn ack(job: &Value, worker: usize) -> String {
     )
 }
 
-/// The body of an enqueue with about 200 bytes of payload.
+/// The body of an enqueue with so many bytes of payload, about; at least [`SMALL_PAYLOAD_BYTES`].
 #[must_use]
-pub fn job(queue: &str) -> String {
+pub fn job(queue: &str, payload_bytes: usize) -> String {
     const FILLER: &str = "a payload of about two hundred bytes is what most jobs carry: a few ids, a \
         template's name and some parameters, but hardly ever a whole document; so this is one of them";
+    let more = ".".repeat(payload_bytes.saturating_sub(SMALL_PAYLOAD_BYTES));
     format!(
-        r#"{{"job_type":"bench.noop","queue":"{queue}","payload":{{"to":"ada@example.com","text":"{FILLER}"}}}}"#
+        r#"{{"job_type":"bench.noop","queue":"{queue}","payload":{{"to":"ada@example.com","text":"{FILLER}{more}"}}}}"#
     )
 }
+
+/// The payload that most jobs have, in bytes, about.
+pub const SMALL_PAYLOAD_BYTES: usize = 200;

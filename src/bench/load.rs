@@ -12,7 +12,7 @@ use anyhow::Context;
 use sqlx::{ConnectOptions, Executor, postgres::PgConnectOptions};
 use tokio::task::JoinSet;
 
-use super::client::{self, Client, Target};
+use super::client::{self, Client, SMALL_PAYLOAD_BYTES, Target};
 
 /// Jobs of one enqueue in the batch lifecycle.
 const BATCH_JOBS: usize = 100;
@@ -46,7 +46,7 @@ pub enum Step {
 impl Step {
     /// Does it once; answers with the jobs that count.
     async fn run(self, client: &mut Client, queue: &str, worker: usize) -> anyhow::Result<u64> {
-        client.post("/v1/jobs", client::job(queue)).await?;
+        client.post_job(queue).await?;
         match self {
             Self::Enqueue => Ok(1),
             Self::Lifecycle => {
@@ -121,8 +121,8 @@ pub async fn fill(target: &Target, queue: &str, jobs: usize) -> anyhow::Result<(
         let (target, queue) = (target.clone(), queue.to_owned());
         running.spawn(async move {
             let mut client = Client::connect(&target).await?;
-            let body =
-                format!(r#"{{"jobs":[{}]}}"#, vec![client::job(&queue); BATCH_JOBS].join(","));
+            let job = client::job(&queue, target.payload_bytes);
+            let body = format!(r#"{{"jobs":[{}]}}"#, vec![job; BATCH_JOBS].join(","));
             for _ in (sender..batches).step_by(BATCH_CONNECTIONS) {
                 client.post("/v1/jobs/batch", body.clone()).await?;
             }
@@ -278,7 +278,7 @@ pub async fn commits(database_url: &str, clients: usize, time: Duration) -> anyh
     for mut conn in connections {
         let done = Arc::clone(&done);
         running.spawn(async move {
-            let body = client::job("bench");
+            let body = client::job("bench", SMALL_PAYLOAD_BYTES);
             while started.elapsed() < time {
                 sqlx::query("insert into bench_commits (id, body) values ($1, $2)")
                     .bind(uuid::Uuid::now_v7())

@@ -5,6 +5,7 @@ mod load;
 mod nodes;
 mod operator;
 mod process;
+mod stress;
 
 use std::{
     fmt::Write as _,
@@ -31,7 +32,7 @@ use crate::dev::{self, Ready};
 const CONNECTIONS: usize = 64;
 /// Connections of the larger yardstick.
 const COMMIT_CLIENTS: usize = 32;
-/// Polls that are parked while the server idles.
+/// Polls that a noisy neighbour parks, and that are parked while the server idles unless another number is asked for.
 const IDLE_POLLS: usize = 1_000;
 /// Pending jobs of the noisy neighbour.
 const NEIGHBOUR_JOBS: usize = 100_000;
@@ -77,6 +78,23 @@ pub struct BenchArgs {
     #[arg(long, conflicts_with_all = ["only", "url", "noisy_neighbour", "operator"])]
     nodes: bool,
 
+    /// Instead: the lifecycle in a queue with so many ready jobs, and in another beside it
+    #[arg(long, value_name = "JOBS", conflicts_with_all = ["only", "noisy_neighbour", "operator", "nodes"],
+          value_parser = clap::value_parser!(u64).range(1_000..=100_000_000))]
+    backlog: Option<u64>,
+
+    /// Instead: the lifecycle while somebody holds a snapshot, in six windows of --seconds
+    #[arg(long, conflicts_with_all = ["only", "url", "noisy_neighbour", "operator", "nodes", "backlog"])]
+    held_snapshot: bool,
+
+    /// Bytes of each job's payload, about
+    #[arg(long, default_value_t = 200, value_name = "N", value_parser = clap::value_parser!(u64).range(200..=250_000))]
+    payload_bytes: u64,
+
+    /// Polls that are parked while the server idles
+    #[arg(long, default_value_t = 1_000, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=15_000))]
+    idle_polls: u64,
+
     /// Only the measures whose name contains this
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
@@ -89,7 +107,7 @@ pub struct BenchArgs {
 /// One number.
 #[derive(Debug, Clone, Serialize)]
 struct Measure {
-    name: &'static str,
+    name: String,
     value: f64,
     unit: &'static str,
     /// The value as a multiple of the commits that PostgreSQL alone did at 32 clients.
@@ -123,10 +141,11 @@ pub async fn run(args: BenchArgs) -> anyhow::Result<()> {
     let authority = url.strip_prefix("http://").context("--url: must begin with http://")?;
     let authority = authority.trim_end_matches('/').to_owned();
     let bench = Bench {
-        target: Target { authority, api_key },
+        target: Target { authority, api_key, payload_bytes: usize::try_from(args.payload_bytes)? },
         watched,
         time: Duration::from_secs(args.seconds),
         batch_jobs: args.batch_jobs as usize,
+        idle_polls: usize::try_from(args.idle_polls)?,
         only: args.only,
         run: Uuid::now_v7(),
     };
@@ -134,7 +153,11 @@ pub async fn run(args: BenchArgs) -> anyhow::Result<()> {
         (Some(watched), ..) if args.nodes => bench.elsewhere(watched, redis_url.as_deref()).await?,
         (Some(watched), true, _) => bench.beside_a_neighbour(watched).await?,
         (Some(watched), _, Some(jobs)) => bench.operate(watched, jobs).await?,
-        _ => bench.measure().await?,
+        (Some(watched), ..) if args.held_snapshot => bench.while_held(watched).await?,
+        _ => match args.backlog {
+            Some(jobs) => bench.beside_a_backlog(usize::try_from(jobs)?).await?,
+            None => bench.measure().await?,
+        },
     };
     drop(own);
     let text = if args.json {
@@ -152,6 +175,7 @@ struct Bench {
     watched: Option<Watched>,
     time: Duration,
     batch_jobs: usize,
+    idle_polls: usize,
     only: Option<String>,
     /// Tells this run from others.
     run: Uuid,
@@ -213,6 +237,7 @@ impl Bench {
         let neighbour = Target {
             authority: self.target.authority.clone(),
             api_key: self.neighbours_key(&watched.database_url).await?,
+            payload_bytes: self.target.payload_bytes,
         };
         let target = &self.target;
         let pickup = async |name| load::pickup(target, target, &self.queue(name), self.time).await;
@@ -252,6 +277,35 @@ impl Bench {
         ])
     }
 
+    /// The lifecycle with a backlog in its queue, and beside one.
+    async fn beside_a_backlog(&self, jobs: usize) -> anyhow::Result<Vec<Measure>> {
+        let queue = self.queue("backlog");
+        let seen = stress::backlog(&self.target, &queue, jobs, CONNECTIONS, self.time).await?;
+        Ok(vec![
+            plain("lifecycle, no backlog", seen.before, "jobs/s"),
+            plain(format!("lifecycle, {jobs} ready in its queue"), seen.same, "jobs/s"),
+            plain(format!("lifecycle, {jobs} ready in another"), seen.other, "jobs/s"),
+            plain("in its queue, to no backlog", seen.same / seen.before, "times"),
+            plain("beside another, to no backlog", seen.other / seen.before, "times"),
+        ])
+    }
+
+    /// The lifecycle while somebody holds a snapshot.
+    async fn while_held(&self, watched: &Watched) -> anyhow::Result<Vec<Measure>> {
+        let (queue, time) = (self.queue("held"), self.time);
+        let url = &watched.database_url;
+        let (before, held) =
+            stress::held_snapshot(&self.target, url, &queue, CONNECTIONS, time).await?;
+        let mut measures = vec![plain("lifecycle before", before, "jobs/s")];
+        for (window, rate) in held.iter().enumerate() {
+            let until = (window as u64 + 1) * time.as_secs();
+            measures.push(plain(format!("snapshot held for {until} s"), *rate, "jobs/s"));
+        }
+        let last = held.last().copied().unwrap_or_default();
+        measures.push(plain("the last, to before", last / before, "times"));
+        Ok(measures)
+    }
+
     /// What operators wait for.
     async fn operate(&self, watched: &Watched, jobs: u64) -> anyhow::Result<Vec<Measure>> {
         let database_url = &watched.database_url;
@@ -287,7 +341,7 @@ impl Bench {
         Ok((done, Some(watched.usage().await?.since(before))))
     }
 
-    /// What 1,000 parked polls cost while nothing happens.
+    /// What parked polls cost while nothing happens.
     async fn idle(&self, watched: &Watched) -> anyhow::Result<Vec<Measure>> {
         let before = watched.usage().await?;
         let resting = async {
@@ -301,16 +355,21 @@ impl Bench {
         };
         let queue = self.queue("idle");
         let (grown, used, seconds) =
-            load::parked(&self.target, &queue, IDLE_POLLS, resting).await?;
+            load::parked(&self.target, &queue, self.idle_polls, resting).await?;
         let cpu_percent = (used.server_seconds + used.postgres_seconds) / seconds * 100.0;
         // Three statements of the measure itself.
         const OWN_TRANSACTIONS: f64 = 3.0;
         let transactions = (used.transactions - OWN_TRANSACTIONS).max(0.0) / seconds;
-        let each_kib = grown / IDLE_POLLS as f64 / 1024.0;
+        let each_kib = grown / self.idle_polls as f64 / 1024.0;
+        let polls = self.idle_polls;
         Ok(vec![
-            plain("idle, 1,000 parked polls: CPU", cpu_percent, "% of a core"),
-            plain("idle, 1,000 parked polls: PostgreSQL", transactions, "transactions/s"),
-            plain("idle, 1,000 parked polls: memory", each_kib, "KiB each"),
+            plain(format!("idle, {polls} parked polls: CPU"), cpu_percent, "% of a core"),
+            plain(
+                format!("idle, {polls} parked polls: PostgreSQL"),
+                transactions,
+                "transactions/s",
+            ),
+            plain(format!("idle, {polls} parked polls: memory"), each_kib, "KiB each"),
         ])
     }
 }
@@ -324,8 +383,8 @@ fn compared(measure: Measure, commits: Option<f64>, used: Option<Usage>, jobs: f
     }
 }
 
-fn plain(name: &'static str, value: f64, unit: &'static str) -> Measure {
-    Measure { name, value, unit, ratio_to_commits: None, cpu_us_per_job: None }
+fn plain(name: impl Into<String>, value: f64, unit: &'static str) -> Measure {
+    Measure { name: name.into(), value, unit, ratio_to_commits: None, cpu_us_per_job: None }
 }
 
 fn cpu_us(used: Usage, jobs: f64) -> f64 {

@@ -8,7 +8,10 @@ use std::{
 
 use anyhow::{Context, ensure};
 
-use super::{client::Target, load};
+use super::{
+    client::{SMALL_PAYLOAD_BYTES, Target},
+    load,
+};
 
 const START_TIMEOUT: Duration = Duration::from_secs(30);
 const LOOK_PERIOD: Duration = Duration::from_millis(20);
@@ -49,7 +52,8 @@ impl Node {
     }
 
     fn target(&self, api_key: &str) -> Target {
-        Target { authority: self.authority.clone(), api_key: api_key.to_owned() }
+        let payload_bytes = SMALL_PAYLOAD_BYTES;
+        Target { authority: self.authority.clone(), api_key: api_key.to_owned(), payload_bytes }
     }
 }
 

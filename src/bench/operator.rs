@@ -28,7 +28,7 @@ pub async fn read_queue(
     jobs: u64,
 ) -> anyhow::Result<(f64, f64)> {
     // One job by the front door: the queue is there, and so is its project.
-    Client::connect(target).await?.post("/v1/jobs", super::client::job(queue)).await?;
+    Client::connect(target).await?.post_job(queue).await?;
     let mut conn = connect(database_url).await?;
     let project: i32 = sqlx::query_scalar("select project_id from jobs where queue = $1")
         .bind(queue)
@@ -75,7 +75,7 @@ pub async fn fire(
     queue: &str,
     schedules: u32,
 ) -> anyhow::Result<(f64, f64)> {
-    Client::connect(target).await?.post("/v1/jobs", super::client::job(queue)).await?;
+    Client::connect(target).await?.post_job(queue).await?;
     let mut conn = connect(database_url).await?;
     let sql = "insert into recurring_schedules (project_id, id, job_type, cron_expression, queue, last_tick)
                select jobs.project_id, $1 || '-' || n, 'bench', '* * * * *', $1, now()

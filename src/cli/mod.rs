@@ -4,6 +4,7 @@ mod check;
 mod jobs;
 mod keys;
 mod projects;
+mod ready;
 mod recount;
 pub mod settings;
 mod stop;
@@ -68,6 +69,12 @@ enum Command {
         #[command(flatten)]
         database: DatabaseArgs,
     },
+    /// Ask a node whether it can serve
+    Ready {
+        /// The node's API
+        #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:7070")]
+        url: String,
+    },
     /// Compare the counts of queues and the list of dead letters with the jobs, and correct them
     Recount {
         #[command(flatten)]
@@ -95,6 +102,12 @@ enum Command {
         /// Of another wire: mobius, orch8, ojs or workflow-graph
         #[arg(long, value_name = "NAME")]
         door: Option<String>,
+        /// In OpenAPI 3.0.3, for generators that do not read 3.1
+        #[arg(long, conflicts_with = "door")]
+        older: bool,
+        /// As a Postman collection
+        #[arg(long, conflicts_with_all = ["door", "older"])]
+        postman: bool,
     },
     /// Print the page of documentation that lists every setting
     Configuration,
@@ -135,6 +148,7 @@ impl Cli {
             Command::Migrate { database } => {
                 store::pools::migrate(&database.url()?).await.context("the migration failed")
             }
+            Command::Ready { url } => ready::run(&url).await,
             Command::Recount { target } => recount::run(&target).await,
             Command::Stuck { target } => stuck::run(&target).await,
             Command::Check(args) => check::run(args).await,
@@ -146,7 +160,13 @@ impl Cli {
             }
             Command::Enqueue(args) => jobs::enqueue(args).await,
             Command::Jobs(args) => jobs::run(args).await,
-            Command::Openapi { door } => Ok(write!(std::io::stdout(), "{}", document(door)?)?),
+            Command::Openapi { older: true, .. } => {
+                Ok(write!(std::io::stdout(), "{}", openapi::older_text())?)
+            }
+            Command::Openapi { postman: true, .. } => {
+                Ok(write!(std::io::stdout(), "{}", openapi::postman_text())?)
+            }
+            Command::Openapi { door, .. } => Ok(write!(std::io::stdout(), "{}", document(door)?)?),
             Command::Configuration => Ok(write!(std::io::stdout(), "{}", settings::page())?),
             Command::Bench(args) => bench::run(args).await,
         }

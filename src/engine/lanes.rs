@@ -35,6 +35,9 @@ const MAX_SINGLE_LOOKS: usize = 4;
 /// Slots that one lane is dealt at least, however many lanes want their turn.
 const MIN_LANE_SLOTS: usize = 50;
 
+/// A look beside one that is under way is for so many slots at least: two half as large cost nearly twice as much.
+const MIN_SHARED_SLOTS: usize = 32;
+
 /// One parked poll.
 pub type WaiterId = u64;
 /// One lane.
@@ -359,7 +362,8 @@ impl Lanes {
             .filter_map(|it| self.waiters.get(it).map(|waiter| (*it, Arc::clone(&waiter.wish))))
             .collect();
         let slots = deal_slots(&takers, wanted);
-        if slots.is_empty() {
+        let is_too_small = lane.flights > 0 && slots.len() < MIN_SHARED_SLOTS;
+        if slots.is_empty() || is_too_small {
             return None;
         }
         for (waiter, _) in &takers {
@@ -413,5 +417,7 @@ impl Lanes {
     }
 }
 
+#[cfg(test)]
+mod mark;
 #[cfg(test)]
 mod tests;

@@ -113,6 +113,7 @@ pub async fn signup(
 /// An address and its password.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(example = json!({"email": "ada@example.com", "password": "quiet otters borrow umbrellas"}))]
 pub struct LoginRequest {
     /// The address.
     #[schema(min_length = 3, max_length = 254)]
@@ -191,6 +192,7 @@ fn check_length(field: &str, password: &SecretString) -> Result<(), Error> {
 /// A refresh token.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(example = json!({"refresh_token": "fp_refresh_…"}))]
 pub struct RefreshRequest {
     /// The newest one of the session.
     #[schema(value_type = String, max_length = 128)]
@@ -250,6 +252,7 @@ pub async fn logout(person: Person, State(app): State<App>) -> Result<StatusCode
 /// Another password.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(example = json!({"current_password": "quiet otters borrow umbrellas", "new_password": "loud herons lend galoshes"}))]
 pub struct PasswordRequest {
     /// The present one.
     #[schema(value_type = String, max_length = 128)]
@@ -292,6 +295,7 @@ pub async fn password(
 /// Whose password is forgotten.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(example = json!({"email": "ada@example.com"}))]
 pub struct ResetRequest {
     /// The address.
     #[schema(min_length = 3, max_length = 254)]
@@ -327,6 +331,7 @@ pub async fn request_reset(
 /// What was mailed, and another password.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(example = json!({"token": "fp_mail_…", "new_password": "loud herons lend galoshes"}))]
 pub struct ConfirmResetRequest {
     /// What was mailed.
     #[schema(value_type = String, max_length = 128)]
@@ -373,6 +378,7 @@ pub async fn confirm_reset(
 /// What was mailed.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(example = json!({"token": "fp_mail_…"}))]
 pub struct VerifyRequest {
     /// What was mailed.
     #[schema(value_type = String, max_length = 128)]

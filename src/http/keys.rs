@@ -389,6 +389,7 @@ pub async fn get(
 /// Another name.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(example = json!({"name": "worker on host 7"}))]
 pub struct ChangeKeyRequest {
     /// What to call it. What a key may do never changes: make another.
     #[schema(min_length = 1, max_length = 100)]

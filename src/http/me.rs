@@ -179,6 +179,7 @@ pub async fn export(person: Person, State(app): State<App>) -> Result<Reply<Acco
 /// The end of an account.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(example = json!({"password": "quiet otters borrow umbrellas"}))]
 pub struct DeleteAccountRequest {
     /// The password, once more.
     #[schema(value_type = String, max_length = 128)]
@@ -217,6 +218,7 @@ pub async fn delete(
 /// What an invitation brought.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(example = json!({"token": "fp_mail_…"}))]
 pub struct AcceptInvitationRequest {
     /// The invitation's token.
     #[schema(value_type = String, max_length = 128)]

@@ -83,6 +83,7 @@ fn only_members(caller: &Caller<Anybody>) -> Result<(), Error> {
 /// Another role.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(example = json!({"role": "viewer"}))]
 pub struct ChangeMemberRequest {
     /// What they are from now on.
     role: Role,

@@ -142,6 +142,8 @@ pub fn router(app: App, doors: Router<App>, handlers: TaskTracker) -> Router {
         .route("/livez", routing::get(health::live))
         .route("/readyz", routing::get(health::ready))
         .route("/", routing::get(openapi::front_door))
+        .route("/openapi-3.0.json", routing::get(openapi::older_document))
+        .route("/postman.json", routing::get(openapi::postman_collection))
         .merge(pages::routes())
         .merge(openapi::docs())
         .merge(doors)

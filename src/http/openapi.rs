@@ -1,8 +1,14 @@
 //! The OpenAPI file, made from the handlers, and the pages that explain the API.
 
+mod older;
+mod postman;
+
 use std::sync::LazyLock;
 
-use axum::response::Redirect;
+use axum::{
+    http::header::{CONTENT_TYPE, HeaderName},
+    response::Redirect,
+};
 use serde_json::{Map, Value, json};
 use utoipa::{
     Modify, OpenApi,
@@ -87,6 +93,30 @@ pub fn document() -> &'static Value {
 #[must_use]
 pub fn text() -> String {
     format!("{:#}\n", document())
+}
+
+/// The same for generators that read OpenAPI 3.0 only, as `openapi/openapi-3.0.json` holds it.
+#[must_use]
+pub fn older_text() -> String {
+    format!("{:#}\n", older::of(document()))
+}
+
+/// The same as a Postman collection, as `openapi/postman.json` holds it.
+#[must_use]
+pub fn postman_text() -> String {
+    format!("{:#}\n", postman::of(document()))
+}
+
+/// `GET /postman.json`.
+pub async fn postman_collection() -> ([(HeaderName, &'static str); 1], &'static str) {
+    static TEXT: LazyLock<String> = LazyLock::new(postman_text);
+    ([(CONTENT_TYPE, "application/json")], TEXT.as_str())
+}
+
+/// `GET /openapi-3.0.json`.
+pub async fn older_document() -> ([(HeaderName, &'static str); 1], &'static str) {
+    static TEXT: LazyLock<String> = LazyLock::new(older_text);
+    ([(CONTENT_TYPE, "application/json")], TEXT.as_str())
 }
 
 /// Takes out what client generators stumble over: `null` where a field may simply be absent, in

@@ -13,10 +13,11 @@ use axum::{
 use pulldown_cmark::{CowStr, Event, Options, Parser, Tag, TagEnd, html};
 use rust_embed::RustEmbed;
 
-/// The pages in docs/, by their path below it.
+/// The pages in docs/ and their pictures, by their path below it.
 #[derive(RustEmbed)]
 #[folder = "docs/"]
 #[include = "*.md"]
+#[include = "*.png"]
 struct Pages;
 
 const HEAD: &str = include_str!("pages/head.html");
@@ -28,7 +29,15 @@ pub fn names() -> impl Iterator<Item = String> {
 
 /// `/docs/errors` and its like; also with the ending by which the pages link each other.
 pub fn routes<S: Clone + Send + Sync + 'static>() -> Router<S> {
-    names().fold(Router::new(), |router, name| {
+    let pictures = Pages::iter().filter(|it| it.ends_with(".png")).filter_map(|it| {
+        let file = Pages::get(&it)?;
+        Some((format!("/docs/{it}"), axum::body::Bytes::from(file.data.into_owned())))
+    });
+    let router = pictures.fold(Router::new(), |router, (path, picture)| {
+        let picture = move || async move { ([(CONTENT_TYPE, "image/png")], picture) };
+        router.route(&path, routing::get(picture))
+    });
+    names().fold(router, |router, name| {
         let Some(file) = Pages::get(&format!("{name}.md")) else { return router };
         let text = String::from_utf8_lossy(&file.data).into_owned();
         let page = move |headers: HeaderMap| {

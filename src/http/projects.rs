@@ -197,6 +197,7 @@ pub async fn get(caller: Caller<Anybody>, State(app): State<App>) -> Result<Repl
 /// What to change of a project.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(example = json!({"name": "Main"}))]
 pub struct ChangeProjectRequest {
     /// Another name, for people; the slug stays.
     #[schema(min_length = 1, max_length = 100)]

@@ -30,6 +30,14 @@ fn the_openapi_file_is_the_one_that_the_handlers_make() {
         read("openapi/openapi.json") == openapi::text(),
         "openapi/openapi.json is old: run `make openapi`"
     );
+    assert!(
+        read("openapi/openapi-3.0.json") == openapi::older_text(),
+        "openapi/openapi-3.0.json is old: run `make openapi`"
+    );
+    assert!(
+        read("openapi/postman.json") == openapi::postman_text(),
+        "openapi/postman.json is old: run `make openapi`"
+    );
     for (door, document) in adapters::documents() {
         let kept = read(&format!("openapi/{door}.json"));
         assert!(kept == document, "openapi/{door}.json is old: run `make openapi`");
@@ -55,6 +63,11 @@ fn every_operation_says_what_generators_need() {
                 .collect();
             assert_eq!(good.len(), 1, "{path} answers in one shape");
             assert!(responses.values().all(|it| it["description"].is_string()), "{path}");
+            let body = operation.pointer("/requestBody/content/application~1json/schema/$ref");
+            if let Some(named) = body.and_then(serde_json::Value::as_str) {
+                let schema = document.pointer(named.trim_start_matches('#')).expect("a schema");
+                assert!(schema["example"].is_object(), "{id}: its body has no example");
+            }
         }
     }
     let text = openapi::text();
@@ -78,6 +91,7 @@ fn every_error_code_has_a_section_with_its_status_and_no_other_has_one() {
 #[test]
 fn every_metric_is_listed_with_its_kind_and_its_help() {
     let page = read("docs/metrics.md");
+    let (_, page) = page.split_once("## The operator's").expect("a section");
     let listed: Vec<_> = page.lines().filter(|it| it.starts_with("| `")).collect();
     let expected: Vec<_> = METRICS
         .iter()

@@ -108,6 +108,12 @@ fn a_project_scrapes_its_own_numbers_and_nobody_elses() {
             assert!(scraped.text.lines().any(|it| it == line), "{line}\n{}", scraped.text);
         }
         assert!(!scraped.text.contains("secret"));
+        let page = crate::docs::read("docs/metrics.md");
+        let named =
+            scraped.text.lines().filter_map(|it| it.strip_prefix("# TYPE ")?.split(' ').next());
+        for name in named {
+            assert!(page.contains(&format!("`{name}`")), "{name} is not explained");
+        }
         server.stop().await;
     });
 }
@@ -143,7 +149,7 @@ fn the_dashboard_and_the_rules_are_filled_with_the_projects_queues() {
         assert_eq!(dashboard["title"], format!("Fencepost: {}", t.id));
         let rules = t.get("/v1/alert-rules.yaml").await;
         assert_eq!(rules.status, 200);
-        assert_eq!(rules.headers["content-type"], "application/yaml");
+        assert_eq!(rules.headers["content-type"], "text/plain; charset=utf-8");
         for part in [
             "- alert: FencepostQueueStuck",
             "queue=\\\"mail, slow\\\"",

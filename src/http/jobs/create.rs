@@ -38,6 +38,7 @@ use crate::{
 /// Jobs to enqueue together, all or none.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(example = json!({"jobs": [{"job_type": "mail.send", "payload": {"to": "ada@example.com"}}]}))]
 pub struct EnqueueBatchRequest {
     /// 1 to 500 jobs.
     #[schema(min_items = 1, max_items = 500, value_type = Vec<EnqueueRequest>)]

@@ -33,6 +33,7 @@ const DEFAULT_OVERLAP_SECONDS: i64 = 86_400;
 /// How a key is replaced.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(example = json!({"overlap_seconds": 3600}))]
 pub struct RotateKeyRequest {
     /// For how long the old one goes on, so that nobody is locked out meanwhile. Default: one day.
     #[schema(minimum = 0, maximum = 2_592_000)]
@@ -132,6 +133,7 @@ pub async fn revoke(
 /// A key that somebody has found.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(example = json!({"key": "fp_live_…"}))]
 pub struct ReportKeyRequest {
     /// The key itself: whoever has it proves that it has leaked.
     #[schema(value_type = String, max_length = 128)]

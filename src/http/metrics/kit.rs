@@ -69,7 +69,7 @@ fn fill(project: &str, queues: &[&str]) -> serde_json::Result<Value> {
     get, path = "/alert-rules.yaml", tag = "metrics", operation_id = "metrics_alert_rules",
     security(("api_key" = ["read"]), ("session" = ["viewer"])),
     responses(
-        (status = 200, description = "Rules, in the YAML of Prometheus.", body = String, content_type = "application/yaml"),
+        (status = 200, description = "Rules, in the YAML of Prometheus.", body = String, content_type = "text/plain"),
         (status = 401, description = "No valid API key.", body = ErrorBody),
         (status = 503, description = "Try again later.", body = ErrorBody),
     ),
@@ -81,7 +81,7 @@ pub async fn alert_rules(
     let (named, _) = queues(&app, caller.project_id).await?;
     let names: Vec<_> = named.iter().map(|it| it.queue.as_str()).collect();
     let text = rules(&app.accounts.public_url, &names);
-    Ok(([(CONTENT_TYPE, "application/yaml")], text))
+    Ok(([(CONTENT_TYPE, "text/plain; charset=utf-8")], text))
 }
 
 /// A rule of one queue.

@@ -156,6 +156,7 @@ pub async fn ack(
 /// Acks to settle together.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(example = json!({"acks": [{"job_id": "job_01m7w3ha3aextt8pkwwdmxsmqw", "worker_id": "worker-1", "status": "succeeded", "attempt": 1}]}))]
 pub struct AckBatchRequest {
     /// 1 to 500 acks. Each succeeds or fails for itself.
     #[schema(min_items = 1, max_items = 500, value_type = Vec<AckRequest>)]

@@ -1,0 +1,91 @@
+#!/bin/bash
+# Makes clients from the OpenAPI files with five generators, compiles them, and lets each work a job on a server of its
+# own: enqueue, poll, heartbeat, ack. Prints the table of docs/clients.md, and writes it there.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+made=$PWD/target/clients
+mkdir -p "$made"
+log=$made/log
+: >"$log"
+
+say() { printf 'clients: %s\n' "$*" >&2; }
+quietly() { "$@" >>"$log" 2>&1 || { tail -n 40 "$log" >&2; say "failed: $*"; exit 1; }; }
+
+say "installing the generators"
+[ -x "$made/venv/bin/python" ] || quietly python3 -m venv "$made/venv"
+quietly "$made/venv/bin/pip" install -q -r clients/python/requirements.txt
+quietly npm --prefix clients/typescript ci --no-audit --no-fund
+
+say "starting a server"
+quietly cargo build --locked
+folder=$(mktemp -d /tmp/fencepost-clients-XXXXXX)
+chmod 755 "$folder"
+./target/debug/fencepost dev --data-dir "$folder/data" --listen 127.0.0.1:0 --metrics-listen 127.0.0.1:0 \
+    --ready-file "$folder/ready" >>"$log" 2>&1 &
+server=$!
+stop() { kill "$server" 2>/dev/null || true; wait "$server" 2>/dev/null || true; rm -rf "$folder"; }
+trap stop EXIT
+while [ ! -s "$folder/ready" ]; do kill -0 "$server" || { tail "$log" >&2; exit 1; }; sleep 0.1; done
+FENCEPOST_URL=$(sed -n 's/.*"url": *"\([^"]*\)".*/\1/p' "$folder/ready")
+FENCEPOST_KEY=$(sed -n 's/.*"api_key": *"\([^"]*\)".*/\1/p' "$folder/ready")
+export FENCEPOST_URL FENCEPOST_KEY
+export PATH=$made/venv/bin:$PATH
+
+rows=
+# worked GENERATOR LANGUAGE DOCUMENT COMMAND...: the command must say that it has worked a job.
+worked() {
+    local generator=$1 language=$2 document=$3
+    shift 3
+    say "$generator ($language)"
+    local said
+    said=$("$@" 2>>"$log") || { tail -n 40 "$log" >&2; say "$generator: failed"; exit 1; }
+    case "$said" in *"worked job_"*) ;; *) say "$generator says: $said"; exit 1 ;; esac
+    rows="$rows| $language | $generator | \`$document\` | made, compiled, worked a job |
+"
+}
+
+python_client() {
+    quietly openapi-python-client generate --path openapi/openapi.json --output-path "$made/python" --overwrite
+    quietly pip install -q --force-reinstall --no-deps "$made/python"
+    quietly pip install -q "$made/python"
+    python clients/python/smoke.py
+}
+fetch_client() {
+    cd clients/typescript
+    quietly npx openapi-typescript ../../openapi/openapi.json -o made/schema.d.ts
+    quietly npx openapi-ts -i ../../openapi/openapi.json -o made/hey
+    quietly npx tsc -p .
+    quietly npx esbuild fetch.ts hey.ts --bundle --platform=node --format=esm --out-extension:.js=.mjs --outdir=made/out
+    node made/out/fetch.mjs
+}
+hey_client() { node clients/typescript/made/out/hey.mjs; }
+rust_client() {
+    CARGO_TARGET_DIR=$made/rust quietly cargo build --locked --manifest-path clients/rust/Cargo.toml
+    "$made/rust/debug/fencepost-client-smoke"
+}
+go_client() {
+    quietly openapi-generator-cli generate -i openapi/openapi.json -g go -o "$made/go" \
+        --additional-properties=packageName=fencepost,withGoMod=true,enumClassPrefix=true
+    # Its module is as old as this machine's Go may be, and has a name of ours.
+    printf 'module fencepost.example/client\n\ngo 1.19\n' >"$made/go/go.mod"
+    rm -f "$made/go/go.sum"
+    cd clients/go
+    GOFLAGS=-mod=mod GOPROXY=off go run .
+}
+pinned() { sed -n "s|.*\"$1\": *\"\([^\"]*\)\".*|\1|p" clients/typescript/package.json; }
+in_python() { sed -n "s/^$1==//p" clients/python/requirements.txt; }
+in_rust() { sed -n "s/^$1 = \"=\(.*\)\"/\1/p" clients/rust/Cargo.toml; }
+
+worked "openapi-python-client $(in_python openapi-python-client)" Python openapi.json python_client
+worked "openapi-typescript $(pinned openapi-typescript) with openapi-fetch $(pinned openapi-fetch)" TypeScript openapi.json fetch_client
+worked "@hey-api/openapi-ts $(pinned @hey-api/openapi-ts)" TypeScript openapi.json hey_client
+worked "progenitor $(in_rust progenitor)" Rust openapi-3.0.json rust_client
+worked "openapi-generator $(in_python openapi-generator-cli), \`-g go\`" Go openapi.json go_client
+
+printf '| language | generator | document | result |\n|---|---|---|---|\n%s' "$rows" >"$made/table"
+cat "$made/table"
+if [ -f docs/clients.md ]; then
+    sed -e "/<!-- table -->/,/<!-- end -->/{/<!-- table -->/{p;r $made/table
+};/<!-- end -->/p;d}" docs/clients.md >"$made/page"
+    cmp -s "$made/page" docs/clients.md || cp "$made/page" docs/clients.md
+fi

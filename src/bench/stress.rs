@@ -1,0 +1,82 @@
+//! The lifecycle under what ruins queues in databases: a deep backlog, and a snapshot that somebody holds.
+
+use std::time::Duration;
+
+use anyhow::ensure;
+use sqlx::{ConnectOptions, Connection, Executor, postgres::PgConnectOptions};
+
+use super::{
+    client::Target,
+    load::{self, Step},
+};
+
+/// How long a snapshot is held, in windows of the measure's length.
+pub const HELD_WINDOWS: u32 = 6;
+/// Jobs that a queue is filled with at a time, so that the server can take a breath.
+const FILL_JOBS: usize = 100_000;
+
+/// Lifecycles a second beside a backlog.
+#[derive(Debug, Clone, Copy)]
+pub struct Beside {
+    /// Before there is one.
+    pub before: f64,
+    /// In the queue that has it.
+    pub same: f64,
+    /// In another queue.
+    pub other: f64,
+}
+
+/// What a backlog of so many jobs costs whoever works.
+///
+/// # Errors
+/// When the server refuses a request.
+pub async fn backlog(
+    target: &Target,
+    queue: &str,
+    jobs: usize,
+    connections: usize,
+    time: Duration,
+) -> anyhow::Result<Beside> {
+    let lifecycle =
+        async |queue: &str| load::rate(target, Step::Lifecycle, queue, connections, time).await;
+    let (same, other) = (format!("{queue}-deep"), format!("{queue}-other"));
+    let before = lifecycle(&other).await?;
+    let mut left = jobs;
+    while left > 0 {
+        let some = left.min(FILL_JOBS);
+        load::fill(target, &same, some).await?;
+        left -= some;
+    }
+    Ok(Beside { before, same: lifecycle(&same).await?, other: lifecycle(&other).await? })
+}
+
+/// Lifecycles a second before a snapshot is held, and in each window while it is.
+///
+/// # Errors
+/// When the server or the database does not answer.
+pub async fn held_snapshot(
+    target: &Target,
+    database_url: &str,
+    queue: &str,
+    connections: usize,
+    time: Duration,
+) -> anyhow::Result<(f64, Vec<f64>)> {
+    let before = load::rate(target, Step::Lifecycle, queue, connections, time).await?;
+    let options: PgConnectOptions = database_url.parse()?;
+    let mut conn = options.connect().await?;
+    conn.execute(sqlx::raw_sql("begin isolation level repeatable read")).await?;
+    conn.execute(sqlx::raw_sql("select count(*) from projects")).await?;
+    let mut held = Vec::new();
+    for _ in 0..HELD_WINDOWS {
+        held.push(load::rate(target, Step::Lifecycle, queue, connections, time).await?);
+    }
+    let xmin: Option<String> = sqlx::query_scalar(
+        "select backend_xmin::text from pg_stat_activity where pid = pg_backend_pid()",
+    )
+    .fetch_one(&mut conn)
+    .await?;
+    ensure!(xmin.is_some(), "the snapshot was not held");
+    conn.execute(sqlx::raw_sql("rollback")).await?;
+    conn.close().await?;
+    Ok((before, held))
+}

@@ -1,0 +1,22 @@
+//! `fencepost ready`: asks a node whether it can serve. For health checks where there is no curl.
+
+use std::{io::Write, time::Duration};
+
+use anyhow::{Context, ensure};
+
+/// A node that does not answer by then is not ready.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Says what the node says of itself.
+///
+/// # Errors
+/// When it is not ready, with the reason, or does not answer.
+pub async fn run(url: &str) -> anyhow::Result<()> {
+    let client = reqwest::Client::builder().timeout(ANSWER_TIMEOUT).build()?;
+    let asked = client.get(format!("{}/readyz", url.trim_end_matches('/'))).send().await;
+    let answer = asked.with_context(|| format!("{url} does not answer"))?;
+    let status = answer.status();
+    let said = answer.text().await.unwrap_or_default();
+    ensure!(status.is_success(), "{url} is not ready: {}", said.trim());
+    Ok(write!(std::io::stdout(), "{said}")?)
+}

@@ -1,0 +1,232 @@
+//! The low-water mark never hides a job for longer than it says: whatever commits late, is given back, is raised, or is stored
+//! on another node.
+
+use chrono::DateTime;
+use proptest::prelude::*;
+
+use super::*;
+
+/// A little longer than a step: how late a look may come.
+const SLACK_MS: i64 = 100;
+const WAITERS: u64 = 8;
+
+/// What happens between two looks.
+#[derive(Debug, Clone, Copy)]
+enum Event {
+    /// Jobs are stored here, and commit so much later.
+    Stored { jobs: u8, rank: i16, commits_after_ms: i64 },
+    /// The same on another node, whose word does not arrive.
+    StoredElsewhere { rank: i16, commits_after_ms: i64 },
+    /// A job that was leased is given back.
+    Released { which: usize },
+    /// A waiting job comes first from now on.
+    Raised { which: usize },
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Job {
+    key: ClaimKey,
+    visible_at_ms: i64,
+    /// Whether this node was told when it became visible.
+    is_told: bool,
+    is_leased: bool,
+}
+
+struct World {
+    lanes: Lanes,
+    epoch: Instant,
+    now_ms: i64,
+    jobs: Vec<Job>,
+}
+
+fn at(ms: i64) -> DateTime<chrono::Utc> {
+    DateTime::from_timestamp_millis(1_000_000 + ms).expect("a time")
+}
+
+impl World {
+    fn new() -> Self {
+        let mut this =
+            Self { lanes: Lanes::default(), epoch: Instant::now(), now_ms: 0, jobs: Vec::new() };
+        (0..WAITERS).for_each(|it| this.park(it));
+        this
+    }
+
+    fn now(&self) -> Instant {
+        self.epoch + Duration::from_millis(self.now_ms.unsigned_abs())
+    }
+
+    fn park(&mut self, id: WaiterId) {
+        let wish = Wish {
+            project_id: ProjectId(1),
+            queues: [Arc::from("q")].into(),
+            job_types: [].into(),
+            labels: [].into(),
+            only_commands: false,
+            worker_id: format!("w{id}").into(),
+            capacity: 1,
+            lease_seconds: None,
+            poll_id: None,
+        };
+        let now = self.now();
+        self.lanes.park(id, wish, false, now);
+    }
+
+    fn tell(&mut self, key: ClaimKey) {
+        self.lanes.arrived(&[Arrival {
+            project_id: ProjectId(1),
+            queue: "q".into(),
+            job_type: "t".into(),
+            rank: key.rank,
+            run_at: key.run_at,
+            is_gated: false,
+        }]);
+    }
+
+    fn store(&mut self, rank: i16, commits_after_ms: i64, is_told: bool) {
+        let key = ClaimKey { rank, run_at: at(self.now_ms) };
+        let visible_at_ms = self.now_ms + commits_after_ms;
+        self.jobs.push(Job { key, visible_at_ms, is_told, is_leased: false });
+    }
+
+    fn happen(&mut self, event: Event) {
+        let nth = |jobs: &[Job], which: usize, is_leased: bool, now_ms: i64| {
+            let those = jobs.iter().enumerate();
+            let mut those =
+                those.filter(|it| it.1.is_leased == is_leased && it.1.visible_at_ms <= now_ms);
+            let many = those.clone().count();
+            those.nth(which % many.max(1)).map(|it| it.0)
+        };
+        match event {
+            Event::Stored { jobs, rank, commits_after_ms } => {
+                (0..jobs).for_each(|_| self.store(rank, commits_after_ms, true));
+            }
+            Event::StoredElsewhere { rank, commits_after_ms } => {
+                self.store(rank, commits_after_ms, false);
+            }
+            Event::Released { which } => {
+                let Some(job) = nth(&self.jobs, which, true, self.now_ms) else { return };
+                self.jobs[job].is_leased = false;
+                self.jobs[job].is_told = true;
+                self.tell(self.jobs[job].key);
+            }
+            Event::Raised { which } => {
+                let Some(job) = nth(&self.jobs, which, false, self.now_ms) else { return };
+                self.jobs[job].key.rank -= 5;
+                self.jobs[job].is_told = true;
+                self.tell(self.jobs[job].key);
+            }
+        }
+    }
+
+    /// Time goes by: what commits meanwhile is told of.
+    fn pass(&mut self, ms: i64) {
+        let before = self.now_ms;
+        self.now_ms += ms;
+        let visible = |it: &&Job| before < it.visible_at_ms && it.visible_at_ms <= self.now_ms;
+        let told: Vec<_> =
+            self.jobs.iter().filter(visible).filter(|it| it.is_told).map(|it| it.key).collect();
+        told.into_iter().for_each(|it| self.tell(it));
+    }
+
+    /// One look, as PostgreSQL would answer it; says what the mark hides longer than it may.
+    fn look(&mut self) -> Result<(), TestCaseError> {
+        for look in self.lanes.deal(self.now()) {
+            let mut seen: Vec<usize> = Vec::new();
+            for (number, job) in self.jobs.iter().enumerate() {
+                if job.is_leased || job.visible_at_ms > self.now_ms {
+                    continue;
+                }
+                if job.key >= look.from {
+                    seen.push(number);
+                    continue;
+                }
+                prop_assert!(!job.is_told, "{job:?} was told of, and lies before {:?}", look.from);
+                let hidden_ms = self.now_ms - job.visible_at_ms;
+                let most = MARK_KEEP.as_millis() as i64 + SLACK_MS;
+                prop_assert!(hidden_ms <= most, "{job:?} is hidden for {hidden_ms} ms");
+            }
+            seen.sort_by_key(|it| self.jobs[*it].key);
+            seen.truncate(look.slots.len());
+            let finding = Finding {
+                is_short: seen.len() < look.slots.len(),
+                was_contended: false,
+                last: seen.iter().map(|it| self.jobs[*it].key).max(),
+                has_gates: Some(false),
+                rests_for: None,
+            };
+            let now = self.now();
+            self.lanes.landed(&look, Some(finding), now);
+            for (job, (waiter, _)) in seen.iter().zip(&look.slots) {
+                self.jobs[*job].is_leased = true;
+                self.lanes.leave(*waiter);
+                self.park(*waiter);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    // Later than the margin, too: then only the look from the beginning finds it.
+    let late = prop_oneof![4 => 1_i64..20, 1 => 100_i64..400];
+    prop_oneof![
+        4 => (1_u8..25, -3_i16..3, late.clone())
+            .prop_map(|(jobs, rank, commits_after_ms)| Event::Stored { jobs, rank, commits_after_ms }),
+        3 => (-3_i16..3, late)
+            .prop_map(|(rank, commits_after_ms)| Event::StoredElsewhere { rank, commits_after_ms }),
+        2 => (0_usize..1_000).prop_map(|which| Event::Released { which }),
+        2 => (0_usize..1_000).prop_map(|which| Event::Raised { which }),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn no_job_is_hidden_by_the_mark_for_longer_than_a_second_and_none_that_was_told_of_at_all(
+        events in prop::collection::vec((event(), 1_i64..60), 1..150)
+    ) {
+        let mut world = World::new();
+        for (event, ms) in events {
+            world.happen(event);
+            world.pass(ms);
+            world.look()?;
+        }
+        // Then nothing more happens but the fallback look, every so often.
+        for round in 0..3_000 {
+            if world.jobs.iter().all(|it| it.is_leased) {
+                return Ok(());
+            }
+            world.pass(10);
+            if round % 200 == 0 {
+                world.lanes.distrust(None);
+            }
+            world.look()?;
+        }
+        prop_assert!(false, "some are never found: {:?}", world.jobs.iter().filter(|it| !it.is_leased).count());
+    }
+}
+
+#[test]
+fn a_claim_beside_one_under_way_is_for_many_polls_only() {
+    let mut world = World::new();
+    for id in WAITERS..MAX_CLAIM_SLOTS as u64 {
+        world.park(id);
+    }
+    let looks = world.lanes.deal(world.now());
+    let full = Finding {
+        is_short: false,
+        was_contended: false,
+        last: Some(ClaimKey::ZERO),
+        has_gates: Some(false),
+        rests_for: None,
+    };
+    let now = world.now();
+    world.lanes.landed(&looks[0], Some(full), now);
+    assert_eq!(world.lanes.deal(now)[0].slots.len(), MAX_CLAIM_SLOTS, "there is plenty");
+    let more = 1_000..1_000 + MIN_SHARED_SLOTS as u64;
+    for id in more.clone().skip(1) {
+        world.park(id);
+        assert!(world.lanes.deal(now).is_empty(), "a few wait for the claim under way");
+    }
+    world.park(more.start);
+    assert_eq!(world.lanes.deal(now)[0].slots.len(), MIN_SHARED_SLOTS);
+}

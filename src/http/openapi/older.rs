@@ -1,0 +1,84 @@
+//! The same document for generators that read OpenAPI 3.0 only.
+
+use serde_json::{Map, Value, json};
+
+/// Says in the words of 3.0.3 what a document says in those of 3.1: a value that may be null is `nullable`, a reference
+/// with words beside it is an `allOf` of one, and a licence has no identifier.
+#[must_use]
+pub fn of(document: &Value) -> Value {
+    let mut older = document.clone();
+    older["openapi"] = json!("3.0.3");
+    if let Some(license) = older.pointer_mut("/info/license").and_then(Value::as_object_mut) {
+        license.remove("identifier");
+    }
+    rewrite(&mut older);
+    older
+}
+
+fn rewrite(value: &mut Value) {
+    match value {
+        Value::Array(list) => list.iter_mut().for_each(rewrite),
+        Value::Object(object) => {
+            // What is shown as an example is no schema, whatever its fields are called.
+            object.iter_mut().filter(|it| it.0 != "example").for_each(|(_, it)| rewrite(it));
+            without_null(object);
+            apart_from_words(object);
+        }
+        _ => (),
+    }
+}
+
+fn without_null(schema: &mut Map<String, Value>) {
+    if let Some(Value::Array(types)) = schema.get_mut("type") {
+        types.retain(|it| it != "null");
+        if let [only] = types.as_slice() {
+            let only = only.clone();
+            schema.insert("type".to_owned(), only);
+        }
+        schema.insert("nullable".to_owned(), json!(true));
+    }
+    let Some(Value::Array(alternatives)) = schema.get_mut("oneOf") else { return };
+    let before = alternatives.len();
+    alternatives.retain(|it| it.get("type").is_none_or(|it| it != "null"));
+    if alternatives.len() == before {
+        return;
+    }
+    if let [only] = alternatives.as_slice()
+        && let Some(only) = only.as_object().cloned()
+    {
+        schema.remove("oneOf");
+        schema.extend(only);
+    }
+    schema.insert("nullable".to_owned(), json!(true));
+}
+
+fn apart_from_words(schema: &mut Map<String, Value>) {
+    if schema.len() > 1
+        && let Some(reference) = schema.remove("$ref")
+    {
+        schema.insert("allOf".to_owned(), json!([{ "$ref": reference }]));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn null_is_a_word_of_its_own_in_3_0() {
+        let older = of(&json!({
+            "openapi": "3.1.0", "info": {"license": {"name": "MIT", "identifier": "MIT"}},
+            "a": {"type": ["string", "null"], "example": {"$ref": "no schema", "type": ["x", "null"]}},
+            "b": {"oneOf": [{"$ref": "#/x", "description": "words"}, {"type": "null"}]},
+            "c": {"$ref": "#/x"},
+        }));
+        let expected = json!({
+            "openapi": "3.0.3", "info": {"license": {"name": "MIT"}},
+            "a": {"type": "string", "nullable": true,
+                  "example": {"$ref": "no schema", "type": ["x", "null"]}},
+            "b": {"allOf": [{"$ref": "#/x"}], "description": "words", "nullable": true},
+            "c": {"$ref": "#/x"},
+        });
+        assert_eq!(older, expected);
+    }
+}

@@ -1,0 +1,152 @@
+//! What people deploy with: the files say what the program does, and name nothing that is not there.
+
+use std::{collections::BTreeSet, path::Path};
+
+use fencepost::serve::DRAIN_TIMEOUT;
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::docs::read;
+
+fn documents(path: &str) -> Vec<Value> {
+    serde_yaml_ng::Deserializer::from_str(&read(path))
+        .map(|it| Value::deserialize(it).unwrap_or_else(|error| panic!("{path}: {error}")))
+        .collect()
+}
+
+fn exists(path: &str) -> bool {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(path).exists()
+}
+
+/// YAML's `<<` is a key like any other to its parser.
+fn merged(service: &Value) -> Value {
+    let mut all = service["<<"].clone();
+    if !all.is_object() {
+        return service.clone();
+    }
+    for (key, value) in service.as_object().expect("a service") {
+        all[key] = value.clone();
+    }
+    all
+}
+
+#[test]
+fn compose_starts_everything_in_order_with_pinned_images_and_made_passwords() {
+    let [compose] = &documents("docker-compose.yml")[..] else { panic!("one document") };
+    let services = compose["services"].as_object().expect("services");
+    let secrets = compose["secrets"].as_object().expect("secrets");
+    let made = read("ops/secrets.sh");
+    for (secret, from) in secrets {
+        assert_eq!(from["file"], format!("ops/secrets/{secret}"));
+        assert!(made.contains(&format!("keep {secret} ")), "nobody makes {secret}");
+    }
+    for (name, service) in services {
+        let service = merged(service);
+        let image = service["image"].as_str().expect("an image");
+        let (_, tag) = image.rsplit_once(':').unwrap_or_else(|| panic!("{image} is not pinned"));
+        assert!(tag.starts_with(|it: char| it.is_ascii_digit() || it == 'v'), "{image}");
+        assert!(service["healthcheck"].is_object(), "{name}: how does it do?");
+        for secret in service["secrets"].as_array().into_iter().flatten() {
+            assert!(secrets.contains_key(secret.as_str().expect("a name")), "{name}: {secret}");
+        }
+        for volume in service["volumes"].as_array().into_iter().flatten() {
+            let source = volume.as_str().and_then(|it| it.split(':').next()).expect("a source");
+            let is_named = compose["volumes"].get(source).is_some();
+            assert!(is_named || exists(source), "{name} mounts {source}");
+        }
+        for (needed, how) in service["depends_on"].as_object().into_iter().flatten() {
+            assert!(services.contains_key(needed), "{name} waits for {needed}");
+            assert!(how["condition"].is_string(), "{name} waits for {needed} until what?");
+        }
+        for port in service["ports"].as_array().into_iter().flatten() {
+            assert!(port.as_str().is_some_and(|it| it.starts_with("127.0.0.1:")), "{name}: {port}");
+        }
+        let text = service["environment"].to_string().to_lowercase();
+        assert!(!text.contains("password\":\""), "{name} has a password in its environment");
+    }
+    let nodes = services
+        .values()
+        .map(merged)
+        .filter(|it| it["environment"].get("FENCEPOST_LISTEN").is_some());
+    assert_eq!(nodes.filter(|it| it["command"].is_null()).count(), 2, "two nodes");
+    let targets = read("ops/prometheus/prometheus.yml");
+    assert!(targets.contains("node1:7071") && targets.contains("node2:7071"));
+}
+
+#[test]
+fn every_setting_in_the_files_is_one_that_the_program_has() {
+    let known = read("docs/configuration.md");
+    let files = [
+        "docker-compose.yml",
+        "ops/kubernetes/fencepost.yaml",
+        "ops/kubernetes/migrate.yaml",
+        "ops/systemd/fencepost.service",
+        "docs/deploy.md",
+    ];
+    let mut named = BTreeSet::new();
+    for file in files {
+        for part in read(file).split("FENCEPOST_").skip(1) {
+            let end =
+                part.find(|it: char| !it.is_ascii_uppercase() && it != '_').unwrap_or(part.len());
+            let setting = format!("FENCEPOST_{}", &part[..end]);
+            assert!(known.contains(&format!("`{setting}`")), "{file}: {setting}");
+            named.insert(setting);
+        }
+    }
+    assert!(named.len() >= 6, "{named:?}");
+}
+
+#[test]
+fn a_node_is_given_the_time_that_it_takes_to_end() {
+    let deployment = documents("ops/kubernetes/fencepost.yaml").remove(0);
+    let pod = &deployment["spec"]["template"]["spec"];
+    let grace = pod["terminationGracePeriodSeconds"].as_u64().expect("seconds");
+    let environment = pod["containers"][0]["env"].as_array().expect("variables");
+    let linger = environment.iter().find(|it| it["name"] == "FENCEPOST_LINGER_SECONDS");
+    let linger: u64 =
+        linger.and_then(|it| it["value"].as_str()).expect("seconds").parse().expect("a number");
+    /// The connections to the database, at the end.
+    const CLOSING_SECONDS: u64 = 5;
+    let needed = DRAIN_TIMEOUT.as_secs() + CLOSING_SECONDS;
+    assert!(grace >= linger + needed, "{grace} s are too few");
+    /// As `--linger-seconds` is, unless somebody says otherwise.
+    const LINGER_SECONDS: u64 = 5;
+    let unit = read("ops/systemd/fencepost.service");
+    let stop = unit.lines().find_map(|it| it.strip_prefix("TimeoutStopSec=")).expect("a time");
+    assert!(stop.parse::<u64>().expect("seconds") >= LINGER_SECONDS + needed);
+    let compose = read("docker-compose.yml");
+    assert!(compose.contains(&format!("stop_grace_period: {stop}s")));
+    for probe in ["startupProbe", "readinessProbe", "livenessProbe"] {
+        let path = &pod["containers"][0][probe]["httpGet"]["path"];
+        assert!(["/readyz", "/livez"].iter().any(|it| path == it), "{probe}: {path}");
+    }
+}
+
+#[test]
+fn every_manifest_is_sound_and_the_image_is_made_of_what_is_there() {
+    for file in [
+        "fencepost",
+        "migrate",
+        "examples/monitor",
+        "examples/workers-keda",
+        "examples/workers-hpa",
+    ] {
+        for document in documents(&format!("ops/kubernetes/{file}.yaml")) {
+            assert!(document["kind"].is_string() && document["apiVersion"].is_string(), "{file}");
+        }
+    }
+    for file in ["datasources/prometheus", "dashboards/fencepost"] {
+        documents(&format!("ops/grafana/provisioning/{file}.yml"));
+    }
+    let (docker, ignored) = (read("ops/Dockerfile"), read(".dockerignore"));
+    let copied =
+        docker.lines().filter_map(|it| it.strip_prefix("COPY ")).filter(|it| !it.starts_with("--"));
+    let mut sources = 0;
+    for source in copied.flat_map(|it| it.split(' ').rev().skip(1).collect::<Vec<_>>()) {
+        assert!(exists(source), "{source}");
+        assert!(ignored.lines().any(|it| it == format!("!{source}")), "{source} is ignored");
+        sources += 1;
+    }
+    assert!(sources >= 8);
+    assert!(docker.contains(":nonroot") && docker.contains("STOPSIGNAL SIGTERM"));
+}

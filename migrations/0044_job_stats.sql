@@ -25,8 +25,10 @@ create table job_stats (
     -- From lease to end, of attempts that were acknowledged.
     run_ms bigint not null default 0,
     run_buckets bigint[] not null,
+    since timestamptz not null default now(),
+    -- To the hour.
     updated_at timestamptz not null default now(),
     primary key (project_id, resolution, at, queue, job_type)
-);
+) with (fillfactor = 70);
 -- Pruned by age, across projects.
 create index job_stats_by_age on job_stats (resolution, updated_at);

@@ -4,8 +4,8 @@ set -eu
 cd "$(dirname "$0")"
 umask 077
 mkdir -p secrets
-# Containers read them as users of their own.
-chmod 711 secrets
+# Nobody but their owner gets at them here; each is mounted into the containers that need it, and read there by users of their own.
+chmod 700 secrets
 
 password() { od -An -N24 -tx1 /dev/urandom | tr -d ' \n'; }
 keep() {

@@ -9,6 +9,7 @@ use std::{
 
 use anyhow::Context;
 use clap::Args;
+use ipnet::IpNet;
 use secrecy::SecretString;
 
 use crate::domain::plan::{self, Plans};
@@ -213,9 +214,18 @@ pub struct ConnectionArgs {
           value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub max_connections_per_address: Option<u32>,
 
-    /// Addresses of proxies whose X-Forwarded-For is believed; may be given more than once
-    #[arg(long, env = "FENCEPOST_TRUSTED_PROXIES", value_name = "ADDR", value_delimiter = ',')]
-    pub trusted_proxies: Vec<IpAddr>,
+    /// Addresses or networks (10.0.0.0/8) of proxies whose X-Forwarded-For is believed; may be given more than once
+    #[arg(long, env = "FENCEPOST_TRUSTED_PROXIES", value_name = "ADDR", value_delimiter = ',',
+          value_parser = read_network)]
+    pub trusted_proxies: Vec<IpNet>,
+}
+
+/// A network, or an address: a network of one.
+fn read_network(text: &str) -> Result<IpNet, String> {
+    let alone = || text.parse::<IpAddr>().map(IpNet::from);
+    text.parse()
+        .or_else(|_| alone())
+        .map_err(|_| "must be an address or a network such as 10.0.0.0/8".to_owned())
 }
 
 /// Open connections of one client address where nobody says otherwise.
@@ -238,7 +248,7 @@ pub struct ConnectionLimits {
     /// Of one client address.
     pub per_address: u32,
     /// Proxies, which may have any number, and whose X-Forwarded-For is believed.
-    pub trusted_proxies: Vec<IpAddr>,
+    pub trusted_proxies: Vec<IpNet>,
 }
 
 /// What a node needs to know to serve.

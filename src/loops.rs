@@ -207,6 +207,8 @@ async fn every<Step, Stepping, Hurry, Hurrying>(
     Hurry: Fn() -> Hurrying,
     Hurrying: Future<Output = ()>,
 {
+    // One that never ends a step well is missed, too.
+    gauge!(telemetry::LOOP_LAST_STEP, "loop" => name).set(unix_seconds());
     while !stopping.is_cancelled() {
         let started = Instant::now();
         let stepped = tokio::spawn(step()).await;

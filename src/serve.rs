@@ -5,7 +5,10 @@ use std::time::Duration;
 use anyhow::Context;
 use metrics_exporter_prometheus::PrometheusHandle;
 use secrecy::SecretString;
-use tokio::{net::TcpListener, time::timeout};
+use tokio::{
+    net::TcpListener,
+    time::{Instant, timeout, timeout_at},
+};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
@@ -27,8 +30,8 @@ use crate::{
 /// Requests under way may finish within this once the node stops.
 pub const DRAIN_TIMEOUT: Duration = Duration::from_secs(25);
 
-/// Closing the database's connections may take this long; then the process ends without.
-const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
+/// The last words to the database, and closing its connections, may take this long; then the process ends without.
+pub const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Connections of the operator's listener from one address.
 const OPERATOR_CONNECTIONS: u32 = 256;
 
@@ -121,21 +124,23 @@ pub async fn serve(node: Node, stop: CancellationToken) -> anyhow::Result<()> {
     if drained.await.is_err() {
         tracing::warn!(connections = connections.len(), "stopped with requests unfinished");
     }
+    let closed_by = Instant::now() + CLOSE_TIMEOUT;
     // What it has counted since the loop's last step.
-    if let Err(error) =
-        timeout(CLOSE_TIMEOUT, engine::stats::write_down(&engine)).await.unwrap_or(Ok(()))
-    {
-        tracing::warn!(
-            error = &error as &dyn std::error::Error,
-            "the last numbers were not written down"
-        );
+    let last_words = async {
+        if let Err(error) = engine::stats::write_down(&engine).await {
+            let error = &error as &dyn std::error::Error;
+            tracing::warn!(error, "the last numbers were not written down");
+        }
+        leave(&pools, &bus).await;
+    };
+    if timeout_at(closed_by, last_words).await.is_err() {
+        tracing::warn!("the database does not answer: the last numbers are lost");
     }
-    leave(&pools, &bus).await;
     ended.cancel();
     let has_failed = engine.has_failed();
     // With it the pump ends, which keeps connections for its next claims.
     drop(engine);
-    let _ = timeout(CLOSE_TIMEOUT, pools.close()).await;
+    let _ = timeout_at(closed_by, pools.close()).await;
     anyhow::ensure!(!has_failed, "a part of this node has failed");
     Ok(())
 }

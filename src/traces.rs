@@ -25,7 +25,7 @@ use crate::{
 };
 
 /// How long the last spans may take at the end.
-const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(3);
+pub const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(3);
 
 static TRACES: OnceLock<Traces> = OnceLock::new();
 
@@ -93,8 +93,8 @@ pub struct Answered<'a> {
     pub parent: Option<TraceContext>,
     /// Of a fixed set.
     pub method: &'static str,
-    /// The pattern that it matched, not the path.
-    pub route: &'a str,
+    /// The pattern that it matched, not the path; none: there is no such route.
+    pub route: Option<&'a str>,
     /// What it was answered with.
     pub status: u16,
     /// How long it took.
@@ -106,19 +106,25 @@ pub struct Answered<'a> {
 /// Tells of a request that was answered.
 pub fn request(it: &Answered<'_>) {
     let ended_at = SystemTime::now();
-    let attributes = vec![
+    let mut attributes = vec![
         KeyValue::new("http.request.method", it.method),
-        KeyValue::new("http.route", it.route.to_owned()),
         KeyValue::new("http.response.status_code", i64::from(it.status)),
         KeyValue::new("request.id", it.request_id.to_owned()),
     ];
-    let status = if it.status >= 500 { Status::error("") } else { Status::Unset };
+    if let Some(route) = it.route {
+        attributes.push(KeyValue::new("http.route", route.to_owned()));
+    }
+    let is_failure = it.status >= 500;
+    if is_failure {
+        attributes.push(KeyValue::new("error.type", it.status.to_string()));
+    }
+    let status = if is_failure { Status::error("") } else { Status::Unset };
     tell(Span {
         own: it.own,
         parent: it.parent,
         link: None,
         kind: SpanKind::Server,
-        name: format!("{} {}", it.method, it.route),
+        name: it.route.map_or(it.method.to_owned(), |route| format!("{} {route}", it.method)),
         from: ended_at - it.took,
         to: ended_at,
         attributes,
@@ -183,9 +189,9 @@ struct Span {
 fn tell(span: Span) {
     let Some(traces) = TRACES.get().filter(|_| span.own.is_sampled) else { return };
     let mut links = SpanLinks::default();
-    links.links.extend(span.link.map(|it| Link::new(context(it), Vec::new(), 0)));
+    links.links.extend(span.link.map(|it| Link::new(context(it, true), Vec::new(), 0)));
     traces.processor.on_end(SpanData {
-        span_context: context(span.own),
+        span_context: context(span.own, false),
         parent_span_id: SpanId::from(span.parent.map_or(0, |it| it.span_id)),
         parent_span_is_remote: span.parent.is_some(),
         span_kind: span.kind,
@@ -201,8 +207,8 @@ fn tell(span: Span) {
     });
 }
 
-fn context(it: TraceContext) -> SpanContext {
+fn context(it: TraceContext, is_remote: bool) -> SpanContext {
     let flags = if it.is_sampled { TraceFlags::SAMPLED } else { TraceFlags::default() };
     let (trace_id, span_id) = (TraceId::from(it.trace_id), SpanId::from(it.span_id));
-    SpanContext::new(trace_id, span_id, flags, true, TraceState::default())
+    SpanContext::new(trace_id, span_id, flags, is_remote, TraceState::default())
 }

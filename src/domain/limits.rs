@@ -218,3 +218,9 @@ pub const MAX_PAGE_AUDIT: u32 = 200;
 pub const MAX_EXPORTED_AUDIT: i64 = 100_000;
 /// Days for which the audit log is kept.
 pub const AUDIT_KEEP_DAYS: i32 = 400;
+/// Queues of a project, and types of a queue, that a node counts by name; later ones are `other`.
+pub const MAX_COUNTED_NAMES: usize = 100;
+/// Pairs of a queue and a type of one project that a node counts by name.
+pub const MAX_COUNTED_PAIRS: usize = 500;
+/// Values of one label in what a project's Prometheus scrapes; the rest is `other`.
+pub const MAX_LABEL_VALUES: usize = 100;

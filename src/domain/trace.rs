@@ -33,13 +33,14 @@ impl TraceContext {
         let is_hex =
             |it: &str| it.bytes().all(|it| it.is_ascii_digit() || (b'a'..=b'f').contains(&it));
         let parts: Vec<_> = text.split('-').collect();
-        let is_sound = parts.len() == PARTS.len()
-            && parts.iter().zip(PARTS).all(|(part, length)| part.len() == length && is_hex(part))
-            && parts.first() != Some(&"ff");
-        if !is_sound {
+        let [version, trace_id, span_id, flags, ..] = parts[..] else { return None };
+        // A later version may say more.
+        let is_long = version == "00" && parts.len() > PARTS.len();
+        let is_sound =
+            parts.iter().zip(PARTS).all(|(part, length)| part.len() == length && is_hex(part));
+        if !is_sound || is_long || version == "ff" {
             return None;
         }
-        let [_, trace_id, span_id, flags] = parts[..] else { return None };
         let context = Self {
             trace_id: u128::from_str_radix(trace_id, 16).ok()?,
             span_id: u64::from_str_radix(span_id, 16).ok()?,
@@ -135,6 +136,9 @@ mod tests {
         ] {
             assert_eq!(TraceContext::parse(text), None, "{text}");
         }
+        let later = JOB.replacen("00-", "01-", 1) + "-more";
+        assert_eq!(TraceContext::parse(&later), TraceContext::parse(JOB), "of a later version");
+        assert_eq!(TraceContext::parse(&format!("{JOB}-more")), None);
         let unsampled = JOB.replace("-01", "-00");
         assert!(!TraceContext::parse(&unsampled).expect("a context").is_sampled);
     }

@@ -126,6 +126,7 @@ struct Fired {
 impl Fired {
     fn tell(&self, engine: &Engine) {
         counter!(telemetry::JOBS_ENQUEUED).increment(self.jobs.len() as u64);
+        engine.tidings.tally.fired(&self.jobs);
         for fire in &self.fires {
             let (outcome, ticks) = (fire.outcome.as_str(), fire.ticks.unsigned_abs());
             counter!(telemetry::SCHEDULE_FIRES, "outcome" => outcome).increment(ticks);

@@ -10,11 +10,12 @@ use std::{
 use crate::{
     domain::{
         job::{Outcome, StoredState},
+        limits::{MAX_COUNTED_NAMES, MAX_COUNTED_PAIRS},
         stats::{Counted, Counts},
     },
     ids::ProjectId,
     store::{
-        acks::Settled,
+        acks::{Rested, Settled},
         claims::LeasedJob,
         control::CalledOff,
         endings::{AfterEnd, Ended},
@@ -22,16 +23,21 @@ use crate::{
     },
 };
 
-/// Queues of a project, and types of a queue, that are counted by name; what comes later is [`OTHER`].
-pub const MAX_NAMES: usize = 100;
 /// The name of all that have none here.
 pub const OTHER: &str = "other";
-/// Pairs of a queue and a type that are counted by themselves, of one project.
-pub const MAX_PAIRS: usize = 500;
-/// Pairs that are remembered at the most; then all are forgotten, once what they counted is written.
+/// Pairs that are counted by themselves, of all projects together.
 const MAX_REMEMBERED: usize = 20_000;
+/// A pair of which nothing was seen in so many steps of five seconds is forgotten: another may have its place.
+const IDLE_STEPS: u32 = 720;
 
-type Types = HashMap<Box<str>, Counts>;
+/// What was counted of a type, and for how many steps nothing was.
+#[derive(Debug, Default)]
+struct Kept {
+    counts: Counts,
+    idle_steps: u32,
+}
+
+type Types = HashMap<Box<str>, Kept>;
 
 /// The names of one project's queues and of their types.
 #[derive(Debug, Default)]
@@ -41,47 +47,57 @@ struct Names {
 }
 
 #[derive(Debug, Default)]
-struct Book(HashMap<ProjectId, Names>);
+struct Book {
+    projects: HashMap<ProjectId, Names>,
+    pairs: usize,
+}
 
 impl Book {
     fn of(&mut self, project_id: ProjectId, queue: &str, job_type: &str) -> &mut Counts {
-        let names = self.0.entry(project_id).or_default();
+        let names = self.projects.entry(project_id).or_default();
         let is_known = names.queues.get(queue).is_some_and(|it| it.contains_key(job_type));
-        let is_other = !is_known && names.pairs >= MAX_PAIRS;
+        let is_full = names.pairs >= MAX_COUNTED_PAIRS || self.pairs >= MAX_REMEMBERED;
+        let is_other = !is_known && is_full;
         let queue = if is_other { OTHER } else { known_or_other(&names.queues, queue) };
         let types = names.queues.entry(queue.into()).or_default();
         let job_type = if is_other { OTHER } else { known_or_other(types, job_type) };
-        types.entry(job_type.into()).or_insert_with(|| {
+        let kept = types.entry(job_type.into()).or_insert_with(|| {
             names.pairs += 1;
-            Counts::default()
-        })
+            self.pairs += 1;
+            Kept::default()
+        });
+        &mut kept.counts
     }
 
-    /// Everything that was counted; the names stay, so that they are the same ones the next time, unless there
-    /// are too many.
+    /// Everything that was counted. The names stay, so that they are the same ones the next time, until nothing was
+    /// seen of them for long.
     fn take(&mut self) -> Vec<Counted> {
-        let (mut taken, mut names) = (Vec::new(), 0);
-        for (project_id, its) in &mut self.0 {
-            names += its.pairs;
-            for (queue, types) in &mut its.queues {
-                for (job_type, counts) in types {
-                    let counts = std::mem::take(counts);
-                    if counts != Counts::default() {
-                        let (queue, job_type) = (queue.to_string(), job_type.to_string());
-                        taken.push(Counted { project_id: *project_id, queue, job_type, counts });
+        let mut taken = Vec::new();
+        for (project_id, names) in &mut self.projects {
+            for (queue, types) in &mut names.queues {
+                for (job_type, kept) in &mut *types {
+                    let counts = std::mem::take(&mut kept.counts);
+                    if counts == Counts::default() {
+                        kept.idle_steps += 1;
+                        continue;
                     }
+                    kept.idle_steps = 0;
+                    let (queue, job_type) = (queue.to_string(), job_type.to_string());
+                    taken.push(Counted { project_id: *project_id, queue, job_type, counts });
                 }
+                types.retain(|_, it| it.idle_steps < IDLE_STEPS);
             }
+            names.queues.retain(|_, types| !types.is_empty());
+            names.pairs = names.queues.values().map(HashMap::len).sum();
         }
-        if names > MAX_REMEMBERED {
-            self.0.clear();
-        }
+        self.projects.retain(|_, names| names.pairs > 0);
+        self.pairs = self.projects.values().map(|it| it.pairs).sum();
         taken
     }
 }
 
 fn known_or_other<'a, T>(known: &HashMap<Box<str>, T>, name: &'a str) -> &'a str {
-    if known.contains_key(name) || known.len() < MAX_NAMES { name } else { OTHER }
+    if known.contains_key(name) || known.len() < MAX_COUNTED_NAMES { name } else { OTHER }
 }
 
 /// One node's counts. Cheap to clone.
@@ -98,6 +114,14 @@ impl Tally {
         let mut book = self.book();
         for it in jobs {
             book.of(it.project_id, &it.queue, &it.job_type).enqueued += 1;
+        }
+    }
+
+    /// Jobs of recurring schedules were stored.
+    pub(super) fn fired(&self, jobs: &[Rested]) {
+        let mut book = self.book();
+        for it in jobs {
+            book.of(it.key.project_id, &it.queue, &it.job_type).enqueued += 1;
         }
     }
 
@@ -170,11 +194,11 @@ mod tests {
     #[test]
     fn names_beyond_the_bound_are_counted_together_and_stay_so() {
         let mut book = Book::default();
-        for number in 0..MAX_NAMES + 20 {
+        for number in 0..MAX_COUNTED_NAMES + 20 {
             book.of(PROJECT, "default", &format!("type {number}")).enqueued += 1;
         }
         let taken = book.take();
-        assert_eq!(taken.len(), MAX_NAMES + 1);
+        assert_eq!(taken.len(), MAX_COUNTED_NAMES + 1);
         let others: Vec<_> = taken.iter().filter(|it| it.job_type == OTHER).collect();
         assert!(matches!(others[..], [it] if it.counts.enqueued == 20), "{others:?}");
         book.of(PROJECT, "default", "type 3").enqueued += 1;
@@ -195,12 +219,19 @@ mod tests {
     }
 
     #[test]
-    fn too_many_names_are_forgotten_at_once() {
+    fn a_node_counts_so_many_names_at_a_time_and_forgets_those_of_which_nothing_is_seen() {
         let mut book = Book::default();
-        for number in 0..=MAX_REMEMBERED as i32 {
+        for number in 0..MAX_REMEMBERED as i32 + 5 {
             book.of(ProjectId(number), "default", "mail").claimed += 1;
         }
-        assert_eq!(book.take().len(), MAX_REMEMBERED + 1);
-        assert!(book.0.is_empty());
+        let taken = book.take();
+        assert_eq!(taken.iter().filter(|it| it.job_type == OTHER).count(), 5);
+        for _ in 1..IDLE_STEPS {
+            book.of(PROJECT, "default", "mail").claimed += 1;
+            book.take();
+        }
+        assert!(book.pairs > 1);
+        book.take();
+        assert_eq!((book.pairs, book.projects.len()), (1, 1), "only one was seen all the while");
     }
 }

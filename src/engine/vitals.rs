@@ -1,6 +1,8 @@
 //! How all of it does, in gauges: the work that waits, the pools, and the database under it. Every node shows the
 //! same numbers of the database; a dashboard takes the greatest.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use metrics::{counter, gauge};
 
 use super::Engine;
@@ -63,7 +65,18 @@ fn show_server(server: Server) {
     gauge!(telemetry::POSTGRES_CONNECTIONS).set(server.connections as f64);
     gauge!(telemetry::POSTGRES_MAX_CONNECTIONS).set(server.max_connections as f64);
     gauge!(telemetry::HELD_WAL_BYTES).set(server.held_wal_bytes as f64);
-    counter!(telemetry::WAL_BYTES).absolute(server.wal_bytes.unsigned_abs());
-    counter!(telemetry::POSTGRES_COMMITS).absolute(server.commits.unsigned_abs());
-    counter!(telemetry::POSTGRES_DEADLOCKS).absolute(server.deadlocks.unsigned_abs());
+    count(telemetry::WAL_BYTES, &WAL_BYTES_SEEN, server.wal_bytes);
+    count(telemetry::POSTGRES_COMMITS, &COMMITS_SEEN, server.commits);
+    count(telemetry::POSTGRES_DEADLOCKS, &DEADLOCKS_SEEN, server.deadlocks);
+}
+
+static WAL_BYTES_SEEN: AtomicU64 = AtomicU64::new(0);
+static COMMITS_SEEN: AtomicU64 = AtomicU64::new(0);
+static DEADLOCKS_SEEN: AtomicU64 = AtomicU64::new(0);
+
+/// Counts on from what the database has counted. It begins anew after a failover, or when its statistics are reset.
+fn count(name: &'static str, seen: &AtomicU64, now: i64) {
+    let now = now.unsigned_abs();
+    let before = seen.swap(now, Ordering::Relaxed);
+    counter!(name).increment(now.checked_sub(before).unwrap_or(now));
 }

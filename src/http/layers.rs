@@ -14,6 +14,7 @@ use axum::{
     middleware::Next,
     response::{IntoResponse, Response},
 };
+use ipnet::IpNet;
 use metrics::{counter, histogram};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
@@ -35,6 +36,8 @@ const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 /// Below these are pages for people.
 const PAGES: [&str; 1] = ["/docs"];
+/// Headers that every answer gets, and a few of its own.
+const MAX_OWN_HEADERS: usize = 10;
 /// Characters of a request id that a caller may choose.
 const MAX_REQUEST_ID_CHARS: usize = 128;
 
@@ -84,12 +87,15 @@ pub async fn observe(mut request: Request, next: Next) -> Response {
         write_limits(response.headers_mut(), budget, standing);
     }
     secure(response.headers_mut(), is_page);
-    let route = route.as_ref().map_or("unmatched", MatchedPath::as_str);
+    let matched = route.as_ref().map(MatchedPath::as_str);
+    let route = matched.unwrap_or("unmatched");
     let status = response.status();
     measure(route, method, status, started);
     if let Some(own) = trace {
         let (status, took) = (status.as_u16(), started.elapsed());
         let request_id = &request_id;
+        let method = if method == "other" { "_OTHER" } else { method };
+        let route = matched;
         traces::request(&Answered { own, parent, method, route, status, took, request_id });
     }
     let trace_id = trace.or(parent).map(trace_id_text);
@@ -100,19 +106,20 @@ pub async fn observe(mut request: Request, next: Next) -> Response {
 
 /// Proxies whose word about their clients is believed.
 #[derive(Debug, Clone, Default)]
-pub struct Proxies(Arc<[IpAddr]>);
+pub struct Proxies(Arc<[IpNet]>);
 
 impl Proxies {
     /// These.
     #[must_use]
-    pub fn new(proxies: Vec<IpAddr>) -> Self {
-        Self(proxies.into_iter().map(|it| it.to_canonical()).collect())
+    pub fn new(proxies: Vec<IpNet>) -> Self {
+        Self(proxies.into())
     }
 
     /// Whether this is one of them.
     #[must_use]
     pub fn has(&self, address: IpAddr) -> bool {
-        self.0.contains(&address.to_canonical())
+        let address = address.to_canonical();
+        self.0.iter().any(|it| it.contains(&address))
     }
 
     /// Who called: the connection's other end, or, when that is one of these, the last address that it was told
@@ -176,6 +183,8 @@ fn secure(headers: &mut HeaderMap, is_page: bool) {
     } else {
         "default-src 'none'; frame-ancestors 'none'"
     };
+    // All of them at once, with those that follow.
+    headers.reserve(MAX_OWN_HEADERS);
     headers.insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static(policy));
     headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     headers.insert(REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
@@ -274,7 +283,7 @@ mod tests {
 
     #[test]
     fn only_a_trusted_proxy_is_believed_about_its_client() {
-        let proxies = Proxies::new(vec!["10.0.0.1".parse().expect("an address")]);
+        let proxies = Proxies::new(vec!["10.0.0.1/32".parse().expect("a network")]);
         let client = |peer: &str, told: &str| {
             let mut headers = HeaderMap::new();
             headers.insert(FORWARDED_FOR, HeaderValue::from_str(told).expect("a value"));
@@ -290,5 +299,8 @@ mod tests {
         assert_eq!(client("10.0.0.1", "203.0.113.7, 198.51.100.1:4711"), "198.51.100.1");
         assert_eq!(client("10.0.0.1", "203.0.113.7, [2001:db8::1]:80"), "2001:db8::1");
         assert_eq!(client("::ffff:10.0.0.1", "198.51.100.1"), "198.51.100.1");
+        let network = Proxies::new(vec!["10.0.0.0/8".parse().expect("a network")]);
+        assert!(network.has("10.200.3.4".parse().expect("an address")));
+        assert!(!network.has("11.0.0.1".parse().expect("an address")));
     }
 }

@@ -1,8 +1,11 @@
 //! The documentation, served by every node: every error's `docs_url` and every alert's `runbook_url` leads here. A
 //! browser gets HTML, everybody else the Markdown itself; nothing is loaded from elsewhere.
 
+use std::sync::Arc;
+
 use axum::{
     Router,
+    body::Bytes,
     http::{
         HeaderMap,
         header::{ACCEPT, CONTENT_TYPE, VARY},
@@ -31,7 +34,7 @@ pub fn names() -> impl Iterator<Item = String> {
 pub fn routes<S: Clone + Send + Sync + 'static>() -> Router<S> {
     let pictures = Pages::iter().filter(|it| it.ends_with(".png")).filter_map(|it| {
         let file = Pages::get(&it)?;
-        Some((format!("/docs/{it}"), axum::body::Bytes::from(file.data.into_owned())))
+        Some((format!("/docs/{it}"), Bytes::from(file.data.into_owned())))
     });
     let router = pictures.fold(Router::new(), |router, (path, picture)| {
         let picture = move || async move { ([(CONTENT_TYPE, "image/png")], picture) };
@@ -39,9 +42,9 @@ pub fn routes<S: Clone + Send + Sync + 'static>() -> Router<S> {
     });
     names().fold(router, |router, name| {
         let Some(file) = Pages::get(&format!("{name}.md")) else { return router };
-        let text = String::from_utf8_lossy(&file.data).into_owned();
+        let page = Arc::new(Page::of(String::from_utf8_lossy(&file.data).into_owned()));
         let page = move |headers: HeaderMap| {
-            let answer = page(&text, &headers);
+            let answer = page.answer(&headers);
             async move { answer }
         };
         router
@@ -50,17 +53,30 @@ pub fn routes<S: Clone + Send + Sync + 'static>() -> Router<S> {
     })
 }
 
-fn page(text: &str, headers: &HeaderMap) -> Response {
-    let accepted = headers.get(ACCEPT).and_then(|it| it.to_str().ok()).unwrap_or_default();
-    if accepted.contains("text/html") {
-        let title = text.lines().next().unwrap_or_default().trim_start_matches("# ");
-        let page =
-            HEAD.replace("{title}", &escape(title)) + &to_html(text) + "</main></body></html>\n";
-        return ([(CONTENT_TYPE, "text/html; charset=utf-8"), (VARY, "accept")], page)
-            .into_response();
+/// A page in both of its forms.
+struct Page {
+    markdown: Bytes,
+    html: Bytes,
+}
+
+impl Page {
+    fn of(markdown: String) -> Self {
+        let title = markdown.lines().next().unwrap_or_default().trim_start_matches("# ");
+        let html = HEAD.replace("{title}", &escape(title))
+            + &to_html(&markdown)
+            + "</main></body></html>\n";
+        Self { html: html.into(), markdown: markdown.into() }
     }
-    let text = text.to_owned();
-    ([(CONTENT_TYPE, "text/plain; charset=utf-8"), (VARY, "accept")], text).into_response()
+
+    fn answer(&self, headers: &HeaderMap) -> Response {
+        let accepted = headers.get(ACCEPT).and_then(|it| it.to_str().ok()).unwrap_or_default();
+        let (kind, text) = if accepted.contains("text/html") {
+            ("text/html; charset=utf-8", &self.html)
+        } else {
+            ("text/plain; charset=utf-8", &self.markdown)
+        };
+        ([(CONTENT_TYPE, kind), (VARY, "accept")], text.clone()).into_response()
+    }
 }
 
 fn escape(text: &str) -> String {

@@ -30,7 +30,7 @@ pub struct QueueRow {
     pub dead_letter: i64,
     pub succeeded: i64,
     pub cancelled: i64,
-    /// Since when the job waits that could run longest; none: no job could run.
+    /// Since when the job waits that could run longest, at the earliest since it was stored; none: no job could run.
     pub oldest_ready_at: Option<DateTime<Utc>>,
     /// That job.
     pub oldest_ready_job_id: Option<JobId>,
@@ -299,7 +299,7 @@ pub async fn queues(
                coalesce(kept.dead_letter, 0) + coalesce(fresh.dead_letter, 0) "dead_letter!",
                coalesce(kept.succeeded, 0) + coalesce(fresh.succeeded, 0) "succeeded!",
                coalesce(kept.cancelled, 0) + coalesce(fresh.cancelled, 0) "cancelled!",
-               running.processing "processing!", oldest.run_at "oldest_ready_at?",
+               running.processing "processing!", oldest.ready_at "oldest_ready_at?",
                oldest.id "oldest_ready_job_id?: JobId",
                coalesce(live_workers.workers, 0) "workers!",
                coalesce(rate.enqueued_minute, 0) + coalesce(fresh.enqueued, 0) "enqueued_minute!",
@@ -348,11 +348,11 @@ pub async fn queues(
             ) minutes
         ) rate on true
         left join lateral (
-            select id, run_at
+            select id, ready_at
             from (
                 with recursive first_of_rank as (
                     (
-                        select rank, run_at, id
+                        select rank, greatest(run_at, created_at) as ready_at, id
                         from jobs
                         where project_id = $1 and queue = named.queue and state = 'pending'
                             and gate is null
@@ -360,10 +360,10 @@ pub async fn queues(
                         limit 1
                     )
                     union all
-                    select next.rank, next.run_at, next.id
+                    select next.rank, next.ready_at, next.id
                     from first_of_rank
                     cross join lateral (
-                        select rank, run_at, id
+                        select rank, greatest(run_at, created_at) as ready_at, id
                         from jobs
                         where project_id = $1 and queue = named.queue and state = 'pending'
                             and gate is null and rank > first_of_rank.rank
@@ -372,7 +372,7 @@ pub async fn queues(
                     ) next
                 ), first_of_gate as (
                     (
-                        select gate, rank, run_at, id
+                        select gate, rank, greatest(run_at, created_at) as ready_at, id
                         from jobs
                         where project_id = $1 and queue = named.queue and state = 'pending'
                             and gate is not null
@@ -380,10 +380,10 @@ pub async fn queues(
                         limit 1
                     )
                     union all
-                    select next.gate, next.rank, next.run_at, next.id
+                    select next.gate, next.rank, next.ready_at, next.id
                     from first_of_gate
                     cross join lateral (
-                        select gate, rank, run_at, id
+                        select gate, rank, greatest(run_at, created_at) as ready_at, id
                         from jobs
                         where project_id = $1 and queue = named.queue and state = 'pending'
                             and gate is not null
@@ -392,11 +392,11 @@ pub async fn queues(
                         limit 1
                     ) next
                 )
-                select id, run_at from first_of_rank
+                select id, ready_at from first_of_rank
                 union all
-                (select id, run_at from first_of_gate limit 500)
+                (select id, ready_at from first_of_gate limit 500)
             ) firsts
-            order by run_at
+            order by ready_at
             limit 1
         ) oldest on true
         order by named.queue

@@ -73,7 +73,11 @@ pub async fn add(conn: &mut PgConnection, counted: &[Counted]) -> sqlx::Result<(
                     as bucket(mine, theirs, number)
                 order by number
             ),
-            updated_at = now()
+            -- Seldom: it is indexed, and would keep every update from staying on its page.
+            updated_at = case
+                when job_stats.updated_at < now() - interval '1 hour' then now()
+                else job_stats.updated_at
+            end
         "#,
         &counted.iter().map(|it| it.project_id.0).collect::<Vec<_>>(),
         &counted.iter().map(|it| it.queue.as_str()).collect::<Vec<_>>() as &[&str],
@@ -234,7 +238,7 @@ pub async fn slots(
     Ok(slots.collect())
 }
 
-/// What happened since the beginning, the busiest first, up to `limit` pairs of a queue and a type.
+/// What happened since the beginning, up to `limit` pairs of a queue and a type: those that came first are first.
 ///
 /// # Errors
 /// Only those of the store.
@@ -250,7 +254,7 @@ pub async fn totals(
                dead_lettered, cancelled, wait_ms, wait_buckets, run_ms, run_buckets
         from job_stats
         where project_id = $1 and resolution = 'total'
-        order by enqueued + claimed desc, queue, job_type
+        order by since, queue, job_type
         limit $2
         "#,
         project_id.0,

@@ -2,7 +2,10 @@
 
 use std::{collections::BTreeSet, path::Path};
 
-use fencepost::serve::DRAIN_TIMEOUT;
+use fencepost::{
+    serve::{CLOSE_TIMEOUT, DRAIN_TIMEOUT},
+    traces::SHUTDOWN_TIMEOUT,
+};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -105,9 +108,7 @@ fn a_node_is_given_the_time_that_it_takes_to_end() {
     let linger = environment.iter().find(|it| it["name"] == "FENCEPOST_LINGER_SECONDS");
     let linger: u64 =
         linger.and_then(|it| it["value"].as_str()).expect("seconds").parse().expect("a number");
-    /// The connections to the database, at the end.
-    const CLOSING_SECONDS: u64 = 5;
-    let needed = DRAIN_TIMEOUT.as_secs() + CLOSING_SECONDS;
+    let needed = (DRAIN_TIMEOUT + CLOSE_TIMEOUT + SHUTDOWN_TIMEOUT).as_secs();
     assert!(grace >= linger + needed, "{grace} s are too few");
     /// As `--linger-seconds` is, unless somebody says otherwise.
     const LINGER_SECONDS: u64 = 5;

@@ -320,6 +320,15 @@ fn queue_limits() -> Vec<(&'static str, String)> {
         ),
         ("types that are paused in a queue", limits::MAX_PAUSED_TYPES.to_string()),
         ("types told apart while some are paused", rules::MAX_OPEN_TYPES.to_string()),
+        (
+            "queues, and types of a queue, that a node counts by name",
+            format!("{}, later ones as `other`", limits::MAX_COUNTED_NAMES),
+        ),
+        (
+            "pairs of a queue and a type that a node counts by name",
+            format!("{} of one project, later ones as `other`", limits::MAX_COUNTED_PAIRS),
+        ),
+        ("values of a label that a Prometheus scrapes", limits::MAX_LABEL_VALUES.to_string()),
     ]
 }
 

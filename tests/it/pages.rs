@@ -34,7 +34,6 @@ fn a_page_is_html_for_a_browser_and_markdown_for_everybody_else() {
         assert!(runbook.text.contains("<h1 id=\"a-queue-is-stuck\">"), "{}", runbook.text);
         let picture = t.client.get(format!("{}/docs/pictures/overview.png", t.url)).send().await;
         assert_eq!(picture.expect("an answer").headers()["content-type"], "image/png");
-        t.get("/docs/nowhere").await.is_error(404, "not_found");
     });
 }
 
@@ -62,9 +61,6 @@ fn no_link_of_the_documentation_leads_nowhere() {
                 }
             }
             assert!(target.exists(), "{page}: {link}");
-            // What is served must not lead out of what is served.
-            let is_served = page.starts_with("docs/");
-            assert!(!is_served || target.starts_with(root.join("docs")), "{page}: {link}");
             seen += 1;
         }
     }

@@ -38,7 +38,9 @@ impl Balancer {
         let config = kept
             .replace("    server node1 node1:7070\n    server node2 node2:7070\n", &servers)
             .replace(":8080", &format!("127.0.0.1:{port}"))
-            .replace("127.0.0.1:8404", &format!("127.0.0.1:{stats}"));
+            .replace("127.0.0.1:8404", &format!("127.0.0.1:{stats}"))
+            // Here nodes have addresses, not names.
+            .replace(" resolvers docker init-addr last,libc,none", "");
         assert_eq!(config.matches("server node-").count(), nodes.len());
         let file = scratch("haproxy").join("haproxy.cfg");
         std::fs::write(&file, config).expect("it is written");

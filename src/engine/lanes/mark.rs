@@ -37,6 +37,8 @@ struct World {
     epoch: Instant,
     now_ms: i64,
     jobs: Vec<Job>,
+    /// Looks that the database has answered, and whose answers are on their way.
+    flying: Vec<(DealtLook, Vec<usize>)>,
 }
 
 fn at(ms: i64) -> DateTime<chrono::Utc> {
@@ -45,8 +47,8 @@ fn at(ms: i64) -> DateTime<chrono::Utc> {
 
 impl World {
     fn new() -> Self {
-        let mut this =
-            Self { lanes: Lanes::default(), epoch: Instant::now(), now_ms: 0, jobs: Vec::new() };
+        let (lanes, epoch) = (Lanes::default(), Instant::now());
+        let mut this = Self { lanes, epoch, now_ms: 0, jobs: Vec::new(), flying: Vec::new() };
         (0..WAITERS).for_each(|it| this.park(it));
         this
     }
@@ -128,8 +130,12 @@ impl World {
         told.into_iter().for_each(|it| self.tell(it));
     }
 
-    /// One look, as PostgreSQL would answer it; says what the mark hides longer than it may.
+    /// What was under way lands, and the next looks are made, as PostgreSQL would answer them; says what the mark hides longer
+    /// than it may. What happens next happens while they fly.
     fn look(&mut self) -> Result<(), TestCaseError> {
+        for (look, seen) in std::mem::take(&mut self.flying) {
+            self.land(&look, &seen);
+        }
         for look in self.lanes.deal(self.now()) {
             let mut seen: Vec<usize> = Vec::new();
             for (number, job) in self.jobs.iter().enumerate() {
@@ -147,22 +153,28 @@ impl World {
             }
             seen.sort_by_key(|it| self.jobs[*it].key);
             seen.truncate(look.slots.len());
-            let finding = Finding {
-                is_short: seen.len() < look.slots.len(),
-                was_contended: false,
-                last: seen.iter().map(|it| self.jobs[*it].key).max(),
-                has_gates: Some(false),
-                rests_for: None,
-            };
-            let now = self.now();
-            self.lanes.landed(&look, Some(finding), now);
-            for (job, (waiter, _)) in seen.iter().zip(&look.slots) {
+            for job in &seen {
                 self.jobs[*job].is_leased = true;
-                self.lanes.leave(*waiter);
-                self.park(*waiter);
             }
+            self.flying.push((look, seen));
         }
         Ok(())
+    }
+
+    fn land(&mut self, look: &DealtLook, seen: &[usize]) {
+        let finding = Finding {
+            is_short: seen.len() < look.slots.len(),
+            was_contended: false,
+            last: seen.iter().map(|it| self.jobs[*it].key).max(),
+            has_gates: Some(false),
+            rests_for: None,
+        };
+        let now = self.now();
+        self.lanes.landed(look, Some(finding), now);
+        for (waiter, _) in look.slots.iter().take(seen.len()) {
+            self.lanes.leave(*waiter);
+            self.park(*waiter);
+        }
     }
 }
 

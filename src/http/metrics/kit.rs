@@ -143,7 +143,7 @@ fn rules(url: &str, queues: &[&str]) -> String {
     }
     for (number, queue) in queues.iter().enumerate() {
         // A template of Prometheus begins with two braces.
-        let plain = queue.replace("{{", "{ {");
+        let plain = queue.replace('{', "(").replace('}', ")");
         let _ = writeln!(
             text,
             "  - name: {}\n    rules:",

@@ -52,9 +52,14 @@ impl Period {
         }
     }
 
-    /// Minutes are kept for a day, and are too many to add up for longer than an hour.
-    fn resolution(self) -> &'static str {
-        if self == Self::Hour { "minute" } else { "hour" }
+    /// A bucket that is longer says nothing of it.
+    fn allows(self, granularity: Granularity) -> bool {
+        match granularity {
+            // Too many to add up for longer.
+            Granularity::Minute => self == Self::Hour,
+            Granularity::Hour => true,
+            Granularity::Day => self != Self::Hour,
+        }
     }
 }
 
@@ -77,6 +82,14 @@ impl Granularity {
             Period::Hour => Self::Minute,
             Period::Day | Period::Week => Self::Hour,
             Period::Month => Self::Day,
+        }
+    }
+
+    /// Days are made of hours.
+    const fn resolution(self) -> &'static str {
+        match self {
+            Self::Minute => "minute",
+            Self::Hour | Self::Day => "hour",
         }
     }
 
@@ -172,7 +185,8 @@ async fn read(app: &App, project_id: ProjectId, span: &Span<'_>) -> Result<Vec<S
 
 /// Sum up a project's jobs.
 ///
-/// How many jobs are where now, and what happened in a period. Counted as it happens and written down within five
+/// How many jobs are where now, and what happened since the beginning of the minute (of `1h`), hour or day in which the
+/// period begins. Counted as it happens and written down within five
 /// seconds; what a node that was killed had counted in its last seconds is missing.
 #[utoipa::path(
     get, path = "/metrics/summary", tag = "metrics", operation_id = "metrics_summary",
@@ -191,8 +205,9 @@ pub async fn summary(
     Query(query): Query<SummaryQuery>,
 ) -> Result<Reply<MetricsSummary>, Error> {
     let period = query.period.unwrap_or_default();
-    let (slot, slot_seconds) = Granularity::of(period).slot();
-    let (resolution, period_seconds) = (period.resolution(), period.seconds());
+    let granularity = Granularity::of(period);
+    let (slot, slot_seconds) = granularity.slot();
+    let (resolution, period_seconds) = (granularity.resolution(), period.seconds());
     let span = Span { resolution, slot, slot_seconds, period_seconds, queue: None, job_type: None };
     let mut counts = Counts::default();
     for it in read(&app, caller.project_id, &span).await? {
@@ -336,13 +351,16 @@ pub async fn throughput(
     let mut check = Check::default();
     check.optional_name("queue", query.queue.as_deref(), limits::MAX_QUEUE_CHARS);
     check.optional_name("job_type", query.job_type.as_deref(), limits::MAX_JOB_TYPE_CHARS);
-    if granularity == Granularity::Minute && period != Period::Hour {
-        check.refuse("granularity", "`minute` goes with a `period` of `1h` only");
+    if !period.allows(granularity) {
+        check.refuse(
+            "granularity",
+            "`minute` goes with a `period` of `1h` only, and `day` with longer ones",
+        );
     }
     check.finish()?;
     let (slot, slot_seconds) = granularity.slot();
     let span = Span {
-        resolution: period.resolution(),
+        resolution: granularity.resolution(),
         slot,
         slot_seconds,
         period_seconds: period.seconds(),

@@ -1,7 +1,7 @@
 //! `GET /v1/metrics/prometheus`: a project's own numbers, for its own Prometheus. At most [`MAX_LABEL_VALUES`] queues
-//! and as many types are named, the busiest; the rest is `other`.
+//! and as many types are named, the rest is `other`: of gauges the busiest are named, of counters those that came first.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 
 use axum::{
     extract::State,
@@ -14,6 +14,7 @@ use crate::{
     auth::{Caller, Read},
     domain::{
         histogram::Histogram,
+        limits::MAX_LABEL_VALUES,
         stats::{Counted, Counts},
     },
     engine::tally::OTHER,
@@ -26,18 +27,16 @@ use crate::{
     },
 };
 
-/// Values of one label.
-pub const MAX_LABEL_VALUES: usize = 100;
 /// Queues that are looked through for the busiest.
 const MAX_DEPTHS: i64 = 10_000;
-/// Pairs of a queue and a type that are added up, the busiest.
+/// Pairs of a queue and a type that are added up, those that came first.
 const MAX_PAIRS: i64 = 5_000;
 
 /// Scrape a project's metrics.
 ///
 /// In the text format of Prometheus: depth, oldest ready age and workers by queue; what came and went by queue and type;
-/// histograms of waiting by queue and of running by type. The 100 busiest queues and types are named, the rest is
-/// `other`. Scrape it with a key of the scope `read` as bearer token, every 15 seconds or more.
+/// histograms of waiting by queue and of running by type. 100 queues and 100 types are named (of gauges the busiest,
+/// of counters those that came first), the rest is `other`. Scrape it with a key of the scope `read` as bearer token, every 15 seconds or more.
 #[utoipa::path(
     get, path = "/metrics/prometheus", tag = "metrics", operation_id = "metrics_prometheus",
     security(("api_key" = ["read"]), ("session" = ["viewer"])),
@@ -68,7 +67,11 @@ pub(super) async fn queues(
 ) -> Result<(Vec<QueueRow>, Option<Depth>), Error> {
     let mut conn = app.engine.pools.read_for(project_id).await?;
     let mut depths = store::counts::depths(&mut conn, project_id, MAX_DEPTHS).await?;
-    let others = depths.split_off(depths.len().min(MAX_LABEL_VALUES));
+    let mut others = depths.split_off(depths.len().min(MAX_LABEL_VALUES));
+    if !others.is_empty() {
+        // A queue of that name is one of them.
+        others.extend(depths.extract_if(.., |it| it.queue == OTHER));
+    }
     let rest = others.into_iter().reduce(|sum, it| Depth {
         queue: OTHER.to_owned(),
         scheduled: sum.scheduled + it.scheduled,
@@ -86,7 +89,7 @@ fn show_queues(text: &mut Exposition, named: &[QueueRow], rest: Option<Depth>) {
     text.begin(
         JOBS,
         "gauge",
-        "Jobs of a queue, by state; ready: they could run if a worker took them.",
+        "Jobs of a queue, by state; ready: they wait for a worker, or for a limit. Those of `other` that run are among them.",
     );
     for it in named {
         let ready = (it.active - it.backoff - it.processing).max(0);
@@ -132,18 +135,20 @@ fn show_queues(text: &mut Exposition, named: &[QueueRow], rest: Option<Depth>) {
     });
 }
 
-/// The busiest names, so that every other is [`OTHER`].
+/// The names that came first, so that every other is [`OTHER`]: whatever is busy today, a series stays what it is.
 struct Names<'a>(HashSet<&'a str>);
 
 impl<'a> Names<'a> {
-    fn busiest(totals: &'a [Counted], of: fn(&Counted) -> &str) -> Self {
-        let mut jobs: HashMap<&str, i64> = HashMap::new();
-        for it in totals {
-            *jobs.entry(of(it)).or_default() += it.counts.enqueued + it.counts.claimed;
+    /// `totals`: those that came first are first.
+    fn first(totals: &'a [Counted], of: fn(&Counted) -> &str) -> Self {
+        let mut names = HashSet::new();
+        for it in totals.iter().map(of) {
+            if names.len() == MAX_LABEL_VALUES {
+                break;
+            }
+            names.insert(it);
         }
-        let mut names: Vec<_> = jobs.into_iter().collect();
-        names.sort_by(|one, other| other.1.cmp(&one.1).then(one.0.cmp(other.0)));
-        Self(names.into_iter().take(MAX_LABEL_VALUES).map(|(name, _)| name).collect())
+        Self(names)
     }
 
     fn of(&self, name: &'a str) -> &'a str {
@@ -152,8 +157,8 @@ impl<'a> Names<'a> {
 }
 
 fn show_totals(text: &mut Exposition, totals: &[Counted]) {
-    let queues = Names::busiest(totals, |it| &it.queue);
-    let types = Names::busiest(totals, |it| &it.job_type);
+    let queues = Names::first(totals, |it| &it.queue);
+    let types = Names::first(totals, |it| &it.job_type);
     let mut pairs: BTreeMap<(&str, &str), Counts> = BTreeMap::new();
     let mut waits: BTreeMap<&str, Histogram> = BTreeMap::new();
     let mut runs: BTreeMap<&str, Histogram> = BTreeMap::new();
@@ -209,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn the_busiest_are_named_and_the_rest_is_other() {
+    fn those_that_came_first_are_named_and_the_rest_is_other() {
         let mut totals: Vec<_> =
             (0..150).map(|it| counted("default", &format!("type{it:03}"), 150 - it)).collect();
         totals.push(counted("mail", "type000", 1));

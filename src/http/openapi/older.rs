@@ -12,7 +12,29 @@ pub fn of(document: &Value) -> Value {
         license.remove("identifier");
     }
     rewrite(&mut older);
+    name_types(&mut older, document);
     older
+}
+
+/// What is nullable must say its type: in 3.0 the word means nothing without.
+fn name_types(value: &mut Value, document: &Value) {
+    match value {
+        Value::Array(list) => list.iter_mut().for_each(|it| name_types(it, document)),
+        Value::Object(object) => {
+            object
+                .iter_mut()
+                .filter(|it| it.0 != "example")
+                .for_each(|(_, it)| name_types(it, document));
+            let is_untyped = object.contains_key("nullable") && !object.contains_key("type");
+            let reference = object.get("allOf").and_then(|it| it[0]["$ref"].as_str());
+            let named = reference.and_then(|it| document.pointer(it.trim_start_matches('#')));
+            if let Some(kind) = named.and_then(|it| it.get("type")).filter(|_| is_untyped).cloned()
+            {
+                object.insert("type".to_owned(), kind);
+            }
+        }
+        _ => (),
+    }
 }
 
 fn rewrite(value: &mut Value) {
@@ -70,14 +92,14 @@ mod tests {
             "openapi": "3.1.0", "info": {"license": {"name": "MIT", "identifier": "MIT"}},
             "a": {"type": ["string", "null"], "example": {"$ref": "no schema", "type": ["x", "null"]}},
             "b": {"oneOf": [{"$ref": "#/x", "description": "words"}, {"type": "null"}]},
-            "c": {"$ref": "#/x"},
+            "c": {"$ref": "#/x"}, "x": {"type": "object"},
         }));
         let expected = json!({
             "openapi": "3.0.3", "info": {"license": {"name": "MIT"}},
             "a": {"type": "string", "nullable": true,
                   "example": {"$ref": "no schema", "type": ["x", "null"]}},
-            "b": {"allOf": [{"$ref": "#/x"}], "description": "words", "nullable": true},
-            "c": {"$ref": "#/x"},
+            "b": {"allOf": [{"$ref": "#/x"}], "description": "words", "nullable": true, "type": "object"},
+            "c": {"$ref": "#/x"}, "x": {"type": "object"},
         });
         assert_eq!(older, expected);
     }

@@ -19,9 +19,9 @@ use crate::{
 pub struct Backlog {
     /// Which queue.
     pub queue: String,
-    /// `ready` and `processing`: what workers are needed for. 0 while the queue is paused and nothing runs.
+    /// `ready` and `processing`, but not more than `max_concurrency`: what workers are needed for.
     pub backlog: i64,
-    /// Jobs that could run if a worker took them; 0 while the queue is paused.
+    /// Jobs that wait for a worker, or for a concurrency key, a rate or labels; 0 while the queue is paused.
     pub ready: i64,
     /// Jobs under a lease, up to 10,000.
     pub processing: i64,
@@ -62,8 +62,9 @@ pub async fn get(
     let is_paused = row.paused_at.is_some();
     let ready = if is_paused { 0 } else { (row.active - row.backoff - row.processing).max(0) };
     let oldest = row.oldest_ready_at.filter(|_| !is_paused);
+    let most = row.max_concurrency.map_or(i64::MAX, i64::from);
     Ok(Reply(Backlog {
-        backlog: ready + row.processing,
+        backlog: (ready + row.processing).min(most.max(row.processing)),
         ready,
         processing: row.processing,
         oldest_ready_age_seconds: oldest.map_or(0, |it| (row.now - it).num_seconds().max(0)),

@@ -251,8 +251,7 @@ pub async fn prune_rates(conn: &mut PgConnection) -> sqlx::Result<u64> {
 pub async fn prune_stats(conn: &mut PgConnection) -> sqlx::Result<u64> {
     let pruned = sqlx::query!(
         "
-        delete from job_stats
-        using (
+        with old as materialized (
             select old.project_id, old.resolution, old.at, old.queue, old.job_type
             from (
                 values ('minute', interval '26 hours'), ('hour', interval '32 days'),
@@ -267,7 +266,9 @@ pub async fn prune_stats(conn: &mut PgConnection) -> sqlx::Result<u64> {
                 for update skip locked
             ) old
             limit 500
-        ) old
+        )
+        delete from job_stats
+        using old
         where job_stats.project_id = old.project_id and job_stats.resolution = old.resolution
             and job_stats.at = old.at and job_stats.queue = old.queue
             and job_stats.job_type = old.job_type

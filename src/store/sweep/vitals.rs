@@ -4,9 +4,11 @@ use sqlx::{PgConnection, Row};
 
 use crate::ids::ProjectId;
 
-/// Places of work one look visits at the most: a queue, or the jobs of one priority in it. The statement carries the
-/// same number as a literal.
+/// Queues that one look visits at the most; of one project [`MAX_PLACES_OF_PROJECT`]. The statement carries the same
+/// numbers as literals.
 pub const MAX_PLACES: i64 = 5_000;
+/// See [`MAX_PLACES`]: nobody hides the others. Those with the most jobs come first.
+pub const MAX_PLACES_OF_PROJECT: i64 = 100;
 
 /// A queue with jobs that could run.
 #[derive(Debug, Clone, PartialEq)]
@@ -25,8 +27,8 @@ pub struct Place {
     pub is_paused: bool,
 }
 
-/// Where jobs wait that could run, the longest first. They are looked for in every queue, first by first; of more than
-/// [`MAX_PLACES`] places the others are not seen.
+/// Where jobs wait that could run, the longest first: looked for in the queues that have jobs, priority by priority, twenty of
+/// them. A `run_at` that was past when the job was stored counts from then.
 ///
 /// # Errors
 /// Only those of the store.
@@ -34,29 +36,47 @@ pub async fn places(conn: &mut PgConnection, alive_seconds: i32) -> sqlx::Result
     sqlx::query_as!(
         Place,
         r#"
-        with recursive first as (
-            (
-                select project_id, queue, rank, run_at
-                from jobs
-                where state = 'pending' and gate is null
-                order by project_id, queue, rank, run_at, id
-                limit 1
-            )
-            union all
-            select next.project_id, next.queue, next.rank, next.run_at
-            from first
-            cross join lateral (
-                select project_id, queue, rank, run_at
-                from jobs
-                where state = 'pending' and gate is null
-                    and (project_id, queue, rank) > (first.project_id, first.queue, first.rank)
-                order by project_id, queue, rank, run_at, id
-                limit 1
-            ) next
+        with busy as materialized (
+            select project_id, queue
+            from (
+                select project_id, queue,
+                       row_number() over (partition by project_id order by active desc) as place
+                from queue_counts
+                where active > 0
+            ) counted
+            where place <= 100
+            order by place
+            limit 5000
         ), place as materialized (
-            select project_id, queue, min(run_at) as run_at
-            from (select * from first limit 5000) bounded
-            group by project_id, queue
+            select busy.project_id, busy.queue, oldest.ready_at
+            from busy
+            cross join lateral (
+                with recursive first_of_rank as (
+                    (
+                        select rank, greatest(run_at, created_at) as ready_at
+                        from jobs
+                        where project_id = busy.project_id and queue = busy.queue
+                            and state = 'pending' and gate is null
+                        order by rank, run_at, id
+                        limit 1
+                    )
+                    union all
+                    select next.rank, next.ready_at
+                    from first_of_rank
+                    cross join lateral (
+                        select rank, greatest(run_at, created_at) as ready_at
+                        from jobs
+                        where project_id = busy.project_id and queue = busy.queue
+                            and state = 'pending' and gate is null
+                            and rank > first_of_rank.rank
+                        order by rank, run_at, id
+                        limit 1
+                    ) next
+                )
+                select min(ready_at) as ready_at
+                from (select ready_at from first_of_rank limit 20) bounded
+            ) oldest
+            where oldest.ready_at is not null
         ), polled as materialized (
             select distinct worker.project_id, named.queue
             from (
@@ -69,14 +89,14 @@ pub async fn places(conn: &mut PgConnection, alive_seconds: i32) -> sqlx::Result
             cross join lateral unnest(worker.queues) as named(queue)
         )
         select place.project_id "project_id!: ProjectId", projects.slug as project, place.queue "queue!",
-               greatest(extract(epoch from now() - place.run_at), 0)::float8 "age_seconds!",
+               greatest(extract(epoch from now() - place.ready_at), 0)::float8 "age_seconds!",
                polled.queue is not null "is_polled!", setting.paused_at is not null "is_paused!"
         from place
         join projects on projects.id = place.project_id
         left join polled on polled.project_id = place.project_id and polled.queue = place.queue
         left join queues setting
             on setting.project_id = place.project_id and setting.name = place.queue
-        order by place.run_at
+        order by place.ready_at
         "#,
         alive_seconds,
     )
@@ -133,7 +153,8 @@ pub struct Table {
 /// Only those of the store.
 pub async fn tables(conn: &mut PgConnection) -> sqlx::Result<Vec<Table>> {
     let rows = sqlx::raw_sql(
-        "select relname::text, pg_table_size(relid), pg_indexes_size(relid), n_dead_tup
+        "select relname::text, coalesce(pg_table_size(relid), 0), coalesce(pg_indexes_size(relid), 0),
+                n_dead_tup
          from pg_stat_user_tables
          where schemaname = current_schema()
          limit 200",
@@ -192,7 +213,8 @@ pub async fn server(conn: &mut PgConnection) -> sqlx::Result<Server> {
          select coalesce((
                     select max(extract(epoch from now() - xact_start)) from pg_stat_activity
                     where pid <> pg_backend_pid() and backend_xmin is not null
-                        and backend_type <> 'walsender'
+                        and backend_type <> 'walsender' and datname = current_database()
+                        and pid not in (select pid from pg_stat_progress_vacuum)
                 ), 0)::float8,
                 coalesce((select max(age(xmin)) from holding where xmin is not null), 0)::bigint,
                 (select sum(numbackends) from pg_stat_database)::bigint,

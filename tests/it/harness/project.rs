@@ -106,7 +106,7 @@ impl TestServer {
                 per_address: stage.connections,
                 trusted_proxies: stage
                     .trusts_proxy
-                    .then(|| "127.0.0.1".parse().expect("an address"))
+                    .then(|| "127.0.0.1/32".parse().expect("a network"))
                     .into_iter()
                     .collect(),
             },

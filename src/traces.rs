@@ -44,7 +44,7 @@ pub fn install(args: &TraceArgs) -> anyhow::Result<()> {
     let exporter = SpanExporter::builder()
         .with_http()
         .with_protocol(Protocol::HttpBinary)
-        .with_endpoint(format!("{}/v1/traces", endpoint.trim_end_matches('/')))
+        .with_endpoint(url(endpoint))
         .build()
         .context("--otlp-endpoint cannot be used")?;
     let mut processor = BatchSpanProcessor::builder(exporter).build();
@@ -54,6 +54,12 @@ pub fn install(args: &TraceArgs) -> anyhow::Result<()> {
     processor.set_resource(&resource.build());
     let _ = TRACES.set(Traces { processor, ratio: args.trace_ratio });
     Ok(())
+}
+
+/// Where spans go at a collector.
+#[must_use]
+pub fn url(endpoint: &str) -> String {
+    format!("{}/v1/traces", endpoint.trim_end_matches('/'))
 }
 
 /// Whether spans are sent.

@@ -16,6 +16,7 @@ use crate::{
     config::{DEFAULT_PLAN, DatabaseArgs, NodeArgs, Signup},
     mail::Mailer,
     store::pools,
+    traces,
 };
 
 /// The oldest PostgreSQL that the statements are written for, as it numbers itself.
@@ -80,6 +81,7 @@ pub async fn run(args: CheckArgs) -> anyhow::Result<()> {
     check_listeners(&args.node, &mut findings).await;
     check_database(&args, &mut findings).await;
     check_redis(&args.node, &mut findings).await;
+    check_traces(&args.node, &mut findings).await;
     check_people(&args.node, &mut findings);
     let mut out = std::io::stdout();
     for (found, what, text) in &findings.0 {
@@ -218,6 +220,27 @@ async fn check_redis(node: &NodeArgs, findings: &mut Findings) {
             format!("{error:#}. Nodes go on without it, each for itself; does it run?"),
         ),
         Err(_) => findings.bad("redis", "no answer: is there a firewall in between?"),
+    }
+}
+
+/// Sends a collector nothing, and sees what it says.
+async fn check_traces(node: &NodeArgs, findings: &mut Findings) {
+    let Some(endpoint) = &node.traces.otlp_endpoint else { return };
+    let url = traces::url(endpoint);
+    let client = reqwest::Client::builder().timeout(ANSWER_TIMEOUT).build();
+    let asked =
+        async { client?.post(&url).header("content-type", "application/x-protobuf").send().await };
+    match asked.await {
+        Ok(answer) if answer.status().is_success() => {
+            findings.good("traces", format!("{url} takes spans"))
+        }
+        Ok(answer) => findings.bad(
+            "traces",
+            format!("{url} answers {}: is it a collector's OTLP/HTTP endpoint?", answer.status()),
+        ),
+        Err(error) => {
+            findings.bad("traces", format!("{error}. Spans would be lost; nothing else is"))
+        }
     }
 }
 

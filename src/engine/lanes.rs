@@ -193,15 +193,8 @@ impl Lanes {
                 if !is_wanted {
                     continue;
                 }
-                lane.mark = lane.mark.min(ClaimKey { rank: arrival.rank, run_at: arrival.run_at });
-                lane.may_have_gates |= arrival.is_gated;
-                if lane.flights > 0 {
-                    lane.gated_in_flight |= arrival.is_gated;
-                    lane.arrived_in_flight = lane.arrived_in_flight.saturating_add(1);
-                }
-                if let Supply::Known(jobs) = lane.supply {
-                    lane.supply = Supply::Known(jobs.saturating_add(1));
-                }
+                let key = ClaimKey { rank: arrival.rank, run_at: arrival.run_at };
+                lane.arrive(key, arrival.is_gated);
                 self.consider(id);
             }
         }
@@ -377,7 +370,8 @@ impl Lanes {
             let dealt = u32::try_from(slots.len()).unwrap_or(u32::MAX);
             lane.supply = Supply::Known(jobs.saturating_sub(dealt));
         }
-        let is_mark_fresh = lane.looked_from_zero_at.is_some_and(|it| now - it < MARK_KEEP);
+        let keep = lane.zero_look_pause(MARK_KEEP);
+        let is_mark_fresh = lane.looked_from_zero_at.is_some_and(|it| now - it < keep);
         let from = if is_mark_fresh { lane.mark } else { ClaimKey::ZERO };
         Some(DealtLook {
             lane: id,

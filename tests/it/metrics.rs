@@ -98,6 +98,35 @@ fn a_job_whose_time_is_long_past_waits_since_it_was_stored() {
 }
 
 #[test]
+fn an_operator_finds_the_queue_that_is_stuck_and_why() {
+    run(async |t| {
+        let stuck = async || {
+            let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_fencepost"));
+            let run = command.args(["stuck", "--database-url", &t.database.url]).output().await;
+            String::from_utf8(run.expect("it runs").stdout).expect("text")
+        };
+        assert_eq!(stuck().await, "no job waits that could run\n");
+        t.enqueue(json!({"queue": "mail"})).await;
+        t.enqueue(json!({"queue": "mail", "priority": 5, "run_at": "2001-01-01T00:00:00Z"})).await;
+        // Counters are added up within a second.
+        let alone = loop {
+            let said = stuck().await;
+            if said.contains("mail") {
+                break said;
+            }
+        };
+        assert!(alone.contains("main  mail  (nobody polls it)"), "{alone}");
+        let seconds: i64 =
+            alone.split_whitespace().next().and_then(|it| it.parse().ok()).expect("a time");
+        assert!(seconds < 60, "{alone}");
+        t.polled(json!({"worker_id": "w", "queues": ["mail"], "wait_seconds": 0})).await;
+        assert!(stuck().await.contains("(workers poll it)"));
+        t.act("/v1/queues/mail/pause").await.is(200);
+        assert!(stuck().await.contains("(paused)"));
+    });
+}
+
+#[test]
 fn a_wrong_period_is_refused_by_name() {
     run(async |t| {
         t.get("/v1/metrics/summary?period=2h").await.refuses("period");

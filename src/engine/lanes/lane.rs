@@ -13,6 +13,11 @@ use crate::store::claims::ClaimKey;
 
 /// A look from the mark that came back short is repeated from the beginning, but not more often.
 pub(super) const ZERO_LOOK_PAUSE: Duration = Duration::from_millis(250);
+/// A look from the beginning walks over what has died and cannot be cleared away yet: while a snapshot is held, over very much. It
+/// takes a part of the time in so many, at the most.
+const ZERO_LOOK_SHARE: u32 = 10;
+/// And comes this often, however long it takes.
+const MAX_ZERO_LOOK_PAUSE: Duration = Duration::from_secs(5);
 /// Commits may become visible this much later than their `run_at` says.
 const MARK_MARGIN: TimeDelta = TimeDelta::milliseconds(200);
 /// After a failed look its lane rests, so that a store in trouble is not hammered.
@@ -47,10 +52,14 @@ pub(super) struct Lane {
     /// Looks that are under way.
     pub flights: u32,
     pub arrived_in_flight: u32,
+    /// The first of them in the order of claims.
+    pub first_in_flight: Option<ClaimKey>,
     /// Whether one of them is behind a gate.
     pub gated_in_flight: bool,
     pub mark: ClaimKey,
     pub looked_from_zero_at: Option<Instant>,
+    /// How long that took.
+    pub zero_look_took: Duration,
     pub touched_at: Instant,
     /// After a look that failed, or found everything taken, or a rate limit used up.
     pub rests_until: Option<Instant>,
@@ -76,9 +85,11 @@ impl Lane {
             supply: Supply::Unknown,
             flights: 0,
             arrived_in_flight: 0,
+            first_in_flight: None,
             gated_in_flight: false,
             mark: ClaimKey::ZERO,
             looked_from_zero_at: None,
+            zero_look_took: Duration::ZERO,
             touched_at: now,
             rests_until: None,
             is_spent: false,
@@ -102,6 +113,33 @@ impl Lane {
             && !self.signature.only_commands
             && !self.may_have_gates;
         self.supply != Supply::Known(0) && (self.flights == 0 || may_share)
+    }
+
+    /// The pause between two looks from the beginning, where they are worth `least`.
+    pub fn zero_look_pause(&self, least: Duration) -> Duration {
+        let share = self.zero_look_took * ZERO_LOOK_SHARE;
+        share.min(MAX_ZERO_LOOK_PAUSE).max(least)
+    }
+
+    /// A job has arrived that polls here may want.
+    pub fn arrive(&mut self, key: ClaimKey, is_gated: bool) {
+        self.mark = self.mark.min(key);
+        self.may_have_gates |= is_gated;
+        if self.flights > 0 {
+            self.gated_in_flight |= is_gated;
+            self.arrived_in_flight = self.arrived_in_flight.saturating_add(1);
+            self.first_in_flight = Some(self.first_in_flight.map_or(key, |it| it.min(key)));
+        }
+        if let Supply::Known(jobs) = self.supply {
+            self.supply = Supply::Known(jobs.saturating_add(1));
+        }
+    }
+
+    /// Everything before the last job that was found is taken, but for what arrived meanwhile.
+    fn advance(&mut self, last: Option<ClaimKey>) {
+        let Some(last) = last else { return };
+        let mark = ClaimKey { rank: last.rank, run_at: last.run_at - MARK_MARGIN };
+        self.mark = self.first_in_flight.map_or(mark, |it| it.min(mark));
     }
 
     /// Whether nothing can be found here now, as far as anybody knows.
@@ -141,6 +179,7 @@ impl Lane {
         let was_from_zero = look.from == ClaimKey::ZERO;
         if was_from_zero && found.is_some() {
             self.looked_from_zero_at = Some(look.dealt_at);
+            self.zero_look_took = now - look.dealt_at;
         }
         if let Some(has_gates) = found.and_then(|it| it.has_gates) {
             self.has_gates = has_gates;
@@ -148,10 +187,13 @@ impl Lane {
             self.may_have_gates = has_gates || self.gated_in_flight;
             self.asked_gates_at = Some(look.dealt_at);
         }
-        let is_zero_look_due =
-            self.looked_from_zero_at.is_none_or(|it| now - it >= ZERO_LOOK_PAUSE);
+        let is_zero_look_due = self
+            .looked_from_zero_at
+            .is_none_or(|it| now - it >= self.zero_look_pause(ZERO_LOOK_PAUSE));
         match found {
             None => {
+                // What it would have taken is there again.
+                self.mark = ClaimKey::ZERO;
                 self.supply = Supply::Unknown;
                 self.rests_until = Some(now + FAILURE_PAUSE);
             }
@@ -165,8 +207,9 @@ impl Lane {
                 self.mark = ClaimKey::ZERO;
                 self.supply = Supply::Unknown;
             }
-            Some(Finding { is_short: true, .. }) => {
-                self.supply = Supply::Known(self.arrived_in_flight)
+            Some(Finding { is_short: true, last, .. }) => {
+                self.supply = Supply::Known(self.arrived_in_flight);
+                self.advance(last);
             }
             Some(Finding { was_contended: true, last, .. }) => {
                 self.supply = Supply::Unknown;
@@ -177,14 +220,12 @@ impl Lane {
                 if self.supply == Supply::Unknown {
                     self.supply = Supply::Plenty;
                 }
-                // What arrived in flight may lie before the last job that was found.
-                if let Some(last) = last.filter(|_| self.arrived_in_flight == 0) {
-                    self.mark = ClaimKey { rank: last.rank, run_at: last.run_at - MARK_MARGIN };
-                }
+                self.advance(last);
             }
         }
         if self.flights == 0 {
             self.arrived_in_flight = 0;
+            self.first_in_flight = None;
             self.gated_in_flight = false;
             self.is_distrusted = false;
         }

@@ -5,7 +5,8 @@ use fencepost::{
     domain::operation::Filter,
     store::{
         counts, dead_letters, operations,
-        sweep::{glance, prune, schedules},
+        sweep::{glance, prune, schedules, vitals},
+        workers::ALIVE_SECONDS,
     },
 };
 use sqlx::Connection;
@@ -65,6 +66,10 @@ fn no_question_of_an_operator_scans_a_table_or_reads_more_than_its_bound() {
         })
         .await;
         assert_eq!(types, ["rare"]);
+        costs(conn, "where jobs wait", 300, async |conn| {
+            vitals::places(conn, ALIVE_SECONDS).await.expect("it runs")
+        })
+        .await;
         ask_for_dead_letters(conn).await;
         let found = costs(conn, "step of a purge", 5_000 * 2, async |conn| {
             operations::waiting_jobs(

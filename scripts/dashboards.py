@@ -103,7 +103,8 @@ STORE = [
     ],
     [
         panel("Wait for a connection", "s", (share("fencepost_pool_wait_seconds", 0.99, "pool"), "{{pool}} p99")),
-        panel("Connections of nodes", "short", ("sum by (pool, state) (fencepost_pool_connections)", "{{pool}} {{state}}"), stack=True),
+        panel("Connections of nodes", "short", ('sum by (pool) (fencepost_pool_connections{state="used"})', "{{pool}} in use"),
+              ("sum(fencepost_pool_connections)", "open")),
         panel("Connections of the server", "short", ("max(fencepost_postgres_connections)", "open"),
               ("max(fencepost_postgres_max_connections)", "accepted at most")),
     ],
@@ -123,9 +124,9 @@ STORE = [
         panel("Size", "bytes", ("topk(10, max by (table, part) (fencepost_postgres_table_bytes))", "{{table}} {{part}}")),
     ],
     [
-        panel("Steps of loops", "s", (share("fencepost_loop_duration_seconds", 0.99, "loop"), "{{loop}} p99")),
-        panel("Lateness of loops", "s", (share("fencepost_loop_lateness_seconds", 0.99, "loop"), "{{loop}} p99")),
-        panel("Last good step", "s", ("max by (loop) (time() - fencepost_loop_last_step_timestamp_seconds)", "{{loop}}")),
+        panel("Slowest steps of loops", "s", (f'topk(6, {share("fencepost_loop_duration_seconds", 0.99, "loop")})', "{{loop}} p99")),
+        panel("Latest loops", "s", (f'topk(6, {share("fencepost_loop_lateness_seconds", 0.99, "loop")})', "{{loop}} p99")),
+        panel("Last good step", "s", ("topk(6, max by (loop) (time() - fencepost_loop_last_step_timestamp_seconds))", "{{loop}}")),
         panel("Failed steps", "ops", (rate("fencepost_loop_errors_total", "loop"), "{{loop}}")),
     ],
 ]

@@ -58,7 +58,7 @@ def draw(axes, panel, prometheus, seconds):
     axes.grid(alpha=0.25)
     axes.set_ylim(bottom=0)
     if 0 < lines:
-        axes.legend(fontsize=6, loc="upper left", ncols=2 if lines > 6 else 1, framealpha=0.6)
+        axes.legend(fontsize=6, loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=4, frameon=False)
     return lines
 
 

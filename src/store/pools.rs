@@ -33,6 +33,10 @@ const MAX_MIGRATION_TRIES: u32 = 10;
 /// See [`MAX_MIGRATION_TRIES`].
 const MIGRATION_PAUSE: Duration = Duration::from_secs(3);
 
+/// Claims take jobs in the order of their index. While a snapshot is held and few jobs wait, statistics say that the table is tiny, and the
+/// planner would gather all of a project's rows, the dead ones with them, and sort them.
+const CLAIM_PLANS: [(&str, &str); 1] = [("enable_bitmapscan", "off")];
+
 /// Connections of a loop that has its own.
 const LOOP_CONNECTIONS: u32 = 1;
 
@@ -123,9 +127,11 @@ impl Pools {
     pub fn new(database_url: &str, sizes: PoolArgs) -> sqlx::Result<Self> {
         let options: PgConnectOptions = database_url.parse()?;
         let has_roles = sizes.database_roles;
+        let claims = options.clone().options(CLAIM_PLANS);
         let pool = |name, role, size, statement_timeout_ms| {
             let role = has_roles.then_some(role);
-            Pool { name, pool: pool(&options, role, size, statement_timeout_ms) }
+            let options = if name == "claim" { &claims } else { &options };
+            Pool { name, pool: pool(options, role, size, statement_timeout_ms) }
         };
         let hot = |name, size| pool(name, Role::Hot, size, HOT_STATEMENT_TIMEOUT_MS);
         let maint = |name, size| pool(name, Role::Maint, size, BACKGROUND_STATEMENT_TIMEOUT_MS);

@@ -120,7 +120,8 @@ fn an_operator_finds_the_queue_that_is_stuck_and_why() {
             alone.split_whitespace().next().and_then(|it| it.parse().ok()).expect("a time");
         assert!(seconds < 60, "{alone}");
         t.polled(json!({"worker_id": "w", "queues": ["mail"], "wait_seconds": 0})).await;
-        assert!(stuck().await.contains("(workers poll it)"));
+        // Workers are written down a moment later.
+        while !stuck().await.contains("(workers poll it)") {}
         t.act("/v1/queues/mail/pause").await.is(200);
         assert!(stuck().await.contains("(paused)"));
     });

@@ -18,8 +18,9 @@ pub(super) const ZERO_LOOK_PAUSE: Duration = Duration::from_millis(250);
 const ZERO_LOOK_SHARE: u32 = 10;
 /// And comes this often, however long it takes.
 const MAX_ZERO_LOOK_PAUSE: Duration = Duration::from_secs(5);
-/// Commits may become visible this much later than their `run_at` says.
-const MARK_MARGIN: TimeDelta = TimeDelta::milliseconds(200);
+/// Commits may become visible this much later than their `run_at` says; what commits later on this node is told of, and on another
+/// with Redis as well. Under a held snapshot each look walks over what was done in this time.
+const MARK_MARGIN: TimeDelta = TimeDelta::milliseconds(50);
 /// After a failed look its lane rests, so that a store in trouble is not hammered.
 pub(super) const FAILURE_PAUSE: Duration = Duration::from_millis(500);
 /// After a look that found everything taken its lane rests for a moment.

@@ -113,7 +113,7 @@ fn exit_codes_and_signals_are_outcomes() {
 #[test]
 fn a_cancelled_job_is_stopped_and_what_lost_its_lease_says_nothing() {
     run(async |t| {
-        let exec = "trap 'exit 3' TERM; touch $0; while :; do sleep 0.05; done";
+        let exec = "trap 'exit 3' TERM; while :; do sleep 0.05; done";
         let _worker = Worker::start(t, exec, &["--concurrency", "2"]).await;
         let cancelled = t.enqueue(json!({})).await;
         t.job_becomes(&cancelled, "processing").await;

@@ -156,6 +156,9 @@ impl<'a> Names<'a> {
     }
 }
 
+/// A name, its help, and what it counts.
+type Counter = (&'static str, &'static str, fn(&Counts) -> i64);
+
 fn show_totals(text: &mut Exposition, totals: &[Counted]) {
     let queues = Names::first(totals, |it| &it.queue);
     let types = Names::first(totals, |it| &it.job_type);
@@ -168,7 +171,7 @@ fn show_totals(text: &mut Exposition, totals: &[Counted]) {
         waits.entry(queue).or_default().merge(&it.counts.wait);
         runs.entry(job_type).or_default().merge(&it.counts.run);
     }
-    let counters: [(&str, &str, fn(&Counts) -> i64); 4] = [
+    let counters: [Counter; 4] = [
         ("fencepost_project_jobs_enqueued_total", "Jobs stored.", |it| it.enqueued),
         ("fencepost_project_jobs_claimed_total", "Jobs leased to workers.", |it| it.claimed),
         ("fencepost_project_jobs_dead_lettered_total", "Jobs given up.", |it| it.dead_lettered),

@@ -166,7 +166,7 @@ fn no_hot_statement_scans_a_table_or_reads_more_than_a_few_pages_a_job() {
         let database = fresh_database().await;
         fill(&database).await;
         let pools = Pools::new(&database.url, PoolArgs::default()).expect("a URL");
-        let leased = claim(&mut *pools.claim.acquire().await.expect("a connection")).await;
+        let leased = claim(&mut pools.claim.acquire().await.expect("a connection")).await;
         let conn = &mut *pools.settle.acquire().await.expect("a connection");
         settle(conn, &leased).await;
         pass_gates(conn).await;

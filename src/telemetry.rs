@@ -163,7 +163,7 @@ metrics_table! {
 /// Upper bounds of the time buckets, in seconds.
 pub const SECONDS_BUCKETS: &[f64] = &[
     0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
-    60.0, 300.0,
+    60.0, 120.0, 300.0,
 ];
 /// Upper bounds of the batch-size buckets, in items.
 pub const BATCH_BUCKETS: &[f64] = &[1.0, 2.0, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0];

@@ -1,9 +1,9 @@
 //! Times in buckets, and what can be read from them: how long most took, not how long each took.
 
 /// Upper bounds of the buckets, in milliseconds; one more bucket has no bound.
-pub const BOUNDS_MS: [i64; 20] = [
-    1, 2, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000, 60_000, 300_000,
-    900_000, 3_600_000, 14_400_000, 86_400_000,
+pub const BOUNDS_MS: [i64; 21] = [
+    1, 2, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000, 60_000, 120_000,
+    300_000, 900_000, 3_600_000, 14_400_000, 86_400_000,
 ];
 
 /// How many buckets there are.

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::harness::{TestProject, TestServer, fresh_database, limited, run};
+use crate::harness::{TestProject, TestServer, fresh_database, limited, run, scratch};
 
 /// Waits until a node has written down what it has counted, and answers with the summary.
 async fn summary_with(t: &TestProject, field: &str, wanted: i64) -> Value {
@@ -204,10 +204,11 @@ fn an_autoscaler_sees_the_backlog_of_a_queue_even_before_its_first_job() {
 #[test]
 fn the_dashboard_and_the_rules_are_filled_with_the_projects_queues() {
     run(async |t| {
+        t.enqueue(json!({"queue": "another {{queue}}"})).await;
         t.enqueue(json!({"queue": "mail, slow"})).await;
         let dashboard = t.get("/v1/grafana-dashboard.json").await.is(200);
         let variable = &dashboard["templating"]["list"][1];
-        assert_eq!(variable["options"][0]["value"], "mail, slow");
+        assert_eq!(variable["options"][1]["value"], "mail, slow");
         assert_eq!(dashboard["title"], format!("Fencepost: {}", t.id));
         let rules = t.get("/v1/alert-rules.yaml").await;
         assert_eq!(rules.status, 200);
@@ -219,5 +220,11 @@ fn the_dashboard_and_the_rules_are_filled_with_the_projects_queues() {
         ] {
             assert!(rules.text.contains(part), "{part}\n{}", rules.text);
         }
+        let file = scratch("alert-rules").join("rules.yml");
+        std::fs::write(&file, &rules.text).expect("it is written");
+        let mut promtool = tokio::process::Command::new("promtool");
+        let checked = promtool.args(["check", "rules"]).arg(file).output().await.expect("it runs");
+        let said = String::from_utf8_lossy(&checked.stdout);
+        assert!(checked.status.success() && said.contains("6 rules found"), "{said}{}", rules.text);
     });
 }

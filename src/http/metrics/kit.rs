@@ -153,12 +153,13 @@ fn rules(url: &str, queues: &[&str]) -> String {
             let summary = it.summary.replace(queue, &plain);
             let _ = write!(
                 text,
-                "      - alert: {}\n        expr: {}\n        for: {}\n        labels:\n          severity: {}\n        \
+                "      - alert: {}\n        expr: {}\n        for: {}\n        labels:\n          severity: {}\n          queue: {}\n        \
                  annotations:\n          summary: {}\n          runbook_url: {}\n",
                 it.alert,
                 json!(it.expr),
                 it.wait,
                 it.severity,
+                json!(plain),
                 json!(summary),
                 json!(format!("{url}/docs/runbooks/{}", it.runbook)),
             );

@@ -144,8 +144,8 @@ pub struct MetricsSummary {
     pub wait: Percentiles,
 }
 
-/// Times, of which so many of a hundred stay within; null: nothing was measured. Exact to a fifth of a power of
-/// ten or so.
+/// Times, of which so many of a hundred stay within; null: nothing was measured. Estimated within the bucket that they
+/// fall into: 1, 2, 5, 10, 25, 50, 100, 250, 500 ms, 1, 2.5, 5, 10, 30 s, 1, 2, 5, 15 min, 1, 4, 24 h.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Percentiles {
     /// Half of them.
@@ -354,7 +354,7 @@ pub async fn throughput(
     if !period.allows(granularity) {
         check.refuse(
             "granularity",
-            "`minute` goes with a `period` of `1h` only, and `day` with longer ones",
+            "`minute` goes with a `period` of `1h`, `day` with longer ones, `hour` with all",
         );
     }
     check.finish()?;

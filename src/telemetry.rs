@@ -203,7 +203,7 @@ pub fn install_metrics() -> Result<PrometheusHandle, BuildError> {
 const BATCH_KINDS: [&str; 7] =
     ["enqueue", "succeed", "end", "heartbeat", "repeat", "worker", "claim"];
 /// What calls are counted against, as metrics name it.
-const BUDGETS: [&str; 5] = ["produce", "work", "manage", "polls", "account"];
+const BUDGETS: [&str; 6] = ["produce", "work", "manage", "polls", "account", "console"];
 /// The background loops, as metrics name them.
 const LOOPS: [&str; 19] = [
     "nodes",

@@ -1,7 +1,8 @@
 //! Logging in and out, staying logged in, and passwords that are changed or forgotten.
 //!
 //! Known and unknown addresses are answered alike, and take as long. A refresh token is used once; one that
-//! comes a second time was stolen by somebody, so its session ends.
+//! comes a second time was stolen by somebody, so its session ends. A browser's tabs share one, so there it may come
+//! again for a moment ([`Reuse::Tabs`]).
 
 use secrecy::{ExposeSecret, SecretString};
 use sqlx::Acquire;
@@ -21,6 +22,27 @@ use crate::{
     mail::Mail,
     store::{self, accounts::Purpose},
 };
+
+/// Who presents a refresh token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reuse {
+    /// A program: it has one place where it keeps its token.
+    Never,
+    /// A browser: its tabs call at the same time, and an answer that was given up takes its cookie with it.
+    Tabs,
+}
+
+impl Reuse {
+    const fn grace_seconds(self) -> i64 {
+        match self {
+            Self::Never => 0,
+            Self::Tabs => TABS_GRACE_SECONDS,
+        }
+    }
+}
+
+/// How long a browser may show a refresh token again.
+const TABS_GRACE_SECONDS: i64 = 30;
 
 /// Somebody who has proved who they are.
 #[derive(Debug)]
@@ -102,6 +124,7 @@ impl Accounts {
     }
 
     /// Gives the next pair of tokens for a refresh token. The second answer: a session that has ended by that.
+    /// `reuse` says how long the token may come again.
     ///
     /// # Errors
     /// [`Error::InvalidCredentials`] when the token is unknown, was used, or its session is over;
@@ -109,6 +132,7 @@ impl Accounts {
     pub async fn refresh(
         &self,
         token: &SecretString,
+        reuse: Reuse,
         client: &Client,
     ) -> Result<Result<SignedIn, SessionId>, Error> {
         self.throttle(&[charge("refresh", &client.address, REFRESHES_PER_ADDRESS)]).await?;
@@ -118,7 +142,9 @@ impl Accounts {
         let hash = secret::hash(token);
         let mut conn = self.pool.acquire().await?;
         let mut tx = conn.begin().await?;
-        let presented = store::sessions::use_secret(&mut tx, &hash, SESSION_IDLE_SECONDS).await?;
+        let grace = reuse.grace_seconds();
+        let presented =
+            store::sessions::use_secret(&mut tx, &hash, SESSION_IDLE_SECONDS, grace).await?;
         let presented = presented.ok_or(Error::InvalidCredentials)?;
         let bearer = Bearer { account_id: presented.account_id, session_id: presented.session_id };
         if presented.is_used {

@@ -43,7 +43,7 @@ use crate::{
 };
 
 pub use self::{
-    login::SignedIn,
+    login::{Reuse, SignedIn},
     signup::{SignUp, SignedUp, free_project},
 };
 

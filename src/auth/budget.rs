@@ -18,6 +18,14 @@ use crate::{
 /// A place of a poll that nobody gave back, because its node has died, is free after its wait and so many seconds.
 const PLACE_GRACE_SECONDS: u32 = 15;
 
+/// Calls a minute that one member's pages make in one project: they must work when the project has used up all of its
+/// own budgets, and must not use up any.
+pub const CONSOLE_CALLS_PER_MEMBER: Rate = Rate::per_minute(1_200);
+
+/// In the extensions of a request that a page of the console makes for a member.
+#[derive(Debug, Clone, Copy)]
+pub struct FromConsole;
+
 /// What calls are counted against.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Budget {
@@ -129,6 +137,23 @@ fn places(who: &Who, project_id: ProjectId, limits: &Limits) -> Vec<Places> {
     let of_project = limits.parked_polls.map(|it| place(project.clone(), it));
     let of_key = limits.parked_polls_per_key.map(|it| place(format!("{project}:{}", who.id()), it));
     of_project.into_iter().chain(of_key).collect()
+}
+
+/// Counts a call of the console: a member's own, and no budget of the project's.
+pub(super) async fn charge_console(
+    app: &App,
+    who: &Who,
+    project_id: ProjectId,
+) -> Result<(), Error> {
+    let name = format!("limit:{{p{}}}:{}:console", project_id.0, who.id());
+    let charge = Charge { name, rate: CONSOLE_CALLS_PER_MEMBER, overdraft_windows: 0 };
+    match app.accounts.limiter.charge(&[charge], &[]).await.retry_after_seconds {
+        None => Ok(()),
+        Some(retry_after_seconds) => {
+            counter!(telemetry::LIMITED, "budget" => "console").increment(1);
+            Err(Error::RateLimited { retry_after_seconds })
+        }
+    }
 }
 
 /// Counts a call, and takes its places.

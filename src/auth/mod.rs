@@ -14,7 +14,7 @@ use axum::{
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 
 pub use self::{
-    budget::{Budget, LimitReport, project_limits},
+    budget::{Budget, CONSOLE_CALLS_PER_MEMBER, FromConsole, LimitReport, project_limits},
     permit::*,
     person::{CALLS_PER_ACCOUNT, ClientAddress, Person, client_of_request},
 };
@@ -179,7 +179,13 @@ impl<P: Permit> FromRequestParts<App> for Caller<P> {
             app.note_used((project_id, it.owner.key_id));
         }
         let report = parts.extensions.get::<LimitReport>().cloned().unwrap_or_default();
-        let places = budget::charge::<P>(app, &who, project_id, &limits, &report).await?;
+        let places = match parts.extensions.get::<FromConsole>() {
+            None => budget::charge::<P>(app, &who, project_id, &limits, &report).await?,
+            Some(FromConsole) => {
+                budget::charge_console(app, &who, project_id).await?;
+                None
+            }
+        };
         let client = parts.extensions.get::<Client>().cloned().unwrap_or_default();
         Ok(Self { project_id, who, limits, client, _places: places, permission: PhantomData })
     }

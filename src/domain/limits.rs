@@ -108,6 +108,8 @@ pub const MAX_REGISTERED_SCHEDULES: usize = 100;
 pub const MAX_CRON_CHARS: usize = 100;
 /// Workers of one page of `GET /v1/workers`.
 pub const MAX_PAGE_WORKERS: u32 = 200;
+/// Workflows on one page of a list. Each has a bounded number of jobs, which are counted.
+pub const MAX_PAGE_WORKFLOWS: u32 = 50;
 /// Custom events of one `POST /v1/workers/events`.
 pub const MAX_EVENTS: usize = 100;
 /// Characters in a custom event's type.

@@ -5,6 +5,8 @@ use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
+use super::job::JobState;
+
 /// Jobs that one step deals with at the most.
 pub const MAX_STEP_JOBS: i64 = 50;
 /// Steps that fail in a row end an operation.
@@ -24,10 +26,14 @@ pub enum Kind {
     DeadLettersRetry,
     /// Deletes dead letters for good.
     DeadLettersPurge,
+    /// Calls jobs off that have not ended.
+    JobsCancel,
+    /// Brings dead letters and cancelled jobs back.
+    JobsRetry,
 }
 
 /// Where an operation is in its life.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, sqlx::Type, ToSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, sqlx::Type, ToSchema)]
 #[serde(rename_all = "snake_case")]
 #[sqlx(type_name = "text", rename_all = "snake_case")]
 #[schema(as = OperationState)]
@@ -75,6 +81,62 @@ pub struct Filter {
     /// Only dead letters that were given up before this time.
     #[serde(default, deserialize_with = "named", skip_serializing_if = "Option::is_none")]
     pub died_before: Option<DateTime<Utc>>,
+}
+
+/// Which jobs an operation deals with, of all that are listed. Every part narrows.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = JobsFilter)]
+pub struct JobFilter {
+    /// Only jobs in this state.
+    #[serde(default, deserialize_with = "named", skip_serializing_if = "Option::is_none")]
+    pub state: Option<JobState>,
+    /// Only jobs of this queue.
+    #[serde(default, deserialize_with = "named", skip_serializing_if = "Option::is_none")]
+    #[schema(min_length = 1, max_length = 100)]
+    pub queue: Option<String>,
+    /// Only jobs of this type.
+    #[serde(default, deserialize_with = "named", skip_serializing_if = "Option::is_none")]
+    #[schema(min_length = 1, max_length = 500)]
+    pub job_type: Option<String>,
+    /// Only jobs with this tag: `name:value`, or `name` for any value.
+    #[serde(default, deserialize_with = "named", skip_serializing_if = "Option::is_none")]
+    pub tag: Option<String>,
+    /// Only jobs stored at this time or later.
+    #[serde(default, deserialize_with = "named", skip_serializing_if = "Option::is_none")]
+    pub created_after: Option<DateTime<Utc>>,
+    /// Only jobs stored before this time.
+    #[serde(default, deserialize_with = "named", skip_serializing_if = "Option::is_none")]
+    pub created_before: Option<DateTime<Utc>>,
+}
+
+/// Which jobs an operation deals with: what is kept of it depends on its [`Kind`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(untagged)]
+pub enum Which {
+    /// Those of a queue, or dead letters.
+    Letters(Filter),
+    /// Those that a list of jobs shows.
+    Jobs(JobFilter),
+}
+
+impl Kind {
+    /// The states in which a job can be dealt with at all.
+    ///
+    /// ```
+    /// # use fencepost::domain::{job::JobState, operation::Kind};
+    /// assert!(Kind::JobsCancel.states().contains(&JobState::Processing));
+    /// assert!(!Kind::JobsRetry.states().contains(&JobState::Succeeded));
+    /// ```
+    #[must_use]
+    pub const fn states(self) -> &'static [JobState] {
+        match self {
+            Self::QueuePurge => &[JobState::Scheduled, JobState::Pending],
+            Self::JobsCancel => &[JobState::Scheduled, JobState::Pending, JobState::Processing],
+            Self::JobsRetry => &[JobState::DeadLetter, JobState::Cancelled],
+            Self::DeadLettersRetry | Self::DeadLettersPurge => &[JobState::DeadLetter],
+        }
+    }
 }
 
 /// Jobs of the next step: as many as a step may have, as are left, and as the rate allows.

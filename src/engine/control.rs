@@ -37,26 +37,51 @@ const MAX_LOOKS: u32 = 3;
 pub async fn cancel(engine: &Engine, key: JobKey) -> Result<(), Error> {
     let mut conn = engine.pools.read_for(key.project_id).await?;
     let mut tx = conn.begin().await?;
-    let seen = look(&mut tx, key).await?;
+    let cancelled = cancel_in(&mut tx, key).await?;
+    tx.commit().await?;
+    tell_cancelled(engine, key, &cancelled);
+    Ok(())
+}
+
+/// What calling a job off has led to.
+pub(super) enum Cancelled {
+    /// Nothing: it had been called off before, or its worker asked to stop.
+    Before,
+    /// Its worker is asked to stop.
+    Asked,
+    /// It is called off.
+    Now(Vec<CalledOff>),
+}
+
+/// The same as [`cancel`] in somebody's transaction.
+pub(super) async fn cancel_in(tx: &mut PgConnection, key: JobKey) -> Result<Cancelled, Error> {
+    let seen = look(tx, key).await?;
     match job::cancel(seen.state) {
-        Cancelling::Done => return Ok(()),
-        Cancelling::TooLate => return Err(refused(&seen)),
+        Cancelling::Done => Ok(Cancelled::Before),
+        Cancelling::TooLate => Err(refused(&seen)),
+        Cancelling::AskWorker if seen.cancel_requested => Ok(Cancelled::Before),
         Cancelling::AskWorker => {
-            if !seen.cancel_requested {
-                control::request_cancel(&mut tx, key).await?;
-                note(&mut tx, key, history::CANCEL_REQUESTED, Some(seen.attempt), None).await?;
-            }
-            tx.commit().await?;
-            engine.tidings.news.tell(|| vec![happening(key, history::CANCEL_REQUESTED)]);
+            control::request_cancel(tx, key).await?;
+            note(tx, key, history::CANCEL_REQUESTED, Some(seen.attempt), None).await?;
+            Ok(Cancelled::Asked)
         }
         Cancelling::CallOff => {
-            let gone = call_off(&mut tx, &[key], false, None).await?;
-            note(&mut tx, key, history::CANCELLED, None, None).await?;
-            tx.commit().await?;
-            tell_called_off(engine, &gone, history::CANCELLED);
+            let gone = call_off(tx, &[key], false, None).await?;
+            note(tx, key, history::CANCELLED, None, None).await?;
+            Ok(Cancelled::Now(gone))
         }
     }
-    Ok(())
+}
+
+/// Tells of it, after the commit.
+pub(super) fn tell_cancelled(engine: &Engine, key: JobKey, cancelled: &Cancelled) {
+    match cancelled {
+        Cancelled::Before => (),
+        Cancelled::Asked => {
+            engine.tidings.news.tell(|| vec![happening(key, history::CANCEL_REQUESTED)]);
+        }
+        Cancelled::Now(gone) => tell_called_off(engine, gone, history::CANCELLED),
+    }
 }
 
 /// Calls waiting jobs off, and marks those whose children must follow.
@@ -160,22 +185,36 @@ pub enum Timing {
 pub async fn retry(engine: &Engine, key: JobKey) -> Result<(), Error> {
     let mut conn = engine.pools.read_for(key.project_id).await?;
     let mut tx = conn.begin().await?;
-    let seen = look(&mut tx, key).await?;
-    let revived = match seen.state {
-        StoredState::DeadLetter => {
-            let revived = revive_dead_letter(&mut tx, key).await?;
-            dead_letters::remove(&mut tx, key.project_id, &[key.id]).await?;
-            revived
-        }
+    let revived = revive_in(&mut tx, key).await?;
+    if revived.was_dead_letter {
+        dead_letters::remove(&mut tx, key.project_id, &[key.id]).await?;
+    }
+    tx.commit().await?;
+    tell_retried(engine, key, &revived.jobs);
+    Ok(())
+}
+
+/// What bringing a job back has led to.
+pub(super) struct Revived {
+    /// All jobs that came back.
+    pub jobs: Vec<Rested>,
+    /// Whether it must be struck off the list of dead letters, at the end of the transaction.
+    pub was_dead_letter: bool,
+}
+
+/// The same as [`retry`] in somebody's transaction, but for what [`Revived`] says is left to do.
+pub(super) async fn revive_in(tx: &mut PgConnection, key: JobKey) -> Result<Revived, Error> {
+    let seen = look(tx, key).await?;
+    let was_dead_letter = seen.state == StoredState::DeadLetter;
+    let jobs = match seen.state {
+        StoredState::DeadLetter => revive_dead_letter(tx, key).await?,
         StoredState::Cancelled => {
-            let revived = revive(&mut tx, key.project_id, &[key.id]).await?;
-            revive_others(&mut tx, key, revived).await?
+            let revived = revive(tx, key.project_id, &[key.id]).await?;
+            revive_others(tx, key, revived).await?
         }
         _ => return Err(refused(&seen)),
     };
-    tx.commit().await?;
-    tell_retried(engine, key, &revived);
-    Ok(())
+    Ok(Revived { jobs, was_dead_letter })
 }
 
 /// Brings back a dead letter, and nothing else; see [`retry`].
@@ -185,24 +224,15 @@ pub async fn retry(engine: &Engine, key: JobKey) -> Result<(), Error> {
 pub async fn retry_dead_letter(engine: &Engine, key: JobKey) -> Result<(), Error> {
     let mut conn = engine.pools.read_for(key.project_id).await?;
     let mut tx = conn.begin().await?;
-    let revived = revive_dead_letter_in(&mut tx, key).await?;
+    let seen = look(&mut tx, key).await?;
+    if seen.state != StoredState::DeadLetter {
+        return Err(refused(&seen));
+    }
+    let revived = revive_dead_letter(&mut tx, key).await?;
     dead_letters::remove(&mut tx, key.project_id, &[key.id]).await?;
     tx.commit().await?;
     tell_retried(engine, key, &revived);
     Ok(())
-}
-
-/// The same in somebody's transaction, which must strike it off the list of dead letters at its end. Answers
-/// with all jobs that came back.
-pub(super) async fn revive_dead_letter_in(
-    tx: &mut PgConnection,
-    key: JobKey,
-) -> Result<Vec<Rested>, Error> {
-    let seen = look(tx, key).await?;
-    match seen.state {
-        StoredState::DeadLetter => revive_dead_letter(tx, key).await,
-        _ => Err(refused(&seen)),
-    }
 }
 
 async fn revive_dead_letter(tx: &mut PgConnection, key: JobKey) -> Result<Vec<Rested>, Error> {

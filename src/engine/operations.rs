@@ -1,5 +1,5 @@
 //! Work on many jobs that goes on in the background, step by step on any node: purging a queue, retrying and
-//! purging dead letters. A step and its progress are one transaction, so a node that dies leaves nothing half
+//! purging dead letters, cancelling and retrying whatever a list of jobs shows. A step and its progress are one transaction, so a node that dies leaves nothing half
 //! done, and another one goes on.
 
 use std::time::Duration;
@@ -10,22 +10,22 @@ use uuid::Uuid;
 
 use super::{
     Engine, control,
-    control::{call_off, event, tell_called_off},
+    control::{Cancelled, call_off, event, tell_called_off},
     dead_letters,
 };
 use crate::{
     domain::{
         history,
         limits::MAX_RUNNING_OPERATIONS,
-        operation::{Filter, Kind, MAX_FAILED_STEPS, pause_ms, step_jobs},
+        operation::{Filter, JobFilter, Kind, MAX_FAILED_STEPS, Which, pause_ms, step_jobs},
     },
     error::{self, Error},
-    ids::{OperationId, ProjectId},
+    ids::{JobId, OperationId, ProjectId},
     store::{
         acks::{JobKey, Rested},
         control::CalledOff,
         dead_letters::Place,
-        events,
+        events, jobs,
         operations::{self, DueOperation, MAX_EXAMINED_JOBS, Progress},
         sweep,
     },
@@ -140,14 +140,19 @@ pub async fn pass(engine: &Engine) -> sqlx::Result<Option<Duration>> {
 /// What an operation does, if this release can read it.
 struct What {
     kind: Kind,
-    filter: Filter,
+    which: Which,
 }
 
 impl What {
     fn read(due: &DueOperation) -> Option<Self> {
         let kind = serde_json::from_value(due.kind.as_str().into()).ok()?;
-        let filter = serde_json::from_value(due.filter.clone()).ok()?;
-        Some(Self { kind, filter })
+        let which = match kind {
+            Kind::JobsCancel | Kind::JobsRetry => {
+                serde_json::from_value(due.filter.clone()).map(Which::Jobs)
+            }
+            _ => serde_json::from_value(due.filter.clone()).map(Which::Letters),
+        };
+        Some(Self { kind, which: which.ok()? })
     }
 }
 
@@ -157,6 +162,7 @@ struct Stepped {
     done: u64,
     called_off: Vec<CalledOff>,
     revived: Vec<(JobKey, Vec<Rested>)>,
+    cancelled: Vec<(JobKey, Cancelled)>,
 }
 
 fn tell(engine: &Engine, stepped: &Stepped) {
@@ -165,16 +171,23 @@ fn tell(engine: &Engine, stepped: &Stepped) {
     for (key, revived) in &stepped.revived {
         control::tell_retried(engine, *key, revived);
     }
+    for (key, cancelled) in &stepped.cancelled {
+        control::tell_cancelled(engine, *key, cancelled);
+    }
 }
 
 async fn step(tx: &mut PgConnection, due: &DueOperation, what: &What) -> Result<Stepped, Error> {
     let wanted = step_jobs(due.done, due.max_jobs, due.rate_per_second);
     let mut stepped = Stepped::default();
-    let (progress, is_through) = match what.kind {
+    let (kind, so_far) = (what.kind, &mut stepped);
+    let (progress, is_through) = match &what.which {
         _ if wanted == 0 => (Progress { done: 0, skipped: 0, after: None, pause_ms: None }, true),
-        Kind::QueuePurge => purge_queue(tx, due, what, wanted, &mut stepped).await?,
-        Kind::DeadLettersRetry | Kind::DeadLettersPurge => {
-            deal_with_dead_letters(tx, due, what, wanted, &mut stepped).await?
+        Which::Jobs(filter) => deal_with_jobs(tx, due, (kind, filter), wanted, so_far).await?,
+        Which::Letters(filter) if kind == Kind::QueuePurge => {
+            purge_queue(tx, due, filter, wanted, so_far).await?
+        }
+        Which::Letters(filter) => {
+            deal_with_dead_letters(tx, due, (kind, filter), wanted, so_far).await?
         }
     };
     let pause_ms = (!is_through).then(|| pause_ms(progress.done, due.rate_per_second));
@@ -188,12 +201,12 @@ async fn step(tx: &mut PgConnection, due: &DueOperation, what: &What) -> Result<
 async fn purge_queue(
     tx: &mut PgConnection,
     due: &DueOperation,
-    what: &What,
+    filter: &Filter,
     wanted: i64,
     stepped: &mut Stepped,
 ) -> Result<(Progress, bool), Error> {
     let DueOperation { project_id, created_at, .. } = due;
-    let queue = what.filter.queue.as_deref().unwrap_or_default();
+    let queue = filter.queue.as_deref().unwrap_or_default();
     let after = due.after_id.unwrap_or(Uuid::nil());
     let found =
         operations::waiting_jobs(tx, *project_id, queue, after, *created_at, wanted).await?;
@@ -223,49 +236,21 @@ async fn purge_queue(
 async fn deal_with_dead_letters(
     tx: &mut PgConnection,
     due: &DueOperation,
-    what: &What,
+    (kind, filter): (Kind, &Filter),
     wanted: i64,
     stepped: &mut Stepped,
 ) -> Result<(Progress, bool), Error> {
     let DueOperation { project_id, created_at, .. } = due;
     let after = due.after_at.zip(due.after_id).map(|(died_at, id)| Place { died_at, id });
-    let found = crate::store::dead_letters::next_batch(
-        tx,
-        *project_id,
-        &what.filter,
-        after,
-        *created_at,
-        wanted,
-    )
-    .await?;
+    let found =
+        crate::store::dead_letters::next_batch(tx, *project_id, filter, after, *created_at, wanted)
+            .await?;
     let matching: Vec<_> = found.iter().filter(|it| it.is_match).collect();
     let mut ids: Vec<_> = matching.iter().map(|it| it.job_id).collect();
     ids.sort();
-    let done = match what.kind {
+    let done = match kind {
         Kind::DeadLettersPurge => dead_letters::delete_in(tx, *project_id, &ids).await?,
-        _ => {
-            for id in &ids {
-                let key = JobKey { project_id: *project_id, id: *id };
-                let mut each = tx.begin().await?;
-                match control::revive_dead_letter_in(&mut each, key).await {
-                    Ok(revived) => {
-                        each.commit().await?;
-                        stepped.revived.push((key, revived));
-                    }
-                    // It has come back already, or cannot: it is left as it is.
-                    Err(
-                        Error::JobNotFound
-                        | Error::InvalidState(_)
-                        | Error::ParentTerminal(_)
-                        | Error::UniqueConflict { .. },
-                    ) => each.rollback().await?,
-                    Err(error) => return Err(error),
-                }
-            }
-            let back: Vec<_> = stepped.revived.iter().map(|(key, _)| key.id).collect();
-            crate::store::dead_letters::remove(tx, *project_id, &back).await?;
-            back.len() as i64
-        }
+        _ => revive_all(tx, *project_id, &ids, stepped).await?,
     };
     let is_full = matching.len() as i64 == wanted;
     let is_more = is_full || found.iter().any(|it| !it.is_match);
@@ -277,4 +262,84 @@ async fn deal_with_dead_letters(
         pause_ms: None,
     };
     Ok((progress, !is_more))
+}
+
+/// Brings jobs back, each in a savepoint of its own, in the order of their ids. Answers how many came.
+async fn revive_all(
+    tx: &mut PgConnection,
+    project_id: ProjectId,
+    ids: &[JobId],
+    stepped: &mut Stepped,
+) -> Result<i64, Error> {
+    let mut struck = Vec::new();
+    for id in ids {
+        let key = JobKey { project_id, id: *id };
+        let mut each = tx.begin().await?;
+        match control::revive_in(&mut each, key).await {
+            Ok(revived) => {
+                each.commit().await?;
+                struck.extend(revived.was_dead_letter.then_some(*id));
+                stepped.revived.push((key, revived.jobs));
+            }
+            // It has come back already, or cannot: it is left as it is.
+            Err(
+                Error::JobNotFound
+                | Error::InvalidState(_)
+                | Error::ParentTerminal(_)
+                | Error::UniqueConflict { .. },
+            ) => each.rollback().await?,
+            Err(error) => return Err(error),
+        }
+    }
+    crate::store::dead_letters::remove(tx, project_id, &struck).await?;
+    Ok(stepped.revived.len() as i64)
+}
+
+/// Cancels what has not ended, or brings back what has ended badly: page by page as a list of jobs shows them, of
+/// those that were stored before it began.
+async fn deal_with_jobs(
+    tx: &mut PgConnection,
+    due: &DueOperation,
+    (kind, filter): (Kind, &JobFilter),
+    wanted: i64,
+    stepped: &mut Stepped,
+) -> Result<(Progress, bool), Error> {
+    let DueOperation { project_id, created_at, .. } = due;
+    let mut listed = jobs::Filter::of(kind, filter);
+    listed.created_before =
+        Some(listed.created_before.map_or(*created_at, |it| it.min(*created_at)));
+    let before = due.after_id.map(JobId);
+    let page_jobs = u32::try_from(wanted).unwrap_or_default();
+    let (rows, goes_on_below) = jobs::page(tx, *project_id, &listed, before, page_jobs).await?;
+    let mut ids: Vec<_> = rows.iter().map(|it| it.id).collect();
+    ids.sort();
+    let done = match kind {
+        Kind::JobsCancel => cancel_all(tx, *project_id, &ids, stepped).await?,
+        _ => revive_all(tx, *project_id, &ids, stepped).await?,
+    };
+    let progress = Progress {
+        done,
+        skipped: ids.len() as i64 - done,
+        after: goes_on_below.map(|id| Place { died_at: *created_at, id: id.0 }),
+        pause_ms: None,
+    };
+    Ok((progress, goes_on_below.is_none()))
+}
+
+/// Calls jobs off, or asks their workers to stop. Answers to how many that was news.
+async fn cancel_all(
+    tx: &mut PgConnection,
+    project_id: ProjectId,
+    ids: &[JobId],
+    stepped: &mut Stepped,
+) -> Result<i64, Error> {
+    for id in ids {
+        let key = JobKey { project_id, id: *id };
+        match control::cancel_in(tx, key).await {
+            Ok(Cancelled::Before) | Err(Error::JobNotFound | Error::InvalidState(_)) => (),
+            Ok(cancelled) => stepped.cancelled.push((key, cancelled)),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(stepped.cancelled.len() as i64)
 }

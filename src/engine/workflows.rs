@@ -20,7 +20,7 @@ use crate::{
     store::{acks::JobKey, jobs::JobRow, workflows},
 };
 
-pub use crate::store::workflows::{NewWorkflow, Rerun, WorkflowJobRow, WorkflowRow};
+pub use crate::store::workflows::{NewWorkflow, Rerun, StateCount, WorkflowJobRow, WorkflowRow};
 
 /// Ties jobs to each other: `parents` holds the places of each one's parents. Their keys are in their extras
 /// already.
@@ -56,6 +56,28 @@ pub async fn find(
     let found = found.ok_or(Error::WorkflowNotFound)?;
     let jobs = workflows::workflow_jobs(&mut conn, project_id, id).await?;
     Ok((found, jobs))
+}
+
+/// A page of workflows below an id, the newest first, each with how many of its jobs are in which state.
+///
+/// # Errors
+/// [`Error::Unavailable`] when the store does not answer.
+pub async fn list(
+    engine: &Engine,
+    project_id: ProjectId,
+    before: Option<WorkflowId>,
+    limit: i64,
+) -> Result<Vec<(WorkflowRow, Vec<StateCount>)>, Error> {
+    let mut conn = engine.pools.read_for(project_id).await?;
+    let rows = workflows::list(&mut conn, project_id, before, limit).await?;
+    let ids: Vec<_> = rows.iter().map(|it| it.id).collect();
+    let counts = workflows::count_states(&mut conn, project_id, &ids).await?;
+    let with_counts = |row: WorkflowRow| {
+        let own = counts.iter().filter(|it| it.workflow_id == row.id);
+        let own = own.copied().collect();
+        (row, own)
+    };
+    Ok(rows.into_iter().map(with_counts).collect())
 }
 
 /// The name of a workflow; none: it has none, or is not there any more.

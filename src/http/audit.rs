@@ -42,7 +42,7 @@ const EXPORT_BATCH: i64 = 500;
 const MAX_FILTER_CHARS: usize = 200;
 
 /// Who did something.
-#[derive(Debug, Clone, Serialize, ToSchema)]
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct AuditActor {
     /// `account`, `key`, `operator` (somebody with access to the database) or `system`.
     #[schema(example = "account")]
@@ -56,7 +56,7 @@ pub struct AuditActor {
 }
 
 /// Something that was done.
-#[derive(Debug, Clone, Serialize, ToSchema)]
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct AuditEntry {
     /// Its id.
     #[schema(example = "aud_01m7w3ha3aextt8pkwwdmxsmqw")]
@@ -155,7 +155,7 @@ impl AuditExportQuery {
 }
 
 /// A page of entries.
-#[derive(Debug, Serialize, ToSchema)]
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct AuditPage {
     /// Newest first.
     pub entries: Vec<AuditEntry>,

@@ -9,7 +9,7 @@ use utoipa::ToSchema;
 
 use super::{error::ErrorBody, keys::MadeApiKey, projects::Project};
 use crate::{
-    accounts::{Client, SignUp, SignedIn},
+    accounts::{Client, Reuse, SignUp, SignedIn},
     app::{App, Forget},
     auth::Person,
     domain::limits,
@@ -40,7 +40,7 @@ pub struct SignupRequest {
 impl RequestBody for SignupRequest {}
 
 /// An account.
-#[derive(Debug, Serialize, ToSchema)]
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct Account {
     /// Its id.
     #[schema(example = "acct_01m7w3ha3aextt8pkwwdmxsmqw")]
@@ -65,7 +65,7 @@ impl From<store::accounts::Account> for Account {
 }
 
 /// What signing up has made.
-#[derive(Debug, Serialize, ToSchema)]
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct SignupReply {
     /// The account.
     pub account: Account,
@@ -126,7 +126,7 @@ pub struct LoginRequest {
 impl RequestBody for LoginRequest {}
 
 /// A session's tokens.
-#[derive(Debug, Serialize, ToSchema)]
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct SessionReply {
     /// To be shown as `Authorization: Bearer …`.
     pub access_token: String,
@@ -223,7 +223,7 @@ pub async fn refresh(
     Extension(client): Extension<Client>,
     Json(request): Json<RefreshRequest>,
 ) -> Result<Reply<SessionReply>, Error> {
-    match app.accounts.refresh(&request.refresh_token, &client).await? {
+    match app.accounts.refresh(&request.refresh_token, Reuse::Never, &client).await? {
         Ok(signed_in) => Ok(Reply(signed_in.into())),
         Err(ended) => {
             app.forget(Forget::Session(ended)).await;

@@ -36,7 +36,7 @@ use crate::{
 const DEFAULT_PAGE_DEAD_LETTERS: u32 = 50;
 
 /// A job that was given up.
-#[derive(Debug, Serialize, ToSchema)]
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct DeadLetter {
     /// What it has in common with those that failed alike.
     #[schema(example = "6f0a1c52e3b84d0c9d5e7a1b2c3d4e5f")]
@@ -70,7 +70,7 @@ pub struct DeadLettersQuery {
 }
 
 /// A page of dead letters, newest first.
-#[derive(Debug, Serialize, ToSchema)]
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct DeadLetterPage {
     /// The dead letters.
     pub dead_letters: Vec<DeadLetter>,
@@ -177,7 +177,7 @@ pub struct GroupsQuery {
 
 /// Dead letters that failed alike: the type of the job, the type of the error, and the message without
 /// numbers, ids and quoted values.
-#[derive(Debug, Serialize, ToSchema)]
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct DeadLetterGroup {
     /// What they have in common.
     #[schema(example = "6f0a1c52e3b84d0c9d5e7a1b2c3d4e5f")]
@@ -216,7 +216,7 @@ impl From<GroupRow> for DeadLetterGroup {
 }
 
 /// A page of groups, the latest first.
-#[derive(Debug, Serialize, ToSchema)]
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct GroupPage {
     /// The groups.
     pub groups: Vec<DeadLetterGroup>,

@@ -35,7 +35,7 @@ use crate::{
 const DEFAULT_PAGE_KEYS: u32 = 50;
 
 /// Whether a key opens its project.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum KeyState {
     /// It does.
@@ -65,7 +65,7 @@ pub struct KeyRateLimits {
 }
 
 /// An API key, without its secret.
-#[derive(Debug, Serialize, ToSchema)]
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct ApiKey {
     /// Its id; not the key itself.
     #[schema(example = "key_01m7w3ha3aextt8pkwwdmxsmqw")]
@@ -125,7 +125,7 @@ impl From<ListedKey> for ApiKey {
 }
 
 /// A key that was made.
-#[derive(Debug, Serialize, ToSchema)]
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct MadeApiKey {
     /// The key itself: the only time that it is seen.
     #[schema(example = "fp_live_…")]
@@ -153,7 +153,7 @@ pub struct KeysQuery {
 }
 
 /// A page of keys.
-#[derive(Debug, Serialize, ToSchema)]
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct KeyPage {
     /// Newest first, those included that open nothing any more.
     pub keys: Vec<ApiKey>,

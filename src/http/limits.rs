@@ -1,7 +1,7 @@
 //! `/v1/limits`: every limit of a project, how much of it is used, and when it is whole again.
 
 use axum::{Json as Reply, extract::State};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::{
@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// What a limit limits.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum LimitKind {
     /// Calls in a window.
@@ -26,11 +26,11 @@ pub enum LimitKind {
 }
 
 /// A limit.
-#[derive(Debug, Serialize, ToSchema)]
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct Limit {
     /// Its name; a plan's limits are called as in the file of plans.
     #[schema(example = "produce_per_minute")]
-    pub name: &'static str,
+    pub name: String,
     /// What it limits.
     pub kind: LimitKind,
     /// How much; null: any number.
@@ -45,7 +45,7 @@ pub struct Limit {
 }
 
 /// A project's limits.
-#[derive(Debug, Serialize, ToSchema)]
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct LimitList {
     /// Its plan.
     #[schema(example = "free")]
@@ -55,11 +55,23 @@ pub struct LimitList {
 }
 
 fn quota(name: &'static str, limit: Option<i64>, used: i64) -> Limit {
-    Limit { name, kind: LimitKind::Quota, limit, used: Some(used), reset_seconds: None }
+    Limit {
+        name: name.to_owned(),
+        kind: LimitKind::Quota,
+        limit,
+        used: Some(used),
+        reset_seconds: None,
+    }
 }
 
 fn bound(name: &'static str, limit: i64) -> Limit {
-    Limit { name, kind: LimitKind::Bound, limit: Some(limit), used: None, reset_seconds: None }
+    Limit {
+        name: name.to_owned(),
+        kind: LimitKind::Bound,
+        limit: Some(limit),
+        used: None,
+        reset_seconds: None,
+    }
 }
 
 /// See your limits.
@@ -76,12 +88,12 @@ pub async fn list(
 ) -> Result<Reply<LimitList>, Error> {
     let (project_id, limits) = (caller.project_id, &caller.limits);
     let (standings, parked) = project_limits(&app, &caller.who, project_id, limits).await;
-    let rate = |name, budget: Budget| {
+    let rate = |name: &str, budget: Budget| {
         let planned = budget.of(limits);
         let budget = budget.name();
         let standing = standings.iter().find(|it| it.0 == budget).map(|it| it.1);
         Limit {
-            name,
+            name: name.to_owned(),
             kind: LimitKind::Rate,
             limit: standing.map(|it| it.rate.count).or(planned).map(i64::from),
             used: standing.map(|it| i64::from(it.rate.count.saturating_sub(it.remaining))),

@@ -24,7 +24,7 @@ const MAX_SHOWN_PROJECTS: i64 = 1_000;
 const MAX_EXPORTED_DEEDS: i64 = 1_000;
 
 /// Who is calling.
-#[derive(Debug, Serialize, ToSchema)]
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct Me {
     /// The account.
     pub account: Account,
@@ -55,7 +55,7 @@ pub async fn get(person: Person, State(app): State<App>) -> Result<Reply<Me>, Er
 }
 
 /// A session.
-#[derive(Debug, Serialize, ToSchema)]
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct Session {
     /// Its id.
     #[schema(example = "sess_01m7w3ha3aextt8pkwwdmxsmqw")]
@@ -91,7 +91,7 @@ impl Session {
 }
 
 /// An account's sessions.
-#[derive(Debug, Serialize, ToSchema)]
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct SessionList {
     /// Those that go on, newest first.
     pub sessions: Vec<Session>,
@@ -135,7 +135,7 @@ pub async fn end_session(
 }
 
 /// Everything that is kept about an account.
-#[derive(Debug, Serialize, ToSchema)]
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct AccountExport {
     /// The account.
     pub account: Account,

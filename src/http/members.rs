@@ -25,7 +25,7 @@ use crate::{
 };
 
 /// A member.
-#[derive(Debug, Serialize, ToSchema)]
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct Member {
     /// The account.
     #[schema(example = "acct_01m7w3ha3aextt8pkwwdmxsmqw")]
@@ -50,7 +50,7 @@ impl From<members::Member> for Member {
 }
 
 /// Members.
-#[derive(Debug, Serialize, ToSchema)]
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct MemberList {
     /// The oldest first.
     pub members: Vec<Member>,
@@ -194,7 +194,7 @@ pub async fn remove(
 }
 
 /// An invitation that can be accepted.
-#[derive(Debug, Serialize, ToSchema)]
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct Invitation {
     /// Its id.
     #[schema(example = "inv_01m7w3ha3aextt8pkwwdmxsmqw")]
@@ -222,7 +222,7 @@ impl From<members::Invitation> for Invitation {
 }
 
 /// Invitations.
-#[derive(Debug, Serialize, ToSchema)]
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct InvitationList {
     /// The oldest first.
     pub invitations: Vec<Invitation>,
@@ -258,7 +258,7 @@ pub struct InviteRequest {
 impl RequestBody for InviteRequest {}
 
 /// An invitation that was made.
-#[derive(Debug, Serialize, ToSchema)]
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct MadeInvitation {
     /// The invitation.
     pub invitation: Invitation,

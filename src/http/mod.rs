@@ -1,30 +1,31 @@
 //! The native wire: parse, call the engine, answer. No SQL, no rules. The path of a file is the path
 //! of its routes.
 
-mod audit;
-mod auth;
+pub(crate) mod audit;
+pub(crate) mod auth;
 mod cursor;
-mod dead_letters;
+pub(crate) mod dead_letters;
 pub mod error;
 mod health;
 mod idempotency;
-mod jobs;
-mod keys;
+pub(crate) mod jobs;
+pub(crate) mod keys;
 mod layers;
-mod limits;
-mod me;
-mod members;
-mod metrics;
+pub(crate) mod limits;
+pub(crate) mod many;
+pub(crate) mod me;
+pub(crate) mod members;
+pub(crate) mod metrics;
 pub mod openapi;
-mod operations;
+pub(crate) mod operations;
 pub mod pages;
-mod projects;
-mod queues;
-mod recurring;
+pub(crate) mod projects;
+pub(crate) mod queues;
+pub(crate) mod recurring;
 mod retry;
 pub mod server;
-mod workers;
-mod workflows;
+pub(crate) mod workers;
+pub(crate) mod workflows;
 
 use axum::{Router, middleware, routing};
 use tokio_util::task::TaskTracker;
@@ -38,6 +39,8 @@ fn data_plane() -> OpenApiRouter<App> {
     OpenApiRouter::new()
         .routes(routes!(jobs::create::create, jobs::read::list))
         .routes(routes!(jobs::create::create_batch))
+        .routes(routes!(jobs::many::cancel))
+        .routes(routes!(jobs::many::retry))
         .routes(routes!(jobs::read::get, jobs::control::change))
         .routes(routes!(jobs::control::cancel))
         .routes(routes!(jobs::control::retry))
@@ -48,7 +51,7 @@ fn data_plane() -> OpenApiRouter<App> {
         .routes(routes!(jobs::logs::list))
         .routes(routes!(jobs::logs::stream))
         .routes(routes!(jobs::watch::project_stream))
-        .routes(routes!(workflows::create))
+        .routes(routes!(workflows::create, workflows::list))
         .routes(routes!(workflows::get))
         .routes(routes!(workflows::cancel))
         .routes(routes!(queues::list))

@@ -16,7 +16,7 @@ use crate::{
     auth::{Caller, Manage, Read},
     domain::{
         limits,
-        operation::{Filter, Kind, State as OperationState},
+        operation::{Kind, State as OperationState},
     },
     engine::operations::{self, OperationRow},
     error::Error,
@@ -31,7 +31,7 @@ use crate::{
 const DEFAULT_PAGE_OPERATIONS: u32 = 20;
 
 /// Work on many jobs that goes on in the background. It survives restarts, and any node goes on with it.
-#[derive(Debug, Serialize, ToSchema)]
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct Operation {
     /// Its id.
     #[schema(example = "op_01m7w3ha3aextt8pkwwdmxsmqw")]
@@ -42,7 +42,7 @@ pub struct Operation {
     /// Where it is in its life.
     pub state: OperationState,
     /// Which jobs it deals with, of those that were there when it began.
-    #[schema(value_type = Filter)]
+    #[schema(value_type = Object)]
     pub filter: serde_json::Value,
     /// How many they seemed to be when it began; null: more than were counted.
     #[schema(required)]
@@ -102,7 +102,7 @@ pub struct OperationsQuery {
 }
 
 /// A page of operations, newest first.
-#[derive(Debug, Serialize, ToSchema)]
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct OperationPage {
     /// The operations.
     pub operations: Vec<Operation>,

@@ -46,7 +46,7 @@ impl Mode {
 }
 
 /// A project: its jobs, queues and keys are nobody else's.
-#[derive(Debug, Serialize, ToSchema)]
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct Project {
     /// Its id.
     #[schema(example = "proj_01m7w3ha3aextt8pkwwdmxsmqw")]
@@ -103,7 +103,7 @@ fn mode(name: &str) -> Mode {
 }
 
 /// Projects.
-#[derive(Debug, Serialize, ToSchema)]
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct ProjectList {
     /// The oldest first.
     pub projects: Vec<Project>,

@@ -34,7 +34,7 @@ use crate::{
 const DEFAULT_PAGE_QUEUES: u32 = 50;
 
 /// A queue.
-#[derive(Debug, Serialize, ToSchema)]
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct Queue {
     /// Its name.
     pub queue: String,
@@ -98,7 +98,7 @@ impl Queue {
 }
 
 /// A job type that a queue does not hand out.
-#[derive(Debug, Serialize, ToSchema)]
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct PausedType {
     /// Which type.
     pub job_type: String,
@@ -111,7 +111,7 @@ pub struct PausedType {
 }
 
 /// Jobs of a queue, by state. Exact, but for `processing`: from 10,000 on, the rest is among `pending`.
-#[derive(Debug, Serialize, ToSchema)]
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[schema(as = QueueCounts)]
 pub struct Counts {
     /// Wait for their `run_at` or for parents.
@@ -131,7 +131,7 @@ pub struct Counts {
 }
 
 /// What came and went in a queue.
-#[derive(Debug, Serialize, ToSchema)]
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[schema(as = QueueRates)]
 pub struct Rates {
     /// Jobs that were enqueued.
@@ -143,7 +143,7 @@ pub struct Rates {
 }
 
 /// How many.
-#[derive(Debug, Serialize, ToSchema)]
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[schema(as = QueueRate)]
 pub struct Rate {
     /// In the last minute, as far as whole minutes tell.
@@ -153,7 +153,7 @@ pub struct Rate {
 }
 
 /// At most `count` jobs are handed out in any `per_seconds`.
-#[derive(Debug, Serialize, ToSchema)]
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[schema(as = RateLimit)]
 pub struct RateLimitView {
     /// Jobs.
@@ -227,7 +227,7 @@ pub struct QueuesQuery {
 }
 
 /// A page of queues, by name.
-#[derive(Debug, Serialize, ToSchema)]
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct QueuePage {
     /// The queues.
     pub queues: Vec<Queue>,

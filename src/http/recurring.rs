@@ -43,7 +43,7 @@ const DEFAULT_TIMEZONE: &str = "UTC";
 const DEFAULT_PAGE_SCHEDULES: u32 = 50;
 
 /// A recurring schedule.
-#[derive(Debug, Serialize, ToSchema)]
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct RecurringSchedule {
     /// Its id.
     #[schema(example = "rjob_CleanupExpiredSessions")]
@@ -310,7 +310,7 @@ pub struct RecurringQuery {
 }
 
 /// A page of recurring schedules, by id.
-#[derive(Debug, Serialize, ToSchema)]
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct RecurringPage {
     /// The schedules.
     pub recurring: Vec<RecurringSchedule>,

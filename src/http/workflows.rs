@@ -8,9 +8,10 @@ use axum::{
 };
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
+use utoipa::{IntoParams, ToSchema};
 
 use super::{
+    cursor::{self, List},
     error::ErrorBody,
     idempotency::{self, Answer, Ids},
     jobs::accept::{EnqueueRequest, accept, traceparent},
@@ -27,16 +28,18 @@ use crate::{
     engine::{
         family::{self, TiedJob},
         quota,
-        workflows::{self, NewWorkflow, WorkflowJobRow, WorkflowRow},
+        workflows::{self, NewWorkflow, StateCount, WorkflowJobRow, WorkflowRow},
     },
     error::Error,
-    ids::ProjectId,
+    ids::{ProjectId, WorkflowId},
     wire::{
         RequestId,
         check::Check,
-        extract::{Fingerprinted, Object, RequestBody, WorkflowInPath},
+        extract::{Fingerprinted, Object, Query, RequestBody, WorkflowInPath},
     },
 };
+
+const DEFAULT_PAGE_WORKFLOWS: u32 = 20;
 
 /// A workflow to start: its jobs form a graph without cycles.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -59,7 +62,7 @@ impl RequestBody for CreateWorkflowRequest {
 }
 
 /// A workflow.
-#[derive(Debug, Serialize, ToSchema)]
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct Workflow {
     /// Its id.
     #[schema(example = "wf_01m7w3ha3aextt8pkwwdmxsmqw")]
@@ -79,7 +82,7 @@ pub struct Workflow {
 }
 
 /// A job of a workflow.
-#[derive(Debug, Serialize, ToSchema)]
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct WorkflowJob {
     /// Its name in the workflow.
     pub key: String,
@@ -243,6 +246,105 @@ pub async fn get(
 ) -> Result<Reply<Workflow>, Error> {
     let (row, jobs) = workflows::find(&app.engine, caller.project_id, id).await?;
     Ok(Reply(Workflow::of(row, jobs)))
+}
+
+/// Which workflows to list.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct WorkflowsQuery {
+    /// Workflows on one page. Default: 20.
+    #[param(minimum = 1, maximum = 50)]
+    limit: Option<u32>,
+    /// `next_cursor` of the page before.
+    cursor: Option<String>,
+}
+
+/// A workflow, without its jobs.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+pub struct WorkflowSummary {
+    /// Its id.
+    #[schema(example = "wf_01m7w3ha3aextt8pkwwdmxsmqw")]
+    pub id: String,
+    /// As it was sent.
+    #[schema(required)]
+    pub name: Option<String>,
+    /// Where its jobs are, taken together.
+    pub state: WorkflowState,
+    /// When it was stored.
+    pub created_at: DateTime<Utc>,
+    /// When somebody called it off.
+    #[schema(required)]
+    pub cancelled_at: Option<DateTime<Utc>>,
+    /// How many jobs it has; those included that were pruned.
+    pub total_jobs: i64,
+    /// How many of them have succeeded.
+    pub succeeded_jobs: i64,
+}
+
+impl WorkflowSummary {
+    fn of((row, counts): (WorkflowRow, Vec<StateCount>)) -> Self {
+        let present = counts.iter().filter_map(|it| Some((it.state?.public(), it.jobs)));
+        let (states, jobs): (Vec<_>, Vec<_>) = present.unzip();
+        let succeeded = states.iter().zip(&jobs).filter(|it| *it.0 == JobState::Succeeded);
+        Self {
+            id: row.id.to_string(),
+            name: row.name,
+            state: workflow::state(&states, row.cancelled_at.is_some()),
+            created_at: row.created_at,
+            cancelled_at: row.cancelled_at,
+            succeeded_jobs: succeeded.map(|it| it.1).sum(),
+            total_jobs: counts.iter().map(|it| it.jobs).sum(),
+        }
+    }
+}
+
+/// A page of workflows, newest first.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+pub struct WorkflowPage {
+    /// The workflows.
+    pub workflows: Vec<WorkflowSummary>,
+    /// Whether there are more.
+    pub has_more: bool,
+    /// Where the next page begins.
+    #[schema(required)]
+    pub next_cursor: Option<String>,
+}
+
+/// List workflows.
+///
+/// Newest first; without their jobs.
+#[utoipa::path(
+    get, path = "/workflows", tag = "workflows", operation_id = "workflows_list",
+    security(("api_key" = ["read"]), ("session" = ["viewer"])),
+    params(WorkflowsQuery),
+    responses(
+        (status = 200, description = "A page of workflows.", body = WorkflowPage),
+        (status = 400, description = "A parameter is wrong.", body = ErrorBody),
+        (status = 401, description = "No valid API key.", body = ErrorBody),
+        (status = 503, description = "Try again later.", body = ErrorBody),
+    ),
+)]
+pub async fn list(
+    caller: Caller<Read>,
+    State(app): State<App>,
+    Query(query): Query<WorkflowsQuery>,
+) -> Result<Reply<WorkflowPage>, Error> {
+    let limit = query.limit.unwrap_or(DEFAULT_PAGE_WORKFLOWS);
+    let mut check = Check::default();
+    check.range("limit", limit, 1, limits::MAX_PAGE_WORKFLOWS);
+    check.finish()?;
+    let list = List(caller.project_id, "workflows");
+    let before = query.cursor.as_deref().map(|it| cursor::read_id(&app, list, it));
+    let before = before.transpose()?.map(WorkflowId);
+    let one_more = i64::from(limit) + 1;
+    let mut rows = workflows::list(&app.engine, caller.project_id, before, one_more).await?;
+    let has_more = rows.len() > limit as usize;
+    rows.truncate(limit as usize);
+    let last = rows.last().filter(|_| has_more);
+    let next_cursor = last.map(|it| cursor::write_id(&app, list, it.0.id.0));
+    let workflows = rows.into_iter().map(WorkflowSummary::of).collect();
+    Ok(Reply(WorkflowPage { workflows, has_more, next_cursor }))
 }
 
 /// Cancel a workflow.

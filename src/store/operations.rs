@@ -6,7 +6,7 @@ use uuid::Uuid;
 
 use super::dead_letters::Place;
 use crate::{
-    domain::operation::{Filter, Kind, State},
+    domain::operation::{Kind, State, Which},
     ids::{JobId, OperationId, ProjectId},
 };
 
@@ -16,7 +16,7 @@ use crate::{
 pub struct NewOperation {
     pub id: OperationId,
     pub kind: Kind,
-    pub filter: Filter,
+    pub filter: Which,
     pub expected: Option<i64>,
     pub max_jobs: Option<i64>,
     pub rate_per_second: Option<i32>,
@@ -61,7 +61,7 @@ pub async fn insert(
         project_id.0,
         new.id.0,
         new.kind as Kind,
-        Json(&new.filter) as Json<&Filter>,
+        Json(&new.filter) as Json<&Which>,
         new.expected,
         new.max_jobs,
         new.rate_per_second,

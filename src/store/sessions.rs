@@ -38,7 +38,7 @@ pub struct Presented {
     pub account_id: AccountId,
     /// Which session.
     pub session_id: SessionId,
-    /// Whether it was used before.
+    /// Whether it was used before, and longer ago than a grace allows.
     pub is_used: bool,
     /// Whether the session goes on.
     pub is_live: bool,
@@ -91,7 +91,9 @@ pub async fn insert_secret(
 }
 
 /// Uses a refresh secret up, and says what it was worth before; none: it is unknown. Of two callers that
-/// present the same secret, one finds it used.
+/// present the same secret, one finds it used, unless the other came within the grace.
+///
+/// The clock is read after the row is locked: `now()` of whoever waited for it lies before the use.
 ///
 /// # Errors
 /// Only those of the store.
@@ -99,6 +101,7 @@ pub async fn use_secret(
     conn: &mut PgConnection,
     secret_hash: &[u8],
     idle_seconds: i64,
+    grace_seconds: i64,
 ) -> sqlx::Result<Option<Presented>> {
     let row = sqlx::query!(
         r#"
@@ -115,7 +118,9 @@ pub async fn use_secret(
                 and presented.used_at is null
         )
         select session.account_id "account_id: AccountId", session.id "session_id: SessionId",
-               presented.used_at is not null "is_used!",
+               coalesce(
+                   presented.used_at <= clock_timestamp() - make_interval(secs => $3), false
+               ) "is_used!",
                (session.revoked_at is null and session.expires_at > now()
                 and session.last_used_at > now() - make_interval(secs => $2)) "is_live!"
         from presented
@@ -123,6 +128,7 @@ pub async fn use_secret(
         "#,
         secret_hash,
         idle_seconds as f64,
+        grace_seconds as f64,
     )
     .fetch_optional(conn)
     .await?;

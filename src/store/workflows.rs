@@ -2,6 +2,7 @@
 
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
+use uuid::Uuid;
 
 use super::{
     acks::{JobKey, Rested},
@@ -202,6 +203,75 @@ pub async fn cancel_workflow(
     .execute(conn)
     .await?;
     Ok(())
+}
+
+/// The workflows below an id, the newest first.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn list(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    before: Option<WorkflowId>,
+    limit: i64,
+) -> sqlx::Result<Vec<WorkflowRow>> {
+    sqlx::query_as!(
+        WorkflowRow,
+        r#"
+        select id "id: WorkflowId", name, created_at, cancelled_at, is_held,
+               successor_id "successor_id: WorkflowId"
+        from workflows
+        where project_id = $1 and id < $2 and original_id is null
+        order by id desc
+        limit $3
+        "#,
+        project_id.0,
+        before.map_or(Uuid::max(), |it| it.0),
+        limit,
+    )
+    .fetch_all(conn)
+    .await
+}
+
+/// How many jobs of a workflow are in a state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StateCount {
+    /// Which workflow.
+    pub workflow_id: WorkflowId,
+    /// Which state; none: they were pruned.
+    pub state: Option<StoredState>,
+    /// How many.
+    pub jobs: i64,
+}
+
+/// How many jobs of each of these workflows are in each state. A workflow has a bounded number of jobs, so whoever names
+/// a page of workflows has them counted.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn count_states(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    workflows: &[WorkflowId],
+) -> sqlx::Result<Vec<StateCount>> {
+    let workflows: Vec<_> = workflows.iter().map(|it| it.0).collect();
+    sqlx::query_as!(
+        StateCount,
+        r#"
+        select part.workflow_id "workflow_id: WorkflowId",
+               coalesce(live.state, ended.state) "state?: StoredState",
+               count(*) "jobs!"
+        from workflow_jobs part
+        left join jobs live on live.project_id = $1 and live.id = part.job_id
+        left join finished_jobs ended on ended.project_id = $1 and ended.id = part.job_id
+        where part.project_id = $1 and part.workflow_id = any($2)
+        group by 1, 2
+        "#,
+        project_id.0,
+        &workflows,
+    )
+    .fetch_all(conn)
+    .await
 }
 
 /// The workflows of a project that run no other again, newest first.

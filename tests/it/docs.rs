@@ -367,6 +367,7 @@ fn request_limits() -> Vec<(&'static str, String)> {
         ("jobs on one page", format!("1–{}", limits::MAX_PAGE_JOBS)),
         ("rows one page looks at", limits::MAX_PAGE_EXAMINED_ROWS.to_string()),
         ("workers on one page", format!("1–{}", limits::MAX_PAGE_WORKERS)),
+        ("workflows on one page", format!("1–{}", limits::MAX_PAGE_WORKFLOWS)),
         ("log chunks on one page", format!("1–{}", limits::MAX_PAGE_LOGS)),
         ("queues on one page", format!("1–{}", limits::MAX_PAGE_QUEUES)),
         (

@@ -251,3 +251,27 @@ fn a_child_that_is_stored_while_its_parents_ack_waits_for_the_lock_is_let_go() {
         assert_eq!(t.lease("w").await["id"], child);
     });
 }
+
+#[test]
+fn workflows_are_listed_newest_first_with_how_far_they_are() {
+    run(async |t| {
+        let two = json!([{"key": "a", "job_type": "t"}, {"key": "b", "job_type": "t", "depends_on": ["a"]}]);
+        for name in ["first", "second", "third"] {
+            t.post("/v1/workflows", json!({"name": name, "jobs": two})).await.is(201);
+        }
+        let job = t.lease("w").await;
+        t.ack(&job, "w", "succeeded").await.is(200);
+        let page = t.get("/v1/workflows?limit=2").await.is(200);
+        let names: Vec<_> = page["workflows"].as_array().expect("a list").iter().collect();
+        assert_eq!((&names[0]["name"], &names[1]["name"]), (&json!("third"), &json!("second")));
+        assert_eq!(page["has_more"], json!(true));
+        let cursor = page["next_cursor"].as_str().expect("a cursor");
+        let last = t.get(&format!("/v1/workflows?limit=2&cursor={cursor}")).await.is(200);
+        assert_eq!((&last["has_more"], &last["next_cursor"]), (&json!(false), &json!(null)));
+        let first = &last["workflows"][0];
+        assert_eq!((&first["name"], &first["state"]), (&json!("first"), &json!("running")));
+        assert_eq!((&first["total_jobs"], &first["succeeded_jobs"]), (&json!(2), &json!(1)));
+        t.get("/v1/workflows?limit=51").await.refuses("limit");
+        t.get("/v1/workflows?cursor=junk").await.refuses("cursor");
+    });
+}

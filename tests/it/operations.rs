@@ -280,3 +280,84 @@ fn a_project_has_only_so_many_operations_at_a_time() {
         refused.is_error(429, "quota_exceeded");
     });
 }
+
+#[test]
+fn all_jobs_that_a_filter_shows_are_cancelled_at_once() {
+    run(async |t| {
+        let running = t.enqueue(json!({"tags": {"customer": "42"}})).await;
+        t.lease("w").await;
+        let jobs = (0..120).map(|n| {
+            let customer = if n % 2 == 0 { "42" } else { "7" };
+            json!({"job_type": "t", "delay_seconds": n % 3 * 600, "tags": {"customer": customer}})
+        });
+        t.post("/v1/jobs/batch", json!({"jobs": jobs.collect::<Vec<_>>()})).await.is(201);
+        let filter = json!({"queue": "default", "tag": "customer:42"});
+        let counted = t.post("/v1/jobs/cancel", json!({"filter": filter, "dry_run": true})).await;
+        let counted = counted.is(200);
+        assert_eq!((&counted["count"], &counted["is_capped"]), (&json!(61), &json!(false)));
+        assert_eq!(counted["operation"], Value::Null);
+        let begun = t.post("/v1/jobs/cancel", json!({"filter": filter})).await.is(202);
+        assert_eq!(begun["operation"]["kind"], json!("jobs_cancel"));
+        assert_eq!(begun["operation"]["filter"], filter);
+        // What comes later is not meant.
+        let late = t.enqueue(json!({"tags": {"customer": "42"}})).await;
+        let ended = ends(t, &begun["operation"]).await;
+        assert_eq!((&ended["done"], &ended["skipped"]), (&json!(61), &json!(0)));
+        let running = t.job(&running).await;
+        assert_eq!(
+            (&running["state"], &running["cancel_requested"]),
+            (&json!("processing"), &json!(true))
+        );
+        assert_eq!(t.job(&late).await["state"], json!("pending"));
+        let counts = t.get("/v1/queues/default").await.is(200)["counts"].clone();
+        assert_eq!((&counts["cancelled"], &counts["scheduled"]), (&json!(60), &json!(40)));
+    });
+}
+
+#[test]
+fn dead_letters_and_cancelled_jobs_that_a_filter_shows_come_back() {
+    run(async |t| {
+        for _ in 0..3 {
+            t.enqueue(json!({"job_type": "email.send", "max_attempts": 1})).await;
+            let job = t.lease("w").await;
+            t.ack(&job, "w", "failed").await.is(200);
+        }
+        let cancelled = t.enqueue(json!({"job_type": "email.send"})).await;
+        t.act(&format!("/v1/jobs/{cancelled}/cancel")).await.is(200);
+        let other = t.enqueue(json!({"job_type": "other"})).await;
+        t.act(&format!("/v1/jobs/{other}/cancel")).await.is(200);
+        let filter = json!({"job_type": "email.send"});
+        let first = t.post("/v1/jobs/retry", json!({"filter": filter, "max": 1})).await.is(202);
+        assert_eq!(first["count"], json!(1));
+        assert_eq!(ends(t, &first["operation"]).await["done"], json!(1));
+        let rest = t.post("/v1/jobs/retry", json!({"filter": filter})).await.is(202);
+        assert_eq!(ends(t, &rest["operation"]).await["done"], json!(3));
+        assert_eq!(t.job(&cancelled).await["state"], json!("pending"));
+        assert_eq!(t.job(&other).await["state"], json!("cancelled"));
+        let letters = t.get("/v1/dead-letters").await.is(200);
+        assert_eq!(letters["dead_letters"], json!([]));
+        let groups = t.get("/v1/dead-letters/groups").await.is(200);
+        assert_eq!(groups["groups"], json!([]));
+    });
+}
+
+#[test]
+fn a_filter_of_jobs_names_what_is_wrong_with_it() {
+    run(async |t| {
+        let ask = async |what: &str, filter: Value| {
+            t.post(&format!("/v1/jobs/{what}"), json!({"filter": filter, "dry_run": true})).await
+        };
+        let states = ask("cancel", json!({"state": "succeeded"})).await.refuses("filter.state");
+        assert_eq!(states, "must be one of: scheduled, pending, processing");
+        let states = ask("retry", json!({"state": "pending"})).await.refuses("filter.state");
+        assert_eq!(states, "must be one of: dead_letter, cancelled");
+        ask("cancel", json!({"queue": ""})).await.refuses("filter.queue");
+        ask("cancel", json!({"queue": null})).await.refuses("filter.queue");
+        ask("cancel", json!({"tag": "x".repeat(1_000)})).await.refuses("filter.tag");
+        ask("cancel", json!({"fingerprint": "x"})).await.refuses("filter.fingerprint");
+        t.post("/v1/jobs/retry", json!({"filter": {}, "max": 0})).await.refuses("max");
+        t.post("/v1/jobs/retry", json!({})).await.refuses("filter");
+        let none = ask("retry", json!({"queue": "nowhere"})).await.is(200);
+        assert_eq!(none["count"], json!(0));
+    });
+}

@@ -1,29 +1,19 @@
 //! `POST /v1/dead-letters/retry` and `POST /v1/dead-letters/purge`: many at once, as an operation.
 
-use axum::{
-    Extension,
-    extract::State,
-    http::{HeaderMap, StatusCode},
-    response::Response,
-};
-use serde::{Deserialize, Serialize};
+use axum::{Extension, extract::State, http::HeaderMap, response::Response};
+use serde::Deserialize;
 use utoipa::ToSchema;
 
 use super::check_filter;
 use crate::{
     app::App,
     auth::{Caller, Manage},
-    domain::{
-        limits,
-        operation::{Filter, Kind},
-    },
-    engine::operations::{self, NewOperation},
+    domain::operation::{Filter, Kind, Which},
     error::Error,
     http::{
-        audit::{self, Deed},
         error::ErrorBody,
         idempotency::{self, Answer, Ids},
-        operations::Operation,
+        many::{self, ManyReply, Wish},
     },
     store,
     wire::{
@@ -75,19 +65,6 @@ pub struct PurgeManyRequest {
 impl RequestBody for RetryManyRequest {}
 impl RequestBody for PurgeManyRequest {}
 
-/// How many dead letters there are, and what is done with them.
-#[derive(Debug, Serialize, ToSchema)]
-#[schema(as = DeadLettersReply)]
-pub struct ManyReply {
-    /// How many match, of the oldest 100,000; no more than `max`.
-    pub count: i64,
-    /// Whether there are more dead letters than were counted.
-    pub is_capped: bool,
-    /// The operation that has begun; null after a dry run.
-    #[schema(required)]
-    pub operation: Option<Operation>,
-}
-
 /// Retry many dead letters.
 ///
 /// Those that match when it begins, the oldest first, in the background: the operation says how far it has
@@ -122,12 +99,7 @@ pub async fn retry(
         let RetryManyRequest { filter: Object(filter), dry_run, max, rate_per_second } = request;
         let mut check = Check::default();
         check_filter("filter.", &filter, &mut check);
-        if let Some(max) = max {
-            check.range("max", max, 1, limits::MAX_OPERATION_JOBS);
-        }
-        if let Some(rate) = rate_per_second {
-            check.range("rate_per_second", rate, 1, limits::MAX_OPERATION_RATE);
-        }
+        many::check_pace(max, rate_per_second, &mut check);
         check.finish()?;
         let what = What { kind: Kind::DeadLettersRetry, filter, max, rate_per_second };
         begin(&running, &by, ids, what, dry_run).await
@@ -182,13 +154,6 @@ pub async fn purge(
     .await
 }
 
-struct What {
-    kind: Kind,
-    filter: Filter,
-    max: Option<i64>,
-    rate_per_second: Option<i32>,
-}
-
 async fn begin(
     app: &App,
     by: &Caller<Manage>,
@@ -196,33 +161,21 @@ async fn begin(
     what: What,
     dry_run: bool,
 ) -> Result<Answer, Error> {
-    let project_id = by.project_id;
-    let mut conn = app.engine.pools.read_for(project_id).await?;
-    let (count, is_capped) =
-        store::dead_letters::count(&mut conn, project_id, &what.filter).await?;
+    let mut conn = app.engine.pools.read_for(by.project_id).await?;
+    let counted = store::dead_letters::count(&mut conn, by.project_id, &what.filter).await?;
     drop(conn);
-    let count = what.max.map_or(count, |it| it.min(count));
-    if dry_run {
-        let reply = ManyReply { count, is_capped, operation: None };
-        return Answer::new(StatusCode::OK, None, &reply);
-    }
-    let expected = (!is_capped || Some(count) == what.max).then_some(count);
-    let new = NewOperation {
-        id: ids.operation(),
-        kind: what.kind,
-        filter: what.filter,
-        expected,
-        max_jobs: what.max,
-        rate_per_second: what.rate_per_second,
-    };
-    let row = operations::begin(&app.engine, project_id, &new).await?;
-    let action = match what.kind {
+    let What { kind, filter, max, rate_per_second } = what;
+    let action = match kind {
         Kind::DeadLettersPurge => "dead_letters.purged",
         _ => "dead_letters.retried",
     };
-    let after = serde_json::to_string(&new.filter).ok();
-    audit::note(app, by, Deed { after, ..Deed::to(action, row.id.to_string()) }).await;
-    let location = Some(format!("/v1/operations/{}", row.id));
-    let reply = ManyReply { count, is_capped, operation: Some(row.into()) };
-    Answer::new(StatusCode::ACCEPTED, location, &reply)
+    let wish = Wish { kind, which: Which::Letters(filter), action, max, rate_per_second, dry_run };
+    many::begin(app, by, ids, wish, counted).await
+}
+
+struct What {
+    kind: Kind,
+    filter: Filter,
+    max: Option<i64>,
+    rate_per_second: Option<i32>,
 }

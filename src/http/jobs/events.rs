@@ -1,7 +1,7 @@
 //! A job's history: read from its own rows, and from the rows that rare events leave.
 
 use chrono::{DateTime, Utc};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::value::{RawValue, to_raw_value};
 use utoipa::ToSchema;
 
@@ -29,7 +29,7 @@ use crate::{
 };
 
 /// Something that happened to a job.
-#[derive(Debug, Clone, Serialize, ToSchema)]
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct EventView {
     /// Its name; a stream goes on after it when it comes as `Last-Event-ID`.
     #[schema(example = "claimed-1")]
@@ -55,7 +55,7 @@ pub struct EventView {
 }
 
 /// A job's whole history.
-#[derive(Debug, Serialize, ToSchema)]
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct JobHistory {
     /// Oldest first.
     pub events: Vec<EventView>,

@@ -42,7 +42,7 @@ pub struct LogsQuery {
 }
 
 /// A piece of an attempt's output.
-#[derive(Debug, Serialize, ToSchema)]
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct LogView {
     /// Which attempt.
     pub attempt: i32,
@@ -65,7 +65,7 @@ impl From<LogRow> for LogView {
 }
 
 /// A page of a job's logs, by attempt, stream and sequence.
-#[derive(Debug, Serialize, ToSchema)]
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct LogPage {
     /// The chunks.
     pub logs: Vec<LogView>,
@@ -81,7 +81,7 @@ pub struct LogPage {
 }
 
 /// Sequences of a stream that are missing, both ends included.
-#[derive(Debug, Serialize, ToSchema)]
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct GapView {
     /// Which attempt.
     pub attempt: i32,

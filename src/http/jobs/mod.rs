@@ -5,6 +5,7 @@ pub mod control;
 pub mod create;
 pub mod events;
 pub mod logs;
+pub mod many;
 pub mod read;
 mod resource;
 pub mod watch;

@@ -29,7 +29,8 @@ use crate::{
 
 const DEFAULT_PAGE_JOBS: u32 = 50;
 /// Characters in a tag filter: a name, a colon, and a value.
-const MAX_TAG_FILTER_CHARS: usize = limits::MAX_TAG_KEY_CHARS + 1 + limits::MAX_TAG_VALUE_CHARS;
+pub(super) const MAX_TAG_FILTER_CHARS: usize =
+    limits::MAX_TAG_KEY_CHARS + 1 + limits::MAX_TAG_VALUE_CHARS;
 
 /// Read a job.
 ///
@@ -112,7 +113,7 @@ pub struct ListQuery {
 }
 
 /// A page of jobs, newest first.
-#[derive(Debug, Serialize, ToSchema)]
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct JobPage {
     /// The jobs; without their attempts.
     pub jobs: Vec<Job>,
@@ -161,10 +162,7 @@ pub async fn list(
         states: query.state.into_iter().collect(),
         queue: query.queue,
         job_type: query.job_type,
-        tag: query.tag.map(|it| match it.split_once(':') {
-            Some((name, value)) => (name.to_owned(), Some(value.to_owned())),
-            None => (it, None),
-        }),
+        tag: query.tag.as_deref().map(store::jobs::read_tag),
         created_after: query.created_after,
         created_before: query.created_before,
     };

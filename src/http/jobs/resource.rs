@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use chrono::{DateTime, Utc};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
@@ -20,7 +20,7 @@ use crate::{
 };
 
 /// A job.
-#[derive(Debug, Serialize, ToSchema)]
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct Job {
     /// Its id.
     #[schema(example = "job_01m7w3ha3aextt8pkwwdmxsmqw")]
@@ -108,7 +108,7 @@ pub struct Job {
 }
 
 /// An error as a worker reported it.
-#[derive(Debug, Clone, Serialize, ToSchema)]
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct ErrorView {
     /// The kind of error.
     #[serde(rename = "type")]
@@ -135,7 +135,7 @@ impl ErrorView {
 }
 
 /// A past attempt.
-#[derive(Debug, Serialize, ToSchema)]
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct AttemptView {
     /// Its number, counted from 1.
     pub attempt: i32,

@@ -9,7 +9,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use chrono::{DateTime, Utc};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use tokio::sync::broadcast::error::RecvError;
 use utoipa::ToSchema;
@@ -38,7 +38,7 @@ use crate::{
 const READ_PAUSE: Duration = Duration::from_millis(100);
 
 /// Why a job is not running.
-#[derive(Debug, Serialize, ToSchema)]
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct ExplainReply {
     /// The job.
     #[schema(example = "job_01m7w3ha3aextt8pkwwdmxsmqw")]
@@ -59,7 +59,7 @@ pub struct ExplainReply {
 }
 
 /// One thing that must be so before a job can run.
-#[derive(Debug, Serialize, ToSchema)]
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct GateView {
     /// What it waits for here.
     pub gate: WaitingFor,

@@ -112,7 +112,7 @@ pub struct SummaryQuery {
 }
 
 /// A project's jobs in numbers: how many are where now, and what happened in a period.
-#[derive(Debug, Serialize, ToSchema)]
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct MetricsSummary {
     /// The period that the numbers below `processing` are of.
     pub period: Period,
@@ -146,7 +146,7 @@ pub struct MetricsSummary {
 
 /// Times, of which so many of a hundred stay within; null: nothing was measured. Estimated within the bucket that they
 /// fall into: 1, 2, 5, 10, 25, 50, 100, 250, 500 ms, 1, 2.5, 5, 10, 30 s, 1, 2, 5, 15 min, 1, 4, 24 h.
-#[derive(Debug, Serialize, ToSchema)]
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct Percentiles {
     /// Half of them.
     #[schema(required)]
@@ -253,7 +253,7 @@ pub struct ThroughputQuery {
 }
 
 /// What happened in a period, bucket by bucket.
-#[derive(Debug, Serialize, ToSchema)]
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct Throughput {
     /// How far back.
     pub period: Period,
@@ -264,7 +264,7 @@ pub struct Throughput {
 }
 
 /// What happened in a bucket.
-#[derive(Debug, Serialize, ToSchema)]
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct ThroughputBucket {
     /// When it began.
     pub start_at: DateTime<Utc>,

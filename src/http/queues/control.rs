@@ -15,7 +15,7 @@ use crate::{
     auth::{Caller, Manage},
     domain::{
         limits,
-        operation::{Filter, Kind},
+        operation::{Filter, Kind, Which},
     },
     engine::{
         operations::{self, NewOperation},
@@ -166,7 +166,7 @@ pub async fn purge(
         let new = NewOperation {
             id: ids.operation(),
             kind: Kind::QueuePurge,
-            filter: Filter { queue: Some(queue.clone()), ..Filter::default() },
+            filter: Which::Letters(Filter { queue: Some(queue.clone()), ..Filter::default() }),
             expected: Some(counts.scheduled + counts.pending),
             max_jobs: None,
             rate_per_second: None,

@@ -139,7 +139,7 @@ pub struct FiresQuery {
 }
 
 /// What became of a tick.
-#[derive(Debug, Serialize, ToSchema)]
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[schema(as = RecurringFire)]
 pub struct Fire {
     /// When it was due.
@@ -172,7 +172,7 @@ impl From<FireRow> for Fire {
 }
 
 /// A page of ticks, newest first.
-#[derive(Debug, Serialize, ToSchema)]
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct FirePage {
     /// The ticks.
     pub fires: Vec<Fire>,

@@ -25,7 +25,7 @@ use crate::{
 const DEFAULT_TIMES: u32 = 5;
 
 /// A time at which a schedule fires.
-#[derive(Debug, Serialize, ToSchema)]
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct FireTime {
     /// When.
     pub at: DateTime<Utc>,
@@ -54,7 +54,7 @@ pub struct NextQuery {
 }
 
 /// The next times at which a schedule fires.
-#[derive(Debug, Serialize, ToSchema)]
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct NextTimes {
     /// The expression in words.
     pub description: String,
@@ -117,7 +117,7 @@ pub struct PreviewRequest {
 impl RequestBody for PreviewRequest {}
 
 /// What a schedule would do.
-#[derive(Debug, Serialize, ToSchema)]
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct Preview {
     /// The expression in words.
     pub description: String,

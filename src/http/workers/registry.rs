@@ -41,7 +41,7 @@ pub struct WorkersQuery {
 }
 
 /// A page of workers, by name.
-#[derive(Debug, Serialize, ToSchema)]
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct WorkerPage {
     /// The workers.
     pub workers: Vec<WorkerView>,
@@ -53,7 +53,7 @@ pub struct WorkerPage {
 }
 
 /// A worker.
-#[derive(Debug, Serialize, ToSchema)]
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct WorkerView {
     /// Its name for itself.
     pub worker_id: String,
@@ -161,7 +161,7 @@ pub struct DeregisterRequest {
 impl RequestBody for DeregisterRequest {}
 
 /// The worker is gone.
-#[derive(Debug, Serialize, ToSchema)]
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct DeregisterReply {
     /// Always `terminated`.
     pub status: WorkerState,
@@ -201,7 +201,7 @@ pub async fn deregister(
 }
 
 /// What a worker is told.
-#[derive(Debug, Serialize, ToSchema)]
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct DirectiveReply {
     /// The worker.
     pub worker_id: String,

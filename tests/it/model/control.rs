@@ -3,7 +3,7 @@
 use fencepost::{
     domain::{
         job::StoredState,
-        operation::{Filter, Kind},
+        operation::{Filter, Kind, Which},
     },
     engine::{
         control,
@@ -78,7 +78,7 @@ impl Run {
         let new = NewOperation {
             id: OperationId::generate(),
             kind,
-            filter: Filter { queue, ..Filter::default() },
+            filter: Which::Letters(Filter { queue, ..Filter::default() }),
             expected: None,
             max_jobs: None,
             rate_per_second: None,

@@ -1,0 +1,257 @@
+//! Listing jobs, newest first, and counting them: a bounded number of rows is examined, whatever is asked.
+
+use chrono::{DateTime, Utc};
+use sqlx::{PgConnection, Postgres, QueryBuilder};
+use uuid::Uuid;
+
+use super::JobRow;
+use crate::{
+    domain::{
+        job::JobState,
+        limits,
+        operation::{JobFilter, Kind},
+    },
+    ids::{JobId, ProjectId},
+};
+
+/// Which jobs a list shows. Every part narrows.
+#[derive(Debug, Clone, Default)]
+pub struct Filter {
+    /// Only jobs in one of these states; none named: in any.
+    pub states: Vec<JobState>,
+    /// Only jobs of this queue.
+    pub queue: Option<String>,
+    /// Only jobs of this type.
+    pub job_type: Option<String>,
+    /// Only jobs with this tag; without a value, with any of this name.
+    pub tag: Option<(String, Option<String>)>,
+    /// Only jobs stored at this time or later.
+    pub created_after: Option<DateTime<Utc>>,
+    /// Only jobs stored before this time.
+    pub created_before: Option<DateTime<Utc>>,
+}
+
+impl Filter {
+    /// What an operation of this kind deals with: those that can be dealt with at all.
+    #[must_use]
+    pub fn of(kind: Kind, filter: &JobFilter) -> Self {
+        let states = kind.states().iter().copied();
+        Self {
+            states: states.filter(|it| filter.state.is_none_or(|named| named == *it)).collect(),
+            queue: filter.queue.clone(),
+            job_type: filter.job_type.clone(),
+            tag: filter.tag.as_deref().map(read_tag),
+            created_after: filter.created_after,
+            created_before: filter.created_before,
+        }
+    }
+}
+
+/// A tag as filters write it: `name:value`, or `name` for any value.
+#[must_use]
+pub fn read_tag(text: &str) -> (String, Option<String>) {
+    match text.split_once(':') {
+        Some((name, value)) => (name.to_owned(), Some(value.to_owned())),
+        None => (text.to_owned(), None),
+    }
+}
+
+/// How far a job's id may lie from its `created_at`: ids are made by the nodes' clocks, in
+/// milliseconds.
+const ID_CLOCK_MARGIN_MS: i64 = 3_600_000;
+
+/// One page of jobs: the newest whose id is below `before`, from the newest
+/// [`limits::MAX_PAGE_EXAMINED_ROWS`] rows of each table.
+///
+/// Answers with the rows that match, and with the smallest id it examined when there may be more
+/// below it.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn page(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    filter: &Filter,
+    before: Option<JobId>,
+    page_jobs: u32,
+) -> sqlx::Result<(Vec<JobRow>, Option<JobId>)> {
+    let (upper, lower) = bounds(filter, before);
+    let mut query = QueryBuilder::<Postgres>::new("with examined as (select * from (");
+    for (table, own_columns) in [
+        (
+            "jobs",
+            "unfinished_parents, lease_expires_at, null::text as result, null::bigint as duration_ms, \
+             true as is_live, expires_at as live_expires_at",
+        ),
+        ("finished_jobs", "0, null, result, duration_ms, false, null"),
+    ] {
+        if table == "finished_jobs" {
+            query.push(" union all ");
+        }
+        query.push(
+            "(select id, queue, job_type, state, rank, run_at, created_at, attempt, failures, ",
+        );
+        query.push(
+            "max_attempts, timeout_seconds, cancel_requested, progress, completed_at, lease_id, ",
+        );
+        query.push("worker_id, claimed_at, ");
+        query.push(own_columns).push(" from ").push(table);
+        query.push(" where project_id = ").push_bind(project_id.0);
+        query.push(" and id < ").push_bind(upper).push(" and id >= ").push_bind(lower);
+        query.push(" order by id desc limit ").push_bind(limits::MAX_PAGE_EXAMINED_ROWS).push(")");
+    }
+    query.push(") both_tables order by id desc limit ").push_bind(limits::MAX_PAGE_EXAMINED_ROWS);
+    query.push("), matching as (select * from examined where true");
+    push_filter(&mut query, project_id, filter);
+    query.push(" order by id desc limit ").push_bind(i64::from(page_jobs) + 1);
+    query.push(") select matching.*, body.payload, body.retry, body.tags, body.labels, ");
+    query.push("body.concurrency_key, body.concurrency_limit, body.unique_key, ");
+    query.push("case when is_live then live_expires_at else body.expires_at end as expires_at, ");
+    query.push("body.workflow_id, body.workflow_key, body.envelope, case when body.has_parents then array(select parent_id from job_edges edge where edge.project_id = ");
+    query.push_bind(project_id.0);
+    query.push(" and edge.child_id = matching.id order by ordinal) else '{}' end as parents, ");
+    push_closed(&mut query, project_id);
+    query.push("(select count(*) from examined) as examined, (select id from examined order by id limit 1) as lowest");
+    query.push(" from (select 1) as always left join matching on true");
+    query.push(" left join job_bodies body on body.project_id = ").push_bind(project_id.0);
+    query.push(" and body.job_id = matching.id left join queues setting on setting.project_id = ");
+    query.push_bind(project_id.0);
+    query.push(" and setting.name = matching.queue order by matching.id desc");
+    let rows = query.build().fetch_all(conn).await?;
+    read_page(rows, page_jobs as usize)
+}
+
+/// What keeps a job from being handed out: the same as in [`find`].
+fn push_closed(query: &mut QueryBuilder<Postgres>, project_id: ProjectId) {
+    let crowds = [
+        (
+            "(matching.state = 'pending' and (",
+            "body.concurrency_limit",
+            "concurrency_key = body.concurrency_key",
+        ),
+        (" or ", "setting.max_concurrency", "queue = matching.queue"),
+    ];
+    for (before, limit, same) in crowds {
+        query.push(before).push("case when ").push(limit).push(" is not null then ").push(limit);
+        query.push(" <= (select count(*) from (select from jobs running where project_id = ");
+        query.push_bind(project_id.0).push(" and running.").push(same);
+        query.push(" and state = 'processing' limit ").push(limit).push(") counted) end");
+    }
+    query.push(")) is true as is_crowded, setting.paused_at is not null as is_queue_paused, ");
+    query
+        .push("coalesce(matching.job_type = any(setting.paused_types), false) as is_type_paused, ");
+    query
+        .push("(case when setting.rate_limit_count is not null then setting.rate_limit_count <= (");
+    query.push("select coalesce(sum(handed.jobs), 0) from queue_handouts past ");
+    query.push("cross join lateral unnest(past.at, past.jobs) as handed(at, jobs) ");
+    query.push("where past.project_id = ").push_bind(project_id.0);
+    query.push(" and past.queue = matching.queue and handed.at > ");
+    query.push("now() - make_interval(secs => setting.rate_limit_per_seconds)) end) is true ");
+    query.push("as is_rate_limited, ");
+}
+
+/// Jobs that one count examines at the most.
+pub const MAX_COUNTED: i64 = 100_000;
+
+/// How many of the newest [`MAX_COUNTED`] jobs match, and whether there are more jobs than that.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn count(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    filter: &Filter,
+) -> sqlx::Result<(i64, bool)> {
+    let (upper, lower) = bounds(filter, None);
+    let mut query = QueryBuilder::<Postgres>::new("with examined as materialized (select * from (");
+    for table in ["jobs", "finished_jobs"] {
+        if table == "finished_jobs" {
+            query.push(" union all ");
+        }
+        query.push("(select id, queue, job_type, state, created_at from ").push(table);
+        query.push(" where project_id = ").push_bind(project_id.0);
+        query.push(" and id < ").push_bind(upper).push(" and id >= ").push_bind(lower);
+        query.push(" order by id desc limit ").push_bind(MAX_COUNTED + 1).push(")");
+    }
+    query.push(") both_tables order by id desc limit ").push_bind(MAX_COUNTED + 1);
+    query.push(") select (select count(*) from examined where true");
+    push_filter(&mut query, project_id, filter);
+    query.push("), (select count(*) from examined) > ").push_bind(MAX_COUNTED);
+    query.build_query_as().fetch_one(conn).await
+}
+
+/// Between which ids a filter's jobs are.
+fn bounds(filter: &Filter, before: Option<JobId>) -> (Uuid, Uuid) {
+    let created_before = filter.created_before.map(|it| id_at(it, ID_CLOCK_MARGIN_MS));
+    let upper = [before.map(|it| it.0), created_before].into_iter().flatten().min();
+    let lower = filter.created_after.map(|it| id_at(it, -ID_CLOCK_MARGIN_MS));
+    (upper.unwrap_or(Uuid::max()), lower.unwrap_or(Uuid::nil()))
+}
+
+fn push_filter(query: &mut QueryBuilder<Postgres>, project_id: ProjectId, filter: &Filter) {
+    if !filter.states.is_empty() {
+        let states = filter.states.iter().flat_map(|it| stored_states(*it));
+        query.push(" and state = any(").push_bind(states.collect::<Vec<_>>()).push(")");
+    }
+    if let Some(queue) = &filter.queue {
+        query.push(" and queue = ").push_bind(queue.clone());
+    }
+    if let Some(job_type) = &filter.job_type {
+        query.push(" and job_type = ").push_bind(job_type.clone());
+    }
+    if let Some((name, value)) = &filter.tag {
+        query.push(" and exists (select from job_bodies tagged where tagged.project_id = ");
+        query.push_bind(project_id.0).push(" and tagged.job_id = examined.id and tagged.tags ");
+        match value {
+            Some(value) => {
+                query.push("->> ").push_bind(name.clone()).push(" = ").push_bind(value.clone())
+            }
+            None => query.push("? ").push_bind(name.clone()),
+        };
+        query.push(")");
+    }
+    if let Some(after) = filter.created_after {
+        query.push(" and created_at >= ").push_bind(after);
+    }
+    if let Some(before) = filter.created_before {
+        query.push(" and created_at < ").push_bind(before);
+    }
+}
+
+/// The last row of a full page is the next page's first: it is cut off and remembered by the id
+/// before it. A short page goes on below the last row examined, unless all were.
+fn read_page(
+    rows: Vec<sqlx::postgres::PgRow>,
+    page_jobs: usize,
+) -> sqlx::Result<(Vec<JobRow>, Option<JobId>)> {
+    use sqlx::{FromRow, Row};
+    let (mut jobs, mut examined, mut lowest) = (Vec::with_capacity(rows.len()), 0_i64, None);
+    for row in &rows {
+        examined = row.try_get("examined")?;
+        lowest = row.try_get("lowest")?;
+        if row.try_get::<Option<Uuid>, _>("id")?.is_some() {
+            jobs.push(JobRow::from_row(row)?);
+        }
+    }
+    let is_full = jobs.len() > page_jobs;
+    jobs.truncate(page_jobs);
+    let goes_on_below = match jobs.last() {
+        Some(last) if is_full => Some(last.id),
+        _ if examined >= limits::MAX_PAGE_EXAMINED_ROWS => lowest,
+        _ => None,
+    };
+    Ok((jobs, goes_on_below))
+}
+
+fn stored_states(state: JobState) -> Vec<&'static str> {
+    match state {
+        JobState::Pending => vec!["pending", "backoff", "held"],
+        other => vec![other.as_str()],
+    }
+}
+
+/// The smallest id that could have been made `margin_ms` after this time.
+fn id_at(time: DateTime<Utc>, margin_ms: i64) -> Uuid {
+    let millis = time.timestamp_millis().saturating_add(margin_ms).clamp(0, (1 << 48) - 1);
+    Uuid::from_u128(u128::from(millis.unsigned_abs()) << 80)
+}

@@ -11,6 +11,7 @@ pub mod bus;
 pub mod cli;
 pub mod client;
 pub mod config;
+pub mod console;
 pub mod dev;
 pub mod domain;
 pub mod engine;

@@ -17,6 +17,7 @@ use crate::{
     app::App,
     bus::{Bus, Heard, Topic},
     config::{ConnectionLimits, PoolArgs, Signup},
+    console,
     domain::plan::Plans,
     engine::{self, Engine, relay},
     http,
@@ -111,7 +112,8 @@ pub async fn serve(node: Node, stop: CancellationToken) -> anyhow::Result<()> {
     let closing = CancellationToken::new();
     tokio::spawn(close_later(stop, node.linger, closing.clone()));
     let (connections, handlers) = (TaskTracker::new(), TaskTracker::new());
-    let router = http::router(app, adapters::router(), handlers.clone());
+    let pages = console::router(app.clone(), http::api(app.clone()));
+    let router = http::router(app, adapters::router().merge(pages), handlers.clone());
     http::server::run(node.api, router, node.connections, closing, connections.clone()).await;
     let drained = timeout(DRAIN_TIMEOUT, async {
         connections.wait().await;

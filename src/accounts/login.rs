@@ -247,8 +247,7 @@ impl Accounts {
             subject: "A new password".to_owned(),
             text: format!(
                 "Somebody asked for a new password at {url}. If it was you, choose one within an \
-                 hour:\n\n  curl {url}/v1/auth/password/reset/confirm -H 'Content-Type: \
-                 application/json' -d '{{\"token\": \"{secret}\", \"new_password\": \"…\"}}'\n\nIf this \
+                 hour:\n\n  {url}/console/reset/confirm?token={secret}\n\nIf this \
                  address was not confirmed before, the account's keys end as well: make new ones.\nIf it was \
                  not you, do nothing.\n"
             ),

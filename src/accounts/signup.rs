@@ -198,8 +198,7 @@ impl Accounts {
             subject: "Is this your address?".to_owned(),
             text: format!(
                 "Somebody has signed up at {url} with this address. If it was you, confirm it within two \
-                 days:\n\n  curl {url}/v1/auth/verify -H 'Content-Type: application/json' -d \
-                 '{{\"token\": \"{secret}\"}}'\n\nIf it was not you, do nothing: nobody can use your \
+                 days:\n\n  {url}/console/verify?token={secret}\n\nIf it was not you, do nothing: nobody can use your \
                  address, and an account that you have already is untouched.\n"
             ),
         });

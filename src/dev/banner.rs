@@ -15,6 +15,7 @@ fn text(ready: &Ready, folder: &str) -> String {
 Fencepost is ready.
 
   API       {url}
+  Console   {url}/console
   Docs      {url}/docs/
   Metrics   {metrics_url}
   Project   demo ({project_id})

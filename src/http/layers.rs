@@ -34,8 +34,10 @@ const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 /// Where a proxy says whom it speaks for.
 const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
-/// Below these are pages for people.
-const PAGES: [&str; 1] = ["/docs"];
+/// Below this are the reference and the documentation.
+const DOCS: &str = "/docs";
+/// Below this are the console's pages.
+const CONSOLE: &str = "/console";
 /// Headers that every answer gets, and a few of its own.
 const MAX_OWN_HEADERS: usize = 10;
 /// Characters of a request id that a caller may choose.
@@ -67,7 +69,7 @@ pub async fn observe(mut request: Request, next: Next) -> Response {
     let limits = LimitReport::default();
     request.extensions_mut().insert(limits.clone());
     find_client(&mut request, &request_id);
-    let is_page = PAGES.iter().any(|it| request.uri().path().starts_with(it));
+    let policy = Policy::of(request.uri().path());
     let method = method_label(request.method());
     let route = request.extensions().get::<MatchedPath>().cloned();
     let caller = request.headers().get(TRACEPARENT).and_then(|it| it.to_str().ok());
@@ -86,7 +88,7 @@ pub async fn observe(mut request: Request, next: Next) -> Response {
     if let Some((budget, standing)) = limits.told() {
         write_limits(response.headers_mut(), budget, standing);
     }
-    secure(response.headers_mut(), is_page);
+    secure(response.headers_mut(), policy);
     let matched = route.as_ref().map(MatchedPath::as_str);
     let route = matched.unwrap_or("unmatched");
     let status = response.status();
@@ -174,24 +176,55 @@ fn write_limits(headers: &mut HeaderMap, budget: &str, standing: Standing) {
     set(HeaderName::from_static("ratelimit"), limit);
 }
 
+/// What a browser may do with an answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Policy {
+    /// Nothing: it is no page.
+    Nothing,
+    /// The reference's own scripts and styles, some of them in the page itself.
+    Docs,
+    /// The console's own files, and nothing in the page itself.
+    Console,
+}
+
+impl Policy {
+    fn of(path: &str) -> Self {
+        let is_below = |base: &str| {
+            path.strip_prefix(base).is_some_and(|it| it.is_empty() || it.starts_with('/'))
+        };
+        match path {
+            _ if path.starts_with(DOCS) => Self::Docs,
+            _ if is_below(CONSOLE) => Self::Console,
+            _ => Self::Nothing,
+        }
+    }
+
+    const fn text(self) -> &'static str {
+        match self {
+            Self::Nothing => "default-src 'none'; frame-ancestors 'none'",
+            Self::Docs => {
+                "default-src 'self'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; \
+                 img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
+            }
+            Self::Console => {
+                "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
+                 form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+            }
+        }
+    }
+}
+
 /// What every answer tells browsers: the API is no page, is kept nowhere, and is framed by nobody.
-fn secure(headers: &mut HeaderMap, is_page: bool) {
-    let policy = if is_page {
-        // The reference's own scripts and styles, some of them in the page itself.
-        "default-src 'self'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; \
-         img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
-    } else {
-        "default-src 'none'; frame-ancestors 'none'"
-    };
+fn secure(headers: &mut HeaderMap, policy: Policy) {
     // All of them at once, with those that follow.
     headers.reserve(MAX_OWN_HEADERS);
-    headers.insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static(policy));
+    headers.insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static(policy.text()));
     headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     headers.insert(REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
     headers.insert(STRICT_TRANSPORT_SECURITY, HeaderValue::from_static("max-age=31536000"));
     let same_origin = HeaderValue::from_static("same-origin");
     headers.insert(HeaderName::from_static("cross-origin-opener-policy"), same_origin);
-    if !is_page {
+    if policy != Policy::Docs {
         headers.entry(CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
     }
 }

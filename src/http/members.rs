@@ -323,11 +323,8 @@ pub async fn invite(
         to: email,
         subject: format!("An invitation to {project}"),
         text: format!(
-            "You are invited to the project {project} at {url}, for seven days. If you have an account \
-             there, accept it:\n\n  curl {url}/v1/invitations/accept -H 'Authorization: Bearer …' -H \
-             'Content-Type: application/json' -d '{{\"token\": \"{token}\"}}'\n\nIf not, sign up with \
-             it:\n\n  curl {url}/v1/auth/signup -H 'Content-Type: application/json' -d '{{\"email\": \
-             \"…\", \"password\": \"…\", \"invitation\": \"{token}\"}}'\n"
+            "You are invited to the project {project} at {url}. The invitation is good for seven days, whether \
+             or not you have an account there:\n\n  {url}/console/invitation?token={token}\n"
         ),
     });
     Ok((StatusCode::CREATED, Reply(MadeInvitation { invitation: row.into(), token })))

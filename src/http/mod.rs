@@ -134,14 +134,22 @@ fn project_plane() -> OpenApiRouter<App> {
         .routes(routes!(members::uninvite))
 }
 
-/// Everything the API's listener answers, the `doors` of other wires included. `handlers` tells when the last
-/// handler has ended.
-pub fn router(app: App, doors: Router<App>, handlers: TaskTracker) -> Router {
+/// All routes below `/v1`, without what is around them: for calls within the process.
+pub fn api(app: App) -> Router {
+    v1().with_state(app)
+}
+
+fn v1() -> Router<App> {
     let (scoped, _) = data_plane().merge(project_plane()).split_for_parts();
     let (plain, _) = data_plane().merge(people_plane()).split_for_parts();
+    Router::new().nest("/v1", plain).nest("/v1/projects/{project}", scoped)
+}
+
+/// Everything the API's listener answers, the `doors` of other wires and pages included. `handlers` tells when the last
+/// handler has ended.
+pub fn router(app: App, doors: Router<App>, handlers: TaskTracker) -> Router {
     Router::new()
-        .nest("/v1", plain)
-        .nest("/v1/projects/{project}", scoped)
+        .merge(v1())
         .route("/livez", routing::get(health::live))
         .route("/readyz", routing::get(health::ready))
         .route("/", routing::get(openapi::front_door))

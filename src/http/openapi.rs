@@ -218,5 +218,5 @@ pub fn docs() -> SwaggerUi {
 
 /// `/`: somebody opened the URL in a browser.
 pub async fn front_door() -> Redirect {
-    Redirect::temporary("/docs/")
+    Redirect::temporary("/console")
 }

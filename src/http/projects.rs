@@ -37,6 +37,14 @@ pub enum Mode {
 }
 
 impl Mode {
+    /// Whether it is for trying things out.
+    #[must_use]
+    pub fn is_test(&self) -> bool {
+        matches!(self, Self::Test)
+    }
+}
+
+impl Mode {
     const fn name(self) -> &'static str {
         match self {
             Self::Live => "live",

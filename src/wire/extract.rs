@@ -120,7 +120,11 @@ fn is_json(headers: &HeaderMap) -> bool {
         && (subtype.eq_ignore_ascii_case("json") || subtype.to_ascii_lowercase().ends_with("+json"))
 }
 
-async fn read(body: Body, limit_bytes: usize) -> Result<bytes::Bytes, Error> {
+/// A whole body.
+///
+/// # Errors
+/// [`Error::BodyTimeout`], [`Error::BodyTooLarge`]; [`Error::Unreadable`] when it ends early.
+pub async fn read(body: Body, limit_bytes: usize) -> Result<bytes::Bytes, Error> {
     let collected = timeout(BODY_TIMEOUT, Limited::new(body, limit_bytes).collect()).await;
     match collected {
         Err(_) => Err(Error::BodyTimeout),

@@ -5,6 +5,7 @@ mod harness;
 mod acks;
 mod auth;
 mod binary;
+mod console;
 mod control;
 mod dead_letters;
 mod deploy;

@@ -131,7 +131,7 @@ fn the_documentation_is_served_without_a_key_and_loads_nothing_from_elsewhere() 
             assert!(!line.contains("http"), "{line}");
         }
         assert!(get("/docs/errors").await.contains("## job_not_found"));
-        assert!(get("/").await.contains("swagger"), "the front door leads to the documentation");
+        assert!(get("/").await.contains("Log in"), "the front door leads to the console");
     });
 }
 

@@ -1,0 +1,229 @@
+// What pages do beyond being read: they follow what happens, draw charts, copy, ask before they delete. Each of them works
+// without this file, too.
+"use strict";
+
+// Between two looks while things happen, and when nothing is heard, in milliseconds.
+const REFRESH_PAUSE_MS = 2000;
+const REFRESH_ANYWAY_MS = 10000;
+// Before a stream that has broken is opened again.
+const RECONNECT_MS = 3000;
+// Lines of logs that a page keeps.
+const MAX_LOG_LINES = 2000;
+
+const live = { isOn: true, stream: null, isDue: false, last: Date.now() };
+
+const region = () => document.getElementById("live");
+const follows = () => region() && !("still" in region().dataset);
+
+// Somebody who types, or marks a text, must not have it taken away.
+function isBusy() {
+  const focused = document.activeElement;
+  const isTyping = focused && region().contains(focused) && focused.matches("input, select, textarea");
+  const selection = document.getSelection();
+  return isTyping || (selection && !selection.isCollapsed);
+}
+
+function refresh() {
+  if (!live.isOn || document.hidden || !follows() || isBusy()) return;
+  live.isDue = false;
+  live.last = Date.now();
+  htmx.trigger(region(), "refresh");
+}
+
+// Reads the project's stream; what it says is only that something has happened.
+async function listen() {
+  const url = document.getElementById("main").dataset.stream;
+  const abort = new AbortController();
+  live.stream = abort;
+  try {
+    const answer = await fetch(url, { signal: abort.signal, headers: { accept: "text/event-stream" } });
+    if (!answer.ok || !answer.body) throw new Error(String(answer.status));
+    const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+    for (;;) {
+      const { value, done } = await reader.read();
+      if (done) break;
+      if (value.includes("data:")) live.isDue = true;
+    }
+  } catch {
+    // It is opened again below, unless somebody has closed it.
+  }
+  if (live.stream === abort) {
+    live.stream = null;
+    setTimeout(follow, RECONNECT_MS);
+  }
+}
+
+// A browser has few connections to one server: a page that nobody sees keeps none.
+function follow() {
+  const isWanted = live.isOn && !document.hidden && region();
+  if (isWanted && !live.stream) listen();
+  if (!isWanted && live.stream) {
+    const open = live.stream;
+    live.stream = null;
+    open.abort();
+  }
+}
+
+function setUpLive() {
+  const button = document.querySelector("[data-live-switch]");
+  if (!region() || !button) return;
+  button.hidden = false;
+  button.addEventListener("click", () => {
+    live.isOn = !live.isOn;
+    button.setAttribute("aria-pressed", String(live.isOn));
+    button.querySelector("[data-live-word]").textContent = live.isOn ? "Live" : "Paused";
+    follow();
+    refresh();
+  });
+  document.addEventListener("visibilitychange", follow);
+  window.addEventListener("pagehide", () => live.stream && live.stream.abort());
+  setInterval(() => {
+    const since = Date.now() - live.last;
+    if ((live.isDue && since >= REFRESH_PAUSE_MS) || since >= REFRESH_ANYWAY_MS) refresh();
+  }, 250);
+  follow();
+}
+
+// Logs come as text and stay text.
+function setUpLogs() {
+  const box = document.getElementById("logs");
+  if (!box || !box.dataset.logs) return;
+  const stream = new EventSource(box.dataset.logs);
+  const seen = new Set();
+  let isFirst = true;
+  stream.addEventListener("log", (event) => {
+    if (isFirst) box.replaceChildren();
+    isFirst = false;
+    const log = JSON.parse(event.data);
+    const key = `${log.attempt}.${log.stream}.${log.sequence}`;
+    if (seen.has(key)) return;
+    seen.add(key);
+    const isAtEnd = box.scrollHeight - box.scrollTop - box.clientHeight < 40;
+    const line = document.createElement("div");
+    line.className = log.stream === "stderr" ? "stderr" : "stdout";
+    const whence = document.createElement("span");
+    whence.className = "small";
+    whence.textContent = `${log.attempt} ${log.stream}`;
+    const text = document.createElement("span");
+    text.className = "text";
+    text.textContent = log.data;
+    line.append(whence, " ", text);
+    box.append(line);
+    while (box.childElementCount > MAX_LOG_LINES) box.firstElementChild.remove();
+    if (isAtEnd) box.scrollTop = box.scrollHeight;
+  });
+  window.addEventListener("pagehide", () => stream.close());
+}
+
+function setUpTheme() {
+  const button = document.querySelector("[data-theme-switch]");
+  if (!button) return;
+  const order = ["auto", "light", "dark"];
+  const now = () => document.documentElement.dataset.theme || "auto";
+  const show = () => { button.textContent = `Theme: ${now()}`; };
+  button.hidden = false;
+  button.addEventListener("click", () => {
+    const next = order[(order.indexOf(now()) + 1) % order.length];
+    if (next === "auto") {
+      delete document.documentElement.dataset.theme;
+      localStorage.removeItem("fencepost-theme");
+    } else {
+      document.documentElement.dataset.theme = next;
+      localStorage.setItem("fencepost-theme", next);
+    }
+    show();
+    drawCharts(true);
+  });
+  show();
+}
+
+const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+
+const words = {
+  jobs: (value) => (value == null ? "–" : String(value)),
+  ms: (value) => {
+    if (value == null) return "–";
+    if (value < 1000) return `${Math.round(value)} ms`;
+    return value < 60000 ? `${(value / 1000).toFixed(1)} s` : `${(value / 60000).toFixed(1)} min`;
+  },
+};
+
+function draw(box) {
+  const data = JSON.parse(box.dataset.chart);
+  const values = [data.x, ...data.series.map((it) => it.y)];
+  const width = Math.max(box.clientWidth, 240);
+  if (box.plot) {
+    box.plot.setSize({ width, height: 190 });
+    box.plot.setData(values);
+    return;
+  }
+  const word = words[data.unit];
+  const axis = { stroke: colour("soft"), grid: { stroke: colour("line"), width: 1 }, ticks: { stroke: colour("line"), width: 1 }, font: "12px system-ui" };
+  box.plot = new uPlot({
+    width,
+    height: 190,
+    cursor: { drag: { x: false, y: false } },
+    // As the table below has it.
+    tzDate: (seconds) => uPlot.tzDate(new Date(seconds * 1000), "Etc/UTC"),
+    axes: [{ ...axis, values: "{HH}:{mm}" }, { ...axis, size: 62, values: (_, marks) => marks.map(word) }],
+    scales: { y: { range: (_, low, high) => [0, Math.max(high || 0, 1)] } },
+    series: [{ label: "UTC", value: "{HH}:{mm}" }, ...data.series.map((it) => ({ label: it.name, stroke: colour(it.tone), width: 1.75, spanGaps: false, points: { show: true, size: 4 }, value: (_, value) => word(value) }))],
+  }, values, box);
+}
+
+function drawCharts(isAnew) {
+  for (const box of document.querySelectorAll("[data-chart]")) {
+    if (isAnew && box.plot) {
+      box.plot.destroy();
+      box.plot = null;
+    }
+    if (box.plot && box.lastChart === box.dataset.chart && box.lastWidth === box.clientWidth) continue;
+    box.lastChart = box.dataset.chart;
+    box.lastWidth = box.clientWidth;
+    draw(box);
+  }
+}
+
+document.addEventListener("click", async (event) => {
+  const copy = event.target.closest("[data-copy]");
+  if (copy) {
+    const text = document.querySelector(copy.dataset.copy).textContent;
+    try {
+      await navigator.clipboard.writeText(text);
+      copy.textContent = "Copied";
+    } catch {
+      copy.textContent = "Not allowed";
+    }
+    setTimeout(() => { copy.textContent = "Copy"; }, 2000);
+  }
+  const asks = event.target.closest("[data-confirm]");
+  if (asks && !window.confirm(asks.dataset.confirm)) {
+    event.preventDefault();
+    event.stopPropagation();
+  }
+}, true);
+
+// One click is enough.
+document.addEventListener("submit", (event) => {
+  document.getElementById("problem")?.replaceChildren();
+  const button = event.target.querySelector("button:not([type=button])");
+  if (!button) return;
+  setTimeout(() => { button.disabled = true; }, 0);
+  setTimeout(() => { button.disabled = false; }, 1500);
+});
+
+document.addEventListener("htmx:after:swap", () => drawCharts(false));
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => drawCharts(true));
+addEventListener("resize", () => drawCharts(false));
+
+// What a button has said is said once: a reload does not say it again.
+const here = new URL(location.href);
+if (here.searchParams.has("done")) {
+  here.searchParams.delete("done");
+  history.replaceState(null, "", here);
+}
+
+setUpTheme();
+setUpLive();
+setUpLogs();
+drawCharts(false);

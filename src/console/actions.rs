@@ -1,0 +1,489 @@
+//! What buttons do. Each is one operation of the API, so this table is all that the console can change; a test compares
+//! it with the OpenAPI document.
+
+use axum::{
+    extract::Path,
+    http::{HeaderMap, Method},
+    response::Response,
+};
+use serde::Deserialize;
+
+use super::{
+    api::{Api, segment},
+    form::{self, Field, Fields, encode},
+    session::{self, HX_REQUEST},
+};
+use crate::error::Error;
+
+/// In a page's query: what a button has just done.
+pub const DONE: &str = "done";
+
+/// Below which path of the API an operation is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Plane {
+    /// `/v1/projects/{project}`.
+    Project,
+    /// `/v1`.
+    People,
+}
+
+/// Where somebody gets to afterwards.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Then {
+    /// Back to where the button was.
+    Back,
+    /// To the operation that has begun.
+    Operation,
+    /// To the job that was made.
+    Job,
+    /// To the project that was made.
+    Project,
+    /// To where one logs in.
+    Login,
+}
+
+/// What a button does.
+#[derive(Debug, Clone, Copy)]
+pub struct Action {
+    /// The operation's id in the OpenAPI document.
+    pub operation: &'static str,
+    /// Below which path it is.
+    pub plane: Plane,
+    /// How it is called.
+    pub method: &'static str,
+    /// Its path; what is in braces is a field of the form.
+    pub path: &'static str,
+    /// The fields of its body; none: it has no body.
+    pub fields: &'static [Field],
+    then: Then,
+    done: &'static str,
+}
+
+const fn on(
+    operation: &'static str,
+    method: &'static str,
+    path: &'static str,
+    fields: &'static [Field],
+    done: &'static str,
+) -> Action {
+    Action { operation, plane: Plane::Project, method, path, fields, then: Then::Back, done }
+}
+
+impl Action {
+    const fn then(self, then: Then) -> Self {
+        Self { then, ..self }
+    }
+
+    const fn of_people(self) -> Self {
+        Self { plane: Plane::People, ..self }
+    }
+
+    /// Its path with what the form says.
+    fn fill(&self, form: &Fields) -> String {
+        let mut parts = self.path.split(['{', '}']);
+        let mut path = parts.next().unwrap_or_default().to_owned();
+        while let Some(name) = parts.next() {
+            path.push_str(&segment(form.text(name)));
+            path.push_str(parts.next().unwrap_or_default());
+        }
+        path
+    }
+}
+
+/// The fields of a bulk operation on listed jobs.
+const JOBS: &[Field] = &[
+    Field::Text("filter.state"),
+    Field::Text("filter.queue"),
+    Field::Text("filter.job_type"),
+    Field::Text("filter.tag"),
+    Field::Time("filter.created_after"),
+    Field::Time("filter.created_before"),
+    Field::Object("filter"),
+    Field::Number("max"),
+    Field::Number("rate_per_second"),
+    Field::Flag("dry_run"),
+];
+/// The fields of a bulk operation on dead letters.
+const REDRIVE: &[Field] = &[
+    Field::Text("filter.queue"),
+    Field::Text("filter.job_type"),
+    Field::Text("filter.fingerprint"),
+    Field::Object("filter"),
+    Field::Number("max"),
+    Field::Number("rate_per_second"),
+    Field::Flag("dry_run"),
+];
+const PURGE: &[Field] = &[
+    Field::Text("filter.queue"),
+    Field::Text("filter.job_type"),
+    Field::Text("filter.fingerprint"),
+    Field::Object("filter"),
+    Field::Flag("dry_run"),
+    Field::Text("confirm"),
+];
+const SCHEDULE: &[Field] = &[
+    Field::Text("job_type"),
+    Field::Text("cron_expression"),
+    Field::Text("timezone"),
+    Field::Text("queue"),
+    Field::Json("payload"),
+    Field::Text("overlap"),
+    Field::Text("catch_up"),
+    Field::Number("priority"),
+    Field::Number("max_attempts"),
+    Field::Number("timeout_seconds"),
+    Field::Number("spread_seconds"),
+    Field::Json("retry"),
+    Field::Flag("enabled"),
+];
+const QUEUE: &[Field] = &[
+    Field::NumberOrNull("max_concurrency"),
+    Field::NumberOrNull("rate_limit.count"),
+    Field::NumberOrNull("rate_limit.per_seconds"),
+    Field::NumberOrNull("default_lease_seconds"),
+    Field::NumberOrNull("retention_days"),
+    Field::NumberOrNull("default_max_attempts"),
+    Field::NumberOrNull("brake_after"),
+];
+/// A type in a queue, or all of it.
+const TYPE: &[Field] = &[Field::Text("job_type")];
+
+/// All buttons.
+pub const ACTIONS: &[Action] = &[
+    on(
+        "jobs_cancel",
+        "POST",
+        "/jobs/{job_id}/cancel",
+        &[],
+        "Cancelled, or its worker is asked to stop.",
+    ),
+    on("jobs_retry", "POST", "/jobs/{job_id}/retry", &[], "The job is back in its queue."),
+    on(
+        "jobs_change",
+        "PATCH",
+        "/jobs/{job_id}",
+        &[Field::Number("delay_seconds"), Field::Number("priority")],
+        "The job may run now.",
+    ),
+    on("jobs_cancel_many", "POST", "/jobs/cancel", JOBS, "The jobs are being cancelled.")
+        .then(Then::Operation),
+    on("jobs_retry_many", "POST", "/jobs/retry", JOBS, "The jobs are coming back.")
+        .then(Then::Operation),
+    on(
+        "queues_pause",
+        "POST",
+        "/queues/{queue}/pause",
+        TYPE,
+        "Paused: it takes jobs and hands out none.",
+    ),
+    on(
+        "queues_resume",
+        "POST",
+        "/queues/{queue}/resume",
+        TYPE,
+        "Resumed: jobs are handed out again.",
+    ),
+    on("queues_change", "PATCH", "/queues/{queue}", QUEUE, "The queue's settings are kept."),
+    on(
+        "queues_purge",
+        "POST",
+        "/queues/{queue}/purge",
+        &[Field::Text("confirm")],
+        "The queue is being purged.",
+    )
+    .then(Then::Operation),
+    on(
+        "dead_letters_retry",
+        "POST",
+        "/dead-letters/{job_id}/retry",
+        &[],
+        "The job is back in its queue.",
+    ),
+    on(
+        "dead_letters_delete",
+        "DELETE",
+        "/dead-letters/{job_id}",
+        &[],
+        "The dead letter is deleted.",
+    ),
+    on(
+        "dead_letters_retry_many",
+        "POST",
+        "/dead-letters/retry",
+        REDRIVE,
+        "The dead letters are coming back.",
+    )
+    .then(Then::Operation),
+    on(
+        "dead_letters_purge",
+        "POST",
+        "/dead-letters/purge",
+        PURGE,
+        "The dead letters are being deleted.",
+    )
+    .then(Then::Operation),
+    on(
+        "operations_abort",
+        "POST",
+        "/operations/{operation_id}/abort",
+        &[],
+        "The operation is aborted; what it has done stays done.",
+    ),
+    on("recurring_create", "POST", "/recurring", SCHEDULE, "The schedule is there."),
+    on("recurring_put", "PUT", "/recurring/{recurring_id}", SCHEDULE, "The schedule is kept."),
+    on("recurring_delete", "DELETE", "/recurring/{recurring_id}", &[], "The schedule is deleted."),
+    on(
+        "recurring_pause",
+        "POST",
+        "/recurring/{recurring_id}/pause",
+        &[],
+        "The schedule is paused.",
+    ),
+    on(
+        "recurring_resume",
+        "POST",
+        "/recurring/{recurring_id}/resume",
+        &[],
+        "The schedule fires again.",
+    ),
+    on("recurring_run", "POST", "/recurring/{recurring_id}/run", &[], "The job is enqueued.")
+        .then(Then::Job),
+    on(
+        "workers_quiet",
+        "POST",
+        "/workers/{worker_id}/quiet",
+        &[],
+        "The worker takes no more jobs once it has heard of it.",
+    ),
+    on(
+        "workers_terminate",
+        "POST",
+        "/workers/{worker_id}/terminate",
+        &[],
+        "The worker stops once it has heard of it.",
+    ),
+    on("workers_resume", "POST", "/workers/{worker_id}/resume", &[], "The worker goes on."),
+    on(
+        "workflows_cancel",
+        "POST",
+        "/workflows/{workflow_id}/cancel",
+        &[],
+        "The workflow is cancelled.",
+    ),
+    on(
+        "keys_revoke",
+        "DELETE",
+        "/keys/{key_id}",
+        &[],
+        "The key is revoked, on every node within five seconds.",
+    ),
+    on(
+        "keys_change",
+        "PATCH",
+        "/keys/{key_id}",
+        &[Field::Text("name")],
+        "The key has another name.",
+    ),
+    on(
+        "members_change",
+        "PATCH",
+        "/members/{account_id}",
+        &[Field::Text("role")],
+        "The member has another role.",
+    ),
+    on("members_remove", "DELETE", "/members/{account_id}", &[], "The member is gone."),
+    on(
+        "invitations_revoke",
+        "DELETE",
+        "/invitations/{invitation_id}",
+        &[],
+        "The invitation is revoked.",
+    ),
+    on("projects_change", "PATCH", "", &[Field::Text("name")], "The project has another name.")
+        .then(Then::Project),
+    on("projects_delete", "DELETE", "?confirm={confirm}", &[], "The project is deleted."),
+    on(
+        "projects_create",
+        "POST",
+        "/projects",
+        &[Field::Text("name"), Field::Text("mode")],
+        "The project is there.",
+    )
+    .of_people()
+    .then(Then::Project),
+    on("me_end_session", "DELETE", "/me/sessions/{session_id}", &[], "The session is over.")
+        .of_people(),
+    on("auth_verify_send", "POST", "/auth/verify/send", &[], "The mail is on its way.").of_people(),
+    on(
+        "auth_password",
+        "POST",
+        "/auth/password",
+        &[Field::Text("current_password"), Field::Text("new_password")],
+        "The password is changed; all other sessions are over.",
+    )
+    .of_people(),
+    on(
+        "invitations_accept",
+        "POST",
+        "/invitations/accept",
+        &[Field::Text("token")],
+        "You are a member now.",
+    )
+    .of_people(),
+    on("me_delete", "POST", "/me/delete", &[Field::Text("password")], "The account is deleted.")
+        .of_people()
+        .then(Then::Login),
+];
+
+/// What has a handler of its own, because its answer is more than the next page: the operation, the console's route, and what
+/// is said afterwards.
+pub const OTHERS: &[(&str, &str, &str)] = &[
+    ("auth_signup", "/console/signup", ""),
+    ("auth_login", "/console/login", ""),
+    ("auth_logout", "/console/logout", ""),
+    ("auth_password_reset", "/console/reset", ""),
+    (
+        "auth_password_reset_confirm",
+        "/console/reset/confirm",
+        "The password is changed: log in with it.",
+    ),
+    ("auth_verify", "/console/verify", ""),
+    ("jobs_create", "/console/p/{project}/jobs/{job_id}/duplicate", "This is the new job."),
+    ("keys_create", "/console/p/{project}/keys", ""),
+    ("keys_rotate", "/console/p/{project}/keys/{key_id}/rotate", ""),
+    ("invitations_create", "/console/p/{project}/members", ""),
+    ("recurring_preview", "/console/p/{project}/recurring/preview", ""),
+];
+
+fn find(operation: &str, plane: Plane) -> Option<&'static Action> {
+    ACTIONS.iter().find(|it| it.operation == operation && it.plane == plane)
+}
+
+/// What is said once a button has done this.
+pub fn said(operation: &str) -> Option<&'static str> {
+    let done = ACTIONS.iter().map(|it| (it.operation, it.done));
+    let others = OTHERS.iter().map(|(operation, _, said)| (*operation, *said));
+    let said = done.chain(others).find(|it| it.0 == operation).map(|it| it.1);
+    said.filter(|it| !it.is_empty())
+}
+
+/// Parts of answers that lead to the next page.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Made {
+    id: Option<String>,
+    slug: Option<String>,
+    operation: Option<MadeOperation>,
+}
+
+#[derive(Debug, Deserialize)]
+struct MadeOperation {
+    id: String,
+}
+
+/// Does what a button of a project's page says.
+///
+/// # Errors
+/// What the API answers; [`Error::NoSuchRoute`] when there is no such button.
+pub async fn of_project(
+    api: Api,
+    Path((project, operation)): Path<(String, String)>,
+    headers: HeaderMap,
+    form: Fields,
+) -> Result<Response, Error> {
+    let action = find(&operation, Plane::Project).ok_or(Error::NoSuchRoute)?;
+    act(&api, action, Some(&project), &headers, &form).await
+}
+
+/// Does what a button of a page says that is about the visitor.
+///
+/// # Errors
+/// What the API answers; [`Error::NoSuchRoute`] when there is no such button.
+pub async fn of_people(
+    api: Api,
+    Path(operation): Path<String>,
+    headers: HeaderMap,
+    form: Fields,
+) -> Result<Response, Error> {
+    let action = find(&operation, Plane::People).ok_or(Error::NoSuchRoute)?;
+    act(&api, action, None, &headers, &form).await
+}
+
+async fn act(
+    api: &Api,
+    action: &Action,
+    project: Option<&str>,
+    headers: &HeaderMap,
+    form: &Fields,
+) -> Result<Response, Error> {
+    if !api.is_somebody() {
+        return Err(Error::Unauthorized);
+    }
+    let below = project.map_or_else(String::new, |it| format!("/projects/{}", segment(it)));
+    let path = format!("/v1{below}{}", action.fill(form));
+    let body = (!action.fields.is_empty()).then(|| form::body(action.fields, form)).transpose()?;
+    let method = Method::from_bytes(action.method.as_bytes()).map_err(Error::internal)?;
+    let made: Option<Made> = api.send(method, &path, body).await?;
+    let made = made.unwrap_or_default();
+    let page = |path: &str| {
+        let project = project.map(segment).unwrap_or_default();
+        format!("/console/p/{project}{path}")
+    };
+    let to = match (action.then, made) {
+        (Then::Operation, Made { operation: Some(MadeOperation { id }), .. })
+        | (Then::Operation, Made { id: Some(id), .. }) => {
+            page(&format!("/operations/{}", segment(&id)))
+        }
+        (Then::Job, Made { id: Some(id), .. }) => page(&format!("/jobs/{}", segment(&id))),
+        (Then::Project, Made { slug: Some(slug), .. }) => {
+            let settings = if project.is_some() { "/settings" } else { "" };
+            format!("/console/p/{}{settings}", segment(&slug))
+        }
+        (Then::Login, _) => session::LOGIN.to_owned(),
+        _ => back(form).to_owned(),
+    };
+    let separator = if to.contains('?') { '&' } else { '?' };
+    let to = format!("{to}{separator}{}", encode(&[(DONE, action.operation)]));
+    Ok(session::go(headers.contains_key(HX_REQUEST), &to))
+}
+
+/// Where the form's page is, if it is one of ours.
+pub fn back(form: &Fields) -> &str {
+    let wanted = form.text("back");
+    if is_own_page(wanted) { wanted } else { "/console" }
+}
+
+/// Whether a place is one of the console's: nothing that leads elsewhere.
+pub fn is_own_page(place: &str) -> bool {
+    let is_below = place == "/console"
+        || place.strip_prefix("/console").is_some_and(|it| it.starts_with(['/', '?']));
+    is_below && place.bytes().all(|it| it.is_ascii_graphic() && it != b'\\')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_form_leads_back_to_a_page_of_the_console_only() {
+        let check =
+            |place: &str, expected: bool| assert_eq!(is_own_page(place), expected, "{place}");
+        check("/console", true);
+        check("/console?from=login", true);
+        check("/console/p/acme/jobs?queue=a%20b", true);
+        check("/consolex", false);
+        check("//evil.example/console/", false);
+        check("https://evil.example/console/", false);
+        check("/console/\\evil", false);
+        check("/console/\r\nset-cookie: a=b", false);
+        check("", false);
+    }
+
+    #[test]
+    fn what_is_in_braces_comes_from_the_form_and_stays_one_segment() {
+        let form = Fields(vec![("queue".to_owned(), "a/b?c".to_owned())]);
+        let pause = find("queues_pause", Plane::Project).expect("a button");
+        assert_eq!(pause.fill(&form), "/queues/a%2Fb%3Fc/pause");
+        assert_eq!(pause.fill(&Fields::default()), "/queues//pause");
+    }
+}

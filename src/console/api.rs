@@ -1,0 +1,157 @@
+//! The API as pages call it: the same routes in the same process, with the visitor's session. So a page can do nothing
+//! that the API cannot, and every check, limit and audit entry is the API's own.
+
+use axum::{
+    Extension, Router,
+    body::{Body, to_bytes},
+    extract::FromRequestParts,
+    http::{
+        HeaderMap, HeaderValue, Method, Request,
+        header::{AUTHORIZATION, CONTENT_TYPE},
+        request::Parts,
+    },
+    response::Response,
+};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+use secrecy::ExposeSecret;
+use serde::de::DeserializeOwned;
+use tower::ServiceExt;
+
+use super::session::Visitor;
+use crate::{
+    accounts::Client,
+    app::App,
+    auth::FromConsole,
+    error::Error,
+    wire::{ClientGone, RequestId},
+};
+
+/// Bytes of an answer that a page is made of: a full page of jobs with the largest payloads and results.
+const MAX_ANSWER_BYTES: usize = 64 * 1024 * 1024;
+/// What a segment of a path may hold as it is.
+const SEGMENT: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
+
+/// A name as a segment of a path.
+pub fn segment(name: &str) -> String {
+    utf8_percent_encode(name, SEGMENT).to_string()
+}
+
+/// All routes of the API, for calls within the process.
+#[derive(Clone)]
+pub struct Routes(pub Router);
+
+/// The API, for one request.
+#[derive(Clone)]
+pub struct Api {
+    routes: Routes,
+    visitor: Option<Visitor>,
+    client: Client,
+    request_id: RequestId,
+    gone: ClientGone,
+}
+
+impl Api {
+    /// Reads something.
+    ///
+    /// # Errors
+    /// What the API answers.
+    pub async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, Error> {
+        self.send(Method::GET, path, None).await
+    }
+
+    /// Sends JSON, or nothing, and reads the answer.
+    ///
+    /// # Errors
+    /// What the API answers.
+    pub async fn send<T: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<String>,
+    ) -> Result<T, Error> {
+        let response = self.call(method, path, body, HeaderMap::new()).await?;
+        let read = to_bytes(response.into_body(), MAX_ANSWER_BYTES).await;
+        let read = read.map_err(Error::internal)?;
+        // What says nothing is read as null.
+        let text = if read.is_empty() { b"null" } else { &read[..] };
+        serde_json::from_slice(text).map_err(Error::internal)
+    }
+
+    /// The same, for an answer that is passed on as it is.
+    ///
+    /// # Errors
+    /// What the API answers.
+    pub async fn call(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<String>,
+        headers: HeaderMap,
+    ) -> Result<Response, Error> {
+        let mut request = Request::builder().method(method).uri(path);
+        if body.is_some() {
+            request = request.header(CONTENT_TYPE, "application/json");
+        }
+        let body = body.map_or_else(Body::empty, Body::from);
+        let mut request = request.body(body).map_err(|_| Error::NoSuchRoute)?;
+        request.headers_mut().extend(headers);
+        if let Some(Visitor { access_token }) = &self.visitor {
+            let bearer = format!("Bearer {}", access_token.expose_secret());
+            let mut bearer = HeaderValue::from_str(&bearer).map_err(|_| Error::Unauthorized)?;
+            bearer.set_sensitive(true);
+            request.headers_mut().insert(AUTHORIZATION, bearer);
+        }
+        let extensions = request.extensions_mut();
+        extensions.insert(self.client.clone());
+        extensions.insert(self.request_id.clone());
+        extensions.insert(self.gone.clone());
+        extensions.insert(FromConsole);
+        let answered = self.routes.0.clone().oneshot(request).await;
+        let mut response = answered.unwrap_or_else(|never| match never {});
+        match response.extensions_mut().remove::<Error>() {
+            Some(error) => Err(error),
+            None => Ok(response),
+        }
+    }
+
+    /// Whether somebody is logged in.
+    pub const fn is_somebody(&self) -> bool {
+        self.visitor.is_some()
+    }
+
+    /// The request's id.
+    pub const fn request_id(&self) -> &RequestId {
+        &self.request_id
+    }
+}
+
+impl FromRequestParts<App> for Api {
+    type Rejection = Error;
+
+    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Error> {
+        let routes = Extension::<Routes>::from_request_parts(parts, app).await;
+        let Extension(routes) = routes.map_err(Error::internal)?;
+        let extensions = &parts.extensions;
+        let request_id = extensions.get().cloned().unwrap_or(RequestId(String::new()));
+        let gone = extensions.get().cloned();
+        Ok(Self {
+            routes,
+            visitor: extensions.get().cloned(),
+            client: extensions.get().cloned().unwrap_or_default(),
+            request_id,
+            gone: gone.unwrap_or(ClientGone(tokio_util::sync::CancellationToken::new())),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::segment;
+
+    #[test]
+    fn a_name_stays_one_segment() {
+        assert_eq!(segment("a/b c"), "a%2Fb%20c");
+        assert_eq!(segment("../x?y#z"), "..%2Fx%3Fy%23z");
+        assert_eq!(segment("plain-Name_1.2~"), "plain-Name_1.2~");
+    }
+}

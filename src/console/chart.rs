@@ -1,0 +1,123 @@
+//! Numbers over time: as a chart for who has scripts and eyes for it, as a table for everybody.
+
+use chrono::{DateTime, Utc};
+use serde::Serialize;
+
+use super::show;
+use crate::http::metrics::{Granularity, Throughput, ThroughputBucket};
+
+/// Width and height of a sparkline.
+const SPARK_SIZE: (i64, i64) = (120, 24);
+
+/// A chart and its table.
+pub struct Chart {
+    /// What it shows.
+    pub caption: &'static str,
+    /// For the script that draws it, as JSON.
+    pub data: String,
+    /// The heads of the table's columns.
+    pub columns: Vec<&'static str>,
+    /// The rows of the table, newest first: a time, and a cell for each column.
+    pub rows: Vec<(String, Vec<String>)>,
+}
+
+#[derive(Serialize)]
+struct Data<'a> {
+    unit: &'static str,
+    x: Vec<i64>,
+    series: Vec<Series<'a>>,
+}
+
+#[derive(Serialize)]
+struct Series<'a> {
+    name: &'a str,
+    tone: &'a str,
+    y: Vec<Option<i64>>,
+}
+
+type Column = (&'static str, &'static str, fn(&ThroughputBucket) -> Option<i64>);
+
+/// What was enqueued, and how it ended.
+pub fn throughput(numbers: &Throughput) -> Chart {
+    let columns: [Column; 4] = [
+        ("enqueued", "calm", |it| Some(it.enqueued)),
+        ("succeeded", "good", |it| Some(it.succeeded)),
+        ("failed attempts", "warn", |it| Some(it.failed + it.timed_out + it.lease_expired)),
+        ("dead letters", "bad", |it| Some(it.dead_letter)),
+    ];
+    draw("Jobs a minute, in the last hour", "jobs", numbers, &columns, show::count)
+}
+
+/// How long jobs waited for a worker.
+pub fn waits(numbers: &Throughput) -> Chart {
+    let columns: [Column; 2] = [
+        ("half within", "calm", |it| it.wait.p50_ms),
+        ("95 of 100 within", "warn", |it| it.wait.p95_ms),
+    ];
+    draw("Wait for a worker, in the last hour", "ms", numbers, &columns, show::millis)
+}
+
+fn draw(
+    caption: &'static str,
+    unit: &'static str,
+    numbers: &Throughput,
+    columns: &[Column],
+    cell: fn(i64) -> String,
+) -> Chart {
+    let buckets = &numbers.buckets;
+    let series = columns.iter().map(|(name, tone, of)| Series {
+        name,
+        tone,
+        y: buckets.iter().map(of).collect(),
+    });
+    let x = buckets.iter().map(|it| it.start_at.timestamp()).collect();
+    let data = serde_json::to_string(&Data { unit, x, series: series.collect() });
+    let row = |bucket: &ThroughputBucket| {
+        let cells = columns.iter().map(|(_, _, of)| of(bucket).map_or("–".to_owned(), cell));
+        (slot(numbers.granularity, bucket.start_at), cells.collect())
+    };
+    Chart {
+        caption,
+        data: data.unwrap_or_default(),
+        columns: columns.iter().map(|it| it.0).collect(),
+        rows: buckets.iter().rev().map(row).collect(),
+    }
+}
+
+fn slot(granularity: Granularity, at: DateTime<Utc>) -> String {
+    match granularity {
+        Granularity::Minute => at.format("%H:%M UTC").to_string(),
+        Granularity::Hour => at.format("%m-%d %H:00 UTC").to_string(),
+        Granularity::Day => at.format("%Y-%m-%d").to_string(),
+    }
+}
+
+/// What was enqueued in the last hour as a line, and what failed as another, small enough for a row of a table.
+pub fn sparkline(numbers: &Throughput) -> String {
+    let (width, height) = SPARK_SIZE;
+    let enqueued: Vec<_> = numbers.buckets.iter().map(|it| it.enqueued).collect();
+    let failed = numbers.buckets.iter().map(|it| it.failed + it.timed_out + it.lease_expired);
+    let failed: Vec<_> = failed.collect();
+    let top = enqueued.iter().chain(&failed).copied().max().unwrap_or(0).max(1);
+    let line = |values: &[i64], colour: &str| {
+        let last = values.len().saturating_sub(1).max(1) as i64;
+        let points: Vec<_> = (0_i64..)
+            .zip(values)
+            .map(|(place, value)| {
+                let (x, y) = (place * width / last, height - 1 - value * (height - 2) / top);
+                format!("{x},{y}")
+            })
+            .collect();
+        let points = points.join(" ");
+        format!(
+            "<polyline points=\"{points}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"1.5\"/>"
+        )
+    };
+    // Colours that can be seen on light and on dark.
+    let (calm, bad) = (line(&enqueued, "#4a86d8"), line(&failed, "#d05a4e"));
+    let bad = if failed.iter().any(|it| *it > 0) { bad } else { String::new() };
+    format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{height}\" \
+         viewBox=\"0 0 {width} {height}\">{calm}{bad}</svg>"
+    )
+}

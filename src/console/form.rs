@@ -1,0 +1,244 @@
+//! What forms send, and how it becomes the JSON that the API takes.
+
+use std::collections::BTreeMap;
+
+use axum::{
+    extract::{FromRequest, FromRequestParts, Request},
+    http::request::Parts,
+};
+use serde::Serialize;
+use serde_json::value::RawValue;
+
+use crate::{error::Error, wire::extract};
+
+/// Bytes of a form: the largest payload, every byte of it escaped, and something around it.
+const MAX_FORM_BYTES: usize = 1024 * 1024;
+
+/// The fields of a form or of a query, in their order.
+#[derive(Debug, Clone, Default)]
+pub struct Fields(pub Vec<(String, String)>);
+
+impl Fields {
+    /// The first of this name, without what surrounds it; none: it is not there, or empty.
+    pub fn get(&self, name: &str) -> Option<&str> {
+        let value = self.0.iter().find(|it| it.0 == name).map(|it| it.1.trim());
+        value.filter(|it| !it.is_empty())
+    }
+
+    /// The first of this name, as it was sent; or nothing.
+    pub fn text(&self, name: &str) -> &str {
+        self.0.iter().find(|it| it.0 == name).map_or("", |it| &it.1)
+    }
+
+    /// All of this name.
+    pub fn all<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a str> {
+        self.0.iter().filter(move |it| it.0 == name).map(|it| it.1.as_str())
+    }
+
+    /// Those of these names that are there and not empty, as a query.
+    pub fn query(&self, names: &[&str]) -> String {
+        let kept = names.iter().filter_map(|name| Some((*name, self.get(name)?)));
+        encode(&kept.collect::<Vec<_>>())
+    }
+}
+
+/// A query.
+pub fn encode(pairs: &[(&str, &str)]) -> String {
+    form_urlencoded::Serializer::new(String::new()).extend_pairs(pairs).finish()
+}
+
+fn parse(text: &[u8]) -> Fields {
+    let pairs = form_urlencoded::parse(text);
+    Fields(pairs.map(|(name, value)| (name.into_owned(), value.into_owned())).collect())
+}
+
+impl<S: Send + Sync> FromRequest<S> for Fields {
+    type Rejection = Error;
+
+    async fn from_request(request: Request, _: &S) -> Result<Self, Error> {
+        Ok(parse(&extract::read(request.into_body(), MAX_FORM_BYTES).await?))
+    }
+}
+
+/// The fields of the query.
+#[derive(Debug, Clone, Default)]
+pub struct Asked(pub Fields);
+
+impl<S: Send + Sync> FromRequestParts<S> for Asked {
+    type Rejection = Error;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Error> {
+        Ok(Self(parse(parts.uri.query().unwrap_or_default().as_bytes())))
+    }
+}
+
+/// How a field of a form becomes one of the API's. Its name is a path: `filter.queue` is `queue` in `filter`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Field {
+    /// A text; left out when it is empty.
+    Text(&'static str),
+    /// A number; left out when it is empty.
+    Number(&'static str),
+    /// A number; null when it is empty, and so is what it is a part of.
+    NumberOrNull(&'static str),
+    /// True when the box is ticked.
+    Flag(&'static str),
+    /// All that are ticked.
+    Choices(&'static str),
+    /// JSON; null when it is empty.
+    Json(&'static str),
+    /// An object that is there even if none of its parts is.
+    Object(&'static str),
+    /// A local time without a zone, as browsers send it: of UTC. Left out when it is empty.
+    Time(&'static str),
+}
+
+impl Field {
+    /// Its name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Text(it)
+            | Self::Number(it)
+            | Self::NumberOrNull(it)
+            | Self::Flag(it)
+            | Self::Choices(it)
+            | Self::Json(it)
+            | Self::Object(it)
+            | Self::Time(it) => it,
+        }
+    }
+}
+
+/// A part of a body: JSON as it was typed, so that no number loses digits on its way, or an object of such.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Part {
+    Raw(Box<RawValue>),
+    Object(BTreeMap<String, Part>),
+}
+
+/// The body of a request that these fields make.
+///
+/// # Errors
+/// [`Error::Invalid`] when a number is none, or JSON is none: all others are for the API to say.
+pub fn body(fields: &[Field], form: &Fields) -> Result<String, Error> {
+    let mut root = BTreeMap::new();
+    for field in fields {
+        let name = field.name();
+        let value = match field {
+            Field::Text(_) => form.get(name).map(quoted),
+            Field::Number(_) => form.get(name).map(|it| number(name, it)).transpose()?,
+            Field::NumberOrNull(_) => match form.get(name) {
+                Some(text) => Some(number(name, text)?),
+                None => {
+                    let whole = name.split('.').next().unwrap_or(name);
+                    root.entry(whole.to_owned())
+                        .or_insert_with(|| Part::Raw(RawValue::NULL.to_owned()));
+                    None
+                }
+            },
+            Field::Flag(_) => Some(raw(form.get(name).is_some())),
+            Field::Choices(_) => Some(raw(form.all(name).collect::<Vec<_>>())),
+            Field::Json(_) => Some(json(name, form.get(name).unwrap_or("null"))?),
+            Field::Object(_) => {
+                root.entry(name.to_owned()).or_insert_with(|| Part::Object(BTreeMap::new()));
+                None
+            }
+            Field::Time(_) => form.get(name).map(|it| quoted(&utc(it))),
+        };
+        if let Some(value) = value {
+            insert(&mut root, name, value);
+        }
+    }
+    serde_json::to_string(&root).map_err(Error::internal)
+}
+
+fn raw(value: impl Serialize) -> Box<RawValue> {
+    serde_json::value::to_raw_value(&value).unwrap_or_else(|_| RawValue::NULL.to_owned())
+}
+
+fn quoted(text: &str) -> Box<RawValue> {
+    raw(text)
+}
+
+/// What a browser's field for times sends, as RFC 3339 has it; anything else is left for the API to refuse.
+pub fn utc(text: &str) -> String {
+    let is_local = text.len() >= "2026-01-31T12:00".len() && !text.ends_with(['Z', 'z']);
+    match text.rsplit_once('T') {
+        Some((_, time)) if is_local && !time.contains(['+', '-']) => {
+            let seconds = if time.matches(':').count() == 1 { ":00" } else { "" };
+            format!("{text}{seconds}Z")
+        }
+        _ => text.to_owned(),
+    }
+}
+
+fn number(name: &str, text: &str) -> Result<Box<RawValue>, Error> {
+    let is_number = serde_json::from_str::<serde_json::Number>(text).is_ok();
+    let raw = is_number.then(|| RawValue::from_string(text.to_owned()).ok()).flatten();
+    raw.ok_or_else(|| Error::invalid(name, "must be a number"))
+}
+
+fn json(name: &str, text: &str) -> Result<Box<RawValue>, Error> {
+    RawValue::from_string(text.to_owned())
+        .map_err(|error| Error::invalid(name, format!("must be JSON: {error}")))
+}
+
+fn insert(object: &mut BTreeMap<String, Part>, path: &str, value: Box<RawValue>) {
+    let Some((first, rest)) = path.split_once('.') else {
+        object.insert(path.to_owned(), Part::Raw(value));
+        return;
+    };
+    let inner = object.entry(first.to_owned()).or_insert_with(|| Part::Object(BTreeMap::new()));
+    if let Part::Raw(_) = inner {
+        *inner = Part::Object(BTreeMap::new());
+    }
+    if let Part::Object(inner) = inner {
+        insert(inner, rest, value);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(fields: &[Field], form: &str, expected: &str) {
+        assert_eq!(body(fields, &parse(form.as_bytes())).expect("a body"), expected, "{form}");
+    }
+
+    #[test]
+    fn fields_become_json_and_what_is_empty_is_left_out_or_null() {
+        let text = [Field::Text("filter.queue"), Field::Text("filter.tag"), Field::Flag("dry_run")];
+        check(
+            &text,
+            "filter.queue=a+b&filter.tag=",
+            r#"{"dry_run":false,"filter":{"queue":"a b"}}"#,
+        );
+        check(&[Field::Number("max")], "max=+5+", r#"{"max":5}"#);
+        check(&[Field::Number("max")], "", "{}");
+        check(&[Field::Text("filter.tag"), Field::Object("filter")], "", r#"{"filter":{}}"#);
+        let limit = [Field::NumberOrNull("rate.count"), Field::NumberOrNull("rate.per")];
+        check(&limit, "rate.count=&rate.per=", r#"{"rate":null}"#);
+        check(&limit, "rate.count=5&rate.per=60", r#"{"rate":{"count":5,"per":60}}"#);
+        check(&limit, "rate.per=60", r#"{"rate":{"per":60}}"#);
+        check(
+            &[Field::Choices("scopes")],
+            "scopes=read&scopes=work",
+            r#"{"scopes":["read","work"]}"#,
+        );
+        let large = r#"{"payload":[12345678901234567890.10]}"#;
+        check(&[Field::Json("payload")], "payload=[12345678901234567890.10]", large);
+        check(&[Field::Json("payload")], "payload=", r#"{"payload":null}"#);
+        check(&[Field::Time("at")], "at=2026-01-31T12:00", r#"{"at":"2026-01-31T12:00:00Z"}"#);
+        check(&[Field::Time("at")], "at=2026-01-31T12:00:00Z", r#"{"at":"2026-01-31T12:00:00Z"}"#);
+        check(&[Field::Time("at")], "at=soon", r#"{"at":"soon"}"#);
+    }
+
+    #[test]
+    fn what_is_no_number_and_no_json_is_refused_by_name() {
+        let refused = |field, form: &str| body(&[field], &parse(form.as_bytes())).is_err();
+        assert!(refused(Field::Number("max"), "max=many"));
+        assert!(refused(Field::Json("payload"), "payload={"));
+        assert!(!refused(Field::Text("name"), "name={"));
+    }
+}

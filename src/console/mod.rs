@@ -1,0 +1,99 @@
+//! The console: pages for whoever wants a key, and for whoever is on call. Every page is made of what the API answers, in
+//! this process, to the visitor's own session; every button is one operation of the API (`actions.rs`). It never touches
+//! the engine or the store, and needs no script to be read.
+
+pub mod actions;
+mod api;
+mod assets;
+mod chart;
+mod dead_letters;
+mod form;
+mod jobs;
+mod overview;
+mod page;
+mod people;
+mod picture;
+mod queues;
+mod recurring;
+mod session;
+mod settings;
+mod show;
+mod start;
+mod trouble;
+mod workers;
+
+use axum::{
+    Extension, Router, middleware,
+    routing::{get, post},
+};
+
+use crate::app::App;
+
+/// The pages of a project, below `/console/p/{project}`.
+fn of_project() -> Router<App> {
+    Router::new()
+        .route("/", get(overview::page))
+        .route("/do/{operation}", post(actions::of_project))
+        .route("/start", get(start::page))
+        .route("/first", get(start::first))
+        .route("/stream", get(jobs::stream))
+        .route("/jobs", get(jobs::list))
+        .route("/jobs/bulk", get(jobs::bulk))
+        .route("/jobs/{job_id}", get(jobs::detail))
+        .route("/jobs/{job_id}/duplicate", post(jobs::duplicate))
+        .route("/jobs/{job_id}/logs/stream", get(jobs::log_stream))
+        .route("/queues", get(queues::list))
+        .route("/queues/{queue}", get(queues::detail))
+        .route("/queues/{queue}/spark.svg", get(queues::spark))
+        .route("/dead-letters", get(dead_letters::groups))
+        .route("/dead-letters/list", get(dead_letters::letters))
+        .route("/dead-letters/many", get(dead_letters::redrive))
+        .route("/recurring", get(recurring::list))
+        .route("/recurring/new", get(recurring::new))
+        .route("/recurring/preview", post(recurring::preview))
+        .route("/recurring/s/{recurring_id}", get(recurring::detail))
+        .route("/recurring/s/{recurring_id}/edit", get(recurring::edit))
+        .route("/workers", get(workers::workers))
+        .route("/workflows", get(workers::workflows))
+        .route("/workflows/{workflow_id}", get(workers::workflow))
+        .route("/operations", get(workers::operations))
+        .route("/operations/{operation_id}", get(workers::operation))
+        .route("/keys", get(settings::keys).post(settings::make_key))
+        .route("/keys/{key_id}/rotate", post(settings::rotate_key))
+        .route("/members", get(settings::members).post(settings::invite))
+        .route("/limits", get(settings::limits))
+        .route("/audit-log", get(settings::audit))
+        .route("/audit-log/export", get(settings::audit_export))
+        .route("/settings", get(settings::project))
+}
+
+/// The pages of people, below `/console`.
+fn of_people() -> Router<App> {
+    Router::new()
+        .route("/", get(people::index))
+        .route("/do/{operation}", post(actions::of_people))
+        .route("/signup", get(people::signup_page).post(people::signup))
+        .route("/login", get(people::login_page).post(people::login))
+        .route("/logout", post(people::logout))
+        .route("/reset", get(people::reset_page).post(people::reset))
+        .route("/reset/confirm", get(people::confirm_reset_page).post(people::confirm_reset))
+        .route("/verify", get(people::verify_page).post(people::verify))
+        .route("/invitation", get(people::invitation_page))
+        .route("/projects", get(people::projects))
+        .route("/account", get(people::account))
+        .route("/account/export", get(people::export))
+}
+
+/// All pages, and what they load. `api` has all routes of the API, for calls within the process.
+pub fn router(app: App, api: Router) -> Router<App> {
+    let pages = Router::new()
+        .nest("/console", of_people())
+        .nest("/console/p/{project}", of_project())
+        .route("/console/{*anything}", get(people::nothing).post(people::nothing))
+        .layer(Extension(api::Routes(api)))
+        .layer(middleware::from_fn_with_state(app, session::attach));
+    Router::new()
+        .route("/console/assets/{*name}", get(assets::get))
+        .route("/console/examples/{name}", get(assets::worker))
+        .merge(pages)
+}

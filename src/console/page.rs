@@ -1,0 +1,249 @@
+//! What all pages share: the frame around a project's pages, and what is shown when something went wrong.
+
+use askama::{Template, filters::Safe};
+use axum::{
+    extract::{FromRequestParts, OriginalUri, RawPathParams},
+    http::{
+        HeaderValue, StatusCode,
+        header::{CONTENT_TYPE, HeaderName},
+        request::Parts,
+    },
+    response::{IntoResponse, Response},
+};
+use chrono::{DateTime, Utc};
+use serde::de::DeserializeOwned;
+
+use super::{
+    actions,
+    api::{Api, segment},
+    form::{Asked, Fields, encode},
+    session::{LOGIN, place},
+    show,
+};
+use crate::{
+    app::App,
+    domain::access::{Permission, Role, role_may},
+    error::Error,
+    http::{error, projects::Project},
+};
+
+const HTML: &str = "text/html; charset=utf-8";
+
+/// A page, or a part of one.
+pub fn render(template: &impl Template) -> Result<Response, Error> {
+    let html = template.render().map_err(Error::internal)?;
+    Ok(([(CONTENT_TYPE, HTML)], html).into_response())
+}
+
+/// The parts of a project that the console has pages of: the path, and what the link says.
+const SECTIONS: &[(&str, &str)] = &[
+    ("", "Overview"),
+    ("jobs", "Jobs"),
+    ("queues", "Queues"),
+    ("dead-letters", "Dead letters"),
+    ("recurring", "Recurring"),
+    ("workers", "Workers"),
+    ("workflows", "Workflows"),
+    ("operations", "Operations"),
+    ("keys", "API keys"),
+    ("members", "Members"),
+    ("limits", "Limits"),
+    ("audit-log", "Audit log"),
+    ("settings", "Settings"),
+];
+
+/// What is around each of a project's pages.
+pub struct Frame {
+    /// The project, and what the visitor is in it.
+    pub project: Project,
+    /// The path and query of the page.
+    pub place: String,
+    /// What a button has just done.
+    pub done: Option<&'static str>,
+    /// When the page was made.
+    pub now: DateTime<Utc>,
+}
+
+impl Frame {
+    /// The path of a page of the project.
+    pub fn to(&self, path: &str) -> String {
+        format!("/console/p/{}{path}", segment(&self.project.slug))
+    }
+
+    /// The links of the sidebar: path, text, and whether the page belongs to it.
+    pub fn sections(&self) -> Vec<(String, &'static str, bool)> {
+        let base = self.to("");
+        let below = self.place.strip_prefix(&base).unwrap_or_default();
+        let own = below.trim_start_matches('/').split(['/', '?']).next().unwrap_or_default();
+        let link = |(path, text): &(&str, &'static str)| {
+            let slash = if path.is_empty() { "" } else { "/" };
+            (format!("{base}{slash}{path}"), *text, own == *path)
+        };
+        let is_hidden =
+            |path: &str| ["keys", "audit-log"].contains(&path) && !self.may_administer();
+        SECTIONS.iter().filter(|(path, _)| !is_hidden(path)).map(link).collect()
+    }
+
+    fn may(&self, permission: Permission) -> bool {
+        role_may(self.project.role.unwrap_or(Role::Viewer), permission)
+    }
+
+    /// Whether the visitor may work with jobs, queues, dead letters and schedules.
+    pub fn may_manage(&self) -> bool {
+        self.may(Permission::Manage)
+    }
+
+    /// Whether the visitor may work with keys, and read the audit log.
+    pub fn may_administer(&self) -> bool {
+        self.may(Permission::Administer)
+    }
+
+    /// Whether the visitor may work with members and settings.
+    pub fn may_govern(&self) -> bool {
+        self.may(Permission::Govern)
+    }
+
+    /// Whether the visitor may end the project.
+    pub fn may_own(&self) -> bool {
+        self.may(Permission::Own)
+    }
+
+    /// The beginning of a form whose button does this operation and comes back to this page.
+    pub fn form(&self, operation: &str) -> Safe<String> {
+        self.form_back(operation, &self.place)
+    }
+
+    /// The same, but it comes back to another page of the project.
+    pub fn form_to(&self, operation: &str, path: &str) -> Safe<String> {
+        self.form_back(operation, &self.to(path))
+    }
+
+    fn form_back(&self, operation: &str, back: &str) -> Safe<String> {
+        let action = show::escape(&self.to(&format!("/do/{operation}")));
+        let back = show::escape(&without_done(back));
+        Safe(format!(
+            "<form method=\"post\" action=\"{action}\" hx-post=\"{action}\" hx-target=\"#problem\">\
+             <input type=\"hidden\" name=\"back\" value=\"{back}\">"
+        ))
+    }
+
+    /// A time, as the distance from when the page was made.
+    pub fn time(&self, at: impl show::Plain<DateTime<Utc>>) -> Safe<String> {
+        show::time(self.now, at)
+    }
+}
+
+/// A place without what a button has said there.
+pub fn without_done(place: &str) -> String {
+    let Some((path, query)) = place.split_once('?') else { return place.to_owned() };
+    let kept = form_urlencoded::parse(query.as_bytes()).filter(|(name, _)| name != actions::DONE);
+    let kept: Vec<_> = kept.collect();
+    let pairs: Vec<_> = kept.iter().map(|(name, value)| (&**name, &**value)).collect();
+    if pairs.is_empty() { path.to_owned() } else { format!("{path}?{}", encode(&pairs)) }
+}
+
+/// A page of a project: who looks, at what, and how to ask for more.
+pub struct Here {
+    /// For calls.
+    pub api: Api,
+    /// What is around the page.
+    pub frame: Frame,
+    /// The page's query.
+    pub asked: Fields,
+}
+
+impl Here {
+    /// Reads something of the project.
+    ///
+    /// # Errors
+    /// What the API answers.
+    pub async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, Error> {
+        self.api.get(&self.at(path)).await
+    }
+
+    /// The path of the API for something of the project.
+    pub fn at(&self, path: &str) -> String {
+        format!("/v1/projects/{}{path}", segment(&self.frame.project.slug))
+    }
+}
+
+impl FromRequestParts<App> for Here {
+    type Rejection = Error;
+
+    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Error> {
+        let api = Api::from_request_parts(parts, app).await?;
+        if !api.is_somebody() {
+            return Err(Error::Unauthorized);
+        }
+        let params = RawPathParams::from_request_parts(parts, app).await;
+        let params = params.map_err(|_| Error::ProjectNotFound)?;
+        let slug = params.iter().find(|it| it.0 == "project").map_or("", |it| it.1);
+        let project: Project = api.get(&format!("/v1/projects/{}", segment(slug))).await?;
+        let Asked(asked) = Asked::from_request_parts(parts, app).await?;
+        let done = asked.get(actions::DONE).and_then(actions::said);
+        let OriginalUri(uri) = OriginalUri::from_request_parts(parts, app)
+            .await
+            .unwrap_or_else(|never| match never {});
+        let frame = Frame { project, place: place(&uri), done, now: show::now() };
+        Ok(Self { api, frame, asked })
+    }
+}
+
+#[derive(Template)]
+#[template(path = "problem.html")]
+struct Problem<'a> {
+    title: &'static str,
+    info: &'a error::ErrorInfo,
+    login: &'static str,
+}
+
+#[derive(Template)]
+#[template(path = "problem_fragment.html")]
+struct ProblemFragment<'a> {
+    info: &'a error::ErrorInfo,
+}
+
+/// What somebody sees when it went wrong: a page, or the part of one that says so.
+pub fn problem(failure: &Error, request_id: &str, is_fragment: bool) -> Response {
+    let mut info = error::info(failure, request_id);
+    if matches!(failure, Error::InvalidCredentials) {
+        "The e-mail address or the password is wrong.".clone_into(&mut info.message);
+    }
+    let status = error::status(failure);
+    let title = match status {
+        StatusCode::NOT_FOUND => "Not found",
+        StatusCode::FORBIDDEN => "Not allowed",
+        StatusCode::TOO_MANY_REQUESTS => "Too much at once",
+        it if it.is_server_error() => "Something is wrong here",
+        _ => "That did not work",
+    };
+    let rendered = if is_fragment {
+        render(&ProblemFragment { info: &info })
+    } else {
+        render(&Problem { title, info: &info, login: LOGIN })
+    };
+    let mut response = rendered.unwrap_or_else(|_| info.message.into_response());
+    *response.status_mut() = status;
+    crate::wire::refusal::advise(failure, &mut response);
+    response
+}
+
+/// A page that asks for itself again: then it is one of ours that asks, and the cookies come.
+pub fn one_moment() -> Response {
+    const REFRESH: HeaderName = HeaderName::from_static("refresh");
+    let page =
+        "<!doctype html><html lang=\"en\"><title>One moment</title><p>One moment…</p></html>";
+    ([(CONTENT_TYPE, HTML)], [(REFRESH, HeaderValue::from_static("0"))], page).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::without_done;
+
+    #[test]
+    fn what_a_button_has_said_is_said_once() {
+        assert_eq!(without_done("/console/p/a/jobs?done=jobs_cancel"), "/console/p/a/jobs");
+        assert_eq!(without_done("/a?queue=x+y&done=z&tag=%26"), "/a?queue=x+y&tag=%26");
+        assert_eq!(without_done("/a"), "/a");
+    }
+}

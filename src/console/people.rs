@@ -1,0 +1,301 @@
+//! Pages about people: signing up, logging in and out, passwords, links that were mailed, the visitor's own account.
+
+use askama::Template;
+use axum::{
+    Extension,
+    extract::{OriginalUri, State},
+    http::{HeaderMap, Method, Uri},
+    response::Response,
+};
+use chrono::{DateTime, Utc};
+use serde_json::{Value, json};
+
+use super::{
+    actions::{self, is_own_page},
+    api::{Api, segment},
+    form::{Asked, Fields, encode},
+    page::{problem, render},
+    session::{self, HX_REQUEST, go},
+    show,
+    start::Start,
+};
+use crate::{
+    app::App,
+    config::Signup,
+    error::Error,
+    http::{
+        auth::{SessionReply, SignupReply},
+        error::{self, ErrorInfo},
+        me::{Me, Session, SessionList},
+        projects::ProjectList,
+    },
+    wire::{RequestId, refusal::Told},
+};
+
+/// In the query of the page after a login: whoever comes without a session then has a browser that did not keep it.
+const FROM_LOGIN: (&str, &str) = ("from", "login");
+
+/// Where somebody is led who asks for the console: to their project, to the list of them, or to the login.
+pub async fn index(api: Api, Asked(asked): Asked) -> Result<Response, Error> {
+    if !api.is_somebody() {
+        if asked.get(FROM_LOGIN.0) == Some(FROM_LOGIN.1) {
+            return render(&Login { next: String::new(), done: None, has_lost_cookie: true });
+        }
+        return Err(Error::Unauthorized);
+    }
+    let ProjectList { projects } = api.get("/v1/projects").await?;
+    let said = asked.get(actions::DONE).map(|it| format!("?{}", encode(&[(actions::DONE, it)])));
+    let said = said.unwrap_or_default();
+    Ok(go(
+        false,
+        &match projects.as_slice() {
+            [only] => format!("/console/p/{}{said}", segment(&only.slug)),
+            _ => format!("/console/projects{said}"),
+        },
+    ))
+}
+
+#[derive(Template)]
+#[template(path = "login.html")]
+struct Login {
+    next: String,
+    done: Option<&'static str>,
+    has_lost_cookie: bool,
+}
+
+/// The page on which somebody logs in.
+pub async fn login_page(Asked(asked): Asked) -> Result<Response, Error> {
+    let next = asked.get("next").filter(|it| is_own_page(it)).unwrap_or_default().to_owned();
+    let done = asked.get(actions::DONE).and_then(actions::said);
+    render(&Login { next, done, has_lost_cookie: false })
+}
+
+/// Logs somebody in.
+pub async fn login(api: Api, headers: HeaderMap, form: Fields) -> Result<Response, Error> {
+    let session = sign_in(&api, form.text("email"), form.text("password")).await?;
+    let next = form.get("next").filter(|it| is_own_page(it)).map(str::to_owned);
+    let next = next.unwrap_or_else(|| format!("/console?{}", encode(&[FROM_LOGIN])));
+    Ok(with_session(go(headers.contains_key(HX_REQUEST), &next), &session))
+}
+
+/// Gets a session, whose tokens go into cookies.
+async fn sign_in(api: &Api, email: &str, password: &str) -> Result<SessionReply, Error> {
+    let wish = json!({"email": email.trim(), "password": password}).to_string();
+    api.send(Method::POST, "/v1/auth/login", Some(wish)).await
+}
+
+fn with_session(mut response: Response, session: &SessionReply) -> Response {
+    session::remember(response.headers_mut(), session);
+    response
+}
+
+/// Ends the session.
+pub async fn logout(api: Api, headers: HeaderMap) -> Result<Response, Error> {
+    match api.send::<()>(Method::POST, "/v1/auth/logout", None).await {
+        Ok(()) | Err(Error::Unauthorized) => (),
+        Err(error) => return Err(error),
+    }
+    let mut response = go(headers.contains_key(HX_REQUEST), session::LOGIN);
+    session::forget(response.headers_mut());
+    Ok(response)
+}
+
+#[derive(Template)]
+#[template(path = "signup.html")]
+struct SignUpPage {
+    is_open: bool,
+    invitation: String,
+    email: String,
+    project_name: String,
+    info: Option<ErrorInfo>,
+}
+
+/// The page on which somebody signs up; with an invitation, to join its project.
+pub async fn signup_page(State(app): State<App>, Asked(asked): Asked) -> Result<Response, Error> {
+    signup_form(&app, &asked, None)
+}
+
+/// The form; after a try, with what was typed, but for the password, and with what is wrong.
+fn signup_form(app: &App, typed: &Fields, info: Option<ErrorInfo>) -> Result<Response, Error> {
+    let text = |name| typed.get(name).unwrap_or_default().to_owned();
+    let invitation = text("invitation");
+    let is_open = match app.accounts.signup {
+        Signup::Open => true,
+        Signup::Invite => !invitation.is_empty(),
+        Signup::Closed => false,
+    };
+    let (email, project_name) = (text("email"), text("project_name"));
+    render(&SignUpPage { is_open, invitation, email, project_name, info })
+}
+
+/// Signs somebody up, and shows the first key, which is never seen again.
+pub async fn signup(State(app): State<App>, api: Api, form: Fields) -> Result<Response, Error> {
+    let (email, password) = (form.text("email"), form.text("password"));
+    let mut wish = json!({"email": email.trim(), "password": password});
+    for (field, name) in [("project_name", "project_name"), ("invitation", "invitation")] {
+        if let Some(text) = form.get(field) {
+            wish[name] = Value::from(text);
+        }
+    }
+    let made = api.send(Method::POST, "/v1/auth/signup", Some(wish.to_string())).await;
+    let SignupReply { project, api_key, .. } = match made {
+        Ok(made) => made,
+        Err(refused @ Error::Invalid(_)) => {
+            let mut page =
+                signup_form(&app, &form, Some(error::info(&refused, &api.request_id().0)))?;
+            *page.status_mut() = error::status(&refused);
+            page.extensions_mut().insert(Told(refused));
+            return Ok(page);
+        }
+        Err(other) => return Err(other),
+    };
+    let session = sign_in(&api, email, password).await?;
+    let Some(key) = api_key else {
+        let to = format!("/console/p/{}", segment(&project.slug));
+        return Ok(with_session(go(false, &to), &session));
+    };
+    let start = Start::of(project, &app.accounts.public_url, Some(key.secret));
+    Ok(with_session(render(&start)?, &session))
+}
+
+#[derive(Template)]
+#[template(path = "reset.html")]
+struct Reset {
+    is_asked: bool,
+    sends_mail: bool,
+}
+
+/// The page on which somebody asks for a new password.
+pub async fn reset_page(State(app): State<App>) -> Result<Response, Error> {
+    render(&Reset { is_asked: false, sends_mail: app.accounts.mailer.is_used() })
+}
+
+/// Asks for the mail with which a password is replaced.
+pub async fn reset(State(app): State<App>, api: Api, form: Fields) -> Result<Response, Error> {
+    let wish = json!({"email": form.text("email").trim()}).to_string();
+    api.send::<()>(Method::POST, "/v1/auth/password/reset", Some(wish)).await?;
+    render(&Reset { is_asked: true, sends_mail: app.accounts.mailer.is_used() })
+}
+
+/// What a mailed link is for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Link {
+    Reset,
+    Verify,
+    Invitation,
+}
+
+#[derive(Template)]
+#[template(path = "link.html")]
+struct LinkPage {
+    link: Link,
+    token: String,
+    is_somebody: bool,
+    place: String,
+}
+
+fn link_page(link: Link, api: &Api, asked: &Fields, uri: &Uri) -> Result<Response, Error> {
+    let token = asked.get("token").unwrap_or_default().to_owned();
+    let next = session::place(uri);
+    let place = format!("{}?{}", session::LOGIN, encode(&[("next", &next)]));
+    render(&LinkPage { link, token, is_somebody: api.is_somebody(), place })
+}
+
+/// The page that a mail leads to with which a password is replaced.
+pub async fn confirm_reset_page(
+    api: Api,
+    Asked(asked): Asked,
+    uri: Uri,
+) -> Result<Response, Error> {
+    link_page(Link::Reset, &api, &asked, &uri)
+}
+
+/// The page that a mail leads to which asks for proof of an address.
+pub async fn verify_page(
+    api: Api,
+    Asked(asked): Asked,
+    OriginalUri(uri): OriginalUri,
+) -> Result<Response, Error> {
+    link_page(Link::Verify, &api, &asked, &uri)
+}
+
+/// The page that an invitation leads to.
+pub async fn invitation_page(
+    api: Api,
+    Asked(asked): Asked,
+    OriginalUri(uri): OriginalUri,
+) -> Result<Response, Error> {
+    link_page(Link::Invitation, &api, &asked, &uri)
+}
+
+/// Replaces a forgotten password.
+pub async fn confirm_reset(api: Api, headers: HeaderMap, form: Fields) -> Result<Response, Error> {
+    let wish = json!({"token": form.text("token"), "new_password": form.text("new_password")});
+    let path = "/v1/auth/password/reset/confirm";
+    api.send::<()>(Method::POST, path, Some(wish.to_string())).await?;
+    let to =
+        format!("{}?{}", session::LOGIN, encode(&[(actions::DONE, "auth_password_reset_confirm")]));
+    Ok(go(headers.contains_key(HX_REQUEST), &to))
+}
+
+#[derive(Template)]
+#[template(path = "verified.html")]
+struct Verified;
+
+/// Proves an address.
+pub async fn verify(api: Api, form: Fields) -> Result<Response, Error> {
+    let wish = json!({"token": form.text("token")}).to_string();
+    api.send::<()>(Method::POST, "/v1/auth/verify", Some(wish)).await?;
+    render(&Verified)
+}
+
+#[derive(Template)]
+#[template(path = "projects.html")]
+struct Projects {
+    list: ProjectList,
+    done: Option<&'static str>,
+    now: DateTime<Utc>,
+}
+
+/// The visitor's projects.
+pub async fn projects(api: Api, Asked(asked): Asked) -> Result<Response, Error> {
+    let list = api.get("/v1/projects").await?;
+    let done = asked.get(actions::DONE).and_then(actions::said);
+    render(&Projects { list, done, now: show::now() })
+}
+
+#[derive(Template)]
+#[template(path = "account.html")]
+struct Account {
+    me: Me,
+    sessions: Vec<Session>,
+    done: Option<&'static str>,
+    now: DateTime<Utc>,
+}
+
+/// The visitor's account: sessions, password, export, the end.
+pub async fn account(api: Api, Asked(asked): Asked) -> Result<Response, Error> {
+    let me = api.get("/v1/me").await?;
+    let SessionList { sessions } = api.get("/v1/me/sessions").await?;
+    let done = asked.get(actions::DONE).and_then(actions::said);
+    render(&Account { me, sessions, done, now: show::now() })
+}
+
+/// All that is kept about the visitor, as a file.
+pub async fn export(api: Api) -> Result<Response, Error> {
+    let mut response = api.call(Method::GET, "/v1/me/export", None, HeaderMap::new()).await?;
+    let name = axum::http::HeaderValue::from_static("attachment; filename=\"account.json\"");
+    response.headers_mut().insert(axum::http::header::CONTENT_DISPOSITION, name);
+    Ok(response)
+}
+
+/// What is below `/console` and is no page.
+pub async fn nothing(
+    Extension(RequestId(id)): Extension<RequestId>,
+    headers: HeaderMap,
+) -> Response {
+    let error = Error::NoSuchRoute;
+    let mut response = problem(&error, &id, headers.contains_key(HX_REQUEST));
+    response.extensions_mut().insert(Told(error));
+    response
+}

@@ -1,0 +1,100 @@
+//! Queues: what is in each and how it does, and one with its settings.
+
+use askama::Template;
+use axum::{
+    extract::Path,
+    http::{
+        HeaderValue,
+        header::{CACHE_CONTROL, CONTENT_TYPE},
+    },
+    response::{IntoResponse, Response},
+};
+
+use super::{
+    api::segment,
+    chart::{self, Chart},
+    form::encode,
+    page::{Frame, Here, render},
+    show, trouble,
+};
+use crate::{
+    domain::limits::MAX_CONCURRENCY,
+    error::Error,
+    http::{
+        metrics::Throughput,
+        queues::{Queue, QueuePage},
+        workers::registry::{WorkerPage, WorkerView},
+    },
+};
+
+/// A browser asks again for a sparkline after this.
+const SPARK_AGE: HeaderValue = HeaderValue::from_static("private, max-age=30");
+
+#[derive(Template)]
+#[template(path = "queues.html")]
+struct Queues {
+    frame: Frame,
+    queues: Vec<Queue>,
+    next: Option<String>,
+}
+
+/// The list.
+pub async fn list(here: Here) -> Result<Response, Error> {
+    let cursor = here.asked.query(&["cursor"]);
+    let QueuePage { queues, next_cursor, .. } = here.get(&format!("/queues?{cursor}")).await?;
+    let frame = here.frame;
+    let next =
+        next_cursor.map(|cursor| frame.to(&format!("/queues?{}", encode(&[("cursor", &cursor)]))));
+    render(&Queues { frame, queues, next })
+}
+
+#[derive(Template)]
+#[template(path = "queue.html")]
+struct QueueDetail {
+    frame: Frame,
+    queue: Queue,
+    workers: Vec<WorkerView>,
+    has_more_workers: bool,
+    throughput: Chart,
+    waits: Chart,
+}
+
+/// One queue.
+pub async fn detail(
+    here: Here,
+    Path((_, name)): Path<(String, String)>,
+) -> Result<Response, Error> {
+    let (at, named) = (format!("/queues/{}", segment(&name)), encode(&[("queue", &name)]));
+    let (numbers, polled) =
+        (format!("/metrics/throughput?period=1h&{named}"), format!("/workers?limit=50&{named}"));
+    let (queue, throughput, workers) = tokio::try_join!(
+        here.get::<Queue>(&at),
+        here.get::<Throughput>(&numbers),
+        here.get::<WorkerPage>(&polled),
+    )?;
+    render(&QueueDetail {
+        throughput: chart::throughput(&throughput),
+        waits: chart::waits(&throughput),
+        has_more_workers: workers.has_more,
+        workers: workers.workers,
+        queue,
+        frame: here.frame,
+    })
+}
+
+/// The last hour of a queue as a small picture.
+pub async fn spark(here: Here, Path((_, name)): Path<(String, String)>) -> Result<Response, Error> {
+    let named = encode(&[("queue", &name)]);
+    let numbers: Throughput = here.get(&format!("/metrics/throughput?period=1h&{named}")).await?;
+    let kind = HeaderValue::from_static("image/svg+xml");
+    Ok(([(CONTENT_TYPE, kind), (CACHE_CONTROL, SPARK_AGE)], chart::sparkline(&numbers))
+        .into_response())
+}
+
+impl Queue {
+    /// Of the jobs that may run at a time, how many hundredths do; none: nothing limits them.
+    fn utilisation(&self) -> Option<i64> {
+        let max = self.max_concurrency.filter(|it| *it <= MAX_CONCURRENCY)?;
+        Some(show::percent(self.counts.processing, max.into()))
+    }
+}

@@ -1,0 +1,253 @@
+//! Who looks at a page: a session in two cookies that no script can read, and requests that only the console's own pages
+//! can make.
+//!
+//! The short one holds the access token, the long one the refresh token; a request that comes without the first gets the
+//! next pair with its answer. Tabs share them, so the refresh token may come again for a moment ([`Reuse::Tabs`]).
+
+use axum::{
+    body::Body,
+    extract::{Request, State},
+    http::{
+        HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri,
+        header::{COOKIE, HOST, LOCATION, ORIGIN, SET_COOKIE},
+    },
+    middleware::Next,
+    response::{IntoResponse, Response},
+};
+use secrecy::SecretString;
+
+use super::page;
+use crate::{
+    accounts::{Client, Reuse, SignedIn},
+    app::{App, Forget},
+    domain::limits::SESSION_IDLE_SECONDS,
+    error::Error,
+    http::auth::SessionReply,
+    wire::{RequestId, refusal::Told},
+};
+
+const ACCESS_COOKIE: &str = "__Host-fencepost-access";
+const REFRESH_COOKIE: &str = "__Host-fencepost-refresh";
+/// The cookie goes before the token does, so that none is shown that has just run out.
+const EARLY_SECONDS: i64 = 30;
+const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
+const FETCH_MODE: HeaderName = HeaderName::from_static("sec-fetch-mode");
+/// htmx sets it on what it asks for.
+pub const HX_REQUEST: HeaderName = HeaderName::from_static("hx-request");
+/// Where htmx then goes.
+pub const HX_REDIRECT: HeaderName = HeaderName::from_static("hx-redirect");
+/// Where somebody logs in.
+pub const LOGIN: &str = "/console/login";
+
+/// Somebody with a session.
+#[derive(Clone)]
+pub struct Visitor {
+    /// Shown to the API.
+    pub access_token: SecretString,
+}
+
+/// What is asked for, as far as a refusal depends on it.
+struct Asked {
+    place: String,
+    is_fragment: bool,
+    is_read: bool,
+    request_id: String,
+}
+
+impl Asked {
+    fn of(request: &Request) -> Self {
+        let request_id = request.extensions().get::<RequestId>();
+        Self {
+            place: place(request.uri()),
+            is_fragment: request.headers().contains_key(HX_REQUEST),
+            is_read: request.method() == Method::GET || request.method() == Method::HEAD,
+            request_id: request_id.map(|it| it.0.clone()).unwrap_or_default(),
+        }
+    }
+
+    /// What somebody sees instead of the page: where to log in, or what went wrong.
+    fn refuse(&self, error: &Error) -> Response {
+        if !matches!(error, Error::Unauthorized) {
+            return page::problem(error, &self.request_id, self.is_fragment);
+        }
+        let next = if self.is_read && !self.is_fragment { self.place.as_str() } else { "" };
+        let login = match next {
+            "" | "/console" => LOGIN.to_owned(),
+            next => format!("{LOGIN}?{}", super::form::encode(&[("next", next)])),
+        };
+        let mut response = go(self.is_fragment, &login);
+        forget(response.headers_mut());
+        response
+    }
+}
+
+/// The path and the query, as a link has them.
+pub fn place(uri: &Uri) -> String {
+    uri.path_and_query().map_or_else(|| uri.path().to_owned(), ToString::to_string)
+}
+
+/// Sends a browser to another page: one that has sent a form, or htmx for it.
+pub fn go(is_fragment: bool, to: &str) -> Response {
+    let to = HeaderValue::from_str(to).unwrap_or(HeaderValue::from_static("/console"));
+    if is_fragment {
+        return (StatusCode::OK, [(HX_REDIRECT, to)]).into_response();
+    }
+    (StatusCode::SEE_OTHER, [(LOCATION, to)]).into_response()
+}
+
+/// Finds out who looks, refuses what no page of the console has asked for, and gives every failure a face.
+pub async fn attach(State(app): State<App>, mut request: Request, next: Next) -> Response {
+    let asked = Asked::of(&request);
+    let client = request.extensions().get::<Client>().cloned().unwrap_or_default();
+    if !asked.is_read && !is_own(request.headers()) {
+        let error = Error::Forbidden { needs: "to be sent by a page of the console" };
+        return told(asked.refuse(&error), error);
+    }
+    if needs_second_look(&request) {
+        return page::one_moment();
+    }
+    let found = match find(&app, request.headers(), &client).await {
+        Ok(found) => found,
+        Err(error) => return told(asked.refuse(&error), error),
+    };
+    let mut fresh = None;
+    if let Some(found) = found {
+        let access_token = match found {
+            Found::Goes(it) => it,
+            Found::Renewed(signed_in) => {
+                let access_token = signed_in.access_token.clone();
+                fresh = Some(signed_in);
+                access_token
+            }
+        };
+        request.extensions_mut().insert(Visitor { access_token });
+    }
+    let mut response = next.run(request).await;
+    if let Some(error) = response.extensions_mut().remove::<Error>() {
+        response = told(asked.refuse(&error), error);
+    } else if let Some(signed_in) = fresh
+        && !response.headers().contains_key(SET_COOKIE)
+    {
+        remember(response.headers_mut(), &signed_in.into());
+    }
+    response
+}
+
+/// For the log.
+fn told(mut response: Response, error: Error) -> Response {
+    response.extensions_mut().insert(Told(error));
+    response
+}
+
+enum Found {
+    Goes(SecretString),
+    Renewed(SignedIn),
+}
+
+async fn find(app: &App, headers: &HeaderMap, client: &Client) -> Result<Option<Found>, Error> {
+    if let Some(access) = cookie(headers, ACCESS_COOKIE)
+        && app.accounts.tokens.read(&access).is_some()
+    {
+        return Ok(Some(Found::Goes(access.into())));
+    }
+    let Some(refresh) = cookie(headers, REFRESH_COOKIE) else { return Ok(None) };
+    match app.accounts.refresh(&refresh.into(), Reuse::Tabs, client).await {
+        Ok(Ok(signed_in)) => Ok(Some(Found::Renewed(signed_in))),
+        Ok(Err(ended)) => {
+            app.forget(Forget::Session(ended)).await;
+            Ok(None)
+        }
+        Err(Error::InvalidCredentials) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+fn cookie(headers: &HeaderMap, name: &str) -> Option<String> {
+    let all = headers.get_all(COOKIE).iter().filter_map(|it| it.to_str().ok());
+    let mut pairs = all.flat_map(|it| it.split(';')).filter_map(|it| it.trim().split_once('='));
+    pairs.find(|(it, _)| *it == name).map(|(_, value)| value.to_owned())
+}
+
+/// Whether one of our own pages has sent this. A browser says so itself; one that is too old names the page's origin.
+fn is_own(headers: &HeaderMap) -> bool {
+    let text = |name: HeaderName| headers.get(name).and_then(|it| it.to_str().ok());
+    match (text(FETCH_SITE), text(ORIGIN), text(HOST)) {
+        (Some(site), ..) => site == "same-origin",
+        (None, Some(origin), Some(host)) => {
+            origin.split_once("://").is_some_and(|(_, it)| it.eq_ignore_ascii_case(host))
+        }
+        _ => false,
+    }
+}
+
+/// Strict cookies do not come with a link from elsewhere, such as one in a mail: the page asks again by itself.
+fn needs_second_look(request: &Request<Body>) -> bool {
+    let is = |name: HeaderName, value: &str| {
+        request.headers().get(name).is_some_and(|it| it.as_bytes() == value.as_bytes())
+    };
+    request.method() == Method::GET
+        && is(FETCH_SITE, "cross-site")
+        && is(FETCH_MODE, "navigate")
+        && cookie(request.headers(), REFRESH_COOKIE).is_none()
+}
+
+/// Keeps a session in its cookies.
+pub fn remember(headers: &mut HeaderMap, session: &SessionReply) {
+    set(headers, ACCESS_COOKIE, &session.access_token, session.expires_in_seconds - EARLY_SECONDS);
+    set(headers, REFRESH_COOKIE, &session.refresh_token, SESSION_IDLE_SECONDS);
+}
+
+/// Throws them away.
+pub fn forget(headers: &mut HeaderMap) {
+    set(headers, ACCESS_COOKIE, "", 0);
+    set(headers, REFRESH_COOKIE, "", 0);
+}
+
+fn set(headers: &mut HeaderMap, name: &str, value: &str, seconds: i64) {
+    let text =
+        format!("{name}={value}; Path=/; Max-Age={seconds}; Secure; HttpOnly; SameSite=Strict");
+    if let Ok(mut value) = HeaderValue::from_str(&text) {
+        value.set_sensitive(true);
+        headers.append(SET_COOKIE, value);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_page_of_the_same_origin_may_send_a_form() {
+        let check = |lines: &[(&'static str, &'static str)], expected: bool| {
+            let mut headers = HeaderMap::new();
+            for (name, value) in lines {
+                headers.insert(*name, HeaderValue::from_static(value));
+            }
+            assert_eq!(is_own(&headers), expected, "{lines:?}");
+        };
+        check(&[("sec-fetch-site", "same-origin")], true);
+        check(&[("sec-fetch-site", "same-site")], false);
+        check(&[("sec-fetch-site", "cross-site")], false);
+        check(&[("sec-fetch-site", "none")], false);
+        check(&[("origin", "https://a.example"), ("host", "a.example")], true);
+        check(&[("origin", "https://b.example"), ("host", "a.example")], false);
+        check(&[("origin", "null"), ("host", "a.example")], false);
+        check(&[("host", "a.example")], false);
+        // What the browser says counts more.
+        let lines = [
+            ("sec-fetch-site", "cross-site"),
+            ("origin", "https://a.example"),
+            ("host", "a.example"),
+        ];
+        check(&lines, false);
+    }
+
+    #[test]
+    fn a_cookie_is_found_among_others_and_under_its_full_name_only() {
+        let mut headers = HeaderMap::new();
+        let value = "a=b; __Host-fencepost-access=one; x__Host-fencepost-refresh=two";
+        headers.insert(COOKIE, HeaderValue::from_static(value));
+        assert_eq!(cookie(&headers, ACCESS_COOKIE).as_deref(), Some("one"));
+        assert_eq!(cookie(&headers, REFRESH_COOKIE), None);
+    }
+}

@@ -1,0 +1,290 @@
+//! How pages say numbers, times and states. Nothing here decides anything.
+
+use askama::filters::Safe;
+use chrono::{DateTime, TimeDelta, Utc};
+use serde::Serialize;
+
+/// Characters of indentation for each level of JSON.
+const INDENT: usize = 2;
+
+/// A value, or a reference to one: templates hand over whichever they have.
+pub trait Plain<T> {
+    /// The value.
+    fn plain(self) -> T;
+}
+
+impl<T: Copy> Plain<T> for T {
+    fn plain(self) -> T {
+        self
+    }
+}
+
+impl<T: Copy> Plain<T> for &T {
+    fn plain(self) -> T {
+        *self
+    }
+}
+
+impl<T: Copy> Plain<T> for &&T {
+    fn plain(self) -> T {
+        **self
+    }
+}
+
+/// The clock, for people to look at.
+#[expect(clippy::disallowed_methods, reason = "for people to look at: nothing is decided by it")]
+pub fn now() -> DateTime<Utc> {
+    Utc::now()
+}
+
+/// A length of time, in its two largest units.
+pub fn seconds(seconds: impl Plain<i64>) -> String {
+    const UNITS: [(i64, &str); 4] = [(86_400, "d"), (3_600, "h"), (60, "min"), (1, "s")];
+    let seconds = seconds.plain().max(0);
+    let Some(first) = UNITS.iter().position(|(unit, _)| seconds >= *unit) else {
+        return "0 s".to_owned();
+    };
+    let (unit, name) = UNITS[first];
+    let rest = UNITS.get(first + 1).map(|(small, small_name)| (seconds % unit / small, small_name));
+    match rest {
+        Some((small, small_name)) if small > 0 => {
+            format!("{} {name} {small} {small_name}", seconds / unit)
+        }
+        _ => format!("{} {name}", seconds / unit),
+    }
+}
+
+/// A length of time that may be short.
+pub fn millis(millis: impl Plain<i64>) -> String {
+    let millis = millis.plain();
+    match millis {
+        ..1_000 => format!("{} ms", millis.max(0)),
+        1_000..60_000 => format!("{}.{} s", millis / 1_000, millis % 1_000 / 100),
+        _ => seconds(millis / 1_000),
+    }
+}
+
+/// A number of things, in groups of three digits.
+pub fn count(number: impl Plain<i64>) -> String {
+    let number = number.plain();
+    let digits = number.unsigned_abs().to_string();
+    let mut grouped = String::with_capacity(digits.len() + digits.len() / 3 + 1);
+    if number < 0 {
+        grouped.push('-');
+    }
+    for (place, digit) in digits.chars().enumerate() {
+        if place > 0 && (digits.len() - place).is_multiple_of(3) {
+            grouped.push('\u{202f}');
+        }
+        grouped.push(digit);
+    }
+    grouped
+}
+
+/// How long ago, or how far ahead.
+pub fn distance(now: DateTime<Utc>, at: DateTime<Utc>) -> String {
+    let passed = now - at;
+    if passed.abs() < TimeDelta::seconds(1) {
+        "now".to_owned()
+    } else if passed > TimeDelta::zero() {
+        format!("{} ago", seconds(passed.num_seconds()))
+    } else {
+        format!("in {}", seconds(-passed.num_seconds()))
+    }
+}
+
+/// A time of UTC, to the second.
+pub fn exact(at: impl Plain<DateTime<Utc>>) -> String {
+    at.plain().format("%Y-%m-%d %H:%M:%S UTC").to_string()
+}
+
+/// A time, as the distance from now; the exact one is its title.
+pub fn time(now: impl Plain<DateTime<Utc>>, at: impl Plain<DateTime<Utc>>) -> Safe<String> {
+    let (now, at) = (now.plain(), at.plain());
+    let (machine, exact, words) = (at.to_rfc3339(), exact(at), distance(now, at));
+    Safe(format!("<time datetime=\"{machine}\" title=\"{exact}\">{words}</time>"))
+}
+
+/// A part of a whole, in hundredths: 0 to 100.
+pub fn percent(part: i64, whole: i64) -> i64 {
+    if whole <= 0 { 0 } else { (part.max(0) * 100 / whole).min(100) }
+}
+
+/// A value of a closed set, as the API writes it.
+pub fn word(value: &impl Serialize) -> String {
+    let json = serde_json::to_value(value).unwrap_or_default();
+    json.as_str().unwrap_or_default().to_owned()
+}
+
+/// A word of the API as people write it.
+pub fn words(word: impl AsRef<str>) -> String {
+    word.as_ref().replace('_', " ")
+}
+
+/// A state: a word, an icon and a colour, so that none of them has to be seen.
+pub fn chip(word: impl AsRef<str>) -> Safe<String> {
+    let word = word.as_ref();
+    let (icon, tone) = face(word);
+    let text = escape(&words(word));
+    Safe(format!(
+        "<span class=\"chip {tone}\"><svg class=\"icon\" aria-hidden=\"true\"><use href=\"#i-{icon}\"/></svg>{text}</span>"
+    ))
+}
+
+/// The icon and the tone of a state; what is not known looks neutral.
+fn face(word: &str) -> (&'static str, &'static str) {
+    match word {
+        "scheduled" | "run_at" | "backoff" | "parents" => ("clock", "calm"),
+        "pending" | "worker" | "trial" => ("hourglass", "wait"),
+        "processing" | "running" => ("play", "run"),
+        "succeeded" | "enabled" | "live" | "fired" | "alive" | "ok" => ("check", "good"),
+        "dead_letter" | "failed" | "lost" => ("cross", "bad"),
+        "timeout" | "lease_expired" | "aborted" | "terminate" | "expired" => ("warn", "warn"),
+        "cancelled" | "revoked" | "terminated" | "gone" => ("ban", "off"),
+        "paused" | "queue_paused" | "type_paused" | "quiet" => ("pause", "warn"),
+        "concurrency" | "rate_limit" => ("gauge", "wait"),
+        _ => ("dot", "calm"),
+    }
+}
+
+/// Text within HTML.
+pub fn escape(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for character in text.chars() {
+        match character {
+            '&' => escaped.push_str("&amp;"),
+            '<' => escaped.push_str("&lt;"),
+            '>' => escaped.push_str("&gt;"),
+            '"' => escaped.push_str("&quot;"),
+            '\'' => escaped.push_str("&#39;"),
+            other => escaped.push(other),
+        }
+    }
+    escaped
+}
+
+/// JSON with line breaks and indentation. Nothing else is touched: numbers keep all of their digits, and objects the
+/// order of their fields.
+pub fn pretty(json: &str) -> String {
+    let mut out = String::with_capacity(json.len() * 2);
+    let (mut depth, mut in_string, mut is_escaped) = (0_usize, false, false);
+    let mut characters = json.chars().filter(|it| !it.is_control()).peekable();
+    let line = |out: &mut String, depth: usize| {
+        out.push('\n');
+        out.extend(std::iter::repeat_n(' ', depth * INDENT));
+    };
+    while let Some(character) = characters.next() {
+        if in_string {
+            out.push(character);
+            in_string = is_escaped || character != '"';
+            is_escaped = !is_escaped && character == '\\';
+            continue;
+        }
+        match character {
+            '"' => {
+                in_string = true;
+                out.push('"');
+            }
+            '{' | '[' => {
+                out.push(character);
+                while characters.next_if(|it| it.is_whitespace()).is_some() {}
+                if let Some(end) = characters.next_if(|it| matches!(it, '}' | ']')) {
+                    out.push(end);
+                } else {
+                    depth += 1;
+                    line(&mut out, depth);
+                }
+            }
+            '}' | ']' => {
+                depth = depth.saturating_sub(1);
+                line(&mut out, depth);
+                out.push(character);
+            }
+            ',' => {
+                out.push(',');
+                line(&mut out, depth);
+            }
+            ':' => out.push_str(": "),
+            space if space.is_whitespace() => (),
+            other => out.push(other),
+        }
+    }
+    out
+}
+
+/// Bytes of JSON, a log or a stack trace that a page shows.
+pub const MAX_SHOWN_BYTES: usize = 64 * 1024;
+
+/// A text as far as a page shows it, and whether that is all.
+pub struct Shown {
+    /// The beginning of it.
+    pub text: String,
+    /// Its bytes, if not all are shown.
+    pub cut_from: Option<usize>,
+}
+
+/// A text, cut to what a page shows.
+pub fn cut(text: String) -> Shown {
+    if text.len() <= MAX_SHOWN_BYTES {
+        return Shown { text, cut_from: None };
+    }
+    let end = (0..=MAX_SHOWN_BYTES).rev().find(|it| text.is_char_boundary(*it)).unwrap_or(0);
+    Shown { cut_from: Some(text.len()), text: text[..end].to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lengths_of_time_have_their_two_largest_units() {
+        let check = |length, expected: &str| assert_eq!(seconds(length), expected);
+        check(-1, "0 s");
+        check(0, "0 s");
+        check(59, "59 s");
+        check(60, "1 min");
+        check(61, "1 min 1 s");
+        check(3_600 + 59, "1 h");
+        check(3_661, "1 h 1 min");
+        check(90_000, "1 d 1 h");
+        assert_eq!(millis(999), "999 ms");
+        assert_eq!(millis(1_250), "1.2 s");
+        assert_eq!(millis(61_000), "1 min 1 s");
+    }
+
+    #[test]
+    fn distances_have_a_direction() {
+        let at = |seconds| DateTime::from_timestamp(seconds, 0).expect("a time");
+        assert_eq!(distance(at(100), at(40)), "1 min ago");
+        assert_eq!(distance(at(100), at(105)), "in 5 s");
+        assert_eq!(distance(at(100), at(100)), "now");
+    }
+
+    #[test]
+    fn json_keeps_its_digits_its_order_and_its_strings() {
+        let json =
+            r#"{"b":12345678901234567890.10,"a":[ ],"s":"{\"x\":[1,2]}\\","n":{"k":[1,true]}}"#;
+        let expected = "{\n  \"b\": 12345678901234567890.10,\n  \"a\": [],\n  \"s\": \"{\\\"x\\\":[1,2]}\\\\\",\n  \
+                        \"n\": {\n    \"k\": [\n      1,\n      true\n    ]\n  }\n}";
+        assert_eq!(pretty(json), expected);
+        assert_eq!(pretty("null"), "null");
+        assert_eq!(pretty(" { } "), "{}");
+    }
+
+    #[test]
+    fn long_texts_are_cut_between_characters() {
+        let shown = cut("é".repeat(MAX_SHOWN_BYTES));
+        assert_eq!(
+            (shown.text.len(), shown.cut_from),
+            (MAX_SHOWN_BYTES, Some(2 * MAX_SHOWN_BYTES))
+        );
+        assert!(cut("short".to_owned()).cut_from.is_none());
+    }
+
+    #[test]
+    fn numbers_are_grouped() {
+        assert_eq!(count(1_234_567), "1\u{202f}234\u{202f}567");
+        assert_eq!((count(-12).as_str(), count(999).as_str()), ("-12", "999"));
+        assert_eq!((percent(1, 3), percent(5, 0), percent(9, 3)), (33, 0, 100));
+    }
+}

@@ -1,0 +1,68 @@
+//! The page after signing up: the key, once, a job to enqueue, a worker to run, and what becomes of the first job.
+
+use askama::Template;
+use axum::{extract::State, response::Response};
+
+use super::{
+    page::{Frame, Here, render},
+    show,
+};
+use crate::{
+    app::App,
+    error::Error,
+    http::{jobs::Job, jobs::read::JobPage, projects::Project},
+};
+
+/// What is shown where the key would be.
+const NO_KEY: &str = "fp_live_…";
+
+/// The page.
+#[derive(Template)]
+#[template(path = "start.html")]
+pub struct Start {
+    frame: Frame,
+    url: String,
+    key: Option<String>,
+    shown_key: String,
+    job: Option<Job>,
+    base: String,
+}
+
+#[derive(Template)]
+#[template(path = "first.html")]
+struct First {
+    job: Option<Job>,
+    base: String,
+}
+
+impl Start {
+    /// For a project that has just been made, with its key.
+    pub fn of(project: Project, url: &str, key: Option<String>) -> Self {
+        let mut frame = Frame { project, place: String::new(), done: None, now: show::now() };
+        frame.place = frame.to("/start");
+        Self::framed(frame, url, key, None)
+    }
+
+    fn framed(frame: Frame, url: &str, key: Option<String>, job: Option<Job>) -> Self {
+        let shown_key = key.clone().unwrap_or_else(|| NO_KEY.to_owned());
+        let (url, base) = (url.trim_end_matches('/').to_owned(), frame.to(""));
+        Self { frame, url, key, shown_key, job, base }
+    }
+}
+
+/// The page once more, without the key.
+pub async fn page(here: Here, State(app): State<App>) -> Result<Response, Error> {
+    let job = newest(&here).await?;
+    render(&Start::framed(here.frame, &app.accounts.public_url, None, job))
+}
+
+/// The part of it that turns as the first job does.
+pub async fn first(here: Here) -> Result<Response, Error> {
+    let job = newest(&here).await?;
+    render(&First { job, base: here.frame.to("") })
+}
+
+async fn newest(here: &Here) -> Result<Option<Job>, Error> {
+    let JobPage { jobs, .. } = here.get("/jobs?limit=1").await?;
+    Ok(jobs.into_iter().next())
+}

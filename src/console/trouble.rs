@@ -1,0 +1,171 @@
+//! Which queues need somebody, and why: pure, so that the order at 3 am is no surprise.
+
+use crate::http::queues::Queue;
+
+/// A ready job that waits longer than this is trouble.
+const LONG_WAIT_SECONDS: i64 = 60;
+/// Of ended attempts in the last hour, so many hundredths that failed are trouble.
+const MANY_FAILURES_PERCENT: i64 = 10;
+/// Fewer failures than this say nothing.
+const FEW_FAILURES: i64 = 5;
+
+/// What is wrong with a queue; the most urgent first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Trouble {
+    /// Jobs are ready, and no live worker polls.
+    NoWorkers,
+    /// Jobs are ready and wait too long.
+    SlowPickup,
+    /// Attempts fail.
+    Failing,
+    /// It is paused, and jobs wait.
+    Paused,
+    /// The brake, or somebody, has paused types.
+    TypesPaused,
+}
+
+impl Trouble {
+    /// Whether jobs do not run because of it.
+    pub fn is_urgent(self) -> bool {
+        matches!(self, Self::NoWorkers | Self::SlowPickup)
+    }
+
+    /// In words.
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::NoWorkers => "jobs are ready and no worker polls",
+            Self::SlowPickup => "jobs wait too long for a worker",
+            Self::Failing => "many attempts fail",
+            Self::Paused => "paused while jobs wait",
+            Self::TypesPaused => "job types are paused",
+        }
+    }
+}
+
+/// Jobs that a worker could have now.
+pub fn ready(queue: &Queue) -> i64 {
+    (queue.counts.pending - queue.counts.backoff).max(0)
+}
+
+/// What is wrong with a queue, if anything is.
+pub fn trouble(queue: &Queue) -> Option<Trouble> {
+    let ready = ready(queue);
+    let (failed, succeeded) = (queue.rates.failed.last_hour, queue.rates.succeeded.last_hour);
+    let waits = queue.oldest_ready_age_seconds.unwrap_or(0);
+    if queue.paused_at.is_some() {
+        return (queue.counts.pending > 0).then_some(Trouble::Paused);
+    }
+    if ready > 0 && queue.workers == 0 {
+        return Some(Trouble::NoWorkers);
+    }
+    if ready > 0 && waits > LONG_WAIT_SECONDS {
+        return Some(Trouble::SlowPickup);
+    }
+    if failed >= FEW_FAILURES && failed * 100 >= (failed + succeeded) * MANY_FAILURES_PERCENT {
+        return Some(Trouble::Failing);
+    }
+    (!queue.paused_types.is_empty()).then_some(Trouble::TypesPaused)
+}
+
+/// Queues with trouble first, the most urgent of them at the top, then those that wait longest, then by name.
+pub fn sort(queues: &mut [Queue]) {
+    queues.sort_by_cached_key(|it| {
+        let trouble = trouble(it);
+        let waits = it.oldest_ready_age_seconds.unwrap_or(0);
+        (trouble.is_none(), trouble, std::cmp::Reverse(waits), it.queue.clone())
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn queue(name: &str, change: impl FnOnce(&mut serde_json::Value)) -> Queue {
+        let rate = serde_json::json!({"last_minute": 0, "last_hour": 0});
+        let mut value = serde_json::json!({
+            "queue": name, "paused_at": null, "paused_types": [],
+            "counts": {"scheduled": 0, "pending": 0, "backoff": 0, "processing": 0, "dead_letter": 0,
+                       "succeeded": 0, "cancelled": 0},
+            "oldest_ready_at": null, "oldest_ready_job_id": null, "oldest_ready_age_seconds": null,
+            "rates": {"enqueued": rate, "succeeded": rate, "failed": rate}, "workers": 1,
+            "max_concurrency": null, "rate_limit": null, "default_lease_seconds": null, "retention_days": 7,
+            "default_max_attempts": null, "default_retry": null, "brake_after": null, "updated_at": null,
+        });
+        change(&mut value);
+        serde_json::from_value(value).expect("a queue")
+    }
+
+    #[test]
+    fn a_queue_is_in_trouble_for_one_reason_the_most_urgent() {
+        let check = |change: fn(&mut serde_json::Value), expected| {
+            assert_eq!(trouble(&queue("q", change)), expected);
+        };
+        check(|_| (), None);
+        check(|q| q["counts"]["pending"] = 3.into(), None);
+        check(
+            |q| {
+                q["counts"]["pending"] = 3.into();
+                q["workers"] = 0.into();
+            },
+            Some(Trouble::NoWorkers),
+        );
+        // What is in backoff needs no worker.
+        check(
+            |q| {
+                q["counts"]["pending"] = 3.into();
+                q["counts"]["backoff"] = 3.into();
+                q["workers"] = 0.into();
+            },
+            None,
+        );
+        check(
+            |q| {
+                q["counts"]["pending"] = 1.into();
+                q["oldest_ready_age_seconds"] = 61.into();
+            },
+            Some(Trouble::SlowPickup),
+        );
+        check(
+            |q| {
+                q["rates"]["failed"]["last_hour"] = 5.into();
+                q["rates"]["succeeded"]["last_hour"] = 45.into();
+            },
+            Some(Trouble::Failing),
+        );
+        check(
+            |q| {
+                q["rates"]["failed"]["last_hour"] = 5.into();
+                q["rates"]["succeeded"]["last_hour"] = 46.into();
+            },
+            None,
+        );
+        check(|q| q["paused_at"] = "2026-01-01T00:00:00Z".into(), None);
+        check(
+            |q| {
+                q["paused_at"] = "2026-01-01T00:00:00Z".into();
+                q["counts"]["pending"] = 1.into();
+                q["workers"] = 0.into();
+            },
+            Some(Trouble::Paused),
+        );
+    }
+
+    #[test]
+    fn queues_with_trouble_come_first() {
+        let mut queues = vec![
+            queue("a", |_| ()),
+            queue("b", |q| {
+                q["paused_at"] = "2026-01-01T00:00:00Z".into();
+                q["counts"]["pending"] = 1.into();
+            }),
+            queue("c", |q| {
+                q["counts"]["pending"] = 1.into();
+                q["workers"] = 0.into();
+            }),
+            queue("d", |q| q["oldest_ready_age_seconds"] = 5.into()),
+        ];
+        sort(&mut queues);
+        let names: Vec<_> = queues.iter().map(|it| it.queue.as_str()).collect();
+        assert_eq!(names, ["c", "b", "d", "a"]);
+    }
+}

@@ -1,0 +1,122 @@
+//! The console as a browser sees it: pages, forms and cookies over HTTP. `tests/e2e/` looks at it with a real browser.
+
+mod pages;
+mod parity;
+mod session;
+
+use std::collections::BTreeMap;
+
+use fencepost::domain::access::Role;
+use reqwest::{Method, StatusCode, header::SET_COOKIE};
+
+use crate::{
+    harness::{Reply, TestProject},
+    people::{PASSWORD, Person, address_of},
+};
+
+/// A browser: it keeps cookies, and says where its requests come from.
+pub struct Browser {
+    pub url: String,
+    pub address: String,
+    pub cookies: BTreeMap<String, String>,
+    pub site: Option<&'static str>,
+    client: reqwest::Client,
+}
+
+impl Browser {
+    /// One without a session.
+    pub fn new(t: &TestProject, email: &str) -> Self {
+        let never = reqwest::redirect::Policy::none();
+        let client = reqwest::Client::builder().redirect(never).build().expect("a client");
+        let (url, address) = (t.url.clone(), address_of(email));
+        Self { url, address, cookies: BTreeMap::new(), site: Some("same-origin"), client }
+    }
+
+    /// One whose visitor is a member of the project.
+    pub async fn of_member(t: &TestProject, email: &str, role: Role) -> Self {
+        let person = Person::sign_up(t, email).await;
+        person.join(t, role).await;
+        let mut browser = Self::new(t, email);
+        browser.log_in(email).await;
+        browser
+    }
+
+    /// Logs in.
+    pub async fn log_in(&mut self, email: &str) {
+        let form = [("email", email), ("password", PASSWORD)];
+        self.post("/console/login", &form).await.goes("/console?from=login");
+    }
+
+    /// Opens a page.
+    pub async fn get(&mut self, path: &str) -> Reply {
+        self.send(Method::GET, path, None).await
+    }
+
+    /// Sends a form.
+    pub async fn post(&mut self, path: &str, form: &[(&str, &str)]) -> Reply {
+        self.send(Method::POST, path, Some(form)).await
+    }
+
+    /// Presses a button of the project.
+    pub async fn act(&mut self, t: &TestProject, operation: &str, form: &[(&str, &str)]) -> Reply {
+        let back = format!("/console/p/{}", t.id);
+        let form: Vec<_> =
+            [("back", back.as_str())].into_iter().chain(form.iter().copied()).collect();
+        self.post(&format!("{back}/do/{operation}"), &form).await
+    }
+
+    async fn send(&mut self, method: Method, path: &str, form: Option<&[(&str, &str)]>) -> Reply {
+        let cookies: Vec<_> =
+            self.cookies.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        let mut request = self
+            .client
+            .request(method, format!("{}{path}", self.url))
+            .header("x-forwarded-for", &self.address)
+            .header("cookie", cookies.join("; "));
+        if let Some(site) = self.site {
+            request = request.header("sec-fetch-site", site);
+        }
+        if let Some(form) = form {
+            request = request.form(form);
+        }
+        let reply = Reply::of(request.send().await.expect("an answer")).await;
+        for line in reply.headers.get_all(SET_COOKIE) {
+            let line = line.to_str().expect("text");
+            assert!(line.ends_with("; Secure; HttpOnly; SameSite=Strict"), "{line}");
+            assert!(line.contains("; Path=/; Max-Age="), "{line}");
+            let (name, rest) = line.split_once('=').expect("a cookie");
+            let value = rest.split(';').next().expect("a value");
+            if value.is_empty() {
+                self.cookies.remove(name);
+            } else {
+                self.cookies.insert(name.to_owned(), value.to_owned());
+            }
+        }
+        reply
+    }
+}
+
+impl Reply {
+    /// Sends the browser on to this place.
+    #[track_caller]
+    pub fn goes(&self, to: &str) {
+        assert_eq!(self.status, StatusCode::SEE_OTHER, "{}", self.text);
+        assert_eq!(self.headers["location"], to);
+    }
+
+    /// Is a page that says this.
+    #[track_caller]
+    pub fn says(&self, status: u16, text: &str) {
+        assert_eq!(self.status.as_u16(), status, "{}", self.text);
+        assert!(self.text.contains(text), "{text:?} is not in {}", self.text);
+    }
+}
+
+impl Reply {
+    /// Sends whoever asks on to this place, for now.
+    #[track_caller]
+    pub fn goes_temporarily(&self, to: &str) {
+        assert_eq!(self.status, StatusCode::TEMPORARY_REDIRECT, "{}", self.text);
+        assert_eq!(self.headers["location"], to);
+    }
+}

@@ -1,0 +1,336 @@
+//! What pages show, and what their buttons do.
+
+use fencepost::domain::access::Role;
+use serde_json::{Value, json};
+
+use super::Browser;
+use crate::harness::{TestProject, run};
+
+/// All pages of a project, but those of one thing.
+const PAGES: [&str; 20] = [
+    "",
+    "/start",
+    "/first",
+    "/jobs",
+    "/jobs?state=dead_letter&queue=default&job_type=t&tag=a:b&created_after=2020-01-01T00:00",
+    "/jobs/bulk?what=cancel",
+    "/jobs/bulk?what=retry&queue=default",
+    "/queues",
+    "/dead-letters",
+    "/dead-letters/list",
+    "/dead-letters/many?what=retry",
+    "/recurring",
+    "/recurring/new",
+    "/workers",
+    "/workflows",
+    "/operations",
+    "/keys",
+    "/members",
+    "/limits",
+    "/settings",
+];
+
+/// What must never become HTML.
+const CORPUS: [&str; 6] = [
+    "<script>alert(1)</script>",
+    "\"><img src=x onerror=alert(1)>",
+    "'><svg/onload=alert(1)>",
+    "</textarea></pre></script><script>alert(1)</script>",
+    "{{7*7}}{% raw %}<b>",
+    "javascript:alert(1)//<a href=javascript:alert(1)>",
+];
+
+/// A job that has failed for good, with logs, an event and an error, all of them made of `text`.
+async fn bury(t: &TestProject, text: &str) -> String {
+    let job = json!({
+        "job_type": text, "payload": {text: text}, "tags": {"t": text}, "max_attempts": 1, "labels": [],
+        "concurrency_key": text,
+    });
+    let id = t.enqueue(job).await;
+    let leased = t.lease(text).await;
+    let chunk = json!({
+        "job_id": id, "attempt": 1, "sequence": 1, "stream": "stdout", "data": text,
+        "timestamp_ms": 1_700_000_000_000_i64,
+    });
+    t.post("/v1/workers/logs", json!({"worker_id": text, "chunks": [chunk]})).await.is(200);
+    let error = json!({"error": {"type": text, "message": text, "stack_trace": text}});
+    t.ack_with(&leased, text, "failed", error).await.is(200);
+    id
+}
+
+fn is_clean(page: &str) {
+    for text in CORPUS {
+        assert!(!page.contains(text), "{text} is in {page}");
+    }
+    let tags = page.split('<').skip(1).map(|it| it.split('>').next().unwrap_or_default());
+    for tag in tags {
+        assert!(!tag.starts_with("script") || tag.contains("src=\"/console/assets/"), "{tag}");
+        // Without the values, which may say anything.
+        let names: String = tag.split('"').step_by(2).collect();
+        for name in names.split_whitespace().skip(1) {
+            assert!(!name.starts_with("style=") && !name.starts_with("on"), "{name} in {tag}");
+        }
+    }
+}
+
+#[test]
+fn every_page_shows_what_others_wrote_as_text_under_a_policy_without_exceptions() {
+    run(async |t| {
+        let mut browser = Browser::of_member(t, "ada@example.com", Role::Owner).await;
+        let mut pages: Vec<String> = PAGES.iter().map(|it| (*it).to_owned()).collect();
+        for text in CORPUS {
+            pages.push(format!("/jobs/{}", bury(t, text).await));
+            t.post("/v1/keys", json!({"name": text})).await.is(201);
+            let graph =
+                json!({"name": text, "jobs": [{"key": text, "job_type": text, "queue": text}]});
+            let workflow = t.post("/v1/workflows", graph).await.is(201);
+            pages.push(format!("/workflows/{}", workflow["id"].as_str().expect("an id")));
+            let schedule = json!({"job_type": text, "cron_expression": "@daily", "payload": text});
+            let made = t.post("/v1/recurring", schedule).await.is(201);
+            let id = made["id"].as_str().expect("an id");
+            pages.push(format!("/recurring/s/{id}"));
+            pages.push(format!("/recurring/s/{id}/edit"));
+            let name: String = text.bytes().map(|it| format!("%{it:02x}")).collect();
+            pages.push(format!("/queues/{name}"));
+            pages.push(format!("/jobs?job_type={name}"));
+            pages.push(format!("/jobs?state={name}"));
+            pages.push(format!("/audit-log?target={name}"));
+            pages.push(format!("/workers?label={name}"));
+        }
+        let cancelled = json!({"filter": {"queue": CORPUS[0]}});
+        let begun = t.post("/v1/jobs/cancel", cancelled).await.is(202);
+        pages.push(format!("/operations/{}", begun["operation"]["id"].as_str().expect("an id")));
+        pages.push("/audit-log".to_owned());
+        for path in pages {
+            let page = browser.get(&format!("/console/p/{}{path}", t.id)).await;
+            let expected = if path.starts_with("/jobs?state=%") { 400 } else { 200 };
+            assert_eq!(page.status.as_u16(), expected, "{path}: {}", page.text);
+            is_clean(&page.text);
+            let policy = page.headers["content-security-policy"].to_str().expect("text");
+            assert!(policy.starts_with("default-src 'none'; script-src 'self';"), "{policy}");
+            assert!(!policy.contains("unsafe"), "{policy}");
+            assert_eq!(page.headers["cache-control"], "no-store", "{path}");
+        }
+    });
+}
+
+#[test]
+fn a_viewer_sees_and_cannot_act() {
+    run(async |t| {
+        let mut browser = Browser::of_member(t, "eve@example.com", Role::Viewer).await;
+        let job = bury(t, "email.send").await;
+        for path in
+            ["", "/jobs", &format!("/jobs/{job}"), "/queues", "/queues/default", "/dead-letters"]
+        {
+            let page = browser.get(&format!("/console/p/{}{path}", t.id)).await;
+            page.says(200, "Overview");
+            assert!(!page.text.contains("/do/"), "{path}: {}", page.text);
+            assert!(!page.text.contains("audit-log"), "{path}");
+        }
+        browser.act(t, "jobs_retry", &[("job_id", &job)]).await.says(403, "forbidden");
+        browser.act(t, "queues_pause", &[("queue", "default")]).await.says(403, "forbidden");
+        let page = format!("/console/p/{}", t.id);
+        browser.get(&format!("{page}/keys")).await.says(403, "forbidden");
+        browser.post(&format!("{page}/jobs/{job}/duplicate"), &[]).await.says(403, "forbidden");
+        assert_eq!(t.job(&job).await["state"], json!("dead_letter"));
+    });
+}
+
+#[test]
+fn a_project_of_others_is_not_there() {
+    run(async |t| {
+        let mut browser = Browser::new(t, "mallory@example.com");
+        let form = [("email", "mallory@example.com"), ("password", crate::people::PASSWORD)];
+        browser.post("/console/signup", &form).await.says(200, "fp_live_");
+        let job = t.enqueue(json!({})).await;
+        for path in ["", "/jobs", "/keys", &format!("/jobs/{job}"), "/stream"] {
+            browser.get(&format!("/console/p/{}{path}", t.id)).await.says(404, "Not found");
+        }
+        browser.act(t, "jobs_cancel", &[("job_id", &job)]).await.says(404, "Not found");
+        // In a project of their own, it is not there either.
+        let own = browser.get("/console").await.headers["location"].clone();
+        let own = own.to_str().expect("text").to_owned();
+        let form = [("job_id", job.as_str())];
+        browser.post(&format!("{own}/do/jobs_cancel"), &form).await.says(404, "Not found");
+        browser.get("/console/nothing").await.says(404, "Not found");
+        browser.act(t, "nothing", &[]).await.says(404, "Not found");
+    });
+}
+
+#[test]
+fn whoever_is_on_call_finds_and_mends_what_is_stuck() {
+    run(async |t| {
+        let mut browser = Browser::of_member(t, "ada@example.com", Role::Member).await;
+        let page = format!("/console/p/{}", t.id);
+        t.enqueue(json!({"queue": "idle"})).await;
+        let dead = bury(t, "email.send").await;
+        browser.get(&page).await.says(200, "no worker polls");
+        let groups = browser.get(&format!("{page}/dead-letters")).await;
+        let at = groups.text.find("fingerprint=").expect("a group") + "fingerprint=".len();
+        let fingerprint = groups.text[at..at + 32].to_owned();
+        let asked = format!("{page}/dead-letters/many?what=retry&fingerprint={fingerprint}");
+        browser.get(&asked).await.says(200, "1 dead letters?");
+        let form = [("filter.fingerprint", fingerprint.as_str()), ("rate_per_second", "50")];
+        let begun = browser.act(t, "dead_letters_retry_many", &form).await;
+        assert_eq!(begun.status, 303, "{}", begun.text);
+        let place = begun.headers["location"].to_str().expect("text").to_owned();
+        assert!(place.starts_with(&format!("{page}/operations/op_")), "{place}");
+        browser.get(&place).await.says(200, "Retry dead letters");
+        t.job_becomes(&dead, "pending").await;
+        // All that match a filter, counted first.
+        browser
+            .get(&format!("{page}/jobs/bulk?what=cancel&queue=idle"))
+            .await
+            .says(200, "Cancel 1 jobs?");
+        let form = [("filter.queue", "idle"), ("max", ""), ("rate_per_second", "")];
+        assert_eq!(browser.act(t, "jobs_cancel_many", &form).await.status, 303);
+        let jobs = loop {
+            let jobs = t.get("/v1/jobs?queue=idle").await.is(200)["jobs"].clone();
+            if jobs[0]["state"] == "cancelled" {
+                break jobs;
+            }
+        };
+        assert_eq!(jobs.as_array().map(Vec::len), Some(1));
+        browser
+            .act(t, "queues_pause", &[("queue", "default")])
+            .await
+            .goes(&format!("{page}?done=queues_pause"));
+        browser.get(&format!("{page}?done=queues_pause")).await.says(200, "hands out none");
+        let form = [("queue", "default"), ("max_concurrency", "5"), ("retention_days", "3")];
+        browser.act(t, "queues_change", &form).await;
+        let queue = t.get("/v1/queues/default").await.is(200);
+        assert_eq!((&queue["max_concurrency"], &queue["rate_limit"]), (&json!(5), &Value::Null));
+        let form = [("queue", "default"), ("rate_limit.count", "many")];
+        browser.act(t, "queues_change", &form).await.says(400, "rate_limit.count");
+        let form = [("queue", "default"), ("confirm", "other")];
+        browser.act(t, "queues_purge", &form).await.says(400, "must be the queue&#39;s name");
+    });
+}
+
+#[test]
+fn a_job_is_duplicated_byte_for_byte_and_run_now() {
+    run(async |t| {
+        let mut browser = Browser::of_member(t, "ada@example.com", Role::Member).await;
+        let page = format!("/console/p/{}", t.id);
+        let body = r#"{"job_type":"t","queue":"q","payload":{"n": 12345678901234567890.10},"tags":{"a":"b"},"delay_seconds":600}"#;
+        let made = t.post_text("/v1/jobs", body).await.is(201);
+        let id = made["id"].as_str().expect("an id");
+        let copied = browser.post(&format!("{page}/jobs/{id}/duplicate"), &[]).await;
+        assert_eq!(copied.status, 303, "{}", copied.text);
+        let place = copied.headers["location"].to_str().expect("text").to_owned();
+        let shown = browser.get(&place).await;
+        shown.says(200, "This is the new job.");
+        shown.says(200, "12345678901234567890.10");
+        let copy = place.split(['/', '?']).find(|it| it.starts_with("job_")).expect("an id");
+        let raw = t.get(&format!("/v1/jobs/{copy}")).await.text;
+        assert!(raw.contains(r#""payload":{"n": 12345678901234567890.10}"#), "{raw}");
+        assert_eq!(t.job(copy).await["tags"], json!({"a": "b"}));
+        let form = [("job_id", id), ("delay_seconds", "0")];
+        browser.act(t, "jobs_change", &form).await;
+        assert_eq!(t.job(id).await["state"], json!("pending"));
+    });
+}
+
+#[test]
+fn a_schedule_is_previewed_made_and_changed_without_losing_what_the_form_does_not_show() {
+    run(async |t| {
+        let mut browser = Browser::of_member(t, "ada@example.com", Role::Member).await;
+        let page = format!("/console/p/{}", t.id);
+        let form = [("cron_expression", "30 2 * * *"), ("timezone", "Europe/Berlin")];
+        let preview = browser.post(&format!("{page}/recurring/preview"), &form).await;
+        preview.says(200, "02:30:00");
+        let form = [("cron_expression", "every day"), ("timezone", "")];
+        browser
+            .post(&format!("{page}/recurring/preview"), &form)
+            .await
+            .says(400, "cron_expression");
+        let schedule = json!({
+            "job_type": "report", "cron_expression": "0 3 * * *", "spread_seconds": 60, "enabled": false,
+            "retry": {"strategy": "constant", "initial_seconds": 7}, "payload": {"a": 1},
+        });
+        t.put("/v1/recurring/nightly", schedule).await.is(200);
+        let before = t.get("/v1/recurring/nightly").await.is(200);
+        let edit = browser.get(&format!("{page}/recurring/s/nightly/edit")).await.text;
+        // The form, as it is sent when nobody touches it.
+        let mut form = Vec::new();
+        for input in edit.split("<input ").skip(1).filter_map(|it| it.split('>').next()) {
+            let value = |name: &str| {
+                let after = input.split_once(&format!("{name}=\""))?.1;
+                Some(after.split('"').next()?.replace("&#34;", "\""))
+            };
+            form.extend(value(" name").or(value("name")).zip(value(" value")));
+        }
+        form.push(("payload".to_owned(), "{\"a\": 1}".to_owned()));
+        form.push(("overlap".to_owned(), "allow".to_owned()));
+        form.push(("catch_up".to_owned(), "one".to_owned()));
+        let form: Vec<_> =
+            form.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+        let kept = browser.act(t, "recurring_put", &form).await;
+        assert_eq!(kept.status, 303, "{}", kept.text);
+        let after = t.get("/v1/recurring/nightly").await.is(200);
+        for field in
+            ["cron_expression", "spread_seconds", "enabled", "retry", "payload", "max_attempts"]
+        {
+            assert_eq!(before[field], after[field], "{field}");
+        }
+    });
+}
+
+#[test]
+fn pages_work_when_the_project_has_used_up_its_own_calls() {
+    crate::harness::limited(async {
+        let server =
+            crate::harness::TestServer::start(crate::harness::fresh_database().await).await;
+        let t = server.project_with("main", "free", json!({"manage_per_minute": 1})).await;
+        let mut browser = Browser::of_member(&t, "ada@example.com", Role::Member).await;
+        t.get("/v1/queues").await.is(200);
+        t.get("/v1/queues").await.is_error(429, "rate_limit_exceeded");
+        for _ in 0..5 {
+            browser.get(&format!("/console/p/{}", t.id)).await.says(200, "Overview");
+        }
+        server.stop().await;
+    });
+}
+
+#[test]
+fn what_happens_is_streamed_to_the_page_that_shows_it() {
+    run(async |t| {
+        let mut browser = Browser::of_member(t, "ada@example.com", Role::Viewer).await;
+        let cookies: Vec<_> =
+            browser.cookies.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        let stream = t
+            .client
+            .get(format!("{}/console/p/{}/stream", t.url, t.id))
+            .header("cookie", cookies.join("; "))
+            .header("sec-fetch-site", "same-origin");
+        let mut stream = stream.send().await.expect("an answer");
+        assert_eq!(stream.headers()["content-type"], "text/event-stream");
+        let job = t.enqueue(json!({})).await;
+        let mut heard = String::new();
+        while !heard.contains(&job) {
+            let chunk = stream.chunk().await.expect("a chunk").expect("it goes on");
+            heard.push_str(&String::from_utf8_lossy(&chunk));
+        }
+        browser.get(&format!("/console/p/{}/jobs/{job}", t.id)).await.says(200, "pending");
+    });
+}
+
+#[test]
+fn what_pages_load_is_kept_for_good_and_found_by_its_hash() {
+    run(async |t| {
+        let page = t.get("/console/login").await.text;
+        let addresses = page.split("/console/assets/").skip(1);
+        let addresses: Vec<_> =
+            addresses.map(|it| it.split('"').next().expect("an address")).collect();
+        assert_eq!(addresses.len(), 7);
+        for address in addresses {
+            let file = t.get(&format!("/console/assets/{address}")).await;
+            assert_eq!(file.status, 200, "{address}");
+            assert_eq!(file.headers["cache-control"], "public, max-age=31536000, immutable");
+        }
+        assert_eq!(t.get("/console/assets/000000000000/console.css").await.status, 404);
+        assert_eq!(t.get("/console/assets/..%2FCargo.toml").await.status, 404);
+        let worker = t.get("/console/examples/worker.py").await;
+        assert_eq!(worker.text, include_str!("../../../examples/python/worker.py"));
+    });
+}

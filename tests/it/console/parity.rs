@@ -1,0 +1,105 @@
+//! Whatever the console can change, the API can: its buttons are compared with the OpenAPI document.
+
+use std::collections::BTreeSet;
+
+use fencepost::{
+    console::actions::{ACTIONS, OTHERS, Plane},
+    http::openapi,
+};
+use serde_json::Value;
+
+/// The path and the method of an operation.
+fn find(document: &Value, id: &str) -> Option<(String, String, Value)> {
+    let paths = document["paths"].as_object().expect("paths");
+    paths.iter().find_map(|(path, methods)| {
+        let methods = methods.as_object().expect("methods");
+        let found = methods.iter().find(|(_, it)| it["operationId"] == id)?;
+        Some((path.clone(), found.0.to_uppercase(), found.1.clone()))
+    })
+}
+
+fn schema<'a>(document: &'a Value, at: &'a Value) -> &'a Value {
+    match at["$ref"].as_str() {
+        Some(place) => document.pointer(&place[1..]).expect("a schema"),
+        None => {
+            match at["oneOf"].as_array().and_then(|it| it.iter().find(|it| it["$ref"].is_string()))
+            {
+                Some(one) => schema(document, one),
+                None => at,
+            }
+        }
+    }
+}
+
+#[test]
+fn every_button_is_an_operation_of_the_api_and_sends_what_it_takes() {
+    let document = serde_json::to_value(openapi::document()).expect("a document");
+    for action in ACTIONS {
+        let (path, method, operation) = find(&document, action.operation)
+            .unwrap_or_else(|| panic!("{}: the API has no such operation", action.operation));
+        assert_eq!(method, action.method, "{}", action.operation);
+        let below = match action.plane {
+            Plane::Project => ["/v1/projects/{project}", "/v1"].as_slice(),
+            Plane::People => ["/v1"].as_slice(),
+        };
+        let own = action.path.split('?').next().expect("a path");
+        let is_there = below.iter().any(|it| path == format!("{it}{own}"));
+        assert!(is_there, "{}: {path} is not {own}", action.operation);
+        let body = &operation["requestBody"]["content"]["application/json"]["schema"];
+        for field in action.fields {
+            let mut at = schema(&document, body);
+            for part in field.name().split('.') {
+                at = schema(&document, &at["properties"][part]);
+                assert!(!at.is_null(), "{}: no field {}", action.operation, field.name());
+            }
+        }
+    }
+    for (operation, ..) in OTHERS {
+        assert!(find(&document, operation).is_some(), "{operation}: the API has no such operation");
+    }
+}
+
+#[test]
+fn nothing_else_in_the_console_changes_anything() {
+    let source = include_str!("../../../src/console/mod.rs");
+    let route = |line: &str| {
+        let path = line.split('"').nth(1)?;
+        line.contains("post(").then(|| path.to_owned())
+    };
+    let (of_project, of_people) = source.split_once("fn of_people").expect("two tables");
+    let mut found = BTreeSet::new();
+    for (base, table) in [("/console/p/{project}", of_project), ("/console", of_people)] {
+        found.extend(table.lines().filter_map(route).map(|it| format!("{base}{it}")));
+    }
+    // Buttons, and what is no page.
+    for path in ["/console/p/{project}/do/{operation}", "/console/do/{operation}"] {
+        assert!(found.remove(path), "{path}");
+    }
+    found.remove("/console/console/{*anything}");
+    let told: BTreeSet<_> = OTHERS.iter().map(|it| it.1.replace("{job_id}", "{job_id}")).collect();
+    assert_eq!(found, told);
+}
+
+#[test]
+fn every_button_of_every_page_is_in_the_table() {
+    let known: BTreeSet<_> = ACTIONS.iter().map(|it| it.operation).collect();
+    let mut used = BTreeSet::new();
+    for file in
+        std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/templates")).expect("templates")
+    {
+        let text = std::fs::read_to_string(file.expect("a file").path()).expect("a template");
+        for begin in ["frame.form(\"", "frame.form_to(\"", "/do/"] {
+            for after in text.split(begin).skip(1) {
+                let name: String =
+                    after.chars().take_while(|it| it.is_ascii_lowercase() || *it == '_').collect();
+                used.insert(name);
+            }
+        }
+    }
+    for operation in ["jobs_cancel_many", "jobs_retry_many"] {
+        used.insert(operation.to_owned()); // Named by the handler that counts first.
+    }
+    let unknown: Vec<_> = used.iter().filter(|it| !known.contains(it.as_str())).collect();
+    let unused: Vec<_> = known.iter().filter(|it| !used.contains(**it)).collect();
+    assert!(unknown.is_empty() && unused.is_empty(), "unknown {unknown:?}, unused {unused:?}");
+}

@@ -1,0 +1,161 @@
+//! Signing up, logging in, and who may send a form.
+
+use fencepost::domain::access::Role;
+use serde_json::json;
+
+use super::Browser;
+use crate::{
+    harness::{TestProject, run},
+    people::{PASSWORD, Person},
+};
+
+#[test]
+fn a_stranger_signs_up_and_sees_a_key_once_that_works_at_once() {
+    run(async |t| {
+        let mut browser = Browser::new(t, "ada@example.com");
+        browser.get("/").await.goes_temporarily("/console");
+        browser.get("/console").await.goes("/console/login");
+        let form = [("email", "ada@example.com"), ("password", "too short")];
+        let refused = browser.post("/console/signup", &form).await;
+        refused.says(400, "must have 12 to 128 characters");
+        refused.says(400, "value=\"ada@example.com\"");
+        assert!(!refused.text.contains("too short"), "a password is never shown again");
+        let form =
+            [("email", "ada@example.com"), ("password", PASSWORD), ("project_name", "Acme <Inc>")];
+        let page = browser.post("/console/signup", &form).await;
+        page.says(200, "waiting for your first job");
+        page.says(200, "Acme &#60;Inc&#62;");
+        let at = page.text.find("fp_live_").expect("a key");
+        let key = &page.text[at..at + "fp_live_".len() + 49];
+        assert_eq!(browser.cookies.len(), 2, "there is a session");
+        let ada = TestProject { api_key: key.to_owned(), ..t.clone() };
+        let job = ada.enqueue(json!({"job_type": "greet"})).await;
+        browser.get("/console").await.goes("/console/p/acme-inc");
+        browser.get("/console/p/acme-inc/first").await.says(200, "waits for a worker");
+        let leased = ada.lease("w").await;
+        browser.get("/console/p/acme-inc/first").await.says(200, "A worker has it");
+        ada.ack(&leased, "w", "succeeded").await.is(200);
+        browser.get("/console/p/acme-inc/first").await.says(200, "your first job has run");
+        let later = browser.get("/console/p/acme-inc/start").await;
+        assert!(!later.text.contains(key), "the key is shown once");
+        browser.get(&format!("/console/p/acme-inc/jobs/{job}")).await.says(200, "succeeded");
+    });
+}
+
+#[test]
+fn whoever_logs_in_gets_to_where_they_wanted_and_nowhere_else() {
+    run(async |t| {
+        Person::sign_up(t, "ada@example.com").await;
+        let mut browser = Browser::new(t, "ada@example.com");
+        let wanted = format!("/console/p/{}/jobs?state=pending", t.id);
+        let login = browser.get(&wanted).await;
+        assert_eq!(login.status, 303);
+        let place = login.headers["location"].to_str().expect("text").to_owned();
+        browser.get(&place).await.says(200, &format!("value=\"{wanted}\""));
+        let wrong = [("email", "ada@example.com"), ("password", "another password of mine")];
+        browser.post("/console/login", &wrong).await.says(401, "or the password is wrong");
+        assert!(browser.cookies.is_empty());
+        let form = [("email", "ada@example.com"), ("password", PASSWORD), ("next", &wanted)];
+        browser.post("/console/login", &form).await.goes(&wanted);
+        let form =
+            [("email", "ada@example.com"), ("password", PASSWORD), ("next", "//evil.example")];
+        browser.post("/console/login", &form).await.goes("/console?from=login");
+        browser.post("/console/logout", &[]).await.goes("/console/login");
+        assert!(browser.cookies.is_empty());
+        browser.get("/console/projects").await.goes("/console/login?next=%2Fconsole%2Fprojects");
+        browser.get("/console?from=login").await.says(200, "did not keep the session");
+    });
+}
+
+#[test]
+fn no_other_site_can_send_a_form() {
+    run(async |t| {
+        let mut browser = Browser::of_member(t, "ada@example.com", Role::Owner).await;
+        t.enqueue(json!({})).await;
+        for site in [Some("cross-site"), Some("same-site"), Some("none"), None] {
+            browser.site = site;
+            browser.act(t, "queues_pause", &[("queue", "default")]).await.says(403, "forbidden");
+            browser.post("/console/logout", &[]).await.says(403, "forbidden");
+        }
+        assert_eq!(t.get("/v1/queues/default").await.is(200)["paused_at"], json!(null));
+        browser.site = Some("same-origin");
+        browser.act(t, "queues_pause", &[("queue", "default")]).await;
+        assert!(t.get("/v1/queues/default").await.is(200)["paused_at"].is_string());
+    });
+}
+
+#[test]
+fn cookies_are_nothing_to_the_api_and_keys_are_nothing_to_the_console() {
+    run(async |t| {
+        let mut browser = Browser::of_member(t, "ada@example.com", Role::Owner).await;
+        let jobs = format!("/v1/projects/{}/jobs", t.id);
+        browser.get(&jobs).await.is_error(401, "unauthorized");
+        let page = t.get(&format!("/console/p/{}", t.id)).await;
+        assert!(page.text.contains("Log in"), "{}", page.text);
+    });
+}
+
+#[test]
+fn tabs_share_a_session_and_a_stolen_cookie_ends_it() {
+    run(async |t| {
+        let mut browser = Browser::of_member(t, "ada@example.com", Role::Viewer).await;
+        let page = format!("/console/p/{}", t.id);
+        browser.cookies.remove("__Host-fencepost-access");
+        let stolen = browser.cookies.clone();
+        let mut other_tab = Browser::new(t, "ada@example.com");
+        other_tab.cookies = stolen.clone();
+        browser.get(&page).await.says(200, "Overview");
+        assert_ne!(browser.cookies["__Host-fencepost-refresh"], stolen["__Host-fencepost-refresh"]);
+        // The other tab asked at the same moment, with the same cookie.
+        other_tab.get(&page).await.says(200, "Overview");
+        t.database
+            .execute("update refresh_tokens set used_at = used_at - interval '31 s' where used_at is not null")
+            .await;
+        let mut thief = Browser::new(t, "ada@example.com");
+        thief.cookies = stolen;
+        assert_eq!(thief.get(&page).await.status, 303);
+        // Somebody has it who should not: it is over for all.
+        let over = browser.get(&page).await;
+        assert_eq!(over.status, 303, "{}", over.text);
+        assert!(browser.cookies.is_empty());
+    });
+}
+
+#[test]
+fn a_session_that_was_ended_leads_to_the_login() {
+    run(async |t| {
+        let mut browser = Browser::of_member(t, "ada@example.com", Role::Admin).await;
+        let account = browser.get("/console/account").await;
+        let at = account.text.find("sess_").expect("a session");
+        let id = &account.text[at..at + "sess_".len() + 26];
+        let form = [("session_id", id), ("back", "/console/account")];
+        browser.post("/console/do/me_end_session", &form).await;
+        let sessions =
+            t.database.number("select count(*) from sessions where revoked_at is null").await;
+        assert_eq!(sessions, 1, "the one that signing up began, over the API");
+        let page = browser.get("/console/account").await;
+        assert_eq!(page.status, 303);
+        assert!(browser.cookies.is_empty());
+    });
+}
+
+#[test]
+fn a_link_from_elsewhere_is_asked_for_again_by_the_console_itself() {
+    run(async |t| {
+        let mut browser = Browser::new(t, "ada@example.com");
+        browser.site = Some("cross-site");
+        let address = format!("{}/console/projects", t.url);
+        let first = t
+            .client
+            .get(&address)
+            .header("sec-fetch-site", "cross-site")
+            .header("sec-fetch-mode", "navigate");
+        let first = first.send().await.expect("an answer");
+        assert_eq!(
+            (first.status().as_u16(), &first.headers()["refresh"]),
+            (200, &"0".parse().expect("a value"))
+        );
+        browser.site = Some("same-origin");
+        browser.get("/console/projects").await.goes("/console/login?next=%2Fconsole%2Fprojects");
+    });
+}

@@ -1,6 +1,6 @@
 # `make help` lists what can be done here.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test run test fmt lint deny doc unit soak fuzz bench openapi clients pictures configuration dashboards sqlx clean-test
+.PHONY: help setup setup-test run test fmt lint deny doc unit soak fuzz bench openapi clients pictures console-pictures e2e configuration dashboards sqlx clean-test
 
 CARGO ?= cargo
 
@@ -14,10 +14,10 @@ run: setup ## Set up, build, and run everything on this machine: `fencepost dev`
 	$(CARGO) build --locked --release
 	./target/release/fencepost dev
 
-setup-test: ## Install what the tests need beside (Go, Node, Java, pip, jq, Prometheus, HAProxy)
+setup-test: ## Install what the tests need beside (Go, Node, Java, pip, jq, Prometheus, HAProxy, Chromium)
 	@sh scripts/setup.sh test
 
-test: setup-test fmt lint doc unit ## Set up and run every check and every test
+test: setup-test fmt lint doc unit e2e ## Set up and run every check and every test
 
 fmt: ## Check the formatting
 	$(CARGO) fmt --check
@@ -33,6 +33,10 @@ doc: ## Build the reference; a warning is an error
 
 unit: ## Run all tests, against a PostgreSQL and a Redis that they start themselves
 	$(CARGO) test --locked
+
+e2e: setup-test ## Use the console in a real browser, against a server under load
+	$(CARGO) build --locked
+	@sh scripts/e2e.sh
 
 soak: setup-test ## Let nodes that are killed at random fire schedules, 20 times a minute long
 	FENCEPOST_DUEL_SECONDS=60 FENCEPOST_DUEL_ROUNDS=20 \
@@ -62,6 +66,10 @@ clients: setup-test ## Make clients with five generators, compile them, and let 
 
 pictures: setup-test ## Draw the dashboards over a server under load, for docs/pictures/
 	@bash scripts/pictures.sh
+
+console-pictures: setup-test ## Draw the console over a server with work in it, for docs/pictures/
+	$(CARGO) build --locked
+	@sh scripts/e2e.sh pictures
 
 configuration: ## Write docs/configuration.md anew from the flags
 	$(CARGO) run --locked --quiet -- configuration > docs/configuration.md.part

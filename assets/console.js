@@ -4,7 +4,7 @@
 
 // Between two looks while things happen, and when nothing is heard, in milliseconds.
 const REFRESH_PAUSE_MS = 2000;
-const REFRESH_ANYWAY_MS = 10000;
+const REFRESH_ANYWAY_MS = 5000;
 // Before a stream that has broken is opened again.
 const RECONNECT_MS = 3000;
 // Lines of logs that a page keeps.

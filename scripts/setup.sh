@@ -1,6 +1,6 @@
 #!/bin/sh
 # Installs what Fencepost needs and this machine lacks, and says what it does.
-# With the argument `test` also what the tests need: Go, Node, Java, pip, jq, Prometheus and HAProxy.
+# With the argument `test` also what the tests need: Go, Node, Java, pip, jq, Prometheus, HAProxy and Chromium.
 # Needs: a Debian or Ubuntu machine, and root or sudo. Elsewhere it says what to install.
 set -eu
 
@@ -46,6 +46,8 @@ if [ "${1:-}" = test ]; then
     python3 -m pip --version >/dev/null 2>&1 || missing="$missing python3-pip"
     command -v promtool >/dev/null 2>&1 || missing="$missing prometheus"
     command -v haproxy >/dev/null 2>&1 || missing="$missing haproxy"
+    command -v chromium >/dev/null 2>&1 || command -v chromium-browser >/dev/null 2>&1 ||
+        command -v google-chrome >/dev/null 2>&1 || missing="$missing chromium"
     command -v javac >/dev/null 2>&1 || missing="$missing openjdk-17-jdk-headless"
 fi
 [ -n "$missing" ] || exit 0

@@ -160,8 +160,14 @@ async fn invite(
     writeln!(out, "invitation  {}", secret.expose_secret())?;
     writeln!(out, "for         {email}, as {} of {}", role.name(), project.slug)?;
     writeln!(out, "until       {}", row.expires_at.to_rfc3339_opts(SecondsFormat::Secs, true))?;
-    writeln!(out, "\nIt is sent with POST /v1/auth/signup, or, by somebody with an account, with")?;
-    writeln!(out, "POST /v1/invitations/accept. It is shown this once.")?;
+    writeln!(
+        out,
+        "\nIt is used at /console/invitation?token=INVITATION, or sent with POST /v1/auth/signup, or, by"
+    )?;
+    writeln!(
+        out,
+        "somebody with an account, with POST /v1/invitations/accept. It is shown this once."
+    )?;
     Ok(())
 }
 

@@ -9,6 +9,9 @@ use crate::http::metrics::{Granularity, Throughput, ThroughputBucket};
 /// Width and height of a sparkline.
 const SPARK_SIZE: (i64, i64) = (120, 24);
 
+/// What nothing had happened in yet is left out, but so many buckets are always there.
+const MIN_BUCKETS: usize = 15;
+
 /// A chart and its table.
 pub struct Chart {
     /// What it shows.
@@ -64,7 +67,11 @@ fn draw(
     columns: &[Column],
     cell: fn(i64) -> String,
 ) -> Chart {
-    let buckets = &numbers.buckets;
+    let is_empty =
+        |it: &ThroughputBucket| columns.iter().all(|(_, _, of)| of(it).unwrap_or(0) == 0);
+    let empty = numbers.buckets.iter().take_while(|it| is_empty(it)).count();
+    let most = numbers.buckets.len().saturating_sub(MIN_BUCKETS);
+    let buckets = &numbers.buckets[empty.min(most)..];
     let series = columns.iter().map(|(name, tone, of)| Series {
         name,
         tone,

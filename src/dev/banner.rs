@@ -1,21 +1,32 @@
 //! What `dev` says when it is ready: where it is, and lines to paste.
 
+use secrecy::{ExposeSecret, SecretString};
+
 use super::{Folder, Ready};
 
 /// Prints it to standard output.
 #[allow(clippy::print_stdout, reason = "this is what the command is asked for")]
-pub fn print(ready: &Ready, folder: &Folder) {
-    println!("{}", text(ready, &folder.path().display().to_string()));
+pub fn print(ready: &Ready, folder: &Folder, invitation: Option<&SecretString>) {
+    println!("{}", text(ready, &folder.path().display().to_string(), &console(ready, invitation)));
 }
 
-fn text(ready: &Ready, folder: &str) -> String {
+/// The console; with an invitation, where whoever comes first becomes the demo project's owner.
+fn console(ready: &Ready, invitation: Option<&SecretString>) -> String {
+    let url = &ready.url;
+    match invitation {
+        None => format!("{url}/console"),
+        Some(it) => format!("{url}/console/invitation?token={}", it.expose_secret()),
+    }
+}
+
+fn text(ready: &Ready, folder: &str, console: &str) -> String {
     let Ready { url, metrics_url, api_key, project_id, .. } = ready;
     format!(
         r#"
 Fencepost is ready.
 
   API       {url}
-  Console   {url}/console
+  Console   {console}
   Docs      {url}/docs/
   Metrics   {metrics_url}
   Project   demo ({project_id})

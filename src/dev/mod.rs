@@ -20,10 +20,17 @@ use self::{
     redis::Redis,
 };
 use crate::{
-    accounts::{KeyWish, key, make_key},
+    accounts::{
+        KeyWish, key, make_key,
+        secret::{self, MAIL_PREFIX},
+    },
     config::{DEV_PLAN, NodeArgs, Signup},
-    domain::{access::Scope, limits::MAX_LIVE_KEYS, plan::UNLIMITED},
-    ids::ProjectPublicId,
+    domain::{
+        access::{Role, Scope},
+        limits::{INVITATION_SECONDS, MAX_LIVE_KEYS},
+        plan::UNLIMITED,
+    },
+    ids::{InvitationId, ProjectPublicId},
     mail::Mailer,
     serve::{self, Node, People},
     store::{
@@ -36,6 +43,8 @@ use crate::{
 const DATABASE: &str = "fencepost";
 const PROJECT: &str = "demo";
 const KEY_NAME: &str = "dev";
+/// Whom the demo project's invitation names; anybody may use it.
+const DEV_EMAIL: &str = "owner@demo.invalid";
 /// Connections from this machine: only it reaches a `dev`.
 const DEV_CONNECTIONS: u32 = 20_000;
 /// How often it is checked that the database is still there.
@@ -85,7 +94,7 @@ pub async fn run(args: DevArgs, stop: CancellationToken) -> anyhow::Result<()> {
     let database_url = cluster.database_url(DATABASE);
     make_database(&cluster).await?;
     store::pools::migrate(&database_url).await?;
-    let (project, api_key) = demo_project(&database_url, &folder).await?;
+    let (project, api_key, invitation) = demo_project(&database_url, &folder).await?;
     let redis = start_redis(&args)?;
 
     let redis_url = match &redis {
@@ -117,7 +126,7 @@ pub async fn run(args: DevArgs, stop: CancellationToken) -> anyhow::Result<()> {
     if let Some(path) = &args.ready_file {
         folder::write_private(path, &serde_json::to_string(&ready.public())?)?;
     }
-    banner::print(&ready, &folder);
+    banner::print(&ready, &folder, invitation.as_ref());
     let serving = serve::serve(node, stop.clone());
     let watching = watch(&mut cluster);
     let ended = tokio::select! {
@@ -190,25 +199,54 @@ async fn make_database(cluster: &Cluster) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The demo project, and a key that still opens it. Both are made once.
-async fn demo_project(database_url: &str, folder: &Folder) -> anyhow::Result<(Project, String)> {
+/// The demo project, a key that still opens it, and an invitation as long as nobody is a member. Project and key are made
+/// once.
+async fn demo_project(
+    database_url: &str,
+    folder: &Folder,
+) -> anyhow::Result<(Project, String, Option<SecretString>)> {
     let options: PgConnectOptions = database_url.parse()?;
     let mut conn = options.connect().await?;
     let project = store::projects::find(&mut conn, PROJECT, None).await?;
-    let Some(project) = project else {
-        let (project, secret) = make_project(&mut conn, PROJECT, KEY_NAME).await?;
-        folder.write_key(&secret)?;
-        return Ok((project, secret));
+    let (project, secret) = match project {
+        Some(project) => {
+            let secret = known_key(&mut conn, &project, folder).await?;
+            (project, secret)
+        }
+        None => {
+            let (project, secret) = make_project(&mut conn, PROJECT, KEY_NAME).await?;
+            folder.write_key(&secret)?;
+            (project, secret)
+        }
     };
+    let is_nobodys = store::members::list(&mut conn, project.id, 1).await?.is_empty();
+    let invitation = if is_nobodys { Some(invite_owner(&mut conn, &project).await?) } else { None };
+    Ok((project, secret, invitation))
+}
+
+async fn known_key(
+    conn: &mut PgConnection,
+    project: &Project,
+    folder: &Folder,
+) -> anyhow::Result<String> {
     if let Some(api_key) = folder.read_key() {
-        let owner = store::keys::find_by_secret(&mut conn, &key::hash(&api_key)).await?;
+        let owner = store::keys::find_by_secret(conn, &key::hash(&api_key)).await?;
         if owner.is_some_and(|it| it.project_id == project.id) {
-            return Ok((project, api_key));
+            return Ok(api_key);
         }
     }
-    let secret = full_key(&mut conn, &project, KEY_NAME).await?;
+    let secret = full_key(conn, project, KEY_NAME).await?;
     folder.write_key(&secret)?;
-    Ok((project, secret))
+    Ok(secret)
+}
+
+/// Whoever opens its link is an owner: only this machine reaches a `dev`.
+async fn invite_owner(conn: &mut PgConnection, project: &Project) -> anyhow::Result<SecretString> {
+    let invitation = secret::generate(MAIL_PREFIX);
+    let (id, hash) = (InvitationId::generate(), secret::hash(&invitation));
+    let owner = (DEV_EMAIL, Role::Owner.name());
+    store::members::invite(conn, project.id, id, owner, &hash, None, INVITATION_SECONDS).await?;
+    Ok(invitation)
 }
 
 /// Makes a project without limits, with a key that may do everything, and answers with both.

@@ -69,6 +69,10 @@ pub fn people_limits() -> Vec<(&'static str, String)> {
         ),
         ("calls about itself, an account", rate(auth::CALLS_PER_ACCOUNT)),
         (
+            "calls of the console's pages, a member in one project",
+            rate(auth::CONSOLE_CALLS_PER_MEMBER),
+        ),
+        (
             "passwords hashed at a time",
             format!("{}, {} more wait, then 503", password::MAX_HASHING, password::MAX_WAITING),
         ),

@@ -1,0 +1,287 @@
+// The console as people use it, in a real browser against a real server under load.
+
+import assert from "node:assert/strict";
+import { spawn } from "node:child_process";
+import { mkdtempSync, rmSync } from "node:fs";
+import { tmpdir } from "node:os";
+import path from "node:path";
+import { after, before, test } from "node:test";
+import AxeBuilder from "@axe-core/playwright";
+import { PASSWORD, apiOf, load, openWindow, shell, signUp, startBrowser, startServer, until } from "./stage.mjs";
+
+const CORPUS = [
+  "<script>alert(1)</script>",
+  "\"><img src=x onerror=alert(1)>",
+  "'><svg/onload=alert(1)>",
+  "</textarea></pre></script><script>alert(1)</script>",
+];
+const RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"];
+
+let server, browser, stopLoad;
+let people = 0;
+
+before(async () => {
+  server = await startServer();
+  browser = await startBrowser();
+  stopLoad = load(apiOf(server.url, server.key));
+});
+
+after(async () => {
+  await stopLoad?.();
+  await browser?.close();
+  await server?.stop();
+});
+
+// A test with a window, a person, and their project.
+const story = (name, run, options) => test(name, async () => {
+  const page = await openWindow(browser, options);
+  people += 1;
+  const email = `ada-${people}@example.com`;
+  const person = await signUp(page, server.url, email, "Acme");
+  await run(page, { ...person, email });
+  assert.deepEqual(page.complaints, []);
+  await page.context().close();
+});
+
+const sees = (page, text) => page.getByText(text).first().waitFor();
+
+story("a stranger signs up, pastes two snippets, and sees the first job done", async (page) => {
+  await sees(page, "waiting for your first job");
+  shell(await page.textContent("#enqueue"));
+  await sees(page, "waits for a worker");
+  const folder = mkdtempSync(path.join(tmpdir(), "fencepost-snippet-"));
+  const worker = spawn("bash", ["-c", (await page.textContent("#python")).replace("python3 worker.py", "exec python3 worker.py")], { cwd: folder });
+  try {
+    await sees(page, "your first job has run");
+    await page.click("#first a");
+    await sees(page, "Hello, Ada!");
+  } finally {
+    worker.kill("SIGTERM");
+    rmSync(folder, { recursive: true, force: true });
+  }
+});
+
+story("what fails is found in the dead letters, brought back slowly, and succeeds", async (page, { base, api }) => {
+  const id = await api.enqueue({ job_type: "email.send", queue: "mail", max_attempts: 1, payload: { to: "ada" } });
+  await page.goto(`${base}/jobs/${id}`);
+  await sees(page, "no live worker polls");
+  const first = await api.lease("mailer", "mail");
+  await sees(page, "processing");
+  await first.log(1, "connecting\n");
+  await sees(page, "connecting");
+  await first.fail({ type: "Refused", message: "connection 17 refused", stack_trace: "at line 1" });
+  await sees(page, "only a manual retry brings it back");
+  await page.click("nav.side >> text=Dead letters");
+  await sees(page, "connection 17 refused");
+  await page.click("text=Retry these…");
+  await sees(page, "Retry 1 dead letters?");
+  await page.fill("[name=rate_per_second]", "5");
+  await page.click("text=Retry them");
+  await sees(page, "The dead letters are coming back.");
+  await page.locator(".chip", { hasText: "succeeded" }).waitFor();
+  const second = await api.lease("mailer", "mail");
+  assert.equal(second.job.id, id);
+  assert.equal(second.job.attempt, 2);
+  await second.succeed({ sent: true });
+  await page.goto(`${base}/jobs/${id}`);
+  await page.locator("h1 .chip", { hasText: "succeeded" }).waitFor();
+  assert.equal(await page.locator("table.timeline tbody tr:not(.detail)").count(), 2);
+});
+
+story("a paused queue hands out nothing until it is resumed", async (page, { base, api }) => {
+  await api.enqueue({ job_type: "t", queue: "slow" });
+  await page.goto(`${base}/queues`);
+  await page.click("[aria-label='Pause slow']");
+  await sees(page, "it takes jobs and hands out none");
+  assert.equal(await api.lease("w", "slow", 0), null);
+  await page.click("text=Overview");
+  await sees(page, "paused while jobs wait");
+  await page.click("main >> text=slow");
+  await page.click("button >> text=Resume");
+  await sees(page, "handed out again");
+  assert.ok(await api.lease("w", "slow"));
+  // Limits: a mistake is named where it is made, and nothing that was typed is lost.
+  await page.click("text=Limits and defaults");
+  await page.fill("[name='rate_limit.count']", "5");
+  await page.click("text=Keep them");
+  await sees(page, "per_seconds");
+  assert.equal(await page.inputValue("[name='rate_limit.count']"), "5");
+  await page.fill("[name='rate_limit.per_seconds']", "60");
+  await page.click("text=Keep them");
+  await sees(page, "settings are kept");
+  assert.deepEqual((await api.get("/queues/slow")).rate_limit, { count: 5, per_seconds: 60 });
+});
+
+story("a schedule is previewed in its zone, made, run and paused", async (page, { base, api }) => {
+  await page.goto(`${base}/recurring/new`);
+  await page.fill("[name=cron_expression]", "nonsense");
+  await sees(page, "cron_expression");
+  await page.fill("[name=cron_expression]", "30 2 * * *");
+  await page.fill("[name=timezone]", "Europe/Berlin");
+  await page.locator("#preview li").nth(4).waitFor();
+  assert.match(await page.textContent("#preview"), /02:30:00 \+0[12]:00/);
+  await page.fill("[name=job_type]", "report.daily");
+  await page.click("text=Make it");
+  await sees(page, "The schedule is there.");
+  await page.click("text=Run now");
+  await sees(page, "The job is enqueued.");
+  await page.click("nav.side >> text=Recurring");
+  await page.click("main table a");
+  await sees(page, "manual");
+  await page.click("button >> text=Pause");
+  await sees(page, "The schedule is paused.");
+  assert.equal((await api.get("/recurring")).recurring[0].enabled, false);
+});
+
+story("all jobs that match are cancelled, counted first", async (page, { base, api }) => {
+  const jobs = Array.from({ length: 120 }, (_, n) => ({ job_type: "t", queue: "bulk", tags: { customer: String(n % 2) } }));
+  await api.post("/jobs/batch", { jobs });
+  await page.goto(`${base}/jobs`);
+  await page.selectOption("[name=state]", "pending");
+  await page.fill("[name=tag]", "customer:1");
+  await page.click("text=Filter");
+  await page.waitForURL(/tag=customer%3A1/);
+  await page.click("text=Cancel…");
+  await sees(page, "Cancel 60 jobs?");
+  await page.click("text=Cancel them");
+  await page.locator("h1 .chip", { hasText: "succeeded" }).waitFor();
+  await sees(page, "100 %");
+  assert.equal((await api.get("/queues/bulk")).counts.cancelled, 60);
+});
+
+story("pages follow what happens, and stop when they are told to", async (page, { base, api }) => {
+  await page.goto(`${base}/jobs`);
+  await api.enqueue({ job_type: "first.live", queue: "live" });
+  await sees(page, "first.live");
+  await page.click("[data-live-switch]");
+  await sees(page, "Paused");
+  await api.enqueue({ job_type: "second.live", queue: "live" });
+  await until("it is stored", async () => (await api.get("/jobs?job_type=second.live")).jobs.length === 1);
+  const asked = [];
+  page.on("request", (request) => asked.push(request.url()));
+  await page.click("[data-live-switch]");
+  await sees(page, "second.live");
+  assert.ok(asked.length > 0, "it looked again only when it was told to");
+});
+
+story("a viewer may look and not touch", async (page, { base, api }) => {
+  const id = await api.enqueue({ job_type: "t", queue: "q" });
+  await page.goto(`${base}/members`);
+  await page.fill("[name=email]", "eve@example.com");
+  await page.selectOption("main form.card [name=role]", "viewer");
+  await page.click("text=Invite");
+  const link = await page.textContent("#the-link");
+  const eve = await openWindow(browser);
+  await eve.goto(link);
+  await eve.click("main >> text=Sign up");
+  await eve.fill("[name=email]", "eve@example.com");
+  await eve.fill("[name=password]", PASSWORD);
+  await eve.click("main button");
+  await eve.goto(`${base}/jobs/${id}`);
+  await eve.locator("h1").waitFor();
+  assert.equal(await eve.locator("main form[method=post], main button:not([data-copy])").count(), 0);
+  const status = await eve.evaluate(async (action) => {
+    const form = new URLSearchParams({ queue: "q", back: "/console" });
+    return (await fetch(action, { method: "POST", body: form })).status;
+  }, `${base}/do/queues_pause`);
+  assert.equal(status, 403);
+  assert.equal((await api.get("/queues/q")).paused_at, null);
+  await eve.context().close();
+});
+
+story("another site cannot press a button", async (page, { base, api }) => {
+  await api.enqueue({ job_type: "t", queue: "q" });
+  // The same server under another name is another site.
+  const other = server.url.replace("127.0.0.1", "localhost");
+  await page.goto(`${other}/docs/errors`);
+  await page.evaluate((action) => {
+    document.body.innerHTML = "<form method='post'><input name='queue' value='q'></form>";
+    document.forms[0].action = action;
+    document.forms[0].submit();
+  }, `${base}/do/queues_pause`).catch(() => {});
+  await page.waitForTimeout(300);
+  assert.equal((await api.get("/queues/q")).paused_at, null);
+  page.complaints = []; // That site's policy complains, too.
+  await page.goto(`${base}/queues/q`);
+  await page.locator("h1", { hasText: "Queue q" }).waitFor();
+});
+
+story("what others wrote stays text", async (page, { base, api }) => {
+  let hasRun = false;
+  page.on("dialog", (dialog) => { hasRun = true; dialog.dismiss(); });
+  const paths = ["", "/jobs", "/queues", "/dead-letters", "/dead-letters/list", "/workers", "/workflows", "/recurring", "/keys", "/audit-log"];
+  for (const text of CORPUS) {
+    const id = await api.enqueue({ job_type: text, queue: text, payload: { [text]: text }, tags: { t: text }, max_attempts: 1 });
+    const leased = await api.lease(text, text);
+    await leased.log(1, text);
+    await leased.fail({ type: text, message: text, stack_trace: text });
+    await api.post("/keys", { name: text });
+    const { id: workflow } = await api.post("/workflows", { name: text, jobs: [{ key: text, job_type: text }] });
+    await api.post("/recurring", { job_type: text, cron_expression: "@daily", payload: text });
+    paths.push(`/jobs/${id}`, `/workflows/${workflow}`, `/queues/${encodeURIComponent(text)}`);
+  }
+  for (const route of paths) {
+    await page.goto(base + route);
+    await page.locator("h1").waitFor();
+    assert.equal(await page.locator("main script, main img[src=x], main svg[onload]").count(), 0, route);
+  }
+  // Logs that come while somebody looks.
+  const id = await api.enqueue({ job_type: "logs", queue: "logs" });
+  await page.goto(`${base}/jobs/${id}`);
+  const leased = await api.lease("w", "logs");
+  await leased.log(1, CORPUS[1]);
+  await page.locator("#logs .text", { hasText: "onerror" }).waitFor();
+  assert.equal(hasRun, false);
+});
+
+story("the keyboard is enough, and so is no script", async (page, { base, api, email }) => {
+  await api.enqueue({ job_type: "t", queue: "q" });
+  await page.goto(`${base}/queues`);
+  await page.keyboard.press("Tab");
+  assert.equal(await page.evaluate(() => document.activeElement.textContent), "Skip to content");
+  await page.keyboard.press("Enter");
+  for (let presses = 0; (await page.evaluate(() => document.activeElement.textContent)) !== "Pause"; presses += 1) {
+    assert.ok(presses < 20, "the button is reached");
+    await page.keyboard.press("Tab");
+  }
+  await page.keyboard.press("Enter");
+  await sees(page, "hands out none");
+  const plain = await openWindow(browser, { javaScriptEnabled: false });
+  await plain.goto(`${base}/queues/q`);
+  await plain.fill("[name=email]", email);
+  await plain.fill("[name=password]", PASSWORD);
+  await plain.click("main button");
+  await sees(plain, "paused while jobs wait");
+  await plain.click("button >> text=Resume");
+  await sees(plain, "handed out again");
+  await plain.context().close();
+});
+
+for (const [colorScheme, width] of [["light", 1280], ["dark", 1280], ["light", 360], ["dark", 768]]) {
+  story(`every page can be read by everybody, ${colorScheme}, ${width} wide`, async (page, { base, api }) => {
+    const id = await api.enqueue({ job_type: "email.send", queue: "mail", max_attempts: 1, payload: { to: "ada" } });
+    await (await api.lease("mailer", "mail")).fail({ type: "Refused", message: "refused", stack_trace: "at line 1" });
+    await api.enqueue({ job_type: "later", queue: "later", delay_seconds: 600 });
+    const { id: workflow } = await api.post("/workflows", { name: "nightly", jobs: [{ key: "a", job_type: "t" }, { key: "b", job_type: "t", depends_on: ["a"] }] });
+    await api.put("/recurring/nightly", { job_type: "t", cron_expression: "0 3 * * *", timezone: "Europe/Berlin" });
+    const { operation } = await api.post("/dead-letters/retry", { filter: { queue: "none" } });
+    const paths = [
+      "", "/start", "/jobs", "/jobs/bulk?what=cancel", `/jobs/${id}`, "/queues", "/queues/mail", "/dead-letters",
+      "/dead-letters/list", "/dead-letters/many?what=retry", "/dead-letters/many?what=purge", "/recurring", "/recurring/new",
+      "/recurring/s/nightly", "/recurring/s/nightly/edit", "/workers", "/workflows", `/workflows/${workflow}`, "/operations",
+      `/operations/${operation.id}`, "/keys", "/members", "/limits", "/audit-log", "/settings",
+    ].map((it) => base + it);
+    for (const route of ["projects", "account", "login", "signup", "reset", "verify?token=x", "invitation?token=x"]) {
+      paths.push(`${server.url}/console/${route}`);
+    }
+    for (const place of paths) {
+      await page.goto(place);
+      for (const summary of await page.locator("main summary").all()) await summary.click();
+      const { violations } = await new AxeBuilder({ page }).withTags(RULES).analyze();
+      const told = violations.map((it) => `${it.id}: ${it.nodes[0].html} ${it.nodes[0].failureSummary}`);
+      assert.deepEqual(told, [], place);
+      const over = await page.evaluate(() => document.documentElement.scrollWidth - window.innerWidth);
+      assert.ok(over <= 0, `${place} is ${over} px wider than the window`);
+    }
+  }, { colorScheme, viewport: { width, height: 900 }, reducedMotion: "reduce" });
+}

@@ -22,7 +22,7 @@ use sqlx::{ConnectOptions, postgres::PgConnectOptions};
 use uuid::Uuid;
 
 use self::{
-    client::Target,
+    client::{SMALL_PAYLOAD_BYTES, Target},
     load::Step,
     process::{Usage, Watched},
 };
@@ -88,11 +88,11 @@ pub struct BenchArgs {
     held_snapshot: bool,
 
     /// Bytes of each job's payload, about
-    #[arg(long, default_value_t = 200, value_name = "N", value_parser = clap::value_parser!(u64).range(200..=250_000))]
+    #[arg(long, default_value_t = SMALL_PAYLOAD_BYTES as u64, value_name = "N", value_parser = clap::value_parser!(u64).range(SMALL_PAYLOAD_BYTES as u64..=250_000))]
     payload_bytes: u64,
 
     /// Polls that are parked while the server idles
-    #[arg(long, default_value_t = 1_000, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=15_000))]
+    #[arg(long, default_value_t = IDLE_POLLS as u64, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=15_000))]
     idle_polls: u64,
 
     /// Only the measures whose name contains this

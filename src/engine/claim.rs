@@ -217,7 +217,7 @@ fn tell_trace(job: &LeasedJob) {
         job_id: job.id.to_string(),
         job_type: &job.job_type,
         attempt: job.attempt,
-        ready_at: job.run_at.max(job.created_at),
+        ready_at: job.ready_at(),
         claimed_at: job.claimed_at,
     });
 }

@@ -199,6 +199,14 @@ impl Policy {
         }
     }
 
+    /// With `no-referrer`, a browser hides the origin of a form even from the page's own server, which has to know it.
+    const fn referrer(self) -> &'static str {
+        match self {
+            Self::Nothing | Self::Docs => "no-referrer",
+            Self::Console => "same-origin",
+        }
+    }
+
     const fn text(self) -> &'static str {
         match self {
             Self::Nothing => "default-src 'none'; frame-ancestors 'none'",
@@ -220,7 +228,7 @@ fn secure(headers: &mut HeaderMap, policy: Policy) {
     headers.reserve(MAX_OWN_HEADERS);
     headers.insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static(policy.text()));
     headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
-    headers.insert(REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
+    headers.insert(REFERRER_POLICY, HeaderValue::from_static(policy.referrer()));
     headers.insert(STRICT_TRANSPORT_SECURITY, HeaderValue::from_static("max-age=31536000"));
     let same_origin = HeaderValue::from_static("same-origin");
     headers.insert(HeaderName::from_static("cross-origin-opener-policy"), same_origin);

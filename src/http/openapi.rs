@@ -191,13 +191,7 @@ fn add_refusals(operation: &mut Value) {
 
 fn without_null(schema: &mut Value) {
     let Some(object) = schema.as_object_mut() else { return };
-    if let Some(Value::Array(types)) = object.get_mut("type") {
-        types.retain(|it| it != "null");
-        if let [only] = types.as_slice() {
-            let only = only.clone();
-            object.insert("type".to_owned(), only);
-        }
-    }
+    only_type(object);
     let alternatives = object.get("oneOf").and_then(Value::as_array);
     let reference = alternatives.and_then(|it| {
         let mut others = it.iter().filter(|it| it.get("type").is_none_or(|it| it != "null"));
@@ -207,6 +201,17 @@ fn without_null(schema: &mut Value) {
         object.remove("oneOf");
         object.extend(reference);
     }
+}
+
+/// Takes null from the types that a schema lists; one that is left stands alone. Answers whether it listed any.
+fn only_type(schema: &mut Map<String, Value>) -> bool {
+    let Some(Value::Array(types)) = schema.get_mut("type") else { return false };
+    types.retain(|it| it != "null");
+    if let [only] = types.as_slice() {
+        let only = only.clone();
+        schema.insert("type".to_owned(), only);
+    }
+    true
 }
 
 /// `/docs` and `/openapi.json`; nothing is loaded from elsewhere.

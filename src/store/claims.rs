@@ -116,10 +116,16 @@ pub struct LeasedJob {
 }
 
 impl LeasedJob {
+    /// When it could run.
+    #[must_use]
+    pub fn ready_at(&self) -> DateTime<Utc> {
+        self.run_at.max(self.created_at)
+    }
+
     /// From when it could first run to its first lease; none of a later attempt.
     #[must_use]
     pub fn waited(&self) -> Option<TimeDelta> {
-        (self.attempt == 1).then(|| self.claimed_at - self.run_at.max(self.created_at))
+        (self.attempt == 1).then(|| self.claimed_at - self.ready_at())
     }
 
     /// Its place in the order of claims.

@@ -178,6 +178,13 @@ fn success_rate(counts: &Counts) -> Option<f64> {
     (ended > 0).then(|| (rate * 10_000.0).round() / 10_000.0)
 }
 
+/// Of all queues and types.
+fn span(period: Period, granularity: Granularity) -> Span<'static> {
+    let (slot, slot_seconds) = granularity.slot();
+    let (resolution, period_seconds) = (granularity.resolution(), period.seconds());
+    Span { resolution, slot, slot_seconds, period_seconds, queue: None, job_type: None }
+}
+
 async fn read(app: &App, project_id: ProjectId, span: &Span<'_>) -> Result<Vec<Slot>, Error> {
     let mut conn = app.engine.pools.read_for(project_id).await?;
     Ok(store::stats::slots(&mut conn, project_id, span).await?)
@@ -205,10 +212,7 @@ pub async fn summary(
     Query(query): Query<SummaryQuery>,
 ) -> Result<Reply<MetricsSummary>, Error> {
     let period = query.period.unwrap_or_default();
-    let granularity = Granularity::of(period);
-    let (slot, slot_seconds) = granularity.slot();
-    let (resolution, period_seconds) = (granularity.resolution(), period.seconds());
-    let span = Span { resolution, slot, slot_seconds, period_seconds, queue: None, job_type: None };
+    let span = span(period, Granularity::of(period));
     let mut counts = Counts::default();
     for it in read(&app, caller.project_id, &span).await? {
         counts.merge(&it.counts);
@@ -358,15 +362,8 @@ pub async fn throughput(
         );
     }
     check.finish()?;
-    let (slot, slot_seconds) = granularity.slot();
-    let span = Span {
-        resolution: granularity.resolution(),
-        slot,
-        slot_seconds,
-        period_seconds: period.seconds(),
-        queue: query.queue.as_deref(),
-        job_type: query.job_type.as_deref(),
-    };
+    let (queue, job_type) = (query.queue.as_deref(), query.job_type.as_deref());
+    let span = Span { queue, job_type, ..span(period, granularity) };
     let slots = read(&app, caller.project_id, &span).await?;
     let buckets = slots.into_iter().map(ThroughputBucket::of).collect();
     Ok(Reply(Throughput { period, granularity, buckets }))

@@ -51,12 +51,7 @@ fn rewrite(value: &mut Value) {
 }
 
 fn without_null(schema: &mut Map<String, Value>) {
-    if let Some(Value::Array(types)) = schema.get_mut("type") {
-        types.retain(|it| it != "null");
-        if let [only] = types.as_slice() {
-            let only = only.clone();
-            schema.insert("type".to_owned(), only);
-        }
+    if super::only_type(schema) {
         schema.insert("nullable".to_owned(), json!(true));
     }
     let Some(Value::Array(alternatives)) = schema.get_mut("oneOf") else { return };

@@ -85,6 +85,24 @@ fn no_other_site_can_send_a_form() {
 }
 
 #[test]
+fn a_browser_that_says_less_names_the_origin_of_its_form() {
+    run(async |t| {
+        let mut browser = Browser::new(t, "ada@example.com");
+        let login = browser.get("/console/login").await;
+        assert_eq!(login.headers["referrer-policy"], "same-origin", "or there is no origin");
+        let send = async |origin: &str| {
+            let form = [("email", "ada@example.com"), ("password", "whatever it may be")];
+            let request = t.client.post(format!("{}/console/login", t.url)).form(&form);
+            let answer = request.header("origin", origin).send().await.expect("an answer");
+            answer.status().as_u16()
+        };
+        assert_eq!(send(&t.url).await, 401, "it is heard, and the password is wrong");
+        assert_eq!(send("https://evil.example").await, 403);
+        assert_eq!(send("null").await, 403);
+    });
+}
+
+#[test]
 fn cookies_are_nothing_to_the_api_and_keys_are_nothing_to_the_console() {
     run(async |t| {
         let mut browser = Browser::of_member(t, "ada@example.com", Role::Owner).await;

@@ -4,7 +4,9 @@ use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
 use super::{Person, post_from};
-use crate::harness::{Reply, Stage, TestProject, TestServer, fresh_database, limited, run};
+use crate::harness::{
+    Reply, Stage, TestProject, TestServer, fresh_database, limited, redis_url, run,
+};
 
 fn with(t: &TestProject, made: &Value) -> TestProject {
     TestProject { api_key: made["secret"].as_str().expect("a key").to_owned(), ..t.clone() }
@@ -124,6 +126,28 @@ fn whoever_finds_a_key_can_end_it() {
 /// What is promised: a revoked key is obeyed everywhere within this.
 const REVOKED_WITHIN: Duration = Duration::from_secs(5);
 
+/// Waits until so many nodes hear of what ends: a node serves before it listens, and what it has not heard it finds out
+/// when its cache is old.
+async fn until_subscribed(t: &TestProject, nodes: i64) {
+    let instance = t.database.text("select replace(public_id::text, '-', '') from instance").await;
+    let client = ::redis::Client::open(redis_url()).expect("a URL");
+    let mut conn = client.get_multiplexed_async_connection().await.expect("a connection");
+    loop {
+        let ask = ["CHANNELS".to_owned(), format!("*{instance}*forget*")];
+        let channels: Vec<String> =
+            ::redis::cmd("PUBSUB").arg(&ask).query_async(&mut conn).await.expect("channels");
+        if let [channel] = channels.as_slice() {
+            let asked = ::redis::cmd("PUBSUB").arg("NUMSUB").arg(channel).to_owned();
+            let (_, heard_by): (String, i64) =
+                asked.query_async(&mut conn).await.expect("a number");
+            if heard_by >= nodes {
+                return;
+            }
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
 async fn revocation_on_another_node(redis: bool) -> Duration {
     let database = fresh_database().await;
     let stage = || match redis {
@@ -143,6 +167,9 @@ async fn revocation_on_another_node(redis: bool) -> Duration {
     });
     while there.get("/v1/workers").await.is(200)["workers"].as_array().is_some_and(Vec::is_empty) {
         tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    if redis {
+        until_subscribed(&t, 2).await;
     }
     let started = Instant::now();
     t.delete(&format!("/v1/keys/{}", id_of(&made))).await.is_empty(204);

@@ -43,23 +43,45 @@ const story = (name, run, options) => test(name, async () => {
   await page.context().close();
 });
 
+// Runs pasted lines in a folder of their own, for as long as something else takes.
+async function whileRuns(lines, isDone) {
+  const folder = mkdtempSync(path.join(tmpdir(), "fencepost-snippet-"));
+  const worker = spawn("bash", ["-c", lines], { cwd: folder, detached: true, stdio: "ignore" });
+  const ended = new Promise((resolve) => worker.once("exit", resolve));
+  try {
+    await isDone();
+  } finally {
+    process.kill(-worker.pid, "SIGKILL");
+    await ended;
+    rmSync(folder, { recursive: true, force: true });
+  }
+}
+
 const sees = (page, text) => page.getByText(text).first().waitFor();
 
 story("a stranger signs up, pastes two snippets, and sees the first job done", async (page) => {
   await sees(page, "waiting for your first job");
   shell(await page.textContent("#enqueue"));
   await sees(page, "waits for a worker");
-  const folder = mkdtempSync(path.join(tmpdir(), "fencepost-snippet-"));
-  const worker = spawn("bash", ["-c", (await page.textContent("#python")).replace("python3 worker.py", "exec python3 worker.py")], { cwd: folder });
-  try {
+  await whileRuns(await page.textContent("#python"), async () => {
     await sees(page, "your first job has run");
     await page.click("#first a");
     await sees(page, "Hello, Ada!");
-  } finally {
-    worker.kill("SIGTERM");
-    rmSync(folder, { recursive: true, force: true });
-  }
+  });
 });
+
+for (const language of ["shell", "typescript"]) {
+  story(`the ${language} worker that the first page shows works a job as well`, async (page, { api }) => {
+    const id = await api.enqueue({ job_type: "greet", payload: { name: "Ada" } });
+    await whileRuns(await page.textContent(`#${language}`), async () => {
+      const job = await until("the job has ended", async () => {
+        const job = await api.get(`/jobs/${id}`);
+        return job.completed_at && job;
+      }, 60);
+      assert.equal(job.state, "succeeded");
+    });
+  });
+}
 
 story("what fails is found in the dead letters, brought back slowly, and succeeds", async (page, { base, api }) => {
   const id = await api.enqueue({ job_type: "email.send", queue: "mail", max_attempts: 1, payload: { to: "ada" } });

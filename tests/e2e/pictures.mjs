@@ -12,8 +12,6 @@ const server = await startServer();
 const browser = await startBrowser();
 const page = await openWindow(browser);
 const { base, api } = await signUp(page, server.url, "ada@example.com", "Acme");
-await page.screenshot({ path: path.join(FOLDER, "console-start.png") });
-
 const workers = { mail: ["mail-1", "mail-2"], images: ["images-1"], billing: ["billing-1"] };
 for (const [queue, names] of Object.entries(workers)) {
   for (const name of names) {
@@ -55,14 +53,15 @@ await Promise.all([
   produce(), work("mail", "mail-1", 0.3), work("mail", "mail-2", 0.3), work("images", "images-1", 0), work("billing", "billing-1", 0.02),
 ]);
 const { dead_letters: [letter] } = await api.get("/dead-letters?queue=mail");
-const shots = [["overview", ""], ["job", `/jobs/${letter.job.id}`], ["dead-letters", "/dead-letters"], ["queues", "/queues"]];
-for (const colorScheme of ["light", "dark"]) {
+const shots = [
+  ["overview-light", "", "light"], ["overview-dark", "", "dark"], ["job", `/jobs/${letter.job.id}`, "light"],
+  ["dead-letters", "/dead-letters", "light"], ["queues", "/queues", "light"],
+];
+for (const [name, route, colorScheme] of shots) {
   await page.emulateMedia({ colorScheme });
-  for (const [name, route] of shots) {
-    await page.goto(base + route);
-    await page.waitForTimeout(500);
-    await page.screenshot({ path: path.join(FOLDER, `console-${name}-${colorScheme}.png`) });
-  }
+  await page.goto(base + route);
+  await page.waitForTimeout(500);
+  await page.screenshot({ path: path.join(FOLDER, `console-${name}.png`) });
 }
 await browser.close();
 await server.stop();

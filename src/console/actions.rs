@@ -355,7 +355,8 @@ pub const OTHERS: &[(&str, &str, &str)] = &[
     ("recurring_preview", "/console/p/{project}/recurring/preview", ""),
 ];
 
-fn find(operation: &str, plane: Plane) -> Option<&'static Action> {
+/// The button that does an operation.
+pub fn find(operation: &str, plane: Plane) -> Option<&'static Action> {
     ACTIONS.iter().find(|it| it.operation == operation && it.plane == plane)
 }
 

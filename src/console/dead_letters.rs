@@ -1,10 +1,11 @@
 //! Dead letters: groups of what failed alike, the letters of one, and what can be done with all of them.
 
 use askama::Template;
-use axum::{http::Method, response::Response};
+use axum::response::Response;
 
 use super::{
-    form::{self, Field, Fields, encode},
+    form::Fields,
+    many,
     page::{Frame, Here, render},
     show,
 };
@@ -31,9 +32,7 @@ pub async fn groups(here: Here) -> Result<Response, Error> {
     let cursor = here.asked.query(&["cursor"]);
     let page: GroupPage = here.get(&format!("/dead-letters/groups?{cursor}")).await?;
     let frame = here.frame;
-    let next = page
-        .next_cursor
-        .map(|cursor| frame.to(&format!("/dead-letters?{}", encode(&[("cursor", &cursor)]))));
+    let next = frame.next("/dead-letters", "", page.next_cursor.as_deref());
     render(&Groups { frame, groups: page.groups, next })
 }
 
@@ -50,15 +49,10 @@ struct Letters {
 /// The dead letters of a group, or of all.
 pub async fn letters(here: Here) -> Result<Response, Error> {
     let filters = here.asked.query(&FILTERS);
-    let separator = if filters.is_empty() { "" } else { "&" };
-    let cursor = here.asked.query(&["cursor"]);
-    let page: DeadLetterPage =
-        here.get(&format!("/dead-letters?{filters}{separator}{cursor}")).await?;
+    let query = here.asked.query(&["fingerprint", "queue", "job_type", "cursor"]);
+    let page: DeadLetterPage = here.get(&format!("/dead-letters?{query}")).await?;
     let Here { frame, asked, .. } = here;
-    let next = page.next_cursor.as_deref().map(|cursor| {
-        let cursor = encode(&[("cursor", cursor)]);
-        frame.to(&format!("/dead-letters/list?{filters}{separator}{cursor}"))
-    });
+    let next = frame.next("/dead-letters/list", &filters, page.next_cursor.as_deref());
     render(&Letters { frame, page, asked, filters, next })
 }
 
@@ -73,24 +67,11 @@ struct Redrive {
 
 /// How many dead letters match, and the button that brings all of them back, or deletes them.
 pub async fn redrive(here: Here) -> Result<Response, Error> {
-    let (is_purge, path) = match here.asked.get("what") {
-        Some("retry") => (false, "/dead-letters/retry"),
-        Some("purge") => (true, "/dead-letters/purge"),
+    let (is_purge, operation) = match here.asked.get("what") {
+        Some("retry") => (false, "dead_letters_retry_many"),
+        Some("purge") => (true, "dead_letters_purge"),
         _ => return Err(Error::NoSuchRoute),
     };
-    let kept = FILTERS.iter().filter_map(|name| Some((*name, here.asked.get(name)?.to_owned())));
-    let filters: Vec<_> = kept.collect();
-    let named = filters.iter().map(|(name, value)| (format!("filter.{name}"), value.clone()));
-    let mut wish = Fields(named.collect());
-    wish.0.push(("dry_run".to_owned(), "true".to_owned()));
-    const WISH: &[Field] = &[
-        Field::Text("filter.queue"),
-        Field::Text("filter.job_type"),
-        Field::Text("filter.fingerprint"),
-        Field::Object("filter"),
-        Field::Flag("dry_run"),
-    ];
-    let body = form::body(WISH, &wish)?;
-    let counted = here.api.send(Method::POST, &here.at(path), Some(body)).await?;
+    let (counted, filters) = many::count(&here, operation, &FILTERS).await?;
     render(&Redrive { frame: here.frame, is_purge, counted, filters })
 }

@@ -10,7 +10,8 @@ use axum::{
 use super::{
     actions,
     api::segment,
-    form::{self, Field, Fields, encode},
+    form::{self, Fields, encode},
+    many,
     page::{Frame, Here, render},
     picture::{self, Timeline},
     session::{HX_REQUEST, go},
@@ -76,10 +77,7 @@ pub async fn list(here: Here) -> Result<Response, Error> {
     let page: JobPage = here.get(&format!("/jobs?{}", encode(&pairs))).await?;
     let Here { frame, asked, .. } = here;
     let filters = asked.query(&FILTERS);
-    let next = page.next_cursor.as_deref().map(|cursor| {
-        let separator = if filters.is_empty() { "" } else { "&" };
-        frame.to(&format!("/jobs?{filters}{separator}{}", encode(&[("cursor", cursor)])))
-    });
+    let next = frame.next("/jobs", &filters, page.next_cursor.as_deref());
     let is_first_page = asked.get("cursor").is_none();
     render(&Jobs { frame, page, asked, filters, next, states: STATES, is_first_page })
 }
@@ -98,28 +96,12 @@ struct Bulk {
 
 /// How many jobs match, and the button that deals with all of them.
 pub async fn bulk(here: Here) -> Result<Response, Error> {
-    let (operation, verb, path) = match here.asked.get("what") {
-        Some("cancel") => ("jobs_cancel_many", "Cancel", "/jobs/cancel"),
-        Some("retry") => ("jobs_retry_many", "Retry", "/jobs/retry"),
+    let (operation, verb) = match here.asked.get("what") {
+        Some("cancel") => ("jobs_cancel_many", "Cancel"),
+        Some("retry") => ("jobs_retry_many", "Retry"),
         _ => return Err(Error::NoSuchRoute),
     };
-    let kept = FILTERS.iter().filter_map(|name| Some((*name, here.asked.get(name)?.to_owned())));
-    let filters: Vec<_> = kept.collect();
-    let named = filters.iter().map(|(name, value)| (format!("filter.{name}"), value.clone()));
-    let mut wish = Fields(named.collect());
-    wish.0.push(("dry_run".to_owned(), "true".to_owned()));
-    const WISH: &[Field] = &[
-        Field::Text("filter.state"),
-        Field::Text("filter.queue"),
-        Field::Text("filter.job_type"),
-        Field::Text("filter.tag"),
-        Field::Time("filter.created_after"),
-        Field::Time("filter.created_before"),
-        Field::Object("filter"),
-        Field::Flag("dry_run"),
-    ];
-    let body = form::body(WISH, &wish)?;
-    let counted = here.api.send(Method::POST, &here.at(path), Some(body)).await?;
+    let (counted, filters) = many::count(&here, operation, &FILTERS).await?;
     let back = here.frame.to(&format!("/jobs?{}", here.asked.query(&FILTERS)));
     render(&Bulk { frame: here.frame, operation, verb, counted, filters, back })
 }

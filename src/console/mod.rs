@@ -9,6 +9,8 @@ mod chart;
 mod dead_letters;
 mod form;
 mod jobs;
+mod many;
+mod operations;
 mod overview;
 mod page;
 mod people;
@@ -21,6 +23,7 @@ mod show;
 mod start;
 mod trouble;
 mod workers;
+mod workflows;
 
 use axum::{
     Extension, Router, middleware,
@@ -53,11 +56,11 @@ fn of_project() -> Router<App> {
         .route("/recurring/preview", post(recurring::preview))
         .route("/recurring/s/{recurring_id}", get(recurring::detail))
         .route("/recurring/s/{recurring_id}/edit", get(recurring::edit))
-        .route("/workers", get(workers::workers))
-        .route("/workflows", get(workers::workflows))
-        .route("/workflows/{workflow_id}", get(workers::workflow))
-        .route("/operations", get(workers::operations))
-        .route("/operations/{operation_id}", get(workers::operation))
+        .route("/workers", get(workers::list))
+        .route("/workflows", get(workflows::list))
+        .route("/workflows/{workflow_id}", get(workflows::detail))
+        .route("/operations", get(operations::list))
+        .route("/operations/{operation_id}", get(operations::detail))
         .route("/keys", get(settings::keys).post(settings::make_key))
         .route("/keys/{key_id}/rotate", post(settings::rotate_key))
         .route("/members", get(settings::members).post(settings::invite))

@@ -70,6 +70,13 @@ impl Frame {
         format!("/console/p/{}{path}", segment(&self.project.slug))
     }
 
+    /// The next page of a list that is at this path, under the same filters.
+    pub fn next(&self, path: &str, filters: &str, cursor: Option<&str>) -> Option<String> {
+        let separator = if filters.is_empty() { "" } else { "&" };
+        let cursor = encode(&[("cursor", cursor?)]);
+        Some(self.to(&format!("{path}?{filters}{separator}{cursor}")))
+    }
+
     /// The links of the sidebar: path, text, and whether the page belongs to it.
     pub fn sections(&self) -> Vec<(String, &'static str, bool)> {
         let base = self.to("");

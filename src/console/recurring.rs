@@ -6,7 +6,7 @@ use chrono::DateTime;
 
 use super::{
     api::segment,
-    form::{self, Field, Fields, encode},
+    form::{self, Field, Fields},
     page::{Frame, Here, render},
     show,
 };
@@ -36,9 +36,7 @@ pub async fn list(here: Here) -> Result<Response, Error> {
     let cursor = here.asked.query(&["cursor"]);
     let page: RecurringPage = here.get(&format!("/recurring?{cursor}")).await?;
     let frame = here.frame;
-    let next = page
-        .next_cursor
-        .map(|cursor| frame.to(&format!("/recurring?{}", encode(&[("cursor", &cursor)]))));
+    let next = frame.next("/recurring", "", page.next_cursor.as_deref());
     let in_words = |it: RecurringSchedule| {
         let read = Schedule::parse(&it.cron_expression, &it.timezone);
         (it, read.map(|it| it.in_words()).unwrap_or_default())

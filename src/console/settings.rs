@@ -40,9 +40,7 @@ async fn keys_page(here: Here, app: &App, made: Option<MadeApiKey>) -> Result<Re
     let page: KeyPage = here.get(&format!("/keys?{cursor}")).await?;
     let mut frame = here.frame;
     frame.place = frame.to("/keys");
-    let next = page
-        .next_cursor
-        .map(|cursor| frame.to(&format!("/keys?{}", encode(&[("cursor", &cursor)]))));
+    let next = frame.next("/keys", "", page.next_cursor.as_deref());
     let url = app.accounts.public_url.trim_end_matches('/').to_owned();
     render(&Keys { frame, keys: page.keys, next, made, url })
 }
@@ -171,11 +169,8 @@ pub async fn audit(here: Here) -> Result<Response, Error> {
     let query = here.asked.query(&["action", "actor_id", "target", "cursor"]);
     let page: AuditPage = here.get(&format!("/audit-log?{query}")).await?;
     let Here { frame, asked, .. } = here;
-    let next = page.next_cursor.map(|cursor| {
-        let filters = asked.query(&AUDIT_FILTERS);
-        let separator = if filters.is_empty() { "" } else { "&" };
-        frame.to(&format!("/audit-log?{filters}{separator}{}", encode(&[("cursor", &cursor)])))
-    });
+    let filters = asked.query(&AUDIT_FILTERS);
+    let next = frame.next("/audit-log", &filters, page.next_cursor.as_deref());
     render(&Audit { frame, entries: page.entries, asked, next })
 }
 

@@ -1,0 +1,94 @@
+//! Operations: work on many jobs that goes on in the background.
+
+use askama::Template;
+use axum::{extract::Path, response::Response};
+
+use super::{
+    api::segment,
+    page::{Frame, Here, render},
+    show,
+};
+use crate::{
+    domain::operation::State as OperationState,
+    error::Error,
+    http::operations::{Operation, OperationPage},
+};
+
+#[derive(Template)]
+#[template(path = "operations.html")]
+struct List {
+    frame: Frame,
+    operations: Vec<Operation>,
+    next: Option<String>,
+}
+
+/// The operations, newest first.
+pub async fn list(here: Here) -> Result<Response, Error> {
+    let cursor = here.asked.query(&["cursor"]);
+    let page: OperationPage = here.get(&format!("/operations?{cursor}")).await?;
+    let frame = here.frame;
+    let next = frame.next("/operations", "", page.next_cursor.as_deref());
+    render(&List { frame, operations: page.operations, next })
+}
+
+#[derive(Template)]
+#[template(path = "operation.html")]
+struct Detail {
+    frame: Frame,
+    operation: Operation,
+}
+
+/// One operation.
+pub async fn detail(here: Here, Path((_, id)): Path<(String, String)>) -> Result<Response, Error> {
+    let operation: Operation = here.get(&format!("/operations/{}", segment(&id))).await?;
+    render(&Detail { frame: here.frame, operation })
+}
+
+impl Operation {
+    /// Whether it goes on.
+    fn is_running(&self) -> bool {
+        self.state == OperationState::Running
+    }
+
+    /// How far it has come, in hundredths; none: nobody has counted how far it goes.
+    fn percent(&self) -> Option<i64> {
+        let whole = self.expected.or(self.max)?;
+        let dealt_with = self.done + self.skipped;
+        Some(if self.state == OperationState::Succeeded {
+            100
+        } else {
+            show::percent(dealt_with, whole)
+        })
+    }
+
+    /// What it does, in words.
+    fn verb(&self) -> &'static str {
+        match self.kind.as_str() {
+            "queue_purge" => "Purge a queue",
+            "dead_letters_retry" => "Retry dead letters",
+            "dead_letters_purge" => "Delete dead letters",
+            "jobs_cancel" => "Cancel jobs",
+            "jobs_retry" => "Retry jobs",
+            _ => "Something newer than this console",
+        }
+    }
+
+    /// Which jobs it deals with, in words.
+    fn filter_words(&self) -> String {
+        let parts = self.filter.as_object().into_iter().flatten().map(|(name, value)| {
+            let value = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+            format!("{} {value}", show::words(name))
+        });
+        let parts: Vec<_> = parts.collect();
+        if parts.is_empty() { "all".to_owned() } else { parts.join(", ") }
+    }
+
+    fn state_word(&self) -> &'static str {
+        match self.state {
+            OperationState::Running => "running",
+            OperationState::Succeeded => "succeeded",
+            OperationState::Aborted => "aborted",
+            OperationState::Failed => "failed",
+        }
+    }
+}

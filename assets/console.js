@@ -10,10 +10,12 @@ const RECONNECT_MS = 3000;
 // Lines of logs that a page keeps.
 const MAX_LOG_LINES = 2000;
 
-const live = { isOn: true, stream: null, isDue: false, last: Date.now() };
+const live = { isOn: sessionStorage.getItem("fencepost-live") !== "off", stream: null, isDue: false, last: Date.now() };
+const logs = { stream: null, seen: new Set() };
 
-const region = () => document.getElementById("live");
-const follows = () => region() && !("still" in region().dataset);
+// What looks again: most of a page, or the one part of it that changes. A page with a form has none.
+const region = () => document.querySelector("[data-refresh]");
+const isWatched = () => live.isOn && !live.isGone && !document.hidden;
 
 // Somebody who types, or marks a text, must not have it taken away.
 function isBusy() {
@@ -24,7 +26,7 @@ function isBusy() {
 }
 
 function refresh() {
-  if (!live.isOn || document.hidden || !follows() || isBusy()) return;
+  if (!isWatched() || !region() || isBusy()) return;
   live.isDue = false;
   live.last = Date.now();
   htmx.trigger(region(), "refresh");
@@ -53,66 +55,76 @@ async function listen() {
   }
 }
 
-// A browser has few connections to one server: a page that nobody sees keeps none.
+// A browser has few connections to one server: a page that nobody sees keeps none, and one that shows a job that has ended
+// needs none for its logs.
 function follow() {
-  const isWanted = live.isOn && !document.hidden && region();
+  const isWanted = isWatched() && region();
   if (isWanted && !live.stream) listen();
   if (!isWanted && live.stream) {
     const open = live.stream;
     live.stream = null;
     open.abort();
   }
+  const source = isWatched() && document.querySelector("[data-logs]")?.dataset.logs;
+  if (source && !logs.stream) {
+    logs.stream = new EventSource(source);
+    logs.stream.addEventListener("log", (event) => addLog(JSON.parse(event.data)));
+  }
+  if (!source && logs.stream) {
+    logs.stream.close();
+    logs.stream = null;
+  }
+}
+
+// Logs come as text and stay text.
+function addLog(log) {
+  const box = document.getElementById("logs");
+  const key = `${log.attempt}.${log.stream}.${log.sequence}`;
+  if (!box || logs.seen.has(key)) return;
+  // The stream begins with all that the page shows already.
+  if (logs.seen.size === 0) box.replaceChildren();
+  logs.seen.add(key);
+  const isAtEnd = box.scrollHeight - box.scrollTop - box.clientHeight < 40;
+  const line = document.createElement("div");
+  line.className = log.stream === "stderr" ? "stderr" : "stdout";
+  const whence = document.createElement("span");
+  whence.className = "small";
+  whence.textContent = `${log.attempt} ${log.stream}`;
+  const text = document.createElement("span");
+  text.className = "text";
+  text.textContent = log.data;
+  line.append(whence, " ", text);
+  box.append(line);
+  while (box.childElementCount > MAX_LOG_LINES) box.firstElementChild.remove();
+  if (isAtEnd) box.scrollTop = box.scrollHeight;
 }
 
 function setUpLive() {
   const button = document.querySelector("[data-live-switch]");
   if (!region() || !button) return;
+  const show = () => {
+    button.toggleAttribute("data-on", live.isOn);
+    button.querySelector("[data-live-word]").textContent = live.isOn ? "Live" : "Paused";
+  };
   button.hidden = false;
   button.addEventListener("click", () => {
     live.isOn = !live.isOn;
-    button.setAttribute("aria-pressed", String(live.isOn));
-    button.querySelector("[data-live-word]").textContent = live.isOn ? "Live" : "Paused";
+    sessionStorage.setItem("fencepost-live", live.isOn ? "on" : "off");
+    show();
     follow();
     refresh();
   });
+  show();
   document.addEventListener("visibilitychange", follow);
-  window.addEventListener("pagehide", () => live.stream && live.stream.abort());
+  window.addEventListener("pagehide", () => {
+    live.isGone = true;
+    follow();
+  });
   setInterval(() => {
     const since = Date.now() - live.last;
     if ((live.isDue && since >= REFRESH_PAUSE_MS) || since >= REFRESH_ANYWAY_MS) refresh();
   }, 250);
   follow();
-}
-
-// Logs come as text and stay text.
-function setUpLogs() {
-  const box = document.getElementById("logs");
-  if (!box || !box.dataset.logs) return;
-  const stream = new EventSource(box.dataset.logs);
-  const seen = new Set();
-  let isFirst = true;
-  stream.addEventListener("log", (event) => {
-    if (isFirst) box.replaceChildren();
-    isFirst = false;
-    const log = JSON.parse(event.data);
-    const key = `${log.attempt}.${log.stream}.${log.sequence}`;
-    if (seen.has(key)) return;
-    seen.add(key);
-    const isAtEnd = box.scrollHeight - box.scrollTop - box.clientHeight < 40;
-    const line = document.createElement("div");
-    line.className = log.stream === "stderr" ? "stderr" : "stdout";
-    const whence = document.createElement("span");
-    whence.className = "small";
-    whence.textContent = `${log.attempt} ${log.stream}`;
-    const text = document.createElement("span");
-    text.className = "text";
-    text.textContent = log.data;
-    line.append(whence, " ", text);
-    box.append(line);
-    while (box.childElementCount > MAX_LOG_LINES) box.firstElementChild.remove();
-    if (isAtEnd) box.scrollTop = box.scrollHeight;
-  });
-  window.addEventListener("pagehide", () => stream.close());
 }
 
 function setUpTheme() {
@@ -203,16 +215,43 @@ document.addEventListener("click", async (event) => {
   }
 }, true);
 
-// One click is enough.
+// One click is enough: the button comes back with the answer.
+const buttonOf = (form) => form.querySelector("button:not([type=button])");
 document.addEventListener("submit", (event) => {
   document.getElementById("problem")?.replaceChildren();
-  const button = event.target.querySelector("button:not([type=button])");
-  if (!button) return;
-  setTimeout(() => { button.disabled = true; }, 0);
-  setTimeout(() => { button.disabled = false; }, 1500);
+  const button = buttonOf(event.target);
+  if (button) setTimeout(() => { button.disabled = true; }, 0);
+});
+document.addEventListener("htmx:finally:request", (event) => {
+  const button = event.target instanceof HTMLFormElement && buttonOf(event.target);
+  if (button) button.disabled = false;
+});
+// A page that comes back from the browser's memory has its buttons again, and follows.
+window.addEventListener("pageshow", (event) => {
+  if (!event.persisted) return;
+  live.isGone = false;
+  for (const button of document.querySelectorAll("form button")) button.disabled = false;
+  follow();
 });
 
-document.addEventListener("htmx:after:swap", () => drawCharts(false));
+// Nothing was answered at all.
+document.addEventListener("htmx:error", (event) => {
+  const isForm = event.target instanceof HTMLFormElement;
+  const place = document.getElementById(isForm ? "problem" : "lost");
+  if (!place) return;
+  const told = document.createElement("p");
+  told.className = "failure";
+  told.textContent = isForm ? "The server did not answer: look whether it was done before you try again." : "The server does not answer. Trying again…";
+  place.replaceChildren(told);
+});
+document.addEventListener("htmx:after:swap", () => {
+  follow();
+  drawCharts(false);
+});
+document.addEventListener("htmx:after:request", (event) => {
+  const status = event.detail?.ctx?.response?.raw?.status ?? event.detail?.ctx?.response?.status;
+  if (status === 200) document.getElementById("lost")?.replaceChildren();
+});
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => drawCharts(true));
 addEventListener("resize", () => drawCharts(false));
 
@@ -225,5 +264,4 @@ if (here.searchParams.has("done")) {
 
 setUpTheme();
 setUpLive();
-setUpLogs();
 drawCharts(false);

@@ -179,12 +179,14 @@ impl<P: Permit> FromRequestParts<App> for Caller<P> {
             app.note_used((project_id, it.owner.key_id));
         }
         let report = parts.extensions.get::<LimitReport>().cloned().unwrap_or_default();
-        let places = match parts.extensions.get::<FromConsole>() {
-            None => budget::charge::<P>(app, &who, project_id, &limits, &report).await?,
-            Some(FromConsole) => {
-                budget::charge_console(app, &who, project_id).await?;
-                None
-            }
+        // What a page enqueues is counted like anybody's.
+        let is_page =
+            P::BUDGET == Budget::Manage && parts.extensions.get::<FromConsole>().is_some();
+        let places = if is_page {
+            budget::charge_console(app, &who, project_id).await?;
+            None
+        } else {
+            budget::charge::<P>(app, &who, project_id, &limits, &report).await?
         };
         let client = parts.extensions.get::<Client>().cloned().unwrap_or_default();
         Ok(Self { project_id, who, limits, client, _places: places, permission: PhantomData })

@@ -1,22 +1,16 @@
 //! What buttons do. Each is one operation of the API, so this table is all that the console can change; a test compares
 //! it with the OpenAPI document.
 
-use axum::{
-    extract::Path,
-    http::{HeaderMap, Method},
-    response::Response,
-};
-use serde::Deserialize;
-
 use super::{
-    api::{Api, segment},
-    form::{self, Field, Fields, encode},
-    session::{self, HX_REQUEST},
+    api::segment,
+    form::{Field, Fields},
 };
-use crate::error::Error;
 
 /// In a page's query: what a button has just done.
 pub const DONE: &str = "done";
+
+/// In a form: what tells it from all others, so that two clicks are one.
+pub const ONCE: &str = "once";
 
 /// Below which path of the API an operation is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,7 +23,7 @@ pub enum Plane {
 
 /// Where somebody gets to afterwards.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Then {
+pub enum Then {
     /// Back to where the button was.
     Back,
     /// To the operation that has begun.
@@ -55,7 +49,8 @@ pub struct Action {
     pub path: &'static str,
     /// The fields of its body; none: it has no body.
     pub fields: &'static [Field],
-    then: Then,
+    /// Where somebody gets to afterwards.
+    pub then: Then,
     done: &'static str,
 }
 
@@ -79,7 +74,7 @@ impl Action {
     }
 
     /// Its path with what the form says.
-    fn fill(&self, form: &Fields) -> String {
+    pub fn fill(&self, form: &Fields) -> String {
         let mut parts = self.path.split(['{', '}']);
         let mut path = parts.next().unwrap_or_default().to_owned();
         while let Some(name) = parts.next() {
@@ -368,117 +363,9 @@ pub fn said(operation: &str) -> Option<&'static str> {
     said.filter(|it| !it.is_empty())
 }
 
-/// Parts of answers that lead to the next page.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct Made {
-    id: Option<String>,
-    slug: Option<String>,
-    operation: Option<MadeOperation>,
-}
-
-#[derive(Debug, Deserialize)]
-struct MadeOperation {
-    id: String,
-}
-
-/// Does what a button of a project's page says.
-///
-/// # Errors
-/// What the API answers; [`Error::NoSuchRoute`] when there is no such button.
-pub async fn of_project(
-    api: Api,
-    Path((project, operation)): Path<(String, String)>,
-    headers: HeaderMap,
-    form: Fields,
-) -> Result<Response, Error> {
-    let action = find(&operation, Plane::Project).ok_or(Error::NoSuchRoute)?;
-    act(&api, action, Some(&project), &headers, &form).await
-}
-
-/// Does what a button of a page says that is about the visitor.
-///
-/// # Errors
-/// What the API answers; [`Error::NoSuchRoute`] when there is no such button.
-pub async fn of_people(
-    api: Api,
-    Path(operation): Path<String>,
-    headers: HeaderMap,
-    form: Fields,
-) -> Result<Response, Error> {
-    let action = find(&operation, Plane::People).ok_or(Error::NoSuchRoute)?;
-    act(&api, action, None, &headers, &form).await
-}
-
-async fn act(
-    api: &Api,
-    action: &Action,
-    project: Option<&str>,
-    headers: &HeaderMap,
-    form: &Fields,
-) -> Result<Response, Error> {
-    if !api.is_somebody() {
-        return Err(Error::Unauthorized);
-    }
-    let below = project.map_or_else(String::new, |it| format!("/projects/{}", segment(it)));
-    let path = format!("/v1{below}{}", action.fill(form));
-    let body = (!action.fields.is_empty()).then(|| form::body(action.fields, form)).transpose()?;
-    let method = Method::from_bytes(action.method.as_bytes()).map_err(Error::internal)?;
-    let made: Option<Made> = api.send(method, &path, body).await?;
-    let made = made.unwrap_or_default();
-    let page = |path: &str| {
-        let project = project.map(segment).unwrap_or_default();
-        format!("/console/p/{project}{path}")
-    };
-    let to = match (action.then, made) {
-        (Then::Operation, Made { operation: Some(MadeOperation { id }), .. })
-        | (Then::Operation, Made { id: Some(id), .. }) => {
-            page(&format!("/operations/{}", segment(&id)))
-        }
-        (Then::Job, Made { id: Some(id), .. }) => page(&format!("/jobs/{}", segment(&id))),
-        (Then::Project, Made { slug: Some(slug), .. }) => {
-            let settings = if project.is_some() { "/settings" } else { "" };
-            format!("/console/p/{}{settings}", segment(&slug))
-        }
-        (Then::Login, _) => session::LOGIN.to_owned(),
-        _ => back(form).to_owned(),
-    };
-    let separator = if to.contains('?') { '&' } else { '?' };
-    let to = format!("{to}{separator}{}", encode(&[(DONE, action.operation)]));
-    Ok(session::go(headers.contains_key(HX_REQUEST), &to))
-}
-
-/// Where the form's page is, if it is one of ours.
-pub fn back(form: &Fields) -> &str {
-    let wanted = form.text("back");
-    if is_own_page(wanted) { wanted } else { "/console" }
-}
-
-/// Whether a place is one of the console's: nothing that leads elsewhere.
-pub fn is_own_page(place: &str) -> bool {
-    let is_below = place == "/console"
-        || place.strip_prefix("/console").is_some_and(|it| it.starts_with(['/', '?']));
-    is_below && place.bytes().all(|it| it.is_ascii_graphic() && it != b'\\')
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_form_leads_back_to_a_page_of_the_console_only() {
-        let check =
-            |place: &str, expected: bool| assert_eq!(is_own_page(place), expected, "{place}");
-        check("/console", true);
-        check("/console?from=login", true);
-        check("/console/p/acme/jobs?queue=a%20b", true);
-        check("/consolex", false);
-        check("//evil.example/console/", false);
-        check("https://evil.example/console/", false);
-        check("/console/\\evil", false);
-        check("/console/\r\nset-cookie: a=b", false);
-        check("", false);
-    }
 
     #[test]
     fn what_is_in_braces_comes_from_the_form_and_stays_one_segment() {

@@ -6,7 +6,7 @@ use axum::{
     body::{Body, to_bytes},
     extract::FromRequestParts,
     http::{
-        HeaderMap, HeaderValue, Method, Request,
+        HeaderMap, HeaderName, HeaderValue, Method, Request,
         header::{AUTHORIZATION, CONTENT_TYPE},
         request::Parts,
     },
@@ -15,6 +15,7 @@ use axum::{
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use secrecy::ExposeSecret;
 use serde::de::DeserializeOwned;
+use sha2::{Digest, Sha256};
 use tower::ServiceExt;
 
 use super::session::Visitor;
@@ -28,6 +29,9 @@ use crate::{
 
 /// Bytes of an answer that a page is made of: a full page of jobs with the largest payloads and results.
 const MAX_ANSWER_BYTES: usize = 64 * 1024 * 1024;
+const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
+/// Characters of what a form calls itself.
+const MAX_ONCE_CHARS: usize = 64;
 /// What a segment of a path may hold as it is.
 const SEGMENT: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
 
@@ -69,7 +73,30 @@ impl Api {
         path: &str,
         body: Option<String>,
     ) -> Result<T, Error> {
-        let response = self.call(method, path, body, HeaderMap::new()).await?;
+        self.send_once(method, path, body, None).await
+    }
+
+    /// The same, under a key by which a form that is sent twice is known. What it says is part of the key: a form that was
+    /// mended and sent again is another.
+    ///
+    /// # Errors
+    /// What the API answers.
+    pub async fn send_once<T: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<String>,
+        once: Option<&str>,
+    ) -> Result<T, Error> {
+        let mut headers = HeaderMap::new();
+        if let Some(once) = once.filter(|it| it.len() <= MAX_ONCE_CHARS) {
+            let said = Sha256::digest(body.as_deref().unwrap_or_default());
+            let said = u64::from_be_bytes(std::array::from_fn(|place| said[place]));
+            if let Ok(key) = HeaderValue::from_str(&format!("{once}-{said:016x}")) {
+                headers.insert(IDEMPOTENCY_KEY, key);
+            }
+        }
+        let response = self.call(method, path, body, headers).await?;
         let read = to_bytes(response.into_body(), MAX_ANSWER_BYTES).await;
         let read = read.map_err(Error::internal)?;
         // What says nothing is read as null.

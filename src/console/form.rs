@@ -19,10 +19,15 @@ const MAX_FORM_BYTES: usize = 1024 * 1024;
 pub struct Fields(pub Vec<(String, String)>);
 
 impl Fields {
-    /// The first of this name, without what surrounds it; none: it is not there, or empty.
+    /// The first of this name, exactly as it was sent: a password or a name may begin with a space. None: it is not
+    /// there, or empty.
     pub fn get(&self, name: &str) -> Option<&str> {
-        let value = self.0.iter().find(|it| it.0 == name).map(|it| it.1.trim());
-        value.filter(|it| !it.is_empty())
+        Some(self.text(name)).filter(|it| !it.is_empty())
+    }
+
+    /// The same of what is no text, without the spaces around it.
+    fn trimmed(&self, name: &str) -> Option<&str> {
+        Some(self.text(name).trim()).filter(|it| !it.is_empty())
     }
 
     /// The first of this name, as it was sent; or nothing.
@@ -127,8 +132,8 @@ pub fn body(fields: &[Field], form: &Fields) -> Result<String, Error> {
         let name = field.name();
         let value = match field {
             Field::Text(_) => form.get(name).map(quoted),
-            Field::Number(_) => form.get(name).map(|it| number(name, it)).transpose()?,
-            Field::NumberOrNull(_) => match form.get(name) {
+            Field::Number(_) => form.trimmed(name).map(|it| number(name, it)).transpose()?,
+            Field::NumberOrNull(_) => match form.trimmed(name) {
                 Some(text) => Some(number(name, text)?),
                 None => {
                     let whole = name.split('.').next().unwrap_or(name);
@@ -139,12 +144,12 @@ pub fn body(fields: &[Field], form: &Fields) -> Result<String, Error> {
             },
             Field::Flag(_) => Some(raw(form.get(name).is_some())),
             Field::Choices(_) => Some(raw(form.all(name).collect::<Vec<_>>())),
-            Field::Json(_) => Some(json(name, form.get(name).unwrap_or("null"))?),
+            Field::Json(_) => Some(json(name, form.trimmed(name).unwrap_or("null"))?),
             Field::Object(_) => {
                 root.entry(name.to_owned()).or_insert_with(|| Part::Object(BTreeMap::new()));
                 None
             }
-            Field::Time(_) => form.get(name).map(|it| quoted(&utc(it))),
+            Field::Time(_) => form.trimmed(name).map(|it| quoted(&utc(it))),
         };
         if let Some(value) = value {
             insert(&mut root, name, value);
@@ -215,6 +220,7 @@ mod tests {
             r#"{"dry_run":false,"filter":{"queue":"a b"}}"#,
         );
         check(&[Field::Number("max")], "max=+5+", r#"{"max":5}"#);
+        check(&[Field::Text("password")], "password=+x+", r#"{"password":" x "}"#);
         check(&[Field::Number("max")], "", "{}");
         check(&[Field::Text("filter.tag"), Field::Object("filter")], "", r#"{"filter":{}}"#);
         let limit = [Field::NumberOrNull("rate.count"), Field::NumberOrNull("rate.per")];

@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{
     app::App,
-    domain::job::JobState,
+    domain::{job::JobState, operation::Kind},
     error::Error,
     http::{
         jobs::{
@@ -51,6 +51,8 @@ struct Jobs {
     next: Option<String>,
     states: [JobState; 6],
     is_first_page: bool,
+    may_cancel: bool,
+    may_retry: bool,
 }
 
 const STATES: [JobState; 6] = [
@@ -79,7 +81,25 @@ pub async fn list(here: Here) -> Result<Response, Error> {
     let filters = asked.query(&FILTERS);
     let next = frame.next("/jobs", &filters, page.next_cursor.as_deref());
     let is_first_page = asked.get("cursor").is_none();
-    render(&Jobs { frame, page, asked, filters, next, states: STATES, is_first_page })
+    let state = asked.get("state");
+    let can_be =
+        |kind: Kind| state.is_none_or(|state| kind.states().iter().any(|it| it.as_str() == state));
+    let (may_cancel, may_retry) = (
+        frame.may_manage() && can_be(Kind::JobsCancel),
+        frame.may_manage() && can_be(Kind::JobsRetry),
+    );
+    let states = STATES;
+    render(&Jobs {
+        frame,
+        page,
+        asked,
+        filters,
+        next,
+        states,
+        is_first_page,
+        may_cancel,
+        may_retry,
+    })
 }
 
 #[derive(Template)]
@@ -135,11 +155,14 @@ struct JobDetail {
 pub async fn detail(
     here: Here,
     State(app): State<App>,
+    headers: HeaderMap,
     Path((_, id)): Path<(String, String)>,
 ) -> Result<Response, Error> {
     let at = format!("/jobs/{}", segment(&id));
+    // A page that looks again keeps the logs that it has.
+    let shown_logs = if headers.contains_key(HX_REQUEST) { 1 } else { SHOWN_LOGS };
     let (explained, history, logged) =
-        (format!("{at}/explain"), format!("{at}/events"), format!("{at}/logs?limit={SHOWN_LOGS}"));
+        (format!("{at}/explain"), format!("{at}/events"), format!("{at}/logs?limit={shown_logs}"));
     let (job, explain, history, logs) = tokio::try_join!(
         here.get::<Job>(&at),
         here.get::<ExplainReply>(&explained),
@@ -169,6 +192,7 @@ pub async fn duplicate(
     here: Here,
     headers: HeaderMap,
     Path((_, id)): Path<(String, String)>,
+    form: Fields,
 ) -> Result<Response, Error> {
     let job: Job = here.get(&format!("/jobs/{}", segment(&id))).await?;
     let mut wish = serde_json::json!({
@@ -183,7 +207,8 @@ pub async fn duplicate(
     let wish = wish.to_string();
     // The payload byte for byte, as everywhere.
     let body = format!("{{\"payload\":{},{}", job.payload.get(), &wish[1..]);
-    let made: Job = here.api.send(Method::POST, &here.at("/jobs"), Some(body)).await?;
+    let (jobs, once) = (here.at("/jobs"), form.get(actions::ONCE));
+    let made: Job = here.api.send_once(Method::POST, &jobs, Some(body), once).await?;
     let said = encode(&[(actions::DONE, "jobs_create")]);
     let to = here.frame.to(&format!("/jobs/{}?{said}", segment(&made.id)));
     Ok(go(headers.contains_key(HX_REQUEST), &to))

@@ -2,6 +2,7 @@
 //! this process, to the visitor's own session; every button is one operation of the API (`actions.rs`). It never touches
 //! the engine or the store, and needs no script to be read.
 
+mod act;
 pub mod actions;
 mod api;
 mod assets;
@@ -36,7 +37,7 @@ use crate::app::App;
 fn of_project() -> Router<App> {
     Router::new()
         .route("/", get(overview::page))
-        .route("/do/{operation}", post(actions::of_project))
+        .route("/do/{operation}", post(act::of_project))
         .route("/start", get(start::page))
         .route("/first", get(start::first))
         .route("/stream", get(jobs::stream))
@@ -74,7 +75,7 @@ fn of_project() -> Router<App> {
 fn of_people() -> Router<App> {
     Router::new()
         .route("/", get(people::index))
-        .route("/do/{operation}", post(actions::of_people))
+        .route("/do/{operation}", post(act::of_people))
         .route("/signup", get(people::signup_page).post(people::signup))
         .route("/login", get(people::login_page).post(people::login))
         .route("/logout", post(people::logout))

@@ -5,6 +5,7 @@ use axum::response::Response;
 
 use super::{
     chart::{self, Chart},
+    form::encode,
     page::{Frame, Here, render},
     show,
     trouble::{self, ready},
@@ -24,6 +25,8 @@ struct Overview {
     frame: Frame,
     queues: Vec<Queue>,
     has_more_queues: bool,
+    /// Queues that were looked at and are not in the table.
+    left_out: usize,
     summary: MetricsSummary,
     ready: i64,
     oldest_seconds: Option<i64>,
@@ -33,20 +36,46 @@ struct Overview {
     waits: Chart,
 }
 
+/// Queues in the table: those with trouble are at its top.
+const MAX_SHOWN_QUEUES: usize = 100;
+/// Pages of queues that are looked at, of a hundred queues each: one that is stuck must not be hidden by its name.
+const MAX_QUEUE_PAGES: usize = 10;
+
+/// All queues, as far as they are looked at, and whether there are more.
+async fn all_queues(here: &Here) -> Result<(Vec<Queue>, bool), Error> {
+    let (mut queues, mut cursor) = (Vec::new(), None);
+    for _ in 0..MAX_QUEUE_PAGES {
+        let after = cursor.map(|it: String| encode(&[("cursor", &it)])).unwrap_or_default();
+        let page: QueuePage = here.get(&format!("/queues?limit=100&{after}")).await?;
+        queues.extend(page.queues);
+        cursor = page.next_cursor;
+        if cursor.is_none() {
+            break;
+        }
+    }
+    Ok((queues, cursor.is_some()))
+}
+
 /// The page.
 pub async fn page(here: Here) -> Result<Response, Error> {
-    let (page, summary, throughput, workers) = tokio::try_join!(
-        here.get::<QueuePage>("/queues?limit=100"),
+    let ((mut queues, has_more), summary, throughput, workers) = tokio::try_join!(
+        all_queues(&here),
         here.get::<MetricsSummary>("/metrics/summary?period=1h"),
         here.get::<Throughput>("/metrics/throughput?period=1h"),
         here.get::<WorkerPage>("/workers?limit=200"),
     )?;
-    let QueuePage { mut queues, has_more, .. } = page;
     trouble::sort(&mut queues);
     let unpaused = queues.iter().filter(|it| it.paused_at.is_none());
+    let (ready, oldest_seconds) = (
+        queues.iter().map(ready).sum(),
+        unpaused.filter_map(|it| it.oldest_ready_age_seconds).max(),
+    );
+    let left_out = queues.len().saturating_sub(MAX_SHOWN_QUEUES);
+    queues.truncate(MAX_SHOWN_QUEUES);
     render(&Overview {
-        ready: queues.iter().map(ready).sum(),
-        oldest_seconds: unpaused.filter_map(|it| it.oldest_ready_age_seconds).max(),
+        ready,
+        oldest_seconds,
+        left_out,
         workers: workers.workers.iter().filter(|it| it.alive).count(),
         has_more_workers: workers.has_more,
         throughput: chart::throughput(&throughput),

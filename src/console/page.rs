@@ -12,6 +12,7 @@ use axum::{
 };
 use chrono::{DateTime, Utc};
 use serde::de::DeserializeOwned;
+use uuid::Uuid;
 
 use super::{
     actions,
@@ -130,8 +131,20 @@ impl Frame {
         let back = show::escape(&without_done(back));
         Safe(format!(
             "<form method=\"post\" action=\"{action}\" hx-post=\"{action}\" hx-target=\"#problem\">\
-             <input type=\"hidden\" name=\"back\" value=\"{back}\">"
+             <input type=\"hidden\" name=\"back\" value=\"{back}\">{}",
+            self.once()
         ))
+    }
+
+    /// The field that tells a form from all others.
+    pub fn once(&self) -> Safe<String> {
+        let (name, value) = (actions::ONCE, Uuid::new_v4().simple());
+        Safe(format!("<input type=\"hidden\" name=\"{name}\" value=\"{value}\">"))
+    }
+
+    /// The minute in which the page was made: a picture that is asked for with it is new each minute.
+    pub fn minute(&self) -> String {
+        self.now.format("%H%M").to_string()
     }
 
     /// A time, as the distance from when the page was made.
@@ -191,7 +204,11 @@ impl FromRequestParts<App> for Here {
         let OriginalUri(uri) = OriginalUri::from_request_parts(parts, app)
             .await
             .unwrap_or_else(|never| match never {});
-        let frame = Frame { project, place: place(&uri), done, now: show::now() };
+        // A project may be named by its id; links name it by its slug.
+        let named = format!("/console/p/{slug}");
+        let below = place(&uri).strip_prefix(&named).map(str::to_owned).unwrap_or_default();
+        let own = format!("/console/p/{}{below}", segment(&project.slug));
+        let frame = Frame { project, place: own, done, now: show::now() };
         Ok(Self { api, frame, asked })
     }
 }
@@ -238,8 +255,7 @@ pub fn problem(failure: &Error, request_id: &str, is_fragment: bool) -> Response
 /// A page that asks for itself again: then it is one of ours that asks, and the cookies come.
 pub fn one_moment() -> Response {
     const REFRESH: HeaderName = HeaderName::from_static("refresh");
-    let page =
-        "<!doctype html><html lang=\"en\"><title>One moment</title><p>One moment…</p></html>";
+    let page = "<!doctype html><html lang=\"en\"><title>One moment</title><p>One moment… <a href=\"/console\">Go on</a></p></html>";
     ([(CONTENT_TYPE, HTML)], [(REFRESH, HeaderValue::from_static("0"))], page).into_response()
 }
 

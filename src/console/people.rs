@@ -11,7 +11,8 @@ use chrono::{DateTime, Utc};
 use serde_json::{Value, json};
 
 use super::{
-    actions::{self, is_own_page},
+    act::is_own_page,
+    actions,
     api::{Api, segment},
     form::{Asked, Fields, encode},
     page::{problem, render},
@@ -205,7 +206,7 @@ fn link_page(link: Link, api: &Api, asked: &Fields, uri: &Uri) -> Result<Respons
 pub async fn confirm_reset_page(
     api: Api,
     Asked(asked): Asked,
-    uri: Uri,
+    OriginalUri(uri): OriginalUri,
 ) -> Result<Response, Error> {
     link_page(Link::Reset, &api, &asked, &uri)
 }

@@ -125,7 +125,9 @@ pub async fn attach(State(app): State<App>, mut request: Request, next: Next) ->
     let mut response = next.run(request).await;
     if let Some(error) = response.extensions_mut().remove::<Error>() {
         response = told(asked.refuse(&error), error);
-    } else if let Some(signed_in) = fresh
+    }
+    // With a failure, too: the token that the browser has is used up. Where a session has begun or ended, that counts.
+    if let Some(signed_in) = fresh
         && !response.headers().contains_key(SET_COOKIE)
     {
         remember(response.headers_mut(), &signed_in.into());

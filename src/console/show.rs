@@ -81,6 +81,12 @@ pub fn count(number: impl Plain<i64>) -> String {
     grouped
 }
 
+/// A number of things, with the word for them.
+pub fn things(number: impl Plain<i64>, one: &str, many: &str) -> String {
+    let number = number.plain();
+    format!("{} {}", count(number), if number == 1 { one } else { many })
+}
+
 /// How long ago, or how far ahead.
 pub fn distance(now: DateTime<Utc>, at: DateTime<Utc>) -> String {
     let passed = now - at;

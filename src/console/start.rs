@@ -56,8 +56,17 @@ pub async fn page(here: Here, State(app): State<App>) -> Result<Response, Error>
     render(&Start::framed(here.frame, &app.accounts.public_url, None, job))
 }
 
-/// The part of it that turns as the first job does.
-pub async fn first(here: Here) -> Result<Response, Error> {
+#[derive(Template)]
+#[template(path = "first_lost.html")]
+struct FirstLost;
+
+/// The part of it that turns as the first job does. Whoever has no session must not be led away from a key that is shown
+/// once.
+pub async fn first(here: Result<Here, Error>) -> Result<Response, Error> {
+    let here = match here {
+        Err(Error::Unauthorized) => return render(&FirstLost),
+        other => other?,
+    };
     let job = newest(&here).await?;
     render(&First { job, base: here.frame.to("") })
 }

@@ -37,51 +37,26 @@ const MAX_LOOKS: u32 = 3;
 pub async fn cancel(engine: &Engine, key: JobKey) -> Result<(), Error> {
     let mut conn = engine.pools.read_for(key.project_id).await?;
     let mut tx = conn.begin().await?;
-    let cancelled = cancel_in(&mut tx, key).await?;
-    tx.commit().await?;
-    tell_cancelled(engine, key, &cancelled);
-    Ok(())
-}
-
-/// What calling a job off has led to.
-pub(super) enum Cancelled {
-    /// Nothing: it had been called off before, or its worker asked to stop.
-    Before,
-    /// Its worker is asked to stop.
-    Asked,
-    /// It is called off.
-    Now(Vec<CalledOff>),
-}
-
-/// The same as [`cancel`] in somebody's transaction.
-pub(super) async fn cancel_in(tx: &mut PgConnection, key: JobKey) -> Result<Cancelled, Error> {
-    let seen = look(tx, key).await?;
+    let seen = look(&mut tx, key).await?;
     match job::cancel(seen.state) {
-        Cancelling::Done => Ok(Cancelled::Before),
-        Cancelling::TooLate => Err(refused(&seen)),
-        Cancelling::AskWorker if seen.cancel_requested => Ok(Cancelled::Before),
+        Cancelling::Done => return Ok(()),
+        Cancelling::TooLate => return Err(refused(&seen)),
         Cancelling::AskWorker => {
-            control::request_cancel(tx, key).await?;
-            note(tx, key, history::CANCEL_REQUESTED, Some(seen.attempt), None).await?;
-            Ok(Cancelled::Asked)
-        }
-        Cancelling::CallOff => {
-            let gone = call_off(tx, &[key], false, None).await?;
-            note(tx, key, history::CANCELLED, None, None).await?;
-            Ok(Cancelled::Now(gone))
-        }
-    }
-}
-
-/// Tells of it, after the commit.
-pub(super) fn tell_cancelled(engine: &Engine, key: JobKey, cancelled: &Cancelled) {
-    match cancelled {
-        Cancelled::Before => (),
-        Cancelled::Asked => {
+            if !seen.cancel_requested {
+                control::request_cancel(&mut tx, key).await?;
+                note(&mut tx, key, history::CANCEL_REQUESTED, Some(seen.attempt), None).await?;
+            }
+            tx.commit().await?;
             engine.tidings.news.tell(|| vec![happening(key, history::CANCEL_REQUESTED)]);
         }
-        Cancelled::Now(gone) => tell_called_off(engine, gone, history::CANCELLED),
+        Cancelling::CallOff => {
+            let gone = call_off(&mut tx, &[key], false, None).await?;
+            note(&mut tx, key, history::CANCELLED, None, None).await?;
+            tx.commit().await?;
+            tell_called_off(engine, &gone, history::CANCELLED);
+        }
     }
+    Ok(())
 }
 
 /// Calls waiting jobs off, and marks those whose children must follow.

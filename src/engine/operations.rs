@@ -1,6 +1,6 @@
 //! Work on many jobs that goes on in the background, step by step on any node: purging a queue, retrying and
-//! purging dead letters, cancelling and retrying whatever a list of jobs shows. A step and its progress are one transaction, so a node that dies leaves nothing half
-//! done, and another one goes on.
+//! purging dead letters, cancelling and retrying whatever a list of jobs shows. A step and its progress are one
+//! transaction, so a node that dies leaves nothing half done, and another one goes on.
 
 use std::time::Duration;
 
@@ -9,9 +9,10 @@ use sqlx::{Acquire, PgConnection};
 use uuid::Uuid;
 
 use super::{
-    Engine, control,
-    control::{Cancelled, call_off, event, tell_called_off},
+    Engine,
+    control::{self, call_off, event, tell_called_off},
     dead_letters,
+    tidings::happening,
 };
 use crate::{
     domain::{
@@ -22,6 +23,7 @@ use crate::{
     error::{self, Error},
     ids::{JobId, OperationId, ProjectId},
     store::{
+        self,
         acks::{JobKey, Rested},
         control::CalledOff,
         dead_letters::Place,
@@ -162,7 +164,7 @@ struct Stepped {
     done: u64,
     called_off: Vec<CalledOff>,
     revived: Vec<(JobKey, Vec<Rested>)>,
-    cancelled: Vec<(JobKey, Cancelled)>,
+    asked: Vec<JobKey>,
 }
 
 fn tell(engine: &Engine, stepped: &Stepped) {
@@ -171,9 +173,8 @@ fn tell(engine: &Engine, stepped: &Stepped) {
     for (key, revived) in &stepped.revived {
         control::tell_retried(engine, *key, revived);
     }
-    for (key, cancelled) in &stepped.cancelled {
-        control::tell_cancelled(engine, *key, cancelled);
-    }
+    let asked = || stepped.asked.iter().map(|it| happening(*it, history::CANCEL_REQUESTED));
+    engine.tidings.news.tell(|| asked().collect());
 }
 
 async fn step(tx: &mut PgConnection, due: &DueOperation, what: &What) -> Result<Stepped, Error> {
@@ -243,7 +244,7 @@ async fn deal_with_dead_letters(
     let DueOperation { project_id, created_at, .. } = due;
     let after = due.after_at.zip(due.after_id).map(|(died_at, id)| Place { died_at, id });
     let found =
-        crate::store::dead_letters::next_batch(tx, *project_id, filter, after, *created_at, wanted)
+        store::dead_letters::next_batch(tx, *project_id, filter, after, *created_at, wanted)
             .await?;
     let matching: Vec<_> = found.iter().filter(|it| it.is_match).collect();
     let mut ids: Vec<_> = matching.iter().map(|it| it.job_id).collect();
@@ -265,12 +266,15 @@ async fn deal_with_dead_letters(
 }
 
 /// Brings jobs back, each in a savepoint of its own, in the order of their ids. Answers how many came.
+///
+/// All live parents are locked first, as in every transaction that locks several jobs: by id.
 async fn revive_all(
     tx: &mut PgConnection,
     project_id: ProjectId,
     ids: &[JobId],
     stepped: &mut Stepped,
 ) -> Result<i64, Error> {
+    store::control::lock_parents_of(tx, project_id, ids).await?;
     let mut struck = Vec::new();
     for id in ids {
         let key = JobKey { project_id, id: *id };
@@ -291,12 +295,12 @@ async fn revive_all(
             Err(error) => return Err(error),
         }
     }
-    crate::store::dead_letters::remove(tx, project_id, &struck).await?;
+    store::dead_letters::remove(tx, project_id, &struck).await?;
     Ok(stepped.revived.len() as i64)
 }
 
-/// Cancels what has not ended, or brings back what has ended badly: page by page as a list of jobs shows them, of
-/// those that were stored before it began.
+/// Cancels what has not ended, or brings back what has ended badly, of those that were stored before it began. In the order
+/// of their ids: a parent is older than its children, and has to come back before them.
 async fn deal_with_jobs(
     tx: &mut PgConnection,
     due: &DueOperation,
@@ -306,40 +310,42 @@ async fn deal_with_jobs(
 ) -> Result<(Progress, bool), Error> {
     let DueOperation { project_id, created_at, .. } = due;
     let mut listed = jobs::Filter::of(kind, filter);
-    listed.created_before =
-        Some(listed.created_before.map_or(*created_at, |it| it.min(*created_at)));
-    let before = due.after_id.map(JobId);
-    let page_jobs = u32::try_from(wanted).unwrap_or_default();
-    let (rows, goes_on_below) = jobs::page(tx, *project_id, &listed, before, page_jobs).await?;
-    let mut ids: Vec<_> = rows.iter().map(|it| it.id).collect();
-    ids.sort();
+    let until = listed.created_before.map_or(*created_at, |it| it.min(*created_at));
+    listed.created_before = Some(until);
+    let found = jobs::walk(tx, *project_id, &listed, due.after_id.map(JobId), wanted).await?;
     let done = match kind {
-        Kind::JobsCancel => cancel_all(tx, *project_id, &ids, stepped).await?,
-        _ => revive_all(tx, *project_id, &ids, stepped).await?,
+        Kind::JobsCancel => cancel_all(tx, due, &found.jobs, stepped).await?,
+        _ => revive_all(tx, *project_id, &found.jobs, stepped).await?,
     };
+    let is_full = found.jobs.len() as i64 == wanted;
+    let last = if is_full { found.jobs.last().copied() } else { found.last };
     let progress = Progress {
         done,
-        skipped: ids.len() as i64 - done,
-        after: goes_on_below.map(|id| Place { died_at: *created_at, id: id.0 }),
+        skipped: found.jobs.len() as i64 - done,
+        after: last.map(|id| Place { died_at: *created_at, id: id.0 }),
         pause_ms: None,
     };
-    Ok((progress, goes_on_below.is_none()))
+    Ok((progress, !is_full && found.is_through))
 }
 
-/// Calls jobs off, or asks their workers to stop. Answers to how many that was news.
+/// Calls jobs off that wait, and asks the workers of those that run to stop. Answers to how many that was news.
 async fn cancel_all(
     tx: &mut PgConnection,
-    project_id: ProjectId,
+    due: &DueOperation,
     ids: &[JobId],
     stepped: &mut Stepped,
 ) -> Result<i64, Error> {
-    for id in ids {
-        let key = JobKey { project_id, id: *id };
-        match control::cancel_in(tx, key).await {
-            Ok(Cancelled::Before) | Err(Error::JobNotFound | Error::InvalidState(_)) => (),
-            Ok(cancelled) => stepped.cancelled.push((key, cancelled)),
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(stepped.cancelled.len() as i64)
+    let keys: Vec<_> =
+        ids.iter().map(|id| JobKey { project_id: due.project_id, id: *id }).collect();
+    let gone = call_off(tx, &keys, false, None).await?;
+    let asked = store::control::request_cancels(tx, &keys).await?;
+    let payload = Some(format!(r#"{{"operation_id":"{}"}}"#, due.id));
+    let called_off = gone.iter().map(|it| event(it.key, history::CANCELLED, None, payload.clone()));
+    let asked_for = asked.iter().map(|(key, attempt)| {
+        event(*key, history::CANCEL_REQUESTED, Some(*attempt), payload.clone())
+    });
+    events::insert(tx, &called_off.chain(asked_for).collect::<Vec<_>>()).await?;
+    stepped.called_off = gone;
+    stepped.asked = asked.into_iter().map(|it| it.0).collect();
+    Ok((stepped.called_off.len() + stepped.asked.len()) as i64)
 }

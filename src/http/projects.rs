@@ -42,9 +42,7 @@ impl Mode {
     pub fn is_test(&self) -> bool {
         matches!(self, Self::Test)
     }
-}
 
-impl Mode {
     const fn name(self) -> &'static str {
         match self {
             Self::Live => "live",

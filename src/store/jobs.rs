@@ -17,7 +17,7 @@ use crate::{
     ids::{JobId, LeaseId, ProjectId, WorkflowId},
 };
 
-pub use self::list::{Filter, MAX_COUNTED, count, page, read_tag};
+pub use self::list::{Filter, MAX_COUNTED, Walked, count, page, read_tag, walk};
 
 /// A job as it is stored, from whichever table.
 #[derive(Debug, Clone, sqlx::FromRow)]

@@ -96,7 +96,7 @@ story("what fails is found in the dead letters, brought back slowly, and succeed
   await page.click("nav.side >> text=Dead letters");
   await sees(page, "connection 17 refused");
   await page.click("text=Retry these…");
-  await sees(page, "Retry 1 dead letters?");
+  await sees(page, "Retry 1 dead letter?");
   await page.fill("[name=rate_per_second]", "5");
   await page.click("text=Retry them");
   await sees(page, "The dead letters are coming back.");
@@ -171,19 +171,47 @@ story("all jobs that match are cancelled, counted first", async (page, { base, a
   assert.equal((await api.get("/queues/bulk")).counts.cancelled, 60);
 });
 
-story("pages follow what happens, and stop when they are told to", async (page, { base, api }) => {
+story("pages follow what happens, stop when they are told to, and outlive a failure", async (page, { base, api }) => {
   await page.goto(`${base}/jobs`);
   await api.enqueue({ job_type: "first.live", queue: "live" });
   await sees(page, "first.live");
   await page.click("[data-live-switch]");
   await sees(page, "Paused");
-  await api.enqueue({ job_type: "second.live", queue: "live" });
-  await until("it is stored", async () => (await api.get("/jobs?job_type=second.live")).jobs.length === 1);
   const asked = [];
   page.on("request", (request) => asked.push(request.url()));
+  await api.enqueue({ job_type: "second.live", queue: "live" });
+  // Longer than between two looks that nothing has asked for: there is no event for what does not happen.
+  await page.waitForTimeout(7000);
+  assert.deepEqual(asked, []);
+  assert.equal(await page.getByText("second.live").count(), 0);
+  await page.goto(`${base}/queues`);
+  await sees(page, "Paused");
+  await page.goto(`${base}/jobs`);
+  // A node that is going away answers one look with a failure.
+  let refused = 0;
+  await page.route("**/jobs", async (route) => {
+    refused += 1;
+    if (refused > 1) return route.continue();
+    return route.fulfill({ status: 503, contentType: "text/html", body: "<p>one moment</p>" });
+  });
   await page.click("[data-live-switch]");
+  await page.locator("#lost", { hasText: "one moment" }).waitFor();
   await sees(page, "second.live");
-  assert.ok(asked.length > 0, "it looked again only when it was told to");
+  await page.locator("#lost:empty").waitFor({ state: "attached" });
+  await api.enqueue({ job_type: "third.live", queue: "live" });
+  await sees(page, "third.live");
+  page.complaints = page.complaints.filter((it) => !it.includes("503"));
+});
+
+story("a button that is pressed twice does its work once", async (page, { base, api }) => {
+  const id = await api.enqueue({ job_type: "twice", queue: "twice" });
+  await page.goto(`${base}/jobs/${id}`);
+  const twice = await page.evaluate(async () => {
+    const form = [...document.querySelectorAll("form")].find((it) => it.action.endsWith("/duplicate"));
+    const send = () => fetch(form.action, { method: "POST", body: new URLSearchParams(new FormData(form)) });
+    return (await Promise.all([send(), send()])).map((it) => it.url);
+  });
+  assert.equal((await api.get("/jobs?job_type=twice")).jobs.length, 2, twice.join(" "));
 });
 
 story("a viewer may look and not touch", async (page, { base, api }) => {
@@ -279,6 +307,15 @@ story("the keyboard is enough, and so is no script", async (page, { base, api, e
   await plain.context().close();
 });
 
+// What somebody could not read, and what does not fit into the window.
+async function check(page, place) {
+  const { violations } = await new AxeBuilder({ page }).withTags(RULES).analyze();
+  const told = violations.map((it) => `${it.id}: ${it.nodes[0].html} ${it.nodes[0].failureSummary}`);
+  assert.deepEqual(told, [], place);
+  const over = await page.evaluate(() => document.documentElement.scrollWidth - window.innerWidth);
+  assert.ok(over <= 0, `${place} is ${over} px wider than the window`);
+}
+
 for (const [colorScheme, width] of [["light", 1280], ["dark", 1280], ["light", 360], ["dark", 768]]) {
   story(`every page can be read by everybody, ${colorScheme}, ${width} wide`, async (page, { base, api }) => {
     const id = await api.enqueue({ job_type: "email.send", queue: "mail", max_attempts: 1, payload: { to: "ada" } });
@@ -293,17 +330,14 @@ for (const [colorScheme, width] of [["light", 1280], ["dark", 1280], ["light", 3
       "/recurring/s/nightly", "/recurring/s/nightly/edit", "/workers", "/workflows", `/workflows/${workflow}`, "/operations",
       `/operations/${operation.id}`, "/keys", "/members", "/limits", "/audit-log", "/settings",
     ].map((it) => base + it);
-    for (const route of ["projects", "account", "login", "signup", "reset", "verify?token=x", "invitation?token=x"]) {
+    for (const route of ["projects", "account", "login", "signup", "reset", "verify?token=x", "invitation?token=x", "nothing"]) {
       paths.push(`${server.url}/console/${route}`);
     }
+    await check(page, "the page that shows the key");
     for (const place of paths) {
       await page.goto(place);
       for (const summary of await page.locator("main summary").all()) await summary.click();
-      const { violations } = await new AxeBuilder({ page }).withTags(RULES).analyze();
-      const told = violations.map((it) => `${it.id}: ${it.nodes[0].html} ${it.nodes[0].failureSummary}`);
-      assert.deepEqual(told, [], place);
-      const over = await page.evaluate(() => document.documentElement.scrollWidth - window.innerWidth);
-      assert.ok(over <= 0, `${place} is ${over} px wider than the window`);
+      await check(page, place);
     }
   }, { colorScheme, viewport: { width, height: 900 }, reducedMotion: "reduce" });
 }

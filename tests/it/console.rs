@@ -110,9 +110,7 @@ impl Reply {
         assert_eq!(self.status.as_u16(), status, "{}", self.text);
         assert!(self.text.contains(text), "{text:?} is not in {}", self.text);
     }
-}
 
-impl Reply {
     /// Sends whoever asks on to this place, for now.
     #[track_caller]
     pub fn goes_temporarily(&self, to: &str) {

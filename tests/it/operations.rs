@@ -361,3 +361,66 @@ fn a_filter_of_jobs_names_what_is_wrong_with_it() {
         assert_eq!(none["count"], json!(0));
     });
 }
+
+#[test]
+fn what_was_cancelled_together_comes_back_together_however_slowly() {
+    run(async |t| {
+        let graph = json!({"jobs": [
+            {"key": "a", "job_type": "t"}, {"key": "b", "job_type": "t", "depends_on": ["a"]},
+            {"key": "c", "job_type": "t", "depends_on": ["b"]}
+        ]});
+        let workflow = t.post("/v1/workflows", graph).await.is(201);
+        let ids: Vec<_> = workflow["jobs"].as_array().expect("jobs").iter().collect();
+        let begun = t.post("/v1/jobs/cancel", json!({"filter": {"job_type": "t"}})).await.is(202);
+        ends(t, &begun["operation"]).await;
+        for job in &ids {
+            t.job_becomes(job["id"].as_str().expect("an id"), "cancelled").await;
+        }
+        // A job a step.
+        let slowly = json!({"filter": {"job_type": "t"}, "rate_per_second": 4});
+        let begun = t.post("/v1/jobs/retry", slowly).await.is(202);
+        ends(t, &begun["operation"]).await;
+        for (job, state) in ids.iter().zip(["pending", "scheduled", "scheduled"]) {
+            assert_eq!(t.job(job["id"].as_str().expect("an id")).await["state"], json!(state));
+        }
+        let path = format!("/v1/jobs/{}/events", ids[0]["id"].as_str().expect("an id"));
+        let history = t.get(&path).await.is(200).to_string();
+        assert!(history.contains("operation_id"), "{history}");
+    });
+}
+
+#[test]
+fn a_walk_goes_on_where_it_has_looked_at_as_much_as_it_may() {
+    run(async |t| {
+        let first = t.enqueue(json!({"queue": "rare"})).await;
+        // More than one step looks at, made as old as their ids say.
+        t.database
+            .execute(
+                "with new as (
+                     insert into jobs (project_id, id, queue, job_type, state, rank, run_at, max_attempts,
+                                       timeout_seconds)
+                     select projects.id,
+                            (lpad(to_hex((extract(epoch from now()) * 1000)::bigint), 12, '0')
+                             || '70008' || lpad(to_hex(number), 15, '0'))::uuid,
+                            'common', 't', 'pending', 0, now(), 1, 60
+                     from generate_series(1, 4500) number, projects
+                     returning project_id, id
+                 ), bodies as (
+                     insert into job_bodies (project_id, job_id, payload) select project_id, id, '1' from new
+                 )
+                 insert into queue_deltas (project_id, queue, active)
+                 select project_id, 'common', count(*) from new group by 1",
+            )
+            .await;
+        let last = t.enqueue(json!({"queue": "rare"})).await;
+        let counted = json!({"filter": {"queue": "rare"}, "dry_run": true});
+        assert_eq!(t.post("/v1/jobs/cancel", counted).await.is(200)["count"], json!(2));
+        let begun = t.post("/v1/jobs/cancel", json!({"filter": {"queue": "rare"}})).await.is(202);
+        let ended = ends(t, &begun["operation"]).await;
+        assert_eq!((&ended["done"], &ended["skipped"]), (&json!(2), &json!(0)));
+        for id in [&first, &last] {
+            assert_eq!(t.job(id).await["state"], json!("cancelled"));
+        }
+        assert_eq!(t.get("/v1/queues/common").await.is(200)["counts"]["pending"], json!(4500));
+    });
+}

@@ -37,7 +37,7 @@ pub struct ManyJobsRequest {
     /// Only count them. Default: false.
     #[serde(default)]
     dry_run: bool,
-    /// No more than so many, the newest first. Default: all.
+    /// No more than so many, the oldest first. Default: all.
     #[schema(minimum = 1, maximum = 10_000_000)]
     max: Option<i64>,
     /// No more than so many in a second. Default: as fast as it can.
@@ -49,7 +49,7 @@ impl RequestBody for ManyJobsRequest {}
 
 /// Cancel many jobs.
 ///
-/// Those that match and had been stored when it begins, the newest first, in the background: the operation says how far it
+/// Those that match and had been stored when it begins, the oldest first, in the background: the operation says how far it
 /// has come. What waits is called off; the workers of what runs are asked to stop. With `dry_run`, only their number.
 #[utoipa::path(
     post, path = "/jobs/cancel", tag = "jobs", operation_id = "jobs_cancel_many",
@@ -80,8 +80,8 @@ pub async fn cancel(
 
 /// Retry many jobs.
 ///
-/// Dead letters and cancelled jobs that match and had been stored when it begins, the newest first, in the background: the
-/// operation says how far it has come. With `dry_run`, only their number.
+/// Dead letters and cancelled jobs that match and had been stored when it begins, the oldest first, in the background: the
+/// operation says how far it has come. A job whose parents have not come back stays as it is. With `dry_run`, only their number.
 #[utoipa::path(
     post, path = "/jobs/retry", tag = "jobs", operation_id = "jobs_retry_many",
     security(("api_key" = ["manage"]), ("session" = ["member"])),

@@ -150,6 +150,77 @@ fn push_closed(query: &mut QueryBuilder<Postgres>, project_id: ProjectId) {
     query.push("as is_rate_limited, ");
 }
 
+/// Where a walk over jobs has come.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Walked {
+    /// The jobs that match.
+    pub jobs: Vec<JobId>,
+    /// The last one that was examined; none: there was none.
+    pub last: Option<JobId>,
+    /// Whether nothing is left to examine.
+    pub is_through: bool,
+}
+
+/// Up to `limit` jobs that match, in the order of their ids, above `after`. It examines
+/// [`limits::MAX_PAGE_EXAMINED_ROWS`] at the most.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn walk(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    filter: &Filter,
+    after: Option<JobId>,
+    limit: i64,
+) -> sqlx::Result<Walked> {
+    let (upper, lower) = bounds(filter, None);
+    let beyond = after.map_or(Uuid::nil(), |it| Uuid::from_u128(it.0.as_u128().saturating_add(1)));
+    let mut query = QueryBuilder::<Postgres>::new("with examined as materialized (");
+    let (between, most) = ((upper, lower.max(beyond)), limits::MAX_PAGE_EXAMINED_ROWS);
+    push_examined(&mut query, project_id, between, Order::OldestFirst, most);
+    query.push("), matching as (select id from examined where true");
+    push_filter(&mut query, project_id, filter);
+    query.push(" order by id limit ").push_bind(limit);
+    query.push(") select array(select id from matching order by id), ");
+    query.push("(select id from examined order by id desc limit 1), ");
+    query.push("(select count(*) from examined) < ").push_bind(limits::MAX_PAGE_EXAMINED_ROWS);
+    let (jobs, last, is_through): (Vec<JobId>, Option<JobId>, bool) =
+        query.build_query_as().fetch_one(conn).await?;
+    Ok(Walked { jobs, last, is_through })
+}
+
+/// From which end rows are examined.
+#[derive(Clone, Copy)]
+enum Order {
+    OldestFirst,
+    NewestFirst,
+}
+
+/// The first rows of both tables between two ids, with what filters look at.
+fn push_examined(
+    query: &mut QueryBuilder<Postgres>,
+    project_id: ProjectId,
+    (upper, lower): (Uuid, Uuid),
+    order: Order,
+    limit: i64,
+) {
+    let order = match order {
+        Order::OldestFirst => " order by id limit ",
+        Order::NewestFirst => " order by id desc limit ",
+    };
+    query.push("select * from (");
+    for table in ["jobs", "finished_jobs"] {
+        if table == "finished_jobs" {
+            query.push(" union all ");
+        }
+        query.push("(select id, queue, job_type, state, created_at from ").push(table);
+        query.push(" where project_id = ").push_bind(project_id.0);
+        query.push(" and id < ").push_bind(upper).push(" and id >= ").push_bind(lower);
+        query.push(order).push_bind(limit).push(")");
+    }
+    query.push(") both_tables").push(order).push_bind(limit);
+}
+
 /// Jobs that one count examines at the most.
 pub const MAX_COUNTED: i64 = 100_000;
 
@@ -162,18 +233,9 @@ pub async fn count(
     project_id: ProjectId,
     filter: &Filter,
 ) -> sqlx::Result<(i64, bool)> {
-    let (upper, lower) = bounds(filter, None);
-    let mut query = QueryBuilder::<Postgres>::new("with examined as materialized (select * from (");
-    for table in ["jobs", "finished_jobs"] {
-        if table == "finished_jobs" {
-            query.push(" union all ");
-        }
-        query.push("(select id, queue, job_type, state, created_at from ").push(table);
-        query.push(" where project_id = ").push_bind(project_id.0);
-        query.push(" and id < ").push_bind(upper).push(" and id >= ").push_bind(lower);
-        query.push(" order by id desc limit ").push_bind(MAX_COUNTED + 1).push(")");
-    }
-    query.push(") both_tables order by id desc limit ").push_bind(MAX_COUNTED + 1);
+    let between = bounds(filter, None);
+    let mut query = QueryBuilder::<Postgres>::new("with examined as materialized (");
+    push_examined(&mut query, project_id, between, Order::NewestFirst, MAX_COUNTED + 1);
     query.push(") select (select count(*) from examined where true");
     push_filter(&mut query, project_id, filter);
     query.push("), (select count(*) from examined) > ").push_bind(MAX_COUNTED);
@@ -200,15 +262,16 @@ fn push_filter(query: &mut QueryBuilder<Postgres>, project_id: ProjectId, filter
         query.push(" and job_type = ").push_bind(job_type.clone());
     }
     if let Some((name, value)) = &filter.tag {
-        query.push(" and exists (select from job_bodies tagged where tagged.project_id = ");
-        query.push_bind(project_id.0).push(" and tagged.job_id = examined.id and tagged.tags ");
+        // Not `exists`: a subquery that is a value is looked up row by row, and never by a walk over all bodies.
+        query.push(" and (select tagged.tags ");
         match value {
             Some(value) => {
                 query.push("->> ").push_bind(name.clone()).push(" = ").push_bind(value.clone())
             }
             None => query.push("? ").push_bind(name.clone()),
         };
-        query.push(")");
+        query.push(" from job_bodies tagged where tagged.project_id = ").push_bind(project_id.0);
+        query.push(" and tagged.job_id = examined.id)");
     }
     if let Some(after) = filter.created_after {
         query.push(" and created_at >= ").push_bind(after);

@@ -111,6 +111,9 @@ fn every_page_shows_what_others_wrote_as_text_under_a_policy_without_exceptions(
             assert!(!policy.contains("unsafe"), "{policy}");
             assert_eq!(page.headers["cache-control"], "no-store", "{path}");
         }
+        // Nothing was done by looking, and by asking how many there are.
+        let operations = t.get("/v1/operations").await.is(200)["operations"].clone();
+        assert_eq!(operations.as_array().map(Vec::len), Some(1), "{operations}");
     });
 }
 
@@ -169,7 +172,7 @@ fn whoever_is_on_call_finds_and_mends_what_is_stuck() {
         let at = groups.text.find("fingerprint=").expect("a group") + "fingerprint=".len();
         let fingerprint = groups.text[at..at + 32].to_owned();
         let asked = format!("{page}/dead-letters/many?what=retry&fingerprint={fingerprint}");
-        browser.get(&asked).await.says(200, "1 dead letters?");
+        browser.get(&asked).await.says(200, "1 dead letter?");
         let form = [("filter.fingerprint", fingerprint.as_str()), ("rate_per_second", "50")];
         let begun = browser.act(t, "dead_letters_retry_many", &form).await;
         assert_eq!(begun.status, 303, "{}", begun.text);
@@ -181,7 +184,7 @@ fn whoever_is_on_call_finds_and_mends_what_is_stuck() {
         browser
             .get(&format!("{page}/jobs/bulk?what=cancel&queue=idle"))
             .await
-            .says(200, "Cancel 1 jobs?");
+            .says(200, "Cancel 1 job?");
         let form = [("filter.queue", "idle"), ("max", ""), ("rate_per_second", "")];
         assert_eq!(browser.act(t, "jobs_cancel_many", &form).await.status, 303);
         let jobs = loop {

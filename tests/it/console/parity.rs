@@ -66,6 +66,9 @@ fn nothing_else_in_the_console_changes_anything() {
         let path = line.split('"').nth(1)?;
         line.contains("post(").then(|| path.to_owned())
     };
+    for other in ["put(", "patch(", "delete(", "any(", " on(", "MethodFilter"] {
+        assert!(!source.contains(other), "{other}: a page changes something with POST alone");
+    }
     let (of_project, of_people) = source.split_once("fn of_people").expect("two tables");
     let mut found = BTreeSet::new();
     for (base, table) in [("/console/p/{project}", of_project), ("/console", of_people)] {

@@ -161,7 +161,6 @@ fn a_session_that_was_ended_leads_to_the_login() {
 fn a_link_from_elsewhere_is_asked_for_again_by_the_console_itself() {
     run(async |t| {
         let mut browser = Browser::new(t, "ada@example.com");
-        browser.site = Some("cross-site");
         let address = format!("{}/console/projects", t.url);
         let first = t
             .client
@@ -173,7 +172,50 @@ fn a_link_from_elsewhere_is_asked_for_again_by_the_console_itself() {
             (first.status().as_u16(), &first.headers()["refresh"]),
             (200, &"0".parse().expect("a value"))
         );
-        browser.site = Some("same-origin");
         browser.get("/console/projects").await.goes("/console/login?next=%2Fconsole%2Fprojects");
+    });
+}
+
+#[test]
+fn a_failure_takes_no_session_with_it() {
+    run(async |t| {
+        let mut browser = Browser::of_member(t, "ada@example.com", Role::Viewer).await;
+        let page = format!("/console/p/{}", t.id);
+        let before = browser.cookies.remove("__Host-fencepost-access");
+        assert!(before.is_some());
+        browser.get(&format!("{page}/jobs/job_none")).await.says(404, "Not found");
+        assert_eq!(browser.cookies.len(), 2, "the token that it had is used up");
+        t.database.execute("update refresh_tokens set used_at = used_at - interval '1 hour'").await;
+        browser.cookies.remove("__Host-fencepost-access");
+        browser.get(&page).await.says(200, "Overview");
+    });
+}
+
+#[test]
+fn a_password_may_begin_and_end_with_a_space() {
+    run(async |t| {
+        let mut browser = Browser::of_member(t, "ada@example.com", Role::Viewer).await;
+        let next = " loud herons lend galoshes ";
+        let form =
+            [("current_password", PASSWORD), ("new_password", next), ("back", "/console/account")];
+        browser
+            .post("/console/do/auth_password", &form)
+            .await
+            .goes("/console/account?done=auth_password");
+        let form = [("email", "ada@example.com"), ("password", next.trim())];
+        browser.post("/console/login", &form).await.says(401, "is wrong");
+        let form = [("email", "ada@example.com"), ("password", next)];
+        browser.post("/console/login", &form).await.goes("/console?from=login");
+    });
+}
+
+#[test]
+fn whoever_has_no_session_is_not_led_away_from_a_key_that_is_shown_once() {
+    run(async |t| {
+        let mut browser = Browser::new(t, "ada@example.com");
+        let form = [("email", "ada@example.com"), ("password", PASSWORD), ("project_name", "Acme")];
+        browser.post("/console/signup", &form).await.says(200, "fp_live_");
+        browser.cookies.clear();
+        browser.get("/console/p/acme/first").await.says(200, "There is no session here");
     });
 }

@@ -11,8 +11,7 @@ setup: ## Install what is missing on this machine (PostgreSQL, Redis)
 	@sh scripts/setup.sh
 
 run: setup ## Set up, build, and run everything on this machine: `fencepost dev`
-	$(CARGO) build --locked --release
-	./target/release/fencepost dev
+	$(CARGO) run --locked --release -- dev
 
 setup-test: ## Install what the tests need beside (Go, Node, Java, pip, jq, Prometheus, HAProxy, Chromium)
 	@sh scripts/setup.sh test
@@ -46,8 +45,7 @@ fuzz: setup ## Send 20,000 requests made from the OpenAPI file, good and bad, to
 	@sh scripts/fuzz.sh
 
 bench: ## Measure a server of its own over HTTP
-	$(CARGO) build --locked --release
-	./target/release/fencepost bench
+	$(CARGO) run --locked --release -- bench
 
 openapi: ## Write the documents in openapi/ anew from the handlers
 	$(CARGO) run --locked --quiet -- openapi > openapi/openapi.json.part

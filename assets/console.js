@@ -104,7 +104,7 @@ function setUpLive() {
   if (!region() || !button) return;
   const show = () => {
     button.toggleAttribute("data-on", live.isOn);
-    button.querySelector("[data-live-word]").textContent = live.isOn ? "Live" : "Paused";
+    button.querySelector("[data-live-word]").textContent = live.isOn ? "Live updates" : "Updates paused";
   };
   button.hidden = false;
   button.addEventListener("click", () => {
@@ -178,7 +178,7 @@ function draw(box) {
     // As the table below has it.
     tzDate: (seconds) => uPlot.tzDate(new Date(seconds * 1000), "Etc/UTC"),
     axes: [{ ...axis, values: "{HH}:{mm}" }, { ...axis, size: 62, values: (_, marks) => marks.map(word) }],
-    scales: { y: { range: (_, low, high) => [0, Math.max(high || 0, 1)] } },
+    scales: { y: { range: (_, low, high) => [0, Math.max(high || 0, 10)] } },
     series: [{ label: "UTC", value: "{HH}:{mm}" }, ...data.series.map((it) => ({ label: it.name, stroke: colour(it.tone), width: 1.75, spanGaps: false, points: { show: true, size: 4 }, value: (_, value) => word(value) }))],
   }, values, box);
 }
@@ -215,43 +215,73 @@ document.addEventListener("click", async (event) => {
   }
 }, true);
 
-// One click is enough: the button comes back with the answer.
+// One click is enough: the form waits for its answer.
 const buttonOf = (form) => form.querySelector("button:not([type=button])");
-document.addEventListener("submit", (event) => {
-  document.getElementById("problem")?.replaceChildren();
-  const button = buttonOf(event.target);
-  if (button) setTimeout(() => { button.disabled = true; }, 0);
-});
-document.addEventListener("htmx:finally:request", (event) => {
-  const button = event.target instanceof HTMLFormElement && buttonOf(event.target);
+function release(form) {
+  delete form.dataset.sent;
+  const button = buttonOf(form);
   if (button) button.disabled = false;
-});
+}
+document.addEventListener("submit", (event) => {
+  const form = event.target;
+  if (form.dataset.sent) {
+    event.preventDefault();
+    event.stopPropagation();
+    return;
+  }
+  document.getElementById("problem")?.replaceChildren();
+  if (form.method !== "post") return;
+  form.dataset.sent = "true";
+  const button = buttonOf(form);
+  if (button) setTimeout(() => { button.disabled = true; }, 0);
+}, true);
+document.addEventListener("htmx:finally:request", (event) => event.target instanceof HTMLFormElement && release(event.target));
 // A page that comes back from the browser's memory has its buttons again, and follows.
 window.addEventListener("pageshow", (event) => {
   if (!event.persisted) return;
   live.isGone = false;
-  for (const button of document.querySelectorAll("form button")) button.disabled = false;
+  for (const form of document.forms) release(form);
   follow();
 });
 
-// Nothing was answered at all.
-document.addEventListener("htmx:error", (event) => {
-  const isForm = event.target instanceof HTMLFormElement;
-  const place = document.getElementById(isForm ? "problem" : "lost");
-  if (!place) return;
+function tell(place, text) {
   const told = document.createElement("p");
   told.className = "failure";
-  told.textContent = isForm ? "The server did not answer: look whether it was done before you try again." : "The server does not answer. Trying again…";
-  place.replaceChildren(told);
+  told.textContent = text;
+  document.getElementById(place)?.replaceChildren(told);
+}
+
+// Nothing was answered at all, or a look was answered with a failure: the page stays as it is.
+document.addEventListener("htmx:error", (event) => {
+  if (event.target instanceof HTMLFormElement) {
+    tell("problem", "The server did not answer: look whether it was done before you try again.");
+    showProblem();
+  } else {
+    tell("lost", "The server does not answer. Trying again…");
+  }
+});
+document.addEventListener("htmx:response:error", (event) => {
+  if (event.target === region()) tell("lost", `This page could not be brought up to date (${event.detail.ctx.response.status}). Trying again…`);
+});
+document.addEventListener("htmx:after:request", (event) => {
+  if (event.detail.ctx.response.status === 200) document.getElementById("lost")?.replaceChildren();
 });
 document.addEventListener("htmx:after:swap", () => {
   follow();
   drawCharts(false);
+  showProblem();
 });
-document.addEventListener("htmx:after:request", (event) => {
-  const status = event.detail?.ctx?.response?.raw?.status ?? event.detail?.ctx?.response?.status;
-  if (status === 200) document.getElementById("lost")?.replaceChildren();
-});
+
+// What went wrong is seen and heard, wherever on the page the button was.
+function showProblem() {
+  const told = document.querySelector("#problem > *");
+  if (!told || told.dataset.isShown) return;
+  told.dataset.isShown = "true";
+  told.tabIndex = -1;
+  told.focus({ preventScroll: true });
+  told.scrollIntoView({ block: "center" });
+}
+
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => drawCharts(true));
 addEventListener("resize", () => drawCharts(false));
 

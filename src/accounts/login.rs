@@ -100,7 +100,7 @@ impl Accounts {
         self.begin_session(account.id, &hash, client).await
     }
 
-    async fn begin_session(
+    pub(super) async fn begin_session(
         &self,
         account_id: AccountId,
         password_hash: &str,

@@ -7,8 +7,8 @@ use secrecy::{ExposeSecret, SecretString};
 use sqlx::{Acquire, PgConnection};
 
 use super::{
-    Accounts, Client, KeyWish, MAILS_PER_EMAIL, MadeKey, SIGNUPS_PER_ADDRESS, charge, make_key,
-    project_facts, read_email,
+    Accounts, Client, KeyWish, MAILS_PER_EMAIL, MadeKey, SIGNUPS_PER_ADDRESS, SignedIn, charge,
+    make_key, project_facts, read_email,
     secret::{self, MAIL_PREFIX},
 };
 use crate::{
@@ -62,9 +62,23 @@ pub struct SignedUp {
     pub role: Role,
     /// A key with all scopes; none for whoever was invited.
     pub key: Option<MadeKey>,
+    password_hash: String,
 }
 
 impl Accounts {
+    /// Begins a session of an account that has just been made. Logging in could find another one, that was made earlier with
+    /// the same unproved address and the same password.
+    ///
+    /// # Errors
+    /// [`Error::InvalidCredentials`] when its password was changed meanwhile.
+    pub async fn begin_first_session(
+        &self,
+        made: &SignedUp,
+        client: &Client,
+    ) -> Result<SignedIn, Error> {
+        self.begin_session(made.account.id, &made.password_hash, client).await
+    }
+
     /// Signs somebody up.
     ///
     /// # Errors
@@ -91,29 +105,35 @@ impl Accounts {
         let mut tx = conn.begin().await?;
         let account =
             store::accounts::insert(&mut tx, AccountId::generate(), &email, &password_hash).await?;
-        let signed_up = match &wish.invitation {
-            Some(invitation) => self.join(&mut tx, account, invitation, client).await?,
-            None => self.begin_project(&mut tx, account, name, client).await?,
+        let (project, role, key) = match &wish.invitation {
+            Some(invitation) => {
+                let (project, role) = self.accept(&mut tx, account.id, invitation, client).await?;
+                (project, role, None)
+            }
+            None => {
+                let (project, key) = self.begin_project(&mut tx, account.id, name, client).await?;
+                (project, Role::Owner, Some(key))
+            }
         };
-        let secret = self.new_mail_secret(&mut tx, signed_up.account.id, Purpose::Verify).await?;
+        let secret = self.new_mail_secret(&mut tx, account.id, Purpose::Verify).await?;
         tx.commit().await?;
         self.mail_verification(&email, &secret);
-        Ok(signed_up)
+        Ok(SignedUp { account, project, role, key, password_hash })
     }
 
     async fn begin_project(
         &self,
         conn: &mut PgConnection,
-        account: Account,
+        account_id: AccountId,
         name: &str,
         client: &Client,
-    ) -> Result<SignedUp, Error> {
+    ) -> Result<(Project, MadeKey), Error> {
         let project = free_project(conn, name, "live", &self.default_plan).await?;
-        store::members::upsert(conn, project.id, account.id, Role::Owner.name()).await?;
+        store::members::upsert(conn, project.id, account_id, Role::Owner.name()).await?;
         let wish = KeyWish {
             name: FIRST_KEY.to_owned(),
             scopes: Scope::ALL.to_vec(),
-            created_by: Some(account.id.to_string()),
+            created_by: Some(account_id.to_string()),
             ..KeyWish::default()
         };
         let limits = self.plans.of(&project.plan, project.overrides.as_ref());
@@ -124,20 +144,9 @@ impl Accounts {
             after: Some(project_facts(&project)),
             ..Deed::default()
         };
-        let actor = client.actor("account", account.id.to_string());
+        let actor = client.actor("account", account_id.to_string());
         store::audit::insert(conn, project.id, &actor, &deed).await?;
-        Ok(SignedUp { account, project, role: Role::Owner, key: Some(key) })
-    }
-
-    async fn join(
-        &self,
-        conn: &mut PgConnection,
-        account: Account,
-        invitation: &SecretString,
-        client: &Client,
-    ) -> Result<SignedUp, Error> {
-        let (project, role) = self.accept(conn, account.id, invitation, client).await?;
-        Ok(SignedUp { account, project, role, key: None })
+        Ok((project, key))
     }
 
     /// Uses an invitation up: the account is a member from then on, as what it was invited as, or as what it was

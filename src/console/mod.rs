@@ -31,7 +31,7 @@ use axum::{
     routing::{get, post},
 };
 
-use crate::app::App;
+use crate::{app::App, error::Error};
 
 /// The pages of a project, below `/console/p/{project}`.
 fn of_project() -> Router<App> {
@@ -94,6 +94,7 @@ pub fn router(app: App, api: Router) -> Router<App> {
         .nest("/console", of_people())
         .nest("/console/p/{project}", of_project())
         .route("/console/{*anything}", get(people::nothing).post(people::nothing))
+        .method_not_allowed_fallback(async || Error::MethodNotAllowed)
         .layer(Extension(api::Routes(api)))
         .layer(middleware::from_fn_with_state(app, session::attach));
     Router::new()

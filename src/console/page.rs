@@ -218,7 +218,8 @@ impl FromRequestParts<App> for Here {
 struct Problem<'a> {
     title: &'static str,
     info: &'a error::ErrorInfo,
-    login: &'static str,
+    /// Where somebody can go on: a link and its text.
+    ways: Vec<(String, &'static str)>,
 }
 
 #[derive(Template)]
@@ -227,8 +228,39 @@ struct ProblemFragment<'a> {
     info: &'a error::ErrorInfo,
 }
 
+/// Who sees what went wrong.
+pub struct SeenBy<'a> {
+    /// The page that they wanted, or were on.
+    pub page: &'a str,
+    /// Whether they are logged in.
+    pub is_somebody: bool,
+}
+
+impl SeenBy<'_> {
+    /// To what is around the page: its list, its project, all projects; or to the login.
+    fn ways(&self) -> Vec<(String, &'static str)> {
+        if !self.is_somebody {
+            return vec![(LOGIN.to_owned(), "Log in")];
+        }
+        let path = self.page.split('?').next().unwrap_or_default();
+        let mut parts = path.strip_prefix("/console/p/").into_iter().flat_map(|it| it.split('/'));
+        let (project, section) =
+            (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
+        let known = SECTIONS.iter().find(|it| it.0 == section && !section.is_empty());
+        let list = known.map(|it| (format!("/console/p/{project}/{section}"), it.1));
+        let own = (!project.is_empty()).then(|| (format!("/console/p/{project}"), "Overview"));
+        let all = ("/console/projects".to_owned(), "All projects");
+        list.into_iter().chain(own).chain([all]).collect()
+    }
+}
+
 /// What somebody sees when it went wrong: a page, or the part of one that says so.
-pub fn problem(failure: &Error, request_id: &str, is_fragment: bool) -> Response {
+pub fn problem(
+    failure: &Error,
+    request_id: &str,
+    is_fragment: bool,
+    seen_by: SeenBy<'_>,
+) -> Response {
     let mut info = error::info(failure, request_id);
     if matches!(failure, Error::InvalidCredentials) {
         "The e-mail address or the password is wrong.".clone_into(&mut info.message);
@@ -244,7 +276,7 @@ pub fn problem(failure: &Error, request_id: &str, is_fragment: bool) -> Response
     let rendered = if is_fragment {
         render(&ProblemFragment { info: &info })
     } else {
-        render(&Problem { title, info: &info, login: LOGIN })
+        render(&Problem { title, info: &info, ways: seen_by.ways() })
     };
     let mut response = rendered.unwrap_or_else(|_| info.message.into_response());
     *response.status_mut() = status;

@@ -8,29 +8,31 @@ use axum::{
     response::Response,
 };
 use chrono::{DateTime, Utc};
-use serde_json::{Value, json};
+use secrecy::ExposeSecret;
+use serde_json::json;
 
 use super::{
     act::is_own_page,
     actions,
     api::{Api, segment},
     form::{Asked, Fields, encode},
-    page::{problem, render},
+    page::render,
     session::{self, HX_REQUEST, go},
     show,
     start::Start,
 };
 use crate::{
+    accounts::{Client, SignUp},
     app::App,
     config::Signup,
     error::Error,
     http::{
-        auth::{SessionReply, SignupReply},
+        auth::SessionReply,
         error::{self, ErrorInfo},
         me::{Me, Session, SessionList},
-        projects::ProjectList,
+        projects::{Project, ProjectList},
     },
-    wire::{RequestId, refusal::Told},
+    wire::refusal::Told,
 };
 
 /// In the query of the page after a login: whoever comes without a session then has a browser that did not keep it.
@@ -65,7 +67,10 @@ struct Login {
 }
 
 /// The page on which somebody logs in.
-pub async fn login_page(Asked(asked): Asked) -> Result<Response, Error> {
+pub async fn login_page(api: Api, Asked(asked): Asked) -> Result<Response, Error> {
+    if api.is_somebody() {
+        return Ok(go(false, "/console"));
+    }
     let next = asked.get("next").filter(|it| is_own_page(it)).unwrap_or_default().to_owned();
     let done = asked.get(actions::DONE).and_then(actions::said);
     render(&Login { next, done, has_lost_cookie: false })
@@ -112,7 +117,14 @@ struct SignUpPage {
 }
 
 /// The page on which somebody signs up; with an invitation, to join its project.
-pub async fn signup_page(State(app): State<App>, Asked(asked): Asked) -> Result<Response, Error> {
+pub async fn signup_page(
+    State(app): State<App>,
+    api: Api,
+    Asked(asked): Asked,
+) -> Result<Response, Error> {
+    if api.is_somebody() && asked.get("invitation").is_none() {
+        return Ok(go(false, "/console"));
+    }
     signup_form(&app, &asked, None)
 }
 
@@ -129,34 +141,48 @@ fn signup_form(app: &App, typed: &Fields, info: Option<ErrorInfo>) -> Result<Res
     render(&SignUpPage { is_open, invitation, email, project_name, info })
 }
 
-/// Signs somebody up, and shows the first key, which is never seen again.
-pub async fn signup(State(app): State<App>, api: Api, form: Fields) -> Result<Response, Error> {
-    let (email, password) = (form.text("email"), form.text("password"));
-    let mut wish = json!({"email": email.trim(), "password": password});
-    for (field, name) in [("project_name", "project_name"), ("invitation", "invitation")] {
-        if let Some(text) = form.get(field) {
-            wish[name] = Value::from(text);
-        }
-    }
-    let made = api.send(Method::POST, "/v1/auth/signup", Some(wish.to_string())).await;
-    let SignupReply { project, api_key, .. } = match made {
+/// Signs somebody up with the very function that `POST /v1/auth/signup` calls, and leads them to the page that shows their
+/// first key, once.
+pub async fn signup(
+    State(app): State<App>,
+    Extension(client): Extension<Client>,
+    api: Api,
+    headers: HeaderMap,
+    form: Fields,
+) -> Result<Response, Error> {
+    let wish = SignUp {
+        email: form.text("email").trim().to_owned(),
+        password: form.text("password").to_owned().into(),
+        project_name: form.get("project_name").map(str::to_owned),
+        invitation: form.get("invitation").map(|it| it.to_owned().into()),
+    };
+    let made = match app.accounts.sign_up(wish, &client).await {
         Ok(made) => made,
         Err(refused @ Error::Invalid(_)) => {
-            let mut page =
-                signup_form(&app, &form, Some(error::info(&refused, &api.request_id().0)))?;
+            let info = error::info(&refused, &api.request_id().0);
+            let mut page = signup_form(&app, &form, Some(info))?;
             *page.status_mut() = error::status(&refused);
             page.extensions_mut().insert(Told(refused));
             return Ok(page);
         }
         Err(other) => return Err(other),
     };
-    let session = sign_in(&api, email, password).await?;
-    let Some(key) = api_key else {
-        let to = format!("/console/p/{}", segment(&project.slug));
-        return Ok(with_session(go(false, &to), &session));
+    let session = app.accounts.begin_first_session(&made, &client).await?.into();
+    let project = Project::of(made.project, Some(made.role));
+    let base = format!("/console/p/{}", segment(&project.slug));
+    let Some(key) = made.key else {
+        return Ok(with_session(go(false, &base), &session));
     };
-    let start = Start::of(project, &app.accounts.public_url, Some(key.secret));
-    Ok(with_session(render(&start)?, &session))
+    let key = key.secret.expose_secret().to_owned();
+    // A browser that says where a form comes from will keep our cookies; another one gets the key at once, and may see it
+    // again when it asks again.
+    if !session::keeps_cookies(&headers) {
+        let start = Start::of(project, &app.accounts.public_url, Some(key));
+        return Ok(with_session(render(&start)?, &session));
+    }
+    let mut response = with_session(go(false, &format!("{base}/start")), &session);
+    session::hand_over_key(response.headers_mut(), &project.slug, &key);
+    Ok(response)
 }
 
 #[derive(Template)]
@@ -291,12 +317,6 @@ pub async fn export(api: Api) -> Result<Response, Error> {
 }
 
 /// What is below `/console` and is no page.
-pub async fn nothing(
-    Extension(RequestId(id)): Extension<RequestId>,
-    headers: HeaderMap,
-) -> Response {
-    let error = Error::NoSuchRoute;
-    let mut response = problem(&error, &id, headers.contains_key(HX_REQUEST));
-    response.extensions_mut().insert(Told(error));
-    response
+pub async fn nothing() -> Error {
+    Error::NoSuchRoute
 }

@@ -9,14 +9,14 @@ use axum::{
     extract::{Request, State},
     http::{
         HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri,
-        header::{COOKIE, HOST, LOCATION, ORIGIN, SET_COOKIE},
+        header::{COOKIE, HOST, LOCATION, ORIGIN, REFERER, SET_COOKIE},
     },
     middleware::Next,
     response::{IntoResponse, Response},
 };
 use secrecy::SecretString;
 
-use super::page;
+use super::{act::is_own_page, page};
 use crate::{
     accounts::{Client, Reuse, SignedIn},
     app::{App, Forget},
@@ -28,10 +28,16 @@ use crate::{
 
 const ACCESS_COOKIE: &str = "__Host-fencepost-access";
 const REFRESH_COOKIE: &str = "__Host-fencepost-refresh";
+/// Holds a new key for as long as it takes to show it.
+const KEY_COOKIE: &str = "__Host-fencepost-key";
+/// How long a new key waits to be shown.
+const KEY_SECONDS: i64 = 120;
 /// The cookie goes before the token does, so that none is shown that has just run out.
 const EARLY_SECONDS: i64 = 30;
 const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 const FETCH_MODE: HeaderName = HeaderName::from_static("sec-fetch-mode");
+/// Where htmx was when it asked.
+const HX_CURRENT_URL: HeaderName = HeaderName::from_static("hx-current-url");
 /// htmx sets it on what it asks for.
 pub const HX_REQUEST: HeaderName = HeaderName::from_static("hx-request");
 /// Where htmx then goes.
@@ -48,19 +54,31 @@ pub struct Visitor {
 
 /// What is asked for, as far as a refusal depends on it.
 struct Asked {
-    place: String,
+    /// Where somebody is: the page, or the one that a form is on.
+    page: String,
     is_fragment: bool,
     is_read: bool,
+    is_somebody: bool,
     request_id: String,
 }
 
 impl Asked {
     fn of(request: &Request) -> Self {
-        let request_id = request.extensions().get::<RequestId>();
+        let (headers, request_id) = (request.headers(), request.extensions().get::<RequestId>());
+        let is_fragment = headers.contains_key(HX_REQUEST);
+        let is_read = request.method() == Method::GET || request.method() == Method::HEAD;
+        let page = if is_fragment || !is_read {
+            let told = headers.get(HX_CURRENT_URL).or(headers.get(REFERER));
+            let told = told.and_then(|it| it.to_str().ok()?.parse::<Uri>().ok());
+            told.as_ref().map(place).filter(|it| is_own_page(it)).unwrap_or_default()
+        } else {
+            place(request.uri())
+        };
         Self {
-            place: place(request.uri()),
-            is_fragment: request.headers().contains_key(HX_REQUEST),
-            is_read: request.method() == Method::GET || request.method() == Method::HEAD,
+            page,
+            is_fragment,
+            is_read,
+            is_somebody: false,
             request_id: request_id.map(|it| it.0.clone()).unwrap_or_default(),
         }
     }
@@ -68,10 +86,10 @@ impl Asked {
     /// What somebody sees instead of the page: where to log in, or what went wrong.
     fn refuse(&self, error: &Error) -> Response {
         if !matches!(error, Error::Unauthorized) {
-            return page::problem(error, &self.request_id, self.is_fragment);
+            let seen_by = page::SeenBy { page: &self.page, is_somebody: self.is_somebody };
+            return page::problem(error, &self.request_id, self.is_fragment, seen_by);
         }
-        let next = if self.is_read && !self.is_fragment { self.place.as_str() } else { "" };
-        let login = match next {
+        let login = match self.page.as_str() {
             "" | "/console" => LOGIN.to_owned(),
             next => format!("{LOGIN}?{}", super::form::encode(&[("next", next)])),
         };
@@ -97,7 +115,7 @@ pub fn go(is_fragment: bool, to: &str) -> Response {
 
 /// Finds out who looks, refuses what no page of the console has asked for, and gives every failure a face.
 pub async fn attach(State(app): State<App>, mut request: Request, next: Next) -> Response {
-    let asked = Asked::of(&request);
+    let mut asked = Asked::of(&request);
     let client = request.extensions().get::<Client>().cloned().unwrap_or_default();
     if !asked.is_read && !is_own(request.headers()) {
         let error = Error::Forbidden { needs: "to be sent by a page of the console" };
@@ -120,6 +138,7 @@ pub async fn attach(State(app): State<App>, mut request: Request, next: Next) ->
                 access_token
             }
         };
+        asked.is_somebody = true;
         request.extensions_mut().insert(Visitor { access_token });
     }
     let mut response = next.run(request).await;
@@ -128,7 +147,7 @@ pub async fn attach(State(app): State<App>, mut request: Request, next: Next) ->
     }
     // With a failure, too: the token that the browser has is used up. Where a session has begun or ended, that counts.
     if let Some(signed_in) = fresh
-        && !response.headers().contains_key(SET_COOKIE)
+        && !begins_or_ends(response.headers())
     {
         remember(response.headers_mut(), &signed_in.into());
     }
@@ -191,6 +210,35 @@ fn needs_second_look(request: &Request<Body>) -> bool {
         && is(FETCH_SITE, "cross-site")
         && is(FETCH_MODE, "navigate")
         && cookie(request.headers(), REFRESH_COOKIE).is_none()
+}
+
+/// Whether an answer sets the cookies of a session.
+fn begins_or_ends(headers: &HeaderMap) -> bool {
+    let mut all = headers.get_all(SET_COOKIE).iter();
+    all.any(|it| it.as_bytes().starts_with(ACCESS_COOKIE.as_bytes()))
+}
+
+/// Whether the browser will keep cookies that are for secure connections only: over others it does not say where a
+/// request comes from.
+pub fn keeps_cookies(headers: &HeaderMap) -> bool {
+    headers.contains_key(FETCH_SITE)
+}
+
+/// Keeps a project's new key for the page that shows it.
+pub fn hand_over_key(headers: &mut HeaderMap, slug: &str, key: &str) {
+    set(headers, KEY_COOKIE, &format!("{slug}:{key}"), KEY_SECONDS);
+}
+
+/// A project's new key that has not been shown yet.
+pub fn new_key(headers: &HeaderMap, slug: &str) -> Option<String> {
+    let kept = cookie(headers, KEY_COOKIE)?;
+    let (of, key) = kept.split_once(':')?;
+    (of == slug).then(|| key.to_owned())
+}
+
+/// Throws a key away that was shown.
+pub fn forget_key(headers: &mut HeaderMap) {
+    set(headers, KEY_COOKIE, "", 0);
 }
 
 /// Keeps a session in its cookies.

@@ -1,11 +1,11 @@
 //! The page after signing up: the key, once, a job to enqueue, a worker to run, and what becomes of the first job.
 
 use askama::Template;
-use axum::{extract::State, response::Response};
+use axum::{extract::State, http::HeaderMap, response::Response};
 
 use super::{
     page::{Frame, Here, render},
-    show,
+    session, show,
 };
 use crate::{
     app::App,
@@ -50,10 +50,20 @@ impl Start {
     }
 }
 
-/// The page once more, without the key.
-pub async fn page(here: Here, State(app): State<App>) -> Result<Response, Error> {
+/// The page: the first time with the key, then without.
+pub async fn page(
+    here: Here,
+    State(app): State<App>,
+    headers: HeaderMap,
+) -> Result<Response, Error> {
     let job = newest(&here).await?;
-    render(&Start::framed(here.frame, &app.accounts.public_url, None, job))
+    let key = session::new_key(&headers, &here.frame.project.slug);
+    let is_shown = key.is_some();
+    let mut response = render(&Start::framed(here.frame, &app.accounts.public_url, key, job))?;
+    if is_shown {
+        session::forget_key(response.headers_mut());
+    }
+    Ok(response)
 }
 
 #[derive(Template)]

@@ -12,6 +12,8 @@ const FEW_FAILURES: i64 = 5;
 /// What is wrong with a queue; the most urgent first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Trouble {
+    /// Jobs wait, and its limit of 0 lets none run.
+    Closed,
     /// Jobs are ready, and no live worker polls.
     NoWorkers,
     /// Jobs are ready and wait too long.
@@ -27,12 +29,13 @@ pub enum Trouble {
 impl Trouble {
     /// Whether jobs do not run because of it.
     pub fn is_urgent(self) -> bool {
-        matches!(self, Self::NoWorkers | Self::SlowPickup)
+        matches!(self, Self::Closed | Self::NoWorkers | Self::SlowPickup)
     }
 
     /// In words.
     pub fn words(self) -> &'static str {
         match self {
+            Self::Closed => "its limit of 0 lets nothing run",
             Self::NoWorkers => "jobs are ready and no worker polls",
             Self::SlowPickup => "jobs wait too long for a worker",
             Self::Failing => "many attempts fail",
@@ -54,6 +57,9 @@ pub fn trouble(queue: &Queue) -> Option<Trouble> {
     let waits = queue.oldest_ready_age_seconds.unwrap_or(0);
     if queue.paused_at.is_some() {
         return (queue.counts.pending > 0).then_some(Trouble::Paused);
+    }
+    if ready > 0 && queue.max_concurrency == Some(0) {
+        return Some(Trouble::Closed);
     }
     if ready > 0 && queue.workers == 0 {
         return Some(Trouble::NoWorkers);
@@ -108,6 +114,13 @@ mod tests {
                 q["workers"] = 0.into();
             },
             Some(Trouble::NoWorkers),
+        );
+        check(
+            |q| {
+                q["counts"]["pending"] = 3.into();
+                q["max_concurrency"] = 0.into();
+            },
+            Some(Trouble::Closed),
         );
         // What is in backoff needs no worker.
         check(

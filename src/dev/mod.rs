@@ -27,7 +27,7 @@ use crate::{
     config::{DEV_PLAN, NodeArgs, Signup},
     domain::{
         access::{Role, Scope},
-        limits::{INVITATION_SECONDS, MAX_LIVE_KEYS, MAX_MEMBERS},
+        limits::{INVITATION_SECONDS, MAX_LIVE_KEYS},
         plan::UNLIMITED,
     },
     ids::{InvitationId, ProjectPublicId},
@@ -242,11 +242,7 @@ async fn known_key(
 
 /// Whoever opens its link is an owner: only this machine reaches a `dev`.
 async fn invite_owner(conn: &mut PgConnection, project: &Project) -> anyhow::Result<SecretString> {
-    for it in store::members::invitations(conn, project.id, MAX_MEMBERS).await? {
-        if it.email == DEV_EMAIL {
-            store::members::uninvite(conn, project.id, it.id).await?;
-        }
-    }
+    store::members::uninvite_address(conn, project.id, DEV_EMAIL).await?;
     let invitation = secret::generate(MAIL_PREFIX);
     let (id, hash) = (InvitationId::generate(), secret::hash(&invitation));
     let owner = (DEV_EMAIL, Role::Owner.name());

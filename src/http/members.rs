@@ -299,6 +299,8 @@ pub async fn invite(
     if members::count(&mut tx, caller.project_id).await? >= max {
         return Err(Error::QuotaExceeded { what: "members and open invitations", max });
     }
+    // One that is not used yet is replaced: whoever was invited as more must not keep that.
+    members::uninvite_address(&mut tx, caller.project_id, &email).await?;
     let row = members::invite(
         &mut tx,
         caller.project_id,

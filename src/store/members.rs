@@ -321,6 +321,25 @@ pub async fn uninvite(
     .await
 }
 
+/// Takes back all invitations of an address.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn uninvite_address(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    email: &str,
+) -> sqlx::Result<()> {
+    sqlx::query!(
+        "delete from invitations where project_id = $1 and email = $2",
+        project_id.0,
+        email,
+    )
+    .execute(conn)
+    .await?;
+    Ok(())
+}
+
 /// Takes back what a member has invited others with.
 ///
 /// # Errors
@@ -391,7 +410,8 @@ pub async fn lock_owned(conn: &mut PgConnection, owner: AccountId) -> sqlx::Resu
     Ok(())
 }
 
-/// Uses an invitation up, and says to which project it leads, as what, and for which address.
+/// Uses an invitation up, and says to which project it leads, as what, and for which address. Others of the project for that
+/// address end with it.
 ///
 /// # Errors
 /// Only those of the store.
@@ -401,11 +421,20 @@ pub async fn accept(
 ) -> sqlx::Result<Option<(ProjectId, String, String)>> {
     let row = sqlx::query!(
         r#"
-        delete from invitations
-        using projects project
-        where secret_hash = $1 and expires_at > now()
-            and project.id = invitations.project_id and project.deleted_at is null
-        returning project_id "project_id: ProjectId", role, email
+        with accepted as (
+            select invitation.project_id, invitation.role, invitation.email
+            from invitations invitation
+            join projects project on project.id = invitation.project_id
+            where invitation.secret_hash = $1 and invitation.expires_at > now()
+                and project.deleted_at is null
+            for update of invitation
+        ), gone as (
+            delete from invitations
+            using accepted
+            where invitations.project_id = accepted.project_id
+                and invitations.email = accepted.email
+        )
+        select project_id "project_id: ProjectId", role, email from accepted
         "#,
         secret_hash,
     )

@@ -47,6 +47,15 @@ impl Browser {
         self.post("/console/login", &form).await.goes("/console?from=login");
     }
 
+    /// Signs up, and opens the page that this leads to.
+    pub async fn sign_up(&mut self, email: &str, project: &str) -> Reply {
+        let form = [("email", email), ("password", PASSWORD), ("project_name", project)];
+        let led = self.post("/console/signup", &form).await;
+        assert_eq!(led.status, StatusCode::SEE_OTHER, "{}", led.text);
+        let place = led.headers["location"].to_str().expect("text").to_owned();
+        self.get(&place).await
+    }
+
     /// Opens a page.
     pub async fn get(&mut self, path: &str) -> Reply {
         self.send(Method::GET, path, None).await

@@ -143,8 +143,7 @@ fn a_viewer_sees_and_cannot_act() {
 fn a_project_of_others_is_not_there() {
     run(async |t| {
         let mut browser = Browser::new(t, "mallory@example.com");
-        let form = [("email", "mallory@example.com"), ("password", crate::people::PASSWORD)];
-        browser.post("/console/signup", &form).await.says(200, "fp_live_");
+        browser.sign_up("mallory@example.com", "Own").await.says(200, "fp_live_");
         let job = t.enqueue(json!({})).await;
         for path in ["", "/jobs", "/keys", &format!("/jobs/{job}"), "/stream"] {
             browser.get(&format!("/console/p/{}{path}", t.id)).await.says(404, "Not found");

@@ -20,9 +20,7 @@ fn a_stranger_signs_up_and_sees_a_key_once_that_works_at_once() {
         refused.says(400, "must have 12 to 128 characters");
         refused.says(400, "value=\"ada@example.com\"");
         assert!(!refused.text.contains("too short"), "a password is never shown again");
-        let form =
-            [("email", "ada@example.com"), ("password", PASSWORD), ("project_name", "Acme <Inc>")];
-        let page = browser.post("/console/signup", &form).await;
+        let page = browser.sign_up("ada@example.com", "Acme <Inc>").await;
         page.says(200, "waiting for your first job");
         page.says(200, "Acme &#60;Inc&#62;");
         let at = page.text.find("fp_live_").expect("a key");
@@ -213,9 +211,27 @@ fn a_password_may_begin_and_end_with_a_space() {
 fn whoever_has_no_session_is_not_led_away_from_a_key_that_is_shown_once() {
     run(async |t| {
         let mut browser = Browser::new(t, "ada@example.com");
-        let form = [("email", "ada@example.com"), ("password", PASSWORD), ("project_name", "Acme")];
-        browser.post("/console/signup", &form).await.says(200, "fp_live_");
+        browser.sign_up("ada@example.com", "Acme").await.says(200, "fp_live_");
         browser.cookies.clear();
         browser.get("/console/p/acme/first").await.says(200, "There is no session here");
+        // Over plain HTTP a browser says less, and keeps no cookie: it sees its key at once.
+        let form = [("email", "bob@example.com"), ("password", PASSWORD)];
+        let request = t.client.post(format!("{}/console/signup", t.url)).form(&form);
+        let page = request.header("origin", &t.url).send().await.expect("an answer");
+        assert_eq!(page.status(), 200);
+        assert!(page.text().await.expect("a page").contains("fp_live_"));
+    });
+}
+
+#[test]
+fn whoever_signs_up_twice_is_in_the_project_that_they_have_just_made() {
+    run(async |t| {
+        let mut browser = Browser::new(t, "ada@example.com");
+        browser.sign_up("ada@example.com", "First").await.says(200, "fp_live_");
+        browser.cookies.clear();
+        browser.sign_up("ada@example.com", "Second").await.says(200, "fp_live_");
+        browser.get("/console/p/second").await.says(200, "Overview");
+        browser.get("/console/p/first").await.says(404, "Not found");
+        browser.get("/console/login").await.goes("/console");
     });
 }

@@ -170,3 +170,33 @@ fn a_plan_bounds_members_and_keys_and_a_full_project_can_still_rotate() {
         ada.post(&invitations, body).await.is_error(429, "quota_exceeded");
     });
 }
+
+#[test]
+fn an_address_has_one_invitation_and_it_is_used_up_with_all_that_were_there() {
+    run(async |t| {
+        let owner = Person::sign_up(t, "owner@example.com").await;
+        owner.join(t, Role::Owner).await;
+        let zed = Person::sign_up(t, "zed@example.com").await;
+        let path = "/v1/projects/main/invitations";
+        let invite = async |role: &str| {
+            let made = owner.post(path, json!({"email": "zed@example.com", "role": role})).await;
+            json!({"token": made.is(201)["token"]})
+        };
+        let first = invite("admin").await;
+        let second = invite("viewer").await;
+        let open = owner.get(path).await.is(200)["invitations"].as_array().map(Vec::len);
+        assert_eq!(open, Some(1));
+        zed.post("/v1/invitations/accept", first).await.refuses("invitation");
+        // What an earlier release has left behind.
+        t.database
+            .execute(
+                "insert into invitations (project_id, id, email, role, secret_hash, expires_at)
+                 select project_id, gen_random_uuid(), email, 'admin', sha256('x'), expires_at
+                 from invitations",
+            )
+            .await;
+        let joined = zed.post("/v1/invitations/accept", second).await;
+        assert!(joined.status.is_success(), "{}", joined.text);
+        assert_eq!(owner.get(path).await.is(200)["invitations"], json!([]));
+    });
+}

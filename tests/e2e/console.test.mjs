@@ -127,6 +127,8 @@ story("a paused queue hands out nothing until it is resumed", async (page, { bas
   await page.fill("[name='rate_limit.count']", "5");
   await page.click("text=Keep them");
   await sees(page, "per_seconds");
+  const told = await page.locator("#problem .failure").boundingBox();
+  assert.ok(told.y >= 0 && told.y < 900, `what is wrong is in sight, not at ${told.y}`);
   assert.equal(await page.inputValue("[name='rate_limit.count']"), "5");
   await page.fill("[name='rate_limit.per_seconds']", "60");
   await page.click("text=Keep them");
@@ -195,7 +197,7 @@ story("pages follow what happens, stop when they are told to, and outlive a fail
     return route.fulfill({ status: 503, contentType: "text/html", body: "<p>one moment</p>" });
   });
   await page.click("[data-live-switch]");
-  await page.locator("#lost", { hasText: "one moment" }).waitFor();
+  await page.locator("#lost", { hasText: "(503). Trying again" }).waitFor();
   await sees(page, "second.live");
   await page.locator("#lost:empty").waitFor({ state: "attached" });
   await api.enqueue({ job_type: "third.live", queue: "live" });

@@ -216,6 +216,38 @@ story("a button that is pressed twice does its work once", async (page, { base, 
   assert.equal((await api.get("/jobs?job_type=twice")).jobs.length, 2, twice.join(" "));
 });
 
+story("a key is made, shown once, rotated and revoked, and a mistake is told", async (page, { base, api }) => {
+  page.on("dialog", (dialog) => dialog.accept());
+  await page.goto(`${base}/keys`);
+  await page.click("summary >> text=Make a key");
+  await page.fill("main form [name=name]", "billing");
+  for (const box of await page.locator("[name=scopes]").all()) await box.uncheck();
+  await page.click("button >> text=Make it");
+  await page.locator("#problem .failure", { hasText: "scopes" }).waitFor();
+  await page.check("[value=read]");
+  await page.click("button >> text=Make it");
+  const secret = await page.locator("#the-key").textContent();
+  const made = apiOf(server.url, secret);
+  await made.get("/jobs");
+  await assert.rejects(made.post("/jobs", { job_type: "t" }), /forbidden/);
+  assert.equal(await page.locator("#problem .failure").count(), 0);
+  await page.click("[aria-label='Rotate billing']");
+  await until("there is another key", async () => (await page.locator("#the-key").textContent()) !== secret);
+  const next = await page.locator("#the-key").textContent();
+  await apiOf(server.url, next).get("/jobs");
+  await page.goto(`${base}/keys`);
+  assert.equal(await page.locator("#the-key").count(), 0);
+  const live = async () => (await api.get("/keys")).keys.filter((it) => it.name === "billing" && it.state === "live").length;
+  assert.equal(await live(), 2);
+  for (const left of [1, 0]) {
+    await page.locator("[aria-label='Revoke billing']").first().click();
+    await sees(page, "The key is revoked");
+    await until("one key less", async () => (await live()) === left);
+    await page.goto(`${base}/keys`);
+  }
+  await assert.rejects(made.get("/jobs"), /401/);
+});
+
 story("a viewer may look and not touch", async (page, { base, api }) => {
   const id = await api.enqueue({ job_type: "t", queue: "q" });
   await page.goto(`${base}/members`);

@@ -121,7 +121,7 @@ pub async fn page(
     read_page(rows, page_jobs as usize)
 }
 
-/// What keeps a job from being handed out: the same as in [`find`].
+/// What keeps a job from being handed out: the same as in [`super::find`].
 fn push_closed(query: &mut QueryBuilder<Postgres>, project_id: ProjectId) {
     let crowds = [
         (

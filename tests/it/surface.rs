@@ -181,7 +181,9 @@ fn body(id: &str, job_id: &str) -> Option<Value> {
         "workflows_create" => json!({"jobs": [{"key": "a", "job_type": "t"}]}),
         "queues_change" => json!({"max_concurrency": 5}),
         "queues_purge" => json!({"confirm": "default"}),
-        "dead_letters_retry_many" => json!({"filter": {}}),
+        "dead_letters_retry_many" | "jobs_cancel_many" | "jobs_retry_many" => {
+            json!({"filter": {}})
+        }
         "dead_letters_purge" => json!({"filter": {}, "confirm": "purge"}),
         "recurring_put" | "recurring_create" => {
             json!({"job_type": "t", "cron_expression": "@daily"})

@@ -81,6 +81,7 @@ function addLog(log) {
   const box = document.getElementById("logs");
   const key = `${log.attempt}.${log.stream}.${log.sequence}`;
   if (!box || logs.seen.has(key)) return;
+  document.getElementById("no-logs")?.remove();
   // The stream begins with all that the page shows already.
   if (logs.seen.size === 0) box.replaceChildren();
   logs.seen.add(key);

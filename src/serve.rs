@@ -170,7 +170,8 @@ async fn open(
         tokens: Tokens::default(),
         mailer: people.mailer,
         signup: people.signup,
-        public_url: people.public_url,
+        // Whatever is below it begins with a slash.
+        public_url: people.public_url.trim_end_matches('/').to_owned(),
         default_plan: people.default_plan,
         plans: people.plans,
     };

@@ -169,7 +169,7 @@ pub async fn detail(
         here.get::<JobHistory>(&history),
         here.get::<LogPage>(&logged),
     )?;
-    let url = app.accounts.public_url.trim_end_matches('/');
+    let url = &app.accounts.public_url;
     render(&JobDetail {
         timeline: picture::timeline(&job, here.frame.now),
         payload: show::cut(show::pretty(job.payload.get())),

@@ -41,7 +41,7 @@ async fn keys_page(here: Here, app: &App, made: Option<MadeApiKey>) -> Result<Re
     let mut frame = here.frame;
     frame.place = frame.to("/keys");
     let next = frame.next("/keys", "", page.next_cursor.as_deref());
-    let url = app.accounts.public_url.trim_end_matches('/').to_owned();
+    let url = app.accounts.public_url.clone();
     render(&Keys { frame, keys: page.keys, next, made, url })
 }
 
@@ -120,7 +120,7 @@ pub async fn invite(here: Here, State(app): State<App>, form: Fields) -> Result<
     let body = form::body(&[Field::Text("email"), Field::Text("role")], &form)?;
     let path = here.at("/invitations");
     let made: MadeInvitation = here.api.send(Method::POST, &path, Some(body)).await?;
-    let url = app.accounts.public_url.trim_end_matches('/');
+    let url = &app.accounts.public_url;
     let token = encode(&[("token", &made.token)]);
     let link = format!("{url}/console/invitation?{token}");
     members_page(here, Some((made, link))).await

@@ -45,7 +45,7 @@ impl Start {
 
     fn framed(frame: Frame, url: &str, key: Option<String>, job: Option<Job>) -> Self {
         let shown_key = key.clone().unwrap_or_else(|| NO_KEY.to_owned());
-        let (url, base) = (url.trim_end_matches('/').to_owned(), frame.to(""));
+        let (url, base) = (url.to_owned(), frame.to(""));
         Self { frame, url, key, shown_key, job, base }
     }
 }

@@ -10,6 +10,7 @@ use crate::{
         history,
         job::{self, Cancelling, StoredState},
         limits,
+        operation::Kind,
     },
     error::{Error, Whereabouts, is_unique_violation},
     ids::{JobId, ProjectId},
@@ -158,9 +159,21 @@ pub enum Timing {
 /// would wait for a parent that has ended badly itself. [`Error::UniqueConflict`] when a live job has its
 /// unique key by now.
 pub async fn retry(engine: &Engine, key: JobKey) -> Result<(), Error> {
+    retry_from(engine, key, Kind::JobsRetry).await
+}
+
+/// Brings back a dead letter, and nothing else; see [`retry`].
+///
+/// # Errors
+/// Those of [`retry`].
+pub async fn retry_dead_letter(engine: &Engine, key: JobKey) -> Result<(), Error> {
+    retry_from(engine, key, Kind::DeadLettersRetry).await
+}
+
+async fn retry_from(engine: &Engine, key: JobKey, kind: Kind) -> Result<(), Error> {
     let mut conn = engine.pools.read_for(key.project_id).await?;
     let mut tx = conn.begin().await?;
-    let revived = revive_in(&mut tx, key).await?;
+    let revived = revive_in(&mut tx, key, kind).await?;
     if revived.was_dead_letter {
         dead_letters::remove(&mut tx, key.project_id, &[key.id]).await?;
     }
@@ -177,37 +190,25 @@ pub(super) struct Revived {
     pub was_dead_letter: bool,
 }
 
-/// The same as [`retry`] in somebody's transaction, but for what [`Revived`] says is left to do.
-pub(super) async fn revive_in(tx: &mut PgConnection, key: JobKey) -> Result<Revived, Error> {
+/// Brings back a job in one of the states that this kind of work deals with, in somebody's transaction, but for what
+/// [`Revived`] says is left to do.
+pub(super) async fn revive_in(
+    tx: &mut PgConnection,
+    key: JobKey,
+    kind: Kind,
+) -> Result<Revived, Error> {
     let seen = look(tx, key).await?;
-    let was_dead_letter = seen.state == StoredState::DeadLetter;
-    let jobs = match seen.state {
-        StoredState::DeadLetter => revive_dead_letter(tx, key).await?,
-        StoredState::Cancelled => {
-            let revived = revive(tx, key.project_id, &[key.id]).await?;
-            revive_others(tx, key, revived).await?
-        }
-        _ => return Err(refused(&seen)),
-    };
-    Ok(Revived { jobs, was_dead_letter })
-}
-
-/// Brings back a dead letter, and nothing else; see [`retry`].
-///
-/// # Errors
-/// Those of [`retry`].
-pub async fn retry_dead_letter(engine: &Engine, key: JobKey) -> Result<(), Error> {
-    let mut conn = engine.pools.read_for(key.project_id).await?;
-    let mut tx = conn.begin().await?;
-    let seen = look(&mut tx, key).await?;
-    if seen.state != StoredState::DeadLetter {
+    if !kind.states().contains(&seen.state.public()) {
         return Err(refused(&seen));
     }
-    let revived = revive_dead_letter(&mut tx, key).await?;
-    dead_letters::remove(&mut tx, key.project_id, &[key.id]).await?;
-    tx.commit().await?;
-    tell_retried(engine, key, &revived);
-    Ok(())
+    let was_dead_letter = seen.state == StoredState::DeadLetter;
+    let jobs = if was_dead_letter {
+        revive_dead_letter(tx, key).await?
+    } else {
+        let revived = revive(tx, key.project_id, &[key.id]).await?;
+        revive_others(tx, key, revived).await?
+    };
+    Ok(Revived { jobs, was_dead_letter })
 }
 
 async fn revive_dead_letter(tx: &mut PgConnection, key: JobKey) -> Result<Vec<Rested>, Error> {

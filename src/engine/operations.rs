@@ -251,7 +251,7 @@ async fn deal_with_dead_letters(
     ids.sort();
     let done = match kind {
         Kind::DeadLettersPurge => dead_letters::delete_in(tx, *project_id, &ids).await?,
-        _ => revive_all(tx, *project_id, &ids, stepped).await?,
+        _ => revive_all(tx, *project_id, (kind, &ids), stepped).await?,
     };
     let is_full = matching.len() as i64 == wanted;
     let is_more = is_full || found.iter().any(|it| !it.is_match);
@@ -271,7 +271,7 @@ async fn deal_with_dead_letters(
 async fn revive_all(
     tx: &mut PgConnection,
     project_id: ProjectId,
-    ids: &[JobId],
+    (kind, ids): (Kind, &[JobId]),
     stepped: &mut Stepped,
 ) -> Result<i64, Error> {
     store::control::lock_parents_of(tx, project_id, ids).await?;
@@ -279,7 +279,7 @@ async fn revive_all(
     for id in ids {
         let key = JobKey { project_id, id: *id };
         let mut each = tx.begin().await?;
-        match control::revive_in(&mut each, key).await {
+        match control::revive_in(&mut each, key, kind).await {
             Ok(revived) => {
                 each.commit().await?;
                 struck.extend(revived.was_dead_letter.then_some(*id));
@@ -315,7 +315,7 @@ async fn deal_with_jobs(
     let found = jobs::walk(tx, *project_id, &listed, due.after_id.map(JobId), wanted).await?;
     let done = match kind {
         Kind::JobsCancel => cancel_all(tx, due, &found.jobs, stepped).await?,
-        _ => revive_all(tx, *project_id, &found.jobs, stepped).await?,
+        _ => revive_all(tx, *project_id, (kind, &found.jobs), stepped).await?,
     };
     let is_full = found.jobs.len() as i64 == wanted;
     let last = if is_full { found.jobs.last().copied() } else { found.last };

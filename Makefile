@@ -32,6 +32,7 @@ doc: ## Build the reference; a warning is an error
 
 unit: ## Run all tests, against a PostgreSQL and a Redis that they start themselves
 	$(CARGO) test --locked
+	@$(MAKE) --no-print-directory clean-test
 
 e2e: setup-test ## Use the console in a real browser, against a server under load
 	$(CARGO) build --locked
@@ -79,5 +80,7 @@ dashboards: ## Write the Grafana dashboards anew
 sqlx: setup ## Check every statement against the migrations, and write .sqlx/ anew
 	@sh scripts/sqlx.sh
 
-clean-test: ## Throw the tests' PostgreSQL away
-	rm -rf /var/tmp/fencepost-test-*
+clean-test: ## Throw the tests' PostgreSQL away, unless a run is using it
+	@for place in /var/tmp/fencepost-test-*; do \
+		[ ! -e "$$place/lock" ] || flock --nonblock "$$place/lock" rm -rf "$$place/postgres" || true; \
+	done

@@ -156,6 +156,8 @@ fn settings(durability: Durability) -> Vec<&'static str> {
             "full_page_writes=off",
             "autovacuum=off",
             "shared_buffers=128MB",
+            // Each test's database goes through the log: gigabytes of it would be kept otherwise.
+            "max_wal_size=256MB",
         ]);
     }
     settings

@@ -1,7 +1,7 @@
 //! One PostgreSQL for the whole run, and a fresh database for each test, cloned from a template.
 //!
 //! Nothing is dropped: dropping costs more than cloning. The data folder is kept between runs and
-//! thrown away when it holds too many leftovers.
+//! thrown away when it holds too many leftovers; `make unit` throws it away at its end.
 
 use std::{
     fs::{self, File},
@@ -24,7 +24,7 @@ use sha2::{Digest, Sha256};
 use sqlx::{ConnectOptions, Connection, Executor, PgConnection, postgres::PgConnectOptions};
 
 /// Leftover databases after which the folder is made anew, at about 10 MB each.
-const MAX_LEFTOVERS: i64 = 300;
+const MAX_LEFTOVERS: i64 = 100;
 
 /// A database of one test.
 #[derive(Debug, Clone)]

@@ -209,12 +209,10 @@ document.addEventListener("click", async (event) => {
     }
     setTimeout(() => { copy.textContent = "Copy"; }, 2000);
   }
-  const asks = event.target.closest("[data-confirm]");
-  if (asks && !window.confirm(asks.dataset.confirm)) {
-    event.preventDefault();
-    event.stopPropagation();
-  }
 }, true);
+
+// The form that was sent last: what went wrong is about its fields.
+let sent = null;
 
 // One click is enough: the form waits for its answer.
 const buttonOf = (form) => form.querySelector("button:not([type=button])");
@@ -225,13 +223,15 @@ function release(form) {
 }
 document.addEventListener("submit", (event) => {
   const form = event.target;
-  if (form.dataset.sent) {
+  if (form.dataset.sent || (form.dataset.confirm && !window.confirm(form.dataset.confirm))) {
     event.preventDefault();
     event.stopPropagation();
     return;
   }
   document.getElementById("problem")?.replaceChildren();
   if (form.method !== "post") return;
+  sent = form;
+  markFields();
   form.dataset.sent = "true";
   const button = buttonOf(form);
   if (button) setTimeout(() => { button.disabled = true; }, 0);
@@ -270,8 +270,32 @@ document.addEventListener("htmx:after:request", (event) => {
 document.addEventListener("htmx:after:swap", () => {
   follow();
   drawCharts(false);
+  markFields();
   showProblem();
 });
+
+// The API names a field as it knows it; somebody who looks at a form knows it by its label.
+let mistakes = 0;
+function markFields() {
+  for (const field of document.querySelectorAll("[aria-errormessage]")) {
+    if (document.getElementById(field.getAttribute("aria-errormessage"))) continue;
+    field.removeAttribute("aria-invalid");
+    field.removeAttribute("aria-errormessage");
+  }
+  for (const told of document.querySelectorAll("[data-field]:not([id])")) {
+    mistakes += 1;
+    told.id = `mistake-${mistakes}`;
+    const name = told.dataset.field.split("[")[0];
+    const form = told.closest("form") ?? sent ?? document.querySelector("main form[method=post]");
+    const field = form?.isConnected && [...form.elements].find((it) => it.name === name && it.type !== "hidden");
+    if (!field) continue;
+    field.setAttribute("aria-invalid", "true");
+    field.setAttribute("aria-errormessage", told.id);
+    const label = field.type === "checkbox" ? field.closest("fieldset")?.querySelector("legend") : field.labels[0];
+    const words = [...label?.childNodes ?? []].filter((it) => !it.contains(field)).map((it) => it.textContent).join("").trim();
+    if (words) told.textContent = words;
+  }
+}
 
 // What went wrong is seen and heard, wherever on the page the button was.
 function showProblem() {
@@ -295,4 +319,5 @@ if (here.searchParams.has("done")) {
 
 setUpTheme();
 setUpLive();
+markFields();
 drawCharts(false);

@@ -25,6 +25,7 @@ use crate::{
         self,
         accounts::{Account, Purpose},
         audit::Deed,
+        members::Invited,
         projects::{NewProject, Project},
     },
 };
@@ -149,6 +150,21 @@ impl Accounts {
         Ok((project, key))
     }
 
+    /// What an invitation leads to, which stays as it is.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when the invitation is not good. [`Error::RateLimited`].
+    pub async fn look_at_invitation(
+        &self,
+        invitation: &SecretString,
+        client: &Client,
+    ) -> Result<Invited, Error> {
+        self.throttle_address(client).await?;
+        let mut conn = self.pool.acquire().await?;
+        let invited = store::members::invited(&mut conn, &secret::hash(invitation)).await?;
+        invited.ok_or_else(bad_invitation)
+    }
+
     /// Uses an invitation up: the account is a member from then on, as what it was invited as, or as what it was
     /// if that is more.
     ///
@@ -161,14 +177,12 @@ impl Accounts {
         invitation: &SecretString,
         client: &Client,
     ) -> Result<(Project, Role), Error> {
-        let refused =
-            || Error::invalid("invitation", "is unknown, was used or taken back, or is too old");
         let accepted = store::members::accept(conn, &secret::hash(invitation)).await?;
-        let (project_id, role, _) = accepted.ok_or_else(refused)?;
+        let (project_id, role, _) = accepted.ok_or_else(bad_invitation)?;
         let roles = store::members::lock_roles(conn, project_id).await?;
         let present = roles.iter().find(|it| it.0 == account_id);
         let present = present.and_then(|it| Role::of_name(&it.1));
-        let role = Role::of_name(&role).max(present).ok_or_else(refused)?;
+        let role = Role::of_name(&role).max(present).ok_or_else(bad_invitation)?;
         store::members::upsert(conn, project_id, account_id, role.name()).await?;
         let deed = Deed {
             action: "member.added",
@@ -178,7 +192,7 @@ impl Accounts {
         };
         let actor = client.actor("account", account_id.to_string());
         store::audit::insert(conn, project_id, &actor, &deed).await?;
-        let project = store::projects::get(conn, project_id).await?.ok_or_else(refused)?;
+        let project = store::projects::get(conn, project_id).await?.ok_or_else(bad_invitation)?;
         Ok((project, role))
     }
 
@@ -212,6 +226,10 @@ impl Accounts {
             ),
         });
     }
+}
+
+fn bad_invitation() -> Error {
+    Error::invalid("invitation", "is unknown, was used or taken back, or is too old")
 }
 
 /// Makes a project with a slug that is like its name.

@@ -197,11 +197,12 @@ pub async fn run(args: JobsArgs) -> anyhow::Result<()> {
             for (name, value) in filters.into_iter().filter_map(|(name, it)| Some((name, it?))) {
                 path.push_str(&format!("&{name}={}", encoded(&value)));
             }
-            let page = client.get(&path).await?;
             if args.output == Output::Text {
+                path.push_str("&payloads=false");
+                let page = client.get(&path).await?;
                 return list(&mut out, &page.json());
             }
-            page
+            client.get(&path).await?
         }
         Command::Get { job_id, wait_seconds } => {
             let wait = wait_seconds.map(|it| format!("?wait_seconds={it}")).unwrap_or_default();

@@ -1,16 +1,18 @@
 //! Pressing buttons: the form becomes a call of the API, and the answer says where one gets to.
 
+use askama::Template;
 use axum::{
-    extract::Path,
+    extract::{OriginalUri, Path},
     http::{HeaderMap, Method},
     response::Response,
 };
 use serde::Deserialize;
 
 use super::{
-    actions::{Action, DONE, ONCE, Plane, Then, find},
+    actions::{Action, DONE, ONCE, Plane, SURE, Then, find},
     api::{Api, segment},
     form::{self, Fields, encode},
+    page::render,
     session::{self, HX_REQUEST},
 };
 use crate::error::Error;
@@ -29,17 +31,34 @@ struct MadeOperation {
     id: String,
 }
 
-/// Does what a button of a project's page says.
+/// What asks when no script does.
+#[derive(Template)]
+#[template(path = "confirm.html")]
+struct Confirm<'a> {
+    question: &'a str,
+    place: &'a str,
+    back: &'a str,
+    form: &'a Fields,
+}
+
+/// Does what a button of a project's page says; first asks, if it is one that asks.
 ///
 /// # Errors
 /// What the API answers; [`Error::NoSuchRoute`] when there is no such button.
 pub async fn of_project(
     api: Api,
     Path((project, operation)): Path<(String, String)>,
+    OriginalUri(uri): OriginalUri,
     headers: HeaderMap,
     form: Fields,
 ) -> Result<Response, Error> {
     let action = find(&operation, Plane::Project).ok_or(Error::NoSuchRoute)?;
+    if let Some(question) = action.asks
+        && !headers.contains_key(HX_REQUEST)
+        && form.get(SURE).is_none()
+    {
+        return render(&Confirm { question, place: uri.path(), back: back(&form), form: &form });
+    }
     act(&api, action, Some(&project), &headers, &form).await
 }
 

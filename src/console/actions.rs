@@ -12,6 +12,9 @@ pub const DONE: &str = "done";
 /// In a form: what tells it from all others, so that two clicks are one.
 pub const ONCE: &str = "once";
 
+/// In a form: its sender was asked, and said yes. Scripts ask before they send anything.
+pub const SURE: &str = "sure";
+
 /// Below which path of the API an operation is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Plane {
@@ -51,6 +54,8 @@ pub struct Action {
     pub fields: &'static [Field],
     /// Where somebody gets to afterwards.
     pub then: Then,
+    /// What somebody is asked before it is done, if it cannot be undone.
+    pub asks: Option<&'static str>,
     done: &'static str,
 }
 
@@ -61,12 +66,25 @@ const fn on(
     fields: &'static [Field],
     done: &'static str,
 ) -> Action {
-    Action { operation, plane: Plane::Project, method, path, fields, then: Then::Back, done }
+    Action {
+        operation,
+        plane: Plane::Project,
+        method,
+        path,
+        fields,
+        then: Then::Back,
+        asks: None,
+        done,
+    }
 }
 
 impl Action {
     const fn then(self, then: Then) -> Self {
         Self { then, ..self }
+    }
+
+    const fn asking(self, question: &'static str) -> Self {
+        Self { asks: Some(question), ..self }
     }
 
     const fn of_people(self) -> Self {
@@ -178,7 +196,7 @@ pub const ACTIONS: &[Action] = &[
         TYPE,
         "Resumed: jobs are handed out again.",
     ),
-    on("queues_change", "PATCH", "/queues/{queue}", QUEUE, "The queue's settings are kept."),
+    on("queues_change", "PATCH", "/queues/{queue}", QUEUE, "The queue's settings are saved."),
     on(
         "queues_purge",
         "POST",
@@ -200,7 +218,8 @@ pub const ACTIONS: &[Action] = &[
         "/dead-letters/{job_id}",
         &[],
         "The dead letter is deleted.",
-    ),
+    )
+    .asking("Delete this dead letter for good?"),
     on(
         "dead_letters_retry_many",
         "POST",
@@ -224,9 +243,10 @@ pub const ACTIONS: &[Action] = &[
         &[],
         "The operation is aborted; what it has done stays done.",
     ),
-    on("recurring_create", "POST", "/recurring", SCHEDULE, "The schedule is there."),
-    on("recurring_put", "PUT", "/recurring/{recurring_id}", SCHEDULE, "The schedule is kept."),
-    on("recurring_delete", "DELETE", "/recurring/{recurring_id}", &[], "The schedule is deleted."),
+    on("recurring_create", "POST", "/recurring", SCHEDULE, "The schedule is created."),
+    on("recurring_put", "PUT", "/recurring/{recurring_id}", SCHEDULE, "The schedule is saved."),
+    on("recurring_delete", "DELETE", "/recurring/{recurring_id}", &[], "The schedule is deleted.")
+        .asking("Delete this schedule?"),
     on(
         "recurring_pause",
         "POST",
@@ -256,7 +276,8 @@ pub const ACTIONS: &[Action] = &[
         "/workers/{worker_id}/terminate",
         &[],
         "The worker stops once it has heard of it.",
-    ),
+    )
+    .asking("Tell this worker to stop?"),
     on("workers_resume", "POST", "/workers/{worker_id}/resume", &[], "The worker goes on."),
     on(
         "workflows_cancel",
@@ -264,37 +285,35 @@ pub const ACTIONS: &[Action] = &[
         "/workflows/{workflow_id}/cancel",
         &[],
         "The workflow is cancelled.",
-    ),
+    )
+    .asking("Cancel all jobs of this workflow that have not ended?"),
     on(
         "keys_revoke",
         "DELETE",
         "/keys/{key_id}",
         &[],
         "The key is revoked, on every node within five seconds.",
-    ),
-    on(
-        "keys_change",
-        "PATCH",
-        "/keys/{key_id}",
-        &[Field::Text("name")],
-        "The key has another name.",
-    ),
+    )
+    .asking("Revoke this key? Whatever uses it stops within five seconds."),
+    on("keys_change", "PATCH", "/keys/{key_id}", &[Field::Text("name")], "The key is renamed."),
     on(
         "members_change",
         "PATCH",
         "/members/{account_id}",
         &[Field::Text("role")],
-        "The member has another role.",
+        "The member's role is changed.",
     ),
-    on("members_remove", "DELETE", "/members/{account_id}", &[], "The member is gone."),
+    on("members_remove", "DELETE", "/members/{account_id}", &[], "The membership has ended.")
+        .asking("End this membership? Access to the project ends at once."),
     on(
         "invitations_revoke",
         "DELETE",
         "/invitations/{invitation_id}",
         &[],
         "The invitation is revoked.",
-    ),
-    on("projects_change", "PATCH", "", &[Field::Text("name")], "The project has another name.")
+    )
+    .asking("Revoke this invitation?"),
+    on("projects_change", "PATCH", "", &[Field::Text("name")], "The project is renamed.")
         .then(Then::Project),
     on("projects_delete", "DELETE", "?confirm={confirm}", &[], "The project is deleted."),
     on(
@@ -302,7 +321,7 @@ pub const ACTIONS: &[Action] = &[
         "POST",
         "/projects",
         &[Field::Text("name"), Field::Text("mode")],
-        "The project is there.",
+        "The project is created.",
     )
     .of_people()
     .then(Then::Project),
@@ -324,7 +343,8 @@ pub const ACTIONS: &[Action] = &[
         &[Field::Text("token")],
         "You are a member now.",
     )
-    .of_people(),
+    .of_people()
+    .then(Then::Project),
     on("me_delete", "POST", "/me/delete", &[Field::Text("password")], "The account is deleted.")
         .of_people()
         .then(Then::Login),

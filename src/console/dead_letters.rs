@@ -50,7 +50,7 @@ struct Letters {
 pub async fn letters(here: Here) -> Result<Response, Error> {
     let filters = here.asked.query(&FILTERS);
     let query = here.asked.query(&["fingerprint", "queue", "job_type", "cursor"]);
-    let page: DeadLetterPage = here.get(&format!("/dead-letters?{query}")).await?;
+    let page: DeadLetterPage = here.get(&format!("/dead-letters?payloads=false&{query}")).await?;
     let Here { frame, asked, .. } = here;
     let next = frame.next("/dead-letters/list", &filters, page.next_cursor.as_deref());
     render(&Letters { frame, page, asked, filters, next })

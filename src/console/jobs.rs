@@ -66,7 +66,8 @@ const STATES: [JobState; 6] = [
 
 /// The list.
 pub async fn list(here: Here) -> Result<Response, Error> {
-    let mut query = vec![("limit".to_owned(), PAGE_JOBS.to_owned())];
+    let fixed = [("limit", PAGE_JOBS), ("payloads", "false")];
+    let mut query: Vec<_> = fixed.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
     for name in FILTERS {
         if let Some(value) = here.asked.get(name) {
             let value =

@@ -15,7 +15,7 @@ use serde::de::DeserializeOwned;
 use uuid::Uuid;
 
 use super::{
-    actions,
+    actions::{self, Plane},
     api::{Api, segment},
     form::{Asked, Fields, encode},
     session::{LOGIN, place},
@@ -126,11 +126,15 @@ impl Frame {
         self.form_back(operation, &self.to(path))
     }
 
-    fn form_back(&self, operation: &str, back: &str) -> Safe<String> {
+    /// The same, but it comes back to any page of the console.
+    pub fn form_back(&self, operation: &str, back: &str) -> Safe<String> {
         let action = show::escape(&self.to(&format!("/do/{operation}")));
         let back = show::escape(&without_done(back));
+        let asks = actions::find(operation, Plane::Project).and_then(|it| it.asks);
+        let asks = asks.map(|it| format!(" data-confirm=\"{}\"", show::escape(it)));
+        let asks = asks.unwrap_or_default();
         Safe(format!(
-            "<form method=\"post\" action=\"{action}\" hx-post=\"{action}\" hx-target=\"#problem\">\
+            "<form method=\"post\" action=\"{action}\"{asks} hx-post=\"{action}\" hx-target=\"#problem\">\
              <input type=\"hidden\" name=\"back\" value=\"{back}\">{}",
             self.once()
         ))
@@ -264,6 +268,10 @@ pub fn problem(
     let mut info = error::info(failure, request_id);
     if matches!(failure, Error::InvalidCredentials) {
         "The e-mail address or the password is wrong.".clone_into(&mut info.message);
+    }
+    // The fields are told below it, each with its own words.
+    if info.details.first().is_some_and(|it| info.message.starts_with(&it.field)) {
+        "Please correct:".clone_into(&mut info.message);
     }
     let status = error::status(failure);
     let title = match status {

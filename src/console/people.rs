@@ -29,6 +29,7 @@ use crate::{
     http::{
         auth::SessionReply,
         error::{self, ErrorInfo},
+        invitations::InvitationPreview,
         me::{Me, Session, SessionList},
         projects::{Project, ProjectList},
     },
@@ -111,9 +112,21 @@ pub async fn logout(api: Api, headers: HeaderMap) -> Result<Response, Error> {
 struct SignUpPage {
     is_open: bool,
     invitation: String,
+    invited: Option<InvitationPreview>,
+    is_void: bool,
     email: String,
     project_name: String,
     info: Option<ErrorInfo>,
+}
+
+/// What an invitation leads to; none: it is not good any more.
+async fn look_at(invitation: &str, api: &Api) -> Result<Option<InvitationPreview>, Error> {
+    let wish = json!({ "token": invitation }).to_string();
+    match api.send(Method::POST, "/v1/invitations/preview", Some(wish)).await {
+        Ok(invited) => Ok(Some(invited)),
+        Err(Error::Invalid(_)) => Ok(None),
+        Err(other) => Err(other),
+    }
 }
 
 /// The page on which somebody signs up; with an invitation, to join its project.
@@ -125,20 +138,38 @@ pub async fn signup_page(
     if api.is_somebody() && asked.get("invitation").is_none() {
         return Ok(go(false, "/console"));
     }
-    signup_form(&app, &asked, None)
+    signup_form(&app, &api, &asked, None).await
 }
 
 /// The form; after a try, with what was typed, but for the password, and with what is wrong.
-fn signup_form(app: &App, typed: &Fields, info: Option<ErrorInfo>) -> Result<Response, Error> {
+async fn signup_form(
+    app: &App,
+    api: &Api,
+    typed: &Fields,
+    info: Option<ErrorInfo>,
+) -> Result<Response, Error> {
     let text = |name| typed.get(name).unwrap_or_default().to_owned();
     let invitation = text("invitation");
+    // A try that was refused says by itself whether it was the invitation's fault.
+    let (invited, is_void) = match &info {
+        Some(info) => (None, info.details.iter().any(|it| it.field == "invitation")),
+        None if invitation.is_empty() => (None, false),
+        None => {
+            let invited = look_at(&invitation, api).await?;
+            let is_void = invited.is_none();
+            (invited, is_void)
+        }
+    };
+    let invitation = if is_void { String::new() } else { invitation };
     let is_open = match app.accounts.signup {
         Signup::Open => true,
         Signup::Invite => !invitation.is_empty(),
         Signup::Closed => false,
     };
-    let (email, project_name) = (text("email"), text("project_name"));
-    render(&SignUpPage { is_open, invitation, email, project_name, info })
+    let address = invited.as_ref().map(|it| it.email.clone());
+    let email = typed.get("email").map(str::to_owned).or(address).unwrap_or_default();
+    let project_name = text("project_name");
+    render(&SignUpPage { is_open, invitation, invited, is_void, email, project_name, info })
 }
 
 /// Signs somebody up with the very function that `POST /v1/auth/signup` calls, and leads them to the page that shows their
@@ -160,7 +191,7 @@ pub async fn signup(
         Ok(made) => made,
         Err(refused @ Error::Invalid(_)) => {
             let info = error::info(&refused, &api.request_id().0);
-            let mut page = signup_form(&app, &form, Some(info))?;
+            let mut page = signup_form(&app, &api, &form, Some(info)).await?;
             *page.status_mut() = error::status(&refused);
             page.extensions_mut().insert(Told(refused));
             return Ok(page);
@@ -217,15 +248,17 @@ enum Link {
 struct LinkPage {
     link: Link,
     token: String,
+    invited: Option<InvitationPreview>,
     is_somebody: bool,
     place: String,
 }
 
-fn link_page(link: Link, api: &Api, asked: &Fields, uri: &Uri) -> Result<Response, Error> {
+async fn link_page(link: Link, api: &Api, asked: &Fields, uri: &Uri) -> Result<Response, Error> {
     let token = asked.get("token").unwrap_or_default().to_owned();
+    let invited = if link == Link::Invitation { look_at(&token, api).await? } else { None };
     let next = session::place(uri);
     let place = format!("{}?{}", session::LOGIN, encode(&[("next", &next)]));
-    render(&LinkPage { link, token, is_somebody: api.is_somebody(), place })
+    render(&LinkPage { link, token, invited, is_somebody: api.is_somebody(), place })
 }
 
 /// The page that a mail leads to with which a password is replaced.
@@ -234,7 +267,7 @@ pub async fn confirm_reset_page(
     Asked(asked): Asked,
     OriginalUri(uri): OriginalUri,
 ) -> Result<Response, Error> {
-    link_page(Link::Reset, &api, &asked, &uri)
+    link_page(Link::Reset, &api, &asked, &uri).await
 }
 
 /// The page that a mail leads to which asks for proof of an address.
@@ -243,7 +276,7 @@ pub async fn verify_page(
     Asked(asked): Asked,
     OriginalUri(uri): OriginalUri,
 ) -> Result<Response, Error> {
-    link_page(Link::Verify, &api, &asked, &uri)
+    link_page(Link::Verify, &api, &asked, &uri).await
 }
 
 /// The page that an invitation leads to.
@@ -252,7 +285,7 @@ pub async fn invitation_page(
     Asked(asked): Asked,
     OriginalUri(uri): OriginalUri,
 ) -> Result<Response, Error> {
-    link_page(Link::Invitation, &api, &asked, &uri)
+    link_page(Link::Invitation, &api, &asked, &uri).await
 }
 
 /// Replaces a forgotten password.

@@ -21,6 +21,7 @@ use crate::{
         audit::{AuditEntry, AuditPage},
         keys::{ApiKey, KeyPage, KeyState, MadeApiKey},
         limits::{Limit, LimitKind, LimitList},
+        me::Me,
         members::{Invitation, InvitationList, MadeInvitation, Member, MemberList},
     },
 };
@@ -91,6 +92,7 @@ impl ApiKey {
 #[template(path = "members.html")]
 struct Members {
     frame: Frame,
+    own_id: String,
     members: Vec<Member>,
     invitations: Vec<Invitation>,
     made: Option<(MadeInvitation, String)>,
@@ -100,6 +102,7 @@ async fn members_page(
     here: Here,
     made: Option<(MadeInvitation, String)>,
 ) -> Result<Response, Error> {
+    let me: Me = here.api.get("/v1/me").await?;
     let MemberList { members } = here.get("/members").await?;
     let InvitationList { invitations } = match here.frame.may_govern() {
         true => here.get("/invitations").await?,
@@ -107,7 +110,7 @@ async fn members_page(
     };
     let mut frame = here.frame;
     frame.place = frame.to("/members");
-    render(&Members { frame, members, invitations, made })
+    render(&Members { frame, own_id: me.account.id, members, invitations, made })
 }
 
 /// The members, and who is invited.

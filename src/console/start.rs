@@ -82,6 +82,6 @@ pub async fn first(here: Result<Here, Error>) -> Result<Response, Error> {
 }
 
 async fn newest(here: &Here) -> Result<Option<Job>, Error> {
-    let JobPage { jobs, .. } = here.get("/jobs?limit=1").await?;
+    let JobPage { jobs, .. } = here.get("/jobs?limit=1&payloads=false").await?;
     Ok(jobs.into_iter().next())
 }

@@ -8,7 +8,7 @@ use crate::{
 };
 
 pub use crate::store::{
-    jobs::{AttemptRow, Filter, JobRow},
+    jobs::{AttemptRow, Filter, JobRow, Payloads},
     logs::{LogPlace, LogRow},
 };
 
@@ -47,7 +47,7 @@ pub async fn find_all(
     ids: &[JobId],
 ) -> Result<Vec<JobRow>, Error> {
     let mut conn = engine.pools.read_for(project_id).await?;
-    Ok(store::jobs::find_all(&mut conn, project_id, ids).await?)
+    Ok(store::jobs::find_all(&mut conn, project_id, ids, Payloads::Shown).await?)
 }
 
 /// A page of jobs, newest first, from the newest below `before`; and, when there may be more, below which
@@ -61,9 +61,10 @@ pub async fn page(
     filter: &Filter,
     before: Option<JobId>,
     limit: u32,
+    payloads: Payloads,
 ) -> Result<(Vec<JobRow>, Option<JobId>), Error> {
     let mut conn = engine.pools.read_for(project_id).await?;
-    Ok(store::jobs::page(&mut conn, project_id, filter, before, limit).await?)
+    Ok(store::jobs::page(&mut conn, project_id, filter, before, limit, payloads).await?)
 }
 
 /// The job of a workflow that has this key there, in its latest run.

@@ -62,6 +62,9 @@ pub struct DeadLettersQuery {
     died_after: Option<DateTime<Utc>>,
     /// Only those that were given up before this time.
     died_before: Option<DateTime<Utc>>,
+    /// `false`: leave out what jobs carry, `payload` and `result` are null.
+    #[param(default = true)]
+    payloads: Option<bool>,
     /// Dead letters on one page. Default: 50.
     #[param(minimum = 1, maximum = 200)]
     limit: Option<u32>,
@@ -140,7 +143,13 @@ pub async fn list(
     let last = if is_full { matching.last() } else { examined.last() };
     let place = last.map(|it| Place { died_at: it.died_at, id: it.job_id.0 });
     let ids: Vec<_> = matching.iter().map(|it| it.job_id).collect();
-    let jobs = store::jobs::find_all(&mut conn, project_id, &ids).await?;
+    let jobs = store::jobs::find_all(
+        &mut conn,
+        project_id,
+        &ids,
+        store::jobs::Payloads::asked(query.payloads),
+    )
+    .await?;
     let keys: Vec<_> = ids.iter().map(|it| (project_id, *it)).collect();
     let mut errors = store::jobs::last_errors(&mut conn, &keys).await?;
     let mut jobs: HashMap<_, _> = jobs.into_iter().map(|it| (it.id, it)).collect();

@@ -1,15 +1,13 @@
 //! `/v1/me`: what an account can see of itself, and its end. For sessions only.
 
-use axum::{Extension, Json as Reply, extract::State, http::StatusCode};
+use axum::{Json as Reply, extract::State, http::StatusCode};
 use chrono::{DateTime, Utc};
 use secrecy::SecretString;
 use serde::{Deserialize, Serialize};
-use sqlx::Acquire;
 use utoipa::ToSchema;
 
 use super::{audit::AuditEntry, auth::Account, error::ErrorBody, projects::Project};
 use crate::{
-    accounts::Client,
     app::{App, Forget},
     auth::Person,
     domain::limits::{MAX_SHOWN_SESSIONS, SESSION_IDLE_SECONDS},
@@ -213,44 +211,4 @@ pub async fn delete(
     app.forget(Forget::Session(person.bearer.session_id)).await;
     app.forget(Forget::Everybody).await;
     Ok(StatusCode::NO_CONTENT)
-}
-
-/// What an invitation brought.
-#[derive(Debug, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-#[schema(example = json!({"token": "fp_mail_…"}))]
-pub struct AcceptInvitationRequest {
-    /// The invitation's token.
-    #[schema(value_type = String, max_length = 128)]
-    token: SecretString,
-}
-
-impl RequestBody for AcceptInvitationRequest {}
-
-/// Accept an invitation.
-#[utoipa::path(
-    post, path = "/invitations/accept", tag = "accounts", operation_id = "invitations_accept", security(("session" = [])),
-    request_body = AcceptInvitationRequest,
-    responses(
-        (status = 200, description = "You are a member.", body = Project),
-        (status = 400, description = "The invitation is not good.", body = ErrorBody),
-        (status = 401, description = "No live session.", body = ErrorBody),
-        (status = 413, description = "The body is too large.", body = ErrorBody),
-        (status = 415, description = "The body is not JSON.", body = ErrorBody),
-    ),
-)]
-pub async fn accept_invitation(
-    person: Person,
-    State(app): State<App>,
-    Extension(client): Extension<Client>,
-    Json(request): Json<AcceptInvitationRequest>,
-) -> Result<Reply<Project>, Error> {
-    let mut conn = app.engine.pools.people.acquire().await?;
-    let mut tx = conn.begin().await?;
-    let account_id = person.bearer.account_id;
-    let (project, role) = app.accounts.accept(&mut tx, account_id, &request.token, &client).await?;
-    tx.commit().await?;
-    drop(conn);
-    app.forget(Forget::Members).await;
-    Ok(Reply(Project::of(project, Some(role))))
 }

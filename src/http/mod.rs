@@ -8,6 +8,7 @@ pub(crate) mod dead_letters;
 pub mod error;
 mod health;
 mod idempotency;
+pub(crate) mod invitations;
 pub(crate) mod jobs;
 pub(crate) mod keys;
 mod layers;
@@ -119,7 +120,8 @@ fn people_plane() -> OpenApiRouter<App> {
         .routes(routes!(me::end_session))
         .routes(routes!(me::export))
         .routes(routes!(me::delete))
-        .routes(routes!(me::accept_invitation))
+        .routes(routes!(invitations::preview))
+        .routes(routes!(invitations::accept))
         .routes(routes!(projects::list, projects::create))
         .routes(routes!(keys::end::report))
 }

@@ -19,6 +19,23 @@ use crate::{
 
 pub use self::list::{Filter, MAX_COUNTED, Walked, count, page, read_tag, walk};
 
+/// Whether rows come with what jobs carry: a page of it can be many megabytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Payloads {
+    /// With payload and result.
+    Shown,
+    /// Both read as JSON's null, and as none.
+    LeftOut,
+}
+
+impl Payloads {
+    /// What a query's `payloads` asks for; nothing said: with them.
+    #[must_use]
+    pub fn asked(payloads: Option<bool>) -> Self {
+        if payloads.unwrap_or(true) { Self::Shown } else { Self::LeftOut }
+    }
+}
+
 /// A job as it is stored, from whichever table.
 #[derive(Debug, Clone, sqlx::FromRow)]
 #[allow(missing_docs)] // Each is the column of that name, described in the migration.
@@ -100,7 +117,7 @@ pub async fn find(
     project_id: ProjectId,
     id: JobId,
 ) -> sqlx::Result<Option<JobRow>> {
-    Ok(find_all(conn, project_id, &[id]).await?.pop())
+    Ok(find_all(conn, project_id, &[id], Payloads::Shown).await?.pop())
 }
 
 /// Those of these jobs that there are, in no order; see [`find`].
@@ -111,6 +128,7 @@ pub async fn find_all(
     conn: &mut PgConnection,
     project_id: ProjectId,
     ids: &[JobId],
+    payloads: Payloads,
 ) -> sqlx::Result<Vec<JobRow>> {
     sqlx::query_as!(
         JobRow,
@@ -137,8 +155,8 @@ pub async fn find_all(
                job.unfinished_parents "unfinished_parents!",
                job.cancel_requested "cancel_requested!", job.progress, job.completed_at,
                job.lease_id "lease_id: LeaseId", job.worker_id, job.claimed_at,
-               job.lease_expires_at, job.result, job.duration_ms,
-               body.payload, body.retry, body.tags, body.labels, body.concurrency_key,
+               job.lease_expires_at, case when $3 then job.result end as result, job.duration_ms,
+               case when $3 then body.payload else 'null' end "payload!", body.retry, body.tags, body.labels, body.concurrency_key,
                body.concurrency_limit, body.unique_key,
                case when job.is_live then job.expires_at else body.expires_at end as expires_at,
                body.workflow_id "workflow_id: WorkflowId", body.workflow_key, body.envelope,
@@ -183,6 +201,7 @@ pub async fn find_all(
         "#,
         project_id.0,
         &ids.iter().map(|it| it.0).collect::<Vec<Uuid>>(),
+        payloads == Payloads::Shown,
     )
     .fetch_all(conn)
     .await

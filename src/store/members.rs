@@ -410,6 +410,39 @@ pub async fn lock_owned(conn: &mut PgConnection, owner: AccountId) -> sqlx::Resu
     Ok(())
 }
 
+/// What an invitation leads to.
+#[derive(Debug)]
+pub struct Invited {
+    /// The project's name.
+    pub project_name: String,
+    /// To whom it was sent.
+    pub email: String,
+    /// What they would be.
+    pub role: String,
+    /// Until when it can be accepted.
+    pub expires_at: DateTime<Utc>,
+}
+
+/// What the invitation leads to that has this secret, if it can be accepted.
+///
+/// # Errors
+/// Only those of the store.
+pub async fn invited(conn: &mut PgConnection, secret_hash: &[u8]) -> sqlx::Result<Option<Invited>> {
+    sqlx::query_as!(
+        Invited,
+        "
+        select project.name as project_name, invitation.email, invitation.role, invitation.expires_at
+        from invitations invitation
+        join projects project on project.id = invitation.project_id
+        where invitation.secret_hash = $1 and invitation.expires_at > now()
+            and project.deleted_at is null
+        ",
+        secret_hash,
+    )
+    .fetch_optional(conn)
+    .await
+}
+
 /// Uses an invitation up, and says to which project it leads, as what, and for which address. Others of the project for that
 /// address end with it.
 ///

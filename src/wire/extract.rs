@@ -211,6 +211,9 @@ fn in_json_words(field: &str, message: &str) -> String {
     if message.contains("invalid digit found in string") {
         return "must be a whole number, not negative".to_owned();
     }
+    if message.starts_with("missing field") {
+        return "is missing".to_owned();
+    }
     if message.starts_with("expected value") {
         return "is of the wrong type".to_owned();
     }

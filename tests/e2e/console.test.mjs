@@ -125,28 +125,32 @@ story("a paused queue hands out nothing until it is resumed", async (page, { bas
   // Limits: a mistake is named where it is made, and nothing that was typed is lost.
   await page.click("text=Limits and defaults");
   await page.fill("[name='rate_limit.count']", "5");
-  await page.click("text=Keep them");
-  await sees(page, "per_seconds");
+  await page.click("button >> text=Save");
+  await sees(page, "Rate limit: per so many seconds is missing");
+  assert.equal(await page.getAttribute("[name='rate_limit.per_seconds']", "aria-invalid"), "true");
   const told = await page.locator("#problem .failure").boundingBox();
   assert.ok(told.y >= 0 && told.y < 900, `what is wrong is in sight, not at ${told.y}`);
   assert.equal(await page.inputValue("[name='rate_limit.count']"), "5");
   await page.fill("[name='rate_limit.per_seconds']", "60");
-  await page.click("text=Keep them");
-  await sees(page, "settings are kept");
+  await page.click("button >> text=Save");
+  await sees(page, "settings are saved");
   assert.deepEqual((await api.get("/queues/slow")).rate_limit, { count: 5, per_seconds: 60 });
 });
 
 story("a schedule is previewed in its zone, made, run and paused", async (page, { base, api }) => {
   await page.goto(`${base}/recurring/new`);
   await page.fill("[name=cron_expression]", "nonsense");
-  await sees(page, "cron_expression");
+  await sees(page, "Please correct:");
+  assert.match(await page.textContent("#preview"), /Cron expression/);
+  assert.equal(await page.getAttribute("[name=cron_expression]", "aria-invalid"), "true");
   await page.fill("[name=cron_expression]", "30 2 * * *");
   await page.fill("[name=timezone]", "Europe/Berlin");
   await page.locator("#preview li").nth(4).waitFor();
   assert.match(await page.textContent("#preview"), /02:30:00 \+0[12]:00/);
+  assert.equal(await page.getAttribute("[name=cron_expression]", "aria-invalid"), null);
   await page.fill("[name=job_type]", "report.daily");
-  await page.click("text=Make it");
-  await sees(page, "The schedule is there.");
+  await page.click("button >> text=Create schedule");
+  await sees(page, "The schedule is created.");
   await page.click("text=Run now");
   await sees(page, "The job is enqueued.");
   await page.click("nav.side >> text=Recurring");
@@ -219,13 +223,13 @@ story("a button that is pressed twice does its work once", async (page, { base, 
 story("a key is made, shown once, rotated and revoked, and a mistake is told", async (page, { base, api }) => {
   page.on("dialog", (dialog) => dialog.accept());
   await page.goto(`${base}/keys`);
-  await page.click("summary >> text=Make a key");
+  await page.click("summary >> text=Create a key");
   await page.fill("main form [name=name]", "billing");
   for (const box of await page.locator("[name=scopes]").all()) await box.uncheck();
-  await page.click("button >> text=Make it");
+  await page.click("button >> text=Create key");
   await page.locator("#problem .failure", { hasText: "scopes" }).waitFor();
   await page.check("[value=read]");
-  await page.click("button >> text=Make it");
+  await page.click("button >> text=Create key");
   const secret = await page.locator("#the-key").textContent();
   const made = apiOf(server.url, secret);
   await made.get("/jobs");

@@ -249,6 +249,35 @@ fn a_cursor_cannot_be_made_up_or_taken_from_another_project() {
 }
 
 #[test]
+fn lists_leave_out_what_jobs_carry_when_nobody_wants_to_see_it() {
+    run(async |t| {
+        let done = t.enqueue(json!({"payload": {"n": 1}})).await;
+        let leased = t.lease("w").await;
+        t.ack_with(&leased, "w", "succeeded", json!({"result": {"n": 2}})).await.is(200);
+        let dead = t.enqueue(json!({"payload": {"n": 3}, "max_attempts": 1})).await;
+        let leased = t.lease("w").await;
+        t.ack(&leased, "w", "failed").await.is(200);
+        let seen = async |query: &str| {
+            let jobs = t.get(&format!("/v1/jobs{query}")).await.is(200)["jobs"].clone();
+            let letters = t.get(&format!("/v1/dead-letters{query}")).await.is(200);
+            let ids = [&jobs[0]["id"], &jobs[1]["id"], &letters["dead_letters"][0]["job"]["id"]];
+            assert_eq!(ids, [dead.as_str(), done.as_str(), dead.as_str()]);
+            let carried = |job: &serde_json::Value| [job["payload"].clone(), job["result"].clone()];
+            let letter = &letters["dead_letters"][0]["job"];
+            [carried(&jobs[0]), carried(&jobs[1]), carried(letter)].concat()
+        };
+        let (one, two, three) = (json!({"n": 1}), json!({"n": 2}), json!({"n": 3}));
+        let null = json!(null);
+        let all = [three.clone(), null.clone(), one, two, three, null.clone()];
+        assert_eq!(seen("").await, all);
+        assert_eq!(seen("?payloads=true").await, all);
+        assert_eq!(seen("?payloads=false").await, [const { serde_json::Value::Null }; 6]);
+        t.get("/v1/jobs?payloads=no").await.refuses("payloads");
+        assert_eq!(t.get(&format!("/v1/jobs/{done}")).await.is(200)["payload"], json!({"n": 1}));
+    });
+}
+
+#[test]
 fn a_list_refuses_what_it_does_not_know() {
     run(async |t| {
         t.get("/v1/jobs?stat=pending").await.refuses("stat");

@@ -402,7 +402,7 @@ async fn sweep_and_read(conn: &mut PgConnection, leased: &[LeasedJob]) {
     .await;
     costs(conn, "list", 2_000 * 2, async |conn| {
         let filter = jobs::Filter { job_type: Some("none".into()), ..jobs::Filter::default() };
-        jobs::page(conn, PROJECT, &filter, None, 50).await.expect("it runs")
+        jobs::page(conn, PROJECT, &filter, None, 50, jobs::Payloads::Shown).await.expect("it runs")
     })
     .await;
 }

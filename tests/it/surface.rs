@@ -215,7 +215,7 @@ fn body(id: &str, job_id: &str) -> Option<Value> {
         "auth_password_reset_confirm" => json!({"token": "fp_mail_junk", "new_password": password}),
         "auth_verify" => json!({"token": "fp_mail_junk"}),
         "me_delete" => json!({"password": "wrong"}),
-        "invitations_accept" => json!({"token": "fp_mail_junk"}),
+        "invitations_accept" | "invitations_preview" => json!({"token": "fp_mail_junk"}),
         "invitations_create" => json!({"email": "guest@example.com", "role": "viewer"}),
         "members_change" => json!({"role": "viewer"}),
         "projects_create" => json!({"name": "Another"}),

@@ -18,7 +18,7 @@ use crate::{
         limits,
     },
     engine::{
-        jobs::{self, AttemptRow, Filter, JobRow},
+        jobs::{self, AttemptRow, Filter, JobRow, Payloads},
         queues, registry,
     },
     error::Error,
@@ -148,7 +148,8 @@ pub async fn list(
         ..Filter::default()
     };
     let (rows, _) =
-        jobs::page(&app.engine, caller.project_id, &filter, None, limit + offset).await?;
+        jobs::page(&app.engine, caller.project_id, &filter, None, limit + offset, Payloads::Shown)
+            .await?;
     let is_wanted = |it: &JobRow| query.worker_id.is_none() || it.worker_id == query.worker_id;
     let tasks = rows.into_iter().filter(is_wanted).skip(offset as usize).map(TaskView::of);
     Ok(Reply(tasks.collect::<Result<_, _>>()?))
@@ -176,7 +177,8 @@ pub async fn stats(
 ) -> Result<Reply<TaskStats>, Error> {
     let totals = queues::totals(&app.engine, caller.project_id).await?;
     let (newest, limit) = (Filter::default(), limits::MAX_PAGE_JOBS);
-    let (rows, _) = jobs::page(&app.engine, caller.project_id, &newest, None, limit).await?;
+    let (rows, _) =
+        jobs::page(&app.engine, caller.project_id, &newest, None, limit, Payloads::LeftOut).await?;
     let mut by_handler: BTreeMap<String, BTreeMap<&'static str, i64>> = BTreeMap::new();
     for row in rows {
         let of_handler = by_handler.entry(row.job_type).or_default();

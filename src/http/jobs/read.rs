@@ -105,6 +105,10 @@ pub struct ListQuery {
     created_after: Option<DateTime<Utc>>,
     /// Only jobs stored before this time.
     created_before: Option<DateTime<Utc>>,
+    /// `false`: leave out what jobs carry, `payload` and `result` are null. For lists that show neither: a
+    /// page of large jobs is many megabytes otherwise.
+    #[param(default = true)]
+    payloads: Option<bool>,
     /// Jobs on one page. Default: 50.
     #[param(minimum = 1, maximum = 200)]
     limit: Option<u32>,
@@ -167,9 +171,11 @@ pub async fn list(
         created_before: query.created_before,
     };
     let before = cursor.transpose()?.map(JobId);
+    let payloads = store::jobs::Payloads::asked(query.payloads);
     let mut conn = app.engine.pools.read_for(caller.project_id).await?;
     let (rows, goes_on_below) =
-        store::jobs::page(&mut conn, caller.project_id, &filter, before, page_jobs).await?;
+        store::jobs::page(&mut conn, caller.project_id, &filter, before, page_jobs, payloads)
+            .await?;
     let failed = rows.iter().filter(|it| it.failures > 0);
     let failed: Vec<_> = failed.map(|it| (caller.project_id, it.id)).collect();
     let mut errors = store::jobs::last_errors(&mut conn, &failed).await?;

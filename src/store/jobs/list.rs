@@ -4,7 +4,7 @@ use chrono::{DateTime, Utc};
 use sqlx::{PgConnection, Postgres, QueryBuilder};
 use uuid::Uuid;
 
-use super::JobRow;
+use super::{JobRow, Payloads};
 use crate::{
     domain::{
         job::JobState,
@@ -74,16 +74,17 @@ pub async fn page(
     filter: &Filter,
     before: Option<JobId>,
     page_jobs: u32,
+    payloads: Payloads,
 ) -> sqlx::Result<(Vec<JobRow>, Option<JobId>)> {
     let (upper, lower) = bounds(filter, before);
     let mut query = QueryBuilder::<Postgres>::new("with examined as (select * from (");
     for (table, own_columns) in [
         (
             "jobs",
-            "unfinished_parents, lease_expires_at, null::text as result, null::bigint as duration_ms, \
+            "unfinished_parents, lease_expires_at, null::text as stored_result, null::bigint as duration_ms, \
              true as is_live, expires_at as live_expires_at",
         ),
-        ("finished_jobs", "0, null, result, duration_ms, false, null"),
+        ("finished_jobs", "0, null, result as stored_result, duration_ms, false, null"),
     ] {
         if table == "finished_jobs" {
             query.push(" union all ");
@@ -104,7 +105,10 @@ pub async fn page(
     query.push("), matching as (select * from examined where true");
     push_filter(&mut query, project_id, filter);
     query.push(" order by id desc limit ").push_bind(i64::from(page_jobs) + 1);
-    query.push(") select matching.*, body.payload, body.retry, body.tags, body.labels, ");
+    query.push(") select matching.*, case when ").push_bind(payloads == Payloads::Shown);
+    query.push(" then body.payload else 'null' end as payload, case when ");
+    query.push_bind(payloads == Payloads::Shown).push(" then stored_result end as result, ");
+    query.push("body.retry, body.tags, body.labels, ");
     query.push("body.concurrency_key, body.concurrency_limit, body.unique_key, ");
     query.push("case when is_live then live_expires_at else body.expires_at end as expires_at, ");
     query.push("body.workflow_id, body.workflow_key, body.envelope, case when body.has_parents then array(select parent_id from job_edges edge where edge.project_id = ");

@@ -66,6 +66,71 @@ fn whoever_logs_in_gets_to_where_they_wanted_and_nowhere_else() {
 }
 
 #[test]
+fn an_invitation_says_where_it_leads_and_when_it_is_void() {
+    run(async |t| {
+        let owner = Person::sign_up(t, "owner@example.com").await;
+        owner.join(t, Role::Owner).await;
+        let body = json!({"email": "zed@example.com", "role": "member"});
+        let made = owner.post("/v1/projects/main/invitations", body).await.is(201);
+        let token = made["token"].as_str().expect("a token");
+        let (link, signup) = (
+            format!("/console/invitation?token={token}"),
+            format!("/console/signup?invitation={token}"),
+        );
+        let mut stranger = Browser::new(t, "zed@example.com");
+        stranger.get(&link).await.says(200, "You are invited to main");
+        stranger.get(&signup).await.says(200, "You are invited to <strong>main</strong> as member");
+        stranger.get(&signup).await.says(200, "value=\"zed@example.com\"");
+        Person::sign_up(t, "zed@example.com").await;
+        stranger.log_in("zed@example.com").await;
+        let accept = [("token", token), ("back", "/console")];
+        let joined = stranger.post("/console/do/invitations_accept", &accept).await;
+        joined.goes("/console/p/main?done=invitations_accept");
+        stranger.get(&link).await.says(200, "This invitation cannot be accepted.");
+        let late = Browser::new(t, "late@example.com").get(&signup).await;
+        late.says(200, "This invitation cannot be accepted.");
+        assert!(!late.text.contains(token), "the form is one for a project of one's own");
+        late.says(200, "name=\"project_name\"");
+    });
+}
+
+#[test]
+fn what_cannot_be_undone_is_asked_for_once_more_without_scripts() {
+    run(async |t| {
+        let mut browser = Browser::of_member(t, "ada@example.com", Role::Owner).await;
+        let job = t.enqueue(json!({"max_attempts": 1})).await;
+        let leased = t.lease("w").await;
+        t.ack(&leased, "w", "failed").await.is(200);
+        let asked = browser.act(t, "dead_letters_delete", &[("job_id", &job)]).await;
+        asked.says(200, "Delete this dead letter for good?");
+        asked.says(200, &format!("name=\"job_id\" value=\"{job}\""));
+        t.get(&format!("/v1/jobs/{job}")).await.is(200);
+        let sure = [("job_id", job.as_str()), ("sure", "true")];
+        let done = browser.act(t, "dead_letters_delete", &sure).await;
+        done.goes(&format!("/console/p/{}?done=dead_letters_delete", t.id));
+        t.get(&format!("/v1/jobs/{job}")).await.is_error(404, "job_not_found");
+    });
+}
+
+#[test]
+fn a_member_leaves_by_a_button() {
+    run(async |t| {
+        let person = Person::sign_up(t, "vic@example.com").await;
+        person.join(t, Role::Viewer).await;
+        let mut browser = Browser::new(t, "vic@example.com");
+        browser.log_in("vic@example.com").await;
+        let page = browser.get(&format!("/console/p/{}/members", t.id)).await;
+        page.says(200, ">Leave</button>");
+        let account_id = person.get("/v1/me").await.is(200)["account"]["id"].clone();
+        let account_id = account_id.as_str().expect("an id");
+        let form = [("account_id", account_id), ("sure", "true"), ("back", "/console/projects")];
+        let path = format!("/console/p/{}/do/members_remove", t.id);
+        browser.post(&path, &form).await.goes("/console/projects?done=members_remove");
+        browser.get(&format!("/console/p/{}", t.id)).await.says(404, "Not found");
+    });
+}
+
+#[test]
 fn no_other_site_can_send_a_form() {
     run(async |t| {
         let mut browser = Browser::of_member(t, "ada@example.com", Role::Owner).await;

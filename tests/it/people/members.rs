@@ -144,6 +144,37 @@ fn whoever_takes_an_address_back_takes_back_what_was_made_with_it() {
 }
 
 #[test]
+fn an_invitation_can_be_looked_at_until_it_is_used() {
+    run(async |t| {
+        let owner = Person::sign_up(t, "owner@example.com").await;
+        owner.join(t, Role::Owner).await;
+        let body = json!({"email": "zed@example.com", "role": "admin"});
+        let made = owner.post("/v1/projects/main/invitations", body).await.is(201);
+        let token = json!({"token": made["token"]});
+        let look = async |token: &serde_json::Value| {
+            post_from(t, "/v1/invitations/preview", token.clone(), "192.0.2.9").await
+        };
+        for _ in 0..2 {
+            let seen = look(&token).await.is(200);
+            assert_eq!(seen["project_name"], "main");
+            assert_eq!(
+                (&seen["email"], &seen["role"]),
+                (&json!("zed@example.com"), &json!("admin"))
+            );
+            assert_eq!(seen["expires_at"], made["invitation"]["expires_at"]);
+        }
+        let zed = Person::sign_up(t, "zed@example.com").await;
+        zed.post("/v1/invitations/accept", token.clone()).await.is(200);
+        look(&token).await.refuses("invitation");
+        look(&json!({"token": "fp_mail_junk"})).await.refuses("invitation");
+        for _ in 0..20 {
+            look(&json!({"token": "fp_mail_junk"})).await;
+        }
+        look(&token).await.is_error(429, "rate_limit_exceeded");
+    });
+}
+
+#[test]
 fn a_plan_bounds_members_and_keys_and_a_full_project_can_still_rotate() {
     run(async |t| {
         let ada = Person::sign_up(t, "ada@example.com").await;

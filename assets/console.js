@@ -5,24 +5,51 @@
 // Between two looks while things happen, and when nothing is heard, in milliseconds.
 const REFRESH_PAUSE_MS = 2000;
 const REFRESH_ANYWAY_MS = 5000;
+// A page that takes long to make is made less often: it rests for so many times as long as the last look took.
+const REST_FACTOR = 10;
+// How often it is seen whether a look is due.
+const TICK_MS = 250;
 // Before a stream that has broken is opened again.
 const RECONNECT_MS = 3000;
+// What a job has printed may come a little after its end.
+const LAST_LOGS_MS = 3000;
+// As long as a button says that something was copied.
+const COPIED_MS = 2000;
+// So near to the end of the logs somebody is taken to read along, in pixels.
+const LOG_END_PX = 40;
 // Lines of logs that a page keeps.
 const MAX_LOG_LINES = 2000;
 
-const live = { isOn: sessionStorage.getItem("fencepost-live") !== "off", stream: null, isDue: false, last: Date.now() };
-const logs = { stream: null, seen: new Set() };
+// A browser may keep nothing at all: then the choice lasts as long as the page.
+function recall(name) {
+  try {
+    return sessionStorage.getItem(name);
+  } catch {
+    return null;
+  }
+}
+function keep(name, value) {
+  try {
+    sessionStorage.setItem(name, value);
+  } catch {
+    // Nothing is kept here.
+  }
+}
+
+const live = { isOn: recall("fencepost-live") !== "off", stream: null, isDue: false, last: Date.now(), tookMs: 0 };
+// `sent`: how far the server has sent each stream of each attempt, in its own words.
+const logs = { stream: null, sent: null, ending: null };
 
 // What looks again: most of a page, or the one part of it that changes. A page with a form has none.
 const region = () => document.querySelector("[data-refresh]");
 const isWatched = () => live.isOn && !live.isGone && !document.hidden;
 
-// Somebody who types, or marks a text, must not have it taken away.
+// Somebody who types, or marks a text, must not have it taken away; nor may a form change that waits for its answer.
 function isBusy() {
   const focused = document.activeElement;
   const isTyping = focused && region().contains(focused) && focused.matches("input, select, textarea");
   const selection = document.getSelection();
-  return isTyping || (selection && !selection.isCollapsed);
+  return isTyping || (selection && !selection.isCollapsed) || region().querySelector("form[data-sent]");
 }
 
 function refresh() {
@@ -55,6 +82,11 @@ async function listen() {
   }
 }
 
+// A form is known by one field until it was answered: sent again because no answer came, it is the same one.
+document.addEventListener("htmx:before:morph:attr", (event) => {
+  if (event.target.name === "once" && event.detail.attrName === "value") event.preventDefault();
+});
+
 // A browser has few connections to one server: a page that nobody sees keeps none, and one that shows a job that has ended
 // needs none for its logs.
 function follow() {
@@ -65,32 +97,48 @@ function follow() {
     live.stream = null;
     open.abort();
   }
-  const source = isWatched() && document.querySelector("[data-logs]")?.dataset.logs;
-  if (source && !logs.stream) {
-    logs.stream = new EventSource(source);
-    logs.stream.addEventListener("log", (event) => addLog(JSON.parse(event.data)));
+  followLogs();
+}
+
+function followLogs() {
+  const section = document.querySelector("[data-logs]");
+  logs.sent ??= section?.dataset.sent;
+  if (section && isWatched() && !logs.stream) {
+    const after = new URLSearchParams({ after: logs.sent ?? "" });
+    logs.stream = new EventSource(`${section.dataset.logs}?${after}`);
+    logs.stream.addEventListener("log", (event) => {
+      logs.sent = event.lastEventId;
+      addLog(JSON.parse(event.data));
+    });
   }
-  if (!source && logs.stream) {
-    logs.stream.close();
-    logs.stream = null;
-  }
+  if (logs.stream && !isWatched()) closeLogs();
+  if (logs.stream && !section) logs.ending ??= setTimeout(closeLogs, LAST_LOGS_MS);
+}
+
+function closeLogs() {
+  clearTimeout(logs.ending);
+  logs.ending = null;
+  logs.stream?.close();
+  logs.stream = null;
+}
+
+// The time of day of a worker's clock, UTC.
+function clock(millis) {
+  const at = new Date(millis);
+  return Number.isNaN(at.getTime()) ? "" : at.toISOString().slice(11, 23);
 }
 
 // Logs come as text and stay text.
 function addLog(log) {
   const box = document.getElementById("logs");
-  const key = `${log.attempt}.${log.stream}.${log.sequence}`;
-  if (!box || logs.seen.has(key)) return;
+  if (!box) return;
   document.getElementById("no-logs")?.remove();
-  // The stream begins with all that the page shows already.
-  if (logs.seen.size === 0) box.replaceChildren();
-  logs.seen.add(key);
-  const isAtEnd = box.scrollHeight - box.scrollTop - box.clientHeight < 40;
+  const isAtEnd = box.scrollHeight - box.scrollTop - box.clientHeight < LOG_END_PX;
   const line = document.createElement("div");
   line.className = log.stream === "stderr" ? "stderr" : "stdout";
   const whence = document.createElement("span");
   whence.className = "small";
-  whence.textContent = `${log.attempt} ${log.stream}`;
+  whence.textContent = `${clock(log.timestamp_ms)} attempt ${log.attempt} ${log.stream}`;
   const text = document.createElement("span");
   text.className = "text";
   text.textContent = log.data;
@@ -110,7 +158,7 @@ function setUpLive() {
   button.hidden = false;
   button.addEventListener("click", () => {
     live.isOn = !live.isOn;
-    sessionStorage.setItem("fencepost-live", live.isOn ? "on" : "off");
+    keep("fencepost-live", live.isOn ? "on" : "off");
     show();
     follow();
     refresh();
@@ -123,8 +171,9 @@ function setUpLive() {
   });
   setInterval(() => {
     const since = Date.now() - live.last;
-    if ((live.isDue && since >= REFRESH_PAUSE_MS) || since >= REFRESH_ANYWAY_MS) refresh();
-  }, 250);
+    const restMs = live.tookMs * REST_FACTOR;
+    if (since >= Math.max(live.isDue ? REFRESH_PAUSE_MS : REFRESH_ANYWAY_MS, restMs)) refresh();
+  }, TICK_MS);
   follow();
 }
 
@@ -139,10 +188,13 @@ function setUpTheme() {
     const next = order[(order.indexOf(now()) + 1) % order.length];
     if (next === "auto") {
       delete document.documentElement.dataset.theme;
-      localStorage.removeItem("fencepost-theme");
     } else {
       document.documentElement.dataset.theme = next;
+    }
+    try {
       localStorage.setItem("fencepost-theme", next);
+    } catch {
+      // It lasts as long as the page.
     }
     show();
     drawCharts(true);
@@ -207,7 +259,8 @@ document.addEventListener("click", async (event) => {
     } catch {
       copy.textContent = "Not allowed";
     }
-    setTimeout(() => { copy.textContent = "Copy"; }, 2000);
+    document.getElementById("said").textContent = copy.textContent;
+    setTimeout(() => { copy.textContent = "Copy"; }, COPIED_MS);
   }
 }, true);
 
@@ -216,6 +269,8 @@ let sent = null;
 
 // One click is enough: the form waits for its answer.
 const buttonOf = (form) => form.querySelector("button:not([type=button])");
+// With the name of what it is about, where a page has many.
+const questionOf = (form) => [form.dataset.confirm, buttonOf(form)?.getAttribute("aria-label")].filter(Boolean).join("\n");
 function release(form) {
   delete form.dataset.sent;
   const button = buttonOf(form);
@@ -223,12 +278,14 @@ function release(form) {
 }
 document.addEventListener("submit", (event) => {
   const form = event.target;
-  if (form.dataset.sent || (form.dataset.confirm && !window.confirm(form.dataset.confirm))) {
+  if (form.dataset.sent || (form.dataset.confirm && !window.confirm(questionOf(form)))) {
     event.preventDefault();
     event.stopPropagation();
     return;
   }
+  // What was said of the form before is old.
   document.getElementById("problem")?.replaceChildren();
+  document.querySelector("main > .done")?.remove();
   if (form.method !== "post") return;
   sent = form;
   markFields();
@@ -262,9 +319,18 @@ document.addEventListener("htmx:error", (event) => {
   }
 });
 document.addEventListener("htmx:response:error", (event) => {
-  if (event.target === region()) tell("lost", `This page could not be brought up to date (${event.detail.ctx.response.status}). Trying again…`);
+  if (event.target !== region()) return;
+  const { status } = event.detail.ctx.response;
+  if (status === 403 || status === 404) {
+    live.isGone = true;
+    follow();
+    tell("lost", "This is not there any more, or not for you.");
+    return;
+  }
+  tell("lost", `This page could not be brought up to date (${status}). Trying again…`);
 });
 document.addEventListener("htmx:after:request", (event) => {
+  if (event.target === region()) live.tookMs = Date.now() - live.last;
   if (event.detail.ctx.response.status === 200) document.getElementById("lost")?.replaceChildren();
 });
 document.addEventListener("htmx:after:swap", () => {
@@ -309,6 +375,18 @@ function showProblem() {
 
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => drawCharts(true));
 addEventListener("resize", () => drawCharts(false));
+
+// Whoever works by keyboard goes on where it was said what was done.
+const done = document.querySelector("main > .done");
+if (done) {
+  done.tabIndex = -1;
+  done.focus({ preventScroll: true });
+}
+// On a narrow screen the links are one line that scrolls.
+document.querySelector("nav.side [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
+
+const zones = document.getElementById("zones");
+if (zones) for (const zone of Intl.supportedValuesOf("timeZone")) zones.append(new Option(zone));
 
 // What a button has said is said once: a reload does not say it again.
 const here = new URL(location.href);

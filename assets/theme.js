@@ -1,6 +1,11 @@
-// Before anything is painted: the theme that somebody has chosen. Nothing else is ever kept in the browser's storage.
+// Before anything is painted: the theme that somebody has chosen.
 (() => {
   document.documentElement.classList.add("js");
-  const chosen = localStorage.getItem("fencepost-theme");
+  let chosen = null;
+  try {
+    chosen = localStorage.getItem("fencepost-theme");
+  } catch {
+    // A browser may keep nothing.
+  }
   if (chosen === "light" || chosen === "dark") document.documentElement.dataset.theme = chosen;
 })();

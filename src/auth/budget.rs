@@ -18,9 +18,11 @@ use crate::{
 /// A place of a poll that nobody gave back, because its node has died, is free after its wait and so many seconds.
 const PLACE_GRACE_SECONDS: u32 = 15;
 
-/// Calls a minute that one member's pages make in one project: they must work when the project has used up all of its
+/// Calls that read, which one member's pages make in one project: they must work when the project has used up all of its
 /// own budgets, and must not use up any.
-pub const CONSOLE_CALLS_PER_MEMBER: Rate = Rate::per_minute(1_200);
+pub const CONSOLE_LOOKS_PER_MEMBER: Rate = Rate::per_minute(1_200);
+/// All others: a button must work when many open pages have looked too often.
+pub const CONSOLE_ACTS_PER_MEMBER: Rate = Rate::per_minute(300);
 
 /// In the extensions of a request that a page of the console makes for a member.
 #[derive(Debug, Clone, Copy)]
@@ -144,9 +146,15 @@ pub(super) async fn charge_console(
     app: &App,
     who: &Who,
     project_id: ProjectId,
+    is_look: bool,
 ) -> Result<(), Error> {
-    let name = format!("limit:{{p{}}}:{}:console", project_id.0, who.id());
-    let charge = Charge { name, rate: CONSOLE_CALLS_PER_MEMBER, overdraft_windows: 0 };
+    let (kind, rate) = if is_look {
+        ("console-looks", CONSOLE_LOOKS_PER_MEMBER)
+    } else {
+        ("console-acts", CONSOLE_ACTS_PER_MEMBER)
+    };
+    let name = format!("limit:{{p{}}}:{}:{kind}", project_id.0, who.id());
+    let charge = Charge { name, rate, overdraft_windows: 0 };
     match app.accounts.limiter.charge(&[charge], &[]).await.retry_after_seconds {
         None => Ok(()),
         Some(retry_after_seconds) => {

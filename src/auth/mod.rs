@@ -14,7 +14,10 @@ use axum::{
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 
 pub use self::{
-    budget::{Budget, CONSOLE_CALLS_PER_MEMBER, FromConsole, LimitReport, project_limits},
+    budget::{
+        Budget, CONSOLE_ACTS_PER_MEMBER, CONSOLE_LOOKS_PER_MEMBER, FromConsole, LimitReport,
+        project_limits,
+    },
     permit::*,
     person::{CALLS_PER_ACCOUNT, ClientAddress, Person, client_of_request},
 };
@@ -183,7 +186,7 @@ impl<P: Permit> FromRequestParts<App> for Caller<P> {
         let is_page =
             P::BUDGET == Budget::Manage && parts.extensions.get::<FromConsole>().is_some();
         let places = if is_page {
-            budget::charge_console(app, &who, project_id).await?;
+            budget::charge_console(app, &who, project_id, parts.method.is_safe()).await?;
             None
         } else {
             budget::charge::<P>(app, &who, project_id, &limits, &report).await?

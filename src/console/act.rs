@@ -90,7 +90,12 @@ async fn act(
     let path = format!("/v1{below}{}", action.fill(form));
     let body = (!action.fields.is_empty()).then(|| form::body(action.fields, form)).transpose()?;
     let method = Method::from_bytes(action.method.as_bytes()).map_err(Error::internal)?;
-    let made: Option<Made> = api.send_once(method, &path, body, form.get(ONCE)).await?;
+    // Nothing was changed: that is no mistake of whoever presses the button all the same.
+    let is_idle = form.says_what_was() && body.as_deref() == Some("{}");
+    let made: Option<Made> = match is_idle {
+        true => None,
+        false => api.send_once(method, &path, body, form.get(ONCE)).await?,
+    };
     let made = made.unwrap_or_default();
     let page = |path: &str| {
         let project = project.map(segment).unwrap_or_default();
@@ -111,7 +116,11 @@ async fn act(
     };
     let separator = if to.contains('?') { '&' } else { '?' };
     let to = format!("{to}{separator}{}", encode(&[(DONE, action.operation)]));
-    Ok(session::go(headers.contains_key(HX_REQUEST), &to))
+    let mut response = session::go(headers.contains_key(HX_REQUEST), &to);
+    if action.then == Then::Login {
+        session::forget(response.headers_mut());
+    }
+    Ok(response)
 }
 
 /// Where the form's page is, if it is one of ours.

@@ -134,21 +134,6 @@ const PURGE: &[Field] = &[
     Field::Flag("dry_run"),
     Field::Text("confirm"),
 ];
-const SCHEDULE: &[Field] = &[
-    Field::Text("job_type"),
-    Field::Text("cron_expression"),
-    Field::Text("timezone"),
-    Field::Text("queue"),
-    Field::Json("payload"),
-    Field::Text("overlap"),
-    Field::Text("catch_up"),
-    Field::Number("priority"),
-    Field::Number("max_attempts"),
-    Field::Number("timeout_seconds"),
-    Field::Number("spread_seconds"),
-    Field::Json("retry"),
-    Field::Flag("enabled"),
-];
 const QUEUE: &[Field] = &[
     Field::NumberOrNull("max_concurrency"),
     Field::NumberOrNull("rate_limit.count"),
@@ -168,7 +153,7 @@ pub const ACTIONS: &[Action] = &[
         "POST",
         "/jobs/{job_id}/cancel",
         &[],
-        "Cancelled, or its worker is asked to stop.",
+        "The job is cancelled; if it runs, its worker is asked to stop.",
     ),
     on("jobs_retry", "POST", "/jobs/{job_id}/retry", &[], "The job is back in its queue."),
     on(
@@ -176,7 +161,7 @@ pub const ACTIONS: &[Action] = &[
         "PATCH",
         "/jobs/{job_id}",
         &[Field::Number("delay_seconds"), Field::Number("priority")],
-        "The job may run now.",
+        "The job is due: it runs as soon as nothing else keeps it waiting.",
     ),
     on("jobs_cancel_many", "POST", "/jobs/cancel", JOBS, "The jobs are being cancelled.")
         .then(Then::Operation),
@@ -243,8 +228,6 @@ pub const ACTIONS: &[Action] = &[
         &[],
         "The operation is aborted; what it has done stays done.",
     ),
-    on("recurring_create", "POST", "/recurring", SCHEDULE, "The schedule is created."),
-    on("recurring_put", "PUT", "/recurring/{recurring_id}", SCHEDULE, "The schedule is saved."),
     on("recurring_delete", "DELETE", "/recurring/{recurring_id}", &[], "The schedule is deleted.")
         .asking("Delete this schedule?"),
     on(
@@ -284,7 +267,7 @@ pub const ACTIONS: &[Action] = &[
         "POST",
         "/workflows/{workflow_id}/cancel",
         &[],
-        "The workflow is cancelled.",
+        "The workflow is being cancelled: workers of its running jobs are asked to stop.",
     )
     .asking("Cancel all jobs of this workflow that have not ended?"),
     on(
@@ -367,6 +350,12 @@ pub const OTHERS: &[(&str, &str, &str)] = &[
     ("keys_create", "/console/p/{project}/keys", ""),
     ("keys_rotate", "/console/p/{project}/keys/{key_id}/rotate", ""),
     ("invitations_create", "/console/p/{project}/members", ""),
+    ("recurring_create", "/console/p/{project}/recurring/new", "The schedule is created."),
+    (
+        "recurring_put",
+        "/console/p/{project}/recurring/s/{recurring_id}/edit",
+        "The schedule is saved.",
+    ),
     ("recurring_preview", "/console/p/{project}/recurring/preview", ""),
 ];
 

@@ -1,23 +1,20 @@
-//! Dead letters: groups of what failed alike, the letters of one, and what can be done with all of them.
+//! Dead letters: groups of what failed alike, and the letters of one.
 
 use askama::Template;
 use axum::response::Response;
 
 use super::{
     form::Fields,
-    many,
     page::{Frame, Here, render},
     show,
 };
 use crate::{
     error::Error,
-    http::{
-        dead_letters::{DeadLetterGroup, DeadLetterPage, GroupPage},
-        many::ManyReply,
-    },
+    http::dead_letters::{DeadLetterGroup, DeadLetterPage, GroupPage},
 };
 
-const FILTERS: [&str; 3] = ["fingerprint", "queue", "job_type"];
+/// The filters of the list, as the API calls them.
+pub const FILTERS: [&str; 3] = ["fingerprint", "queue", "job_type"];
 
 #[derive(Template)]
 #[template(path = "dead_letters.html")]
@@ -29,8 +26,7 @@ struct Groups {
 
 /// The groups.
 pub async fn groups(here: Here) -> Result<Response, Error> {
-    let cursor = here.asked.query(&["cursor"]);
-    let page: GroupPage = here.get(&format!("/dead-letters/groups?{cursor}")).await?;
+    let (page, _): (GroupPage, _) = here.list("/dead-letters/groups", &[]).await?;
     let frame = here.frame;
     let next = frame.next("/dead-letters", "", page.next_cursor.as_deref());
     render(&Groups { frame, groups: page.groups, next })
@@ -43,35 +39,34 @@ struct Letters {
     page: DeadLetterPage,
     asked: Fields,
     filters: String,
+    /// What failed, if they are of one group.
+    group: Option<String>,
     next: Option<String>,
+}
+
+/// What failed, in words, if the page is about one group that has not come back whole.
+///
+/// # Errors
+/// What the API answers.
+pub async fn group_words(here: &Here) -> Result<Option<String>, Error> {
+    if here.asked.get("fingerprint").is_none() {
+        return Ok(None);
+    }
+    let one = here.asked.query(&["fingerprint"]);
+    let page: DeadLetterPage =
+        here.get(&format!("/dead-letters?payloads=false&limit=1&{one}")).await?;
+    Ok(page.dead_letters.first().map(|it| {
+        let kind = it.job.last_error.as_ref().and_then(|it| it.kind.as_deref());
+        format!("{} in {}", kind.unwrap_or("error"), it.job.job_type)
+    }))
 }
 
 /// The dead letters of a group, or of all.
 pub async fn letters(here: Here) -> Result<Response, Error> {
-    let filters = here.asked.query(&FILTERS);
-    let query = here.asked.query(&["fingerprint", "queue", "job_type", "cursor"]);
-    let page: DeadLetterPage = here.get(&format!("/dead-letters?payloads=false&{query}")).await?;
+    let (page, filters): (DeadLetterPage, _) =
+        here.list("/dead-letters?payloads=false", &FILTERS).await?;
+    let group = group_words(&here).await?;
     let Here { frame, asked, .. } = here;
     let next = frame.next("/dead-letters/list", &filters, page.next_cursor.as_deref());
-    render(&Letters { frame, page, asked, filters, next })
-}
-
-#[derive(Template)]
-#[template(path = "redrive.html")]
-struct Redrive {
-    frame: Frame,
-    is_purge: bool,
-    counted: ManyReply,
-    filters: Vec<(&'static str, String)>,
-}
-
-/// How many dead letters match, and the button that brings all of them back, or deletes them.
-pub async fn redrive(here: Here) -> Result<Response, Error> {
-    let (is_purge, operation) = match here.asked.get("what") {
-        Some("retry") => (false, "dead_letters_retry_many"),
-        Some("purge") => (true, "dead_letters_purge"),
-        _ => return Err(Error::NoSuchRoute),
-    };
-    let (counted, filters) = many::count(&here, operation, &FILTERS).await?;
-    render(&Redrive { frame: here.frame, is_purge, counted, filters })
+    render(&Letters { frame, page, asked, filters, group, next })
 }

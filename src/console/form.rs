@@ -14,6 +14,9 @@ use crate::{error::Error, wire::extract};
 /// Bytes of a form: the largest payload, every byte of it escaped, and something around it.
 const MAX_FORM_BYTES: usize = 1024 * 1024;
 
+/// Before the name of a field: what it was when the form was made.
+const WAS: &str = "was.";
+
 /// The fields of a form or of a query, in their order.
 #[derive(Debug, Clone, Default)]
 pub struct Fields(pub Vec<(String, String)>);
@@ -33,6 +36,17 @@ impl Fields {
     /// The first of this name, as it was sent; or nothing.
     pub fn text(&self, name: &str) -> &str {
         self.0.iter().find(|it| it.0 == name).map_or("", |it| &it.1)
+    }
+
+    /// Whether a form says what a field was, and it is still that.
+    fn is_as_it_was(&self, name: &str) -> bool {
+        let was = self.0.iter().find(|it| it.0.strip_prefix(WAS) == Some(name));
+        was.is_some_and(|it| it.1 == self.text(name))
+    }
+
+    /// Whether a form says what its fields were when it was made.
+    pub fn says_what_was(&self) -> bool {
+        self.0.iter().any(|it| it.0.starts_with(WAS))
     }
 
     /// All of this name.
@@ -122,7 +136,8 @@ enum Part {
     Object(BTreeMap<String, Part>),
 }
 
-/// The body of a request that these fields make.
+/// The body of a request that these fields make. What a form has not changed is left out, so that nobody undoes what
+/// somebody else has changed meanwhile.
 ///
 /// # Errors
 /// [`Error::Invalid`] when a number is none, or JSON is none: all others are for the API to say.
@@ -130,14 +145,17 @@ pub fn body(fields: &[Field], form: &Fields) -> Result<String, Error> {
     let mut root = BTreeMap::new();
     for field in fields {
         let name = field.name();
+        let mut parts = fields.iter().filter(|it| whole(it.name()) == whole(name));
+        if parts.all(|it| form.is_as_it_was(it.name())) {
+            continue;
+        }
         let value = match field {
             Field::Text(_) => form.get(name).map(quoted),
             Field::Number(_) => form.trimmed(name).map(|it| number(name, it)).transpose()?,
             Field::NumberOrNull(_) => match form.trimmed(name) {
                 Some(text) => Some(number(name, text)?),
                 None => {
-                    let whole = name.split('.').next().unwrap_or(name);
-                    root.entry(whole.to_owned())
+                    root.entry(whole(name).to_owned())
                         .or_insert_with(|| Part::Raw(RawValue::NULL.to_owned()));
                     None
                 }
@@ -156,6 +174,11 @@ pub fn body(fields: &[Field], form: &Fields) -> Result<String, Error> {
         }
     }
     serde_json::to_string(&root).map_err(Error::internal)
+}
+
+/// What a field is a part of, or the field.
+fn whole(name: &str) -> &str {
+    name.split('.').next().unwrap_or(name)
 }
 
 fn raw(value: impl Serialize) -> Box<RawValue> {
@@ -238,6 +261,22 @@ mod tests {
         check(&[Field::Time("at")], "at=2026-01-31T12:00", r#"{"at":"2026-01-31T12:00:00Z"}"#);
         check(&[Field::Time("at")], "at=2026-01-31T12:00:00Z", r#"{"at":"2026-01-31T12:00:00Z"}"#);
         check(&[Field::Time("at")], "at=soon", r#"{"at":"soon"}"#);
+    }
+
+    #[test]
+    fn what_was_not_changed_is_left_out() {
+        let fields = [
+            Field::NumberOrNull("max"),
+            Field::NumberOrNull("rate.count"),
+            Field::NumberOrNull("rate.per"),
+        ];
+        let was = "was.max=3&was.rate.count=5&was.rate.per=60";
+        check(&fields, &format!("{was}&max=3&rate.count=5&rate.per=60"), "{}");
+        check(&fields, &format!("{was}&max=&rate.count=5&rate.per=60"), r#"{"max":null}"#);
+        let rate = r#"{"rate":{"count":5,"per":1}}"#;
+        check(&fields, &format!("{was}&max=3&rate.count=5&rate.per=1"), rate);
+        check(&fields[..1], "was.max=&max=", "{}");
+        check(&fields[..1], "max=", r#"{"max":null}"#);
     }
 
     #[test]

@@ -1,44 +1,45 @@
-//! Jobs: a list with filters, bulk work on all that match, and one job with everything that is known of it.
+//! Jobs: a list with filters, and one job with everything that is known of it.
 
 use askama::Template;
 use axum::{
-    extract::{Path, State},
-    http::{HeaderMap, Method},
-    response::Response,
+    extract::Path,
+    http::{HeaderMap, HeaderName, HeaderValue, Method, header::CONTENT_TYPE},
+    response::{IntoResponse, Response},
 };
+use serde_json::value::RawValue;
 
 use super::{
     actions,
     api::segment,
     form::{self, Fields, encode},
-    many,
-    page::{Frame, Here, render},
+    page::{Frame, Here, as_file, render},
     picture::{self, Timeline},
     session::{HX_REQUEST, go},
     show::{self, Shown},
 };
 use crate::{
-    app::App,
     domain::{job::JobState, operation::Kind},
     error::Error,
-    http::{
-        jobs::{
-            Job,
-            events::{EventView, JobHistory},
-            logs::{LogPage, LogView},
-            read::JobPage,
-            watch::ExplainReply,
-        },
-        many::ManyReply,
+    http::jobs::{
+        Job,
+        events::{EventView, JobHistory},
+        logs::{LogPage, LogView},
+        read::JobPage,
+        watch::ExplainReply,
     },
+    wire::logs::{Sent, write_sent},
 };
 
 /// The filters of the list, as the API calls them.
-const FILTERS: [&str; 6] = ["state", "queue", "job_type", "tag", "created_after", "created_before"];
+pub const FILTERS: [&str; 6] =
+    ["state", "queue", "job_type", "tag", "created_after", "created_before"];
+const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 /// Jobs on one page.
 const PAGE_JOBS: &str = "50";
 /// Chunks of logs that a page shows at first; the stream goes on.
 const SHOWN_LOGS: u32 = 500;
+/// Events of a job that its page shows, the newest.
+const SHOWN_EVENTS: u32 = 100;
 
 #[derive(Template)]
 #[template(path = "jobs.html")]
@@ -64,8 +65,11 @@ const STATES: [JobState; 6] = [
     JobState::Cancelled,
 ];
 
-/// The list.
+/// The list; or one job, whose id was typed.
 pub async fn list(here: Here) -> Result<Response, Error> {
+    if let Some(id) = here.asked.get("id") {
+        return Ok(go(false, &here.frame.to(&format!("/jobs/{}", segment(id.trim())))));
+    }
     let fixed = [("limit", PAGE_JOBS), ("payloads", "false")];
     let mut query: Vec<_> = fixed.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
     for name in FILTERS {
@@ -103,30 +107,6 @@ pub async fn list(here: Here) -> Result<Response, Error> {
     })
 }
 
-#[derive(Template)]
-#[template(path = "bulk.html")]
-struct Bulk {
-    frame: Frame,
-    operation: &'static str,
-    verb: &'static str,
-    counted: ManyReply,
-    /// The filters, as the API calls them.
-    filters: Vec<(&'static str, String)>,
-    back: String,
-}
-
-/// How many jobs match, and the button that deals with all of them.
-pub async fn bulk(here: Here) -> Result<Response, Error> {
-    let (operation, verb) = match here.asked.get("what") {
-        Some("cancel") => ("jobs_cancel_many", "Cancel"),
-        Some("retry") => ("jobs_retry_many", "Retry"),
-        _ => return Err(Error::NoSuchRoute),
-    };
-    let (counted, filters) = many::count(&here, operation, &FILTERS).await?;
-    let back = here.frame.to(&format!("/jobs?{}", here.asked.query(&FILTERS)));
-    render(&Bulk { frame: here.frame, operation, verb, counted, filters, back })
-}
-
 impl EventView {
     /// What it brought along, unless the table of attempts says it already.
     fn told(&self) -> Option<&str> {
@@ -141,46 +121,57 @@ struct JobDetail {
     frame: Frame,
     explain: ExplainReply,
     events: Vec<EventView>,
+    has_more_events: bool,
     logs: Vec<LogView>,
+    /// How far they go, as the stream of logs is told.
+    sent_logs: String,
     has_more_logs: bool,
     truncated_attempts: Vec<i32>,
     timeline: Timeline,
     payload: Shown,
     result: Option<Shown>,
-    is_waiting: bool,
+    /// Whether it waits for its time.
+    is_early: bool,
     job: Job,
-    curl: String,
 }
 
 /// One job.
 pub async fn detail(
     here: Here,
-    State(app): State<App>,
     headers: HeaderMap,
     Path((_, id)): Path<(String, String)>,
 ) -> Result<Response, Error> {
     let at = format!("/jobs/{}", segment(&id));
     // A page that looks again keeps the logs that it has.
     let shown_logs = if headers.contains_key(HX_REQUEST) { 1 } else { SHOWN_LOGS };
-    let (explained, history, logged) =
-        (format!("{at}/explain"), format!("{at}/events"), format!("{at}/logs?limit={shown_logs}"));
+    let (explained, history, logged) = (
+        format!("{at}/explain"),
+        format!("{at}/events?limit={SHOWN_EVENTS}"),
+        format!("{at}/logs?limit={shown_logs}"),
+    );
     let (job, explain, history, logs) = tokio::try_join!(
         here.get::<Job>(&at),
         here.get::<ExplainReply>(&explained),
         here.get::<JobHistory>(&history),
         here.get::<LogPage>(&logged),
     )?;
-    let url = &app.accounts.public_url;
+    let mut shown = logs.logs;
+    let sent: Sent =
+        shown.iter().map(|it| ((it.attempt, it.stream.clone()), it.sequence)).collect();
+    // Side by side, as they were printed.
+    shown.sort_by_key(|it| (it.attempt, it.timestamp_ms, it.sequence));
     render(&JobDetail {
         timeline: picture::timeline(&job, here.frame.now),
-        payload: show::cut(show::pretty(job.payload.get())),
-        result: job.result.as_ref().map(|it| show::cut(show::pretty(it.get()))),
-        is_waiting: matches!(job.state, JobState::Scheduled | JobState::Pending),
-        curl: format!("curl {url}/v1/jobs/{} -H 'Authorization: Bearer '$FENCEPOST_KEY", job.id),
+        payload: show::pretty(job.payload.get()),
+        result: job.result.as_ref().map(|it| show::pretty(it.get())),
+        is_early: job.run_at > here.frame.now
+            && matches!(job.state, JobState::Scheduled | JobState::Pending),
+        has_more_events: history.has_more,
         events: history.events,
         has_more_logs: logs.has_more,
         truncated_attempts: logs.truncated_attempts,
-        logs: logs.logs,
+        logs: shown,
+        sent_logs: write_sent(&sent),
         explain,
         job,
         frame: here.frame,
@@ -215,6 +206,24 @@ pub async fn duplicate(
     Ok(go(headers.contains_key(HX_REQUEST), &to))
 }
 
+/// A job's payload, byte for byte, as a file.
+pub async fn payload(here: Here, Path((_, id)): Path<(String, String)>) -> Result<Response, Error> {
+    let job: Job = here.get(&format!("/jobs/{}", segment(&id))).await?;
+    Ok(json_file(&job.payload, &format!("{}-payload.json", job.id)))
+}
+
+/// A job's result, byte for byte, as a file.
+pub async fn result(here: Here, Path((_, id)): Path<(String, String)>) -> Result<Response, Error> {
+    let job: Job = here.get(&format!("/jobs/{}", segment(&id))).await?;
+    let result = job.result.ok_or(Error::NoSuchRoute)?;
+    Ok(json_file(&result, &format!("{}-result.json", job.id)))
+}
+
+fn json_file(json: &RawValue, name: &str) -> Response {
+    const JSON: HeaderValue = HeaderValue::from_static("application/json");
+    as_file(([(CONTENT_TYPE, JSON)], json.get().to_owned()).into_response(), name)
+}
+
 /// What happens to the project's jobs, as it happens.
 pub async fn stream(here: Here, headers: HeaderMap) -> Result<Response, Error> {
     pass_on(&here, "/events/stream", &headers).await
@@ -226,13 +235,19 @@ pub async fn log_stream(
     headers: HeaderMap,
     Path((_, id)): Path<(String, String)>,
 ) -> Result<Response, Error> {
+    let mut headers = headers;
+    // A script that comes back says in the query how far it was; a browser that does so by itself, in the header.
+    let after = here.asked.get("after").and_then(|it| HeaderValue::from_str(it).ok());
+    if let (Some(after), false) = (after, headers.contains_key(LAST_EVENT_ID)) {
+        headers.insert(LAST_EVENT_ID, after);
+    }
     pass_on(&here, &format!("/jobs/{}/logs/stream", segment(&id)), &headers).await
 }
 
 async fn pass_on(here: &Here, path: &str, headers: &HeaderMap) -> Result<Response, Error> {
     let mut kept = HeaderMap::new();
-    if let Some(last) = headers.get("last-event-id") {
-        kept.insert("last-event-id", last.clone());
+    if let Some(last) = headers.get(LAST_EVENT_ID) {
+        kept.insert(LAST_EVENT_ID, last.clone());
     }
     here.api.call(Method::GET, &here.at(path), None, kept).await
 }

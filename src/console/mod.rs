@@ -6,11 +6,11 @@ mod act;
 pub mod actions;
 mod api;
 mod assets;
+mod bulk;
 mod chart;
 mod dead_letters;
 mod form;
 mod jobs;
-mod many;
 mod operations;
 mod overview;
 mod page;
@@ -42,8 +42,10 @@ fn of_project() -> Router<App> {
         .route("/first", get(start::first))
         .route("/stream", get(jobs::stream))
         .route("/jobs", get(jobs::list))
-        .route("/jobs/bulk", get(jobs::bulk))
+        .route("/jobs/bulk/{operation}", get(bulk::page))
         .route("/jobs/{job_id}", get(jobs::detail))
+        .route("/jobs/{job_id}/payload", get(jobs::payload))
+        .route("/jobs/{job_id}/result", get(jobs::result))
         .route("/jobs/{job_id}/duplicate", post(jobs::duplicate))
         .route("/jobs/{job_id}/logs/stream", get(jobs::log_stream))
         .route("/queues", get(queues::list))
@@ -51,12 +53,12 @@ fn of_project() -> Router<App> {
         .route("/queues/{queue}/spark.svg", get(queues::spark))
         .route("/dead-letters", get(dead_letters::groups))
         .route("/dead-letters/list", get(dead_letters::letters))
-        .route("/dead-letters/many", get(dead_letters::redrive))
+        .route("/dead-letters/bulk/{operation}", get(bulk::page))
         .route("/recurring", get(recurring::list))
-        .route("/recurring/new", get(recurring::new))
+        .route("/recurring/new", get(recurring::new).post(recurring::make))
         .route("/recurring/preview", post(recurring::preview))
         .route("/recurring/s/{recurring_id}", get(recurring::detail))
-        .route("/recurring/s/{recurring_id}/edit", get(recurring::edit))
+        .route("/recurring/s/{recurring_id}/edit", get(recurring::edit).post(recurring::save))
         .route("/workers", get(workers::list))
         .route("/workflows", get(workflows::list))
         .route("/workflows/{workflow_id}", get(workflows::detail))

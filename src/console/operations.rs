@@ -24,8 +24,7 @@ struct List {
 
 /// The operations, newest first.
 pub async fn list(here: Here) -> Result<Response, Error> {
-    let cursor = here.asked.query(&["cursor"]);
-    let page: OperationPage = here.get(&format!("/operations?{cursor}")).await?;
+    let (page, _): (OperationPage, _) = here.list("/operations", &[]).await?;
     let frame = here.frame;
     let next = frame.next("/operations", "", page.next_cursor.as_deref());
     render(&List { frame, operations: page.operations, next })
@@ -81,14 +80,5 @@ impl Operation {
         });
         let parts: Vec<_> = parts.collect();
         if parts.is_empty() { "all".to_owned() } else { parts.join(", ") }
-    }
-
-    fn state_word(&self) -> &'static str {
-        match self.state {
-            OperationState::Running => "running",
-            OperationState::Succeeded => "succeeded",
-            OperationState::Aborted => "aborted",
-            OperationState::Failed => "failed",
-        }
     }
 }

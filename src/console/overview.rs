@@ -11,6 +11,7 @@ use super::{
     trouble::{self, ready},
 };
 use crate::{
+    domain::limits::{MAX_PAGE_QUEUES, MAX_PAGE_WORKERS},
     error::Error,
     http::{
         metrics::{MetricsSummary, Throughput},
@@ -38,7 +39,7 @@ struct Overview {
 
 /// Queues in the table: those with trouble are at its top.
 const MAX_SHOWN_QUEUES: usize = 100;
-/// Pages of queues that are looked at, of a hundred queues each: one that is stuck must not be hidden by its name.
+/// Pages of queues that are looked at: one that is stuck must not be hidden by its name.
 const MAX_QUEUE_PAGES: usize = 10;
 
 /// All queues, as far as they are looked at, and whether there are more.
@@ -46,7 +47,7 @@ async fn all_queues(here: &Here) -> Result<(Vec<Queue>, bool), Error> {
     let (mut queues, mut cursor) = (Vec::new(), None);
     for _ in 0..MAX_QUEUE_PAGES {
         let after = cursor.map(|it: String| encode(&[("cursor", &it)])).unwrap_or_default();
-        let page: QueuePage = here.get(&format!("/queues?limit=100&{after}")).await?;
+        let page: QueuePage = here.get(&format!("/queues?limit={MAX_PAGE_QUEUES}&{after}")).await?;
         queues.extend(page.queues);
         cursor = page.next_cursor;
         if cursor.is_none() {
@@ -58,11 +59,12 @@ async fn all_queues(here: &Here) -> Result<(Vec<Queue>, bool), Error> {
 
 /// The page.
 pub async fn page(here: Here) -> Result<Response, Error> {
+    let counted = format!("/workers?limit={MAX_PAGE_WORKERS}");
     let ((mut queues, has_more), summary, throughput, workers) = tokio::try_join!(
         all_queues(&here),
         here.get::<MetricsSummary>("/metrics/summary?period=1h"),
         here.get::<Throughput>("/metrics/throughput?period=1h"),
-        here.get::<WorkerPage>("/workers?limit=200"),
+        here.get::<WorkerPage>(&counted),
     )?;
     trouble::sort(&mut queues);
     let unpaused = queues.iter().filter(|it| it.paused_at.is_none());

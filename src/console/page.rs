@@ -5,7 +5,7 @@ use axum::{
     extract::{FromRequestParts, OriginalUri, RawPathParams},
     http::{
         HeaderValue, StatusCode,
-        header::{CONTENT_TYPE, HeaderName},
+        header::{CONTENT_DISPOSITION, CONTENT_TYPE, HeaderName},
         request::Parts,
     },
     response::{IntoResponse, Response},
@@ -34,6 +34,14 @@ const HTML: &str = "text/html; charset=utf-8";
 pub fn render(template: &impl Template) -> Result<Response, Error> {
     let html = template.render().map_err(Error::internal)?;
     Ok(([(CONTENT_TYPE, HTML)], html).into_response())
+}
+
+/// An answer of the API, to be kept as a file of this name.
+pub fn as_file(mut response: Response, name: &str) -> Response {
+    if let Ok(kept) = HeaderValue::from_str(&format!("attachment; filename=\"{name}\"")) {
+        response.headers_mut().insert(CONTENT_DISPOSITION, kept);
+    }
+    response
 }
 
 /// The parts of a project that the console has pages of: the path, and what the link says.
@@ -92,8 +100,13 @@ impl Frame {
         SECTIONS.iter().filter(|(path, _)| !is_hidden(path)).map(link).collect()
     }
 
+    /// What the visitor is in the project.
+    pub fn role(&self) -> Role {
+        self.project.role.unwrap_or(Role::Viewer)
+    }
+
     fn may(&self, permission: Permission) -> bool {
-        role_may(self.project.role.unwrap_or(Role::Viewer), permission)
+        role_may(self.role(), permission)
     }
 
     /// Whether the visitor may work with jobs, queues, dead letters and schedules.
@@ -140,6 +153,15 @@ impl Frame {
         ))
     }
 
+    /// The beginning of a form that is sent to a page of the project.
+    pub fn form_at(&self, path: impl AsRef<str>) -> Safe<String> {
+        let action = show::escape(&self.to(path.as_ref()));
+        let once = self.once();
+        Safe(format!(
+            "<form method=\"post\" action=\"{action}\" hx-post=\"{action}\" hx-target=\"#problem\">{once}"
+        ))
+    }
+
     /// The field that tells a form from all others.
     pub fn once(&self) -> Safe<String> {
         let (name, value) = (actions::ONCE, Uuid::new_v4().simple());
@@ -183,6 +205,22 @@ impl Here {
     /// What the API answers.
     pub async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, Error> {
         self.api.get(&self.at(path)).await
+    }
+
+    /// Reads a page of a list of the project's, from where the page's query says and with those of its filters that have
+    /// these names; and the filters, as a query.
+    ///
+    /// # Errors
+    /// What the API answers.
+    pub async fn list<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        names: &[&str],
+    ) -> Result<(T, String), Error> {
+        let (filters, cursor) = (self.asked.query(names), self.asked.query(&["cursor"]));
+        let separator = if path.contains('?') { '&' } else { '?' };
+        let page = self.get(&format!("{path}{separator}{filters}&{cursor}")).await?;
+        Ok((page, filters))
     }
 
     /// The path of the API for something of the project.
@@ -258,6 +296,22 @@ impl SeenBy<'_> {
     }
 }
 
+/// What went wrong, for people; what is wrong with fields is told below it, each with its own words.
+pub fn in_words(failure: &Error, request_id: &str, is_somebody: bool) -> error::ErrorInfo {
+    let mut info = error::info(failure, request_id);
+    match failure {
+        Error::InvalidCredentials if is_somebody => "The current password is wrong.",
+        Error::InvalidCredentials => "The e-mail address or the password is wrong.",
+        Error::NoSuchRoute => "There is no such page.",
+        _ if info.details.first().is_some_and(|it| info.message.starts_with(&it.field)) => {
+            "Please correct:"
+        }
+        _ => return info,
+    }
+    .clone_into(&mut info.message);
+    info
+}
+
 /// What somebody sees when it went wrong: a page, or the part of one that says so.
 pub fn problem(
     failure: &Error,
@@ -265,14 +319,7 @@ pub fn problem(
     is_fragment: bool,
     seen_by: SeenBy<'_>,
 ) -> Response {
-    let mut info = error::info(failure, request_id);
-    if matches!(failure, Error::InvalidCredentials) {
-        "The e-mail address or the password is wrong.".clone_into(&mut info.message);
-    }
-    // The fields are told below it, each with its own words.
-    if info.details.first().is_some_and(|it| info.message.starts_with(&it.field)) {
-        "Please correct:".clone_into(&mut info.message);
-    }
+    let info = in_words(failure, request_id, seen_by.is_somebody);
     let status = error::status(failure);
     let title = match status {
         StatusCode::NOT_FOUND => "Not found",

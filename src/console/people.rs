@@ -16,7 +16,7 @@ use super::{
     actions,
     api::{Api, segment},
     form::{Asked, Fields, encode},
-    page::render,
+    page::{as_file, in_words, render},
     session::{self, HX_REQUEST, go},
     show,
     start::Start,
@@ -69,10 +69,10 @@ struct Login {
 
 /// The page on which somebody logs in.
 pub async fn login_page(api: Api, Asked(asked): Asked) -> Result<Response, Error> {
-    if api.is_somebody() {
-        return Ok(go(false, "/console"));
-    }
     let next = asked.get("next").filter(|it| is_own_page(it)).unwrap_or_default().to_owned();
+    if api.is_somebody() {
+        return Ok(go(false, if next.is_empty() { "/console" } else { &next }));
+    }
     let done = asked.get(actions::DONE).and_then(actions::said);
     render(&Login { next, done, has_lost_cookie: false })
 }
@@ -190,7 +190,7 @@ pub async fn signup(
     let made = match app.accounts.sign_up(wish, &client).await {
         Ok(made) => made,
         Err(refused @ Error::Invalid(_)) => {
-            let info = error::info(&refused, &api.request_id().0);
+            let info = in_words(&refused, &api.request_id().0, false);
             let mut page = signup_form(&app, &api, &form, Some(info)).await?;
             *page.status_mut() = error::status(&refused);
             page.extensions_mut().insert(Told(refused));
@@ -295,7 +295,10 @@ pub async fn confirm_reset(api: Api, headers: HeaderMap, form: Fields) -> Result
     api.send::<()>(Method::POST, path, Some(wish.to_string())).await?;
     let to =
         format!("{}?{}", session::LOGIN, encode(&[(actions::DONE, "auth_password_reset_confirm")]));
-    Ok(go(headers.contains_key(HX_REQUEST), &to))
+    // All sessions have ended, and this browser may have had one.
+    let mut response = go(headers.contains_key(HX_REQUEST), &to);
+    session::forget(response.headers_mut());
+    Ok(response)
 }
 
 #[derive(Template)]
@@ -343,10 +346,8 @@ pub async fn account(api: Api, Asked(asked): Asked) -> Result<Response, Error> {
 
 /// All that is kept about the visitor, as a file.
 pub async fn export(api: Api) -> Result<Response, Error> {
-    let mut response = api.call(Method::GET, "/v1/me/export", None, HeaderMap::new()).await?;
-    let name = axum::http::HeaderValue::from_static("attachment; filename=\"account.json\"");
-    response.headers_mut().insert(axum::http::header::CONTENT_DISPOSITION, name);
-    Ok(response)
+    let response = api.call(Method::GET, "/v1/me/export", None, HeaderMap::new()).await?;
+    Ok(as_file(response, "account.json"))
 }
 
 /// What is below `/console` and is no page.

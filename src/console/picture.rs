@@ -14,14 +14,19 @@ use crate::{
 };
 
 /// Width of a whole life, in the picture's own units.
-const LIFE: i64 = 1_000;
+pub const LIFE: i64 = 1_000;
 /// What is shorter than this could not be seen.
 const MIN_WIDTH: i64 = 4;
 
+/// Attempts of a job that its page shows, the newest.
+const MAX_SHOWN_ATTEMPTS: usize = 50;
+
 /// A job's attempts along its life.
 pub struct Timeline {
-    /// One row for each attempt, the oldest first.
+    /// One row for each of the newest attempts, the oldest first.
     pub rows: Vec<Row>,
+    /// Attempts before those.
+    pub left_out: usize,
     /// When its life began.
     pub began: DateTime<Utc>,
     /// When it ended; now, if it has not.
@@ -91,7 +96,9 @@ pub fn timeline(job: &Job, now: DateTime<Utc>) -> Timeline {
     {
         rows.push(row(job.attempt, JobState::Processing.as_str(), worker, claimed_at, now));
     }
-    Timeline { rows, began, ended }
+    let left_out = rows.len().saturating_sub(MAX_SHOWN_ATTEMPTS);
+    rows.drain(..left_out);
+    Timeline { rows, left_out, began, ended }
 }
 
 impl Row {
@@ -104,7 +111,7 @@ impl Row {
 }
 
 /// Width and height of a job in a workflow's picture, and what is between two.
-const BOX: (i64, i64) = (190, 46);
+pub const BOX: (i64, i64) = (190, 46);
 const GAP: (i64, i64) = (60, 14);
 /// Characters of a key that fit into its box.
 const MAX_KEY_CHARS: usize = 22;

@@ -27,6 +27,8 @@ use crate::{
     },
 };
 
+/// Workers of a queue that its page shows.
+const SHOWN_WORKERS: u32 = 50;
 /// A browser asks again for a sparkline after this.
 const SPARK_AGE: HeaderValue = HeaderValue::from_static("private, max-age=30");
 
@@ -40,11 +42,9 @@ struct Queues {
 
 /// The list.
 pub async fn list(here: Here) -> Result<Response, Error> {
-    let cursor = here.asked.query(&["cursor"]);
-    let QueuePage { queues, next_cursor, .. } = here.get(&format!("/queues?{cursor}")).await?;
+    let (QueuePage { queues, next_cursor, .. }, _) = here.list("/queues", &[]).await?;
     let frame = here.frame;
-    let next =
-        next_cursor.map(|cursor| frame.to(&format!("/queues?{}", encode(&[("cursor", &cursor)]))));
+    let next = frame.next("/queues", "", next_cursor.as_deref());
     render(&Queues { frame, queues, next })
 }
 
@@ -65,8 +65,10 @@ pub async fn detail(
     Path((_, name)): Path<(String, String)>,
 ) -> Result<Response, Error> {
     let (at, named) = (format!("/queues/{}", segment(&name)), encode(&[("queue", &name)]));
-    let (numbers, polled) =
-        (format!("/metrics/throughput?period=1h&{named}"), format!("/workers?limit=50&{named}"));
+    let (numbers, polled) = (
+        format!("/metrics/throughput?period=1h&{named}"),
+        format!("/workers?limit={SHOWN_WORKERS}&{named}"),
+    );
     let (queue, throughput, workers) = tokio::try_join!(
         here.get::<Queue>(&at),
         here.get::<Throughput>(&numbers),

@@ -1,14 +1,20 @@
 //! Recurring schedules: the list, one with its next fires and its history, and the form that makes or changes one.
 
 use askama::Template;
-use axum::{extract::Path, http::Method, response::Response};
+use axum::{
+    extract::Path,
+    http::{HeaderMap, Method},
+    response::Response,
+};
 use chrono::DateTime;
 
 use super::{
+    actions,
     api::segment,
-    form::{self, Field, Fields},
+    form::{self, Field, Fields, encode},
     page::{Frame, Here, render},
-    show,
+    session::{HX_REQUEST, go},
+    show::{self, Shown},
 };
 use crate::{
     domain::schedule::Schedule,
@@ -22,6 +28,8 @@ use crate::{
 
 /// Fires ahead that are shown.
 const SHOWN_FIRES: u32 = 5;
+/// Past fires that are shown.
+const SHOWN_PAST_FIRES: u32 = 20;
 
 #[derive(Template)]
 #[template(path = "recurring.html")]
@@ -33,8 +41,7 @@ struct List {
 
 /// The list, each with its times in words.
 pub async fn list(here: Here) -> Result<Response, Error> {
-    let cursor = here.asked.query(&["cursor"]);
-    let page: RecurringPage = here.get(&format!("/recurring?{cursor}")).await?;
+    let (page, _): (RecurringPage, _) = here.list("/recurring", &[]).await?;
     let frame = here.frame;
     let next = frame.next("/recurring", "", page.next_cursor.as_deref());
     let in_words = |it: RecurringSchedule| {
@@ -52,13 +59,14 @@ struct Detail {
     schedule: RecurringSchedule,
     times: NextTimes,
     fires: Vec<Fire>,
-    payload: String,
+    payload: Shown,
 }
 
 /// One schedule.
 pub async fn detail(here: Here, Path((_, id)): Path<(String, String)>) -> Result<Response, Error> {
     let at = format!("/recurring/{}", segment(&id));
-    let (next, fires) = (format!("{at}/next?count={SHOWN_FIRES}"), format!("{at}/fires?limit=20"));
+    let (next, fires) =
+        (format!("{at}/next?count={SHOWN_FIRES}"), format!("{at}/fires?limit={SHOWN_PAST_FIRES}"));
     let (schedule, times, history) = tokio::try_join!(
         here.get::<RecurringSchedule>(&at),
         here.get::<NextTimes>(&next),
@@ -83,7 +91,11 @@ impl FireTime {
 #[template(path = "schedule_form.html")]
 struct FormPage {
     frame: Frame,
+    /// Where the form is sent to.
+    place: String,
     schedule: Option<RecurringSchedule>,
+    /// Whether it fires.
+    fires: bool,
     payload: String,
     /// How its jobs are tried again, as JSON: the form carries it, and does not show it.
     retry: String,
@@ -93,7 +105,9 @@ struct FormPage {
 pub async fn new(here: Here) -> Result<Response, Error> {
     render(&FormPage {
         frame: here.frame,
+        place: "/recurring/new".to_owned(),
         schedule: None,
+        fires: true,
         payload: "{}".to_owned(),
         retry: String::new(),
     })
@@ -105,7 +119,73 @@ pub async fn edit(here: Here, Path((_, id)): Path<(String, String)>) -> Result<R
     let payload = schedule.payload.get().to_owned();
     let retry = schedule.retry.as_ref().and_then(|it| serde_json::to_string(it).ok());
     let retry = retry.unwrap_or_default();
-    render(&FormPage { frame: here.frame, schedule: Some(schedule), payload, retry })
+    let fires = schedule.enabled;
+    let place = format!("/recurring/s/{}/edit", segment(&id));
+    let frame = here.frame;
+    render(&FormPage { frame, place, schedule: Some(schedule), fires, payload, retry })
+}
+
+/// The fields of a schedule.
+const SCHEDULE: &[Field] = &[
+    Field::Text("job_type"),
+    Field::Text("cron_expression"),
+    Field::Text("timezone"),
+    Field::Text("queue"),
+    Field::Json("payload"),
+    Field::Text("overlap"),
+    Field::Text("catch_up"),
+    Field::Number("priority"),
+    Field::Number("max_attempts"),
+    Field::Number("timeout_seconds"),
+    Field::Number("spread_seconds"),
+    Field::Json("retry"),
+    Field::Flag("enabled"),
+];
+
+/// Makes a schedule: under the name that somebody chose, if it is free.
+pub async fn make(here: Here, headers: HeaderMap, form: Fields) -> Result<Response, Error> {
+    let body = form::body(SCHEDULE, &form)?;
+    let made: RecurringSchedule = match form.text("recurring_id").trim() {
+        "" => {
+            let (path, once) = (here.at("/recurring"), form.get(actions::ONCE));
+            here.api.send_once(Method::POST, &path, Some(body), once).await?
+        }
+        name => {
+            let at = format!("/recurring/{}", segment(name));
+            match here.get::<RecurringSchedule>(&at).await {
+                Ok(_) => return Err(Error::invalid("recurring_id", "is another schedule's")),
+                Err(Error::ScheduleNotFound) => {
+                    here.api.send(Method::PUT, &here.at(&at), Some(body)).await?
+                }
+                Err(other) => return Err(other),
+            }
+        }
+    };
+    Ok(to_schedule(&here, &headers, &made.id, "recurring_create"))
+}
+
+/// Changes a schedule, unless somebody else has changed it since the form was made.
+pub async fn save(
+    here: Here,
+    headers: HeaderMap,
+    Path((_, id)): Path<(String, String)>,
+    form: Fields,
+) -> Result<Response, Error> {
+    let at = format!("/recurring/{}", segment(&id));
+    let present: RecurringSchedule = here.get(&at).await?;
+    if form.text("updated_at") != present.updated_at.to_rfc3339() {
+        let changed = "was changed by somebody else after this page was made: open it once more";
+        return Err(Error::invalid("schedule", changed));
+    }
+    let body = form::body(SCHEDULE, &form)?;
+    here.api.send::<RecurringSchedule>(Method::PUT, &here.at(&at), Some(body)).await?;
+    Ok(to_schedule(&here, &headers, &id, "recurring_put"))
+}
+
+fn to_schedule(here: &Here, headers: &HeaderMap, id: &str, done: &str) -> Response {
+    let said = encode(&[(actions::DONE, done)]);
+    let to = here.frame.to(&format!("/recurring/s/{}?{said}", segment(id)));
+    go(headers.contains_key(HX_REQUEST), &to)
 }
 
 #[derive(Template)]

@@ -1,21 +1,23 @@
 //! Who may come in and what they may use: API keys, members, limits, the audit log, the project itself.
 
+use std::collections::HashMap;
+
 use askama::Template;
 use axum::{
     extract::{Path, State},
-    http::{HeaderMap, HeaderValue, Method, header::CONTENT_DISPOSITION},
+    http::{HeaderMap, Method},
     response::Response,
 };
 
 use super::{
     api::segment,
     form::{self, Field, Fields, encode},
-    page::{Frame, Here, render},
+    page::{Frame, Here, as_file, render},
     show,
 };
 use crate::{
     app::App,
-    domain::access::{Role, Scope},
+    domain::access::{Role, Scope, may_change_member},
     error::Error,
     http::{
         audit::{AuditEntry, AuditPage},
@@ -37,8 +39,7 @@ struct Keys {
 }
 
 async fn keys_page(here: Here, app: &App, made: Option<MadeApiKey>) -> Result<Response, Error> {
-    let cursor = here.asked.query(&["cursor"]);
-    let page: KeyPage = here.get(&format!("/keys?{cursor}")).await?;
+    let (page, _): (KeyPage, _) = here.list("/keys", &[]).await?;
     let mut frame = here.frame;
     frame.place = frame.to("/keys");
     let next = frame.next("/keys", "", page.next_cursor.as_deref());
@@ -74,14 +75,6 @@ pub async fn rotate_key(
 }
 
 impl ApiKey {
-    fn state_word(&self) -> &'static str {
-        match self.state {
-            KeyState::Live => "live",
-            KeyState::Expired => "expired",
-            KeyState::Revoked => "revoked",
-        }
-    }
-
     fn scope_names(&self) -> String {
         let names: Vec<_> = self.scopes.iter().map(|it| it.name()).collect();
         names.join(", ")
@@ -93,6 +86,8 @@ impl ApiKey {
 struct Members {
     frame: Frame,
     own_id: String,
+    /// The roles that the visitor may give.
+    roles: Vec<Role>,
     members: Vec<Member>,
     invitations: Vec<Invitation>,
     made: Option<(MadeInvitation, String)>,
@@ -110,7 +105,10 @@ async fn members_page(
     };
     let mut frame = here.frame;
     frame.place = frame.to("/members");
-    render(&Members { frame, own_id: me.account.id, members, invitations, made })
+    let own_role = frame.role();
+    let roles = Role::ALL.into_iter().filter(|it| may_change_member(own_role, None, Some(*it)));
+    let roles = roles.collect();
+    render(&Members { frame, own_id: me.account.id, roles, members, invitations, made })
 }
 
 /// The members, and who is invited.
@@ -161,30 +159,42 @@ impl Limit {
 struct Audit {
     frame: Frame,
     entries: Vec<AuditEntry>,
+    /// The addresses of those who are members now.
+    emails: HashMap<String, String>,
     asked: Fields,
+    filters: String,
     next: Option<String>,
 }
 
 const AUDIT_FILTERS: [&str; 3] = ["action", "actor_id", "target"];
 
-/// Who did what.
-pub async fn audit(here: Here) -> Result<Response, Error> {
-    let query = here.asked.query(&["action", "actor_id", "target", "cursor"]);
-    let page: AuditPage = here.get(&format!("/audit-log?{query}")).await?;
+impl Audit {
+    fn name_of<'a>(&'a self, id: &'a str) -> &'a str {
+        self.emails.get(id).map_or(id, String::as_str)
+    }
+}
+
+/// Who did what. A member may be named by their address.
+pub async fn audit(mut here: Here) -> Result<Response, Error> {
+    let MemberList { members } = here.get("/members").await?;
+    for (name, value) in &mut here.asked.0 {
+        if let Some(member) = members.iter().find(|it| name == "actor_id" && it.email == *value) {
+            value.clone_from(&member.account_id);
+        }
+    }
+    let emails = members.into_iter().map(|it| (it.account_id, it.email)).collect();
+    let (page, filters): (AuditPage, _) = here.list("/audit-log", &AUDIT_FILTERS).await?;
     let Here { frame, asked, .. } = here;
-    let filters = asked.query(&AUDIT_FILTERS);
     let next = frame.next("/audit-log", &filters, page.next_cursor.as_deref());
-    render(&Audit { frame, entries: page.entries, asked, next })
+    render(&Audit { frame, entries: page.entries, emails, asked, filters, next })
 }
 
 /// The same as a file.
 pub async fn audit_export(here: Here) -> Result<Response, Error> {
     let query = here.asked.query(&AUDIT_FILTERS);
     let path = here.at(&format!("/audit-log/export?{query}"));
-    let mut response = here.api.call(Method::GET, &path, None, HeaderMap::new()).await?;
-    let name = HeaderValue::from_static("attachment; filename=\"audit-log.ndjson\"");
-    response.headers_mut().insert(CONTENT_DISPOSITION, name);
-    Ok(response)
+    let response = here.api.call(Method::GET, &path, None, HeaderMap::new()).await?;
+    Ok(as_file(response, "audit-log.ndjson"))
 }
 
 #[derive(Template)]

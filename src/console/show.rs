@@ -4,6 +4,8 @@ use askama::filters::Safe;
 use chrono::{DateTime, TimeDelta, Utc};
 use serde::Serialize;
 
+use crate::domain::job::WaitingFor;
+
 /// Characters of indentation for each level of JSON.
 const INDENT: usize = 2;
 
@@ -127,6 +129,20 @@ pub fn words(word: impl AsRef<str>) -> String {
     word.as_ref().replace('_', " ")
 }
 
+/// Why a job is not running, beside its state.
+pub fn waiting(why: impl Plain<WaitingFor>) -> &'static str {
+    match why.plain() {
+        WaitingFor::Worker => "waits for a worker",
+        WaitingFor::RunAt => "runs",
+        WaitingFor::Backoff => "tried again",
+        WaitingFor::Parents => "waits for other jobs",
+        WaitingFor::QueuePaused => "its queue is paused",
+        WaitingFor::TypePaused => "its type is paused",
+        WaitingFor::Concurrency => "at a concurrency limit",
+        WaitingFor::RateLimit => "at a rate limit",
+    }
+}
+
 /// A state: a word, an icon and a colour, so that none of them has to be seen.
 pub fn chip(word: impl AsRef<str>) -> Safe<String> {
     let word = word.as_ref();
@@ -169,17 +185,36 @@ pub fn escape(text: &str) -> String {
     escaped
 }
 
-/// JSON with line breaks and indentation. Nothing else is touched: numbers keep all of their digits, and objects the
-/// order of their fields.
-pub fn pretty(json: &str) -> String {
-    let mut out = String::with_capacity(json.len() * 2);
+/// The time of day of a worker's clock, UTC.
+pub fn clock(millis: impl Plain<i64>) -> String {
+    let at = DateTime::<Utc>::from_timestamp_millis(millis.plain());
+    at.map(|it| it.format("%H:%M:%S%.3f").to_string()).unwrap_or_default()
+}
+
+/// Bytes of JSON that a page shows, with its line breaks and indentation.
+pub const MAX_SHOWN_BYTES: usize = 64 * 1024;
+
+/// JSON as far as a page shows it, and whether that is all.
+pub struct Shown {
+    /// The beginning of it.
+    pub text: String,
+    /// Its bytes as it is stored, if not all are shown.
+    pub cut_from: Option<usize>,
+}
+
+/// JSON with line breaks and indentation, as far as a page shows it. Nothing else is touched: numbers keep all of their
+/// digits, and objects the order of their fields.
+pub fn pretty(json: &str) -> Shown {
+    let mut out = String::with_capacity(json.len().min(MAX_SHOWN_BYTES) * 2);
     let (mut depth, mut in_string, mut is_escaped) = (0_usize, false, false);
     let mut characters = json.chars().filter(|it| !it.is_control()).peekable();
     let line = |out: &mut String, depth: usize| {
         out.push('\n');
         out.extend(std::iter::repeat_n(' ', depth * INDENT));
     };
-    while let Some(character) = characters.next() {
+    while out.len() <= MAX_SHOWN_BYTES
+        && let Some(character) = characters.next()
+    {
         if in_string {
             out.push(character);
             in_string = is_escaped || character != '"';
@@ -215,27 +250,11 @@ pub fn pretty(json: &str) -> String {
             other => out.push(other),
         }
     }
-    out
-}
-
-/// Bytes of JSON, a log or a stack trace that a page shows.
-pub const MAX_SHOWN_BYTES: usize = 64 * 1024;
-
-/// A text as far as a page shows it, and whether that is all.
-pub struct Shown {
-    /// The beginning of it.
-    pub text: String,
-    /// Its bytes, if not all are shown.
-    pub cut_from: Option<usize>,
-}
-
-/// A text, cut to what a page shows.
-pub fn cut(text: String) -> Shown {
-    if text.len() <= MAX_SHOWN_BYTES {
-        return Shown { text, cut_from: None };
+    let is_cut = out.len() > MAX_SHOWN_BYTES;
+    if is_cut {
+        out.truncate(out.floor_char_boundary(MAX_SHOWN_BYTES));
     }
-    let end = (0..=MAX_SHOWN_BYTES).rev().find(|it| text.is_char_boundary(*it)).unwrap_or(0);
-    Shown { cut_from: Some(text.len()), text: text[..end].to_owned() }
+    Shown { text: out, cut_from: is_cut.then_some(json.len()) }
 }
 
 #[cfg(test)]
@@ -272,19 +291,20 @@ mod tests {
             r#"{"b":12345678901234567890.10,"a":[ ],"s":"{\"x\":[1,2]}\\","n":{"k":[1,true]}}"#;
         let expected = "{\n  \"b\": 12345678901234567890.10,\n  \"a\": [],\n  \"s\": \"{\\\"x\\\":[1,2]}\\\\\",\n  \
                         \"n\": {\n    \"k\": [\n      1,\n      true\n    ]\n  }\n}";
-        assert_eq!(pretty(json), expected);
-        assert_eq!(pretty("null"), "null");
-        assert_eq!(pretty(" { } "), "{}");
+        assert_eq!(pretty(json).text, expected);
+        assert_eq!(pretty("null").text, "null");
+        assert_eq!(pretty(" { } ").text, "{}");
     }
 
     #[test]
-    fn long_texts_are_cut_between_characters() {
-        let shown = cut("é".repeat(MAX_SHOWN_BYTES));
-        assert_eq!(
-            (shown.text.len(), shown.cut_from),
-            (MAX_SHOWN_BYTES, Some(2 * MAX_SHOWN_BYTES))
-        );
-        assert!(cut("short".to_owned()).cut_from.is_none());
+    fn long_json_is_cut_between_characters_and_however_deep_it_is() {
+        let long = format!("\"{}\"", "é".repeat(MAX_SHOWN_BYTES));
+        let shown = pretty(&long);
+        assert_eq!((shown.text.len(), shown.cut_from), (MAX_SHOWN_BYTES - 1, Some(long.len())));
+        let deep = format!("{}1{}{}", "[".repeat(100), ",1".repeat(10_000), "]".repeat(100));
+        let shown = pretty(&deep);
+        assert_eq!((shown.text.len(), shown.cut_from), (MAX_SHOWN_BYTES, Some(deep.len())));
+        assert!(pretty("\"short\"").cut_from.is_none());
     }
 
     #[test]

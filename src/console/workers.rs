@@ -24,10 +24,8 @@ struct Workers {
 
 /// The workers, by name.
 pub async fn list(here: Here) -> Result<Response, Error> {
-    let query = here.asked.query(&["queue", "label", "cursor"]);
-    let page: WorkerPage = here.get(&format!("/workers?{query}")).await?;
+    let (page, filters): (WorkerPage, _) = here.list("/workers", &["queue", "label"]).await?;
     let Here { frame, asked, .. } = here;
-    let filters = asked.query(&["queue", "label"]);
     let next = frame.next("/workers", &filters, page.next_cursor.as_deref());
     render(&Workers { frame, workers: page.workers, asked, next })
 }

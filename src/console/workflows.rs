@@ -24,8 +24,7 @@ struct List {
 
 /// The workflows, newest first.
 pub async fn list(here: Here) -> Result<Response, Error> {
-    let cursor = here.asked.query(&["cursor"]);
-    let page: WorkflowPage = here.get(&format!("/workflows?{cursor}")).await?;
+    let (page, _): (WorkflowPage, _) = here.list("/workflows", &[]).await?;
     let frame = here.frame;
     let next = frame.next("/workflows", "", page.next_cursor.as_deref());
     render(&List { frame, workflows: page.workflows, next })

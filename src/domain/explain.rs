@@ -235,16 +235,24 @@ fn due(facts: &Facts) -> Gate {
     Gate { waits_for, is_open, message, changes_at: (!is_open).then_some(facts.run_at) }
 }
 
+fn things(number: i64, name: &str) -> String {
+    format!("{number} {name}{}", if number == 1 { "" } else { "s" })
+}
+
 fn worker(facts: &Facts) -> Gate {
     let Facts { queue, job_type, workers, workers_with_labels, ahead, .. } = facts;
     let (is_open, message) = if *workers == 0 {
         (false, format!("no live worker polls queue {queue} for {job_type}"))
     } else if *workers_with_labels == 0 {
         let labels = facts.labels.join(", ");
-        (false, format!("none of {workers} live workers of queue {queue} has the labels {labels}"))
+        let live = things(*workers, "live worker");
+        (false, format!("none of {live} of queue {queue} has the labels {labels}"))
     } else {
         let more = if *ahead >= MAX_COUNTED_AHEAD { " or more" } else { "" };
-        let message = format!("{workers_with_labels} live workers; {ahead}{more} jobs before it");
+        let live = things(*workers_with_labels, "live worker");
+        let jobs =
+            if more.is_empty() { things(*ahead, "job") } else { format!("{ahead}{more} jobs") };
+        let message = format!("{live}; {jobs} before it");
         (*ahead == 0, message)
     };
     Gate { waits_for: WaitingFor::Worker, is_open, message, changes_at: None }
@@ -300,11 +308,8 @@ mod tests {
             "no live worker polls queue default for mail"
         );
         let labelled = Facts { labels: vec!["gpu".into()], workers_with_labels: 0, ..facts() };
-        assert_eq!(
-            summary(&labelled),
-            "none of 1 live workers of queue default has the labels gpu"
-        );
-        assert_eq!(summary(&Facts { ahead: 7, ..facts() }), "1 live workers; 7 jobs before it");
+        assert_eq!(summary(&labelled), "none of 1 live worker of queue default has the labels gpu");
+        assert_eq!(summary(&Facts { ahead: 7, ..facts() }), "1 live worker; 7 jobs before it");
         assert_eq!(summary(&facts()), "everything is open: the next poll of a worker gets it");
     }
 

@@ -118,6 +118,8 @@ pub const MAX_EVENT_TYPE_CHARS: usize = 64;
 pub const MAX_EVENT_PAYLOAD_BYTES: usize = 16 * 1024;
 /// Custom events kept of one job.
 pub const MAX_JOB_EVENTS: i64 = 1_000;
+/// Events of one page of `GET /v1/jobs/{job_id}/events`.
+pub const MAX_PAGE_EVENTS: u32 = 1_000;
 /// Log chunks of one `POST /v1/workers/logs`.
 pub const MAX_LOG_CHUNKS: usize = 500;
 /// Bytes of one log chunk.

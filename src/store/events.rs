@@ -84,7 +84,7 @@ pub struct EventRow {
     pub payload: Option<String>,
 }
 
-/// The events of one job, oldest first.
+/// The newest events of one job, oldest first.
 ///
 /// # Errors
 /// Only those of the store.
@@ -98,10 +98,14 @@ pub async fn of_job(
         EventRow,
         r#"
         select id "id: EventId", type as kind, at, attempt, worker_id, payload
-        from job_events
-        where project_id = $1 and job_id = $2
+        from (
+            select id, type, at, attempt, worker_id, payload
+            from job_events
+            where project_id = $1 and job_id = $2
+            order by id desc
+            limit $3
+        ) newest
         order by id
-        limit $3
         "#,
         project_id.0,
         job_id.0,

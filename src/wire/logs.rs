@@ -49,7 +49,8 @@ pub fn read_place(text: &str) -> Result<LogPlace, Error> {
 pub type Sent = BTreeMap<(i32, String), i64>;
 
 /// An event's id says how far each stream was sent, so that a reader that comes back misses none.
-fn write_sent(sent: &Sent) -> String {
+#[must_use]
+pub fn write_sent(sent: &Sent) -> String {
     let latest = sent.iter().rev().take(MAX_SENT_PLACES);
     let places = latest.map(|((attempt, stream), it)| format!("{attempt}.{stream}.{it}"));
     places.collect::<Vec<_>>().join(",")

@@ -363,8 +363,8 @@ for (const [colorScheme, width] of [["light", 1280], ["dark", 1280], ["light", 3
     await api.put("/recurring/nightly", { job_type: "t", cron_expression: "0 3 * * *", timezone: "Europe/Berlin" });
     const { operation } = await api.post("/dead-letters/retry", { filter: { queue: "none" } });
     const paths = [
-      "", "/start", "/jobs", "/jobs/bulk?what=cancel", `/jobs/${id}`, "/queues", "/queues/mail", "/dead-letters",
-      "/dead-letters/list", "/dead-letters/many?what=retry", "/dead-letters/many?what=purge", "/recurring", "/recurring/new",
+      "", "/start", "/jobs", "/jobs/bulk/jobs_cancel_many", `/jobs/${id}`, "/queues", "/queues/mail", "/dead-letters",
+      "/dead-letters/list", "/dead-letters/bulk/dead_letters_retry_many", "/dead-letters/bulk/dead_letters_purge", "/recurring", "/recurring/new",
       "/recurring/s/nightly", "/recurring/s/nightly/edit", "/workers", "/workflows", `/workflows/${workflow}`, "/operations",
       `/operations/${operation.id}`, "/keys", "/members", "/limits", "/audit-log", "/settings",
     ].map((it) => base + it);

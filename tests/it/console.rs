@@ -1,5 +1,6 @@
 //! The console as a browser sees it: pages, forms and cookies over HTTP. `tests/e2e/` looks at it with a real browser.
 
+mod buttons;
 mod pages;
 mod parity;
 mod session;
@@ -103,6 +104,28 @@ impl Browser {
         }
         reply
     }
+}
+
+/// What a browser sends of the form with this field when nobody touches it; of fields that are inputs.
+pub fn form_with(page: &str, field: &str) -> Vec<(String, String)> {
+    let forms = page.split("<form ").skip(1).filter_map(|it| it.split("</form>").next());
+    let form = forms.filter(|it| it.contains(&format!("name=\"{field}\""))).next();
+    let inputs = form.expect("the form").split("<input ").skip(1);
+    let inputs = inputs.filter_map(|it| it.split('>').next());
+    let is_sent = |it: &&str| !it.contains("type=\"checkbox\"") || it.contains(" checked");
+    let value = |input: &str, name: &str| {
+        let after = format!(" {input}").split_once(&format!(" {name}=\""))?.1.to_owned();
+        Some(after.split('"').next()?.replace("&#34;", "\""))
+    };
+    inputs
+        .filter(is_sent)
+        .filter_map(|it| Some((value(it, "name")?, value(it, "value").unwrap_or_default())))
+        .collect()
+}
+
+/// The same, to be sent.
+pub fn pairs(form: &[(String, String)]) -> Vec<(&str, &str)> {
+    form.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect()
 }
 
 impl Reply {

@@ -340,7 +340,7 @@ fn a_job_is_explained_gate_by_gate() {
         let worker = json!({"worker_id": "w", "queues": ["default"], "job_types": ["test"]});
         t.post("/v1/workers/register", worker).await.is(200);
         let second = t.enqueue(json!({})).await;
-        assert_eq!(explain(&second).await["summary"], "1 live workers; 1 jobs before it");
+        assert_eq!(explain(&second).await["summary"], "1 live worker; 1 job before it");
         let later = t.enqueue(json!({"delay_seconds": 100})).await;
         let told = explain(&later).await;
         assert!(told["summary"].as_str().expect("text").starts_with("its run_at is "), "{told}");
@@ -348,7 +348,7 @@ fn a_job_is_explained_gate_by_gate() {
         let child = t.enqueue(json!({"parent_job_id": later})).await;
         assert_eq!(explain(&child).await["summary"], "1 parent has not succeeded yet");
         let labelled = t.enqueue(json!({"labels": ["gpu"]})).await;
-        let summary = "none of 1 live workers of queue default has the labels gpu";
+        let summary = "none of 1 live worker of queue default has the labels gpu";
         assert_eq!(explain(&labelled).await["summary"], summary);
         let job = t.lease("w").await;
         let running = explain(&id).await;

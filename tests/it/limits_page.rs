@@ -69,8 +69,12 @@ pub fn people_limits() -> Vec<(&'static str, String)> {
         ),
         ("calls about itself, an account", rate(auth::CALLS_PER_ACCOUNT)),
         (
-            "calls of the console's pages, a member in one project",
-            rate(auth::CONSOLE_CALLS_PER_MEMBER),
+            "looks of the console's pages, a member in one project",
+            rate(auth::CONSOLE_LOOKS_PER_MEMBER),
+        ),
+        (
+            "buttons of the console's pages, a member in one project",
+            rate(auth::CONSOLE_ACTS_PER_MEMBER),
         ),
         (
             "passwords hashed at a time",

@@ -3,7 +3,7 @@
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use serde_json::value::{RawValue, to_raw_value};
-use utoipa::ToSchema;
+use utoipa::{IntoParams, ToSchema};
 
 use axum::{Json as Reply, extract::State};
 
@@ -25,7 +25,10 @@ use crate::{
         events::EventRow,
         jobs::{AttemptRow, JobRow},
     },
-    wire::extract::JobInPath,
+    wire::{
+        check::Check,
+        extract::{JobInPath, Query},
+    },
 };
 
 /// Something that happened to a job.
@@ -54,11 +57,23 @@ pub struct EventView {
     pub payload: Option<Box<RawValue>>,
 }
 
-/// A job's whole history.
+/// Which part of a history to read.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct HistoryQuery {
+    /// Only so many, the newest. Default: all.
+    #[param(minimum = 1, maximum = 1_000)]
+    limit: Option<u32>,
+}
+
+/// A job's history.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct JobHistory {
     /// Oldest first.
     pub events: Vec<EventView>,
+    /// Whether there are older ones.
+    pub has_more: bool,
 }
 
 /// Read a job's history.
@@ -67,9 +82,10 @@ pub struct JobHistory {
 #[utoipa::path(
     get, path = "/jobs/{job_id}/events", tag = "jobs", operation_id = "jobs_events",
     security(("api_key" = ["read"]), ("session" = ["viewer"])),
-    params(("job_id" = String, Path, description = "The job.", example = "job_01m7w3ha3aextt8pkwwdmxsmqw")),
+    params(HistoryQuery, ("job_id" = String, Path, description = "The job.", example = "job_01m7w3ha3aextt8pkwwdmxsmqw")),
     responses(
         (status = 200, description = "The history.", body = JobHistory),
+        (status = 400, description = "A parameter is wrong.", body = ErrorBody),
         (status = 401, description = "No valid API key.", body = ErrorBody),
         (status = 404, description = "The project has no such job.", body = ErrorBody),
         (status = 503, description = "Try again later.", body = ErrorBody),
@@ -79,23 +95,35 @@ pub async fn list(
     caller: Caller<Read>,
     State(app): State<App>,
     JobInPath(id): JobInPath,
+    Query(query): Query<HistoryQuery>,
 ) -> Result<Reply<JobHistory>, Error> {
-    let (events, _) = read(&app, caller.project_id, id).await?;
-    Ok(Reply(JobHistory { events }))
+    let Some(limit) = query.limit else {
+        let (events, _) = read(&app, caller.project_id, id, MAX_EVENTS).await?;
+        return Ok(Reply(JobHistory { events, has_more: false }));
+    };
+    let mut check = Check::default();
+    check.range("limit", limit, 1, limits::MAX_PAGE_EVENTS);
+    check.finish()?;
+    let (mut events, _) = read(&app, caller.project_id, id, i64::from(limit) + 1).await?;
+    let older = events.len().saturating_sub(limit as usize);
+    events.drain(..older);
+    Ok(Reply(JobHistory { events, has_more: older > 0 }))
 }
 
-/// The history, and the job's state.
+/// Stored events of one job: those that workers may send, and as many of ours on top.
+pub(super) const MAX_EVENTS: i64 = limits::MAX_JOB_EVENTS * 2;
+
+/// The history with its newest `max_stored` stored events, and the job's state.
 pub(super) async fn read(
     app: &App,
     project_id: ProjectId,
     id: JobId,
+    max_stored: i64,
 ) -> Result<(Vec<EventView>, StoredState), Error> {
     let mut conn = app.engine.pools.read_for(project_id).await?;
     let row = store::jobs::find(&mut conn, project_id, id).await?.ok_or(Error::JobNotFound)?;
     let attempts = store::jobs::attempts(&mut conn, project_id, id).await?;
-    // Ours come on top of those that workers may send.
-    let limit = limits::MAX_JOB_EVENTS * 2;
-    let events = store::events::of_job(&mut conn, project_id, id, limit).await?;
+    let events = store::events::of_job(&mut conn, project_id, id, max_stored).await?;
     let state = row.state;
     Ok((history(&row, attempts, events)?, state))
 }

@@ -136,7 +136,7 @@ pub async fn job_stream(
     headers: HeaderMap,
 ) -> Result<Response, Error> {
     let last = streams::last_event_id(&headers).map(str::to_owned);
-    let (events, state) = events::read(&app, caller.project_id, id).await?;
+    let (events, state) = events::read(&app, caller.project_id, id, events::MAX_EVENTS).await?;
     let has_seen_all = events.last().map(|it| &it.id) == last.as_ref();
     if state == StoredState::Succeeded && has_seen_all {
         return Ok(StatusCode::NO_CONTENT.into_response());
@@ -158,7 +158,8 @@ async fn write_job(
         let changed = watch.changed();
         tokio::pin!(changed);
         changed.as_mut().enable();
-        let (events, state) = events::read(&app, project_id, id).await.map_err(|_| Ended)?;
+        let (events, state) =
+            events::read(&app, project_id, id, events::MAX_EVENTS).await.map_err(|_| Ended)?;
         let seen = last.and_then(|last| events.iter().position(|it| it.id == last));
         for event in events.iter().skip(seen.map_or(0, |it| it + 1)) {
             writer.send(&event.kind, &event.id, event).await?;

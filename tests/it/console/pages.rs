@@ -3,7 +3,7 @@
 use fencepost::domain::access::Role;
 use serde_json::{Value, json};
 
-use super::Browser;
+use super::{Browser, form_with, pairs};
 use crate::harness::{TestProject, run};
 
 /// All pages of a project, but those of one thing.
@@ -13,12 +13,12 @@ const PAGES: [&str; 20] = [
     "/first",
     "/jobs",
     "/jobs?state=dead_letter&queue=default&job_type=t&tag=a:b&created_after=2020-01-01T00:00",
-    "/jobs/bulk?what=cancel",
-    "/jobs/bulk?what=retry&queue=default",
+    "/jobs/bulk/jobs_cancel_many",
+    "/jobs/bulk/jobs_retry_many?queue=default",
     "/queues",
     "/dead-letters",
     "/dead-letters/list",
-    "/dead-letters/many?what=retry",
+    "/dead-letters/bulk/dead_letters_retry_many",
     "/recurring",
     "/recurring/new",
     "/workers",
@@ -164,13 +164,14 @@ fn whoever_is_on_call_finds_and_mends_what_is_stuck() {
     run(async |t| {
         let mut browser = Browser::of_member(t, "ada@example.com", Role::Member).await;
         let page = format!("/console/p/{}", t.id);
-        t.enqueue(json!({"queue": "idle"})).await;
+        let idle = t.enqueue(json!({"queue": "idle"})).await;
         let dead = bury(t, "email.send").await;
         browser.get(&page).await.says(200, "no worker polls");
         let groups = browser.get(&format!("{page}/dead-letters")).await;
         let at = groups.text.find("fingerprint=").expect("a group") + "fingerprint=".len();
         let fingerprint = groups.text[at..at + 32].to_owned();
-        let asked = format!("{page}/dead-letters/many?what=retry&fingerprint={fingerprint}");
+        let asked =
+            format!("{page}/dead-letters/bulk/dead_letters_retry_many?fingerprint={fingerprint}");
         browser.get(&asked).await.says(200, "1 dead letter?");
         let form = [("filter.fingerprint", fingerprint.as_str()), ("rate_per_second", "50")];
         let begun = browser.act(t, "dead_letters_retry_many", &form).await;
@@ -181,18 +182,12 @@ fn whoever_is_on_call_finds_and_mends_what_is_stuck() {
         t.job_becomes(&dead, "pending").await;
         // All that match a filter, counted first.
         browser
-            .get(&format!("{page}/jobs/bulk?what=cancel&queue=idle"))
+            .get(&format!("{page}/jobs/bulk/jobs_cancel_many?queue=idle"))
             .await
             .says(200, "Cancel 1 job?");
         let form = [("filter.queue", "idle"), ("max", ""), ("rate_per_second", "")];
         assert_eq!(browser.act(t, "jobs_cancel_many", &form).await.status, 303);
-        let jobs = loop {
-            let jobs = t.get("/v1/jobs?queue=idle").await.is(200)["jobs"].clone();
-            if jobs[0]["state"] == "cancelled" {
-                break jobs;
-            }
-        };
-        assert_eq!(jobs.as_array().map(Vec::len), Some(1));
+        t.job_becomes(&idle, "cancelled").await;
         browser
             .act(t, "queues_pause", &[("queue", "default")])
             .await
@@ -253,28 +248,57 @@ fn a_schedule_is_previewed_made_and_changed_without_losing_what_the_form_does_no
         t.put("/v1/recurring/nightly", schedule).await.is(200);
         let before = t.get("/v1/recurring/nightly").await.is(200);
         let edit = browser.get(&format!("{page}/recurring/s/nightly/edit")).await.text;
-        // The form, as it is sent when nobody touches it.
-        let mut form = Vec::new();
-        for input in edit.split("<input ").skip(1).filter_map(|it| it.split('>').next()) {
-            let value = |name: &str| {
-                let after = input.split_once(&format!("{name}=\""))?.1;
-                Some(after.split('"').next()?.replace("&#34;", "\""))
-            };
-            form.extend(value(" name").or(value("name")).zip(value(" value")));
-        }
-        form.push(("payload".to_owned(), "{\"a\": 1}".to_owned()));
-        form.push(("overlap".to_owned(), "allow".to_owned()));
-        form.push(("catch_up".to_owned(), "one".to_owned()));
-        let form: Vec<_> =
-            form.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
-        let kept = browser.act(t, "recurring_put", &form).await;
-        assert_eq!(kept.status, 303, "{}", kept.text);
+        let form = form_with(&edit, "cron_expression");
+        let rest = [("payload", "{\"a\": 1}"), ("overlap", "allow"), ("catch_up", "one")];
+        let form: Vec<_> = pairs(&form).into_iter().chain(rest).collect();
+        let place = format!("{page}/recurring/s/nightly/edit");
+        let there = "/console/p/main/recurring/s/nightly?done=recurring_put";
+        browser.post(&place, &form).await.goes(there);
         let after = t.get("/v1/recurring/nightly").await.is(200);
         for field in
             ["cron_expression", "spread_seconds", "enabled", "retry", "payload", "max_attempts"]
         {
             assert_eq!(before[field], after[field], "{field}");
         }
+        // The form is of before: what somebody else has done since is not undone by it.
+        browser.post(&place, &form).await.says(400, "was changed by somebody else");
+        t.delete("/v1/recurring/nightly").await.is_empty(204);
+        browser.post(&place, &form).await.says(404, "Not found");
+        let new = [("recurring_id", "weekly"), ("job_type", "t"), ("cron_expression", "0 3 * * 1")];
+        let there = "/console/p/main/recurring/s/weekly?done=recurring_create";
+        browser.post(&format!("{page}/recurring/new"), &new).await.goes(there);
+        browser.post(&format!("{page}/recurring/new"), &new).await.says(400, "is another schedule");
+        let unnamed = browser.post(&format!("{page}/recurring/new"), &new[1..]).await;
+        assert_eq!(unnamed.status, 303, "{}", unnamed.text);
+        let all = t.get("/v1/recurring").await.is(200);
+        assert_eq!(all["recurring"].as_array().map(Vec::len), Some(2));
+    });
+}
+
+#[test]
+fn what_a_form_has_not_changed_is_not_undone_by_it() {
+    run(async |t| {
+        let mut browser = Browser::of_member(t, "ada@example.com", Role::Member).await;
+        t.enqueue(json!({})).await;
+        let queue = format!("/console/p/{}/queues/default", t.id);
+        let save = format!("/console/p/{}/do/queues_change", t.id);
+        let opened = browser.get(&queue).await.text;
+        let theirs = json!({"max_concurrency": 3, "rate_limit": {"count": 5, "per_seconds": 60}});
+        t.patch("/v1/queues/default", theirs).await.is(200);
+        let mut form = form_with(&opened, "max_concurrency");
+        for (name, value) in &mut form {
+            if name == "retention_days" {
+                "30".clone_into(value);
+            }
+        }
+        assert_eq!(browser.post(&save, &pairs(&form)).await.status, 303);
+        let queue = t.get("/v1/queues/default").await.is(200);
+        assert_eq!((&queue["retention_days"], &queue["max_concurrency"]), (&json!(30), &json!(3)));
+        assert_eq!(queue["rate_limit"], json!({"count": 5, "per_seconds": 60}));
+        // Nothing was changed at all.
+        let again = browser.get(&format!("/console/p/{}/queues/default", t.id)).await.text;
+        let form = form_with(&again, "max_concurrency");
+        assert_eq!(browser.post(&save, &pairs(&form)).await.status, 303);
     });
 }
 

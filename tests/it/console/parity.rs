@@ -91,7 +91,7 @@ fn every_button_of_every_page_is_in_the_table() {
         std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/templates")).expect("templates")
     {
         let text = std::fs::read_to_string(file.expect("a file").path()).expect("a template");
-        for begin in ["frame.form(\"", "frame.form_to(\"", "/do/"] {
+        for begin in ["frame.form(\"", "frame.form_to(\"", "frame.form_back(\"", "/do/"] {
             for after in text.split(begin).skip(1) {
                 let name: String =
                     after.chars().take_while(|it| it.is_ascii_lowercase() || *it == '_').collect();
@@ -99,7 +99,9 @@ fn every_button_of_every_page_is_in_the_table() {
             }
         }
     }
-    for operation in ["jobs_cancel_many", "jobs_retry_many"] {
+    for operation in
+        ["jobs_cancel_many", "jobs_retry_many", "dead_letters_purge", "dead_letters_retry_many"]
+    {
         used.insert(operation.to_owned()); // Named by the handler that counts first.
     }
     let unknown: Vec<_> = used.iter().filter(|it| !known.contains(it.as_str())).collect();

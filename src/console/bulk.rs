@@ -1,0 +1,108 @@
+//! Work on all that match: how many that are is told before it is done.
+
+use askama::Template;
+use axum::{extract::Path, http::Method, response::Response};
+
+use super::{
+    actions::{self, Plane},
+    dead_letters,
+    form::{self, Fields},
+    jobs,
+    page::{Frame, Here, render},
+    show,
+};
+use crate::{error::Error, http::many::ManyReply};
+
+/// What a page says of one kind of bulk work.
+struct Bulk {
+    /// The operation of the API that does it.
+    operation: &'static str,
+    /// The filters of the list that it is about.
+    filters: &'static [&'static str],
+    /// The path of that list.
+    list: &'static str,
+    verb: &'static str,
+    one: &'static str,
+    many: &'static str,
+    effect: &'static str,
+    /// What has to be typed before it is done.
+    confirm: Option<&'static str>,
+}
+
+const BULK: [Bulk; 4] = [
+    Bulk {
+        operation: "jobs_cancel_many",
+        filters: &jobs::FILTERS,
+        list: "/jobs",
+        verb: "Cancel",
+        one: "job",
+        many: "jobs",
+        effect: "Waiting jobs are cancelled; the workers of running ones are asked to stop.",
+        confirm: None,
+    },
+    Bulk {
+        operation: "jobs_retry_many",
+        filters: &jobs::FILTERS,
+        list: "/jobs",
+        verb: "Retry",
+        one: "job",
+        many: "jobs",
+        effect: "Dead letters and cancelled jobs come back, with their failures counted from 0.",
+        confirm: None,
+    },
+    Bulk {
+        operation: "dead_letters_retry_many",
+        filters: &dead_letters::FILTERS,
+        list: "/dead-letters/list",
+        verb: "Retry",
+        one: "dead letter",
+        many: "dead letters",
+        effect: "The oldest first; their failures are counted from 0.",
+        confirm: None,
+    },
+    Bulk {
+        operation: "dead_letters_purge",
+        filters: &dead_letters::FILTERS,
+        list: "/dead-letters/list",
+        verb: "Delete",
+        one: "dead letter",
+        many: "dead letters",
+        effect: "For good, with their payloads, histories and logs.",
+        confirm: Some("purge"),
+    },
+];
+
+#[derive(Template)]
+#[template(path = "bulk.html")]
+struct BulkPage {
+    frame: Frame,
+    bulk: &'static Bulk,
+    counted: ManyReply,
+    /// The filters, as the API calls them.
+    filters: Vec<(&'static str, String)>,
+    /// What failed, if they are of one group of dead letters.
+    group: Option<String>,
+    back: String,
+}
+
+/// How many match, and the button that deals with all of them.
+///
+/// # Errors
+/// What the API answers; [`Error::NoSuchRoute`] when there is no such bulk work.
+pub async fn page(
+    here: Here,
+    Path((_, operation)): Path<(String, String)>,
+) -> Result<Response, Error> {
+    let bulk = BULK.iter().find(|it| it.operation == operation).ok_or(Error::NoSuchRoute)?;
+    let action = actions::find(bulk.operation, Plane::Project).ok_or(Error::NoSuchRoute)?;
+    let kept = bulk.filters.iter();
+    let kept = kept.filter_map(|name| Some((*name, here.asked.get(name)?.to_owned())));
+    let filters: Vec<_> = kept.collect();
+    let named = filters.iter().map(|(name, value)| (format!("filter.{name}"), value.clone()));
+    let dry_run = ("dry_run".to_owned(), "true".to_owned());
+    let body = form::body(action.fields, &Fields(named.chain([dry_run]).collect()))?;
+    let counted = here.api.send(Method::POST, &here.at(action.path), Some(body)).await?;
+    let group = dead_letters::group_words(&here).await?;
+    let back = here.frame.to(&format!("{}?{}", bulk.list, here.asked.query(bulk.filters)));
+    render(&BulkPage { frame: here.frame, bulk, counted, filters, group, back })
+}

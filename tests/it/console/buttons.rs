@@ -1,0 +1,242 @@
+//! Every button of the table, pressed once: where it leads, and what the API says afterwards.
+
+use std::collections::BTreeSet;
+
+use fencepost::{console::actions::ACTIONS, domain::access::Role};
+use serde_json::{Value, json};
+
+use super::Browser;
+use crate::{
+    harness::{TestProject, run},
+    people::{PASSWORD, Person},
+};
+
+/// Presses buttons of one visitor, and notes which.
+struct Presser<'a> {
+    t: &'a TestProject,
+    browser: Browser,
+    pressed: BTreeSet<&'static str>,
+}
+
+impl Presser<'_> {
+    fn note(&mut self, operation: &str) {
+        let action = ACTIONS.iter().find(|it| it.operation == operation).expect("a button");
+        self.pressed.insert(action.operation);
+    }
+
+    /// Presses one of the project, for sure, and answers with where it leads.
+    async fn press(&mut self, operation: &str, form: &[(&str, &str)]) -> String {
+        self.note(operation);
+        let form: Vec<_> = form.iter().copied().chain([("sure", "true")]).collect();
+        led_by(operation, &self.browser.act(self.t, operation, &form).await)
+    }
+
+    /// Presses one that is about the visitor.
+    async fn press_own(&mut self, operation: &str, form: &[(&str, &str)]) -> String {
+        self.note(operation);
+        led_by(operation, &self.browser.post(&format!("/console/do/{operation}"), form).await)
+    }
+
+    /// Presses one that begins an operation, and waits for its end.
+    async fn press_many(&mut self, operation: &str, form: &[(&str, &str)]) -> Value {
+        let place = self.press(operation, form).await;
+        let id = place.split(['/', '?']).find(|it| it.starts_with("op_")).expect("an operation");
+        loop {
+            let seen = self.t.get(&format!("/v1/operations/{id}")).await.is(200);
+            if seen["state"] != "running" {
+                return seen;
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        }
+    }
+
+    /// The project's, of the API, to the visitor.
+    async fn get(&self, path: &str) -> Value {
+        self.t.get(path).await.is(200)
+    }
+}
+
+fn led_by(operation: &str, reply: &crate::harness::Reply) -> String {
+    assert_eq!(reply.status, 303, "{operation}: {}", reply.text);
+    let place = reply.headers["location"].to_str().expect("text").to_owned();
+    assert!(place.ends_with(&format!("done={operation}")), "{operation} leads to {place}");
+    place
+}
+
+fn text(value: &Value) -> String {
+    value.as_str().expect("a text").to_owned()
+}
+
+/// A dead letter in this queue.
+async fn bury(t: &TestProject, queue: &str) -> String {
+    let id = t.enqueue(json!({"queue": queue, "max_attempts": 1})).await;
+    let poll = json!({"worker_id": "w", "queues": [queue], "wait_seconds": 0, "capacity": 1});
+    let leased = t.polled(poll).await.remove(0);
+    t.ack(&leased, "w", "failed").await.is(200);
+    id
+}
+
+async fn work_with_jobs(p: &mut Presser<'_>) {
+    let t = p.t;
+    let job = t.enqueue(json!({"delay_seconds": 600})).await;
+    let named = [("job_id", job.as_str())];
+    p.press("jobs_change", &[named[0], ("delay_seconds", "0")]).await;
+    assert_eq!(t.job(&job).await["state"], "pending");
+    p.press("jobs_cancel", &named).await;
+    assert_eq!(t.job(&job).await["state"], "cancelled");
+    p.press("jobs_retry", &named).await;
+    assert_eq!(t.job(&job).await["state"], "pending");
+    let of_default = [("filter.queue", "default")];
+    assert_eq!(p.press_many("jobs_cancel_many", &of_default).await["done"], 1);
+    assert_eq!(t.job(&job).await["state"], "cancelled");
+    assert_eq!(p.press_many("jobs_retry_many", &of_default).await["done"], 1);
+    assert_eq!(t.job(&job).await["state"], "pending");
+    let graph = json!({"jobs": [{"key": "a", "job_type": "x", "queue": "flow"}]});
+    let workflow = text(&t.post("/v1/workflows", graph).await.is(201)["id"]);
+    p.press("workflows_cancel", &[("workflow_id", &workflow)]).await;
+    assert!(p.get(&format!("/v1/workflows/{workflow}")).await["cancelled_at"].is_string());
+}
+
+async fn work_with_queues(p: &mut Presser<'_>) {
+    let (t, queue) = (p.t, [("queue", "q")]);
+    let job = t.enqueue(json!({"queue": "q"})).await;
+    p.press("queues_pause", &queue).await;
+    assert!(p.get("/v1/queues/q").await["paused_at"].is_string());
+    p.press("queues_resume", &queue).await;
+    assert!(p.get("/v1/queues/q").await["paused_at"].is_null());
+    p.press("queues_change", &[queue[0], ("brake_after", "7")]).await;
+    assert_eq!(p.get("/v1/queues/q").await["brake_after"], 7);
+    assert_eq!(p.press_many("queues_purge", &[queue[0], ("confirm", "q")]).await["done"], 1);
+    assert_eq!(t.job(&job).await["state"], "cancelled");
+}
+
+async fn work_with_dead_letters(p: &mut Presser<'_>) {
+    let t = p.t;
+    let (one, two, three) = (bury(t, "d").await, bury(t, "d").await, bury(t, "d").await);
+    p.press("dead_letters_retry", &[("job_id", &one)]).await;
+    assert_eq!(t.job(&one).await["state"], "pending");
+    p.press("dead_letters_delete", &[("job_id", &two)]).await;
+    t.get(&format!("/v1/jobs/{two}")).await.is_error(404, "job_not_found");
+    let of_queue = [("filter.queue", "d")];
+    assert_eq!(p.press_many("dead_letters_retry_many", &of_queue).await["done"], 1);
+    assert_eq!(t.job(&three).await["state"], "pending");
+    let four = bury(t, "e").await;
+    let purge = [("filter.queue", "e"), ("confirm", "purge")];
+    assert_eq!(p.press_many("dead_letters_purge", &purge).await["done"], 1);
+    t.get(&format!("/v1/jobs/{four}")).await.is_error(404, "job_not_found");
+    // One that takes long enough to be aborted.
+    bury(t, "f").await;
+    bury(t, "f").await;
+    let slowly = json!({"filter": {"queue": "f"}, "rate_per_second": 1});
+    let begun = t.post("/v1/dead-letters/retry", slowly).await.is(202);
+    let id = text(&begun["operation"]["id"]);
+    p.press("operations_abort", &[("operation_id", &id)]).await;
+    assert_eq!(p.get(&format!("/v1/operations/{id}")).await["state"], "aborted");
+}
+
+async fn work_with_schedules_and_workers(p: &mut Presser<'_>) {
+    let (t, schedule) = (p.t, [("recurring_id", "nightly")]);
+    let made = json!({"job_type": "report", "cron_expression": "0 3 * * *"});
+    t.put("/v1/recurring/nightly", made).await.is(200);
+    p.press("recurring_pause", &schedule).await;
+    assert_eq!(p.get("/v1/recurring/nightly").await["enabled"], false);
+    p.press("recurring_resume", &schedule).await;
+    assert_eq!(p.get("/v1/recurring/nightly").await["enabled"], true);
+    let place = p.press("recurring_run", &schedule).await;
+    let job = place.split(['/', '?']).find(|it| it.starts_with("job_")).expect("a job");
+    assert_eq!(t.job(job).await["job_type"], "report");
+    p.press("recurring_delete", &schedule).await;
+    t.get("/v1/recurring/nightly").await.is_error(404, "recurring_job_not_found");
+    let worker = json!({"worker_id": "w1", "queues": ["q"], "job_types": ["t"]});
+    t.post("/v1/workers/register", worker).await.is(200);
+    for (operation, directive) in [
+        ("workers_quiet", json!("quiet")),
+        ("workers_terminate", json!("terminate")),
+        ("workers_resume", Value::Null),
+    ] {
+        p.press(operation, &[("worker_id", "w1")]).await;
+        let workers = p.get("/v1/workers").await["workers"].clone();
+        let own = workers.as_array().and_then(|it| it.iter().find(|it| it["worker_id"] == "w1"));
+        assert_eq!(own.expect("the worker")["directive"], directive, "{operation}");
+    }
+}
+
+async fn work_with_people(p: &mut Presser<'_>, owner: &Person) {
+    let t = p.t;
+    let made = t.post("/v1/keys", json!({"name": "old"})).await.is(201);
+    let (id, secret) = (text(&made["key"]["id"]), text(&made["secret"]));
+    p.press("keys_change", &[("key_id", &id), ("name", "new")]).await;
+    let keys = p.get("/v1/keys").await["keys"].clone();
+    assert!(keys.as_array().expect("keys").iter().any(|it| it["name"] == "new"), "{keys}");
+    p.press("keys_revoke", &[("key_id", &id)]).await;
+    let revoked = TestProject { api_key: secret, ..t.clone() };
+    revoked.get("/v1/jobs").await.is_error(401, "unauthorized");
+    let vic = Person::sign_up(t, "vic@example.com").await;
+    vic.join(t, Role::Viewer).await;
+    let role_of = async || {
+        let members = owner.get("/v1/projects/main/members").await.is(200)["members"].clone();
+        let members = members.as_array().expect("members").clone();
+        members.iter().find(|it| it["account_id"] == vic.account_id.as_str()).cloned()
+    };
+    p.press("members_change", &[("account_id", &vic.account_id), ("role", "member")]).await;
+    assert_eq!(role_of().await.expect("a member")["role"], "member");
+    p.press("members_remove", &[("account_id", &vic.account_id)]).await;
+    assert_eq!(role_of().await, None);
+    let body = json!({"email": "zed@example.com", "role": "viewer"});
+    let invited = owner.post("/v1/projects/main/invitations", body).await.is(201);
+    let id = text(&invited["invitation"]["id"]);
+    p.press("invitations_revoke", &[("invitation_id", &id)]).await;
+    let open = owner.get("/v1/projects/main/invitations").await.is(200);
+    assert_eq!(open["invitations"], json!([]));
+    p.press("projects_change", &[("name", "Renamed")]).await;
+    assert_eq!(owner.get("/v1/projects/main").await.is(200)["name"], "Renamed");
+}
+
+async fn work_with_oneself(p: &mut Presser<'_>, owner: &Person) {
+    let t = p.t;
+    let place = p.press_own("projects_create", &[("name", "Second one"), ("mode", "test")]).await;
+    assert_eq!(place, "/console/p/second-one?done=projects_create");
+    assert_eq!(owner.get("/v1/projects/second-one").await.is(200)["mode"], "test");
+    p.press_own("auth_verify_send", &[]).await;
+    let host = Person::sign_up(t, "host@example.com").await;
+    host.join(t, Role::Owner).await;
+    let theirs = text(&host.made["project"]["slug"]);
+    let invite = json!({"email": "owner@example.com", "role": "viewer"});
+    let invited = host.post(&format!("/v1/projects/{theirs}/invitations"), invite).await.is(201);
+    let place = p.press_own("invitations_accept", &[("token", &text(&invited["token"]))]).await;
+    assert_eq!(place, format!("/console/p/{theirs}?done=invitations_accept"));
+    owner.get(&format!("/v1/projects/{theirs}/jobs")).await.is(200);
+    let other = Person::log_in(t, "owner@example.com", PASSWORD, json!(null)).await;
+    let session = text(&other.get("/v1/me").await.is(200)["session_id"]);
+    p.press_own("me_end_session", &[("session_id", &session)]).await;
+    other.get("/v1/me").await.is_error(401, "unauthorized");
+    let new = "eight purple elephants";
+    let form = [("current_password", PASSWORD), ("new_password", new)];
+    p.press_own("auth_password", &form).await;
+    owner.get("/v1/me").await.is_error(401, "unauthorized");
+    p.press("projects_delete", &[("confirm", "main")]).await;
+    t.get("/v1/jobs").await.is_error(401, "unauthorized");
+    let place = p.press_own("me_delete", &[("password", new)]).await;
+    assert_eq!(place, "/console/login?done=me_delete");
+    assert!(p.browser.cookies.is_empty(), "the session is over for the browser, too");
+    p.browser.get(&place).await.says(200, "The account is deleted.");
+}
+
+#[test]
+fn every_button_does_what_it_says() {
+    run(async |t| {
+        let owner = Person::sign_up(t, "owner@example.com").await;
+        owner.join(t, Role::Owner).await;
+        let mut browser = Browser::new(t, "owner@example.com");
+        browser.log_in("owner@example.com").await;
+        let mut p = Presser { t, browser, pressed: BTreeSet::new() };
+        work_with_jobs(&mut p).await;
+        work_with_queues(&mut p).await;
+        work_with_dead_letters(&mut p).await;
+        work_with_schedules_and_workers(&mut p).await;
+        work_with_people(&mut p, &owner).await;
+        work_with_oneself(&mut p, &owner).await;
+        let all: BTreeSet<_> = ACTIONS.iter().map(|it| it.operation).collect();
+        assert_eq!(p.pressed, all, "a button was not pressed");
+    });
+}

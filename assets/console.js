@@ -82,11 +82,6 @@ async function listen() {
   }
 }
 
-// A form is known by one field until it was answered: sent again because no answer came, it is the same one.
-document.addEventListener("htmx:before:morph:attr", (event) => {
-  if (event.target.name === "once" && event.detail.attrName === "value") event.preventDefault();
-});
-
 // A browser has few connections to one server: a page that nobody sees keeps none, and one that shows a job that has ended
 // needs none for its logs.
 function follow() {

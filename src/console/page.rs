@@ -162,10 +162,11 @@ impl Frame {
         ))
     }
 
-    /// The field that tells a form from all others.
+    /// The field that tells a form from all others. A page that looks again keeps it: what is sent once more because no
+    /// answer came is the same.
     pub fn once(&self) -> Safe<String> {
         let (name, value) = (actions::ONCE, Uuid::new_v4().simple());
-        Safe(format!("<input type=\"hidden\" name=\"{name}\" value=\"{value}\">"))
+        Safe(format!("<input type=\"hidden\" name=\"{name}\" value=\"{value}\" hx-morph-skip>"))
     }
 
     /// The minute in which the page was made: a picture that is asked for with it is new each minute.

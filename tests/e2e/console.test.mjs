@@ -3,6 +3,7 @@
 import assert from "node:assert/strict";
 import { spawn } from "node:child_process";
 import { mkdtempSync, rmSync } from "node:fs";
+import { createServer } from "node:http";
 import { tmpdir } from "node:os";
 import path from "node:path";
 import { after, before, test } from "node:test";
@@ -127,7 +128,13 @@ story("a paused queue hands out nothing until it is resumed", async (page, { bas
   await page.fill("[name='rate_limit.count']", "5");
   await page.click("button >> text=Save");
   await sees(page, "Rate limit: per so many seconds is missing");
-  assert.equal(await page.getAttribute("[name='rate_limit.per_seconds']", "aria-invalid"), "true");
+  const isMarked = () => page.getAttribute("[name='rate_limit.per_seconds']", "aria-invalid");
+  const once = await page.locator("form:has([name='rate_limit.count']) [name=once]").inputValue();
+  assert.equal(await isMarked(), "true");
+  await page.waitForResponse((it) => it.request().method() === "GET" && it.url().endsWith("/queues/slow"));
+  await page.waitForFunction(() => document.querySelector("#live").matches(":not(.htmx-request)"));
+  assert.equal(await isMarked(), "true", "it stays when the page looks again");
+  assert.equal(await page.locator("form:has([name='rate_limit.count']) [name=once]").inputValue(), once);
   const told = await page.locator("#problem .failure").boundingBox();
   assert.ok(told.y >= 0 && told.y < 900, `what is wrong is in sight, not at ${told.y}`);
   assert.equal(await page.inputValue("[name='rate_limit.count']"), "5");
@@ -279,19 +286,66 @@ story("a viewer may look and not touch", async (page, { base, api }) => {
 
 story("another site cannot press a button", async (page, { base, api }) => {
   await api.enqueue({ job_type: "t", queue: "q" });
-  // The same server under another name is another site.
-  const other = server.url.replace("127.0.0.1", "localhost");
-  await page.goto(`${other}/docs/errors`);
-  await page.evaluate((action) => {
-    document.body.innerHTML = "<form method='post'><input name='queue' value='q'></form>";
-    document.forms[0].action = action;
-    document.forms[0].submit();
-  }, `${base}/do/queues_pause`).catch(() => {});
-  await page.waitForTimeout(300);
+  const trap = `<form method="post" action="${base}/do/queues_pause"><input name="queue" value="q"><button>Win</button></form>`;
+  const site = createServer((_, answer) => answer.setHeader("content-type", "text/html").end(trap));
+  await new Promise((resolve) => { site.listen(0, "localhost", resolve); });
+  try {
+    await page.goto(`http://localhost:${site.address().port}/`);
+    const [answer] = await Promise.all([page.waitForResponse(/queues_pause/), page.click("text=Win")]);
+    assert.equal((await answer.request().allHeaders())["sec-fetch-site"], "cross-site");
+    assert.equal(answer.status(), 403);
+  } finally {
+    site.close();
+  }
   assert.equal((await api.get("/queues/q")).paused_at, null);
-  page.complaints = []; // That site's policy complains, too.
   await page.goto(`${base}/queues/q`);
   await page.locator("h1", { hasText: "Queue q" }).waitFor();
+});
+
+story("a button is about the same thing after the page has looked again", async (page, { base, api }) => {
+  const bury = async (message) => {
+    const id = await api.enqueue({ job_type: "t", queue: "q", max_attempts: 1 });
+    await (await api.lease("w", "q")).fail({ type: "Refused", message });
+    return id;
+  };
+  const first = await bury("alpha refused");
+  await page.goto(`${base}/dead-letters/list`);
+  await page.focus(`[aria-label='Delete ${first}']`);
+  await bury("omega refused");
+  await page.locator("tbody tr").nth(1).waitFor();
+  assert.equal(await page.evaluate(() => document.activeElement.getAttribute("aria-label")), `Delete ${first}`);
+  page.once("dialog", (dialog) => {
+    assert.match(dialog.message(), new RegExp(first));
+    dialog.accept();
+  });
+  await page.keyboard.press("Enter");
+  await sees(page, "The dead letter is deleted.");
+  assert.equal(await page.getByText("alpha refused").count(), 0);
+  assert.equal(await page.getByText("omega refused").count(), 1);
+});
+
+story("logs are shown in the order of their times, to the last line, and once", async (page, { base, api }) => {
+  const id = await api.enqueue({ job_type: "t", queue: "q" });
+  const leased = await api.lease("w", "q");
+  await leased.log(1, "line 1\n");
+  await leased.log(1, "line 2\n", "stderr");
+  await page.goto(`${base}/jobs/${id}`);
+  await page.locator("#logs .text", { hasText: "line 2" }).waitFor();
+  await leased.log(2, "line 3\n");
+  await leased.log(2, "line 4\n", "stderr");
+  await page.locator("#logs .text", { hasText: "line 4" }).waitFor();
+  await page.locator("[data-live-switch]").click();
+  await leased.log(3, "line 5\n");
+  await page.locator("[data-live-switch]").click();
+  await leased.log(3, "line 6\n", "stderr");
+  await leased.succeed({ n: 1 });
+  await page.locator("#logs .text", { hasText: "line 6" }).waitFor();
+  await page.locator("h1 .chip", { hasText: "succeeded" }).waitFor();
+  const lines = [1, 2, 3, 4, 5, 6].map((it) => `line ${it}`);
+  const shown = async () => (await page.locator("#logs .text").allTextContents()).map((it) => it.trim());
+  assert.deepEqual((await shown()).toSorted(), lines);
+  await page.reload();
+  assert.deepEqual(await shown(), lines);
 });
 
 story("what others wrote stays text", async (page, { base, api }) => {
@@ -334,6 +388,7 @@ story("the keyboard is enough, and so is no script", async (page, { base, api, e
   }
   await page.keyboard.press("Enter");
   await sees(page, "hands out none");
+  await page.waitForFunction(() => document.activeElement.matches(".done"));
   const plain = await openWindow(browser, { javaScriptEnabled: false });
   await plain.goto(`${base}/queues/q`);
   await plain.fill("[name=email]", email);

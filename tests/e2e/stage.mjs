@@ -86,9 +86,9 @@ export function apiOf(url, key) {
         job,
         succeed: (result) => call("POST", "/workers/ack", { ...fence, status: "succeeded", result }),
         fail: (error) => call("POST", "/workers/ack", { ...fence, status: "failed", error }),
-        log: (sequence, data) => call("POST", "/workers/logs", {
+        log: (sequence, data, stream = "stdout") => call("POST", "/workers/logs", {
           worker_id: worker,
-          chunks: [{ job_id: job.id, attempt: job.attempt, sequence, stream: "stdout", data, timestamp_ms: Date.now() }],
+          chunks: [{ job_id: job.id, attempt: job.attempt, sequence, stream, data, timestamp_ms: Date.now() }],
         }),
       };
     },

@@ -39,7 +39,7 @@ const PAGE_JOBS: &str = "50";
 /// Chunks of logs that a page shows at first; the stream goes on.
 const SHOWN_LOGS: u32 = 500;
 /// Events of a job that its page shows, the newest.
-const SHOWN_EVENTS: u32 = 100;
+pub const SHOWN_EVENTS: u32 = 100;
 
 #[derive(Template)]
 #[template(path = "jobs.html")]

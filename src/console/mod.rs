@@ -31,6 +31,10 @@ use axum::{
     routing::{get, post},
 };
 
+pub use self::{
+    jobs::SHOWN_EVENTS, overview::MAX_QUEUE_PAGES, picture::MAX_SHOWN_ATTEMPTS,
+    session::KEY_SECONDS, show::MAX_SHOWN_BYTES,
+};
 use crate::{app::App, error::Error};
 
 /// The pages of a project, below `/console/p/{project}`.

@@ -40,7 +40,7 @@ struct Overview {
 /// Queues in the table: those with trouble are at its top.
 const MAX_SHOWN_QUEUES: usize = 100;
 /// Pages of queues that are looked at: one that is stuck must not be hidden by its name.
-const MAX_QUEUE_PAGES: usize = 10;
+pub const MAX_QUEUE_PAGES: usize = 10;
 
 /// All queues, as far as they are looked at, and whether there are more.
 async fn all_queues(here: &Here) -> Result<(Vec<Queue>, bool), Error> {

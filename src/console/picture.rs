@@ -19,7 +19,7 @@ pub const LIFE: i64 = 1_000;
 const MIN_WIDTH: i64 = 4;
 
 /// Attempts of a job that its page shows, the newest.
-const MAX_SHOWN_ATTEMPTS: usize = 50;
+pub const MAX_SHOWN_ATTEMPTS: usize = 50;
 
 /// A job's attempts along its life.
 pub struct Timeline {

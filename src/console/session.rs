@@ -31,7 +31,7 @@ const REFRESH_COOKIE: &str = "__Host-fencepost-refresh";
 /// Holds a new key for as long as it takes to show it.
 const KEY_COOKIE: &str = "__Host-fencepost-key";
 /// How long a new key waits to be shown.
-const KEY_SECONDS: i64 = 120;
+pub const KEY_SECONDS: i64 = 120;
 /// The cookie goes before the token does, so that none is shown that has just run out.
 const EARLY_SECONDS: i64 = 30;
 const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");

@@ -108,8 +108,8 @@ impl Browser {
 
 /// What a browser sends of the form with this field when nobody touches it; of fields that are inputs.
 pub fn form_with(page: &str, field: &str) -> Vec<(String, String)> {
-    let forms = page.split("<form ").skip(1).filter_map(|it| it.split("</form>").next());
-    let form = forms.filter(|it| it.contains(&format!("name=\"{field}\""))).next();
+    let mut forms = page.split("<form ").skip(1).filter_map(|it| it.split("</form>").next());
+    let form = forms.find(|it| it.contains(&format!("name=\"{field}\"")));
     let inputs = form.expect("the form").split("<input ").skip(1);
     let inputs = inputs.filter_map(|it| it.split('>').next());
     let is_sent = |it: &&str| !it.contains("type=\"checkbox\"") || it.contains(" checked");

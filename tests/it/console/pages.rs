@@ -31,12 +31,11 @@ const PAGES: [&str; 20] = [
 ];
 
 /// What must never become HTML.
-const CORPUS: [&str; 6] = [
+const CORPUS: [&str; 5] = [
     "<script>alert(1)</script>",
     "\"><img src=x onerror=alert(1)>",
     "'><svg/onload=alert(1)>",
     "</textarea></pre></script><script>alert(1)</script>",
-    "{{7*7}}{% raw %}<b>",
     "javascript:alert(1)//<a href=javascript:alert(1)>",
 ];
 
@@ -69,6 +68,12 @@ fn is_clean(page: &str) {
         let names: String = tag.split('"').step_by(2).collect();
         for name in names.split_whitespace().skip(1) {
             assert!(!name.starts_with("style=") && !name.starts_with("on"), "{name} in {tag}");
+        }
+        // What leads somewhere leads to a place of ours, or over https.
+        for name in ["href", "src", "action", "hx-get", "hx-post"] {
+            let Some((_, after)) = tag.split_once(&format!(" {name}=\"")) else { continue };
+            let is_safe = ["/", "#", "https://", "\""].iter().any(|it| after.starts_with(it));
+            assert!(is_safe && !after.starts_with("//"), "{name} in {tag}");
         }
     }
 }

@@ -3,7 +3,11 @@
 use std::collections::BTreeSet;
 
 use fencepost::{
-    console::actions::{ACTIONS, OTHERS, Plane},
+    console::{
+        self,
+        actions::{ACTIONS, OTHERS, Plane},
+    },
+    domain::limits,
     http::openapi,
 };
 use serde_json::Value;
@@ -107,4 +111,25 @@ fn every_button_of_every_page_is_in_the_table() {
     let unknown: Vec<_> = used.iter().filter(|it| !known.contains(it.as_str())).collect();
     let unused: Vec<_> = known.iter().filter(|it| !used.contains(**it)).collect();
     assert!(unknown.is_empty() && unused.is_empty(), "unknown {unknown:?}, unused {unused:?}");
+}
+
+#[test]
+fn the_page_about_the_console_has_its_numbers() {
+    let page = include_str!("../../../docs/console.md").replace('\n', " ");
+    let script = include_str!("../../../assets/console.js");
+    let queues = console::MAX_QUEUE_PAGES * limits::MAX_PAGE_QUEUES as usize;
+    assert_eq!((queues, console::KEY_SECONDS), (1_000, 120));
+    for told in [
+        format!("the newest {} attempts", console::MAX_SHOWN_ATTEMPTS),
+        format!("attempts and {} events", console::SHOWN_EVENTS),
+        format!("{} KiB of its JSON", console::MAX_SHOWN_BYTES / 1024),
+        "a thousand queues".to_owned(),
+        "for two minutes at the most".to_owned(),
+        "at most every two seconds, and every five seconds anyway".to_owned(),
+    ] {
+        assert!(page.contains(&told), "{told}");
+    }
+    for told in ["REFRESH_PAUSE_MS = 2000;", "REFRESH_ANYWAY_MS = 5000;"] {
+        assert!(script.contains(told), "{told}");
+    }
 }

@@ -6,6 +6,8 @@ set -eu
 
 MIN_POSTGRES=15
 MIN_RUST_MINOR=94
+# What a build and a run of all tests take on the disk, about, in KiB.
+TESTS_TAKE_KIB=7000000
 
 say() { printf 'setup: %s\n' "$*"; }
 fail() { printf 'setup: %s\n' "$*" >&2; exit 1; }
@@ -49,6 +51,11 @@ if [ "${1:-}" = test ]; then
     command -v chromium >/dev/null 2>&1 || command -v chromium-browser >/dev/null 2>&1 ||
         command -v google-chrome >/dev/null 2>&1 || missing="$missing chromium"
     command -v javac >/dev/null 2>&1 || missing="$missing openjdk-17-jdk-headless"
+fi
+if [ "${1:-}" = test ]; then
+    free_kib=$(df -Pk . | awk 'NR == 2 { print $4 }')
+    [ "$free_kib" -gt "$TESTS_TAKE_KIB" ] ||
+        say "$((free_kib / 1000000)) GB are free here, and the tests take about $((TESTS_TAKE_KIB / 1000000)) GB, less if they were built before"
 fi
 [ -n "$missing" ] || exit 0
 

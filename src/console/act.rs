@@ -17,6 +17,9 @@ use super::{
 };
 use crate::error::Error;
 
+/// In a form: the page that it is on.
+const BACK: &str = "back";
+
 /// Parts of answers that lead to the next page.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
@@ -32,6 +35,15 @@ struct MadeOperation {
 }
 
 /// What asks when no script does.
+impl Confirm<'_> {
+    /// What it is about, as far as the form says.
+    fn named(&self) -> impl Iterator<Item = &str> {
+        let own = [BACK, ONCE];
+        let named = self.form.0.iter().filter(move |(name, _)| !own.contains(&name.as_str()));
+        named.map(|(_, value)| value.as_str())
+    }
+}
+
 #[derive(Template)]
 #[template(path = "confirm.html")]
 struct Confirm<'a> {
@@ -125,7 +137,7 @@ async fn act(
 
 /// Where the form's page is, if it is one of ours.
 pub fn back(form: &Fields) -> &str {
-    let wanted = form.text("back");
+    let wanted = form.text(BACK);
     if is_own_page(wanted) { wanted } else { "/console" }
 }
 

@@ -80,8 +80,8 @@ struct BulkPage {
     counted: ManyReply,
     /// The filters, as the API calls them.
     filters: Vec<(&'static str, String)>,
-    /// What failed, if they are of one group of dead letters.
-    group: Option<String>,
+    /// The same, for people.
+    shown: Vec<(String, String)>,
     back: String,
 }
 
@@ -103,6 +103,11 @@ pub async fn page(
     let body = form::body(action.fields, &Fields(named.chain([dry_run]).collect()))?;
     let counted = here.api.send(Method::POST, &here.at(action.path), Some(body)).await?;
     let group = dead_letters::group_words(&here).await?;
+    let shown = filters.iter().map(|(name, value)| match (*name, &group) {
+        ("fingerprint", Some(group)) => ("error".to_owned(), group.clone()),
+        (name, _) => (show::words(name), value.clone()),
+    });
+    let shown = shown.collect();
     let back = here.frame.to(&format!("{}?{}", bulk.list, here.asked.query(bulk.filters)));
-    render(&BulkPage { frame: here.frame, bulk, counted, filters, group, back })
+    render(&BulkPage { frame: here.frame, bulk, counted, filters, shown, back })
 }

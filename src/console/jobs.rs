@@ -33,6 +33,8 @@ use crate::{
 /// The filters of the list, as the API calls them.
 pub const FILTERS: [&str; 6] =
     ["state", "queue", "job_type", "tag", "created_after", "created_before"];
+/// Begins the types of events that are ours.
+const OWN_EVENTS: &str = "fencepost.";
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 /// Jobs on one page.
 const PAGE_JOBS: &str = "50";
@@ -108,9 +110,14 @@ pub async fn list(here: Here) -> Result<Response, Error> {
 }
 
 impl EventView {
+    /// What happened: our own types in words, others as workers call them.
+    fn shown_kind(&self) -> String {
+        self.kind.strip_prefix(OWN_EVENTS).map_or_else(|| self.kind.clone(), show::words)
+    }
+
     /// What it brought along, unless the table of attempts says it already.
     fn told(&self) -> Option<&str> {
-        let is_of_attempt = self.attempt.is_some() && self.kind.starts_with("fencepost.");
+        let is_of_attempt = self.attempt.is_some() && self.kind.starts_with(OWN_EVENTS);
         self.payload.as_ref().filter(|_| !is_of_attempt).map(|it| it.get())
     }
 }

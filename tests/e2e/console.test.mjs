@@ -395,6 +395,7 @@ story("the keyboard is enough, and so is no script", async (page, { base, api, e
   await plain.fill("[name=password]", PASSWORD);
   await plain.click("main button");
   await sees(plain, "paused while jobs wait");
+  assert.equal(await plain.locator("[data-theme-switch]").isVisible(), false, "what needs a script is not there");
   await plain.click("button >> text=Resume");
   await sees(plain, "handed out again");
   await plain.context().close();

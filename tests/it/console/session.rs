@@ -104,6 +104,7 @@ fn what_cannot_be_undone_is_asked_for_once_more_without_scripts() {
         let asked = browser.act(t, "dead_letters_delete", &[("job_id", &job)]).await;
         asked.says(200, "Delete this dead letter for good?");
         asked.says(200, &format!("name=\"job_id\" value=\"{job}\""));
+        asked.says(200, &format!("<code>{job}</code>"));
         t.get(&format!("/v1/jobs/{job}")).await.is(200);
         let sure = [("job_id", job.as_str()), ("sure", "true")];
         let done = browser.act(t, "dead_letters_delete", &sure).await;

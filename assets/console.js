@@ -7,6 +7,7 @@ const REFRESH_PAUSE_MS = 2000;
 const REFRESH_ANYWAY_MS = 5000;
 // A page that takes long to make is made less often: it rests for so many times as long as the last look took.
 const REST_FACTOR = 10;
+const MAX_REST_MS = 60000;
 // How often it is seen whether a look is due.
 const TICK_MS = 250;
 // Before a stream that has broken is opened again.
@@ -36,7 +37,7 @@ function keep(name, value) {
   }
 }
 
-const live = { isOn: recall("fencepost-live") !== "off", stream: null, isDue: false, last: Date.now(), tookMs: 0 };
+const live = { isOn: recall("fencepost-live") !== "off", stream: null, isDue: false, isLooking: false, last: performance.now(), tookMs: 0 };
 // `sent`: how far the server has sent each stream of each attempt, in its own words.
 const logs = { stream: null, sent: null, ending: null };
 
@@ -44,20 +45,37 @@ const logs = { stream: null, sent: null, ending: null };
 const region = () => document.querySelector("[data-refresh]");
 const isWatched = () => live.isOn && !live.isGone && !document.hidden;
 
+// Whether somebody has changed a form of the page, and has not sent it.
+function isChanged(field) {
+  if (field.type === "hidden") return false;
+  if (field.matches("[type=checkbox], [type=radio]")) return field.checked !== field.defaultChecked;
+  if (field.matches("select")) return [...field.options].some((it) => it.selected !== it.defaultSelected) && field.selectedIndex > 0;
+  return field.value !== field.defaultValue;
+}
+const isBegun = () => [...region().querySelectorAll("form[method=post] :is(input, select, textarea)")].some(isChanged);
+
 // Somebody who types, or marks a text, must not have it taken away; nor may a form change that waits for its answer.
 function isBusy() {
   const focused = document.activeElement;
   const isTyping = focused && region().contains(focused) && focused.matches("input, select, textarea");
   const selection = document.getSelection();
-  return isTyping || (selection && !selection.isCollapsed) || region().querySelector("form[data-sent]");
+  return isTyping || (selection && !selection.isCollapsed) || region().querySelector("form[data-sent]") || isBegun();
 }
 
 function refresh() {
-  if (!isWatched() || !region() || isBusy()) return;
+  if (!isWatched() || !region() || live.isLooking || isBusy()) return;
   live.isDue = false;
-  live.last = Date.now();
+  live.isLooking = true;
+  live.last = performance.now();
   htmx.trigger(region(), "refresh");
 }
+
+// Somebody may have begun to type after the question was asked: then its answer is thrown away.
+document.addEventListener("htmx:before:swap", (event) => {
+  if (event.target !== region() || !isBusy()) return;
+  event.preventDefault();
+  live.isDue = true;
+});
 
 // Reads the project's stream; what it says is only that something has happened.
 async function listen() {
@@ -97,7 +115,7 @@ function follow() {
 
 function followLogs() {
   const section = document.querySelector("[data-logs]");
-  logs.sent ??= section?.dataset.sent;
+  logs.sent ??= document.querySelector("[data-logs-sent]")?.dataset.logsSent;
   if (section && isWatched() && !logs.stream) {
     const after = new URLSearchParams({ after: logs.sent ?? "" });
     logs.stream = new EventSource(`${section.dataset.logs}?${after}`);
@@ -146,9 +164,10 @@ function addLog(log) {
 function setUpLive() {
   const button = document.querySelector("[data-live-switch]");
   if (!region() || !button) return;
+  const word = button.querySelector("[data-live-word]");
   const show = () => {
     button.toggleAttribute("data-on", live.isOn);
-    button.querySelector("[data-live-word]").textContent = live.isOn ? "Live updates" : "Updates paused";
+    word.textContent = live.isOn ? "Live updates" : "Updates paused";
   };
   button.hidden = false;
   button.addEventListener("click", () => {
@@ -165,8 +184,9 @@ function setUpLive() {
     follow();
   });
   setInterval(() => {
-    const since = Date.now() - live.last;
-    const restMs = live.tookMs * REST_FACTOR;
+    const since = performance.now() - live.last;
+    const restMs = Math.min(live.tookMs * REST_FACTOR, MAX_REST_MS);
+    word.textContent = live.isOn ? (isBegun() ? "Waits for your form" : "Live updates") : "Updates paused";
     if (since >= Math.max(live.isDue ? REFRESH_PAUSE_MS : REFRESH_ANYWAY_MS, restMs)) refresh();
   }, TICK_MS);
   follow();
@@ -288,7 +308,10 @@ document.addEventListener("submit", (event) => {
   const button = buttonOf(form);
   if (button) setTimeout(() => { button.disabled = true; }, 0);
 }, true);
-document.addEventListener("htmx:finally:request", (event) => event.target instanceof HTMLFormElement && release(event.target));
+document.addEventListener("htmx:finally:request", (event) => {
+  if (event.target instanceof HTMLFormElement) release(event.target);
+  if (event.target === region()) live.isLooking = false;
+});
 // A page that comes back from the browser's memory has its buttons again, and follows.
 window.addEventListener("pageshow", (event) => {
   if (!event.persisted) return;
@@ -325,7 +348,7 @@ document.addEventListener("htmx:response:error", (event) => {
   tell("lost", `This page could not be brought up to date (${status}). Trying again…`);
 });
 document.addEventListener("htmx:after:request", (event) => {
-  if (event.target === region()) live.tookMs = Date.now() - live.last;
+  if (event.target === region()) live.tookMs = performance.now() - live.last;
   if (event.detail.ctx.response.status === 200) document.getElementById("lost")?.replaceChildren();
 });
 document.addEventListener("htmx:after:swap", () => {

@@ -6,10 +6,10 @@ use axum::{
     http::{HeaderMap, Method},
     response::Response,
 };
-use serde::Deserialize;
+use serde::{Deserialize, de::IgnoredAny};
 
 use super::{
-    actions::{Action, DONE, ONCE, Plane, SURE, Then, find},
+    actions::{Action, DONE, NOTHING, ONCE, Plane, SURE, Then, find},
     api::{Api, segment},
     form::{self, Fields, encode},
     page::render,
@@ -19,6 +19,8 @@ use crate::error::Error;
 
 /// In a form: the page that it is on.
 const BACK: &str = "back";
+/// In a form: the name of what it is about, where it sends an id.
+const NAMED: &str = "named";
 
 /// Parts of answers that lead to the next page.
 #[derive(Debug, Default, Deserialize)]
@@ -36,11 +38,15 @@ struct MadeOperation {
 
 /// What asks when no script does.
 impl Confirm<'_> {
-    /// What it is about, as far as the form says.
+    /// What it is about: as the form calls it, or what it sends.
     fn named(&self) -> impl Iterator<Item = &str> {
-        let own = [BACK, ONCE];
-        let named = self.form.0.iter().filter(move |(name, _)| !own.contains(&name.as_str()));
-        named.map(|(_, value)| value.as_str())
+        let named = self.form.get(NAMED);
+        let rest = self
+            .form
+            .0
+            .iter()
+            .filter(move |(name, _)| named.is_none() && ![BACK, ONCE].contains(&name.as_str()));
+        named.into_iter().chain(rest.map(|(_, value)| value.as_str()))
     }
 }
 
@@ -102,12 +108,13 @@ async fn act(
     let path = format!("/v1{below}{}", action.fill(form));
     let body = (!action.fields.is_empty()).then(|| form::body(action.fields, form)).transpose()?;
     let method = Method::from_bytes(action.method.as_bytes()).map_err(Error::internal)?;
-    // Nothing was changed: that is no mistake of whoever presses the button all the same.
-    let is_idle = form.says_what_was() && body.as_deref() == Some("{}");
-    let made: Option<Made> = match is_idle {
-        true => None,
-        false => api.send_once(method, &path, body, form.get(ONCE)).await?,
-    };
+    // Nothing was changed: that is no mistake of whoever presses the button, if there is such a thing for them.
+    if form.says_what_was() && body.as_deref() == Some("{}") {
+        api.get::<IgnoredAny>(&path).await?;
+        let to = format!("{}?{}", back(form), encode(&[(DONE, NOTHING)]));
+        return Ok(session::go(headers.contains_key(HX_REQUEST), &to));
+    }
+    let made: Option<Made> = api.send_once(method, &path, body, form.get(ONCE)).await?;
     let made = made.unwrap_or_default();
     let page = |path: &str| {
         let project = project.map(segment).unwrap_or_default();

@@ -9,6 +9,9 @@ use super::{
 /// In a page's query: what a button has just done.
 pub const DONE: &str = "done";
 
+/// Said when a form that was sent has changed nothing.
+pub const NOTHING: &str = "nothing";
+
 /// In a form: what tells it from all others, so that two clicks are one.
 pub const ONCE: &str = "once";
 
@@ -368,7 +371,8 @@ pub fn find(operation: &str, plane: Plane) -> Option<&'static Action> {
 pub fn said(operation: &str) -> Option<&'static str> {
     let done = ACTIONS.iter().map(|it| (it.operation, it.done));
     let others = OTHERS.iter().map(|(operation, _, said)| (*operation, *said));
-    let said = done.chain(others).find(|it| it.0 == operation).map(|it| it.1);
+    let nothing = [(NOTHING, "Nothing was changed.")];
+    let said = done.chain(others).chain(nothing).find(|it| it.0 == operation).map(|it| it.1);
     said.filter(|it| !it.is_empty())
 }
 

@@ -141,24 +141,24 @@ impl Frame {
 
     /// The same, but it comes back to any page of the console.
     pub fn form_back(&self, operation: &str, back: &str) -> Safe<String> {
-        let action = show::escape(&self.to(&format!("/do/{operation}")));
-        let back = show::escape(&without_done(back));
         let asks = actions::find(operation, Plane::Project).and_then(|it| it.asks);
+        self.begin_form(&self.to(&format!("/do/{operation}")), back, asks)
+    }
+
+    /// The beginning of a form that is sent to a page of the project.
+    pub fn form_at(&self, path: impl AsRef<str>) -> Safe<String> {
+        self.begin_form(&self.to(path.as_ref()), &self.place, None)
+    }
+
+    /// All forms begin alike: a page that looks again may make one of another.
+    fn begin_form(&self, action: &str, back: &str, asks: Option<&str>) -> Safe<String> {
+        let (action, back) = (show::escape(action), show::escape(&without_done(back)));
         let asks = asks.map(|it| format!(" data-confirm=\"{}\"", show::escape(it)));
         let asks = asks.unwrap_or_default();
         Safe(format!(
             "<form method=\"post\" action=\"{action}\"{asks} hx-post=\"{action}\" hx-target=\"#problem\">\
              <input type=\"hidden\" name=\"back\" value=\"{back}\">{}",
             self.once()
-        ))
-    }
-
-    /// The beginning of a form that is sent to a page of the project.
-    pub fn form_at(&self, path: impl AsRef<str>) -> Safe<String> {
-        let action = show::escape(&self.to(path.as_ref()));
-        let once = self.once();
-        Safe(format!(
-            "<form method=\"post\" action=\"{action}\" hx-post=\"{action}\" hx-target=\"#problem\">{once}"
         ))
     }
 

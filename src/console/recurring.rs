@@ -153,7 +153,12 @@ pub async fn make(here: Here, headers: HeaderMap, form: Fields) -> Result<Respon
         name => {
             let at = format!("/recurring/{}", segment(name));
             match here.get::<RecurringSchedule>(&at).await {
-                Ok(_) => return Err(Error::invalid("recurring_id", "is another schedule's")),
+                Ok(_) => {
+                    return Err(Error::invalid(
+                        "recurring_id",
+                        "is taken: choose another name, or change that schedule",
+                    ));
+                }
                 Err(Error::ScheduleNotFound) => {
                     here.api.send(Method::PUT, &here.at(&at), Some(body)).await?
                 }
@@ -174,7 +179,7 @@ pub async fn save(
     let at = format!("/recurring/{}", segment(&id));
     let present: RecurringSchedule = here.get(&at).await?;
     if form.text("updated_at") != present.updated_at.to_rfc3339() {
-        let changed = "was changed by somebody else after this page was made: open it once more";
+        let changed = "was changed after this page was made: open it once more";
         return Err(Error::invalid("schedule", changed));
     }
     let body = form::body(SCHEDULE, &form)?;

@@ -143,6 +143,11 @@ pub fn waiting(why: impl Plain<WaitingFor>) -> &'static str {
     }
 }
 
+/// Whether it is the time that a job waits for.
+pub fn waits_for_time(why: impl Plain<WaitingFor>) -> bool {
+    matches!(why.plain(), WaitingFor::RunAt | WaitingFor::Backoff)
+}
+
 /// A state: a word, an icon and a colour, so that none of them has to be seen.
 pub fn chip(word: impl AsRef<str>) -> Safe<String> {
     let word = word.as_ref();

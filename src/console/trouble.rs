@@ -18,8 +18,6 @@ pub enum Trouble {
     NoWorkers,
     /// Jobs are ready and wait too long.
     SlowPickup,
-    /// Jobs run, and no worker of the queue is heard.
-    Silent,
     /// Attempts fail.
     Failing,
     /// It is paused, and jobs wait.
@@ -40,7 +38,6 @@ impl Trouble {
             Self::Closed => "its limit of 0 lets nothing run",
             Self::NoWorkers => "jobs are ready and no worker polls",
             Self::SlowPickup => "jobs wait too long for a worker",
-            Self::Silent => "jobs run and their workers are silent",
             Self::Failing => "many attempts fail",
             Self::Paused => "paused while jobs wait",
             Self::TypesPaused => "job types are paused",
@@ -69,9 +66,6 @@ pub fn trouble(queue: &Queue) -> Option<Trouble> {
     }
     if ready > 0 && waits > LONG_WAIT_SECONDS {
         return Some(Trouble::SlowPickup);
-    }
-    if queue.counts.processing > 0 && queue.workers == 0 {
-        return Some(Trouble::Silent);
     }
     if failed >= FEW_FAILURES && failed * 100 >= (failed + succeeded) * MANY_FAILURES_PERCENT {
         return Some(Trouble::Failing);
@@ -143,14 +137,6 @@ mod tests {
                 q["oldest_ready_age_seconds"] = 61.into();
             },
             Some(Trouble::SlowPickup),
-        );
-        check(|q| q["counts"]["processing"] = 1.into(), None);
-        check(
-            |q| {
-                q["counts"]["processing"] = 1.into();
-                q["workers"] = 0.into();
-            },
-            Some(Trouble::Silent),
         );
         check(
             |q| {

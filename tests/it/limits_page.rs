@@ -47,7 +47,7 @@ pub fn people_limits() -> Vec<(&'static str, String)> {
                 limits::MAX_EXPORTED_AUDIT
             ),
         ),
-        ("sign-up, login, reset and verification, an address", rate(accounts::CALLS_PER_ADDRESS)),
+        ("sign-up, login, reset, links of mails, an address", rate(accounts::CALLS_PER_ADDRESS)),
         ("refreshes, an address", rate(accounts::REFRESHES_PER_ADDRESS)),
         ("refreshes, a session", rate(accounts::REFRESHES_PER_SESSION)),
         ("sign-ups, an address", rate(accounts::SIGNUPS_PER_ADDRESS)),
@@ -68,14 +68,8 @@ pub fn people_limits() -> Vec<(&'static str, String)> {
             ),
         ),
         ("calls about itself, an account", rate(auth::CALLS_PER_ACCOUNT)),
-        (
-            "looks of the console's pages, a member in one project",
-            rate(auth::CONSOLE_LOOKS_PER_MEMBER),
-        ),
-        (
-            "buttons of the console's pages, a member in one project",
-            rate(auth::CONSOLE_ACTS_PER_MEMBER),
-        ),
+        ("looks of pages, a member in one project", rate(auth::CONSOLE_LOOKS_PER_MEMBER)),
+        ("buttons of pages, a member in one project", rate(auth::CONSOLE_ACTS_PER_MEMBER)),
         (
             "passwords hashed at a time",
             format!("{}, {} more wait, then 503", password::MAX_HASHING, password::MAX_WAITING),

@@ -167,7 +167,7 @@ async fn live(t: &TestProject, round: usize) {
 fn every_expression_of_every_dashboard_and_rule_returns_data() {
     run_for(Duration::from_secs(120), async {
         let database = fresh_database().await;
-        let node = NodeProcess::start(&database);
+        let mut node = NodeProcess::start(&database);
         node.until_ready().await;
         let t = TestProject::at(&node.url(), &database, "main").await;
         let watcher = Watcher::start(&node, &t);
@@ -201,7 +201,7 @@ fn every_expression_of_every_dashboard_and_rule_returns_data() {
 fn what_the_operator_scrapes_is_well_formed_and_complete() {
     limited(async {
         let database = fresh_database().await;
-        let node = NodeProcess::start(&database);
+        let mut node = NodeProcess::start(&database);
         node.until_ready().await;
         let url = format!("http://127.0.0.1:{}/metrics", node.operator_port);
         let text = reqwest::get(url).await.expect("an answer").text().await.expect("text");

@@ -110,7 +110,7 @@ fn a_rolling_restart_fails_no_request_loses_no_job_and_burns_no_attempt() {
         let ports: Vec<_> = (0..NODES).map(|_| free_port()).collect();
         let start = |port| NodeProcess::start_at(&database, port, &LINGER);
         let mut nodes: Vec<_> = ports.iter().map(|it| start(*it)).collect();
-        for node in &nodes {
+        for node in &mut nodes {
             node.until_ready().await;
         }
         let balancer = Balancer::start(&ports).await;

@@ -66,7 +66,7 @@ fn a_trace_goes_from_the_producer_over_the_first_lease_to_the_ack_and_a_retry_is
         let mut collector = Collector::start().await;
         let database = fresh_database().await;
         let args = ["--otlp-endpoint", &collector.url, "--trace-ratio", "0"];
-        let node = NodeProcess::start_at(&database, free_port(), &args);
+        let mut node = NodeProcess::start_at(&database, free_port(), &args);
         node.until_ready().await;
         let t = TestProject::at(&node.url(), &database, "main").await;
         let retry = json!({"strategy": "constant", "initial_seconds": 0, "jitter_seconds": 0});

@@ -266,13 +266,13 @@ fn a_schedule_is_previewed_made_and_changed_without_losing_what_the_form_does_no
             assert_eq!(before[field], after[field], "{field}");
         }
         // The form is of before: what somebody else has done since is not undone by it.
-        browser.post(&place, &form).await.says(400, "was changed by somebody else");
+        browser.post(&place, &form).await.says(400, "was changed after this page");
         t.delete("/v1/recurring/nightly").await.is_empty(204);
         browser.post(&place, &form).await.says(404, "Not found");
         let new = [("recurring_id", "weekly"), ("job_type", "t"), ("cron_expression", "0 3 * * 1")];
         let there = "/console/p/main/recurring/s/weekly?done=recurring_create";
         browser.post(&format!("{page}/recurring/new"), &new).await.goes(there);
-        browser.post(&format!("{page}/recurring/new"), &new).await.says(400, "is another schedule");
+        browser.post(&format!("{page}/recurring/new"), &new).await.says(400, "is taken");
         let unnamed = browser.post(&format!("{page}/recurring/new"), &new[1..]).await;
         assert_eq!(unnamed.status, 303, "{}", unnamed.text);
         let all = t.get("/v1/recurring").await.is(200);
@@ -303,7 +303,17 @@ fn what_a_form_has_not_changed_is_not_undone_by_it() {
         // Nothing was changed at all.
         let again = browser.get(&format!("/console/p/{}/queues/default", t.id)).await.text;
         let form = form_with(&again, "max_concurrency");
-        assert_eq!(browser.post(&save, &pairs(&form)).await.status, 303);
+        browser
+            .post(&save, &pairs(&form))
+            .await
+            .goes("/console/p/main/queues/default?done=nothing");
+        let mut viewer = Browser::of_member(t, "eve@example.com", Role::Viewer).await;
+        let elsewhere = form.iter().map(|(name, value)| match name.as_str() {
+            "queue" => ("queue", "nowhere"),
+            _ => (name.as_str(), value.as_str()),
+        });
+        let elsewhere: Vec<_> = elsewhere.collect();
+        viewer.post(&save, &elsewhere).await.says(404, "Not found");
     });
 }
 

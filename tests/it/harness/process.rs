@@ -3,7 +3,8 @@
 use std::{
     net::TcpListener,
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+    process::{Child, Command, ExitStatus, Stdio},
+    sync::atomic::{AtomicU32, Ordering},
     time::Duration,
 };
 
@@ -11,10 +12,20 @@ use super::{Database, redis_url};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_fencepost");
 
-/// A port that was free a moment ago.
+/// Ports below those that the system gives to connections: none of them takes a node's while it is restarted.
+const PORTS: std::ops::Range<u32> = 20_000..32_000;
+
+/// A port that is free, and that no other test of this run gets.
 pub fn free_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-    listener.local_addr().expect("an address").port()
+    static GIVEN: AtomicU32 = AtomicU32::new(0);
+    loop {
+        let number = std::process::id() * 61 + GIVEN.fetch_add(1, Ordering::Relaxed);
+        let port = PORTS.start + number % (PORTS.end - PORTS.start);
+        let port = u16::try_from(port).expect("a port");
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
 }
 
 /// An empty folder of this test run.
@@ -40,9 +51,14 @@ impl Process {
         let pid = self.0.id().to_string();
         let told = Command::new("kill").args(["-TERM", &pid]).status().expect("kill runs");
         assert!(told.success());
+        self.ended().await.success()
+    }
+
+    /// Waits until it has ended.
+    async fn ended(&mut self) -> ExitStatus {
         loop {
             if let Some(status) = self.0.try_wait().expect("a child") {
-                return status.success();
+                return status;
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
@@ -96,8 +112,12 @@ impl NodeProcess {
     }
 
     /// Waits until it can serve.
-    pub async fn until_ready(&self) {
-        until_ready(&self.url()).await;
+    pub async fn until_ready(&mut self) {
+        let url = self.url();
+        tokio::select! {
+            () = until_ready(&url) => (),
+            status = self.process.ended() => panic!("the node at {url} has ended: {status}"),
+        }
     }
 
     /// See [`Process::kill`].

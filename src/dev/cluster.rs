@@ -157,7 +157,7 @@ fn settings(durability: Durability) -> Vec<&'static str> {
             "autovacuum=off",
             "shared_buffers=128MB",
             // Each test's database goes through the log: gigabytes of it would be kept otherwise.
-            "max_wal_size=256MB",
+            "max_wal_size=1GB",
         ]);
     }
     settings

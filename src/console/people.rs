@@ -119,6 +119,13 @@ struct SignUpPage {
     info: Option<ErrorInfo>,
 }
 
+impl InvitationPreview {
+    /// To whom it was sent; nobody has an address below `.invalid` (RFC 2606), as the demo's owner-to-be.
+    fn address(&self) -> Option<&str> {
+        Some(self.email.as_str()).filter(|it| !it.ends_with(".invalid"))
+    }
+}
+
 /// What an invitation leads to; none: it is not good any more.
 async fn look_at(invitation: &str, api: &Api) -> Result<Option<InvitationPreview>, Error> {
     let wish = json!({ "token": invitation }).to_string();
@@ -166,7 +173,7 @@ async fn signup_form(
         Signup::Invite => !invitation.is_empty(),
         Signup::Closed => false,
     };
-    let address = invited.as_ref().map(|it| it.email.clone());
+    let address = invited.as_ref().and_then(|it| it.address()).map(str::to_owned);
     let email = typed.get("email").map(str::to_owned).or(address).unwrap_or_default();
     let project_name = text("project_name");
     render(&SignUpPage { is_open, invitation, invited, is_void, email, project_name, info })

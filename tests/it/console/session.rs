@@ -79,6 +79,7 @@ fn an_invitation_says_where_it_leads_and_when_it_is_void() {
         );
         let mut stranger = Browser::new(t, "zed@example.com");
         stranger.get(&link).await.says(200, "You are invited to main");
+        stranger.get(&link).await.says(200, "the invitation was sent to zed@example.com");
         stranger.get(&signup).await.says(200, "You are invited to <strong>main</strong> as member");
         stranger.get(&signup).await.says(200, "value=\"zed@example.com\"");
         Person::sign_up(t, "zed@example.com").await;

@@ -41,7 +41,7 @@ const live = { isOn: recall("fencepost-live") !== "off", stream: null, isDue: fa
 // `sent`: how far the server has sent each stream of each attempt, in its own words.
 const logs = { stream: null, sent: null, ending: null };
 
-// What looks again: most of a page, or the one part of it that changes. A page with a form has none.
+// What looks again: most of a page, or the one part of it that changes. A page that is all form has none.
 const region = () => document.querySelector("[data-refresh]");
 const isWatched = () => live.isOn && !live.isGone && !document.hidden;
 
@@ -49,7 +49,7 @@ const isWatched = () => live.isOn && !live.isGone && !document.hidden;
 function isChanged(field) {
   if (field.type === "hidden") return false;
   if (field.matches("[type=checkbox], [type=radio]")) return field.checked !== field.defaultChecked;
-  if (field.matches("select")) return [...field.options].some((it) => it.selected !== it.defaultSelected) && field.selectedIndex > 0;
+  if (field.matches("select")) return field.selectedIndex !== Math.max([...field.options].findIndex((it) => it.defaultSelected), 0);
   return field.value !== field.defaultValue;
 }
 const isBegun = () => [...region().querySelectorAll("form[method=post] :is(input, select, textarea)")].some(isChanged);
@@ -167,7 +167,7 @@ function setUpLive() {
   const word = button.querySelector("[data-live-word]");
   const show = () => {
     button.toggleAttribute("data-on", live.isOn);
-    word.textContent = live.isOn ? "Live updates" : "Updates paused";
+    word.textContent = live.isOn ? (isBegun() ? "Waits for your form" : "Live updates") : "Updates paused";
   };
   button.hidden = false;
   button.addEventListener("click", () => {
@@ -186,7 +186,7 @@ function setUpLive() {
   setInterval(() => {
     const since = performance.now() - live.last;
     const restMs = Math.min(live.tookMs * REST_FACTOR, MAX_REST_MS);
-    word.textContent = live.isOn ? (isBegun() ? "Waits for your form" : "Live updates") : "Updates paused";
+    show();
     if (since >= Math.max(live.isDue ? REFRESH_PAUSE_MS : REFRESH_ANYWAY_MS, restMs)) refresh();
   }, TICK_MS);
   follow();

@@ -9,9 +9,9 @@ use axum::{
 use serde::{Deserialize, de::IgnoredAny};
 
 use super::{
-    actions::{Action, DONE, NOTHING, ONCE, Plane, SURE, Then, find},
+    actions::{Action, NOTHING, ONCE, Plane, SURE, Then, find, saying},
     api::{Api, segment},
-    form::{self, Fields, encode},
+    form::{self, Fields},
     page::render,
     session::{self, HX_REQUEST},
 };
@@ -111,8 +111,7 @@ async fn act(
     // Nothing was changed: that is no mistake of whoever presses the button, if there is such a thing for them.
     if form.says_what_was() && body.as_deref() == Some("{}") {
         api.get::<IgnoredAny>(&path).await?;
-        let to = format!("{}?{}", back(form), encode(&[(DONE, NOTHING)]));
-        return Ok(session::go(headers.contains_key(HX_REQUEST), &to));
+        return Ok(session::go(headers.contains_key(HX_REQUEST), &saying(back(form), NOTHING)));
     }
     let made: Option<Made> = api.send_once(method, &path, body, form.get(ONCE)).await?;
     let made = made.unwrap_or_default();
@@ -133,8 +132,7 @@ async fn act(
         (Then::Login, _) => session::LOGIN.to_owned(),
         _ => back(form).to_owned(),
     };
-    let separator = if to.contains('?') { '&' } else { '?' };
-    let to = format!("{to}{separator}{}", encode(&[(DONE, action.operation)]));
+    let to = saying(&to, action.operation);
     let mut response = session::go(headers.contains_key(HX_REQUEST), &to);
     if action.then == Then::Login {
         session::forget(response.headers_mut());

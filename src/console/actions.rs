@@ -3,7 +3,7 @@
 
 use super::{
     api::segment,
-    form::{Field, Fields},
+    form::{Field, Fields, encode},
 };
 
 /// In a page's query: what a button has just done.
@@ -362,6 +362,12 @@ pub const OTHERS: &[(&str, &str, &str)] = &[
     ("recurring_preview", "/console/p/{project}/recurring/preview", ""),
 ];
 
+/// A page that says what was done.
+pub fn saying(page: &str, done: &str) -> String {
+    let separator = if page.contains('?') { '&' } else { '?' };
+    format!("{page}{separator}{}", encode(&[(DONE, done)]))
+}
+
 /// The button that does an operation.
 pub fn find(operation: &str, plane: Plane) -> Option<&'static Action> {
     ACTIONS.iter().find(|it| it.operation == operation && it.plane == plane)
@@ -379,6 +385,15 @@ pub fn said(operation: &str) -> Option<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_was_done_is_added_to_whatever_query_there_is() {
+        assert_eq!(saying("/console", "a_b"), "/console?done=a_b");
+        assert_eq!(
+            saying("/console/p/x/jobs?queue=q", "a_b"),
+            "/console/p/x/jobs?queue=q&done=a_b"
+        );
+    }
 
     #[test]
     fn what_is_in_braces_comes_from_the_form_and_stays_one_segment() {

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     error::Error,
-    http::dead_letters::{DeadLetterGroup, DeadLetterPage, GroupPage},
+    http::dead_letters::{DeadLetter, DeadLetterGroup, DeadLetterPage, GroupPage},
 };
 
 /// The filters of the list, as the API calls them.
@@ -52,21 +52,25 @@ pub async fn group_words(here: &Here) -> Result<Option<String>, Error> {
     if here.asked.get("fingerprint").is_none() {
         return Ok(None);
     }
-    let one = here.asked.query(&["fingerprint"]);
-    let page: DeadLetterPage =
-        here.get(&format!("/dead-letters?payloads=false&limit=1&{one}")).await?;
-    Ok(page.dead_letters.first().map(|it| {
-        let kind = it.job.last_error.as_ref().and_then(|it| it.kind.as_deref());
-        format!("{} in {}", kind.unwrap_or("error"), it.job.job_type)
-    }))
+    let one = "/dead-letters?payloads=false&limit=1";
+    let (page, _): (DeadLetterPage, _) = here.list(one, &["fingerprint"]).await?;
+    Ok(page.dead_letters.first().map(DeadLetter::words))
+}
+
+impl DeadLetter {
+    /// What failed: the same for all of its group.
+    fn words(&self) -> String {
+        let kind = self.job.last_error.as_ref().and_then(|it| it.kind.as_deref());
+        format!("{} in {}", kind.unwrap_or("error"), self.job.job_type)
+    }
 }
 
 /// The dead letters of a group, or of all.
 pub async fn letters(here: Here) -> Result<Response, Error> {
     let (page, filters): (DeadLetterPage, _) =
         here.list("/dead-letters?payloads=false", &FILTERS).await?;
-    let group = group_words(&here).await?;
     let Here { frame, asked, .. } = here;
+    let group = asked.get("fingerprint").and(page.dead_letters.first()).map(DeadLetter::words);
     let next = frame.next("/dead-letters/list", &filters, page.next_cursor.as_deref());
     render(&Letters { frame, page, asked, filters, group, next })
 }

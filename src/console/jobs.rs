@@ -208,9 +208,8 @@ pub async fn duplicate(
     let body = format!("{{\"payload\":{},{}", job.payload.get(), &wish[1..]);
     let (jobs, once) = (here.at("/jobs"), form.get(actions::ONCE));
     let made: Job = here.api.send_once(Method::POST, &jobs, Some(body), once).await?;
-    let said = encode(&[(actions::DONE, "jobs_create")]);
-    let to = here.frame.to(&format!("/jobs/{}?{said}", segment(&made.id)));
-    Ok(go(headers.contains_key(HX_REQUEST), &to))
+    let to = here.frame.to(&format!("/jobs/{}", segment(&made.id)));
+    Ok(go(headers.contains_key(HX_REQUEST), &actions::saying(&to, "jobs_create")))
 }
 
 /// A job's payload, byte for byte, as a file.
@@ -233,7 +232,7 @@ fn json_file(json: &RawValue, name: &str) -> Response {
 
 /// What happens to the project's jobs, as it happens.
 pub async fn stream(here: Here, headers: HeaderMap) -> Result<Response, Error> {
-    pass_on(&here, "/events/stream", &headers).await
+    pass_on(&here, "/events/stream", headers.get(LAST_EVENT_ID).cloned()).await
 }
 
 /// A job's logs, as they come.
@@ -242,19 +241,17 @@ pub async fn log_stream(
     headers: HeaderMap,
     Path((_, id)): Path<(String, String)>,
 ) -> Result<Response, Error> {
-    let mut headers = headers;
     // A script that comes back says in the query how far it was; a browser that does so by itself, in the header.
-    let after = here.asked.get("after").and_then(|it| HeaderValue::from_str(it).ok());
-    if let (Some(after), false) = (after, headers.contains_key(LAST_EVENT_ID)) {
-        headers.insert(LAST_EVENT_ID, after);
-    }
-    pass_on(&here, &format!("/jobs/{}/logs/stream", segment(&id)), &headers).await
+    let in_query = || here.asked.get("after").and_then(|it| HeaderValue::from_str(it).ok());
+    let last = headers.get(LAST_EVENT_ID).cloned().or_else(in_query);
+    pass_on(&here, &format!("/jobs/{}/logs/stream", segment(&id)), last).await
 }
 
-async fn pass_on(here: &Here, path: &str, headers: &HeaderMap) -> Result<Response, Error> {
+/// A stream of the API, from after the event that was the last.
+async fn pass_on(here: &Here, path: &str, last: Option<HeaderValue>) -> Result<Response, Error> {
     let mut kept = HeaderMap::new();
-    if let Some(last) = headers.get(LAST_EVENT_ID) {
-        kept.insert(LAST_EVENT_ID, last.clone());
+    if let Some(last) = last {
+        kept.insert(LAST_EVENT_ID, last);
     }
     here.api.call(Method::GET, &here.at(path), None, kept).await
 }

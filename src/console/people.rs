@@ -48,15 +48,11 @@ pub async fn index(api: Api, Asked(asked): Asked) -> Result<Response, Error> {
         return Err(Error::Unauthorized);
     }
     let ProjectList { projects } = api.get("/v1/projects").await?;
-    let said = asked.get(actions::DONE).map(|it| format!("?{}", encode(&[(actions::DONE, it)])));
-    let said = said.unwrap_or_default();
-    Ok(go(
-        false,
-        &match projects.as_slice() {
-            [only] => format!("/console/p/{}{said}", segment(&only.slug)),
-            _ => format!("/console/projects{said}"),
-        },
-    ))
+    let to = match projects.as_slice() {
+        [only] => format!("/console/p/{}", segment(&only.slug)),
+        _ => "/console/projects".to_owned(),
+    };
+    Ok(go(false, &asked.get(actions::DONE).map_or(to.clone(), |it| actions::saying(&to, it))))
 }
 
 #[derive(Template)]
@@ -300,8 +296,7 @@ pub async fn confirm_reset(api: Api, headers: HeaderMap, form: Fields) -> Result
     let wish = json!({"token": form.text("token"), "new_password": form.text("new_password")});
     let path = "/v1/auth/password/reset/confirm";
     api.send::<()>(Method::POST, path, Some(wish.to_string())).await?;
-    let to =
-        format!("{}?{}", session::LOGIN, encode(&[(actions::DONE, "auth_password_reset_confirm")]));
+    let to = actions::saying(session::LOGIN, "auth_password_reset_confirm");
     // All sessions have ended, and this browser may have had one.
     let mut response = go(headers.contains_key(HX_REQUEST), &to);
     session::forget(response.headers_mut());

@@ -11,7 +11,7 @@ use chrono::DateTime;
 use super::{
     actions,
     api::segment,
-    form::{self, Field, Fields, encode},
+    form::{self, Field, Fields},
     page::{Frame, Here, render},
     session::{HX_REQUEST, go},
     show::{self, Shown},
@@ -188,9 +188,8 @@ pub async fn save(
 }
 
 fn to_schedule(here: &Here, headers: &HeaderMap, id: &str, done: &str) -> Response {
-    let said = encode(&[(actions::DONE, done)]);
-    let to = here.frame.to(&format!("/recurring/s/{}?{said}", segment(id)));
-    go(headers.contains_key(HX_REQUEST), &to)
+    let to = here.frame.to(&format!("/recurring/s/{}", segment(id)));
+    go(headers.contains_key(HX_REQUEST), &actions::saying(&to, done))
 }
 
 #[derive(Template)]

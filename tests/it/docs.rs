@@ -368,6 +368,7 @@ fn request_limits() -> Vec<(&'static str, String)> {
         ("rows one page looks at", limits::MAX_PAGE_EXAMINED_ROWS.to_string()),
         ("workers on one page", format!("1–{}", limits::MAX_PAGE_WORKERS)),
         ("workflows on one page", format!("1–{}", limits::MAX_PAGE_WORKFLOWS)),
+        ("events on one page of a job's history", format!("1–{}", limits::MAX_PAGE_EVENTS)),
         ("log chunks on one page", format!("1–{}", limits::MAX_PAGE_LOGS)),
         ("queues on one page", format!("1–{}", limits::MAX_PAGE_QUEUES)),
         (

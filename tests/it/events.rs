@@ -68,6 +68,41 @@ fn chunk(job: &Value, sequence: i64, data: &str) -> Value {
 }
 
 #[test]
+fn a_history_gives_its_newest_events_and_says_that_there_are_older_ones() {
+    run(async |t| {
+        let id = t.enqueue(json!({})).await;
+        let leased = t.lease("w").await;
+        let events =
+            json!({"worker_id": "w", "events": [event(&leased, "a"), event(&leased, "b")]});
+        t.post("/v1/workers/events", events).await.is(200);
+        t.ack(&leased, "w", "succeeded").await.is(200);
+        let read = async |query: &str| {
+            let history = t.get(&format!("/v1/jobs/{id}/events{query}")).await.is(200);
+            let events = history["events"].as_array().expect("events").iter();
+            let kinds: Vec<_> =
+                events.map(|it| it["type"].as_str().expect("text").to_owned()).collect();
+            (kinds, history["has_more"].clone())
+        };
+        let (all, has_more) = read("").await;
+        assert_eq!(
+            all,
+            ["fencepost.enqueued", "fencepost.claimed", "a", "b", "fencepost.succeeded"]
+        );
+        assert_eq!(has_more, false);
+        for limit in 1..=4 {
+            let newest = (all[5 - limit..].to_vec(), json!(true));
+            assert_eq!(read(&format!("?limit={limit}")).await, newest);
+        }
+        assert_eq!(read("?limit=5").await, (all.clone(), json!(false)));
+        assert_eq!(read("?limit=1000").await, (all, json!(false)));
+        for bad in ["0", "1001", "x", "-1"] {
+            t.get(&format!("/v1/jobs/{id}/events?limit={bad}")).await.refuses("limit");
+        }
+        t.get(&format!("/v1/jobs/{id}/events?most=1")).await.refuses("most");
+    });
+}
+
+#[test]
 fn a_job_is_watched_from_its_beginning_to_its_end() {
     run(async |t| {
         let id = t.enqueue(json!({})).await;

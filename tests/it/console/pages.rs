@@ -281,6 +281,51 @@ fn a_schedule_is_previewed_made_and_changed_without_losing_what_the_form_does_no
 }
 
 #[test]
+fn a_job_is_found_by_its_id_and_what_it_carries_is_kept_byte_for_byte() {
+    run(async |t| {
+        let mut browser = Browser::of_member(t, "ada@example.com", Role::Viewer).await;
+        let body = r#"{"job_type":"t","payload":{"n": 12345678901234567890.10}}"#;
+        let id = t.post_text("/v1/jobs", body).await.is(201)["id"].as_str().map(str::to_owned);
+        let id = id.expect("an id");
+        let found = browser.get(&format!("/console/p/main/jobs?id=+{id}+")).await;
+        found.goes(&format!("/console/p/main/jobs/{id}"));
+        let at = format!("/console/p/main/jobs/{id}");
+        let payload = browser.get(&format!("{at}/payload")).await;
+        assert_eq!(payload.text, r#"{"n": 12345678901234567890.10}"#);
+        let kept = payload.headers["content-disposition"].to_str().expect("text");
+        assert_eq!(kept, format!("attachment; filename=\"{id}-payload.json\""));
+        browser.get(&format!("{at}/result")).await.says(404, "Not found");
+        let leased = t.lease("w").await;
+        t.ack_with(&leased, "w", "succeeded", json!({"result": [1]})).await.is(200);
+        assert_eq!(browser.get(&format!("{at}/result")).await.text, "[1]");
+        browser.get("/console/p/main/jobs/job_x/payload").await.says(404, "Not found");
+        Browser::new(t, "eve@example.com")
+            .get(&format!("{at}/payload"))
+            .await
+            .goes(&format!("/console/login?next=%2Fconsole%2Fp%2Fmain%2Fjobs%2F{id}%2Fpayload"));
+    });
+}
+
+#[test]
+fn the_audit_log_knows_members_by_their_addresses_and_is_kept_as_it_is_shown() {
+    run(async |t| {
+        let mut ada = Browser::of_member(t, "ada@example.com", Role::Owner).await;
+        let mut bob = Browser::of_member(t, "bob@example.com", Role::Owner).await;
+        t.enqueue(json!({})).await;
+        ada.act(t, "queues_pause", &[("queue", "default")]).await;
+        bob.act(t, "queues_resume", &[("queue", "default")]).await;
+        let page = ada.get("/console/p/main/audit-log?actor_id=bob%40example.com").await;
+        page.says(200, "queue.resumed");
+        page.says(200, "bob@example.com");
+        assert!(!page.text.contains("<td>queue.paused</td>"), "{}", page.text);
+        let (_, link) = page.text.split_once("/console/p/main/audit-log/export").expect("a link");
+        let link = link.split('"').next().expect("its end").replace("&#38;", "&");
+        let kept = ada.get(&format!("/console/p/main/audit-log/export{link}")).await.text;
+        assert!(kept.contains("queue.resumed") && !kept.contains("queue.paused"), "{kept}");
+    });
+}
+
+#[test]
 fn what_a_form_has_not_changed_is_not_undone_by_it() {
     run(async |t| {
         let mut browser = Browser::of_member(t, "ada@example.com", Role::Member).await;

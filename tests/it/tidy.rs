@@ -1,5 +1,8 @@
 //! The house rules, as a test: see ARCHITECTURE.md, "Floors".
 
+mod prose;
+mod rooms;
+
 use std::{
     collections::BTreeMap,
     fs,

@@ -1,0 +1,224 @@
+//! How the project writes: the words of `docs/glossary.md`, and lines that fit a screen.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+};
+
+/// Columns of a comment or a paragraph.
+const MAX_COLUMNS: usize = 100;
+
+/// Where people read: everything but migrations, which never change once they have landed.
+const PLACES: &[&str] = &[
+    "src",
+    "docs",
+    "templates",
+    "assets",
+    "scripts",
+    "examples",
+    "clients",
+    "ops",
+    "openapi",
+    "tests",
+    "README.md",
+    "ARCHITECTURE.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+    "Makefile",
+    "docker-compose.yml",
+];
+const EXTENSIONS: &[&str] =
+    &["rs", "md", "html", "txt", "js", "mjs", "ts", "py", "go", "sh", "json", "yml", "toml", "css"];
+/// Written by others, or by a program.
+const FOREIGN: &[&str] = &[
+    "assets/vendor/",
+    "tests/it/tidy/",
+    "package-lock.json",
+    "node_modules/",
+    "target/",
+    "docs/pictures/",
+];
+
+/// Words and phrases that have a usual word instead: `docs/glossary.md`.
+const BANNED: &[&str] = &[
+    "whoever",
+    "nobody",
+    "somebody",
+    "so many",
+    "so long",
+    "called off",
+    "call off",
+    "calls off",
+    "tidings",
+    "wish",
+    "wishes",
+    "deed",
+    "deeds",
+    "dealt",
+    "bury",
+    "buried",
+    "goodbye",
+    "give up",
+    "gives up",
+    "gave up",
+    "given up",
+    "hand back",
+    "hands back",
+    "handed back",
+    "give back",
+    "gives back",
+    "gave back",
+    "given back",
+    "brought back",
+    "bring back",
+    "brings back",
+    "taken back",
+    "fell silent",
+    "is over",
+    "goes on",
+    "overhear",
+    "overhears",
+];
+
+/// Names of types that say nothing, exactly as written here.
+const BANNED_NAMES: &[&str] = &[
+    "Look",
+    "Wish",
+    "Deed",
+    "Told",
+    "Flight",
+    "Landed",
+    "Tidings",
+    "Whereabouts",
+    "Acquaintances",
+    "Rested",
+    "Handed",
+];
+
+/// Where a banned word stays: file, word, reason.
+const EXCEPTIONS: &[(&str, &str, &str)] = &[];
+
+/// What is left to rewrite: file, words, long lines. It only shrinks.
+const REMAINING: &str = include_str!("remaining.txt");
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// Every text that people read, by its path.
+fn texts() -> Vec<(String, String)> {
+    let mut found = Vec::new();
+    let mut paths: Vec<PathBuf> = PLACES.iter().map(|it| root().join(it)).collect();
+    while let Some(path) = paths.pop() {
+        let name = path.strip_prefix(root()).expect("below the root").display().to_string();
+        if FOREIGN.iter().any(|it| format!("{name}/").contains(it)) {
+            continue;
+        }
+        if path.is_dir() {
+            paths.extend(fs::read_dir(&path).expect("a folder").map(|it| it.expect("one").path()));
+            continue;
+        }
+        let extension = path.extension().and_then(|it| it.to_str()).unwrap_or("rs");
+        if EXTENSIONS.contains(&extension) {
+            found.push((name, fs::read_to_string(&path).expect("a text")));
+        }
+    }
+    assert!(found.len() > 300, "the texts were found: {}", found.len());
+    found.sort();
+    found
+}
+
+/// One line of words: identifiers fall apart, and a phrase is found across the end of a line.
+struct Words {
+    text: String,
+    /// Where in `text` each line begins.
+    starts: Vec<usize>,
+}
+
+impl Words {
+    fn of(text: &str) -> Self {
+        let (mut joined, mut starts) = (String::from(" "), Vec::new());
+        for line in text.lines() {
+            starts.push(joined.len());
+            let words = line.split(|it: char| !it.is_alphanumeric() && it != '\'');
+            for word in words.filter(|it| !it.is_empty()) {
+                joined.push_str(word);
+                joined.push(' ');
+            }
+        }
+        Self { text: joined, starts }
+    }
+
+    /// The lines with this phrase.
+    fn lines_with(&self, phrase: &str) -> Vec<usize> {
+        let needle = format!(" {phrase} ");
+        let at = self.text.match_indices(&needle).map(|(at, _)| at + 1);
+        at.map(|at| self.starts.partition_point(|it| *it <= at)).collect()
+    }
+}
+
+/// Banned words of a text, each as `line: word`.
+fn banned(file: &str, text: &str) -> Vec<String> {
+    let names = Words::of(text);
+    let words = Words { text: names.text.to_lowercase(), starts: names.starts.clone() };
+    let is_code = file.ends_with(".rs");
+    let found = BANNED.iter().map(|it| (*it, words.lines_with(it)));
+    let named = BANNED_NAMES.iter().filter(|_| is_code).map(|it| (*it, names_with(text, it)));
+    found
+        .chain(named)
+        .filter(|(word, _)| !EXCEPTIONS.iter().any(|it| (it.0, it.1) == (file, *word)))
+        .flat_map(|(word, lines)| lines.into_iter().map(move |it| format!("{file}:{it}: {word}")))
+        .collect()
+}
+
+/// The lines that use this identifier, outside comments and texts as far as a line shows it.
+fn names_with(text: &str, name: &str) -> Vec<usize> {
+    let is_code = |line: &str| !line.trim_start().starts_with("//") && !line.contains('"');
+    let uses =
+        |line: &str| line.split(|it: char| !it.is_alphanumeric() && it != '_').any(|it| it == name);
+    let lines = text.lines().enumerate().filter(|(_, line)| is_code(line) && uses(line));
+    lines.map(|(at, _)| at + 1).collect()
+}
+
+/// Lines of comments and paragraphs that do not fit.
+fn long_lines(file: &str, text: &str) -> Vec<String> {
+    let (is_rust, is_markdown) = (file.ends_with(".rs"), file.ends_with(".md"));
+    let mut in_fence = false;
+    let mut found = Vec::new();
+    for (at, line) in text.lines().enumerate() {
+        let start = line.trim_start();
+        in_fence ^= is_markdown && start.starts_with("```");
+        let is_prose = is_rust && start.starts_with("//")
+            || is_markdown && !in_fence && !start.starts_with('|');
+        if is_prose && line.chars().count() > MAX_COLUMNS && !line.contains("://") {
+            found.push(format!("{file}:{}: {} columns", at + 1, line.chars().count()));
+        }
+    }
+    found
+}
+
+#[test]
+fn texts_use_the_words_of_the_glossary_and_fit_a_screen() {
+    let mut remaining = BTreeMap::new();
+    for line in REMAINING.lines() {
+        let parts: Vec<_> = line.split(' ').collect();
+        let [file, words, long] = parts[..] else { panic!("not `file words long`: {line}") };
+        remaining.insert(file, (words.parse().expect("words"), long.parse().expect("long")));
+    }
+    let (mut found, mut counts) = (Vec::new(), String::new());
+    for (file, text) in texts() {
+        let (words, long) = (banned(&file, &text), long_lines(&file, &text));
+        let counted = (words.len(), long.len());
+        if counted != (0, 0) {
+            counts += &format!("{file} {} {}\n", counted.0, counted.1);
+        }
+        if counted != remaining.get(file.as_str()).copied().unwrap_or((0, 0)) {
+            found.extend(words.into_iter().chain(long));
+        }
+    }
+    if std::env::var_os("FENCEPOST_COUNT_WORDS").is_some() {
+        fs::write(root().join("tests/it/tidy/remaining.txt"), &counts).expect("written");
+    }
+    assert!(counts == REMAINING, "write these otherwise (docs/glossary.md):\n{}", found.join("\n"));
+}

@@ -1,0 +1,144 @@
+//! No circles: inside a folder, modules import one another in one direction.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Folders in which no circle is allowed, at any depth.
+const FOLDERS: &[&str] = &["engine", "console", "store", "http", "adapters"];
+
+/// Circles that are left. It only shrinks.
+const REMAINING: &[&str] = &[
+    "console: act actions api page session",
+    "engine: claim dispatch pump",
+    "engine: jobs workflows",
+    "store: claims gates",
+];
+
+/// The module of a file, as a path: `src/engine/lanes/lane.rs` is `engine`, `lanes`, `lane`.
+fn module_path(file: &str) -> Vec<String> {
+    let path = file.trim_start_matches("src/").trim_end_matches(".rs");
+    let mut parts: Vec<_> = path.split('/').map(str::to_owned).collect();
+    if parts.last().is_some_and(|it| it == "mod") {
+        parts.pop();
+    }
+    parts
+}
+
+/// Every path that a file names from `crate`, `super` or `self`, with braces written out.
+pub fn named_paths(module: &[String], code: &str) -> Vec<Vec<String>> {
+    let mut found = Vec::new();
+    for root in ["crate", "super", "self"] {
+        for (at, _) in code.match_indices(&format!("{root}::")) {
+            let before = code[..at].chars().next_back();
+            if before.is_some_and(|it| it.is_alphanumeric() || it == '_' || it == ':') {
+                continue;
+            }
+            let mut base = if root == "crate" { Vec::new() } else { module.to_vec() };
+            if root == "super" {
+                base.pop();
+            }
+            expand(&code[at + root.len() + 2..], &base, &mut found);
+        }
+    }
+    found
+}
+
+/// Reads one path, or a tree of them in braces; returns how much of `text` it took.
+fn expand(text: &str, base: &[String], found: &mut Vec<Vec<String>>) -> usize {
+    let mut path = base.to_vec();
+    let mut at = 0;
+    loop {
+        let rest = &text[at..];
+        let skipped = rest.len() - rest.trim_start().len();
+        let rest = rest.trim_start();
+        at += skipped;
+        if let Some(inner) = rest.strip_prefix('{') {
+            at += 1;
+            let mut read = 0;
+            while !inner[read..].trim_start().starts_with('}') && read < inner.len() {
+                read += expand(&inner[read..], &path, found);
+                read += inner[read..].find([',', '}']).unwrap_or(inner.len() - read);
+                if inner[read..].starts_with(',') {
+                    read += 1;
+                }
+            }
+            let end = inner[read..].find('}').map_or(inner.len(), |it| read + it + 1);
+            return at + end;
+        }
+        let word = rest.split(|it: char| !it.is_alphanumeric() && it != '_').next();
+        let word = word.unwrap_or_default();
+        if word.is_empty() {
+            return at;
+        }
+        match word {
+            "super" => _ = path.pop(),
+            "self" => (),
+            other => path.push(other.to_owned()),
+        }
+        at += word.len();
+        if !text[at..].starts_with("::") {
+            found.push(path);
+            return at;
+        }
+        at += 2;
+    }
+}
+
+/// Which children of which folder import which others.
+fn arrows() -> BTreeMap<String, BTreeMap<String, BTreeSet<String>>> {
+    let files: Vec<_> = super::files("src")
+        .into_iter()
+        .filter(|(file, _)| FOLDERS.iter().any(|it| file.starts_with(&format!("src/{it}/"))))
+        .map(|(file, text)| (module_path(&file), text))
+        .collect();
+    let modules: BTreeSet<_> = files.iter().map(|(module, _)| module.clone()).collect();
+    let mut found: BTreeMap<String, BTreeMap<String, BTreeSet<String>>> = BTreeMap::new();
+    for (module, text) in &files {
+        let code = text.split("#[cfg(test)]").next().unwrap_or_default();
+        for path in named_paths(module, code) {
+            let shared = module.iter().zip(&path).take_while(|(a, b)| a == b).count();
+            // A folder's own file is the door to its children, and names them.
+            if shared == 0 || module.len() == shared || path.len() == shared {
+                continue;
+            }
+            if !modules.contains(&path[..=shared]) {
+                continue;
+            }
+            let folder = found.entry(module[..shared].join("/")).or_default();
+            folder.entry(module[shared].clone()).or_default().insert(path[shared].clone());
+        }
+    }
+    found
+}
+
+/// Whether `from` leads back to itself.
+fn circle(arrows: &BTreeMap<String, BTreeSet<String>>, from: &str) -> BTreeSet<String> {
+    let reach = |from: &str| {
+        let (mut seen, mut next) = (BTreeSet::new(), vec![from.to_owned()]);
+        while let Some(it) = next.pop() {
+            for to in arrows.get(&it).into_iter().flatten() {
+                if seen.insert(to.clone()) {
+                    next.push(to.clone());
+                }
+            }
+        }
+        seen
+    };
+    let reached = reach(from);
+    reached.into_iter().filter(|it| it == from || reach(it).contains(from)).collect()
+}
+
+#[test]
+fn no_modules_of_a_folder_import_one_another_in_a_circle() {
+    let mut found = BTreeSet::new();
+    for (folder, arrows) in arrows() {
+        for from in arrows.keys() {
+            let circle = circle(&arrows, from);
+            if circle.contains(from) {
+                let names: Vec<_> = circle.into_iter().collect();
+                found.insert(format!("{folder}: {}", names.join(" ")));
+            }
+        }
+    }
+    let remaining: BTreeSet<_> = REMAINING.iter().map(|it| (*it).to_owned()).collect();
+    assert_eq!(found, remaining, "circles; see ARCHITECTURE.md, \"Floors\"");
+}

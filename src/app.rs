@@ -38,22 +38,17 @@ const MAX_USED_KEYS: usize = 10_000;
 /// What a live key opens, and how much of it.
 #[derive(Debug, Clone)]
 pub struct KeyGrant {
-    /// Whose key.
     pub owner: KeyOwner,
     /// What it may be used for.
     pub scopes: Vec<Scope>,
-    /// What its project may use.
     pub limits: Limits,
 }
 
 /// What a member is in a project.
 #[derive(Debug, Clone)]
 pub struct MemberGrant {
-    /// The project.
     pub membership: Membership,
-    /// What they are in it.
     pub role: Role,
-    /// What the project may use.
     pub limits: Limits,
 }
 
@@ -61,17 +56,11 @@ pub struct MemberGrant {
 #[derive(Clone)]
 pub struct App(Arc<Handles>);
 
-/// See [`App`].
 pub struct Handles {
-    /// The jobs.
     pub engine: Engine,
-    /// The people.
     pub accounts: Accounts,
-    /// The other nodes.
     pub bus: Bus,
-    /// Signs list cursors.
     pub cursor_key: Vec<u8>,
-    /// Places for event streams.
     pub streams: Arc<Semaphore>,
     keys: Cache<SecretHash, Option<Arc<KeyGrant>>>,
     sessions: Cache<Bearer, bool>,
@@ -92,9 +81,7 @@ impl Deref for App {
 /// A credential that no longer counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Forget {
-    /// A key.
     Key(SecretHash),
-    /// A session.
     Session(SessionId),
     /// What was remembered of members: a role has changed.
     Members,
@@ -160,9 +147,6 @@ impl App {
 
     /// What the live key with this hash opens, as of at most [`KEY_CACHE_TTL`] ago. Many callers that ask for one
     /// key at once cost one look-up.
-    ///
-    /// # Errors
-    /// [`Error::Unavailable`] when the store does not answer.
     pub async fn key_grant(&self, hash: SecretHash) -> Result<Option<Arc<KeyGrant>>, Error> {
         if let Some(known) = self.keys.get(&hash).await {
             return Ok(known);
@@ -196,9 +180,6 @@ impl App {
     }
 
     /// Whether a session goes on, as of at most [`KEY_CACHE_TTL`] ago.
-    ///
-    /// # Errors
-    /// [`Error::Unavailable`] when the store does not answer.
     pub async fn is_session_live(&self, bearer: Bearer) -> Result<bool, Error> {
         let look_up = async {
             let mut conn = self.engine.pools.keys.acquire().await?;
@@ -208,9 +189,6 @@ impl App {
     }
 
     /// What an account is in the project of this slug or id, as of at most [`KEY_CACHE_TTL`] ago.
-    ///
-    /// # Errors
-    /// [`Error::Unavailable`] when the store does not answer.
     pub async fn member_grant(
         &self,
         account_id: AccountId,
@@ -257,9 +235,6 @@ impl App {
     }
 
     /// Says that this node lives, and finds out how many do.
-    ///
-    /// # Errors
-    /// Only those of the store.
     pub async fn count_nodes(&self) -> sqlx::Result<()> {
         let mut conn = self.engine.pools.background.acquire().await?;
         let nodes = store::nodes::beat(&mut conn, self.bus.node()).await?;
@@ -282,9 +257,6 @@ impl App {
     }
 
     /// Writes down which keys were used.
-    ///
-    /// # Errors
-    /// Only those of the store.
     pub async fn write_used_keys(&self) -> sqlx::Result<()> {
         let used: Vec<_> = lock(&self.used_keys).drain().collect();
         if used.is_empty() {

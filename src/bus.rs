@@ -45,9 +45,7 @@ const RESUBSCRIBE_PAUSE: Duration = Duration::from_millis(250);
 pub enum Heard {
     /// From now on this node hears: what was told before is lost.
     Joined,
-    /// Jobs wait, on other nodes.
     Wake(String),
-    /// Credentials that no longer count.
     Forget(String),
     /// A node has come or gone.
     Nodes,
@@ -96,7 +94,6 @@ impl Bus {
         })))
     }
 
-    /// This node.
     #[must_use]
     pub fn node(&self) -> NodeId {
         self.0.node
@@ -257,7 +254,6 @@ impl Bus {
 /// What Redis says of itself.
 #[derive(Debug, Clone)]
 pub struct Facts {
-    /// Its version.
     pub version: String,
     /// What it does when its memory is full.
     pub maxmemory_policy: String,
@@ -268,11 +264,8 @@ pub struct Facts {
 pub enum Topic {
     /// Nodes with parked polls; below [`WAKE_SHARDS`].
     Wake(u32),
-    /// Nodes that remember credentials.
     Forget,
-    /// Nodes that share limits.
     Nodes,
-    /// This node.
     Ping,
 }
 

@@ -112,22 +112,15 @@ impl Client {
         Ok(Self { http, url: url.trim_end_matches('/').to_owned(), api_key })
     }
 
-    /// # Errors
-    /// See [`Failure`].
     pub async fn get(&self, path: &str) -> Result<Reply, Failure> {
         self.send(self.http.request(Method::GET, format!("{}{path}", self.url))).await
     }
 
-    /// # Errors
-    /// See [`Failure`].
     pub async fn post(&self, path: &str, body: &impl Serialize) -> Result<Reply, Failure> {
         self.send(self.http.request(Method::POST, format!("{}{path}", self.url)).json(body)).await
     }
 
     /// A request that shows an idempotency key, with a body as it is.
-    ///
-    /// # Errors
-    /// See [`Failure`].
     pub async fn post_once(
         &self,
         path: &str,

@@ -106,9 +106,6 @@ pub struct RedisArgs {
 
 impl RedisArgs {
     /// The URL, if one is given.
-    ///
-    /// # Errors
-    /// When the file cannot be read.
     pub fn url(&self) -> anyhow::Result<Option<SecretString>> {
         secret(self.redis_url.as_ref(), self.redis_url_file.as_ref())
     }
@@ -170,9 +167,6 @@ pub struct PeopleArgs {
 
 impl PeopleArgs {
     /// The mail server's URL, if one is given.
-    ///
-    /// # Errors
-    /// When the file cannot be read.
     pub fn smtp_url(&self) -> anyhow::Result<Option<SecretString>> {
         secret(self.smtp_url.as_ref(), self.smtp_url_file.as_ref())
     }
@@ -272,23 +266,18 @@ pub struct NodeArgs {
     pub log: String,
 
     #[command(flatten)]
-    #[allow(missing_docs)]
     pub traces: TraceArgs,
 
     #[command(flatten)]
-    #[allow(missing_docs)]
     pub redis: RedisArgs,
 
     #[command(flatten)]
-    #[allow(missing_docs)]
     pub people: PeopleArgs,
 
     #[command(flatten)]
-    #[allow(missing_docs)]
     pub connections: ConnectionArgs,
 
     #[command(flatten)]
-    #[allow(missing_docs)]
     pub pools: PoolArgs,
 }
 

@@ -104,7 +104,6 @@ pub enum Error {
     #[error("session not found")]
     SessionNotFound,
 
-    /// No such route.
     #[error("no such route")]
     NoSuchRoute,
 
@@ -188,7 +187,6 @@ pub enum Error {
     /// There would be more of something than there may be. The caller may repeat the request when some are gone.
     #[error("more than {max} {what} are not allowed here")]
     QuotaExceeded {
-        /// Of what.
         what: &'static str,
         /// How many it may have.
         max: i64,

@@ -159,11 +159,7 @@ prefixed_id!(
     "key_"
 );
 
-prefixed_id!(
-    /// Somebody who signs in.
-    AccountId,
-    "acct_"
-);
+prefixed_id!(AccountId, "acct_");
 prefixed_id!(
     /// From a login to a logout.
     SessionId,
@@ -179,11 +175,7 @@ prefixed_id!(
     AuditId,
     "aud_"
 );
-prefixed_id!(
-    /// A running node.
-    NodeId,
-    "node_"
-);
+prefixed_id!(NodeId, "node_");
 
 /// A project inside this system: the first column of every tenant's key and index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, sqlx::Type)]

@@ -34,7 +34,6 @@ const LOCAL_KEEP: Duration = Duration::from_secs(86_400);
 /// So many calls in a window; all of them may come at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Rate {
-    /// Calls.
     pub count: u32,
     /// Length of the window, in seconds.
     pub window_seconds: u32,
@@ -53,7 +52,6 @@ impl Rate {
 pub struct Charge {
     /// Whose limit: a name that is nobody else's.
     pub name: String,
-    /// The limit.
     pub rate: Rate,
     /// Windows beyond the limit that this call may use: others pay for it later.
     pub overdraft_windows: u32,
@@ -64,9 +62,7 @@ pub struct Charge {
 pub struct Places {
     /// Whose places: a name that is nobody else's.
     pub name: String,
-    /// How many there are.
     pub max: u32,
-    /// This call among them.
     pub token: String,
     /// A place that nobody gave back is free after so many seconds.
     pub life_seconds: u32,
@@ -75,7 +71,6 @@ pub struct Places {
 /// How a limit stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Standing {
-    /// The limit.
     pub rate: Rate,
     /// Calls that may come at once.
     pub remaining: u32,
@@ -92,7 +87,6 @@ pub struct Verdict {
     pub full: Option<usize>,
     /// Each limit, after the call.
     pub standings: Vec<Standing>,
-    /// Whether this node counted alone.
     pub is_local: bool,
 }
 

@@ -55,7 +55,6 @@ const FAILURE_PAUSE: Duration = Duration::from_secs(1);
 enum Then {
     /// The batch was full: go on at once.
     GoOn,
-    /// The batch was short: sleep.
     Sleep(Duration),
 }
 

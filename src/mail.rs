@@ -23,14 +23,10 @@ const FIRST_PAUSE: Duration = Duration::from_secs(2);
 /// Talking to the server may take so long.
 const SEND_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// A mail.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Mail {
-    /// To whom.
     pub to: String,
-    /// What about.
     pub subject: String,
-    /// What it says.
     pub text: String,
 }
 
@@ -44,13 +40,10 @@ impl std::fmt::Debug for Mail {
 /// Where mail goes.
 #[derive(Clone)]
 pub enum Mailer {
-    /// To a server.
     Smtp(mpsc::Sender<Mail>),
-    /// To the terminal.
     Print,
     /// To whoever holds the other end.
     Hand(mpsc::UnboundedSender<Mail>),
-    /// Nowhere: nobody has said where.
     Nowhere,
 }
 

@@ -29,13 +29,9 @@ const FEED_KEEP: Duration = Duration::from_secs(300);
 /// Something that happened to a job.
 #[derive(Debug, Clone)]
 pub struct Happening {
-    /// Whose job.
     pub project_id: ProjectId,
-    /// Which job.
     pub job_id: JobId,
-    /// The event's own name.
     pub id: EventId,
-    /// What happened.
     pub kind: String,
     /// In which attempt, if in one.
     pub attempt: Option<i32>,
@@ -102,7 +98,6 @@ impl News {
         }
     }
 
-    /// Watches one job.
     #[must_use]
     pub fn watch(&self, project_id: ProjectId, job_id: JobId) -> Watch {
         let key = (project_id, job_id);
@@ -113,7 +108,6 @@ impl News {
         Watch { news: self.clone(), key, notify: Arc::clone(notify) }
     }
 
-    /// The jobs that are watched.
     #[must_use]
     pub fn watched_jobs(&self) -> Vec<(ProjectId, JobId)> {
         lock(&self.0.jobs).keys().copied().collect()
@@ -158,7 +152,6 @@ impl News {
 
 /// A project's events.
 pub struct Listening {
-    /// What comes.
     pub receiver: broadcast::Receiver<Arc<Happening>>,
     /// What came since the last event that the listener has seen.
     pub missed: Vec<Arc<Happening>>,

@@ -38,11 +38,9 @@ const OPERATOR_CONNECTIONS: u32 = 256;
 
 /// What a node serves from.
 pub struct Node {
-    /// The API's listener.
     pub api: TcpListener,
     /// The operator's listener, with what it shows; none where nobody watches.
     pub operator: Option<(TcpListener, PrometheusHandle)>,
-    /// The database, migrated.
     pub database_url: String,
     /// How many connections each kind of work may have.
     pub pools: PoolArgs,
@@ -52,7 +50,6 @@ pub struct Node {
     pub redis_budget: Duration,
     /// People: who may come, what they get, and how they are written to.
     pub people: People,
-    /// Which connections are accepted.
     pub connections: ConnectionLimits,
     /// How long new connections are still accepted once the node stops, so that load balancers see
     /// that it is not ready before it is gone.
@@ -62,15 +59,10 @@ pub struct Node {
 /// See [`Node::people`].
 #[derive(Clone)]
 pub struct People {
-    /// Who may sign up.
     pub signup: Signup,
-    /// All plans.
     pub plans: Plans,
-    /// What new projects may use.
     pub default_plan: String,
-    /// Where links in mails lead.
     pub public_url: String,
-    /// Where mail goes.
     pub mailer: Mailer,
 }
 

@@ -15,7 +15,6 @@ pub struct Metric {
     pub name: &'static str,
     /// What kind of number it is.
     pub kind: Kind,
-    /// What it tells an operator.
     pub help: &'static str,
 }
 
@@ -24,7 +23,6 @@ pub struct Metric {
 pub enum Kind {
     /// Only grows.
     Counter,
-    /// Goes up and down.
     Gauge,
     /// Times, in buckets of [`SECONDS_BUCKETS`].
     Seconds,

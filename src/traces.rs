@@ -93,19 +93,13 @@ pub fn begin(caller: Option<&str>) -> Option<TraceContext> {
 
 /// A request that was answered.
 pub struct Answered<'a> {
-    /// Its span.
     pub own: TraceContext,
-    /// The caller's.
     pub parent: Option<TraceContext>,
-    /// Of a fixed set.
     pub method: &'static str,
     /// The pattern that it matched, not the path; none: there is no such route.
     pub route: Option<&'a str>,
-    /// What it was answered with.
     pub status: u16,
-    /// How long it took.
     pub took: Duration,
-    /// As the answer tells it.
     pub request_id: &'a str,
 }
 
@@ -143,17 +137,12 @@ pub fn request(it: &Answered<'_>) {
 pub struct Leased<'a> {
     /// Where the attempt stands.
     pub trace: AttemptTrace,
-    /// The queue.
     pub queue: &'a str,
-    /// The job.
     pub job_id: String,
-    /// Its type.
     pub job_type: &'a str,
-    /// Which attempt.
     pub attempt: i32,
     /// Since when it could run.
     pub ready_at: DateTime<Utc>,
-    /// When it was leased.
     pub claimed_at: DateTime<Utc>,
 }
 

@@ -17,11 +17,8 @@ const MAX_WAITING_HINTS: usize = 4_096;
 /// A job that has just become claimable. The commit that made it so is over.
 #[derive(Debug, Clone)]
 pub struct Arrival {
-    /// Whose job.
     pub project_id: ProjectId,
-    /// Where it waits.
     pub queue: Arc<str>,
-    /// Its type.
     pub job_type: Arc<str>,
     /// Its place in the order of claims.
     pub rank: i16,
@@ -52,7 +49,6 @@ struct Others {
 pub enum Chore {
     /// Some job's due time is new.
     Promote,
-    /// Children must be called off.
     Orphans,
     /// Waiting jobs are past their `expires_at`.
     Outdated,
@@ -79,7 +75,6 @@ pub struct Arrivals {
 /// What the pump is told.
 #[derive(Debug, Clone)]
 pub enum Hint {
-    /// These jobs have arrived.
     Arrived(Vec<Arrival>),
     /// Jobs of these projects have ended that counted against a limit.
     SlotsFreed(Vec<ProjectId>),

@@ -51,7 +51,6 @@ pub use self::{
 pub const CALLS_PER_ADDRESS: Rate = Rate::per_minute(20);
 /// Refreshes from one address.
 pub const REFRESHES_PER_ADDRESS: Rate = Rate::per_minute(240);
-/// Refreshes of one session.
 pub const REFRESHES_PER_SESSION: Rate = Rate { count: 60, window_seconds: 3_600 };
 /// Sign-ups from one address.
 pub const SIGNUPS_PER_ADDRESS: Rate = Rate { count: 10, window_seconds: 3_600 };
@@ -68,7 +67,6 @@ pub const TRIES_PER_PAIR: Rate = Rate { count: 5, window_seconds: 900 };
 /// Wrong passwords for one e-mail address from anywhere, before each further try is answered late: a delay, not a
 /// lock, so that nobody can lock somebody else out.
 pub const TRIES_PER_EMAIL: Rate = Rate { count: 20, window_seconds: 900 };
-/// How late.
 pub const LATE: Duration = Duration::from_secs(2);
 /// A key that signs access tokens is replaced after so many seconds (30 days).
 const SIGNING_KEY_SECONDS: i64 = 30 * 86_400;
@@ -76,23 +74,14 @@ const SIGNING_KEY_SECONDS: i64 = 30 * 86_400;
 /// One node's handle on people. Cheap to clone.
 #[derive(Clone)]
 pub struct Accounts {
-    /// Where they are kept.
     pub pool: Pool,
-    /// How often they may try.
     pub limiter: Limiter,
-    /// What they prove themselves with.
     pub passwords: Passwords,
-    /// What they show then.
     pub tokens: Tokens,
-    /// Where mail goes.
     pub mailer: Mailer,
-    /// Who may sign up.
     pub signup: Signup,
-    /// Where links in mails lead.
     pub public_url: String,
-    /// What new projects may use.
     pub default_plan: String,
-    /// All plans.
     pub plans: Plans,
 }
 
@@ -103,7 +92,6 @@ pub struct Client {
     pub address: Arc<str>,
     /// What the client says it is.
     pub user_agent: Option<Arc<str>>,
-    /// With which request.
     pub request_id: Arc<str>,
 }
 
@@ -130,9 +118,6 @@ impl Client {
 impl Accounts {
     /// Brings the keys that sign access tokens up to date: one that is old is replaced, and what other nodes have
     /// made is learnt.
-    ///
-    /// # Errors
-    /// Only those of the store.
     pub async fn refresh_signing_keys(&self) -> sqlx::Result<()> {
         let mut conn = self.pool.acquire().await?;
         let (id, bytes) = token::new_key();
@@ -209,11 +194,9 @@ pub fn read_email(field: &str, email: &str) -> Result<String, Error> {
 /// What a new key is to be.
 #[derive(Debug, Clone, Default)]
 pub struct KeyWish {
-    /// What it is called.
     pub name: String,
     /// What it may be used for.
     pub scopes: Vec<Scope>,
-    /// When it ends.
     pub expires_at: Option<DateTime<Utc>>,
     /// Who makes it: an account's or a key's id.
     pub created_by: Option<String>,
@@ -224,11 +207,8 @@ pub struct KeyWish {
 /// A key that was made: the only time that it is seen.
 #[derive(Debug, Clone)]
 pub struct MadeKey {
-    /// As a list shows it.
     pub listed: ListedKey,
-    /// The key.
     pub secret: SecretString,
-    /// What is stored of it.
     pub hash: SecretHash,
 }
 

@@ -42,7 +42,6 @@ const DEFAULT_PROJECT: &str = "default";
 /// Who wants to sign up.
 #[derive(Debug)]
 pub struct SignUp {
-    /// Their address.
     pub email: String,
     /// What they will prove themselves with.
     pub password: SecretString,
@@ -55,11 +54,9 @@ pub struct SignUp {
 /// What was made of it.
 #[derive(Debug)]
 pub struct SignedUp {
-    /// The account.
     pub account: Account,
     /// Its first project, or the one that it was invited to.
     pub project: Project,
-    /// What it is in it.
     pub role: Role,
     /// A key with all scopes; none for whoever was invited.
     pub key: Option<MadeKey>,

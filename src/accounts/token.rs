@@ -32,7 +32,6 @@ const LEEWAY_SECONDS: u64 = 30;
 pub const KEY_SETTLE_SECONDS: f64 = 150.0;
 /// Keys that are known at a time: the one that signs, its successor, and those whose tokens still run.
 pub const KNOWN_KEYS: i64 = 4;
-/// Bytes of a key.
 pub const KEY_BYTES: usize = 32;
 /// Bytes that a presented token may have.
 const MAX_TOKEN_BYTES: usize = 2_048;
@@ -42,9 +41,7 @@ const MAX_TOKEN_BYTES: usize = 2_048;
 pub struct Claims {
     iss: String,
     aud: String,
-    /// Whose.
     pub sub: String,
-    /// Which session.
     pub sid: String,
     iat: u64,
     exp: u64,
@@ -53,7 +50,6 @@ pub struct Claims {
 /// Who shows a token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Bearer {
-    /// Who.
     pub account_id: AccountId,
     /// Since which login.
     pub session_id: SessionId,

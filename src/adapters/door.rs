@@ -200,9 +200,6 @@ pub fn reason(ended: &AttemptRow) -> String {
 }
 
 /// A payload or result where the wire knows objects only: the same bytes, or `{"value": …}` around them.
-///
-/// # Errors
-/// [`Error::Internal`] when it is no JSON after all.
 pub fn object(json: &str) -> Result<Box<RawValue>, Error> {
     if json.trim_start().starts_with('{') {
         return stored_json(json.to_owned());

@@ -2,6 +2,8 @@
 //! door has a base path of its own, its own types, one match that gives every error its face, and one for the
 //! names of states. A door calls the engine; it has no statements and no rules. See `docs/protocols.md`.
 
+#![warn(missing_docs)]
+
 mod document;
 mod door;
 pub mod mobius;

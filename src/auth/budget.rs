@@ -31,19 +31,14 @@ pub struct FromConsole;
 /// What calls are counted against.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Budget {
-    /// Calls that enqueue.
     Produce,
-    /// Calls of workers.
     Work,
-    /// All others.
     Manage,
 }
 
 impl Budget {
-    /// All budgets.
     pub const ALL: [Self; 3] = [Self::Produce, Self::Work, Self::Manage];
 
-    /// Its name.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {

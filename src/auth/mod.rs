@@ -46,11 +46,8 @@ const PROJECT_PARAMETER: &str = "project";
 pub struct Caller<P> {
     /// Whose jobs this request may see and touch.
     pub project_id: ProjectId,
-    /// Who it is.
     pub who: Who,
-    /// What the project may use.
     pub limits: Limits,
-    /// Where it calls from.
     pub client: Client,
     /// For as long as it lasts, it has a place among the project's polls.
     _places: Option<Arc<budget::Parked>>,
@@ -60,9 +57,7 @@ pub struct Caller<P> {
 /// Somebody with a live key, or a member with a live session.
 #[derive(Debug, Clone)]
 pub enum Who {
-    /// A key.
     Key(Arc<KeyGrant>, key::SecretHash),
-    /// A member.
     Member(Arc<MemberGrant>, Bearer),
 }
 

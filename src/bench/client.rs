@@ -41,22 +41,15 @@ impl Client {
         Ok(Self { sender, target: target.clone() })
     }
 
-    /// # Errors
-    /// When the server does not answer with a success.
     pub async fn get(&mut self, path: &str) -> anyhow::Result<Bytes> {
         self.send(Request::get(path), path, String::new()).await
     }
 
-    /// # Errors
-    /// When the server does not answer with a success.
     pub async fn post(&mut self, path: &str, body: String) -> anyhow::Result<Bytes> {
         self.send(Request::post(path), path, body).await
     }
 
     /// Enqueues a job.
-    ///
-    /// # Errors
-    /// When the server does not answer with a success.
     pub async fn post_job(&mut self, queue: &str) -> anyhow::Result<Bytes> {
         let body = job(queue, self.target.payload_bytes);
         self.post("/v1/jobs", body).await
@@ -77,9 +70,6 @@ impl Client {
     }
 
     /// Polls and answers with the jobs.
-    ///
-    /// # Errors
-    /// When the server does not answer with a success.
     pub async fn poll(
         &mut self,
         queue: &str,

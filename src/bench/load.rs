@@ -37,7 +37,6 @@ const BUSY_WAIT_SECONDS: u64 = 2;
 /// What each connection repeats.
 #[derive(Debug, Clone, Copy)]
 pub enum Step {
-    /// One job in one request.
     Enqueue,
     /// One job in, one job leased, one job done: three requests.
     Lifecycle,
@@ -61,9 +60,6 @@ impl Step {
 }
 
 /// Repeats a step on many connections for `time`; answers with jobs a second.
-///
-/// # Errors
-/// When the server refuses a request.
 pub async fn rate(
     target: &Target,
     step: Step,
@@ -111,9 +107,6 @@ pub struct BatchRates {
 }
 
 /// Enqueues `jobs` jobs in batches.
-///
-/// # Errors
-/// When the server refuses a request.
 pub async fn fill(target: &Target, queue: &str, jobs: usize) -> anyhow::Result<()> {
     let batches = jobs / BATCH_JOBS;
     let mut running = JoinSet::new();
@@ -133,9 +126,6 @@ pub async fn fill(target: &Target, queue: &str, jobs: usize) -> anyhow::Result<(
 }
 
 /// Enqueues `jobs` jobs in batches, then works them off in batches.
-///
-/// # Errors
-/// When the server refuses a request.
 pub async fn batch(target: &Target, queue: &str, jobs: usize) -> anyhow::Result<BatchRates> {
     let batches = jobs / BATCH_JOBS;
     let enqueuing = Instant::now();
@@ -179,9 +169,6 @@ pub async fn batch(target: &Target, queue: &str, jobs: usize) -> anyhow::Result<
 
 /// Milliseconds from sending an enqueue to `target` to its being had by a worker that is parked at `there`: the median and
 /// the 99th percentile, at low load.
-///
-/// # Errors
-/// When the server refuses a request.
 pub async fn pickup(
     target: &Target,
     there: &Target,
@@ -233,9 +220,6 @@ pub async fn pickup(
 }
 
 /// Parks `polls` polls on an empty queue, runs `while_parked`, and lets them go.
-///
-/// # Errors
-/// When the server refuses a request.
 pub async fn parked<T>(
     target: &Target,
     queue: &str,
@@ -258,9 +242,6 @@ pub async fn parked<T>(
 }
 
 /// C1: rows a second that PostgreSQL itself commits one by one, from `clients` connections.
-///
-/// # Errors
-/// When the database does not answer.
 pub async fn commits(database_url: &str, clients: usize, time: Duration) -> anyhow::Result<f64> {
     let options: PgConnectOptions = database_url.parse()?;
     let mut conn = options.connect().await?;

@@ -18,9 +18,6 @@ const FIRE_TIMEOUT: Duration = Duration::from_secs(90);
 
 /// How long it takes to read a queue with so many pending jobs: median and 99th percentile, in
 /// milliseconds.
-///
-/// # Errors
-/// When the server or the database does not answer.
 pub async fn read_queue(
     target: &Target,
     database_url: &str,

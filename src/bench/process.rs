@@ -10,9 +10,7 @@ const TICKS_PER_SECOND: f64 = 100.0;
 /// The two groups of processes that are measured.
 #[derive(Debug, Clone)]
 pub struct Watched {
-    /// The server's process.
     pub server_pid: u32,
-    /// Its database.
     pub database_url: String,
 }
 
@@ -44,9 +42,6 @@ impl Usage {
 
 impl Watched {
     /// What they have used so far.
-    ///
-    /// # Errors
-    /// When the database does not answer.
     pub async fn usage(&self) -> anyhow::Result<Usage> {
         let options: PgConnectOptions = self.database_url.parse()?;
         let mut conn = options.connect().await?;

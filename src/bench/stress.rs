@@ -22,14 +22,10 @@ pub struct Beside {
     pub before: f64,
     /// In the queue that has it.
     pub same: f64,
-    /// In another queue.
     pub other: f64,
 }
 
 /// What a backlog of so many jobs costs whoever works.
-///
-/// # Errors
-/// When the server refuses a request.
 pub async fn backlog(
     target: &Target,
     queue: &str,
@@ -51,9 +47,6 @@ pub async fn backlog(
 }
 
 /// Lifecycles a second before a snapshot is held, and in each window while it is.
-///
-/// # Errors
-/// When the server or the database does not answer.
 pub async fn held_snapshot(
     target: &Target,
     database_url: &str,

@@ -127,9 +127,6 @@ enum Command {
 }
 
 /// Stores a job and prints its id, or all of it.
-///
-/// # Errors
-/// What the server refuses, or that it does not answer.
 pub async fn enqueue(args: EnqueueArgs) -> anyhow::Result<()> {
     let payload = if args.payload == "-" {
         let mut text = String::new();
@@ -179,9 +176,6 @@ pub async fn enqueue(args: EnqueueArgs) -> anyhow::Result<()> {
 }
 
 /// Does what was asked for.
-///
-/// # Errors
-/// What the server refuses, or that it does not answer.
 pub async fn run(args: JobsArgs) -> anyhow::Result<()> {
     let client = Client::new(&args.client)?;
     let mut out = std::io::stdout();

@@ -9,9 +9,6 @@ use super::target::TargetArgs;
 use crate::store::sweep::counts;
 
 /// Corrects the counts of queues and the list of dead letters, and says how much was wrong.
-///
-/// # Errors
-/// When the database does not answer, or is not migrated.
 pub async fn run(target: &TargetArgs) -> anyhow::Result<()> {
     let mut conn = target.connect().await?;
     let queues = counts::recount(&mut conn).await.context("the counts could not be compared")?;

@@ -12,9 +12,6 @@ use crate::store::{sweep::vitals, workers::ALIVE_SECONDS};
 const MAX_LISTED: usize = 20;
 
 /// Lists queues with jobs that could run: how long the first of them waits, and whether workers poll it.
-///
-/// # Errors
-/// When the database does not answer, or is not migrated.
 pub async fn run(target: &TargetArgs) -> anyhow::Result<()> {
     let mut conn = target.connect().await?;
     let places =

@@ -38,7 +38,6 @@ pub enum Then {
     Job,
     /// To the project that was made.
     Project,
-    /// To where one logs in.
     Login,
 }
 
@@ -47,9 +46,7 @@ pub enum Then {
 pub struct Action {
     /// The operation's id in the OpenAPI document.
     pub operation: &'static str,
-    /// Below which path it is.
     pub plane: Plane,
-    /// How it is called.
     pub method: &'static str,
     /// Its path; what is in braces is a field of the form.
     pub path: &'static str,

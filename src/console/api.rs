@@ -56,17 +56,11 @@ pub struct Api {
 
 impl Api {
     /// Reads something.
-    ///
-    /// # Errors
-    /// What the API answers.
     pub async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, Error> {
         self.send(Method::GET, path, None).await
     }
 
     /// Sends JSON, or nothing, and reads the answer.
-    ///
-    /// # Errors
-    /// What the API answers.
     pub async fn send<T: DeserializeOwned>(
         &self,
         method: Method,
@@ -78,9 +72,6 @@ impl Api {
 
     /// The same, under a key by which a form that is sent twice is known. What it says is part of the key: a form that was
     /// mended and sent again is another.
-    ///
-    /// # Errors
-    /// What the API answers.
     pub async fn send_once<T: DeserializeOwned>(
         &self,
         method: Method,
@@ -105,9 +96,6 @@ impl Api {
     }
 
     /// The same, for an answer that is passed on as it is.
-    ///
-    /// # Errors
-    /// What the API answers.
     pub async fn call(
         &self,
         method: Method,

@@ -19,7 +19,6 @@ struct Bulk {
     operation: &'static str,
     /// The filters of the list that it is about.
     filters: &'static [&'static str],
-    /// The path of that list.
     list: &'static str,
     verb: &'static str,
     one: &'static str,
@@ -80,7 +79,6 @@ struct BulkPage {
     counted: ManyReply,
     /// The filters, as the API calls them.
     filters: Vec<(&'static str, String)>,
-    /// The same, for people.
     shown: Vec<(String, String)>,
     back: String,
 }

@@ -14,7 +14,6 @@ const MIN_BUCKETS: usize = 15;
 
 /// A chart and its table.
 pub struct Chart {
-    /// What it shows.
     pub caption: &'static str,
     /// For the script that draws it, as JSON.
     pub data: String,

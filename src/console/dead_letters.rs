@@ -24,7 +24,6 @@ struct Groups {
     next: Option<String>,
 }
 
-/// The groups.
 pub async fn groups(here: Here) -> Result<Response, Error> {
     let (page, _): (GroupPage, _) = here.list("/dead-letters/groups", &[]).await?;
     let frame = here.frame;
@@ -45,9 +44,6 @@ struct Letters {
 }
 
 /// What failed, in words, if the page is about one group that has not come back whole.
-///
-/// # Errors
-/// What the API answers.
 pub async fn group_words(here: &Here) -> Result<Option<String>, Error> {
     if here.asked.get("fingerprint").is_none() {
         return Ok(None);

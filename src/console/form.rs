@@ -49,7 +49,6 @@ impl Fields {
         self.0.iter().any(|it| it.0.starts_with(WAS))
     }
 
-    /// All of this name.
     pub fn all<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a str> {
         self.0.iter().filter(move |it| it.0 == name).map(|it| it.1.as_str())
     }
@@ -102,7 +101,6 @@ pub enum Field {
     NumberOrNull(&'static str),
     /// True when the box is ticked.
     Flag(&'static str),
-    /// All that are ticked.
     Choices(&'static str),
     /// JSON; null when it is empty.
     Json(&'static str),
@@ -113,7 +111,6 @@ pub enum Field {
 }
 
 impl Field {
-    /// Its name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Text(it)

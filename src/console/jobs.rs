@@ -36,7 +36,6 @@ pub const FILTERS: [&str; 6] =
 /// Begins the types of events that are ours.
 const OWN_EVENTS: &str = "fencepost.";
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
-/// Jobs on one page.
 const PAGE_JOBS: &str = "50";
 /// Chunks of logs that a page shows at first; the stream goes on.
 const SHOWN_LOGS: u32 = 500;
@@ -49,7 +48,6 @@ struct Jobs {
     frame: Frame,
     page: JobPage,
     asked: Fields,
-    /// The filters as a query.
     filters: String,
     next: Option<String>,
     states: [JobState; 6],
@@ -142,7 +140,6 @@ struct JobDetail {
     job: Job,
 }
 
-/// One job.
 pub async fn detail(
     here: Here,
     headers: HeaderMap,

@@ -37,7 +37,6 @@ struct Detail {
     operation: Operation,
 }
 
-/// One operation.
 pub async fn detail(here: Here, Path((_, id)): Path<(String, String)>) -> Result<Response, Error> {
     let operation: Operation = here.get(&format!("/operations/{}", segment(&id))).await?;
     render(&Detail { frame: here.frame, operation })

@@ -57,7 +57,6 @@ async fn all_queues(here: &Here) -> Result<(Vec<Queue>, bool), Error> {
     Ok((queues, cursor.is_some()))
 }
 
-/// The page.
 pub async fn page(here: Here) -> Result<Response, Error> {
     let counted = format!("/workers?limit={MAX_PAGE_WORKERS}");
     let ((mut queues, has_more), summary, throughput, workers) = tokio::try_join!(

@@ -69,7 +69,6 @@ pub struct Frame {
     pub place: String,
     /// What a button has just done.
     pub done: Option<&'static str>,
-    /// When the page was made.
     pub now: DateTime<Utc>,
 }
 
@@ -191,28 +190,20 @@ pub fn without_done(place: &str) -> String {
 
 /// A page of a project: who looks, at what, and how to ask for more.
 pub struct Here {
-    /// For calls.
     pub api: Api,
     /// What is around the page.
     pub frame: Frame,
-    /// The page's query.
     pub asked: Fields,
 }
 
 impl Here {
     /// Reads something of the project.
-    ///
-    /// # Errors
-    /// What the API answers.
     pub async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, Error> {
         self.api.get(&self.at(path)).await
     }
 
     /// Reads a page of a list of the project's, from where the page's query says and with those of its filters that have
     /// these names; and the filters, as a query.
-    ///
-    /// # Errors
-    /// What the API answers.
     pub async fn list<T: DeserializeOwned>(
         &self,
         path: &str,
@@ -275,7 +266,6 @@ struct ProblemFragment<'a> {
 pub struct SeenBy<'a> {
     /// The page that they wanted, or were on.
     pub page: &'a str,
-    /// Whether they are logged in.
     pub is_somebody: bool,
 }
 

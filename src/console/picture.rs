@@ -27,7 +27,6 @@ pub struct Timeline {
     pub rows: Vec<Row>,
     /// Attempts before those.
     pub left_out: usize,
-    /// When its life began.
     pub began: DateTime<Utc>,
     /// When it ended; now, if it has not.
     pub ended: DateTime<Utc>,
@@ -35,19 +34,15 @@ pub struct Timeline {
 
 /// An attempt.
 pub struct Row {
-    /// Its number.
     pub attempt: i32,
     /// How it ended, or `processing`.
     pub outcome: &'static str,
-    /// Who had it.
     pub worker_id: String,
-    /// When it began.
     pub claimed_at: DateTime<Utc>,
     /// How long it took so far.
     pub took_ms: i64,
     /// How long the job had waited for it.
     pub waited_ms: i64,
-    /// What it reported.
     pub error: Option<ErrorView>,
     /// When the job could run again.
     pub retry_at: Option<DateTime<Utc>>,
@@ -120,7 +115,6 @@ const MAX_KEY_CHARS: usize = 22;
 pub struct Graph {
     /// How wide and high it is.
     pub size: (i64, i64),
-    /// Its jobs.
     pub nodes: Vec<Node>,
     /// Who waits for whom, as paths of SVG.
     pub edges: Vec<String>,
@@ -128,13 +122,10 @@ pub struct Graph {
 
 /// A job in a workflow's picture.
 pub struct Node {
-    /// Its left upper corner.
     pub at: (i64, i64),
     /// Its name, as far as it fits.
     pub key: String,
-    /// Its whole name.
     pub full_key: String,
-    /// Its id.
     pub id: String,
     /// Its state; `gone` when it was pruned.
     pub state: &'static str,

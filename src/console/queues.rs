@@ -40,7 +40,6 @@ struct Queues {
     next: Option<String>,
 }
 
-/// The list.
 pub async fn list(here: Here) -> Result<Response, Error> {
     let (QueuePage { queues, next_cursor, .. }, _) = here.list("/queues", &[]).await?;
     let frame = here.frame;
@@ -59,7 +58,6 @@ struct QueueDetail {
     waits: Chart,
 }
 
-/// One queue.
 pub async fn detail(
     here: Here,
     Path((_, name)): Path<(String, String)>,

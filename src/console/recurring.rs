@@ -28,7 +28,6 @@ use crate::{
 
 /// Fires ahead that are shown.
 const SHOWN_FIRES: u32 = 5;
-/// Past fires that are shown.
 const SHOWN_PAST_FIRES: u32 = 20;
 
 #[derive(Template)]
@@ -94,7 +93,6 @@ struct FormPage {
     /// Where the form is sent to.
     place: String,
     schedule: Option<RecurringSchedule>,
-    /// Whether it fires.
     fires: bool,
     payload: String,
     /// How its jobs are tried again, as JSON: the form carries it, and does not show it.

@@ -48,7 +48,6 @@ pub const LOGIN: &str = "/console/login";
 /// Somebody with a session.
 #[derive(Clone)]
 pub struct Visitor {
-    /// Shown to the API.
     pub access_token: SecretString,
 }
 

@@ -47,7 +47,6 @@ async fn keys_page(here: Here, app: &App, made: Option<MadeApiKey>) -> Result<Re
     render(&Keys { frame, keys: page.keys, next, made, url })
 }
 
-/// The keys.
 pub async fn keys(here: Here, State(app): State<App>) -> Result<Response, Error> {
     keys_page(here, &app, None).await
 }

@@ -201,7 +201,6 @@ pub const MAX_SHOWN_BYTES: usize = 64 * 1024;
 
 /// JSON as far as a page shows it, and whether that is all.
 pub struct Shown {
-    /// The beginning of it.
     pub text: String,
     /// Its bytes as it is stored, if not all are shown.
     pub cut_from: Option<usize>,

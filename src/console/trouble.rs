@@ -18,7 +18,6 @@ pub enum Trouble {
     NoWorkers,
     /// Jobs are ready and wait too long.
     SlowPickup,
-    /// Attempts fail.
     Failing,
     /// It is paused, and jobs wait.
     Paused,
@@ -32,7 +31,6 @@ impl Trouble {
         matches!(self, Self::Closed | Self::NoWorkers | Self::SlowPickup)
     }
 
-    /// In words.
     pub fn words(self) -> &'static str {
         match self {
             Self::Closed => "its limit of 0 lets nothing run",

@@ -30,19 +30,13 @@ pub struct Folder {
 /// Where and how to call a `dev` that is ready.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Ready {
-    /// The API.
     pub url: String,
     /// A key that opens the demo project.
     pub api_key: String,
-    /// The demo project.
     pub project_id: String,
-    /// The operator's numbers.
     pub metrics_url: String,
-    /// The process.
     pub pid: u32,
-    /// For this machine's own commands.
     pub database_url: String,
-    /// The same.
     #[serde(default)]
     pub redis_url: Option<String>,
 }
@@ -148,17 +142,11 @@ impl Folder {
     }
 
     /// Remembers the key for later runs.
-    ///
-    /// # Errors
-    /// When it cannot be written.
     pub fn write_key(&self, api_key: &str) -> anyhow::Result<()> {
         write_private(&self.dir.join(KEY_FILE), api_key)
     }
 
     /// Tells this machine's own commands where to call.
-    ///
-    /// # Errors
-    /// When it cannot be written.
     pub fn write_ready(&self, ready: &Ready) -> anyhow::Result<()> {
         write_private(&self.dir.join(READY_FILE), &serde_json::to_string(ready)?)
     }
@@ -170,9 +158,6 @@ impl Folder {
 }
 
 /// Writes a file that only this user may read, and that is there whole or not at all.
-///
-/// # Errors
-/// When it cannot be written.
 pub fn write_private(path: &Path, text: &str) -> anyhow::Result<()> {
     let fresh = path.with_extension("part");
     let mut file =

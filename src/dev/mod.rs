@@ -54,7 +54,6 @@ const CHECK_PERIOD: Duration = Duration::from_millis(500);
 #[derive(Debug, Clone, clap::Args)]
 pub struct DevArgs {
     #[command(flatten)]
-    #[allow(missing_docs)]
     pub node: NodeArgs,
 
     /// Where data and key are kept [default: .fencepost here; as root, where that cannot be reached by

@@ -9,7 +9,7 @@ use super::{
 
 /// What is known of a job and of what it waits for.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[allow(missing_docs)] // Each is what it says; the comments stand where that is not all.
+#[allow(missing_docs)] // The names say it; comments stand where they do not.
 pub struct Facts {
     /// By the database's clock.
     pub now: DateTime<Utc>,

@@ -1,6 +1,8 @@
 //! The rules: pure functions of plain data. Nothing here asks a clock, a dice or a database;
 //! the callers pass in what was read and write down what was decided.
 
+#![warn(missing_docs)]
+
 pub mod access;
 pub mod backoff;
 pub mod cron;

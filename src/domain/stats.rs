@@ -5,7 +5,7 @@ use crate::ids::ProjectId;
 
 /// What happened to jobs of one type in one queue.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-#[allow(missing_docs)] // Each is what it says; the comments stand where that is not all.
+#[allow(missing_docs)] // The names say it; comments stand where they do not.
 pub struct Counts {
     pub enqueued: i64,
     pub claimed: i64,

@@ -5,7 +5,6 @@ use std::{collections::HashSet, sync::RwLock};
 
 use crate::ids::ProjectId;
 
-/// See the module's comment.
 #[derive(Debug, Default)]
 pub struct Brakes(RwLock<HashSet<ProjectId>>);
 

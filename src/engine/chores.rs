@@ -58,9 +58,6 @@ pub async fn glance(engine: &Engine) -> sqlx::Result<()> {
 }
 
 /// Adds up what queues count. Answers whether there may be more.
-///
-/// # Errors
-/// Only those of the store; the step can be repeated.
 pub async fn fold(engine: &Engine) -> sqlx::Result<bool> {
     let mut conn = engine.pools.background.acquire().await?;
     let folded = counts::fold(&mut conn).await?;
@@ -68,9 +65,6 @@ pub async fn fold(engine: &Engine) -> sqlx::Result<bool> {
 }
 
 /// Vacuums the hot tables once enough rows have left them. Answers whether it did.
-///
-/// # Errors
-/// Only those of the store; the step can be repeated.
 pub async fn vacuum_if_due(engine: &Engine) -> sqlx::Result<bool> {
     if engine.settled.load(Ordering::Relaxed) < VACUUM_AFTER_ROWS {
         return Ok(false);
@@ -83,9 +77,6 @@ pub async fn vacuum_if_due(engine: &Engine) -> sqlx::Result<bool> {
 
 /// Forgets what was kept long enough: answers for idempotency keys, workers that nobody hears of, ended
 /// operations, ticks, rates and numbers. Answers whether there may be more.
-///
-/// # Errors
-/// Only those of the store; the step can be repeated.
 pub async fn prune(engine: &Engine) -> sqlx::Result<bool> {
     let mut conn = engine.pools.background.acquire().await?;
     let rows = [
@@ -100,9 +91,6 @@ pub async fn prune(engine: &Engine) -> sqlx::Result<bool> {
 }
 
 /// Deletes some rows of a project that was deleted, and itself when none are left. Answers whether there is more.
-///
-/// # Errors
-/// Only those of the store; the step can be repeated.
 pub async fn purge(engine: &Engine) -> sqlx::Result<bool> {
     let mut conn = engine.pools.background.acquire().await?;
     let mut tx = conn.begin().await?;
@@ -120,9 +108,6 @@ pub async fn purge(engine: &Engine) -> sqlx::Result<bool> {
 
 /// Forgets finished jobs that were kept as long as their queues say. Answers whether there may be more. A queue
 /// that fails does not keep the others waiting.
-///
-/// # Errors
-/// Only those of the store; the step can be repeated.
 pub async fn retain(engine: &Engine) -> sqlx::Result<bool> {
     let mut conn = engine.pools.background.acquire().await?;
     let old = prune::queues_with_old_jobs(&mut conn, DEFAULT_RETENTION_DAYS).await?;

@@ -45,9 +45,7 @@ const MAX_FALLBACK_QUEUES: usize = 500;
 /// A job as a worker is given it.
 #[derive(Debug, Clone)]
 pub struct Handed {
-    /// The job and its lease.
     pub job: LeasedJob,
-    /// Who got it.
     pub worker_id: Arc<str>,
     /// What its last failed attempt reported.
     pub last_error: Option<ErrorReport>,

@@ -227,7 +227,6 @@ async fn run<B: Batch>(batch: Arc<B>, mut intake: Intake<B>) {
 
 /// A batch that is done.
 struct Landed<B: Batch> {
-    /// When it is still good.
     conn: Option<B::Connection>,
     /// No connection was to be had: whoever waits would wait in vain.
     is_away: Option<Error>,

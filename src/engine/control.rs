@@ -86,9 +86,6 @@ pub(super) fn tell_called_off(engine: &Engine, gone: &[CalledOff], kind: &str) {
 }
 
 /// Takes its unique key from a live job, so that another may have it.
-///
-/// # Errors
-/// [`Error::Unavailable`] when the store does not answer.
 pub async fn forget_unique_key(engine: &Engine, key: JobKey) -> Result<(), Error> {
     let mut conn = engine.pools.read_for(key.project_id).await?;
     Ok(family::forget_unique_key(&mut conn, key).await?)
@@ -145,9 +142,7 @@ pub async fn change(
 pub enum Timing {
     /// As before.
     Keep,
-    /// At this time.
     At(DateTime<Utc>),
-    /// So much later than now.
     After(TimeDelta),
 }
 
@@ -184,7 +179,6 @@ async fn retry_from(engine: &Engine, key: JobKey, kind: Kind) -> Result<(), Erro
 
 /// What bringing a job back has led to.
 pub(super) struct Revived {
-    /// All jobs that came back.
     pub jobs: Vec<Rested>,
     /// Whether it must be struck off the list of dead letters, at the end of the transaction.
     pub was_dead_letter: bool,

@@ -85,9 +85,6 @@ pub(super) async fn delete_in(
 }
 
 /// The newest dead letters of a project, of one queue if one is named.
-///
-/// # Errors
-/// [`Error::Unavailable`] when the store does not answer.
 pub async fn newest(
     engine: &Engine,
     project_id: ProjectId,

@@ -105,7 +105,6 @@ impl Drop for Parked<'_> {
 /// with no failure counted.
 #[must_use]
 pub struct Delivery {
-    /// Who takes them back.
     giver: Option<Engine>,
     jobs: Vec<Handed>,
 }

@@ -35,7 +35,6 @@ const MAX_TRIES: u32 = 5;
 /// What happens when a live job has the unique key already.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnConflict {
-    /// Nothing is stored: an error.
     Reject,
     /// The job that is there is the answer.
     ReturnExisting,
@@ -70,9 +69,7 @@ impl TiedJob {
 /// What became of a request's job.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Outcome {
-    /// It was stored.
     Stored(StoredJob),
-    /// This one was there already.
     Existing(JobId),
 }
 

@@ -56,9 +56,6 @@ const MAX_STATEMENT_FIRES: usize = 500;
 
 /// One pass: fires what is next, and answers how long to sleep until more is. No sleep: there may be more
 /// already.
-///
-/// # Errors
-/// Only those of the store; the pass can be repeated.
 pub async fn pass(engine: &Engine) -> sqlx::Result<Duration> {
     let mut conn = engine.pools.fire.acquire().await?;
     let Some(wait) = schedules::next_tick_ms(&mut conn).await? else { return Ok(MAX_SLEEP) };
@@ -315,9 +312,6 @@ async fn make_way(
 }
 
 /// One pass over schedules whose next tick is to be found out. Answers whether there may be more.
-///
-/// # Errors
-/// Only those of the store; the pass can be repeated.
 pub async fn plan(engine: &Engine) -> sqlx::Result<bool> {
     let mut conn = engine.pools.background.acquire().await?;
     let mut tx = conn.begin().await?;

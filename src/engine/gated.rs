@@ -24,7 +24,6 @@ const PAUSED_REST: Duration = Duration::from_secs(5);
 /// What a look at a queue with gates has found.
 #[derive(Debug, Default)]
 pub(super) struct GatedFinding {
-    /// The jobs, leased.
     pub jobs: Vec<LeasedJob>,
     /// How many were chosen; others may have taken some of them.
     pub chosen: usize,

@@ -18,7 +18,6 @@ pub use crate::store::heartbeats::{Beat, Renewed};
 /// What a worker should do after its heartbeat.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Advice {
-    /// Go on.
     Continue,
     /// Stop and hand the job in: it was called off.
     Cancel,
@@ -64,9 +63,6 @@ pub async fn heartbeat(engine: &Engine, beat: Beat) -> Result<Advice, Error> {
 
 /// Gives leases that were handed out to nobody by name to the worker that says it has them. Answers with
 /// those it has now.
-///
-/// # Errors
-/// [`Error::Unavailable`] when the store does not answer.
 pub async fn adopt(
     engine: &Engine,
     project_id: ProjectId,

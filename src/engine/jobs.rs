@@ -38,9 +38,6 @@ pub async fn find_with_attempts(
 }
 
 /// Those of these jobs that there are, in no order.
-///
-/// # Errors
-/// [`Error::Unavailable`] when the store does not answer.
 pub async fn find_all(
     engine: &Engine,
     project_id: ProjectId,
@@ -52,9 +49,6 @@ pub async fn find_all(
 
 /// A page of jobs, newest first, from the newest below `before`; and, when there may be more, below which
 /// job they are.
-///
-/// # Errors
-/// [`Error::Unavailable`] when the store does not answer.
 pub async fn page(
     engine: &Engine,
     project_id: ProjectId,
@@ -83,9 +77,6 @@ pub async fn find_in_workflow(
 }
 
 /// What a job has printed after a place, in one attempt if one is named.
-///
-/// # Errors
-/// [`Error::Unavailable`] when the store does not answer.
 pub async fn logs(
     engine: &Engine,
     key: JobKey,

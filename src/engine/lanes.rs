@@ -40,7 +40,6 @@ const MIN_SHARED_SLOTS: usize = 32;
 
 /// One parked poll.
 pub type WaiterId = u64;
-/// One lane.
 pub type LaneId = u64;
 type QueueKey = (ProjectId, Arc<str>);
 
@@ -54,15 +53,11 @@ struct Waiter {
 /// One look of a claim: whom it is for, and where.
 #[derive(Debug, Clone)]
 pub struct DealtLook {
-    /// Which lane.
     pub lane: LaneId,
-    /// Whose queue.
     pub project_id: ProjectId,
-    /// Which queue.
     pub queue: Arc<str>,
     /// Only these types, when some are named.
     pub job_types: Arc<[String]>,
-    /// What the workers have.
     pub labels: Arc<[String]>,
     /// Only jobs that offer a command.
     pub only_commands: bool,
@@ -70,14 +65,11 @@ pub struct DealtLook {
     pub may_have_gates: bool,
     /// Whether it had some at the last look.
     pub had_gates: bool,
-    /// The low-water mark.
     pub from: ClaimKey,
-    /// Who gets what is found.
     pub slots: Vec<(WaiterId, Arc<Wish>)>,
     dealt_at: Instant,
 }
 
-/// See the module's comment.
 #[derive(Debug, Default)]
 pub struct Lanes {
     waiters: HashMap<WaiterId, Waiter>,

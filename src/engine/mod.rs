@@ -83,7 +83,6 @@ pub struct Engine(Arc<Inner>);
 
 /// The parts of an engine.
 pub struct Inner {
-    /// The database.
     pub pools: Pools,
     /// Who should look again, and who is watching.
     pub tidings: Tidings,
@@ -98,7 +97,6 @@ pub struct Inner {
     repeats: Coalescer<Repeats>,
     beats: Coalescer<Beats>,
     acquaintances: Coalescer<Acquaintances>,
-    /// What is known of workers.
     pub registry: Registry,
     /// Which projects have queues with a brake.
     pub brakes: Arc<Brakes>,
@@ -186,9 +184,6 @@ impl Engine {
     }
 
     /// The time, by the database's clock.
-    ///
-    /// # Errors
-    /// [`Error::Unavailable`] when the store does not answer.
     pub async fn now(&self) -> Result<DateTime<Utc>, Error> {
         let mut conn = self.pools.settle.acquire().await?;
         Ok(store::schedules::clock(&mut conn).await?)

@@ -97,9 +97,6 @@ pub async fn abort(
 
 /// Makes one step of the operation that is due longest, and answers how long to sleep until the next is due;
 /// none: no operation goes on.
-///
-/// # Errors
-/// Only those of the store; the pass can be repeated.
 pub async fn pass(engine: &Engine) -> sqlx::Result<Option<Duration>> {
     let mut conn = engine.pools.background.acquire().await?;
     let mut tx = conn.begin().await?;

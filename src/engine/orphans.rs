@@ -17,9 +17,6 @@ const RUNNING_PAUSE_SECONDS: i32 = 10;
 
 /// One pass over parents that ended without success: calls their children off, whose own children
 /// follow in the next pass. Answers whether there may be more.
-///
-/// # Errors
-/// Only those of the store; the pass can be repeated.
 pub async fn pass(engine: &Engine) -> sqlx::Result<bool> {
     let mut conn = engine.pools.background.acquire().await?;
     let parents = sweep::find_with_orphans(&mut conn).await?;
@@ -46,9 +43,6 @@ pub async fn pass(engine: &Engine) -> sqlx::Result<bool> {
 
 /// One pass over jobs whose `expires_at` has passed: calls off those that wait. Answers whether there may
 /// be more.
-///
-/// # Errors
-/// Only those of the store; the pass can be repeated.
 pub async fn pass_outdated(engine: &Engine) -> sqlx::Result<bool> {
     let mut conn = engine.pools.background.acquire().await?;
     let outdated: Vec<JobKey> = sweep::find_outdated(&mut conn).await?;

@@ -15,9 +15,6 @@ const LOCKED_ELSEWHERE_PAUSE: Duration = Duration::from_millis(50);
 
 /// One pass: promotes what is due and answers how long to sleep until more is. No sleep: there is
 /// more already.
-///
-/// # Errors
-/// Only those of the store; the pass can be repeated.
 pub async fn pass(engine: &Engine) -> sqlx::Result<Duration> {
     let mut conn = engine.pools.background.acquire().await?;
     match sweep::next_due_ms(&mut conn).await? {

@@ -13,9 +13,6 @@ use crate::{
 pub use crate::store::counts::{QueueRow, Totals};
 
 /// Pauses a queue or sets it going. A paused queue takes jobs and hands out none.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn set_paused(
     engine: &Engine,
     project_id: ProjectId,
@@ -58,18 +55,12 @@ pub async fn set_type_paused(
 }
 
 /// How many jobs of a project are where, in all of its queues.
-///
-/// # Errors
-/// [`Error::Unavailable`] when the store does not answer.
 pub async fn totals(engine: &Engine, project_id: ProjectId) -> Result<Totals, Error> {
     let mut conn = engine.pools.read_for(project_id).await?;
     Ok(counts::totals(&mut conn, project_id).await?)
 }
 
 /// The names of queues of a project after `after`, in order.
-///
-/// # Errors
-/// [`Error::Unavailable`] when the store does not answer.
 pub async fn names(
     engine: &Engine,
     project_id: ProjectId,
@@ -81,9 +72,6 @@ pub async fn names(
 }
 
 /// What is in these queues, whether they exist or not.
-///
-/// # Errors
-/// [`Error::Unavailable`] when the store does not answer.
 pub async fn find(
     engine: &Engine,
     project_id: ProjectId,

@@ -24,7 +24,6 @@ struct Backlog {
     counted_at: Instant,
 }
 
-/// See the module's comment.
 #[derive(Debug, Default)]
 pub struct Backlogs(Mutex<HashMap<ProjectId, Backlog>>);
 
@@ -82,9 +81,6 @@ pub async fn admit(
 }
 
 /// How many jobs of a project wait or run.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn waiting(engine: &Engine, project_id: ProjectId) -> Result<i64, Error> {
     let mut conn = engine.pools.read_for(project_id).await?;
     Ok(store::counts::waiting(&mut conn, project_id).await?)

@@ -14,9 +14,6 @@ use crate::{
 ///
 /// After a gap in which no node could reap, the leases that expired in it are given once more
 /// instead: their workers had nobody to send a heartbeat to.
-///
-/// # Errors
-/// Only those of the store; the pass can be repeated.
 pub async fn pass(engine: &Engine) -> sqlx::Result<bool> {
     let mut conn = engine.pools.reap.acquire().await?;
     // By itself, so that a node that is slow below holds up no other.

@@ -35,7 +35,6 @@ const CHANGES_WINDOW_SECONDS: i32 = 20;
 /// Leases ended by one statement.
 const MAX_ENDED: i64 = 500;
 
-/// A worker of a project.
 pub type WorkerKey = (ProjectId, Arc<str>);
 
 /// What one node knows of workers.
@@ -104,9 +103,6 @@ impl Registry {
 }
 
 /// What is known of a worker; none: it never introduced itself, nor was told anything, or has no name.
-///
-/// # Errors
-/// [`Error::Unavailable`] when the store does not answer.
 pub async fn facts(engine: &Engine, key: &WorkerKey) -> Result<Option<Arc<Facts>>, Error> {
     if key.1.starts_with(ANONYMOUS) {
         return Ok(None);
@@ -120,9 +116,6 @@ pub async fn facts(engine: &Engine, key: &WorkerKey) -> Result<Option<Arc<Facts>
 }
 
 /// What a worker was told, if it should take no more jobs.
-///
-/// # Errors
-/// [`Error::Unavailable`] when the store does not answer.
 pub async fn halt(engine: &Engine, key: &WorkerKey) -> Result<Option<WorkerState>, Error> {
     Ok(facts(engine, key).await?.and_then(|it| WorkerState::halt(it.state, it.directive)))
 }
@@ -192,9 +185,6 @@ impl Batch for Acquaintances {
 }
 
 /// Keeps what a worker tells of itself.
-///
-/// # Errors
-/// [`Error::Unavailable`] when the store does not answer.
 pub async fn register(
     engine: &Engine,
     project_id: ProjectId,
@@ -299,9 +289,6 @@ async fn end_leases(
 }
 
 /// A page of workers, by name.
-///
-/// # Errors
-/// [`Error::Unavailable`] when the store does not answer.
 pub async fn page(
     engine: &Engine,
     project_id: ProjectId,

@@ -28,7 +28,6 @@ const REJOIN_SPREAD: Duration = Duration::from_millis(500);
 /// What nodes tell each other. Unknown to an older node: it looks everywhere.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Message {
-    /// Who tells.
     from: String,
     wakes: Vec<Told>,
 }
@@ -43,12 +42,10 @@ enum Told {
         p: i32,
         q: Arc<str>,
         t: Arc<str>,
-        /// The best of their places.
         r: i16,
         /// In microseconds since 1970.
         at: i64,
         g: bool,
-        /// How many.
         n: usize,
     },
     /// Jobs of a project have ended that counted against a limit.
@@ -57,7 +54,6 @@ enum Told {
     /// What may be handed out of a queue has changed.
     #[serde(rename = "q")]
     QueueChanged { p: i32, q: Arc<str> },
-    /// Too much to tell.
     #[serde(rename = "e")]
     Everywhere,
 }

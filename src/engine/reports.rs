@@ -89,7 +89,6 @@ async fn refusal(engine: &Engine, project_id: ProjectId, shown: &Shown) -> Resul
 /// Chunks of one attempt.
 #[derive(Debug, Clone)]
 pub struct AttemptLogs {
-    /// Whose.
     pub shown: Shown,
     /// What it printed. No two have the same place.
     pub chunks: Vec<LogChunk>,
@@ -98,9 +97,7 @@ pub struct AttemptLogs {
 /// What became of chunks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Logged {
-    /// Kept, some of them cut.
     pub accepted: usize,
-    /// Ignored: their places were taken.
     pub duplicates: usize,
     /// Whether something was cut away, now or before.
     pub is_truncated: bool,

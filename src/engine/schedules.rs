@@ -94,9 +94,6 @@ pub async fn write(
 
 /// Keeps the schedules that a worker brings along. Answers with those that were not kept, by their place,
 /// and why.
-///
-/// # Errors
-/// [`Error::Unavailable`] when the store does not answer.
 pub async fn keep_registered(
     engine: &Engine,
     project_id: ProjectId,
@@ -155,9 +152,6 @@ pub async fn find(engine: &Engine, project_id: ProjectId, id: &str) -> Result<Sc
 }
 
 /// The schedules of a project after `after`, by their ids.
-///
-/// # Errors
-/// [`Error::Unavailable`] when the store does not answer.
 pub async fn page(
     engine: &Engine,
     project_id: ProjectId,

@@ -45,25 +45,19 @@ pub use crate::store::acks::JobKey;
 /// What a worker says of the end of its attempt.
 #[derive(Debug, Clone)]
 pub struct Ack {
-    /// Which job.
     pub job_id: JobId,
-    /// Who says so.
     pub fence: Fence,
-    /// How it ended.
     pub end: End,
-    /// As the worker measured it.
     pub duration_ms: Option<i64>,
 }
 
 /// How an attempt ended, in the worker's words.
 #[derive(Debug, Clone)]
 pub enum End {
-    /// It is done.
     Succeeded {
         /// The bytes that were sent.
         result: Option<String>,
     },
-    /// It failed.
     Failed(Failure),
     /// The worker hands the job back. No failure is counted.
     Released,
@@ -72,7 +66,6 @@ pub enum End {
 /// A failure, in the worker's words.
 #[derive(Debug, Clone, Default)]
 pub struct Failure {
-    /// Cut to what is kept.
     pub error: ErrorReport,
     /// Whether another attempt may help.
     pub retryable: bool,
@@ -88,9 +81,7 @@ pub enum Acked {
         /// Children that became runnable; none when the job has no children.
         children_activated: Option<i32>,
     },
-    /// The job runs again.
     Retry {
-        /// When.
         at: DateTime<Utc>,
     },
 }

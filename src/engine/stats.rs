@@ -5,9 +5,6 @@ use crate::store::stats::{self, MAX_ADDED_ROWS};
 
 /// Adds what was counted since the last time to the numbers of all nodes. What cannot be written is kept for the next
 /// time.
-///
-/// # Errors
-/// Only those of the store; the step can be repeated.
 pub async fn write_down(engine: &Engine) -> sqlx::Result<()> {
     let mut counted = engine.tidings.tally.take();
     while !counted.is_empty() {

@@ -14,11 +14,8 @@ use crate::{
 /// Whoever wants to know. Cheap to clone.
 #[derive(Clone)]
 pub struct Tidings {
-    /// Workers that poll, and loops.
     pub wake: Wake,
-    /// People who watch.
     pub news: News,
-    /// What has happened, in numbers.
     pub tally: Tally,
 }
 

@@ -15,9 +15,6 @@ use crate::{
 };
 
 /// One look at everything.
-///
-/// # Errors
-/// Only those of the store; the step can be repeated.
 pub async fn look(engine: &Engine) -> sqlx::Result<()> {
     for (pool, idle, used) in engine.pools.connections() {
         gauge!(telemetry::POOL_CONNECTIONS, "pool" => pool, "state" => "idle").set(idle);

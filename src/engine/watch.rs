@@ -68,9 +68,6 @@ async fn find(engine: &Engine, key: JobKey) -> Result<JobRow, Error> {
 
 /// One pass over the jobs that somebody watches here: wakes the watchers of those to which something has
 /// happened that this node was not told.
-///
-/// # Errors
-/// Only those of the store; the pass can be repeated.
 pub async fn pass(engine: &Engine) -> sqlx::Result<()> {
     let watched = engine.tidings.news.watched_jobs();
     let mut seen = HashMap::new();

@@ -9,7 +9,6 @@ use crate::{ids::ProjectId, store::polls::PollKey};
 /// What a poll asks for.
 #[derive(Debug, Clone)]
 pub struct Wish {
-    /// Whose jobs.
     pub project_id: ProjectId,
     /// From these queues, in this order.
     pub queues: Vec<Arc<str>>,
@@ -19,7 +18,6 @@ pub struct Wish {
     pub labels: Arc<[String]>,
     /// Only jobs whose payload is a command, or an object that has one.
     pub only_commands: bool,
-    /// For this worker.
     pub worker_id: Arc<str>,
     /// At most so many.
     pub capacity: u32,

@@ -59,9 +59,6 @@ pub async fn find(
 }
 
 /// A page of workflows below an id, the newest first, each with how many of its jobs are in which state.
-///
-/// # Errors
-/// [`Error::Unavailable`] when the store does not answer.
 pub async fn list(
     engine: &Engine,
     project_id: ProjectId,
@@ -81,9 +78,6 @@ pub async fn list(
 }
 
 /// The name of a workflow; none: it has none, or is not there any more.
-///
-/// # Errors
-/// [`Error::Unavailable`] when the store does not answer.
 pub async fn name(
     engine: &Engine,
     project_id: ProjectId,
@@ -113,9 +107,6 @@ pub async fn find_latest(
 }
 
 /// The workflows of a project, newest first; what runs an earlier one again is not among them.
-///
-/// # Errors
-/// [`Error::Unavailable`] when the store does not answer.
 pub async fn page(
     engine: &Engine,
     project_id: ProjectId,

@@ -1,6 +1,8 @@
 //! The native wire: parse, call the engine, answer. No SQL, no rules. The path of a file is the path
 //! of its routes.
 
+#![warn(missing_docs)]
+
 pub(crate) mod audit;
 pub(crate) mod auth;
 mod cursor;

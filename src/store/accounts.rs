@@ -5,14 +5,10 @@ use sqlx::PgConnection;
 
 use crate::ids::{AccountId, ProjectId};
 
-/// An account.
 #[derive(Debug, Clone)]
 pub struct Account {
-    /// Which account.
     pub id: AccountId,
-    /// In lower case.
     pub email: String,
-    /// When it was made.
     pub created_at: DateTime<Utc>,
     /// When somebody proved to read the address.
     pub verified_at: Option<DateTime<Utc>>,
@@ -21,9 +17,7 @@ pub struct Account {
 /// An account, and what its password is compared with.
 #[derive(Clone)]
 pub struct Credentials {
-    /// Which account.
     pub id: AccountId,
-    /// A PHC string.
     pub password_hash: String,
     /// Whether it has proved its address.
     pub is_verified: bool,
@@ -40,12 +34,10 @@ impl std::fmt::Debug for Credentials {
 pub enum Purpose {
     /// To prove that somebody reads the address.
     Verify,
-    /// To choose a new password.
     Reset,
 }
 
 impl Purpose {
-    /// Its name.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -56,9 +48,6 @@ impl Purpose {
 }
 
 /// Makes an account whose address is not verified.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn insert(
     conn: &mut PgConnection,
     id: AccountId,
@@ -82,9 +71,6 @@ pub async fn insert(
 
 /// Accounts that a login with this address may mean: the one that has verified it first; then, of those that only
 /// claim it, the oldest and the newest, so that nobody is locked out by others that claim it later.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn candidates(
     conn: &mut PgConnection,
     email: &str,
@@ -120,10 +106,6 @@ pub async fn candidates(
     .await
 }
 
-/// An account.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn find(conn: &mut PgConnection, id: AccountId) -> sqlx::Result<Option<Account>> {
     sqlx::query_as!(
         Account,
@@ -139,9 +121,6 @@ pub async fn find(conn: &mut PgConnection, id: AccountId) -> sqlx::Result<Option
 }
 
 /// What an account's password is compared with.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn credentials(
     conn: &mut PgConnection,
     id: AccountId,
@@ -160,9 +139,6 @@ pub async fn credentials(
 }
 
 /// Keeps another password.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn set_password(
     conn: &mut PgConnection,
     id: AccountId,
@@ -175,9 +151,6 @@ pub async fn set_password(
 }
 
 /// Keeps another hash of the same password, unless it was changed meanwhile. Answers whether it did.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn replace_hash(
     conn: &mut PgConnection,
     id: AccountId,
@@ -196,9 +169,6 @@ pub async fn replace_hash(
 }
 
 /// Locks an account until the transaction ends, if its password still has this hash.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn lock_if_hash(
     conn: &mut PgConnection,
     id: AccountId,
@@ -213,9 +183,6 @@ pub async fn lock_if_hash(
 }
 
 /// Makes mails that offer a new password worth nothing.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn spend_resets(conn: &mut PgConnection, id: AccountId) -> sqlx::Result<()> {
     sqlx::query!(
         "
@@ -230,10 +197,6 @@ pub async fn spend_resets(conn: &mut PgConnection, id: AccountId) -> sqlx::Resul
     Ok(())
 }
 
-/// Notes a login.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn note_login(conn: &mut PgConnection, id: AccountId) -> sqlx::Result<()> {
     sqlx::query!("update accounts set last_login_at = now() where id = $1", id.0)
         .execute(conn)
@@ -256,18 +219,12 @@ pub async fn verify(conn: &mut PgConnection, id: AccountId) -> sqlx::Result<bool
 }
 
 /// Deletes an account, with its sessions and memberships.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn delete(conn: &mut PgConnection, id: AccountId) -> sqlx::Result<()> {
     sqlx::query!("delete from accounts where id = $1", id.0).execute(conn).await?;
     Ok(())
 }
 
 /// Keeps a secret that is mailed.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn insert_mail_token(
     conn: &mut PgConnection,
     account_id: AccountId,
@@ -291,9 +248,6 @@ pub async fn insert_mail_token(
 }
 
 /// Uses a mailed secret up, and answers with whose it is; none: it is unknown, used or too old.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn use_mail_token(
     conn: &mut PgConnection,
     purpose: Purpose,
@@ -314,9 +268,6 @@ pub async fn use_mail_token(
 }
 
 /// Projects that would be without an owner if this account went, and whether others are members of them.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn solely_owned(
     conn: &mut PgConnection,
     id: AccountId,

@@ -15,24 +15,18 @@ use crate::{
 /// A success to record, if its fence still holds.
 #[derive(Debug, Clone)]
 pub struct Success {
-    /// Whose job.
     pub project_id: ProjectId,
-    /// Which job.
     pub job_id: JobId,
-    /// Who says so.
     pub fence: Fence,
     /// The bytes that were sent.
     pub result: Option<String>,
-    /// As the worker measured it.
     pub duration_ms: Option<i64>,
 }
 
 /// The key of one job, as rows name it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct JobKey {
-    /// Whose job.
     pub project_id: ProjectId,
-    /// Which job.
     pub id: JobId,
 }
 
@@ -67,11 +61,8 @@ impl Success {
 /// A job that has succeeded.
 #[derive(Debug, Clone)]
 pub struct Settled {
-    /// Which job.
     pub key: JobKey,
-    /// Where it waited.
     pub queue: String,
-    /// Its type.
     pub job_type: String,
     /// From its lease to now, by the database's clock.
     pub ran_ms: i64,
@@ -84,7 +75,6 @@ pub struct Settled {
 /// A job that a success moved out, or a child that it moved on.
 #[derive(Debug, Clone)]
 pub enum Moved {
-    /// The job has succeeded.
     Parent(Settled),
     /// All parents of this job have succeeded now.
     Child(Rested),
@@ -98,9 +88,6 @@ pub enum Moved {
 /// are one act; a fence that holds implies `processing`, and `state` is kept out of the condition
 /// because it would invite the index of leases, whose entries are nearly all dead. Rows are locked
 /// in the order of their ids, as by everybody who waits for locks.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn succeed(conn: &mut PgConnection, acks: &[&Success]) -> sqlx::Result<Vec<Moved>> {
     let fences = FenceColumns::of(acks.iter().map(|it| (it.key(), &it.fence)));
     let moved = sqlx::query!(
@@ -174,9 +161,6 @@ pub async fn succeed(conn: &mut PgConnection, acks: &[&Success]) -> sqlx::Result
 ///
 /// What is answered is read from `told` and not joined to what was inserted: without statistics on either,
 /// such a join compares each with each.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn succeed_parents(
     conn: &mut PgConnection,
     acks: &[&Success],
@@ -308,17 +292,13 @@ pub async fn succeed_parents(
 /// A job that waits again, or at last: what those want to know who look for work.
 #[derive(Debug, Clone)]
 pub struct Rested {
-    /// Which job.
     pub key: JobKey,
-    /// Where it waits.
     pub queue: String,
-    /// Its type.
     pub job_type: String,
     /// Minus the priority.
     pub rank: i16,
     /// Its place in the order of claims.
     pub run_at: DateTime<Utc>,
-    /// Where it is now.
     pub state: StoredState,
     /// Whether not every worker may have it at any time.
     pub is_gated: bool,
@@ -328,7 +308,6 @@ pub struct Rested {
 /// attempt its fence names.
 #[derive(Debug, Clone)]
 pub struct Found {
-    /// For the rules.
     pub standing: Standing,
     /// When a recorded failure or release was to run again.
     pub retry_at: Option<DateTime<Utc>>,
@@ -337,9 +316,6 @@ pub struct Found {
 }
 
 /// Looks at one job from the eyes of somebody whose fence did not match. None: no such job.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn find_standing(
     conn: &mut PgConnection,
     key: JobKey,

@@ -10,11 +10,8 @@ use crate::ids::{AuditId, ProjectId};
 pub struct Actor {
     /// `account`, `key`, `operator` or `system`.
     pub kind: &'static str,
-    /// Which one.
     pub id: Option<String>,
-    /// With which request.
     pub request_id: Option<String>,
-    /// From where.
     pub address: Option<String>,
 }
 
@@ -30,7 +27,6 @@ impl Actor {
 pub struct Deed {
     /// A word for it, such as `key.revoked`.
     pub action: &'static str,
-    /// To what.
     pub target: Option<String>,
     /// What it was like, as JSON without secrets.
     pub before: Option<String>,
@@ -48,7 +44,6 @@ impl Deed {
 
 /// A row of the log.
 #[derive(Debug, Clone, sqlx::FromRow)]
-#[allow(missing_docs)] // As in `Actor` and `Deed`.
 pub struct AuditRow {
     pub id: AuditId,
     pub at: DateTime<Utc>,
@@ -78,9 +73,6 @@ pub struct AuditFilter {
 }
 
 /// Notes who did what.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn insert(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -111,9 +103,6 @@ pub async fn insert(
 }
 
 /// A project's rows, newest first, before one that was seen.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn page(
     conn: &mut PgConnection,
     project_id: ProjectId,

@@ -21,7 +21,6 @@ pub const MAX_CLAIM_SLOTS: usize = 250;
 pub struct ClaimKey {
     /// Minus the priority.
     pub rank: i16,
-    /// When the job could run.
     pub run_at: DateTime<Utc>,
 }
 
@@ -33,9 +32,7 @@ impl ClaimKey {
 /// What to look for: the jobs of one queue, from one place on.
 #[derive(Debug, Clone)]
 pub struct Look<'a> {
-    /// Whose queue.
     pub project_id: ProjectId,
-    /// Which queue.
     pub queue: &'a str,
     /// Only these types, when some are named.
     pub job_types: &'a [String],
@@ -52,11 +49,9 @@ pub struct Look<'a> {
 /// A worker's wish for one job.
 #[derive(Debug, Clone, Copy)]
 pub struct Slot<'a> {
-    /// The worker.
     pub worker_id: &'a str,
     /// The lease it wants, in seconds.
     pub lease_seconds: Option<i32>,
-    /// The poll it asks with.
     pub poll_id: Option<Uuid>,
     /// The lease it gets, made before the claim: one whose answer was lost can be looked for.
     pub lease_id: LeaseId,
@@ -67,19 +62,13 @@ pub struct Slot<'a> {
 pub struct LeasedJob {
     /// The slot that got it: its number over all looks, from 0.
     pub slot: Option<i64>,
-    /// Whose job.
     pub project_id: ProjectId,
-    /// Which job.
     pub id: JobId,
-    /// Where it waited.
     pub queue: String,
-    /// Its type.
     pub job_type: String,
     /// Minus the priority.
     pub rank: i16,
-    /// When it could run.
     pub run_at: DateTime<Utc>,
-    /// When it was stored.
     pub created_at: DateTime<Utc>,
     /// Which attempt this is, counted from 1.
     pub attempt: i32,
@@ -89,11 +78,9 @@ pub struct LeasedJob {
     pub max_attempts: i32,
     /// Longest run, in seconds.
     pub timeout_seconds: i32,
-    /// The lease that fences it.
     pub lease_id: LeaseId,
     /// The lease's length, in seconds.
     pub lease_seconds: i32,
-    /// When it was leased.
     pub claimed_at: DateTime<Utc>,
     /// The bytes that were sent.
     pub payload: String,
@@ -109,7 +96,6 @@ pub struct LeasedJob {
     pub retry: Option<serde_json::Value>,
     /// The workflow it is part of.
     pub workflow_id: Option<WorkflowId>,
-    /// Its name there.
     pub workflow_key: Option<String>,
     /// What the wire that stored it keeps beside the payload.
     pub envelope: Option<String>,
@@ -213,9 +199,6 @@ pub(super) use leased_jobs;
 ///
 /// Jobs that another claim holds locked are skipped, not waited for. No queue may stand in `looks`
 /// twice: a statement does not skip what it has locked itself.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn claim_any_type(
     conn: &mut PgConnection,
     looks: &[Look<'_>],
@@ -310,9 +293,6 @@ pub async fn claim_any_type(
 /// still pending is compared with a column, not with a constant, which would invite the partial
 /// indexes of pending jobs. Answers also with how many were chosen: fewer than wanted means that
 /// there are no more.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn claim_some_types(
     conn: &mut PgConnection,
     look: &Look<'_>,

@@ -14,7 +14,6 @@ use crate::{
 /// A job, locked until the end of the transaction if it is live.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Seen {
-    /// Where it is.
     pub state: StoredState,
     /// Its latest attempt.
     pub attempt: i32,
@@ -25,9 +24,6 @@ pub struct Seen {
 }
 
 /// Locks a live job; none when the project has no such live job.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn lock_live(conn: &mut PgConnection, key: JobKey) -> sqlx::Result<Option<Seen>> {
     sqlx::query_as!(
         Seen,
@@ -45,9 +41,6 @@ pub async fn lock_live(conn: &mut PgConnection, key: JobKey) -> sqlx::Result<Opt
 }
 
 /// Locks an ended job; none when the project has no such ended job.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn lock_ended(conn: &mut PgConnection, key: JobKey) -> sqlx::Result<Option<Seen>> {
     sqlx::query_as!(
         Seen,
@@ -65,9 +58,6 @@ pub async fn lock_ended(conn: &mut PgConnection, key: JobKey) -> sqlx::Result<Op
 }
 
 /// Whether a job was called off, or its worker should stop; none when there is no such job.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn find_cancelled(conn: &mut PgConnection, key: JobKey) -> sqlx::Result<Option<bool>> {
     sqlx::query_scalar!(
         r#"
@@ -90,11 +80,8 @@ pub async fn find_cancelled(conn: &mut PgConnection, key: JobKey) -> sqlx::Resul
 /// A job that was called off.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CalledOff {
-    /// Which job.
     pub key: JobKey,
-    /// Where it waited.
     pub queue: String,
-    /// Its type.
     pub job_type: String,
     /// Its latest attempt; 0 before the first.
     pub attempt: i32,
@@ -106,9 +93,6 @@ pub struct CalledOff {
 ///
 /// `only_outdated`: only those whose `expires_at` has passed. `cancelled_by`: the parent whose end was
 /// the reason; then only jobs that still wait for parents.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn call_off(
     conn: &mut PgConnection,
     jobs: &[JobKey],
@@ -171,9 +155,6 @@ pub async fn call_off(
 }
 
 /// Asks the worker of a running job to stop: it is told with its next heartbeat.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn request_cancel(conn: &mut PgConnection, key: JobKey) -> sqlx::Result<()> {
     sqlx::query!(
         "update jobs set cancel_requested = true where project_id = $1 and id = $2",
@@ -187,9 +168,6 @@ pub async fn request_cancel(conn: &mut PgConnection, key: JobKey) -> sqlx::Resul
 
 /// Asks the workers of those of these jobs that run, and whom nobody has asked yet, to stop. Answers with the
 /// jobs and their attempts.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn request_cancels(
     conn: &mut PgConnection,
     jobs: &[JobKey],
@@ -222,18 +200,13 @@ pub async fn request_cancels(
 /// What to change of a waiting job; none leaves it as it is.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Change {
-    /// Where it waits.
     pub queue: Option<String>,
     /// Minus the priority.
     pub rank: Option<i16>,
-    /// When it may run.
     pub run_at: Option<DateTime<Utc>>,
 }
 
 /// Changes a waiting job; none when it does not wait.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn change(
     conn: &mut PgConnection,
     key: JobKey,
@@ -331,9 +304,6 @@ pub async fn revive_dead_letter(
 }
 
 /// Locks the live parents of these jobs, so that none of them ends before the jobs are back.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn lock_parents_of(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -445,9 +415,6 @@ pub async fn revive_cancelled(
 
 /// The jobs that were called off because one of these ended badly, with their parents that still are
 /// in a bad end.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn called_off_by(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -468,9 +435,6 @@ pub async fn called_off_by(
 }
 
 /// Names another parent that ended badly as the reason why these jobs stay called off.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn blame_another(
     conn: &mut PgConnection,
     project_id: ProjectId,

@@ -16,13 +16,11 @@ pub const MAX_COUNTED_PROCESSING: usize = 10_000;
 
 /// A queue: its counts, its rates, its settings.
 #[derive(Debug, Clone, PartialEq)]
-#[allow(missing_docs)] // Each is what it says; the comments stand where that is not all.
 pub struct QueueRow {
     pub queue: String,
     /// By the database's clock.
     pub now: DateTime<Utc>,
     pub scheduled: i64,
-    /// Pending, in backoff or processing.
     pub active: i64,
     pub backoff: i64,
     /// Up to [`MAX_COUNTED_PROCESSING`].
@@ -32,9 +30,7 @@ pub struct QueueRow {
     pub cancelled: i64,
     /// Since when the job waits that could run longest, at the earliest since it was stored; none: no job could run.
     pub oldest_ready_at: Option<DateTime<Utc>>,
-    /// That job.
     pub oldest_ready_job_id: Option<JobId>,
-    /// Live workers that poll it.
     pub workers: i64,
     pub enqueued_minute: i64,
     pub succeeded_minute: i64,
@@ -58,9 +54,6 @@ pub struct QueueRow {
 
 /// The names of the queues of a project, after `after`, in order: those that were ever used, set to
 /// something, or are polled now.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn queue_names(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -117,9 +110,6 @@ pub async fn queue_names(
 
 /// The names of queues of a project that were ever used: first those with jobs that can run or do, then
 /// the others, if they are wanted; of more than `limit`, any.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn busiest_queues(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -148,9 +138,6 @@ pub async fn busiest_queues(
 }
 
 /// How many jobs of a project wait or run.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn waiting(conn: &mut PgConnection, project_id: ProjectId) -> sqlx::Result<i64> {
     sqlx::query_scalar!(
         r#"
@@ -170,7 +157,6 @@ pub async fn waiting(conn: &mut PgConnection, project_id: ProjectId) -> sqlx::Re
 
 /// How many jobs of a project are where.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[allow(missing_docs)] // As in [`QueueRow`].
 pub struct Totals {
     pub scheduled: i64,
     pub active: i64,
@@ -181,9 +167,6 @@ pub struct Totals {
 }
 
 /// How many jobs of a project are where, in all of its queues.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn totals(conn: &mut PgConnection, project_id: ProjectId) -> sqlx::Result<Totals> {
     sqlx::query_as!(
         Totals,
@@ -219,7 +202,6 @@ pub async fn totals(conn: &mut PgConnection, project_id: ProjectId) -> sqlx::Res
 
 /// How many live jobs a queue has.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[allow(missing_docs)] // As in [`QueueRow`].
 pub struct Depth {
     pub queue: String,
     pub scheduled: i64,
@@ -229,9 +211,6 @@ pub struct Depth {
 }
 
 /// The queues of a project, those with the most live jobs first.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn depths(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -263,9 +242,6 @@ pub async fn depths(
 }
 
 /// These queues, in order, whether they exist or not.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn queues(
     conn: &mut PgConnection,
     project_id: ProjectId,

@@ -16,7 +16,6 @@ pub const MAX_EXAMINED: i64 = 2_000;
 
 /// A job that is given up.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[allow(missing_docs)] // Each is the column of that name, described in the migrations.
 pub struct NewDeadLetter {
     pub key: JobKey,
     pub fingerprint: Uuid,
@@ -27,9 +26,6 @@ pub struct NewDeadLetter {
 }
 
 /// Writes down dead letters, and counts them in their groups.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn insert(conn: &mut PgConnection, dead: &[NewDeadLetter]) -> sqlx::Result<()> {
     sqlx::query!(
         "
@@ -74,9 +70,6 @@ pub async fn insert(conn: &mut PgConnection, dead: &[NewDeadLetter]) -> sqlx::Re
 
 /// Strikes jobs off the list, because they came back or are deleted. A group of which nothing is left goes
 /// too. The rows of groups are shared by many: call it last in a transaction.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn remove(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -117,9 +110,6 @@ pub async fn remove(
 
 /// Counts dead letters in a row of each type whose queue has a brake, and pauses those that have too many.
 /// Answers with the queues in which a type was paused now: [`super::queues::keep_paused_types`] must follow.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn brake(
     conn: &mut PgConnection,
     dead: &[NewDeadLetter],
@@ -175,9 +165,6 @@ pub async fn brake(
 
 /// Ends rows of dead letters: jobs of these types have succeeded. A row that somebody counts up at this moment is
 /// left alone.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn end_streaks(conn: &mut PgConnection, succeeded: &[JobKey]) -> sqlx::Result<()> {
     sqlx::query!(
         "
@@ -211,20 +198,15 @@ pub async fn end_streaks(conn: &mut PgConnection, succeeded: &[JobKey]) -> sqlx:
 /// A place in a list that is sorted by time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Place {
-    /// When it was given up.
     pub died_at: DateTime<Utc>,
-    /// Which job, or which group.
     pub id: Uuid,
 }
 
 /// A dead letter of a page, or the last one that was examined.
 #[derive(Debug, Clone, PartialEq, Eq, sqlx::FromRow)]
 pub struct LetterRow {
-    /// Which job.
     pub job_id: JobId,
-    /// Its group.
     pub fingerprint: Uuid,
-    /// When it was given up.
     pub died_at: DateTime<Utc>,
     /// Whether it is what was asked for. One that is not is the last row, and says how far the look has come.
     pub is_match: bool,
@@ -232,9 +214,6 @@ pub struct LetterRow {
 
 /// Up to `limit` dead letters below a place, newest first, from the newest [`MAX_EXAMINED`] of them; and,
 /// when there were as many, the last that was examined.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn page(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -254,9 +233,6 @@ pub async fn page(
 
 /// Up to `limit` dead letters above a place, oldest first, given up until a time, from the oldest
 /// [`MAX_EXAMINED`] of them; and, when there were as many, the last that was examined.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn next_batch(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -315,9 +291,6 @@ fn push_matching(query: &mut QueryBuilder<Postgres>, filter: &Filter, order: &st
 }
 
 /// How many of the oldest [`MAX_COUNTED`] dead letters match, and whether there are more.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn count(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -337,7 +310,6 @@ pub const MAX_COUNTED: i64 = 100_000;
 
 /// Dead letters that failed alike.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[allow(missing_docs)] // Each is the column of that name, described in the migrations.
 pub struct GroupRow {
     pub fingerprint: Uuid,
     pub job_type: String,
@@ -350,9 +322,6 @@ pub struct GroupRow {
 }
 
 /// Groups of dead letters, the last seen first.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn groups(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -383,9 +352,6 @@ pub async fn groups(
 
 /// Locks those of these jobs that are dead letters, in the order of their ids, and deletes them with
 /// everything that belongs to them. Answers with which.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn delete(
     conn: &mut PgConnection,
     project_id: ProjectId,

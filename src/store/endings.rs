@@ -20,9 +20,7 @@ use crate::{
 /// A running job, locked, with what the rules want to know of it.
 #[derive(Debug, Clone)]
 pub struct Held {
-    /// Whose job.
     pub project_id: ProjectId,
-    /// Which job.
     pub id: JobId,
     /// The attempt that ends.
     pub attempt: i32,
@@ -52,9 +50,6 @@ impl Held {
 /// Locks the running jobs whose fences hold, in the order of their ids.
 ///
 /// No job may stand in `fences` twice.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn lock_held<'a>(
     conn: &mut PgConnection,
     fences: impl Iterator<Item = (JobKey, &'a Fence)> + Clone,
@@ -92,13 +87,11 @@ pub async fn lock_held<'a>(
 /// What to write down of an attempt that ended.
 #[derive(Debug, Clone)]
 pub struct Ended {
-    /// Whose job.
     pub key: JobKey,
     /// The attempt that ended.
     pub attempt: i32,
     /// `backoff`, `pending`, `dead_letter` or `cancelled`.
     pub state: StoredState,
-    /// From now on.
     pub failures: i32,
     /// For `backoff`.
     pub wait: Duration,
@@ -106,9 +99,7 @@ pub struct Ended {
     pub outcome: Outcome,
     /// What the worker said of it.
     pub error: ErrorReport,
-    /// As the worker measured it.
     pub duration_ms: Option<i64>,
-    /// As the database saw it.
     pub ran_ms: i64,
 }
 
@@ -130,9 +121,6 @@ pub struct AfterEnd {
 /// A job that is `pending` again keeps its `run_at`, and with it its place in the queue. One that is to
 /// be `cancelled` is left `pending`, for the statement that calls waiting jobs off, in the same
 /// transaction.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn end_attempts(conn: &mut PgConnection, ended: &[Ended]) -> sqlx::Result<Vec<AfterEnd>> {
     let rows = sqlx::query!(
         r#"
@@ -231,9 +219,6 @@ pub async fn end_attempts(conn: &mut PgConnection, ended: &[Ended]) -> sqlx::Res
 
 /// The running jobs of one worker, locked in the order of their ids: at most `limit` of them, 500 at the
 /// most. They are found before they are ordered: the order by id would invite a walk over the key.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn lock_held_by(
     conn: &mut PgConnection,
     project_id: ProjectId,

@@ -26,17 +26,13 @@ pub enum Start {
 /// A job to store. Its fields were checked against [`limits`].
 #[derive(Debug, Clone)]
 pub struct NewJob {
-    /// Whose job.
     pub project_id: ProjectId,
     /// Made before the insert, so that a lost answer can be looked up.
     pub id: JobId,
-    /// Where it waits.
     pub queue: String,
-    /// Who can do it.
     pub job_type: String,
     /// Minus the priority.
     pub rank: i16,
-    /// When it may run.
     pub start: Start,
     /// Failures at which it is given up; none: as the queue says, or the default.
     pub max_attempts: Option<i32>,
@@ -62,7 +58,6 @@ pub struct Extras {
     pub gate: Option<Uuid>,
     /// Jobs that share it run at most `concurrency_limit` at a time.
     pub concurrency_key: Option<String>,
-    /// Goes with the key.
     pub concurrency_limit: Option<i32>,
     /// No two live jobs have the same.
     pub unique_key: Option<String>,
@@ -82,7 +77,6 @@ pub struct Extras {
     /// The workflow it is part of.
     #[serde(serialize_with = "as_uuid")]
     pub workflow_id: Option<WorkflowId>,
-    /// Its name there.
     pub workflow_key: Option<String>,
     /// What the wire that stores it keeps beside the payload: JSON, opaque to everybody else.
     pub envelope: Option<String>,
@@ -96,13 +90,10 @@ fn as_uuid<S: serde::Serializer>(id: &Option<WorkflowId>, to: S) -> Result<S::Ok
 /// What the store added to a new job.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StoredJob {
-    /// Which job.
     pub id: JobId,
     /// `scheduled` or `pending`.
     pub state: StoredState,
-    /// When it may run.
     pub run_at: DateTime<Utc>,
-    /// When it was stored.
     pub created_at: DateTime<Utc>,
     /// Failures at which it is given up.
     pub max_attempts: i32,
@@ -236,9 +227,6 @@ pub async fn insert_jobs(
 
 /// Which of these jobs are stored already, live or ended: asked after a commit whose answer was
 /// lost. The times of an ended job are those it was stored with.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn find_stored(
     conn: &mut PgConnection,
     jobs: &[&NewJob],

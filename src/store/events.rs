@@ -13,9 +13,7 @@ use crate::{
 /// Something that happened to a job.
 #[derive(Debug, Clone)]
 pub struct NewEvent {
-    /// Whose job, and which.
     pub key: JobKey,
-    /// What happened.
     pub kind: String,
     /// In which attempt, if in one.
     pub attempt: Option<i32>,
@@ -26,9 +24,6 @@ pub struct NewEvent {
 }
 
 /// Writes down what happened.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn insert(conn: &mut PgConnection, events: &[NewEvent]) -> sqlx::Result<Vec<EventId>> {
     let ids: Vec<_> = events.iter().map(|_| EventId::generate()).collect();
     sqlx::query!(
@@ -53,9 +48,6 @@ pub async fn insert(conn: &mut PgConnection, events: &[NewEvent]) -> sqlx::Resul
 }
 
 /// How many events are kept of a job, counted up to `limit`.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn count(conn: &mut PgConnection, key: JobKey, limit: i64) -> sqlx::Result<i64> {
     sqlx::query_scalar!(
         r#"
@@ -74,7 +66,6 @@ pub async fn count(conn: &mut PgConnection, key: JobKey, limit: i64) -> sqlx::Re
 
 /// An event as it is stored.
 #[derive(Debug, Clone)]
-#[allow(missing_docs)] // Each is the column of that name, described in the migrations.
 pub struct EventRow {
     pub id: EventId,
     pub kind: String,
@@ -85,9 +76,6 @@ pub struct EventRow {
 }
 
 /// The newest events of one job, oldest first.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn of_job(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -118,9 +106,7 @@ pub async fn of_job(
 /// A fence shown with logs or events.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Shown {
-    /// Which job.
     pub job_id: JobId,
-    /// Which attempt.
     pub attempt: i32,
     /// Who has it; none: whoever has it.
     pub worker_id: Option<String>,
@@ -136,7 +122,6 @@ impl Shown {
         Self { job_id, attempt: attempt.unwrap_or_default(), worker_id, lease_id }
     }
 
-    /// The fence that it is.
     #[must_use]
     pub fn fence(&self) -> Fence {
         let Self { attempt, worker_id, lease_id, .. } = self.clone();
@@ -146,9 +131,6 @@ impl Shown {
 
 /// Which of these attempts run now, locked against their end until the end of the transaction. Answers
 /// with their numbers, from 0.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn lock_running(
     conn: &mut PgConnection,
     project_id: ProjectId,

@@ -12,9 +12,7 @@ use crate::{
 /// A job that others want to wait for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Parent {
-    /// Which job.
     pub id: JobId,
-    /// Where it is.
     pub state: StoredState,
     /// Jobs that wait for it already.
     pub children: i32,
@@ -22,9 +20,6 @@ pub struct Parent {
 
 /// The live ones of these jobs, locked until the end of the transaction, so that they cannot end before
 /// their children are stored.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn lock_parents(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -47,9 +42,6 @@ pub async fn lock_parents(
 }
 
 /// The ended ones of these jobs.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn ended_parents(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -71,9 +63,6 @@ pub async fn ended_parents(
 }
 
 /// Counts new children of live jobs.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn add_children(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -98,18 +87,13 @@ pub async fn add_children(
 /// One job waits for another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Edge {
-    /// Must succeed first.
     pub parent: JobId,
-    /// Waits.
     pub child: JobId,
     /// The place of the parent among the child's.
     pub ordinal: i16,
 }
 
 /// Stores who waits for whom.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn insert_edges(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -134,18 +118,12 @@ pub async fn insert_edges(
 /// The live job that has a unique key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UniqueHolder {
-    /// The key.
     pub unique_key: String,
-    /// Who has it.
     pub id: JobId,
-    /// Where it is.
     pub state: StoredState,
 }
 
 /// The live jobs that have these unique keys, locked until the end of the transaction.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn lock_unique(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -170,7 +148,6 @@ pub async fn lock_unique(
 
 /// What a succeeded parent hands to its child.
 #[derive(Debug, Clone)]
-#[allow(missing_docs)] // Each is the column of that name, described in the migrations.
 pub struct ParentResult {
     pub child_id: JobId,
     pub parent_id: JobId,
@@ -182,9 +159,6 @@ pub struct ParentResult {
 }
 
 /// The results of the parents of these jobs, in the order in which they were named.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn parent_results(
     conn: &mut PgConnection,
     children: &[(ProjectId, JobId)],
@@ -232,9 +206,6 @@ pub async fn parent_results(
 }
 
 /// The jobs that one job waits for, or waited for.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn parents_of(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -255,9 +226,6 @@ pub async fn parents_of(
 }
 
 /// Takes its unique key from a live job. Its body keeps what it was.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn forget_unique_key(conn: &mut PgConnection, key: JobKey) -> sqlx::Result<()> {
     sqlx::query!(
         "update jobs set unique_key = null where project_id = $1 and id = $2",

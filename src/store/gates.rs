@@ -19,9 +19,6 @@ pub const MAX_PAGE_GATES: usize = 200;
 
 /// Which of these queues, of the project beside them, have gates that may have to be passed: a limit,
 /// or claimable jobs behind some. Answers with their numbers, from 0.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn queues_with_gates(
     conn: &mut PgConnection,
     queues: &[(ProjectId, &str)],
@@ -58,7 +55,6 @@ pub async fn queues_with_gates(
 /// A gate with claimable jobs behind it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GateSeen {
-    /// Which gate.
     pub gate: Uuid,
     /// Whether these workers may pass it, by type and labels.
     pub is_fitting: bool,
@@ -68,9 +64,6 @@ pub struct GateSeen {
 
 /// The first [`MAX_PAGE_GATES`] gates of a queue after `after`, with their keys locked until the end of
 /// the transaction. Those of `paused_types` are not fitting.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn lock_gates(
     conn: &mut PgConnection,
     look: &Look<'_>,
@@ -130,7 +123,6 @@ pub async fn lock_gates(
 /// What one look may take.
 #[derive(Debug, Clone, Copy)]
 pub struct Passage<'a> {
-    /// Gates it may pass.
     pub gates: &'a [Uuid],
     /// Before all gates: only these types; none: all.
     pub job_types: Option<&'a [String]>,
@@ -138,7 +130,6 @@ pub struct Passage<'a> {
     pub max_concurrency: Option<i32>,
     /// A lease that nobody chose is at least so long.
     pub default_lease_seconds: Option<i32>,
-    /// Jobs it may take.
     pub max_jobs: i64,
 }
 
@@ -152,9 +143,6 @@ pub const MAX_EXAMINED_FOR_COMMANDS: i64 = 200;
 /// A job is let in while fewer than its `concurrency_limit` run under its key, those that are let in
 /// before it counted. A look that takes commands only sees the first [`MAX_EXAMINED_FOR_COMMANDS`]. As with
 /// [`super::claims::claim_some_types`], answers also with how many were chosen.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn claim_gated(
     conn: &mut PgConnection,
     look: &Look<'_>,

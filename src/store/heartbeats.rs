@@ -12,9 +12,7 @@ use crate::{
 /// A sign of life of one job.
 #[derive(Debug, Clone)]
 pub struct Beat {
-    /// Whose job.
     pub key: JobKey,
-    /// Who says so.
     pub fence: Fence,
     /// How far the worker is, 0 to 1; none leaves what was said before.
     pub progress: Option<f32>,
@@ -23,9 +21,7 @@ pub struct Beat {
 /// A lease that was renewed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Renewed {
-    /// Whose job.
     pub key: JobKey,
-    /// Whether the worker should stop.
     pub cancel_requested: bool,
     /// The lease's length, in seconds.
     pub lease_seconds: i32,
@@ -35,9 +31,6 @@ pub struct Renewed {
 /// past the job's timeout and its grace.
 ///
 /// No job may stand in `beats` twice.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn renew(conn: &mut PgConnection, beats: &[Beat]) -> sqlx::Result<Vec<Renewed>> {
     let fences = FenceColumns::of(beats.iter().map(|it| (it.key, &it.fence)));
     let rows = sqlx::query!(
@@ -85,9 +78,6 @@ pub async fn renew(conn: &mut PgConnection, beats: &[Beat]) -> sqlx::Result<Vec<
 }
 
 /// Gives leases whose holder has no name to a worker that has one. Answers with those it has now.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn adopt(
     conn: &mut PgConnection,
     project_id: ProjectId,

@@ -11,9 +11,7 @@ use crate::{
 /// A key that came with a request.
 #[derive(Debug, Clone, Copy)]
 pub struct Presented<'a> {
-    /// Whose key.
     pub project_id: ProjectId,
-    /// The key.
     pub key: &'a str,
     /// SHA-256 of route and body.
     pub fingerprint: &'a [u8; 32],
@@ -21,9 +19,6 @@ pub struct Presented<'a> {
 
 /// Begins a request, if its key is new, or older than [`IDEMPOTENCY_KEEP_SECONDS`]; answers whether it
 /// did.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn begin(
     conn: &mut PgConnection,
     presented: Presented<'_>,
@@ -51,7 +46,6 @@ pub async fn begin(
 
 /// What is kept for a key.
 #[derive(Debug, Clone)]
-#[allow(missing_docs)] // Each is the column of that name, described in the migrations.
 pub struct Kept {
     pub fingerprint: Vec<u8>,
     pub status: Option<i16>,
@@ -60,9 +54,6 @@ pub struct Kept {
 }
 
 /// What is kept for a key.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn find(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -83,9 +74,6 @@ pub async fn find(
 }
 
 /// Takes over a request that nobody runs any more; answers with its seed if it did.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn take_over(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -108,9 +96,6 @@ pub async fn take_over(
 }
 
 /// Keeps an answer.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn finish(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -137,9 +122,6 @@ pub async fn finish(
 
 /// Lets the next request with this key run at once, from the same seed: this one has failed, and nobody
 /// may know how far it came.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn unlock(conn: &mut PgConnection, project_id: ProjectId, key: &str) -> sqlx::Result<()> {
     sqlx::query!(
         "

@@ -22,7 +22,6 @@ pub use self::list::{Filter, MAX_COUNTED, Walked, count, page, read_tag, walk};
 /// Whether rows come with what jobs carry: a page of it can be many megabytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Payloads {
-    /// With payload and result.
     Shown,
     /// Both read as JSON's null, and as none.
     LeftOut,
@@ -38,7 +37,6 @@ impl Payloads {
 
 /// A job as it is stored, from whichever table.
 #[derive(Debug, Clone, sqlx::FromRow)]
-#[allow(missing_docs)] // Each is the column of that name, described in the migration.
 pub struct JobRow {
     pub id: JobId,
     pub queue: String,
@@ -92,7 +90,6 @@ impl JobRow {
 
 /// A past attempt that did not succeed.
 #[derive(Debug, Clone)]
-#[allow(missing_docs)] // Each is the column of that name, described in the migration.
 pub struct AttemptRow {
     pub attempt: i32,
     pub worker_id: String,
@@ -109,9 +106,6 @@ pub struct AttemptRow {
 
 /// One job, live or ended. Read from both tables by one statement: a job on its way from one to
 /// the other would be in neither.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn find(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -121,9 +115,6 @@ pub async fn find(
 }
 
 /// Those of these jobs that there are, in no order; see [`find`].
-///
-/// # Errors
-/// Only those of the store.
 pub async fn find_all(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -209,9 +200,6 @@ pub async fn find_all(
 
 /// The past attempts of one job that did not succeed, oldest first; the newest
 /// [`limits::MAX_SHOWN_ATTEMPTS`] when there are more.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn attempts(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -238,9 +226,6 @@ pub async fn attempts(
 }
 
 /// The latest error that a worker reported for each of these jobs.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn last_errors(
     conn: &mut PgConnection,
     keys: &[(ProjectId, JobId)],
@@ -281,18 +266,12 @@ pub async fn last_errors(
 /// What tells whether something has happened to a job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Version {
-    /// Whose job.
     pub project_id: ProjectId,
-    /// Which job.
     pub id: JobId,
-    /// Differs when something has happened.
     pub version: String,
 }
 
 /// The versions of these jobs.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn versions(
     conn: &mut PgConnection,
     jobs: &[(ProjectId, JobId)],

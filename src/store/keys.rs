@@ -10,21 +10,16 @@ use crate::ids::{KeyId, ProjectId, ProjectPublicId};
 /// What a key opens.
 #[derive(Debug, Clone, PartialEq)]
 pub struct KeyOwner {
-    /// Whose key.
     pub project_id: ProjectId,
-    /// The project's public id.
     pub project_public_id: ProjectPublicId,
     /// The project's short name in paths.
     pub project_slug: String,
-    /// What the project may use.
     pub plan: String,
     /// Single limits of the plan, replaced.
     pub overrides: Option<serde_json::Value>,
-    /// Which key.
     pub key_id: KeyId,
     /// What it may be used for.
     pub scopes: Vec<String>,
-    /// When it ends.
     pub expires_at: Option<DateTime<Utc>>,
     /// Its own calls a minute that enqueue.
     pub produce_per_minute: Option<i32>,
@@ -37,13 +32,9 @@ pub struct KeyOwner {
 /// A key as a list shows it.
 #[derive(Debug, Clone)]
 pub struct ListedKey {
-    /// Which key.
     pub id: KeyId,
-    /// What it is called.
     pub name: String,
-    /// How it begins.
     pub shown_prefix: String,
-    /// How it ends.
     pub shown_end: String,
     /// What it may be used for.
     pub scopes: Vec<String>,
@@ -53,36 +44,28 @@ pub struct ListedKey {
     pub work_per_minute: Option<i32>,
     /// Its own other calls a minute.
     pub manage_per_minute: Option<i32>,
-    /// When it was made.
     pub created_at: DateTime<Utc>,
     /// Who made it: an account's or a key's id.
     pub created_by: Option<String>,
     /// When it was last used, to within some seconds.
     pub last_used_at: Option<DateTime<Utc>>,
-    /// When it ends.
     pub expires_at: Option<DateTime<Utc>>,
     /// When it was revoked, if it was.
     pub revoked_at: Option<DateTime<Utc>>,
-    /// Whether it opens its project.
     pub is_live: bool,
 }
 
 /// A key to keep.
 #[derive(Debug, Clone, Default)]
 pub struct NewKey {
-    /// What it is called.
     pub name: String,
-    /// How it begins.
     pub shown_prefix: String,
-    /// How it ends.
     pub shown_end: String,
     /// SHA-256 of it.
     pub secret_hash: Vec<u8>,
     /// What it may be used for.
     pub scopes: Vec<String>,
-    /// When it ends.
     pub expires_at: Option<DateTime<Utc>>,
-    /// Who made it.
     pub created_by: Option<String>,
     /// Its own calls a minute that enqueue.
     pub produce_per_minute: Option<i32>,
@@ -93,9 +76,6 @@ pub struct NewKey {
 }
 
 /// Whose live key has this hash.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn find_by_secret(
     conn: &mut PgConnection,
     secret_hash: &[u8],
@@ -121,9 +101,6 @@ pub async fn find_by_secret(
 }
 
 /// Keeps a new key, unless the project has `max_live` live keys. Two at the same moment may both be kept.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn insert(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -167,9 +144,6 @@ pub async fn insert(
 }
 
 /// A project's keys, newest first, before one that was seen.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn list(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -197,9 +171,6 @@ pub async fn list(
 }
 
 /// One of a project's keys, locked until the transaction ends.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn lock(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -224,9 +195,6 @@ pub async fn lock(
 }
 
 /// How far a time lies ahead of the database's clock, in seconds; negative: it is over.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn seconds_until(conn: &mut PgConnection, at: DateTime<Utc>) -> sqlx::Result<f64> {
     sqlx::query_scalar!(
         r#"select extract(epoch from $1::timestamptz - now())::double precision "seconds!""#,
@@ -237,9 +205,6 @@ pub async fn seconds_until(conn: &mut PgConnection, at: DateTime<Utc>) -> sqlx::
 }
 
 /// Gives a key another name.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn rename(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -258,9 +223,6 @@ pub async fn rename(
 }
 
 /// Lets a key end after so many seconds, unless it ends before. Answers with its hash.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn end_after(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -283,9 +245,6 @@ pub async fn end_after(
 }
 
 /// Revokes a key. Answers with its hash; to revoke it twice is no mistake.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn revoke(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -306,9 +265,6 @@ pub async fn revoke(
 }
 
 /// How many live keys a project has.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn count(conn: &mut PgConnection, project_id: ProjectId) -> sqlx::Result<i64> {
     sqlx::query_scalar!(
         r#"
@@ -323,9 +279,6 @@ pub async fn count(conn: &mut PgConnection, project_id: ProjectId) -> sqlx::Resu
 }
 
 /// Notes that these keys were used now.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn note_used(conn: &mut PgConnection, used: &[(ProjectId, KeyId)]) -> sqlx::Result<()> {
     let projects: Vec<i32> = used.iter().map(|it| it.0.0).collect();
     let ids: Vec<Uuid> = used.iter().map(|it| it.1.0).collect();

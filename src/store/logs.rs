@@ -7,7 +7,6 @@ use crate::domain::limits::{MAX_LOG_BYTES, MAX_LOG_CHUNKS_KEPT};
 
 /// A piece of an attempt's output.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[allow(missing_docs)] // Each is the column of that name, described in the migrations.
 pub struct LogChunk {
     pub stream: String,
     pub sequence: i64,
@@ -18,18 +17,12 @@ pub struct LogChunk {
 /// What is kept of an attempt's logs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LogTotals {
-    /// Bytes that are kept.
     pub kept_bytes: i64,
-    /// Chunks that are kept.
     pub kept_chunks: i32,
-    /// Whether something was cut away.
     pub is_truncated: bool,
 }
 
 /// Locks the totals of an attempt until the end of the transaction, making them if there are none.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn lock_totals(
     conn: &mut PgConnection,
     job: JobKey,
@@ -52,9 +45,6 @@ pub async fn lock_totals(
 }
 
 /// Which of these places of an attempt's streams are taken already. Answers with their numbers, from 0.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn find_taken(
     conn: &mut PgConnection,
     job: JobKey,
@@ -112,9 +102,6 @@ pub async fn insert(
 }
 
 /// Writes down what is kept now.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn set_totals(
     conn: &mut PgConnection,
     job: JobKey,
@@ -142,17 +129,13 @@ pub async fn set_totals(
 /// A place in the logs of a job.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct LogPlace {
-    /// Which attempt.
     pub attempt: i32,
-    /// Which of its streams.
     pub stream: String,
-    /// Where in the stream.
     pub sequence: i64,
 }
 
 /// A kept chunk and where it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[allow(missing_docs)] // Each is the column of that name, described in the migrations.
 pub struct LogRow {
     pub attempt: i32,
     pub stream: String,
@@ -162,9 +145,6 @@ pub struct LogRow {
 }
 
 /// The logs of a job after a place, of one attempt if one is named: by attempt, stream and sequence.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn page(
     conn: &mut PgConnection,
     job: JobKey,
@@ -196,9 +176,6 @@ pub async fn page(
 }
 
 /// The attempts of a job whose logs were cut.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn truncated_attempts(conn: &mut PgConnection, job: JobKey) -> sqlx::Result<Vec<i32>> {
     sqlx::query_scalar!(
         "

@@ -8,11 +8,8 @@ use crate::ids::{AccountId, InvitationId, ProjectId, ProjectPublicId};
 /// A member of a project.
 #[derive(Debug, Clone)]
 pub struct Member {
-    /// Who.
     pub account_id: AccountId,
-    /// Their address.
     pub email: String,
-    /// What they are.
     pub role: String,
     /// Since when.
     pub created_at: DateTime<Utc>,
@@ -21,45 +18,31 @@ pub struct Member {
 /// A project that an account is a member of.
 #[derive(Debug, Clone)]
 pub struct Membership {
-    /// Inside.
     pub project_id: ProjectId,
-    /// Outside.
     pub public_id: ProjectPublicId,
-    /// Short name in paths.
     pub slug: String,
-    /// For people.
     pub name: String,
     /// `live` or `test`.
     pub mode: String,
-    /// What it may use.
     pub plan: String,
     /// Single limits of the plan, replaced.
     pub overrides: Option<serde_json::Value>,
-    /// When it was made.
     pub created_at: DateTime<Utc>,
     /// What the account is in it.
     pub role: String,
 }
 
-/// An invitation.
 #[derive(Debug, Clone)]
 pub struct Invitation {
-    /// Which one.
     pub id: InvitationId,
-    /// To whom.
     pub email: String,
-    /// What they would be.
     pub role: String,
     /// Since when.
     pub created_at: DateTime<Utc>,
-    /// Until when.
     pub expires_at: DateTime<Utc>,
 }
 
 /// Makes somebody a member, or gives a member another role.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn upsert(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -82,9 +65,6 @@ pub async fn upsert(
 }
 
 /// The role of each member, locked until the transaction ends, so that two owners cannot leave together.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn lock_roles(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -105,9 +85,6 @@ pub async fn lock_roles(
 }
 
 /// Ends a membership.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn delete(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -124,9 +101,6 @@ pub async fn delete(
 }
 
 /// A project's members, the oldest first.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn list(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -151,9 +125,6 @@ pub async fn list(
 }
 
 /// How many members and open invitations a project has.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn count(conn: &mut PgConnection, project_id: ProjectId) -> sqlx::Result<i64> {
     sqlx::query_scalar!(
         r#"
@@ -167,9 +138,6 @@ pub async fn count(conn: &mut PgConnection, project_id: ProjectId) -> sqlx::Resu
 }
 
 /// The projects of an account, the oldest first.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn of_account(
     conn: &mut PgConnection,
     account_id: AccountId,
@@ -195,9 +163,6 @@ pub async fn of_account(
 }
 
 /// An account's membership in the project of this slug or public id.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn find(
     conn: &mut PgConnection,
     account_id: AccountId,
@@ -224,9 +189,6 @@ pub async fn find(
 }
 
 /// How many projects an account owns.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn owned(conn: &mut PgConnection, account_id: AccountId) -> sqlx::Result<i64> {
     sqlx::query_scalar!(
         r#"
@@ -242,9 +204,6 @@ pub async fn owned(conn: &mut PgConnection, account_id: AccountId) -> sqlx::Resu
 }
 
 /// Keeps an invitation.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn invite(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -274,9 +233,6 @@ pub async fn invite(
 }
 
 /// A project's invitations that can be accepted, the oldest first.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn invitations(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -299,9 +255,6 @@ pub async fn invitations(
 }
 
 /// Takes an invitation back, and answers with it.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn uninvite(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -322,9 +275,6 @@ pub async fn uninvite(
 }
 
 /// Takes back all invitations of an address.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn uninvite_address(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -341,9 +291,6 @@ pub async fn uninvite_address(
 }
 
 /// Takes back what a member has invited others with.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn uninvite_by(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -360,9 +307,6 @@ pub async fn uninvite_by(
 }
 
 /// Leaves an account alone in the projects that it owns: all other members, all invitations and all keys end.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn take_back(conn: &mut PgConnection, owner: AccountId) -> sqlx::Result<()> {
     sqlx::query!(
         "
@@ -390,9 +334,6 @@ pub async fn take_back(conn: &mut PgConnection, owner: AccountId) -> sqlx::Resul
 }
 
 /// Locks the members of all projects that an account owns, so that two owners cannot leave together.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn lock_owned(conn: &mut PgConnection, owner: AccountId) -> sqlx::Result<()> {
     sqlx::query!(
         "
@@ -413,20 +354,14 @@ pub async fn lock_owned(conn: &mut PgConnection, owner: AccountId) -> sqlx::Resu
 /// What an invitation leads to.
 #[derive(Debug)]
 pub struct Invited {
-    /// The project's name.
     pub project_name: String,
-    /// To whom it was sent.
     pub email: String,
-    /// What they would be.
     pub role: String,
     /// Until when it can be accepted.
     pub expires_at: DateTime<Utc>,
 }
 
 /// What the invitation leads to that has this secret, if it can be accepted.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn invited(conn: &mut PgConnection, secret_hash: &[u8]) -> sqlx::Result<Option<Invited>> {
     sqlx::query_as!(
         Invited,
@@ -445,9 +380,6 @@ pub async fn invited(conn: &mut PgConnection, secret_hash: &[u8]) -> sqlx::Resul
 
 /// Uses an invitation up, and says to which project it leads, as what, and for which address. Others of the project for that
 /// address end with it.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn accept(
     conn: &mut PgConnection,
     secret_hash: &[u8],

@@ -14,9 +14,7 @@ const NODE_SILENCE_SECONDS: f64 = 15.0;
 pub struct SigningKey {
     /// Its name, which each token shows.
     pub id: Uuid,
-    /// The key.
     pub secret: Vec<u8>,
-    /// When it was made.
     pub created_at: DateTime<Utc>,
     /// How old it is, in seconds, by the database's clock.
     pub age_seconds: f64,
@@ -29,9 +27,6 @@ impl std::fmt::Debug for SigningKey {
 }
 
 /// Says that a node lives, forgets those that are gone, and answers with how many live.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn beat(conn: &mut PgConnection, id: NodeId) -> sqlx::Result<i64> {
     sqlx::query_scalar!(
         r#"
@@ -55,18 +50,12 @@ pub async fn beat(conn: &mut PgConnection, id: NodeId) -> sqlx::Result<i64> {
 }
 
 /// Says that a node is gone.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn leave(conn: &mut PgConnection, id: NodeId) -> sqlx::Result<()> {
     sqlx::query!("delete from nodes where id = $1", id.0).execute(conn).await?;
     Ok(())
 }
 
 /// The newest keys that sign access tokens, newest first.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn signing_keys(conn: &mut PgConnection, limit: i64) -> sqlx::Result<Vec<SigningKey>> {
     sqlx::query_as!(
         SigningKey,
@@ -85,9 +74,6 @@ pub async fn signing_keys(conn: &mut PgConnection, limit: i64) -> sqlx::Result<V
 
 /// Makes a key unless there is one that is younger than `max_age_seconds`, and forgets those that no token can
 /// show any more. Nodes that do it at the same moment may make one each: all are known, and one signs.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn rotate_signing_keys(
     conn: &mut PgConnection,
     id: Uuid,

@@ -12,7 +12,6 @@ use crate::{
 
 /// An operation to begin.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[allow(missing_docs)] // Each is the column of that name, described in the migrations.
 pub struct NewOperation {
     pub id: OperationId,
     pub kind: Kind,
@@ -22,9 +21,7 @@ pub struct NewOperation {
     pub rate_per_second: Option<i32>,
 }
 
-/// An operation.
 #[derive(Debug, Clone, PartialEq)]
-#[allow(missing_docs)] // Each is the column of that name, described in the migrations.
 pub struct OperationRow {
     pub id: OperationId,
     pub kind: String,
@@ -42,9 +39,6 @@ pub struct OperationRow {
 }
 
 /// Begins an operation. One that is there already is left as it is.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn insert(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -71,10 +65,6 @@ pub async fn insert(
     Ok(())
 }
 
-/// One operation.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn find(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -96,9 +86,6 @@ pub async fn find(
 }
 
 /// The operations below an id, the newest first.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn page(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -124,9 +111,6 @@ pub async fn page(
 }
 
 /// How many operations of a project go on.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn count_running(conn: &mut PgConnection, project_id: ProjectId) -> sqlx::Result<i64> {
     sqlx::query_scalar!(
         r#"
@@ -141,9 +125,6 @@ pub async fn count_running(conn: &mut PgConnection, project_id: ProjectId) -> sq
 }
 
 /// Ends an operation before it is through. It waits for the step that is under way.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn abort(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -165,7 +146,6 @@ pub async fn abort(
 
 /// An operation whose next step is due, locked.
 #[derive(Debug, Clone, PartialEq)]
-#[allow(missing_docs)] // Each is the column of that name, described in the migrations.
 pub struct DueOperation {
     pub project_id: ProjectId,
     pub id: OperationId,
@@ -184,20 +164,15 @@ pub struct DueOperation {
 /// How far a step has come.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Progress {
-    /// Jobs it has dealt with.
     pub done: i64,
     /// Jobs it has left as they were.
     pub skipped: i64,
-    /// Where the next step begins.
     pub after: Option<Place>,
     /// When the next step is due; none: it was the last.
     pub pause_ms: Option<i64>,
 }
 
 /// Writes down how far an operation has come, in the transaction of its step.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn advance(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -234,9 +209,6 @@ pub async fn advance(
 
 /// Notes that a step has failed, and puts the next one off; after `max_failed` in a row the operation has
 /// failed.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn note_failure(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -270,9 +242,6 @@ pub async fn note_failure(
 }
 
 /// Puts an operation off that this release cannot read: a newer one can.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn postpone(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -297,11 +266,9 @@ pub async fn postpone(
 /// Jobs of a queue that waited when a purge began, and how far the look has come.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WaitingJobs {
-    /// The jobs.
     pub jobs: Vec<JobId>,
     /// The last job that was examined; none: there was none.
     pub last: Option<Uuid>,
-    /// How many were examined.
     pub examined: i64,
 }
 
@@ -309,9 +276,6 @@ pub struct WaitingJobs {
 pub const MAX_EXAMINED_JOBS: i64 = 5_000;
 
 /// Up to `limit` waiting jobs of a queue, stored until a time, with ids above `after`.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn waiting_jobs(
     conn: &mut PgConnection,
     project_id: ProjectId,

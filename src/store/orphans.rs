@@ -9,9 +9,6 @@ use super::acks::JobKey;
 use crate::ids::{JobId, ProjectId};
 
 /// Marks jobs that have ended without success: their children must be called off.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn mark_orphaned(conn: &mut PgConnection, parents: &[JobKey]) -> sqlx::Result<()> {
     sqlx::query!(
         "
@@ -29,9 +26,6 @@ pub async fn mark_orphaned(conn: &mut PgConnection, parents: &[JobKey]) -> sqlx:
 
 /// Takes the marks off again: the children are called off now, or the parents are back. Answers with how
 /// many there were.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn unmark_orphaned(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -48,9 +42,6 @@ pub async fn unmark_orphaned(
 }
 
 /// Notes until when jobs may begin.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn insert_expiries(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -73,9 +64,6 @@ pub async fn insert_expiries(
 
 /// Notes again until when jobs may begin that are back: the sweep may be forgetting it at this moment, and
 /// waits for this.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn restore_expiries(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -98,9 +86,6 @@ pub async fn restore_expiries(
 }
 
 /// Forgets until when these jobs were allowed to begin, but for those that run: they may come back.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn delete_expiries(conn: &mut PgConnection, jobs: &[JobKey]) -> sqlx::Result<()> {
     sqlx::query!(
         "
@@ -122,9 +107,6 @@ pub async fn delete_expiries(conn: &mut PgConnection, jobs: &[JobKey]) -> sqlx::
 }
 
 /// Looks again later at these jobs: they run now.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn postpone_expiries(
     conn: &mut PgConnection,
     jobs: &[JobKey],
@@ -148,9 +130,6 @@ pub async fn postpone_expiries(
 }
 
 /// The children of a job that still wait for their parents.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn waiting_children(
     conn: &mut PgConnection,
     parent: JobKey,

@@ -11,19 +11,13 @@ use crate::ids::{JobId, LeaseId, ProjectId, WorkflowId};
 /// A poll as its worker names it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct PollKey {
-    /// Whose poll.
     pub project_id: ProjectId,
-    /// Whose name it is.
     pub worker_id: Arc<str>,
-    /// The name.
     pub poll_id: Uuid,
 }
 
 /// The jobs that earlier polls with these names were given and whose leases still run. `slot` is the
 /// number of the poll, from 0.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn leased_by_polls(
     conn: &mut PgConnection,
     polls: &[PollKey],
@@ -56,9 +50,6 @@ pub async fn leased_by_polls(
 
 /// Which of these queues hold at least one claimable job, though its gate may be closed. Answers with
 /// their numbers, from 0.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn queues_with_work(
     conn: &mut PgConnection,
     queues: &[(ProjectId, Arc<str>)],

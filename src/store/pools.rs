@@ -30,7 +30,6 @@ const MIGRATION_LOCK_TIMEOUT_MS: u32 = 2_000;
 const TRY_MIGRATION_LOCK: &str = "select pg_try_advisory_lock(731946205)";
 /// How often, and after which pause.
 const MAX_MIGRATION_TRIES: u32 = 10;
-/// See [`MAX_MIGRATION_TRIES`].
 const MIGRATION_PAUSE: Duration = Duration::from_secs(3);
 
 /// Claims take jobs in the order of their index. While a snapshot is held and few jobs wait, statistics say that the table is tiny, and the
@@ -74,11 +73,8 @@ impl Pool {
 /// The pools of one node.
 #[derive(Debug, Clone)]
 pub struct Pools {
-    /// Acks and heartbeats.
     pub settle: Pool,
-    /// Handing out jobs.
     pub claim: Pool,
-    /// Storing new jobs.
     pub enqueue: Pool,
     /// Looking up keys: junk keys must not keep acks waiting.
     pub keys: Pool,
@@ -86,7 +82,6 @@ pub struct Pools {
     read: Pool,
     /// People, and what belongs to no project.
     pub people: Pool,
-    /// The loops.
     pub background: Pool,
     /// Recurring schedules, whose transactions wait for their ticks.
     pub fire: Pool,
@@ -102,7 +97,6 @@ enum Role {
     Hot,
     /// What one project reads and manages: row-level security shows it no other's rows.
     Console,
-    /// Accounts, memberships and keys.
     People,
     /// What the loops do for everybody.
     Maint,
@@ -156,9 +150,6 @@ impl Pools {
 
     /// A connection for what one project reads and manages. With the roles of `ops/roles.sql` it sees no row of any
     /// other.
-    ///
-    /// # Errors
-    /// Only those of the store.
     pub async fn read_for(&self, project_id: ProjectId) -> sqlx::Result<PoolConnection<Postgres>> {
         let mut conn = self.read.acquire().await?;
         if self.has_roles {
@@ -311,9 +302,7 @@ pub async fn is_migrated(conn: &mut PgConnection) -> sqlx::Result<bool> {
 /// What a database says of itself.
 #[derive(Debug, Clone)]
 pub struct DatabaseFacts {
-    /// Its version, as 150018.
     pub version: i32,
-    /// Connections it accepts.
     pub max_connections: i32,
     /// Settings that lose what was acknowledged, and what they are.
     pub unsafe_settings: Vec<String>,
@@ -324,9 +313,6 @@ pub struct DatabaseFacts {
 }
 
 /// What a database says of itself.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn inspect(conn: &mut PgConnection) -> sqlx::Result<DatabaseFacts> {
     let row = conn
         .fetch_one(sqlx::raw_sql(
@@ -353,18 +339,12 @@ pub async fn inspect(conn: &mut PgConnection) -> sqlx::Result<DatabaseFacts> {
 }
 
 /// Whether the cluster has a database of this name.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn database_exists(conn: &mut PgConnection, name: &str) -> sqlx::Result<bool> {
     let found = sqlx::query("select 1 from pg_database where datname = $1").bind(name);
     Ok(found.fetch_optional(conn).await?.is_some())
 }
 
 /// Makes an empty database. The name is one of our own, never a caller's.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn create_database(conn: &mut PgConnection, name: &'static str) -> sqlx::Result<()> {
     let statement = sqlx::AssertSqlSafe(format!("create database \"{name}\""));
     conn.execute(sqlx::raw_sql(statement)).await?;

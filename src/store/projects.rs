@@ -6,39 +6,30 @@ use uuid::Uuid;
 
 use crate::ids::{ProjectId, ProjectPublicId};
 
-/// A project.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Project {
-    /// Inside.
     pub id: ProjectId,
-    /// Outside.
     pub public_id: ProjectPublicId,
     /// Short name in paths; unique.
     pub slug: String,
-    /// For people.
     pub name: String,
     /// `live` or `test`.
     pub mode: String,
-    /// What it may use.
     pub plan: String,
     /// Single limits of the plan, replaced.
     pub overrides: Option<serde_json::Value>,
-    /// When it was made.
     pub created_at: DateTime<Utc>,
 }
 
 /// A project to make.
 #[derive(Debug, Clone, Copy)]
 pub struct NewProject<'a> {
-    /// Outside.
     pub public_id: ProjectPublicId,
     /// Short name in paths; unique.
     pub slug: &'a str,
-    /// For people.
     pub name: &'a str,
     /// `live` or `test`.
     pub mode: &'a str,
-    /// What it may use.
     pub plan: &'a str,
 }
 
@@ -47,14 +38,10 @@ pub struct NewProject<'a> {
 pub struct Instance {
     /// Its name among others that share a Redis.
     pub public_id: Uuid,
-    /// Signs list cursors.
     pub cursor_key: Vec<u8>,
 }
 
 /// Makes a project, unless its slug is taken.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn insert(conn: &mut PgConnection, new: NewProject<'_>) -> sqlx::Result<Option<Project>> {
     sqlx::query_as!(
         Project,
@@ -76,9 +63,6 @@ pub async fn insert(conn: &mut PgConnection, new: NewProject<'_>) -> sqlx::Resul
 }
 
 /// The project of this slug or public id.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn find(
     conn: &mut PgConnection,
     slug: &str,
@@ -100,10 +84,6 @@ pub async fn find(
     .await
 }
 
-/// A project.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn get(conn: &mut PgConnection, id: ProjectId) -> sqlx::Result<Option<Project>> {
     sqlx::query_as!(
         Project,
@@ -120,9 +100,6 @@ pub async fn get(conn: &mut PgConnection, id: ProjectId) -> sqlx::Result<Option<
 }
 
 /// Projects, the oldest first.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn list(
     conn: &mut PgConnection,
     after: ProjectId,
@@ -146,18 +123,12 @@ pub async fn list(
 }
 
 /// Gives a project another name.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn rename(conn: &mut PgConnection, id: ProjectId, name: &str) -> sqlx::Result<()> {
     sqlx::query!("update projects set name = $2 where id = $1", id.0, name).execute(conn).await?;
     Ok(())
 }
 
 /// Puts a project on a plan.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn set_plan(
     conn: &mut PgConnection,
     id: ProjectId,
@@ -176,9 +147,6 @@ pub async fn set_plan(
 }
 
 /// Ends a project for everybody; its rows follow. Its slug is free again.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn delete(conn: &mut PgConnection, id: ProjectId) -> sqlx::Result<()> {
     sqlx::query!(
         "
@@ -194,9 +162,6 @@ pub async fn delete(conn: &mut PgConnection, id: ProjectId) -> sqlx::Result<()> 
 }
 
 /// What belongs to the whole instance.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn instance(conn: &mut PgConnection) -> sqlx::Result<Instance> {
     sqlx::query_as!(Instance, "select public_id, cursor_key from instance").fetch_one(conn).await
 }

@@ -7,7 +7,6 @@ use crate::{domain::backoff::RetryPolicy, ids::ProjectId};
 
 /// What to change of a queue's settings. The outer none: keep it. The inner none: take it away.
 #[derive(Debug, Clone, Default, PartialEq)]
-#[allow(missing_docs)] // Each is the column of that name, described in the migrations.
 pub struct SettingsChange {
     pub max_concurrency: Option<Option<i32>>,
     /// Jobs, and seconds.
@@ -19,10 +18,6 @@ pub struct SettingsChange {
     pub brake_after: Option<Option<i32>>,
 }
 
-/// Changes the settings of a queue.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn change_settings(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -72,9 +67,6 @@ pub async fn change_settings(
 }
 
 /// Pauses a queue, or sets it going. A queue that is paused already stays paused since when it was.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn set_paused(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -99,9 +91,6 @@ pub async fn set_paused(
 
 /// Notes that somebody pauses a job type in a queue, or sets it going, which begins its row of dead letters
 /// anew. [`keep_paused_types`] must follow in the same transaction.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn set_type_paused(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -130,9 +119,6 @@ pub async fn set_type_paused(
 
 /// Locks the settings of a queue, and makes them if there are none: whoever changes what is paused does so one
 /// after the other.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn lock_settings(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -154,9 +140,6 @@ pub async fn lock_settings(
 
 /// Writes down at a queue which of its types are paused: there, claims see it. The settings must be locked by
 /// an earlier statement of this transaction, so that this one sees everybody's pauses.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn keep_paused_types(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -184,9 +167,7 @@ pub async fn keep_paused_types(
 /// A type of jobs that is paused in a queue, or about to be.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TypeRow {
-    /// In which queue.
     pub queue: String,
-    /// Which type.
     pub job_type: String,
     /// Dead letters since its last success, counted while the queue has a brake.
     pub streak: i32,
@@ -197,9 +178,6 @@ pub struct TypeRow {
 }
 
 /// The paused types of these queues.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn paused_types(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -224,9 +202,6 @@ pub async fn paused_types(
 }
 
 /// How many types of jobs are paused in a queue.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn count_paused_types(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -247,13 +222,11 @@ pub async fn count_paused_types(
 
 /// What a queue is set to and what it has handed out, as far as a waiting job must know.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[allow(missing_docs)] // Each is the column of that name, described in the migrations.
 pub struct QueueState {
     pub max_concurrency: Option<i32>,
     pub rate_limit_count: Option<i32>,
     pub rate_limit_per_seconds: Option<i32>,
     pub paused_at: Option<DateTime<Utc>>,
-    /// Of the job's type.
     pub type_paused_at: Option<DateTime<Utc>>,
     /// `operator` or `brake`.
     pub type_paused_by: Option<String>,
@@ -265,9 +238,6 @@ pub struct QueueState {
 }
 
 /// The state of a queue that somebody has set to something, as a job of this type sees it.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn find_state(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -294,7 +264,6 @@ pub async fn find_state(
     .await
 }
 
-/// How crowded it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Crowds {
     /// Jobs that run under a concurrency key.
@@ -306,9 +275,6 @@ pub struct Crowds {
 }
 
 /// How many jobs run under a concurrency key, and in a queue; counted up to `limit`.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn count_running(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -343,9 +309,6 @@ pub async fn count_running(
 }
 
 /// How many claimable jobs without a gate stand before a place in a queue, counted up to `limit`.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn count_ahead(
     conn: &mut PgConnection,
     project_id: ProjectId,

@@ -16,11 +16,9 @@ pub struct QueueRules {
     pub max_concurrency: Option<i32>,
     /// Jobs that may be handed out in a window of time.
     pub rate_limit_count: Option<i32>,
-    /// Goes with the count.
     pub rate_limit_per_seconds: Option<i32>,
     /// A lease that nobody chose is at least so long.
     pub default_lease_seconds: Option<i32>,
-    /// Whether it hands out nothing.
     pub is_paused: bool,
     /// Types of which it hands out nothing.
     pub paused_types: Vec<String>,
@@ -30,9 +28,6 @@ pub struct QueueRules {
 
 /// The rules of a queue, which is locked until the end of the transaction if it has a limit to count
 /// against; none when it has no rules.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn lock_queue(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -61,9 +56,6 @@ pub async fn lock_queue(
 
 /// The types of the claimable jobs of a queue that are behind no gate, without these; at most
 /// [`MAX_OPEN_TYPES`].
-///
-/// # Errors
-/// Only those of the store.
 pub async fn open_types(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -109,16 +101,12 @@ pub async fn open_types(
 pub struct Handouts {
     /// Sorted; none: nothing yet.
     pub at: Option<Vec<DateTime<Utc>>>,
-    /// How many, beside each time.
     pub jobs: Option<Vec<i32>>,
     /// The database's clock.
     pub now: DateTime<Utc>,
 }
 
 /// What a queue has handed out. It must be locked by an earlier statement of this transaction.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn find_handouts(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -139,9 +127,6 @@ pub async fn find_handouts(
 }
 
 /// Remembers what a queue has handed out.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn keep_handouts(
     conn: &mut PgConnection,
     project_id: ProjectId,

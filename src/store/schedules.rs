@@ -13,7 +13,6 @@ use crate::{
 
 /// A schedule as a worker registers it. What is none keeps its value, or has its default.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[allow(missing_docs)] // Each is the column of that name, described in the migrations.
 pub struct RegisteredSchedule {
     pub id: String,
     pub job_type: String,
@@ -26,9 +25,6 @@ pub struct RegisteredSchedule {
 
 /// Keeps a schedule, new or known. It does not set a paused one going. False: another job type has the
 /// id, and nothing is kept.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn upsert_registered(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -81,7 +77,6 @@ pub async fn upsert_registered(
 
 /// A schedule as its project writes it, whole. What is none keeps its value, or has its default.
 #[derive(Debug, Clone, PartialEq)]
-#[allow(missing_docs)] // Each is the column of that name, described in the migrations.
 pub struct WrittenSchedule {
     pub id: String,
     pub job_type: String,
@@ -102,9 +97,6 @@ pub struct WrittenSchedule {
 /// Keeps a schedule, new or known. One whose times have changed, or that was paused, begins anew: ticks of
 /// the past are not made up for. None: another job type has the id, and nothing is kept; else whether it is
 /// new.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn upsert(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -179,9 +171,6 @@ pub struct Census {
 }
 
 /// What must be known before a schedule is kept.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn census(conn: &mut PgConnection, project_id: ProjectId) -> sqlx::Result<Census> {
     sqlx::query_as!(
         Census,
@@ -197,16 +186,11 @@ pub async fn census(conn: &mut PgConnection, project_id: ProjectId) -> sqlx::Res
 }
 
 /// The database's clock.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn clock(conn: &mut PgConnection) -> sqlx::Result<DateTime<Utc>> {
     sqlx::query_scalar!(r#"select now() "now!""#).fetch_one(conn).await
 }
 
-/// A schedule.
 #[derive(Debug, Clone, PartialEq)]
-#[allow(missing_docs)] // Each is the column of that name, described in the migrations.
 pub struct ScheduleRow {
     pub id: String,
     pub job_type: String,
@@ -226,16 +210,12 @@ pub struct ScheduleRow {
     pub problem: Option<String>,
     pub created_at: DateTime<Utc>,
     pub updated_at: DateTime<Utc>,
-    /// When it last fired.
     pub last_run_at: Option<DateTime<Utc>>,
     /// By the database's clock.
     pub now: DateTime<Utc>,
 }
 
 /// The schedules of a project after `after`, in the order of their ids.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn page(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -269,10 +249,6 @@ pub async fn page(
     .await
 }
 
-/// One schedule.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn find(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -303,9 +279,6 @@ pub async fn find(
 }
 
 /// Pauses a schedule or sets it going from now on. False: there is none.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn set_paused(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -331,9 +304,6 @@ pub async fn set_paused(
 }
 
 /// Deletes a schedule; its jobs stay, and so does its history, until it is old enough. False: there is none.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn delete(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -351,7 +321,6 @@ pub async fn delete(
 
 /// What became of a tick.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[allow(missing_docs)] // Each is the column of that name, described in the migrations.
 pub struct FireRow {
     pub tick: DateTime<Utc>,
     pub outcome: FireOutcome,
@@ -361,9 +330,6 @@ pub struct FireRow {
 }
 
 /// What became of a schedule's ticks before a time, the newest first.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn fires(
     conn: &mut PgConnection,
     project_id: ProjectId,

@@ -5,20 +5,15 @@ use sqlx::PgConnection;
 
 use crate::ids::{AccountId, SessionId};
 
-/// A session.
 #[derive(Debug, Clone)]
 pub struct Session {
-    /// Which session.
     pub id: SessionId,
-    /// When it began.
     pub created_at: DateTime<Utc>,
-    /// When it was last refreshed.
     pub last_used_at: DateTime<Utc>,
     /// When it ends at the latest.
     pub expires_at: DateTime<Utc>,
     /// What the client says it is.
     pub user_agent: Option<String>,
-    /// Where it was begun from.
     pub address: Option<String>,
 }
 
@@ -27,27 +22,20 @@ pub struct Session {
 pub struct Origin {
     /// What the client says it is.
     pub user_agent: Option<String>,
-    /// Where it calls from.
     pub address: Option<String>,
 }
 
 /// What a refresh secret is worth.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Presented {
-    /// Whose.
     pub account_id: AccountId,
-    /// Which session.
     pub session_id: SessionId,
     /// Whether it was used before, and longer ago than a grace allows.
     pub is_used: bool,
-    /// Whether the session goes on.
     pub is_live: bool,
 }
 
 /// Begins a session.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn insert(
     conn: &mut PgConnection,
     account_id: AccountId,
@@ -72,9 +60,6 @@ pub async fn insert(
 }
 
 /// Keeps the next secret that refreshes a session.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn insert_secret(
     conn: &mut PgConnection,
     session_id: SessionId,
@@ -94,9 +79,6 @@ pub async fn insert_secret(
 /// present the same secret, one finds it used, unless the other came within the grace.
 ///
 /// The clock is read after the row is locked: `now()` of whoever waited for it lies before the use.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn use_secret(
     conn: &mut PgConnection,
     secret_hash: &[u8],
@@ -141,9 +123,6 @@ pub async fn use_secret(
 }
 
 /// Notes that a session goes on.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn touch(conn: &mut PgConnection, id: SessionId) -> sqlx::Result<()> {
     sqlx::query!("update sessions set last_used_at = now() where id = $1", id.0)
         .execute(conn)
@@ -152,9 +131,6 @@ pub async fn touch(conn: &mut PgConnection, id: SessionId) -> sqlx::Result<()> {
 }
 
 /// Whether a session of this account goes on.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn is_live(
     conn: &mut PgConnection,
     account_id: AccountId,
@@ -175,9 +151,6 @@ pub async fn is_live(
 }
 
 /// The sessions of an account that go on, newest first.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn list(
     conn: &mut PgConnection,
     account_id: AccountId,
@@ -203,9 +176,6 @@ pub async fn list(
 }
 
 /// Ends a session. Answers whether the account has it; to end it twice is no mistake.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn revoke(
     conn: &mut PgConnection,
     account_id: AccountId,
@@ -226,9 +196,6 @@ pub async fn revoke(
 }
 
 /// Ends all sessions of an account but one, and answers with those that it ended.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn revoke_others(
     conn: &mut PgConnection,
     account_id: AccountId,

@@ -15,9 +15,6 @@ use crate::{
 pub const MAX_ADDED_ROWS: usize = 500;
 
 /// Adds what a node has counted. What is counted now belongs to this minute and this hour.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn add(conn: &mut PgConnection, counted: &[Counted]) -> sqlx::Result<()> {
     let column =
         |of: fn(&Counts) -> i64| counted.iter().map(|it| of(&it.counts)).collect::<Vec<_>>();
@@ -122,9 +119,7 @@ pub struct Span<'a> {
 /// What happened in one slot of time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Slot {
-    /// When it began.
     pub at: DateTime<Utc>,
-    /// What happened.
     pub counts: Counts,
 }
 
@@ -167,9 +162,6 @@ impl Row {
 }
 
 /// The slots of a span, oldest first, empty ones too; the last is not over yet.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn slots(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -239,9 +231,6 @@ pub async fn slots(
 }
 
 /// What happened since the beginning, up to `limit` pairs of a queue and a type: those that came first are first.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn totals(
     conn: &mut PgConnection,
     project_id: ProjectId,

@@ -36,9 +36,6 @@ pub const REAPER_GAP_SECONDS: i32 = 5;
 
 /// Milliseconds until the next scheduled or retried job is due; negative when one is overdue,
 /// none when there is none.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn next_due_ms(conn: &mut PgConnection) -> sqlx::Result<Option<f64>> {
     sqlx::query_scalar!(
         r#"
@@ -54,9 +51,6 @@ pub async fn next_due_ms(conn: &mut PgConnection) -> sqlx::Result<Option<f64>> {
 }
 
 /// Makes due jobs claimable, the longest due first.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn promote(conn: &mut PgConnection) -> sqlx::Result<Vec<Rested>> {
     let rows = sqlx::query!(
         r#"
@@ -104,9 +98,6 @@ pub async fn promote(conn: &mut PgConnection) -> sqlx::Result<Vec<Rested>> {
 
 /// Notes that a node looks for expired leases now, and answers whether there are any. None, and nothing
 /// is noted, when the last pass of any node lies more than [`REAPER_GAP_SECONDS`] back.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn note_pass(conn: &mut PgConnection) -> sqlx::Result<Option<bool>> {
     sqlx::query_scalar!(
         r#"
@@ -127,9 +118,6 @@ pub async fn note_pass(conn: &mut PgConnection) -> sqlx::Result<Option<bool>> {
 }
 
 /// Notes that the gap is over: every lease that expired in it was given once more.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn note_end_of_gap(conn: &mut PgConnection) -> sqlx::Result<()> {
     sqlx::query!("update reaper_state set last_pass_at = statement_timestamp()")
         .execute(conn)
@@ -138,9 +126,6 @@ pub async fn note_end_of_gap(conn: &mut PgConnection) -> sqlx::Result<()> {
 }
 
 /// Gives leases that have expired once more, by their own length; answers with how many.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn rearm_expired(conn: &mut PgConnection) -> sqlx::Result<u64> {
     let done = sqlx::query!(
         "
@@ -165,9 +150,6 @@ pub async fn rearm_expired(conn: &mut PgConnection) -> sqlx::Result<u64> {
 
 /// Locks jobs whose leases have expired, the longest expired first; none when the last noted pass
 /// lies so far back that they are to be given once more.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn lock_expired(conn: &mut PgConnection) -> sqlx::Result<Vec<Held>> {
     sqlx::query_as!(
         Held,
@@ -202,9 +184,6 @@ pub async fn lock_expired(conn: &mut PgConnection) -> sqlx::Result<Vec<Held>> {
 }
 
 /// Jobs whose `expires_at` has passed, in whatever state they are.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn find_outdated(conn: &mut PgConnection) -> sqlx::Result<Vec<JobKey>> {
     sqlx::query_as!(
         JobKey,
@@ -221,9 +200,6 @@ pub async fn find_outdated(conn: &mut PgConnection) -> sqlx::Result<Vec<JobKey>>
 }
 
 /// Ended jobs whose children must be called off.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn find_with_orphans(conn: &mut PgConnection) -> sqlx::Result<Vec<JobKey>> {
     sqlx::query_as!(
         JobKey,
@@ -239,9 +215,6 @@ pub async fn find_with_orphans(conn: &mut PgConnection) -> sqlx::Result<Vec<JobK
 
 /// Workers that send heartbeats for all of their jobs and have not been heard for
 /// [`WORKER_SILENCE_SECONDS`]; none right after a gap in which no node listened.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn find_silent_workers(
     conn: &mut PgConnection,
 ) -> sqlx::Result<Vec<(ProjectId, String)>> {
@@ -268,9 +241,6 @@ pub async fn find_silent_workers(
 
 /// Workers whose labels, directive or life have changed within the last `within_seconds`: nodes that
 /// remember them must look again.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn changed_workers(
     conn: &mut PgConnection,
     within_seconds: i32,
@@ -289,9 +259,6 @@ pub async fn changed_workers(
 }
 
 /// Forgets workers that nobody has heard of for [`WORKER_KEEP_SECONDS`].
-///
-/// # Errors
-/// Only those of the store.
 pub async fn prune_workers(conn: &mut PgConnection) -> sqlx::Result<u64> {
     let pruned = sqlx::query!(
         "
@@ -314,9 +281,6 @@ pub async fn prune_workers(conn: &mut PgConnection) -> sqlx::Result<u64> {
 }
 
 /// Starts the silence of all workers anew: in the gap they had nobody to send a heartbeat to.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn excuse_silence(conn: &mut PgConnection) -> sqlx::Result<()> {
     sqlx::query!(
         "
@@ -333,9 +297,6 @@ pub async fn excuse_silence(conn: &mut PgConnection) -> sqlx::Result<()> {
 }
 
 /// Forgets the oldest answers that were kept for their idempotency keys long enough.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn prune_idempotency_keys(conn: &mut PgConnection) -> sqlx::Result<u64> {
     let pruned = sqlx::query!(
         "
@@ -360,9 +321,6 @@ pub async fn prune_idempotency_keys(conn: &mut PgConnection) -> sqlx::Result<u64
 /// Clears away dead rows of the hot tables, unless somebody does so already.
 ///
 /// The tables' own autovacuum settings do nothing before the launcher wakes, once a minute.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn vacuum_hot_tables(conn: &mut PgConnection) -> sqlx::Result<()> {
     // A vacuum takes the time it takes.
     conn.execute(sqlx::raw_sql("set statement_timeout = 0")).await?;
@@ -377,20 +335,13 @@ pub async fn vacuum_hot_tables(conn: &mut PgConnection) -> sqlx::Result<()> {
 /// A lease of a claim whose answer was lost.
 #[derive(Debug, Clone)]
 pub struct LostLease {
-    /// Whose job.
     pub project_id: ProjectId,
-    /// Which job.
     pub id: JobId,
-    /// Whom it was leased to.
     pub worker_id: String,
-    /// The lease.
     pub lease_id: LeaseId,
 }
 
 /// Which of these leases were given after all. It walks over all leases that run: for emergencies.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn find_leases(
     conn: &mut PgConnection,
     lease_ids: &[Uuid],

@@ -8,19 +8,13 @@ use crate::{domain::worker::WorkerState, ids::ProjectId};
 /// What a worker tells of itself.
 #[derive(Debug, Clone)]
 pub struct Registration {
-    /// Its name, chosen by itself.
     pub worker_id: String,
-    /// Queues it will poll.
     pub queues: Vec<String>,
-    /// Types it can do.
     pub job_types: Vec<String>,
-    /// Its machine.
     pub hostname: Option<String>,
-    /// Its client's version.
     pub sdk_version: Option<String>,
     /// Jobs it runs at a time.
     pub concurrency: i32,
-    /// Its process.
     pub pid: Option<i32>,
     /// What it has, for jobs that ask for it. Sorted.
     pub labels: Vec<String>,
@@ -28,9 +22,6 @@ pub struct Registration {
 
 /// Keeps what a worker tells of itself; the last word counts. It begins a new life, whether it was lost
 /// or gone; what somebody told it stays.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn upsert(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -76,13 +67,10 @@ pub async fn upsert(
 /// A call of a worker.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sighting {
-    /// Whose worker.
     pub project_id: ProjectId,
-    /// Which worker.
     pub worker_id: String,
     /// The queues it polls; none when it did something else.
     pub queues: Vec<String>,
-    /// The types it polls for.
     pub job_types: Vec<String>,
 }
 
@@ -90,9 +78,6 @@ pub struct Sighting {
 /// refused for its fence may be nobody.
 ///
 /// No worker may stand in `sightings` twice.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn note_seen(conn: &mut PgConnection, sightings: &[Sighting]) -> sqlx::Result<()> {
     sqlx::query!(
         "
@@ -136,16 +121,11 @@ pub async fn note_seen(conn: &mut PgConnection, sightings: &[Sighting]) -> sqlx:
 pub struct Facts {
     /// What it has. Sorted.
     pub labels: Vec<String>,
-    /// As it says.
     pub state: WorkerState,
-    /// What somebody told it.
     pub directive: Option<WorkerState>,
 }
 
 /// What is known of these workers, each with its number from 0.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn facts(
     conn: &mut PgConnection,
     workers: &[(ProjectId, &str)],
@@ -172,9 +152,6 @@ pub async fn facts(
 
 /// Tells a worker what to do; none: to go on. Answers with what is known of it then; none when the project
 /// has no such worker.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn direct(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -198,9 +175,6 @@ pub async fn direct(
 
 /// Notes a heartbeat for all jobs of a worker, and answers with what the worker is known for. A worker
 /// that is gone stays gone.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn beat(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -234,9 +208,6 @@ pub async fn beat(
 }
 
 /// Ends a worker's life. Answers whether the project has such a worker.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn terminate(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -256,9 +227,6 @@ pub async fn terminate(
 }
 
 /// Whether a worker is still silent; it cannot be heard again before the end of the transaction.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn lock_silent(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -284,9 +252,6 @@ pub async fn lock_silent(
 }
 
 /// Notes that a worker is lost, unless it was heard again; answers whether it is.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn note_lost(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -311,7 +276,6 @@ pub async fn note_lost(
 
 /// A worker as it is stored.
 #[derive(Debug, Clone)]
-#[allow(missing_docs)] // Each is the column of that name, described in the migrations.
 pub struct WorkerRow {
     pub worker_id: String,
     pub state: WorkerState,
@@ -337,9 +301,6 @@ pub struct WorkerRow {
 pub const ALIVE_SECONDS: i32 = 60;
 
 /// A page of workers, by name: those after `after`, with this label and of this queue if one is named.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn page(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -386,9 +347,6 @@ pub async fn page(
 }
 
 /// How many live workers say they poll a queue for a type, and how many of them have these labels.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn count_fitting(
     conn: &mut PgConnection,
     project_id: ProjectId,

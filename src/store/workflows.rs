@@ -18,13 +18,11 @@ use crate::{
 pub struct NewWorkflow {
     /// Made before the insert.
     pub id: WorkflowId,
-    /// As it was sent.
     pub name: Option<String>,
     /// Who waits for whom among its jobs.
     pub edges: Vec<Edge>,
     /// Whether its first jobs wait for somebody to start it.
     pub is_held: bool,
-    /// What it runs again.
     pub rerun: Option<Rerun>,
 }
 
@@ -63,9 +61,6 @@ pub async fn insert_workflow(
 }
 
 /// Stores which jobs a workflow is made of, in their order.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn insert_workflow_jobs(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -91,13 +86,9 @@ pub async fn insert_workflow_jobs(
 /// A workflow, without its jobs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WorkflowRow {
-    /// Its id.
     pub id: WorkflowId,
-    /// As it was sent.
     pub name: Option<String>,
-    /// When it was stored.
     pub created_at: DateTime<Utc>,
-    /// When somebody called it off.
     pub cancelled_at: Option<DateTime<Utc>>,
     /// Whether its first jobs wait for somebody to start it.
     pub is_held: bool,
@@ -105,10 +96,6 @@ pub struct WorkflowRow {
     pub successor_id: Option<WorkflowId>,
 }
 
-/// One workflow.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn find_workflow(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -129,9 +116,7 @@ pub async fn find_workflow(
     .await
 }
 
-/// A job of a workflow.
 #[derive(Debug, Clone)]
-#[allow(missing_docs)] // Each is the column of that name, described in the migrations.
 pub struct WorkflowJobRow {
     pub key: String,
     pub id: JobId,
@@ -139,14 +124,10 @@ pub struct WorkflowJobRow {
     pub job_type: Option<String>,
     pub attempt: Option<i32>,
     pub completed_at: Option<DateTime<Utc>>,
-    /// The keys of its parents.
     pub depends_on: Vec<String>,
 }
 
 /// The jobs of a workflow in their order, with their states. A job that was pruned has none.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn workflow_jobs(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -184,9 +165,6 @@ pub async fn workflow_jobs(
 }
 
 /// Notes that a workflow was called off.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn cancel_workflow(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -206,9 +184,6 @@ pub async fn cancel_workflow(
 }
 
 /// The workflows below an id, the newest first.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn list(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -236,19 +211,14 @@ pub async fn list(
 /// How many jobs of a workflow are in a state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StateCount {
-    /// Which workflow.
     pub workflow_id: WorkflowId,
     /// Which state; none: they were pruned.
     pub state: Option<StoredState>,
-    /// How many.
     pub jobs: i64,
 }
 
 /// How many jobs of each of these workflows are in each state. A workflow has a bounded number of jobs, so whoever names
 /// a page of workflows has them counted.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn count_states(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -275,9 +245,6 @@ pub async fn count_states(
 }
 
 /// The workflows of a project that run no other again, newest first.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn page(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -303,9 +270,6 @@ pub async fn page(
 }
 
 /// Notes that a workflow is held no more. Answers whether it was.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn unhold(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -322,9 +286,6 @@ pub async fn unhold(
 }
 
 /// Lets the jobs of a held workflow go that wait for no other job, and answers with them.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn free_roots(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -378,9 +339,6 @@ pub async fn free_roots(
 }
 
 /// Lets a workflow stand for an earlier one, in place of `replaced`. Answers whether that still stood for it.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn succeed(
     conn: &mut PgConnection,
     project_id: ProjectId,

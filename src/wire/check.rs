@@ -145,9 +145,6 @@ impl Check {
 }
 
 /// JSON that was checked when it came in, as it goes out: the same bytes.
-///
-/// # Errors
-/// [`Error::Internal`] when it is no JSON after all.
 pub fn stored_json(text: String) -> Result<Box<RawValue>, Error> {
     RawValue::from_string(text).map_err(Error::internal)
 }

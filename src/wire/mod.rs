@@ -1,6 +1,8 @@
 //! What all wires share: how bodies are read and fields checked, how jobs are handed over, how streams are
 //! written, and where the error of a request goes. It speaks no wire itself.
 
+#![warn(missing_docs)]
+
 pub mod audit;
 pub mod check;
 pub mod delivery;

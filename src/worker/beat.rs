@@ -35,9 +35,6 @@ pub struct Heard {
 }
 
 /// Sends one heartbeat.
-///
-/// # Errors
-/// See [`Failure`].
 pub async fn send(
     client: &Client,
     worker_id: &str,

@@ -18,7 +18,6 @@ use crate::{client::Client, domain::text::cut};
 
 /// Lines are sent together when so much time has passed since the first of them.
 const FLUSH_PERIOD: Duration = Duration::from_secs(1);
-/// Lines of one call.
 const MAX_CALL_LINES: usize = 200;
 /// Bytes of one call, as JSON: half of what a body may have.
 const MAX_CALL_BYTES: usize = 512 * 1024;

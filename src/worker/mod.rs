@@ -27,7 +27,6 @@ SIGTERM and SIGINT drain: no more jobs, and the grace for those that run. SIGTST
 jobs, SIGCONT takes them again.")]
 pub struct WorkerArgs {
     #[command(flatten)]
-    #[allow(missing_docs)]
     pub client: ClientArgs,
 
     /// Queue to take jobs from; several are looked at in their order

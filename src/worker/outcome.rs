@@ -16,7 +16,6 @@ use crate::domain::{
 /// What the worker wants of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wanted {
-    /// Go on.
     Run,
     /// It was called off: stop, and say so.
     Cancel,
@@ -32,13 +31,8 @@ pub enum Wanted {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum End {
     Succeeded(Option<String>),
-    Failed {
-        kind: String,
-        message: String,
-        retryable: bool,
-    },
+    Failed { kind: String, message: String, retryable: bool },
     Released,
-    /// Nothing is to be said.
     Abandoned,
 }
 

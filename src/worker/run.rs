@@ -121,7 +121,6 @@ struct Worker {
     running: HashMap<String, (Active, u64, watch::Sender<Wanted>)>,
     /// Somebody here told it to take no more jobs.
     is_quiet: bool,
-    /// The server told it so.
     is_told_quiet: bool,
     grace_end: Option<Instant>,
     is_draining: bool,

@@ -6,14 +6,11 @@ use tokio::{
     sync::mpsc,
 };
 
-/// What a signal asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Asked {
     /// SIGTERM or SIGINT: drain; the second time, end.
     Stop,
-    /// SIGTSTP: take no more jobs.
     Quiet,
-    /// SIGCONT: take jobs again.
     Resume,
 }
 

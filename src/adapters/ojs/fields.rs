@@ -83,9 +83,6 @@ impl Kept {
 }
 
 /// A payload as arguments: itself if it is an array, or the only one.
-///
-/// # Errors
-/// [`Error::Internal`] when it is no JSON after all.
 pub fn args(payload: &str) -> Result<Box<RawValue>, Error> {
     if payload.trim_start().starts_with('[') {
         return stored_json(payload.to_owned());

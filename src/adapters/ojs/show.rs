@@ -155,9 +155,6 @@ fn errors(ended: &[AttemptRow]) -> Vec<JobError> {
 
 impl JobView {
     /// A job that was just handed out.
-    ///
-    /// # Errors
-    /// [`Error::Internal`] when its payload is no JSON after all.
     pub fn handed(handed: &Handed) -> Result<Self, Error> {
         let job = &handed.job;
         let (kept, _) = kept(job.envelope.as_deref());
@@ -198,9 +195,6 @@ impl JobView {
     }
 
     /// A job that was just stored.
-    ///
-    /// # Errors
-    /// [`Error::Internal`] when its payload is no JSON after all.
     pub fn stored(new: &NewJob, stored: &StoredJob) -> Result<Self, Error> {
         let extras = new.extras.as_deref();
         let (kept, expires_at) = kept(extras.and_then(|it| it.envelope.as_deref()));
@@ -235,9 +229,6 @@ impl JobView {
     }
 
     /// A job that was read.
-    ///
-    /// # Errors
-    /// [`Error::Internal`] when its payload or result is no JSON after all.
     pub fn read(row: JobRow, ended: &[AttemptRow]) -> Result<Self, Error> {
         let (kept, expires_at) = kept(row.envelope.as_deref());
         let all = errors(ended);

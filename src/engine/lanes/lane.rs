@@ -37,7 +37,6 @@ pub(super) struct Signature {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Supply {
-    /// Nobody has looked yet.
     Unknown,
     /// The last look came back full.
     Plenty,
@@ -50,7 +49,6 @@ pub(super) struct Lane {
     pub signature: Signature,
     pub waiters: BTreeSet<WaiterId>,
     pub supply: Supply,
-    /// Looks that are under way.
     pub flights: u32,
     pub arrived_in_flight: u32,
     /// The first of them in the order of claims.
@@ -59,7 +57,6 @@ pub(super) struct Lane {
     pub gated_in_flight: bool,
     pub mark: ClaimKey,
     pub looked_from_zero_at: Option<Instant>,
-    /// How long that took.
     pub zero_look_took: Duration,
     pub touched_at: Instant,
     /// After a look that failed, or found everything taken, or a rate limit used up.

@@ -181,9 +181,6 @@ impl AttemptView {
 
 impl Job {
     /// A job that has just been stored.
-    ///
-    /// # Errors
-    /// [`Error::Internal`] when its payload is no JSON after all.
     pub fn stored(new: &NewJob, stored: &StoredJob) -> Result<Self, Error> {
         let extras = new.extras.as_deref().cloned().unwrap_or_default();
         // A new job that is due and yet `scheduled` waits for its parents.
@@ -230,9 +227,6 @@ impl Job {
     }
 
     /// A job that was read.
-    ///
-    /// # Errors
-    /// [`Error::Internal`] when its payload or result is no JSON after all.
     pub fn read(row: JobRow) -> Result<Self, Error> {
         let closed = row.closed();
         let tags = row.tags.map(serde_json::from_value).transpose().map_err(Error::internal)?;

@@ -65,9 +65,6 @@ const ID_CLOCK_MARGIN_MS: i64 = 3_600_000;
 ///
 /// Answers with the rows that match, and with the smallest id it examined when there may be more
 /// below it.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn page(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -157,7 +154,6 @@ fn push_closed(query: &mut QueryBuilder<Postgres>, project_id: ProjectId) {
 /// Where a walk over jobs has come.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Walked {
-    /// The jobs that match.
     pub jobs: Vec<JobId>,
     /// The last one that was examined; none: there was none.
     pub last: Option<JobId>,
@@ -167,9 +163,6 @@ pub struct Walked {
 
 /// Up to `limit` jobs that match, in the order of their ids, above `after`. It examines
 /// [`limits::MAX_PAGE_EXAMINED_ROWS`] at the most.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn walk(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -229,9 +222,6 @@ fn push_examined(
 pub const MAX_COUNTED: i64 = 100_000;
 
 /// How many of the newest [`MAX_COUNTED`] jobs match, and whether there are more jobs than that.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn count(
     conn: &mut PgConnection,
     project_id: ProjectId,

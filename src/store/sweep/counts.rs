@@ -7,9 +7,6 @@ pub const MAX_FOLDED_ROWS: i64 = 20_000;
 
 /// Adds changes up, and answers with how many; none when there were none. What another node is adding up
 /// already is left to it.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn fold(conn: &mut PgConnection) -> sqlx::Result<Option<i64>> {
     sqlx::query_scalar!(
         r#"
@@ -62,9 +59,6 @@ pub async fn fold(conn: &mut PgConnection) -> sqlx::Result<Option<i64>> {
 
 /// Counts all jobs, and corrects the counts of queues that say otherwise: in one snapshot, while everything goes
 /// on. Answers with how many queues it has corrected. It reads every job: for emergencies.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn recount(conn: &mut PgConnection) -> sqlx::Result<i64> {
     sqlx::query_scalar!(
         r#"
@@ -124,9 +118,6 @@ pub async fn recount(conn: &mut PgConnection) -> sqlx::Result<i64> {
 }
 
 /// Keeps the list of dead letters from being written until the end of the transaction.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn lock_dead_letters(conn: &mut PgConnection) -> sqlx::Result<()> {
     const LOCK: &str = "lock table dead_letters, dead_letter_groups in share row exclusive mode";
     conn.execute(sqlx::raw_sql(LOCK)).await.map(|_| ())
@@ -134,9 +125,6 @@ pub async fn lock_dead_letters(conn: &mut PgConnection) -> sqlx::Result<()> {
 
 /// Writes down dead letters that are missing from the list, each in the group of its type, and strikes off those
 /// that are none. Answers with how many of both.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn relist_dead_letters(conn: &mut PgConnection) -> sqlx::Result<i64> {
     sqlx::query_scalar!(
         r#"
@@ -165,9 +153,6 @@ pub async fn relist_dead_letters(conn: &mut PgConnection) -> sqlx::Result<i64> {
 }
 
 /// Counts the dead letters of all groups anew. Nothing else may write them meanwhile: they are locked.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn regroup_dead_letters(conn: &mut PgConnection) -> sqlx::Result<()> {
     sqlx::query!(
         "

@@ -7,7 +7,6 @@ use crate::ids::ProjectId;
 /// What waits to be done, by anybody.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Glance {
-    /// Children must be called off.
     pub has_orphans: bool,
     /// Waiting jobs are past their `expires_at`.
     pub has_outdated: bool,
@@ -26,9 +25,6 @@ pub struct Glance {
 }
 
 /// Looks what waits to be done. A queue has changed lately if it has within the last `within_ms`.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn glance(conn: &mut PgConnection, within_ms: i64) -> sqlx::Result<Glance> {
     let row = sqlx::query!(
         r#"

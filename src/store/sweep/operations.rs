@@ -9,9 +9,6 @@ use crate::{
 
 /// Locks the operation whose next step is due longest, until the end of the transaction. Those that another
 /// node is at are left to it.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn lock_due(conn: &mut PgConnection) -> sqlx::Result<Option<DueOperation>> {
     sqlx::query_as!(
         DueOperation,
@@ -30,9 +27,6 @@ pub async fn lock_due(conn: &mut PgConnection) -> sqlx::Result<Option<DueOperati
 }
 
 /// Milliseconds until the next step of any operation is due; none when no operation goes on.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn next_step_ms(conn: &mut PgConnection) -> sqlx::Result<Option<f64>> {
     sqlx::query_scalar!(
         r#"
@@ -48,9 +42,6 @@ pub async fn next_step_ms(conn: &mut PgConnection) -> sqlx::Result<Option<f64>> 
 }
 
 /// Forgets operations that ended more than so many days ago. Answers with how many.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn prune(conn: &mut PgConnection, keep_days: i32) -> sqlx::Result<u64> {
     let pruned = sqlx::query!(
         "

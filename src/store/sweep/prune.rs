@@ -12,18 +12,13 @@ pub const MAX_PRUNED_JOBS: i64 = 100;
 /// A queue with finished jobs that are old enough.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OldQueue {
-    /// Whose queue.
     pub project_id: ProjectId,
-    /// Which queue.
     pub queue: String,
     /// Days for which it keeps its finished jobs.
     pub retention_days: i32,
 }
 
 /// Queues with finished jobs that are old enough. A queue that does not say keeps them for `default_days`.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn queues_with_old_jobs(
     conn: &mut PgConnection,
     default_days: i32,
@@ -58,9 +53,6 @@ pub async fn queues_with_old_jobs(
 
 /// Forgets log chunks of the oldest finished jobs of a queue, at most [`MAX_PRUNED_CHUNKS`], and answers with
 /// how many: a job may have very many.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn prune_logs(conn: &mut PgConnection, old: &OldQueue) -> sqlx::Result<u64> {
     let pruned = sqlx::query!(
         "
@@ -98,7 +90,6 @@ pub const MAX_PRUNED_CHUNKS: u64 = 5_000;
 /// Jobs that were forgotten.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pruned {
-    /// How many.
     pub jobs: i64,
     /// The workflows they were part of.
     pub workflows: Vec<Uuid>,
@@ -106,9 +97,6 @@ pub struct Pruned {
 
 /// Forgets the oldest finished jobs of a queue, with everything that belongs to them. A job whose children still
 /// wait is kept: they are given what it has made.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn prune_jobs(conn: &mut PgConnection, old: &OldQueue) -> sqlx::Result<Pruned> {
     sqlx::query_as!(
         Pruned,
@@ -179,9 +167,6 @@ pub async fn prune_jobs(conn: &mut PgConnection, old: &OldQueue) -> sqlx::Result
 
 /// Forgets those of these workflows of which no job is left, and those that they run again when nothing is left
 /// of them either. What is run again stays as long as its latest run: clients know it by that name.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn prune_workflows(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -219,9 +204,6 @@ pub async fn prune_workflows(
 }
 
 /// Forgets what happened in minutes that nobody asks for any more. Answers with how many.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn prune_rates(conn: &mut PgConnection) -> sqlx::Result<u64> {
     let pruned = sqlx::query!(
         "
@@ -245,9 +227,6 @@ pub async fn prune_rates(conn: &mut PgConnection) -> sqlx::Result<u64> {
 
 /// Forgets numbers that nobody asks for any more: minutes after a day, hours after a month, and totals of what was
 /// not seen for a month. Answers with how many rows.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn prune_stats(conn: &mut PgConnection) -> sqlx::Result<u64> {
     let pruned = sqlx::query!(
         "

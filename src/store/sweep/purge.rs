@@ -47,9 +47,6 @@ pub const TENANT_TABLES: &[&str] = &[
 const PURGE_DELAY_SECONDS: f64 = 60.0;
 
 /// A project that was deleted, if there is one; locked, so that nodes do not work on one together.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn deleted_project(conn: &mut PgConnection) -> sqlx::Result<Option<ProjectId>> {
     sqlx::query_scalar!(
         r#"
@@ -68,9 +65,6 @@ pub async fn deleted_project(conn: &mut PgConnection) -> sqlx::Result<Option<Pro
 
 /// Deletes some rows of a project from one of [`TENANT_TABLES`], and says how many. Waits for rows that are locked:
 /// none that is there may be taken for gone.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn delete_rows(
     conn: &mut PgConnection,
     table: &'static str,
@@ -86,9 +80,6 @@ pub async fn delete_rows(
 }
 
 /// Deletes a project whose rows are gone.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn delete_project(conn: &mut PgConnection, id: ProjectId) -> sqlx::Result<()> {
     sqlx::query!("delete from projects where id = $1 and deleted_at is not null", id.0)
         .execute(conn)
@@ -101,9 +92,6 @@ pub const MAX_PRUNED_PEOPLE: i64 = 500;
 
 /// Forgets what people no longer need: sessions and secrets that are over, and old rows of audit logs. Answers
 /// with how many rows went.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn prune_people(conn: &mut PgConnection, audit_keep_days: i32) -> sqlx::Result<i64> {
     sqlx::query_scalar!(
         r#"

@@ -23,7 +23,6 @@ pub const MAX_PLANNED: usize = 500;
 
 /// A schedule, locked, with what the rules want to know of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[allow(missing_docs)] // Each is the column of that name, described in the migrations.
 pub struct DueSchedule {
     pub project_id: ProjectId,
     pub id: String,
@@ -42,9 +41,6 @@ pub struct DueSchedule {
 
 /// Locks the schedules whose ticks are next, and not more than `lead_ms` ahead: at most 10,000, of which
 /// projects take turns. Those that look at earlier jobs are not locked before their tick.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn lock_next(conn: &mut PgConnection, lead_ms: i64) -> sqlx::Result<Vec<DueSchedule>> {
     sqlx::query_as!(
         DueSchedule,
@@ -95,9 +91,6 @@ pub async fn lock_next(conn: &mut PgConnection, lead_ms: i64) -> sqlx::Result<Ve
 }
 
 /// Locks schedules whose tick is past its grace: nobody was there.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn lock_overdue(conn: &mut PgConnection) -> sqlx::Result<Vec<DueSchedule>> {
     sqlx::query_as!(
         DueSchedule,
@@ -118,9 +111,6 @@ pub async fn lock_overdue(conn: &mut PgConnection) -> sqlx::Result<Vec<DueSchedu
 }
 
 /// Locks schedules whose next tick is to be found out.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn lock_unplanned(conn: &mut PgConnection) -> sqlx::Result<Vec<DueSchedule>> {
     sqlx::query_as!(
         DueSchedule,
@@ -140,7 +130,6 @@ pub async fn lock_unplanned(conn: &mut PgConnection) -> sqlx::Result<Vec<DueSche
 
 /// How far a schedule has come.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[allow(missing_docs)] // Each is the column of that name, described in the migrations.
 pub struct Advance {
     pub project_id: ProjectId,
     pub id: String,
@@ -150,9 +139,6 @@ pub struct Advance {
 }
 
 /// Writes down how far schedules have come. They must be locked.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn advance(conn: &mut PgConnection, advances: &[Advance]) -> sqlx::Result<()> {
     sqlx::query!(
         "
@@ -176,7 +162,6 @@ pub async fn advance(conn: &mut PgConnection, advances: &[Advance]) -> sqlx::Res
 
 /// A tick, and what becomes of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[allow(missing_docs)] // Each is the column of that name, described in the migrations.
 pub struct Fire {
     pub project_id: ProjectId,
     pub schedule_id: String,
@@ -193,9 +178,6 @@ pub struct Fire {
 
 /// Writes down what becomes of ticks, and stores the jobs of those that fire. A tick that was dealt with
 /// already is left as it is. Answers with the jobs, each with its tick.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn fire(conn: &mut PgConnection, fires: &[Fire]) -> sqlx::Result<Vec<Rested>> {
     let rows = sqlx::query!(
         r#"
@@ -289,9 +271,6 @@ pub async fn fire(conn: &mut PgConnection, fires: &[Fire]) -> sqlx::Result<Vec<R
 }
 
 /// Writes down that ticks were dealt with only now.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn note_lateness(conn: &mut PgConnection, fires: &[&Fire]) -> sqlx::Result<()> {
     sqlx::query!(
         "
@@ -312,7 +291,6 @@ pub async fn note_lateness(conn: &mut PgConnection, fires: &[&Fire]) -> sqlx::Re
 
 /// A job of an earlier tick that is not done.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[allow(missing_docs)] // Each is the column of that name, described in the migrations.
 pub struct EarlierJob {
     pub project_id: ProjectId,
     pub schedule_id: String,
@@ -322,9 +300,6 @@ pub struct EarlierJob {
 
 /// The jobs of these schedules' last 100 fires that are not done; those that somebody has asked for do not
 /// count.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn earlier_jobs(
     conn: &mut PgConnection,
     schedules: &[(ProjectId, &str)],
@@ -354,18 +329,12 @@ pub async fn earlier_jobs(
 }
 
 /// Waits for a time, by the database's clock.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn sleep_until(conn: &mut PgConnection, tick: DateTime<Utc>) -> sqlx::Result<()> {
     sqlx::query!("select pg_sleep_until($1)", tick).fetch_one(conn).await?;
     Ok(())
 }
 
 /// Milliseconds until the next tick of any schedule; negative when one is due, none when there is none.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn next_tick_ms(conn: &mut PgConnection) -> sqlx::Result<Option<f64>> {
     sqlx::query_scalar!(
         r#"
@@ -381,9 +350,6 @@ pub async fn next_tick_ms(conn: &mut PgConnection) -> sqlx::Result<Option<f64>> 
 }
 
 /// Forgets the oldest ticks that were dealt with so many days ago. Answers with how many.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn prune_fires(conn: &mut PgConnection, keep_days: i32) -> sqlx::Result<u64> {
     let pruned = sqlx::query!(
         "

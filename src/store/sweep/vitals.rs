@@ -13,25 +13,18 @@ pub const MAX_PLACES_OF_PROJECT: i64 = 100;
 /// A queue with jobs that could run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Place {
-    /// Whose queue.
     pub project_id: ProjectId,
     /// Its project, as people name it.
     pub project: String,
-    /// Which queue.
     pub queue: String,
     /// How long the job waits that could have run first.
     pub age_seconds: f64,
-    /// Live workers poll it.
     pub is_polled: bool,
-    /// It hands out nothing.
     pub is_paused: bool,
 }
 
 /// Where jobs wait that could run, the longest first: looked for in the queues that have jobs, priority by priority, twenty of
 /// them. A `run_at` that was past when the job was stored counts from then.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn places(conn: &mut PgConnection, alive_seconds: i32) -> sqlx::Result<Vec<Place>> {
     sqlx::query_as!(
         Place,
@@ -106,19 +99,14 @@ pub async fn places(conn: &mut PgConnection, alive_seconds: i32) -> sqlx::Result
 
 /// Jobs of all projects by state, from the counters of queues: a second old.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-#[allow(missing_docs)] // Each is what it says; the comments stand where that is not all.
 pub struct ByState {
     pub scheduled: i64,
-    /// Pending or processing.
     pub active: i64,
     pub backoff: i64,
     pub dead_letter: i64,
 }
 
 /// How many jobs are where, of all projects.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn by_state(conn: &mut PgConnection) -> sqlx::Result<ByState> {
     sqlx::query_as!(
         ByState,
@@ -137,20 +125,15 @@ pub async fn by_state(conn: &mut PgConnection) -> sqlx::Result<ByState> {
 /// A table, and what lies dead in it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Table {
-    /// Its name.
     pub name: String,
     /// Its rows and their texts, in bytes.
     pub table_bytes: i64,
-    /// Its indexes, in bytes.
     pub index_bytes: i64,
     /// Rows that nobody sees any more and that no vacuum has cleared away, about.
     pub dead_rows: i64,
 }
 
 /// The tables of this schema.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn tables(conn: &mut PgConnection) -> sqlx::Result<Vec<Table>> {
     let rows = sqlx::raw_sql(
         "select relname::text, coalesce(pg_table_size(relid), 0), coalesce(pg_indexes_size(relid), 0),
@@ -179,24 +162,17 @@ pub struct Server {
     /// The same as a number of transactions, also that of replication slots and prepared transactions, which have
     /// no age.
     pub oldest_snapshot_transactions: i64,
-    /// Connections of all databases.
     pub connections: i64,
-    /// Connections it accepts.
     pub max_connections: i64,
     /// WAL that was ever written; 0 of a server that does not tell.
     pub wal_bytes: i64,
     /// WAL that the slowest replication slot holds back, in bytes.
     pub held_wal_bytes: i64,
-    /// Transactions committed in this database.
     pub commits: i64,
-    /// Deadlocks in this database.
     pub deadlocks: i64,
 }
 
 /// How the database does.
-///
-/// # Errors
-/// Only those of the store.
 pub async fn server(conn: &mut PgConnection) -> sqlx::Result<Server> {
     let row = sqlx::raw_sql(
         "with wal as (

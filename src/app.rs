@@ -13,7 +13,6 @@ use tokio::sync::{Notify, Semaphore};
 
 use crate::{
     accounts::{Accounts, key::SecretHash, token::Bearer},
-    bus::{Bus, Topic},
     domain::{
         access::{Role, Scope},
         limits::MAX_STREAMS,
@@ -22,6 +21,7 @@ use crate::{
     engine::Engine,
     error::Error,
     ids::{AccountId, KeyId, ProjectId, ProjectPublicId, SessionId},
+    redis_bus::{Bus, Topic},
     store::{self, keys::KeyOwner, members::Membership},
 };
 

@@ -202,6 +202,13 @@ pub fn request_id() -> String {
     format!("req_{}", TypeIdSuffix::new::<V7>())
 }
 
+/// A job within its project: the key of its rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct JobKey {
+    pub project_id: ProjectId,
+    pub id: JobId,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

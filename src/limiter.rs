@@ -20,7 +20,7 @@ use moka::sync::Cache;
 use redis::Script;
 
 use crate::{
-    bus::{BREAK, Bus},
+    redis_bus::{BREAK, Bus},
     telemetry,
 };
 
@@ -393,10 +393,10 @@ pub fn client_of(address: IpAddr) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::*;
     use uuid::Uuid;
 
-    use super::*;
-    use crate::bus::DEFAULT_BUDGET;
+    use crate::redis_bus::DEFAULT_BUDGET;
 
     fn alone() -> Limiter {
         Limiter::new(Bus::new(None, Uuid::nil(), DEFAULT_BUDGET).expect("a bus"))

@@ -15,13 +15,17 @@ use crate::{
     domain::limits::AUDIT_KEEP_DAYS,
     engine::{
         Engine,
-        chores::{self, GLANCE_PERIOD},
-        fire, operations, orphans, promote, reap, registry, stats, vitals, watch,
+        jobs::wait,
+        maintenance::{self, GLANCE_PERIOD, cascade, gauges, promote, reap},
+        operations,
+        schedules::fire,
+        stats::flush,
+        workers,
     },
     error::chain,
     store::sweep::purge,
     telemetry,
-    wake::Chore,
+    wakeups::Chore,
 };
 
 /// How often expired leases are looked for: with the time of a pass, they are reaped within 2 s.
@@ -78,17 +82,17 @@ pub fn start(app: &App, stopping: &CancellationToken, tracker: &TaskTracker) {
         Ok(if sleep.is_zero() { Then::GoOn } else { Then::Sleep(sleep) })
     });
     loops.start("glance", None, |engine| async move {
-        chores::glance(&engine).await?;
+        maintenance::glance(&engine).await?;
         Ok(Then::Sleep(GLANCE_PERIOD))
     });
     loops.start("orphans", Some(Chore::Orphans), |engine| async move {
-        Ok(Then::unless_asked(orphans::pass(&engine).await?))
+        Ok(Then::unless_asked(cascade::pass(&engine).await?))
     });
     loops.start("outdated", Some(Chore::Outdated), |engine| async move {
-        Ok(Then::unless_asked(orphans::pass_outdated(&engine).await?))
+        Ok(Then::unless_asked(cascade::pass_outdated(&engine).await?))
     });
     loops.start("fold", Some(Chore::Fold), |engine| async move {
-        Ok(Then::unless_asked(chores::fold(&engine).await?))
+        Ok(Then::unless_asked(maintenance::fold(&engine).await?))
     });
     loops.start("operations", Some(Chore::Operations), |engine| async move {
         Ok(match operations::pass(&engine).await? {
@@ -105,32 +109,32 @@ pub fn start(app: &App, stopping: &CancellationToken, tracker: &TaskTracker) {
         Ok(if sleep.is_zero() { Then::GoOn } else { Then::Sleep(sleep) })
     });
     loops.start("workers", None, |engine| async move {
-        registry::pass(&engine).await?;
+        workers::pass(&engine).await?;
         Ok(Then::Sleep(WORKERS_PERIOD))
     });
     loops.start("watch", None, |engine| async move {
-        watch::pass(&engine).await?;
+        wait::pass(&engine).await?;
         engine.tidings.news.forget_unheard();
         Ok(Then::Sleep(WATCH_PERIOD))
     });
     loops.start("prune", None, |engine| async move {
-        let is_full = chores::prune(&engine).await?;
+        let is_full = maintenance::prune(&engine).await?;
         Ok(if is_full { Then::GoOn } else { Then::Sleep(PRUNE_PERIOD) })
     });
     loops.start("retain", None, |engine| async move {
-        let is_more = chores::retain(&engine).await?;
+        let is_more = maintenance::retain(&engine).await?;
         Ok(if is_more { Then::GoOn } else { Then::Sleep(PRUNE_PERIOD) })
     });
     loops.start("stats", None, |engine| async move {
-        stats::write_down(&engine).await?;
+        flush::write_down(&engine).await?;
         Ok(Then::Sleep(STATS_PERIOD))
     });
     loops.start("vitals", None, |engine| async move {
-        vitals::look(&engine).await?;
+        gauges::look(&engine).await?;
         Ok(Then::Sleep(VITALS_PERIOD))
     });
     loops.start("vacuum", None, |engine| async move {
-        chores::vacuum_if_due(&engine).await?;
+        maintenance::vacuum_if_due(&engine).await?;
         Ok(Then::Sleep(VACUUM_PERIOD))
     });
 }
@@ -158,7 +162,7 @@ fn start_for_people(app: &App, loops: &Loops<'_>) {
         }
     });
     loops.start("purge", None, |engine| async move {
-        let is_more = chores::purge(&engine).await?;
+        let is_more = maintenance::purge(&engine).await?;
         Ok(if is_more { Then::GoOn } else { Then::Sleep(PURGE_PERIOD) })
     });
 }

@@ -143,9 +143,8 @@ pub fn new_key() -> (Uuid, [u8; KEY_BYTES]) {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value, json};
-
     use super::*;
+    use serde_json::{Value, json};
 
     fn key(seed: u8, age_seconds: f64) -> SigningKey {
         SigningKey {

@@ -22,17 +22,15 @@ use crate::{
         limits,
     },
     engine::{
-        anywhere,
-        dispatch::{self, Delivery, Handed, Wish},
+        dispatch::{self, Delivery, Handed, Wish, any_queue},
         jobs::{AttemptRow, JobRow},
-        registry,
-        settle::JobKey,
+        workers,
     },
     error::{Class, Error},
-    ids::{JobId, ProjectId, anonymous_worker},
+    ids::{JobId, JobKey, ProjectId, anonymous_worker},
     wire::{
-        check::{Check, stored_json},
-        refusal,
+        errors,
+        validate::{Check, stored_json},
     },
 };
 
@@ -61,8 +59,8 @@ pub fn status(class: Class) -> StatusCode {
 /// How wires that know no codes tell of a failure: the status is all that clients look at, the text is for
 /// people.
 pub fn plain_face(error: &Error, _: &str, mut response: Response) -> Response {
-    let body = ErrorBody { error: refusal::message(error) };
-    refusal::write(&mut response, (status(error.class()), Reply(body)), error);
+    let body = ErrorBody { error: errors::message(error) };
+    errors::write(&mut response, (status(error.class()), Reply(body)), error);
     response
 }
 
@@ -241,7 +239,7 @@ pub struct ParentResultView {
 /// # Errors
 /// [`Error::Internal`] when a result is no JSON after all.
 pub fn parent_results(handed: &Handed) -> Result<Vec<ParentResultView>, Error> {
-    let view = |it: &crate::engine::family::ParentResult| {
+    let view = |it: &crate::engine::enqueue::dependencies::ParentResult| {
         Ok(ParentResultView {
             job_id: it.parent_id.to_string(),
             key: it.workflow_key.clone(),
@@ -320,7 +318,7 @@ pub async fn lease(
     };
     if ask.worker_id.is_some() {
         let worker = (caller.project_id, worker_id);
-        let facts = registry::facts(&app.engine, &worker).await?;
+        let facts = workers::facts(&app.engine, &worker).await?;
         app.engine.registry.note_seen(&worker, &wish.queues, &wish.job_types);
         if let Some(facts) = facts.filter(|_| ask.labels.is_none()) {
             wish.labels = facts.labels.as_slice().into();
@@ -328,7 +326,7 @@ pub async fn lease(
     }
     let revoked = caller.until_revoked(app);
     if wish.queues.is_empty() {
-        return anywhere::poll(&app.engine, wish, ask.wait, gone, revoked).await;
+        return any_queue::poll(&app.engine, wish, ask.wait, gone, revoked).await;
     }
     dispatch::poll(&app.engine, wish, ask.wait, gone.cancelled(), revoked).await
 }

@@ -14,7 +14,7 @@ pub mod workflow_graph;
 use axum::{Router, middleware};
 use utoipa_axum::router::OpenApiRouter;
 
-use crate::{app::App, error::Error, wire::refusal};
+use crate::{app::App, error::Error, wire::errors};
 
 /// A door: where it is, what it answers, how it tells errors, and how it is described.
 struct Door {
@@ -23,7 +23,7 @@ struct Door {
     routes: fn() -> OpenApiRouter<App>,
     /// Beside the base path itself, its routes answer below these.
     also_below: &'static [&'static str],
-    face: refusal::Face,
+    face: errors::Face,
     /// What its answers are.
     media_type: &'static str,
     document: fn() -> utoipa::openapi::OpenApi,
@@ -40,7 +40,7 @@ pub fn router() -> Router<App> {
             let routes = routes
                 .fallback(async || Error::NoSuchRoute)
                 .method_not_allowed_fallback(async || Error::MethodNotAllowed)
-                .layer(middleware::from_fn_with_state(door.face, refusal::tell));
+                .layer(middleware::from_fn_with_state(door.face, errors::tell));
             router.nest(&format!("/{}{below}", door.name), routes)
         })
     })

@@ -22,6 +22,7 @@ pub use self::{
     person::{CALLS_PER_ACCOUNT, ClientAddress, Person, client_of_request},
 };
 pub use crate::accounts::key;
+
 use crate::{
     accounts::{Client, LOOKUPS_PER_ADDRESS, token::Bearer},
     app::{App, KeyGrant, MemberGrant},

@@ -12,9 +12,9 @@ use tokio::{net::TcpListener, time::timeout};
 use uuid::Uuid;
 
 use crate::{
-    bus::Bus,
     config::{DEFAULT_PLAN, DatabaseArgs, NodeArgs, Signup},
     mail::Mailer,
+    redis_bus::Bus,
     store::pools,
     traces,
 };

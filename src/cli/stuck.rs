@@ -6,7 +6,7 @@ use anyhow::Context;
 use sqlx::Connection;
 
 use super::target::TargetArgs;
-use crate::store::{sweep::vitals, workers::ALIVE_SECONDS};
+use crate::store::{sweep::gauges, workers::ALIVE_SECONDS};
 
 /// Queues that are listed, the worst.
 const MAX_LISTED: usize = 20;
@@ -15,7 +15,7 @@ const MAX_LISTED: usize = 20;
 pub async fn run(target: &TargetArgs) -> anyhow::Result<()> {
     let mut conn = target.connect().await?;
     let places =
-        vitals::places(&mut conn, ALIVE_SECONDS).await.context("it could not be looked")?;
+        gauges::places(&mut conn, ALIVE_SECONDS).await.context("it could not be looked")?;
     conn.close().await?;
     let mut out = std::io::stdout();
     if places.is_empty() {

@@ -12,13 +12,11 @@ use axum::{
     },
     response::Response,
 };
-use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
-use secrecy::ExposeSecret;
+use secrecy::{ExposeSecret, SecretString};
 use serde::de::DeserializeOwned;
 use sha2::{Digest, Sha256};
 use tower::ServiceExt;
 
-use super::session::Visitor;
 use crate::{
     accounts::Client,
     app::App,
@@ -32,12 +30,11 @@ const MAX_ANSWER_BYTES: usize = 64 * 1024 * 1024;
 const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 /// Characters of what a form calls itself.
 const MAX_ONCE_CHARS: usize = 64;
-/// What a segment of a path may hold as it is.
-const SEGMENT: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
 
-/// A name as a segment of a path.
-pub fn segment(name: &str) -> String {
-    utf8_percent_encode(name, SEGMENT).to_string()
+/// A visitor with a session.
+#[derive(Clone)]
+pub struct Visitor {
+    pub access_token: SecretString,
 }
 
 /// All routes of the API, for calls within the process.
@@ -156,17 +153,5 @@ impl FromRequestParts<App> for Api {
             request_id,
             gone: gone.unwrap_or(ClientGone(tokio_util::sync::CancellationToken::new())),
         })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::segment;
-
-    #[test]
-    fn a_name_stays_one_segment() {
-        assert_eq!(segment("a/b c"), "a%2Fb%20c");
-        assert_eq!(segment("../x?y#z"), "..%2Fx%3Fy%23z");
-        assert_eq!(segment("plain-Name_1.2~"), "plain-Name_1.2~");
     }
 }

@@ -4,14 +4,13 @@ use askama::Template;
 use axum::{extract::Path, http::Method, response::Response};
 
 use super::{
-    actions::{self, Plane},
+    action_table::{self, Plane},
     dead_letters,
     form::{self, Fields},
-    jobs,
+    format, jobs,
     page::{Frame, Here, render},
-    show,
 };
-use crate::{error::Error, http::many::ManyReply};
+use crate::{error::Error, http::bulk::ManyReply};
 
 /// What a page says of one kind of bulk work.
 struct Bulk {
@@ -92,7 +91,7 @@ pub async fn page(
     Path((_, operation)): Path<(String, String)>,
 ) -> Result<Response, Error> {
     let bulk = BULK.iter().find(|it| it.operation == operation).ok_or(Error::NoSuchRoute)?;
-    let action = actions::find(bulk.operation, Plane::Project).ok_or(Error::NoSuchRoute)?;
+    let action = action_table::find(bulk.operation, Plane::Project).ok_or(Error::NoSuchRoute)?;
     let kept = bulk.filters.iter();
     let kept = kept.filter_map(|name| Some((*name, here.asked.get(name)?.to_owned())));
     let filters: Vec<_> = kept.collect();
@@ -103,7 +102,7 @@ pub async fn page(
     let group = dead_letters::group_words(&here).await?;
     let shown = filters.iter().map(|(name, value)| match (*name, &group) {
         ("fingerprint", Some(group)) => ("error".to_owned(), group.clone()),
-        (name, _) => (show::words(name), value.clone()),
+        (name, _) => (format::words(name), value.clone()),
     });
     let shown = shown.collect();
     let back = here.frame.to(&format!("{}?{}", bulk.list, here.asked.query(bulk.filters)));

@@ -3,7 +3,7 @@
 use chrono::{DateTime, Utc};
 use serde::Serialize;
 
-use super::show;
+use super::format;
 use crate::http::metrics::{Granularity, Throughput, ThroughputBucket};
 
 /// Width and height of a sparkline.
@@ -47,7 +47,7 @@ pub fn throughput(numbers: &Throughput) -> Chart {
         ("failed attempts", "warn", |it| Some(it.failed + it.timed_out + it.lease_expired)),
         ("dead letters", "bad", |it| Some(it.dead_letter)),
     ];
-    draw("Jobs a minute, in the last hour", "jobs", numbers, &columns, show::count)
+    draw("Jobs a minute, in the last hour", "jobs", numbers, &columns, format::count)
 }
 
 /// How long jobs waited for a worker.
@@ -56,7 +56,7 @@ pub fn waits(numbers: &Throughput) -> Chart {
         ("half within", "calm", |it| it.wait.p50_ms),
         ("95 of 100 within", "warn", |it| it.wait.p95_ms),
     ];
-    draw("Wait for a worker, in the last hour", "ms", numbers, &columns, show::millis)
+    draw("Wait for a worker, in the last hour", "ms", numbers, &columns, format::millis)
 }
 
 fn draw(

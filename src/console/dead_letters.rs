@@ -5,8 +5,8 @@ use axum::response::Response;
 
 use super::{
     form::Fields,
+    format,
     page::{Frame, Here, render},
-    show,
 };
 use crate::{
     error::Error,

@@ -9,13 +9,13 @@ use axum::{
 use serde_json::value::RawValue;
 
 use super::{
-    actions,
-    api::segment,
+    action_table,
+    diagram::{self, Timeline},
     form::{self, Fields, encode},
+    format::{self, Shown},
+    location::segment,
     page::{Frame, Here, as_file, render},
-    picture::{self, Timeline},
     session::{HX_REQUEST, go},
-    show::{self, Shown},
 };
 use crate::{
     domain::{job::JobState, operation::Kind},
@@ -110,7 +110,7 @@ pub async fn list(here: Here) -> Result<Response, Error> {
 impl EventView {
     /// What happened: our own types in words, others as workers call them.
     fn shown_kind(&self) -> String {
-        self.kind.strip_prefix(OWN_EVENTS).map_or_else(|| self.kind.clone(), show::words)
+        self.kind.strip_prefix(OWN_EVENTS).map_or_else(|| self.kind.clone(), format::words)
     }
 
     /// What it brought along, unless the table of attempts says it already.
@@ -165,9 +165,9 @@ pub async fn detail(
     // Side by side, as they were printed.
     shown.sort_by_key(|it| (it.attempt, it.timestamp_ms, it.sequence));
     render(&JobDetail {
-        timeline: picture::timeline(&job, here.frame.now),
-        payload: show::pretty(job.payload.get()),
-        result: job.result.as_ref().map(|it| show::pretty(it.get())),
+        timeline: diagram::timeline(&job, here.frame.now),
+        payload: format::pretty(job.payload.get()),
+        result: job.result.as_ref().map(|it| format::pretty(it.get())),
         is_early: job.run_at > here.frame.now
             && matches!(job.state, JobState::Scheduled | JobState::Pending),
         has_more_events: history.has_more,
@@ -203,10 +203,10 @@ pub async fn duplicate(
     let wish = wish.to_string();
     // The payload byte for byte, as everywhere.
     let body = format!("{{\"payload\":{},{}", job.payload.get(), &wish[1..]);
-    let (jobs, once) = (here.at("/jobs"), form.get(actions::ONCE));
+    let (jobs, once) = (here.at("/jobs"), form.get(action_table::ONCE));
     let made: Job = here.api.send_once(Method::POST, &jobs, Some(body), once).await?;
     let to = here.frame.to(&format!("/jobs/{}", segment(&made.id)));
-    Ok(go(headers.contains_key(HX_REQUEST), &actions::saying(&to, "jobs_create")))
+    Ok(go(headers.contains_key(HX_REQUEST), &action_table::saying(&to, "jobs_create")))
 }
 
 /// A job's payload, byte for byte, as a file.

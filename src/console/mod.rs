@@ -2,27 +2,28 @@
 //! this process, to the visitor's own session; every button is one operation of the API (`actions.rs`). It never touches
 //! the engine or the store, and needs no script to be read.
 
-mod act;
-pub mod actions;
+mod action;
+pub mod action_table;
 mod api;
 mod assets;
+mod auth_pages;
 mod bulk;
 mod chart;
 mod dead_letters;
+mod diagram;
 mod form;
+mod format;
+mod health;
 mod jobs;
+mod location;
 mod operations;
 mod overview;
 mod page;
-mod people;
-mod picture;
 mod queues;
 mod recurring;
 mod session;
 mod settings;
-mod show;
 mod start;
-mod trouble;
 mod workers;
 mod workflows;
 
@@ -32,16 +33,17 @@ use axum::{
 };
 
 pub use self::{
-    jobs::SHOWN_EVENTS, overview::MAX_QUEUE_PAGES, picture::MAX_SHOWN_ATTEMPTS,
-    session::KEY_SECONDS, show::MAX_SHOWN_BYTES,
+    diagram::MAX_SHOWN_ATTEMPTS, format::MAX_SHOWN_BYTES, jobs::SHOWN_EVENTS,
+    overview::MAX_QUEUE_PAGES, session::KEY_SECONDS,
 };
+
 use crate::{app::App, error::Error};
 
 /// The pages of a project, below `/console/p/{project}`.
 fn of_project() -> Router<App> {
     Router::new()
         .route("/", get(overview::page))
-        .route("/do/{operation}", post(act::of_project))
+        .route("/do/{operation}", post(action::of_project))
         .route("/start", get(start::page))
         .route("/first", get(start::first))
         .route("/stream", get(jobs::stream))
@@ -80,18 +82,21 @@ fn of_project() -> Router<App> {
 /// The pages of people, below `/console`.
 fn of_people() -> Router<App> {
     Router::new()
-        .route("/", get(people::index))
-        .route("/do/{operation}", post(act::of_people))
-        .route("/signup", get(people::signup_page).post(people::signup))
-        .route("/login", get(people::login_page).post(people::login))
-        .route("/logout", post(people::logout))
-        .route("/reset", get(people::reset_page).post(people::reset))
-        .route("/reset/confirm", get(people::confirm_reset_page).post(people::confirm_reset))
-        .route("/verify", get(people::verify_page).post(people::verify))
-        .route("/invitation", get(people::invitation_page))
-        .route("/projects", get(people::projects))
-        .route("/account", get(people::account))
-        .route("/account/export", get(people::export))
+        .route("/", get(auth_pages::index))
+        .route("/do/{operation}", post(action::of_people))
+        .route("/signup", get(auth_pages::signup_page).post(auth_pages::signup))
+        .route("/login", get(auth_pages::login_page).post(auth_pages::login))
+        .route("/logout", post(auth_pages::logout))
+        .route("/reset", get(auth_pages::reset_page).post(auth_pages::reset))
+        .route(
+            "/reset/confirm",
+            get(auth_pages::confirm_reset_page).post(auth_pages::confirm_reset),
+        )
+        .route("/verify", get(auth_pages::verify_page).post(auth_pages::verify))
+        .route("/invitation", get(auth_pages::invitation_page))
+        .route("/projects", get(auth_pages::projects))
+        .route("/account", get(auth_pages::account))
+        .route("/account/export", get(auth_pages::export))
 }
 
 /// All pages, and what they load. `api` has all routes of the API, for calls within the process.
@@ -99,7 +104,7 @@ pub fn router(app: App, api: Router) -> Router<App> {
     let pages = Router::new()
         .nest("/console", of_people())
         .nest("/console/p/{project}", of_project())
-        .route("/console/{*anything}", get(people::nothing).post(people::nothing))
+        .route("/console/{*anything}", get(auth_pages::nothing).post(auth_pages::nothing))
         .method_not_allowed_fallback(async || Error::MethodNotAllowed)
         .layer(Extension(api::Routes(api)))
         .layer(middleware::from_fn_with_state(app, session::attach));

@@ -4,9 +4,9 @@ use askama::Template;
 use axum::{extract::Path, response::Response};
 
 use super::{
-    api::segment,
+    format,
+    location::segment,
     page::{Frame, Here, render},
-    show,
 };
 use crate::{
     domain::operation::State as OperationState,
@@ -55,7 +55,7 @@ impl Operation {
         Some(if self.state == OperationState::Succeeded {
             100
         } else {
-            show::percent(dealt_with, whole)
+            format::percent(dealt_with, whole)
         })
     }
 
@@ -75,7 +75,7 @@ impl Operation {
     fn filter_words(&self) -> String {
         let parts = self.filter.as_object().into_iter().flatten().map(|(name, value)| {
             let value = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-            format!("{} {value}", show::words(name))
+            format!("{} {value}", format::words(name))
         });
         let parts: Vec<_> = parts.collect();
         if parts.is_empty() { "all".to_owned() } else { parts.join(", ") }

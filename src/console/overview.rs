@@ -6,9 +6,9 @@ use axum::response::Response;
 use super::{
     chart::{self, Chart},
     form::encode,
+    format,
+    health::{self, ready},
     page::{Frame, Here, render},
-    show,
-    trouble::{self, ready},
 };
 use crate::{
     domain::limits::{MAX_PAGE_QUEUES, MAX_PAGE_WORKERS},
@@ -65,7 +65,7 @@ pub async fn page(here: Here) -> Result<Response, Error> {
         here.get::<Throughput>("/metrics/throughput?period=1h"),
         here.get::<WorkerPage>(&counted),
     )?;
-    trouble::sort(&mut queues);
+    health::sort(&mut queues);
     let unpaused = queues.iter().filter(|it| it.paused_at.is_none());
     let (ready, oldest_seconds) = (
         queues.iter().map(ready).sum(),

@@ -15,11 +15,11 @@ use serde::de::DeserializeOwned;
 use uuid::Uuid;
 
 use super::{
-    actions::{self, Plane},
-    api::{Api, segment},
+    action_table::{self, Plane},
+    api::Api,
     form::{Asked, Fields, encode},
-    session::{LOGIN, place},
-    show,
+    format,
+    location::{LOGIN, path_and_query, segment},
 };
 use crate::{
     app::App,
@@ -140,7 +140,7 @@ impl Frame {
 
     /// The same, but it comes back to any page of the console.
     pub fn form_back(&self, operation: &str, back: &str) -> Safe<String> {
-        let asks = actions::find(operation, Plane::Project).and_then(|it| it.asks);
+        let asks = action_table::find(operation, Plane::Project).and_then(|it| it.asks);
         self.begin_form(&self.to(&format!("/do/{operation}")), back, asks)
     }
 
@@ -151,8 +151,8 @@ impl Frame {
 
     /// All forms begin alike: a page that looks again may make one of another.
     fn begin_form(&self, action: &str, back: &str, asks: Option<&str>) -> Safe<String> {
-        let (action, back) = (show::escape(action), show::escape(&without_done(back)));
-        let asks = asks.map(|it| format!(" data-confirm=\"{}\"", show::escape(it)));
+        let (action, back) = (format::escape(action), format::escape(&without_done(back)));
+        let asks = asks.map(|it| format!(" data-confirm=\"{}\"", format::escape(it)));
         let asks = asks.unwrap_or_default();
         Safe(format!(
             "<form method=\"post\" action=\"{action}\"{asks} hx-post=\"{action}\" hx-target=\"#problem\">\
@@ -164,7 +164,7 @@ impl Frame {
     /// The field that tells a form from all others. A page that looks again keeps it: what is sent once more because no
     /// answer came is the same.
     pub fn once(&self) -> Safe<String> {
-        let (name, value) = (actions::ONCE, Uuid::new_v4().simple());
+        let (name, value) = (action_table::ONCE, Uuid::new_v4().simple());
         Safe(format!("<input type=\"hidden\" name=\"{name}\" value=\"{value}\" hx-morph-skip>"))
     }
 
@@ -174,15 +174,16 @@ impl Frame {
     }
 
     /// A time, as the distance from when the page was made.
-    pub fn time(&self, at: impl show::Plain<DateTime<Utc>>) -> Safe<String> {
-        show::time(self.now, at)
+    pub fn time(&self, at: impl format::Plain<DateTime<Utc>>) -> Safe<String> {
+        format::time(self.now, at)
     }
 }
 
 /// A place without what a button has said there.
 pub fn without_done(place: &str) -> String {
     let Some((path, query)) = place.split_once('?') else { return place.to_owned() };
-    let kept = form_urlencoded::parse(query.as_bytes()).filter(|(name, _)| name != actions::DONE);
+    let kept =
+        form_urlencoded::parse(query.as_bytes()).filter(|(name, _)| name != action_table::DONE);
     let kept: Vec<_> = kept.collect();
     let pairs: Vec<_> = kept.iter().map(|(name, value)| (&**name, &**value)).collect();
     if pairs.is_empty() { path.to_owned() } else { format!("{path}?{}", encode(&pairs)) }
@@ -234,15 +235,16 @@ impl FromRequestParts<App> for Here {
         let slug = params.iter().find(|it| it.0 == "project").map_or("", |it| it.1);
         let project: Project = api.get(&format!("/v1/projects/{}", segment(slug))).await?;
         let Asked(asked) = Asked::from_request_parts(parts, app).await?;
-        let done = asked.get(actions::DONE).and_then(actions::said);
+        let done = asked.get(action_table::DONE).and_then(action_table::said);
         let OriginalUri(uri) = OriginalUri::from_request_parts(parts, app)
             .await
             .unwrap_or_else(|never| match never {});
         // A project may be named by its id; links name it by its slug.
         let named = format!("/console/p/{slug}");
-        let below = place(&uri).strip_prefix(&named).map(str::to_owned).unwrap_or_default();
+        let below =
+            path_and_query(&uri).strip_prefix(&named).map(str::to_owned).unwrap_or_default();
         let own = format!("/console/p/{}{below}", segment(&project.slug));
-        let frame = Frame { project, place: own, done, now: show::now() };
+        let frame = Frame { project, place: own, done, now: format::now() };
         Ok(Self { api, frame, asked })
     }
 }
@@ -326,7 +328,7 @@ pub fn problem(
     };
     let mut response = rendered.unwrap_or_else(|_| info.message.into_response());
     *response.status_mut() = status;
-    crate::wire::refusal::advise(failure, &mut response);
+    crate::wire::errors::advise(failure, &mut response);
     response
 }
 

@@ -11,11 +11,11 @@ use axum::{
 };
 
 use super::{
-    api::segment,
     chart::{self, Chart},
     form::encode,
+    format, health,
+    location::segment,
     page::{Frame, Here, render},
-    show, trouble,
 };
 use crate::{
     domain::limits::MAX_CONCURRENCY,
@@ -95,6 +95,6 @@ impl Queue {
     /// Of the jobs that may run at a time, how many hundredths do; none: nothing limits them.
     fn utilisation(&self) -> Option<i64> {
         let max = self.max_concurrency.filter(|it| *it <= MAX_CONCURRENCY)?;
-        Some(show::percent(self.counts.processing, max.into()))
+        Some(format::percent(self.counts.processing, max.into()))
     }
 }

@@ -9,12 +9,12 @@ use axum::{
 use chrono::DateTime;
 
 use super::{
-    actions,
-    api::segment,
+    action_table,
     form::{self, Field, Fields},
+    format::{self, Shown},
+    location::segment,
     page::{Frame, Here, render},
     session::{HX_REQUEST, go},
-    show::{self, Shown},
 };
 use crate::{
     domain::schedule::Schedule,
@@ -71,7 +71,7 @@ pub async fn detail(here: Here, Path((_, id)): Path<(String, String)>) -> Result
         here.get::<NextTimes>(&next),
         here.get::<FirePage>(&fires),
     )?;
-    let payload = show::pretty(schedule.payload.get());
+    let payload = format::pretty(schedule.payload.get());
     render(&Detail { frame: here.frame, schedule, times, fires: history.fires, payload })
 }
 
@@ -145,7 +145,7 @@ pub async fn make(here: Here, headers: HeaderMap, form: Fields) -> Result<Respon
     let body = form::body(SCHEDULE, &form)?;
     let made: RecurringSchedule = match form.text("recurring_id").trim() {
         "" => {
-            let (path, once) = (here.at("/recurring"), form.get(actions::ONCE));
+            let (path, once) = (here.at("/recurring"), form.get(action_table::ONCE));
             here.api.send_once(Method::POST, &path, Some(body), once).await?
         }
         name => {
@@ -187,7 +187,7 @@ pub async fn save(
 
 fn to_schedule(here: &Here, headers: &HeaderMap, id: &str, done: &str) -> Response {
     let to = here.frame.to(&format!("/recurring/s/{}", segment(id)));
-    go(headers.contains_key(HX_REQUEST), &actions::saying(&to, done))
+    go(headers.contains_key(HX_REQUEST), &action_table::saying(&to, done))
 }
 
 #[derive(Template)]

@@ -16,14 +16,18 @@ use axum::{
 };
 use secrecy::SecretString;
 
-use super::{act::is_own_page, page};
+use super::{
+    api::Visitor,
+    location::{LOGIN, is_own_page, path_and_query},
+    page,
+};
 use crate::{
     accounts::{Client, Reuse, SignedIn},
     app::{App, Forget},
     domain::limits::SESSION_IDLE_SECONDS,
     error::Error,
     http::auth::SessionReply,
-    wire::{RequestId, refusal::Told},
+    wire::{RequestId, errors::Told},
 };
 
 const ACCESS_COOKIE: &str = "__Host-fencepost-access";
@@ -42,15 +46,6 @@ const HX_CURRENT_URL: HeaderName = HeaderName::from_static("hx-current-url");
 pub const HX_REQUEST: HeaderName = HeaderName::from_static("hx-request");
 /// Where htmx then goes.
 pub const HX_REDIRECT: HeaderName = HeaderName::from_static("hx-redirect");
-/// Where somebody logs in.
-pub const LOGIN: &str = "/console/login";
-
-/// Somebody with a session.
-#[derive(Clone)]
-pub struct Visitor {
-    pub access_token: SecretString,
-}
-
 /// What is asked for, as far as a refusal depends on it.
 struct Asked {
     /// Where somebody is: the page, or the one that a form is on.
@@ -69,9 +64,9 @@ impl Asked {
         let page = if is_fragment || !is_read {
             let told = headers.get(HX_CURRENT_URL).or(headers.get(REFERER));
             let told = told.and_then(|it| it.to_str().ok()?.parse::<Uri>().ok());
-            told.as_ref().map(place).filter(|it| is_own_page(it)).unwrap_or_default()
+            told.as_ref().map(path_and_query).filter(|it| is_own_page(it)).unwrap_or_default()
         } else {
-            place(request.uri())
+            path_and_query(request.uri())
         };
         Self {
             page,
@@ -96,11 +91,6 @@ impl Asked {
         forget(response.headers_mut());
         response
     }
-}
-
-/// The path and the query, as a link has them.
-pub fn place(uri: &Uri) -> String {
-    uri.path_and_query().map_or_else(|| uri.path().to_owned(), ToString::to_string)
 }
 
 /// Sends a browser to another page: one that has sent a form, or htmx for it.

@@ -10,10 +10,10 @@ use axum::{
 };
 
 use super::{
-    api::segment,
     form::{self, Field, Fields, encode},
+    format,
+    location::segment,
     page::{Frame, Here, as_file, render},
-    show,
 };
 use crate::{
     app::App,
@@ -149,7 +149,7 @@ impl Limit {
     }
 
     fn percent(&self) -> Option<i64> {
-        Some(show::percent(self.used?, self.limit?))
+        Some(format::percent(self.used?, self.limit?))
     }
 }
 

@@ -4,13 +4,17 @@ use askama::Template;
 use axum::{extract::State, http::HeaderMap, response::Response};
 
 use super::{
+    format,
     page::{Frame, Here, render},
-    session, show,
+    session,
 };
 use crate::{
     app::App,
     error::Error,
-    http::{jobs::Job, jobs::read::JobPage, projects::Project},
+    http::{
+        jobs::{Job, read::JobPage},
+        projects::Project,
+    },
 };
 
 /// What is shown where the key would be.
@@ -38,7 +42,7 @@ struct First {
 impl Start {
     /// For a project that has just been made, with its key.
     pub fn of(project: Project, url: &str, key: Option<String>) -> Self {
-        let mut frame = Frame { project, place: String::new(), done: None, now: show::now() };
+        let mut frame = Frame { project, place: String::new(), done: None, now: format::now() };
         frame.place = frame.to("/start");
         Self::framed(frame, url, key, None)
     }

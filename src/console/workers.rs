@@ -5,8 +5,8 @@ use axum::response::Response;
 
 use super::{
     form::Fields,
+    format,
     page::{Frame, Here, render},
-    show,
 };
 use crate::{
     error::Error,
@@ -33,6 +33,6 @@ pub async fn list(here: Here) -> Result<Response, Error> {
 impl WorkerView {
     /// The word for what it does now: what it says of itself counts only while it is heard.
     fn shown_state(&self) -> String {
-        if self.alive { show::word(&self.state) } else { "gone".to_owned() }
+        if self.alive { format::word(&self.state) } else { "gone".to_owned() }
     }
 }

@@ -4,10 +4,10 @@ use askama::Template;
 use axum::{extract::Path, response::Response};
 
 use super::{
-    api::segment,
+    diagram::{self, Graph},
+    format,
+    location::segment,
     page::{Frame, Here, render},
-    picture::{self, Graph},
-    show,
 };
 use crate::{
     error::Error,
@@ -41,5 +41,5 @@ struct Detail {
 /// One workflow, as a picture and as a table.
 pub async fn detail(here: Here, Path((_, id)): Path<(String, String)>) -> Result<Response, Error> {
     let workflow: Workflow = here.get(&format!("/workflows/{}", segment(&id))).await?;
-    render(&Detail { graph: picture::graph(&workflow), workflow, frame: here.frame })
+    render(&Detail { graph: diagram::graph(&workflow), workflow, frame: here.frame })
 }

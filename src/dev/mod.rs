@@ -3,7 +3,7 @@
 
 mod banner;
 pub mod cluster;
-mod folder;
+mod data_dir;
 pub mod redis;
 
 use std::{path::PathBuf, time::Duration};
@@ -14,7 +14,8 @@ use sqlx::{ConnectOptions, Connection, PgConnection, postgres::PgConnectOptions}
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-pub use self::folder::{Folder, Ready};
+pub use self::data_dir::{Folder, Ready};
+
 use self::{
     cluster::{Cluster, Durability},
     redis::Redis,
@@ -123,7 +124,7 @@ pub async fn run(args: DevArgs, stop: CancellationToken) -> anyhow::Result<()> {
     };
     folder.write_ready(&ready)?;
     if let Some(path) = &args.ready_file {
-        folder::write_private(path, &serde_json::to_string(&ready.public())?)?;
+        data_dir::write_private(path, &serde_json::to_string(&ready.public())?)?;
     }
     banner::print(&ready, &folder, invitation.as_ref());
     let serving = serve::serve(node, stop.clone());

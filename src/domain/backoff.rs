@@ -130,9 +130,8 @@ impl RetryPolicy {
 
 #[cfg(test)]
 mod tests {
-    use proptest::{prop_assert, proptest};
-
     use super::*;
+    use proptest::{prop_assert, proptest};
 
     fn policy(strategy: Strategy, initial: u32, multiplier: f64, max: u32) -> RetryPolicy {
         RetryPolicy {

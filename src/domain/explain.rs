@@ -260,9 +260,8 @@ fn worker(facts: &Facts) -> Gate {
 
 #[cfg(test)]
 mod tests {
-    use chrono::TimeDelta;
-
     use super::*;
+    use chrono::TimeDelta;
 
     fn facts() -> Facts {
         Facts {

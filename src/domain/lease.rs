@@ -147,9 +147,8 @@ fn refusal(fence: &Fence, seen: &Standing, expiry_counts: bool) -> Refusal {
 
 #[cfg(test)]
 mod tests {
-    use uuid::Uuid;
-
     use super::*;
+    use uuid::Uuid;
 
     const LEASE: LeaseId = LeaseId(Uuid::from_u128(7));
     const OTHER_LEASE: LeaseId = LeaseId(Uuid::from_u128(8));

@@ -5,10 +5,10 @@
 
 pub mod access;
 pub mod backoff;
+pub mod constraint_key;
 pub mod cron;
 pub mod explain;
 pub mod fingerprint;
-pub mod gate;
 pub mod histogram;
 pub mod history;
 pub mod job;

@@ -163,9 +163,8 @@ pub fn json_depth(json: &str) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::*;
-
     use super::*;
+    use proptest::prelude::*;
 
     #[test]
     fn names_are_counted_in_characters_and_have_no_control_characters() {

@@ -3,43 +3,20 @@
 //!
 //! It never knows HTTP, and never decides by a clock of its own.
 
-mod after;
-pub mod anywhere;
-pub mod brakes;
-pub mod chores;
-mod claim;
-mod coalesce;
-pub mod control;
-pub mod dead_letters;
+mod batch;
+pub mod breaker;
+mod cancel;
 pub mod dispatch;
 pub mod enqueue;
-pub mod family;
-pub mod fire;
-mod gated;
-pub mod heartbeat;
-pub mod intake;
 pub mod jobs;
-mod lanes;
+pub mod maintenance;
+pub mod notify;
 pub mod operations;
-pub mod orphans;
-pub mod promote;
-mod pump;
 pub mod queues;
-pub mod quota;
-pub mod reap;
-mod recover;
-pub mod registry;
-pub mod relay;
-pub mod reports;
 pub mod schedules;
 pub mod settle;
 pub mod stats;
-pub mod tally;
-pub mod tidings;
-pub mod vitals;
-pub mod watch;
-mod wish;
-pub mod workflows;
+pub mod workers;
 
 use std::{
     ops::Deref,
@@ -58,23 +35,20 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use self::{
-    brakes::Brakes,
-    coalesce::Coalescer,
-    dispatch::{Parking, Repeats},
+    batch::Coalescer,
+    breaker::Brakes,
+    dispatch::{Parking, Repeats, pump::Message},
     enqueue::Enqueues,
-    heartbeat::Beats,
-    pump::Message,
-    registry::{Acquaintances, Registry},
-    settle::Endings,
-    settle::Successes,
-    tally::Tally,
-    tidings::Tidings,
+    notify::Tidings,
+    settle::{Endings, Successes, heartbeat::Beats},
+    stats::recorder::Tally,
+    workers::{Acquaintances, Registry},
 };
 use crate::{
     error::Error,
-    news::News,
+    events_feed::News,
     store::{self, pools::Pools},
-    telemetry, wake,
+    telemetry, wakeups,
 };
 
 /// One node's engine. Cheap to clone.
@@ -100,11 +74,11 @@ pub struct Inner {
     pub registry: Registry,
     /// Which projects have queues with a brake.
     pub brakes: Arc<Brakes>,
-    versions: watch::Versions,
+    versions: jobs::wait::Versions,
     /// How much waits in projects that may not have any number of jobs.
-    pub backlogs: quota::Backlogs,
+    pub backlogs: enqueue::quota::Backlogs,
     parking: Parking,
-    queue_lists: anywhere::QueueLists,
+    queue_lists: dispatch::any_queue::QueueLists,
     settled: Arc<AtomicU64>,
 }
 
@@ -131,7 +105,7 @@ impl Engine {
     /// Starts the coalescers and the pump. They end when the engine is dropped.
     #[must_use]
     pub fn start(pools: Pools, stopping: CancellationToken) -> Self {
-        let (wake, arrivals) = wake::channel();
+        let (wake, arrivals) = wakeups::channel();
         let settled = Arc::new(AtomicU64::new(0));
         let brakes = Arc::new(Brakes::default());
         let (messages, inbox) = mpsc::unbounded_channel();
@@ -140,7 +114,14 @@ impl Engine {
             Coalescer::start(Endings { pool: pools.settle.clone(), tidings: tidings.clone() });
         let tasks = TaskTracker::new();
         let told = tidings.clone();
-        let pump = pump::run(pools.clone(), endings.clone(), tasks.clone(), told, inbox, arrivals);
+        let pump = dispatch::pump::run(
+            pools.clone(),
+            endings.clone(),
+            tasks.clone(),
+            told,
+            inbox,
+            arrivals,
+        );
         let has_failed = Arc::new(AtomicBool::new(false));
         tokio::spawn(outlive(tokio::spawn(pump), stopping.clone(), Arc::clone(&has_failed)));
         Self(Arc::new(Inner {
@@ -160,10 +141,10 @@ impl Engine {
             acquaintances: Coalescer::start(Acquaintances { pool: pools.claim.clone() }),
             registry: Registry::new(),
             brakes,
-            versions: watch::Versions::default(),
-            backlogs: quota::Backlogs::default(),
+            versions: jobs::wait::Versions::default(),
+            backlogs: enqueue::quota::Backlogs::default(),
             parking: Parking::new(messages),
-            queue_lists: anywhere::QueueLists::default(),
+            queue_lists: dispatch::any_queue::QueueLists::default(),
             pools,
             tidings,
             stopping,

@@ -10,9 +10,9 @@ use uuid::Uuid;
 
 use super::{
     Engine,
-    control::{self, call_off, event, tell_called_off},
-    dead_letters,
-    tidings::happening,
+    cancel::{call_off, tell_called_off},
+    jobs::{control, dead_letters},
+    notify::happening,
 };
 use crate::{
     domain::{
@@ -21,18 +21,19 @@ use crate::{
         operation::{Filter, JobFilter, Kind, MAX_FAILED_STEPS, Which, pause_ms, step_jobs},
     },
     error::{self, Error},
-    ids::{JobId, OperationId, ProjectId},
+    ids::{JobId, JobKey, OperationId, ProjectId},
     store::{
         self,
-        acks::{JobKey, Rested},
         control::CalledOff,
         dead_letters::Place,
-        events, jobs,
+        events::{self, NewEvent},
+        jobs,
         operations::{self, DueOperation, MAX_EXAMINED_JOBS, Progress},
+        settle_success::Rested,
         sweep,
     },
     telemetry,
-    wake::Chore,
+    wakeups::Chore,
 };
 
 pub use crate::store::operations::{NewOperation, OperationRow};
@@ -214,7 +215,7 @@ async fn purge_queue(
     let payload = format!(r#"{{"operation_id":"{}"}}"#, due.id);
     let noted: Vec<_> = gone
         .iter()
-        .map(|it| event(it.key, history::CANCELLED, None, Some(payload.clone())))
+        .map(|it| NewEvent::new(it.key, history::CANCELLED, None, Some(payload.clone())))
         .collect();
     events::insert(tx, &noted).await?;
     let is_full = found.jobs.len() as i64 == wanted;
@@ -337,9 +338,10 @@ async fn cancel_all(
     let gone = call_off(tx, &keys, false, None).await?;
     let asked = store::control::request_cancels(tx, &keys).await?;
     let payload = Some(format!(r#"{{"operation_id":"{}"}}"#, due.id));
-    let called_off = gone.iter().map(|it| event(it.key, history::CANCELLED, None, payload.clone()));
+    let called_off =
+        gone.iter().map(|it| NewEvent::new(it.key, history::CANCELLED, None, payload.clone()));
     let asked_for = asked.iter().map(|(key, attempt)| {
-        event(*key, history::CANCEL_REQUESTED, Some(*attempt), payload.clone())
+        NewEvent::new(*key, history::CANCEL_REQUESTED, Some(*attempt), payload.clone())
     });
     events::insert(tx, &called_off.chain(asked_for).collect::<Vec<_>>()).await?;
     stepped.called_off = gone;

@@ -28,8 +28,8 @@ use crate::{
         audit::{AuditFilter, AuditRow},
     },
     wire::{
-        check::{Check, stored_json},
         extract::Query,
+        validate::{Check, stored_json},
     },
 };
 

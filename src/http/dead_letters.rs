@@ -1,7 +1,7 @@
 //! `GET /v1/dead-letters`, `GET …/groups`, `POST …/{job_id}/retry` and `DELETE …/{job_id}`: what was given up,
 //! grouped by what failed alike.
 
-pub mod many;
+pub mod bulk;
 
 use std::collections::HashMap;
 
@@ -21,15 +21,16 @@ use crate::{
     app::App,
     auth::{Caller, Manage, Read},
     domain::{limits, operation::Filter},
-    engine::{control, dead_letters, settle::JobKey},
+    engine::jobs::{control, dead_letters},
     error::Error,
+    ids::JobKey,
     store::{
         self,
         dead_letters::{GroupRow, LetterRow, Place},
     },
     wire::{
-        check::Check,
         extract::{JobInPath, Query},
+        validate::Check,
     },
 };
 

@@ -11,7 +11,7 @@ use utoipa::ToSchema;
 use crate::{
     domain::job::JobState,
     error::{Error, FieldError, Whereabouts},
-    wire::refusal,
+    wire::errors,
 };
 
 /// Where each code has its section.
@@ -166,14 +166,14 @@ pub fn status(error: &Error) -> StatusCode {
 #[must_use]
 pub fn info(error: &Error, request_id: &str) -> ErrorInfo {
     let code = code(error);
-    let details = refusal::details(error);
+    let details = errors::details(error);
     let whereabouts = match error {
         Error::InvalidState(it) | Error::WorkerMismatch(it) | Error::StaleLease(it) => Some(*it),
         _ => None,
     };
     ErrorInfo {
         code,
-        message: refusal::message(error),
+        message: errors::message(error),
         request_id: request_id.to_owned(),
         details: details
             .into_iter()
@@ -198,7 +198,7 @@ impl IntoResponse for Error {
 #[must_use]
 pub fn render(error: &Error, request_id: &str, mut response: Response) -> Response {
     let body = Json(ErrorBody { error: info(error, request_id) });
-    refusal::write(&mut response, (status(error), body), error);
+    errors::write(&mut response, (status(error), body), error);
     if matches!(error, Error::Unauthorized | Error::InvalidCredentials) {
         response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
     }

@@ -1,7 +1,7 @@
 //! `/v1/keys`: what opens a project. A key is seen once, when it is made; nobody makes one that may do more, or
 //! lasts longer, than they do themselves.
 
-pub mod end;
+pub mod revoke;
 
 use axum::{Json as Reply, extract::State, http::StatusCode};
 use chrono::{DateTime, Utc};
@@ -27,8 +27,8 @@ use crate::{
     ids::KeyId,
     store::{self, audit::Deed, keys::ListedKey},
     wire::{
-        check::Check,
         extract::{Json, KeyInPath, Object, Query, RequestBody},
+        validate::Check,
     },
 };
 

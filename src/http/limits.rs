@@ -8,7 +8,7 @@ use crate::{
     app::App,
     auth::{Anybody, Budget, Caller, Who, project_limits},
     domain::limits as bounds,
-    engine::quota,
+    engine::enqueue::quota,
     error::Error,
     store,
 };

@@ -5,23 +5,23 @@
 
 pub(crate) mod audit;
 pub(crate) mod auth;
+pub(crate) mod bulk;
 mod cursor;
 pub(crate) mod dead_letters;
+pub mod docs;
 pub mod error;
 mod health;
 mod idempotency;
 pub(crate) mod invitations;
 pub(crate) mod jobs;
 pub(crate) mod keys;
-mod layers;
 pub(crate) mod limits;
-pub(crate) mod many;
 pub(crate) mod me;
 pub(crate) mod members;
 pub(crate) mod metrics;
+mod middleware;
 pub mod openapi;
 pub(crate) mod operations;
-pub mod pages;
 pub(crate) mod projects;
 pub(crate) mod queues;
 pub(crate) mod recurring;
@@ -30,7 +30,11 @@ pub mod server;
 pub(crate) mod workers;
 pub(crate) mod workflows;
 
-use axum::{Router, middleware, routing};
+use axum::{
+    Router,
+    middleware::{from_fn, from_fn_with_state},
+    routing,
+};
 use tokio_util::task::TaskTracker;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
@@ -42,8 +46,8 @@ fn data_plane() -> OpenApiRouter<App> {
     OpenApiRouter::new()
         .routes(routes!(jobs::create::create, jobs::read::list))
         .routes(routes!(jobs::create::create_batch))
-        .routes(routes!(jobs::many::cancel))
-        .routes(routes!(jobs::many::retry))
+        .routes(routes!(jobs::bulk::cancel))
+        .routes(routes!(jobs::bulk::retry))
         .routes(routes!(jobs::read::get, jobs::control::change))
         .routes(routes!(jobs::control::cancel))
         .routes(routes!(jobs::control::retry))
@@ -65,8 +69,8 @@ fn data_plane() -> OpenApiRouter<App> {
         .routes(routes!(queues::control::purge))
         .routes(routes!(dead_letters::list))
         .routes(routes!(dead_letters::groups))
-        .routes(routes!(dead_letters::many::retry))
-        .routes(routes!(dead_letters::many::purge))
+        .routes(routes!(dead_letters::bulk::retry))
+        .routes(routes!(dead_letters::bulk::purge))
         .routes(routes!(dead_letters::retry))
         .routes(routes!(dead_letters::delete))
         .routes(routes!(recurring::list, recurring::create))
@@ -93,16 +97,16 @@ fn data_plane() -> OpenApiRouter<App> {
         .routes(routes!(workers::report::events))
         .routes(routes!(workers::report::logs))
         .routes(routes!(keys::list, keys::create))
-        .routes(routes!(keys::get, keys::change, keys::end::revoke))
-        .routes(routes!(keys::end::rotate))
+        .routes(routes!(keys::get, keys::change, keys::revoke::revoke))
+        .routes(routes!(keys::revoke::rotate))
         .routes(routes!(audit::list))
         .routes(routes!(audit::export))
         .routes(routes!(limits::list))
         .routes(routes!(metrics::summary))
         .routes(routes!(metrics::throughput))
         .routes(routes!(metrics::prometheus::scrape))
-        .routes(routes!(metrics::kit::dashboard))
-        .routes(routes!(metrics::kit::alert_rules))
+        .routes(routes!(metrics::dashboards::dashboard))
+        .routes(routes!(metrics::dashboards::alert_rules))
 }
 
 /// The routes of people: under `/v1` only.
@@ -125,7 +129,7 @@ fn people_plane() -> OpenApiRouter<App> {
         .routes(routes!(invitations::preview))
         .routes(routes!(invitations::accept))
         .routes(routes!(projects::list, projects::create))
-        .routes(routes!(keys::end::report))
+        .routes(routes!(keys::revoke::report))
 }
 
 /// The routes of one project that need its name: under `/v1/projects/{project}` only.
@@ -159,13 +163,13 @@ pub fn router(app: App, doors: Router<App>, handlers: TaskTracker) -> Router {
         .route("/", routing::get(openapi::front_door))
         .route("/openapi-3.0.json", routing::get(openapi::older_document))
         .route("/postman.json", routing::get(openapi::postman_collection))
-        .merge(pages::routes())
+        .merge(docs::routes())
         .merge(openapi::docs())
         .merge(doors)
         .fallback(async || Error::NoSuchRoute)
         .method_not_allowed_fallback(async || Error::MethodNotAllowed)
-        .layer(middleware::from_fn_with_state(handlers, layers::detach))
-        .layer(middleware::from_fn(layers::observe))
+        .layer(from_fn_with_state(handlers, middleware::detach))
+        .layer(from_fn(middleware::observe))
         .with_state(app)
 }
 

@@ -1,7 +1,7 @@
 //! The OpenAPI file, made from the handlers, and the pages that explain the API.
 
-mod older;
 mod postman;
+mod v3_0;
 
 use std::sync::LazyLock;
 
@@ -98,7 +98,7 @@ pub fn text() -> String {
 /// The same for generators that read OpenAPI 3.0 only, as `openapi/openapi-3.0.json` holds it.
 #[must_use]
 pub fn older_text() -> String {
-    format!("{:#}\n", older::of(document()))
+    format!("{:#}\n", v3_0::of(document()))
 }
 
 /// The same as a Postman collection, as `openapi/postman.json` holds it.

@@ -23,8 +23,8 @@ use crate::{
     ids::OperationId,
     store,
     wire::{
-        check::Check,
         extract::{OperationInPath, Query},
+        validate::Check,
     },
 };
 

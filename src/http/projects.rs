@@ -18,8 +18,8 @@ use crate::{
     error::Error,
     store::{self, audit::Deed, members::Membership, projects},
     wire::{
-        check::Check,
         extract::{Json, Query, RequestBody},
+        validate::Check,
     },
 };
 

@@ -26,8 +26,8 @@ use crate::{
         queues::{SettingsChange, TypeRow},
     },
     wire::{
-        check::Check,
         extract::{Json, NameInPath, Object, Query, RequestBody},
+        validate::Check,
     },
 };
 

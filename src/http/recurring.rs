@@ -33,8 +33,8 @@ use crate::{
     error::Error,
     wire::{
         RequestId,
-        check::{Check, stored_json},
         extract::{Fingerprinted, Json, NameInPath, Object, Query, RequestBody},
+        validate::{Check, stored_json},
     },
 };
 

@@ -8,7 +8,7 @@ use crate::{
         backoff::{RetryPolicy, Strategy},
         limits,
     },
-    wire::check::Check,
+    wire::validate::Check,
 };
 
 /// How a job is tried again. Fields that are not sent have their defaults.

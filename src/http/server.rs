@@ -25,7 +25,7 @@ use tokio::{
 use tokio_io_timeout::TimeoutStream;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use super::layers::Proxies;
+use super::middleware::Proxies;
 use crate::{auth::ClientAddress, config::ConnectionLimits, limiter::client_of, telemetry};
 
 /// A connection that has not sent a byte by then is closed.

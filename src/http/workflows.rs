@@ -14,7 +14,7 @@ use super::{
     cursor::{self, List},
     error::ErrorBody,
     idempotency::{self, Answer, Ids},
-    jobs::accept::{EnqueueRequest, accept, traceparent},
+    jobs::request::{EnqueueRequest, accept, traceparent},
 };
 use crate::{
     app::App,
@@ -26,16 +26,18 @@ use crate::{
         workflow::{self, BrokenGraph, Node, WorkflowState},
     },
     engine::{
-        family::{self, TiedJob},
-        quota,
-        workflows::{self, NewWorkflow, StateCount, WorkflowJobRow, WorkflowRow},
+        enqueue::{
+            dependencies::{self, TiedJob},
+            quota,
+        },
+        jobs::workflows::{self, NewWorkflow, StateCount, WorkflowJobRow, WorkflowRow},
     },
     error::Error,
     ids::{ProjectId, WorkflowId},
     wire::{
         RequestId,
-        check::Check,
         extract::{Fingerprinted, Object, Query, RequestBody, WorkflowInPath},
+        validate::Check,
     },
 };
 
@@ -166,7 +168,7 @@ pub async fn create(
         let (workflow, jobs) = accept_graph(tenant, ids, request, trace.as_deref())?;
         quota::admit(&running.engine, project_id, jobs.len(), limits.waiting_jobs).await?;
         let id = workflow.id;
-        family::store(&running.engine, project_id, &jobs, Some(&workflow)).await?;
+        dependencies::store(&running.engine, project_id, &jobs, Some(&workflow)).await?;
         let (row, jobs) = workflows::find(&running.engine, project_id, id).await?;
         let location = Some(format!("/v1/workflows/{id}"));
         Answer::new(StatusCode::CREATED, location, &Workflow::of(row, jobs))

@@ -38,7 +38,7 @@ pub struct Look<'a> {
     pub job_types: &'a [String],
     /// What the workers have that ask.
     pub labels: &'a [String],
-    /// Only jobs whose payload offers a command. Only [`super::gates::claim_gated`] can tell.
+    /// Only jobs whose payload offers a command. Only [`super::limited_claims::claim_gated`] can tell.
     pub only_commands: bool,
     /// Nothing before this place is looked at: the low-water mark.
     pub from: ClaimKey,
@@ -195,7 +195,7 @@ macro_rules! leased_jobs {
 pub(super) use leased_jobs;
 
 /// Leases jobs of any type to the slots of many looks, best priority first, then oldest. Jobs behind
-/// gates are not seen, and of a queue with rules nothing is: [`super::gates`] looks there.
+/// gates are not seen, and of a queue with rules nothing is: [`super::limited_claims`] looks there.
 ///
 /// Jobs that another claim holds locked are skipped, not waited for. No queue may stand in `looks`
 /// twice: a statement does not skip what it has locked itself.

@@ -5,10 +5,10 @@ use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use super::acks::{JobKey, Rested};
+use super::settle_success::Rested;
 use crate::{
     domain::job::StoredState,
-    ids::{JobId, ProjectId},
+    ids::{JobId, JobKey, ProjectId},
 };
 
 /// A job, locked until the end of the transaction if it is live.

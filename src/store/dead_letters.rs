@@ -5,10 +5,9 @@ use chrono::{DateTime, Utc};
 use sqlx::{PgConnection, Postgres, QueryBuilder};
 use uuid::Uuid;
 
-use super::acks::JobKey;
 use crate::{
     domain::operation::Filter,
-    ids::{JobId, ProjectId},
+    ids::{JobId, JobKey, ProjectId},
 };
 
 /// Dead letters that one look examines at the most.

@@ -54,7 +54,7 @@ pub struct NewJob {
 pub struct Extras {
     /// Sorted; a worker must have them all.
     pub labels: Vec<String>,
-    /// See [`crate::domain::gate`].
+    /// See [`crate::domain::constraint_key`].
     pub gate: Option<Uuid>,
     /// Jobs that share it run at most `concurrency_limit` at a time.
     pub concurrency_key: Option<String>,

@@ -4,10 +4,9 @@ use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use super::acks::JobKey;
 use crate::{
     domain::lease::Fence,
-    ids::{EventId, JobId, LeaseId, ProjectId},
+    ids::{EventId, JobId, JobKey, LeaseId, ProjectId},
 };
 
 /// Something that happened to a job.
@@ -21,6 +20,14 @@ pub struct NewEvent {
     pub worker_id: Option<String>,
     /// JSON.
     pub payload: Option<String>,
+}
+
+impl NewEvent {
+    /// An event that the server records, not a worker.
+    #[must_use]
+    pub fn new(key: JobKey, kind: &str, attempt: Option<i32>, payload: Option<String>) -> Self {
+        Self { key, kind: kind.to_owned(), attempt, worker_id: None, payload }
+    }
 }
 
 /// Writes down what happened.

@@ -3,10 +3,10 @@
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use super::acks::{FenceColumns, JobKey};
+use super::settle_success::FenceColumns;
 use crate::{
     domain::lease::{Fence, TIMEOUT_GRACE_SECONDS},
-    ids::{ANONYMOUS, JobId, ProjectId},
+    ids::{ANONYMOUS, JobId, JobKey, ProjectId},
 };
 
 /// A sign of life of one job.

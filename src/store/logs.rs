@@ -2,8 +2,10 @@
 
 use sqlx::PgConnection;
 
-use super::acks::JobKey;
-use crate::domain::limits::{MAX_LOG_BYTES, MAX_LOG_CHUNKS_KEPT};
+use crate::{
+    domain::limits::{MAX_LOG_BYTES, MAX_LOG_CHUNKS_KEPT},
+    ids::JobKey,
+};
 
 /// A piece of an attempt's output.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -2,27 +2,24 @@
 //! bounded batch that any number of nodes may run at once; what they answer carries the project.
 
 pub mod counts;
-pub mod glance;
+pub mod gauges;
 pub mod operations;
+pub mod probe;
 pub mod prune;
 pub mod purge;
 pub mod schedules;
-pub mod vitals;
 
 use sqlx::{Executor, PgConnection};
 use uuid::Uuid;
 
-use super::{
-    acks::{JobKey, Rested},
-    endings::Held,
-};
+use super::{settle_failure::Held, settle_success::Rested};
 use crate::{
     domain::{
         job::StoredState,
         lease::TIMEOUT_GRACE_SECONDS,
         limits::{IDEMPOTENCY_KEEP_SECONDS, WORKER_KEEP_SECONDS, WORKER_SILENCE_SECONDS},
     },
-    ids::{JobId, LeaseId, ProjectId},
+    ids::{JobId, JobKey, LeaseId, ProjectId},
 };
 
 /// Jobs one pass of a loop touches at the most. The statements carry the same number as a literal.

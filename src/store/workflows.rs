@@ -4,13 +4,10 @@ use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use super::{
-    acks::{JobKey, Rested},
-    family::Edge,
-};
+use super::{dependencies::Edge, settle_success::Rested};
 use crate::{
     domain::job::StoredState,
-    ids::{JobId, ProjectId, WorkflowId},
+    ids::{JobId, JobKey, ProjectId, WorkflowId},
 };
 
 /// A workflow to store with its jobs.

@@ -8,11 +8,9 @@ use super::streams::{Ended, Writer};
 use crate::{
     app::App,
     domain::{job::StoredState, limits},
-    engine::{
-        jobs::{self, LogPlace, LogRow},
-        settle::JobKey,
-    },
+    engine::jobs::{self, LogPlace, LogRow},
     error::Error,
+    ids::JobKey,
 };
 
 /// Where something can be printed.

@@ -4,12 +4,12 @@
 #![warn(missing_docs)]
 
 pub mod audit;
-pub mod check;
 pub mod delivery;
+pub mod errors;
 pub mod extract;
 pub mod logs;
-pub mod refusal;
 pub mod streams;
+pub mod validate;
 
 use tokio_util::sync::CancellationToken;
 

@@ -13,6 +13,7 @@ mod signals;
 use clap::{Args, ValueEnum};
 
 pub use self::run::run;
+
 use crate::client::ClientArgs;
 
 /// What `worker` is told.

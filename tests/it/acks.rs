@@ -1,8 +1,7 @@
 //! Success, failure, release; the fence; retries and the dead letter.
 
-use serde_json::{Value, json};
-
 use crate::harness::{TestProject, run};
+use serde_json::{Value, json};
 
 fn seconds_between(earlier: &Value, later: &Value) -> f64 {
     let time = |it: &Value| {

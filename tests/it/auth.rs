@@ -7,13 +7,13 @@ use fencepost::{
     accounts::key,
     domain::access::{Role, Scope},
 };
-use serde_json::{Value, json};
 
 use crate::{
     harness::{Reply, TestProject, TestServer, fresh_database, limited, run},
     people::Person,
     surface::{Named, Operation, operations, operations_on},
 };
+use serde_json::{Value, json};
 
 /// Whether the caller was let in, whatever came of it.
 fn is_let_in(reply: &Reply) -> bool {

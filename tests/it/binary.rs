@@ -7,9 +7,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use serde_json::{Value, json};
-
 use crate::harness::{fresh_database, limited};
+use serde_json::{Value, json};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_fencepost");
 const START_TIMEOUT: Duration = Duration::from_secs(30);

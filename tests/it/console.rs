@@ -8,12 +8,12 @@ mod session;
 use std::collections::BTreeMap;
 
 use fencepost::domain::access::Role;
-use reqwest::{Method, StatusCode, header::SET_COOKIE};
 
 use crate::{
     harness::{Reply, TestProject},
     people::{PASSWORD, Person, address_of},
 };
+use reqwest::{Method, StatusCode, header::SET_COOKIE};
 
 /// A browser: it keeps cookies, and says where its requests come from.
 pub struct Browser {

@@ -1,9 +1,8 @@
 //! Cancel, change, retry.
 
+use crate::harness::{Reply, TestProject, TestServer, fresh_database, limited, run};
 use reqwest::Method;
 use serde_json::{Value, json};
-
-use crate::harness::{Reply, TestProject, TestServer, fresh_database, limited, run};
 
 async fn patch(t: &TestProject, id: &str, body: Value) -> Reply {
     let request = t.request(Method::PATCH, &format!("/v1/jobs/{id}")).json(&body);

@@ -1,8 +1,7 @@
 //! What was given up: found, grouped, brought back, deleted; and the brake.
 
-use serde_json::{Value, json};
-
 use crate::harness::{TestProject, run};
+use serde_json::{Value, json};
 
 /// A job of this shape that was given up after one failure with this error.
 async fn die(t: &TestProject, job: Value, error: Value) -> String {

@@ -6,10 +6,10 @@ use fencepost::{
     serve::{CLOSE_TIMEOUT, DRAIN_TIMEOUT},
     traces::SHUTDOWN_TIMEOUT,
 };
-use serde::Deserialize;
-use serde_json::Value;
 
 use crate::docs::read;
+use serde::Deserialize;
+use serde_json::Value;
 
 fn documents(path: &str) -> Vec<Value> {
     serde_yaml_ng::Deserializer::from_str(&read(path))

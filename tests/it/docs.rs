@@ -3,8 +3,9 @@
 use std::collections::BTreeSet;
 
 use clap::{Command, CommandFactory};
+
 use fencepost::{
-    adapters, bus,
+    adapters,
     cli::{Cli, settings},
     config,
     domain::{
@@ -13,8 +14,9 @@ use fencepost::{
     },
     engine::dispatch::MAX_PARKED_POLLS,
     http::{error::CODES, openapi, server},
+    redis_bus,
     serve::DRAIN_TIMEOUT,
-    store::{counts, dead_letters, rules},
+    store::{counts, dead_letters, queue_limits},
     telemetry::{Kind, METRICS},
     wire::extract::BODY_TIMEOUT,
 };
@@ -319,7 +321,7 @@ fn queue_limits() -> Vec<(&'static str, String)> {
             format!("{}, more are shown as pending", counts::MAX_COUNTED_PROCESSING),
         ),
         ("types that are paused in a queue", limits::MAX_PAUSED_TYPES.to_string()),
-        ("types told apart while some are paused", rules::MAX_OPEN_TYPES.to_string()),
+        ("types told apart while some are paused", queue_limits::MAX_OPEN_TYPES.to_string()),
         (
             "queues, and types of a queue, that a node counts by name",
             format!("{}, later ones as `other`", limits::MAX_COUNTED_NAMES),
@@ -434,7 +436,11 @@ fn node_limits() -> Vec<(&'static str, String)> {
         ),
         (
             "a call to Redis, and the pause after one that failed",
-            format!("{} ms, {} s", bus::DEFAULT_BUDGET.as_millis(), bus::BREAK.as_secs()),
+            format!(
+                "{} ms, {} s",
+                redis_bus::DEFAULT_BUDGET.as_millis(),
+                redis_bus::BREAK.as_secs()
+            ),
         ),
         (
             "time for requests to finish when the node stops",

@@ -2,11 +2,10 @@
 
 use std::time::Duration;
 
+use crate::harness::{TestProject, TestServer, fresh_database, limited, run};
 use futures_util::StreamExt;
 use reqwest::{Method, Response};
 use serde_json::{Value, json};
-
-use crate::harness::{TestProject, TestServer, fresh_database, limited, run};
 
 /// A stream of server-sent events, as a client reads it.
 struct Stream {

@@ -5,13 +5,12 @@ use std::{
     process::Stdio,
 };
 
+use crate::harness::{TestProject, run};
 use serde_json::{Value, json};
 use tokio::{
     io::{AsyncBufReadExt, BufReader},
     process::{Child, Command},
 };
-
-use crate::harness::{TestProject, run};
 
 fn examples() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("examples")

@@ -8,14 +8,13 @@ use std::{
     time::Duration,
 };
 
-use serde_json::{Value, json};
-
 use crate::{
     harness::{
         Reply, Stage, TestProject, TestServer, fresh_database, limited, redis_url, run, run_for,
     },
     people::{PASSWORD, post_from},
 };
+use serde_json::{Value, json};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_fencepost");
 

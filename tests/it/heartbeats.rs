@@ -1,9 +1,8 @@
 //! Signs of life, and how long they last.
 
+use crate::harness::{TestProject, run};
 use chrono::{DateTime, Utc};
 use serde_json::{Value, json};
-
-use crate::harness::{TestProject, run};
 
 async fn lease_seconds_left(t: &TestProject, id: &Value) -> f64 {
     let job = t.job(id.as_str().expect("an id")).await;

@@ -1,8 +1,7 @@
 //! Enqueue, read, list.
 
-use serde_json::{Value, json};
-
 use crate::harness::{TestServer, fresh_database, limited, run};
+use serde_json::{Value, json};
 
 #[test]
 fn a_job_is_stored_with_its_defaults_and_its_location() {

@@ -1,9 +1,9 @@
 //! Every bound, at both ends; and what no bound would stop.
 
 use fencepost::domain::limits;
-use serde_json::{Value, json};
 
 use crate::harness::{TestProject, run};
+use serde_json::{Value, json};
 
 fn text(chars: usize) -> String {
     "ä".repeat(chars)

@@ -1,15 +1,16 @@
 //! What happens by itself: due jobs are offered, lost ones taken back.
 
 use chrono::{DateTime, Utc};
+
 use fencepost::{
     config::PoolArgs,
-    engine::{Engine, chores},
+    engine::{Engine, maintenance},
     store::pools::Pools,
 };
-use serde_json::{Value, json};
-use tokio_util::sync::CancellationToken;
 
 use crate::harness::{TestProject, TestServer, fresh_database, limited, run};
+use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
 
 fn time(value: &Value) -> DateTime<Utc> {
     value.as_str().expect("a time").parse().expect("RFC 3339")
@@ -171,8 +172,8 @@ fn finished_jobs_are_forgotten_after_the_days_their_queue_keeps_them() {
             .execute("update finished_jobs set completed_at = now() - interval '8 days'")
             .await;
         let young = done("default", json!({})).await;
-        chores::fold(engine).await.expect("it runs");
-        while chores::retain(engine).await.expect("it runs") {}
+        maintenance::fold(engine).await.expect("it runs");
+        while maintenance::retain(engine).await.expect("it runs") {}
         t.get(&format!("/v1/jobs/{old}")).await.is_error(404, "job_not_found");
         for id in [kept, young, parent, child] {
             t.job(&id).await;
@@ -194,15 +195,15 @@ fn a_workflow_is_forgotten_with_the_last_of_its_jobs() {
         t.database
             .execute("update finished_jobs set completed_at = now() - interval '8 days'")
             .await;
-        chores::fold(engine).await.expect("it runs");
-        while chores::retain(engine).await.expect("it runs") {}
+        maintenance::fold(engine).await.expect("it runs");
+        while maintenance::retain(engine).await.expect("it runs") {}
         assert_eq!(t.database.number("select count(*) from workflows").await, 1);
         t.ack(&leased[1], "w", "succeeded").await.is(200);
         t.database
             .execute("update finished_jobs set completed_at = now() - interval '8 days'")
             .await;
-        chores::fold(engine).await.expect("it runs");
-        while chores::retain(engine).await.expect("it runs") {}
+        maintenance::fold(engine).await.expect("it runs");
+        while maintenance::retain(engine).await.expect("it runs") {}
         assert_eq!(t.database.number("select count(*) from workflows").await, 0);
         assert_eq!(t.database.number("select count(*) from workflow_jobs").await, 0);
     });

@@ -1,8 +1,7 @@
 //! A project's own numbers: as JSON, for its Prometheus, and what its people import.
 
-use serde_json::{Value, json};
-
 use crate::harness::{TestProject, TestServer, fresh_database, limited, run, scratch};
+use serde_json::{Value, json};
 
 /// Waits until a node has written down what it has counted, and answers with the summary.
 async fn summary_with(t: &TestProject, field: &str, wanted: i64) -> Value {

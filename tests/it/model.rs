@@ -13,16 +13,20 @@ use fencepost::{
         worker::WorkerState,
     },
     engine::{
-        Engine, chores, dispatch,
-        enqueue::{Extras, NewJob, Start},
-        family::{self, OnConflict, TiedJob},
-        orphans, promote, reap, registry,
-        settle::{self, Ack, Acked, End, Failure, JobKey},
+        Engine, dispatch,
+        enqueue::{
+            Extras, NewJob, Start,
+            dependencies::{self, OnConflict, TiedJob},
+        },
+        maintenance::{self, cascade, promote, reap},
+        settle::{self, Ack, Acked, End, Failure},
+        workers,
     },
     error::Error,
-    ids::{JobId, LeaseId, ProjectId},
-    store::{self, endings::Ended, pools::Pools},
+    ids::{JobId, JobKey, LeaseId, ProjectId},
+    store::{self, pools::Pools, settle_failure::Ended},
 };
+
 use rand::{RngExt, SeedableRng, rngs::StdRng, seq::IndexedRandom};
 use sqlx::PgConnection;
 use tokio_util::sync::CancellationToken;
@@ -87,13 +91,13 @@ impl Run {
             20..=21 => self.cancel().await?,
             22..=23 => self.retry().await?,
             24..=25 => {
-                chores::fold(&self.engine).await.map_err(|it| it.to_string())?;
+                maintenance::fold(&self.engine).await.map_err(|it| it.to_string())?;
             }
             26 => self.purge().await?,
             27 => self.redrive().await?,
             _ => self.lose_worker().await?,
         }
-        while orphans::pass(&self.engine).await.map_err(|it| it.to_string())? {}
+        while cascade::pass(&self.engine).await.map_err(|it| it.to_string())? {}
         self.compare().await
     }
 
@@ -167,7 +171,7 @@ impl Run {
             path: String::new(),
         };
         let id = tied.job.id;
-        family::store(&self.engine, self.project_id, &[tied], None)
+        dependencies::store(&self.engine, self.project_id, &[tied], None)
             .await
             .map_err(|error| format!("enqueue: {error}"))?;
         let waits = parents.iter().any(|it| self.jobs[*it].state != StoredState::Succeeded);
@@ -281,7 +285,7 @@ impl Run {
         let key = self.key(job);
         let mut conn = self.database.connect().await;
         let fences = [(key, &fence)];
-        let held = store::endings::lock_held(&mut conn, fences.into_iter()).await;
+        let held = store::settle_failure::lock_held(&mut conn, fences.into_iter()).await;
         let Some(held) = held.expect("it runs").pop() else { return Ok(()) };
         self.expire_one(job).await?;
         self.claim().await?;
@@ -296,7 +300,7 @@ impl Run {
             duration_ms: None,
             ran_ms: 0,
         };
-        let _ = store::endings::end_attempts(&mut conn, &[ended]).await;
+        let _ = store::settle_failure::end_attempts(&mut conn, &[ended]).await;
         Ok(())
     }
 
@@ -341,7 +345,7 @@ impl Run {
     async fn lose_worker(&mut self) -> Checked {
         let worker = *WORKERS.choose(&mut self.dice).expect("one");
         let key = (self.project_id, worker.into());
-        let beaten = registry::beat(&self.engine, &key, WorkerState::Running, Vec::new()).await;
+        let beaten = workers::beat(&self.engine, &key, WorkerState::Running, Vec::new()).await;
         beaten.map_err(|error| format!("heartbeat: {error}"))?;
         let project = self.project_id.0;
         self.sql("update reaper_state set last_pass_at = now()".to_owned()).await;
@@ -351,7 +355,7 @@ impl Run {
              where project_id = {project} and worker_id = '{worker}'"
         ))
         .await;
-        registry::pass(&self.engine).await.map_err(|it| it.to_string())?;
+        workers::pass(&self.engine).await.map_err(|it| it.to_string())?;
         for job in 0..self.jobs.len() {
             if self.jobs[job]
                 .running

@@ -7,8 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use fencepost::{http::pages, telemetry::METRICS};
-use serde_json::{Value, json};
+use fencepost::{http::docs, telemetry::METRICS};
 
 use crate::{
     docs::read,
@@ -16,6 +15,7 @@ use crate::{
         NodeProcess, Process, TestProject, free_port, fresh_database, limited, run_for, scratch,
     },
 };
+use serde_json::{Value, json};
 
 const DASHBOARDS: [&str; 4] = ["overview", "queues-and-workers", "store-and-loops", "limits"];
 /// Two of Prometheus's looks.
@@ -52,7 +52,7 @@ fn every_alert_is_sound_fires_on_what_it_is_for_and_has_a_runbook() {
     for runbook in &runbooks {
         let page = read(&format!("docs/{runbook}.md"));
         assert!(page.contains("## Look") && page.contains("## Mend"), "{runbook}");
-        let served = pages::names().any(|it| it == *runbook);
+        let served = docs::names().any(|it| it == *runbook);
         assert!(served, "{runbook} is not served");
     }
 }

@@ -8,12 +8,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use serde_json::{Value, json};
-
 use crate::harness::{
     Database, NodeProcess, Stage, TestProject, TestServer, fresh_database, limited, run_for,
     until_ready,
 };
+use serde_json::{Value, json};
 
 /// Waits until each node has looked since the last one came.
 pub async fn until_all_know(database: &Database) {

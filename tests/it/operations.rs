@@ -2,9 +2,8 @@
 
 use std::time::Duration;
 
-use serde_json::{Value, json};
-
 use crate::harness::{TestProject, TestServer, fresh_database, limited, run};
+use serde_json::{Value, json};
 
 /// Jobs that were given up, as many as asked for.
 async fn bury(t: &TestProject, jobs: usize, job_type: &str) {

@@ -1,10 +1,10 @@
 //! People: signing up, logging in and out, passwords, members, and the end of an account.
 
 use fencepost::domain::access::Role;
-use reqwest::Method;
-use serde_json::{Value, json};
 
 use crate::harness::{Reply, TestProject};
+use reqwest::Method;
+use serde_json::{Value, json};
 
 pub const PASSWORD: &str = "quiet otters borrow umbrellas";
 

@@ -15,24 +15,24 @@ use fencepost::{
         lease::Fence,
         text::ErrorReport,
     },
-    ids::{JobId, LeaseId, ProjectId},
+    ids::{JobId, JobKey, LeaseId, ProjectId},
     store::{
-        acks::{self, JobKey, Success},
         claims::{self, ClaimKey, LeasedJob, Look, Slot},
-        endings::{self, Ended},
         enqueue::{self, NewJob, Start},
-        gates,
         heartbeats::{self, Beat},
-        jobs,
+        jobs, limited_claims,
         polls::{self, PollKey},
         pools::Pools,
-        rules, sweep,
+        queue_limits,
+        settle_failure::{self, Ended},
+        settle_success::{self, Success},
+        sweep,
     },
 };
-use sqlx::{Executor, PgConnection, Row};
-use uuid::Uuid;
 
 use crate::harness::{Database, fresh_database, limited};
+use sqlx::{Executor, PgConnection, Row};
+use uuid::Uuid;
 
 const PROJECT: ProjectId = ProjectId(1);
 
@@ -265,7 +265,7 @@ async fn claim(conn: &mut PgConnection) -> Vec<LeasedJob> {
     assert_eq!(found, [0]);
     let found = costs(conn, "look for gates", 200, async |conn| {
         let queues = [(PROJECT, "default"), (PROJECT, "none")];
-        gates::queues_with_gates(conn, &queues).await.expect("it runs")
+        limited_claims::queues_with_gates(conn, &queues).await.expect("it runs")
     })
     .await;
     assert!(found.is_empty());
@@ -295,25 +295,25 @@ async fn pass_gates(conn: &mut PgConnection) {
     .expect("it runs");
     let look = || look("gated", &[], 50);
     let seen = costs(conn, "page of gates", 200 * 12, async |conn| {
-        gates::lock_gates(conn, &look(), &[], Uuid::nil()).await.expect("it runs")
+        limited_claims::lock_gates(conn, &look(), &[], Uuid::nil()).await.expect("it runs")
     })
     .await;
-    assert_eq!(seen.len(), gates::MAX_PAGE_GATES);
+    assert_eq!(seen.len(), limited_claims::MAX_PAGE_GATES);
     let open: Vec<_> = seen.iter().map(|it| it.gate).collect();
     let (leased, _) = costs(conn, "claim behind gates", 200 * 12 + 50 * 30, async |conn| {
-        let passage = gates::Passage {
+        let passage = limited_claims::Passage {
             gates: &open,
             job_types: None,
             max_concurrency: None,
             default_lease_seconds: None,
             max_jobs: 50,
         };
-        gates::claim_gated(conn, &look(), passage).await.expect("it runs")
+        limited_claims::claim_gated(conn, &look(), passage).await.expect("it runs")
     })
     .await;
     assert_eq!(leased.len(), 50);
     let held = costs(conn, "leases of one worker", 600 * 5, async |conn| {
-        endings::lock_held_by(conn, PROJECT, "w", 500).await.expect("it runs")
+        settle_failure::lock_held_by(conn, PROJECT, "w", 500).await.expect("it runs")
     })
     .await;
     assert!(held.len() >= 50);
@@ -341,7 +341,7 @@ async fn settle(conn: &mut PgConnection, leased: &[LeasedJob]) {
         })
         .collect();
     let moved = costs(conn, "ack", 50 * 16, async |conn| {
-        acks::succeed(conn, &successes.iter().collect::<Vec<_>>()).await.expect("it runs")
+        settle_success::succeed(conn, &successes.iter().collect::<Vec<_>>()).await.expect("it runs")
     })
     .await;
     assert_eq!(moved.len(), 50);
@@ -362,14 +362,16 @@ async fn settle(conn: &mut PgConnection, leased: &[LeasedJob]) {
         })
         .collect();
     let rested = costs(conn, "failure", 30 * 36, async |conn| {
-        let held = endings::lock_held(conn, fences.iter().map(|(key, it)| (*key, it))).await;
+        let held = settle_failure::lock_held(conn, fences.iter().map(|(key, it)| (*key, it))).await;
         assert_eq!(held.expect("it runs").len(), 30);
-        endings::end_attempts(conn, &ended).await.expect("it runs")
+        settle_failure::end_attempts(conn, &ended).await.expect("it runs")
     })
     .await;
     assert_eq!(rested.len(), 30);
     let standing = costs(conn, "second look", 20, async |conn| {
-        acks::find_standing(conn, key(&failing[0]), &fence(&failing[0])).await.expect("it runs")
+        settle_success::find_standing(conn, key(&failing[0]), &fence(&failing[0]))
+            .await
+            .expect("it runs")
     })
     .await;
     assert!(standing.is_some());

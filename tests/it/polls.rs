@@ -2,9 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use serde_json::{Value, json};
-
 use crate::harness::{TestServer, fresh_database, limited, run};
+use serde_json::{Value, json};
 
 /// By then a claim for the worker `slow` is under way, and not over.
 const IN_THE_CLAIM: Duration = Duration::from_millis(500);

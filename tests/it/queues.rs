@@ -2,9 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use serde_json::{Value, json};
-
 use crate::harness::{TestProject, TestServer, fresh_database, limited, run};
+use serde_json::{Value, json};
 
 async fn queue(t: &TestProject, name: &str) -> Value {
     t.get(&format!("/v1/queues/{name}")).await.is(200)

@@ -2,10 +2,9 @@
 
 use std::collections::{HashMap, HashSet};
 
+use crate::harness::{TestServer, fresh_database, limited, run};
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
-
-use crate::harness::{TestServer, fresh_database, limited, run};
 
 #[test]
 fn sixty_polls_and_forty_jobs_lease_each_job_once() {

@@ -10,12 +10,12 @@ use std::{
 };
 
 use fencepost::dev::redis::Redis;
-use serde_json::{Value, json};
 
 use crate::{
     harness::{Stage, TestProject, TestServer, fresh_database, limited, run, run_for},
     nodes::until_all_know,
 };
+use serde_json::{Value, json};
 
 /// What a flood brought about.
 #[derive(Debug, Default)]
@@ -292,7 +292,7 @@ fn whatever_happens_to_redis_nobody_is_failed_and_limits_stay_within_their_promi
         // As it is in earnest: what takes longer is done without.
         let stage = Stage {
             redis_url: Some(redis.url()),
-            redis_budget: fencepost::bus::DEFAULT_BUDGET,
+            redis_budget: fencepost::redis_bus::DEFAULT_BUDGET,
             ..Stage::default()
         };
         let (nodes, urls) = three_nodes(&stage).await;

@@ -2,10 +2,9 @@
 
 use std::{path::PathBuf, time::Duration};
 
+use crate::harness::{TestProject, run};
 use serde_json::json;
 use tokio::process::{Child, Command};
-
-use crate::harness::{TestProject, run};
 
 const MAX_WORKER_LINES: usize = 40;
 const WORKERS: usize = 4;

@@ -2,9 +2,8 @@
 
 use std::time::Duration;
 
-use serde_json::{Value, json};
-
 use crate::harness::{Reply, TestProject, TestServer, fresh_database, limited, run};
+use serde_json::{Value, json};
 
 async fn put(t: &TestProject, id: &str, more: Value) -> Reply {
     let mut body = json!({"job_type": "tick", "cron_expression": "0 3 * * *"});

@@ -1,10 +1,9 @@
 //! The roles of ops/roles.sql: each may do what its work needs, and the console sees one project at a time.
 //! (Every server of these tests runs with them.)
 
+use crate::harness::{TestProject, TestServer, fresh_database, limited};
 use serde_json::json;
 use sqlx::{ConnectOptions, Executor, PgConnection, Row, postgres::PgConnectOptions};
-
-use crate::harness::{TestProject, TestServer, fresh_database, limited};
 
 async fn as_role(t: &TestProject, role: &str) -> PgConnection {
     let url = t.database.url.replace("//fencepost@", "//fencepost_node@");

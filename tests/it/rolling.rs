@@ -10,11 +10,10 @@ use std::{
     time::Duration,
 };
 
-use serde_json::{Value, json};
-
 use crate::harness::{
     NodeProcess, Process, Reply, TestProject, free_port, fresh_database, run_for, scratch,
 };
+use serde_json::{Value, json};
 
 const NODES: usize = 3;
 const PRODUCERS: usize = 3;

@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use fencepost::{config::PoolArgs, ids::JobId, store::pools::Pools};
-use serde_json::{Value, json};
-use tokio::time::timeout;
 
 use crate::harness::{Proxy, TestProject, TestServer, fresh_database, limited, run};
+use serde_json::{Value, json};
+use tokio::time::timeout;
 
 #[test]
 fn a_transaction_begun_by_a_future_that_was_dropped_swallows_nobodys_write() {

@@ -6,10 +6,10 @@ use fencepost::{
     http::openapi,
     ids::{AccountId, InvitationId, KeyId, OperationId, SessionId, WorkflowId},
 };
-use reqwest::Method;
-use serde_json::{Value, json};
 
 use crate::harness::{Reply, TestProject};
+use reqwest::Method;
+use serde_json::{Value, json};
 
 /// A request of one operation.
 #[derive(Debug, Clone)]

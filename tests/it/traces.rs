@@ -2,6 +2,7 @@
 
 use std::process::Command;
 
+use crate::harness::{NodeProcess, TestProject, free_port, fresh_database, limited, run};
 use axum::{Router, body::Bytes, routing};
 use opentelemetry_proto::tonic::{
     collector::trace::v1::ExportTraceServiceRequest, trace::v1::Span,
@@ -9,8 +10,6 @@ use opentelemetry_proto::tonic::{
 use prost::Message;
 use serde_json::json;
 use tokio::{net::TcpListener, sync::mpsc};
-
-use crate::harness::{NodeProcess, TestProject, free_port, fresh_database, limited, run};
 
 const PRODUCER: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
 

@@ -3,14 +3,14 @@
 use std::time::{Duration, Instant};
 
 use fencepost::{http::server, wire::extract::BODY_TIMEOUT};
+
+use crate::harness::{Reply, TestProject, TestServer, fresh_database, limited, run};
 use reqwest::Method;
 use serde_json::json;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
 };
-
-use crate::harness::{Reply, TestProject, TestServer, fresh_database, limited, run};
 
 async fn connect(t: &TestProject) -> TcpStream {
     let address = t.url.strip_prefix("http://").expect("an http URL");

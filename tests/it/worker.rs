@@ -2,13 +2,12 @@
 
 use std::process::Stdio;
 
+use crate::harness::{TestProject, run};
 use serde_json::{Value, json};
 use tokio::{
     io::{AsyncBufReadExt, BufReader, Lines},
     process::{Child, ChildStderr, Command},
 };
-
-use crate::harness::{TestProject, run};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_fencepost");
 

@@ -18,15 +18,15 @@ use crate::{
         history, limits,
         text::{ErrorReport, json_depth},
     },
-    engine::{
+    engine::settle::{
+        self, Ack, End, Failure,
+        attempt_reports::{self, NewEvent, Shown},
         heartbeat::{self, Advice, Beat},
-        reports::{self, NewEvent, Shown},
-        settle::{self, Ack, End, Failure},
     },
     error::Error,
     wire::{
-        check::Check,
         extract::{Json, RequestBody},
+        validate::Check,
     },
 };
 
@@ -250,7 +250,7 @@ pub async fn emit(
     check.finish()?;
     let fence = id.fence(Some(worker_id), Some(attempt));
     let shown = Shown::of(id.job_id, &fence);
-    reports::note_events(&app.engine, caller.project_id, &[shown], events).await?;
+    attempt_reports::note_events(&app.engine, caller.project_id, &[shown], events).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 

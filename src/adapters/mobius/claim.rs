@@ -20,16 +20,15 @@ use crate::{
     domain::limits,
     engine::{
         dispatch::Handed,
-        registry::{self, Registration},
-        workflows,
+        jobs::workflows,
+        workers::{self, Registration},
     },
     error::Error,
     ids::ProjectId,
     wire::{
-        ClientGone,
-        check::Check,
-        delivery,
+        ClientGone, delivery,
         extract::{Json, RequestBody},
+        validate::Check,
     },
 };
 
@@ -139,7 +138,7 @@ async fn introduce(
     const CONCURRENCY: i32 = 1;
     let worker_id = ask.worker_id.clone().unwrap_or_default();
     let key = (project_id, worker_id.as_str().into());
-    if registry::facts(&app.engine, &key).await?.is_some() {
+    if workers::facts(&app.engine, &key).await?.is_some() {
         return Ok(());
     }
     let worker = Registration {
@@ -152,7 +151,7 @@ async fn introduce(
         pid: None,
         labels: Vec::new(),
     };
-    registry::register(&app.engine, project_id, &worker).await
+    workers::register(&app.engine, project_id, &worker).await
 }
 
 async fn claimed(app: &App, project_id: ProjectId, handed: &Handed) -> Result<ClaimedJob, Error> {

@@ -23,7 +23,7 @@ use crate::{
     domain::limits,
     error::{Class, Error},
     ids::ProjectId,
-    wire::{check::Check, refusal},
+    wire::{errors, validate::Check},
 };
 
 /// How often workers are told to send heartbeats: the protocol's own number.
@@ -79,8 +79,8 @@ fn face(error: &Error, _: &str, mut response: Response) -> Response {
         Class::Internal => "internal",
     };
     let status = door::status(error.class());
-    let body = ErrorBody { error: ErrorInfo { code, message: refusal::message(error) } };
-    refusal::write(&mut response, (status, Reply(body)), error);
+    let body = ErrorBody { error: ErrorInfo { code, message: errors::message(error) } };
+    errors::write(&mut response, (status, Reply(body)), error);
     response
 }
 

@@ -14,11 +14,11 @@ use crate::{
     domain::limits,
     engine::{
         jobs::{self, AttemptRow, JobRow},
-        registry::{self, WorkerRow},
-        settle::JobKey,
+        workers::{self, WorkerRow},
     },
     error::Error,
-    wire::check::stored_json,
+    ids::JobKey,
+    wire::validate::stored_json,
 };
 
 /// A worker that was not heard for longer is stale: the protocol's own number.
@@ -201,6 +201,6 @@ pub async fn workers(
     State(app): State<App>,
 ) -> Result<Reply<WorkerPage>, Error> {
     let limit = limits::MAX_PAGE_WORKERS.into();
-    let rows = registry::page(&app.engine, caller.project_id, None, None, "", limit).await?;
+    let rows = workers::page(&app.engine, caller.project_id, None, None, "", limit).await?;
     Ok(Reply(WorkerPage { items: rows.into_iter().map(Worker::from).collect() }))
 }

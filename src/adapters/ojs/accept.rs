@@ -17,13 +17,13 @@ use crate::{
         limits,
         plan::Limits,
     },
-    engine::{
-        enqueue::{Extras, NewJob, Start},
-        family::{OnConflict, TiedJob},
+    engine::enqueue::{
+        Extras, NewJob, Start,
+        dependencies::{OnConflict, TiedJob},
     },
     error::Error,
     ids::{JobId, ProjectId},
-    wire::check::Check,
+    wire::validate::Check,
 };
 
 /// Characters of a job's type.

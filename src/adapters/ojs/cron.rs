@@ -23,8 +23,8 @@ use crate::{
     error::Error,
     wire::{
         audit::{self, Deed},
-        check::Check,
         extract::Json,
+        validate::Check,
     },
 };
 

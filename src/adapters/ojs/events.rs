@@ -16,7 +16,7 @@ use crate::{
     domain::{job::StoredState, limits},
     engine::jobs::{self, Filter, JobRow, Payloads},
     error::Error,
-    wire::{check::Check, extract::Query},
+    wire::{extract::Query, validate::Check},
 };
 
 /// Which events to list.

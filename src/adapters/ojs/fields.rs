@@ -10,8 +10,8 @@ use crate::{
     domain::limits,
     error::Error,
     wire::{
-        check::{Check, stored_json},
         extract::RequestBody,
+        validate::{Check, stored_json},
     },
 };
 

@@ -22,13 +22,17 @@ use crate::{
     auth::{Caller, Control, Produce, Read},
     domain::{job::StoredState, lease::Fence, limits},
     engine::{
-        control,
-        family::{Outcome, TiedJob},
-        intake, jobs, quota,
-        settle::{self, Ack, End, JobKey},
+        enqueue::{
+            self,
+            dependencies::{Outcome, TiedJob},
+            quota,
+        },
+        jobs::{self, control},
+        settle::{self, Ack, End},
     },
     error::{Error, Whereabouts},
-    wire::{check::Check, extract::Json},
+    ids::JobKey,
+    wire::{extract::Json, validate::Check},
 };
 
 /// One job.
@@ -109,7 +113,7 @@ pub async fn set_expiries(app: &App, jobs: &mut [Accepted]) -> Result<(), Error>
 async fn store(app: &App, tenant: Tenant<'_>, accepted: &Accepted) -> Result<Outcome, Error> {
     let Accepted { tied, unique_ms, .. } = accepted;
     let once = async || {
-        let stored = intake::store(&app.engine, tenant.project_id, std::slice::from_ref(tied));
+        let stored = enqueue::store(&app.engine, tenant.project_id, std::slice::from_ref(tied));
         stored.await?.pop().ok_or(Error::InDoubt)
     };
     let outcome = once().await;
@@ -166,7 +170,7 @@ pub async fn create_batch(
     let tied: Vec<TiedJob> = all.into_iter().map(|it| it.tied).collect();
     let project_id = caller.project_id;
     quota::admit(&app.engine, project_id, tied.len(), caller.limits.waiting_jobs).await?;
-    let outcomes = intake::store(&app.engine, project_id, &tied).await?;
+    let outcomes = enqueue::store(&app.engine, project_id, &tied).await?;
     let mut jobs = Vec::with_capacity(tied.len());
     for (TiedJob { job, .. }, outcome) in tied.iter().zip(outcomes) {
         jobs.push(match outcome {

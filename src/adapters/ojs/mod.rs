@@ -35,7 +35,7 @@ use crate::{
     domain::job::StoredState,
     error::{Class, Error},
     ids::JobId,
-    wire::refusal,
+    wire::errors,
 };
 
 /// The version of the specification, as each answer says it.
@@ -137,7 +137,7 @@ fn label(response: &mut Response) {
 
 /// The status and the code of a failure on this wire, and whether to try again.
 fn face(error: &Error, request_id: &str, mut response: Response) -> Response {
-    let details = refusal::details(error);
+    let details = errors::details(error);
     let is_policy = details.iter().any(|it| it.field.contains(RETRY_FIELD));
     let (status, code, retryable) = match error.class() {
         Class::Unreadable => (StatusCode::BAD_REQUEST, "invalid_payload", false),
@@ -163,14 +163,14 @@ fn face(error: &Error, request_id: &str, mut response: Response) -> Response {
     let body = json!({"error": {
         "code": code,
         "type": if error.class() == Class::Invalid { "validation_error" } else { code },
-        "message": refusal::message(error),
+        "message": errors::message(error),
         "retryable": retryable,
         "hint": hint(error.class()),
         "docs_url": "/docs/protocols",
         "details": {"fields": fields.collect::<Vec<_>>(), "existing_job_id": holder},
         "request_id": request_id,
     }});
-    refusal::write(&mut response, (status, Json(body)), error);
+    errors::write(&mut response, (status, Json(body)), error);
     label(&mut response);
     response
 }

@@ -18,15 +18,15 @@ use crate::{
     auth::{Caller, Manage, Read},
     domain::limits,
     engine::{
-        control, dead_letters, jobs,
+        jobs::{self, control, dead_letters},
         queues::{self, QueueRow},
-        settle::JobKey,
     },
     error::Error,
+    ids::JobKey,
     wire::{
         audit::{self, Deed},
-        check::Check,
         extract::Query,
+        validate::Check,
     },
 };
 

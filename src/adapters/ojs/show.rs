@@ -22,7 +22,7 @@ use crate::{
         jobs::{AttemptRow, JobRow},
     },
     error::Error,
-    wire::check::{Check, stored_json},
+    wire::validate::{Check, stored_json},
 };
 
 /// What the core says of a job, and what a client may therefore not keep under these names.

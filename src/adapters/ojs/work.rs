@@ -20,16 +20,15 @@ use crate::{
     auth::{Caller, Polling, Settling},
     domain::{job::StoredState, lease::Fence, limits, text::ErrorReport},
     engine::{
-        heartbeat, jobs,
-        settle::{self, Ack, Acked, End, Failure, JobKey},
+        jobs,
+        settle::{self, Ack, Acked, End, Failure, heartbeat},
     },
     error::Error,
-    ids::ProjectId,
+    ids::{JobKey, ProjectId},
     wire::{
-        ClientGone,
-        check::Check,
-        delivery,
+        ClientGone, delivery,
         extract::{Json, OptionalJson, RequestBody},
+        validate::Check,
     },
 };
 

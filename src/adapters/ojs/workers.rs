@@ -11,15 +11,14 @@ use crate::{
     auth::{Beating, Caller, Work},
     domain::{lease::Fence, limits, worker::WorkerState},
     engine::{
-        heartbeat::{self, Advice, Beat},
-        registry::{self, Registration},
-        settle::JobKey,
+        settle::heartbeat::{self, Advice, Beat},
+        workers::{self, Registration},
     },
     error::Error,
-    ids::JobId,
+    ids::{JobId, JobKey},
     wire::{
-        check::Check,
         extract::{Json, RequestBody},
+        validate::Check,
     },
 };
 
@@ -91,7 +90,7 @@ pub async fn register(
         pid: request.pid,
         labels,
     };
-    registry::register(&app.engine, caller.project_id, &worker).await?;
+    workers::register(&app.engine, caller.project_id, &worker).await?;
     let state = WorkerState::Running;
     Ok(Reply::ok(WorkerReply { worker_id: worker.worker_id, state }))
 }
@@ -179,7 +178,7 @@ pub async fn beat(
         // What it lists is its own, and is handed back with the rest.
         heartbeat::adopt(&app.engine, project_id, &worker_id, &ids).await?;
     }
-    let (state, mut leases) = registry::beat(&app.engine, &key, said, beats(&ids)).await?;
+    let (state, mut leases) = workers::beat(&app.engine, &key, said, beats(&ids)).await?;
     if said != WorkerState::Terminated {
         let lost: Vec<_> = leases.iter().filter(|it| it.1.is_none()).map(|it| it.0).collect();
         let adopted = heartbeat::adopt(&app.engine, project_id, &worker_id, &lost).await?;
@@ -227,7 +226,7 @@ pub async fn deregister(
     check.name("worker_id", &request.worker_id, limits::MAX_WORKER_ID_CHARS);
     check.finish()?;
     let key = (caller.project_id, request.worker_id.as_str().into());
-    registry::deregister(&app.engine, &key).await?;
+    workers::deregister(&app.engine, &key).await?;
     let state = WorkerState::Terminated;
     Ok(Reply::ok(WorkerReply { worker_id: request.worker_id, state }))
 }

@@ -23,14 +23,18 @@ use crate::{
         workflow::{self, BrokenGraph, Node, WorkflowState},
     },
     engine::{
-        family::{self, TiedJob},
-        jobs, quota,
-        settle::JobKey,
-        workflows::{self, NewWorkflow, WorkflowJobRow, WorkflowRow},
+        enqueue::{
+            dependencies::{self, TiedJob},
+            quota,
+        },
+        jobs::{
+            self,
+            workflows::{self, NewWorkflow, WorkflowJobRow, WorkflowRow},
+        },
     },
     error::{Error, Whereabouts},
-    ids::{ProjectId, WorkflowId},
-    wire::{check::Check, extract::Json},
+    ids::{JobKey, ProjectId, WorkflowId},
+    wire::{extract::Json, validate::Check},
 };
 
 /// Where the kind of a workflow is kept: in the envelopes of its jobs.
@@ -215,7 +219,7 @@ pub async fn create(
         rerun: None,
     };
     workflows::tie(&mut workflow, &mut tied, &parents);
-    family::store(&app.engine, project_id, &tied, Some(&workflow)).await?;
+    dependencies::store(&app.engine, project_id, &tied, Some(&workflow)).await?;
     let workflow = find(&app, project_id, workflow.id).await?;
     Ok(Reply(StatusCode::CREATED, WorkflowReply { workflow }))
 }

@@ -19,12 +19,12 @@ use crate::{
     },
     engine::{
         jobs::{self, AttemptRow, Filter, JobRow, Payloads},
-        queues, registry,
+        queues, workers,
     },
     error::Error,
     wire::{
-        check::{Check, stored_json},
         extract::Query,
+        validate::{Check, stored_json},
     },
 };
 
@@ -185,7 +185,7 @@ pub async fn stats(
         *of_handler.entry(state_name(row.state.public())).or_default() += 1;
     }
     let limit = limits::MAX_PAGE_WORKERS.into();
-    let workers = registry::page(&app.engine, caller.project_id, None, None, "", limit).await?;
+    let workers = workers::page(&app.engine, caller.project_id, None, None, "", limit).await?;
     let by_state = [
         (JobState::Pending, totals.scheduled + totals.active - totals.processing),
         (JobState::Processing, totals.processing),

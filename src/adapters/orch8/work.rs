@@ -21,16 +21,17 @@ use crate::{
     domain::{job::JobState, limits, text::ErrorReport},
     engine::{
         dispatch::Handed,
-        heartbeat::{self as beats, Advice, Beat},
-        settle::{self, Ack, End, Failure},
+        settle::{
+            self, Ack, End, Failure,
+            heartbeat::{self as beats, Advice, Beat},
+        },
     },
     error::Error,
     ids::ProjectId,
     wire::{
-        ClientGone,
-        check::Check,
-        delivery,
+        ClientGone, delivery,
         extract::{Json, OptionalJson, RequestBody},
+        validate::Check,
     },
 };
 

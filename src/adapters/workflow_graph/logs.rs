@@ -14,14 +14,14 @@ use crate::{
     domain::{limits, text},
     engine::{
         jobs::{self, LogPlace, LogRow},
-        reports::{self, AttemptLogs, LogChunk, Shown},
+        settle::attempt_reports::{self, AttemptLogs, LogChunk, Shown},
     },
     error::Error,
     wire::{
-        check::Check,
         extract::{Json, RequestBody},
         logs::{self, STREAMS},
         streams,
+        validate::Check,
     },
 };
 
@@ -119,7 +119,7 @@ pub async fn push(
     check.finish()?;
     let shown = Shown::of(lease.job_id, &lease.fence());
     let attempts = [AttemptLogs { shown, chunks }];
-    let kept = reports::keep_logs(&app.engine, caller.project_id, &attempts).await;
+    let kept = attempt_reports::keep_logs(&app.engine, caller.project_id, &attempts).await;
     kept.map_err(or_lost)?;
     Ok(())
 }

@@ -13,21 +13,23 @@ use crate::{
     auth::{Caller, Produce},
     domain::{
         backoff::{RetryPolicy, Strategy},
-        gate, limits,
+        constraint_key, limits,
         plan::Limits,
         workflow::{self, BrokenGraph, Node},
     },
     engine::{
-        enqueue::{Extras, NewJob, Start},
-        family::{self, OnConflict, TiedJob},
-        quota,
-        workflows::{self, NewWorkflow},
+        enqueue::{
+            Extras, NewJob, Start,
+            dependencies::{self, OnConflict, TiedJob},
+            quota,
+        },
+        jobs::workflows::{self, NewWorkflow},
     },
     error::Error,
     ids::{JobId, ProjectId, WorkflowId},
     wire::{
-        check::Check,
         extract::{Json, RequestBody},
+        validate::Check,
     },
 };
 
@@ -166,7 +168,7 @@ async fn store(
         rerun: None,
     };
     workflows::tie(&mut workflow, &mut jobs, &parents);
-    family::store(&app.engine, project_id, &jobs, Some(&workflow)).await?;
+    dependencies::store(&app.engine, project_id, &jobs, Some(&workflow)).await?;
     Ok(workflow.id)
 }
 
@@ -198,7 +200,7 @@ fn accept(
     let (metadata, ports) = (request.metadata, request.ports);
     let envelope = Kept { workflow_graph: Envelope { name, trigger, metadata, ports } };
     let extras = Extras {
-        gate: gate::gate(JOB_TYPE, &labels, None),
+        gate: constraint_key::gate(JOB_TYPE, &labels, None),
         labels,
         workflow_key: Some(request.id),
         envelope: Some(serde_json::to_string(&envelope).map_err(Error::internal)?),

@@ -24,9 +24,9 @@ use super::{Door, door};
 use crate::{
     app::App,
     domain::{job::JobState, lease::Fence},
-    engine::{Engine, jobs, settle::JobKey},
+    engine::{Engine, jobs},
     error::{Error, Whereabouts},
-    ids::{JobId, LeaseId, ProjectId, WorkflowId},
+    ids::{JobId, JobKey, LeaseId, ProjectId, WorkflowId},
 };
 
 /// The length of a lease that nobody chose: the protocol's own number.

@@ -22,18 +22,19 @@ use crate::{
         text::ErrorReport,
     },
     engine::{
-        control,
         dispatch::Handed,
-        heartbeat::{self as beats, Beat},
-        settle::{self, Ack, End, Failure},
+        jobs::control,
+        settle::{
+            self, Ack, End, Failure,
+            heartbeat::{self as beats, Beat},
+        },
     },
     error::Error,
     ids::ProjectId,
     wire::{
-        ClientGone,
-        check::Check,
-        delivery,
+        ClientGone, delivery,
         extract::{Json, RequestBody},
+        validate::Check,
     },
 };
 

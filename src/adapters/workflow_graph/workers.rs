@@ -9,11 +9,11 @@ use crate::{
     app::App,
     auth::{Caller, Read, Work},
     domain::limits,
-    engine::registry::{self, Registration, WorkerRow},
+    engine::workers::{self, Registration, WorkerRow},
     error::Error,
     wire::{
-        check::Check,
         extract::{Json, RequestBody},
+        validate::Check,
     },
 };
 
@@ -60,7 +60,7 @@ pub async fn register(
         pid: None,
         labels,
     };
-    registry::register(&app.engine, caller.project_id, &worker).await
+    workers::register(&app.engine, caller.project_id, &worker).await
 }
 
 /// Show that a worker is there.
@@ -74,7 +74,7 @@ pub async fn register(
 )]
 pub async fn beat(caller: Caller<Work>, State(app): State<App>, names: Names) -> Result<(), Error> {
     let worker = (caller.project_id, names.get("worker_id").into());
-    if registry::facts(&app.engine, &worker).await?.is_none() {
+    if workers::facts(&app.engine, &worker).await?.is_none() {
         return Err(Error::WorkerNotFound);
     }
     app.engine.registry.note_seen(&worker, &[], &[]);
@@ -130,6 +130,6 @@ pub async fn list(
     State(app): State<App>,
 ) -> Result<Reply<Vec<Worker>>, Error> {
     let limit = limits::MAX_PAGE_WORKERS.into();
-    let rows = registry::page(&app.engine, caller.project_id, None, None, "", limit).await?;
+    let rows = workers::page(&app.engine, caller.project_id, None, None, "", limit).await?;
     Ok(Reply(rows.into_iter().map(Worker::from).collect()))
 }

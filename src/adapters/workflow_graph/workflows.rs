@@ -12,15 +12,13 @@ use crate::{
     adapters::door::{ErrorBody, Names},
     app::App,
     auth::{Caller, Control, Produce, Read},
-    engine::{
-        control,
-        jobs::{self, JobRow},
-        settle::JobKey,
+    engine::jobs::{
+        self, JobRow, control,
         workflows::{self, WorkflowJobRow, WorkflowRow},
     },
     error::Error,
-    ids::{JobId, ProjectId, WorkflowId},
-    wire::{check::Check, extract::Query},
+    ids::{JobId, JobKey, ProjectId, WorkflowId},
+    wire::{extract::Query, validate::Check},
 };
 
 /// What started a workflow that does not say.

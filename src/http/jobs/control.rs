@@ -11,15 +11,13 @@ use crate::{
     app::App,
     auth::{Caller, Control, Follow},
     domain::limits,
-    engine::{
-        control::{self, Change, Timing},
-        settle::JobKey,
-    },
+    engine::jobs::control::{self, Change, Timing},
     error::Error,
     http::error::ErrorBody,
+    ids::JobKey,
     wire::{
-        check::Check,
         extract::{JobInPath, Json, RequestBody},
+        validate::Check,
     },
 };
 

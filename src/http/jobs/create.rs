@@ -11,27 +11,30 @@ use utoipa::ToSchema;
 
 use super::{
     Job,
-    accept::{EnqueueRequest, accept, traceparent},
+    request::{EnqueueRequest, accept, traceparent},
 };
 use crate::{
     app::App,
     auth::{Caller, Produce},
     domain::{limits, plan::Limits},
     engine::{
-        family::{Outcome, TiedJob},
-        intake, jobs, quota,
-        settle::JobKey,
+        enqueue::{
+            self,
+            dependencies::{Outcome, TiedJob},
+            quota,
+        },
+        jobs,
     },
     error::Error,
     http::{
         error::ErrorBody,
         idempotency::{self, Answer, Ids},
     },
-    ids::ProjectId,
+    ids::{JobKey, ProjectId},
     wire::{
         RequestId,
-        check::Check,
         extract::{Fingerprinted, Object, RequestBody},
+        validate::Check,
     },
 };
 
@@ -182,7 +185,7 @@ async fn store_all(
     project_id: ProjectId,
     jobs: Vec<TiedJob>,
 ) -> Result<Vec<(Job, bool)>, Error> {
-    let outcomes = intake::store(&app.engine, project_id, &jobs).await?;
+    let outcomes = enqueue::store(&app.engine, project_id, &jobs).await?;
     let mut stored = Vec::with_capacity(jobs.len());
     for (TiedJob { job, .. }, outcome) in jobs.iter().zip(outcomes) {
         stored.push(match outcome {

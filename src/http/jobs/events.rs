@@ -1,11 +1,10 @@
 //! A job's history: read from its own rows, and from the rows that rare events leave.
 
+use axum::{Json as Reply, extract::State};
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use serde_json::value::{RawValue, to_raw_value};
 use utoipa::{IntoParams, ToSchema};
-
-use axum::{Json as Reply, extract::State};
 
 use super::ErrorView;
 use crate::{
@@ -26,8 +25,8 @@ use crate::{
         jobs::{AttemptRow, JobRow},
     },
     wire::{
-        check::Check,
         extract::{JobInPath, Query},
+        validate::Check,
     },
 };
 

@@ -10,17 +10,17 @@ use crate::{
     app::App,
     auth::{Caller, Read},
     domain::{limits, logs},
-    engine::settle::JobKey,
     error::Error,
     http::error::ErrorBody,
+    ids::JobKey,
     store::{
         self,
         logs::{LogPlace, LogRow},
     },
     wire::{
-        check::Check,
         extract::{JobInPath, Query},
         logs as printed, streams,
+        validate::Check,
     },
 };
 

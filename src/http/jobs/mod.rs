@@ -1,12 +1,12 @@
 //! `/v1/jobs`: enqueue, read, list, control, watch.
 
-pub mod accept;
+pub mod bulk;
 pub mod control;
 pub mod create;
 pub mod events;
 pub mod logs;
-pub mod many;
 pub mod read;
+pub mod request;
 mod resource;
 pub mod watch;
 

@@ -12,18 +12,18 @@ use crate::{
     app::App,
     auth::{Caller, Read},
     domain::{job::JobState, limits},
-    engine::{jobs, settle::JobKey, watch},
+    engine::jobs::{self, wait},
     error::Error,
     http::{
         cursor::{self, List},
         error::ErrorBody,
     },
-    ids::{JobId, ProjectId},
+    ids::{JobId, JobKey, ProjectId},
     store,
     wire::{
         ClientGone,
-        check::Check,
         extract::{JobInPath, Query},
+        validate::Check,
     },
 };
 
@@ -61,7 +61,7 @@ pub async fn get(
         check.finish()?;
         let key = JobKey { project_id: caller.project_id, id };
         let wait = Duration::from_secs(wait_seconds.into());
-        watch::until_ended(&app.engine, key, wait, gone.cancelled()).await?;
+        wait::until_ended(&app.engine, key, wait, gone.cancelled()).await?;
     }
     find(&app, caller.project_id, id).await.map(Reply)
 }

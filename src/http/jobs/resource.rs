@@ -16,7 +16,7 @@ use crate::{
     engine::enqueue::{NewJob, StoredJob},
     error::Error,
     store::jobs::{AttemptRow, JobRow},
-    wire::check::stored_json,
+    wire::validate::stored_json,
 };
 
 /// A job.

@@ -23,11 +23,11 @@ use crate::{
         history,
         job::{JobState, StoredState, WaitingFor},
     },
-    engine::{settle::JobKey, watch},
+    engine::jobs::explain,
     error::Error,
+    events_feed::{Happening, Listening},
     http::error::ErrorBody,
-    ids::{EventId, JobId, ProjectId},
-    news::{Happening, Listening},
+    ids::{EventId, JobId, JobKey, ProjectId},
     wire::{
         extract::JobInPath,
         streams::{self, Ended, Writer},
@@ -100,7 +100,7 @@ pub async fn explain(
     JobInPath(id): JobInPath,
 ) -> Result<Reply<ExplainReply>, Error> {
     let key = JobKey { project_id: caller.project_id, id };
-    let (state, waiting_for, told) = watch::explain(&app.engine, key).await?;
+    let (state, waiting_for, told) = explain::explain(&app.engine, key).await?;
     Ok(Reply(ExplainReply {
         job_id: id.to_string(),
         state: state.public(),

@@ -1,7 +1,7 @@
 //! `/v1/metrics/…`: what happened in a project, in numbers: as JSON, and for its own Prometheus.
 
+pub mod dashboards;
 mod exposition;
-pub mod kit;
 pub mod prometheus;
 
 use axum::{Json as Reply, extract::State};
@@ -20,7 +20,7 @@ use crate::{
         self,
         stats::{Slot, Span},
     },
-    wire::{check::Check, extract::Query},
+    wire::{extract::Query, validate::Check},
 };
 
 /// How far back.

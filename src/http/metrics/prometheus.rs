@@ -17,7 +17,7 @@ use crate::{
         limits::MAX_LABEL_VALUES,
         stats::{Counted, Counts},
     },
-    engine::tally::OTHER,
+    engine::stats::recorder::OTHER,
     error::Error,
     http::error::ErrorBody,
     ids::ProjectId,

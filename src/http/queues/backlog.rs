@@ -11,7 +11,7 @@ use crate::{
     error::Error,
     http::error::ErrorBody,
     store,
-    wire::{check::Check, extract::NameInPath},
+    wire::{extract::NameInPath, validate::Check},
 };
 
 /// How much work a queue has.

@@ -30,8 +30,8 @@ use crate::{
     },
     wire::{
         RequestId,
-        check::Check,
         extract::{Fingerprinted, NameInPath, OptionalJson, RequestBody},
+        validate::Check,
     },
 };
 

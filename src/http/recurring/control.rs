@@ -16,10 +16,7 @@ use crate::{
     app::App,
     auth::{Caller, Manage, Read},
     domain::{limits, schedule::FireOutcome},
-    engine::{
-        fire,
-        schedules::{self, FireRow},
-    },
+    engine::schedules::{self, FireRow, fire},
     error::Error,
     http::{
         audit::{self, Deed},
@@ -31,8 +28,8 @@ use crate::{
     store::{self, dead_letters::Place},
     wire::{
         RequestId,
-        check::Check,
         extract::{BarePath, NameInPath, Query},
+        validate::Check,
     },
 };
 

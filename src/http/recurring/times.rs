@@ -17,8 +17,8 @@ use crate::{
     error::Error,
     http::error::ErrorBody,
     wire::{
-        check::Check,
         extract::{Json, NameInPath, Query, RequestBody},
+        validate::Check,
     },
 };
 

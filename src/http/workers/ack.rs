@@ -18,8 +18,8 @@ use crate::{
     http::error::{self, ErrorBody, ErrorInfo},
     wire::{
         RequestId,
-        check::Check,
         extract::{Json, Object, RequestBody},
+        validate::Check,
     },
 };
 

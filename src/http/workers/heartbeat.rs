@@ -13,16 +13,15 @@ use crate::{
     auth::{Beating, Caller},
     domain::{limits, worker::WorkerState},
     engine::{
-        heartbeat::{self, Advice, Beat},
-        registry,
-        settle::JobKey,
+        settle::heartbeat::{self, Advice, Beat},
+        workers,
     },
     error::Error,
     http::error::ErrorBody,
-    ids::JobId,
+    ids::{JobId, JobKey},
     wire::{
-        check::Check,
         extract::{Json, Object, RequestBody},
+        validate::Check,
     },
 };
 
@@ -231,7 +230,7 @@ async fn beat(
     check.finish()?;
     let key = (caller.project_id, request.worker_id.into());
     let state = request.state.unwrap_or(WorkerState::Running);
-    let (wanted, leases) = registry::beat(&app.engine, &key, state, beats).await?;
+    let (wanted, leases) = workers::beat(&app.engine, &key, state, beats).await?;
     let leases: HashMap<_, _> = leases.into_iter().collect();
     let reply = |(job_id, id): (String, Option<JobId>)| {
         let lease = id.and_then(|it| leases.get(&it).copied().flatten());

@@ -12,7 +12,7 @@ use uuid::Uuid;
 use crate::{
     domain::{lease::Fence, limits},
     ids::{JobId, LeaseId},
-    wire::check::Check,
+    wire::validate::Check,
 };
 
 /// Reads the fields by which a worker shows its lease.

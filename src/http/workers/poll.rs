@@ -15,16 +15,15 @@ use crate::{
     domain::{lease::heartbeat_interval_seconds, limits, worker::WorkerState},
     engine::{
         dispatch::{self, Handed, Wish},
-        family::ParentResult,
-        registry,
+        enqueue::dependencies::ParentResult,
+        workers,
     },
     error::Error,
     http::{error::ErrorBody, jobs::ErrorView},
     wire::{
-        ClientGone,
-        check::{Check, stored_json},
-        delivery,
+        ClientGone, delivery,
         extract::{Json, RequestBody},
+        validate::{Check, stored_json},
     },
 };
 
@@ -201,7 +200,7 @@ pub async fn poll(
 ) -> Result<Response, Error> {
     let (mut wish, wait, has_labels) = accept(&caller, request)?;
     let worker = (wish.project_id, Arc::clone(&wish.worker_id));
-    let facts = registry::facts(&app.engine, &worker).await?;
+    let facts = workers::facts(&app.engine, &worker).await?;
     app.engine.registry.note_seen(&worker, &wish.queues, &wish.job_types);
     if let Some(facts) = facts.filter(|it| !has_labels && !it.labels.is_empty()) {
         wish.labels = facts.labels.as_slice().into();
@@ -209,7 +208,7 @@ pub async fn poll(
     let revoked = caller.until_revoked(&app);
     let delivery = dispatch::poll(&app.engine, wish, wait, gone.cancelled(), revoked).await?;
     let jobs = delivery.jobs().iter().map(PolledJob::of).collect::<Result<_, _>>()?;
-    let state = registry::halt(&app.engine, &worker).await?;
+    let state = workers::halt(&app.engine, &worker).await?;
     delivery::answer(&PollReply { jobs, state }, delivery)
 }
 

@@ -9,14 +9,14 @@ use crate::{
     auth::{Caller, Work},
     domain::{cron, limits},
     engine::{
-        registry::{self, Registration},
         schedules::{self, RegisteredSchedule},
+        workers::{self, Registration},
     },
     error::Error,
     http::error::ErrorBody,
     wire::{
-        check::Check,
         extract::{Json, Object, RequestBody},
+        validate::Check,
     },
 };
 
@@ -141,7 +141,7 @@ pub async fn register(
     let mut request = request;
     let sent = request.recurring_schedules.take().unwrap_or_default();
     let worker = accept(request, sent.len())?;
-    registry::register(&app.engine, caller.project_id, &worker).await?;
+    workers::register(&app.engine, caller.project_id, &worker).await?;
     let rejected_schedules = keep_schedules(&app, &caller, &sent).await?;
     Ok(Reply(RegisterReply { status: RegisterStatus::Registered, rejected_schedules }))
 }

@@ -10,15 +10,15 @@ use crate::{
     app::App,
     auth::{Caller, Manage, Read, Work},
     domain::{limits, worker::WorkerState},
-    engine::registry::{self, WorkerKey, WorkerRow},
+    engine::workers::{self, WorkerKey, WorkerRow},
     error::Error,
     http::{
         audit::{self, Deed},
         error::ErrorBody,
     },
     wire::{
-        check::Check,
         extract::{Json, NameInPath, Query, RequestBody},
+        validate::Check,
     },
 };
 
@@ -140,7 +140,7 @@ pub async fn list(
     let (label, queue) = (query.label.as_deref(), query.queue.as_deref());
     let one_more = i64::from(limit) + 1;
     let mut rows =
-        registry::page(&app.engine, caller.project_id, label, queue, &after, one_more).await?;
+        workers::page(&app.engine, caller.project_id, label, queue, &after, one_more).await?;
     let has_more = rows.len() > limit as usize;
     rows.truncate(limit as usize);
     let next_cursor = rows.last().filter(|_| has_more).map(|it| it.worker_id.clone());
@@ -196,7 +196,7 @@ pub async fn deregister(
     check.name("worker_id", &request.worker_id, limits::MAX_WORKER_ID_CHARS);
     check.finish()?;
     let key = (caller.project_id, request.worker_id.into());
-    let released = registry::deregister(&app.engine, &key).await?;
+    let released = workers::deregister(&app.engine, &key).await?;
     Ok(Reply(DeregisterReply { status: WorkerState::Terminated, released }))
 }
 
@@ -231,7 +231,7 @@ macro_rules! directive {
         ) -> Result<Reply<DirectiveReply>, Error> {
             let directive: Option<WorkerState> = $directive;
             let key: WorkerKey = (caller.project_id, worker_id.as_str().into());
-            registry::direct(&app.engine, &key, directive).await?;
+            workers::direct(&app.engine, &key, directive).await?;
             let after = Some(serde_json::json!({ "directive": directive }).to_string());
             audit::note(&app, &caller, Deed { after, ..Deed::to("worker.directed", &*worker_id) })
                 .await;

@@ -12,16 +12,13 @@ use crate::{
     app::App,
     auth::{Caller, Work},
     domain::{history, limits, text},
-    engine::{
-        reports::{self, AttemptLogs, LogChunk, NewEvent, Shown},
-        settle::JobKey,
-    },
+    engine::settle::attempt_reports::{self, AttemptLogs, LogChunk, NewEvent, Shown},
     error::Error,
     http::error::ErrorBody,
-    ids::JobId,
+    ids::{JobId, JobKey},
     wire::{
-        check::Check,
         extract::{Json, Object, RequestBody},
+        validate::Check,
     },
 };
 
@@ -122,7 +119,7 @@ pub async fn events(
     }
     check.finish()?;
     app.engine.registry.note_seen(&(caller.project_id, worker_id.into()), &[], &[]);
-    let ids = reports::note_events(&app.engine, caller.project_id, &shown, events).await?;
+    let ids = attempt_reports::note_events(&app.engine, caller.project_id, &shown, events).await?;
     Ok(Reply(EventsReply { ids: ids.iter().map(ToString::to_string).collect() }))
 }
 
@@ -266,7 +263,7 @@ pub async fn logs(
     }
     check.finish()?;
     app.engine.registry.note_seen(&(caller.project_id, worker_id.into()), &[], &[]);
-    let kept = reports::keep_logs(&app.engine, caller.project_id, &attempts).await?;
+    let kept = attempt_reports::keep_logs(&app.engine, caller.project_id, &attempts).await?;
     Ok(Reply(LogsReply {
         accepted: kept.accepted,
         duplicates: kept.duplicates + doubled,

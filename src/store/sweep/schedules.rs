@@ -12,8 +12,8 @@ use crate::{
         job::StoredState,
         schedule::{CatchUp, FireOutcome, GRACE_SECONDS, Overlap},
     },
-    ids::{JobId, ProjectId},
-    store::acks::{JobKey, Rested},
+    ids::{JobId, JobKey, ProjectId},
+    store::settle_success::Rested,
 };
 
 /// Payloads of one transaction, in bytes, but for the last.

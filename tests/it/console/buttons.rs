@@ -2,14 +2,14 @@
 
 use std::collections::BTreeSet;
 
-use fencepost::{console::actions::ACTIONS, domain::access::Role};
-use serde_json::{Value, json};
+use fencepost::{console::action_table::ACTIONS, domain::access::Role};
 
 use super::Browser;
 use crate::{
     harness::{TestProject, run},
     people::{PASSWORD, Person},
 };
+use serde_json::{Value, json};
 
 /// Presses buttons of one visitor, and notes which.
 struct Presser<'a> {

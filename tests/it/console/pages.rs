@@ -1,10 +1,10 @@
 //! What pages show, and what their buttons do.
 
 use fencepost::domain::access::Role;
-use serde_json::{Value, json};
 
 use super::{Browser, form_with, pairs};
 use crate::harness::{TestProject, run};
+use serde_json::{Value, json};
 
 /// All pages of a project, but those of one thing.
 const PAGES: [&str; 20] = [

@@ -5,11 +5,12 @@ use std::collections::BTreeSet;
 use fencepost::{
     console::{
         self,
-        actions::{ACTIONS, OTHERS, Plane},
+        action_table::{ACTIONS, OTHERS, Plane},
     },
     domain::limits,
     http::openapi,
 };
+
 use serde_json::Value;
 
 /// The path and the method of an operation.

@@ -1,13 +1,13 @@
 //! Signing up, logging in, and who may send a form.
 
 use fencepost::domain::access::Role;
-use serde_json::json;
 
 use super::Browser;
 use crate::{
     harness::{TestProject, run},
     people::{PASSWORD, Person},
 };
+use serde_json::json;
 
 #[test]
 fn a_stranger_signs_up_and_sees_a_key_once_that_works_at_once() {

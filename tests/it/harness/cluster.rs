@@ -20,6 +20,7 @@ use fencepost::{
     },
     store::pools,
 };
+
 use sha2::{Digest, Sha256};
 use sqlx::{ConnectOptions, Connection, Executor, PgConnection, postgres::PgConnectOptions};
 

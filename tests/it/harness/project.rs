@@ -10,14 +10,14 @@ use fencepost::{
     serve::{self, Node, People},
     store,
 };
+
+use super::{Database, Reply, redis_url};
 use reqwest::{Method, RequestBuilder};
 use secrecy::SecretString;
 use serde_json::{Value, json};
 use sqlx::Connection;
 use tokio::{net::TcpListener, sync::mpsc, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
-
-use super::{Database, Reply, redis_url};
 
 /// How a test's server is set up.
 #[derive(Debug, Clone)]

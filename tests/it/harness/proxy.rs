@@ -2,13 +2,12 @@
 
 use std::sync::{Arc, Mutex};
 
+use super::{Database, TestServer};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream, UnixStream},
     sync::watch,
 };
-
-use super::{Database, TestServer};
 
 /// See the module's comment.
 pub struct Proxy {

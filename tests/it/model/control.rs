@@ -6,7 +6,7 @@ use fencepost::{
         operation::{Filter, Kind, Which},
     },
     engine::{
-        control,
+        jobs::control,
         operations::{self, NewOperation},
     },
     error::Error,

@@ -2,23 +2,25 @@
 
 use fencepost::{
     accounts::{Accounts, Client, password::Passwords, token::Tokens},
-    bus::{Bus, DEFAULT_BUDGET},
     config::Signup,
     domain::plan::Plans,
     error::Error,
     limiter::Limiter,
     mail::{Mail, Mailer},
+    redis_bus::{Bus, DEFAULT_BUDGET},
     store::pools::Pools,
 };
+
 use secrecy::SecretString;
 use serde_json::{Value, json};
+
 use std::time::{Duration, Instant};
-use tokio::sync::mpsc;
 
 use super::{PASSWORD, Person, address_of, post_from};
 use crate::harness::{
     Database, Stage, TestProject, TestServer, fresh_database, limited, run, run_for,
 };
+use tokio::sync::mpsc;
 
 /// The secret in a mail.
 pub fn secret_in(mail: &Mail) -> String {

@@ -1,6 +1,7 @@
 //! Keys: what they may, how long they last, and who hears when they end; and the audit log.
 
 use serde_json::{Value, json};
+
 use std::time::{Duration, Instant};
 
 use super::{Person, post_from};

@@ -1,10 +1,10 @@
 //! Members: invited, given roles, and gone.
 
 use fencepost::domain::access::Role;
-use serde_json::json;
 
 use super::{PASSWORD, Person, accounts::secret_in, post_from};
 use crate::harness::{Stage, TestServer, fresh_database, limited, run};
+use serde_json::json;
 
 #[test]
 fn somebody_is_invited_signs_up_with_it_and_is_a_member() {

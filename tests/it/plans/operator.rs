@@ -5,13 +5,13 @@ use fencepost::{
     domain::operation::Filter,
     store::{
         counts, dead_letters, operations,
-        sweep::{glance, prune, schedules, vitals},
+        sweep::{gauges, probe, prune, schedules},
         workers::ALIVE_SECONDS,
     },
 };
-use sqlx::Connection;
 
 use super::*;
+use sqlx::Connection;
 
 /// 50,000 dead letters of two types, one of them rare; 50,000 finished jobs; 10,000 schedules, of which 100
 /// are due.
@@ -60,14 +60,14 @@ fn no_question_of_an_operator_scans_a_table_or_reads_more_than_its_bound() {
         .await;
         assert_eq!((rows[1].active, rows[0].dead_letter), (100_032, 50_000));
         let paused = ["common".to_owned()];
-        rules::open_types(conn, PROJECT, "default", &paused).await.expect("it runs");
+        queue_limits::open_types(conn, PROJECT, "default", &paused).await.expect("it runs");
         let types = costs(conn, "open types", 400, async |conn| {
-            rules::open_types(conn, PROJECT, "default", &paused).await.expect("it runs")
+            queue_limits::open_types(conn, PROJECT, "default", &paused).await.expect("it runs")
         })
         .await;
         assert_eq!(types, ["rare"]);
         costs(conn, "where jobs wait", 300, async |conn| {
-            vitals::places(conn, ALIVE_SECONDS).await.expect("it runs")
+            gauges::places(conn, ALIVE_SECONDS).await.expect("it runs")
         })
         .await;
         ask_for_dead_letters(conn).await;
@@ -120,7 +120,7 @@ async fn forget(conn: &mut PgConnection) {
 
 async fn fire(conn: &mut PgConnection) {
     let seen =
-        costs(conn, "glance", 60, async |conn| glance::glance(conn, 3_000).await.expect("it runs"))
+        costs(conn, "glance", 60, async |conn| probe::glance(conn, 3_000).await.expect("it runs"))
             .await;
     assert!(seen.next_tick_ms.is_some_and(|it| it <= 0.0) && !seen.has_unplanned);
     let mut tx = conn.begin().await.expect("it begins");

@@ -1,0 +1,149 @@
+//! Pressing buttons: the form becomes a call of the API, and the answer says where one gets to.
+
+use askama::Template;
+use axum::{
+    extract::{OriginalUri, Path},
+    http::{HeaderMap, Method},
+    response::Response,
+};
+use serde::{Deserialize, de::IgnoredAny};
+
+use super::{
+    action_table::{Action, NOTHING, ONCE, Plane, SURE, Then, find, saying},
+    api::Api,
+    form::{self, Fields},
+    location::segment,
+    location::{LOGIN, is_own_page},
+    page::render,
+    session::{self, HX_REQUEST},
+};
+use crate::error::Error;
+
+/// In a form: the page that it is on.
+const BACK: &str = "back";
+/// In a form: the name of what it is about, where it sends an id.
+const NAMED: &str = "named";
+
+/// Parts of answers that lead to the next page.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Made {
+    id: Option<String>,
+    slug: Option<String>,
+    operation: Option<MadeOperation>,
+}
+
+#[derive(Debug, Deserialize)]
+struct MadeOperation {
+    id: String,
+}
+
+/// What asks when no script does.
+impl Confirm<'_> {
+    /// What it is about: as the form calls it, or what it sends.
+    fn named(&self) -> impl Iterator<Item = &str> {
+        let named = self.form.get(NAMED);
+        let rest = self
+            .form
+            .0
+            .iter()
+            .filter(move |(name, _)| named.is_none() && ![BACK, ONCE].contains(&name.as_str()));
+        named.into_iter().chain(rest.map(|(_, value)| value.as_str()))
+    }
+}
+
+#[derive(Template)]
+#[template(path = "confirm.html")]
+struct Confirm<'a> {
+    question: &'a str,
+    place: &'a str,
+    back: &'a str,
+    form: &'a Fields,
+}
+
+/// Does what a button of a project's page says; first asks, if it is one that asks.
+///
+/// # Errors
+/// What the API answers; [`Error::NoSuchRoute`] when there is no such button.
+pub async fn of_project(
+    api: Api,
+    Path((project, operation)): Path<(String, String)>,
+    OriginalUri(uri): OriginalUri,
+    headers: HeaderMap,
+    form: Fields,
+) -> Result<Response, Error> {
+    let action = find(&operation, Plane::Project).ok_or(Error::NoSuchRoute)?;
+    if let Some(question) = action.asks
+        && !headers.contains_key(HX_REQUEST)
+        && form.get(SURE).is_none()
+    {
+        return render(&Confirm { question, place: uri.path(), back: back(&form), form: &form });
+    }
+    act(&api, action, Some(&project), &headers, &form).await
+}
+
+/// Does what a button of a page says that is about the visitor.
+///
+/// # Errors
+/// What the API answers; [`Error::NoSuchRoute`] when there is no such button.
+pub async fn of_people(
+    api: Api,
+    Path(operation): Path<String>,
+    headers: HeaderMap,
+    form: Fields,
+) -> Result<Response, Error> {
+    let action = find(&operation, Plane::People).ok_or(Error::NoSuchRoute)?;
+    act(&api, action, None, &headers, &form).await
+}
+
+async fn act(
+    api: &Api,
+    action: &Action,
+    project: Option<&str>,
+    headers: &HeaderMap,
+    form: &Fields,
+) -> Result<Response, Error> {
+    if !api.is_somebody() {
+        return Err(Error::Unauthorized);
+    }
+    let below = project.map_or_else(String::new, |it| format!("/projects/{}", segment(it)));
+    let path = format!("/v1{below}{}", action.fill(form));
+    let body = (!action.fields.is_empty()).then(|| form::body(action.fields, form)).transpose()?;
+    let method = Method::from_bytes(action.method.as_bytes()).map_err(Error::internal)?;
+    // Nothing was changed: that is no mistake of whoever presses the button, if there is such a thing for them.
+    if form.says_what_was() && body.as_deref() == Some("{}") {
+        api.get::<IgnoredAny>(&path).await?;
+        return Ok(session::go(headers.contains_key(HX_REQUEST), &saying(back(form), NOTHING)));
+    }
+    let made: Option<Made> = api.send_once(method, &path, body, form.get(ONCE)).await?;
+    let made = made.unwrap_or_default();
+    let page = |path: &str| {
+        let project = project.map(segment).unwrap_or_default();
+        format!("/console/p/{project}{path}")
+    };
+    let to = match (action.then, made) {
+        (Then::Operation, Made { operation: Some(MadeOperation { id }), .. })
+        | (Then::Operation, Made { id: Some(id), .. }) => {
+            page(&format!("/operations/{}", segment(&id)))
+        }
+        (Then::Job, Made { id: Some(id), .. }) => page(&format!("/jobs/{}", segment(&id))),
+        (Then::Project, Made { slug: Some(slug), .. }) => {
+            let settings = if project.is_some() { "/settings" } else { "" };
+            format!("/console/p/{}{settings}", segment(&slug))
+        }
+        (Then::Login, _) => LOGIN.to_owned(),
+        _ => back(form).to_owned(),
+    };
+    let to = saying(&to, action.operation);
+    let mut response = session::go(headers.contains_key(HX_REQUEST), &to);
+    if action.then == Then::Login {
+        session::forget(response.headers_mut());
+    }
+    Ok(response)
+}
+
+/// Where the form's page is, if it is one of ours.
+pub fn back(form: &Fields) -> &str {
+    let wanted = form.text(BACK);
+    if is_own_page(wanted) { wanted } else { "/console" }
+}

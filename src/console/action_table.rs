@@ -1,0 +1,402 @@
+//! What buttons do. Each is one operation of the API, so this table is all that the console can change; a test compares
+//! it with the OpenAPI document.
+
+use super::{
+    form::{Field, Fields, encode},
+    location::segment,
+};
+
+/// In a page's query: what a button has just done.
+pub const DONE: &str = "done";
+
+/// Said when a form that was sent has changed nothing.
+pub const NOTHING: &str = "nothing";
+
+/// In a form: what tells it from all others, so that two clicks are one.
+pub const ONCE: &str = "once";
+
+/// In a form: its sender was asked, and said yes. Scripts ask before they send anything.
+pub const SURE: &str = "sure";
+
+/// Below which path of the API an operation is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Plane {
+    /// `/v1/projects/{project}`.
+    Project,
+    /// `/v1`.
+    People,
+}
+
+/// Where somebody gets to afterwards.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Then {
+    /// Back to where the button was.
+    Back,
+    /// To the operation that has begun.
+    Operation,
+    /// To the job that was made.
+    Job,
+    /// To the project that was made.
+    Project,
+    Login,
+}
+
+/// What a button does.
+#[derive(Debug, Clone, Copy)]
+pub struct Action {
+    /// The operation's id in the OpenAPI document.
+    pub operation: &'static str,
+    pub plane: Plane,
+    pub method: &'static str,
+    /// Its path; what is in braces is a field of the form.
+    pub path: &'static str,
+    /// The fields of its body; none: it has no body.
+    pub fields: &'static [Field],
+    /// Where somebody gets to afterwards.
+    pub then: Then,
+    /// What somebody is asked before it is done, if it cannot be undone.
+    pub asks: Option<&'static str>,
+    done: &'static str,
+}
+
+const fn on(
+    operation: &'static str,
+    method: &'static str,
+    path: &'static str,
+    fields: &'static [Field],
+    done: &'static str,
+) -> Action {
+    Action {
+        operation,
+        plane: Plane::Project,
+        method,
+        path,
+        fields,
+        then: Then::Back,
+        asks: None,
+        done,
+    }
+}
+
+impl Action {
+    const fn then(self, then: Then) -> Self {
+        Self { then, ..self }
+    }
+
+    const fn asking(self, question: &'static str) -> Self {
+        Self { asks: Some(question), ..self }
+    }
+
+    const fn of_people(self) -> Self {
+        Self { plane: Plane::People, ..self }
+    }
+
+    /// Its path with what the form says.
+    pub fn fill(&self, form: &Fields) -> String {
+        let mut parts = self.path.split(['{', '}']);
+        let mut path = parts.next().unwrap_or_default().to_owned();
+        while let Some(name) = parts.next() {
+            path.push_str(&segment(form.text(name)));
+            path.push_str(parts.next().unwrap_or_default());
+        }
+        path
+    }
+}
+
+/// The fields of a bulk operation on listed jobs.
+const JOBS: &[Field] = &[
+    Field::Text("filter.state"),
+    Field::Text("filter.queue"),
+    Field::Text("filter.job_type"),
+    Field::Text("filter.tag"),
+    Field::Time("filter.created_after"),
+    Field::Time("filter.created_before"),
+    Field::Object("filter"),
+    Field::Number("max"),
+    Field::Number("rate_per_second"),
+    Field::Flag("dry_run"),
+];
+/// The fields of a bulk operation on dead letters.
+const REDRIVE: &[Field] = &[
+    Field::Text("filter.queue"),
+    Field::Text("filter.job_type"),
+    Field::Text("filter.fingerprint"),
+    Field::Object("filter"),
+    Field::Number("max"),
+    Field::Number("rate_per_second"),
+    Field::Flag("dry_run"),
+];
+const PURGE: &[Field] = &[
+    Field::Text("filter.queue"),
+    Field::Text("filter.job_type"),
+    Field::Text("filter.fingerprint"),
+    Field::Object("filter"),
+    Field::Flag("dry_run"),
+    Field::Text("confirm"),
+];
+const QUEUE: &[Field] = &[
+    Field::NumberOrNull("max_concurrency"),
+    Field::NumberOrNull("rate_limit.count"),
+    Field::NumberOrNull("rate_limit.per_seconds"),
+    Field::NumberOrNull("default_lease_seconds"),
+    Field::NumberOrNull("retention_days"),
+    Field::NumberOrNull("default_max_attempts"),
+    Field::NumberOrNull("brake_after"),
+];
+/// A type in a queue, or all of it.
+const TYPE: &[Field] = &[Field::Text("job_type")];
+
+/// All buttons.
+pub const ACTIONS: &[Action] = &[
+    on(
+        "jobs_cancel",
+        "POST",
+        "/jobs/{job_id}/cancel",
+        &[],
+        "The job is cancelled; if it runs, its worker is asked to stop.",
+    ),
+    on("jobs_retry", "POST", "/jobs/{job_id}/retry", &[], "The job is back in its queue."),
+    on(
+        "jobs_change",
+        "PATCH",
+        "/jobs/{job_id}",
+        &[Field::Number("delay_seconds"), Field::Number("priority")],
+        "The job is due: it runs as soon as nothing else keeps it waiting.",
+    ),
+    on("jobs_cancel_many", "POST", "/jobs/cancel", JOBS, "The jobs are being cancelled.")
+        .then(Then::Operation),
+    on("jobs_retry_many", "POST", "/jobs/retry", JOBS, "The jobs are coming back.")
+        .then(Then::Operation),
+    on(
+        "queues_pause",
+        "POST",
+        "/queues/{queue}/pause",
+        TYPE,
+        "Paused: it takes jobs and hands out none.",
+    ),
+    on(
+        "queues_resume",
+        "POST",
+        "/queues/{queue}/resume",
+        TYPE,
+        "Resumed: jobs are handed out again.",
+    ),
+    on("queues_change", "PATCH", "/queues/{queue}", QUEUE, "The queue's settings are saved."),
+    on(
+        "queues_purge",
+        "POST",
+        "/queues/{queue}/purge",
+        &[Field::Text("confirm")],
+        "The queue is being purged.",
+    )
+    .then(Then::Operation),
+    on(
+        "dead_letters_retry",
+        "POST",
+        "/dead-letters/{job_id}/retry",
+        &[],
+        "The job is back in its queue.",
+    ),
+    on(
+        "dead_letters_delete",
+        "DELETE",
+        "/dead-letters/{job_id}",
+        &[],
+        "The dead letter is deleted.",
+    )
+    .asking("Delete this dead letter for good?"),
+    on(
+        "dead_letters_retry_many",
+        "POST",
+        "/dead-letters/retry",
+        REDRIVE,
+        "The dead letters are coming back.",
+    )
+    .then(Then::Operation),
+    on(
+        "dead_letters_purge",
+        "POST",
+        "/dead-letters/purge",
+        PURGE,
+        "The dead letters are being deleted.",
+    )
+    .then(Then::Operation),
+    on(
+        "operations_abort",
+        "POST",
+        "/operations/{operation_id}/abort",
+        &[],
+        "The operation is aborted; what it has done stays done.",
+    ),
+    on("recurring_delete", "DELETE", "/recurring/{recurring_id}", &[], "The schedule is deleted.")
+        .asking("Delete this schedule?"),
+    on(
+        "recurring_pause",
+        "POST",
+        "/recurring/{recurring_id}/pause",
+        &[],
+        "The schedule is paused.",
+    ),
+    on(
+        "recurring_resume",
+        "POST",
+        "/recurring/{recurring_id}/resume",
+        &[],
+        "The schedule fires again.",
+    ),
+    on("recurring_run", "POST", "/recurring/{recurring_id}/run", &[], "The job is enqueued.")
+        .then(Then::Job),
+    on(
+        "workers_quiet",
+        "POST",
+        "/workers/{worker_id}/quiet",
+        &[],
+        "The worker takes no more jobs once it has heard of it.",
+    ),
+    on(
+        "workers_terminate",
+        "POST",
+        "/workers/{worker_id}/terminate",
+        &[],
+        "The worker stops once it has heard of it.",
+    )
+    .asking("Tell this worker to stop?"),
+    on("workers_resume", "POST", "/workers/{worker_id}/resume", &[], "The worker goes on."),
+    on(
+        "workflows_cancel",
+        "POST",
+        "/workflows/{workflow_id}/cancel",
+        &[],
+        "The workflow is being cancelled: workers of its running jobs are asked to stop.",
+    )
+    .asking("Cancel all jobs of this workflow that have not ended?"),
+    on(
+        "keys_revoke",
+        "DELETE",
+        "/keys/{key_id}",
+        &[],
+        "The key is revoked, on every node within five seconds.",
+    )
+    .asking("Revoke this key? Whatever uses it stops within five seconds."),
+    on("keys_change", "PATCH", "/keys/{key_id}", &[Field::Text("name")], "The key is renamed."),
+    on(
+        "members_change",
+        "PATCH",
+        "/members/{account_id}",
+        &[Field::Text("role")],
+        "The member's role is changed.",
+    ),
+    on("members_remove", "DELETE", "/members/{account_id}", &[], "The membership has ended.")
+        .asking("End this membership? Access to the project ends at once."),
+    on(
+        "invitations_revoke",
+        "DELETE",
+        "/invitations/{invitation_id}",
+        &[],
+        "The invitation is revoked.",
+    )
+    .asking("Revoke this invitation?"),
+    on("projects_change", "PATCH", "", &[Field::Text("name")], "The project is renamed.")
+        .then(Then::Project),
+    on("projects_delete", "DELETE", "?confirm={confirm}", &[], "The project is deleted."),
+    on(
+        "projects_create",
+        "POST",
+        "/projects",
+        &[Field::Text("name"), Field::Text("mode")],
+        "The project is created.",
+    )
+    .of_people()
+    .then(Then::Project),
+    on("me_end_session", "DELETE", "/me/sessions/{session_id}", &[], "The session is over.")
+        .of_people(),
+    on("auth_verify_send", "POST", "/auth/verify/send", &[], "The mail is on its way.").of_people(),
+    on(
+        "auth_password",
+        "POST",
+        "/auth/password",
+        &[Field::Text("current_password"), Field::Text("new_password")],
+        "The password is changed; all other sessions are over.",
+    )
+    .of_people(),
+    on(
+        "invitations_accept",
+        "POST",
+        "/invitations/accept",
+        &[Field::Text("token")],
+        "You are a member now.",
+    )
+    .of_people()
+    .then(Then::Project),
+    on("me_delete", "POST", "/me/delete", &[Field::Text("password")], "The account is deleted.")
+        .of_people()
+        .then(Then::Login),
+];
+
+/// What has a handler of its own, because its answer is more than the next page: the operation, the console's route, and what
+/// is said afterwards.
+pub const OTHERS: &[(&str, &str, &str)] = &[
+    ("auth_signup", "/console/signup", ""),
+    ("auth_login", "/console/login", ""),
+    ("auth_logout", "/console/logout", ""),
+    ("auth_password_reset", "/console/reset", ""),
+    (
+        "auth_password_reset_confirm",
+        "/console/reset/confirm",
+        "The password is changed: log in with it.",
+    ),
+    ("auth_verify", "/console/verify", ""),
+    ("jobs_create", "/console/p/{project}/jobs/{job_id}/duplicate", "This is the new job."),
+    ("keys_create", "/console/p/{project}/keys", ""),
+    ("keys_rotate", "/console/p/{project}/keys/{key_id}/rotate", ""),
+    ("invitations_create", "/console/p/{project}/members", ""),
+    ("recurring_create", "/console/p/{project}/recurring/new", "The schedule is created."),
+    (
+        "recurring_put",
+        "/console/p/{project}/recurring/s/{recurring_id}/edit",
+        "The schedule is saved.",
+    ),
+    ("recurring_preview", "/console/p/{project}/recurring/preview", ""),
+];
+
+/// A page that says what was done.
+pub fn saying(page: &str, done: &str) -> String {
+    let separator = if page.contains('?') { '&' } else { '?' };
+    format!("{page}{separator}{}", encode(&[(DONE, done)]))
+}
+
+/// The button that does an operation.
+pub fn find(operation: &str, plane: Plane) -> Option<&'static Action> {
+    ACTIONS.iter().find(|it| it.operation == operation && it.plane == plane)
+}
+
+/// What is said once a button has done this.
+pub fn said(operation: &str) -> Option<&'static str> {
+    let done = ACTIONS.iter().map(|it| (it.operation, it.done));
+    let others = OTHERS.iter().map(|(operation, _, said)| (*operation, *said));
+    let nothing = [(NOTHING, "Nothing was changed.")];
+    let said = done.chain(others).chain(nothing).find(|it| it.0 == operation).map(|it| it.1);
+    said.filter(|it| !it.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_done_is_added_to_whatever_query_there_is() {
+        assert_eq!(saying("/console", "a_b"), "/console?done=a_b");
+        assert_eq!(
+            saying("/console/p/x/jobs?queue=q", "a_b"),
+            "/console/p/x/jobs?queue=q&done=a_b"
+        );
+    }
+
+    #[test]
+    fn what_is_in_braces_comes_from_the_form_and_stays_one_segment() {
+        let form = Fields(vec![("queue".to_owned(), "a/b?c".to_owned())]);
+        let pause = find("queues_pause", Plane::Project).expect("a button");
+        assert_eq!(pause.fill(&form), "/queues/a%2Fb%3Fc/pause");
+        assert_eq!(pause.fill(&Fields::default()), "/queues//pause");
+    }
+}

@@ -1,0 +1,361 @@
+//! Pages about people: signing up, logging in and out, passwords, links that were mailed, the visitor's own account.
+
+use askama::Template;
+use axum::{
+    Extension,
+    extract::{OriginalUri, State},
+    http::{HeaderMap, Method, Uri},
+    response::Response,
+};
+use chrono::{DateTime, Utc};
+use secrecy::ExposeSecret;
+use serde_json::json;
+
+use super::{
+    action_table,
+    api::Api,
+    form::{Asked, Fields, encode},
+    format,
+    location::{LOGIN, is_own_page, path_and_query, segment},
+    page::{as_file, in_words, render},
+    session::{self, HX_REQUEST, go},
+    start::Start,
+};
+use crate::{
+    accounts::{Client, SignUp},
+    app::App,
+    config::Signup,
+    error::Error,
+    http::{
+        auth::SessionReply,
+        error::{self, ErrorInfo},
+        invitations::InvitationPreview,
+        me::{Me, Session, SessionList},
+        projects::{Project, ProjectList},
+    },
+    wire::errors::Told,
+};
+
+/// In the query of the page after a login: whoever comes without a session then has a browser that did not keep it.
+const FROM_LOGIN: (&str, &str) = ("from", "login");
+
+/// Where somebody is led who asks for the console: to their project, to the list of them, or to the login.
+pub async fn index(api: Api, Asked(asked): Asked) -> Result<Response, Error> {
+    if !api.is_somebody() {
+        if asked.get(FROM_LOGIN.0) == Some(FROM_LOGIN.1) {
+            return render(&Login { next: String::new(), done: None, has_lost_cookie: true });
+        }
+        return Err(Error::Unauthorized);
+    }
+    let ProjectList { projects } = api.get("/v1/projects").await?;
+    let to = match projects.as_slice() {
+        [only] => format!("/console/p/{}", segment(&only.slug)),
+        _ => "/console/projects".to_owned(),
+    };
+    Ok(go(
+        false,
+        &asked.get(action_table::DONE).map_or(to.clone(), |it| action_table::saying(&to, it)),
+    ))
+}
+
+#[derive(Template)]
+#[template(path = "login.html")]
+struct Login {
+    next: String,
+    done: Option<&'static str>,
+    has_lost_cookie: bool,
+}
+
+/// The page on which somebody logs in.
+pub async fn login_page(api: Api, Asked(asked): Asked) -> Result<Response, Error> {
+    let next = asked.get("next").filter(|it| is_own_page(it)).unwrap_or_default().to_owned();
+    if api.is_somebody() {
+        return Ok(go(false, if next.is_empty() { "/console" } else { &next }));
+    }
+    let done = asked.get(action_table::DONE).and_then(action_table::said);
+    render(&Login { next, done, has_lost_cookie: false })
+}
+
+/// Logs somebody in.
+pub async fn login(api: Api, headers: HeaderMap, form: Fields) -> Result<Response, Error> {
+    let session = sign_in(&api, form.text("email"), form.text("password")).await?;
+    let next = form.get("next").filter(|it| is_own_page(it)).map(str::to_owned);
+    let next = next.unwrap_or_else(|| format!("/console?{}", encode(&[FROM_LOGIN])));
+    Ok(with_session(go(headers.contains_key(HX_REQUEST), &next), &session))
+}
+
+/// Gets a session, whose tokens go into cookies.
+async fn sign_in(api: &Api, email: &str, password: &str) -> Result<SessionReply, Error> {
+    let wish = json!({"email": email.trim(), "password": password}).to_string();
+    api.send(Method::POST, "/v1/auth/login", Some(wish)).await
+}
+
+fn with_session(mut response: Response, session: &SessionReply) -> Response {
+    session::remember(response.headers_mut(), session);
+    response
+}
+
+/// Ends the session.
+pub async fn logout(api: Api, headers: HeaderMap) -> Result<Response, Error> {
+    match api.send::<()>(Method::POST, "/v1/auth/logout", None).await {
+        Ok(()) | Err(Error::Unauthorized) => (),
+        Err(error) => return Err(error),
+    }
+    let mut response = go(headers.contains_key(HX_REQUEST), LOGIN);
+    session::forget(response.headers_mut());
+    Ok(response)
+}
+
+#[derive(Template)]
+#[template(path = "signup.html")]
+struct SignUpPage {
+    is_open: bool,
+    invitation: String,
+    invited: Option<InvitationPreview>,
+    is_void: bool,
+    email: String,
+    project_name: String,
+    info: Option<ErrorInfo>,
+}
+
+impl InvitationPreview {
+    /// To whom it was sent; nobody has an address below `.invalid` (RFC 2606), as the demo's owner-to-be.
+    fn address(&self) -> Option<&str> {
+        Some(self.email.as_str()).filter(|it| !it.ends_with(".invalid"))
+    }
+}
+
+/// What an invitation leads to; none: it is not good any more.
+async fn look_at(invitation: &str, api: &Api) -> Result<Option<InvitationPreview>, Error> {
+    let wish = json!({ "token": invitation }).to_string();
+    match api.send(Method::POST, "/v1/invitations/preview", Some(wish)).await {
+        Ok(invited) => Ok(Some(invited)),
+        Err(Error::Invalid(_)) => Ok(None),
+        Err(other) => Err(other),
+    }
+}
+
+/// The page on which somebody signs up; with an invitation, to join its project.
+pub async fn signup_page(
+    State(app): State<App>,
+    api: Api,
+    Asked(asked): Asked,
+) -> Result<Response, Error> {
+    if api.is_somebody() && asked.get("invitation").is_none() {
+        return Ok(go(false, "/console"));
+    }
+    signup_form(&app, &api, &asked, None).await
+}
+
+/// The form; after a try, with what was typed, but for the password, and with what is wrong.
+async fn signup_form(
+    app: &App,
+    api: &Api,
+    typed: &Fields,
+    info: Option<ErrorInfo>,
+) -> Result<Response, Error> {
+    let text = |name| typed.get(name).unwrap_or_default().to_owned();
+    let invitation = text("invitation");
+    // A try that was refused says by itself whether it was the invitation's fault.
+    let (invited, is_void) = match &info {
+        Some(info) => (None, info.details.iter().any(|it| it.field == "invitation")),
+        None if invitation.is_empty() => (None, false),
+        None => {
+            let invited = look_at(&invitation, api).await?;
+            let is_void = invited.is_none();
+            (invited, is_void)
+        }
+    };
+    let invitation = if is_void { String::new() } else { invitation };
+    let is_open = match app.accounts.signup {
+        Signup::Open => true,
+        Signup::Invite => !invitation.is_empty(),
+        Signup::Closed => false,
+    };
+    let address = invited.as_ref().and_then(|it| it.address()).map(str::to_owned);
+    let email = typed.get("email").map(str::to_owned).or(address).unwrap_or_default();
+    let project_name = text("project_name");
+    render(&SignUpPage { is_open, invitation, invited, is_void, email, project_name, info })
+}
+
+/// Signs somebody up with the very function that `POST /v1/auth/signup` calls, and leads them to the page that shows their
+/// first key, once.
+pub async fn signup(
+    State(app): State<App>,
+    Extension(client): Extension<Client>,
+    api: Api,
+    headers: HeaderMap,
+    form: Fields,
+) -> Result<Response, Error> {
+    let wish = SignUp {
+        email: form.text("email").trim().to_owned(),
+        password: form.text("password").to_owned().into(),
+        project_name: form.get("project_name").map(str::to_owned),
+        invitation: form.get("invitation").map(|it| it.to_owned().into()),
+    };
+    let made = match app.accounts.sign_up(wish, &client).await {
+        Ok(made) => made,
+        Err(refused @ Error::Invalid(_)) => {
+            let info = in_words(&refused, &api.request_id().0, false);
+            let mut page = signup_form(&app, &api, &form, Some(info)).await?;
+            *page.status_mut() = error::status(&refused);
+            page.extensions_mut().insert(Told(refused));
+            return Ok(page);
+        }
+        Err(other) => return Err(other),
+    };
+    let session = app.accounts.begin_first_session(&made, &client).await?.into();
+    let project = Project::of(made.project, Some(made.role));
+    let base = format!("/console/p/{}", segment(&project.slug));
+    let Some(key) = made.key else {
+        return Ok(with_session(go(false, &base), &session));
+    };
+    let key = key.secret.expose_secret().to_owned();
+    // A browser that says where a form comes from will keep our cookies; another one gets the key at once, and may see it
+    // again when it asks again.
+    if !session::keeps_cookies(&headers) {
+        let start = Start::of(project, &app.accounts.public_url, Some(key));
+        return Ok(with_session(render(&start)?, &session));
+    }
+    let mut response = with_session(go(false, &format!("{base}/start")), &session);
+    session::hand_over_key(response.headers_mut(), &project.slug, &key);
+    Ok(response)
+}
+
+#[derive(Template)]
+#[template(path = "reset.html")]
+struct Reset {
+    is_asked: bool,
+    sends_mail: bool,
+}
+
+/// The page on which somebody asks for a new password.
+pub async fn reset_page(State(app): State<App>) -> Result<Response, Error> {
+    render(&Reset { is_asked: false, sends_mail: app.accounts.mailer.is_used() })
+}
+
+/// Asks for the mail with which a password is replaced.
+pub async fn reset(State(app): State<App>, api: Api, form: Fields) -> Result<Response, Error> {
+    let wish = json!({"email": form.text("email").trim()}).to_string();
+    api.send::<()>(Method::POST, "/v1/auth/password/reset", Some(wish)).await?;
+    render(&Reset { is_asked: true, sends_mail: app.accounts.mailer.is_used() })
+}
+
+/// What a mailed link is for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Link {
+    Reset,
+    Verify,
+    Invitation,
+}
+
+#[derive(Template)]
+#[template(path = "link.html")]
+struct LinkPage {
+    link: Link,
+    token: String,
+    invited: Option<InvitationPreview>,
+    is_somebody: bool,
+    place: String,
+}
+
+async fn link_page(link: Link, api: &Api, asked: &Fields, uri: &Uri) -> Result<Response, Error> {
+    let token = asked.get("token").unwrap_or_default().to_owned();
+    let invited = if link == Link::Invitation { look_at(&token, api).await? } else { None };
+    let next = path_and_query(uri);
+    let place = format!("{}?{}", LOGIN, encode(&[("next", &next)]));
+    render(&LinkPage { link, token, invited, is_somebody: api.is_somebody(), place })
+}
+
+/// The page that a mail leads to with which a password is replaced.
+pub async fn confirm_reset_page(
+    api: Api,
+    Asked(asked): Asked,
+    OriginalUri(uri): OriginalUri,
+) -> Result<Response, Error> {
+    link_page(Link::Reset, &api, &asked, &uri).await
+}
+
+/// The page that a mail leads to which asks for proof of an address.
+pub async fn verify_page(
+    api: Api,
+    Asked(asked): Asked,
+    OriginalUri(uri): OriginalUri,
+) -> Result<Response, Error> {
+    link_page(Link::Verify, &api, &asked, &uri).await
+}
+
+/// The page that an invitation leads to.
+pub async fn invitation_page(
+    api: Api,
+    Asked(asked): Asked,
+    OriginalUri(uri): OriginalUri,
+) -> Result<Response, Error> {
+    link_page(Link::Invitation, &api, &asked, &uri).await
+}
+
+/// Replaces a forgotten password.
+pub async fn confirm_reset(api: Api, headers: HeaderMap, form: Fields) -> Result<Response, Error> {
+    let wish = json!({"token": form.text("token"), "new_password": form.text("new_password")});
+    let path = "/v1/auth/password/reset/confirm";
+    api.send::<()>(Method::POST, path, Some(wish.to_string())).await?;
+    let to = action_table::saying(LOGIN, "auth_password_reset_confirm");
+    // All sessions have ended, and this browser may have had one.
+    let mut response = go(headers.contains_key(HX_REQUEST), &to);
+    session::forget(response.headers_mut());
+    Ok(response)
+}
+
+#[derive(Template)]
+#[template(path = "verified.html")]
+struct Verified;
+
+/// Proves an address.
+pub async fn verify(api: Api, form: Fields) -> Result<Response, Error> {
+    let wish = json!({"token": form.text("token")}).to_string();
+    api.send::<()>(Method::POST, "/v1/auth/verify", Some(wish)).await?;
+    render(&Verified)
+}
+
+#[derive(Template)]
+#[template(path = "projects.html")]
+struct Projects {
+    list: ProjectList,
+    done: Option<&'static str>,
+    now: DateTime<Utc>,
+}
+
+/// The visitor's projects.
+pub async fn projects(api: Api, Asked(asked): Asked) -> Result<Response, Error> {
+    let list = api.get("/v1/projects").await?;
+    let done = asked.get(action_table::DONE).and_then(action_table::said);
+    render(&Projects { list, done, now: format::now() })
+}
+
+#[derive(Template)]
+#[template(path = "account.html")]
+struct Account {
+    me: Me,
+    sessions: Vec<Session>,
+    done: Option<&'static str>,
+    now: DateTime<Utc>,
+}
+
+/// The visitor's account: sessions, password, export, the end.
+pub async fn account(api: Api, Asked(asked): Asked) -> Result<Response, Error> {
+    let me = api.get("/v1/me").await?;
+    let SessionList { sessions } = api.get("/v1/me/sessions").await?;
+    let done = asked.get(action_table::DONE).and_then(action_table::said);
+    render(&Account { me, sessions, done, now: format::now() })
+}
+
+/// All that is kept about the visitor, as a file.
+pub async fn export(api: Api) -> Result<Response, Error> {
+    let response = api.call(Method::GET, "/v1/me/export", None, HeaderMap::new()).await?;
+    Ok(as_file(response, "account.json"))
+}
+
+/// What is below `/console` and is no page.
+pub async fn nothing() -> Error {
+    Error::NoSuchRoute
+}

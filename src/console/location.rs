@@ -1,0 +1,54 @@
+//! Paths of the console: where a visitor is, and where a form may lead back to.
+
+use axum::http::Uri;
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+
+/// The page with the login form.
+pub const LOGIN: &str = "/console/login";
+
+/// Characters that a path segment keeps.
+const SEGMENT: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
+
+/// A name as one segment of a path.
+pub fn segment(name: &str) -> String {
+    utf8_percent_encode(name, SEGMENT).to_string()
+}
+
+/// The path and query of a request, as a link has them.
+pub fn path_and_query(uri: &Uri) -> String {
+    uri.path_and_query().map_or_else(|| uri.path().to_owned(), ToString::to_string)
+}
+
+/// Whether a path belongs to the console, so that no redirect leads to another site.
+pub fn is_own_page(place: &str) -> bool {
+    let is_below = place == "/console"
+        || place.strip_prefix("/console").is_some_and(|it| it.starts_with(['/', '?']));
+    is_below && place.bytes().all(|it| it.is_ascii_graphic() && it != b'\\')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_form_leads_back_to_a_page_of_the_console_only() {
+        let check =
+            |place: &str, expected: bool| assert_eq!(is_own_page(place), expected, "{place}");
+        check("/console", true);
+        check("/console?from=login", true);
+        check("/console/p/acme/jobs?queue=a%20b", true);
+        check("/consolex", false);
+        check("//evil.example/console/", false);
+        check("https://evil.example/console/", false);
+        check("/console/\\evil", false);
+        check("/console/\r\nset-cookie: a=b", false);
+        check("", false);
+    }
+
+    #[test]
+    fn a_name_stays_one_segment() {
+        assert_eq!(segment("a/b c"), "a%2Fb%20c");
+        assert_eq!(segment("../x?y#z"), "..%2Fx%3Fy%23z");
+        assert_eq!(segment("plain-Name_1.2~"), "plain-Name_1.2~");
+    }
+}

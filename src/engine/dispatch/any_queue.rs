@@ -1,0 +1,101 @@
+//! Polls that name no queue: they take jobs from whichever queue of their project has some.
+
+use std::{future::Future, sync::Arc, time::Duration};
+
+use moka::sync::Cache;
+use rand::seq::SliceRandom;
+use tokio::{pin, time::Instant};
+use tokio_util::sync::CancellationToken;
+
+use super::{Delivery, Wish};
+use crate::{
+    engine::{Engine, dispatch, workers},
+    error::Error,
+    ids::ProjectId,
+    store,
+};
+
+/// Queues that one such poll looks at; those that have jobs come first.
+pub const MAX_QUEUES: i64 = 100;
+/// How often a poll that waits asks which queues there are.
+const NEW_QUEUES_PERIOD: Duration = Duration::from_secs(2);
+/// For so long one answer to that serves all polls of a project.
+const QUEUES_KEEP: Duration = Duration::from_secs(1);
+/// Projects whose queues one node remembers.
+const MAX_KNOWN_PROJECTS: u64 = 10_000;
+
+/// The queues of projects, as polls that wait have seen them a moment ago.
+pub(in crate::engine) struct QueueLists(Cache<ProjectId, Arc<[Arc<str>]>>);
+
+impl Default for QueueLists {
+    fn default() -> Self {
+        let lists = Cache::builder().time_to_live(QUEUES_KEEP).max_capacity(MAX_KNOWN_PROJECTS);
+        Self(lists.build())
+    }
+}
+
+/// Like [`dispatch::poll`], from every queue of the project, up to [`MAX_QUEUES`]. Each time it looks in another
+/// order, so that no queue is passed over for ever.
+///
+/// # Errors
+/// Those of [`dispatch::poll`], and [`Error::Unavailable`] when the store does not answer.
+pub async fn poll(
+    engine: &Engine,
+    wish: Wish,
+    wait: Duration,
+    gone: &CancellationToken,
+    revoked: impl Future<Output = ()>,
+) -> Result<Delivery, Error> {
+    pin!(revoked);
+    let worker = (wish.project_id, Arc::clone(&wish.worker_id));
+    if wait.is_zero() {
+        // It hears of nothing that comes to an empty queue.
+        let queues = shuffled(&read_queues(engine, wish.project_id, false).await?);
+        let wish = Wish { queues, ..wish };
+        return dispatch::poll(engine, wish, wait, gone.cancelled(), revoked).await;
+    }
+    let deadline = Instant::now() + wait;
+    loop {
+        let queues = shuffled(&known_queues(engine, wish.project_id).await?);
+        let left = deadline.saturating_duration_since(Instant::now()).min(NEW_QUEUES_PERIOD);
+        // Not none at all, or it would be answered as one that does not wait.
+        let left = left.max(Duration::from_millis(1));
+        let wish = Wish { queues, ..wish.clone() };
+        let delivery =
+            dispatch::poll(engine, wish, left, gone.cancelled(), revoked.as_mut()).await?;
+        let is_over = deadline <= Instant::now()
+            || gone.is_cancelled()
+            || engine.stopping.is_cancelled()
+            || !delivery.jobs().is_empty()
+            || workers::halt(engine, &worker).await?.is_some();
+        if is_over {
+            return Ok(delivery);
+        }
+    }
+}
+
+async fn known_queues(engine: &Engine, project_id: ProjectId) -> Result<Arc<[Arc<str>]>, Error> {
+    if let Some(known) = engine.queue_lists.0.get(&project_id) {
+        return Ok(known);
+    }
+    let queues = read_queues(engine, project_id, true).await?;
+    engine.queue_lists.0.insert(project_id, Arc::clone(&queues));
+    Ok(queues)
+}
+
+async fn read_queues(
+    engine: &Engine,
+    project_id: ProjectId,
+    with_empty: bool,
+) -> Result<Arc<[Arc<str>]>, Error> {
+    let mut conn = engine.pools.claim.acquire().await?;
+    let queues =
+        store::counts::busiest_queues(&mut conn, project_id, with_empty, MAX_QUEUES).await?;
+    Ok(queues.into_iter().map(Arc::from).collect())
+}
+
+fn shuffled(queues: &[Arc<str>]) -> Vec<Arc<str>> {
+    let mut queues = queues.to_vec();
+    queues.shuffle(&mut rand::rng());
+    queues
+}

@@ -1,0 +1,409 @@
+//! Who waits for what, and what is known of each queue: the pump's memory. Plain data, no I/O: the
+//! caller passes in the time, runs the looks that are dealt, and reports what they found.
+//!
+//! A *lane* is one queue of one project as polls of the same `job_types` and labels see it. A lane's *supply*
+//! is what may be found there; only lanes with supply are looked at, so a thousand parked polls on
+//! an empty queue cost nothing.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+mod lane;
+
+use self::lane::{Lane, Signature, Supply};
+use super::request::{Wish, deal_slots};
+use crate::{
+    ids::ProjectId,
+    store::claims::{ClaimKey, MAX_CLAIM_SLOTS},
+    wakeups::Arrival,
+};
+
+pub use self::lane::Finding;
+
+/// What is known of a queue that nobody waits at is forgotten after this.
+const LANE_KEEP: Duration = Duration::from_secs(2);
+/// A lane is looked at from its very beginning at least this often while it is busy: rows that were
+/// committed late or on another node may lie before the low-water mark.
+const MARK_KEEP: Duration = Duration::from_secs(1);
+/// Looks of one claim.
+const MAX_LOOKS: usize = 64;
+/// Looks of one claim that name job types, take commands only, or may meet gates: each is a statement of its own.
+const MAX_SINGLE_LOOKS: usize = 4;
+/// Slots that one lane is dealt at least, however many lanes want their turn.
+const MIN_LANE_SLOTS: usize = 50;
+
+/// A look beside one that is under way is for so many slots at least: two half as large cost nearly twice as much.
+const MIN_SHARED_SLOTS: usize = 32;
+
+/// One parked poll.
+pub type WaiterId = u64;
+pub type LaneId = u64;
+type QueueKey = (ProjectId, Arc<str>);
+
+#[derive(Debug)]
+struct Waiter {
+    wish: Arc<Wish>,
+    lanes: Vec<LaneId>,
+    is_in_flight: bool,
+}
+
+/// One look of a claim: whom it is for, and where.
+#[derive(Debug, Clone)]
+pub struct DealtLook {
+    pub lane: LaneId,
+    pub project_id: ProjectId,
+    pub queue: Arc<str>,
+    /// Only these types, when some are named.
+    pub job_types: Arc<[String]>,
+    pub labels: Arc<[String]>,
+    /// Only jobs that offer a command.
+    pub only_commands: bool,
+    /// Whether it must be asked if the queue has gates.
+    pub may_have_gates: bool,
+    /// Whether it had some at the last look.
+    pub had_gates: bool,
+    pub from: ClaimKey,
+    pub slots: Vec<(WaiterId, Arc<Wish>)>,
+    dealt_at: Instant,
+}
+
+#[derive(Debug, Default)]
+pub struct Lanes {
+    waiters: HashMap<WaiterId, Waiter>,
+    lanes: BTreeMap<LaneId, Lane>,
+    lane_ids: HashMap<Signature, LaneId>,
+    by_queue: HashMap<QueueKey, Vec<LaneId>>,
+    next_lane: LaneId,
+    /// Projects take turns, and each project's lanes take turns.
+    turns: VecDeque<ProjectId>,
+    lanes_in_turn: HashMap<ProjectId, VecDeque<LaneId>>,
+}
+
+impl Lanes {
+    /// Parks a poll. One that `must_look` does not trust what is known of its queues; but a look for commands
+    /// reads payloads, so what the last one has found is trusted for [`MARK_KEEP`], or until something arrives.
+    pub fn park(&mut self, id: WaiterId, wish: Wish, must_look: bool, now: Instant) {
+        let mut lanes = Vec::with_capacity(wish.queues.len());
+        for queue in &wish.queues {
+            let lane_id = self.lane(
+                Signature {
+                    queue: (wish.project_id, Arc::clone(queue)),
+                    job_types: Arc::clone(&wish.job_types),
+                    labels: Arc::clone(&wish.labels),
+                    only_commands: wish.only_commands,
+                },
+                now,
+            );
+            if let Some(lane) = self.lanes.get_mut(&lane_id) {
+                lane.waiters.insert(id);
+                lane.touched_at = now;
+                let is_fresh = lane.looked_from_zero_at.is_some_and(|it| now - it < MARK_KEEP);
+                if must_look && !(lane.signature.only_commands && is_fresh) {
+                    lane.distrust();
+                }
+            }
+            lanes.push(lane_id);
+        }
+        let wish = Arc::new(wish);
+        self.waiters.insert(id, Waiter { wish, lanes: lanes.clone(), is_in_flight: false });
+        for lane in lanes {
+            self.consider(lane);
+        }
+    }
+
+    fn lane(&mut self, signature: Signature, now: Instant) -> LaneId {
+        if let Some(id) = self.lane_ids.get(&signature) {
+            return *id;
+        }
+        let id = self.next_lane;
+        self.next_lane += 1;
+        self.by_queue.entry(signature.queue.clone()).or_default().push(id);
+        self.lanes.insert(id, Lane::new(signature.clone(), now));
+        self.lane_ids.insert(signature, id);
+        id
+    }
+
+    /// What a parked poll asks for.
+    #[must_use]
+    pub fn wish(&self, id: WaiterId) -> Option<&Wish> {
+        self.waiters.get(&id).map(|it| &*it.wish)
+    }
+
+    /// Whether a claim for this poll is under way; then it must be waited for.
+    #[must_use]
+    pub fn is_in_flight(&self, id: WaiterId) -> bool {
+        self.waiters.get(&id).is_some_and(|it| it.is_in_flight)
+    }
+
+    /// Takes a poll out.
+    pub fn leave(&mut self, id: WaiterId) {
+        let Some(waiter) = self.waiters.remove(&id) else { return };
+        for lane in waiter.lanes {
+            if let Some(lane) = self.lanes.get_mut(&lane) {
+                lane.waiters.remove(&id);
+            }
+        }
+    }
+
+    /// Gives a poll another name: its successor's.
+    pub fn rename(&mut self, old: WaiterId, new: WaiterId) {
+        let Some(waiter) = self.waiters.remove(&old) else { return };
+        for lane in &waiter.lanes {
+            if let Some(lane) = self.lanes.get_mut(lane) {
+                lane.waiters.remove(&old);
+                lane.waiters.insert(new);
+            }
+        }
+        self.waiters.insert(new, waiter);
+    }
+
+    /// Whether nothing can be found for this poll now, as far as anybody knows.
+    #[must_use]
+    pub fn is_hopeless(&self, id: WaiterId) -> bool {
+        self.waiters.get(&id).is_none_or(|waiter| {
+            !waiter.is_in_flight && waiter.lanes.iter().all(|it| self.is_empty(*it))
+        })
+    }
+
+    fn is_empty(&self, lane: LaneId) -> bool {
+        self.lanes.get(&lane).is_none_or(Lane::is_empty)
+    }
+
+    /// Jobs have arrived.
+    pub fn arrived(&mut self, arrivals: &[Arrival]) {
+        for arrival in arrivals {
+            let queue = (arrival.project_id, Arc::clone(&arrival.queue));
+            let Some(lanes) = self.by_queue.get(&queue) else { continue };
+            for id in lanes.clone() {
+                let Some(lane) = self.lanes.get_mut(&id) else { continue };
+                let job_types = &lane.signature.job_types;
+                let is_wanted =
+                    job_types.is_empty() || job_types.iter().any(|it| **it == *arrival.job_type);
+                if !is_wanted {
+                    continue;
+                }
+                let key = ClaimKey { rank: arrival.rank, run_at: arrival.run_at };
+                lane.arrive(key, arrival.is_gated);
+                self.consider(id);
+            }
+        }
+    }
+
+    /// Jobs of this project have ended that counted against a limit: what waited behind gates may go on.
+    pub fn slots_freed(&mut self, project_id: ProjectId) {
+        let gated = self.lanes.iter_mut().filter(|(_, it)| {
+            it.signature.queue.0 == project_id && it.may_have_gates && !it.waiters.is_empty()
+        });
+        let gated: Vec<_> = gated
+            .map(|(id, lane)| {
+                lane.distrust();
+                *id
+            })
+            .collect();
+        for id in gated {
+            self.consider(id);
+        }
+    }
+
+    /// Forgets what is known to be empty: of one queue, or of all.
+    pub fn distrust(&mut self, queue: Option<&QueueKey>) {
+        let ids: Vec<_> = match queue {
+            Some(queue) => self.by_queue.get(queue).cloned().unwrap_or_default(),
+            None => self.lanes.keys().copied().collect(),
+        };
+        for id in ids {
+            let Some(lane) = self.lanes.get_mut(&id) else { continue };
+            lane.wake_if_spent();
+            lane.distrust();
+            self.consider(id);
+        }
+    }
+
+    /// Queues that are believed empty and have somebody waiting: worth a fallback look.
+    #[must_use]
+    pub fn believed_empty(&self) -> Vec<QueueKey> {
+        let waiting = self.lanes.values().filter(|it| {
+            let is_empty = it.supply == Supply::Known(0) && it.rests_until.is_none();
+            !it.waiters.is_empty() && is_empty && it.flights == 0
+        });
+        waiting.map(|it| it.signature.queue.clone()).collect::<BTreeSet<_>>().into_iter().collect()
+    }
+
+    /// Forgets lanes at which nobody waits any more.
+    pub fn prune(&mut self, now: Instant) {
+        let is_stale = |it: &Lane| {
+            it.waiters.is_empty() && it.flights == 0 && now - it.touched_at >= LANE_KEEP
+        };
+        let stale: Vec<_> =
+            self.lanes.iter().filter(|(_, it)| is_stale(it)).map(|(id, _)| *id).collect();
+        for id in stale {
+            let Some(lane) = self.lanes.remove(&id) else { continue };
+            if let Some(ids) = self.by_queue.get_mut(&lane.signature.queue) {
+                ids.retain(|it| *it != id);
+                if ids.is_empty() {
+                    self.by_queue.remove(&lane.signature.queue);
+                }
+            }
+            self.lane_ids.remove(&lane.signature);
+        }
+    }
+
+    /// When the first of the lanes that rest may go on.
+    #[must_use]
+    pub fn rest_ends_at(&self) -> Option<Instant> {
+        self.lanes.values().filter_map(|it| it.rests_until).min()
+    }
+
+    /// Lets lanes go on whose rest is over.
+    pub fn wake_rested(&mut self, now: Instant) {
+        let rested =
+            self.lanes.iter_mut().filter(|(_, it)| it.rests_until.is_some_and(|it| it <= now));
+        let rested: Vec<_> = rested
+            .map(|(id, lane)| {
+                lane.wake();
+                *id
+            })
+            .collect();
+        for id in rested {
+            self.consider(id);
+        }
+    }
+
+    /// Puts a lane in turn if there is anything to look for and anybody to look for it.
+    fn consider(&mut self, id: LaneId) {
+        let Some(lane) = self.lanes.get_mut(&id) else { return };
+        if lane.is_in_turn || lane.waiters.is_empty() || !lane.may_be_looked_at() {
+            return;
+        }
+        lane.is_in_turn = true;
+        let project_id = lane.signature.queue.0;
+        let lanes = self.lanes_in_turn.entry(project_id).or_default();
+        if lanes.is_empty() {
+            self.turns.push_back(project_id);
+        }
+        lanes.push_back(id);
+    }
+
+    fn next_turn(&mut self) -> Option<LaneId> {
+        let project_id = self.turns.pop_front()?;
+        let lanes = self.lanes_in_turn.get_mut(&project_id)?;
+        let lane = lanes.pop_front();
+        if lanes.is_empty() {
+            self.lanes_in_turn.remove(&project_id);
+        } else {
+            self.turns.push_back(project_id);
+        }
+        lane
+    }
+
+    /// Deals the next claim: projects take turns, and in a lane idle workers get one job each
+    /// before one gets two. Empty: nothing to look for.
+    pub fn deal(&mut self, now: Instant) -> Vec<DealtLook> {
+        let in_turn = self.lanes_in_turn.values().map(VecDeque::len).sum::<usize>();
+        let share = (MAX_CLAIM_SLOTS / in_turn.max(1)).max(MIN_LANE_SLOTS);
+        let (mut looks, mut later): (Vec<DealtLook>, Vec<LaneId>) = (Vec::new(), Vec::new());
+        let mut left = MAX_CLAIM_SLOTS;
+        for _ in 0..in_turn {
+            if left == 0 || looks.len() == MAX_LOOKS {
+                break;
+            }
+            let Some(id) = self.next_turn() else { break };
+            let Some(lane) = self.lanes.get_mut(&id) else { continue };
+            lane.is_in_turn = false;
+            later.push(id);
+            // Each of these is a statement of its own, or more.
+            let Signature { job_types, only_commands, .. } = &lane.signature;
+            let is_single = !job_types.is_empty() || *only_commands || lane.has_gates;
+            let is_single_look =
+                |it: &&DealtLook| !it.job_types.is_empty() || it.only_commands || it.had_gates;
+            if is_single && looks.iter().filter(is_single_look).count() == MAX_SINGLE_LOOKS {
+                continue;
+            }
+            if let Some(look) = self.deal_lane(id, left.min(share), now) {
+                left -= look.slots.len();
+                looks.push(look);
+            }
+        }
+        for id in later {
+            self.consider(id);
+        }
+        looks
+    }
+
+    fn deal_lane(&mut self, id: LaneId, max_slots: usize, now: Instant) -> Option<DealtLook> {
+        let lane = self.lanes.get(&id).filter(|it| it.may_be_looked_at())?;
+        let wanted = match lane.supply {
+            Supply::Known(jobs) => max_slots.min(jobs as usize),
+            Supply::Unknown | Supply::Plenty => max_slots,
+        };
+        let takers: Vec<_> = lane
+            .waiters
+            .iter()
+            .filter(|it| self.is_next_lane(**it, id))
+            .take(wanted)
+            .filter_map(|it| self.waiters.get(it).map(|waiter| (*it, Arc::clone(&waiter.wish))))
+            .collect();
+        let slots = deal_slots(&takers, wanted);
+        let is_too_small = lane.flights > 0 && slots.len() < MIN_SHARED_SLOTS;
+        if slots.is_empty() || is_too_small {
+            return None;
+        }
+        for (waiter, _) in &takers {
+            if let Some(waiter) = self.waiters.get_mut(waiter) {
+                waiter.is_in_flight = true;
+            }
+        }
+        let lane = self.lanes.get_mut(&id)?;
+        lane.flights += 1;
+        if let Supply::Known(jobs) = lane.supply {
+            let dealt = u32::try_from(slots.len()).unwrap_or(u32::MAX);
+            lane.supply = Supply::Known(jobs.saturating_sub(dealt));
+        }
+        let keep = lane.zero_look_pause(MARK_KEEP);
+        let is_mark_fresh = lane.looked_from_zero_at.is_some_and(|it| now - it < keep);
+        let from = if is_mark_fresh { lane.mark } else { ClaimKey::ZERO };
+        Some(DealtLook {
+            lane: id,
+            project_id: lane.signature.queue.0,
+            queue: Arc::clone(&lane.signature.queue.1),
+            job_types: Arc::clone(&lane.signature.job_types),
+            labels: Arc::clone(&lane.signature.labels),
+            only_commands: lane.signature.only_commands,
+            may_have_gates: lane.may_have_gates
+                || lane.asked_gates_at.is_none_or(|it| now - it >= MARK_KEEP),
+            had_gates: lane.has_gates,
+            from,
+            slots,
+            dealt_at: now,
+        })
+    }
+
+    /// Whether this poll is idle and all queues it named before this one are known to be empty.
+    fn is_next_lane(&self, waiter: WaiterId, lane: LaneId) -> bool {
+        self.waiters.get(&waiter).is_some_and(|it| {
+            !it.is_in_flight
+                && it.lanes.iter().take_while(|it| **it != lane).all(|it| self.is_empty(*it))
+        })
+    }
+
+    /// A look has come back; none: it failed.
+    pub fn landed(&mut self, look: &DealtLook, found: Option<Finding>, now: Instant) {
+        for (id, _) in &look.slots {
+            if let Some(waiter) = self.waiters.get_mut(id) {
+                waiter.is_in_flight = false;
+            }
+        }
+        if let Some(lane) = self.lanes.get_mut(&look.lane) {
+            lane.learn(look, found, now);
+        }
+        self.consider(look.lane);
+    }
+}
+
+#[cfg(test)]
+mod low_water_mark_tests;
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,165 @@
+//! Looks at queues with gates or rules: a transaction that locks what it counts against, then claims.
+
+use std::time::Duration;
+
+use rand::Rng;
+use sqlx::{Acquire, PgConnection};
+use uuid::Uuid;
+
+use crate::{
+    domain::rate::{Handout, RateLimit},
+    store::{
+        claims::{LeasedJob, Look},
+        limited_claims::{self, GateSeen, MAX_PAGE_GATES, Passage},
+        queue_limits::{self, Handouts, QueueRules},
+    },
+};
+
+/// Pages of gates one look goes through at the most.
+const MAX_PAGES: usize = 5;
+
+/// A paused queue is not looked at for so long, whatever arrives; its end is told.
+const PAUSED_REST: Duration = Duration::from_secs(5);
+
+/// What a look at a queue with gates has found.
+#[derive(Debug, Default)]
+pub(in crate::engine) struct GatedFinding {
+    pub jobs: Vec<LeasedJob>,
+    /// How many were chosen; others may have taken some of them.
+    pub chosen: usize,
+    /// Whether somebody else holds locks, so that there may be more.
+    pub was_contended: bool,
+    /// The rate limit, or a pause, lets nothing more through for so long.
+    pub rests_for: Option<Duration>,
+}
+
+/// Claims from a queue with gates or rules: the best of what is behind open gates and of what is before
+/// them, as far as the queue's rules allow.
+pub(in crate::engine) async fn claim(
+    conn: &mut PgConnection,
+    look: &Look<'_>,
+) -> sqlx::Result<GatedFinding> {
+    let mut tx = conn.begin().await?;
+    let rules = queue_limits::lock_queue(&mut tx, look.project_id, look.queue).await?;
+    if rules.as_ref().is_some_and(|it| !it.is_locked) {
+        tx.rollback().await?;
+        return Ok(GatedFinding { was_contended: true, ..GatedFinding::default() });
+    }
+    if rules.as_ref().is_some_and(|it| it.is_paused) {
+        tx.rollback().await?;
+        return Ok(GatedFinding { rests_for: Some(PAUSED_REST), ..GatedFinding::default() });
+    }
+    let mut rate = match rules.as_ref().and_then(rate_limit) {
+        Some(limit) => {
+            let past = queue_limits::find_handouts(&mut tx, look.project_id, look.queue).await?;
+            Some(Rate::new(limit, past))
+        }
+        None => None,
+    };
+    if let Some(rests_for) = rate.as_ref().and_then(Rate::wait) {
+        tx.rollback().await?;
+        return Ok(GatedFinding { rests_for: Some(rests_for), ..GatedFinding::default() });
+    }
+    let paused_types = rules.as_ref().map_or(&[][..], |it| &it.paused_types);
+    let seen = see_gates(&mut tx, look, paused_types).await?;
+    let was_contended = seen.iter().any(|it| it.is_fitting && !it.is_locked);
+    let passable = |it: &&GateSeen| it.is_fitting && it.is_locked;
+    let open: Vec<_> = seen.iter().filter(passable).map(|it| it.gate).collect();
+    let job_types = types(&mut tx, look, paused_types).await?;
+    let slots = i64::try_from(look.slots.len()).unwrap_or(i64::MAX);
+    let passage = Passage {
+        gates: &open,
+        job_types: job_types.as_deref(),
+        max_concurrency: rules.as_ref().and_then(|it| it.max_concurrency),
+        default_lease_seconds: rules.as_ref().and_then(|it| it.default_lease_seconds),
+        max_jobs: rate.as_ref().map_or(slots, |it| slots.min(it.allowed().into())),
+    };
+    let (jobs, chosen) = limited_claims::claim_gated(&mut tx, look, passage).await?;
+    if let Some(rate) = rate.as_mut().filter(|_| !jobs.is_empty()) {
+        rate.handed_out(&jobs);
+        queue_limits::keep_handouts(&mut tx, look.project_id, look.queue, &rate.handouts).await?;
+    }
+    tx.commit().await?;
+    let rests_for = rate.as_ref().and_then(Rate::wait);
+    Ok(GatedFinding { jobs, chosen, was_contended, rests_for })
+}
+
+/// The gates of a queue. With more than fit in a page it begins anywhere among them, so that none is passed
+/// over for ever.
+async fn see_gates(
+    tx: &mut PgConnection,
+    look: &Look<'_>,
+    paused_types: &[String],
+) -> sqlx::Result<Vec<GateSeen>> {
+    let mut seen = limited_claims::lock_gates(tx, look, paused_types, Uuid::nil()).await?;
+    if seen.len() == MAX_PAGE_GATES {
+        let anywhere = Uuid::from_u128(rand::rng().next_u64().into()).as_u128() << 64;
+        let mut after = Uuid::from_u128(anywhere);
+        for _ in 0..MAX_PAGES {
+            let page = limited_claims::lock_gates(tx, look, paused_types, after).await?;
+            after = match page.last() {
+                Some(last) if page.len() == MAX_PAGE_GATES => last.gate,
+                // Around the end, back to the beginning.
+                _ => Uuid::nil(),
+            };
+            seen.extend(page);
+        }
+        seen.sort_by_key(|it| it.gate);
+        seen.dedup_by_key(|it| it.gate);
+    }
+    Ok(seen)
+}
+
+/// Which types may be had; none: all.
+async fn types(
+    tx: &mut PgConnection,
+    look: &Look<'_>,
+    paused: &[String],
+) -> sqlx::Result<Option<Vec<String>>> {
+    match (look.job_types, paused) {
+        ([], []) => Ok(None),
+        ([], paused) => {
+            queue_limits::open_types(tx, look.project_id, look.queue, paused).await.map(Some)
+        }
+        (wanted, paused) => {
+            Ok(Some(wanted.iter().filter(|it| !paused.contains(it)).cloned().collect()))
+        }
+    }
+}
+
+fn rate_limit(rules: &QueueRules) -> Option<RateLimit> {
+    let (count, per_seconds) = (rules.rate_limit_count?, rules.rate_limit_per_seconds?);
+    Some(RateLimit { count, per_seconds })
+}
+
+/// A queue's rate limit, and what it has let through.
+struct Rate {
+    limit: RateLimit,
+    handouts: Vec<Handout>,
+    now: chrono::DateTime<chrono::Utc>,
+}
+
+impl Rate {
+    fn new(limit: RateLimit, past: Handouts) -> Self {
+        let (at, jobs) = (past.at.unwrap_or_default(), past.jobs.unwrap_or_default());
+        let handouts = at.into_iter().zip(jobs).map(|(at, jobs)| Handout { at, jobs }).collect();
+        Self { limit, handouts, now: past.now }
+    }
+
+    fn allowed(&self) -> i32 {
+        self.limit.allows(&self.handouts, self.now)
+    }
+
+    /// They count from when they were claimed.
+    fn handed_out(&mut self, jobs: &[LeasedJob]) {
+        self.now = jobs.iter().map(|it| it.claimed_at).max().unwrap_or(self.now);
+        let jobs = i32::try_from(jobs.len()).unwrap_or(i32::MAX);
+        self.handouts = self.limit.remember(&self.handouts, jobs, self.now);
+    }
+
+    /// How long nothing more is let through; none: something is.
+    fn wait(&self) -> Option<Duration> {
+        let wait = self.limit.wait(&self.handouts, self.now).to_std().unwrap_or_default();
+        (!wait.is_zero()).then_some(wait)
+    }
+}

@@ -1,0 +1,52 @@
+//! After a claim whose answer was lost: leases that nobody knows he has are given back, so that their
+//! jobs need not wait for the leases' end, and no failure is counted.
+
+use std::time::Duration;
+
+use crate::{
+    engine::{
+        batch::Coalescer,
+        settle::{self, Endings},
+    },
+    ids::{JobKey, LeaseId},
+    store::{
+        pools::Pool,
+        sweep::{self, LostLease},
+    },
+};
+
+/// The pauses before the store is asked, again and again: the lost commit may still be under way. What is
+/// not found by then waits for its lease's end.
+const PAUSES_SECONDS: [u64; 5] = [1, 2, 4, 8, 15];
+
+/// Gives back those of these leases that were given after all.
+pub(in crate::engine) async fn give_back(
+    pool: Pool,
+    endings: Coalescer<Endings>,
+    lease_ids: Vec<LeaseId>,
+) {
+    let mut lost: Vec<_> = lease_ids.into_iter().map(|it| it.0).collect();
+    for pause in PAUSES_SECONDS {
+        tokio::time::sleep(Duration::from_secs(pause)).await;
+        let found = async {
+            let mut conn = pool.acquire().await?;
+            sweep::find_leases(&mut conn, &lost).await
+        };
+        let found = match found.await {
+            Ok(found) => found,
+            Err(error) => {
+                let error = &error as &dyn std::error::Error;
+                tracing::warn!(error, "leases of a lost claim were not looked for yet");
+                continue;
+            }
+        };
+        for LostLease { project_id, id, worker_id, lease_id } in found {
+            lost.retain(|it| *it != lease_id.0);
+            let key = JobKey { project_id, id };
+            settle::give_back(&endings, key, &worker_id, lease_id).await;
+        }
+        if lost.is_empty() {
+            return;
+        }
+    }
+}

@@ -1,0 +1,270 @@
+//! Polls: wait for jobs without holding a connection, and hand them over so that none is lost on
+//! the way.
+
+pub mod any_queue;
+mod claim;
+mod delivery;
+mod lanes;
+mod limited_claim;
+mod lost_claims;
+pub(super) mod pump;
+mod request;
+
+use std::{
+    future::Future,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use metrics::gauge;
+use sqlx::{Postgres, pool::PoolConnection};
+use tokio::{
+    sync::{mpsc, oneshot},
+    time::timeout,
+};
+
+use self::{lanes::WaiterId, pump::Message};
+use super::{Engine, batch::Batch, workers};
+use crate::{
+    error::Error,
+    store::{self, polls::PollKey, pools::Pool},
+    telemetry,
+};
+
+pub use self::{delivery::Handed, request::Wish};
+pub use crate::store::claims::LeasedJob;
+
+/// Polls one node parks at a time.
+pub const MAX_PARKED_POLLS: usize = 20_000;
+/// When the server stops, parked polls are answered within this, spread evenly.
+const STOP_SPREAD: Duration = Duration::from_secs(3);
+/// A poll that wants its answer now gets it when the claim under way has landed, but not later.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A worker that should take no more jobs is answered after this, if it waits: not at once, or one that
+/// does not understand would ask without end.
+const HALTED_PAUSE: Duration = Duration::from_secs(1);
+
+/// The polls' side of the pump.
+#[derive(Debug)]
+pub(super) struct Parking {
+    pub messages: mpsc::UnboundedSender<Message>,
+    next_id: AtomicU64,
+    parked: AtomicUsize,
+}
+
+impl Parking {
+    pub fn new(messages: mpsc::UnboundedSender<Message>) -> Self {
+        Self { messages, next_id: AtomicU64::new(0), parked: AtomicUsize::new(0) }
+    }
+}
+
+/// A parked poll; leaves the pump when dropped.
+struct Parked<'a> {
+    parking: &'a Parking,
+    id: WaiterId,
+    answer: oneshot::Receiver<Option<Vec<Handed>>>,
+}
+
+impl<'a> Parked<'a> {
+    fn park(parking: &'a Parking, wish: Wish, is_patient: bool) -> Result<Self, Error> {
+        let parked = parking.parked.fetch_add(1, Ordering::Relaxed) + 1;
+        gauge!(telemetry::POLLS_PARKED).increment(1);
+        let id = parking.next_id.fetch_add(1, Ordering::Relaxed);
+        let (sender, answer) = oneshot::channel();
+        // From here on dropping it takes it out again, also on the error paths.
+        let this = Self { parking, id, answer };
+        if parked > MAX_PARKED_POLLS {
+            return Err(Error::Overloaded);
+        }
+        let message = Message::Park { id, wish: Box::new(wish), is_patient, answer: sender };
+        parking.messages.send(message).map_err(|_| Error::NotReady("the node is stopping"))?;
+        Ok(this)
+    }
+
+    /// Asks for the answer now. A claim that is under way for this poll is waited for.
+    async fn answer_now(&mut self) -> Option<Vec<Handed>> {
+        let _ = self.parking.messages.send(Message::Leave(self.id));
+        // The answer stays in the channel, or goes back, when it comes later.
+        match timeout(ANSWER_TIMEOUT, &mut self.answer).await {
+            Ok(answer) => answer.unwrap_or(None),
+            Err(_) => None,
+        }
+    }
+}
+
+impl Drop for Parked<'_> {
+    fn drop(&mut self) {
+        self.answer.close();
+        // What was sent before the close is still in the channel.
+        if let Ok(Some(jobs)) = self.answer.try_recv()
+            && !jobs.is_empty()
+        {
+            let _ = self.parking.messages.send(Message::GiveBack(jobs));
+        }
+        let _ = self.parking.messages.send(Message::Leave(self.id));
+        self.parking.parked.fetch_sub(1, Ordering::Relaxed);
+        gauge!(telemetry::POLLS_PARKED).decrement(1);
+    }
+}
+
+/// Jobs on their way to a worker. Dropped before [`Delivery::delivered`], they go back at once,
+/// with no failure counted.
+#[must_use]
+pub struct Delivery {
+    giver: Option<Engine>,
+    jobs: Vec<Handed>,
+}
+
+impl Delivery {
+    /// What is being handed over.
+    #[must_use]
+    pub fn jobs(&self) -> &[Handed] {
+        &self.jobs
+    }
+
+    /// Both together.
+    pub fn and(mut self, mut more: Self) -> Self {
+        self.jobs.append(&mut more.jobs);
+        self.giver = self.giver.take().or(more.giver.take());
+        self
+    }
+
+    /// The worker has them, as far as this side can know.
+    pub fn delivered(mut self) {
+        self.jobs.clear();
+    }
+}
+
+impl Drop for Delivery {
+    fn drop(&mut self) {
+        let jobs = std::mem::take(&mut self.jobs);
+        if let Some(engine) = self.giver.as_ref().filter(|_| !jobs.is_empty()) {
+            let _ = engine.parking.messages.send(Message::GiveBack(jobs));
+        }
+    }
+}
+
+/// Waits up to `wait` for jobs and leases them. No jobs is an ordinary answer.
+///
+/// Repeating a poll with its `poll_id` while its leases run answers with the same jobs. Ways out:
+/// jobs, the deadline, `gone` (the client), `revoked` (its key), the worker told to take no more jobs,
+/// the server's shutdown.
+///
+/// # Errors
+/// [`Error::Unauthorized`] when the key was revoked meanwhile. [`Error::Overloaded`] when too many
+/// polls are parked. [`Error::NotReady`] when the poll does not wait and the store does not answer.
+/// What a claim under way leases all the same is given back.
+pub async fn poll(
+    engine: &Engine,
+    wish: Wish,
+    wait: Duration,
+    gone: impl Future<Output = ()>,
+    revoked: impl Future<Output = ()>,
+) -> Result<Delivery, Error> {
+    if let Some(poll_key) = wish.poll_key() {
+        let jobs = engine.repeats.submit(poll_key).await?;
+        if !jobs.is_empty() {
+            // Not ours to give back: the worker may be at them since the first answer.
+            return Ok(Delivery { giver: None, jobs });
+        }
+    }
+    let deliver = |jobs| Ok(Delivery { giver: Some(engine.clone()), jobs });
+    if engine.stopping.is_cancelled() {
+        return deliver(Vec::new());
+    }
+    let is_patient = !wait.is_zero();
+    let worker = (wish.project_id, Arc::clone(&wish.worker_id));
+    if workers::halt(engine, &worker).await?.is_some() {
+        tokio::select! {
+            () = tokio::time::sleep(wait.min(HALTED_PAUSE)) => (),
+            () = gone => (),
+            () = engine.stopping.cancelled() => (),
+        }
+        return deliver(Vec::new());
+    }
+    // A poll that does not wait is answered by the pump when its queues were looked at.
+    let wait = if is_patient { wait } else { ANSWER_TIMEOUT };
+    let mut parked = Parked::park(&engine.parking, wish, is_patient)?;
+    let answer = tokio::select! {
+        biased;
+        answer = &mut parked.answer => answer.unwrap_or(None),
+        () = gone => Some(Vec::new()),
+        () = revoked => return Err(Error::Unauthorized),
+        () = tokio::time::sleep(wait) => parked.answer_now().await,
+        () = stop(engine) => parked.answer_now().await,
+        () = workers::until_halted(engine, &worker) => parked.answer_now().await,
+    };
+    match answer {
+        Some(jobs) => {
+            let has_jobs = !jobs.is_empty();
+            let delivery = deliver(jobs)?;
+            // Told while they were on their way: they go back.
+            if has_jobs && workers::halt(engine, &worker).await.is_ok_and(|it| it.is_some()) {
+                drop(delivery);
+                return deliver(Vec::new());
+            }
+            Ok(delivery)
+        }
+        None if is_patient => deliver(Vec::new()),
+        None => Err(Error::NotReady("the store does not answer")),
+    }
+}
+
+async fn stop(engine: &Engine) {
+    engine.stopping.cancelled().await;
+    tokio::time::sleep(STOP_SPREAD.mul_f64(rand::random())).await;
+}
+
+/// The batch of polls that may be repeated: what each was given before and still holds.
+pub struct Repeats {
+    pub(super) pool: Pool,
+}
+
+impl Batch for Repeats {
+    type Item = PollKey;
+    type Answer = Vec<Handed>;
+    type Key = PollKey;
+    type Connection = PoolConnection<Postgres>;
+
+    const KIND: &'static str = "repeat";
+    const MAX_ROWS: usize = 250;
+
+    fn bytes(_: &PollKey) -> usize {
+        0
+    }
+
+    fn key(item: &PollKey) -> PollKey {
+        item.clone()
+    }
+
+    async fn connect(&self) -> sqlx::Result<Self::Connection> {
+        self.pool.acquire().await
+    }
+
+    async fn flush(
+        &self,
+        conn: &mut Self::Connection,
+        items: &[PollKey],
+        _: bool,
+    ) -> sqlx::Result<Vec<Result<Vec<Handed>, Error>>> {
+        let found = store::polls::leased_by_polls(conn, items).await?;
+        let mut answers: Vec<Vec<Handed>> = items.iter().map(|_| Vec::new()).collect();
+        for job in found {
+            let poll = job.slot.and_then(|it| usize::try_from(it).ok());
+            let Some((poll, item)) = poll.and_then(|it| Some((it, items.get(it)?))) else {
+                continue;
+            };
+            let worker_id = item.worker_id.clone();
+            answers[poll].push(Handed::new(job, worker_id));
+        }
+        delivery::add_background(conn, answers.iter_mut().flatten().collect()).await;
+        if answers.iter().flatten().any(|it| !it.is_complete) {
+            return Err(sqlx::Error::PoolTimedOut);
+        }
+        Ok(answers.into_iter().map(Ok).collect())
+    }
+}

@@ -1,0 +1,154 @@
+//! Storing new jobs: one statement for all requests that wait.
+
+use std::{collections::HashMap, sync::Arc};
+
+use chrono::{DateTime, Utc};
+use metrics::counter;
+use sqlx::{Postgres, pool::PoolConnection};
+
+use crate::{
+    domain::{history, job::StoredState},
+    engine::{Engine, batch::Batch, notify::Tidings},
+    error::Error,
+    events_feed::Happening,
+    ids::JobId,
+    store::{self, pools::Pool},
+    telemetry,
+    wakeups::{Arrival, Chore},
+};
+
+pub use crate::store::enqueue::{Extras, NewJob, Start, StoredJob};
+
+/// Stores the jobs of one request, all or none, and answers in their order.
+///
+/// # Errors
+/// [`Error::Invalid`] when a `run_at` lies too far ahead, and [`Error::Overloaded`] when too much
+/// waits already: nothing is stored. [`Error::Unavailable`] when the store did not answer.
+pub async fn enqueue(engine: &Engine, jobs: Arc<[NewJob]>) -> Result<Vec<StoredJob>, Error> {
+    engine.enqueues.submit(jobs).await
+}
+
+/// The batch of new jobs.
+pub struct Enqueues {
+    pub(in crate::engine) pool: Pool,
+    pub(in crate::engine) tidings: Tidings,
+}
+
+impl Batch for Enqueues {
+    type Item = Arc<[NewJob]>;
+    type Answer = Vec<StoredJob>;
+    type Key = Option<JobId>;
+    type Connection = PoolConnection<Postgres>;
+
+    const KIND: &'static str = "enqueue";
+    const MAX_ROWS: usize = 500;
+
+    fn rows(item: &Self::Item) -> usize {
+        item.len()
+    }
+
+    fn bytes(item: &Self::Item) -> usize {
+        item.iter().map(bytes_of).sum()
+    }
+
+    /// Ids are new, so no two requests collide.
+    fn key(item: &Self::Item) -> Self::Key {
+        item.first().map(|it| it.id)
+    }
+
+    async fn connect(&self) -> sqlx::Result<Self::Connection> {
+        self.pool.acquire().await
+    }
+
+    async fn flush(
+        &self,
+        conn: &mut Self::Connection,
+        items: &[Self::Item],
+        is_in_doubt: bool,
+    ) -> sqlx::Result<Vec<Result<Vec<StoredJob>, Error>>> {
+        let mut stored = HashMap::new();
+        if is_in_doubt {
+            let all: Vec<_> = items.iter().flat_map(|it| it.iter()).collect();
+            let found = store::enqueue::find_stored(conn, &all).await?;
+            stored.extend(found.into_iter().map(|it| (it.id, it)));
+        }
+        let (mut jobs, mut latest) = (Vec::new(), Vec::new());
+        for item in items {
+            let latest_run_at = latest_run_at(item);
+            for job in item.iter().filter(|it| !stored.contains_key(&it.id)) {
+                jobs.push(job);
+                latest.push(latest_run_at);
+            }
+        }
+        if !jobs.is_empty() {
+            let inserted = store::enqueue::insert_jobs(conn, &jobs, &latest).await?;
+            stored.extend(inserted.into_iter().map(|it| (it.id, it)));
+        }
+        let jobs = items.iter().flat_map(|it| it.iter());
+        tell(&self.tidings, jobs, &stored);
+        Ok(items.iter().map(|it| answer(it, &stored)).collect())
+    }
+}
+
+/// Counts and tells, after the commit.
+pub(in crate::engine) fn tell<'a>(
+    tidings: &Tidings,
+    jobs: impl Iterator<Item = &'a NewJob> + Clone,
+    stored: &HashMap<JobId, StoredJob>,
+) {
+    let mut arrivals = Vec::new();
+    let mut is_due_later = false;
+    for job in jobs.clone() {
+        match stored.get(&job.id).map(|it| (it.state, it.run_at)) {
+            Some((StoredState::Pending, run_at)) => arrivals.push(Arrival {
+                project_id: job.project_id,
+                queue: job.queue.as_str().into(),
+                job_type: job.job_type.as_str().into(),
+                rank: job.rank,
+                run_at,
+                is_gated: job.extras.as_ref().is_some_and(|it| it.gate.is_some()),
+            }),
+            Some((StoredState::Scheduled, _)) => is_due_later = true,
+            _ => (),
+        }
+    }
+    counter!(telemetry::JOBS_ENQUEUED).increment(stored.len() as u64);
+    tidings.tally.enqueued(jobs.clone().filter(|it| stored.contains_key(&it.id)));
+    tidings.wake.arrived(arrivals);
+    if is_due_later {
+        tidings.wake.ask(Chore::Promote);
+    }
+    tidings.news.tell(|| {
+        let stored = jobs.filter(|it| stored.contains_key(&it.id));
+        stored.map(|it| Happening::new(it.project_id, it.id, history::ENQUEUED)).collect()
+    });
+}
+
+/// What a job weighs while it waits: its texts, and a constant for the rest.
+fn bytes_of(job: &NewJob) -> usize {
+    const ROW_BYTES: usize = 256;
+    /// Labels, keys and a trace, at their bounds.
+    const EXTRAS_BYTES: usize = 8 * 1024;
+    let tags = job.tags.iter().flat_map(|it| &it.0).map(|(key, value)| key.len() + value.len());
+    let types = job.retry.iter().flat_map(|it| &it.0.non_retryable_types).map(String::len);
+    let texts = job.payload.len() + job.job_type.len() + job.queue.len();
+    let envelope = |it: &Extras| it.envelope.as_ref().map_or(0, String::len);
+    let extras = job.extras.as_ref().map_or(0, |it| EXTRAS_BYTES + envelope(it));
+    ROW_BYTES + texts + tags.sum::<usize>() + types.sum::<usize>() + extras
+}
+
+pub(in crate::engine) fn latest_run_at(jobs: &[NewJob]) -> Option<DateTime<Utc>> {
+    jobs.iter()
+        .filter_map(|it| match it.start {
+            Start::At(run_at) => Some(run_at),
+            Start::After(_) => None,
+        })
+        .max()
+}
+
+fn answer(jobs: &[NewJob], stored: &HashMap<JobId, StoredJob>) -> Result<Vec<StoredJob>, Error> {
+    jobs.iter()
+        .map(|it| stored.get(&it.id).cloned())
+        .collect::<Option<Vec<_>>>()
+        .ok_or_else(|| Error::invalid("run_at", "must be at most one year ahead"))
+}

@@ -1,0 +1,310 @@
+//! Storing jobs that are tied to others: to parents, to a unique key, to a workflow. One transaction a
+//! request, beside the batches of ordinary jobs.
+
+use std::collections::HashMap;
+
+use sqlx::{Acquire, PgConnection};
+
+use super::batch::{NewJob, StoredJob, latest_run_at, tell};
+use crate::{
+    domain::{history, job::StoredState, limits},
+    engine::{
+        Engine,
+        cancel::{call_off, tell_called_off},
+    },
+    error::{Error, FieldError, is_unique_violation},
+    ids::{JobId, JobKey, ProjectId},
+    store::{
+        self, cascade,
+        control::CalledOff,
+        dependencies::{self, UniqueHolder},
+        events::{self, NewEvent},
+        workflows,
+    },
+};
+
+pub use crate::store::{
+    dependencies::{Edge, ParentResult},
+    workflows::{NewWorkflow, Rerun},
+};
+
+/// How often a request is tried that lost a race for a unique key, or a deadlock.
+const MAX_TRIES: u32 = 5;
+
+/// What happens when a live job has the unique key already.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnConflict {
+    Reject,
+    /// The job that is there is the answer.
+    ReturnExisting,
+    /// A waiting job is called off and replaced; a running one is left alone: an error.
+    Replace,
+}
+
+/// A job with what ties it to others.
+#[derive(Debug, Clone)]
+pub struct TiedJob {
+    /// The job. Its unique key and parents are in its extras.
+    pub job: NewJob,
+    /// Goes with the unique key.
+    pub on_conflict: OnConflict,
+    /// Its one parent was named by `parent_job_id`.
+    pub is_continuation: bool,
+    /// Its id was chosen by who sent it: another job may have it.
+    pub is_id_given: bool,
+    /// Where it is in the request: `jobs[3].`, or nothing.
+    pub path: String,
+}
+
+impl TiedJob {
+    /// A job that comes alone.
+    #[must_use]
+    pub fn new(job: NewJob, on_conflict: OnConflict) -> Self {
+        let path = String::new();
+        Self { job, on_conflict, is_continuation: false, is_id_given: false, path }
+    }
+}
+
+/// What became of a request's job.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Outcome {
+    Stored(StoredJob),
+    Existing(JobId),
+}
+
+/// Stores jobs, all or none, and answers in their order.
+///
+/// # Errors
+/// [`Error::Invalid`] when a parent does not exist or has too many children, or a `run_at` lies too far
+/// ahead. [`Error::ParentTerminal`], [`Error::UniqueConflict`]. Nothing is stored then.
+pub async fn store(
+    engine: &Engine,
+    project_id: ProjectId,
+    jobs: &[TiedJob],
+    workflow: Option<&NewWorkflow>,
+) -> Result<Vec<Outcome>, Error> {
+    let (mut tries, mut is_in_doubt) = (0, false);
+    loop {
+        tries += 1;
+        match store_once(engine, project_id, jobs, workflow, is_in_doubt).await {
+            Err(Failed::Store(error @ sqlx::Error::Io(_))) if tries < MAX_TRIES => {
+                tracing::debug!(error = &error as &dyn std::error::Error, "asked once more");
+                is_in_doubt = true;
+            }
+            Err(Failed::Store(error)) if tries < MAX_TRIES && is_worth_another_try(&error) => (),
+            Err(Failed::Store(error)) if is_unique_violation(&error) => {
+                return Err(Error::UniqueConflict { field: "unique.key".to_owned(), holder: None });
+            }
+            Err(Failed::Store(error)) => return Err(error.into()),
+            Err(Failed::Refused(error)) => return Err(error),
+            Ok(outcomes) => return Ok(outcomes),
+        }
+    }
+}
+
+enum Failed {
+    Refused(Error),
+    Store(sqlx::Error),
+}
+
+impl From<sqlx::Error> for Failed {
+    fn from(error: sqlx::Error) -> Self {
+        Self::Store(error)
+    }
+}
+
+/// Another request got the key first: the next look sees its job. A deadlock leaves nothing behind.
+fn is_worth_another_try(error: &sqlx::Error) -> bool {
+    const DEADLOCK: &str = "40P01";
+    let is_deadlock = matches!(
+        error, sqlx::Error::Database(it) if it.code().as_deref() == Some(DEADLOCK)
+    );
+    is_unique_violation(error) || is_deadlock
+}
+
+async fn store_once(
+    engine: &Engine,
+    project_id: ProjectId,
+    jobs: &[TiedJob],
+    workflow: Option<&NewWorkflow>,
+    is_in_doubt: bool,
+) -> Result<Vec<Outcome>, Failed> {
+    let mut conn = engine.pools.enqueue.acquire().await?;
+    let all: Vec<_> = jobs.iter().map(|it| &it.job).collect();
+    let mut tx = conn.begin().await?;
+    let found = store::enqueue::find_stored(&mut tx, &all).await?;
+    // Stored by an earlier try whose answer was lost, or by an earlier request with the same idempotency
+    // key: all that was new then is there now, and the others are found again by their unique keys.
+    let earlier: HashMap<_, _> = found.into_iter().map(|it| (it.id, it)).collect();
+    let taken = |it: &&TiedJob| it.is_id_given && earlier.contains_key(&it.job.id);
+    // Only after a commit whose answer was lost may it be this very job.
+    if let Some(taken) = jobs.iter().find(taken).filter(|_| !is_in_doubt) {
+        let field = format!("{}id", taken.path);
+        return Err(Failed::Refused(Error::UniqueConflict { field, holder: Some(taken.job.id) }));
+    }
+    let is_left = |it: &&TiedJob| !earlier.contains_key(&it.job.id);
+    let left: Vec<_> = jobs.iter().filter(is_left).cloned().collect();
+    if left.is_empty() {
+        let stored = all.iter().filter_map(|it| earlier.get(&it.id));
+        return Ok(stored.map(|it| Outcome::Stored(it.clone())).collect());
+    }
+    let (existing, replaced) = make_room(&mut tx, project_id, &left).await?;
+    let (new, edges) = tie(&mut tx, project_id, &left, &existing).await?;
+    let latest = latest_run_at(&new);
+    let refs: Vec<_> = new.iter().collect();
+    let stored = store::enqueue::insert_jobs(&mut tx, &refs, &vec![latest; refs.len()]).await?;
+    if stored.len() < refs.len() {
+        let error = Error::invalid("run_at", "must be at most one year ahead");
+        return Err(Failed::Refused(error));
+    }
+    dependencies::insert_edges(&mut tx, project_id, &edges).await?;
+    let expires = |it: &NewJob| Some((it.id, it.extras.as_ref()?.expires_at?));
+    let expiries: Vec<_> = new.iter().filter_map(expires).collect();
+    if !expiries.is_empty() {
+        cascade::insert_expiries(&mut tx, project_id, &expiries).await?;
+    }
+    if let Some(workflow) = workflow {
+        workflows::insert_workflow(&mut tx, project_id, workflow).await?;
+        if let Some(Rerun { original, replaced }) = workflow.rerun
+            && !workflows::succeed(&mut tx, project_id, original, replaced, workflow.id).await?
+        {
+            // Somebody else has run it again at the same moment.
+            return Err(Failed::Refused(Error::Overloaded));
+        }
+        dependencies::insert_edges(&mut tx, project_id, &workflow.edges).await?;
+        let keyed =
+            new.iter().filter_map(|it| Some((it.extras.as_ref()?.workflow_key.as_deref()?, it.id)));
+        let keyed: Vec<_> = keyed.collect();
+        workflows::insert_workflow_jobs(&mut tx, project_id, workflow.id, &keyed).await?;
+    }
+    tx.commit().await?;
+    drop(conn);
+    tell_called_off(engine, &replaced, history::REPLACED);
+    let stored: HashMap<_, _> = stored.into_iter().map(|it| (it.id, it)).collect();
+    tell(&engine.tidings, new.iter(), &stored);
+    let outcome = |it: &TiedJob| {
+        let known = stored.get(&it.job.id).or_else(|| earlier.get(&it.job.id));
+        known
+            .map(|it| Outcome::Stored(it.clone()))
+            .or_else(|| existing.get(unique_key(&it.job)?).map(|it| Outcome::Existing(*it)))
+    };
+    Ok(jobs.iter().filter_map(outcome).collect())
+}
+
+fn unique_key(job: &NewJob) -> Option<&str> {
+    job.extras.as_ref()?.unique_key.as_deref()
+}
+
+/// Looks at the live jobs that have the unique keys: calls off those that are to be replaced, and
+/// answers with those that are to be returned, by key.
+async fn make_room(
+    tx: &mut PgConnection,
+    project_id: ProjectId,
+    jobs: &[TiedJob],
+) -> Result<(HashMap<String, JobId>, Vec<CalledOff>), Failed> {
+    let keys: Vec<_> = jobs.iter().filter_map(|it| unique_key(&it.job)).collect();
+    if keys.is_empty() {
+        return Ok(Default::default());
+    }
+    let holders = dependencies::lock_unique(tx, project_id, &keys).await?;
+    let (mut existing, mut replaced) = (HashMap::new(), Vec::new());
+    for UniqueHolder { unique_key: key, id, state } in holders {
+        let Some(wanted) = jobs.iter().find(|it| unique_key(&it.job) == Some(&key)) else {
+            continue;
+        };
+        match wanted.on_conflict {
+            OnConflict::ReturnExisting => {
+                existing.insert(key, id);
+            }
+            OnConflict::Replace if state.is_waiting() => replaced.push(JobKey { project_id, id }),
+            OnConflict::Reject | OnConflict::Replace => {
+                let field = format!("{}unique.key", wanted.path);
+                return Err(Failed::Refused(Error::UniqueConflict { field, holder: Some(id) }));
+            }
+        }
+    }
+    let gone = call_off(tx, &replaced, false, None).await?;
+    let noted: Vec<_> =
+        gone.iter().map(|it| NewEvent::new(it.key, history::REPLACED, None, None)).collect();
+    events::insert(tx, &noted).await?;
+    Ok((existing, gone))
+}
+
+/// Finds the parents of the jobs that are new, counts those that have not succeeded yet, and counts the
+/// children at them.
+async fn tie(
+    tx: &mut PgConnection,
+    project_id: ProjectId,
+    jobs: &[TiedJob],
+    existing: &HashMap<String, JobId>,
+) -> Result<(Vec<NewJob>, Vec<Edge>), Failed> {
+    let is_new = |it: &&TiedJob| unique_key(&it.job).is_none_or(|key| !existing.contains_key(key));
+    let new: Vec<_> = jobs.iter().filter(is_new).collect();
+    let parents_of = |job: &NewJob| job.extras.as_ref().map_or(Vec::new(), |it| it.parents.clone());
+    let mut wanted: Vec<_> = new.iter().flat_map(|it| parents_of(&it.job)).collect();
+    wanted.sort();
+    wanted.dedup();
+    let mut states = HashMap::new();
+    if !wanted.is_empty() {
+        // The live ones first: what ends in between is found among the ended.
+        for parent in dependencies::lock_parents(tx, project_id, &wanted).await? {
+            states.insert(parent.id, (parent.state, parent.children));
+        }
+        for parent in dependencies::ended_parents(tx, project_id, &wanted).await? {
+            states.entry(parent.id).or_insert((parent.state, parent.children));
+        }
+    }
+    let (mut edges, mut more, mut tied) = (Vec::new(), HashMap::new(), Vec::new());
+    for TiedJob { job, path, is_continuation, .. } in new {
+        let mut job = job.clone();
+        for (ordinal, parent) in (0_i16..).zip(parents_of(&job)) {
+            let field = match is_continuation {
+                true => format!("{path}parent_job_id"),
+                false => format!("{path}depends_on[{ordinal}]"),
+            };
+            let unfinished = unfinished(states.get(&parent).copied(), &parent, field)?;
+            if unfinished {
+                let added: &mut i32 = more.entry(parent).or_default();
+                *added += 1;
+            }
+            if let Some(extras) = &mut job.extras {
+                extras.unfinished_parents += i32::from(unfinished);
+            }
+            edges.push(Edge { parent, child: job.id, ordinal });
+        }
+        tied.push(job);
+    }
+    for (parent, added) in &more {
+        let children = states.get(parent).map_or(0, |it| it.1);
+        if children + added > limits::MAX_CHILDREN {
+            let message = format!("{parent} has {} children, its limit", limits::MAX_CHILDREN);
+            return Err(Failed::Refused(Error::invalid("depends_on", message)));
+        }
+    }
+    if !more.is_empty() {
+        let more: Vec<_> = more.into_iter().collect();
+        dependencies::add_children(tx, project_id, &more).await?;
+    }
+    Ok((tied, edges))
+}
+
+/// Whether a parent still has to succeed.
+fn unfinished(
+    found: Option<(StoredState, i32)>,
+    parent: &JobId,
+    field: String,
+) -> Result<bool, Failed> {
+    match found.map(|it| it.0) {
+        None => {
+            let message = format!("the project has no job {parent}");
+            Err(Failed::Refused(Error::invalid(field, message)))
+        }
+        Some(StoredState::Succeeded) => Ok(false),
+        Some(state @ (StoredState::DeadLetter | StoredState::Cancelled)) => {
+            let message = format!("{parent} is {}", state.public().as_str());
+            let fields = vec![FieldError::new(field, message)];
+            Err(Failed::Refused(Error::ParentTerminal(fields)))
+        }
+        Some(_) => Ok(true),
+    }
+}

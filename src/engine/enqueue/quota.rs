@@ -1,0 +1,86 @@
+//! How many jobs a project may have that wait or run. Each node remembers for a moment how many there are and adds
+//! what it stores itself, so that the check costs an enqueue nothing; what other nodes store within that moment
+//! may come on top.
+
+use std::{
+    collections::HashMap,
+    sync::{Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use crate::{engine::Engine, error::Error, ids::ProjectId, store};
+
+/// How long a count is trusted.
+const COUNT_KEEP: Duration = Duration::from_secs(1);
+/// A count that says "full" is read anew no sooner.
+const RECOUNT_PAUSE: Duration = Duration::from_millis(100);
+/// Projects that one node remembers.
+const MAX_REMEMBERED: usize = 20_000;
+
+#[derive(Debug, Clone, Copy)]
+struct Backlog {
+    jobs: i64,
+    counted_at: Instant,
+}
+
+#[derive(Debug, Default)]
+pub struct Backlogs(Mutex<HashMap<ProjectId, Backlog>>);
+
+impl Backlogs {
+    fn known(&self, project_id: ProjectId) -> Option<Backlog> {
+        let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        known.get(&project_id).copied()
+    }
+
+    fn note(&self, project_id: ProjectId, jobs: i64) {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.len() >= MAX_REMEMBERED {
+            known.clear();
+        }
+        known.insert(project_id, Backlog { jobs, counted_at: Instant::now() });
+    }
+
+    /// Adds to what is known, if it stays within `max`.
+    fn add(&self, project_id: ProjectId, jobs: i64, max: i64) -> bool {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(backlog) = known.get_mut(&project_id) else { return false };
+        if backlog.jobs + jobs > max {
+            return false;
+        }
+        backlog.jobs += jobs;
+        true
+    }
+}
+
+/// Admits `jobs` new jobs of a project that may have `max` (none: any number).
+///
+/// # Errors
+/// [`Error::QuotaExceeded`] when they would be too many.
+pub async fn admit(
+    engine: &Engine,
+    project_id: ProjectId,
+    jobs: usize,
+    max: Option<i64>,
+) -> Result<(), Error> {
+    let Some(max) = max else { return Ok(()) };
+    let jobs = i64::try_from(jobs).unwrap_or(i64::MAX);
+    let known = engine.backlogs.known(project_id);
+    let is_fresh = |keep| known.is_some_and(|it| it.counted_at.elapsed() < keep);
+    if is_fresh(COUNT_KEEP) && engine.backlogs.add(project_id, jobs, max) {
+        return Ok(());
+    }
+    if !is_fresh(RECOUNT_PAUSE) {
+        let waiting = waiting(engine, project_id).await?;
+        engine.backlogs.note(project_id, waiting);
+    }
+    if engine.backlogs.add(project_id, jobs, max) {
+        return Ok(());
+    }
+    Err(Error::QuotaExceeded { what: "jobs that wait or run", max })
+}
+
+/// How many jobs of a project wait or run.
+pub async fn waiting(engine: &Engine, project_id: ProjectId) -> Result<i64, Error> {
+    let mut conn = engine.pools.read_for(project_id).await?;
+    Ok(store::counts::waiting(&mut conn, project_id).await?)
+}

@@ -1,0 +1,279 @@
+//! What people do to jobs: cancel, change, retry.
+
+use chrono::{DateTime, TimeDelta, Utc};
+use sqlx::{Acquire, PgConnection};
+
+use crate::{
+    domain::{
+        history,
+        job::{self, Cancelling, StoredState},
+        limits,
+        operation::Kind,
+    },
+    engine::{Engine, cancel, notify::happening},
+    error::{Error, Whereabouts, is_unique_violation},
+    ids::{JobId, JobKey, ProjectId},
+    store::{
+        cascade,
+        control::{self, Seen},
+        dead_letters, dependencies,
+        events::{self, NewEvent},
+        settle_success::Rested,
+    },
+};
+
+pub use crate::store::control::Change;
+
+/// How often a job is looked for that is on its way from one table to the other.
+const MAX_LOOKS: u32 = 3;
+
+/// Calls a job off: at once while nobody works on it; otherwise its worker is told with its next
+/// heartbeat. Cancelling a cancelled job changes nothing.
+///
+/// # Errors
+/// [`Error::JobNotFound`]. [`Error::InvalidState`] when it has succeeded or is a dead letter.
+pub async fn cancel(engine: &Engine, key: JobKey) -> Result<(), Error> {
+    let mut conn = engine.pools.read_for(key.project_id).await?;
+    let mut tx = conn.begin().await?;
+    let seen = look(&mut tx, key).await?;
+    match job::cancel(seen.state) {
+        Cancelling::Done => return Ok(()),
+        Cancelling::TooLate => return Err(refused(&seen)),
+        Cancelling::AskWorker => {
+            if !seen.cancel_requested {
+                control::request_cancel(&mut tx, key).await?;
+                note(&mut tx, key, history::CANCEL_REQUESTED, Some(seen.attempt), None).await?;
+            }
+            tx.commit().await?;
+            engine.tidings.news.tell(|| vec![happening(key, history::CANCEL_REQUESTED)]);
+        }
+        Cancelling::CallOff => {
+            let gone = cancel::call_off(&mut tx, &[key], false, None).await?;
+            note(&mut tx, key, history::CANCELLED, None, None).await?;
+            tx.commit().await?;
+            cancel::tell_called_off(engine, &gone, history::CANCELLED);
+        }
+    }
+    Ok(())
+}
+
+/// Takes its unique key from a live job, so that another may have it.
+pub async fn forget_unique_key(engine: &Engine, key: JobKey) -> Result<(), Error> {
+    let mut conn = engine.pools.read_for(key.project_id).await?;
+    Ok(dependencies::forget_unique_key(&mut conn, key).await?)
+}
+
+/// Whether the job's worker should stop: it was called off.
+///
+/// # Errors
+/// [`Error::JobNotFound`].
+pub async fn is_cancelled(engine: &Engine, key: JobKey) -> Result<bool, Error> {
+    let mut conn = engine.pools.settle.acquire().await?;
+    let found = control::find_cancelled(&mut conn, key).await?;
+    found.ok_or(Error::JobNotFound)
+}
+
+/// Changes where, when or how early a waiting job runs.
+///
+/// # Errors
+/// [`Error::JobNotFound`]. [`Error::InvalidState`] when it does not wait. [`Error::Invalid`] when its
+/// `run_at` would lie too far ahead.
+pub async fn change(
+    engine: &Engine,
+    key: JobKey,
+    change: Timing,
+    what: Change,
+) -> Result<(), Error> {
+    let mut conn = engine.pools.read_for(key.project_id).await?;
+    let mut tx = conn.begin().await?;
+    let seen = look(&mut tx, key).await?;
+    let run_at = match change {
+        Timing::Keep => None,
+        Timing::At(run_at) => Some(run_at),
+        Timing::After(delay) => Some(seen.now + delay),
+    };
+    if run_at.is_some_and(|it| it > seen.now + TimeDelta::seconds(limits::MAX_DELAY_SECONDS)) {
+        return Err(Error::invalid("run_at", "must be at most one year ahead"));
+    }
+    let what = Change { run_at, ..what };
+    let Some(changed) = control::change(&mut tx, key, &what).await? else {
+        return Err(refused(&seen));
+    };
+    let payload = serde_json::json!({
+        "queue": what.queue, "priority": what.rank.map(|it| -it), "run_at": what.run_at,
+    });
+    note(&mut tx, key, history::CHANGED, None, Some(payload.to_string())).await?;
+    tx.commit().await?;
+    engine.tidings.waiting(std::iter::once(&changed));
+    engine.tidings.news.tell(|| vec![happening(key, history::CHANGED)]);
+    Ok(())
+}
+
+/// When a changed job may run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Timing {
+    /// As before.
+    Keep,
+    At(DateTime<Utc>),
+    After(TimeDelta),
+}
+
+/// Brings back a dead letter or a cancelled job, and with it the descendants that its end called off.
+/// Its failures count from 0, its attempt grows on.
+///
+/// # Errors
+/// [`Error::JobNotFound`]. [`Error::InvalidState`] when it is neither. [`Error::ParentTerminal`] when it
+/// would wait for a parent that has ended badly itself. [`Error::UniqueConflict`] when a live job has its
+/// unique key by now.
+pub async fn retry(engine: &Engine, key: JobKey) -> Result<(), Error> {
+    retry_from(engine, key, Kind::JobsRetry).await
+}
+
+/// Brings back a dead letter, and nothing else; see [`retry`].
+///
+/// # Errors
+/// Those of [`retry`].
+pub async fn retry_dead_letter(engine: &Engine, key: JobKey) -> Result<(), Error> {
+    retry_from(engine, key, Kind::DeadLettersRetry).await
+}
+
+async fn retry_from(engine: &Engine, key: JobKey, kind: Kind) -> Result<(), Error> {
+    let mut conn = engine.pools.read_for(key.project_id).await?;
+    let mut tx = conn.begin().await?;
+    let revived = revive_in(&mut tx, key, kind).await?;
+    if revived.was_dead_letter {
+        dead_letters::remove(&mut tx, key.project_id, &[key.id]).await?;
+    }
+    tx.commit().await?;
+    tell_retried(engine, key, &revived.jobs);
+    Ok(())
+}
+
+/// What bringing a job back has led to.
+pub(in crate::engine) struct Revived {
+    pub jobs: Vec<Rested>,
+    /// Whether it must be struck off the list of dead letters, at the end of the transaction.
+    pub was_dead_letter: bool,
+}
+
+/// Brings back a job in one of the states that this kind of work deals with, in somebody's transaction, but for what
+/// [`Revived`] says is left to do.
+pub(in crate::engine) async fn revive_in(
+    tx: &mut PgConnection,
+    key: JobKey,
+    kind: Kind,
+) -> Result<Revived, Error> {
+    let seen = look(tx, key).await?;
+    if !kind.states().contains(&seen.state.public()) {
+        return Err(refused(&seen));
+    }
+    let was_dead_letter = seen.state == StoredState::DeadLetter;
+    let jobs = if was_dead_letter {
+        revive_dead_letter(tx, key).await?
+    } else {
+        let revived = revive(tx, key.project_id, &[key.id]).await?;
+        revive_others(tx, key, revived).await?
+    };
+    Ok(Revived { jobs, was_dead_letter })
+}
+
+async fn revive_dead_letter(tx: &mut PgConnection, key: JobKey) -> Result<Vec<Rested>, Error> {
+    cascade::unmark_orphaned(tx, key.project_id, &[key.id]).await?;
+    let revived = control::revive_dead_letter(tx, key).await.map_err(conflict)?;
+    cascade::restore_expiries(tx, key.project_id, &[key.id]).await?;
+    revive_others(tx, key, revived.into_iter().collect()).await
+}
+
+/// Notes that a job came back, and brings back its descendants.
+async fn revive_others(
+    tx: &mut PgConnection,
+    key: JobKey,
+    mut revived: Vec<Rested>,
+) -> Result<Vec<Rested>, Error> {
+    if revived.is_empty() {
+        return Err(Error::ParentTerminal(Vec::new()));
+    }
+    note(tx, key, history::RETRIED, None, None).await?;
+    revived.extend(revive_descendants(tx, key).await?);
+    Ok(revived)
+}
+
+/// Tells of a job that came back, and of those that came with it, after the commit.
+pub(in crate::engine) fn tell_retried(engine: &Engine, key: JobKey, revived: &[Rested]) {
+    engine.tidings.waiting(revived.iter());
+    engine.tidings.news.tell(|| {
+        let others = revived.iter().filter(|it| it.key != key);
+        let others = others.map(|it| happening(it.key, history::REVIVED));
+        std::iter::once(happening(key, history::RETRIED)).chain(others).collect()
+    });
+}
+
+/// Round by round, as their parents come back: each job comes back unless another of its parents has ended
+/// badly.
+async fn revive_descendants(tx: &mut PgConnection, root: JobKey) -> Result<Vec<Rested>, Error> {
+    let project_id = root.project_id;
+    let (mut back, mut all) = (vec![root.id], Vec::new());
+    loop {
+        let called_off = control::called_off_by(tx, project_id, &back).await?;
+        let revived = revive(tx, project_id, &called_off).await?;
+        if revived.is_empty() {
+            control::blame_another(tx, project_id, &called_off).await?;
+            return Ok(all);
+        }
+        let noted: Vec<_> =
+            revived.iter().map(|it| NewEvent::new(it.key, history::REVIVED, None, None)).collect();
+        events::insert(tx, &noted).await?;
+        back.extend(revived.iter().map(|it| it.key.id));
+        all.extend(revived);
+    }
+}
+
+/// Two statements: the second sees what has become of the parents that the first has waited for.
+async fn revive(
+    tx: &mut PgConnection,
+    project_id: ProjectId,
+    jobs: &[JobId],
+) -> Result<Vec<Rested>, Error> {
+    control::lock_parents_of(tx, project_id, jobs).await?;
+    let revived = control::revive_cancelled(tx, project_id, jobs).await.map_err(conflict)?;
+    let back: Vec<_> = revived.iter().map(|it| it.key.id).collect();
+    // Those that stay called off keep their marks: their children must follow.
+    cascade::unmark_orphaned(tx, project_id, &back).await?;
+    cascade::restore_expiries(tx, project_id, &back).await?;
+    Ok(revived)
+}
+
+/// Locks a job, wherever it is.
+pub(in crate::engine) async fn look(tx: &mut PgConnection, key: JobKey) -> Result<Seen, Error> {
+    for _ in 0..MAX_LOOKS {
+        if let Some(seen) = control::lock_live(tx, key).await? {
+            return Ok(seen);
+        }
+        if let Some(seen) = control::lock_ended(tx, key).await? {
+            return Ok(seen);
+        }
+    }
+    Err(Error::JobNotFound)
+}
+
+async fn note(
+    tx: &mut PgConnection,
+    key: JobKey,
+    kind: &str,
+    attempt: Option<i32>,
+    payload: Option<String>,
+) -> Result<(), Error> {
+    events::insert(tx, &[NewEvent::new(key, kind, attempt, payload)]).await?;
+    Ok(())
+}
+
+fn refused(seen: &Seen) -> Error {
+    Error::InvalidState(Whereabouts { state: seen.state.public(), attempt: seen.attempt })
+}
+
+fn conflict(error: sqlx::Error) -> Error {
+    if is_unique_violation(&error) {
+        return Error::UniqueConflict { field: "unique.key".to_owned(), holder: None };
+    }
+    error.into()
+}

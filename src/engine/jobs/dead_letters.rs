@@ -1,0 +1,97 @@
+//! Dead letters: writing down what was given up, braking types that give up too often, deleting for good.
+
+use metrics::counter;
+use sqlx::{Acquire, PgConnection};
+
+use crate::{
+    domain::{fingerprint::fingerprint, job::StoredState, operation::Filter},
+    engine::Engine,
+    error::{Error, Whereabouts},
+    ids::{JobId, JobKey, ProjectId},
+    store::{
+        dead_letters::{self, NewDeadLetter},
+        queues,
+        settle_failure::{AfterEnd, Ended},
+    },
+    telemetry,
+};
+
+/// Writes down the dead letters among ended attempts, in their transaction, and pauses the types whose brake
+/// that pulls.
+pub(in crate::engine) async fn write_down(
+    tx: &mut PgConnection,
+    ends: &[Ended],
+    after: &[AfterEnd],
+) -> sqlx::Result<()> {
+    let dead: Vec<_> = after
+        .iter()
+        .filter(|it| it.job.state == StoredState::DeadLetter)
+        .filter_map(|it| Some(dead_letter(ends.iter().find(|end| end.key == it.job.key)?, it)))
+        .collect();
+    if dead.is_empty() {
+        return Ok(());
+    }
+    let braked = dead_letters::brake(tx, &dead).await?;
+    for (project_id, queue) in &braked {
+        queues::lock_settings(tx, *project_id, queue).await?;
+        queues::keep_paused_types(tx, *project_id, queue).await?;
+    }
+    counter!(telemetry::BRAKES).increment(braked.len() as u64);
+    dead_letters::insert(tx, &dead).await
+}
+
+fn dead_letter(end: &Ended, after: &AfterEnd) -> NewDeadLetter {
+    let job_type = after.job.job_type.clone();
+    // What no worker has reported is told by how it ended.
+    let error_type = end.error.kind.clone().unwrap_or_else(|| end.outcome.as_str().to_owned());
+    let message = end.error.message.clone();
+    NewDeadLetter {
+        key: end.key,
+        fingerprint: fingerprint(&job_type, Some(&error_type), message.as_deref()),
+        queue: after.job.queue.clone(),
+        job_type,
+        error_type: Some(error_type),
+        message,
+    }
+}
+
+/// Deletes a dead letter for good, with everything that belongs to it.
+///
+/// # Errors
+/// [`Error::JobNotFound`]. [`Error::InvalidState`] when it is no dead letter.
+pub async fn delete(engine: &Engine, key: JobKey) -> Result<(), Error> {
+    let mut conn = engine.pools.read_for(key.project_id).await?;
+    let mut tx = conn.begin().await?;
+    let seen = super::control::look(&mut tx, key).await?;
+    if seen.state != StoredState::DeadLetter {
+        let (state, attempt) = (seen.state.public(), seen.attempt);
+        return Err(Error::InvalidState(Whereabouts { state, attempt }));
+    }
+    delete_in(&mut tx, key.project_id, &[key.id]).await?;
+    tx.commit().await?;
+    Ok(())
+}
+
+/// Deletes those of these jobs that are dead letters, and answers with how many.
+pub(in crate::engine) async fn delete_in(
+    tx: &mut PgConnection,
+    project_id: ProjectId,
+    jobs: &[JobId],
+) -> Result<i64, Error> {
+    let deleted = dead_letters::delete(tx, project_id, jobs).await?;
+    dead_letters::remove(tx, project_id, &deleted).await?;
+    Ok(deleted.len() as i64)
+}
+
+/// The newest dead letters of a project, of one queue if one is named.
+pub async fn newest(
+    engine: &Engine,
+    project_id: ProjectId,
+    queue: Option<String>,
+    limit: i64,
+) -> Result<Vec<JobId>, Error> {
+    let filter = Filter { queue, ..Filter::default() };
+    let mut conn = engine.pools.read_for(project_id).await?;
+    let rows = dead_letters::page(&mut conn, project_id, &filter, None, limit).await?;
+    Ok(rows.into_iter().filter(|it| it.is_match).map(|it| it.job_id).collect())
+}

@@ -1,0 +1,95 @@
+//! Reading jobs, for every wire that shows them.
+
+pub mod control;
+pub mod dead_letters;
+pub mod explain;
+pub mod wait;
+pub mod workflows;
+
+use super::Engine;
+use crate::{
+    error::Error,
+    ids::{JobId, JobKey, ProjectId, WorkflowId},
+    store,
+};
+
+pub use crate::store::{
+    jobs::{AttemptRow, Filter, JobRow, Payloads},
+    logs::{LogPlace, LogRow},
+};
+
+/// One job, live or ended.
+///
+/// # Errors
+/// [`Error::JobNotFound`].
+pub async fn find(engine: &Engine, key: JobKey) -> Result<JobRow, Error> {
+    let mut conn = engine.pools.read_for(key.project_id).await?;
+    let row = store::jobs::find(&mut conn, key.project_id, key.id).await?;
+    row.ok_or(Error::JobNotFound)
+}
+
+/// One job with its attempts that did not succeed, oldest first.
+///
+/// # Errors
+/// [`Error::JobNotFound`].
+pub async fn find_with_attempts(
+    engine: &Engine,
+    key: JobKey,
+) -> Result<(JobRow, Vec<AttemptRow>), Error> {
+    let mut conn = engine.pools.read_for(key.project_id).await?;
+    let row = store::jobs::find(&mut conn, key.project_id, key.id).await?;
+    let row = row.ok_or(Error::JobNotFound)?;
+    let attempts = store::jobs::attempts(&mut conn, key.project_id, key.id).await?;
+    Ok((row, attempts))
+}
+
+/// Those of these jobs that there are, in no order.
+pub async fn find_all(
+    engine: &Engine,
+    project_id: ProjectId,
+    ids: &[JobId],
+) -> Result<Vec<JobRow>, Error> {
+    let mut conn = engine.pools.read_for(project_id).await?;
+    Ok(store::jobs::find_all(&mut conn, project_id, ids, Payloads::Shown).await?)
+}
+
+/// A page of jobs, newest first, from the newest below `before`; and, when there may be more, below which
+/// job they are.
+pub async fn page(
+    engine: &Engine,
+    project_id: ProjectId,
+    filter: &Filter,
+    before: Option<JobId>,
+    limit: u32,
+    payloads: Payloads,
+) -> Result<(Vec<JobRow>, Option<JobId>), Error> {
+    let mut conn = engine.pools.read_for(project_id).await?;
+    Ok(store::jobs::page(&mut conn, project_id, filter, before, limit, payloads).await?)
+}
+
+/// The job of a workflow that has this key there, in its latest run.
+///
+/// # Errors
+/// [`Error::WorkflowNotFound`], [`Error::JobNotFound`].
+pub async fn find_in_workflow(
+    engine: &Engine,
+    project_id: ProjectId,
+    workflow_id: WorkflowId,
+    workflow_key: &str,
+) -> Result<JobId, Error> {
+    let (_, jobs) = self::workflows::find_latest(engine, project_id, workflow_id).await?;
+    let job = jobs.into_iter().find(|it| it.key == workflow_key);
+    Ok(job.ok_or(Error::JobNotFound)?.id)
+}
+
+/// What a job has printed after a place, in one attempt if one is named.
+pub async fn logs(
+    engine: &Engine,
+    key: JobKey,
+    attempt: Option<i32>,
+    after: &LogPlace,
+    limit: i64,
+) -> Result<Vec<LogRow>, Error> {
+    let mut conn = engine.pools.read_for(key.project_id).await?;
+    Ok(store::logs::page(&mut conn, key, attempt, after, limit).await?)
+}

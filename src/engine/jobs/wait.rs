@@ -1,0 +1,77 @@
+//! Watching jobs: waiting for an end, and noticing what other nodes have done.
+
+use std::{collections::HashMap, future::Future, sync::Mutex, time::Duration};
+
+use tokio::time::{Instant, sleep_until};
+
+use crate::{
+    domain::job::StoredState,
+    engine::{Engine, jobs},
+    error::Error,
+    ids::{JobId, JobKey, ProjectId},
+    store::{self, jobs::Version},
+};
+
+/// Jobs of one look at what other nodes have done.
+const MAX_LOOKED_AT: usize = 500;
+
+/// What was last seen of watched jobs.
+#[derive(Default)]
+pub struct Versions(Mutex<HashMap<(ProjectId, JobId), String>>);
+
+/// Waits until a job has ended, but not longer than `wait`, nor than the client is there.
+///
+/// # Errors
+/// [`Error::JobNotFound`].
+pub async fn until_ended(
+    engine: &Engine,
+    key: JobKey,
+    wait: Duration,
+    gone: impl Future<Output = ()>,
+) -> Result<(), Error> {
+    let watch = engine.tidings.news.watch(key.project_id, key.id);
+    let deadline = Instant::now() + wait;
+    tokio::pin!(gone);
+    loop {
+        // Listen before looking: an end in between must not be missed.
+        let changed = watch.changed();
+        tokio::pin!(changed);
+        changed.as_mut().enable();
+        let row = jobs::find(engine, key).await?;
+        let has_ended = matches!(
+            row.state,
+            StoredState::Succeeded | StoredState::DeadLetter | StoredState::Cancelled
+        );
+        if has_ended {
+            return Ok(());
+        }
+        tokio::select! {
+            () = changed => (),
+            () = sleep_until(deadline) => return Ok(()),
+            () = &mut gone => return Ok(()),
+            () = engine.stopping.cancelled() => return Ok(()),
+        }
+    }
+}
+
+/// One pass over the jobs that somebody watches here: wakes the watchers of those to which something has
+/// happened that this node was not told.
+pub async fn pass(engine: &Engine) -> sqlx::Result<()> {
+    let watched = engine.tidings.news.watched_jobs();
+    let mut seen = HashMap::new();
+    for jobs in watched.chunks(MAX_LOOKED_AT) {
+        let mut conn = engine.pools.background.acquire().await?;
+        for Version { project_id, id, version } in store::jobs::versions(&mut conn, jobs).await? {
+            seen.insert((project_id, id), version);
+        }
+    }
+    let mut last = engine.versions.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    for (key, version) in &seen {
+        // One that was not watched before may have changed since its watcher looked.
+        if last.get(key) != Some(version) {
+            engine.tidings.news.nudge(key.0, key.1);
+        }
+    }
+    *last = seen;
+    Ok(())
+}

@@ -1,0 +1,240 @@
+//! Workflows: making their graph, reading them, starting them, running them again, calling them off.
+
+use sqlx::Acquire;
+
+use super::control;
+use crate::{
+    domain::{
+        backoff::RetryPolicy,
+        constraint_key,
+        job::{JobState, StoredState},
+        workflow::{self, WorkflowState},
+    },
+    engine::{
+        Engine,
+        enqueue::{
+            Extras, NewJob, Start,
+            dependencies::{self, Edge, OnConflict, TiedJob},
+            quota,
+        },
+        jobs,
+    },
+    error::Error,
+    ids::{JobId, JobKey, ProjectId, WorkflowId},
+    store::{jobs::JobRow, workflows},
+};
+
+pub use crate::store::workflows::{NewWorkflow, Rerun, StateCount, WorkflowJobRow, WorkflowRow};
+
+/// Ties jobs to each other: `parents` holds the places of each one's parents. Their keys are in their extras
+/// already.
+pub fn tie(workflow: &mut NewWorkflow, jobs: &mut [TiedJob], parents: &[Vec<usize>]) {
+    for (child, of_child) in parents.iter().enumerate() {
+        for (ordinal, parent) in (0_i16..).zip(of_child) {
+            let (parent, child) = (jobs[*parent].job.id, jobs[child].job.id);
+            workflow.edges.push(Edge { parent, child, ordinal });
+        }
+        let extras = jobs[child].job.extras.get_or_insert_default();
+        extras.workflow_id = Some(workflow.id);
+        extras.has_parents = !of_child.is_empty();
+        // A held workflow's start is one more thing that its first jobs wait for.
+        let awaited = of_child.len().max(usize::from(workflow.is_held));
+        extras.unfinished_parents = awaited.try_into().unwrap_or(i32::MAX);
+        for parent in of_child {
+            jobs[*parent].job.extras.get_or_insert_default().children += 1;
+        }
+    }
+}
+
+/// A workflow with its jobs.
+///
+/// # Errors
+/// [`Error::WorkflowNotFound`].
+pub async fn find(
+    engine: &Engine,
+    project_id: ProjectId,
+    id: WorkflowId,
+) -> Result<(WorkflowRow, Vec<WorkflowJobRow>), Error> {
+    let mut conn = engine.pools.read_for(project_id).await?;
+    let found = workflows::find_workflow(&mut conn, project_id, id).await?;
+    let found = found.ok_or(Error::WorkflowNotFound)?;
+    let jobs = workflows::workflow_jobs(&mut conn, project_id, id).await?;
+    Ok((found, jobs))
+}
+
+/// A page of workflows below an id, the newest first, each with how many of its jobs are in which state.
+pub async fn list(
+    engine: &Engine,
+    project_id: ProjectId,
+    before: Option<WorkflowId>,
+    limit: i64,
+) -> Result<Vec<(WorkflowRow, Vec<StateCount>)>, Error> {
+    let mut conn = engine.pools.read_for(project_id).await?;
+    let rows = workflows::list(&mut conn, project_id, before, limit).await?;
+    let ids: Vec<_> = rows.iter().map(|it| it.id).collect();
+    let counts = workflows::count_states(&mut conn, project_id, &ids).await?;
+    let with_counts = |row: WorkflowRow| {
+        let own = counts.iter().filter(|it| it.workflow_id == row.id);
+        let own = own.copied().collect();
+        (row, own)
+    };
+    Ok(rows.into_iter().map(with_counts).collect())
+}
+
+/// The name of a workflow; none: it has none, or is not there any more.
+pub async fn name(
+    engine: &Engine,
+    project_id: ProjectId,
+    id: WorkflowId,
+) -> Result<Option<String>, Error> {
+    let mut conn = engine.pools.read_for(project_id).await?;
+    let found = workflows::find_workflow(&mut conn, project_id, id).await?;
+    Ok(found.and_then(|it| it.name))
+}
+
+/// A workflow as its last run made it: the same as [`find`], unless it was run again.
+///
+/// # Errors
+/// [`Error::WorkflowNotFound`].
+pub async fn find_latest(
+    engine: &Engine,
+    project_id: ProjectId,
+    id: WorkflowId,
+) -> Result<(WorkflowRow, Vec<WorkflowJobRow>), Error> {
+    let (row, jobs) = find(engine, project_id, id).await?;
+    let Some(successor) = row.successor_id else { return Ok((row, jobs)) };
+    match find(engine, project_id, successor).await {
+        // Its latest run was pruned before it, which has a dead letter.
+        Err(Error::WorkflowNotFound) => Ok((row, jobs)),
+        found => found,
+    }
+}
+
+/// The workflows of a project, newest first; what runs an earlier one again is not among them.
+pub async fn page(
+    engine: &Engine,
+    project_id: ProjectId,
+    limit: i64,
+    offset: i64,
+) -> Result<Vec<WorkflowRow>, Error> {
+    let mut conn = engine.pools.read_for(project_id).await?;
+    Ok(workflows::page(&mut conn, project_id, limit, offset).await?)
+}
+
+/// Where a workflow is.
+#[must_use]
+pub fn state(row: &WorkflowRow, jobs: &[WorkflowJobRow]) -> WorkflowState {
+    let states: Vec<JobState> = jobs.iter().filter_map(|it| Some(it.state?.public())).collect();
+    workflow::state(&states, row.cancelled_at.is_some())
+}
+
+/// Starts a workflow that is held, or runs one again that has ended, with new jobs. One that runs is left
+/// alone.
+///
+/// # Errors
+/// [`Error::WorkflowNotFound`], also when jobs of it were pruned that would be run again.
+/// [`Error::QuotaExceeded`] when the project may not have so many more (`max_waiting`; none: any number).
+pub async fn run(
+    engine: &Engine,
+    project_id: ProjectId,
+    id: WorkflowId,
+    max_waiting: Option<i64>,
+) -> Result<(), Error> {
+    let replaced = find(engine, project_id, id).await?.0.successor_id;
+    let (latest, jobs) = find_latest(engine, project_id, id).await?;
+    if latest.is_held && latest.cancelled_at.is_none() {
+        return start(engine, project_id, latest.id).await;
+    }
+    if state(&latest, &jobs) == WorkflowState::Running {
+        return Ok(());
+    }
+    quota::admit(engine, project_id, jobs.len(), max_waiting).await?;
+    let ids: Vec<_> = jobs.iter().map(|it| it.id).collect();
+    let rows = jobs::find_all(engine, project_id, &ids).await?;
+    let mut workflow = NewWorkflow {
+        id: WorkflowId::generate(),
+        name: latest.name,
+        edges: Vec::new(),
+        is_held: false,
+        rerun: Some(Rerun { original: id, replaced }),
+    };
+    let mut again = Vec::with_capacity(jobs.len());
+    for id in &ids {
+        let row = rows.iter().find(|it| it.id == *id).ok_or(Error::WorkflowNotFound)?;
+        again.push(anew(project_id, row));
+    }
+    let place = |key: &String| jobs.iter().position(|it| it.key == *key);
+    let parents: Vec<Vec<usize>> =
+        jobs.iter().map(|it| it.depends_on.iter().filter_map(place).collect()).collect();
+    tie(&mut workflow, &mut again, &parents);
+    match dependencies::store(engine, project_id, &again, Some(&workflow)).await {
+        // Somebody else has run it again at the same moment: one run is enough.
+        Ok(_) | Err(Error::Overloaded) => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+async fn start(engine: &Engine, project_id: ProjectId, id: WorkflowId) -> Result<(), Error> {
+    let mut conn = engine.pools.enqueue.acquire().await?;
+    let mut tx = conn.begin().await?;
+    if !workflows::unhold(&mut tx, project_id, id).await? {
+        return Ok(());
+    }
+    let freed = workflows::free_roots(&mut tx, project_id, id).await?;
+    tx.commit().await?;
+    engine.tidings.waiting(freed.iter());
+    Ok(())
+}
+
+/// The same job, to be done once more.
+fn anew(project_id: ProjectId, row: &JobRow) -> TiedJob {
+    let retry = row.retry.is_some().then(|| RetryPolicy::stored(row.retry.as_ref()));
+    let labels = row.labels.clone().unwrap_or_default();
+    let extras = Extras {
+        gate: constraint_key::gate(&row.job_type, &labels, row.concurrency_key.as_deref()),
+        labels,
+        concurrency_key: row.concurrency_key.clone(),
+        concurrency_limit: row.concurrency_limit,
+        workflow_key: row.workflow_key.clone(),
+        envelope: row.envelope.clone(),
+        ..Extras::default()
+    };
+    let tags = row.tags.clone().and_then(|it| serde_json::from_value(it).ok());
+    let job = NewJob {
+        project_id,
+        id: JobId::generate(),
+        queue: row.queue.clone(),
+        job_type: row.job_type.clone(),
+        rank: row.rank,
+        start: Start::After(0),
+        max_attempts: Some(row.max_attempts),
+        timeout_seconds: row.timeout_seconds,
+        payload: row.payload.clone(),
+        retry: retry.map(sqlx::types::Json),
+        tags: tags.map(sqlx::types::Json),
+        extras: Some(Box::new(extras)),
+    };
+    TiedJob::new(job, OnConflict::Reject)
+}
+
+/// Calls off every job of a workflow that has not ended.
+///
+/// # Errors
+/// [`Error::WorkflowNotFound`].
+pub async fn cancel(engine: &Engine, project_id: ProjectId, id: WorkflowId) -> Result<(), Error> {
+    let (_, jobs) = find(engine, project_id, id).await?;
+    let live = |it: &&WorkflowJobRow| {
+        it.state.is_some_and(|it| it.is_waiting() || it == StoredState::Processing)
+    };
+    let mut conn = engine.pools.read_for(project_id).await?;
+    workflows::cancel_workflow(&mut conn, project_id, id).await?;
+    drop(conn);
+    for job in jobs.iter().filter(live) {
+        match control::cancel(engine, JobKey { project_id, id: job.id }).await {
+            // It ended meanwhile.
+            Ok(()) | Err(Error::InvalidState(_) | Error::JobNotFound) => (),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}

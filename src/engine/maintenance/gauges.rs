@@ -1,0 +1,79 @@
+//! How all of it does, in gauges: the work that waits, the pools, and the database under it. Every node shows the
+//! same numbers of the database; a dashboard takes the greatest.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use metrics::{counter, gauge};
+
+use crate::{
+    engine::Engine,
+    store::{
+        sweep::gauges::{self, Place, Server, Table},
+        workers::ALIVE_SECONDS,
+    },
+    telemetry,
+};
+
+/// One look at everything.
+pub async fn look(engine: &Engine) -> sqlx::Result<()> {
+    for (pool, idle, used) in engine.pools.connections() {
+        gauge!(telemetry::POOL_CONNECTIONS, "pool" => pool, "state" => "idle").set(idle);
+        gauge!(telemetry::POOL_CONNECTIONS, "pool" => pool, "state" => "used").set(used);
+    }
+    let mut conn = engine.pools.background.acquire().await?;
+    show_waiting(&gauges::places(&mut conn, ALIVE_SECONDS).await?);
+    let jobs = gauges::by_state(&mut conn).await?;
+    let states = [
+        ("scheduled", jobs.scheduled),
+        ("active", jobs.active),
+        ("backoff", jobs.backoff),
+        ("dead_letter", jobs.dead_letter),
+    ];
+    for (state, jobs) in states {
+        gauge!(telemetry::JOBS, "state" => state).set(jobs as f64);
+    }
+    gauges::tables(&mut conn).await?.into_iter().for_each(show_table);
+    show_server(gauges::server(&mut conn).await?);
+    Ok(())
+}
+
+/// Whether a queue is waited for by nobody is its project's affair; where workers poll, jobs must not wait.
+fn show_waiting(places: &[Place]) {
+    for (polled, is_polled) in [("yes", true), ("no", false)] {
+        let of_these = places.iter().filter(|it| (it.is_polled && !it.is_paused) == is_polled);
+        let oldest = of_these.map(|it| it.age_seconds).fold(0.0, f64::max);
+        gauge!(telemetry::OLDEST_READY_SECONDS, "polled" => polled).set(oldest);
+    }
+}
+
+fn show_table(table: Table) {
+    let Table { name, table_bytes, index_bytes, dead_rows } = table;
+    let size = |part, bytes: i64| {
+        gauge!(telemetry::TABLE_BYTES, "table" => name.clone(), "part" => part).set(bytes as f64);
+    };
+    size("table", table_bytes);
+    size("indexes", index_bytes);
+    gauge!(telemetry::TABLE_DEAD_ROWS, "table" => name).set(dead_rows as f64);
+}
+
+fn show_server(server: Server) {
+    gauge!(telemetry::SNAPSHOT_SECONDS).set(server.oldest_snapshot_seconds);
+    gauge!(telemetry::SNAPSHOT_TRANSACTIONS).set(server.oldest_snapshot_transactions as f64);
+    gauge!(telemetry::POSTGRES_CONNECTIONS).set(server.connections as f64);
+    gauge!(telemetry::POSTGRES_MAX_CONNECTIONS).set(server.max_connections as f64);
+    gauge!(telemetry::HELD_WAL_BYTES).set(server.held_wal_bytes as f64);
+    count(telemetry::WAL_BYTES, &WAL_BYTES_SEEN, server.wal_bytes);
+    count(telemetry::POSTGRES_COMMITS, &COMMITS_SEEN, server.commits);
+    count(telemetry::POSTGRES_DEADLOCKS, &DEADLOCKS_SEEN, server.deadlocks);
+}
+
+static WAL_BYTES_SEEN: AtomicU64 = AtomicU64::new(0);
+static COMMITS_SEEN: AtomicU64 = AtomicU64::new(0);
+static DEADLOCKS_SEEN: AtomicU64 = AtomicU64::new(0);
+
+/// Counts on from what the database has counted. It begins anew after a failover, or when its statistics are reset.
+fn count(name: &'static str, seen: &AtomicU64, now: i64) {
+    let now = now.unsigned_abs();
+    let before = seen.swap(now, Ordering::Relaxed);
+    counter!(name).increment(now.checked_sub(before).unwrap_or(now));
+}

@@ -1,0 +1,51 @@
+//! Taking jobs back from workers that fell silent or ran too long.
+
+use metrics::counter;
+use sqlx::Acquire;
+
+use crate::{
+    domain::{job::Ending, text::ErrorReport},
+    engine::{Engine, settle::failure},
+    store::sweep,
+    telemetry,
+};
+
+/// One pass: ends the attempts whose leases have expired. Answers whether there may be more.
+///
+/// After a gap in which no node could reap, the leases that expired in it are given once more
+/// instead: their workers had nobody to send a heartbeat to.
+pub async fn pass(engine: &Engine) -> sqlx::Result<bool> {
+    let mut conn = engine.pools.reap.acquire().await?;
+    // By itself, so that a node that is slow below holds up no other.
+    match sweep::note_pass(&mut conn).await? {
+        None => return rearm(&mut conn).await,
+        Some(false) => return Ok(false),
+        Some(true) => (),
+    }
+    let mut tx = conn.begin().await?;
+    let held = sweep::lock_expired(&mut tx).await?;
+    let ends: Vec<_> = held
+        .iter()
+        .map(|it| {
+            let ending = if it.timed_out { Ending::TimedOut } else { Ending::LeaseExpired };
+            failure::decide(it, &ending, ErrorReport::default(), None)
+        })
+        .collect();
+    let ended = failure::write_down(&mut tx, &ends).await?;
+    tx.commit().await?;
+    drop(conn);
+    failure::tell(&engine.tidings, &ends, &ended);
+    Ok(ends.len() == sweep::MAX_SWEEP_ROWS)
+}
+
+async fn rearm(conn: &mut sqlx::PgConnection) -> sqlx::Result<bool> {
+    let rearmed = sweep::rearm_expired(conn).await?;
+    counter!(telemetry::LEASES_REARMED).increment(rearmed);
+    let is_full = rearmed == sweep::MAX_SWEEP_ROWS as u64;
+    if !is_full {
+        sweep::excuse_silence(conn).await?;
+        sweep::note_end_of_gap(conn).await?;
+        tracing::warn!("no node had looked for expired leases for a while: they run once more");
+    }
+    Ok(is_full)
+}

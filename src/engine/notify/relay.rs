@@ -1,0 +1,257 @@
+//! Wake-ups between nodes: what this node's pump is told goes to the others over Redis, put together for a
+//! moment first; and what they tell goes to this node's pump. Hints only: a poll that misses one finds its job at
+//! the next look.
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use chrono::{DateTime, Utc};
+use metrics::counter;
+use serde::{Deserialize, Serialize};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    engine::Engine,
+    ids::ProjectId,
+    redis_bus::{Bus, Topic, WAKE_SHARDS},
+    store::claims::MAX_CLAIM_SLOTS,
+    telemetry,
+    wakeups::{Arrival, Arrivals, Hint},
+};
+
+/// How long wake-ups are put together: at most one message a queue in this time.
+const GATHER: Duration = Duration::from_millis(20);
+/// Wake-ups of one message; what is beyond is told as "look everywhere".
+const MAX_WAKES: usize = 500;
+/// When a node begins to hear again, its polls look again within this, spread evenly.
+const REJOIN_SPREAD: Duration = Duration::from_millis(500);
+
+/// What nodes tell each other. Unknown to an older node: it looks everywhere.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Message {
+    from: String,
+    wakes: Vec<Told>,
+}
+
+/// One wake-up, in as few letters as JSON allows.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "k")]
+enum Told {
+    /// Jobs of one type have arrived in a queue.
+    #[serde(rename = "a")]
+    Arrived {
+        p: i32,
+        q: Arc<str>,
+        t: Arc<str>,
+        r: i16,
+        /// In microseconds since 1970.
+        at: i64,
+        g: bool,
+        n: usize,
+    },
+    /// Jobs of a project have ended that counted against a limit.
+    #[serde(rename = "s")]
+    SlotsFreed { p: i32 },
+    /// What may be handed out of a queue has changed.
+    #[serde(rename = "q")]
+    QueueChanged { p: i32, q: Arc<str> },
+    #[serde(rename = "e")]
+    Everywhere,
+}
+
+impl Told {
+    fn shard(&self) -> u32 {
+        match self {
+            Self::Arrived { p, .. } | Self::SlotsFreed { p } | Self::QueueChanged { p, .. } => {
+                p.unsigned_abs() % WAKE_SHARDS
+            }
+            Self::Everywhere => 0,
+        }
+    }
+
+    fn hint(self) -> Hint {
+        match self {
+            Self::Arrived { p, q, t, r, at, g, n } => {
+                let arrival = Arrival {
+                    project_id: ProjectId(p),
+                    queue: q,
+                    job_type: t,
+                    rank: r,
+                    run_at: DateTime::from_timestamp_micros(at).unwrap_or_default(),
+                    is_gated: g,
+                };
+                Hint::Arrived(vec![arrival; n.clamp(1, MAX_CLAIM_SLOTS)])
+            }
+            Self::SlotsFreed { p } => Hint::SlotsFreed(vec![ProjectId(p)]),
+            Self::QueueChanged { p, q } => Hint::QueueChanged(ProjectId(p), q),
+            Self::Everywhere => Hint::Everywhere,
+        }
+    }
+}
+
+/// Jobs of one project, queue and type, behind gates or not.
+type Kin = (ProjectId, Arc<str>, Arc<str>, bool);
+
+/// What has been told in the last moment.
+#[derive(Debug, Default)]
+struct Gathered {
+    /// The best of their places, and how many they are.
+    arrived: HashMap<Kin, (i16, DateTime<Utc>, usize)>,
+    others: Vec<Told>,
+    everywhere: bool,
+}
+
+impl Gathered {
+    fn add(&mut self, hint: Hint) {
+        match hint {
+            Hint::Arrived(arrivals) => {
+                for it in arrivals {
+                    let key = (it.project_id, it.queue, it.job_type, it.is_gated);
+                    let best = self.arrived.entry(key).or_insert((it.rank, it.run_at, 0));
+                    let first = (best.0, best.1).min((it.rank, it.run_at));
+                    *best = (first.0, first.1, best.2 + 1);
+                }
+            }
+            Hint::SlotsFreed(projects) => {
+                self.others.extend(projects.into_iter().map(|it| Told::SlotsFreed { p: it.0 }));
+            }
+            Hint::QueueChanged(project_id, q) => {
+                self.others.push(Told::QueueChanged { p: project_id.0, q });
+            }
+            Hint::Everywhere => self.everywhere = true,
+        }
+        self.everywhere |= self.arrived.len() + self.others.len() > MAX_WAKES;
+    }
+
+    /// Messages by their channels.
+    fn messages(self, from: &str) -> Vec<(u32, Message)> {
+        let mut wakes = self.others;
+        wakes.extend(self.arrived.into_iter().map(|((p, q, t, g), (r, run_at, n))| {
+            Told::Arrived { p: p.0, q, t, r, at: run_at.timestamp_micros(), g, n }
+        }));
+        if self.everywhere {
+            wakes = vec![Told::Everywhere];
+        }
+        let mut by_shard: HashMap<u32, Vec<Told>> = HashMap::new();
+        for wake in wakes {
+            let told = by_shard.entry(wake.shard()).or_default();
+            if !told.contains(&wake) {
+                told.push(wake);
+            }
+        }
+        let message = |wakes| Message { from: from.to_owned(), wakes };
+        by_shard.into_iter().map(|(shard, wakes)| (shard, message(wakes))).collect()
+    }
+}
+
+/// Tells the other nodes what this one's pump is told, until `stop`.
+pub async fn tell_others(bus: Bus, mut overheard: Arrivals, stop: CancellationToken) {
+    let from = bus.node().to_string();
+    loop {
+        let first = tokio::select! {
+            () = stop.cancelled() => return,
+            hint = overheard.next() => hint,
+        };
+        let Some(first) = first else { return };
+        let mut gathered = Gathered::default();
+        gathered.add(first);
+        tokio::time::sleep(GATHER).await;
+        while let Some(hint) = overheard.try_next() {
+            gathered.add(hint);
+        }
+        // Nobody else is there to hear it.
+        if bus.nodes() < 2 {
+            continue;
+        }
+        for (shard, message) in gathered.messages(&from) {
+            let Ok(text) = serde_json::to_string(&message) else { continue };
+            if bus.tell(Topic::Wake(shard), &text).await {
+                counter!(telemetry::WAKES_TOLD).increment(1);
+            }
+        }
+    }
+}
+
+/// Another node, or this one, has told something.
+pub fn hear(engine: &Engine, bus: &Bus, text: &str) {
+    let wake = &engine.tidings.wake;
+    match serde_json::from_str::<Message>(text) {
+        Ok(message) if message.from == bus.node().to_string() => (),
+        Ok(message) => {
+            counter!(telemetry::WAKES_HEARD).increment(1);
+            message.wakes.into_iter().for_each(|it| wake.hint_here(it.hint()));
+        }
+        Err(_) => wake.hint_here(Hint::Everywhere),
+    }
+}
+
+/// This node hears again: whatever was told meanwhile is lost, so its polls look everywhere, soon.
+pub fn rejoin(engine: &Engine) {
+    let wake = engine.tidings.wake.clone();
+    tokio::spawn(async move {
+        tokio::time::sleep(REJOIN_SPREAD.mul_f64(rand::random())).await;
+        wake.hint_here(Hint::Everywhere);
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn arrival(queue: &str, rank: i16) -> Arrival {
+        Arrival {
+            project_id: ProjectId(21),
+            queue: queue.into(),
+            job_type: "t".into(),
+            rank,
+            run_at: DateTime::UNIX_EPOCH,
+            is_gated: false,
+        }
+    }
+
+    #[test]
+    fn arrivals_of_a_moment_become_one_wake_up_a_queue_with_their_number_and_the_best_place() {
+        let mut gathered = Gathered::default();
+        gathered.add(Hint::Arrived(vec![arrival("a", 0), arrival("a", -5), arrival("b", 0)]));
+        gathered.add(Hint::Arrived(vec![arrival("a", 3)]));
+        let mut messages = gathered.messages("me");
+        assert_eq!(messages.len(), 1);
+        let (shard, message) = messages.remove(0);
+        assert_eq!(shard, 21 % WAKE_SHARDS);
+        let of_a = message.wakes.iter().find_map(|it| match it {
+            Told::Arrived { q, r, n, .. } if &**q == "a" => Some((*r, *n)),
+            _ => None,
+        });
+        assert_eq!((of_a, message.wakes.len()), (Some((-5, 3)), 2));
+    }
+
+    #[test]
+    fn what_is_told_reads_back_as_the_hint_that_it_was() {
+        let mut gathered = Gathered::default();
+        gathered.add(Hint::Arrived(vec![arrival("a", 0); 3]));
+        gathered.add(Hint::QueueChanged(ProjectId(1), "q".into()));
+        gathered.add(Hint::SlotsFreed(vec![ProjectId(2)]));
+        for (_, message) in gathered.messages("me") {
+            let text = serde_json::to_string(&message).expect("JSON");
+            let read: Message = serde_json::from_str(&text).expect("a message");
+            assert_eq!(read, message);
+            for told in read.wakes {
+                match told.hint() {
+                    Hint::Arrived(arrivals) => assert_eq!(arrivals.len(), 3),
+                    Hint::QueueChanged(project_id, _) => assert_eq!(project_id, ProjectId(1)),
+                    Hint::SlotsFreed(projects) => assert_eq!(projects, [ProjectId(2)]),
+                    Hint::Everywhere => panic!("nothing was too much"),
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn too_much_to_tell_is_told_as_everywhere() {
+        let mut gathered = Gathered::default();
+        let arrivals = (0..=MAX_WAKES).map(|it| arrival(&it.to_string(), 0)).collect();
+        gathered.add(Hint::Arrived(arrivals));
+        let messages = gathered.messages("me");
+        assert_eq!(messages.len(), 1);
+        assert_eq!(messages[0].1.wakes, [Told::Everywhere]);
+    }
+}

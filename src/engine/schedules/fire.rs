@@ -1,0 +1,380 @@
+//! Firing recurring schedules: one job a tick, on any number of nodes.
+//!
+//! The jobs of a tick are written a moment before it, in a transaction that waits for the tick by the
+//! database's clock and then commits: so ten thousand schedules of one minute are on time. Whatever happens to
+//! the node meanwhile, the tick is either fired, or still to be fired by another one.
+
+use std::{
+    collections::{HashMap, HashSet},
+    time::Duration,
+};
+
+use chrono::{DateTime, TimeDelta, Utc};
+use metrics::{counter, histogram};
+use sqlx::{Acquire, PgConnection};
+
+use crate::{
+    domain::{
+        constraint_key, history,
+        job::StoredState,
+        schedule::{
+            DueTicks, Earlier, FireOutcome, GRACE_SECONDS, Overlap, Schedule, offset_seconds,
+        },
+    },
+    engine::{
+        Engine,
+        cancel::{call_off, tell_called_off},
+        notify::happening,
+    },
+    error::Error,
+    ids::{JobId, JobKey, ProjectId},
+    store::{
+        self,
+        control::CalledOff,
+        events::{self, NewEvent},
+        settle_success::Rested,
+        sweep::schedules::{self, Advance, DueSchedule, EarlierJob, Fire, MAX_PLANNED},
+    },
+    telemetry,
+    wakeups::Chore,
+};
+
+/// So long before a tick its jobs are written: less than a statement may take before it is called slow.
+const LEAD: Duration = Duration::from_millis(900);
+/// When another node is about to fire a tick, it is looked at again so long after it.
+const OTHERS_PAUSE: Duration = Duration::from_millis(20);
+/// The pause when another node holds what is due.
+const LOCKED_ELSEWHERE_PAUSE: Duration = Duration::from_millis(50);
+/// The longest sleep; a tick that comes up earlier is asked for.
+const MAX_SLEEP: Duration = Duration::from_secs(30);
+/// After so long a tick was missed: nobody was there.
+const GRACE: Duration = Duration::from_secs(GRACE_SECONDS.unsigned_abs());
+/// A tick that is dealt with within this counts as dealt with on time.
+const NOTED_LATENESS: TimeDelta = TimeDelta::milliseconds(20);
+/// Ticks of one statement.
+const MAX_STATEMENT_FIRES: usize = 500;
+
+/// One pass: fires what is next, and answers how long to sleep until more is. No sleep: there may be more
+/// already.
+pub async fn pass(engine: &Engine) -> sqlx::Result<Duration> {
+    let mut conn = engine.pools.fire.acquire().await?;
+    let Some(wait) = schedules::next_tick_ms(&mut conn).await? else { return Ok(MAX_SLEEP) };
+    let lead_ms = LEAD.as_secs_f64() * 1_000.0;
+    if wait > lead_ms {
+        return Ok(Duration::from_secs_f64((wait - lead_ms) / 1_000.0).min(MAX_SLEEP));
+    }
+    let has_overdue = wait < GRACE.as_secs_f64() * -1_000.0;
+    let has_caught_up = has_overdue && catch_up(engine, &mut conn).await?;
+    let mut tx = conn.begin().await?;
+    let due = schedules::lock_next(&mut tx, LEAD.as_millis() as i64).await?;
+    if due.is_empty() && has_caught_up {
+        tx.rollback().await?;
+        return Ok(Duration::ZERO);
+    }
+    if due.is_empty() {
+        // Another node has them, or they look at earlier jobs and are not locked before their tick.
+        tx.rollback().await?;
+        return Ok(match wait > 0.0 {
+            true => Duration::from_secs_f64(wait / 1_000.0) + OTHERS_PAUSE,
+            false => LOCKED_ELSEWHERE_PAUSE,
+        });
+    }
+    let fired = fire(&mut tx, &due).await?;
+    let latest = due.iter().filter_map(|it| it.next_tick).max();
+    if let Some(tick) = latest.filter(|it| due.iter().any(|due| due.now < *it)) {
+        schedules::sleep_until(&mut tx, tick).await?;
+    }
+    tx.commit().await?;
+    // The jobs first: the books may wait.
+    fired.tell(engine);
+    let now = store::schedules::clock(&mut conn).await?;
+    let late = fired.fires.iter().filter(|it| it.outcome == FireOutcome::Fired);
+    for fire in late.clone() {
+        let seconds = (now - fire.tick).as_seconds_f64().max(0.0);
+        histogram!(telemetry::SCHEDULE_LATENESS_SECONDS).record(seconds);
+    }
+    let late: Vec<_> = late.filter(|it| now - it.tick > NOTED_LATENESS).collect();
+    for late in late.chunks(MAX_STATEMENT_FIRES) {
+        schedules::note_lateness(&mut conn, late).await?;
+    }
+    Ok(Duration::ZERO)
+}
+
+/// Deals with a few schedules whose ticks are past their grace, and answers whether there were any. What
+/// another node has is left to it.
+async fn catch_up(engine: &Engine, conn: &mut PgConnection) -> sqlx::Result<bool> {
+    let mut tx = conn.begin().await?;
+    let due = schedules::lock_overdue(&mut tx).await?;
+    let fired = fire(&mut tx, &due).await?;
+    tx.commit().await?;
+    fired.tell(engine);
+    Ok(!due.is_empty())
+}
+
+/// What a pass has done, for those who must hear of it.
+#[derive(Default)]
+struct Fired {
+    jobs: Vec<Rested>,
+    called_off: Vec<CalledOff>,
+    asked_to_stop: Vec<JobKey>,
+    fires: Vec<Fire>,
+}
+
+impl Fired {
+    fn tell(&self, engine: &Engine) {
+        counter!(telemetry::JOBS_ENQUEUED).increment(self.jobs.len() as u64);
+        engine.tidings.tally.fired(&self.jobs);
+        for fire in &self.fires {
+            let (outcome, ticks) = (fire.outcome.as_str(), fire.ticks.unsigned_abs());
+            counter!(telemetry::SCHEDULE_FIRES, "outcome" => outcome).increment(ticks);
+        }
+        tell_called_off(engine, &self.called_off, history::CANCELLED);
+        engine.tidings.waiting(self.jobs.iter());
+        engine.tidings.news.tell(|| {
+            let asked = self.asked_to_stop.iter();
+            let asked = asked.map(|it| happening(*it, history::CANCEL_REQUESTED));
+            let stored = self.jobs.iter().map(|it| happening(it.key, history::ENQUEUED));
+            asked.chain(stored).collect()
+        });
+    }
+}
+
+/// Deals with the due ticks of locked schedules, all in their transaction.
+async fn fire(tx: &mut PgConnection, due: &[DueSchedule]) -> sqlx::Result<Fired> {
+    let mut fired = Fired::default();
+    let (mut fires, mut advances) = (Vec::new(), Vec::with_capacity(due.len()));
+    let mut known = HashMap::new();
+    for it in due {
+        let read = known
+            .entry((&it.cron_expression, &it.timezone))
+            .or_insert_with(|| Schedule::parse(&it.cron_expression, &it.timezone));
+        let (ticks, advance) = match read {
+            Ok(schedule) => due_ticks(it, schedule),
+            Err(error) => (DueTicks::default(), stuck(it, error.to_string())),
+        };
+        advances.push(advance);
+        missed(it, &ticks, &mut fires);
+        fires.extend(ticks.fire.iter().map(|tick| tick_of(it, *tick, FireOutcome::Fired)));
+    }
+    let earlier = look_back(tx, due, &mut fires).await?;
+    for fires in fires.chunks(MAX_STATEMENT_FIRES) {
+        fired.jobs.extend(schedules::fire(tx, fires).await?);
+    }
+    for advances in advances.chunks(MAX_STATEMENT_FIRES) {
+        schedules::advance(tx, advances).await?;
+    }
+    make_way(tx, due, &fires, earlier, &mut fired).await?;
+    fired.fires = fires;
+    Ok(fired)
+}
+
+/// The ticks that are due, and how far the schedule has come when they are dealt with.
+fn due_ticks(due: &DueSchedule, schedule: &Schedule) -> (DueTicks, Advance) {
+    let tick = due.next_tick.unwrap_or(due.now);
+    let ticks = match due.now - tick > TimeDelta::seconds(GRACE_SECONDS) {
+        // One at a time: the next pass finds the next one.
+        false => DueTicks { fire: vec![tick], ..DueTicks::default() },
+        true => {
+            let from = tick - TimeDelta::milliseconds(1);
+            let after = due.last_tick.map_or(from, |it| it.min(from));
+            schedule.due(after, due.now, due.catch_up)
+        }
+    };
+    let last_tick = if ticks.fire == [tick] { tick } else { due.now };
+    let advance = match schedule.next_after(last_tick) {
+        Ok(next_tick) => Advance {
+            project_id: due.project_id,
+            id: due.id.clone(),
+            last_tick,
+            next_tick: Some(next_tick),
+            problem: None,
+        },
+        Err(error) => Advance { last_tick, ..stuck(due, error.to_string()) },
+    };
+    (ticks, advance)
+}
+
+/// A schedule that will not fire again.
+fn stuck(due: &DueSchedule, problem: String) -> Advance {
+    Advance {
+        project_id: due.project_id,
+        id: due.id.clone(),
+        last_tick: due.last_tick.unwrap_or(due.now),
+        next_tick: None,
+        problem: Some(problem),
+    }
+}
+
+fn tick_of(due: &DueSchedule, tick: DateTime<Utc>, outcome: FireOutcome) -> Fire {
+    let key = (due.overlap == Overlap::QueueOne).then(|| concurrency_key(&due.id));
+    Fire {
+        project_id: due.project_id,
+        schedule_id: due.id.clone(),
+        tick,
+        outcome,
+        ticks: 1,
+        job_id: JobId::of_tick(due.project_id, &due.id, tick.timestamp_millis()),
+        offset_seconds: offset_seconds(&due.id, due.spread_seconds),
+        gate: key.as_deref().and_then(|key| constraint_key::gate(&due.job_type, &[], Some(key))),
+        concurrency_key: key,
+    }
+}
+
+/// The key under which the jobs of a schedule run one at a time.
+fn concurrency_key(schedule_id: &str) -> String {
+    format!("fencepost.recurring/{schedule_id}")
+}
+
+/// Missed ticks have a row each, but for the oldest of many, which share one.
+fn missed(due: &DueSchedule, ticks: &DueTicks, fires: &mut Vec<Fire>) {
+    let first = fires.len();
+    fires.extend(ticks.missed.iter().map(|tick| tick_of(due, *tick, FireOutcome::Missed)));
+    if let Some(oldest) = fires.get_mut(first) {
+        oldest.ticks += i64::try_from(ticks.missed_before).unwrap_or(i64::MAX - 1);
+    }
+}
+
+/// Looks for jobs of earlier ticks where the schedule asks for that, and marks the ticks that are skipped for
+/// them. Of many ticks of a schedule that are made up for, the first counts for the next.
+async fn look_back(
+    tx: &mut PgConnection,
+    due: &[DueSchedule],
+    fires: &mut [Fire],
+) -> sqlx::Result<Vec<EarlierJob>> {
+    let asks = due.iter().filter(|it| it.overlap != Overlap::Allow);
+    let asks: HashMap<_, _> =
+        asks.map(|it| ((it.project_id, it.id.as_str()), it.overlap)).collect();
+    if asks.is_empty() {
+        return Ok(Vec::new());
+    }
+    let keys: Vec<_> = asks.keys().copied().collect();
+    let jobs = schedules::earlier_jobs(tx, &keys).await?;
+    let mut earlier: HashMap<(ProjectId, String), Earlier> = HashMap::new();
+    for job in &jobs {
+        let seen = earlier.entry((job.project_id, job.schedule_id.clone())).or_default();
+        seen.runs |= job.state == StoredState::Processing;
+        seen.waits |= job.state != StoredState::Processing;
+    }
+    for fire in fires.iter_mut().filter(|it| it.outcome == FireOutcome::Fired) {
+        let Some(overlap) = asks.get(&(fire.project_id, fire.schedule_id.as_str())) else {
+            continue;
+        };
+        let seen = earlier.entry((fire.project_id, fire.schedule_id.clone())).or_default();
+        if overlap.fires(*seen) {
+            seen.waits = true;
+        } else {
+            fire.outcome = FireOutcome::SkippedOverlap;
+        }
+    }
+    Ok(jobs)
+}
+
+/// Cancels jobs of earlier ticks for those that fire and ask for it: those that wait are called off, and the
+/// workers of the others are told.
+async fn make_way(
+    tx: &mut PgConnection,
+    due: &[DueSchedule],
+    fires: &[Fire],
+    earlier: Vec<EarlierJob>,
+    fired: &mut Fired,
+) -> sqlx::Result<()> {
+    let cancels = due.iter().filter(|it| it.overlap == Overlap::CancelPrevious);
+    let cancels: HashSet<_> = cancels.map(|it| (it.project_id, it.id.as_str())).collect();
+    let has_fired = fires.iter().filter(|it| it.outcome == FireOutcome::Fired);
+    let has_fired: HashSet<_> =
+        has_fired.map(|it| (it.project_id, it.schedule_id.as_str())).collect();
+    let must_go = |it: &&EarlierJob| {
+        let schedule = (it.project_id, it.schedule_id.as_str());
+        cancels.contains(&schedule) && has_fired.contains(&schedule)
+    };
+    let (running, waiting): (Vec<_>, Vec<_>) =
+        earlier.iter().filter(must_go).partition(|it| it.state == StoredState::Processing);
+    let key = |it: &&EarlierJob| JobKey { project_id: it.project_id, id: it.id };
+    let mut waiting: Vec<_> = waiting.iter().map(key).collect();
+    waiting.sort_by_key(|it| (it.project_id, it.id));
+    if !waiting.is_empty() {
+        fired.called_off = call_off(tx, &waiting, false, None).await?;
+        let gone = fired.called_off.iter();
+        let noted: Vec<_> =
+            gone.map(|it| NewEvent::new(it.key, history::CANCELLED, None, None)).collect();
+        events::insert(tx, &noted).await?;
+    }
+    let running: Vec<_> = running.iter().map(key).collect();
+    if !running.is_empty() {
+        let asked = store::control::request_cancels(tx, &running).await?;
+        let noted: Vec<_> = asked
+            .iter()
+            .map(|(key, attempt)| {
+                NewEvent::new(*key, history::CANCEL_REQUESTED, Some(*attempt), None)
+            })
+            .collect();
+        events::insert(tx, &noted).await?;
+        fired.asked_to_stop = asked.into_iter().map(|it| it.0).collect();
+    }
+    Ok(())
+}
+
+/// One pass over schedules whose next tick is to be found out. Answers whether there may be more.
+pub async fn plan(engine: &Engine) -> sqlx::Result<bool> {
+    let mut conn = engine.pools.background.acquire().await?;
+    let mut tx = conn.begin().await?;
+    let unplanned = schedules::lock_unplanned(&mut tx).await?;
+    if unplanned.is_empty() {
+        tx.rollback().await?;
+        return Ok(false);
+    }
+    let plan = |it: &DueSchedule| {
+        let after = it.last_tick.unwrap_or(it.now);
+        let schedule = Schedule::parse(&it.cron_expression, &it.timezone);
+        match schedule.and_then(|schedule| schedule.next_after(after)) {
+            Ok(next_tick) => Advance {
+                project_id: it.project_id,
+                id: it.id.clone(),
+                last_tick: after,
+                next_tick: Some(next_tick),
+                problem: None,
+            },
+            Err(error) => stuck(it, error.to_string()),
+        }
+    };
+    let advances: Vec<_> = unplanned.iter().map(plan).collect();
+    schedules::advance(&mut tx, &advances).await?;
+    tx.commit().await?;
+    engine.tidings.wake.ask(Chore::Fire);
+    Ok(unplanned.len() == MAX_PLANNED)
+}
+
+/// Stores a job of a schedule now, whatever its ticks are. Answers with its id.
+///
+/// # Errors
+/// [`Error::ScheduleNotFound`].
+pub async fn run_now(
+    engine: &Engine,
+    project_id: ProjectId,
+    schedule_id: &str,
+    job_id: JobId,
+) -> Result<JobId, Error> {
+    let mut conn = engine.pools.read_for(project_id).await?;
+    let found = store::schedules::find(&mut conn, project_id, schedule_id).await?;
+    let found = found.ok_or(Error::ScheduleNotFound)?;
+    // An earlier try of the same request has stored it.
+    if store::jobs::find(&mut conn, project_id, job_id).await?.is_some() {
+        return Ok(job_id);
+    }
+    let fire = Fire {
+        project_id,
+        schedule_id: schedule_id.to_owned(),
+        tick: found.now,
+        outcome: FireOutcome::Manual,
+        ticks: 1,
+        job_id,
+        offset_seconds: 0,
+        concurrency_key: None,
+        gate: None,
+    };
+    let fires = vec![fire];
+    let jobs = schedules::fire(&mut conn, &fires).await?;
+    drop(conn);
+    Fired { jobs, fires, ..Fired::default() }.tell(engine);
+    Ok(job_id)
+}

@@ -1,0 +1,209 @@
+//! Keeping recurring schedules: whether they may be kept, and what they are.
+
+pub mod fire;
+
+use chrono::{DateTime, TimeDelta, Utc};
+
+use super::Engine;
+use crate::{
+    domain::{cron::InvalidSchedule, plan::Limits, schedule::Schedule},
+    error::{Error, FieldError},
+    ids::ProjectId,
+    store::schedules::{self, Census},
+    wakeups::Chore,
+};
+
+pub use crate::store::schedules::{FireRow, RegisteredSchedule, ScheduleRow, WrittenSchedule};
+
+/// Why a schedule cannot be kept, as callers are told.
+#[must_use]
+pub fn refusal(error: &InvalidSchedule) -> Error {
+    let field = FieldError::new(error.field(), error.to_string());
+    match error {
+        InvalidSchedule::Cron(_) | InvalidSchedule::Never | InvalidSchedule::TooOften(..) => {
+            Error::InvalidCron(field)
+        }
+        InvalidSchedule::Zone(_) => Error::InvalidTimezone(field),
+        InvalidSchedule::Name => Error::Invalid(vec![field]),
+    }
+}
+
+/// Reads a schedule and looks at its first ticks. An expression that never fires takes tens of milliseconds,
+/// so this is done beside the requests.
+async fn read(
+    expression: &str,
+    timezone: &str,
+    now: DateTime<Utc>,
+    min_period: TimeDelta,
+) -> Result<Result<Schedule, InvalidSchedule>, Error> {
+    let (expression, timezone) = (expression.to_owned(), timezone.to_owned());
+    let reading = tokio::task::spawn_blocking(move || {
+        let schedule = Schedule::parse(&expression, &timezone)?;
+        match schedule.period(now)? {
+            Some(period) if period < min_period => {
+                Err(InvalidSchedule::TooOften(period.num_seconds(), min_period.num_seconds()))
+            }
+            _ => Ok(schedule),
+        }
+    });
+    reading.await.map_err(Error::internal)
+}
+
+/// A schedule that may be kept, and the database's clock.
+///
+/// # Errors
+/// [`Error::InvalidCron`], [`Error::InvalidTimezone`].
+pub async fn check(
+    engine: &Engine,
+    expression: &str,
+    timezone: &str,
+    min_period: TimeDelta,
+) -> Result<(Schedule, DateTime<Utc>), Error> {
+    let mut conn = engine.pools.people.acquire().await?;
+    let now = schedules::clock(&mut conn).await?;
+    drop(conn);
+    let read = read(expression, timezone, now, min_period).await?;
+    read.map(|it| (it, now)).map_err(|error| refusal(&error))
+}
+
+/// Keeps a schedule, new or known, and answers with it and whether it is new.
+///
+/// # Errors
+/// [`Error::InvalidCron`], [`Error::InvalidTimezone`]. [`Error::ScheduleTypeConflict`] when another job type
+/// has the id. [`Error::QuotaExceeded`] when the project has as many as its plan allows.
+pub async fn write(
+    engine: &Engine,
+    project_id: ProjectId,
+    schedule: &WrittenSchedule,
+    limits: &Limits,
+) -> Result<(ScheduleRow, bool), Error> {
+    let (cron, timezone) = (&schedule.cron_expression, &schedule.timezone);
+    check(engine, cron, timezone, limits.min_schedule_period()).await?;
+    let mut conn = engine.pools.read_for(project_id).await?;
+    let Census { schedules: many, .. } = schedules::census(&mut conn, project_id).await?;
+    let is_known = schedules::find(&mut conn, project_id, &schedule.id).await?.is_some();
+    let max = limits.max_schedules();
+    if !is_known && many >= max {
+        return Err(Error::QuotaExceeded { what: "recurring schedules", max });
+    }
+    let kept = schedules::upsert(&mut conn, project_id, schedule).await?;
+    let is_new = kept.ok_or(Error::ScheduleTypeConflict)?;
+    let row = schedules::find(&mut conn, project_id, &schedule.id).await?;
+    drop(conn);
+    engine.tidings.wake.ask(Chore::Plan);
+    Ok((row.ok_or(Error::ScheduleNotFound)?, is_new))
+}
+
+/// Keeps the schedules that a worker brings along. Answers with those that were not kept, by their place,
+/// and why.
+pub async fn keep_registered(
+    engine: &Engine,
+    project_id: ProjectId,
+    sent: &[(usize, RegisteredSchedule)],
+    limits: &Limits,
+) -> Result<Vec<(usize, String)>, Error> {
+    let mut conn = engine.pools.read_for(project_id).await?;
+    let Census { mut schedules, now } = schedules::census(&mut conn, project_id).await?;
+    let (mut rejected, mut is_changed) = (Vec::new(), false);
+    let (min_period, max) = (limits.min_schedule_period(), limits.max_schedules());
+    for (place, schedule) in sent {
+        let known = schedules::find(&mut conn, project_id, &schedule.id).await?;
+        // Most workers bring what is there already: it is not even touched.
+        if known.as_ref().is_some_and(|it| says_the_same(schedule, it)) {
+            continue;
+        }
+        let timezone = schedule.timezone.as_deref();
+        let timezone = timezone.or(known.as_ref().map(|it| it.timezone.as_str())).unwrap_or("UTC");
+        let read = read(&schedule.cron_expression, timezone, now, min_period).await?;
+        if let Err(error) = read {
+            rejected.push((*place, format!("{}: {error}", error.field())));
+        } else if known.is_none() && schedules >= max {
+            rejected.push((*place, format!("the project has {max} schedules already")));
+        } else if !schedules::upsert_registered(&mut conn, project_id, schedule).await? {
+            rejected.push((*place, format!("job_type: another job type has {}", schedule.id)));
+        } else {
+            is_changed = true;
+            schedules += i64::from(known.is_none());
+        }
+    }
+    if is_changed {
+        engine.tidings.wake.ask(Chore::Plan);
+    }
+    Ok(rejected)
+}
+
+/// Whether a schedule that a worker brings along changes nothing of what is kept.
+fn says_the_same(sent: &RegisteredSchedule, kept: &ScheduleRow) -> bool {
+    let agrees = |sent: &Option<String>, kept: &str| sent.as_ref().is_none_or(|it| it == kept);
+    sent.job_type == kept.job_type
+        && sent.cron_expression == kept.cron_expression
+        && agrees(&sent.timezone, &kept.timezone)
+        && agrees(&sent.queue, &kept.queue)
+        && sent.max_attempts.is_none_or(|it| it == kept.max_attempts)
+        && sent.timeout_seconds.is_none_or(|it| it == kept.timeout_seconds)
+        && kept.problem.is_none()
+}
+
+/// One schedule.
+///
+/// # Errors
+/// [`Error::ScheduleNotFound`].
+pub async fn find(engine: &Engine, project_id: ProjectId, id: &str) -> Result<ScheduleRow, Error> {
+    let mut conn = engine.pools.read_for(project_id).await?;
+    schedules::find(&mut conn, project_id, id).await?.ok_or(Error::ScheduleNotFound)
+}
+
+/// The schedules of a project after `after`, by their ids.
+pub async fn page(
+    engine: &Engine,
+    project_id: ProjectId,
+    after: &str,
+    limit: i64,
+) -> Result<Vec<ScheduleRow>, Error> {
+    let mut conn = engine.pools.read_for(project_id).await?;
+    Ok(schedules::page(&mut conn, project_id, after, limit).await?)
+}
+
+/// Deletes a schedule; its jobs stay.
+///
+/// # Errors
+/// [`Error::ScheduleNotFound`].
+pub async fn delete(engine: &Engine, project_id: ProjectId, id: &str) -> Result<(), Error> {
+    let mut conn = engine.pools.read_for(project_id).await?;
+    match schedules::delete(&mut conn, project_id, id).await? {
+        true => Ok(()),
+        false => Err(Error::ScheduleNotFound),
+    }
+}
+
+/// Pauses a schedule, or sets it going from now on: what it has missed meanwhile is not made up for.
+///
+/// # Errors
+/// [`Error::ScheduleNotFound`].
+pub async fn set_paused(
+    engine: &Engine,
+    project_id: ProjectId,
+    id: &str,
+    is_paused: bool,
+) -> Result<ScheduleRow, Error> {
+    let mut conn = engine.pools.read_for(project_id).await?;
+    if !schedules::set_paused(&mut conn, project_id, id, is_paused).await? {
+        return Err(Error::ScheduleNotFound);
+    }
+    drop(conn);
+    engine.tidings.wake.ask(Chore::Plan);
+    find(engine, project_id, id).await
+}
+
+/// When a schedule fires next; none while it is paused, or when it never will again.
+#[must_use]
+pub fn next_run_at(row: &ScheduleRow) -> Option<DateTime<Utc>> {
+    if row.is_paused || row.problem.is_some() {
+        return None;
+    }
+    let planned = || {
+        let schedule = Schedule::parse(&row.cron_expression, &row.timezone).ok()?;
+        schedule.next_after(row.now).ok()
+    };
+    row.next_tick.or_else(planned)
+}

@@ -1,0 +1,156 @@
+//! What workers report of their attempts beside the end: events and logs. Both are fenced.
+
+use std::collections::{BTreeMap, HashSet};
+
+use sqlx::Acquire;
+
+use crate::{
+    domain::{lease, limits, logs, text},
+    engine::{Engine, settle},
+    error::Error,
+    events_feed::Happening,
+    ids::{EventId, JobKey, ProjectId},
+    store::{self, events, logs::LogTotals},
+};
+
+pub use crate::store::{
+    events::{NewEvent, Shown},
+    logs::LogChunk,
+};
+
+/// Stores events of running attempts, all or none. Answers with their ids.
+///
+/// # Errors
+/// [`Error::JobNotFound`], [`Error::InvalidState`], [`Error::WorkerMismatch`] or [`Error::StaleLease`]
+/// when one of the attempts is not this worker's. [`Error::Invalid`] when a job has too many events.
+pub async fn note_events(
+    engine: &Engine,
+    project_id: ProjectId,
+    shown: &[Shown],
+    events: Vec<NewEvent>,
+) -> Result<Vec<EventId>, Error> {
+    let mut conn = engine.pools.read_for(project_id).await?;
+    let mut tx = conn.begin().await?;
+    if let Some(refused) = find_refused(&mut tx, project_id, shown).await? {
+        // Without its connection: the second look takes one.
+        drop(tx);
+        drop(conn);
+        return Err(refusal(engine, project_id, refused).await?);
+    }
+    let mut by_job: BTreeMap<_, (JobKey, i64)> = BTreeMap::new();
+    for event in &events {
+        by_job.entry(event.key.id).or_insert((event.key, 0)).1 += 1;
+    }
+    for (key, more) in by_job.into_values() {
+        let max = limits::MAX_JOB_EVENTS;
+        if store::events::count(&mut tx, key, max).await? + more > max {
+            let message = format!("{} has {max} events, its limit", key.id);
+            return Err(Error::invalid("events", message));
+        }
+    }
+    let ids = events::insert(&mut tx, &events).await?;
+    tx.commit().await?;
+    drop(conn);
+    engine.tidings.news.tell(|| {
+        let told = ids.iter().zip(events).map(|(id, event)| Happening {
+            project_id,
+            job_id: event.key.id,
+            id: *id,
+            kind: event.kind,
+            attempt: event.attempt,
+            worker_id: event.worker_id,
+            payload: event.payload.filter(|it| it.len() <= limits::MAX_STREAMED_PAYLOAD_BYTES),
+        });
+        told.collect()
+    });
+    Ok(ids)
+}
+
+/// The first of these attempts that does not run; the others are locked against their end.
+async fn find_refused<'a>(
+    tx: &mut sqlx::PgConnection,
+    project_id: ProjectId,
+    shown: &'a [Shown],
+) -> sqlx::Result<Option<&'a Shown>> {
+    let running = events::lock_running(tx, project_id, shown).await?;
+    let running: HashSet<_> =
+        running.into_iter().filter_map(|it| usize::try_from(it).ok()).collect();
+    let refused = shown.iter().enumerate().find(|(number, _)| !running.contains(number));
+    Ok(refused.map(|it| it.1))
+}
+
+async fn refusal(engine: &Engine, project_id: ProjectId, shown: &Shown) -> Result<Error, Error> {
+    let key = JobKey { project_id, id: shown.job_id };
+    let fence = shown.fence();
+    let found = settle::look_again(engine, key, &fence).await?;
+    Ok(settle::refused(lease::explain_report(&fence, &found.standing), &found.standing))
+}
+
+/// Chunks of one attempt.
+#[derive(Debug, Clone)]
+pub struct AttemptLogs {
+    pub shown: Shown,
+    /// What it printed. No two have the same place.
+    pub chunks: Vec<LogChunk>,
+}
+
+/// What became of chunks.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Logged {
+    pub accepted: usize,
+    pub duplicates: usize,
+    /// Whether something was cut away, now or before.
+    pub is_truncated: bool,
+}
+
+/// Stores chunks of running attempts, all or none; those whose places are taken are ignored, and those
+/// that find no room are cut.
+///
+/// # Errors
+/// As [`note_events`].
+pub async fn keep_logs(
+    engine: &Engine,
+    project_id: ProjectId,
+    attempts: &[AttemptLogs],
+) -> Result<Logged, Error> {
+    let mut conn = engine.pools.read_for(project_id).await?;
+    let mut tx = conn.begin().await?;
+    let shown: Vec<_> = attempts.iter().map(|it| it.shown.clone()).collect();
+    if let Some(refused) = find_refused(&mut tx, project_id, &shown).await? {
+        // Without its connection: the second look takes one.
+        drop(tx);
+        drop(conn);
+        return Err(refusal(engine, project_id, refused).await?);
+    }
+    let mut logged = Logged::default();
+    for AttemptLogs { shown, chunks } in attempts {
+        let key = JobKey { project_id, id: shown.job_id };
+        // Its lock makes room and places certain.
+        let mut totals = store::logs::lock_totals(&mut tx, key, shown.attempt).await?;
+        let taken = store::logs::find_taken(&mut tx, key, shown.attempt, chunks).await?;
+        let taken: HashSet<_> =
+            taken.into_iter().filter_map(|it| usize::try_from(it).ok()).collect();
+        logged.duplicates += taken.len();
+        let new = chunks.iter().enumerate().filter(|(number, _)| !taken.contains(number));
+        let kept: Vec<_> = new.filter_map(|(_, it)| keep(&mut totals, it)).collect();
+        store::logs::insert(&mut tx, key, shown.attempt, &kept).await?;
+        store::logs::set_totals(&mut tx, key, shown.attempt, totals).await?;
+        logged.accepted += kept.len();
+        logged.is_truncated |= totals.is_truncated;
+    }
+    tx.commit().await?;
+    drop(conn);
+    attempts.iter().for_each(|it| engine.tidings.news.nudge(project_id, it.shown.job_id));
+    Ok(logged)
+}
+
+/// Cuts a chunk to the room that is left, and counts it.
+fn keep(totals: &mut LogTotals, chunk: &LogChunk) -> Option<LogChunk> {
+    let bytes = chunk.data.len();
+    let room = logs::room(totals.kept_bytes, totals.kept_chunks, bytes);
+    totals.is_truncated |= room.is_none_or(|it| it < bytes);
+    let data = text::cut(&chunk.data, room?).to_owned();
+    totals.kept_bytes += data.len() as i64;
+    totals.kept_chunks += 1;
+    Some(LogChunk { data, ..chunk.clone() })
+}

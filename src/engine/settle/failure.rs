@@ -1,0 +1,95 @@
+//! What follows an attempt that did not succeed: decide, write it down, tell.
+
+use std::time::Duration;
+
+use metrics::{counter, histogram};
+use sqlx::PgConnection;
+
+use crate::{
+    domain::{
+        backoff::{Jitter, RetryPolicy},
+        job::{self, AfterAttempt, Ending, Next, Outcome, Running, StoredState},
+        text::ErrorReport,
+    },
+    engine::{cancel, jobs::dead_letters, notify::Tidings},
+    store::{
+        self,
+        settle_failure::{AfterEnd, Ended, Held},
+    },
+    telemetry,
+};
+
+/// Decides what the end of a locked job's attempt leads to. Throws the dice for the backoff.
+pub(in crate::engine) fn decide(
+    held: &Held,
+    ending: &Ending<'_>,
+    error: ErrorReport,
+    duration_ms: Option<i64>,
+) -> Ended {
+    let policy = RetryPolicy::stored(held.retry.as_ref());
+    let running = Running {
+        attempt: held.attempt,
+        failures: held.failures,
+        max_attempts: held.max_attempts,
+        cancel_requested: held.cancel_requested,
+        policy: &policy,
+    };
+    let jitter = Jitter::new(rand::random());
+    let AfterAttempt { next, failures } = job::after_attempt(&running, ending, jitter);
+    let (state, wait) = match next {
+        Next::Pending => (StoredState::Pending, Duration::ZERO),
+        Next::RetryAfter(wait) => (StoredState::Backoff, wait),
+        Next::DeadLetter => (StoredState::DeadLetter, Duration::ZERO),
+        Next::Cancelled => (StoredState::Cancelled, Duration::ZERO),
+    };
+    let outcome = if next == Next::Cancelled { Outcome::Cancelled } else { ending.outcome() };
+    let (key, attempt, ran_ms) = (held.key(), held.attempt, held.ran_ms);
+    Ended { key, attempt, state, failures, wait, outcome, error, duration_ms, ran_ms }
+}
+
+/// Writes down what was decided, in the transaction that holds the locks.
+pub(in crate::engine) async fn write_down(
+    tx: &mut PgConnection,
+    ends: &[Ended],
+) -> sqlx::Result<Vec<AfterEnd>> {
+    if ends.is_empty() {
+        return Ok(Vec::new());
+    }
+    let mut after = store::settle_failure::end_attempts(tx, ends).await?;
+    let cancelled: Vec<_> =
+        ends.iter().filter(|it| it.state == StoredState::Cancelled).map(|it| it.key).collect();
+    if !cancelled.is_empty() {
+        for gone in cancel::call_off(tx, &cancelled, false, None).await? {
+            if let Some(after) = after.iter_mut().find(|it| it.job.key == gone.key) {
+                after.has_orphans = gone.has_orphans;
+            }
+        }
+    }
+    let ended = after.iter().filter(|it| it.job.state == StoredState::DeadLetter);
+    let parents: Vec<_> = ended.filter(|it| it.has_orphans).map(|it| it.job.key).collect();
+    if !parents.is_empty() {
+        store::cascade::mark_orphaned(tx, &parents).await?;
+    }
+    // Last: the rows of groups are shared by many.
+    dead_letters::write_down(tx, ends, &after).await?;
+    Ok(after)
+}
+
+/// Counts and tells, after the commit.
+pub(in crate::engine) fn tell(tidings: &Tidings, ends: &[Ended], after: &[AfterEnd]) {
+    for end in ends {
+        let outcome = end.outcome.as_str();
+        counter!(telemetry::JOBS_SETTLED, "outcome" => outcome).increment(1);
+        match end.state {
+            StoredState::DeadLetter => counter!(telemetry::JOBS_DEAD_LETTERED).increment(1),
+            StoredState::Cancelled => counter!(telemetry::JOBS_CANCELLED).increment(1),
+            StoredState::Backoff => counter!(telemetry::JOBS_RETRIED).increment(1),
+            _ => (),
+        }
+        if end.outcome == Outcome::Failed {
+            histogram!(telemetry::RUN_SECONDS).record(end.ran_ms as f64 / 1_000.0);
+        }
+    }
+    tidings.tally.ended(ends, after);
+    tidings.ended(ends, after);
+}

@@ -1,0 +1,119 @@
+//! Signs of life: each renews one lease.
+
+use std::collections::HashMap;
+
+use futures_util::future::try_join_all;
+use sqlx::{Postgres, pool::PoolConnection};
+
+use crate::{
+    domain::lease,
+    engine::{Engine, batch::Batch, settle},
+    error::Error,
+    ids::{JobId, JobKey, ProjectId},
+    store::{self, pools::Pool},
+};
+
+pub use crate::store::heartbeats::{Beat, Renewed};
+
+/// What a worker should do after its heartbeat.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Advice {
+    Continue,
+    /// Stop and hand the job in: it was called off.
+    Cancel,
+}
+
+impl Advice {
+    fn of(renewed: &Renewed) -> Self {
+        if renewed.cancel_requested { Self::Cancel } else { Self::Continue }
+    }
+}
+
+/// What became of each lease of a worker: the advice and the lease's length in seconds, or none when the
+/// lease is lost.
+pub type Leases = Vec<(JobId, Option<(Advice, i32)>)>;
+
+/// Renews many leases of one worker, all in one statement unless others beat at the same moment.
+///
+/// # Errors
+/// [`Error::Overloaded`] and [`Error::Unavailable`]: some may be renewed all the same.
+pub async fn heartbeat_all(engine: &Engine, beats: Vec<Beat>) -> Result<Leases, Error> {
+    let renewals = beats.into_iter().map(async |beat| {
+        let id = beat.key.id;
+        let renewed = engine.beats.submit(beat).await?;
+        Ok((id, renewed.map(|it| (Advice::of(&it), it.lease_seconds))))
+    });
+    try_join_all(renewals).await
+}
+
+/// Renews a lease, if its fence holds and it has not expired.
+///
+/// # Errors
+/// [`Error::JobNotFound`], [`Error::InvalidState`], [`Error::WorkerMismatch`] or
+/// [`Error::StaleLease`] when the lease is not this worker's any more: it should stop.
+pub async fn heartbeat(engine: &Engine, beat: Beat) -> Result<Advice, Error> {
+    let (key, fence) = (beat.key, beat.fence.clone());
+    if let Some(renewed) = engine.beats.submit(beat).await? {
+        return Ok(Advice::of(&renewed));
+    }
+    let found = settle::look_again(engine, key, &fence).await?;
+    let refusal = lease::explain_heartbeat(&fence, &found.standing);
+    Err(settle::refused(refusal, &found.standing))
+}
+
+/// Gives leases that were handed out to nobody by name to the worker that says it has them. Answers with
+/// those it has now.
+pub async fn adopt(
+    engine: &Engine,
+    project_id: ProjectId,
+    worker_id: &str,
+    jobs: &[JobId],
+) -> Result<Vec<JobId>, Error> {
+    if jobs.is_empty() {
+        return Ok(Vec::new());
+    }
+    let mut conn = engine.pools.settle.acquire().await?;
+    Ok(store::heartbeats::adopt(&mut conn, project_id, worker_id, jobs).await?)
+}
+
+/// The batch of heartbeats.
+pub struct Beats {
+    pub(in crate::engine) pool: Pool,
+}
+
+impl Batch for Beats {
+    type Item = Beat;
+    /// None: the fence did not hold.
+    type Answer = Option<Renewed>;
+    type Key = JobKey;
+    type Connection = PoolConnection<Postgres>;
+
+    const KIND: &'static str = "heartbeat";
+    const MAX_ROWS: usize = 500;
+
+    fn bytes(_: &Beat) -> usize {
+        0
+    }
+
+    fn key(item: &Beat) -> JobKey {
+        item.key
+    }
+
+    async fn connect(&self) -> sqlx::Result<Self::Connection> {
+        self.pool.acquire().await
+    }
+
+    async fn flush(
+        &self,
+        conn: &mut Self::Connection,
+        items: &[Beat],
+        _: bool,
+    ) -> sqlx::Result<Vec<Result<Option<Renewed>, Error>>> {
+        let renewed: HashMap<_, _> = store::heartbeats::renew(conn, items)
+            .await?
+            .into_iter()
+            .map(|it| (it.key, it))
+            .collect();
+        Ok(items.iter().map(|it| Ok(renewed.get(&it.key).copied())).collect())
+    }
+}

@@ -1,0 +1,4 @@
+//! Statistics: what this node counts in memory, and how it is written to the database.
+
+pub mod flush;
+pub mod recorder;

@@ -1,0 +1,381 @@
+//! The workers: what they tell of themselves, when they were heard, and what they are told.
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use metrics::counter;
+use moka::sync::Cache;
+use sqlx::{Acquire, Postgres, pool::PoolConnection};
+use tokio::sync::Notify;
+
+use super::{
+    Engine,
+    batch::Batch,
+    settle::{failure, heartbeat},
+};
+use crate::{
+    domain::{job::Ending, limits::WORKER_SILENCE_SECONDS, text::ErrorReport, worker::WorkerState},
+    error::{Error, is_faulty_statement},
+    ids::{ANONYMOUS, ProjectId},
+    store::{self, pools::Pool, sweep, workers::Sighting},
+    telemetry,
+};
+
+pub use crate::store::workers::{Facts, Registration, WorkerRow};
+
+/// Workers one node remembers.
+const MAX_KNOWN: u64 = 100_000;
+/// What is known of a worker is trusted so long; changes are told earlier.
+const KNOWN_TTL: Duration = Duration::from_secs(600);
+/// A worker's calls are noted at most this often.
+const SEEN_PERIOD: Duration = Duration::from_secs(5);
+/// Sightings of one statement.
+const MAX_SIGHTINGS: usize = 500;
+/// Changes of workers are looked for over this window, in seconds: some passes longer than one may take.
+const CHANGES_WINDOW_SECONDS: i32 = 20;
+/// Leases ended by one statement.
+const MAX_ENDED: i64 = 500;
+
+pub type WorkerKey = (ProjectId, Arc<str>);
+
+/// What one node knows of workers.
+pub struct Registry {
+    known: Cache<WorkerKey, Option<Arc<Facts>>>,
+    seen: Mutex<HashMap<WorkerKey, Seen>>,
+    told: Notify,
+}
+
+struct Seen {
+    noted_at: Instant,
+    /// What it last said of itself.
+    last: Sighting,
+    is_waiting: bool,
+}
+
+impl Registry {
+    pub(super) fn new() -> Self {
+        let known = Cache::builder().time_to_live(KNOWN_TTL).max_capacity(MAX_KNOWN).build();
+        Self { known, seen: Mutex::default(), told: Notify::new() }
+    }
+
+    /// Notes that a worker was heard: soon in the store, for everybody to see.
+    pub fn note_seen(&self, key: &WorkerKey, queue_names: &[Arc<str>], job_types: &[String]) {
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_news = |it: &Seen| {
+            let queues = it.last.queues.iter().map(String::as_str);
+            !queue_names.is_empty()
+                && (!queues.eq(queue_names.iter().map(|it| &**it))
+                    || it.last.job_types != job_types)
+        };
+        let known = seen.get(key);
+        let is_fresh = known.is_some_and(|it| it.noted_at.elapsed() < SEEN_PERIOD && !is_news(it));
+        if is_fresh || (known.is_none() && seen.len() as u64 >= MAX_KNOWN) {
+            return;
+        }
+        let sighting = Sighting {
+            project_id: key.0,
+            worker_id: key.1.to_string(),
+            queues: queue_names.iter().map(ToString::to_string).collect(),
+            job_types: job_types.to_vec(),
+        };
+        let noted = Seen { noted_at: Instant::now(), last: sighting, is_waiting: true };
+        seen.insert(key.clone(), noted);
+    }
+
+    fn take_sightings(&self) -> Vec<Sighting> {
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let take = |it: &mut Seen| std::mem::take(&mut it.is_waiting).then(|| it.last.clone());
+        let waiting: Vec<_> = seen.values_mut().filter_map(take).collect();
+        seen.retain(|_, it| it.noted_at.elapsed() < SEEN_PERIOD);
+        waiting
+    }
+
+    /// Remembers what is known of a worker, and lets its parked polls look again.
+    fn learn(&self, key: &WorkerKey, facts: Facts) {
+        self.known.insert(key.clone(), Some(Arc::new(facts)));
+        self.told.notify_waiters();
+    }
+
+    /// Forgets what is known of a worker, and lets its parked polls look again.
+    fn forget(&self, key: &WorkerKey) {
+        self.known.invalidate(key);
+        self.told.notify_waiters();
+    }
+}
+
+/// What is known of a worker; none: it never introduced itself, nor was told anything, or has no name.
+pub async fn facts(engine: &Engine, key: &WorkerKey) -> Result<Option<Arc<Facts>>, Error> {
+    if key.1.starts_with(ANONYMOUS) {
+        return Ok(None);
+    }
+    if let Some(known) = engine.registry.known.get(key) {
+        return Ok(known);
+    }
+    let found = engine.acquaintances.submit(key.clone()).await?.map(Arc::new);
+    // What was learnt meanwhile is newer.
+    Ok(engine.registry.known.entry_by_ref(key).or_insert(found).into_value())
+}
+
+/// What a worker was told, if it should take no more jobs.
+pub async fn halt(engine: &Engine, key: &WorkerKey) -> Result<Option<WorkerState>, Error> {
+    Ok(facts(engine, key).await?.and_then(|it| WorkerState::halt(it.state, it.directive)))
+}
+
+/// Resolves when the worker is told to take no more jobs. A store that does not answer tells nothing.
+pub(super) async fn until_halted(engine: &Engine, key: &WorkerKey) {
+    loop {
+        let told = engine.registry.told.notified();
+        tokio::pin!(told);
+        // Listen before looking.
+        told.as_mut().enable();
+        // In a task of its own: this wait may be dropped in the middle.
+        let (asking, asked) = (engine.clone(), key.clone());
+        let halted = match engine.registry.known.get(key) {
+            Some(known) => {
+                known.is_some_and(|it| WorkerState::halt(it.state, it.directive).is_some())
+            }
+            None => {
+                let looked = tokio::spawn(async move { halt(&asking, &asked).await }).await;
+                matches!(looked, Ok(Ok(Some(_))))
+            }
+        };
+        if halted {
+            return;
+        }
+        told.await;
+    }
+}
+
+/// The batch of questions about workers.
+pub struct Acquaintances {
+    pub(super) pool: Pool,
+}
+
+impl Batch for Acquaintances {
+    type Item = WorkerKey;
+    type Answer = Option<Facts>;
+    type Key = WorkerKey;
+    type Connection = PoolConnection<Postgres>;
+
+    const KIND: &'static str = "worker";
+    const MAX_ROWS: usize = 500;
+
+    fn bytes(_: &WorkerKey) -> usize {
+        0
+    }
+
+    fn key(item: &WorkerKey) -> WorkerKey {
+        item.clone()
+    }
+
+    async fn connect(&self) -> sqlx::Result<Self::Connection> {
+        self.pool.acquire().await
+    }
+
+    async fn flush(
+        &self,
+        conn: &mut Self::Connection,
+        items: &[WorkerKey],
+        _: bool,
+    ) -> sqlx::Result<Vec<Result<Option<Facts>, Error>>> {
+        let asked: Vec<_> = items.iter().map(|it| (it.0, &*it.1)).collect();
+        let mut facts: HashMap<_, _> =
+            store::workers::facts(conn, &asked).await?.into_iter().collect();
+        Ok((0_i64..).zip(items).map(|(number, _)| Ok(facts.remove(&number))).collect())
+    }
+}
+
+/// Keeps what a worker tells of itself.
+pub async fn register(
+    engine: &Engine,
+    project_id: ProjectId,
+    worker: &Registration,
+) -> Result<(), Error> {
+    let mut conn = engine.pools.claim.acquire().await?;
+    store::workers::upsert(&mut conn, project_id, worker).await?;
+    engine.registry.forget(&(project_id, worker.worker_id.as_str().into()));
+    Ok(())
+}
+
+/// Renews the leases of a whole worker. A worker that says it is terminated hands them back.
+///
+/// # Errors
+/// [`Error::Unavailable`] when the store does not answer; some leases may be renewed all the same.
+pub async fn beat(
+    engine: &Engine,
+    key: &WorkerKey,
+    state: WorkerState,
+    beats: Vec<heartbeat::Beat>,
+) -> Result<(WorkerState, heartbeat::Leases), Error> {
+    if state == WorkerState::Terminated {
+        let lost = beats.into_iter().map(|it| (it.key.id, None)).collect();
+        deregister(engine, key).await?;
+        return Ok((WorkerState::Terminate, lost));
+    }
+    let facts = {
+        let mut conn = engine.pools.settle.acquire().await?;
+        store::workers::beat(&mut conn, key.0, &key.1, state).await?
+    };
+    let advice = WorkerState::advice(facts.state, facts.directive);
+    let was_known = engine.registry.known.get(key).flatten();
+    if was_known.as_deref() != Some(&facts) {
+        // Either may be the newer: whoever asks next looks.
+        engine.registry.forget(key);
+    }
+    let leases = heartbeat::heartbeat_all(engine, beats).await?;
+    Ok((advice, leases))
+}
+
+/// Ends a worker's life: hands back its leases, no failure counted. Answers with how many.
+///
+/// # Errors
+/// [`Error::WorkerNotFound`] when nobody of this name was ever heard and nothing is leased to it.
+pub async fn deregister(engine: &Engine, key: &WorkerKey) -> Result<u64, Error> {
+    let mut conn = engine.pools.settle.acquire().await?;
+    let was_known = store::workers::terminate(&mut conn, key.0, &key.1).await?;
+    drop(conn);
+    engine.registry.forget(key);
+    let released = end_leases(engine, &engine.pools.settle, key, &Ending::Released).await?;
+    if !was_known && released == 0 {
+        return Err(Error::WorkerNotFound);
+    }
+    Ok(released)
+}
+
+/// Tells a worker what to do; none: to go on.
+///
+/// # Errors
+/// [`Error::WorkerNotFound`].
+pub async fn direct(
+    engine: &Engine,
+    key: &WorkerKey,
+    directive: Option<WorkerState>,
+) -> Result<(), Error> {
+    let mut conn = engine.pools.read_for(key.0).await?;
+    let facts = store::workers::direct(&mut conn, key.0, &key.1, directive).await?;
+    engine.registry.learn(key, facts.ok_or(Error::WorkerNotFound)?);
+    Ok(())
+}
+
+/// Ends every lease of a worker in the same way, but as expired only while the worker is silent. Answers with
+/// how many there were.
+async fn end_leases(
+    engine: &Engine,
+    pool: &Pool,
+    key: &WorkerKey,
+    ending: &Ending<'_>,
+) -> sqlx::Result<u64> {
+    let mut ended = 0;
+    loop {
+        let mut conn = pool.acquire().await?;
+        let mut tx = conn.begin().await?;
+        let only_silent = *ending == Ending::LeaseExpired;
+        if only_silent
+            && !store::workers::lock_silent(&mut tx, key.0, &key.1, WORKER_SILENCE_SECONDS).await?
+        {
+            return Ok(ended);
+        }
+        let held = store::settle_failure::lock_held_by(&mut tx, key.0, &key.1, MAX_ENDED).await?;
+        let ends: Vec<_> = held
+            .iter()
+            .map(|it| failure::decide(it, ending, ErrorReport::default(), None))
+            .collect();
+        let rested = failure::write_down(&mut tx, &ends).await?;
+        tx.commit().await?;
+        drop(conn);
+        failure::tell(&engine.tidings, &ends, &rested);
+        ended += ends.len() as u64;
+        if (ends.len() as i64) < MAX_ENDED {
+            return Ok(ended);
+        }
+    }
+}
+
+/// A page of workers, by name.
+pub async fn page(
+    engine: &Engine,
+    project_id: ProjectId,
+    label: Option<&str>,
+    queue: Option<&str>,
+    after: &str,
+    limit: i64,
+) -> Result<Vec<WorkerRow>, Error> {
+    let mut conn = engine.pools.read_for(project_id).await?;
+    Ok(store::workers::page(&mut conn, project_id, label, queue, after, limit).await?)
+}
+
+/// One pass: notes who was heard, learns what other nodes have changed, and ends the leases of workers
+/// that fell silent. Each part is done even if one before it fails.
+///
+/// # Errors
+/// The first of the store's; the pass can be repeated.
+pub async fn pass(engine: &Engine) -> sqlx::Result<()> {
+    let noted = note_sightings(engine).await;
+    let learned = learn_changes(engine).await;
+    let buried = bury_silent(engine).await;
+    noted.and(learned).and(buried)
+}
+
+async fn note_sightings(engine: &Engine) -> sqlx::Result<()> {
+    let sightings = engine.registry.take_sightings();
+    if sightings.is_empty() {
+        return Ok(());
+    }
+    let mut conn = engine.pools.background.acquire().await?;
+    for sightings in sightings.chunks(MAX_SIGHTINGS) {
+        match store::workers::note_seen(&mut conn, sightings).await {
+            // One that cannot be stored must not hide the others.
+            Err(error) if is_faulty_statement(&error) => {
+                for one in sightings {
+                    if let Err(error) =
+                        store::workers::note_seen(&mut conn, std::slice::from_ref(one)).await
+                    {
+                        let error = &error as &dyn std::error::Error;
+                        tracing::warn!(error, "a worker that was heard could not be noted");
+                    }
+                }
+            }
+            noted => noted?,
+        }
+    }
+    Ok(())
+}
+
+async fn learn_changes(engine: &Engine) -> sqlx::Result<()> {
+    let mut conn = engine.pools.background.acquire().await?;
+    let changed = sweep::changed_workers(&mut conn, CHANGES_WINDOW_SECONDS).await?;
+    let changed: HashSet<WorkerKey> =
+        changed.into_iter().map(|(project_id, it)| (project_id, it.into())).collect();
+    changed.iter().for_each(|it| engine.registry.known.invalidate(it));
+    if !changed.is_empty() {
+        engine.registry.told.notify_waiters();
+    }
+    Ok(())
+}
+
+async fn bury_silent(engine: &Engine) -> sqlx::Result<()> {
+    loop {
+        let mut conn = engine.pools.background.acquire().await?;
+        let silent = sweep::find_silent_workers(&mut conn).await?;
+        drop(conn);
+        let is_full = silent.len() == sweep::MAX_SILENT_WORKERS;
+        for (project_id, worker_id) in silent {
+            let key = (project_id, worker_id.into());
+            let pool = &engine.pools.background;
+            let ended = end_leases(engine, pool, &key, &Ending::LeaseExpired).await?;
+            // Last, so that a pass that breaks off is repeated.
+            let mut conn = pool.acquire().await?;
+            let silence = WORKER_SILENCE_SECONDS;
+            if store::workers::note_lost(&mut conn, project_id, &key.1, silence).await? {
+                counter!(telemetry::WORKERS_LOST).increment(1);
+                tracing::info!(leases = ended, "a worker fell silent: its leases have ended");
+            }
+        }
+        if !is_full {
+            return Ok(());
+        }
+    }
+}

@@ -1,0 +1,236 @@
+//! What has just happened to jobs, for those who watch: one job, or a whole project. Told after each
+//! commit of this node, never stored: what was missed is read from the jobs themselves.
+//!
+//! Nobody watching costs one look at a counter.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use tokio::sync::{Notify, broadcast};
+
+use crate::{
+    domain::limits,
+    ids::{EventId, JobId, ProjectId},
+};
+
+/// Events that a slow listener may be behind; then it is told that it has missed some.
+const MAX_BEHIND: usize = 1_024;
+
+/// Events of a project are remembered so long after its last listener has left, so that a stream that
+/// comes back finds what it missed.
+const FEED_KEEP: Duration = Duration::from_secs(300);
+
+/// Something that happened to a job.
+#[derive(Debug, Clone)]
+pub struct Happening {
+    pub project_id: ProjectId,
+    pub job_id: JobId,
+    pub id: EventId,
+    pub kind: String,
+    /// In which attempt, if in one.
+    pub attempt: Option<i32>,
+    /// Whose attempt.
+    pub worker_id: Option<String>,
+    /// JSON.
+    pub payload: Option<String>,
+}
+
+impl Happening {
+    /// Something without details.
+    #[must_use]
+    pub fn new(project_id: ProjectId, job_id: JobId, kind: &str) -> Self {
+        let (attempt, worker_id, payload) = (None, None, None);
+        let id = EventId::generate();
+        Self { project_id, job_id, id, kind: kind.to_owned(), attempt, worker_id, payload }
+    }
+}
+
+type Watched = HashMap<(ProjectId, JobId), (Arc<Notify>, usize)>;
+
+struct Feed {
+    sender: broadcast::Sender<Arc<Happening>>,
+    recent: VecDeque<Arc<Happening>>,
+    /// Since when nobody listens, as far as anybody has looked.
+    unheard_since: Option<Instant>,
+}
+
+#[derive(Default)]
+struct Inner {
+    /// Watched jobs and feeds: nothing is told when it is 0.
+    watched: AtomicUsize,
+    jobs: Mutex<Watched>,
+    feeds: Mutex<HashMap<ProjectId, Feed>>,
+}
+
+/// Who tells, and who listens. Cheap to clone.
+#[derive(Clone, Default)]
+pub struct News(Arc<Inner>);
+
+impl News {
+    /// Tells what happened, if anybody watches. Call it after the commit.
+    pub fn tell(&self, happenings: impl FnOnce() -> Vec<Happening>) {
+        if self.0.watched.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        let happenings = happenings();
+        let jobs = lock(&self.0.jobs);
+        for happening in &happenings {
+            if let Some((notify, _)) = jobs.get(&(happening.project_id, happening.job_id)) {
+                notify.notify_waiters();
+            }
+        }
+        drop(jobs);
+        let mut feeds = lock(&self.0.feeds);
+        for happening in happenings {
+            let Some(feed) = feeds.get_mut(&happening.project_id) else { continue };
+            let happening = Arc::new(happening);
+            if feed.recent.len() == limits::MAX_REMEMBERED_EVENTS {
+                feed.recent.pop_front();
+            }
+            feed.recent.push_back(Arc::clone(&happening));
+            let _ = feed.sender.send(happening);
+        }
+    }
+
+    #[must_use]
+    pub fn watch(&self, project_id: ProjectId, job_id: JobId) -> Watch {
+        let key = (project_id, job_id);
+        let mut jobs = lock(&self.0.jobs);
+        let (notify, watchers) = jobs.entry(key).or_default();
+        *watchers += 1;
+        self.0.watched.fetch_add(1, Ordering::Relaxed);
+        Watch { news: self.clone(), key, notify: Arc::clone(notify) }
+    }
+
+    #[must_use]
+    pub fn watched_jobs(&self) -> Vec<(ProjectId, JobId)> {
+        lock(&self.0.jobs).keys().copied().collect()
+    }
+
+    /// Wakes who watches one job.
+    pub fn nudge(&self, project_id: ProjectId, job_id: JobId) {
+        if let Some((notify, _)) = lock(&self.0.jobs).get(&(project_id, job_id)) {
+            notify.notify_waiters();
+        }
+    }
+
+    /// Forgets projects that nobody has listened to for five minutes.
+    pub fn forget_unheard(&self) {
+        let mut feeds = lock(&self.0.feeds);
+        let before = feeds.len();
+        feeds.retain(|_, feed| {
+            if feed.sender.receiver_count() > 0 {
+                feed.unheard_since = None;
+                return true;
+            }
+            feed.unheard_since.get_or_insert_with(Instant::now).elapsed() < FEED_KEEP
+        });
+        self.0.watched.fetch_sub(before - feeds.len(), Ordering::Relaxed);
+    }
+
+    /// Listens to a project, from the event after `last` on, if this node remembers it.
+    #[must_use]
+    pub fn listen(&self, project_id: ProjectId, last: Option<EventId>) -> Listening {
+        let mut feeds = lock(&self.0.feeds);
+        let feed = feeds.entry(project_id).or_insert_with(|| {
+            self.0.watched.fetch_add(1, Ordering::Relaxed);
+            let sender = broadcast::channel(MAX_BEHIND).0;
+            Feed { sender, recent: VecDeque::new(), unheard_since: None }
+        });
+        let seen = last.and_then(|last| feed.recent.iter().position(|it| it.id == last));
+        let missed = seen.map(|it| feed.recent.iter().skip(it + 1).cloned().collect());
+        let has_gap = last.is_some() && seen.is_none();
+        Listening { receiver: feed.sender.subscribe(), missed: missed.unwrap_or_default(), has_gap }
+    }
+}
+
+/// A project's events.
+pub struct Listening {
+    pub receiver: broadcast::Receiver<Arc<Happening>>,
+    /// What came since the last event that the listener has seen.
+    pub missed: Vec<Arc<Happening>>,
+    /// Whether something was missed that nobody remembers.
+    pub has_gap: bool,
+}
+
+/// Somebody watches a job until this is dropped.
+pub struct Watch {
+    news: News,
+    key: (ProjectId, JobId),
+    notify: Arc<Notify>,
+}
+
+impl Watch {
+    /// Resolves when something happens after this call. Make it before looking at the job, or what
+    /// happens in between is missed.
+    pub fn changed(&self) -> tokio::sync::futures::Notified<'_> {
+        self.notify.notified()
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        let mut jobs = lock(&self.news.0.jobs);
+        if let Some((_, watchers)) = jobs.get_mut(&self.key) {
+            *watchers -= 1;
+            if *watchers == 0 {
+                jobs.remove(&self.key);
+            }
+        }
+        self.news.0.watched.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// No code that holds these locks can panic in the middle of a change.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures_util::FutureExt;
+
+    const PROJECT: ProjectId = ProjectId(1);
+
+    #[tokio::test]
+    async fn a_watcher_hears_of_its_job_and_of_no_other() {
+        let news = News::default();
+        let (mine, other) = (JobId::generate(), JobId::generate());
+        let watch = news.watch(PROJECT, mine);
+        {
+            let mut changed = std::pin::pin!(watch.changed());
+            changed.as_mut().enable();
+            news.tell(|| vec![Happening::new(PROJECT, other, "test")]);
+            assert!(changed.as_mut().now_or_never().is_none());
+            news.tell(|| vec![Happening::new(PROJECT, mine, "test")]);
+            changed.await;
+        }
+        drop(watch);
+        assert!(news.watched_jobs().is_empty());
+        news.tell(|| unreachable!("nobody watches"));
+    }
+
+    #[tokio::test]
+    async fn a_listener_that_comes_back_gets_what_it_missed_or_is_told_that_it_cannot() {
+        let news = News::default();
+        let mut first = news.listen(PROJECT, None);
+        let job = JobId::generate();
+        news.tell(|| vec![Happening::new(PROJECT, job, "a"), Happening::new(PROJECT, job, "b")]);
+        let seen = first.receiver.recv().await.expect("an event");
+        assert_eq!(seen.kind, "a");
+        drop(first);
+        news.tell(|| vec![Happening::new(PROJECT, job, "c")]);
+        let again = news.listen(PROJECT, Some(seen.id));
+        let kinds: Vec<_> = again.missed.iter().map(|it| it.kind.as_str()).collect();
+        assert_eq!((kinds, again.has_gap), (vec!["b", "c"], false));
+        assert!(news.listen(PROJECT, Some(EventId::generate())).has_gap);
+        assert!(news.listen(ProjectId(2), None).missed.is_empty());
+    }
+}

@@ -1,0 +1,93 @@
+//! What requests have in common that deal with many jobs: they count first, and begin an operation.
+
+use axum::http::StatusCode;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::{
+    audit::{self, Deed},
+    idempotency::{Answer, Ids},
+    operations::Operation,
+};
+use crate::{
+    app::App,
+    auth::{Caller, Manage},
+    domain::{
+        limits,
+        operation::{Kind, Which},
+    },
+    engine::operations::{self, NewOperation},
+    error::Error,
+    wire::validate::Check,
+};
+
+/// How many jobs there are, and what is done with them.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+pub struct ManyReply {
+    /// How many match, of the 100,000 that were looked at; no more than `max`.
+    pub count: i64,
+    /// Whether there are more than were looked at.
+    pub is_capped: bool,
+    /// The operation that has begun; null after a dry run.
+    #[schema(required)]
+    pub operation: Option<Operation>,
+}
+
+/// What is to be done with many jobs.
+pub struct Wish {
+    /// What.
+    pub kind: Kind,
+    /// With which.
+    pub which: Which,
+    /// As the audit log says it.
+    pub action: &'static str,
+    /// With no more than so many.
+    pub max: Option<i64>,
+    /// With no more than so many in a second.
+    pub rate_per_second: Option<i32>,
+    /// Whether they are only counted.
+    pub dry_run: bool,
+}
+
+/// Checks how many, and how fast.
+pub fn check_pace(max: Option<i64>, rate_per_second: Option<i32>, check: &mut Check) {
+    if let Some(max) = max {
+        check.range("max", max, 1, limits::MAX_OPERATION_JOBS);
+    }
+    if let Some(rate) = rate_per_second {
+        check.range("rate_per_second", rate, 1, limits::MAX_OPERATION_RATE);
+    }
+}
+
+/// Begins an operation on so many jobs, or says how many there are.
+///
+/// # Errors
+/// Those of [`operations::begin`].
+pub async fn begin(
+    app: &App,
+    by: &Caller<Manage>,
+    ids: Ids,
+    wish: Wish,
+    (count, is_capped): (i64, bool),
+) -> Result<Answer, Error> {
+    let Wish { kind, which, action, max, rate_per_second, dry_run } = wish;
+    let count = max.map_or(count, |it| it.min(count));
+    if dry_run {
+        let reply = ManyReply { count, is_capped, operation: None };
+        return Answer::new(StatusCode::OK, None, &reply);
+    }
+    let new = NewOperation {
+        id: ids.operation(),
+        kind,
+        filter: which,
+        expected: (!is_capped || Some(count) == max).then_some(count),
+        max_jobs: max,
+        rate_per_second,
+    };
+    let row = operations::begin(&app.engine, by.project_id, &new).await?;
+    let after = serde_json::to_string(&new.filter).ok();
+    audit::note(app, by, Deed { after, ..Deed::to(action, row.id.to_string()) }).await;
+    let location = Some(format!("/v1/operations/{}", row.id));
+    let reply = ManyReply { count, is_capped, operation: Some(row.into()) };
+    Answer::new(StatusCode::ACCEPTED, location, &reply)
+}

@@ -1,0 +1,181 @@
+//! `POST /v1/dead-letters/retry` and `POST /v1/dead-letters/purge`: many at once, as an operation.
+
+use axum::{Extension, extract::State, http::HeaderMap, response::Response};
+use serde::Deserialize;
+use utoipa::ToSchema;
+
+use super::check_filter;
+use crate::{
+    app::App,
+    auth::{Caller, Manage},
+    domain::operation::{Filter, Kind, Which},
+    error::Error,
+    http::{
+        bulk::{self, ManyReply, Wish},
+        error::ErrorBody,
+        idempotency::{self, Answer, Ids},
+    },
+    store,
+    wire::{
+        RequestId,
+        extract::{Fingerprinted, Object, RequestBody},
+        validate::Check,
+    },
+};
+
+/// What a purge asks to be typed.
+const CONFIRM_PURGE: &str = "purge";
+
+/// Which dead letters to bring back, and how fast.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(example = json!({"filter": {"job_type": "email.send"}, "rate_per_second": 50}))]
+#[schema(as = RetryDeadLettersRequest)]
+pub struct RetryManyRequest {
+    /// Which; an empty filter means all.
+    #[schema(value_type = Filter)]
+    filter: Object<Filter>,
+    /// Only count them. Default: false.
+    #[serde(default)]
+    dry_run: bool,
+    /// No more than so many, the oldest first. Default: all.
+    #[schema(minimum = 1, maximum = 10_000_000)]
+    max: Option<i64>,
+    /// No more than so many in a second. Default: as fast as it can.
+    #[schema(minimum = 1, maximum = 10_000)]
+    rate_per_second: Option<i32>,
+}
+
+/// Which dead letters to delete.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(example = json!({"filter": {"job_type": "email.send"}, "confirm": "purge"}))]
+#[schema(as = PurgeDeadLettersRequest)]
+pub struct PurgeManyRequest {
+    /// Which; an empty filter means all.
+    #[schema(value_type = Filter)]
+    filter: Object<Filter>,
+    /// Must be `purge`, unless it is a dry run.
+    confirm: Option<String>,
+    /// Only count them. Default: false.
+    #[serde(default)]
+    dry_run: bool,
+}
+
+impl RequestBody for RetryManyRequest {}
+impl RequestBody for PurgeManyRequest {}
+
+/// Retry many dead letters.
+///
+/// Those that match when it begins, the oldest first, in the background: the operation says how far it has
+/// come. With `dry_run`, only their number.
+#[utoipa::path(
+    post, path = "/dead-letters/retry", tag = "dead-letters", operation_id = "dead_letters_retry_many",
+    security(("api_key" = ["manage"]), ("session" = ["member"])),
+    params(("Idempotency-Key" = Option<String>, Header, description = "Repeating the request with the same key answers as the first time, for 24 hours.", max_length = 200)),
+    request_body = RetryManyRequest,
+    responses(
+        (status = 202, description = "The operation has begun; `Location` leads to it.", body = ManyReply,
+         headers(("Location" = String, description = "The operation's path."), ("Idempotent-Replay" = Option<String>, description = "`true` when this is the answer to an earlier request."))),
+        (status = 200, description = "A dry run: how many there are.", body = ManyReply),
+        (status = 400, description = "The request cannot be read or breaks a rule.", body = ErrorBody),
+        (status = 401, description = "No valid API key.", body = ErrorBody),
+        (status = 409, description = "The idempotency key came with another request.", body = ErrorBody),
+        (status = 413, description = "The body is too large.", body = ErrorBody),
+        (status = 415, description = "The body is not JSON.", body = ErrorBody),
+        (status = 503, description = "Try again later.", body = ErrorBody),
+    ),
+)]
+pub async fn retry(
+    caller: Caller<Manage>,
+    State(app): State<App>,
+    Extension(request_id): Extension<RequestId>,
+    headers: HeaderMap,
+    Fingerprinted { request, fingerprint }: Fingerprinted<RetryManyRequest>,
+) -> Result<Response, Error> {
+    let key = idempotency::key(&headers, None)?;
+    let (running, by) = (app.clone(), caller.clone());
+    idempotency::once(&app, &caller, key, &fingerprint, &request_id, async move |ids: Ids| {
+        let RetryManyRequest { filter: Object(filter), dry_run, max, rate_per_second } = request;
+        let mut check = Check::default();
+        check_filter("filter.", &filter, &mut check);
+        bulk::check_pace(max, rate_per_second, &mut check);
+        check.finish()?;
+        let what = What { kind: Kind::DeadLettersRetry, filter, max, rate_per_second };
+        begin(&running, &by, ids, what, dry_run).await
+    })
+    .await
+}
+
+/// Purge dead letters.
+///
+/// Deletes those that match when it begins, for good, in the background. `confirm` must be `purge`.
+#[utoipa::path(
+    post, path = "/dead-letters/purge", tag = "dead-letters", operation_id = "dead_letters_purge",
+    security(("api_key" = ["manage"]), ("session" = ["member"])),
+    params(("Idempotency-Key" = Option<String>, Header, description = "Repeating the request with the same key answers as the first time, for 24 hours.", max_length = 200)),
+    request_body = PurgeManyRequest,
+    responses(
+        (status = 202, description = "The operation has begun; `Location` leads to it.", body = ManyReply,
+         headers(("Location" = String, description = "The operation's path."), ("Idempotent-Replay" = Option<String>, description = "`true` when this is the answer to an earlier request."))),
+        (status = 200, description = "A dry run: how many there are.", body = ManyReply),
+        (status = 400, description = "The request cannot be read or breaks a rule.", body = ErrorBody),
+        (status = 401, description = "No valid API key.", body = ErrorBody),
+        (status = 409, description = "The idempotency key came with another request.", body = ErrorBody),
+        (status = 413, description = "The body is too large.", body = ErrorBody),
+        (status = 415, description = "The body is not JSON.", body = ErrorBody),
+        (status = 503, description = "Try again later.", body = ErrorBody),
+    ),
+)]
+pub async fn purge(
+    caller: Caller<Manage>,
+    State(app): State<App>,
+    Extension(request_id): Extension<RequestId>,
+    headers: HeaderMap,
+    Fingerprinted { request, fingerprint }: Fingerprinted<PurgeManyRequest>,
+) -> Result<Response, Error> {
+    let key = idempotency::key(&headers, None)?;
+    let (running, by) = (app.clone(), caller.clone());
+    idempotency::once(&app, &caller, key, &fingerprint, &request_id, async move |ids: Ids| {
+        let PurgeManyRequest { filter: Object(filter), confirm, dry_run } = request;
+        let mut check = Check::default();
+        check_filter("filter.", &filter, &mut check);
+        if !dry_run && confirm.as_deref() != Some(CONFIRM_PURGE) {
+            check.refuse(
+                "confirm",
+                format!("must be \"{CONFIRM_PURGE}\": they are deleted for good"),
+            );
+        }
+        check.finish()?;
+        let kind = Kind::DeadLettersPurge;
+        let what = What { kind, filter, max: None, rate_per_second: None };
+        begin(&running, &by, ids, what, dry_run).await
+    })
+    .await
+}
+
+async fn begin(
+    app: &App,
+    by: &Caller<Manage>,
+    ids: Ids,
+    what: What,
+    dry_run: bool,
+) -> Result<Answer, Error> {
+    let mut conn = app.engine.pools.read_for(by.project_id).await?;
+    let counted = store::dead_letters::count(&mut conn, by.project_id, &what.filter).await?;
+    drop(conn);
+    let What { kind, filter, max, rate_per_second } = what;
+    let action = match kind {
+        Kind::DeadLettersPurge => "dead_letters.purged",
+        _ => "dead_letters.retried",
+    };
+    let wish = Wish { kind, which: Which::Letters(filter), action, max, rate_per_second, dry_run };
+    bulk::begin(app, by, ids, wish, counted).await
+}
+
+struct What {
+    kind: Kind,
+    filter: Filter,
+    max: Option<i64>,
+    rate_per_second: Option<i32>,
+}

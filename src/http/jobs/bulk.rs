@@ -1,0 +1,150 @@
+//! `POST /v1/jobs/cancel` and `POST /v1/jobs/retry`: all that a list shows, as an operation.
+
+use axum::{Extension, extract::State, http::HeaderMap, response::Response};
+use serde::Deserialize;
+use utoipa::ToSchema;
+
+use super::read::MAX_TAG_FILTER_CHARS;
+use crate::{
+    app::App,
+    auth::{Caller, Manage},
+    domain::{
+        limits,
+        operation::{JobFilter, Kind, Which},
+    },
+    error::Error,
+    http::{
+        bulk::{self, ManyReply, Wish},
+        error::ErrorBody,
+        idempotency,
+    },
+    store,
+    wire::{
+        RequestId,
+        extract::{Fingerprinted, Object, RequestBody},
+        validate::Check,
+    },
+};
+
+/// Which jobs, and how fast.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(example = json!({"filter": {"queue": "default", "tag": "customer:42"}, "dry_run": true}))]
+pub struct ManyJobsRequest {
+    /// Which; an empty filter means all that can be.
+    #[schema(value_type = JobFilter)]
+    filter: Object<JobFilter>,
+    /// Only count them. Default: false.
+    #[serde(default)]
+    dry_run: bool,
+    /// No more than so many, the oldest first. Default: all.
+    #[schema(minimum = 1, maximum = 10_000_000)]
+    max: Option<i64>,
+    /// No more than so many in a second. Default: as fast as it can.
+    #[schema(minimum = 1, maximum = 10_000)]
+    rate_per_second: Option<i32>,
+}
+
+impl RequestBody for ManyJobsRequest {}
+
+/// Cancel many jobs.
+///
+/// Those that match and had been stored when it begins, the oldest first, in the background: the operation says how far it
+/// has come. What waits is called off; the workers of what runs are asked to stop. With `dry_run`, only their number.
+#[utoipa::path(
+    post, path = "/jobs/cancel", tag = "jobs", operation_id = "jobs_cancel_many",
+    security(("api_key" = ["manage"]), ("session" = ["member"])),
+    params(("Idempotency-Key" = Option<String>, Header, description = "Repeating the request with the same key answers as the first time, for 24 hours.", max_length = 200)),
+    request_body = ManyJobsRequest,
+    responses(
+        (status = 202, description = "The operation has begun; `Location` leads to it.", body = ManyReply,
+         headers(("Location" = String, description = "The operation's path."), ("Idempotent-Replay" = Option<String>, description = "`true` when this is the answer to an earlier request."))),
+        (status = 200, description = "A dry run: how many there are.", body = ManyReply),
+        (status = 400, description = "The request cannot be read or breaks a rule.", body = ErrorBody),
+        (status = 401, description = "No valid API key.", body = ErrorBody),
+        (status = 409, description = "The idempotency key came with another request.", body = ErrorBody),
+        (status = 413, description = "The body is too large.", body = ErrorBody),
+        (status = 415, description = "The body is not JSON.", body = ErrorBody),
+        (status = 503, description = "Try again later.", body = ErrorBody),
+    ),
+)]
+pub async fn cancel(
+    caller: Caller<Manage>,
+    State(app): State<App>,
+    Extension(request_id): Extension<RequestId>,
+    headers: HeaderMap,
+    request: Fingerprinted<ManyJobsRequest>,
+) -> Result<Response, Error> {
+    begin(app, caller, (Kind::JobsCancel, "jobs.cancelled"), request_id, &headers, request).await
+}
+
+/// Retry many jobs.
+///
+/// Dead letters and cancelled jobs that match and had been stored when it begins, the oldest first, in the background: the
+/// operation says how far it has come. A job whose parents have not come back stays as it is. With `dry_run`, only their number.
+#[utoipa::path(
+    post, path = "/jobs/retry", tag = "jobs", operation_id = "jobs_retry_many",
+    security(("api_key" = ["manage"]), ("session" = ["member"])),
+    params(("Idempotency-Key" = Option<String>, Header, description = "Repeating the request with the same key answers as the first time, for 24 hours.", max_length = 200)),
+    request_body = ManyJobsRequest,
+    responses(
+        (status = 202, description = "The operation has begun; `Location` leads to it.", body = ManyReply,
+         headers(("Location" = String, description = "The operation's path."), ("Idempotent-Replay" = Option<String>, description = "`true` when this is the answer to an earlier request."))),
+        (status = 200, description = "A dry run: how many there are.", body = ManyReply),
+        (status = 400, description = "The request cannot be read or breaks a rule.", body = ErrorBody),
+        (status = 401, description = "No valid API key.", body = ErrorBody),
+        (status = 409, description = "The idempotency key came with another request.", body = ErrorBody),
+        (status = 413, description = "The body is too large.", body = ErrorBody),
+        (status = 415, description = "The body is not JSON.", body = ErrorBody),
+        (status = 503, description = "Try again later.", body = ErrorBody),
+    ),
+)]
+pub async fn retry(
+    caller: Caller<Manage>,
+    State(app): State<App>,
+    Extension(request_id): Extension<RequestId>,
+    headers: HeaderMap,
+    request: Fingerprinted<ManyJobsRequest>,
+) -> Result<Response, Error> {
+    begin(app, caller, (Kind::JobsRetry, "jobs.retried"), request_id, &headers, request).await
+}
+
+async fn begin(
+    app: App,
+    caller: Caller<Manage>,
+    (kind, action): (Kind, &'static str),
+    request_id: RequestId,
+    headers: &HeaderMap,
+    Fingerprinted { request, fingerprint }: Fingerprinted<ManyJobsRequest>,
+) -> Result<Response, Error> {
+    let key = idempotency::key(headers, None)?;
+    let (running, by) = (app.clone(), caller.clone());
+    idempotency::once(&app, &caller, key, &fingerprint, &request_id, async move |ids| {
+        let ManyJobsRequest { filter: Object(filter), dry_run, max, rate_per_second } = request;
+        let mut check = Check::default();
+        check_filter(kind, &filter, &mut check);
+        bulk::check_pace(max, rate_per_second, &mut check);
+        check.finish()?;
+        let mut conn = running.engine.pools.read_for(by.project_id).await?;
+        let listed = store::jobs::Filter::of(kind, &filter);
+        let counted = store::jobs::count(&mut conn, by.project_id, &listed).await?;
+        drop(conn);
+        let which = Which::Jobs(filter);
+        let wish = Wish { kind, which, action, max, rate_per_second, dry_run };
+        bulk::begin(&running, &by, ids, wish, counted).await
+    })
+    .await
+}
+
+fn check_filter(kind: Kind, filter: &JobFilter, check: &mut Check) {
+    let JobFilter { state, queue, job_type, tag, created_after, created_before } = filter;
+    if state.is_some_and(|it| !kind.states().contains(&it)) {
+        let states: Vec<_> = kind.states().iter().map(|it| it.as_str()).collect();
+        check.refuse("filter.state", format!("must be one of: {}", states.join(", ")));
+    }
+    check.optional_name("filter.queue", queue.as_deref(), limits::MAX_QUEUE_CHARS);
+    check.optional_name("filter.job_type", job_type.as_deref(), limits::MAX_JOB_TYPE_CHARS);
+    check.optional_name("filter.tag", tag.as_deref(), MAX_TAG_FILTER_CHARS);
+    check.time("filter.created_after", *created_after);
+    check.time("filter.created_before", *created_before);
+}

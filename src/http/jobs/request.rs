@@ -1,0 +1,302 @@
+//! What a new job may be, and the checks of its fields: for one job, a batch and a workflow.
+
+use std::collections::BTreeMap;
+
+use axum::http::HeaderMap;
+use chrono::{DateTime, Utc};
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use sqlx::types::Json as Stored;
+use utoipa::ToSchema;
+
+use crate::{
+    domain::{constraint_key, limits, plan::Limits, trace::TraceContext},
+    engine::enqueue::{
+        Extras, NewJob, Start,
+        dependencies::{OnConflict, TiedJob},
+    },
+    error::Error,
+    http::retry::RetryRequest,
+    ids::{JobId, ProjectId},
+    wire::{
+        extract::{Object, RequestBody},
+        validate::Check,
+    },
+};
+
+const DEFAULT_QUEUE: &str = "default";
+const DEFAULT_TIMEOUT_SECONDS: i32 = 1_800;
+const DEFAULT_CONCURRENCY_LIMIT: i32 = 1;
+/// Fewer failures than one would never be retried, and never be given up.
+const MIN_MAX_ATTEMPTS: i32 = 1;
+
+/// A job to enqueue.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(example = json!({
+    "job_type": "email.send",
+    "payload": {"to": "ada@example.com"},
+    "queue": "default"
+}))]
+pub struct EnqueueRequest {
+    /// What a worker must be able to do.
+    #[schema(min_length = 1, max_length = 500)]
+    job_type: String,
+    /// Any JSON of at most 256 KiB; workers get it byte for byte. Default: null.
+    #[serde(default)]
+    #[schema(value_type = serde_json::Value, required = false)]
+    payload: Option<Box<RawValue>>,
+    /// Where it waits. Default: `default`. A queue exists from its first use.
+    #[schema(min_length = 1, max_length = 100)]
+    queue: Option<String>,
+    /// Higher runs first. Default: 0.
+    #[schema(minimum = -100, maximum = 100)]
+    priority: Option<i16>,
+    /// When it may run, at most one year ahead. Default: at once.
+    run_at: Option<DateTime<Utc>>,
+    /// When it may run, in seconds from now. Instead of `run_at`.
+    #[schema(minimum = 0, maximum = 31_622_400)]
+    delay_seconds: Option<i64>,
+    /// Failures at which it is given up. Default: as its queue says, or 3.
+    #[schema(minimum = 1, maximum = 100)]
+    max_attempts: Option<i32>,
+    /// Longest run of one attempt. Default: 1800.
+    #[schema(minimum = 1, maximum = 86_400)]
+    timeout_seconds: Option<i32>,
+    /// How it is tried again.
+    #[schema(value_type = Option<RetryRequest>)]
+    retry: Option<Object<RetryRequest>>,
+    /// For your own use; at most 32.
+    tags: Option<BTreeMap<String, String>>,
+    /// What its worker must have, all of it; at most 16.
+    #[schema(max_items = 16)]
+    labels: Option<Vec<String>>,
+    /// Jobs of the project that share it run at most `concurrency_limit` at a time.
+    #[schema(min_length = 1, max_length = 200)]
+    concurrency_key: Option<String>,
+    /// With `concurrency_key`: this job starts only while fewer run. Default: 1.
+    #[schema(minimum = 1, maximum = 100_000)]
+    concurrency_limit: Option<i32>,
+    /// Makes it the only live job with its key.
+    #[schema(value_type = Option<UniqueRequest>)]
+    pub(in crate::http) unique: Option<Object<UniqueRequest>>,
+    /// It is called off if nobody is at it by then. Must be later than `run_at`.
+    expires_at: Option<DateTime<Utc>>,
+    /// The job it waits for. Instead of `depends_on`.
+    pub(in crate::http) parent_job_id: Option<String>,
+    /// The jobs it waits for: it runs when all have succeeded; at most 100. In a workflow, their keys.
+    #[schema(max_items = 100)]
+    pub(in crate::http) depends_on: Option<Vec<String>>,
+    /// In a workflow, and only there: its name, unique in the workflow.
+    #[schema(min_length = 1, max_length = 100)]
+    pub(in crate::http) key: Option<String>,
+    /// An older spelling of the header `Idempotency-Key`.
+    #[schema(min_length = 1, max_length = 200)]
+    pub(in crate::http) idempotency_key: Option<String>,
+}
+
+/// Makes a job the only live one with its key. A dead letter is not live.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct UniqueRequest {
+    /// The key, unique in the project.
+    #[schema(min_length = 1, max_length = 200)]
+    key: String,
+    /// What happens when a live job has it. Default: reject.
+    on_conflict: Option<OnConflictChoice>,
+}
+
+/// What happens when a live job has the key.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum OnConflictChoice {
+    /// 409, nothing is stored.
+    #[default]
+    Reject,
+    /// 200 with the job that has it.
+    ReturnExisting,
+    /// A waiting job is called off and this one stored; 409 when it runs.
+    Replace,
+}
+
+impl RequestBody for EnqueueRequest {}
+
+/// Checks a job and makes it ready to be stored.
+///
+/// # Errors
+/// [`Error::FieldTooLarge`]; other broken rules are noted in `check`.
+pub fn accept(
+    (project_id, limits): (ProjectId, &Limits),
+    id: JobId,
+    mut request: EnqueueRequest,
+    traceparent: Option<&str>,
+    check: &mut Check,
+) -> Result<TiedJob, Error> {
+    check.name("job_type", &request.job_type, limits::MAX_JOB_TYPE_CHARS);
+    let queue = request.queue.take().unwrap_or_else(|| DEFAULT_QUEUE.to_owned());
+    check.name("queue", &queue, limits::MAX_QUEUE_CHARS);
+    let priority = request.priority.unwrap_or(0);
+    check.range("priority", priority, limits::MIN_PRIORITY, limits::MAX_PRIORITY);
+    if let Some(max_attempts) = request.max_attempts {
+        check.range("max_attempts", max_attempts, MIN_MAX_ATTEMPTS, limits::MAX_MAX_ATTEMPTS);
+    }
+    let timeout_seconds = request.timeout_seconds.unwrap_or(DEFAULT_TIMEOUT_SECONDS);
+    check.range("timeout_seconds", timeout_seconds, 1, limits::MAX_TIMEOUT_SECONDS);
+    let payload = match request.payload.take() {
+        Some(payload) => {
+            check.size("payload", &payload, limits.max_payload_bytes())?;
+            check.depth("payload", &payload);
+            Box::<str>::from(payload).into_string()
+        }
+        None => "null".to_owned(),
+    };
+    let on_conflict = match request.unique.as_ref().and_then(|Object(it)| it.on_conflict) {
+        None | Some(OnConflictChoice::Reject) => OnConflict::Reject,
+        Some(OnConflictChoice::ReturnExisting) => OnConflict::ReturnExisting,
+        Some(OnConflictChoice::Replace) => OnConflict::Replace,
+    };
+    let is_continuation = request.parent_job_id.is_some();
+    let extras = accept_extras(&mut request, traceparent, check);
+    let job = NewJob {
+        project_id,
+        id,
+        queue,
+        job_type: request.job_type,
+        rank: priority.saturating_neg(),
+        start: start(request.run_at, request.delay_seconds, check),
+        max_attempts: request.max_attempts,
+        timeout_seconds,
+        payload,
+        retry: request.retry.map(|Object(it)| Stored(it.accept("retry", check))),
+        tags: accept_tags(request.tags, check),
+        extras: (extras != Extras::default()).then(|| Box::new(extras)),
+    };
+    let path = check.path().to_owned();
+    Ok(TiedJob { job, on_conflict, is_continuation, is_id_given: false, path })
+}
+
+/// The parts that most jobs do not have.
+fn accept_extras(
+    request: &mut EnqueueRequest,
+    traceparent: Option<&str>,
+    check: &mut Check,
+) -> Extras {
+    if request.key.is_some() {
+        check.refuse("key", "is for the jobs of a workflow only");
+    }
+    let mut labels = request.labels.take().unwrap_or_default();
+    check.names("labels", &labels, limits::MAX_LABELS, limits::MAX_LABEL_CHARS);
+    labels.sort();
+    labels.dedup();
+    let concurrency_key = request.concurrency_key.take();
+    check.optional_name("concurrency_key", concurrency_key.as_deref(), limits::MAX_KEY_CHARS);
+    let concurrency_limit = request.concurrency_limit;
+    if let Some(limit) = concurrency_limit {
+        check.range("concurrency_limit", limit, 1, limits::MAX_CONCURRENCY);
+        if concurrency_key.is_none() {
+            check.refuse("concurrency_limit", "must be sent together with concurrency_key");
+        }
+    }
+    let unique_key = request.unique.take().map(|Object(it)| it.key);
+    check.optional_name("unique.key", unique_key.as_deref(), limits::MAX_KEY_CHARS);
+    check.time("expires_at", request.expires_at);
+    if let (Some(expires_at), Some(run_at)) = (request.expires_at, request.run_at)
+        && expires_at <= run_at
+    {
+        check.refuse("expires_at", "must be later than run_at");
+    }
+    let parents = accept_parents(request, check);
+    Extras {
+        gate: constraint_key::gate(&request.job_type, &labels, concurrency_key.as_deref()),
+        labels,
+        concurrency_limit: concurrency_key
+            .is_some()
+            .then(|| concurrency_limit.unwrap_or(DEFAULT_CONCURRENCY_LIMIT)),
+        concurrency_key,
+        unique_key,
+        expires_at: request.expires_at,
+        traceparent: traceparent.map(str::to_owned),
+        has_parents: !parents.is_empty(),
+        parents,
+        ..Extras::default()
+    }
+}
+
+fn accept_parents(request: &mut EnqueueRequest, check: &mut Check) -> Vec<JobId> {
+    let named = match (request.parent_job_id.take(), request.depends_on.take()) {
+        (Some(_), Some(_)) => {
+            check.refuse("parent_job_id", "must not be sent together with depends_on");
+            return Vec::new();
+        }
+        (Some(parent), None) => vec![("parent_job_id".to_owned(), parent)],
+        (None, many) => {
+            let many = many.unwrap_or_default();
+            if many.len() > limits::MAX_PARENTS {
+                let max = limits::MAX_PARENTS;
+                check.refuse(
+                    "depends_on",
+                    format!("must have at most {max} entries, has {}", many.len()),
+                );
+                return Vec::new();
+            }
+            (0..)
+                .zip(many)
+                .map(|(place, it): (usize, _)| (format!("depends_on[{place}]"), it))
+                .collect()
+        }
+    };
+    let mut parents = Vec::with_capacity(named.len());
+    for (field, id) in named {
+        match id.parse() {
+            Ok(id) if parents.contains(&id) => check.refuse(&field, "is named twice"),
+            Ok(id) => parents.push(id),
+            Err(_) => check.refuse(&field, "must be the id of a job of this project"),
+        }
+    }
+    parents
+}
+
+/// The trace that a request belongs to, as its header says. One that is malformed is no trace, as the
+/// W3C's recommendation asks.
+#[must_use]
+pub fn traceparent(headers: &HeaderMap) -> Option<&str> {
+    let value = headers.get("traceparent")?.to_str().ok()?;
+    TraceContext::parse(value).map(|_| value)
+}
+
+fn start(run_at: Option<DateTime<Utc>>, delay_seconds: Option<i64>, check: &mut Check) -> Start {
+    check.time("run_at", run_at);
+    match (run_at, delay_seconds) {
+        (Some(_), Some(_)) => {
+            check.refuse("delay_seconds", "must not be sent together with run_at");
+            Start::After(0)
+        }
+        (Some(run_at), None) => Start::At(run_at),
+        (None, delay_seconds) => {
+            let seconds = delay_seconds.unwrap_or(0);
+            check.range("delay_seconds", seconds, 0, limits::MAX_DELAY_SECONDS);
+            Start::After(i32::try_from(seconds).unwrap_or(i32::MAX))
+        }
+    }
+}
+
+fn accept_tags(
+    tags: Option<BTreeMap<String, String>>,
+    check: &mut Check,
+) -> Option<Stored<BTreeMap<String, String>>> {
+    let tags = tags.filter(|it| !it.is_empty())?;
+    if tags.len() > limits::MAX_TAGS {
+        check.refuse(
+            "tags",
+            format!("must have at most {} entries, has {}", limits::MAX_TAGS, tags.len()),
+        );
+        return None;
+    }
+    for (key, value) in &tags {
+        check.name("tags", key, limits::MAX_TAG_KEY_CHARS);
+        if let Err(error) = crate::domain::text::check_text(value, limits::MAX_TAG_VALUE_CHARS) {
+            check.refuse(&format!("tags.{key}"), error.to_string());
+        }
+    }
+    Some(Stored(tags))
+}

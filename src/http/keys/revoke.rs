@@ -1,0 +1,188 @@
+//! The ends of keys: they are replaced, revoked, or reported by whoever found them.
+
+use axum::{Extension, Json as Reply, extract::State, http::StatusCode};
+use secrecy::{ExposeSecret, SecretString};
+use serde::Deserialize;
+use sqlx::Acquire;
+use utoipa::ToSchema;
+
+use super::{MadeApiKey, check_again, make, note};
+use crate::{
+    accounts::{Client, KeyWish, key},
+    app::{App, Forget},
+    auth::{Administer, Caller},
+    domain::{
+        access::{Scope, may_grant},
+        limits::MAX_KEY_OVERLAP_SECONDS,
+    },
+    error::Error,
+    http::error::ErrorBody,
+    store::{
+        self,
+        audit::{Actor, Deed},
+    },
+    wire::{
+        extract::{Json, KeyInPath, OptionalJson, RequestBody},
+        validate::Check,
+    },
+};
+
+/// For how long a rotated key goes on when nobody says.
+const DEFAULT_OVERLAP_SECONDS: i64 = 86_400;
+
+/// How a key is replaced.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(example = json!({"overlap_seconds": 3600}))]
+pub struct RotateKeyRequest {
+    /// For how long the old one goes on, so that nobody is locked out meanwhile. Default: one day.
+    #[schema(minimum = 0, maximum = 2_592_000)]
+    overlap_seconds: Option<i64>,
+}
+
+impl RequestBody for RotateKeyRequest {}
+
+/// Replace a key.
+///
+/// Makes a key that may do the same, and lets the old one end after the overlap; both open the project until then.
+#[utoipa::path(
+    post, path = "/keys/{key_id}/rotate", tag = "keys", operation_id = "keys_rotate",
+    security(("api_key" = ["manage"]), ("session" = ["admin"])),
+    params(("key_id" = String, Path, description = "The key's id.", example = "key_01m7w3ha3aextt8pkwwdmxsmqw")),
+    request_body(content = RotateKeyRequest, description = "May be missing."),
+    responses(
+        (status = 201, description = "The new key, and the only time that it is seen.", body = MadeApiKey),
+        (status = 400, description = "The request cannot be read or breaks a rule.", body = ErrorBody),
+        (status = 404, description = "The project has no such live key.", body = ErrorBody),
+        (status = 413, description = "The body is too large.", body = ErrorBody),
+        (status = 415, description = "The body is not JSON.", body = ErrorBody),
+    ),
+)]
+pub async fn rotate(
+    caller: Caller<Administer>,
+    State(app): State<App>,
+    KeyInPath(id): KeyInPath,
+    OptionalJson(request): OptionalJson<RotateKeyRequest>,
+) -> Result<(StatusCode, Reply<MadeApiKey>), Error> {
+    let overlap = request.overlap_seconds.unwrap_or(DEFAULT_OVERLAP_SECONDS);
+    let mut check = Check::default();
+    check.range("overlap_seconds", overlap, 0, MAX_KEY_OVERLAP_SECONDS);
+    check.finish()?;
+    let mut conn = app.engine.pools.read_for(caller.project_id).await?;
+    let mut tx = conn.begin().await?;
+    let end = check_again(&mut tx, &caller).await?;
+    let old = store::keys::lock(&mut tx, caller.project_id, id).await?;
+    let old = old.filter(|it| it.is_live).ok_or(Error::KeyNotFound)?;
+    let scopes: Vec<_> = old.scopes.iter().filter_map(|it| Scope::of_name(it)).collect();
+    if !may_grant(caller.who.scopes(), &scopes) {
+        return Err(Error::RoleExceedsCaller);
+    }
+    let hash = store::keys::end_after(&mut tx, caller.project_id, id, overlap).await?;
+    let wish = KeyWish {
+        name: old.name.clone(),
+        scopes,
+        expires_at: [old.expires_at, end].into_iter().flatten().min(),
+        created_by: Some(caller.who.id()),
+        per_minute: [old.produce_per_minute, old.work_per_minute, old.manage_per_minute],
+    };
+    // The one that is replaced does not count, or whoever has as many as there may be could not rotate.
+    let made = make(&mut tx, &caller, wish, 1).await?;
+    note(&mut tx, &caller, "key.rotated", Some(&old), Some(&made.listed)).await?;
+    tx.commit().await?;
+    drop(conn);
+    forget(&app, hash).await;
+    Ok((StatusCode::CREATED, Reply(made.into())))
+}
+
+async fn forget(app: &App, hash: Option<Vec<u8>>) {
+    if let Some(hash) = hash.and_then(|it| it.try_into().ok()) {
+        app.forget(Forget::Key(hash)).await;
+    }
+}
+
+/// Revoke a key.
+///
+/// Every node refuses it within five seconds, and ends its polls. To revoke it twice is no mistake.
+#[utoipa::path(
+    delete, path = "/keys/{key_id}", tag = "keys", operation_id = "keys_revoke",
+    security(("api_key" = ["manage"]), ("session" = ["admin"])),
+    params(("key_id" = String, Path, description = "The key's id.", example = "key_01m7w3ha3aextt8pkwwdmxsmqw")),
+    responses(
+        (status = 204, description = "It opens nothing any more."),
+        (status = 404, description = "The project has no such key.", body = ErrorBody),
+    ),
+)]
+pub async fn revoke(
+    caller: Caller<Administer>,
+    State(app): State<App>,
+    KeyInPath(id): KeyInPath,
+) -> Result<StatusCode, Error> {
+    let mut conn = app.engine.pools.read_for(caller.project_id).await?;
+    let mut tx = conn.begin().await?;
+    check_again(&mut tx, &caller).await?;
+    let row = store::keys::lock(&mut tx, caller.project_id, id).await?;
+    let row = row.ok_or(Error::KeyNotFound)?;
+    let hash = store::keys::revoke(&mut tx, caller.project_id, id).await?;
+    note(&mut tx, &caller, "key.revoked", Some(&row), None).await?;
+    tx.commit().await?;
+    drop(conn);
+    forget(&app, hash).await;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// A key that somebody has found.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(example = json!({"key": "fp_live_…"}))]
+pub struct ReportKeyRequest {
+    /// The key itself: whoever has it proves that it has leaked.
+    #[schema(value_type = String, max_length = 128)]
+    key: SecretString,
+}
+
+impl RequestBody for ReportKeyRequest {}
+
+/// Report a leaked key.
+///
+/// Anybody who has a key may end it: it is revoked at once. The answer does not say whether it was live.
+#[utoipa::path(
+    post, path = "/keys/report", tag = "keys", operation_id = "keys_report",
+    request_body = ReportKeyRequest, security(()),
+    responses(
+        (status = 204, description = "If that was a live key, it is none any more."),
+        (status = 400, description = "The request cannot be read.", body = ErrorBody),
+        (status = 413, description = "The body is too large.", body = ErrorBody),
+        (status = 415, description = "The body is not JSON.", body = ErrorBody),
+        (status = 429, description = "Too many from this address.", body = ErrorBody),
+        (status = 503, description = "Try again later.", body = ErrorBody),
+    ),
+)]
+pub async fn report(
+    State(app): State<App>,
+    Extension(client): Extension<Client>,
+    Json(request): Json<ReportKeyRequest>,
+) -> Result<StatusCode, Error> {
+    app.accounts.throttle_address(&client).await?;
+    let secret = request.key.expose_secret();
+    if !key::is_well_formed(secret) {
+        return Ok(StatusCode::NO_CONTENT);
+    }
+    let mut conn = app.engine.pools.people.acquire().await?;
+    let mut tx = conn.begin().await?;
+    let Some(owner) = store::keys::find_by_secret(&mut tx, &key::hash(secret)).await? else {
+        return Ok(StatusCode::NO_CONTENT);
+    };
+    let hash = store::keys::revoke(&mut tx, owner.project_id, owner.key_id).await?;
+    let deed =
+        Deed { action: "key.reported", target: Some(owner.key_id.to_string()), ..Deed::default() };
+    let actor = Actor {
+        request_id: Some(client.request_id.to_string()),
+        address: Some(client.address.to_string()),
+        ..Actor::SYSTEM
+    };
+    store::audit::insert(&mut tx, owner.project_id, &actor, &deed).await?;
+    tx.commit().await?;
+    drop(conn);
+    forget(&app, hash).await;
+    Ok(StatusCode::NO_CONTENT)
+}

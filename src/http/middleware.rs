@@ -1,0 +1,347 @@
+//! What every request passes through: an id, a task of its own, a measure, and one shape for errors.
+
+use std::{net::IpAddr, sync::Arc, time::Instant};
+
+use axum::{
+    extract::{MatchedPath, Request, State},
+    http::{
+        HeaderMap, HeaderName, HeaderValue, Method, StatusCode,
+        header::{
+            CACHE_CONTROL, CONTENT_SECURITY_POLICY, REFERRER_POLICY, STRICT_TRANSPORT_SECURITY,
+            X_CONTENT_TYPE_OPTIONS,
+        },
+    },
+    middleware::Next,
+    response::{IntoResponse, Response},
+};
+use ipnet::IpNet;
+use metrics::{counter, histogram};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use super::error;
+use crate::{
+    auth::{ClientAddress, LimitReport, client_of_request},
+    domain::trace::{TraceContext, trace_id_text},
+    error::Error,
+    ids,
+    limiter::Standing,
+    telemetry,
+    traces::{self, Answered},
+    wire::{ClientGone, RequestId, errors::Told},
+};
+
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
+/// Where a proxy says whom it speaks for.
+const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+/// Below this are the reference and the documentation.
+const DOCS: &str = "/docs";
+/// Below this are the console's pages.
+const CONSOLE: &str = "/console";
+/// Headers that every answer gets, and a few of its own.
+const MAX_OWN_HEADERS: usize = 10;
+/// Characters of a request id that a caller may choose.
+const MAX_REQUEST_ID_CHARS: usize = 128;
+
+/// Runs the handler in a task of its own, so that a client that vanishes cannot stop it in the
+/// middle of a statement; what it was doing is done, and [`ClientGone`] tells those who wait.
+pub async fn detach(
+    State(handlers): State<TaskTracker>,
+    mut request: Request,
+    next: Next,
+) -> Response {
+    let gone = CancellationToken::new();
+    let guard = gone.clone().drop_guard();
+    request.extensions_mut().insert(ClientGone(gone));
+    let answered = handlers.spawn(next.run(request)).await;
+    guard.disarm();
+    answered.unwrap_or_else(|panic| {
+        counter!(telemetry::PANICS).increment(1);
+        Error::internal(panic).into_response()
+    })
+}
+
+/// Gives the request its id, measures it, and writes the body of its error if it has one.
+pub async fn observe(mut request: Request, next: Next) -> Response {
+    let started = Instant::now();
+    let request_id = chosen_id(&request).unwrap_or_else(ids::request_id);
+    request.extensions_mut().insert(RequestId(request_id.clone()));
+    let limits = LimitReport::default();
+    request.extensions_mut().insert(limits.clone());
+    find_client(&mut request, &request_id);
+    let policy = Policy::of(request.uri().path());
+    let method = method_label(request.method());
+    let route = request.extensions().get::<MatchedPath>().cloned();
+    let caller = request.headers().get(TRACEPARENT).and_then(|it| it.to_str().ok());
+    let parent = caller.and_then(TraceContext::parse);
+    let trace = traces::begin(caller);
+    let mut response = next.run(request).await;
+    let mut failure = response.extensions_mut().remove::<Told>().map(|Told(it)| it);
+    // What no wire has told: it happened outside of all, or on the native one.
+    if let Some(untold) = response.extensions_mut().remove::<Error>() {
+        response = error::render(&untold, &request_id, response);
+        failure = Some(untold);
+    }
+    if let Ok(value) = HeaderValue::from_str(&request_id) {
+        response.headers_mut().insert(REQUEST_ID, value);
+    }
+    if let Some((budget, standing)) = limits.told() {
+        write_limits(response.headers_mut(), budget, standing);
+    }
+    secure(response.headers_mut(), policy);
+    let matched = route.as_ref().map(MatchedPath::as_str);
+    let route = matched.unwrap_or("unmatched");
+    let status = response.status();
+    measure(route, method, status, started);
+    if let Some(own) = trace {
+        let (status, took) = (status.as_u16(), started.elapsed());
+        let request_id = &request_id;
+        let method = if method == "other" { "_OTHER" } else { method };
+        let route = matched;
+        traces::request(&Answered { own, parent, method, route, status, took, request_id });
+    }
+    let trace_id = trace.or(parent).map(trace_id_text);
+    let about = About { route, method, status, started, request_id: &request_id, trace_id };
+    log(&about, failure.as_ref());
+    response
+}
+
+/// Proxies whose word about their clients is believed.
+#[derive(Debug, Clone, Default)]
+pub struct Proxies(Arc<[IpNet]>);
+
+impl Proxies {
+    /// These.
+    #[must_use]
+    pub fn new(proxies: Vec<IpNet>) -> Self {
+        Self(proxies.into())
+    }
+
+    /// Whether this is one of them.
+    #[must_use]
+    pub fn has(&self, address: IpAddr) -> bool {
+        let address = address.to_canonical();
+        self.0.iter().any(|it| it.contains(&address))
+    }
+
+    /// Who called: the connection's other end, or, when that is one of these, the last address that it was told
+    /// and that is none of these.
+    #[must_use]
+    pub fn client(&self, peer: IpAddr, headers: &HeaderMap) -> IpAddr {
+        if !self.has(peer) {
+            return peer;
+        }
+        let told = headers.get_all(FORWARDED_FOR).iter().map(|it| it.to_str().unwrap_or(""));
+        let told: Vec<&str> = told.flat_map(|it| it.split(',')).collect();
+        // From the right: what stands further left was said by whoever calls. What cannot be read ends it.
+        let read = told.into_iter().rev().map_while(read_address);
+        read.into_iter().find(|it| !self.has(*it)).unwrap_or(peer)
+    }
+}
+
+/// An address, with or without a port.
+fn read_address(text: &str) -> Option<IpAddr> {
+    let text = text.trim();
+    let socket = || text.parse::<std::net::SocketAddr>().ok().map(|it| it.ip());
+    let bracketed = || text.strip_prefix('[')?.strip_suffix(']')?.parse().ok();
+    text.parse().ok().or_else(socket).or_else(bracketed)
+}
+
+/// Who calls, for whoever asks: see [`crate::accounts::Client`].
+fn find_client(request: &mut Request, request_id: &str) {
+    let proxies = request.extensions().get::<Proxies>().cloned().unwrap_or_default();
+    if let Some(ClientAddress(peer)) = request.extensions().get().copied() {
+        let client = proxies.client(peer, request.headers());
+        request.extensions_mut().insert(ClientAddress(client));
+    }
+    let client = client_of_request(request.extensions(), request.headers(), request_id);
+    request.extensions_mut().insert(client);
+}
+
+/// `X-RateLimit-*`, and `RateLimit` with `RateLimit-Policy` as in draft-ietf-httpapi-ratelimit-headers-10.
+fn write_limits(headers: &mut HeaderMap, budget: &str, standing: Standing) {
+    let Standing { rate, remaining, reset_seconds } = standing;
+    let mut set = |name: HeaderName, value: String| {
+        if let Ok(value) = HeaderValue::from_str(&value) {
+            headers.insert(name, value);
+        }
+    };
+    let (count, window) = (rate.count, rate.window_seconds);
+    set(HeaderName::from_static("x-ratelimit-limit"), count.to_string());
+    set(HeaderName::from_static("x-ratelimit-remaining"), remaining.to_string());
+    set(HeaderName::from_static("x-ratelimit-reset"), reset_seconds.to_string());
+    let policy = format!("\"{budget}\";q={count};w={window}");
+    set(HeaderName::from_static("ratelimit-policy"), policy);
+    let limit = format!("\"{budget}\";r={remaining};t={reset_seconds}");
+    set(HeaderName::from_static("ratelimit"), limit);
+}
+
+/// What a browser may do with an answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Policy {
+    /// Nothing: it is no page.
+    Nothing,
+    /// The reference's own scripts and styles, some of them in the page itself.
+    Docs,
+    /// The console's own files, and nothing in the page itself.
+    Console,
+}
+
+impl Policy {
+    fn of(path: &str) -> Self {
+        let is_below = |base: &str| {
+            path.strip_prefix(base).is_some_and(|it| it.is_empty() || it.starts_with('/'))
+        };
+        match path {
+            _ if path.starts_with(DOCS) => Self::Docs,
+            _ if is_below(CONSOLE) => Self::Console,
+            _ => Self::Nothing,
+        }
+    }
+
+    /// With `no-referrer`, a browser hides the origin of a form even from the page's own server, which has to know it.
+    const fn referrer(self) -> &'static str {
+        match self {
+            Self::Nothing | Self::Docs => "no-referrer",
+            Self::Console => "same-origin",
+        }
+    }
+
+    const fn text(self) -> &'static str {
+        match self {
+            Self::Nothing => "default-src 'none'; frame-ancestors 'none'",
+            Self::Docs => {
+                "default-src 'self'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; \
+                 img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
+            }
+            Self::Console => {
+                "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
+                 form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+            }
+        }
+    }
+}
+
+/// What every answer tells browsers: the API is no page, is kept nowhere, and is framed by nobody.
+fn secure(headers: &mut HeaderMap, policy: Policy) {
+    // All of them at once, with those that follow.
+    headers.reserve(MAX_OWN_HEADERS);
+    headers.insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static(policy.text()));
+    headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    headers.insert(REFERRER_POLICY, HeaderValue::from_static(policy.referrer()));
+    headers.insert(STRICT_TRANSPORT_SECURITY, HeaderValue::from_static("max-age=31536000"));
+    let same_origin = HeaderValue::from_static("same-origin");
+    headers.insert(HeaderName::from_static("cross-origin-opener-policy"), same_origin);
+    if policy != Policy::Docs {
+        headers.entry(CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
+    }
+}
+
+fn chosen_id(request: &Request) -> Option<String> {
+    let id = request.headers().get(REQUEST_ID)?.to_str().ok()?;
+    let is_sane = !id.is_empty()
+        && id.len() <= MAX_REQUEST_ID_CHARS
+        && id.bytes().all(|it| it.is_ascii_alphanumeric() || b"_-.".contains(&it));
+    is_sane.then(|| id.to_owned())
+}
+
+/// A client may invent methods; metrics have no label whose values a client can invent.
+fn method_label(method: &Method) -> &'static str {
+    match method.as_str() {
+        "GET" => "GET",
+        "HEAD" => "HEAD",
+        "POST" => "POST",
+        "PUT" => "PUT",
+        "PATCH" => "PATCH",
+        "DELETE" => "DELETE",
+        "OPTIONS" => "OPTIONS",
+        _ => "other",
+    }
+}
+
+fn measure(route: &str, method: &'static str, status: StatusCode, started: Instant) {
+    let route: String = route.to_owned();
+    let status = status.as_u16().to_string();
+    counter!(telemetry::HTTP_REQUESTS, "route" => route.clone(), "method" => method, "status" => status)
+        .increment(1);
+    histogram!(telemetry::HTTP_SECONDS, "route" => route, "method" => method)
+        .record(started.elapsed().as_secs_f64());
+}
+
+/// What logs say of a request.
+struct About<'a> {
+    route: &'a str,
+    method: &'static str,
+    status: StatusCode,
+    started: Instant,
+    request_id: &'a str,
+    trace_id: Option<String>,
+}
+
+/// One line a request: failures of ours loudly, mistakes of callers plainly, successes only when
+/// asked for, because there are thousands a second.
+fn log(about: &About<'_>, failure: Option<&Error>) {
+    let About { route, method, request_id, .. } = *about;
+    let trace_id = about.trace_id.as_deref();
+    let duration_ms = about.started.elapsed().as_millis() as u64;
+    let status = about.status.as_u16();
+    match failure {
+        Some(error) if status >= 500 => tracing::error!(
+            request.id = request_id,
+            trace_id,
+            http.route = route,
+            http.method = method,
+            http.status = status,
+            duration_ms,
+            error = crate::error::chain(error),
+            "request failed"
+        ),
+        Some(error) => tracing::info!(
+            request.id = request_id,
+            trace_id,
+            http.route = route,
+            http.method = method,
+            http.status = status,
+            duration_ms,
+            reason = %error,
+            "request refused"
+        ),
+        None => tracing::debug!(
+            request.id = request_id,
+            trace_id,
+            http.route = route,
+            http.method = method,
+            http.status = status,
+            duration_ms,
+            "request answered"
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_trusted_proxy_is_believed_about_its_client() {
+        let proxies = Proxies::new(vec!["10.0.0.1/32".parse().expect("a network")]);
+        let client = |peer: &str, told: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(FORWARDED_FOR, HeaderValue::from_str(told).expect("a value"));
+            proxies.client(peer.parse().expect("an address"), &headers).to_string()
+        };
+        assert_eq!(client("192.0.2.9", "198.51.100.1"), "192.0.2.9");
+        assert_eq!(client("10.0.0.1", "198.51.100.1"), "198.51.100.1");
+        // What stands before was said by the client itself.
+        assert_eq!(client("10.0.0.1", "203.0.113.7, 198.51.100.1"), "198.51.100.1");
+        assert_eq!(client("10.0.0.1", "198.51.100.1, 10.0.0.1"), "198.51.100.1");
+        assert_eq!(client("10.0.0.1", "nonsense"), "10.0.0.1");
+        assert_eq!(client("10.0.0.1", "203.0.113.7, nonsense"), "10.0.0.1");
+        assert_eq!(client("10.0.0.1", "203.0.113.7, 198.51.100.1:4711"), "198.51.100.1");
+        assert_eq!(client("10.0.0.1", "203.0.113.7, [2001:db8::1]:80"), "2001:db8::1");
+        assert_eq!(client("::ffff:10.0.0.1", "198.51.100.1"), "198.51.100.1");
+        let network = Proxies::new(vec!["10.0.0.0/8".parse().expect("a network")]);
+        assert!(network.has("10.200.3.4".parse().expect("an address")));
+        assert!(!network.has("11.0.0.1".parse().expect("an address")));
+    }
+}

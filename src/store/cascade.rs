@@ -1,0 +1,150 @@
+//! What is to be called off: children of jobs that have ended without success, and jobs that were not
+//! begun in time. Both are noted beside the jobs, and taken from there by loops.
+
+use chrono::{DateTime, Utc};
+use sqlx::PgConnection;
+use uuid::Uuid;
+
+use crate::ids::{JobId, JobKey, ProjectId};
+
+/// Marks jobs that have ended without success: their children must be called off.
+pub async fn mark_orphaned(conn: &mut PgConnection, parents: &[JobKey]) -> sqlx::Result<()> {
+    sqlx::query!(
+        "
+        insert into orphaned_parents (project_id, job_id)
+        select project_id, job_id from unnest($1::int[], $2::uuid[]) as ended(project_id, job_id)
+        on conflict do nothing
+        ",
+        &parents.iter().map(|it| it.project_id.0).collect::<Vec<_>>(),
+        &parents.iter().map(|it| it.id.0).collect::<Vec<_>>(),
+    )
+    .execute(conn)
+    .await?;
+    Ok(())
+}
+
+/// Takes the marks off again: the children are called off now, or the parents are back. Answers with how
+/// many there were.
+pub async fn unmark_orphaned(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    parents: &[JobId],
+) -> sqlx::Result<u64> {
+    let done = sqlx::query!(
+        "delete from orphaned_parents where project_id = $1 and job_id = any($2)",
+        project_id.0,
+        &parents.iter().map(|it| it.0).collect::<Vec<Uuid>>(),
+    )
+    .execute(conn)
+    .await?;
+    Ok(done.rows_affected())
+}
+
+/// Notes until when jobs may begin.
+pub async fn insert_expiries(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    expiries: &[(JobId, DateTime<Utc>)],
+) -> sqlx::Result<()> {
+    sqlx::query!(
+        "
+        insert into job_expiries (project_id, job_id, expires_at)
+        select $1, job_id, expires_at
+        from unnest($2::uuid[], $3::timestamptz[]) as job(job_id, expires_at)
+        ",
+        project_id.0,
+        &expiries.iter().map(|it| it.0.0).collect::<Vec<_>>(),
+        &expiries.iter().map(|it| it.1).collect::<Vec<_>>(),
+    )
+    .execute(conn)
+    .await?;
+    Ok(())
+}
+
+/// Notes again until when jobs may begin that are back: the sweep may be forgetting it at this moment, and
+/// waits for this.
+pub async fn restore_expiries(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    jobs: &[JobId],
+) -> sqlx::Result<()> {
+    sqlx::query!(
+        "
+        insert into job_expiries (project_id, job_id, expires_at)
+        select project_id, id, expires_at
+        from jobs
+        where project_id = $1 and id = any($2) and expires_at is not null
+        on conflict (project_id, job_id) do update set expires_at = excluded.expires_at
+        ",
+        project_id.0,
+        &jobs.iter().map(|it| it.0).collect::<Vec<Uuid>>(),
+    )
+    .execute(conn)
+    .await?;
+    Ok(())
+}
+
+/// Forgets until when these jobs were allowed to begin, but for those that run: they may come back.
+pub async fn delete_expiries(conn: &mut PgConnection, jobs: &[JobKey]) -> sqlx::Result<()> {
+    sqlx::query!(
+        "
+        delete from job_expiries
+        using unnest($1::int[], $2::uuid[]) as past(project_id, job_id)
+        where job_expiries.project_id = past.project_id and job_expiries.job_id = past.job_id
+            and not exists (
+                select from jobs
+                where jobs.project_id = past.project_id and jobs.id = past.job_id
+                    and jobs.completed_at is null
+            )
+        ",
+        &jobs.iter().map(|it| it.project_id.0).collect::<Vec<_>>(),
+        &jobs.iter().map(|it| it.id.0).collect::<Vec<_>>(),
+    )
+    .execute(conn)
+    .await?;
+    Ok(())
+}
+
+/// Looks again later at these jobs: they run now.
+pub async fn postpone_expiries(
+    conn: &mut PgConnection,
+    jobs: &[JobKey],
+    seconds: i32,
+) -> sqlx::Result<()> {
+    sqlx::query!(
+        "
+        update job_expiries
+        set expires_at = statement_timestamp() + make_interval(secs => $3::int)
+        from unnest($1::int[], $2::uuid[]) as running(project_id, job_id)
+        where job_expiries.project_id = running.project_id
+            and job_expiries.job_id = running.job_id
+        ",
+        &jobs.iter().map(|it| it.project_id.0).collect::<Vec<_>>(),
+        &jobs.iter().map(|it| it.id.0).collect::<Vec<_>>(),
+        seconds,
+    )
+    .execute(conn)
+    .await?;
+    Ok(())
+}
+
+/// The children of a job that still wait for their parents.
+pub async fn waiting_children(
+    conn: &mut PgConnection,
+    parent: JobKey,
+) -> sqlx::Result<Vec<JobKey>> {
+    sqlx::query_as!(
+        JobKey,
+        r#"
+        select child.project_id "project_id: ProjectId", child.id "id: JobId"
+        from job_edges edge
+        join jobs child on child.project_id = edge.project_id and child.id = edge.child_id
+        where edge.project_id = $1 and edge.parent_id = $2 and child.unfinished_parents > 0
+        order by child.id
+        "#,
+        parent.project_id.0,
+        parent.id.0,
+    )
+    .fetch_all(conn)
+    .await
+}

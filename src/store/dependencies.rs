@@ -1,0 +1,237 @@
+//! Parents and children, unique keys, and workflows: what ties new jobs to others.
+
+use sqlx::PgConnection;
+use uuid::Uuid;
+
+use crate::{
+    domain::{job::StoredState, limits::MAX_PARENT_RESULTS_BYTES},
+    ids::{JobId, JobKey, ProjectId},
+};
+
+/// A job that others want to wait for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Parent {
+    pub id: JobId,
+    pub state: StoredState,
+    /// Jobs that wait for it already.
+    pub children: i32,
+}
+
+/// The live ones of these jobs, locked until the end of the transaction, so that they cannot end before
+/// their children are stored.
+pub async fn lock_parents(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    ids: &[JobId],
+) -> sqlx::Result<Vec<Parent>> {
+    sqlx::query_as!(
+        Parent,
+        r#"
+        select id "id: JobId", state "state: StoredState", children
+        from jobs
+        where project_id = $1 and id = any($2)
+        order by id
+        for update
+        "#,
+        project_id.0,
+        &ids.iter().map(|it| it.0).collect::<Vec<Uuid>>(),
+    )
+    .fetch_all(conn)
+    .await
+}
+
+/// The ended ones of these jobs.
+pub async fn ended_parents(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    ids: &[JobId],
+) -> sqlx::Result<Vec<Parent>> {
+    sqlx::query_as!(
+        Parent,
+        r#"
+        select id "id: JobId", state "state: StoredState", children
+        from finished_jobs
+        where project_id = $1 and id = any($2)
+        for share
+        "#,
+        project_id.0,
+        &ids.iter().map(|it| it.0).collect::<Vec<Uuid>>(),
+    )
+    .fetch_all(conn)
+    .await
+}
+
+/// Counts new children of live jobs.
+pub async fn add_children(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    parents: &[(JobId, i32)],
+) -> sqlx::Result<()> {
+    sqlx::query!(
+        "
+        update jobs
+        set children = jobs.children + more.children
+        from unnest($2::uuid[], $3::int[]) as more(id, children)
+        where jobs.project_id = $1 and jobs.id = more.id
+        ",
+        project_id.0,
+        &parents.iter().map(|it| it.0.0).collect::<Vec<_>>(),
+        &parents.iter().map(|it| it.1).collect::<Vec<_>>(),
+    )
+    .execute(conn)
+    .await?;
+    Ok(())
+}
+
+/// One job waits for another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Edge {
+    pub parent: JobId,
+    pub child: JobId,
+    /// The place of the parent among the child's.
+    pub ordinal: i16,
+}
+
+/// Stores who waits for whom.
+pub async fn insert_edges(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    edges: &[Edge],
+) -> sqlx::Result<()> {
+    sqlx::query!(
+        "
+        insert into job_edges (project_id, parent_id, child_id, ordinal)
+        select $1, parent_id, child_id, ordinal
+        from unnest($2::uuid[], $3::uuid[], $4::smallint[]) as edge(parent_id, child_id, ordinal)
+        ",
+        project_id.0,
+        &edges.iter().map(|it| it.parent.0).collect::<Vec<_>>(),
+        &edges.iter().map(|it| it.child.0).collect::<Vec<_>>(),
+        &edges.iter().map(|it| it.ordinal).collect::<Vec<_>>(),
+    )
+    .execute(conn)
+    .await?;
+    Ok(())
+}
+
+/// The live job that has a unique key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UniqueHolder {
+    pub unique_key: String,
+    pub id: JobId,
+    pub state: StoredState,
+}
+
+/// The live jobs that have these unique keys, locked until the end of the transaction.
+pub async fn lock_unique(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    keys: &[&str],
+) -> sqlx::Result<Vec<UniqueHolder>> {
+    sqlx::query_as!(
+        UniqueHolder,
+        r#"
+        select unique_key "unique_key!", id "id: JobId", state "state: StoredState"
+        from jobs
+        where project_id = $1 and unique_key is not null and state <> 'dead_letter'
+            and unique_key = any($2)
+        order by id
+        for update
+        "#,
+        project_id.0,
+        keys as &[&str],
+    )
+    .fetch_all(conn)
+    .await
+}
+
+/// What a succeeded parent hands to its child.
+#[derive(Debug, Clone)]
+pub struct ParentResult {
+    pub child_id: JobId,
+    pub parent_id: JobId,
+    pub workflow_key: Option<String>,
+    pub job_type: String,
+    pub result: Option<String>,
+    /// Whether the result was left out: the earlier ones fill what one job may be handed.
+    pub is_omitted: bool,
+}
+
+/// The results of the parents of these jobs, in the order in which they were named.
+pub async fn parent_results(
+    conn: &mut PgConnection,
+    children: &[(ProjectId, JobId)],
+) -> sqlx::Result<Vec<(ProjectId, ParentResult)>> {
+    let rows = sqlx::query!(
+        r#"
+        select child.project_id "project_id!: ProjectId", child.id "child_id!: JobId",
+               parent.id "parent_id: JobId", body.workflow_key, parent.job_type,
+               case when measured.bytes <= $3 then parent.result end as result,
+               measured.bytes > $3 and parent.result is not null "is_omitted!"
+        from unnest($1::int[], $2::uuid[]) as child(project_id, id)
+        join job_edges edge on edge.project_id = child.project_id and edge.child_id = child.id
+        join finished_jobs parent
+            on parent.project_id = edge.project_id and parent.id = edge.parent_id
+        join job_bodies body
+            on body.project_id = edge.project_id and body.job_id = edge.parent_id
+        cross join lateral (
+            select coalesce(sum(octet_length(earlier.result)), 0) as bytes
+            from job_edges before
+            join finished_jobs earlier
+                on earlier.project_id = before.project_id and earlier.id = before.parent_id
+            where before.project_id = edge.project_id and before.child_id = edge.child_id
+                and before.ordinal <= edge.ordinal
+        ) measured
+        order by child.id, edge.ordinal
+        "#,
+        &children.iter().map(|it| it.0.0).collect::<Vec<_>>(),
+        &children.iter().map(|it| it.1.0).collect::<Vec<_>>(),
+        MAX_PARENT_RESULTS_BYTES,
+    )
+    .fetch_all(conn)
+    .await?;
+    let results = rows.into_iter().map(|it| {
+        let result = ParentResult {
+            child_id: it.child_id,
+            parent_id: it.parent_id,
+            workflow_key: it.workflow_key,
+            job_type: it.job_type,
+            result: it.result,
+            is_omitted: it.is_omitted,
+        };
+        (it.project_id, result)
+    });
+    Ok(results.collect())
+}
+
+/// The jobs that one job waits for, or waited for.
+pub async fn parents_of(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    child: JobId,
+) -> sqlx::Result<Vec<JobId>> {
+    sqlx::query_scalar!(
+        r#"
+        select parent_id "parent_id: JobId"
+        from job_edges
+        where project_id = $1 and child_id = $2
+        order by ordinal
+        "#,
+        project_id.0,
+        child.0,
+    )
+    .fetch_all(conn)
+    .await
+}
+
+/// Takes its unique key from a live job. Its body keeps what it was.
+pub async fn forget_unique_key(conn: &mut PgConnection, key: JobKey) -> sqlx::Result<()> {
+    sqlx::query!(
+        "update jobs set unique_key = null where project_id = $1 and id = $2",
+        key.project_id.0,
+        key.id.0,
+    )
+    .execute(conn)
+    .await?;
+    Ok(())
+}

@@ -1,0 +1,260 @@
+//! Ending attempts that did not succeed: lock and read, then write down what was decided.
+//! Both run in one transaction.
+
+use std::time::Duration;
+
+use chrono::{DateTime, Utc};
+use sqlx::PgConnection;
+use uuid::Uuid;
+
+use super::settle_success::{FenceColumns, Rested};
+use crate::{
+    domain::{
+        job::{Outcome, StoredState},
+        lease::Fence,
+        text::ErrorReport,
+    },
+    ids::{JobId, JobKey, ProjectId},
+};
+
+/// A running job, locked, with what the rules want to know of it.
+#[derive(Debug, Clone)]
+pub struct Held {
+    pub project_id: ProjectId,
+    pub id: JobId,
+    /// The attempt that ends.
+    pub attempt: i32,
+    /// Failures before it.
+    pub failures: i32,
+    /// Failures at which the job is given up.
+    pub max_attempts: i32,
+    /// None: the default policy. As it is stored: a shape that only a newer release knows must not
+    /// keep the reaper from its work.
+    pub retry: Option<serde_json::Value>,
+    /// Whether somebody has called the job off.
+    pub cancel_requested: bool,
+    /// Whether the attempt had used up its `timeout_seconds`.
+    pub timed_out: bool,
+    /// From its lease to now, by the database's clock.
+    pub ran_ms: i64,
+}
+
+impl Held {
+    /// The job's key.
+    #[must_use]
+    pub fn key(&self) -> JobKey {
+        JobKey { project_id: self.project_id, id: self.id }
+    }
+}
+
+/// Locks the running jobs whose fences hold, in the order of their ids.
+///
+/// No job may stand in `fences` twice.
+pub async fn lock_held<'a>(
+    conn: &mut PgConnection,
+    fences: impl Iterator<Item = (JobKey, &'a Fence)> + Clone,
+) -> sqlx::Result<Vec<Held>> {
+    let fences = FenceColumns::of(fences);
+    sqlx::query_as!(
+        Held,
+        r#"
+        select job.project_id "project_id: ProjectId", job.id "id: JobId", job.attempt,
+               job.failures, job.max_attempts, body.retry "retry?", job.cancel_requested,
+               false "timed_out!",
+               (extract(epoch from statement_timestamp() - job.claimed_at) * 1000)::bigint "ran_ms!"
+        from unnest($1::int[], $2::uuid[], $3::text[], $4::int[], $5::uuid[])
+            as shown(project_id, job_id, worker_id, attempt, lease_id)
+        join jobs job on job.project_id = shown.project_id and job.id = shown.job_id
+        left join job_bodies body
+            on body.project_id = shown.project_id and body.job_id = shown.job_id
+        where job.worker_id = coalesce(shown.worker_id, job.worker_id)
+            and (shown.attempt is null or job.attempt = shown.attempt)
+            and (shown.lease_id is null or job.lease_id = shown.lease_id)
+        order by job.project_id, job.id
+        limit 500
+        for update of job
+        "#,
+        &fences.project_id,
+        &fences.job_id,
+        &fences.worker_id as &[Option<&str>],
+        &fences.attempt as &[Option<i32>],
+        &fences.lease_id as &[Option<Uuid>],
+    )
+    .fetch_all(conn)
+    .await
+}
+
+/// What to write down of an attempt that ended.
+#[derive(Debug, Clone)]
+pub struct Ended {
+    pub key: JobKey,
+    /// The attempt that ended.
+    pub attempt: i32,
+    /// `backoff`, `pending`, `dead_letter` or `cancelled`.
+    pub state: StoredState,
+    pub failures: i32,
+    /// For `backoff`.
+    pub wait: Duration,
+    /// How the attempt ended.
+    pub outcome: Outcome,
+    /// What the worker said of it.
+    pub error: ErrorReport,
+    pub duration_ms: Option<i64>,
+    pub ran_ms: i64,
+}
+
+/// What became of a job.
+#[derive(Debug, Clone)]
+pub struct AfterEnd {
+    /// The job as it waits now, or as it ended.
+    pub job: Rested,
+    /// When it can run again; none when it ended.
+    pub retry_at: Option<DateTime<Utc>>,
+    /// Whether its lease counted against a limit.
+    pub held_slot: bool,
+    /// Whether its children must be called off.
+    pub has_orphans: bool,
+}
+
+/// Ends the running attempts of locked jobs, and leaves a row of each in `attempts`.
+///
+/// A job that is `pending` again keeps its `run_at`, and with it its place in the queue. One that is to
+/// be `cancelled` is left `pending`, for the statement that calls waiting jobs off, in the same
+/// transaction.
+pub async fn end_attempts(conn: &mut PgConnection, ended: &[Ended]) -> sqlx::Result<Vec<AfterEnd>> {
+    let rows = sqlx::query!(
+        r#"
+        with ended as materialized (
+            select project_id, job_id, state, failures, outcome, error_kind, error_message,
+                   error_stack_trace, error_truncated, duration_ms,
+                   statement_timestamp() + make_interval(secs => wait_ms / 1000.0) as retry_at
+            from unnest(
+                $1::int[], $2::uuid[], $3::text[], $4::int[], $5::float8[], $6::text[], $7::text[],
+                $8::text[], $9::text[], $10::bool[], $11::bigint[]
+            ) as sent(
+                project_id, job_id, state, failures, wait_ms, outcome, error_kind, error_message,
+                error_stack_trace, error_truncated, duration_ms
+            )
+        ), history as (
+            insert into attempts (
+                project_id, job_id, attempt, worker_id, lease_id, claimed_at, ended_at, outcome,
+                error_kind, error_message, error_stack_trace, error_truncated, retry_at, duration_ms
+            )
+            select job.project_id, job.id, job.attempt, job.worker_id, job.lease_id, job.claimed_at,
+                   statement_timestamp(), ended.outcome, ended.error_kind, ended.error_message,
+                   ended.error_stack_trace, ended.error_truncated,
+                   case when ended.state in ('backoff', 'pending') then ended.retry_at end,
+                   ended.duration_ms
+            from ended
+            join jobs job on job.project_id = ended.project_id and job.id = ended.job_id
+        ), after as (
+            update jobs
+            set state = case when ended.state = 'cancelled' then 'pending' else ended.state end,
+                failures = ended.failures,
+                run_at = case when ended.state = 'backoff' then ended.retry_at else jobs.run_at end,
+                completed_at = case when ended.state = 'dead_letter' then statement_timestamp() end,
+                lease_id = null,
+                worker_id = null,
+                claimed_at = null,
+                lease_seconds = null,
+                lease_expires_at = null,
+                poll_id = null
+            from ended
+            where jobs.project_id = ended.project_id and jobs.id = ended.job_id
+            returning jobs.project_id, jobs.id, jobs.queue, jobs.job_type, jobs.rank, jobs.run_at,
+                      ended.state, jobs.gate, jobs.holds_slot, jobs.children, ended.outcome,
+                      ended.retry_at
+        ), counted as (
+            insert into queue_deltas (project_id, queue, active, backoff, dead_letter, failed)
+            select project_id, queue,
+                   -count(*) filter (where state = 'dead_letter'),
+                   count(*) filter (where state = 'backoff'),
+                   count(*) filter (where state = 'dead_letter'),
+                   count(*) filter (where outcome in ('failed', 'timeout', 'lease_expired'))
+            from after
+            -- A release moves nothing.
+            where outcome <> 'released' or state = 'dead_letter'
+            group by project_id, queue
+        )
+        select project_id "project_id!: ProjectId", id "id!: JobId", queue "queue!",
+               job_type "job_type!", rank "rank!", run_at "run_at!",
+               state "state!: StoredState", gate is not null "is_gated!",
+               holds_slot "holds_slot!",
+               state = 'dead_letter' and children > 0 "has_orphans!",
+               case when state in ('backoff', 'pending') then retry_at end as retry_at
+        from after
+        "#,
+        &ended.iter().map(|it| it.key.project_id.0).collect::<Vec<_>>(),
+        &ended.iter().map(|it| it.key.id.0).collect::<Vec<_>>(),
+        &ended.iter().map(|it| it.state).collect::<Vec<_>>() as &[StoredState],
+        &ended.iter().map(|it| it.failures).collect::<Vec<_>>(),
+        &ended.iter().map(|it| it.wait.as_millis() as f64).collect::<Vec<_>>(),
+        &ended.iter().map(|it| it.outcome).collect::<Vec<_>>() as &[Outcome],
+        &ended.iter().map(|it| it.error.kind.as_deref()).collect::<Vec<_>>() as &[Option<&str>],
+        &ended.iter().map(|it| it.error.message.as_deref()).collect::<Vec<_>>()
+            as &[Option<&str>],
+        &ended.iter().map(|it| it.error.stack_trace.as_deref()).collect::<Vec<_>>()
+            as &[Option<&str>],
+        &ended.iter().map(|it| it.error.truncated).collect::<Vec<_>>(),
+        &ended.iter().map(|it| it.duration_ms).collect::<Vec<_>>() as &[Option<i64>],
+    )
+    .fetch_all(conn)
+    .await?;
+    let after = rows.into_iter().map(|it| AfterEnd {
+        job: Rested {
+            key: JobKey { project_id: it.project_id, id: it.id },
+            queue: it.queue,
+            job_type: it.job_type,
+            rank: it.rank,
+            run_at: it.run_at,
+            state: it.state,
+            is_gated: it.is_gated,
+        },
+        retry_at: it.retry_at,
+        held_slot: it.holds_slot,
+        has_orphans: it.has_orphans,
+    });
+    Ok(after.collect())
+}
+
+/// The running jobs of one worker, locked in the order of their ids: at most `limit` of them, 500 at the
+/// most. They are found before they are ordered: the order by id would invite a walk over the key.
+pub async fn lock_held_by(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    worker_id: &str,
+    limit: i64,
+) -> sqlx::Result<Vec<Held>> {
+    sqlx::query_as!(
+        Held,
+        r#"
+        with mine as materialized (
+            select id
+            from jobs
+            where project_id = $1 and state = 'processing' and worker_id = $2
+            limit $3
+        ), held as materialized (
+            select jobs.project_id, jobs.id, jobs.attempt, jobs.failures, jobs.max_attempts,
+                   jobs.cancel_requested, jobs.claimed_at
+            from mine
+            join jobs on jobs.project_id = $1 and jobs.id = mine.id
+            where jobs.worker_id = $2
+            order by jobs.id
+            limit 500
+            for update of jobs
+        )
+        select held.project_id "project_id: ProjectId", held.id "id: JobId", held.attempt,
+               held.failures, held.max_attempts, body.retry "retry?", held.cancel_requested,
+               false "timed_out!",
+               (extract(epoch from statement_timestamp() - held.claimed_at) * 1000)::bigint "ran_ms!"
+        from held
+        left join job_bodies body
+            on body.project_id = held.project_id and body.job_id = held.id
+        "#,
+        project_id.0,
+        worker_id,
+        limit,
+    )
+    .fetch_all(conn)
+    .await
+}

@@ -1,0 +1,375 @@
+//! Settling successes, and looking a second time at what was refused.
+
+use chrono::{DateTime, Utc};
+use sqlx::PgConnection;
+use uuid::Uuid;
+
+use crate::{
+    domain::{
+        job::{Outcome, StoredState},
+        lease::{Fence, Holder, Standing},
+    },
+    ids::{JobId, JobKey, LeaseId, ProjectId},
+};
+
+/// A success to record, if its fence still holds.
+#[derive(Debug, Clone)]
+pub struct Success {
+    pub project_id: ProjectId,
+    pub job_id: JobId,
+    pub fence: Fence,
+    /// The bytes that were sent.
+    pub result: Option<String>,
+    pub duration_ms: Option<i64>,
+}
+
+pub(super) struct FenceColumns<'a> {
+    pub project_id: Vec<i32>,
+    pub job_id: Vec<Uuid>,
+    pub worker_id: Vec<Option<&'a str>>,
+    pub attempt: Vec<Option<i32>>,
+    pub lease_id: Vec<Option<Uuid>>,
+}
+
+impl<'a> FenceColumns<'a> {
+    pub fn of(fences: impl Iterator<Item = (JobKey, &'a Fence)> + Clone) -> Self {
+        Self {
+            project_id: fences.clone().map(|(key, _)| key.project_id.0).collect(),
+            job_id: fences.clone().map(|(key, _)| key.id.0).collect(),
+            worker_id: fences.clone().map(|(_, it)| it.worker_id.as_deref()).collect(),
+            attempt: fences.clone().map(|(_, it)| it.attempt).collect(),
+            lease_id: fences.map(|(_, it)| it.lease_id.map(|it| it.0)).collect(),
+        }
+    }
+}
+
+impl Success {
+    /// The job's key.
+    #[must_use]
+    pub fn key(&self) -> JobKey {
+        JobKey { project_id: self.project_id, id: self.job_id }
+    }
+}
+
+/// A job that has succeeded.
+#[derive(Debug, Clone)]
+pub struct Settled {
+    pub key: JobKey,
+    pub queue: String,
+    pub job_type: String,
+    /// From its lease to now, by the database's clock.
+    pub ran_ms: i64,
+    /// Children that may run now; none when it has no children.
+    pub children_activated: Option<i32>,
+    /// Whether its lease counted against a limit.
+    pub held_slot: bool,
+}
+
+/// A job that a success moved out, or a child that it moved on.
+#[derive(Debug, Clone)]
+pub enum Moved {
+    Parent(Settled),
+    /// All parents of this job have succeeded now.
+    Child(Rested),
+}
+
+/// Moves the jobs whose fences hold to `finished_jobs`, and answers with them. Jobs with children are left
+/// alone: a child that is stored while this statement waits for its parent's lock would not be seen by
+/// it. [`succeed_parents`] settles them.
+///
+/// No job may stand in `acks` twice. The fence stands in the `where`, so that checking and writing
+/// are one act; a fence that holds implies `processing`, and `state` is kept out of the condition
+/// because it would invite the index of leases, whose entries are nearly all dead. Rows are locked
+/// in the order of their ids, as by everybody who waits for locks.
+pub async fn succeed(conn: &mut PgConnection, acks: &[&Success]) -> sqlx::Result<Vec<Moved>> {
+    let fences = FenceColumns::of(acks.iter().map(|it| (it.key(), &it.fence)));
+    let moved = sqlx::query!(
+        r#"
+        with held as materialized (
+            select job.project_id, job.id, job.queue, job.job_type, job.rank, job.run_at,
+                   job.created_at, job.attempt, job.failures, job.max_attempts,
+                   job.timeout_seconds, job.labels, job.cancel_requested, job.progress,
+                   job.lease_id, job.worker_id, job.claimed_at, job.holds_slot,
+                   ack.duration_ms, ack.result
+            from unnest(
+                $1::int[], $2::uuid[], $3::text[], $4::int[], $5::uuid[], $6::bigint[], $7::text[]
+            ) as ack(project_id, job_id, worker_id, attempt, lease_id, duration_ms, result)
+            join jobs job on job.project_id = ack.project_id and job.id = ack.job_id
+            where job.worker_id = coalesce(ack.worker_id, job.worker_id)
+                and (ack.attempt is null or job.attempt = ack.attempt)
+                and (ack.lease_id is null or job.lease_id = ack.lease_id)
+                and job.children = 0
+            order by job.project_id, job.id
+            limit 500
+            for update of job
+        ), gone as (
+            delete from jobs
+            using held
+            where jobs.project_id = held.project_id and jobs.id = held.id
+        ), moved as (
+            insert into finished_jobs (
+                project_id, id, queue, job_type, state, rank, run_at, created_at, attempt, failures,
+                max_attempts, timeout_seconds, labels, cancel_requested, progress, lease_id,
+                worker_id, claimed_at, duration_ms, result
+            )
+            select project_id, id, queue, job_type, 'succeeded', rank, run_at, created_at, attempt,
+                   failures, max_attempts, timeout_seconds, labels, cancel_requested, progress,
+                   lease_id, worker_id, claimed_at, duration_ms, result
+            from held
+        ), counted as (
+            insert into queue_deltas (project_id, queue, active, succeeded)
+            select project_id, queue, -count(*), count(*)
+            from held
+            group by project_id, queue
+        )
+        select project_id "project_id!: ProjectId", id "id!: JobId", queue "queue!", job_type "job_type!",
+               (extract(epoch from now() - claimed_at) * 1000)::bigint "ran_ms!", holds_slot "held_slot!"
+        from held
+        "#,
+        &fences.project_id,
+        &fences.job_id,
+        &fences.worker_id as &[Option<&str>],
+        &fences.attempt as &[Option<i32>],
+        &fences.lease_id as &[Option<Uuid>],
+        &acks.iter().map(|it| it.duration_ms).collect::<Vec<_>>() as &[Option<i64>],
+        &acks.iter().map(|it| it.result.as_deref()).collect::<Vec<_>>() as &[Option<&str>],
+    )
+    .fetch_all(conn)
+    .await?;
+    let moved = moved.into_iter().map(|it| {
+        Moved::Parent(Settled {
+            key: JobKey { project_id: it.project_id, id: it.id },
+            queue: it.queue,
+            job_type: it.job_type,
+            ran_ms: it.ran_ms,
+            children_activated: None,
+            held_slot: it.held_slot,
+        })
+    });
+    Ok(moved.collect())
+}
+
+/// The same for jobs that an earlier statement of this transaction has locked, so that every child is seen:
+/// lets the children go on, and answers with both.
+///
+/// What is answered is read from `told` and not joined to what was inserted: without statistics on either,
+/// such a join compares each with each.
+pub async fn succeed_parents(
+    conn: &mut PgConnection,
+    acks: &[&Success],
+) -> sqlx::Result<Vec<Moved>> {
+    let fences = FenceColumns::of(acks.iter().map(|it| (it.key(), &it.fence)));
+    let moved = sqlx::query!(
+        r#"
+        with held as materialized (
+            select job.project_id, job.id, job.queue, job.job_type, job.rank, job.run_at,
+                   job.created_at, job.attempt, job.failures, job.max_attempts,
+                   job.timeout_seconds, job.labels, job.cancel_requested, job.progress,
+                   job.lease_id, job.worker_id, job.claimed_at, job.children, job.holds_slot,
+                   ack.duration_ms, ack.result
+            from unnest(
+                $1::int[], $2::uuid[], $3::text[], $4::int[], $5::uuid[], $6::bigint[], $7::text[]
+            ) as ack(project_id, job_id, worker_id, attempt, lease_id, duration_ms, result)
+            join jobs job on job.project_id = ack.project_id and job.id = ack.job_id
+            where job.worker_id = coalesce(ack.worker_id, job.worker_id)
+                and (ack.attempt is null or job.attempt = ack.attempt)
+                and (ack.lease_id is null or job.lease_id = ack.lease_id)
+            order by job.project_id, job.id
+            limit 500
+            for update of job
+        ), gone as (
+            delete from jobs
+            using held
+            where jobs.project_id = held.project_id and jobs.id = held.id
+        ), child as materialized (
+            select kid.project_id, kid.id, kid.state as was, done.parents, done.last_parent
+            from (
+                select edge.project_id, edge.child_id, count(*)::int as parents,
+                       (array_agg(edge.parent_id))[1] as last_parent
+                from held
+                join job_edges edge
+                    on edge.project_id = held.project_id and edge.parent_id = held.id
+                where held.children > 0
+                group by edge.project_id, edge.child_id
+            ) done
+            join jobs kid on kid.project_id = done.project_id and kid.id = done.child_id
+            order by kid.project_id, kid.id
+            for no key update of kid
+        ), freed as (
+            update jobs
+            set unfinished_parents = jobs.unfinished_parents - child.parents,
+                state = case
+                    when jobs.unfinished_parents <= child.parents and jobs.run_at <= now()
+                    then 'pending'
+                    else jobs.state
+                end
+            from child
+            where jobs.project_id = child.project_id and jobs.id = child.id
+            returning jobs.project_id, jobs.id, jobs.queue, jobs.job_type, jobs.rank, jobs.run_at,
+                      jobs.state, jobs.gate, jobs.unfinished_parents, child.last_parent,
+                      jobs.state <> child.was as is_moved
+        ), counted as (
+            insert into queue_deltas (project_id, queue, scheduled, active, succeeded)
+            select project_id, queue, sum(scheduled), sum(active), sum(succeeded)
+            from (
+                select project_id, queue, 0 as scheduled, -1 as active, 1 as succeeded from held
+                union all
+                select project_id, queue, -1, 1, 0 from freed where is_moved
+            ) moves
+            group by project_id, queue
+        ), told as materialized (
+            select held.*, case when held.children > 0 then (
+                select count(*)::int
+                from freed
+                where freed.project_id = held.project_id
+                    and freed.last_parent = held.id
+                    and freed.unfinished_parents = 0
+            ) end as activated
+            from held
+        ), moved as (
+            insert into finished_jobs (
+                project_id, id, queue, job_type, state, rank, run_at, created_at, attempt, failures,
+                max_attempts, timeout_seconds, labels, cancel_requested, progress, lease_id,
+                worker_id, claimed_at, duration_ms, result, children, children_activated
+            )
+            select project_id, id, queue, job_type, 'succeeded', rank, run_at, created_at, attempt,
+                   failures, max_attempts, timeout_seconds, labels, cancel_requested, progress,
+                   lease_id, worker_id, claimed_at, duration_ms, result, children,
+                   activated
+            from told
+        )
+        select project_id "project_id!: ProjectId", id "id!: JobId",
+               activated as children_activated, holds_slot "held_slot!", queue "queue!",
+               job_type "job_type!",
+               (extract(epoch from now() - claimed_at) * 1000)::bigint as ran_ms,
+               null::smallint as rank, null::timestamptz as run_at,
+               null::text as "state: StoredState", false "is_gated!"
+        from told
+        union all
+        select project_id, id, null, false, queue, job_type, null, rank, run_at, state,
+               gate is not null
+        from freed
+        where unfinished_parents = 0
+        "#,
+        &fences.project_id,
+        &fences.job_id,
+        &fences.worker_id as &[Option<&str>],
+        &fences.attempt as &[Option<i32>],
+        &fences.lease_id as &[Option<Uuid>],
+        &acks.iter().map(|it| it.duration_ms).collect::<Vec<_>>() as &[Option<i64>],
+        &acks.iter().map(|it| it.result.as_deref()).collect::<Vec<_>>() as &[Option<&str>],
+    )
+    .fetch_all(conn)
+    .await?;
+    let moved = moved.into_iter().map(|it| {
+        let key = JobKey { project_id: it.project_id, id: it.id };
+        let (queue, job_type) = (it.queue, it.job_type);
+        match (it.rank, it.run_at, it.state) {
+            (Some(rank), Some(run_at), Some(state)) => {
+                let is_gated = it.is_gated;
+                Moved::Child(Rested { key, queue, job_type, rank, run_at, state, is_gated })
+            }
+            _ => Moved::Parent(Settled {
+                key,
+                queue,
+                job_type,
+                ran_ms: it.ran_ms.unwrap_or_default(),
+                children_activated: it.children_activated,
+                held_slot: it.held_slot,
+            }),
+        }
+    });
+    Ok(moved.collect())
+}
+
+/// A job that waits again, or at last: what those want to know who look for work.
+#[derive(Debug, Clone)]
+pub struct Rested {
+    pub key: JobKey,
+    pub queue: String,
+    pub job_type: String,
+    /// Minus the priority.
+    pub rank: i16,
+    /// Its place in the order of claims.
+    pub run_at: DateTime<Utc>,
+    pub state: StoredState,
+    /// Whether not every worker may have it at any time.
+    pub is_gated: bool,
+}
+
+/// What a second look at a job found: where it stands, and the answer that was recorded for the
+/// attempt its fence names.
+#[derive(Debug, Clone)]
+pub struct Found {
+    pub standing: Standing,
+    /// When a recorded failure or release was to run again.
+    pub retry_at: Option<DateTime<Utc>>,
+    /// Children that a recorded success activated.
+    pub children_activated: Option<i32>,
+}
+
+/// Looks at one job from the eyes of somebody whose fence did not match. None: no such job.
+pub async fn find_standing(
+    conn: &mut PgConnection,
+    key: JobKey,
+    fence: &Fence,
+) -> sqlx::Result<Option<Found>> {
+    let row = sqlx::query!(
+        r#"
+        select coalesce(live.state, ended.state) "state!: StoredState",
+               coalesce(live.attempt, ended.attempt) "attempt!",
+               live.worker_id "live_worker_id?",
+               live.lease_id "live_lease_id?: LeaseId",
+               live.lease_expires_at < now() "live_expired?",
+               ended.state "ended_state?: StoredState",
+               ended.worker_id "ended_worker_id?",
+               ended.lease_id "ended_lease_id?: LeaseId",
+               ended.children_activated "children_activated?",
+               past.attempt "past_attempt?",
+               past.worker_id "past_worker_id?",
+               past.lease_id "past_lease_id?: LeaseId",
+               past.outcome "past_outcome?: Outcome",
+               past.retry_at "past_retry_at?"
+        from (values ($1::int, $2::uuid)) as sought(project_id, id)
+        left join jobs live on live.project_id = sought.project_id and live.id = sought.id
+        left join finished_jobs ended
+            on ended.project_id = sought.project_id and ended.id = sought.id
+        left join lateral (
+            select attempt, worker_id, lease_id, outcome, retry_at
+            from attempts
+            where project_id = sought.project_id
+                and job_id = sought.id
+                and (attempt = $3 or lease_id = $4)
+            order by attempt desc
+            limit 1
+        ) past on true
+        where live.id is not null or ended.id is not null
+        "#,
+        key.project_id.0,
+        key.id.0,
+        fence.attempt,
+        fence.lease_id.map(|it| it.0),
+    )
+    .fetch_optional(conn)
+    .await?;
+    let Some(row) = row else { return Ok(None) };
+    let holder = |worker_id: Option<String>, attempt: Option<i32>, lease_id: Option<LeaseId>| {
+        Some(Holder { worker_id: worker_id?, attempt: attempt?, lease_id: lease_id? })
+    };
+    let running = holder(row.live_worker_id, Some(row.attempt), row.live_lease_id);
+    let succeeded = holder(row.ended_worker_id, Some(row.attempt), row.ended_lease_id)
+        .filter(|_| row.ended_state == Some(StoredState::Succeeded))
+        .map(|it| (it, Outcome::Succeeded));
+    let past =
+        holder(row.past_worker_id, row.past_attempt, row.past_lease_id).zip(row.past_outcome);
+    Ok(Some(Found {
+        standing: Standing {
+            state: row.state.public(),
+            attempt: row.attempt,
+            running: running.map(|it| (it, row.live_expired.unwrap_or(false))),
+            recorded: past.or(succeeded),
+        },
+        retry_at: row.past_retry_at,
+        children_activated: row.children_activated,
+    }))
+}

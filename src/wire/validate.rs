@@ -1,0 +1,152 @@
+//! Checks of request fields against `domain::limits`: each broken rule becomes a line that names
+//! the field and the bound.
+
+use chrono::{DateTime, Datelike, Utc};
+use serde_json::value::RawValue;
+
+use crate::{
+    domain::{
+        limits,
+        text::{self, json_depth},
+    },
+    error::{Error, FieldError},
+};
+
+/// Collects broken rules, below one path.
+#[derive(Debug, Default)]
+pub struct Check {
+    prefix: String,
+    broken: Vec<FieldError>,
+}
+
+impl Check {
+    /// For fields below `prefix`, such as `jobs[3].`.
+    #[must_use]
+    pub fn below(prefix: impl Into<String>) -> Self {
+        Self { prefix: prefix.into(), broken: Vec::new() }
+    }
+
+    /// The path below which the fields are.
+    #[must_use]
+    pub fn path(&self) -> &str {
+        &self.prefix
+    }
+
+    /// Notes a broken rule.
+    pub fn refuse(&mut self, field: &str, message: impl Into<String>) {
+        self.broken.push(FieldError::new(format!("{}{field}", self.prefix), message));
+    }
+
+    /// 1 to `max_chars` characters, no control characters.
+    pub fn name(&mut self, field: &str, value: &str, max_chars: usize) {
+        if let Err(error) = text::check_name(value, max_chars) {
+            self.refuse(field, error.to_string());
+        }
+    }
+
+    /// Like [`Self::name`], when there is one.
+    pub fn optional_name(&mut self, field: &str, value: Option<&str>, max_chars: usize) {
+        if let Some(value) = value {
+            self.name(field, value, max_chars);
+        }
+    }
+
+    /// At most `max` names, each as [`Self::name`].
+    pub fn names(&mut self, field: &str, values: &[String], max: usize, max_chars: usize) {
+        if values.len() > max {
+            self.refuse(field, format!("must have at most {max} entries, has {}", values.len()));
+            return;
+        }
+        for (index, value) in values.iter().enumerate() {
+            self.name(&format!("{field}[{index}]"), value, max_chars);
+        }
+    }
+
+    /// 1 to `max` entries.
+    pub fn count(&mut self, field: &str, sent: usize, max: usize) {
+        if !(1..=max).contains(&sent) {
+            self.refuse(field, format!("must have between 1 and {max} entries, has {sent}"));
+        }
+    }
+
+    /// The type of a custom event, which begins with nothing that is reserved.
+    pub fn event_type(&mut self, field: &str, kind: &str, reserved: &[&str]) {
+        self.name(field, kind, limits::MAX_EVENT_TYPE_CHARS);
+        let is_plain = |it: char| it.is_ascii_alphanumeric() || "_.-".contains(it);
+        if !kind.chars().all(is_plain) {
+            self.refuse(field, "must be made of letters, digits, `_`, `.` and `-`");
+        }
+        if let Some(prefix) = reserved.iter().find(|it| kind.starts_with(**it)) {
+            self.refuse(field, format!("must not begin with `{prefix}`"));
+        }
+    }
+
+    /// `min..=max`.
+    pub fn range<T: PartialOrd + std::fmt::Display>(
+        &mut self,
+        field: &str,
+        value: T,
+        min: T,
+        max: T,
+    ) {
+        // Written so that a number that compares with nothing is refused.
+        if !(value >= min && value <= max) {
+            self.refuse(field, format!("must be between {min} and {max}, is {value}"));
+        }
+    }
+
+    /// A time that can be stored; how far ahead it may lie is for the database's clock to say.
+    pub fn time(&mut self, field: &str, value: Option<DateTime<Utc>>) {
+        const YEARS: std::ops::RangeInclusive<i32> = 1970..=9999;
+        if value.is_some_and(|it| !YEARS.contains(&it.year())) {
+            self.refuse(
+                field,
+                format!("must be in the years {} to {}", YEARS.start(), YEARS.end()),
+            );
+        }
+    }
+
+    /// A JSON value that is not nested too deeply.
+    pub fn depth(&mut self, field: &str, value: &RawValue) {
+        let depth = json_depth(value.get());
+        if depth > limits::MAX_JSON_DEPTH {
+            let max = limits::MAX_JSON_DEPTH;
+            self.refuse(field, format!("must be nested at most {max} levels deep, is {depth}"));
+        }
+    }
+
+    /// A JSON value of at most `limit_bytes`, as sent.
+    ///
+    /// # Errors
+    /// [`Error::FieldTooLarge`]: size has a code of its own.
+    pub fn size(&self, field: &str, value: &RawValue, limit_bytes: usize) -> Result<(), Error> {
+        self.bytes(field, value.get().len(), limit_bytes)
+    }
+
+    /// At most `limit_bytes`, as it is kept.
+    ///
+    /// # Errors
+    /// [`Error::FieldTooLarge`], as [`Self::size`].
+    pub fn bytes(&self, field: &str, kept_bytes: usize, limit_bytes: usize) -> Result<(), Error> {
+        if kept_bytes <= limit_bytes {
+            return Ok(());
+        }
+        Err(Error::FieldTooLarge { field: format!("{}{field}", self.prefix), limit_bytes })
+    }
+
+    /// Takes over what another check found.
+    pub fn absorb(&mut self, other: Self) {
+        self.broken.extend(other.broken);
+    }
+
+    /// # Errors
+    /// [`Error::Invalid`] when any rule was broken.
+    pub fn finish(self) -> Result<(), Error> {
+        if self.broken.is_empty() { Ok(()) } else { Err(Error::Invalid(self.broken)) }
+    }
+}
+
+/// JSON that was checked when it came in, as it goes out: the same bytes.
+pub fn stored_json(text: String) -> Result<Box<RawValue>, Error> {
+    RawValue::from_string(text).map_err(Error::internal)
+}

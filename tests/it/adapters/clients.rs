@@ -1,0 +1,227 @@
+//! Programs that were written for other systems, each as it is but for base URL and key.
+
+use std::{
+    path::{Path, PathBuf},
+    process::Stdio,
+};
+
+use crate::harness::{TestProject, run};
+use serde_json::{Value, json};
+use tokio::{
+    io::{AsyncBufReadExt, BufReader},
+    process::Command,
+    sync::OnceCell,
+};
+
+fn program(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/adapters").join(name)
+}
+
+/// The base URL of a door with the key in it, for clients that cannot set a header.
+fn with_key(t: &TestProject, door: &str) -> String {
+    let address = t.url.strip_prefix("http://").expect("an http URL");
+    format!("http://:{}@{address}/{door}", t.api_key)
+}
+
+/// What a program prints, if it ends well.
+async fn output(command: &mut Command) -> String {
+    let output = command.kill_on_drop(true).output().await.expect("it runs");
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command:?}: {said}{error}");
+    said
+}
+
+/// The Python packages, installed once beside the build.
+async fn packages() -> &'static Path {
+    static INSTALLED: OnceCell<PathBuf> = OnceCell::const_new();
+    let installed = INSTALLED.get_or_init(async || {
+        let wanted = std::fs::read(program("requirements.txt")).expect("a text");
+        let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("adapters-python");
+        let kept = target.join("requirements.txt");
+        if std::fs::read(&kept).ok() != Some(wanted.clone()) {
+            let _ = std::fs::remove_dir_all(&target);
+            let mut pip = Command::new("python3");
+            pip.args([
+                "-m",
+                "pip",
+                "install",
+                "--quiet",
+                "--disable-pip-version-check",
+                "--no-deps",
+            ]);
+            pip.arg("--target").arg(&target).arg("-r").arg(program("requirements.txt"));
+            output(&mut pip).await;
+            std::fs::write(kept, wanted).expect("it is written");
+        }
+        target
+    });
+    installed.await
+}
+
+async fn python(name: &str) -> Command {
+    let mut command = Command::new("python3");
+    command.arg(program(name)).env("PYTHONPATH", packages().await);
+    command
+}
+
+#[test]
+fn mobius_calls_in_curl() {
+    run(async |t| {
+        let id = t.enqueue(json!({"job_type": "summarize", "payload": {"page": 1}})).await;
+        let mut script = Command::new("sh");
+        script.arg(program("mobius.sh")).env("API_BASE", format!("{}/mobius", t.url));
+        script.env("PROJECT", "main").env("MOBIUS_API_KEY", &t.api_key);
+        let said = output(&mut script).await;
+        assert!(
+            said.contains(&format!("claimed {id}-1: summarize summarize, heartbeat every 30 s"))
+        );
+        assert!(said.ends_with("completed\n"), "{said}");
+        assert_eq!(t.job(&id).await["result"], json!({"summary": "done"}));
+    });
+}
+
+#[test]
+fn orch8_calls_in_curl_with_the_key_in_the_url() {
+    run(async |t| {
+        let payload = json!({"image_url": "https://cdn/x.png", "width": 800});
+        let id = t.enqueue(json!({"job_type": "process_image", "payload": payload})).await;
+        let mut script = Command::new("sh");
+        script.arg(program("orch8.sh")).env("ORCH8_URL", with_key(t, "orch8"));
+        let said = output(&mut script).await;
+        assert!(said.contains("attempt 1") && said.ends_with("completed\n"), "{said}");
+        assert_eq!(t.job(&id).await["result"]["url"], "https://cdn/x.png?w=800");
+    });
+}
+
+#[test]
+fn an_orch8_worker_in_javascript() {
+    run(async |t| {
+        let enqueue = async |payload: Value| {
+            let retry = json!({"initial_seconds": 0, "jitter_seconds": 0});
+            let job = json!({"job_type": "process_image", "payload": payload, "retry": retry, "max_attempts": 2});
+            t.enqueue(job).await
+        };
+        let good = enqueue(json!({"image_url": "u", "width": 8})).await;
+        let bad = enqueue(json!({})).await;
+        let large = enqueue(json!({"image_url": "u", "width": 20_000})).await;
+        let mut worker = Command::new("node");
+        worker.arg(program("orch8.mjs")).env("ORCH8_URL", format!("{}/orch8", t.url));
+        // The large one is tried twice.
+        worker.env("ORCH8_KEY", &t.api_key).env("ORCH8_TASKS", "4");
+        let said = output(&mut worker).await;
+        assert_eq!(said, "completed 1\nfailed 1\nfailed 1\nfailed 2\n");
+        assert_eq!(t.job(&good).await["result"]["resized_url"], "u?w=8");
+        let over = async |id: &str| {
+            (t.job(id).await["state"].clone(), t.job(id).await["failures"].clone())
+        };
+        assert_eq!(over(&bad).await, (json!("dead_letter"), json!(1)));
+        assert_eq!(over(&large).await, (json!("dead_letter"), json!(2)));
+    });
+}
+
+#[test]
+fn workflow_graph_calls_in_curl() {
+    run(async |t| {
+        let job = json!({"payload": {"command": "echo hello"}, "labels": ["docker"]});
+        let id = t.enqueue(job).await;
+        let mut script = Command::new("sh");
+        script.arg(program("workflow_graph.sh")).env("WG_SERVER", with_key(t, "workflow-graph"));
+        assert_eq!(output(&mut script).await, "completed\n");
+        assert_eq!(t.job(&id).await["result"], json!({"stdout": "hello"}));
+    });
+}
+
+#[test]
+fn a_workflow_graph_worker_in_python() {
+    run(async |t| {
+        let mut worker = python("workflow_graph.py").await;
+        worker.env("WG_SERVER", with_key(t, "workflow-graph")).env("WG_LABELS", "python");
+        worker.env("WG_HEARTBEAT_SECONDS", "0.1").env("WG_JOBS", "4").kill_on_drop(true);
+        let mut child = worker.stdout(Stdio::piped()).spawn().expect("it starts");
+        let mut lines = BufReader::new(child.stdout.take().expect("its output")).lines();
+        let mut next = async || lines.next_line().await.expect("a line").unwrap_or_default();
+        assert_eq!(next().await, "ready");
+        let jobs = json!([
+            {"id": "build", "command": "echo built"},
+            {"id": "test", "command": "echo oops >&2; exit 3", "depends_on": ["build"], "max_retries": 1},
+        ]);
+        let path = "/workflow-graph/api/workflows";
+        let workflow = t.post(path, json!({"name": "ci", "jobs": jobs})).await.is(201);
+        let id = workflow["id"].as_str().expect("an id");
+        t.act(&format!("{path}/{id}/run")).await.is_empty(202);
+        assert_eq!(next().await, "build 200");
+        assert_eq!((next().await, next().await), ("test 200".to_owned(), "test 200".to_owned()));
+        let over = t.get(&format!("{path}/{id}/status")).await.is(200)["jobs"].clone();
+        assert_eq!(
+            (&over[0]["status"], &over[1]["status"]),
+            (&json!("success"), &json!("failure"))
+        );
+        assert_eq!(over[1]["attempt"], 1);
+        let logs = t.get(&format!("{path}/{id}/jobs/test/logs")).await.is(200);
+        assert_eq!((&logs[0]["data"], &logs[0]["stream"]), (&json!("oops\n"), &json!("stderr")));
+        // A job that outlasts its heartbeats' patience is kept; one that is called off is killed.
+        let endless = t.enqueue(json!({"payload": "exec sleep 600"})).await;
+        t.job_becomes(&endless, "processing").await;
+        t.act(&format!("/v1/jobs/{endless}/cancel")).await.is(200);
+        t.job_becomes(&endless, "cancelled").await;
+        assert!(child.wait().await.expect("it ends").success());
+    });
+}
+
+#[test]
+fn open_job_spec_calls_in_curl() {
+    run(async |t| {
+        let jobs = [t.enqueue(json!({"queue": "critical"})).await, t.enqueue(json!({})).await];
+        let mut script = Command::new("sh");
+        script.arg(program("open_job_spec.sh")).env("OJS_URL", format!("{}/ojs/v1", t.url));
+        script.env("OJS_KEY", &t.api_key);
+        assert_eq!(output(&mut script).await, "running: 2 jobs\ngone\n");
+        for id in jobs {
+            let job = t.job(&id).await;
+            assert_eq!(
+                (&job["state"], &job["result"]),
+                (&json!("succeeded"), &json!({"done": true}))
+            );
+            assert_eq!(job["worker_id"], "worker-abc-123", "its heartbeat has adopted the lease");
+        }
+    });
+}
+
+#[test]
+fn the_published_client_of_the_native_wires_ancestor() {
+    run(async |t| {
+        let mut program = python("flare.py").await;
+        program.env("FLARE_URL", format!("{}/v1", t.url)).env("FLARE_API_KEY", &t.api_key);
+        let said = output(&mut program).await;
+        for line in [
+            "scheduled scheduled cancelled",
+            "once True",
+            "sent ada 1",
+            "succeeded 1",
+            "dead 2 ValueError attempt 2",
+            "again True",
+            "kept None",
+            "stopped cancelled",
+            "ticked",
+            "listed 1 True True",
+            "missing None",
+            "ConflictError invalid_state True",
+            "NotFoundError job_not_found True",
+            "AuthError unauthorized True",
+            "FlareError invalid_request True",
+        ] {
+            assert!(said.lines().any(|it| it == line), "{line}\n---\n{said}");
+        }
+        let schedule = t.get("/v1/recurring/rjob_Tick").await.is(200);
+        assert_eq!(
+            (&schedule["job_type"], &schedule["queue"]),
+            (&json!("Demo.Jobs.Tick"), &json!("mail"))
+        );
+        let workers = t.get("/v1/workers").await.is(200)["workers"].clone();
+        assert!(
+            workers[0]["worker_id"].as_str().is_some_and(|it| it.starts_with("wrk_")),
+            "{workers}"
+        );
+    });
+}

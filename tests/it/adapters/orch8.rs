@@ -1,0 +1,163 @@
+//! Orch8 workers.
+
+use crate::harness::{Reply, TestProject, run};
+use reqwest::Method;
+use serde_json::{Value, json};
+
+const TASKS: &str = "/orch8/workers/tasks";
+
+async fn poll(t: &TestProject, poll: Value) -> Value {
+    t.post(&format!("{TASKS}/poll"), poll).await.is(200)
+}
+
+async fn say(t: &TestProject, task: &Value, what: &str, body: Value) -> Reply {
+    let id = task["id"].as_str().expect("an id");
+    t.post(&format!("{TASKS}/{id}/{what}"), body).await
+}
+
+#[test]
+fn a_task_is_polled_kept_and_completed_by_its_id_alone() {
+    run(async |t| {
+        let payload = json!({"image_url": "https://x", "width": 800});
+        let id = t.enqueue(json!({"job_type": "process_image", "payload": payload})).await;
+        let wanted = json!({"handler_names": ["process_image"], "worker_id": "img-worker-1"});
+        let task = poll(t, wanted).await;
+        assert_eq!(task["id"], format!("{}-1", id.replace("job_", "task_")));
+        assert_eq!((&task["handler_name"], &task["params"]), (&json!("process_image"), &payload));
+        assert_eq!(task["context"]["instance_id"], id);
+        assert_eq!(task["context"]["step_id"], "process_image");
+        assert_eq!(task["metadata"]["attempt"], 1);
+        // A heartbeat has no body, and no content type.
+        let path = format!("{TASKS}/{}/heartbeat", task["id"].as_str().expect("an id"));
+        assert_eq!(t.act(&path).await.is(200)["cancelled"], false);
+        let output = json!({"output": {"resized_url": "https://y", "bytes": 142_038}});
+        say(t, &task, "complete", output.clone()).await.is(200);
+        say(t, &task, "complete", output.clone()).await.is(200);
+        assert_eq!(t.job(&id).await["result"], output["output"]);
+        say(t, &task, "fail", json!({"error": "late"})).await.is(409);
+        t.act(&path).await.is(409);
+    });
+}
+
+#[test]
+fn a_failure_is_final_unless_it_is_retryable() {
+    run(async |t| {
+        let retry = json!({"initial_seconds": 0, "jitter_seconds": 0});
+        let id = t.enqueue(json!({"retry": retry})).await;
+        let task = poll(t, json!({})).await;
+        say(t, &task, "fail", json!({})).await.is(400);
+        let again = json!({"error": "Out of memory", "retryable": true});
+        say(t, &task, "fail", again).await.is(200);
+        let second = poll(t, json!({})).await;
+        assert_eq!(second["metadata"]["attempt"], 2);
+        // The first task's id is no fence for the second.
+        say(t, &task, "complete", json!({"output": {}})).await.is(409);
+        say(t, &second, "fail", json!({"error": "Fatal"})).await.is(200);
+        let job = t.job(&id).await;
+        assert_eq!(
+            (&job["state"], &job["last_error"]["message"]),
+            (&json!("dead_letter"), &json!("Fatal"))
+        );
+    });
+}
+
+#[test]
+fn a_named_queue_is_for_those_who_name_it() {
+    run(async |t| {
+        t.enqueue(json!({"queue": "gpu-workers", "job_type": "video_renderer"})).await;
+        let at_once = json!({"handler_name": "video_renderer", "worker_id": "w"});
+        assert_eq!(poll(t, at_once.clone()).await, json!([]));
+        let named = json!({"queue_name": "gpu-workers", "handler_names": ["video_renderer", "x"]});
+        assert_eq!(poll(t, named).await["handler_name"], "video_renderer");
+        t.enqueue(json!({"queue": "gpu-workers", "job_type": "video_renderer"})).await;
+        let wide = json!({"queue_name": "gpu-workers", "handler_name": "video_renderer", "worker_id": "w"});
+        let tasks = t.post("/orch8/api/v1/workers/tasks/poll/queue", wide).await.is(200);
+        assert_eq!(tasks[0]["queue_name"], "gpu-workers");
+    });
+}
+
+#[test]
+fn both_shapes_of_polls_are_answered_in_their_own_way() {
+    run(async |t| {
+        for _ in 0..4 {
+            t.enqueue(json!({"job_type": "a"})).await;
+        }
+        let many = poll(t, json!({"batch_size": 2})).await;
+        assert_eq!(many.as_array().map(Vec::len), Some(2));
+        let wide = poll(t, json!({"handler_name": "a", "worker_id": "w-1", "limit": 1000})).await;
+        assert_eq!(wide.as_array().map(Vec::len), Some(2));
+        let task = &wide[0];
+        assert_eq!((&task["attempt"], &task["claim_epoch"]), (&json!(0), &json!(1)));
+        assert_eq!((&task["state"], &task["worker_id"]), (&json!("claimed"), &json!("w-1")));
+        let shown = |epoch: i32, worker: &str| json!({"claim_epoch": epoch, "worker_id": worker});
+        say(t, task, "heartbeat", shown(2, "w-1")).await.is(409);
+        say(t, task, "heartbeat", shown(1, "w-2")).await.is(409);
+        assert_eq!(say(t, task, "heartbeat", shown(1, "w-1")).await.is(200)["checkpoint_seq"], 0);
+        let kept = json!({"claim_epoch": 1, "worker_id": "w-1", "checkpoint": {}});
+        say(t, task, "heartbeat", kept).await.is(400);
+        let failed =
+            json!({"claim_epoch": 1, "worker_id": "w-1", "message": "no", "retryable": false});
+        say(t, task, "fail", failed).await.is(200);
+        t.post(&format!("{TASKS}/poll"), json!({"batch_size": 51})).await.is(400);
+    });
+}
+
+#[test]
+fn a_later_step_sees_what_earlier_ones_made() {
+    run(async |t| {
+        let jobs = json!({"jobs": [
+            {"key": "a", "job_type": "a"}, {"key": "b", "job_type": "b", "depends_on": ["a"]},
+        ]});
+        let workflow = t.post("/v1/workflows", jobs).await.is(201);
+        let first = poll(t, json!({})).await;
+        say(t, &first, "complete", json!({"output": {"x": 1}})).await.is(200);
+        let second = poll(t, json!({})).await;
+        let context = &second["context"];
+        assert_eq!((&context["instance_id"], &context["step_id"]), (&workflow["id"], &json!("b")));
+        assert_eq!(context["steps"], json!({"a": {"output": {"x": 1}}}));
+    });
+}
+
+#[test]
+fn tasks_can_be_listed_counted_and_followed() {
+    run(async |t| {
+        t.enqueue(json!({"job_type": "a"})).await;
+        t.enqueue(json!({"job_type": "b"})).await;
+        let task = poll(t, json!({"handler_names": ["a"], "worker_id": "w-1"})).await;
+        let claimed = t.get(&format!("{TASKS}?state=claimed")).await.is(200);
+        assert_eq!((&claimed[0]["id"], claimed.as_array().map(Vec::len)), (&task["id"], Some(1)));
+        t.get(&format!("{TASKS}?state=odd")).await.is(400);
+        let again = json!({"error": "slow", "retryable": true});
+        say(t, &task, "fail", again).await.is(200);
+        let stats = t.get(&format!("{TASKS}/stats")).await.is(200);
+        assert_eq!(
+            (&stats["by_state"]["pending"], &stats["by_handler"]["a"]["pending"]),
+            (&json!(2), &json!(1))
+        );
+        let id = task["id"].as_str().expect("an id");
+        let events = t.get(&format!("{TASKS}/{id}/attempts")).await.is(200);
+        assert_eq!(
+            (&events[0]["event"], &events[1]["event"]),
+            (&json!("claimed"), &json!("failed"))
+        );
+        assert_eq!(events[1]["error"], "slow");
+        t.get(&format!("{TASKS}/task_x/attempts")).await.is(404);
+    });
+}
+
+#[test]
+fn errors_are_a_text_and_keys_come_in_every_header() {
+    run(async |t| {
+        let missing = t.post(&format!("{TASKS}/task_x-1/complete"), json!({"output": {}})).await;
+        assert!(missing.is(404)["error"].is_string());
+        let url = format!("{}{TASKS}/stats", t.url);
+        let with = async |request: reqwest::RequestBuilder| {
+            request.send().await.expect("an answer").status().as_u16()
+        };
+        let request = || t.client.request(Method::GET, &url);
+        assert_eq!(with(request()).await, 401);
+        assert_eq!(with(request().header("x-api-key", &t.api_key)).await, 200);
+        assert_eq!(with(request().basic_auth("", Some(&t.api_key))).await, 200);
+        assert_eq!(with(request().basic_auth(&t.api_key, Some(""))).await, 200);
+    });
+}

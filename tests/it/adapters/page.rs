@@ -1,0 +1,42 @@
+//! `docs/protocols.md` tells the numbers that the code has.
+
+use fencepost::{
+    adapters::{mobius, ojs, orch8, workflow_graph},
+    engine::dispatch::any_queue,
+    store::limited_claims,
+};
+
+use crate::docs::read;
+
+#[test]
+fn the_page_of_protocols_has_the_codes_numbers() {
+    let seconds = |it: i64| format!("{it} s");
+    let numbers = [
+        ("Mobius: heartbeat interval", seconds(mobius::HEARTBEAT_INTERVAL_SECONDS.into())),
+        ("Mobius: lease", seconds(mobius::LEASE_SECONDS.into())),
+        ("Orch8: lease", seconds(orch8::LEASE_SECONDS.into())),
+        ("Orch8: wait of a poll", format!("{} s", orch8::WAIT_SECONDS)),
+        (
+            "Open Job Spec: visibility timeout, unless asked",
+            seconds(ojs::VISIBILITY_SECONDS.into()),
+        ),
+        (
+            "Open Job Spec: what is kept of a job beside its arguments",
+            format!("{} KiB", ojs::MAX_ENVELOPE_BYTES / 1024),
+        ),
+        (
+            "workflow-graph: lease, unless asked",
+            seconds(workflow_graph::DEFAULT_LEASE_SECONDS.into()),
+        ),
+        (
+            "workflow-graph: jobs of a queue looked through for commands",
+            limited_claims::MAX_EXAMINED_FOR_COMMANDS.to_string(),
+        ),
+        ("queues of a poll that names none", any_queue::MAX_QUEUES.to_string()),
+    ];
+    let page = read("docs/protocols.md");
+    let (_, table) = page.split_once("| number | value |\n|---|---|\n").expect("a table");
+    let listed: Vec<_> = table.lines().take_while(|it| it.starts_with("| ")).collect();
+    let expected: Vec<_> = numbers.iter().map(|(what, it)| format!("| {what} | {it} |")).collect();
+    assert_eq!(listed, expected);
+}

@@ -1,0 +1,147 @@
+//! Every operation of every door's document: nobody passes without a key, with too little of one, or with
+//! another project's.
+
+use fencepost::{adapters, ids::JobId};
+
+use crate::harness::{Reply, TestProject, TestServer, fresh_database, limited, run};
+use reqwest::Method;
+use serde_json::{Value, json};
+
+/// An operation with its parameters filled in.
+struct Operation {
+    door: &'static str,
+    id: String,
+    method: Method,
+    path: String,
+    is_public: bool,
+}
+
+/// A job's names at the doors, and its project's.
+struct Named {
+    project: String,
+    job_id: String,
+    lease_id: String,
+}
+
+fn operations(named: &Named) -> Vec<Operation> {
+    let id: JobId = named.job_id.parse().expect("an id");
+    let task = named.job_id.replace("job_", "task_");
+    let lease = format!("{}.1.{}", named.job_id, named.lease_id);
+    let mut found = Vec::new();
+    for (door, document) in adapters::documents() {
+        let document: Value = serde_json::from_str(&document).expect("JSON");
+        for (path, methods) in document["paths"].as_object().expect("paths") {
+            for (method, operation) in methods.as_object().expect("methods") {
+                let job = match door {
+                    "mobius" => format!("{}-1", named.job_id),
+                    "orch8" => format!("{task}-1"),
+                    "ojs" => id.0.to_string(),
+                    _ => named.job_id.clone(),
+                };
+                let path = path
+                    .replace("{project}", &named.project)
+                    .replace("{lease_id}", &lease)
+                    .replace("{workflow_id}/{job_id}", &format!("{job}/{job}"))
+                    .replace("{workflow_id}/jobs/{job_id}", &format!("{job}/jobs/{job}"))
+                    .replace("{id}", &job)
+                    .replace("{worker_id}", "w")
+                    .replace("{name}", "x");
+                assert!(!path.contains('{'), "{door}: {path}");
+                found.push(Operation {
+                    door,
+                    id: operation["operationId"].as_str().expect("an id").to_owned(),
+                    method: method.to_uppercase().parse().expect("a method"),
+                    path: format!("/{door}{path}"),
+                    is_public: operation["security"] == json!([{}]),
+                });
+            }
+        }
+    }
+    assert!(found.len() > 50, "{}", found.len());
+    found
+}
+
+/// A body that passes the checks of whatever looks at a job.
+fn body(operation: &Operation) -> Value {
+    json!({
+        "worker_id": "w", "attempt": 1, "status": "completed", "events": [{"type": "a"}], "output": {},
+        "error": if operation.door == "ojs" { json!({"message": "x"}) } else { json!("x") },
+        "chunks": [{"sequence": 0, "data": "x", "timestamp_ms": 0, "stream": "stdout"}],
+    })
+}
+
+async fn call(t: &TestProject, operation: &Operation, key: Option<&str>) -> Reply {
+    let url = format!("{}{}", t.url, operation.path);
+    let mut request = t.client.request(operation.method.clone(), url);
+    if let Some(key) = key {
+        request = request.bearer_auth(key);
+    }
+    if operation.method != Method::GET {
+        request = request.json(&body(operation));
+    }
+    Reply::of(request.send().await.expect("an answer")).await
+}
+
+/// A job under a lease of this project.
+async fn held(t: &TestProject, project: &str) -> Named {
+    let job_id = t.enqueue(json!({"payload": {"command": "x"}})).await;
+    let lease = t.lease("w").await;
+    let lease_id = lease["lease_id"].as_str().expect("an id").to_owned();
+    Named { project: project.to_owned(), job_id, lease_id }
+}
+
+#[test]
+fn nobody_passes_without_a_key_or_with_too_little_of_one() {
+    run(async |t| {
+        let named = held(t, "main").await;
+        let reader = json!({"name": "reader", "scopes": ["read"]});
+        let reader = t.post("/v1/keys", reader).await.is(201);
+        let reader = reader["secret"].as_str().expect("a key");
+        for operation in operations(&named) {
+            let told = format!("{} {}", operation.door, operation.id);
+            let keyless = call(t, &operation, None).await.status.as_u16();
+            assert_eq!(keyless, if operation.is_public { 200 } else { 401 }, "{told}");
+            let forged = call(t, &operation, Some("fp_live_nonsense")).await.status.as_u16();
+            assert!(operation.is_public || forged == 401, "{told}");
+            if operation.method != Method::GET {
+                let read_only = call(t, &operation, Some(reader)).await;
+                assert_eq!(read_only.status.as_u16(), 403, "{told}: {read_only:?}");
+            }
+        }
+        assert_eq!(t.job(&named.job_id).await["state"], "processing");
+    });
+}
+
+#[test]
+fn another_projects_jobs_look_like_jobs_that_are_not_there() {
+    limited(async {
+        let server = TestServer::start(fresh_database().await).await;
+        let (mine, other) = (server.project("main").await, server.project("other").await);
+        let named = held(&mine, "other").await;
+        let missing = Named {
+            job_id: JobId::generate().to_string(),
+            project: named.project.clone(),
+            lease_id: named.lease_id.clone(),
+        };
+        let pairs = operations(&named).into_iter().zip(operations(&missing));
+        for (theirs, missing) in pairs.filter(|it| it.0.path != it.1.path) {
+            let (seen, unseen) = (
+                call(&other, &theirs, Some(&other.api_key)).await,
+                call(&other, &missing, Some(&other.api_key)).await,
+            );
+            let told = format!("{} {}: {seen:?}", theirs.door, theirs.id);
+            assert_eq!(seen.status, unseen.status, "{told}");
+            assert!([404, 409].contains(&seen.status.as_u16()), "{told}");
+            assert!(!seen.text.contains("processing") && !seen.text.contains("active"), "{told}");
+        }
+        let mut foreign = named;
+        foreign.project = "main".to_owned();
+        for operation in operations(&foreign).into_iter().filter(|it| it.door == "mobius") {
+            let reply = call(&other, &operation, Some(&other.api_key)).await;
+            assert_eq!(reply.status.as_u16(), 404, "{}", operation.id);
+        }
+        let job = mine.job(&foreign.job_id).await;
+        assert_eq!((&job["state"], &job["attempt"]), (&json!("processing"), &json!(1)));
+        server.stop().await;
+    });
+}

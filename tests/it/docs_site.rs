@@ -1,0 +1,68 @@
+//! The documentation that every node serves: readable in a browser and in a shell, and without dead ends.
+
+use std::path::{Component, Path, PathBuf};
+
+use fencepost::http::{docs, error::CODES};
+
+use crate::{
+    docs::read,
+    harness::{Reply, TestProject, run},
+};
+
+async fn in_a_browser(t: &TestProject, path: &str) -> Reply {
+    let request = t.client.get(format!("{}{path}", t.url)).header("accept", "text/html,*/*");
+    Reply::of(request.send().await.expect("an answer")).await
+}
+
+#[test]
+fn a_page_is_html_for_a_browser_and_markdown_for_everybody_else() {
+    run(async |t| {
+        let page = in_a_browser(t, "/docs/errors").await;
+        assert_eq!(page.headers["content-type"], "text/html; charset=utf-8");
+        for (code, _) in CODES {
+            // Where every error's `docs_url` leads.
+            assert!(page.text.contains(&format!("id=\"{code}\"")), "{code}");
+        }
+        assert!(
+            !page.text.contains("http://") && !page.text.contains("<script"),
+            "nothing from elsewhere"
+        );
+        let plain = t.get("/docs/errors").await;
+        assert_eq!(plain.headers["content-type"], "text/plain; charset=utf-8");
+        assert_eq!(plain.text, read("docs/errors.md"));
+        let runbook = in_a_browser(t, "/docs/runbooks/queue-stuck.md").await;
+        assert!(runbook.text.contains("<h1 id=\"a-queue-is-stuck\">"), "{}", runbook.text);
+        let picture = t.client.get(format!("{}/docs/pictures/overview.png", t.url)).send().await;
+        assert_eq!(picture.expect("an answer").headers()["content-type"], "image/png");
+    });
+}
+
+/// What a page links below this repository.
+fn links(text: &str) -> impl Iterator<Item = &str> {
+    let targets = text.split("](").skip(1).filter_map(|it| it.split([')', '#']).next());
+    targets.filter(|it| !it.is_empty() && !it.contains("://"))
+}
+
+#[test]
+fn no_link_of_the_documentation_leads_nowhere() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let pages = docs::names().map(|it| format!("docs/{it}.md"));
+    let others = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "ARCHITECTURE.md"];
+    let mut seen = 0;
+    for page in pages.chain(others.map(str::to_owned)) {
+        let text = read(&page);
+        for link in links(&text) {
+            let dir = Path::new(&page).parent().expect("a folder");
+            let mut target = PathBuf::from(root);
+            for part in dir.join(link).components() {
+                match part {
+                    Component::ParentDir => assert!(target.pop()),
+                    part => target.push(part),
+                }
+            }
+            assert!(target.exists(), "{page}: {link}");
+            seen += 1;
+        }
+    }
+    assert!(seen > 80, "{seen}");
+}

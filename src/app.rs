@@ -216,7 +216,7 @@ impl App {
     }
 
     /// Another node has told to forget something.
-    pub async fn told_to_forget(&self, text: &str) {
+    pub async fn forget_as_told(&self, text: &str) {
         self.forget_here(Forget::read(text)).await;
     }
 
@@ -239,7 +239,7 @@ impl App {
         let mut conn = self.engine.pools.background.acquire().await?;
         let nodes = store::nodes::beat(&mut conn, self.bus.node()).await?;
         drop(conn);
-        self.bus.note_nodes(u32::try_from(nodes).unwrap_or(1));
+        self.bus.record_nodes(u32::try_from(nodes).unwrap_or(1));
         Ok(())
     }
 
@@ -249,7 +249,7 @@ impl App {
     }
 
     /// Notes that a key was used.
-    pub fn note_used(&self, key: (ProjectId, KeyId)) {
+    pub fn record_used(&self, key: (ProjectId, KeyId)) {
         let mut used = lock(&self.used_keys);
         if used.len() < MAX_USED_KEYS {
             used.insert(key);
@@ -263,35 +263,35 @@ impl App {
             return Ok(());
         }
         let mut conn = self.engine.pools.background.acquire().await?;
-        store::keys::note_used(&mut conn, &used).await
+        store::keys::record_used(&mut conn, &used).await
     }
 
     /// Takes a place on this node for something that lasts; none when `max` are taken.
     #[must_use]
-    pub fn take_place(&self, name: &str, max: u32) -> Option<Place> {
+    pub fn take_permit(&self, name: &str, max: u32) -> Option<LocalPermit> {
         let mut parked = lock(&self.parked);
         let taken = parked.entry(name.to_owned()).or_default();
         if *taken >= max {
             return None;
         }
         *taken += 1;
-        Some(Place { app: self.clone(), name: name.to_owned() })
+        Some(LocalPermit { app: self.clone(), name: name.to_owned() })
     }
 
     /// How many of these places are taken on this node.
     #[must_use]
-    pub fn places_taken(&self, name: &str) -> u32 {
+    pub fn permits_taken(&self, name: &str) -> u32 {
         lock(&self.parked).get(name).copied().unwrap_or_default()
     }
 }
 
 /// A place on this node, until it is dropped.
-pub struct Place {
+pub struct LocalPermit {
     app: App,
     name: String,
 }
 
-impl Drop for Place {
+impl Drop for LocalPermit {
     fn drop(&mut self) {
         let mut parked = lock(&self.app.parked);
         if let Some(taken) = parked.get_mut(&self.name) {

@@ -121,15 +121,15 @@ pub enum Error {
 
     /// The job's state does not allow it: nobody is working on it, or somebody is, or it has ended.
     #[error("the job's state does not allow this")]
-    InvalidState(Whereabouts),
+    InvalidState(JobStatus),
 
     /// Another worker holds the job.
     #[error("the job is held by another worker")]
-    WorkerMismatch(Whereabouts),
+    WorkerMismatch(JobStatus),
 
     /// This worker's lease is over: a newer attempt decides, or nobody does yet.
     #[error("the lease is over")]
-    StaleLease(Whereabouts),
+    StaleLease(JobStatus),
 
     /// A parent has ended without success: its children would wait for ever.
     #[error("a parent of the job has ended without success")]
@@ -322,7 +322,7 @@ impl Error {
 
 /// Where a job stands, told to a worker that lost it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Whereabouts {
+pub struct JobStatus {
     /// The job's state.
     pub state: JobState,
     /// The job's latest attempt; 0 before the first.

@@ -28,7 +28,7 @@ const FEED_KEEP: Duration = Duration::from_secs(300);
 
 /// Something that happened to a job.
 #[derive(Debug, Clone)]
-pub struct Happening {
+pub struct JobEvent {
     pub project_id: ProjectId,
     pub job_id: JobId,
     pub id: EventId,
@@ -41,7 +41,7 @@ pub struct Happening {
     pub payload: Option<String>,
 }
 
-impl Happening {
+impl JobEvent {
     /// Something without details.
     #[must_use]
     pub fn new(project_id: ProjectId, job_id: JobId, kind: &str) -> Self {
@@ -54,8 +54,8 @@ impl Happening {
 type Watched = HashMap<(ProjectId, JobId), (Arc<Notify>, usize)>;
 
 struct Feed {
-    sender: broadcast::Sender<Arc<Happening>>,
-    recent: VecDeque<Arc<Happening>>,
+    sender: broadcast::Sender<Arc<JobEvent>>,
+    recent: VecDeque<Arc<JobEvent>>,
     /// Since when nobody listens, as far as anybody has looked.
     unheard_since: Option<Instant>,
 }
@@ -70,31 +70,31 @@ struct Inner {
 
 /// Who tells, and who listens. Cheap to clone.
 #[derive(Clone, Default)]
-pub struct News(Arc<Inner>);
+pub struct EventFeed(Arc<Inner>);
 
-impl News {
+impl EventFeed {
     /// Tells what happened, if anybody watches. Call it after the commit.
-    pub fn tell(&self, happenings: impl FnOnce() -> Vec<Happening>) {
+    pub fn tell(&self, job_events: impl FnOnce() -> Vec<JobEvent>) {
         if self.0.watched.load(Ordering::Relaxed) == 0 {
             return;
         }
-        let happenings = happenings();
+        let job_events = job_events();
         let jobs = lock(&self.0.jobs);
-        for happening in &happenings {
-            if let Some((notify, _)) = jobs.get(&(happening.project_id, happening.job_id)) {
+        for job_event in &job_events {
+            if let Some((notify, _)) = jobs.get(&(job_event.project_id, job_event.job_id)) {
                 notify.notify_waiters();
             }
         }
         drop(jobs);
         let mut feeds = lock(&self.0.feeds);
-        for happening in happenings {
-            let Some(feed) = feeds.get_mut(&happening.project_id) else { continue };
-            let happening = Arc::new(happening);
+        for job_event in job_events {
+            let Some(feed) = feeds.get_mut(&job_event.project_id) else { continue };
+            let job_event = Arc::new(job_event);
             if feed.recent.len() == limits::MAX_REMEMBERED_EVENTS {
                 feed.recent.pop_front();
             }
-            feed.recent.push_back(Arc::clone(&happening));
-            let _ = feed.sender.send(happening);
+            feed.recent.push_back(Arc::clone(&job_event));
+            let _ = feed.sender.send(job_event);
         }
     }
 
@@ -152,16 +152,16 @@ impl News {
 
 /// A project's events.
 pub struct Listening {
-    pub receiver: broadcast::Receiver<Arc<Happening>>,
+    pub receiver: broadcast::Receiver<Arc<JobEvent>>,
     /// What came since the last event that the listener has seen.
-    pub missed: Vec<Arc<Happening>>,
+    pub missed: Vec<Arc<JobEvent>>,
     /// Whether something was missed that nobody remembers.
     pub has_gap: bool,
 }
 
 /// Somebody watches a job until this is dropped.
 pub struct Watch {
-    news: News,
+    news: EventFeed,
     key: (ProjectId, JobId),
     notify: Arc<Notify>,
 }
@@ -201,15 +201,15 @@ mod tests {
 
     #[tokio::test]
     async fn a_watcher_hears_of_its_job_and_of_no_other() {
-        let news = News::default();
+        let news = EventFeed::default();
         let (mine, other) = (JobId::generate(), JobId::generate());
         let watch = news.watch(PROJECT, mine);
         {
             let mut changed = std::pin::pin!(watch.changed());
             changed.as_mut().enable();
-            news.tell(|| vec![Happening::new(PROJECT, other, "test")]);
+            news.tell(|| vec![JobEvent::new(PROJECT, other, "test")]);
             assert!(changed.as_mut().now_or_never().is_none());
-            news.tell(|| vec![Happening::new(PROJECT, mine, "test")]);
+            news.tell(|| vec![JobEvent::new(PROJECT, mine, "test")]);
             changed.await;
         }
         drop(watch);
@@ -219,14 +219,14 @@ mod tests {
 
     #[tokio::test]
     async fn a_listener_that_comes_back_gets_what_it_missed_or_is_told_that_it_cannot() {
-        let news = News::default();
+        let news = EventFeed::default();
         let mut first = news.listen(PROJECT, None);
         let job = JobId::generate();
-        news.tell(|| vec![Happening::new(PROJECT, job, "a"), Happening::new(PROJECT, job, "b")]);
+        news.tell(|| vec![JobEvent::new(PROJECT, job, "a"), JobEvent::new(PROJECT, job, "b")]);
         let seen = first.receiver.recv().await.expect("an event");
         assert_eq!(seen.kind, "a");
         drop(first);
-        news.tell(|| vec![Happening::new(PROJECT, job, "c")]);
+        news.tell(|| vec![JobEvent::new(PROJECT, job, "c")]);
         let again = news.listen(PROJECT, Some(seen.id));
         let kinds: Vec<_> = again.missed.iter().map(|it| it.kind.as_str()).collect();
         assert_eq!((kinds, again.has_gap), (vec!["b", "c"], false));

@@ -57,9 +57,9 @@ pub struct Charge {
     pub overdraft_windows: u32,
 }
 
-/// Places that a call needs for as long as it takes.
+/// PollPermits that a call needs for as long as it takes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Places {
+pub struct PollPermits {
     /// Whose places: a name that is nobody else's.
     pub name: String,
     pub max: u32,
@@ -194,7 +194,7 @@ impl Limiter {
 
     /// Checks a call's limits, and uses them if all allow it. Without Redis each is used by itself, and places are not
     /// known: the caller counts them.
-    pub async fn charge(&self, charges: &[Charge], places: &[Places]) -> Verdict {
+    pub async fn charge(&self, charges: &[Charge], places: &[PollPermits]) -> Verdict {
         self.ask(charges, places, 1).await
     }
 
@@ -204,7 +204,7 @@ impl Limiter {
         if verdict.is_local { Vec::new() } else { verdict.standings }
     }
 
-    async fn ask(&self, charges: &[Charge], places: &[Places], cost: u32) -> Verdict {
+    async fn ask(&self, charges: &[Charge], places: &[PollPermits], cost: u32) -> Verdict {
         if charges.is_empty() && places.is_empty() {
             return Verdict {
                 retry_after_seconds: None,
@@ -248,7 +248,7 @@ impl Limiter {
     }
 
     /// Gives places back.
-    pub async fn leave(&self, places: &[Places]) {
+    pub async fn leave(&self, places: &[PollPermits]) {
         let Some(first) = places.first() else { return };
         let mut script = LEAVE.prepare_invoke();
         for place in places {

@@ -16,7 +16,7 @@ use crate::{
     engine::{
         Engine,
         jobs::wait,
-        maintenance::{self, GLANCE_PERIOD, cascade, gauges, promote, reap},
+        maintenance::{self, PROBE_PERIOD, cascade, gauges, promote, reap},
         operations,
         schedules::fire,
         stats::flush,
@@ -25,7 +25,7 @@ use crate::{
     error::chain,
     store::sweep::purge,
     telemetry,
-    wakeups::Chore,
+    wakeups::BackgroundTask,
 };
 
 /// How often expired leases are looked for: with the time of a pass, they are reaped within 2 s.
@@ -56,16 +56,16 @@ const PURGE_PERIOD: Duration = Duration::from_secs(5);
 const FAILURE_PAUSE: Duration = Duration::from_secs(1);
 
 /// What a step asks for.
-enum Then {
+enum Next {
     /// The batch was full: go on at once.
-    GoOn,
+    Continue,
     Sleep(Duration),
 }
 
-impl Then {
+impl Next {
     /// For a step that is asked for when there is something to do.
     fn unless_asked(is_more: bool) -> Self {
-        if is_more { Self::GoOn } else { Self::Sleep(UNASKED_PERIOD) }
+        if is_more { Self::Continue } else { Self::Sleep(UNASKED_PERIOD) }
     }
 }
 
@@ -75,67 +75,67 @@ pub fn start(app: &App, stopping: &CancellationToken, tracker: &TaskTracker) {
     start_for_people(app, &loops);
     loops.start("reap", None, |engine| async move {
         let is_full = reap::pass(&engine).await?;
-        Ok(if is_full { Then::GoOn } else { Then::Sleep(REAP_PERIOD) })
+        Ok(if is_full { Next::Continue } else { Next::Sleep(REAP_PERIOD) })
     });
-    loops.start("promote", Some(Chore::Promote), |engine| async move {
+    loops.start("promote", Some(BackgroundTask::Promote), |engine| async move {
         let sleep = promote::pass(&engine).await?;
-        Ok(if sleep.is_zero() { Then::GoOn } else { Then::Sleep(sleep) })
+        Ok(if sleep.is_zero() { Next::Continue } else { Next::Sleep(sleep) })
     });
     loops.start("glance", None, |engine| async move {
         maintenance::glance(&engine).await?;
-        Ok(Then::Sleep(GLANCE_PERIOD))
+        Ok(Next::Sleep(PROBE_PERIOD))
     });
-    loops.start("orphans", Some(Chore::Orphans), |engine| async move {
-        Ok(Then::unless_asked(cascade::pass(&engine).await?))
+    loops.start("orphans", Some(BackgroundTask::Orphans), |engine| async move {
+        Ok(Next::unless_asked(cascade::pass(&engine).await?))
     });
-    loops.start("outdated", Some(Chore::Outdated), |engine| async move {
-        Ok(Then::unless_asked(cascade::pass_outdated(&engine).await?))
+    loops.start("outdated", Some(BackgroundTask::Outdated), |engine| async move {
+        Ok(Next::unless_asked(cascade::pass_outdated(&engine).await?))
     });
-    loops.start("fold", Some(Chore::Fold), |engine| async move {
-        Ok(Then::unless_asked(maintenance::fold(&engine).await?))
+    loops.start("fold", Some(BackgroundTask::Fold), |engine| async move {
+        Ok(Next::unless_asked(maintenance::fold(&engine).await?))
     });
-    loops.start("operations", Some(Chore::Operations), |engine| async move {
+    loops.start("operations", Some(BackgroundTask::Operations), |engine| async move {
         Ok(match operations::pass(&engine).await? {
-            Some(Duration::ZERO) => Then::GoOn,
-            Some(sleep) => Then::Sleep(sleep.min(UNASKED_PERIOD)),
-            None => Then::Sleep(UNASKED_PERIOD),
+            Some(Duration::ZERO) => Next::Continue,
+            Some(sleep) => Next::Sleep(sleep.min(UNASKED_PERIOD)),
+            None => Next::Sleep(UNASKED_PERIOD),
         })
     });
-    loops.start("plan", Some(Chore::Plan), |engine| async move {
-        Ok(Then::unless_asked(fire::plan(&engine).await?))
+    loops.start("plan", Some(BackgroundTask::Plan), |engine| async move {
+        Ok(Next::unless_asked(fire::plan(&engine).await?))
     });
-    loops.start("fire", Some(Chore::Fire), |engine| async move {
+    loops.start("fire", Some(BackgroundTask::Fire), |engine| async move {
         let sleep = fire::pass(&engine).await?;
-        Ok(if sleep.is_zero() { Then::GoOn } else { Then::Sleep(sleep) })
+        Ok(if sleep.is_zero() { Next::Continue } else { Next::Sleep(sleep) })
     });
     loops.start("workers", None, |engine| async move {
         workers::pass(&engine).await?;
-        Ok(Then::Sleep(WORKERS_PERIOD))
+        Ok(Next::Sleep(WORKERS_PERIOD))
     });
     loops.start("watch", None, |engine| async move {
         wait::pass(&engine).await?;
-        engine.tidings.news.forget_unheard();
-        Ok(Then::Sleep(WATCH_PERIOD))
+        engine.notifier.news.forget_unheard();
+        Ok(Next::Sleep(WATCH_PERIOD))
     });
     loops.start("prune", None, |engine| async move {
         let is_full = maintenance::prune(&engine).await?;
-        Ok(if is_full { Then::GoOn } else { Then::Sleep(PRUNE_PERIOD) })
+        Ok(if is_full { Next::Continue } else { Next::Sleep(PRUNE_PERIOD) })
     });
     loops.start("retain", None, |engine| async move {
         let is_more = maintenance::retain(&engine).await?;
-        Ok(if is_more { Then::GoOn } else { Then::Sleep(PRUNE_PERIOD) })
+        Ok(if is_more { Next::Continue } else { Next::Sleep(PRUNE_PERIOD) })
     });
     loops.start("stats", None, |engine| async move {
         flush::write_down(&engine).await?;
-        Ok(Then::Sleep(STATS_PERIOD))
+        Ok(Next::Sleep(STATS_PERIOD))
     });
     loops.start("vitals", None, |engine| async move {
         gauges::look(&engine).await?;
-        Ok(Then::Sleep(VITALS_PERIOD))
+        Ok(Next::Sleep(VITALS_PERIOD))
     });
     loops.start("vacuum", None, |engine| async move {
         maintenance::vacuum_if_due(&engine).await?;
-        Ok(Then::Sleep(VACUUM_PERIOD))
+        Ok(Next::Sleep(VACUUM_PERIOD))
     });
 }
 
@@ -147,7 +147,7 @@ fn start_for_people(app: &App, loops: &Loops<'_>) {
         async move {
             app.count_nodes().await?;
             app.write_used_keys().await?;
-            Ok(Then::Sleep(NODES_PERIOD))
+            Ok(Next::Sleep(NODES_PERIOD))
         }
     });
     let this = app.clone();
@@ -158,12 +158,12 @@ fn start_for_people(app: &App, loops: &Loops<'_>) {
             let mut conn = engine.pools.background.acquire().await?;
             let pruned = purge::prune_people(&mut conn, AUDIT_KEEP_DAYS).await?;
             let is_full = pruned >= purge::MAX_PRUNED_PEOPLE;
-            Ok(if is_full { Then::GoOn } else { Then::Sleep(PEOPLE_PERIOD) })
+            Ok(if is_full { Next::Continue } else { Next::Sleep(PEOPLE_PERIOD) })
         }
     });
     loops.start("purge", None, |engine| async move {
         let is_more = maintenance::purge(&engine).await?;
-        Ok(if is_more { Then::GoOn } else { Then::Sleep(PURGE_PERIOD) })
+        Ok(if is_more { Next::Continue } else { Next::Sleep(PURGE_PERIOD) })
     });
 }
 
@@ -177,12 +177,12 @@ impl Loops<'_> {
     fn start<Stepping>(
         &self,
         name: &'static str,
-        chore: Option<Chore>,
+        chore: Option<BackgroundTask>,
         step: impl Fn(Engine) -> Stepping + Send + 'static,
     ) where
-        Stepping: Future<Output = sqlx::Result<Then>> + Send + 'static,
+        Stepping: Future<Output = sqlx::Result<Next>> + Send + 'static,
     {
-        let (engine, wake) = (self.engine.clone(), self.engine.tidings.wake.clone());
+        let (engine, wake) = (self.engine.clone(), self.engine.notifier.wake.clone());
         let step = move || step(engine.clone());
         let hurry = move || {
             let wake = wake.clone();
@@ -206,7 +206,7 @@ async fn every<Step, Stepping, Hurry, Hurrying>(
     step: Step,
 ) where
     Step: Fn() -> Stepping,
-    Stepping: Future<Output = sqlx::Result<Then>> + Send + 'static,
+    Stepping: Future<Output = sqlx::Result<Next>> + Send + 'static,
     Hurry: Fn() -> Hurrying,
     Hurrying: Future<Output = ()>,
 {
@@ -220,8 +220,8 @@ async fn every<Step, Stepping, Hurry, Hurrying>(
             gauge!(telemetry::LOOP_LAST_STEP, "loop" => name).set(unix_seconds());
         }
         let sleep = match stepped {
-            Ok(Ok(Then::GoOn)) => continue,
-            Ok(Ok(Then::Sleep(sleep))) => sleep,
+            Ok(Ok(Next::Continue)) => continue,
+            Ok(Ok(Next::Sleep(sleep))) => sleep,
             Ok(Err(error)) => {
                 counter!(telemetry::LOOP_ERRORS, "loop" => name).increment(1);
                 let error = chain(&error);

@@ -112,7 +112,7 @@ impl Bus {
     }
 
     /// Notes how many nodes live.
-    pub fn note_nodes(&self, nodes: u32) {
+    pub fn record_nodes(&self, nodes: u32) {
         self.0.nodes.store(nodes, Ordering::Relaxed);
         gauge!(telemetry::NODES).set(nodes);
     }
@@ -259,7 +259,7 @@ pub struct Facts {
     pub maxmemory_policy: String,
 }
 
-/// Whom a message is for.
+/// Recipient a message is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Topic {
     /// Nodes with parked polls; below [`WAKE_SHARDS`].

@@ -179,8 +179,8 @@ fn join(app: &App, stop: &CancellationToken, tracker: &TaskTracker) {
     if !app.bus.has_redis() {
         return;
     }
-    let overheard = app.engine.tidings.wake.overhear();
-    tracker.spawn(relay::tell_others(app.bus.clone(), overheard, stop.clone()));
+    let hints = app.engine.notifier.wake.subscribe();
+    tracker.spawn(relay::publish(app.bus.clone(), hints, stop.clone()));
     let (app, stop) = (app.clone(), stop.clone());
     tracker.spawn(async move {
         let on = |heard| match heard {
@@ -188,7 +188,7 @@ fn join(app: &App, stop: &CancellationToken, tracker: &TaskTracker) {
             Heard::Wake(text) => relay::hear(&app.engine, &app.bus, &text),
             Heard::Forget(text) => {
                 let app = app.clone();
-                tokio::spawn(async move { app.told_to_forget(&text).await });
+                tokio::spawn(async move { app.forget_as_told(&text).await });
             }
             Heard::Nodes => {
                 let app = app.clone();

@@ -70,7 +70,7 @@ metrics_table! {
         "Time from a tick to the commit that stores its job.";
     JOBS_PROMOTED = "fencepost_jobs_promoted_total", Counter,
         "Scheduled or retried jobs that became due.";
-    JOBS_GIVEN_BACK = "fencepost_jobs_given_back_total", Counter,
+    JOBS_RELEASED = "fencepost_jobs_given_back_total", Counter,
         "Jobs handed back because the polling client was gone.";
     FENCES_REFUSED = "fencepost_fences_refused_total", Counter,
         "Acks and heartbeats refused by their fence, by reason.";
@@ -122,9 +122,9 @@ metrics_table! {
         "1 while Redis is left alone after a failure.";
     REDIS_SUBSCRIBED = "fencepost_redis_subscribed", Gauge,
         "1 while this node hears what the others tell over Redis.";
-    WAKES_TOLD = "fencepost_wakes_told_total", Counter,
+    WAKEUPS_SENT = "fencepost_wakes_told_total", Counter,
         "Messages with which this node woke the others.";
-    WAKES_HEARD = "fencepost_wakes_heard_total", Counter,
+    WAKEUPS_RECEIVED = "fencepost_wakes_heard_total", Counter,
         "Messages with which other nodes woke this one.";
     NODES = "fencepost_nodes", Gauge,
         "Nodes that live, as far as this one knows.";
@@ -184,7 +184,7 @@ pub fn install_metrics() -> Result<PrometheusHandle, BuildError> {
         builder = builder.set_buckets_for_metric(Matcher::Full(metric.name.to_owned()), buckets)?;
     }
     let handle = builder.install_recorder()?;
-    show_from_zero();
+    initialise_counters();
     for metric in METRICS {
         match metric.kind {
             Kind::Counter => describe_counter!(metric.name, metric.help),
@@ -226,7 +226,7 @@ const LOOPS: [&str; 19] = [
 ];
 
 /// What nobody hopes to see must be there all the same: a rate misses the first jump from nothing.
-fn show_from_zero() {
+fn initialise_counters() {
     for metric in METRICS.iter().filter(|it| it.kind == Kind::Counter) {
         match metric.name {
             HTTP_REQUESTS | JOBS_SETTLED | FENCES_REFUSED | SCHEDULE_FIRES => (),

@@ -33,7 +33,7 @@ pub struct Arrival {
 pub struct Wake {
     hints: mpsc::Sender<Hint>,
     overflow: Arc<AtomicBool>,
-    chores: Arc<[Notify; CHORES]>,
+    chores: Arc<[Notify; BACKGROUND_TASKS]>,
     others: Arc<OnceLock<Others>>,
 }
 
@@ -46,7 +46,7 @@ struct Others {
 
 /// What a background loop may be asked to do before its time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Chore {
+pub enum BackgroundTask {
     /// Some job's due time is new.
     Promote,
     Orphans,
@@ -63,11 +63,11 @@ pub enum Chore {
 }
 
 /// How many kinds of chores there are.
-const CHORES: usize = 7;
+const BACKGROUND_TASKS: usize = 7;
 
 /// The pump's side.
 #[derive(Debug)]
-pub struct Arrivals {
+pub struct Hints {
     receiver: mpsc::Receiver<Hint>,
     overflow: Arc<AtomicBool>,
 }
@@ -86,7 +86,7 @@ pub enum Hint {
 
 /// A new pair.
 #[must_use]
-pub fn channel() -> (Wake, Arrivals) {
+pub fn channel() -> (Wake, Hints) {
     let (sender, receiver) = mpsc::channel(MAX_WAITING_HINTS);
     let overflow = Arc::new(AtomicBool::new(false));
     let wake = Wake {
@@ -95,7 +95,7 @@ pub fn channel() -> (Wake, Arrivals) {
         chores: Arc::new(std::array::from_fn(|_| Notify::new())),
         others: Arc::default(),
     };
-    (wake, Arrivals { receiver, overflow })
+    (wake, Hints { receiver, overflow })
 }
 
 impl Wake {
@@ -123,11 +123,11 @@ impl Wake {
     /// From now on what this node's pump is told is told to whoever reads the answer, too. Only the first call
     /// counts.
     #[must_use]
-    pub fn overhear(&self) -> Arrivals {
+    pub fn subscribe(&self) -> Hints {
         let (sender, receiver) = mpsc::channel(MAX_WAITING_HINTS);
         let overflow = Arc::new(AtomicBool::new(false));
         let _ = self.others.set(Others { hints: sender, overflow: Arc::clone(&overflow) });
-        Arrivals { receiver, overflow }
+        Hints { receiver, overflow }
     }
 
     fn hint(&self, hint: Hint) {
@@ -147,17 +147,17 @@ impl Wake {
     }
 
     /// Asks for a chore. Call it after the commit that made it necessary.
-    pub fn ask(&self, chore: Chore) {
+    pub fn ask(&self, chore: BackgroundTask) {
         self.chores[chore as usize].notify_one();
     }
 
     /// Waits until a chore is asked for; an [`Self::ask`] since the last wait counts.
-    pub async fn asked(&self, chore: Chore) {
+    pub async fn asked(&self, chore: BackgroundTask) {
         self.chores[chore as usize].notified().await;
     }
 }
 
-impl Arrivals {
+impl Hints {
     /// The next hint; none when every [`Wake`] is gone.
     pub async fn next(&mut self) -> Option<Hint> {
         let hint = self.receiver.recv().await?;
@@ -206,7 +206,7 @@ mod tests {
     #[tokio::test]
     async fn what_was_asked_for_before_the_wait_is_not_missed() {
         let (wake, _arrivals) = channel();
-        wake.ask(Chore::Fire);
-        wake.asked(Chore::Fire).await;
+        wake.ask(BackgroundTask::Fire);
+        wake.asked(BackgroundTask::Fire).await;
     }
 }

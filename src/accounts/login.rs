@@ -117,7 +117,7 @@ impl Accounts {
         let origin = client.origin();
         store::sessions::insert(&mut tx, account_id, session_id, &origin, SESSION_SECONDS).await?;
         store::sessions::insert_secret(&mut tx, session_id, &secret::hash(&refresh_token)).await?;
-        store::accounts::note_login(&mut tx, account_id).await?;
+        store::accounts::record_login(&mut tx, account_id).await?;
         tx.commit().await?;
         let bearer = Bearer { account_id, session_id };
         Ok(SignedIn { bearer, access_token: self.tokens.sign(bearer)?.into(), refresh_token })

@@ -193,7 +193,7 @@ pub fn read_email(field: &str, email: &str) -> Result<String, Error> {
 
 /// What a new key is to be.
 #[derive(Debug, Clone, Default)]
-pub struct KeyWish {
+pub struct KeyRequest {
     pub name: String,
     /// What it may be used for.
     pub scopes: Vec<Scope>,
@@ -219,21 +219,21 @@ pub struct MadeKey {
 pub async fn make_key(
     conn: &mut PgConnection,
     (project_id, mode): (ProjectId, &str),
-    wish: KeyWish,
+    request: KeyRequest,
     max_live: i64,
 ) -> Result<MadeKey, Error> {
     let secret = key::generate(mode);
     let (shown_prefix, shown_end) = key::shown_parts(&secret);
     let hash = key::hash(&secret);
-    let [produce_per_minute, work_per_minute, manage_per_minute] = wish.per_minute;
+    let [produce_per_minute, work_per_minute, manage_per_minute] = request.per_minute;
     let new = NewKey {
-        name: wish.name,
+        name: request.name,
         shown_prefix,
         shown_end,
         secret_hash: hash.to_vec(),
-        scopes: wish.scopes.iter().map(|it| it.name().to_owned()).collect(),
-        expires_at: wish.expires_at,
-        created_by: wish.created_by,
+        scopes: request.scopes.iter().map(|it| it.name().to_owned()).collect(),
+        expires_at: request.expires_at,
+        created_by: request.created_by,
         produce_per_minute,
         work_per_minute,
         manage_per_minute,

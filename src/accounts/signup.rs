@@ -7,7 +7,7 @@ use secrecy::{ExposeSecret, SecretString};
 use sqlx::{Acquire, PgConnection};
 
 use super::{
-    Accounts, Client, KeyWish, MAILS_PER_EMAIL, MadeKey, SIGNUPS_PER_ADDRESS, SignedIn, charge,
+    Accounts, Client, KeyRequest, MAILS_PER_EMAIL, MadeKey, SIGNUPS_PER_ADDRESS, SignedIn, charge,
     make_key, project_facts, read_email,
     secret::{self, MAIL_PREFIX},
 };
@@ -24,7 +24,7 @@ use crate::{
     store::{
         self,
         accounts::{Account, Purpose},
-        audit::Deed,
+        audit::NewAuditEntry,
         members::Invited,
         projects::{NewProject, Project},
     },
@@ -82,28 +82,28 @@ impl Accounts {
     /// # Errors
     /// [`Error::SignupClosed`] when nobody, or nobody without an invitation, may. [`Error::Invalid`] when the
     /// address is none, the password is weak or the invitation is not good. [`Error::RateLimited`].
-    pub async fn sign_up(&self, wish: SignUp, client: &Client) -> Result<SignedUp, Error> {
-        let is_invited = wish.invitation.is_some();
+    pub async fn sign_up(&self, request: SignUp, client: &Client) -> Result<SignedUp, Error> {
+        let is_invited = request.invitation.is_some();
         if self.signup == Signup::Closed || (self.signup == Signup::Invite && !is_invited) {
             return Err(Error::SignupClosed);
         }
-        let email = read_email("email", &wish.email)?;
-        let name = wish.project_name.as_deref().unwrap_or(DEFAULT_PROJECT);
+        let email = read_email("email", &request.email)?;
+        let name = request.project_name.as_deref().unwrap_or(DEFAULT_PROJECT);
         text::check_name(name, MAX_NAME_CHARS)
             .map_err(|error| Error::invalid("project_name", error.to_string()))?;
         self.throttle_address(client).await?;
-        self.passwords.check("password", &wish.password, &[&email, name]).await?;
+        self.passwords.check("password", &request.password, &[&email, name]).await?;
         self.throttle(&[
             charge("signup", &client.address, SIGNUPS_PER_ADDRESS),
             charge("mail", &email, MAILS_PER_EMAIL),
         ])
         .await?;
-        let password_hash = self.passwords.hash(wish.password).await?;
+        let password_hash = self.passwords.hash(request.password).await?;
         let mut conn = self.pool.acquire().await?;
         let mut tx = conn.begin().await?;
         let account =
             store::accounts::insert(&mut tx, AccountId::generate(), &email, &password_hash).await?;
-        let (project, role, key) = match &wish.invitation {
+        let (project, role, key) = match &request.invitation {
             Some(invitation) => {
                 let (project, role) = self.accept(&mut tx, account.id, invitation, client).await?;
                 (project, role, None)
@@ -128,22 +128,22 @@ impl Accounts {
     ) -> Result<(Project, MadeKey), Error> {
         let project = free_project(conn, name, "live", &self.default_plan).await?;
         store::members::upsert(conn, project.id, account_id, Role::Owner.name()).await?;
-        let wish = KeyWish {
+        let request = KeyRequest {
             name: FIRST_KEY.to_owned(),
             scopes: Scope::ALL.to_vec(),
             created_by: Some(account_id.to_string()),
-            ..KeyWish::default()
+            ..KeyRequest::default()
         };
         let limits = self.plans.of(&project.plan, project.overrides.as_ref());
-        let key = make_key(conn, (project.id, &project.mode), wish, limits.max_keys()).await?;
-        let deed = Deed {
+        let key = make_key(conn, (project.id, &project.mode), request, limits.max_keys()).await?;
+        let entry = NewAuditEntry {
             action: "project.created",
             target: Some(project.public_id.to_string()),
             after: Some(project_facts(&project)),
-            ..Deed::default()
+            ..NewAuditEntry::default()
         };
         let actor = client.actor("account", account_id.to_string());
-        store::audit::insert(conn, project.id, &actor, &deed).await?;
+        store::audit::insert(conn, project.id, &actor, &entry).await?;
         Ok((project, key))
     }
 
@@ -181,14 +181,14 @@ impl Accounts {
         let present = present.and_then(|it| Role::of_name(&it.1));
         let role = Role::of_name(&role).max(present).ok_or_else(bad_invitation)?;
         store::members::upsert(conn, project_id, account_id, role.name()).await?;
-        let deed = Deed {
+        let entry = NewAuditEntry {
             action: "member.added",
             target: Some(account_id.to_string()),
             after: Some(serde_json::json!({ "role": role }).to_string()),
-            ..Deed::default()
+            ..NewAuditEntry::default()
         };
         let actor = client.actor("account", account_id.to_string());
-        store::audit::insert(conn, project_id, &actor, &deed).await?;
+        store::audit::insert(conn, project_id, &actor, &entry).await?;
         let project = store::projects::get(conn, project_id).await?.ok_or_else(bad_invitation)?;
         Ok((project, role))
     }

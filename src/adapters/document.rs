@@ -4,7 +4,7 @@ use axum::{Router, http::header::CONTENT_TYPE, routing};
 use serde_json::{Map, Value, json};
 use utoipa_axum::router::OpenApiRouter;
 
-use super::{DOORS, Door};
+use super::{ADAPTERS, Adapter};
 use crate::app::App;
 
 /// What every operation may answer beside what it says itself.
@@ -19,11 +19,11 @@ const REFUSALS: [(&str, &str); 7] = [
 ];
 
 /// A door's document as it is committed and served.
-pub fn text(door: &Door) -> String {
+pub fn text(door: &Adapter) -> String {
     format!("{:#}\n", of(door))
 }
 
-fn of(door: &Door) -> Value {
+fn of(door: &Adapter) -> Value {
     let base = (door.document)();
     let (_, document) = OpenApiRouter::with_openapi(base).merge((door.routes)()).split_for_parts();
     let mut document = serde_json::to_value(document).unwrap_or_default();
@@ -86,7 +86,7 @@ fn add_refusals(operation: &mut Value) {
 
 /// `/openapi/{door}.json`.
 pub fn router() -> Router<App> {
-    DOORS.iter().fold(Router::new(), |router, door| {
+    ADAPTERS.iter().fold(Router::new(), |router, door| {
         let text = text(door);
         let page = async move || ([(CONTENT_TYPE, "application/json")], text.clone());
         router.route(&format!("/openapi/{}.json", door.name), routing::get(page))

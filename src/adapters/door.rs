@@ -22,7 +22,7 @@ use crate::{
         limits,
     },
     engine::{
-        dispatch::{self, Delivery, Handed, Wish, any_queue},
+        dispatch::{self, Delivery, LeasedDelivery, PollSpec, any_queue},
         jobs::{AttemptRow, JobRow},
         workers,
     },
@@ -238,7 +238,7 @@ pub struct ParentResultView {
 ///
 /// # Errors
 /// [`Error::Internal`] when a result is no JSON after all.
-pub fn parent_results(handed: &Handed) -> Result<Vec<ParentResultView>, Error> {
+pub fn parent_results(handed: &LeasedDelivery) -> Result<Vec<ParentResultView>, Error> {
     let view = |it: &crate::engine::enqueue::dependencies::ParentResult| {
         Ok(ParentResultView {
             job_id: it.parent_id.to_string(),
@@ -305,7 +305,7 @@ pub async fn lease(
             queues.push(queue.into());
         }
     }
-    let mut wish = Wish {
+    let mut spec = PollSpec {
         project_id: caller.project_id,
         queues,
         job_types: sorted(ask.job_types),
@@ -319,16 +319,16 @@ pub async fn lease(
     if ask.worker_id.is_some() {
         let worker = (caller.project_id, worker_id);
         let facts = workers::facts(&app.engine, &worker).await?;
-        app.engine.registry.note_seen(&worker, &wish.queues, &wish.job_types);
+        app.engine.registry.record_seen(&worker, &spec.queues, &spec.job_types);
         if let Some(facts) = facts.filter(|_| ask.labels.is_none()) {
-            wish.labels = facts.labels.as_slice().into();
+            spec.labels = facts.labels.as_slice().into();
         }
     }
     let revoked = caller.until_revoked(app);
-    if wish.queues.is_empty() {
-        return any_queue::poll(&app.engine, wish, ask.wait, gone, revoked).await;
+    if spec.queues.is_empty() {
+        return any_queue::poll(&app.engine, spec, ask.wait, gone, revoked).await;
     }
-    dispatch::poll(&app.engine, wish, ask.wait, gone.cancelled(), revoked).await
+    dispatch::poll(&app.engine, spec, ask.wait, gone.cancelled(), revoked).await
 }
 
 #[cfg(test)]

@@ -17,7 +17,7 @@ use utoipa_axum::router::OpenApiRouter;
 use crate::{app::App, error::Error, wire::errors};
 
 /// A door: where it is, what it answers, how it tells errors, and how it is described.
-struct Door {
+struct Adapter {
     /// The base path, and the name of its document: `/openapi/{name}.json`.
     name: &'static str,
     routes: fn() -> OpenApiRouter<App>,
@@ -29,11 +29,12 @@ struct Door {
     document: fn() -> utoipa::openapi::OpenApi,
 }
 
-const DOORS: [Door; 4] = [mobius::DOOR, orch8::DOOR, ojs::DOOR, workflow_graph::DOOR];
+const ADAPTERS: [Adapter; 4] =
+    [mobius::ADAPTER, orch8::ADAPTER, ojs::ADAPTER, workflow_graph::ADAPTER];
 
 /// Everything the doors answer, each below its base path, and their documents.
 pub fn router() -> Router<App> {
-    DOORS.iter().fold(document::router(), |router, door| {
+    ADAPTERS.iter().fold(document::router(), |router, door| {
         let bases = std::iter::once("").chain(door.also_below.iter().copied());
         bases.fold(router, |router, below| {
             let (routes, _) = (door.routes)().split_for_parts();
@@ -49,5 +50,5 @@ pub fn router() -> Router<App> {
 /// The doors' names, each with its OpenAPI document as it is committed and served.
 #[must_use]
 pub fn documents() -> Vec<(&'static str, String)> {
-    DOORS.iter().map(|it| (it.name, document::text(it))).collect()
+    ADAPTERS.iter().map(|it| (it.name, document::text(it))).collect()
 }

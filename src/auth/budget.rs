@@ -7,11 +7,11 @@ use uuid::Uuid;
 
 use super::{Permit, Who};
 use crate::{
-    app::{App, Place},
+    app::{App, LocalPermit},
     domain::{limits::MAX_POLL_WAIT_SECONDS, plan::Limits},
     error::Error,
     ids::ProjectId,
-    limiter::{Charge, Places, Rate, Standing, share},
+    limiter::{Charge, PollPermits, Rate, Standing, share},
     telemetry,
 };
 
@@ -89,13 +89,13 @@ impl LimitReport {
 }
 
 /// A poll's places, until it is dropped.
-pub struct Parked {
+pub struct PollPermit {
     app: App,
-    places: Vec<Places>,
-    here: Vec<Place>,
+    places: Vec<PollPermits>,
+    here: Vec<LocalPermit>,
 }
 
-impl Drop for Parked {
+impl Drop for PollPermit {
     fn drop(&mut self) {
         if self.places.is_empty() {
             return;
@@ -126,10 +126,10 @@ fn charges(
 }
 
 /// The places that a poll needs: one of the project's, and one of the key's.
-fn places(who: &Who, project_id: ProjectId, limits: &Limits) -> Vec<Places> {
+fn places(who: &Who, project_id: ProjectId, limits: &Limits) -> Vec<PollPermits> {
     let token = Uuid::new_v4().simple().to_string();
     let life_seconds = MAX_POLL_WAIT_SECONDS + PLACE_GRACE_SECONDS;
-    let place = |name: String, max| Places { name, max, token: token.clone(), life_seconds };
+    let place = |name: String, max| PollPermits { name, max, token: token.clone(), life_seconds };
     let project = format!("polls:{{p{}}}", project_id.0);
     let of_project = limits.parked_polls.map(|it| place(project.clone(), it));
     let of_key = limits.parked_polls_per_key.map(|it| place(format!("{project}:{}", who.id()), it));
@@ -166,7 +166,7 @@ pub(super) async fn charge<P: Permit>(
     project_id: ProjectId,
     limits: &Limits,
     report: &LimitReport,
-) -> Result<Option<Arc<Parked>>, Error> {
+) -> Result<Option<Arc<PollPermit>>, Error> {
     let budget = P::BUDGET;
     let charges = charges(who, project_id, limits, budget, P::OVERDRAFT_WINDOWS);
     let places = if P::PARKS { places(who, project_id, limits) } else { Vec::new() };
@@ -192,10 +192,10 @@ pub(super) async fn charge<P: Permit>(
     let nodes = if verdict.is_local { app.bus.nodes() } else { 1 };
     // One that was not answered in time may have been taken all the same.
     let held = if app.bus.has_redis() { places.clone() } else { Vec::new() };
-    let mut parked = Parked { app: app.clone(), places: held, here: Vec::new() };
+    let mut parked = PollPermit { app: app.clone(), places: held, here: Vec::new() };
     for place in &places {
         let max = share(place.max, nodes);
-        parked.here.push(app.take_place(&place.name, max).ok_or_else(|| too_many(place.max))?);
+        parked.here.push(app.take_permit(&place.name, max).ok_or_else(|| too_many(place.max))?);
     }
     Ok(Some(Arc::new(parked)))
 }
@@ -218,7 +218,7 @@ pub async fn project_limits(
     let parked = match limits.parked_polls {
         Some(_) => {
             let counted = app.accounts.limiter.taken(&name).await;
-            Some(counted.unwrap_or_else(|| app.places_taken(&name)))
+            Some(counted.unwrap_or_else(|| app.permits_taken(&name)))
         }
         None => None,
     };

@@ -51,7 +51,7 @@ pub struct Caller<P> {
     pub limits: Limits,
     pub client: Client,
     /// For as long as it lasts, it has a place among the project's polls.
-    _places: Option<Arc<budget::Parked>>,
+    _places: Option<Arc<budget::PollPermit>>,
     permission: PhantomData<P>,
 }
 
@@ -175,7 +175,7 @@ impl<P: Permit> FromRequestParts<App> for Caller<P> {
             return Err(Error::Forbidden { needs: P::PERMISSION.needs() });
         }
         if let Who::Key(it, _) = &who {
-            app.note_used((project_id, it.owner.key_id));
+            app.record_used((project_id, it.owner.key_id));
         }
         let report = parts.extensions.get::<LimitReport>().cloned().unwrap_or_default();
         // What a page enqueues is counted like anybody's.

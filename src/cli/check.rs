@@ -39,13 +39,13 @@ pub struct CheckArgs {
 
 /// What was found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Found {
+enum Verdict {
     Good,
     Doubtful,
     Bad,
 }
 
-impl fmt::Display for Found {
+impl fmt::Display for Verdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Self::Good => "ok",
@@ -56,19 +56,19 @@ impl fmt::Display for Found {
 }
 
 #[derive(Debug, Default)]
-struct Findings(Vec<(Found, &'static str, String)>);
+struct Findings(Vec<(Verdict, &'static str, String)>);
 
 impl Findings {
     fn good(&mut self, what: &'static str, text: impl Into<String>) {
-        self.0.push((Found::Good, what, text.into()));
+        self.0.push((Verdict::Good, what, text.into()));
     }
 
     fn doubtful(&mut self, what: &'static str, text: impl Into<String>) {
-        self.0.push((Found::Doubtful, what, text.into()));
+        self.0.push((Verdict::Doubtful, what, text.into()));
     }
 
     fn bad(&mut self, what: &'static str, text: impl Into<String>) {
-        self.0.push((Found::Bad, what, text.into()));
+        self.0.push((Verdict::Bad, what, text.into()));
     }
 }
 
@@ -87,7 +87,7 @@ pub async fn run(args: CheckArgs) -> anyhow::Result<()> {
     for (found, what, text) in &findings.0 {
         writeln!(out, "{found:<8} {what:<9} {text}")?;
     }
-    let wrong = findings.0.iter().filter(|it| it.0 == Found::Bad).count();
+    let wrong = findings.0.iter().filter(|it| it.0 == Verdict::Bad).count();
     anyhow::ensure!(wrong == 0, "{wrong} of {} are wrong", findings.0.len());
     Ok(())
 }

@@ -10,7 +10,7 @@ use sqlx::PgConnection;
 
 use super::target::TargetArgs;
 use crate::{
-    accounts::{KeyWish, make_key},
+    accounts::{KeyRequest, make_key},
     domain::{
         access::{Preset, Scope},
         limits::{self, MAX_LIVE_KEYS},
@@ -20,7 +20,7 @@ use crate::{
     ids::{KeyId, ProjectPublicId},
     store::{
         self,
-        audit::{Actor, Deed},
+        audit::{Actor, NewAuditEntry},
         projects::{NewProject, Project},
     },
 };
@@ -147,9 +147,12 @@ pub async fn run(args: KeysArgs) -> anyhow::Result<()> {
             let id: KeyId = key_id.parse().with_context(|| format!("`{key_id}` is no key's id"))?;
             let revoked = store::keys::revoke(&mut conn, project.id, id).await?;
             ensure!(revoked.is_some(), "project {} has no key {id}", project.slug);
-            let deed =
-                Deed { action: "key.revoked", target: Some(id.to_string()), ..Deed::default() };
-            store::audit::insert(&mut conn, project.id, &Actor::OPERATOR, &deed).await?;
+            let entry = NewAuditEntry {
+                action: "key.revoked",
+                target: Some(id.to_string()),
+                ..NewAuditEntry::default()
+            };
+            store::audit::insert(&mut conn, project.id, &Actor::OPERATOR, &entry).await?;
             writeln!(out, "revoked {id}")?;
         }
     }
@@ -162,12 +165,19 @@ async fn create(
     name: &str,
     preset: KeyPreset,
 ) -> anyhow::Result<(KeyId, String)> {
-    let wish =
-        KeyWish { name: name.to_owned(), scopes: preset.scopes().to_vec(), ..KeyWish::default() };
-    let made = make_key(conn, (project.id, &project.mode), wish, MAX_LIVE_KEYS).await?;
+    let request = KeyRequest {
+        name: name.to_owned(),
+        scopes: preset.scopes().to_vec(),
+        ..KeyRequest::default()
+    };
+    let made = make_key(conn, (project.id, &project.mode), request, MAX_LIVE_KEYS).await?;
     let id = made.listed.id;
-    let deed = Deed { action: "key.created", target: Some(id.to_string()), ..Deed::default() };
-    store::audit::insert(conn, project.id, &Actor::OPERATOR, &deed).await?;
+    let entry = NewAuditEntry {
+        action: "key.created",
+        target: Some(id.to_string()),
+        ..NewAuditEntry::default()
+    };
+    store::audit::insert(conn, project.id, &Actor::OPERATOR, &entry).await?;
     Ok((id, made.secret.expose_secret().to_owned()))
 }
 

@@ -23,7 +23,7 @@ use crate::{
     ids::{InvitationId, ProjectId},
     store::{
         self,
-        audit::{Actor, Deed},
+        audit::{Actor, NewAuditEntry},
     },
 };
 
@@ -155,8 +155,11 @@ async fn invite(
     )
     .await?;
     let after = serde_json::json!({ "email": email, "role": role }).to_string();
-    let deed = Deed { after: Some(after), ..Deed::to("invitation.created", id.to_string()) };
-    store::audit::insert(conn, project.id, &Actor::OPERATOR, &deed).await?;
+    let entry = NewAuditEntry {
+        after: Some(after),
+        ..NewAuditEntry::to("invitation.created", id.to_string())
+    };
+    store::audit::insert(conn, project.id, &Actor::OPERATOR, &entry).await?;
     writeln!(out, "invitation  {}", secret.expose_secret())?;
     writeln!(out, "for         {email}, as {} of {}", role.name(), project.slug)?;
     writeln!(out, "until       {}", row.expires_at.to_rfc3339_opts(SecondsFormat::Secs, true))?;
@@ -191,13 +194,13 @@ async fn set(
     let facts = |plan: &str, limits: Option<&Value>| {
         Some(serde_json::json!({ "plan": plan, "limits": limits }).to_string())
     };
-    let deed = Deed {
+    let entry = NewAuditEntry {
         action: "project.plan_changed",
         target: Some(project.public_id.to_string()),
         before: facts(&project.plan, project.overrides.as_ref()),
         after: facts(&plan, overrides.as_ref()),
     };
-    store::audit::insert(conn, project.id, &Actor::OPERATOR, &deed).await?;
+    store::audit::insert(conn, project.id, &Actor::OPERATOR, &entry).await?;
     writeln!(std::io::stdout(), "{} is on plan {plan}", project.slug)?;
     Ok(())
 }

@@ -9,7 +9,7 @@ use axum::{
 use serde::{Deserialize, de::IgnoredAny};
 
 use super::{
-    action_table::{Action, NOTHING, ONCE, Plane, SURE, Then, find, saying},
+    action_table::{Action, Destination, NOTHING, ONCE, Plane, SURE, find, saying},
     api::Api,
     form::{self, Fields},
     location::segment,
@@ -122,21 +122,21 @@ async fn act(
         format!("/console/p/{project}{path}")
     };
     let to = match (action.then, made) {
-        (Then::Operation, Made { operation: Some(MadeOperation { id }), .. })
-        | (Then::Operation, Made { id: Some(id), .. }) => {
+        (Destination::Operation, Made { operation: Some(MadeOperation { id }), .. })
+        | (Destination::Operation, Made { id: Some(id), .. }) => {
             page(&format!("/operations/{}", segment(&id)))
         }
-        (Then::Job, Made { id: Some(id), .. }) => page(&format!("/jobs/{}", segment(&id))),
-        (Then::Project, Made { slug: Some(slug), .. }) => {
+        (Destination::Job, Made { id: Some(id), .. }) => page(&format!("/jobs/{}", segment(&id))),
+        (Destination::Project, Made { slug: Some(slug), .. }) => {
             let settings = if project.is_some() { "/settings" } else { "" };
             format!("/console/p/{}{settings}", segment(&slug))
         }
-        (Then::Login, _) => LOGIN.to_owned(),
+        (Destination::Login, _) => LOGIN.to_owned(),
         _ => back(form).to_owned(),
     };
     let to = saying(&to, action.operation);
     let mut response = session::go(headers.contains_key(HX_REQUEST), &to);
-    if action.then == Then::Login {
+    if action.then == Destination::Login {
         session::forget(response.headers_mut());
     }
     Ok(response)

@@ -29,7 +29,7 @@ pub enum Plane {
 
 /// Where somebody gets to afterwards.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Then {
+pub enum Destination {
     /// Back to where the button was.
     Back,
     /// To the operation that has begun.
@@ -53,7 +53,7 @@ pub struct Action {
     /// The fields of its body; none: it has no body.
     pub fields: &'static [Field],
     /// Where somebody gets to afterwards.
-    pub then: Then,
+    pub then: Destination,
     /// What somebody is asked before it is done, if it cannot be undone.
     pub asks: Option<&'static str>,
     done: &'static str,
@@ -72,14 +72,14 @@ const fn on(
         method,
         path,
         fields,
-        then: Then::Back,
+        then: Destination::Back,
         asks: None,
         done,
     }
 }
 
 impl Action {
-    const fn then(self, then: Then) -> Self {
+    const fn then(self, then: Destination) -> Self {
         Self { then, ..self }
     }
 
@@ -164,9 +164,9 @@ pub const ACTIONS: &[Action] = &[
         "The job is due: it runs as soon as nothing else keeps it waiting.",
     ),
     on("jobs_cancel_many", "POST", "/jobs/cancel", JOBS, "The jobs are being cancelled.")
-        .then(Then::Operation),
+        .then(Destination::Operation),
     on("jobs_retry_many", "POST", "/jobs/retry", JOBS, "The jobs are coming back.")
-        .then(Then::Operation),
+        .then(Destination::Operation),
     on(
         "queues_pause",
         "POST",
@@ -189,7 +189,7 @@ pub const ACTIONS: &[Action] = &[
         &[Field::Text("confirm")],
         "The queue is being purged.",
     )
-    .then(Then::Operation),
+    .then(Destination::Operation),
     on(
         "dead_letters_retry",
         "POST",
@@ -212,7 +212,7 @@ pub const ACTIONS: &[Action] = &[
         REDRIVE,
         "The dead letters are coming back.",
     )
-    .then(Then::Operation),
+    .then(Destination::Operation),
     on(
         "dead_letters_purge",
         "POST",
@@ -220,7 +220,7 @@ pub const ACTIONS: &[Action] = &[
         PURGE,
         "The dead letters are being deleted.",
     )
-    .then(Then::Operation),
+    .then(Destination::Operation),
     on(
         "operations_abort",
         "POST",
@@ -245,7 +245,7 @@ pub const ACTIONS: &[Action] = &[
         "The schedule fires again.",
     ),
     on("recurring_run", "POST", "/recurring/{recurring_id}/run", &[], "The job is enqueued.")
-        .then(Then::Job),
+        .then(Destination::Job),
     on(
         "workers_quiet",
         "POST",
@@ -297,7 +297,7 @@ pub const ACTIONS: &[Action] = &[
     )
     .asking("Revoke this invitation?"),
     on("projects_change", "PATCH", "", &[Field::Text("name")], "The project is renamed.")
-        .then(Then::Project),
+        .then(Destination::Project),
     on("projects_delete", "DELETE", "?confirm={confirm}", &[], "The project is deleted."),
     on(
         "projects_create",
@@ -307,7 +307,7 @@ pub const ACTIONS: &[Action] = &[
         "The project is created.",
     )
     .of_people()
-    .then(Then::Project),
+    .then(Destination::Project),
     on("me_end_session", "DELETE", "/me/sessions/{session_id}", &[], "The session is over.")
         .of_people(),
     on("auth_verify_send", "POST", "/auth/verify/send", &[], "The mail is on its way.").of_people(),
@@ -327,10 +327,10 @@ pub const ACTIONS: &[Action] = &[
         "You are a member now.",
     )
     .of_people()
-    .then(Then::Project),
+    .then(Destination::Project),
     on("me_delete", "POST", "/me/delete", &[Field::Text("password")], "The account is deleted.")
         .of_people()
-        .then(Then::Login),
+        .then(Destination::Login),
 ];
 
 /// What has a handler of its own, because its answer is more than the next page: the operation, the console's route, and what

@@ -14,7 +14,7 @@ use serde_json::json;
 use super::{
     action_table,
     api::Api,
-    form::{Asked, Fields, encode},
+    form::{AskedFields, Fields, encode},
     format,
     location::{LOGIN, is_own_page, path_and_query, segment},
     page::{as_file, in_words, render},
@@ -33,14 +33,14 @@ use crate::{
         me::{Me, Session, SessionList},
         projects::{Project, ProjectList},
     },
-    wire::errors::Told,
+    wire::errors::ErrorResponse,
 };
 
 /// In the query of the page after a login: whoever comes without a session then has a browser that did not keep it.
 const FROM_LOGIN: (&str, &str) = ("from", "login");
 
 /// Where somebody is led who asks for the console: to their project, to the list of them, or to the login.
-pub async fn index(api: Api, Asked(asked): Asked) -> Result<Response, Error> {
+pub async fn index(api: Api, AskedFields(asked): AskedFields) -> Result<Response, Error> {
     if !api.is_somebody() {
         if asked.get(FROM_LOGIN.0) == Some(FROM_LOGIN.1) {
             return render(&Login { next: String::new(), done: None, has_lost_cookie: true });
@@ -67,7 +67,7 @@ struct Login {
 }
 
 /// The page on which somebody logs in.
-pub async fn login_page(api: Api, Asked(asked): Asked) -> Result<Response, Error> {
+pub async fn login_page(api: Api, AskedFields(asked): AskedFields) -> Result<Response, Error> {
     let next = asked.get("next").filter(|it| is_own_page(it)).unwrap_or_default().to_owned();
     if api.is_somebody() {
         return Ok(go(false, if next.is_empty() { "/console" } else { &next }));
@@ -139,7 +139,7 @@ async fn look_at(invitation: &str, api: &Api) -> Result<Option<InvitationPreview
 pub async fn signup_page(
     State(app): State<App>,
     api: Api,
-    Asked(asked): Asked,
+    AskedFields(asked): AskedFields,
 ) -> Result<Response, Error> {
     if api.is_somebody() && asked.get("invitation").is_none() {
         return Ok(go(false, "/console"));
@@ -199,7 +199,7 @@ pub async fn signup(
             let info = in_words(&refused, &api.request_id().0, false);
             let mut page = signup_form(&app, &api, &form, Some(info)).await?;
             *page.status_mut() = error::status(&refused);
-            page.extensions_mut().insert(Told(refused));
+            page.extensions_mut().insert(ErrorResponse(refused));
             return Ok(page);
         }
         Err(other) => return Err(other),
@@ -270,7 +270,7 @@ async fn link_page(link: Link, api: &Api, asked: &Fields, uri: &Uri) -> Result<R
 /// The page that a mail leads to with which a password is replaced.
 pub async fn confirm_reset_page(
     api: Api,
-    Asked(asked): Asked,
+    AskedFields(asked): AskedFields,
     OriginalUri(uri): OriginalUri,
 ) -> Result<Response, Error> {
     link_page(Link::Reset, &api, &asked, &uri).await
@@ -279,7 +279,7 @@ pub async fn confirm_reset_page(
 /// The page that a mail leads to which asks for proof of an address.
 pub async fn verify_page(
     api: Api,
-    Asked(asked): Asked,
+    AskedFields(asked): AskedFields,
     OriginalUri(uri): OriginalUri,
 ) -> Result<Response, Error> {
     link_page(Link::Verify, &api, &asked, &uri).await
@@ -288,7 +288,7 @@ pub async fn verify_page(
 /// The page that an invitation leads to.
 pub async fn invitation_page(
     api: Api,
-    Asked(asked): Asked,
+    AskedFields(asked): AskedFields,
     OriginalUri(uri): OriginalUri,
 ) -> Result<Response, Error> {
     link_page(Link::Invitation, &api, &asked, &uri).await
@@ -326,7 +326,7 @@ struct Projects {
 }
 
 /// The visitor's projects.
-pub async fn projects(api: Api, Asked(asked): Asked) -> Result<Response, Error> {
+pub async fn projects(api: Api, AskedFields(asked): AskedFields) -> Result<Response, Error> {
     let list = api.get("/v1/projects").await?;
     let done = asked.get(action_table::DONE).and_then(action_table::said);
     render(&Projects { list, done, now: format::now() })
@@ -342,7 +342,7 @@ struct Account {
 }
 
 /// The visitor's account: sessions, password, export, the end.
-pub async fn account(api: Api, Asked(asked): Asked) -> Result<Response, Error> {
+pub async fn account(api: Api, AskedFields(asked): AskedFields) -> Result<Response, Error> {
     let me = api.get("/v1/me").await?;
     let SessionList { sessions } = api.get("/v1/me/sessions").await?;
     let done = asked.get(action_table::DONE).and_then(action_table::said);

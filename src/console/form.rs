@@ -80,9 +80,9 @@ impl<S: Send + Sync> FromRequest<S> for Fields {
 
 /// The fields of the query.
 #[derive(Debug, Clone, Default)]
-pub struct Asked(pub Fields);
+pub struct AskedFields(pub Fields);
 
-impl<S: Send + Sync> FromRequestParts<S> for Asked {
+impl<S: Send + Sync> FromRequestParts<S> for AskedFields {
     type Rejection = Error;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Error> {

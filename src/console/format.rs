@@ -200,7 +200,7 @@ pub fn clock(millis: impl Plain<i64>) -> String {
 pub const MAX_SHOWN_BYTES: usize = 64 * 1024;
 
 /// JSON as far as a page shows it, and whether that is all.
-pub struct Shown {
+pub struct ShownJson {
     pub text: String,
     /// Its bytes as it is stored, if not all are shown.
     pub cut_from: Option<usize>,
@@ -208,7 +208,7 @@ pub struct Shown {
 
 /// JSON with line breaks and indentation, as far as a page shows it. Nothing else is touched: numbers keep all of their
 /// digits, and objects the order of their fields.
-pub fn pretty(json: &str) -> Shown {
+pub fn pretty(json: &str) -> ShownJson {
     let mut out = String::with_capacity(json.len().min(MAX_SHOWN_BYTES) * 2);
     let (mut depth, mut in_string, mut is_escaped) = (0_usize, false, false);
     let mut characters = json.chars().filter(|it| !it.is_control()).peekable();
@@ -258,7 +258,7 @@ pub fn pretty(json: &str) -> Shown {
     if is_cut {
         out.truncate(out.floor_char_boundary(MAX_SHOWN_BYTES));
     }
-    Shown { text: out, cut_from: is_cut.then_some(json.len()) }
+    ShownJson { text: out, cut_from: is_cut.then_some(json.len()) }
 }
 
 #[cfg(test)]

@@ -17,7 +17,7 @@ use uuid::Uuid;
 use super::{
     action_table::{self, Plane},
     api::Api,
-    form::{Asked, Fields, encode},
+    form::{AskedFields, Fields, encode},
     format,
     location::{LOGIN, path_and_query, segment},
 };
@@ -234,7 +234,7 @@ impl FromRequestParts<App> for Here {
         let params = params.map_err(|_| Error::ProjectNotFound)?;
         let slug = params.iter().find(|it| it.0 == "project").map_or("", |it| it.1);
         let project: Project = api.get(&format!("/v1/projects/{}", segment(slug))).await?;
-        let Asked(asked) = Asked::from_request_parts(parts, app).await?;
+        let AskedFields(asked) = AskedFields::from_request_parts(parts, app).await?;
         let done = asked.get(action_table::DONE).and_then(action_table::said);
         let OriginalUri(uri) = OriginalUri::from_request_parts(parts, app)
             .await

@@ -11,7 +11,7 @@ use chrono::DateTime;
 use super::{
     action_table,
     form::{self, Field, Fields},
-    format::{self, Shown},
+    format::{self, ShownJson},
     location::segment,
     page::{Frame, Here, render},
     session::{HX_REQUEST, go},
@@ -58,7 +58,7 @@ struct Detail {
     schedule: RecurringSchedule,
     times: NextTimes,
     fires: Vec<Fire>,
-    payload: Shown,
+    payload: ShownJson,
 }
 
 /// One schedule.

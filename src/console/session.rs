@@ -27,7 +27,7 @@ use crate::{
     domain::limits::SESSION_IDLE_SECONDS,
     error::Error,
     http::auth::SessionReply,
-    wire::{RequestId, errors::Told},
+    wire::{RequestId, errors::ErrorResponse},
 };
 
 const ACCESS_COOKIE: &str = "__Host-fencepost-access";
@@ -47,7 +47,7 @@ pub const HX_REQUEST: HeaderName = HeaderName::from_static("hx-request");
 /// Where htmx then goes.
 pub const HX_REDIRECT: HeaderName = HeaderName::from_static("hx-redirect");
 /// What is asked for, as far as a refusal depends on it.
-struct Asked {
+struct PageRequest {
     /// Where somebody is: the page, or the one that a form is on.
     page: String,
     is_fragment: bool,
@@ -56,7 +56,7 @@ struct Asked {
     request_id: String,
 }
 
-impl Asked {
+impl PageRequest {
     fn of(request: &Request) -> Self {
         let (headers, request_id) = (request.headers(), request.extensions().get::<RequestId>());
         let is_fragment = headers.contains_key(HX_REQUEST);
@@ -104,7 +104,7 @@ pub fn go(is_fragment: bool, to: &str) -> Response {
 
 /// Finds out who looks, refuses what no page of the console has asked for, and gives every failure a face.
 pub async fn attach(State(app): State<App>, mut request: Request, next: Next) -> Response {
-    let mut asked = Asked::of(&request);
+    let mut asked = PageRequest::of(&request);
     let client = request.extensions().get::<Client>().cloned().unwrap_or_default();
     if !asked.is_read && !is_own(request.headers()) {
         let error = Error::Forbidden { needs: "to be sent by a page of the console" };
@@ -120,8 +120,8 @@ pub async fn attach(State(app): State<App>, mut request: Request, next: Next) ->
     let mut fresh = None;
     if let Some(found) = found {
         let access_token = match found {
-            Found::Goes(it) => it,
-            Found::Renewed(signed_in) => {
+            FoundSession::Goes(it) => it,
+            FoundSession::Renewed(signed_in) => {
                 let access_token = signed_in.access_token.clone();
                 fresh = Some(signed_in);
                 access_token
@@ -145,24 +145,28 @@ pub async fn attach(State(app): State<App>, mut request: Request, next: Next) ->
 
 /// For the log.
 fn told(mut response: Response, error: Error) -> Response {
-    response.extensions_mut().insert(Told(error));
+    response.extensions_mut().insert(ErrorResponse(error));
     response
 }
 
-enum Found {
+enum FoundSession {
     Goes(SecretString),
     Renewed(SignedIn),
 }
 
-async fn find(app: &App, headers: &HeaderMap, client: &Client) -> Result<Option<Found>, Error> {
+async fn find(
+    app: &App,
+    headers: &HeaderMap,
+    client: &Client,
+) -> Result<Option<FoundSession>, Error> {
     if let Some(access) = cookie(headers, ACCESS_COOKIE)
         && app.accounts.tokens.read(&access).is_some()
     {
-        return Ok(Some(Found::Goes(access.into())));
+        return Ok(Some(FoundSession::Goes(access.into())));
     }
     let Some(refresh) = cookie(headers, REFRESH_COOKIE) else { return Ok(None) };
     match app.accounts.refresh(&refresh.into(), Reuse::Tabs, client).await {
-        Ok(Ok(signed_in)) => Ok(Some(Found::Renewed(signed_in))),
+        Ok(Ok(signed_in)) => Ok(Some(FoundSession::Renewed(signed_in))),
         Ok(Err(ended)) => {
             app.forget(Forget::Session(ended)).await;
             Ok(None)

@@ -21,7 +21,7 @@ use crate::{
     error::Error,
     http::{
         audit::{AuditEntry, AuditPage},
-        keys::{ApiKey, KeyPage, KeyState, MadeApiKey},
+        keys::{ApiKey, CreatedApiKey, KeyPage, KeyState},
         limits::{Limit, LimitKind, LimitList},
         me::Me,
         members::{Invitation, InvitationList, MadeInvitation, Member, MemberList},
@@ -34,11 +34,11 @@ struct Keys {
     frame: Frame,
     keys: Vec<ApiKey>,
     next: Option<String>,
-    made: Option<MadeApiKey>,
+    made: Option<CreatedApiKey>,
     url: String,
 }
 
-async fn keys_page(here: Here, app: &App, made: Option<MadeApiKey>) -> Result<Response, Error> {
+async fn keys_page(here: Here, app: &App, made: Option<CreatedApiKey>) -> Result<Response, Error> {
     let (page, _): (KeyPage, _) = here.list("/keys", &[]).await?;
     let mut frame = here.frame;
     frame.place = frame.to("/keys");

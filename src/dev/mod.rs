@@ -22,7 +22,7 @@ use self::{
 };
 use crate::{
     accounts::{
-        KeyWish, key, make_key,
+        KeyRequest, key, make_key,
         secret::{self, MAIL_PREFIX},
     },
     config::{DEV_PLAN, NodeArgs, Signup},
@@ -44,7 +44,7 @@ use crate::{
 const DATABASE: &str = "fencepost";
 const PROJECT: &str = "demo";
 const KEY_NAME: &str = "dev";
-/// Whom the demo project's invitation names; anybody may use it.
+/// Recipient the demo project's invitation names; anybody may use it.
 const DEV_EMAIL: &str = "owner@demo.invalid";
 /// Connections from this machine: only it reaches a `dev`.
 const DEV_CONNECTIONS: u32 = 20_000;
@@ -272,8 +272,9 @@ async fn full_key(
     project: &Project,
     name: &str,
 ) -> anyhow::Result<String> {
-    let wish = KeyWish { name: name.to_owned(), scopes: Scope::ALL.to_vec(), ..KeyWish::default() };
-    Ok(make_key(conn, (project.id, &project.mode), wish, MAX_LIVE_KEYS)
+    let request =
+        KeyRequest { name: name.to_owned(), scopes: Scope::ALL.to_vec(), ..KeyRequest::default() };
+    Ok(make_key(conn, (project.id, &project.mode), request, MAX_LIVE_KEYS)
         .await?
         .secret
         .expose_secret()

@@ -29,7 +29,7 @@ use crate::{
 /// batches cost more than one.
 const SECOND_BATCH_ITEMS: usize = 64;
 /// Batches of one kind in flight.
-const MAX_FLIGHTS: usize = 2;
+const MAX_BATCHES_IN_FLIGHT: usize = 2;
 /// Bytes of one batch; a single larger item makes a batch of its own.
 const MAX_BATCH_BYTES: usize = 4 * 1024 * 1024;
 /// Room for items that wait, in KiB; an item takes one and its bytes.
@@ -195,24 +195,24 @@ impl<B: Batch> Intake<B> {
 /// Cuts a batch whenever the last one is done, and keeps its connection from batch to batch while
 /// there is something to write.
 async fn run<B: Batch>(batch: Arc<B>, mut intake: Intake<B>) {
-    let mut flights: JoinSet<Landed<B>> = JoinSet::new();
+    let mut batches_in_flight: JoinSet<CompletedBatch<B>> = JoinSet::new();
     let mut idle = Vec::new();
     loop {
-        let is_busy = !flights.is_empty();
+        let is_busy = !batches_in_flight.is_empty();
         let may_cut =
             if is_busy { intake.waiting() >= SECOND_BATCH_ITEMS } else { intake.waiting() > 0 };
-        if may_cut && flights.len() < MAX_FLIGHTS {
+        if may_cut && batches_in_flight.len() < MAX_BATCHES_IN_FLIGHT {
             let (batch, entries) = (Arc::clone(&batch), intake.cut());
             // In a task of its own: a panic costs this batch its answers, not the others theirs.
-            flights.spawn(write(batch, idle.pop(), entries));
+            batches_in_flight.spawn(write(batch, idle.pop(), entries));
             continue;
         }
         if !is_busy {
             idle.clear();
         }
         tokio::select! {
-            Some(landed) = flights.join_next() => match landed {
-                Ok(Landed { conn, is_away }) => {
+            Some(completed) = batches_in_flight.join_next() => match completed {
+                Ok(CompletedBatch { conn, is_away }) => {
                     idle.extend(conn);
                     if let Some(error) = is_away {
                         intake.refuse_all(&error);
@@ -226,7 +226,7 @@ async fn run<B: Batch>(batch: Arc<B>, mut intake: Intake<B>) {
 }
 
 /// A batch that is done.
-struct Landed<B: Batch> {
+struct CompletedBatch<B: Batch> {
     conn: Option<B::Connection>,
     /// No connection was to be had: whoever waits would wait in vain.
     is_away: Option<Error>,
@@ -237,7 +237,7 @@ async fn write<B: Batch>(
     batch: Arc<B>,
     mut conn: Option<B::Connection>,
     entries: Vec<Entry<B>>,
-) -> Landed<B> {
+) -> CompletedBatch<B> {
     if let Some(first) = entries.iter().map(|it| it.since).min() {
         histogram!(telemetry::BATCH_WAIT_SECONDS, "kind" => B::KIND)
             .record(first.elapsed().as_secs_f64());
@@ -265,7 +265,7 @@ async fn write<B: Batch>(
         // A caller that is gone wants no answer; what it asked for is written.
         let _ = caller.send(answer);
     }
-    Landed { conn, is_away }
+    CompletedBatch { conn, is_away }
 }
 
 /// One bad item must not harm the others.

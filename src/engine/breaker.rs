@@ -6,9 +6,9 @@ use std::{collections::HashSet, sync::RwLock};
 use crate::ids::ProjectId;
 
 #[derive(Debug, Default)]
-pub struct Brakes(RwLock<HashSet<ProjectId>>);
+pub struct Breakers(RwLock<HashSet<ProjectId>>);
 
-impl Brakes {
+impl Breakers {
     /// What the store says.
     pub(super) fn learn(&self, projects: HashSet<ProjectId>) {
         if let Ok(mut known) = self.0.write() {

@@ -3,25 +3,25 @@
 use metrics::counter;
 use sqlx::PgConnection;
 
-use super::{Engine, notify::happening};
+use super::{Engine, notify::job_event};
 use crate::{
     ids::{JobId, JobKey},
     store::{
         cascade,
-        control::{self, CalledOff},
+        control::{self, CancelledJob},
     },
     telemetry,
-    wakeups::Chore,
+    wakeups::BackgroundTask,
 };
 
 /// Cancels waiting jobs and marks their children for the cascade.
-pub(super) async fn call_off(
+pub(super) async fn cancel_waiting(
     tx: &mut PgConnection,
     jobs: &[JobKey],
     only_outdated: bool,
     cancelled_by: Option<JobId>,
-) -> sqlx::Result<Vec<CalledOff>> {
-    let gone = control::call_off(tx, jobs, only_outdated, cancelled_by).await?;
+) -> sqlx::Result<Vec<CancelledJob>> {
+    let gone = control::cancel_waiting(tx, jobs, only_outdated, cancelled_by).await?;
     let parents: Vec<_> = gone.iter().filter(|it| it.has_orphans).map(|it| it.key).collect();
     if !parents.is_empty() {
         cascade::mark_orphaned(tx, &parents).await?;
@@ -30,11 +30,11 @@ pub(super) async fn call_off(
 }
 
 /// Counts and publishes cancelled jobs. Call it after the commit.
-pub(super) fn tell_called_off(engine: &Engine, gone: &[CalledOff], kind: &str) {
+pub(super) fn publish_cancelled(engine: &Engine, gone: &[CancelledJob], kind: &str) {
     counter!(telemetry::JOBS_CANCELLED).increment(gone.len() as u64);
-    engine.tidings.tally.called_off(gone);
+    engine.notifier.tally.cancelled(gone);
     if gone.iter().any(|it| it.has_orphans) {
-        engine.tidings.wake.ask(Chore::Orphans);
+        engine.notifier.wake.ask(BackgroundTask::Orphans);
     }
-    engine.tidings.news.tell(|| gone.iter().map(|it| happening(it.key, kind)).collect());
+    engine.notifier.news.tell(|| gone.iter().map(|it| job_event(it.key, kind)).collect());
 }

@@ -36,17 +36,17 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use self::{
     batch::Coalescer,
-    breaker::Brakes,
+    breaker::Breakers,
     dispatch::{Parking, Repeats, pump::Message},
     enqueue::Enqueues,
-    notify::Tidings,
+    notify::Notifier,
     settle::{Endings, Successes, heartbeat::Beats},
-    stats::recorder::Tally,
-    workers::{Acquaintances, Registry},
+    stats::recorder::StatsRecorder,
+    workers::{Registry, WorkerLookups},
 };
 use crate::{
     error::Error,
-    events_feed::News,
+    events_feed::EventFeed,
     store::{self, pools::Pools},
     telemetry, wakeups,
 };
@@ -59,7 +59,7 @@ pub struct Engine(Arc<Inner>);
 pub struct Inner {
     pub pools: Pools,
     /// Who should look again, and who is watching.
-    pub tidings: Tidings,
+    pub notifier: Notifier,
     /// Cancelled when the node begins to stop: parked polls are answered.
     pub stopping: CancellationToken,
     /// What must be done before the node ends, such as giving jobs back.
@@ -70,10 +70,10 @@ pub struct Inner {
     endings: Coalescer<Endings>,
     repeats: Coalescer<Repeats>,
     beats: Coalescer<Beats>,
-    acquaintances: Coalescer<Acquaintances>,
+    worker_lookups: Coalescer<WorkerLookups>,
     pub registry: Registry,
     /// Which projects have queues with a brake.
-    pub brakes: Arc<Brakes>,
+    pub breakers: Arc<Breakers>,
     versions: jobs::wait::Versions,
     /// How much waits in projects that may not have any number of jobs.
     pub backlogs: enqueue::quota::Backlogs,
@@ -91,7 +91,11 @@ impl Deref for Engine {
 }
 
 /// A node without its pump hands out nothing: it stops, so that another takes its place.
-async fn outlive(pump: JoinHandle<()>, stopping: CancellationToken, has_failed: Arc<AtomicBool>) {
+async fn stop_if_pump_panics(
+    pump: JoinHandle<()>,
+    stopping: CancellationToken,
+    has_failed: Arc<AtomicBool>,
+) {
     if let Err(panic) = pump.await {
         counter!(telemetry::PANICS).increment(1);
         let error = &panic as &dyn std::error::Error;
@@ -107,13 +111,14 @@ impl Engine {
     pub fn start(pools: Pools, stopping: CancellationToken) -> Self {
         let (wake, arrivals) = wakeups::channel();
         let settled = Arc::new(AtomicU64::new(0));
-        let brakes = Arc::new(Brakes::default());
+        let breakers = Arc::new(Breakers::default());
         let (messages, inbox) = mpsc::unbounded_channel();
-        let tidings = Tidings { wake, news: News::default(), tally: Tally::default() };
+        let notifier =
+            Notifier { wake, news: EventFeed::default(), tally: StatsRecorder::default() };
         let endings =
-            Coalescer::start(Endings { pool: pools.settle.clone(), tidings: tidings.clone() });
+            Coalescer::start(Endings { pool: pools.settle.clone(), notifier: notifier.clone() });
         let tasks = TaskTracker::new();
-        let told = tidings.clone();
+        let told = notifier.clone();
         let pump = dispatch::pump::run(
             pools.clone(),
             endings.clone(),
@@ -123,30 +128,34 @@ impl Engine {
             arrivals,
         );
         let has_failed = Arc::new(AtomicBool::new(false));
-        tokio::spawn(outlive(tokio::spawn(pump), stopping.clone(), Arc::clone(&has_failed)));
+        tokio::spawn(stop_if_pump_panics(
+            tokio::spawn(pump),
+            stopping.clone(),
+            Arc::clone(&has_failed),
+        ));
         Self(Arc::new(Inner {
             enqueues: Coalescer::start(Enqueues {
                 pool: pools.enqueue.clone(),
-                tidings: tidings.clone(),
+                notifier: notifier.clone(),
             }),
             successes: Coalescer::start(Successes {
                 pool: pools.settle.clone(),
-                tidings: tidings.clone(),
+                notifier: notifier.clone(),
                 settled: Arc::clone(&settled),
-                brakes: Arc::clone(&brakes),
+                breakers: Arc::clone(&breakers),
             }),
             endings,
             repeats: Coalescer::start(Repeats { pool: pools.claim.clone() }),
             beats: Coalescer::start(Beats { pool: pools.settle.clone() }),
-            acquaintances: Coalescer::start(Acquaintances { pool: pools.claim.clone() }),
+            worker_lookups: Coalescer::start(WorkerLookups { pool: pools.claim.clone() }),
             registry: Registry::new(),
-            brakes,
+            breakers,
             versions: jobs::wait::Versions::default(),
             backlogs: enqueue::quota::Backlogs::default(),
             parking: Parking::new(messages),
             queue_lists: dispatch::any_queue::QueueLists::default(),
             pools,
-            tidings,
+            notifier,
             stopping,
             tasks,
             has_failed,

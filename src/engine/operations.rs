@@ -10,9 +10,9 @@ use uuid::Uuid;
 
 use super::{
     Engine,
-    cancel::{call_off, tell_called_off},
+    cancel::{cancel_waiting, publish_cancelled},
     jobs::{control, dead_letters},
-    notify::happening,
+    notify::job_event,
 };
 use crate::{
     domain::{
@@ -24,16 +24,16 @@ use crate::{
     ids::{JobId, JobKey, OperationId, ProjectId},
     store::{
         self,
-        control::CalledOff,
-        dead_letters::Place,
+        control::CancelledJob,
+        dead_letters::LetterPosition,
         events::{self, NewEvent},
         jobs,
         operations::{self, DueOperation, MAX_EXAMINED_JOBS, Progress},
-        settle_success::Rested,
+        settle_success::WaitingJob,
         sweep,
     },
     telemetry,
-    wakeups::Chore,
+    wakeups::BackgroundTask,
 };
 
 pub use crate::store::operations::{NewOperation, OperationRow};
@@ -65,7 +65,7 @@ pub async fn begin(
     operations::insert(&mut conn, project_id, new).await?;
     let found = operations::find(&mut conn, project_id, new.id).await?;
     drop(conn);
-    engine.tidings.wake.ask(Chore::Operations);
+    engine.notifier.wake.ask(BackgroundTask::Operations);
     found.ok_or(Error::OperationNotFound)
 }
 
@@ -111,7 +111,7 @@ pub async fn pass(engine: &Engine) -> sqlx::Result<Option<Duration>> {
         };
         return Ok(wait.map(sleep));
     };
-    let Some(what) = What::read(&due) else {
+    let Some(what) = Work::read(&due) else {
         tx.rollback().await?;
         tracing::warn!(operation.id = %due.id, "an operation is left to a newer release");
         operations::postpone(&mut conn, due.project_id, due.id, UNREADABLE_PAUSE_SECONDS).await?;
@@ -128,22 +128,22 @@ pub async fn pass(engine: &Engine) -> sqlx::Result<Option<Duration>> {
             tracing::warn!(error = failure, operation.id = %due.id, "a step of an operation failed");
             tx.rollback().await?;
             let (project_id, id, pause) = (due.project_id, due.id, FAILURE_PAUSE_SECONDS);
-            // What the store says of itself is for the log.
+            // Work the store says of itself is for the log.
             let told = error.to_string();
-            operations::note_failure(&mut conn, project_id, id, &told, MAX_FAILED_STEPS, pause)
+            operations::record_failure(&mut conn, project_id, id, &told, MAX_FAILED_STEPS, pause)
                 .await?;
         }
     }
     Ok(Some(Duration::ZERO))
 }
 
-/// What an operation does, if this release can read it.
-struct What {
+/// Work an operation does, if this release can read it.
+struct Work {
     kind: Kind,
     which: Which,
 }
 
-impl What {
+impl Work {
     fn read(due: &DueOperation) -> Option<Self> {
         let kind = serde_json::from_value(due.kind.as_str().into()).ok()?;
         let which = match kind {
@@ -156,37 +156,37 @@ impl What {
     }
 }
 
-/// What a step has done, for those who must hear of it.
+/// Work a step has done, for those who must hear of it.
 #[derive(Default)]
 struct Stepped {
     done: u64,
-    called_off: Vec<CalledOff>,
-    revived: Vec<(JobKey, Vec<Rested>)>,
+    cancelled: Vec<CancelledJob>,
+    requeued: Vec<(JobKey, Vec<WaitingJob>)>,
     asked: Vec<JobKey>,
 }
 
 fn tell(engine: &Engine, stepped: &Stepped) {
     counter!(telemetry::OPERATION_JOBS).increment(stepped.done);
-    tell_called_off(engine, &stepped.called_off, history::CANCELLED);
-    for (key, revived) in &stepped.revived {
-        control::tell_retried(engine, *key, revived);
+    publish_cancelled(engine, &stepped.cancelled, history::CANCELLED);
+    for (key, requeued) in &stepped.requeued {
+        control::publish_retried(engine, *key, requeued);
     }
-    let asked = || stepped.asked.iter().map(|it| happening(*it, history::CANCEL_REQUESTED));
-    engine.tidings.news.tell(|| asked().collect());
+    let asked = || stepped.asked.iter().map(|it| job_event(*it, history::CANCEL_REQUESTED));
+    engine.notifier.news.tell(|| asked().collect());
 }
 
-async fn step(tx: &mut PgConnection, due: &DueOperation, what: &What) -> Result<Stepped, Error> {
+async fn step(tx: &mut PgConnection, due: &DueOperation, what: &Work) -> Result<Stepped, Error> {
     let wanted = step_jobs(due.done, due.max_jobs, due.rate_per_second);
     let mut stepped = Stepped::default();
     let (kind, so_far) = (what.kind, &mut stepped);
     let (progress, is_through) = match &what.which {
         _ if wanted == 0 => (Progress { done: 0, skipped: 0, after: None, pause_ms: None }, true),
-        Which::Jobs(filter) => deal_with_jobs(tx, due, (kind, filter), wanted, so_far).await?,
+        Which::Jobs(filter) => step_jobs_listed(tx, due, (kind, filter), wanted, so_far).await?,
         Which::Letters(filter) if kind == Kind::QueuePurge => {
             purge_queue(tx, due, filter, wanted, so_far).await?
         }
         Which::Letters(filter) => {
-            deal_with_dead_letters(tx, due, (kind, filter), wanted, so_far).await?
+            step_dead_letters(tx, due, (kind, filter), wanted, so_far).await?
         }
     };
     let pause_ms = (!is_through).then(|| pause_ms(progress.done, due.rate_per_second));
@@ -211,7 +211,8 @@ async fn purge_queue(
         operations::waiting_jobs(tx, *project_id, queue, after, *created_at, wanted).await?;
     let keys: Vec<_> =
         found.jobs.iter().map(|id| JobKey { project_id: *project_id, id: *id }).collect();
-    let gone = if keys.is_empty() { Vec::new() } else { call_off(tx, &keys, false, None).await? };
+    let gone =
+        if keys.is_empty() { Vec::new() } else { cancel_waiting(tx, &keys, false, None).await? };
     let payload = format!(r#"{{"operation_id":"{}"}}"#, due.id);
     let noted: Vec<_> = gone
         .iter()
@@ -221,18 +222,18 @@ async fn purge_queue(
     let is_full = found.jobs.len() as i64 == wanted;
     let last = if is_full { found.jobs.last().map(|it| it.0) } else { found.last };
     let done = gone.len() as i64;
-    stepped.called_off = gone;
+    stepped.cancelled = gone;
     let progress = Progress {
         done,
         skipped: keys.len() as i64 - done,
-        after: last.map(|id| Place { died_at: *created_at, id }),
+        after: last.map(|id| LetterPosition { died_at: *created_at, id }),
         pause_ms: None,
     };
     Ok((progress, !is_full && found.examined < MAX_EXAMINED_JOBS))
 }
 
 /// Brings dead letters back or deletes them, the oldest first.
-async fn deal_with_dead_letters(
+async fn step_dead_letters(
     tx: &mut PgConnection,
     due: &DueOperation,
     (kind, filter): (Kind, &Filter),
@@ -240,7 +241,7 @@ async fn deal_with_dead_letters(
     stepped: &mut Stepped,
 ) -> Result<(Progress, bool), Error> {
     let DueOperation { project_id, created_at, .. } = due;
-    let after = due.after_at.zip(due.after_id).map(|(died_at, id)| Place { died_at, id });
+    let after = due.after_at.zip(due.after_id).map(|(died_at, id)| LetterPosition { died_at, id });
     let found =
         store::dead_letters::next_batch(tx, *project_id, filter, after, *created_at, wanted)
             .await?;
@@ -249,7 +250,7 @@ async fn deal_with_dead_letters(
     ids.sort();
     let done = match kind {
         Kind::DeadLettersPurge => dead_letters::delete_in(tx, *project_id, &ids).await?,
-        _ => revive_all(tx, *project_id, (kind, &ids), stepped).await?,
+        _ => requeue_all(tx, *project_id, (kind, &ids), stepped).await?,
     };
     let is_full = matching.len() as i64 == wanted;
     let is_more = is_full || found.iter().any(|it| !it.is_match);
@@ -257,7 +258,7 @@ async fn deal_with_dead_letters(
     let progress = Progress {
         done,
         skipped: ids.len() as i64 - done,
-        after: last.map(|it| Place { died_at: it.died_at, id: it.job_id.0 }),
+        after: last.map(|it| LetterPosition { died_at: it.died_at, id: it.job_id.0 }),
         pause_ms: None,
     };
     Ok((progress, !is_more))
@@ -266,7 +267,7 @@ async fn deal_with_dead_letters(
 /// Brings jobs back, each in a savepoint of its own, in the order of their ids. Answers how many came.
 ///
 /// All live parents are locked first, as in every transaction that locks several jobs: by id.
-async fn revive_all(
+async fn requeue_all(
     tx: &mut PgConnection,
     project_id: ProjectId,
     (kind, ids): (Kind, &[JobId]),
@@ -277,11 +278,11 @@ async fn revive_all(
     for id in ids {
         let key = JobKey { project_id, id: *id };
         let mut each = tx.begin().await?;
-        match control::revive_in(&mut each, key, kind).await {
-            Ok(revived) => {
+        match control::retry_in(&mut each, key, kind).await {
+            Ok(requeued) => {
                 each.commit().await?;
-                struck.extend(revived.was_dead_letter.then_some(*id));
-                stepped.revived.push((key, revived.jobs));
+                struck.extend(requeued.was_dead_letter.then_some(*id));
+                stepped.requeued.push((key, requeued.jobs));
             }
             // It has come back already, or cannot: it is left as it is.
             Err(
@@ -294,12 +295,12 @@ async fn revive_all(
         }
     }
     store::dead_letters::remove(tx, project_id, &struck).await?;
-    Ok(stepped.revived.len() as i64)
+    Ok(stepped.requeued.len() as i64)
 }
 
 /// Cancels what has not ended, or brings back what has ended badly, of those that were stored before it began. In the order
 /// of their ids: a parent is older than its children, and has to come back before them.
-async fn deal_with_jobs(
+async fn step_jobs_listed(
     tx: &mut PgConnection,
     due: &DueOperation,
     (kind, filter): (Kind, &JobFilter),
@@ -313,14 +314,14 @@ async fn deal_with_jobs(
     let found = jobs::walk(tx, *project_id, &listed, due.after_id.map(JobId), wanted).await?;
     let done = match kind {
         Kind::JobsCancel => cancel_all(tx, due, &found.jobs, stepped).await?,
-        _ => revive_all(tx, *project_id, (kind, &found.jobs), stepped).await?,
+        _ => requeue_all(tx, *project_id, (kind, &found.jobs), stepped).await?,
     };
     let is_full = found.jobs.len() as i64 == wanted;
     let last = if is_full { found.jobs.last().copied() } else { found.last };
     let progress = Progress {
         done,
         skipped: found.jobs.len() as i64 - done,
-        after: last.map(|id| Place { died_at: *created_at, id: id.0 }),
+        after: last.map(|id| LetterPosition { died_at: *created_at, id: id.0 }),
         pause_ms: None,
     };
     Ok((progress, !is_full && found.is_through))
@@ -335,16 +336,16 @@ async fn cancel_all(
 ) -> Result<i64, Error> {
     let keys: Vec<_> =
         ids.iter().map(|id| JobKey { project_id: due.project_id, id: *id }).collect();
-    let gone = call_off(tx, &keys, false, None).await?;
+    let gone = cancel_waiting(tx, &keys, false, None).await?;
     let asked = store::control::request_cancels(tx, &keys).await?;
     let payload = Some(format!(r#"{{"operation_id":"{}"}}"#, due.id));
-    let called_off =
+    let cancelled =
         gone.iter().map(|it| NewEvent::new(it.key, history::CANCELLED, None, payload.clone()));
     let asked_for = asked.iter().map(|(key, attempt)| {
         NewEvent::new(*key, history::CANCEL_REQUESTED, Some(*attempt), payload.clone())
     });
-    events::insert(tx, &called_off.chain(asked_for).collect::<Vec<_>>()).await?;
-    stepped.called_off = gone;
+    events::insert(tx, &cancelled.chain(asked_for).collect::<Vec<_>>()).await?;
+    stepped.cancelled = gone;
     stepped.asked = asked.into_iter().map(|it| it.0).collect();
-    Ok((stepped.called_off.len() + stepped.asked.len()) as i64)
+    Ok((stepped.cancelled.len() + stepped.asked.len()) as i64)
 }

@@ -21,7 +21,7 @@ pub async fn set_paused(
 ) -> Result<(), Error> {
     let mut conn = engine.pools.read_for(project_id).await?;
     queues::set_paused(&mut conn, project_id, queue, is_paused).await?;
-    engine.tidings.wake.queue_changed(project_id, queue);
+    engine.notifier.wake.queue_changed(project_id, queue);
     Ok(())
 }
 
@@ -50,7 +50,7 @@ pub async fn set_type_paused(
     queues::set_type_paused(&mut tx, project_id, queue, job_type, is_paused).await?;
     queues::keep_paused_types(&mut tx, project_id, queue).await?;
     tx.commit().await?;
-    engine.tidings.wake.queue_changed(project_id, queue);
+    engine.notifier.wake.queue_changed(project_id, queue);
     Ok(())
 }
 

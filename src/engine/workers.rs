@@ -44,11 +44,11 @@ pub type WorkerKey = (ProjectId, Arc<str>);
 /// What one node knows of workers.
 pub struct Registry {
     known: Cache<WorkerKey, Option<Arc<Facts>>>,
-    seen: Mutex<HashMap<WorkerKey, Seen>>,
+    seen: Mutex<HashMap<WorkerKey, KnownWorker>>,
     told: Notify,
 }
 
-struct Seen {
+struct KnownWorker {
     noted_at: Instant,
     /// What it last said of itself.
     last: Sighting,
@@ -62,9 +62,9 @@ impl Registry {
     }
 
     /// Notes that a worker was heard: soon in the store, for everybody to see.
-    pub fn note_seen(&self, key: &WorkerKey, queue_names: &[Arc<str>], job_types: &[String]) {
+    pub fn record_seen(&self, key: &WorkerKey, queue_names: &[Arc<str>], job_types: &[String]) {
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_news = |it: &Seen| {
+        let is_news = |it: &KnownWorker| {
             let queues = it.last.queues.iter().map(String::as_str);
             !queue_names.is_empty()
                 && (!queues.eq(queue_names.iter().map(|it| &**it))
@@ -81,13 +81,14 @@ impl Registry {
             queues: queue_names.iter().map(ToString::to_string).collect(),
             job_types: job_types.to_vec(),
         };
-        let noted = Seen { noted_at: Instant::now(), last: sighting, is_waiting: true };
+        let noted = KnownWorker { noted_at: Instant::now(), last: sighting, is_waiting: true };
         seen.insert(key.clone(), noted);
     }
 
     fn take_sightings(&self) -> Vec<Sighting> {
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        let take = |it: &mut Seen| std::mem::take(&mut it.is_waiting).then(|| it.last.clone());
+        let take =
+            |it: &mut KnownWorker| std::mem::take(&mut it.is_waiting).then(|| it.last.clone());
         let waiting: Vec<_> = seen.values_mut().filter_map(take).collect();
         seen.retain(|_, it| it.noted_at.elapsed() < SEEN_PERIOD);
         waiting
@@ -114,7 +115,7 @@ pub async fn facts(engine: &Engine, key: &WorkerKey) -> Result<Option<Arc<Facts>
     if let Some(known) = engine.registry.known.get(key) {
         return Ok(known);
     }
-    let found = engine.acquaintances.submit(key.clone()).await?.map(Arc::new);
+    let found = engine.worker_lookups.submit(key.clone()).await?.map(Arc::new);
     // What was learnt meanwhile is newer.
     Ok(engine.registry.known.entry_by_ref(key).or_insert(found).into_value())
 }
@@ -150,11 +151,11 @@ pub(super) async fn until_halted(engine: &Engine, key: &WorkerKey) {
 }
 
 /// The batch of questions about workers.
-pub struct Acquaintances {
+pub struct WorkerLookups {
     pub(super) pool: Pool,
 }
 
-impl Batch for Acquaintances {
+impl Batch for WorkerLookups {
     type Item = WorkerKey;
     type Answer = Option<Facts>;
     type Key = WorkerKey;
@@ -286,7 +287,7 @@ async fn end_leases(
         let rested = failure::write_down(&mut tx, &ends).await?;
         tx.commit().await?;
         drop(conn);
-        failure::tell(&engine.tidings, &ends, &rested);
+        failure::tell(&engine.notifier, &ends, &rested);
         ended += ends.len() as u64;
         if (ends.len() as i64) < MAX_ENDED {
             return Ok(ended);
@@ -313,25 +314,25 @@ pub async fn page(
 /// # Errors
 /// The first of the store's; the pass can be repeated.
 pub async fn pass(engine: &Engine) -> sqlx::Result<()> {
-    let noted = note_sightings(engine).await;
+    let noted = write_sightings(engine).await;
     let learned = learn_changes(engine).await;
-    let buried = bury_silent(engine).await;
+    let buried = expire_silent_workers(engine).await;
     noted.and(learned).and(buried)
 }
 
-async fn note_sightings(engine: &Engine) -> sqlx::Result<()> {
+async fn write_sightings(engine: &Engine) -> sqlx::Result<()> {
     let sightings = engine.registry.take_sightings();
     if sightings.is_empty() {
         return Ok(());
     }
     let mut conn = engine.pools.background.acquire().await?;
     for sightings in sightings.chunks(MAX_SIGHTINGS) {
-        match store::workers::note_seen(&mut conn, sightings).await {
+        match store::workers::record_seen(&mut conn, sightings).await {
             // One that cannot be stored must not hide the others.
             Err(error) if is_faulty_statement(&error) => {
                 for one in sightings {
                     if let Err(error) =
-                        store::workers::note_seen(&mut conn, std::slice::from_ref(one)).await
+                        store::workers::record_seen(&mut conn, std::slice::from_ref(one)).await
                     {
                         let error = &error as &dyn std::error::Error;
                         tracing::warn!(error, "a worker that was heard could not be noted");
@@ -356,7 +357,7 @@ async fn learn_changes(engine: &Engine) -> sqlx::Result<()> {
     Ok(())
 }
 
-async fn bury_silent(engine: &Engine) -> sqlx::Result<()> {
+async fn expire_silent_workers(engine: &Engine) -> sqlx::Result<()> {
     loop {
         let mut conn = engine.pools.background.acquire().await?;
         let silent = sweep::find_silent_workers(&mut conn).await?;
@@ -369,7 +370,7 @@ async fn bury_silent(engine: &Engine) -> sqlx::Result<()> {
             // Last, so that a pass that breaks off is repeated.
             let mut conn = pool.acquire().await?;
             let silence = WORKER_SILENCE_SECONDS;
-            if store::workers::note_lost(&mut conn, project_id, &key.1, silence).await? {
+            if store::workers::mark_lost(&mut conn, project_id, &key.1, silence).await? {
                 counter!(telemetry::WORKERS_LOST).increment(1);
                 tracing::info!(leases = ended, "a worker fell silent: its leases have ended");
             }

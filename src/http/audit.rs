@@ -33,7 +33,7 @@ use crate::{
     },
 };
 
-pub use crate::wire::audit::{Deed, note};
+pub use crate::wire::audit::{NewAuditEntry, note};
 
 const DEFAULT_PAGE_AUDIT: u32 = 50;
 /// Rows of one look of an export.

@@ -7,7 +7,7 @@ use secrecy::{ExposeSecret, SecretString};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::{error::ErrorBody, keys::MadeApiKey, projects::Project};
+use super::{error::ErrorBody, keys::CreatedApiKey, projects::Project};
 use crate::{
     accounts::{Client, Reuse, SignUp, SignedIn},
     app::{App, Forget},
@@ -74,7 +74,7 @@ pub struct SignupReply {
     /// A key that may do everything, and works at once: the only time that it is seen. Null for whoever was
     /// invited.
     #[schema(required)]
-    pub api_key: Option<MadeApiKey>,
+    pub api_key: Option<CreatedApiKey>,
 }
 
 /// Sign up.
@@ -105,7 +105,7 @@ pub async fn signup(
     let reply = SignupReply {
         account: made.account.into(),
         project: Project::of(made.project, Some(made.role)),
-        api_key: made.key.map(MadeApiKey::from),
+        api_key: made.key.map(CreatedApiKey::from),
     };
     Ok((StatusCode::CREATED, Reply(reply)))
 }

@@ -1,11 +1,11 @@
-//! What requests have in common that deal with many jobs: they count first, and begin an operation.
+//! BulkTarget requests have in common that deal with many jobs: they count first, and begin an operation.
 
 use axum::http::StatusCode;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::{
-    audit::{self, Deed},
+    audit::{self, NewAuditEntry},
     idempotency::{Answer, Ids},
     operations::Operation,
 };
@@ -23,7 +23,7 @@ use crate::{
 
 /// How many jobs there are, and what is done with them.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
-pub struct ManyReply {
+pub struct BulkReply {
     /// How many match, of the 100,000 that were looked at; no more than `max`.
     pub count: i64,
     /// Whether there are more than were looked at.
@@ -33,9 +33,9 @@ pub struct ManyReply {
     pub operation: Option<Operation>,
 }
 
-/// What is to be done with many jobs.
-pub struct Wish {
-    /// What.
+/// BulkTarget is to be done with many jobs.
+pub struct BulkRequest {
+    /// BulkTarget.
     pub kind: Kind,
     /// With which.
     pub which: Which,
@@ -67,13 +67,13 @@ pub async fn begin(
     app: &App,
     by: &Caller<Manage>,
     ids: Ids,
-    wish: Wish,
+    request: BulkRequest,
     (count, is_capped): (i64, bool),
 ) -> Result<Answer, Error> {
-    let Wish { kind, which, action, max, rate_per_second, dry_run } = wish;
+    let BulkRequest { kind, which, action, max, rate_per_second, dry_run } = request;
     let count = max.map_or(count, |it| it.min(count));
     if dry_run {
-        let reply = ManyReply { count, is_capped, operation: None };
+        let reply = BulkReply { count, is_capped, operation: None };
         return Answer::new(StatusCode::OK, None, &reply);
     }
     let new = NewOperation {
@@ -86,8 +86,9 @@ pub async fn begin(
     };
     let row = operations::begin(&app.engine, by.project_id, &new).await?;
     let after = serde_json::to_string(&new.filter).ok();
-    audit::note(app, by, Deed { after, ..Deed::to(action, row.id.to_string()) }).await;
+    audit::note(app, by, NewAuditEntry { after, ..NewAuditEntry::to(action, row.id.to_string()) })
+        .await;
     let location = Some(format!("/v1/operations/{}", row.id));
-    let reply = ManyReply { count, is_capped, operation: Some(row.into()) };
+    let reply = BulkReply { count, is_capped, operation: Some(row.into()) };
     Answer::new(StatusCode::ACCEPTED, location, &reply)
 }

@@ -7,7 +7,7 @@ use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 use uuid::Uuid;
 
-use crate::{app::App, error::Error, ids::ProjectId, store::dead_letters::Place};
+use crate::{app::App, error::Error, ids::ProjectId, store::dead_letters::LetterPosition};
 
 /// Bytes of a cursor's signature.
 const SIGNATURE_BYTES: usize = 16;
@@ -33,7 +33,7 @@ pub fn read_id(app: &App, list: List, cursor: &str) -> Result<Uuid, Error> {
 }
 
 /// A cursor to a place in time.
-pub fn write_place(app: &App, list: List, place: Place) -> String {
+pub fn write_place(app: &App, list: List, place: LetterPosition) -> String {
     let mut bytes = place.id.as_bytes().to_vec();
     bytes.extend(place.died_at.timestamp_micros().to_be_bytes());
     write(app, list, &bytes)
@@ -43,11 +43,11 @@ pub fn write_place(app: &App, list: List, place: Place) -> String {
 ///
 /// # Errors
 /// [`Error::Invalid`] when it is not one of ours.
-pub fn read_place(app: &App, list: List, cursor: &str) -> Result<Place, Error> {
+pub fn read_place(app: &App, list: List, cursor: &str) -> Result<LetterPosition, Error> {
     let bytes = read(app, list, cursor)?;
     let (id, micros) = bytes.split_at_checked(ID_BYTES).ok_or_else(invalid)?;
     let micros = micros.try_into().map(i64::from_be_bytes).map_err(|_| invalid())?;
-    Ok(Place {
+    Ok(LetterPosition {
         died_at: DateTime::from_timestamp_micros(micros).ok_or_else(invalid)?,
         id: Uuid::from_slice(id).map_err(|_| invalid())?,
     })

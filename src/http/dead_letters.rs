@@ -12,7 +12,7 @@ use utoipa::{IntoParams, ToSchema};
 use uuid::Uuid;
 
 use super::{
-    audit::{self, Deed},
+    audit::{self, NewAuditEntry},
     cursor::{self, List},
     error::ErrorBody,
     jobs::{ErrorView, Job, read},
@@ -26,7 +26,7 @@ use crate::{
     ids::JobKey,
     store::{
         self,
-        dead_letters::{GroupRow, LetterRow, Place},
+        dead_letters::{GroupRow, LetterPosition, LetterRow},
     },
     wire::{
         extract::{JobInPath, Query},
@@ -142,7 +142,7 @@ pub async fn list(
     let is_full = matching.len() > limit as usize;
     matching.truncate(limit as usize);
     let last = if is_full { matching.last() } else { examined.last() };
-    let place = last.map(|it| Place { died_at: it.died_at, id: it.job_id.0 });
+    let place = last.map(|it| LetterPosition { died_at: it.died_at, id: it.job_id.0 });
     let ids: Vec<_> = matching.iter().map(|it| it.job_id).collect();
     let jobs = store::jobs::find_all(
         &mut conn,
@@ -270,7 +270,7 @@ pub async fn groups(
     let has_more = rows.len() > limit as usize;
     rows.truncate(limit as usize);
     let last = rows.last().filter(|_| has_more);
-    let place = last.map(|it| Place { died_at: it.last_seen_at, id: it.fingerprint });
+    let place = last.map(|it| LetterPosition { died_at: it.last_seen_at, id: it.fingerprint });
     Ok(Reply(GroupPage {
         groups: rows.into_iter().map(DeadLetterGroup::from).collect(),
         has_more,
@@ -301,7 +301,7 @@ pub async fn retry(
 ) -> Result<Reply<Job>, Error> {
     let key = JobKey { project_id: caller.project_id, id };
     control::retry_dead_letter(&app.engine, key).await?;
-    audit::note(&app, &caller, Deed::to("dead_letter.retried", id.to_string())).await;
+    audit::note(&app, &caller, NewAuditEntry::to("dead_letter.retried", id.to_string())).await;
     read::find(&app, caller.project_id, id).await.map(Reply)
 }
 
@@ -327,6 +327,6 @@ pub async fn delete(
 ) -> Result<StatusCode, Error> {
     let key = JobKey { project_id: caller.project_id, id };
     dead_letters::delete(&app.engine, key).await?;
-    audit::note(&app, &caller, Deed::to("dead_letter.deleted", id.to_string())).await;
+    audit::note(&app, &caller, NewAuditEntry::to("dead_letter.deleted", id.to_string())).await;
     Ok(StatusCode::NO_CONTENT)
 }

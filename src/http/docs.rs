@@ -42,7 +42,7 @@ pub fn routes<S: Clone + Send + Sync + 'static>() -> Router<S> {
     });
     names().fold(router, |router, name| {
         let Some(file) = Pages::get(&format!("{name}.md")) else { return router };
-        let page = Arc::new(Page::of(String::from_utf8_lossy(&file.data).into_owned()));
+        let page = Arc::new(DocsPage::of(String::from_utf8_lossy(&file.data).into_owned()));
         let page = move |headers: HeaderMap| {
             let answer = page.answer(&headers);
             async move { answer }
@@ -54,12 +54,12 @@ pub fn routes<S: Clone + Send + Sync + 'static>() -> Router<S> {
 }
 
 /// A page in both of its forms.
-struct Page {
+struct DocsPage {
     markdown: Bytes,
     html: Bytes,
 }
 
-impl Page {
+impl DocsPage {
     fn of(markdown: String) -> Self {
         let title = markdown.lines().next().unwrap_or_default().trim_start_matches("# ");
         let html = HEAD.replace("{title}", &escape(title))

@@ -10,7 +10,7 @@ use utoipa::ToSchema;
 
 use crate::{
     domain::job::JobState,
-    error::{Error, FieldError, Whereabouts},
+    error::{Error, FieldError, JobStatus},
     wire::errors,
 };
 
@@ -179,8 +179,8 @@ pub fn info(error: &Error, request_id: &str) -> ErrorInfo {
             .into_iter()
             .map(|FieldError { field, message }| ErrorDetail { field, message })
             .collect(),
-        job_state: whereabouts.map(|Whereabouts { state, .. }| state),
-        current_attempt: whereabouts.map(|Whereabouts { attempt, .. }| attempt),
+        job_state: whereabouts.map(|JobStatus { state, .. }| state),
+        current_attempt: whereabouts.map(|JobStatus { attempt, .. }| attempt),
         docs_url: format!("{ERROR_DOCS}#{code}"),
     }
 }

@@ -22,7 +22,7 @@ use crate::{
     domain::limits::MAX_IDEMPOTENCY_KEY_CHARS,
     error::Error,
     ids::{JobId, OperationId, ScheduleId, WorkflowId},
-    store::idempotency::{self, Kept, Presented},
+    store::idempotency::{self, Presented, StoredAnswer},
     wire::RequestId,
 };
 
@@ -194,7 +194,7 @@ async fn begin(app: &App, presented: Presented<'_>) -> Result<Begun, Error> {
     }
     let kept = idempotency::find(&mut conn, project_id, key).await?;
     // Pruned at this very moment.
-    let Some(Kept { fingerprint: first, status, location, body }) = kept else {
+    let Some(StoredAnswer { fingerprint: first, status, location, body }) = kept else {
         return Err(Error::IdempotencyInProgress);
     };
     if first != fingerprint {

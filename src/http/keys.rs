@@ -16,7 +16,7 @@ use super::{
     error::ErrorBody,
 };
 use crate::{
-    accounts::{KeyWish, MadeKey, make_key},
+    accounts::{KeyRequest, MadeKey, make_key},
     app::App,
     auth::{Administer, Caller, Who},
     domain::{
@@ -25,7 +25,7 @@ use crate::{
     },
     error::Error,
     ids::KeyId,
-    store::{self, audit::Deed, keys::ListedKey},
+    store::{self, audit::NewAuditEntry, keys::ListedKey},
     wire::{
         extract::{Json, KeyInPath, Object, Query, RequestBody},
         validate::Check,
@@ -126,7 +126,7 @@ impl From<ListedKey> for ApiKey {
 
 /// A key that was made.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
-pub struct MadeApiKey {
+pub struct CreatedApiKey {
     /// The key itself: the only time that it is seen.
     #[schema(example = "fp_live_…")]
     pub secret: String,
@@ -134,7 +134,7 @@ pub struct MadeApiKey {
     pub key: ApiKey,
 }
 
-impl From<MadeKey> for MadeApiKey {
+impl From<MadeKey> for CreatedApiKey {
     fn from(made: MadeKey) -> Self {
         Self { secret: made.secret.expose_secret().to_owned(), key: made.listed.into() }
     }
@@ -219,7 +219,7 @@ pub struct CreateKeyRequest {
 impl RequestBody for CreateKeyRequest {}
 
 impl CreateKeyRequest {
-    fn accept(self, caller: &Caller<Administer>) -> Result<KeyWish, Error> {
+    fn accept(self, caller: &Caller<Administer>) -> Result<KeyRequest, Error> {
         let mut check = Check::default();
         check.name("name", &self.name, limits::MAX_NAME_CHARS);
         if self.scopes.is_some() && self.preset.is_some() {
@@ -247,7 +247,7 @@ impl CreateKeyRequest {
         if !may_grant(own, &scopes) {
             return Err(Error::RoleExceedsCaller);
         }
-        Ok(KeyWish {
+        Ok(KeyRequest {
             name: self.name,
             scopes,
             expires_at: earliest(self.expires_at, &caller.who),
@@ -309,7 +309,7 @@ fn facts(key: &ListedKey) -> String {
     security(("api_key" = ["manage"]), ("session" = ["admin"])),
     request_body = CreateKeyRequest,
     responses(
-        (status = 201, description = "The key, and the only time that it is seen.", body = MadeApiKey),
+        (status = 201, description = "The key, and the only time that it is seen.", body = CreatedApiKey),
         (status = 400, description = "The request cannot be read or breaks a rule.", body = ErrorBody),
         (status = 413, description = "The body is too large.", body = ErrorBody),
         (status = 415, description = "The body is not JSON.", body = ErrorBody),
@@ -319,19 +319,19 @@ pub async fn create(
     caller: Caller<Administer>,
     State(app): State<App>,
     Json(request): Json<CreateKeyRequest>,
-) -> Result<(StatusCode, Reply<MadeApiKey>), Error> {
-    let mut wish = request.accept(&caller)?;
+) -> Result<(StatusCode, Reply<CreatedApiKey>), Error> {
+    let mut request = request.accept(&caller)?;
     let mut conn = app.engine.pools.read_for(caller.project_id).await?;
     let mut tx = conn.begin().await?;
     let end = check_again(&mut tx, &caller).await?;
-    wish.expires_at = [wish.expires_at, end].into_iter().flatten().min();
-    if let Some(expires_at) = wish.expires_at {
+    request.expires_at = [request.expires_at, end].into_iter().flatten().min();
+    if let Some(expires_at) = request.expires_at {
         let ahead = store::keys::seconds_until(&mut tx, expires_at).await?;
         if !(1.0..=MAX_KEY_SECONDS as f64).contains(&ahead) {
             return Err(Error::invalid("expires_at", "must lie ahead, at most ten years"));
         }
     }
-    let made = make(&mut tx, &caller, wish, 0).await?;
+    let made = make(&mut tx, &caller, request, 0).await?;
     note(&mut tx, &caller, "key.created", None, Some(&made.listed)).await?;
     tx.commit().await?;
     Ok((StatusCode::CREATED, Reply(made.into())))
@@ -340,13 +340,13 @@ pub async fn create(
 async fn make(
     conn: &mut sqlx::PgConnection,
     caller: &Caller<Administer>,
-    wish: KeyWish,
+    request: KeyRequest,
     replaced: i64,
 ) -> Result<MadeKey, Error> {
     let project = store::projects::get(conn, caller.project_id).await?;
     let project = project.ok_or(Error::ProjectNotFound)?;
     let max = caller.limits.max_keys() + replaced;
-    make_key(conn, (project.id, &project.mode), wish, max).await
+    make_key(conn, (project.id, &project.mode), request, max).await
 }
 
 async fn note(
@@ -356,13 +356,13 @@ async fn note(
     before: Option<&ListedKey>,
     after: Option<&ListedKey>,
 ) -> Result<(), Error> {
-    let deed = Deed {
+    let entry = NewAuditEntry {
         action,
         target: before.or(after).map(|it| it.id.to_string()),
         before: before.map(facts),
         after: after.map(facts),
     };
-    store::audit::insert(conn, caller.project_id, &caller.actor(), &deed).await?;
+    store::audit::insert(conn, caller.project_id, &caller.actor(), &entry).await?;
     Ok(())
 }
 

@@ -19,7 +19,7 @@ use crate::{
 /// Projects that one answer shows, the oldest.
 const MAX_SHOWN_PROJECTS: i64 = 1_000;
 /// Entries of audit logs that an export shows, of each project the newest first.
-const MAX_EXPORTED_DEEDS: i64 = 1_000;
+const MAX_EXPORTED_ENTRIES: i64 = 1_000;
 
 /// Who is calling.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
@@ -161,7 +161,7 @@ pub async fn export(person: Person, State(app): State<App>) -> Result<Reply<Acco
     let mine = AuditFilter { actor_id: Some(id.to_string()), ..AuditFilter::default() };
     let mut audit_entries = Vec::new();
     for it in &memberships {
-        let left = MAX_EXPORTED_DEEDS - audit_entries.len() as i64;
+        let left = MAX_EXPORTED_ENTRIES - audit_entries.len() as i64;
         if left == 0 {
             break;
         }

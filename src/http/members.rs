@@ -20,7 +20,7 @@ use crate::{
     error::Error,
     ids::{AccountId, InvitationId},
     mail::Mail,
-    store::{self, audit::Deed, members},
+    store::{self, audit::NewAuditEntry, members},
     wire::extract::{AccountInPath, InvitationInPath, Json, RequestBody},
 };
 
@@ -155,13 +155,13 @@ async fn set_role<P>(
         members::uninvite_by(&mut tx, caller.project_id, id).await?;
     }
     let facts = |role: Role| json!({ "role": role }).to_string();
-    let deed = Deed {
+    let entry = NewAuditEntry {
         action: if to.is_some() { "member.changed" } else { "member.removed" },
         target: Some(id.to_string()),
         before: Some(facts(from)),
         after: to.map(facts),
     };
-    store::audit::insert(&mut tx, caller.project_id, &caller.actor(), &deed).await?;
+    store::audit::insert(&mut tx, caller.project_id, &caller.actor(), &entry).await?;
     tx.commit().await?;
     drop(conn);
     app.forget(Forget::Members).await;
@@ -243,7 +243,7 @@ pub async fn invitations(
     Ok(Reply(InvitationList { invitations: rows.into_iter().map(Invitation::from).collect() }))
 }
 
-/// Whom to invite.
+/// Recipient to invite.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({"email": "grace@example.com", "role": "member"}))]
@@ -311,13 +311,13 @@ pub async fn invite(
         INVITATION_SECONDS,
     )
     .await?;
-    let deed = Deed {
+    let entry = NewAuditEntry {
         action: "invitation.created",
         target: Some(row.id.to_string()),
         after: Some(json!({ "email": email, "role": request.role }).to_string()),
-        ..Deed::default()
+        ..NewAuditEntry::default()
     };
-    store::audit::insert(&mut tx, caller.project_id, &caller.actor(), &deed).await?;
+    store::audit::insert(&mut tx, caller.project_id, &caller.actor(), &entry).await?;
     tx.commit().await?;
     let (url, token) = (&app.accounts.public_url, secret.expose_secret().to_owned());
     let project = &grant.membership.name;
@@ -353,13 +353,13 @@ pub async fn uninvite(
     let mut tx = conn.begin().await?;
     let row = members::uninvite(&mut tx, caller.project_id, id).await?;
     let row = row.ok_or(Error::InvitationNotFound)?;
-    let deed = Deed {
+    let entry = NewAuditEntry {
         action: "invitation.revoked",
         target: Some(id.to_string()),
         before: Some(json!({ "email": row.email, "role": row.role }).to_string()),
-        ..Deed::default()
+        ..NewAuditEntry::default()
     };
-    store::audit::insert(&mut tx, caller.project_id, &caller.actor(), &deed).await?;
+    store::audit::insert(&mut tx, caller.project_id, &caller.actor(), &entry).await?;
     tx.commit().await?;
     Ok(StatusCode::NO_CONTENT)
 }

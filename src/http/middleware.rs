@@ -27,7 +27,7 @@ use crate::{
     limiter::Standing,
     telemetry,
     traces::{self, Answered},
-    wire::{ClientGone, RequestId, errors::Told},
+    wire::{ClientGone, RequestId, errors::ErrorResponse},
 };
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -76,7 +76,8 @@ pub async fn observe(mut request: Request, next: Next) -> Response {
     let parent = caller.and_then(TraceContext::parse);
     let trace = traces::begin(caller);
     let mut response = next.run(request).await;
-    let mut failure = response.extensions_mut().remove::<Told>().map(|Told(it)| it);
+    let mut failure =
+        response.extensions_mut().remove::<ErrorResponse>().map(|ErrorResponse(it)| it);
     // What no wire has told: it happened outside of all, or on the native one.
     if let Some(untold) = response.extensions_mut().remove::<Error>() {
         response = error::render(&untold, &request_id, response);

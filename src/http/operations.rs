@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use super::{
-    audit::{self, Deed},
+    audit::{self, NewAuditEntry},
     cursor::{self, List},
     error::ErrorBody,
 };
@@ -191,6 +191,6 @@ pub async fn abort(
     OperationInPath(id): OperationInPath,
 ) -> Result<Reply<Operation>, Error> {
     let row = operations::abort(&app.engine, caller.project_id, id).await?;
-    audit::note(&app, &caller, Deed::to("operation.aborted", id.to_string())).await;
+    audit::note(&app, &caller, NewAuditEntry::to("operation.aborted", id.to_string())).await;
     Ok(Reply(row.into()))
 }

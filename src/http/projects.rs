@@ -16,7 +16,7 @@ use crate::{
         limits::{self, MAX_OWNED_PROJECTS},
     },
     error::Error,
-    store::{self, audit::Deed, members::Membership, projects},
+    store::{self, audit::NewAuditEntry, members::Membership, projects},
     wire::{
         extract::{Json, Query, RequestBody},
         validate::Check,
@@ -175,14 +175,14 @@ pub async fn create(
     let plan = &app.accounts.default_plan;
     let project = free_project(&mut tx, &request.name, mode, plan).await?;
     store::members::upsert(&mut tx, project.id, account_id, Role::Owner.name()).await?;
-    let deed = Deed {
+    let entry = NewAuditEntry {
         action: "project.created",
         target: Some(project.public_id.to_string()),
         after: Some(project_facts(&project)),
-        ..Deed::default()
+        ..NewAuditEntry::default()
     };
     let actor = client.actor("account", account_id.to_string());
-    store::audit::insert(&mut tx, project.id, &actor, &deed).await?;
+    store::audit::insert(&mut tx, project.id, &actor, &entry).await?;
     tx.commit().await?;
     Ok((StatusCode::CREATED, Reply(Project::of(project, Some(Role::Owner)))))
 }
@@ -237,13 +237,13 @@ pub async fn change(
     let before = projects::get(&mut tx, caller.project_id).await?;
     projects::rename(&mut tx, caller.project_id, &request.name).await?;
     let after = projects::get(&mut tx, caller.project_id).await?.ok_or(Error::ProjectNotFound)?;
-    let deed = Deed {
+    let entry = NewAuditEntry {
         action: "project.changed",
         target: Some(after.public_id.to_string()),
         before: before.as_ref().map(project_facts),
         after: Some(project_facts(&after)),
     };
-    store::audit::insert(&mut tx, caller.project_id, &caller.actor(), &deed).await?;
+    store::audit::insert(&mut tx, caller.project_id, &caller.actor(), &entry).await?;
     tx.commit().await?;
     Ok(Reply(Project::of(after, caller.who.role())))
 }

@@ -10,7 +10,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use super::{
-    audit::{self, Deed},
+    audit::{self, NewAuditEntry},
     error::ErrorBody,
     retry::RetryRequest,
 };
@@ -427,13 +427,14 @@ pub async fn change(
     store::queues::change_settings(&mut conn, caller.project_id, &queue, &change).await?;
     drop(conn);
     if change.brake_after.flatten().is_some() {
-        app.engine.brakes.add(caller.project_id);
+        app.engine.breakers.add(caller.project_id);
     }
-    app.engine.tidings.wake.queue_changed(caller.project_id, &queue);
+    app.engine.notifier.wake.queue_changed(caller.project_id, &queue);
     let after = one(&app, caller.project_id, queue.clone()).await?;
     let (before, settings) = (Some(before), Some(after.0.settings()));
-    let deed = Deed { before, after: settings, ..Deed::to("queue.changed", queue) };
-    audit::note(&app, &caller, deed).await;
+    let entry =
+        NewAuditEntry { before, after: settings, ..NewAuditEntry::to("queue.changed", queue) };
+    audit::note(&app, &caller, entry).await;
     Ok(after)
 }
 

@@ -16,7 +16,7 @@ use serde_json::value::RawValue;
 use utoipa::{IntoParams, ToSchema};
 
 use super::{
-    audit::{self, Deed},
+    audit::{self, NewAuditEntry},
     error::ErrorBody,
     idempotency::{self, Answer, Ids},
     retry::RetryRequest,
@@ -252,8 +252,8 @@ pub async fn put(
     let (row, _) =
         schedules::write(&app.engine, caller.project_id, &schedule, &caller.limits).await?;
     let (before, after) = (before.as_ref().map(facts), Some(facts(&row)));
-    let deed = Deed { before, after, ..Deed::to("recurring.put", &*row.id) };
-    audit::note(&app, &caller, deed).await;
+    let entry = NewAuditEntry { before, after, ..NewAuditEntry::to("recurring.put", &*row.id) };
+    audit::note(&app, &caller, entry).await;
     RecurringSchedule::of(row).map(Reply)
 }
 
@@ -289,8 +289,11 @@ pub async fn create(
         let schedule = request.accept(ids.schedule().to_string())?;
         let (engine, limits) = (&running.engine, &by.limits);
         let (row, _) = schedules::write(engine, by.project_id, &schedule, limits).await?;
-        let deed = Deed { after: Some(facts(&row)), ..Deed::to("recurring.put", &*row.id) };
-        audit::note(&running, &by, deed).await;
+        let entry = NewAuditEntry {
+            after: Some(facts(&row)),
+            ..NewAuditEntry::to("recurring.put", &*row.id)
+        };
+        audit::note(&running, &by, entry).await;
         let location = Some(format!("/v1/recurring/{}", row.id));
         Answer::new(StatusCode::CREATED, location, &RecurringSchedule::of(row)?)
     })
@@ -396,6 +399,6 @@ pub async fn delete(
     NameInPath(id): NameInPath,
 ) -> Result<StatusCode, Error> {
     schedules::delete(&app.engine, caller.project_id, &id).await?;
-    audit::note(&app, &caller, Deed::to("recurring.deleted", id)).await;
+    audit::note(&app, &caller, NewAuditEntry::to("recurring.deleted", id)).await;
     Ok(StatusCode::NO_CONTENT)
 }

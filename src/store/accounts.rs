@@ -197,7 +197,7 @@ pub async fn spend_resets(conn: &mut PgConnection, id: AccountId) -> sqlx::Resul
     Ok(())
 }
 
-pub async fn note_login(conn: &mut PgConnection, id: AccountId) -> sqlx::Result<()> {
+pub async fn record_login(conn: &mut PgConnection, id: AccountId) -> sqlx::Result<()> {
     sqlx::query!("update accounts set last_login_at = now() where id = $1", id.0)
         .execute(conn)
         .await?;

@@ -24,7 +24,7 @@ impl Actor {
 
 /// What was done.
 #[derive(Debug, Clone, Default)]
-pub struct Deed {
+pub struct NewAuditEntry {
     /// A word for it, such as `key.revoked`.
     pub action: &'static str,
     pub target: Option<String>,
@@ -34,7 +34,7 @@ pub struct Deed {
     pub after: Option<String>,
 }
 
-impl Deed {
+impl NewAuditEntry {
     /// Something was done to something.
     #[must_use]
     pub fn to(action: &'static str, target: impl Into<String>) -> Self {
@@ -77,7 +77,7 @@ pub async fn insert(
     conn: &mut PgConnection,
     project_id: ProjectId,
     actor: &Actor,
-    deed: &Deed,
+    entry: &NewAuditEntry,
 ) -> sqlx::Result<()> {
     sqlx::query!(
         "
@@ -90,12 +90,12 @@ pub async fn insert(
         AuditId::generate().0,
         actor.kind,
         actor.id,
-        deed.action,
-        deed.target,
+        entry.action,
+        entry.target,
         actor.request_id,
         actor.address,
-        deed.before,
-        deed.after,
+        entry.before,
+        entry.after,
     )
     .execute(conn)
     .await?;

@@ -31,7 +31,7 @@ impl ClaimKey {
 
 /// What to look for: the jobs of one queue, from one place on.
 #[derive(Debug, Clone)]
-pub struct Look<'a> {
+pub struct QueueClaim<'a> {
     pub project_id: ProjectId,
     pub queue: &'a str,
     /// Only these types, when some are named.
@@ -43,12 +43,12 @@ pub struct Look<'a> {
     /// Nothing before this place is looked at: the low-water mark.
     pub from: ClaimKey,
     /// Who gets what is found, best job first.
-    pub slots: Vec<Slot<'a>>,
+    pub slots: Vec<LeaseRequest<'a>>,
 }
 
 /// A worker's wish for one job.
 #[derive(Debug, Clone, Copy)]
-pub struct Slot<'a> {
+pub struct LeaseRequest<'a> {
     pub worker_id: &'a str,
     /// The lease it wants, in seconds.
     pub lease_seconds: Option<i32>,
@@ -136,18 +136,18 @@ pub(super) struct Columns<'a> {
 }
 
 impl<'a> Columns<'a> {
-    pub fn of(looks: &'a [Look<'a>]) -> Self {
+    pub fn of(claims: &'a [QueueClaim<'a>]) -> Self {
         let slots = || {
-            (1_i64..).zip(looks).flat_map(|(look, it)| {
+            (1_i64..).zip(claims).flat_map(|(look, it)| {
                 (1_i64..).zip(&it.slots).map(move |(place, slot)| (look, place, slot))
             })
         };
         Self {
-            project_id: looks.iter().map(|it| it.project_id.0).collect(),
-            queue: looks.iter().map(|it| it.queue).collect(),
-            wanted: looks.iter().map(|it| it.slots.len() as i64).collect(),
-            from_rank: looks.iter().map(|it| it.from.rank).collect(),
-            from_run_at: looks.iter().map(|it| it.from.run_at).collect(),
+            project_id: claims.iter().map(|it| it.project_id.0).collect(),
+            queue: claims.iter().map(|it| it.queue).collect(),
+            wanted: claims.iter().map(|it| it.slots.len() as i64).collect(),
+            from_rank: claims.iter().map(|it| it.from.rank).collect(),
+            from_run_at: claims.iter().map(|it| it.from.run_at).collect(),
             slot_look: slots().map(|(look, ..)| look).collect(),
             slot_place: slots().map(|(_, place, _)| place).collect(),
             slot_worker_id: slots().map(|(.., it)| it.worker_id).collect(),
@@ -201,9 +201,9 @@ pub(super) use leased_jobs;
 /// twice: a statement does not skip what it has locked itself.
 pub async fn claim_any_type(
     conn: &mut PgConnection,
-    looks: &[Look<'_>],
+    claims: &[QueueClaim<'_>],
 ) -> sqlx::Result<Vec<LeasedJob>> {
-    let columns = Columns::of(looks);
+    let columns = Columns::of(claims);
     sqlx::query_as!(
         LeasedJob,
         r#"
@@ -295,7 +295,7 @@ pub async fn claim_any_type(
 /// there are no more.
 pub async fn claim_some_types(
     conn: &mut PgConnection,
-    look: &Look<'_>,
+    look: &QueueClaim<'_>,
 ) -> sqlx::Result<(Vec<LeasedJob>, usize)> {
     let columns = Columns::of(std::slice::from_ref(look));
     let rows = sqlx::query!(

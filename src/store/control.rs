@@ -5,7 +5,7 @@ use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use super::settle_success::Rested;
+use super::settle_success::WaitingJob;
 use crate::{
     domain::job::StoredState,
     ids::{JobId, JobKey, ProjectId},
@@ -13,7 +13,7 @@ use crate::{
 
 /// A job, locked until the end of the transaction if it is live.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Seen {
+pub struct LockedJob {
     pub state: StoredState,
     /// Its latest attempt.
     pub attempt: i32,
@@ -24,9 +24,9 @@ pub struct Seen {
 }
 
 /// Locks a live job; none when the project has no such live job.
-pub async fn lock_live(conn: &mut PgConnection, key: JobKey) -> sqlx::Result<Option<Seen>> {
+pub async fn lock_live(conn: &mut PgConnection, key: JobKey) -> sqlx::Result<Option<LockedJob>> {
     sqlx::query_as!(
-        Seen,
+        LockedJob,
         r#"
         select state "state: StoredState", attempt, statement_timestamp() "now!", cancel_requested
         from jobs
@@ -41,9 +41,9 @@ pub async fn lock_live(conn: &mut PgConnection, key: JobKey) -> sqlx::Result<Opt
 }
 
 /// Locks an ended job; none when the project has no such ended job.
-pub async fn lock_ended(conn: &mut PgConnection, key: JobKey) -> sqlx::Result<Option<Seen>> {
+pub async fn lock_ended(conn: &mut PgConnection, key: JobKey) -> sqlx::Result<Option<LockedJob>> {
     sqlx::query_as!(
-        Seen,
+        LockedJob,
         r#"
         select state "state: StoredState", attempt, statement_timestamp() "now!", cancel_requested
         from finished_jobs
@@ -79,7 +79,7 @@ pub async fn find_cancelled(conn: &mut PgConnection, key: JobKey) -> sqlx::Resul
 
 /// A job that was called off.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct CalledOff {
+pub struct CancelledJob {
     pub key: JobKey,
     pub queue: String,
     pub job_type: String,
@@ -93,12 +93,12 @@ pub struct CalledOff {
 ///
 /// `only_outdated`: only those whose `expires_at` has passed. `cancelled_by`: the parent whose end was
 /// the reason; then only jobs that still wait for parents.
-pub async fn call_off(
+pub async fn cancel_waiting(
     conn: &mut PgConnection,
     jobs: &[JobKey],
     only_outdated: bool,
     cancelled_by: Option<JobId>,
-) -> sqlx::Result<Vec<CalledOff>> {
+) -> sqlx::Result<Vec<CancelledJob>> {
     let rows = sqlx::query!(
         r#"
         with waiting as materialized (
@@ -144,14 +144,14 @@ pub async fn call_off(
     )
     .fetch_all(conn)
     .await?;
-    let called_off = rows.into_iter().map(|it| CalledOff {
+    let cancelled = rows.into_iter().map(|it| CancelledJob {
         key: JobKey { project_id: it.project_id, id: it.id },
         queue: it.queue,
         job_type: it.job_type,
         attempt: it.attempt,
         has_orphans: it.has_orphans,
     });
-    Ok(called_off.collect())
+    Ok(cancelled.collect())
 }
 
 /// Asks the worker of a running job to stop: it is told with its next heartbeat.
@@ -211,7 +211,7 @@ pub async fn change(
     conn: &mut PgConnection,
     key: JobKey,
     change: &Change,
-) -> sqlx::Result<Option<Rested>> {
+) -> sqlx::Result<Option<WaitingJob>> {
     let row = sqlx::query!(
         r#"
         with before as materialized (
@@ -251,7 +251,7 @@ pub async fn change(
     )
     .fetch_optional(conn)
     .await?;
-    Ok(row.map(|it| Rested {
+    Ok(row.map(|it| WaitingJob {
         key,
         queue: it.queue,
         job_type: it.job_type,
@@ -266,10 +266,10 @@ pub async fn change(
 ///
 /// # Errors
 /// A unique violation when a live job has its unique key by now.
-pub async fn revive_dead_letter(
+pub async fn requeue_dead_letter(
     conn: &mut PgConnection,
     key: JobKey,
-) -> sqlx::Result<Option<Rested>> {
+) -> sqlx::Result<Option<WaitingJob>> {
     let row = sqlx::query!(
         r#"
         with revived as (
@@ -292,7 +292,7 @@ pub async fn revive_dead_letter(
     )
     .fetch_optional(conn)
     .await?;
-    Ok(row.map(|it| Rested {
+    Ok(row.map(|it| WaitingJob {
         key,
         queue: it.queue,
         job_type: it.job_type,
@@ -335,11 +335,11 @@ pub async fn lock_parents_of(
 ///
 /// # Errors
 /// A unique violation when a live job has the unique key of one of them by now.
-pub async fn revive_cancelled(
+pub async fn requeue_cancelled(
     conn: &mut PgConnection,
     project_id: ProjectId,
     jobs: &[JobId],
-) -> sqlx::Result<Vec<Rested>> {
+) -> sqlx::Result<Vec<WaitingJob>> {
     let rows = sqlx::query!(
         r#"
         with parted as materialized (
@@ -401,7 +401,7 @@ pub async fn revive_cancelled(
     )
     .fetch_all(conn)
     .await?;
-    let revived = rows.into_iter().map(|it| Rested {
+    let requeued = rows.into_iter().map(|it| WaitingJob {
         key: JobKey { project_id, id: it.id },
         queue: it.queue,
         job_type: it.job_type,
@@ -410,12 +410,12 @@ pub async fn revive_cancelled(
         state: it.state,
         is_gated: it.is_gated,
     });
-    Ok(revived.collect())
+    Ok(requeued.collect())
 }
 
 /// The jobs that were called off because one of these ended badly, with their parents that still are
 /// in a bad end.
-pub async fn called_off_by(
+pub async fn cancelled_because_of(
     conn: &mut PgConnection,
     project_id: ProjectId,
     parents: &[JobId],

@@ -196,7 +196,7 @@ pub async fn end_streaks(conn: &mut PgConnection, succeeded: &[JobKey]) -> sqlx:
 
 /// A place in a list that is sorted by time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Place {
+pub struct LetterPosition {
     pub died_at: DateTime<Utc>,
     pub id: Uuid,
 }
@@ -217,12 +217,12 @@ pub async fn page(
     conn: &mut PgConnection,
     project_id: ProjectId,
     filter: &Filter,
-    before: Option<Place>,
+    before: Option<LetterPosition>,
     limit: i64,
 ) -> sqlx::Result<Vec<LetterRow>> {
     let mut query = QueryBuilder::new("with examined as materialized (");
     push_examined(&mut query, project_id, filter);
-    if let Some(Place { died_at, id }) = before {
+    if let Some(LetterPosition { died_at, id }) = before {
         query.push(" and (died_at, job_id) < (").push_bind(died_at).push(", ");
         query.push_bind(id).push(")");
     }
@@ -236,14 +236,14 @@ pub async fn next_batch(
     conn: &mut PgConnection,
     project_id: ProjectId,
     filter: &Filter,
-    after: Option<Place>,
+    after: Option<LetterPosition>,
     until: DateTime<Utc>,
     limit: i64,
 ) -> sqlx::Result<Vec<LetterRow>> {
     let mut query = QueryBuilder::new("with examined as materialized (");
     push_examined(&mut query, project_id, filter);
     query.push(" and died_at <= ").push_bind(until);
-    if let Some(Place { died_at, id }) = after {
+    if let Some(LetterPosition { died_at, id }) = after {
         query.push(" and (died_at, job_id) > (").push_bind(died_at).push(", ");
         query.push_bind(id).push(")");
     }
@@ -324,7 +324,7 @@ pub struct GroupRow {
 pub async fn groups(
     conn: &mut PgConnection,
     project_id: ProjectId,
-    before: Option<Place>,
+    before: Option<LetterPosition>,
     limit: i64,
 ) -> sqlx::Result<Vec<GroupRow>> {
     sqlx::query_as!(

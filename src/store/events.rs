@@ -112,7 +112,7 @@ pub async fn of_job(
 
 /// A fence shown with logs or events.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Shown {
+pub struct ShownFence {
     pub job_id: JobId,
     pub attempt: i32,
     /// Who has it; none: whoever has it.
@@ -121,7 +121,7 @@ pub struct Shown {
     pub lease_id: Option<LeaseId>,
 }
 
-impl Shown {
+impl ShownFence {
     /// The fence of a worker that names its attempt; attempt 0, which nobody has, if it does not.
     #[must_use]
     pub fn of(job_id: JobId, fence: &Fence) -> Self {
@@ -141,7 +141,7 @@ impl Shown {
 pub async fn lock_running(
     conn: &mut PgConnection,
     project_id: ProjectId,
-    shown: &[Shown],
+    shown: &[ShownFence],
 ) -> sqlx::Result<Vec<i64>> {
     sqlx::query_scalar!(
         r#"

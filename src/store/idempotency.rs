@@ -46,7 +46,7 @@ pub async fn begin(
 
 /// What is kept for a key.
 #[derive(Debug, Clone)]
-pub struct Kept {
+pub struct StoredAnswer {
     pub fingerprint: Vec<u8>,
     pub status: Option<i16>,
     pub location: Option<String>,
@@ -58,9 +58,9 @@ pub async fn find(
     conn: &mut PgConnection,
     project_id: ProjectId,
     key: &str,
-) -> sqlx::Result<Option<Kept>> {
+) -> sqlx::Result<Option<StoredAnswer>> {
     sqlx::query_as!(
-        Kept,
+        StoredAnswer,
         "
         select fingerprint, status, location, body
         from idempotency_keys

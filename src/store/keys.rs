@@ -279,7 +279,7 @@ pub async fn count(conn: &mut PgConnection, project_id: ProjectId) -> sqlx::Resu
 }
 
 /// Notes that these keys were used now.
-pub async fn note_used(conn: &mut PgConnection, used: &[(ProjectId, KeyId)]) -> sqlx::Result<()> {
+pub async fn record_used(conn: &mut PgConnection, used: &[(ProjectId, KeyId)]) -> sqlx::Result<()> {
     let projects: Vec<i32> = used.iter().map(|it| it.0.0).collect();
     let ids: Vec<Uuid> = used.iter().map(|it| it.1.0).collect();
     sqlx::query!(

@@ -8,7 +8,7 @@
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use super::claims::{Columns, LeasedJob, Look, leased_jobs};
+use super::claims::{Columns, LeasedJob, QueueClaim, leased_jobs};
 use crate::{
     domain::lease::{MIN_DEFAULT_LEASE_SECONDS, TIMEOUT_GRACE_SECONDS},
     ids::{JobId, LeaseId, ProjectId, WorkflowId},
@@ -66,7 +66,7 @@ pub struct GateSeen {
 /// the transaction. Those of `paused_types` are not fitting.
 pub async fn lock_gates(
     conn: &mut PgConnection,
-    look: &Look<'_>,
+    look: &QueueClaim<'_>,
     paused_types: &[String],
     after: Uuid,
 ) -> sqlx::Result<Vec<GateSeen>> {
@@ -145,7 +145,7 @@ pub const MAX_EXAMINED_FOR_COMMANDS: i64 = 200;
 /// [`super::claims::claim_some_types`], answers also with how many were chosen.
 pub async fn claim_gated(
     conn: &mut PgConnection,
-    look: &Look<'_>,
+    look: &QueueClaim<'_>,
     passage: Passage<'_>,
 ) -> sqlx::Result<(Vec<LeasedJob>, usize)> {
     let columns = Columns::of(std::slice::from_ref(look));

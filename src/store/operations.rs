@@ -4,7 +4,7 @@ use chrono::{DateTime, Utc};
 use sqlx::{PgConnection, types::Json};
 use uuid::Uuid;
 
-use super::dead_letters::Place;
+use super::dead_letters::LetterPosition;
 use crate::{
     domain::operation::{Kind, State, Which},
     ids::{JobId, OperationId, ProjectId},
@@ -167,7 +167,7 @@ pub struct Progress {
     pub done: i64,
     /// Jobs it has left as they were.
     pub skipped: i64,
-    pub after: Option<Place>,
+    pub after: Option<LetterPosition>,
     /// When the next step is due; none: it was the last.
     pub pause_ms: Option<i64>,
 }
@@ -209,7 +209,7 @@ pub async fn advance(
 
 /// Notes that a step has failed, and puts the next one off; after `max_failed` in a row the operation has
 /// failed.
-pub async fn note_failure(
+pub async fn record_failure(
     conn: &mut PgConnection,
     project_id: ProjectId,
     id: OperationId,

@@ -7,7 +7,7 @@ use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use super::settle_success::{FenceColumns, Rested};
+use super::settle_success::{FenceColumns, WaitingJob};
 use crate::{
     domain::{
         job::{Outcome, StoredState},
@@ -107,7 +107,7 @@ pub struct Ended {
 #[derive(Debug, Clone)]
 pub struct AfterEnd {
     /// The job as it waits now, or as it ended.
-    pub job: Rested,
+    pub job: WaitingJob,
     /// When it can run again; none when it ended.
     pub retry_at: Option<DateTime<Utc>>,
     /// Whether its lease counted against a limit.
@@ -201,7 +201,7 @@ pub async fn end_attempts(conn: &mut PgConnection, ended: &[Ended]) -> sqlx::Res
     .fetch_all(conn)
     .await?;
     let after = rows.into_iter().map(|it| AfterEnd {
-        job: Rested {
+        job: WaitingJob {
             key: JobKey { project_id: it.project_id, id: it.id },
             queue: it.queue,
             job_type: it.job_type,

@@ -70,7 +70,7 @@ pub struct Settled {
 pub enum Moved {
     Parent(Settled),
     /// All parents of this job have succeeded now.
-    Child(Rested),
+    Child(WaitingJob),
 }
 
 /// Moves the jobs whose fences hold to `finished_jobs`, and answers with them. Jobs with children are left
@@ -267,7 +267,7 @@ pub async fn succeed_parents(
         match (it.rank, it.run_at, it.state) {
             (Some(rank), Some(run_at), Some(state)) => {
                 let is_gated = it.is_gated;
-                Moved::Child(Rested { key, queue, job_type, rank, run_at, state, is_gated })
+                Moved::Child(WaitingJob { key, queue, job_type, rank, run_at, state, is_gated })
             }
             _ => Moved::Parent(Settled {
                 key,
@@ -284,7 +284,7 @@ pub async fn succeed_parents(
 
 /// A job that waits again, or at last: what those want to know who look for work.
 #[derive(Debug, Clone)]
-pub struct Rested {
+pub struct WaitingJob {
     pub key: JobKey,
     pub queue: String,
     pub job_type: String,
@@ -300,7 +300,7 @@ pub struct Rested {
 /// What a second look at a job found: where it stands, and the answer that was recorded for the
 /// attempt its fence names.
 #[derive(Debug, Clone)]
-pub struct Found {
+pub struct SettledAttempt {
     pub standing: Standing,
     /// When a recorded failure or release was to run again.
     pub retry_at: Option<DateTime<Utc>>,
@@ -313,7 +313,7 @@ pub async fn find_standing(
     conn: &mut PgConnection,
     key: JobKey,
     fence: &Fence,
-) -> sqlx::Result<Option<Found>> {
+) -> sqlx::Result<Option<SettledAttempt>> {
     let row = sqlx::query!(
         r#"
         select coalesce(live.state, ended.state) "state!: StoredState",
@@ -362,7 +362,7 @@ pub async fn find_standing(
         .map(|it| (it, Outcome::Succeeded));
     let past =
         holder(row.past_worker_id, row.past_attempt, row.past_lease_id).zip(row.past_outcome);
-    Ok(Some(Found {
+    Ok(Some(SettledAttempt {
         standing: Standing {
             state: row.state.public(),
             attempt: row.attempt,

@@ -118,7 +118,7 @@ pub struct Span<'a> {
 
 /// What happened in one slot of time.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Slot {
+pub struct StatsBucket {
     pub at: DateTime<Utc>,
     pub counts: Counts,
 }
@@ -162,11 +162,11 @@ impl Row {
 }
 
 /// The slots of a span, oldest first, empty ones too; the last is not over yet.
-pub async fn slots(
+pub async fn buckets(
     conn: &mut PgConnection,
     project_id: ProjectId,
     span: &Span<'_>,
-) -> sqlx::Result<Vec<Slot>> {
+) -> sqlx::Result<Vec<StatsBucket>> {
     let rows = sqlx::query_as!(
         Row,
         r#"
@@ -226,8 +226,9 @@ pub async fn slots(
     )
     .fetch_all(conn)
     .await?;
-    let slots = rows.into_iter().filter_map(|it| Some(Slot { at: it.at?, counts: it.counts() }));
-    Ok(slots.collect())
+    let buckets =
+        rows.into_iter().filter_map(|it| Some(StatsBucket { at: it.at?, counts: it.counts() }));
+    Ok(buckets.collect())
 }
 
 /// What happened since the beginning, up to `limit` pairs of a queue and a type: those that came first are first.

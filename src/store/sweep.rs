@@ -12,7 +12,7 @@ pub mod schedules;
 use sqlx::{Executor, PgConnection};
 use uuid::Uuid;
 
-use super::{settle_failure::Held, settle_success::Rested};
+use super::{settle_failure::Held, settle_success::WaitingJob};
 use crate::{
     domain::{
         job::StoredState,
@@ -48,7 +48,7 @@ pub async fn next_due_ms(conn: &mut PgConnection) -> sqlx::Result<Option<f64>> {
 }
 
 /// Makes due jobs claimable, the longest due first.
-pub async fn promote(conn: &mut PgConnection) -> sqlx::Result<Vec<Rested>> {
+pub async fn promote(conn: &mut PgConnection) -> sqlx::Result<Vec<WaitingJob>> {
     let rows = sqlx::query!(
         r#"
         with due as materialized (
@@ -81,7 +81,7 @@ pub async fn promote(conn: &mut PgConnection) -> sqlx::Result<Vec<Rested>> {
     )
     .fetch_all(conn)
     .await?;
-    let promoted = rows.into_iter().map(|it| Rested {
+    let promoted = rows.into_iter().map(|it| WaitingJob {
         key: JobKey { project_id: it.project_id, id: it.id },
         queue: it.queue,
         job_type: it.job_type,
@@ -95,7 +95,7 @@ pub async fn promote(conn: &mut PgConnection) -> sqlx::Result<Vec<Rested>> {
 
 /// Notes that a node looks for expired leases now, and answers whether there are any. None, and nothing
 /// is noted, when the last pass of any node lies more than [`REAPER_GAP_SECONDS`] back.
-pub async fn note_pass(conn: &mut PgConnection) -> sqlx::Result<Option<bool>> {
+pub async fn record_pass(conn: &mut PgConnection) -> sqlx::Result<Option<bool>> {
     sqlx::query_scalar!(
         r#"
         update reaper_state
@@ -115,7 +115,7 @@ pub async fn note_pass(conn: &mut PgConnection) -> sqlx::Result<Option<bool>> {
 }
 
 /// Notes that the gap is over: every lease that expired in it was given once more.
-pub async fn note_end_of_gap(conn: &mut PgConnection) -> sqlx::Result<()> {
+pub async fn record_end_of_gap(conn: &mut PgConnection) -> sqlx::Result<()> {
     sqlx::query!("update reaper_state set last_pass_at = statement_timestamp()")
         .execute(conn)
         .await?;

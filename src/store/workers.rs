@@ -78,7 +78,7 @@ pub struct Sighting {
 /// refused for its fence may be nobody.
 ///
 /// No worker may stand in `sightings` twice.
-pub async fn note_seen(conn: &mut PgConnection, sightings: &[Sighting]) -> sqlx::Result<()> {
+pub async fn record_seen(conn: &mut PgConnection, sightings: &[Sighting]) -> sqlx::Result<()> {
     sqlx::query!(
         "
         insert into workers (
@@ -252,7 +252,7 @@ pub async fn lock_silent(
 }
 
 /// Notes that a worker is lost, unless it was heard again; answers whether it is.
-pub async fn note_lost(
+pub async fn mark_lost(
     conn: &mut PgConnection,
     project_id: ProjectId,
     worker_id: &str,

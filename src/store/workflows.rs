@@ -4,7 +4,7 @@ use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use super::{dependencies::Edge, settle_success::Rested};
+use super::{dependencies::Edge, settle_success::WaitingJob};
 use crate::{
     domain::job::StoredState,
     ids::{JobId, JobKey, ProjectId, WorkflowId},
@@ -287,7 +287,7 @@ pub async fn free_roots(
     conn: &mut PgConnection,
     project_id: ProjectId,
     id: WorkflowId,
-) -> sqlx::Result<Vec<Rested>> {
+) -> sqlx::Result<Vec<WaitingJob>> {
     let freed = sqlx::query!(
         r#"
         with root as materialized (
@@ -323,7 +323,7 @@ pub async fn free_roots(
     )
     .fetch_all(conn)
     .await?;
-    let freed = freed.into_iter().map(|it| Rested {
+    let freed = freed.into_iter().map(|it| WaitingJob {
         key: JobKey { project_id, id: it.id },
         queue: it.queue,
         job_type: it.job_type,

@@ -1,5 +1,5 @@
 //! Where the error of a request goes. A handler answers with an [`Error`] in the response's extensions; the
-//! layer of its wire writes it down in the wire's own words and leaves a [`Told`] for whoever logs.
+//! layer of its wire writes it down in the wire's own words and leaves a [`ErrorResponse`] for whoever logs.
 
 use axum::{
     extract::{Request, State},
@@ -16,7 +16,7 @@ const RETRY_AFTER_SECONDS: u32 = 1;
 
 /// An error that the caller has been told.
 #[derive(Debug, Clone)]
-pub struct Told(pub Error);
+pub struct ErrorResponse(pub Error);
 
 /// How a wire tells its callers of an error: what it answers, given the id of the request and the answer's
 /// head so far.
@@ -28,7 +28,7 @@ pub async fn tell(State(face): State<Face>, request: Request, next: Next) -> Res
     let mut response = next.run(request).await;
     if let Some(error) = response.extensions_mut().remove::<Error>() {
         response = face(&error, &id, response);
-        response.extensions_mut().insert(Told(error));
+        response.extensions_mut().insert(ErrorResponse(error));
     }
     response
 }

@@ -75,7 +75,7 @@ where
 {
     let place = app.streams.clone().try_acquire_owned().map_err(|_| Error::Overloaded)?;
     let of_project =
-        app.take_place(&format!("streams:{}", caller.project_id.0), MAX_PROJECT_STREAMS);
+        app.take_permit(&format!("streams:{}", caller.project_id.0), MAX_PROJECT_STREAMS);
     let of_project = of_project.ok_or(Error::QuotaExceeded {
         what: "event streams on one node",
         max: MAX_PROJECT_STREAMS.into(),

@@ -22,7 +22,7 @@ use tokio::{
 
 use super::{
     WorkerArgs, logs,
-    outcome::{End, Output, Stopped, Wanted, judge, read_result},
+    outcome::{CommandEnd, Output, Stopped, Wanted, judge, read_result},
 };
 use crate::client::{Client, Failure};
 
@@ -111,11 +111,11 @@ pub async fn run(
     worker_id: String,
     job: Leased,
     mut wanted: watch::Receiver<Wanted>,
-) -> End {
+) -> CommandEnd {
     let started = Instant::now();
     let end = match run_command(&client, &args, &worker_id, &job, &mut wanted).await {
         Ok(end) => end,
-        Err(error) => End::Failed {
+        Err(error) => CommandEnd::Failed {
             kind: "exec".to_owned(),
             message: format!("the command could not be run: {error}"),
             retryable: true,
@@ -131,7 +131,7 @@ async fn run_command(
     worker_id: &str,
     job: &Leased,
     wanted: &mut watch::Receiver<Wanted>,
-) -> std::io::Result<End> {
+) -> std::io::Result<CommandEnd> {
     let parents = ParentResults::write(job).await?;
     let mut command = Command::new("sh");
     command.arg("-c").arg(&args.exec).envs(job.variables(worker_id));
@@ -292,23 +292,23 @@ async fn acknowledge(
     client: &Client,
     worker_id: &str,
     job: &Leased,
-    end: &End,
+    end: &CommandEnd,
     duration_ms: u64,
     wanted: &mut watch::Receiver<Wanted>,
-) -> End {
+) -> CommandEnd {
     let (mut result, mut error, mut retryable) = (None, None, None);
     let status = match end {
-        End::Succeeded(made) => {
+        CommandEnd::Succeeded(made) => {
             result = made.as_ref().and_then(|it| RawValue::from_string(it.clone()).ok());
             "succeeded"
         }
-        End::Failed { kind, message, retryable: may_retry } => {
+        CommandEnd::Failed { kind, message, retryable: may_retry } => {
             retryable = Some(*may_retry);
             error = Some(json!({"type": kind, "message": message}));
             "failed"
         }
-        End::Released => "released",
-        End::Abandoned => return End::Abandoned,
+        CommandEnd::Released => "released",
+        CommandEnd::Abandoned => return CommandEnd::Abandoned,
     };
     let mut ack = Ack {
         job_id: &job.id,
@@ -329,7 +329,7 @@ async fn acknowledge(
                 let pause = Duration::from_millis(pause.unwrap_or_default());
                 let lost = wanted.wait_for(|it| *it == Wanted::Abandon);
                 if let Ok(Ok(_)) = tokio::time::timeout(pause, lost).await {
-                    return End::Abandoned;
+                    return CommandEnd::Abandoned;
                 }
             }
             // What it has to say cannot be read, or is too much: the end itself must not be lost with it.
@@ -341,17 +341,17 @@ async fn acknowledge(
                 ack.retryable = ack.retryable.or(Some(true));
                 let is_first = ack.error.as_ref().is_none_or(|it| it["type"] != ACK_REFUSED);
                 if !is_first {
-                    return End::Abandoned;
+                    return CommandEnd::Abandoned;
                 }
                 let message = format!("the end was refused: {message} ({code})");
                 ack.error = Some(json!({"type": ACK_REFUSED, "message": message}));
             }
             Err(Failure::Refused { code, message, .. }) => {
                 tracing::warn!(job.id, code, message, "the ack was refused");
-                return End::Abandoned;
+                return CommandEnd::Abandoned;
             }
-            Err(Failure::Unreachable(_)) => return End::Abandoned,
+            Err(Failure::Unreachable(_)) => return CommandEnd::Abandoned,
         }
     }
-    End::Abandoned
+    CommandEnd::Abandoned
 }

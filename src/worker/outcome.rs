@@ -29,14 +29,14 @@ pub enum Wanted {
 
 /// How the command ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum End {
+pub enum CommandEnd {
     Succeeded(Option<String>),
     Failed { kind: String, message: String, retryable: bool },
     Released,
     Abandoned,
 }
 
-impl End {
+impl CommandEnd {
     /// For people.
     pub fn word(&self) -> &'static str {
         match self {
@@ -62,16 +62,16 @@ pub fn judge(
     output: &[u8],
     last_lines: &str,
     permanent_exit_codes: &[i32],
-) -> End {
+) -> CommandEnd {
     use std::os::unix::process::ExitStatusExt;
     match stopped {
-        Some(Stopped::For(Wanted::Abandon)) => return End::Abandoned,
+        Some(Stopped::For(Wanted::Abandon)) => return CommandEnd::Abandoned,
         // Many programs end with 0 when they are asked to: that does not mean that the job is done.
-        Some(Stopped::For(Wanted::Release)) => return End::Released,
-        None if status.success() => return End::Succeeded(result(output)),
+        Some(Stopped::For(Wanted::Release)) => return CommandEnd::Released,
+        None if status.success() => return CommandEnd::Succeeded(result(output)),
         Some(Stopped::AtTimeout(seconds)) => {
             let message = format!("stopped after {seconds} s, its timeout");
-            return End::Failed { kind: "timeout".to_owned(), message, retryable: true };
+            return CommandEnd::Failed { kind: "timeout".to_owned(), message, retryable: true };
         }
         _ => (),
     }
@@ -88,7 +88,7 @@ pub fn judge(
     };
     let last_lines = last_lines.trim_end();
     let message = if last_lines.is_empty() { what } else { format!("{what}\n{last_lines}") };
-    End::Failed { kind, message, retryable }
+    CommandEnd::Failed { kind, message, retryable }
 }
 
 /// Standard output as a result: JSON as it is, or else text. None when there is none.
@@ -152,14 +152,14 @@ mod tests {
 
     fn failed(status: ExitStatus) -> (String, bool) {
         match judge(status, None, b"", "", &[64, 65]) {
-            End::Failed { kind, retryable, .. } => (kind, retryable),
+            CommandEnd::Failed { kind, retryable, .. } => (kind, retryable),
             other => panic!("{other:?}"),
         }
     }
 
     #[test]
     fn exit_codes_are_outcomes() {
-        assert_eq!(judge(exit(0), None, b"", "", &[]), End::Succeeded(None));
+        assert_eq!(judge(exit(0), None, b"", "", &[]), CommandEnd::Succeeded(None));
         assert_eq!(failed(exit(TEMPORARY_FAILURE)), ("exit.75".to_owned(), true));
         assert_eq!(failed(exit(1)), ("exit.1".to_owned(), true));
         assert_eq!(failed(exit(64)), ("exit.64".to_owned(), false));
@@ -169,16 +169,16 @@ mod tests {
     #[test]
     fn why_a_command_was_stopped_counts_whatever_its_exit_code() {
         let stopped = |it| judge(ExitStatus::from_raw(15), Some(it), b"", "", &[]);
-        assert_eq!(stopped(Stopped::For(Wanted::Release)), End::Released);
-        assert_eq!(stopped(Stopped::For(Wanted::Abandon)), End::Abandoned);
-        assert!(matches!(stopped(Stopped::For(Wanted::Cancel)), End::Failed { .. }));
+        assert_eq!(stopped(Stopped::For(Wanted::Release)), CommandEnd::Released);
+        assert_eq!(stopped(Stopped::For(Wanted::Abandon)), CommandEnd::Abandoned);
+        assert!(matches!(stopped(Stopped::For(Wanted::Cancel)), CommandEnd::Failed { .. }));
         assert!(
-            matches!(stopped(Stopped::AtTimeout(9)), End::Failed { kind, .. } if kind == "timeout")
+            matches!(stopped(Stopped::AtTimeout(9)), CommandEnd::Failed { kind, .. } if kind == "timeout")
         );
         let polite = judge(exit(0), Some(Stopped::For(Wanted::Fail)), b"1", "", &[]);
-        assert!(matches!(polite, End::Failed { kind, .. } if kind == "stopped"));
+        assert!(matches!(polite, CommandEnd::Failed { kind, .. } if kind == "stopped"));
         let handed_back = judge(exit(0), Some(Stopped::For(Wanted::Release)), b"1", "", &[]);
-        assert_eq!(handed_back, End::Released);
+        assert_eq!(handed_back, CommandEnd::Released);
     }
 
     #[test]
@@ -193,7 +193,7 @@ mod tests {
     #[test]
     fn a_failure_says_what_was_printed_last() {
         let end = judge(exit(3), None, b"", "line one\nline two\n", &[]);
-        let End::Failed { message, .. } = end else { panic!("{end:?}") };
+        let CommandEnd::Failed { message, .. } = end else { panic!("{end:?}") };
         assert_eq!(message, "exit code 3\nline one\nline two");
     }
 }

@@ -18,8 +18,8 @@ use super::{
     AtGraceEnd, WorkerArgs,
     beat::{self, Active, Heard, Status},
     job::{self, Leased},
-    outcome::{End, Wanted},
-    signals::{self, Asked},
+    outcome::{CommandEnd, Wanted},
+    signals::{self, SignalRequest},
 };
 use crate::{
     client::{Client, Failure, Reply},
@@ -117,7 +117,7 @@ struct Worker {
     /// Names the poll: repeating it after a lost answer gets the same jobs.
     poll_id: uuid::Uuid,
     poll_failures: usize,
-    jobs: JoinSet<(String, End)>,
+    jobs: JoinSet<(String, CommandEnd)>,
     running: HashMap<String, (Active, u64, watch::Sender<Wanted>)>,
     /// Somebody here told it to take no more jobs.
     is_quiet: bool,
@@ -291,13 +291,13 @@ impl Worker {
         });
     }
 
-    fn note_end(&mut self, ended: Option<(String, End)>) {
+    fn note_end(&mut self, ended: Option<(String, CommandEnd)>) {
         let Some((id, end)) = ended else { return };
         self.running.remove(&id);
         match end {
-            End::Succeeded(_) => self.succeeded += 1,
-            End::Failed { .. } => self.failed += 1,
-            End::Released | End::Abandoned => (),
+            CommandEnd::Succeeded(_) => self.succeeded += 1,
+            CommandEnd::Failed { .. } => self.failed += 1,
+            CommandEnd::Released | CommandEnd::Abandoned => (),
         }
         self.say(&format!("{id} {}", end.word()));
     }
@@ -357,19 +357,19 @@ impl Worker {
         }
     }
 
-    fn obey(&mut self, asked: Asked) -> anyhow::Result<()> {
+    fn obey(&mut self, asked: SignalRequest) -> anyhow::Result<()> {
         match asked {
-            Asked::Stop if self.is_draining => {
+            SignalRequest::Stop if self.is_draining => {
                 self.jobs.abort_all();
                 bail!("stopped at once; what was running goes on elsewhere when its lease ends");
             }
-            Asked::Stop => self.drain(),
-            Asked::Quiet => {
+            SignalRequest::Stop => self.drain(),
+            SignalRequest::Quiet => {
                 self.is_quiet = true;
                 self.end_poll();
                 self.say("quiet: takes no more jobs");
             }
-            Asked::Resume => {
+            SignalRequest::Resume => {
                 self.is_quiet = false;
                 // The server must know before the next poll: its answer opens the way.
                 self.is_told_quiet = true;

@@ -7,7 +7,7 @@ use tokio::{
 };
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Asked {
+pub enum SignalRequest {
     /// SIGTERM or SIGINT: drain; the second time, end.
     Stop,
     Quiet,
@@ -18,13 +18,13 @@ pub enum Asked {
 ///
 /// # Errors
 /// When a handler cannot be set.
-pub fn listen() -> anyhow::Result<mpsc::UnboundedReceiver<Asked>> {
+pub fn listen() -> anyhow::Result<mpsc::UnboundedReceiver<SignalRequest>> {
     let (sender, receiver) = mpsc::unbounded_channel();
     let handled = [
-        (Raw::SIGTERM, Asked::Stop),
-        (Raw::SIGINT, Asked::Stop),
-        (Raw::SIGTSTP, Asked::Quiet),
-        (Raw::SIGCONT, Asked::Resume),
+        (Raw::SIGTERM, SignalRequest::Stop),
+        (Raw::SIGINT, SignalRequest::Stop),
+        (Raw::SIGTSTP, SignalRequest::Quiet),
+        (Raw::SIGCONT, SignalRequest::Resume),
     ];
     for (raw, asked) in handled {
         let mut signals = signal(SignalKind::from_raw(raw as i32))?;

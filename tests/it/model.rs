@@ -19,7 +19,7 @@ use fencepost::{
             dependencies::{self, OnConflict, TiedJob},
         },
         maintenance::{self, cascade, promote, reap},
-        settle::{self, Ack, Acked, End, Failure},
+        settle::{self, Ack, Acked, AttemptEnd, Failure},
         workers,
     },
     error::Error,
@@ -192,7 +192,7 @@ impl Run {
 
     async fn claim(&mut self) -> Checked {
         let worker = *WORKERS.choose(&mut self.dice).expect("one");
-        let wish = dispatch::Wish {
+        let spec = dispatch::PollSpec {
             project_id: self.project_id,
             queues: vec!["default".into()],
             job_types: [].into(),
@@ -204,7 +204,7 @@ impl Run {
             poll_id: None,
         };
         let never = std::future::pending::<()>;
-        let delivery = dispatch::poll(&self.engine, wish, Duration::ZERO, never(), never()).await;
+        let delivery = dispatch::poll(&self.engine, spec, Duration::ZERO, never(), never()).await;
         let delivery = delivery.map_err(|error| format!("poll: {error}"))?;
         let taken = delivery.jobs().first().map(|it| it.job.clone());
         delivery.delivered();
@@ -257,9 +257,11 @@ impl Run {
         }
         let expected = self.expect_ack(job, &fence, outcome);
         let end = match outcome {
-            Outcome::Succeeded => End::Succeeded { result: None },
-            Outcome::Failed => End::Failed(Failure { retryable: true, ..Failure::default() }),
-            _ => End::Released,
+            Outcome::Succeeded => AttemptEnd::Succeeded { result: None },
+            Outcome::Failed => {
+                AttemptEnd::Failed(Failure { retryable: true, ..Failure::default() })
+            }
+            _ => AttemptEnd::Released,
         };
         let sent = match (&self.plant, &self.jobs[job].running) {
             (Plant::NoFence, Some(current)) => current.clone(),

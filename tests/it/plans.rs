@@ -17,7 +17,7 @@ use fencepost::{
     },
     ids::{JobId, JobKey, LeaseId, ProjectId},
     store::{
-        claims::{self, ClaimKey, LeasedJob, Look, Slot},
+        claims::{self, ClaimKey, LeaseRequest, LeasedJob, QueueClaim},
         enqueue::{self, NewJob, Start},
         heartbeats::{self, Beat},
         jobs, limited_claims,
@@ -143,15 +143,15 @@ async fn costs_now<T>(
     answer
 }
 
-fn look<'a>(queue: &'a str, job_types: &'a [String], slots: usize) -> Look<'a> {
-    let slot = || Slot {
+fn look<'a>(queue: &'a str, job_types: &'a [String], slots: usize) -> QueueClaim<'a> {
+    let slot = || LeaseRequest {
         worker_id: "w",
         lease_seconds: None,
         poll_id: Some(Uuid::from_u128(9)),
         lease_id: LeaseId(Uuid::new_v4()),
     };
     let slots = (0..slots).map(|_| slot()).collect();
-    Look {
+    QueueClaim {
         project_id: PROJECT,
         queue,
         job_types,
@@ -221,10 +221,10 @@ fn a_claim_from_the_mark_reads_few_pages_though_a_snapshot_keeps_all_that_is_dea
         let pools = Pools::new(&database.url, PoolArgs::default()).expect("a URL");
         let conn = &mut *pools.claim.acquire().await.expect("a connection");
         let from = ClaimKey { rank: 0, run_at: now(conn).await - chrono::TimeDelta::hours(1) };
-        let looks = || [Look { from, ..look("default", &[], 10) }];
-        claims::claim_any_type(conn, &looks()).await.expect("it runs");
+        let claims = || [QueueClaim { from, ..look("default", &[], 10) }];
+        claims::claim_any_type(conn, &claims()).await.expect("it runs");
         let leased = costs_now(conn, "claim under a held snapshot", 10 * 40, async |conn| {
-            claims::claim_any_type(conn, &looks()).await.expect("it runs")
+            claims::claim_any_type(conn, &claims()).await.expect("it runs")
         })
         .await;
         assert_eq!(leased.len(), 10);

@@ -19,8 +19,8 @@ use crate::{
         text::{ErrorReport, json_depth},
     },
     engine::settle::{
-        self, Ack, End, Failure,
-        attempt_reports::{self, NewEvent, Shown},
+        self, Ack, AttemptEnd, Failure,
+        attempt_reports::{self, NewEvent, ShownFence},
         heartbeat::{self, Advice, Beat},
     },
     error::Error,
@@ -140,12 +140,12 @@ pub async fn complete(
     let end = match request.status {
         CompleteStatus::Completed => {
             let result = request.result_b64.as_deref().map(decode).transpose()?;
-            End::Succeeded { result: result.flatten() }
+            AttemptEnd::Succeeded { result: result.flatten() }
         }
         CompleteStatus::Failed => {
             let (kind, message) = (request.error_type.as_deref(), request.error_message.as_deref());
             let error = ErrorReport::bounded(kind, message, None);
-            End::Failed(Failure { error, retryable: true, retry_after_seconds: None })
+            AttemptEnd::Failed(Failure { error, retryable: true, retry_after_seconds: None })
         }
     };
     let ack = Ack { job_id: id.job_id, fence, end, duration_ms: None };
@@ -249,8 +249,8 @@ pub async fn emit(
     }
     check.finish()?;
     let fence = id.fence(Some(worker_id), Some(attempt));
-    let shown = Shown::of(id.job_id, &fence);
-    attempt_reports::note_events(&app.engine, caller.project_id, &[shown], events).await?;
+    let shown = ShownFence::of(id.job_id, &fence);
+    attempt_reports::record_events(&app.engine, caller.project_id, &[shown], events).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 

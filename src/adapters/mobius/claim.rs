@@ -19,7 +19,7 @@ use crate::{
     auth::{Caller, Polling},
     domain::limits,
     engine::{
-        dispatch::Handed,
+        dispatch::LeasedDelivery,
         jobs::workflows,
         workers::{self, Registration},
     },
@@ -154,7 +154,11 @@ async fn introduce(
     workers::register(&app.engine, project_id, &worker).await
 }
 
-async fn claimed(app: &App, project_id: ProjectId, handed: &Handed) -> Result<ClaimedJob, Error> {
+async fn claimed(
+    app: &App,
+    project_id: ProjectId,
+    handed: &LeasedDelivery,
+) -> Result<ClaimedJob, Error> {
     let job = &handed.job;
     let mut parameters = door::object(&job.payload)?;
     if job.has_parents {

@@ -15,7 +15,7 @@ use utoipa::{OpenApi, ToSchema};
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 use super::{
-    Door,
+    Adapter,
     door::{self, AttemptId, Names},
 };
 use crate::{
@@ -31,7 +31,7 @@ pub const HEARTBEAT_INTERVAL_SECONDS: i32 = 30;
 /// Three missed heartbeats end a lease.
 pub const LEASE_SECONDS: i32 = 3 * HEARTBEAT_INTERVAL_SECONDS;
 
-pub(super) const DOOR: Door = Door {
+pub(super) const ADAPTER: Adapter = Adapter {
     name: "mobius",
     routes,
     also_below: &[],
@@ -107,6 +107,6 @@ fn accept(
     let mut check = Check::default();
     check.name("worker_id", worker_id, limits::MAX_WORKER_ID_CHARS);
     check.finish()?;
-    app.engine.registry.note_seen(&(project_id, worker_id.into()), &[], &[]);
+    app.engine.registry.record_seen(&(project_id, worker_id.into()), &[], &[]);
     names.get("id").parse()
 }

@@ -8,7 +8,9 @@ use uuid::Uuid;
 
 use super::{
     MAX_ENVELOPE_BYTES, RETRY_FIELD,
-    fields::{Fields, Kept, When, duration_ms, is_queue_name, is_type_name, when, whole_seconds},
+    fields::{
+        Fields, StoredEnvelope, When, duration_ms, is_queue_name, is_type_name, when, whole_seconds,
+    },
 };
 use crate::{
     adapters::door::DEFAULT_QUEUE,
@@ -374,7 +376,7 @@ fn envelope(mut kept: Fields, check: &mut Check) -> Result<String, Error> {
         kept.0.remove(core);
     }
     kept.0.iter().for_each(|(name, value)| check.depth(name, value));
-    let text = serde_json::to_string(&Kept { ojs: kept }).map_err(Error::internal)?;
+    let text = serde_json::to_string(&StoredEnvelope { ojs: kept }).map_err(Error::internal)?;
     check.bytes("meta", text.len(), MAX_ENVELOPE_BYTES)?;
     Ok(text)
 }

@@ -22,7 +22,7 @@ use crate::{
     engine::schedules::{self, ScheduleRow, WrittenSchedule},
     error::Error,
     wire::{
-        audit::{self, Deed},
+        audit::{self, NewAuditEntry},
         extract::Json,
         validate::Check,
     },
@@ -116,7 +116,7 @@ pub async fn put(
     let schedule = accept(sent, &caller.limits)?;
     let written = schedules::write(&app.engine, caller.project_id, &schedule, &caller.limits);
     let (row, is_new) = written.await?;
-    audit::note(&app, &caller, Deed::to("recurring.put", &*row.id)).await;
+    audit::note(&app, &caller, NewAuditEntry::to("recurring.put", &*row.id)).await;
     let status = if is_new { StatusCode::CREATED } else { StatusCode::OK };
     Ok(Reply(status, CronReply { cron: CronView::of(row)? }))
 }
@@ -226,6 +226,6 @@ pub async fn delete(
     let name = names.get("name");
     let row = schedules::find(&app.engine, caller.project_id, name).await?;
     schedules::delete(&app.engine, caller.project_id, name).await?;
-    audit::note(&app, &caller, Deed::to("recurring.deleted", name)).await;
+    audit::note(&app, &caller, NewAuditEntry::to("recurring.deleted", name)).await;
     Ok(Reply::ok(json!({"deleted": true, "name": name, "cron": CronView::of(row)?})))
 }

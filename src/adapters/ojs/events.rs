@@ -78,7 +78,7 @@ pub async fn list(
     let (rows, _) =
         jobs::page(&app.engine, project_id, &filter, None, max, Payloads::LeftOut).await?;
     let of_queue = |it: &&JobRow| queues.is_empty() || queues.contains(&it.queue);
-    let mut found: Vec<_> = rows.iter().filter(of_queue).flat_map(happenings).collect();
+    let mut found: Vec<_> = rows.iter().filter(of_queue).flat_map(job_events).collect();
     found.retain(|(_, kind, _)| types.is_empty() || types.iter().any(|it| it == kind));
     found.sort_by_key(|(at, ..)| std::cmp::Reverse(*at));
     let events = found.into_iter().take(limit as usize).map(|(at, kind, row)| event(at, kind, row));
@@ -86,7 +86,7 @@ pub async fn list(
 }
 
 /// What a job's row tells of its past.
-fn happenings(row: &JobRow) -> Vec<(DateTime<Utc>, &'static str, &JobRow)> {
+fn job_events(row: &JobRow) -> Vec<(DateTime<Utc>, &'static str, &JobRow)> {
     let mut found = vec![(row.created_at, "job.enqueued", row)];
     found.extend(row.claimed_at.map(|at| (at, "job.started", row)));
     let end = match row.state {

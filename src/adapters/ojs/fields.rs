@@ -69,11 +69,11 @@ fn told(error: &serde_json::Error) -> String {
 
 /// The envelope of a job that this wire has stored: what was sent beside its arguments.
 #[derive(Debug, Default, Serialize, Deserialize)]
-pub struct Kept {
+pub struct StoredEnvelope {
     pub ojs: Fields,
 }
 
-impl Kept {
+impl StoredEnvelope {
     /// What is kept of a job; nothing of one that another wire has stored.
     #[must_use]
     pub fn read(envelope: Option<&str>) -> Fields {

@@ -28,9 +28,9 @@ use crate::{
             quota,
         },
         jobs::{self, control},
-        settle::{self, Ack, End},
+        settle::{self, Ack, AttemptEnd},
     },
-    error::{Error, Whereabouts},
+    error::{Error, JobStatus},
     ids::JobKey,
     wire::{extract::Json, validate::Check},
 };
@@ -219,9 +219,9 @@ pub async fn cancel(
     let row = jobs::find(&app.engine, key).await?;
     if row.state == StoredState::Cancelled {
         let (state, attempt) = (row.state.public(), row.attempt);
-        return Err(Error::InvalidState(Whereabouts { state, attempt }));
+        return Err(Error::InvalidState(JobStatus { state, attempt }));
     }
-    call_off(&app, key).await?;
+    cancel_waiting(&app, key).await?;
     find(&app, key).await.map(Reply::ok)
 }
 
@@ -229,7 +229,7 @@ pub async fn cancel(
 ///
 /// # Errors
 /// [`Error::JobNotFound`]. [`Error::InvalidState`] when it has succeeded or is a dead letter.
-pub async fn call_off(app: &App, key: JobKey) -> Result<(), Error> {
+pub async fn cancel_waiting(app: &App, key: JobKey) -> Result<(), Error> {
     control::cancel(&app.engine, key).await?;
     let row = jobs::find(&app.engine, key).await?;
     if row.state != StoredState::Processing {
@@ -238,7 +238,7 @@ pub async fn call_off(app: &App, key: JobKey) -> Result<(), Error> {
     let ack = Ack {
         job_id: key.id,
         fence: Fence { attempt: Some(row.attempt), ..Fence::default() },
-        end: End::Released,
+        end: AttemptEnd::Released,
         duration_ms: None,
     };
     match settle::ack(&app.engine, key.project_id, ack).await {

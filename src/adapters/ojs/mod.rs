@@ -29,7 +29,7 @@ use utoipa::{OpenApi, ToSchema};
 use utoipa_axum::{router::OpenApiRouter, routes};
 use uuid::Uuid;
 
-use super::Door;
+use super::Adapter;
 use crate::{
     app::App,
     domain::job::StoredState,
@@ -49,7 +49,7 @@ pub const MAX_ENVELOPE_BYTES: usize = 64 * 1024;
 /// What broken retry policies are told apart by: they have a status of their own.
 const RETRY_FIELD: &str = "options.retry";
 
-pub(super) const DOOR: Door = Door {
+pub(super) const ADAPTER: Adapter = Adapter {
     name: "ojs",
     routes,
     also_below: &[],

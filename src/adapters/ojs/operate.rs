@@ -24,7 +24,7 @@ use crate::{
     error::Error,
     ids::JobKey,
     wire::{
-        audit::{self, Deed},
+        audit::{self, NewAuditEntry},
         extract::Query,
         validate::Check,
     },
@@ -222,7 +222,7 @@ async fn set_paused(
 ) -> Result<Reply<Value>, Error> {
     queues::set_paused(&app.engine, caller.project_id, queue, is_paused).await?;
     let action = if is_paused { "queue.paused" } else { "queue.resumed" };
-    audit::note(app, caller, Deed::to(action, queue)).await;
+    audit::note(app, caller, NewAuditEntry::to(action, queue)).await;
     let view = json!({"name": queue, "paused": is_paused, "status": status(is_paused)});
     Ok(Reply::ok(json!({"queue": view})))
 }
@@ -286,7 +286,7 @@ pub async fn retry_dead_letter(
     let id = job_id(names.get("id"))?;
     let key = JobKey { project_id: caller.project_id, id };
     control::retry_dead_letter(&app.engine, key).await?;
-    audit::note(&app, &caller, Deed::to("dead_letter.retried", id.to_string())).await;
+    audit::note(&app, &caller, NewAuditEntry::to("dead_letter.retried", id.to_string())).await;
     found::find(&app, key).await.map(Reply::ok)
 }
 
@@ -307,6 +307,6 @@ pub async fn delete_dead_letter(
 ) -> Result<Reply<Value>, Error> {
     let id = job_id(names.get("id"))?;
     dead_letters::delete(&app.engine, JobKey { project_id: caller.project_id, id }).await?;
-    audit::note(&app, &caller, Deed::to("dead_letter.deleted", id.to_string())).await;
+    audit::note(&app, &caller, NewAuditEntry::to("dead_letter.deleted", id.to_string())).await;
     Ok(Reply::ok(json!({"deleted": true, "job_id": id.0.to_string()})))
 }

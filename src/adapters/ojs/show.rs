@@ -8,7 +8,7 @@ use utoipa::ToSchema;
 
 use super::{
     SPEC_VERSION,
-    fields::{Fields, Kept, args, time},
+    fields::{Fields, StoredEnvelope, args, time},
     state_name,
 };
 use crate::{
@@ -17,7 +17,7 @@ use crate::{
         job::{Outcome, StoredState},
     },
     engine::{
-        dispatch::Handed,
+        dispatch::LeasedDelivery,
         enqueue::{NewJob, StoredJob},
         jobs::{AttemptRow, JobRow},
     },
@@ -123,7 +123,7 @@ pub struct JobError {
 
 /// What was sent beside the arguments, and the time at which the job expires as it was written.
 fn kept(envelope: Option<&str>) -> (BTreeMap<String, Box<RawValue>>, Option<String>) {
-    let mut fields = Kept::read(envelope);
+    let mut fields = StoredEnvelope::read(envelope);
     SYSTEM_FIELDS.iter().for_each(|it| drop(fields.0.remove(*it)));
     let mut ignored = Check::default();
     let options = fields.0.get("options").and_then(|it| serde_json::from_str(it.get()).ok());
@@ -155,7 +155,7 @@ fn errors(ended: &[AttemptRow]) -> Vec<JobError> {
 
 impl JobView {
     /// A job that was just handed out.
-    pub fn handed(handed: &Handed) -> Result<Self, Error> {
+    pub fn handed(handed: &LeasedDelivery) -> Result<Self, Error> {
         let job = &handed.job;
         let (kept, _) = kept(job.envelope.as_deref());
         let policy = RetryPolicy::stored(job.retry.as_ref());

@@ -21,7 +21,7 @@ use crate::{
     domain::{job::StoredState, lease::Fence, limits, text::ErrorReport},
     engine::{
         jobs,
-        settle::{self, Ack, Acked, End, Failure, heartbeat},
+        settle::{self, Ack, Acked, AttemptEnd, Failure, heartbeat},
     },
     error::Error,
     ids::{JobKey, ProjectId},
@@ -230,7 +230,7 @@ async fn succeed(
     check.finish()?;
     let key = JobKey { project_id, id: job_id(id)? };
     let result = request.result.map(|it| Box::<str>::from(it).into_string());
-    settle_job(app, key, request.worker_id, End::Succeeded { result }).await?;
+    settle_job(app, key, request.worker_id, AttemptEnd::Succeeded { result }).await?;
     let job = look(app, key).await;
     let id = key.id.0.to_string();
     Ok(Reply::ok(AckReply {
@@ -254,7 +254,7 @@ async fn settle_job(
     app: &App,
     key: JobKey,
     worker_id: Option<String>,
-    end: End,
+    end: AttemptEnd,
 ) -> Result<Acked, Error> {
     // As many clients send what they have not set.
     let worker_id = worker_id.filter(|it| !it.is_empty());
@@ -401,12 +401,12 @@ async fn give_up(
     let trace = details.stack_trace;
     let error = ErrorReport::bounded(kind.as_deref(), sent.message.as_deref(), trace.as_deref());
     let end = if request.requeue {
-        End::Released
+        AttemptEnd::Released
     } else {
         let retryable = request.retryable.or(sent.retryable).unwrap_or(true);
-        End::Failed(Failure { error, retryable, retry_after_seconds: None })
+        AttemptEnd::Failed(Failure { error, retryable, retry_after_seconds: None })
     };
-    let is_released = matches!(end, End::Released);
+    let is_released = matches!(end, AttemptEnd::Released);
     let next_attempt_at = match settle_job(app, key, request.worker_id, end).await? {
         Acked::Retry { at } if !is_released => Some(at),
         _ => None,

@@ -187,11 +187,11 @@ pub async fn beat(
     let shortest = leases.iter().filter_map(|it| Some(it.1?.1)).min();
     let kept = leases.into_iter().filter_map(|(id, lease)| Some((id.0.to_string(), lease?.0)));
     let kept: Vec<_> = kept.collect();
-    let called_off = kept.iter().filter(|it| it.1 == Advice::Cancel);
+    let cancelled = kept.iter().filter(|it| it.1 == Advice::Cancel);
     Ok(Reply::ok(BeatReply {
         state,
         visibility_timeout: shortest.unwrap_or(VISIBILITY_SECONDS),
-        jobs_cancelled: called_off.map(|it| it.0.clone()).collect(),
+        jobs_cancelled: cancelled.map(|it| it.0.clone()).collect(),
         jobs_extended: kept.into_iter().map(|it| it.0).collect(),
         server_time: time(app.engine.now().await?),
     }))

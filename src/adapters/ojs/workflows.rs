@@ -9,8 +9,8 @@ use uuid::Uuid;
 use super::{
     ErrorBody, Reply,
     accept::{Accepted, Tenant, accept},
-    fields::{Fields, Kept, LargeFields, time},
-    jobs::{call_off, set_expiries},
+    fields::{Fields, LargeFields, StoredEnvelope, time},
+    jobs::{cancel_waiting, set_expiries},
     state_name,
 };
 use crate::{
@@ -32,7 +32,7 @@ use crate::{
             workflows::{self, NewWorkflow, WorkflowJobRow, WorkflowRow},
         },
     },
-    error::{Error, Whereabouts},
+    error::{Error, JobStatus},
     ids::{JobKey, ProjectId, WorkflowId},
     wire::{extract::Json, validate::Check},
 };
@@ -125,7 +125,7 @@ async fn find(app: &App, project_id: ProjectId, id: WorkflowId) -> Result<Workfl
     let first = parts.first().map(|it| it.id);
     let first = jobs::find_all(&app.engine, project_id, first.as_slice()).await?;
     let envelope = first.first().and_then(|it| it.envelope.as_deref());
-    let kind = Kept::read(envelope).take(KIND_FIELD, &mut Check::default());
+    let kind = StoredEnvelope::read(envelope).take(KIND_FIELD, &mut Check::default());
     Ok(WorkflowView::of(&row, kind.unwrap_or_else(|| "graph".to_owned()), parts))
 }
 
@@ -288,13 +288,13 @@ pub async fn cancel(
     let is_running = |it: &WorkflowJobRow| it.state == Some(StoredState::Processing);
     if workflows::state(&row, &parts) != WorkflowState::Running {
         let state = crate::domain::job::JobState::Cancelled;
-        return Err(Error::InvalidState(Whereabouts { state, attempt: 0 }));
+        return Err(Error::InvalidState(JobStatus { state, attempt: 0 }));
     }
     workflows::cancel(&app.engine, project_id, id).await?;
     // Those that a worker is at: as they are now that no more can begin.
     let (_, parts) = workflows::find(&app.engine, project_id, id).await?;
     for WorkflowJobRow { id, .. } in parts.into_iter().filter(is_running) {
-        match call_off(&app, JobKey { project_id, id }).await {
+        match cancel_waiting(&app, JobKey { project_id, id }).await {
             // It ended meanwhile.
             Ok(()) | Err(Error::InvalidState(_) | Error::JobNotFound) => (),
             Err(error) => return Err(error),

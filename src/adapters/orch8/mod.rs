@@ -15,7 +15,7 @@ use utoipa::OpenApi;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 use super::{
-    Door,
+    Adapter,
     door::{self, AttemptId},
 };
 use crate::{app::App, domain::job::JobState, error::Error, ids::JobId};
@@ -27,7 +27,7 @@ pub const WAIT_SECONDS: u64 = 30;
 /// What tasks' ids begin with.
 const TASK_PREFIX: &str = "task_";
 
-pub(super) const DOOR: Door = Door {
+pub(super) const ADAPTER: Adapter = Adapter {
     name: "orch8",
     routes,
     also_below: &["/api/v1"],

@@ -20,9 +20,9 @@ use crate::{
     auth::{Beating, Caller, Polling, Settling},
     domain::{job::JobState, limits, text::ErrorReport},
     engine::{
-        dispatch::Handed,
+        dispatch::LeasedDelivery,
         settle::{
-            self, Ack, End, Failure,
+            self, Ack, AttemptEnd, Failure,
             heartbeat::{self as beats, Advice, Beat},
         },
     },
@@ -145,14 +145,14 @@ pub struct WideTask {
     worker_id: String,
     /// When that worker got it.
     claimed_at: DateTime<Utc>,
-    /// Shown with the end of the task; the attempt, counted from 1.
+    /// ShownFence with the end of the task; the attempt, counted from 1.
     claim_epoch: i32,
     /// When the job was stored.
     created_at: DateTime<Utc>,
 }
 
 impl Context {
-    fn of(handed: &Handed) -> Result<Self, Error> {
+    fn of(handed: &LeasedDelivery) -> Result<Self, Error> {
         let job = &handed.job;
         let step = |it: door::ParentResultView| {
             (it.key.unwrap_or(it.job_id), StepOutput { output: it.result })
@@ -166,7 +166,7 @@ impl Context {
 }
 
 impl Task {
-    fn of(handed: &Handed) -> Result<Self, Error> {
+    fn of(handed: &LeasedDelivery) -> Result<Self, Error> {
         let job = &handed.job;
         Ok(Self {
             id: task_id(job.id, job.attempt),
@@ -179,7 +179,7 @@ impl Task {
 }
 
 impl WideTask {
-    fn of(handed: &Handed) -> Result<Self, Error> {
+    fn of(handed: &LeasedDelivery) -> Result<Self, Error> {
         const MS_PER_SECOND: i64 = 1_000;
         let job = &handed.job;
         let context = Context::of(handed)?;
@@ -331,7 +331,7 @@ pub async fn complete(
     }
     check.finish()?;
     let result = request.output.map(|it| Box::<str>::from(it).into_string());
-    let end = End::Succeeded { result };
+    let end = AttemptEnd::Succeeded { result };
     let shown = (named(request.worker_id), request.claim_epoch);
     settle_task(&app, caller.project_id, &names, shown, end).await
 }
@@ -376,7 +376,7 @@ pub async fn fail(
     let error = ErrorReport::bounded(None, Some(&message), None);
     let failure = Failure { error, retryable: request.retryable, retry_after_seconds: None };
     let shown = (named(request.worker_id), request.claim_epoch);
-    settle_task(&app, caller.project_id, &names, shown, End::Failed(failure)).await
+    settle_task(&app, caller.project_id, &names, shown, AttemptEnd::Failed(failure)).await
 }
 
 async fn settle_task(
@@ -384,10 +384,10 @@ async fn settle_task(
     project_id: ProjectId,
     names: &Names,
     (worker_id, claim_epoch): (Option<String>, Option<i32>),
-    end: End,
+    end: AttemptEnd,
 ) -> Result<Reply<Done>, Error> {
     let id = read_task_id(names.get("id"))?;
-    note_seen(app, project_id, worker_id.as_deref())?;
+    record_seen(app, project_id, worker_id.as_deref())?;
     let fence = id.fence(worker_id, claim_epoch);
     let ack = Ack { job_id: id.job_id, fence, end, duration_ms: None };
     settle::ack(&app.engine, project_id, ack).await?;
@@ -400,12 +400,12 @@ fn named(name: Option<String>) -> Option<String> {
 }
 
 /// Notes a worker that gives its name.
-fn note_seen(app: &App, project_id: ProjectId, worker_id: Option<&str>) -> Result<(), Error> {
+fn record_seen(app: &App, project_id: ProjectId, worker_id: Option<&str>) -> Result<(), Error> {
     let Some(worker_id) = worker_id else { return Ok(()) };
     let mut check = Check::default();
     check.name("worker_id", worker_id, limits::MAX_WORKER_ID_CHARS);
     check.finish()?;
-    app.engine.registry.note_seen(&(project_id, worker_id.into()), &[], &[]);
+    app.engine.registry.record_seen(&(project_id, worker_id.into()), &[], &[]);
     Ok(())
 }
 
@@ -457,7 +457,7 @@ pub async fn heartbeat(
     }
     let id = read_task_id(names.get("id"))?;
     let worker_id = named(request.worker_id);
-    note_seen(&app, caller.project_id, worker_id.as_deref())?;
+    record_seen(&app, caller.project_id, worker_id.as_deref())?;
     let fence = id.fence(worker_id, request.claim_epoch);
     let beat = Beat { key: id.key(caller.project_id), fence, progress: None };
     let advice = beats::heartbeat(&app.engine, beat).await?;

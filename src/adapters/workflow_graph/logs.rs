@@ -14,7 +14,7 @@ use crate::{
     domain::{limits, text},
     engine::{
         jobs::{self, LogPlace, LogRow},
-        settle::attempt_reports::{self, AttemptLogs, LogChunk, Shown},
+        settle::attempt_reports::{self, AttemptLogs, LogChunk, ShownFence},
     },
     error::Error,
     wire::{
@@ -117,7 +117,7 @@ pub async fn push(
         }
     }
     check.finish()?;
-    let shown = Shown::of(lease.job_id, &lease.fence());
+    let shown = ShownFence::of(lease.job_id, &lease.fence());
     let attempts = [AttemptLogs { shown, chunks }];
     let kept = attempt_reports::keep_logs(&app.engine, caller.project_id, &attempts).await;
     kept.map_err(or_lost)?;

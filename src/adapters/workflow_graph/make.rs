@@ -6,7 +6,7 @@ use serde_json::value::RawValue;
 use sqlx::types::Json as Stored;
 use utoipa::ToSchema;
 
-use super::workflows::{Envelope, Kept, Workflow, view};
+use super::workflows::{Envelope, StoredEnvelope, Workflow, view};
 use crate::{
     adapters::door::DEFAULT_QUEUE,
     app::App,
@@ -77,10 +77,10 @@ pub struct JobRequest {
     #[serde(default)]
     #[schema(minimum = 0, maximum = 99)]
     max_retries: i32,
-    /// Kept as it is.
+    /// StoredEnvelope as it is.
     #[schema(value_type = Option<Object>)]
     metadata: Option<Box<RawValue>>,
-    /// Kept as it is.
+    /// StoredEnvelope as it is.
     #[schema(value_type = Option<Vec<serde_json::Value>>)]
     ports: Option<Box<RawValue>>,
 }
@@ -198,7 +198,7 @@ fn accept(
         }
     }
     let (metadata, ports) = (request.metadata, request.ports);
-    let envelope = Kept { workflow_graph: Envelope { name, trigger, metadata, ports } };
+    let envelope = StoredEnvelope { workflow_graph: Envelope { name, trigger, metadata, ports } };
     let extras = Extras {
         gate: constraint_key::gate(JOB_TYPE, &labels, None),
         labels,

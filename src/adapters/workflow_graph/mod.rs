@@ -20,19 +20,19 @@ use utoipa::{OpenApi, ToSchema};
 use utoipa_axum::{router::OpenApiRouter, routes};
 use uuid::Uuid;
 
-use super::{Door, door};
+use super::{Adapter, door};
 use crate::{
     app::App,
     domain::{job::JobState, lease::Fence},
     engine::{Engine, jobs},
-    error::{Error, Whereabouts},
+    error::{Error, JobStatus},
     ids::{JobId, JobKey, LeaseId, ProjectId, WorkflowId},
 };
 
 /// The length of a lease that nobody chose: the protocol's own number.
 pub const DEFAULT_LEASE_SECONDS: i32 = 30;
 
-pub(super) const DOOR: Door = Door {
+pub(super) const ADAPTER: Adapter = Adapter {
     name: "workflow-graph",
     routes,
     also_below: &[],
@@ -148,7 +148,7 @@ impl LeaseName {
 /// A lease that nobody knows is a lease that is lost: this wire has one word for both, and shows nothing of
 /// the job.
 fn lost() -> Error {
-    Error::StaleLease(Whereabouts { state: JobState::Cancelled, attempt: 0 })
+    Error::StaleLease(JobStatus { state: JobState::Cancelled, attempt: 0 })
 }
 
 /// The same, of a job that is not there any more.

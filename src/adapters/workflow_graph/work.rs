@@ -22,10 +22,10 @@ use crate::{
         text::ErrorReport,
     },
     engine::{
-        dispatch::Handed,
+        dispatch::LeasedDelivery,
         jobs::control,
         settle::{
-            self, Ack, End, Failure,
+            self, Ack, AttemptEnd, Failure,
             heartbeat::{self as beats, Beat},
         },
     },
@@ -115,7 +115,7 @@ impl Backoff {
 /// A lease.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Lease {
-    /// Shown with everything that is said of the job.
+    /// ShownFence with everything that is said of the job.
     lease_id: String,
     job_id: String,
     workflow_id: String,
@@ -140,7 +140,7 @@ fn outputs(result: Option<&RawValue>) -> BTreeMap<String, String> {
 }
 
 impl Claim {
-    fn of(handed: &Handed, command: String) -> Result<Self, Error> {
+    fn of(handed: &LeasedDelivery, command: String) -> Result<Self, Error> {
         let job = &handed.job;
         let (workflow_id, job_id) = names(job.id, job.workflow_id, job.workflow_key.as_deref());
         let policy = RetryPolicy::stored(job.retry.as_ref());
@@ -292,7 +292,8 @@ pub async fn complete(
     check.finish()?;
     let sent = request.outputs.map(|it| Box::<str>::from(it).into_string());
     let outputs = sent.unwrap_or_else(|| "{}".to_owned());
-    settle_lease(&app, caller.project_id, &names, End::Succeeded { result: Some(outputs) }).await
+    settle_lease(&app, caller.project_id, &names, AttemptEnd::Succeeded { result: Some(outputs) })
+        .await
 }
 
 /// Why a job failed.
@@ -325,14 +326,14 @@ pub async fn fail(
 ) -> Result<(), Error> {
     let error = ErrorReport::bounded(None, Some(&request.error), None);
     let failure = Failure { error, retryable: request.retryable, retry_after_seconds: None };
-    settle_lease(&app, caller.project_id, &names, End::Failed(failure)).await
+    settle_lease(&app, caller.project_id, &names, AttemptEnd::Failed(failure)).await
 }
 
 async fn settle_lease(
     app: &App,
     project_id: ProjectId,
     names: &Names,
-    end: End,
+    end: AttemptEnd,
 ) -> Result<(), Error> {
     let lease: LeaseName = names.get("lease_id").parse()?;
     let ack = Ack { job_id: lease.job_id, fence: lease.fence(), end, duration_ms: None };

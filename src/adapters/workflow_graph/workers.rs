@@ -77,7 +77,7 @@ pub async fn beat(caller: Caller<Work>, State(app): State<App>, names: Names) ->
     if workers::facts(&app.engine, &worker).await?.is_none() {
         return Err(Error::WorkerNotFound);
     }
-    app.engine.registry.note_seen(&worker, &[], &[]);
+    app.engine.registry.record_seen(&worker, &[], &[]);
     Ok(())
 }
 

@@ -26,7 +26,7 @@ const DEFAULT_TRIGGER: &str = "manual";
 
 /// The envelope of a job that this wire has stored.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Kept {
+pub struct StoredEnvelope {
     pub workflow_graph: Envelope,
 }
 
@@ -146,7 +146,7 @@ fn show(
     let job = |it: &WorkflowJobRow| {
         let row = rows.get(&it.id);
         let kept = row.and_then(|it| it.envelope.as_deref());
-        let kept: Option<Kept> = kept.and_then(|it| serde_json::from_str(it).ok());
+        let kept: Option<StoredEnvelope> = kept.and_then(|it| serde_json::from_str(it).ok());
         let envelope = kept.map(|it| it.workflow_graph).unwrap_or_default();
         trigger = trigger.take().or(envelope.trigger.clone());
         Job::of(it, row, &envelope)

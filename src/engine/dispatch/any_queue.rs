@@ -7,7 +7,7 @@ use rand::seq::SliceRandom;
 use tokio::{pin, time::Instant};
 use tokio_util::sync::CancellationToken;
 
-use super::{Delivery, Wish};
+use super::{Delivery, PollSpec};
 use crate::{
     engine::{Engine, dispatch, workers},
     error::Error,
@@ -41,28 +41,28 @@ impl Default for QueueLists {
 /// Those of [`dispatch::poll`], and [`Error::Unavailable`] when the store does not answer.
 pub async fn poll(
     engine: &Engine,
-    wish: Wish,
+    spec: PollSpec,
     wait: Duration,
     gone: &CancellationToken,
     revoked: impl Future<Output = ()>,
 ) -> Result<Delivery, Error> {
     pin!(revoked);
-    let worker = (wish.project_id, Arc::clone(&wish.worker_id));
+    let worker = (spec.project_id, Arc::clone(&spec.worker_id));
     if wait.is_zero() {
         // It hears of nothing that comes to an empty queue.
-        let queues = shuffled(&read_queues(engine, wish.project_id, false).await?);
-        let wish = Wish { queues, ..wish };
-        return dispatch::poll(engine, wish, wait, gone.cancelled(), revoked).await;
+        let queues = shuffled(&read_queues(engine, spec.project_id, false).await?);
+        let spec = PollSpec { queues, ..spec };
+        return dispatch::poll(engine, spec, wait, gone.cancelled(), revoked).await;
     }
     let deadline = Instant::now() + wait;
     loop {
-        let queues = shuffled(&known_queues(engine, wish.project_id).await?);
+        let queues = shuffled(&known_queues(engine, spec.project_id).await?);
         let left = deadline.saturating_duration_since(Instant::now()).min(NEW_QUEUES_PERIOD);
         // Not none at all, or it would be answered as one that does not wait.
         let left = left.max(Duration::from_millis(1));
-        let wish = Wish { queues, ..wish.clone() };
+        let spec = PollSpec { queues, ..spec.clone() };
         let delivery =
-            dispatch::poll(engine, wish, left, gone.cancelled(), revoked.as_mut()).await?;
+            dispatch::poll(engine, spec, left, gone.cancelled(), revoked.as_mut()).await?;
         let is_over = deadline <= Instant::now()
             || gone.is_cancelled()
             || engine.stopping.is_cancelled()

@@ -14,16 +14,16 @@ use tokio::time::timeout;
 use uuid::Uuid;
 
 use super::{
-    delivery::{self, Handed, trace_of},
-    lanes::{DealtLook, Finding},
-    limited_claim::{self, GatedFinding},
+    delivery::{self, LeasedDelivery, trace_of},
+    lanes::{Claimed, PlannedClaim},
+    limited_claim::{self, LimitedClaimed},
 };
 use crate::{
     error::is_faulty_statement,
     ids::{LeaseId, ProjectId},
     store::{
         self,
-        claims::{LeasedJob, Look, Slot},
+        claims::{LeaseRequest, LeasedJob, QueueClaim},
         pools::Pool,
     },
     telemetry,
@@ -33,44 +33,44 @@ use crate::{
 /// A claim that has not come back by then is given up: its peer may be gone without a word.
 const CLAIM_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time for looks that go one by one after they failed together; the rest come later.
-const SINGLE_LOOKS_TIME: Duration = Duration::from_secs(10);
+const SINGLE_CLAIMS_TIME: Duration = Duration::from_secs(10);
 /// Queues of one fallback look.
 const MAX_FALLBACK_QUEUES: usize = 500;
 
 /// A claim that is ready to go.
 pub(in crate::engine) struct Claim {
     /// Each look with the lease of each of its slots.
-    looks: Vec<(DealtLook, Vec<LeaseId>)>,
+    claims: Vec<(PlannedClaim, Vec<LeaseId>)>,
     pool: Pool,
     conn: Option<PoolConnection<Postgres>>,
 }
 
 /// A claim that came back, and its connection if it is still good.
 #[derive(Default)]
-pub(in crate::engine) struct Flight {
+pub(in crate::engine) struct CompletedClaims {
     pub conn: Option<PoolConnection<Postgres>>,
-    pub landed: Vec<Landed>,
+    pub completed: Vec<CompletedClaim>,
 }
 
 /// A look that came back.
-pub(in crate::engine) struct Landed {
-    pub look: DealtLook,
-    pub outcome: LookOutcome,
+pub(in crate::engine) struct CompletedClaim {
+    pub claim: PlannedClaim,
+    pub outcome: ClaimOutcome,
 }
 
 /// What a look came back with.
-pub(in crate::engine) enum LookOutcome {
+pub(in crate::engine) enum ClaimOutcome {
     /// Jobs, each with the number of its slot.
-    Found { jobs: Vec<(usize, Handed)>, finding: Finding },
+    Found { jobs: Vec<(usize, LeasedDelivery)>, finding: Claimed },
     /// The store refused the statement: nothing was leased.
     Refused,
     /// Nobody knows whether these leases were given.
     InDoubt(Vec<LeaseId>),
 }
 
-impl LookOutcome {
+impl ClaimOutcome {
     /// For the lane; none when the look failed.
-    pub fn finding(&self) -> Option<Finding> {
+    pub fn finding(&self) -> Option<Claimed> {
         match self {
             Self::Found { finding, .. } => Some(*finding),
             Self::Refused | Self::InDoubt(_) => None,
@@ -80,40 +80,50 @@ impl LookOutcome {
 
 impl Claim {
     /// A claim over an idle connection, or over one that is still to be had.
-    pub fn new(looks: Vec<DealtLook>, pool: Pool, conn: Option<PoolConnection<Postgres>>) -> Self {
-        let with_leases = |look: DealtLook| {
-            let lease_ids = look.slots.iter().map(|_| LeaseId(Uuid::new_v4())).collect();
-            (look, lease_ids)
+    pub fn new(
+        claims: Vec<PlannedClaim>,
+        pool: Pool,
+        conn: Option<PoolConnection<Postgres>>,
+    ) -> Self {
+        let with_leases = |claim: PlannedClaim| {
+            let lease_ids = claim.slots.iter().map(|_| LeaseId(Uuid::new_v4())).collect();
+            (claim, lease_ids)
         };
-        Self { looks: looks.into_iter().map(with_leases).collect(), pool, conn }
+        Self { claims: claims.into_iter().map(with_leases).collect(), pool, conn }
     }
 
     /// Runs it. It lands whatever happens, or its polls would wait for ever.
-    pub async fn fly(self) -> Flight {
+    pub async fn run(self) -> CompletedClaims {
         let started = Instant::now();
-        let slots = self.looks.iter().map(|(look, _)| look.slots.len()).sum::<usize>();
-        let looks = self.looks.clone();
+        let slots = self.claims.iter().map(|(claim, _)| claim.slots.len()).sum::<usize>();
+        let claims = self.claims.clone();
         let claimed = AssertUnwindSafe(timeout(CLAIM_TIMEOUT, self.claim())).catch_unwind().await;
-        let flight = match claimed {
-            Ok(Ok(flight)) => flight,
+        let claims = match claimed {
+            Ok(Ok(claims)) => claims,
             Ok(Err(_)) => {
-                note_failure(&sqlx::Error::PoolTimedOut);
-                Flight { conn: None, landed: looks.into_iter().map(in_doubt).collect() }
+                record_failure(&sqlx::Error::PoolTimedOut);
+                CompletedClaims {
+                    conn: None,
+                    completed: claims.into_iter().map(in_doubt).collect(),
+                }
             }
             Err(_) => {
                 counter!(telemetry::PANICS).increment(1);
-                Flight { conn: None, landed: looks.into_iter().map(in_doubt).collect() }
+                CompletedClaims {
+                    conn: None,
+                    completed: claims.into_iter().map(in_doubt).collect(),
+                }
             }
         };
         histogram!(telemetry::BATCH_ITEMS, "kind" => "claim").record(slots as f64);
         histogram!(telemetry::BATCH_SECONDS, "kind" => "claim")
             .record(started.elapsed().as_secs_f64());
-        count_claimed(&flight.landed);
-        flight
+        count_claimed(&claims.completed);
+        claims
     }
 
-    async fn claim(self) -> Flight {
-        let Self { looks, pool, conn } = self;
+    async fn claim(self) -> CompletedClaims {
+        let Self { claims, pool, conn } = self;
         let conn = match conn {
             Some(conn) => Ok(conn),
             None => pool.acquire().await,
@@ -121,43 +131,46 @@ impl Claim {
         let mut conn = match conn {
             Ok(conn) => conn,
             Err(error) => {
-                note_failure(&error);
-                let refused = |(look, _)| Landed { look, outcome: LookOutcome::Refused };
-                return Flight { conn: None, landed: looks.into_iter().map(refused).collect() };
+                record_failure(&error);
+                let refused = |(claim, _)| CompletedClaim { claim, outcome: ClaimOutcome::Refused };
+                return CompletedClaims {
+                    conn: None,
+                    completed: claims.into_iter().map(refused).collect(),
+                };
             }
         };
-        let (gated, open, is_known) = with_gates(&mut conn, looks).await;
+        let (gated, open, is_known) = with_gates(&mut conn, claims).await;
         let (any_type, some_types): (Vec<_>, Vec<_>) =
-            open.into_iter().partition(|(look, _)| look.job_types.is_empty());
-        let mut landed = claim_any_type(&mut conn, any_type).await;
-        for look in some_types {
-            landed.push(claim_some_types(&mut conn, look).await);
+            open.into_iter().partition(|(claim, _)| claim.job_types.is_empty());
+        let mut completed = claim_any_type(&mut conn, any_type).await;
+        for claim in some_types {
+            completed.push(claim_some_types(&mut conn, claim).await);
         }
-        for look in gated {
-            landed.push(claim_gated(&mut conn, look).await);
+        for claim in gated {
+            completed.push(claim_gated(&mut conn, claim).await);
         }
-        for it in landed.iter_mut().filter(|it| is_known && it.look.may_have_gates) {
-            if let LookOutcome::Found { finding, .. } = &mut it.outcome {
+        for it in completed.iter_mut().filter(|it| is_known && it.claim.may_have_gates) {
+            if let ClaimOutcome::Found { finding, .. } = &mut it.outcome {
                 finding.has_gates.get_or_insert(false);
             }
         }
-        add_background(&mut conn, &mut landed).await;
-        let is_good = landed.iter().all(|it| it.outcome.finding().is_some());
-        Flight { conn: Some(conn).filter(|_| is_good), landed }
+        add_background(&mut conn, &mut completed).await;
+        let is_good = completed.iter().all(|it| it.outcome.finding().is_some());
+        CompletedClaims { conn: Some(conn).filter(|_| is_good), completed }
     }
 }
 
-fn in_doubt((look, lease_ids): (DealtLook, Vec<LeaseId>)) -> Landed {
-    Landed { look, outcome: LookOutcome::InDoubt(lease_ids) }
+fn in_doubt((claim, lease_ids): (PlannedClaim, Vec<LeaseId>)) -> CompletedClaim {
+    CompletedClaim { claim, outcome: ClaimOutcome::InDoubt(lease_ids) }
 }
 
 /// A statement that the store refused, or stopped for its length, has leased nothing.
-fn failed(look: (DealtLook, Vec<LeaseId>), error: &sqlx::Error) -> Landed {
-    note_failure(error);
+fn failed(claim: (PlannedClaim, Vec<LeaseId>), error: &sqlx::Error) -> CompletedClaim {
+    record_failure(error);
     if is_refused(error) {
-        return Landed { look: look.0, outcome: LookOutcome::Refused };
+        return CompletedClaim { claim: claim.0, outcome: ClaimOutcome::Refused };
     }
-    in_doubt(look)
+    in_doubt(claim)
 }
 
 fn is_refused(error: &sqlx::Error) -> bool {
@@ -166,12 +179,12 @@ fn is_refused(error: &sqlx::Error) -> bool {
         || matches!(error, sqlx::Error::Database(it) if it.code().as_deref() == Some(QUERY_CANCELED))
 }
 
-fn note_failure(error: &sqlx::Error) {
+fn record_failure(error: &sqlx::Error) {
     counter!(telemetry::STORE_ERRORS, "kind" => "claim").increment(1);
     tracing::warn!(error = error as &dyn std::error::Error, "a claim failed");
 }
 
-fn tell_trace(job: &LeasedJob) {
+fn record_span(job: &LeasedJob) {
     let Some(trace) = trace_of(job) else { return };
     traces::lease(&Leased {
         trace,
@@ -184,12 +197,12 @@ fn tell_trace(job: &LeasedJob) {
     });
 }
 
-fn count_claimed(landed: &[Landed]) {
-    let found = landed.iter().filter_map(|it| match &it.outcome {
-        LookOutcome::Found { jobs, .. } => Some(jobs),
-        LookOutcome::Refused | LookOutcome::InDoubt(_) => None,
+fn count_claimed(completed: &[CompletedClaim]) {
+    let found = completed.iter().filter_map(|it| match &it.outcome {
+        ClaimOutcome::Found { jobs, .. } => Some(jobs),
+        ClaimOutcome::Refused | ClaimOutcome::InDoubt(_) => None,
     });
-    for (_, Handed { job, .. }) in found.flatten() {
+    for (_, LeasedDelivery { job, .. }) in found.flatten() {
         counter!(telemetry::JOBS_CLAIMED).increment(1);
         if let Some(waited) = job.waited() {
             histogram!(telemetry::PICKUP_SECONDS).record(waited.as_seconds_f64().max(0.0));
@@ -201,29 +214,29 @@ fn count_claimed(landed: &[Landed]) {
 /// must not take the others down.
 async fn claim_any_type(
     conn: &mut PgConnection,
-    looks: Vec<(DealtLook, Vec<LeaseId>)>,
-) -> Vec<Landed> {
-    if looks.is_empty() {
+    claims: Vec<(PlannedClaim, Vec<LeaseId>)>,
+) -> Vec<CompletedClaim> {
+    if claims.is_empty() {
         return Vec::new();
     }
-    let statement: Vec<_> = looks.iter().map(to_look).collect();
+    let statement: Vec<_> = claims.iter().map(to_queue_claim).collect();
     let found = store::claims::claim_any_type(conn, &statement).await;
     drop(statement);
     match found {
-        Ok(found) => deal_out(looks, found),
-        Err(error) if looks.len() > 1 && is_refused(&error) => {
-            note_failure(&error);
-            let (started, mut landed) = (Instant::now(), Vec::with_capacity(looks.len()));
-            for look in looks {
-                let has_time = started.elapsed() < SINGLE_LOOKS_TIME;
-                landed.push(match has_time {
-                    true => claim_one(conn, look).await,
-                    false => Landed { look: look.0, outcome: LookOutcome::Refused },
+        Ok(found) => assign(claims, found),
+        Err(error) if claims.len() > 1 && is_refused(&error) => {
+            record_failure(&error);
+            let (started, mut completed) = (Instant::now(), Vec::with_capacity(claims.len()));
+            for claim in claims {
+                let has_time = started.elapsed() < SINGLE_CLAIMS_TIME;
+                completed.push(match has_time {
+                    true => claim_one(conn, claim).await,
+                    false => CompletedClaim { claim: claim.0, outcome: ClaimOutcome::Refused },
                 });
             }
-            landed
+            completed
         }
-        Err(error) => looks.into_iter().map(|look| failed(look, &error)).collect(),
+        Err(error) => claims.into_iter().map(|claim| failed(claim, &error)).collect(),
     }
 }
 
@@ -232,62 +245,68 @@ async fn claim_any_type(
 /// do not see what is behind.
 async fn with_gates(
     conn: &mut PgConnection,
-    looks: Vec<(DealtLook, Vec<LeaseId>)>,
-) -> (Vec<(DealtLook, Vec<LeaseId>)>, Vec<(DealtLook, Vec<LeaseId>)>, bool) {
-    let asked: Vec<_> = looks.iter().filter(|(look, _)| look.may_have_gates).collect();
+    claims: Vec<(PlannedClaim, Vec<LeaseId>)>,
+) -> (Vec<(PlannedClaim, Vec<LeaseId>)>, Vec<(PlannedClaim, Vec<LeaseId>)>, bool) {
+    let asked: Vec<_> = claims.iter().filter(|(claim, _)| claim.may_have_gates).collect();
     if asked.is_empty() {
-        let (chosen, open) = looks.into_iter().partition(|(look, _)| look.only_commands);
+        let (chosen, open) = claims.into_iter().partition(|(claim, _)| claim.only_commands);
         return (chosen, open, true);
     }
     let queues: Vec<_> = asked.iter().map(|(it, _)| (it.project_id, &*it.queue)).collect();
     let found = store::limited_claims::queues_with_gates(conn, &queues).await;
     let is_known = found.is_ok();
     let numbers = found.unwrap_or_else(|error| {
-        note_failure(&error);
+        record_failure(&error);
         Vec::new()
     });
     let named = numbers.into_iter().filter_map(|it| asked.get(usize::try_from(it).ok()?));
     let gated: std::collections::HashSet<_> = named.map(|(it, _)| it.lane).collect();
-    let is_chosen = |look: &DealtLook| look.only_commands || gated.contains(&look.lane);
-    let (gated, open) = looks.into_iter().partition(|(look, _)| is_chosen(look));
+    let is_chosen = |claim: &PlannedClaim| claim.only_commands || gated.contains(&claim.lane);
+    let (gated, open) = claims.into_iter().partition(|(claim, _)| is_chosen(claim));
     (gated, open, is_known)
 }
 
-async fn claim_gated(conn: &mut PgConnection, look: (DealtLook, Vec<LeaseId>)) -> Landed {
-    match limited_claim::claim(conn, &to_look(&look)).await {
-        Ok(GatedFinding { jobs, chosen, was_contended, rests_for }) => {
-            let mut landed = deal_out_one(look.0, jobs, Some(chosen));
-            if let LookOutcome::Found { finding, .. } = &mut landed.outcome {
+async fn claim_gated(
+    conn: &mut PgConnection,
+    claim: (PlannedClaim, Vec<LeaseId>),
+) -> CompletedClaim {
+    match limited_claim::claim(conn, &to_queue_claim(&claim)).await {
+        Ok(LimitedClaimed { jobs, chosen, was_contended, backoff_for }) => {
+            let mut completed = assign_one(claim.0, jobs, Some(chosen));
+            if let ClaimOutcome::Found { finding, .. } = &mut completed.outcome {
                 finding.has_gates = Some(true);
                 finding.was_contended |= was_contended && finding.is_short;
                 finding.is_short &= !was_contended;
-                finding.rests_for = rests_for;
+                finding.backoff_for = backoff_for;
             }
-            landed
+            completed
         }
-        Err(error) => failed(look, &error),
+        Err(error) => failed(claim, &error),
     }
 }
 
-async fn claim_one(conn: &mut PgConnection, look: (DealtLook, Vec<LeaseId>)) -> Landed {
-    let found = store::claims::claim_any_type(conn, &[to_look(&look)]).await;
+async fn claim_one(conn: &mut PgConnection, claim: (PlannedClaim, Vec<LeaseId>)) -> CompletedClaim {
+    let found = store::claims::claim_any_type(conn, &[to_queue_claim(&claim)]).await;
     match found {
-        Ok(found) => deal_out_one(look.0, found, None),
-        Err(error) => failed(look, &error),
+        Ok(found) => assign_one(claim.0, found, None),
+        Err(error) => failed(claim, &error),
     }
 }
 
-async fn claim_some_types(conn: &mut PgConnection, look: (DealtLook, Vec<LeaseId>)) -> Landed {
-    let found = store::claims::claim_some_types(conn, &to_look(&look)).await;
+async fn claim_some_types(
+    conn: &mut PgConnection,
+    claim: (PlannedClaim, Vec<LeaseId>),
+) -> CompletedClaim {
+    let found = store::claims::claim_some_types(conn, &to_queue_claim(&claim)).await;
     match found {
-        Ok((found, chosen)) => deal_out_one(look.0, found, Some(chosen)),
-        Err(error) => failed(look, &error),
+        Ok((found, chosen)) => assign_one(claim.0, found, Some(chosen)),
+        Err(error) => failed(claim, &error),
     }
 }
 
-fn to_look((dealt, lease_ids): &(DealtLook, Vec<LeaseId>)) -> Look<'_> {
+fn to_queue_claim((dealt, lease_ids): &(PlannedClaim, Vec<LeaseId>)) -> QueueClaim<'_> {
     let slots = dealt.slots.iter().zip(lease_ids);
-    Look {
+    QueueClaim {
         project_id: dealt.project_id,
         queue: &dealt.queue,
         job_types: &dealt.job_types,
@@ -295,10 +314,10 @@ fn to_look((dealt, lease_ids): &(DealtLook, Vec<LeaseId>)) -> Look<'_> {
         only_commands: dealt.only_commands,
         from: dealt.from,
         slots: slots
-            .map(|((_, wish), lease_id)| Slot {
-                worker_id: &wish.worker_id,
-                lease_seconds: wish.lease_seconds,
-                poll_id: wish.poll_id,
+            .map(|((_, spec), lease_id)| LeaseRequest {
+                worker_id: &spec.worker_id,
+                lease_seconds: spec.lease_seconds,
+                poll_id: spec.poll_id,
                 lease_id: *lease_id,
             })
             .collect(),
@@ -306,69 +325,69 @@ fn to_look((dealt, lease_ids): &(DealtLook, Vec<LeaseId>)) -> Look<'_> {
 }
 
 /// Slots are numbered through all looks of a statement; each look gets its own back.
-fn deal_out(looks: Vec<(DealtLook, Vec<LeaseId>)>, found: Vec<LeasedJob>) -> Vec<Landed> {
+fn assign(claims: Vec<(PlannedClaim, Vec<LeaseId>)>, found: Vec<LeasedJob>) -> Vec<CompletedClaim> {
     let mut by_slot: HashMap<usize, LeasedJob> =
         found.into_iter().filter_map(|it| Some((usize::try_from(it.slot?).ok()?, it))).collect();
     let mut first = 0;
-    let mut landed = Vec::with_capacity(looks.len());
-    for (look, _) in looks {
-        let slots = look.slots.len();
-        let of_look = (first..first + slots).zip(0_i64..).filter_map(|(slot, number)| {
+    let mut completed = Vec::with_capacity(claims.len());
+    for (claim, _) in claims {
+        let slots = claim.slots.len();
+        let of_claim = (first..first + slots).zip(0_i64..).filter_map(|(slot, number)| {
             by_slot.remove(&slot).map(|it| LeasedJob { slot: Some(number), ..it })
         });
-        let of_look = of_look.collect();
+        let of_claim = of_claim.collect();
         first += slots;
-        landed.push(deal_out_one(look, of_look, None));
+        completed.push(assign_one(claim, of_claim, None));
     }
-    landed
+    completed
 }
 
 /// `chosen` is how many were there, where that is not how many were leased.
-fn deal_out_one(look: DealtLook, found: Vec<LeasedJob>, chosen: Option<usize>) -> Landed {
-    let wanted = look.slots.len();
+fn assign_one(claim: PlannedClaim, found: Vec<LeasedJob>, chosen: Option<usize>) -> CompletedClaim {
+    let wanted = claim.slots.len();
     let there = chosen.unwrap_or(found.len());
-    let finding = Finding {
+    let finding = Claimed {
         is_short: there < wanted,
         was_contended: there >= wanted && found.len() < wanted,
         last: found.iter().map(LeasedJob::claim_key).max(),
         has_gates: None,
-        rests_for: None,
+        backoff_for: None,
     };
-    found.iter().for_each(tell_trace);
+    found.iter().for_each(record_span);
     let jobs = found.into_iter().filter_map(|job| {
         let slot = usize::try_from(job.slot?).ok()?;
-        let worker_id = Arc::clone(&look.slots.get(slot)?.1.worker_id);
-        Some((slot, Handed::new(job, worker_id)))
+        let worker_id = Arc::clone(&claim.slots.get(slot)?.1.worker_id);
+        Some((slot, LeasedDelivery::new(job, worker_id)))
     });
     let jobs = jobs.collect();
-    Landed { look, outcome: LookOutcome::Found { jobs, finding } }
+    CompletedClaim { claim, outcome: ClaimOutcome::Found { jobs, finding } }
 }
 
-async fn add_background(conn: &mut PgConnection, landed: &mut [Landed]) {
-    let found = landed.iter_mut().filter_map(|it| match &mut it.outcome {
-        LookOutcome::Found { jobs, .. } => Some(jobs),
-        LookOutcome::Refused | LookOutcome::InDoubt(_) => None,
+async fn add_background(conn: &mut PgConnection, completed: &mut [CompletedClaim]) {
+    let found = completed.iter_mut().filter_map(|it| match &mut it.outcome {
+        ClaimOutcome::Found { jobs, .. } => Some(jobs),
+        ClaimOutcome::Refused | ClaimOutcome::InDoubt(_) => None,
     });
     let handed = found.flatten().map(|(_, it)| it);
     delivery::add_background(conn, handed.collect()).await;
 }
 
 /// Which of these queues hold work, as far as the store answers.
-pub(in crate::engine) async fn look_for_work(
+pub(in crate::engine) async fn find_queues_with_work(
     pool: Pool,
     queues: Vec<(ProjectId, Arc<str>)>,
 ) -> Vec<(ProjectId, Arc<str>)> {
     let mut found = Vec::new();
     for queues in queues.chunks(MAX_FALLBACK_QUEUES) {
-        let look = async {
+        let claim = async {
             let mut conn = pool.acquire().await?;
             store::polls::queues_with_work(&mut conn, queues).await
         };
-        match timeout(CLAIM_TIMEOUT, look).await.unwrap_or(Err(sqlx::Error::PoolTimedOut)) {
+        match timeout(CLAIM_TIMEOUT, claim).await.unwrap_or(Err(sqlx::Error::PoolTimedOut)) {
             Ok(numbers) => found.extend(
                 numbers.into_iter().filter_map(|it| queues.get(usize::try_from(it).ok()?).cloned()),
             ),
-            Err(error) => note_failure(&error),
+            Err(error) => record_failure(&error),
         }
     }
     found

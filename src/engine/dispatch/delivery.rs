@@ -16,7 +16,7 @@ use crate::{
 
 /// A job as a worker is given it.
 #[derive(Debug, Clone)]
-pub struct Handed {
+pub struct LeasedDelivery {
     pub job: LeasedJob,
     pub worker_id: Arc<str>,
     /// What its last failed attempt reported.
@@ -27,7 +27,7 @@ pub struct Handed {
     pub is_complete: bool,
 }
 
-impl Handed {
+impl LeasedDelivery {
     /// A job by itself; what came before it is still to be looked up.
     /// While spans are sent, its trace goes on from the span of this attempt.
     pub(super) fn new(job: LeasedJob, worker_id: Arc<str>) -> Self {
@@ -48,8 +48,8 @@ pub(super) fn trace_of(job: &LeasedJob) -> Option<AttemptTrace> {
 /// Adds what the last failed attempt of each job reported, and what its parents made. A job is worth
 /// more than its last error: when that look fails, the job goes out without. It is nothing without its
 /// parents' results: then it is marked, and goes back.
-pub(super) async fn add_background(conn: &mut PgConnection, mut handed: Vec<&mut Handed>) {
-    let key = |it: &Handed| (it.job.project_id, it.job.id);
+pub(super) async fn add_background(conn: &mut PgConnection, mut handed: Vec<&mut LeasedDelivery>) {
+    let key = |it: &LeasedDelivery| (it.job.project_id, it.job.id);
     let retried: Vec<_> =
         handed.iter().filter(|it| it.job.failures > 0).map(|it| key(it)).collect();
     if !retried.is_empty() {

@@ -9,7 +9,7 @@ use uuid::Uuid;
 use crate::{
     domain::rate::{Handout, RateLimit},
     store::{
-        claims::{LeasedJob, Look},
+        claims::{LeasedJob, QueueClaim},
         limited_claims::{self, GateSeen, MAX_PAGE_GATES, Passage},
         queue_limits::{self, Handouts, QueueRules},
     },
@@ -23,50 +23,50 @@ const PAUSED_REST: Duration = Duration::from_secs(5);
 
 /// What a look at a queue with gates has found.
 #[derive(Debug, Default)]
-pub(in crate::engine) struct GatedFinding {
+pub(in crate::engine) struct LimitedClaimed {
     pub jobs: Vec<LeasedJob>,
     /// How many were chosen; others may have taken some of them.
     pub chosen: usize,
     /// Whether somebody else holds locks, so that there may be more.
     pub was_contended: bool,
     /// The rate limit, or a pause, lets nothing more through for so long.
-    pub rests_for: Option<Duration>,
+    pub backoff_for: Option<Duration>,
 }
 
 /// Claims from a queue with gates or rules: the best of what is behind open gates and of what is before
 /// them, as far as the queue's rules allow.
 pub(in crate::engine) async fn claim(
     conn: &mut PgConnection,
-    look: &Look<'_>,
-) -> sqlx::Result<GatedFinding> {
+    claim: &QueueClaim<'_>,
+) -> sqlx::Result<LimitedClaimed> {
     let mut tx = conn.begin().await?;
-    let rules = queue_limits::lock_queue(&mut tx, look.project_id, look.queue).await?;
+    let rules = queue_limits::lock_queue(&mut tx, claim.project_id, claim.queue).await?;
     if rules.as_ref().is_some_and(|it| !it.is_locked) {
         tx.rollback().await?;
-        return Ok(GatedFinding { was_contended: true, ..GatedFinding::default() });
+        return Ok(LimitedClaimed { was_contended: true, ..LimitedClaimed::default() });
     }
     if rules.as_ref().is_some_and(|it| it.is_paused) {
         tx.rollback().await?;
-        return Ok(GatedFinding { rests_for: Some(PAUSED_REST), ..GatedFinding::default() });
+        return Ok(LimitedClaimed { backoff_for: Some(PAUSED_REST), ..LimitedClaimed::default() });
     }
     let mut rate = match rules.as_ref().and_then(rate_limit) {
         Some(limit) => {
-            let past = queue_limits::find_handouts(&mut tx, look.project_id, look.queue).await?;
+            let past = queue_limits::find_handouts(&mut tx, claim.project_id, claim.queue).await?;
             Some(Rate::new(limit, past))
         }
         None => None,
     };
-    if let Some(rests_for) = rate.as_ref().and_then(Rate::wait) {
+    if let Some(backoff_for) = rate.as_ref().and_then(Rate::wait) {
         tx.rollback().await?;
-        return Ok(GatedFinding { rests_for: Some(rests_for), ..GatedFinding::default() });
+        return Ok(LimitedClaimed { backoff_for: Some(backoff_for), ..LimitedClaimed::default() });
     }
     let paused_types = rules.as_ref().map_or(&[][..], |it| &it.paused_types);
-    let seen = see_gates(&mut tx, look, paused_types).await?;
+    let seen = see_gates(&mut tx, claim, paused_types).await?;
     let was_contended = seen.iter().any(|it| it.is_fitting && !it.is_locked);
     let passable = |it: &&GateSeen| it.is_fitting && it.is_locked;
     let open: Vec<_> = seen.iter().filter(passable).map(|it| it.gate).collect();
-    let job_types = types(&mut tx, look, paused_types).await?;
-    let slots = i64::try_from(look.slots.len()).unwrap_or(i64::MAX);
+    let job_types = types(&mut tx, claim, paused_types).await?;
+    let slots = i64::try_from(claim.slots.len()).unwrap_or(i64::MAX);
     let passage = Passage {
         gates: &open,
         job_types: job_types.as_deref(),
@@ -74,29 +74,29 @@ pub(in crate::engine) async fn claim(
         default_lease_seconds: rules.as_ref().and_then(|it| it.default_lease_seconds),
         max_jobs: rate.as_ref().map_or(slots, |it| slots.min(it.allowed().into())),
     };
-    let (jobs, chosen) = limited_claims::claim_gated(&mut tx, look, passage).await?;
+    let (jobs, chosen) = limited_claims::claim_gated(&mut tx, claim, passage).await?;
     if let Some(rate) = rate.as_mut().filter(|_| !jobs.is_empty()) {
         rate.handed_out(&jobs);
-        queue_limits::keep_handouts(&mut tx, look.project_id, look.queue, &rate.handouts).await?;
+        queue_limits::keep_handouts(&mut tx, claim.project_id, claim.queue, &rate.handouts).await?;
     }
     tx.commit().await?;
-    let rests_for = rate.as_ref().and_then(Rate::wait);
-    Ok(GatedFinding { jobs, chosen, was_contended, rests_for })
+    let backoff_for = rate.as_ref().and_then(Rate::wait);
+    Ok(LimitedClaimed { jobs, chosen, was_contended, backoff_for })
 }
 
 /// The gates of a queue. With more than fit in a page it begins anywhere among them, so that none is passed
 /// over for ever.
 async fn see_gates(
     tx: &mut PgConnection,
-    look: &Look<'_>,
+    claim: &QueueClaim<'_>,
     paused_types: &[String],
 ) -> sqlx::Result<Vec<GateSeen>> {
-    let mut seen = limited_claims::lock_gates(tx, look, paused_types, Uuid::nil()).await?;
+    let mut seen = limited_claims::lock_gates(tx, claim, paused_types, Uuid::nil()).await?;
     if seen.len() == MAX_PAGE_GATES {
         let anywhere = Uuid::from_u128(rand::rng().next_u64().into()).as_u128() << 64;
         let mut after = Uuid::from_u128(anywhere);
         for _ in 0..MAX_PAGES {
-            let page = limited_claims::lock_gates(tx, look, paused_types, after).await?;
+            let page = limited_claims::lock_gates(tx, claim, paused_types, after).await?;
             after = match page.last() {
                 Some(last) if page.len() == MAX_PAGE_GATES => last.gate,
                 // Around the end, back to the beginning.
@@ -113,13 +113,13 @@ async fn see_gates(
 /// Which types may be had; none: all.
 async fn types(
     tx: &mut PgConnection,
-    look: &Look<'_>,
+    claim: &QueueClaim<'_>,
     paused: &[String],
 ) -> sqlx::Result<Option<Vec<String>>> {
-    match (look.job_types, paused) {
+    match (claim.job_types, paused) {
         ([], []) => Ok(None),
         ([], paused) => {
-            queue_limits::open_types(tx, look.project_id, look.queue, paused).await.map(Some)
+            queue_limits::open_types(tx, claim.project_id, claim.queue, paused).await.map(Some)
         }
         (wanted, paused) => {
             Ok(Some(wanted.iter().filter(|it| !paused.contains(it)).cloned().collect()))

@@ -20,7 +20,7 @@ use crate::{
 const PAUSES_SECONDS: [u64; 5] = [1, 2, 4, 8, 15];
 
 /// Gives back those of these leases that were given after all.
-pub(in crate::engine) async fn give_back(
+pub(in crate::engine) async fn release(
     pool: Pool,
     endings: Coalescer<Endings>,
     lease_ids: Vec<LeaseId>,
@@ -43,7 +43,7 @@ pub(in crate::engine) async fn give_back(
         for LostLease { project_id, id, worker_id, lease_id } in found {
             lost.retain(|it| *it != lease_id.0);
             let key = JobKey { project_id, id };
-            settle::give_back(&endings, key, &worker_id, lease_id).await;
+            settle::release(&endings, key, &worker_id, lease_id).await;
         }
         if lost.is_empty() {
             return;

@@ -34,7 +34,7 @@ use crate::{
     telemetry,
 };
 
-pub use self::{delivery::Handed, request::Wish};
+pub use self::{delivery::LeasedDelivery, request::PollSpec};
 pub use crate::store::claims::LeasedJob;
 
 /// Polls one node parks at a time.
@@ -63,14 +63,14 @@ impl Parking {
 }
 
 /// A parked poll; leaves the pump when dropped.
-struct Parked<'a> {
+struct ParkedPoll<'a> {
     parking: &'a Parking,
     id: WaiterId,
-    answer: oneshot::Receiver<Option<Vec<Handed>>>,
+    answer: oneshot::Receiver<Option<Vec<LeasedDelivery>>>,
 }
 
-impl<'a> Parked<'a> {
-    fn park(parking: &'a Parking, wish: Wish, is_patient: bool) -> Result<Self, Error> {
+impl<'a> ParkedPoll<'a> {
+    fn park(parking: &'a Parking, spec: PollSpec, is_patient: bool) -> Result<Self, Error> {
         let parked = parking.parked.fetch_add(1, Ordering::Relaxed) + 1;
         gauge!(telemetry::POLLS_PARKED).increment(1);
         let id = parking.next_id.fetch_add(1, Ordering::Relaxed);
@@ -80,13 +80,13 @@ impl<'a> Parked<'a> {
         if parked > MAX_PARKED_POLLS {
             return Err(Error::Overloaded);
         }
-        let message = Message::Park { id, wish: Box::new(wish), is_patient, answer: sender };
+        let message = Message::Park { id, spec: Box::new(spec), is_patient, answer: sender };
         parking.messages.send(message).map_err(|_| Error::NotReady("the node is stopping"))?;
         Ok(this)
     }
 
     /// Asks for the answer now. A claim that is under way for this poll is waited for.
-    async fn answer_now(&mut self) -> Option<Vec<Handed>> {
+    async fn answer_now(&mut self) -> Option<Vec<LeasedDelivery>> {
         let _ = self.parking.messages.send(Message::Leave(self.id));
         // The answer stays in the channel, or goes back, when it comes later.
         match timeout(ANSWER_TIMEOUT, &mut self.answer).await {
@@ -96,14 +96,14 @@ impl<'a> Parked<'a> {
     }
 }
 
-impl Drop for Parked<'_> {
+impl Drop for ParkedPoll<'_> {
     fn drop(&mut self) {
         self.answer.close();
         // What was sent before the close is still in the channel.
         if let Ok(Some(jobs)) = self.answer.try_recv()
             && !jobs.is_empty()
         {
-            let _ = self.parking.messages.send(Message::GiveBack(jobs));
+            let _ = self.parking.messages.send(Message::Release(jobs));
         }
         let _ = self.parking.messages.send(Message::Leave(self.id));
         self.parking.parked.fetch_sub(1, Ordering::Relaxed);
@@ -116,13 +116,13 @@ impl Drop for Parked<'_> {
 #[must_use]
 pub struct Delivery {
     giver: Option<Engine>,
-    jobs: Vec<Handed>,
+    jobs: Vec<LeasedDelivery>,
 }
 
 impl Delivery {
     /// What is being handed over.
     #[must_use]
-    pub fn jobs(&self) -> &[Handed] {
+    pub fn jobs(&self) -> &[LeasedDelivery] {
         &self.jobs
     }
 
@@ -143,7 +143,7 @@ impl Drop for Delivery {
     fn drop(&mut self) {
         let jobs = std::mem::take(&mut self.jobs);
         if let Some(engine) = self.giver.as_ref().filter(|_| !jobs.is_empty()) {
-            let _ = engine.parking.messages.send(Message::GiveBack(jobs));
+            let _ = engine.parking.messages.send(Message::Release(jobs));
         }
     }
 }
@@ -160,12 +160,12 @@ impl Drop for Delivery {
 /// What a claim under way leases all the same is given back.
 pub async fn poll(
     engine: &Engine,
-    wish: Wish,
+    spec: PollSpec,
     wait: Duration,
     gone: impl Future<Output = ()>,
     revoked: impl Future<Output = ()>,
 ) -> Result<Delivery, Error> {
-    if let Some(poll_key) = wish.poll_key() {
+    if let Some(poll_key) = spec.poll_key() {
         let jobs = engine.repeats.submit(poll_key).await?;
         if !jobs.is_empty() {
             // Not ours to give back: the worker may be at them since the first answer.
@@ -177,7 +177,7 @@ pub async fn poll(
         return deliver(Vec::new());
     }
     let is_patient = !wait.is_zero();
-    let worker = (wish.project_id, Arc::clone(&wish.worker_id));
+    let worker = (spec.project_id, Arc::clone(&spec.worker_id));
     if workers::halt(engine, &worker).await?.is_some() {
         tokio::select! {
             () = tokio::time::sleep(wait.min(HALTED_PAUSE)) => (),
@@ -188,7 +188,7 @@ pub async fn poll(
     }
     // A poll that does not wait is answered by the pump when its queues were looked at.
     let wait = if is_patient { wait } else { ANSWER_TIMEOUT };
-    let mut parked = Parked::park(&engine.parking, wish, is_patient)?;
+    let mut parked = ParkedPoll::park(&engine.parking, spec, is_patient)?;
     let answer = tokio::select! {
         biased;
         answer = &mut parked.answer => answer.unwrap_or(None),
@@ -226,7 +226,7 @@ pub struct Repeats {
 
 impl Batch for Repeats {
     type Item = PollKey;
-    type Answer = Vec<Handed>;
+    type Answer = Vec<LeasedDelivery>;
     type Key = PollKey;
     type Connection = PoolConnection<Postgres>;
 
@@ -250,16 +250,16 @@ impl Batch for Repeats {
         conn: &mut Self::Connection,
         items: &[PollKey],
         _: bool,
-    ) -> sqlx::Result<Vec<Result<Vec<Handed>, Error>>> {
+    ) -> sqlx::Result<Vec<Result<Vec<LeasedDelivery>, Error>>> {
         let found = store::polls::leased_by_polls(conn, items).await?;
-        let mut answers: Vec<Vec<Handed>> = items.iter().map(|_| Vec::new()).collect();
+        let mut answers: Vec<Vec<LeasedDelivery>> = items.iter().map(|_| Vec::new()).collect();
         for job in found {
             let poll = job.slot.and_then(|it| usize::try_from(it).ok());
             let Some((poll, item)) = poll.and_then(|it| Some((it, items.get(it)?))) else {
                 continue;
             };
             let worker_id = item.worker_id.clone();
-            answers[poll].push(Handed::new(job, worker_id));
+            answers[poll].push(LeasedDelivery::new(job, worker_id));
         }
         delivery::add_background(conn, answers.iter_mut().flatten().collect()).await;
         if answers.iter().flatten().any(|it| !it.is_complete) {

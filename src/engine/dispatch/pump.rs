@@ -20,31 +20,31 @@ use tokio::{
 use tokio_util::task::TaskTracker;
 
 use super::{
-    claim::{Claim, Flight, Landed, LookOutcome, look_for_work},
-    delivery::Handed,
-    lanes::{DealtLook, Lanes, WaiterId},
+    claim::{Claim, ClaimOutcome, CompletedClaim, CompletedClaims, find_queues_with_work},
+    delivery::LeasedDelivery,
+    lanes::{Lanes, PlannedClaim, WaiterId},
     lost_claims,
-    request::Wish,
+    request::PollSpec,
 };
 use crate::{
     domain::history,
     engine::{
         batch::Coalescer,
-        notify::Tidings,
+        notify::Notifier,
         settle::{self, Endings},
     },
-    events_feed::Happening,
+    events_feed::JobEvent,
     ids::{JobKey, ProjectId},
     store::{
         polls::PollKey,
         pools::{Pool, Pools},
     },
     telemetry,
-    wakeups::{Arrivals, Hint},
+    wakeups::{Hint, Hints},
 };
 
 /// Claims under way at the most, when the backlog is deep.
-const MAX_FLIGHTS: usize = 3;
+const MAX_CLAIMS_IN_FLIGHT: usize = 3;
 /// How often queues that are believed empty are looked at all the same: another node may have
 /// stored something.
 const FALLBACK_PERIOD: Duration = Duration::from_secs(2);
@@ -54,17 +54,17 @@ const MAX_DRAINED: usize = 1_000;
 /// What polls tell the pump.
 pub(in crate::engine) enum Message {
     /// A poll parks. One that is not `patient` wants one look and no wait.
-    Park { id: WaiterId, wish: Box<Wish>, is_patient: bool, answer: Answer },
+    Park { id: WaiterId, spec: Box<PollSpec>, is_patient: bool, answer: Answer },
     /// A poll wants its answer now, whatever it is.
     Leave(WaiterId),
     /// These were handed to somebody who never got them.
-    GiveBack(Vec<Handed>),
+    Release(Vec<LeasedDelivery>),
     /// The node ends: land what flies, take back what comes back, and say so.
     Finish(oneshot::Sender<()>),
 }
 
 /// How a parked poll is answered; none: the look that it asked for failed.
-pub(in crate::engine) type Answer = oneshot::Sender<Option<Vec<Handed>>>;
+pub(in crate::engine) type Answer = oneshot::Sender<Option<Vec<LeasedDelivery>>>;
 
 struct Pump {
     pool: Pool,
@@ -72,22 +72,22 @@ struct Pump {
     endings: Coalescer<Endings>,
     /// What must be done before the node ends.
     tasks: TaskTracker,
-    tidings: Tidings,
+    notifier: Notifier,
     lanes: Lanes,
     answers: HashMap<WaiterId, Answer>,
-    impatient: BTreeSet<WaiterId>,
+    without_wait: BTreeSet<WaiterId>,
     by_poll_id: HashMap<PollKey, WaiterId>,
     /// Polls in flight whose successor with the same poll id has come.
     successors: HashMap<WaiterId, WaiterId>,
     /// What successors ask for, until the flight that they took over has landed.
-    wishes: HashMap<WaiterId, Wish>,
+    specs: HashMap<WaiterId, PollSpec>,
     /// Polls in flight that want their answer when the flight is over.
     leaving: BTreeSet<WaiterId>,
     /// When the first of the lanes that rest may go on.
-    wake_rested_at: Option<Instant>,
+    next_backoff_end: Option<Instant>,
     /// Connections of claims that landed a moment ago.
     idle: Vec<PoolConnection<Postgres>>,
-    /// Whom to tell when everything has landed; then nothing more is dealt.
+    /// Recipient to tell when everything has landed; then nothing more is dealt.
     finished: Option<oneshot::Sender<()>>,
 }
 
@@ -96,27 +96,27 @@ pub(in crate::engine) async fn run(
     pools: Pools,
     endings: Coalescer<Endings>,
     tasks: TaskTracker,
-    tidings: Tidings,
+    notifier: Notifier,
     mut messages: mpsc::UnboundedReceiver<Message>,
-    mut arrivals: Arrivals,
+    mut arrivals: Hints,
 ) {
-    let mut pump = Pump::new(pools, endings, tasks, tidings);
-    let mut flights: JoinSet<Flight> = JoinSet::new();
+    let mut pump = Pump::new(pools, endings, tasks, notifier);
+    let mut in_flight: JoinSet<CompletedClaims> = JoinSet::new();
     let mut fallbacks: JoinSet<Vec<(ProjectId, Arc<str>)>> = JoinSet::new();
     let mut fallback_tick = tokio::time::interval(FALLBACK_PERIOD);
     fallback_tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     while pump.finished.is_none() {
-        let rest = pump.wake_rested_at.map(tokio::time::Instant::from_std);
+        let rest = pump.next_backoff_end.map(tokio::time::Instant::from_std);
         tokio::select! {
             message = messages.recv() => match message {
                 Some(message) => pump.receive(message),
                 None => break,
             },
             Some(hint) = arrivals.next() => pump.hear(&hint),
-            Some(flight) = flights.join_next() => pump.land(flight.unwrap_or_default()),
+            Some(claims) = in_flight.join_next() => pump.complete(claims.unwrap_or_default()),
             Some(found) = fallbacks.join_next() => {
                 for queue in found.unwrap_or_default() {
-                    pump.lanes.distrust(Some(&queue));
+                    pump.lanes.mark_stale(Some(&queue));
                 }
             }
             _ = fallback_tick.tick() => if fallbacks.is_empty() {
@@ -124,13 +124,13 @@ pub(in crate::engine) async fn run(
                 pump.idle.clear();
                 let queues = pump.lanes.believed_empty();
                 if !queues.is_empty() {
-                    fallbacks.spawn(look_for_work(pump.pool.clone(), queues));
+                    fallbacks.spawn(find_queues_with_work(pump.pool.clone(), queues));
                 }
             },
             () = async { tokio::time::sleep_until(rest.unwrap_or_else(tokio::time::Instant::now)).await },
                 if rest.is_some() => {
-                pump.lanes.wake_rested(Instant::now());
-                pump.wake_rested_at = pump.lanes.rest_ends_at();
+                pump.lanes.end_backoffs(Instant::now());
+                pump.next_backoff_end = pump.lanes.backoff_ends_at();
             }
         }
         // Whoever else is there already shares the next claim.
@@ -142,11 +142,11 @@ pub(in crate::engine) async fn run(
             message.into_iter().for_each(|it| pump.receive(it));
             hint.into_iter().for_each(|it| pump.hear(&it));
         }
-        pump.take_off(&mut flights);
-        pump.answer_the_impatient();
+        pump.start_claims(&mut in_flight);
+        pump.answer_without_wait();
     }
-    while let Some(flight) = flights.join_next().await {
-        pump.land(flight.unwrap_or_default());
+    while let Some(claims) = in_flight.join_next().await {
+        pump.complete(claims.unwrap_or_default());
     }
     while let Ok(message) = messages.try_recv() {
         pump.receive(message);
@@ -161,22 +161,22 @@ impl Pump {
         pools: Pools,
         endings: Coalescer<Endings>,
         tasks: TaskTracker,
-        tidings: Tidings,
+        notifier: Notifier,
     ) -> Self {
         Self {
             pool: pools.claim,
             background: pools.background,
             endings,
             tasks,
-            tidings,
+            notifier,
             lanes: Lanes::default(),
             answers: HashMap::new(),
-            impatient: BTreeSet::new(),
+            without_wait: BTreeSet::new(),
             by_poll_id: HashMap::new(),
             successors: HashMap::new(),
-            wishes: HashMap::new(),
+            specs: HashMap::new(),
             leaving: BTreeSet::new(),
-            wake_rested_at: None,
+            next_backoff_end: None,
             idle: Vec::new(),
             finished: None,
         }
@@ -184,14 +184,14 @@ impl Pump {
 
     fn receive(&mut self, message: Message) {
         match message {
-            Message::Park { id, wish, is_patient, answer } => {
-                self.park(id, *wish, is_patient, answer)
+            Message::Park { id, spec, is_patient, answer } => {
+                self.park(id, *spec, is_patient, answer)
             }
             Message::Leave(id) if self.lanes.is_in_flight(id) => {
                 self.leaving.insert(id);
             }
             Message::Leave(id) => self.answer(id, Some(Vec::new())),
-            Message::GiveBack(jobs) => self.give_back(jobs),
+            Message::Release(jobs) => self.release(jobs),
             Message::Finish(finished) => self.finished = Some(finished),
         }
     }
@@ -203,30 +203,30 @@ impl Pump {
                 projects.iter().for_each(|it| self.lanes.slots_freed(*it));
             }
             Hint::QueueChanged(project_id, queue) => {
-                self.lanes.distrust(Some(&(*project_id, Arc::clone(queue))));
+                self.lanes.mark_stale(Some(&(*project_id, Arc::clone(queue))));
             }
-            Hint::Everywhere => self.lanes.distrust(None),
+            Hint::Everywhere => self.lanes.mark_stale(None),
         }
     }
 
-    fn park(&mut self, id: WaiterId, wish: Wish, is_patient: bool, answer: Answer) {
-        let poll_key = wish.poll_key();
+    fn park(&mut self, id: WaiterId, spec: PollSpec, is_patient: bool, answer: Answer) {
+        let poll_key = spec.poll_key();
         let earlier = poll_key.as_ref().and_then(|it| self.by_poll_id.insert(it.clone(), id));
         match earlier {
             Some(earlier) if self.lanes.is_in_flight(earlier) => {
                 self.succeed(earlier, id);
-                self.wishes.insert(id, wish);
+                self.specs.insert(id, spec);
             }
             Some(earlier) => {
                 self.answer(earlier, Some(Vec::new()));
                 self.by_poll_id.extend(poll_key.map(|it| (it, id)));
-                self.lanes.park(id, wish, !is_patient, Instant::now());
+                self.lanes.park(id, spec, !is_patient, Instant::now());
             }
-            None => self.lanes.park(id, wish, !is_patient, Instant::now()),
+            None => self.lanes.park(id, spec, !is_patient, Instant::now()),
         }
         self.answers.insert(id, answer);
         if !is_patient {
-            self.impatient.insert(id);
+            self.without_wait.insert(id);
         }
     }
 
@@ -237,8 +237,8 @@ impl Pump {
             let _ = replaced.send(Some(Vec::new()));
         }
         self.leaving.remove(&earlier);
-        self.impatient.remove(&earlier);
-        self.wishes.remove(&earlier);
+        self.without_wait.remove(&earlier);
+        self.specs.remove(&earlier);
         self.lanes.rename(earlier, id);
         for successor in self.successors.values_mut().filter(|it| **it == earlier) {
             *successor = id;
@@ -247,83 +247,87 @@ impl Pump {
     }
 
     /// Ends a poll. When it is gone, its jobs go back.
-    fn answer(&mut self, id: WaiterId, jobs: Option<Vec<Handed>>) {
-        if let Some(poll_key) = self.lanes.wish(id).and_then(Wish::poll_key) {
+    fn answer(&mut self, id: WaiterId, jobs: Option<Vec<LeasedDelivery>>) {
+        if let Some(poll_key) = self.lanes.spec(id).and_then(PollSpec::poll_key) {
             self.by_poll_id.remove(&poll_key);
         }
         self.lanes.leave(id);
-        self.impatient.remove(&id);
+        self.without_wait.remove(&id);
         self.leaving.remove(&id);
-        self.wishes.remove(&id);
+        self.specs.remove(&id);
         let undelivered = match self.answers.remove(&id) {
             Some(answer) => answer.send(jobs).err().flatten(),
             None => jobs,
         };
-        self.give_back(undelivered.unwrap_or_default());
+        self.release(undelivered.unwrap_or_default());
     }
 
-    fn give_back(&self, jobs: Vec<Handed>) {
-        for Handed { job, worker_id, .. } in jobs {
-            counter!(telemetry::JOBS_GIVEN_BACK).increment(1);
+    fn release(&self, jobs: Vec<LeasedDelivery>) {
+        for LeasedDelivery { job, worker_id, .. } in jobs {
+            counter!(telemetry::JOBS_RELEASED).increment(1);
             let key = JobKey { project_id: job.project_id, id: job.id };
-            let released = settle::give_back(&self.endings, key, &worker_id, job.lease_id);
+            let released = settle::release(&self.endings, key, &worker_id, job.lease_id);
             self.tasks.spawn(released);
         }
     }
 
-    fn answer_the_impatient(&mut self) {
-        let hopeless: Vec<_> =
-            self.impatient.iter().copied().filter(|it| self.lanes.is_hopeless(*it)).collect();
-        for id in hopeless {
+    fn answer_without_wait(&mut self) {
+        let unmatched: Vec<_> = self
+            .without_wait
+            .iter()
+            .copied()
+            .filter(|it| self.lanes.has_no_match_now(*it))
+            .collect();
+        for id in unmatched {
             self.answer(id, Some(Vec::new()));
         }
     }
 
-    fn take_off(&mut self, flights: &mut JoinSet<Flight>) {
-        while flights.len() < MAX_FLIGHTS && self.finished.is_none() {
-            let looks = self.lanes.deal(Instant::now());
-            if looks.is_empty() {
+    fn start_claims(&mut self, in_flight: &mut JoinSet<CompletedClaims>) {
+        while in_flight.len() < MAX_CLAIMS_IN_FLIGHT && self.finished.is_none() {
+            let claims = self.lanes.plan(Instant::now());
+            if claims.is_empty() {
                 return;
             }
-            let claim = Claim::new(looks, self.pool.clone(), self.idle.pop());
-            flights.spawn(claim.fly());
+            let claim = Claim::new(claims, self.pool.clone(), self.idle.pop());
+            in_flight.spawn(claim.run());
         }
     }
 
-    fn land(&mut self, Flight { conn, landed }: Flight) {
+    fn complete(&mut self, CompletedClaims { conn, completed }: CompletedClaims) {
         self.idle.extend(conn);
-        let (now, mut begins_rest) = (Instant::now(), false);
-        let mut jobs_of: HashMap<WaiterId, Vec<Handed>> = HashMap::new();
-        for Landed { look, outcome } in landed {
-            let look = self.follow(look);
-            begins_rest |=
-                outcome.finding().is_none_or(|it| it.was_contended || it.rests_for.is_some());
-            self.lanes.landed(&look, outcome.finding(), now);
+        let (now, mut begins_backoff) = (Instant::now(), false);
+        let mut jobs_of: HashMap<WaiterId, Vec<LeasedDelivery>> = HashMap::new();
+        for CompletedClaim { claim, outcome } in completed {
+            let claim = self.follow(claim);
+            begins_backoff |=
+                outcome.finding().is_none_or(|it| it.was_contended || it.backoff_for.is_some());
+            self.lanes.complete(&claim, outcome.finding(), now);
             let found = match outcome {
-                LookOutcome::Found { jobs, .. } => jobs,
-                LookOutcome::Refused => self.tell_failure(&look),
-                LookOutcome::InDoubt(lease_ids) => {
-                    self.tasks.spawn(lost_claims::give_back(
+                ClaimOutcome::Found { jobs, .. } => jobs,
+                ClaimOutcome::Refused => self.answer_failure(&claim),
+                ClaimOutcome::InDoubt(lease_ids) => {
+                    self.tasks.spawn(lost_claims::release(
                         self.background.clone(),
                         self.endings.clone(),
                         lease_ids,
                     ));
-                    self.tell_failure(&look)
+                    self.answer_failure(&claim)
                 }
             };
-            for id in look.slots.iter().map(|(id, _)| *id) {
+            for id in claim.slots.iter().map(|(id, _)| *id) {
                 jobs_of.entry(id).or_default();
             }
-            self.tell_claimed(&found);
+            self.publish_claimed(&found);
             for (slot, handed) in found {
-                match look.slots.get(slot).filter(|_| handed.is_complete) {
+                match claim.slots.get(slot).filter(|_| handed.is_complete) {
                     Some((id, _)) => jobs_of.entry(*id).or_default().push(handed),
-                    None => self.give_back(vec![handed]),
+                    None => self.release(vec![handed]),
                 }
             }
         }
-        if begins_rest {
-            self.wake_rested_at = self.lanes.rest_ends_at();
+        if begins_backoff {
+            self.next_backoff_end = self.lanes.backoff_ends_at();
         }
         let lanes = &self.lanes;
         self.successors.retain(|_, it| lanes.is_in_flight(*it));
@@ -331,29 +335,29 @@ impl Pump {
             if !jobs.is_empty() || self.leaving.contains(&id) {
                 jobs.sort_by_key(|it| (it.job.claim_key(), it.job.id));
                 self.answer(id, Some(jobs));
-            } else if let Some(wish) = self.wishes.remove(&id) {
+            } else if let Some(spec) = self.specs.remove(&id) {
                 self.lanes.leave(id);
-                self.lanes.park(id, wish, self.impatient.contains(&id), now);
+                self.lanes.park(id, spec, self.without_wait.contains(&id), now);
             }
         }
     }
 
-    fn tell_claimed(&self, found: &[(usize, Handed)]) {
-        self.tidings.tally.claimed(found.iter().map(|(_, it)| &it.job));
-        self.tidings.news.tell(|| {
-            let told = |(_, it): &(usize, Handed)| Happening {
+    fn publish_claimed(&self, found: &[(usize, LeasedDelivery)]) {
+        self.notifier.tally.claimed(found.iter().map(|(_, it)| &it.job));
+        self.notifier.news.tell(|| {
+            let told = |(_, it): &(usize, LeasedDelivery)| JobEvent {
                 attempt: Some(it.job.attempt),
                 worker_id: Some(it.worker_id.to_string()),
-                ..Happening::new(it.job.project_id, it.job.id, history::CLAIMED)
+                ..JobEvent::new(it.job.project_id, it.job.id, history::CLAIMED)
             };
             found.iter().map(told).collect()
         });
     }
 
     /// After a failed look, polls that wanted just one look are told.
-    fn tell_failure(&mut self, look: &DealtLook) -> Vec<(usize, Handed)> {
-        for (id, _) in &look.slots {
-            if self.impatient.contains(id) {
+    fn answer_failure(&mut self, claim: &PlannedClaim) -> Vec<(usize, LeasedDelivery)> {
+        for (id, _) in &claim.slots {
+            if self.without_wait.contains(id) {
                 self.answer(*id, None);
             }
         }
@@ -361,12 +365,12 @@ impl Pump {
     }
 
     /// Replaces polls by their successors.
-    fn follow(&mut self, mut look: DealtLook) -> DealtLook {
-        for (id, _) in &mut look.slots {
+    fn follow(&mut self, mut claim: PlannedClaim) -> PlannedClaim {
+        for (id, _) in &mut claim.slots {
             if let Some(successor) = self.successors.get(id) {
                 *id = *successor;
             }
         }
-        look
+        claim
     }
 }

@@ -8,7 +8,7 @@ use crate::{ids::ProjectId, store::polls::PollKey};
 
 /// What a poll asks for.
 #[derive(Debug, Clone)]
-pub struct Wish {
+pub struct PollSpec {
     pub project_id: ProjectId,
     /// From these queues, in this order.
     pub queues: Vec<Arc<str>>,
@@ -27,7 +27,7 @@ pub struct Wish {
     pub poll_id: Option<Uuid>,
 }
 
-impl Wish {
+impl PollSpec {
     /// Its name, if its worker gave it one.
     #[must_use]
     pub fn poll_key(&self) -> Option<PollKey> {
@@ -37,13 +37,13 @@ impl Wish {
 }
 
 /// One slot for each taker, then a second for each that has room, and so on.
-pub(in crate::engine) fn deal_slots<Taker: Copy>(
-    takers: &[(Taker, Arc<Wish>)],
+pub(in crate::engine) fn share_slots<Taker: Copy>(
+    takers: &[(Taker, Arc<PollSpec>)],
     max_slots: usize,
-) -> Vec<(Taker, Arc<Wish>)> {
-    let deepest = takers.iter().map(|(_, wish)| wish.capacity).max().unwrap_or(0);
+) -> Vec<(Taker, Arc<PollSpec>)> {
+    let deepest = takers.iter().map(|(_, spec)| spec.capacity).max().unwrap_or(0);
     (0..deepest)
-        .flat_map(|round| takers.iter().filter(move |(_, wish)| wish.capacity > round))
+        .flat_map(|round| takers.iter().filter(move |(_, spec)| spec.capacity > round))
         .take(max_slots)
         .cloned()
         .collect()

@@ -8,13 +8,13 @@ use sqlx::{Postgres, pool::PoolConnection};
 
 use crate::{
     domain::{history, job::StoredState},
-    engine::{Engine, batch::Batch, notify::Tidings},
+    engine::{Engine, batch::Batch, notify::Notifier},
     error::Error,
-    events_feed::Happening,
+    events_feed::JobEvent,
     ids::JobId,
     store::{self, pools::Pool},
     telemetry,
-    wakeups::{Arrival, Chore},
+    wakeups::{Arrival, BackgroundTask},
 };
 
 pub use crate::store::enqueue::{Extras, NewJob, Start, StoredJob};
@@ -31,7 +31,7 @@ pub async fn enqueue(engine: &Engine, jobs: Arc<[NewJob]>) -> Result<Vec<StoredJ
 /// The batch of new jobs.
 pub struct Enqueues {
     pub(in crate::engine) pool: Pool,
-    pub(in crate::engine) tidings: Tidings,
+    pub(in crate::engine) notifier: Notifier,
 }
 
 impl Batch for Enqueues {
@@ -85,14 +85,14 @@ impl Batch for Enqueues {
             stored.extend(inserted.into_iter().map(|it| (it.id, it)));
         }
         let jobs = items.iter().flat_map(|it| it.iter());
-        tell(&self.tidings, jobs, &stored);
+        tell(&self.notifier, jobs, &stored);
         Ok(items.iter().map(|it| answer(it, &stored)).collect())
     }
 }
 
 /// Counts and tells, after the commit.
 pub(in crate::engine) fn tell<'a>(
-    tidings: &Tidings,
+    notifier: &Notifier,
     jobs: impl Iterator<Item = &'a NewJob> + Clone,
     stored: &HashMap<JobId, StoredJob>,
 ) {
@@ -113,14 +113,14 @@ pub(in crate::engine) fn tell<'a>(
         }
     }
     counter!(telemetry::JOBS_ENQUEUED).increment(stored.len() as u64);
-    tidings.tally.enqueued(jobs.clone().filter(|it| stored.contains_key(&it.id)));
-    tidings.wake.arrived(arrivals);
+    notifier.tally.enqueued(jobs.clone().filter(|it| stored.contains_key(&it.id)));
+    notifier.wake.arrived(arrivals);
     if is_due_later {
-        tidings.wake.ask(Chore::Promote);
+        notifier.wake.ask(BackgroundTask::Promote);
     }
-    tidings.news.tell(|| {
+    notifier.news.tell(|| {
         let stored = jobs.filter(|it| stored.contains_key(&it.id));
-        stored.map(|it| Happening::new(it.project_id, it.id, history::ENQUEUED)).collect()
+        stored.map(|it| JobEvent::new(it.project_id, it.id, history::ENQUEUED)).collect()
     });
 }
 

@@ -10,13 +10,13 @@ use crate::{
     domain::{history, job::StoredState, limits},
     engine::{
         Engine,
-        cancel::{call_off, tell_called_off},
+        cancel::{cancel_waiting, publish_cancelled},
     },
     error::{Error, FieldError, is_unique_violation},
     ids::{JobId, JobKey, ProjectId},
     store::{
         self, cascade,
-        control::CalledOff,
+        control::CancelledJob,
         dependencies::{self, UniqueHolder},
         events::{self, NewEvent},
         workflows,
@@ -179,9 +179,9 @@ async fn store_once(
     }
     tx.commit().await?;
     drop(conn);
-    tell_called_off(engine, &replaced, history::REPLACED);
+    publish_cancelled(engine, &replaced, history::REPLACED);
     let stored: HashMap<_, _> = stored.into_iter().map(|it| (it.id, it)).collect();
-    tell(&engine.tidings, new.iter(), &stored);
+    tell(&engine.notifier, new.iter(), &stored);
     let outcome = |it: &TiedJob| {
         let known = stored.get(&it.job.id).or_else(|| earlier.get(&it.job.id));
         known
@@ -201,7 +201,7 @@ async fn make_room(
     tx: &mut PgConnection,
     project_id: ProjectId,
     jobs: &[TiedJob],
-) -> Result<(HashMap<String, JobId>, Vec<CalledOff>), Failed> {
+) -> Result<(HashMap<String, JobId>, Vec<CancelledJob>), Failed> {
     let keys: Vec<_> = jobs.iter().filter_map(|it| unique_key(&it.job)).collect();
     if keys.is_empty() {
         return Ok(Default::default());
@@ -223,7 +223,7 @@ async fn make_room(
             }
         }
     }
-    let gone = call_off(tx, &replaced, false, None).await?;
+    let gone = cancel_waiting(tx, &replaced, false, None).await?;
     let noted: Vec<_> =
         gone.iter().map(|it| NewEvent::new(it.key, history::REPLACED, None, None)).collect();
     events::insert(tx, &noted).await?;

@@ -15,7 +15,7 @@ const COUNT_KEEP: Duration = Duration::from_secs(1);
 /// A count that says "full" is read anew no sooner.
 const RECOUNT_PAUSE: Duration = Duration::from_millis(100);
 /// Projects that one node remembers.
-const MAX_REMEMBERED: usize = 20_000;
+const MAX_CACHED: usize = 20_000;
 
 #[derive(Debug, Clone, Copy)]
 struct Backlog {
@@ -34,7 +34,7 @@ impl Backlogs {
 
     fn note(&self, project_id: ProjectId, jobs: i64) {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if known.len() >= MAX_REMEMBERED {
+        if known.len() >= MAX_CACHED {
             known.clear();
         }
         known.insert(project_id, Backlog { jobs, counted_at: Instant::now() });

@@ -10,22 +10,22 @@ use crate::{
         limits,
         operation::Kind,
     },
-    engine::{Engine, cancel, notify::happening},
-    error::{Error, Whereabouts, is_unique_violation},
+    engine::{Engine, cancel, notify::job_event},
+    error::{Error, JobStatus, is_unique_violation},
     ids::{JobId, JobKey, ProjectId},
     store::{
         cascade,
-        control::{self, Seen},
+        control::{self, LockedJob},
         dead_letters, dependencies,
         events::{self, NewEvent},
-        settle_success::Rested,
+        settle_success::WaitingJob,
     },
 };
 
 pub use crate::store::control::Change;
 
 /// How often a job is looked for that is on its way from one table to the other.
-const MAX_LOOKS: u32 = 3;
+const MAX_LOCK_TRIES: u32 = 3;
 
 /// Calls a job off: at once while nobody works on it; otherwise its worker is told with its next
 /// heartbeat. Cancelling a cancelled job changes nothing.
@@ -35,23 +35,23 @@ const MAX_LOOKS: u32 = 3;
 pub async fn cancel(engine: &Engine, key: JobKey) -> Result<(), Error> {
     let mut conn = engine.pools.read_for(key.project_id).await?;
     let mut tx = conn.begin().await?;
-    let seen = look(&mut tx, key).await?;
+    let seen = lock(&mut tx, key).await?;
     match job::cancel(seen.state) {
         Cancelling::Done => return Ok(()),
         Cancelling::TooLate => return Err(refused(&seen)),
         Cancelling::AskWorker => {
             if !seen.cancel_requested {
                 control::request_cancel(&mut tx, key).await?;
-                note(&mut tx, key, history::CANCEL_REQUESTED, Some(seen.attempt), None).await?;
+                record(&mut tx, key, history::CANCEL_REQUESTED, Some(seen.attempt), None).await?;
             }
             tx.commit().await?;
-            engine.tidings.news.tell(|| vec![happening(key, history::CANCEL_REQUESTED)]);
+            engine.notifier.news.tell(|| vec![job_event(key, history::CANCEL_REQUESTED)]);
         }
         Cancelling::CallOff => {
-            let gone = cancel::call_off(&mut tx, &[key], false, None).await?;
-            note(&mut tx, key, history::CANCELLED, None, None).await?;
+            let gone = cancel::cancel_waiting(&mut tx, &[key], false, None).await?;
+            record(&mut tx, key, history::CANCELLED, None, None).await?;
             tx.commit().await?;
-            cancel::tell_called_off(engine, &gone, history::CANCELLED);
+            cancel::publish_cancelled(engine, &gone, history::CANCELLED);
         }
     }
     Ok(())
@@ -86,7 +86,7 @@ pub async fn change(
 ) -> Result<(), Error> {
     let mut conn = engine.pools.read_for(key.project_id).await?;
     let mut tx = conn.begin().await?;
-    let seen = look(&mut tx, key).await?;
+    let seen = lock(&mut tx, key).await?;
     let run_at = match change {
         Timing::Keep => None,
         Timing::At(run_at) => Some(run_at),
@@ -102,10 +102,10 @@ pub async fn change(
     let payload = serde_json::json!({
         "queue": what.queue, "priority": what.rank.map(|it| -it), "run_at": what.run_at,
     });
-    note(&mut tx, key, history::CHANGED, None, Some(payload.to_string())).await?;
+    record(&mut tx, key, history::CHANGED, None, Some(payload.to_string())).await?;
     tx.commit().await?;
-    engine.tidings.waiting(std::iter::once(&changed));
-    engine.tidings.news.tell(|| vec![happening(key, history::CHANGED)]);
+    engine.notifier.waiting(std::iter::once(&changed));
+    engine.notifier.news.tell(|| vec![job_event(key, history::CHANGED)]);
     Ok(())
 }
 
@@ -140,112 +140,118 @@ pub async fn retry_dead_letter(engine: &Engine, key: JobKey) -> Result<(), Error
 async fn retry_from(engine: &Engine, key: JobKey, kind: Kind) -> Result<(), Error> {
     let mut conn = engine.pools.read_for(key.project_id).await?;
     let mut tx = conn.begin().await?;
-    let revived = revive_in(&mut tx, key, kind).await?;
-    if revived.was_dead_letter {
+    let requeued = retry_in(&mut tx, key, kind).await?;
+    if requeued.was_dead_letter {
         dead_letters::remove(&mut tx, key.project_id, &[key.id]).await?;
     }
     tx.commit().await?;
-    tell_retried(engine, key, &revived.jobs);
+    publish_retried(engine, key, &requeued.jobs);
     Ok(())
 }
 
 /// What bringing a job back has led to.
-pub(in crate::engine) struct Revived {
-    pub jobs: Vec<Rested>,
+pub(in crate::engine) struct RetriedJobs {
+    pub jobs: Vec<WaitingJob>,
     /// Whether it must be struck off the list of dead letters, at the end of the transaction.
     pub was_dead_letter: bool,
 }
 
 /// Brings back a job in one of the states that this kind of work deals with, in somebody's transaction, but for what
-/// [`Revived`] says is left to do.
-pub(in crate::engine) async fn revive_in(
+/// [`RetriedJobs`] says is left to do.
+pub(in crate::engine) async fn retry_in(
     tx: &mut PgConnection,
     key: JobKey,
     kind: Kind,
-) -> Result<Revived, Error> {
-    let seen = look(tx, key).await?;
+) -> Result<RetriedJobs, Error> {
+    let seen = lock(tx, key).await?;
     if !kind.states().contains(&seen.state.public()) {
         return Err(refused(&seen));
     }
     let was_dead_letter = seen.state == StoredState::DeadLetter;
     let jobs = if was_dead_letter {
-        revive_dead_letter(tx, key).await?
+        requeue_dead_letter(tx, key).await?
     } else {
-        let revived = revive(tx, key.project_id, &[key.id]).await?;
-        revive_others(tx, key, revived).await?
+        let requeued = requeue(tx, key.project_id, &[key.id]).await?;
+        requeue_with_descendants(tx, key, requeued).await?
     };
-    Ok(Revived { jobs, was_dead_letter })
+    Ok(RetriedJobs { jobs, was_dead_letter })
 }
 
-async fn revive_dead_letter(tx: &mut PgConnection, key: JobKey) -> Result<Vec<Rested>, Error> {
+async fn requeue_dead_letter(tx: &mut PgConnection, key: JobKey) -> Result<Vec<WaitingJob>, Error> {
     cascade::unmark_orphaned(tx, key.project_id, &[key.id]).await?;
-    let revived = control::revive_dead_letter(tx, key).await.map_err(conflict)?;
+    let requeued = control::requeue_dead_letter(tx, key).await.map_err(conflict)?;
     cascade::restore_expiries(tx, key.project_id, &[key.id]).await?;
-    revive_others(tx, key, revived.into_iter().collect()).await
+    requeue_with_descendants(tx, key, requeued.into_iter().collect()).await
 }
 
 /// Notes that a job came back, and brings back its descendants.
-async fn revive_others(
+async fn requeue_with_descendants(
     tx: &mut PgConnection,
     key: JobKey,
-    mut revived: Vec<Rested>,
-) -> Result<Vec<Rested>, Error> {
-    if revived.is_empty() {
+    mut requeued: Vec<WaitingJob>,
+) -> Result<Vec<WaitingJob>, Error> {
+    if requeued.is_empty() {
         return Err(Error::ParentTerminal(Vec::new()));
     }
-    note(tx, key, history::RETRIED, None, None).await?;
-    revived.extend(revive_descendants(tx, key).await?);
-    Ok(revived)
+    record(tx, key, history::RETRIED, None, None).await?;
+    requeued.extend(requeue_descendants(tx, key).await?);
+    Ok(requeued)
 }
 
 /// Tells of a job that came back, and of those that came with it, after the commit.
-pub(in crate::engine) fn tell_retried(engine: &Engine, key: JobKey, revived: &[Rested]) {
-    engine.tidings.waiting(revived.iter());
-    engine.tidings.news.tell(|| {
-        let others = revived.iter().filter(|it| it.key != key);
-        let others = others.map(|it| happening(it.key, history::REVIVED));
-        std::iter::once(happening(key, history::RETRIED)).chain(others).collect()
+pub(in crate::engine) fn publish_retried(engine: &Engine, key: JobKey, requeued: &[WaitingJob]) {
+    engine.notifier.waiting(requeued.iter());
+    engine.notifier.news.tell(|| {
+        let others = requeued.iter().filter(|it| it.key != key);
+        let others = others.map(|it| job_event(it.key, history::REVIVED));
+        std::iter::once(job_event(key, history::RETRIED)).chain(others).collect()
     });
 }
 
 /// Round by round, as their parents come back: each job comes back unless another of its parents has ended
 /// badly.
-async fn revive_descendants(tx: &mut PgConnection, root: JobKey) -> Result<Vec<Rested>, Error> {
+async fn requeue_descendants(
+    tx: &mut PgConnection,
+    root: JobKey,
+) -> Result<Vec<WaitingJob>, Error> {
     let project_id = root.project_id;
     let (mut back, mut all) = (vec![root.id], Vec::new());
     loop {
-        let called_off = control::called_off_by(tx, project_id, &back).await?;
-        let revived = revive(tx, project_id, &called_off).await?;
-        if revived.is_empty() {
-            control::blame_another(tx, project_id, &called_off).await?;
+        let cancelled = control::cancelled_because_of(tx, project_id, &back).await?;
+        let requeued = requeue(tx, project_id, &cancelled).await?;
+        if requeued.is_empty() {
+            control::blame_another(tx, project_id, &cancelled).await?;
             return Ok(all);
         }
         let noted: Vec<_> =
-            revived.iter().map(|it| NewEvent::new(it.key, history::REVIVED, None, None)).collect();
+            requeued.iter().map(|it| NewEvent::new(it.key, history::REVIVED, None, None)).collect();
         events::insert(tx, &noted).await?;
-        back.extend(revived.iter().map(|it| it.key.id));
-        all.extend(revived);
+        back.extend(requeued.iter().map(|it| it.key.id));
+        all.extend(requeued);
     }
 }
 
 /// Two statements: the second sees what has become of the parents that the first has waited for.
-async fn revive(
+async fn requeue(
     tx: &mut PgConnection,
     project_id: ProjectId,
     jobs: &[JobId],
-) -> Result<Vec<Rested>, Error> {
+) -> Result<Vec<WaitingJob>, Error> {
     control::lock_parents_of(tx, project_id, jobs).await?;
-    let revived = control::revive_cancelled(tx, project_id, jobs).await.map_err(conflict)?;
-    let back: Vec<_> = revived.iter().map(|it| it.key.id).collect();
+    let requeued = control::requeue_cancelled(tx, project_id, jobs).await.map_err(conflict)?;
+    let back: Vec<_> = requeued.iter().map(|it| it.key.id).collect();
     // Those that stay called off keep their marks: their children must follow.
     cascade::unmark_orphaned(tx, project_id, &back).await?;
     cascade::restore_expiries(tx, project_id, &back).await?;
-    Ok(revived)
+    Ok(requeued)
 }
 
 /// Locks a job, wherever it is.
-pub(in crate::engine) async fn look(tx: &mut PgConnection, key: JobKey) -> Result<Seen, Error> {
-    for _ in 0..MAX_LOOKS {
+pub(in crate::engine) async fn lock(
+    tx: &mut PgConnection,
+    key: JobKey,
+) -> Result<LockedJob, Error> {
+    for _ in 0..MAX_LOCK_TRIES {
         if let Some(seen) = control::lock_live(tx, key).await? {
             return Ok(seen);
         }
@@ -256,7 +262,7 @@ pub(in crate::engine) async fn look(tx: &mut PgConnection, key: JobKey) -> Resul
     Err(Error::JobNotFound)
 }
 
-async fn note(
+async fn record(
     tx: &mut PgConnection,
     key: JobKey,
     kind: &str,
@@ -267,8 +273,8 @@ async fn note(
     Ok(())
 }
 
-fn refused(seen: &Seen) -> Error {
-    Error::InvalidState(Whereabouts { state: seen.state.public(), attempt: seen.attempt })
+fn refused(seen: &LockedJob) -> Error {
+    Error::InvalidState(JobStatus { state: seen.state.public(), attempt: seen.attempt })
 }
 
 fn conflict(error: sqlx::Error) -> Error {

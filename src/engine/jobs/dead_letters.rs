@@ -6,7 +6,7 @@ use sqlx::{Acquire, PgConnection};
 use crate::{
     domain::{fingerprint::fingerprint, job::StoredState, operation::Filter},
     engine::Engine,
-    error::{Error, Whereabouts},
+    error::{Error, JobStatus},
     ids::{JobId, JobKey, ProjectId},
     store::{
         dead_letters::{self, NewDeadLetter},
@@ -62,10 +62,10 @@ fn dead_letter(end: &Ended, after: &AfterEnd) -> NewDeadLetter {
 pub async fn delete(engine: &Engine, key: JobKey) -> Result<(), Error> {
     let mut conn = engine.pools.read_for(key.project_id).await?;
     let mut tx = conn.begin().await?;
-    let seen = super::control::look(&mut tx, key).await?;
+    let seen = super::control::lock(&mut tx, key).await?;
     if seen.state != StoredState::DeadLetter {
         let (state, attempt) = (seen.state.public(), seen.attempt);
-        return Err(Error::InvalidState(Whereabouts { state, attempt }));
+        return Err(Error::InvalidState(JobStatus { state, attempt }));
     }
     delete_in(&mut tx, key.project_id, &[key.id]).await?;
     tx.commit().await?;

@@ -182,7 +182,7 @@ async fn start(engine: &Engine, project_id: ProjectId, id: WorkflowId) -> Result
     }
     let freed = workflows::free_roots(&mut tx, project_id, id).await?;
     tx.commit().await?;
-    engine.tidings.waiting(freed.iter());
+    engine.notifier.waiting(freed.iter());
     Ok(())
 }
 

@@ -7,7 +7,7 @@ use crate::{
     domain::history,
     engine::{
         Engine,
-        cancel::{call_off, tell_called_off},
+        cancel::{cancel_waiting, publish_cancelled},
     },
     ids::JobKey,
     store::{
@@ -33,7 +33,7 @@ pub async fn pass(engine: &Engine) -> sqlx::Result<bool> {
             continue;
         }
         let children = cascade::waiting_children(&mut tx, parent).await?;
-        let gone = call_off(&mut tx, &children, false, Some(parent.id)).await?;
+        let gone = cancel_waiting(&mut tx, &children, false, Some(parent.id)).await?;
         let payload = format!(r#"{{"parent_id":"{}"}}"#, parent.id);
         let noted: Vec<_> = gone
             .iter()
@@ -41,7 +41,7 @@ pub async fn pass(engine: &Engine) -> sqlx::Result<bool> {
             .collect();
         events::insert(&mut tx, &noted).await?;
         tx.commit().await?;
-        tell_called_off(engine, &gone, history::PARENT_FAILED);
+        publish_cancelled(engine, &gone, history::PARENT_FAILED);
     }
     Ok(is_more)
 }
@@ -55,7 +55,7 @@ pub async fn pass_outdated(engine: &Engine) -> sqlx::Result<bool> {
         return Ok(false);
     }
     let mut tx = conn.begin().await?;
-    let gone = call_off(&mut tx, &outdated, true, None).await?;
+    let gone = cancel_waiting(&mut tx, &outdated, true, None).await?;
     // Those that run are looked at again: handed back, nobody may have them any more.
     cascade::delete_expiries(&mut tx, &outdated).await?;
     cascade::postpone_expiries(&mut tx, &outdated, RUNNING_PAUSE_SECONDS).await?;
@@ -63,6 +63,6 @@ pub async fn pass_outdated(engine: &Engine) -> sqlx::Result<bool> {
         gone.iter().map(|it| NewEvent::new(it.key, history::EXPIRED, None, None)).collect();
     events::insert(&mut tx, &noted).await?;
     tx.commit().await?;
-    tell_called_off(engine, &gone, history::EXPIRED);
+    publish_cancelled(engine, &gone, history::EXPIRED);
     Ok(outdated.len() == sweep::MAX_SWEEP_ROWS)
 }

@@ -8,7 +8,7 @@ use metrics::{counter, gauge};
 use crate::{
     engine::Engine,
     store::{
-        sweep::gauges::{self, Place, Server, Table},
+        sweep::gauges::{self, ReadyQueue, Server, Table},
         workers::ALIVE_SECONDS,
     },
     telemetry,
@@ -38,7 +38,7 @@ pub async fn look(engine: &Engine) -> sqlx::Result<()> {
 }
 
 /// Whether a queue is waited for by nobody is its project's affair; where workers poll, jobs must not wait.
-fn show_waiting(places: &[Place]) {
+fn show_waiting(places: &[ReadyQueue]) {
     for (polled, is_polled) in [("yes", true), ("no", false)] {
         let of_these = places.iter().filter(|it| (it.is_polled && !it.is_paused) == is_polled);
         let oldest = of_these.map(|it| it.age_seconds).fold(0.0, f64::max);

@@ -22,11 +22,11 @@ use crate::{
         purge, schedules,
     },
     telemetry,
-    wakeups::{Chore, Hint},
+    wakeups::{BackgroundTask, Hint},
 };
 
 /// How often it is looked what waits to be done: what another node has left is begun within this.
-pub const GLANCE_PERIOD: Duration = Duration::from_millis(750);
+pub const PROBE_PERIOD: Duration = Duration::from_millis(750);
 /// A change of a queue is heard of so long: nodes whose look comes late hear of it too.
 const CHANGE_KEEP_MS: i64 = 3_000;
 /// Settled rows after which the hot tables are vacuumed.
@@ -41,20 +41,20 @@ pub async fn glance(engine: &Engine) -> sqlx::Result<()> {
     let seen = probe::glance(&mut conn, CHANGE_KEEP_MS).await?;
     drop(conn);
     let is_tick_near =
-        seen.next_tick_ms.is_some_and(|it| it <= GLANCE_PERIOD.as_secs_f64() * 1_000.0);
+        seen.next_tick_ms.is_some_and(|it| it <= PROBE_PERIOD.as_secs_f64() * 1_000.0);
     let chores = [
-        (seen.has_orphans, Chore::Orphans),
-        (seen.has_outdated, Chore::Outdated),
-        (seen.has_deltas, Chore::Fold),
-        (seen.has_operations, Chore::Operations),
-        (seen.has_unplanned, Chore::Plan),
-        (is_tick_near, Chore::Fire),
+        (seen.has_orphans, BackgroundTask::Orphans),
+        (seen.has_outdated, BackgroundTask::Outdated),
+        (seen.has_deltas, BackgroundTask::Fold),
+        (seen.has_operations, BackgroundTask::Operations),
+        (seen.has_unplanned, BackgroundTask::Plan),
+        (is_tick_near, BackgroundTask::Fire),
     ];
-    let wake = &engine.tidings.wake;
+    let wake = &engine.notifier.wake;
     for (_, chore) in chores.iter().filter(|(waits, _)| *waits) {
         wake.ask(*chore);
     }
-    engine.brakes.learn(seen.braked.into_iter().collect());
+    engine.breakers.learn(seen.braked.into_iter().collect());
     for (project_id, queue) in &seen.changed_queues {
         // Each node looks for itself: nobody else need be told.
         wake.hint_here(Hint::QueueChanged(*project_id, queue.as_str().into()));

@@ -30,6 +30,6 @@ pub async fn pass(engine: &Engine) -> sqlx::Result<Duration> {
         // Another node holds them locked.
         return Ok(LOCKED_ELSEWHERE_PAUSE);
     }
-    engine.tidings.waiting(promoted.iter());
+    engine.notifier.waiting(promoted.iter());
     Ok(Duration::ZERO)
 }

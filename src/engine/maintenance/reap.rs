@@ -17,7 +17,7 @@ use crate::{
 pub async fn pass(engine: &Engine) -> sqlx::Result<bool> {
     let mut conn = engine.pools.reap.acquire().await?;
     // By itself, so that a node that is slow below holds up no other.
-    match sweep::note_pass(&mut conn).await? {
+    match sweep::record_pass(&mut conn).await? {
         None => return rearm(&mut conn).await,
         Some(false) => return Ok(false),
         Some(true) => (),
@@ -34,7 +34,7 @@ pub async fn pass(engine: &Engine) -> sqlx::Result<bool> {
     let ended = failure::write_down(&mut tx, &ends).await?;
     tx.commit().await?;
     drop(conn);
-    failure::tell(&engine.tidings, &ends, &ended);
+    failure::tell(&engine.notifier, &ends, &ended);
     Ok(ends.len() == sweep::MAX_SWEEP_ROWS)
 }
 
@@ -44,7 +44,7 @@ async fn rearm(conn: &mut sqlx::PgConnection) -> sqlx::Result<bool> {
     let is_full = rearmed == sweep::MAX_SWEEP_ROWS as u64;
     if !is_full {
         sweep::excuse_silence(conn).await?;
-        sweep::note_end_of_gap(conn).await?;
+        sweep::record_end_of_gap(conn).await?;
         tracing::warn!("no node had looked for expired leases for a while: they run once more");
     }
     Ok(is_full)

@@ -2,29 +2,29 @@
 
 pub mod relay;
 
-use super::stats::recorder::Tally;
+use super::stats::recorder::StatsRecorder;
 use crate::{
     domain::{history, job::StoredState},
-    events_feed::{Happening, News},
+    events_feed::{EventFeed, JobEvent},
     ids::JobKey,
     store::{
         settle_failure::{AfterEnd, Ended},
-        settle_success::Rested,
+        settle_success::WaitingJob,
     },
-    wakeups::{Arrival, Chore, Wake},
+    wakeups::{Arrival, BackgroundTask, Wake},
 };
 
 /// Whoever wants to know. Cheap to clone.
 #[derive(Clone)]
-pub struct Tidings {
+pub struct Notifier {
     pub wake: Wake,
-    pub news: News,
-    pub tally: Tally,
+    pub news: EventFeed,
+    pub tally: StatsRecorder,
 }
 
-impl Tidings {
+impl Notifier {
     /// These jobs wait: some can be claimed, others will be due.
-    pub fn waiting<'a>(&self, jobs: impl Iterator<Item = &'a Rested> + Clone) {
+    pub fn waiting<'a>(&self, jobs: impl Iterator<Item = &'a WaitingJob> + Clone) {
         self.wake.arrived(
             jobs.clone()
                 .filter(|it| it.state == StoredState::Pending)
@@ -39,9 +39,9 @@ impl Tidings {
                 .collect(),
         );
         let is_due_later =
-            |it: &Rested| matches!(it.state, StoredState::Scheduled | StoredState::Backoff);
+            |it: &WaitingJob| matches!(it.state, StoredState::Scheduled | StoredState::Backoff);
         if jobs.clone().any(is_due_later) {
-            self.wake.ask(Chore::Promote);
+            self.wake.ask(BackgroundTask::Promote);
         }
     }
 
@@ -51,20 +51,20 @@ impl Tidings {
         let freed = after.iter().filter(|it| it.held_slot).map(|it| it.job.key.project_id);
         self.wake.slots_freed(freed.collect());
         if after.iter().any(|it| it.has_orphans) {
-            self.wake.ask(Chore::Orphans);
+            self.wake.ask(BackgroundTask::Orphans);
         }
         self.news.tell(|| {
             let mut told = Vec::new();
             for end in ends {
-                let happening = happening(end.key, &history::ended(end.outcome));
+                let job_event = job_event(end.key, &history::ended(end.outcome));
                 let attempt = Some(end.attempt);
-                told.push(Happening { attempt, worker_id: None, ..happening });
+                told.push(JobEvent { attempt, worker_id: None, ..job_event });
                 match end.state {
                     StoredState::DeadLetter => {
-                        told.push(self::happening(end.key, history::DEAD_LETTERED));
+                        told.push(self::job_event(end.key, history::DEAD_LETTERED));
                     }
                     StoredState::Cancelled => {
-                        told.push(self::happening(end.key, history::CANCELLED));
+                        told.push(self::job_event(end.key, history::CANCELLED));
                     }
                     _ => (),
                 }
@@ -76,6 +76,6 @@ impl Tidings {
 
 /// Something that happened to one job, without details.
 #[must_use]
-pub fn happening(key: JobKey, kind: &str) -> Happening {
-    Happening::new(key.project_id, key.id, kind)
+pub fn job_event(key: JobKey, kind: &str) -> JobEvent {
+    JobEvent::new(key.project_id, key.id, kind)
 }

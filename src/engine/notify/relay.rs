@@ -15,7 +15,7 @@ use crate::{
     redis_bus::{Bus, Topic, WAKE_SHARDS},
     store::claims::MAX_CLAIM_SLOTS,
     telemetry,
-    wakeups::{Arrival, Arrivals, Hint},
+    wakeups::{Arrival, Hint, Hints},
 };
 
 /// How long wake-ups are put together: at most one message a queue in this time.
@@ -29,13 +29,13 @@ const REJOIN_SPREAD: Duration = Duration::from_millis(500);
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Message {
     from: String,
-    wakes: Vec<Told>,
+    wakes: Vec<HintMessage>,
 }
 
 /// One wake-up, in as few letters as JSON allows.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "k")]
-enum Told {
+enum HintMessage {
     /// Jobs of one type have arrived in a queue.
     #[serde(rename = "a")]
     Arrived {
@@ -58,7 +58,7 @@ enum Told {
     Everywhere,
 }
 
-impl Told {
+impl HintMessage {
     fn shard(&self) -> u32 {
         match self {
             Self::Arrived { p, .. } | Self::SlotsFreed { p } | Self::QueueChanged { p, .. } => {
@@ -96,7 +96,7 @@ type Kin = (ProjectId, Arc<str>, Arc<str>, bool);
 struct Gathered {
     /// The best of their places, and how many they are.
     arrived: HashMap<Kin, (i16, DateTime<Utc>, usize)>,
-    others: Vec<Told>,
+    others: Vec<HintMessage>,
     everywhere: bool,
 }
 
@@ -112,10 +112,11 @@ impl Gathered {
                 }
             }
             Hint::SlotsFreed(projects) => {
-                self.others.extend(projects.into_iter().map(|it| Told::SlotsFreed { p: it.0 }));
+                self.others
+                    .extend(projects.into_iter().map(|it| HintMessage::SlotsFreed { p: it.0 }));
             }
             Hint::QueueChanged(project_id, q) => {
-                self.others.push(Told::QueueChanged { p: project_id.0, q });
+                self.others.push(HintMessage::QueueChanged { p: project_id.0, q });
             }
             Hint::Everywhere => self.everywhere = true,
         }
@@ -126,16 +127,16 @@ impl Gathered {
     fn messages(self, from: &str) -> Vec<(u32, Message)> {
         let mut wakes = self.others;
         wakes.extend(self.arrived.into_iter().map(|((p, q, t, g), (r, run_at, n))| {
-            Told::Arrived { p: p.0, q, t, r, at: run_at.timestamp_micros(), g, n }
+            HintMessage::Arrived { p: p.0, q, t, r, at: run_at.timestamp_micros(), g, n }
         }));
         if self.everywhere {
-            wakes = vec![Told::Everywhere];
+            wakes = vec![HintMessage::Everywhere];
         }
-        let mut by_shard: HashMap<u32, Vec<Told>> = HashMap::new();
+        let mut by_shard: HashMap<u32, Vec<HintMessage>> = HashMap::new();
         for wake in wakes {
-            let told = by_shard.entry(wake.shard()).or_default();
-            if !told.contains(&wake) {
-                told.push(wake);
+            let hints = by_shard.entry(wake.shard()).or_default();
+            if !hints.contains(&wake) {
+                hints.push(wake);
             }
         }
         let message = |wakes| Message { from: from.to_owned(), wakes };
@@ -144,18 +145,18 @@ impl Gathered {
 }
 
 /// Tells the other nodes what this one's pump is told, until `stop`.
-pub async fn tell_others(bus: Bus, mut overheard: Arrivals, stop: CancellationToken) {
+pub async fn publish(bus: Bus, mut hints: Hints, stop: CancellationToken) {
     let from = bus.node().to_string();
     loop {
         let first = tokio::select! {
             () = stop.cancelled() => return,
-            hint = overheard.next() => hint,
+            hint = hints.next() => hint,
         };
         let Some(first) = first else { return };
         let mut gathered = Gathered::default();
         gathered.add(first);
         tokio::time::sleep(GATHER).await;
-        while let Some(hint) = overheard.try_next() {
+        while let Some(hint) = hints.try_next() {
             gathered.add(hint);
         }
         // Nobody else is there to hear it.
@@ -165,7 +166,7 @@ pub async fn tell_others(bus: Bus, mut overheard: Arrivals, stop: CancellationTo
         for (shard, message) in gathered.messages(&from) {
             let Ok(text) = serde_json::to_string(&message) else { continue };
             if bus.tell(Topic::Wake(shard), &text).await {
-                counter!(telemetry::WAKES_TOLD).increment(1);
+                counter!(telemetry::WAKEUPS_SENT).increment(1);
             }
         }
     }
@@ -173,11 +174,11 @@ pub async fn tell_others(bus: Bus, mut overheard: Arrivals, stop: CancellationTo
 
 /// Another node, or this one, has told something.
 pub fn hear(engine: &Engine, bus: &Bus, text: &str) {
-    let wake = &engine.tidings.wake;
+    let wake = &engine.notifier.wake;
     match serde_json::from_str::<Message>(text) {
         Ok(message) if message.from == bus.node().to_string() => (),
         Ok(message) => {
-            counter!(telemetry::WAKES_HEARD).increment(1);
+            counter!(telemetry::WAKEUPS_RECEIVED).increment(1);
             message.wakes.into_iter().for_each(|it| wake.hint_here(it.hint()));
         }
         Err(_) => wake.hint_here(Hint::Everywhere),
@@ -186,7 +187,7 @@ pub fn hear(engine: &Engine, bus: &Bus, text: &str) {
 
 /// This node hears again: whatever was told meanwhile is lost, so its polls look everywhere, soon.
 pub fn rejoin(engine: &Engine) {
-    let wake = engine.tidings.wake.clone();
+    let wake = engine.notifier.wake.clone();
     tokio::spawn(async move {
         tokio::time::sleep(REJOIN_SPREAD.mul_f64(rand::random())).await;
         wake.hint_here(Hint::Everywhere);
@@ -218,7 +219,7 @@ mod tests {
         let (shard, message) = messages.remove(0);
         assert_eq!(shard, 21 % WAKE_SHARDS);
         let of_a = message.wakes.iter().find_map(|it| match it {
-            Told::Arrived { q, r, n, .. } if &**q == "a" => Some((*r, *n)),
+            HintMessage::Arrived { q, r, n, .. } if &**q == "a" => Some((*r, *n)),
             _ => None,
         });
         assert_eq!((of_a, message.wakes.len()), (Some((-5, 3)), 2));
@@ -234,8 +235,8 @@ mod tests {
             let text = serde_json::to_string(&message).expect("JSON");
             let read: Message = serde_json::from_str(&text).expect("a message");
             assert_eq!(read, message);
-            for told in read.wakes {
-                match told.hint() {
+            for hints in read.wakes {
+                match hints.hint() {
                     Hint::Arrived(arrivals) => assert_eq!(arrivals.len(), 3),
                     Hint::QueueChanged(project_id, _) => assert_eq!(project_id, ProjectId(1)),
                     Hint::SlotsFreed(projects) => assert_eq!(projects, [ProjectId(2)]),
@@ -252,6 +253,6 @@ mod tests {
         gathered.add(Hint::Arrived(arrivals));
         let messages = gathered.messages("me");
         assert_eq!(messages.len(), 1);
-        assert_eq!(messages[0].1.wakes, [Told::Everywhere]);
+        assert_eq!(messages[0].1.wakes, [HintMessage::Everywhere]);
     }
 }

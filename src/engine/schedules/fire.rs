@@ -23,20 +23,20 @@ use crate::{
     },
     engine::{
         Engine,
-        cancel::{call_off, tell_called_off},
-        notify::happening,
+        cancel::{cancel_waiting, publish_cancelled},
+        notify::job_event,
     },
     error::Error,
     ids::{JobId, JobKey, ProjectId},
     store::{
         self,
-        control::CalledOff,
+        control::CancelledJob,
         events::{self, NewEvent},
-        settle_success::Rested,
+        settle_success::WaitingJob,
         sweep::schedules::{self, Advance, DueSchedule, EarlierJob, Fire, MAX_PLANNED},
     },
     telemetry,
-    wakeups::Chore,
+    wakeups::BackgroundTask,
 };
 
 /// So long before a tick its jobs are written: less than a statement may take before it is called slow.
@@ -95,7 +95,7 @@ pub async fn pass(engine: &Engine) -> sqlx::Result<Duration> {
     }
     let late: Vec<_> = late.filter(|it| now - it.tick > NOTED_LATENESS).collect();
     for late in late.chunks(MAX_STATEMENT_FIRES) {
-        schedules::note_lateness(&mut conn, late).await?;
+        schedules::record_lateness(&mut conn, late).await?;
     }
     Ok(Duration::ZERO)
 }
@@ -114,8 +114,8 @@ async fn catch_up(engine: &Engine, conn: &mut PgConnection) -> sqlx::Result<bool
 /// What a pass has done, for those who must hear of it.
 #[derive(Default)]
 struct Fired {
-    jobs: Vec<Rested>,
-    called_off: Vec<CalledOff>,
+    jobs: Vec<WaitingJob>,
+    cancelled: Vec<CancelledJob>,
     asked_to_stop: Vec<JobKey>,
     fires: Vec<Fire>,
 }
@@ -123,17 +123,17 @@ struct Fired {
 impl Fired {
     fn tell(&self, engine: &Engine) {
         counter!(telemetry::JOBS_ENQUEUED).increment(self.jobs.len() as u64);
-        engine.tidings.tally.fired(&self.jobs);
+        engine.notifier.tally.fired(&self.jobs);
         for fire in &self.fires {
             let (outcome, ticks) = (fire.outcome.as_str(), fire.ticks.unsigned_abs());
             counter!(telemetry::SCHEDULE_FIRES, "outcome" => outcome).increment(ticks);
         }
-        tell_called_off(engine, &self.called_off, history::CANCELLED);
-        engine.tidings.waiting(self.jobs.iter());
-        engine.tidings.news.tell(|| {
+        publish_cancelled(engine, &self.cancelled, history::CANCELLED);
+        engine.notifier.waiting(self.jobs.iter());
+        engine.notifier.news.tell(|| {
             let asked = self.asked_to_stop.iter();
-            let asked = asked.map(|it| happening(*it, history::CANCEL_REQUESTED));
-            let stored = self.jobs.iter().map(|it| happening(it.key, history::ENQUEUED));
+            let asked = asked.map(|it| job_event(*it, history::CANCEL_REQUESTED));
+            let stored = self.jobs.iter().map(|it| job_event(it.key, history::ENQUEUED));
             asked.chain(stored).collect()
         });
     }
@@ -293,8 +293,8 @@ async fn make_way(
     let mut waiting: Vec<_> = waiting.iter().map(key).collect();
     waiting.sort_by_key(|it| (it.project_id, it.id));
     if !waiting.is_empty() {
-        fired.called_off = call_off(tx, &waiting, false, None).await?;
-        let gone = fired.called_off.iter();
+        fired.cancelled = cancel_waiting(tx, &waiting, false, None).await?;
+        let gone = fired.cancelled.iter();
         let noted: Vec<_> =
             gone.map(|it| NewEvent::new(it.key, history::CANCELLED, None, None)).collect();
         events::insert(tx, &noted).await?;
@@ -340,7 +340,7 @@ pub async fn plan(engine: &Engine) -> sqlx::Result<bool> {
     let advances: Vec<_> = unplanned.iter().map(plan).collect();
     schedules::advance(&mut tx, &advances).await?;
     tx.commit().await?;
-    engine.tidings.wake.ask(Chore::Fire);
+    engine.notifier.wake.ask(BackgroundTask::Fire);
     Ok(unplanned.len() == MAX_PLANNED)
 }
 

@@ -10,7 +10,7 @@ use crate::{
     error::{Error, FieldError},
     ids::ProjectId,
     store::schedules::{self, Census},
-    wakeups::Chore,
+    wakeups::BackgroundTask,
 };
 
 pub use crate::store::schedules::{FireRow, RegisteredSchedule, ScheduleRow, WrittenSchedule};
@@ -90,7 +90,7 @@ pub async fn write(
     let is_new = kept.ok_or(Error::ScheduleTypeConflict)?;
     let row = schedules::find(&mut conn, project_id, &schedule.id).await?;
     drop(conn);
-    engine.tidings.wake.ask(Chore::Plan);
+    engine.notifier.wake.ask(BackgroundTask::Plan);
     Ok((row.ok_or(Error::ScheduleNotFound)?, is_new))
 }
 
@@ -127,7 +127,7 @@ pub async fn keep_registered(
         }
     }
     if is_changed {
-        engine.tidings.wake.ask(Chore::Plan);
+        engine.notifier.wake.ask(BackgroundTask::Plan);
     }
     Ok(rejected)
 }
@@ -191,7 +191,7 @@ pub async fn set_paused(
         return Err(Error::ScheduleNotFound);
     }
     drop(conn);
-    engine.tidings.wake.ask(Chore::Plan);
+    engine.notifier.wake.ask(BackgroundTask::Plan);
     find(engine, project_id, id).await
 }
 

@@ -8,13 +8,13 @@ use crate::{
     domain::{lease, limits, logs, text},
     engine::{Engine, settle},
     error::Error,
-    events_feed::Happening,
+    events_feed::JobEvent,
     ids::{EventId, JobKey, ProjectId},
     store::{self, events, logs::LogTotals},
 };
 
 pub use crate::store::{
-    events::{NewEvent, Shown},
+    events::{NewEvent, ShownFence},
     logs::LogChunk,
 };
 
@@ -23,10 +23,10 @@ pub use crate::store::{
 /// # Errors
 /// [`Error::JobNotFound`], [`Error::InvalidState`], [`Error::WorkerMismatch`] or [`Error::StaleLease`]
 /// when one of the attempts is not this worker's. [`Error::Invalid`] when a job has too many events.
-pub async fn note_events(
+pub async fn record_events(
     engine: &Engine,
     project_id: ProjectId,
-    shown: &[Shown],
+    shown: &[ShownFence],
     events: Vec<NewEvent>,
 ) -> Result<Vec<EventId>, Error> {
     let mut conn = engine.pools.read_for(project_id).await?;
@@ -51,8 +51,8 @@ pub async fn note_events(
     let ids = events::insert(&mut tx, &events).await?;
     tx.commit().await?;
     drop(conn);
-    engine.tidings.news.tell(|| {
-        let told = ids.iter().zip(events).map(|(id, event)| Happening {
+    engine.notifier.news.tell(|| {
+        let told = ids.iter().zip(events).map(|(id, event)| JobEvent {
             project_id,
             job_id: event.key.id,
             id: *id,
@@ -70,8 +70,8 @@ pub async fn note_events(
 async fn find_refused<'a>(
     tx: &mut sqlx::PgConnection,
     project_id: ProjectId,
-    shown: &'a [Shown],
-) -> sqlx::Result<Option<&'a Shown>> {
+    shown: &'a [ShownFence],
+) -> sqlx::Result<Option<&'a ShownFence>> {
     let running = events::lock_running(tx, project_id, shown).await?;
     let running: HashSet<_> =
         running.into_iter().filter_map(|it| usize::try_from(it).ok()).collect();
@@ -79,17 +79,21 @@ async fn find_refused<'a>(
     Ok(refused.map(|it| it.1))
 }
 
-async fn refusal(engine: &Engine, project_id: ProjectId, shown: &Shown) -> Result<Error, Error> {
+async fn refusal(
+    engine: &Engine,
+    project_id: ProjectId,
+    shown: &ShownFence,
+) -> Result<Error, Error> {
     let key = JobKey { project_id, id: shown.job_id };
     let fence = shown.fence();
-    let found = settle::look_again(engine, key, &fence).await?;
+    let found = settle::read_again(engine, key, &fence).await?;
     Ok(settle::refused(lease::explain_report(&fence, &found.standing), &found.standing))
 }
 
 /// Chunks of one attempt.
 #[derive(Debug, Clone)]
 pub struct AttemptLogs {
-    pub shown: Shown,
+    pub shown: ShownFence,
     /// What it printed. No two have the same place.
     pub chunks: Vec<LogChunk>,
 }
@@ -107,7 +111,7 @@ pub struct Logged {
 /// that find no room are cut.
 ///
 /// # Errors
-/// As [`note_events`].
+/// As [`record_events`].
 pub async fn keep_logs(
     engine: &Engine,
     project_id: ProjectId,
@@ -140,7 +144,7 @@ pub async fn keep_logs(
     }
     tx.commit().await?;
     drop(conn);
-    attempts.iter().for_each(|it| engine.tidings.news.nudge(project_id, it.shown.job_id));
+    attempts.iter().for_each(|it| engine.notifier.news.nudge(project_id, it.shown.job_id));
     Ok(logged)
 }
 

@@ -11,7 +11,7 @@ use crate::{
         job::{self, AfterAttempt, Ending, Next, Outcome, Running, StoredState},
         text::ErrorReport,
     },
-    engine::{cancel, jobs::dead_letters, notify::Tidings},
+    engine::{cancel, jobs::dead_letters, notify::Notifier},
     store::{
         self,
         settle_failure::{AfterEnd, Ended, Held},
@@ -59,7 +59,7 @@ pub(in crate::engine) async fn write_down(
     let cancelled: Vec<_> =
         ends.iter().filter(|it| it.state == StoredState::Cancelled).map(|it| it.key).collect();
     if !cancelled.is_empty() {
-        for gone in cancel::call_off(tx, &cancelled, false, None).await? {
+        for gone in cancel::cancel_waiting(tx, &cancelled, false, None).await? {
             if let Some(after) = after.iter_mut().find(|it| it.job.key == gone.key) {
                 after.has_orphans = gone.has_orphans;
             }
@@ -76,7 +76,7 @@ pub(in crate::engine) async fn write_down(
 }
 
 /// Counts and tells, after the commit.
-pub(in crate::engine) fn tell(tidings: &Tidings, ends: &[Ended], after: &[AfterEnd]) {
+pub(in crate::engine) fn tell(notifier: &Notifier, ends: &[Ended], after: &[AfterEnd]) {
     for end in ends {
         let outcome = end.outcome.as_str();
         counter!(telemetry::JOBS_SETTLED, "outcome" => outcome).increment(1);
@@ -90,6 +90,6 @@ pub(in crate::engine) fn tell(tidings: &Tidings, ends: &[Ended], after: &[AfterE
             histogram!(telemetry::RUN_SECONDS).record(end.ran_ms as f64 / 1_000.0);
         }
     }
-    tidings.tally.ended(ends, after);
-    tidings.ended(ends, after);
+    notifier.tally.ended(ends, after);
+    notifier.ended(ends, after);
 }

@@ -56,7 +56,7 @@ pub async fn heartbeat(engine: &Engine, beat: Beat) -> Result<Advice, Error> {
     if let Some(renewed) = engine.beats.submit(beat).await? {
         return Ok(Advice::of(&renewed));
     }
-    let found = settle::look_again(engine, key, &fence).await?;
+    let found = settle::read_again(engine, key, &fence).await?;
     let refusal = lease::explain_heartbeat(&fence, &found.standing);
     Err(settle::refused(refusal, &found.standing))
 }

@@ -23,8 +23,8 @@ use sqlx::{Acquire, PgConnection, Postgres, pool::PoolConnection};
 use super::{
     Engine,
     batch::{Batch, Coalescer},
-    breaker::Brakes,
-    notify::{Tidings, happening},
+    breaker::Breakers,
+    notify::{Notifier, job_event},
 };
 use crate::{
     domain::{
@@ -33,13 +33,13 @@ use crate::{
         lease::{self, Fence, Refusal},
         text::ErrorReport,
     },
-    error::{self, Error, Whereabouts},
+    error::{self, Error, JobStatus},
     ids::{JobId, JobKey, LeaseId, ProjectId},
     store::{
         self,
         pools::Pool,
         settle_failure::AfterEnd,
-        settle_success::{Found, Moved, Success},
+        settle_success::{Moved, SettledAttempt, Success},
     },
     telemetry,
 };
@@ -49,13 +49,13 @@ use crate::{
 pub struct Ack {
     pub job_id: JobId,
     pub fence: Fence,
-    pub end: End,
+    pub end: AttemptEnd,
     pub duration_ms: Option<i64>,
 }
 
 /// How an attempt ended, in the worker's words.
 #[derive(Debug, Clone)]
-pub enum End {
+pub enum AttemptEnd {
     Succeeded {
         /// The bytes that were sent.
         result: Option<String>,
@@ -89,12 +89,12 @@ pub enum Acked {
 }
 
 /// How often an ack is tried whose lease changed hands between the statement and the second look.
-const MAX_LOOKS: u32 = 3;
+const MAX_READS: u32 = 3;
 
 /// How often a job is given back to a store that does not take it. Then it waits for its lease's end.
-const MAX_GIVE_BACKS: u32 = 30;
+const MAX_RELEASE_TRIES: u32 = 30;
 /// The pause between two tries.
-const GIVE_BACK_PAUSE: Duration = Duration::from_secs(1);
+const RELEASE_RETRY_PAUSE: Duration = Duration::from_secs(1);
 
 /// Jobs with children that are settled by one transaction: each may let a thousand others go.
 const MAX_PARENTS_SETTLED: usize = 20;
@@ -109,16 +109,16 @@ const MAX_PARENTS_SETTLED: usize = 20;
 pub async fn ack(engine: &Engine, project_id: ProjectId, ack: Ack) -> Result<Acked, Error> {
     let key = JobKey { project_id, id: ack.job_id };
     let outcome = match &ack.end {
-        End::Succeeded { .. } => Outcome::Succeeded,
-        End::Failed(_) => Outcome::Failed,
-        End::Released => Outcome::Released,
+        AttemptEnd::Succeeded { .. } => Outcome::Succeeded,
+        AttemptEnd::Failed(_) => Outcome::Failed,
+        AttemptEnd::Released => Outcome::Released,
     };
     let fence = ack.fence.clone();
-    for _ in 0..MAX_LOOKS {
+    for _ in 0..MAX_READS {
         if let Some(acked) = submit(engine, key, ack.clone()).await? {
             return Ok(acked);
         }
-        let found = look_again(engine, key, &fence).await?;
+        let found = read_again(engine, key, &fence).await?;
         match lease::explain_ack(&fence, outcome, &found.standing) {
             Ok(()) => {
                 return Ok(match found.retry_at {
@@ -135,7 +135,7 @@ pub async fn ack(engine: &Engine, project_id: ProjectId, ack: Ack) -> Result<Ack
 }
 
 /// Hands back a job that nobody is working on; no failure is counted.
-pub(super) fn give_back(
+pub(super) fn release(
     endings: &Coalescer<Endings>,
     key: JobKey,
     worker_id: &str,
@@ -146,7 +146,7 @@ pub(super) fn give_back(
     let request = EndRequest { key, fence, failure: None, duration_ms: None };
     let endings = endings.clone();
     async move {
-        for _ in 0..MAX_GIVE_BACKS {
+        for _ in 0..MAX_RELEASE_TRIES {
             // It shows its lease, so it is safe to repeat.
             match endings.submit(request.clone()).await {
                 Ok(_) => return,
@@ -154,18 +154,18 @@ pub(super) fn give_back(
                     tracing::warn!(job.id = %key.id, %error, "a job was not given back yet")
                 }
             }
-            tokio::time::sleep(GIVE_BACK_PAUSE).await;
+            tokio::time::sleep(RELEASE_RETRY_PAUSE).await;
         }
     }
 }
 
 /// What became of a job whose fence did not match. Boxed: it is rare, and its kilobytes would be
 /// part of every ack.
-pub(super) fn look_again<'a>(
+pub(super) fn read_again<'a>(
     engine: &'a Engine,
     key: JobKey,
     fence: &'a Fence,
-) -> Pin<Box<dyn Future<Output = Result<Found, Error>> + Send + 'a>> {
+) -> Pin<Box<dyn Future<Output = Result<SettledAttempt, Error>> + Send + 'a>> {
     Box::pin(async move {
         let mut conn = engine.pools.settle.acquire().await?;
         let found = store::settle_success::find_standing(&mut conn, key, fence).await?;
@@ -175,7 +175,7 @@ pub(super) fn look_again<'a>(
 
 /// The error for a refusal, with where the job stands.
 pub(super) fn refused(refusal: Refusal, standing: &lease::Standing) -> Error {
-    let whereabouts = Whereabouts { state: standing.state, attempt: standing.attempt };
+    let whereabouts = JobStatus { state: standing.state, attempt: standing.attempt };
     let (reason, error) = match refusal {
         Refusal::InvalidState => ("invalid_state", Error::InvalidState(whereabouts)),
         Refusal::WorkerMismatch => ("worker_mismatch", Error::WorkerMismatch(whereabouts)),
@@ -188,14 +188,16 @@ pub(super) fn refused(refusal: Refusal, standing: &lease::Standing) -> Error {
 async fn submit(engine: &Engine, key: JobKey, ack: Ack) -> Result<Option<Acked>, Error> {
     let Ack { fence, end, duration_ms, .. } = ack;
     let end = match end {
-        End::Succeeded { result } => {
+        AttemptEnd::Succeeded { result } => {
             let JobKey { project_id, id: job_id } = key;
             let success = Success { project_id, job_id, fence, result, duration_ms };
             let done = engine.successes.submit(success).await?;
             return Ok(done.map(|children_activated| Acked::Done { children_activated }));
         }
-        End::Failed(failure) => EndRequest { key, fence, failure: Some(failure), duration_ms },
-        End::Released => EndRequest { key, fence, failure: None, duration_ms },
+        AttemptEnd::Failed(failure) => {
+            EndRequest { key, fence, failure: Some(failure), duration_ms }
+        }
+        AttemptEnd::Released => EndRequest { key, fence, failure: None, duration_ms },
     };
     engine.endings.submit(end).await
 }
@@ -209,9 +211,9 @@ fn may_write(fence: &Fence, is_in_doubt: bool) -> bool {
 /// The batch of successes.
 pub struct Successes {
     pub(super) pool: Pool,
-    pub(super) tidings: Tidings,
+    pub(super) notifier: Notifier,
     pub(super) settled: Arc<AtomicU64>,
-    pub(super) brakes: Arc<Brakes>,
+    pub(super) breakers: Arc<Breakers>,
 }
 
 impl Batch for Successes {
@@ -259,7 +261,7 @@ impl Batch for Successes {
             }
         }
         let braked: Vec<_> =
-            done.keys().filter(|it| self.brakes.has(it.project_id)).copied().collect();
+            done.keys().filter(|it| self.breakers.has(it.project_id)).copied().collect();
         if !braked.is_empty() {
             // The acks are recorded: a row that goes on by mistake is a small thing.
             let ended = store::dead_letters::end_streaks(conn, &braked).await;
@@ -314,18 +316,18 @@ impl Successes {
         }
         self.settled.fetch_add(done.len() as u64, Ordering::Relaxed);
         counter!(telemetry::JOBS_SETTLED, "outcome" => "succeeded").increment(done.len() as u64);
-        self.tidings.waiting(moved.iter().filter_map(|it| match it {
+        self.notifier.waiting(moved.iter().filter_map(|it| match it {
             Moved::Child(child) => Some(child),
             Moved::Parent(_) => None,
         }));
-        self.tidings.tally.succeeded(moved.iter().filter_map(|it| match it {
+        self.notifier.tally.succeeded(moved.iter().filter_map(|it| match it {
             Moved::Parent(settled) => Some(settled),
             Moved::Child(_) => None,
         }));
-        self.tidings.wake.slots_freed(freed);
-        self.tidings.news.tell(|| {
+        self.notifier.wake.slots_freed(freed);
+        self.notifier.news.tell(|| {
             let done = done.keys();
-            done.map(|key| happening(*key, history::SUCCEEDED)).collect()
+            done.map(|key| job_event(*key, history::SUCCEEDED)).collect()
         });
         done
     }
@@ -354,7 +356,7 @@ impl EndRequest {
 /// The batch of failures and releases.
 pub struct Endings {
     pub(super) pool: Pool,
-    pub(super) tidings: Tidings,
+    pub(super) notifier: Notifier,
 }
 
 impl Batch for Endings {
@@ -402,7 +404,7 @@ impl Batch for Endings {
             .collect();
         let ended = failure::write_down(&mut tx, &ends).await?;
         tx.commit().await?;
-        failure::tell(&self.tidings, &ends, &ended);
+        failure::tell(&self.notifier, &ends, &ended);
         let by_key: HashMap<_, _> = ended.iter().map(|it| (it.job.key, acked(it))).collect();
         let answer = |it: &EndRequest| {
             if !may_write(&it.fence, is_in_doubt) {

@@ -8,7 +8,7 @@ use crate::{
 /// Adds what was counted since the last time to the numbers of all nodes. What cannot be written is kept for the next
 /// time.
 pub async fn write_down(engine: &Engine) -> sqlx::Result<()> {
-    let mut counted = engine.tidings.tally.take();
+    let mut counted = engine.notifier.tally.take();
     while !counted.is_empty() {
         let later = counted.split_off(counted.len().min(MAX_ADDED_ROWS));
         let added = async {
@@ -18,7 +18,7 @@ pub async fn write_down(engine: &Engine) -> sqlx::Result<()> {
         if let Err(error) = added.await {
             // A commit whose answer was lost counts twice: these are numbers to look at, not to decide by.
             counted.extend(later);
-            engine.tidings.tally.put_back(counted);
+            engine.notifier.tally.put_back(counted);
             return Err(error);
         }
         counted = later;

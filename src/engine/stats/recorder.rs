@@ -16,47 +16,47 @@ use crate::{
     ids::ProjectId,
     store::{
         claims::LeasedJob,
-        control::CalledOff,
+        control::CancelledJob,
         enqueue::NewJob,
         settle_failure::{AfterEnd, Ended},
-        settle_success::{Rested, Settled},
+        settle_success::{Settled, WaitingJob},
     },
 };
 
 /// The name of all that have none here.
 pub const OTHER: &str = "other";
 /// Pairs that are counted by themselves, of all projects together.
-const MAX_REMEMBERED: usize = 20_000;
+const MAX_CACHED: usize = 20_000;
 /// A pair of which nothing was seen in so many steps of five seconds is forgotten: another may have its place.
 const IDLE_STEPS: u32 = 720;
 
 /// What was counted of a type, and for how many steps nothing was.
 #[derive(Debug, Default)]
-struct Kept {
+struct TypeCounts {
     counts: Counts,
     idle_steps: u32,
 }
 
-type Types = HashMap<Box<str>, Kept>;
+type Types = HashMap<Box<str>, TypeCounts>;
 
 /// The names of one project's queues and of their types.
 #[derive(Debug, Default)]
-struct Names {
+struct ProjectCounts {
     queues: HashMap<Box<str>, Types>,
     pairs: usize,
 }
 
 #[derive(Debug, Default)]
-struct Book {
-    projects: HashMap<ProjectId, Names>,
+struct Counters {
+    projects: HashMap<ProjectId, ProjectCounts>,
     pairs: usize,
 }
 
-impl Book {
+impl Counters {
     fn of(&mut self, project_id: ProjectId, queue: &str, job_type: &str) -> &mut Counts {
         let names = self.projects.entry(project_id).or_default();
         let is_known = names.queues.get(queue).is_some_and(|it| it.contains_key(job_type));
-        let is_full = names.pairs >= MAX_COUNTED_PAIRS || self.pairs >= MAX_REMEMBERED;
+        let is_full = names.pairs >= MAX_COUNTED_PAIRS || self.pairs >= MAX_CACHED;
         let is_other = !is_known && is_full;
         let queue = if is_other { OTHER } else { known_or_other(&names.queues, queue) };
         let types = names.queues.entry(queue.into()).or_default();
@@ -64,7 +64,7 @@ impl Book {
         let kept = types.entry(job_type.into()).or_insert_with(|| {
             names.pairs += 1;
             self.pairs += 1;
-            Kept::default()
+            TypeCounts::default()
         });
         &mut kept.counts
     }
@@ -102,10 +102,10 @@ fn known_or_other<'a, T>(known: &HashMap<Box<str>, T>, name: &'a str) -> &'a str
 
 /// One node's counts. Cheap to clone.
 #[derive(Debug, Clone, Default)]
-pub struct Tally(Arc<Mutex<Book>>);
+pub struct StatsRecorder(Arc<Mutex<Counters>>);
 
-impl Tally {
-    fn book(&self) -> MutexGuard<'_, Book> {
+impl StatsRecorder {
+    fn book(&self) -> MutexGuard<'_, Counters> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -118,7 +118,7 @@ impl Tally {
     }
 
     /// Jobs of recurring schedules were stored.
-    pub(in crate::engine) fn fired(&self, jobs: &[Rested]) {
+    pub(in crate::engine) fn fired(&self, jobs: &[WaitingJob]) {
         let mut book = self.book();
         for it in jobs {
             book.of(it.key.project_id, &it.queue, &it.job_type).enqueued += 1;
@@ -163,7 +163,7 @@ impl Tally {
     }
 
     /// Waiting jobs were called off.
-    pub(in crate::engine) fn called_off(&self, gone: &[CalledOff]) {
+    pub(in crate::engine) fn cancelled(&self, gone: &[CancelledJob]) {
         let mut book = self.book();
         for it in gone {
             book.of(it.key.project_id, &it.queue, &it.job_type).cancelled += 1;
@@ -193,7 +193,7 @@ mod tests {
 
     #[test]
     fn names_beyond_the_bound_are_counted_together_and_stay_so() {
-        let mut book = Book::default();
+        let mut book = Counters::default();
         for number in 0..MAX_COUNTED_NAMES + 20 {
             book.of(PROJECT, "default", &format!("type {number}")).enqueued += 1;
         }
@@ -210,7 +210,7 @@ mod tests {
 
     #[test]
     fn what_was_taken_is_gone_and_what_was_put_back_is_there_again() {
-        let tally = Tally::default();
+        let tally = StatsRecorder::default();
         tally.book().of(PROJECT, "default", "mail").wait.add(40);
         let taken = tally.take();
         assert_eq!(tally.take(), []);
@@ -220,8 +220,8 @@ mod tests {
 
     #[test]
     fn a_node_counts_so_many_names_at_a_time_and_forgets_those_of_which_nothing_is_seen() {
-        let mut book = Book::default();
-        for number in 0..MAX_REMEMBERED as i32 + 5 {
+        let mut book = Counters::default();
+        for number in 0..MAX_CACHED as i32 + 5 {
             book.of(ProjectId(number), "default", "mail").claimed += 1;
         }
         let taken = book.take();

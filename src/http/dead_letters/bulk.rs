@@ -11,7 +11,7 @@ use crate::{
     domain::operation::{Filter, Kind, Which},
     error::Error,
     http::{
-        bulk::{self, ManyReply, Wish},
+        bulk::{self, BulkReply, BulkRequest},
         error::ErrorBody,
         idempotency::{self, Answer, Ids},
     },
@@ -23,7 +23,7 @@ use crate::{
     },
 };
 
-/// What a purge asks to be typed.
+/// BulkTarget a purge asks to be typed.
 const CONFIRM_PURGE: &str = "purge";
 
 /// Which dead letters to bring back, and how fast.
@@ -75,9 +75,9 @@ impl RequestBody for PurgeManyRequest {}
     params(("Idempotency-Key" = Option<String>, Header, description = "Repeating the request with the same key answers as the first time, for 24 hours.", max_length = 200)),
     request_body = RetryManyRequest,
     responses(
-        (status = 202, description = "The operation has begun; `Location` leads to it.", body = ManyReply,
+        (status = 202, description = "The operation has begun; `Location` leads to it.", body = BulkReply,
          headers(("Location" = String, description = "The operation's path."), ("Idempotent-Replay" = Option<String>, description = "`true` when this is the answer to an earlier request."))),
-        (status = 200, description = "A dry run: how many there are.", body = ManyReply),
+        (status = 200, description = "A dry run: how many there are.", body = BulkReply),
         (status = 400, description = "The request cannot be read or breaks a rule.", body = ErrorBody),
         (status = 401, description = "No valid API key.", body = ErrorBody),
         (status = 409, description = "The idempotency key came with another request.", body = ErrorBody),
@@ -101,7 +101,7 @@ pub async fn retry(
         check_filter("filter.", &filter, &mut check);
         bulk::check_pace(max, rate_per_second, &mut check);
         check.finish()?;
-        let what = What { kind: Kind::DeadLettersRetry, filter, max, rate_per_second };
+        let what = BulkTarget { kind: Kind::DeadLettersRetry, filter, max, rate_per_second };
         begin(&running, &by, ids, what, dry_run).await
     })
     .await
@@ -116,9 +116,9 @@ pub async fn retry(
     params(("Idempotency-Key" = Option<String>, Header, description = "Repeating the request with the same key answers as the first time, for 24 hours.", max_length = 200)),
     request_body = PurgeManyRequest,
     responses(
-        (status = 202, description = "The operation has begun; `Location` leads to it.", body = ManyReply,
+        (status = 202, description = "The operation has begun; `Location` leads to it.", body = BulkReply,
          headers(("Location" = String, description = "The operation's path."), ("Idempotent-Replay" = Option<String>, description = "`true` when this is the answer to an earlier request."))),
-        (status = 200, description = "A dry run: how many there are.", body = ManyReply),
+        (status = 200, description = "A dry run: how many there are.", body = BulkReply),
         (status = 400, description = "The request cannot be read or breaks a rule.", body = ErrorBody),
         (status = 401, description = "No valid API key.", body = ErrorBody),
         (status = 409, description = "The idempotency key came with another request.", body = ErrorBody),
@@ -148,7 +148,7 @@ pub async fn purge(
         }
         check.finish()?;
         let kind = Kind::DeadLettersPurge;
-        let what = What { kind, filter, max: None, rate_per_second: None };
+        let what = BulkTarget { kind, filter, max: None, rate_per_second: None };
         begin(&running, &by, ids, what, dry_run).await
     })
     .await
@@ -158,22 +158,23 @@ async fn begin(
     app: &App,
     by: &Caller<Manage>,
     ids: Ids,
-    what: What,
+    what: BulkTarget,
     dry_run: bool,
 ) -> Result<Answer, Error> {
     let mut conn = app.engine.pools.read_for(by.project_id).await?;
     let counted = store::dead_letters::count(&mut conn, by.project_id, &what.filter).await?;
     drop(conn);
-    let What { kind, filter, max, rate_per_second } = what;
+    let BulkTarget { kind, filter, max, rate_per_second } = what;
     let action = match kind {
         Kind::DeadLettersPurge => "dead_letters.purged",
         _ => "dead_letters.retried",
     };
-    let wish = Wish { kind, which: Which::Letters(filter), action, max, rate_per_second, dry_run };
-    bulk::begin(app, by, ids, wish, counted).await
+    let request =
+        BulkRequest { kind, which: Which::Letters(filter), action, max, rate_per_second, dry_run };
+    bulk::begin(app, by, ids, request, counted).await
 }
 
-struct What {
+struct BulkTarget {
     kind: Kind,
     filter: Filter,
     max: Option<i64>,

@@ -14,7 +14,7 @@ use crate::{
     },
     error::Error,
     http::{
-        bulk::{self, ManyReply, Wish},
+        bulk::{self, BulkReply, BulkRequest},
         error::ErrorBody,
         idempotency,
     },
@@ -50,16 +50,16 @@ impl RequestBody for ManyJobsRequest {}
 /// Cancel many jobs.
 ///
 /// Those that match and had been stored when it begins, the oldest first, in the background: the operation says how far it
-/// has come. What waits is called off; the workers of what runs are asked to stop. With `dry_run`, only their number.
+/// has come. BulkTarget waits is called off; the workers of what runs are asked to stop. With `dry_run`, only their number.
 #[utoipa::path(
     post, path = "/jobs/cancel", tag = "jobs", operation_id = "jobs_cancel_many",
     security(("api_key" = ["manage"]), ("session" = ["member"])),
     params(("Idempotency-Key" = Option<String>, Header, description = "Repeating the request with the same key answers as the first time, for 24 hours.", max_length = 200)),
     request_body = ManyJobsRequest,
     responses(
-        (status = 202, description = "The operation has begun; `Location` leads to it.", body = ManyReply,
+        (status = 202, description = "The operation has begun; `Location` leads to it.", body = BulkReply,
          headers(("Location" = String, description = "The operation's path."), ("Idempotent-Replay" = Option<String>, description = "`true` when this is the answer to an earlier request."))),
-        (status = 200, description = "A dry run: how many there are.", body = ManyReply),
+        (status = 200, description = "A dry run: how many there are.", body = BulkReply),
         (status = 400, description = "The request cannot be read or breaks a rule.", body = ErrorBody),
         (status = 401, description = "No valid API key.", body = ErrorBody),
         (status = 409, description = "The idempotency key came with another request.", body = ErrorBody),
@@ -88,9 +88,9 @@ pub async fn cancel(
     params(("Idempotency-Key" = Option<String>, Header, description = "Repeating the request with the same key answers as the first time, for 24 hours.", max_length = 200)),
     request_body = ManyJobsRequest,
     responses(
-        (status = 202, description = "The operation has begun; `Location` leads to it.", body = ManyReply,
+        (status = 202, description = "The operation has begun; `Location` leads to it.", body = BulkReply,
          headers(("Location" = String, description = "The operation's path."), ("Idempotent-Replay" = Option<String>, description = "`true` when this is the answer to an earlier request."))),
-        (status = 200, description = "A dry run: how many there are.", body = ManyReply),
+        (status = 200, description = "A dry run: how many there are.", body = BulkReply),
         (status = 400, description = "The request cannot be read or breaks a rule.", body = ErrorBody),
         (status = 401, description = "No valid API key.", body = ErrorBody),
         (status = 409, description = "The idempotency key came with another request.", body = ErrorBody),
@@ -130,8 +130,8 @@ async fn begin(
         let counted = store::jobs::count(&mut conn, by.project_id, &listed).await?;
         drop(conn);
         let which = Which::Jobs(filter);
-        let wish = Wish { kind, which, action, max, rate_per_second, dry_run };
-        bulk::begin(&running, &by, ids, wish, counted).await
+        let request = BulkRequest { kind, which, action, max, rate_per_second, dry_run };
+        bulk::begin(&running, &by, ids, request, counted).await
     })
     .await
 }

@@ -25,7 +25,7 @@ use crate::{
     },
     engine::jobs::explain,
     error::Error,
-    events_feed::{Happening, Listening},
+    events_feed::{JobEvent, Listening},
     http::error::ErrorBody,
     ids::{EventId, JobId, JobKey, ProjectId},
     wire::{
@@ -52,7 +52,7 @@ pub struct ExplainReply {
     #[schema(example = "key acme 5/5 busy")]
     pub summary: String,
     /// Everything between it and a worker, in the order in which it opens; none when it does not wait.
-    pub gates: Vec<GateView>,
+    pub gates: Vec<ConditionView>,
     /// The next time at which something changes by itself.
     #[schema(required)]
     pub next_change_at: Option<DateTime<Utc>>,
@@ -60,7 +60,7 @@ pub struct ExplainReply {
 
 /// One thing that must be so before a job can run.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
-pub struct GateView {
+pub struct ConditionView {
     /// What it waits for here.
     pub gate: WaitingFor,
     /// Whether it is so.
@@ -73,7 +73,7 @@ pub struct GateView {
     pub changes_at: Option<DateTime<Utc>>,
 }
 
-impl From<Gate> for GateView {
+impl From<Gate> for ConditionView {
     fn from(gate: Gate) -> Self {
         let Gate { waits_for, is_open, message, changes_at } = gate;
         Self { gate: waits_for, open: is_open, message, changes_at }
@@ -106,7 +106,7 @@ pub async fn explain(
         state: state.public(),
         waiting_for,
         summary: told.summary,
-        gates: told.gates.into_iter().map(GateView::from).collect(),
+        gates: told.gates.into_iter().map(ConditionView::from).collect(),
         next_change_at: told.next_change_at,
     }))
 }
@@ -152,7 +152,7 @@ async fn write_job(
     mut last: Option<String>,
     writer: Writer,
 ) -> Result<(), Ended> {
-    let watch = app.engine.tidings.news.watch(project_id, id);
+    let watch = app.engine.notifier.news.watch(project_id, id);
     loop {
         // Listen before looking.
         let changed = watch.changed();
@@ -196,7 +196,7 @@ pub async fn project_stream(
     let last = streams::last_event_id(&headers);
     // An id that is none of ours is one that nobody remembers.
     let last = last.map(|it| it.parse().unwrap_or_else(|_| EventId::generate()));
-    let listening = app.engine.tidings.news.listen(caller.project_id, last);
+    let listening = app.engine.notifier.news.listen(caller.project_id, last);
     streams::start(&app, &caller, |writer| write_project(listening, writer))
 }
 
@@ -205,12 +205,12 @@ async fn write_project(listening: Listening, writer: Writer) -> Result<(), Ended
     if has_gap {
         send_gap(&writer).await?;
     }
-    for happening in missed {
-        send(&writer, &happening).await?;
+    for job_event in missed {
+        send(&writer, &job_event).await?;
     }
     loop {
         match writer.wait(receiver.recv()).await? {
-            Ok(happening) => send(&writer, &happening).await?,
+            Ok(job_event) => send(&writer, &job_event).await?,
             Err(RecvError::Lagged(_)) => send_gap(&writer).await?,
             Err(RecvError::Closed) => return Ok(()),
         }
@@ -222,19 +222,19 @@ async fn send_gap(writer: &Writer) -> Result<(), Ended> {
     writer.send(history::GAP, &id, &serde_json::json!({"type": history::GAP})).await
 }
 
-async fn send(writer: &Writer, happening: &Arc<Happening>) -> Result<(), Ended> {
+async fn send(writer: &Writer, job_event: &Arc<JobEvent>) -> Result<(), Ended> {
     // The id was made when this node heard of it.
-    let made = happening.id.0.get_timestamp().map(|it| it.to_unix());
+    let made = job_event.id.0.get_timestamp().map(|it| it.to_unix());
     let at = made
         .and_then(|(seconds, nanos)| DateTime::from_timestamp(i64::try_from(seconds).ok()?, nanos));
     let event = EventView {
-        id: happening.id.to_string(),
-        kind: happening.kind.clone(),
-        job_id: happening.job_id.to_string(),
+        id: job_event.id.to_string(),
+        kind: job_event.kind.clone(),
+        job_id: job_event.job_id.to_string(),
         at: at.unwrap_or_default(),
-        attempt: happening.attempt,
-        worker_id: happening.worker_id.clone(),
-        payload: happening.payload.clone().and_then(|it| RawValue::from_string(it).ok()),
+        attempt: job_event.attempt,
+        worker_id: job_event.worker_id.clone(),
+        payload: job_event.payload.clone().and_then(|it| RawValue::from_string(it).ok()),
     };
     writer.send(&event.kind, &event.id, &event).await
 }

@@ -6,9 +6,9 @@ use serde::Deserialize;
 use sqlx::Acquire;
 use utoipa::ToSchema;
 
-use super::{MadeApiKey, check_again, make, note};
+use super::{CreatedApiKey, check_again, make, note};
 use crate::{
-    accounts::{Client, KeyWish, key},
+    accounts::{Client, KeyRequest, key},
     app::{App, Forget},
     auth::{Administer, Caller},
     domain::{
@@ -19,7 +19,7 @@ use crate::{
     http::error::ErrorBody,
     store::{
         self,
-        audit::{Actor, Deed},
+        audit::{Actor, NewAuditEntry},
     },
     wire::{
         extract::{Json, KeyInPath, OptionalJson, RequestBody},
@@ -51,7 +51,7 @@ impl RequestBody for RotateKeyRequest {}
     params(("key_id" = String, Path, description = "The key's id.", example = "key_01m7w3ha3aextt8pkwwdmxsmqw")),
     request_body(content = RotateKeyRequest, description = "May be missing."),
     responses(
-        (status = 201, description = "The new key, and the only time that it is seen.", body = MadeApiKey),
+        (status = 201, description = "The new key, and the only time that it is seen.", body = CreatedApiKey),
         (status = 400, description = "The request cannot be read or breaks a rule.", body = ErrorBody),
         (status = 404, description = "The project has no such live key.", body = ErrorBody),
         (status = 413, description = "The body is too large.", body = ErrorBody),
@@ -63,7 +63,7 @@ pub async fn rotate(
     State(app): State<App>,
     KeyInPath(id): KeyInPath,
     OptionalJson(request): OptionalJson<RotateKeyRequest>,
-) -> Result<(StatusCode, Reply<MadeApiKey>), Error> {
+) -> Result<(StatusCode, Reply<CreatedApiKey>), Error> {
     let overlap = request.overlap_seconds.unwrap_or(DEFAULT_OVERLAP_SECONDS);
     let mut check = Check::default();
     check.range("overlap_seconds", overlap, 0, MAX_KEY_OVERLAP_SECONDS);
@@ -78,7 +78,7 @@ pub async fn rotate(
         return Err(Error::RoleExceedsCaller);
     }
     let hash = store::keys::end_after(&mut tx, caller.project_id, id, overlap).await?;
-    let wish = KeyWish {
+    let request = KeyRequest {
         name: old.name.clone(),
         scopes,
         expires_at: [old.expires_at, end].into_iter().flatten().min(),
@@ -86,7 +86,7 @@ pub async fn rotate(
         per_minute: [old.produce_per_minute, old.work_per_minute, old.manage_per_minute],
     };
     // The one that is replaced does not count, or whoever has as many as there may be could not rotate.
-    let made = make(&mut tx, &caller, wish, 1).await?;
+    let made = make(&mut tx, &caller, request, 1).await?;
     note(&mut tx, &caller, "key.rotated", Some(&old), Some(&made.listed)).await?;
     tx.commit().await?;
     drop(conn);
@@ -173,14 +173,17 @@ pub async fn report(
         return Ok(StatusCode::NO_CONTENT);
     };
     let hash = store::keys::revoke(&mut tx, owner.project_id, owner.key_id).await?;
-    let deed =
-        Deed { action: "key.reported", target: Some(owner.key_id.to_string()), ..Deed::default() };
+    let entry = NewAuditEntry {
+        action: "key.reported",
+        target: Some(owner.key_id.to_string()),
+        ..NewAuditEntry::default()
+    };
     let actor = Actor {
         request_id: Some(client.request_id.to_string()),
         address: Some(client.address.to_string()),
         ..Actor::SYSTEM
     };
-    store::audit::insert(&mut tx, owner.project_id, &actor, &deed).await?;
+    store::audit::insert(&mut tx, owner.project_id, &actor, &entry).await?;
     tx.commit().await?;
     drop(conn);
     forget(&app, hash).await;

@@ -18,7 +18,7 @@ use crate::{
     ids::ProjectId,
     store::{
         self,
-        stats::{Slot, Span},
+        stats::{Span, StatsBucket},
     },
     wire::{extract::Query, validate::Check},
 };
@@ -185,9 +185,13 @@ fn span(period: Period, granularity: Granularity) -> Span<'static> {
     Span { resolution, slot, slot_seconds, period_seconds, queue: None, job_type: None }
 }
 
-async fn read(app: &App, project_id: ProjectId, span: &Span<'_>) -> Result<Vec<Slot>, Error> {
+async fn read(
+    app: &App,
+    project_id: ProjectId,
+    span: &Span<'_>,
+) -> Result<Vec<StatsBucket>, Error> {
     let mut conn = app.engine.pools.read_for(project_id).await?;
-    Ok(store::stats::slots(&mut conn, project_id, span).await?)
+    Ok(store::stats::buckets(&mut conn, project_id, span).await?)
 }
 
 /// Sum up a project's jobs.
@@ -307,8 +311,8 @@ pub struct ThroughputBucket {
 }
 
 impl ThroughputBucket {
-    fn of(slot: Slot) -> Self {
-        let Slot { at, counts } = slot;
+    fn of(slot: StatsBucket) -> Self {
+        let StatsBucket { at, counts } = slot;
         let Percentiles { p50_ms, p95_ms, p99_ms } = Percentiles::of(&counts.run);
         Self {
             start_at: at,
@@ -364,8 +368,8 @@ pub async fn throughput(
     check.finish()?;
     let (queue, job_type) = (query.queue.as_deref(), query.job_type.as_deref());
     let span = Span { queue, job_type, ..span(period, granularity) };
-    let slots = read(&app, caller.project_id, &span).await?;
-    let buckets = slots.into_iter().map(ThroughputBucket::of).collect();
+    let buckets = read(&app, caller.project_id, &span).await?;
+    let buckets = buckets.into_iter().map(ThroughputBucket::of).collect();
     Ok(Reply(Throughput { period, granularity, buckets }))
 }
 

@@ -23,7 +23,7 @@ use crate::{
     },
     error::Error,
     http::{
-        audit::{self, Deed},
+        audit::{self, NewAuditEntry},
         error::ErrorBody,
         idempotency::{self, Answer, Ids},
         operations::Operation,
@@ -172,7 +172,7 @@ pub async fn purge(
             rate_per_second: None,
         };
         let row = operations::begin(&running.engine, by.project_id, &new).await?;
-        audit::note(&running, &by, Deed::to("queue.purged", queue)).await;
+        audit::note(&running, &by, NewAuditEntry::to("queue.purged", queue)).await;
         let location = Some(format!("/v1/operations/{}", row.id));
         Answer::new(StatusCode::ACCEPTED, location, &Operation::from(row))
     })
@@ -203,6 +203,6 @@ async fn set_paused(
     }
     let action = if is_paused { "queue.paused" } else { "queue.resumed" };
     let after = request.job_type.map(|it| serde_json::json!({ "job_type": it }).to_string());
-    audit::note(app, caller, Deed { after, ..Deed::to(action, &*queue) }).await;
+    audit::note(app, caller, NewAuditEntry { after, ..NewAuditEntry::to(action, &*queue) }).await;
     one(app, project_id, queue).await
 }

@@ -19,13 +19,13 @@ use crate::{
     engine::schedules::{self, FireRow, fire},
     error::Error,
     http::{
-        audit::{self, Deed},
+        audit::{self, NewAuditEntry},
         cursor::{self, List},
         error::ErrorBody,
         idempotency::{self, Answer, Ids},
         jobs::{Job, read},
     },
-    store::{self, dead_letters::Place},
+    store::{self, dead_letters::LetterPosition},
     wire::{
         RequestId,
         extract::{BarePath, NameInPath, Query},
@@ -55,7 +55,7 @@ pub async fn pause(
     NameInPath(id): NameInPath,
 ) -> Result<Reply<RecurringSchedule>, Error> {
     let row = schedules::set_paused(&app.engine, caller.project_id, &id, true).await?;
-    audit::note(&app, &caller, Deed::to("recurring.paused", id)).await;
+    audit::note(&app, &caller, NewAuditEntry::to("recurring.paused", id)).await;
     RecurringSchedule::of(row).map(Reply)
 }
 
@@ -79,7 +79,7 @@ pub async fn resume(
     NameInPath(id): NameInPath,
 ) -> Result<Reply<RecurringSchedule>, Error> {
     let row = schedules::set_paused(&app.engine, caller.project_id, &id, false).await?;
-    audit::note(&app, &caller, Deed::to("recurring.resumed", id)).await;
+    audit::note(&app, &caller, NewAuditEntry::to("recurring.resumed", id)).await;
     RecurringSchedule::of(row).map(Reply)
 }
 
@@ -115,7 +115,7 @@ pub async fn run(
     let (running, by) = (app.clone(), caller.clone());
     idempotency::once(&app, &caller, key, &fingerprint, &request_id, async move |ids: Ids| {
         let job_id = fire::run_now(&running.engine, by.project_id, &id, ids.job(0)).await?;
-        audit::note(&running, &by, Deed::to("recurring.run", id)).await;
+        audit::note(&running, &by, NewAuditEntry::to("recurring.run", id)).await;
         let job = read::find(&running, by.project_id, job_id).await?;
         let location = Some(format!("/v1/jobs/{}", job.id));
         Answer::new(StatusCode::CREATED, location, &job)
@@ -219,7 +219,7 @@ pub async fn fires(
     let has_more = rows.len() > limit as usize;
     rows.truncate(limit as usize);
     let last = rows.last().filter(|_| has_more);
-    let place = last.map(|it| Place { died_at: it.tick, id: Uuid::nil() });
+    let place = last.map(|it| LetterPosition { died_at: it.tick, id: Uuid::nil() });
     Ok(Reply(FirePage {
         fires: rows.into_iter().map(Fire::from).collect(),
         has_more,

@@ -13,7 +13,7 @@ use crate::{
     app::App,
     auth::{Caller, Settling},
     domain::{limits, text::ErrorReport},
-    engine::settle::{self, Ack, Acked, End, Failure},
+    engine::settle::{self, Ack, Acked, AttemptEnd, Failure},
     error::Error,
     http::error::{self, ErrorBody, ErrorInfo},
     wire::{
@@ -257,7 +257,7 @@ async fn settle_one(
 ) -> Result<Acked, Error> {
     let worker = (caller.project_id, request.worker_id.as_str().into());
     let ack = accept(request, path)?;
-    app.engine.registry.note_seen(&worker, &[], &[]);
+    app.engine.registry.record_seen(&worker, &[], &[]);
     settle::ack(&app.engine, caller.project_id, ack).await
 }
 
@@ -290,15 +290,15 @@ fn accept(request: AckRequest, path: &str) -> Result<Ack, Error> {
     }
     check.finish()?;
     let end = match request.status {
-        AckStatus::Succeeded => {
-            End::Succeeded { result: request.result.map(|it| Box::<str>::from(it).into_string()) }
-        }
-        AckStatus::Failed => End::Failed(Failure {
+        AckStatus::Succeeded => AttemptEnd::Succeeded {
+            result: request.result.map(|it| Box::<str>::from(it).into_string()),
+        },
+        AckStatus::Failed => AttemptEnd::Failed(Failure {
             error: report(request.error.map(|Object(it)| it)),
             retryable: request.retryable.unwrap_or(true),
             retry_after_seconds: request.retry_after_seconds,
         }),
-        AckStatus::Released => End::Released,
+        AckStatus::Released => AttemptEnd::Released,
     };
     let job_id = accept_job_id(&request.job_id)?;
     Ok(Ack { job_id, fence, end, duration_ms: request.duration_ms })

@@ -170,7 +170,7 @@ pub async fn heartbeat(
     let fence = accept_fence(&mut check, request.worker_id, request.attempt, request.lease_id);
     check_progress(&mut check, request.progress);
     check.finish()?;
-    app.engine.registry.note_seen(&worker, &[], &[]);
+    app.engine.registry.record_seen(&worker, &[], &[]);
     let key = JobKey { project_id: caller.project_id, id: accept_job_id(&job_id)? };
     let beat = Beat { key, fence, progress: request.progress };
     let status = Some(heartbeat::heartbeat(&app.engine, beat).await?.into());

@@ -14,7 +14,7 @@ use crate::{
     auth::{Caller, Polling},
     domain::{lease::heartbeat_interval_seconds, limits, worker::WorkerState},
     engine::{
-        dispatch::{self, Handed, Wish},
+        dispatch::{self, LeasedDelivery, PollSpec},
         enqueue::dependencies::ParentResult,
         workers,
     },
@@ -144,7 +144,7 @@ impl ParentResultView {
 }
 
 impl PolledJob {
-    fn of(handed: &Handed) -> Result<Self, Error> {
+    fn of(handed: &LeasedDelivery) -> Result<Self, Error> {
         let job = &handed.job;
         let tags = job.tags.clone().map(serde_json::from_value);
         Ok(Self {
@@ -198,22 +198,25 @@ pub async fn poll(
     Extension(ClientGone(gone)): Extension<ClientGone>,
     Json(request): Json<PollRequest>,
 ) -> Result<Response, Error> {
-    let (mut wish, wait, has_labels) = accept(&caller, request)?;
-    let worker = (wish.project_id, Arc::clone(&wish.worker_id));
+    let (mut spec, wait, has_labels) = accept(&caller, request)?;
+    let worker = (spec.project_id, Arc::clone(&spec.worker_id));
     let facts = workers::facts(&app.engine, &worker).await?;
-    app.engine.registry.note_seen(&worker, &wish.queues, &wish.job_types);
+    app.engine.registry.record_seen(&worker, &spec.queues, &spec.job_types);
     if let Some(facts) = facts.filter(|it| !has_labels && !it.labels.is_empty()) {
-        wish.labels = facts.labels.as_slice().into();
+        spec.labels = facts.labels.as_slice().into();
     }
     let revoked = caller.until_revoked(&app);
-    let delivery = dispatch::poll(&app.engine, wish, wait, gone.cancelled(), revoked).await?;
+    let delivery = dispatch::poll(&app.engine, spec, wait, gone.cancelled(), revoked).await?;
     let jobs = delivery.jobs().iter().map(PolledJob::of).collect::<Result<_, _>>()?;
     let state = workers::halt(&app.engine, &worker).await?;
     delivery::answer(&PollReply { jobs, state }, delivery)
 }
 
 /// What it asks for, how long it waits, and whether it names labels.
-fn accept(caller: &Caller<Polling>, request: PollRequest) -> Result<(Wish, Duration, bool), Error> {
+fn accept(
+    caller: &Caller<Polling>,
+    request: PollRequest,
+) -> Result<(PollSpec, Duration, bool), Error> {
     const DEFAULT_CAPACITY: u32 = 1;
     let mut check = Check::default();
     check.name("worker_id", &request.worker_id, limits::MAX_WORKER_ID_CHARS);
@@ -244,7 +247,7 @@ fn accept(caller: &Caller<Polling>, request: PollRequest) -> Result<(Wish, Durat
             queues.push(queue.into());
         }
     }
-    let wish = Wish {
+    let spec = PollSpec {
         project_id: caller.project_id,
         queues,
         job_types: job_types.into(),
@@ -255,5 +258,5 @@ fn accept(caller: &Caller<Polling>, request: PollRequest) -> Result<(Wish, Durat
         lease_seconds: request.lease_seconds,
         poll_id: request.poll_id,
     };
-    Ok((wish, Duration::from_secs(wait_seconds.into()), has_labels))
+    Ok((spec, Duration::from_secs(wait_seconds.into()), has_labels))
 }

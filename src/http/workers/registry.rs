@@ -13,7 +13,7 @@ use crate::{
     engine::workers::{self, WorkerKey, WorkerRow},
     error::Error,
     http::{
-        audit::{self, Deed},
+        audit::{self, NewAuditEntry},
         error::ErrorBody,
     },
     wire::{
@@ -233,7 +233,7 @@ macro_rules! directive {
             let key: WorkerKey = (caller.project_id, worker_id.as_str().into());
             workers::direct(&app.engine, &key, directive).await?;
             let after = Some(serde_json::json!({ "directive": directive }).to_string());
-            audit::note(&app, &caller, Deed { after, ..Deed::to("worker.directed", &*worker_id) })
+            audit::note(&app, &caller, NewAuditEntry { after, ..NewAuditEntry::to("worker.directed", &*worker_id) })
                 .await;
             Ok(Reply(DirectiveReply { worker_id, directive }))
         }

@@ -12,7 +12,7 @@ use crate::{
     app::App,
     auth::{Caller, Work},
     domain::{history, limits, text},
-    engine::settle::attempt_reports::{self, AttemptLogs, LogChunk, NewEvent, Shown},
+    engine::settle::attempt_reports::{self, AttemptLogs, LogChunk, NewEvent, ShownFence},
     error::Error,
     http::error::ErrorBody,
     ids::{JobId, JobKey},
@@ -118,13 +118,14 @@ pub async fn events(
         });
     }
     check.finish()?;
-    app.engine.registry.note_seen(&(caller.project_id, worker_id.into()), &[], &[]);
-    let ids = attempt_reports::note_events(&app.engine, caller.project_id, &shown, events).await?;
+    app.engine.registry.record_seen(&(caller.project_id, worker_id.into()), &[], &[]);
+    let ids =
+        attempt_reports::record_events(&app.engine, caller.project_id, &shown, events).await?;
     Ok(Reply(EventsReply { ids: ids.iter().map(ToString::to_string).collect() }))
 }
 
-fn shown_by(worker_id: &str, job_id: JobId, attempt: i32) -> Shown {
-    Shown { job_id, attempt, worker_id: Some(worker_id.to_owned()), lease_id: None }
+fn shown_by(worker_id: &str, job_id: JobId, attempt: i32) -> ShownFence {
+    ShownFence { job_id, attempt, worker_id: Some(worker_id.to_owned()), lease_id: None }
 }
 
 /// Output of running attempts, all or none.
@@ -262,7 +263,7 @@ pub async fn logs(
         check.refuse("chunks", format!("must be of at most {max} jobs, are of {}", attempts.len()));
     }
     check.finish()?;
-    app.engine.registry.note_seen(&(caller.project_id, worker_id.into()), &[], &[]);
+    app.engine.registry.record_seen(&(caller.project_id, worker_id.into()), &[], &[]);
     let kept = attempt_reports::keep_logs(&app.engine, caller.project_id, &attempts).await?;
     Ok(Reply(LogsReply {
         accepted: kept.accepted,

@@ -12,7 +12,7 @@ pub const MAX_PLACES_OF_PROJECT: i64 = 100;
 
 /// A queue with jobs that could run.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Place {
+pub struct ReadyQueue {
     pub project_id: ProjectId,
     /// Its project, as people name it.
     pub project: String,
@@ -25,9 +25,9 @@ pub struct Place {
 
 /// Where jobs wait that could run, the longest first: looked for in the queues that have jobs, priority by priority, twenty of
 /// them. A `run_at` that was past when the job was stored counts from then.
-pub async fn places(conn: &mut PgConnection, alive_seconds: i32) -> sqlx::Result<Vec<Place>> {
+pub async fn places(conn: &mut PgConnection, alive_seconds: i32) -> sqlx::Result<Vec<ReadyQueue>> {
     sqlx::query_as!(
-        Place,
+        ReadyQueue,
         r#"
         with busy as materialized (
             select project_id, queue

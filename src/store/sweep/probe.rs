@@ -6,7 +6,7 @@ use crate::ids::ProjectId;
 
 /// What waits to be done, by anybody.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Glance {
+pub struct ProbeResult {
     pub has_orphans: bool,
     /// Waiting jobs are past their `expires_at`.
     pub has_outdated: bool,
@@ -25,7 +25,7 @@ pub struct Glance {
 }
 
 /// Looks what waits to be done. A queue has changed lately if it has within the last `within_ms`.
-pub async fn glance(conn: &mut PgConnection, within_ms: i64) -> sqlx::Result<Glance> {
+pub async fn glance(conn: &mut PgConnection, within_ms: i64) -> sqlx::Result<ProbeResult> {
     let row = sqlx::query!(
         r#"
         select exists (select from orphaned_parents) "has_orphans!",
@@ -61,7 +61,7 @@ pub async fn glance(conn: &mut PgConnection, within_ms: i64) -> sqlx::Result<Gla
     .fetch_one(conn)
     .await?;
     let projects = row.projects.unwrap_or_default().into_iter().map(ProjectId);
-    Ok(Glance {
+    Ok(ProbeResult {
         has_orphans: row.has_orphans,
         has_outdated: row.has_outdated,
         has_deltas: row.has_deltas,

@@ -13,7 +13,7 @@ use crate::{
         schedule::{CatchUp, FireOutcome, GRACE_SECONDS, Overlap},
     },
     ids::{JobId, JobKey, ProjectId},
-    store::settle_success::Rested,
+    store::settle_success::WaitingJob,
 };
 
 /// Payloads of one transaction, in bytes, but for the last.
@@ -178,7 +178,7 @@ pub struct Fire {
 
 /// Writes down what becomes of ticks, and stores the jobs of those that fire. A tick that was dealt with
 /// already is left as it is. Answers with the jobs, each with its tick.
-pub async fn fire(conn: &mut PgConnection, fires: &[Fire]) -> sqlx::Result<Vec<Rested>> {
+pub async fn fire(conn: &mut PgConnection, fires: &[Fire]) -> sqlx::Result<Vec<WaitingJob>> {
     let rows = sqlx::query!(
         r#"
         with due as materialized (
@@ -258,7 +258,7 @@ pub async fn fire(conn: &mut PgConnection, fires: &[Fire]) -> sqlx::Result<Vec<R
     )
     .fetch_all(conn)
     .await?;
-    let stored = rows.into_iter().map(|it| Rested {
+    let stored = rows.into_iter().map(|it| WaitingJob {
         key: JobKey { project_id: it.project_id, id: it.id },
         queue: it.queue,
         job_type: it.job_type,
@@ -271,7 +271,7 @@ pub async fn fire(conn: &mut PgConnection, fires: &[Fire]) -> sqlx::Result<Vec<R
 }
 
 /// Writes down that ticks were dealt with only now.
-pub async fn note_lateness(conn: &mut PgConnection, fires: &[&Fire]) -> sqlx::Result<()> {
+pub async fn record_lateness(conn: &mut PgConnection, fires: &[&Fire]) -> sqlx::Result<()> {
     sqlx::query!(
         "
         update schedule_fires

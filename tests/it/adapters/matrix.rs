@@ -4,7 +4,7 @@ use crate::harness::{TestProject, run};
 use serde_json::{Value, json};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Door {
+enum Adapter {
     Native,
     Mobius,
     Orch8,
@@ -12,8 +12,13 @@ enum Door {
     WorkflowGraph,
 }
 
-const ALL: [Door; 5] =
-    [Door::Native, Door::Mobius, Door::Orch8, Door::OpenJobSpec, Door::WorkflowGraph];
+const ALL: [Adapter; 5] = [
+    Adapter::Native,
+    Adapter::Mobius,
+    Adapter::Orch8,
+    Adapter::OpenJobSpec,
+    Adapter::WorkflowGraph,
+];
 const WORKER: &str = "worker-1";
 
 /// What a door says of a job, in the native words.
@@ -61,27 +66,27 @@ async fn lease_of(t: &TestProject, job_id: String) -> Lease {
 }
 
 /// Claims the one job that is there, and answers with its lease.
-async fn claim(t: &TestProject, door: Door) -> Lease {
+async fn claim(t: &TestProject, door: Adapter) -> Lease {
     let job_id = match door {
-        Door::Native => text(&t.lease(WORKER).await["id"]),
-        Door::Mobius => {
+        Adapter::Native => text(&t.lease(WORKER).await["id"]),
+        Adapter::Mobius => {
             let poll = json!({"worker_id": WORKER, "queues": ["default"]});
             let job = t.post("/mobius/v1/projects/main/jobs/claim", poll).await.is(200);
             text(&job["job_id"]).rsplit_once('-').expect("an attempt").0.to_owned()
         }
-        Door::Orch8 => {
+        Adapter::Orch8 => {
             let poll = json!({"worker_id": WORKER});
             let task = t.post("/orch8/workers/tasks/poll", poll).await.is(200);
             let id = text(&task["id"]).replace("task_", "job_");
             id.rsplit_once('-').expect("an attempt").0.to_owned()
         }
-        Door::OpenJobSpec => {
+        Adapter::OpenJobSpec => {
             let wanted = json!({"queues": ["default"], "worker_id": WORKER});
             let jobs = t.post("/ojs/v1/jobs/fetch", wanted).await.is(200)["jobs"].clone();
             let id = text(&jobs[0]["id"]).parse().expect("a uuid");
             fencepost::ids::JobId(id).to_string()
         }
-        Door::WorkflowGraph => {
+        Adapter::WorkflowGraph => {
             let wanted = json!({"worker_id": WORKER, "labels": []});
             let claim = t.post("/workflow-graph/api/jobs/claim", wanted).await.is(200);
             text(&claim["lease"]["lease_id"]).split('.').next().expect("a job").to_owned()
@@ -91,10 +96,10 @@ async fn claim(t: &TestProject, door: Door) -> Lease {
 }
 
 /// Reports success, with a result that every door can carry; or a failure that may be tried again.
-async fn settle(t: &TestProject, door: Door, lease: &Lease, result: Option<&Value>) {
+async fn settle(t: &TestProject, door: Adapter, lease: &Lease, result: Option<&Value>) {
     let Lease { job_id, attempt, lease_id } = lease;
     let (path, body) = match (door, result) {
-        (Door::Native, _) => {
+        (Adapter::Native, _) => {
             let mut body = json!({"job_id": job_id, "worker_id": WORKER, "attempt": attempt});
             match result {
                 Some(result) => body["result"] = result.clone(),
@@ -103,7 +108,7 @@ async fn settle(t: &TestProject, door: Door, lease: &Lease, result: Option<&Valu
             body["status"] = if result.is_some() { "succeeded" } else { "failed" }.into();
             ("/v1/workers/ack".to_owned(), body)
         }
-        (Door::Mobius, _) => {
+        (Adapter::Mobius, _) => {
             let mut body = json!({"worker_id": WORKER, "attempt": attempt});
             match result {
                 Some(result) => body["result_b64"] = base64(result).into(),
@@ -112,26 +117,26 @@ async fn settle(t: &TestProject, door: Door, lease: &Lease, result: Option<&Valu
             body["status"] = if result.is_some() { "completed" } else { "failed" }.into();
             (format!("/mobius/v1/projects/main/jobs/{job_id}-{attempt}/complete"), body)
         }
-        (Door::Orch8, Some(result)) => {
+        (Adapter::Orch8, Some(result)) => {
             let path = format!("/orch8/workers/tasks/task_{}-{attempt}/complete", lease.suffix());
             (path, json!({"output": result}))
         }
-        (Door::Orch8, None) => {
+        (Adapter::Orch8, None) => {
             let path = format!("/orch8/workers/tasks/task_{}-{attempt}/fail", lease.suffix());
             (path, json!({"error": "again", "retryable": true}))
         }
-        (Door::OpenJobSpec, Some(result)) => {
+        (Adapter::OpenJobSpec, Some(result)) => {
             (format!("/ojs/v1/jobs/{}/ack", lease.uuid()), json!({"result": result}))
         }
-        (Door::OpenJobSpec, None) => {
+        (Adapter::OpenJobSpec, None) => {
             let error = json!({"error": {"code": "handler_error", "message": "again"}});
             (format!("/ojs/v1/jobs/{}/nack", lease.uuid()), error)
         }
-        (Door::WorkflowGraph, Some(result)) => {
+        (Adapter::WorkflowGraph, Some(result)) => {
             let path = format!("/workflow-graph/api/jobs/{job_id}.{attempt}.{lease_id}/complete");
             (path, json!({"outputs": result}))
         }
-        (Door::WorkflowGraph, None) => {
+        (Adapter::WorkflowGraph, None) => {
             let path = format!("/workflow-graph/api/jobs/{job_id}.{attempt}.{lease_id}/fail");
             (path, json!({"error": "again", "retryable": true}))
         }
@@ -146,30 +151,30 @@ fn base64(result: &Value) -> String {
 }
 
 /// Looks at a job through a door.
-async fn look(t: &TestProject, door: Door, job_id: &str) -> Seen {
+async fn look(t: &TestProject, door: Adapter, job_id: &str) -> Seen {
     let number = |it: &Value| it.as_i64().expect("a number");
     let (word, attempt, result) = match door {
-        Door::Native => {
+        Adapter::Native => {
             let job = t.job(job_id).await;
             (text(&job["state"]), number(&job["attempt"]), job["result"].clone())
         }
-        Door::Mobius => {
+        Adapter::Mobius => {
             let job = t.get(&format!("/mobius/v1/projects/main/jobs/{job_id}")).await.is(200);
             (text(&job["status"]), number(&job["attempt"]), job["result"].clone())
         }
-        Door::Orch8 => {
+        Adapter::Orch8 => {
             let tasks = t.get("/orch8/workers/tasks").await.is(200);
             let prefix = job_id.replace("job_", "task_");
             let mine = |it: &&Value| text(&it["id"]).starts_with(&prefix);
             let task = tasks.as_array().expect("tasks").iter().find(mine).expect("it is listed");
             (text(&task["state"]), number(&task["claim_epoch"]), task["output"].clone())
         }
-        Door::OpenJobSpec => {
+        Adapter::OpenJobSpec => {
             let job =
                 t.get(&format!("/ojs/v1/jobs/{}", uuid_of(job_id))).await.is(200)["job"].clone();
             (text(&job["state"]), number(&job["attempt"]), job["result"].clone())
         }
-        Door::WorkflowGraph => {
+        Adapter::WorkflowGraph => {
             let path = format!("/workflow-graph/api/workflows/{job_id}/status");
             let job = t.get(&path).await.is(200)["jobs"][0].clone();
             let output = job["output"].as_str().map(|it| serde_json::from_str(it).expect("JSON"));
@@ -184,7 +189,7 @@ async fn look(t: &TestProject, door: Door, job_id: &str) -> Seen {
         other => panic!("{door:?} says {other}"),
     };
     // Where a retry is a new job, the one that waits is the next.
-    let is_next = state == "pending" && [Door::Mobius, Door::Orch8].contains(&door);
+    let is_next = state == "pending" && [Adapter::Mobius, Adapter::Orch8].contains(&door);
     Seen { state, attempt: attempt - i64::from(is_next), result }
 }
 
@@ -274,7 +279,7 @@ fn a_job_made_at_any_door_is_worked_through_every_other() {
             let made =
                 t.post("/ojs/v1/jobs", json!({"type": "a.b", "args": [1]})).await.is(201)["job"]
                     .clone();
-            if worker != Door::WorkflowGraph {
+            if worker != Adapter::WorkflowGraph {
                 let lease = claim(t, worker).await;
                 assert_eq!(lease.uuid(), made["id"]);
                 settle(t, worker, &lease, Some(&result)).await;

@@ -44,18 +44,18 @@ impl Run {
         }
         let has_bad_parent = self.jobs[job].parents.iter().any(|it| is_bad(self.jobs[*it].state));
         match (self.jobs[job].state, answer) {
-            (StoredState::DeadLetter, Ok(())) => self.revive(job),
+            (StoredState::DeadLetter, Ok(())) => self.requeue(job),
             (StoredState::Cancelled, Err(Error::ParentTerminal(_))) if has_bad_parent => (),
-            (StoredState::Cancelled, Ok(())) if !has_bad_parent => self.revive(job),
+            (StoredState::Cancelled, Ok(())) if !has_bad_parent => self.requeue(job),
             (state, Err(Error::InvalidState(_))) if !is_bad(state) => (),
             (state, answer) => return Err(format!("retry of job {job}, {state:?}: {answer:?}")),
         }
-        self.revive_descendants(job).await;
+        self.requeue_descendants(job).await;
         Ok(())
     }
 
     /// Which of several bad parents has called a job off is the store's to say.
-    async fn revive_descendants(&mut self, job: usize) {
+    async fn requeue_descendants(&mut self, job: usize) {
         let mut back = vec![job];
         while let Some(parent) = back.pop() {
             for child in 0..self.jobs.len() {
@@ -65,7 +65,7 @@ impl Run {
                 let parents = &model.parents;
                 let may_come = !parents.iter().any(|it| is_bad(self.jobs[*it].state));
                 if is_called_off && may_come && self.is_live(child).await {
-                    self.revive(child);
+                    self.requeue(child);
                     back.push(child);
                 }
             }
@@ -101,8 +101,8 @@ impl Run {
         self.operate(Kind::DeadLettersRetry).await?;
         for job in 0..self.jobs.len() {
             if self.jobs[job].state == StoredState::DeadLetter {
-                self.revive(job);
-                self.revive_descendants(job).await;
+                self.requeue(job);
+                self.requeue_descendants(job).await;
             }
         }
         Ok(())

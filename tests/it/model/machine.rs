@@ -134,7 +134,7 @@ impl Run {
         }
     }
 
-    pub fn revive(&mut self, job: usize) {
+    pub fn requeue(&mut self, job: usize) {
         let parents = &self.jobs[job].parents;
         let all_done = parents.iter().all(|it| self.jobs[*it].state == StoredState::Succeeded);
         let model = &mut self.jobs[job];

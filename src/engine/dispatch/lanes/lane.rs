@@ -8,16 +8,16 @@ use std::{
 
 use chrono::TimeDelta;
 
-use super::{DealtLook, QueueKey, WaiterId};
+use super::{PlannedClaim, QueueKey, WaiterId};
 use crate::store::claims::ClaimKey;
 
 /// A look from the mark that came back short is repeated from the beginning, but not more often.
-pub(super) const ZERO_LOOK_PAUSE: Duration = Duration::from_millis(250);
+pub(super) const FULL_CLAIM_PAUSE: Duration = Duration::from_millis(250);
 /// A look from the beginning walks over what has died and cannot be cleared away yet: while a snapshot is held, over very much. It
 /// takes a part of the time in so many, at the most.
-const ZERO_LOOK_SHARE: u32 = 10;
+const FULL_CLAIM_SHARE: u32 = 10;
 /// And comes this often, however long it takes.
-const MAX_ZERO_LOOK_PAUSE: Duration = Duration::from_secs(5);
+const MAX_FULL_CLAIM_PAUSE: Duration = Duration::from_secs(5);
 /// Commits may become visible this much later than their `run_at` says; what commits later on this node is told of, and on another
 /// with Redis as well. Under a held snapshot each look walks over what was done in this time.
 const MARK_MARGIN: TimeDelta = TimeDelta::milliseconds(50);
@@ -49,22 +49,22 @@ pub(super) struct Lane {
     pub signature: Signature,
     pub waiters: BTreeSet<WaiterId>,
     pub supply: Supply,
-    pub flights: u32,
+    pub in_flight: u32,
     pub arrived_in_flight: u32,
     /// The first of them in the order of claims.
     pub first_in_flight: Option<ClaimKey>,
     /// Whether one of them is behind a gate.
     pub gated_in_flight: bool,
     pub mark: ClaimKey,
-    pub looked_from_zero_at: Option<Instant>,
-    pub zero_look_took: Duration,
+    pub full_claim_at: Option<Instant>,
+    pub full_claim_took: Duration,
     pub touched_at: Instant,
     /// After a look that failed, or found everything taken, or a rate limit used up.
-    pub rests_until: Option<Instant>,
+    pub backoff_until: Option<Instant>,
     /// It rests for its rate limit or its pause: nothing can be had, whatever arrives.
-    pub is_spent: bool,
+    pub is_limited: bool,
     /// What is under way was dealt before somebody asked not to trust it.
-    pub is_distrusted: bool,
+    pub is_stale: bool,
     pub is_in_turn: bool,
     /// Whether the next look must ask for gates.
     pub may_have_gates: bool,
@@ -81,17 +81,17 @@ impl Lane {
             signature,
             waiters: BTreeSet::new(),
             supply: Supply::Unknown,
-            flights: 0,
+            in_flight: 0,
             arrived_in_flight: 0,
             first_in_flight: None,
             gated_in_flight: false,
             mark: ClaimKey::ZERO,
-            looked_from_zero_at: None,
-            zero_look_took: Duration::ZERO,
+            full_claim_at: None,
+            full_claim_took: Duration::ZERO,
             touched_at: now,
-            rests_until: None,
-            is_spent: false,
-            is_distrusted: false,
+            backoff_until: None,
+            is_limited: false,
+            is_stale: false,
             is_in_turn: false,
             may_have_gates: true,
             has_gates: false,
@@ -102,28 +102,28 @@ impl Lane {
     /// Whether a look may start. A second look beside one under way pays off only against a deep
     /// backlog; and never where jobs are chosen before they are locked, by type, by payload or behind gates:
     /// both would choose the same.
-    pub fn may_be_looked_at(&self) -> bool {
-        if self.rests_until.is_some() {
+    pub fn may_be_claimed(&self) -> bool {
+        if self.backoff_until.is_some() {
             return false;
         }
         let may_share = self.supply == Supply::Plenty
             && self.signature.job_types.is_empty()
             && !self.signature.only_commands
             && !self.may_have_gates;
-        self.supply != Supply::Known(0) && (self.flights == 0 || may_share)
+        self.supply != Supply::Known(0) && (self.in_flight == 0 || may_share)
     }
 
     /// The pause between two looks from the beginning, where they are worth `least`.
-    pub fn zero_look_pause(&self, least: Duration) -> Duration {
-        let share = self.zero_look_took * ZERO_LOOK_SHARE;
-        share.min(MAX_ZERO_LOOK_PAUSE).max(least)
+    pub fn full_claim_pause(&self, least: Duration) -> Duration {
+        let share = self.full_claim_took * FULL_CLAIM_SHARE;
+        share.min(MAX_FULL_CLAIM_PAUSE).max(least)
     }
 
     /// A job has arrived that polls here may want.
     pub fn arrive(&mut self, key: ClaimKey, is_gated: bool) {
         self.mark = self.mark.min(key);
         self.may_have_gates |= is_gated;
-        if self.flights > 0 {
+        if self.in_flight > 0 {
             self.gated_in_flight |= is_gated;
             self.arrived_in_flight = self.arrived_in_flight.saturating_add(1);
             self.first_in_flight = Some(self.first_in_flight.map_or(key, |it| it.min(key)));
@@ -142,28 +142,28 @@ impl Lane {
 
     /// Whether nothing can be found here now, as far as anybody knows.
     pub fn is_empty(&self) -> bool {
-        self.supply == Supply::Known(0) || self.is_spent
+        self.supply == Supply::Known(0) || self.is_limited
     }
 
     /// Ends its rest.
     pub fn wake(&mut self) {
-        self.rests_until = None;
-        if std::mem::take(&mut self.is_spent) {
+        self.backoff_until = None;
+        if std::mem::take(&mut self.is_limited) {
             self.supply = Supply::Unknown;
         }
     }
 
     /// Ends its rest if that is for a rate limit or a pause: they may be over now.
-    pub fn wake_if_spent(&mut self) {
-        if self.is_spent {
+    pub fn wake_if_limited(&mut self) {
+        if self.is_limited {
             self.wake();
         }
     }
 
     /// Forgets what is known, and what a look under way will say of emptiness.
-    pub fn distrust(&mut self) {
+    pub fn mark_stale(&mut self) {
         self.mark = ClaimKey::ZERO;
-        self.is_distrusted = self.flights > 0;
+        self.is_stale = self.in_flight > 0;
         self.may_have_gates = true;
         if matches!(self.supply, Supply::Known(_)) {
             self.supply = Supply::Unknown;
@@ -171,68 +171,67 @@ impl Lane {
     }
 
     /// What a look that came back says of it.
-    pub fn learn(&mut self, look: &DealtLook, found: Option<Finding>, now: Instant) {
-        self.flights = self.flights.saturating_sub(1);
+    pub fn learn(&mut self, claim: &PlannedClaim, found: Option<Claimed>, now: Instant) {
+        self.in_flight = self.in_flight.saturating_sub(1);
         self.touched_at = now;
-        let was_from_zero = look.from == ClaimKey::ZERO;
+        let was_from_zero = claim.from == ClaimKey::ZERO;
         if was_from_zero && found.is_some() {
-            self.looked_from_zero_at = Some(look.dealt_at);
-            self.zero_look_took = now - look.dealt_at;
+            self.full_claim_at = Some(claim.planned_at);
+            self.full_claim_took = now - claim.planned_at;
         }
         if let Some(has_gates) = found.and_then(|it| it.has_gates) {
             self.has_gates = has_gates;
             // What came behind a gate meanwhile was not seen.
             self.may_have_gates = has_gates || self.gated_in_flight;
-            self.asked_gates_at = Some(look.dealt_at);
+            self.asked_gates_at = Some(claim.planned_at);
         }
-        let is_zero_look_due = self
-            .looked_from_zero_at
-            .is_none_or(|it| now - it >= self.zero_look_pause(ZERO_LOOK_PAUSE));
+        let is_zero_look_due =
+            self.full_claim_at.is_none_or(|it| now - it >= self.full_claim_pause(FULL_CLAIM_PAUSE));
         match found {
             None => {
                 // What it would have taken is there again.
                 self.mark = ClaimKey::ZERO;
                 self.supply = Supply::Unknown;
-                self.rests_until = Some(now + FAILURE_PAUSE);
+                self.backoff_until = Some(now + FAILURE_PAUSE);
             }
-            Some(Finding { rests_for: Some(rest), .. }) if !self.is_distrusted => {
-                self.is_spent = true;
-                self.rests_until = Some(now + rest);
+            Some(Claimed { backoff_for: Some(rest), .. }) if !self.is_stale => {
+                self.is_limited = true;
+                self.backoff_until = Some(now + rest);
             }
-            Some(Finding { is_short: true, .. })
-                if self.is_distrusted || (!was_from_zero && is_zero_look_due) =>
+            Some(Claimed { is_short: true, .. })
+                if self.is_stale || (!was_from_zero && is_zero_look_due) =>
             {
                 self.mark = ClaimKey::ZERO;
                 self.supply = Supply::Unknown;
             }
-            Some(Finding { is_short: true, last, .. }) => {
+            Some(Claimed { is_short: true, last, .. }) => {
                 self.supply = Supply::Known(self.arrived_in_flight);
                 self.advance(last);
             }
-            Some(Finding { was_contended: true, last, .. }) => {
+            Some(Claimed { was_contended: true, last, .. }) => {
                 self.supply = Supply::Unknown;
                 // Everything that was chosen is held by somebody: it is looked at again, but not at once.
-                self.rests_until = last.is_none().then(|| now + CONTENTION_PAUSE);
+                self.backoff_until = last.is_none().then(|| now + CONTENTION_PAUSE);
             }
-            Some(Finding { last, .. }) => {
+            Some(Claimed { last, .. }) => {
                 if self.supply == Supply::Unknown {
                     self.supply = Supply::Plenty;
                 }
                 self.advance(last);
             }
         }
-        if self.flights == 0 {
+        if self.in_flight == 0 {
             self.arrived_in_flight = 0;
             self.first_in_flight = None;
             self.gated_in_flight = false;
-            self.is_distrusted = false;
+            self.is_stale = false;
         }
     }
 }
 
 /// What a look came back with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Finding {
+pub struct Claimed {
     /// Fewer jobs were there than were wanted.
     pub is_short: bool,
     /// As many as were wanted were there, but others took some of them.
@@ -242,5 +241,5 @@ pub struct Finding {
     /// Whether the queue has gates; none when nobody asked, or nobody answered.
     pub has_gates: Option<bool>,
     /// The queue's rate limit, or its pause, lets nothing more through for so long.
-    pub rests_for: Option<Duration>,
+    pub backoff_for: Option<Duration>,
 }

@@ -38,7 +38,7 @@ struct World {
     now_ms: i64,
     jobs: Vec<Job>,
     /// Looks that the database has answered, and whose answers are on their way.
-    flying: Vec<(DealtLook, Vec<usize>)>,
+    flying: Vec<(PlannedClaim, Vec<usize>)>,
 }
 
 fn at(ms: i64) -> DateTime<chrono::Utc> {
@@ -58,7 +58,7 @@ impl World {
     }
 
     fn park(&mut self, id: WaiterId) {
-        let wish = Wish {
+        let spec = PollSpec {
             project_id: ProjectId(1),
             queues: [Arc::from("q")].into(),
             job_types: [].into(),
@@ -70,7 +70,7 @@ impl World {
             poll_id: None,
         };
         let now = self.now();
-        self.lanes.park(id, wish, false, now);
+        self.lanes.park(id, spec, false, now);
     }
 
     fn tell(&mut self, key: ClaimKey) {
@@ -132,46 +132,46 @@ impl World {
 
     /// What was under way lands, and the next looks are made, as PostgreSQL would answer them; says what the mark hides longer
     /// than it may. What happens next happens while they fly.
-    fn look(&mut self) -> Result<(), TestCaseError> {
-        for (look, seen) in std::mem::take(&mut self.flying) {
-            self.land(&look, &seen);
+    fn claim(&mut self) -> Result<(), TestCaseError> {
+        for (claim, seen) in std::mem::take(&mut self.flying) {
+            self.complete(&claim, &seen);
         }
-        for look in self.lanes.deal(self.now()) {
+        for claim in self.lanes.plan(self.now()) {
             let mut seen: Vec<usize> = Vec::new();
             for (number, job) in self.jobs.iter().enumerate() {
                 if job.is_leased || job.visible_at_ms > self.now_ms {
                     continue;
                 }
-                if job.key >= look.from {
+                if job.key >= claim.from {
                     seen.push(number);
                     continue;
                 }
-                prop_assert!(!job.is_told, "{job:?} was told of, and lies before {:?}", look.from);
+                prop_assert!(!job.is_told, "{job:?} was told of, and lies before {:?}", claim.from);
                 let hidden_ms = self.now_ms - job.visible_at_ms;
                 let most = MARK_KEEP.as_millis() as i64 + SLACK_MS;
                 prop_assert!(hidden_ms <= most, "{job:?} is hidden for {hidden_ms} ms");
             }
             seen.sort_by_key(|it| self.jobs[*it].key);
-            seen.truncate(look.slots.len());
+            seen.truncate(claim.slots.len());
             for job in &seen {
                 self.jobs[*job].is_leased = true;
             }
-            self.flying.push((look, seen));
+            self.flying.push((claim, seen));
         }
         Ok(())
     }
 
-    fn land(&mut self, look: &DealtLook, seen: &[usize]) {
-        let finding = Finding {
-            is_short: seen.len() < look.slots.len(),
+    fn complete(&mut self, claim: &PlannedClaim, seen: &[usize]) {
+        let finding = Claimed {
+            is_short: seen.len() < claim.slots.len(),
             was_contended: false,
             last: seen.iter().map(|it| self.jobs[*it].key).max(),
             has_gates: Some(false),
-            rests_for: None,
+            backoff_for: None,
         };
         let now = self.now();
-        self.lanes.landed(look, Some(finding), now);
-        for (waiter, _) in look.slots.iter().take(seen.len()) {
+        self.lanes.complete(claim, Some(finding), now);
+        for (waiter, _) in claim.slots.iter().take(seen.len()) {
             self.lanes.leave(*waiter);
             self.park(*waiter);
         }
@@ -200,7 +200,7 @@ proptest! {
         for (event, ms) in events {
             world.happen(event);
             world.pass(ms);
-            world.look()?;
+            world.claim()?;
         }
         // Then nothing more happens but the fallback look, every so often.
         for round in 0..3_000 {
@@ -209,9 +209,9 @@ proptest! {
             }
             world.pass(10);
             if round % 200 == 0 {
-                world.lanes.distrust(None);
+                world.lanes.mark_stale(None);
             }
-            world.look()?;
+            world.claim()?;
         }
         prop_assert!(false, "some are never found: {:?}", world.jobs.iter().filter(|it| !it.is_leased).count());
     }
@@ -223,22 +223,22 @@ fn a_claim_beside_one_under_way_is_for_many_polls_only() {
     for id in WAITERS..MAX_CLAIM_SLOTS as u64 {
         world.park(id);
     }
-    let looks = world.lanes.deal(world.now());
-    let full = Finding {
+    let claims = world.lanes.plan(world.now());
+    let full = Claimed {
         is_short: false,
         was_contended: false,
         last: Some(ClaimKey::ZERO),
         has_gates: Some(false),
-        rests_for: None,
+        backoff_for: None,
     };
     let now = world.now();
-    world.lanes.landed(&looks[0], Some(full), now);
-    assert_eq!(world.lanes.deal(now)[0].slots.len(), MAX_CLAIM_SLOTS, "there is plenty");
+    world.lanes.complete(&claims[0], Some(full), now);
+    assert_eq!(world.lanes.plan(now)[0].slots.len(), MAX_CLAIM_SLOTS, "there is plenty");
     let more = 1_000..1_000 + MIN_SHARED_SLOTS as u64;
     for id in more.clone().skip(1) {
         world.park(id);
-        assert!(world.lanes.deal(now).is_empty(), "a few wait for the claim under way");
+        assert!(world.lanes.plan(now).is_empty(), "a few wait for the claim under way");
     }
     world.park(more.start);
-    assert_eq!(world.lanes.deal(now)[0].slots.len(), MIN_SHARED_SLOTS);
+    assert_eq!(world.lanes.plan(now)[0].slots.len(), MIN_SHARED_SLOTS);
 }

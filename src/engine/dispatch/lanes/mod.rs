@@ -14,14 +14,14 @@ use std::{
 mod lane;
 
 use self::lane::{Lane, Signature, Supply};
-use super::request::{Wish, deal_slots};
+use super::request::{PollSpec, share_slots};
 use crate::{
     ids::ProjectId,
     store::claims::{ClaimKey, MAX_CLAIM_SLOTS},
     wakeups::Arrival,
 };
 
-pub use self::lane::Finding;
+pub use self::lane::Claimed;
 
 /// What is known of a queue that nobody waits at is forgotten after this.
 const LANE_KEEP: Duration = Duration::from_secs(2);
@@ -29,9 +29,9 @@ const LANE_KEEP: Duration = Duration::from_secs(2);
 /// committed late or on another node may lie before the low-water mark.
 const MARK_KEEP: Duration = Duration::from_secs(1);
 /// Looks of one claim.
-const MAX_LOOKS: usize = 64;
+const MAX_CLAIMED_LANES: usize = 64;
 /// Looks of one claim that name job types, take commands only, or may meet gates: each is a statement of its own.
-const MAX_SINGLE_LOOKS: usize = 4;
+const MAX_SINGLE_CLAIMS: usize = 4;
 /// Slots that one lane is dealt at least, however many lanes want their turn.
 const MIN_LANE_SLOTS: usize = 50;
 
@@ -44,15 +44,15 @@ pub type LaneId = u64;
 type QueueKey = (ProjectId, Arc<str>);
 
 #[derive(Debug)]
-struct Waiter {
-    wish: Arc<Wish>,
+struct LaneWaiter {
+    spec: Arc<PollSpec>,
     lanes: Vec<LaneId>,
     is_in_flight: bool,
 }
 
 /// One look of a claim: whom it is for, and where.
 #[derive(Debug, Clone)]
-pub struct DealtLook {
+pub struct PlannedClaim {
     pub lane: LaneId,
     pub project_id: ProjectId,
     pub queue: Arc<str>,
@@ -66,13 +66,13 @@ pub struct DealtLook {
     /// Whether it had some at the last look.
     pub had_gates: bool,
     pub from: ClaimKey,
-    pub slots: Vec<(WaiterId, Arc<Wish>)>,
-    dealt_at: Instant,
+    pub slots: Vec<(WaiterId, Arc<PollSpec>)>,
+    planned_at: Instant,
 }
 
 #[derive(Debug, Default)]
 pub struct Lanes {
-    waiters: HashMap<WaiterId, Waiter>,
+    waiters: HashMap<WaiterId, LaneWaiter>,
     lanes: BTreeMap<LaneId, Lane>,
     lane_ids: HashMap<Signature, LaneId>,
     by_queue: HashMap<QueueKey, Vec<LaneId>>,
@@ -85,30 +85,30 @@ pub struct Lanes {
 impl Lanes {
     /// Parks a poll. One that `must_look` does not trust what is known of its queues; but a look for commands
     /// reads payloads, so what the last one has found is trusted for [`MARK_KEEP`], or until something arrives.
-    pub fn park(&mut self, id: WaiterId, wish: Wish, must_look: bool, now: Instant) {
-        let mut lanes = Vec::with_capacity(wish.queues.len());
-        for queue in &wish.queues {
+    pub fn park(&mut self, id: WaiterId, spec: PollSpec, must_look: bool, now: Instant) {
+        let mut lanes = Vec::with_capacity(spec.queues.len());
+        for queue in &spec.queues {
             let lane_id = self.lane(
                 Signature {
-                    queue: (wish.project_id, Arc::clone(queue)),
-                    job_types: Arc::clone(&wish.job_types),
-                    labels: Arc::clone(&wish.labels),
-                    only_commands: wish.only_commands,
+                    queue: (spec.project_id, Arc::clone(queue)),
+                    job_types: Arc::clone(&spec.job_types),
+                    labels: Arc::clone(&spec.labels),
+                    only_commands: spec.only_commands,
                 },
                 now,
             );
             if let Some(lane) = self.lanes.get_mut(&lane_id) {
                 lane.waiters.insert(id);
                 lane.touched_at = now;
-                let is_fresh = lane.looked_from_zero_at.is_some_and(|it| now - it < MARK_KEEP);
+                let is_fresh = lane.full_claim_at.is_some_and(|it| now - it < MARK_KEEP);
                 if must_look && !(lane.signature.only_commands && is_fresh) {
-                    lane.distrust();
+                    lane.mark_stale();
                 }
             }
             lanes.push(lane_id);
         }
-        let wish = Arc::new(wish);
-        self.waiters.insert(id, Waiter { wish, lanes: lanes.clone(), is_in_flight: false });
+        let spec = Arc::new(spec);
+        self.waiters.insert(id, LaneWaiter { spec, lanes: lanes.clone(), is_in_flight: false });
         for lane in lanes {
             self.consider(lane);
         }
@@ -128,8 +128,8 @@ impl Lanes {
 
     /// What a parked poll asks for.
     #[must_use]
-    pub fn wish(&self, id: WaiterId) -> Option<&Wish> {
-        self.waiters.get(&id).map(|it| &*it.wish)
+    pub fn spec(&self, id: WaiterId) -> Option<&PollSpec> {
+        self.waiters.get(&id).map(|it| &*it.spec)
     }
 
     /// Whether a claim for this poll is under way; then it must be waited for.
@@ -162,7 +162,7 @@ impl Lanes {
 
     /// Whether nothing can be found for this poll now, as far as anybody knows.
     #[must_use]
-    pub fn is_hopeless(&self, id: WaiterId) -> bool {
+    pub fn has_no_match_now(&self, id: WaiterId) -> bool {
         self.waiters.get(&id).is_none_or(|waiter| {
             !waiter.is_in_flight && waiter.lanes.iter().all(|it| self.is_empty(*it))
         })
@@ -199,7 +199,7 @@ impl Lanes {
         });
         let gated: Vec<_> = gated
             .map(|(id, lane)| {
-                lane.distrust();
+                lane.mark_stale();
                 *id
             })
             .collect();
@@ -209,15 +209,15 @@ impl Lanes {
     }
 
     /// Forgets what is known to be empty: of one queue, or of all.
-    pub fn distrust(&mut self, queue: Option<&QueueKey>) {
+    pub fn mark_stale(&mut self, queue: Option<&QueueKey>) {
         let ids: Vec<_> = match queue {
             Some(queue) => self.by_queue.get(queue).cloned().unwrap_or_default(),
             None => self.lanes.keys().copied().collect(),
         };
         for id in ids {
             let Some(lane) = self.lanes.get_mut(&id) else { continue };
-            lane.wake_if_spent();
-            lane.distrust();
+            lane.wake_if_limited();
+            lane.mark_stale();
             self.consider(id);
         }
     }
@@ -226,8 +226,8 @@ impl Lanes {
     #[must_use]
     pub fn believed_empty(&self) -> Vec<QueueKey> {
         let waiting = self.lanes.values().filter(|it| {
-            let is_empty = it.supply == Supply::Known(0) && it.rests_until.is_none();
-            !it.waiters.is_empty() && is_empty && it.flights == 0
+            let is_empty = it.supply == Supply::Known(0) && it.backoff_until.is_none();
+            !it.waiters.is_empty() && is_empty && it.in_flight == 0
         });
         waiting.map(|it| it.signature.queue.clone()).collect::<BTreeSet<_>>().into_iter().collect()
     }
@@ -235,7 +235,7 @@ impl Lanes {
     /// Forgets lanes at which nobody waits any more.
     pub fn prune(&mut self, now: Instant) {
         let is_stale = |it: &Lane| {
-            it.waiters.is_empty() && it.flights == 0 && now - it.touched_at >= LANE_KEEP
+            it.waiters.is_empty() && it.in_flight == 0 && now - it.touched_at >= LANE_KEEP
         };
         let stale: Vec<_> =
             self.lanes.iter().filter(|(_, it)| is_stale(it)).map(|(id, _)| *id).collect();
@@ -253,14 +253,14 @@ impl Lanes {
 
     /// When the first of the lanes that rest may go on.
     #[must_use]
-    pub fn rest_ends_at(&self) -> Option<Instant> {
-        self.lanes.values().filter_map(|it| it.rests_until).min()
+    pub fn backoff_ends_at(&self) -> Option<Instant> {
+        self.lanes.values().filter_map(|it| it.backoff_until).min()
     }
 
     /// Lets lanes go on whose rest is over.
-    pub fn wake_rested(&mut self, now: Instant) {
+    pub fn end_backoffs(&mut self, now: Instant) {
         let rested =
-            self.lanes.iter_mut().filter(|(_, it)| it.rests_until.is_some_and(|it| it <= now));
+            self.lanes.iter_mut().filter(|(_, it)| it.backoff_until.is_some_and(|it| it <= now));
         let rested: Vec<_> = rested
             .map(|(id, lane)| {
                 lane.wake();
@@ -275,7 +275,7 @@ impl Lanes {
     /// Puts a lane in turn if there is anything to look for and anybody to look for it.
     fn consider(&mut self, id: LaneId) {
         let Some(lane) = self.lanes.get_mut(&id) else { return };
-        if lane.is_in_turn || lane.waiters.is_empty() || !lane.may_be_looked_at() {
+        if lane.is_in_turn || lane.waiters.is_empty() || !lane.may_be_claimed() {
             return;
         }
         lane.is_in_turn = true;
@@ -301,13 +301,13 @@ impl Lanes {
 
     /// Deals the next claim: projects take turns, and in a lane idle workers get one job each
     /// before one gets two. Empty: nothing to look for.
-    pub fn deal(&mut self, now: Instant) -> Vec<DealtLook> {
+    pub fn plan(&mut self, now: Instant) -> Vec<PlannedClaim> {
         let in_turn = self.lanes_in_turn.values().map(VecDeque::len).sum::<usize>();
         let share = (MAX_CLAIM_SLOTS / in_turn.max(1)).max(MIN_LANE_SLOTS);
-        let (mut looks, mut later): (Vec<DealtLook>, Vec<LaneId>) = (Vec::new(), Vec::new());
+        let (mut claims, mut later): (Vec<PlannedClaim>, Vec<LaneId>) = (Vec::new(), Vec::new());
         let mut left = MAX_CLAIM_SLOTS;
         for _ in 0..in_turn {
-            if left == 0 || looks.len() == MAX_LOOKS {
+            if left == 0 || claims.len() == MAX_CLAIMED_LANES {
                 break;
             }
             let Some(id) = self.next_turn() else { break };
@@ -317,24 +317,24 @@ impl Lanes {
             // Each of these is a statement of its own, or more.
             let Signature { job_types, only_commands, .. } = &lane.signature;
             let is_single = !job_types.is_empty() || *only_commands || lane.has_gates;
-            let is_single_look =
-                |it: &&DealtLook| !it.job_types.is_empty() || it.only_commands || it.had_gates;
-            if is_single && looks.iter().filter(is_single_look).count() == MAX_SINGLE_LOOKS {
+            let is_single_claim =
+                |it: &&PlannedClaim| !it.job_types.is_empty() || it.only_commands || it.had_gates;
+            if is_single && claims.iter().filter(is_single_claim).count() == MAX_SINGLE_CLAIMS {
                 continue;
             }
-            if let Some(look) = self.deal_lane(id, left.min(share), now) {
-                left -= look.slots.len();
-                looks.push(look);
+            if let Some(claim) = self.plan_lane(id, left.min(share), now) {
+                left -= claim.slots.len();
+                claims.push(claim);
             }
         }
         for id in later {
             self.consider(id);
         }
-        looks
+        claims
     }
 
-    fn deal_lane(&mut self, id: LaneId, max_slots: usize, now: Instant) -> Option<DealtLook> {
-        let lane = self.lanes.get(&id).filter(|it| it.may_be_looked_at())?;
+    fn plan_lane(&mut self, id: LaneId, max_slots: usize, now: Instant) -> Option<PlannedClaim> {
+        let lane = self.lanes.get(&id).filter(|it| it.may_be_claimed())?;
         let wanted = match lane.supply {
             Supply::Known(jobs) => max_slots.min(jobs as usize),
             Supply::Unknown | Supply::Plenty => max_slots,
@@ -344,10 +344,10 @@ impl Lanes {
             .iter()
             .filter(|it| self.is_next_lane(**it, id))
             .take(wanted)
-            .filter_map(|it| self.waiters.get(it).map(|waiter| (*it, Arc::clone(&waiter.wish))))
+            .filter_map(|it| self.waiters.get(it).map(|waiter| (*it, Arc::clone(&waiter.spec))))
             .collect();
-        let slots = deal_slots(&takers, wanted);
-        let is_too_small = lane.flights > 0 && slots.len() < MIN_SHARED_SLOTS;
+        let slots = share_slots(&takers, wanted);
+        let is_too_small = lane.in_flight > 0 && slots.len() < MIN_SHARED_SLOTS;
         if slots.is_empty() || is_too_small {
             return None;
         }
@@ -357,15 +357,15 @@ impl Lanes {
             }
         }
         let lane = self.lanes.get_mut(&id)?;
-        lane.flights += 1;
+        lane.in_flight += 1;
         if let Supply::Known(jobs) = lane.supply {
-            let dealt = u32::try_from(slots.len()).unwrap_or(u32::MAX);
-            lane.supply = Supply::Known(jobs.saturating_sub(dealt));
+            let planned = u32::try_from(slots.len()).unwrap_or(u32::MAX);
+            lane.supply = Supply::Known(jobs.saturating_sub(planned));
         }
-        let keep = lane.zero_look_pause(MARK_KEEP);
-        let is_mark_fresh = lane.looked_from_zero_at.is_some_and(|it| now - it < keep);
+        let keep = lane.full_claim_pause(MARK_KEEP);
+        let is_mark_fresh = lane.full_claim_at.is_some_and(|it| now - it < keep);
         let from = if is_mark_fresh { lane.mark } else { ClaimKey::ZERO };
-        Some(DealtLook {
+        Some(PlannedClaim {
             lane: id,
             project_id: lane.signature.queue.0,
             queue: Arc::clone(&lane.signature.queue.1),
@@ -377,7 +377,7 @@ impl Lanes {
             had_gates: lane.has_gates,
             from,
             slots,
-            dealt_at: now,
+            planned_at: now,
         })
     }
 
@@ -390,16 +390,16 @@ impl Lanes {
     }
 
     /// A look has come back; none: it failed.
-    pub fn landed(&mut self, look: &DealtLook, found: Option<Finding>, now: Instant) {
-        for (id, _) in &look.slots {
+    pub fn complete(&mut self, claim: &PlannedClaim, found: Option<Claimed>, now: Instant) {
+        for (id, _) in &claim.slots {
             if let Some(waiter) = self.waiters.get_mut(id) {
                 waiter.is_in_flight = false;
             }
         }
-        if let Some(lane) = self.lanes.get_mut(&look.lane) {
-            lane.learn(look, found, now);
+        if let Some(lane) = self.lanes.get_mut(&claim.lane) {
+            lane.learn(claim, found, now);
         }
-        self.consider(look.lane);
+        self.consider(claim.lane);
     }
 }
 

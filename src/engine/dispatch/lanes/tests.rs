@@ -3,7 +3,7 @@
 use chrono::DateTime;
 
 use super::{
-    lane::{CONTENTION_PAUSE, FAILURE_PAUSE, ZERO_LOOK_PAUSE},
+    lane::{CONTENTION_PAUSE, FAILURE_PAUSE, FULL_CLAIM_PAUSE},
     *,
 };
 
@@ -33,7 +33,7 @@ impl Board {
         types: &[&str],
         capacity: u32,
     ) {
-        let wish = Wish {
+        let spec = PollSpec {
             project_id: ProjectId(project),
             queues: queues.iter().map(|it| queue(it)).collect(),
             job_types: types.iter().map(|it| (*it).to_owned()).collect(),
@@ -44,7 +44,7 @@ impl Board {
             lease_seconds: None,
             poll_id: None,
         };
-        self.lanes.park(id, wish, false, self.now);
+        self.lanes.park(id, spec, false, self.now);
     }
 
     fn arrive(&mut self, project: i32, name: &str, job_type: &str, count: usize) {
@@ -72,28 +72,28 @@ impl Board {
     }
 
     /// Deals, as (queue, waiters) pairs.
-    fn deal(&mut self) -> Vec<DealtLook> {
-        self.lanes.deal(self.now)
+    fn plan(&mut self) -> Vec<PlannedClaim> {
+        self.lanes.plan(self.now)
     }
 
-    fn dealt(&mut self) -> Vec<(String, Vec<WaiterId>)> {
-        let looks = self.deal();
-        looks.iter().map(|it| (it.queue.to_string(), ids(it))).collect()
+    fn planned(&mut self) -> Vec<(String, Vec<WaiterId>)> {
+        let claims = self.plan();
+        claims.iter().map(|it| (it.queue.to_string(), ids(it))).collect()
     }
 
-    fn land(&mut self, look: &DealtLook, jobs: usize) {
+    fn complete(&mut self, claim: &PlannedClaim, jobs: usize) {
         let last =
             ClaimKey { rank: 0, run_at: DateTime::from_timestamp(2_000, 0).expect("a time") };
         let last = (jobs > 0).then_some(last);
-        let is_short = jobs < look.slots.len();
-        self.lanes.landed(
-            look,
-            Some(Finding {
+        let is_short = jobs < claim.slots.len();
+        self.lanes.complete(
+            claim,
+            Some(Claimed {
                 is_short,
                 was_contended: false,
                 last,
                 has_gates: Some(false),
-                rests_for: None,
+                backoff_for: None,
             }),
             self.now,
         );
@@ -102,12 +102,12 @@ impl Board {
     /// Looks until nothing is left to look at; every look finds nothing.
     fn find_nothing(&mut self) {
         loop {
-            let looks = self.deal();
-            if looks.is_empty() {
+            let claims = self.plan();
+            if claims.is_empty() {
                 return;
             }
-            for look in looks {
-                self.land(&look, 0);
+            for claim in claims {
+                self.complete(&claim, 0);
             }
         }
     }
@@ -117,8 +117,8 @@ impl Board {
     }
 }
 
-fn ids(look: &DealtLook) -> Vec<WaiterId> {
-    look.slots.iter().map(|(id, _)| *id).collect()
+fn ids(claim: &PlannedClaim) -> Vec<WaiterId> {
+    claim.slots.iter().map(|(id, _)| *id).collect()
 }
 
 #[test]
@@ -127,9 +127,9 @@ fn a_queue_that_was_found_empty_is_not_looked_at_until_something_arrives() {
     board.park(1, 1, &["q"], 1);
     board.find_nothing();
     board.park(2, 1, &["q"], 1);
-    assert!(board.deal().is_empty());
+    assert!(board.plan().is_empty());
     board.arrive(1, "q", "t", 1);
-    assert_eq!(board.dealt(), [("q".to_owned(), vec![1])]);
+    assert_eq!(board.planned(), [("q".to_owned(), vec![1])]);
 }
 
 #[test]
@@ -140,10 +140,10 @@ fn no_more_polls_are_woken_than_jobs_arrived() {
     }
     board.find_nothing();
     board.arrive(1, "q", "t", 3);
-    let looks = board.deal();
-    assert_eq!(ids(&looks[0]), [0, 1, 2]);
-    board.land(&looks[0], 3);
-    assert!(board.deal().is_empty());
+    let claims = board.plan();
+    assert_eq!(ids(&claims[0]), [0, 1, 2]);
+    board.complete(&claims[0], 3);
+    assert!(board.plan().is_empty());
 }
 
 #[test]
@@ -152,26 +152,26 @@ fn idle_workers_get_one_job_each_before_one_gets_two() {
     board.park(1, 1, &["q"], 3);
     board.park(2, 1, &["q"], 1);
     board.park(3, 1, &["q"], 2);
-    let looks = board.deal();
-    assert_eq!(ids(&looks[0]), [1, 2, 3, 1, 3, 1]);
+    let claims = board.plan();
+    assert_eq!(ids(&claims[0]), [1, 2, 3, 1, 3, 1]);
 }
 
 #[test]
 fn queues_are_tried_in_the_order_in_which_a_poll_names_them() {
     let mut board = Board::new();
     board.park(1, 1, &["high", "low"], 1);
-    let first = board.deal();
+    let first = board.plan();
     assert_eq!(&*first[0].queue, "high");
     assert_eq!(first.len(), 1, "low is not looked at while high may have something");
-    board.land(&first[0], 0);
-    let second = board.deal();
+    board.complete(&first[0], 0);
+    let second = board.plan();
     assert_eq!(&*second[0].queue, "low");
-    board.land(&second[0], 0);
-    assert!(board.deal().is_empty());
+    board.complete(&second[0], 0);
+    assert!(board.plan().is_empty());
 
     board.arrive(1, "low", "t", 1);
     board.arrive(1, "high", "t", 1);
-    assert_eq!(board.dealt(), [("high".to_owned(), vec![1])]);
+    assert_eq!(board.planned(), [("high".to_owned(), vec![1])]);
 }
 
 #[test]
@@ -182,15 +182,15 @@ fn when_the_first_queue_cannot_serve_everybody_the_next_queue_serves_the_rest() 
     board.find_nothing();
     board.arrive(1, "high", "t", 1);
     board.arrive(1, "low", "t", 1);
-    let first = board.deal();
+    let first = board.plan();
     let mut served: Vec<_> = first.iter().flat_map(ids).collect();
-    for look in &first {
-        board.land(look, 1);
-        for id in ids(look) {
+    for claim in &first {
+        board.complete(claim, 1);
+        for id in ids(claim) {
             board.lanes.leave(id);
         }
     }
-    served.extend(board.deal().iter().flat_map(ids));
+    served.extend(board.plan().iter().flat_map(ids));
     assert_eq!(served, [1, 2]);
 }
 
@@ -200,9 +200,9 @@ fn a_typed_poll_wakes_for_its_types_only() {
     board.park_typed(1, 1, &["q"], &["mail"], 1);
     board.find_nothing();
     board.arrive(1, "q", "report", 5);
-    assert!(board.deal().is_empty());
+    assert!(board.plan().is_empty());
     board.arrive(1, "q", "mail", 1);
-    assert_eq!(board.dealt(), [("q".to_owned(), vec![1])]);
+    assert_eq!(board.planned(), [("q".to_owned(), vec![1])]);
 }
 
 #[test]
@@ -212,9 +212,9 @@ fn another_projects_queue_of_the_same_name_is_another_queue() {
     board.park(2, 2, &["q"], 1);
     board.find_nothing();
     board.arrive(2, "q", "t", 1);
-    let looks = board.deal();
-    assert_eq!((looks.len(), ids(&looks[0])), (1, vec![2]));
-    assert_eq!(looks[0].project_id, ProjectId(2));
+    let claims = board.plan();
+    assert_eq!((claims.len(), ids(&claims[0])), (1, vec![2]));
+    assert_eq!(claims[0].project_id, ProjectId(2));
 }
 
 #[test]
@@ -224,9 +224,9 @@ fn a_tenant_with_many_queues_does_not_push_another_out_of_a_claim() {
         board.park(id, 1, &[&format!("q{id}")], 50);
     }
     board.park(900, 2, &["q"], 1);
-    let looks = board.deal();
-    assert!(looks.iter().map(|it| it.slots.len()).sum::<usize>() <= MAX_CLAIM_SLOTS);
-    assert!(looks.iter().any(|it| it.project_id == ProjectId(2)), "its turn comes second");
+    let claims = board.plan();
+    assert!(claims.iter().map(|it| it.slots.len()).sum::<usize>() <= MAX_CLAIM_SLOTS);
+    assert!(claims.iter().any(|it| it.project_id == ProjectId(2)), "its turn comes second");
 }
 
 #[test]
@@ -235,12 +235,12 @@ fn a_second_claim_beside_one_under_way_needs_a_deep_backlog() {
     for id in 0..400 {
         board.park(id, 1, &["q"], 1);
     }
-    let first = board.deal();
+    let first = board.plan();
     assert_eq!(first[0].slots.len(), MAX_CLAIM_SLOTS);
-    assert!(board.deal().is_empty(), "nobody knows yet how deep it is");
-    board.land(&first[0], MAX_CLAIM_SLOTS);
-    assert_eq!(board.deal()[0].slots.len(), MAX_CLAIM_SLOTS);
-    assert_eq!(board.deal()[0].slots.len(), 150);
+    assert!(board.plan().is_empty(), "nobody knows yet how deep it is");
+    board.complete(&first[0], MAX_CLAIM_SLOTS);
+    assert_eq!(board.plan()[0].slots.len(), MAX_CLAIM_SLOTS);
+    assert_eq!(board.plan()[0].slots.len(), 150);
 }
 
 #[test]
@@ -251,14 +251,14 @@ fn one_tenants_deep_backlog_never_keeps_another_waiting() {
     }
     board.park(900, 2, &["q"], 1);
     board.park(901, 2, &["q"], 1);
-    for look in board.deal() {
-        let jobs = if look.project_id == ProjectId(1) { look.slots.len() } else { 0 };
-        board.land(&look, jobs);
+    for claim in board.plan() {
+        let jobs = if claim.project_id == ProjectId(1) { claim.slots.len() } else { 0 };
+        board.complete(&claim, jobs);
     }
-    let busy = board.deal();
+    let busy = board.plan();
     assert!(busy.iter().all(|it| it.project_id == ProjectId(1)));
     board.arrive(2, "q", "t", 1);
-    let other = board.deal();
+    let other = board.plan();
     assert!(other.iter().any(|it| ids(it) == [900]), "beside the claims that are under way");
 }
 
@@ -268,42 +268,42 @@ fn two_looks_by_type_never_choose_from_one_queue_at_once() {
     for id in 0..400 {
         board.park_typed(id, 1, &["q"], &["mail"], 1);
     }
-    let first = board.deal();
-    board.land(&first[0], MAX_CLAIM_SLOTS);
-    let second = board.deal();
-    assert!(board.deal().is_empty());
+    let first = board.plan();
+    board.complete(&first[0], MAX_CLAIM_SLOTS);
+    let second = board.plan();
+    assert!(board.plan().is_empty());
     let last = Some(ClaimKey::ZERO);
-    let contended = Finding {
+    let contended = Claimed {
         is_short: false,
         was_contended: true,
         last,
         has_gates: Some(false),
-        rests_for: None,
+        backoff_for: None,
     };
-    board.lanes.landed(&second[0], Some(contended), board.now);
-    assert_eq!(board.deal().len(), 1, "what others took is not what is there");
+    board.lanes.complete(&second[0], Some(contended), board.now);
+    assert_eq!(board.plan().len(), 1, "what others took is not what is there");
 }
 
 #[test]
 fn an_arrival_during_a_look_that_comes_back_short_is_looked_for_again() {
     let mut board = Board::new();
     board.park(1, 1, &["q"], 1);
-    let looks = board.deal();
+    let claims = board.plan();
     board.arrive(1, "q", "t", 1);
-    board.land(&looks[0], 0);
-    assert_eq!(board.dealt(), [("q".to_owned(), vec![1])]);
+    board.complete(&claims[0], 0);
+    assert_eq!(board.planned(), [("q".to_owned(), vec![1])]);
 }
 
 #[test]
 fn a_failed_look_leaves_the_queue_to_be_looked_at_again() {
     let mut board = Board::new();
     board.park(1, 1, &["q"], 1);
-    let looks = board.deal();
-    board.lanes.landed(&looks[0], None, board.now);
-    assert!(board.deal().is_empty(), "it rests");
+    let claims = board.plan();
+    board.lanes.complete(&claims[0], None, board.now);
+    assert!(board.plan().is_empty(), "it rests");
     board.pass(FAILURE_PAUSE);
-    board.lanes.wake_rested(board.now);
-    assert_eq!(board.dealt(), [("q".to_owned(), vec![1])]);
+    board.lanes.end_backoffs(board.now);
+    assert_eq!(board.planned(), [("q".to_owned(), vec![1])]);
 }
 
 #[test]
@@ -312,14 +312,14 @@ fn the_mark_follows_what_was_claimed_and_returns_to_zero_every_second() {
     for id in 0..600 {
         board.park(id, 1, &["q"], 1);
     }
-    let looks = board.deal();
-    assert_eq!(looks[0].from, ClaimKey::ZERO);
-    board.land(&looks[0], MAX_CLAIM_SLOTS);
-    let marked = board.deal();
+    let claims = board.plan();
+    assert_eq!(claims[0].from, ClaimKey::ZERO);
+    board.complete(&claims[0], MAX_CLAIM_SLOTS);
+    let marked = board.plan();
     assert_eq!(marked[0].from.run_at.timestamp(), 1_999, "the margin is kept");
-    board.land(&marked[0], MAX_CLAIM_SLOTS);
+    board.complete(&marked[0], MAX_CLAIM_SLOTS);
     board.pass(MARK_KEEP);
-    assert_eq!(board.deal()[0].from, ClaimKey::ZERO);
+    assert_eq!(board.plan()[0].from, ClaimKey::ZERO);
 }
 
 #[test]
@@ -328,10 +328,10 @@ fn a_job_that_arrives_before_the_mark_brings_the_mark_back() {
     for id in 0..600 {
         board.park(id, 1, &["q"], 1);
     }
-    let looks = board.deal();
-    board.land(&looks[0], MAX_CLAIM_SLOTS);
+    let claims = board.plan();
+    board.complete(&claims[0], MAX_CLAIM_SLOTS);
     board.arrive_at(1, "q", "t", 1, -5, 9_999);
-    assert_eq!(board.deal()[0].from.rank, -5);
+    assert_eq!(board.plan()[0].from.rank, -5);
 }
 
 #[test]
@@ -340,27 +340,27 @@ fn a_short_look_from_the_mark_is_repeated_from_the_beginning_after_a_pause() {
     for id in 0..600 {
         board.park(id, 1, &["q"], 1);
     }
-    let looks = board.deal();
-    board.land(&looks[0], MAX_CLAIM_SLOTS);
-    board.pass(ZERO_LOOK_PAUSE);
-    let marked = board.deal();
+    let claims = board.plan();
+    board.complete(&claims[0], MAX_CLAIM_SLOTS);
+    board.pass(FULL_CLAIM_PAUSE);
+    let marked = board.plan();
     assert_ne!(marked[0].from, ClaimKey::ZERO);
-    board.land(&marked[0], 0);
-    let again = board.deal();
+    board.complete(&marked[0], 0);
+    let again = board.plan();
     assert_eq!(again[0].from, ClaimKey::ZERO);
-    board.land(&again[0], 0);
-    assert!(board.deal().is_empty());
+    board.complete(&again[0], 0);
+    assert!(board.plan().is_empty());
 }
 
 #[test]
 fn a_poll_without_patience_is_hopeless_only_after_its_queues_were_looked_at() {
     let mut board = Board::new();
     board.park(1, 1, &["q"], 1);
-    assert!(!board.lanes.is_hopeless(1));
-    let looks = board.deal();
-    assert!(!board.lanes.is_hopeless(1), "a look is under way");
-    board.land(&looks[0], 0);
-    assert!(board.lanes.is_hopeless(1));
+    assert!(!board.lanes.has_no_match_now(1));
+    let claims = board.plan();
+    assert!(!board.lanes.has_no_match_now(1), "a look is under way");
+    board.complete(&claims[0], 0);
+    assert!(board.lanes.has_no_match_now(1));
 }
 
 #[test]
@@ -382,12 +382,12 @@ fn a_queue_is_forgotten_when_nobody_waits_there() {
 fn a_poll_renamed_in_flight_keeps_its_place() {
     let mut board = Board::new();
     board.park(1, 1, &["q"], 1);
-    let looks = board.deal();
+    let claims = board.plan();
     board.lanes.rename(1, 2);
     assert!(board.lanes.is_in_flight(2) && !board.lanes.is_in_flight(1));
-    let mut followed = looks[0].clone();
+    let mut followed = claims[0].clone();
     followed.slots[0].0 = 2;
-    board.land(&followed, 0);
+    board.complete(&followed, 0);
     assert!(!board.lanes.is_in_flight(2));
 }
 
@@ -396,85 +396,85 @@ fn lanes_that_failed_one_after_the_other_all_go_on() {
     let mut board = Board::new();
     board.park(1, 1, &["a"], 1);
     board.park(2, 2, &["b"], 1);
-    let looks = board.deal();
-    board.lanes.landed(&looks[0], None, board.now);
+    let claims = board.plan();
+    board.lanes.complete(&claims[0], None, board.now);
     board.pass(Duration::from_millis(100));
-    board.lanes.landed(&looks[1], None, board.now);
+    board.lanes.complete(&claims[1], None, board.now);
     for _ in 0..2 {
-        board.now = board.lanes.rest_ends_at().expect("one still rests");
-        board.lanes.wake_rested(board.now);
-        assert_eq!(board.deal().len(), 1);
+        board.now = board.lanes.backoff_ends_at().expect("one still rests");
+        board.lanes.end_backoffs(board.now);
+        assert_eq!(board.plan().len(), 1);
     }
-    assert_eq!(board.lanes.rest_ends_at(), None);
+    assert_eq!(board.lanes.backoff_ends_at(), None);
 }
 
 #[test]
 fn a_look_dealt_before_a_fallback_found_work_does_not_say_that_there_is_none() {
     let mut board = Board::new();
     board.park(1, 1, &["q"], 1);
-    let looks = board.deal();
-    board.lanes.distrust(Some(&(ProjectId(1), queue("q"))));
-    board.land(&looks[0], 0);
-    assert_eq!(board.deal().len(), 1);
+    let claims = board.plan();
+    board.lanes.mark_stale(Some(&(ProjectId(1), queue("q"))));
+    board.complete(&claims[0], 0);
+    assert_eq!(board.plan().len(), 1);
 }
 
 #[test]
 fn a_queue_whose_jobs_are_all_held_is_not_hammered() {
     let mut board = Board::new();
     board.park_typed(1, 1, &["q"], &["mail"], 1);
-    let looks = board.deal();
-    let held = Finding {
+    let claims = board.plan();
+    let held = Claimed {
         is_short: false,
         was_contended: true,
         last: None,
         has_gates: Some(false),
-        rests_for: None,
+        backoff_for: None,
     };
-    board.lanes.landed(&looks[0], Some(held), board.now);
-    assert!(board.deal().is_empty());
+    board.lanes.complete(&claims[0], Some(held), board.now);
+    assert!(board.plan().is_empty());
     board.pass(CONTENTION_PAUSE);
-    board.lanes.wake_rested(board.now);
-    assert_eq!(board.deal().len(), 1);
+    board.lanes.end_backoffs(board.now);
+    assert_eq!(board.plan().len(), 1);
 }
 
 #[test]
 fn a_busy_lane_without_gates_asks_for_them_only_from_its_beginning() {
     let mut board = Board::new();
     board.park(1, 1, &["q"], 1);
-    let first = board.deal();
+    let first = board.plan();
     assert!(first[0].may_have_gates, "nobody has asked yet");
     board.arrive(1, "q", "t", 5);
-    board.land(&first[0], 1);
-    let second = board.deal();
+    board.complete(&first[0], 1);
+    let second = board.plan();
     assert!(!second.is_empty() && !second[0].may_have_gates, "what came is behind no gate");
-    board.land(&second[0], 1);
+    board.complete(&second[0], 1);
     board.now += MARK_KEEP;
-    assert!(board.deal()[0].may_have_gates, "from the beginning it asks again");
+    assert!(board.plan()[0].may_have_gates, "from the beginning it asks again");
 }
 
 #[test]
 fn a_busy_lane_asks_for_gates_again_though_it_looks_from_its_beginning_all_the_time() {
     let mut board = Board::new();
     board.park(1, 1, &["q"], 1);
-    let first = board.deal();
-    board.land(&first[0], 1);
+    let first = board.plan();
+    board.complete(&first[0], 1);
     for round in 1..=4 {
         board.now += MARK_KEEP / 4;
-        let look = board.deal();
-        assert_eq!(look[0].may_have_gates, round == 4, "{round}");
+        let claim = board.plan();
+        assert_eq!(claim[0].may_have_gates, round == 4, "{round}");
         // As long as jobs arrive meanwhile, the mark stays at the beginning.
         board.arrive(1, "q", "t", 5);
-        let finding = Finding {
+        let finding = Claimed {
             is_short: false,
             was_contended: false,
             last: None,
-            has_gates: look[0].may_have_gates.then_some(false),
-            rests_for: None,
+            has_gates: claim[0].may_have_gates.then_some(false),
+            backoff_for: None,
         };
-        board.lanes.landed(&look[0], Some(finding), board.now);
+        board.lanes.complete(&claim[0], Some(finding), board.now);
     }
-    board.lanes.distrust(None);
-    assert!(board.deal()[0].may_have_gates, "somebody has changed the queue");
+    board.lanes.mark_stale(None);
+    assert!(board.plan()[0].may_have_gates, "somebody has changed the queue");
 }
 
 #[test]
@@ -482,16 +482,16 @@ fn a_look_for_commands_that_found_none_is_trusted_for_a_while() {
     let mut board = Board::new();
     let park = |board: &mut Board, id| {
         board.park(id, 1, &["q"], 1);
-        let wish =
-            Wish { only_commands: true, ..board.lanes.wish(id).expect("it is parked").clone() };
+        let spec =
+            PollSpec { only_commands: true, ..board.lanes.spec(id).expect("it is parked").clone() };
         board.lanes.leave(id);
-        board.lanes.park(id, wish, true, board.now);
+        board.lanes.park(id, spec, true, board.now);
     };
     park(&mut board, 1);
     board.find_nothing();
     park(&mut board, 2);
-    assert!(board.lanes.is_hopeless(2));
+    assert!(board.lanes.has_no_match_now(2));
     board.pass(MARK_KEEP);
     park(&mut board, 3);
-    assert!(!board.lanes.is_hopeless(3));
+    assert!(!board.lanes.has_no_match_now(3));
 }

@@ -244,7 +244,7 @@ impl App {
     }
 
     /// Resolves when it is time to ask whether a credential still counts.
-    pub async fn doubt(&self) {
+    pub async fn until_recheck(&self) {
         let _ = tokio::time::timeout(KEY_CACHE_TTL, self.forgotten.notified()).await;
     }
 

@@ -105,7 +105,7 @@ impl EventFeed {
         let (notify, watchers) = jobs.entry(key).or_default();
         *watchers += 1;
         self.0.watched.fetch_add(1, Ordering::Relaxed);
-        Watch { news: self.clone(), key, notify: Arc::clone(notify) }
+        Watch { feed: self.clone(), key, notify: Arc::clone(notify) }
     }
 
     #[must_use]
@@ -121,7 +121,7 @@ impl EventFeed {
     }
 
     /// Forgets projects that nobody has listened to for five minutes.
-    pub fn forget_unheard(&self) {
+    pub fn prune_idle(&self) {
         let mut feeds = lock(&self.0.feeds);
         let before = feeds.len();
         feeds.retain(|_, feed| {
@@ -161,7 +161,7 @@ pub struct Listening {
 
 /// Somebody watches a job until this is dropped.
 pub struct Watch {
-    news: EventFeed,
+    feed: EventFeed,
     key: (ProjectId, JobId),
     notify: Arc<Notify>,
 }
@@ -176,14 +176,14 @@ impl Watch {
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        let mut jobs = lock(&self.news.0.jobs);
+        let mut jobs = lock(&self.feed.0.jobs);
         if let Some((_, watchers)) = jobs.get_mut(&self.key) {
             *watchers -= 1;
             if *watchers == 0 {
                 jobs.remove(&self.key);
             }
         }
-        self.news.0.watched.fetch_sub(1, Ordering::Relaxed);
+        self.feed.0.watched.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -201,36 +201,36 @@ mod tests {
 
     #[tokio::test]
     async fn a_watcher_hears_of_its_job_and_of_no_other() {
-        let news = EventFeed::default();
+        let feed = EventFeed::default();
         let (mine, other) = (JobId::generate(), JobId::generate());
-        let watch = news.watch(PROJECT, mine);
+        let watch = feed.watch(PROJECT, mine);
         {
             let mut changed = std::pin::pin!(watch.changed());
             changed.as_mut().enable();
-            news.tell(|| vec![JobEvent::new(PROJECT, other, "test")]);
+            feed.tell(|| vec![JobEvent::new(PROJECT, other, "test")]);
             assert!(changed.as_mut().now_or_never().is_none());
-            news.tell(|| vec![JobEvent::new(PROJECT, mine, "test")]);
+            feed.tell(|| vec![JobEvent::new(PROJECT, mine, "test")]);
             changed.await;
         }
         drop(watch);
-        assert!(news.watched_jobs().is_empty());
-        news.tell(|| unreachable!("nobody watches"));
+        assert!(feed.watched_jobs().is_empty());
+        feed.tell(|| unreachable!("nobody watches"));
     }
 
     #[tokio::test]
     async fn a_listener_that_comes_back_gets_what_it_missed_or_is_told_that_it_cannot() {
-        let news = EventFeed::default();
-        let mut first = news.listen(PROJECT, None);
+        let feed = EventFeed::default();
+        let mut first = feed.listen(PROJECT, None);
         let job = JobId::generate();
-        news.tell(|| vec![JobEvent::new(PROJECT, job, "a"), JobEvent::new(PROJECT, job, "b")]);
+        feed.tell(|| vec![JobEvent::new(PROJECT, job, "a"), JobEvent::new(PROJECT, job, "b")]);
         let seen = first.receiver.recv().await.expect("an event");
         assert_eq!(seen.kind, "a");
         drop(first);
-        news.tell(|| vec![JobEvent::new(PROJECT, job, "c")]);
-        let again = news.listen(PROJECT, Some(seen.id));
+        feed.tell(|| vec![JobEvent::new(PROJECT, job, "c")]);
+        let again = feed.listen(PROJECT, Some(seen.id));
         let kinds: Vec<_> = again.missed.iter().map(|it| it.kind.as_str()).collect();
         assert_eq!((kinds, again.has_gap), (vec!["b", "c"], false));
-        assert!(news.listen(PROJECT, Some(EventId::generate())).has_gap);
-        assert!(news.listen(ProjectId(2), None).missed.is_empty());
+        assert!(feed.listen(PROJECT, Some(EventId::generate())).has_gap);
+        assert!(feed.listen(ProjectId(2), None).missed.is_empty());
     }
 }

@@ -114,7 +114,7 @@ pub fn start(app: &App, stopping: &CancellationToken, tracker: &TaskTracker) {
     });
     loops.start("watch", None, |engine| async move {
         wait::pass(&engine).await?;
-        engine.notifier.news.forget_unheard();
+        engine.notifier.feed.prune_idle();
         Ok(Next::Sleep(WATCH_PERIOD))
     });
     loops.start("prune", None, |engine| async move {
@@ -126,7 +126,7 @@ pub fn start(app: &App, stopping: &CancellationToken, tracker: &TaskTracker) {
         Ok(if is_more { Next::Continue } else { Next::Sleep(PRUNE_PERIOD) })
     });
     loops.start("stats", None, |engine| async move {
-        flush::write_down(&engine).await?;
+        flush::write(&engine).await?;
         Ok(Next::Sleep(STATS_PERIOD))
     });
     loops.start("vitals", None, |engine| async move {

@@ -121,7 +121,7 @@ pub async fn serve(node: Node, stop: CancellationToken) -> anyhow::Result<()> {
     let closed_by = Instant::now() + CLOSE_TIMEOUT;
     // What it has counted since the loop's last step.
     let last_words = async {
-        if let Err(error) = engine::stats::flush::write_down(&engine).await {
+        if let Err(error) = engine::stats::flush::write(&engine).await {
             let error = &error as &dyn std::error::Error;
             tracing::warn!(error, "the last numbers were not written down");
         }

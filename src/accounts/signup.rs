@@ -151,7 +151,7 @@ impl Accounts {
     ///
     /// # Errors
     /// [`Error::Invalid`] when the invitation is not good. [`Error::RateLimited`].
-    pub async fn look_at_invitation(
+    pub async fn preview_invitation(
         &self,
         invitation: &SecretString,
         client: &Client,

@@ -19,18 +19,19 @@ const REFUSALS: [(&str, &str); 7] = [
 ];
 
 /// A door's document as it is committed and served.
-pub fn text(door: &Adapter) -> String {
-    format!("{:#}\n", of(door))
+pub fn text(adapter: &Adapter) -> String {
+    format!("{:#}\n", of(adapter))
 }
 
-fn of(door: &Adapter) -> Value {
-    let base = (door.document)();
-    let (_, document) = OpenApiRouter::with_openapi(base).merge((door.routes)()).split_for_parts();
+fn of(adapter: &Adapter) -> Value {
+    let base = (adapter.document)();
+    let (_, document) =
+        OpenApiRouter::with_openapi(base).merge((adapter.routes)()).split_for_parts();
     let mut document = serde_json::to_value(document).unwrap_or_default();
     let Some(top) = document.as_object_mut() else { return document };
-    let bases = std::iter::once("").chain(door.also_below.iter().copied());
+    let bases = std::iter::once("").chain(adapter.also_below.iter().copied());
     let servers: Vec<_> =
-        bases.map(|below| json!({ "url": format!("/{}{below}", door.name) })).collect();
+        bases.map(|below| json!({ "url": format!("/{}{below}", adapter.name) })).collect();
     top.insert("servers".to_owned(), Value::Array(servers));
     top.insert(
         "security".to_owned(),
@@ -45,10 +46,13 @@ fn of(door: &Adapter) -> Value {
     for operation in operations.flat_map(Map::values_mut) {
         add_refusals(operation);
         let requests = operation.pointer_mut("/requestBody/content");
-        requests.into_iter().for_each(|it| rename_json(it, door.media_type));
+        requests.into_iter().for_each(|it| rename_json(it, adapter.media_type));
         let responses = operation.get_mut("responses").and_then(Value::as_object_mut);
         for response in responses.into_iter().flat_map(Map::values_mut) {
-            response.get_mut("content").into_iter().for_each(|it| rename_json(it, door.media_type));
+            response
+                .get_mut("content")
+                .into_iter()
+                .for_each(|it| rename_json(it, adapter.media_type));
         }
     }
     document
@@ -86,9 +90,9 @@ fn add_refusals(operation: &mut Value) {
 
 /// `/openapi/{door}.json`.
 pub fn router() -> Router<App> {
-    ADAPTERS.iter().fold(Router::new(), |router, door| {
-        let text = text(door);
+    ADAPTERS.iter().fold(Router::new(), |router, adapter| {
+        let text = text(adapter);
         let page = async move || ([(CONTENT_TYPE, "application/json")], text.clone());
-        router.route(&format!("/openapi/{}.json", door.name), routing::get(page))
+        router.route(&format!("/openapi/{}.json", adapter.name), routing::get(page))
     })
 }

@@ -4,11 +4,14 @@
 
 #![warn(missing_docs)]
 
+mod attempt;
 mod document;
-mod door;
 pub mod mobius;
 pub mod ojs;
 pub mod orch8;
+mod params;
+mod plain_errors;
+mod work;
 pub mod workflow_graph;
 
 use axum::{Router, middleware};
@@ -23,7 +26,7 @@ struct Adapter {
     routes: fn() -> OpenApiRouter<App>,
     /// Beside the base path itself, its routes answer below these.
     also_below: &'static [&'static str],
-    face: errors::Face,
+    render_error: errors::RenderError,
     /// What its answers are.
     media_type: &'static str,
     document: fn() -> utoipa::openapi::OpenApi,
@@ -34,15 +37,15 @@ const ADAPTERS: [Adapter; 4] =
 
 /// Everything the doors answer, each below its base path, and their documents.
 pub fn router() -> Router<App> {
-    ADAPTERS.iter().fold(document::router(), |router, door| {
-        let bases = std::iter::once("").chain(door.also_below.iter().copied());
+    ADAPTERS.iter().fold(document::router(), |router, adapter| {
+        let bases = std::iter::once("").chain(adapter.also_below.iter().copied());
         bases.fold(router, |router, below| {
-            let (routes, _) = (door.routes)().split_for_parts();
+            let (routes, _) = (adapter.routes)().split_for_parts();
             let routes = routes
                 .fallback(async || Error::NoSuchRoute)
                 .method_not_allowed_fallback(async || Error::MethodNotAllowed)
-                .layer(middleware::from_fn_with_state(door.face, errors::tell));
-            router.nest(&format!("/{}{below}", door.name), routes)
+                .layer(middleware::from_fn_with_state(adapter.render_error, errors::render));
+            router.nest(&format!("/{}{below}", adapter.name), routes)
         })
     })
 }

@@ -81,7 +81,7 @@ impl LimitReport {
         self.0.get().copied()
     }
 
-    pub(super) fn tell(&self, budget: &'static str, standing: Option<Standing>) {
+    pub(super) fn render(&self, budget: &'static str, standing: Option<Standing>) {
         if let Some(standing) = standing {
             let _ = self.0.set((budget, standing));
         }
@@ -174,7 +174,7 @@ pub(super) async fn charge<P: Permit>(
         return Ok(None);
     }
     let verdict = app.accounts.limiter.charge(&charges, &places).await;
-    report.tell(budget.name(), verdict.tightest());
+    report.render(budget.name(), verdict.tightest());
     let too_many = |max: u32| {
         counter!(telemetry::LIMITED, "budget" => "polls").increment(1);
         Error::QuotaExceeded { what: "polls that wait", max: max.into() }

@@ -135,7 +135,7 @@ impl<P: Permit> Caller<P> {
     /// Resolves when the key or session is found to be revoked, or the member not to be one any more.
     pub async fn until_revoked(&self, app: &App) {
         loop {
-            app.doubt().await;
+            app.until_recheck().await;
             // In a task of its own: this wait may be dropped in the middle.
             let (app, who) = (app.clone(), self.who.clone());
             let asked = tokio::spawn(async move { who.is_live(&app, P::PERMISSION).await });

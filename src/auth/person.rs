@@ -55,7 +55,7 @@ impl FromRequestParts<App> for Person {
         };
         let verdict = app.accounts.limiter.charge(&[charge], &[]).await;
         let report = parts.extensions.get::<LimitReport>().cloned().unwrap_or_default();
-        report.tell("account", verdict.tightest());
+        report.render("account", verdict.tightest());
         if let Some(retry_after_seconds) = verdict.retry_after_seconds {
             counter!(telemetry::LIMITED, "budget" => "account").increment(1);
             return Err(Error::RateLimited { retry_after_seconds });

@@ -138,12 +138,12 @@ async fn check_database(args: &CheckArgs, findings: &mut Findings) {
             return findings.bad("database", text);
         }
     };
-    if let Err(error) = look_at_database(&mut conn, args, findings).await {
+    if let Err(error) = check_schema(&mut conn, args, findings).await {
         findings.bad("database", error.to_string());
     }
 }
 
-async fn look_at_database(
+async fn check_schema(
     conn: &mut PgConnection,
     args: &CheckArgs,
     findings: &mut Findings,

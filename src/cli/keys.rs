@@ -12,7 +12,7 @@ use super::target::TargetArgs;
 use crate::{
     accounts::{KeyRequest, make_key},
     domain::{
-        access::{Preset, Scope},
+        access::{self, Scope},
         limits::{self, MAX_LIVE_KEYS},
         plan::UNLIMITED,
         text,
@@ -53,7 +53,7 @@ enum Command {
         name: String,
         /// What it may be used for
         #[arg(long, value_enum, default_value = "full", value_name = "PRESET")]
-        preset: KeyPreset,
+        preset: PresetArg,
         /// Print the key alone
         #[arg(long)]
         quiet: bool,
@@ -74,9 +74,9 @@ enum Command {
     },
 }
 
-/// [`Preset`], as the command line names it.
+/// [`access::KeyPreset`], as the command line names it.
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
-enum KeyPreset {
+enum PresetArg {
     /// Every scope
     Full,
     /// Enqueue, and look
@@ -89,14 +89,14 @@ enum KeyPreset {
     Operator,
 }
 
-impl KeyPreset {
+impl PresetArg {
     fn scopes(self) -> &'static [Scope] {
         match self {
-            Self::Full => Preset::Full,
-            Self::Producer => Preset::Producer,
-            Self::Worker => Preset::Worker,
-            Self::ReadOnly => Preset::ReadOnly,
-            Self::Operator => Preset::Operator,
+            Self::Full => access::KeyPreset::Full,
+            Self::Producer => access::KeyPreset::Producer,
+            Self::Worker => access::KeyPreset::Worker,
+            Self::ReadOnly => access::KeyPreset::ReadOnly,
+            Self::Operator => access::KeyPreset::Operator,
         }
         .scopes()
     }
@@ -163,7 +163,7 @@ async fn create(
     conn: &mut PgConnection,
     project: &Project,
     name: &str,
-    preset: KeyPreset,
+    preset: PresetArg,
 ) -> anyhow::Result<(KeyId, String)> {
     let request = KeyRequest {
         name: name.to_owned(),

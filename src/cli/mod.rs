@@ -69,7 +69,7 @@ enum Command {
         #[command(flatten)]
         database: DatabaseArgs,
     },
-    /// Ask a node whether it can serve
+    /// LeaseSpec a node whether it can serve
     Ready {
         /// The node's API
         #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:7070")]
@@ -101,7 +101,7 @@ enum Command {
     Openapi {
         /// Of another wire: mobius, orch8, ojs or workflow-graph
         #[arg(long, value_name = "NAME")]
-        door: Option<String>,
+        adapter: Option<String>,
         /// In OpenAPI 3.0.3, for generators that do not read 3.1
         #[arg(long, conflicts_with = "door")]
         older: bool,
@@ -166,7 +166,9 @@ impl Cli {
             Command::Openapi { postman: true, .. } => {
                 Ok(write!(std::io::stdout(), "{}", openapi::postman_text())?)
             }
-            Command::Openapi { door, .. } => Ok(write!(std::io::stdout(), "{}", document(door)?)?),
+            Command::Openapi { adapter, .. } => {
+                Ok(write!(std::io::stdout(), "{}", document(adapter)?)?)
+            }
             Command::Configuration => Ok(write!(std::io::stdout(), "{}", settings::page())?),
             Command::Bench(args) => bench::run(args).await,
         }
@@ -174,12 +176,12 @@ impl Cli {
 }
 
 /// The OpenAPI document of the native wire, or of a door.
-fn document(door: Option<String>) -> anyhow::Result<String> {
-    let Some(door) = door else { return Ok(openapi::text()) };
-    let mut doors = adapters::documents().into_iter();
-    let (_, document) = doors.find(|it| it.0 == door).with_context(|| {
+fn document(adapter: Option<String>) -> anyhow::Result<String> {
+    let Some(adapter) = adapter else { return Ok(openapi::text()) };
+    let mut adapters = adapters::documents().into_iter();
+    let (_, document) = adapters.find(|it| it.0 == adapter).with_context(|| {
         let names: Vec<_> = adapters::documents().into_iter().map(|it| it.0).collect();
-        format!("there is no door `{door}`; there are {}", names.join(", "))
+        format!("there is no door `{adapter}`; there are {}", names.join(", "))
     })?;
     Ok(document)
 }

@@ -12,8 +12,7 @@ use super::{
     action_table::{Action, Destination, NOTHING, ONCE, Plane, SURE, find, saying},
     api::Api,
     form::{self, Fields},
-    location::segment,
-    location::{LOGIN, is_own_page},
+    location::{LOGIN, is_own_page, segment},
     page::render,
     session::{self, HX_REQUEST},
 };

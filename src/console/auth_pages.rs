@@ -28,7 +28,7 @@ use crate::{
     error::Error,
     http::{
         auth::SessionReply,
-        error::{self, ErrorInfo},
+        error::{self, ApiError},
         invitations::InvitationPreview,
         me::{Me, Session, SessionList},
         projects::{Project, ProjectList},
@@ -115,7 +115,7 @@ struct SignUpPage {
     is_void: bool,
     email: String,
     project_name: String,
-    info: Option<ErrorInfo>,
+    info: Option<ApiError>,
 }
 
 impl InvitationPreview {
@@ -152,7 +152,7 @@ async fn signup_form(
     app: &App,
     api: &Api,
     typed: &Fields,
-    info: Option<ErrorInfo>,
+    info: Option<ApiError>,
 ) -> Result<Response, Error> {
     let text = |name| typed.get(name).unwrap_or_default().to_owned();
     let invitation = text("invitation");

@@ -10,7 +10,7 @@ use super::{
     format, jobs,
     page::{Frame, Here, render},
 };
-use crate::{error::Error, http::bulk::BulkReply};
+use crate::{error::Error, http::bulk::BulkResult};
 
 /// What a page says of one kind of bulk work.
 struct Bulk {
@@ -75,7 +75,7 @@ const BULK: [Bulk; 4] = [
 struct BulkPage {
     frame: Frame,
     bulk: &'static Bulk,
-    counted: BulkReply,
+    counted: BulkResult,
     /// The filters, as the API calls them.
     filters: Vec<(&'static str, String)>,
     shown: Vec<(String, String)>,

@@ -6,9 +6,9 @@ use chrono::{DateTime, Utc};
 
 use super::format;
 use crate::{
-    domain::job::{JobState, Outcome},
+    domain::job::{AttemptOutcome, JobState},
     http::{
-        jobs::{ErrorView, Job},
+        jobs::{Job, JobError},
         workflows::{Workflow, WorkflowJob},
     },
 };
@@ -43,7 +43,7 @@ pub struct Row {
     pub took_ms: i64,
     /// How long the job had waited for it.
     pub waited_ms: i64,
-    pub error: Option<ErrorView>,
+    pub error: Option<JobError>,
     /// When the job could run again.
     pub retry_at: Option<DateTime<Utc>>,
     /// Where the wait begins, and how wide it is.
@@ -99,7 +99,7 @@ pub fn timeline(job: &Job, now: DateTime<Utc>) -> Timeline {
 impl Row {
     /// Whether it counts as a failure.
     pub fn is_failure(&self) -> bool {
-        [Outcome::Failed, Outcome::Timeout, Outcome::LeaseExpired]
+        [AttemptOutcome::Failed, AttemptOutcome::Timeout, AttemptOutcome::LeaseExpired]
             .iter()
             .any(|it| it.as_str() == self.outcome)
     }

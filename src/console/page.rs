@@ -253,7 +253,7 @@ impl FromRequestParts<App> for Here {
 #[template(path = "problem.html")]
 struct Problem<'a> {
     title: &'static str,
-    info: &'a error::ErrorInfo,
+    info: &'a error::ApiError,
     /// Where somebody can go on: a link and its text.
     ways: Vec<(String, &'static str)>,
 }
@@ -261,7 +261,7 @@ struct Problem<'a> {
 #[derive(Template)]
 #[template(path = "problem_fragment.html")]
 struct ProblemFragment<'a> {
-    info: &'a error::ErrorInfo,
+    info: &'a error::ApiError,
 }
 
 /// Who sees what went wrong.
@@ -290,7 +290,7 @@ impl SeenBy<'_> {
 }
 
 /// What went wrong, for people; what is wrong with fields is told below it, each with its own words.
-pub fn in_words(failure: &Error, request_id: &str, is_somebody: bool) -> error::ErrorInfo {
+pub fn in_words(failure: &Error, request_id: &str, is_somebody: bool) -> error::ApiError {
     let mut info = error::info(failure, request_id);
     match failure {
         Error::InvalidCredentials if is_somebody => "The current password is wrong.",

@@ -22,7 +22,7 @@ use crate::{
     http::recurring::{
         RecurringPage, RecurringSchedule,
         control::{Fire, FirePage},
-        times::{FireTime, NextTimes, Preview},
+        times::{CronPreview, FireTime, NextTimes},
     },
 };
 
@@ -193,7 +193,7 @@ fn to_schedule(here: &Here, headers: &HeaderMap, id: &str, done: &str) -> Respon
 #[derive(Template)]
 #[template(path = "preview.html")]
 struct PreviewPart {
-    preview: Preview,
+    preview: CronPreview,
 }
 
 /// The next fires of what is being typed.

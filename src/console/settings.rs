@@ -22,9 +22,9 @@ use crate::{
     http::{
         audit::{AuditEntry, AuditPage},
         keys::{ApiKey, CreatedApiKey, KeyPage, KeyState},
-        limits::{Limit, LimitKind, LimitList},
+        limits::{LimitKind, LimitList, LimitStatus},
         me::Me,
-        members::{Invitation, InvitationList, MadeInvitation, Member, MemberList},
+        members::{CreatedInvitation, Invitation, InvitationList, Member, MemberList},
     },
 };
 
@@ -89,12 +89,12 @@ struct Members {
     roles: Vec<Role>,
     members: Vec<Member>,
     invitations: Vec<Invitation>,
-    made: Option<(MadeInvitation, String)>,
+    made: Option<(CreatedInvitation, String)>,
 }
 
 async fn members_page(
     here: Here,
-    made: Option<(MadeInvitation, String)>,
+    made: Option<(CreatedInvitation, String)>,
 ) -> Result<Response, Error> {
     let me: Me = here.api.get("/v1/me").await?;
     let MemberList { members } = here.get("/members").await?;
@@ -119,7 +119,7 @@ pub async fn members(here: Here) -> Result<Response, Error> {
 pub async fn invite(here: Here, State(app): State<App>, form: Fields) -> Result<Response, Error> {
     let body = form::body(&[Field::Text("email"), Field::Text("role")], &form)?;
     let path = here.at("/invitations");
-    let made: MadeInvitation = here.api.send(Method::POST, &path, Some(body)).await?;
+    let made: CreatedInvitation = here.api.send(Method::POST, &path, Some(body)).await?;
     let url = &app.accounts.public_url;
     let token = encode(&[("token", &made.token)]);
     let link = format!("{url}/console/invitation?{token}");
@@ -139,7 +139,7 @@ pub async fn limits(here: Here) -> Result<Response, Error> {
     render(&Limits { frame: here.frame, list })
 }
 
-impl Limit {
+impl LimitStatus {
     fn kind_words(&self) -> &'static str {
         match self.kind {
             LimitKind::Rate => "calls a minute",

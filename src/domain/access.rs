@@ -44,7 +44,7 @@ impl Scope {
 /// Sets of scopes that go together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum Preset {
+pub enum KeyPreset {
     /// Every scope.
     Full,
     /// `produce` and `read`: an application that enqueues.
@@ -57,7 +57,7 @@ pub enum Preset {
     Operator,
 }
 
-impl Preset {
+impl KeyPreset {
     /// Its scopes.
     #[must_use]
     pub const fn scopes(self) -> &'static [Scope] {

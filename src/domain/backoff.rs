@@ -27,7 +27,7 @@ impl Jitter {
 /// How the wait grows from failure to failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum Strategy {
+pub enum RetryStrategy {
     /// `initial · multiplier^(failures−1)`.
     #[default]
     Exponential,
@@ -41,7 +41,7 @@ pub enum Strategy {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct RetryPolicy {
     /// How the wait grows.
-    pub strategy: Strategy,
+    pub strategy: RetryStrategy,
     /// The first wait, in seconds.
     pub initial_seconds: u32,
     /// The growth of an exponential wait.
@@ -57,7 +57,7 @@ pub struct RetryPolicy {
 impl Default for RetryPolicy {
     fn default() -> Self {
         Self {
-            strategy: Strategy::Exponential,
+            strategy: RetryStrategy::Exponential,
             initial_seconds: 15,
             multiplier: 2.0,
             max_seconds: 21_600,
@@ -95,9 +95,11 @@ impl RetryPolicy {
         let initial = f64::from(self.initial_seconds);
         let grown = match self.strategy {
             // Finite, because 0 · ∞ would not be a number.
-            Strategy::Exponential => initial * self.multiplier.max(1.0).powi(earlier).min(f64::MAX),
-            Strategy::Linear => initial * (f64::from(earlier) + 1.0),
-            Strategy::Constant => initial,
+            RetryStrategy::Exponential => {
+                initial * self.multiplier.max(1.0).powi(earlier).min(f64::MAX)
+            }
+            RetryStrategy::Linear => initial * (f64::from(earlier) + 1.0),
+            RetryStrategy::Constant => initial,
         };
         let jittered = grown + f64::from(self.jitter_seconds) * jitter.0;
         // `min` also brings an infinite product back to the cap.
@@ -133,7 +135,7 @@ mod tests {
     use super::*;
     use proptest::{prop_assert, proptest};
 
-    fn policy(strategy: Strategy, initial: u32, multiplier: f64, max: u32) -> RetryPolicy {
+    fn policy(strategy: RetryStrategy, initial: u32, multiplier: f64, max: u32) -> RetryPolicy {
         RetryPolicy {
             strategy,
             initial_seconds: initial,
@@ -150,19 +152,19 @@ mod tests {
 
     #[test]
     fn each_strategy_grows_in_its_own_way_up_to_the_cap() {
-        let exponential = policy(Strategy::Exponential, 10, 3.0, 200);
+        let exponential = policy(RetryStrategy::Exponential, 10, 3.0, 200);
         check(&exponential, 1, 10);
         check(&exponential, 2, 30);
         check(&exponential, 3, 90);
         check(&exponential, 4, 200);
-        let linear = policy(Strategy::Linear, 10, 3.0, 25);
+        let linear = policy(RetryStrategy::Linear, 10, 3.0, 25);
         check(&linear, 1, 10);
         check(&linear, 2, 20);
         check(&linear, 3, 25);
-        let constant = policy(Strategy::Constant, 10, 3.0, 200);
+        let constant = policy(RetryStrategy::Constant, 10, 3.0, 200);
         check(&constant, 1, 10);
         check(&constant, 99, 10);
-        check(&policy(Strategy::Exponential, 0, 100.0, 200), i32::MAX, 0);
+        check(&policy(RetryStrategy::Exponential, 0, 100.0, 200), i32::MAX, 0);
     }
 
     #[test]
@@ -179,7 +181,7 @@ mod tests {
             initial in 0_u32..3_000_000, multiplier in 0.0_f64..200.0, max in 0_u32..3_000_000,
             failures in i32::MIN..i32::MAX, share in 0.0_f64..1.0,
         ) {
-            for strategy in [Strategy::Exponential, Strategy::Linear, Strategy::Constant] {
+            for strategy in [RetryStrategy::Exponential, RetryStrategy::Linear, RetryStrategy::Constant] {
                 let policy = policy(strategy, initial, multiplier, max);
                 let wait = policy.delay(failures, Jitter::new(share));
                 prop_assert!(wait <= Duration::from_secs(u64::from(max)));

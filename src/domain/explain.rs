@@ -80,7 +80,7 @@ pub struct RateUse {
 
 /// One thing that must be so before the job can run.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Gate {
+pub struct Condition {
     /// What it waits for here.
     pub waits_for: WaitingFor,
     /// Whether it is so.
@@ -97,7 +97,7 @@ pub struct Explanation {
     /// The first gate that is closed, or what the job does instead of waiting.
     pub summary: String,
     /// Every gate; none when the job does not wait.
-    pub gates: Vec<Gate>,
+    pub conditions: Vec<Condition>,
     /// The next time at which something changes by itself.
     pub next_change_at: Option<DateTime<Utc>>,
 }
@@ -105,20 +105,20 @@ pub struct Explanation {
 /// Explains a job.
 #[must_use]
 pub fn explain(facts: &Facts) -> Explanation {
-    let gates = if facts.state.is_waiting() { gates(facts) } else { Vec::new() };
-    let closed = gates.iter().find(|it| !it.is_open);
+    let conditions = if facts.state.is_waiting() { conditions(facts) } else { Vec::new() };
+    let closed = conditions.iter().find(|it| !it.is_open);
     let summary = match closed {
-        Some(gate) => gate.message.clone(),
+        Some(condition) => condition.message.clone(),
         None if facts.state.is_waiting() => {
             "everything is open: the next poll of a worker gets it".to_owned()
         }
         None => not_waiting(facts),
     };
-    let times = gates.iter().filter(|it| !it.is_open).filter_map(|it| it.changes_at);
+    let times = conditions.iter().filter(|it| !it.is_open).filter_map(|it| it.changes_at);
     let expiry = facts.expires_at.filter(|_| facts.state.is_waiting());
     let lease = facts.lease_expires_at.filter(|_| facts.state == StoredState::Processing);
     let next_change_at = times.chain(expiry).chain(lease).filter(|it| *it > facts.now).min();
-    Explanation { summary, gates, next_change_at }
+    Explanation { summary, conditions, next_change_at }
 }
 
 fn not_waiting(facts: &Facts) -> String {
@@ -139,9 +139,9 @@ fn not_waiting(facts: &Facts) -> String {
     }
 }
 
-fn gates(facts: &Facts) -> Vec<Gate> {
-    let mut gates = vec![parents(facts), due(facts), queue_pause(facts)];
-    gates.extend(facts.type_pause.as_ref().map(|pause| type_pause(facts, pause)));
+fn conditions(facts: &Facts) -> Vec<Condition> {
+    let mut conditions = vec![parents(facts), due(facts), queue_pause(facts)];
+    conditions.extend(facts.type_pause.as_ref().map(|pause| type_pause(facts, pause)));
     let crowds = [("key", &facts.concurrency), ("queue", &facts.queue_concurrency)];
     for (what, crowd) in crowds {
         if let Some(crowd) = crowd {
@@ -151,7 +151,7 @@ fn gates(facts: &Facts) -> Vec<Gate> {
                 0 => format!("{what} {name} lets nothing run: its limit is 0"),
                 _ => format!("{what} {name} {running}/{limit} {state}"),
             };
-            gates.push(Gate {
+            conditions.push(Condition {
                 waits_for: WaitingFor::Concurrency,
                 is_open: !crowd.is_full(),
                 message,
@@ -159,28 +159,28 @@ fn gates(facts: &Facts) -> Vec<Gate> {
             });
         }
     }
-    gates.extend(facts.rate.as_ref().map(|rate| rate_limit(facts, rate)));
-    gates.push(worker(facts));
-    gates
+    conditions.extend(facts.rate.as_ref().map(|rate| rate_limit(facts, rate)));
+    conditions.push(worker(facts));
+    conditions
 }
 
-fn queue_pause(facts: &Facts) -> Gate {
+fn queue_pause(facts: &Facts) -> Condition {
     let message = match facts.queue_paused_at {
         None => format!("queue {} is not paused", facts.queue),
         Some(at) => format!("queue {} is paused since {}", facts.queue, second(at)),
     };
     let is_open = facts.queue_paused_at.is_none();
-    Gate { waits_for: WaitingFor::QueuePaused, is_open, message, changes_at: None }
+    Condition { waits_for: WaitingFor::QueuePaused, is_open, message, changes_at: None }
 }
 
-fn type_pause(facts: &Facts, pause: &TypePause) -> Gate {
+fn type_pause(facts: &Facts, pause: &TypePause) -> Condition {
     let why = match pause.dead_letters {
         None => "somebody has paused it".to_owned(),
         Some(many) => format!("the brake has paused it after {many} dead letters in a row"),
     };
     let Facts { job_type, queue, .. } = facts;
     let since = second(pause.paused_at);
-    Gate {
+    Condition {
         waits_for: WaitingFor::TypePaused,
         is_open: false,
         message: format!("{job_type} is paused in queue {queue} since {since}: {why}"),
@@ -188,11 +188,11 @@ fn type_pause(facts: &Facts, pause: &TypePause) -> Gate {
     }
 }
 
-fn rate_limit(facts: &Facts, rate: &RateUse) -> Gate {
+fn rate_limit(facts: &Facts, rate: &RateUse) -> Condition {
     let RateLimit { count, per_seconds } = rate.limit;
     let (used, queue) = (count - rate.left, &facts.queue);
     let is_open = rate.left > 0;
-    Gate {
+    Condition {
         waits_for: WaitingFor::RateLimit,
         is_open,
         message: format!("queue {queue} has handed out {used} of {count} jobs in {per_seconds} s"),
@@ -204,17 +204,17 @@ fn second(time: DateTime<Utc>) -> String {
     time.to_rfc3339_opts(SecondsFormat::Secs, true)
 }
 
-fn parents(facts: &Facts) -> Gate {
+fn parents(facts: &Facts) -> Condition {
     let open = facts.unfinished_parents;
     let message = match open {
         0 => "no parent is unfinished".to_owned(),
         1 => "1 parent has not succeeded yet".to_owned(),
         more => format!("{more} parents have not succeeded yet"),
     };
-    Gate { waits_for: WaitingFor::Parents, is_open: open == 0, message, changes_at: None }
+    Condition { waits_for: WaitingFor::Parents, is_open: open == 0, message, changes_at: None }
 }
 
-fn due(facts: &Facts) -> Gate {
+fn due(facts: &Facts) -> Condition {
     let is_open = facts.state == StoredState::Pending || facts.run_at <= facts.now;
     let waits_for =
         if facts.state == StoredState::Backoff { WaitingFor::Backoff } else { WaitingFor::RunAt };
@@ -232,14 +232,14 @@ fn due(facts: &Facts) -> Gate {
             format!("its run_at is {seconds} s ahead")
         }
     };
-    Gate { waits_for, is_open, message, changes_at: (!is_open).then_some(facts.run_at) }
+    Condition { waits_for, is_open, message, changes_at: (!is_open).then_some(facts.run_at) }
 }
 
 fn things(number: i64, name: &str) -> String {
     format!("{number} {name}{}", if number == 1 { "" } else { "s" })
 }
 
-fn worker(facts: &Facts) -> Gate {
+fn worker(facts: &Facts) -> Condition {
     let Facts { queue, job_type, workers, workers_with_labels, ahead, .. } = facts;
     let (is_open, message) = if *workers == 0 {
         (false, format!("no live worker polls queue {queue} for {job_type}"))
@@ -255,7 +255,7 @@ fn worker(facts: &Facts) -> Gate {
         let message = format!("{live}; {jobs} before it");
         (*ahead == 0, message)
     };
-    Gate { waits_for: WaitingFor::Worker, is_open, message, changes_at: None }
+    Condition { waits_for: WaitingFor::Worker, is_open, message, changes_at: None }
 }
 
 #[cfg(test)]
@@ -301,7 +301,7 @@ mod tests {
             "key acme 5/5 busy"
         );
         let free = explain(&Facts { concurrency: crowd(4), ..facts() });
-        assert!(free.gates.iter().any(|it| it.is_open && it.message == "key acme 4/5 in use"));
+        assert!(free.conditions.iter().any(|it| it.is_open && it.message == "key acme 4/5 in use"));
         assert_eq!(
             summary(&Facts { workers: 0, ..facts() }),
             "no live worker polls queue default for mail"
@@ -356,7 +356,7 @@ mod tests {
     fn a_job_that_does_not_wait_has_no_gates() {
         let ended = Facts { state: StoredState::DeadLetter, failures: 3, ..facts() };
         let told = explain(&ended);
-        assert!(told.gates.is_empty());
+        assert!(told.conditions.is_empty());
         assert!(told.summary.starts_with("given up after 3 of 3 failures"));
         let worker_id = Some("ann".to_owned());
         let running = Facts { state: StoredState::Processing, worker_id, ..facts() };

@@ -34,10 +34,10 @@ pub const GAP: &str = "fencepost.gap";
 /// The word for the end of an attempt.
 ///
 /// ```
-/// # use fencepost::domain::{history::ended, job::Outcome};
-/// assert_eq!(ended(Outcome::LeaseExpired), "fencepost.lease_expired");
+/// # use fencepost::domain::{history::ended, job::AttemptOutcome};
+/// assert_eq!(ended(AttemptOutcome::LeaseExpired), "fencepost.lease_expired");
 /// ```
 #[must_use]
-pub fn ended(outcome: super::job::Outcome) -> String {
+pub fn ended(outcome: super::job::AttemptOutcome) -> String {
     format!("{RESERVED_PREFIX}{}", outcome.as_str())
 }

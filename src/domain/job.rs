@@ -145,7 +145,7 @@ pub enum WaitingFor {
 )]
 #[serde(rename_all = "snake_case")]
 #[sqlx(type_name = "text", rename_all = "snake_case")]
-pub enum Outcome {
+pub enum AttemptOutcome {
     /// The worker did it.
     Succeeded,
     /// The worker reported a failure.
@@ -160,7 +160,7 @@ pub enum Outcome {
     Cancelled,
 }
 
-impl Outcome {
+impl AttemptOutcome {
     /// The word that users see.
     #[must_use]
     pub fn as_str(self) -> &'static str {
@@ -198,12 +198,12 @@ pub enum Ending<'a> {
 impl Ending<'_> {
     /// The word under which this end is recorded.
     #[must_use]
-    pub fn outcome(&self) -> Outcome {
+    pub fn outcome(&self) -> AttemptOutcome {
         match self {
-            Self::Failed { .. } => Outcome::Failed,
-            Self::TimedOut => Outcome::Timeout,
-            Self::LeaseExpired => Outcome::LeaseExpired,
-            Self::Released => Outcome::Released,
+            Self::Failed { .. } => AttemptOutcome::Failed,
+            Self::TimedOut => AttemptOutcome::Timeout,
+            Self::LeaseExpired => AttemptOutcome::LeaseExpired,
+            Self::Released => AttemptOutcome::Released,
         }
     }
 }

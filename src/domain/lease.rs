@@ -3,7 +3,7 @@
 //! A lease is fenced by its attempt. The statements that settle or renew carry the fence in their
 //! `where`; when they match nothing, what a second look found is explained here.
 
-use super::job::{JobState, Outcome};
+use super::job::{AttemptOutcome, JobState};
 use crate::ids::LeaseId;
 
 /// Shortest lease given when a poll asks for none, in seconds.
@@ -82,7 +82,7 @@ pub struct Standing {
     /// The lease that runs now, and whether it has expired; none unless `processing`.
     pub running: Option<(Holder, bool)>,
     /// What is recorded of the attempt that the fence names, if it has ended.
-    pub recorded: Option<(Holder, Outcome)>,
+    pub recorded: Option<(Holder, AttemptOutcome)>,
 }
 
 /// Why a worker may not speak for a job.
@@ -103,7 +103,7 @@ pub enum Refusal {
 ///
 /// # Errors
 /// The [`Refusal`], in the order of `docs/guarantees.md`, "The fence".
-pub fn explain_ack(fence: &Fence, outcome: Outcome, seen: &Standing) -> Result<(), Refusal> {
+pub fn explain_ack(fence: &Fence, outcome: AttemptOutcome, seen: &Standing) -> Result<(), Refusal> {
     match &seen.recorded {
         Some((holder, recorded))
             if fence.names_an_attempt() && fence.agrees(holder) && is_same(*recorded, outcome) =>
@@ -115,9 +115,10 @@ pub fn explain_ack(fence: &Fence, outcome: Outcome, seen: &Standing) -> Result<(
 }
 
 /// A failure or a release of a job that was called off is recorded as `cancelled`.
-fn is_same(recorded: Outcome, outcome: Outcome) -> bool {
+fn is_same(recorded: AttemptOutcome, outcome: AttemptOutcome) -> bool {
     recorded == outcome
-        || recorded == Outcome::Cancelled && [Outcome::Failed, Outcome::Released].contains(&outcome)
+        || recorded == AttemptOutcome::Cancelled
+            && [AttemptOutcome::Failed, AttemptOutcome::Released].contains(&outcome)
 }
 
 /// Why a heartbeat was refused that its statement did not accept. Unlike an ack, a heartbeat
@@ -170,7 +171,7 @@ mod tests {
         }
     }
 
-    fn settled(outcome: Outcome) -> Standing {
+    fn settled(outcome: AttemptOutcome) -> Standing {
         Standing {
             state: JobState::Succeeded,
             attempt: 2,
@@ -181,7 +182,7 @@ mod tests {
 
     #[test]
     fn another_worker_is_told_before_another_attempt() {
-        let refused = |it: Fence| explain_ack(&it, Outcome::Succeeded, &running(false));
+        let refused = |it: Fence| explain_ack(&it, AttemptOutcome::Succeeded, &running(false));
         assert_eq!(refused(fence("bob", Some(1), None)), Err(Refusal::WorkerMismatch));
         assert_eq!(refused(fence("ann", Some(1), None)), Err(Refusal::StaleLease));
         assert_eq!(refused(fence("ann", None, Some(OTHER_LEASE))), Err(Refusal::StaleLease));
@@ -191,26 +192,31 @@ mod tests {
     #[test]
     fn a_fence_without_a_worker_is_judged_by_what_it_shows() {
         let shown = |attempt| Fence { attempt, ..Fence::default() };
-        let refused = |it: Fence| explain_ack(&it, Outcome::Succeeded, &running(false));
+        let refused = |it: Fence| explain_ack(&it, AttemptOutcome::Succeeded, &running(false));
         assert_eq!(refused(shown(Some(1))), Err(Refusal::StaleLease));
         assert_eq!(refused(shown(Some(2))), Err(Refusal::Moved));
         assert_eq!(refused(Fence::default()), Err(Refusal::Moved));
-        let again = |it: Fence| explain_ack(&it, Outcome::Failed, &settled(Outcome::Failed));
+        let again =
+            |it: Fence| explain_ack(&it, AttemptOutcome::Failed, &settled(AttemptOutcome::Failed));
         assert_eq!(again(shown(Some(2))), Ok(()));
         assert_eq!(again(Fence::default()), Err(Refusal::InvalidState));
     }
 
     #[test]
     fn a_repeated_ack_is_answered_again_only_with_its_attempt_and_its_outcome() {
-        let again = |it: Fence, outcome| explain_ack(&it, outcome, &settled(Outcome::Succeeded));
-        assert_eq!(again(fence("ann", Some(2), None), Outcome::Succeeded), Ok(()));
-        assert_eq!(again(fence("ann", None, Some(LEASE)), Outcome::Succeeded), Ok(()));
+        let again =
+            |it: Fence, outcome| explain_ack(&it, outcome, &settled(AttemptOutcome::Succeeded));
+        assert_eq!(again(fence("ann", Some(2), None), AttemptOutcome::Succeeded), Ok(()));
+        assert_eq!(again(fence("ann", None, Some(LEASE)), AttemptOutcome::Succeeded), Ok(()));
         let refused = Err(Refusal::InvalidState);
-        assert_eq!(again(fence("ann", None, None), Outcome::Succeeded), refused);
-        assert_eq!(again(fence("ann", Some(2), None), Outcome::Failed), refused);
-        assert_eq!(again(fence("bob", Some(2), None), Outcome::Succeeded), refused);
-        assert_eq!(again(fence("ann", Some(1), None), Outcome::Succeeded), refused);
-        assert_eq!(again(fence("ann", Some(2), Some(OTHER_LEASE)), Outcome::Succeeded), refused);
+        assert_eq!(again(fence("ann", None, None), AttemptOutcome::Succeeded), refused);
+        assert_eq!(again(fence("ann", Some(2), None), AttemptOutcome::Failed), refused);
+        assert_eq!(again(fence("bob", Some(2), None), AttemptOutcome::Succeeded), refused);
+        assert_eq!(again(fence("ann", Some(1), None), AttemptOutcome::Succeeded), refused);
+        assert_eq!(
+            again(fence("ann", Some(2), Some(OTHER_LEASE)), AttemptOutcome::Succeeded),
+            refused
+        );
     }
 
     #[test]
@@ -218,29 +224,35 @@ mod tests {
         let mut seen = running(false);
         seen.recorded = Some((
             Holder { worker_id: "ann".into(), attempt: 1, lease_id: OTHER_LEASE },
-            Outcome::Failed,
+            AttemptOutcome::Failed,
         ));
-        assert_eq!(explain_ack(&fence("ann", Some(1), None), Outcome::Failed, &seen), Ok(()));
-        let other = explain_ack(&fence("ann", Some(1), None), Outcome::Succeeded, &seen);
+        assert_eq!(
+            explain_ack(&fence("ann", Some(1), None), AttemptOutcome::Failed, &seen),
+            Ok(())
+        );
+        let other = explain_ack(&fence("ann", Some(1), None), AttemptOutcome::Succeeded, &seen);
         assert_eq!(other, Err(Refusal::StaleLease));
     }
 
     #[test]
     fn the_end_of_a_cancelled_attempt_can_be_repeated_in_its_own_words() {
         let again = |outcome| {
-            let seen = settled(Outcome::Cancelled);
+            let seen = settled(AttemptOutcome::Cancelled);
             explain_ack(&fence("ann", Some(2), None), outcome, &seen)
         };
-        assert_eq!(again(Outcome::Failed), Ok(()));
-        assert_eq!(again(Outcome::Released), Ok(()));
-        assert_eq!(again(Outcome::Succeeded), Err(Refusal::InvalidState));
+        assert_eq!(again(AttemptOutcome::Failed), Ok(()));
+        assert_eq!(again(AttemptOutcome::Released), Ok(()));
+        assert_eq!(again(AttemptOutcome::Succeeded), Err(Refusal::InvalidState));
     }
 
     #[test]
     fn an_expired_lease_cannot_be_renewed() {
         let mine = fence("ann", Some(2), Some(LEASE));
         assert_eq!(explain_heartbeat(&mine, &running(true)), Refusal::StaleLease);
-        assert_eq!(explain_heartbeat(&mine, &settled(Outcome::Succeeded)), Refusal::InvalidState);
+        assert_eq!(
+            explain_heartbeat(&mine, &settled(AttemptOutcome::Succeeded)),
+            Refusal::InvalidState
+        );
         let foreign = fence("bob", Some(2), Some(LEASE));
         assert_eq!(explain_heartbeat(&foreign, &running(true)), Refusal::WorkerMismatch);
     }

@@ -43,7 +43,7 @@ pub struct Schedule {
 )]
 #[serde(rename_all = "snake_case")]
 #[sqlx(type_name = "text", rename_all = "snake_case")]
-pub enum Overlap {
+pub enum OverlapPolicy {
     /// Another job.
     #[default]
     Allow,
@@ -108,11 +108,11 @@ pub struct Earlier {
     pub runs: bool,
 }
 
-impl Overlap {
+impl OverlapPolicy {
     /// Whether a tick fires.
     ///
     /// ```
-    /// # use fencepost::domain::schedule::{Earlier, Overlap::*};
+    /// # use fencepost::domain::schedule::{Earlier, OverlapPolicy::*};
     /// let (none, runs) = (Earlier::default(), Earlier { waits: false, runs: true });
     /// let both = Earlier { waits: true, runs: true };
     /// assert!(Skip.fires(none) && !Skip.fires(runs));

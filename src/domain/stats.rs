@@ -1,6 +1,6 @@
 //! What happened to jobs, in numbers.
 
-use super::{histogram::Histogram, job::Outcome};
+use super::{histogram::Histogram, job::AttemptOutcome};
 use crate::ids::ProjectId;
 
 /// What happened to jobs of one type in one queue.
@@ -43,17 +43,17 @@ impl Counts {
     }
 
     /// Adds an attempt's end.
-    pub fn end(&mut self, outcome: Outcome, ran_ms: i64) {
+    pub fn end(&mut self, outcome: AttemptOutcome, ran_ms: i64) {
         match outcome {
-            Outcome::Succeeded => self.succeeded += 1,
-            Outcome::Failed => self.failed += 1,
-            Outcome::Timeout => self.timed_out += 1,
-            Outcome::LeaseExpired => self.lease_expired += 1,
-            Outcome::Released => self.released += 1,
+            AttemptOutcome::Succeeded => self.succeeded += 1,
+            AttemptOutcome::Failed => self.failed += 1,
+            AttemptOutcome::Timeout => self.timed_out += 1,
+            AttemptOutcome::LeaseExpired => self.lease_expired += 1,
+            AttemptOutcome::Released => self.released += 1,
             // Counted with its job.
-            Outcome::Cancelled => (),
+            AttemptOutcome::Cancelled => (),
         }
-        if matches!(outcome, Outcome::Succeeded | Outcome::Failed) {
+        if matches!(outcome, AttemptOutcome::Succeeded | AttemptOutcome::Failed) {
             self.run.add(ran_ms);
         }
     }
@@ -80,12 +80,12 @@ mod tests {
     fn only_what_was_acknowledged_says_how_long_work_takes() {
         let mut counts = Counts::default();
         for outcome in [
-            Outcome::Succeeded,
-            Outcome::Failed,
-            Outcome::Timeout,
-            Outcome::LeaseExpired,
-            Outcome::Released,
-            Outcome::Cancelled,
+            AttemptOutcome::Succeeded,
+            AttemptOutcome::Failed,
+            AttemptOutcome::Timeout,
+            AttemptOutcome::LeaseExpired,
+            AttemptOutcome::Released,
+            AttemptOutcome::Cancelled,
         ] {
             counts.end(outcome, 7);
         }

@@ -36,5 +36,5 @@ pub(super) fn publish_cancelled(engine: &Engine, gone: &[CancelledJob], kind: &s
     if gone.iter().any(|it| it.has_orphans) {
         engine.notifier.wake.ask(BackgroundTask::Orphans);
     }
-    engine.notifier.news.tell(|| gone.iter().map(|it| job_event(it.key, kind)).collect());
+    engine.notifier.feed.tell(|| gone.iter().map(|it| job_event(it.key, kind)).collect());
 }

@@ -114,7 +114,7 @@ impl Engine {
         let breakers = Arc::new(Breakers::default());
         let (messages, inbox) = mpsc::unbounded_channel();
         let notifier =
-            Notifier { wake, news: EventFeed::default(), tally: StatsRecorder::default() };
+            Notifier { wake, feed: EventFeed::default(), tally: StatsRecorder::default() };
         let endings =
             Coalescer::start(Endings { pool: pools.settle.clone(), notifier: notifier.clone() });
         let tasks = TaskTracker::new();

@@ -172,7 +172,7 @@ fn tell(engine: &Engine, stepped: &Stepped) {
         control::publish_retried(engine, *key, requeued);
     }
     let asked = || stepped.asked.iter().map(|it| job_event(*it, history::CANCEL_REQUESTED));
-    engine.notifier.news.tell(|| asked().collect());
+    engine.notifier.feed.tell(|| asked().collect());
 }
 
 async fn step(tx: &mut PgConnection, due: &DueOperation, what: &Work) -> Result<Stepped, Error> {

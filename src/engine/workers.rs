@@ -284,7 +284,7 @@ async fn end_leases(
             .iter()
             .map(|it| failure::decide(it, ending, ErrorReport::default(), None))
             .collect();
-        let rested = failure::write_down(&mut tx, &ends).await?;
+        let rested = failure::write(&mut tx, &ends).await?;
         tx.commit().await?;
         drop(conn);
         failure::tell(&engine.notifier, &ends, &rested);

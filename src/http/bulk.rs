@@ -23,7 +23,7 @@ use crate::{
 
 /// How many jobs there are, and what is done with them.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
-pub struct BulkReply {
+pub struct BulkResult {
     /// How many match, of the 100,000 that were looked at; no more than `max`.
     pub count: i64,
     /// Whether there are more than were looked at.
@@ -73,7 +73,7 @@ pub async fn begin(
     let BulkRequest { kind, which, action, max, rate_per_second, dry_run } = request;
     let count = max.map_or(count, |it| it.min(count));
     if dry_run {
-        let reply = BulkReply { count, is_capped, operation: None };
+        let reply = BulkResult { count, is_capped, operation: None };
         return Answer::new(StatusCode::OK, None, &reply);
     }
     let new = NewOperation {
@@ -89,6 +89,6 @@ pub async fn begin(
     audit::note(app, by, NewAuditEntry { after, ..NewAuditEntry::to(action, row.id.to_string()) })
         .await;
     let location = Some(format!("/v1/operations/{}", row.id));
-    let reply = BulkReply { count, is_capped, operation: Some(row.into()) };
+    let reply = BulkResult { count, is_capped, operation: Some(row.into()) };
     Answer::new(StatusCode::ACCEPTED, location, &reply)
 }

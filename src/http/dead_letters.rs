@@ -15,7 +15,7 @@ use super::{
     audit::{self, NewAuditEntry},
     cursor::{self, List},
     error::ErrorBody,
-    jobs::{ErrorView, Job, read},
+    jobs::{Job, JobError, read},
 };
 use crate::{
     app::App,
@@ -159,7 +159,7 @@ pub async fn list(
         // It came back at this very moment.
         let Some(row) = jobs.remove(&job_id) else { continue };
         let error = errors.remove(&(project_id, job_id));
-        let job = Job { last_error: error.and_then(ErrorView::of), ..Job::read(row)? };
+        let job = Job { last_error: error.and_then(JobError::of), ..Job::read(row)? };
         dead_letters.push(DeadLetter { fingerprint: hex(fingerprint), died_at, job });
     }
     Ok(Reply(DeadLetterPage {

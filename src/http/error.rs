@@ -21,12 +21,12 @@ const ERROR_DOCS: &str = "/docs/errors";
 #[derive(Debug, Clone, Serialize, ToSchema)]
 pub struct ErrorBody {
     /// What went wrong.
-    pub error: ErrorInfo,
+    pub error: ApiError,
 }
 
 /// What went wrong.
 #[derive(Debug, Clone, Serialize, ToSchema)]
-pub struct ErrorInfo {
+pub struct ApiError {
     /// Stable, for programs.
     #[schema(example = "invalid_request")]
     pub code: &'static str,
@@ -164,14 +164,14 @@ pub fn status(error: &Error) -> StatusCode {
 
 /// The error as callers read it.
 #[must_use]
-pub fn info(error: &Error, request_id: &str) -> ErrorInfo {
+pub fn info(error: &Error, request_id: &str) -> ApiError {
     let code = code(error);
     let details = errors::details(error);
     let whereabouts = match error {
         Error::InvalidState(it) | Error::WorkerMismatch(it) | Error::StaleLease(it) => Some(*it),
         _ => None,
     };
-    ErrorInfo {
+    ApiError {
         code,
         message: errors::message(error),
         request_id: request_id.to_owned(),

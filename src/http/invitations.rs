@@ -65,7 +65,7 @@ pub async fn preview(
     Json(request): Json<InvitationToken>,
 ) -> Result<Reply<InvitationPreview>, Error> {
     let Invited { project_name, email, role, expires_at } =
-        app.accounts.look_at_invitation(&request.token, &client).await?;
+        app.accounts.preview_invitation(&request.token, &client).await?;
     let role = Role::of_name(&role).unwrap_or(Role::Viewer);
     Ok(Reply(InvitationPreview { project_name, email, role, expires_at }))
 }

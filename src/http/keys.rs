@@ -20,7 +20,7 @@ use crate::{
     app::App,
     auth::{Administer, Caller, Who},
     domain::{
-        access::{Permission, Preset, Role, Scope, may_grant, role_may},
+        access::{KeyPreset, Permission, Role, Scope, may_grant, role_may},
         limits::{self, MAX_KEY_CALLS_PER_MINUTE, MAX_KEY_SECONDS},
     },
     error::Error,
@@ -208,7 +208,7 @@ pub struct CreateKeyRequest {
     #[schema(min_items = 1, max_items = 4)]
     scopes: Option<Vec<Scope>>,
     /// Scopes that go together. Instead of `scopes`.
-    preset: Option<Preset>,
+    preset: Option<KeyPreset>,
     /// When it ends by itself, at most ten years ahead. Default: never, or when the key ends that makes it.
     expires_at: Option<DateTime<Utc>>,
     /// Calls a minute that it has for itself.

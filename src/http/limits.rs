@@ -27,7 +27,7 @@ pub enum LimitKind {
 
 /// A limit.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
-pub struct Limit {
+pub struct LimitStatus {
     /// Its name; a plan's limits are called as in the file of plans.
     #[schema(example = "produce_per_minute")]
     pub name: String,
@@ -51,11 +51,11 @@ pub struct LimitList {
     #[schema(example = "free")]
     pub plan: String,
     /// Every limit.
-    pub limits: Vec<Limit>,
+    pub limits: Vec<LimitStatus>,
 }
 
-fn quota(name: &'static str, limit: Option<i64>, used: i64) -> Limit {
-    Limit {
+fn quota(name: &'static str, limit: Option<i64>, used: i64) -> LimitStatus {
+    LimitStatus {
         name: name.to_owned(),
         kind: LimitKind::Quota,
         limit,
@@ -64,8 +64,8 @@ fn quota(name: &'static str, limit: Option<i64>, used: i64) -> Limit {
     }
 }
 
-fn bound(name: &'static str, limit: i64) -> Limit {
-    Limit {
+fn bound(name: &'static str, limit: i64) -> LimitStatus {
+    LimitStatus {
         name: name.to_owned(),
         kind: LimitKind::Bound,
         limit: Some(limit),
@@ -92,7 +92,7 @@ pub async fn list(
         let planned = budget.of(limits);
         let budget = budget.name();
         let standing = standings.iter().find(|it| it.0 == budget).map(|it| it.1);
-        Limit {
+        LimitStatus {
             name: name.to_owned(),
             kind: LimitKind::Rate,
             limit: standing.map(|it| it.rate.count).or(planned).map(i64::from),
@@ -117,8 +117,8 @@ pub async fn list(
         rate("produce_per_minute", Budget::Produce),
         rate("work_per_minute", Budget::Work),
         rate("manage_per_minute", Budget::Manage),
-        Limit { used: parked.map(i64::from), ..quota("parked_polls", parked_polls, 0) },
-        Limit {
+        LimitStatus { used: parked.map(i64::from), ..quota("parked_polls", parked_polls, 0) },
+        LimitStatus {
             used: None,
             ..quota("parked_polls_per_key", limits.parked_polls_per_key.map(i64::from), 0)
         },

@@ -259,7 +259,7 @@ impl RequestBody for InviteRequest {}
 
 /// An invitation that was made.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
-pub struct MadeInvitation {
+pub struct CreatedInvitation {
     /// The invitation.
     pub invitation: Invitation,
     /// Whoever has this may accept it: the only time that it is shown. It is mailed, too.
@@ -272,7 +272,7 @@ pub struct MadeInvitation {
     params(("project" = String, Path, description = "The project's id or slug.", example = "acme")),
     request_body = InviteRequest,
     responses(
-        (status = 201, description = "They are invited, for seven days.", body = MadeInvitation),
+        (status = 201, description = "They are invited, for seven days.", body = CreatedInvitation),
         (status = 400, description = "The request cannot be read or breaks a rule.", body = ErrorBody),
         (status = 413, description = "The body is too large.", body = ErrorBody),
         (status = 415, description = "The body is not JSON.", body = ErrorBody),
@@ -282,7 +282,7 @@ pub async fn invite(
     caller: Caller<Govern>,
     State(app): State<App>,
     Json(request): Json<InviteRequest>,
-) -> Result<(StatusCode, Reply<MadeInvitation>), Error> {
+) -> Result<(StatusCode, Reply<CreatedInvitation>), Error> {
     let email = read_email("email", &request.email)?;
     let Who::Member(grant, bearer) = &caller.who else { return Err(Error::MemberNotFound) };
     app.accounts.throttle_invitation(bearer.account_id, &email).await?;
@@ -329,7 +329,7 @@ pub async fn invite(
              or not you have an account there:\n\n  {url}/console/invitation?token={token}\n"
         ),
     });
-    Ok((StatusCode::CREATED, Reply(MadeInvitation { invitation: row.into(), token })))
+    Ok((StatusCode::CREATED, Reply(CreatedInvitation { invitation: row.into(), token })))
 }
 
 /// Take an invitation back.

@@ -155,7 +155,7 @@ fn v1() -> Router<App> {
 
 /// Everything the API's listener answers, the `doors` of other wires and pages included. `handlers` tells when the last
 /// handler has ended.
-pub fn router(app: App, doors: Router<App>, handlers: TaskTracker) -> Router {
+pub fn router(app: App, adapters: Router<App>, handlers: TaskTracker) -> Router {
     Router::new()
         .merge(v1())
         .route("/livez", routing::get(health::live))
@@ -165,7 +165,7 @@ pub fn router(app: App, doors: Router<App>, handlers: TaskTracker) -> Router {
         .route("/postman.json", routing::get(openapi::postman_collection))
         .merge(docs::routes())
         .merge(openapi::docs())
-        .merge(doors)
+        .merge(adapters)
         .fallback(async || Error::NoSuchRoute)
         .method_not_allowed_fallback(async || Error::MethodNotAllowed)
         .layer(from_fn_with_state(handlers, middleware::detach))

@@ -29,14 +29,14 @@ const MAX_SHOWN_PROJECTS: i64 = 1_000;
 /// What a project's jobs are for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum Mode {
+pub enum ProjectMode {
     /// For real. Its keys begin with `fp_live_`.
     Live,
     /// For trying things out. Its keys begin with `fp_test_`.
     Test,
 }
 
-impl Mode {
+impl ProjectMode {
     /// Whether it is for trying things out.
     #[must_use]
     pub fn is_test(&self) -> bool {
@@ -63,7 +63,7 @@ pub struct Project {
     /// Its name, for people.
     pub name: String,
     /// What its jobs are for.
-    pub mode: Mode,
+    pub mode: ProjectMode,
     /// What it may use: see `GET /v1/limits`.
     #[schema(example = "free")]
     pub plan: String,
@@ -104,8 +104,8 @@ impl From<Membership> for Project {
     }
 }
 
-fn mode(name: &str) -> Mode {
-    if name == Mode::Test.name() { Mode::Test } else { Mode::Live }
+fn mode(name: &str) -> ProjectMode {
+    if name == ProjectMode::Test.name() { ProjectMode::Test } else { ProjectMode::Live }
 }
 
 /// Projects.
@@ -136,7 +136,7 @@ pub struct CreateProjectRequest {
     #[schema(min_length = 1, max_length = 100)]
     name: String,
     /// What its jobs are for. Default: `live`.
-    mode: Option<Mode>,
+    mode: Option<ProjectMode>,
 }
 
 impl RequestBody for CreateProjectRequest {}
@@ -171,7 +171,7 @@ pub async fn create(
     if store::members::owned(&mut tx, account_id).await? >= MAX_OWNED_PROJECTS {
         return Err(Error::QuotaExceeded { what: "projects of its own", max: MAX_OWNED_PROJECTS });
     }
-    let mode = request.mode.unwrap_or(Mode::Live).name();
+    let mode = request.mode.unwrap_or(ProjectMode::Live).name();
     let plan = &app.accounts.default_plan;
     let project = free_project(&mut tx, &request.name, mode, plan).await?;
     store::members::upsert(&mut tx, project.id, account_id, Role::Owner.name()).await?;

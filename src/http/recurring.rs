@@ -27,7 +27,7 @@ use crate::{
     domain::{
         backoff::RetryPolicy,
         limits,
-        schedule::{CatchUp, Overlap},
+        schedule::{CatchUp, OverlapPolicy},
     },
     engine::schedules::{self, ScheduleRow, WrittenSchedule},
     error::Error,
@@ -76,7 +76,7 @@ pub struct RecurringSchedule {
     #[schema(required)]
     pub retry: Option<RetryPolicy>,
     /// What happens at a tick when the job of an earlier one is not done yet.
-    pub overlap: Overlap,
+    pub overlap: OverlapPolicy,
     /// What becomes of ticks that nobody was there for.
     pub catch_up: CatchUp,
     /// Its jobs start up to so many seconds after their ticks, always at the same distance.
@@ -157,7 +157,7 @@ pub struct RecurringScheduleRequest {
     #[schema(value_type = Option<RetryRequest>)]
     retry: Option<Object<RetryRequest>>,
     /// What happens at a tick when the job of an earlier one is not done yet. Default: allow.
-    overlap: Option<Overlap>,
+    overlap: Option<OverlapPolicy>,
     /// What becomes of ticks that nobody was there for. Default: one.
     catch_up: Option<CatchUp>,
     /// Its jobs start up to so many seconds after their ticks. Default: 0.

@@ -5,7 +5,7 @@ use utoipa::ToSchema;
 
 use crate::{
     domain::{
-        backoff::{RetryPolicy, Strategy},
+        backoff::{RetryPolicy, RetryStrategy},
         limits,
     },
     wire::validate::Check,
@@ -16,7 +16,7 @@ use crate::{
 #[serde(deny_unknown_fields)]
 pub struct RetryRequest {
     /// How the wait grows. Default: exponential.
-    strategy: Option<Strategy>,
+    strategy: Option<RetryStrategy>,
     /// The first wait. Default: 15.
     #[schema(minimum = 0, maximum = 2_592_000)]
     initial_seconds: Option<u32>,

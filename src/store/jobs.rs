@@ -10,7 +10,7 @@ use uuid::Uuid;
 
 use crate::{
     domain::{
-        job::{Closed, Outcome, StoredState},
+        job::{AttemptOutcome, Closed, StoredState},
         limits,
         text::ErrorReport,
     },
@@ -95,7 +95,7 @@ pub struct AttemptRow {
     pub worker_id: String,
     pub claimed_at: DateTime<Utc>,
     pub ended_at: DateTime<Utc>,
-    pub outcome: Outcome,
+    pub outcome: AttemptOutcome,
     pub error_kind: Option<String>,
     pub error_message: Option<String>,
     pub error_stack_trace: Option<String>,
@@ -208,7 +208,7 @@ pub async fn attempts(
     let mut rows = sqlx::query_as!(
         AttemptRow,
         r#"
-        select attempt, worker_id, claimed_at, ended_at, outcome "outcome: Outcome", error_kind,
+        select attempt, worker_id, claimed_at, ended_at, outcome "outcome: AttemptOutcome", error_kind,
                error_message, error_stack_trace, error_truncated, retry_at, duration_ms
         from attempts
         where project_id = $1 and job_id = $2

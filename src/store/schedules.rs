@@ -6,7 +6,7 @@ use sqlx::{PgConnection, types::Json};
 use crate::{
     domain::{
         backoff::RetryPolicy,
-        schedule::{CatchUp, FireOutcome, Overlap},
+        schedule::{CatchUp, FireOutcome, OverlapPolicy},
     },
     ids::{JobId, ProjectId},
 };
@@ -86,7 +86,7 @@ pub struct WrittenSchedule {
     pub payload: String,
     pub rank: i16,
     pub retry: Option<RetryPolicy>,
-    pub overlap: Overlap,
+    pub overlap: OverlapPolicy,
     pub catch_up: CatchUp,
     pub spread_seconds: i32,
     pub is_paused: bool,
@@ -150,7 +150,7 @@ pub async fn upsert(
         schedule.payload,
         schedule.rank,
         schedule.retry.as_ref().map(Json) as Option<Json<&RetryPolicy>>,
-        schedule.overlap as Overlap,
+        schedule.overlap as OverlapPolicy,
         schedule.catch_up as CatchUp,
         schedule.spread_seconds,
         schedule.is_paused,
@@ -200,7 +200,7 @@ pub struct ScheduleRow {
     pub payload: String,
     pub rank: i16,
     pub retry: Option<serde_json::Value>,
-    pub overlap: Overlap,
+    pub overlap: OverlapPolicy,
     pub catch_up: CatchUp,
     pub spread_seconds: i32,
     pub is_paused: bool,
@@ -226,7 +226,7 @@ pub async fn page(
         ScheduleRow,
         r#"
         select id, job_type, cron_expression, timezone, queue, payload, rank, retry,
-               overlap "overlap: Overlap", catch_up "catch_up: CatchUp", spread_seconds, is_paused,
+               overlap "overlap: OverlapPolicy", catch_up "catch_up: CatchUp", spread_seconds, is_paused,
                max_attempts, timeout_seconds, next_tick, problem, created_at, updated_at,
                last.tick "last_run_at?", now() "now!"
         from recurring_schedules
@@ -258,7 +258,7 @@ pub async fn find(
         ScheduleRow,
         r#"
         select id, job_type, cron_expression, timezone, queue, payload, rank, retry,
-               overlap "overlap: Overlap", catch_up "catch_up: CatchUp", spread_seconds, is_paused,
+               overlap "overlap: OverlapPolicy", catch_up "catch_up: CatchUp", spread_seconds, is_paused,
                max_attempts, timeout_seconds, next_tick, problem, created_at, updated_at,
                last.tick "last_run_at?", now() "now!"
         from recurring_schedules

@@ -10,7 +10,7 @@ use uuid::Uuid;
 use super::settle_success::{FenceColumns, WaitingJob};
 use crate::{
     domain::{
-        job::{Outcome, StoredState},
+        job::{AttemptOutcome, StoredState},
         lease::Fence,
         text::ErrorReport,
     },
@@ -96,7 +96,7 @@ pub struct Ended {
     /// For `backoff`.
     pub wait: Duration,
     /// How the attempt ended.
-    pub outcome: Outcome,
+    pub outcome: AttemptOutcome,
     /// What the worker said of it.
     pub error: ErrorReport,
     pub duration_ms: Option<i64>,
@@ -189,7 +189,7 @@ pub async fn end_attempts(conn: &mut PgConnection, ended: &[Ended]) -> sqlx::Res
         &ended.iter().map(|it| it.state).collect::<Vec<_>>() as &[StoredState],
         &ended.iter().map(|it| it.failures).collect::<Vec<_>>(),
         &ended.iter().map(|it| it.wait.as_millis() as f64).collect::<Vec<_>>(),
-        &ended.iter().map(|it| it.outcome).collect::<Vec<_>>() as &[Outcome],
+        &ended.iter().map(|it| it.outcome).collect::<Vec<_>>() as &[AttemptOutcome],
         &ended.iter().map(|it| it.error.kind.as_deref()).collect::<Vec<_>>() as &[Option<&str>],
         &ended.iter().map(|it| it.error.message.as_deref()).collect::<Vec<_>>()
             as &[Option<&str>],

@@ -6,7 +6,7 @@ use uuid::Uuid;
 
 use crate::{
     domain::{
-        job::{Outcome, StoredState},
+        job::{AttemptOutcome, StoredState},
         lease::{Fence, Holder, Standing},
     },
     ids::{JobId, JobKey, LeaseId, ProjectId},
@@ -328,7 +328,7 @@ pub async fn find_standing(
                past.attempt "past_attempt?",
                past.worker_id "past_worker_id?",
                past.lease_id "past_lease_id?: LeaseId",
-               past.outcome "past_outcome?: Outcome",
+               past.outcome "past_outcome?: AttemptOutcome",
                past.retry_at "past_retry_at?"
         from (values ($1::int, $2::uuid)) as sought(project_id, id)
         left join jobs live on live.project_id = sought.project_id and live.id = sought.id
@@ -359,7 +359,7 @@ pub async fn find_standing(
     let running = holder(row.live_worker_id, Some(row.attempt), row.live_lease_id);
     let succeeded = holder(row.ended_worker_id, Some(row.attempt), row.ended_lease_id)
         .filter(|_| row.ended_state == Some(StoredState::Succeeded))
-        .map(|it| (it, Outcome::Succeeded));
+        .map(|it| (it, AttemptOutcome::Succeeded));
     let past =
         holder(row.past_worker_id, row.past_attempt, row.past_lease_id).zip(row.past_outcome);
     Ok(Some(SettledAttempt {

@@ -20,14 +20,18 @@ pub struct ErrorResponse(pub Error);
 
 /// How a wire tells its callers of an error: what it answers, given the id of the request and the answer's
 /// head so far.
-pub type Face = fn(&Error, &str, Response) -> Response;
+pub type RenderError = fn(&Error, &str, Response) -> Response;
 
 /// The layer of a wire: writes down the errors of its handlers.
-pub async fn tell(State(face): State<Face>, request: Request, next: Next) -> Response {
+pub async fn render(
+    State(render_error): State<RenderError>,
+    request: Request,
+    next: Next,
+) -> Response {
     let id = request.extensions().get().map_or_else(String::new, |RequestId(it)| it.clone());
     let mut response = next.run(request).await;
     if let Some(error) = response.extensions_mut().remove::<Error>() {
-        response = face(&error, &id, response);
+        response = render_error(&error, &id, response);
         response.extensions_mut().insert(ErrorResponse(error));
     }
     response

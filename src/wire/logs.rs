@@ -72,7 +72,7 @@ pub async fn follow<View: Serialize>(
     writer: Writer,
     view: impl Fn(LogRow) -> View + Send + Sync,
 ) -> Result<(), Ended> {
-    let watch = app.engine.notifier.news.watch(key.project_id, key.id);
+    let watch = app.engine.notifier.feed.watch(key.project_id, key.id);
     loop {
         // Listen before looking.
         let changed = watch.changed();

@@ -7,7 +7,7 @@ use fencepost::{
     config::PoolArgs,
     dev,
     domain::{
-        job::{Outcome, StoredState},
+        job::{AttemptOutcome, StoredState},
         lease::Fence,
         text::ErrorReport,
         worker::WorkerState,
@@ -249,16 +249,17 @@ impl Run {
     async fn ack(&mut self) -> Checked {
         let Some(job) = self.any_job() else { return Ok(()) };
         let fence = self.any_fence(job);
-        let outcome = *[Outcome::Succeeded, Outcome::Failed, Outcome::Released]
-            .choose(&mut self.dice)
-            .expect("one");
-        if self.plant == Plant::NoRowLock && outcome == Outcome::Failed {
+        let outcome =
+            *[AttemptOutcome::Succeeded, AttemptOutcome::Failed, AttemptOutcome::Released]
+                .choose(&mut self.dice)
+                .expect("one");
+        if self.plant == Plant::NoRowLock && outcome == AttemptOutcome::Failed {
             return self.fail_without_a_lock(job, fence).await;
         }
         let expected = self.expect_ack(job, &fence, outcome);
         let end = match outcome {
-            Outcome::Succeeded => AttemptEnd::Succeeded { result: None },
-            Outcome::Failed => {
+            AttemptOutcome::Succeeded => AttemptEnd::Succeeded { result: None },
+            AttemptOutcome::Failed => {
                 AttemptEnd::Failed(Failure { retryable: true, ..Failure::default() })
             }
             _ => AttemptEnd::Released,
@@ -297,7 +298,7 @@ impl Run {
             state: StoredState::Backoff,
             failures: held.failures + 1,
             wait: Duration::from_secs(15),
-            outcome: Outcome::Failed,
+            outcome: AttemptOutcome::Failed,
             error: ErrorReport::default(),
             duration_ms: None,
             ran_ms: 0,
@@ -327,7 +328,7 @@ impl Run {
         ))
         .await;
         reap::pass(&self.engine).await.map_err(|it| it.to_string())?;
-        self.end(job, Outcome::LeaseExpired);
+        self.end(job, AttemptOutcome::LeaseExpired);
         Ok(())
     }
 
@@ -364,7 +365,7 @@ impl Run {
                 .as_ref()
                 .is_some_and(|it| it.worker_id.as_deref() == Some(worker))
             {
-                self.end(job, Outcome::LeaseExpired);
+                self.end(job, AttemptOutcome::LeaseExpired);
             }
         }
         Ok(())

@@ -11,7 +11,7 @@ use std::{
 use fencepost::{
     config::PoolArgs,
     domain::{
-        job::{Outcome, StoredState},
+        job::{AttemptOutcome, StoredState},
         lease::Fence,
         text::ErrorReport,
     },
@@ -355,7 +355,7 @@ async fn settle(conn: &mut PgConnection, leased: &[LeasedJob]) {
             state: StoredState::Backoff,
             failures: 1,
             wait: std::time::Duration::from_secs(15),
-            outcome: Outcome::Failed,
+            outcome: AttemptOutcome::Failed,
             error: ErrorReport::default(),
             duration_ms: None,
             ran_ms: 0,

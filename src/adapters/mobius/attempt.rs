@@ -11,7 +11,7 @@ use utoipa::ToSchema;
 
 use super::{ErrorBody, accept};
 use crate::{
-    adapters::door::Names,
+    adapters::params::PathParams,
     app::App,
     auth::{Beating, Caller, Settling, Work},
     domain::{
@@ -76,10 +76,10 @@ pub struct Directives {
 pub async fn beat(
     caller: Caller<Beating>,
     State(app): State<App>,
-    names: Names,
+    params: PathParams,
     Json(request): Json<HeartbeatRequest>,
 ) -> Result<Reply<HeartbeatReply>, Error> {
-    let id = accept(&app, caller.project_id, &names, &request.worker_id)?;
+    let id = accept(&app, caller.project_id, &params, &request.worker_id)?;
     let fence = id.fence(Some(request.worker_id), Some(request.attempt));
     let beat = Beat { key: id.key(caller.project_id), fence, progress: None };
     let advice = heartbeat::heartbeat(&app.engine, beat).await?;
@@ -132,10 +132,10 @@ pub enum CompleteStatus {
 pub async fn complete(
     caller: Caller<Settling>,
     State(app): State<App>,
-    names: Names,
+    params: PathParams,
     Json(request): Json<CompleteRequest>,
 ) -> Result<StatusCode, Error> {
-    let id = accept(&app, caller.project_id, &names, &request.worker_id)?;
+    let id = accept(&app, caller.project_id, &params, &request.worker_id)?;
     let fence = id.fence(Some(request.worker_id), Some(request.attempt));
     let end = match request.status {
         CompleteStatus::Completed => {
@@ -223,10 +223,10 @@ pub struct EventRequest {
 pub async fn emit(
     caller: Caller<Work>,
     State(app): State<App>,
-    names: Names,
+    params: PathParams,
     Json(request): Json<EventsRequest>,
 ) -> Result<StatusCode, Error> {
-    let id = accept(&app, caller.project_id, &names, &request.worker_id)?;
+    let id = accept(&app, caller.project_id, &params, &request.worker_id)?;
     let EventsRequest { worker_id, attempt, events: sent } = request;
     let mut check = Check::default();
     check.count("events", sent.len(), limits::MAX_EVENTS);

@@ -14,7 +14,10 @@ use utoipa::ToSchema;
 
 use super::{ErrorBody, HEARTBEAT_INTERVAL_SECONDS, LEASE_SECONDS};
 use crate::{
-    adapters::door::{self, Ask, AttemptId},
+    adapters::{
+        attempt::AttemptId,
+        work::{self, LeaseSpec},
+    },
     app::App,
     auth::{Caller, Polling},
     domain::limits,
@@ -105,21 +108,21 @@ pub async fn claim(
     let (name, version) = (sent(request.worker_name), sent(request.worker_version));
     check.optional_name("worker_name", name.as_deref(), limits::MAX_WORKER_INFO_CHARS);
     check.optional_name("worker_version", version.as_deref(), limits::MAX_WORKER_INFO_CHARS);
-    let ask = Ask {
+    let spec = LeaseSpec {
         worker_id: Some(request.worker_id),
         queues: request.queues.unwrap_or_default(),
         job_types: request.actions.unwrap_or_default(),
         capacity: 1,
         lease_seconds: LEASE_SECONDS,
         wait: Duration::from_secs(wait_seconds.into()),
-        ..Ask::default()
+        ..LeaseSpec::default()
     };
-    ask.check(&mut check, "queues", "actions");
+    spec.check(&mut check, "queues", "actions");
     check.finish()?;
     if name.is_some() || version.is_some() {
-        introduce(&app, caller.project_id, &ask, name, version).await?;
+        introduce(&app, caller.project_id, &spec, name, version).await?;
     }
-    let delivery = door::lease(&app, &caller, ask, &gone).await?;
+    let delivery = work::lease(&app, &caller, spec, &gone).await?;
     let Some(handed) = delivery.jobs().first() else {
         return Ok(StatusCode::NO_CONTENT.into_response());
     };
@@ -131,20 +134,20 @@ pub async fn claim(
 async fn introduce(
     app: &App,
     project_id: ProjectId,
-    ask: &Ask,
+    spec: &LeaseSpec,
     name: Option<String>,
     version: Option<String>,
 ) -> Result<(), Error> {
     const CONCURRENCY: i32 = 1;
-    let worker_id = ask.worker_id.clone().unwrap_or_default();
+    let worker_id = spec.worker_id.clone().unwrap_or_default();
     let key = (project_id, worker_id.as_str().into());
     if workers::facts(&app.engine, &key).await?.is_some() {
         return Ok(());
     }
     let worker = Registration {
         worker_id,
-        queues: ask.queues.clone(),
-        job_types: ask.job_types.clone(),
+        queues: spec.queues.clone(),
+        job_types: spec.job_types.clone(),
         hostname: name,
         sdk_version: version,
         concurrency: CONCURRENCY,
@@ -160,10 +163,10 @@ async fn claimed(
     handed: &LeasedDelivery,
 ) -> Result<ClaimedJob, Error> {
     let job = &handed.job;
-    let mut parameters = door::object(&job.payload)?;
+    let mut parameters = work::object(&job.payload)?;
     if job.has_parents {
-        let results = door::parent_results(handed)?;
-        parameters = door::with_field(&parameters, "parent_results", &results)?;
+        let results = work::parent_results(handed)?;
+        parameters = work::with_field(&parameters, "parent_results", &results)?;
     }
     let workflow_name = match job.workflow_id {
         Some(id) => workflows::name(&app.engine, project_id, id).await?,

@@ -14,10 +14,7 @@ use serde::Serialize;
 use utoipa::{OpenApi, ToSchema};
 use utoipa_axum::{router::OpenApiRouter, routes};
 
-use super::{
-    Adapter,
-    door::{self, AttemptId, Names},
-};
+use super::{Adapter, attempt::AttemptId, params::PathParams, plain_errors};
 use crate::{
     app::App,
     domain::limits,
@@ -35,7 +32,7 @@ pub(super) const ADAPTER: Adapter = Adapter {
     name: "mobius",
     routes,
     also_below: &[],
-    face,
+    render_error,
     media_type: "application/json",
     document: MobiusDocument::openapi,
 };
@@ -63,7 +60,7 @@ fn routes() -> OpenApiRouter<App> {
 }
 
 /// The status and the code of a failure on this wire.
-fn face(error: &Error, _: &str, mut response: Response) -> Response {
+fn render_error(error: &Error, _: &str, mut response: Response) -> Response {
     let code = match error.class() {
         Class::Unreadable | Class::Invalid => "invalid_request",
         Class::Unauthorized => "unauthorized",
@@ -78,7 +75,7 @@ fn face(error: &Error, _: &str, mut response: Response) -> Response {
         Class::Unavailable => "unavailable",
         Class::Internal => "internal",
     };
-    let status = door::status(error.class());
+    let status = plain_errors::status(error.class());
     let body = ErrorBody { error: ErrorInfo { code, message: errors::message(error) } };
     errors::write(&mut response, (status, Reply(body)), error);
     response
@@ -101,12 +98,12 @@ pub struct ErrorInfo {
 fn accept(
     app: &App,
     project_id: ProjectId,
-    names: &Names,
+    params: &PathParams,
     worker_id: &str,
 ) -> Result<AttemptId, Error> {
     let mut check = Check::default();
     check.name("worker_id", worker_id, limits::MAX_WORKER_ID_CHARS);
     check.finish()?;
     app.engine.registry.record_seen(&(project_id, worker_id.into()), &[], &[]);
-    names.get("id").parse()
+    params.get("id").parse()
 }

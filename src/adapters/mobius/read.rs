@@ -8,7 +8,11 @@ use utoipa::ToSchema;
 
 use super::ErrorBody;
 use crate::{
-    adapters::door::{self, AttemptId, Names, Stage},
+    adapters::{
+        attempt::{self, AttemptId, Stage},
+        params::PathParams,
+        work,
+    },
     app::App,
     auth::{Caller, Read},
     domain::limits,
@@ -90,14 +94,14 @@ impl Status {
 
 impl Job {
     fn of(attempt: i32, row: JobRow, ended: &[AttemptRow]) -> Result<Self, Error> {
-        let stage = door::stage(attempt, &row, ended)?;
+        let stage = attempt::stage(attempt, &row, ended)?;
         let status = Status::of(&stage);
         let past = if let Stage::Failed(past) = stage { past } else { None };
         let is_held = matches!(status, Status::Claimed | Status::Completed);
         let claimed_at = past.map(|it| it.claimed_at).or(row.claimed_at.filter(|_| is_held));
         let ended_at = past.map(|it| it.ended_at).or(row.completed_at);
         let last_error = match (status, past) {
-            (Status::Failed, Some(past)) => Some(door::reason(past)),
+            (Status::Failed, Some(past)) => Some(attempt::reason(past)),
             (Status::Failed, None) => Some("cancelled".to_owned()),
             _ => None,
         };
@@ -107,7 +111,7 @@ impl Job {
             step_name: row.workflow_key.unwrap_or_else(|| row.job_type.clone()),
             action: row.job_type,
             queue: row.queue,
-            parameters: door::object(&row.payload)?,
+            parameters: work::object(&row.payload)?,
             status,
             claimed_by: past.map(|it| it.worker_id.clone()).or(row.worker_id.filter(|_| is_held)),
             claimed_at,
@@ -141,16 +145,16 @@ impl Job {
 pub async fn get(
     caller: Caller<Read>,
     State(app): State<App>,
-    names: Names,
+    params: PathParams,
 ) -> Result<Reply<Job>, Error> {
-    let named = names.get("id");
+    let named = params.get("id");
     let (id, attempt) = match named.parse::<AttemptId>() {
         Ok(AttemptId { job_id, attempt }) => (job_id, Some(attempt)),
         Err(error) => (named.parse().map_err(|_| error)?, None),
     };
     let key = JobKey { project_id: caller.project_id, id };
     let (row, ended) = jobs::find_with_attempts(&app.engine, key).await?;
-    let attempt = attempt.unwrap_or_else(|| door::latest_attempt(&row, &ended));
+    let attempt = attempt.unwrap_or_else(|| attempt::latest_attempt(&row, &ended));
     Job::of(attempt, row, &ended).map(Reply)
 }
 

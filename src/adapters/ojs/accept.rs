@@ -13,9 +13,9 @@ use super::{
     },
 };
 use crate::{
-    adapters::door::DEFAULT_QUEUE,
+    adapters::work::DEFAULT_QUEUE,
     domain::{
-        backoff::{RetryPolicy, Strategy},
+        backoff::{RetryPolicy, RetryStrategy},
         limits,
         plan::Limits,
     },
@@ -32,7 +32,7 @@ use crate::{
 const MAX_TYPE_CHARS: usize = 255;
 /// What the specification retries by when nobody says otherwise.
 const DEFAULT_RETRY: RetryPolicy = RetryPolicy {
-    strategy: Strategy::Exponential,
+    strategy: RetryStrategy::Exponential,
     initial_seconds: 1,
     multiplier: 2.0,
     max_seconds: 300,
@@ -243,12 +243,12 @@ pub fn accept_retry(options: &mut Fields, check: &mut Check) -> (RetryPolicy, i3
     let (max, max_chars) = (limits::MAX_NON_RETRYABLE_TYPES, limits::MAX_ERROR_TYPE_CHARS);
     inner.names("non_retryable_errors", &non_retryable, max, max_chars);
     let strategy = match sent.take::<String>("backoff_strategy", &mut inner).as_deref() {
-        None | Some("exponential") => Strategy::Exponential,
-        Some("linear") => Strategy::Linear,
-        Some("none" | "constant") => Strategy::Constant,
+        None | Some("exponential") => RetryStrategy::Exponential,
+        Some("linear") => RetryStrategy::Linear,
+        Some("none" | "constant") => RetryStrategy::Constant,
         Some(_) => {
             inner.refuse("backoff_strategy", UNKNOWN_POLICY);
-            Strategy::Exponential
+            RetryStrategy::Exponential
         }
     };
     let has_jitter = sent.take("jitter", &mut inner).unwrap_or(true);

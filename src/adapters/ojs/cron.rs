@@ -11,13 +11,13 @@ use super::{
     fields::{Fields, args, time},
 };
 use crate::{
-    adapters::door::Names,
+    adapters::params::PathParams,
     app::App,
     auth::{Caller, Manage, Read},
     domain::{
         limits,
         plan::Limits,
-        schedule::{CatchUp, Overlap},
+        schedule::{CatchUp, OverlapPolicy},
     },
     engine::schedules::{self, ScheduleRow, WrittenSchedule},
     error::Error,
@@ -67,12 +67,12 @@ pub struct CronsReply {
 }
 
 /// What happens at a tick when the job of an earlier one is not done yet, in the words of this wire.
-fn policy_name(overlap: Overlap) -> &'static str {
+fn policy_name(overlap: OverlapPolicy) -> &'static str {
     match overlap {
-        Overlap::Allow => "allow",
-        Overlap::Skip => "skip",
-        Overlap::QueueOne => "enqueue",
-        Overlap::CancelPrevious => "cancel_previous",
+        OverlapPolicy::Allow => "allow",
+        OverlapPolicy::Skip => "skip",
+        OverlapPolicy::QueueOne => "enqueue",
+        OverlapPolicy::CancelPrevious => "cancel_previous",
     }
 }
 
@@ -132,13 +132,13 @@ fn accept(mut sent: Fields, plan: &Limits) -> Result<WrittenSchedule, Error> {
     let timezone: Option<String> = sent.take("timezone", &mut check);
     check.optional_name("timezone", timezone.as_deref(), limits::MAX_CRON_CHARS);
     let overlap = match sent.take::<String>("overlap_policy", &mut check).as_deref() {
-        None | Some("skip") => Overlap::Skip,
-        Some("allow") => Overlap::Allow,
-        Some("enqueue") => Overlap::QueueOne,
-        Some("cancel_previous") => Overlap::CancelPrevious,
+        None | Some("skip") => OverlapPolicy::Skip,
+        Some("allow") => OverlapPolicy::Allow,
+        Some("enqueue") => OverlapPolicy::QueueOne,
+        Some("cancel_previous") => OverlapPolicy::CancelPrevious,
         Some(_) => {
             check.refuse("overlap_policy", "must be skip, allow, enqueue or cancel_previous");
-            Overlap::Skip
+            OverlapPolicy::Skip
         }
     };
     let is_enabled = sent.take("enabled", &mut check).unwrap_or(true);
@@ -203,9 +203,9 @@ pub async fn list(
 pub async fn get(
     caller: Caller<Read>,
     State(app): State<App>,
-    names: Names,
+    params: PathParams,
 ) -> Result<Reply<CronReply>, Error> {
-    let row = schedules::find(&app.engine, caller.project_id, names.get("name")).await?;
+    let row = schedules::find(&app.engine, caller.project_id, params.get("name")).await?;
     Ok(Reply::ok(CronReply { cron: CronView::of(row)? }))
 }
 
@@ -221,9 +221,9 @@ pub async fn get(
 pub async fn delete(
     caller: Caller<Manage>,
     State(app): State<App>,
-    names: Names,
+    params: PathParams,
 ) -> Result<Reply<Value>, Error> {
-    let name = names.get("name");
+    let name = params.get("name");
     let row = schedules::find(&app.engine, caller.project_id, name).await?;
     schedules::delete(&app.engine, caller.project_id, name).await?;
     audit::note(&app, &caller, NewAuditEntry::to("recurring.deleted", name)).await;

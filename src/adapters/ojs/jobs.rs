@@ -17,14 +17,14 @@ use super::{
     show::JobView,
 };
 use crate::{
-    adapters::door::Names,
+    adapters::params::PathParams,
     app::App,
     auth::{Caller, Control, Produce, Read},
     domain::{job::StoredState, lease::Fence, limits},
     engine::{
         enqueue::{
             self,
-            dependencies::{Outcome, TiedJob},
+            dependencies::{EnqueueOutcome, TiedJob},
             quota,
         },
         jobs::{self, control},
@@ -84,11 +84,13 @@ pub async fn create(
     let outcome = store(&app, tenant, &accepted).await?;
     let project_id = caller.project_id;
     let (status, job) = match outcome {
-        Outcome::Stored(it) => {
+        EnqueueOutcome::Stored(it) => {
             let job = JobView::stored(&accepted.tied.job, &it)?;
             (StatusCode::CREATED, JobReply { job })
         }
-        Outcome::Existing(id) => (StatusCode::OK, find(&app, JobKey { project_id, id }).await?),
+        EnqueueOutcome::Existing(id) => {
+            (StatusCode::OK, find(&app, JobKey { project_id, id }).await?)
+        }
     };
     let location = HeaderValue::from_str(&format!("/ojs/v1/jobs/{}", job.job.id));
     let mut response = Reply(status, job).into_response();
@@ -110,7 +112,11 @@ pub async fn set_expiries(app: &App, jobs: &mut [Accepted]) -> Result<(), Error>
 
 /// Stores a job. One that is like it and is older than the policy's period does not count: it loses its unique
 /// key, and lives on.
-async fn store(app: &App, tenant: Tenant<'_>, accepted: &Accepted) -> Result<Outcome, Error> {
+async fn store(
+    app: &App,
+    tenant: Tenant<'_>,
+    accepted: &Accepted,
+) -> Result<EnqueueOutcome, Error> {
     let Accepted { tied, unique_ms, .. } = accepted;
     let once = async || {
         let stored = enqueue::store(&app.engine, tenant.project_id, std::slice::from_ref(tied));
@@ -118,7 +124,7 @@ async fn store(app: &App, tenant: Tenant<'_>, accepted: &Accepted) -> Result<Out
     };
     let outcome = once().await;
     let holder = match &outcome {
-        Ok(Outcome::Existing(holder)) => Some(*holder),
+        Ok(EnqueueOutcome::Existing(holder)) => Some(*holder),
         Err(Error::UniqueConflict { holder, field }) if field.ends_with("unique.key") => *holder,
         _ => None,
     };
@@ -174,8 +180,8 @@ pub async fn create_batch(
     let mut jobs = Vec::with_capacity(tied.len());
     for (TiedJob { job, .. }, outcome) in tied.iter().zip(outcomes) {
         jobs.push(match outcome {
-            Outcome::Stored(it) => JobView::stored(job, &it)?,
-            Outcome::Existing(id) => find(&app, JobKey { project_id, id }).await?.job,
+            EnqueueOutcome::Stored(it) => JobView::stored(job, &it)?,
+            EnqueueOutcome::Existing(id) => find(&app, JobKey { project_id, id }).await?.job,
         });
     }
     let count = jobs.len();
@@ -194,9 +200,9 @@ pub async fn create_batch(
 pub async fn get(
     caller: Caller<Read>,
     State(app): State<App>,
-    names: Names,
+    params: PathParams,
 ) -> Result<Reply<JobReply>, Error> {
-    let key = JobKey { project_id: caller.project_id, id: job_id(names.get("id"))? };
+    let key = JobKey { project_id: caller.project_id, id: job_id(params.get("id"))? };
     find(&app, key).await.map(Reply::ok)
 }
 
@@ -213,9 +219,9 @@ pub async fn get(
 pub async fn cancel(
     caller: Caller<Control>,
     State(app): State<App>,
-    names: Names,
+    params: PathParams,
 ) -> Result<Reply<JobReply>, Error> {
-    let key = JobKey { project_id: caller.project_id, id: job_id(names.get("id"))? };
+    let key = JobKey { project_id: caller.project_id, id: job_id(params.get("id"))? };
     let row = jobs::find(&app.engine, key).await?;
     if row.state == StoredState::Cancelled {
         let (state, attempt) = (row.state.public(), row.attempt);

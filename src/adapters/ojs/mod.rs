@@ -53,7 +53,7 @@ pub(super) const ADAPTER: Adapter = Adapter {
     name: "ojs",
     routes,
     also_below: &[],
-    face,
+    render_error,
     media_type: MEDIA_TYPE,
     document: OjsDocument::openapi,
 };
@@ -136,7 +136,7 @@ fn label(response: &mut Response) {
 }
 
 /// The status and the code of a failure on this wire, and whether to try again.
-fn face(error: &Error, request_id: &str, mut response: Response) -> Response {
+fn render_error(error: &Error, request_id: &str, mut response: Response) -> Response {
     let details = errors::details(error);
     let is_policy = details.iter().any(|it| it.field.contains(RETRY_FIELD));
     let (status, code, retryable) = match error.class() {

@@ -13,7 +13,7 @@ use super::{
     show::JobView,
 };
 use crate::{
-    adapters::door::Names,
+    adapters::params::PathParams,
     app::App,
     auth::{Caller, Manage, Read},
     domain::limits,
@@ -162,8 +162,8 @@ fn status(is_paused: bool) -> &'static str {
     if is_paused { "paused" } else { "active" }
 }
 
-fn queue_name(names: &Names) -> Result<String, Error> {
-    let queue = names.get("name").to_owned();
+fn queue_name(params: &PathParams) -> Result<String, Error> {
+    let queue = params.get("name").to_owned();
     let mut check = Check::default();
     check.name("name", &queue, limits::MAX_QUEUE_CHARS);
     check.finish()?;
@@ -179,9 +179,9 @@ fn queue_name(names: &Names) -> Result<String, Error> {
 pub async fn stats(
     caller: Caller<Read>,
     State(app): State<App>,
-    names: Names,
+    params: PathParams,
 ) -> Result<Reply<Value>, Error> {
-    let names = [queue_name(&names)?];
+    let names = [queue_name(&params)?];
     let rows = queues::find(&app.engine, caller.project_id, &names).await?;
     Ok(Reply::ok(json!({"queue": rows.first().map(queue_view)})))
 }
@@ -195,9 +195,9 @@ pub async fn stats(
 pub async fn pause(
     caller: Caller<Manage>,
     State(app): State<App>,
-    names: Names,
+    params: PathParams,
 ) -> Result<Reply<Value>, Error> {
-    set_paused(&app, &caller, &queue_name(&names)?, true).await
+    set_paused(&app, &caller, &queue_name(&params)?, true).await
 }
 
 /// Resume a queue.
@@ -209,9 +209,9 @@ pub async fn pause(
 pub async fn resume(
     caller: Caller<Manage>,
     State(app): State<App>,
-    names: Names,
+    params: PathParams,
 ) -> Result<Reply<Value>, Error> {
-    set_paused(&app, &caller, &queue_name(&names)?, false).await
+    set_paused(&app, &caller, &queue_name(&params)?, false).await
 }
 
 async fn set_paused(
@@ -281,9 +281,9 @@ pub async fn dead_letters(
 pub async fn retry_dead_letter(
     caller: Caller<Manage>,
     State(app): State<App>,
-    names: Names,
+    params: PathParams,
 ) -> Result<Reply<JobReply>, Error> {
-    let id = job_id(names.get("id"))?;
+    let id = job_id(params.get("id"))?;
     let key = JobKey { project_id: caller.project_id, id };
     control::retry_dead_letter(&app.engine, key).await?;
     audit::note(&app, &caller, NewAuditEntry::to("dead_letter.retried", id.to_string())).await;
@@ -303,9 +303,9 @@ pub async fn retry_dead_letter(
 pub async fn delete_dead_letter(
     caller: Caller<Manage>,
     State(app): State<App>,
-    names: Names,
+    params: PathParams,
 ) -> Result<Reply<Value>, Error> {
-    let id = job_id(names.get("id"))?;
+    let id = job_id(params.get("id"))?;
     dead_letters::delete(&app.engine, JobKey { project_id: caller.project_id, id }).await?;
     audit::note(&app, &caller, NewAuditEntry::to("dead_letter.deleted", id.to_string())).await;
     Ok(Reply::ok(json!({"deleted": true, "job_id": id.0.to_string()})))

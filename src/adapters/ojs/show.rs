@@ -14,7 +14,7 @@ use super::{
 use crate::{
     domain::{
         backoff::{Jitter, RetryPolicy},
-        job::{Outcome, StoredState},
+        job::{AttemptOutcome, StoredState},
     },
     engine::{
         dispatch::LeasedDelivery,
@@ -139,7 +139,7 @@ fn kept(envelope: Option<&str>) -> (BTreeMap<String, Box<RawValue>>, Option<Stri
 
 /// The errors of past attempts, oldest first; a release is none.
 fn errors(ended: &[AttemptRow]) -> Vec<JobError> {
-    let failed = ended.iter().filter(|it| it.outcome != Outcome::Released);
+    let failed = ended.iter().filter(|it| it.outcome != AttemptOutcome::Released);
     let error = |(attempt, it): (i32, &AttemptRow)| {
         let kind = it.error_kind.clone().unwrap_or_else(|| it.outcome.as_str().to_owned());
         JobError {

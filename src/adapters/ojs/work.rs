@@ -15,7 +15,10 @@ use super::{
     state_name,
 };
 use crate::{
-    adapters::door::{self, Ask, Names},
+    adapters::{
+        params::PathParams,
+        work::{self, LeaseSpec},
+    },
     app::App,
     auth::{Caller, Polling, Settling},
     domain::{job::StoredState, lease::Fence, limits, text::ErrorReport},
@@ -114,25 +117,25 @@ async fn take(
         );
     }
     let lease_seconds = lease_ms.map_or(VISIBILITY_SECONDS.into(), whole_seconds);
-    let ask = Ask {
+    let spec = LeaseSpec {
         worker_id: request.worker_id.filter(|it| !it.is_empty()),
         queues: request.queues,
         capacity: u32::try_from(count).unwrap_or(u32::MAX).min(limits::MAX_POLL_CAPACITY),
         lease_seconds: i32::try_from(lease_seconds).unwrap_or(limits::MAX_LEASE_SECONDS),
         wait: Duration::ZERO,
-        ..Ask::default()
+        ..LeaseSpec::default()
     };
-    ask.check(&mut check, "queues", "types");
+    spec.check(&mut check, "queues", "types");
     check.finish()?;
-    let mut delivery = door::lease(app, caller, ask.clone(), gone).await?;
+    let mut delivery = work::lease(app, caller, spec.clone(), gone).await?;
     // What one queue lacks the next ones have: each is looked at once.
-    for _ in 1..ask.queues.len() {
+    for _ in 1..spec.queues.len() {
         let found = u32::try_from(delivery.jobs().len()).unwrap_or(u32::MAX);
-        let capacity = ask.capacity.saturating_sub(found);
+        let capacity = spec.capacity.saturating_sub(found);
         if capacity == 0 || found == 0 {
             break;
         }
-        let more = door::lease(app, caller, Ask { capacity, ..ask.clone() }, gone).await?;
+        let more = work::lease(app, caller, LeaseSpec { capacity, ..spec.clone() }, gone).await?;
         if more.jobs().is_empty() {
             break;
         }
@@ -206,10 +209,10 @@ pub async fn ack(
 pub async fn ack_job(
     caller: Caller<Settling>,
     State(app): State<App>,
-    names: Names,
+    params: PathParams,
     OptionalJson(request): OptionalJson<AckRequest>,
 ) -> Result<Reply<AckReply>, Error> {
-    succeed(&app, caller.project_id, names.get("id"), request).await
+    succeed(&app, caller.project_id, params.get("id"), request).await
 }
 
 fn named(job_id: Option<&str>) -> Result<&str, Error> {
@@ -371,10 +374,10 @@ macro_rules! nack_path {
         pub async fn $name(
             caller: Caller<Settling>,
             State(app): State<App>,
-            names: Names,
+            params: PathParams,
             OptionalJson(request): OptionalJson<NackRequest>,
         ) -> Result<Reply<NackReply>, Error> {
-            give_up(&app, caller.project_id, names.get("id"), request).await
+            give_up(&app, caller.project_id, params.get("id"), request).await
         }
     };
 }

@@ -14,7 +14,7 @@ use super::{
     state_name,
 };
 use crate::{
-    adapters::door::Names,
+    adapters::params::PathParams,
     app::App,
     auth::{Caller, Control, Produce, Read},
     domain::{
@@ -246,8 +246,8 @@ fn accept_step(
     Ok(accepted)
 }
 
-fn workflow_id(names: &Names) -> Result<WorkflowId, Error> {
-    names.get("id").parse::<Uuid>().map(WorkflowId).map_err(|_| Error::WorkflowNotFound)
+fn workflow_id(params: &PathParams) -> Result<WorkflowId, Error> {
+    params.get("id").parse::<Uuid>().map(WorkflowId).map_err(|_| Error::WorkflowNotFound)
 }
 
 /// Read a workflow.
@@ -262,9 +262,9 @@ fn workflow_id(names: &Names) -> Result<WorkflowId, Error> {
 pub async fn get(
     caller: Caller<Read>,
     State(app): State<App>,
-    names: Names,
+    params: PathParams,
 ) -> Result<Reply<WorkflowReply>, Error> {
-    let workflow = find(&app, caller.project_id, workflow_id(&names)?).await?;
+    let workflow = find(&app, caller.project_id, workflow_id(&params)?).await?;
     Ok(Reply::ok(WorkflowReply { workflow }))
 }
 
@@ -281,9 +281,9 @@ pub async fn get(
 pub async fn cancel(
     caller: Caller<Control>,
     State(app): State<App>,
-    names: Names,
+    params: PathParams,
 ) -> Result<Reply<WorkflowReply>, Error> {
-    let (project_id, id) = (caller.project_id, workflow_id(&names)?);
+    let (project_id, id) = (caller.project_id, workflow_id(&params)?);
     let (row, parts) = workflows::find(&app.engine, project_id, id).await?;
     let is_running = |it: &WorkflowJobRow| it.state == Some(StoredState::Processing);
     if workflows::state(&row, &parts) != WorkflowState::Running {

@@ -14,10 +14,7 @@ mod work;
 use utoipa::OpenApi;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
-use super::{
-    Adapter,
-    door::{self, AttemptId},
-};
+use super::{Adapter, attempt::AttemptId, plain_errors};
 use crate::{app::App, domain::job::JobState, error::Error, ids::JobId};
 
 /// What ends a task's lease: no heartbeat for so long. The protocol's own number.
@@ -31,7 +28,7 @@ pub(super) const ADAPTER: Adapter = Adapter {
     name: "orch8",
     routes,
     also_below: &["/api/v1"],
-    face: door::plain_face,
+    render_error: plain_errors::render_plain,
     media_type: "application/json",
     document: Orch8Document::openapi,
 };

@@ -10,11 +10,11 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::{read_task_id, state_name, task_id};
 use crate::{
-    adapters::door::{self, ErrorBody, Names},
+    adapters::{attempt, params::PathParams, plain_errors::ErrorBody, work},
     app::App,
     auth::{Caller, Read},
     domain::{
-        job::{JobState, Outcome},
+        job::{AttemptOutcome, JobState},
         limits,
     },
     engine::{
@@ -92,7 +92,7 @@ impl TaskView {
             block_id: row.workflow_key.unwrap_or_else(|| row.job_type.clone()),
             handler_name: row.job_type,
             queue_name: row.queue,
-            params: door::object(&row.payload)?,
+            params: work::object(&row.payload)?,
             attempt: attempt - 1,
             state: state_name(row.state.public()),
             worker_id: row.worker_id,
@@ -225,13 +225,13 @@ pub struct AttemptEvent {
 }
 
 /// The end of an attempt in the words of this wire.
-fn event_name(outcome: Outcome) -> &'static str {
+fn event_name(outcome: AttemptOutcome) -> &'static str {
     match outcome {
-        Outcome::Succeeded => "completed",
-        Outcome::Failed => "failed",
-        Outcome::Timeout => "timed_out",
-        Outcome::LeaseExpired | Outcome::Released => "reclaimed",
-        Outcome::Cancelled => "cancelled",
+        AttemptOutcome::Succeeded => "completed",
+        AttemptOutcome::Failed => "failed",
+        AttemptOutcome::Timeout => "timed_out",
+        AttemptOutcome::LeaseExpired | AttemptOutcome::Released => "reclaimed",
+        AttemptOutcome::Cancelled => "cancelled",
     }
 }
 
@@ -255,7 +255,13 @@ fn events(row: &JobRow, ended: &[AttemptRow]) -> Vec<AttemptEvent> {
         if row.state.public() == JobState::Succeeded
             && let Some(at) = row.completed_at
         {
-            events.push(event(event_name(Outcome::Succeeded), at, row.attempt, worker_id, None));
+            events.push(event(
+                event_name(AttemptOutcome::Succeeded),
+                at,
+                row.attempt,
+                worker_id,
+                None,
+            ));
         }
     }
     events
@@ -273,7 +279,7 @@ fn events(row: &JobRow, ended: &[AttemptRow]) -> Vec<AttemptEvent> {
 pub async fn attempts(
     caller: Caller<Read>,
     State(app): State<App>,
-    names: Names,
+    params: PathParams,
     Query(query): Query<AttemptsQuery>,
 ) -> Result<Reply<Vec<AttemptEvent>>, Error> {
     const DEFAULT_LIMIT: usize = 100;
@@ -282,10 +288,10 @@ pub async fn attempts(
     let mut check = Check::default();
     check.range("limit", limit, 1, MAX_LIMIT);
     check.finish()?;
-    let id = read_task_id(names.get("id"))?;
+    let id = read_task_id(params.get("id"))?;
     let key = id.key(caller.project_id);
     let (row, ended) = jobs::find_with_attempts(&app.engine, key).await?;
-    door::stage(id.attempt, &row, &ended)?;
+    attempt::stage(id.attempt, &row, &ended)?;
     let mut events = events(&row, &ended);
     events.drain(..events.len().saturating_sub(limit));
     Ok(Reply(events))

@@ -15,7 +15,11 @@ use utoipa::ToSchema;
 
 use super::{LEASE_SECONDS, WAIT_SECONDS, read_task_id, state_name, task_id};
 use crate::{
-    adapters::door::{self, Ask, DEFAULT_QUEUE, ErrorBody, Names},
+    adapters::{
+        params::PathParams,
+        plain_errors::ErrorBody,
+        work::{self, DEFAULT_QUEUE, LeaseSpec},
+    },
     app::App,
     auth::{Beating, Caller, Polling, Settling},
     domain::{job::JobState, limits, text::ErrorReport},
@@ -154,13 +158,13 @@ pub struct WideTask {
 impl Context {
     fn of(handed: &LeasedDelivery) -> Result<Self, Error> {
         let job = &handed.job;
-        let step = |it: door::ParentResultView| {
+        let step = |it: work::ParentResultView| {
             (it.key.unwrap_or(it.job_id), StepOutput { output: it.result })
         };
         Ok(Self {
             instance_id: job.workflow_id.map_or(job.id.to_string(), |it| it.to_string()),
             step_id: job.workflow_key.clone().unwrap_or_else(|| job.job_type.clone()),
-            steps: door::parent_results(handed)?.into_iter().map(step).collect(),
+            steps: work::parent_results(handed)?.into_iter().map(step).collect(),
         })
     }
 }
@@ -171,7 +175,7 @@ impl Task {
         Ok(Self {
             id: task_id(job.id, job.attempt),
             handler_name: job.job_type.clone(),
-            params: door::object(&job.payload)?,
+            params: work::object(&job.payload)?,
             context: Context::of(handed)?,
             metadata: Metadata { attempt: job.attempt, created_at: job.created_at },
         })
@@ -189,7 +193,7 @@ impl WideTask {
             block_id: context.step_id.clone(),
             handler_name: job.job_type.clone(),
             queue_name: job.queue.clone(),
-            params: door::object(&job.payload)?,
+            params: work::object(&job.payload)?,
             context,
             attempt: job.attempt - 1,
             timeout_ms: i64::from(job.timeout_seconds) * MS_PER_SECOND,
@@ -259,18 +263,18 @@ async fn answer(
     check.range("limit", limit, 1, MAX_LIMIT);
     let handlers = request.handler_names.unwrap_or_default();
     let waits = shape != Shape::ListAtOnce;
-    let ask = Ask {
+    let spec = LeaseSpec {
         worker_id: named(request.worker_id),
         queues: vec![named(request.queue_name).unwrap_or_else(|| DEFAULT_QUEUE.to_owned())],
         job_types: handlers.into_iter().chain(named(request.handler_name)).collect(),
         capacity: limit.min(limits::MAX_POLL_CAPACITY),
         lease_seconds: LEASE_SECONDS,
         wait: Duration::from_secs(if waits { WAIT_SECONDS } else { 0 }),
-        ..Ask::default()
+        ..LeaseSpec::default()
     };
-    ask.check(&mut check, "queue_name", "handler_names");
+    spec.check(&mut check, "queue_name", "handler_names");
     check.finish()?;
-    let delivery = door::lease(app, caller, ask, gone).await?;
+    let delivery = work::lease(app, caller, spec, gone).await?;
     let tasks = || delivery.jobs().iter();
     let reply = match (shape, delivery.jobs()) {
         (Shape::ListAtOnce, _) => {
@@ -318,7 +322,7 @@ pub struct Done {
 pub async fn complete(
     caller: Caller<Settling>,
     State(app): State<App>,
-    names: Names,
+    params: PathParams,
     Json(request): Json<CompleteRequest>,
 ) -> Result<Reply<Done>, Error> {
     let mut check = Check::default();
@@ -333,7 +337,7 @@ pub async fn complete(
     let result = request.output.map(|it| Box::<str>::from(it).into_string());
     let end = AttemptEnd::Succeeded { result };
     let shown = (named(request.worker_id), request.claim_epoch);
-    settle_task(&app, caller.project_id, &names, shown, end).await
+    settle_task(&app, caller.project_id, &params, shown, end).await
 }
 
 /// Why a task failed.
@@ -368,7 +372,7 @@ impl RequestBody for FailRequest {}
 pub async fn fail(
     caller: Caller<Settling>,
     State(app): State<App>,
-    names: Names,
+    params: PathParams,
     Json(request): Json<FailRequest>,
 ) -> Result<Reply<Done>, Error> {
     let message = request.error.or(request.message);
@@ -376,17 +380,17 @@ pub async fn fail(
     let error = ErrorReport::bounded(None, Some(&message), None);
     let failure = Failure { error, retryable: request.retryable, retry_after_seconds: None };
     let shown = (named(request.worker_id), request.claim_epoch);
-    settle_task(&app, caller.project_id, &names, shown, AttemptEnd::Failed(failure)).await
+    settle_task(&app, caller.project_id, &params, shown, AttemptEnd::Failed(failure)).await
 }
 
 async fn settle_task(
     app: &App,
     project_id: ProjectId,
-    names: &Names,
+    params: &PathParams,
     (worker_id, claim_epoch): (Option<String>, Option<i32>),
     end: AttemptEnd,
 ) -> Result<Reply<Done>, Error> {
-    let id = read_task_id(names.get("id"))?;
+    let id = read_task_id(params.get("id"))?;
     record_seen(app, project_id, worker_id.as_deref())?;
     let fence = id.fence(worker_id, claim_epoch);
     let ack = Ack { job_id: id.job_id, fence, end, duration_ms: None };
@@ -446,7 +450,7 @@ pub struct HeartbeatReply {
 pub async fn heartbeat(
     caller: Caller<Beating>,
     State(app): State<App>,
-    names: Names,
+    params: PathParams,
     OptionalJson(request): OptionalJson<HeartbeatRequest>,
 ) -> Result<Reply<HeartbeatReply>, Error> {
     if request.checkpoint.is_some() {
@@ -455,7 +459,7 @@ pub async fn heartbeat(
             "must not be sent: checkpoints are not kept here",
         ));
     }
-    let id = read_task_id(names.get("id"))?;
+    let id = read_task_id(params.get("id"))?;
     let worker_id = named(request.worker_id);
     record_seen(&app, caller.project_id, worker_id.as_deref())?;
     let fence = id.fence(worker_id, request.claim_epoch);

@@ -8,7 +8,7 @@ use utoipa::ToSchema;
 
 use super::{LeaseName, find_job, or_lost};
 use crate::{
-    adapters::door::{ErrorBody, Names},
+    adapters::{params::PathParams, plain_errors::ErrorBody},
     app::App,
     auth::{Caller, Read, Work},
     domain::{limits, text},
@@ -90,10 +90,10 @@ impl ChunkView {
 pub async fn push(
     caller: Caller<Work>,
     State(app): State<App>,
-    names: Names,
+    params: PathParams,
     Json(request): Json<LogsRequest>,
 ) -> Result<(), Error> {
-    let lease: LeaseName = names.get("lease_id").parse()?;
+    let lease: LeaseName = params.get("lease_id").parse()?;
     let mut check = Check::default();
     if request.chunks.len() > limits::MAX_LOG_CHUNKS {
         check.count("chunks", request.chunks.len(), limits::MAX_LOG_CHUNKS);
@@ -139,9 +139,9 @@ pub async fn push(
 pub async fn list(
     caller: Caller<Read>,
     State(app): State<App>,
-    names: Names,
+    params: PathParams,
 ) -> Result<Reply<Vec<ChunkView>>, Error> {
-    let (workflow, job) = (names.get("workflow_id"), names.get("job_id"));
+    let (workflow, job) = (params.get("workflow_id"), params.get("job_id"));
     let key = find_job(&app.engine, caller.project_id, workflow, job).await?;
     let attempt = Some(jobs::find(&app.engine, key).await?.attempt);
     let limit = limits::MAX_PAGE_LOGS.into();
@@ -172,10 +172,10 @@ pub async fn list(
 pub async fn stream(
     caller: Caller<Read>,
     State(app): State<App>,
-    names: Names,
+    params: PathParams,
     headers: HeaderMap,
 ) -> Result<Response, Error> {
-    let (workflow, job) = (names.get("workflow_id").to_owned(), names.get("job_id").to_owned());
+    let (workflow, job) = (params.get("workflow_id").to_owned(), params.get("job_id").to_owned());
     let key = find_job(&app.engine, caller.project_id, &workflow, &job).await?;
     jobs::find(&app.engine, key).await?;
     let sent = streams::last_event_id(&headers).map(logs::read_sent).unwrap_or_default();

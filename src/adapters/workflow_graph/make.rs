@@ -8,11 +8,11 @@ use utoipa::ToSchema;
 
 use super::workflows::{Envelope, StoredEnvelope, Workflow, view};
 use crate::{
-    adapters::door::DEFAULT_QUEUE,
+    adapters::work::DEFAULT_QUEUE,
     app::App,
     auth::{Caller, Produce},
     domain::{
-        backoff::{RetryPolicy, Strategy},
+        backoff::{RetryPolicy, RetryStrategy},
         constraint_key, limits,
         plan::Limits,
         workflow::{self, BrokenGraph, Node},
@@ -207,7 +207,7 @@ fn accept(
         ..Extras::default()
     };
     let at_once = RetryPolicy {
-        strategy: Strategy::Constant,
+        strategy: RetryStrategy::Constant,
         initial_seconds: 0,
         multiplier: 1.0,
         max_seconds: 0,

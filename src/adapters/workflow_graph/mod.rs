@@ -20,7 +20,7 @@ use utoipa::{OpenApi, ToSchema};
 use utoipa_axum::{router::OpenApiRouter, routes};
 use uuid::Uuid;
 
-use super::{Adapter, door};
+use super::{Adapter, plain_errors};
 use crate::{
     app::App,
     domain::{job::JobState, lease::Fence},
@@ -36,7 +36,7 @@ pub(super) const ADAPTER: Adapter = Adapter {
     name: "workflow-graph",
     routes,
     also_below: &[],
-    face: door::plain_face,
+    render_error: plain_errors::render_plain,
     media_type: "application/json",
     document: WorkflowGraphDocument::openapi,
 };
@@ -160,7 +160,7 @@ fn or_lost(error: Error) -> Error {
 }
 
 /// How a job is called on this wire: by its workflow and its key there, or twice by its own id.
-fn names(
+fn params(
     id: JobId,
     workflow_id: Option<WorkflowId>,
     workflow_key: Option<&str>,

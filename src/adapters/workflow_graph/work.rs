@@ -11,13 +11,17 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, value::RawValue};
 use utoipa::ToSchema;
 
-use super::{DEFAULT_LEASE_SECONDS, LeaseName, command, find_job, names, or_lost};
+use super::{DEFAULT_LEASE_SECONDS, LeaseName, command, find_job, or_lost, params};
 use crate::{
-    adapters::door::{self, Ask, ErrorBody, Names},
+    adapters::{
+        params::PathParams,
+        plain_errors::ErrorBody,
+        work::{self, LeaseSpec},
+    },
     app::App,
     auth::{Beating, Caller, Follow, Polling, Settling},
     domain::{
-        backoff::{RetryPolicy, Strategy},
+        backoff::{RetryPolicy, RetryStrategy},
         limits,
         text::ErrorReport,
     },
@@ -106,8 +110,10 @@ impl Backoff {
         let (base_secs, max_secs) = (policy.initial_seconds, policy.max_seconds);
         match policy.strategy {
             _ if base_secs == 0 || max_secs == 0 => Self::None,
-            Strategy::Constant => Self::Fixed { delay_secs: base_secs.min(max_secs) },
-            Strategy::Exponential | Strategy::Linear => Self::Exponential { base_secs, max_secs },
+            RetryStrategy::Constant => Self::Fixed { delay_secs: base_secs.min(max_secs) },
+            RetryStrategy::Exponential | RetryStrategy::Linear => {
+                Self::Exponential { base_secs, max_secs }
+            }
         }
     }
 }
@@ -142,9 +148,9 @@ fn outputs(result: Option<&RawValue>) -> BTreeMap<String, String> {
 impl Claim {
     fn of(handed: &LeasedDelivery, command: String) -> Result<Self, Error> {
         let job = &handed.job;
-        let (workflow_id, job_id) = names(job.id, job.workflow_id, job.workflow_key.as_deref());
+        let (workflow_id, job_id) = params(job.id, job.workflow_id, job.workflow_key.as_deref());
         let policy = RetryPolicy::stored(job.retry.as_ref());
-        let upstream = door::parent_results(handed)?.into_iter().map(|it| {
+        let upstream = work::parent_results(handed)?.into_iter().map(|it| {
             let made = outputs(it.result.as_deref());
             (it.key.unwrap_or(it.job_id), made)
         });
@@ -191,18 +197,18 @@ pub async fn claim(
     let lease_seconds = request.lease_ttl_secs.unwrap_or(DEFAULT_LEASE_SECONDS);
     let mut check = Check::default();
     check.range("lease_ttl_secs", lease_seconds, 1, limits::MAX_LEASE_SECONDS);
-    let ask = Ask {
+    let spec = LeaseSpec {
         worker_id: Some(request.worker_id),
         labels: Some(request.labels),
         only_commands: true,
         capacity: 1,
         lease_seconds,
         wait: Duration::ZERO,
-        ..Ask::default()
+        ..LeaseSpec::default()
     };
-    ask.check(&mut check, "queues", "job_types");
+    spec.check(&mut check, "queues", "job_types");
     check.finish()?;
-    let delivery = door::lease(&app, &caller, ask, &gone).await?;
+    let delivery = work::lease(&app, &caller, spec, &gone).await?;
     let first = delivery.jobs().first();
     let first = first.and_then(|it| Some((it, command(&it.job.payload)?)));
     let Some((handed, command)) = first else {
@@ -225,15 +231,15 @@ pub async fn claim(
 pub async fn heartbeat(
     caller: Caller<Beating>,
     State(app): State<App>,
-    names: Names,
+    params: PathParams,
 ) -> Result<(), Error> {
-    let lease: LeaseName = names.get("lease_id").parse()?;
+    let lease: LeaseName = params.get("lease_id").parse()?;
     let beat = Beat { key: lease.key(caller.project_id), fence: lease.fence(), progress: None };
     beats::heartbeat(&app.engine, beat).await.map_err(or_lost)?;
     Ok(())
 }
 
-/// Ask whether to stop.
+/// LeaseSpec whether to stop.
 #[utoipa::path(
     get, path = "/api/jobs/{workflow_id}/{job_id}/cancelled", tag = "workers", operation_id = "is_cancelled",
     params(
@@ -248,9 +254,9 @@ pub async fn heartbeat(
 pub async fn cancelled(
     caller: Caller<Follow>,
     State(app): State<App>,
-    names: Names,
+    params: PathParams,
 ) -> Result<Reply<bool>, Error> {
-    let (workflow, job) = (names.get("workflow_id"), names.get("job_id"));
+    let (workflow, job) = (params.get("workflow_id"), params.get("job_id"));
     let key = find_job(&app.engine, caller.project_id, workflow, job).await?;
     control::is_cancelled(&app.engine, key).await.map(Reply)
 }
@@ -278,7 +284,7 @@ impl RequestBody for CompleteRequest {}
 pub async fn complete(
     caller: Caller<Settling>,
     State(app): State<App>,
-    names: Names,
+    params: PathParams,
     Json(request): Json<CompleteRequest>,
 ) -> Result<(), Error> {
     let mut check = Check::default();
@@ -292,7 +298,7 @@ pub async fn complete(
     check.finish()?;
     let sent = request.outputs.map(|it| Box::<str>::from(it).into_string());
     let outputs = sent.unwrap_or_else(|| "{}".to_owned());
-    settle_lease(&app, caller.project_id, &names, AttemptEnd::Succeeded { result: Some(outputs) })
+    settle_lease(&app, caller.project_id, &params, AttemptEnd::Succeeded { result: Some(outputs) })
         .await
 }
 
@@ -321,21 +327,21 @@ impl RequestBody for FailRequest {}
 pub async fn fail(
     caller: Caller<Settling>,
     State(app): State<App>,
-    names: Names,
+    params: PathParams,
     Json(request): Json<FailRequest>,
 ) -> Result<(), Error> {
     let error = ErrorReport::bounded(None, Some(&request.error), None);
     let failure = Failure { error, retryable: request.retryable, retry_after_seconds: None };
-    settle_lease(&app, caller.project_id, &names, AttemptEnd::Failed(failure)).await
+    settle_lease(&app, caller.project_id, &params, AttemptEnd::Failed(failure)).await
 }
 
 async fn settle_lease(
     app: &App,
     project_id: ProjectId,
-    names: &Names,
+    params: &PathParams,
     end: AttemptEnd,
 ) -> Result<(), Error> {
-    let lease: LeaseName = names.get("lease_id").parse()?;
+    let lease: LeaseName = params.get("lease_id").parse()?;
     let ack = Ack { job_id: lease.job_id, fence: lease.fence(), end, duration_ms: None };
     settle::ack(&app.engine, project_id, ack).await.map_err(or_lost)?;
     Ok(())
@@ -362,7 +368,7 @@ mod tests {
         let policy = RetryPolicy::default();
         let exponential = Backoff::Exponential { base_secs: 15, max_secs: 21_600 };
         assert_eq!(Backoff::of(&policy), exponential);
-        let constant = RetryPolicy { strategy: Strategy::Constant, ..policy.clone() };
+        let constant = RetryPolicy { strategy: RetryStrategy::Constant, ..policy.clone() };
         assert_eq!(Backoff::of(&constant), Backoff::Fixed { delay_secs: 15 });
         let at_once = RetryPolicy { initial_seconds: 0, ..policy };
         assert_eq!(Backoff::of(&at_once), Backoff::None);

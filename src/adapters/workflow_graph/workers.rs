@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::{
-    adapters::door::{ErrorBody, Names},
+    adapters::{params::PathParams, plain_errors::ErrorBody},
     app::App,
     auth::{Caller, Read, Work},
     domain::limits,
@@ -72,8 +72,12 @@ pub async fn register(
         (status = 404, description = "Nobody of this name was ever heard.", body = ErrorBody),
     ),
 )]
-pub async fn beat(caller: Caller<Work>, State(app): State<App>, names: Names) -> Result<(), Error> {
-    let worker = (caller.project_id, names.get("worker_id").into());
+pub async fn beat(
+    caller: Caller<Work>,
+    State(app): State<App>,
+    params: PathParams,
+) -> Result<(), Error> {
+    let worker = (caller.project_id, params.get("worker_id").into());
     if workers::facts(&app.engine, &worker).await?.is_none() {
         return Err(Error::WorkerNotFound);
     }

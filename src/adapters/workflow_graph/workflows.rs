@@ -9,7 +9,7 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::Status;
 use crate::{
-    adapters::door::{ErrorBody, Names},
+    adapters::{params::PathParams, plain_errors::ErrorBody},
     app::App,
     auth::{Caller, Control, Produce, Read},
     engine::jobs::{
@@ -223,8 +223,8 @@ enum Named {
 }
 
 impl Named {
-    fn of(names: &Names) -> Result<Self, Error> {
-        let name = names.get("id");
+    fn of(params: &PathParams) -> Result<Self, Error> {
+        let name = params.get("id");
         let job = || name.parse().map(Self::Job).map_err(|_| Error::WorkflowNotFound);
         name.parse().map(Self::Workflow).or_else(|_| job())
     }
@@ -242,9 +242,9 @@ impl Named {
 pub async fn status(
     caller: Caller<Read>,
     State(app): State<App>,
-    names: Names,
+    params: PathParams,
 ) -> Result<Reply<Workflow>, Error> {
-    let id = match Named::of(&names)? {
+    let id = match Named::of(&params)? {
         Named::Workflow(id) => return view(&app, caller.project_id, id).await.map(Reply),
         Named::Job(id) => id,
     };
@@ -275,9 +275,9 @@ pub async fn status(
 pub async fn run(
     caller: Caller<Produce>,
     State(app): State<App>,
-    names: Names,
+    params: PathParams,
 ) -> Result<StatusCode, Error> {
-    let Named::Workflow(id) = Named::of(&names)? else { return Err(Error::WorkflowNotFound) };
+    let Named::Workflow(id) = Named::of(&params)? else { return Err(Error::WorkflowNotFound) };
     workflows::run(&app.engine, caller.project_id, id, caller.limits.waiting_jobs).await?;
     Ok(StatusCode::ACCEPTED)
 }
@@ -294,10 +294,10 @@ pub async fn run(
 pub async fn cancel(
     caller: Caller<Control>,
     State(app): State<App>,
-    names: Names,
+    params: PathParams,
 ) -> Result<StatusCode, Error> {
     let project_id = caller.project_id;
-    match Named::of(&names)? {
+    match Named::of(&params)? {
         Named::Workflow(id) => {
             let (latest, _) = workflows::find_latest(&app.engine, project_id, id).await?;
             workflows::cancel(&app.engine, project_id, latest.id).await?;

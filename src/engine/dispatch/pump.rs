@@ -344,7 +344,7 @@ impl Pump {
 
     fn publish_claimed(&self, found: &[(usize, LeasedDelivery)]) {
         self.notifier.tally.claimed(found.iter().map(|(_, it)| &it.job));
-        self.notifier.news.tell(|| {
+        self.notifier.feed.tell(|| {
             let told = |(_, it): &(usize, LeasedDelivery)| JobEvent {
                 attempt: Some(it.job.attempt),
                 worker_id: Some(it.worker_id.to_string()),

@@ -118,7 +118,7 @@ pub(in crate::engine) fn tell<'a>(
     if is_due_later {
         notifier.wake.ask(BackgroundTask::Promote);
     }
-    notifier.news.tell(|| {
+    notifier.feed.tell(|| {
         let stored = jobs.filter(|it| stored.contains_key(&it.id));
         stored.map(|it| JobEvent::new(it.project_id, it.id, history::ENQUEUED)).collect()
     });

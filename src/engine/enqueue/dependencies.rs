@@ -67,7 +67,7 @@ impl TiedJob {
 
 /// What became of a request's job.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Outcome {
+pub enum EnqueueOutcome {
     Stored(StoredJob),
     Existing(JobId),
 }
@@ -82,7 +82,7 @@ pub async fn store(
     project_id: ProjectId,
     jobs: &[TiedJob],
     workflow: Option<&NewWorkflow>,
-) -> Result<Vec<Outcome>, Error> {
+) -> Result<Vec<EnqueueOutcome>, Error> {
     let (mut tries, mut is_in_doubt) = (0, false);
     loop {
         tries += 1;
@@ -128,7 +128,7 @@ async fn store_once(
     jobs: &[TiedJob],
     workflow: Option<&NewWorkflow>,
     is_in_doubt: bool,
-) -> Result<Vec<Outcome>, Failed> {
+) -> Result<Vec<EnqueueOutcome>, Failed> {
     let mut conn = engine.pools.enqueue.acquire().await?;
     let all: Vec<_> = jobs.iter().map(|it| &it.job).collect();
     let mut tx = conn.begin().await?;
@@ -146,7 +146,7 @@ async fn store_once(
     let left: Vec<_> = jobs.iter().filter(is_left).cloned().collect();
     if left.is_empty() {
         let stored = all.iter().filter_map(|it| earlier.get(&it.id));
-        return Ok(stored.map(|it| Outcome::Stored(it.clone())).collect());
+        return Ok(stored.map(|it| EnqueueOutcome::Stored(it.clone())).collect());
     }
     let (existing, replaced) = make_room(&mut tx, project_id, &left).await?;
     let (new, edges) = tie(&mut tx, project_id, &left, &existing).await?;
@@ -185,8 +185,8 @@ async fn store_once(
     let outcome = |it: &TiedJob| {
         let known = stored.get(&it.job.id).or_else(|| earlier.get(&it.job.id));
         known
-            .map(|it| Outcome::Stored(it.clone()))
-            .or_else(|| existing.get(unique_key(&it.job)?).map(|it| Outcome::Existing(*it)))
+            .map(|it| EnqueueOutcome::Stored(it.clone()))
+            .or_else(|| existing.get(unique_key(&it.job)?).map(|it| EnqueueOutcome::Existing(*it)))
     };
     Ok(jobs.iter().filter_map(outcome).collect())
 }

@@ -6,7 +6,7 @@ pub mod quota;
 
 use std::sync::Arc;
 
-use self::dependencies::{Outcome, TiedJob};
+use self::dependencies::{EnqueueOutcome, TiedJob};
 use super::Engine;
 use crate::{error::Error, ids::ProjectId};
 
@@ -21,7 +21,7 @@ pub async fn store(
     engine: &Engine,
     project_id: ProjectId,
     jobs: &[TiedJob],
-) -> Result<Vec<Outcome>, Error> {
+) -> Result<Vec<EnqueueOutcome>, Error> {
     if jobs.iter().any(is_tied) {
         let outcomes = dependencies::store(engine, project_id, jobs, None).await;
         return outcomes.map_err(|error| name_the_latest(error, jobs));
@@ -29,7 +29,7 @@ pub async fn store(
     let plain: Arc<[NewJob]> = jobs.iter().map(|it| it.job.clone()).collect();
     let stored = enqueue(engine, plain).await;
     let stored = stored.map_err(|error| name_the_latest(error, jobs))?;
-    Ok(stored.into_iter().map(Outcome::Stored).collect())
+    Ok(stored.into_iter().map(EnqueueOutcome::Stored).collect())
 }
 
 fn is_tied(it: &TiedJob) -> bool {

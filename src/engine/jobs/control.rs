@@ -45,7 +45,7 @@ pub async fn cancel(engine: &Engine, key: JobKey) -> Result<(), Error> {
                 record(&mut tx, key, history::CANCEL_REQUESTED, Some(seen.attempt), None).await?;
             }
             tx.commit().await?;
-            engine.notifier.news.tell(|| vec![job_event(key, history::CANCEL_REQUESTED)]);
+            engine.notifier.feed.tell(|| vec![job_event(key, history::CANCEL_REQUESTED)]);
         }
         Cancelling::CallOff => {
             let gone = cancel::cancel_waiting(&mut tx, &[key], false, None).await?;
@@ -105,7 +105,7 @@ pub async fn change(
     record(&mut tx, key, history::CHANGED, None, Some(payload.to_string())).await?;
     tx.commit().await?;
     engine.notifier.waiting(std::iter::once(&changed));
-    engine.notifier.news.tell(|| vec![job_event(key, history::CHANGED)]);
+    engine.notifier.feed.tell(|| vec![job_event(key, history::CHANGED)]);
     Ok(())
 }
 
@@ -201,7 +201,7 @@ async fn requeue_with_descendants(
 /// Tells of a job that came back, and of those that came with it, after the commit.
 pub(in crate::engine) fn publish_retried(engine: &Engine, key: JobKey, requeued: &[WaitingJob]) {
     engine.notifier.waiting(requeued.iter());
-    engine.notifier.news.tell(|| {
+    engine.notifier.feed.tell(|| {
         let others = requeued.iter().filter(|it| it.key != key);
         let others = others.map(|it| job_event(it.key, history::REVIVED));
         std::iter::once(job_event(key, history::RETRIED)).chain(others).collect()

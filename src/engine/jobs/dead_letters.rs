@@ -18,7 +18,7 @@ use crate::{
 
 /// Writes down the dead letters among ended attempts, in their transaction, and pauses the types whose brake
 /// that pulls.
-pub(in crate::engine) async fn write_down(
+pub(in crate::engine) async fn write(
     tx: &mut PgConnection,
     ends: &[Ended],
     after: &[AfterEnd],

@@ -29,7 +29,7 @@ pub async fn until_ended(
     wait: Duration,
     gone: impl Future<Output = ()>,
 ) -> Result<(), Error> {
-    let watch = engine.notifier.news.watch(key.project_id, key.id);
+    let watch = engine.notifier.feed.watch(key.project_id, key.id);
     let deadline = Instant::now() + wait;
     tokio::pin!(gone);
     loop {
@@ -57,7 +57,7 @@ pub async fn until_ended(
 /// One pass over the jobs that somebody watches here: wakes the watchers of those to which something has
 /// happened that this node was not told.
 pub async fn pass(engine: &Engine) -> sqlx::Result<()> {
-    let watched = engine.notifier.news.watched_jobs();
+    let watched = engine.notifier.feed.watched_jobs();
     let mut seen = HashMap::new();
     for jobs in watched.chunks(MAX_LOOKED_AT) {
         let mut conn = engine.pools.background.acquire().await?;
@@ -69,7 +69,7 @@ pub async fn pass(engine: &Engine) -> sqlx::Result<()> {
     for (key, version) in &seen {
         // One that was not watched before may have changed since its watcher looked.
         if last.get(key) != Some(version) {
-            engine.notifier.news.nudge(key.0, key.1);
+            engine.notifier.feed.nudge(key.0, key.1);
         }
     }
     *last = seen;

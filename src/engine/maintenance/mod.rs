@@ -16,7 +16,7 @@ use crate::{
     domain::limits::{DEFAULT_RETENTION_DAYS, FIRE_KEEP_DAYS, OPERATION_KEEP_DAYS},
     store::sweep::{
         self,
-        counts::{self, MAX_FOLDED_ROWS},
+        counts::{self, MAX_COUNTED_ROWS},
         operations, probe,
         prune::{self, MAX_PRUNED_CHUNKS, MAX_PRUNED_JOBS, OldQueue},
         purge, schedules,
@@ -66,7 +66,7 @@ pub async fn glance(engine: &Engine) -> sqlx::Result<()> {
 pub async fn fold(engine: &Engine) -> sqlx::Result<bool> {
     let mut conn = engine.pools.background.acquire().await?;
     let folded = counts::fold(&mut conn).await?;
-    Ok(folded == Some(MAX_FOLDED_ROWS))
+    Ok(folded == Some(MAX_COUNTED_ROWS))
 }
 
 /// Vacuums the hot tables once enough rows have left them. Answers whether it did.

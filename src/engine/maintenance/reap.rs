@@ -31,7 +31,7 @@ pub async fn pass(engine: &Engine) -> sqlx::Result<bool> {
             failure::decide(it, &ending, ErrorReport::default(), None)
         })
         .collect();
-    let ended = failure::write_down(&mut tx, &ends).await?;
+    let ended = failure::write(&mut tx, &ends).await?;
     tx.commit().await?;
     drop(conn);
     failure::tell(&engine.notifier, &ends, &ended);

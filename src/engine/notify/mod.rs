@@ -18,7 +18,7 @@ use crate::{
 #[derive(Clone)]
 pub struct Notifier {
     pub wake: Wake,
-    pub news: EventFeed,
+    pub feed: EventFeed,
     pub tally: StatsRecorder,
 }
 
@@ -53,7 +53,7 @@ impl Notifier {
         if after.iter().any(|it| it.has_orphans) {
             self.wake.ask(BackgroundTask::Orphans);
         }
-        self.news.tell(|| {
+        self.feed.tell(|| {
             let mut told = Vec::new();
             for end in ends {
                 let job_event = job_event(end.key, &history::ended(end.outcome));

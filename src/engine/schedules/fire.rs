@@ -18,7 +18,7 @@ use crate::{
         constraint_key, history,
         job::StoredState,
         schedule::{
-            DueTicks, Earlier, FireOutcome, GRACE_SECONDS, Overlap, Schedule, offset_seconds,
+            DueTicks, Earlier, FireOutcome, GRACE_SECONDS, OverlapPolicy, Schedule, offset_seconds,
         },
     },
     engine::{
@@ -130,7 +130,7 @@ impl Fired {
         }
         publish_cancelled(engine, &self.cancelled, history::CANCELLED);
         engine.notifier.waiting(self.jobs.iter());
-        engine.notifier.news.tell(|| {
+        engine.notifier.feed.tell(|| {
             let asked = self.asked_to_stop.iter();
             let asked = asked.map(|it| job_event(*it, history::CANCEL_REQUESTED));
             let stored = self.jobs.iter().map(|it| job_event(it.key, history::ENQUEUED));
@@ -206,7 +206,7 @@ fn stuck(due: &DueSchedule, problem: String) -> Advance {
 }
 
 fn tick_of(due: &DueSchedule, tick: DateTime<Utc>, outcome: FireOutcome) -> Fire {
-    let key = (due.overlap == Overlap::QueueOne).then(|| concurrency_key(&due.id));
+    let key = (due.overlap == OverlapPolicy::QueueOne).then(|| concurrency_key(&due.id));
     Fire {
         project_id: due.project_id,
         schedule_id: due.id.clone(),
@@ -241,7 +241,7 @@ async fn look_back(
     due: &[DueSchedule],
     fires: &mut [Fire],
 ) -> sqlx::Result<Vec<EarlierJob>> {
-    let asks = due.iter().filter(|it| it.overlap != Overlap::Allow);
+    let asks = due.iter().filter(|it| it.overlap != OverlapPolicy::Allow);
     let asks: HashMap<_, _> =
         asks.map(|it| ((it.project_id, it.id.as_str()), it.overlap)).collect();
     if asks.is_empty() {
@@ -278,7 +278,7 @@ async fn make_way(
     earlier: Vec<EarlierJob>,
     fired: &mut Fired,
 ) -> sqlx::Result<()> {
-    let cancels = due.iter().filter(|it| it.overlap == Overlap::CancelPrevious);
+    let cancels = due.iter().filter(|it| it.overlap == OverlapPolicy::CancelPrevious);
     let cancels: HashSet<_> = cancels.map(|it| (it.project_id, it.id.as_str())).collect();
     let has_fired = fires.iter().filter(|it| it.outcome == FireOutcome::Fired);
     let has_fired: HashSet<_> =

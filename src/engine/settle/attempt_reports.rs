@@ -51,7 +51,7 @@ pub async fn record_events(
     let ids = events::insert(&mut tx, &events).await?;
     tx.commit().await?;
     drop(conn);
-    engine.notifier.news.tell(|| {
+    engine.notifier.feed.tell(|| {
         let told = ids.iter().zip(events).map(|(id, event)| JobEvent {
             project_id,
             job_id: event.key.id,
@@ -144,7 +144,7 @@ pub async fn keep_logs(
     }
     tx.commit().await?;
     drop(conn);
-    attempts.iter().for_each(|it| engine.notifier.news.nudge(project_id, it.shown.job_id));
+    attempts.iter().for_each(|it| engine.notifier.feed.nudge(project_id, it.shown.job_id));
     Ok(logged)
 }
 

@@ -8,7 +8,7 @@ use sqlx::PgConnection;
 use crate::{
     domain::{
         backoff::{Jitter, RetryPolicy},
-        job::{self, AfterAttempt, Ending, Next, Outcome, Running, StoredState},
+        job::{self, AfterAttempt, AttemptOutcome, Ending, Next, Running, StoredState},
         text::ErrorReport,
     },
     engine::{cancel, jobs::dead_letters, notify::Notifier},
@@ -42,13 +42,14 @@ pub(in crate::engine) fn decide(
         Next::DeadLetter => (StoredState::DeadLetter, Duration::ZERO),
         Next::Cancelled => (StoredState::Cancelled, Duration::ZERO),
     };
-    let outcome = if next == Next::Cancelled { Outcome::Cancelled } else { ending.outcome() };
+    let outcome =
+        if next == Next::Cancelled { AttemptOutcome::Cancelled } else { ending.outcome() };
     let (key, attempt, ran_ms) = (held.key(), held.attempt, held.ran_ms);
     Ended { key, attempt, state, failures, wait, outcome, error, duration_ms, ran_ms }
 }
 
 /// Writes down what was decided, in the transaction that holds the locks.
-pub(in crate::engine) async fn write_down(
+pub(in crate::engine) async fn write(
     tx: &mut PgConnection,
     ends: &[Ended],
 ) -> sqlx::Result<Vec<AfterEnd>> {
@@ -71,7 +72,7 @@ pub(in crate::engine) async fn write_down(
         store::cascade::mark_orphaned(tx, &parents).await?;
     }
     // Last: the rows of groups are shared by many.
-    dead_letters::write_down(tx, ends, &after).await?;
+    dead_letters::write(tx, ends, &after).await?;
     Ok(after)
 }
 
@@ -86,7 +87,7 @@ pub(in crate::engine) fn tell(notifier: &Notifier, ends: &[Ended], after: &[Afte
             StoredState::Backoff => counter!(telemetry::JOBS_RETRIED).increment(1),
             _ => (),
         }
-        if end.outcome == Outcome::Failed {
+        if end.outcome == AttemptOutcome::Failed {
             histogram!(telemetry::RUN_SECONDS).record(end.ran_ms as f64 / 1_000.0);
         }
     }

@@ -29,7 +29,7 @@ use super::{
 use crate::{
     domain::{
         history,
-        job::{Ending, Outcome},
+        job::{AttemptOutcome, Ending},
         lease::{self, Fence, Refusal},
         text::ErrorReport,
     },
@@ -109,9 +109,9 @@ const MAX_PARENTS_SETTLED: usize = 20;
 pub async fn ack(engine: &Engine, project_id: ProjectId, ack: Ack) -> Result<Acked, Error> {
     let key = JobKey { project_id, id: ack.job_id };
     let outcome = match &ack.end {
-        AttemptEnd::Succeeded { .. } => Outcome::Succeeded,
-        AttemptEnd::Failed(_) => Outcome::Failed,
-        AttemptEnd::Released => Outcome::Released,
+        AttemptEnd::Succeeded { .. } => AttemptOutcome::Succeeded,
+        AttemptEnd::Failed(_) => AttemptOutcome::Failed,
+        AttemptEnd::Released => AttemptOutcome::Released,
     };
     let fence = ack.fence.clone();
     for _ in 0..MAX_READS {
@@ -325,7 +325,7 @@ impl Successes {
             Moved::Child(_) => None,
         }));
         self.notifier.wake.slots_freed(freed);
-        self.notifier.news.tell(|| {
+        self.notifier.feed.tell(|| {
             let done = done.keys();
             done.map(|key| job_event(*key, history::SUCCEEDED)).collect()
         });
@@ -402,7 +402,7 @@ impl Batch for Endings {
                 failure::decide(&held, &it.ending(), error, it.duration_ms)
             })
             .collect();
-        let ended = failure::write_down(&mut tx, &ends).await?;
+        let ended = failure::write(&mut tx, &ends).await?;
         tx.commit().await?;
         failure::tell(&self.notifier, &ends, &ended);
         let by_key: HashMap<_, _> = ended.iter().map(|it| (it.job.key, acked(it))).collect();

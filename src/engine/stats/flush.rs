@@ -7,7 +7,7 @@ use crate::{
 
 /// Adds what was counted since the last time to the numbers of all nodes. What cannot be written is kept for the next
 /// time.
-pub async fn write_down(engine: &Engine) -> sqlx::Result<()> {
+pub async fn write(engine: &Engine) -> sqlx::Result<()> {
     let mut counted = engine.notifier.tally.take();
     while !counted.is_empty() {
         let later = counted.split_off(counted.len().min(MAX_ADDED_ROWS));

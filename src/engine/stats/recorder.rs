@@ -9,7 +9,7 @@ use std::{
 
 use crate::{
     domain::{
-        job::{Outcome, StoredState},
+        job::{AttemptOutcome, StoredState},
         limits::{MAX_COUNTED_NAMES, MAX_COUNTED_PAIRS},
         stats::{Counted, Counts},
     },
@@ -142,7 +142,7 @@ impl StatsRecorder {
         let mut book = self.book();
         for it in jobs {
             let counts = book.of(it.key.project_id, &it.queue, &it.job_type);
-            counts.end(Outcome::Succeeded, it.ran_ms);
+            counts.end(AttemptOutcome::Succeeded, it.ran_ms);
         }
     }
 

@@ -11,7 +11,7 @@ use crate::{
     domain::operation::{Filter, Kind, Which},
     error::Error,
     http::{
-        bulk::{self, BulkReply, BulkRequest},
+        bulk::{self, BulkRequest, BulkResult},
         error::ErrorBody,
         idempotency::{self, Answer, Ids},
     },
@@ -75,9 +75,9 @@ impl RequestBody for PurgeManyRequest {}
     params(("Idempotency-Key" = Option<String>, Header, description = "Repeating the request with the same key answers as the first time, for 24 hours.", max_length = 200)),
     request_body = RetryManyRequest,
     responses(
-        (status = 202, description = "The operation has begun; `Location` leads to it.", body = BulkReply,
+        (status = 202, description = "The operation has begun; `Location` leads to it.", body = BulkResult,
          headers(("Location" = String, description = "The operation's path."), ("Idempotent-Replay" = Option<String>, description = "`true` when this is the answer to an earlier request."))),
-        (status = 200, description = "A dry run: how many there are.", body = BulkReply),
+        (status = 200, description = "A dry run: how many there are.", body = BulkResult),
         (status = 400, description = "The request cannot be read or breaks a rule.", body = ErrorBody),
         (status = 401, description = "No valid API key.", body = ErrorBody),
         (status = 409, description = "The idempotency key came with another request.", body = ErrorBody),
@@ -116,9 +116,9 @@ pub async fn retry(
     params(("Idempotency-Key" = Option<String>, Header, description = "Repeating the request with the same key answers as the first time, for 24 hours.", max_length = 200)),
     request_body = PurgeManyRequest,
     responses(
-        (status = 202, description = "The operation has begun; `Location` leads to it.", body = BulkReply,
+        (status = 202, description = "The operation has begun; `Location` leads to it.", body = BulkResult,
          headers(("Location" = String, description = "The operation's path."), ("Idempotent-Replay" = Option<String>, description = "`true` when this is the answer to an earlier request."))),
-        (status = 200, description = "A dry run: how many there are.", body = BulkReply),
+        (status = 200, description = "A dry run: how many there are.", body = BulkResult),
         (status = 400, description = "The request cannot be read or breaks a rule.", body = ErrorBody),
         (status = 401, description = "No valid API key.", body = ErrorBody),
         (status = 409, description = "The idempotency key came with another request.", body = ErrorBody),

@@ -14,7 +14,7 @@ use crate::{
     },
     error::Error,
     http::{
-        bulk::{self, BulkReply, BulkRequest},
+        bulk::{self, BulkRequest, BulkResult},
         error::ErrorBody,
         idempotency,
     },
@@ -30,7 +30,7 @@ use crate::{
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({"filter": {"queue": "default", "tag": "customer:42"}, "dry_run": true}))]
-pub struct ManyJobsRequest {
+pub struct BulkJobsRequest {
     /// Which; an empty filter means all that can be.
     #[schema(value_type = JobFilter)]
     filter: Object<JobFilter>,
@@ -45,7 +45,7 @@ pub struct ManyJobsRequest {
     rate_per_second: Option<i32>,
 }
 
-impl RequestBody for ManyJobsRequest {}
+impl RequestBody for BulkJobsRequest {}
 
 /// Cancel many jobs.
 ///
@@ -55,11 +55,11 @@ impl RequestBody for ManyJobsRequest {}
     post, path = "/jobs/cancel", tag = "jobs", operation_id = "jobs_cancel_many",
     security(("api_key" = ["manage"]), ("session" = ["member"])),
     params(("Idempotency-Key" = Option<String>, Header, description = "Repeating the request with the same key answers as the first time, for 24 hours.", max_length = 200)),
-    request_body = ManyJobsRequest,
+    request_body = BulkJobsRequest,
     responses(
-        (status = 202, description = "The operation has begun; `Location` leads to it.", body = BulkReply,
+        (status = 202, description = "The operation has begun; `Location` leads to it.", body = BulkResult,
          headers(("Location" = String, description = "The operation's path."), ("Idempotent-Replay" = Option<String>, description = "`true` when this is the answer to an earlier request."))),
-        (status = 200, description = "A dry run: how many there are.", body = BulkReply),
+        (status = 200, description = "A dry run: how many there are.", body = BulkResult),
         (status = 400, description = "The request cannot be read or breaks a rule.", body = ErrorBody),
         (status = 401, description = "No valid API key.", body = ErrorBody),
         (status = 409, description = "The idempotency key came with another request.", body = ErrorBody),
@@ -73,7 +73,7 @@ pub async fn cancel(
     State(app): State<App>,
     Extension(request_id): Extension<RequestId>,
     headers: HeaderMap,
-    request: Fingerprinted<ManyJobsRequest>,
+    request: Fingerprinted<BulkJobsRequest>,
 ) -> Result<Response, Error> {
     begin(app, caller, (Kind::JobsCancel, "jobs.cancelled"), request_id, &headers, request).await
 }
@@ -86,11 +86,11 @@ pub async fn cancel(
     post, path = "/jobs/retry", tag = "jobs", operation_id = "jobs_retry_many",
     security(("api_key" = ["manage"]), ("session" = ["member"])),
     params(("Idempotency-Key" = Option<String>, Header, description = "Repeating the request with the same key answers as the first time, for 24 hours.", max_length = 200)),
-    request_body = ManyJobsRequest,
+    request_body = BulkJobsRequest,
     responses(
-        (status = 202, description = "The operation has begun; `Location` leads to it.", body = BulkReply,
+        (status = 202, description = "The operation has begun; `Location` leads to it.", body = BulkResult,
          headers(("Location" = String, description = "The operation's path."), ("Idempotent-Replay" = Option<String>, description = "`true` when this is the answer to an earlier request."))),
-        (status = 200, description = "A dry run: how many there are.", body = BulkReply),
+        (status = 200, description = "A dry run: how many there are.", body = BulkResult),
         (status = 400, description = "The request cannot be read or breaks a rule.", body = ErrorBody),
         (status = 401, description = "No valid API key.", body = ErrorBody),
         (status = 409, description = "The idempotency key came with another request.", body = ErrorBody),
@@ -104,7 +104,7 @@ pub async fn retry(
     State(app): State<App>,
     Extension(request_id): Extension<RequestId>,
     headers: HeaderMap,
-    request: Fingerprinted<ManyJobsRequest>,
+    request: Fingerprinted<BulkJobsRequest>,
 ) -> Result<Response, Error> {
     begin(app, caller, (Kind::JobsRetry, "jobs.retried"), request_id, &headers, request).await
 }
@@ -115,12 +115,12 @@ async fn begin(
     (kind, action): (Kind, &'static str),
     request_id: RequestId,
     headers: &HeaderMap,
-    Fingerprinted { request, fingerprint }: Fingerprinted<ManyJobsRequest>,
+    Fingerprinted { request, fingerprint }: Fingerprinted<BulkJobsRequest>,
 ) -> Result<Response, Error> {
     let key = idempotency::key(headers, None)?;
     let (running, by) = (app.clone(), caller.clone());
     idempotency::once(&app, &caller, key, &fingerprint, &request_id, async move |ids| {
-        let ManyJobsRequest { filter: Object(filter), dry_run, max, rate_per_second } = request;
+        let BulkJobsRequest { filter: Object(filter), dry_run, max, rate_per_second } = request;
         let mut check = Check::default();
         check_filter(kind, &filter, &mut check);
         bulk::check_pace(max, rate_per_second, &mut check);

@@ -152,7 +152,7 @@ pub struct CancelledReply {
     pub cancelled: bool,
 }
 
-/// Ask whether to stop.
+/// LeaseSpec whether to stop.
 ///
 /// For workers that cannot wait for the answer to their next heartbeat.
 #[utoipa::path(

@@ -20,7 +20,7 @@ use crate::{
     engine::{
         enqueue::{
             self,
-            dependencies::{Outcome, TiedJob},
+            dependencies::{EnqueueOutcome, TiedJob},
             quota,
         },
         jobs,
@@ -189,8 +189,8 @@ async fn store_all(
     let mut stored = Vec::with_capacity(jobs.len());
     for (TiedJob { job, .. }, outcome) in jobs.iter().zip(outcomes) {
         stored.push(match outcome {
-            Outcome::Stored(it) => (Job::stored(job, &it)?, true),
-            Outcome::Existing(id) => {
+            EnqueueOutcome::Stored(it) => (Job::stored(job, &it)?, true),
+            EnqueueOutcome::Existing(id) => {
                 let row = jobs::find(&app.engine, JobKey { project_id, id }).await?;
                 (Job::read(row)?, false)
             }

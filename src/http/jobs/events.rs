@@ -6,13 +6,13 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::{RawValue, to_raw_value};
 use utoipa::{IntoParams, ToSchema};
 
-use super::ErrorView;
+use super::JobError;
 use crate::{
     app::App,
     auth::{Caller, Read},
     domain::{
         history,
-        job::{Outcome, StoredState},
+        job::{AttemptOutcome, StoredState},
         limits,
         text::ErrorReport,
     },
@@ -130,7 +130,7 @@ pub(super) async fn read(
 /// What an ended attempt leaves to say.
 #[derive(Serialize)]
 struct EndedPayload {
-    error: Option<ErrorView>,
+    error: Option<JobError>,
     retry_at: Option<DateTime<Utc>>,
     duration_ms: Option<i64>,
 }
@@ -156,7 +156,7 @@ fn history(
             |view: EventView| EventView { attempt, worker_id: worker_id.clone(), ..view };
         let claimed = event(format!("claimed-{}", it.attempt), history::CLAIMED, it.claimed_at);
         told.push(in_attempt(claimed));
-        let error = ErrorView::of(ErrorReport {
+        let error = JobError::of(ErrorReport {
             kind: it.error_kind,
             message: it.error_message,
             stack_trace: it.error_stack_trace,
@@ -167,7 +167,7 @@ fn history(
         let ended = in_attempt(event(id, &history::ended(it.outcome), it.ended_at));
         let payload = Some(to_raw_value(&payload).map_err(Error::internal)?);
         told.push(EventView { payload, ..ended });
-        if it.retry_at.is_none() && it.outcome != Outcome::Cancelled {
+        if it.retry_at.is_none() && it.outcome != AttemptOutcome::Cancelled {
             let id = format!("dead_lettered-{}", it.attempt);
             told.push(in_attempt(event(id, history::DEAD_LETTERED, it.ended_at)));
         }

@@ -10,4 +10,4 @@ pub mod request;
 mod resource;
 pub mod watch;
 
-pub use resource::{ErrorView, Job};
+pub use resource::{Job, JobError};

@@ -7,7 +7,7 @@ use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use super::{ErrorView, Job};
+use super::{Job, JobError};
 use crate::{
     app::App,
     auth::{Caller, Read},
@@ -181,7 +181,7 @@ pub async fn list(
     let mut errors = store::jobs::last_errors(&mut conn, &failed).await?;
     let jobs = rows.into_iter().map(|row| {
         let error = errors.remove(&(caller.project_id, row.id));
-        Ok(Job { last_error: error.and_then(ErrorView::of), ..Job::read(row)? })
+        Ok(Job { last_error: error.and_then(JobError::of), ..Job::read(row)? })
     });
     let next_cursor = goes_on_below.map(|it| cursor::write_id(&app, list, it.0));
     Ok(Reply(JobPage {

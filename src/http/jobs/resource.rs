@@ -10,7 +10,7 @@ use utoipa::ToSchema;
 use crate::{
     domain::{
         backoff::RetryPolicy,
-        job::{Closed, JobState, Outcome, StoredState, WaitingFor},
+        job::{AttemptOutcome, Closed, JobState, StoredState, WaitingFor},
         text::ErrorReport,
     },
     engine::enqueue::{NewJob, StoredJob},
@@ -100,7 +100,7 @@ pub struct Job {
     pub result: Option<Box<RawValue>>,
     /// What its last failed attempt reported.
     #[schema(required)]
-    pub last_error: Option<ErrorView>,
+    pub last_error: Option<JobError>,
     /// Its past attempts, oldest first. Left out in lists.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
@@ -109,7 +109,7 @@ pub struct Job {
 
 /// An error as a worker reported it.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
-pub struct ErrorView {
+pub struct JobError {
     /// The kind of error.
     #[serde(rename = "type")]
     #[schema(required, example = "TimeoutError")]
@@ -124,7 +124,7 @@ pub struct ErrorView {
     pub truncated: bool,
 }
 
-impl ErrorView {
+impl JobError {
     /// None when nothing was reported.
     #[must_use]
     pub fn of(report: ErrorReport) -> Option<Self> {
@@ -146,10 +146,10 @@ pub struct AttemptView {
     /// When it ended.
     pub ended_at: DateTime<Utc>,
     /// How it ended.
-    pub outcome: Outcome,
+    pub outcome: AttemptOutcome,
     /// What the worker reported.
     #[schema(required)]
-    pub error: Option<ErrorView>,
+    pub error: Option<JobError>,
     /// When the job could run again; null when it was the end.
     #[schema(required)]
     pub retry_at: Option<DateTime<Utc>>,
@@ -160,7 +160,7 @@ pub struct AttemptView {
 
 impl AttemptView {
     fn of(row: AttemptRow) -> Self {
-        let error = ErrorView::of(ErrorReport {
+        let error = JobError::of(ErrorReport {
             kind: row.error_kind,
             message: row.error_message,
             stack_trace: row.error_stack_trace,
@@ -282,7 +282,7 @@ impl Job {
             && state == StoredState::Succeeded
         {
             let attempt = self.attempt;
-            let outcome = Outcome::Succeeded;
+            let outcome = AttemptOutcome::Succeeded;
             let (error, retry_at) = (None, None);
             attempts.push(AttemptView {
                 attempt,

@@ -19,7 +19,7 @@ use crate::{
     app::App,
     auth::{Caller, Read},
     domain::{
-        explain::Gate,
+        explain::Condition,
         history,
         job::{JobState, StoredState, WaitingFor},
     },
@@ -73,9 +73,9 @@ pub struct ConditionView {
     pub changes_at: Option<DateTime<Utc>>,
 }
 
-impl From<Gate> for ConditionView {
-    fn from(gate: Gate) -> Self {
-        let Gate { waits_for, is_open, message, changes_at } = gate;
+impl From<Condition> for ConditionView {
+    fn from(gate: Condition) -> Self {
+        let Condition { waits_for, is_open, message, changes_at } = gate;
         Self { gate: waits_for, open: is_open, message, changes_at }
     }
 }
@@ -106,7 +106,7 @@ pub async fn explain(
         state: state.public(),
         waiting_for,
         summary: told.summary,
-        gates: told.gates.into_iter().map(ConditionView::from).collect(),
+        gates: told.conditions.into_iter().map(ConditionView::from).collect(),
         next_change_at: told.next_change_at,
     }))
 }
@@ -152,7 +152,7 @@ async fn write_job(
     mut last: Option<String>,
     writer: Writer,
 ) -> Result<(), Ended> {
-    let watch = app.engine.notifier.news.watch(project_id, id);
+    let watch = app.engine.notifier.feed.watch(project_id, id);
     loop {
         // Listen before looking.
         let changed = watch.changed();
@@ -196,7 +196,7 @@ pub async fn project_stream(
     let last = streams::last_event_id(&headers);
     // An id that is none of ours is one that nobody remembers.
     let last = last.map(|it| it.parse().unwrap_or_else(|_| EventId::generate()));
-    let listening = app.engine.notifier.news.listen(caller.project_id, last);
+    let listening = app.engine.notifier.feed.listen(caller.project_id, last);
     streams::start(&app, &caller, |writer| write_project(listening, writer))
 }
 

@@ -118,7 +118,7 @@ impl RequestBody for PreviewRequest {}
 
 /// What a schedule would do.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
-pub struct Preview {
+pub struct CronPreview {
     /// The expression in words.
     pub description: String,
     /// The next times.
@@ -127,7 +127,7 @@ pub struct Preview {
     pub clock_changes: Vec<String>,
 }
 
-/// Preview a recurring schedule.
+/// CronPreview a recurring schedule.
 ///
 /// Keeps nothing: what the expression means, when it would fire, and what clock changes would do to it.
 #[utoipa::path(
@@ -135,7 +135,7 @@ pub struct Preview {
     security(("api_key" = ["read"]), ("session" = ["viewer"])),
     request_body = PreviewRequest,
     responses(
-        (status = 200, description = "What it would do.", body = Preview),
+        (status = 200, description = "What it would do.", body = CronPreview),
         (status = 400, description = "The request cannot be read or breaks a rule, or the expression cannot be read, never fires, or fires too often.", body = ErrorBody),
         (status = 401, description = "No valid API key.", body = ErrorBody),
         (status = 413, description = "The body is too large.", body = ErrorBody),
@@ -147,7 +147,7 @@ pub async fn preview(
     caller: Caller<Read>,
     State(app): State<App>,
     Json(request): Json<PreviewRequest>,
-) -> Result<Reply<Preview>, Error> {
+) -> Result<Reply<CronPreview>, Error> {
     let count = request.count.unwrap_or(DEFAULT_TIMES);
     let mut check = Check::default();
     check.name("cron_expression", &request.cron_expression, limits::MAX_CRON_CHARS);
@@ -160,7 +160,7 @@ pub async fn preview(
         schedules::check(&app.engine, &request.cron_expression, timezone, min_period).await?;
     let shown = tokio::task::spawn_blocking(move || {
         let times = schedule.preview(now, count as usize)?;
-        Ok(Preview {
+        Ok(CronPreview {
             description: schedule.in_words(),
             times: times.into_iter().map(FireTime::from).collect(),
             clock_changes: schedule.clock_changes(now),

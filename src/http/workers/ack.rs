@@ -15,7 +15,7 @@ use crate::{
     domain::{limits, text::ErrorReport},
     engine::settle::{self, Ack, Acked, AttemptEnd, Failure},
     error::Error,
-    http::error::{self, ErrorBody, ErrorInfo},
+    http::error::{self, ApiError, ErrorBody},
     wire::{
         RequestId,
         extract::{Json, Object, RequestBody},
@@ -197,7 +197,7 @@ pub struct AckBatchResult {
     /// Why nothing was recorded.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
-    pub error: Option<ErrorInfo>,
+    pub error: Option<ApiError>,
 }
 
 /// Settle many attempts.

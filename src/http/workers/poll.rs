@@ -19,7 +19,7 @@ use crate::{
         workers,
     },
     error::Error,
-    http::{error::ErrorBody, jobs::ErrorView},
+    http::{error::ErrorBody, jobs::JobError},
     wire::{
         ClientGone, delivery,
         extract::{Json, RequestBody},
@@ -105,7 +105,7 @@ pub struct PolledJob {
     pub tags: BTreeMap<String, String>,
     /// What its last failed attempt reported.
     #[schema(required)]
-    pub last_error: Option<ErrorView>,
+    pub last_error: Option<JobError>,
     /// What the jobs that it waited for have made, in the order in which it named them.
     pub parent_results: Vec<ParentResultView>,
     /// The trace that it belongs to, as its producer sent it.
@@ -165,7 +165,7 @@ impl PolledJob {
             failures: job.failures,
             priority: -job.rank,
             tags: tags.transpose().map_err(Error::internal)?.unwrap_or_default(),
-            last_error: handed.last_error.clone().and_then(ErrorView::of),
+            last_error: handed.last_error.clone().and_then(JobError::of),
             parent_results: handed
                 .parent_results
                 .iter()

@@ -3,7 +3,7 @@
 use sqlx::{Executor, PgConnection};
 
 /// Rows one pass adds up at the most. The statement carries the same number as a literal.
-pub const MAX_FOLDED_ROWS: i64 = 20_000;
+pub const MAX_COUNTED_ROWS: i64 = 20_000;
 
 /// Adds changes up, and answers with how many; none when there were none. What another node is adding up
 /// already is left to it.

@@ -10,7 +10,7 @@ use uuid::Uuid;
 use crate::{
     domain::{
         job::StoredState,
-        schedule::{CatchUp, FireOutcome, GRACE_SECONDS, Overlap},
+        schedule::{CatchUp, FireOutcome, GRACE_SECONDS, OverlapPolicy},
     },
     ids::{JobId, JobKey, ProjectId},
     store::settle_success::WaitingJob,
@@ -29,7 +29,7 @@ pub struct DueSchedule {
     pub job_type: String,
     pub cron_expression: String,
     pub timezone: String,
-    pub overlap: Overlap,
+    pub overlap: OverlapPolicy,
     pub catch_up: CatchUp,
     pub spread_seconds: i32,
     pub last_tick: Option<DateTime<Utc>>,
@@ -73,7 +73,7 @@ pub async fn lock_next(conn: &mut PgConnection, lead_ms: i64) -> sqlx::Result<Ve
             limit 10000
         )
         select due.project_id "project_id: ProjectId", due.id, due.job_type, due.cron_expression,
-               due.timezone, due.overlap "overlap: Overlap", due.catch_up "catch_up: CatchUp",
+               due.timezone, due.overlap "overlap: OverlapPolicy", due.catch_up "catch_up: CatchUp",
                due.spread_seconds, due.last_tick, due.next_tick, statement_timestamp() "now!"
         from fair
         join recurring_schedules due
@@ -96,7 +96,7 @@ pub async fn lock_overdue(conn: &mut PgConnection) -> sqlx::Result<Vec<DueSchedu
         DueSchedule,
         r#"
         select project_id "project_id: ProjectId", id, job_type, cron_expression, timezone,
-               overlap "overlap: Overlap", catch_up "catch_up: CatchUp", spread_seconds, last_tick,
+               overlap "overlap: OverlapPolicy", catch_up "catch_up: CatchUp", spread_seconds, last_tick,
                next_tick, statement_timestamp() "now!"
         from recurring_schedules
         where next_tick < statement_timestamp() - make_interval(secs => $1::bigint)
@@ -116,7 +116,7 @@ pub async fn lock_unplanned(conn: &mut PgConnection) -> sqlx::Result<Vec<DueSche
         DueSchedule,
         r#"
         select project_id "project_id: ProjectId", id, job_type, cron_expression, timezone,
-               overlap "overlap: Overlap", catch_up "catch_up: CatchUp", spread_seconds, last_tick,
+               overlap "overlap: OverlapPolicy", catch_up "catch_up: CatchUp", spread_seconds, last_tick,
                next_tick, statement_timestamp() "now!"
         from recurring_schedules
         where next_tick is null and problem is null and not is_paused

@@ -2,7 +2,7 @@
 
 use fencepost::{
     domain::{
-        job::{Outcome, StoredState},
+        job::{AttemptOutcome, StoredState},
         lease::Fence,
     },
     ids::JobId,
@@ -24,7 +24,7 @@ pub struct Model {
     pub running: Option<Fence>,
     /// How past attempts ended.
     /// With whether the job could run again.
-    pub recorded: Vec<(Fence, Outcome, bool)>,
+    pub recorded: Vec<(Fence, AttemptOutcome, bool)>,
     /// What became of its children when it ended well.
     pub activated: Option<i32>,
 }
@@ -44,16 +44,17 @@ pub fn is_bad(state: StoredState) -> bool {
 
 impl Run {
     /// What the model says an ack leads to; and it does.
-    pub fn expect_ack(&mut self, job: usize, fence: &Fence, outcome: Outcome) -> Answer {
+    pub fn expect_ack(&mut self, job: usize, fence: &Fence, outcome: AttemptOutcome) -> Answer {
         let model = &self.jobs[job];
-        let same = |recorded: Outcome| {
-            recorded == outcome || (recorded == Outcome::Cancelled && outcome != Outcome::Succeeded)
+        let same = |recorded: AttemptOutcome| {
+            recorded == outcome
+                || (recorded == AttemptOutcome::Cancelled && outcome != AttemptOutcome::Succeeded)
         };
         let names_one = fence.attempt.is_some() || fence.lease_id.is_some();
         let recorded = model.recorded.iter().find(|(it, ..)| names_one && it == fence);
         if let Some((_, recorded, runs_again)) = recorded.filter(|(_, it, _)| same(*it)) {
             return match recorded {
-                Outcome::Succeeded => Answer::Done(model.activated),
+                AttemptOutcome::Succeeded => Answer::Done(model.activated),
                 _ if *runs_again => Answer::Retry,
                 _ => Answer::Done(None),
             };
@@ -68,7 +69,7 @@ impl Run {
             return Answer::Refused("stale_lease");
         }
         match outcome {
-            Outcome::Succeeded => Answer::Done(self.succeed(job)),
+            AttemptOutcome::Succeeded => Answer::Done(self.succeed(job)),
             outcome => {
                 self.end(job, outcome);
                 match self.jobs[job].state {
@@ -82,7 +83,7 @@ impl Run {
     pub fn succeed(&mut self, job: usize) -> Option<i32> {
         let fence = self.jobs[job].running.take().expect("it runs");
         self.jobs[job].state = StoredState::Succeeded;
-        self.jobs[job].recorded.push((fence, Outcome::Succeeded, false));
+        self.jobs[job].recorded.push((fence, AttemptOutcome::Succeeded, false));
         let mut activated = None;
         for child in 0..self.jobs.len() {
             if !self.jobs[child].parents.contains(&job) {
@@ -101,18 +102,18 @@ impl Run {
     }
 
     /// An attempt ends without success.
-    pub fn end(&mut self, job: usize, outcome: Outcome) {
+    pub fn end(&mut self, job: usize, outcome: AttemptOutcome) {
         let model = &mut self.jobs[job];
         let fence = model.running.take().expect("it runs");
-        let counts = outcome != Outcome::Released;
+        let counts = outcome != AttemptOutcome::Released;
         model.failures += i32::from(counts);
         let mut recorded = outcome;
         model.state = if model.cancel_requested {
-            recorded = Outcome::Cancelled;
+            recorded = AttemptOutcome::Cancelled;
             StoredState::Cancelled
         } else if counts && model.failures >= model.max_attempts {
             StoredState::DeadLetter
-        } else if outcome == Outcome::Failed {
+        } else if outcome == AttemptOutcome::Failed {
             StoredState::Backoff
         } else {
             StoredState::Pending

@@ -55,9 +55,9 @@ openapi: ## Write the documents in openapi/ anew from the handlers
 	mv openapi/openapi-3.0.json.part openapi/openapi-3.0.json
 	$(CARGO) run --locked --quiet -- openapi --postman > openapi/postman.json.part
 	mv openapi/postman.json.part openapi/postman.json
-	for door in mobius orch8 ojs workflow-graph; do \
-		$(CARGO) run --locked --quiet -- openapi --door $$door > openapi/$$door.json.part && \
-		mv openapi/$$door.json.part openapi/$$door.json || exit 1; \
+	for adapter in mobius orch8 ojs workflow-graph; do \
+		$(CARGO) run --locked --quiet -- openapi --adapter $$adapter > openapi/$$adapter.json.part && \
+		mv openapi/$$adapter.json.part openapi/$$adapter.json || exit 1; \
 	done
 
 clients: setup-test ## Make clients with five generators, compile them, and let each work a job

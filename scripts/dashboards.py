@@ -71,7 +71,7 @@ WORK = [
     [
         panel("Parked polls", "short", ("sum(fencepost_polls_parked)", "all nodes"),
               ("max(fencepost_polls_parked)", "the fullest node")),
-        panel("Handed back", "ops", (rate("fencepost_jobs_given_back_total"), "client was gone")),
+        panel("Handed back", "ops", (rate("fencepost_jobs_released_total"), "client was gone")),
         panel("Promoted", "ops", (rate("fencepost_jobs_promoted_total"), "became due")),
     ],
     [
@@ -143,8 +143,8 @@ LIMITS = [
               ("min(fencepost_redis_subscribed)", "every node hears the others")),
         panel("Redis failures", "ops", (rate("fencepost_redis_failures_total", "reason"), "{{reason}}"),
               (rate("fencepost_limits_local_total"), "limits counted locally")),
-        panel("Wake-ups between nodes", "ops", (rate("fencepost_wakes_told_total"), "told"),
-              (rate("fencepost_wakes_heard_total"), "heard")),
+        panel("Wake-ups between nodes", "ops", (rate("fencepost_wakeups_sent_total"), "told"),
+              (rate("fencepost_wakeups_received_total"), "heard")),
     ],
     [
         panel("Connections", "short", ("sum(fencepost_http_connections)", "open"),

@@ -182,10 +182,33 @@ prefixed_id!(NodeId, "node_");
 #[sqlx(transparent)]
 pub struct ProjectId(pub i32);
 
-/// One lease of one job: random, made by the server at the claim, never used twice.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, sqlx::Type, serde::Serialize)]
-#[sqlx(transparent)]
-pub struct LeaseId(pub Uuid);
+macro_rules! uuid_id {
+    ($(#[$doc:meta])* $name:ident, $malformed:literal) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, sqlx::Type, serde::Serialize)]
+        #[sqlx(transparent)]
+        pub struct $name(pub Uuid);
+
+        impl<'de> serde::Deserialize<'de> for $name {
+            fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+                let malformed = || serde::de::Error::custom($malformed);
+                let text = String::deserialize(from).map_err(|_| malformed())?;
+                text.parse().map(Self).map_err(|_| malformed())
+            }
+        }
+    };
+}
+
+uuid_id!(
+    /// One lease of one job: random, made by the server at the claim, never used twice.
+    LeaseId,
+    "must be the `lease_id` that the poll answered: a UUID"
+);
+uuid_id!(
+    /// A poll, named by its worker so that it can be repeated.
+    PollId,
+    "must be a UUID that the worker makes for each poll"
+);
 
 /// What the names of workers begin with that have given none.
 pub const ANONYMOUS: &str = "anonymous:";

@@ -57,7 +57,7 @@ pub struct Charge {
     pub overdraft_windows: u32,
 }
 
-/// PollPermits that a call needs for as long as it takes.
+/// Permits that a call needs for as long as it takes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PollPermits {
     /// Whose places: a name that is nobody else's.

@@ -1,5 +1,5 @@
-//! What runs in the background on every node. A step is one bounded idempotent batch that any
-//! number of nodes may run at once, so there is no leader to elect.
+//! The background loops of every node. A step is one bounded, idempotent batch that any number of
+//! nodes may run at once, so no leader is elected.
 
 use std::{
     future::Future,
@@ -28,51 +28,52 @@ use crate::{
     wakeups::BackgroundTask,
 };
 
-/// How often expired leases are looked for: with the time of a pass, they are reaped within 2 s.
+/// Expired leases are reaped within two seconds: this period and the time of a pass.
 const REAP_PERIOD: Duration = Duration::from_millis(1_500);
-/// How long a loop sleeps that a glance wakes when it has something to do.
-const UNASKED_PERIOD: Duration = Duration::from_secs(30);
-/// How often the registry of workers is brought up to date.
+/// The sleep of a loop that the probe wakes when there is work.
+const IDLE_PERIOD: Duration = Duration::from_secs(30);
+/// How often workers' heartbeat times are written and their directives read.
 const WORKERS_PERIOD: Duration = Duration::from_secs(2);
-/// How often it is asked what other nodes have done to watched jobs.
+/// How often watched jobs are checked for changes that other nodes made.
 const WATCH_PERIOD: Duration = Duration::from_secs(2);
-/// How often it is looked for what was kept long enough.
+/// How often rows past their retention are deleted.
 const PRUNE_PERIOD: Duration = Duration::from_secs(60);
-/// How often it is asked whether the hot table needs a vacuum.
+/// How often the hot table is checked for a due vacuum.
 const VACUUM_PERIOD: Duration = Duration::from_secs(1);
-/// How often what a node has counted is written down: what it loses when it is killed.
+/// How often statistics are flushed: a killed node loses at most this much.
 const STATS_PERIOD: Duration = Duration::from_secs(5);
-/// How often it is looked how the database does, and how long work waits.
-const VITALS_PERIOD: Duration = Duration::from_secs(10);
-/// How often a node says that it lives, and how many others do: three times before it counts as gone.
+/// How often the gauges of the database and of waiting work are read.
+const GAUGES_PERIOD: Duration = Duration::from_secs(10);
+/// A node counts as gone after three of these without a sign of life.
 const NODES_PERIOD: Duration = Duration::from_secs(4);
-/// How often it is looked for sessions, secrets and deeds that are too old.
-const PEOPLE_PERIOD: Duration = Duration::from_secs(60);
-/// Every node knows a new key before it signs.
-const _: () = assert!(PEOPLE_PERIOD.as_secs() * 2 < KEY_SETTLE_SECONDS as u64);
-/// How often it is looked for projects that were deleted.
+/// How often expired sessions, tokens and audit entries are deleted.
+const ACCOUNTS_PERIOD: Duration = Duration::from_secs(60);
+/// Every node knows a new key before any node signs with it.
+const _: () = assert!(ACCOUNTS_PERIOD.as_secs() * 2 < KEY_SETTLE_SECONDS as u64);
+/// How often deleted projects are purged.
 const PURGE_PERIOD: Duration = Duration::from_secs(5);
 /// The pause after a failed step.
 const FAILURE_PAUSE: Duration = Duration::from_secs(1);
 
-/// What a step asks for.
+/// What follows a step.
 enum Next {
-    /// The batch was full: go on at once.
+    /// The batch was full: run the next step at once.
     Continue,
+    /// The batch was short.
     Sleep(Duration),
 }
 
 impl Next {
-    /// For a step that is asked for when there is something to do.
-    fn unless_asked(is_more: bool) -> Self {
-        if is_more { Self::Continue } else { Self::Sleep(UNASKED_PERIOD) }
+    /// For a loop that the probe wakes.
+    fn continue_if(is_more: bool) -> Self {
+        if is_more { Self::Continue } else { Self::Sleep(IDLE_PERIOD) }
     }
 }
 
 /// Starts all loops. They end, each after its batch, when `stopping` is cancelled.
 pub fn start(app: &App, stopping: &CancellationToken, tracker: &TaskTracker) {
     let loops = Loops { engine: &app.engine, stopping, tracker };
-    start_for_people(app, &loops);
+    start_instance_loops(app, &loops);
     loops.start("reap", None, |engine| async move {
         let is_full = reap::pass(&engine).await?;
         Ok(if is_full { Next::Continue } else { Next::Sleep(REAP_PERIOD) })
@@ -81,28 +82,28 @@ pub fn start(app: &App, stopping: &CancellationToken, tracker: &TaskTracker) {
         let sleep = promote::pass(&engine).await?;
         Ok(if sleep.is_zero() { Next::Continue } else { Next::Sleep(sleep) })
     });
-    loops.start("glance", None, |engine| async move {
-        maintenance::glance(&engine).await?;
+    loops.start("probe", None, |engine| async move {
+        maintenance::probe(&engine).await?;
         Ok(Next::Sleep(PROBE_PERIOD))
     });
-    loops.start("orphans", Some(BackgroundTask::Orphans), |engine| async move {
-        Ok(Next::unless_asked(cascade::pass(&engine).await?))
+    loops.start("cascade", Some(BackgroundTask::Cascade), |engine| async move {
+        Ok(Next::continue_if(cascade::pass(&engine).await?))
     });
-    loops.start("outdated", Some(BackgroundTask::Outdated), |engine| async move {
-        Ok(Next::unless_asked(cascade::pass_outdated(&engine).await?))
+    loops.start("expire", Some(BackgroundTask::Expire), |engine| async move {
+        Ok(Next::continue_if(cascade::pass_expired(&engine).await?))
     });
-    loops.start("fold", Some(BackgroundTask::Fold), |engine| async move {
-        Ok(Next::unless_asked(maintenance::fold(&engine).await?))
+    loops.start("counts", Some(BackgroundTask::MergeCounts), |engine| async move {
+        Ok(Next::continue_if(maintenance::merge_counts(&engine).await?))
     });
     loops.start("operations", Some(BackgroundTask::Operations), |engine| async move {
         Ok(match operations::pass(&engine).await? {
             Some(Duration::ZERO) => Next::Continue,
-            Some(sleep) => Next::Sleep(sleep.min(UNASKED_PERIOD)),
-            None => Next::Sleep(UNASKED_PERIOD),
+            Some(sleep) => Next::Sleep(sleep.min(IDLE_PERIOD)),
+            None => Next::Sleep(IDLE_PERIOD),
         })
     });
     loops.start("plan", Some(BackgroundTask::Plan), |engine| async move {
-        Ok(Next::unless_asked(fire::plan(&engine).await?))
+        Ok(Next::continue_if(fire::plan(&engine).await?))
     });
     loops.start("fire", Some(BackgroundTask::Fire), |engine| async move {
         let sleep = fire::pass(&engine).await?;
@@ -121,17 +122,17 @@ pub fn start(app: &App, stopping: &CancellationToken, tracker: &TaskTracker) {
         let is_full = maintenance::prune(&engine).await?;
         Ok(if is_full { Next::Continue } else { Next::Sleep(PRUNE_PERIOD) })
     });
-    loops.start("retain", None, |engine| async move {
-        let is_more = maintenance::retain(&engine).await?;
+    loops.start("retention", None, |engine| async move {
+        let is_more = maintenance::enforce_retention(&engine).await?;
         Ok(if is_more { Next::Continue } else { Next::Sleep(PRUNE_PERIOD) })
     });
     loops.start("stats", None, |engine| async move {
         flush::write(&engine).await?;
         Ok(Next::Sleep(STATS_PERIOD))
     });
-    loops.start("vitals", None, |engine| async move {
-        gauges::look(&engine).await?;
-        Ok(Next::Sleep(VITALS_PERIOD))
+    loops.start("gauges", None, |engine| async move {
+        gauges::refresh(&engine).await?;
+        Ok(Next::Sleep(GAUGES_PERIOD))
     });
     loops.start("vacuum", None, |engine| async move {
         maintenance::vacuum_if_due(&engine).await?;
@@ -139,8 +140,8 @@ pub fn start(app: &App, stopping: &CancellationToken, tracker: &TaskTracker) {
     });
 }
 
-/// The loops that are not about jobs.
-fn start_for_people(app: &App, loops: &Loops<'_>) {
+/// The loops about nodes, accounts and projects.
+fn start_instance_loops(app: &App, loops: &Loops<'_>) {
     let this = app.clone();
     loops.start("nodes", None, move |_| {
         let app = this.clone();
@@ -151,14 +152,14 @@ fn start_for_people(app: &App, loops: &Loops<'_>) {
         }
     });
     let this = app.clone();
-    loops.start("people", None, move |engine| {
+    loops.start("accounts", None, move |engine| {
         let app = this.clone();
         async move {
             app.accounts.refresh_signing_keys().await?;
             let mut conn = engine.pools.background.acquire().await?;
             let pruned = purge::prune_people(&mut conn, AUDIT_KEEP_DAYS).await?;
             let is_full = pruned >= purge::MAX_PRUNED_PEOPLE;
-            Ok(if is_full { Next::Continue } else { Next::Sleep(PEOPLE_PERIOD) })
+            Ok(if is_full { Next::Continue } else { Next::Sleep(ACCOUNTS_PERIOD) })
         }
     });
     loops.start("purge", None, |engine| async move {
@@ -197,8 +198,8 @@ impl Loops<'_> {
     }
 }
 
-/// The only loop there is: step after step until `stopping`. A failed or panicked step is counted
-/// and slept over. `hurry` cuts a sleep short.
+/// Runs step after step until `stopping`. A failed or panicked step is counted, and followed by a
+/// pause. `hurry` cuts a sleep short.
 async fn every<Step, Stepping, Hurry, Hurrying>(
     name: &'static str,
     stopping: CancellationToken,
@@ -210,7 +211,8 @@ async fn every<Step, Stepping, Hurry, Hurrying>(
     Hurry: Fn() -> Hurrying,
     Hurrying: Future<Output = ()>,
 {
-    // One that never ends a step well is missed, too.
+    // Alerts also see a loop that has never completed a step, and its first error.
+    counter!(telemetry::LOOP_ERRORS, "loop" => name).increment(0);
     gauge!(telemetry::LOOP_LAST_STEP, "loop" => name).set(unix_seconds());
     while !stopping.is_cancelled() {
         let started = Instant::now();

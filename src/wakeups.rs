@@ -49,11 +49,11 @@ struct Others {
 pub enum BackgroundTask {
     /// Some job's due time is new.
     Promote,
-    Orphans,
+    Cascade,
     /// Waiting jobs are past their `expires_at`.
-    Outdated,
+    Expire,
     /// Counts have changed that nobody has added up.
-    Fold,
+    MergeCounts,
     /// An operation's next step is due.
     Operations,
     /// The next tick of a schedule is to be found out.

@@ -69,7 +69,7 @@ enum Command {
         #[command(flatten)]
         database: DatabaseArgs,
     },
-    /// LeaseSpec a node whether it can serve
+    /// Ask a node whether it can serve
     Ready {
         /// The node's API
         #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:7070")]
@@ -99,14 +99,14 @@ enum Command {
     Jobs(jobs::JobsArgs),
     /// Print the OpenAPI document
     Openapi {
-        /// Of another wire: mobius, orch8, ojs or workflow-graph
+        /// Of an adapter: mobius, orch8, ojs or workflow-graph
         #[arg(long, value_name = "NAME")]
         adapter: Option<String>,
         /// In OpenAPI 3.0.3, for generators that do not read 3.1
-        #[arg(long, conflicts_with = "door")]
+        #[arg(long, conflicts_with = "adapter")]
         older: bool,
         /// As a Postman collection
-        #[arg(long, conflicts_with_all = ["door", "older"])]
+        #[arg(long, conflicts_with_all = ["adapter", "older"])]
         postman: bool,
     },
     /// Print the page of documentation that lists every setting

@@ -24,7 +24,7 @@ const DEFAULTS: [(&str, &str); 13] = [
     ("url", "that of a running `dev` here, or `http://127.0.0.1:7070`"),
     ("api-key", "that of a running `dev` here"),
     ("worker-id", "host, process and some random letters"),
-    ("door", "the native one"),
+    ("adapter", "the native one"),
 ];
 
 /// What is said of one job, and what one look prints, is no setting.

@@ -9,6 +9,7 @@ pub mod constraint_key;
 pub mod cron;
 pub mod explain;
 pub mod fingerprint;
+pub mod formats;
 pub mod histogram;
 pub mod history;
 pub mod job;

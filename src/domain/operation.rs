@@ -5,7 +5,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use super::job::JobState;
+use super::{formats, job::JobState};
 
 /// Jobs that one step deals with at the most.
 pub const MAX_STEP_JOBS: i64 = 50;
@@ -69,17 +69,25 @@ pub struct Filter {
     /// Only dead letters of this group.
     #[serde(
         default,
-        deserialize_with = "named",
+        deserialize_with = "formats::named_fingerprint",
         skip_serializing_if = "Option::is_none",
         serialize_with = "uuid::serde::simple::option::serialize"
     )]
     #[schema(value_type = Option<String>)]
     pub fingerprint: Option<Uuid>,
     /// Only dead letters that were given up at this time or later.
-    #[serde(default, deserialize_with = "named", skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        deserialize_with = "formats::named_time",
+        skip_serializing_if = "Option::is_none"
+    )]
     pub died_after: Option<DateTime<Utc>>,
     /// Only dead letters that were given up before this time.
-    #[serde(default, deserialize_with = "named", skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        deserialize_with = "formats::named_time",
+        skip_serializing_if = "Option::is_none"
+    )]
     pub died_before: Option<DateTime<Utc>>,
 }
 
@@ -103,10 +111,18 @@ pub struct JobFilter {
     #[serde(default, deserialize_with = "named", skip_serializing_if = "Option::is_none")]
     pub tag: Option<String>,
     /// Only jobs stored at this time or later.
-    #[serde(default, deserialize_with = "named", skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        deserialize_with = "formats::named_time",
+        skip_serializing_if = "Option::is_none"
+    )]
     pub created_after: Option<DateTime<Utc>>,
     /// Only jobs stored before this time.
-    #[serde(default, deserialize_with = "named", skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        deserialize_with = "formats::named_time",
+        skip_serializing_if = "Option::is_none"
+    )]
     pub created_before: Option<DateTime<Utc>>,
 }
 

@@ -34,7 +34,7 @@ pub(super) fn publish_cancelled(engine: &Engine, gone: &[CancelledJob], kind: &s
     counter!(telemetry::JOBS_CANCELLED).increment(gone.len() as u64);
     engine.notifier.tally.cancelled(gone);
     if gone.iter().any(|it| it.has_orphans) {
-        engine.notifier.wake.ask(BackgroundTask::Orphans);
+        engine.notifier.wake.ask(BackgroundTask::Cascade);
     }
     engine.notifier.feed.tell(|| gone.iter().map(|it| job_event(it.key, kind)).collect());
 }

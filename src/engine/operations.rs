@@ -128,7 +128,7 @@ pub async fn pass(engine: &Engine) -> sqlx::Result<Option<Duration>> {
             tracing::warn!(error = failure, operation.id = %due.id, "a step of an operation failed");
             tx.rollback().await?;
             let (project_id, id, pause) = (due.project_id, due.id, FAILURE_PAUSE_SECONDS);
-            // Work the store says of itself is for the log.
+            // What the store says of itself is for the log.
             let told = error.to_string();
             operations::record_failure(&mut conn, project_id, id, &told, MAX_FAILED_STEPS, pause)
                 .await?;
@@ -137,7 +137,7 @@ pub async fn pass(engine: &Engine) -> sqlx::Result<Option<Duration>> {
     Ok(Some(Duration::ZERO))
 }
 
-/// Work an operation does, if this release can read it.
+/// What an operation does, if this release can read it.
 struct Work {
     kind: Kind,
     which: Which,
@@ -156,7 +156,7 @@ impl Work {
     }
 }
 
-/// Work a step has done, for those who must hear of it.
+/// What a step has done, for those who must hear of it.
 #[derive(Default)]
 struct Stepped {
     done: u64,

@@ -20,7 +20,10 @@ use super::{
 use crate::{
     app::App,
     auth::{Administer, Caller},
-    domain::limits::{self, MAX_EXPORTED_AUDIT},
+    domain::{
+        formats,
+        limits::{self, MAX_EXPORTED_AUDIT},
+    },
     error::{Error, chain},
     ids::AuditId,
     store::{
@@ -113,8 +116,10 @@ pub struct AuditQuery {
     /// Only to this.
     target: Option<String>,
     /// Not before.
+    #[serde(default, deserialize_with = "formats::optional_time")]
     since: Option<DateTime<Utc>>,
     /// Before.
+    #[serde(default, deserialize_with = "formats::optional_time")]
     until: Option<DateTime<Utc>>,
     /// Entries on one page. Default: 50.
     #[param(minimum = 1, maximum = 200)]
@@ -135,8 +140,10 @@ pub struct AuditExportQuery {
     /// Only to this.
     target: Option<String>,
     /// Not before.
+    #[serde(default, deserialize_with = "formats::optional_time")]
     since: Option<DateTime<Utc>>,
     /// Before.
+    #[serde(default, deserialize_with = "formats::optional_time")]
     until: Option<DateTime<Utc>>,
 }
 

@@ -1,4 +1,4 @@
-//! BulkTarget requests have in common that deal with many jobs: they count first, and begin an operation.
+//! What requests have in common that deal with many jobs: they count first, and begin an operation.
 
 use axum::http::StatusCode;
 use serde::{Deserialize, Serialize};
@@ -33,9 +33,9 @@ pub struct BulkResult {
     pub operation: Option<Operation>,
 }
 
-/// BulkTarget is to be done with many jobs.
+/// What is to be done with many jobs.
 pub struct BulkRequest {
-    /// BulkTarget.
+    /// The operation.
     pub kind: Kind,
     /// With which.
     pub which: Which,

@@ -20,7 +20,7 @@ use super::{
 use crate::{
     app::App,
     auth::{Caller, Manage, Read},
-    domain::{limits, operation::Filter},
+    domain::{formats, limits, operation::Filter},
     engine::jobs::{control, dead_letters},
     error::Error,
     ids::JobKey,
@@ -60,8 +60,10 @@ pub struct DeadLettersQuery {
     /// Only those of this group.
     fingerprint: Option<String>,
     /// Only those that were given up at this time or later.
+    #[serde(default, deserialize_with = "formats::optional_time")]
     died_after: Option<DateTime<Utc>>,
     /// Only those that were given up before this time.
+    #[serde(default, deserialize_with = "formats::optional_time")]
     died_before: Option<DateTime<Utc>>,
     /// `false`: leave out what jobs carry, `payload` and `result` are null.
     #[param(default = true)]

@@ -3,7 +3,7 @@
 use axum::{
     Json,
     http::{HeaderValue, StatusCode, header::WWW_AUTHENTICATE},
-    response::{IntoResponse, Response},
+    response::Response,
 };
 use serde::Serialize;
 use utoipa::ToSchema;
@@ -60,112 +60,76 @@ pub struct ErrorDetail {
     pub message: String,
 }
 
-/// Every code of the native wire, with its status. `docs/errors.md` has a section for each.
-pub const CODES: &[(&str, StatusCode)] = &[
-    ("invalid_request", StatusCode::BAD_REQUEST),
-    ("invalid_cron_expression", StatusCode::BAD_REQUEST),
-    ("invalid_timezone", StatusCode::BAD_REQUEST),
-    ("unauthorized", StatusCode::UNAUTHORIZED),
-    ("invalid_credentials", StatusCode::UNAUTHORIZED),
-    ("invalid_token", StatusCode::BAD_REQUEST),
-    ("forbidden", StatusCode::FORBIDDEN),
-    ("role_exceeds_caller", StatusCode::FORBIDDEN),
-    ("signup_closed", StatusCode::FORBIDDEN),
-    ("not_found", StatusCode::NOT_FOUND),
-    ("key_not_found", StatusCode::NOT_FOUND),
-    ("account_not_found", StatusCode::NOT_FOUND),
-    ("invitation_not_found", StatusCode::NOT_FOUND),
-    ("session_not_found", StatusCode::NOT_FOUND),
-    ("email_taken", StatusCode::CONFLICT),
-    ("slug_taken", StatusCode::CONFLICT),
-    ("cannot_remove_owner", StatusCode::CONFLICT),
-    ("rate_limit_exceeded", StatusCode::TOO_MANY_REQUESTS),
-    ("project_not_found", StatusCode::NOT_FOUND),
-    ("job_not_found", StatusCode::NOT_FOUND),
-    ("workflow_not_found", StatusCode::NOT_FOUND),
-    ("worker_not_found", StatusCode::NOT_FOUND),
-    ("queue_not_found", StatusCode::NOT_FOUND),
-    ("operation_not_found", StatusCode::NOT_FOUND),
-    ("recurring_job_not_found", StatusCode::NOT_FOUND),
-    ("method_not_allowed", StatusCode::METHOD_NOT_ALLOWED),
-    ("request_timeout", StatusCode::REQUEST_TIMEOUT),
-    ("invalid_state", StatusCode::CONFLICT),
-    ("worker_mismatch", StatusCode::CONFLICT),
-    ("stale_lease", StatusCode::CONFLICT),
-    ("parent_terminal", StatusCode::CONFLICT),
-    ("unique_conflict", StatusCode::CONFLICT),
-    ("recurring_job_type_conflict", StatusCode::CONFLICT),
-    ("idempotency_key_reuse", StatusCode::CONFLICT),
-    ("idempotency_in_progress", StatusCode::CONFLICT),
-    ("quota_exceeded", StatusCode::TOO_MANY_REQUESTS),
-    ("payload_too_large", StatusCode::PAYLOAD_TOO_LARGE),
-    ("unsupported_media_type", StatusCode::UNSUPPORTED_MEDIA_TYPE),
-    ("internal", StatusCode::INTERNAL_SERVER_ERROR),
-    ("overloaded", StatusCode::SERVICE_UNAVAILABLE),
-    ("unavailable", StatusCode::SERVICE_UNAVAILABLE),
-];
+macro_rules! codes {
+    ($($error:pat => $status:ident, $code:literal;)*) => {
+        /// Every code of the native API, with its status. `docs/errors.md` has a section for each.
+        pub const CODES: &[(&str, StatusCode)] = &[$(($code, StatusCode::$status)),*];
 
-/// The code of a failure. Its status is in [`CODES`].
-fn code(error: &Error) -> &'static str {
-    match error {
-        Error::Unreadable(_) | Error::Invalid(_) => "invalid_request",
-        Error::Unauthorized => "unauthorized",
-        Error::Forbidden { .. } => "forbidden",
-        Error::RateLimited { .. } => "rate_limit_exceeded",
-        Error::InvalidCredentials => "invalid_credentials",
-        Error::InvalidLink => "invalid_token",
-        Error::SignupClosed => "signup_closed",
-        Error::EmailTaken => "email_taken",
-        Error::SlugTaken => "slug_taken",
-        Error::LastOwner => "cannot_remove_owner",
-        Error::RoleExceedsCaller => "role_exceeds_caller",
-        Error::KeyNotFound => "key_not_found",
-        Error::MemberNotFound => "account_not_found",
-        Error::InvitationNotFound => "invitation_not_found",
-        Error::SessionNotFound => "session_not_found",
-        Error::NoSuchRoute => "not_found",
-        Error::MethodNotAllowed => "method_not_allowed",
-        Error::ProjectNotFound => "project_not_found",
-        Error::JobNotFound => "job_not_found",
-        Error::InvalidState(_) => "invalid_state",
-        Error::WorkerMismatch(_) => "worker_mismatch",
-        Error::StaleLease(_) => "stale_lease",
-        Error::ParentTerminal(_) => "parent_terminal",
-        Error::UniqueConflict { .. } => "unique_conflict",
-        Error::IdempotencyKeyReuse => "idempotency_key_reuse",
-        Error::IdempotencyInProgress => "idempotency_in_progress",
-        Error::WorkflowNotFound => "workflow_not_found",
-        Error::WorkerNotFound => "worker_not_found",
-        Error::QueueNotFound => "queue_not_found",
-        Error::OperationNotFound => "operation_not_found",
-        Error::ScheduleNotFound => "recurring_job_not_found",
-        Error::ScheduleTypeConflict => "recurring_job_type_conflict",
-        Error::InvalidCron(_) => "invalid_cron_expression",
-        Error::InvalidTimezone(_) => "invalid_timezone",
-        Error::QuotaExceeded { .. } => "quota_exceeded",
-        Error::BodyTooLarge { .. } | Error::FieldTooLarge { .. } => "payload_too_large",
-        Error::BodyTimeout => "request_timeout",
-        Error::UnsupportedMediaType => "unsupported_media_type",
-        Error::Overloaded => "overloaded",
-        Error::Unavailable(_) | Error::NotReady(_) | Error::InDoubt => "unavailable",
-        Error::Internal(_) => "internal",
-    }
+        /// The status and the stable code of a failure.
+        #[must_use]
+        pub fn status_and_code(error: &Error) -> (StatusCode, &'static str) {
+            match error {
+                $($error => (StatusCode::$status, $code),)*
+            }
+        }
+    };
+}
+
+// One exhaustive match: the compiler refuses an error that has no code here.
+codes! {
+    Error::Unreadable(_) | Error::Invalid(_) => BAD_REQUEST, "invalid_request";
+    Error::InvalidCron(_) => BAD_REQUEST, "invalid_cron_expression";
+    Error::InvalidTimezone(_) => BAD_REQUEST, "invalid_timezone";
+    Error::Unauthorized => UNAUTHORIZED, "unauthorized";
+    Error::InvalidCredentials => UNAUTHORIZED, "invalid_credentials";
+    Error::InvalidLink => BAD_REQUEST, "invalid_token";
+    Error::Forbidden { .. } => FORBIDDEN, "forbidden";
+    Error::RoleExceedsCaller => FORBIDDEN, "role_exceeds_caller";
+    Error::SignupClosed => FORBIDDEN, "signup_closed";
+    Error::NoSuchRoute => NOT_FOUND, "not_found";
+    Error::KeyNotFound => NOT_FOUND, "key_not_found";
+    Error::MemberNotFound => NOT_FOUND, "account_not_found";
+    Error::InvitationNotFound => NOT_FOUND, "invitation_not_found";
+    Error::SessionNotFound => NOT_FOUND, "session_not_found";
+    Error::EmailTaken => CONFLICT, "email_taken";
+    Error::SlugTaken => CONFLICT, "slug_taken";
+    Error::LastOwner => CONFLICT, "cannot_remove_owner";
+    Error::RateLimited { .. } => TOO_MANY_REQUESTS, "rate_limit_exceeded";
+    Error::ProjectNotFound => NOT_FOUND, "project_not_found";
+    Error::JobNotFound => NOT_FOUND, "job_not_found";
+    Error::WorkflowNotFound => NOT_FOUND, "workflow_not_found";
+    Error::WorkerNotFound => NOT_FOUND, "worker_not_found";
+    Error::QueueNotFound => NOT_FOUND, "queue_not_found";
+    Error::OperationNotFound => NOT_FOUND, "operation_not_found";
+    Error::ScheduleNotFound => NOT_FOUND, "recurring_job_not_found";
+    Error::MethodNotAllowed => METHOD_NOT_ALLOWED, "method_not_allowed";
+    Error::BodyTimeout => REQUEST_TIMEOUT, "request_timeout";
+    Error::InvalidState(_) => CONFLICT, "invalid_state";
+    Error::WorkerMismatch(_) => CONFLICT, "worker_mismatch";
+    Error::StaleLease(_) => CONFLICT, "stale_lease";
+    Error::ParentTerminal(_) => CONFLICT, "parent_terminal";
+    Error::UniqueConflict { .. } => CONFLICT, "unique_conflict";
+    Error::ScheduleTypeConflict => CONFLICT, "recurring_job_type_conflict";
+    Error::IdempotencyKeyReuse => CONFLICT, "idempotency_key_reuse";
+    Error::IdempotencyInProgress => CONFLICT, "idempotency_in_progress";
+    Error::QuotaExceeded { .. } => TOO_MANY_REQUESTS, "quota_exceeded";
+    Error::BodyTooLarge { .. } | Error::FieldTooLarge { .. } => PAYLOAD_TOO_LARGE, "payload_too_large";
+    Error::UnsupportedMediaType => UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type";
+    Error::Internal(_) => INTERNAL_SERVER_ERROR, "internal";
+    Error::Overloaded => SERVICE_UNAVAILABLE, "overloaded";
+    Error::Unavailable(_) | Error::NotReady(_) | Error::InDoubt => SERVICE_UNAVAILABLE, "unavailable";
 }
 
 /// The status of a failure.
 #[must_use]
 pub fn status(error: &Error) -> StatusCode {
-    let code = code(error);
-    CODES
-        .iter()
-        .find(|it| it.0 == code)
-        .map_or(StatusCode::INTERNAL_SERVER_ERROR, |(_, status)| *status)
+    status_and_code(error).0
 }
 
 /// The error as callers read it.
 #[must_use]
 pub fn info(error: &Error, request_id: &str) -> ApiError {
-    let code = code(error);
+    let (_, code) = status_and_code(error);
     let details = errors::details(error);
     let whereabouts = match error {
         Error::InvalidState(it) | Error::WorkerMismatch(it) | Error::StaleLease(it) => Some(*it),
@@ -182,15 +146,6 @@ pub fn info(error: &Error, request_id: &str) -> ApiError {
         job_state: whereabouts.map(|JobStatus { state, .. }| state),
         current_attempt: whereabouts.map(|JobStatus { attempt, .. }| attempt),
         docs_url: format!("{ERROR_DOCS}#{code}"),
-    }
-}
-
-/// An answer whose body is still to be written: the outermost layer knows the request's id.
-impl IntoResponse for Error {
-    fn into_response(self) -> Response {
-        let mut response = status(&self).into_response();
-        response.extensions_mut().insert(self);
-        response
     }
 }
 

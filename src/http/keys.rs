@@ -21,6 +21,7 @@ use crate::{
     auth::{Administer, Caller, Who},
     domain::{
         access::{KeyPreset, Permission, Role, Scope, may_grant, role_may},
+        formats,
         limits::{self, MAX_KEY_CALLS_PER_MINUTE, MAX_KEY_SECONDS},
     },
     error::Error,
@@ -210,6 +211,7 @@ pub struct CreateKeyRequest {
     /// Scopes that go together. Instead of `scopes`.
     preset: Option<KeyPreset>,
     /// When it ends by itself, at most ten years ahead. Default: never, or when the key ends that makes it.
+    #[serde(default, deserialize_with = "formats::optional_time")]
     expires_at: Option<DateTime<Utc>>,
     /// Calls a minute that it has for itself.
     #[schema(value_type = Option<KeyRateLimits>)]

@@ -3,7 +3,7 @@
 
 use axum::{
     extract::{Request, State},
-    http::{HeaderValue, header::RETRY_AFTER},
+    http::{HeaderValue, StatusCode, header::RETRY_AFTER},
     middleware::Next,
     response::{IntoResponse, Response},
 };
@@ -21,6 +21,15 @@ pub struct ErrorResponse(pub Error);
 /// How a wire tells its callers of an error: what it answers, given the id of the request and the answer's
 /// head so far.
 pub type RenderError = fn(&Error, &str, Response) -> Response;
+
+/// The layer of the wire renders the body, and replaces the status.
+impl IntoResponse for Error {
+    fn into_response(self) -> Response {
+        let mut response = StatusCode::INTERNAL_SERVER_ERROR.into_response();
+        response.extensions_mut().insert(self);
+        response
+    }
+}
 
 /// The layer of a wire: writes down the errors of its handlers.
 pub async fn render(

@@ -91,7 +91,7 @@ impl Run {
             20..=21 => self.cancel().await?,
             22..=23 => self.retry().await?,
             24..=25 => {
-                maintenance::fold(&self.engine).await.map_err(|it| it.to_string())?;
+                maintenance::merge_counts(&self.engine).await.map_err(|it| it.to_string())?;
             }
             26 => self.purge().await?,
             27 => self.redrive().await?,

@@ -181,7 +181,7 @@ fn statements_are_in_the_store_and_statuses_on_the_wire() {
         // The yardstick of the benchmark is PostgreSQL itself.
         assert!(!has_statement || ["store", "bench"].contains(&module), "{file} has a statement");
         // The client reads statuses, as any client does.
-        let knows_http = ["http", "adapters", "console", "client"].contains(&module);
+        let knows_http = ["wire", "http", "adapters", "console", "client"].contains(&module);
         assert!(!text.contains("StatusCode") || knows_http, "{file} knows HTTP's statuses");
         if file.starts_with("src/http/workers") || ["adapters", "console"].contains(&module) {
             assert!(

@@ -149,7 +149,7 @@ pub struct WideTask {
     worker_id: String,
     /// When that worker got it.
     claimed_at: DateTime<Utc>,
-    /// ShownFence with the end of the task; the attempt, counted from 1.
+    /// Shown with the end of the task; the attempt, counted from 1.
     claim_epoch: i32,
     /// When the job was stored.
     created_at: DateTime<Utc>,

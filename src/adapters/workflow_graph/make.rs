@@ -77,10 +77,10 @@ pub struct JobRequest {
     #[serde(default)]
     #[schema(minimum = 0, maximum = 99)]
     max_retries: i32,
-    /// StoredEnvelope as it is.
+    /// Kept as it is.
     #[schema(value_type = Option<Object>)]
     metadata: Option<Box<RawValue>>,
-    /// StoredEnvelope as it is.
+    /// Kept as it is.
     #[schema(value_type = Option<Vec<serde_json::Value>>)]
     ports: Option<Box<RawValue>>,
 }

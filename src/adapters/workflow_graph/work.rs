@@ -121,7 +121,7 @@ impl Backoff {
 /// A lease.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Lease {
-    /// ShownFence with everything that is said of the job.
+    /// Shown with everything that is said of the job.
     lease_id: String,
     job_id: String,
     workflow_id: String,
@@ -239,7 +239,7 @@ pub async fn heartbeat(
     Ok(())
 }
 
-/// LeaseSpec whether to stop.
+/// Ask whether to stop.
 #[utoipa::path(
     get, path = "/api/jobs/{workflow_id}/{job_id}/cancelled", tag = "workers", operation_id = "is_cancelled",
     params(

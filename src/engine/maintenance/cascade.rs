@@ -48,7 +48,7 @@ pub async fn pass(engine: &Engine) -> sqlx::Result<bool> {
 
 /// One pass over jobs whose `expires_at` has passed: calls off those that wait. Answers whether there may
 /// be more.
-pub async fn pass_outdated(engine: &Engine) -> sqlx::Result<bool> {
+pub async fn pass_expired(engine: &Engine) -> sqlx::Result<bool> {
     let mut conn = engine.pools.background.acquire().await?;
     let outdated: Vec<JobKey> = sweep::find_outdated(&mut conn).await?;
     if outdated.is_empty() {

@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// One look at everything.
-pub async fn look(engine: &Engine) -> sqlx::Result<()> {
+pub async fn refresh(engine: &Engine) -> sqlx::Result<()> {
     for (pool, idle, used) in engine.pools.connections() {
         gauge!(telemetry::POOL_CONNECTIONS, "pool" => pool, "state" => "idle").set(idle);
         gauge!(telemetry::POOL_CONNECTIONS, "pool" => pool, "state" => "used").set(used);

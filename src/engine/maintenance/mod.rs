@@ -36,16 +36,16 @@ const VACUUM_AFTER_ROWS: u64 = 20_000;
 ///
 /// # Errors
 /// Only those of the store; the look can be repeated.
-pub async fn glance(engine: &Engine) -> sqlx::Result<()> {
+pub async fn probe(engine: &Engine) -> sqlx::Result<()> {
     let mut conn = engine.pools.background.acquire().await?;
-    let seen = probe::glance(&mut conn, CHANGE_KEEP_MS).await?;
+    let seen = probe::probe(&mut conn, CHANGE_KEEP_MS).await?;
     drop(conn);
     let is_tick_near =
         seen.next_tick_ms.is_some_and(|it| it <= PROBE_PERIOD.as_secs_f64() * 1_000.0);
     let chores = [
-        (seen.has_orphans, BackgroundTask::Orphans),
-        (seen.has_outdated, BackgroundTask::Outdated),
-        (seen.has_deltas, BackgroundTask::Fold),
+        (seen.has_orphans, BackgroundTask::Cascade),
+        (seen.has_outdated, BackgroundTask::Expire),
+        (seen.has_deltas, BackgroundTask::MergeCounts),
         (seen.has_operations, BackgroundTask::Operations),
         (seen.has_unplanned, BackgroundTask::Plan),
         (is_tick_near, BackgroundTask::Fire),
@@ -63,9 +63,9 @@ pub async fn glance(engine: &Engine) -> sqlx::Result<()> {
 }
 
 /// Adds up what queues count. Answers whether there may be more.
-pub async fn fold(engine: &Engine) -> sqlx::Result<bool> {
+pub async fn merge_counts(engine: &Engine) -> sqlx::Result<bool> {
     let mut conn = engine.pools.background.acquire().await?;
-    let folded = counts::fold(&mut conn).await?;
+    let folded = counts::merge_counts(&mut conn).await?;
     Ok(folded == Some(MAX_COUNTED_ROWS))
 }
 
@@ -113,13 +113,13 @@ pub async fn purge(engine: &Engine) -> sqlx::Result<bool> {
 
 /// Forgets finished jobs that were kept as long as their queues say. Answers whether there may be more. A queue
 /// that fails does not keep the others waiting.
-pub async fn retain(engine: &Engine) -> sqlx::Result<bool> {
+pub async fn enforce_retention(engine: &Engine) -> sqlx::Result<bool> {
     let mut conn = engine.pools.background.acquire().await?;
     let old = prune::queues_with_old_jobs(&mut conn, DEFAULT_RETENTION_DAYS).await?;
     drop(conn);
     let (mut is_more, mut failure) = (false, None);
     for queue in &old {
-        match retain_of(engine, queue).await {
+        match retain_queue(engine, queue).await {
             Ok(is_full) => is_more |= is_full,
             Err(error) => failure = Some(error),
         }
@@ -128,7 +128,7 @@ pub async fn retain(engine: &Engine) -> sqlx::Result<bool> {
 }
 
 /// One batch of one queue. Answers whether it was full.
-async fn retain_of(engine: &Engine, queue: &OldQueue) -> sqlx::Result<bool> {
+async fn retain_queue(engine: &Engine, queue: &OldQueue) -> sqlx::Result<bool> {
     // Given back between queues: other loops wait for it.
     let mut conn = engine.pools.background.acquire().await?;
     if prune::prune_logs(&mut conn, queue).await? == MAX_PRUNED_CHUNKS {

@@ -51,7 +51,7 @@ impl Notifier {
         let freed = after.iter().filter(|it| it.held_slot).map(|it| it.job.key.project_id);
         self.wake.slots_freed(freed.collect());
         if after.iter().any(|it| it.has_orphans) {
-            self.wake.ask(BackgroundTask::Orphans);
+            self.wake.ask(BackgroundTask::Cascade);
         }
         self.feed.tell(|| {
             let mut told = Vec::new();

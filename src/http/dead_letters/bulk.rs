@@ -23,7 +23,7 @@ use crate::{
     },
 };
 
-/// BulkTarget a purge asks to be typed.
+/// What a purge asks to be typed.
 const CONFIRM_PURGE: &str = "purge";
 
 /// Which dead letters to bring back, and how fast.

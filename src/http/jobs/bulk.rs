@@ -50,7 +50,7 @@ impl RequestBody for BulkJobsRequest {}
 /// Cancel many jobs.
 ///
 /// Those that match and had been stored when it begins, the oldest first, in the background: the operation says how far it
-/// has come. BulkTarget waits is called off; the workers of what runs are asked to stop. With `dry_run`, only their number.
+/// has come. What waits is called off; the workers of what runs are asked to stop. With `dry_run`, only their number.
 #[utoipa::path(
     post, path = "/jobs/cancel", tag = "jobs", operation_id = "jobs_cancel_many",
     security(("api_key" = ["manage"]), ("session" = ["member"])),

@@ -10,7 +10,7 @@ use super::{Job, read};
 use crate::{
     app::App,
     auth::{Caller, Control, Follow},
-    domain::limits,
+    domain::{formats, limits},
     engine::jobs::control::{self, Change, Timing},
     error::Error,
     http::error::ErrorBody,
@@ -83,6 +83,7 @@ pub struct ChangeJobRequest {
     #[schema(minimum = -100, maximum = 100)]
     priority: Option<i16>,
     /// When it may run, at most one year ahead.
+    #[serde(default, deserialize_with = "formats::optional_time")]
     run_at: Option<DateTime<Utc>>,
     /// When it may run, in seconds from now. Instead of `run_at`.
     #[schema(minimum = 0, maximum = 31_622_400)]
@@ -152,7 +153,7 @@ pub struct CancelledReply {
     pub cancelled: bool,
 }
 
-/// LeaseSpec whether to stop.
+/// Ask whether to stop.
 ///
 /// For workers that cannot wait for the answer to their next heartbeat.
 #[utoipa::path(

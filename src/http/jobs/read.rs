@@ -11,7 +11,7 @@ use super::{Job, JobError};
 use crate::{
     app::App,
     auth::{Caller, Read},
-    domain::{job::JobState, limits},
+    domain::{formats, job::JobState, limits},
     engine::jobs::{self, wait},
     error::Error,
     http::{
@@ -102,8 +102,10 @@ pub struct ListQuery {
     /// Only jobs with this tag: `name:value`, or `name` for any value.
     tag: Option<String>,
     /// Only jobs stored at this time or later.
+    #[serde(default, deserialize_with = "formats::optional_time")]
     created_after: Option<DateTime<Utc>>,
     /// Only jobs stored before this time.
+    #[serde(default, deserialize_with = "formats::optional_time")]
     created_before: Option<DateTime<Utc>>,
     /// `false`: leave out what jobs carry, `payload` and `result` are null. For lists that show neither: a
     /// page of large jobs is many megabytes otherwise.

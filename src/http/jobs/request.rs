@@ -10,7 +10,7 @@ use sqlx::types::Json as Stored;
 use utoipa::ToSchema;
 
 use crate::{
-    domain::{constraint_key, limits, plan::Limits, trace::TraceContext},
+    domain::{constraint_key, formats, limits, plan::Limits, trace::TraceContext},
     engine::enqueue::{
         Extras, NewJob, Start,
         dependencies::{OnConflict, TiedJob},
@@ -53,6 +53,7 @@ pub struct EnqueueRequest {
     #[schema(minimum = -100, maximum = 100)]
     priority: Option<i16>,
     /// When it may run, at most one year ahead. Default: at once.
+    #[serde(default, deserialize_with = "formats::optional_time")]
     run_at: Option<DateTime<Utc>>,
     /// When it may run, in seconds from now. Instead of `run_at`.
     #[schema(minimum = 0, maximum = 31_622_400)]
@@ -81,6 +82,7 @@ pub struct EnqueueRequest {
     #[schema(value_type = Option<UniqueRequest>)]
     pub(in crate::http) unique: Option<Object<UniqueRequest>>,
     /// It is called off if nobody is at it by then. Must be later than `run_at`.
+    #[serde(default, deserialize_with = "formats::optional_time")]
     expires_at: Option<DateTime<Utc>>,
     /// The job it waits for. Instead of `depends_on`.
     pub(in crate::http) parent_job_id: Option<String>,

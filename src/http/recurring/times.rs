@@ -127,7 +127,7 @@ pub struct CronPreview {
     pub clock_changes: Vec<String>,
 }
 
-/// CronPreview a recurring schedule.
+/// Preview a recurring schedule.
 ///
 /// Keeps nothing: what the expression means, when it would fire, and what clock changes would do to it.
 #[utoipa::path(

@@ -6,7 +6,6 @@ use futures_util::future::join_all;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
-use uuid::Uuid;
 
 use super::{accept_fence, accept_job_id};
 use crate::{
@@ -16,6 +15,7 @@ use crate::{
     engine::settle::{self, Ack, Acked, AttemptEnd, Failure},
     error::Error,
     http::error::{self, ApiError, ErrorBody},
+    ids::LeaseId,
     wire::{
         RequestId,
         extract::{Json, Object, RequestBody},
@@ -42,7 +42,8 @@ pub struct AckRequest {
     #[schema(minimum = 1)]
     attempt: Option<i32>,
     /// The lease that the poll answered. An ack that shows it can be repeated.
-    lease_id: Option<Uuid>,
+    #[schema(value_type = Option<uuid::Uuid>)]
+    lease_id: Option<LeaseId>,
     /// How long it took.
     #[schema(minimum = 0)]
     duration_ms: Option<i64>,

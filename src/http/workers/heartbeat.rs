@@ -5,7 +5,6 @@ use std::collections::HashMap;
 use axum::{Json as Reply, extract::State};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
-use uuid::Uuid;
 
 use super::{accept_fence, accept_job_id};
 use crate::{
@@ -18,7 +17,7 @@ use crate::{
     },
     error::Error,
     http::error::ErrorBody,
-    ids::{JobId, JobKey},
+    ids::{JobId, JobKey, LeaseId},
     wire::{
         extract::{Json, Object, RequestBody},
         validate::Check,
@@ -42,7 +41,8 @@ pub struct HeartbeatRequest {
     #[schema(minimum = 1)]
     attempt: Option<i32>,
     /// The lease that the poll answered.
-    lease_id: Option<Uuid>,
+    #[schema(value_type = Option<uuid::Uuid>)]
+    lease_id: Option<LeaseId>,
     /// How far the work is.
     #[schema(minimum = 0, maximum = 1)]
     progress: Option<f32>,
@@ -68,7 +68,8 @@ pub struct ActiveJobRequest {
     #[schema(minimum = 1)]
     attempt: Option<i32>,
     /// The lease that the poll answered.
-    lease_id: Option<Uuid>,
+    #[schema(value_type = Option<uuid::Uuid>)]
+    lease_id: Option<LeaseId>,
     /// How far the work is.
     #[schema(minimum = 0, maximum = 1)]
     progress: Option<f32>,

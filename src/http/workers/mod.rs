@@ -7,8 +7,6 @@ pub mod register;
 pub mod registry;
 pub mod report;
 
-use uuid::Uuid;
-
 use crate::{
     domain::{lease::Fence, limits},
     ids::{JobId, LeaseId},
@@ -20,13 +18,13 @@ fn accept_fence(
     check: &mut Check,
     worker_id: String,
     attempt: Option<i32>,
-    lease_id: Option<Uuid>,
+    lease_id: Option<LeaseId>,
 ) -> Fence {
     check.name("worker_id", &worker_id, limits::MAX_WORKER_ID_CHARS);
     if let Some(attempt) = attempt {
         check.range("attempt", attempt, 1, i32::MAX);
     }
-    Fence { worker_id: Some(worker_id), attempt, lease_id: lease_id.map(LeaseId) }
+    Fence { worker_id: Some(worker_id), attempt, lease_id }
 }
 
 /// A malformed id is no job, like any other that does not exist.

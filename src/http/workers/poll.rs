@@ -20,6 +20,7 @@ use crate::{
     },
     error::Error,
     http::{error::ErrorBody, jobs::JobError},
+    ids::PollId,
     wire::{
         ClientGone, delivery,
         extract::{Json, RequestBody},
@@ -54,7 +55,8 @@ pub struct PollRequest {
     #[schema(minimum = 1, maximum = 86_400)]
     lease_seconds: Option<i32>,
     /// Makes the poll repeatable: while its leases run, the same id is answered with the same jobs.
-    poll_id: Option<Uuid>,
+    #[schema(value_type = Option<Uuid>)]
+    poll_id: Option<PollId>,
 }
 
 impl RequestBody for PollRequest {}
@@ -256,7 +258,7 @@ fn accept(
         worker_id: request.worker_id.into(),
         capacity,
         lease_seconds: request.lease_seconds,
-        poll_id: request.poll_id,
+        poll_id: request.poll_id.map(|it| it.0),
     };
     Ok((spec, Duration::from_secs(wait_seconds.into()), has_labels))
 }

@@ -7,7 +7,7 @@ pub const MAX_COUNTED_ROWS: i64 = 20_000;
 
 /// Adds changes up, and answers with how many; none when there were none. What another node is adding up
 /// already is left to it.
-pub async fn fold(conn: &mut PgConnection) -> sqlx::Result<Option<i64>> {
+pub async fn merge_counts(conn: &mut PgConnection) -> sqlx::Result<Option<i64>> {
     sqlx::query_scalar!(
         r#"
         with taken as (

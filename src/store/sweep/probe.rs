@@ -25,7 +25,7 @@ pub struct ProbeResult {
 }
 
 /// Looks what waits to be done. A queue has changed lately if it has within the last `within_ms`.
-pub async fn glance(conn: &mut PgConnection, within_ms: i64) -> sqlx::Result<ProbeResult> {
+pub async fn probe(conn: &mut PgConnection, within_ms: i64) -> sqlx::Result<ProbeResult> {
     let row = sqlx::query!(
         r#"
         select exists (select from orphaned_parents) "has_orphans!",

@@ -120,7 +120,7 @@ async fn forget(conn: &mut PgConnection) {
 
 async fn fire(conn: &mut PgConnection) {
     let seen =
-        costs(conn, "glance", 60, async |conn| probe::glance(conn, 3_000).await.expect("it runs"))
+        costs(conn, "glance", 60, async |conn| probe::probe(conn, 3_000).await.expect("it runs"))
             .await;
     assert!(seen.next_tick_ms.is_some_and(|it| it <= 0.0) && !seen.has_unplanned);
     let mut tx = conn.begin().await.expect("it begins");

@@ -1,0 +1,73 @@
+//! Formats of single values in requests: each malformed value is answered with a message that says
+//! what is wanted, not with the parser's words.
+
+use chrono::{DateTime, Utc};
+use serde::{Deserialize, Deserializer, de::Error};
+use uuid::Uuid;
+
+const TIME: &str = "must be a time with its zone, as in RFC 3339: 2026-01-31T12:00:00Z";
+const FINGERPRINT: &str = "must be the fingerprint of a group";
+
+/// A time, for `#[serde(deserialize_with)]`. Null is no time.
+pub fn optional_time<'de, D: Deserializer<'de>>(
+    from: D,
+) -> Result<Option<DateTime<Utc>>, D::Error> {
+    let text = Option::<String>::deserialize(from).map_err(|_| D::Error::custom(TIME))?;
+    text.map(|it| parse_time(&it)).transpose()
+}
+
+/// A time where null is refused.
+pub fn named_time<'de, D: Deserializer<'de>>(from: D) -> Result<Option<DateTime<Utc>>, D::Error> {
+    let text = String::deserialize(from).map_err(|_| D::Error::custom(TIME))?;
+    parse_time(&text).map(Some)
+}
+
+/// The fingerprint of a group of dead letters where null is refused.
+pub fn named_fingerprint<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Uuid>, D::Error> {
+    let text = String::deserialize(from).map_err(|_| D::Error::custom(FINGERPRINT))?;
+    text.parse().map(Some).map_err(|_| D::Error::custom(FINGERPRINT))
+}
+
+fn parse_time<E: Error>(text: &str) -> Result<DateTime<Utc>, E> {
+    text.parse().map_err(|_| E::custom(TIME))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, Deserialize)]
+    struct Request {
+        #[serde(default, deserialize_with = "optional_time")]
+        run_at: Option<DateTime<Utc>>,
+        #[serde(default, deserialize_with = "named_time")]
+        since: Option<DateTime<Utc>>,
+        #[serde(default, deserialize_with = "named_fingerprint")]
+        fingerprint: Option<Uuid>,
+    }
+
+    #[test]
+    fn a_malformed_value_is_answered_with_what_is_wanted() {
+        let check = |json: &str, message: &str| {
+            let error = serde_json::from_str::<Request>(json).expect_err(json).to_string();
+            assert!(error.starts_with(message), "{json}: {error}");
+        };
+        check(r#"{"run_at": "tomorrow"}"#, TIME);
+        check(r#"{"run_at": 5}"#, TIME);
+        check(r#"{"since": null}"#, TIME);
+        check(r#"{"fingerprint": "abc"}"#, FINGERPRINT);
+        check(r#"{"fingerprint": null}"#, FINGERPRINT);
+    }
+
+    #[test]
+    fn a_value_may_be_missing_and_a_time_may_be_null() {
+        let read: Request = serde_json::from_str(r#"{"run_at": null}"#).expect("it reads");
+        assert!(read.run_at.is_none() && read.since.is_none() && read.fingerprint.is_none());
+        let read: Request =
+            serde_json::from_str(r#"{"run_at": "2026-01-31T12:00:00+01:00"}"#).expect("it reads");
+        assert_eq!(
+            read.run_at.map(|it| it.to_rfc3339()).as_deref(),
+            Some("2026-01-31T11:00:00+00:00")
+        );
+    }
+}

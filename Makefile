@@ -1,4 +1,4 @@
-# `make help` lists what can be done here.
+# `make help` lists the targets.
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-test run test fmt lint deny doc unit soak fuzz bench openapi clients pictures console-pictures e2e configuration dashboards sqlx clean-test
 
@@ -7,48 +7,48 @@ CARGO ?= cargo
 help: ## List these targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | sort | while IFS='	' read -r name text; do printf '  %-12s %s\n' "$$name" "$$text"; done
 
-setup: ## Install what is missing on this machine (PostgreSQL, Redis)
+setup: ## Install missing dependencies (PostgreSQL, Redis)
 	@sh scripts/setup.sh
 
-run: setup ## Set up, build, and run everything on this machine: `fencepost dev`
+run: setup ## Set up, build, and run everything on this machine with `fencepost dev`
 	$(CARGO) run --locked --release -- dev
 
-setup-test: ## Install what the tests need beside (Go, Node, Java, pip, jq, Prometheus, HAProxy, Chromium)
+setup-test: ## Install dependencies of the tests (Go, Node, Java, pip, jq, Prometheus, HAProxy, Chromium)
 	@sh scripts/setup.sh test
 
-test: setup-test fmt lint doc unit e2e ## Set up and run every check and every test
+test: setup-test fmt lint doc unit e2e ## Set up, and run all checks and tests
 
 fmt: ## Check the formatting
 	$(CARGO) fmt --check
 
-lint: deny ## Check with clippy, and the crates with cargo-deny; a warning is an error
+lint: deny ## Run clippy and cargo-deny; warnings are errors
 	$(CARGO) clippy --locked --all-targets -- -D warnings
 
-deny: ## Check where crates come from, their licences, and what is known of them
+deny: ## Check sources, licences and security advisories of the crates
 	@sh scripts/deny.sh
 
-doc: ## Build the reference; a warning is an error
+doc: ## Build the API reference of the crate; warnings are errors
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --no-deps --document-private-items --quiet
 
-unit: ## Run all tests, against a PostgreSQL and a Redis that they start themselves
+unit: ## Run all tests; they start their own PostgreSQL and Redis
 	$(CARGO) test --locked
 	@$(MAKE) --no-print-directory clean-test
 
-e2e: setup-test ## Use the console in a real browser, against a server under load
+e2e: setup-test ## Test the console in a real browser, on a server under load
 	$(CARGO) build --locked
 	@sh scripts/e2e.sh
 
-soak: setup-test ## Let nodes that are killed at random fire schedules, 20 times a minute long
+soak: setup-test ## Fire schedules on nodes that are killed at random: 20 rounds of one minute
 	FENCEPOST_DUEL_SECONDS=60 FENCEPOST_DUEL_ROUNDS=20 \
 		$(CARGO) test --locked --test it -- --nocapture nodes_that_are_killed_at_random
 
-fuzz: setup ## Send 20,000 requests made from the OpenAPI file, good and bad, to a server of its own
+fuzz: setup ## Send 20,000 valid and invalid requests, generated from the OpenAPI file, to a private server
 	@sh scripts/fuzz.sh
 
-bench: ## Measure a server of its own over HTTP
+bench: ## Benchmark a private server over HTTP
 	$(CARGO) run --locked --release -- bench
 
-openapi: ## Write the documents in openapi/ anew from the handlers
+openapi: ## Regenerate the documents in openapi/ from the handlers
 	$(CARGO) run --locked --quiet -- openapi > openapi/openapi.json.part
 	mv openapi/openapi.json.part openapi/openapi.json
 	$(CARGO) run --locked --quiet -- openapi --older > openapi/openapi-3.0.json.part
@@ -60,27 +60,27 @@ openapi: ## Write the documents in openapi/ anew from the handlers
 		mv openapi/$$adapter.json.part openapi/$$adapter.json || exit 1; \
 	done
 
-clients: setup-test ## Make clients with five generators, compile them, and let each work a job
+clients: setup-test ## Generate clients with five generators, compile them, and run a job with each
 	@bash scripts/clients.sh
 
-pictures: setup-test ## Draw the dashboards over a server under load, for docs/pictures/
+pictures: setup-test ## Draw the dashboards of a server under load, for docs/pictures/
 	@bash scripts/pictures.sh
 
-console-pictures: setup-test ## Draw the console over a server with work in it, for docs/pictures/
+console-pictures: setup-test ## Take screenshots of the console with sample jobs, for docs/pictures/
 	$(CARGO) build --locked
 	@sh scripts/e2e.sh pictures
 
-configuration: ## Write docs/configuration.md anew from the flags
+configuration: ## Regenerate docs/configuration.md from the flags
 	$(CARGO) run --locked --quiet -- configuration > docs/configuration.md.part
 	mv docs/configuration.md.part docs/configuration.md
 
-dashboards: ## Write the Grafana dashboards anew
+dashboards: ## Regenerate the Grafana dashboards
 	python3 scripts/dashboards.py
 
-sqlx: setup ## Check every statement against the migrations, and write .sqlx/ anew
+sqlx: setup ## Check every statement against the migrations, and regenerate .sqlx/
 	@sh scripts/sqlx.sh
 
-clean-test: ## Throw the tests' PostgreSQL away, unless a run is using it
+clean-test: ## Delete the tests' PostgreSQL, unless a test run is using it
 	@for place in /var/tmp/fencepost-test-*; do \
 		[ ! -e "$$place/lock" ] || flock --nonblock "$$place/lock" rm -rf "$$place/postgres" || true; \
 	done

@@ -1,11 +1,12 @@
--- Least privilege: what each kind of work may do in the database. Run it as the owner of the database after each
--- `fencepost migrate` (it can be run again at any time), and start nodes with --database-roles.
+-- Least privilege: the database rights of each kind of work. Run this file as the owner of the
+-- database after each `fencepost migrate`, and start nodes with --database-roles. It can be run
+-- again at any time.
 --
 --   psql "$OWNERS_URL" -v ON_ERROR_STOP=1 -f ops/roles.sql
 --   psql "$OWNERS_URL" -c "alter role fencepost_node login password '…'"
 --
--- Nodes log in as fencepost_node, which may do nothing itself; each of their pools takes one of the roles below. The
--- owner's own login is for migrations and for the commands of operators only.
+-- Nodes log in as fencepost_node, which has no rights itself; each of their pools takes one of the
+-- roles below. The owner's login is only for migrations and for operators' commands.
 
 do $$
 declare
@@ -30,7 +31,7 @@ grant usage on schema public
 revoke all on all tables in schema public
     from fencepost_hot, fencepost_console, fencepost_people, fencepost_maint, fencepost_metrics;
 
--- Every table with rows of projects.
+-- All tables with a project_id.
 create or replace function pg_temp.tenant_tables() returns setof text language sql as $$
     select c.table_name::text
     from information_schema.columns c
@@ -43,21 +44,22 @@ declare
     it text;
 begin
     for it in select pg_temp.tenant_tables() loop
-        -- The owner is not bound by it; each role below is.
+        -- The owner bypasses row-level security; the roles below do not.
         execute format('alter table %I enable row level security', it);
         execute format('drop policy if exists of_everybody on %I', it);
         execute format('drop policy if exists of_one_project on %I', it);
-        -- The hot path, the loops and the people carry the project in every statement, and work for many at once.
+        -- The hot path, the loops and account management name the project in every statement, and
+        -- work for many projects at once.
         execute format(
             'create policy of_everybody on %I to fencepost_hot, fencepost_maint, fencepost_people using (true)', it
         );
-        -- Without a project that was set there are no rows.
+        -- If no project is set, no rows are visible.
         execute format(
             'create policy of_one_project on %I to fencepost_console
              using (project_id = (select nullif(current_setting(''app.project_id'', true), '''')::int))', it
         );
         if it = 'audit_log' then
-            -- Added to, and forgotten when old: never changed.
+            -- Append-only: old entries are deleted, none is changed.
             execute format('grant select, insert on %I to fencepost_console, fencepost_people', it);
             execute format('grant select, insert, delete on %I to fencepost_maint', it);
         elsif it in ('members', 'invitations', 'api_keys') then
@@ -80,7 +82,7 @@ create policy of_everybody on projects to fencepost_hot, fencepost_maint, fencep
 create policy of_one_project on projects to fencepost_console
 using (id = (select nullif(current_setting('app.project_id', true), '')::int));
 
--- What belongs to no project.
+-- Tables that belong to no project.
 grant select on projects, instance, _sqlx_migrations
     to fencepost_hot, fencepost_console, fencepost_people, fencepost_maint;
 grant insert, update on projects to fencepost_people;
@@ -88,12 +90,13 @@ grant update, delete on projects to fencepost_maint;
 grant select, insert, update, delete on accounts, sessions, refresh_tokens, mail_tokens, signing_keys, nodes
     to fencepost_people;
 grant select, insert, update, delete on sessions, refresh_tokens, mail_tokens, nodes to fencepost_maint;
--- The list of members shows their addresses.
+-- The list of members shows e-mail addresses.
 grant select (id, email) on accounts to fencepost_console;
 grant select, insert, update on reaper_state to fencepost_maint;
 grant usage on all sequences in schema public to fencepost_people, fencepost_hot, fencepost_console, fencepost_maint;
 
--- The loops vacuum the hot tables: from PostgreSQL 17 on that can be given. Before, autovacuum does it alone.
+-- The loops vacuum the hot tables. PostgreSQL can grant that from version 17 on; with older
+-- versions only autovacuum does it.
 do $$
 begin
     if current_setting('server_version_num')::int >= 170000 then
@@ -102,10 +105,10 @@ begin
 end
 $$;
 
--- The loops tell how the database does: how old the oldest snapshot of anybody is.
+-- The gauges include the age of the oldest snapshot of any database user.
 grant pg_read_all_stats to fencepost_maint;
 
--- For an exporter: how large things are, and how the database does; no rows of anybody.
+-- For an exporter: sizes and database statistics, but no rows of any project.
 grant pg_monitor to fencepost_metrics;
 
 alter role fencepost_node set statement_timeout = '60s';

@@ -1,10 +1,11 @@
 #!/bin/sh
-# Makes the passwords that docker-compose.yml reads, in ops/secrets/. What is there already stays.
+# Generates the passwords that docker-compose.yml reads, in ops/secrets/. Keeps existing files.
 set -eu
 cd "$(dirname "$0")"
 umask 077
 mkdir -p secrets
-# Nobody but their owner gets at them here; each is mounted into the containers that need it, and read there by users of their own.
+# On this machine only the owner can enter the directory. Each file is mounted into the containers
+# that need it, where other users must be able to read it.
 chmod 700 secrets
 
 password() { od -An -N24 -tx1 /dev/urandom | tr -d ' \n'; }

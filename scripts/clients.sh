@@ -1,6 +1,7 @@
 #!/bin/bash
-# Makes clients from the OpenAPI files with five generators, compiles them, and lets each work a job on a server of its
-# own: enqueue, poll, heartbeat, ack. Prints the table of docs/clients.md, and writes it there.
+# Generates clients from the OpenAPI files with five generators, compiles them, and runs a job with
+# each on a private server: enqueue, poll, heartbeat, ack. Prints the table of docs/clients.md, and
+# writes it to that file.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 made=$PWD/target/clients
@@ -32,14 +33,14 @@ export FENCEPOST_URL FENCEPOST_KEY
 export PATH=$made/venv/bin:$PATH
 
 rows=
-# worked GENERATOR LANGUAGE DOCUMENT COMMAND...: the command must say that it has worked a job.
+# worked GENERATOR LANGUAGE DOCUMENT COMMAND...: the command must print that it has worked a job.
 worked() {
     local generator=$1 language=$2 document=$3
     shift 3
     say "$generator ($language)"
     local said
     said=$("$@" 2>>"$log") || { tail -n 40 "$log" >&2; say "$generator: failed"; exit 1; }
-    case "$said" in *"worked job_"*) ;; *) say "$generator says: $said"; exit 1 ;; esac
+    case "$said" in *"worked job_"*) ;; *) say "$generator: unexpected output: $said"; exit 1 ;; esac
     rows="$rows| $language | $generator | \`$document\` | made, compiled, worked a job |
 "
 }
@@ -66,7 +67,7 @@ rust_client() {
 go_client() {
     quietly openapi-generator-cli generate -i openapi/openapi.json -g go -o "$made/go" \
         --additional-properties=packageName=fencepost,withGoMod=true,enumClassPrefix=true
-    # Its module is as old as this machine's Go may be, and has a name of ours.
+    # Replaces the generated go.mod: an old Go must accept it, and clients/go imports this name.
     printf 'module fencepost.example/client\n\ngo 1.19\n' >"$made/go/go.mod"
     rm -f "$made/go/go.sum"
     cd clients/go

@@ -1,19 +1,19 @@
 #!/usr/bin/env python3
-"""Writes the Grafana dashboards anew: ops/grafana/dashboards/*.json for operators, and ops/grafana/project.json, which
-the API fills with a project's queues. A dashboard is a list of rows, a row a list of panels; what they say is here and
-nowhere else."""
+"""Generates the Grafana dashboards: ops/grafana/dashboards/*.json for operators, and
+ops/grafana/project.json, which the API fills with a project's queues. A dashboard is a list of
+rows, and a row is a list of panels. Edit the panels only here."""
 
 import json
 import pathlib
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 RATE = "$__rate_interval"
-# Panels of a row share this width.
+# Width of a row in grid columns, shared by its panels.
 GRID = 24
 
 
 def panel(title, unit, *series, about="", stack=False, kind="timeseries"):
-    """A panel: each of `series` is an expression and its legend."""
+    """A panel. Each of `series` is an expression and its legend."""
     return {"title": title, "unit": unit, "series": series, "about": about, "stack": stack, "kind": kind}
 
 
@@ -34,27 +34,27 @@ def shares(metric, by=""):
 OVERVIEW = [
     [
         panel("Oldest ready job", "s", ('max(fencepost_oldest_ready_age_seconds{polled="yes"})', "with workers"),
-              about="How long the job waits that could have run first, where live workers poll. The one to page on."),
+              about="Age of the oldest ready job in queues that live workers poll. Page on this metric."),
         panel("Pickup time", "s", *shares("fencepost_job_pickup_seconds"),
-              about="From when a job could first run to its first lease."),
+              about="Time from when a job could first run to its first lease."),
     ],
     [
         panel("Jobs", "ops", (rate("fencepost_jobs_enqueued_total"), "enqueued"),
               (rate("fencepost_jobs_claimed_total"), "claimed"), (rate("fencepost_jobs_settled_total"), "settled")),
-        panel("Ends of attempts", "ops", (rate("fencepost_jobs_settled_total", "outcome"), "{{outcome}}"), stack=True),
+        panel("Attempts ended", "ops", (rate("fencepost_jobs_settled_total", "outcome"), "{{outcome}}"), stack=True),
         panel("Live jobs", "short", ("max by (state) (fencepost_jobs)", "{{state}}")),
     ],
     [
         panel("Requests by status", "reqps", (rate("fencepost_http_requests_total", "status"), "{{status}}"), stack=True),
         panel("Server errors", "percentunit",
-              (f'sum(rate(fencepost_http_requests_total{{status=~"5.."}}[{RATE}])) or vector(0)', "5xx a second"),
+              (f'sum(rate(fencepost_http_requests_total{{status=~"5.."}}[{RATE}])) or vector(0)', "5xx per second"),
               (f'(sum(rate(fencepost_http_requests_total{{status=~"5.."}}[{RATE}])) or vector(0)) / '
-               f"sum(rate(fencepost_http_requests_total[{RATE}]))", "of all requests")),
+               f"sum(rate(fencepost_http_requests_total[{RATE}]))", "share of requests")),
         panel("Nodes", "short", ("count(fencepost_build_info) by (version)", "{{version}}"),
-              ("max(fencepost_nodes)", "known to each other"), stack=False),
+              ("max(fencepost_nodes)", "seen by the nodes"), stack=False),
     ],
     [
-        panel("Time to answer, without polls", "s",
+        panel("Response time, without polls", "s",
               *[(f'histogram_quantile({it}, sum by (le) (rate(fencepost_http_request_duration_seconds_bucket'
                  f'{{route!~".*(/workers/poll|/workers/fetch|/poll|/claim|stream)"}}[{RATE}])))', f"p{round(it * 100)}")
                 for it in (0.5, 0.95, 0.99)]),
@@ -70,12 +70,12 @@ WORK = [
     ],
     [
         panel("Parked polls", "short", ("sum(fencepost_polls_parked)", "all nodes"),
-              ("max(fencepost_polls_parked)", "the fullest node")),
-        panel("Handed back", "ops", (rate("fencepost_jobs_released_total"), "client was gone")),
+              ("max(fencepost_polls_parked)", "fullest node")),
+        panel("Released", "ops", (rate("fencepost_jobs_released_total"), "client disconnected")),
         panel("Promoted", "ops", (rate("fencepost_jobs_promoted_total"), "became due")),
     ],
     [
-        panel("Retries and ends", "ops", (rate("fencepost_jobs_retried_total"), "retried"),
+        panel("Retries, dead letters, cancellations", "ops", (rate("fencepost_jobs_retried_total"), "retried"),
               (rate("fencepost_jobs_dead_lettered_total"), "dead-lettered"),
               (rate("fencepost_jobs_cancelled_total"), "cancelled")),
         panel("Leases lost", "ops",
@@ -88,8 +88,8 @@ WORK = [
     [
         panel("Recurring schedules", "ops", (rate("fencepost_schedule_fires_total", "outcome"), "{{outcome}}")),
         panel("Schedule lateness", "s", *shares("fencepost_schedule_lateness_seconds")),
-        panel("Brakes and bulk work", "ops", (rate("fencepost_brakes_total"), "types paused by a brake"),
-              (rate("fencepost_operation_jobs_total"), "jobs dealt with in bulk"),
+        panel("Circuit breakers and bulk work", "ops", (rate("fencepost_brakes_total"), "job types paused"),
+              (rate("fencepost_operation_jobs_total"), "jobs processed in bulk"),
               (rate("fencepost_jobs_pruned_total"), "pruned")),
     ],
 ]
@@ -98,84 +98,84 @@ STORE = [
     [
         panel("Batch size", "short", (share("fencepost_batch_items", 0.5, "kind"), "{{kind}} p50"),
               (share("fencepost_batch_items", 0.99, "kind"), "{{kind}} p99")),
-        panel("Wait for a batch", "s", (share("fencepost_batch_wait_seconds", 0.99, "kind"), "{{kind}} p99")),
-        panel("Time of a batch", "s", (share("fencepost_batch_duration_seconds", 0.99, "kind"), "{{kind}} p99")),
+        panel("Batch wait", "s", (share("fencepost_batch_wait_seconds", 0.99, "kind"), "{{kind}} p99")),
+        panel("Batch duration", "s", (share("fencepost_batch_duration_seconds", 0.99, "kind"), "{{kind}} p99")),
     ],
     [
         panel("Wait for a connection", "s", (share("fencepost_pool_wait_seconds", 0.99, "pool"), "{{pool}} p99")),
-        panel("Connections of nodes", "short", ('sum by (pool) (fencepost_pool_connections{state="used"})', "{{pool}} in use"),
+        panel("Node connections", "short", ('sum by (pool) (fencepost_pool_connections{state="used"})', "{{pool}} in use"),
               ("sum(fencepost_pool_connections)", "open")),
-        panel("Connections of the server", "short", ("max(fencepost_postgres_connections)", "open"),
-              ("max(fencepost_postgres_max_connections)", "accepted at most")),
+        panel("Server connections", "short", ("max(fencepost_postgres_connections)", "open"),
+              ("max(fencepost_postgres_max_connections)", "maximum")),
     ],
     [
         panel("Store errors", "ops", (rate("fencepost_store_errors_total", "kind"), "{{kind}}")),
         panel("Transactions", "ops", (f"max(rate(fencepost_postgres_commits_total[{RATE}]))", "commits"),
               (f"max(rate(fencepost_postgres_deadlocks_total[{RATE}]))", "deadlocks")),
         panel("WAL", "Bps", (f"max(rate(fencepost_postgres_wal_bytes_total[{RATE}]))", "written"),
-              ("max(fencepost_postgres_held_wal_bytes)", "held back by a slot, bytes")),
+              ("max(fencepost_postgres_held_wal_bytes)", "retained by a slot, bytes")),
     ],
     [
         panel("Dead rows", "short", ("topk(8, max by (table) (fencepost_postgres_dead_rows))", "{{table}}")),
         panel("Oldest snapshot", "s", ("max(fencepost_postgres_oldest_snapshot_seconds)", "age"),
-              about="Keeps dead rows from being cleared away."),
+              about="While a snapshot is held, vacuum cannot remove dead rows."),
         panel("Oldest snapshot in transactions", "short",
               ("max(fencepost_postgres_oldest_snapshot_transactions)", "transactions")),
         panel("Size", "bytes", ("topk(10, max by (table, part) (fencepost_postgres_table_bytes))", "{{table}} {{part}}")),
     ],
     [
-        panel("Slowest steps of loops", "s", (f'topk(6, {share("fencepost_loop_duration_seconds", 0.99, "loop")})', "{{loop}} p99")),
-        panel("Latest loops", "s", (f'topk(6, {share("fencepost_loop_lateness_seconds", 0.99, "loop")})', "{{loop}} p99")),
-        panel("Last good step", "s", ("topk(6, max by (loop) (time() - fencepost_loop_last_step_timestamp_seconds))", "{{loop}}")),
-        panel("Failed steps", "ops", (rate("fencepost_loop_errors_total", "loop"), "{{loop}}")),
+        panel("Slowest loop steps", "s", (f'topk(6, {share("fencepost_loop_duration_seconds", 0.99, "loop")})', "{{loop}} p99")),
+        panel("Loop lateness", "s", (f'topk(6, {share("fencepost_loop_lateness_seconds", 0.99, "loop")})', "{{loop}} p99")),
+        panel("Time since last completed step", "s", ("topk(6, max by (loop) (time() - fencepost_loop_last_step_timestamp_seconds))", "{{loop}}")),
+        panel("Failed loop steps", "ops", (rate("fencepost_loop_errors_total", "loop"), "{{loop}}")),
     ],
 ]
 
 LIMITS = [
     [
         panel("Refused by limits", "ops", (rate("fencepost_requests_limited_total", "budget"), "{{budget}}")),
-        panel("Who counts", "ops", (rate("fencepost_limiter_decisions_total", "by, outcome"), "{{by}} {{outcome}}")),
-        panel("Shed", "ops", (rate("fencepost_requests_shed_total", "kind"), "{{kind}}"),
-              about="Refused with 503 because a bounded queue was full."),
+        panel("Limiter decisions", "ops", (rate("fencepost_limiter_decisions_total", "by, outcome"), "{{by}} {{outcome}}")),
+        panel("Requests shed", "ops", (rate("fencepost_requests_shed_total", "kind"), "{{kind}}"),
+              about="Requests refused with 503 because a bounded queue was full."),
     ],
     [
         panel("Redis", "short", ("max(fencepost_redis_breaker_open)", "breaker open"),
-              ("min(fencepost_redis_subscribed)", "every node hears the others")),
+              ("min(fencepost_redis_subscribed)", "all nodes subscribed")),
         panel("Redis failures", "ops", (rate("fencepost_redis_failures_total", "reason"), "{{reason}}"),
               (rate("fencepost_limits_local_total"), "limits counted locally")),
-        panel("Wake-ups between nodes", "ops", (rate("fencepost_wakeups_sent_total"), "told"),
-              (rate("fencepost_wakeups_received_total"), "heard")),
+        panel("Wake-ups between nodes", "ops", (rate("fencepost_wakeups_sent_total"), "sent"),
+              (rate("fencepost_wakeups_received_total"), "received")),
     ],
     [
         panel("Connections", "short", ("sum(fencepost_http_connections)", "open"),
-              (rate("fencepost_http_connections_refused_total"), "refused a second")),
+              (rate("fencepost_http_connections_refused_total"), "refused per second")),
         panel("Requests by route", "reqps", (f"topk(10, {rate('fencepost_http_requests_total', 'route')})", "{{route}}")),
         panel("Mail", "ops", (rate("fencepost_mails_total", "outcome"), "{{outcome}}")),
     ],
 ]
 
-# With the label `queue` of one project's own metrics.
+# The label `queue` of a project's own metrics.
 OF = '{queue=~"$queue"}'
 PROJECT = [
     [
         panel("Oldest ready job", "s", (f"fencepost_project_queue_oldest_ready_age_seconds{OF}", "{{queue}}"),
-              about="How long the job waits that could have run first. The one to page on."),
+              about="Age of the oldest ready job. Page on this metric."),
         panel("Ready", "short", ('fencepost_project_queue_jobs{queue=~"$queue", state="ready"}', "{{queue}}")),
         panel("Workers", "short", (f"fencepost_project_queue_workers{OF}", "{{queue}}")),
     ],
     [
         panel("Enqueued", "ops", (f"sum by (queue) (rate(fencepost_project_jobs_enqueued_total{OF}[{RATE}]))", "{{queue}}")),
         panel("Claimed", "ops", (f"sum by (queue) (rate(fencepost_project_jobs_claimed_total{OF}[{RATE}]))", "{{queue}}")),
-        panel("Ends of attempts", "ops",
+        panel("Attempts ended", "ops",
               (f"sum by (outcome) (rate(fencepost_project_attempts_total{OF}[{RATE}]))", "{{outcome}}"), stack=True),
-        panel("Given up and called off", "ops",
+        panel("Dead-lettered and cancelled", "ops",
               (f"sum by (job_type) (rate(fencepost_project_jobs_dead_lettered_total{OF}[{RATE}]))", "{{job_type}} dead-lettered"),
               (f"sum(rate(fencepost_project_jobs_cancelled_total{OF}[{RATE}]))", "cancelled")),
     ],
     [
-        panel("Wait", "s", *[(f"histogram_quantile({it}, sum by (le, queue) (rate(fencepost_project_job_wait_seconds_bucket"
+        panel("Wait time", "s", *[(f"histogram_quantile({it}, sum by (le, queue) (rate(fencepost_project_job_wait_seconds_bucket"
                               f"{OF}[{RATE}])))", f"{{{{queue}}}} p{round(it * 100)}") for it in (0.5, 0.99)]),
-        panel("Run", "s", *[(f"histogram_quantile({it}, sum by (le, job_type) (rate("
+        panel("Run time", "s", *[(f"histogram_quantile({it}, sum by (le, job_type) (rate("
                              f"fencepost_project_job_run_seconds_bucket[{RATE}])))", f"{{{{job_type}}}} p{round(it * 100)}")
                             for it in (0.5, 0.99)]),
         panel("Jobs by state", "short", (f"sum by (state) (fencepost_project_queue_jobs{OF})", "{{state}}"), stack=True),

@@ -1,6 +1,7 @@
 #!/bin/sh
-# The console in a real browser: tests/e2e/. Needs what `scripts/setup.sh test` installs, and target/debug/fencepost.
-# With the argument `pictures`: draws the pictures of the console in docs/pictures/ instead.
+# Tests the console in a real browser: tests/e2e/. Requires target/debug/fencepost and the packages
+# that `scripts/setup.sh test` installs. With the argument `pictures`, takes the screenshots of the
+# console in docs/pictures/ instead.
 set -eu
 cd "$(dirname "$0")/../tests/e2e"
 PLAYWRIGHT_SKIP_BROWSER_DOWNLOAD=1 npm ci --no-audit --no-fund --loglevel=error >/dev/null

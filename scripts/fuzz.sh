@@ -1,6 +1,7 @@
 #!/bin/sh
-# Sends requests that are made from the OpenAPI file, good and bad, to a server of its own, and fails on every answer that
-# is a server's error or is not in the file. FENCEPOST_FUZZ_EXAMPLES says how many for each operation.
+# Sends valid and invalid requests, generated from the OpenAPI file, to a private server. Fails on
+# every answer that is a server error or does not match the file. FENCEPOST_FUZZ_EXAMPLES sets the
+# number of requests per operation.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -22,7 +23,7 @@ if [ ! -x "$tools/bin/st" ]; then
     "$tools/bin/pip" install --quiet "schemathesis==$VERSION"
 fi
 cargo build --locked --quiet
-# Everybody can reach it: the database's user as well.
+# The database's user must be able to enter the directory.
 chmod 755 "$place"
 FENCEPOST_LOG=error ./target/debug/fencepost dev --data-dir "$place/data" --listen 127.0.0.1:0 \
     --metrics-listen 127.0.0.1:0 --ready-file "$place/ready" >"$place/out" 2>"$place/log" &
@@ -35,7 +36,7 @@ field() { python3 -c 'import json,sys; print(json.load(open(sys.argv[1]))[sys.ar
 url=$(field url)
 key=$(field api_key)
 
-# Streams have no end, and what ends the credential would end the run.
+# Excludes streams, which do not end, and operations that would revoke this run's credential.
 fuzz() {
     "$tools/bin/st" run openapi/openapi.json --url "$url" --header "Authorization: Bearer $1" \
         --max-examples "$2" --workers 4 --request-timeout 60 --no-color \
@@ -45,7 +46,8 @@ fuzz() {
         $3
 }
 
-# Somebody with a session calls the routes of people; they meet their limits soon, which is an answer as well.
+# A session calls the routes of accounts and projects. They reach their rate limits soon, which is a
+# valid answer, too.
 post() { curl -sS "$url$1" -H 'Content-Type: application/json' -d "$2"; }
 person='{"email": "fuzz@example.com", "password": "quiet otters borrow umbrellas"}'
 post /v1/auth/signup "$person" >/dev/null

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""A mixed load for so many seconds, on the server that FENCEPOST_URL and FENCEPOST_KEY name: producers, workers of which some
-fail, fall silent and show wrong fences, and recurring schedules. A queue without workers fills up halfway."""
+"""Generates a mixed load for a number of seconds, on the server of FENCEPOST_URL and FENCEPOST_KEY:
+producers, recurring schedules, and workers. Some workers fail jobs, abandon them, or send wrong
+fences. Halfway through, a queue without workers fills up."""
 
 import json
 import os
@@ -44,9 +45,9 @@ def work(name):
         fence = {"job_id": job["id"], "worker_id": name, "attempt": job["attempt"], "lease_id": job["lease_id"]}
         luck = random.random()
         if luck < 0.005:
-            continue  # It falls silent: the lease expires.
+            continue  # No ack: the lease expires.
         if luck < 0.02:
-            call("POST", "/v1/workers/heartbeat", fence | {"worker_id": "somebody-else"})
+            call("POST", "/v1/workers/heartbeat", fence | {"worker_id": "another-worker"})
         status = "failed" if luck > 0.93 else "released" if luck > 0.91 else "succeeded"
         call("POST", "/v1/workers/ack", fence | {"status": status})
 
@@ -61,7 +62,7 @@ def main():
         thread.start()
     time.sleep(max(0, end - time.time()) / 2)
     for _ in range(50):
-        call("POST", "/v1/jobs", {"job_type": "lonely", "queue": "nobody"})
+        call("POST", "/v1/jobs", {"job_type": "lonely", "queue": "unattended"})
     for thread in threads:
         thread.join()
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Draws the dashboards as Grafana would: asks a Prometheus each panel's expressions over the last minutes, and writes a
-picture of each dashboard to docs/pictures/. `scripts/pictures.sh` runs it over a server under load."""
+"""Draws the dashboards as Grafana would. Queries a Prometheus for each panel's expressions over the
+last seconds, and writes one picture per dashboard to docs/pictures/. `scripts/pictures.sh` runs it
+against a server under load."""
 
 import json
 import pathlib
@@ -16,7 +17,7 @@ import matplotlib.dates  # noqa: E402
 import matplotlib.pyplot as plot  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-# Points of a line.
+# Points per line.
 STEPS = 120
 
 
@@ -34,7 +35,7 @@ def legend(text, labels):
 
 
 def in_unit(unit):
-    names = {"s": "seconds", "ops": "a second", "reqps": "requests a second", "bytes": "bytes", "Bps": "bytes a second",
+    names = {"s": "seconds", "ops": "per second", "reqps": "requests per second", "bytes": "bytes", "Bps": "bytes per second",
              "percentunit": "share", "short": ""}
     return names.get(unit, unit)
 
@@ -73,7 +74,7 @@ def picture(path, prometheus, seconds, target):
     for part, (_, panels) in zip(parts, sorted(rows.items())):
         for axes, panel in zip(part.subplots(1, len(panels), squeeze=False)[0], panels):
             if draw(axes, panel, prometheus, seconds) == 0:
-                raise SystemExit(f"{dashboard['title']}: {panel['title']} shows nothing")
+                raise SystemExit(f"{dashboard['title']}: {panel['title']} has no data")
     figure.savefig(target, dpi=60)
     plot.close(figure)
     print(target)

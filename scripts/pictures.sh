@@ -1,5 +1,6 @@
 #!/bin/bash
-# A server under load, a Prometheus that watches it, and pictures of what the dashboards show of it: docs/pictures/.
+# Starts a server under load and a Prometheus that scrapes it, and draws the dashboards:
+# docs/pictures/.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 seconds=${1:-120}
@@ -30,7 +31,7 @@ prometheus --config.file="$folder/prometheus.json" --storage.tsdb.path="$folder/
     --web.listen-address=127.0.0.1:7490 >>"$folder/log" 2>&1 &
 pids="$pids $!"
 
-# A mix: jobs that succeed, fail and are given up, schedules, workers that come and go, wrong fences.
+# Jobs that succeed, fail and become dead letters, schedules, workers that time out, wrong fences.
 FENCEPOST_URL=http://127.0.0.1:7480 FENCEPOST_KEY=$key python3 scripts/load.py "$seconds" &
 load=$!
 pids="$pids $load"

@@ -1,12 +1,12 @@
 #!/bin/sh
-# Installs what Fencepost needs and this machine lacks, and says what it does.
-# With the argument `test` also what the tests need: Go, Node, Java, pip, jq, Prometheus, HAProxy and Chromium.
-# Needs: a Debian or Ubuntu machine, and root or sudo. Elsewhere it says what to install.
+# Installs the missing dependencies of Fencepost, and prints each step. With the argument `test`,
+# also installs the dependencies of the tests: Go, Node, Java, pip, jq, Prometheus, HAProxy and
+# Chromium. Requires Debian or Ubuntu, and root or sudo. On other systems it prints what to install.
 set -eu
 
 MIN_POSTGRES=15
 MIN_RUST_MINOR=94
-# What a build and a run of all tests take on the disk, about, in KiB.
+# Approximate disk space for a build and a run of all tests, in KiB.
 TESTS_TAKE_KIB=7000000
 
 say() { printf 'setup: %s\n' "$*"; }
@@ -17,9 +17,9 @@ command -v cargo >/dev/null 2>&1 ||
 
 rust=$(cargo --version | sed 's/cargo 1\.\([0-9]*\).*/\1/')
 [ "$rust" -ge "$MIN_RUST_MINOR" ] 2>/dev/null ||
-    fail "Rust 1.$MIN_RUST_MINOR or newer is needed, this is $(cargo --version). Run: rustup update"
+    fail "Rust 1.$MIN_RUST_MINOR or newer is required; installed: $(cargo --version). Run: rustup update"
 
-# The newest PostgreSQL whose server is installed; empty when there is none.
+# The newest installed version of the PostgreSQL server; empty if there is none.
 postgres_version() {
     for postgres in /usr/lib/postgresql/*/bin/postgres /usr/pgsql-*/bin/postgres \
         /opt/homebrew/opt/postgresql@*/bin/postgres /usr/local/opt/postgresql@*/bin/postgres \
@@ -55,7 +55,7 @@ fi
 if [ "${1:-}" = test ]; then
     free_kib=$(df -Pk . | awk 'NR == 2 { print $4 }')
     [ "$free_kib" -gt "$TESTS_TAKE_KIB" ] ||
-        say "$((free_kib / 1000000)) GB are free here, and the tests take about $((TESTS_TAKE_KIB / 1000000)) GB, less if they were built before"
+        say "$((free_kib / 1000000)) GB are free here; the tests take about $((TESTS_TAKE_KIB / 1000000)) GB, or less if they were built before"
 fi
 [ -n "$missing" ] || exit 0
 
@@ -67,13 +67,13 @@ command -v apt-get >/dev/null 2>&1 ||
 
 say "installing$missing: $command"
 export DEBIAN_FRONTEND=noninteractive
-# System-wide servers are not needed, only their programs.
+# Only the programs are needed, not system-wide servers.
 if [ ! -e /etc/postgresql-common/createcluster.conf ]; then
     as_root mkdir -p /etc/postgresql-common
     printf 'create_main_cluster = false\n' | as_root tee /etc/postgresql-common/createcluster.conf >/dev/null
 fi
-as_root apt-get update -q >/dev/null || say "apt-get update failed; trying with the lists that are there"
-as_root $command >/dev/null || fail "that failed. Run it by hand: apt-get update && $command"
+as_root apt-get update -q >/dev/null || say "apt-get update failed; continuing with the existing package lists"
+as_root $command >/dev/null || fail "the installation failed. Run it by hand: apt-get update && $command"
 for service in redis-server prometheus haproxy; do
     case " $missing " in *" $service "*)
         command -v systemctl >/dev/null 2>&1 && as_root systemctl disable --now "$service" >/dev/null 2>&1 || true ;;
@@ -81,6 +81,6 @@ for service in redis-server prometheus haproxy; do
 done
 have=$(postgres_version)
 [ -n "$have" ] && [ "$have" -ge "$MIN_POSTGRES" ] ||
-    fail "this system's packages have PostgreSQL ${have:-none}, and $MIN_POSTGRES or newer is needed. As root, run:
+    fail "this system's packages provide PostgreSQL ${have:-none}, but $MIN_POSTGRES or newer is required. As root, run:
   apt-get install -y postgresql-common && /usr/share/postgresql-common/pgdg/apt.postgresql.org.sh -y && apt-get install -y postgresql-17"
 say "done"

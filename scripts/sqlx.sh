@@ -1,5 +1,5 @@
 #!/bin/sh
-# Checks every statement against the migrations on a PostgreSQL of its own, and writes .sqlx/ anew.
+# Checks every statement against the migrations on a private PostgreSQL, and regenerates .sqlx/.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -24,7 +24,7 @@ for migration in migrations/*.sql; do
 done
 rm -rf .sqlx
 mkdir .sqlx
-# The macros run when the crate is compiled: make it new.
+# The macros run only when the crate is compiled: force a compilation.
 touch src/lib.rs
 SQLX_OFFLINE=false SQLX_OFFLINE_DIR="$PWD/.sqlx" \
     DATABASE_URL="postgres://fencepost@localhost/postgres?host=$dir" cargo check --locked

@@ -1,5 +1,4 @@
-//! What a request needs: the engine, the people, what may be remembered of credentials for a moment, and the
-//! secrets of this instance.
+//! What requests share: the engine, accounts, cached credentials, and the secrets of this instance.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -25,17 +24,17 @@ use crate::{
     store::{self, keys::KeyOwner, members::Membership},
 };
 
-/// How long a credential is trusted without asking the store. A parked poll asks as often, so that even without
-/// Redis a revoked key is obeyed nowhere after twice as long.
+/// TTL of cached credentials. Parked polls check as often, so even without Redis a revoked key is
+/// refused everywhere after twice this time.
 pub const KEY_CACHE_TTL: Duration = Duration::from_secs(2);
-/// Keys one node remembers, unknown ones included.
+/// Keys that one node caches, including unknown ones.
 const KEY_CACHE_KEYS: u64 = 100_000;
-/// Sessions and memberships one node remembers.
+/// Sessions and memberships that one node caches.
 const PEOPLE_CACHE: u64 = 20_000;
-/// Keys that were used and whose rows do not say so yet.
+/// Keys whose use is not written to the database yet.
 const MAX_USED_KEYS: usize = 10_000;
 
-/// What a live key opens, and how much of it.
+/// The rights and limits of a live key.
 #[derive(Debug, Clone)]
 pub struct KeyGrant {
     pub owner: KeyOwner,
@@ -44,7 +43,7 @@ pub struct KeyGrant {
     pub limits: Limits,
 }
 
-/// What a member is in a project.
+/// A member's role and limits in a project.
 #[derive(Debug, Clone)]
 pub struct MemberGrant {
     pub membership: Membership,
@@ -78,14 +77,14 @@ impl Deref for App {
     }
 }
 
-/// A credential that no longer counts.
+/// A credential to remove from caches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Forget {
     Key(SecretHash),
     Session(SessionId),
-    /// What was remembered of members: a role has changed.
+    /// All cached members: a role has changed.
     Members,
-    /// What was remembered of all keys and members: a project or a plan has changed.
+    /// All cached keys and members: a project or a plan has changed.
     Everybody,
 }
 
@@ -102,7 +101,7 @@ impl Forget {
         }
     }
 
-    /// Reads what another node has told. What cannot be read is taken for the most.
+    /// Parses a message of another node. An unreadable one removes everything.
     fn read(text: &str) -> Self {
         let read = match text.split_once(' ') {
             Some(("key", hex)) => read_hash(hex).map(Self::Key),
@@ -145,8 +144,8 @@ impl App {
         }))
     }
 
-    /// What the live key with this hash opens, as of at most [`KEY_CACHE_TTL`] ago. Many callers that ask for one
-    /// key at once cost one look-up.
+    /// The rights of the live key with this hash, as of at most [`KEY_CACHE_TTL`] ago. Concurrent
+    /// lookups of one key share a query.
     pub async fn key_grant(&self, hash: SecretHash) -> Result<Option<Arc<KeyGrant>>, Error> {
         if let Some(known) = self.keys.get(&hash).await {
             return Ok(known);
@@ -167,19 +166,19 @@ impl App {
         KeyGrant { owner, scopes, limits }
     }
 
-    /// Whether this key would have to be looked up.
+    /// Whether this key is not cached.
     #[must_use]
     pub fn is_new_key(&self, hash: &SecretHash) -> bool {
         !self.keys.contains_key(hash)
     }
 
-    /// Whether this membership would have to be looked up.
+    /// Whether this membership is not cached.
     #[must_use]
     pub fn is_new_member(&self, account_id: AccountId, project: &str) -> bool {
         !self.members.contains_key(&(account_id, project.to_owned()))
     }
 
-    /// Whether a session goes on, as of at most [`KEY_CACHE_TTL`] ago.
+    /// Whether a session is live, as of at most [`KEY_CACHE_TTL`] ago.
     pub async fn is_session_live(&self, bearer: Bearer) -> Result<bool, Error> {
         let look_up = async {
             let mut conn = self.engine.pools.keys.acquire().await?;
@@ -188,7 +187,7 @@ impl App {
         Box::pin(self.sessions.try_get_with(bearer, look_up)).await.map_err(Error::Unavailable)
     }
 
-    /// What an account is in the project of this slug or id, as of at most [`KEY_CACHE_TTL`] ago.
+    /// An account's role in the project with this slug or id, as of at most [`KEY_CACHE_TTL`] ago.
     pub async fn member_grant(
         &self,
         account_id: AccountId,
@@ -209,13 +208,13 @@ impl App {
         Box::pin(self.members.try_get_with(key, look_up)).await.map_err(Error::Unavailable)
     }
 
-    /// Makes all nodes forget a credential, this one at once.
+    /// Removes a credential from the caches of all nodes, of this one immediately.
     pub async fn forget(&self, forget: Forget) {
         self.forget_here(forget).await;
         self.bus.tell(Topic::Forget, &forget.text()).await;
     }
 
-    /// Another node has told to forget something.
+    /// Another node has changed a credential.
     pub async fn forget_as_told(&self, text: &str) {
         self.forget_here(Forget::read(text)).await;
     }
@@ -223,7 +222,7 @@ impl App {
     async fn forget_here(&self, forget: Forget) {
         match forget {
             Forget::Key(hash) => self.keys.invalidate(&hash).await,
-            // There are few sessions, and it is not known whose it is: all are asked for again.
+            // There are few sessions, and this one's account is unknown: drop all.
             Forget::Session(_) => self.sessions.invalidate_all(),
             Forget::Members => self.members.invalidate_all(),
             Forget::Everybody => {
@@ -234,7 +233,7 @@ impl App {
         self.forgotten.notify_waiters();
     }
 
-    /// Says that this node lives, and finds out how many do.
+    /// Records that this node is running, and counts the running nodes.
     pub async fn count_nodes(&self) -> sqlx::Result<()> {
         let mut conn = self.engine.pools.background.acquire().await?;
         let nodes = store::nodes::beat(&mut conn, self.bus.node()).await?;
@@ -243,12 +242,12 @@ impl App {
         Ok(())
     }
 
-    /// Resolves when it is time to ask whether a credential still counts.
+    /// Resolves when a credential should be checked again.
     pub async fn until_recheck(&self) {
         let _ = tokio::time::timeout(KEY_CACHE_TTL, self.forgotten.notified()).await;
     }
 
-    /// Notes that a key was used.
+    /// Records that a key was used.
     pub fn record_used(&self, key: (ProjectId, KeyId)) {
         let mut used = lock(&self.used_keys);
         if used.len() < MAX_USED_KEYS {
@@ -256,7 +255,7 @@ impl App {
         }
     }
 
-    /// Writes down which keys were used.
+    /// Writes which keys were used.
     pub async fn write_used_keys(&self) -> sqlx::Result<()> {
         let used: Vec<_> = lock(&self.used_keys).drain().collect();
         if used.is_empty() {
@@ -266,7 +265,7 @@ impl App {
         store::keys::record_used(&mut conn, &used).await
     }
 
-    /// Takes a place on this node for something that lasts; none when `max` are taken.
+    /// Takes a permit on this node; none if `max` are taken.
     #[must_use]
     pub fn take_permit(&self, name: &str, max: u32) -> Option<LocalPermit> {
         let mut parked = lock(&self.parked);
@@ -278,14 +277,14 @@ impl App {
         Some(LocalPermit { app: self.clone(), name: name.to_owned() })
     }
 
-    /// How many of these places are taken on this node.
+    /// How many of these permits are taken on this node.
     #[must_use]
     pub fn permits_taken(&self, name: &str) -> u32 {
         lock(&self.parked).get(name).copied().unwrap_or_default()
     }
 }
 
-/// A place on this node, until it is dropped.
+/// A permit on this node; released when dropped.
 pub struct LocalPermit {
     app: App,
     name: String,
@@ -303,7 +302,7 @@ impl Drop for LocalPermit {
     }
 }
 
-/// No code that holds these locks can panic in the middle of a change.
+/// Code that holds these locks cannot panic in the middle of a change.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,4 +1,4 @@
-//! The HTTP client of our own commands: where the server is, who asks, and how long to be patient.
+//! The HTTP client of our own commands.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -14,7 +14,7 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(45);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const DEFAULT_URL: &str = "http://127.0.0.1:7070";
 
-/// Where the server is and who asks.
+/// The server and the credentials to use.
 #[derive(Debug, Clone, clap::Args)]
 pub struct ClientArgs {
     /// The server [default: that of a running `fencepost dev` here, or http://127.0.0.1:7070]
@@ -30,10 +30,10 @@ pub struct ClientArgs {
     pub data_dir: Option<PathBuf>,
 }
 
-/// What the server refused, or why it could not be asked.
+/// A failed call.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
-    /// It answered with an error.
+    /// The server answered with an error.
     #[error("{message} ({code})")]
     Refused {
         /// Its status.
@@ -43,7 +43,7 @@ pub enum Failure {
         /// In words.
         message: String,
     },
-    /// It did not answer.
+    /// The server did not answer.
     #[error("the server does not answer")]
     Unreachable(#[source] reqwest::Error),
 }
@@ -63,8 +63,8 @@ impl Failure {
     }
 }
 
-/// What the server answered, as it came: payloads and results are in it byte for byte, and may be such
-/// that only they can read them.
+/// The answer as it came: payloads and results are in it byte for byte, possibly readable only by
+/// their program.
 #[derive(Debug, Clone)]
 pub struct Reply {
     /// JSON.
@@ -72,7 +72,7 @@ pub struct Reply {
 }
 
 impl Reply {
-    /// For looking into it; null when it holds what cannot be read as a whole.
+    /// The parsed answer; null if it cannot be parsed as a whole.
     #[must_use]
     pub fn json(&self) -> Value {
         serde_json::from_str(&self.text).unwrap_or_default()
@@ -89,7 +89,7 @@ pub struct Client {
 
 impl Client {
     /// # Errors
-    /// When there is no key, neither given nor of a `dev` that runs here.
+    /// When there is no key, neither given nor of a running `dev`.
     pub fn new(args: &ClientArgs) -> anyhow::Result<Self> {
         let running = match (&args.url, &args.api_key) {
             (Some(_), Some(_)) => None,
@@ -120,7 +120,7 @@ impl Client {
         self.send(self.http.request(Method::POST, format!("{}{path}", self.url)).json(body)).await
     }
 
-    /// A request that shows an idempotency key, with a body as it is.
+    /// A request with an idempotency key, and a body as it is.
     pub async fn post_once(
         &self,
         path: &str,

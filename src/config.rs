@@ -27,7 +27,7 @@ pub struct DatabaseArgs {
     )]
     pub database_url: Option<String>,
 
-    /// File with that URL, instead
+    /// File with that URL
     #[arg(
         long,
         env = "FENCEPOST_DATABASE_URL_FILE",
@@ -39,10 +39,11 @@ pub struct DatabaseArgs {
 }
 
 impl DatabaseArgs {
-    /// The URL from flag, `FENCEPOST_DATABASE_URL`, the file of one of them, or `DATABASE_URL`, in this order.
+    /// The URL from the flag, `FENCEPOST_DATABASE_URL`, the file of either, or `DATABASE_URL`, in
+    /// this order.
     ///
     /// # Errors
-    /// When none of them is given, or the file cannot be read.
+    /// When none of them is set, or the file cannot be read.
     pub fn url(&self) -> anyhow::Result<String> {
         if let Some(file) = &self.database_url_file {
             return read_secret(file);
@@ -58,7 +59,7 @@ impl DatabaseArgs {
     }
 }
 
-/// The text of a file without the line break at its end.
+/// The content of a file without its final line break.
 ///
 /// # Errors
 /// When it cannot be read, or is empty.
@@ -70,7 +71,7 @@ pub fn read_secret(file: &Path) -> anyhow::Result<String> {
     Ok(text.to_owned())
 }
 
-/// A secret that is given itself, or in a file.
+/// A secret, given directly or in a file.
 fn secret(
     value: Option<&SecretString>,
     file: Option<&PathBuf>,
@@ -84,12 +85,12 @@ fn secret(
 /// Where Redis is.
 #[derive(Debug, Clone, Args)]
 pub struct RedisArgs {
-    /// Redis to use, as redis://user:password@host:port, rediss://… or redis+unix:///path. Nodes share rate
-    /// limits over it and wake each other's polls; without it each does so alone
+    /// Redis to use, as redis://user:password@host:port, rediss://… or redis+unix:///path. Nodes
+    /// share rate limits and wake each other's polls over it; without it each node works alone
     #[arg(long, env = "FENCEPOST_REDIS_URL", hide_env_values = true, value_name = "URL")]
     pub redis_url: Option<SecretString>,
 
-    /// File with that URL, instead
+    /// File with that URL
     #[arg(
         long,
         env = "FENCEPOST_REDIS_URL_FILE",
@@ -98,7 +99,7 @@ pub struct RedisArgs {
     )]
     pub redis_url_file: Option<PathBuf>,
 
-    /// What a call to Redis may take, in milliseconds, before a node goes on without
+    /// Budget of a call to Redis in milliseconds; after it a node continues without Redis
     #[arg(long, env = "FENCEPOST_REDIS_BUDGET_MS", default_value_t = 25, value_name = "N",
           value_parser = clap::value_parser!(u64).range(1..=10_000))]
     pub redis_budget_ms: u64,
@@ -110,7 +111,7 @@ impl RedisArgs {
         secret(self.redis_url.as_ref(), self.redis_url_file.as_ref())
     }
 
-    /// What a call may take.
+    /// The budget of a call.
     #[must_use]
     pub fn budget(&self) -> Duration {
         Duration::from_millis(self.redis_budget_ms)
@@ -120,22 +121,22 @@ impl RedisArgs {
 /// Who may sign up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Signup {
-    /// Everybody.
+    /// Anyone.
     Open,
-    /// Whoever is invited to a project.
+    /// People with an invitation to a project.
     Invite,
-    /// Nobody.
+    /// No one.
     Closed,
 }
 
-/// People: who may come, what they get, and how they are written to.
+/// Accounts: sign-up, plans, and mail.
 #[derive(Debug, Clone, Args)]
 pub struct PeopleArgs {
     /// Who may sign up [default: invite; in `dev`, open]
     #[arg(long, env = "FENCEPOST_SIGNUP", value_enum, value_name = "WHO")]
     pub signup: Option<Signup>,
 
-    /// File of plans, as ops/plans.toml; without, those that this binary was built with
+    /// Plans file like ops/plans.toml [default: the built-in plans]
     #[arg(long, env = "FENCEPOST_PLANS", value_name = "FILE")]
     pub plans: Option<PathBuf>,
 
@@ -143,15 +144,16 @@ pub struct PeopleArgs {
     #[arg(long, env = "FENCEPOST_DEFAULT_PLAN", value_name = "PLAN")]
     pub default_plan: Option<String>,
 
-    /// Where people reach this API, for links in mails [default: http:// and the address of the API]
+    /// Public URL of this API, for links in mails [default: http:// and the address of the API]
     #[arg(long, env = "FENCEPOST_PUBLIC_URL", value_name = "URL")]
     pub public_url: Option<String>,
 
-    /// Mail server, as smtps://user:password@host:port; without, no mail is sent (in `dev` it is printed)
+    /// Mail server, as smtps://user:password@host:port; without it, no mail is sent (in `dev` it is
+    /// printed)
     #[arg(long, env = "FENCEPOST_SMTP_URL", hide_env_values = true, value_name = "URL")]
     pub smtp_url: Option<SecretString>,
 
-    /// File with that URL, instead
+    /// File with that URL
     #[arg(long, env = "FENCEPOST_SMTP_URL_FILE", value_name = "FILE", conflicts_with = "smtp_url")]
     pub smtp_url_file: Option<PathBuf>,
 
@@ -174,7 +176,7 @@ impl PeopleArgs {
     /// The plans, and the one of new projects.
     ///
     /// # Errors
-    /// When the file cannot be used, or there is no such plan.
+    /// When the file cannot be used, or the plan does not exist.
     pub fn plans(&self, default: &str) -> anyhow::Result<(Plans, String)> {
         let plans = match &self.plans {
             Some(file) => {
@@ -194,27 +196,27 @@ impl PeopleArgs {
     }
 }
 
-/// The plan of new projects where nobody says otherwise.
+/// The default plan of new projects.
 pub const DEFAULT_PLAN: &str = "free";
 /// The same in `dev`.
 pub const DEV_PLAN: &str = plan::UNLIMITED;
 
-/// Which connections are accepted.
+/// Limits of connections.
 #[derive(Debug, Clone, Args)]
 pub struct ConnectionArgs {
-    /// Open connections of one client address (of IPv6: one /64); trusted proxies may have any number
-    /// [default: 256; in `dev`, 20000]
+    /// Maximum open connections of one client address (of IPv6: one /64); trusted proxies are not
+    /// limited [default: 256; in `dev`, 20000]
     #[arg(long, env = "FENCEPOST_MAX_CONNECTIONS_PER_ADDRESS", value_name = "N",
           value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub max_connections_per_address: Option<u32>,
 
-    /// Addresses or networks (10.0.0.0/8) of proxies whose X-Forwarded-For is believed; may be given more than once
+    /// Address or network (10.0.0.0/8) of a proxy whose X-Forwarded-For is trusted; may be repeated
     #[arg(long, env = "FENCEPOST_TRUSTED_PROXIES", value_name = "ADDR", value_delimiter = ',',
           value_parser = read_network)]
     pub trusted_proxies: Vec<IpNet>,
 }
 
-/// A network, or an address: a network of one.
+/// A network; a single address is a network of one.
 fn read_network(text: &str) -> Result<IpNet, String> {
     let alone = || text.parse::<IpAddr>().map(IpNet::from);
     text.parse()
@@ -222,11 +224,11 @@ fn read_network(text: &str) -> Result<IpNet, String> {
         .map_err(|_| "must be an address or a network such as 10.0.0.0/8".to_owned())
 }
 
-/// Open connections of one client address where nobody says otherwise.
+/// Default maximum of open connections of one client address.
 pub const DEFAULT_CONNECTIONS_PER_ADDRESS: u32 = 256;
 
 impl ConnectionArgs {
-    /// Which connections are accepted; where nobody says how many, `default` of each address.
+    /// The limits; `default` applies to each address if none is set.
     #[must_use]
     pub fn limits(&self, default: u32) -> ConnectionLimits {
         ConnectionLimits {
@@ -236,16 +238,16 @@ impl ConnectionArgs {
     }
 }
 
-/// Which connections are accepted.
+/// Limits of connections.
 #[derive(Debug, Clone)]
 pub struct ConnectionLimits {
     /// Of one client address.
     pub per_address: u32,
-    /// Proxies, which may have any number, and whose X-Forwarded-For is believed.
+    /// Proxies without a limit, whose X-Forwarded-For is trusted.
     pub trusted_proxies: Vec<IpNet>,
 }
 
-/// What a node needs to know to serve.
+/// Settings of a node.
 #[derive(Debug, Clone, Args)]
 pub struct NodeArgs {
     /// Address of the API
@@ -261,7 +263,7 @@ pub struct NodeArgs {
     )]
     pub metrics_listen: SocketAddr,
 
-    /// What to log: a level, or tracing directives such as info,fencepost=debug
+    /// Log filter: a level, or tracing directives such as info,fencepost=debug
     #[arg(long, env = "FENCEPOST_LOG", default_value = "info", value_name = "FILTER")]
     pub log: String,
 
@@ -281,14 +283,15 @@ pub struct NodeArgs {
     pub pools: PoolArgs,
 }
 
-/// Where spans go.
+/// Export of spans.
 #[derive(Debug, Clone, Args)]
 pub struct TraceArgs {
-    /// Collector of OpenTelemetry to send spans to over OTLP/HTTP, as http://host:4318; without it none are made
+    /// OpenTelemetry collector for spans over OTLP/HTTP, as http://host:4318; without it none are
+    /// exported
     #[arg(long, env = "FENCEPOST_OTLP_ENDPOINT", value_name = "URL")]
     pub otlp_endpoint: Option<String>,
 
-    /// Of traces that begin here, so many of 1 are recorded; a caller's own are recorded as it says
+    /// Sampling ratio (0–1) for traces started here; incoming traces keep the caller's decision
     #[arg(long, env = "FENCEPOST_TRACE_RATIO", default_value_t = 0.1, value_name = "SHARE",
           value_parser = read_share)]
     pub trace_ratio: f64,
@@ -307,7 +310,7 @@ const READ_CONNECTIONS: u32 = 4;
 const PEOPLE_CONNECTIONS: u32 = 2;
 const BACKGROUND_CONNECTIONS: u32 = 3;
 
-/// Connections of each pool. They are apart so that reads can never starve acks.
+/// Connections of each pool. They are separate so that reads can never starve acks.
 #[derive(Debug, Clone, Copy, Args)]
 pub struct PoolArgs {
     /// Connections for acks and heartbeats
@@ -315,7 +318,7 @@ pub struct PoolArgs {
           value_parser = clap::value_parser!(u32).range(2..=100))]
     pub settle_connections: u32,
 
-    /// Connections for handing out jobs
+    /// Connections for claims
     #[arg(long, env = "FENCEPOST_CLAIM_CONNECTIONS", default_value_t = CLAIM_CONNECTIONS, value_name = "N",
           value_parser = clap::value_parser!(u32).range(2..=100))]
     pub claim_connections: u32,
@@ -325,7 +328,7 @@ pub struct PoolArgs {
           value_parser = clap::value_parser!(u32).range(2..=100))]
     pub enqueue_connections: u32,
 
-    /// Connections for looking up API keys
+    /// Connections for API key lookups
     #[arg(long, env = "FENCEPOST_KEY_CONNECTIONS", default_value_t = KEY_CONNECTIONS, value_name = "N",
           value_parser = clap::value_parser!(u32).range(1..=100))]
     pub key_connections: u32,
@@ -345,13 +348,13 @@ pub struct PoolArgs {
           value_parser = clap::value_parser!(u32).range(2..=100))]
     pub background_connections: u32,
 
-    /// Let each kind of work have its own role of ops/roles.sql in the database
+    /// Use a database role of ops/roles.sql for each kind of work
     #[arg(long, env = "FENCEPOST_DATABASE_ROLES")]
     pub database_roles: bool,
 }
 
 impl PoolArgs {
-    /// Connections that one node may have together, those of loops included.
+    /// Maximum connections of one node, including those of loops.
     #[must_use]
     pub const fn total(&self) -> u32 {
         const LOOPS: u32 = 2;

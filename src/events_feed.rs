@@ -1,7 +1,7 @@
-//! What has just happened to jobs, for those who watch: one job, or a whole project. Told after each
-//! commit of this node, never stored: what was missed is read from the jobs themselves.
+//! Live events of jobs, for watchers of one job or of a whole project. Published after each commit
+//! of this node, never stored: missed events are read from the jobs themselves.
 //!
-//! Nobody watching costs one look at a counter.
+//! Without watchers an event costs one read of a counter.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -19,30 +19,30 @@ use crate::{
     ids::{EventId, JobId, ProjectId},
 };
 
-/// Events that a slow listener may be behind; then it is told that it has missed some.
+/// Events that a slow listener may lag behind; then it is told that it has missed some.
 const MAX_BEHIND: usize = 1_024;
 
-/// Events of a project are remembered so long after its last listener has left, so that a stream that
-/// comes back finds what it missed.
+/// How long a project's events are kept after its last listener has left, so that a stream that
+/// reconnects finds what it missed.
 const FEED_KEEP: Duration = Duration::from_secs(300);
 
-/// Something that happened to a job.
+/// An event of a job.
 #[derive(Debug, Clone)]
 pub struct JobEvent {
     pub project_id: ProjectId,
     pub job_id: JobId,
     pub id: EventId,
     pub kind: String,
-    /// In which attempt, if in one.
+    /// Its attempt, if it belongs to one.
     pub attempt: Option<i32>,
     /// Whose attempt.
     pub worker_id: Option<String>,
-    /// JSON.
+    /// Details as JSON.
     pub payload: Option<String>,
 }
 
 impl JobEvent {
-    /// Something without details.
+    /// An event without details.
     #[must_use]
     pub fn new(project_id: ProjectId, job_id: JobId, kind: &str) -> Self {
         let (attempt, worker_id, payload) = (None, None, None);
@@ -56,24 +56,24 @@ type Watched = HashMap<(ProjectId, JobId), (Arc<Notify>, usize)>;
 struct Feed {
     sender: broadcast::Sender<Arc<JobEvent>>,
     recent: VecDeque<Arc<JobEvent>>,
-    /// Since when nobody listens, as far as anybody has looked.
+    /// Since when it has no listeners, as of the last check.
     unheard_since: Option<Instant>,
 }
 
 #[derive(Default)]
 struct Inner {
-    /// Watched jobs and feeds: nothing is told when it is 0.
+    /// Number of watched jobs and feeds: nothing is published while it is 0.
     watched: AtomicUsize,
     jobs: Mutex<Watched>,
     feeds: Mutex<HashMap<ProjectId, Feed>>,
 }
 
-/// Who tells, and who listens. Cheap to clone.
+/// Publishes and subscribes. Cheap to clone.
 #[derive(Clone, Default)]
 pub struct EventFeed(Arc<Inner>);
 
 impl EventFeed {
-    /// Tells what happened, if anybody watches. Call it after the commit.
+    /// Publishes events, if there are watchers. Call it after the commit.
     pub fn tell(&self, job_events: impl FnOnce() -> Vec<JobEvent>) {
         if self.0.watched.load(Ordering::Relaxed) == 0 {
             return;
@@ -113,14 +113,14 @@ impl EventFeed {
         lock(&self.0.jobs).keys().copied().collect()
     }
 
-    /// Wakes who watches one job.
+    /// Wakes the watchers of one job.
     pub fn nudge(&self, project_id: ProjectId, job_id: JobId) {
         if let Some((notify, _)) = lock(&self.0.jobs).get(&(project_id, job_id)) {
             notify.notify_waiters();
         }
     }
 
-    /// Forgets projects that nobody has listened to for five minutes.
+    /// Drops projects without listeners for five minutes.
     pub fn prune_idle(&self) {
         let mut feeds = lock(&self.0.feeds);
         let before = feeds.len();
@@ -134,7 +134,7 @@ impl EventFeed {
         self.0.watched.fetch_sub(before - feeds.len(), Ordering::Relaxed);
     }
 
-    /// Listens to a project, from the event after `last` on, if this node remembers it.
+    /// Subscribes to a project, from the event after `last` on, if this node still has it.
     #[must_use]
     pub fn listen(&self, project_id: ProjectId, last: Option<EventId>) -> Listening {
         let mut feeds = lock(&self.0.feeds);
@@ -153,13 +153,13 @@ impl EventFeed {
 /// A project's events.
 pub struct Listening {
     pub receiver: broadcast::Receiver<Arc<JobEvent>>,
-    /// What came since the last event that the listener has seen.
+    /// Events since the last one that the listener has seen.
     pub missed: Vec<Arc<JobEvent>>,
-    /// Whether something was missed that nobody remembers.
+    /// Whether missed events are lost.
     pub has_gap: bool,
 }
 
-/// Somebody watches a job until this is dropped.
+/// A watcher of a job; ends when dropped.
 pub struct Watch {
     feed: EventFeed,
     key: (ProjectId, JobId),
@@ -167,8 +167,8 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Resolves when something happens after this call. Make it before looking at the job, or what
-    /// happens in between is missed.
+    /// Resolves when something happens after this call. Call it before reading the job, or events
+    /// in between are missed.
     pub fn changed(&self) -> tokio::sync::futures::Notified<'_> {
         self.notify.notified()
     }
@@ -187,7 +187,7 @@ impl Drop for Watch {
     }
 }
 
-/// No code that holds these locks can panic in the middle of a change.
+/// Code that holds these locks cannot panic in the middle of a change.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

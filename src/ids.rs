@@ -1,4 +1,4 @@
-//! Names of things: public ids are a prefix and a sortable base32 suffix, as in
+//! Ids: public ids are a prefix and a sortable base32 suffix, as in
 //! `job_01m7w3ha3aextt8pkwwdmxsmqw`. Never talks to a database, never decides anything.
 //!
 //! The suffix is the `TypeID` encoding of a UUID v7: 26 characters, sortable by creation time.
@@ -9,7 +9,7 @@ use sha2::{Digest, Sha256};
 use typeid_suffix::prelude::{TypeIdSuffix, V7};
 use uuid::Uuid;
 
-/// The text is not an id of the kind that was asked for.
+/// The text is not an id of the expected kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("not a valid id")]
 pub struct InvalidId;
@@ -22,10 +22,10 @@ macro_rules! prefixed_id {
         pub struct $name(pub Uuid);
 
         impl $name {
-            /// What every id of this kind starts with.
+            /// The prefix of every id of this kind.
             pub const PREFIX: &'static str = $prefix;
 
-            /// A new id, greater than every one this process made before.
+            /// A new id, greater than every one that this process has made.
             #[must_use]
             pub fn generate() -> Self {
                 Self(Uuid::now_v7())
@@ -62,8 +62,8 @@ prefixed_id!(
     "job_"
 );
 impl JobId {
-    /// An id that comes from a seed: the same again, whenever it is asked for. It sorts by the time of
-    /// the seed, which is a UUID v7.
+    /// An id derived from a seed: always the same for the same seed. It sorts by the time of the
+    /// seed, which is a UUID v7.
     #[must_use]
     pub fn derived(seed: Uuid, number: u64) -> Self {
         Self(derived(seed, number))
@@ -71,8 +71,8 @@ impl JobId {
 }
 
 impl JobId {
-    /// The id of a schedule's job for one tick: the same on every node, whenever it is asked for. It sorts by
-    /// the tick, given in milliseconds since 1970.
+    /// The id of a schedule's job for one tick: the same on every node. It sorts by the tick, given
+    /// in milliseconds since 1970.
     #[must_use]
     pub fn of_tick(project_id: ProjectId, schedule_id: &str, tick_ms: i64) -> Self {
         let mut hash = Sha256::new();
@@ -109,7 +109,7 @@ impl WorkflowId {
     }
 }
 
-/// Bytes at the beginning of a UUID v7 that say when it was made.
+/// The leading bytes of a UUID v7 that hold its time.
 const TIME_BYTES: usize = 6;
 
 fn derived(seed: Uuid, number: u64) -> Uuid {
@@ -134,17 +134,17 @@ prefixed_id!(
     "wf_"
 );
 prefixed_id!(
-    /// Work on many jobs that goes on in the background. Unique in its project only.
+    /// A bulk operation in the background. Unique in its project only.
     OperationId,
     "op_"
 );
 prefixed_id!(
-    /// A recurring schedule that nobody has named. Unique in its project only.
+    /// A recurring schedule with a generated id. Unique in its project only.
     ScheduleId,
     "rjob_"
 );
 prefixed_id!(
-    /// Something that happened to a job.
+    /// An event of a job.
     EventId,
     "evt_"
 );
@@ -161,7 +161,7 @@ prefixed_id!(
 
 prefixed_id!(AccountId, "acct_");
 prefixed_id!(
-    /// From a login to a logout.
+    /// A session, from login to logout.
     SessionId,
     "sess_"
 );
@@ -171,7 +171,7 @@ prefixed_id!(
     "inv_"
 );
 prefixed_id!(
-    /// A row of a project's audit log. Unique in its project only.
+    /// An audit entry. Unique in its project only.
     AuditId,
     "aud_"
 );
@@ -210,10 +210,10 @@ uuid_id!(
     "must be a UUID that the worker makes for each poll"
 );
 
-/// What the names of workers begin with that have given none.
+/// Prefix of the generated names of unnamed workers.
 pub const ANONYMOUS: &str = "anonymous:";
 
-/// A name for a worker that has given none: nobody else has it.
+/// A unique name for a worker without one.
 #[must_use]
 pub fn anonymous_worker() -> String {
     format!("{ANONYMOUS}{}", TypeIdSuffix::new::<V7>())

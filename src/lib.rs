@@ -1,6 +1,6 @@
 //! Fencepost: a multi-tenant job queue with an HTTP API over PostgreSQL.
 //!
-//! `ARCHITECTURE.md` is the map of this house. A module imports only from lower floors.
+//! `ARCHITECTURE.md` is the map of the code. A module imports only from lower floors.
 
 pub mod accounts;
 pub mod adapters;

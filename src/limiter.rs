@@ -1,6 +1,6 @@
-//! How often somebody may call: GCRA in Redis, in one round trip for all limits of a call, so that all nodes
-//! count together. Without Redis each node counts for itself, at its share of the limit. Never decides what the
-//! limits are.
+//! Rate limits: GCRA in Redis, in one round trip for all limits of a call, so that all nodes count
+//! together. Without Redis each node counts alone, at its share of the limit. Never decides what
+//! the limits are.
 
 use std::{
     net::IpAddr,
@@ -24,14 +24,14 @@ use crate::{
     telemetry,
 };
 
-/// Limits of its own that one node remembers while Redis is away.
+/// Local limits that one node keeps while Redis is down.
 const MAX_LOCAL_LIMITS: u64 = 100_000;
-/// How often it is tried to give a place back; then it is free after its life.
+/// Attempts to release a permit; after that it expires by itself.
 const MAX_LEAVE_TRIES: u32 = 5;
-/// A limit that nobody has met for so long has recovered whatever it was.
+/// Idle time after which a local limiter is dropped: by then it is full again.
 const LOCAL_KEEP: Duration = Duration::from_secs(86_400);
 
-/// So many calls in a window; all of them may come at once.
+/// A number of calls in a window; all of them may come at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Rate {
     pub count: u32,
@@ -40,50 +40,50 @@ pub struct Rate {
 }
 
 impl Rate {
-    /// So many calls a minute.
+    /// This many calls per minute.
     #[must_use]
     pub const fn per_minute(count: u32) -> Self {
         Self { count, window_seconds: 60 }
     }
 }
 
-/// A limit that a call must keep.
+/// A limit that applies to a call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Charge {
-    /// Whose limit: a name that is nobody else's.
+    /// The limit's unique name.
     pub name: String,
     pub rate: Rate,
-    /// Windows beyond the limit that this call may use: others pay for it later.
+    /// Windows by which this call may overdraw the limit: later calls pay for it.
     pub overdraft_windows: u32,
 }
 
-/// Permits that a call needs for as long as it takes.
+/// Permits that a call needs while it lasts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PollPermits {
-    /// Whose places: a name that is nobody else's.
+    /// The unique name of the permits.
     pub name: String,
     pub max: u32,
     pub token: String,
-    /// A place that nobody gave back is free after so many seconds.
+    /// A permit that was not released expires after this many seconds.
     pub life_seconds: u32,
 }
 
-/// How a limit stands.
+/// The state of a limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Standing {
     pub rate: Rate,
     /// Calls that may come at once.
     pub remaining: u32,
-    /// Seconds until the limit is whole again.
+    /// Seconds until the limit is fully available again.
     pub reset_seconds: u32,
 }
 
-/// What came of a call's limits.
+/// The result of checking a call's limits.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Verdict {
-    /// Refused: after how many seconds it may come again, at least 1.
+    /// Refused: seconds until it may be repeated, at least 1.
     pub retry_after_seconds: Option<u32>,
-    /// Which of the places were all taken.
+    /// Which kind of permit was exhausted.
     pub full: Option<usize>,
     /// Each limit, after the call.
     pub standings: Vec<Standing>,
@@ -91,17 +91,18 @@ pub struct Verdict {
 }
 
 impl Verdict {
-    /// The limit that leaves the least.
+    /// The limit with the fewest calls left.
     #[must_use]
     pub fn tightest(&self) -> Option<Standing> {
         self.standings.iter().copied().min_by_key(|it| it.remaining)
     }
 }
 
-/// Checks all limits and places, and uses them only if all allow it. KEYS: first `n` limits, then sets of
-/// places. ARGV: n, cost, then for each limit interval (µs), burst and overdraft (µs), then for each set its
-/// size, token and life (s). Answers: allowed, wait (µs), the full set (1…, or 0), then for each limit what
-/// remains, and the time until it is whole (µs).
+/// Checks all limits and permits, and uses them only if all allow it. KEYS: first `n` limits, then
+/// sets of permits. ARGV: n, cost, then for each limit interval (µs), burst and overdraft (µs),
+/// then for each set its size, token and lifetime (s). Returns: allowed, wait (µs), the full set
+/// (1…, or 0), then for each limit the remaining calls, and the time until it is fully available
+/// (µs).
 static SCRIPT: LazyLock<Script> = LazyLock::new(|| {
     Script::new(
         r"
@@ -159,14 +160,14 @@ static SCRIPT: LazyLock<Script> = LazyLock::new(|| {
         ",
     )
 });
-/// Gives places back, or counts them. KEYS: sets. ARGV: the token.
+/// Releases permits, or counts them. KEYS: sets. ARGV: the token.
 static LEAVE: LazyLock<Script> = LazyLock::new(|| {
     Script::new("for i = 1, #KEYS do redis.call('ZREM', KEYS[i], ARGV[1]) end return 0")
 });
-/// Forgets a limit. KEYS: the limit.
+/// Resets a limit. KEYS: the limit.
 static FORGIVE: LazyLock<Script> =
     LazyLock::new(|| Script::new("return redis.call('DEL', KEYS[1])"));
-/// Counts the places that are taken. KEYS: a set.
+/// Counts taken permits. KEYS: a set.
 static COUNT: LazyLock<Script> = LazyLock::new(|| {
     Script::new(
         "local time = redis.call('TIME')
@@ -176,7 +177,7 @@ static COUNT: LazyLock<Script> = LazyLock::new(|| {
 
 type Local = RateLimiter<NotKeyed, InMemoryState, DefaultClock, StateInformationMiddleware>;
 
-/// See the module's comment. Cheap to clone.
+/// Checks limits. Cheap to clone.
 #[derive(Clone)]
 pub struct Limiter {
     bus: Bus,
@@ -192,13 +193,13 @@ impl Limiter {
         Self { bus, local: local.build(), clock: DefaultClock::default() }
     }
 
-    /// Checks a call's limits, and uses them if all allow it. Without Redis each is used by itself, and places are not
-    /// known: the caller counts them.
+    /// Checks a call's limits, and uses them if all allow it. Without Redis each is counted
+    /// locally, and permits are left to the caller.
     pub async fn charge(&self, charges: &[Charge], places: &[PollPermits]) -> Verdict {
         self.ask(charges, places, 1).await
     }
 
-    /// How limits stand, without using them; none without Redis: nobody knows.
+    /// The state of limits, without using them; none without Redis.
     pub async fn peek(&self, charges: &[Charge]) -> Vec<Standing> {
         let verdict = self.ask(charges, &[], 0).await;
         if verdict.is_local { Vec::new() } else { verdict.standings }
@@ -240,14 +241,14 @@ impl Limiter {
         verdict
     }
 
-    /// Counts something on this node alone. Answers with the pause, in seconds, when it is too much.
+    /// Counts something on this node alone. Returns the pause in seconds if it is too much.
     #[must_use]
     pub fn count_here(&self, name: String, rate: Rate) -> Option<u32> {
         let charge = Charge { name, rate, overdraft_windows: 0 };
         self.use_local(&charge, rate).1.map(whole_seconds)
     }
 
-    /// Gives places back.
+    /// Releases permits.
     pub async fn leave(&self, places: &[PollPermits]) {
         let Some(first) = places.first() else { return };
         let mut script = LEAVE.prepare_invoke();
@@ -255,7 +256,7 @@ impl Limiter {
             script.key(self.bus.name(&place.name));
         }
         script.arg(&first.token);
-        // Redis may be away for a moment: places that nobody gives back would be missed.
+        // Redis may be down for a moment: permits that are not released would be missing.
         for _ in 0..MAX_LEAVE_TRIES {
             let left: Option<i64> = self.bus.invoke(&script).await;
             if left.is_some() || !self.bus.has_redis() {
@@ -265,7 +266,7 @@ impl Limiter {
         }
     }
 
-    /// Forgets what was counted against a limit.
+    /// Resets a limit.
     pub async fn forgive(&self, charge: &Charge) {
         let mut script = FORGIVE.prepare_invoke();
         script.key(self.bus.name(&charge.name));
@@ -274,7 +275,7 @@ impl Limiter {
         self.local.invalidate(&(charge.name.clone(), share, charge.rate.window_seconds, 0));
     }
 
-    /// How many places are taken, as far as Redis knows.
+    /// The number of taken permits, as far as Redis knows.
     pub async fn taken(&self, name: &str) -> Option<u32> {
         let mut script = COUNT.prepare_invoke();
         script.key(self.bus.name(name));
@@ -310,8 +311,7 @@ impl Limiter {
         verdict
     }
 
-    /// What goes beyond a limit comes from a purse of its own, as large as the overdraft; the rest is shared by
-    /// all calls.
+    /// Overdrafts use a separate allowance; the rest is shared by all calls.
     fn use_local(&self, charge: &Charge, rate: Rate) -> (u32, Option<Duration>) {
         let purse = |windows: u32| {
             let key = (charge.name.clone(), rate.count, rate.window_seconds, windows);
@@ -341,7 +341,7 @@ fn local(rate: Rate, windows: u32) -> Local {
     RateLimiter::direct(quota).with_middleware()
 }
 
-/// What one of `nodes` may let through of a limit: at least 1, or a small limit would be none.
+/// The share of one of `nodes` in a limit: at least 1, or a small limit would become 0.
 #[must_use]
 pub fn share(limit: u32, nodes: u32) -> u32 {
     limit.div_ceil(nodes.max(1)).max(1)
@@ -372,7 +372,7 @@ fn whole_seconds(time: Duration) -> u32 {
     u32::try_from(seconds).unwrap_or(u32::MAX).max(1)
 }
 
-/// An address as limits know it: of IPv6 the first 64 bits, which is what one client is given.
+/// An address as limits use it: the first 64 bits of IPv6, which one client usually has.
 ///
 /// ```
 /// # use fencepost::limiter::client_of;

@@ -1,5 +1,5 @@
-//! Mail: handed over to SMTP in the background, tried a few times, and counted. Never keeps a request waiting,
-//! and never says in a log what was written.
+//! Mail: sent over SMTP in the background, with retries, and counted. Never delays a request, and
+//! never logs a mail's content.
 
 use std::{io::Write, time::Duration};
 
@@ -14,13 +14,13 @@ use tokio::sync::mpsc;
 
 use crate::telemetry;
 
-/// Mails that may wait; beyond that they are not sent, and counted.
+/// Mails that may wait; more are dropped, and counted.
 const MAX_WAITING_MAILS: usize = 1_000;
-/// How often a mail is tried.
+/// Tries of a mail.
 const MAX_TRIES: u32 = 4;
-/// The pause after the first try; each further one is twice as long.
+/// The pause after the first try; it doubles with each further one.
 const FIRST_PAUSE: Duration = Duration::from_secs(2);
-/// Talking to the server may take so long.
+/// Timeout of a conversation with the server.
 const SEND_TIMEOUT: Duration = Duration::from_secs(20);
 
 #[derive(Clone, PartialEq, Eq)]
@@ -32,24 +32,24 @@ pub struct Mail {
 
 impl std::fmt::Debug for Mail {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // It may hold a secret, and is somebody's.
+        // It may hold a secret, and personal data.
         f.debug_struct("Mail").field("subject", &self.subject).finish_non_exhaustive()
     }
 }
 
-/// Where mail goes.
+/// Where mail is sent.
 #[derive(Clone)]
 pub enum Mailer {
     Smtp(mpsc::Sender<Mail>),
     Print,
-    /// To whoever holds the other end.
+    /// To a receiver in the process.
     Hand(mpsc::UnboundedSender<Mail>),
     Nowhere,
 }
 
 impl Mailer {
-    /// Mail through the server at `url`, such as `smtps://user:password@host`, from an address such as
-    /// `Fencepost <no-reply@example.com>`.
+    /// Mail through the server at `url`, such as `smtps://user:password@host`, from an address such
+    /// as `Fencepost <no-reply@example.com>`.
     ///
     /// # Errors
     /// When one of them cannot be read.
@@ -64,13 +64,13 @@ impl Mailer {
         Ok(Self::Smtp(sender))
     }
 
-    /// Whether mail goes anywhere.
+    /// Whether mail is sent.
     #[must_use]
     pub fn is_used(&self) -> bool {
         !matches!(self, Self::Nowhere)
     }
 
-    /// Sends a mail, later.
+    /// Sends a mail in the background.
     pub fn send(&self, mail: Mail) {
         let outcome = match self {
             Self::Smtp(sender) => match sender.try_send(mail) {
@@ -125,7 +125,7 @@ async fn hand_over(
         match transport.send(message.clone()).await {
             Ok(_) => return "sent",
             Err(error) => {
-                // What the server said may name whom it was for.
+                // The server's message may name the recipient.
                 let (code, is_permanent) =
                     (error.status().map(|it| it.to_string()), error.is_permanent());
                 tracing::warn!(smtp.code = code, is_permanent, tried, "a mail was not accepted");

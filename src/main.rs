@@ -9,12 +9,12 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    // Twenty thousand parked polls need as many descriptors, and systems give a thousand.
+    // Twenty thousand parked polls need as many file descriptors; the usual limit is a thousand.
     let _ = rlimit::increase_nofile_limit(u64::MAX);
     match Cli::read().run().await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // For a person at a terminal: what went wrong and why, not where in the program.
+            // For a person at a terminal: the error and its causes, without code locations.
             eprintln!("fencepost: {error:#}");
             ExitCode::from(cli::exit_code(&error))
         }

@@ -1,6 +1,6 @@
-//! Redis: what nodes tell each other, and what they count together. Hints only: it may be slow, empty or gone
-//! at any time, and nothing is lost by that. Every call has a short budget, and after one that failed nobody
-//! asks for a while.
+//! Redis: messages between nodes, and shared counters. Redis may be slow, empty or down at any time
+//! without loss. Every call has a short budget, and after a failed call Redis is skipped for a
+//! while.
 
 use std::{
     sync::{
@@ -24,34 +24,34 @@ use uuid::Uuid;
 
 use crate::{ids::NodeId, telemetry};
 
-/// What a call may take before the caller goes on without Redis, unless the operator says otherwise.
+/// Default budget of a call, after which the caller continues without Redis.
 pub const DEFAULT_BUDGET: Duration = Duration::from_millis(25);
-/// After a call that failed nobody asks for so long.
+/// After a failed call, Redis is skipped for this long.
 pub const BREAK: Duration = Duration::from_secs(2);
 /// Channels over which wake-ups are spread, by project.
 pub const WAKE_SHARDS: u32 = 16;
 const CONNECT_TIMEOUT: Duration = Duration::from_millis(200);
 const RESPONSE_TIMEOUT: Duration = Duration::from_millis(100);
 const SUBSCRIBE_TIMEOUT: Duration = Duration::from_secs(2);
-/// How often a node tells itself something, over Redis.
+/// How often a node sends itself a message over Redis.
 const PING_PERIOD: Duration = Duration::from_secs(3);
-/// A subscription on which a node does not hear itself for so long is broken.
+/// A subscription that receives none of these for this long is broken.
 const SILENCE: Duration = Duration::from_secs(8);
 /// The pause before the next try to subscribe.
 const RESUBSCRIBE_PAUSE: Duration = Duration::from_millis(250);
 
-/// What was heard.
+/// A received message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Heard {
-    /// From now on this node hears: what was told before is lost.
+    /// Subscribed: earlier messages are lost.
     Joined,
     Wake(String),
     Forget(String),
-    /// A node has come or gone.
+    /// A node has started or stopped.
     Nodes,
 }
 
-/// One node's way to Redis. Cheap to clone.
+/// One node's connection to Redis. Cheap to clone.
 #[derive(Clone)]
 pub struct Bus(Arc<Inner>);
 
@@ -61,7 +61,7 @@ struct Inner {
     redis: Option<Redis>,
     budget: Duration,
     origin: Instant,
-    /// Milliseconds after `origin` until which nobody asks.
+    /// Milliseconds after `origin` until which Redis is skipped.
     broken_until: AtomicU64,
     nodes: AtomicU32,
 }
@@ -72,8 +72,8 @@ struct Redis {
 }
 
 impl Bus {
-    /// A way to the Redis at `url`; without one, a node on its own. Nothing is connected yet. `instance` tells
-    /// its names from those of others that share the Redis.
+    /// A connection to the Redis at `url`; without one, a node on its own. Connects lazily.
+    /// `instance` separates its keys from those of others that share the Redis.
     ///
     /// # Errors
     /// When the URL cannot be read.
@@ -99,39 +99,39 @@ impl Bus {
         self.0.node
     }
 
-    /// Whether there is a Redis at all.
+    /// Whether Redis is configured.
     #[must_use]
     pub fn has_redis(&self) -> bool {
         self.0.redis.is_some()
     }
 
-    /// How many nodes live, as far as this one knows; at least 1.
+    /// Number of running nodes, as far as this one knows; at least 1.
     #[must_use]
     pub fn nodes(&self) -> u32 {
         self.0.nodes.load(Ordering::Relaxed).max(1)
     }
 
-    /// Notes how many nodes live.
+    /// Records the number of running nodes.
     pub fn record_nodes(&self, nodes: u32) {
         self.0.nodes.store(nodes, Ordering::Relaxed);
         gauge!(telemetry::NODES).set(nodes);
     }
 
-    /// A name in Redis that is this instance's own.
+    /// A key in Redis that belongs to this instance.
     #[must_use]
     pub fn name(&self, name: &str) -> String {
         format!("{}:{name}", self.0.prefix)
     }
 
-    /// Runs a script. None: there is no Redis, or it did not answer within the budget, or it is left in peace
-    /// after such a failure.
+    /// Runs a script. None: Redis is not configured, did not answer within the budget, or is
+    /// skipped after such a failure.
     pub async fn invoke<T: FromRedisValue>(&self, script: &ScriptInvocation<'_>) -> Option<T> {
         let mut manager = self.manager()?;
         let called = timeout(self.0.budget, script.invoke_async(&mut manager)).await;
         self.judge(called)
     }
 
-    /// Tells all nodes of a topic. Answers whether it was told.
+    /// Publishes a message to all nodes. Returns whether it was sent.
     pub async fn tell(&self, topic: Topic, text: &str) -> bool {
         let Some(mut manager) = self.manager() else { return false };
         let channel = self.channel(topic);
@@ -176,8 +176,8 @@ impl Bus {
         }
     }
 
-    /// Listens until `stop`, and calls `on` with what was heard. A subscription that falls silent, or breaks, is
-    /// made anew.
+    /// Subscribes until `stop`, and calls `on` with each message. A silent or broken subscription
+    /// is renewed.
     pub async fn listen(&self, stop: CancellationToken, on: impl Fn(Heard) + Sync) {
         let Some(redis) = &self.0.redis else { return };
         while !stop.is_cancelled() {
@@ -231,7 +231,7 @@ impl Bus {
         }
     }
 
-    /// What Redis says of itself, for `fencepost check`.
+    /// Facts about Redis, for `fencepost check`.
     ///
     /// # Errors
     /// When it does not answer.
@@ -251,15 +251,15 @@ impl Bus {
     }
 }
 
-/// What Redis says of itself.
+/// Facts about Redis.
 #[derive(Debug, Clone)]
 pub struct Facts {
     pub version: String,
-    /// What it does when its memory is full.
+    /// Its policy when memory is full.
     pub maxmemory_policy: String,
 }
 
-/// Recipient a message is for.
+/// The recipients of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Topic {
     /// Nodes with parked polls; below [`WAKE_SHARDS`].
@@ -269,7 +269,7 @@ pub enum Topic {
     Ping,
 }
 
-/// A budget that is longer than the bounds of its connections stretches them.
+/// A budget longer than the connection's timeouts extends them.
 fn open(url: &SecretString, budget: Duration) -> anyhow::Result<Redis> {
     // The URL may hold a password: it is not repeated.
     let client = Client::open(url.expose_secret()).context("the URL of Redis cannot be read")?;

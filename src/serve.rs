@@ -1,4 +1,4 @@
-//! One node, from its listeners to its last answer.
+//! One node, from startup to shutdown.
 
 use std::time::Duration;
 
@@ -28,31 +28,31 @@ use crate::{
     telemetry,
 };
 
-/// Requests under way may finish within this once the node stops.
+/// Running requests may finish within this time at shutdown.
 pub const DRAIN_TIMEOUT: Duration = Duration::from_secs(25);
 
-/// The last words to the database, and closing its connections, may take this long; then the process ends without.
+/// Timeout of the final writes and of closing the pools; then the process ends.
 pub const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Connections of the operator's listener from one address.
+/// Connections to the operator's listener from one address.
 const OPERATOR_CONNECTIONS: u32 = 256;
 
-/// What a node serves from.
+/// The parts of a node.
 pub struct Node {
     pub api: TcpListener,
-    /// The operator's listener, with what it shows; none where nobody watches.
+    /// The operator's listener and its metrics; none if it is not configured.
     pub operator: Option<(TcpListener, PrometheusHandle)>,
     pub database_url: String,
-    /// How many connections each kind of work may have.
+    /// Size of each pool.
     pub pools: PoolArgs,
     /// Redis; none: this node counts and wakes alone.
     pub redis_url: Option<SecretString>,
-    /// What a call to Redis may take.
+    /// The budget of a call to Redis.
     pub redis_budget: Duration,
-    /// People: who may come, what they get, and how they are written to.
+    /// Accounts: sign-up, plans, and mail.
     pub people: People,
     pub connections: ConnectionLimits,
-    /// How long new connections are still accepted once the node stops, so that load balancers see
-    /// that it is not ready before it is gone.
+    /// How long new connections are still accepted at shutdown, so that load balancers notice that
+    /// it is not ready.
     pub linger: Duration,
 }
 
@@ -68,13 +68,13 @@ pub struct People {
 
 /// Serves until `stop` is cancelled; then drains and returns.
 ///
-/// The way down: `readyz` answers 503, parked polls are answered over three seconds (empty, unless a
-/// claim for them is under way), the loops end their batch, after `linger` no connection is accepted
-/// any more, requests under way finish within [`DRAIN_TIMEOUT`].
+/// Shutdown: `readyz` answers 503; parked polls are answered over three seconds (empty, unless a
+/// claim for them is in flight); loops end their batch; after `linger` no connection is accepted;
+/// running requests finish within [`DRAIN_TIMEOUT`].
 ///
 /// # Errors
 /// When the database cannot be reached at the start, or was not migrated; or when the node stopped
-/// because a part of it has failed for good.
+/// because a part of it has failed permanently.
 pub async fn serve(node: Node, stop: CancellationToken) -> anyhow::Result<()> {
     let pools =
         Pools::new(&node.database_url, node.pools).context("the database's URL cannot be read")?;
@@ -91,7 +91,7 @@ pub async fn serve(node: Node, stop: CancellationToken) -> anyhow::Result<()> {
     loops::start(&app, &stop, &background);
     join(&app, &stop, &background);
     background.close();
-    // The operator watches to the end.
+    // Metrics are served until the end.
     let ended = CancellationToken::new();
     if let Some((listener, metrics)) = node.operator {
         let router = http::operator_router(metrics.clone());
@@ -109,7 +109,7 @@ pub async fn serve(node: Node, stop: CancellationToken) -> anyhow::Result<()> {
     http::server::run(node.api, router, node.connections, closing, connections.clone()).await;
     let drained = timeout(DRAIN_TIMEOUT, async {
         connections.wait().await;
-        // A handler may outlive the connection of a client that has gone.
+        // A handler may outlive its client's connection.
         handlers.close();
         handlers.wait().await;
         background.wait().await;
@@ -119,7 +119,7 @@ pub async fn serve(node: Node, stop: CancellationToken) -> anyhow::Result<()> {
         tracing::warn!(connections = connections.len(), "stopped with requests unfinished");
     }
     let closed_by = Instant::now() + CLOSE_TIMEOUT;
-    // What it has counted since the loop's last step.
+    // What was counted since the loop's last step.
     let last_words = async {
         if let Err(error) = engine::stats::flush::write(&engine).await {
             let error = &error as &dyn std::error::Error;
@@ -132,7 +132,7 @@ pub async fn serve(node: Node, stop: CancellationToken) -> anyhow::Result<()> {
     }
     ended.cancel();
     let has_failed = engine.has_failed();
-    // With it the pump ends, which keeps connections for its next claims.
+    // The pump ends with it, which keeps connections for its next claims.
     drop(engine);
     let _ = timeout_at(closed_by, pools.close()).await;
     anyhow::ensure!(!has_failed, "a part of this node has failed");
@@ -162,7 +162,7 @@ async fn open(
         tokens: Tokens::default(),
         mailer: people.mailer,
         signup: people.signup,
-        // Whatever is below it begins with a slash.
+        // Everything below it begins with a slash.
         public_url: people.public_url.trim_end_matches('/').to_owned(),
         default_plan: people.default_plan,
         plans: people.plans,
@@ -174,7 +174,7 @@ async fn open(
     Ok(app)
 }
 
-/// Tells the other nodes, and hears them.
+/// Publishes to the other nodes, and receives their messages.
 fn join(app: &App, stop: &CancellationToken, tracker: &TaskTracker) {
     if !app.bus.has_redis() {
         return;
@@ -199,7 +199,7 @@ fn join(app: &App, stop: &CancellationToken, tracker: &TaskTracker) {
     });
 }
 
-/// Its share of limits is the others' at once.
+/// The others take over its share of limits at once.
 async fn leave(pools: &Pools, bus: &Bus) {
     if let Ok(mut conn) = pools.people.acquire().await {
         let _ = store::nodes::leave(&mut conn, bus.node()).await;

@@ -1,7 +1,7 @@
-//! Logs and metrics: what is measured, under which name, with which buckets and which help.
+//! Logs and metrics: names, kinds, buckets and help texts.
 //!
-//! No label whose values a customer can invent: a project, a queue or a job type never appears
-//! here. `docs/metrics.md` lists every metric, and a test compares the two.
+//! No label whose values a customer can invent: a project, queue or job type never appears here.
+//! `docs/metrics.md` lists every metric, and a test compares the two.
 
 use std::time::Duration;
 
@@ -13,12 +13,12 @@ use tracing_subscriber::{EnvFilter, layer::SubscriberExt, util::SubscriberInitEx
 pub struct Metric {
     /// The name, with its unit at the end.
     pub name: &'static str,
-    /// What kind of number it is.
+    /// Its kind.
     pub kind: Kind,
     pub help: &'static str,
 }
 
-/// What kind of number a metric is.
+/// The kind of a metric.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// Only grows.
@@ -33,7 +33,7 @@ pub enum Kind {
 macro_rules! metrics_table {
     ($($constant:ident = $name:literal, $kind:ident, $help:literal;)*) => {
         $(#[doc = $help] pub const $constant: &str = $name;)*
-        /// Every metric there is.
+        /// All metrics.
         pub const METRICS: &[Metric] =
             &[$(Metric { name: $name, kind: Kind::$kind, help: $help }),*];
     };
@@ -166,7 +166,7 @@ pub const SECONDS_BUCKETS: &[f64] = &[
 /// Upper bounds of the batch-size buckets, in items.
 pub const BATCH_BUCKETS: &[f64] = &[1.0, 2.0, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0];
 
-/// How often the recorder tidies itself, so that unread histograms do not grow.
+/// How often the recorder drops unread samples of histograms.
 pub const UPKEEP_PERIOD: Duration = Duration::from_secs(5);
 
 /// Installs the recorder for this process and describes every metric.
@@ -197,17 +197,18 @@ pub fn install_metrics() -> Result<PrometheusHandle, BuildError> {
     Ok(handle)
 }
 
-/// The kinds of batches, as metrics name them.
+/// The kinds of batches, as label values.
 const BATCH_KINDS: [&str; 7] =
     ["enqueue", "succeed", "end", "heartbeat", "repeat", "worker", "claim"];
-/// What calls are counted against, as metrics name it.
+/// The budgets of calls, as label values.
 const BUDGETS: [&str; 6] = ["produce", "work", "manage", "polls", "account", "console"];
-/// What nobody hopes to see must be there all the same: a rate misses the first jump from nothing.
+/// Initialises error counters to 0: `rate()` misses the first increment of a series that did not
+/// exist.
 fn initialise_counters() {
     for metric in METRICS.iter().filter(|it| it.kind == Kind::Counter) {
         match metric.name {
             HTTP_REQUESTS | JOBS_SETTLED | FENCES_REFUSED | SCHEDULE_FIRES => (),
-            // Set, not counted: until they are known they are not there.
+            // Set, not counted: they appear once they are known.
             WAL_BYTES | POSTGRES_COMMITS | POSTGRES_DEADLOCKS => (),
             LIMITER_DECISIONS => {
                 for (by, outcome) in [
@@ -251,7 +252,7 @@ fn initialise_counters() {
 /// # Errors
 /// When `filter` cannot be read, or logging was set up already.
 pub fn install_logs(filter: &str) -> anyhow::Result<()> {
-    // What PostgreSQL says in passing is no event of ours.
+    // PostgreSQL's notices are not events of ours.
     let filter = EnvFilter::try_new(format!("sqlx=warn,{filter}"))?;
     let layer =
         tracing_subscriber::fmt::layer().json().flatten_event(true).with_writer(std::io::stderr);

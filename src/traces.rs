@@ -1,6 +1,9 @@
-//! Spans of OpenTelemetry, sent over OTLP: off unless a collector is named. A span for each request, and one for each lease
-//! of a job that was enqueued in a trace: from when the job could run to when it was leased. No payload, no key and no
-//! address is in any of them.
+//! OpenTelemetry spans over OTLP; off unless a collector is configured. One span for each request,
+//! and one for each lease of a job that has a trace context: from ready to leased. No payload, key
+//! or address is in any of them.
+//!
+//! Spans are built by hand, not with `tracing`, because a lease's span begins in the past and
+//! belongs to a trace of another process.
 
 use std::{
     sync::OnceLock,
@@ -24,18 +27,18 @@ use crate::{
     domain::trace::{AttemptTrace, TraceContext},
 };
 
-/// How long the last spans may take at the end.
+/// Timeout of the last export.
 pub const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(3);
 
 static TRACES: OnceLock<Traces> = OnceLock::new();
 
 struct Traces {
     processor: BatchSpanProcessor,
-    /// Of traces that begin here, so many of 1 are recorded.
+    /// Sampling ratio (0–1) of traces started here.
     ratio: f64,
 }
 
-/// Begins to send spans, if a collector is named. Call it once, before the first request.
+/// Starts exporting spans, if a collector is configured. Call it once, before the first request.
 ///
 /// # Errors
 /// When the endpoint cannot be read.
@@ -56,19 +59,19 @@ pub fn install(args: &TraceArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Where spans go at a collector.
+/// The path of a collector for spans.
 #[must_use]
 pub fn url(endpoint: &str) -> String {
     format!("{}/v1/traces", endpoint.trim_end_matches('/'))
 }
 
-/// Whether spans are sent.
+/// Whether spans are exported.
 #[must_use]
 pub fn is_on() -> bool {
     TRACES.get().is_some()
 }
 
-/// Sends what waits to be sent. Blocks for a moment.
+/// Exports what is buffered. Blocks for a moment.
 pub fn finish() {
     if let Some(traces) = TRACES.get()
         && let Err(error) = traces.processor.shutdown_with_timeout(SHUTDOWN_TIMEOUT)
@@ -77,7 +80,8 @@ pub fn finish() {
     }
 }
 
-/// The span of a request that begins: below the caller's if it has one, else of a trace of its own; none: spans are not sent.
+/// The span of a new request: below the caller's if it has one, else the root of a trace; none:
+/// spans are not exported.
 #[must_use]
 pub fn begin(caller: Option<&str>) -> Option<TraceContext> {
     let traces = TRACES.get()?;
@@ -91,19 +95,19 @@ pub fn begin(caller: Option<&str>) -> Option<TraceContext> {
     })
 }
 
-/// A request that was answered.
+/// An answered request.
 pub struct Answered<'a> {
     pub own: TraceContext,
     pub parent: Option<TraceContext>,
     pub method: &'static str,
-    /// The pattern that it matched, not the path; none: there is no such route.
+    /// The route's pattern, not the path; none: no route matched.
     pub route: Option<&'a str>,
     pub status: u16,
     pub took: Duration,
     pub request_id: &'a str,
 }
 
-/// Tells of a request that was answered.
+/// Records the span of an answered request.
 #[expect(clippy::disallowed_methods, reason = "for people to look at: nothing is decided by it")]
 pub fn request(it: &Answered<'_>) {
     let ended_at = SystemTime::now();
@@ -133,20 +137,20 @@ pub fn request(it: &Answered<'_>) {
     });
 }
 
-/// A job that was leased.
+/// A leased job.
 pub struct Leased<'a> {
-    /// Where the attempt stands.
+    /// The attempt's spans.
     pub trace: AttemptTrace,
     pub queue: &'a str,
     pub job_id: String,
     pub job_type: &'a str,
     pub attempt: i32,
-    /// Since when it could run.
+    /// When it became ready.
     pub ready_at: DateTime<Utc>,
     pub claimed_at: DateTime<Utc>,
 }
 
-/// Tells of a job that was leased: how long it has waited.
+/// Records the span of a leased job: how long it has waited.
 pub fn lease(it: &Leased<'_>) {
     let attributes = vec![
         KeyValue::new("messaging.system", "fencepost"),

@@ -1,5 +1,5 @@
-//! Who should look again, and for what: a hint, never the truth. A hint that is lost costs up to
-//! one fallback look (about two seconds), never a job.
+//! Hints that wake the pump and the loops. They are never the truth: a lost hint costs up to one
+//! fallback query (about two seconds), never a job.
 
 use std::sync::{
     Arc, OnceLock,
@@ -11,24 +11,24 @@ use tokio::sync::{Notify, mpsc};
 
 use crate::ids::ProjectId;
 
-/// Hints that may wait for the pump; beyond that it is told to look everywhere.
+/// Hints that may wait for the pump; beyond that it claims everywhere.
 const MAX_WAITING_HINTS: usize = 4_096;
 
-/// A job that has just become claimable. The commit that made it so is over.
+/// A job that has become claimable by a committed transaction.
 #[derive(Debug, Clone)]
 pub struct Arrival {
     pub project_id: ProjectId,
     pub queue: Arc<str>,
     pub job_type: Arc<str>,
-    /// Its place in the order of claims.
+    /// Its position in the claim order.
     pub rank: i16,
-    /// Its place in the order of claims, after the rank.
+    /// Its position in the claim order, after the rank.
     pub run_at: DateTime<Utc>,
-    /// Whether not every worker may have it at any time.
+    /// Whether it has a constraint key.
     pub is_gated: bool,
 }
 
-/// The sending side, shared by everyone whose commit makes jobs claimable or due.
+/// The sending side, shared by all code whose commits make jobs claimable or due.
 #[derive(Debug, Clone)]
 pub struct Wake {
     hints: mpsc::Sender<Hint>,
@@ -37,32 +37,32 @@ pub struct Wake {
     others: Arc<OnceLock<Others>>,
 }
 
-/// The way to the other nodes.
+/// The hints for other nodes.
 #[derive(Debug)]
 struct Others {
     hints: mpsc::Sender<Hint>,
     overflow: Arc<AtomicBool>,
 }
 
-/// What a background loop may be asked to do before its time.
+/// Background loops that can be woken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BackgroundTask {
-    /// Some job's due time is new.
+    /// A job has a new due time.
     Promote,
     Cascade,
     /// Waiting jobs are past their `expires_at`.
     Expire,
-    /// Counts have changed that nobody has added up.
-    MergeCounts,
     /// An operation's next step is due.
+    MergeCounts,
+    /// A schedule's next tick is not planned.
     Operations,
-    /// The next tick of a schedule is to be found out.
+    /// A schedule has a new next tick.
     Plan,
     /// Some schedule's next tick is new.
     Fire,
 }
 
-/// How many kinds of chores there are.
+/// Number of background tasks.
 const BACKGROUND_TASKS: usize = 7;
 
 /// The pump's side.
@@ -72,15 +72,15 @@ pub struct Hints {
     overflow: Arc<AtomicBool>,
 }
 
-/// What the pump is told.
+/// A hint for the pump.
 #[derive(Debug, Clone)]
 pub enum Hint {
     Arrived(Vec<Arrival>),
-    /// Jobs of these projects have ended that counted against a limit.
+    /// Jobs of these projects that counted against a limit have ended.
     SlotsFreed(Vec<ProjectId>),
-    /// What may be handed out of this queue has changed.
+    /// The settings of this queue have changed.
     QueueChanged(ProjectId, Arc<str>),
-    /// More arrived than could be told: look everywhere.
+    /// Too many arrivals for single hints: claim everywhere.
     Everywhere,
 }
 
@@ -99,14 +99,14 @@ pub fn channel() -> (Wake, Hints) {
 }
 
 impl Wake {
-    /// Tells the pump that jobs can be claimed. Call it after the commit.
+    /// Hints that jobs can be claimed. Call it after the commit.
     pub fn arrived(&self, arrivals: Vec<Arrival>) {
         if !arrivals.is_empty() {
             self.hint(Hint::Arrived(arrivals));
         }
     }
 
-    /// Tells the pump that jobs have ended that counted against a limit. Call it after the commit.
+    /// Hints that jobs which counted against a limit have ended. Call it after the commit.
     pub fn slots_freed(&self, mut projects: Vec<ProjectId>) {
         projects.sort();
         projects.dedup();
@@ -115,13 +115,12 @@ impl Wake {
         }
     }
 
-    /// Tells the pump that what may be handed out of a queue has changed.
+    /// Hints that the settings of a queue have changed.
     pub fn queue_changed(&self, project_id: ProjectId, queue: &str) {
         self.hint(Hint::QueueChanged(project_id, queue.into()));
     }
 
-    /// From now on what this node's pump is told is told to whoever reads the answer, too. Only the first call
-    /// counts.
+    /// Subscribes to every hint sent to this node's pump. Only the first call subscribes.
     #[must_use]
     pub fn subscribe(&self) -> Hints {
         let (sender, receiver) = mpsc::channel(MAX_WAITING_HINTS);
@@ -139,19 +138,19 @@ impl Wake {
         self.hint_here(hint);
     }
 
-    /// Tells this node's pump alone: another node has told it.
+    /// Hints this node's pump alone: the hint came from another node.
     pub fn hint_here(&self, hint: Hint) {
         if self.hints.try_send(hint).is_err() {
             self.overflow.store(true, Ordering::Release);
         }
     }
 
-    /// Asks for a chore. Call it after the commit that made it necessary.
+    /// Wakes a loop. Call it after the commit that made it necessary.
     pub fn ask(&self, chore: BackgroundTask) {
         self.chores[chore as usize].notify_one();
     }
 
-    /// Waits until a chore is asked for; an [`Self::ask`] since the last wait counts.
+    /// Waits until this task is asked for; an [`Self::ask`] since the last wait counts.
     pub async fn asked(&self, chore: BackgroundTask) {
         self.chores[chore as usize].notified().await;
     }
@@ -164,7 +163,7 @@ impl Hints {
         Some(self.widen(hint))
     }
 
-    /// The next hint, if there is one already.
+    /// The next hint, if one is waiting.
     pub fn try_next(&mut self) -> Option<Hint> {
         let hint = self.receiver.try_recv().ok()?;
         Some(self.widen(hint))

@@ -1,9 +1,11 @@
-"""A worker and a producer with the published client of Zeridion Flare, whose wire the native one has grown from.
+"""A worker and a producer that use the published client of Zeridion Flare. The native API derives
+from its protocol.
 
     pip install zeridion-flare==0.2.0
     FLARE_URL=http://127.0.0.1:7070/v1 FLARE_API_KEY=fp_live_… python3 flare.py
 
-Registers with a schedule, enqueues, works, fails and retries, beats, and says what it saw, one line each.
+Registers with a schedule, enqueues, runs, fails and retries jobs, sends heartbeats, and prints one
+line per result.
 """
 import os
 import threading
@@ -35,7 +37,7 @@ def endless(payload, ctx):
     began.set()
     while not ctx.cancellation.is_cancelled():
         time.sleep(0.02)
-    raise RuntimeError("told to stop")
+    raise RuntimeError("asked to stop")
 
 
 @worker.recurring("Demo.Jobs.Tick", cron="* * * * * *", queue="mail")
@@ -44,7 +46,7 @@ def tick(ctx):
 
 
 def ends(job_id, *states):
-    """Looks at a job until it is in one of these states."""
+    """Waits until a job is in one of these states."""
     while True:
         job = client.get_job(job_id)
         if job["state"] in states:
@@ -57,7 +59,7 @@ def refusal(call, *arguments):
         call(*arguments)
     except FlareError as error:
         return f"{type(error).__name__} {error.code} {bool(error.request_id)}"
-    return "nothing was refused"
+    return "not refused"
 
 
 later = client.create_job({"job_type": "mail.send", "queue": "mail", "payload": {}, "run_at": "2027-01-01T00:00:00Z"})

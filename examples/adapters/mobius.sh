@@ -1,5 +1,5 @@
 #!/bin/sh
-# One job by Mobius' calls: claim it, keep it, complete it. Needs curl and jq.
+# Runs one job over the Mobius protocol: claim, heartbeat, complete. Requires curl and jq.
 #   API_BASE=http://127.0.0.1:7070/mobius PROJECT=demo MOBIUS_API_KEY=fp_live_… sh mobius.sh
 set -eu
 
@@ -10,7 +10,7 @@ call() {
 }
 
 job=$(call "$jobs/claim" '{"worker_id": "worker-1", "queues": ["default"], "wait_seconds": 10}')
-[ -n "$job" ] || { echo "no job within the wait"; exit 0; }
+[ -n "$job" ] || { echo "no job available"; exit 0; }
 id=$(echo "$job" | jq -r .job_id)
 attempt=$(echo "$job" | jq -r .attempt)
 echo "claimed $id: $(echo "$job" | jq -r '"\(.step_name) \(.action), heartbeat every \(.heartbeat_interval_seconds) s"')"

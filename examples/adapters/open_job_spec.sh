@@ -1,5 +1,6 @@
 #!/bin/sh
-# A worker's life by Open Job Spec's calls: register, fetch, heartbeat, ack, deregister. Needs curl and jq.
+# A worker that uses the Open Job Spec protocol: register, fetch, heartbeat, ack, deregister.
+# Requires curl and jq.
 #   OJS_URL=http://127.0.0.1:7070/ojs/v1 OJS_KEY=fp_live_… sh open_job_spec.sh
 set -eu
 

@@ -1,5 +1,5 @@
-// A worker in the shape of Orch8's client: pollTask, completeTask, failTask. Works tasks until there are none
-// within a wait. Node 18 or newer, nothing to install:
+// A worker with the calls of Orch8's client: pollTask, completeTask, failTask. Runs tasks until a
+// poll returns none. Requires Node 18 or newer, and no packages:
 //   ORCH8_URL=http://127.0.0.1:7070/orch8 ORCH8_KEY=fp_live_… node orch8.mjs
 
 class Client {

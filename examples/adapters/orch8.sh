@@ -1,13 +1,13 @@
 #!/bin/sh
-# One task by Orch8's calls: poll for it, keep it while working, complete it. Needs curl and jq.
-# The key is part of the URL, so no header has to be set:
+# Runs one task over the Orch8 protocol: poll, send heartbeats, complete. Requires curl and jq.
+# The key is part of the URL, so no header is needed:
 #   ORCH8_URL=http://:fp_live_…@127.0.0.1:7070/orch8 sh orch8.sh
 set -eu
 
 task=$(curl -sS --fail-with-body -X POST "$ORCH8_URL/workers/tasks/poll" \
     -H "Content-Type: application/json" \
     -d '{ "handler_names": ["process_image"], "worker_id": "img-worker-1" }')
-[ -n "$task" ] || { echo "no task within the wait"; exit 0; }
+[ -n "$task" ] || { echo "no task available"; exit 0; }
 id=$(echo "$task" | jq -r .id)
 echo "polled $id, attempt $(echo "$task" | jq .metadata.attempt)"
 

@@ -3,7 +3,7 @@
     pip install requests
     WG_SERVER=http://:fp_live_…@127.0.0.1:7070/workflow-graph python3 workflow_graph.py
 
-The key is part of the URL. With WG_JOBS=3 it ends after three jobs.
+The key is part of the URL. With WG_JOBS=3 the worker exits after three jobs.
 """
 import os
 import subprocess

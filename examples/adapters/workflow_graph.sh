@@ -1,5 +1,6 @@
 #!/bin/sh
-# One job by workflow-graph's calls: register, claim, keep, log, complete. Needs curl and jq.
+# Runs one job over the workflow-graph protocol: register, claim, heartbeat, logs, complete.
+# Requires curl and jq.
 #   WG_SERVER=http://:fp_live_…@127.0.0.1:7070/workflow-graph sh workflow_graph.sh
 set -eu
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A Fencepost worker with nothing but bash, curl and jq: see docs/worker-guide.md.
+# A Fencepost worker that uses only bash, curl and jq. See docs/worker-guide.md.
 # (`fencepost worker --exec` does all of this for any command.)
 set -uo pipefail
 
@@ -13,7 +13,7 @@ running=
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
 
-# Repeats what may pass (network, 408, 429, 5xx) after a pause; fails with what will not (other 4xx).
+# Retries transient errors (network, 408, 429, 5xx) after a pause; fails on other 4xx.
 call() {
     local path=$1 body=$2 pause=1 reply status
     while :; do
@@ -30,7 +30,7 @@ call() {
     done
 }
 
-# Your work: the payload is on standard input, the result goes to standard output.
+# Your work. Reads the payload from standard input and writes the result to standard output.
 handle() {
     local payload
     payload=$(cat)
@@ -42,12 +42,13 @@ handle() {
     jq -c '{greeting: "Hello, \(.name? // "world")!"}' <<<"$payload"
 }
 
-# Heartbeats until it is stopped; leaves a word when the job must not go on, and stops it.
+# Sends heartbeats until it is stopped. When the job must stop, writes the reason to a file and
+# stops the job.
 beat() {
     local fence=$1 interval=$2 pid=$3
     while sleep "$interval"; do
         if ! reply=$(call heartbeat "$fence" 2>/dev/null); then
-            echo lost >"$dir/stopped" # 409: the job is not ours any more
+            echo lost >"$dir/stopped" # 409: this worker no longer holds the job
         elif [ "$(jq -r .status <<<"$reply")" = cancel ]; then
             echo cancelled >"$dir/stopped"
         else
@@ -62,14 +63,14 @@ work() {
     local job=$1 fence pid beating watching status ack
     fence=$(jq -c --arg name "$name" '{job_id: .id, worker_id: $name, attempt, lease_id}' <<<"$job")
     rm -f "$dir/stopped"
-    # A process group of its own, so that all of it can be stopped.
+    # The job gets its own process group, so that all of its processes can be stopped.
     set -m
     handle <<<"$(jq -c .payload <<<"$job")" >"$dir/out" 2>"$dir/err" &
     pid=$! running=$!
     beat "$fence" "$(jq -r .heartbeat_interval_seconds <<<"$job")" "$pid" &
     beating=$!
     set +m
-    # A signal ends `wait` early.
+    # A signal interrupts `wait`.
     while :; do
         wait "$pid"
         status=$?
@@ -87,11 +88,11 @@ work() {
             ack=$(jq -Rsc --arg type "exit.$status" '{status: "failed", error: {type: $type, message: .}}' "$dir/err")
         fi ;;
     esac
-    # 409: somebody else decides.
+    # 409: this worker no longer holds the job.
     call ack "$(jq -c --argjson ack "$ack" '. + $ack' <<<"$fence")" >/dev/null || echo
 }
 
-# Takes no more jobs; after the grace, hands back what still runs.
+# Takes no more jobs. After the grace period, releases the running job.
 stop() {
     [ -z "$stopping" ] || return
     stopping=yes
@@ -106,10 +107,11 @@ wanted=$(jq -nc --arg name "$name" '{worker_id: $name, queues: ["default"], job_
 call register "$(jq -c '. + {concurrency: 1}' <<<"$wanted")" >/dev/null || exit 1
 echo ready
 while [ -z "$stopping" ]; do
-    # Short, so that SIGTERM is obeyed soon. Repeated with the same id, a lost answer loses nothing.
+    # A short wait, so that SIGTERM takes effect soon. A repeat with the same poll_id gets the same
+    # jobs.
     poll=$(jq -c --argjson lease "$lease_seconds" --arg id "$(cat /proc/sys/kernel/random/uuid)" \
         '. + {lease_seconds: $lease, wait_seconds: 2, poll_id: $id}' <<<"$wanted")
-    # Ctrl-C ends the call as well.
+    # Ctrl-C also ends the call.
     reply=$(call poll "$poll") || { [ -n "$stopping" ] && break; exit 1; }
     while read -r job; do
         [ -z "$job" ] || work "$job"

@@ -1,4 +1,4 @@
-// A Fencepost worker with nothing but Go's standard library: see docs/worker-guide.md.
+// A Fencepost worker that uses only Go's standard library. See docs/worker-guide.md.
 package main
 
 import (
@@ -26,9 +26,9 @@ var (
 	name     = fmt.Sprintf("go-%d-%s", os.Getpid(), uuid()[:8])
 	client   = &http.Client{Timeout: 40 * time.Second}
 
-	errHandedBack = errors.New("the grace is over: somebody else may do it")
+	errHandedBack = errors.New("the grace period has ended: the job is released")
 	errLost       = errors.New("the lease is lost")
-	errCancelled  = errors.New("the job was called off")
+	errCancelled  = errors.New("the job was cancelled")
 )
 
 type object map[string]any
@@ -61,7 +61,7 @@ func uuid() string {
 	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
 }
 
-// call repeats what may pass (network, 408, 429, 5xx) after a pause, and returns what will not (other 4xx).
+// call retries transient errors (network, 408, 429, 5xx) after a pause, and fails on other 4xx.
 func call(path string, body, reply any) error {
 	text, err := json.Marshal(body)
 	if err != nil {
@@ -79,7 +79,7 @@ func call(path string, body, reply any) error {
 	}
 }
 
-// post answers with status 0 when the server does not answer.
+// post returns status 0 if the server does not answer.
 func post(path string, text []byte) (int, []byte) {
 	request, err := http.NewRequest("POST", url+"/v1/workers/"+path, bytes.NewReader(text))
 	if err != nil {
@@ -106,7 +106,7 @@ func min(a, b time.Duration) time.Duration {
 	return b
 }
 
-// handle is your work. Pass ctx on to what you wait for: it ends when the job must not go on.
+// handle does your work. Pass ctx to all calls that wait: it is cancelled when the job must stop.
 func handle(ctx context.Context, j job) (any, error) {
 	select {
 	case <-time.After(time.Duration(j.Payload.SleepSeconds * float64(time.Second))):
@@ -123,14 +123,14 @@ func handle(ctx context.Context, j job) (any, error) {
 	return object{"greeting": "Hello, " + who + "!"}, nil
 }
 
-// work runs one job under its heartbeat. graceOver is closed when what still runs must be handed back.
+// work runs one job and sends its heartbeats. When graceOver is closed, it releases the job.
 func work(j job, graceOver <-chan struct{}) {
 	fence := func() object {
 		return object{"job_id": j.ID, "worker_id": name, "attempt": j.Attempt, "lease_id": j.LeaseID}
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	// Why it was stopped, if it was.
+	// The reason for the stop, if the job was stopped.
 	stopped := make(chan error, 1)
 	stop := func(why error) {
 		select {
@@ -152,7 +152,7 @@ func work(j job, graceOver <-chan struct{}) {
 			case <-ticker.C:
 				var reply struct{ Status string }
 				if err := call("heartbeat", fence(), &reply); err != nil {
-					stop(errLost) // 409: the job is not ours any more
+					stop(errLost) // 409: this worker no longer holds the job
 				} else if reply.Status == "cancel" {
 					stop(errCancelled)
 				}
@@ -179,7 +179,7 @@ func work(j job, graceOver <-chan struct{}) {
 		ack["status"], ack["result"] = "succeeded", result
 	}
 	if err := call("ack", ack, &object{}); err != nil {
-		fmt.Println(j.ID, err) // 409: somebody else decides
+		fmt.Println(j.ID, err) // 409: this worker no longer holds the job
 	}
 }
 
@@ -205,7 +205,8 @@ func main() {
 	for stopping.Err() == nil {
 		poll := wanted()
 		poll["lease_seconds"] = lease
-		// Short, so that SIGTERM is obeyed soon. Repeated with the same id, a lost answer loses nothing.
+		// A short wait, so that SIGTERM takes effect soon. A repeat with the same poll_id gets the
+		// same jobs.
 		poll["wait_seconds"], poll["poll_id"] = 2, uuid()
 		var reply struct{ Jobs []job }
 		if err := call("poll", poll, &reply); err != nil {

@@ -1,4 +1,4 @@
-"""A Fencepost worker with nothing but Python's standard library: see docs/worker-guide.md."""
+"""A Fencepost worker that uses only Python's standard library. See docs/worker-guide.md."""
 
 import http.client
 import json
@@ -18,19 +18,19 @@ GRACE_SECONDS = 25
 NAME = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
 
 stopping = threading.Event()  # SIGTERM or SIGINT: take no more jobs
-grace_over = threading.Event()  # hand back what still runs
+grace_over = threading.Event()  # release running jobs
 
 
 class Cancelled(Exception):
-    """The job was called off, or its lease is lost."""
+    """The job was cancelled, or its lease is lost."""
 
 
 class HandedBack(Exception):
-    """The grace is over: somebody else may do it."""
+    """The grace period has ended: the job is released."""
 
 
 def call(path, body):
-    """Repeats what may pass (network, 408, 429, 5xx) after a pause; raises what will not (other 4xx)."""
+    """Retries transient errors (network, 408, 429, 5xx) after a pause; raises on other 4xx."""
     request = urllib.request.Request(
         f"{URL}/v1/workers/{path}",
         json.dumps(body).encode(),
@@ -51,7 +51,7 @@ def call(path, body):
 
 
 def handle(job, stop):
-    """Your work. Look at `stop` now and then: it raises when the job must not go on."""
+    """Your work. Call `stop` regularly: it raises when the job must stop."""
     payload = job["payload"] or {}
     for _ in range(int(payload.get("sleep_seconds", 0) * 20)):
         stop()
@@ -75,13 +75,13 @@ def work(job):
             try:
                 if call("heartbeat", fence)["status"] == "cancel":
                     cancelled.set()
-            except urllib.error.HTTPError:  # 409: the job is not ours any more
+            except urllib.error.HTTPError:  # 409: this worker no longer holds the job
                 lost.set()
                 return
 
     def stop():
         if cancelled.is_set() or lost.is_set():
-            raise Cancelled("the job was called off")
+            raise Cancelled("the job was cancelled")
         if grace_over.is_set():
             raise HandedBack
 
@@ -97,7 +97,7 @@ def work(job):
         return
     try:
         call("ack", {**fence, **ack})
-    except urllib.error.HTTPError as refused:  # 409: somebody else decides
+    except urllib.error.HTTPError as refused:  # 409: this worker no longer holds the job
         print(job["id"], refused.read().decode(), flush=True)
 
 
@@ -116,7 +116,8 @@ def poll_and_work():
             "queues": ["default"],
             "job_types": ["greet"],
             "lease_seconds": LEASE_SECONDS,
-            # Short, so that SIGTERM is obeyed soon. Repeated with the same id, a lost answer loses nothing.
+            # A short wait, so that SIGTERM takes effect soon. A repeat with the same poll_id gets
+            # the same jobs.
             "wait_seconds": 2,
             "poll_id": str(uuid.uuid4()),
         }
@@ -128,7 +129,7 @@ signal.signal(signal.SIGTERM, stop)
 signal.signal(signal.SIGINT, stop)
 call("register", {"worker_id": NAME, "queues": ["default"], "job_types": ["greet"], "concurrency": 1})
 print("ready", flush=True)
-# The main thread is for signals.
+# Python runs signal handlers in the main thread, so the work runs in another one.
 working = threading.Thread(target=poll_and_work)
 working.start()
 while working.is_alive():

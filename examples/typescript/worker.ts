@@ -1,4 +1,4 @@
-// A Fencepost worker with nothing but Node's own fetch: see docs/worker-guide.md.
+// A Fencepost worker that uses only Node's built-in modules and fetch. See docs/worker-guide.md.
 
 import { randomUUID } from "node:crypto";
 import { hostname } from "node:os";
@@ -18,12 +18,12 @@ interface Job {
   heartbeat_interval_seconds: number;
 }
 
-/** The server said no, and will say no again. */
+/** The server refused the request permanently. */
 class Refused extends Error {}
-/** The grace is over: somebody else may do it. */
+/** The grace period has ended: the job is released. */
 class HandedBack extends Error {}
 
-/** Repeats what may pass (network, 408, 429, 5xx) after a pause; throws what will not (other 4xx). */
+/** Retries transient errors (network, 408, 429, 5xx) after a pause; throws on other 4xx. */
 async function call<T>(path: string, body: unknown): Promise<T> {
   for (let pause = 500; ; pause = Math.min(pause * 2, 10_000)) {
     try {
@@ -43,7 +43,7 @@ async function call<T>(path: string, body: unknown): Promise<T> {
   }
 }
 
-/** Your work. Pass `signal` on to what you wait for: it is aborted when the job must not go on. */
+/** Your work. Pass `signal` to all calls that wait: it is aborted when the job must stop. */
 async function handle(job: Job, signal: AbortSignal): Promise<unknown> {
   await sleep((job.payload?.sleep_seconds ?? 0) * 1000, undefined, { signal });
   if (job.payload?.fail) throw new TypeError("asked to fail");
@@ -51,7 +51,7 @@ async function handle(job: Job, signal: AbortSignal): Promise<unknown> {
 }
 
 const stopping = new AbortController(); // SIGTERM or SIGINT: take no more jobs
-const graceOver = new AbortController(); // hand back what still runs
+const graceOver = new AbortController(); // release running jobs
 
 async function work(job: Job): Promise<void> {
   const fence = { job_id: job.id, worker_id, attempt: job.attempt, lease_id: job.lease_id };
@@ -60,9 +60,9 @@ async function work(job: Job): Promise<void> {
   const beating = setInterval(async () => {
     try {
       const reply = await call<{ status: string }>("heartbeat", fence);
-      if (reply.status === "cancel") stop.abort(new Error("the job was called off"));
+      if (reply.status === "cancel") stop.abort(new Error("the job was cancelled"));
     } catch {
-      lost = true; // 409: the job is not ours any more
+      lost = true; // 409: this worker no longer holds the job
       stop.abort(new Error("the lease is lost"));
     }
   }, job.heartbeat_interval_seconds * 1000);
@@ -85,7 +85,7 @@ async function work(job: Job): Promise<void> {
   try {
     await call("ack", { ...fence, ...ack });
   } catch (error) {
-    console.log(job.id, String(error)); // 409: somebody else decides
+    console.log(job.id, String(error)); // 409: this worker no longer holds the job
   }
 }
 
@@ -103,7 +103,8 @@ while (!stopping.signal.aborted) {
   const { jobs } = await call<{ jobs: Job[] }>("poll", {
     ...wanted,
     lease_seconds: leaseSeconds,
-    // Short, so that SIGTERM is obeyed soon. Repeated with the same id, a lost answer loses nothing.
+    // A short wait, so that SIGTERM takes effect soon. A repeat with the same poll_id gets the
+    // same jobs.
     wait_seconds: 2,
     poll_id: randomUUID(),
   });

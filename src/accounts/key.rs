@@ -1,6 +1,6 @@
 //! API keys: `fp_live_` or `fp_test_`, 43 random base62 characters (256 bits), and 6 base62
-//! characters of CRC-32 over all before them, so that scanners and this server tell junk from a
-//! key without a look-up. Only the SHA-256 of a key is stored.
+//! characters of CRC-32 over all before them. So scanners and this server recognise junk without a
+//! lookup. Only the SHA-256 of a key is stored.
 
 use sha2::{Digest, Sha256};
 
@@ -9,18 +9,18 @@ use super::secret::{BASE62, RANDOM_CHARS, random_chars};
 /// SHA-256 of an API key.
 pub type SecretHash = [u8; 32];
 
-/// The mode of projects whose jobs are for trying things out.
+/// The mode of test projects.
 pub const TEST: &str = "test";
-/// How every key of a live project begins.
+/// Prefix of keys of live projects.
 pub const LIVE_PREFIX: &str = "fp_live_";
-/// How every key of a test project begins.
+/// Prefix of keys of test projects.
 pub const TEST_PREFIX: &str = "fp_test_";
 const CHECKSUM_CHARS: usize = 6;
-/// What a list shows of a key: its beginning and its end, in characters.
+/// Characters that a list shows of a key, at its beginning and end.
 const SHOWN_PREFIX_CHARS: usize = 12;
 const SHOWN_END_CHARS: usize = 4;
 
-/// A new key, and the only time that it is seen. `mode` is its project's: `live` or `test`.
+/// A new key, shown only once. `mode` is its project's: `live` or `test`.
 #[must_use]
 pub fn generate(mode: &str) -> String {
     let mut key = if mode == TEST { TEST_PREFIX } else { LIVE_PREFIX }.to_owned();
@@ -39,7 +39,7 @@ fn checksum(text: &str) -> String {
     digits.iter().copied().map(char::from).collect()
 }
 
-/// Whether this could be a key at all.
+/// Whether this has the form of a key.
 #[must_use]
 pub fn is_well_formed(key: &str) -> bool {
     let prefix = [LIVE_PREFIX, TEST_PREFIX].into_iter().find(|it| key.starts_with(it));
@@ -51,13 +51,13 @@ pub fn is_well_formed(key: &str) -> bool {
     checksum(body) == end
 }
 
-/// What is stored of a key.
+/// The stored hash of a key.
 #[must_use]
 pub fn hash(key: &str) -> SecretHash {
     Sha256::digest(key.as_bytes()).into()
 }
 
-/// What a list may show of a key: its beginning and its end.
+/// The beginning and end of a key, for lists.
 #[must_use]
 pub fn shown_parts(key: &str) -> (String, String) {
     let end = key.len().saturating_sub(SHOWN_END_CHARS);

@@ -1,8 +1,8 @@
-//! Logging in and out, staying logged in, and passwords that are changed or forgotten.
+//! Login, logout, refresh, and changes of passwords.
 //!
-//! Known and unknown addresses are answered alike, and take as long. A refresh token is used once; one that
-//! comes a second time was stolen by somebody, so its session ends. A browser's tabs share one, so there it may come
-//! again for a moment ([`Reuse::Tabs`]).
+//! Known and unknown addresses get the same answers and take the same time. A refresh token is
+//! valid once; a second use means that it was stolen, so its session is revoked. Tabs of a browser
+//! share one, so there a second use is allowed for a moment ([`Reuse::Tabs`]).
 
 use secrecy::{ExposeSecret, SecretString};
 use sqlx::Acquire;
@@ -23,12 +23,12 @@ use crate::{
     store::{self, accounts::Purpose},
 };
 
-/// Who presents a refresh token.
+/// The kind of client that presents a refresh token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reuse {
-    /// A program: it has one place where it keeps its token.
+    /// A program: it stores its token in one place.
     Never,
-    /// A browser: its tabs call at the same time, and an answer that was given up takes its cookie with it.
+    /// A browser: its tabs call at the same time, and an aborted answer takes its cookie with it.
     Tabs,
 }
 
@@ -41,25 +41,26 @@ impl Reuse {
     }
 }
 
-/// How long a browser may show a refresh token again.
+/// How long a browser may present a refresh token again.
 const TABS_GRACE_SECONDS: i64 = 30;
 
-/// Somebody who has proved who they are.
+/// An authenticated person.
 #[derive(Debug)]
 pub struct SignedIn {
-    /// Who, and since which login.
+    /// The account and its session.
     pub bearer: Bearer,
-    /// Shows it for a while.
+    /// The access token.
     pub access_token: SecretString,
-    /// Gets the next pair, once.
+    /// The refresh token, valid once.
     pub refresh_token: SecretString,
 }
 
 impl Accounts {
-    /// Logs somebody in.
+    /// Logs in.
     ///
     /// # Errors
-    /// [`Error::InvalidCredentials`] when address and password do not belong together; [`Error::RateLimited`].
+    /// [`Error::InvalidCredentials`] when address and password do not match;
+    /// [`Error::RateLimited`].
     pub async fn log_in(
         &self,
         email: &str,
@@ -84,8 +85,8 @@ impl Accounts {
         let found = self.passwords.compare(password.clone(), hashes).await?;
         let account = found.and_then(|it| candidates.into_iter().nth(it));
         let account = account.ok_or(Error::InvalidCredentials)?;
-        // The tries of whoever knows the password are not counted; but whoever only claims the address must not buy tries
-        // at the account that has proved it.
+        // Tries with the right password are not counted. An account that only claims the address
+        // must not buy tries at the account that has verified it.
         if account.is_verified || is_alone {
             self.limiter.forgive(&pair).await;
         }
@@ -110,7 +111,7 @@ impl Accounts {
         let refresh_token = secret::generate(REFRESH_PREFIX);
         let mut conn = self.pool.acquire().await?;
         let mut tx = conn.begin().await?;
-        // A password that was changed since it was compared is none any more.
+        // The password was changed since it was compared.
         if !store::accounts::lock_if_hash(&mut tx, account_id, password_hash).await? {
             return Err(Error::InvalidCredentials);
         }
@@ -123,11 +124,11 @@ impl Accounts {
         Ok(SignedIn { bearer, access_token: self.tokens.sign(bearer)?.into(), refresh_token })
     }
 
-    /// Gives the next pair of tokens for a refresh token. The second answer: a session that has ended by that.
-    /// `reuse` says how long the token may come again.
+    /// Returns the next pair of tokens for a refresh token, and a session that this has revoked, if
+    /// any. `reuse` says how long the token may be presented again.
     ///
     /// # Errors
-    /// [`Error::InvalidCredentials`] when the token is unknown, was used, or its session is over;
+    /// [`Error::InvalidCredentials`] when the token is unknown or used, or its session has ended;
     /// [`Error::RateLimited`].
     pub async fn refresh(
         &self,
@@ -166,11 +167,11 @@ impl Accounts {
         Ok(Ok(SignedIn { bearer, access_token: self.tokens.sign(bearer)?.into(), refresh_token }))
     }
 
-    /// Changes a password, and ends all other sessions.
+    /// Changes a password, and revokes all other sessions.
     ///
     /// # Errors
-    /// [`Error::InvalidCredentials`] when the present password is another; [`Error::Invalid`] when the new one is
-    /// weak; [`Error::RateLimited`].
+    /// [`Error::InvalidCredentials`] when the current password is wrong; [`Error::Invalid`] when
+    /// the new one is weak; [`Error::RateLimited`].
     pub async fn change_password(
         &self,
         bearer: Bearer,
@@ -212,15 +213,14 @@ impl Accounts {
         self.passwords.check(field, password, &[&email]).await
     }
 
-    /// Mails a link with which a forgotten password can be replaced, if anybody has the address. Answers before
-    /// it is known whether somebody does.
+    /// Mails a reset link, if an account has the address. Returns before that is known.
     ///
     /// # Errors
-    /// [`Error::Invalid`] when the address is none; [`Error::RateLimited`].
+    /// [`Error::Invalid`] when the address is malformed; [`Error::RateLimited`].
     pub async fn request_reset(&self, email: &str, client: &Client) -> Result<(), Error> {
         let email = read_email("email", email)?;
         self.throttle_address(client).await?;
-        // Nobody can use up what somebody else may ask for.
+        // Counted by address and client, so that one client cannot use up another's resets.
         self.throttle(&[
             charge("reset", &format!("{email} {}", client.address), MAILS_PER_EMAIL),
             charge("resets", &email, RESETS_PER_EMAIL),
@@ -255,13 +255,14 @@ impl Accounts {
         Ok(())
     }
 
-    /// Replaces a forgotten password, and ends all sessions. Whoever has the mailed secret reads the address: an
-    /// account whose address was not verified until then may have been made by somebody else, so in its projects all
-    /// keys, other members and invitations end, too.
+    /// Resets a password, and revokes all sessions. The holder of the mailed token reads the
+    /// address. If the address was not verified before, a stranger may have created the account, so
+    /// all keys, other members and invitations of its projects are revoked, too.
     ///
     /// # Errors
-    /// [`Error::InvalidLink`] when the secret is unknown, was used, or is too old; [`Error::Invalid`] when the
-    /// password is weak; [`Error::EmailTaken`] when another account has the address; [`Error::RateLimited`].
+    /// [`Error::InvalidLink`] when the token is unknown, used or expired; [`Error::Invalid`] when
+    /// the password is weak; [`Error::EmailTaken`] when another account has the address;
+    /// [`Error::RateLimited`].
     pub async fn confirm_reset(
         &self,
         token: &SecretString,
@@ -300,11 +301,11 @@ impl Accounts {
         used.ok_or(Error::InvalidLink)
     }
 
-    /// Proves that somebody reads an account's address.
+    /// Verifies an account's address.
     ///
     /// # Errors
-    /// [`Error::InvalidLink`] when the secret is unknown, was used, or is too old. [`Error::EmailTaken`] when
-    /// another account has the address already. [`Error::RateLimited`].
+    /// [`Error::InvalidLink`] when the token is unknown, used or expired. [`Error::EmailTaken`]
+    /// when another account has the address. [`Error::RateLimited`].
     pub async fn verify(&self, token: &SecretString, client: &Client) -> Result<(), Error> {
         self.throttle_address(client).await?;
         let mut conn = self.pool.acquire().await?;
@@ -317,7 +318,7 @@ impl Accounts {
         }
     }
 
-    /// Mails the link that verifies an address once more.
+    /// Resends the verification mail.
     ///
     /// # Errors
     /// [`Error::RateLimited`].
@@ -331,11 +332,11 @@ impl Accounts {
         Ok(())
     }
 
-    /// Deletes an account, and the projects that nobody else is a member of. Answers with those.
+    /// Deletes an account, and the projects without another member. Returns those.
     ///
     /// # Errors
-    /// [`Error::InvalidCredentials`] when the password is another. [`Error::LastOwner`] when a project would be
-    /// left to its other members without an owner. [`Error::RateLimited`].
+    /// [`Error::InvalidCredentials`] when the password is wrong. [`Error::LastOwner`] when a
+    /// project with other members would have no owner. [`Error::RateLimited`].
     pub async fn delete(
         &self,
         bearer: Bearer,

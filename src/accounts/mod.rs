@@ -1,5 +1,5 @@
-//! People: who they are, how they prove it, and how long that lasts. Knows no HTTP; limits, hashes and mails, and
-//! keeps what it decides in the store.
+//! Accounts: sign-up, login, passwords, tokens, and keys. Knows no HTTP; it limits, hashes, mails,
+//! and writes what it decides to the database.
 
 pub mod key;
 mod login;
@@ -47,31 +47,31 @@ pub use self::{
     signup::{SignUp, SignedUp, free_project},
 };
 
-/// Calls a minute from one address to all of sign-up, login, reset and verification together.
+/// Calls per minute from one address to sign-up, login, reset and verification together.
 pub const CALLS_PER_ADDRESS: Rate = Rate::per_minute(20);
 /// Refreshes from one address.
 pub const REFRESHES_PER_ADDRESS: Rate = Rate::per_minute(240);
 pub const REFRESHES_PER_SESSION: Rate = Rate { count: 60, window_seconds: 3_600 };
 /// Sign-ups from one address.
 pub const SIGNUPS_PER_ADDRESS: Rate = Rate { count: 10, window_seconds: 3_600 };
-/// Mails with which one e-mail address may be asked for a new password, from wherever.
+/// Reset mails to one e-mail address, from anywhere.
 pub const RESETS_PER_EMAIL: Rate = Rate { count: 20, window_seconds: 86_400 };
 /// Invitations that one account sends.
 pub const INVITATIONS_PER_ACCOUNT: Rate = Rate { count: 50, window_seconds: 86_400 };
-/// Credentials that one address may have looked up: each is remembered for two seconds.
+/// Credential lookups from one address: each result is cached for two seconds.
 pub const LOOKUPS_PER_ADDRESS: Rate = Rate::per_minute(1_200);
-/// Sign-ups with one e-mail address, invitations of it, and what else makes mails to it from one place.
+/// Sign-ups with one e-mail address, invitations to it, and other mails to it from one client.
 pub const MAILS_PER_EMAIL: Rate = Rate { count: 3, window_seconds: 86_400 };
-/// Wrong passwords for one e-mail address from one address.
+/// Wrong passwords for one e-mail address from one client.
 pub const TRIES_PER_PAIR: Rate = Rate { count: 5, window_seconds: 900 };
-/// Wrong passwords for one e-mail address from anywhere, before each further try is answered late: a delay, not a
-/// lock, so that nobody can lock somebody else out.
+/// Wrong passwords for one e-mail address from anywhere, after which each further try is delayed. A
+/// delay, not a lock, so that no attacker can lock an account.
 pub const TRIES_PER_EMAIL: Rate = Rate { count: 20, window_seconds: 900 };
 pub const LATE: Duration = Duration::from_secs(2);
-/// A key that signs access tokens is replaced after so many seconds (30 days).
+/// A signing key is replaced after this many seconds (30 days).
 const SIGNING_KEY_SECONDS: i64 = 30 * 86_400;
 
-/// One node's handle on people. Cheap to clone.
+/// One node's handle on accounts. Cheap to clone.
 #[derive(Clone)]
 pub struct Accounts {
     pub pool: Pool,
@@ -85,12 +85,12 @@ pub struct Accounts {
     pub plans: Plans,
 }
 
-/// Who calls, and from where.
+/// The client of a request.
 #[derive(Debug, Clone, Default)]
 pub struct Client {
-    /// The address, as limits know it.
+    /// The address, as limits use it.
     pub address: Arc<str>,
-    /// What the client says it is.
+    /// The user agent.
     pub user_agent: Option<Arc<str>>,
     pub request_id: Arc<str>,
 }
@@ -103,7 +103,7 @@ impl Client {
         }
     }
 
-    /// As the audit log names somebody with an account.
+    /// As the audit log names an account.
     #[must_use]
     pub fn actor(&self, kind: &'static str, id: String) -> Actor {
         Actor {
@@ -116,8 +116,7 @@ impl Client {
 }
 
 impl Accounts {
-    /// Brings the keys that sign access tokens up to date: one that is old is replaced, and what other nodes have
-    /// made is learnt.
+    /// Refreshes the signing keys: replaces an old one, and reads those of other nodes.
     pub async fn refresh_signing_keys(&self) -> sqlx::Result<()> {
         let mut conn = self.pool.acquire().await?;
         let (id, bytes) = token::new_key();
@@ -143,7 +142,7 @@ impl Accounts {
         self.throttle(&[charge("auth", &client.address, CALLS_PER_ADDRESS)]).await
     }
 
-    /// Counts an invitation, by who sends it and by who gets it.
+    /// Counts an invitation, by sender and recipient.
     ///
     /// # Errors
     /// [`Error::RateLimited`].
@@ -165,18 +164,18 @@ impl Accounts {
     }
 }
 
-/// A limit on something that somebody chooses: its name is hashed, so that it has a bounded length and tells
-/// nothing.
+/// A limit on a value that the caller chooses. Its name is hashed, so that it is bounded and
+/// reveals nothing.
 fn charge(kind: &str, what: &str, rate: Rate) -> Charge {
     let hash = Sha256::digest(what.as_bytes());
     let hash: String = hash.iter().take(16).map(|it| format!("{it:02x}")).collect();
     Charge { name: format!("limit:{kind}:{hash}"), rate, overdraft_windows: 0 }
 }
 
-/// An address as it is kept.
+/// Normalises an address.
 ///
 /// # Errors
-/// [`Error::Invalid`] when it is none.
+/// [`Error::Invalid`] when it is malformed.
 pub fn read_email(field: &str, email: &str) -> Result<String, Error> {
     let email = email.trim().to_lowercase();
     if email.chars().count() > MAX_EMAIL_CHARS {
@@ -191,20 +190,20 @@ pub fn read_email(field: &str, email: &str) -> Result<String, Error> {
     }
 }
 
-/// What a new key is to be.
+/// A key to create.
 #[derive(Debug, Clone, Default)]
 pub struct KeyRequest {
     pub name: String,
     /// What it may be used for.
     pub scopes: Vec<Scope>,
     pub expires_at: Option<DateTime<Utc>>,
-    /// Who makes it: an account's or a key's id.
+    /// The creator: id of an account or key.
     pub created_by: Option<String>,
-    /// Its own calls a minute: that enqueue, as a worker, all others.
+    /// Own rate limits per minute: enqueue, worker and other calls.
     pub per_minute: [Option<i32>; 3],
 }
 
-/// A key that was made: the only time that it is seen.
+/// A created key, shown only once.
 #[derive(Debug, Clone)]
 pub struct MadeKey {
     pub listed: ListedKey,
@@ -212,7 +211,7 @@ pub struct MadeKey {
     pub hash: SecretHash,
 }
 
-/// Makes a key for a project, unless it has `max_live` live ones.
+/// Creates a key for a project, unless it has `max_live` live ones.
 ///
 /// # Errors
 /// [`Error::QuotaExceeded`] when it has.
@@ -243,7 +242,7 @@ pub async fn make_key(
     Ok(MadeKey { listed, secret: secret.into(), hash })
 }
 
-/// What the audit log shows of a project.
+/// The audit log's view of a project.
 #[must_use]
 pub fn project_facts(project: &Project) -> String {
     serde_json::json!({

@@ -1,5 +1,6 @@
-//! Passwords: argon2id with OWASP's parameters, on the blocking pool, a few at a time; and what a password must
-//! be like. Source: OWASP Password Storage Cheat Sheet (argon2id, m = 19 MiB, t = 2, p = 1).
+//! Passwords: argon2id with OWASP's parameters, on the blocking pool, a few at a time; and the
+//! rules for new passwords. Source: OWASP Password Storage Cheat Sheet (argon2id, m = 19 MiB, t =
+//! 2, p = 1).
 
 use std::sync::{Arc, LazyLock};
 
@@ -16,18 +17,18 @@ use crate::{
     error::Error,
 };
 
-/// Passwords that are hashed at a time: each takes a core and 19 MiB.
+/// Passwords hashed at the same time: each takes a core and 19 MiB.
 pub const MAX_HASHING: usize = 2;
-/// Requests that may wait for their turn; beyond that they are refused.
+/// Requests that may wait for that; more are refused.
 pub const MAX_WAITING: usize = 16;
-/// Characters of a password that are judged.
+/// Characters of a password that are rated.
 const JUDGED_CHARS: usize = 36;
-/// Hashes that a login compares with, always: how long it takes must not tell whether the address is known.
+/// Hashes that a login always compares: its duration must not reveal whether the address is known.
 pub const COMPARISONS: usize = 2;
-/// How the hashes of the present parameters begin.
+/// Prefix of hashes with the current parameters.
 const PRESENT: &str = "$argon2id$v=19$m=19456,t=2,p=1$";
 
-/// The hash of nobody's password.
+/// A hash that no password has.
 static DUMMY: LazyLock<String> = LazyLock::new(|| hash(b"nobody has this password"));
 
 fn hash(password: &[u8]) -> String {
@@ -35,7 +36,7 @@ fn hash(password: &[u8]) -> String {
     hashed.map(|it| it.to_string()).unwrap_or_default()
 }
 
-/// Hashes and compares. Cheap to clone.
+/// Hashes and compares passwords. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Passwords {
     room: Arc<Semaphore>,
@@ -60,8 +61,8 @@ impl Passwords {
         self.work(move || hash(password.expose_secret().as_bytes())).await
     }
 
-    /// Which of these hashes is the password's, if any. Takes as long as [`COMPARISONS`] comparisons, however
-    /// many there are.
+    /// Which of these hashes matches the password, if any. Takes as long as [`COMPARISONS`]
+    /// comparisons, however many there are.
     ///
     /// # Errors
     /// [`Error::Overloaded`] when too many wait already.
@@ -77,14 +78,14 @@ impl Passwords {
                 let password = password.expose_secret().as_bytes();
                 Argon2::default().verify_password(password, hash.as_str()).is_ok()
             };
-            // All of them, also after one that fits.
+            // Compare all of them, even after a match.
             let fits: Vec<bool> = all.map(is_it).collect();
             fits.iter().position(|it| *it).filter(|it| *it < hashes.len())
         })
         .await
     }
 
-    /// What is wrong with a new password, if anything: see [`weakness`].
+    /// Checks a new password: see [`weakness`].
     ///
     /// # Errors
     /// [`Error::Invalid`] names `field`. [`Error::Overloaded`] when too many wait already.
@@ -122,13 +123,13 @@ impl Passwords {
     }
 }
 
-/// Whether a hash was made with the present parameters.
+/// Whether a hash was made with the current parameters.
 #[must_use]
 pub fn is_present(hash: &str) -> bool {
     hash.starts_with(PRESENT)
 }
 
-/// What is wrong with a new password, if anything. `known` are words that belong to its owner.
+/// Why a new password is weak, if it is. `known` are words related to its owner.
 ///
 /// ```
 /// # use fencepost::accounts::password::weakness;
@@ -149,7 +150,7 @@ pub fn weakness(password: &str, known: &[&str]) -> Option<String> {
     inputs.extend(known);
     inputs.extend(known.iter().flat_map(|it| it.split(|it: char| !it.is_alphanumeric())));
     inputs.retain(|it| !it.is_empty());
-    // The time it takes grows with the square of the length, and more: so much is enough to tell.
+    // Rating time grows with the square of the length: this prefix is enough.
     let beginning: String = password.chars().take(JUDGED_CHARS).collect();
     let guess = zxcvbn(&beginning, &inputs);
     if guess.score() >= Score::Three {

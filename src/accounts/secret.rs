@@ -1,5 +1,5 @@
-//! Secrets that only their holder has: refresh tokens, and what is mailed. 256 random bits each; only their
-//! SHA-256 is stored, which is enough for secrets that nobody can guess.
+//! Secrets of 256 random bits: refresh tokens and mailed tokens. Only their SHA-256 is stored,
+//! which is enough for secrets that cannot be guessed.
 
 use rand::RngExt;
 use secrecy::{ExposeSecret, SecretString};
@@ -9,20 +9,20 @@ use sha2::{Digest, Sha256};
 pub const RANDOM_CHARS: usize = 43;
 /// The characters of secrets.
 pub const BASE62: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
-/// How every refresh token begins.
+/// Prefix of refresh tokens.
 pub const REFRESH_PREFIX: &str = "fp_refresh_";
-/// How every mailed secret begins.
+/// Prefix of mailed tokens.
 pub const MAIL_PREFIX: &str = "fp_mail_";
-/// Bytes that a presented secret may have; anything longer is none of ours.
+/// Maximum bytes of a presented secret; anything longer is not ours.
 const MAX_SECRET_BYTES: usize = 128;
 
-/// So many random characters.
+/// This many random characters.
 pub fn random_chars() -> impl Iterator<Item = char> {
     let mut rng = rand::rng();
     (0..RANDOM_CHARS).map(move |_| char::from(BASE62[rng.random_range(0..BASE62.len())]))
 }
 
-/// A new secret, and the only time that it is seen.
+/// A new secret, shown only once.
 #[must_use]
 pub fn generate(prefix: &str) -> SecretString {
     let mut secret = prefix.to_owned();
@@ -30,13 +30,13 @@ pub fn generate(prefix: &str) -> SecretString {
     SecretString::from(secret)
 }
 
-/// What is stored of a secret.
+/// The stored hash of a secret.
 #[must_use]
 pub fn hash(secret: &SecretString) -> [u8; 32] {
     Sha256::digest(secret.expose_secret().as_bytes()).into()
 }
 
-/// Whether this could be a secret of this kind at all.
+/// Whether this has the form of such a secret.
 #[must_use]
 pub fn is_well_formed(secret: &SecretString, prefix: &str) -> bool {
     let text = secret.expose_secret();

@@ -1,7 +1,7 @@
-//! Signing up: an account, a project, and a key that works at once.
+//! Sign-up: an account, a project, and a key that is valid immediately.
 //!
-//! The answer is the same whether or not the address is known: an account that does not own its address yet is
-//! an account all the same, and who really reads it finds out by mail.
+//! The answer is the same whether or not the address is known: an account with an unverified
+//! address works, and the owner of the address is told by mail.
 
 use secrecy::{ExposeSecret, SecretString};
 use sqlx::{Acquire, PgConnection};
@@ -30,42 +30,42 @@ use crate::{
     },
 };
 
-/// How often a free slug is looked for.
+/// Tries to find a free slug.
 const MAX_SLUG_TRIES: usize = 5;
 /// Characters of a slug.
 const MAX_SLUG_CHARS: usize = 60;
-/// The first key's name.
+/// Name of the first key.
 const FIRST_KEY: &str = "first";
-/// What a project without a name is called.
+/// Name of a project without a name.
 const DEFAULT_PROJECT: &str = "default";
 
-/// Who wants to sign up.
+/// A sign-up.
 #[derive(Debug)]
 pub struct SignUp {
     pub email: String,
-    /// What they will prove themselves with.
+    /// The password.
     pub password: SecretString,
-    /// What their first project is called.
+    /// Name of the first project.
     pub project_name: Option<String>,
-    /// An invitation to a project of others.
+    /// An invitation to another project.
     pub invitation: Option<SecretString>,
 }
 
-/// What was made of it.
+/// The result of a sign-up.
 #[derive(Debug)]
 pub struct SignedUp {
     pub account: Account,
-    /// Its first project, or the one that it was invited to.
+    /// The first project, or the one of the invitation.
     pub project: Project,
     pub role: Role,
-    /// A key with all scopes; none for whoever was invited.
+    /// A key with all scopes; none after an invitation.
     pub key: Option<MadeKey>,
     password_hash: String,
 }
 
 impl Accounts {
-    /// Begins a session of an account that has just been made. Logging in could find another one, that was made earlier with
-    /// the same unproved address and the same password.
+    /// Starts a session of an account that was just created. A login could find an earlier account
+    /// with the same unverified address and the same password.
     ///
     /// # Errors
     /// [`Error::InvalidCredentials`] when its password was changed meanwhile.
@@ -77,11 +77,11 @@ impl Accounts {
         self.begin_session(made.account.id, &made.password_hash, client).await
     }
 
-    /// Signs somebody up.
+    /// Signs up.
     ///
     /// # Errors
-    /// [`Error::SignupClosed`] when nobody, or nobody without an invitation, may. [`Error::Invalid`] when the
-    /// address is none, the password is weak or the invitation is not good. [`Error::RateLimited`].
+    /// [`Error::SignupClosed`] when sign-up is closed or needs an invitation. [`Error::Invalid`]
+    /// when the address or invitation is invalid, or the password is weak. [`Error::RateLimited`].
     pub async fn sign_up(&self, request: SignUp, client: &Client) -> Result<SignedUp, Error> {
         let is_invited = request.invitation.is_some();
         if self.signup == Signup::Closed || (self.signup == Signup::Invite && !is_invited) {
@@ -147,10 +147,10 @@ impl Accounts {
         Ok((project, key))
     }
 
-    /// What an invitation leads to, which stays as it is.
+    /// The content of an invitation, without using it up.
     ///
     /// # Errors
-    /// [`Error::Invalid`] when the invitation is not good. [`Error::RateLimited`].
+    /// [`Error::Invalid`] when the invitation is not valid. [`Error::RateLimited`].
     pub async fn preview_invitation(
         &self,
         invitation: &SecretString,
@@ -162,11 +162,11 @@ impl Accounts {
         invited.ok_or_else(bad_invitation)
     }
 
-    /// Uses an invitation up: the account is a member from then on, as what it was invited as, or as what it was
-    /// if that is more.
+    /// Uses up an invitation: the account becomes a member, with the invited role or its present
+    /// one, whichever is higher.
     ///
     /// # Errors
-    /// [`Error::Invalid`] when the invitation is not good.
+    /// [`Error::Invalid`] when the invitation is not valid.
     pub async fn accept(
         &self,
         conn: &mut PgConnection,
@@ -193,7 +193,7 @@ impl Accounts {
         Ok((project, role))
     }
 
-    /// A secret to be mailed.
+    /// A token to be mailed.
     pub(super) async fn new_mail_secret(
         &self,
         conn: &mut PgConnection,
@@ -229,10 +229,10 @@ fn bad_invitation() -> Error {
     Error::invalid("invitation", "is unknown, was used or taken back, or is too old")
 }
 
-/// Makes a project with a slug that is like its name.
+/// Creates a project with a slug derived from its name.
 ///
 /// # Errors
-/// [`Error::SlugTaken`] when none was found that is free.
+/// [`Error::SlugTaken`] when no free slug was found.
 pub async fn free_project(
     conn: &mut PgConnection,
     name: &str,

@@ -1,5 +1,5 @@
-//! Access tokens: short-lived JWTs of one algorithm, one issuer and one audience, signed with a key that is
-//! named in them. Every claim is required, and a token of any other kind is none.
+//! Access tokens: short-lived JWTs with one algorithm, issuer and audience, signed with a key that
+//! they name. Every claim is required, and any other kind of token is refused.
 
 use std::{
     collections::HashSet,
@@ -24,19 +24,19 @@ use crate::{
 const ALGORITHM: Algorithm = Algorithm::HS256;
 const ISSUER: &str = "fencepost";
 const AUDIENCE: &str = "console";
-/// What a token says that it is (RFC 9068).
+/// The `typ` of a token (RFC 9068).
 const TYPE: &str = "at+jwt";
-/// By how much nodes' clocks may differ, in seconds.
+/// Tolerated difference between nodes' clocks, in seconds.
 const LEEWAY_SECONDS: u64 = 30;
-/// A new key signs only after every node knows it, in seconds.
+/// A new key signs only after this many seconds, when every node knows it.
 pub const KEY_SETTLE_SECONDS: f64 = 150.0;
-/// Keys that are known at a time: the one that signs, its successor, and those whose tokens still run.
+/// Maximum number of keys: the signing one, its successor, and those whose tokens still run.
 pub const KNOWN_KEYS: i64 = 4;
 pub const KEY_BYTES: usize = 32;
-/// Bytes that a presented token may have.
+/// Maximum bytes of a presented token.
 const MAX_TOKEN_BYTES: usize = 2_048;
 
-/// What a token says.
+/// The claims of a token.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Claims {
     iss: String,
@@ -47,11 +47,11 @@ pub struct Claims {
     exp: u64,
 }
 
-/// Who shows a token.
+/// The bearer of a token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Bearer {
     pub account_id: AccountId,
-    /// Since which login.
+    /// The session.
     pub session_id: SessionId,
 }
 
@@ -78,13 +78,13 @@ impl Tokens {
         *self.0.write().unwrap_or_else(std::sync::PoisonError::into_inner) = keys.collect();
     }
 
-    /// A token for a session, good for [`ACCESS_TOKEN_SECONDS`].
+    /// A token for a session, valid for [`ACCESS_TOKEN_SECONDS`].
     ///
     /// # Errors
     /// [`Error::NotReady`] when this node knows no key yet.
     pub fn sign(&self, bearer: Bearer) -> Result<String, Error> {
         let keys = self.0.read().unwrap_or_else(std::sync::PoisonError::into_inner);
-        // The newest that all nodes know; the very first has to do at once.
+        // The newest key that all nodes know; the very first signs at once.
         let key = keys.iter().find(|it| it.is_settled).or(keys.last());
         let key = key.ok_or(Error::NotReady("this node has no key to sign with yet"))?;
         let now = get_current_timestamp();
@@ -102,7 +102,7 @@ impl Tokens {
         encode(&header, &claims, &key.encoding).map_err(Error::internal)
     }
 
-    /// Who shows this token; none: it is none of ours, or too old.
+    /// The bearer of this token; none if it is not ours, or expired.
     #[must_use]
     pub fn read(&self, token: &str) -> Option<Bearer> {
         if token.len() > MAX_TOKEN_BYTES {
@@ -116,7 +116,7 @@ impl Tokens {
         let keys = self.0.read().unwrap_or_else(std::sync::PoisonError::into_inner);
         let key = keys.iter().find(|it| it.id == kid)?;
         let claims = decode::<Claims>(token, &key.decoding, &validation()).ok()?.claims;
-        // A token from the future was made by somebody else.
+        // A token from the future was not made by us.
         if claims.iat > get_current_timestamp() + LEEWAY_SECONDS {
             return None;
         }

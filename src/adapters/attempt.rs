@@ -12,12 +12,12 @@ use crate::{
     ids::{JobId, JobKey, ProjectId},
 };
 
-/// A job and one of its attempts, for wires on which a bare id must be a fence: `job_…-2`.
+/// A job and one of its attempts, as one id that is a fence: `job_…-2`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AttemptId {
     /// Which job.
     pub job_id: JobId,
-    /// Which of its attempts, counted from 1. One more than it has had: the attempt it waits for.
+    /// The attempt, counted from 1. One more than it has had: the attempt that it waits for.
     pub attempt: i32,
 }
 
@@ -30,7 +30,7 @@ impl fmt::Display for AttemptId {
 impl FromStr for AttemptId {
     type Err = Error;
 
-    /// A malformed id is no job, like any other that does not exist.
+    /// A malformed id is answered like an unknown job.
     fn from_str(text: &str) -> Result<Self, Error> {
         let (job_id, attempt) = text.rsplit_once('-').ok_or(Error::JobNotFound)?;
         let job_id = job_id.parse().map_err(|_| Error::JobNotFound)?;
@@ -46,7 +46,8 @@ impl AttemptId {
         JobKey { project_id, id: self.job_id }
     }
 
-    /// The fence that it is, with what else the caller shows. One who shows two attempts has neither.
+    /// The fence of this id, with what else the caller shows. A caller that shows two different
+    /// attempts matches none.
     #[must_use]
     pub fn fence(self, worker_id: Option<String>, attempt: Option<i32>) -> Fence {
         const NO_ATTEMPT: i32 = 0;
@@ -56,20 +57,20 @@ impl AttemptId {
     }
 }
 
-/// Where an attempt is.
+/// The stage of an attempt.
 #[derive(Debug, Clone, Copy)]
 pub enum Stage<'a> {
-    /// It has not begun.
+    /// Not started.
     Pending,
-    /// A worker has it.
+    /// A worker holds it.
     Claimed,
     /// It succeeded.
     Completed,
-    /// It ended otherwise; none: it was called off before it began.
+    /// It ended otherwise; none: it was cancelled before it started.
     Failed(Option<&'a AttemptRow>),
 }
 
-/// Where one attempt of a job is; none when it has, and waits for, no such attempt.
+/// The stage of one attempt of a job; an error if the job neither had nor waits for it.
 ///
 /// # Errors
 /// [`Error::JobNotFound`].
@@ -83,14 +84,14 @@ pub fn stage<'a>(attempt: i32, job: &JobRow, ended: &'a [AttemptRow]) -> Result<
     match job.state {
         StoredState::Processing if attempt == job.attempt => Ok(Stage::Claimed),
         StoredState::Succeeded if attempt == job.attempt => Ok(Stage::Completed),
-        // It was called off before it began; not when an earlier one was.
+        // Cancelled before it started; not if an earlier attempt was cancelled.
         StoredState::Cancelled if is_next && !was_cancelled => Ok(Stage::Failed(None)),
         it if it.is_waiting() && is_next => Ok(Stage::Pending),
         _ => Err(Error::JobNotFound),
     }
 }
 
-/// The attempt that a job is at, waits for, or ended with.
+/// The attempt that a job runs, waits for, or ended with.
 #[must_use]
 pub fn latest_attempt(job: &JobRow, ended: &[AttemptRow]) -> i32 {
     let last = ended.iter().find(|it| it.attempt == job.attempt);
@@ -99,7 +100,7 @@ pub fn latest_attempt(job: &JobRow, ended: &[AttemptRow]) -> i32 {
     job.attempt + i32::from(job.state.is_waiting() || never_began)
 }
 
-/// What an attempt reported, in one line.
+/// The error of an attempt, in one line.
 #[must_use]
 pub fn reason(ended: &AttemptRow) -> String {
     match (&ended.error_message, &ended.error_kind) {

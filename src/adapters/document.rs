@@ -1,4 +1,4 @@
-//! The doors' OpenAPI documents, made from their handlers: each its own, so that the native one stays clean.
+//! The OpenAPI documents of the adapters, made from their handlers, separate from the native one.
 
 use axum::{Router, http::header::CONTENT_TYPE, routing};
 use serde_json::{Map, Value, json};
@@ -7,7 +7,7 @@ use utoipa_axum::router::OpenApiRouter;
 use super::{ADAPTERS, Adapter};
 use crate::app::App;
 
-/// What every operation may answer beside what it says itself.
+/// Refusals that every operation has besides its own.
 const REFUSALS: [(&str, &str); 7] = [
     ("400", "The request cannot be read or breaks a rule."),
     ("401", "No live API key."),
@@ -18,7 +18,7 @@ const REFUSALS: [(&str, &str); 7] = [
     ("503", "Try again later."),
 ];
 
-/// A door's document as it is committed and served.
+/// An adapter's document as it is committed and served.
 pub fn text(adapter: &Adapter) -> String {
     format!("{:#}\n", of(adapter))
 }
@@ -58,7 +58,7 @@ fn of(adapter: &Adapter) -> Value {
     document
 }
 
-/// What the handlers' types call JSON, by the name that the door has for it.
+/// Replaces the media type of JSON with the adapter's own.
 fn rename_json(content: &mut Value, media_type: &str) {
     if let Some(content) = content.as_object_mut()
         && let Some(json) = content.remove("application/json")
@@ -88,7 +88,7 @@ fn add_refusals(operation: &mut Value) {
     }
 }
 
-/// `/openapi/{door}.json`.
+/// `/openapi/{adapter}.json`.
 pub fn router() -> Router<App> {
     ADAPTERS.iter().fold(Router::new(), |router, adapter| {
         let text = text(adapter);

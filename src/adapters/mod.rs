@@ -1,6 +1,7 @@
-//! The other wires: workers written for four other systems connect unchanged but for base URL and key. Each
-//! door has a base path of its own, its own types, one match that gives every error its face, and one for the
-//! names of states. A door calls the engine; it has no statements and no rules. See `docs/protocols.md`.
+//! Adapters: workers written for four other systems connect unchanged except for base URL and key.
+//! Each adapter has its own base path and types, one match that renders every error, and one for
+//! the names of states. An adapter calls the engine; it has no statements and no rules. See
+//! `docs/protocols.md`.
 
 #![warn(missing_docs)]
 
@@ -19,15 +20,15 @@ use utoipa_axum::router::OpenApiRouter;
 
 use crate::{app::App, error::Error, wire::errors};
 
-/// A door: where it is, what it answers, how it tells errors, and how it is described.
+/// An adapter: its path, its routes, how it renders errors, and its document.
 struct Adapter {
     /// The base path, and the name of its document: `/openapi/{name}.json`.
     name: &'static str,
     routes: fn() -> OpenApiRouter<App>,
-    /// Beside the base path itself, its routes answer below these.
+    /// Paths below the base path where its routes answer, too.
     also_below: &'static [&'static str],
     render_error: errors::RenderError,
-    /// What its answers are.
+    /// The media type of its answers.
     media_type: &'static str,
     document: fn() -> utoipa::openapi::OpenApi,
 }
@@ -35,7 +36,7 @@ struct Adapter {
 const ADAPTERS: [Adapter; 4] =
     [mobius::ADAPTER, orch8::ADAPTER, ojs::ADAPTER, workflow_graph::ADAPTER];
 
-/// Everything the doors answer, each below its base path, and their documents.
+/// All adapters, each below its base path, and their documents.
 pub fn router() -> Router<App> {
     ADAPTERS.iter().fold(document::router(), |router, adapter| {
         let bases = std::iter::once("").chain(adapter.also_below.iter().copied());
@@ -50,7 +51,7 @@ pub fn router() -> Router<App> {
     })
 }
 
-/// The doors' names, each with its OpenAPI document as it is committed and served.
+/// The adapters' names, each with its OpenAPI document as it is committed and served.
 #[must_use]
 pub fn documents() -> Vec<(&'static str, String)> {
     ADAPTERS.iter().map(|it| (it.name, document::text(it))).collect()

@@ -9,12 +9,12 @@ use axum::{
 
 use crate::error::Error;
 
-/// What a path names.
+/// The parameters of a path.
 #[derive(Debug)]
 pub struct PathParams(HashMap<String, String>);
 
 impl PathParams {
-    /// The parameter of this name; empty when the route has none.
+    /// The parameter with this name; empty if the route has none.
     #[must_use]
     pub fn get(&self, name: &str) -> &str {
         self.0.get(name).map_or("", String::as_str)
@@ -28,7 +28,7 @@ impl<S: Send + Sync> FromRequestParts<S> for PathParams {
         let params = RawPathParams::from_request_parts(parts, state)
             .await
             .map_err(|_| Error::NoSuchRoute)?;
-        // No thing has such a name.
+        // No queue or worker has such a name.
         if params.iter().any(|(_, value)| value.chars().any(char::is_control)) {
             return Err(Error::NoSuchRoute);
         }

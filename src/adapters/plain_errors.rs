@@ -9,7 +9,7 @@ use crate::{
     wire::errors,
 };
 
-/// The status of a failure on wires that have no other opinion.
+/// The default status of each class of errors.
 #[must_use]
 pub fn status(class: Class) -> StatusCode {
     match class {
@@ -28,17 +28,16 @@ pub fn status(class: Class) -> StatusCode {
     }
 }
 
-/// How wires that know no codes tell of a failure: the status is all that clients look at, the text is for
-/// people.
+/// Renders errors for protocols without error codes: clients read the status, people the text.
 pub fn render_plain(error: &Error, _: &str, mut response: Response) -> Response {
     let body = ErrorBody { error: errors::message(error) };
     errors::write(&mut response, (status(error.class()), Reply(body)), error);
     response
 }
 
-/// The body of every answer that is not a success.
+/// Body of every error response.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct ErrorBody {
-    /// What went wrong.
+    /// Message.
     error: String,
 }

@@ -20,10 +20,11 @@ use crate::{
     wire::validate::{Check, stored_json},
 };
 
-/// Where jobs wait that name no queue.
+/// The queue of jobs that name none.
 pub const DEFAULT_QUEUE: &str = "default";
 
-/// A payload or result where the wire knows objects only: the same bytes, or `{"value": …}` around them.
+/// A payload or result for protocols with objects only: the same bytes, or `{"value": …}` around
+/// them.
 pub fn object(json: &str) -> Result<Box<RawValue>, Error> {
     if json.trim_start().starts_with('{') {
         return stored_json(json.to_owned());
@@ -34,7 +35,7 @@ pub fn object(json: &str) -> Result<Box<RawValue>, Error> {
 /// An object with one more field at its end.
 ///
 /// # Errors
-/// [`Error::Internal`] when it is no object after all.
+/// [`Error::Internal`] when it is not an object.
 pub fn with_field(
     object: &RawValue,
     name: &str,
@@ -46,24 +47,24 @@ pub fn with_field(
     stored_json(format!("{inside}{comma}\"{name}\":{value}}}"))
 }
 
-/// What a job has made that another waited for.
+/// Result of a parent.
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 pub struct ParentResultView {
-    /// Which job.
+    /// Id of the parent.
     pub job_id: String,
-    /// Its name in the workflow, if they are in one.
+    /// Its key, if both belong to a workflow.
     pub key: Option<String>,
-    /// What it did.
+    /// Its job type.
     pub job_type: String,
-    /// The bytes that its worker sent; null also when they are left out for their size.
+    /// Result, byte for byte as its worker sent it; null also if it was left out for its size.
     #[schema(value_type = serde_json::Value)]
     pub result: Option<Box<RawValue>>,
 }
 
-/// What the parents of a job have made.
+/// The results of a job's parents.
 ///
 /// # Errors
-/// [`Error::Internal`] when a result is no JSON after all.
+/// [`Error::Internal`] when a result is not JSON.
 pub fn parent_results(handed: &LeasedDelivery) -> Result<Vec<ParentResultView>, Error> {
     let view = |it: &ParentResult| {
         Ok(ParentResultView {
@@ -76,29 +77,29 @@ pub fn parent_results(handed: &LeasedDelivery) -> Result<Vec<ParentResultView>, 
     handed.parent_results.iter().map(view).collect()
 }
 
-/// What a worker asks for, in whichever words.
+/// What a worker polls for, in any protocol.
 #[derive(Debug, Clone, Default)]
 pub struct LeaseSpec {
-    /// None: one that has no name, and is in no registry.
+    /// None: a worker without a name, which is not registered.
     pub worker_id: Option<String>,
-    /// Where to look, in this order; none named: everywhere.
+    /// Queues to claim from, in this order; empty: all.
     pub queues: Vec<String>,
-    /// Only these types; none named: any.
+    /// Only these types; empty: any.
     pub job_types: Vec<String>,
-    /// What it has; none: what it has registered.
+    /// Its labels; none: the registered ones.
     pub labels: Option<Vec<String>>,
-    /// Only jobs that offer a command.
+    /// Only jobs whose payload is a command.
     pub only_commands: bool,
-    /// At most so many.
+    /// Maximum number of jobs.
     pub capacity: u32,
-    /// The length of the leases.
+    /// Length of the leases.
     pub lease_seconds: i32,
-    /// How long to wait for the first.
+    /// How long to wait for the first job.
     pub wait: Duration,
 }
 
 impl LeaseSpec {
-    /// Checks it against the bounds of all polls.
+    /// Checks it against the limits of all polls.
     pub fn check(&self, check: &mut Check, queues: &str, job_types: &str) {
         check.optional_name("worker_id", self.worker_id.as_deref(), limits::MAX_WORKER_ID_CHARS);
         check.names(queues, &self.queues, limits::MAX_POLL_QUEUES, limits::MAX_QUEUE_CHARS);

@@ -1,4 +1,4 @@
-//! What calls are counted against: budgets of a project and of a key, and places for polls that wait.
+//! Rate limits of calls: budgets of projects and keys, and permits for parked polls.
 
 use std::sync::{Arc, OnceLock};
 
@@ -15,13 +15,13 @@ use crate::{
     telemetry,
 };
 
-/// A place of a poll that nobody gave back, because its node has died, is free after its wait and so many seconds.
+/// Added to a poll's wait: the permit of a crashed node expires after both.
 const PLACE_GRACE_SECONDS: u32 = 15;
 
-/// Calls that read, which one member's pages make in one project: they must work when the project has used up all of its
-/// own budgets, and must not use up any.
+/// Read calls per minute that one member's pages may make in one project. They must work when the
+/// project has used up its own budgets, and must not use up any.
 pub const CONSOLE_LOOKS_PER_MEMBER: Rate = Rate::per_minute(1_200);
-/// All others: a button must work when many open pages have looked too often.
+/// All other calls of pages: a button must work when many open pages have refreshed too often.
 pub const CONSOLE_ACTS_PER_MEMBER: Rate = Rate::per_minute(300);
 
 /// In the extensions of a request that a page of the console makes for a member.
@@ -48,7 +48,7 @@ impl Budget {
         }
     }
 
-    /// What a project may use of it in a minute; none: it is not limited.
+    /// Calls per minute that a project may make of it; none: unlimited.
     #[must_use]
     pub const fn of(self, limits: &Limits) -> Option<u32> {
         match self {
@@ -70,12 +70,12 @@ impl Budget {
     }
 }
 
-/// Where a handler's limits are told to the layer that writes the headers of its answer.
+/// Tells the layer that writes rate-limit headers about the handler's budgets.
 #[derive(Debug, Clone, Default)]
 pub struct LimitReport(Arc<OnceLock<(&'static str, Standing)>>);
 
 impl LimitReport {
-    /// The budget and how it stands, if the call was counted.
+    /// The budget and its state, if the call was counted.
     #[must_use]
     pub fn told(&self) -> Option<(&'static str, Standing)> {
         self.0.get().copied()
@@ -88,7 +88,7 @@ impl LimitReport {
     }
 }
 
-/// A poll's places, until it is dropped.
+/// The permits of a parked poll; released when dropped.
 pub struct PollPermit {
     app: App,
     places: Vec<PollPermits>,
@@ -105,7 +105,7 @@ impl Drop for PollPermit {
     }
 }
 
-/// The budgets that a call of this kind is counted against: the project's, and the key's own.
+/// The budgets of a call: the project's, and the key's own.
 fn charges(
     who: &Who,
     project_id: ProjectId,
@@ -118,14 +118,14 @@ fn charges(
         rate: Rate::per_minute(per_minute),
         overdraft_windows: overdraft,
     };
-    // What is in braces decides on which node of a Redis cluster a name is.
+    // The part in braces decides which node of a Redis cluster holds a name.
     let project = format!("{{p{}}}", project_id.0);
     let of_project = budget.of(limits).map(|it| charge(project.clone(), it));
     let of_key = budget.of_key(who).map(|it| charge(format!("{project}:{}", who.id()), it));
     of_project.into_iter().chain(of_key).collect()
 }
 
-/// The places that a poll needs: one of the project's, and one of the key's.
+/// The permits that a poll needs: one of the project, and one of the key.
 fn places(who: &Who, project_id: ProjectId, limits: &Limits) -> Vec<PollPermits> {
     let token = Uuid::new_v4().simple().to_string();
     let life_seconds = MAX_POLL_WAIT_SECONDS + PLACE_GRACE_SECONDS;
@@ -136,7 +136,7 @@ fn places(who: &Who, project_id: ProjectId, limits: &Limits) -> Vec<PollPermits>
     of_project.into_iter().chain(of_key).collect()
 }
 
-/// Counts a call of the console: a member's own, and no budget of the project's.
+/// Counts a call of the console: against the member's own budget, and none of the project's.
 pub(super) async fn charge_console(
     app: &App,
     who: &Who,
@@ -159,7 +159,7 @@ pub(super) async fn charge_console(
     }
 }
 
-/// Counts a call, and takes its places.
+/// Counts a call, and takes its permits.
 pub(super) async fn charge<P: Permit>(
     app: &App,
     who: &Who,
@@ -188,9 +188,9 @@ pub(super) async fn charge<P: Permit>(
     if let Some(full) = verdict.full.and_then(|it| places.get(it)) {
         return Err(too_many(full.max));
     }
-    // Counted here as well, for when Redis is away.
+    // Counted here as well, for when Redis is down.
     let nodes = if verdict.is_local { app.bus.nodes() } else { 1 };
-    // One that was not answered in time may have been taken all the same.
+    // A call without an answer may have taken the permit all the same.
     let held = if app.bus.has_redis() { places.clone() } else { Vec::new() };
     let mut parked = PollPermit { app: app.clone(), places: held, here: Vec::new() };
     for place in &places {
@@ -200,7 +200,7 @@ pub(super) async fn charge<P: Permit>(
     Ok(Some(Arc::new(parked)))
 }
 
-/// How each budget of a project stands for this caller, and how many polls wait.
+/// The state of each budget of a project for this caller, and the number of parked polls.
 pub async fn project_limits(
     app: &App,
     who: &Who,

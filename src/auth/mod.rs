@@ -1,5 +1,6 @@
-//! Who is calling. Having a [`Caller`] *is* the permission: a handler that takes one cannot run without a live
-//! key or session that may, within its limits, and takes its project from nowhere else.
+//! Authentication. Having a [`Caller`] *is* the permission: a handler that takes one cannot run
+//! without a live key or session that has the permission, within its limits, and takes its project
+//! from nowhere else.
 
 mod budget;
 mod permit;
@@ -35,27 +36,27 @@ use crate::{
     store::audit::Actor,
 };
 
-/// The key may come in this header instead of `Authorization`.
+/// A key may be sent in this header instead of `Authorization`.
 const API_KEY_HEADER: &str = "x-api-key";
-/// Bytes that a project's id or slug has at the most.
+/// Maximum bytes of a project's id or slug.
 const MAX_PROJECT_BYTES: usize = 100;
 /// The path parameter that names a project; it must agree with the key.
 const PROJECT_PARAMETER: &str = "project";
 
-/// A request that may do what `P` says.
+/// A request with the permission `P`.
 #[derive(Clone)]
 pub struct Caller<P> {
-    /// Whose jobs this request may see and touch.
+    /// The project whose jobs this request may access.
     pub project_id: ProjectId,
     pub who: Who,
     pub limits: Limits,
     pub client: Client,
-    /// For as long as it lasts, it has a place among the project's polls.
+    /// Its permit among the project's parked polls, until it is dropped.
     _places: Option<Arc<budget::PollPermit>>,
     permission: PhantomData<P>,
 }
 
-/// Somebody with a live key, or a member with a live session.
+/// The holder of a live key, or a member with a live session.
 #[derive(Debug, Clone)]
 pub enum Who {
     Key(Arc<KeyGrant>, key::SecretHash),
@@ -63,7 +64,7 @@ pub enum Who {
 }
 
 impl Who {
-    /// The project, as others name it.
+    /// The public id of the project.
     #[must_use]
     pub fn project(&self) -> ProjectPublicId {
         match self {
@@ -72,7 +73,8 @@ impl Who {
         }
     }
 
-    /// Whether it still counts, and still may. A store that does not answer revokes nothing.
+    /// Whether the credential is still valid and has the permission. If the database does not
+    /// answer, it counts as valid.
     async fn is_live(&self, app: &App, permission: Permission) -> bool {
         match self {
             Self::Key(_, hash) => !matches!(app.key_grant(*hash).await, Ok(None)),
@@ -89,7 +91,7 @@ impl Who {
         }
     }
 
-    /// The id of the key or the account.
+    /// Id of the key or the account.
     #[must_use]
     pub fn id(&self) -> String {
         match self {
@@ -107,7 +109,7 @@ impl Who {
         }
     }
 
-    /// The scopes that it may give to keys.
+    /// The scopes that it may grant to keys.
     #[must_use]
     pub fn scopes(&self) -> &[Scope] {
         match self {
@@ -116,7 +118,7 @@ impl Who {
         }
     }
 
-    /// What it is in the project; a key is nothing.
+    /// Its role in the project; a key has none.
     #[must_use]
     pub fn role(&self) -> Option<Role> {
         match self {
@@ -127,16 +129,16 @@ impl Who {
 }
 
 impl<P: Permit> Caller<P> {
-    /// Whether the key or session still counts.
+    /// Whether the key or session is still valid.
     pub async fn is_live(&self, app: &App) -> bool {
         self.who.is_live(app, P::PERMISSION).await
     }
 
-    /// Resolves when the key or session is found to be revoked, or the member not to be one any more.
+    /// Resolves when the key or session was revoked, or the member was removed.
     pub async fn until_revoked(&self, app: &App) {
         loop {
             app.until_recheck().await;
-            // In a task of its own: this wait may be dropped in the middle.
+            // In a task of its own: this future may be dropped at any point.
             let (app, who) = (app.clone(), self.who.clone());
             let asked = tokio::spawn(async move { who.is_live(&app, P::PERMISSION).await });
             if matches!(asked.await, Ok(false)) {
@@ -178,7 +180,7 @@ impl<P: Permit> FromRequestParts<App> for Caller<P> {
             app.record_used((project_id, it.owner.key_id));
         }
         let report = parts.extensions.get::<LimitReport>().cloned().unwrap_or_default();
-        // What a page enqueues is counted like anybody's.
+        // Enqueues of a page count like any other.
         let is_page =
             P::BUDGET == Budget::Manage && parts.extensions.get::<FromConsole>().is_some();
         let places = if is_page {
@@ -234,8 +236,8 @@ async fn identify(parts: &mut Parts, app: &App) -> Result<Who, Error> {
     }
 }
 
-/// Counts a look-up by address, on this node alone: whoever makes up keys, or names of projects, must not keep others
-/// from theirs.
+/// Counts a lookup by address, on this node alone: junk keys and made-up project names must not
+/// block lookups of others.
 fn count_lookup(parts: &Parts, app: &App) -> Result<(), Error> {
     let client = parts.extensions.get::<Client>().cloned().unwrap_or_default();
     let name = format!("lookup:{}", client.address);
@@ -245,7 +247,8 @@ fn count_lookup(parts: &Parts, app: &App) -> Result<(), Error> {
     }
 }
 
-/// The key or token from `Authorization: Bearer`, from `X-Api-Key`, or from HTTP Basic as the password.
+/// The key or token from `Authorization: Bearer`, from `X-Api-Key`, or from HTTP Basic as the
+/// password.
 fn presented(headers: &HeaderMap) -> Option<String> {
     if let Some(value) = headers.get(AUTHORIZATION) {
         let (scheme, rest) = value.to_str().ok()?.split_once(' ')?;
@@ -255,7 +258,7 @@ fn presented(headers: &HeaderMap) -> Option<String> {
         }
         if scheme.eq_ignore_ascii_case("basic") {
             let decoded = String::from_utf8(BASE64_STANDARD.decode(rest).ok()?).ok()?;
-            // Some clients can only set a user.
+            // Some clients can only set a user name.
             let (user, password) = decoded.split_once(':')?;
             return Some(if password.is_empty() { user } else { password }.to_owned());
         }

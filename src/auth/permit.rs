@@ -1,23 +1,23 @@
-//! What a handler's caller must be permitted, and what its calls are counted against: one type for each.
+//! The permission and the budget of a handler: one type for each kind of caller.
 
 use super::Budget;
 use crate::domain::access::Permission;
 
-/// Acks may use so many windows of the budget beyond it: whatever a poll within the limits was handed can be
-/// settled, and later polls pay for it.
+/// Acks may overdraw the budget by this many windows: jobs that were polled within the limits can
+/// always be settled, and later polls pay for it.
 pub const ACK_OVERDRAFT_WINDOWS: u32 = 10;
-/// Heartbeats may use half of that, so that they leave room for acks.
+/// Heartbeats may overdraw half of that, to leave capacity for acks.
 pub const BEAT_OVERDRAFT_WINDOWS: u32 = 5;
 
-/// What a kind of caller may do, and from which budget it pays.
+/// A kind of caller: its permission and its budget.
 pub trait Permit: Send + Sync + 'static {
-    /// What it may do.
+    /// The permission.
     const PERMISSION: Permission;
-    /// What its calls are counted against.
+    /// The budget.
     const BUDGET: Budget;
-    /// How far beyond the budget it may go.
+    /// How far it may overdraw the budget.
     const OVERDRAFT_WINDOWS: u32 = 0;
-    /// Whether its calls wait, and need a place for that.
+    /// Whether its calls are parked, and need a permit for that.
     const PARKS: bool = false;
 }
 
@@ -42,28 +42,28 @@ macro_rules! permits {
 permits! {
     /// Any live key or member.
     Anybody: Any, Manage;
-    /// May look.
+    /// May read.
     Read: Read, Manage;
     /// May enqueue.
     Produce: Produce, Produce;
-    /// May be a worker.
+    /// May act as a worker.
     Work: Work, Work;
-    /// May be a worker, and waits for jobs.
+    /// May act as a worker, and polls.
     Polling: Work, Work, parks = true;
-    /// May be a worker, and keeps its leases.
+    /// May act as a worker, and renews its leases.
     Beating: Work, Work, overdraft = BEAT_OVERDRAFT_WINDOWS;
-    /// May be a worker, and settles its jobs.
+    /// May act as a worker, and settles its jobs.
     Settling: Work, Work, overdraft = ACK_OVERDRAFT_WINDOWS;
-    /// May see whether a job is called off.
+    /// May check whether a job was cancelled.
     Follow: Follow, Work;
-    /// May steer single jobs.
+    /// May control single jobs.
     Control: Control, Manage;
-    /// May work with queues, dead letters, schedules and operations.
+    /// May manage queues, dead letters, schedules and operations.
     Manage: Manage, Manage;
-    /// May work with keys, and read the audit log.
+    /// May manage keys, and read the audit log.
     Administer: Administer, Manage;
-    /// May work with members and settings.
+    /// May manage members and settings.
     Govern: Govern, Manage;
-    /// May end the project.
+    /// May delete the project.
     Own: Own, Manage;
 }

@@ -1,4 +1,4 @@
-//! Somebody with a session, and where a request comes from.
+//! Persons with a session, and the client of a request.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -18,15 +18,15 @@ use crate::{
     telemetry,
 };
 
-/// Calls a minute of one account to the routes that are about itself.
+/// Calls per minute of one account to routes about itself.
 pub const CALLS_PER_ACCOUNT: Rate = Rate::per_minute(120);
-/// Bytes kept of what a client says it is.
+/// Maximum bytes of a stored user agent.
 const MAX_USER_AGENT_BYTES: usize = 200;
 
 /// A request with a live session. No key is a person.
 #[derive(Debug, Clone, Copy)]
 pub struct Person {
-    /// Who, and since which login.
+    /// The account and its session.
     pub bearer: Bearer,
 }
 
@@ -36,7 +36,7 @@ impl FromRequestParts<App> for Person {
     async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Error> {
         let token = presented(&parts.headers).ok_or(Error::Unauthorized)?;
         let Some(bearer) = app.accounts.tokens.read(&token) else {
-            // A live key may know that it is one, and that it is not enough.
+            // A live key may be told that it is valid, but not sufficient.
             let hash = super::key::hash(&token);
             let is_key = super::key::is_well_formed(&token) && app.key_grant(hash).await?.is_some();
             return Err(if is_key {
@@ -64,11 +64,11 @@ impl FromRequestParts<App> for Person {
     }
 }
 
-/// Where a request comes from, as far as its connection or a trusted proxy tells.
+/// The client of a request: its address and user agent.
 #[derive(Debug, Clone, Copy)]
 pub struct ClientAddress(pub IpAddr);
 
-/// Who calls, and from where.
+/// The address and user agent.
 #[must_use]
 pub fn client_of_request(extensions: &Extensions, headers: &HeaderMap, request_id: &str) -> Client {
     let address = extensions.get::<ClientAddress>().map(|it| it.0);

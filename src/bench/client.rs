@@ -1,4 +1,4 @@
-//! A small HTTP client: one keep-alive connection, one request at a time, as a worker has it.
+//! A small HTTP client like a worker's: one keep-alive connection, one request at a time.
 
 use anyhow::{Context, ensure};
 use bytes::Bytes;
@@ -13,14 +13,14 @@ use hyper_util::rt::TokioIo;
 use serde_json::Value;
 use tokio::net::TcpStream;
 
-/// Where the measured server is.
+/// The measured server.
 #[derive(Debug, Clone)]
 pub struct Target {
     /// `host:port`.
     pub authority: String,
-    /// Opens the project that is used.
+    /// A key of the project to use.
     pub api_key: String,
-    /// Bytes of a job's payload, about; at least what a small one has.
+    /// Approximate payload bytes of each job.
     pub payload_bytes: usize,
 }
 
@@ -69,7 +69,7 @@ impl Client {
         Ok(body)
     }
 
-    /// Polls and answers with the jobs.
+    /// Polls and returns the jobs.
     pub async fn poll(
         &mut self,
         queue: &str,
@@ -85,7 +85,7 @@ impl Client {
     }
 }
 
-/// The body of an ack of success, as our examples send it.
+/// The body of a successful ack, as our examples send it.
 #[must_use]
 pub fn ack(job: &Value, worker: usize) -> String {
     let (id, lease_id, attempt) = (&job["id"], &job["lease_id"], &job["attempt"]);
@@ -94,7 +94,7 @@ pub fn ack(job: &Value, worker: usize) -> String {
     )
 }
 
-/// The body of an enqueue with so many bytes of payload, about; at least [`SMALL_PAYLOAD_BYTES`].
+/// The body of an enqueue with about this many payload bytes; at least [`SMALL_PAYLOAD_BYTES`].
 #[must_use]
 pub fn job(queue: &str, payload_bytes: usize) -> String {
     const FILLER: &str = "a payload of about two hundred bytes is what most jobs carry: a few ids, a \
@@ -105,5 +105,5 @@ pub fn job(queue: &str, payload_bytes: usize) -> String {
     )
 }
 
-/// The payload that most jobs have, in bytes, about.
+/// The approximate payload of most jobs, in bytes.
 pub const SMALL_PAYLOAD_BYTES: usize = 200;

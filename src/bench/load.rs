@@ -1,4 +1,4 @@
-//! The measures: how many a second, and how fast.
+//! The measurements: throughput and latency.
 
 use std::{
     sync::{
@@ -18,23 +18,23 @@ use super::client::{self, Client, SMALL_PAYLOAD_BYTES, Target};
 const BATCH_JOBS: usize = 100;
 /// Capacity of a poll in the batch lifecycle.
 const BATCH_CAPACITY: usize = 50;
-/// Senders and workers of the batch lifecycle.
+/// Producers and workers of the batch lifecycle.
 const BATCH_CONNECTIONS: usize = 8;
-/// Jobs a second while the pickup is measured.
+/// Jobs per second while the pickup is measured.
 const PICKUP_RATE: u32 = 50;
-/// Polls that wait while the pickup is measured.
+/// Parked polls while the pickup is measured.
 const PICKUP_WORKERS: usize = 64;
 
-/// How often it is looked whether the last job is done.
+/// How often the end of the last job is checked.
 const LOOK_PERIOD: Duration = Duration::from_millis(1);
-/// The pause in which the last of many polls arrives at the server.
+/// Time for the last of many polls to arrive at the server.
 const SETTLING: Duration = Duration::from_secs(1);
-/// The pause in which sessions have reported what they did before: they do so every ten seconds.
+/// Time for PostgreSQL sessions to report their earlier work: they do so every ten seconds.
 pub const REPORTING: Duration = Duration::from_secs(11);
 /// The wait of polls that expect a job at any moment, in seconds.
 const BUSY_WAIT_SECONDS: u64 = 2;
 
-/// What each connection repeats.
+/// The step that each connection repeats.
 #[derive(Debug, Clone, Copy)]
 pub enum Step {
     Enqueue,
@@ -43,7 +43,7 @@ pub enum Step {
 }
 
 impl Step {
-    /// Does it once; answers with the jobs that count.
+    /// Does it once; returns the jobs that count.
     async fn run(self, client: &mut Client, queue: &str, worker: usize) -> anyhow::Result<u64> {
         client.post_job(queue).await?;
         match self {
@@ -59,7 +59,7 @@ impl Step {
     }
 }
 
-/// Repeats a step on many connections for `time`; answers with jobs a second.
+/// Repeats a step on many connections for `time`; returns jobs per second.
 pub async fn rate(
     target: &Target,
     step: Step,
@@ -95,14 +95,14 @@ async fn finish(mut running: JoinSet<anyhow::Result<()>>) -> anyhow::Result<()> 
     Ok(())
 }
 
-/// How fast a batch is enqueued and worked off.
+/// Throughput of a batch lifecycle.
 #[derive(Debug, Clone, Copy)]
 pub struct BatchRates {
-    /// Jobs enqueued a second.
+    /// Jobs enqueued per second.
     pub enqueue: f64,
-    /// Jobs leased and acknowledged a second.
+    /// Jobs leased and acknowledged per second.
     pub drain: f64,
-    /// Jobs a second through both, one after the other.
+    /// Jobs per second through both, one after the other.
     pub lifecycle: f64,
 }
 
@@ -152,7 +152,7 @@ pub async fn batch(target: &Target, queue: &str, jobs: usize) -> anyhow::Result<
             anyhow::Ok(())
         });
     }
-    // The last job ends the measure; workers that find nothing more come back a little later.
+    // The last job ends the measurement; idle workers return a little later.
     let finished = tokio::spawn(finish(running));
     while left.load(Ordering::Relaxed) > 0 && !finished.is_finished() {
         tokio::time::sleep(LOOK_PERIOD).await;
@@ -167,8 +167,8 @@ pub async fn batch(target: &Target, queue: &str, jobs: usize) -> anyhow::Result<
     })
 }
 
-/// Milliseconds from sending an enqueue to `target` to its being had by a worker that is parked at `there`: the median and
-/// the 99th percentile, at low load.
+/// Milliseconds from sending an enqueue to `target` until a worker that is parked at `there` has
+/// the job: p50 and p99, at low load.
 pub async fn pickup(
     target: &Target,
     there: &Target,
@@ -219,7 +219,7 @@ pub async fn pickup(
     Ok((at(0.5).context("nothing was picked up")?, at(0.99).context("nothing was picked up")?))
 }
 
-/// Parks `polls` polls on an empty queue, runs `while_parked`, and lets them go.
+/// Parks `polls` polls on an empty queue, runs `while_parked`, and ends them.
 pub async fn parked<T>(
     target: &Target,
     queue: &str,
@@ -231,7 +231,7 @@ pub async fn parked<T>(
         let mut client = Client::connect(target).await?;
         let queue = queue.to_owned();
         running.spawn(async move {
-            // The polls outlive the measure, and end with their connections.
+            // The polls outlive the measurement, and end with their connections.
             client.poll(&queue, worker, 1, 30).await.map(|_| ())
         });
     }
@@ -241,7 +241,7 @@ pub async fn parked<T>(
     measured
 }
 
-/// C1: rows a second that PostgreSQL itself commits one by one, from `clients` connections.
+/// C1: rows per second that PostgreSQL itself commits one by one, from `clients` connections.
 pub async fn commits(database_url: &str, clients: usize, time: Duration) -> anyhow::Result<f64> {
     let options: PgConnectOptions = database_url.parse()?;
     let mut conn = options.connect().await?;

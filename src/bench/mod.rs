@@ -28,37 +28,37 @@ use self::{
 };
 use crate::dev::{self, Ready};
 
-/// Connections of the single-job measures.
+/// Connections of the single-job measurements.
 const CONNECTIONS: usize = 64;
 /// Connections of the larger yardstick.
 const COMMIT_CLIENTS: usize = 32;
-/// Polls that a noisy neighbour parks, and that are parked while the server idles unless another number is asked for.
+/// Parked polls of a noisy neighbour, and the default of parked polls on an idle server.
 const IDLE_POLLS: usize = 1_000;
 /// Pending jobs of the noisy neighbour.
 const NEIGHBOUR_JOBS: usize = 100_000;
 /// Schedules that fire in the same minute.
 const SCHEDULES: u32 = 10_000;
-/// How long the idle server is watched; the polls themselves wait for thirty seconds.
+/// How long the idle server is observed; the polls themselves wait for thirty seconds.
 const IDLE_TIME: Duration = Duration::from_secs(15);
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 const LOOK_PERIOD: Duration = Duration::from_millis(20);
 
-/// What `bench` is told.
+/// Options of `bench`.
 #[derive(Debug, Args)]
 pub struct BenchArgs {
-    /// Folder of a running `fencepost dev` to measure [default: start one in a folder of its own]
+    /// Folder of a running `fencepost dev` to measure [default: start one in a temporary folder]
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
 
-    /// A server to measure that is not of this machine; needs --api-key, and tells nothing of CPU and commits
+    /// URL of a remote server to measure; needs --api-key, and reports neither CPU nor commits
     #[arg(long, value_name = "URL", requires = "api_key", conflicts_with = "data_dir")]
     url: Option<String>,
 
-    /// A key that opens a project on it
+    /// Key of a project on it
     #[arg(long, env = "FENCEPOST_KEY", hide_env_values = true, value_name = "KEY")]
     api_key: Option<String>,
 
-    /// Length of each measure but the idle one, in seconds
+    /// Length of each measurement except the idle one, in seconds
     #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=600))]
     seconds: u64,
 
@@ -66,36 +66,36 @@ pub struct BenchArgs {
     #[arg(long, default_value_t = 60_000, value_name = "N", value_parser = clap::value_parser!(u32).range(1_000..=10_000_000))]
     batch_jobs: u32,
 
-    /// Instead: how fast a tenant gets its jobs beside another with a large backlog or many parked polls
+    /// Instead: pickup time of a tenant beside another with a large backlog or many parked polls
     #[arg(long, conflicts_with_all = ["only", "url"])]
     noisy_neighbour: bool,
 
-    /// Instead: how fast a queue with this many pending jobs is read, and how late schedules fire
+    /// Instead: time to read a queue with this many pending jobs, and lateness of schedules
     #[arg(long, value_name = "JOBS", conflicts_with_all = ["only", "url", "noisy_neighbour"])]
     operator: Option<u64>,
 
-    /// Instead: how fast a poll that is parked on another node gets a job, with Redis and without
+    /// Instead: pickup time of a poll that is parked on another node, with and without Redis
     #[arg(long, conflicts_with_all = ["only", "url", "noisy_neighbour", "operator"])]
     nodes: bool,
 
-    /// Instead: the lifecycle in a queue with so many ready jobs, and in another beside it
+    /// Instead: the lifecycle in a queue with this many ready jobs, and in another queue
     #[arg(long, value_name = "JOBS", conflicts_with_all = ["only", "noisy_neighbour", "operator", "nodes"],
           value_parser = clap::value_parser!(u64).range(1_000..=100_000_000))]
     backlog: Option<u64>,
 
-    /// Instead: the lifecycle while somebody holds a snapshot, in six windows of --seconds
+    /// Instead: the lifecycle while a snapshot is held, in six windows of --seconds
     #[arg(long, conflicts_with_all = ["only", "url", "noisy_neighbour", "operator", "nodes", "backlog"])]
     held_snapshot: bool,
 
-    /// Bytes of each job's payload, about
+    /// Approximate payload bytes of each job
     #[arg(long, default_value_t = SMALL_PAYLOAD_BYTES as u64, value_name = "N", value_parser = clap::value_parser!(u64).range(SMALL_PAYLOAD_BYTES as u64..=250_000))]
     payload_bytes: u64,
 
-    /// Polls that are parked while the server idles
+    /// Parked polls on the idle server
     #[arg(long, default_value_t = IDLE_POLLS as u64, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=15_000))]
     idle_polls: u64,
 
-    /// Only the measures whose name contains this
+    /// Only measurements whose name contains this
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
 
@@ -104,16 +104,16 @@ pub struct BenchArgs {
     json: bool,
 }
 
-/// One number.
+/// One result.
 #[derive(Debug, Clone, Serialize)]
 struct Measure {
     name: String,
     value: f64,
     unit: &'static str,
-    /// The value as a multiple of the commits that PostgreSQL alone did at 32 clients.
+    /// The value as a multiple of the commits that PostgreSQL alone did with 32 clients.
     #[serde(skip_serializing_if = "Option::is_none")]
     ratio_to_commits: Option<f64>,
-    /// CPU of server and PostgreSQL together, in microseconds a job.
+    /// CPU of server and PostgreSQL together, in microseconds per job.
     #[serde(skip_serializing_if = "Option::is_none")]
     cpu_us_per_job: Option<f64>,
 }
@@ -171,13 +171,13 @@ pub async fn run(args: BenchArgs) -> anyhow::Result<()> {
 
 struct Bench {
     target: Target,
-    /// None: the server is somewhere else.
+    /// None: the server is remote.
     watched: Option<Watched>,
     time: Duration,
     batch_jobs: usize,
     idle_polls: usize,
     only: Option<String>,
-    /// Tells this run from others.
+    /// A suffix that is unique to this run.
     run: Uuid,
 }
 
@@ -186,14 +186,14 @@ impl Bench {
         self.only.as_ref().is_none_or(|it| name.contains(it.as_str()))
     }
 
-    /// A queue of this run alone: what an aborted run left must not be measured.
+    /// A queue of this run alone: jobs of an aborted run must not be measured.
     fn queue(&self, measure: &str) -> String {
         format!("bench-{measure}-{}", self.run)
     }
 
     async fn measure(&self) -> anyhow::Result<Vec<Measure>> {
         let mut measures = Vec::new();
-        // First: sessions report their transactions up to ten seconds after they have gone quiet.
+        // First: sessions report their transactions up to ten seconds after they have become idle.
         if let Some(watched) = self.watched.as_ref().filter(|_| self.wants("idle")) {
             measures.extend(self.idle(watched).await?);
         }
@@ -232,7 +232,8 @@ impl Bench {
         Ok(measures)
     }
 
-    /// The pickup of one tenant: alone, beside a backlog of another, and beside another's parked polls.
+    /// The pickup time of one tenant: alone, beside a backlog of another, and beside another's
+    /// parked polls.
     async fn beside_a_neighbour(&self, watched: &Watched) -> anyhow::Result<Vec<Measure>> {
         let neighbour = Target {
             authority: self.target.authority.clone(),
@@ -259,7 +260,7 @@ impl Bench {
         ])
     }
 
-    /// The pickup of jobs that are stored on another node.
+    /// The pickup time of jobs that are stored on another node.
     async fn elsewhere(
         &self,
         watched: &Watched,
@@ -290,7 +291,7 @@ impl Bench {
         ])
     }
 
-    /// The lifecycle while somebody holds a snapshot.
+    /// The lifecycle while a snapshot is held.
     async fn while_held(&self, watched: &Watched) -> anyhow::Result<Vec<Measure>> {
         let (queue, time) = (self.queue("held"), self.time);
         let url = &watched.database_url;
@@ -306,7 +307,7 @@ impl Bench {
         Ok(measures)
     }
 
-    /// What operators wait for.
+    /// Reading a deep queue, and schedules of one minute.
     async fn operate(&self, watched: &Watched, jobs: u64) -> anyhow::Result<Vec<Measure>> {
         let database_url = &watched.database_url;
         let queue = self.queue("schedules");
@@ -321,7 +322,7 @@ impl Bench {
         ])
     }
 
-    /// A key of a project that is made for this run.
+    /// A key of a project created for this run.
     async fn neighbours_key(&self, database_url: &str) -> anyhow::Result<String> {
         let options: PgConnectOptions = database_url.parse()?;
         let mut conn = options.connect().await?;
@@ -330,7 +331,7 @@ impl Bench {
         Ok(api_key)
     }
 
-    /// Does the work, and says what it used where that can be known.
+    /// Does the work, and reports its cost where that is known.
     async fn using<T>(
         &self,
         work: impl Future<Output = anyhow::Result<T>>,
@@ -341,11 +342,11 @@ impl Bench {
         Ok((done, Some(watched.usage().await?.since(before))))
     }
 
-    /// What parked polls cost while nothing happens.
+    /// The cost of parked polls on an idle server.
     async fn idle(&self, watched: &Watched) -> anyhow::Result<Vec<Measure>> {
         let before = watched.usage().await?;
         let resting = async {
-            // What the polls' arrival has cost is none of the rest's.
+            // The polls' arrival does not count.
             tokio::time::sleep(load::REPORTING).await;
             let parked = watched.usage().await?;
             let started = Instant::now();
@@ -357,7 +358,7 @@ impl Bench {
         let (grown, used, seconds) =
             load::parked(&self.target, &queue, self.idle_polls, resting).await?;
         let cpu_percent = (used.server_seconds + used.postgres_seconds) / seconds * 100.0;
-        // Three statements of the measure itself.
+        // Three statements of the measurement itself.
         const OWN_TRANSACTIONS: f64 = 3.0;
         let transactions = (used.transactions - OWN_TRANSACTIONS).max(0.0) / seconds;
         let each_kib = grown / self.idle_polls as f64 / 1024.0;
@@ -374,7 +375,7 @@ impl Bench {
     }
 }
 
-/// Adds the multiple of C1 and the CPU for each job, where they are known.
+/// Adds the multiple of C1 and the CPU per job, where they are known.
 fn compared(measure: Measure, commits: Option<f64>, used: Option<Usage>, jobs: f64) -> Measure {
     Measure {
         ratio_to_commits: commits.map(|it| measure.value / it),
@@ -413,7 +414,7 @@ fn table(measures: &[Measure]) -> String {
     text
 }
 
-/// A `fencepost dev` of our own, in a folder that is thrown away.
+/// A `fencepost dev` of our own, in a temporary folder.
 struct OwnServer {
     child: Child,
     dir: PathBuf,

@@ -15,7 +15,7 @@ use super::{
 
 const START_TIMEOUT: Duration = Duration::from_secs(30);
 const LOOK_PERIOD: Duration = Duration::from_millis(20);
-/// By then each node has counted the others twice.
+/// Time after which each node has counted the others twice.
 const ACQUAINTANCE: Duration = Duration::from_secs(9);
 
 /// A `fencepost serve` of our own.
@@ -25,7 +25,7 @@ pub struct Node {
 }
 
 impl Node {
-    /// Starts one, with this Redis or without.
+    /// Starts one, with or without this Redis.
     ///
     /// # Errors
     /// When it does not start.
@@ -64,7 +64,7 @@ impl Drop for Node {
     }
 }
 
-/// How long jobs that are stored on one node take to polls that are parked on another: median and 99th percentile, in
+/// Time from an enqueue on one node to a poll that is parked on another: p50 and p99, in
 /// milliseconds; with Redis, and then without.
 ///
 /// # Errors

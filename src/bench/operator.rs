@@ -1,4 +1,5 @@
-//! What operators wait for: a queue with very many jobs, and schedules that all fire in the same minute.
+//! What operators wait for: a queue with very many jobs, and schedules that fire in the same
+//! minute.
 
 use std::time::{Duration, Instant};
 
@@ -7,24 +8,23 @@ use sqlx::{ConnectOptions, Connection, Executor, PgConnection, postgres::PgConne
 
 use super::client::{Client, Target};
 
-/// Reads of a queue that are measured.
+/// Measured reads of a queue.
 const READS: usize = 200;
 /// Jobs of one statement that fills a queue.
 const FILL_JOBS: u64 = 500_000;
-/// How often it is looked which ticks have fired.
+/// How often it is checked which ticks have fired.
 const LOOK_PERIOD: Duration = Duration::from_millis(2);
 /// All schedules must have fired within this.
 const FIRE_TIMEOUT: Duration = Duration::from_secs(90);
 
-/// How long it takes to read a queue with so many pending jobs: median and 99th percentile, in
-/// milliseconds.
+/// Time to read a queue with this many pending jobs: p50 and p99, in milliseconds.
 pub async fn read_queue(
     target: &Target,
     database_url: &str,
     queue: &str,
     jobs: u64,
 ) -> anyhow::Result<(f64, f64)> {
-    // One job by the front door: the queue is there, and so is its project.
+    // One job over HTTP: it creates the queue.
     Client::connect(target).await?.post_job(queue).await?;
     let mut conn = connect(database_url).await?;
     let project: i32 = sqlx::query_scalar("select project_id from jobs where queue = $1")
@@ -47,7 +47,7 @@ pub async fn read_queue(
     let many = i64::try_from(jobs)?;
     sqlx::query(counted).bind(project).bind(queue).bind(many).execute(&mut conn).await?;
     conn.close().await?;
-    // The server closes connections that rest for so long.
+    // The server closes connections that are idle for so much time.
     let mut client = Client::connect(target).await?;
     let path = format!("/v1/queues/{queue}");
     let mut times = Vec::with_capacity(READS);
@@ -61,8 +61,8 @@ pub async fn read_queue(
     Ok(percentiles(times))
 }
 
-/// So many schedules fire in the next whole minute: how much later than their tick half of their jobs, and
-/// 99 of 100, can be claimed, in milliseconds by the database's clock.
+/// Lateness of this many schedules of one minute: how long after their tick 50 % and 99 % of their
+/// jobs can be claimed, in milliseconds by the database's clock.
 ///
 /// # Errors
 /// When the server or the database does not answer, or not all fire.
@@ -85,7 +85,7 @@ pub async fn fire(
     while late.len() < schedules as usize {
         ensure!(started.elapsed() < FIRE_TIMEOUT, "{} of {schedules} have fired", late.len());
         tokio::time::sleep(LOOK_PERIOD).await;
-        // By the clock when the look begins: what it sees was there by then.
+        // The clock at the start of the query: rows that it sees were there by then.
         let look = "select count(*), extract(epoch from statement_timestamp() - max(run_at))::float8 * 1000
                     from jobs where queue = $1 and job_type = 'bench'";
         let (seen, ms): (i64, Option<f64>) =

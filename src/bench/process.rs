@@ -1,10 +1,10 @@
-//! What the server and its PostgreSQL cost, as Linux counts it.
+//! CPU and memory of the server and its PostgreSQL, from Linux.
 
 use std::fs;
 
 use sqlx::{ConnectOptions, Connection, postgres::PgConnectOptions};
 
-/// The kernel's clock ticks a second, as `/proc` counts them.
+/// The kernel's clock ticks per second, as `/proc` counts them.
 const TICKS_PER_SECOND: f64 = 100.0;
 
 /// The two groups of processes that are measured.
@@ -14,12 +14,12 @@ pub struct Watched {
     pub database_url: String,
 }
 
-/// What they have used so far.
+/// Their usage.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Usage {
     /// CPU seconds of the server.
     pub server_seconds: f64,
-    /// CPU seconds of PostgreSQL, all its processes.
+    /// CPU seconds of all PostgreSQL processes.
     pub postgres_seconds: f64,
     /// Transactions that the database has ended.
     pub transactions: f64,
@@ -28,7 +28,7 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// What was used since `before`; the memory is the growth.
+    /// The usage since `before`; of the memory the growth.
     #[must_use]
     pub fn since(self, before: Self) -> Self {
         Self {
@@ -41,11 +41,11 @@ impl Usage {
 }
 
 impl Watched {
-    /// What they have used so far.
+    /// Their current usage.
     pub async fn usage(&self) -> anyhow::Result<Usage> {
         let options: PgConnectOptions = self.database_url.parse()?;
         let mut conn = options.connect().await?;
-        // Statistics reach the view when a session ends a transaction and a second has passed.
+        // Statistics appear when a session ends a transaction and a second has passed.
         let transactions: f64 = sqlx::query_scalar(
             "select sum(xact_commit + xact_rollback)::float8
              from pg_stat_database where datname = current_database()",

@@ -1,4 +1,4 @@
-//! The lifecycle under what ruins queues in databases: a deep backlog, and a snapshot that somebody holds.
+//! The lifecycle under what slows queues in databases: a deep backlog, and a held snapshot.
 
 use std::time::Duration;
 
@@ -10,12 +10,12 @@ use super::{
     load::{self, Step},
 };
 
-/// How long a snapshot is held, in windows of the measure's length.
+/// How long a snapshot is held, in windows of a measurement.
 pub const HELD_WINDOWS: u32 = 6;
-/// Jobs that a queue is filled with at a time, so that the server can take a breath.
+/// Jobs stored at a time while a queue is filled, to leave the server some capacity.
 const FILL_JOBS: usize = 100_000;
 
-/// Lifecycles a second beside a backlog.
+/// Lifecycles per second beside a backlog.
 #[derive(Debug, Clone, Copy)]
 pub struct Beside {
     /// Before there is one.
@@ -25,7 +25,7 @@ pub struct Beside {
     pub other: f64,
 }
 
-/// What a backlog of so many jobs costs whoever works.
+/// The cost of a backlog of this size.
 pub async fn backlog(
     target: &Target,
     queue: &str,
@@ -46,7 +46,7 @@ pub async fn backlog(
     Ok(Beside { before, same: lifecycle(&same).await?, other: lifecycle(&other).await? })
 }
 
-/// Lifecycles a second before a snapshot is held, and in each window while it is.
+/// Lifecycles per second before a snapshot is held, and in each window while it is.
 pub async fn held_snapshot(
     target: &Target,
     database_url: &str,

@@ -1,4 +1,4 @@
-//! `fencepost check`: is everything as a node needs it, and if not, how it is mended.
+//! `fencepost check`: verifies what a node needs, and says how to fix it.
 
 use std::{
     fmt,
@@ -19,16 +19,16 @@ use crate::{
     traces,
 };
 
-/// The oldest PostgreSQL that the statements are written for, as it numbers itself.
+/// The oldest PostgreSQL that the statements support, as it numbers itself.
 const MIN_POSTGRES: i32 = 150_000;
-/// Part of the database's connections that one node should have at the most, in percent.
+/// Maximum share of the database's connections for one node, in percent.
 const MAX_CONNECTIONS_PERCENT: u32 = 80;
-/// Longest wait for a database or a Redis.
+/// Timeout for a database or Redis.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
-/// A database that takes longer to answer makes everything slow.
+/// A database with a longer round trip slows everything.
 const SLOW_ANSWER: Duration = Duration::from_millis(20);
 
-/// What `check` is told: the same as `serve`.
+/// Options of `check`: the same as of `serve`.
 #[derive(Debug, Args)]
 pub struct CheckArgs {
     #[command(flatten)]
@@ -37,7 +37,7 @@ pub struct CheckArgs {
     node: NodeArgs,
 }
 
-/// What was found.
+/// The result of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Verdict {
     Good,
@@ -72,10 +72,10 @@ impl Findings {
     }
 }
 
-/// Looks at everything, and says what it found.
+/// Checks everything, and prints the results.
 ///
 /// # Errors
-/// When something is wrong; what is only doubtful is none.
+/// When a check fails; a warning is no error.
 pub async fn run(args: CheckArgs) -> anyhow::Result<()> {
     let mut findings = Findings::default();
     check_listeners(&args.node, &mut findings).await;
@@ -223,7 +223,7 @@ async fn check_redis(node: &NodeArgs, findings: &mut Findings) {
     }
 }
 
-/// Sends a collector nothing, and sees what it says.
+/// Sends an empty request to a collector, and checks the answer.
 async fn check_traces(node: &NodeArgs, findings: &mut Findings) {
     let Some(endpoint) = &node.traces.otlp_endpoint else { return };
     let url = traces::url(endpoint);

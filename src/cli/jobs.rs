@@ -1,4 +1,4 @@
-//! `fencepost enqueue` and `fencepost jobs`: a producer's terminal.
+//! `fencepost enqueue` and `fencepost jobs`.
 
 use std::io::{IsTerminal, Read, Write};
 
@@ -8,68 +8,68 @@ use serde_json::{Map, Value, json};
 
 use crate::client::{Client, ClientArgs};
 
-/// What `enqueue` is told.
+/// Options of `enqueue`.
 #[derive(Debug, Args)]
 pub struct EnqueueArgs {
     #[command(flatten)]
     client: ClientArgs,
 
-    /// What a worker must be able to do
+    /// Job type: the kind of work
     #[arg(long, value_name = "TYPE")]
     job_type: String,
 
-    /// Its payload as JSON; `-` reads it from standard input
+    /// Payload as JSON; `-` reads it from standard input
     #[arg(long, default_value = "null", value_name = "JSON")]
     payload: String,
 
-    /// Where it waits
+    /// Queue
     #[arg(long, default_value = "default", value_name = "QUEUE")]
     queue: String,
 
-    /// Higher runs first, from -100 to 100
+    /// Priority from -100 to 100; higher runs first
     #[arg(long, default_value_t = 0, allow_hyphen_values = true, value_name = "N")]
     priority: i16,
 
-    /// Run it so many seconds from now
+    /// Seconds until it may run
     #[arg(long, value_name = "N")]
     delay_seconds: Option<i64>,
 
-    /// Failures at which it is given up
+    /// Failures after which it is dead-lettered
     #[arg(long, value_name = "N")]
     max_attempts: Option<i32>,
 
-    /// Longest run of one attempt, in seconds
+    /// Timeout of one attempt, in seconds
     #[arg(long, value_name = "N")]
     timeout_seconds: Option<i32>,
 
-    /// What its worker must have; can be given several times
+    /// Label that its worker must have; may be repeated
     #[arg(long = "label", value_name = "LABEL")]
     labels: Vec<String>,
 
-    /// For your own use, as name=value; can be given several times
+    /// Tag for your own use, as name=value; may be repeated
     #[arg(long = "tag", value_name = "NAME=VALUE")]
     tags: Vec<String>,
 
-    /// Makes it safe to run the command again: the same key stores the job once
+    /// Idempotency key: repeating the command with the same key stores the job once
     #[arg(long, value_name = "KEY")]
     idempotency_key: Option<String>,
 
-    /// Wait so many seconds for its end
+    /// Seconds to wait for the job to finish
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=30))]
     wait_seconds: Option<u32>,
 
-    /// How to print it
+    /// Output format
     #[arg(short, long, value_enum, default_value_t = Output::Text)]
     output: Output,
 }
 
-/// What `jobs` is told.
+/// Options of `jobs`.
 #[derive(Debug, Args)]
 pub struct JobsArgs {
     #[command(flatten)]
     client: ClientArgs,
 
-    /// How to print them
+    /// Output format
     #[arg(short, long, value_enum, default_value_t = Output::Text, global = true)]
     output: Output,
 
@@ -77,12 +77,12 @@ pub struct JobsArgs {
     command: Command,
 }
 
-/// How something is printed.
+/// Output format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Output {
-    /// For people
+    /// Text for people
     Text,
-    /// For programs
+    /// JSON for programs
     Json,
 }
 
@@ -102,31 +102,31 @@ enum Command {
         /// Only jobs with this tag: name=value, or name
         #[arg(long, value_name = "TAG")]
         tag: Option<String>,
-        /// So many jobs, from 1 to 200
+        /// Number of jobs, from 1 to 200
         #[arg(long, default_value_t = 50, value_name = "N")]
         limit: u32,
     },
     /// Show a job
     Get {
-        /// The job's id
+        /// Job id
         job_id: String,
-        /// Wait so many seconds for its end
+        /// Seconds to wait for the job to finish
         #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=30))]
         wait_seconds: Option<u32>,
     },
-    /// Bring back a dead letter or a cancelled job
+    /// Retry a dead letter or a cancelled job
     Retry {
-        /// The job's id
+        /// Job id
         job_id: String,
     },
-    /// Call a job off
+    /// Cancel a job
     Cancel {
-        /// The job's id
+        /// Job id
         job_id: String,
     },
 }
 
-/// Stores a job and prints its id, or all of it.
+/// Stores a job and prints its id, or the whole job.
 pub async fn enqueue(args: EnqueueArgs) -> anyhow::Result<()> {
     let payload = if args.payload == "-" {
         let mut text = String::new();
@@ -156,7 +156,7 @@ pub async fn enqueue(args: EnqueueArgs) -> anyhow::Result<()> {
             job[field] = value;
         }
     }
-    // The payload goes as it is, byte for byte.
+    // The payload is sent as it is, byte for byte.
     let job = job.to_string();
     let open = job.strip_suffix('}').unwrap_or(&job);
     let body = format!("{open},\"payload\":{}}}", payload.get());
@@ -175,7 +175,7 @@ pub async fn enqueue(args: EnqueueArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Does what was asked for.
+/// Runs the command.
 pub async fn run(args: JobsArgs) -> anyhow::Result<()> {
     let client = Client::new(&args.client)?;
     let mut out = std::io::stdout();
@@ -216,7 +216,7 @@ pub async fn run(args: JobsArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A value as part of a path or a query.
+/// A value as part of a path or query.
 fn encoded(text: &str) -> String {
     let plain = |it: u8| it.is_ascii_alphanumeric() || b"_-.~".contains(&it);
     text.bytes()
@@ -243,7 +243,7 @@ fn list(out: &mut impl Write, page: &Value) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// One line for each field that says something.
+/// One line for each field with a value.
 fn show(out: &mut impl Write, job: &Value) -> anyhow::Result<()> {
     for (field, value) in job.as_object().into_iter().flatten() {
         let is_empty = value.is_null()
@@ -260,7 +260,7 @@ fn word(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
 
-/// The state in twelve columns; in colour on a terminal, unless `NO_COLOR` is set (no-color.org).
+/// The state in twelve columns; coloured on a terminal, unless `NO_COLOR` is set (no-color.org).
 fn coloured(state: &str) -> String {
     let padded = format!("{state:<12}");
     let is_plain = !std::io::stdout().is_terminal()

@@ -28,7 +28,7 @@ use crate::{
 /// Keys that a list shows.
 const MAX_LISTED_KEYS: i64 = 500;
 
-/// What `keys` is told.
+/// Options of `keys`.
 #[derive(Debug, Args)]
 pub struct KeysArgs {
     #[command(flatten)]
@@ -40,35 +40,35 @@ pub struct KeysArgs {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Make a key and print it: it is shown this once
+    /// Create a key and print it; it is shown only once
     Create {
-        /// The project it opens, by slug or id
+        /// Project, by slug or id
         #[arg(long, value_name = "PROJECT", required_unless_present = "new_project")]
         project: Option<String>,
-        /// Make this project first
+        /// Create this project first
         #[arg(long, value_name = "NAME", conflicts_with = "project")]
         new_project: Option<String>,
-        /// What to call the key
+        /// Name of the key
         #[arg(long, default_value = "cli")]
         name: String,
-        /// What it may be used for
+        /// Scopes of the key
         #[arg(long, value_enum, default_value = "full", value_name = "PRESET")]
         preset: PresetArg,
-        /// Print the key alone
+        /// Print only the key
         #[arg(long)]
         quiet: bool,
     },
     /// List a project's keys, newest first
     List {
-        /// The project, by slug or id
+        /// Project, by slug or id
         #[arg(long, value_name = "PROJECT")]
         project: String,
     },
-    /// Revoke a key: nodes refuse it within five seconds
+    /// Revoke a key; nodes refuse it within five seconds
     Revoke {
-        /// The key's id, as `list` shows it
+        /// Key id, as `list` shows it
         key_id: String,
-        /// The project, by slug or id
+        /// Project, by slug or id
         #[arg(long, value_name = "PROJECT")]
         project: String,
     },
@@ -79,13 +79,13 @@ enum Command {
 enum PresetArg {
     /// Every scope
     Full,
-    /// Enqueue, and look
+    /// Enqueue and read
     Producer,
-    /// Be a worker
+    /// Poll, heartbeat and ack
     Worker,
-    /// Look
+    /// Read
     ReadOnly,
-    /// Look, and manage
+    /// Read and manage
     Operator,
 }
 
@@ -102,10 +102,10 @@ impl PresetArg {
     }
 }
 
-/// Does what was asked for.
+/// Runs the command.
 ///
 /// # Errors
-/// When the database does not answer, or there is no such project or key.
+/// When the database does not answer, or the project or key does not exist.
 pub async fn run(args: KeysArgs) -> anyhow::Result<()> {
     let mut conn = args.target.connect().await?;
     let mut out = std::io::stdout();

@@ -1,4 +1,4 @@
-//! The command line: one binary, one command for each thing to do. `--help` is the reference.
+//! The command line: one binary with subcommands. `--help` is the reference.
 
 mod check;
 mod jobs;
@@ -31,7 +31,7 @@ use crate::{
     worker::{self, WorkerArgs},
 };
 
-/// What a worker logs: its commands' output goes to their jobs.
+/// The log filter of a worker: its commands' output goes to their jobs.
 const WORKER_LOG: &str = "warn";
 
 /// A job queue with an HTTP API, over PostgreSQL.
@@ -51,49 +51,49 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Run everything on this machine, with a private PostgreSQL; nothing to configure
+    /// Run everything on this machine, with a private PostgreSQL; needs no configuration
     Dev(DevArgs),
-    /// Run one node over a PostgreSQL of yours
+    /// Run one node with your PostgreSQL
     Serve {
         #[command(flatten)]
         database: DatabaseArgs,
         #[command(flatten)]
         node: NodeArgs,
-        /// How long to accept connections once told to stop, so that load balancers see it first
+        /// Seconds to accept connections after a stop request, so that load balancers notice first
         #[arg(long, env = "FENCEPOST_LINGER_SECONDS", default_value_t = 5, value_name = "N",
               value_parser = clap::value_parser!(u64).range(0..=60))]
         linger_seconds: u64,
     },
-    /// Bring the database's schema up to this version
+    /// Migrate the database's schema to this version
     Migrate {
         #[command(flatten)]
         database: DatabaseArgs,
     },
-    /// Ask a node whether it can serve
+    /// Ask a node whether it is ready
     Ready {
-        /// The node's API
+        /// URL of the node's API
         #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:7070")]
         url: String,
     },
-    /// Compare the counts of queues and the list of dead letters with the jobs, and correct them
+    /// Compare queue counts and dead letters with the jobs, and correct them
     Recount {
         #[command(flatten)]
         target: TargetArgs,
     },
-    /// List the queues of all projects in which jobs have waited longest that could run
+    /// List the queues of all projects with the longest-waiting ready jobs
     Stuck {
         #[command(flatten)]
         target: TargetArgs,
     },
-    /// Say whether configuration, database, Redis and mail server are as they should be, and how to mend them
+    /// Check configuration, database, Redis and mail settings, and say how to fix them
     Check(check::CheckArgs),
-    /// List projects, and say what each may use
+    /// List projects and set their limits
     Projects(projects::ProjectsArgs),
     /// Create, list and revoke API keys
     Keys(keys::KeysArgs),
-    /// Run a command for each job: a worker in any language
+    /// Run a command for each job, as a worker in any language
     Worker(WorkerArgs),
-    /// Store a job
+    /// Enqueue a job
     Enqueue(jobs::EnqueueArgs),
     /// List, show, retry and cancel jobs
     Jobs(jobs::JobsArgs),
@@ -102,31 +102,31 @@ enum Command {
         /// Of an adapter: mobius, orch8, ojs or workflow-graph
         #[arg(long, value_name = "NAME")]
         adapter: Option<String>,
-        /// In OpenAPI 3.0.3, for generators that do not read 3.1
+        /// As OpenAPI 3.0.3, for generators that do not read 3.1
         #[arg(long, conflicts_with = "adapter")]
         older: bool,
         /// As a Postman collection
         #[arg(long, conflicts_with_all = ["adapter", "older"])]
         postman: bool,
     },
-    /// Print the page of documentation that lists every setting
+    /// Print the documentation page of all settings
     Configuration,
-    /// Measure a server over HTTP: its own `dev`, or one that runs
+    /// Benchmark a server over HTTP: its own `dev`, or a running one
     Bench(BenchArgs),
 }
 
 impl Cli {
-    /// Reads the command line; prints help and ends the process when it cannot be read.
+    /// Parses the command line; prints help and exits when it is invalid.
     #[must_use]
     pub fn read() -> Self {
         Self::parse()
     }
 
-    /// Does what was asked for. Call it on the main thread: `dev` starts a child that ends with the
-    /// thread that started it.
+    /// Runs the command. Call it on the main thread: `dev` starts a child that ends with the thread
+    /// that started it.
     ///
     /// # Errors
-    /// What went wrong, with its causes, for the person at the terminal.
+    /// The error with its causes, for the person at the terminal.
     pub async fn run(self) -> anyhow::Result<()> {
         match self.command {
             Command::Dev(args) => {
@@ -175,7 +175,7 @@ impl Cli {
     }
 }
 
-/// The OpenAPI document of the native wire, or of a door.
+/// The OpenAPI document of the native API, or of an adapter.
 fn document(adapter: Option<String>) -> anyhow::Result<String> {
     let Some(adapter) = adapter else { return Ok(openapi::text()) };
     let mut adapters = adapters::documents().into_iter();
@@ -186,7 +186,7 @@ fn document(adapter: Option<String>) -> anyhow::Result<String> {
     Ok(document)
 }
 
-/// The process's exit code for a failure, as `--help` lists them.
+/// The exit code of a failure, as `--help` lists them.
 #[must_use]
 pub fn exit_code(error: &anyhow::Error) -> u8 {
     match error.downcast_ref::<Failure>() {

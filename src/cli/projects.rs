@@ -1,4 +1,4 @@
-//! `fencepost projects`: which there are, and what each may use.
+//! `fencepost projects`: list projects and set their limits.
 
 use std::{io::Write, path::PathBuf};
 
@@ -27,10 +27,10 @@ use crate::{
     },
 };
 
-/// Projects that are read at a time.
+/// Projects read at a time.
 const PAGE: i64 = 500;
 
-/// What `projects` is told.
+/// Options of `projects`.
 #[derive(Debug, Args)]
 pub struct ProjectsArgs {
     #[command(flatten)]
@@ -42,30 +42,30 @@ pub struct ProjectsArgs {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// List all projects, the oldest first
+    /// List all projects, oldest first
     List,
-    /// Invite somebody to a project: the way in for its first member. Prints what they sign up or accept with
+    /// Invite a person to a project, such as its first member; prints the link to accept
     Invite {
-        /// The project, by slug or id
+        /// Project, by slug or id
         project: String,
-        /// Where they read mail
+        /// E-mail address
         #[arg(long, value_name = "ADDRESS")]
         email: String,
-        /// What they are to be
+        /// Role in the project
         #[arg(long, value_enum, default_value = "owner", value_name = "ROLE")]
         role: InvitedRole,
     },
-    /// Put a project on a plan, or replace single limits of it; nodes obey within five seconds
+    /// Set a project's plan or single limits; nodes apply them within five seconds
     Set {
-        /// The project, by slug or id
+        /// Project, by slug or id
         project: String,
-        /// The plan; nodes that do not know it take the strictest that they do
+        /// Plan; nodes that do not know it use the strictest known one
         #[arg(long, value_name = "PLAN")]
         plan: Option<String>,
-        /// A limit of its own, as waiting_jobs=50000; `NAME=` takes it away again
+        /// Override of a limit, as waiting_jobs=50000; `NAME=` removes it
         #[arg(long = "limit", value_name = "NAME=NUMBER")]
         limits: Vec<String>,
-        /// File of plans, as ops/plans.toml; without, those that this binary was built with
+        /// Plans file like ops/plans.toml [default: the built-in plans]
         #[arg(long, env = "FENCEPOST_PLANS", value_name = "FILE")]
         plans: Option<PathBuf>,
     },
@@ -74,13 +74,13 @@ enum Command {
 /// [`Role`], as the command line names it.
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
 enum InvitedRole {
-    /// Looks
+    /// Reads
     Viewer,
-    /// Works with jobs, queues, dead letters and schedules
+    /// Manages jobs, queues, dead letters and schedules
     Member,
     /// Also keys, members, settings and the audit log
     Admin,
-    /// Also owners, and the project's end
+    /// Also owners, and deleting the project
     Owner,
 }
 
@@ -95,10 +95,10 @@ impl InvitedRole {
     }
 }
 
-/// Does what was asked for.
+/// Runs the command.
 ///
 /// # Errors
-/// When the database does not answer, or there is no such project, plan or limit.
+/// When the database does not answer, or the project, plan or limit does not exist.
 pub async fn run(args: ProjectsArgs) -> anyhow::Result<()> {
     let mut conn = args.target.connect().await?;
     let mut out = std::io::stdout();
@@ -205,7 +205,7 @@ async fn set(
     Ok(())
 }
 
-/// Single limits, after these changes.
+/// The overrides after these changes.
 fn change(present: Option<&Value>, changes: &[String]) -> anyhow::Result<Option<Value>> {
     let mut limits: Map<String, Value> =
         present.and_then(Value::as_object).cloned().unwrap_or_default();

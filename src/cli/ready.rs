@@ -1,13 +1,13 @@
-//! `fencepost ready`: asks a node whether it can serve. For health checks where there is no curl.
+//! `fencepost ready`: asks a node whether it is ready. For health checks without curl.
 
 use std::{io::Write, time::Duration};
 
 use anyhow::{Context, ensure};
 
-/// A node that does not answer by then is not ready.
+/// A node that does not answer within this time is not ready.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Says what the node says of itself.
+/// Prints the node's answer.
 ///
 /// # Errors
 /// When it is not ready, with the reason, or does not answer.

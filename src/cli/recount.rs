@@ -1,4 +1,4 @@
-//! `fencepost recount`: compares the counters with what they count, and corrects them.
+//! `fencepost recount`: compares counters with the jobs, and corrects them.
 
 use std::io::Write;
 
@@ -8,12 +8,12 @@ use sqlx::Connection;
 use super::target::TargetArgs;
 use crate::store::sweep::counts;
 
-/// Corrects the counts of queues and the list of dead letters, and says how much was wrong.
+/// Corrects the counts of queues and the list of dead letters, and prints how many were wrong.
 pub async fn run(target: &TargetArgs) -> anyhow::Result<()> {
     let mut conn = target.connect().await?;
     let queues = counts::recount(&mut conn).await.context("the counts could not be compared")?;
     let mut tx = conn.begin().await?;
-    // Settlements that give jobs up wait meanwhile.
+    // Settlements with dead letters wait meanwhile.
     counts::lock_dead_letters(&mut tx).await?;
     let letters = counts::relist_dead_letters(&mut tx).await?;
     counts::regroup_dead_letters(&mut tx).await?;

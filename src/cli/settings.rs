@@ -1,4 +1,4 @@
-//! `docs/configuration.md`, made from the flags themselves.
+//! `docs/configuration.md`, generated from the flags.
 
 use std::{collections::BTreeMap, fmt::Write};
 
@@ -6,7 +6,7 @@ use clap::{Arg, CommandFactory};
 
 use super::Cli;
 
-/// What stands before and after the table.
+/// Text before and after the table.
 const ABOVE: &str = include_str!("settings/above.md");
 const BELOW: &str = include_str!("settings/below.md");
 
@@ -27,7 +27,7 @@ const DEFAULTS: [(&str, &str); 13] = [
     ("adapter", "the native one"),
 ];
 
-/// What is said of one job, and what one look prints, is no setting.
+/// Options of a single job or query are no settings.
 const NO_SETTINGS: [&str; 3] = ["enqueue", "jobs", "bench"];
 
 /// The page, as it is committed and served.
@@ -35,7 +35,7 @@ const NO_SETTINGS: [&str; 3] = ["enqueue", "jobs", "bench"];
 pub fn page() -> String {
     let mut page = ABOVE.to_owned();
     let cli = Cli::command();
-    // In the order of the first command that has each.
+    // In the order of the first command with each.
     let mut rows: Vec<(&Arg, Vec<&str>)> = Vec::new();
     let mut places: BTreeMap<&str, usize> = BTreeMap::new();
     for command in cli.get_subcommands() {

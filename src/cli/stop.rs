@@ -3,7 +3,7 @@
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
-/// What a shell calls a process that was interrupted.
+/// The exit code of an interrupted process.
 const INTERRUPTED_EXIT_CODE: i32 = 130;
 
 /// Cancelled by the first SIGINT or SIGTERM; a second one ends the process at once.

@@ -1,4 +1,4 @@
-//! `fencepost stuck`: where jobs have waited longest, over all projects. For whoever was paged.
+//! `fencepost stuck`: the longest-waiting queues of all projects. For people on call.
 
 use std::io::Write;
 
@@ -8,10 +8,10 @@ use sqlx::Connection;
 use super::target::TargetArgs;
 use crate::store::{sweep::gauges, workers::ALIVE_SECONDS};
 
-/// Queues that are listed, the worst.
+/// Number of queues listed.
 const MAX_LISTED: usize = 20;
 
-/// Lists queues with jobs that could run: how long the first of them waits, and whether workers poll it.
+/// Lists queues with ready jobs: how long the first one waits, and whether workers poll.
 pub async fn run(target: &TargetArgs) -> anyhow::Result<()> {
     let mut conn = target.connect().await?;
     let places =

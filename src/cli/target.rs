@@ -1,4 +1,4 @@
-//! The database that a command of operators works on.
+//! The database of an operator's command.
 
 use std::path::PathBuf;
 
@@ -8,7 +8,7 @@ use sqlx::{ConnectOptions, PgConnection, postgres::PgConnectOptions};
 
 use crate::{config::DatabaseArgs, dev::Ready};
 
-/// Which database.
+/// The database.
 #[derive(Debug, Args)]
 pub struct TargetArgs {
     #[command(flatten)]
@@ -23,15 +23,15 @@ impl TargetArgs {
     /// Connects to it.
     ///
     /// # Errors
-    /// When none is named, or it does not answer.
+    /// When none is configured, or it does not answer.
     pub async fn connect(&self) -> anyhow::Result<PgConnection> {
         let options: PgConnectOptions =
             self.url()?.parse().context("the database's URL cannot be read")?;
         options.connect().await.context("the database does not answer")
     }
 
-    /// The database that was named; else that of a `dev` that runs here; else `DATABASE_URL`, which may be meant for
-    /// something else.
+    /// The configured database; else that of a running `dev`; else `DATABASE_URL`, which may be
+    /// meant for something else.
     fn url(&self) -> anyhow::Result<String> {
         if self.database.database_url.is_some() || self.database.database_url_file.is_some() {
             return self.database.url();

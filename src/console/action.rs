@@ -1,4 +1,4 @@
-//! Pressing buttons: the form becomes a call of the API, and the answer says where one gets to.
+//! Buttons: the form becomes a call of the API, and the answer decides the next page.
 
 use askama::Template;
 use axum::{
@@ -18,12 +18,12 @@ use super::{
 };
 use crate::error::Error;
 
-/// In a form: the page that it is on.
+/// In a form: the page that contains it.
 const BACK: &str = "back";
-/// In a form: the name of what it is about, where it sends an id.
+/// In a form: the name of its target, where it sends an id.
 const NAMED: &str = "named";
 
-/// Parts of answers that lead to the next page.
+/// Parts of answers that decide the next page.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Made {
@@ -37,9 +37,9 @@ struct MadeOperation {
     id: String,
 }
 
-/// What asks when no script does.
+/// Confirmation page for browsers without scripts.
 impl Confirm<'_> {
-    /// What it is about: as the form calls it, or what it sends.
+    /// The target of the action: as the form names it, or the values that it sends.
     fn named(&self) -> impl Iterator<Item = &str> {
         let named = self.form.get(NAMED);
         let rest = self
@@ -60,10 +60,10 @@ struct Confirm<'a> {
     form: &'a Fields,
 }
 
-/// Does what a button of a project's page says; first asks, if it is one that asks.
+/// Performs the action of a project's page; asks for confirmation first, if the action needs it.
 ///
 /// # Errors
-/// What the API answers; [`Error::NoSuchRoute`] when there is no such button.
+/// The API's errors; [`Error::NoSuchRoute`] when the action does not exist.
 pub async fn of_project(
     api: Api,
     Path((project, operation)): Path<(String, String)>,
@@ -81,10 +81,10 @@ pub async fn of_project(
     act(&api, action, Some(&project), &headers, &form).await
 }
 
-/// Does what a button of a page says that is about the visitor.
+/// Performs an action of an account's page.
 ///
 /// # Errors
-/// What the API answers; [`Error::NoSuchRoute`] when there is no such button.
+/// The API's errors; [`Error::NoSuchRoute`] when the action does not exist.
 pub async fn of_people(
     api: Api,
     Path(operation): Path<String>,
@@ -109,7 +109,7 @@ async fn act(
     let path = format!("/v1{below}{}", action.fill(form));
     let body = (!action.fields.is_empty()).then(|| form::body(action.fields, form)).transpose()?;
     let method = Method::from_bytes(action.method.as_bytes()).map_err(Error::internal)?;
-    // Nothing was changed: that is no mistake of whoever presses the button, if there is such a thing for them.
+    // Nothing was changed: no error, if the visitor may see the target.
     if form.says_what_was() && body.as_deref() == Some("{}") {
         api.get::<IgnoredAny>(&path).await?;
         return Ok(session::go(headers.contains_key(HX_REQUEST), &saying(back(form), NOTHING)));
@@ -141,7 +141,7 @@ async fn act(
     Ok(response)
 }
 
-/// Where the form's page is, if it is one of ours.
+/// The form's page, if it belongs to the console.
 pub fn back(form: &Fields) -> &str {
     let wanted = form.text(BACK);
     if is_own_page(wanted) { wanted } else { "/console" }

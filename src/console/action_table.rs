@@ -1,24 +1,24 @@
-//! What buttons do. Each is one operation of the API, so this table is all that the console can change; a test compares
-//! it with the OpenAPI document.
+//! The actions of buttons. Each is one operation of the API, so this table is everything that the
+//! console can change; a test compares it with the OpenAPI document.
 
 use super::{
     form::{Field, Fields, encode},
     location::segment,
 };
 
-/// In a page's query: what a button has just done.
+/// In a page's query: the action that was just done.
 pub const DONE: &str = "done";
 
-/// Said when a form that was sent has changed nothing.
+/// Shown when a submitted form has changed nothing.
 pub const NOTHING: &str = "nothing";
 
-/// In a form: what tells it from all others, so that two clicks are one.
+/// In a form: its idempotency key, so that two clicks are one.
 pub const ONCE: &str = "once";
 
-/// In a form: its sender was asked, and said yes. Scripts ask before they send anything.
+/// In a form: the visitor has confirmed. Scripts ask before they send anything.
 pub const SURE: &str = "sure";
 
-/// Below which path of the API an operation is.
+/// The API path that an operation is below.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Plane {
     /// `/v1/projects/{project}`.
@@ -27,34 +27,34 @@ pub enum Plane {
     People,
 }
 
-/// Where somebody gets to afterwards.
+/// The page after an action.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Destination {
-    /// Back to where the button was.
+    /// The page of the button.
     Back,
-    /// To the operation that has begun.
+    /// The operation that was started.
     Operation,
-    /// To the job that was made.
+    /// The job that was created.
     Job,
-    /// To the project that was made.
+    /// The project that was created.
     Project,
     Login,
 }
 
-/// What a button does.
+/// An action.
 #[derive(Debug, Clone, Copy)]
 pub struct Action {
     /// The operation's id in the OpenAPI document.
     pub operation: &'static str,
     pub plane: Plane,
     pub method: &'static str,
-    /// Its path; what is in braces is a field of the form.
+    /// Its path; names in braces are fields of the form.
     pub path: &'static str,
-    /// The fields of its body; none: it has no body.
+    /// The fields of its body; empty: no body.
     pub fields: &'static [Field],
-    /// Where somebody gets to afterwards.
+    /// The page after the action.
     pub then: Destination,
-    /// What somebody is asked before it is done, if it cannot be undone.
+    /// The question before it is done, if it cannot be undone.
     pub asks: Option<&'static str>,
     done: &'static str,
 }
@@ -91,7 +91,7 @@ impl Action {
         Self { plane: Plane::People, ..self }
     }
 
-    /// Its path with what the form says.
+    /// Its path, filled in from the form.
     pub fn fill(&self, form: &Fields) -> String {
         let mut parts = self.path.split(['{', '}']);
         let mut path = parts.next().unwrap_or_default().to_owned();
@@ -103,7 +103,7 @@ impl Action {
     }
 }
 
-/// The fields of a bulk operation on listed jobs.
+/// Fields of a bulk operation on listed jobs.
 const JOBS: &[Field] = &[
     Field::Text("filter.state"),
     Field::Text("filter.queue"),
@@ -116,7 +116,7 @@ const JOBS: &[Field] = &[
     Field::Number("rate_per_second"),
     Field::Flag("dry_run"),
 ];
-/// The fields of a bulk operation on dead letters.
+/// Fields of a bulk operation on dead letters.
 const REDRIVE: &[Field] = &[
     Field::Text("filter.queue"),
     Field::Text("filter.job_type"),
@@ -143,10 +143,10 @@ const QUEUE: &[Field] = &[
     Field::NumberOrNull("default_max_attempts"),
     Field::NumberOrNull("brake_after"),
 ];
-/// A type in a queue, or all of it.
+/// A job type of a queue, or the whole queue.
 const TYPE: &[Field] = &[Field::Text("job_type")];
 
-/// All buttons.
+/// All actions.
 pub const ACTIONS: &[Action] = &[
     on(
         "jobs_cancel",
@@ -333,7 +333,8 @@ pub const ACTIONS: &[Action] = &[
         .then(Destination::Login),
 ];
 
-/// What has a handler of its own, because its answer is more than the next page: the operation, the console's route, and what
+/// Actions with a handler of their own, because their answer is more than the next page: the
+/// operation, the console's route, and the message afterwards.
 /// is said afterwards.
 pub const OTHERS: &[(&str, &str, &str)] = &[
     ("auth_signup", "/console/signup", ""),
@@ -359,18 +360,18 @@ pub const OTHERS: &[(&str, &str, &str)] = &[
     ("recurring_preview", "/console/p/{project}/recurring/preview", ""),
 ];
 
-/// A page that says what was done.
+/// A page with the message of what was done.
 pub fn saying(page: &str, done: &str) -> String {
     let separator = if page.contains('?') { '&' } else { '?' };
     format!("{page}{separator}{}", encode(&[(DONE, done)]))
 }
 
-/// The button that does an operation.
+/// The action of an operation.
 pub fn find(operation: &str, plane: Plane) -> Option<&'static Action> {
     ACTIONS.iter().find(|it| it.operation == operation && it.plane == plane)
 }
 
-/// What is said once a button has done this.
+/// The message after an operation.
 pub fn said(operation: &str) -> Option<&'static str> {
     let done = ACTIONS.iter().map(|it| (it.operation, it.done));
     let others = OTHERS.iter().map(|(operation, _, said)| (*operation, *said));

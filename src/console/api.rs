@@ -1,5 +1,6 @@
-//! The API as pages call it: the same routes in the same process, with the visitor's session. So a page can do nothing
-//! that the API cannot, and every check, limit and audit entry is the API's own.
+//! The API as pages call it: the same routes in the same process, with the visitor's session. So a
+//! page can do nothing that the API cannot, and every check, limit and audit entry is the API's
+//! own.
 
 use axum::{
     Extension, Router,
@@ -25,10 +26,10 @@ use crate::{
     wire::{ClientGone, RequestId},
 };
 
-/// Bytes of an answer that a page is made of: a full page of jobs with the largest payloads and results.
+/// Maximum bytes of an answer: a full page of jobs with the largest payloads and results.
 const MAX_ANSWER_BYTES: usize = 64 * 1024 * 1024;
 const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
-/// Characters of what a form calls itself.
+/// Maximum characters of a form's idempotency key.
 const MAX_ONCE_CHARS: usize = 64;
 
 /// A visitor with a session.
@@ -52,7 +53,7 @@ pub struct Api {
 }
 
 impl Api {
-    /// Reads something.
+    /// Sends a GET request.
     pub async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, Error> {
         self.send(Method::GET, path, None).await
     }
@@ -67,8 +68,8 @@ impl Api {
         self.send_once(method, path, body, None).await
     }
 
-    /// The same, under a key by which a form that is sent twice is known. What it says is part of the key: a form that was
-    /// mended and sent again is another.
+    /// The same, with the form's idempotency key. The form's content is part of the key: a
+    /// corrected form is another request.
     pub async fn send_once<T: DeserializeOwned>(
         &self,
         method: Method,
@@ -87,7 +88,7 @@ impl Api {
         let response = self.call(method, path, body, headers).await?;
         let read = to_bytes(response.into_body(), MAX_ANSWER_BYTES).await;
         let read = read.map_err(Error::internal)?;
-        // What says nothing is read as null.
+        // An empty answer is read as null.
         let text = if read.is_empty() { b"null" } else { &read[..] };
         serde_json::from_slice(text).map_err(Error::internal)
     }
@@ -126,7 +127,7 @@ impl Api {
         }
     }
 
-    /// Whether somebody is logged in.
+    /// Whether the visitor is logged in.
     pub const fn is_somebody(&self) -> bool {
         self.visitor.is_some()
     }

@@ -1,5 +1,5 @@
-//! What pages load: our own styles and scripts, and the two libraries in `assets/vendor/`, as they were published. Their
-//! addresses carry a hash of what is in them, so browsers keep them for good.
+//! Styles and scripts: our own, and the two libraries in `assets/vendor/`, as published. Their URLs
+//! contain a hash of the content, so browsers cache them forever.
 
 use std::{collections::HashMap, sync::LazyLock};
 
@@ -31,9 +31,9 @@ struct Files;
 #[include = "*/worker.sh"]
 struct Workers;
 
-/// A year: what is at an address never changes.
+/// A year: the content of a URL never changes.
 const FOR_GOOD: HeaderValue = HeaderValue::from_static("public, max-age=31536000, immutable");
-/// Characters of a hash that are in an address.
+/// Characters of the hash in a URL.
 const SHOWN_HASH_CHARS: usize = 12;
 
 struct Asset {
@@ -41,7 +41,7 @@ struct Asset {
     body: Bytes,
 }
 
-/// By the name that is in its address: the file's, and its hash.
+/// By the name in the URL: the file's, and its hash.
 static ASSETS: LazyLock<HashMap<String, Asset>> = LazyLock::new(|| {
     let read = |name: std::borrow::Cow<'static, str>| {
         let body = Bytes::from(Files::get(&name)?.data.into_owned());
@@ -71,7 +71,7 @@ fn kind_of(name: &str) -> &'static str {
     }
 }
 
-/// Where a file of `assets/` is served.
+/// The URL of a file of `assets/`.
 pub fn address(name: &str) -> &'static str {
     ADDRESSES.get(name).map_or("", String::as_str)
 }
@@ -86,7 +86,7 @@ pub async fn get(Path(name): Path<String>) -> Result<Response, Error> {
     Ok((headers, asset.body.clone()).into_response())
 }
 
-/// A worker to start from, as text.
+/// An example worker, as text.
 ///
 /// # Errors
 /// [`Error::NoSuchRoute`].

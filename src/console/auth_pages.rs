@@ -1,4 +1,5 @@
-//! Pages about people: signing up, logging in and out, passwords, links that were mailed, the visitor's own account.
+//! Pages about accounts: sign-up, login and logout, passwords, mailed links, the visitor's own
+//! account.
 
 use askama::Template;
 use axum::{
@@ -36,10 +37,11 @@ use crate::{
     wire::errors::ErrorResponse,
 };
 
-/// In the query of the page after a login: whoever comes without a session then has a browser that did not keep it.
+/// In the query of the page after a login: a visitor without a session then has a browser that
+/// refused the cookie.
 const FROM_LOGIN: (&str, &str) = ("from", "login");
 
-/// Where somebody is led who asks for the console: to their project, to the list of them, or to the login.
+/// The first page: the visitor's project, the list of projects, or the login.
 pub async fn index(api: Api, AskedFields(asked): AskedFields) -> Result<Response, Error> {
     if !api.is_somebody() {
         if asked.get(FROM_LOGIN.0) == Some(FROM_LOGIN.1) {
@@ -66,7 +68,7 @@ struct Login {
     has_lost_cookie: bool,
 }
 
-/// The page on which somebody logs in.
+/// The login page.
 pub async fn login_page(api: Api, AskedFields(asked): AskedFields) -> Result<Response, Error> {
     let next = asked.get("next").filter(|it| is_own_page(it)).unwrap_or_default().to_owned();
     if api.is_somebody() {
@@ -76,7 +78,7 @@ pub async fn login_page(api: Api, AskedFields(asked): AskedFields) -> Result<Res
     render(&Login { next, done, has_lost_cookie: false })
 }
 
-/// Logs somebody in.
+/// Logs in.
 pub async fn login(api: Api, headers: HeaderMap, form: Fields) -> Result<Response, Error> {
     let session = sign_in(&api, form.text("email"), form.text("password")).await?;
     let next = form.get("next").filter(|it| is_own_page(it)).map(str::to_owned);
@@ -84,7 +86,7 @@ pub async fn login(api: Api, headers: HeaderMap, form: Fields) -> Result<Respons
     Ok(with_session(go(headers.contains_key(HX_REQUEST), &next), &session))
 }
 
-/// Gets a session, whose tokens go into cookies.
+/// Starts a session, whose tokens go into cookies.
 async fn sign_in(api: &Api, email: &str, password: &str) -> Result<SessionReply, Error> {
     let wish = json!({"email": email.trim(), "password": password}).to_string();
     api.send(Method::POST, "/v1/auth/login", Some(wish)).await
@@ -119,13 +121,14 @@ struct SignUpPage {
 }
 
 impl InvitationPreview {
-    /// To whom it was sent; nobody has an address below `.invalid` (RFC 2606), as the demo's owner-to-be.
+    /// The invited address; addresses below `.invalid` (RFC 2606) belong to no one, like the demo
+    /// owner's.
     fn address(&self) -> Option<&str> {
         Some(self.email.as_str()).filter(|it| !it.ends_with(".invalid"))
     }
 }
 
-/// What an invitation leads to; none: it is not good any more.
+/// The content of an invitation; none: it is not valid any more.
 async fn look_at(invitation: &str, api: &Api) -> Result<Option<InvitationPreview>, Error> {
     let wish = json!({ "token": invitation }).to_string();
     match api.send(Method::POST, "/v1/invitations/preview", Some(wish)).await {
@@ -135,7 +138,7 @@ async fn look_at(invitation: &str, api: &Api) -> Result<Option<InvitationPreview
     }
 }
 
-/// The page on which somebody signs up; with an invitation, to join its project.
+/// The sign-up page; with an invitation, to join its project.
 pub async fn signup_page(
     State(app): State<App>,
     api: Api,
@@ -147,7 +150,7 @@ pub async fn signup_page(
     signup_form(&app, &api, &asked, None).await
 }
 
-/// The form; after a try, with what was typed, but for the password, and with what is wrong.
+/// The form; after a refused try, with the entered values except the password, and with the errors.
 async fn signup_form(
     app: &App,
     api: &Api,
@@ -156,7 +159,7 @@ async fn signup_form(
 ) -> Result<Response, Error> {
     let text = |name| typed.get(name).unwrap_or_default().to_owned();
     let invitation = text("invitation");
-    // A try that was refused says by itself whether it was the invitation's fault.
+    // A refused try reports itself if the invitation is the problem.
     let (invited, is_void) = match &info {
         Some(info) => (None, info.details.iter().any(|it| it.field == "invitation")),
         None if invitation.is_empty() => (None, false),
@@ -178,7 +181,8 @@ async fn signup_form(
     render(&SignUpPage { is_open, invitation, invited, is_void, email, project_name, info })
 }
 
-/// Signs somebody up with the very function that `POST /v1/auth/signup` calls, and leads them to the page that shows their
+/// Signs up with the same function as `POST /v1/auth/signup`, and leads to the page that shows the
+/// first key, once.
 /// first key, once.
 pub async fn signup(
     State(app): State<App>,
@@ -211,7 +215,8 @@ pub async fn signup(
         return Ok(with_session(go(false, &base), &session));
     };
     let key = key.secret.expose_secret().to_owned();
-    // A browser that says where a form comes from will keep our cookies; another one gets the key at once, and may see it
+    // A browser that sends `Sec-Fetch-Site` keeps our cookies. Another one gets the key
+    // immediately, and may see it again after a reload.
     // again when it asks again.
     if !session::keeps_cookies(&headers) {
         let start = Start::of(project, &app.accounts.public_url, Some(key));
@@ -229,19 +234,19 @@ struct Reset {
     sends_mail: bool,
 }
 
-/// The page on which somebody asks for a new password.
+/// The page to request a password reset.
 pub async fn reset_page(State(app): State<App>) -> Result<Response, Error> {
     render(&Reset { is_asked: false, sends_mail: app.accounts.mailer.is_used() })
 }
 
-/// Asks for the mail with which a password is replaced.
+/// Requests the mail.
 pub async fn reset(State(app): State<App>, api: Api, form: Fields) -> Result<Response, Error> {
     let wish = json!({"email": form.text("email").trim()}).to_string();
     api.send::<()>(Method::POST, "/v1/auth/password/reset", Some(wish)).await?;
     render(&Reset { is_asked: true, sends_mail: app.accounts.mailer.is_used() })
 }
 
-/// What a mailed link is for.
+/// The purpose of a mailed link.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Link {
     Reset,
@@ -267,7 +272,7 @@ async fn link_page(link: Link, api: &Api, asked: &Fields, uri: &Uri) -> Result<R
     render(&LinkPage { link, token, invited, is_somebody: api.is_somebody(), place })
 }
 
-/// The page that a mail leads to with which a password is replaced.
+/// The target of a reset mail.
 pub async fn confirm_reset_page(
     api: Api,
     AskedFields(asked): AskedFields,
@@ -276,7 +281,7 @@ pub async fn confirm_reset_page(
     link_page(Link::Reset, &api, &asked, &uri).await
 }
 
-/// The page that a mail leads to which asks for proof of an address.
+/// The target of a verification mail.
 pub async fn verify_page(
     api: Api,
     AskedFields(asked): AskedFields,
@@ -285,7 +290,7 @@ pub async fn verify_page(
     link_page(Link::Verify, &api, &asked, &uri).await
 }
 
-/// The page that an invitation leads to.
+/// The target of an invitation mail.
 pub async fn invitation_page(
     api: Api,
     AskedFields(asked): AskedFields,
@@ -294,13 +299,13 @@ pub async fn invitation_page(
     link_page(Link::Invitation, &api, &asked, &uri).await
 }
 
-/// Replaces a forgotten password.
+/// Resets the password.
 pub async fn confirm_reset(api: Api, headers: HeaderMap, form: Fields) -> Result<Response, Error> {
     let wish = json!({"token": form.text("token"), "new_password": form.text("new_password")});
     let path = "/v1/auth/password/reset/confirm";
     api.send::<()>(Method::POST, path, Some(wish.to_string())).await?;
     let to = action_table::saying(LOGIN, "auth_password_reset_confirm");
-    // All sessions have ended, and this browser may have had one.
+    // All sessions have been revoked, possibly this browser's, too.
     let mut response = go(headers.contains_key(HX_REQUEST), &to);
     session::forget(response.headers_mut());
     Ok(response)
@@ -310,7 +315,7 @@ pub async fn confirm_reset(api: Api, headers: HeaderMap, form: Fields) -> Result
 #[template(path = "verified.html")]
 struct Verified;
 
-/// Proves an address.
+/// Verifies an address.
 pub async fn verify(api: Api, form: Fields) -> Result<Response, Error> {
     let wish = json!({"token": form.text("token")}).to_string();
     api.send::<()>(Method::POST, "/v1/auth/verify", Some(wish)).await?;
@@ -341,7 +346,7 @@ struct Account {
     now: DateTime<Utc>,
 }
 
-/// The visitor's account: sessions, password, export, the end.
+/// The visitor's account: sessions, password, export, deletion.
 pub async fn account(api: Api, AskedFields(asked): AskedFields) -> Result<Response, Error> {
     let me = api.get("/v1/me").await?;
     let SessionList { sessions } = api.get("/v1/me/sessions").await?;
@@ -349,13 +354,13 @@ pub async fn account(api: Api, AskedFields(asked): AskedFields) -> Result<Respon
     render(&Account { me, sessions, done, now: format::now() })
 }
 
-/// All that is kept about the visitor, as a file.
+/// The account's data as a file.
 pub async fn export(api: Api) -> Result<Response, Error> {
     let response = api.call(Method::GET, "/v1/me/export", None, HeaderMap::new()).await?;
     Ok(as_file(response, "account.json"))
 }
 
-/// What is below `/console` and is no page.
+/// Paths below `/console` without a page.
 pub async fn nothing() -> Error {
     Error::NoSuchRoute
 }

@@ -1,4 +1,4 @@
-//! Work on all that match: how many that are is told before it is done.
+//! Bulk operations: the number of matching jobs is shown before anything is done.
 
 use askama::Template;
 use axum::{extract::Path, http::Method, response::Response};
@@ -12,18 +12,18 @@ use super::{
 };
 use crate::{error::Error, http::bulk::BulkResult};
 
-/// What a page says of one kind of bulk work.
+/// A kind of bulk operation.
 struct Bulk {
-    /// The operation of the API that does it.
+    /// The operation of the API.
     operation: &'static str,
-    /// The filters of the list that it is about.
+    /// The filters of its list.
     filters: &'static [&'static str],
     list: &'static str,
     verb: &'static str,
     one: &'static str,
     many: &'static str,
     effect: &'static str,
-    /// What has to be typed before it is done.
+    /// The word that must be typed as a confirmation.
     confirm: Option<&'static str>,
 }
 
@@ -76,16 +76,16 @@ struct BulkPage {
     frame: Frame,
     bulk: &'static Bulk,
     counted: BulkResult,
-    /// The filters, as the API calls them.
+    /// The filters, as the API names them.
     filters: Vec<(&'static str, String)>,
     shown: Vec<(String, String)>,
     back: String,
 }
 
-/// How many match, and the button that deals with all of them.
+/// The number of matching jobs, and the button for all of them.
 ///
 /// # Errors
-/// What the API answers; [`Error::NoSuchRoute`] when there is no such bulk work.
+/// The API's errors; [`Error::NoSuchRoute`] when there is no such bulk operation.
 pub async fn page(
     here: Here,
     Path((_, operation)): Path<(String, String)>,

@@ -1,4 +1,4 @@
-//! Numbers over time: as a chart for who has scripts and eyes for it, as a table for everybody.
+//! Time series: as a chart, and as a table for visitors without scripts or with screen readers.
 
 use chrono::{DateTime, Utc};
 use serde::Serialize;
@@ -9,7 +9,7 @@ use crate::http::metrics::{Granularity, Throughput, ThroughputBucket};
 /// Width and height of a sparkline.
 const SPARK_SIZE: (i64, i64) = (120, 24);
 
-/// What nothing had happened in yet is left out, but so many buckets are always there.
+/// Leading empty buckets are left out, but at least this many are shown.
 const MIN_BUCKETS: usize = 15;
 
 /// A chart and its table.
@@ -17,9 +17,9 @@ pub struct Chart {
     pub caption: &'static str,
     /// For the script that draws it, as JSON.
     pub data: String,
-    /// The heads of the table's columns.
+    /// Column headings of the table.
     pub columns: Vec<&'static str>,
-    /// The rows of the table, newest first: a time, and a cell for each column.
+    /// Rows of the table, newest first: a time, and a cell for each column.
     pub rows: Vec<(String, Vec<String>)>,
 }
 
@@ -39,7 +39,7 @@ struct Series<'a> {
 
 type Column = (&'static str, &'static str, fn(&ThroughputBucket) -> Option<i64>);
 
-/// What was enqueued, and how it ended.
+/// Enqueued jobs, and how they ended.
 pub fn throughput(numbers: &Throughput) -> Chart {
     let columns: [Column; 4] = [
         ("enqueued", "calm", |it| Some(it.enqueued)),
@@ -98,7 +98,8 @@ fn slot(granularity: Granularity, at: DateTime<Utc>) -> String {
     }
 }
 
-/// What was enqueued in the last hour as a line, and what failed as another, small enough for a row of a table.
+/// Jobs enqueued in the last hour as a line, and failed ones as another, small enough for a table
+/// row.
 pub fn sparkline(numbers: &Throughput) -> String {
     let (width, height) = SPARK_SIZE;
     let enqueued: Vec<_> = numbers.buckets.iter().map(|it| it.enqueued).collect();
@@ -119,7 +120,7 @@ pub fn sparkline(numbers: &Throughput) -> String {
             "<polyline points=\"{points}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"1.5\"/>"
         )
     };
-    // Colours that can be seen on light and on dark.
+    // Colours with enough contrast on light and dark backgrounds.
     let (calm, bad) = (line(&enqueued, "#4a86d8"), line(&failed, "#d05a4e"));
     let bad = if failed.iter().any(|it| *it > 0) { bad } else { String::new() };
     format!(

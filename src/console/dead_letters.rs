@@ -1,4 +1,4 @@
-//! Dead letters: groups of what failed alike, and the letters of one.
+//! Dead letters: groups of similar failures, and the dead letters of one group.
 
 use askama::Template;
 use axum::response::Response;
@@ -13,7 +13,7 @@ use crate::{
     http::dead_letters::{DeadLetter, DeadLetterGroup, DeadLetterPage, GroupPage},
 };
 
-/// The filters of the list, as the API calls them.
+/// The filters of the list, as the API names them.
 pub const FILTERS: [&str; 3] = ["fingerprint", "queue", "job_type"];
 
 #[derive(Template)]
@@ -38,12 +38,12 @@ struct Letters {
     page: DeadLetterPage,
     asked: Fields,
     filters: String,
-    /// What failed, if they are of one group.
+    /// The error, if all belong to one group.
     group: Option<String>,
     next: Option<String>,
 }
 
-/// What failed, in words, if the page is about one group that has not come back whole.
+/// The error in words, if the page is about one group that is not empty.
 pub async fn group_words(here: &Here) -> Result<Option<String>, Error> {
     if here.asked.get("fingerprint").is_none() {
         return Ok(None);
@@ -54,7 +54,7 @@ pub async fn group_words(here: &Here) -> Result<Option<String>, Error> {
 }
 
 impl DeadLetter {
-    /// What failed: the same for all of its group.
+    /// The error: the same for the whole group.
     fn words(&self) -> String {
         let kind = self.job.last_error.as_ref().and_then(|it| it.kind.as_deref());
         format!("{} in {}", kind.unwrap_or("error"), self.job.job_type)

@@ -1,4 +1,5 @@
-//! Pictures that are made of rectangles: a job's attempts along its life, and a workflow's jobs with who waits for whom.
+//! Diagrams made of rectangles: the attempts of a job over time, and the dependency graph of a
+//! workflow.
 
 use std::collections::{HashMap, HashSet};
 
@@ -13,46 +14,46 @@ use crate::{
     },
 };
 
-/// Width of a whole life, in the picture's own units.
+/// Width of the whole timeline, in the diagram's units.
 pub const LIFE: i64 = 1_000;
-/// What is shorter than this could not be seen.
+/// Minimum width that is still visible.
 const MIN_WIDTH: i64 = 4;
 
-/// Attempts of a job that its page shows, the newest.
+/// Newest attempts of a job that its page shows.
 pub const MAX_SHOWN_ATTEMPTS: usize = 50;
 
-/// A job's attempts along its life.
+/// The attempts of a job over time.
 pub struct Timeline {
-    /// One row for each of the newest attempts, the oldest first.
+    /// A row for each of the newest attempts, oldest first.
     pub rows: Vec<Row>,
-    /// Attempts before those.
+    /// Number of earlier attempts.
     pub left_out: usize,
     pub began: DateTime<Utc>,
-    /// When it ended; now, if it has not.
+    /// When it ended; the present, if it has not.
     pub ended: DateTime<Utc>,
 }
 
 /// An attempt.
 pub struct Row {
     pub attempt: i32,
-    /// How it ended, or `processing`.
+    /// Its outcome, or `processing`.
     pub outcome: &'static str,
     pub worker_id: String,
     pub claimed_at: DateTime<Utc>,
-    /// How long it took so far.
+    /// Its duration so far.
     pub took_ms: i64,
     /// How long the job had waited for it.
     pub waited_ms: i64,
     pub error: Option<JobError>,
     /// When the job could run again.
     pub retry_at: Option<DateTime<Utc>>,
-    /// Where the wait begins, and how wide it is.
+    /// Start and width of the wait.
     pub wait: (i64, i64),
-    /// Where the run begins, and how wide it is.
+    /// Start and width of the run.
     pub run: (i64, i64),
 }
 
-/// A job's attempts along its life, from when it was stored.
+/// The timeline of a job, from when it was stored.
 pub fn timeline(job: &Job, now: DateTime<Utc>) -> Timeline {
     let began = job.created_at;
     let attempts = job.attempts.as_deref().unwrap_or_default();
@@ -105,33 +106,33 @@ impl Row {
     }
 }
 
-/// Width and height of a job in a workflow's picture, and what is between two.
+/// Size of a job in a workflow's diagram, and the gaps.
 pub const BOX: (i64, i64) = (190, 46);
 const GAP: (i64, i64) = (60, 14);
 /// Characters of a key that fit into its box.
 const MAX_KEY_CHARS: usize = 22;
 
-/// A workflow's picture.
+/// A workflow's diagram.
 pub struct Graph {
-    /// How wide and high it is.
+    /// Its size.
     pub size: (i64, i64),
     pub nodes: Vec<Node>,
-    /// Who waits for whom, as paths of SVG.
+    /// Dependencies, as SVG paths.
     pub edges: Vec<String>,
 }
 
-/// A job in a workflow's picture.
+/// A job in a workflow's diagram.
 pub struct Node {
     pub at: (i64, i64),
-    /// Its name, as far as it fits.
+    /// Its key, cut to fit.
     pub key: String,
     pub full_key: String,
     pub id: String,
-    /// Its state; `gone` when it was pruned.
+    /// Its state; `gone` if it was pruned.
     pub state: &'static str,
 }
 
-/// A workflow's jobs in columns: each is right of all that it waits for.
+/// The jobs of a workflow in columns: each is to the right of its parents.
 pub fn graph(workflow: &Workflow) -> Graph {
     let places: HashMap<&str, usize> =
         workflow.jobs.iter().enumerate().map(|(place, it)| (it.key.as_str(), place)).collect();
@@ -163,7 +164,7 @@ pub fn graph(workflow: &Workflow) -> Graph {
     Graph { size: (width, height), nodes, edges }
 }
 
-/// In which column each job is. A graph has no cycles, so as many rounds as it has jobs are enough.
+/// The column of each job. A graph has no cycles, so as many rounds as jobs are enough.
 fn columns(parents: &[Vec<usize>]) -> Vec<usize> {
     let mut columns = vec![0; parents.len()];
     for _ in 0..parents.len() {
@@ -182,8 +183,8 @@ fn columns(parents: &[Vec<usize>]) -> Vec<usize> {
     columns
 }
 
-/// In which row each job is: the first that is free in its column. A line that goes past a column keeps its row free there,
-/// so it never runs behind a job that it has nothing to do with.
+/// The row of each job: the first free one in its column. An edge that passes a column reserves its
+/// row there, so it never crosses an unrelated job.
 fn rows(parents: &[Vec<usize>], columns: &[usize]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..parents.len()).collect();
     order.sort_by_key(|it| columns[*it]);
@@ -220,7 +221,7 @@ fn shorten(key: &str) -> String {
 }
 
 impl Timeline {
-    /// The whole life, in words.
+    /// The timeline in words.
     pub fn length(&self) -> String {
         format::millis((self.ended - self.began).num_milliseconds())
     }
@@ -232,7 +233,7 @@ mod tests {
 
     #[test]
     fn each_job_is_right_of_all_that_it_waits_for() {
-        // A diamond whose one side is longer, in an order that does not help.
+        // A diamond with one longer side, in an unfavourable order.
         let parents = vec![vec![1, 3], vec![2], vec![4], vec![4], vec![]];
         assert_eq!(columns(&parents), [3, 2, 1, 1, 0]);
         assert_eq!(columns(&[]), Vec::<usize>::new());

@@ -1,4 +1,4 @@
-//! What forms send, and how it becomes the JSON that the API takes.
+//! Forms, and how they become the API's JSON.
 
 use std::collections::BTreeMap;
 
@@ -11,40 +11,40 @@ use serde_json::value::RawValue;
 
 use crate::{error::Error, wire::extract};
 
-/// Bytes of a form: the largest payload, every byte of it escaped, and something around it.
+/// Maximum bytes of a form: the largest payload, with every byte escaped, and some overhead.
 const MAX_FORM_BYTES: usize = 1024 * 1024;
 
-/// Before the name of a field: what it was when the form was made.
+/// Prefix of a field with the value that another field had when the form was made.
 const WAS: &str = "was.";
 
-/// The fields of a form or of a query, in their order.
+/// The fields of a form or query, in order.
 #[derive(Debug, Clone, Default)]
 pub struct Fields(pub Vec<(String, String)>);
 
 impl Fields {
-    /// The first of this name, exactly as it was sent: a password or a name may begin with a space. None: it is not
-    /// there, or empty.
+    /// The first field with this name, exactly as it was sent: a password or name may begin with a
+    /// space. None: it is missing or empty.
     pub fn get(&self, name: &str) -> Option<&str> {
         Some(self.text(name)).filter(|it| !it.is_empty())
     }
 
-    /// The same of what is no text, without the spaces around it.
+    /// The same without surrounding spaces, for values other than texts.
     fn trimmed(&self, name: &str) -> Option<&str> {
         Some(self.text(name).trim()).filter(|it| !it.is_empty())
     }
 
-    /// The first of this name, as it was sent; or nothing.
+    /// The first field with this name, or an empty text.
     pub fn text(&self, name: &str) -> &str {
         self.0.iter().find(|it| it.0 == name).map_or("", |it| &it.1)
     }
 
-    /// Whether a form says what a field was, and it is still that.
+    /// Whether a field still has the value from when the form was made.
     fn is_as_it_was(&self, name: &str) -> bool {
         let was = self.0.iter().find(|it| it.0.strip_prefix(WAS) == Some(name));
         was.is_some_and(|it| it.1 == self.text(name))
     }
 
-    /// Whether a form says what its fields were when it was made.
+    /// Whether a form contains the original values of its fields.
     pub fn says_what_was(&self) -> bool {
         self.0.iter().any(|it| it.0.starts_with(WAS))
     }
@@ -53,7 +53,7 @@ impl Fields {
         self.0.iter().filter(move |it| it.0 == name).map(|it| it.1.as_str())
     }
 
-    /// Those of these names that are there and not empty, as a query.
+    /// Those of these fields that are not empty, as a query.
     pub fn query(&self, names: &[&str]) -> String {
         let kept = names.iter().filter_map(|name| Some((*name, self.get(name)?)));
         encode(&kept.collect::<Vec<_>>())
@@ -90,23 +90,24 @@ impl<S: Send + Sync> FromRequestParts<S> for AskedFields {
     }
 }
 
-/// How a field of a form becomes one of the API's. Its name is a path: `filter.queue` is `queue` in `filter`.
+/// How a field of a form becomes one of the API's. Its name is a path: `filter.queue` is `queue` in
+/// `filter`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Field {
-    /// A text; left out when it is empty.
+    /// A text; omitted when empty.
     Text(&'static str),
-    /// A number; left out when it is empty.
+    /// A number; omitted when empty.
     Number(&'static str),
-    /// A number; null when it is empty, and so is what it is a part of.
+    /// A number; null when empty, and then its parent is null, too.
     NumberOrNull(&'static str),
     /// True when the box is ticked.
     Flag(&'static str),
     Choices(&'static str),
     /// JSON; null when it is empty.
     Json(&'static str),
-    /// An object that is there even if none of its parts is.
+    /// An object that is sent even if it is empty.
     Object(&'static str),
-    /// A local time without a zone, as browsers send it: of UTC. Left out when it is empty.
+    /// A local time without a zone, as browsers send it: read as UTC. Omitted when empty.
     Time(&'static str),
 }
 
@@ -125,7 +126,8 @@ impl Field {
     }
 }
 
-/// A part of a body: JSON as it was typed, so that no number loses digits on its way, or an object of such.
+/// A part of a body: JSON as it was typed, so that no number loses digits, or an object of such
+/// parts.
 #[derive(Serialize)]
 #[serde(untagged)]
 enum Part {
@@ -133,11 +135,11 @@ enum Part {
     Object(BTreeMap<String, Part>),
 }
 
-/// The body of a request that these fields make. What a form has not changed is left out, so that nobody undoes what
-/// somebody else has changed meanwhile.
+/// The request body of these fields. Unchanged fields are omitted, so that concurrent edits are not
+/// overwritten.
 ///
 /// # Errors
-/// [`Error::Invalid`] when a number is none, or JSON is none: all others are for the API to say.
+/// [`Error::Invalid`] when a number or JSON cannot be parsed: all other checks are the API's.
 pub fn body(fields: &[Field], form: &Fields) -> Result<String, Error> {
     let mut root = BTreeMap::new();
     for field in fields {
@@ -173,7 +175,7 @@ pub fn body(fields: &[Field], form: &Fields) -> Result<String, Error> {
     serde_json::to_string(&root).map_err(Error::internal)
 }
 
-/// What a field is a part of, or the field.
+/// The parent of a field, or the field.
 fn whole(name: &str) -> &str {
     name.split('.').next().unwrap_or(name)
 }
@@ -186,7 +188,7 @@ fn quoted(text: &str) -> Box<RawValue> {
     raw(text)
 }
 
-/// What a browser's field for times sends, as RFC 3339 has it; anything else is left for the API to refuse.
+/// A browser's time as RFC 3339; anything else is left for the API to refuse.
 pub fn utc(text: &str) -> String {
     let is_local = text.len() >= "2026-01-31T12:00".len() && !text.ends_with(['Z', 'z']);
     match text.rsplit_once('T') {

@@ -1,4 +1,4 @@
-//! How pages say numbers, times and states. Nothing here decides anything.
+//! Formats of numbers, times and states on pages. Nothing is decided here.
 
 use askama::filters::Safe;
 use chrono::{DateTime, TimeDelta, Utc};
@@ -6,10 +6,10 @@ use serde::Serialize;
 
 use crate::domain::job::WaitingFor;
 
-/// Characters of indentation for each level of JSON.
+/// Spaces of indentation per level of JSON.
 const INDENT: usize = 2;
 
-/// A value, or a reference to one: templates hand over whichever they have.
+/// A value, or a reference to one: templates pass either.
 pub trait Plain<T> {
     /// The value.
     fn plain(self) -> T;
@@ -33,13 +33,13 @@ impl<T: Copy> Plain<T> for &&T {
     }
 }
 
-/// The clock, for people to look at.
+/// The local clock, for display only.
 #[expect(clippy::disallowed_methods, reason = "for people to look at: nothing is decided by it")]
 pub fn now() -> DateTime<Utc> {
     Utc::now()
 }
 
-/// A length of time, in its two largest units.
+/// A duration, in its two largest units.
 pub fn seconds(seconds: impl Plain<i64>) -> String {
     const UNITS: [(i64, &str); 4] = [(86_400, "d"), (3_600, "h"), (60, "min"), (1, "s")];
     let seconds = seconds.plain().max(0);
@@ -56,7 +56,7 @@ pub fn seconds(seconds: impl Plain<i64>) -> String {
     }
 }
 
-/// A length of time that may be short.
+/// A duration that may be short.
 pub fn millis(millis: impl Plain<i64>) -> String {
     let millis = millis.plain();
     match millis {
@@ -66,7 +66,7 @@ pub fn millis(millis: impl Plain<i64>) -> String {
     }
 }
 
-/// A number of things, in groups of three digits.
+/// A count, in groups of three digits.
 pub fn count(number: impl Plain<i64>) -> String {
     let number = number.plain();
     let digits = number.unsigned_abs().to_string();
@@ -83,7 +83,7 @@ pub fn count(number: impl Plain<i64>) -> String {
     grouped
 }
 
-/// A number of things, with the word for them.
+/// A count, with its noun.
 pub fn things(number: impl Plain<i64>, one: &str, many: &str) -> String {
     let number = number.plain();
     format!("{} {}", count(number), if number == 1 { one } else { many })
@@ -101,30 +101,30 @@ pub fn distance(now: DateTime<Utc>, at: DateTime<Utc>) -> String {
     }
 }
 
-/// A time of UTC, to the second.
+/// A UTC time, to the second.
 pub fn exact(at: impl Plain<DateTime<Utc>>) -> String {
     at.plain().format("%Y-%m-%d %H:%M:%S UTC").to_string()
 }
 
-/// A time, as the distance from now; the exact one is its title.
+/// A time relative to the present; the exact one is its title.
 pub fn time(now: impl Plain<DateTime<Utc>>, at: impl Plain<DateTime<Utc>>) -> Safe<String> {
     let (now, at) = (now.plain(), at.plain());
     let (machine, exact, words) = (at.to_rfc3339(), exact(at), distance(now, at));
     Safe(format!("<time datetime=\"{machine}\" title=\"{exact}\">{words}</time>"))
 }
 
-/// A part of a whole, in hundredths: 0 to 100.
+/// A percentage from 0 to 100.
 pub fn percent(part: i64, whole: i64) -> i64 {
     if whole <= 0 { 0 } else { (part.max(0) * 100 / whole).min(100) }
 }
 
-/// A value of a closed set, as the API writes it.
+/// An enum value, as the API writes it.
 pub fn word(value: &impl Serialize) -> String {
     let json = serde_json::to_value(value).unwrap_or_default();
     json.as_str().unwrap_or_default().to_owned()
 }
 
-/// A word of the API as people write it.
+/// A name of the API in plain words.
 pub fn words(word: impl AsRef<str>) -> String {
     word.as_ref().replace('_', " ")
 }
@@ -143,12 +143,12 @@ pub fn waiting(why: impl Plain<WaitingFor>) -> &'static str {
     }
 }
 
-/// Whether it is the time that a job waits for.
+/// Whether it waits for a time.
 pub fn waits_for_time(why: impl Plain<WaitingFor>) -> bool {
     matches!(why.plain(), WaitingFor::RunAt | WaitingFor::Backoff)
 }
 
-/// A state: a word, an icon and a colour, so that none of them has to be seen.
+/// A state: a word, an icon and a colour, so that none of them is needed alone.
 pub fn chip(word: impl AsRef<str>) -> Safe<String> {
     let word = word.as_ref();
     let (icon, tone) = face(word);
@@ -158,7 +158,7 @@ pub fn chip(word: impl AsRef<str>) -> Safe<String> {
     ))
 }
 
-/// The icon and the tone of a state; what is not known looks neutral.
+/// The icon and the tone of a state; unknown ones are neutral.
 fn face(word: &str) -> (&'static str, &'static str) {
     match word {
         "scheduled" | "run_at" | "backoff" | "parents" => ("clock", "calm"),
@@ -196,18 +196,18 @@ pub fn clock(millis: impl Plain<i64>) -> String {
     at.map(|it| it.format("%H:%M:%S%.3f").to_string()).unwrap_or_default()
 }
 
-/// Bytes of JSON that a page shows, with its line breaks and indentation.
+/// Bytes of JSON that a page shows, with line breaks and indentation.
 pub const MAX_SHOWN_BYTES: usize = 64 * 1024;
 
-/// JSON as far as a page shows it, and whether that is all.
+/// JSON as a page shows it, possibly cut.
 pub struct ShownJson {
     pub text: String,
-    /// Its bytes as it is stored, if not all are shown.
+    /// Size of the stored JSON, if it was cut.
     pub cut_from: Option<usize>,
 }
 
-/// JSON with line breaks and indentation, as far as a page shows it. Nothing else is touched: numbers keep all of their
-/// digits, and objects the order of their fields.
+/// Indented JSON, cut to the maximum. Nothing else changes: numbers keep all digits, and objects
+/// the order of their fields.
 pub fn pretty(json: &str) -> ShownJson {
     let mut out = String::with_capacity(json.len().min(MAX_SHOWN_BYTES) * 2);
     let (mut depth, mut in_string, mut is_escaped) = (0_usize, false, false);

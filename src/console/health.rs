@@ -1,32 +1,32 @@
-//! Which queues need somebody, and why: pure, so that the order at 3 am is no surprise.
+//! Which queues need attention, and why: pure, so that the order is predictable at 3 am.
 
 use crate::http::queues::Queue;
 
-/// A ready job that waits longer than this is trouble.
+/// A ready job that waits longer than this is a problem.
 const LONG_WAIT_SECONDS: i64 = 60;
-/// Of ended attempts in the last hour, so many hundredths that failed are trouble.
+/// A failure rate of the last hour, in percent, from which it is a problem.
 const MANY_FAILURES_PERCENT: i64 = 10;
-/// Fewer failures than this say nothing.
+/// Fewer failures than this are ignored.
 const FEW_FAILURES: i64 = 5;
 
-/// What is wrong with a queue; the most urgent first.
+/// The problem of a queue; the most urgent first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Trouble {
-    /// Jobs wait, and its limit of 0 lets none run.
+    /// Jobs wait, but its limit of 0 lets none run.
     Closed,
-    /// Jobs are ready, and no live worker polls.
+    /// Jobs are ready, but no live worker polls.
     NoWorkers,
     /// Jobs are ready and wait too long.
     SlowPickup,
     Failing,
     /// It is paused, and jobs wait.
     Paused,
-    /// The brake, or somebody, has paused types.
+    /// The circuit breaker, or a person, has paused types.
     TypesPaused,
 }
 
 impl Trouble {
-    /// Whether jobs do not run because of it.
+    /// Whether it keeps jobs from running.
     pub fn is_urgent(self) -> bool {
         matches!(self, Self::Closed | Self::NoWorkers | Self::SlowPickup)
     }
@@ -43,12 +43,12 @@ impl Trouble {
     }
 }
 
-/// Jobs that a worker could have now.
+/// Jobs that a worker could claim.
 pub fn ready(queue: &Queue) -> i64 {
     (queue.counts.pending - queue.counts.backoff).max(0)
 }
 
-/// What is wrong with a queue, if anything is.
+/// The problem of a queue, if it has one.
 pub fn trouble(queue: &Queue) -> Option<Trouble> {
     let ready = ready(queue);
     let (failed, succeeded) = (queue.rates.failed.last_hour, queue.rates.succeeded.last_hour);
@@ -71,7 +71,7 @@ pub fn trouble(queue: &Queue) -> Option<Trouble> {
     (!queue.paused_types.is_empty()).then_some(Trouble::TypesPaused)
 }
 
-/// Queues with trouble first, the most urgent of them at the top, then those that wait longest, then by name.
+/// Queues with problems first, the most urgent at the top, then by waiting time, then by name.
 pub fn sort(queues: &mut [Queue]) {
     queues.sort_by_cached_key(|it| {
         let trouble = trouble(it);
@@ -120,7 +120,7 @@ mod tests {
             },
             Some(Trouble::Closed),
         );
-        // What is in backoff needs no worker.
+        // Jobs in backoff need no worker.
         check(
             |q| {
                 q["counts"]["pending"] = 3.into();

@@ -1,4 +1,4 @@
-//! Jobs: a list with filters, and one job with everything that is known of it.
+//! Jobs: a list with filters, and one job with all details.
 
 use askama::Template;
 use axum::{
@@ -30,16 +30,16 @@ use crate::{
     wire::logs::{Sent, write_sent},
 };
 
-/// The filters of the list, as the API calls them.
+/// The filters of the list, as the API names them.
 pub const FILTERS: [&str; 6] =
     ["state", "queue", "job_type", "tag", "created_after", "created_before"];
-/// Begins the types of events that are ours.
+/// Prefix of the server's event types.
 const OWN_EVENTS: &str = "fencepost.";
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 const PAGE_JOBS: &str = "50";
-/// Chunks of logs that a page shows at first; the stream goes on.
+/// Chunks of logs on a new page; the stream adds more.
 const SHOWN_LOGS: u32 = 500;
-/// Events of a job that its page shows, the newest.
+/// Newest events of a job that its page shows.
 pub const SHOWN_EVENTS: u32 = 100;
 
 #[derive(Template)]
@@ -65,7 +65,7 @@ const STATES: [JobState; 6] = [
     JobState::Cancelled,
 ];
 
-/// The list; or one job, whose id was typed.
+/// The list; or one job, if its id was entered.
 pub async fn list(here: Here) -> Result<Response, Error> {
     if let Some(id) = here.asked.get("id") {
         return Ok(go(false, &here.frame.to(&format!("/jobs/{}", segment(id.trim())))));
@@ -108,12 +108,12 @@ pub async fn list(here: Here) -> Result<Response, Error> {
 }
 
 impl EventView {
-    /// What happened: our own types in words, others as workers call them.
+    /// The type of an event: ours in words, others as workers name them.
     fn shown_kind(&self) -> String {
         self.kind.strip_prefix(OWN_EVENTS).map_or_else(|| self.kind.clone(), format::words)
     }
 
-    /// What it brought along, unless the table of attempts says it already.
+    /// Its details, unless the table of attempts shows them already.
     fn told(&self) -> Option<&str> {
         let is_of_attempt = self.attempt.is_some() && self.kind.starts_with(OWN_EVENTS);
         self.payload.as_ref().filter(|_| !is_of_attempt).map(|it| it.get())
@@ -128,7 +128,7 @@ struct JobDetail {
     events: Vec<EventView>,
     has_more_events: bool,
     logs: Vec<LogView>,
-    /// How far they go, as the stream of logs is told.
+    /// Their last position, for the stream of logs.
     sent_logs: String,
     has_more_logs: bool,
     truncated_attempts: Vec<i32>,
@@ -146,7 +146,7 @@ pub async fn detail(
     Path((_, id)): Path<(String, String)>,
 ) -> Result<Response, Error> {
     let at = format!("/jobs/{}", segment(&id));
-    // A page that looks again keeps the logs that it has.
+    // A refreshed page keeps its logs.
     let shown_logs = if headers.contains_key(HX_REQUEST) { 1 } else { SHOWN_LOGS };
     let (explained, history, logged) = (
         format!("{at}/explain"),
@@ -162,7 +162,7 @@ pub async fn detail(
     let mut shown = logs.logs;
     let sent: Sent =
         shown.iter().map(|it| ((it.attempt, it.stream.clone()), it.sequence)).collect();
-    // Side by side, as they were printed.
+    // Streams side by side, in order of time.
     shown.sort_by_key(|it| (it.attempt, it.timestamp_ms, it.sequence));
     render(&JobDetail {
         timeline: diagram::timeline(&job, here.frame.now),
@@ -182,8 +182,8 @@ pub async fn detail(
     })
 }
 
-/// Enqueues a job like this one: the same type, queue, payload, tags and rules, to run at once. What ties a job to others
-/// is its own: parents, a unique key, an end.
+/// Enqueues a copy of a job: the same type, queue, payload, tags and rules, to run immediately.
+/// Parents, unique key and expiry are not copied.
 pub async fn duplicate(
     here: Here,
     headers: HeaderMap,
@@ -227,24 +227,25 @@ fn json_file(json: &RawValue, name: &str) -> Response {
     as_file(([(CONTENT_TYPE, JSON)], json.get().to_owned()).into_response(), name)
 }
 
-/// What happens to the project's jobs, as it happens.
+/// Live events of the project's jobs.
 pub async fn stream(here: Here, headers: HeaderMap) -> Result<Response, Error> {
     pass_on(&here, "/events/stream", headers.get(LAST_EVENT_ID).cloned()).await
 }
 
-/// A job's logs, as they come.
+/// Live logs of a job.
 pub async fn log_stream(
     here: Here,
     headers: HeaderMap,
     Path((_, id)): Path<(String, String)>,
 ) -> Result<Response, Error> {
-    // A script that comes back says in the query how far it was; a browser that does so by itself, in the header.
+    // A script that reconnects sends its position in the query; a browser that does so itself, in
+    // the header.
     let in_query = || here.asked.get("after").and_then(|it| HeaderValue::from_str(it).ok());
     let last = headers.get(LAST_EVENT_ID).cloned().or_else(in_query);
     pass_on(&here, &format!("/jobs/{}/logs/stream", segment(&id)), last).await
 }
 
-/// A stream of the API, from after the event that was the last.
+/// A stream of the API, from after the last event.
 async fn pass_on(here: &Here, path: &str, last: Option<HeaderValue>) -> Result<Response, Error> {
     let mut kept = HeaderMap::new();
     if let Some(last) = last {

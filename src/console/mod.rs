@@ -1,6 +1,7 @@
-//! The console: pages for whoever wants a key, and for whoever is on call. Every page is made of what the API answers, in
-//! this process, to the visitor's own session; every button is one operation of the API (`actions.rs`). It never touches
-//! the engine or the store, and needs no script to be read.
+//! The console: pages for developers who need a key, and for people on call. Every page is made
+//! from the API's answers, in this process, with the visitor's own session; every button is one
+//! operation of the API (`action_table.rs`). It never touches the engine or the store, and works
+//! without scripts.
 
 mod action;
 pub mod action_table;
@@ -79,7 +80,7 @@ fn of_project() -> Router<App> {
         .route("/settings", get(settings::project))
 }
 
-/// The pages of people, below `/console`.
+/// The pages of accounts, below `/console`.
 fn of_people() -> Router<App> {
     Router::new()
         .route("/", get(auth_pages::index))
@@ -99,7 +100,7 @@ fn of_people() -> Router<App> {
         .route("/account/export", get(auth_pages::export))
 }
 
-/// All pages, and what they load. `api` has all routes of the API, for calls within the process.
+/// All pages and their assets. `api` has all routes of the API, for calls within the process.
 pub fn router(app: App, api: Router) -> Router<App> {
     let pages = Router::new()
         .nest("/console", of_people())

@@ -1,4 +1,4 @@
-//! Operations: work on many jobs that goes on in the background.
+//! Bulk operations in the background.
 
 use askama::Template;
 use axum::{extract::Path, response::Response};
@@ -43,12 +43,12 @@ pub async fn detail(here: Here, Path((_, id)): Path<(String, String)>) -> Result
 }
 
 impl Operation {
-    /// Whether it goes on.
+    /// Whether it is running.
     fn is_running(&self) -> bool {
         self.state == OperationState::Running
     }
 
-    /// How far it has come, in hundredths; none: nobody has counted how far it goes.
+    /// Its progress in percent; none: its total is unknown.
     fn percent(&self) -> Option<i64> {
         let whole = self.expected.or(self.max)?;
         let dealt_with = self.done + self.skipped;
@@ -59,7 +59,7 @@ impl Operation {
         })
     }
 
-    /// What it does, in words.
+    /// Its kind, in words.
     fn verb(&self) -> &'static str {
         match self.kind.as_str() {
             "queue_purge" => "Purge a queue",
@@ -71,7 +71,7 @@ impl Operation {
         }
     }
 
-    /// Which jobs it deals with, in words.
+    /// Its filter, in words.
     fn filter_words(&self) -> String {
         let parts = self.filter.as_object().into_iter().flatten().map(|(name, value)| {
             let value = value.as_str().map_or_else(|| value.to_string(), str::to_owned);

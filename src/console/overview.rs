@@ -1,4 +1,4 @@
-//! The first page of a project: what there is, what is wrong, and how the last hour went.
+//! The overview of a project: queues, problems, and the last hour.
 
 use askama::Template;
 use axum::response::Response;
@@ -26,7 +26,7 @@ struct Overview {
     frame: Frame,
     queues: Vec<Queue>,
     has_more_queues: bool,
-    /// Queues that were looked at and are not in the table.
+    /// Queues that were examined and are not in the table.
     left_out: usize,
     summary: MetricsSummary,
     ready: i64,
@@ -37,12 +37,12 @@ struct Overview {
     waits: Chart,
 }
 
-/// Queues in the table: those with trouble are at its top.
+/// Queues in the table: those with problems are at its top.
 const MAX_SHOWN_QUEUES: usize = 100;
-/// Pages of queues that are looked at: one that is stuck must not be hidden by its name.
+/// Pages of queues that are read: a stuck queue must not be hidden by its name.
 pub const MAX_QUEUE_PAGES: usize = 10;
 
-/// All queues, as far as they are looked at, and whether there are more.
+/// All queues, as far as they are read, and whether there are more.
 async fn all_queues(here: &Here) -> Result<(Vec<Queue>, bool), Error> {
     let (mut queues, mut cursor) = (Vec::new(), None);
     for _ in 0..MAX_QUEUE_PAGES {

@@ -1,4 +1,4 @@
-//! What all pages share: the frame around a project's pages, and what is shown when something went wrong.
+//! What all pages share: the frame of a project's pages, and error pages.
 
 use askama::{Template, filters::Safe};
 use axum::{
@@ -30,13 +30,13 @@ use crate::{
 
 const HTML: &str = "text/html; charset=utf-8";
 
-/// A page, or a part of one.
+/// A page, or a fragment of one.
 pub fn render(template: &impl Template) -> Result<Response, Error> {
     let html = template.render().map_err(Error::internal)?;
     Ok(([(CONTENT_TYPE, HTML)], html).into_response())
 }
 
-/// An answer of the API, to be kept as a file of this name.
+/// An answer of the API as a file with this name.
 pub fn as_file(mut response: Response, name: &str) -> Response {
     if let Ok(kept) = HeaderValue::from_str(&format!("attachment; filename=\"{name}\"")) {
         response.headers_mut().insert(CONTENT_DISPOSITION, kept);
@@ -44,7 +44,7 @@ pub fn as_file(mut response: Response, name: &str) -> Response {
     response
 }
 
-/// The parts of a project that the console has pages of: the path, and what the link says.
+/// The console's sections of a project: the path and the text of the link.
 const SECTIONS: &[(&str, &str)] = &[
     ("", "Overview"),
     ("jobs", "Jobs"),
@@ -61,13 +61,13 @@ const SECTIONS: &[(&str, &str)] = &[
     ("settings", "Settings"),
 ];
 
-/// What is around each of a project's pages.
+/// The frame of a project's pages.
 pub struct Frame {
-    /// The project, and what the visitor is in it.
+    /// The project, and the visitor's role in it.
     pub project: Project,
     /// The path and query of the page.
     pub place: String,
-    /// What a button has just done.
+    /// The action that was just done.
     pub done: Option<&'static str>,
     pub now: DateTime<Utc>,
 }
@@ -78,14 +78,14 @@ impl Frame {
         format!("/console/p/{}{path}", segment(&self.project.slug))
     }
 
-    /// The next page of a list that is at this path, under the same filters.
+    /// The next page of a list at this path, with the same filters.
     pub fn next(&self, path: &str, filters: &str, cursor: Option<&str>) -> Option<String> {
         let separator = if filters.is_empty() { "" } else { "&" };
         let cursor = encode(&[("cursor", cursor?)]);
         Some(self.to(&format!("{path}?{filters}{separator}{cursor}")))
     }
 
-    /// The links of the sidebar: path, text, and whether the page belongs to it.
+    /// The links of the sidebar: path, text, and whether it is the page's section.
     pub fn sections(&self) -> Vec<(String, &'static str, bool)> {
         let base = self.to("");
         let below = self.place.strip_prefix(&base).unwrap_or_default();
@@ -99,7 +99,7 @@ impl Frame {
         SECTIONS.iter().filter(|(path, _)| !is_hidden(path)).map(link).collect()
     }
 
-    /// What the visitor is in the project.
+    /// The visitor's role.
     pub fn role(&self) -> Role {
         self.project.role.unwrap_or(Role::Viewer)
     }
@@ -108,48 +108,48 @@ impl Frame {
         role_may(self.role(), permission)
     }
 
-    /// Whether the visitor may work with jobs, queues, dead letters and schedules.
+    /// Whether the visitor may manage jobs, queues, dead letters and schedules.
     pub fn may_manage(&self) -> bool {
         self.may(Permission::Manage)
     }
 
-    /// Whether the visitor may work with keys, and read the audit log.
+    /// Whether the visitor may manage keys, and read the audit log.
     pub fn may_administer(&self) -> bool {
         self.may(Permission::Administer)
     }
 
-    /// Whether the visitor may work with members and settings.
+    /// Whether the visitor may manage members and settings.
     pub fn may_govern(&self) -> bool {
         self.may(Permission::Govern)
     }
 
-    /// Whether the visitor may end the project.
+    /// Whether the visitor may delete the project.
     pub fn may_own(&self) -> bool {
         self.may(Permission::Own)
     }
 
-    /// The beginning of a form whose button does this operation and comes back to this page.
+    /// The start of a form for this operation that returns to this page.
     pub fn form(&self, operation: &str) -> Safe<String> {
         self.form_back(operation, &self.place)
     }
 
-    /// The same, but it comes back to another page of the project.
+    /// The same, but it returns to another page of the project.
     pub fn form_to(&self, operation: &str, path: &str) -> Safe<String> {
         self.form_back(operation, &self.to(path))
     }
 
-    /// The same, but it comes back to any page of the console.
+    /// The same, but it returns to any page of the console.
     pub fn form_back(&self, operation: &str, back: &str) -> Safe<String> {
         let asks = action_table::find(operation, Plane::Project).and_then(|it| it.asks);
         self.begin_form(&self.to(&format!("/do/{operation}")), back, asks)
     }
 
-    /// The beginning of a form that is sent to a page of the project.
+    /// The start of a form that is sent to a page of the project.
     pub fn form_at(&self, path: impl AsRef<str>) -> Safe<String> {
         self.begin_form(&self.to(path.as_ref()), &self.place, None)
     }
 
-    /// All forms begin alike: a page that looks again may make one of another.
+    /// All forms start alike: live refresh may turn one into another.
     fn begin_form(&self, action: &str, back: &str, asks: Option<&str>) -> Safe<String> {
         let (action, back) = (format::escape(action), format::escape(&without_done(back)));
         let asks = asks.map(|it| format!(" data-confirm=\"{}\"", format::escape(it)));
@@ -161,25 +161,25 @@ impl Frame {
         ))
     }
 
-    /// The field that tells a form from all others. A page that looks again keeps it: what is sent once more because no
-    /// answer came is the same.
+    /// Hidden idempotency key of the form. Live refresh keeps it, so a resubmit after a lost answer
+    /// repeats the same request.
     pub fn once(&self) -> Safe<String> {
         let (name, value) = (action_table::ONCE, Uuid::new_v4().simple());
         Safe(format!("<input type=\"hidden\" name=\"{name}\" value=\"{value}\" hx-morph-skip>"))
     }
 
-    /// The minute in which the page was made: a picture that is asked for with it is new each minute.
+    /// The minute in which the page was made: images requested with it are new each minute.
     pub fn minute(&self) -> String {
         self.now.format("%H%M").to_string()
     }
 
-    /// A time, as the distance from when the page was made.
+    /// A time relative to when the page was made.
     pub fn time(&self, at: impl format::Plain<DateTime<Utc>>) -> Safe<String> {
         format::time(self.now, at)
     }
 }
 
-/// A place without what a button has said there.
+/// A path without the message about the last action.
 pub fn without_done(place: &str) -> String {
     let Some((path, query)) = place.split_once('?') else { return place.to_owned() };
     let kept =
@@ -189,10 +189,10 @@ pub fn without_done(place: &str) -> String {
     if pairs.is_empty() { path.to_owned() } else { format!("{path}?{}", encode(&pairs)) }
 }
 
-/// A page of a project: who looks, at what, and how to ask for more.
+/// A page of a project: the visitor, the query, and the API.
 pub struct Here {
     pub api: Api,
-    /// What is around the page.
+    /// The frame of the page.
     pub frame: Frame,
     pub asked: Fields,
 }
@@ -203,8 +203,8 @@ impl Here {
         self.api.get(&self.at(path)).await
     }
 
-    /// Reads a page of a list of the project's, from where the page's query says and with those of its filters that have
-    /// these names; and the filters, as a query.
+    /// Reads a page of one of the project's lists, from the query's cursor and with those of its
+    /// filters that have these names; and returns the filters as a query.
     pub async fn list<T: DeserializeOwned>(
         &self,
         path: &str,
@@ -216,7 +216,7 @@ impl Here {
         Ok((page, filters))
     }
 
-    /// The path of the API for something of the project.
+    /// The API path of something of the project.
     pub fn at(&self, path: &str) -> String {
         format!("/v1/projects/{}{path}", segment(&self.frame.project.slug))
     }
@@ -239,7 +239,7 @@ impl FromRequestParts<App> for Here {
         let OriginalUri(uri) = OriginalUri::from_request_parts(parts, app)
             .await
             .unwrap_or_else(|never| match never {});
-        // A project may be named by its id; links name it by its slug.
+        // A project may be named by its id; links use its slug.
         let named = format!("/console/p/{slug}");
         let below =
             path_and_query(&uri).strip_prefix(&named).map(str::to_owned).unwrap_or_default();
@@ -254,7 +254,7 @@ impl FromRequestParts<App> for Here {
 struct Problem<'a> {
     title: &'static str,
     info: &'a error::ApiError,
-    /// Where somebody can go on: a link and its text.
+    /// A way to continue: a link and its text.
     ways: Vec<(String, &'static str)>,
 }
 
@@ -264,15 +264,15 @@ struct ProblemFragment<'a> {
     info: &'a error::ApiError,
 }
 
-/// Who sees what went wrong.
+/// The visitor of an error page.
 pub struct SeenBy<'a> {
-    /// The page that they wanted, or were on.
+    /// The page that was requested, or left.
     pub page: &'a str,
     pub is_somebody: bool,
 }
 
 impl SeenBy<'_> {
-    /// To what is around the page: its list, its project, all projects; or to the login.
+    /// To the surroundings of the page: its list, its project, all projects; or to the login.
     fn ways(&self) -> Vec<(String, &'static str)> {
         if !self.is_somebody {
             return vec![(LOGIN.to_owned(), "Log in")];
@@ -289,7 +289,7 @@ impl SeenBy<'_> {
     }
 }
 
-/// What went wrong, for people; what is wrong with fields is told below it, each with its own words.
+/// The error for people; errors of fields are listed below it.
 pub fn in_words(failure: &Error, request_id: &str, is_somebody: bool) -> error::ApiError {
     let mut info = error::info(failure, request_id);
     match failure {
@@ -305,7 +305,7 @@ pub fn in_words(failure: &Error, request_id: &str, is_somebody: bool) -> error::
     info
 }
 
-/// What somebody sees when it went wrong: a page, or the part of one that says so.
+/// The error page, or a fragment with the error.
 pub fn problem(
     failure: &Error,
     request_id: &str,
@@ -332,7 +332,7 @@ pub fn problem(
     response
 }
 
-/// A page that asks for itself again: then it is one of ours that asks, and the cookies come.
+/// A page that requests itself again: then the request comes from our own page, with cookies.
 pub fn one_moment() -> Response {
     const REFRESH: HeaderName = HeaderName::from_static("refresh");
     let page = "<!doctype html><html lang=\"en\"><title>One moment</title><p>One moment… <a href=\"/console\">Go on</a></p></html>";

@@ -1,4 +1,4 @@
-//! Queues: what is in each and how it does, and one with its settings.
+//! Queues: their depth and health, and one queue with its settings.
 
 use askama::Template;
 use axum::{
@@ -29,7 +29,7 @@ use crate::{
 
 /// Workers of a queue that its page shows.
 const SHOWN_WORKERS: u32 = 50;
-/// A browser asks again for a sparkline after this.
+/// A browser requests a sparkline again after this.
 const SPARK_AGE: HeaderValue = HeaderValue::from_static("private, max-age=30");
 
 #[derive(Template)]
@@ -82,7 +82,7 @@ pub async fn detail(
     })
 }
 
-/// The last hour of a queue as a small picture.
+/// The last hour of a queue as a sparkline.
 pub async fn spark(here: Here, Path((_, name)): Path<(String, String)>) -> Result<Response, Error> {
     let named = encode(&[("queue", &name)]);
     let numbers: Throughput = here.get(&format!("/metrics/throughput?period=1h&{named}")).await?;
@@ -92,7 +92,7 @@ pub async fn spark(here: Here, Path((_, name)): Path<(String, String)>) -> Resul
 }
 
 impl Queue {
-    /// Of the jobs that may run at a time, how many hundredths do; none: nothing limits them.
+    /// Used share of the concurrency limit, in percent; none: unlimited.
     fn utilisation(&self) -> Option<i64> {
         let max = self.max_concurrency.filter(|it| *it <= MAX_CONCURRENCY)?;
         Some(format::percent(self.counts.processing, max.into()))

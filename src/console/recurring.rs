@@ -1,4 +1,4 @@
-//! Recurring schedules: the list, one with its next fires and its history, and the form that makes or changes one.
+//! Schedules: the list, one with its next ticks and its fires, and the form.
 
 use askama::Template;
 use axum::{
@@ -26,7 +26,7 @@ use crate::{
     },
 };
 
-/// Fires ahead that are shown.
+/// Number of future ticks on the page.
 const SHOWN_FIRES: u32 = 5;
 const SHOWN_PAST_FIRES: u32 = 20;
 
@@ -38,7 +38,7 @@ struct List {
     next: Option<String>,
 }
 
-/// The list, each with its times in words.
+/// The list, each with its expression in words.
 pub async fn list(here: Here) -> Result<Response, Error> {
     let (page, _): (RecurringPage, _) = here.list("/recurring", &[]).await?;
     let frame = here.frame;
@@ -90,12 +90,12 @@ impl FireTime {
 #[template(path = "schedule_form.html")]
 struct FormPage {
     frame: Frame,
-    /// Where the form is sent to.
+    /// The target of the form.
     place: String,
     schedule: Option<RecurringSchedule>,
     fires: bool,
     payload: String,
-    /// How its jobs are tried again, as JSON: the form carries it, and does not show it.
+    /// The retry policy of its jobs, as JSON: the form carries it without showing it.
     retry: String,
 }
 
@@ -111,7 +111,7 @@ pub async fn new(here: Here) -> Result<Response, Error> {
     })
 }
 
-/// The form for one that is there.
+/// The form for an existing one.
 pub async fn edit(here: Here, Path((_, id)): Path<(String, String)>) -> Result<Response, Error> {
     let schedule: RecurringSchedule = here.get(&format!("/recurring/{}", segment(&id))).await?;
     let payload = schedule.payload.get().to_owned();
@@ -140,7 +140,7 @@ const SCHEDULE: &[Field] = &[
     Field::Flag("enabled"),
 ];
 
-/// Makes a schedule: under the name that somebody chose, if it is free.
+/// Creates a schedule: under the chosen id, if it is free.
 pub async fn make(here: Here, headers: HeaderMap, form: Fields) -> Result<Response, Error> {
     let body = form::body(SCHEDULE, &form)?;
     let made: RecurringSchedule = match form.text("recurring_id").trim() {
@@ -167,7 +167,7 @@ pub async fn make(here: Here, headers: HeaderMap, form: Fields) -> Result<Respon
     Ok(to_schedule(&here, &headers, &made.id, "recurring_create"))
 }
 
-/// Changes a schedule, unless somebody else has changed it since the form was made.
+/// Changes a schedule, unless it was changed since the form was made.
 pub async fn save(
     here: Here,
     headers: HeaderMap,
@@ -196,7 +196,7 @@ struct PreviewPart {
     preview: CronPreview,
 }
 
-/// The next fires of what is being typed.
+/// The next ticks of the expression that is being typed.
 pub async fn preview(here: Here, form: Fields) -> Result<Response, Error> {
     const WISH: &[Field] =
         &[Field::Text("cron_expression"), Field::Text("timezone"), Field::Number("count")];

@@ -1,8 +1,9 @@
-//! Who looks at a page: a session in two cookies that no script can read, and requests that only the console's own pages
-//! can make.
+//! The visitor's session: in two cookies that scripts cannot read, with requests that only the
+//! console's own pages can make.
 //!
-//! The short one holds the access token, the long one the refresh token; a request that comes without the first gets the
-//! next pair with its answer. Tabs share them, so the refresh token may come again for a moment ([`Reuse::Tabs`]).
+//! The short-lived one holds the access token, the other the refresh token. A request without the
+//! first gets the next pair with its answer. Tabs share them, so the refresh token may be presented
+//! again for a moment ([`Reuse::Tabs`]).
 
 use axum::{
     body::Body,
@@ -32,23 +33,23 @@ use crate::{
 
 const ACCESS_COOKIE: &str = "__Host-fencepost-access";
 const REFRESH_COOKIE: &str = "__Host-fencepost-refresh";
-/// Holds a new key for as long as it takes to show it.
+/// Holds a new key until it is shown.
 const KEY_COOKIE: &str = "__Host-fencepost-key";
 /// How long a new key waits to be shown.
 pub const KEY_SECONDS: i64 = 120;
-/// The cookie goes before the token does, so that none is shown that has just run out.
+/// The cookie expires before the token, so that no expired token is sent.
 const EARLY_SECONDS: i64 = 30;
 const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 const FETCH_MODE: HeaderName = HeaderName::from_static("sec-fetch-mode");
-/// Where htmx was when it asked.
+/// The page of a request by htmx.
 const HX_CURRENT_URL: HeaderName = HeaderName::from_static("hx-current-url");
-/// htmx sets it on what it asks for.
+/// Set on requests by htmx.
 pub const HX_REQUEST: HeaderName = HeaderName::from_static("hx-request");
-/// Where htmx then goes.
+/// The next page, for htmx.
 pub const HX_REDIRECT: HeaderName = HeaderName::from_static("hx-redirect");
-/// What is asked for, as far as a refusal depends on it.
+/// The facts about a request that its refusal depends on.
 struct PageRequest {
-    /// Where somebody is: the page, or the one that a form is on.
+    /// The requested page, or the one with the form.
     page: String,
     is_fragment: bool,
     is_read: bool,
@@ -77,7 +78,7 @@ impl PageRequest {
         }
     }
 
-    /// What somebody sees instead of the page: where to log in, or what went wrong.
+    /// The answer to a refused request: the login, or an error page.
     fn refuse(&self, error: &Error) -> Response {
         if !matches!(error, Error::Unauthorized) {
             let seen_by = page::SeenBy { page: &self.page, is_somebody: self.is_somebody };
@@ -93,7 +94,7 @@ impl PageRequest {
     }
 }
 
-/// Sends a browser to another page: one that has sent a form, or htmx for it.
+/// Redirects a browser after a form, or htmx for it.
 pub fn go(is_fragment: bool, to: &str) -> Response {
     let to = HeaderValue::from_str(to).unwrap_or(HeaderValue::from_static("/console"));
     if is_fragment {
@@ -102,7 +103,7 @@ pub fn go(is_fragment: bool, to: &str) -> Response {
     (StatusCode::SEE_OTHER, [(LOCATION, to)]).into_response()
 }
 
-/// Finds out who looks, refuses what no page of the console has asked for, and gives every failure a face.
+/// Authenticates the visitor, refuses requests from other sites, and renders errors.
 pub async fn attach(State(app): State<App>, mut request: Request, next: Next) -> Response {
     let mut asked = PageRequest::of(&request);
     let client = request.extensions().get::<Client>().cloned().unwrap_or_default();
@@ -134,7 +135,8 @@ pub async fn attach(State(app): State<App>, mut request: Request, next: Next) ->
     if let Some(error) = response.extensions_mut().remove::<Error>() {
         response = told(asked.refuse(&error), error);
     }
-    // With a failure, too: the token that the browser has is used up. Where a session has begun or ended, that counts.
+    // Even after a failure: the browser's old token is used up. If a session has started or ended,
+    // its cookies win.
     if let Some(signed_in) = fresh
         && !begins_or_ends(response.headers())
     {
@@ -182,7 +184,8 @@ fn cookie(headers: &HeaderMap, name: &str) -> Option<String> {
     pairs.find(|(it, _)| *it == name).map(|(_, value)| value.to_owned())
 }
 
-/// Whether one of our own pages has sent this. A browser says so itself; one that is too old names the page's origin.
+/// Whether one of our own pages sent this request. Browsers say so themselves; old ones name the
+/// page's origin.
 fn is_own(headers: &HeaderMap) -> bool {
     let text = |name: HeaderName| headers.get(name).and_then(|it| it.to_str().ok());
     match (text(FETCH_SITE), text(ORIGIN), text(HOST)) {
@@ -194,7 +197,8 @@ fn is_own(headers: &HeaderMap) -> bool {
     }
 }
 
-/// Strict cookies do not come with a link from elsewhere, such as one in a mail: the page asks again by itself.
+/// Strict cookies are not sent with a link from another site, such as a mail: the page then
+/// requests itself again.
 fn needs_second_look(request: &Request<Body>) -> bool {
     let is = |name: HeaderName, value: &str| {
         request.headers().get(name).is_some_and(|it| it.as_bytes() == value.as_bytes())
@@ -211,8 +215,8 @@ fn begins_or_ends(headers: &HeaderMap) -> bool {
     all.any(|it| it.as_bytes().starts_with(ACCESS_COOKIE.as_bytes()))
 }
 
-/// Whether the browser will keep cookies that are for secure connections only: over others it does not say where a
-/// request comes from.
+/// Whether the browser keeps cookies for secure connections: on insecure ones it does not send
+/// `Sec-Fetch-Site`.
 pub fn keeps_cookies(headers: &HeaderMap) -> bool {
     headers.contains_key(FETCH_SITE)
 }
@@ -222,25 +226,25 @@ pub fn hand_over_key(headers: &mut HeaderMap, slug: &str, key: &str) {
     set(headers, KEY_COOKIE, &format!("{slug}:{key}"), KEY_SECONDS);
 }
 
-/// A project's new key that has not been shown yet.
+/// A project's new key that was not shown yet.
 pub fn new_key(headers: &HeaderMap, slug: &str) -> Option<String> {
     let kept = cookie(headers, KEY_COOKIE)?;
     let (of, key) = kept.split_once(':')?;
     (of == slug).then(|| key.to_owned())
 }
 
-/// Throws a key away that was shown.
+/// Deletes a key that was shown.
 pub fn forget_key(headers: &mut HeaderMap) {
     set(headers, KEY_COOKIE, "", 0);
 }
 
-/// Keeps a session in its cookies.
+/// Stores a session in cookies.
 pub fn remember(headers: &mut HeaderMap, session: &SessionReply) {
     set(headers, ACCESS_COOKIE, &session.access_token, session.expires_in_seconds - EARLY_SECONDS);
     set(headers, REFRESH_COOKIE, &session.refresh_token, SESSION_IDLE_SECONDS);
 }
 
-/// Throws them away.
+/// Deletes the cookies.
 pub fn forget(headers: &mut HeaderMap) {
     set(headers, ACCESS_COOKIE, "", 0);
     set(headers, REFRESH_COOKIE, "", 0);
@@ -276,7 +280,7 @@ mod tests {
         check(&[("origin", "https://b.example"), ("host", "a.example")], false);
         check(&[("origin", "null"), ("host", "a.example")], false);
         check(&[("host", "a.example")], false);
-        // What the browser says counts more.
+        // `Sec-Fetch-Site` wins.
         let lines = [
             ("sec-fetch-site", "cross-site"),
             ("origin", "https://a.example"),

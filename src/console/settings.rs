@@ -1,4 +1,4 @@
-//! Who may come in and what they may use: API keys, members, limits, the audit log, the project itself.
+//! Access and limits: API keys, members, limits, the audit log, the project itself.
 
 use std::collections::HashMap;
 
@@ -51,7 +51,7 @@ pub async fn keys(here: Here, State(app): State<App>) -> Result<Response, Error>
     keys_page(here, &app, None).await
 }
 
-/// Makes a key, and shows it, once.
+/// Creates a key, and shows it once.
 pub async fn make_key(here: Here, State(app): State<App>, form: Fields) -> Result<Response, Error> {
     const WISH: &[Field] =
         &[Field::Text("name"), Field::Choices("scopes"), Field::Time("expires_at")];
@@ -60,7 +60,7 @@ pub async fn make_key(here: Here, State(app): State<App>, form: Fields) -> Resul
     keys_page(here, &app, Some(made)).await
 }
 
-/// Makes the successor of a key, and shows it, once.
+/// Rotates a key, and shows the new one once.
 pub async fn rotate_key(
     here: Here,
     State(app): State<App>,
@@ -85,7 +85,7 @@ impl ApiKey {
 struct Members {
     frame: Frame,
     own_id: String,
-    /// The roles that the visitor may give.
+    /// The roles that the visitor may grant.
     roles: Vec<Role>,
     members: Vec<Member>,
     invitations: Vec<Invitation>,
@@ -110,12 +110,12 @@ async fn members_page(
     render(&Members { frame, own_id: me.account.id, roles, members, invitations, made })
 }
 
-/// The members, and who is invited.
+/// Members and open invitations.
 pub async fn members(here: Here) -> Result<Response, Error> {
     members_page(here, None).await
 }
 
-/// Invites somebody, and shows the link, for who has no mail server.
+/// Invites a person, and shows the link, for instances without a mail server.
 pub async fn invite(here: Here, State(app): State<App>, form: Fields) -> Result<Response, Error> {
     let body = form::body(&[Field::Text("email"), Field::Text("role")], &form)?;
     let path = here.at("/invitations");
@@ -133,7 +133,7 @@ struct Limits {
     list: LimitList,
 }
 
-/// Every limit, and how much of it is used.
+/// All limits, with their usage.
 pub async fn limits(here: Here) -> Result<Response, Error> {
     let list = here.get("/limits").await?;
     render(&Limits { frame: here.frame, list })
@@ -158,7 +158,7 @@ impl LimitStatus {
 struct Audit {
     frame: Frame,
     entries: Vec<AuditEntry>,
-    /// The addresses of those who are members now.
+    /// The addresses of current members.
     emails: HashMap<String, String>,
     asked: Fields,
     filters: String,
@@ -173,7 +173,7 @@ impl Audit {
     }
 }
 
-/// Who did what. A member may be named by their address.
+/// The audit log. A member may be named by address.
 pub async fn audit(mut here: Here) -> Result<Response, Error> {
     let MemberList { members } = here.get("/members").await?;
     for (name, value) in &mut here.asked.0 {

@@ -1,4 +1,5 @@
-//! The page after signing up: the key, once, a job to enqueue, a worker to run, and what becomes of the first job.
+//! The page after sign-up: the key, shown once, a job to enqueue, a worker to run, and the state of
+//! the first job.
 
 use askama::Template;
 use axum::{extract::State, http::HeaderMap, response::Response};
@@ -17,7 +18,7 @@ use crate::{
     },
 };
 
-/// What is shown where the key would be.
+/// Shown in place of the key.
 const NO_KEY: &str = "fp_live_…";
 
 /// The page.
@@ -40,7 +41,7 @@ struct First {
 }
 
 impl Start {
-    /// For a project that has just been made, with its key.
+    /// For a new project, with its key.
     pub fn of(project: Project, url: &str, key: Option<String>) -> Self {
         let mut frame = Frame { project, place: String::new(), done: None, now: format::now() };
         frame.place = frame.to("/start");
@@ -74,8 +75,8 @@ pub async fn page(
 #[template(path = "first_lost.html")]
 struct FirstLost;
 
-/// The part of it that turns as the first job does. Whoever has no session must not be led away from a key that is shown
-/// once.
+/// The fragment with the state of the first job. A visitor without a session must not be led away
+/// from a key that is shown once.
 pub async fn first(here: Result<Here, Error>) -> Result<Response, Error> {
     let here = match here {
         Err(Error::Unauthorized) => return render(&FirstLost),

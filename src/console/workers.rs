@@ -1,4 +1,4 @@
-//! Workers: when they were heard, what they have, what they are told.
+//! Workers: when they were heard, their labels, their directives.
 
 use askama::Template;
 use axum::response::Response;
@@ -31,7 +31,7 @@ pub async fn list(here: Here) -> Result<Response, Error> {
 }
 
 impl WorkerView {
-    /// The word for what it does now: what it says of itself counts only while it is heard.
+    /// The state in words: what it reports counts only while it is heard.
     fn shown_state(&self) -> String {
         if self.alive { format::word(&self.state) } else { "gone".to_owned() }
     }

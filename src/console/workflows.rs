@@ -1,4 +1,4 @@
-//! Workflows: jobs that wait for each other, as a picture and as a table.
+//! Workflows: as a diagram and as a table.
 
 use askama::Template;
 use axum::{extract::Path, response::Response};
@@ -38,7 +38,7 @@ struct Detail {
     graph: Graph,
 }
 
-/// One workflow, as a picture and as a table.
+/// One workflow, as a diagram and as a table.
 pub async fn detail(here: Here, Path((_, id)): Path<(String, String)>) -> Result<Response, Error> {
     let workflow: Workflow = here.get(&format!("/workflows/{}", segment(&id))).await?;
     render(&Detail { graph: diagram::graph(&workflow), workflow, frame: here.frame })

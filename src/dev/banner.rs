@@ -1,4 +1,4 @@
-//! What `dev` says when it is ready: where it is, and lines to paste.
+//! The output of `dev` when it is ready: its address, and commands to paste.
 
 use secrecy::{ExposeSecret, SecretString};
 
@@ -10,7 +10,7 @@ pub fn print(ready: &Ready, folder: &Folder, invitation: Option<&SecretString>) 
     println!("{}", text(ready, &folder.path().display().to_string(), &console(ready, invitation)));
 }
 
-/// The console; with an invitation, where whoever comes first becomes the demo project's owner.
+/// The console; with an invitation, which makes the first visitor the demo project's owner.
 fn console(ready: &Ready, invitation: Option<&SecretString>) -> String {
     let url = &ready.url;
     match invitation {

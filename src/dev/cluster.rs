@@ -1,5 +1,5 @@
 //! A private PostgreSQL: started from the installed binaries in a folder of its own, reachable
-//! through a socket only, never as root, and gone when this process is gone.
+//! through a socket only, never as root, and stopped with this process.
 
 use std::{
     fs, io,
@@ -16,9 +16,9 @@ const MIN_VERSION: u32 = 15;
 const START_TIMEOUT: Duration = Duration::from_secs(30);
 const STOP_TIMEOUT: Duration = Duration::from_secs(20);
 const LOOK_PERIOD: Duration = Duration::from_millis(5);
-/// Lines of its log that are shown when it does not start.
+/// Log lines that are shown when it does not start.
 const SHOWN_LOG_LINES: usize = 10;
-/// The superuser inside, who owns everything.
+/// The superuser, who owns everything.
 const OWNER: &str = "fencepost";
 /// Where packages put the binaries; `*` stands for a version.
 const PLACES: &[&str] = &[
@@ -28,12 +28,12 @@ const PLACES: &[&str] = &[
     "/usr/local/opt/postgresql@*/bin",
 ];
 
-/// How it runs.
+/// Its durability.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Durability {
-    /// A commit is on disk when it is answered.
+    /// Commits are on disk before they are answered.
     Safe,
-    /// For tests: nothing survives a crash of the machine.
+    /// For tests: a crash of the machine loses data.
     Fast,
 }
 
@@ -45,8 +45,8 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Starts the cluster of `dir`, which is made at the first time. Call it from the main thread:
-    /// the cluster ends when the thread that started it ends.
+    /// Starts the cluster of `dir`, which is created the first time. Call it from the main thread:
+    /// the cluster ends with the thread that started it.
     ///
     /// # Errors
     /// When no suitable PostgreSQL is installed, or it does not start.
@@ -66,7 +66,7 @@ impl Cluster {
             command.arg("-c").arg(setting);
         }
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
-        // Ctrl-C is for us: we stop it when we are done with it.
+        // Ctrl-C is for us: we stop it at the end.
         std::os::unix::process::CommandExt::process_group(&mut command, 0);
         let postmaster = command.spawn().context("PostgreSQL could not be started")?;
         let mut cluster = Self { postmaster, socket_dir };
@@ -127,7 +127,7 @@ impl Cluster {
 }
 
 impl Drop for Cluster {
-    /// Stops it: sessions are cut, what was committed stays.
+    /// Stops it: sessions are cut, commits stay.
     fn drop(&mut self) {
         let _ = signal("INT", &self.postmaster.id().to_string());
         let deadline = Instant::now() + STOP_TIMEOUT;
@@ -156,14 +156,14 @@ fn settings(durability: Durability) -> Vec<&'static str> {
             "full_page_writes=off",
             "autovacuum=off",
             "shared_buffers=128MB",
-            // Each test's database goes through the log: gigabytes of it would be kept otherwise.
+            // Each test's database writes WAL: gigabytes would be kept otherwise.
             "max_wal_size=1GB",
         ]);
     }
     settings
 }
 
-/// The folder of the newest installed PostgreSQL that is new enough.
+/// The folder of the newest suitable PostgreSQL.
 fn find_binaries() -> anyhow::Result<PathBuf> {
     let mut places: Vec<PathBuf> = PLACES.iter().flat_map(|it| expand(it)).collect();
     let path = std::env::var_os("PATH").unwrap_or_default();
@@ -190,7 +190,7 @@ fn find_binaries() -> anyhow::Result<PathBuf> {
     }
 }
 
-/// The folders that a pattern with one `*` stands for.
+/// The folders that match a pattern with one `*`.
 fn expand(pattern: &str) -> Vec<PathBuf> {
     let Some((before, after)) = pattern.split_once('*') else { return vec![pattern.into()] };
     let (parent, prefix) = before.rsplit_once('/').unwrap_or(("", before));
@@ -201,7 +201,7 @@ fn expand(pattern: &str) -> Vec<PathBuf> {
         .collect()
 }
 
-/// The major version, as `postgres (PostgreSQL) 15.18 (Debian …)` tells it.
+/// The major version from `postgres (PostgreSQL) 15.18 (Debian …)`.
 fn version(place: &Path) -> Option<u32> {
     let told = Command::new(place.join("postgres")).arg("--version").output().ok()?;
     let told = String::from_utf8(told.stdout).ok()?;
@@ -209,7 +209,7 @@ fn version(place: &Path) -> Option<u32> {
     number.parse().ok()
 }
 
-/// Under which user it runs.
+/// The user that it runs as.
 pub(super) struct Runner {
     /// The unprivileged user that root becomes.
     becomes: Option<User>,
@@ -239,7 +239,7 @@ impl Runner {
         })
     }
 
-    /// A command that runs as that user and gets SIGINT (a fast shutdown) when we die.
+    /// A command that runs as that user and gets SIGINT (a fast shutdown) when this process dies.
     pub(super) fn command(&self, program: &Path) -> Command {
         if !self.can_follow_parent {
             return Command::new(program);
@@ -264,7 +264,7 @@ impl Runner {
     }
 }
 
-/// Whether this process may do everything, and therefore must not run PostgreSQL itself.
+/// Whether this process is root, and therefore must not run PostgreSQL itself.
 ///
 /// # Errors
 /// When `id` cannot be run.
@@ -280,8 +280,8 @@ fn find_user(name: &str) -> Option<User> {
     Some(User { uid: fields.get(2)?.parse().ok()?, gid: fields.get(3)?.parse().ok()? })
 }
 
-/// Makes the data folder beside its place and moves it there when it is complete, so that an
-/// interrupted start leaves nothing half made.
+/// Creates the data folder under a temporary name and moves it when it is complete, so that an
+/// interrupted start leaves nothing incomplete.
 fn init(binaries: &Path, runner: &Runner, dir: &Path) -> anyhow::Result<()> {
     let fresh = dir.with_extension("new");
     for leftover in [dir, &fresh] {
@@ -317,7 +317,7 @@ fn init(binaries: &Path, runner: &Runner, dir: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A cluster that outlived its parent is stopped; one that is stopping already is waited for.
+/// Stops a cluster that outlived its parent; waits for one that is stopping.
 fn stop_leftover(binaries: &Path, runner: &Runner, dir: &Path) -> anyhow::Result<()> {
     let pid_file = dir.join("postmaster.pid");
     let text = fs::read_to_string(&pid_file).unwrap_or_default();
@@ -339,37 +339,36 @@ fn stop_leftover(binaries: &Path, runner: &Runner, dir: &Path) -> anyhow::Result
             String::from_utf8_lossy(&stopped.stderr)
         );
     } else {
-        // The number belongs to nobody, or to somebody else by now.
+        // The process id is unused, or belongs to another process.
         fs::remove_file(&pid_file)?;
     }
     Ok(())
 }
 
-/// Whether the process of this number runs and is a PostgreSQL.
+/// Whether this process runs and is a PostgreSQL.
 fn is_postgres(pid: &str) -> bool {
     if !signal("0", pid) {
         return false;
     }
-    // Where there is no /proc the number has to do.
+    // Without /proc the process id must be enough.
     fs::read(format!("/proc/{pid}/cmdline"))
         .map_or(true, |it| String::from_utf8_lossy(&it).contains("postgres"))
 }
 
-/// Sends a signal and says whether it arrived. Through the shell, whose `kill` is always there.
+/// Sends a signal and returns whether it arrived. Uses the shell's `kill`, which always exists.
 fn signal(name: &str, pid: &str) -> bool {
     let mut command = Command::new("sh");
     command.args(["-c", "kill -\"$0\" \"$1\" 2>/dev/null", name, pid]);
     command.status().is_ok_and(|it| it.success())
 }
 
-/// Where the cluster of this process has its socket. Short, because a socket's path is at most 107 bytes
-/// long.
+/// The socket folder of a process's cluster. Short, because a socket's path has at most 107 bytes.
 #[must_use]
 pub fn socket_dir(pid: u32) -> PathBuf {
     PathBuf::from(format!("/tmp/fencepost-{pid}"))
 }
 
-/// Whether a process of this number runs.
+/// Whether this process runs.
 #[must_use]
 pub fn is_running(pid: u32) -> bool {
     signal("0", &pid.to_string())

@@ -1,4 +1,4 @@
-//! The data folder of `dev`: who owns it now, and what is remembered in it.
+//! The data folder of `dev`: its lock and its files.
 
 use std::{
     fs::{self, File, TryLockError},
@@ -13,21 +13,21 @@ use serde::{Deserialize, Serialize};
 use super::cluster;
 
 const DEFAULT_DIR: &str = ".fencepost";
-/// Where root goes when the database's user cannot reach the default.
+/// The default for root, when the database's user cannot reach the usual one.
 const ROOT_DIR: &str = "/var/lib/fencepost-dev";
 const LOCK_FILE: &str = "dev.lock";
 const READY_FILE: &str = "dev.json";
 const KEY_FILE: &str = "dev.key";
 const CLUSTER_DIR: &str = "postgres";
 
-/// A data folder that belongs to this process until it ends.
+/// A data folder, locked until this process ends.
 #[derive(Debug)]
 pub struct Folder {
     dir: PathBuf,
     _lock: File,
 }
 
-/// Where and how to call a `dev` that is ready.
+/// URL and key of a running `dev`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Ready {
     pub url: String,
@@ -42,7 +42,7 @@ pub struct Ready {
 }
 
 impl Ready {
-    /// What scripts are told.
+    /// The file for scripts.
     #[must_use]
     pub fn public(&self) -> serde_json::Value {
         serde_json::json!({
@@ -54,7 +54,7 @@ impl Ready {
         })
     }
 
-    /// Where the `dev` of this folder can be called.
+    /// URL and key of the `dev` in this folder.
     ///
     /// # Errors
     /// When none runs there.
@@ -68,7 +68,7 @@ impl Ready {
 }
 
 impl Folder {
-    /// Makes the folder if it is not there, and takes it for this process.
+    /// Creates the folder if necessary, and locks it.
     ///
     /// # Errors
     /// When another `dev` has it.
@@ -98,11 +98,11 @@ impl Folder {
         }
     }
 
-    /// Removes what a `dev` that was killed left behind.
+    /// Removes files of a killed `dev`.
     fn sweep(&self) {
         let left = fs::read_to_string(self.dir.join(READY_FILE)).ok();
         let left = left.and_then(|it| serde_json::from_str::<Ready>(&it).ok());
-        // By its number alone: the file may say anything.
+        // Only by process id: the file may contain anything.
         if let Some(pid) = left.map(|it| it.pid).filter(|it| !cluster::is_running(*it)) {
             let _ = fs::remove_dir_all(cluster::socket_dir(pid));
             let _ = fs::remove_dir_all(super::redis::Redis::dir(pid));
@@ -122,7 +122,7 @@ impl Folder {
         self.dir.join(CLUSTER_DIR)
     }
 
-    /// Throws the data and the key away.
+    /// Deletes the data and the key.
     ///
     /// # Errors
     /// When a file cannot be removed.
@@ -141,23 +141,23 @@ impl Folder {
         fs::read_to_string(self.dir.join(KEY_FILE)).ok().map(|it| it.trim().to_owned())
     }
 
-    /// Remembers the key for later runs.
+    /// Stores the key for later runs.
     pub fn write_key(&self, api_key: &str) -> anyhow::Result<()> {
         write_private(&self.dir.join(KEY_FILE), api_key)
     }
 
-    /// Tells this machine's own commands where to call.
+    /// Writes URL and key for this machine's own commands.
     pub fn write_ready(&self, ready: &Ready) -> anyhow::Result<()> {
         write_private(&self.dir.join(READY_FILE), &serde_json::to_string(ready)?)
     }
 
-    /// Takes back what [`Self::write_ready`] told.
+    /// Deletes what [`Self::write_ready`] wrote.
     pub fn forget_ready(&self) {
         let _ = fs::remove_file(self.dir.join(READY_FILE));
     }
 }
 
-/// Writes a file that only this user may read, and that is there whole or not at all.
+/// Writes a file that only this user may read, atomically.
 pub fn write_private(path: &Path, text: &str) -> anyhow::Result<()> {
     let fresh = path.with_extension("part");
     let mut file =
@@ -177,7 +177,7 @@ fn choose(data_dir: Option<PathBuf>) -> anyhow::Result<PathBuf> {
     Ok(here.join(DEFAULT_DIR))
 }
 
-/// Whether any user may pass through this folder and all above it.
+/// Whether any user may traverse this folder and its parents.
 fn is_open_to_all(dir: &Path) -> bool {
     const OTHERS_MAY_PASS: u32 = 0o001;
     dir.ancestors().all(|it| fs::metadata(it).is_ok_and(|it| it.mode() & OTHERS_MAY_PASS != 0))

@@ -1,5 +1,5 @@
-//! `fencepost dev`: everything on one machine, nothing to configure. Data survive a restart;
-//! nothing that it started survives it.
+//! `fencepost dev`: everything on one machine, without configuration. Data survive a restart; its
+//! processes do not survive it.
 
 mod banner;
 pub mod cluster;
@@ -44,33 +44,33 @@ use crate::{
 const DATABASE: &str = "fencepost";
 const PROJECT: &str = "demo";
 const KEY_NAME: &str = "dev";
-/// Recipient the demo project's invitation names; anybody may use it.
+/// The invited address of the demo project; anyone may use the invitation.
 const DEV_EMAIL: &str = "owner@demo.invalid";
-/// Connections from this machine: only it reaches a `dev`.
+/// Connections from this machine: `dev` is not reachable from others.
 const DEV_CONNECTIONS: u32 = 20_000;
-/// How often it is checked that the database is still there.
+/// How often the database is checked.
 const CHECK_PERIOD: Duration = Duration::from_millis(500);
 
-/// What `dev` is told.
+/// Options of `dev`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct DevArgs {
     #[command(flatten)]
     pub node: NodeArgs,
 
-    /// Where data and key are kept [default: .fencepost here; as root, where that cannot be reached by
-    /// the database's user, /var/lib/fencepost-dev]
+    /// Data folder [default: .fencepost here; as root, if the database's user cannot reach that,
+    /// /var/lib/fencepost-dev]
     #[arg(long, env = "FENCEPOST_DATA_DIR", value_name = "DIR")]
     pub data_dir: Option<PathBuf>,
 
-    /// Do without Redis: rate limits are this process's own
+    /// Run without Redis: rate limits are local
     #[arg(long)]
     pub no_redis: bool,
 
-    /// Throw all data of an earlier run away first, and its key
+    /// Delete all data and the key of earlier runs first
     #[arg(long)]
     pub reset: bool,
 
-    /// Write where and how to call it into this file, as JSON, when it is ready
+    /// When ready, write URL and key into this file, as JSON
     #[arg(long, value_name = "FILE")]
     pub ready_file: Option<PathBuf>,
 }
@@ -141,7 +141,7 @@ pub async fn run(args: DevArgs, stop: CancellationToken) -> anyhow::Result<()> {
     ended
 }
 
-/// A private one, unless another is named or none is wanted.
+/// A private one, unless another is configured or none is wanted.
 fn start_redis(args: &DevArgs) -> anyhow::Result<Option<Redis>> {
     if args.no_redis {
         tracing::warn!("running without Redis, as --no-redis says");
@@ -158,7 +158,7 @@ fn start_redis(args: &DevArgs) -> anyhow::Result<Option<Redis>> {
     Redis::start(&Redis::dir(std::process::id())).map(Some)
 }
 
-/// Everybody may sign up at a server that only this machine reaches, and mail is printed.
+/// Open sign-up, because only this machine reaches the server; mail is printed.
 fn people(args: &DevArgs, url: &str) -> anyhow::Result<People> {
     let args = &args.node.people;
     let (plans, default_plan) = args.plans(DEV_PLAN)?;
@@ -199,8 +199,8 @@ async fn make_database(cluster: &Cluster) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The demo project, a key that still opens it, and an invitation as long as nobody is a member. Project and key are made
-/// once.
+/// The demo project, a valid key, and an invitation while it has no member. Project and key are
+/// created once.
 async fn demo_project(
     database_url: &str,
     folder: &Folder,
@@ -240,7 +240,7 @@ async fn known_key(
     Ok(secret)
 }
 
-/// Whoever opens its link is an owner: only this machine reaches a `dev`.
+/// Its link makes the visitor an owner: only this machine reaches `dev`.
 async fn invite_owner(conn: &mut PgConnection, project: &Project) -> anyhow::Result<SecretString> {
     store::members::uninvite_address(conn, project.id, DEV_EMAIL).await?;
     let invitation = secret::generate(MAIL_PREFIX);
@@ -250,10 +250,10 @@ async fn invite_owner(conn: &mut PgConnection, project: &Project) -> anyhow::Res
     Ok(invitation)
 }
 
-/// Makes a project without limits, with a key that may do everything, and answers with both.
+/// Creates a project without limits and a key with all scopes, and returns both.
 ///
 /// # Errors
-/// When the store does not answer, or the slug is taken.
+/// When the database does not answer, or the slug is taken.
 pub async fn make_project(
     conn: &mut PgConnection,
     slug: &str,

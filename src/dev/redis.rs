@@ -1,5 +1,5 @@
-//! A private Redis: started from the installed binary, reachable through a socket only, with nothing on disk, and
-//! gone when this process is gone.
+//! A private Redis: started from the installed binary, reachable through a socket only, without
+//! persistence, and stopped with this process.
 
 use std::{
     os::unix::{fs::DirBuilderExt, net::UnixStream},
@@ -14,7 +14,7 @@ use super::cluster::Runner;
 
 const START_TIMEOUT: Duration = Duration::from_secs(10);
 const LOOK_PERIOD: Duration = Duration::from_millis(5);
-/// The most it may remember.
+/// Its memory limit.
 const MAX_MEMORY: &str = "128mb";
 const SOCKET: &str = "redis.sock";
 const PROGRAM: &str = "redis-server";
@@ -27,8 +27,9 @@ pub struct Redis {
 }
 
 impl Redis {
-    /// Starts it with its socket in `dir`, which is made anew and must be short: a socket's path is at most 107
-    /// bytes. Never as root. Call it from the main thread: it ends when the thread that started it ends.
+    /// Starts it with its socket in `dir`, which is recreated and must be short: a socket's path
+    /// has at most 107 bytes. Never as root. Call it from the main thread: it ends with the thread
+    /// that started it.
     ///
     /// # Errors
     /// When none is installed, or it does not start.
@@ -52,7 +53,7 @@ impl Redis {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null());
-        // Ctrl-C is for us: we stop it when we are done with it.
+        // Ctrl-C is for us: we stop it at the end.
         std::os::unix::process::CommandExt::process_group(&mut command, 0);
         let server = command.spawn().context("Redis could not be started")?;
         let mut redis = Self { server, dir: dir.to_owned() };
@@ -60,7 +61,7 @@ impl Redis {
         Ok(redis)
     }
 
-    /// Where the one of a process has its socket.
+    /// The socket of a process's Redis.
     #[must_use]
     pub fn dir(pid: u32) -> PathBuf {
         std::env::temp_dir().join(format!("fencepost-redis-{pid}"))
@@ -72,7 +73,7 @@ impl Redis {
         Command::new(PROGRAM).arg("--version").output().is_ok_and(|it| it.status.success())
     }
 
-    /// Where it is.
+    /// Its socket.
     #[must_use]
     pub fn url(&self) -> String {
         format!("redis+unix://{}", self.dir.join(SOCKET).display())
@@ -101,7 +102,7 @@ impl Redis {
 
 impl Drop for Redis {
     fn drop(&mut self) {
-        // It has nothing to write down.
+        // It has nothing to persist.
         let _ = self.server.kill();
         let _ = self.server.wait();
         let _ = std::fs::remove_dir_all(&self.dir);

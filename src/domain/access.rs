@@ -11,16 +11,16 @@ use utoipa::ToSchema;
 pub enum Scope {
     /// Enqueue jobs and workflows, and cancel, change and retry single jobs.
     Produce,
-    /// Be a worker: register, poll, heartbeat, ack, report.
+    /// Register, poll, send heartbeats, ack and report as a worker.
     Work,
-    /// Look at everything but keys, members and the audit log.
+    /// Read everything but keys, members and the audit log.
     Read,
-    /// Queues, dead letters, recurring schedules, operations, workers' directives, and keys.
+    /// Manage queues, dead letters, schedules, operations, workers' directives, and keys.
     Manage,
 }
 
 impl Scope {
-    /// All scopes, in the order in which they are shown.
+    /// All scopes, in display order.
     pub const ALL: [Self; 4] = [Self::Produce, Self::Work, Self::Read, Self::Manage];
 
     /// Its name.
@@ -51,9 +51,9 @@ pub enum KeyPreset {
     Producer,
     /// `work`: a worker.
     Worker,
-    /// `read`: a dashboard, or an agent that may look and not touch.
+    /// `read`: a dashboard, or an agent with read access only.
     ReadOnly,
-    /// `read` and `manage`: somebody on call.
+    /// `read` and `manage`: a person on call.
     Operator,
 }
 
@@ -71,24 +71,24 @@ impl KeyPreset {
     }
 }
 
-/// What a member is in a project. Each may do all that those before may.
+/// The role of a member. Each includes the permissions of those before it.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema,
 )]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
-    /// Looks.
+    /// Read access.
     Viewer,
-    /// Works with jobs, queues, dead letters and schedules.
+    /// Manages jobs, queues, dead letters and schedules.
     Member,
     /// Also keys, members, settings and the audit log.
     Admin,
-    /// Also owners, and the project's end.
+    /// Also owners, and deleting the project.
     Owner,
 }
 
 impl Role {
-    /// All roles, the least first.
+    /// All roles, lowest first.
     pub const ALL: [Self; 4] = [Self::Viewer, Self::Member, Self::Admin, Self::Owner];
 
     /// Its name.
@@ -109,33 +109,33 @@ impl Role {
     }
 }
 
-/// What an operation needs of whoever calls it.
+/// The permission that an operation requires.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Permission {
     /// Any live key, any member.
     Any,
-    /// To look.
+    /// Read access.
     Read,
-    /// To enqueue.
+    /// Enqueue jobs.
     Produce,
-    /// To be a worker.
+    /// Act as a worker.
     Work,
-    /// To see whether a job is called off: its worker may, and whoever looks.
+    /// Check whether a job was cancelled: for its worker, or with read access.
     Follow,
-    /// To steer single jobs: whoever enqueues them may, and whoever manages.
+    /// Control single jobs: for producers and managers.
     Control,
-    /// To work with queues, dead letters, schedules and operations.
+    /// Manage queues, dead letters, schedules and operations.
     Manage,
-    /// To work with keys, and to read the audit log.
+    /// Manage keys, and read the audit log.
     Administer,
-    /// To work with members and settings. No key may.
+    /// Manage members and settings. No key has this permission.
     Govern,
-    /// To end the project. No key may.
+    /// Delete the project. No key has this permission.
     Own,
 }
 
 impl Permission {
-    /// What a refused caller is told that it lacks.
+    /// The missing permission, for the message to a refused caller.
     #[must_use]
     pub const fn needs(self) -> &'static str {
         match self {
@@ -153,7 +153,7 @@ impl Permission {
     }
 }
 
-/// Whether a key with these scopes may.
+/// Whether a key with these scopes has this permission.
 ///
 /// ```
 /// # use fencepost::domain::access::{key_may, Permission, Scope};
@@ -176,7 +176,7 @@ pub fn key_may(scopes: &[Scope], permission: Permission) -> bool {
     }
 }
 
-/// Whether a member with this role may.
+/// Whether a member with this role has this permission.
 ///
 /// ```
 /// # use fencepost::domain::access::{role_may, Permission, Role};
@@ -197,15 +197,15 @@ pub fn role_may(role: Role, permission: Permission) -> bool {
     role >= least
 }
 
-/// Whether somebody with the role `actor` may make a member of role `from` one of role `to` (none: not a
-/// member). Nobody gives or takes more than they have themselves.
+/// Whether a member with the role `actor` may change a member's role from `from` (none: not a
+/// member) to `to`. No member may grant or revoke more than they have.
 #[must_use]
 pub fn may_change_member(actor: Role, from: Option<Role>, to: Option<Role>) -> bool {
     let highest = from.max(to).unwrap_or(Role::Viewer);
     role_may(actor, Permission::Govern) && actor >= highest
 }
 
-/// Whether a key with the scopes `own` may make one with the scopes `wanted`.
+/// Whether a key with the scopes `own` may create one with the scopes `wanted`.
 #[must_use]
 pub fn may_grant(own: &[Scope], wanted: &[Scope]) -> bool {
     wanted.iter().all(|it| own.contains(it))

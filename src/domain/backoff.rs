@@ -7,24 +7,24 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// A share of the jitter, from 0 to 1. The caller throws the dice.
+/// A share of the jitter, from 0 to 1. The caller picks the random number.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Jitter(f64);
 
 impl Jitter {
-    /// No jitter at all.
+    /// No jitter.
     pub const NONE: Self = Self(0.0);
-    /// All of it.
+    /// The full jitter.
     pub const FULL: Self = Self(1.0);
 
-    /// `share` of the jitter, brought into 0..=1.
+    /// `share` of the jitter, clamped to 0..=1.
     #[must_use]
     pub fn new(share: f64) -> Self {
         Self(if share.is_finite() { share.clamp(0.0, 1.0) } else { 0.0 })
     }
 }
 
-/// How the wait grows from failure to failure.
+/// How the wait grows with each failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum RetryStrategy {
@@ -37,18 +37,18 @@ pub enum RetryStrategy {
     Constant,
 }
 
-/// When and how a job is tried again.
+/// When and how a job is retried.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct RetryPolicy {
-    /// How the wait grows.
+    /// How the wait grows with each failure.
     pub strategy: RetryStrategy,
     /// The first wait, in seconds.
     pub initial_seconds: u32,
-    /// The growth of an exponential wait.
+    /// The factor of an exponential wait.
     pub multiplier: f64,
     /// The longest wait, jitter included, in seconds.
     pub max_seconds: u32,
-    /// Up to so many seconds are added, so that jobs that failed together do not return together.
+    /// Maximum jitter in seconds, so that jobs that failed together do not return together.
     pub jitter_seconds: u32,
     /// Error types that go straight to the dead letter: exact, or `prefix.*`.
     pub non_retryable_types: Vec<String>,
@@ -68,14 +68,14 @@ impl Default for RetryPolicy {
 }
 
 impl RetryPolicy {
-    /// The policy as it is stored with a job; none: the default. A shape that only a newer release
-    /// knows reads as the default too: it must not keep a job from being retried.
+    /// The policy as it is stored with a job; none: the default. A shape that only a newer version
+    /// knows reads as the default, too: it must not keep a job from being retried.
     #[must_use]
     pub fn stored(stored: Option<&serde_json::Value>) -> Self {
         stored.and_then(|it| Self::deserialize(it).ok()).unwrap_or_default()
     }
 
-    /// The wait after the `failures`-th failure, counting the first as 1.
+    /// The wait after the `failures`-th failure, counted from 1.
     ///
     /// Total: every input has an answer, and no answer exceeds `max_seconds`.
     ///
@@ -107,7 +107,7 @@ impl RetryPolicy {
         Duration::from_millis((seconds * 1000.0).round() as u64)
     }
 
-    /// Whether an error of this type must not be tried again.
+    /// Whether an error of this type must not be retried.
     ///
     /// ```
     /// # use fencepost::domain::backoff::RetryPolicy;

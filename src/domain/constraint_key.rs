@@ -1,11 +1,11 @@
-//! Gates: which jobs are kept out of the way of ordinary claims, because not every worker may have
-//! them, or not at any time.
+//! Constraint keys: which jobs ordinary claims must skip, because they run only on some workers or
+//! under a limit.
 
 use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
-/// The gate of a job: jobs that share type, labels and concurrency key are let in, or kept waiting,
-/// together. None: no gate, any worker of the queue may have it at any time.
+/// The constraint key of a job: a hash of type, labels and concurrency key. Jobs with the same key
+/// become claimable together. None: any worker of the queue may run the job.
 ///
 /// `labels` must be sorted.
 ///

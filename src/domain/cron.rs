@@ -1,4 +1,4 @@
-//! Cron expressions and time zones: whether they can be read.
+//! Cron expressions and time zones: parsing.
 
 use chrono_tz::Tz;
 use croner::{
@@ -6,7 +6,7 @@ use croner::{
     parser::{CronParser, Seconds, Year},
 };
 
-/// Why a schedule cannot be kept.
+/// Why a schedule is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidSchedule {
     /// The expression cannot be read.
@@ -15,19 +15,19 @@ pub enum InvalidSchedule {
     /// No zone has this name.
     #[error("`{0}` is no IANA time zone")]
     Zone(String),
-    /// The expression matches no time to come.
+    /// The expression matches no future time.
     #[error("never fires")]
     Never,
     /// It would fire more often than allowed.
     #[error("fires every {0} s; the shortest period allowed is {1} s")]
     TooOften(i64, i64),
-    /// The job type leaves nothing to name the schedule by.
+    /// The job type has no part that could name the schedule.
     #[error("must end in a letter or digit")]
     Name,
 }
 
 impl InvalidSchedule {
-    /// The field that is wrong.
+    /// The invalid field.
     #[must_use]
     pub fn field(&self) -> &'static str {
         match self {
@@ -38,7 +38,7 @@ impl InvalidSchedule {
     }
 }
 
-/// Reads a cron expression of five or six fields, or `@daily` and its like.
+/// Parses a cron expression of five or six fields, or `@daily` and similar.
 ///
 /// # Errors
 /// [`InvalidSchedule::Cron`].
@@ -67,7 +67,7 @@ pub fn parse(expression: &str) -> Result<Cron, InvalidSchedule> {
         if !(5..=FIELDS.len()).contains(&fields.len()) {
             return InvalidSchedule::Cron(WRONG_COUNT.to_owned());
         }
-        // The one that cannot be read by itself either.
+        // No field alone is invalid.
         let names = FIELDS.iter().skip(FIELDS.len() - fields.len());
         let culprit = fields.iter().zip(names).enumerate().find(|(place, (field, _))| {
             let mut alone = vec!["*"; fields.len()];
@@ -81,7 +81,7 @@ pub fn parse(expression: &str) -> Result<Cron, InvalidSchedule> {
     })
 }
 
-/// The fields of an expression, and their largest values.
+/// The fields of an expression, and their maximum values.
 const FIELDS: [(&str, u32); 6] = [
     ("second", 59),
     ("minute", 59),
@@ -92,7 +92,7 @@ const FIELDS: [(&str, u32); 6] = [
 ];
 const WRONG_COUNT: &str = "must have five fields, or six with seconds first, or be @hourly, @daily, @weekly, @monthly, @yearly";
 
-/// A step that is larger than its field would never be reached: somebody has mistaken the field.
+/// A step larger than its field is never reached: the field was probably confused with another.
 fn check_steps(expression: &str) -> Result<(), InvalidSchedule> {
     let fields: Vec<_> = expression.split_whitespace().collect();
     let skipped = FIELDS.len().saturating_sub(fields.len());
@@ -108,7 +108,8 @@ fn check_steps(expression: &str) -> Result<(), InvalidSchedule> {
     Ok(())
 }
 
-/// Whether an expression names the hours at which it fires. One whose hour is `*` or `*/n` does not.
+/// Whether an expression names the hours at which it fires. With `*` or `*/n` as the hour it does
+/// not.
 ///
 /// ```
 /// # use fencepost::domain::cron::names_hours;
@@ -126,7 +127,7 @@ pub fn names_hours(expression: &str) -> bool {
     }
 }
 
-/// Reads the name of a time zone.
+/// Parses the name of a time zone.
 ///
 /// # Errors
 /// [`InvalidSchedule::Zone`].

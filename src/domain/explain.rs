@@ -1,4 +1,5 @@
-//! Why a job is not running: every gate between it and a worker, in the order in which they open.
+//! Why a job is not running: every condition between it and a worker, in the order in which they
+//! are met.
 
 use chrono::{DateTime, SecondsFormat, Utc};
 
@@ -7,7 +8,7 @@ use super::{
     rate::RateLimit,
 };
 
-/// What is known of a job and of what it waits for.
+/// Facts about a job and about what it waits for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[allow(missing_docs)] // The names say it; comments stand where they do not.
 pub struct Facts {
@@ -30,7 +31,7 @@ pub struct Facts {
     pub lease_expires_at: Option<DateTime<Utc>>,
     pub cancel_requested: bool,
     pub expires_at: Option<DateTime<Utc>>,
-    /// Live workers that say they poll the queue for this type.
+    /// Live workers that poll the queue for this type.
     pub workers: i64,
     /// Those of them that have all of the job's labels.
     pub workers_with_labels: i64,
@@ -38,17 +39,17 @@ pub struct Facts {
     pub ahead: i64,
 }
 
-/// Jobs ahead are counted up to here.
+/// Jobs ahead are counted up to this number.
 pub const MAX_COUNTED_AHEAD: i64 = 1_000;
 
-/// How many run at a time, and how many may.
+/// Running jobs under a limit, and the limit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Crowd {
-    /// The key, or the queue.
+    /// The key or the queue.
     pub name: String,
-    /// How many run.
+    /// Running jobs.
     pub running: i64,
-    /// How many may.
+    /// Maximum number of running jobs.
     pub limit: i32,
 }
 
@@ -61,9 +62,10 @@ impl Crowd {
 /// A pause of a job type in its queue.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TypePause {
-    /// Since when.
+    /// Paused since.
     pub paused_at: DateTime<Utc>,
-    /// The brake has done it, after so many dead letters in a row; none: somebody has.
+    /// The number of consecutive dead letters that opened the circuit breaker; none: paused by a
+    /// person.
     pub dead_letters: Option<i32>,
 }
 
@@ -72,33 +74,33 @@ pub struct TypePause {
 pub struct RateUse {
     /// The limit.
     pub limit: RateLimit,
-    /// Jobs that may be handed out now.
+    /// Jobs that may start immediately.
     pub left: i32,
-    /// When the next may be, if none may be now.
+    /// When the next job may start.
     pub opens_at: DateTime<Utc>,
 }
 
-/// One thing that must be so before the job can run.
+/// A condition that must be met before the job can run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Condition {
-    /// What it waits for here.
+    /// What the job waits for.
     pub waits_for: WaitingFor,
-    /// Whether it is so.
+    /// Whether it is met.
     pub is_open: bool,
-    /// With numbers, for people.
+    /// The state of the condition with numbers, for people.
     pub message: String,
-    /// When this changes, where that is known.
+    /// When it changes, if that is known.
     pub changes_at: Option<DateTime<Utc>>,
 }
 
-/// The job's situation.
+/// The explanation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Explanation {
-    /// The first gate that is closed, or what the job does instead of waiting.
+    /// The first condition that is not met, or what the job does instead of waiting.
     pub summary: String,
-    /// Every gate; none when the job does not wait.
+    /// All conditions; empty if the job does not wait.
     pub conditions: Vec<Condition>,
-    /// The next time at which something changes by itself.
+    /// The next time at which a condition changes by itself.
     pub next_change_at: Option<DateTime<Utc>>,
 }
 

@@ -1,12 +1,12 @@
-//! What dead letters have in common that failed alike: the type of the job, the type of the error, and the
-//! message without what differs from job to job.
+//! Fingerprints that group similar dead letters: the job type, the error type, and the message
+//! without the parts that differ from job to job.
 
 use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
-/// Characters of a message without its numbers that count.
+/// Characters of a message, without its numbers, that count.
 const MAX_CHARS: usize = 500;
-/// From so many hexadecimal digits on a word counts as a number, if one of them is a digit.
+/// A word of at least this many hexadecimal digits counts as a number, if one of them is a digit.
 const MIN_HEX_DIGITS: usize = 6;
 
 /// The fingerprint of a failure.
@@ -31,7 +31,7 @@ pub fn fingerprint(job_type: &str, error_type: Option<&str>, message: Option<&st
     Uuid::from_bytes(bytes)
 }
 
-/// The message without numbers, ids, quoted values and differences of case and space.
+/// The message without numbers, ids, quoted values, and differences of case and space.
 ///
 /// ```
 /// # use fencepost::domain::fingerprint::normalise;
@@ -48,7 +48,7 @@ pub fn normalise(message: &str) -> String {
     words.join(" ").chars().take(MAX_CHARS).collect()
 }
 
-/// What stands between two quotes of a kind is a value. An apostrophe in a word is no quote.
+/// Text between two quotes of one kind is a value. An apostrophe within a word is no quote.
 fn without_quoted(text: &str) -> String {
     let mut kept = String::with_capacity(text.len());
     let mut before = ' ';
@@ -68,7 +68,7 @@ fn without_quoted(text: &str) -> String {
     kept
 }
 
-/// A word with every number or id in it as `#`.
+/// A word with each number or id in it replaced by `#`.
 fn without_numbers(word: &str) -> String {
     let is_part = |it: char| it.is_ascii_alphanumeric();
     let mut kept = String::with_capacity(word.len());
@@ -84,7 +84,7 @@ fn without_numbers(word: &str) -> String {
         kept.push_str(if is_number(part) { "#" } else { part });
         rest = after;
     }
-    // A date, an address or an id is one number, however many parts it has.
+    // A date, address or id is one number, however many parts it has.
     let mut joined = kept;
     for separator in ["#-#", "#.#", "#:#", "#/#"] {
         while joined.contains(separator) {

@@ -1,4 +1,4 @@
-//! Times in buckets, and what can be read from them: how long most took, not how long each took.
+//! Times in buckets, and percentiles of them.
 
 /// Upper bounds of the buckets, in milliseconds; one more bucket has no bound.
 pub const BOUNDS_MS: [i64; 21] = [
@@ -6,20 +6,20 @@ pub const BOUNDS_MS: [i64; 21] = [
     300_000, 900_000, 3_600_000, 14_400_000, 86_400_000,
 ];
 
-/// How many buckets there are.
+/// Number of buckets.
 pub const BUCKETS: usize = BOUNDS_MS.len() + 1;
 
-/// Times that were measured, each in one bucket.
+/// Measured times, each in one bucket.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Histogram {
-    /// All of them together, in milliseconds.
+    /// Their sum, in milliseconds.
     pub sum_ms: i64,
-    /// How many are in each bucket, and in none before.
+    /// The number of times in each bucket alone.
     pub buckets: [i64; BUCKETS],
 }
 
 impl Histogram {
-    /// What is stored: a bucket that is missing is empty, one too many is left out.
+    /// From stored buckets: missing ones are empty, extra ones are ignored.
     #[must_use]
     pub fn stored(sum_ms: i64, stored: &[i64]) -> Self {
         let mut buckets = [0; BUCKETS];
@@ -29,7 +29,7 @@ impl Histogram {
         Self { sum_ms, buckets }
     }
 
-    /// Adds one time. Less than nothing counts as nothing: clocks may be set back.
+    /// Adds one time. A negative time counts as 0: clocks may be set back.
     pub fn add(&mut self, ms: i64) {
         let ms = ms.max(0);
         let bucket = BOUNDS_MS.partition_point(|it| *it < ms);
@@ -37,7 +37,7 @@ impl Histogram {
         self.sum_ms = self.sum_ms.saturating_add(ms);
     }
 
-    /// Adds another's times.
+    /// Adds the times of another histogram.
     pub fn merge(&mut self, other: &Self) {
         for (mine, theirs) in self.buckets.iter_mut().zip(other.buckets) {
             *mine += theirs;
@@ -45,13 +45,13 @@ impl Histogram {
         self.sum_ms = self.sum_ms.saturating_add(other.sum_ms);
     }
 
-    /// How many times there are.
+    /// Number of times.
     #[must_use]
     pub fn count(&self) -> i64 {
         self.buckets.iter().sum()
     }
 
-    /// The mean, in milliseconds; none of nothing.
+    /// The mean, in milliseconds; none without times.
     ///
     /// ```
     /// # use fencepost::domain::histogram::Histogram;
@@ -66,8 +66,8 @@ impl Histogram {
         self.sum_ms.checked_div(self.count())
     }
 
-    /// The time that `share` of all stay within (0.95: ninety-five of a hundred), in milliseconds: exact to its
-    /// bucket, in which times are taken to lie evenly. Beyond the last bound: that bound.
+    /// The percentile `share` (0.95: p95), in milliseconds: exact to its bucket, in which times are
+    /// assumed to be spread evenly. Beyond the last bound: that bound.
     ///
     /// ```
     /// # use fencepost::domain::histogram::Histogram;

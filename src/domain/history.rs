@@ -1,37 +1,37 @@
-//! The words for what happens to a job. Types that begin with [`RESERVED_PREFIX`] are ours; all others
-//! are of workers.
+//! The names of job events. Types that begin with [`RESERVED_PREFIX`] are ours; all others belong
+//! to workers.
 
 /// No worker's event may begin with this.
 pub const RESERVED_PREFIX: &str = "fencepost.";
 
-/// It was stored.
+/// Enqueued.
 pub const ENQUEUED: &str = "fencepost.enqueued";
-/// A worker got it.
+/// Claimed by a worker.
 pub const CLAIMED: &str = "fencepost.claimed";
-/// It is done.
+/// Succeeded.
 pub const SUCCEEDED: &str = "fencepost.succeeded";
-/// It was given up.
+/// Dead-lettered.
 pub const DEAD_LETTERED: &str = "fencepost.dead_lettered";
 /// Its worker was asked to stop.
 pub const CANCEL_REQUESTED: &str = "fencepost.cancel_requested";
-/// It was called off.
+/// Cancelled.
 pub const CANCELLED: &str = "fencepost.cancelled";
-/// It was called off because its `expires_at` had passed.
+/// Cancelled because its `expires_at` had passed.
 pub const EXPIRED: &str = "fencepost.expired";
-/// Another job with its unique key took its place.
+/// Replaced by another job with its unique key.
 pub const REPLACED: &str = "fencepost.replaced";
-/// It was called off because a parent had ended without success.
+/// Cancelled because a parent failed or was cancelled.
 pub const PARENT_FAILED: &str = "fencepost.parent_failed";
-/// Somebody brought it back.
+/// Retried by request.
 pub const RETRIED: &str = "fencepost.retried";
-/// It came back with its parent.
+/// Retried together with its parent.
 pub const REVIVED: &str = "fencepost.revived";
 /// Its queue, priority or `run_at` was changed.
 pub const CHANGED: &str = "fencepost.changed";
-/// A stream has missed events that nobody remembers: read the jobs again.
+/// The stream has missed events: read the jobs again.
 pub const GAP: &str = "fencepost.gap";
 
-/// The word for the end of an attempt.
+/// The event for the end of an attempt.
 ///
 /// ```
 /// # use fencepost::domain::{history::ended, job::AttemptOutcome};

@@ -6,33 +6,33 @@ use serde::{Deserialize, Serialize};
 
 use super::backoff::{Jitter, RetryPolicy};
 
-/// Claims after which a job is dead-lettered whatever happened: a job that is only ever released
-/// would otherwise circle for ever.
+/// Claims after which a job is dead-lettered whatever happened: otherwise a job that is always
+/// released would circulate forever.
 pub const MAX_CLAIMS: i32 = 1_000;
 
-/// Failures at which a job is given up when neither it nor its queue says how many.
+/// Failures after which a job is dead-lettered, if neither the job nor its queue sets a number.
 pub const DEFAULT_MAX_ATTEMPTS: i32 = 3;
 
-/// What users see of a job's life. The set is frozen: a new value would break generated clients.
+/// A job's state, as users see it. The set is frozen: a new value would break generated clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum JobState {
     /// Waits for its `run_at` or for its parents.
     Scheduled,
-    /// May be given to a worker, now or after a backoff.
+    /// Claimable, immediately or after a backoff.
     Pending,
-    /// A worker has it under a lease.
+    /// A worker holds its lease.
     Processing,
-    /// Done. Never changes again.
+    /// Succeeded. Never changes again.
     Succeeded,
-    /// Out of attempts. Changes only by a manual retry.
+    /// Failed for the last time. Changes only by a manual retry.
     DeadLetter,
-    /// Called off. Changes only by a manual retry.
+    /// Cancelled. Changes only by a manual retry.
     Cancelled,
 }
 
 impl JobState {
-    /// The word that users see.
+    /// The name of the state.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -46,8 +46,8 @@ impl JobState {
     }
 }
 
-/// How a job's state is stored. Finer than [`JobState`], so that the index of claimable jobs holds
-/// claimable jobs only.
+/// A job's state as it is stored. Finer than [`JobState`], so that the index of claimable jobs
+/// holds claimable jobs only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, sqlx::Type)]
 #[sqlx(type_name = "text", rename_all = "snake_case")]
 pub enum StoredState {
@@ -55,7 +55,7 @@ pub enum StoredState {
     Scheduled,
     /// Waits after a failure. Shown as `pending`.
     Backoff,
-    /// Claimable, now or once its gate opens.
+    /// Claimable, immediately or once its conditions are met.
     Pending,
     /// See [`JobState::Processing`].
     Processing,
@@ -68,7 +68,7 @@ pub enum StoredState {
 }
 
 impl StoredState {
-    /// What users see of it.
+    /// The state that users see.
     #[must_use]
     pub fn public(self) -> JobState {
         match self {
@@ -81,13 +81,13 @@ impl StoredState {
         }
     }
 
-    /// Whether the job has neither begun nor ended.
+    /// Whether the job has neither started nor ended.
     #[must_use]
     pub fn is_waiting(self) -> bool {
         matches!(self, Self::Scheduled | Self::Backoff | Self::Pending)
     }
 
-    /// Why a job in this state is not running; none when it runs or has ended.
+    /// Why a job in this state is not running; none if it runs or has ended.
     #[must_use]
     pub fn waiting_for(self, unfinished_parents: i32, closed: Closed) -> Option<WaitingFor> {
         match self {
@@ -104,16 +104,16 @@ impl StoredState {
     }
 }
 
-/// What keeps a claimable job from being handed out, besides the lack of a worker.
+/// Why a claimable job cannot be claimed, besides the lack of a worker.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, sqlx::FromRow)]
 pub struct Closed {
     /// Its queue is paused.
     pub is_queue_paused: bool,
     /// Its type is paused in its queue.
     pub is_type_paused: bool,
-    /// As many jobs run under its key, or in its queue, as may.
+    /// The maximum number of jobs runs under its key, or in its queue.
     pub is_crowded: bool,
-    /// Its queue has handed out as many jobs as it may for now.
+    /// Its queue's rate limit is used up.
     pub is_rate_limited: bool,
 }
 
@@ -121,47 +121,47 @@ pub struct Closed {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum WaitingFor {
-    /// A worker to poll for it.
+    /// A worker that polls for it.
     Worker,
     /// Its `run_at`.
     RunAt,
-    /// The wait after a failure.
+    /// The end of its backoff.
     Backoff,
-    /// Jobs it depends on.
+    /// Its parents.
     Parents,
     /// Its queue to be resumed.
     QueuePaused,
     /// Its job type to be resumed.
     TypePaused,
-    /// A slot under a concurrency limit.
+    /// A free slot under a concurrency limit.
     Concurrency,
-    /// A rate limit's next token.
+    /// The rate limit of its queue.
     RateLimit,
 }
 
-/// How an attempt ended.
+/// The outcome of an attempt.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, sqlx::Type, utoipa::ToSchema,
 )]
 #[serde(rename_all = "snake_case")]
 #[sqlx(type_name = "text", rename_all = "snake_case")]
 pub enum AttemptOutcome {
-    /// The worker did it.
+    /// The worker succeeded.
     Succeeded,
     /// The worker reported a failure.
     Failed,
     /// It ran longer than `timeout_seconds`.
     Timeout,
-    /// The worker fell silent.
+    /// The worker timed out: the lease expired.
     LeaseExpired,
-    /// The worker handed it back. Not a failure.
+    /// The lease was released. Not a failure.
     Released,
-    /// It was called off.
+    /// The job was cancelled.
     Cancelled,
 }
 
 impl AttemptOutcome {
-    /// The word that users see.
+    /// The name of the outcome.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -175,28 +175,28 @@ impl AttemptOutcome {
     }
 }
 
-/// The end of an attempt that did not succeed, as its cause reported it.
+/// The cause of an attempt's end, other than success.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Ending<'a> {
-    /// The worker says that it failed.
+    /// The worker reports a failure.
     Failed {
-        /// Whether the worker thinks that another attempt may help.
+        /// Whether the worker considers it retryable.
         retryable: bool,
         /// The type of the error, matched against `non_retryable_types`.
         error_kind: Option<&'a str>,
         /// The wait the worker asks for, in seconds; replaces the backoff.
         retry_after_seconds: Option<u32>,
     },
-    /// The attempt outlived its `timeout_seconds`.
+    /// The attempt exceeded its `timeout_seconds`.
     TimedOut,
-    /// The lease ended without a word.
+    /// The lease expired without an ack.
     LeaseExpired,
-    /// The worker gave the job back.
+    /// The worker released the job.
     Released,
 }
 
 impl Ending<'_> {
-    /// The word under which this end is recorded.
+    /// The outcome that is recorded for this end.
     #[must_use]
     pub fn outcome(&self) -> AttemptOutcome {
         match self {
@@ -208,47 +208,47 @@ impl Ending<'_> {
     }
 }
 
-/// What is known of a job while an attempt of it ends.
+/// The state of a job when an attempt ends.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Running<'a> {
-    /// The attempt that ends; also how often the job was claimed.
+    /// The attempt that ends; also the number of claims.
     pub attempt: i32,
-    /// Failures counted before this one.
+    /// Failures before this one.
     pub failures: i32,
-    /// Failures at which the job is given up.
+    /// Failures after which the job is dead-lettered.
     pub max_attempts: i32,
-    /// Whether somebody has called it off meanwhile.
+    /// Whether it was cancelled meanwhile.
     pub cancel_requested: bool,
     /// How it is retried.
     pub policy: &'a RetryPolicy,
 }
 
-/// What the end of an attempt leads to. The caller writes it down and decides nothing more.
+/// What the end of an attempt leads to. The caller writes it and decides nothing more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Next {
-    /// Claimable again at once, with its place in the queue.
+    /// Claimable again immediately, at its position in the queue.
     Pending,
-    /// Claimable again after a wait.
+    /// Claimable again after a backoff.
     RetryAfter(Duration),
-    /// Given up.
+    /// Dead-lettered.
     DeadLetter,
-    /// Called off.
+    /// Cancelled.
     Cancelled,
 }
 
-/// What follows, and the job's failures from now on.
+/// The new state, and the new number of failures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AfterAttempt {
     /// Where the job goes.
     pub next: Next,
-    /// Failures, this one included if it is one.
+    /// Failures, including this one if it is one.
     pub failures: i32,
 }
 
 /// Decides what the end of an attempt leads to.
 ///
-/// Retries count `failures`, not attempts, so a release burns nothing. An expired lease is retried
-/// at once: the worker died, not the job. A job that was called off is not tried again, whatever the
+/// Retries count `failures`, not attempts, so a release uses up none. After an expired lease the
+/// retry is immediate: the worker died, not the job. A cancelled job is not retried, whatever the
 /// end. Source: `docs/guarantees.md`, "Retries" and "Cancelling".
 #[must_use]
 pub fn after_attempt(running: &Running<'_>, ending: &Ending<'_>, jitter: Jitter) -> AfterAttempt {
@@ -281,11 +281,11 @@ pub fn after_attempt(running: &Running<'_>, ending: &Ending<'_>, jitter: Jitter)
 /// What a request to cancel leads to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cancelling {
-    /// Nobody is working on it: it is called off at once.
+    /// No worker has it: cancelled immediately.
     CallOff,
-    /// Its worker is told with the next heartbeat.
+    /// Its worker is told with its next heartbeat.
     AskWorker,
-    /// It was called off already.
+    /// It was cancelled before.
     Done,
     /// It has ended otherwise.
     TooLate,

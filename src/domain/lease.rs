@@ -1,16 +1,16 @@
-//! The fence: who may speak for a job, and why somebody may not.
+//! The fence: which worker may settle a job, and why others may not.
 //!
 //! A lease is fenced by its attempt. The statements that settle or renew carry the fence in their
-//! `where`; when they match nothing, what a second look found is explained here.
+//! `where`. If they match nothing, the refusal is explained here.
 
 use super::job::{AttemptOutcome, JobState};
 use crate::ids::LeaseId;
 
-/// Shortest lease given when a poll asks for none, in seconds.
+/// Minimum lease if a poll asks for none, in seconds.
 pub const MIN_DEFAULT_LEASE_SECONDS: i32 = 30;
-/// A lease may outlive its job's `timeout_seconds` by so many seconds, for the last ack.
+/// A lease may outlive its job's `timeout_seconds` by this many seconds, for the last ack.
 pub const TIMEOUT_GRACE_SECONDS: i32 = 10;
-/// The longest pause between two heartbeats is a third of the timeout, but at least this, in seconds.
+/// The longest heartbeat interval is a third of the timeout, but at least this, in seconds.
 const MIN_TIMEOUT_THIRD_SECONDS: i32 = 10;
 
 /// How often a worker should send a heartbeat, in seconds.
@@ -29,21 +29,21 @@ pub fn heartbeat_interval_seconds(lease_seconds: i32, timeout_seconds: i32) -> i
     (lease_seconds / 3).min(MIN_TIMEOUT_THIRD_SECONDS.max(timeout_seconds / 3)).max(1)
 }
 
-/// What a worker shows of its lease, as far as its wire lets it; what it shows must match.
+/// What a worker shows of its lease, as far as its protocol allows; what it shows must match.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Fence {
-    /// The worker that was given the job; none: whoever has it. Some wires do not say.
+    /// The worker that leased the job; none: any. Some protocols do not say.
     pub worker_id: Option<String>,
-    /// The attempt it was given.
+    /// The leased attempt.
     pub attempt: Option<i32>,
-    /// The lease it was given.
+    /// The id of the lease.
     pub lease_id: Option<LeaseId>,
 }
 
-/// One attempt as it is recorded somewhere: running, settled, or past.
+/// A recorded attempt: running, settled, or past.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Holder {
-    /// Who had it.
+    /// Its worker.
     pub worker_id: String,
     /// Its number.
     pub attempt: i32,
@@ -52,7 +52,7 @@ pub struct Holder {
 }
 
 impl Fence {
-    /// Whether it can be told from the fence of another attempt by the same worker.
+    /// Whether it can be told apart from the fence of another attempt by the same worker.
     #[must_use]
     pub fn names_an_attempt(&self) -> bool {
         self.attempt.is_some() || self.lease_id.is_some()
@@ -72,34 +72,35 @@ impl Fence {
     }
 }
 
-/// What a second look at a job found after its fence did not match.
+/// A job as it was read after its fence did not match.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Standing {
     /// The job's state now.
     pub state: JobState,
     /// The job's latest attempt.
     pub attempt: i32,
-    /// The lease that runs now, and whether it has expired; none unless `processing`.
+    /// The running lease, and whether it has expired; none unless `processing`.
     pub running: Option<(Holder, bool)>,
-    /// What is recorded of the attempt that the fence names, if it has ended.
+    /// The recorded outcome of the attempt that the fence names, if it has ended.
     pub recorded: Option<(Holder, AttemptOutcome)>,
 }
 
-/// Why a worker may not speak for a job.
+/// Why a worker may not settle a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refusal {
-    /// Nobody is working on it.
+    /// No worker holds the job.
     InvalidState,
-    /// Another worker is.
+    /// Another worker holds it.
     WorkerMismatch,
-    /// This worker's lease is over, or was another one.
+    /// This worker's lease has ended, or was another one.
     StaleLease,
-    /// Nothing was wrong when looked at: the lease changed hands in between. Worth one more try.
+    /// The fence matched when the job was read: the lease changed hands in between. Worth one more
+    /// try.
     Moved,
 }
 
-/// Whether an ack with this outcome, which its statement did not accept, was recorded before, so
-/// that a lost answer can be given again; and if not, why it is refused.
+/// Whether an ack that its statement did not accept was recorded before with this outcome, so that
+/// a lost answer can be repeated; and if not, why it is refused.
 ///
 /// # Errors
 /// The [`Refusal`], in the order of `docs/guarantees.md`, "The fence".
@@ -114,22 +115,21 @@ pub fn explain_ack(fence: &Fence, outcome: AttemptOutcome, seen: &Standing) -> R
     }
 }
 
-/// A failure or a release of a job that was called off is recorded as `cancelled`.
+/// A failure or release of a cancelled job is recorded as `cancelled`.
 fn is_same(recorded: AttemptOutcome, outcome: AttemptOutcome) -> bool {
     recorded == outcome
         || recorded == AttemptOutcome::Cancelled
             && [AttemptOutcome::Failed, AttemptOutcome::Released].contains(&outcome)
 }
 
-/// Why a heartbeat was refused that its statement did not accept. Unlike an ack, a heartbeat
-/// cannot bring an expired lease back.
+/// Why a heartbeat was refused. Unlike an ack, a heartbeat cannot revive an expired lease.
 #[must_use]
 pub fn explain_heartbeat(fence: &Fence, seen: &Standing) -> Refusal {
     refusal(fence, seen, true)
 }
 
-/// Why an event or a log was refused. An attempt whose lease has expired may still speak, until it is
-/// reaped.
+/// Why an event or log was refused. An attempt whose lease has expired may still report, until it
+/// is reaped.
 #[must_use]
 pub fn explain_report(fence: &Fence, seen: &Standing) -> Refusal {
     refusal(fence, seen, false)

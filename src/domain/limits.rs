@@ -58,11 +58,11 @@ pub const MAX_POLL_WAIT_SECONDS: u32 = 30;
 pub const MAX_REGISTERED_NAMES: usize = 500;
 /// Characters in a worker's hostname or SDK version.
 pub const MAX_WORKER_INFO_CHARS: usize = 200;
-/// Slots a worker may say it has.
+/// Maximum number of slots that a worker may register.
 pub const MAX_WORKER_CONCURRENCY: i32 = 10_000;
 /// Jobs of one page of `GET /v1/jobs`.
 pub const MAX_PAGE_JOBS: u32 = 200;
-/// Rows one page of `GET /v1/jobs` looks at; a filtered page may be short.
+/// Rows that one page of `GET /v1/jobs` examines; a filtered page may be short.
 pub const MAX_PAGE_EXAMINED_ROWS: i64 = 2_000;
 /// Past attempts shown with a job, newest kept.
 pub const MAX_SHOWN_ATTEMPTS: i64 = 1_000;
@@ -92,15 +92,16 @@ pub const MAX_CHILDREN: i32 = 1_000;
 pub const MAX_WORKFLOW_JOBS: usize = 500;
 /// Characters in an idempotency key.
 pub const MAX_IDEMPOTENCY_KEY_CHARS: usize = 200;
-/// How long an answer is kept for its idempotency key, in seconds (one day).
+/// How long an idempotent answer is kept, in seconds (one day).
 pub const IDEMPOTENCY_KEEP_SECONDS: i64 = 86_400;
-/// A request with an idempotency key that has not ended after so many seconds may be run anew.
+/// Seconds after which a request with an idempotency key that has not ended may be repeated.
 pub const IDEMPOTENCY_LOCK_SECONDS: i32 = 60;
 /// Jobs of one heartbeat for a whole worker.
 pub const MAX_BEAT_JOBS: usize = 500;
-/// A worker that sends heartbeats for all of its jobs is dead after so many seconds without any call.
+/// A worker that sends heartbeats for all of its jobs is lost after this many seconds without a
+/// call.
 pub const WORKER_SILENCE_SECONDS: i32 = 30;
-/// A worker is forgotten when nobody has heard of it for so many seconds (30 days).
+/// A worker is deleted after this many seconds without a call (30 days).
 pub const WORKER_KEEP_SECONDS: i64 = 30 * 86_400;
 /// Recurring schedules one worker may register.
 pub const MAX_REGISTERED_SCHEDULES: usize = 100;
@@ -132,7 +133,7 @@ pub const MAX_LOG_CHUNKS_KEPT: i32 = 10_000;
 pub const MAX_LOG_JOBS: usize = 50;
 /// Log chunks of one page.
 pub const MAX_PAGE_LOGS: u32 = 1_000;
-/// Bytes of parents' results handed to one job; later ones are left out and marked.
+/// Bytes of parents' results that one job is given; later ones are left out and marked.
 pub const MAX_PARENT_RESULTS_BYTES: i64 = 1024 * 1024;
 /// Bytes of an event's payload that a project's stream carries; a larger one is in the job's history only.
 pub const MAX_STREAMED_PAYLOAD_BYTES: usize = 1024;
@@ -140,27 +141,28 @@ pub const MAX_STREAMED_PAYLOAD_BYTES: usize = 1024;
 pub const MAX_STREAMS: usize = 5_000;
 /// Event streams of one project that one node serves at a time.
 pub const MAX_PROJECT_STREAMS: u32 = 500;
-/// Events of one project that a node remembers for streams that come back.
+/// Events of one project that a node keeps for streams that reconnect.
 pub const MAX_REMEMBERED_EVENTS: usize = 10_000;
-/// Jobs that a queue's rate limit may let through in its window.
+/// Jobs that a queue's rate limit may start in its window.
 pub const MAX_RATE_LIMIT_COUNT: i32 = 100_000;
 /// Length of a rate limit's window, in seconds (one day).
 pub const MAX_RATE_LIMIT_SECONDS: i32 = 86_400;
-/// Days for which finished jobs are kept when their queue does not say.
+/// Default retention of finished jobs, in days.
 pub const DEFAULT_RETENTION_DAYS: i32 = 7;
 /// Days for which a queue may keep its finished jobs.
 pub const MAX_RETENTION_DAYS: i32 = 3_650;
 /// Largest `brake_after` of a queue.
 pub const MAX_BRAKE_AFTER: i32 = 10_000;
-/// Types of jobs that may be paused in a queue. The brake's statement carries the same number as a literal.
+/// Job types that may be paused in a queue. The circuit breaker's statement carries the same number
+/// as a literal.
 pub const MAX_PAUSED_TYPES: i64 = 100;
 /// Queues of one page of `GET /v1/queues`.
 pub const MAX_PAGE_QUEUES: u32 = 100;
-/// Operations of one project that may go on at a time.
+/// Operations of one project that may run at a time.
 pub const MAX_RUNNING_OPERATIONS: i64 = 20;
 /// Operations of one page of `GET /v1/operations`.
 pub const MAX_PAGE_OPERATIONS: u32 = 100;
-/// Days for which an operation is remembered that has ended.
+/// Days for which an ended operation is kept.
 pub const OPERATION_KEEP_DAYS: i32 = 30;
 /// Dead letters, or groups of them, of one page.
 pub const MAX_PAGE_DEAD_LETTERS: u32 = 200;
@@ -176,11 +178,11 @@ pub const MAX_SCHEDULE_ID_CHARS: usize = 200;
 pub const MAX_SPREAD_SECONDS: i32 = 3_600;
 /// Recurring schedules of one page.
 pub const MAX_PAGE_SCHEDULES: u32 = 200;
-/// Ticks of one page of what became of them.
+/// Fires on one page.
 pub const MAX_PAGE_FIRES: u32 = 200;
-/// Times that are shown of when a schedule fires.
+/// Ticks of a preview.
 pub const MAX_SHOWN_TIMES: u32 = 100;
-/// Days for which it is remembered what became of a tick.
+/// Days for which fires are kept.
 pub const FIRE_KEEP_DAYS: i32 = 30;
 /// Shortest period of a recurring schedule that any plan allows, in seconds.
 pub const MIN_SCHEDULE_PERIOD_SECONDS: u32 = 1;
@@ -196,25 +198,25 @@ pub const MIN_PASSWORD_CHARS: usize = 12;
 pub const MAX_PASSWORD_CHARS: usize = 128;
 /// How long an access token is good for, in seconds.
 pub const ACCESS_TOKEN_SECONDS: i64 = 600;
-/// A session that is not refreshed for so many seconds is over (7 days).
+/// Seconds after which a session that is not refreshed expires (7 days).
 pub const SESSION_IDLE_SECONDS: i64 = 7 * 86_400;
-/// A session is over after so many seconds, however often it is refreshed (30 days).
+/// Maximum age of a session, in seconds (30 days).
 pub const SESSION_SECONDS: i64 = 30 * 86_400;
 /// Sessions that a list shows, newest first.
 pub const MAX_SHOWN_SESSIONS: i64 = 100;
-/// How long the link that verifies an address can be used, in seconds (2 days).
+/// Lifetime of a link that verifies an address, in seconds (2 days).
 pub const VERIFY_SECONDS: i64 = 2 * 86_400;
-/// How long the link that resets a password can be used, in seconds (1 hour).
+/// Lifetime of a link that resets a password, in seconds (1 hour).
 pub const RESET_SECONDS: i64 = 3_600;
-/// How long an invitation can be accepted, in seconds (7 days).
+/// Lifetime of an invitation, in seconds (7 days).
 pub const INVITATION_SECONDS: i64 = 7 * 86_400;
 /// Keys of one page of `GET /v1/keys`.
 pub const MAX_PAGE_KEYS: u32 = 200;
-/// Longest life of a key that has an end, in seconds (10 years).
+/// Maximum lifetime of an expiring key, in seconds (10 years).
 pub const MAX_KEY_SECONDS: i64 = 3_660 * 86_400;
-/// For how long a rotated key may go on, in seconds (30 days).
+/// How long a rotated key may stay valid, in seconds (30 days).
 pub const MAX_KEY_OVERLAP_SECONDS: i64 = 30 * 86_400;
-/// Calls a minute that a key may be given for itself.
+/// Own rate limit of a key, in calls per minute.
 pub const MAX_KEY_CALLS_PER_MINUTE: i32 = 1_000_000;
 /// Rows of one page of the audit log.
 pub const MAX_PAGE_AUDIT: u32 = 200;

@@ -1,8 +1,8 @@
-//! Logs of attempts: what is kept of them, and what is missing.
+//! Logs of attempts: what is stored, and what is missing.
 
 use super::limits::{MAX_LOG_BYTES, MAX_LOG_CHUNK_BYTES, MAX_LOG_CHUNKS_KEPT};
 
-/// How much of a chunk of `bytes` is kept beside what is kept already; none: nothing.
+/// How much of a chunk of `bytes` is stored beside what is stored already; none: nothing.
 ///
 /// ```
 /// # use fencepost::domain::logs::room;
@@ -21,16 +21,16 @@ pub fn room(kept_bytes: i64, kept_chunks: i32, bytes: usize) -> Option<usize> {
     Some(bytes.min(left).min(MAX_LOG_CHUNK_BYTES))
 }
 
-/// A gap in a stream: these sequences, both included, have not come.
+/// A gap in a stream: these sequences, both included, did not arrive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Gap {
-    /// The first that is missing.
+    /// The first missing sequence.
     pub from: i64,
-    /// The last that is missing.
+    /// The last missing sequence.
     pub to: i64,
 }
 
-/// The gaps in a stream whose sequences are sorted, after `before`: the last sequence before them.
+/// The gaps in a stream with sorted sequences, starting after `before`.
 ///
 /// ```
 /// # use fencepost::domain::logs::{gaps, Gap};

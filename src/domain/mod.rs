@@ -1,5 +1,5 @@
-//! The rules: pure functions of plain data. Nothing here asks a clock, a dice or a database;
-//! the callers pass in what was read and write down what was decided.
+//! The rules: pure functions of plain data. They use no clock, no random numbers and no database;
+//! callers pass in what was read and write what was decided.
 
 #![warn(missing_docs)]
 

@@ -1,4 +1,4 @@
-//! Work on many jobs that goes on in the background: what it does, to which jobs, and in which steps.
+//! Bulk operations in the background: their kinds, filters and steps.
 
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Deserializer, Serialize};
@@ -7,53 +7,53 @@ use uuid::Uuid;
 
 use super::{formats, job::JobState};
 
-/// Jobs that one step deals with at the most.
+/// Jobs of one step at most.
 pub const MAX_STEP_JOBS: i64 = 50;
-/// Steps that fail in a row end an operation.
+/// Consecutive failed steps after which an operation has failed.
 pub const MAX_FAILED_STEPS: i32 = 10;
-/// Steps into which a second is divided when an operation is not to go too fast.
+/// Steps per second of an operation with a rate limit.
 const STEPS_PER_SECOND: i64 = 4;
 
-/// What an operation does.
+/// The kind of an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, sqlx::Type, ToSchema)]
 #[serde(rename_all = "snake_case")]
 #[sqlx(type_name = "text", rename_all = "snake_case")]
 #[schema(as = OperationKind)]
 pub enum Kind {
-    /// Calls off the waiting jobs of a queue.
+    /// Cancels the waiting jobs of a queue.
     QueuePurge,
-    /// Brings dead letters back.
+    /// Retries dead letters.
     DeadLettersRetry,
-    /// Deletes dead letters for good.
+    /// Deletes dead letters.
     DeadLettersPurge,
-    /// Calls jobs off that have not ended.
+    /// Cancels live jobs.
     JobsCancel,
-    /// Brings dead letters and cancelled jobs back.
+    /// Retries dead letters and cancelled jobs.
     JobsRetry,
 }
 
-/// Where an operation is in its life.
+/// The state of an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, sqlx::Type, ToSchema)]
 #[serde(rename_all = "snake_case")]
 #[sqlx(type_name = "text", rename_all = "snake_case")]
 #[schema(as = OperationState)]
 pub enum State {
-    /// Goes on, on whichever node.
+    /// Steps are being run, on any node.
     Running,
-    /// Has dealt with all of its jobs.
+    /// All of its jobs are processed.
     Succeeded,
-    /// Was ended before it had.
+    /// Aborted by request.
     Aborted,
-    /// Its steps failed again and again; `last_error` says how.
+    /// Its steps failed repeatedly; `last_error` says why.
     Failed,
 }
 
-/// A part that is named. Null is refused: it would mean all, and hardly anybody means that.
+/// A filter that is present. Null is refused: it would select everything, which is hardly meant.
 fn named<'de, T: Deserialize<'de>, D: Deserializer<'de>>(from: D) -> Result<Option<T>, D::Error> {
     T::deserialize(from).map(Some)
 }
 
-/// Which jobs an operation deals with. Every part narrows.
+/// Which jobs an operation selects. Conditions are combined with "and".
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(as = OperationFilter)]
@@ -75,14 +75,14 @@ pub struct Filter {
     )]
     #[schema(value_type = Option<String>)]
     pub fingerprint: Option<Uuid>,
-    /// Only dead letters that were given up at this time or later.
+    /// Only jobs dead-lettered at this time or later.
     #[serde(
         default,
         deserialize_with = "formats::named_time",
         skip_serializing_if = "Option::is_none"
     )]
     pub died_after: Option<DateTime<Utc>>,
-    /// Only dead letters that were given up before this time.
+    /// Only jobs dead-lettered before this time.
     #[serde(
         default,
         deserialize_with = "formats::named_time",
@@ -91,7 +91,7 @@ pub struct Filter {
     pub died_before: Option<DateTime<Utc>>,
 }
 
-/// Which jobs an operation deals with, of all that are listed. Every part narrows.
+/// Which of the listed jobs an operation selects. Conditions are combined with "and".
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(as = JobsFilter)]
@@ -126,18 +126,18 @@ pub struct JobFilter {
     pub created_before: Option<DateTime<Utc>>,
 }
 
-/// Which jobs an operation deals with: what is kept of it depends on its [`Kind`].
+/// The filter of an operation; its [`Kind`] says which one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(untagged)]
 pub enum Which {
-    /// Those of a queue, or dead letters.
+    /// A queue's jobs, or dead letters.
     Letters(Filter),
-    /// Those that a list of jobs shows.
+    /// Jobs of a list.
     Jobs(JobFilter),
 }
 
 impl Kind {
-    /// The states in which a job can be dealt with at all.
+    /// The states in which a job can be processed.
     ///
     /// ```
     /// # use fencepost::domain::{job::JobState, operation::Kind};
@@ -155,7 +155,7 @@ impl Kind {
     }
 }
 
-/// Jobs of the next step: as many as a step may have, as are left, and as the rate allows.
+/// Jobs of the next step: at most a full step, what is left, and what the rate allows.
 ///
 /// ```
 /// # use fencepost::domain::operation::step_jobs;
@@ -173,7 +173,7 @@ pub fn step_jobs(done: i64, max_jobs: Option<i64>, rate_per_second: Option<i32>)
     left.min(drip).min(MAX_STEP_JOBS)
 }
 
-/// Milliseconds from a step of so many jobs to the next one.
+/// Milliseconds from a step of this many jobs to the next one.
 ///
 /// ```
 /// # use fencepost::domain::operation::pause_ms;

@@ -1,5 +1,5 @@
-//! Plans: how much of everything a project may have. They are data, in `ops/plans.toml`; what a plan does
-//! not limit is bounded by [`super::limits`] all the same.
+//! Plans: how much of everything a project may have. They are data, in `ops/plans.toml`; limits
+//! that a plan does not set are bounded by [`super::limits`].
 
 use std::collections::BTreeMap;
 
@@ -24,29 +24,29 @@ pub const ALL_NAMES: [&str; 12] = [
     "keys",
     "members",
 ];
-/// The plan that limits nothing.
+/// The plan without limits.
 pub const UNLIMITED: &str = "unlimited";
 
-/// What a plan limits, or what replaces single limits of it. Absent: not limited here.
+/// The limits of a plan, or overrides of them. Absent: not limited here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Limits {
-    /// Calls a minute that enqueue.
+    /// Calls per minute that enqueue.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub produce_per_minute: Option<u32>,
-    /// Calls a minute of workers.
+    /// Calls per minute of workers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub work_per_minute: Option<u32>,
-    /// All other calls a minute.
+    /// All other calls per minute.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub manage_per_minute: Option<u32>,
-    /// Polls that wait at a time.
+    /// Parked polls.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub parked_polls: Option<u32>,
-    /// Polls of one key that wait at a time.
+    /// Parked polls of one key.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub parked_polls_per_key: Option<u32>,
-    /// Jobs that wait or run at a time.
+    /// Live jobs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub waiting_jobs: Option<i64>,
     /// Recurring schedules.
@@ -70,24 +70,24 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// These, and where they say nothing, those.
+    /// These limits, with missing ones taken from `fallback`.
     #[must_use]
-    pub fn or(self, those: Self) -> Self {
+    pub fn or(self, fallback: Self) -> Self {
         Self {
-            produce_per_minute: self.produce_per_minute.or(those.produce_per_minute),
-            work_per_minute: self.work_per_minute.or(those.work_per_minute),
-            manage_per_minute: self.manage_per_minute.or(those.manage_per_minute),
-            parked_polls: self.parked_polls.or(those.parked_polls),
-            parked_polls_per_key: self.parked_polls_per_key.or(those.parked_polls_per_key),
-            waiting_jobs: self.waiting_jobs.or(those.waiting_jobs),
-            schedules: self.schedules.or(those.schedules),
+            produce_per_minute: self.produce_per_minute.or(fallback.produce_per_minute),
+            work_per_minute: self.work_per_minute.or(fallback.work_per_minute),
+            manage_per_minute: self.manage_per_minute.or(fallback.manage_per_minute),
+            parked_polls: self.parked_polls.or(fallback.parked_polls),
+            parked_polls_per_key: self.parked_polls_per_key.or(fallback.parked_polls_per_key),
+            waiting_jobs: self.waiting_jobs.or(fallback.waiting_jobs),
+            schedules: self.schedules.or(fallback.schedules),
             min_schedule_period_seconds: self
                 .min_schedule_period_seconds
-                .or(those.min_schedule_period_seconds),
-            payload_bytes: self.payload_bytes.or(those.payload_bytes),
-            retention_days: self.retention_days.or(those.retention_days),
-            keys: self.keys.or(those.keys),
-            members: self.members.or(those.members),
+                .or(fallback.min_schedule_period_seconds),
+            payload_bytes: self.payload_bytes.or(fallback.payload_bytes),
+            retention_days: self.retention_days.or(fallback.retention_days),
+            keys: self.keys.or(fallback.keys),
+            members: self.members.or(fallback.members),
         }
     }
 
@@ -141,19 +141,19 @@ fn bounded<T: Ord>(limit: Option<T>, bound: T) -> T {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plans(BTreeMap<String, Limits>);
 
-/// The file of plans cannot be used.
+/// The plans file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum InvalidPlans {
-    /// It is no TOML of this shape.
+    /// It is not TOML of this shape.
     #[error("the plans cannot be read: {0}")]
     Unreadable(#[from] toml::de::Error),
-    /// A limit of nothing refuses everything.
+    /// A limit of 0 refuses everything.
     #[error("plan `{0}`: every limit must be at least 1")]
     Zero(String),
 }
 
 impl Plans {
-    /// Reads a file of plans, as `ops/plans.toml`. The plan `unlimited` is always there.
+    /// Reads a plans file like `ops/plans.toml`. The plan `unlimited` always exists.
     ///
     /// # Errors
     /// [`InvalidPlans`] says what is wrong.
@@ -175,8 +175,8 @@ impl Plans {
         Self::parse(BUILT_IN).unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// The limits of a plan. One that this node does not know is taken for the strictest that it does: a
-    /// spelling mistake must not open the gates.
+    /// The limits of a plan. An unknown plan counts as the strictest known one: a spelling mistake
+    /// must not remove limits.
     #[must_use]
     pub fn limits(&self, plan: &str) -> Limits {
         let strictest =
@@ -184,8 +184,8 @@ impl Plans {
         self.0.get(plan).or_else(strictest).copied().unwrap_or_default()
     }
 
-    /// The limits of a project on this plan, single ones replaced. A name that this node does not know is left out: a
-    /// newer one may have written it.
+    /// The limits of a project on this plan, with overrides. An unknown limit is ignored: a newer
+    /// node may have written it.
     #[must_use]
     pub fn of(&self, plan: &str, overrides: Option<&serde_json::Value>) -> Limits {
         let single = overrides.and_then(serde_json::Value::as_object).map(|it| {
@@ -198,7 +198,7 @@ impl Plans {
         single.or(self.limits(plan))
     }
 
-    /// Whether there is such a plan.
+    /// Whether the plan exists.
     #[must_use]
     pub fn has(&self, plan: &str) -> bool {
         self.0.contains_key(plan)

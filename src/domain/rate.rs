@@ -1,9 +1,9 @@
-//! How many jobs a queue with a rate limit may hand out now. In no window of `per_seconds`, wherever it
-//! begins, are more than `count` handed out.
+//! How many jobs a queue with a rate limit may start. In no window of `per_seconds`, wherever it
+//! begins, do more than `count` start.
 
 use chrono::{DateTime, TimeDelta, Utc};
 
-/// Handouts within this part of the window are remembered as one.
+/// Starts within this part of the window are stored as one.
 const PARTS: i64 = 100;
 
 /// At most `count` jobs in any `per_seconds`.
@@ -15,10 +15,10 @@ pub struct RateLimit {
     pub per_seconds: i32,
 }
 
-/// Jobs that were handed out together.
+/// Jobs that started together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Handout {
-    /// When; of those that are remembered as one, the last.
+    /// When; the last one, if several are stored as one.
     pub at: DateTime<Utc>,
     /// How many.
     pub jobs: i32,
@@ -33,7 +33,7 @@ impl RateLimit {
         now - handout.at < self.window()
     }
 
-    /// Jobs that may be handed out now.
+    /// Jobs that may start at this moment.
     ///
     /// ```
     /// # use chrono::{DateTime, TimeDelta};
@@ -52,7 +52,7 @@ impl RateLimit {
         self.count.saturating_sub(used).max(0)
     }
 
-    /// How long nothing more may be handed out; zero when something may. `handouts` are sorted by time.
+    /// How long no job may start; zero if one may. `handouts` are sorted by time.
     #[must_use]
     pub fn wait(self, handouts: &[Handout], now: DateTime<Utc>) -> TimeDelta {
         let live: Vec<_> = handouts.iter().filter(|it| self.counts(it, now)).collect();
@@ -68,8 +68,8 @@ impl RateLimit {
         wait
     }
 
-    /// What is to be remembered after `jobs` more were handed out now: at most about a hundred entries.
-    /// Those that are remembered as one count until the last of them is old enough, so never too short.
+    /// What to store after `jobs` more have started: at most about a hundred entries. Starts that
+    /// are stored as one count until the last of them leaves the window, so the limit always holds.
     #[must_use]
     pub fn remember(self, handouts: &[Handout], jobs: i32, now: DateTime<Utc>) -> Vec<Handout> {
         let mut kept: Vec<_> = handouts.iter().filter(|it| self.counts(it, now)).copied().collect();

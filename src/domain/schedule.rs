@@ -1,10 +1,9 @@
-//! When a recurring schedule fires: its ticks, what clock changes do to them, what becomes of ticks that
-//! nobody was there for, and what happens when the last job is not done yet.
+//! When a schedule fires: its ticks, clock changes, missed ticks, and overlapping jobs.
 //!
-//! A schedule that names its hours follows the clock on the wall: a time that a clock change skips fires at
-//! the first instant after it, and a time that happens twice fires the first time only. A schedule whose hour
-//! is `*` or `*/n` follows the time that passes: nothing is made up for what is skipped, and what happens
-//! twice fires twice.
+//! A schedule that names its hours follows local (wall-clock) time: a time that a clock change
+//! skips fires at the first instant after it, and a time that occurs twice fires the first time
+//! only. A schedule whose hour is `*` or `*/n` follows elapsed time: skipped times are not caught
+//! up, and times that occur twice fire twice.
 
 use std::collections::VecDeque;
 
@@ -18,15 +17,15 @@ use utoipa::ToSchema;
 
 use super::cron::{self, InvalidSchedule};
 
-/// Ticks that are looked at to find out how close together they lie: more than a minute has seconds, twice.
+/// Ticks that are compared to find the shortest period: more than twice the seconds of a minute.
 const PERIOD_TICKS: usize = 130;
-/// A tick that was not dealt with after so many seconds was missed: nobody was there.
+/// A tick counts as missed after this many seconds: no node was running.
 pub const GRACE_SECONDS: i64 = 30;
-/// Missed ticks that are made up for, and that are written down one by one.
+/// Missed ticks that are caught up, and recorded one by one.
 pub const MAX_CATCH_UP: usize = 100;
-/// Missed ticks that are counted; of more, only the last ones are looked at.
+/// Missed ticks that are counted; of more, only the last ones are examined.
 const MAX_COUNTED_TICKS: u64 = 10_000;
-/// Days ahead in which clock changes are looked for.
+/// Days ahead in which clock changes are searched.
 const NOTES_DAYS: i64 = 366;
 
 /// A cron expression in a time zone.
@@ -37,25 +36,25 @@ pub struct Schedule {
     follows_the_wall: bool,
 }
 
-/// What happens at a tick when the job of an earlier one is not done yet.
+/// What happens at a tick while the job of an earlier one has not ended.
 #[derive(
     Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, sqlx::Type, ToSchema,
 )]
 #[serde(rename_all = "snake_case")]
 #[sqlx(type_name = "text", rename_all = "snake_case")]
 pub enum OverlapPolicy {
-    /// Another job.
+    /// Create another job.
     #[default]
     Allow,
-    /// Nothing.
+    /// Create none.
     Skip,
-    /// Another job that waits for the earlier one; nothing when one waits already.
+    /// Create a job that waits for the earlier one; none if one waits already.
     QueueOne,
-    /// The earlier jobs are cancelled, and there is another one.
+    /// Cancel the earlier jobs and create another one.
     CancelPrevious,
 }
 
-/// What becomes of ticks that nobody was there for.
+/// What to do with missed ticks.
 #[derive(
     Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, sqlx::Type, ToSchema,
 )]
@@ -64,30 +63,30 @@ pub enum OverlapPolicy {
 pub enum CatchUp {
     /// Nothing.
     None,
-    /// The last one fires.
+    /// Fire the last one.
     #[default]
     One,
-    /// All fire, the last 100 at the most.
+    /// Fire all, at most the last 100.
     All,
 }
 
-/// What became of a tick.
+/// The outcome of a tick.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, sqlx::Type, ToSchema)]
 #[serde(rename_all = "snake_case")]
 #[sqlx(type_name = "text", rename_all = "snake_case")]
 pub enum FireOutcome {
-    /// There is a job for it.
+    /// Its job was created.
     Fired,
-    /// The job of an earlier tick was not done yet.
+    /// The job of an earlier tick had not ended.
     SkippedOverlap,
-    /// Nobody was there for it.
+    /// Missed: no node was running.
     Missed,
-    /// It was no tick: somebody has asked for a job.
+    /// Not a tick: a job created by request.
     Manual,
 }
 
 impl FireOutcome {
-    /// The word that users see.
+    /// The name of the outcome.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -99,7 +98,7 @@ impl FireOutcome {
     }
 }
 
-/// Jobs of earlier ticks that are not done.
+/// Jobs of earlier ticks that have not ended.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Earlier {
     /// Whether one waits.
@@ -129,19 +128,19 @@ impl OverlapPolicy {
     }
 }
 
-/// The ticks of a time, and what becomes of them.
+/// The ticks of a time range, and what to do with them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DueTicks {
     /// Oldest first.
     pub fire: Vec<DateTime<Utc>>,
     /// Oldest first: the last [`MAX_CATCH_UP`].
     pub missed: Vec<DateTime<Utc>>,
-    /// Those that were missed before these.
+    /// Missed ticks before these.
     pub missed_before: u64,
 }
 
 impl Schedule {
-    /// Reads a schedule.
+    /// Parses a schedule.
     ///
     /// # Errors
     /// [`InvalidSchedule`].
@@ -175,7 +174,7 @@ impl Schedule {
         }
         let mut wall = after.with_timezone(&self.zone).naive_local();
         loop {
-            // On the wall there are no changes of the clock: as in UTC.
+            // Wall-clock time has no clock changes: as in UTC.
             let next = self.cron.find_next_occurrence(&wall.and_utc(), false);
             wall = next.map_err(|_| InvalidSchedule::Never)?.naive_utc();
             let (tick, change) = match self.zone.from_local_datetime(&wall) {
@@ -189,7 +188,7 @@ impl Schedule {
         }
     }
 
-    /// The first instant after the gap in which this time of the wall lies.
+    /// The first instant after the gap that contains this local time.
     fn end_of_gap(&self, wall: NaiveDateTime) -> DateTime<Utc> {
         // No zone has ever skipped more than a day.
         let day = TimeDelta::hours(25);
@@ -202,7 +201,7 @@ impl Schedule {
         after
     }
 
-    /// The next ticks after a time, with what a clock change does to them.
+    /// The next ticks after a time, with the effect of clock changes.
     ///
     /// # Errors
     /// [`InvalidSchedule::Never`] when there is none.
@@ -228,7 +227,7 @@ impl Schedule {
         Ok(ticks)
     }
 
-    /// The shortest time between two ticks, of the first after a time; none when it fires only once.
+    /// The shortest time between two of the first ticks after a time; none if it fires only once.
     ///
     /// # Errors
     /// [`InvalidSchedule::Never`] when it never fires.
@@ -243,8 +242,8 @@ impl Schedule {
         Ok(shortest)
     }
 
-    /// What becomes of the ticks after a time, until `now`. As long as the oldest is within its grace, all
-    /// fire; otherwise nobody was there, and `catch_up` decides.
+    /// What to do with the ticks after a time, until `now`. If the oldest is within its grace, all
+    /// fire; otherwise ticks were missed, and `catch_up` decides.
     #[must_use]
     pub fn due(&self, after: DateTime<Utc>, now: DateTime<Utc>, catch_up: CatchUp) -> DueTicks {
         let (mut newest, mut all, mut at) = (VecDeque::new(), 0_u64, after);
@@ -254,7 +253,7 @@ impl Schedule {
                 break;
             }
             if all == MAX_COUNTED_TICKS {
-                // As many as are kept lie about so far back.
+                // The kept ticks cover about this range.
                 let period = (at - after) / i32::try_from(all).unwrap_or(i32::MAX);
                 let far = now - period * (MAX_CATCH_UP as i32 * 2);
                 if far > at {
@@ -282,7 +281,7 @@ impl Schedule {
         DueTicks { fire, missed, missed_before: all - kept }
     }
 
-    /// What the clock changes of the next year do to it.
+    /// The effects of the next year's clock changes.
     #[must_use]
     pub fn clock_changes(&self, from: DateTime<Utc>) -> Vec<String> {
         let offset = |at: DateTime<Utc>| at.with_timezone(&self.zone).offset().fix();
@@ -315,7 +314,8 @@ impl Schedule {
         notes
     }
 
-    /// The first time of the wall that a clock change between two times skips, and that nothing makes up for.
+    /// The first local time that a clock change between two times skips, and that fires at no other
+    /// time.
     fn lost(&self, start: DateTime<Utc>, end: DateTime<Utc>) -> Option<NaiveDateTime> {
         if self.follows_the_wall {
             return None;
@@ -340,7 +340,7 @@ impl Schedule {
     }
 }
 
-/// What a change of the clock does to a tick.
+/// The effect of a clock change on a tick.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ClockChange {
     Skipped,
@@ -358,19 +358,19 @@ impl ClockChange {
     }
 }
 
-/// A tick to come.
+/// A future tick.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PreviewedTick {
     /// When.
     pub at: DateTime<Utc>,
     /// The same in its zone.
     pub local: String,
-    /// What a clock change does to it.
+    /// The effect of a clock change.
     pub note: Option<String>,
 }
 
-/// How much later than its tick a schedule's job starts: always the same for a schedule, and anything below
-/// `spread_seconds`, so that not all schedules start at once.
+/// How much later than its tick a schedule's job starts: constant for a schedule and below
+/// `spread_seconds`, so that schedules do not all start at once.
 ///
 /// ```
 /// # use fencepost::domain::schedule::offset_seconds;

@@ -1,33 +1,33 @@
-//! What happened to jobs, in numbers.
+//! Counters of what happened to jobs.
 
 use super::{histogram::Histogram, job::AttemptOutcome};
 use crate::ids::ProjectId;
 
-/// What happened to jobs of one type in one queue.
+/// Counters of one job type in one queue.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[allow(missing_docs)] // The names say it; comments stand where they do not.
 pub struct Counts {
     pub enqueued: i64,
     pub claimed: i64,
     pub succeeded: i64,
-    /// Attempts that their workers failed.
+    /// Attempts that their workers reported as failed.
     pub failed: i64,
-    /// Attempts that ran too long.
+    /// Attempts that exceeded their timeout.
     pub timed_out: i64,
-    /// Attempts whose workers fell silent.
+    /// Attempts whose workers timed out.
     pub lease_expired: i64,
-    /// Attempts that were handed back.
+    /// Attempts that were released.
     pub released: i64,
     pub dead_lettered: i64,
     pub cancelled: i64,
     /// From when a job could first run to its first lease.
     pub wait: Histogram,
-    /// From lease to end, of attempts that were acknowledged.
+    /// From lease to end, for acknowledged attempts.
     pub run: Histogram,
 }
 
 impl Counts {
-    /// Adds another's.
+    /// Adds other counters.
     pub fn merge(&mut self, other: &Self) {
         self.enqueued += other.enqueued;
         self.claimed += other.claimed;
@@ -42,7 +42,7 @@ impl Counts {
         self.run.merge(&other.run);
     }
 
-    /// Adds an attempt's end.
+    /// Adds the end of an attempt.
     pub fn end(&mut self, outcome: AttemptOutcome, ran_ms: i64) {
         match outcome {
             AttemptOutcome::Succeeded => self.succeeded += 1,
@@ -59,7 +59,7 @@ impl Counts {
     }
 }
 
-/// What was counted, and is to be written down.
+/// Counters of one queue and type, ready to be written.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Counted {
     /// Whose jobs.

@@ -1,13 +1,13 @@
-//! What a text must be like before it is kept: no NUL, no control characters, a bounded length;
-//! and how a too long one is cut. Payloads are opaque and never pass through here, except
-//! that their depth is counted.
+//! Rules for texts before they are stored: no NUL, no control characters, a bounded length; and how
+//! long ones are cut. Payloads are opaque and never pass through here, except that their depth is
+//! counted.
 
 use super::limits;
 
-/// Why a name cannot be accepted. The message is fit for the caller's eyes.
+/// Why a name cannot be accepted. The message is meant for the caller.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidText {
-    /// Nothing but an empty string where a name is needed.
+    /// An empty string where a name is needed.
     #[error("must not be empty")]
     Empty,
     /// More characters than the bound.
@@ -15,7 +15,7 @@ pub enum InvalidText {
     TooLong {
         /// The bound, in characters.
         max: usize,
-        /// What came, in characters.
+        /// The actual length, in characters.
         actual: usize,
     },
     /// U+0000 or another control character.
@@ -62,7 +62,7 @@ pub fn cut(text: &str, max_bytes: usize) -> &str {
     &text[..text.floor_char_boundary(max_bytes)]
 }
 
-/// A name as it is fit for a path: `[a-z0-9-]`; may be empty.
+/// A name as part of a path: `[a-z0-9-]`; may be empty.
 ///
 /// ```
 /// # use fencepost::domain::text::slug;
@@ -87,8 +87,8 @@ pub fn without_nul(text: String) -> String {
     if text.contains('\0') { text.replace('\0', "\u{FFFD}") } else { text }
 }
 
-/// A report from a failed job, made storable: control characters other than tab and line breaks
-/// become U+FFFD, because a failure must never be refused for the way its stack trace looks.
+/// An error report, made storable: control characters other than tab and line breaks become U+FFFD,
+/// because a failure must never be refused for the form of its stack trace.
 #[must_use]
 pub fn printable(text: &str) -> String {
     text.chars()
@@ -98,16 +98,16 @@ pub fn printable(text: &str) -> String {
         .collect()
 }
 
-/// An error as a worker reported it, cut to what is kept.
+/// An error as a worker reported it, cut to what is stored.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ErrorReport {
-    /// The kind of error, such as an exception's type name.
+    /// The type of the error, such as an exception's name.
     pub kind: Option<String>,
-    /// What went wrong, for people.
+    /// The message, for people.
     pub message: Option<String>,
-    /// Where it went wrong.
+    /// The stack trace.
     pub stack_trace: Option<String>,
-    /// Whether something was cut away to keep within the bound.
+    /// Whether anything was cut.
     pub truncated: bool,
 }
 
@@ -135,7 +135,7 @@ impl ErrorReport {
     }
 }
 
-/// How deep arrays and objects are nested in a JSON text that is known to be well-formed.
+/// The nesting depth of arrays and objects in well-formed JSON.
 ///
 /// ```
 /// # use fencepost::domain::text::json_depth;

@@ -1,23 +1,22 @@
-//! Traces: the context that goes from whoever enqueues a job to whoever works at it, as the W3C's recommendation
-//! "Trace Context" writes it.
+//! W3C Trace Context, propagated from producer to worker.
 
 use std::fmt::Write;
 
 use uuid::Uuid;
 
-/// Which span of which trace.
+/// A span in a trace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TraceContext {
     /// The trace; not 0.
     pub trace_id: u128,
-    /// The span in it; not 0.
+    /// The span; not 0.
     pub span_id: u64,
-    /// Whether it is recorded.
+    /// Whether it is sampled.
     pub is_sampled: bool,
 }
 
 impl TraceContext {
-    /// Reads a `traceparent`. One that is malformed is no trace, as the recommendation asks.
+    /// Parses a `traceparent`. A malformed one is ignored, as the recommendation asks.
     ///
     /// ```
     /// # use fencepost::domain::trace::TraceContext;
@@ -34,7 +33,7 @@ impl TraceContext {
             |it: &str| it.bytes().all(|it| it.is_ascii_digit() || (b'a'..=b'f').contains(&it));
         let parts: Vec<_> = text.split('-').collect();
         let [version, trace_id, span_id, flags, ..] = parts[..] else { return None };
-        // A later version may say more.
+        // A later version may have more fields.
         let is_long = version == "00" && parts.len() > PARTS.len();
         let is_sound =
             parts.iter().zip(PARTS).all(|(part, length)| part.len() == length && is_hex(part));
@@ -49,7 +48,7 @@ impl TraceContext {
         (context.trace_id != 0 && context.span_id != 0).then_some(context)
     }
 
-    /// A span of its own below this one.
+    /// A new span below this one.
     #[must_use]
     pub fn child(self, span_id: u64) -> Self {
         Self { span_id, ..self }
@@ -63,23 +62,25 @@ impl std::fmt::Display for TraceContext {
     }
 }
 
-/// Where an attempt stands in traces.
+/// The spans of an attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AttemptTrace {
-    /// Its own span: what its worker continues.
+    /// Its own span, which its worker continues.
     pub own: TraceContext,
-    /// The span that it is part of.
+    /// The parent span.
     pub parent: Option<TraceContext>,
-    /// The span that led to it, in another trace.
+    /// A linked span in another trace.
     pub link: Option<TraceContext>,
 }
 
-/// The span of a job's attempt. The first attempt is part of the trace that the job was enqueued in; a later one, which may
-/// come days after, begins a trace of its own that is linked to it. None: the job belongs to no trace.
+/// The span of a job's attempt. The first attempt belongs to the trace of the enqueue. A later one,
+/// possibly days after, starts a linked trace of its own. None: the job has no trace.
 ///
-/// The ids are made from the lease's, so that every node that tells of this attempt says the same.
+/// The ids are derived from the lease's id, so every node that reports this attempt uses the same
+/// ones.
 ///
-/// Source: OpenTelemetry's conventions for messaging spans; a retry as a child would hold its trace open for days.
+/// Source: OpenTelemetry's conventions for messaging spans; a retry as a child would keep its trace
+/// open for days.
 #[must_use]
 pub fn of_attempt(job: &str, attempt: i32, lease_id: Uuid) -> Option<AttemptTrace> {
     let enqueued = TraceContext::parse(job)?;

@@ -1,28 +1,28 @@
-//! The life of a worker, and what it is told.
+//! The life of a worker, and its directives.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// Where a worker is in its life, or should be.
+/// The state of a worker, or the one that it is asked for.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, sqlx::Type, ToSchema,
 )]
 #[serde(rename_all = "snake_case")]
 #[sqlx(type_name = "text", rename_all = "snake_case")]
 pub enum WorkerState {
-    /// Takes jobs.
+    /// Claims jobs.
     Running,
-    /// Takes no more jobs, and finishes those it has.
+    /// Claims no more jobs, and finishes those it has.
     Quiet,
-    /// Takes no more jobs, and stops after its grace.
+    /// Claims no more jobs, and stops after its grace period.
     Terminate,
-    /// Gone: it has given its leases back.
+    /// Deregistered: its leases are released.
     Terminated,
 }
 
 impl WorkerState {
-    /// Whether a worker's polls get nothing, and what it is told with them: it has said itself that it takes
-    /// no more, or somebody told it so.
+    /// The directive for a worker whose polls get no jobs: its own state, or the one that it was
+    /// asked for.
     ///
     /// ```
     /// # use fencepost::domain::worker::WorkerState::{self, *};
@@ -38,7 +38,7 @@ impl WorkerState {
         (wanted != Self::Running).then_some(wanted)
     }
 
-    /// What a worker is told: what somebody wants of it, unless it is gone.
+    /// The directive of a worker, unless it is terminated.
     ///
     /// ```
     /// # use fencepost::domain::worker::WorkerState::{self, *};

@@ -9,7 +9,7 @@ use super::{
     limits::{MAX_PARENTS, MAX_WORKFLOW_JOBS},
 };
 
-/// Where the jobs of a workflow are, taken together.
+/// The state of a workflow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum WorkflowState {
@@ -17,9 +17,9 @@ pub enum WorkflowState {
     Running,
     /// Every job has succeeded.
     Succeeded,
-    /// Every job has ended, some without success.
+    /// Every job has ended, at least one without success.
     Failed,
-    /// Somebody has called it off, and every job has ended.
+    /// Cancelled, and every job has ended.
     Cancelled,
 }
 
@@ -43,28 +43,28 @@ pub fn state(jobs: &[JobState], was_cancelled: bool) -> WorkflowState {
 /// What is wrong with a graph, and where.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BrokenGraph {
-    /// The place of the job in the request, if it is one job's fault.
+    /// The index of the job in the request, if one job is wrong.
     pub job: Option<usize>,
     /// The field of the job, or of the request.
     pub field: String,
-    /// Which rule it breaks.
+    /// The rule that it breaks.
     pub message: String,
 }
 
-/// One job of a graph: its key, and the keys of the jobs it waits for.
+/// One job of a graph: its key, and the keys of its parents.
 #[derive(Debug, Clone, Copy)]
 pub struct Node<'a> {
-    /// Its name in the graph.
+    /// Its key in the graph.
     pub key: &'a str,
-    /// The names of its parents.
+    /// The keys of its parents.
     pub depends_on: &'a [String],
 }
 
-/// The parents of each job, as places in the request.
+/// The parents of each job, as indexes into the request.
 ///
 /// # Errors
-/// Every rule that is broken: keys that are there twice or not at all, too many jobs or parents, and
-/// one cycle, named by its keys.
+/// Every broken rule: missing or duplicate keys, too many jobs or parents, and one cycle, with its
+/// keys.
 pub fn resolve(nodes: &[Node<'_>]) -> Result<Vec<Vec<usize>>, Vec<BrokenGraph>> {
     let mut broken = Vec::new();
     let mut refuse = |job: Option<usize>, field: &str, message: String| {
@@ -116,10 +116,10 @@ pub fn resolve(nodes: &[Node<'_>]) -> Result<Vec<Vec<usize>>, Vec<BrokenGraph>> 
     if broken.is_empty() { Ok(parents) } else { Err(broken) }
 }
 
-/// One cycle, from a job through its parents back to itself; none when there is none.
+/// One cycle, from a job through its parents back to itself; none if there is none.
 fn cycle(parents: &[Vec<usize>]) -> Option<Vec<usize>> {
-    // Takes away jobs whose parents are all gone, until none is left, or only cycles and what hangs on
-    // them.
+    // Removes jobs without remaining parents until none is left, or only cycles and their
+    // descendants are.
     let mut waits_for: Vec<_> = parents.iter().map(Vec::len).collect();
     let mut children = vec![Vec::new(); parents.len()];
     for (child, of_child) in parents.iter().enumerate() {
@@ -134,7 +134,7 @@ fn cycle(parents: &[Vec<usize>]) -> Option<Vec<usize>> {
             }
         }
     }
-    // Every job that is left has a parent that is left: following them must come around.
+    // Every remaining job has a remaining parent: following them must return to the start.
     let mut path = vec![(0..parents.len()).find(|it| waits_for[*it] > 0)?];
     loop {
         let last = *path.last()?;

@@ -1,9 +1,9 @@
-//! Many concurrent calls, one statement: what arrives while a batch is being written becomes the
-//! next batch.
+//! Group commit: many concurrent calls, one statement. Calls that arrive while a batch is being
+//! written form the next batch.
 //!
 //! There is no timer: an idle server adds no delay, a busy one batches by itself. Callers are
-//! answered after the commit. No statement runs in a caller's future, so a caller that vanishes
-//! cannot leave a connection in the middle of something.
+//! answered after the commit. No statement runs in a caller's future, so a caller that is dropped
+//! cannot leave a connection in the middle of a transaction.
 
 use std::{
     collections::{HashSet, VecDeque},
@@ -25,36 +25,36 @@ use crate::{
     telemetry,
 };
 
-/// A second batch is cut beside one in flight only when at least so many items wait: two small
+/// A second batch starts beside one in flight only if at least this many items wait: two small
 /// batches cost more than one.
 const SECOND_BATCH_ITEMS: usize = 64;
 /// Batches of one kind in flight.
 const MAX_BATCHES_IN_FLIGHT: usize = 2;
-/// Bytes of one batch; a single larger item makes a batch of its own.
+/// Bytes of one batch; a single larger item is a batch of its own.
 const MAX_BATCH_BYTES: usize = 4 * 1024 * 1024;
-/// Room for items that wait, in KiB; an item takes one and its bytes.
+/// Capacity for waiting items, in KiB; an item takes one and its bytes.
 const MAX_WAITING_KIB: usize = 64 * 1024;
-/// How often a batch is tried that lost a deadlock or its connection.
+/// Tries of a batch that met a deadlock or lost its connection.
 const MAX_TRIES: u32 = 3;
-/// A batch that is not done by then is given up: its peer may be gone without a word.
+/// After this a batch is abandoned: the connection may be dead without an error.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(15);
-/// The pause before such a batch is tried again, at the most, in milliseconds.
+/// The longest pause before the next try, in milliseconds.
 const MAX_RETRY_PAUSE_MS: u64 = 50;
 
 /// A kind of write that can be done for many callers at once.
 pub trait Batch: Send + Sync + 'static {
     /// What one caller wants written.
     type Item: Send + Sync + 'static;
-    /// What that caller is told.
+    /// What that caller is answered.
     type Answer: Send + 'static;
-    /// Items that must not share a batch have the same key.
+    /// Items with the same key never share a batch.
     type Key: Eq + Hash;
-    /// What is written through.
+    /// The connection that a batch is written through.
     type Connection: Send + 'static;
 
-    /// The word for this kind in metrics.
+    /// The name of this kind in metrics.
     const KIND: &'static str;
-    /// Rows of one batch; a single larger item makes a batch of its own.
+    /// Rows of one batch; a single larger item is a batch of its own.
     const MAX_ROWS: usize;
 
     /// Rows that the item becomes.
@@ -71,9 +71,9 @@ pub trait Batch: Send + Sync + 'static {
     /// A connection to write through. It is kept from batch to batch while there is work.
     fn connect(&self) -> impl Future<Output = sqlx::Result<Self::Connection>> + Send;
 
-    /// Writes the items in one commit and answers in their order. All or nothing: an `Err` means
-    /// that nothing was written, or that nobody knows; in the second case it is called again with
-    /// `is_in_doubt`, and must find out.
+    /// Writes the items in one commit and returns answers in their order. All or nothing: after an
+    /// `Err` nothing was written, or the outcome is unknown. In the second case it is called again
+    /// with `is_in_doubt`, and must find out.
     fn flush(
         &self,
         conn: &mut Self::Connection,
@@ -102,8 +102,8 @@ impl<B: Batch> Clone for Coalescer<B> {
 }
 
 impl<B: Batch> Coalescer<B> {
-    /// Starts the task that writes. It ends when the last caller's side is dropped and all is
-    /// written.
+    /// Starts the task that writes. It ends when the last caller's side is dropped and everything
+    /// is written.
     pub fn start(batch: B) -> Self {
         // Bounded by `room`: every entry holds a permit until it is answered.
         let (entries, receiver) = mpsc::unbounded_channel();
@@ -112,12 +112,11 @@ impl<B: Batch> Coalescer<B> {
         Self { entries, room: Arc::new(Semaphore::new(MAX_WAITING_KIB)) }
     }
 
-    /// Writes one item with whatever else is waiting.
+    /// Writes one item, together with others that wait.
     ///
     /// # Errors
-    /// [`Error::Overloaded`] when too much waits already: nothing was written.
-    /// [`Error::Unavailable`] when the store did not answer, after retries. Otherwise what the
-    /// batch has to say about this item.
+    /// [`Error::Overloaded`] when too many items wait: nothing was written. [`Error::Unavailable`]
+    /// when the database did not answer, after retries. Otherwise the batch's answer for this item.
     pub async fn submit(&self, item: B::Item) -> Result<B::Answer, Error> {
         let weight_kib = u32::try_from(1 + B::bytes(&item) / 1024).unwrap_or(u32::MAX);
         let Ok(room) = Arc::clone(&self.room).try_acquire_many_owned(weight_kib) else {
@@ -143,7 +142,7 @@ impl<B: Batch> Intake<B> {
         self.held_over.len() + self.receiver.len()
     }
 
-    /// The next entry that is there already.
+    /// The next entry that is already waiting.
     fn next(&mut self) -> Option<Entry<B>> {
         self.held_over.pop_front().or_else(|| self.receiver.try_recv().ok())
     }
@@ -159,14 +158,14 @@ impl<B: Batch> Intake<B> {
         true
     }
 
-    /// Answers everybody who waits with an error: nothing of theirs is written.
+    /// Fails every waiting caller: nothing of theirs is written.
     fn refuse_all(&mut self, error: &Error) {
         while let Some(entry) = self.next() {
             let _ = entry.answer.send(Err(error.clone()));
         }
     }
 
-    /// Everything that waits, up to the bounds of one batch.
+    /// Takes everything that waits, up to the limits of one batch.
     fn cut(&mut self) -> Vec<Entry<B>> {
         let (mut batch, mut held_over) = (Vec::new(), VecDeque::new());
         let mut keys = HashSet::new();
@@ -192,8 +191,8 @@ impl<B: Batch> Intake<B> {
     }
 }
 
-/// Cuts a batch whenever the last one is done, and keeps its connection from batch to batch while
-/// there is something to write.
+/// Starts a batch whenever the last one is done, and keeps its connection while there is something
+/// to write.
 async fn run<B: Batch>(batch: Arc<B>, mut intake: Intake<B>) {
     let mut batches_in_flight: JoinSet<CompletedBatch<B>> = JoinSet::new();
     let mut idle = Vec::new();
@@ -203,7 +202,7 @@ async fn run<B: Batch>(batch: Arc<B>, mut intake: Intake<B>) {
             if is_busy { intake.waiting() >= SECOND_BATCH_ITEMS } else { intake.waiting() > 0 };
         if may_cut && batches_in_flight.len() < MAX_BATCHES_IN_FLIGHT {
             let (batch, entries) = (Arc::clone(&batch), intake.cut());
-            // In a task of its own: a panic costs this batch its answers, not the others theirs.
+            // In a task of its own: a panic costs only this batch its answers.
             batches_in_flight.spawn(write(batch, idle.pop(), entries));
             continue;
         }
@@ -225,10 +224,10 @@ async fn run<B: Batch>(batch: Arc<B>, mut intake: Intake<B>) {
     }
 }
 
-/// A batch that is done.
+/// A completed batch, with its connection if it can be reused.
 struct CompletedBatch<B: Batch> {
     conn: Option<B::Connection>,
-    /// No connection was to be had: whoever waits would wait in vain.
+    /// The pool is exhausted: fail everything queued instead of letting it time out.
     is_away: Option<Error>,
 }
 
@@ -262,13 +261,13 @@ async fn write<B: Batch>(
     };
     debug_assert_eq!(answers.len(), callers.len(), "each caller is answered");
     for ((caller, _room), answer) in callers.into_iter().zip(answers) {
-        // A caller that is gone wants no answer; what it asked for is written.
+        // The caller is gone; what it asked for is written.
         let _ = caller.send(answer);
     }
     CompletedBatch { conn, is_away }
 }
 
-/// One bad item must not harm the others.
+/// One bad item must not fail the others.
 async fn flush_one_by_one<B: Batch>(
     batch: &B,
     conn: &mut Option<B::Connection>,
@@ -285,7 +284,7 @@ async fn flush_one_by_one<B: Batch>(
     answers
 }
 
-/// Takes a connection when there is none, and lets go of one that failed.
+/// Takes a connection if there is none, and drops one that failed.
 async fn flush<B: Batch>(
     batch: &B,
     conn: &mut Option<B::Connection>,
@@ -322,7 +321,7 @@ async fn flush_once<B: Batch>(
         Some(conn) => conn,
         None => batch.connect().await?,
     };
-    // One that failed is dropped here, and its pool decides whether it can be used again.
+    // The failed connection is dropped here; its pool decides whether to reuse it.
     let answers = batch.flush(&mut taken, items, is_in_doubt).await?;
     *conn = Some(taken);
     Ok(answers)
@@ -332,8 +331,8 @@ fn gave_up() -> sqlx::Error {
     sqlx::Error::Io(std::io::ErrorKind::TimedOut.into())
 }
 
-/// Whether the commit may have been done. What PostgreSQL itself reports was not done, but for an id
-/// that is there already: then an earlier try was.
+/// Whether the commit may have happened. An error from PostgreSQL itself means no, except for a
+/// duplicate id: then an earlier try committed.
 fn leaves_doubt(error: &sqlx::Error) -> bool {
     match error {
         sqlx::Error::Database(it) => it.code().as_deref() == Some(UNIQUE_VIOLATION),
@@ -344,12 +343,11 @@ fn leaves_doubt(error: &sqlx::Error) -> bool {
 
 const UNIQUE_VIOLATION: &str = "23505";
 
-/// A lost connection, a deadlock, or a lock that was not had in time. An empty pool has waited long
-/// enough.
+/// A lost connection, a deadlock, or a lock timeout. An exhausted pool has waited long enough.
 fn is_worth_another_try(error: &sqlx::Error) -> bool {
     match error {
         sqlx::Error::PoolTimedOut | sqlx::Error::PoolClosed => false,
-        // The commit in doubt may end while it is being looked up: then its rows are there now.
+        // The commit in doubt may complete while it is looked up: then its rows exist now.
         sqlx::Error::Database(it) if it.code().as_deref() == Some(UNIQUE_VIOLATION) => true,
         other => !is_faulty_statement(other),
     }
@@ -362,7 +360,7 @@ mod tests {
     use super::*;
     use tokio::sync::Mutex;
 
-    /// Remembers its batches; fails as a bad statement does when a batch holds a 13.
+    /// Remembers its batches; fails like a bad statement if a batch contains a 13.
     #[derive(Clone, Default)]
     struct Recorder {
         batches: Arc<StdMutex<Vec<Vec<u32>>>>,

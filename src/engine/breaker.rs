@@ -1,5 +1,5 @@
-//! Which projects have queues with a brake, as this node knows: only their successes are looked at for rows
-//! of dead letters that they end. A glance brings it up to date.
+//! Cache of the projects that have a circuit breaker on some queue. Only their successes can end a
+//! streak of dead letters. Refreshed by the probe.
 
 use std::{collections::HashSet, sync::RwLock};
 
@@ -9,14 +9,14 @@ use crate::ids::ProjectId;
 pub struct Breakers(RwLock<HashSet<ProjectId>>);
 
 impl Breakers {
-    /// What the store says.
+    /// Replaces the cache.
     pub(super) fn learn(&self, projects: HashSet<ProjectId>) {
         if let Ok(mut known) = self.0.write() {
             *known = projects;
         }
     }
 
-    /// A queue of this project has got one.
+    /// A queue of this project got a circuit breaker.
     pub fn add(&self, project_id: ProjectId) {
         if let Ok(mut known) = self.0.write() {
             known.insert(project_id);

@@ -1,7 +1,7 @@
-//! What Fencepost is: leases, fences and dispatch. The engine owns the pools, the coalescers and
-//! the pump; every wire, loop and command calls the same functions, which take `&Engine`.
+//! The engine: leases, fences and dispatch. It owns the pools, the batches and the pump; every API,
+//! loop and command calls the same functions, which take `&Engine`.
 //!
-//! It never knows HTTP, and never decides by a clock of its own.
+//! It never knows HTTP, and never decides by a local clock.
 
 mod batch;
 pub mod breaker;
@@ -58,11 +58,11 @@ pub struct Engine(Arc<Inner>);
 /// The parts of an engine.
 pub struct Inner {
     pub pools: Pools,
-    /// Who should look again, and who is watching.
+    /// Wakes parked polls and event watchers after a commit.
     pub notifier: Notifier,
     /// Cancelled when the node begins to stop: parked polls are answered.
     pub stopping: CancellationToken,
-    /// What must be done before the node ends, such as giving jobs back.
+    /// Tasks that must complete before the node stops, such as releasing jobs.
     pub tasks: TaskTracker,
     has_failed: Arc<AtomicBool>,
     enqueues: Coalescer<Enqueues>,
@@ -72,10 +72,10 @@ pub struct Inner {
     beats: Coalescer<Beats>,
     worker_lookups: Coalescer<WorkerLookups>,
     pub registry: Registry,
-    /// Which projects have queues with a brake.
+    /// Which projects have queues with a circuit breaker.
     pub breakers: Arc<Breakers>,
     versions: jobs::wait::Versions,
-    /// How much waits in projects that may not have any number of jobs.
+    /// How many jobs wait in projects with a quota.
     pub backlogs: enqueue::quota::Backlogs,
     parking: Parking,
     queue_lists: dispatch::any_queue::QueueLists,
@@ -90,7 +90,7 @@ impl Deref for Engine {
     }
 }
 
-/// A node without its pump hands out nothing: it stops, so that another takes its place.
+/// A node without its pump cannot deliver jobs: it stops, so that another takes its place.
 async fn stop_if_pump_panics(
     pump: JoinHandle<()>,
     stopping: CancellationToken,
@@ -106,7 +106,7 @@ async fn stop_if_pump_panics(
 }
 
 impl Engine {
-    /// Starts the coalescers and the pump. They end when the engine is dropped.
+    /// Starts the batches and the pump. They end when the engine is dropped.
     #[must_use]
     pub fn start(pools: Pools, stopping: CancellationToken) -> Self {
         let (wake, arrivals) = wakeups::channel();
@@ -163,8 +163,8 @@ impl Engine {
         }))
     }
 
-    /// Ends the pump: claims under way are landed, and what nobody gets any more is given back before
-    /// it returns. Nothing is handed out from then on.
+    /// Stops the pump: claims in flight complete, and undelivered jobs are released before this
+    /// returns. No job is leased afterwards.
     pub async fn finish(&self) {
         let (done, finished) = oneshot::channel();
         let _ = self.parking.messages.send(Message::Finish(done));
@@ -173,13 +173,13 @@ impl Engine {
         self.tasks.wait().await;
     }
 
-    /// The time, by the database's clock.
+    /// The time by the database's clock.
     pub async fn now(&self) -> Result<DateTime<Utc>, Error> {
         let mut conn = self.pools.settle.acquire().await?;
         Ok(store::schedules::clock(&mut conn).await?)
     }
 
-    /// Whether the node stops because a part of it has failed for good.
+    /// Whether the node stops because a part of it has failed permanently.
     #[must_use]
     pub fn has_failed(&self) -> bool {
         self.has_failed.load(Ordering::Relaxed)

@@ -1,6 +1,6 @@
-//! Work on many jobs that goes on in the background, step by step on any node: purging a queue, retrying and
-//! purging dead letters, cancelling and retrying whatever a list of jobs shows. A step and its progress are one
-//! transaction, so a node that dies leaves nothing half done, and another one goes on.
+//! Bulk operations in the background: purging a queue, redriving and purging dead letters,
+//! cancelling and retrying listed jobs. A step and its progress are one transaction, so a dead node
+//! leaves nothing half done, and another continues.
 
 use std::time::Duration;
 
@@ -38,17 +38,17 @@ use crate::{
 
 pub use crate::store::operations::{NewOperation, OperationRow};
 
-/// An operation whose step has failed rests for so long.
+/// Pause after a failed step.
 const FAILURE_PAUSE_SECONDS: i32 = 5;
-/// An operation that this release cannot read is left to others for so long.
+/// Pause of an operation whose kind this version does not know: a newer node runs it.
 const UNREADABLE_PAUSE_SECONDS: i32 = 60;
-/// The pause when another node holds what is due.
+/// The pause when another node has locked what is due.
 const LOCKED_ELSEWHERE_PAUSE: Duration = Duration::from_millis(50);
 
-/// Begins an operation.
+/// Starts an operation.
 ///
 /// # Errors
-/// [`Error::QuotaExceeded`] when [`MAX_RUNNING_OPERATIONS`] of the project go on already.
+/// [`Error::QuotaExceeded`] when [`MAX_RUNNING_OPERATIONS`] of the project are running.
 pub async fn begin(
     engine: &Engine,
     project_id: ProjectId,
@@ -82,7 +82,7 @@ pub async fn find(
     operations::find(&mut conn, project_id, id).await?.ok_or(Error::OperationNotFound)
 }
 
-/// Ends an operation before it is through: what is done stays done. One that has ended stays as it is.
+/// Aborts an operation: what is done stays done. One that has ended stays as it is.
 ///
 /// # Errors
 /// [`Error::OperationNotFound`].
@@ -96,8 +96,8 @@ pub async fn abort(
     operations::find(&mut conn, project_id, id).await?.ok_or(Error::OperationNotFound)
 }
 
-/// Makes one step of the operation that is due longest, and answers how long to sleep until the next is due;
-/// none: no operation goes on.
+/// Runs one step of the operation that has been due longest. Returns how long to sleep; none: no
+/// operation is running.
 pub async fn pass(engine: &Engine) -> sqlx::Result<Option<Duration>> {
     let mut conn = engine.pools.background.acquire().await?;
     let mut tx = conn.begin().await?;
@@ -128,7 +128,7 @@ pub async fn pass(engine: &Engine) -> sqlx::Result<Option<Duration>> {
             tracing::warn!(error = failure, operation.id = %due.id, "a step of an operation failed");
             tx.rollback().await?;
             let (project_id, id, pause) = (due.project_id, due.id, FAILURE_PAUSE_SECONDS);
-            // What the store says of itself is for the log.
+            // The database's own message is for the log only.
             let told = error.to_string();
             operations::record_failure(&mut conn, project_id, id, &told, MAX_FAILED_STEPS, pause)
                 .await?;
@@ -137,7 +137,7 @@ pub async fn pass(engine: &Engine) -> sqlx::Result<Option<Duration>> {
     Ok(Some(Duration::ZERO))
 }
 
-/// What an operation does, if this release can read it.
+/// The work of an operation, if this version knows its kind.
 struct Work {
     kind: Kind,
     which: Which,
@@ -156,7 +156,7 @@ impl Work {
     }
 }
 
-/// What a step has done, for those who must hear of it.
+/// The result of a step, to notify about.
 #[derive(Default)]
 struct Stepped {
     done: u64,
@@ -196,7 +196,7 @@ async fn step(tx: &mut PgConnection, due: &DueOperation, what: &Work) -> Result<
     Ok(stepped)
 }
 
-/// Calls waiting jobs off, in the order of their ids.
+/// Cancels waiting jobs, in the order of their ids.
 async fn purge_queue(
     tx: &mut PgConnection,
     due: &DueOperation,
@@ -232,7 +232,7 @@ async fn purge_queue(
     Ok((progress, !is_full && found.examined < MAX_EXAMINED_JOBS))
 }
 
-/// Brings dead letters back or deletes them, the oldest first.
+/// Retries or deletes dead letters, oldest first.
 async fn step_dead_letters(
     tx: &mut PgConnection,
     due: &DueOperation,
@@ -264,9 +264,9 @@ async fn step_dead_letters(
     Ok((progress, !is_more))
 }
 
-/// Brings jobs back, each in a savepoint of its own, in the order of their ids. Answers how many came.
+/// Retries jobs, each in a savepoint, in the order of their ids. Returns how many were retried.
 ///
-/// All live parents are locked first, as in every transaction that locks several jobs: by id.
+/// All live parents are locked first, by id, as in every transaction that locks several jobs.
 async fn requeue_all(
     tx: &mut PgConnection,
     project_id: ProjectId,
@@ -284,7 +284,7 @@ async fn requeue_all(
                 struck.extend(requeued.was_dead_letter.then_some(*id));
                 stepped.requeued.push((key, requeued.jobs));
             }
-            // It has come back already, or cannot: it is left as it is.
+            // Already retried, or not possible: skip it.
             Err(
                 Error::JobNotFound
                 | Error::InvalidState(_)
@@ -298,8 +298,9 @@ async fn requeue_all(
     Ok(stepped.requeued.len() as i64)
 }
 
-/// Cancels what has not ended, or brings back what has ended badly, of those that were stored before it began. In the order
-/// of their ids: a parent is older than its children, and has to come back before them.
+/// Cancels live jobs, or retries failed and cancelled ones, among those stored before the operation
+/// began. In the order of their ids: a parent is older than its children, and must be retried
+/// first.
 async fn step_jobs_listed(
     tx: &mut PgConnection,
     due: &DueOperation,
@@ -327,7 +328,8 @@ async fn step_jobs_listed(
     Ok((progress, !is_full && found.is_through))
 }
 
-/// Calls jobs off that wait, and asks the workers of those that run to stop. Answers to how many that was news.
+/// Cancels waiting jobs, and asks the workers of running ones to stop. Returns for how many that
+/// was new.
 async fn cancel_all(
     tx: &mut PgConnection,
     due: &DueOperation,

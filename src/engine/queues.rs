@@ -1,4 +1,4 @@
-//! Queues: pausing and resuming a whole one, or one type of jobs in it; what is in them.
+//! Queues: pausing and resuming a whole queue or one job type; reading their state.
 
 use sqlx::Acquire;
 
@@ -12,7 +12,7 @@ use crate::{
 
 pub use crate::store::counts::{QueueRow, Totals};
 
-/// Pauses a queue or sets it going. A paused queue takes jobs and hands out none.
+/// Pauses or resumes a queue. A paused queue accepts jobs, but none is claimed.
 pub async fn set_paused(
     engine: &Engine,
     project_id: ProjectId,
@@ -25,11 +25,11 @@ pub async fn set_paused(
     Ok(())
 }
 
-/// Pauses one type of jobs in a queue, or sets it going, whoever has paused it: its dead letters in a row
-/// count from 0 again.
+/// Pauses or resumes one job type of a queue, also if the circuit breaker paused it. Its streak of
+/// dead letters counts from 0 again.
 ///
 /// # Errors
-/// [`Error::QuotaExceeded`] when [`MAX_PAUSED_TYPES`] are paused in it already.
+/// [`Error::QuotaExceeded`] when [`MAX_PAUSED_TYPES`] types of the queue are paused.
 pub async fn set_type_paused(
     engine: &Engine,
     project_id: ProjectId,
@@ -54,13 +54,13 @@ pub async fn set_type_paused(
     Ok(())
 }
 
-/// How many jobs of a project are where, in all of its queues.
+/// Number of jobs by state, over all queues of a project.
 pub async fn totals(engine: &Engine, project_id: ProjectId) -> Result<Totals, Error> {
     let mut conn = engine.pools.read_for(project_id).await?;
     Ok(counts::totals(&mut conn, project_id).await?)
 }
 
-/// The names of queues of a project after `after`, in order.
+/// Names of queues of a project after `after`, in order.
 pub async fn names(
     engine: &Engine,
     project_id: ProjectId,
@@ -71,7 +71,7 @@ pub async fn names(
     Ok(counts::queue_names(&mut conn, project_id, after, limit).await?)
 }
 
-/// What is in these queues, whether they exist or not.
+/// The state of these queues, whether they exist or not.
 pub async fn find(
     engine: &Engine,
     project_id: ProjectId,

@@ -1,4 +1,4 @@
-//! The workers: what they tell of themselves, when they were heard, and what they are told.
+//! Workers: registration, heartbeat times, directives, and timeouts.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -26,17 +26,17 @@ use crate::{
 
 pub use crate::store::workers::{Facts, Registration, WorkerRow};
 
-/// Workers one node remembers.
+/// Workers that one node caches.
 const MAX_KNOWN: u64 = 100_000;
-/// What is known of a worker is trusted so long; changes are told earlier.
+/// TTL of cached worker facts. Changes invalidate them sooner.
 const KNOWN_TTL: Duration = Duration::from_secs(600);
-/// A worker's calls are noted at most this often.
+/// A worker's calls are recorded at most this often.
 const SEEN_PERIOD: Duration = Duration::from_secs(5);
-/// Sightings of one statement.
+/// Heartbeat times of one statement.
 const MAX_SIGHTINGS: usize = 500;
-/// Changes of workers are looked for over this window, in seconds: some passes longer than one may take.
+/// Window for changes of workers, in seconds: longer than any pass takes.
 const CHANGES_WINDOW_SECONDS: i32 = 20;
-/// Leases ended by one statement.
+/// Leases that one statement ends.
 const MAX_ENDED: i64 = 500;
 
 pub type WorkerKey = (ProjectId, Arc<str>);
@@ -50,7 +50,7 @@ pub struct Registry {
 
 struct KnownWorker {
     noted_at: Instant,
-    /// What it last said of itself.
+    /// What it last reported.
     last: Sighting,
     is_waiting: bool,
 }
@@ -61,7 +61,7 @@ impl Registry {
         Self { known, seen: Mutex::default(), told: Notify::new() }
     }
 
-    /// Notes that a worker was heard: soon in the store, for everybody to see.
+    /// Records that a worker was heard; the database learns of it soon.
     pub fn record_seen(&self, key: &WorkerKey, queue_names: &[Arc<str>], job_types: &[String]) {
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         let is_news = |it: &KnownWorker| {
@@ -94,20 +94,20 @@ impl Registry {
         waiting
     }
 
-    /// Remembers what is known of a worker, and lets its parked polls look again.
+    /// Caches facts of a worker, and wakes its parked polls.
     fn learn(&self, key: &WorkerKey, facts: Facts) {
         self.known.insert(key.clone(), Some(Arc::new(facts)));
         self.told.notify_waiters();
     }
 
-    /// Forgets what is known of a worker, and lets its parked polls look again.
+    /// Drops cached facts of a worker, and wakes its parked polls.
     fn forget(&self, key: &WorkerKey) {
         self.known.invalidate(key);
         self.told.notify_waiters();
     }
 }
 
-/// What is known of a worker; none: it never introduced itself, nor was told anything, or has no name.
+/// Facts of a worker; none if it never registered, got no directive, or has no name.
 pub async fn facts(engine: &Engine, key: &WorkerKey) -> Result<Option<Arc<Facts>>, Error> {
     if key.1.starts_with(ANONYMOUS) {
         return Ok(None);
@@ -116,23 +116,24 @@ pub async fn facts(engine: &Engine, key: &WorkerKey) -> Result<Option<Arc<Facts>
         return Ok(known);
     }
     let found = engine.worker_lookups.submit(key.clone()).await?.map(Arc::new);
-    // What was learnt meanwhile is newer.
+    // Changes that arrived meanwhile are newer.
     Ok(engine.registry.known.entry_by_ref(key).or_insert(found).into_value())
 }
 
-/// What a worker was told, if it should take no more jobs.
+/// The directive of a worker, if it should take no more jobs.
 pub async fn halt(engine: &Engine, key: &WorkerKey) -> Result<Option<WorkerState>, Error> {
     Ok(facts(engine, key).await?.and_then(|it| WorkerState::halt(it.state, it.directive)))
 }
 
-/// Resolves when the worker is told to take no more jobs. A store that does not answer tells nothing.
+/// Resolves when the worker gets a directive to take no more jobs. If the database does not answer,
+/// it keeps waiting.
 pub(super) async fn until_halted(engine: &Engine, key: &WorkerKey) {
     loop {
         let told = engine.registry.told.notified();
         tokio::pin!(told);
-        // Listen before looking.
+        // Subscribe before reading.
         told.as_mut().enable();
-        // In a task of its own: this wait may be dropped in the middle.
+        // In a task of its own: this future may be dropped at any point.
         let (asking, asked) = (engine.clone(), key.clone());
         let halted = match engine.registry.known.get(key) {
             Some(known) => {
@@ -150,7 +151,7 @@ pub(super) async fn until_halted(engine: &Engine, key: &WorkerKey) {
     }
 }
 
-/// The batch of questions about workers.
+/// The batch of worker lookups.
 pub struct WorkerLookups {
     pub(super) pool: Pool,
 }
@@ -189,7 +190,7 @@ impl Batch for WorkerLookups {
     }
 }
 
-/// Keeps what a worker tells of itself.
+/// Stores a worker's registration.
 pub async fn register(
     engine: &Engine,
     project_id: ProjectId,
@@ -201,10 +202,11 @@ pub async fn register(
     Ok(())
 }
 
-/// Renews the leases of a whole worker. A worker that says it is terminated hands them back.
+/// Renews all leases of a worker. A terminated worker's leases are released.
 ///
 /// # Errors
-/// [`Error::Unavailable`] when the store does not answer; some leases may be renewed all the same.
+/// [`Error::Unavailable`] when the database does not answer; some leases may be renewed all the
+/// same.
 pub async fn beat(
     engine: &Engine,
     key: &WorkerKey,
@@ -223,17 +225,17 @@ pub async fn beat(
     let advice = WorkerState::advice(facts.state, facts.directive);
     let was_known = engine.registry.known.get(key).flatten();
     if was_known.as_deref() != Some(&facts) {
-        // Either may be the newer: whoever asks next looks.
+        // Either may be newer: the next lookup reads the database.
         engine.registry.forget(key);
     }
     let leases = heartbeat::heartbeat_all(engine, beats).await?;
     Ok((advice, leases))
 }
 
-/// Ends a worker's life: hands back its leases, no failure counted. Answers with how many.
+/// Deregisters a worker: releases its leases without counting failures. Returns how many.
 ///
 /// # Errors
-/// [`Error::WorkerNotFound`] when nobody of this name was ever heard and nothing is leased to it.
+/// [`Error::WorkerNotFound`] when no worker of this name is known and none holds a lease.
 pub async fn deregister(engine: &Engine, key: &WorkerKey) -> Result<u64, Error> {
     let mut conn = engine.pools.settle.acquire().await?;
     let was_known = store::workers::terminate(&mut conn, key.0, &key.1).await?;
@@ -246,7 +248,7 @@ pub async fn deregister(engine: &Engine, key: &WorkerKey) -> Result<u64, Error> 
     Ok(released)
 }
 
-/// Tells a worker what to do; none: to go on.
+/// Sets or clears a worker's directive.
 ///
 /// # Errors
 /// [`Error::WorkerNotFound`].
@@ -261,8 +263,8 @@ pub async fn direct(
     Ok(())
 }
 
-/// Ends every lease of a worker in the same way, but as expired only while the worker is silent. Answers with
-/// how many there were.
+/// Ends every lease of a worker in the same way; as expired only while the worker is silent.
+/// Returns how many there were.
 async fn end_leases(
     engine: &Engine,
     pool: &Pool,
@@ -308,11 +310,8 @@ pub async fn page(
     Ok(store::workers::page(&mut conn, project_id, label, queue, after, limit).await?)
 }
 
-/// One pass: notes who was heard, learns what other nodes have changed, and ends the leases of workers
-/// that fell silent. Each part is done even if one before it fails.
-///
-/// # Errors
-/// The first of the store's; the pass can be repeated.
+/// One pass: records heartbeat times, reads directives set on other nodes, and ends the leases of
+/// workers that timed out. A failed part does not stop the others; the first error is returned.
 pub async fn pass(engine: &Engine) -> sqlx::Result<()> {
     let noted = write_sightings(engine).await;
     let learned = learn_changes(engine).await;
@@ -328,7 +327,7 @@ async fn write_sightings(engine: &Engine) -> sqlx::Result<()> {
     let mut conn = engine.pools.background.acquire().await?;
     for sightings in sightings.chunks(MAX_SIGHTINGS) {
         match store::workers::record_seen(&mut conn, sightings).await {
-            // One that cannot be stored must not hide the others.
+            // One that cannot be stored must not block the others.
             Err(error) if is_faulty_statement(&error) => {
                 for one in sightings {
                     if let Err(error) =
@@ -367,7 +366,7 @@ async fn expire_silent_workers(engine: &Engine) -> sqlx::Result<()> {
             let key = (project_id, worker_id.into());
             let pool = &engine.pools.background;
             let ended = end_leases(engine, pool, &key, &Ending::LeaseExpired).await?;
-            // Last, so that a pass that breaks off is repeated.
+            // Last, so that an interrupted pass is repeated.
             let mut conn = pool.acquire().await?;
             let silence = WORKER_SILENCE_SECONDS;
             if store::workers::mark_lost(&mut conn, project_id, &key.1, silence).await? {

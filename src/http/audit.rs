@@ -1,4 +1,5 @@
-//! `/v1/audit-log`: who did what to a project, with which request, and how it was before and after.
+//! `/v1/audit-log`: who changed what in a project, with which request, and the state before and
+//! after.
 
 use axum::{
     Json as Reply,
@@ -39,57 +40,57 @@ use crate::{
 pub use crate::wire::audit::{NewAuditEntry, note};
 
 const DEFAULT_PAGE_AUDIT: u32 = 50;
-/// Rows of one look of an export.
+/// Rows of one query of an export.
 const EXPORT_BATCH: i64 = 500;
-/// Characters of an action, an actor or a target that is asked for.
+/// Maximum characters of the filters by action, actor and target.
 const MAX_FILTER_CHARS: usize = 200;
 
-/// Who did something.
+/// Who made a change.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct AuditActor {
-    /// `account`, `key`, `operator` (somebody with access to the database) or `system`.
+    /// `account`, `key`, `operator` (a person with access to the database) or `system`.
     #[schema(example = "account")]
     pub kind: String,
     /// The account's or key's id.
     #[schema(required, example = "acct_01m7w3ha3aextt8pkwwdmxsmqw")]
     pub id: Option<String>,
-    /// From where.
+    /// IP address.
     #[schema(required)]
     pub address: Option<String>,
 }
 
-/// Something that was done.
+/// An audit entry.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct AuditEntry {
-    /// Its id.
+    /// Id of the entry.
     #[schema(example = "aud_01m7w3ha3aextt8pkwwdmxsmqw")]
     pub id: String,
-    /// When.
+    /// Time of the change.
     pub at: DateTime<Utc>,
-    /// Who did it.
+    /// Who made the change.
     pub actor: AuditActor,
-    /// What was done.
+    /// What was changed, such as `key.revoked`.
     #[schema(example = "key.revoked")]
     pub action: String,
-    /// To what.
+    /// Id of what was changed.
     #[schema(required)]
     pub target: Option<String>,
-    /// With which request.
+    /// Id of the request.
     #[schema(required)]
     pub request_id: Option<String>,
-    /// What it was like, without secrets.
+    /// State before, without secrets.
     #[schema(value_type = serde_json::Value, required)]
     pub before: Option<Box<RawValue>>,
-    /// What it is like, without secrets.
+    /// State after, without secrets.
     #[schema(value_type = serde_json::Value, required)]
     pub after: Option<Box<RawValue>>,
 }
 
 impl AuditEntry {
-    /// An entry, as it is kept.
+    /// A stored entry.
     ///
     /// # Errors
-    /// [`Error::Internal`] when what is kept is no JSON.
+    /// [`Error::Internal`] when a stored state is not JSON.
     pub fn of(row: AuditRow) -> Result<Self, Error> {
         Ok(Self {
             id: row.id.to_string(),
@@ -104,7 +105,7 @@ impl AuditEntry {
     }
 }
 
-/// Which entries.
+/// Filter and page of entries.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
@@ -113,22 +114,22 @@ pub struct AuditQuery {
     action: Option<String>,
     /// Only by this account or key.
     actor_id: Option<String>,
-    /// Only to this.
+    /// Only on this target.
     target: Option<String>,
-    /// Not before.
+    /// Only entries at this time or later.
     #[serde(default, deserialize_with = "formats::optional_time")]
     since: Option<DateTime<Utc>>,
-    /// Before.
+    /// Only entries before this time.
     #[serde(default, deserialize_with = "formats::optional_time")]
     until: Option<DateTime<Utc>>,
-    /// Entries on one page. Default: 50.
+    /// Maximum number of entries to return. Default: 50.
     #[param(minimum = 1, maximum = 200)]
     limit: Option<u32>,
-    /// `next_cursor` of the page before.
+    /// `next_cursor` of the previous page.
     cursor: Option<String>,
 }
 
-/// Which entries to export.
+/// Filter of exported entries.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
@@ -137,12 +138,12 @@ pub struct AuditExportQuery {
     action: Option<String>,
     /// Only by this account or key.
     actor_id: Option<String>,
-    /// Only to this.
+    /// Only on this target.
     target: Option<String>,
-    /// Not before.
+    /// Only entries at this time or later.
     #[serde(default, deserialize_with = "formats::optional_time")]
     since: Option<DateTime<Utc>>,
-    /// Before.
+    /// Only entries before this time.
     #[serde(default, deserialize_with = "formats::optional_time")]
     until: Option<DateTime<Utc>>,
 }
@@ -161,22 +162,22 @@ impl AuditExportQuery {
     }
 }
 
-/// A page of entries.
+/// A page of audit entries.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct AuditPage {
     /// Newest first.
     pub entries: Vec<AuditEntry>,
-    /// Whether there are more.
+    /// Whether there are more entries.
     pub has_more: bool,
-    /// Where the next page begins.
+    /// Pass it as `cursor` to get the next page.
     #[schema(required)]
     pub next_cursor: Option<String>,
 }
 
-/// Read the audit log.
+/// List audit entries.
 ///
-/// Keys, members, settings, queues, dead letters and schedules: whoever changed them is in it, for 400 days. Jobs
-/// have a history of their own.
+/// Changes to keys, members, settings, queues, dead letters and schedules, kept for 400 days. Jobs
+/// have their own history.
 #[utoipa::path(
     get, path = "/audit-log", tag = "audit", operation_id = "audit_list", params(AuditQuery),
     security(("api_key" = ["manage"]), ("session" = ["admin"])),
@@ -211,9 +212,9 @@ pub async fn list(
     Ok(Reply(AuditPage { entries, has_more, next_cursor }))
 }
 
-/// Export the audit log.
+/// Export audit entries.
 ///
-/// One entry a line, newest first, at most 100,000.
+/// One JSON object per line, newest first, at most 100,000.
 #[utoipa::path(
     get, path = "/audit-log/export", tag = "audit", operation_id = "audit_export", params(AuditExportQuery),
     security(("api_key" = ["manage"]), ("session" = ["admin"])),
@@ -231,7 +232,7 @@ pub async fn export(
     let filter = query.accept(&mut check);
     check.finish()?;
     let export = Export { app, caller, filter, before: None, left: MAX_EXPORTED_AUDIT };
-    // The first look is made before the answer begins, so that it can still fail properly.
+    // The first query runs before the answer starts, so that it can still fail with a status.
     let first = export.next().await?;
     let rest = stream::unfold(first, async |state| {
         let (lines, export) = state?;
@@ -250,7 +251,7 @@ pub async fn export(
     Ok(response)
 }
 
-/// How far an export has come.
+/// The progress of an export.
 struct Export {
     app: App,
     caller: Caller<Administer>,
@@ -260,12 +261,12 @@ struct Export {
 }
 
 impl Export {
-    /// The next lines, and how it goes on; none: there are no more.
+    /// The next lines, and the new progress; none: there are no more.
     async fn next(self) -> Result<Option<(Bytes, Self)>, Error> {
         if self.left == 0 {
             return Ok(None);
         }
-        // In a task of its own: whoever reads the answer may go away at any time.
+        // In a task of its own: the client may disconnect at any time.
         let looking = tokio::spawn(async move {
             if !self.caller.is_live(&self.app).await {
                 return Err(Error::Unauthorized);

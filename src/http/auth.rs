@@ -1,5 +1,5 @@
-//! `/v1/auth/…`: signing up, logging in and out, passwords, and the proof of an address. Nobody needs a
-//! credential to call these; each call is counted by address.
+//! `/v1/auth/…`: sign-up, login and logout, passwords, and verification of addresses. These calls
+//! need no credential; each is counted by IP address.
 
 use axum::{Extension, Json as Reply, extract::State, http::StatusCode};
 use chrono::{DateTime, Utc};
@@ -18,21 +18,21 @@ use crate::{
     wire::extract::{Json, RequestBody},
 };
 
-/// Somebody who wants to sign up.
+/// Sign-up request.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({"email": "ada@example.com", "password": "quiet otters borrow umbrellas", "project_name": "Acme"}))]
 pub struct SignupRequest {
-    /// Where mail is read.
+    /// E-mail address.
     #[schema(min_length = 3, max_length = 254)]
     email: String,
-    /// 12 to 128 characters that nobody would guess.
+    /// Password of 12 to 128 characters that is not easy to guess.
     #[schema(value_type = String, min_length = 12, max_length = 128)]
     password: SecretString,
-    /// What the first project is called. Default: `default`.
+    /// Name of the first project. Default: `default`.
     #[schema(min_length = 1, max_length = 100)]
     project_name: Option<String>,
-    /// What an invitation to a project brought: no project of one's own is made then.
+    /// Token of an invitation. The account then joins that project and gets none of its own.
     #[schema(value_type = Option<String>)]
     invitation: Option<SecretString>,
 }
@@ -42,14 +42,14 @@ impl RequestBody for SignupRequest {}
 /// An account.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct Account {
-    /// Its id.
+    /// Id of the account.
     #[schema(example = "acct_01m7w3ha3aextt8pkwwdmxsmqw")]
     pub id: String,
-    /// Where mail is read.
+    /// E-mail address.
     pub email: String,
-    /// Whether somebody has proved that.
+    /// Whether the address is verified.
     pub email_verified: bool,
-    /// When it was made.
+    /// When the account was created.
     pub created_at: DateTime<Utc>,
 }
 
@@ -64,23 +64,22 @@ impl From<store::accounts::Account> for Account {
     }
 }
 
-/// What signing up has made.
+/// Result of a sign-up.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct SignupReply {
-    /// The account.
+    /// The new account.
     pub account: Account,
-    /// Its project, or the one that it was invited to.
+    /// The new project, or the one of the invitation.
     pub project: Project,
-    /// A key that may do everything, and works at once: the only time that it is seen. Null for whoever was
-    /// invited.
+    /// API key with all scopes, valid immediately. It is shown only once. Null after an invitation.
     #[schema(required)]
     pub api_key: Option<CreatedApiKey>,
 }
 
 /// Sign up.
 ///
-/// Makes an account, a project, and a key that works at once. A mail asks for proof of the address; the answer is
-/// the same whether or not the address is known here.
+/// Creates an account, a project, and an API key that is valid immediately. We send a mail to
+/// verify the address. The answer is the same whether or not the address is known.
 #[utoipa::path(
     post, path = "/auth/signup", tag = "accounts", operation_id = "auth_signup",
     request_body = SignupRequest, security(()),
@@ -110,34 +109,34 @@ pub async fn signup(
     Ok((StatusCode::CREATED, Reply(reply)))
 }
 
-/// An address and its password.
+/// Address and password.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({"email": "ada@example.com", "password": "quiet otters borrow umbrellas"}))]
 pub struct LoginRequest {
-    /// The address.
+    /// E-mail address.
     #[schema(min_length = 3, max_length = 254)]
     email: String,
-    /// The password.
+    /// Password.
     #[schema(value_type = String, max_length = 128)]
     password: SecretString,
 }
 
 impl RequestBody for LoginRequest {}
 
-/// A session's tokens.
+/// Tokens of a session.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct SessionReply {
-    /// To be shown as `Authorization: Bearer …`.
+    /// Access token, sent as `Authorization: Bearer …`.
     pub access_token: String,
-    /// How long it is good for.
+    /// Lifetime of the access token in seconds.
     pub expires_in_seconds: i64,
-    /// Gets the next pair, once: `POST /v1/auth/refresh`.
+    /// Refresh token, valid once: `POST /v1/auth/refresh`.
     pub refresh_token: String,
     /// The account.
     #[schema(example = "acct_01m7w3ha3aextt8pkwwdmxsmqw")]
     pub account_id: String,
-    /// The session.
+    /// Id of the session.
     #[schema(example = "sess_01m7w3ha3aextt8pkwwdmxsmqw")]
     pub session_id: String,
 }
@@ -156,7 +155,7 @@ impl From<SignedIn> for SessionReply {
 
 /// Log in.
 ///
-/// Known and unknown addresses are answered alike.
+/// The answer does not reveal whether an address is known.
 #[utoipa::path(
     post, path = "/auth/login", tag = "accounts", operation_id = "auth_login",
     request_body = LoginRequest, security(()),
@@ -180,7 +179,7 @@ pub async fn login(
     Ok(Reply(signed_in.into()))
 }
 
-/// A password that is longer than any that was ever kept is not even hashed.
+/// A password longer than any stored one is not even hashed.
 fn check_length(field: &str, password: &SecretString) -> Result<(), Error> {
     let max = limits::MAX_PASSWORD_CHARS;
     if password.expose_secret().chars().count() > max {
@@ -189,22 +188,22 @@ fn check_length(field: &str, password: &SecretString) -> Result<(), Error> {
     Ok(())
 }
 
-/// A refresh token.
+/// Refresh request.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({"refresh_token": "fp_refresh_…"}))]
 pub struct RefreshRequest {
-    /// The newest one of the session.
+    /// Latest refresh token of the session.
     #[schema(value_type = String, max_length = 128)]
     refresh_token: SecretString,
 }
 
 impl RequestBody for RefreshRequest {}
 
-/// Get the next pair of tokens.
+/// Refresh a session.
 ///
-/// A refresh token is used once: one that comes a second time ends its session, because somebody must have
-/// stolen it.
+/// A refresh token is valid once. If it is used again, the session is revoked, because the token
+/// was probably stolen.
 #[utoipa::path(
     post, path = "/auth/refresh", tag = "accounts", operation_id = "auth_refresh",
     request_body = RefreshRequest, security(()),
@@ -234,7 +233,7 @@ pub async fn refresh(
 
 /// Log out.
 ///
-/// The session is over, everywhere, with all its tokens.
+/// Revokes the session and all its tokens.
 #[utoipa::path(
     post, path = "/auth/logout", tag = "accounts", operation_id = "auth_logout",
     security(("session" = [])),
@@ -249,15 +248,15 @@ pub async fn logout(person: Person, State(app): State<App>) -> Result<StatusCode
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Another password.
+/// Password change.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({"current_password": "quiet otters borrow umbrellas", "new_password": "loud herons lend galoshes"}))]
 pub struct PasswordRequest {
-    /// The present one.
+    /// Current password.
     #[schema(value_type = String, max_length = 128)]
     current_password: SecretString,
-    /// The next one: 12 to 128 characters that nobody would guess.
+    /// New password of 12 to 128 characters that is not easy to guess.
     #[schema(value_type = String, min_length = 12, max_length = 128)]
     new_password: SecretString,
 }
@@ -266,7 +265,7 @@ impl RequestBody for PasswordRequest {}
 
 /// Change the password.
 ///
-/// All other sessions are over.
+/// Revokes all other sessions.
 #[utoipa::path(
     post, path = "/auth/password", tag = "accounts", operation_id = "auth_password",
     request_body = PasswordRequest, security(("session" = [])),
@@ -292,21 +291,21 @@ pub async fn password(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Whose password is forgotten.
+/// Password reset request.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({"email": "ada@example.com"}))]
 pub struct ResetRequest {
-    /// The address.
+    /// E-mail address.
     #[schema(min_length = 3, max_length = 254)]
     email: String,
 }
 
 impl RequestBody for ResetRequest {}
 
-/// Forget the password.
+/// Request a password reset.
 ///
-/// If anybody has the address, they get a mail. The answer does not say whether.
+/// If an account has this address, we send it a mail. The answer does not reveal whether one has.
 #[utoipa::path(
     post, path = "/auth/password/reset", tag = "accounts", operation_id = "auth_password_reset",
     request_body = ResetRequest, security(()),
@@ -328,25 +327,25 @@ pub async fn request_reset(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// What was mailed, and another password.
+/// New password with the token from a reset mail.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({"token": "fp_mail_…", "new_password": "loud herons lend galoshes"}))]
 pub struct ConfirmResetRequest {
-    /// What was mailed.
+    /// Token from the mail.
     #[schema(value_type = String, max_length = 128)]
     token: SecretString,
-    /// 12 to 128 characters that nobody would guess.
+    /// New password of 12 to 128 characters that is not easy to guess.
     #[schema(value_type = String, min_length = 12, max_length = 128)]
     new_password: SecretString,
 }
 
 impl RequestBody for ConfirmResetRequest {}
 
-/// Choose another password.
+/// Reset the password.
 ///
-/// All sessions are over. If the address was not proved before, so are the keys of projects that the account alone
-/// works on.
+/// Revokes all sessions. If the address was not verified before, it also revokes the keys of
+/// projects that have no other member.
 #[utoipa::path(
     post, path = "/auth/password/reset/confirm", tag = "accounts", operation_id = "auth_password_reset_confirm",
     request_body = ConfirmResetRequest, security(()),
@@ -370,24 +369,24 @@ pub async fn confirm_reset(
     for session in ended {
         app.forget(Forget::Session(session)).await;
     }
-    // Keys may have ended as well.
+    // Keys may have been revoked, too.
     app.forget(Forget::Everybody).await;
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// What was mailed.
+/// Verification request.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({"token": "fp_mail_…"}))]
 pub struct VerifyRequest {
-    /// What was mailed.
+    /// Token from the mail.
     #[schema(value_type = String, max_length = 128)]
     token: SecretString,
 }
 
 impl RequestBody for VerifyRequest {}
 
-/// Prove an address.
+/// Verify an e-mail address.
 #[utoipa::path(
     post, path = "/auth/verify", tag = "accounts", operation_id = "auth_verify",
     request_body = VerifyRequest, security(()),
@@ -410,7 +409,7 @@ pub async fn verify(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Get the mail that proves the address once more.
+/// Resend the verification mail.
 #[utoipa::path(
     post, path = "/auth/verify/send", tag = "accounts", operation_id = "auth_verify_send",
     security(("session" = [])),

@@ -1,4 +1,4 @@
-//! What requests have in common that deal with many jobs: they count first, and begin an operation.
+//! Bulk requests: they count matching jobs first, and then start an operation.
 
 use axum::http::StatusCode;
 use serde::{Deserialize, Serialize};
@@ -21,35 +21,35 @@ use crate::{
     wire::validate::Check,
 };
 
-/// How many jobs there are, and what is done with them.
+/// Number of matching jobs, and the operation that processes them.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct BulkResult {
-    /// How many match, of the 100,000 that were looked at; no more than `max`.
+    /// Matching jobs, of the first 100,000 examined; at most `max`.
     pub count: i64,
-    /// Whether there are more than were looked at.
+    /// Whether there are more jobs than were examined.
     pub is_capped: bool,
-    /// The operation that has begun; null after a dry run.
+    /// The operation that was started; null after a dry run.
     #[schema(required)]
     pub operation: Option<Operation>,
 }
 
-/// What is to be done with many jobs.
+/// A bulk request.
 pub struct BulkRequest {
-    /// The operation.
+    /// The kind of operation.
     pub kind: Kind,
-    /// With which.
+    /// The jobs it selects.
     pub which: Which,
-    /// As the audit log says it.
+    /// The action of the audit entry.
     pub action: &'static str,
-    /// With no more than so many.
+    /// Maximum number of jobs.
     pub max: Option<i64>,
-    /// With no more than so many in a second.
+    /// Maximum jobs per second.
     pub rate_per_second: Option<i32>,
-    /// Whether they are only counted.
+    /// Whether the jobs are only counted.
     pub dry_run: bool,
 }
 
-/// Checks how many, and how fast.
+/// Checks the maximum and the rate.
 pub fn check_pace(max: Option<i64>, rate_per_second: Option<i32>, check: &mut Check) {
     if let Some(max) = max {
         check.range("max", max, 1, limits::MAX_OPERATION_JOBS);
@@ -59,7 +59,7 @@ pub fn check_pace(max: Option<i64>, rate_per_second: Option<i32>, check: &mut Ch
     }
 }
 
-/// Begins an operation on so many jobs, or says how many there are.
+/// Starts an operation, or returns the number of jobs after a dry run.
 ///
 /// # Errors
 /// Those of [`operations::begin`].

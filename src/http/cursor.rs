@@ -1,5 +1,5 @@
-//! Where the next page of a list begins. A cursor is signed over its place, its list and the project: nobody
-//! can make one up, or use one of another list or project.
+//! Cursors of lists. A cursor is signed together with its list and project: it cannot be forged, or
+//! used for another list or project.
 
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
 use chrono::DateTime;
@@ -14,11 +14,11 @@ const SIGNATURE_BYTES: usize = 16;
 /// Bytes of an id.
 const ID_BYTES: usize = size_of::<Uuid>();
 
-/// Which list of which project.
+/// The list and project of a cursor.
 #[derive(Debug, Clone, Copy)]
 pub struct List(pub ProjectId, pub &'static str);
 
-/// A cursor to an id.
+/// A cursor at an id.
 pub fn write_id(app: &App, list: List, id: Uuid) -> String {
     write(app, list, id.as_bytes())
 }
@@ -26,23 +26,23 @@ pub fn write_id(app: &App, list: List, id: Uuid) -> String {
 /// The id of a cursor.
 ///
 /// # Errors
-/// [`Error::Invalid`] when it is not one of ours.
+/// [`Error::Invalid`] when it was not made by us.
 pub fn read_id(app: &App, list: List, cursor: &str) -> Result<Uuid, Error> {
     let bytes = read(app, list, cursor)?;
     Uuid::from_slice(&bytes).map_err(|_| invalid())
 }
 
-/// A cursor to a place in time.
+/// A cursor at a position in time.
 pub fn write_place(app: &App, list: List, place: LetterPosition) -> String {
     let mut bytes = place.id.as_bytes().to_vec();
     bytes.extend(place.died_at.timestamp_micros().to_be_bytes());
     write(app, list, &bytes)
 }
 
-/// The place of a cursor.
+/// The position of a cursor.
 ///
 /// # Errors
-/// [`Error::Invalid`] when it is not one of ours.
+/// [`Error::Invalid`] when it was not made by us.
 pub fn read_place(app: &App, list: List, cursor: &str) -> Result<LetterPosition, Error> {
     let bytes = read(app, list, cursor)?;
     let (id, micros) = bytes.split_at_checked(ID_BYTES).ok_or_else(invalid)?;
@@ -72,7 +72,7 @@ fn invalid() -> Error {
 }
 
 fn sign(app: &App, List(project_id, name): List, place: &[u8]) -> Hmac<Sha256> {
-    // HMAC takes keys of any length.
+    // HMAC accepts keys of any length.
     let mut mac =
         Hmac::<Sha256>::new_from_slice(&app.cursor_key).unwrap_or_else(|_| unreachable!());
     mac.update(&project_id.0.to_be_bytes());

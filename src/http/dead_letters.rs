@@ -1,5 +1,5 @@
-//! `GET /v1/dead-letters`, `GET …/groups`, `POST …/{job_id}/retry` and `DELETE …/{job_id}`: what was given up,
-//! grouped by what failed alike.
+//! `GET /v1/dead-letters`, `GET …/groups`, `POST …/{job_id}/retry` and `DELETE …/{job_id}`: dead
+//! letters, and groups of similar failures.
 
 pub mod bulk;
 
@@ -36,59 +36,59 @@ use crate::{
 
 const DEFAULT_PAGE_DEAD_LETTERS: u32 = 50;
 
-/// A job that was given up.
+/// A dead-lettered job.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct DeadLetter {
-    /// What it has in common with those that failed alike.
+    /// Fingerprint of its group.
     #[schema(example = "6f0a1c52e3b84d0c9d5e7a1b2c3d4e5f")]
     pub fingerprint: String,
-    /// When it was given up.
+    /// When it was dead-lettered.
     pub died_at: DateTime<Utc>,
     /// The job, with its last error; without its attempts.
     pub job: Job,
 }
 
-/// Which dead letters to list.
+/// Filter and page of dead letters.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct DeadLettersQuery {
-    /// Only those of this queue.
+    /// Only dead letters of this queue.
     queue: Option<String>,
-    /// Only those of this type.
+    /// Only dead letters of this job type.
     job_type: Option<String>,
-    /// Only those of this group.
+    /// Only dead letters of this group.
     fingerprint: Option<String>,
-    /// Only those that were given up at this time or later.
+    /// Only dead letters since this time.
     #[serde(default, deserialize_with = "formats::optional_time")]
     died_after: Option<DateTime<Utc>>,
-    /// Only those that were given up before this time.
+    /// Only dead letters before this time.
     #[serde(default, deserialize_with = "formats::optional_time")]
     died_before: Option<DateTime<Utc>>,
-    /// `false`: leave out what jobs carry, `payload` and `result` are null.
+    /// `false` omits `payload` and `result`, which are then null.
     #[param(default = true)]
     payloads: Option<bool>,
-    /// Dead letters on one page. Default: 50.
+    /// Maximum number of dead letters to return. Default: 50.
     #[param(minimum = 1, maximum = 200)]
     limit: Option<u32>,
-    /// `next_cursor` of the page before.
+    /// `next_cursor` of the previous page.
     cursor: Option<String>,
 }
 
 /// A page of dead letters, newest first.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct DeadLetterPage {
-    /// The dead letters.
+    /// Dead letters of the page.
     pub dead_letters: Vec<DeadLetter>,
-    /// Whether there may be more. A page looks at a bounded number of dead letters, so it can be short,
-    /// even empty, and there is more all the same.
+    /// Whether there may be more. A page examines a bounded number of dead letters, so it can be
+    /// short or even empty while there are more.
     pub has_more: bool,
-    /// Where the next page begins.
+    /// Pass it as `cursor` to get the next page.
     #[schema(required)]
     pub next_cursor: Option<String>,
 }
 
-/// Checks a filter as it comes in a query or a body, under `path`.
+/// Checks a filter of a query or body, below `path`.
 fn check_filter(path: &str, filter: &Filter, check: &mut Check) {
     let Filter { queue, job_type, fingerprint: _, died_after, died_before } = filter;
     let field = |name: &str| format!("{path}{name}");
@@ -100,7 +100,7 @@ fn check_filter(path: &str, filter: &Filter, check: &mut Check) {
 
 /// List dead letters.
 ///
-/// Newest first. Go on with `next_cursor` as long as `has_more` is true.
+/// Newest first. Pass `next_cursor` to get the next page while `has_more` is true.
 #[utoipa::path(
     get, path = "/dead-letters", tag = "dead-letters", operation_id = "dead_letters_list",
     security(("api_key" = ["read"]), ("session" = ["viewer"])),
@@ -158,7 +158,7 @@ pub async fn list(
     let mut jobs: HashMap<_, _> = jobs.into_iter().map(|it| (it.id, it)).collect();
     let mut dead_letters = Vec::with_capacity(matching.len());
     for LetterRow { job_id, fingerprint, died_at, .. } in matching {
-        // It came back at this very moment.
+        // It was retried at this very moment.
         let Some(row) = jobs.remove(&job_id) else { continue };
         let error = errors.remove(&(project_id, job_id));
         let job = Job { last_error: error.and_then(JobError::of), ..Job::read(row)? };
@@ -175,40 +175,40 @@ fn hex(fingerprint: Uuid) -> String {
     fingerprint.simple().to_string()
 }
 
-/// Which groups to list.
+/// Page of groups.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct GroupsQuery {
-    /// Groups on one page. Default: 50.
+    /// Maximum number of groups to return. Default: 50.
     #[param(minimum = 1, maximum = 200)]
     limit: Option<u32>,
-    /// `next_cursor` of the page before.
+    /// `next_cursor` of the previous page.
     cursor: Option<String>,
 }
 
-/// Dead letters that failed alike: the type of the job, the type of the error, and the message without
-/// numbers, ids and quoted values.
+/// Dead letters with the same job type, error type, and message (without numbers, ids and quoted
+/// values).
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct DeadLetterGroup {
-    /// What they have in common.
+    /// Fingerprint of the group.
     #[schema(example = "6f0a1c52e3b84d0c9d5e7a1b2c3d4e5f")]
     pub fingerprint: String,
-    /// The type of the jobs.
+    /// Job type.
     pub job_type: String,
-    /// The type of the error, or how the last attempt ended when no worker has reported one.
+    /// Error type, or the outcome of the last attempt if the worker reported none.
     #[schema(required)]
     pub error_type: Option<String>,
-    /// The message of the first of them.
+    /// Message of the first dead letter.
     #[schema(required)]
     pub sample_message: Option<String>,
-    /// The first of them.
+    /// Id of the first dead letter.
     pub sample_job_id: String,
-    /// How many there are now.
+    /// Number of dead letters.
     pub count: i64,
-    /// When the first was given up.
+    /// When the first was dead-lettered.
     pub first_seen_at: DateTime<Utc>,
-    /// When the latest was given up.
+    /// When the latest was dead-lettered.
     pub last_seen_at: DateTime<Utc>,
 }
 
@@ -227,21 +227,21 @@ impl From<GroupRow> for DeadLetterGroup {
     }
 }
 
-/// A page of groups, the latest first.
+/// A page of groups, latest first.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct GroupPage {
-    /// The groups.
+    /// Groups of the page.
     pub groups: Vec<DeadLetterGroup>,
-    /// Whether there are more.
+    /// Whether there are more groups.
     pub has_more: bool,
-    /// Where the next page begins.
+    /// Pass it as `cursor` to get the next page.
     #[schema(required)]
     pub next_cursor: Option<String>,
 }
 
 /// List groups of dead letters.
 ///
-/// The latest first. Retry or purge one by its `fingerprint`.
+/// Latest first. Retry or purge a group by its `fingerprint`.
 #[utoipa::path(
     get, path = "/dead-letters/groups", tag = "dead-letters", operation_id = "dead_letters_groups",
     security(("api_key" = ["read"]), ("session" = ["viewer"])),
@@ -282,8 +282,8 @@ pub async fn groups(
 
 /// Retry a dead letter.
 ///
-/// Its failures count from 0, its attempt grows on, its history stays; the descendants that its end called
-/// off come back with it.
+/// Its failures count from 0 again; attempts and history continue. Descendants that were cancelled
+/// with it are retried, too.
 #[utoipa::path(
     post, path = "/dead-letters/{job_id}/retry", tag = "dead-letters", operation_id = "dead_letters_retry",
     security(("api_key" = ["manage"]), ("session" = ["member"])),
@@ -309,7 +309,7 @@ pub async fn retry(
 
 /// Delete a dead letter.
 ///
-/// For good, with its payload, its history and its logs.
+/// Deletes the job with its payload, history and logs. This cannot be undone.
 #[utoipa::path(
     delete, path = "/dead-letters/{job_id}", tag = "dead-letters", operation_id = "dead_letters_delete",
     security(("api_key" = ["manage"]), ("session" = ["member"])),

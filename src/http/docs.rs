@@ -1,5 +1,6 @@
-//! The documentation, served by every node: every error's `docs_url` and every alert's `runbook_url` leads here. A
-//! browser gets HTML, everybody else the Markdown itself; nothing is loaded from elsewhere.
+//! The documentation, served by every node: the target of each error's `docs_url` and each alert's
+//! `runbook_url`. Browsers get HTML, other clients the Markdown; nothing is loaded from other
+//! sites.
 
 use std::sync::Arc;
 
@@ -16,7 +17,7 @@ use axum::{
 use pulldown_cmark::{CowStr, Event, Options, Parser, Tag, TagEnd, html};
 use rust_embed::RustEmbed;
 
-/// The pages in docs/ and their pictures, by their path below it.
+/// The pages in docs/ and their pictures, by path.
 #[derive(RustEmbed)]
 #[folder = "docs/"]
 #[include = "*.md"]
@@ -30,7 +31,7 @@ pub fn names() -> impl Iterator<Item = String> {
     Pages::iter().filter_map(|it| it.strip_suffix(".md").map(str::to_owned))
 }
 
-/// `/docs/errors` and its like; also with the ending by which the pages link each other.
+/// `/docs/errors` and similar; also with the suffix that links between pages have.
 pub fn routes<S: Clone + Send + Sync + 'static>() -> Router<S> {
     let pictures = Pages::iter().filter(|it| it.ends_with(".png")).filter_map(|it| {
         let file = Pages::get(&it)?;
@@ -53,7 +54,7 @@ pub fn routes<S: Clone + Send + Sync + 'static>() -> Router<S> {
     })
 }
 
-/// A page in both of its forms.
+/// A page in both formats.
 struct DocsPage {
     markdown: Bytes,
     html: Bytes,
@@ -83,7 +84,7 @@ fn escape(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;")
 }
 
-/// Each heading gets the name by which it is linked: its words in lower case, with hyphens.
+/// Each heading gets an anchor: its words in lower case, with hyphens.
 fn to_html(markdown: &str) -> String {
     let mut events: Vec<_> = Parser::new_ext(markdown, Options::ENABLE_TABLES).collect();
     for at in 0..events.len() {

@@ -1,4 +1,4 @@
-//! The face of an error on the native wire: a status, a stable code, and one envelope for all.
+//! Errors of the native API: a status, a stable code, and one body for all.
 
 use axum::{
     Json,
@@ -14,49 +14,49 @@ use crate::{
     wire::errors,
 };
 
-/// Where each code has its section.
+/// The page with a section for each code.
 const ERROR_DOCS: &str = "/docs/errors";
 
-/// The body of every answer that is not a success.
+/// Body of every error response.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 pub struct ErrorBody {
-    /// What went wrong.
+    /// The error.
     pub error: ApiError,
 }
 
-/// What went wrong.
+/// An error.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 pub struct ApiError {
-    /// Stable, for programs.
+    /// Stable code, for programs.
     #[schema(example = "invalid_request")]
     pub code: &'static str,
-    /// For people; may change.
+    /// Message for people; may change.
     pub message: String,
-    /// The same as in `X-Request-Id` and in the server's log.
+    /// Same as in `X-Request-Id` and in the server's log.
     pub request_id: String,
-    /// The fields that break rules.
+    /// Invalid fields.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub details: Vec<ErrorDetail>,
-    /// With a 409 about a job: its state now.
+    /// In a 409 about a job: its current state.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub job_state: Option<JobState>,
-    /// With a 409 about a job: its latest attempt.
+    /// In a 409 about a job: its latest attempt.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub current_attempt: Option<i32>,
-    /// Where the code is explained.
+    /// Documentation of the code.
     #[schema(example = "/docs/errors#invalid_request")]
     pub docs_url: String,
 }
 
-/// A field that breaks a rule.
+/// An invalid field.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 pub struct ErrorDetail {
-    /// Where it is, as a path.
+    /// Path of the field.
     #[schema(example = "jobs[3].queue")]
     pub field: String,
-    /// Which rule it breaks.
+    /// What is wrong with it.
     pub message: String,
 }
 
@@ -126,7 +126,7 @@ pub fn status(error: &Error) -> StatusCode {
     status_and_code(error).0
 }
 
-/// The error as callers read it.
+/// The error as callers see it.
 #[must_use]
 pub fn info(error: &Error, request_id: &str) -> ApiError {
     let (_, code) = status_and_code(error);
@@ -149,7 +149,7 @@ pub fn info(error: &Error, request_id: &str) -> ApiError {
     }
 }
 
-/// Writes the body of a failed answer.
+/// Writes the body of an error response.
 #[must_use]
 pub fn render(error: &Error, request_id: &str, mut response: Response) -> Response {
     let body = Json(ErrorBody { error: info(error, request_id) });

@@ -4,12 +4,12 @@ use axum::extract::State;
 
 use crate::{app::App, error::Error, store};
 
-/// The process runs.
+/// Liveness: the process runs.
 pub async fn live() -> &'static str {
     "ok\n"
 }
 
-/// The node can serve: it is not stopping, and its store answers and has this binary's schema.
+/// Readiness: the node is not stopping, and its database answers and has this binary's schema.
 pub async fn ready(State(app): State<App>) -> Result<&'static str, Error> {
     if app.engine.stopping.is_cancelled() {
         return Err(Error::NotReady("the node is stopping"));

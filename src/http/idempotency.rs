@@ -1,6 +1,6 @@
-//! `Idempotency-Key`: the same request again is answered as the first time, and what it makes is made
-//! once. A new request gets a seed from which the ids of what it makes come; a request that broke off
-//! in the middle runs again from the same seed, and finds what is there already.
+//! `Idempotency-Key`: a repeated request gets the first answer and has no further effect. Each new
+//! request gets a seed from which the ids of what it creates are derived. A request that was
+//! interrupted runs again from the same seed, and finds what exists already.
 
 use std::future::Future;
 
@@ -29,18 +29,18 @@ use crate::{
 const HEADER: &str = "Idempotency-Key";
 const REPLAY_HEADER: HeaderName = HeaderName::from_static("idempotent-replay");
 
-/// Where the ids of what a request makes come from.
+/// The seed of the ids that a request creates.
 #[derive(Debug, Clone, Copy)]
 pub struct Ids(Option<Uuid>);
 
 impl Ids {
-    /// The id of the job of this number.
+    /// The id of the job with this index.
     #[must_use]
     pub fn job(self, number: usize) -> JobId {
         self.0.map_or_else(JobId::generate, |seed| JobId::derived(seed, number as u64))
     }
 
-    /// The id of the recurring schedule.
+    /// The id of the schedule.
     #[must_use]
     pub fn schedule(self) -> ScheduleId {
         self.0.map_or_else(ScheduleId::generate, ScheduleId::derived)
@@ -59,7 +59,7 @@ impl Ids {
     }
 }
 
-/// An answer that can be kept.
+/// An answer that can be stored.
 #[derive(Debug)]
 pub struct Answer {
     status: StatusCode,
@@ -68,10 +68,10 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// Something was made; `location` leads to it.
+    /// Something was created; `location` is its path.
     ///
     /// # Errors
-    /// [`Error::Internal`] when the body is no JSON after all.
+    /// [`Error::Internal`] when the body is not JSON.
     pub fn new(
         status: StatusCode,
         location: Option<String>,
@@ -93,10 +93,10 @@ impl Answer {
     }
 }
 
-/// The key that came with a request, in the header or in the body. Quotes around it are dropped.
+/// The key of a request, from the header or the body. Quotes around it are removed.
 ///
 /// # Errors
-/// [`Error::Invalid`] when it is too long, no printable ASCII, or not the same in both places.
+/// [`Error::Invalid`] when it is too long, not printable ASCII, or differs between header and body.
 pub fn key(headers: &HeaderMap, in_body: Option<&str>) -> Result<Option<String>, Error> {
     let refuse = |message: &str| Err(Error::invalid(HEADER, message));
     let mut values = headers.get_all(HEADER).iter();
@@ -124,7 +124,7 @@ pub fn key(headers: &HeaderMap, in_body: Option<&str>) -> Result<Option<String>,
     Ok(Some(key.to_owned()))
 }
 
-/// Runs a request once for its key, and answers as then whenever it comes again.
+/// Runs a request once for its key, and repeats the answer afterwards.
 ///
 /// # Errors
 /// [`Error::IdempotencyKeyReuse`] when the key came with another request, and
@@ -174,8 +174,8 @@ where
     result.map(Answer::into_response)
 }
 
-/// What depends on the request alone. Who may ask, how often, and whether the store answers is another
-/// matter the next time.
+/// Errors that depend on the request alone. Permissions, rate limits and the database may be
+/// different next time.
 fn is_kept(status: StatusCode) -> bool {
     matches!(status, StatusCode::BAD_REQUEST | StatusCode::CONFLICT | StatusCode::PAYLOAD_TOO_LARGE)
 }

@@ -1,4 +1,5 @@
-//! `/v1/invitations`: for whoever has the token of one. Inviting is in `members.rs`.
+//! `/v1/invitations`: for the holder of an invitation's token. Creating invitations is in
+//! `members.rs`.
 
 use axum::{Extension, Json as Reply, extract::State};
 use chrono::{DateTime, Utc};
@@ -18,35 +19,35 @@ use crate::{
     wire::extract::{Json, RequestBody},
 };
 
-/// What an invitation's mail brought.
+/// Token of an invitation.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({"token": "fp_mail_…"}))]
 pub struct InvitationToken {
-    /// The invitation's token.
+    /// Token from the mail.
     #[schema(value_type = String, max_length = 128)]
     token: SecretString,
 }
 
 impl RequestBody for InvitationToken {}
 
-/// What an invitation leads to.
+/// Content of an invitation.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct InvitationPreview {
-    /// The project's name.
+    /// Name of the project.
     #[schema(example = "Acme")]
     pub project_name: String,
-    /// To whom it was sent.
+    /// Invited address.
     pub email: String,
-    /// What they would be.
+    /// Role in the project.
     pub role: Role,
-    /// Until when it can be accepted.
+    /// When the invitation expires.
     pub expires_at: DateTime<Utc>,
 }
 
-/// Look at an invitation.
+/// Preview an invitation.
 ///
-/// Before it is accepted: it stays as it is. Whoever has the token may look, with or without an account.
+/// Does not change it, and needs no account.
 #[utoipa::path(
     post, path = "/invitations/preview", tag = "accounts", operation_id = "invitations_preview",
     request_body = InvitationToken, security(()),

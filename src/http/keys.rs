@@ -1,5 +1,5 @@
-//! `/v1/keys`: what opens a project. A key is seen once, when it is made; nobody makes one that may do more, or
-//! lasts longer, than they do themselves.
+//! `/v1/keys`: API keys. A key is shown once, when it is created. It never has more rights, or a
+//! longer life, than its creator.
 
 pub mod revoke;
 
@@ -35,19 +35,19 @@ use crate::{
 
 const DEFAULT_PAGE_KEYS: u32 = 50;
 
-/// Whether a key opens its project.
+/// State of a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum KeyState {
-    /// It does.
+    /// Valid.
     Live,
-    /// Not any more: its time was over.
+    /// Expired.
     Expired,
-    /// Not any more: somebody revoked it.
+    /// Revoked.
     Revoked,
 }
 
-/// Calls a minute that a key has for itself, beside its project's.
+/// Own rate limits of a key, per minute, besides those of its project.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct KeyRateLimits {
@@ -59,7 +59,7 @@ pub struct KeyRateLimits {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 1, maximum = 1_000_000, nullable = false)]
     pub work_per_minute: Option<i32>,
-    /// All others.
+    /// All other calls.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 1, maximum = 1_000_000, nullable = false)]
     pub manage_per_minute: Option<i32>,
@@ -68,29 +68,29 @@ pub struct KeyRateLimits {
 /// An API key, without its secret.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct ApiKey {
-    /// Its id; not the key itself.
+    /// Id of the key; not the key itself.
     #[schema(example = "key_01m7w3ha3aextt8pkwwdmxsmqw")]
     pub id: String,
-    /// What it is called.
+    /// Name.
     pub name: String,
-    /// How it begins and ends.
+    /// First and last characters of the key.
     #[schema(example = "fp_live_4xZq…9aBc")]
     pub shown: String,
-    /// Whether it opens its project.
+    /// State of the key.
     pub state: KeyState,
-    /// What it may be used for.
+    /// Scopes.
     pub scopes: Vec<Scope>,
-    /// Its own limits.
+    /// Own rate limits.
     pub rate_limits: KeyRateLimits,
-    /// When it was made.
+    /// When it was created.
     pub created_at: DateTime<Utc>,
-    /// Who made it: an account's or a key's id; null: an operator.
+    /// Creator: id of an account or key; null: an operator.
     #[schema(required)]
     pub created_by: Option<String>,
     /// When it was last used, to within some seconds.
     #[schema(required)]
     pub last_used_at: Option<DateTime<Utc>>,
-    /// When it ends by itself.
+    /// When it expires.
     #[schema(required)]
     pub expires_at: Option<DateTime<Utc>>,
     /// When it was revoked.
@@ -125,13 +125,13 @@ impl From<ListedKey> for ApiKey {
     }
 }
 
-/// A key that was made.
+/// A created key.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct CreatedApiKey {
-    /// The key itself: the only time that it is seen.
+    /// The key itself. It is shown only once.
     #[schema(example = "fp_live_…")]
     pub secret: String,
-    /// What is known of it from now on.
+    /// The key's properties.
     pub key: ApiKey,
 }
 
@@ -141,26 +141,26 @@ impl From<MadeKey> for CreatedApiKey {
     }
 }
 
-/// Which keys to list.
+/// Page of keys.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct KeysQuery {
-    /// Keys on one page. Default: 50.
+    /// Maximum number of keys to return. Default: 50.
     #[param(minimum = 1, maximum = 200)]
     limit: Option<u32>,
-    /// `next_cursor` of the page before.
+    /// `next_cursor` of the previous page.
     cursor: Option<String>,
 }
 
 /// A page of keys.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct KeyPage {
-    /// Newest first, those included that open nothing any more.
+    /// Newest first, including expired and revoked ones.
     pub keys: Vec<ApiKey>,
-    /// Whether there are more.
+    /// Whether there are more keys.
     pub has_more: bool,
-    /// Where the next page begins.
+    /// Pass it as `cursor` to get the next page.
     #[schema(required)]
     pub next_cursor: Option<String>,
 }
@@ -197,23 +197,23 @@ pub async fn list(
     Ok(Reply(KeyPage { keys, has_more, next_cursor }))
 }
 
-/// A key to make.
+/// A key to create.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({"name": "billing worker", "preset": "worker"}))]
 pub struct CreateKeyRequest {
-    /// What to call it.
+    /// Name.
     #[schema(min_length = 1, max_length = 100)]
     name: String,
-    /// What it may be used for. Default: all that you may give.
+    /// Scopes. Default: all that you may grant.
     #[schema(min_items = 1, max_items = 4)]
     scopes: Option<Vec<Scope>>,
-    /// Scopes that go together. Instead of `scopes`.
+    /// A named set of scopes. Alternative to `scopes`.
     preset: Option<KeyPreset>,
-    /// When it ends by itself, at most ten years ahead. Default: never, or when the key ends that makes it.
+    /// When it expires, at most ten years ahead. Default: never, or with the key that creates it.
     #[serde(default, deserialize_with = "formats::optional_time")]
     expires_at: Option<DateTime<Utc>>,
-    /// Calls a minute that it has for itself.
+    /// Own rate limits, per minute.
     #[schema(value_type = Option<KeyRateLimits>)]
     rate_limits: Option<Object<KeyRateLimits>>,
 }
@@ -259,7 +259,7 @@ impl CreateKeyRequest {
     }
 }
 
-/// When a key ends: as wanted, but not after the key that makes it.
+/// When a key expires: as requested, but not after the key that creates it.
 fn earliest(wanted: Option<DateTime<Utc>>, who: &Who) -> Option<DateTime<Utc>> {
     let own = match who {
         Who::Key(it, _) => it.owner.expires_at,
@@ -268,8 +268,8 @@ fn earliest(wanted: Option<DateTime<Utc>>, who: &Who) -> Option<DateTime<Utc>> {
     [wanted, own].into_iter().flatten().min()
 }
 
-/// Looks once more whether the caller may, with its row locked: what it was when the request began may be over. Answers
-/// with when its key ends.
+/// Checks the caller's rights again, with its row locked: they may have changed since the request
+/// began. Returns when its key expires.
 async fn check_again(
     conn: &mut sqlx::PgConnection,
     caller: &Caller<Administer>,
@@ -293,7 +293,7 @@ async fn check_again(
     }
 }
 
-/// What the audit log shows of a key.
+/// The audit log's view of a key.
 fn facts(key: &ListedKey) -> String {
     let shown = format!("{}…{}", key.shown_prefix, key.shown_end);
     json!({
@@ -302,10 +302,10 @@ fn facts(key: &ListedKey) -> String {
     .to_string()
 }
 
-/// Make a key.
+/// Create a key.
 ///
-/// The key itself is in the answer, and nowhere else: so this is no request that can be repeated with an
-/// `Idempotency-Key`.
+/// The key itself is in the answer and nowhere else. Therefore this request cannot be repeated with
+/// an `Idempotency-Key`.
 #[utoipa::path(
     post, path = "/keys", tag = "keys", operation_id = "keys_create",
     security(("api_key" = ["manage"]), ("session" = ["admin"])),
@@ -388,19 +388,19 @@ pub async fn get(
     Ok(Reply(row.ok_or(Error::KeyNotFound)?.into()))
 }
 
-/// Another name.
+/// A new name.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({"name": "worker on host 7"}))]
 pub struct ChangeKeyRequest {
-    /// What to call it. What a key may do never changes: make another.
+    /// Name. Rights of a key never change: create another one.
     #[schema(min_length = 1, max_length = 100)]
     name: String,
 }
 
 impl RequestBody for ChangeKeyRequest {}
 
-/// Give a key another name.
+/// Rename a key.
 #[utoipa::path(
     patch, path = "/keys/{key_id}", tag = "keys", operation_id = "keys_change",
     security(("api_key" = ["manage"]), ("session" = ["admin"])),

@@ -1,4 +1,5 @@
-//! `/v1/limits`: every limit of a project, how much of it is used, and when it is whole again.
+//! `/v1/limits`: every limit of a project, its usage, and when a rate limit is fully available
+//! again.
 
 use axum::{Json as Reply, extract::State};
 use serde::{Deserialize, Serialize};
@@ -13,33 +14,33 @@ use crate::{
     store,
 };
 
-/// What a limit limits.
+/// Kind of a limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum LimitKind {
-    /// Calls in a window.
+    /// Calls in a time window.
     Rate,
-    /// Things that there are at a time.
+    /// Number of things at the same time.
     Quota,
-    /// One value of each thing.
+    /// Maximum of a single value.
     Bound,
 }
 
 /// A limit.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct LimitStatus {
-    /// Its name; a plan's limits are called as in the file of plans.
+    /// Name; a plan's limits are named as in the plans file.
     #[schema(example = "produce_per_minute")]
     pub name: String,
-    /// What it limits.
+    /// Kind.
     pub kind: LimitKind,
-    /// How much; null: any number.
+    /// Maximum; null: unlimited.
     #[schema(required)]
     pub limit: Option<i64>,
-    /// How much of it is used; null: that makes no sense, or is not counted.
+    /// Current usage; null: not counted.
     #[schema(required)]
     pub used: Option<i64>,
-    /// For a rate: seconds until it is whole again.
+    /// For a rate: seconds until it is fully available again.
     #[schema(required)]
     pub reset_seconds: Option<u32>,
 }
@@ -47,10 +48,10 @@ pub struct LimitStatus {
 /// A project's limits.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct LimitList {
-    /// Its plan.
+    /// Plan.
     #[schema(example = "free")]
     pub plan: String,
-    /// Every limit.
+    /// All limits.
     pub limits: Vec<LimitStatus>,
 }
 
@@ -74,9 +75,9 @@ fn bound(name: &'static str, limit: i64) -> LimitStatus {
     }
 }
 
-/// See your limits.
+/// Read your limits.
 ///
-/// With how much of each is used, and when a rate is whole again. A key with limits of its own sees the tighter.
+/// With current usage. A key with its own rate limits sees the tighter ones.
 #[utoipa::path(
     get, path = "/limits", tag = "limits", operation_id = "limits_list",
     security(("api_key" = []), ("session" = ["viewer"])),

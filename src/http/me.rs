@@ -1,4 +1,4 @@
-//! `/v1/me`: what an account can see of itself, and its end. For sessions only.
+//! `/v1/me`: the caller's account, its sessions, export and deletion. For sessions only.
 
 use axum::{Json as Reply, extract::State, http::StatusCode};
 use chrono::{DateTime, Utc};
@@ -16,17 +16,17 @@ use crate::{
     wire::extract::{Json, RequestBody, SessionInPath},
 };
 
-/// Projects that one answer shows, the oldest.
+/// Maximum number of projects in one answer, oldest first.
 const MAX_SHOWN_PROJECTS: i64 = 1_000;
-/// Entries of audit logs that an export shows, of each project the newest first.
+/// Maximum number of audit entries in an export; of each project the newest first.
 const MAX_EXPORTED_ENTRIES: i64 = 1_000;
 
-/// Who is calling.
+/// The caller.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct Me {
     /// The account.
     pub account: Account,
-    /// The session that asks.
+    /// Id of the calling session.
     #[schema(example = "sess_01m7w3ha3aextt8pkwwdmxsmqw")]
     pub session_id: String,
     /// Projects that the account is a member of.
@@ -41,7 +41,7 @@ async fn find(app: &App, person: Person) -> Result<(Account, Vec<Membership>), E
     Ok((account.into(), memberships))
 }
 
-/// See who you are.
+/// Read your account.
 #[utoipa::path(
     get, path = "/me", tag = "accounts", operation_id = "me_get", security(("session" = [])),
     responses((status = 200, description = "You.", body = Me), (status = 401, description = "No live session.", body = ErrorBody)),
@@ -55,21 +55,21 @@ pub async fn get(person: Person, State(app): State<App>) -> Result<Reply<Me>, Er
 /// A session.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct Session {
-    /// Its id.
+    /// Id of the session.
     #[schema(example = "sess_01m7w3ha3aextt8pkwwdmxsmqw")]
     pub id: String,
-    /// Whether it is the one that asks.
+    /// Whether it is the calling session.
     pub is_current: bool,
-    /// When it began.
+    /// When it started.
     pub created_at: DateTime<Utc>,
     /// When it was last refreshed.
     pub last_used_at: DateTime<Utc>,
-    /// When it ends at the latest.
+    /// When it expires at the latest.
     pub expires_at: DateTime<Utc>,
-    /// What its client said that it is.
+    /// User agent of its client.
     #[schema(required)]
     pub user_agent: Option<String>,
-    /// Where it was begun from.
+    /// IP address of its login.
     #[schema(required)]
     pub address: Option<String>,
 }
@@ -91,7 +91,7 @@ impl Session {
 /// An account's sessions.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct SessionList {
-    /// Those that go on, newest first.
+    /// Live sessions, newest first.
     pub sessions: Vec<Session>,
 }
 
@@ -108,7 +108,7 @@ pub async fn sessions(person: Person, State(app): State<App>) -> Result<Reply<Se
     Ok(Reply(SessionList { sessions }))
 }
 
-/// End one of your sessions.
+/// Revoke one of your sessions.
 #[utoipa::path(
     delete, path = "/me/sessions/{session_id}", tag = "accounts", operation_id = "me_end_session", security(("session" = [])),
     params(("session_id" = String, Path, description = "The session.", example = "sess_01m7w3ha3aextt8pkwwdmxsmqw")),
@@ -132,16 +132,16 @@ pub async fn end_session(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Everything that is kept about an account.
+/// All data of an account.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct AccountExport {
     /// The account.
     pub account: Account,
-    /// Its sessions.
+    /// Sessions.
     pub sessions: Vec<Session>,
     /// Projects that it is a member of.
     pub projects: Vec<Project>,
-    /// What it has done in them: at most 1,000 entries, of each project the newest first.
+    /// Audit entries of the account: at most 1,000, of each project the newest first.
     pub audit_entries: Vec<AuditEntry>,
 }
 
@@ -174,12 +174,12 @@ pub async fn export(person: Person, State(app): State<App>) -> Result<Reply<Acco
     Ok(Reply(AccountExport { account, sessions, projects, audit_entries }))
 }
 
-/// The end of an account.
+/// Account deletion.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({"password": "quiet otters borrow umbrellas"}))]
 pub struct DeleteAccountRequest {
-    /// The password, once more.
+    /// Password, as a confirmation.
     #[schema(value_type = String, max_length = 128)]
     password: SecretString,
 }
@@ -188,8 +188,8 @@ impl RequestBody for DeleteAccountRequest {}
 
 /// Delete your account.
 ///
-/// Projects that nobody else is a member of go with it, with all their jobs; keys stop within five seconds. A
-/// project with other members needs another owner first.
+/// Projects without another member are deleted with it, including all jobs; their keys stop working
+/// within five seconds. A project with other members needs another owner first.
 #[utoipa::path(
     post, path = "/me/delete", tag = "accounts", operation_id = "me_delete", security(("session" = [])),
     request_body = DeleteAccountRequest,

@@ -1,4 +1,4 @@
-//! `/v1/projects/{project}/members` and `…/invitations`: who works on a project. For sessions only.
+//! `/v1/projects/{project}/members` and `…/invitations`: members of a project. For sessions only.
 
 use axum::{Json as Reply, extract::State, http::StatusCode};
 use chrono::{DateTime, Utc};
@@ -30,11 +30,11 @@ pub struct Member {
     /// The account.
     #[schema(example = "acct_01m7w3ha3aextt8pkwwdmxsmqw")]
     pub account_id: String,
-    /// Its address.
+    /// E-mail address.
     pub email: String,
-    /// What it is in the project.
+    /// Role in the project.
     pub role: Role,
-    /// Since when.
+    /// Member since.
     pub created_at: DateTime<Utc>,
 }
 
@@ -52,11 +52,11 @@ impl From<members::Member> for Member {
 /// Members.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct MemberList {
-    /// The oldest first.
+    /// Oldest first.
     pub members: Vec<Member>,
 }
 
-/// List the members.
+/// List members.
 #[utoipa::path(
     get, path = "/members", tag = "projects", operation_id = "members_list", security(("session" = ["viewer"])),
     params(("project" = String, Path, description = "The project's id or slug.", example = "acme")),
@@ -72,7 +72,7 @@ pub async fn list(
     Ok(Reply(MemberList { members: rows.into_iter().map(Member::from).collect() }))
 }
 
-/// Who is asking: no key is a member.
+/// The calling account: no key is a member.
 fn only_members(caller: &Caller<Anybody>) -> Result<(), Error> {
     match &caller.who {
         Who::Member(..) => Ok(()),
@@ -80,20 +80,20 @@ fn only_members(caller: &Caller<Anybody>) -> Result<(), Error> {
     }
 }
 
-/// Another role.
+/// A new role.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({"role": "viewer"}))]
 pub struct ChangeMemberRequest {
-    /// What they are from now on.
+    /// New role.
     role: Role,
 }
 
 impl RequestBody for ChangeMemberRequest {}
 
-/// Give a member another role.
+/// Change a member's role.
 ///
-/// Nobody gives or takes more than they have themselves; a project keeps an owner.
+/// You cannot grant or revoke a role above your own; a project keeps at least one owner.
 #[utoipa::path(
     patch, path = "/members/{account_id}", tag = "projects", operation_id = "members_change", security(("session" = ["admin"])),
     params(
@@ -123,7 +123,7 @@ pub async fn change(
     member.map(|it| Reply(it.into())).ok_or(Error::MemberNotFound)
 }
 
-/// Changes a membership, or ends it, and writes it down.
+/// Changes or ends a membership, and writes the audit entry.
 async fn set_role<P>(
     app: &App,
     caller: &Caller<P>,
@@ -135,7 +135,7 @@ async fn set_role<P>(
     let roles = members::lock_roles(&mut tx, caller.project_id).await?;
     let role_of = |name: &str| Role::of_name(name);
     let role_now = |id: AccountId| roles.iter().find(|it| it.0 == id).and_then(|it| role_of(&it.1));
-    // What the caller was when the request began may be over.
+    // The caller's role may have changed since the request began.
     let actor = caller.who.account_id().and_then(role_now).ok_or(Error::ProjectNotFound)?;
     let from = role_now(id).ok_or(Error::MemberNotFound)?;
     let is_leaving = to.is_none() && caller.who.id() == id.to_string();
@@ -151,7 +151,7 @@ async fn set_role<P>(
         None => members::delete(&mut tx, caller.project_id, id).await?,
     }
     if to < Some(from) {
-        // What they have offered in the project's name was theirs to offer as what they were.
+        // Invitations that the member made with the old role end with it.
         members::uninvite_by(&mut tx, caller.project_id, id).await?;
     }
     let facts = |role: Role| json!({ "role": role }).to_string();
@@ -170,7 +170,7 @@ async fn set_role<P>(
 
 /// Remove a member.
 ///
-/// Everybody may remove themselves; a project keeps an owner.
+/// Every member may leave; a project keeps at least one owner.
 #[utoipa::path(
     delete, path = "/members/{account_id}", tag = "projects", operation_id = "members_remove", security(("session" = ["viewer"])),
     params(
@@ -193,19 +193,19 @@ pub async fn remove(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// An invitation that can be accepted.
+/// An open invitation.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct Invitation {
-    /// Its id.
+    /// Id of the invitation.
     #[schema(example = "inv_01m7w3ha3aextt8pkwwdmxsmqw")]
     pub id: String,
-    /// To whom.
+    /// Invited address.
     pub email: String,
-    /// What they would be.
+    /// Role in the project.
     pub role: Role,
-    /// Since when.
+    /// When it was created.
     pub created_at: DateTime<Utc>,
-    /// Until when.
+    /// When it expires.
     pub expires_at: DateTime<Utc>,
 }
 
@@ -224,11 +224,11 @@ impl From<members::Invitation> for Invitation {
 /// Invitations.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct InvitationList {
-    /// The oldest first.
+    /// Oldest first.
     pub invitations: Vec<Invitation>,
 }
 
-/// List the invitations.
+/// List invitations.
 #[utoipa::path(
     get, path = "/invitations", tag = "projects", operation_id = "invitations_list", security(("session" = ["admin"])),
     params(("project" = String, Path, description = "The project's id or slug.", example = "acme")),
@@ -243,30 +243,30 @@ pub async fn invitations(
     Ok(Reply(InvitationList { invitations: rows.into_iter().map(Invitation::from).collect() }))
 }
 
-/// Recipient to invite.
+/// Invitation request.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({"email": "grace@example.com", "role": "member"}))]
 pub struct InviteRequest {
-    /// Where they read mail.
+    /// E-mail address.
     #[schema(min_length = 3, max_length = 254)]
     email: String,
-    /// What they are to be.
+    /// Role in the project.
     role: Role,
 }
 
 impl RequestBody for InviteRequest {}
 
-/// An invitation that was made.
+/// A created invitation.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct CreatedInvitation {
     /// The invitation.
     pub invitation: Invitation,
-    /// Whoever has this may accept it: the only time that it is shown. It is mailed, too.
+    /// Token that accepts the invitation. It is shown only once, and also mailed.
     pub token: String,
 }
 
-/// Invite somebody.
+/// Invite a member.
 #[utoipa::path(
     post, path = "/invitations", tag = "projects", operation_id = "invitations_create", security(("session" = ["admin"])),
     params(("project" = String, Path, description = "The project's id or slug.", example = "acme")),
@@ -299,7 +299,8 @@ pub async fn invite(
     if members::count(&mut tx, caller.project_id).await? >= max {
         return Err(Error::QuotaExceeded { what: "members and open invitations", max });
     }
-    // One that is not used yet is replaced: whoever was invited as more must not keep that.
+    // An open invitation for the address is replaced: an earlier one with a higher role must not
+    // stay valid.
     members::uninvite_address(&mut tx, caller.project_id, &email).await?;
     let row = members::invite(
         &mut tx,
@@ -332,7 +333,7 @@ pub async fn invite(
     Ok((StatusCode::CREATED, Reply(CreatedInvitation { invitation: row.into(), token })))
 }
 
-/// Take an invitation back.
+/// Revoke an invitation.
 #[utoipa::path(
     delete, path = "/invitations/{invitation_id}", tag = "projects", operation_id = "invitations_revoke", security(("session" = ["admin"])),
     params(

@@ -1,4 +1,4 @@
-//! What every request passes through: an id, a task of its own, a measure, and one shape for errors.
+//! What every request passes through: an id, a task of its own, metrics, and one shape for errors.
 
 use std::{net::IpAddr, sync::Arc, time::Instant};
 
@@ -32,19 +32,19 @@ use crate::{
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
-/// Where a proxy says whom it speaks for.
+/// The header in which a proxy names its client.
 const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
-/// Below this are the reference and the documentation.
+/// Prefix of the reference and the documentation.
 const DOCS: &str = "/docs";
-/// Below this are the console's pages.
+/// Prefix of the console's pages.
 const CONSOLE: &str = "/console";
 /// Headers that every answer gets, and a few of its own.
 const MAX_OWN_HEADERS: usize = 10;
-/// Characters of a request id that a caller may choose.
+/// Maximum characters of a request id chosen by the caller.
 const MAX_REQUEST_ID_CHARS: usize = 128;
 
-/// Runs the handler in a task of its own, so that a client that vanishes cannot stop it in the
-/// middle of a statement; what it was doing is done, and [`ClientGone`] tells those who wait.
+/// Runs the handler in a task of its own, so that a client that disconnects cannot stop it in the
+/// middle of a statement. Its work completes, and [`ClientGone`] tells handlers that wait.
 pub async fn detach(
     State(handlers): State<TaskTracker>,
     mut request: Request,
@@ -78,7 +78,7 @@ pub async fn observe(mut request: Request, next: Next) -> Response {
     let mut response = next.run(request).await;
     let mut failure =
         response.extensions_mut().remove::<ErrorResponse>().map(|ErrorResponse(it)| it);
-    // What no wire has told: it happened outside of all, or on the native one.
+    // An error that no adapter has rendered: it belongs to the native API, or to no route.
     if let Some(untold) = response.extensions_mut().remove::<Error>() {
         response = error::render(&untold, &request_id, response);
         failure = Some(untold);
@@ -107,26 +107,26 @@ pub async fn observe(mut request: Request, next: Next) -> Response {
     response
 }
 
-/// Proxies whose word about their clients is believed.
+/// Proxies whose forwarded addresses are trusted.
 #[derive(Debug, Clone, Default)]
 pub struct Proxies(Arc<[IpNet]>);
 
 impl Proxies {
-    /// These.
+    /// From these networks.
     #[must_use]
     pub fn new(proxies: Vec<IpNet>) -> Self {
         Self(proxies.into())
     }
 
-    /// Whether this is one of them.
+    /// Whether this address is one of them.
     #[must_use]
     pub fn has(&self, address: IpAddr) -> bool {
         let address = address.to_canonical();
         self.0.iter().any(|it| it.contains(&address))
     }
 
-    /// Who called: the connection's other end, or, when that is one of these, the last address that it was told
-    /// and that is none of these.
+    /// The client's address: that of the connection, or, if it is a trusted proxy, the last
+    /// forwarded address that is not one.
     #[must_use]
     pub fn client(&self, peer: IpAddr, headers: &HeaderMap) -> IpAddr {
         if !self.has(peer) {
@@ -134,7 +134,8 @@ impl Proxies {
         }
         let told = headers.get_all(FORWARDED_FOR).iter().map(|it| it.to_str().unwrap_or(""));
         let told: Vec<&str> = told.flat_map(|it| it.split(',')).collect();
-        // From the right: what stands further left was said by whoever calls. What cannot be read ends it.
+        // From the right: entries further left come from the client itself. An unreadable entry
+        // ends the search.
         let read = told.into_iter().rev().map_while(read_address);
         read.into_iter().find(|it| !self.has(*it)).unwrap_or(peer)
     }
@@ -148,7 +149,7 @@ fn read_address(text: &str) -> Option<IpAddr> {
     text.parse().ok().or_else(socket).or_else(bracketed)
 }
 
-/// Who calls, for whoever asks: see [`crate::accounts::Client`].
+/// The client of a request: see [`crate::accounts::Client`].
 fn find_client(request: &mut Request, request_id: &str) {
     let proxies = request.extensions().get::<Proxies>().cloned().unwrap_or_default();
     if let Some(ClientAddress(peer)) = request.extensions().get().copied() {
@@ -177,14 +178,14 @@ fn write_limits(headers: &mut HeaderMap, budget: &str, standing: Standing) {
     set(HeaderName::from_static("ratelimit"), limit);
 }
 
-/// What a browser may do with an answer.
+/// Content security policy of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Policy {
-    /// Nothing: it is no page.
+    /// Nothing is allowed: it is no page.
     Nothing,
-    /// The reference's own scripts and styles, some of them in the page itself.
+    /// The API reference's own scripts and styles, some of them inline.
     Docs,
-    /// The console's own files, and nothing in the page itself.
+    /// The console's own files, nothing inline.
     Console,
 }
 
@@ -200,7 +201,8 @@ impl Policy {
         }
     }
 
-    /// With `no-referrer`, a browser hides the origin of a form even from the page's own server, which has to know it.
+    /// With `no-referrer`, a browser hides the origin of a form even from the page's own server,
+    /// which must check it.
     const fn referrer(self) -> &'static str {
         match self {
             Self::Nothing | Self::Docs => "no-referrer",
@@ -223,9 +225,9 @@ impl Policy {
     }
 }
 
-/// What every answer tells browsers: the API is no page, is kept nowhere, and is framed by nobody.
+/// Security headers of every answer: the API is no page, is not cached, and is never framed.
 fn secure(headers: &mut HeaderMap, policy: Policy) {
-    // All of them at once, with those that follow.
+    // All of them, together with the following ones.
     headers.reserve(MAX_OWN_HEADERS);
     headers.insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static(policy.text()));
     headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
@@ -246,7 +248,7 @@ fn chosen_id(request: &Request) -> Option<String> {
     is_sane.then(|| id.to_owned())
 }
 
-/// A client may invent methods; metrics have no label whose values a client can invent.
+/// A client may invent methods; no metric has a label whose values a client can invent.
 fn method_label(method: &Method) -> &'static str {
     match method.as_str() {
         "GET" => "GET",
@@ -269,7 +271,7 @@ fn measure(route: &str, method: &'static str, status: StatusCode, started: Insta
         .record(started.elapsed().as_secs_f64());
 }
 
-/// What logs say of a request.
+/// What logs say about a request.
 struct About<'a> {
     route: &'a str,
     method: &'static str,
@@ -279,8 +281,8 @@ struct About<'a> {
     trace_id: Option<String>,
 }
 
-/// One line a request: failures of ours loudly, mistakes of callers plainly, successes only when
-/// asked for, because there are thousands a second.
+/// One line per request: server errors as errors, client errors as information, successes only at
+/// debug level, because there are thousands per second.
 fn log(about: &About<'_>, failure: Option<&Error>) {
     let About { route, method, request_id, .. } = *about;
     let trace_id = about.trace_id.as_deref();
@@ -333,7 +335,7 @@ mod tests {
         };
         assert_eq!(client("192.0.2.9", "198.51.100.1"), "192.0.2.9");
         assert_eq!(client("10.0.0.1", "198.51.100.1"), "198.51.100.1");
-        // What stands before was said by the client itself.
+        // Entries to the left come from the client itself.
         assert_eq!(client("10.0.0.1", "203.0.113.7, 198.51.100.1"), "198.51.100.1");
         assert_eq!(client("10.0.0.1", "198.51.100.1, 10.0.0.1"), "198.51.100.1");
         assert_eq!(client("10.0.0.1", "nonsense"), "10.0.0.1");

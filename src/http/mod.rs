@@ -1,4 +1,4 @@
-//! The native wire: parse, call the engine, answer. No SQL, no rules. The path of a file is the path
+//! The native API: parse, call the engine, answer. No SQL, no rules. The path of a file is the path
 //! of its routes.
 
 #![warn(missing_docs)]
@@ -40,8 +40,8 @@ use utoipa_axum::{router::OpenApiRouter, routes};
 
 use crate::{app::App, error::Error};
 
-/// The routes of the data plane, all in one table. They answer twice: under `/v1`, and under
-/// `/v1/projects/{project}`, where the project must agree with the key.
+/// Routes of the data plane. Each answers twice: under `/v1`, and under `/v1/projects/{project}`,
+/// where the project must agree with the key.
 fn data_plane() -> OpenApiRouter<App> {
     OpenApiRouter::new()
         .routes(routes!(jobs::create::create, jobs::read::list))
@@ -109,7 +109,7 @@ fn data_plane() -> OpenApiRouter<App> {
         .routes(routes!(metrics::dashboards::alert_rules))
 }
 
-/// The routes of people: under `/v1` only.
+/// Routes of accounts: under `/v1` only.
 fn people_plane() -> OpenApiRouter<App> {
     OpenApiRouter::new()
         .routes(routes!(auth::signup))
@@ -132,7 +132,7 @@ fn people_plane() -> OpenApiRouter<App> {
         .routes(routes!(keys::revoke::report))
 }
 
-/// The routes of one project that need its name: under `/v1/projects/{project}` only.
+/// Routes of one project that need its name: under `/v1/projects/{project}` only.
 fn project_plane() -> OpenApiRouter<App> {
     OpenApiRouter::new()
         .routes(routes!(projects::get, projects::change, projects::delete))
@@ -142,7 +142,7 @@ fn project_plane() -> OpenApiRouter<App> {
         .routes(routes!(members::uninvite))
 }
 
-/// All routes below `/v1`, without what is around them: for calls within the process.
+/// All routes below `/v1`, without middleware: for calls within the process.
 pub fn api(app: App) -> Router {
     v1().with_state(app)
 }
@@ -153,8 +153,8 @@ fn v1() -> Router<App> {
     Router::new().nest("/v1", plain).nest("/v1/projects/{project}", scoped)
 }
 
-/// Everything the API's listener answers, the `doors` of other wires and pages included. `handlers` tells when the last
-/// handler has ended.
+/// Everything that the API's listener answers, including adapters and pages. `handlers` tells when
+/// the last handler has ended.
 pub fn router(app: App, adapters: Router<App>, handlers: TaskTracker) -> Router {
     Router::new()
         .merge(v1())
@@ -173,7 +173,7 @@ pub fn router(app: App, adapters: Router<App>, handlers: TaskTracker) -> Router 
         .with_state(app)
 }
 
-/// The operator's listener: numbers that no customer may see.
+/// The operator's listener: metrics that no customer may see.
 pub fn operator_router(metrics: metrics_exporter_prometheus::PrometheusHandle) -> Router {
     Router::new()
         .route("/metrics", routing::get(async move || metrics.render()))

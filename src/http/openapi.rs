@@ -1,4 +1,4 @@
-//! The OpenAPI file, made from the handlers, and the pages that explain the API.
+//! The OpenAPI document, made from the handlers, and the pages that show it.
 
 mod postman;
 mod v3_0;
@@ -71,10 +71,10 @@ impl Modify for ApiKey {
     }
 }
 
-/// The document, as `openapi/openapi.json` holds it.
+/// The document, as in `openapi/openapi.json`.
 ///
 /// # Panics
-/// When the document is no JSON, which a test would have found.
+/// When the document is not JSON, which a test would have found.
 #[must_use]
 pub fn document() -> &'static Value {
     static DOCUMENT: LazyLock<Value> = LazyLock::new(|| {
@@ -95,13 +95,13 @@ pub fn text() -> String {
     format!("{:#}\n", document())
 }
 
-/// The same for generators that read OpenAPI 3.0 only, as `openapi/openapi-3.0.json` holds it.
+/// The same for generators that read OpenAPI 3.0 only, as in `openapi/openapi-3.0.json`.
 #[must_use]
 pub fn older_text() -> String {
     format!("{:#}\n", v3_0::of(document()))
 }
 
-/// The same as a Postman collection, as `openapi/postman.json` holds it.
+/// The same as a Postman collection, as in `openapi/postman.json`.
 #[must_use]
 pub fn postman_text() -> String {
     format!("{:#}\n", postman::of(document()))
@@ -119,7 +119,7 @@ pub async fn older_document() -> ([(HeaderName, &'static str); 1], &'static str)
     ([(CONTENT_TYPE, "application/json")], TEXT.as_str())
 }
 
-/// Takes out what client generators stumble over: `null` where a field may simply be absent, in
+/// Removes what client generators cannot handle: `null` where a field may simply be absent, in
 /// parameters and requests, and `propertyNames`.
 fn tidy(document: &mut Value) {
     if let Some(paths) = document.get_mut("paths").and_then(Value::as_object_mut) {
@@ -135,7 +135,7 @@ fn tidy(document: &mut Value) {
     }
     let schemas = document.pointer_mut("/components/schemas").and_then(Value::as_object_mut);
     for (name, schema) in schemas.into_iter().flatten() {
-        // A null takes a setting away.
+        // Null removes a setting.
         let has_nulls = name == "ChangeQueueRequest";
         let is_request = (name.ends_with("Request") && !has_nulls) || name == "AckError";
         let properties = schema.get_mut("properties").and_then(Value::as_object_mut);
@@ -150,8 +150,8 @@ fn tidy(document: &mut Value) {
     }
 }
 
-/// What every operation that asks who is calling may answer: no credential that counts, not enough of it, no such
-/// project, too many calls.
+/// Refusals that every authenticated operation has: unauthorized, forbidden, project not found,
+/// rate limited.
 fn add_refusals(operation: &mut Value) {
     let security = operation.get("security").and_then(Value::as_array);
     let is_public = security.is_none_or(|it| it.iter().any(|it| *it == json!({})));
@@ -203,7 +203,8 @@ fn without_null(schema: &mut Value) {
     }
 }
 
-/// Takes null from the types that a schema lists; one that is left stands alone. Answers whether it listed any.
+/// Removes null from the types of a schema; a single one remains as a string. Returns whether the
+/// schema listed types.
 fn only_type(schema: &mut Map<String, Value>) -> bool {
     let Some(Value::Array(types)) = schema.get_mut("type") else { return false };
     types.retain(|it| it != "null");
@@ -214,14 +215,14 @@ fn only_type(schema: &mut Map<String, Value>) -> bool {
     true
 }
 
-/// `/docs` and `/openapi.json`; nothing is loaded from elsewhere.
+/// `/docs` and `/openapi.json`; nothing is loaded from other sites.
 pub fn docs() -> SwaggerUi {
     SwaggerUi::new("/docs")
         .external_url_unchecked("/openapi.json", document().clone())
         .config(Config::from("/openapi.json").try_it_out_enabled(true))
 }
 
-/// `/`: somebody opened the URL in a browser.
+/// `/`: for visitors with a browser.
 pub async fn front_door() -> Redirect {
     Redirect::temporary("/console")
 }

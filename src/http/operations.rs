@@ -1,5 +1,5 @@
-//! `GET /v1/operations`, `GET /v1/operations/{operation_id}` and `POST …/abort`: work on many jobs that goes on
-//! in the background.
+//! `GET /v1/operations`, `GET /v1/operations/{operation_id}` and `POST …/abort`: progress of bulk
+//! operations.
 
 use axum::{Json as Reply, extract::State};
 use chrono::{DateTime, Utc};
@@ -30,39 +30,39 @@ use crate::{
 
 const DEFAULT_PAGE_OPERATIONS: u32 = 20;
 
-/// Work on many jobs that goes on in the background. It survives restarts, and any node goes on with it.
+/// A bulk operation that runs in the background. It survives restarts, and any node continues it.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct Operation {
-    /// Its id.
+    /// Id of the operation.
     #[schema(example = "op_01m7w3ha3aextt8pkwwdmxsmqw")]
     pub id: String,
-    /// What it does.
+    /// Kind.
     #[schema(value_type = Kind)]
     pub kind: String,
-    /// Where it is in its life.
+    /// State.
     pub state: OperationState,
-    /// Which jobs it deals with, of those that were there when it began.
+    /// Filter: which of the jobs that existed at its start.
     #[schema(value_type = Object)]
     pub filter: serde_json::Value,
-    /// How many they seemed to be when it began; null: more than were counted.
+    /// Estimated number of jobs at its start; null: more than were counted.
     #[schema(required)]
     pub expected: Option<i64>,
-    /// Jobs it has dealt with.
+    /// Processed jobs.
     pub done: i64,
-    /// Jobs it has left as they were: they had changed meanwhile, or could not be brought back.
+    /// Skipped jobs: they had changed meanwhile, or could not be retried.
     pub skipped: i64,
-    /// Jobs it deals with at the most; null: all.
+    /// Maximum number of jobs; null: all.
     #[schema(required)]
     pub max: Option<i64>,
-    /// Jobs it deals with in a second at the most; null: as fast as it can.
+    /// Maximum jobs per second; null: unlimited.
     #[schema(required)]
     pub rate_per_second: Option<i32>,
-    /// How its last step failed; null: it did not. A step that failed is repeated after a pause.
+    /// Error of its last step; null: none. A failed step is repeated after a pause.
     #[schema(required)]
     pub last_error: Option<String>,
-    /// When it began.
+    /// When it started.
     pub created_at: DateTime<Utc>,
-    /// When it last made a step.
+    /// When its last step ran.
     pub updated_at: DateTime<Utc>,
     /// When it ended.
     #[schema(required)]
@@ -89,33 +89,33 @@ impl From<OperationRow> for Operation {
     }
 }
 
-/// Which operations to list.
+/// Page of operations.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct OperationsQuery {
-    /// Operations on one page. Default: 20.
+    /// Maximum number of operations to return. Default: 20.
     #[param(minimum = 1, maximum = 100)]
     limit: Option<u32>,
-    /// `next_cursor` of the page before.
+    /// `next_cursor` of the previous page.
     cursor: Option<String>,
 }
 
 /// A page of operations, newest first.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct OperationPage {
-    /// The operations.
+    /// Operations of the page.
     pub operations: Vec<Operation>,
-    /// Whether there are more.
+    /// Whether there are more operations.
     pub has_more: bool,
-    /// Where the next page begins.
+    /// Pass it as `cursor` to get the next page.
     #[schema(required)]
     pub next_cursor: Option<String>,
 }
 
 /// List operations.
 ///
-/// Newest first; those that have ended for 30 days.
+/// Newest first. Ended ones are kept for 30 days.
 #[utoipa::path(
     get, path = "/operations", tag = "operations", operation_id = "operations_list",
     security(("api_key" = ["read"]), ("session" = ["viewer"])),
@@ -173,7 +173,7 @@ pub async fn get(
 
 /// Abort an operation.
 ///
-/// What is done stays done. One that has ended already stays as it is.
+/// Jobs that were processed stay so. Aborting an ended operation changes nothing.
 #[utoipa::path(
     post, path = "/operations/{operation_id}/abort", tag = "operations", operation_id = "operations_abort",
     security(("api_key" = ["manage"]), ("session" = ["member"])),

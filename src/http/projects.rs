@@ -23,21 +23,21 @@ use crate::{
     },
 };
 
-/// Projects that one answer shows, the oldest.
+/// Maximum number of projects in one answer, oldest first.
 const MAX_SHOWN_PROJECTS: i64 = 1_000;
 
-/// What a project's jobs are for.
+/// Purpose of a project.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ProjectMode {
-    /// For real. Its keys begin with `fp_live_`.
+    /// Production. Its keys begin with `fp_live_`.
     Live,
-    /// For trying things out. Its keys begin with `fp_test_`.
+    /// Testing. Its keys begin with `fp_test_`.
     Test,
 }
 
 impl ProjectMode {
-    /// Whether it is for trying things out.
+    /// Whether it is for testing.
     #[must_use]
     pub fn is_test(&self) -> bool {
         matches!(self, Self::Test)
@@ -51,31 +51,31 @@ impl ProjectMode {
     }
 }
 
-/// A project: its jobs, queues and keys are nobody else's.
+/// A project: a tenant with its own jobs, queues and keys.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct Project {
-    /// Its id.
+    /// Id of the project.
     #[schema(example = "proj_01m7w3ha3aextt8pkwwdmxsmqw")]
     pub id: String,
-    /// Its short name in paths.
+    /// Slug, used in paths.
     #[schema(example = "acme")]
     pub slug: String,
-    /// Its name, for people.
+    /// Display name.
     pub name: String,
-    /// What its jobs are for.
+    /// Purpose.
     pub mode: ProjectMode,
-    /// What it may use: see `GET /v1/limits`.
+    /// Plan: see `GET /v1/limits`.
     #[schema(example = "free")]
     pub plan: String,
-    /// What you are in it; null for a key.
+    /// Your role; null for a key.
     #[schema(required)]
     pub role: Option<Role>,
-    /// When it was made.
+    /// When it was created.
     pub created_at: DateTime<Utc>,
 }
 
 impl Project {
-    /// A project, as somebody with this role sees it.
+    /// A project, as a member with this role sees it.
     #[must_use]
     pub fn of(row: projects::Project, role: Option<Role>) -> Self {
         Self {
@@ -111,7 +111,7 @@ fn mode(name: &str) -> ProjectMode {
 /// Projects.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct ProjectList {
-    /// The oldest first.
+    /// Oldest first.
     pub projects: Vec<Project>,
 }
 
@@ -127,23 +127,23 @@ pub async fn list(person: Person, State(app): State<App>) -> Result<Reply<Projec
     Ok(Reply(ProjectList { projects: rows.into_iter().map(Project::from).collect() }))
 }
 
-/// A project to make.
+/// A project to create.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({"name": "Acme staging", "mode": "test"}))]
 pub struct CreateProjectRequest {
-    /// Its name, for people; its slug is made of it.
+    /// Display name; the slug is derived from it.
     #[schema(min_length = 1, max_length = 100)]
     name: String,
-    /// What its jobs are for. Default: `live`.
+    /// Purpose. Default: `live`.
     mode: Option<ProjectMode>,
 }
 
 impl RequestBody for CreateProjectRequest {}
 
-/// Make a project.
+/// Create a project.
 ///
-/// You are its owner. Make keys for it at `/v1/projects/{project}/keys`.
+/// You become its owner. Create keys for it at `/v1/projects/{project}/keys`.
 #[utoipa::path(
     post, path = "/projects", tag = "projects", operation_id = "projects_create", security(("session" = [])),
     request_body = CreateProjectRequest,
@@ -200,19 +200,19 @@ pub async fn get(caller: Caller<Anybody>, State(app): State<App>) -> Result<Repl
     Ok(Reply(Project::of(row.ok_or(Error::ProjectNotFound)?, caller.who.role())))
 }
 
-/// What to change of a project.
+/// Changes to a project.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({"name": "Main"}))]
 pub struct ChangeProjectRequest {
-    /// Another name, for people; the slug stays.
+    /// New display name; the slug stays.
     #[schema(min_length = 1, max_length = 100)]
     name: String,
 }
 
 impl RequestBody for ChangeProjectRequest {}
 
-/// Change a project.
+/// Rename a project.
 #[utoipa::path(
     patch, path = "", tag = "projects", operation_id = "projects_change", security(("session" = ["admin"])),
     params(("project" = String, Path, description = "The project's id or slug.", example = "acme")),
@@ -248,18 +248,19 @@ pub async fn change(
     Ok(Reply(Project::of(after, caller.who.role())))
 }
 
-/// Which project to delete.
+/// Confirmation of a deletion.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct DeleteProjectQuery {
-    /// The project's slug, once more.
+    /// The project's slug, as a confirmation.
     confirm: String,
 }
 
 /// Delete a project.
 ///
-/// Its keys stop within five seconds; its jobs and everything else of it are deleted in the background.
+/// Its keys stop working within five seconds; its jobs and all other data are deleted in the
+/// background.
 #[utoipa::path(
     delete, path = "", tag = "projects", operation_id = "projects_delete", security(("session" = ["owner"])),
     params(("project" = String, Path, description = "The project's id or slug.", example = "acme"), DeleteProjectQuery),

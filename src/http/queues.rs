@@ -1,5 +1,5 @@
-//! `GET /v1/queues`, `GET` and `PATCH /v1/queues/{queue}`: what is in a queue, how fast it moves, and what it
-//! is set to.
+//! `GET /v1/queues`, `GET` and `PATCH /v1/queues/{queue}`: depth, throughput and settings of
+//! queues.
 
 pub mod backlog;
 pub mod control;
@@ -36,55 +36,55 @@ const DEFAULT_PAGE_QUEUES: u32 = 50;
 /// A queue.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct Queue {
-    /// Its name.
+    /// Name.
     pub queue: String,
-    /// Since when it hands out nothing; null: it is not paused.
+    /// Paused since; null: not paused.
     #[schema(required)]
     pub paused_at: Option<DateTime<Utc>>,
-    /// Types of which it hands out nothing.
+    /// Paused job types.
     pub paused_types: Vec<PausedType>,
-    /// Jobs by state.
+    /// Number of jobs by state.
     pub counts: Counts,
-    /// Since when the job waits that could have run first; null: no job is ready.
+    /// Since when the longest-waiting ready job waits; null: no job is ready.
     #[schema(required)]
     pub oldest_ready_at: Option<DateTime<Utc>>,
-    /// That job: `/explain` says why it is not running.
+    /// Id of that job: `/explain` says why it is not running.
     #[schema(required)]
     pub oldest_ready_job_id: Option<String>,
-    /// How long it waits.
+    /// Age of that job in seconds.
     #[schema(required)]
     pub oldest_ready_age_seconds: Option<i64>,
-    /// What came and went.
+    /// Throughput.
     pub rates: Rates,
     /// Live workers that poll it.
     pub workers: i64,
-    /// Jobs that may run at a time; null: as many as there are workers for.
+    /// Maximum number of running jobs; null: unlimited.
     #[schema(required)]
     pub max_concurrency: Option<i32>,
-    /// How fast jobs are handed out at most; null: as fast as they are polled.
+    /// Rate limit of starting jobs; null: unlimited.
     #[schema(required)]
     pub rate_limit: Option<RateLimitView>,
-    /// A lease that nobody chose is at least so long; null: 30.
+    /// Minimum lease in seconds when the poll sets none. Default: 30.
     #[schema(required)]
     pub default_lease_seconds: Option<i32>,
-    /// Days for which its finished jobs are kept.
+    /// Retention of its finished jobs, in days.
     pub retention_days: i32,
-    /// Failures at which a job is given up that does not say; null: 3.
+    /// Default `max_attempts` for jobs that do not set it; null: 3.
     #[schema(required)]
     pub default_max_attempts: Option<i32>,
-    /// How a job is tried again that does not say; null: the defaults of `retry`.
+    /// Default retry policy for jobs that do not set one; null: the defaults of `retry`.
     #[schema(required)]
     pub default_retry: Option<RetryPolicy>,
-    /// Dead letters of one type in a row that pause the type; null: none do.
+    /// Consecutive dead letters of one job type that pause it (circuit breaker); null: off.
     #[schema(required)]
     pub brake_after: Option<i32>,
-    /// When somebody last changed or paused it; null: never.
+    /// When its settings were last changed; null: never.
     #[schema(required)]
     pub updated_at: Option<DateTime<Utc>>,
 }
 
 impl Queue {
-    /// What the audit log shows of it.
+    /// Settings that the audit log shows.
     fn settings(&self) -> String {
         serde_json::json!({
             "max_concurrency": self.max_concurrency, "rate_limit": self.rate_limit,
@@ -97,69 +97,70 @@ impl Queue {
     }
 }
 
-/// A job type that a queue does not hand out.
+/// A paused job type of a queue.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct PausedType {
-    /// Which type.
+    /// Job type.
     pub job_type: String,
-    /// Since when.
+    /// Paused since.
     pub paused_at: DateTime<Utc>,
-    /// `operator`, or `brake`: too many dead letters in a row.
+    /// `operator`, or `brake`: the circuit breaker.
     pub paused_by: String,
-    /// Dead letters since its last success, counted while the queue has a brake.
+    /// Dead letters since its last success, counted while the queue has a circuit breaker.
     pub dead_letters_in_a_row: i32,
 }
 
-/// Jobs of a queue, by state. Exact, but for `processing`: from 10,000 on, the rest is among `pending`.
+/// Jobs of a queue by state. Exact, except for `processing`: beyond 10,000 the rest counts as
+/// `pending`.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[schema(as = QueueCounts)]
 pub struct Counts {
-    /// Wait for their `run_at` or for parents.
+    /// Jobs that wait for their `run_at` or for parents.
     pub scheduled: i64,
-    /// Wait for a worker, or for the end of a backoff.
+    /// Jobs that wait for a worker or for the end of a backoff.
     pub pending: i64,
-    /// Those of the pending that wait for the end of a backoff.
+    /// Pending jobs that wait for the end of a backoff.
     pub backoff: i64,
-    /// Are under a lease.
+    /// Running jobs.
     pub processing: i64,
-    /// Were given up.
+    /// Dead letters.
     pub dead_letter: i64,
-    /// Are done, and not pruned yet.
+    /// Succeeded jobs that are still retained.
     pub succeeded: i64,
-    /// Were called off, and are not pruned yet.
+    /// Cancelled jobs that are still retained.
     pub cancelled: i64,
 }
 
-/// What came and went in a queue.
+/// Throughput of a queue.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[schema(as = QueueRates)]
 pub struct Rates {
-    /// Jobs that were enqueued.
+    /// Enqueued jobs.
     pub enqueued: Rate,
-    /// Jobs that succeeded.
+    /// Succeeded jobs.
     pub succeeded: Rate,
-    /// Attempts that failed.
+    /// Failed attempts.
     pub failed: Rate,
 }
 
-/// How many.
+/// Counts of a time window.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[schema(as = QueueRate)]
 pub struct Rate {
-    /// In the last minute, as far as whole minutes tell.
+    /// In the last minute, in whole minutes.
     pub last_minute: i64,
     /// In the last hour.
     pub last_hour: i64,
 }
 
-/// At most `count` jobs are handed out in any `per_seconds`.
+/// At most `count` jobs start in any window of `per_seconds`.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[schema(as = RateLimit)]
 pub struct RateLimitView {
-    /// Jobs.
+    /// Number of jobs.
     #[schema(minimum = 1, maximum = 100_000)]
     pub count: i32,
-    /// Length of the window.
+    /// Length of the window in seconds.
     #[schema(minimum = 1, maximum = 86_400)]
     pub per_seconds: i32,
 }
@@ -214,33 +215,33 @@ impl PausedType {
     }
 }
 
-/// Which queues to list.
+/// Page of queues.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct QueuesQuery {
-    /// Queues on one page. Default: 50.
+    /// Maximum number of queues to return. Default: 50.
     #[param(minimum = 1, maximum = 100)]
     limit: Option<u32>,
-    /// `next_cursor` of the page before.
+    /// `next_cursor` of the previous page.
     cursor: Option<String>,
 }
 
 /// A page of queues, by name.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct QueuePage {
-    /// The queues.
+    /// Queues of the page.
     pub queues: Vec<Queue>,
-    /// Whether there are more.
+    /// Whether there are more queues.
     pub has_more: bool,
-    /// Where the next page begins.
+    /// Pass it as `cursor` to get the next page.
     #[schema(required)]
     pub next_cursor: Option<String>,
 }
 
 /// List queues.
 ///
-/// Those that were ever used, set to something, or are polled now, by name.
+/// Queues that were ever used, have settings, or are polled, by name.
 #[utoipa::path(
     get, path = "/queues", tag = "queues", operation_id = "queues_list",
     security(("api_key" = ["read"]), ("session" = ["viewer"])),
@@ -300,57 +301,57 @@ pub async fn get(
     known(&app, caller.project_id, &queue).await.map(Reply)
 }
 
-/// What to change of a queue. At least one field; null takes a setting away.
+/// Changes to a queue. At least one field; null removes a setting.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({"max_concurrency": 10, "rate_limit": {"count": 100, "per_seconds": 60}}))]
 pub struct ChangeQueueRequest {
-    /// Jobs of the queue that may run at a time.
+    /// Maximum number of running jobs of the queue.
     #[serde(default, deserialize_with = "some")]
     #[schema(value_type = Option<i32>, required = false, minimum = 0, maximum = 100_000)]
     max_concurrency: Option<Option<i32>>,
-    /// How many jobs are handed out in any window of so many seconds, at the most.
+    /// Maximum number of jobs started in any window of `per_seconds`.
     #[serde(default, deserialize_with = "some")]
     #[schema(value_type = Option<RateLimitRequest>, required = false)]
     rate_limit: Option<Option<Object<RateLimitRequest>>>,
-    /// A lease that nobody chose is at least so long.
+    /// Minimum lease in seconds when the poll sets none. Default: 30.
     #[serde(default, deserialize_with = "some")]
     #[schema(value_type = Option<i32>, required = false, minimum = 1, maximum = 86_400)]
     default_lease_seconds: Option<Option<i32>>,
-    /// Days for which finished jobs are kept. Without: 7.
+    /// Retention of finished jobs in days. Default: 7.
     #[serde(default, deserialize_with = "some")]
     #[schema(value_type = Option<i32>, required = false, minimum = 1, maximum = 3_650)]
     retention_days: Option<Option<i32>>,
-    /// Failures at which a job is given up that does not say; for jobs enqueued from now on. Recurring schedules
-    /// say it themselves.
+    /// Default `max_attempts` for jobs that do not set it; applies to jobs enqueued later.
+    /// Recurring schedules set their own.
     #[serde(default, deserialize_with = "some")]
     #[schema(value_type = Option<i32>, required = false, minimum = 1, maximum = 100)]
     default_max_attempts: Option<Option<i32>>,
-    /// How a job is tried again that does not say; for jobs enqueued from now on.
+    /// Default retry policy for jobs that do not set one; applies to jobs enqueued later.
     #[serde(default, deserialize_with = "some")]
     #[schema(value_type = Option<RetryRequest>, required = false)]
     default_retry: Option<Option<Object<RetryRequest>>>,
-    /// Dead letters of one type in a row that pause the type.
+    /// Consecutive dead letters of one job type that pause it (circuit breaker).
     #[serde(default, deserialize_with = "some")]
     #[schema(value_type = Option<i32>, required = false, minimum = 1, maximum = 10_000)]
     brake_after: Option<Option<i32>>,
 }
 
-/// At most `count` jobs are handed out in any `per_seconds`.
+/// At most `count` jobs start in any window of `per_seconds`.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RateLimitRequest {
-    /// Jobs.
+    /// Number of jobs.
     #[schema(minimum = 1, maximum = 100_000)]
     count: i32,
-    /// Length of the window.
+    /// Length of the window in seconds.
     #[schema(minimum = 1, maximum = 86_400)]
     per_seconds: i32,
 }
 
 impl RequestBody for ChangeQueueRequest {}
 
-/// A field that is there, though it may be null.
+/// A field that is present, though it may be null.
 fn some<'de, T: Deserialize<'de>, D: Deserializer<'de>>(from: D) -> Result<Option<T>, D::Error> {
     T::deserialize(from).map(Some)
 }
@@ -396,8 +397,8 @@ impl ChangeQueueRequest {
 
 /// Change a queue.
 ///
-/// A lower `max_concurrency` or a `rate_limit` does not stop what runs; nothing more is handed out until it
-/// may be.
+/// A lower `max_concurrency` or a `rate_limit` does not stop running jobs; no more start until the
+/// limit allows it.
 #[utoipa::path(
     patch, path = "/queues/{queue}", tag = "queues", operation_id = "queues_change",
     security(("api_key" = ["manage"]), ("session" = ["member"])),
@@ -438,20 +439,20 @@ pub async fn change(
     Ok(after)
 }
 
-/// One queue, if there is such.
+/// One queue, if it exists.
 async fn known(app: &App, project_id: ProjectId, queue: &str) -> Result<Queue, Error> {
     let found = read(app, project_id, &[queue.to_owned()]).await?;
     let known = found.into_iter().find(|(_, is_known)| *is_known);
     known.map(|(queue, _)| queue).ok_or(Error::QueueNotFound)
 }
 
-/// One queue that is known to be there.
+/// One queue that is known to exist.
 async fn one(app: &App, project_id: ProjectId, queue: String) -> Result<Reply<Queue>, Error> {
     let found = read(app, project_id, &[queue]).await?;
     found.into_iter().next().map(|(queue, _)| Reply(queue)).ok_or(Error::QueueNotFound)
 }
 
-/// Queues, and whether there are such.
+/// Queues, and whether they exist.
 async fn read(
     app: &App,
     project_id: ProjectId,

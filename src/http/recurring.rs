@@ -1,5 +1,5 @@
-//! `GET` and `POST /v1/recurring`, `PUT`, `GET` and `DELETE /v1/recurring/{recurring_id}`: jobs that are enqueued
-//! again and again.
+//! `GET` and `POST /v1/recurring`, `PUT`, `GET` and `DELETE /v1/recurring/{recurring_id}`:
+//! recurring schedules.
 
 pub mod control;
 pub mod times;
@@ -45,47 +45,47 @@ const DEFAULT_PAGE_SCHEDULES: u32 = 50;
 /// A recurring schedule.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct RecurringSchedule {
-    /// Its id.
+    /// Id of the schedule.
     #[schema(example = "rjob_CleanupExpiredSessions")]
     pub id: String,
-    /// The type of its jobs.
+    /// Job type of its jobs.
     pub job_type: String,
-    /// Where its jobs wait.
+    /// Queue of its jobs.
     pub queue: String,
-    /// When it fires.
+    /// Cron expression.
     pub cron_expression: String,
-    /// The IANA zone that the expression is read in.
+    /// IANA time zone of the expression.
     pub timezone: String,
-    /// Whether it fires.
+    /// Whether it is enabled.
     pub enabled: bool,
-    /// When it last fired; null: never.
+    /// Last tick that fired; null: none.
     #[schema(required)]
     pub last_run_at: Option<DateTime<Utc>>,
-    /// When it fires next; null: it is paused, or `problem` says why not.
+    /// Next tick; null: it is paused, or `problem` says why.
     #[schema(required)]
     pub next_run_at: Option<DateTime<Utc>>,
     /// Why it will not fire again; null: it will.
     #[schema(required)]
     pub problem: Option<String>,
-    /// What its jobs carry, byte for byte.
+    /// Payload of its jobs, byte for byte.
     #[schema(value_type = serde_json::Value)]
     pub payload: Box<RawValue>,
-    /// The priority of its jobs.
+    /// Priority of its jobs.
     pub priority: i16,
-    /// How its jobs are tried again; null: as their queue says, or the defaults.
+    /// Retry policy of its jobs; null: the queue's setting, or the default.
     #[schema(required)]
     pub retry: Option<RetryPolicy>,
-    /// What happens at a tick when the job of an earlier one is not done yet.
+    /// What to do at a tick while the job of an earlier one has not ended.
     pub overlap: OverlapPolicy,
-    /// What becomes of ticks that nobody was there for.
+    /// What to do with missed ticks.
     pub catch_up: CatchUp,
-    /// Its jobs start up to so many seconds after their ticks, always at the same distance.
+    /// Fixed per-schedule offset of at most this many seconds, to spread load.
     pub spread_seconds: i32,
-    /// Failures at which its jobs are given up.
+    /// Failures after which its jobs are dead-lettered.
     pub max_attempts: i32,
-    /// Longest run of one attempt of its jobs.
+    /// Timeout of one attempt of its jobs, in seconds.
     pub timeout_seconds: i32,
-    /// When it was first kept.
+    /// When it was created.
     pub created_at: DateTime<Utc>,
     /// When it was last changed.
     pub updated_at: DateTime<Utc>,
@@ -117,7 +117,7 @@ impl RecurringSchedule {
     }
 }
 
-/// What the audit log shows of it: not what its jobs carry.
+/// The audit log's view of it, without the payload.
 fn facts(row: &ScheduleRow) -> String {
     serde_json::json!({
         "job_type": row.job_type, "queue": row.queue, "cron_expression": row.cron_expression,
@@ -127,48 +127,48 @@ fn facts(row: &ScheduleRow) -> String {
     .to_string()
 }
 
-/// A recurring schedule to keep.
+/// A recurring schedule to store.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({
     "job_type": "report.daily", "cron_expression": "0 7 * * MON-FRI", "timezone": "Europe/Berlin"
 }))]
 pub struct RecurringScheduleRequest {
-    /// The type of its jobs.
+    /// Job type of its jobs.
     #[schema(min_length = 1, max_length = 500)]
     job_type: String,
-    /// Five fields, six with seconds first, or `@daily` and its like.
+    /// Five fields, six with seconds first, or `@daily` and similar.
     #[schema(min_length = 1, max_length = 100, example = "0 3 * * *")]
     cron_expression: String,
-    /// The IANA zone that the expression is read in. Default: UTC.
+    /// IANA time zone of the expression. Default: UTC.
     #[schema(min_length = 1, max_length = 100)]
     timezone: Option<String>,
-    /// Where its jobs wait. Default: `default`.
+    /// Queue of its jobs. Default: `default`.
     #[schema(min_length = 1, max_length = 100)]
     queue: Option<String>,
-    /// What its jobs carry: any JSON of at most 256 KiB. Default: null.
+    /// Payload of its jobs: any JSON of at most 256 KiB. Default: null.
     #[serde(default)]
     #[schema(value_type = serde_json::Value, required = false)]
     payload: Option<Box<RawValue>>,
-    /// The priority of its jobs. Default: 0.
+    /// Priority of its jobs. Default: 0.
     #[schema(minimum = -100, maximum = 100)]
     priority: Option<i16>,
-    /// How its jobs are tried again. Default: as their queue says.
+    /// Retry policy of its jobs. Default: the queue's setting.
     #[schema(value_type = Option<RetryRequest>)]
     retry: Option<Object<RetryRequest>>,
-    /// What happens at a tick when the job of an earlier one is not done yet. Default: allow.
+    /// What to do at a tick while the job of an earlier one has not ended. Default: allow.
     overlap: Option<OverlapPolicy>,
-    /// What becomes of ticks that nobody was there for. Default: one.
+    /// What to do with missed ticks. Default: one.
     catch_up: Option<CatchUp>,
-    /// Its jobs start up to so many seconds after their ticks. Default: 0.
+    /// Fixed per-schedule offset of at most this many seconds, to spread load. Default: 0.
     #[schema(minimum = 0, maximum = 3_600)]
     spread_seconds: Option<i32>,
-    /// Whether it fires. Default: true.
+    /// Whether it is enabled. Default: true.
     enabled: Option<bool>,
-    /// Failures at which its jobs are given up. Default: 3, or what it was.
+    /// Failures after which its jobs are dead-lettered. Default: 3, or the stored value.
     #[schema(minimum = 1, maximum = 100)]
     max_attempts: Option<i32>,
-    /// Longest run of one attempt of its jobs. Default: 1800, or what it was.
+    /// Timeout of one attempt of its jobs, in seconds. Default: 1800, or the stored value.
     #[schema(minimum = 1, maximum = 86_400)]
     timeout_seconds: Option<i32>,
 }
@@ -222,10 +222,10 @@ impl RecurringScheduleRequest {
     }
 }
 
-/// Keep a recurring schedule.
+/// Create or replace a schedule.
 ///
-/// Makes it, or replaces it whole; only `max_attempts` and `timeout_seconds` keep their values when they are
-/// not sent. New times count from now on: nothing of the past is made up for.
+/// Omitted fields are reset to their defaults, except `max_attempts` and `timeout_seconds`. A
+/// changed schedule takes effect immediately; missed ticks are not caught up.
 #[utoipa::path(
     put, path = "/recurring/{recurring_id}", tag = "recurring", operation_id = "recurring_put",
     security(("api_key" = ["manage"]), ("session" = ["member"])),
@@ -257,9 +257,9 @@ pub async fn put(
     RecurringSchedule::of(row).map(Reply)
 }
 
-/// Make a recurring schedule.
+/// Create a schedule.
 ///
-/// Its id is made for you. To choose it yourself, `PUT` it.
+/// Its id is generated. To choose the id yourself, use `PUT`.
 #[utoipa::path(
     post, path = "/recurring", tag = "recurring", operation_id = "recurring_create",
     security(("api_key" = ["manage"]), ("session" = ["member"])),
@@ -300,33 +300,33 @@ pub async fn create(
     .await
 }
 
-/// Which schedules to list.
+/// Page of schedules.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct RecurringQuery {
-    /// Schedules on one page. Default: 50.
+    /// Maximum number of schedules to return. Default: 50.
     #[param(minimum = 1, maximum = 200)]
     limit: Option<u32>,
-    /// `next_cursor` of the page before.
+    /// `next_cursor` of the previous page.
     cursor: Option<String>,
 }
 
 /// A page of recurring schedules, by id.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct RecurringPage {
-    /// The schedules.
+    /// Schedules of the page.
     pub recurring: Vec<RecurringSchedule>,
-    /// Whether there are more.
+    /// Whether there are more schedules.
     pub has_more: bool,
-    /// Where the next page begins.
+    /// Pass it as `cursor` to get the next page.
     #[schema(required)]
     pub next_cursor: Option<String>,
 }
 
-/// List recurring schedules.
+/// List schedules.
 ///
-/// Those of the API and those that workers have registered, by id.
+/// Schedules made with the API and those that workers have registered, by id.
 #[utoipa::path(
     get, path = "/recurring", tag = "recurring", operation_id = "recurring_list",
     security(("api_key" = ["read"]), ("session" = ["viewer"])),
@@ -358,7 +358,7 @@ pub async fn list(
     Ok(Reply(RecurringPage { recurring, has_more, next_cursor }))
 }
 
-/// Read a recurring schedule.
+/// Read a schedule.
 #[utoipa::path(
     get, path = "/recurring/{recurring_id}", tag = "recurring", operation_id = "recurring_get",
     security(("api_key" = ["read"]), ("session" = ["viewer"])),
@@ -379,9 +379,9 @@ pub async fn get(
     RecurringSchedule::of(row).map(Reply)
 }
 
-/// Delete a recurring schedule.
+/// Delete a schedule.
 ///
-/// Its jobs stay; what became of its ticks is kept for 30 days, and comes back with a schedule of the same id.
+/// Its jobs stay. Its fires are kept for 30 days, and belong to a new schedule with the same id.
 #[utoipa::path(
     delete, path = "/recurring/{recurring_id}", tag = "recurring", operation_id = "recurring_delete",
     security(("api_key" = ["manage"]), ("session" = ["member"])),

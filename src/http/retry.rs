@@ -1,4 +1,4 @@
-//! How failed jobs are tried again, as jobs, queues and schedules say it.
+//! Retry policies of jobs, queues and schedules.
 
 use serde::Deserialize;
 use utoipa::ToSchema;
@@ -11,22 +11,22 @@ use crate::{
     wire::validate::Check,
 };
 
-/// How a job is tried again. Fields that are not sent have their defaults.
+/// A retry policy. Omitted fields have their defaults.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RetryRequest {
     /// How the wait grows. Default: exponential.
     strategy: Option<RetryStrategy>,
-    /// The first wait. Default: 15.
+    /// First wait in seconds. Default: 15.
     #[schema(minimum = 0, maximum = 2_592_000)]
     initial_seconds: Option<u32>,
-    /// The growth of an exponential wait. Default: 2.
+    /// Factor of an exponential wait. Default: 2.
     #[schema(minimum = 1, maximum = 100)]
     multiplier: Option<f64>,
-    /// The longest wait. Default: 21600.
+    /// Maximum wait in seconds. Default: 21600.
     #[schema(minimum = 0, maximum = 2_592_000)]
     max_seconds: Option<u32>,
-    /// Up to so many seconds are added. Default: 3.
+    /// Maximum jitter in seconds. Default: 3.
     #[schema(minimum = 0, maximum = 2_592_000)]
     jitter_seconds: Option<u32>,
     /// Error types that go straight to the dead letter: exact, or `prefix.*`; at most 50.
@@ -34,7 +34,7 @@ pub struct RetryRequest {
 }
 
 impl RetryRequest {
-    /// The policy, complete. Broken rules are noted under `field`.
+    /// The complete policy. Broken rules are added under `field`.
     pub fn accept(self, field: &str, check: &mut Check) -> RetryPolicy {
         let default = RetryPolicy::default();
         let policy = RetryPolicy {

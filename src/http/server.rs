@@ -1,5 +1,5 @@
 //! The accept loop: connections with a first-byte timer, a header timer, a write timer and TCP
-//! keep-alive, and an end that lets requests finish. (`axum::serve` never closes a silent socket.)
+//! keep-alive, and a graceful end. (`axum::serve` never closes a silent socket.)
 
 use std::{
     collections::HashMap,
@@ -28,12 +28,12 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use super::middleware::Proxies;
 use crate::{auth::ClientAddress, config::ConnectionLimits, limiter::client_of, telemetry};
 
-/// A connection that has not sent a byte by then is closed.
+/// A connection is closed if it has sent no byte by then.
 pub const FIRST_BYTE_TIMEOUT: Duration = Duration::from_secs(10);
-/// A head that is not complete by then closes its connection, and so does a pause between requests:
+/// A connection is closed if its header is not complete by then, or after an idle period this long:
 /// hyper has one timer for both.
 pub const HEADER_TIMEOUT: Duration = Duration::from_secs(75);
-/// A client that reads nothing for so long is gone.
+/// A client that reads nothing for this long is disconnected.
 pub const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Open connections of one node: the parked polls, and as many again.
 pub const MAX_CONNECTIONS: usize = 40_000;
@@ -41,11 +41,11 @@ pub const MAX_CONNECTIONS: usize = 40_000;
 const MAX_HEADERS: usize = 64;
 /// Bytes of a request's head.
 const MAX_HEAD_BYTES: usize = 16 * 1024;
-/// The pause after `accept` failed, as it does when no file descriptor is left.
+/// The pause after `accept` failed, for example without free file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(15);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
-/// With the two above, a silent peer is gone after half a minute.
+/// With the two above, a silent peer is disconnected after half a minute.
 const KEEPALIVE_RETRIES: u32 = 3;
 
 /// Open connections by address.
@@ -67,7 +67,7 @@ impl Addresses {
         let client = client_of(address);
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         let many = open.entry(client.clone()).or_default();
-        // Through a proxy come many clients.
+        // A proxy serves many clients.
         if *many >= self.max && !self.proxies.has(address) {
             return None;
         }
@@ -89,8 +89,8 @@ impl Drop for Opened {
     }
 }
 
-/// Accepts connections until `closing`; then lets the requests under way finish. `connections`
-/// tells when they all have.
+/// Accepts connections until `closing`; then lets running requests finish. `connections` tells when
+/// they all have.
 pub async fn run(
     listener: TcpListener,
     router: Router,
@@ -138,8 +138,8 @@ pub async fn run(
     connections.close();
 }
 
-/// The routes, for one connection: each request is told who is at its other end. (A layer of the router would be made
-/// anew for each connection, for every route.)
+/// The routes, for one connection: each request knows its peer's address. (A layer of the router
+/// would be built again for each connection and route.)
 struct Answering {
     router: TowerToHyperService<Router>,
     address: IpAddr,

@@ -1,4 +1,4 @@
-//! `/v1/workflows`: jobs that wait for each other.
+//! `/v1/workflows`: jobs with dependencies.
 
 use axum::{
     Extension, Json as Reply,
@@ -43,7 +43,7 @@ use crate::{
 
 const DEFAULT_PAGE_WORKFLOWS: u32 = 20;
 
-/// A workflow to start: its jobs form a graph without cycles.
+/// A workflow to create: its jobs form a graph without cycles.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({"name": "nightly", "jobs": [
@@ -51,7 +51,7 @@ const DEFAULT_PAGE_WORKFLOWS: u32 = 20;
     {"key": "send", "job_type": "email.send", "depends_on": ["fetch"]}
 ]}))]
 pub struct CreateWorkflowRequest {
-    /// For people.
+    /// Display name.
     #[schema(min_length = 1, max_length = 100)]
     name: Option<String>,
     /// 1 to 500 jobs.
@@ -66,44 +66,44 @@ impl RequestBody for CreateWorkflowRequest {
 /// A workflow.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct Workflow {
-    /// Its id.
+    /// Id of the workflow.
     #[schema(example = "wf_01m7w3ha3aextt8pkwwdmxsmqw")]
     pub id: String,
-    /// As it was sent.
+    /// Display name.
     #[schema(required)]
     pub name: Option<String>,
-    /// Where its jobs are, taken together.
+    /// State.
     pub state: WorkflowState,
     /// When it was stored.
     pub created_at: DateTime<Utc>,
-    /// When somebody called it off.
+    /// When it was cancelled.
     #[schema(required)]
     pub cancelled_at: Option<DateTime<Utc>>,
-    /// Its jobs, in the order in which they were sent.
+    /// Jobs, in the order in which they were sent.
     pub jobs: Vec<WorkflowJob>,
 }
 
 /// A job of a workflow.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct WorkflowJob {
-    /// Its name in the workflow.
+    /// Key in the workflow.
     pub key: String,
-    /// Its id.
+    /// Id of the job.
     #[schema(example = "job_01m7w3ha3aextt8pkwwdmxsmqw")]
     pub id: String,
-    /// What a worker must be able to do.
+    /// Job type: the kind of work.
     #[schema(required)]
     pub job_type: Option<String>,
-    /// Where it is in its life; null when it was pruned.
+    /// State; null if it was pruned.
     #[schema(required)]
     pub state: Option<JobState>,
-    /// Its latest attempt; 0 before the first.
+    /// Latest attempt; 0 before the first.
     #[schema(required)]
     pub attempt: Option<i32>,
     /// When it ended.
     #[schema(required)]
     pub completed_at: Option<DateTime<Utc>>,
-    /// The keys of the jobs it waits for.
+    /// Keys of its parents.
     pub depends_on: Vec<String>,
 }
 
@@ -130,10 +130,10 @@ impl Workflow {
     }
 }
 
-/// Start a workflow.
+/// Create a workflow.
 ///
-/// Its jobs are stored all or none. A job runs when all jobs it depends on have succeeded, and gets their
-/// results; when one of them is dead-lettered or cancelled, it is cancelled.
+/// Its jobs are stored all or none. A job runs when all of its parents have succeeded, and gets
+/// their results. If one of them is dead-lettered or cancelled, the job is cancelled.
 #[utoipa::path(
     post, path = "/workflows", tag = "workflows", operation_id = "workflows_create",
     security(("api_key" = ["produce"]), ("session" = ["member"])),
@@ -250,37 +250,37 @@ pub async fn get(
     Ok(Reply(Workflow::of(row, jobs)))
 }
 
-/// Which workflows to list.
+/// Page of workflows.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct WorkflowsQuery {
-    /// Workflows on one page. Default: 20.
+    /// Maximum number of workflows to return. Default: 20.
     #[param(minimum = 1, maximum = 50)]
     limit: Option<u32>,
-    /// `next_cursor` of the page before.
+    /// `next_cursor` of the previous page.
     cursor: Option<String>,
 }
 
 /// A workflow, without its jobs.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct WorkflowSummary {
-    /// Its id.
+    /// Id of the workflow.
     #[schema(example = "wf_01m7w3ha3aextt8pkwwdmxsmqw")]
     pub id: String,
-    /// As it was sent.
+    /// Display name.
     #[schema(required)]
     pub name: Option<String>,
-    /// Where its jobs are, taken together.
+    /// State.
     pub state: WorkflowState,
     /// When it was stored.
     pub created_at: DateTime<Utc>,
-    /// When somebody called it off.
+    /// When it was cancelled.
     #[schema(required)]
     pub cancelled_at: Option<DateTime<Utc>>,
-    /// How many jobs it has; those included that were pruned.
+    /// Number of jobs, including pruned ones.
     pub total_jobs: i64,
-    /// How many of them have succeeded.
+    /// Number of succeeded jobs.
     pub succeeded_jobs: i64,
 }
 
@@ -304,18 +304,18 @@ impl WorkflowSummary {
 /// A page of workflows, newest first.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct WorkflowPage {
-    /// The workflows.
+    /// Workflows of the page.
     pub workflows: Vec<WorkflowSummary>,
-    /// Whether there are more.
+    /// Whether there are more workflows.
     pub has_more: bool,
-    /// Where the next page begins.
+    /// Pass it as `cursor` to get the next page.
     #[schema(required)]
     pub next_cursor: Option<String>,
 }
 
 /// List workflows.
 ///
-/// Newest first; without their jobs.
+/// Newest first, without their jobs.
 #[utoipa::path(
     get, path = "/workflows", tag = "workflows", operation_id = "workflows_list",
     security(("api_key" = ["read"]), ("session" = ["viewer"])),
@@ -351,7 +351,7 @@ pub async fn list(
 
 /// Cancel a workflow.
 ///
-/// Each of its jobs that has not ended is cancelled, as `POST /v1/jobs/{job_id}/cancel` does.
+/// Cancels each of its jobs that has not ended, as `POST /v1/jobs/{job_id}/cancel` does.
 #[utoipa::path(
     post, path = "/workflows/{workflow_id}/cancel", tag = "workflows", operation_id = "workflows_cancel",
     security(("api_key" = ["produce"]), ("api_key" = ["manage"]), ("session" = ["member"])),

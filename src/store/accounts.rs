@@ -1,4 +1,4 @@
-//! Accounts, and what is mailed to them.
+//! Accounts, and the tokens that are mailed to them.
 
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
@@ -10,16 +10,16 @@ pub struct Account {
     pub id: AccountId,
     pub email: String,
     pub created_at: DateTime<Utc>,
-    /// When somebody proved to read the address.
+    /// When the address was verified.
     pub verified_at: Option<DateTime<Utc>>,
 }
 
-/// An account, and what its password is compared with.
+/// An account, and its password hash.
 #[derive(Clone)]
 pub struct Credentials {
     pub id: AccountId,
     pub password_hash: String,
-    /// Whether it has proved its address.
+    /// Whether its address is verified.
     pub is_verified: bool,
 }
 
@@ -29,10 +29,10 @@ impl std::fmt::Debug for Credentials {
     }
 }
 
-/// What a mailed secret is for.
+/// What a mailed token is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
-    /// To prove that somebody reads the address.
+    /// To verify an address.
     Verify,
     Reset,
 }
@@ -47,7 +47,7 @@ impl Purpose {
     }
 }
 
-/// Makes an account whose address is not verified.
+/// Creates an account with an unverified address.
 pub async fn insert(
     conn: &mut PgConnection,
     id: AccountId,
@@ -69,8 +69,9 @@ pub async fn insert(
     .await
 }
 
-/// Accounts that a login with this address may mean: the one that has verified it first; then, of those that only
-/// claim it, the oldest and the newest, so that nobody is locked out by others that claim it later.
+/// Accounts that a login with this address may mean: the one that has verified it first; then, of
+/// those that only claim it, the oldest and the newest, so that later claims lock out no earlier
+/// one.
 pub async fn candidates(
     conn: &mut PgConnection,
     email: &str,
@@ -120,7 +121,7 @@ pub async fn find(conn: &mut PgConnection, id: AccountId) -> sqlx::Result<Option
     .await
 }
 
-/// What an account's password is compared with.
+/// The password hash of an account.
 pub async fn credentials(
     conn: &mut PgConnection,
     id: AccountId,
@@ -138,7 +139,7 @@ pub async fn credentials(
     .await
 }
 
-/// Keeps another password.
+/// Stores another password.
 pub async fn set_password(
     conn: &mut PgConnection,
     id: AccountId,
@@ -150,7 +151,8 @@ pub async fn set_password(
     Ok(())
 }
 
-/// Keeps another hash of the same password, unless it was changed meanwhile. Answers whether it did.
+/// Stores another hash of the same password, unless the password was changed meanwhile. Returns
+/// whether it did.
 pub async fn replace_hash(
     conn: &mut PgConnection,
     id: AccountId,
@@ -182,7 +184,7 @@ pub async fn lock_if_hash(
     Ok(found.fetch_optional(conn).await?.is_some())
 }
 
-/// Makes mails that offer a new password worth nothing.
+/// Invalidates the password reset tokens of an account.
 pub async fn spend_resets(conn: &mut PgConnection, id: AccountId) -> sqlx::Result<()> {
     sqlx::query!(
         "
@@ -204,7 +206,7 @@ pub async fn record_login(conn: &mut PgConnection, id: AccountId) -> sqlx::Resul
     Ok(())
 }
 
-/// Notes that somebody reads the address. Answers whether that was not known before.
+/// Marks the address as verified. Returns whether that is new.
 ///
 /// # Errors
 /// A unique violation when another account has verified the address.
@@ -224,7 +226,7 @@ pub async fn delete(conn: &mut PgConnection, id: AccountId) -> sqlx::Result<()> 
     Ok(())
 }
 
-/// Keeps a secret that is mailed.
+/// Stores a token that is mailed.
 pub async fn insert_mail_token(
     conn: &mut PgConnection,
     account_id: AccountId,
@@ -247,7 +249,7 @@ pub async fn insert_mail_token(
     Ok(())
 }
 
-/// Uses a mailed secret up, and answers with whose it is; none: it is unknown, used or too old.
+/// Uses up a mailed token, and returns its account; none if it is unknown, used or expired.
 pub async fn use_mail_token(
     conn: &mut PgConnection,
     purpose: Purpose,
@@ -267,7 +269,7 @@ pub async fn use_mail_token(
     .await
 }
 
-/// Projects that would be without an owner if this account went, and whether others are members of them.
+/// Projects that this account is the last owner of, and whether they have other members.
 pub async fn solely_owned(
     conn: &mut PgConnection,
     id: AccountId,

@@ -1,11 +1,11 @@
-//! The audit log: rows are added, and never changed.
+//! The audit log: entries are added, and never changed.
 
 use chrono::{DateTime, Utc};
 use sqlx::{PgConnection, Postgres, QueryBuilder};
 
 use crate::ids::{AuditId, ProjectId};
 
-/// Who did it.
+/// Who made the change.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Actor {
     /// `account`, `key`, `operator` or `system`.
@@ -16,33 +16,33 @@ pub struct Actor {
 }
 
 impl Actor {
-    /// Somebody with access to the database.
+    /// A person with access to the database.
     pub const OPERATOR: Self = Self { kind: "operator", id: None, request_id: None, address: None };
-    /// This system itself.
+    /// The server itself.
     pub const SYSTEM: Self = Self { kind: "system", id: None, request_id: None, address: None };
 }
 
-/// What was done.
+/// What was changed.
 #[derive(Debug, Clone, Default)]
 pub struct NewAuditEntry {
-    /// A word for it, such as `key.revoked`.
+    /// The name of the change, such as `key.revoked`.
     pub action: &'static str,
     pub target: Option<String>,
-    /// What it was like, as JSON without secrets.
+    /// The state before, as JSON without secrets.
     pub before: Option<String>,
-    /// What it is like, as JSON without secrets.
+    /// The state after, as JSON without secrets.
     pub after: Option<String>,
 }
 
 impl NewAuditEntry {
-    /// Something was done to something.
+    /// An entry about one target.
     #[must_use]
     pub fn to(action: &'static str, target: impl Into<String>) -> Self {
         Self { action, target: Some(target.into()), ..Self::default() }
     }
 }
 
-/// A row of the log.
+/// An entry of the log.
 #[derive(Debug, Clone, sqlx::FromRow)]
 pub struct AuditRow {
     pub id: AuditId,
@@ -57,22 +57,22 @@ pub struct AuditRow {
     pub after: Option<String>,
 }
 
-/// Which rows.
+/// Filter of entries.
 #[derive(Debug, Clone, Default)]
 pub struct AuditFilter {
-    /// Only this action, or all that begin so when it ends in `.*`.
+    /// Only this action, or with `.*` at its end all that begin so.
     pub action: Option<String>,
     /// Only of this actor.
     pub actor_id: Option<String>,
     /// Only on this target.
     pub target: Option<String>,
-    /// Not before.
+    /// At this time or later.
     pub since: Option<DateTime<Utc>>,
-    /// Before.
+    /// Before this time.
     pub until: Option<DateTime<Utc>>,
 }
 
-/// Notes who did what.
+/// Adds an entry.
 pub async fn insert(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -102,7 +102,7 @@ pub async fn insert(
     Ok(())
 }
 
-/// A project's rows, newest first, before one that was seen.
+/// A project's entries, newest first, below the last one of the page before.
 pub async fn page(
     conn: &mut PgConnection,
     project_id: ProjectId,

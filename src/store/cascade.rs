@@ -1,5 +1,5 @@
-//! What is to be called off: children of jobs that have ended without success, and jobs that were not
-//! begun in time. Both are noted beside the jobs, and taken from there by loops.
+//! Marks for the cascade: children of jobs that failed or were cancelled, and jobs with an
+//! `expires_at`. Both are stored beside the jobs, and read by loops.
 
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
@@ -7,7 +7,7 @@ use uuid::Uuid;
 
 use crate::ids::{JobId, JobKey, ProjectId};
 
-/// Marks jobs that have ended without success: their children must be called off.
+/// Marks jobs that ended without success: their children must be cancelled.
 pub async fn mark_orphaned(conn: &mut PgConnection, parents: &[JobKey]) -> sqlx::Result<()> {
     sqlx::query!(
         "
@@ -23,8 +23,8 @@ pub async fn mark_orphaned(conn: &mut PgConnection, parents: &[JobKey]) -> sqlx:
     Ok(())
 }
 
-/// Takes the marks off again: the children are called off now, or the parents are back. Answers with how
-/// many there were.
+/// Removes the marks: the children are cancelled, or the parents were retried. Returns how many
+/// marks there were.
 pub async fn unmark_orphaned(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -40,7 +40,7 @@ pub async fn unmark_orphaned(
     Ok(done.rows_affected())
 }
 
-/// Notes until when jobs may begin.
+/// Stores until when jobs may start.
 pub async fn insert_expiries(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -61,8 +61,8 @@ pub async fn insert_expiries(
     Ok(())
 }
 
-/// Notes again until when jobs may begin that are back: the sweep may be forgetting it at this moment, and
-/// waits for this.
+/// Stores again until when retried jobs may start. The expiry loop may be deleting this at the
+/// moment, and waits for it.
 pub async fn restore_expiries(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -84,7 +84,7 @@ pub async fn restore_expiries(
     Ok(())
 }
 
-/// Forgets until when these jobs were allowed to begin, but for those that run: they may come back.
+/// Deletes the expiry of these jobs, except for running ones: they may wait again.
 pub async fn delete_expiries(conn: &mut PgConnection, jobs: &[JobKey]) -> sqlx::Result<()> {
     sqlx::query!(
         "
@@ -105,7 +105,7 @@ pub async fn delete_expiries(conn: &mut PgConnection, jobs: &[JobKey]) -> sqlx::
     Ok(())
 }
 
-/// Looks again later at these jobs: they run now.
+/// Checks these jobs again later: they run.
 pub async fn postpone_expiries(
     conn: &mut PgConnection,
     jobs: &[JobKey],

@@ -1,7 +1,7 @@
-//! Handing out jobs under leases.
+//! Leasing jobs.
 //!
-//! The two claims differ only in the index they walk. Both must join `jobs` on its whole key and
-//! tell the planner a constant limit, or it plans a sequential scan of the table; `due` is
+//! The two claims differ only in the index that they use. Both must join `jobs` on its whole key
+//! and give the planner a constant limit, or it plans a sequential scan of the table. `due` is
 //! materialized because a plain subquery with a limit may run more than once.
 
 use chrono::{DateTime, TimeDelta, Utc};
@@ -13,10 +13,10 @@ use crate::{
     ids::{JobId, LeaseId, ProjectId, WorkflowId},
 };
 
-/// Jobs one claim statement may lease. The statements carry the same number as a literal.
+/// Jobs that one claim statement leases at most. The statements carry the same number as a literal.
 pub const MAX_CLAIM_SLOTS: usize = 250;
 
-/// A place in the order of claims of one queue.
+/// A position in the claim order of one queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ClaimKey {
     /// Minus the priority.
@@ -29,38 +29,38 @@ impl ClaimKey {
     pub const ZERO: Self = Self { rank: i16::MIN, run_at: DateTime::UNIX_EPOCH };
 }
 
-/// What to look for: the jobs of one queue, from one place on.
+/// What to claim: jobs of one queue, from one position on.
 #[derive(Debug, Clone)]
 pub struct QueueClaim<'a> {
     pub project_id: ProjectId,
     pub queue: &'a str,
-    /// Only these types, when some are named.
+    /// Only these types, if any are named.
     pub job_types: &'a [String],
-    /// What the workers have that ask.
+    /// The labels of the polling workers.
     pub labels: &'a [String],
-    /// Only jobs whose payload offers a command. Only [`super::limited_claims::claim_gated`] can tell.
+    /// Only jobs whose payload is a command. Only [`super::limited_claims::claim_gated`] can tell.
     pub only_commands: bool,
-    /// Nothing before this place is looked at: the low-water mark.
+    /// The low-water mark: jobs before this position are not scanned.
     pub from: ClaimKey,
-    /// Who gets what is found, best job first.
+    /// Who gets the jobs, first job first.
     pub slots: Vec<LeaseRequest<'a>>,
 }
 
-/// A worker's wish for one job.
+/// A worker's request for one job.
 #[derive(Debug, Clone, Copy)]
 pub struct LeaseRequest<'a> {
     pub worker_id: &'a str,
-    /// The lease it wants, in seconds.
+    /// Requested lease, in seconds.
     pub lease_seconds: Option<i32>,
     pub poll_id: Option<Uuid>,
-    /// The lease it gets, made before the claim: one whose answer was lost can be looked for.
+    /// The lease id, made before the claim: if the result is lost, the lease can be found.
     pub lease_id: LeaseId,
 }
 
-/// A job under a lease.
+/// A leased job.
 #[derive(Debug, Clone)]
 pub struct LeasedJob {
-    /// The slot that got it: its number over all looks, from 0.
+    /// The index of its lease request over all claims, from 0.
     pub slot: Option<i64>,
     pub project_id: ProjectId,
     pub id: JobId,
@@ -70,51 +70,51 @@ pub struct LeasedJob {
     pub rank: i16,
     pub run_at: DateTime<Utc>,
     pub created_at: DateTime<Utc>,
-    /// Which attempt this is, counted from 1.
+    /// The attempt, counted from 1.
     pub attempt: i32,
-    /// Failures before it.
+    /// Failures before this attempt.
     pub failures: i32,
-    /// Failures at which it is given up.
+    /// Failures after which it is dead-lettered.
     pub max_attempts: i32,
-    /// Longest run, in seconds.
+    /// Timeout of an attempt, in seconds.
     pub timeout_seconds: i32,
     pub lease_id: LeaseId,
     /// The lease's length, in seconds.
     pub lease_seconds: i32,
     pub claimed_at: DateTime<Utc>,
-    /// The bytes that were sent.
+    /// The JSON as it was sent.
     pub payload: String,
     /// Null: no tags.
     pub tags: Option<serde_json::Value>,
-    /// The trace that it belongs to.
+    /// Its trace context.
     pub traceparent: Option<String>,
-    /// Whether it was stored with parents, whose results go with it.
+    /// Whether it was stored with parents, whose results are delivered with it.
     pub has_parents: bool,
-    /// What its worker must have, sorted.
+    /// Labels that its worker must have, sorted.
     pub labels: Option<Vec<String>>,
     /// None: the default policy.
     pub retry: Option<serde_json::Value>,
-    /// The workflow it is part of.
+    /// The workflow it belongs to.
     pub workflow_id: Option<WorkflowId>,
     pub workflow_key: Option<String>,
-    /// What the wire that stored it keeps beside the payload.
+    /// What the adapter that stored it keeps beside the payload.
     pub envelope: Option<String>,
 }
 
 impl LeasedJob {
-    /// When it could run.
+    /// When it became ready to run.
     #[must_use]
     pub fn ready_at(&self) -> DateTime<Utc> {
         self.run_at.max(self.created_at)
     }
 
-    /// From when it could first run to its first lease; none of a later attempt.
+    /// From when it could first run to its first lease; none for a later attempt.
     #[must_use]
     pub fn waited(&self) -> Option<TimeDelta> {
         (self.attempt == 1).then(|| self.claimed_at - self.ready_at())
     }
 
-    /// Its place in the order of claims.
+    /// Its position in the claim order.
     #[must_use]
     pub fn claim_key(&self) -> ClaimKey {
         ClaimKey { rank: self.rank, run_at: self.run_at }
@@ -158,8 +158,8 @@ impl<'a> Columns<'a> {
     }
 }
 
-/// The leased jobs of rows in which every column may be null: a row says how many were chosen even when
-/// nothing was leased.
+/// The leased jobs of rows whose columns may all be null: such a row tells how many jobs were
+/// selected even if none was leased.
 macro_rules! leased_jobs {
     ($rows:expr) => {
         $rows.into_iter().filter_map(|it| {
@@ -194,11 +194,11 @@ macro_rules! leased_jobs {
 }
 pub(super) use leased_jobs;
 
-/// Leases jobs of any type to the slots of many looks, best priority first, then oldest. Jobs behind
-/// gates are not seen, and of a queue with rules nothing is: [`super::limited_claims`] looks there.
+/// Leases jobs of any type for several claims: highest priority first, then oldest. Jobs with a
+/// constraint key, and queues with limits, are left to [`super::limited_claims`].
 ///
-/// Jobs that another claim holds locked are skipped, not waited for. No queue may stand in `looks`
-/// twice: a statement does not skip what it has locked itself.
+/// Jobs locked by another claim are skipped, not awaited. No queue may appear twice in `claims`: a
+/// statement does not skip rows that it has locked itself.
 pub async fn claim_any_type(
     conn: &mut PgConnection,
     claims: &[QueueClaim<'_>],
@@ -285,14 +285,13 @@ pub async fn claim_any_type(
     .await
 }
 
-/// Like [`claim_any_type`], for one look that names job types.
+/// Like [`claim_any_type`], for one claim that names job types.
 ///
-/// Each type is looked up in an index of its own order and the best are taken from all of them, so
-/// that a claim never walks over other types' rows. What is found is locked after it was chosen: a
-/// job that another claim took in between is not replaced. That it is
-/// still pending is compared with a column, not with a constant, which would invite the partial
-/// indexes of pending jobs. Answers also with how many were chosen: fewer than wanted means that
-/// there are no more.
+/// Each type is read from an index in claim order and the best are selected from all of them, so a
+/// claim never scans rows of other types. Jobs are locked after they are selected: one that another
+/// claim took in between is not replaced. The check that a job is still pending compares columns,
+/// because a constant would invite the partial indexes of pending jobs. Also returns how many jobs
+/// were selected: fewer than wanted means that there are no more.
 pub async fn claim_some_types(
     conn: &mut PgConnection,
     look: &QueueClaim<'_>,

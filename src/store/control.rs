@@ -1,5 +1,5 @@
-//! What people do to jobs: call them off, change them, bring them back. Each runs in a transaction
-//! that has locked what it touches.
+//! What users do to jobs: cancel, change, retry. Each statement runs in a transaction that has
+//! locked what it changes.
 
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
@@ -19,11 +19,11 @@ pub struct LockedJob {
     pub attempt: i32,
     /// The database's clock.
     pub now: DateTime<Utc>,
-    /// Whether it has been told to its worker that it was called off.
+    /// Whether its worker is asked to stop.
     pub cancel_requested: bool,
 }
 
-/// Locks a live job; none when the project has no such live job.
+/// Locks a live job; none if the project has no such live job.
 pub async fn lock_live(conn: &mut PgConnection, key: JobKey) -> sqlx::Result<Option<LockedJob>> {
     sqlx::query_as!(
         LockedJob,
@@ -40,7 +40,7 @@ pub async fn lock_live(conn: &mut PgConnection, key: JobKey) -> sqlx::Result<Opt
     .await
 }
 
-/// Locks an ended job; none when the project has no such ended job.
+/// Locks an ended job; none if the project has no such ended job.
 pub async fn lock_ended(conn: &mut PgConnection, key: JobKey) -> sqlx::Result<Option<LockedJob>> {
     sqlx::query_as!(
         LockedJob,
@@ -57,7 +57,7 @@ pub async fn lock_ended(conn: &mut PgConnection, key: JobKey) -> sqlx::Result<Op
     .await
 }
 
-/// Whether a job was called off, or its worker should stop; none when there is no such job.
+/// Whether a job was cancelled, or its worker should stop; none if there is no such job.
 pub async fn find_cancelled(conn: &mut PgConnection, key: JobKey) -> sqlx::Result<Option<bool>> {
     sqlx::query_scalar!(
         r#"
@@ -77,7 +77,7 @@ pub async fn find_cancelled(conn: &mut PgConnection, key: JobKey) -> sqlx::Resul
     .await
 }
 
-/// A job that was called off.
+/// A cancelled job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CancelledJob {
     pub key: JobKey,
@@ -85,13 +85,13 @@ pub struct CancelledJob {
     pub job_type: String,
     /// Its latest attempt; 0 before the first.
     pub attempt: i32,
-    /// Whether its children must be called off as well.
+    /// Whether its children must be cancelled, too.
     pub has_orphans: bool,
 }
 
-/// Calls off waiting jobs: they move to `finished_jobs` as `cancelled`. Others are left alone.
+/// Cancels waiting jobs: they move to `finished_jobs`. Others are left alone.
 ///
-/// `only_outdated`: only those whose `expires_at` has passed. `cancelled_by`: the parent whose end was
+/// `only_outdated`: only those whose `expires_at` has passed. `cancelled_by`: the parent that is
 /// the reason; then only jobs that still wait for parents.
 pub async fn cancel_waiting(
     conn: &mut PgConnection,
@@ -154,7 +154,7 @@ pub async fn cancel_waiting(
     Ok(cancelled.collect())
 }
 
-/// Asks the worker of a running job to stop: it is told with its next heartbeat.
+/// Asks the worker of a running job to stop, with its next heartbeat.
 pub async fn request_cancel(conn: &mut PgConnection, key: JobKey) -> sqlx::Result<()> {
     sqlx::query!(
         "update jobs set cancel_requested = true where project_id = $1 and id = $2",
@@ -166,8 +166,8 @@ pub async fn request_cancel(conn: &mut PgConnection, key: JobKey) -> sqlx::Resul
     Ok(())
 }
 
-/// Asks the workers of those of these jobs that run, and whom nobody has asked yet, to stop. Answers with the
-/// jobs and their attempts.
+/// Asks the workers of those of these jobs that run to stop, unless they were asked before. Returns
+/// the jobs and their attempts.
 pub async fn request_cancels(
     conn: &mut PgConnection,
     jobs: &[JobKey],
@@ -197,7 +197,7 @@ pub async fn request_cancels(
     Ok(asked.map(|it| (JobKey { project_id: it.project_id, id: it.id }, it.attempt)).collect())
 }
 
-/// What to change of a waiting job; none leaves it as it is.
+/// Changes to a waiting job; none keeps the value.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Change {
     pub queue: Option<String>,
@@ -206,7 +206,7 @@ pub struct Change {
     pub run_at: Option<DateTime<Utc>>,
 }
 
-/// Changes a waiting job; none when it does not wait.
+/// Changes a waiting job; none if it does not wait.
 pub async fn change(
     conn: &mut PgConnection,
     key: JobKey,
@@ -262,10 +262,11 @@ pub async fn change(
     }))
 }
 
-/// Brings a dead letter back: its failures count from 0, its attempt grows on. None when it is none.
+/// Retries a dead letter: failures count from 0, attempts continue. None if it is not a dead
+/// letter.
 ///
 /// # Errors
-/// A unique violation when a live job has its unique key by now.
+/// A unique violation when a live job has taken its unique key.
 pub async fn requeue_dead_letter(
     conn: &mut PgConnection,
     key: JobKey,
@@ -303,7 +304,7 @@ pub async fn requeue_dead_letter(
     }))
 }
 
-/// Locks the live parents of these jobs, so that none of them ends before the jobs are back.
+/// Locks the live parents of these jobs, so that none ends before the jobs are live again.
 pub async fn lock_parents_of(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -328,13 +329,13 @@ pub async fn lock_parents_of(
     Ok(())
 }
 
-/// Brings cancelled jobs back, each unless one of its parents is a dead letter or cancelled itself.
-/// One that has never run keeps a `run_at` that lies ahead; a wait after a failure is over.
-/// A job waits for those of its parents that have not succeeded: they must be locked by an earlier
-/// statement of this transaction.
+/// Retries cancelled jobs, except for those with a parent that is a dead letter or cancelled. A job
+/// that has never run keeps a `run_at` in the future; a backoff is dropped. A job waits for those
+/// of its parents that have not succeeded: they must be locked by an earlier statement of this
+/// transaction.
 ///
 /// # Errors
-/// A unique violation when a live job has the unique key of one of them by now.
+/// A unique violation when a live job has taken the unique key of one of them.
 pub async fn requeue_cancelled(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -413,8 +414,8 @@ pub async fn requeue_cancelled(
     Ok(requeued.collect())
 }
 
-/// The jobs that were called off because one of these ended badly, with their parents that still are
-/// in a bad end.
+/// The jobs that were cancelled because one of these ended without success, with their parents that
+/// still are in such a state.
 pub async fn cancelled_because_of(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -434,7 +435,7 @@ pub async fn cancelled_because_of(
     .await
 }
 
-/// Names another parent that ended badly as the reason why these jobs stay called off.
+/// Records another failed or cancelled parent as the reason why these jobs stay cancelled.
 pub async fn blame_another(
     conn: &mut PgConnection,
     project_id: ProjectId,

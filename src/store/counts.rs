@@ -1,8 +1,8 @@
-//! How many jobs of a queue are where, and how fast they come and go: from counters, never by counting jobs.
+//! Number of jobs per queue and state, and rates: from counters, never by counting jobs.
 //!
-//! Every statement that moves jobs between states adds a row to `queue_deltas`; a loop folds those into
-//! `queue_counts` and `queue_rates` ([`super::sweep::counts`]). A reader adds what is left, so what it sees
-//! is exact as of its snapshot.
+//! Every statement that moves jobs between states adds a row to `queue_deltas`; a loop merges those
+//! into `queue_counts` and `queue_rates` ([`super::sweep::counts`]). A reader adds what is left, so
+//! its result is exact for its snapshot.
 
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
@@ -10,11 +10,11 @@ use sqlx::PgConnection;
 use super::workers::ALIVE_SECONDS;
 use crate::ids::{JobId, ProjectId};
 
-/// Jobs under way are counted in their index, up to here. The statement carries the same number as a
+/// Running jobs are counted in their index, up to this number. The statement carries it as a
 /// literal.
 pub const MAX_COUNTED_PROCESSING: usize = 10_000;
 
-/// A queue: its counts, its rates, its settings.
+/// A queue: its counts, rates and settings.
 #[derive(Debug, Clone, PartialEq)]
 pub struct QueueRow {
     pub queue: String,
@@ -28,7 +28,8 @@ pub struct QueueRow {
     pub dead_letter: i64,
     pub succeeded: i64,
     pub cancelled: i64,
-    /// Since when the job waits that could run longest, at the earliest since it was stored; none: no job could run.
+    /// Since when the longest-waiting ready job waits, at the earliest since it was stored; none:
+    /// no job is ready.
     pub oldest_ready_at: Option<DateTime<Utc>>,
     pub oldest_ready_job_id: Option<JobId>,
     pub workers: i64,
@@ -48,12 +49,12 @@ pub struct QueueRow {
     pub brake_after: Option<i32>,
     pub paused_at: Option<DateTime<Utc>>,
     pub updated_at: Option<DateTime<Utc>>,
-    /// Whether it was ever used, or set to something, or is polled.
+    /// Whether it was ever used, has settings, or is polled.
     pub is_known: bool,
 }
 
-/// The names of the queues of a project, after `after`, in order: those that were ever used, set to
-/// something, or are polled now.
+/// Names of queues of a project after `after`, in order: those that were ever used, have settings,
+/// or are polled.
 pub async fn queue_names(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -108,8 +109,8 @@ pub async fn queue_names(
     .await
 }
 
-/// The names of queues of a project that were ever used: first those with jobs that can run or do, then
-/// the others, if they are wanted; of more than `limit`, any.
+/// Names of queues of a project that were ever used: first those with ready or running jobs, then
+/// the others, if wanted; of more than `limit`, any.
 pub async fn busiest_queues(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -155,7 +156,7 @@ pub async fn waiting(conn: &mut PgConnection, project_id: ProjectId) -> sqlx::Re
     .await
 }
 
-/// How many jobs of a project are where.
+/// Jobs of a project by state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Totals {
     pub scheduled: i64,
@@ -166,7 +167,7 @@ pub struct Totals {
     pub cancelled: i64,
 }
 
-/// How many jobs of a project are where, in all of its queues.
+/// Jobs of a project by state, over all its queues.
 pub async fn totals(conn: &mut PgConnection, project_id: ProjectId) -> sqlx::Result<Totals> {
     sqlx::query_as!(
         Totals,
@@ -200,7 +201,7 @@ pub async fn totals(conn: &mut PgConnection, project_id: ProjectId) -> sqlx::Res
     .await
 }
 
-/// How many live jobs a queue has.
+/// Live jobs of a queue.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Depth {
     pub queue: String,

@@ -1,5 +1,5 @@
-//! Dead letters: what was given up, found by age and grouped by what failed alike. The jobs themselves stay
-//! in `jobs` until somebody brings them back or deletes them.
+//! Dead letters, by age and grouped by error fingerprint. The jobs stay in `jobs` until they are
+//! retried or deleted.
 
 use chrono::{DateTime, Utc};
 use sqlx::{PgConnection, Postgres, QueryBuilder};
@@ -10,10 +10,10 @@ use crate::{
     ids::{JobId, JobKey, ProjectId},
 };
 
-/// Dead letters that one look examines at the most.
+/// Dead letters that one query examines at most.
 pub const MAX_EXAMINED: i64 = 2_000;
 
-/// A job that is given up.
+/// A job that is dead-lettered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewDeadLetter {
     pub key: JobKey,
@@ -24,7 +24,7 @@ pub struct NewDeadLetter {
     pub message: Option<String>,
 }
 
-/// Writes down dead letters, and counts them in their groups.
+/// Stores dead letters, and counts them in their groups.
 pub async fn insert(conn: &mut PgConnection, dead: &[NewDeadLetter]) -> sqlx::Result<()> {
     sqlx::query!(
         "
@@ -67,8 +67,8 @@ pub async fn insert(conn: &mut PgConnection, dead: &[NewDeadLetter]) -> sqlx::Re
     Ok(())
 }
 
-/// Strikes jobs off the list, because they came back or are deleted. A group of which nothing is left goes
-/// too. The rows of groups are shared by many: call it last in a transaction.
+/// Removes jobs from the dead letters, because they were retried or deleted. Empty groups are
+/// deleted. Many transactions share the rows of groups: call it last in a transaction.
 pub async fn remove(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -107,8 +107,9 @@ pub async fn remove(
     Ok(())
 }
 
-/// Counts dead letters in a row of each type whose queue has a brake, and pauses those that have too many.
-/// Answers with the queues in which a type was paused now: [`super::queues::keep_paused_types`] must follow.
+/// Counts dead letters in the streak of each type whose queue has a circuit breaker, and pauses
+/// types with too many. Returns the queues in which a type was paused:
+/// [`super::queues::keep_paused_types`] must follow.
 pub async fn brake(
     conn: &mut PgConnection,
     dead: &[NewDeadLetter],
@@ -162,8 +163,8 @@ pub async fn brake(
     Ok(rows.into_iter().map(|it| (it.project_id, it.queue)).collect())
 }
 
-/// Ends rows of dead letters: jobs of these types have succeeded. A row that somebody counts up at this moment is
-/// left alone.
+/// Ends streaks of dead letters: jobs of these types have succeeded. A streak that another
+/// transaction is counting up is left alone.
 pub async fn end_streaks(conn: &mut PgConnection, succeeded: &[JobKey]) -> sqlx::Result<()> {
     sqlx::query!(
         "
@@ -194,7 +195,7 @@ pub async fn end_streaks(conn: &mut PgConnection, succeeded: &[JobKey]) -> sqlx:
     Ok(())
 }
 
-/// A place in a list that is sorted by time.
+/// A position in a list that is sorted by time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct LetterPosition {
     pub died_at: DateTime<Utc>,
@@ -207,12 +208,13 @@ pub struct LetterRow {
     pub job_id: JobId,
     pub fingerprint: Uuid,
     pub died_at: DateTime<Utc>,
-    /// Whether it is what was asked for. One that is not is the last row, and says how far the look has come.
+    /// Whether it matches. A row that does not match is the last one, and tells how far the query
+    /// has come.
     pub is_match: bool,
 }
 
-/// Up to `limit` dead letters below a place, newest first, from the newest [`MAX_EXAMINED`] of them; and,
-/// when there were as many, the last that was examined.
+/// Up to `limit` dead letters below a position, newest first, from the newest [`MAX_EXAMINED`];
+/// and, if there were that many, the last one examined.
 pub async fn page(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -230,8 +232,8 @@ pub async fn page(
     query.build_query_as().fetch_all(conn).await
 }
 
-/// Up to `limit` dead letters above a place, oldest first, given up until a time, from the oldest
-/// [`MAX_EXAMINED`] of them; and, when there were as many, the last that was examined.
+/// Up to `limit` dead letters above a position, oldest first, up to a time, from the oldest
+/// [`MAX_EXAMINED`]; and, if there were that many, the last one examined.
 pub async fn next_batch(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -251,7 +253,7 @@ pub async fn next_batch(
     query.build_query_as().fetch_all(conn).await
 }
 
-/// The dead letters of a project, or of one group, in a time: each is found by an index of its own.
+/// The dead letters of a project, or of one group, in a time range: each has an index of its own.
 fn push_examined(query: &mut QueryBuilder<Postgres>, project_id: ProjectId, filter: &Filter) {
     query.push("select job_id, fingerprint, queue, job_type, died_at from dead_letters ");
     query.push("where project_id = ").push_bind(project_id.0);
@@ -304,10 +306,10 @@ pub async fn count(
     query.build_query_as().fetch_one(conn).await
 }
 
-/// Dead letters are counted up to here.
+/// Dead letters are counted up to this number.
 pub const MAX_COUNTED: i64 = 100_000;
 
-/// Dead letters that failed alike.
+/// Dead letters with the same fingerprint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GroupRow {
     pub fingerprint: Uuid,
@@ -320,7 +322,7 @@ pub struct GroupRow {
     pub last_seen_at: DateTime<Utc>,
 }
 
-/// Groups of dead letters, the last seen first.
+/// Groups of dead letters, the most recent first.
 pub async fn groups(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -349,8 +351,8 @@ pub async fn groups(
     .await
 }
 
-/// Locks those of these jobs that are dead letters, in the order of their ids, and deletes them with
-/// everything that belongs to them. Answers with which.
+/// Locks those of these jobs that are dead letters, in the order of their ids, and deletes them
+/// with everything that belongs to them. Returns which.
 pub async fn delete(
     conn: &mut PgConnection,
     project_id: ProjectId,

@@ -1,4 +1,4 @@
-//! Parents and children, unique keys, and workflows: what ties new jobs to others.
+//! Dependencies, unique keys, and workflows of new jobs.
 
 use sqlx::PgConnection;
 use uuid::Uuid;
@@ -8,17 +8,17 @@ use crate::{
     ids::{JobId, JobKey, ProjectId},
 };
 
-/// A job that others want to wait for.
+/// A job that others will wait for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Parent {
     pub id: JobId,
     pub state: StoredState,
-    /// Jobs that wait for it already.
+    /// Number of jobs that wait for it already.
     pub children: i32,
 }
 
-/// The live ones of these jobs, locked until the end of the transaction, so that they cannot end before
-/// their children are stored.
+/// The live ones of these jobs, locked until the end of the transaction, so that they cannot end
+/// before their children are stored.
 pub async fn lock_parents(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -83,16 +83,16 @@ pub async fn add_children(
     Ok(())
 }
 
-/// One job waits for another.
+/// A dependency: one job waits for another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Edge {
     pub parent: JobId,
     pub child: JobId,
-    /// The place of the parent among the child's.
+    /// The parent's index among the child's parents.
     pub ordinal: i16,
 }
 
-/// Stores who waits for whom.
+/// Stores dependencies.
 pub async fn insert_edges(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -122,7 +122,7 @@ pub struct UniqueHolder {
     pub state: StoredState,
 }
 
-/// The live jobs that have these unique keys, locked until the end of the transaction.
+/// The live jobs with these unique keys, locked until the end of the transaction.
 pub async fn lock_unique(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -145,7 +145,7 @@ pub async fn lock_unique(
     .await
 }
 
-/// What a succeeded parent hands to its child.
+/// The result of a parent that has succeeded.
 #[derive(Debug, Clone)]
 pub struct ParentResult {
     pub child_id: JobId,
@@ -153,7 +153,7 @@ pub struct ParentResult {
     pub workflow_key: Option<String>,
     pub job_type: String,
     pub result: Option<String>,
-    /// Whether the result was left out: the earlier ones fill what one job may be handed.
+    /// Whether the result was left out, because the earlier ones reach the limit of one job.
     pub is_omitted: bool,
 }
 
@@ -204,7 +204,7 @@ pub async fn parent_results(
     Ok(results.collect())
 }
 
-/// The jobs that one job waits for, or waited for.
+/// The parents of a job, ended or not.
 pub async fn parents_of(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -224,7 +224,7 @@ pub async fn parents_of(
     .await
 }
 
-/// Takes its unique key from a live job. Its body keeps what it was.
+/// Removes the unique key of a live job. Its body keeps the text of the key.
 pub async fn forget_unique_key(conn: &mut PgConnection, key: JobKey) -> sqlx::Result<()> {
     sqlx::query!(
         "update jobs set unique_key = null where project_id = $1 and id = $2",

@@ -17,9 +17,9 @@ use crate::{
 /// When a new job may run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Start {
-    /// So many seconds after it is stored; 0 for at once.
+    /// This many seconds after it is stored; 0 for immediately.
     After(i32),
-    /// At this time, or at once if it is past.
+    /// At this time, or immediately if it is past.
     At(DateTime<Utc>),
 }
 
@@ -34,60 +34,60 @@ pub struct NewJob {
     /// Minus the priority.
     pub rank: i16,
     pub start: Start,
-    /// Failures at which it is given up; none: as the queue says, or the default.
+    /// Failures after which it is dead-lettered; none: the queue's setting or the default.
     pub max_attempts: Option<i32>,
-    /// Longest run of one attempt, in seconds.
+    /// Timeout of an attempt, in seconds.
     pub timeout_seconds: i32,
-    /// The bytes that were sent.
+    /// The JSON as it was sent.
     pub payload: String,
-    /// None: as the queue says, or the default.
+    /// None: the queue's setting or the default.
     pub retry: Option<Json<RetryPolicy>>,
     /// None: no tags.
     pub tags: Option<Json<std::collections::BTreeMap<String, String>>>,
-    /// What most jobs have nothing of.
+    /// Fields that most jobs do not use.
     pub extras: Option<Box<Extras>>,
 }
 
-/// The parts of a job that most jobs do not have. They travel as one value, so that the others do not
-/// pay for them.
+/// Fields that most jobs do not use. They are one boxed value, so that other jobs do not pay for
+/// them.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Extras {
-    /// Sorted; a worker must have them all.
+    /// Labels that its worker must have, sorted.
     pub labels: Vec<String>,
     /// See [`crate::domain::constraint_key`].
     pub gate: Option<Uuid>,
-    /// Jobs that share it run at most `concurrency_limit` at a time.
+    /// At most `concurrency_limit` jobs with the same key run at a time.
     pub concurrency_key: Option<String>,
     pub concurrency_limit: Option<i32>,
     /// No two live jobs have the same.
     pub unique_key: Option<String>,
-    /// Not handed out after this time.
+    /// Not started after this time.
     pub expires_at: Option<DateTime<Utc>>,
-    /// The trace that the job belongs to.
+    /// The trace context of its enqueue.
     pub traceparent: Option<String>,
-    /// The jobs it waits for, as they were named.
+    /// Its parents, in the order in which they were named.
     #[serde(skip)]
     pub parents: Vec<JobId>,
-    /// How many of them have not succeeded yet.
+    /// Parents that have not succeeded yet.
     pub unfinished_parents: i32,
-    /// Whether it was stored with any.
+    /// Whether it was stored with parents.
     pub has_parents: bool,
-    /// Jobs that are stored with it and wait for it.
+    /// Jobs stored with it that wait for it.
     pub children: i32,
-    /// The workflow it is part of.
+    /// The workflow it belongs to.
     #[serde(serialize_with = "as_uuid")]
     pub workflow_id: Option<WorkflowId>,
     pub workflow_key: Option<String>,
-    /// What the wire that stores it keeps beside the payload: JSON, opaque to everybody else.
+    /// JSON that the adapter keeps beside the payload, opaque to all others.
     pub envelope: Option<String>,
 }
 
-/// The store keeps ids without their prefix.
+/// The database keeps ids without their prefix.
 fn as_uuid<S: serde::Serializer>(id: &Option<WorkflowId>, to: S) -> Result<S::Ok, S::Error> {
     id.map(|it| it.0).serialize(to)
 }
 
-/// What the store added to a new job.
+/// What the database added to a new job.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StoredJob {
     pub id: JobId,
@@ -95,24 +95,24 @@ pub struct StoredJob {
     pub state: StoredState,
     pub run_at: DateTime<Utc>,
     pub created_at: DateTime<Utc>,
-    /// Failures at which it is given up.
+    /// Failures after which it is dead-lettered.
     pub max_attempts: i32,
     /// None: the default.
     pub retry: Option<serde_json::Value>,
-    /// Whether its queue hands out nothing.
+    /// Whether its queue is paused.
     pub is_queue_paused: bool,
-    /// Whether its queue hands out nothing of its type.
+    /// Whether its type is paused in its queue.
     pub is_type_paused: bool,
 }
 
 /// Stores jobs of any projects, all or none.
 ///
 /// A request whose latest `run_at` lies more than [`limits::MAX_DELAY_SECONDS`] ahead is left out
-/// whole, and so are its jobs from the answer: only the database's clock can tell. `latest_run_at`
-/// has one entry a job: the latest `run_at` of the request that it came with.
+/// with all its jobs: only the database's clock can tell. `latest_run_at` has one entry per job:
+/// the latest `run_at` of the request that it came with.
 ///
 /// # Errors
-/// A unique violation when one of the ids is stored already.
+/// A unique violation when one of the ids exists already.
 pub async fn insert_jobs(
     conn: &mut PgConnection,
     jobs: &[&NewJob],
@@ -225,8 +225,8 @@ pub async fn insert_jobs(
     .await
 }
 
-/// Which of these jobs are stored already, live or ended: asked after a commit whose answer was
-/// lost. The times of an ended job are those it was stored with.
+/// Which of these jobs are stored, live or ended: for a batch whose commit is in doubt. An ended
+/// job has the times that it was stored with.
 pub async fn find_stored(
     conn: &mut PgConnection,
     jobs: &[&NewJob],

@@ -1,4 +1,4 @@
-//! The rare things that happen to jobs, and what workers say of their attempts.
+//! Events of jobs, and what workers report about their attempts.
 
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
@@ -9,14 +9,14 @@ use crate::{
     ids::{EventId, JobId, JobKey, LeaseId, ProjectId},
 };
 
-/// Something that happened to a job.
+/// An event of a job.
 #[derive(Debug, Clone)]
 pub struct NewEvent {
     pub key: JobKey,
     pub kind: String,
-    /// In which attempt, if in one.
+    /// The attempt, if the event belongs to one.
     pub attempt: Option<i32>,
-    /// Who says so, if a worker does.
+    /// The worker that reported it, if one did.
     pub worker_id: Option<String>,
     /// JSON.
     pub payload: Option<String>,
@@ -30,7 +30,7 @@ impl NewEvent {
     }
 }
 
-/// Writes down what happened.
+/// Stores events.
 pub async fn insert(conn: &mut PgConnection, events: &[NewEvent]) -> sqlx::Result<Vec<EventId>> {
     let ids: Vec<_> = events.iter().map(|_| EventId::generate()).collect();
     sqlx::query!(
@@ -54,7 +54,7 @@ pub async fn insert(conn: &mut PgConnection, events: &[NewEvent]) -> sqlx::Resul
     Ok(ids)
 }
 
-/// How many events are kept of a job, counted up to `limit`.
+/// Number of events of a job, counted up to `limit`.
 pub async fn count(conn: &mut PgConnection, key: JobKey, limit: i64) -> sqlx::Result<i64> {
     sqlx::query_scalar!(
         r#"
@@ -71,7 +71,7 @@ pub async fn count(conn: &mut PgConnection, key: JobKey, limit: i64) -> sqlx::Re
     .await
 }
 
-/// An event as it is stored.
+/// A stored event.
 #[derive(Debug, Clone)]
 pub struct EventRow {
     pub id: EventId,
@@ -115,14 +115,15 @@ pub async fn of_job(
 pub struct ShownFence {
     pub job_id: JobId,
     pub attempt: i32,
-    /// Who has it; none: whoever has it.
+    /// Its worker; none: any.
     pub worker_id: Option<String>,
-    /// Under which lease; none: any.
+    /// Its lease; none: any.
     pub lease_id: Option<LeaseId>,
 }
 
 impl ShownFence {
-    /// The fence of a worker that names its attempt; attempt 0, which nobody has, if it does not.
+    /// The fence of a worker that names its attempt; attempt 0, which does not exist, if it does
+    /// not.
     #[must_use]
     pub fn of(job_id: JobId, fence: &Fence) -> Self {
         let Fence { worker_id, attempt, lease_id } = fence.clone();
@@ -136,8 +137,8 @@ impl ShownFence {
     }
 }
 
-/// Which of these attempts run now, locked against their end until the end of the transaction. Answers
-/// with their numbers, from 0.
+/// Which of these attempts are running, locked until the end of the transaction. Returns their
+/// indexes.
 pub async fn lock_running(
     conn: &mut PgConnection,
     project_id: ProjectId,

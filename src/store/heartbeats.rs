@@ -9,16 +9,16 @@ use crate::{
     ids::{ANONYMOUS, JobId, JobKey, ProjectId},
 };
 
-/// A sign of life of one job.
+/// A heartbeat of one job.
 #[derive(Debug, Clone)]
 pub struct Beat {
     pub key: JobKey,
     pub fence: Fence,
-    /// How far the worker is, 0 to 1; none leaves what was said before.
+    /// Progress from 0 to 1; none keeps the last value.
     pub progress: Option<f32>,
 }
 
-/// A lease that was renewed.
+/// A renewed lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Renewed {
     pub key: JobKey,
@@ -30,7 +30,7 @@ pub struct Renewed {
 /// Renews the leases whose fences hold and which have not expired, by their own length, but never
 /// past the job's timeout and its grace.
 ///
-/// No job may stand in `beats` twice.
+/// No job may appear twice in `beats`.
 pub async fn renew(conn: &mut PgConnection, beats: &[Beat]) -> sqlx::Result<Vec<Renewed>> {
     let fences = FenceColumns::of(beats.iter().map(|it| (it.key, &it.fence)));
     let rows = sqlx::query!(
@@ -77,7 +77,7 @@ pub async fn renew(conn: &mut PgConnection, beats: &[Beat]) -> sqlx::Result<Vec<
     Ok(renewed.collect())
 }
 
-/// Gives leases whose holder has no name to a worker that has one. Answers with those it has now.
+/// Assigns leases without a named worker to a named one. Returns those it holds now.
 pub async fn adopt(
     conn: &mut PgConnection,
     project_id: ProjectId,

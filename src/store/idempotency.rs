@@ -1,4 +1,4 @@
-//! Answers that are given again, by the key that came with the first request.
+//! Answers that are repeated, by the idempotency key of the first request.
 
 use sqlx::PgConnection;
 use uuid::Uuid;
@@ -8,7 +8,7 @@ use crate::{
     ids::ProjectId,
 };
 
-/// A key that came with a request.
+/// The idempotency key of a request.
 #[derive(Debug, Clone, Copy)]
 pub struct Presented<'a> {
     pub project_id: ProjectId,
@@ -17,8 +17,8 @@ pub struct Presented<'a> {
     pub fingerprint: &'a [u8; 32],
 }
 
-/// Begins a request, if its key is new, or older than [`IDEMPOTENCY_KEEP_SECONDS`]; answers whether it
-/// did.
+/// Starts a request, if its key is new or older than [`IDEMPOTENCY_KEEP_SECONDS`]; returns whether
+/// it did.
 pub async fn begin(
     conn: &mut PgConnection,
     presented: Presented<'_>,
@@ -44,7 +44,7 @@ pub async fn begin(
     Ok(begun.rows_affected() == 1)
 }
 
-/// What is kept for a key.
+/// The answer stored for a key.
 #[derive(Debug, Clone)]
 pub struct StoredAnswer {
     pub fingerprint: Vec<u8>,
@@ -53,7 +53,7 @@ pub struct StoredAnswer {
     pub body: Option<String>,
 }
 
-/// What is kept for a key.
+/// The answer stored for a key.
 pub async fn find(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -73,7 +73,7 @@ pub async fn find(
     .await
 }
 
-/// Takes over a request that nobody runs any more; answers with its seed if it did.
+/// Takes over a request that no node is running any more; returns its seed if it did.
 pub async fn take_over(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -95,7 +95,7 @@ pub async fn take_over(
     .await
 }
 
-/// Keeps an answer.
+/// Stores an answer.
 pub async fn finish(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -120,8 +120,8 @@ pub async fn finish(
     Ok(())
 }
 
-/// Lets the next request with this key run at once, from the same seed: this one has failed, and nobody
-/// may know how far it came.
+/// Lets the next request with this key run at once, from the same seed: this one failed, possibly
+/// after its commit.
 pub async fn unlock(conn: &mut PgConnection, project_id: ProjectId, key: &str) -> sqlx::Result<()> {
     sqlx::query!(
         "

@@ -1,4 +1,4 @@
-//! Reading jobs: one, with its history; `list.rs`: a page of them, or how many there are.
+//! Reading jobs: one, with its history; `list.rs`: pages and counts.
 
 mod list;
 
@@ -19,23 +19,23 @@ use crate::{
 
 pub use self::list::{Filter, MAX_COUNTED, Walked, count, page, read_tag, walk};
 
-/// Whether rows come with what jobs carry: a page of it can be many megabytes.
+/// Whether rows include payload and result: a page with them can be many megabytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Payloads {
     Shown,
-    /// Both read as JSON's null, and as none.
+    /// Both are null.
     LeftOut,
 }
 
 impl Payloads {
-    /// What a query's `payloads` asks for; nothing said: with them.
+    /// From a query's `payloads`; the default includes them.
     #[must_use]
     pub fn asked(payloads: Option<bool>) -> Self {
         if payloads.unwrap_or(true) { Self::Shown } else { Self::LeftOut }
     }
 }
 
-/// A job as it is stored, from whichever table.
+/// A job as it is stored, from either table.
 #[derive(Debug, Clone, sqlx::FromRow)]
 pub struct JobRow {
     pub id: JobId,
@@ -70,7 +70,7 @@ pub struct JobRow {
     pub workflow_id: Option<WorkflowId>,
     pub workflow_key: Option<String>,
     pub envelope: Option<String>,
-    /// The jobs it waits for, or waited for.
+    /// Its parents, ended or not.
     pub parents: Vec<JobId>,
     /// See [`Closed`], as are the next three.
     pub is_crowded: bool,
@@ -80,7 +80,7 @@ pub struct JobRow {
 }
 
 impl JobRow {
-    /// What keeps it from being handed out.
+    /// Why it is not claimable.
     #[must_use]
     pub fn closed(&self) -> Closed {
         let Self { is_queue_paused, is_type_paused, is_crowded, is_rate_limited, .. } = *self;
@@ -104,8 +104,8 @@ pub struct AttemptRow {
     pub duration_ms: Option<i64>,
 }
 
-/// One job, live or ended. Read from both tables by one statement: a job on its way from one to
-/// the other would be in neither.
+/// One job, live or ended. One statement reads both tables: between two, a job that moves would be
+/// missed.
 pub async fn find(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -114,7 +114,7 @@ pub async fn find(
     Ok(find_all(conn, project_id, &[id], Payloads::Shown).await?.pop())
 }
 
-/// Those of these jobs that there are, in no order; see [`find`].
+/// Those of these jobs that exist, in no order; see [`find`].
 pub async fn find_all(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -199,7 +199,7 @@ pub async fn find_all(
 }
 
 /// The past attempts of one job that did not succeed, oldest first; the newest
-/// [`limits::MAX_SHOWN_ATTEMPTS`] when there are more.
+/// [`limits::MAX_SHOWN_ATTEMPTS`] if there are more.
 pub async fn attempts(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -263,7 +263,7 @@ pub async fn last_errors(
     Ok(reports.collect())
 }
 
-/// What tells whether something has happened to a job.
+/// A value that changes whenever something happens to a job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Version {
     pub project_id: ProjectId,

@@ -1,5 +1,5 @@
-//! API keys. The key is looked up by its hash before a project is known, because it is what names
-//! the project; every other statement starts with the project.
+//! API keys. A key is looked up by its hash before a project is known, because it names the
+//! project. Every other statement starts with the project.
 
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
@@ -7,25 +7,25 @@ use uuid::Uuid;
 
 use crate::ids::{KeyId, ProjectId, ProjectPublicId};
 
-/// What a key opens.
+/// What a key gives access to.
 #[derive(Debug, Clone, PartialEq)]
 pub struct KeyOwner {
     pub project_id: ProjectId,
     pub project_public_id: ProjectPublicId,
-    /// The project's short name in paths.
+    /// The project's slug.
     pub project_slug: String,
     pub plan: String,
-    /// Single limits of the plan, replaced.
+    /// Overrides of the plan's limits.
     pub overrides: Option<serde_json::Value>,
     pub key_id: KeyId,
     /// What it may be used for.
     pub scopes: Vec<String>,
     pub expires_at: Option<DateTime<Utc>>,
-    /// Its own calls a minute that enqueue.
+    /// Own rate limit of enqueue calls, per minute.
     pub produce_per_minute: Option<i32>,
-    /// Its own calls a minute as a worker.
+    /// Own rate limit of worker calls, per minute.
     pub work_per_minute: Option<i32>,
-    /// Its own other calls a minute.
+    /// Own rate limit of other calls, per minute.
     pub manage_per_minute: Option<i32>,
 }
 
@@ -38,14 +38,14 @@ pub struct ListedKey {
     pub shown_end: String,
     /// What it may be used for.
     pub scopes: Vec<String>,
-    /// Its own calls a minute that enqueue.
+    /// Own rate limit of enqueue calls, per minute.
     pub produce_per_minute: Option<i32>,
-    /// Its own calls a minute as a worker.
+    /// Own rate limit of worker calls, per minute.
     pub work_per_minute: Option<i32>,
-    /// Its own other calls a minute.
+    /// Own rate limit of other calls, per minute.
     pub manage_per_minute: Option<i32>,
     pub created_at: DateTime<Utc>,
-    /// Who made it: an account's or a key's id.
+    /// Its creator: the id of an account or key.
     pub created_by: Option<String>,
     /// When it was last used, to within some seconds.
     pub last_used_at: Option<DateTime<Utc>>,
@@ -55,27 +55,27 @@ pub struct ListedKey {
     pub is_live: bool,
 }
 
-/// A key to keep.
+/// A key to store.
 #[derive(Debug, Clone, Default)]
 pub struct NewKey {
     pub name: String,
     pub shown_prefix: String,
     pub shown_end: String,
-    /// SHA-256 of it.
+    /// SHA-256 of the secret.
     pub secret_hash: Vec<u8>,
     /// What it may be used for.
     pub scopes: Vec<String>,
     pub expires_at: Option<DateTime<Utc>>,
     pub created_by: Option<String>,
-    /// Its own calls a minute that enqueue.
+    /// Own rate limit of enqueue calls, per minute.
     pub produce_per_minute: Option<i32>,
-    /// Its own calls a minute as a worker.
+    /// Own rate limit of worker calls, per minute.
     pub work_per_minute: Option<i32>,
-    /// Its own other calls a minute.
+    /// Own rate limit of other calls, per minute.
     pub manage_per_minute: Option<i32>,
 }
 
-/// Whose live key has this hash.
+/// The owner of the live key with this hash.
 pub async fn find_by_secret(
     conn: &mut PgConnection,
     secret_hash: &[u8],
@@ -100,7 +100,8 @@ pub async fn find_by_secret(
     .await
 }
 
-/// Keeps a new key, unless the project has `max_live` live keys. Two at the same moment may both be kept.
+/// Stores a new key, unless the project has `max_live` live keys. Two requests at the same moment
+/// may both succeed.
 pub async fn insert(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -143,7 +144,7 @@ pub async fn insert(
     .await
 }
 
-/// A project's keys, newest first, before one that was seen.
+/// A project's keys, newest first, below the last one of the page before.
 pub async fn list(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -194,7 +195,7 @@ pub async fn lock(
     .await
 }
 
-/// How far a time lies ahead of the database's clock, in seconds; negative: it is over.
+/// How far a time lies ahead of the database's clock, in seconds; negative if it is past.
 pub async fn seconds_until(conn: &mut PgConnection, at: DateTime<Utc>) -> sqlx::Result<f64> {
     sqlx::query_scalar!(
         r#"select extract(epoch from $1::timestamptz - now())::double precision "seconds!""#,
@@ -204,7 +205,7 @@ pub async fn seconds_until(conn: &mut PgConnection, at: DateTime<Utc>) -> sqlx::
     .await
 }
 
-/// Gives a key another name.
+/// Renames a key.
 pub async fn rename(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -222,7 +223,7 @@ pub async fn rename(
     Ok(())
 }
 
-/// Lets a key end after so many seconds, unless it ends before. Answers with its hash.
+/// Lets a key expire after this many seconds, unless it expires earlier. Returns its hash.
 pub async fn end_after(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -244,7 +245,7 @@ pub async fn end_after(
     .await
 }
 
-/// Revokes a key. Answers with its hash; to revoke it twice is no mistake.
+/// Revokes a key. Returns its hash; revoking twice is no error.
 pub async fn revoke(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -264,7 +265,7 @@ pub async fn revoke(
     .await
 }
 
-/// How many live keys a project has.
+/// Number of live keys of a project.
 pub async fn count(conn: &mut PgConnection, project_id: ProjectId) -> sqlx::Result<i64> {
     sqlx::query_scalar!(
         r#"
@@ -278,7 +279,7 @@ pub async fn count(conn: &mut PgConnection, project_id: ProjectId) -> sqlx::Resu
     .await
 }
 
-/// Notes that these keys were used now.
+/// Records that these keys were just used.
 pub async fn record_used(conn: &mut PgConnection, used: &[(ProjectId, KeyId)]) -> sqlx::Result<()> {
     let projects: Vec<i32> = used.iter().map(|it| it.0.0).collect();
     let ids: Vec<Uuid> = used.iter().map(|it| it.1.0).collect();

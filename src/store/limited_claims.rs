@@ -1,9 +1,9 @@
-//! Handing out jobs that not every worker may have at any time: those with labels or a concurrency
-//! key, and all of a queue whose concurrency is limited.
+//! Claims under limits: jobs with labels or a concurrency key, and all jobs of a queue with limited
+//! concurrency.
 //!
-//! What runs is counted from the jobs themselves, so no counter can drift. A count is exact because
-//! whoever claims under a key or in a limited queue holds its lock until the commit, and counts with
-//! a statement that began after it had the lock. Locks are tried, never waited for.
+//! Running jobs are counted from their rows, so no counter can drift. A count is exact because
+//! every claim under a key, or in a limited queue, holds its lock until the commit, and counts with
+//! a statement that began after it had the lock. Locks are tried, never awaited.
 
 use sqlx::PgConnection;
 use uuid::Uuid;
@@ -14,11 +14,11 @@ use crate::{
     ids::{JobId, LeaseId, ProjectId, WorkflowId},
 };
 
-/// Gates of one page. The statement carries the same number as a literal.
+/// Constraint keys of one page. The statement carries the same number as a literal.
 pub const MAX_PAGE_GATES: usize = 200;
 
-/// Which of these queues, of the project beside them, have gates that may have to be passed: a limit,
-/// or claimable jobs behind some. Answers with their numbers, from 0.
+/// Which of these queues have limits, or claimable jobs with a constraint key. Returns their
+/// indexes.
 pub async fn queues_with_gates(
     conn: &mut PgConnection,
     queues: &[(ProjectId, &str)],
@@ -52,18 +52,18 @@ pub async fn queues_with_gates(
     .await
 }
 
-/// A gate with claimable jobs behind it.
+/// A constraint key with claimable jobs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GateSeen {
     pub gate: Uuid,
-    /// Whether these workers may pass it, by type and labels.
+    /// Whether these workers match it by type and labels.
     pub is_fitting: bool,
-    /// Whether this transaction may count what runs under its key.
+    /// Whether this transaction holds the lock to count running jobs with it.
     pub is_locked: bool,
 }
 
-/// The first [`MAX_PAGE_GATES`] gates of a queue after `after`, with their keys locked until the end of
-/// the transaction. Those of `paused_types` are not fitting.
+/// The first [`MAX_PAGE_GATES`] constraint keys of a queue after `after`, locked until the end of
+/// the transaction. Those of `paused_types` do not match.
 pub async fn lock_gates(
     conn: &mut PgConnection,
     look: &QueueClaim<'_>,
@@ -120,29 +120,30 @@ pub async fn lock_gates(
     .await
 }
 
-/// What one look may take.
+/// What one claim may take.
 #[derive(Debug, Clone, Copy)]
 pub struct Passage<'a> {
     pub gates: &'a [Uuid],
-    /// Before all gates: only these types; none: all.
+    /// For jobs without a constraint key: only these types; none: all.
     pub job_types: Option<&'a [String]>,
     /// Jobs of the queue that may run at a time.
     pub max_concurrency: Option<i32>,
-    /// A lease that nobody chose is at least so long.
+    /// Minimum lease if the poll sets none.
     pub default_lease_seconds: Option<i32>,
     pub max_jobs: i64,
 }
 
-/// Jobs of a queue that are looked through for those with a command. Behind one gate all are of one type, so a
-/// few tell: the statement has 20 of each as a literal.
+/// Jobs of a queue that are searched for commands. All jobs with one constraint key have one type,
+/// so a few tell: the statement has 20 of each as a literal.
 pub const MAX_EXAMINED_FOR_COMMANDS: i64 = 200;
 
-/// Leases the best jobs of one look, from behind gates and from before all gates. The keys of the gates
-/// and the queue's limits must be locked by an earlier statement of this transaction.
+/// Leases the best jobs of one claim, with and without constraint keys. The keys and the queue's
+/// limits must be locked by an earlier statement of this transaction.
 ///
-/// A job is let in while fewer than its `concurrency_limit` run under its key, those that are let in
-/// before it counted. A look that takes commands only sees the first [`MAX_EXAMINED_FOR_COMMANDS`]. As with
-/// [`super::claims::claim_some_types`], answers also with how many were chosen.
+/// A job may start while fewer than its `concurrency_limit` run under its key, including those
+/// started before it by this claim. A claim for commands only searches the first
+/// [`MAX_EXAMINED_FOR_COMMANDS`] jobs. Like [`super::claims::claim_some_types`], it also returns
+/// how many were selected.
 pub async fn claim_gated(
     conn: &mut PgConnection,
     look: &QueueClaim<'_>,

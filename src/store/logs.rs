@@ -1,4 +1,4 @@
-//! What workers' jobs print.
+//! Logs: the output of jobs.
 
 use sqlx::PgConnection;
 
@@ -7,7 +7,7 @@ use crate::{
     ids::JobKey,
 };
 
-/// A piece of an attempt's output.
+/// A chunk of an attempt's output.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LogChunk {
     pub stream: String,
@@ -16,7 +16,7 @@ pub struct LogChunk {
     pub timestamp_ms: i64,
 }
 
-/// What is kept of an attempt's logs.
+/// The stored totals of an attempt's logs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LogTotals {
     pub kept_bytes: i64,
@@ -24,7 +24,8 @@ pub struct LogTotals {
     pub is_truncated: bool,
 }
 
-/// Locks the totals of an attempt until the end of the transaction, making them if there are none.
+/// Locks the totals of an attempt until the end of the transaction, and creates them if they are
+/// missing.
 pub async fn lock_totals(
     conn: &mut PgConnection,
     job: JobKey,
@@ -46,7 +47,7 @@ pub async fn lock_totals(
     .await
 }
 
-/// Which of these places of an attempt's streams are taken already. Answers with their numbers, from 0.
+/// Which of these chunks were stored before, by stream and sequence. Returns their indexes.
 pub async fn find_taken(
     conn: &mut PgConnection,
     job: JobKey,
@@ -71,10 +72,10 @@ pub async fn find_taken(
     .await
 }
 
-/// Keeps chunks. Their places must be free.
+/// Stores chunks. Their stream and sequence must be free.
 ///
 /// # Errors
-/// A unique violation when a place is taken.
+/// A unique violation when one was stored before.
 pub async fn insert(
     conn: &mut PgConnection,
     job: JobKey,
@@ -103,7 +104,7 @@ pub async fn insert(
     Ok(())
 }
 
-/// Writes down what is kept now.
+/// Stores the new totals.
 pub async fn set_totals(
     conn: &mut PgConnection,
     job: JobKey,
@@ -128,7 +129,7 @@ pub async fn set_totals(
     Ok(())
 }
 
-/// A place in the logs of a job.
+/// A position in the logs of a job.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct LogPlace {
     pub attempt: i32,
@@ -136,7 +137,7 @@ pub struct LogPlace {
     pub sequence: i64,
 }
 
-/// A kept chunk and where it is.
+/// A stored chunk and its position.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LogRow {
     pub attempt: i32,
@@ -146,7 +147,7 @@ pub struct LogRow {
     pub timestamp_ms: i64,
 }
 
-/// The logs of a job after a place, of one attempt if one is named: by attempt, stream and sequence.
+/// The logs of a job after a position, optionally of one attempt: by attempt, stream and sequence.
 pub async fn page(
     conn: &mut PgConnection,
     job: JobKey,

@@ -11,7 +11,7 @@ pub struct Member {
     pub account_id: AccountId,
     pub email: String,
     pub role: String,
-    /// Since when.
+    /// Member since.
     pub created_at: DateTime<Utc>,
 }
 
@@ -25,10 +25,10 @@ pub struct Membership {
     /// `live` or `test`.
     pub mode: String,
     pub plan: String,
-    /// Single limits of the plan, replaced.
+    /// Overrides of the plan's limits.
     pub overrides: Option<serde_json::Value>,
     pub created_at: DateTime<Utc>,
-    /// What the account is in it.
+    /// The account's role.
     pub role: String,
 }
 
@@ -37,12 +37,12 @@ pub struct Invitation {
     pub id: InvitationId,
     pub email: String,
     pub role: String,
-    /// Since when.
+    /// Member since.
     pub created_at: DateTime<Utc>,
     pub expires_at: DateTime<Utc>,
 }
 
-/// Makes somebody a member, or gives a member another role.
+/// Adds a member, or changes a member's role.
 pub async fn upsert(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -64,7 +64,8 @@ pub async fn upsert(
     Ok(())
 }
 
-/// The role of each member, locked until the transaction ends, so that two owners cannot leave together.
+/// The role of each member, locked until the transaction ends, so that two owners cannot leave at
+/// the same time.
 pub async fn lock_roles(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -84,7 +85,7 @@ pub async fn lock_roles(
     Ok(rows.into_iter().map(|it| (it.account_id, it.role)).collect())
 }
 
-/// Ends a membership.
+/// Removes a member.
 pub async fn delete(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -100,7 +101,7 @@ pub async fn delete(
     Ok(())
 }
 
-/// A project's members, the oldest first.
+/// A project's members, oldest first.
 pub async fn list(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -124,7 +125,7 @@ pub async fn list(
     .await
 }
 
-/// How many members and open invitations a project has.
+/// Number of members and open invitations of a project.
 pub async fn count(conn: &mut PgConnection, project_id: ProjectId) -> sqlx::Result<i64> {
     sqlx::query_scalar!(
         r#"
@@ -137,7 +138,7 @@ pub async fn count(conn: &mut PgConnection, project_id: ProjectId) -> sqlx::Resu
     .await
 }
 
-/// The projects of an account, the oldest first.
+/// The projects of an account, oldest first.
 pub async fn of_account(
     conn: &mut PgConnection,
     account_id: AccountId,
@@ -162,7 +163,7 @@ pub async fn of_account(
     .await
 }
 
-/// An account's membership in the project of this slug or public id.
+/// An account's membership in the project with this slug or public id.
 pub async fn find(
     conn: &mut PgConnection,
     account_id: AccountId,
@@ -188,7 +189,7 @@ pub async fn find(
     .await
 }
 
-/// How many projects an account owns.
+/// Number of projects that an account owns.
 pub async fn owned(conn: &mut PgConnection, account_id: AccountId) -> sqlx::Result<i64> {
     sqlx::query_scalar!(
         r#"
@@ -203,7 +204,7 @@ pub async fn owned(conn: &mut PgConnection, account_id: AccountId) -> sqlx::Resu
     .await
 }
 
-/// Keeps an invitation.
+/// Stores an invitation.
 pub async fn invite(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -232,7 +233,7 @@ pub async fn invite(
     .await
 }
 
-/// A project's invitations that can be accepted, the oldest first.
+/// A project's open invitations, oldest first.
 pub async fn invitations(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -254,7 +255,7 @@ pub async fn invitations(
     .await
 }
 
-/// Takes an invitation back, and answers with it.
+/// Revokes an invitation, and returns it.
 pub async fn uninvite(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -274,7 +275,7 @@ pub async fn uninvite(
     .await
 }
 
-/// Takes back all invitations of an address.
+/// Revokes all invitations for an address.
 pub async fn uninvite_address(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -290,7 +291,7 @@ pub async fn uninvite_address(
     Ok(())
 }
 
-/// Takes back what a member has invited others with.
+/// Revokes the invitations that a member has made.
 pub async fn uninvite_by(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -306,7 +307,7 @@ pub async fn uninvite_by(
     Ok(())
 }
 
-/// Leaves an account alone in the projects that it owns: all other members, all invitations and all keys end.
+/// Removes all other members, invitations and keys from the projects that an account owns.
 pub async fn take_back(conn: &mut PgConnection, owner: AccountId) -> sqlx::Result<()> {
     sqlx::query!(
         "
@@ -333,7 +334,8 @@ pub async fn take_back(conn: &mut PgConnection, owner: AccountId) -> sqlx::Resul
     Ok(())
 }
 
-/// Locks the members of all projects that an account owns, so that two owners cannot leave together.
+/// Locks the members of all projects that an account owns, so that two owners cannot leave at the
+/// same time.
 pub async fn lock_owned(conn: &mut PgConnection, owner: AccountId) -> sqlx::Result<()> {
     sqlx::query!(
         "
@@ -351,17 +353,17 @@ pub async fn lock_owned(conn: &mut PgConnection, owner: AccountId) -> sqlx::Resu
     Ok(())
 }
 
-/// What an invitation leads to.
+/// The content of an invitation.
 #[derive(Debug)]
 pub struct Invited {
     pub project_name: String,
     pub email: String,
     pub role: String,
-    /// Until when it can be accepted.
+    /// When it expires.
     pub expires_at: DateTime<Utc>,
 }
 
-/// What the invitation leads to that has this secret, if it can be accepted.
+/// The open invitation with this secret.
 pub async fn invited(conn: &mut PgConnection, secret_hash: &[u8]) -> sqlx::Result<Option<Invited>> {
     sqlx::query_as!(
         Invited,
@@ -378,7 +380,8 @@ pub async fn invited(conn: &mut PgConnection, secret_hash: &[u8]) -> sqlx::Resul
     .await
 }
 
-/// Uses an invitation up, and says to which project it leads, as what, and for which address. Others of the project for that
+/// Uses up an invitation, and returns its project, role and address. Other invitations of the
+/// project for that address end with it.
 /// address end with it.
 pub async fn accept(
     conn: &mut PgConnection,

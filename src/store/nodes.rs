@@ -1,4 +1,4 @@
-//! Which nodes live, and the secrets that they share. Nothing here belongs to a project.
+//! The running nodes, and the secrets that they share. Nothing here belongs to a project.
 
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
@@ -6,17 +6,17 @@ use uuid::Uuid;
 
 use crate::ids::NodeId;
 
-/// A node is gone that was not seen for so many seconds.
+/// A node counts as gone after this many seconds without a sign of life.
 const NODE_SILENCE_SECONDS: f64 = 15.0;
 
 /// A key that signs access tokens.
 #[derive(Clone)]
 pub struct SigningKey {
-    /// Its name, which each token shows.
+    /// Its id, which each token names.
     pub id: Uuid,
     pub secret: Vec<u8>,
     pub created_at: DateTime<Utc>,
-    /// How old it is, in seconds, by the database's clock.
+    /// Its age in seconds, by the database's clock.
     pub age_seconds: f64,
 }
 
@@ -26,7 +26,8 @@ impl std::fmt::Debug for SigningKey {
     }
 }
 
-/// Says that a node lives, forgets those that are gone, and answers with how many live.
+/// Records that a node is running, deletes those that are gone, and returns the number of running
+/// nodes.
 pub async fn beat(conn: &mut PgConnection, id: NodeId) -> sqlx::Result<i64> {
     sqlx::query_scalar!(
         r#"
@@ -49,7 +50,7 @@ pub async fn beat(conn: &mut PgConnection, id: NodeId) -> sqlx::Result<i64> {
     .await
 }
 
-/// Says that a node is gone.
+/// Records that a node has stopped.
 pub async fn leave(conn: &mut PgConnection, id: NodeId) -> sqlx::Result<()> {
     sqlx::query!("delete from nodes where id = $1", id.0).execute(conn).await?;
     Ok(())
@@ -72,8 +73,9 @@ pub async fn signing_keys(conn: &mut PgConnection, limit: i64) -> sqlx::Result<V
     .await
 }
 
-/// Makes a key unless there is one that is younger than `max_age_seconds`, and forgets those that no token can
-/// show any more. Nodes that do it at the same moment may make one each: all are known, and one signs.
+/// Creates a key unless one is younger than `max_age_seconds`, and deletes those that no token can
+/// name any more. Nodes that do so at the same moment may create one each: all are known, and one
+/// signs.
 pub async fn rotate_signing_keys(
     conn: &mut PgConnection,
     id: Uuid,

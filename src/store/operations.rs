@@ -1,4 +1,4 @@
-//! Work on many jobs that goes on in the background.
+//! Bulk operations in the background.
 
 use chrono::{DateTime, Utc};
 use sqlx::{PgConnection, types::Json};
@@ -10,7 +10,7 @@ use crate::{
     ids::{JobId, OperationId, ProjectId},
 };
 
-/// An operation to begin.
+/// An operation to start.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewOperation {
     pub id: OperationId,
@@ -38,7 +38,7 @@ pub struct OperationRow {
     pub ended_at: Option<DateTime<Utc>>,
 }
 
-/// Begins an operation. One that is there already is left as it is.
+/// Starts an operation. An existing one is left as it is.
 pub async fn insert(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -85,7 +85,7 @@ pub async fn find(
     .await
 }
 
-/// The operations below an id, the newest first.
+/// The operations below an id, newest first.
 pub async fn page(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -110,7 +110,7 @@ pub async fn page(
     .await
 }
 
-/// How many operations of a project go on.
+/// Number of running operations of a project.
 pub async fn count_running(conn: &mut PgConnection, project_id: ProjectId) -> sqlx::Result<i64> {
     sqlx::query_scalar!(
         r#"
@@ -124,7 +124,7 @@ pub async fn count_running(conn: &mut PgConnection, project_id: ProjectId) -> sq
     .await
 }
 
-/// Ends an operation before it is through. It waits for the step that is under way.
+/// Aborts an operation. Waits for the step in progress.
 pub async fn abort(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -149,9 +149,9 @@ pub async fn abort(
 pub struct DueOperation {
     pub project_id: ProjectId,
     pub id: OperationId,
-    /// As it is stored: a newer release may know more kinds.
+    /// As stored: a newer version may know more kinds.
     pub kind: String,
-    /// As it is stored: a newer release may know more parts.
+    /// As stored: a newer version may know more filters.
     pub filter: serde_json::Value,
     pub done: i64,
     pub max_jobs: Option<i64>,
@@ -161,18 +161,18 @@ pub struct DueOperation {
     pub created_at: DateTime<Utc>,
 }
 
-/// How far a step has come.
+/// The progress of a step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Progress {
     pub done: i64,
-    /// Jobs it has left as they were.
+    /// Jobs that were skipped.
     pub skipped: i64,
     pub after: Option<LetterPosition>,
     /// When the next step is due; none: it was the last.
     pub pause_ms: Option<i64>,
 }
 
-/// Writes down how far an operation has come, in the transaction of its step.
+/// Stores the progress of an operation, in the transaction of its step.
 pub async fn advance(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -207,8 +207,8 @@ pub async fn advance(
     Ok(())
 }
 
-/// Notes that a step has failed, and puts the next one off; after `max_failed` in a row the operation has
-/// failed.
+/// Records a failed step, and delays the next one; after `max_failed` failures in a row the
+/// operation has failed.
 pub async fn record_failure(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -241,7 +241,7 @@ pub async fn record_failure(
     Ok(())
 }
 
-/// Puts an operation off that this release cannot read: a newer one can.
+/// Delays an operation whose kind this version does not know: a newer node runs it.
 pub async fn postpone(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -263,16 +263,17 @@ pub async fn postpone(
     Ok(())
 }
 
-/// Jobs of a queue that waited when a purge began, and how far the look has come.
+/// Waiting jobs of a queue, stored before a purge began, and how far the query has come.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WaitingJobs {
     pub jobs: Vec<JobId>,
-    /// The last job that was examined; none: there was none.
+    /// The last job examined; none: there was none.
     pub last: Option<Uuid>,
     pub examined: i64,
 }
 
-/// Jobs that one look of a purge examines at the most. The statement carries the same number as a literal.
+/// Jobs that one step of a purge examines at most. The statement carries the same number as a
+/// literal.
 pub const MAX_EXAMINED_JOBS: i64 = 5_000;
 
 /// Up to `limit` waiting jobs of a queue, stored until a time, with ids above `after`.

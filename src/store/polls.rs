@@ -1,4 +1,4 @@
-//! What polls were given before, and which queues are worth one.
+//! Repeated polls, and which queues have work.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use uuid::Uuid;
 use super::claims::LeasedJob;
 use crate::ids::{JobId, LeaseId, ProjectId, WorkflowId};
 
-/// A poll as its worker names it.
+/// The id that a worker gave a poll.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct PollKey {
     pub project_id: ProjectId,
@@ -16,8 +16,8 @@ pub struct PollKey {
     pub poll_id: Uuid,
 }
 
-/// The jobs that earlier polls with these names were given and whose leases still run. `slot` is the
-/// number of the poll, from 0.
+/// The jobs that earlier polls with these ids were given and whose leases still run. `slot` is the
+/// index of the poll.
 pub async fn leased_by_polls(
     conn: &mut PgConnection,
     polls: &[PollKey],
@@ -48,8 +48,8 @@ pub async fn leased_by_polls(
     .await
 }
 
-/// Which of these queues hold at least one claimable job, though its gate may be closed. Answers with
-/// their numbers, from 0.
+/// Which of these queues have at least one claimable job, with or without a constraint key. Returns
+/// their indexes.
 pub async fn queues_with_work(
     conn: &mut PgConnection,
     queues: &[(ProjectId, Arc<str>)],

@@ -14,29 +14,30 @@ use crate::{config::PoolArgs, ids::ProjectId, telemetry};
 
 /// How long a request may wait for a connection before it is shed.
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long the check of a returned connection may take before the connection is closed.
+/// Timeout of the check of a returned connection; after it the connection is closed.
 const RELEASE_CHECK_TIMEOUT: Duration = Duration::from_secs(2);
-/// A statement of the hot path is stopped after this, in milliseconds.
+/// Statement timeout of the hot path, in milliseconds.
 const HOT_STATEMENT_TIMEOUT_MS: u32 = 5_000;
-/// A read is stopped after this, in milliseconds.
+/// Statement timeout of reads, in milliseconds.
 const READ_STATEMENT_TIMEOUT_MS: u32 = 10_000;
-/// A background statement is stopped after this, in milliseconds.
+/// Statement timeout of background work, in milliseconds.
 const BACKGROUND_STATEMENT_TIMEOUT_MS: u32 = 60_000;
-/// A connection that sits in an open transaction is closed after this, in milliseconds.
+/// Timeout of a connection that idles in an open transaction, in milliseconds.
 const IDLE_IN_TRANSACTION_TIMEOUT_MS: u32 = 5_000;
-/// A migration that waits for a lock gives up after this, in milliseconds, and is tried again.
+/// Lock timeout of a migration, in milliseconds; then it is tried again.
 const MIGRATION_LOCK_TIMEOUT_MS: u32 = 2_000;
-/// Held by whoever migrates; the number is "fencepost" in no particular way.
+/// The advisory lock of migrations; an arbitrary number.
 const TRY_MIGRATION_LOCK: &str = "select pg_try_advisory_lock(731946205)";
-/// How often, and after which pause.
+/// Tries, and the pause between them.
 const MAX_MIGRATION_TRIES: u32 = 10;
 const MIGRATION_PAUSE: Duration = Duration::from_secs(3);
 
-/// Claims take jobs in the order of their index. While a snapshot is held and few jobs wait, statistics say that the table is tiny, and the
-/// planner would gather all of a project's rows, the dead ones with them, and sort them.
+/// Claims read jobs in index order. While a snapshot is held and few jobs wait, statistics say that
+/// the table is tiny, and the planner would read and sort all rows of a project, including dead
+/// ones.
 const CLAIM_PLANS: [(&str, &str); 1] = [("enable_bitmapscan", "off")];
 
-/// Connections of a loop that has its own.
+/// Connections of a loop with a pool of its own.
 const LOOP_CONNECTIONS: u32 = 1;
 
 static MIGRATIONS: sqlx::migrate::Migrator = sqlx::migrate!();
@@ -49,7 +50,7 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// A connection. How long it took is measured.
+    /// Takes a connection. The wait is measured.
     ///
     /// # Errors
     /// When none is free in time, or the database does not answer.
@@ -61,7 +62,7 @@ impl Pool {
         acquired
     }
 
-    /// A connection in a transaction. How long it took to have the connection is measured.
+    /// Takes a connection and begins a transaction. The wait is measured.
     ///
     /// # Errors
     /// When none is free in time, or the database does not answer.
@@ -76,16 +77,16 @@ pub struct Pools {
     pub settle: Pool,
     pub claim: Pool,
     pub enqueue: Pool,
-    /// Looking up keys: junk keys must not keep acks waiting.
+    /// Key lookups: junk keys must not delay acks.
     pub keys: Pool,
-    /// Everything of one project that only reads, and rare writes: see [`Self::read_for`].
+    /// Reads and rare writes of one project: see [`Self::read_for`].
     read: Pool,
-    /// People, and what belongs to no project.
+    /// Accounts, and what belongs to no project.
     pub people: Pool,
     pub background: Pool,
-    /// Recurring schedules, whose transactions wait for their ticks.
+    /// Schedules, whose transactions wait for their ticks.
     pub fire: Pool,
-    /// Taking back expired leases: other loops must not keep it waiting.
+    /// The reaper: other loops must not delay it.
     pub reap: Pool,
     has_roles: bool,
 }
@@ -93,12 +94,12 @@ pub struct Pools {
 /// The roles of `ops/roles.sql`: each may do what one kind of work needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Role {
-    /// Jobs, of all projects at once.
+    /// Jobs, of all projects.
     Hot,
-    /// What one project reads and manages: row-level security shows it no other's rows.
+    /// Reads and settings of one project: row-level security hides the rows of others.
     Console,
     People,
-    /// What the loops do for everybody.
+    /// The background loops, over all projects.
     Maint,
 }
 
@@ -148,8 +149,8 @@ impl Pools {
         })
     }
 
-    /// A connection for what one project reads and manages. With the roles of `ops/roles.sql` it sees no row of any
-    /// other.
+    /// A connection for reads and settings of one project. With the roles of `ops/roles.sql` it
+    /// sees no row of another project.
     pub async fn read_for(&self, project_id: ProjectId) -> sqlx::Result<PoolConnection<Postgres>> {
         let mut conn = self.read.acquire().await?;
         if self.has_roles {
@@ -164,7 +165,7 @@ impl Pools {
         [settle, claim, enqueue, keys, read, people, background, fire, reap]
     }
 
-    /// How many connections each pool has: its name, those that are idle, and those in use.
+    /// Connections of each pool: its name, idle ones, and those in use.
     #[must_use]
     pub fn connections(&self) -> [(&'static str, u32, u32); 9] {
         self.all().map(|it| {
@@ -195,10 +196,10 @@ fn pool(
         ("statement_timeout", statement_timeout_ms.to_string()),
         ("idle_in_transaction_session_timeout", IDLE_IN_TRANSACTION_TIMEOUT_MS.to_string()),
         ("synchronous_commit", "on".to_owned()),
-        // Compiling a statement takes longer than any of ours runs.
+        // JIT compilation takes longer than any of our statements runs.
         ("jit", "off".to_owned()),
-        // Each statement has one plan that makes sense, by the keys: to plan it anew each time costs
-        // more than to run it, and a plan made while a table is small must not scan it for ever.
+        // Each statement has one good plan, by the keys: planning it every time costs more than
+        // running it, and a plan made while a table is small must not scan it forever.
         ("plan_cache_mode", "force_generic_plan".to_owned()),
         ("enable_seqscan", "off".to_owned()),
     ]);
@@ -210,11 +211,11 @@ fn pool(
         .connect_lazy_with(options)
 }
 
-/// Whether a returned connection is outside of any transaction and its peer still answers.
+/// Whether a returned connection is outside of any transaction and its server still answers.
 ///
-/// A future that is dropped while it begins a transaction leaves the transaction open on the
-/// pooled connection, and the next borrower's writes would vanish with it. Only a statement of the
-/// simple protocol can tell: in a transaction `now()` is older than the statement.
+/// A future that is dropped while it begins a transaction leaves it open on the pooled connection,
+/// and the next borrower's writes would be lost with it. Only a statement of the simple protocol
+/// can tell: in a transaction `now()` is older than the statement.
 async fn is_clean(conn: &mut PgConnection) -> sqlx::Result<bool> {
     let check = conn.fetch_one(sqlx::raw_sql("select now() = statement_timestamp()"));
     match timeout(RELEASE_CHECK_TIMEOUT, check).await {
@@ -224,17 +225,16 @@ async fn is_clean(conn: &mut PgConnection) -> sqlx::Result<bool> {
     }
 }
 
-/// Brings the schema up to this binary's, one migration after the other.
+/// Migrates the schema to this binary's version, one migration after the other.
 ///
 /// # Errors
-/// When the database cannot be reached, a lock is not had in time, or the schema is newer than
-/// this binary.
+/// When the database cannot be reached, a lock times out, or the schema is newer than this binary.
 pub async fn migrate(database_url: &str) -> anyhow::Result<()> {
     let options: PgConnectOptions = database_url.parse()?;
     let options = options.options([("lock_timeout", MIGRATION_LOCK_TIMEOUT_MS.to_string())]);
     let mut conn = options.connect().await?;
-    // Only one at a time. Asked for again and again: whoever waits for a lock holds up the indexes that are
-    // being built beside the traffic. It ends with the connection.
+    // One migration at a time. The lock is polled: waiting for it would block indexes that are
+    // built concurrently. It ends with the connection.
     while !conn.fetch_one(sqlx::raw_sql(TRY_MIGRATION_LOCK)).await?.get::<bool, _>(0) {
         tokio::time::sleep(MIGRATION_PAUSE).await;
     }
@@ -242,7 +242,7 @@ pub async fn migrate(database_url: &str) -> anyhow::Result<()> {
     loop {
         match migrate_once(&mut conn).await {
             Ok(()) => return Ok(()),
-            // Somebody held a lock, or an index could not wait for the end of old transactions.
+            // Another session held a lock, or an index build met old transactions.
             Err(error) if tries < MAX_MIGRATION_TRIES && is_lock_failure(&error) => {
                 tries += 1;
                 tokio::time::sleep(MIGRATION_PAUSE).await;
@@ -269,8 +269,7 @@ fn is_lock_failure(error: &anyhow::Error) -> bool {
     })
 }
 
-/// An index that was being built beside the traffic when its build broke off stays behind, invalid: it is
-/// built anew.
+/// An index whose concurrent build was interrupted stays behind as invalid: it is rebuilt.
 async fn drop_broken_indexes(conn: &mut PgConnection) -> sqlx::Result<()> {
     let broken = conn
         .fetch_all(sqlx::raw_sql(
@@ -287,7 +286,7 @@ async fn drop_broken_indexes(conn: &mut PgConnection) -> sqlx::Result<()> {
     Ok(())
 }
 
-/// Whether the schema is exactly as new as this binary, or newer.
+/// Whether the schema has exactly this binary's version, or a newer one.
 ///
 /// # Errors
 /// When the database cannot be reached, or was never migrated.
@@ -299,20 +298,20 @@ pub async fn is_migrated(conn: &mut PgConnection) -> sqlx::Result<bool> {
     Ok(row.get::<Option<i64>, _>(0).is_some_and(|it| it >= newest))
 }
 
-/// What a database says of itself.
+/// Facts about a database.
 #[derive(Debug, Clone)]
 pub struct DatabaseFacts {
     pub version: i32,
     pub max_connections: i32,
-    /// Settings that lose what was acknowledged, and what they are.
+    /// Settings that can lose acknowledged commits, and their values.
     pub unsafe_settings: Vec<String>,
-    /// Whether it only reads.
+    /// Whether it is read-only.
     pub is_read_only: bool,
-    /// Whether the user may do everything, which no node needs.
+    /// Whether the user is a superuser, which no node needs.
     pub is_superuser: bool,
 }
 
-/// What a database says of itself.
+/// Reads facts about a database.
 pub async fn inspect(conn: &mut PgConnection) -> sqlx::Result<DatabaseFacts> {
     let row = conn
         .fetch_one(sqlx::raw_sql(
@@ -344,7 +343,7 @@ pub async fn database_exists(conn: &mut PgConnection, name: &str) -> sqlx::Resul
     Ok(found.fetch_optional(conn).await?.is_some())
 }
 
-/// Makes an empty database. The name is one of our own, never a caller's.
+/// Creates an empty database. The name is one of our own, never a caller's.
 pub async fn create_database(conn: &mut PgConnection, name: &'static str) -> sqlx::Result<()> {
     let statement = sqlx::AssertSqlSafe(format!("create database \"{name}\""));
     conn.execute(sqlx::raw_sql(statement)).await?;

@@ -1,4 +1,4 @@
-//! Projects, and what belongs to the whole instance.
+//! Projects, and settings of the whole instance.
 
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
@@ -10,22 +10,22 @@ use crate::ids::{ProjectId, ProjectPublicId};
 pub struct Project {
     pub id: ProjectId,
     pub public_id: ProjectPublicId,
-    /// Short name in paths; unique.
+    /// The slug, unique.
     pub slug: String,
     pub name: String,
     /// `live` or `test`.
     pub mode: String,
     pub plan: String,
-    /// Single limits of the plan, replaced.
+    /// Overrides of the plan's limits.
     pub overrides: Option<serde_json::Value>,
     pub created_at: DateTime<Utc>,
 }
 
-/// A project to make.
+/// A project to create.
 #[derive(Debug, Clone, Copy)]
 pub struct NewProject<'a> {
     pub public_id: ProjectPublicId,
-    /// Short name in paths; unique.
+    /// The slug, unique.
     pub slug: &'a str,
     pub name: &'a str,
     /// `live` or `test`.
@@ -33,7 +33,7 @@ pub struct NewProject<'a> {
     pub plan: &'a str,
 }
 
-/// What belongs to the whole instance.
+/// Settings of the whole instance.
 #[derive(Clone)]
 pub struct Instance {
     /// Its name among others that share a Redis.
@@ -41,7 +41,7 @@ pub struct Instance {
     pub cursor_key: Vec<u8>,
 }
 
-/// Makes a project, unless its slug is taken.
+/// Creates a project, unless its slug is taken.
 pub async fn insert(conn: &mut PgConnection, new: NewProject<'_>) -> sqlx::Result<Option<Project>> {
     sqlx::query_as!(
         Project,
@@ -62,7 +62,7 @@ pub async fn insert(conn: &mut PgConnection, new: NewProject<'_>) -> sqlx::Resul
     .await
 }
 
-/// The project of this slug or public id.
+/// The project with this slug or public id.
 pub async fn find(
     conn: &mut PgConnection,
     slug: &str,
@@ -99,7 +99,7 @@ pub async fn get(conn: &mut PgConnection, id: ProjectId) -> sqlx::Result<Option<
     .await
 }
 
-/// Projects, the oldest first.
+/// Projects, oldest first.
 pub async fn list(
     conn: &mut PgConnection,
     after: ProjectId,
@@ -122,13 +122,13 @@ pub async fn list(
     .await
 }
 
-/// Gives a project another name.
+/// Renames a project.
 pub async fn rename(conn: &mut PgConnection, id: ProjectId, name: &str) -> sqlx::Result<()> {
     sqlx::query!("update projects set name = $2 where id = $1", id.0, name).execute(conn).await?;
     Ok(())
 }
 
-/// Puts a project on a plan.
+/// Assigns a plan to a project.
 pub async fn set_plan(
     conn: &mut PgConnection,
     id: ProjectId,
@@ -146,7 +146,7 @@ pub async fn set_plan(
     Ok(())
 }
 
-/// Ends a project for everybody; its rows follow. Its slug is free again.
+/// Deletes a project for all callers; its rows follow. Its slug is free again.
 pub async fn delete(conn: &mut PgConnection, id: ProjectId) -> sqlx::Result<()> {
     sqlx::query!(
         "
@@ -161,7 +161,7 @@ pub async fn delete(conn: &mut PgConnection, id: ProjectId) -> sqlx::Result<()> 
     Ok(())
 }
 
-/// What belongs to the whole instance.
+/// Settings of the whole instance.
 pub async fn instance(conn: &mut PgConnection) -> sqlx::Result<Instance> {
     sqlx::query_as!(Instance, "select public_id, cursor_key from instance").fetch_one(conn).await
 }

@@ -1,33 +1,34 @@
-//! What queues are set to, as far as claims must know: limits, rates, pauses, paused types.
+//! Settings of queues that claims must obey: limits, rates, pauses, paused types.
 
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 
 use crate::{domain::rate::Handout, ids::ProjectId};
 
-/// Types of jobs that are told apart in a queue in which some are paused. The statement carries the same
-/// number as a literal.
+/// Job types that are claimed separately in a queue with paused types. The statement carries the
+/// same number as a literal.
 pub const MAX_OPEN_TYPES: usize = 1_000;
 
-/// What a queue is set to, as far as claims must know.
+/// Settings of a queue that claims must obey.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct QueueRules {
-    /// Jobs that may run at a time.
+    /// Maximum number of running jobs.
     pub max_concurrency: Option<i32>,
-    /// Jobs that may be handed out in a window of time.
+    /// Maximum number of jobs started in a time window.
     pub rate_limit_count: Option<i32>,
     pub rate_limit_per_seconds: Option<i32>,
-    /// A lease that nobody chose is at least so long.
+    /// Minimum lease if the poll sets none.
     pub default_lease_seconds: Option<i32>,
     pub is_paused: bool,
-    /// Types of which it hands out nothing.
+    /// Paused types.
     pub paused_types: Vec<String>,
-    /// Whether this transaction may count against its limits: it has none, or the lock was had.
+    /// Whether this transaction may count against its limits: it has none, or the lock was
+    /// acquired.
     pub is_locked: bool,
 }
 
-/// The rules of a queue, which is locked until the end of the transaction if it has a limit to count
-/// against; none when it has no rules.
+/// The limits of a queue, locked until the end of the transaction if it has a concurrency limit;
+/// none if it has no limits.
 pub async fn lock_queue(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -54,7 +55,7 @@ pub async fn lock_queue(
     .await
 }
 
-/// The types of the claimable jobs of a queue that are behind no gate, without these; at most
+/// The types of the queue's claimable jobs without a constraint key, except for these; at most
 /// [`MAX_OPEN_TYPES`].
 pub async fn open_types(
     conn: &mut PgConnection,
@@ -96,7 +97,7 @@ pub async fn open_types(
     .await
 }
 
-/// What a rate-limited queue has handed out, as far as it matters, and the time.
+/// The recent starts of a rate-limited queue, and the time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Handouts {
     /// Sorted; none: nothing yet.
@@ -106,7 +107,7 @@ pub struct Handouts {
     pub now: DateTime<Utc>,
 }
 
-/// What a queue has handed out. It must be locked by an earlier statement of this transaction.
+/// The recent starts of a queue. It must be locked by an earlier statement of this transaction.
 pub async fn find_handouts(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -126,7 +127,7 @@ pub async fn find_handouts(
     .await
 }
 
-/// Remembers what a queue has handed out.
+/// Stores the recent starts of a queue.
 pub async fn keep_handouts(
     conn: &mut PgConnection,
     project_id: ProjectId,

@@ -1,11 +1,11 @@
-//! What queues are set to, and what of them is paused.
+//! Settings of queues, and what is paused.
 
 use chrono::{DateTime, Utc};
 use sqlx::{PgConnection, types::Json};
 
 use crate::{domain::backoff::RetryPolicy, ids::ProjectId};
 
-/// What to change of a queue's settings. The outer none: keep it. The inner none: take it away.
+/// Changes to a queue's settings. The outer none: keep it. The inner none: remove it.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct SettingsChange {
     pub max_concurrency: Option<Option<i32>>,
@@ -66,7 +66,7 @@ pub async fn change_settings(
     Ok(())
 }
 
-/// Pauses a queue, or sets it going. A queue that is paused already stays paused since when it was.
+/// Pauses or resumes a queue. A paused queue keeps the time of its first pause.
 pub async fn set_paused(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -89,8 +89,8 @@ pub async fn set_paused(
     Ok(())
 }
 
-/// Notes that somebody pauses a job type in a queue, or sets it going, which begins its row of dead letters
-/// anew. [`keep_paused_types`] must follow in the same transaction.
+/// Pauses or resumes a job type of a queue. Resuming ends its streak of dead letters.
+/// [`keep_paused_types`] must follow in the same transaction.
 pub async fn set_type_paused(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -117,8 +117,8 @@ pub async fn set_type_paused(
     Ok(())
 }
 
-/// Locks the settings of a queue, and makes them if there are none: whoever changes what is paused does so one
-/// after the other.
+/// Locks the settings of a queue, and creates them if they are missing: changes of pauses are
+/// serialized.
 pub async fn lock_settings(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -138,8 +138,8 @@ pub async fn lock_settings(
     Ok(())
 }
 
-/// Writes down at a queue which of its types are paused: there, claims see it. The settings must be locked by
-/// an earlier statement of this transaction, so that this one sees everybody's pauses.
+/// Stores the list of paused types with the queue, where claims see it. The settings must be locked
+/// by an earlier statement of this transaction, so that this one sees all pauses.
 pub async fn keep_paused_types(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -164,12 +164,12 @@ pub async fn keep_paused_types(
     Ok(())
 }
 
-/// A type of jobs that is paused in a queue, or about to be.
+/// A job type that is paused in a queue, or about to be.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TypeRow {
     pub queue: String,
     pub job_type: String,
-    /// Dead letters since its last success, counted while the queue has a brake.
+    /// Dead letters since its last success, counted while the queue has a circuit breaker.
     pub streak: i32,
     /// None: it is not paused.
     pub paused_at: Option<DateTime<Utc>>,
@@ -201,7 +201,7 @@ pub async fn paused_types(
     .await
 }
 
-/// How many types of jobs are paused in a queue.
+/// Number of paused job types of a queue.
 pub async fn count_paused_types(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -220,7 +220,7 @@ pub async fn count_paused_types(
     .await
 }
 
-/// What a queue is set to and what it has handed out, as far as a waiting job must know.
+/// Settings and recent starts of a queue, as far as a waiting job depends on them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct QueueState {
     pub max_concurrency: Option<i32>,
@@ -232,12 +232,12 @@ pub struct QueueState {
     pub type_paused_by: Option<String>,
     /// Dead letters of the type since its last success.
     pub streak: Option<i32>,
-    /// What was handed out, and how many each time.
+    /// Recent starts, and how many jobs each.
     pub handed_out_at: Option<Vec<DateTime<Utc>>>,
     pub handed_out_jobs: Option<Vec<i32>>,
 }
 
-/// The state of a queue that somebody has set to something, as a job of this type sees it.
+/// The state of a queue with settings, for a job of this type.
 pub async fn find_state(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -266,15 +266,15 @@ pub async fn find_state(
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Crowds {
-    /// Jobs that run under a concurrency key.
+    /// Running jobs with a concurrency key.
     pub under_key: i64,
-    /// Jobs that run in a queue.
+    /// Running jobs of a queue.
     pub in_queue: i64,
     /// The database's clock.
     pub now: DateTime<Utc>,
 }
 
-/// How many jobs run under a concurrency key, and in a queue; counted up to `limit`.
+/// Running jobs with a concurrency key, and of a queue; counted up to `limit`.
 pub async fn count_running(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -308,7 +308,7 @@ pub async fn count_running(
     .await
 }
 
-/// How many claimable jobs without a gate stand before a place in a queue, counted up to `limit`.
+/// Claimable jobs without a constraint key before a position in a queue, counted up to `limit`.
 pub async fn count_ahead(
     conn: &mut PgConnection,
     project_id: ProjectId,

@@ -1,4 +1,4 @@
-//! Recurring schedules of a project.
+//! The schedules of a project.
 
 use chrono::{DateTime, Utc};
 use sqlx::{PgConnection, types::Json};
@@ -11,7 +11,7 @@ use crate::{
     ids::{JobId, ProjectId},
 };
 
-/// A schedule as a worker registers it. What is none keeps its value, or has its default.
+/// A schedule as a worker registers it. None keeps the value, or uses the default.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RegisteredSchedule {
     pub id: String,
@@ -23,8 +23,8 @@ pub struct RegisteredSchedule {
     pub timeout_seconds: Option<i32>,
 }
 
-/// Keeps a schedule, new or known. It does not set a paused one going. False: another job type has the
-/// id, and nothing is kept.
+/// Stores a schedule, new or existing. A paused one stays paused. False: another job type has the
+/// id, and nothing is stored.
 pub async fn upsert_registered(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -75,7 +75,7 @@ pub async fn upsert_registered(
     Ok(done.rows_affected() == 1)
 }
 
-/// A schedule as its project writes it, whole. What is none keeps its value, or has its default.
+/// A schedule as its project writes it, complete. None keeps the value, or uses the default.
 #[derive(Debug, Clone, PartialEq)]
 pub struct WrittenSchedule {
     pub id: String,
@@ -94,9 +94,9 @@ pub struct WrittenSchedule {
     pub timeout_seconds: Option<i32>,
 }
 
-/// Keeps a schedule, new or known. One whose times have changed, or that was paused, begins anew: ticks of
-/// the past are not made up for. None: another job type has the id, and nothing is kept; else whether it is
-/// new.
+/// Stores a schedule, new or existing. If its times have changed, or it was paused, it starts from
+/// this moment: past ticks are not caught up. None: another job type has the id, and nothing is
+/// stored; else whether it is new.
 pub async fn upsert(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -161,16 +161,16 @@ pub async fn upsert(
     .await
 }
 
-/// What must be known before a schedule is kept.
+/// What must be known before a schedule is stored.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Census {
-    /// How many schedules the project has.
+    /// Number of schedules of the project.
     pub schedules: i64,
     /// By the database's clock.
     pub now: DateTime<Utc>,
 }
 
-/// What must be known before a schedule is kept.
+/// What must be known before a schedule is stored.
 pub async fn census(conn: &mut PgConnection, project_id: ProjectId) -> sqlx::Result<Census> {
     sqlx::query_as!(
         Census,
@@ -278,7 +278,7 @@ pub async fn find(
     .await
 }
 
-/// Pauses a schedule or sets it going from now on. False: there is none.
+/// Pauses a schedule, or resumes it from this moment. False: it does not exist.
 pub async fn set_paused(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -303,7 +303,8 @@ pub async fn set_paused(
     Ok(done.rows_affected() == 1)
 }
 
-/// Deletes a schedule; its jobs stay, and so does its history, until it is old enough. False: there is none.
+/// Deletes a schedule; its jobs stay, and so do its fires, until they are old enough. False: it
+/// does not exist.
 pub async fn delete(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -319,7 +320,7 @@ pub async fn delete(
     Ok(deleted.rows_affected() == 1)
 }
 
-/// What became of a tick.
+/// The outcome of a tick.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FireRow {
     pub tick: DateTime<Utc>,
@@ -329,7 +330,7 @@ pub struct FireRow {
     pub at: DateTime<Utc>,
 }
 
-/// What became of a schedule's ticks before a time, the newest first.
+/// Outcomes of a schedule's ticks before a time, newest first.
 pub async fn fires(
     conn: &mut PgConnection,
     project_id: ProjectId,

@@ -1,4 +1,4 @@
-//! Sessions of accounts, and the secrets that refresh them.
+//! Sessions of accounts, and their refresh tokens.
 
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
@@ -10,32 +10,32 @@ pub struct Session {
     pub id: SessionId,
     pub created_at: DateTime<Utc>,
     pub last_used_at: DateTime<Utc>,
-    /// When it ends at the latest.
+    /// When it expires at the latest.
     pub expires_at: DateTime<Utc>,
-    /// What the client says it is.
+    /// The client's description of itself.
     pub user_agent: Option<String>,
     pub address: Option<String>,
 }
 
-/// Who begins a session.
+/// Who starts a session.
 #[derive(Debug, Clone, Default)]
 pub struct Origin {
-    /// What the client says it is.
+    /// The client's description of itself.
     pub user_agent: Option<String>,
     pub address: Option<String>,
 }
 
-/// What a refresh secret is worth.
+/// The state of a refresh token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Presented {
     pub account_id: AccountId,
     pub session_id: SessionId,
-    /// Whether it was used before, and longer ago than a grace allows.
+    /// Whether it was used before, and longer ago than the grace allows.
     pub is_used: bool,
     pub is_live: bool,
 }
 
-/// Begins a session.
+/// Starts a session.
 pub async fn insert(
     conn: &mut PgConnection,
     account_id: AccountId,
@@ -59,7 +59,7 @@ pub async fn insert(
     Ok(())
 }
 
-/// Keeps the next secret that refreshes a session.
+/// Stores the next refresh token of a session.
 pub async fn insert_secret(
     conn: &mut PgConnection,
     session_id: SessionId,
@@ -75,10 +75,11 @@ pub async fn insert_secret(
     Ok(())
 }
 
-/// Uses a refresh secret up, and says what it was worth before; none: it is unknown. Of two callers that
-/// present the same secret, one finds it used, unless the other came within the grace.
+/// Uses up a refresh token, and returns its state before; none: it is unknown. Of two callers that
+/// present the same token, one finds it used, unless the other came within the grace.
 ///
-/// The clock is read after the row is locked: `now()` of whoever waited for it lies before the use.
+/// The clock is read after the row is locked: for a caller that waited, `now()` lies before the
+/// other's use.
 pub async fn use_secret(
     conn: &mut PgConnection,
     secret_hash: &[u8],
@@ -122,7 +123,7 @@ pub async fn use_secret(
     }))
 }
 
-/// Notes that a session goes on.
+/// Extends a session.
 pub async fn touch(conn: &mut PgConnection, id: SessionId) -> sqlx::Result<()> {
     sqlx::query!("update sessions set last_used_at = now() where id = $1", id.0)
         .execute(conn)
@@ -130,7 +131,7 @@ pub async fn touch(conn: &mut PgConnection, id: SessionId) -> sqlx::Result<()> {
     Ok(())
 }
 
-/// Whether a session of this account goes on.
+/// Whether a session of this account is live.
 pub async fn is_live(
     conn: &mut PgConnection,
     account_id: AccountId,
@@ -150,7 +151,7 @@ pub async fn is_live(
     .await
 }
 
-/// The sessions of an account that go on, newest first.
+/// The live sessions of an account, newest first.
 pub async fn list(
     conn: &mut PgConnection,
     account_id: AccountId,
@@ -175,7 +176,7 @@ pub async fn list(
     .await
 }
 
-/// Ends a session. Answers whether the account has it; to end it twice is no mistake.
+/// Ends a session. Returns whether the account has it; ending it twice is no error.
 pub async fn revoke(
     conn: &mut PgConnection,
     account_id: AccountId,
@@ -195,7 +196,7 @@ pub async fn revoke(
     Ok(done.rows_affected() == 1)
 }
 
-/// Ends all sessions of an account but one, and answers with those that it ended.
+/// Ends all sessions of an account but one, and returns those that it ended.
 pub async fn revoke_others(
     conn: &mut PgConnection,
     account_id: AccountId,

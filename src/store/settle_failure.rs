@@ -1,5 +1,5 @@
-//! Ending attempts that did not succeed: lock and read, then write down what was decided.
-//! Both run in one transaction.
+//! Ending attempts that did not succeed: lock and read, then write what was decided. Both run in
+//! one transaction.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use crate::{
     ids::{JobId, JobKey, ProjectId},
 };
 
-/// A running job, locked, with what the rules want to know of it.
+/// A running job, locked, with what the rules need.
 #[derive(Debug, Clone)]
 pub struct Held {
     pub project_id: ProjectId,
@@ -26,16 +26,16 @@ pub struct Held {
     pub attempt: i32,
     /// Failures before it.
     pub failures: i32,
-    /// Failures at which the job is given up.
+    /// Failures after which the job is dead-lettered.
     pub max_attempts: i32,
-    /// None: the default policy. As it is stored: a shape that only a newer release knows must not
-    /// keep the reaper from its work.
+    /// None: the default policy. As stored: a shape that only a newer version knows must not stop
+    /// the reaper.
     pub retry: Option<serde_json::Value>,
-    /// Whether somebody has called the job off.
+    /// Whether the job was cancelled.
     pub cancel_requested: bool,
-    /// Whether the attempt had used up its `timeout_seconds`.
+    /// Whether the attempt has exceeded its `timeout_seconds`.
     pub timed_out: bool,
-    /// From its lease to now, by the database's clock.
+    /// From its lease to the present, by the database's clock.
     pub ran_ms: i64,
 }
 
@@ -49,7 +49,7 @@ impl Held {
 
 /// Locks the running jobs whose fences hold, in the order of their ids.
 ///
-/// No job may stand in `fences` twice.
+/// No job may appear twice in `fences`.
 pub async fn lock_held<'a>(
     conn: &mut PgConnection,
     fences: impl Iterator<Item = (JobKey, &'a Fence)> + Clone,
@@ -84,7 +84,7 @@ pub async fn lock_held<'a>(
     .await
 }
 
-/// What to write down of an attempt that ended.
+/// What to write about an ended attempt.
 #[derive(Debug, Clone)]
 pub struct Ended {
     pub key: JobKey,
@@ -95,31 +95,31 @@ pub struct Ended {
     pub failures: i32,
     /// For `backoff`.
     pub wait: Duration,
-    /// How the attempt ended.
+    /// The outcome of the attempt.
     pub outcome: AttemptOutcome,
-    /// What the worker said of it.
+    /// The worker's report.
     pub error: ErrorReport,
     pub duration_ms: Option<i64>,
     pub ran_ms: i64,
 }
 
-/// What became of a job.
+/// What followed for a job.
 #[derive(Debug, Clone)]
 pub struct AfterEnd {
-    /// The job as it waits now, or as it ended.
+    /// The job as it waits again, or as it ended.
     pub job: WaitingJob,
-    /// When it can run again; none when it ended.
+    /// When it can run again; none if it ended.
     pub retry_at: Option<DateTime<Utc>>,
     /// Whether its lease counted against a limit.
     pub held_slot: bool,
-    /// Whether its children must be called off.
+    /// Whether its children must be cancelled.
     pub has_orphans: bool,
 }
 
-/// Ends the running attempts of locked jobs, and leaves a row of each in `attempts`.
+/// Ends the running attempts of locked jobs, with a row for each in `attempts`.
 ///
-/// A job that is `pending` again keeps its `run_at`, and with it its place in the queue. One that is to
-/// be `cancelled` is left `pending`, for the statement that calls waiting jobs off, in the same
+/// A job that is `pending` again keeps its `run_at`, and with it its position in the queue. A job
+/// to be `cancelled` is left `pending`, for the statement that cancels waiting jobs in the same
 /// transaction.
 pub async fn end_attempts(conn: &mut PgConnection, ended: &[Ended]) -> sqlx::Result<Vec<AfterEnd>> {
     let rows = sqlx::query!(
@@ -217,8 +217,8 @@ pub async fn end_attempts(conn: &mut PgConnection, ended: &[Ended]) -> sqlx::Res
     Ok(after.collect())
 }
 
-/// The running jobs of one worker, locked in the order of their ids: at most `limit` of them, 500 at the
-/// most. They are found before they are ordered: the order by id would invite a walk over the key.
+/// The running jobs of one worker, locked in the order of their ids: at most `limit`, and at most
+/// 500. They are found before they are ordered: ordering by id would invite a scan over the key.
 pub async fn lock_held_by(
     conn: &mut PgConnection,
     project_id: ProjectId,

@@ -1,4 +1,4 @@
-//! Settling successes, and looking a second time at what was refused.
+//! Recording successes, and explaining refused acks.
 
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
@@ -18,7 +18,7 @@ pub struct Success {
     pub project_id: ProjectId,
     pub job_id: JobId,
     pub fence: Fence,
-    /// The bytes that were sent.
+    /// The JSON as it was sent.
     pub result: Option<String>,
     pub duration_ms: Option<i64>,
 }
@@ -57,30 +57,30 @@ pub struct Settled {
     pub key: JobKey,
     pub queue: String,
     pub job_type: String,
-    /// From its lease to now, by the database's clock.
+    /// From its lease to the present, by the database's clock.
     pub ran_ms: i64,
-    /// Children that may run now; none when it has no children.
+    /// Children that may run now; none if it has no children.
     pub children_activated: Option<i32>,
     /// Whether its lease counted against a limit.
     pub held_slot: bool,
 }
 
-/// A job that a success moved out, or a child that it moved on.
+/// A job that a success moved out, or a child that it made runnable.
 #[derive(Debug, Clone)]
 pub enum Moved {
     Parent(Settled),
-    /// All parents of this job have succeeded now.
+    /// All parents of this job have succeeded.
     Child(WaitingJob),
 }
 
-/// Moves the jobs whose fences hold to `finished_jobs`, and answers with them. Jobs with children are left
-/// alone: a child that is stored while this statement waits for its parent's lock would not be seen by
-/// it. [`succeed_parents`] settles them.
+/// Moves the jobs whose fences hold to `finished_jobs`, and returns them. Jobs with children are
+/// left alone: a child that is stored while this statement waits for its parent's lock would not be
+/// visible to it. [`succeed_parents`] settles them.
 ///
-/// No job may stand in `acks` twice. The fence stands in the `where`, so that checking and writing
-/// are one act; a fence that holds implies `processing`, and `state` is kept out of the condition
-/// because it would invite the index of leases, whose entries are nearly all dead. Rows are locked
-/// in the order of their ids, as by everybody who waits for locks.
+/// No job may appear twice in `acks`. The fence stands in the `where`, so that checking and writing
+/// are one act. A fence that holds implies `processing`; `state` is not in the condition, because
+/// it would invite the index of leases, whose entries are nearly all dead. Rows are locked in the
+/// order of their ids, as in every statement that waits for locks.
 pub async fn succeed(conn: &mut PgConnection, acks: &[&Success]) -> sqlx::Result<Vec<Moved>> {
     let fences = FenceColumns::of(acks.iter().map(|it| (it.key(), &it.fence)));
     let moved = sqlx::query!(
@@ -149,11 +149,11 @@ pub async fn succeed(conn: &mut PgConnection, acks: &[&Success]) -> sqlx::Result
     Ok(moved.collect())
 }
 
-/// The same for jobs that an earlier statement of this transaction has locked, so that every child is seen:
-/// lets the children go on, and answers with both.
+/// The same for jobs that an earlier statement of this transaction has locked, so that every child
+/// is visible: activates the children, and returns both.
 ///
-/// What is answered is read from `told` and not joined to what was inserted: without statistics on either,
-/// such a join compares each with each.
+/// The result is read from `told` and not joined to the inserted rows: without statistics on
+/// either, such a join compares each with each.
 pub async fn succeed_parents(
     conn: &mut PgConnection,
     acks: &[&Success],
@@ -282,7 +282,7 @@ pub async fn succeed_parents(
     Ok(moved.collect())
 }
 
-/// A job that waits again, or at last: what those want to know who look for work.
+/// A job that waits, as the pump and the promoter need to know it.
 #[derive(Debug, Clone)]
 pub struct WaitingJob {
     pub key: JobKey,
@@ -290,15 +290,15 @@ pub struct WaitingJob {
     pub job_type: String,
     /// Minus the priority.
     pub rank: i16,
-    /// Its place in the order of claims.
+    /// Its position in the claim order.
     pub run_at: DateTime<Utc>,
     pub state: StoredState,
-    /// Whether not every worker may have it at any time.
+    /// Whether it has a constraint key.
     pub is_gated: bool,
 }
 
-/// What a second look at a job found: where it stands, and the answer that was recorded for the
-/// attempt its fence names.
+/// A job after a refused ack: its state, and the answer recorded for the attempt that the fence
+/// names.
 #[derive(Debug, Clone)]
 pub struct SettledAttempt {
     pub standing: Standing,
@@ -308,7 +308,7 @@ pub struct SettledAttempt {
     pub children_activated: Option<i32>,
 }
 
-/// Looks at one job from the eyes of somebody whose fence did not match. None: no such job.
+/// Reads one job to explain why a fence did not match. None: no such job.
 pub async fn find_standing(
     conn: &mut PgConnection,
     key: JobKey,

@@ -1,4 +1,4 @@
-//! What happened to jobs, in numbers: by minute, by hour, and since the beginning.
+//! Statistics: what happened to jobs, by minute, by hour, and in total.
 
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
@@ -11,10 +11,10 @@ use crate::{
     ids::ProjectId,
 };
 
-/// Rows one statement adds, each to its minute, its hour and its total.
+/// Rows that one statement adds, each to its minute, its hour and its total.
 pub const MAX_ADDED_ROWS: usize = 500;
 
-/// Adds what a node has counted. What is counted now belongs to this minute and this hour.
+/// Adds a node's counters to the present minute and hour.
 pub async fn add(conn: &mut PgConnection, counted: &[Counted]) -> sqlx::Result<()> {
     let column =
         |of: fn(&Counts) -> i64| counted.iter().map(|it| of(&it.counts)).collect::<Vec<_>>();
@@ -99,16 +99,16 @@ pub async fn add(conn: &mut PgConnection, counted: &[Counted]) -> sqlx::Result<(
     Ok(())
 }
 
-/// What to read of a project's past.
+/// Which statistics of a project to read.
 #[derive(Debug, Clone, Copy)]
 pub struct Span<'a> {
     /// Which rows: `minute` or `hour`.
     pub resolution: &'static str,
-    /// What they are added up to: `minute`, `hour` or `day` (of UTC).
+    /// The length of the returned buckets: `minute`, `hour` or `day` (UTC).
     pub slot: &'static str,
-    /// The length of a slot.
+    /// The length of a bucket.
     pub slot_seconds: i32,
-    /// How far back, from now, in seconds.
+    /// How far back to read, in seconds.
     pub period_seconds: i32,
     /// Only this queue.
     pub queue: Option<&'a str>,
@@ -116,14 +116,14 @@ pub struct Span<'a> {
     pub job_type: Option<&'a str>,
 }
 
-/// What happened in one slot of time.
+/// What happened in one time bucket.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StatsBucket {
     pub at: DateTime<Utc>,
     pub counts: Counts,
 }
 
-/// A row of counts, with what it is about.
+/// A row of counters, with its queue and type.
 struct Row {
     at: Option<DateTime<Utc>>,
     queue: Option<String>,
@@ -161,7 +161,7 @@ impl Row {
     }
 }
 
-/// The slots of a span, oldest first, empty ones too; the last is not over yet.
+/// The buckets of a span, oldest first, including empty ones; the last is still in progress.
 pub async fn buckets(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -231,7 +231,7 @@ pub async fn buckets(
     Ok(buckets.collect())
 }
 
-/// What happened since the beginning, up to `limit` pairs of a queue and a type: those that came first are first.
+/// Totals, for up to `limit` pairs of queue and type: the oldest pairs first.
 pub async fn totals(
     conn: &mut PgConnection,
     project_id: ProjectId,

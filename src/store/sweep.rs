@@ -1,5 +1,5 @@
-//! The only statements that look across projects: what the loops do for everybody. Each is one
-//! bounded batch that any number of nodes may run at once; what they answer carries the project.
+//! The only statements across projects: the work of the background loops. Each is one bounded batch
+//! that any number of nodes may run at once; the rows that it returns carry the project.
 
 pub mod counts;
 pub mod gauges;
@@ -22,17 +22,18 @@ use crate::{
     ids::{JobId, JobKey, LeaseId, ProjectId},
 };
 
-/// Jobs one pass of a loop touches at the most. The statements carry the same number as a literal.
+/// Jobs that one pass of a loop touches at most. The statements carry the same number as a literal.
 pub const MAX_SWEEP_ROWS: usize = 500;
 
-/// Silent workers one look finds at the most. The statement carries the same number as a literal.
+/// Silent workers that one query finds at most. The statement carries the same number as a literal.
 pub const MAX_SILENT_WORKERS: usize = 20;
 
-/// A gap between two passes of the reaper from which on leases are given once more, in seconds.
+/// After a gap of this many seconds between two passes of the reaper, expired leases are extended
+/// once.
 pub const REAPER_GAP_SECONDS: i32 = 5;
 
-/// Milliseconds until the next scheduled or retried job is due; negative when one is overdue,
-/// none when there is none.
+/// Milliseconds until the next scheduled or retried job is due; negative if one is overdue, none if
+/// there is none.
 pub async fn next_due_ms(conn: &mut PgConnection) -> sqlx::Result<Option<f64>> {
     sqlx::query_scalar!(
         r#"
@@ -93,8 +94,8 @@ pub async fn promote(conn: &mut PgConnection) -> sqlx::Result<Vec<WaitingJob>> {
     Ok(promoted.collect())
 }
 
-/// Notes that a node looks for expired leases now, and answers whether there are any. None, and nothing
-/// is noted, when the last pass of any node lies more than [`REAPER_GAP_SECONDS`] back.
+/// Records a pass of the reaper, and returns whether leases have expired. None, and nothing is
+/// recorded, if the last pass of any node is more than [`REAPER_GAP_SECONDS`] ago.
 pub async fn record_pass(conn: &mut PgConnection) -> sqlx::Result<Option<bool>> {
     sqlx::query_scalar!(
         r#"
@@ -114,7 +115,7 @@ pub async fn record_pass(conn: &mut PgConnection) -> sqlx::Result<Option<bool>> 
     .await
 }
 
-/// Notes that the gap is over: every lease that expired in it was given once more.
+/// Records the end of the gap: every lease that expired in it was extended.
 pub async fn record_end_of_gap(conn: &mut PgConnection) -> sqlx::Result<()> {
     sqlx::query!("update reaper_state set last_pass_at = statement_timestamp()")
         .execute(conn)
@@ -122,7 +123,7 @@ pub async fn record_end_of_gap(conn: &mut PgConnection) -> sqlx::Result<()> {
     Ok(())
 }
 
-/// Gives leases that have expired once more, by their own length; answers with how many.
+/// Extends expired leases by their own length; returns how many.
 pub async fn rearm_expired(conn: &mut PgConnection) -> sqlx::Result<u64> {
     let done = sqlx::query!(
         "
@@ -145,8 +146,8 @@ pub async fn rearm_expired(conn: &mut PgConnection) -> sqlx::Result<u64> {
     Ok(done.rows_affected())
 }
 
-/// Locks jobs whose leases have expired, the longest expired first; none when the last noted pass
-/// lies so far back that they are to be given once more.
+/// Locks jobs whose leases have expired, the longest expired first; none after a gap, in which
+/// leases are extended instead.
 pub async fn lock_expired(conn: &mut PgConnection) -> sqlx::Result<Vec<Held>> {
     sqlx::query_as!(
         Held,
@@ -180,7 +181,7 @@ pub async fn lock_expired(conn: &mut PgConnection) -> sqlx::Result<Vec<Held>> {
     .await
 }
 
-/// Jobs whose `expires_at` has passed, in whatever state they are.
+/// Jobs whose `expires_at` has passed, in any state.
 pub async fn find_outdated(conn: &mut PgConnection) -> sqlx::Result<Vec<JobKey>> {
     sqlx::query_as!(
         JobKey,
@@ -196,7 +197,7 @@ pub async fn find_outdated(conn: &mut PgConnection) -> sqlx::Result<Vec<JobKey>>
     .await
 }
 
-/// Ended jobs whose children must be called off.
+/// Ended jobs whose children must be cancelled.
 pub async fn find_with_orphans(conn: &mut PgConnection) -> sqlx::Result<Vec<JobKey>> {
     sqlx::query_as!(
         JobKey,
@@ -210,8 +211,8 @@ pub async fn find_with_orphans(conn: &mut PgConnection) -> sqlx::Result<Vec<JobK
     .await
 }
 
-/// Workers that send heartbeats for all of their jobs and have not been heard for
-/// [`WORKER_SILENCE_SECONDS`]; none right after a gap in which no node listened.
+/// Workers that send heartbeats for all of their jobs and have been silent for
+/// [`WORKER_SILENCE_SECONDS`]; none right after a gap in which no node was running.
 pub async fn find_silent_workers(
     conn: &mut PgConnection,
 ) -> sqlx::Result<Vec<(ProjectId, String)>> {
@@ -236,8 +237,8 @@ pub async fn find_silent_workers(
     Ok(rows.into_iter().map(|it| (it.project_id, it.worker_id)).collect())
 }
 
-/// Workers whose labels, directive or life have changed within the last `within_seconds`: nodes that
-/// remember them must look again.
+/// Workers whose labels, directive or state have changed within the last `within_seconds`: nodes
+/// must refresh what they have cached.
 pub async fn changed_workers(
     conn: &mut PgConnection,
     within_seconds: i32,
@@ -255,7 +256,7 @@ pub async fn changed_workers(
     Ok(rows.into_iter().map(|it| (it.project_id, it.worker_id)).collect())
 }
 
-/// Forgets workers that nobody has heard of for [`WORKER_KEEP_SECONDS`].
+/// Deletes workers that have been silent for [`WORKER_KEEP_SECONDS`].
 pub async fn prune_workers(conn: &mut PgConnection) -> sqlx::Result<u64> {
     let pruned = sqlx::query!(
         "
@@ -277,7 +278,7 @@ pub async fn prune_workers(conn: &mut PgConnection) -> sqlx::Result<u64> {
     Ok(pruned.rows_affected())
 }
 
-/// Starts the silence of all workers anew: in the gap they had nobody to send a heartbeat to.
+/// Restarts the silence of all workers: in the gap they could not send heartbeats.
 pub async fn excuse_silence(conn: &mut PgConnection) -> sqlx::Result<()> {
     sqlx::query!(
         "
@@ -293,7 +294,7 @@ pub async fn excuse_silence(conn: &mut PgConnection) -> sqlx::Result<()> {
     Ok(())
 }
 
-/// Forgets the oldest answers that were kept for their idempotency keys long enough.
+/// Deletes the oldest idempotency answers that are past their retention.
 pub async fn prune_idempotency_keys(conn: &mut PgConnection) -> sqlx::Result<u64> {
     let pruned = sqlx::query!(
         "
@@ -315,11 +316,11 @@ pub async fn prune_idempotency_keys(conn: &mut PgConnection) -> sqlx::Result<u64
     Ok(pruned.rows_affected())
 }
 
-/// Clears away dead rows of the hot tables, unless somebody does so already.
+/// Vacuums the hot tables, unless another session does.
 ///
-/// The tables' own autovacuum settings do nothing before the launcher wakes, once a minute.
+/// The tables' own autovacuum settings have no effect until the launcher wakes, once a minute.
 pub async fn vacuum_hot_tables(conn: &mut PgConnection) -> sqlx::Result<()> {
-    // A vacuum takes the time it takes.
+    // A vacuum may take long.
     conn.execute(sqlx::raw_sql("set statement_timeout = 0")).await?;
     let vacuumed = conn.execute(sqlx::raw_sql("vacuum (skip_locked, truncate false) jobs")).await;
     // Its readers read all of it: let it shrink.
@@ -329,7 +330,7 @@ pub async fn vacuum_hot_tables(conn: &mut PgConnection) -> sqlx::Result<()> {
     vacuumed.map(|_| ())
 }
 
-/// A lease of a claim whose answer was lost.
+/// A lease of a claim whose result was lost.
 #[derive(Debug, Clone)]
 pub struct LostLease {
     pub project_id: ProjectId,
@@ -338,7 +339,7 @@ pub struct LostLease {
     pub lease_id: LeaseId,
 }
 
-/// Which of these leases were given after all. It walks over all leases that run: for emergencies.
+/// Which of these leases were given after all. Scans all running leases: for emergencies.
 pub async fn find_leases(
     conn: &mut PgConnection,
     lease_ids: &[Uuid],

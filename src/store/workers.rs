@@ -1,11 +1,11 @@
-//! The workers that registered.
+//! Registered workers.
 
 use chrono::{DateTime, Utc};
 use sqlx::{PgConnection, types::Json};
 
 use crate::{domain::worker::WorkerState, ids::ProjectId};
 
-/// What a worker tells of itself.
+/// A worker's registration.
 #[derive(Debug, Clone)]
 pub struct Registration {
     pub worker_id: String,
@@ -13,15 +13,15 @@ pub struct Registration {
     pub job_types: Vec<String>,
     pub hostname: Option<String>,
     pub sdk_version: Option<String>,
-    /// Jobs it runs at a time.
+    /// Jobs that it runs at the same time.
     pub concurrency: i32,
     pub pid: Option<i32>,
-    /// What it has, for jobs that ask for it. Sorted.
+    /// Its labels, sorted.
     pub labels: Vec<String>,
 }
 
-/// Keeps what a worker tells of itself; the last word counts. It begins a new life, whether it was lost
-/// or gone; what somebody told it stays.
+/// Stores a worker's registration; the latest one counts. A lost or deregistered worker is live
+/// again; its directive stays.
 pub async fn upsert(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -64,20 +64,20 @@ pub async fn upsert(
     Ok(())
 }
 
-/// A call of a worker.
+/// A sign of life of a worker.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sighting {
     pub project_id: ProjectId,
     pub worker_id: String,
-    /// The queues it polls; none when it did something else.
+    /// The queues it polls; none if it did something else.
     pub queues: Vec<String>,
     pub job_types: Vec<String>,
 }
 
-/// Notes when workers were last heard. One that was lost is back. Only a poll makes one known: who is
-/// refused for its fence may be nobody.
+/// Updates `last_seen_at`; a lost worker becomes live again. Only polls insert a worker: a refused
+/// ack proves nothing about its sender.
 ///
-/// No worker may stand in `sightings` twice.
+/// No worker may appear twice in `sightings`.
 pub async fn record_seen(conn: &mut PgConnection, sightings: &[Sighting]) -> sqlx::Result<()> {
     sqlx::query!(
         "
@@ -119,13 +119,13 @@ pub async fn record_seen(conn: &mut PgConnection, sightings: &[Sighting]) -> sql
 /// What a poll must know of its worker.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Facts {
-    /// What it has. Sorted.
+    /// Its labels, sorted.
     pub labels: Vec<String>,
     pub state: WorkerState,
     pub directive: Option<WorkerState>,
 }
 
-/// What is known of these workers, each with its number from 0.
+/// Facts of these workers, each with its index.
 pub async fn facts(
     conn: &mut PgConnection,
     workers: &[(ProjectId, &str)],
@@ -150,8 +150,8 @@ pub async fn facts(
     Ok(facts.collect())
 }
 
-/// Tells a worker what to do; none: to go on. Answers with what is known of it then; none when the project
-/// has no such worker.
+/// Sets or clears the directive of a worker. Returns its new facts; none if the project has no such
+/// worker.
 pub async fn direct(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -173,8 +173,8 @@ pub async fn direct(
     .await
 }
 
-/// Notes a heartbeat for all jobs of a worker, and answers with what the worker is known for. A worker
-/// that is gone stays gone.
+/// Records a heartbeat for all jobs of a worker, and returns its facts. A deregistered worker stays
+/// so.
 pub async fn beat(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -207,7 +207,7 @@ pub async fn beat(
     .await
 }
 
-/// Ends a worker's life. Answers whether the project has such a worker.
+/// Deregisters a worker. Returns whether the project has such a worker.
 pub async fn terminate(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -251,7 +251,7 @@ pub async fn lock_silent(
     Ok(silent.is_some())
 }
 
-/// Notes that a worker is lost, unless it was heard again; answers whether it is.
+/// Marks a worker as lost, unless it was heard again; returns whether it is.
 pub async fn mark_lost(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -274,13 +274,13 @@ pub async fn mark_lost(
     Ok(done.rows_affected() == 1)
 }
 
-/// A worker as it is stored.
+/// A stored worker.
 #[derive(Debug, Clone)]
 pub struct WorkerRow {
     pub worker_id: String,
     pub state: WorkerState,
     pub directive: Option<WorkerState>,
-    /// Heard within the last [`ALIVE_SECONDS`], and neither lost nor gone.
+    /// Heard within the last [`ALIVE_SECONDS`], and neither lost nor deregistered.
     pub is_alive: bool,
     pub queues: Vec<String>,
     pub job_types: Vec<String>,
@@ -291,16 +291,16 @@ pub struct WorkerRow {
     pub concurrency: i32,
     pub registered_at: DateTime<Utc>,
     pub last_seen_at: DateTime<Utc>,
-    /// Jobs it has under a lease now.
+    /// Jobs that it holds leases of.
     pub slots_in_use: i64,
     /// By the database's clock.
     pub now: DateTime<Utc>,
 }
 
-/// A worker counts as alive for so many seconds after it was heard: longer than a poll waits.
+/// A worker counts as alive for this many seconds after it was heard: longer than a poll waits.
 pub const ALIVE_SECONDS: i32 = 60;
 
-/// A page of workers, by name: those after `after`, with this label and of this queue if one is named.
+/// A page of workers, by name: those after `after`, optionally with this label and of this queue.
 pub async fn page(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -346,7 +346,7 @@ pub async fn page(
     .await
 }
 
-/// How many live workers say they poll a queue for a type, and how many of them have these labels.
+/// Number of live workers that poll a queue for a type, and of those with these labels.
 pub async fn count_fitting(
     conn: &mut PgConnection,
     project_id: ProjectId,

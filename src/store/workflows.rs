@@ -1,4 +1,4 @@
-//! Workflows: their rows, and what starts them.
+//! Workflows: their rows, and starting them.
 
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
@@ -16,9 +16,9 @@ pub struct NewWorkflow {
     /// Made before the insert.
     pub id: WorkflowId,
     pub name: Option<String>,
-    /// Who waits for whom among its jobs.
+    /// The dependencies among its jobs.
     pub edges: Vec<Edge>,
-    /// Whether its first jobs wait for somebody to start it.
+    /// Whether its first jobs wait until it is started.
     pub is_held: bool,
     pub rerun: Option<Rerun>,
 }
@@ -26,16 +26,16 @@ pub struct NewWorkflow {
 /// Which workflow is run again.
 #[derive(Debug, Clone, Copy)]
 pub struct Rerun {
-    /// The workflow as it was stored first.
+    /// The workflow that was stored first.
     pub original: WorkflowId,
-    /// What has stood for it until now.
+    /// The run that was the latest until now.
     pub replaced: Option<WorkflowId>,
 }
 
 /// Stores a workflow, without its jobs.
 ///
 /// # Errors
-/// A unique violation when its id is stored already.
+/// A unique violation when its id exists already.
 pub async fn insert_workflow(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -57,7 +57,7 @@ pub async fn insert_workflow(
     Ok(())
 }
 
-/// Stores which jobs a workflow is made of, in their order.
+/// Stores the jobs of a workflow, in their order.
 pub async fn insert_workflow_jobs(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -87,9 +87,9 @@ pub struct WorkflowRow {
     pub name: Option<String>,
     pub created_at: DateTime<Utc>,
     pub cancelled_at: Option<DateTime<Utc>>,
-    /// Whether its first jobs wait for somebody to start it.
+    /// Whether its first jobs wait until it is started.
     pub is_held: bool,
-    /// What stands for it since it was run again.
+    /// The latest run, if it was run again.
     pub successor_id: Option<WorkflowId>,
 }
 
@@ -124,7 +124,7 @@ pub struct WorkflowJobRow {
     pub depends_on: Vec<String>,
 }
 
-/// The jobs of a workflow in their order, with their states. A job that was pruned has none.
+/// The jobs of a workflow in their order, with their states. A pruned job has none.
 pub async fn workflow_jobs(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -161,7 +161,7 @@ pub async fn workflow_jobs(
     .await
 }
 
-/// Notes that a workflow was called off.
+/// Records that a workflow was cancelled.
 pub async fn cancel_workflow(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -180,7 +180,7 @@ pub async fn cancel_workflow(
     Ok(())
 }
 
-/// The workflows below an id, the newest first.
+/// The workflows below an id, newest first.
 pub async fn list(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -205,16 +205,17 @@ pub async fn list(
     .await
 }
 
-/// How many jobs of a workflow are in a state.
+/// Number of jobs of a workflow in a state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StateCount {
     pub workflow_id: WorkflowId,
-    /// Which state; none: they were pruned.
+    /// The state; none: they were pruned.
     pub state: Option<StoredState>,
     pub jobs: i64,
 }
 
-/// How many jobs of each of these workflows are in each state. A workflow has a bounded number of jobs, so whoever names
+/// Number of jobs of each of these workflows by state. A workflow has a bounded number of jobs, so
+/// a page of workflows can be counted.
 /// a page of workflows has them counted.
 pub async fn count_states(
     conn: &mut PgConnection,
@@ -241,7 +242,7 @@ pub async fn count_states(
     .await
 }
 
-/// The workflows of a project that run no other again, newest first.
+/// The workflows of a project without re-runs, newest first.
 pub async fn page(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -266,7 +267,7 @@ pub async fn page(
     .await
 }
 
-/// Notes that a workflow is held no more. Answers whether it was.
+/// Records that a workflow is no longer held. Returns whether it was.
 pub async fn unhold(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -282,7 +283,7 @@ pub async fn unhold(
     Ok(started.rows_affected() > 0)
 }
 
-/// Lets the jobs of a held workflow go that wait for no other job, and answers with them.
+/// Releases the jobs of a held workflow that wait for no other job, and returns them.
 pub async fn free_roots(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -335,7 +336,8 @@ pub async fn free_roots(
     Ok(freed.collect())
 }
 
-/// Lets a workflow stand for an earlier one, in place of `replaced`. Answers whether that still stood for it.
+/// Makes a workflow the latest run of an earlier one, in place of `replaced`. Returns whether that
+/// was still the latest.
 pub async fn succeed(
     conn: &mut PgConnection,
     project_id: ProjectId,

@@ -1,11 +1,11 @@
-//! What is written down of what people and keys do, whichever wire they do it on.
+//! Audit entries, for the native API and all adapters.
 
 use crate::{app::App, auth::Caller, error::chain, store};
 
 pub use crate::store::audit::NewAuditEntry;
 
-/// Writes down what was done. It is done already: when it cannot be written down, that is said loudly in the log,
-/// and whoever did it is answered all the same.
+/// Writes an audit entry. The change has happened already: if the entry cannot be written, an error
+/// is logged, and the caller is answered all the same.
 pub async fn note<P>(app: &App, caller: &Caller<P>, entry: NewAuditEntry) {
     let noted = async {
         let mut conn = app.engine.pools.read_for(caller.project_id).await?;

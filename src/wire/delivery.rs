@@ -1,4 +1,4 @@
-//! The answer to a poll: until the connection takes its bytes, the jobs in it can still go back.
+//! The answer to a poll: until the connection takes its bytes, its jobs can still be released.
 
 use std::{
     pin::Pin,
@@ -15,10 +15,11 @@ use serde::Serialize;
 
 use crate::{engine::dispatch::Delivery, error::Error};
 
-/// An answer that holds jobs. Whoever drops it on the way gives them back, no failure counted.
+/// An answer with jobs. If it is dropped before it is sent, they are released without counting
+/// failures.
 ///
 /// # Errors
-/// [`Error::Internal`] when the reply is no JSON after all; the jobs go back.
+/// [`Error::Internal`] when the reply is not JSON; the jobs are released.
 pub fn answer(reply: &impl Serialize, delivery: Delivery) -> Result<Response, Error> {
     let bytes = serde_json::to_vec(reply).map_err(Error::internal)?;
     let body = DeliveryBody { bytes: Some(bytes.into()), delivery: Some(delivery) };
@@ -27,8 +28,8 @@ pub fn answer(reply: &impl Serialize, delivery: Delivery) -> Result<Response, Er
     Ok(response)
 }
 
-/// The answer's bytes. Until the connection takes them the jobs in it can still go back: a client
-/// that closed meanwhile never gets them.
+/// The bytes of the answer. Until the connection takes them the jobs can still be released: a
+/// client that has disconnected never gets them.
 struct DeliveryBody {
     bytes: Option<Bytes>,
     delivery: Option<Delivery>,

@@ -1,5 +1,5 @@
-//! Where the error of a request goes. A handler answers with an [`Error`] in the response's extensions; the
-//! layer of its wire writes it down in the wire's own words and leaves a [`ErrorResponse`] for whoever logs.
+//! Rendering of errors. A handler answers with an [`Error`] in the response's extensions. The layer
+//! of its API or adapter renders it, and leaves an [`ErrorResponse`] for the log.
 
 use axum::{
     extract::{Request, State},
@@ -11,15 +11,14 @@ use axum::{
 use super::RequestId;
 use crate::error::{Error, FieldError};
 
-/// How long to wait before trying again when nothing better is known.
+/// Seconds until a retry, if nothing better is known.
 const RETRY_AFTER_SECONDS: u32 = 1;
 
-/// An error that the caller has been told.
+/// An error that was rendered.
 #[derive(Debug, Clone)]
 pub struct ErrorResponse(pub Error);
 
-/// How a wire tells its callers of an error: what it answers, given the id of the request and the answer's
-/// head so far.
+/// How an API or adapter renders an error, given the id of the request and the response so far.
 pub type RenderError = fn(&Error, &str, Response) -> Response;
 
 /// The layer of the wire renders the body, and replaces the status.
@@ -31,7 +30,7 @@ impl IntoResponse for Error {
     }
 }
 
-/// The layer of a wire: writes down the errors of its handlers.
+/// The layer that renders the errors of handlers.
 pub async fn render(
     State(render_error): State<RenderError>,
     request: Request,
@@ -46,7 +45,7 @@ pub async fn render(
     response
 }
 
-/// Puts what a wire says in the place of what was answered, and says when to try again.
+/// Replaces the response, and adds `Retry-After`.
 pub fn write(response: &mut Response, told: impl IntoResponse, error: &Error) {
     let (head, body) = told.into_response().into_parts();
     *response.status_mut() = head.status;
@@ -57,7 +56,7 @@ pub fn write(response: &mut Response, told: impl IntoResponse, error: &Error) {
     advise(error, response);
 }
 
-/// The fields that break rules, where a caller is told of some.
+/// The invalid fields of an error.
 #[must_use]
 pub fn details(error: &Error) -> Vec<FieldError> {
     match error {
@@ -74,7 +73,7 @@ pub fn details(error: &Error) -> Vec<FieldError> {
     }
 }
 
-/// The error's own words, and the first field that is wrong: most people read only this line.
+/// The error's message, with the first invalid field: most people read only this line.
 #[must_use]
 pub fn message(error: &Error) -> String {
     match (details(error).as_slice(), error) {
@@ -94,7 +93,7 @@ pub fn message(error: &Error) -> String {
     }
 }
 
-/// Says when to try again, if trying again may help.
+/// Adds `Retry-After`, if a retry may help.
 pub fn advise(error: &Error, response: &mut Response) {
     let pause = match error {
         Error::RateLimited { retry_after_seconds } => Some(*retry_after_seconds),

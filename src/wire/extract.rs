@@ -1,5 +1,4 @@
-//! How requests are read: like axum's own extractors, but every refusal is an [`Error`], names
-//! the field, and looks like all others.
+//! Extractors like axum's own, but every refusal is an [`Error`] that names the field.
 
 use std::{fmt, marker::PhantomData, str::FromStr, time::Duration};
 
@@ -22,12 +21,12 @@ use crate::{
     ids::{AccountId, InvitationId, JobId, KeyId, OperationId, SessionId, WorkflowId},
 };
 
-/// The whole body must arrive within this.
+/// The whole body must arrive within this time.
 pub const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A request body.
 pub trait RequestBody: DeserializeOwned {
-    /// Its bound, in bytes.
+    /// Its maximum size, in bytes.
     const MAX_BYTES: usize = limits::MAX_BODY_BYTES;
 }
 
@@ -47,7 +46,7 @@ impl<T: RequestBody, S: Send + Sync> FromRequest<S> for Json<T> {
     }
 }
 
-/// A JSON request body that may be missing altogether.
+/// A JSON request body that may be absent.
 #[derive(Debug)]
 pub struct OptionalJson<T>(pub T);
 
@@ -67,7 +66,7 @@ impl<T: RequestBody + Default, S: Send + Sync> FromRequest<S> for OptionalJson<T
     }
 }
 
-/// A JSON request body, and what tells it from all others: SHA-256 of path and body.
+/// A JSON request body, and its fingerprint: SHA-256 of path and body.
 #[derive(Debug)]
 pub struct Fingerprinted<T> {
     /// The body, read.
@@ -91,7 +90,7 @@ impl<T: RequestBody, S: Send + Sync> FromRequest<S> for Fingerprinted<T> {
     }
 }
 
-/// What tells a request without a body from all others: SHA-256 of its path.
+/// The fingerprint of a request without a body: SHA-256 of its path.
 #[derive(Debug)]
 pub struct BarePath(pub [u8; 32]);
 
@@ -136,7 +135,7 @@ pub async fn read(body: Body, limit_bytes: usize) -> Result<bytes::Bytes, Error>
     }
 }
 
-/// A JSON object, and nothing else: what serde derives would also take an array of its fields.
+/// A JSON object only: serde's derive also accepts an array of the fields.
 #[derive(Debug)]
 pub struct Object<T>(pub T);
 
@@ -160,11 +159,11 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
     }
 }
 
-/// Parses once; only a body that is wrong is parsed again, to find out where.
+/// Parses once; only an invalid body is parsed again, to find the field.
 fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, Error> {
     match serde_json::from_slice::<Object<T>>(body) {
         Ok(Object(value)) => Ok(value),
-        // An enum that is no text counts as a mistake in the JSON itself.
+        // An enum value that is not a string counts as a syntax error.
         Err(error) if error.is_data() || serde_json::from_slice::<IgnoredAny>(body).is_ok() => {
             let deserializer = &mut serde_json::Deserializer::from_slice(body);
             match serde_path_to_error::deserialize::<_, Object<T>>(deserializer) {
@@ -196,7 +195,7 @@ fn field_error(path: &serde_path_to_error::Path, message: &str) -> Error {
     Error::invalid(field, message)
 }
 
-/// What a caller sends is JSON: no name of a Rust type helps it.
+/// Callers send JSON: names of Rust types do not help them.
 fn in_json_words(message: &str) -> String {
     if message.contains("invalid digit found in string") {
         return "must be a whole number, not negative".to_owned();
@@ -244,12 +243,12 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Query<T> {
     }
 }
 
-/// An id that a path names.
+/// An id in a path.
 trait PathId: FromStr {
-    /// What the parameter is called.
+    /// The name of the parameter.
     const PARAMETER: &'static str;
 
-    /// A malformed id is no thing, like any other that does not exist.
+    /// A malformed id is answered like an unknown one.
     fn missing() -> Error;
 }
 
@@ -303,7 +302,7 @@ async fn id_in_path<Id: PathId, S: Send + Sync>(parts: &mut Parts, state: &S) ->
     id.and_then(|it| it.parse().ok()).ok_or_else(Id::missing)
 }
 
-/// A name that the path holds, such as a queue's or a worker's.
+/// A name in a path, such as a queue's or a worker's.
 #[derive(Debug, Clone)]
 pub struct NameInPath(pub String);
 
@@ -317,7 +316,7 @@ impl<S: Send + Sync> FromRequestParts<S> for NameInPath {
             .map_err(|_| Error::Unreadable("the path is not valid UTF-8".to_owned()))?;
         let name = params.iter().find(|(name, _)| PARAMETERS.contains(name));
         let name = name.map(|(_, value)| value).ok_or(Error::NoSuchRoute)?;
-        // No thing has such a name.
+        // No queue or worker has such a name.
         if name.chars().any(char::is_control) {
             return Err(Error::NoSuchRoute);
         }

@@ -1,4 +1,4 @@
-//! What a job prints, followed as it comes: for every wire that streams it.
+//! Streaming a job's logs, for the native API and adapters.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -13,20 +13,20 @@ use crate::{
     ids::JobKey,
 };
 
-/// Where something can be printed.
+/// The output streams.
 pub const STREAMS: [&str; 3] = ["stdout", "stderr", "system"];
-/// Streams of several attempts that one event's id may name.
+/// Streams of several attempts that one event id may name.
 const MAX_SENT_PLACES: usize = 64;
 /// A busy job is read at most this often for one stream.
 const READ_PAUSE: Duration = Duration::from_millis(100);
 
-/// Before everything that a job has printed.
+/// Before all output of a job.
 #[must_use]
 pub fn beginning() -> LogPlace {
     LogPlace { attempt: 0, stream: String::new(), sequence: -1 }
 }
 
-/// A place, as a cursor names it.
+/// A position, from a cursor.
 ///
 /// # Errors
 /// [`Error::Invalid`].
@@ -43,10 +43,10 @@ pub fn read_place(text: &str) -> Result<LogPlace, Error> {
     Ok(LogPlace { attempt, stream, sequence })
 }
 
-/// The last sequence that was sent of each stream of each attempt: streams grow side by side.
+/// The last sequence sent of each stream of each attempt: streams grow in parallel.
 pub type Sent = BTreeMap<(i32, String), i64>;
 
-/// An event's id says how far each stream was sent, so that a reader that comes back misses none.
+/// An event's id tells how far each stream was sent, so that a reader that reconnects misses none.
 #[must_use]
 pub fn write_sent(sent: &Sent) -> String {
     let latest = sent.iter().rev().take(MAX_SENT_PLACES);
@@ -54,14 +54,14 @@ pub fn write_sent(sent: &Sent) -> String {
     places.collect::<Vec<_>>().join(",")
 }
 
-/// Where a reader was, as it shows it when it comes back.
+/// The position of a reader that reconnects.
 #[must_use]
 pub fn read_sent(text: &str) -> Sent {
     let places = text.split(',').take(MAX_SENT_PLACES).filter_map(|it| read_place(it).ok());
     places.map(|it| ((it.attempt, it.stream), it.sequence)).collect()
 }
 
-/// Sends what a job has printed and prints, until it has ended: each chunk as `view` shows it.
+/// Sends stored and new chunks until the job has ended: each as `view` shows it.
 ///
 /// # Errors
 /// [`Ended`] when the client is gone or the node stops.
@@ -74,11 +74,11 @@ pub async fn follow<View: Serialize>(
 ) -> Result<(), Ended> {
     let watch = app.engine.notifier.feed.watch(key.project_id, key.id);
     loop {
-        // Listen before looking.
+        // Subscribe before reading.
         let changed = watch.changed();
         tokio::pin!(changed);
         changed.as_mut().enable();
-        // The state first: what was printed before the end is there then.
+        // The state first: output written before the end is stored then.
         let state = jobs::find(&app.engine, key).await.map_err(|_| Ended)?.state;
         send_new(&app, key, &mut sent, &writer, &view).await?;
         if matches!(state, StoredState::Succeeded | StoredState::Cancelled) {
@@ -89,7 +89,7 @@ pub async fn follow<View: Serialize>(
     }
 }
 
-/// Page by page, so that no more than a page is held at a time.
+/// Page by page, so that at most one page is in memory.
 async fn send_new<View: Serialize>(
     app: &App,
     key: JobKey,
@@ -99,7 +99,7 @@ async fn send_new<View: Serialize>(
 ) -> Result<(), Ended> {
     let limit = i64::from(limits::MAX_PAGE_LOGS);
     let mut after = beginning();
-    // Attempts before the latest that was sent do not grow any more.
+    // Attempts before the latest one do not grow any more.
     if let Some(((attempt, _), _)) = sent.last_key_value() {
         after.attempt = *attempt;
     }

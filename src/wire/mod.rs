@@ -1,5 +1,5 @@
-//! What all wires share: how bodies are read and fields checked, how jobs are handed over, how streams are
-//! written, and where the error of a request goes. It speaks no wire itself.
+//! What the native API and the adapters share: reading bodies, validating fields, delivering jobs,
+//! streams, and rendering errors.
 
 #![warn(missing_docs)]
 
@@ -13,10 +13,10 @@ pub mod validate;
 
 use tokio_util::sync::CancellationToken;
 
-/// This request's id, for handlers that answer with several errors in one body.
+/// The id of this request, for handlers that answer with several errors in one body.
 #[derive(Debug, Clone)]
 pub struct RequestId(pub String);
 
-/// Cancelled when the client has closed its connection.
+/// Cancelled when the client has disconnected.
 #[derive(Debug, Clone)]
 pub struct ClientGone(pub CancellationToken);

@@ -1,5 +1,5 @@
-//! Server-sent events: a task of its own reads and waits, so that a client that vanishes cannot stop it
-//! in the middle of a statement; the connection only passes on.
+//! Server-sent events: a task of its own reads and waits, so that a client that disconnects cannot
+//! stop it in the middle of a statement. The connection only forwards.
 
 use std::{convert::Infallible, time::Duration};
 
@@ -21,7 +21,7 @@ use crate::{
     error::Error,
 };
 
-/// How often a silent stream shows that it is alive.
+/// Interval of keep-alive comments on a silent stream.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 /// Events that may wait for a slow client; then the task waits.
 const MAX_WAITING_EVENTS: usize = 64;
@@ -47,7 +47,8 @@ impl Writer {
         self.sender.send(event).await.map_err(|_| Ended)
     }
 
-    /// Waits for something, unless the stream has to end before: the client is gone, or the node stops.
+    /// Waits for something, unless the stream has to end before: the client disconnected, or the
+    /// node stops.
     ///
     /// # Errors
     /// [`Ended`].
@@ -63,8 +64,8 @@ impl Writer {
 /// Starts a stream, written by a task of its own.
 ///
 /// # Errors
-/// [`Error::Overloaded`] when this node serves [`MAX_STREAMS`](crate::domain::limits::MAX_STREAMS) already;
-/// [`Error::QuotaExceeded`] when it serves [`MAX_PROJECT_STREAMS`] of the project.
+/// [`Error::Overloaded`] when this node serves [`MAX_STREAMS`](crate::domain::limits::MAX_STREAMS)
+/// already; [`Error::QuotaExceeded`] when it serves [`MAX_PROJECT_STREAMS`] of the project.
 pub fn start<Writing>(
     app: &App,
     caller: &Caller<Read>,
@@ -84,7 +85,8 @@ where
     let writing = write(Writer { sender, app: app.clone() });
     let (app, caller) = (app.clone(), caller.clone());
     tokio::spawn(async move {
-        // However busy it is: who is revoked is told nothing more. How it ended concerns nobody.
+        // However busy the stream is: a revoked key gets nothing more. The reason of the end does
+        // not matter.
         tokio::select! {
             _ = writing => (),
             () = caller.until_revoked(&app) => (),
@@ -98,7 +100,7 @@ where
     Ok(Sse::new(events).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)).into_response())
 }
 
-/// The last event that a client has seen which comes back.
+/// The `Last-Event-ID` of a client that reconnects.
 #[must_use]
 pub fn last_event_id(headers: &HeaderMap) -> Option<&str> {
     headers.get(LAST_EVENT_ID)?.to_str().ok().filter(|it| !it.is_empty())

@@ -1,5 +1,5 @@
-//! Checks of request fields against `domain::limits`: each broken rule becomes a line that names
-//! the field and the bound.
+//! Validation of request fields against `domain::limits`: each broken rule becomes a line that
+//! names the field and the bound.
 
 use chrono::{DateTime, Datelike, Utc};
 use serde_json::value::RawValue;
@@ -32,7 +32,7 @@ impl Check {
         &self.prefix
     }
 
-    /// Notes a broken rule.
+    /// Adds a broken rule.
     pub fn refuse(&mut self, field: &str, message: impl Into<String>) {
         self.broken.push(FieldError::new(format!("{}{field}", self.prefix), message));
     }
@@ -69,7 +69,7 @@ impl Check {
         }
     }
 
-    /// The type of a custom event, which begins with nothing that is reserved.
+    /// The type of a custom event, without a reserved prefix.
     pub fn event_type(&mut self, field: &str, kind: &str, reserved: &[&str]) {
         self.name(field, kind, limits::MAX_EVENT_TYPE_CHARS);
         let is_plain = |it: char| it.is_ascii_alphanumeric() || "_.-".contains(it);
@@ -89,13 +89,13 @@ impl Check {
         min: T,
         max: T,
     ) {
-        // Written so that a number that compares with nothing is refused.
+        // Written so that NaN is refused.
         if !(value >= min && value <= max) {
             self.refuse(field, format!("must be between {min} and {max}, is {value}"));
         }
     }
 
-    /// A time that can be stored; how far ahead it may lie is for the database's clock to say.
+    /// A time that can be stored; the database's clock checks how far ahead it may lie.
     pub fn time(&mut self, field: &str, value: Option<DateTime<Utc>>) {
         const YEARS: std::ops::RangeInclusive<i32> = 1970..=9999;
         if value.is_some_and(|it| !YEARS.contains(&it.year())) {
@@ -123,7 +123,7 @@ impl Check {
         self.bytes(field, value.get().len(), limit_bytes)
     }
 
-    /// At most `limit_bytes`, as it is kept.
+    /// At most `limit_bytes`, as stored.
     ///
     /// # Errors
     /// [`Error::FieldTooLarge`], as [`Self::size`].
@@ -134,7 +134,7 @@ impl Check {
         Err(Error::FieldTooLarge { field: format!("{}{field}", self.prefix), limit_bytes })
     }
 
-    /// Takes over what another check found.
+    /// Adds the rules that another check found broken.
     pub fn absorb(&mut self, other: Self) {
         self.broken.extend(other.broken);
     }
@@ -146,7 +146,7 @@ impl Check {
     }
 }
 
-/// JSON that was checked when it came in, as it goes out: the same bytes.
+/// Stored JSON, byte for byte as it was sent.
 pub fn stored_json(text: String) -> Result<Box<RawValue>, Error> {
     RawValue::from_string(text).map_err(Error::internal)
 }

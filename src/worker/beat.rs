@@ -6,10 +6,10 @@ use serde_json::{Value, json};
 
 use crate::client::{Client, Failure};
 
-/// How often at the least: a worker that was silent for 30 s is lost.
+/// The longest interval: a worker that was silent for 30 s is lost.
 pub const MAX_PERIOD: Duration = Duration::from_secs(5);
 
-/// A job as the heartbeat names it.
+/// A job in a heartbeat.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Active {
     pub job_id: String,
@@ -17,7 +17,7 @@ pub struct Active {
     pub lease_id: String,
 }
 
-/// What the server says of one job.
+/// The server's answer for one job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Status {
     Ok,
@@ -25,12 +25,12 @@ pub enum Status {
     Lost,
 }
 
-/// What the server says.
+/// The server's answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Heard {
     /// `running`, `quiet` or `terminate`.
     pub state: String,
-    /// Each lease that was named, with its job.
+    /// Each lease of the request, with its job.
     pub jobs: Vec<(Active, Status)>,
 }
 
@@ -51,7 +51,7 @@ pub async fn send(
 
 fn read(reply: &Value, active: &[Active]) -> Heard {
     let jobs = reply["jobs"].as_array().cloned().unwrap_or_default();
-    // The answers come in the order of what was named.
+    // The answers are in the order of the request.
     let jobs = active.iter().cloned().zip(jobs);
     let status = |it: &Value| match it["status"].as_str() {
         Some("cancel") => Status::Cancel,

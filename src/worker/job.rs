@@ -26,19 +26,19 @@ use super::{
 };
 use crate::client::{Client, Failure};
 
-/// How often it is looked whether a command that was stopped, and its children, have ended.
+/// How often the exit of a stopped command and its children is checked.
 const GROUP_LOOK_PERIOD: Duration = Duration::from_millis(50);
-/// Time for what a command has left behind to close its pipes.
+/// Time for remaining children to close their pipes.
 const PIPES_TIMEOUT: Duration = Duration::from_secs(2);
-/// Time for the last lines to be sent.
+/// Time to send the last lines.
 const LAST_LINES_TIMEOUT: Duration = Duration::from_secs(10);
-/// The error's type when the server could not take what a command has printed.
+/// The error's type when the server refused the command's output.
 const ACK_REFUSED: &str = "ack.refused";
 /// Time between SIGTERM and SIGKILL.
 const KILL_AFTER: Duration = Duration::from_secs(10);
 /// Pauses between tries to send an ack; they double up to the last.
 const ACK_PAUSES_MS: [u64; 6] = [200, 500, 1_000, 2_000, 5_000, 10_000];
-/// How often an ack is tried: longer than any lease is worth.
+/// Maximum number of tries: longer than any lease lasts.
 const MAX_ACK_TRIES: usize = 60;
 
 /// A leased job, as the poll answered it.
@@ -48,18 +48,18 @@ pub struct Leased {
     pub attempt: i64,
     pub lease_id: String,
     pub heartbeat_interval_seconds: u64,
-    /// The bytes that were sent.
+    /// The payload, byte for byte.
     payload: String,
-    /// The same; none when it has no parents.
+    /// The parents' results, byte for byte; none without parents.
     parent_results: Option<String>,
     raw: Value,
 }
 
 impl Leased {
-    /// None when the answer is not what it should be.
+    /// None if the answer is malformed.
     pub fn of(text: &str) -> Option<Self> {
-        // Only the parts whose shape is ours are looked into: what others made may be such that only they
-        // can read it.
+        // Only fields of known shape are parsed: payloads may be JSON that only their program can
+        // read.
         let parts: BTreeMap<String, &RawValue> = serde_json::from_str(text).ok()?;
         let part = |name: &str| parts.get(name).map(|it| it.get().to_owned());
         let opaque = ["payload", "parent_results"];
@@ -79,7 +79,7 @@ impl Leased {
         })
     }
 
-    /// The facts that the command gets as variables.
+    /// Facts for the command, as environment variables.
     fn variables(&self, worker_id: &str) -> Vec<(&'static str, String)> {
         let text = |field: &str| match &self.raw[field] {
             Value::String(text) => text.clone(),
@@ -139,7 +139,7 @@ async fn run_command(
         command.env("FENCEPOST_PARENT_RESULTS_FILE", &parents.0);
     }
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    // A group of its own, so that its children end with it, and Ctrl-C does not reach it.
+    // A process group of its own, so that its children end with it, and Ctrl-C does not reach it.
     command.process_group(0).kill_on_drop(true);
     let mut child = command.spawn()?;
     if let Some(mut stdin) = child.stdin.take() {
@@ -164,8 +164,8 @@ async fn run_command(
     Ok(judge(status, stopped_for, &output.so_far(), &last_lines, &args.permanent_exit_codes))
 }
 
-/// Reads the rest of what was printed, and sends it before the ack: later it would be refused. Children that
-/// the command has left behind hold its pipes open: they are given a moment, and then ended.
+/// Reads the rest of the output, and sends it before the ack: later it would be refused. Children
+/// that hold the pipes open get a moment, and are then killed.
 async fn drain(
     group: &Group,
     stdout: Option<JoinHandle<()>>,
@@ -190,7 +190,7 @@ async fn drain(
     }
 }
 
-/// The process group of a command: what is left of it is killed when this is dropped.
+/// The process group of a command: the rest of it is killed when this is dropped.
 struct Group(Option<Pid>);
 
 impl Group {
@@ -216,7 +216,7 @@ impl Drop for Group {
     }
 }
 
-/// Waits for the command's end; stops it when that is wanted, or when its time is over.
+/// Waits for the command's end; stops it on request, or at its timeout.
 async fn wait(
     child: &mut Child,
     group: &Group,
@@ -232,7 +232,7 @@ async fn wait(
         () = sleep_until(deadline) => Stopped::AtTimeout(timeout_seconds),
     };
     group.signal(Signal::SIGTERM);
-    // The shell may end before what it has started.
+    // The shell may exit before its children.
     let ended = async {
         let status = child.wait().await;
         while !group.is_gone() {
@@ -247,7 +247,7 @@ async fn wait(
     Ok((child.wait().await?, Some(stopped)))
 }
 
-/// What the parents have made, in a file for the command; removed when dropped.
+/// The parents' results, in a file for the command; removed when dropped.
 struct ParentResults(std::path::PathBuf);
 
 impl ParentResults {
@@ -255,7 +255,7 @@ impl ParentResults {
         let Some(results) = &job.parent_results else { return Ok(None) };
         let name = format!("fencepost-{}-{}.json", job.id, job.lease_id);
         let file = Self(std::env::temp_dir().join(name));
-        // For nobody else's eyes.
+        // Readable by this user only.
         let mut options = tokio::fs::OpenOptions::new();
         let mut written = options.write(true).create_new(true).mode(0o600).open(&file.0).await?;
         written.write_all(results.as_bytes()).await?;
@@ -286,8 +286,8 @@ struct Ack<'a> {
     retryable: Option<bool>,
 }
 
-/// Tells the server, again and again while it does not answer: an ack that shows its attempt is safe to
-/// repeat. Gives up when the lease is lost.
+/// Sends the ack, repeatedly while the server does not answer: an ack with its attempt is safe to
+/// repeat. Stops when the lease is lost.
 async fn acknowledge(
     client: &Client,
     worker_id: &str,
@@ -332,7 +332,7 @@ async fn acknowledge(
                     return CommandEnd::Abandoned;
                 }
             }
-            // What it has to say cannot be read, or is too much: the end itself must not be lost with it.
+            // The output cannot be stored or is too large: ack without it.
             Err(Failure::Refused { status, code, message })
                 if [400, 413].contains(&status.as_u16()) && ack.status != "released" =>
             {

@@ -1,6 +1,6 @@
-//! A job's standard error on its way to the job's logs.
+//! Sends a job's standard error to the job's logs.
 //!
-//! Reading never waits for the server: a command whose pipe is full would stand still.
+//! Reading never waits for the server: a command with a full pipe would block.
 
 use std::{
     collections::VecDeque,
@@ -16,18 +16,18 @@ use tokio::{
 
 use crate::{client::Client, domain::text::cut};
 
-/// Lines are sent together when so much time has passed since the first of them.
+/// Lines are sent together, at the latest after this time.
 const FLUSH_PERIOD: Duration = Duration::from_secs(1);
 const MAX_CALL_LINES: usize = 200;
-/// Bytes of one call, as JSON: half of what a body may have.
+/// Maximum bytes of one call, as JSON: half of what a body may have.
 const MAX_CALL_BYTES: usize = 512 * 1024;
-/// Bytes of one chunk; a longer line becomes several.
+/// Maximum bytes of one chunk; a longer line is split.
 const CHUNK_BYTES: usize = 8 * 1024;
 /// Lines that wait for a server that does not answer; newer ones are dropped, which shows as a gap.
 const MAX_WAITING_LINES: usize = 1_000;
 /// The pause after a call that failed.
 const FAILURE_PAUSE: Duration = Duration::from_millis(500);
-/// Lines of which the last ones are part of a failure's message, and their bytes.
+/// Lines whose tail is part of a failure's message, and their bytes.
 const MAX_MESSAGE_LINES: usize = 20;
 const MAX_MESSAGE_LINE_BYTES: usize = 400;
 
@@ -40,7 +40,7 @@ pub struct Owner {
     pub attempt: i64,
 }
 
-/// Reads to the end and sends on the way; ends when all is sent. Answers with the last lines.
+/// Reads to the end and sends on the way; ends when all is sent. Returns the last lines.
 pub async fn ship(owner: Owner, stderr: impl AsyncRead + Unpin + Send + 'static) -> String {
     let (lines, waiting) = mpsc::channel(MAX_WAITING_LINES);
     let reading = tokio::spawn(read(stderr, lines));
@@ -48,7 +48,7 @@ pub async fn ship(owner: Owner, stderr: impl AsyncRead + Unpin + Send + 'static)
     reading.await.unwrap_or_default()
 }
 
-/// One line, with its place and time.
+/// One line, with its sequence and time.
 struct Line {
     sequence: u64,
     data: String,
@@ -64,7 +64,7 @@ async fn read(mut stderr: impl AsyncRead + Unpin, lines: mpsc::Sender<Line>) -> 
         if last.len() > MAX_MESSAGE_LINES {
             last.pop_front();
         }
-        // No room: it is dropped.
+        // The buffer is full: drop it.
         let _ = lines.try_send(Line { sequence, data, timestamp_ms: now_ms() });
         sequence += 1;
     };
@@ -82,8 +82,8 @@ async fn read(mut stderr: impl AsyncRead + Unpin, lines: mpsc::Sender<Line>) -> 
     last.into_iter().collect::<Vec<_>>().join("\n")
 }
 
-/// The length of the next line, with its end; or of a chunk of a line that is too long, which ends between
-/// two characters. None: more must be read.
+/// The length of the next line, with its line break; or of a chunk of a long line, which ends
+/// between two characters. None: more input is needed.
 fn next_chunk(bytes: &[u8]) -> Option<usize> {
     if let Some(at) = bytes.iter().take(CHUNK_BYTES).position(|it| *it == b'\n') {
         return Some(at + 1);
@@ -98,7 +98,8 @@ fn next_chunk(bytes: &[u8]) -> Option<usize> {
     })
 }
 
-/// Sends until the last line is there, or the server refuses: then the attempt is not ours any more.
+/// Sends until the last line, or until the server refuses: then the attempt belongs to another
+/// worker.
 async fn send_all(owner: Owner, mut waiting: mpsc::Receiver<Line>) {
     let mut left_over = None;
     while let Some(first) = match left_over.take() {
@@ -138,7 +139,7 @@ async fn send_all(owner: Owner, mut waiting: mpsc::Receiver<Line>) {
     }
 }
 
-/// A worker's own clock is right for a worker's own lines.
+/// The worker's own clock is right for its lines.
 #[allow(clippy::disallowed_methods)]
 fn now_ms() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();

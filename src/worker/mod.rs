@@ -1,7 +1,7 @@
-//! `fencepost worker --exec`: any command as a worker. Polls, heartbeats, fences and acknowledges; the
-//! command reads its payload from standard input, and its exit code is the outcome.
+//! `fencepost worker --exec`: any command as a worker. Polls, heartbeats, fences and acknowledges;
+//! the command reads its payload from standard input, and its exit code is the outcome.
 //!
-//! One task owns the worker's state and hears of everything; each job has a task of its own.
+//! One task owns the worker's state; each job has a task of its own.
 
 mod beat;
 mod job;
@@ -16,7 +16,7 @@ pub use self::run::run;
 
 use crate::client::ClientArgs;
 
-/// What `worker` is told.
+/// Options of `worker`.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
 The command gets the payload on standard input and the job's facts in FENCEPOST_* variables. Its standard \
@@ -30,7 +30,7 @@ pub struct WorkerArgs {
     #[command(flatten)]
     pub client: ClientArgs,
 
-    /// Queue to take jobs from; several are looked at in their order
+    /// Queue to take jobs from; may be repeated, in order of preference
     #[arg(long = "queue", required = true, value_name = "QUEUE")]
     pub queues: Vec<String>,
 
@@ -38,24 +38,24 @@ pub struct WorkerArgs {
     #[arg(long, value_name = "CMD")]
     pub exec: String,
 
-    /// Only jobs of this type; can be given several times
+    /// Only jobs of this type; may be repeated
     #[arg(long = "job-type", value_name = "TYPE")]
     pub job_types: Vec<String>,
 
-    /// What this worker has, for jobs that ask for it; can be given several times
+    /// Label of this worker; may be repeated
     #[arg(long = "label", value_name = "LABEL")]
     pub labels: Vec<String>,
 
-    /// Jobs to run at a time
+    /// Number of jobs to run at the same time
     #[arg(long, env = "FENCEPOST_CONCURRENCY", default_value_t = 1, value_name = "N",
           value_parser = clap::value_parser!(u32).range(1..=500))]
     pub concurrency: u32,
 
-    /// The worker's name [default: host, process and some random letters]
+    /// Worker id [default: host, process and random letters]
     #[arg(long, env = "FENCEPOST_WORKER_ID", value_name = "NAME")]
     pub worker_id: Option<String>,
 
-    /// Exit codes that mean that another attempt is useless
+    /// Exit codes that mean "do not retry"
     #[arg(long, value_delimiter = ',', value_name = "CODES")]
     pub permanent_exit_codes: Vec<i32>,
 
@@ -64,16 +64,16 @@ pub struct WorkerArgs {
           value_parser = clap::value_parser!(u64).range(0..=86_400))]
     pub grace_seconds: u64,
 
-    /// What becomes of jobs that run at the grace's end
+    /// What to do with jobs that still run at the end of the grace period
     #[arg(long, value_enum, default_value_t = AtGraceEnd::Release)]
     pub at_grace_end: AtGraceEnd,
 }
 
-/// What becomes of jobs that run at the grace's end.
+/// What to do with jobs that still run at the end of the grace period.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum AtGraceEnd {
-    /// They are handed back: no failure is counted
+    /// Release them: no failure is counted
     Release,
-    /// They have failed, and are tried again
+    /// Report them as failed: they are retried
     Fail,
 }

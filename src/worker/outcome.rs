@@ -1,4 +1,4 @@
-//! What the end of a command means: its exit code, why it was stopped, and what it has printed.
+//! The outcome of a command: from its exit code, the reason for stopping it, and its output.
 
 use std::{
     process::ExitStatus,
@@ -13,21 +13,21 @@ use crate::domain::{
     text::json_depth,
 };
 
-/// What the worker wants of a job.
+/// What the worker wants of a running job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wanted {
     Run,
-    /// It was called off: stop, and say so.
+    /// It was cancelled: stop, and ack.
     Cancel,
-    /// The lease is lost: stop, and say nothing.
+    /// The lease is lost: stop, and do not ack.
     Abandon,
-    /// The grace is over: stop, and hand it back.
+    /// The grace period has ended: stop, and release it.
     Release,
-    /// The grace is over: stop; it has failed.
+    /// The grace period has ended: stop, and report a failure.
     Fail,
 }
 
-/// How the command ended.
+/// The outcome of the command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CommandEnd {
     Succeeded(Option<String>),
@@ -55,7 +55,7 @@ pub enum Stopped {
     AtTimeout(u64),
 }
 
-/// What the end of a command means.
+/// The outcome of a command.
 pub fn judge(
     status: ExitStatus,
     stopped: Option<Stopped>,
@@ -66,7 +66,7 @@ pub fn judge(
     use std::os::unix::process::ExitStatusExt;
     match stopped {
         Some(Stopped::For(Wanted::Abandon)) => return CommandEnd::Abandoned,
-        // Many programs end with 0 when they are asked to: that does not mean that the job is done.
+        // Many programs exit with 0 when they are stopped: that does not mean that the job is done.
         Some(Stopped::For(Wanted::Release)) => return CommandEnd::Released,
         None if status.success() => return CommandEnd::Succeeded(result(output)),
         Some(Stopped::AtTimeout(seconds)) => {
@@ -91,7 +91,7 @@ pub fn judge(
     CommandEnd::Failed { kind, message, retryable }
 }
 
-/// Standard output as a result: JSON as it is, or else text. None when there is none.
+/// Standard output as a result: JSON as it is, or else text. None if it is empty.
 fn result(output: &[u8]) -> Option<String> {
     let text = String::from_utf8_lossy(output);
     let trimmed = text.trim();
@@ -115,23 +115,23 @@ fn result(output: &[u8]) -> Option<String> {
     }
 }
 
-/// What was printed so far; it can be read before the pipe is closed.
+/// The output so far; it can be read before the pipe is closed.
 #[derive(Clone, Default)]
 pub struct Output(Arc<Mutex<Vec<u8>>>);
 
 impl Output {
-    /// What is there by now.
+    /// The output so far.
     pub fn so_far(&self) -> Vec<u8> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
-/// Reads all, and keeps what a result may be.
+/// Reads everything, and keeps the maximum size of a result.
 pub async fn read_result(mut stdout: impl AsyncRead + Unpin, output: Output) {
     let mut buffer = vec![0; 16 * 1024];
     while let Ok(read @ 1..) = stdout.read(&mut buffer).await {
         let mut kept = output.0.lock().unwrap_or_else(PoisonError::into_inner);
-        // One byte more tells that it is too long.
+        // One more byte shows that it is too long.
         let room = (MAX_RESULT_BYTES + 1).saturating_sub(kept.len());
         kept.extend_from_slice(&buffer[..read.min(room)]);
     }
@@ -143,7 +143,7 @@ mod tests {
 
     use super::*;
 
-    /// The conventional exit code for a failure that may pass (`EX_TEMPFAIL` of sysexits.h).
+    /// The conventional exit code of a temporary failure (`EX_TEMPFAIL` of sysexits.h).
     const TEMPORARY_FAILURE: i32 = 75;
 
     fn exit(code: i32) -> ExitStatus {

@@ -1,4 +1,4 @@
-//! The worker's life: polls while there is room, heartbeats, obeys, drains.
+//! The worker's life: polls while it has free slots, sends heartbeats, obeys directives, drains.
 
 use std::{
     collections::HashMap,
@@ -26,19 +26,19 @@ use crate::{
     domain::limits::MAX_POLL_CAPACITY,
 };
 
-/// Pauses after a poll that failed; they double up to the last.
+/// Pauses after a failed poll; they double up to the last.
 const POLL_PAUSES_MS: [u64; 5] = [250, 500, 1_000, 2_000, 5_000];
-/// Time for the goodbye; without it the leases end by themselves.
+/// Timeout of the deregistration; without it the leases expire.
 const GOODBYE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Time for commands to end and be acknowledged, once the grace is over.
+/// Time for commands to end and be acknowledged, after the grace period.
 const LAST_ACKS_TIMEOUT: Duration = Duration::from_secs(15);
-/// How often the line on a terminal is drawn anew.
+/// Refresh interval of the line on a terminal.
 const DRAW_PERIOD: Duration = Duration::from_millis(500);
 
 /// Runs until it is told to stop and has drained.
 ///
 /// # Errors
-/// When the server refuses the worker for good, or there is no key.
+/// When the server refuses the worker permanently, or there is no key.
 pub async fn run(args: WorkerArgs) -> anyhow::Result<()> {
     let client = Client::new(&args.client)?;
     let mut asked = signals::listen()?;
@@ -112,19 +112,19 @@ struct Worker {
     worker_id: String,
     polled: mpsc::Sender<Result<Reply, Failure>>,
     beaten: mpsc::Sender<Heard>,
-    /// The poll that is parked; dropping it closes its connection.
+    /// The parked poll; dropping it closes its connection.
     poll: Option<JoinSet<()>>,
-    /// Names the poll: repeating it after a lost answer gets the same jobs.
+    /// The poll's id: repeating it after a lost answer returns the same jobs.
     poll_id: uuid::Uuid,
     poll_failures: usize,
     jobs: JoinSet<(String, CommandEnd)>,
     running: HashMap<String, (Active, u64, watch::Sender<Wanted>)>,
-    /// Somebody here told it to take no more jobs.
+    /// Quieted by a signal.
     is_quiet: bool,
     is_told_quiet: bool,
     grace_end: Option<Instant>,
     is_draining: bool,
-    /// Why it drains, if the server will not have it.
+    /// Why it drains, if the server refuses it.
     refused: Option<Failure>,
     succeeded: u64,
     failed: u64,
@@ -165,11 +165,11 @@ impl Worker {
         self.is_draining && self.jobs.is_empty()
     }
 
-    /// One poll at a time, and never more than there is room for.
+    /// One poll at a time, for at most the free slots.
     fn poll_if_there_is_room(&mut self) {
         let free = (self.args.concurrency as usize).saturating_sub(self.running.len());
         if self.is_draining {
-            // What an answer under way brings is handed back by the goodbye.
+            // Jobs in the answer of a dropped poll are released by the deregistration.
             self.poll = None;
             return;
         }
@@ -187,8 +187,8 @@ impl Worker {
         self.poll = Some(task);
     }
 
-    /// Ends the parked poll. It is repeated without a wait, after the server knows that this worker is
-    /// quiet: then it answers with what the first one was given already, and with nothing new.
+    /// Ends the parked poll. It is repeated without a wait, once the server knows that this worker
+    /// is quiet: then it returns the jobs of the first answer, and no new ones.
     fn end_poll(&mut self) {
         if self.poll.take().is_none() {
             return;
@@ -200,7 +200,8 @@ impl Worker {
         let (worker_id, active) = (self.worker_id.clone(), self.active());
         let mut task = JoinSet::new();
         task.spawn(async move {
-            // Without it the repeated poll would take new jobs, which is not worse than what it avoids.
+            // Otherwise the repeated poll would take new jobs, which is no worse than what it
+            // avoids.
             let _ = beat::send(&client, &worker_id, "quiet", &active).await;
             let _ = polled.send(client.post("/v1/workers/poll", &poll).await).await;
         });
@@ -227,7 +228,7 @@ impl Worker {
             0 => Duration::ZERO,
             failures => {
                 let pause = POLL_PAUSES_MS.get(failures - 1).or(POLL_PAUSES_MS.last());
-                // Workers that failed together do not come back together.
+                // Jitter: workers that failed together should not return together.
                 Duration::from_millis(pause.copied().unwrap_or_default())
                     .mul_f64(0.5 + rand::random::<f64>())
             }
@@ -237,7 +238,7 @@ impl Worker {
     /// A poll was answered.
     fn take(&mut self, answer: Result<Reply, Failure>) {
         if self.poll.take().is_none() {
-            // It was given up meanwhile: what it got is handed back.
+            // The poll was dropped meanwhile: its jobs are released.
             if let Ok(reply) = answer {
                 leased(&reply).0.iter().for_each(|it| self.release(it));
             }
@@ -269,12 +270,12 @@ impl Worker {
             "lease_id": job.lease_id, "status": "released",
         });
         let client = self.client.clone();
-        // The goodbye hands back what this could not.
+        // The deregistration releases what this could not.
         tokio::spawn(async move { client.post("/v1/workers/ack", &ack).await });
     }
 
     fn start(&mut self, job: Leased) {
-        // A repeated poll may answer with jobs that are running here already.
+        // A repeated poll may return jobs that are running
         if self.running.contains_key(&job.id) {
             return;
         }
@@ -332,7 +333,7 @@ impl Worker {
 
     fn hear(&mut self, heard: Heard) {
         for (named, status) in heard.jobs {
-            // A newer lease of the same job is not meant.
+            // A newer lease of the same job is another one.
             let Some((_, _, want)) = self.running.get(&named.job_id).filter(|it| it.0 == named)
             else {
                 continue;
@@ -371,7 +372,7 @@ impl Worker {
             }
             SignalRequest::Resume => {
                 self.is_quiet = false;
-                // The server must know before the next poll: its answer opens the way.
+                // The server must know before the next poll.
                 self.is_told_quiet = true;
                 self.poll = None;
                 self.beat();
@@ -387,7 +388,7 @@ impl Worker {
         self.say(&format!("draining {} jobs", self.running.len()));
     }
 
-    /// What runs is stopped, and handed back or failed.
+    /// Stops running jobs, and releases or fails them.
     async fn end_grace(&mut self) {
         self.grace_end = None;
         let wanted = match self.args.at_grace_end {
@@ -421,7 +422,7 @@ impl Worker {
         let _ = writeln!(std::io::stderr(), "{clear}{text}");
     }
 
-    /// On a terminal, how it goes.
+    /// The progress, on a terminal.
     fn draw(&self) {
         if self.is_terminal {
             let (running, places) = (self.running.len(), self.args.concurrency);
@@ -433,8 +434,8 @@ impl Worker {
     }
 }
 
-/// Each job is read from the bytes that came: a payload must reach the command as it was sent. Answers also
-/// with whether the worker is told to take no more.
+/// Each job is read from the bytes that came, because a payload must reach the command unchanged.
+/// Also returns whether there is a directive to take no more jobs.
 fn leased(reply: &Reply) -> (Vec<Leased>, bool) {
     #[derive(serde::Deserialize)]
     struct Polled<'a> {

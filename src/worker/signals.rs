@@ -1,4 +1,4 @@
-//! What the terminal and the service manager say.
+//! Signals of the terminal and the service manager.
 
 use nix::sys::signal::Signal as Raw;
 use tokio::{

@@ -1,4 +1,4 @@
-//! What a worker says of its attempt: that it lives, how it ended, what happened.
+//! What a worker reports about its attempt: heartbeats, its end, events.
 
 use axum::{Json as Reply, extract::State, http::StatusCode};
 use base64::{
@@ -30,16 +30,16 @@ use crate::{
     },
 };
 
-/// What event types of the system itself begin with there.
+/// Prefix of the protocol's own event types.
 const RESERVED_PREFIX: &str = "mobius.";
 
-/// A sign of life.
+/// A heartbeat.
 #[derive(Debug, Deserialize, ToSchema)]
 pub struct HeartbeatRequest {
-    /// The worker that has the job.
+    /// Worker that holds the job.
     #[schema(min_length = 1, max_length = 200)]
     worker_id: String,
-    /// The attempt that the claim answered.
+    /// Attempt from the claim's answer.
     attempt: i32,
 }
 
@@ -52,14 +52,14 @@ pub struct HeartbeatReply {
     directives: Directives,
 }
 
-/// What is wanted of the worker.
+/// Directive for the worker.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Directives {
     /// Stop, and complete the job as failed.
     should_cancel: bool,
 }
 
-/// Keep a lease.
+/// Send a heartbeat.
 #[utoipa::path(
     post, path = "/v1/projects/{project}/jobs/{id}/heartbeat", tag = "Jobs", operation_id = "heartbeatJob",
     params(
@@ -90,18 +90,18 @@ pub async fn beat(
 /// The end of an attempt.
 #[derive(Debug, Deserialize, ToSchema)]
 pub struct CompleteRequest {
-    /// The worker that has the job.
+    /// Worker that holds the job.
     #[schema(min_length = 1, max_length = 200)]
     worker_id: String,
-    /// The attempt that the claim answered.
+    /// Attempt from the claim's answer.
     attempt: i32,
     /// How it ended.
     status: CompleteStatus,
-    /// Base64 of what was made: JSON, or text; at most 64 KiB.
+    /// Base64 of the result: JSON or text; at most 64 KiB.
     result_b64: Option<String>,
-    /// The kind of error.
+    /// Type of the error.
     error_type: Option<String>,
-    /// What went wrong.
+    /// Message of the error.
     error_message: Option<String>,
 }
 
@@ -153,7 +153,7 @@ pub async fn complete(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// A result as it is kept: JSON as it came, anything else as a JSON string; none when there is nothing.
+/// A result as it is stored: JSON as it came, anything else as a JSON string; none if it is empty.
 fn decode(result_b64: &str) -> Result<Option<String>, Error> {
     const ANY_PADDING: GeneralPurposeConfig =
         GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent);
@@ -177,13 +177,13 @@ fn decode(result_b64: &str) -> Result<Option<String>, Error> {
     Ok(Some(result))
 }
 
-/// Events of a running attempt, all or none.
+/// Events of a running attempt, stored all or none.
 #[derive(Debug, Deserialize, ToSchema)]
 pub struct EventsRequest {
-    /// The worker that has the job.
+    /// Worker that holds the job.
     #[schema(min_length = 1, max_length = 200)]
     worker_id: String,
-    /// The attempt that the claim answered.
+    /// Attempt from the claim's answer.
     attempt: i32,
     /// 1 to 100 events.
     #[schema(min_items = 1, max_items = 100)]
@@ -194,10 +194,10 @@ impl RequestBody for EventsRequest {
     const MAX_BYTES: usize = limits::MAX_BATCH_BODY_BYTES;
 }
 
-/// Something that happened.
+/// An event.
 #[derive(Debug, Deserialize, ToSchema)]
 pub struct EventRequest {
-    /// Letters, digits, `_`, `.` and `-`; not beginning with `mobius.` or `fencepost.`.
+    /// Type: letters, digits, `_`, `.` and `-`; not beginning with `mobius.` or `fencepost.`.
     #[serde(rename = "type")]
     #[schema(min_length = 1, max_length = 64)]
     kind: String,

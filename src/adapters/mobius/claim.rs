@@ -35,51 +35,51 @@ use crate::{
     },
 };
 
-/// What a worker wants.
+/// A claim.
 #[derive(Debug, Deserialize, ToSchema)]
 pub struct ClaimRequest {
-    /// The worker's name for itself.
+    /// Id that the worker chooses for itself.
     #[schema(min_length = 1, max_length = 200)]
     worker_id: String,
-    /// For people.
+    /// Display name.
     worker_name: Option<String>,
-    /// Its build.
+    /// Build of the worker.
     worker_version: Option<String>,
-    /// Where to look, in this order. Default: everywhere.
+    /// Queues to claim from, in this order. Default: all.
     #[schema(max_items = 20)]
     queues: Option<Vec<String>>,
     /// Only jobs of these types. Default: any.
     #[schema(max_items = 100)]
     actions: Option<Vec<String>>,
-    /// How long to wait for a job. Default: 0.
+    /// Seconds to wait for a job. Default: 0.
     #[schema(minimum = 0, maximum = 30)]
     wait_seconds: Option<u32>,
 }
 
 impl RequestBody for ClaimRequest {}
 
-/// A job under a lease.
+/// A leased job.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct ClaimedJob {
-    /// The job and its attempt.
+    /// Id of the job and its attempt.
     #[schema(example = "job_01m7w3ha3aextt8pkwwdmxsmqw-1")]
     job_id: String,
-    /// The workflow, or the job by itself.
+    /// Id of the workflow, or of the job if it has none.
     run_id: String,
-    /// The workflow's name, or the job's type.
+    /// Name of the workflow, or the job's type.
     workflow_name: String,
-    /// The job's key in its workflow, or its type.
+    /// Key of the job in its workflow, or its type.
     step_name: String,
-    /// The job's type.
+    /// Type of the job.
     action: String,
-    /// The payload, with `parent_results` when it waited for other jobs.
+    /// Payload, with `parent_results` if it waited for other jobs.
     #[schema(value_type = Object)]
     parameters: Box<RawValue>,
-    /// Which attempt this is, counted from 1.
+    /// Attempt, counted from 1.
     attempt: i32,
-    /// Where it waited.
+    /// Queue.
     queue: String,
-    /// How often to send a heartbeat.
+    /// Interval of heartbeats in seconds.
     heartbeat_interval_seconds: i32,
 }
 
@@ -103,7 +103,7 @@ pub async fn claim(
     let mut check = Check::default();
     let wait_seconds = request.wait_seconds.unwrap_or(0);
     check.range("wait_seconds", wait_seconds, 0, limits::MAX_POLL_WAIT_SECONDS);
-    // As many clients send what they have not set.
+    // Many clients send empty strings for unset fields.
     let sent = |it: Option<String>| it.filter(|it| !it.is_empty());
     let (name, version) = (sent(request.worker_name), sent(request.worker_version));
     check.optional_name("worker_name", name.as_deref(), limits::MAX_WORKER_INFO_CHARS);
@@ -130,7 +130,7 @@ pub async fn claim(
     delivery::answer(&job, delivery)
 }
 
-/// A worker that tells who it is, and is not known yet, is registered with its first claim.
+/// A worker that describes itself, and is unknown, is registered with its first claim.
 async fn introduce(
     app: &App,
     project_id: ProjectId,

@@ -1,9 +1,9 @@
-//! Mobius jobs: claim, heartbeat, complete, events, the registry of workers.
+//! Mobius jobs: claim, heartbeat, complete, events, the list of workers.
 //!
-//! What its wire lacks: jobs are made natively, so a run is a workflow, or a job by itself. It makes a new job
-//! for each attempt; so a `job_id` here names a job and an attempt (`job_…-2`), the old id reads `failed` and
-//! the new one `pending`. It has no word for a job that was called off, or handed back: such an attempt reads
-//! `failed`. A job's payload is its `parameters`, which are an object.
+//! What the protocol lacks: jobs are made natively, so a run is a workflow, or a single job. It
+//! creates a new job for each attempt; so a `job_id` here names a job and an attempt (`job_…-2`),
+//! the old id reads `failed` and the new one `pending`. It has no state for a cancelled job or a
+//! released attempt: these read `failed`. A job's payload is its `parameters`, which are an object.
 
 mod attempt;
 mod claim;
@@ -23,7 +23,7 @@ use crate::{
     wire::{errors, validate::Check},
 };
 
-/// How often workers are told to send heartbeats: the protocol's own number.
+/// Interval of heartbeats: the protocol's own number.
 pub const HEARTBEAT_INTERVAL_SECONDS: i32 = 30;
 /// Three missed heartbeats end a lease.
 pub const LEASE_SECONDS: i32 = 3 * HEARTBEAT_INTERVAL_SECONDS;
@@ -59,7 +59,7 @@ fn routes() -> OpenApiRouter<App> {
         .routes(routes!(read::workers))
 }
 
-/// The status and the code of a failure on this wire.
+/// The status and the code of an error in this protocol.
 fn render_error(error: &Error, _: &str, mut response: Response) -> Response {
     let code = match error.class() {
         Class::Unreadable | Class::Invalid => "invalid_request",
@@ -81,20 +81,20 @@ fn render_error(error: &Error, _: &str, mut response: Response) -> Response {
     response
 }
 
-/// The body of every answer that is not a success.
+/// Body of every error response.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct ErrorBody {
     error: ErrorInfo,
 }
 
-/// What went wrong.
+/// An error.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct ErrorInfo {
     code: &'static str,
     message: String,
 }
 
-/// The job of the path, called for by a worker that was heard with that.
+/// The job of the path; the calling worker is recorded as heard.
 fn accept(
     app: &App,
     project_id: ProjectId,

@@ -1,4 +1,4 @@
-//! Reading attempts and the registry.
+//! Reading attempts and workers.
 
 use axum::{Json as Reply, extract::State};
 use chrono::{DateTime, TimeDelta, Utc};
@@ -25,53 +25,53 @@ use crate::{
     wire::validate::stored_json,
 };
 
-/// A worker that was not heard for longer is stale: the protocol's own number.
+/// A worker counts as stale after this time without a call: the protocol's own number.
 const STALE_AFTER: TimeDelta = TimeDelta::minutes(2);
 
 /// An attempt of a job.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Job {
-    /// The job and its attempt.
+    /// Id of the job and its attempt.
     id: String,
-    /// The workflow, or the job by itself.
+    /// Id of the workflow, or of the job if it has none.
     run_id: String,
-    /// The job's key in its workflow, or its type.
+    /// Key of the job in its workflow, or its type.
     step_name: String,
-    /// The job's type.
+    /// Type of the job.
     action: String,
-    /// Where it waits.
+    /// Queue.
     queue: String,
-    /// The payload.
+    /// Payload.
     #[schema(value_type = Object)]
     parameters: Box<RawValue>,
-    /// Where the attempt is.
+    /// State of the attempt.
     status: Status,
-    /// Who has it, or had it.
+    /// Worker of the attempt.
     #[serde(skip_serializing_if = "Option::is_none")]
     claimed_by: Option<String>,
-    /// When that worker got it.
+    /// When that worker claimed it.
     #[serde(skip_serializing_if = "Option::is_none")]
     claimed_at: Option<DateTime<Utc>>,
-    /// Which attempt it is.
+    /// Number of the attempt.
     attempt: i32,
-    /// Failures at which the job is given up.
+    /// Failures after which the job is dead-lettered.
     max_attempts: i32,
-    /// When it may run, or could.
+    /// When it may run, or could run.
     scheduled_at: DateTime<Utc>,
-    /// What a failed attempt reported.
+    /// Error of a failed attempt.
     #[serde(skip_serializing_if = "Option::is_none")]
     last_error: Option<String>,
-    /// What a completed attempt made.
+    /// Result of a completed attempt.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<serde_json::Value>)]
     result: Option<Box<RawValue>>,
     /// When the job was stored.
     created_at: DateTime<Utc>,
-    /// When the attempt last changed its status.
+    /// When the attempt last changed its state.
     updated_at: DateTime<Utc>,
 }
 
-/// Where an attempt is.
+/// State of an attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Status {
@@ -158,10 +158,10 @@ pub async fn get(
     Job::of(attempt, row, &ended).map(Reply)
 }
 
-/// The registry.
+/// A list of workers.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct WorkerPage {
-    /// The workers, by name; the first 200.
+    /// Workers by name; the first 200.
     items: Vec<Worker>,
 }
 
@@ -175,9 +175,9 @@ pub struct Worker {
     version: Option<String>,
     /// When it was last heard, to within a few seconds.
     last_seen_at: DateTime<Utc>,
-    /// The types it asks for; none when it takes any.
+    /// Job types that it polls for; empty if it takes any.
     capabilities: Vec<String>,
-    /// Whether it was not heard for more than two minutes.
+    /// Whether it was silent for more than two minutes.
     stale: bool,
 }
 

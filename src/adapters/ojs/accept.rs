@@ -1,4 +1,4 @@
-//! What a new job may be, and what of it the core keeps.
+//! New jobs: validation, and what is stored natively.
 
 use chrono::{DateTime, TimeDelta, Utc};
 use serde_json::value::RawValue;
@@ -28,9 +28,9 @@ use crate::{
     wire::validate::Check,
 };
 
-/// Characters of a job's type.
+/// Maximum characters of a job's type.
 const MAX_TYPE_CHARS: usize = 255;
-/// What the specification retries by when nobody says otherwise.
+/// The specification's default retry policy.
 const DEFAULT_RETRY: RetryPolicy = RetryPolicy {
     strategy: RetryStrategy::Exponential,
     initial_seconds: 1,
@@ -44,17 +44,17 @@ const DEFAULT_MAX_ATTEMPTS: i32 = 3;
 const MAX_EXACT_DIGITS: usize = 15;
 const UNKNOWN_POLICY: &str = "must be none, linear or exponential";
 
-/// A job that was accepted.
+/// An accepted job.
 pub struct Accepted {
     pub tied: TiedJob,
-    /// After so many milliseconds another job may have its unique key, live or not.
+    /// Milliseconds after which another job may take its unique key, live or not.
     pub unique_ms: Option<i64>,
-    /// It expires so many milliseconds from now: only the database's clock can say when that is.
+    /// Expiry in milliseconds from the present: only the database's clock knows the time.
     pub expires_after_ms: Option<i64>,
 }
 
 impl Accepted {
-    /// Sets when it expires, now that the time is known.
+    /// Sets the expiry, once the time is known.
     pub fn expire(&mut self, now: DateTime<Utc>) {
         let Some(ms) = self.expires_after_ms else { return };
         let extras = self.tied.job.extras.get_or_insert_default();
@@ -62,17 +62,18 @@ impl Accepted {
     }
 }
 
-/// Whose job it is, and what it may use.
+/// The project of a job, and its limits.
 #[derive(Clone, Copy)]
 pub struct Tenant<'a> {
     pub project_id: ProjectId,
     pub plan: &'a Limits,
 }
 
-/// Checks a job and makes it ready to be stored. What it says beyond the core becomes its envelope.
+/// Checks a job and prepares it to be stored. Fields without a native equivalent become its
+/// envelope.
 ///
 /// # Errors
-/// [`Error::FieldTooLarge`]; other broken rules are noted in `check`.
+/// [`Error::FieldTooLarge`]; other broken rules are added to `check`.
 pub fn accept(tenant: Tenant<'_>, mut sent: Fields, check: &mut Check) -> Result<Accepted, Error> {
     let kept = sent.clone();
     let job_type: Option<String> = sent.need("type", check);
@@ -124,7 +125,7 @@ pub fn accept(tenant: Tenant<'_>, mut sent: Fields, check: &mut Check) -> Result
     Ok(Accepted { tied, unique_ms, expires_after_ms })
 }
 
-/// Also of types that schedules name.
+/// Also for types that schedules name.
 pub fn check_type(job_type: &str, check: &mut Check) {
     check.name("type", job_type, MAX_TYPE_CHARS);
     if !job_type.is_empty() && !is_type_name(job_type) {
@@ -153,7 +154,7 @@ pub fn accept_args(sent: &mut Fields, plan: &Limits, check: &mut Check) -> Resul
     Ok(Box::<str>::from(args).into_string())
 }
 
-/// The queue, of jobs and schedules.
+/// The queue of jobs and schedules.
 pub fn accept_queue(options: &mut Fields, check: &mut Check) -> String {
     let queue = options.take("queue", check).unwrap_or_else(|| DEFAULT_QUEUE.to_owned());
     check.name("queue", &queue, limits::MAX_QUEUE_CHARS);
@@ -163,7 +164,7 @@ pub fn accept_queue(options: &mut Fields, check: &mut Check) -> String {
     queue
 }
 
-/// The longest run of one attempt, in seconds, of jobs and schedules.
+/// The timeout of jobs and schedules, in seconds.
 pub fn accept_timeout(options: &mut Fields, check: &mut Check) -> i32 {
     const MAX_TIMEOUT_MS: i64 = limits::MAX_TIMEOUT_SECONDS as i64 * 1_000;
     let timeout_ms = options.take("timeout_ms", check).unwrap_or(MAX_TIMEOUT_MS);
@@ -171,7 +172,7 @@ pub fn accept_timeout(options: &mut Fields, check: &mut Check) -> i32 {
     i32::try_from(whole_seconds(timeout_ms)).unwrap_or(limits::MAX_TIMEOUT_SECONDS)
 }
 
-/// The priority, as its opposite, of jobs and schedules.
+/// The negated priority of jobs and schedules.
 pub fn accept_rank(options: &mut Fields, check: &mut Check) -> i16 {
     let priority: i16 = options.take("priority", check).unwrap_or(0);
     check.range("priority", priority, limits::MIN_PRIORITY, limits::MAX_PRIORITY);
@@ -223,7 +224,7 @@ fn accept_expiry(options: &mut Fields, check: &mut Check) -> Option<When> {
     expiry
 }
 
-/// How a job is tried again, of jobs and schedules, and how often it may fail.
+/// The retry policy of jobs and schedules, and their number of attempts.
 pub fn accept_retry(options: &mut Fields, check: &mut Check) -> (RetryPolicy, i32) {
     let Some(mut sent) = options.take::<Fields>("retry", check) else {
         return (DEFAULT_RETRY, DEFAULT_MAX_ATTEMPTS);
@@ -258,14 +259,14 @@ pub fn accept_retry(options: &mut Fields, check: &mut Check) -> (RetryPolicy, i3
         initial_seconds,
         multiplier,
         max_seconds,
-        // Half of the first wait, on top of it.
+        // Jitter: up to half of the first wait.
         jitter_seconds: if has_jitter { initial_seconds.div_ceil(2) } else { 0 },
         non_retryable_types: non_retryable,
     };
     (policy, max_attempts.max(1))
 }
 
-/// A wait in seconds, from an ISO 8601 duration, or from milliseconds in the field that says so.
+/// A wait in seconds, from an ISO 8601 duration, or from the field in milliseconds.
 fn interval(sent: &mut Fields, name: &str, default: u32, check: &mut Check) -> u32 {
     let text = sent.take::<String>(name, check);
     let in_ms = format!("{name}_ms");
@@ -290,7 +291,7 @@ struct Unique {
     period_ms: Option<i64>,
 }
 
-/// What makes a job the only one of its kind: a hash of what its policy names.
+/// The unique key of a job: a hash of the fields that its policy names.
 fn accept_unique(
     options: &mut Fields,
     (job_type, queue, sent): (&str, &str, &Fields),
@@ -347,8 +348,8 @@ fn accept_unique(
     Some(Unique { key, on_conflict, period_ms })
 }
 
-/// A value in the one form that its equals have too: sorted, without blanks; of objects, and of the objects in
-/// arguments, only the fields that are named, if some are.
+/// A value in canonical form: sorted, without white space; of objects, and of objects in arguments,
+/// only the named fields, if any are named.
 fn canonical(value: Option<&RawValue>, only: Option<&[String]>) -> String {
     use serde_json::Value;
     let keep = |value: Value| match (value, only) {
@@ -358,7 +359,7 @@ fn canonical(value: Option<&RawValue>, only: Option<&[String]>) -> String {
         (other, _) => other,
     };
     let Some(text) = value.map(RawValue::get) else { return String::new() };
-    // What a program cannot hold, or not exactly, is equal to its own spelling only.
+    // Numbers that cannot be represented exactly are compared as text.
     let mut numbers = text.split(|it: char| !it.is_ascii_digit());
     let is_exact = !numbers.any(|it| it.len() > MAX_EXACT_DIGITS);
     match serde_json::from_str(text).ok().filter(|_| is_exact) {
@@ -370,7 +371,7 @@ fn canonical(value: Option<&RawValue>, only: Option<&[String]>) -> String {
     }
 }
 
-/// What is kept beside the arguments: everything else that was sent.
+/// What is stored beside the arguments: everything else that was sent.
 fn envelope(mut kept: Fields, check: &mut Check) -> Result<String, Error> {
     for core in ["args", "type", "id"] {
         kept.0.remove(core);

@@ -1,4 +1,4 @@
-//! Jobs that are enqueued again and again. A schedule's name is its id among the project's recurring schedules.
+//! Cron jobs. A schedule's name is its id among the project's recurring schedules.
 
 use axum::{extract::State, http::StatusCode};
 use serde::Serialize;
@@ -59,14 +59,14 @@ pub struct CronReply {
     cron: CronView,
 }
 
-/// All schedules.
+/// A list of schedules.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = OjsCronsReply)]
 pub struct CronsReply {
     crons: Vec<CronView>,
 }
 
-/// What happens at a tick when the job of an earlier one is not done yet, in the words of this wire.
+/// The overlap policy, in this protocol's words.
 fn policy_name(overlap: OverlapPolicy) -> &'static str {
     match overlap {
         OverlapPolicy::Allow => "allow",
@@ -97,7 +97,7 @@ impl CronView {
     }
 }
 
-/// Keep a schedule, new or known.
+/// Create or replace a schedule.
 #[utoipa::path(
     post, path = "/v1/cron", tag = "cron", operation_id = "put_cron",
     request_body(content = Object, description = "`name`, `expression`, `job_template` with `type`, `args` and `options`; or, without a template, `cron`, `type`, `args`, `options`."),

@@ -1,4 +1,4 @@
-//! What has happened lately, read from the newest jobs themselves: nothing is written for it.
+//! Recent events, derived from the newest jobs: nothing is stored for them.
 
 use axum::extract::State;
 use chrono::{DateTime, Utc};
@@ -19,20 +19,20 @@ use crate::{
     wire::{extract::Query, validate::Check},
 };
 
-/// Which events to list.
+/// Filter of events.
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 pub struct EventsQuery {
-    /// Only these types, with commas between.
+    /// Only these types, separated by commas.
     types: Option<String>,
-    /// Only of these queues, with commas between.
+    /// Only of these queues, separated by commas.
     queues: Option<String>,
-    /// Events of the answer. Default: 50.
+    /// Maximum number of events to return. Default: 50.
     #[param(minimum = 1, maximum = 200)]
     limit: Option<u32>,
 }
 
-/// Something that happened to a job.
+/// An event of a job.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = OjsEvent)]
 pub struct Event {
@@ -46,14 +46,14 @@ pub struct Event {
     data: Value,
 }
 
-/// What has happened, newest first.
+/// Events, newest first.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = OjsEvents)]
 pub struct Events {
     events: Vec<Event>,
 }
 
-/// List what has happened to the newest 200 jobs: `job.enqueued`, `job.started`, `job.completed`,
+/// List events of the newest 200 jobs: `job.enqueued`, `job.started`, `job.completed`,
 /// `job.discarded`, `job.cancelled`.
 #[utoipa::path(
     get, path = "/v1/events", tag = "jobs", operation_id = "list_events",
@@ -85,7 +85,7 @@ pub async fn list(
     Ok(Reply::ok(Events { events: events.collect() }))
 }
 
-/// What a job's row tells of its past.
+/// The events that a job's row implies.
 fn job_events(row: &JobRow) -> Vec<(DateTime<Utc>, &'static str, &JobRow)> {
     let mut found = vec![(row.created_at, "job.enqueued", row)];
     found.extend(row.claimed_at.map(|at| (at, "job.started", row)));

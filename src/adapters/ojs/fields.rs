@@ -1,4 +1,4 @@
-//! Reading requests whose unknown fields are kept, and the specification's times and durations.
+//! Reading requests whose unknown fields are stored, and the specification's times and durations.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ use crate::{
     },
 };
 
-/// An object whose values are read one by one, and kept as they came.
+/// An object whose fields are read one by one, and kept as they came.
 #[derive(Debug, Clone, Default)]
 pub struct Fields(pub BTreeMap<String, Box<RawValue>>);
 
@@ -34,13 +34,13 @@ impl Serialize for Fields {
 impl RequestBody for Fields {}
 
 impl Fields {
-    /// Takes a field out, if it is there and not null. One of another type is noted.
+    /// Takes a field, if it is present and not null. A wrong type is added to `check`.
     pub fn take<T: DeserializeOwned>(&mut self, name: &str, check: &mut Check) -> Option<T> {
         let value = self.0.remove(name).filter(|it| it.get() != "null")?;
         serde_json::from_str(value.get()).map_err(|error| check.refuse(name, told(&error))).ok()
     }
 
-    /// The same, of a field that must be there.
+    /// The same for a required field.
     pub fn need<T: DeserializeOwned>(&mut self, name: &str, check: &mut Check) -> Option<T> {
         if self.0.get(name).is_none_or(|it| it.get() == "null") {
             check.refuse(name, "must be sent");
@@ -49,12 +49,12 @@ impl Fields {
         self.take(name, check)
     }
 
-    /// Takes a field out as it came, if it is there and not null.
+    /// Takes a field as it came, if it is present and not null.
     pub fn raw(&mut self, name: &str) -> Option<Box<RawValue>> {
         self.0.remove(name).filter(|it| it.get() != "null")
     }
 
-    /// Refuses what is not offered here, if somebody asks for it.
+    /// Refuses a field that is not supported.
     pub fn refuse(&self, name: &str, why: &str, check: &mut Check) {
         if self.0.get(name).is_some_and(|it| !["null", "false"].contains(&it.get())) {
             check.refuse(name, why);
@@ -67,14 +67,14 @@ fn told(error: &serde_json::Error) -> String {
     text.split(" at line ").next().unwrap_or(&text).to_owned()
 }
 
-/// The envelope of a job that this wire has stored: what was sent beside its arguments.
+/// The envelope of a job stored with this protocol: what was sent beside its arguments.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct StoredEnvelope {
     pub ojs: Fields,
 }
 
 impl StoredEnvelope {
-    /// What is kept of a job; nothing of one that another wire has stored.
+    /// The stored fields; none for a job of another protocol.
     #[must_use]
     pub fn read(envelope: Option<&str>) -> Fields {
         let kept: Option<Self> = envelope.and_then(|it| serde_json::from_str(it).ok());
@@ -82,7 +82,7 @@ impl StoredEnvelope {
     }
 }
 
-/// A payload as arguments: itself if it is an array, or the only one.
+/// A payload as arguments: itself if it is an array, or as the only one.
 pub fn args(payload: &str) -> Result<Box<RawValue>, Error> {
     if payload.trim_start().starts_with('[') {
         return stored_json(payload.to_owned());
@@ -90,7 +90,7 @@ pub fn args(payload: &str) -> Result<Box<RawValue>, Error> {
     stored_json(format!("[{payload}]"))
 }
 
-/// A body of many jobs.
+/// The limit of a body with many jobs.
 #[derive(Debug, Deserialize)]
 pub struct Jobs {
     pub jobs: Vec<Fields>,
@@ -100,7 +100,7 @@ impl RequestBody for Jobs {
     const MAX_BYTES: usize = limits::MAX_BATCH_BODY_BYTES;
 }
 
-/// A body of many jobs that wait for each other.
+/// The limit of a body with a workflow.
 #[derive(Debug, Deserialize)]
 #[serde(transparent)]
 pub struct LargeFields(pub Fields);
@@ -109,14 +109,14 @@ impl RequestBody for LargeFields {
     const MAX_BYTES: usize = limits::MAX_BATCH_BODY_BYTES;
 }
 
-/// A point in time: absolute, or so many milliseconds from now.
+/// A point in time: absolute, or this many milliseconds from the present.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum When {
     At(DateTime<Utc>),
     AfterMs(i64),
 }
 
-/// Reads `2026-01-31T12:00:00Z`, or `+PT5S`.
+/// Parses `2026-01-31T12:00:00Z`, or `+PT5S`.
 pub fn when(text: &str) -> Option<When> {
     match text.strip_prefix('+') {
         Some(duration) => duration_ms(duration).map(When::AfterMs),
@@ -124,11 +124,11 @@ pub fn when(text: &str) -> Option<When> {
     }
 }
 
-/// Reads an ISO 8601 duration, in milliseconds. Months and years have no length, so they are none.
+/// Parses an ISO 8601 duration into milliseconds. Months and years have no fixed length: refused.
 pub fn duration_ms(text: &str) -> Option<i64> {
     const SECOND: i64 = 1_000;
     const DAY: i64 = 86_400 * SECOND;
-    // It passes over what stands behind a duration, and takes one that ends with its `T`.
+    // The parser ignores text after a duration, and accepts one that ends with its `T`.
     let (rest, duration) = iso8601::parsers::parse_duration(text.as_bytes()).ok()?;
     if !rest.is_empty() || text.ends_with('T') {
         return None;
@@ -151,18 +151,18 @@ pub fn duration_ms(text: &str) -> Option<i64> {
     }
 }
 
-/// The core counts in seconds: a part of one is a whole one.
+/// Native waits are in seconds: a part of one is rounded up.
 pub fn whole_seconds(ms: i64) -> i64 {
     const MS_PER_SECOND: i64 = 1_000;
     ms.div_euclid(MS_PER_SECOND) + i64::from(ms.rem_euclid(MS_PER_SECOND) > 0)
 }
 
-/// A time as this wire shows it.
+/// A time in this protocol's format.
 pub fn time(at: DateTime<Utc>) -> String {
     at.to_rfc3339_opts(SecondsFormat::Millis, true)
 }
 
-/// A name of queues: lower case, digits, `-` and `.`.
+/// A queue name: lower case, digits, `-` and `.`.
 pub fn is_queue_name(name: &str) -> bool {
     let is_plain = |it: u8| it.is_ascii_lowercase() || it.is_ascii_digit();
     name.bytes().next().is_some_and(is_plain)
@@ -180,14 +180,14 @@ pub fn is_type_name(name: &str) -> bool {
     name.split('.').all(is_part)
 }
 
-/// What a query names with commas.
+/// A list separated by commas.
 pub fn listed(text: Option<&str>) -> Vec<String> {
     let names = text.unwrap_or_default().split(',').map(str::trim);
     names.filter(|it| !it.is_empty()).map(str::to_owned).collect()
 }
 
 /// # Errors
-/// [`Error::Invalid`] when a page is not within its bounds.
+/// [`Error::Invalid`] when the page is out of bounds.
 pub fn page(limit: Option<u32>, offset: Option<u32>, max: u32) -> Result<(u32, u32), Error> {
     const DEFAULT_LIMIT: u32 = 50;
     const MAX_OFFSET: u32 = 1_000;

@@ -50,7 +50,7 @@ pub struct JobsReply {
     pub count: usize,
 }
 
-/// A job with all that is known of it.
+/// A job with all its details.
 ///
 /// # Errors
 /// [`Error::JobNotFound`].
@@ -100,7 +100,7 @@ pub async fn create(
     Ok(response)
 }
 
-/// Finds out when jobs expire that count from now.
+/// Sets the expiry of jobs that count from the present.
 pub async fn set_expiries(app: &App, jobs: &mut [Accepted]) -> Result<(), Error> {
     if jobs.iter().all(|it| it.expires_after_ms.is_none()) {
         return Ok(());
@@ -110,8 +110,8 @@ pub async fn set_expiries(app: &App, jobs: &mut [Accepted]) -> Result<(), Error>
     Ok(())
 }
 
-/// Stores a job. One that is like it and is older than the policy's period does not count: it loses its unique
-/// key, and lives on.
+/// Stores a job. A duplicate that is older than the policy's period does not count: it loses its
+/// unique key, and stays live.
 async fn store(
     app: &App,
     tenant: Tenant<'_>,
@@ -206,7 +206,7 @@ pub async fn get(
     find(&app, key).await.map(Reply::ok)
 }
 
-/// Cancel a job, also one that a worker is at: its lease ends at once.
+/// Cancel a job. If a worker holds it, the lease ends immediately.
 #[utoipa::path(
     delete, path = "/v1/jobs/{id}", tag = "jobs", operation_id = "cancel_job",
     params(("id" = String, Path, description = "The job.")),
@@ -231,7 +231,8 @@ pub async fn cancel(
     find(&app, key).await.map(Reply::ok)
 }
 
-/// Cancels a job and does not wait for its worker, who finds its lease gone: on this wire `cancelled` is an end.
+/// Cancels a job without waiting for its worker, which loses its lease: in this protocol
+/// `cancelled` is final.
 ///
 /// # Errors
 /// [`Error::JobNotFound`]. [`Error::InvalidState`] when it has succeeded or is a dead letter.
@@ -248,7 +249,7 @@ pub async fn cancel_waiting(app: &App, key: JobKey) -> Result<(), Error> {
         duration_ms: None,
     };
     match settle::ack(&app.engine, key.project_id, ack).await {
-        // Its worker was faster: it has ended.
+        // Its worker was faster: the job has ended.
         Ok(_) | Err(Error::InvalidState(_) | Error::StaleLease(_)) => Ok(()),
         Err(error) => Err(error),
     }

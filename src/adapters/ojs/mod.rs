@@ -1,11 +1,12 @@
 //! Open Job Spec 1.0: its worker protocol and its HTTP binding.
 //!
-//! What its wire lacks: a fetch need not say who fetches, and an ack shows a job's id and no attempt. So a lease
-//! may be held by nobody by name, until a worker's heartbeat lists the job and adopts it; and an ack settles
-//! whichever lease the job has. Its ids are the uuids of jobs and workflows. A payload that is no array is its
-//! only argument. What a job here has beyond the core (meta, a schema, unknown fields) is kept beside the payload
-//! and shown at this door alone. `attempt` counts failures and the run under way: a job that was handed back, or
-//! retried from the dead letter, counts on from there.
+//! What the protocol lacks: a fetch need not name its worker, and an ack shows a job's id and no
+//! attempt. So a lease may have no named worker until a heartbeat lists the job and adopts it; and
+//! an ack settles whichever lease the job has. Ids are the UUIDs of jobs and workflows. A payload
+//! that is not an array is the only argument. Fields without a native equivalent (meta, a schema,
+//! unknown fields) are stored beside the payload and shown by this adapter alone. `attempt` counts
+//! failures and the current run: after a release, or a retry from the dead letter, it continues
+//! from there.
 
 mod accept;
 mod cron;
@@ -38,15 +39,15 @@ use crate::{
     wire::errors,
 };
 
-/// The version of the specification, as each answer says it.
+/// The version of the specification, in each answer.
 const SPEC_VERSION: &str = "1.0";
-/// The media type of each answer, and nothing beside.
+/// The only media type of answers.
 const MEDIA_TYPE: &str = "application/openjobspec+json";
-/// How long a fetched job is reserved unless somebody says otherwise: the protocol's own number.
+/// Default reservation of a fetched job: the protocol's own number.
 pub const VISIBILITY_SECONDS: i32 = 1_800;
-/// Bytes of what is kept of a job beside its arguments: the specification's bound for `meta`.
+/// Maximum bytes stored beside a job's arguments: the specification's limit for `meta`.
 pub const MAX_ENVELOPE_BYTES: usize = 64 * 1024;
-/// What broken retry policies are told apart by: they have a status of their own.
+/// Fields of retry policies: errors in them have a status of their own.
 const RETRY_FIELD: &str = "options.retry";
 
 pub(super) const ADAPTER: Adapter = Adapter {
@@ -109,7 +110,7 @@ fn routes() -> OpenApiRouter<App> {
         .routes(routes!(events::list))
 }
 
-/// An answer of this wire.
+/// An answer of this protocol.
 #[derive(Debug)]
 struct Reply<T>(StatusCode, T);
 
@@ -127,7 +128,7 @@ impl<T: Serialize> IntoResponse for Reply<T> {
     }
 }
 
-/// Says which protocol an answer speaks.
+/// Adds the header with the protocol's version.
 fn label(response: &mut Response) {
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static(MEDIA_TYPE));
@@ -135,7 +136,7 @@ fn label(response: &mut Response) {
     headers.insert(HeaderName::from_static("ojs-version"), version);
 }
 
-/// The status and the code of a failure on this wire, and whether to try again.
+/// The status and the code of an error in this protocol, and whether to retry.
 fn render_error(error: &Error, request_id: &str, mut response: Response) -> Response {
     let details = errors::details(error);
     let is_policy = details.iter().any(|it| it.field.contains(RETRY_FIELD));
@@ -175,7 +176,7 @@ fn render_error(error: &Error, request_id: &str, mut response: Response) -> Resp
     response
 }
 
-/// What a caller may do about it.
+/// A hint for the caller.
 fn hint(class: Class) -> &'static str {
     match class {
         Class::Unreadable | Class::Invalid | Class::MediaType | Class::TooLarge => {
@@ -191,7 +192,7 @@ fn hint(class: Class) -> &'static str {
     }
 }
 
-/// The body of every answer that is not a success.
+/// Body of every error response.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = OjsError)]
 pub struct ErrorBody {
@@ -199,7 +200,7 @@ pub struct ErrorBody {
     error: serde_json::Value,
 }
 
-/// A job's state in the words of this wire.
+/// A job's state in this protocol's words.
 fn state_name(state: StoredState, unfinished_parents: i32) -> &'static str {
     match state {
         StoredState::Scheduled if unfinished_parents > 0 => "pending",
@@ -213,7 +214,7 @@ fn state_name(state: StoredState, unfinished_parents: i32) -> &'static str {
     }
 }
 
-/// The job that an id names. A malformed id is no job.
+/// The job with an id. A malformed id is answered like an unknown one.
 fn job_id(text: &str) -> Result<JobId, Error> {
     text.parse::<Uuid>().map(JobId).map_err(|_| Error::JobNotFound)
 }

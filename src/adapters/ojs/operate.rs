@@ -1,4 +1,4 @@
-//! What this server can do, what is in its queues, and what was given up.
+//! The manifest, queues, and dead letters.
 
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
@@ -30,9 +30,9 @@ use crate::{
     },
 };
 
-/// The highest of the specification's levels of which everything is offered.
+/// The highest level of the specification that is supported completely.
 const CONFORMANCE_LEVEL: u8 = 0;
-/// What is offered, level by level: see `docs/protocols.md`.
+/// What is supported, level by level: see `docs/protocols.md`.
 const CAPABILITIES: [(&str, bool); 11] = [
     ("batch_enqueue", true),
     ("cron_jobs", true),
@@ -47,7 +47,7 @@ const CAPABILITIES: [(&str, bool); 11] = [
     ("pause_resume", true),
 ];
 
-/// What this server can do.
+/// Capabilities of this server.
 #[utoipa::path(
     get, path = "/manifest", tag = "system", operation_id = "manifest", security(()),
     responses((status = 200, description = "The manifest.", body = Object)),
@@ -69,7 +69,7 @@ pub async fn manifest() -> Reply<Value> {
     }))
 }
 
-/// Whether this server can serve.
+/// Health of this server.
 #[utoipa::path(
     get, path = "/v1/health", tag = "system", operation_id = "health", security(()),
     responses(
@@ -89,14 +89,14 @@ pub async fn health(State(app): State<App>) -> Result<Reply<Value>, Error> {
     })))
 }
 
-/// A page of something.
+/// A page of a list.
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 pub struct PageQuery {
-    /// Entries of a page. Default: 50.
+    /// Maximum number of entries to return. Default: 50.
     #[param(minimum = 1, maximum = 100)]
     limit: Option<u32>,
-    /// Entries to pass over.
+    /// Number of entries to skip.
     #[param(minimum = 0, maximum = 1000)]
     offset: Option<u32>,
     /// Dead letters: only of this queue.
@@ -170,7 +170,7 @@ fn queue_name(params: &PathParams) -> Result<String, Error> {
     Ok(queue)
 }
 
-/// Count what is in a queue.
+/// Count the jobs of a queue.
 #[utoipa::path(
     get, path = "/v1/queues/{name}/stats", tag = "queues", operation_id = "queue_stats",
     params(("name" = String, Path, description = "The queue.")),
@@ -186,7 +186,7 @@ pub async fn stats(
     Ok(Reply::ok(json!({"queue": rows.first().map(queue_view)})))
 }
 
-/// Pause a queue: it takes jobs and hands out none.
+/// Pause a queue: it accepts jobs, but none is fetched.
 #[utoipa::path(
     post, path = "/v1/queues/{name}/pause", tag = "queues", operation_id = "pause_queue",
     params(("name" = String, Path, description = "The queue.")),
@@ -236,7 +236,7 @@ pub struct DeadLetters {
     pagination: Value,
 }
 
-/// List what was given up, newest first.
+/// List dead letters, newest first.
 #[utoipa::path(
     get, path = "/v1/dead-letter", tag = "dead-letter", operation_id = "list_dead_letters",
     params(PageQuery),
@@ -268,7 +268,7 @@ pub async fn dead_letters(
     Ok(Reply::ok(DeadLetters { jobs: letters, pagination }))
 }
 
-/// Give a dead letter another chance: its failures count from 0.
+/// Retry a dead letter: its failures count from 0.
 #[utoipa::path(
     post, path = "/v1/dead-letter/{id}/retry", tag = "dead-letter", operation_id = "retry_dead_letter",
     params(("id" = String, Path, description = "The job.")),
@@ -290,7 +290,7 @@ pub async fn retry_dead_letter(
     found::find(&app, key).await.map(Reply::ok)
 }
 
-/// Delete a dead letter for good.
+/// Delete a dead letter.
 #[utoipa::path(
     delete, path = "/v1/dead-letter/{id}", tag = "dead-letter", operation_id = "delete_dead_letter",
     params(("id" = String, Path, description = "The job.")),

@@ -1,4 +1,4 @@
-//! The job as this wire shows it.
+//! The job in this protocol's format.
 
 use std::collections::BTreeMap;
 
@@ -25,7 +25,7 @@ use crate::{
     wire::validate::{Check, stored_json},
 };
 
-/// What the core says of a job, and what a client may therefore not keep under these names.
+/// Fields that the server sets, so that clients cannot store their own under these names.
 const SYSTEM_FIELDS: [&str; 24] = [
     "specversion",
     "id",
@@ -52,10 +52,10 @@ const SYSTEM_FIELDS: [&str; 24] = [
     "parent_results",
     "worker_id",
 ];
-/// Options that are shown beside the job's own fields.
+/// Options that are shown as fields of the job, too.
 const SHOWN_OPTIONS: [&str; 4] = ["retry", "unique", "tags", "visibility_timeout_ms"];
 
-/// A job: the specification's envelope, with the fields that were sent beside.
+/// A job: the specification's envelope, with the additional fields that were sent.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = OjsJob)]
 pub struct JobView {
@@ -69,7 +69,7 @@ pub struct JobView {
     #[schema(value_type = Vec<serde_json::Value>)]
     args: Box<RawValue>,
     priority: i16,
-    /// Failures, and the run under way.
+    /// Failures, and the current run.
     pub attempt: i32,
     pub max_attempts: i32,
     timeout_ms: i64,
@@ -85,7 +85,7 @@ pub struct JobView {
     cancelled_at: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     expires_at: Option<String>,
-    /// The wait before this attempt, or the next.
+    /// Wait before this attempt, or the next.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub retry_delay_ms: Option<i64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -97,19 +97,19 @@ pub struct JobView {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<serde_json::Value>)]
     result: Option<Box<RawValue>>,
-    /// What the jobs have made that it waited for.
+    /// Results of its parents.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<Vec<serde_json::Value>>)]
     parent_results: Option<Vec<Option<Box<RawValue>>>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     worker_id: Option<String>,
-    /// What was sent beside: meta, a schema, options, fields that this server does not know.
+    /// Additional fields: meta, a schema, options, unknown ones.
     #[serde(flatten)]
     #[schema(value_type = Object)]
     kept: BTreeMap<String, Box<RawValue>>,
 }
 
-/// What went wrong in one attempt.
+/// Error of an attempt.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 #[schema(as = OjsJobError)]
 pub struct JobError {
@@ -121,7 +121,7 @@ pub struct JobError {
     occurred_at: String,
 }
 
-/// What was sent beside the arguments, and the time at which the job expires as it was written.
+/// Fields beside the arguments, and the expiry as it was written.
 fn kept(envelope: Option<&str>) -> (BTreeMap<String, Box<RawValue>>, Option<String>) {
     let mut fields = StoredEnvelope::read(envelope);
     SYSTEM_FIELDS.iter().for_each(|it| drop(fields.0.remove(*it)));
@@ -137,7 +137,7 @@ fn kept(envelope: Option<&str>) -> (BTreeMap<String, Box<RawValue>>, Option<Stri
     (fields.0, expires_at.filter(|it| !it.starts_with('+')))
 }
 
-/// The errors of past attempts, oldest first; a release is none.
+/// Errors of past attempts, oldest first; releases are left out.
 fn errors(ended: &[AttemptRow]) -> Vec<JobError> {
     let failed = ended.iter().filter(|it| it.outcome != AttemptOutcome::Released);
     let error = |(attempt, it): (i32, &AttemptRow)| {
@@ -154,7 +154,7 @@ fn errors(ended: &[AttemptRow]) -> Vec<JobError> {
 }
 
 impl JobView {
-    /// A job that was just handed out.
+    /// A job that was just fetched.
     pub fn handed(handed: &LeasedDelivery) -> Result<Self, Error> {
         let job = &handed.job;
         let (kept, _) = kept(job.envelope.as_deref());
@@ -232,7 +232,7 @@ impl JobView {
     pub fn read(row: JobRow, ended: &[AttemptRow]) -> Result<Self, Error> {
         let (kept, expires_at) = kept(row.envelope.as_deref());
         let all = errors(ended);
-        // Called off because nobody had begun with it in time: this wire has no other word for that.
+        // Cancelled because it had not started in time: the protocol has no other state for that.
         let has_expired = row.state == StoredState::Cancelled
             && ended.is_empty()
             && row.expires_at.zip(row.completed_at).is_some_and(|(expiry, end)| expiry <= end);

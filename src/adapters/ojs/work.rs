@@ -1,4 +1,4 @@
-//! Fetching jobs and settling them, by the paths of the worker protocol and those of the HTTP binding.
+//! Fetching and settling jobs, by the paths of the worker protocol and of the HTTP binding.
 
 use std::time::Duration;
 
@@ -35,28 +35,28 @@ use crate::{
     },
 };
 
-/// What a worker wants.
+/// A fetch.
 #[derive(Debug, Deserialize, ToSchema)]
 #[schema(as = OjsFetchRequest)]
 pub struct FetchRequest {
-    /// Where to look, in this order.
+    /// Queues to fetch from, in this order.
     #[serde(default)]
     #[schema(min_items = 1, max_items = 20)]
     queues: Vec<String>,
-    /// At most so many jobs; no more than 50 are given. Default: 1.
+    /// Maximum number of jobs to return; at most 50. Default: 1.
     #[schema(minimum = 1)]
     count: Option<i64>,
-    /// The worker's name for itself.
+    /// Id that the worker chooses for itself.
     #[schema(max_length = 200)]
     worker_id: Option<String>,
-    /// How long the jobs are reserved. Default: 30 minutes.
+    /// Length of the reservation in milliseconds. Default: 30 minutes.
     #[schema(minimum = 1)]
     visibility_timeout_ms: Option<i64>,
 }
 
 impl RequestBody for FetchRequest {}
 
-/// Jobs, reserved.
+/// Reserved jobs.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = OjsFetchReply)]
 pub struct FetchReply {
@@ -78,7 +78,7 @@ pub async fn fetch(
     take(&app, &caller, &gone, request).await
 }
 
-/// Fetch jobs, by the worker protocol's path.
+/// Fetch jobs (path of the worker protocol).
 #[utoipa::path(
     post, path = "/v1/jobs/fetch", tag = "workers", operation_id = "fetch_jobs",
     request_body = FetchRequest,
@@ -128,7 +128,7 @@ async fn take(
     spec.check(&mut check, "queues", "types");
     check.finish()?;
     let mut delivery = work::lease(app, caller, spec.clone(), gone).await?;
-    // What one queue lacks the next ones have: each is looked at once.
+    // Fill up from the next queues: each is claimed from once.
     for _ in 1..spec.queues.len() {
         let found = u32::try_from(delivery.jobs().len()).unwrap_or(u32::MAX);
         let capacity = spec.capacity.saturating_sub(found);
@@ -147,22 +147,22 @@ async fn take(
     Ok(response)
 }
 
-/// The success of a job.
+/// Success of a job.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[schema(as = OjsAckRequest)]
 pub struct AckRequest {
-    /// The job; not when the path names it.
+    /// Id of the job; not if the path names it.
     job_id: Option<String>,
-    /// What it made: any JSON of at most 64 KiB.
+    /// Result: any JSON of at most 64 KiB.
     #[schema(value_type = Option<serde_json::Value>)]
     result: Option<Box<RawValue>>,
-    /// The worker that has it; checked when it is sent.
+    /// Worker that holds it; checked if it is sent.
     worker_id: Option<String>,
 }
 
 impl RequestBody for AckRequest {}
 
-/// The job is done.
+/// Answer to an ack.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = OjsAckReply)]
 pub struct AckReply {
@@ -171,7 +171,7 @@ pub struct AckReply {
     job_id: String,
     state: &'static str,
     completed_at: Option<String>,
-    /// The job; left out when it could not be read.
+    /// The job; absent if it could not be read.
     #[serde(skip_serializing_if = "Option::is_none")]
     job: Option<JobView>,
 }
@@ -195,7 +195,7 @@ pub async fn ack(
     succeed(&app, caller.project_id, &id, request).await
 }
 
-/// Acknowledge a job, by the worker protocol's path.
+/// Acknowledge a job (path of the worker protocol).
 #[utoipa::path(
     post, path = "/v1/jobs/{id}/ack", tag = "workers", operation_id = "ack_job",
     params(("id" = String, Path, description = "The job.")),
@@ -246,20 +246,21 @@ async fn succeed(
     }))
 }
 
-/// The job after its end was recorded. That it cannot be read now must not look as if it was not recorded.
+/// The job after its end was recorded. A failure to read it must not look like a failure to record
+/// it.
 async fn look(app: &App, key: JobKey) -> Option<JobView> {
     let (row, ended) = jobs::find_with_attempts(&app.engine, key).await.ok()?;
     JobView::read(row, &ended).ok()
 }
 
-/// Settles whichever lease the job has. One that nobody has by name is adopted by a worker that gives its own.
+/// Settles whichever lease the job has. A worker that gives its name adopts a lease without one.
 async fn settle_job(
     app: &App,
     key: JobKey,
     worker_id: Option<String>,
     end: AttemptEnd,
 ) -> Result<Acked, Error> {
-    // As many clients send what they have not set.
+    // Many clients send empty strings for unset fields.
     let worker_id = worker_id.filter(|it| !it.is_empty());
     let mut check = Check::default();
     check.optional_name("worker_id", worker_id.as_deref(), limits::MAX_WORKER_ID_CHARS);
@@ -277,26 +278,26 @@ async fn settle_job(
     settle::ack(&app.engine, key.project_id, ack).await
 }
 
-/// The failure of a job.
+/// Failure of a job.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[schema(as = OjsNackRequest)]
 pub struct NackRequest {
-    /// The job; not when the path names it.
+    /// Id of the job; not if the path names it.
     job_id: Option<String>,
-    /// What went wrong.
+    /// Error of the attempt.
     error: Option<NackError>,
-    /// Whether another attempt may help. Default: as the error says, or true.
+    /// Whether to retry. Default: as the error says, or true.
     retryable: Option<bool>,
-    /// Hand the job back; no failure is counted.
+    /// Release the job; no failure is counted.
     #[serde(default)]
     requeue: bool,
-    /// The worker that has it; checked when it is sent.
+    /// Worker that holds it; checked if it is sent.
     worker_id: Option<String>,
 }
 
 impl RequestBody for NackRequest {}
 
-/// What went wrong.
+/// An error.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[schema(as = OjsNackError)]
 pub struct NackError {
@@ -308,16 +309,16 @@ pub struct NackError {
     details: Option<NackDetails>,
 }
 
-/// More of what went wrong.
+/// Details of an error.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[schema(as = OjsNackDetails)]
 pub struct NackDetails {
-    /// The kind of error; retry policies are asked about it first.
+    /// Type of the error; retry policies match it first.
     error_class: Option<String>,
     stack_trace: Option<String>,
 }
 
-/// What the failure led to.
+/// Answer to a failure.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = OjsNackReply)]
 pub struct NackReply {
@@ -334,7 +335,7 @@ pub struct NackReply {
     discarded_at: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     completed_at: Option<String>,
-    /// The job; left out when it could not be read.
+    /// The job; absent if it could not be read.
     #[serde(skip_serializing_if = "Option::is_none")]
     job: Option<JobView>,
 }
@@ -383,11 +384,11 @@ macro_rules! nack_path {
 }
 
 nack_path!(
-    /// Report a failure, by a path like the worker protocol's for success.
+    /// Report a failure (path like the worker protocol's ack).
     nack_job, "/v1/jobs/{id}/nack", "nack_job"
 );
 nack_path!(
-    /// Report a failure, by the worker protocol's word for it.
+    /// Report a failure (name of the worker protocol).
     fail_job, "/v1/jobs/{id}/fail", "fail_job"
 );
 

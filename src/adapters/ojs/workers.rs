@@ -1,4 +1,4 @@
-//! Workers: who they are, that they live, what is wanted of them.
+//! Workers: registration, heartbeats, directives.
 
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
@@ -22,24 +22,24 @@ use crate::{
     },
 };
 
-/// A worker that introduces itself.
+/// Registration of a worker.
 #[derive(Debug, Deserialize, ToSchema)]
 #[schema(as = OjsRegisterRequest)]
 pub struct RegisterRequest {
-    /// Its name for itself.
+    /// Id that the worker chooses for itself.
     #[schema(min_length = 1, max_length = 200)]
     worker_id: String,
-    /// Its machine.
+    /// Host name.
     hostname: Option<String>,
-    /// Its process.
+    /// Process id.
     pid: Option<i32>,
-    /// Where it fetches.
+    /// Queues that it fetches from.
     #[serde(default)]
     queues: Vec<String>,
-    /// Jobs it runs at a time. Default: 10.
+    /// Number of jobs that it runs at the same time. Default: 10.
     #[schema(minimum = 1, maximum = 10_000)]
     concurrency: Option<i32>,
-    /// What it has.
+    /// Labels.
     #[serde(default)]
     #[schema(max_items = 16)]
     labels: Vec<String>,
@@ -47,7 +47,7 @@ pub struct RegisterRequest {
 
 impl RequestBody for RegisterRequest {}
 
-/// What is wanted of a worker.
+/// Directive of a worker.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = OjsWorkerReply)]
 pub struct WorkerReply {
@@ -55,7 +55,7 @@ pub struct WorkerReply {
     state: WorkerState,
 }
 
-/// Introduce a worker.
+/// Register a worker.
 #[utoipa::path(
     post, path = "/v1/workers/register", tag = "workers", operation_id = "register",
     request_body = RegisterRequest,
@@ -95,19 +95,19 @@ pub async fn register(
     Ok(Reply::ok(WorkerReply { worker_id: worker.worker_id, state }))
 }
 
-/// A sign of life of a worker and of the jobs it is at.
+/// Heartbeat of a worker and its jobs.
 #[derive(Debug, Deserialize, ToSchema)]
 #[schema(as = OjsBeatRequest)]
 pub struct BeatRequest {
     /// The worker.
     #[schema(min_length = 1, max_length = 200)]
     worker_id: String,
-    /// Where it is in its life. Default: running.
+    /// State of the worker. Default: running.
     state: Option<WorkerState>,
-    /// The jobs it is at, at most 500.
+    /// Jobs that it runs, at most 500.
     #[schema(max_items = 500)]
     active_job_ids: Option<Vec<String>>,
-    /// The same, as the HTTP binding calls it; a number says nothing.
+    /// The same, as the HTTP binding calls it; a number is ignored.
     #[schema(value_type = Option<Vec<String>>)]
     active_jobs: Option<Value>,
     /// One job.
@@ -116,23 +116,23 @@ pub struct BeatRequest {
 
 impl RequestBody for BeatRequest {}
 
-/// What is wanted of the worker, and which of its jobs are still its own.
+/// Directive of the worker, and which of its jobs it still holds.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = OjsBeatReply)]
 pub struct BeatReply {
     /// `running`, `quiet` or `terminate`.
     state: WorkerState,
-    /// The shortest of the jobs' reservations, in seconds.
+    /// Shortest reservation of its jobs, in seconds.
     visibility_timeout: i32,
-    /// Jobs whose reservation begins anew.
+    /// Jobs whose reservation was renewed.
     jobs_extended: Vec<String>,
-    /// Those of them that were called off: stop.
+    /// Cancelled ones among them: stop.
     jobs_cancelled: Vec<String>,
     server_time: String,
 }
 
-/// Send a heartbeat, best every 5 s. A worker that has sent one and then is silent for 30 s is terminated, and its
-/// jobs are available again.
+/// Send a heartbeat, best every 5 s. A worker that has sent one and then is silent for 30 s is
+/// terminated, and its jobs are available again.
 #[utoipa::path(
     post, path = "/v1/workers/heartbeat", tag = "workers", operation_id = "heartbeat",
     request_body = BeatRequest,
@@ -175,7 +175,7 @@ pub async fn beat(
     let key = (project_id, worker_id.as_str().into());
     let said = request.state.unwrap_or(WorkerState::Running);
     if said == WorkerState::Terminated {
-        // What it lists is its own, and is handed back with the rest.
+        // The jobs that it lists are its own, and are released with the rest.
         heartbeat::adopt(&app.engine, project_id, &worker_id, &ids).await?;
     }
     let (state, mut leases) = workers::beat(&app.engine, &key, said, beats(&ids)).await?;
@@ -197,7 +197,7 @@ pub async fn beat(
     }))
 }
 
-/// A worker that goes.
+/// Deregistration of a worker.
 #[derive(Debug, Deserialize, ToSchema)]
 #[schema(as = OjsDeregisterRequest)]
 pub struct DeregisterRequest {
@@ -208,7 +208,7 @@ pub struct DeregisterRequest {
 
 impl RequestBody for DeregisterRequest {}
 
-/// Say goodbye: the jobs it still has are available again, and no failure is counted.
+/// Deregister a worker: the jobs it still holds are available again, and no failure is counted.
 #[utoipa::path(
     post, path = "/v1/workers/deregister", tag = "workers", operation_id = "deregister",
     request_body = DeregisterRequest,

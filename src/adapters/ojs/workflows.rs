@@ -1,4 +1,4 @@
-//! Workflows: a chain, a group, a batch with what follows its success, or steps that name what they wait for.
+//! Workflows: a chain, a group, a batch with a callback after success, or steps with dependencies.
 
 use axum::{extract::State, http::StatusCode};
 use serde::Serialize;
@@ -37,9 +37,9 @@ use crate::{
     wire::{extract::Json, validate::Check},
 };
 
-/// Where the kind of a workflow is kept: in the envelopes of its jobs.
+/// Where the kind of a workflow is stored: in the envelopes of its jobs.
 const KIND_FIELD: &str = "x_workflow_type";
-/// The key of what runs when a whole batch has succeeded.
+/// The key of the job that runs when a whole batch has succeeded.
 const ON_SUCCESS: &str = "on_success";
 
 /// One workflow.
@@ -80,7 +80,7 @@ pub struct StepView {
     depends_on: Vec<String>,
 }
 
-/// A workflow's state in the words of this wire.
+/// A workflow's state in this protocol's words.
 fn workflow_state_name(state: WorkflowState) -> &'static str {
     match state {
         WorkflowState::Running => "running",
@@ -93,7 +93,7 @@ fn workflow_state_name(state: WorkflowState) -> &'static str {
 impl WorkflowView {
     fn of(row: &WorkflowRow, kind: String, parts: Vec<WorkflowJobRow>) -> Self {
         let state = workflow_state_name(workflows::state(row, &parts));
-        // What follows a batch is none of its jobs.
+        // The callback of a batch is none of its jobs.
         let of_batch = |it: &&WorkflowJobRow| kind != "batch" || it.key != ON_SUCCESS;
         let is_done = |it: &&WorkflowJobRow| it.state == Some(StoredState::Succeeded);
         let total = parts.iter().filter(of_batch).count();
@@ -129,7 +129,7 @@ async fn find(app: &App, project_id: ProjectId, id: WorkflowId) -> Result<Workfl
     Ok(WorkflowView::of(&row, kind.unwrap_or_else(|| "graph".to_owned()), parts))
 }
 
-/// The jobs of a request: each with its key, its path, and the keys of those it waits for.
+/// The jobs of a request: each with its key, its path, and the keys of its parents.
 struct Step {
     key: String,
     path: String,
@@ -174,7 +174,7 @@ fn read_steps(mut sent: Fields, check: &mut Check) -> (String, Vec<Step>) {
     (kind.unwrap_or_else(|| "graph".to_owned()), steps)
 }
 
-/// Start a workflow.
+/// Create a workflow.
 #[utoipa::path(
     post, path = "/v1/workflows", tag = "workflows", operation_id = "create_workflow",
     request_body(content = Object, description = "`type` chain with `steps`, or group or batch with `jobs`; or `steps` with `id` and `depends_on`."),
@@ -291,7 +291,7 @@ pub async fn cancel(
         return Err(Error::InvalidState(JobStatus { state, attempt: 0 }));
     }
     workflows::cancel(&app.engine, project_id, id).await?;
-    // Those that a worker is at: as they are now that no more can begin.
+    // Running jobs: read again, because no more can start.
     let (_, parts) = workflows::find(&app.engine, project_id, id).await?;
     for WorkflowJobRow { id, .. } in parts.into_iter().filter(is_running) {
         match cancel_waiting(&app, JobKey { project_id, id }).await {

@@ -1,12 +1,12 @@
-//! Orch8 external workers: poll, complete, fail, heartbeat, and what there is to see of tasks.
+//! Orch8 external workers: poll, complete, fail, heartbeat, and reading tasks.
 //!
-//! What its wire lacks: a worker shows nothing but the task's id, so an id names a job and an attempt
-//! (`task_…-2`) and is the fence; `worker_id` and `claim_epoch`, the attempt, are checked when they are sent. A
-//! worker without a name holds its lease under one that is made up. Two generations of the protocol live
-//! together and are told apart by their fields: `handler_names` and `batch_size` wait and answer one task,
-//! `handler_name` and `limit` answer a list at once. There is no word for a job that was called off: a
-//! heartbeat's answer has `cancelled`, which its own clients do not read. Sequences and templates are not
-//! offered: jobs are made natively.
+//! What the protocol lacks: a worker shows nothing but the task's id, so an id names a job and an
+//! attempt (`task_…-2`) and is the fence; `worker_id` and `claim_epoch`, the attempt, are checked
+//! if they are sent. A worker without a name holds its lease under a generated one. Two generations
+//! of the protocol are told apart by their fields: `handler_names` and `batch_size` wait and return
+//! one task, `handler_name` and `limit` return a list immediately. There is no state for a
+//! cancelled job: a heartbeat's answer has `cancelled`, which its own clients do not read.
+//! Sequences and templates are not supported: jobs are made natively.
 
 mod read;
 mod work;
@@ -17,11 +17,11 @@ use utoipa_axum::{router::OpenApiRouter, routes};
 use super::{Adapter, attempt::AttemptId, plain_errors};
 use crate::{app::App, domain::job::JobState, error::Error, ids::JobId};
 
-/// What ends a task's lease: no heartbeat for so long. The protocol's own number.
+/// Length of a lease without heartbeats: the protocol's own number.
 pub const LEASE_SECONDS: i32 = 60;
 /// How long a poll of the first shape waits: the protocol's own number.
 pub const WAIT_SECONDS: u64 = 30;
-/// What tasks' ids begin with.
+/// Prefix of tasks' ids.
 const TASK_PREFIX: &str = "task_";
 
 pub(super) const ADAPTER: Adapter = Adapter {
@@ -57,7 +57,7 @@ fn routes() -> OpenApiRouter<App> {
         .routes(routes!(read::attempts))
 }
 
-/// A job's state in the words of this wire.
+/// A job's state in this protocol's words.
 fn state_name(state: JobState) -> &'static str {
     match state {
         JobState::Scheduled | JobState::Pending => "pending",
@@ -67,13 +67,13 @@ fn state_name(state: JobState) -> &'static str {
     }
 }
 
-/// The id of a job's attempt on this wire.
+/// The id of a job's attempt in this protocol.
 fn task_id(job_id: JobId, attempt: i32) -> String {
     let id = AttemptId { job_id, attempt }.to_string();
     format!("{TASK_PREFIX}{}", id.strip_prefix(JobId::PREFIX).unwrap_or_default())
 }
 
-/// The job and attempt that a task's id names. A malformed id is no task.
+/// The job and attempt with a task's id. A malformed id is answered like an unknown one.
 fn read_task_id(text: &str) -> Result<AttemptId, Error> {
     let rest = text.strip_prefix(TASK_PREFIX).ok_or(Error::JobNotFound)?;
     format!("{}{rest}", JobId::PREFIX).parse()

@@ -1,4 +1,4 @@
-//! What there is to see of tasks: a list, counts, and what happened to one.
+//! Reading tasks: a list, counts, and the attempts of one.
 
 use std::collections::BTreeMap;
 
@@ -28,7 +28,7 @@ use crate::{
     },
 };
 
-/// Which tasks to list.
+/// Filter and page of tasks.
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 pub struct TasksQuery {
@@ -36,47 +36,47 @@ pub struct TasksQuery {
     state: Option<String>,
     /// Only tasks of this handler.
     handler_name: Option<String>,
-    /// Only tasks that this worker has, or had when they were completed.
+    /// Only tasks that this worker holds, or completed.
     worker_id: Option<String>,
     /// Only tasks of this queue.
     queue_name: Option<String>,
-    /// Tasks of a page. Default: 50.
+    /// Maximum number of tasks to return. Default: 50.
     #[param(minimum = 1, maximum = 200)]
     limit: Option<u32>,
-    /// Tasks to pass over. With `limit` no more than 200: further back, list the jobs natively.
+    /// Number of tasks to skip. With `limit` at most 200: for older ones, list the jobs natively.
     #[param(minimum = 0, maximum = 199)]
     offset: Option<u32>,
 }
 
-/// A job's latest attempt, or the one it waits for.
+/// The latest attempt of a job, or the one that it waits for.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct TaskView {
-    /// The job and its attempt.
+    /// Id of the job and its attempt.
     id: String,
-    /// The workflow, or the job by itself.
+    /// Id of the workflow, or of the job if it has none.
     instance_id: String,
-    /// The job's key in its workflow, or its type.
+    /// Key of the job in its workflow, or its type.
     block_id: String,
-    /// The job's type.
+    /// Type of the job.
     handler_name: String,
-    /// Where it waits.
+    /// Queue.
     queue_name: String,
-    /// The payload.
+    /// Payload.
     #[schema(value_type = Object)]
     params: Box<RawValue>,
-    /// Counted from 0.
+    /// Attempt, counted from 0.
     attempt: i32,
-    /// Where it is.
+    /// State.
     state: &'static str,
-    /// Who has it, or had it when it was completed.
+    /// Worker that holds it, or completed it.
     worker_id: Option<String>,
-    /// When that worker got it.
+    /// When that worker claimed it.
     claimed_at: Option<DateTime<Utc>>,
     /// The attempt, counted from 1.
     claim_epoch: i32,
     /// When the job ended.
     completed_at: Option<DateTime<Utc>>,
-    /// What it has made.
+    /// Result.
     #[schema(value_type = Option<serde_json::Value>)]
     output: Option<Box<RawValue>>,
     /// When the job was stored.
@@ -105,7 +105,7 @@ impl TaskView {
     }
 }
 
-/// The states that a word of this wire stands for.
+/// The native states of a state of this protocol.
 fn states_of(name: &str) -> Vec<JobState> {
     const ALL: [JobState; 6] = [
         JobState::Scheduled,
@@ -155,10 +155,10 @@ pub async fn list(
     Ok(Reply(tasks.collect::<Result<_, _>>()?))
 }
 
-/// How many tasks are where.
+/// Number of tasks by state.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct TaskStats {
-    /// All of the project, as of now.
+    /// Of the whole project, at present.
     by_state: BTreeMap<&'static str, i64>,
     /// Of the newest 200 jobs only.
     by_handler: BTreeMap<String, BTreeMap<&'static str, i64>>,
@@ -199,32 +199,32 @@ pub async fn stats(
     }))
 }
 
-/// Which events of a task to show.
+/// Filter of a task's events.
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 pub struct AttemptsQuery {
-    /// Events to show, the newest. Default: 100.
+    /// Maximum number of events to return, the newest. Default: 100.
     #[param(minimum = 1, maximum = 1000)]
     limit: Option<usize>,
 }
 
-/// Something that happened to a job.
+/// An event of a job.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct AttemptEvent {
     /// `claimed`, `reclaimed`, `completed`, `failed`, `timed_out` or `cancelled`.
     event: &'static str,
-    /// When.
+    /// Time.
     at: DateTime<Utc>,
-    /// In which attempt, counted from 0.
+    /// Attempt, counted from 0.
     attempt: i32,
-    /// Who had it.
+    /// Worker of the attempt.
     worker_id: String,
-    /// What the worker reported.
+    /// Error that the worker reported.
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<String>,
 }
 
-/// The end of an attempt in the words of this wire.
+/// The end of an attempt in this protocol's words.
 fn event_name(outcome: AttemptOutcome) -> &'static str {
     match outcome {
         AttemptOutcome::Succeeded => "completed",
@@ -267,7 +267,7 @@ fn events(row: &JobRow, ended: &[AttemptRow]) -> Vec<AttemptEvent> {
     events
 }
 
-/// What happened to a task's job: all of its attempts.
+/// List the events of a task's job: of all its attempts.
 #[utoipa::path(
     get, path = "/workers/tasks/{id}/attempts", tag = "tasks", operation_id = "task_attempts",
     params(AttemptsQuery, ("id" = String, Path, description = "The task.")),

@@ -39,8 +39,8 @@ use crate::{
     },
 };
 
-/// What a worker wants. With `handler_name` or `limit` the answer is a list, at once; otherwise one task, after a
-/// wait, or a list when `batch_size` is more than 1.
+/// A poll. With `handler_name` or `limit` the answer is a list, immediately; otherwise one task
+/// after a wait, or a list if `batch_size` is more than 1.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 pub struct PollRequest {
     /// Only tasks of these handlers. Default: any.
@@ -48,22 +48,22 @@ pub struct PollRequest {
     handler_names: Option<Vec<String>>,
     /// Only tasks of this handler.
     handler_name: Option<String>,
-    /// Where to look. Default: the default queue, and no other.
+    /// Queue. Default: only the default queue.
     queue_name: Option<String>,
-    /// The worker's name for itself.
+    /// Id that the worker chooses for itself.
     #[schema(max_length = 200)]
     worker_id: Option<String>,
-    /// At most so many tasks. Default: 1.
+    /// Maximum number of tasks to return. Default: 1.
     #[schema(minimum = 1, maximum = 50)]
     batch_size: Option<u32>,
-    /// At most so many tasks; no more than 50 are given. Default: 1.
+    /// Maximum number of tasks to return; at most 50. Default: 1.
     #[schema(minimum = 1, maximum = 1000)]
     limit: Option<u32>,
 }
 
 impl RequestBody for PollRequest {}
 
-/// How the answer to a poll looks.
+/// The shape of a poll's answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Shape {
     One,
@@ -71,7 +71,7 @@ enum Shape {
     ListAtOnce,
 }
 
-/// What a poll is answered with, in the shape that it asks for.
+/// A poll's answer, in the requested shape.
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(untagged)]
 pub enum PollReply {
@@ -80,40 +80,40 @@ pub enum PollReply {
     AtOnce(Vec<WideTask>),
 }
 
-/// A task under a lease, as the first shape of polls answers it.
+/// A leased task, in the first shape.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Task {
-    /// The job and its attempt.
+    /// Id of the job and its attempt.
     #[schema(example = "task_01m7w3ha3aextt8pkwwdmxsmqw-1")]
     id: String,
-    /// The job's type.
+    /// Type of the job.
     handler_name: String,
-    /// The payload.
+    /// Payload.
     #[schema(value_type = Object)]
     params: Box<RawValue>,
     context: Context,
     metadata: Metadata,
 }
 
-/// What the task is a part of.
+/// Context of a task.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Context {
-    /// The workflow, or the job by itself.
+    /// Id of the workflow, or of the job if it has none.
     instance_id: String,
-    /// The job's key in its workflow, or its type.
+    /// Key of the job in its workflow, or its type.
     step_id: String,
-    /// What the jobs have made that it waited for, by their keys.
+    /// Results of its parents, by their keys.
     steps: BTreeMap<String, StepOutput>,
 }
 
-/// What a step has made.
+/// Result of a step.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct StepOutput {
     #[schema(value_type = serde_json::Value)]
     output: Option<Box<RawValue>>,
 }
 
-/// Which attempt a task is.
+/// Attempt of a task.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Metadata {
     /// Counted from 1.
@@ -122,34 +122,34 @@ pub struct Metadata {
     created_at: DateTime<Utc>,
 }
 
-/// A task under a lease, as the second shape of polls answers it.
+/// A leased task, in the second shape.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct WideTask {
-    /// The job and its attempt.
+    /// Id of the job and its attempt.
     id: String,
-    /// The workflow, or the job by itself.
+    /// Id of the workflow, or of the job if it has none.
     instance_id: String,
-    /// The job's key in its workflow, or its type.
+    /// Key of the job in its workflow, or its type.
     block_id: String,
-    /// The job's type.
+    /// Type of the job.
     handler_name: String,
-    /// Where it waited.
+    /// Queue.
     queue_name: String,
-    /// The payload.
+    /// Payload.
     #[schema(value_type = Object)]
     params: Box<RawValue>,
     context: Context,
-    /// Counted from 0.
+    /// Attempt, counted from 0.
     attempt: i32,
-    /// Longest run of one attempt.
+    /// Timeout of one attempt, in milliseconds.
     timeout_ms: i64,
     /// Always `claimed`.
     state: &'static str,
-    /// Who has it.
+    /// Worker that holds it.
     worker_id: String,
-    /// When that worker got it.
+    /// When that worker claimed it.
     claimed_at: DateTime<Utc>,
-    /// Shown with the end of the task; the attempt, counted from 1.
+    /// Attempt, counted from 1; shown with the end of the task.
     claim_epoch: i32,
     /// When the job was stored.
     created_at: DateTime<Utc>,
@@ -206,7 +206,7 @@ impl WideTask {
     }
 }
 
-/// Wait for a task, or take some at once.
+/// Wait for a task, or claim several immediately.
 #[utoipa::path(
     post, path = "/workers/tasks/poll", tag = "tasks", operation_id = "poll_tasks",
     request_body = Option<PollRequest>,
@@ -230,7 +230,7 @@ pub async fn poll(
     answer(&app, &caller, &gone, request, shape).await
 }
 
-/// Take tasks of one queue at once.
+/// Claim tasks of one queue immediately.
 #[utoipa::path(
     post, path = "/workers/tasks/poll/queue", tag = "tasks", operation_id = "poll_queue_tasks",
     request_body = PollRequest,
@@ -287,21 +287,21 @@ async fn answer(
     delivery::answer(&reply, delivery)
 }
 
-/// What a task has made.
+/// Completion of a task.
 #[derive(Debug, Deserialize, ToSchema)]
 pub struct CompleteRequest {
-    /// At most 64 KiB; what later steps are given.
+    /// Result of at most 64 KiB; later steps get it.
     #[schema(value_type = Object)]
     output: Option<Box<RawValue>>,
-    /// The worker that has the task; checked when it is sent.
+    /// Worker that holds the task; checked if it is sent.
     worker_id: Option<String>,
-    /// As polled; checked when it is sent.
+    /// As polled; checked if it is sent.
     claim_epoch: Option<i32>,
 }
 
 impl RequestBody for CompleteRequest {}
 
-/// It is done.
+/// Answer to a completion.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Done {
     /// Always true.
@@ -340,19 +340,19 @@ pub async fn complete(
     settle_task(&app, caller.project_id, &params, shown, end).await
 }
 
-/// Why a task failed.
+/// Failure of a task.
 #[derive(Debug, Deserialize, ToSchema)]
 pub struct FailRequest {
-    /// What went wrong.
+    /// Message of the error.
     error: Option<String>,
-    /// The same, in the second shape's words.
+    /// The same, in the second shape.
     message: Option<String>,
-    /// Whether another attempt may help. Default: false.
+    /// Whether to retry. Default: false.
     #[serde(default)]
     retryable: bool,
-    /// The worker that has the task; checked when it is sent.
+    /// Worker that holds the task; checked if it is sent.
     worker_id: Option<String>,
-    /// As polled; checked when it is sent.
+    /// As polled; checked if it is sent.
     claim_epoch: Option<i32>,
 }
 
@@ -398,12 +398,12 @@ async fn settle_task(
     Ok(Reply(Done { ok: true }))
 }
 
-/// As many clients send what they have not set.
+/// Many clients send empty strings for unset fields.
 fn named(name: Option<String>) -> Option<String> {
     name.filter(|it| !it.is_empty())
 }
 
-/// Notes a worker that gives its name.
+/// Records a worker that gives its name.
 fn record_seen(app: &App, project_id: ProjectId, worker_id: Option<&str>) -> Result<(), Error> {
     let Some(worker_id) = worker_id else { return Ok(()) };
     let mut check = Check::default();
@@ -413,14 +413,14 @@ fn record_seen(app: &App, project_id: ProjectId, worker_id: Option<&str>) -> Res
     Ok(())
 }
 
-/// A sign of life; may be missing altogether.
+/// A heartbeat; the body may be absent.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 pub struct HeartbeatRequest {
-    /// The worker that has the task; checked when it is sent.
+    /// Worker that holds the task; checked if it is sent.
     worker_id: Option<String>,
-    /// As polled; checked when it is sent.
+    /// As polled; checked if it is sent.
     claim_epoch: Option<i32>,
-    /// Not offered.
+    /// Not supported.
     #[schema(value_type = Option<Object>)]
     checkpoint: Option<Box<RawValue>>,
 }
@@ -430,13 +430,13 @@ impl RequestBody for HeartbeatRequest {}
 /// The lease is renewed.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct HeartbeatReply {
-    /// Always 0: checkpoints are not kept.
+    /// Always 0: checkpoints are not stored.
     checkpoint_seq: i64,
-    /// Whether the job was called off: stop, and fail the task.
+    /// Whether the job was cancelled: stop, and fail the task.
     cancelled: bool,
 }
 
-/// Keep a lease.
+/// Send a heartbeat.
 #[utoipa::path(
     post, path = "/workers/tasks/{id}/heartbeat", tag = "tasks", operation_id = "heartbeat_task",
     params(("id" = String, Path, description = "The task, as polled.")),

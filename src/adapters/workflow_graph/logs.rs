@@ -1,4 +1,4 @@
-//! What jobs print.
+//! Logs of jobs.
 
 use std::collections::HashSet;
 
@@ -37,22 +37,22 @@ impl RequestBody for LogsRequest {
     const MAX_BYTES: usize = limits::MAX_BATCH_BODY_BYTES;
 }
 
-/// A piece of output.
+/// A chunk of output.
 #[derive(Debug, Deserialize, ToSchema)]
 pub struct ChunkRequest {
-    /// Its place in its stream, from 0. A chunk whose place is taken is ignored.
+    /// Sequence number in its stream, from 0. A chunk that was stored before is ignored.
     #[schema(minimum = 0)]
     sequence: i64,
-    /// The text; 64 KiB of it are kept.
+    /// Text; 64 KiB of it are kept.
     data: String,
-    /// When it was printed, in milliseconds since 1970.
+    /// Time in milliseconds since 1970.
     #[schema(minimum = 0)]
     timestamp_ms: i64,
     /// `stdout`, `stderr` or `system`.
     stream: String,
 }
 
-/// A piece of output.
+/// A chunk of output.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = LogChunk)]
 pub struct ChunkView {
@@ -77,7 +77,7 @@ impl ChunkView {
     }
 }
 
-/// Push output. The lease says whose it is; what the chunks say of that is not looked at.
+/// Push output. The lease names the attempt; ids in the chunks are ignored.
 #[utoipa::path(
     post, path = "/api/jobs/{lease_id}/logs", tag = "workers", operation_id = "push_logs",
     params(("lease_id" = String, Path, description = "The lease, as claimed.")),
@@ -124,7 +124,7 @@ pub async fn push(
     Ok(())
 }
 
-/// Read what the latest attempt of a job has printed.
+/// Read the output of a job's latest attempt.
 #[utoipa::path(
     get, path = "/api/workflows/{workflow_id}/jobs/{job_id}/logs", tag = "workflows", operation_id = "read_logs",
     params(
@@ -157,7 +157,7 @@ pub async fn list(
     Ok(Reply(chunks))
 }
 
-/// Follow what a job prints: what it has printed first, then what comes.
+/// Stream a job's output: stored chunks first, then new ones.
 #[utoipa::path(
     get, path = "/api/workflows/{workflow_id}/jobs/{job_id}/logs/stream", tag = "workflows", operation_id = "stream_logs",
     params(

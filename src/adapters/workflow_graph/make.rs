@@ -33,16 +33,16 @@ use crate::{
     },
 };
 
-/// The type of jobs that are made here.
+/// The type of jobs created here.
 const JOB_TYPE: &str = "command";
 
 /// A workflow to store.
 #[derive(Debug, Deserialize, ToSchema)]
 pub struct CreateRequest {
-    /// For people.
+    /// Display name.
     #[schema(min_length = 1, max_length = 100)]
     name: String,
-    /// What starts it; for people.
+    /// Trigger; for people.
     #[schema(max_length = 100)]
     trigger: Option<String>,
     /// 1 to 500 jobs.
@@ -57,23 +57,23 @@ impl RequestBody for CreateRequest {
 /// A job of a workflow.
 #[derive(Debug, Clone, Deserialize, ToSchema)]
 pub struct JobRequest {
-    /// Its key, unique in the workflow.
+    /// Key, unique in the workflow.
     #[schema(min_length = 1, max_length = 100)]
     id: String,
-    /// For people. Default: its id.
+    /// Display name. Default: its id.
     #[schema(max_length = 100)]
     name: Option<String>,
-    /// What to run.
+    /// Command to run.
     command: String,
-    /// The ids of the jobs it waits for.
+    /// Ids of its parents.
     #[serde(default)]
     #[schema(max_items = 100)]
     depends_on: Vec<String>,
-    /// What its worker must have.
+    /// Labels that its worker must have.
     #[serde(default)]
     #[schema(max_items = 16)]
     required_labels: Vec<String>,
-    /// How often it is tried again, at once.
+    /// Number of immediate retries.
     #[serde(default)]
     #[schema(minimum = 0, maximum = 99)]
     max_retries: i32,
@@ -100,7 +100,7 @@ pub async fn create(
     Ok((StatusCode::CREATED, Reply(view(&app, caller.project_id, id).await?)))
 }
 
-/// Store a workflow to try things with: a build, its tests, and what comes after both.
+/// Store a sample workflow: a build, its tests, and a step after both.
 #[utoipa::path(
     post, path = "/api/workflows/sample", tag = "workflows", operation_id = "create_sample_workflow",
     responses((status = 201, description = "It is stored.", body = Workflow)),

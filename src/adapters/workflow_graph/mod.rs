@@ -1,10 +1,12 @@
 //! workflow-graph custom workers: register, claim, heartbeat, logs, complete, fail; and workflows.
 //!
-//! What its wire lacks: jobs are unique within a workflow only, so a workflow's job is shown by its key there,
-//! and a job that is in none is a workflow of one, both with the job's own id. A lease id names job, attempt and
-//! lease, and is the fence; who shows it is not asked. Its workers run shell commands: jobs whose payload is
-//! neither a string nor an object with a string `command` are not offered. It has no queues, so every queue is
-//! looked at, and no waits, so claims answer at once. Workflows are stored first and run later, and again.
+//! What the protocol lacks: jobs are unique within a workflow only, so a workflow's job is named by
+//! its key there, and a job without a workflow is a workflow of one, both with the job's own id. A
+//! lease id names job, attempt and lease, and is the fence; the caller's identity is not checked.
+//! Its workers run shell commands: jobs whose payload is neither a string nor an object with a
+//! string `command` are not offered. It has no queues, so all queues are claimed from, and no
+//! waits, so claims answer immediately. Workflows are stored first and run later, possibly several
+//! times.
 
 mod logs;
 mod make;
@@ -29,7 +31,7 @@ use crate::{
     ids::{JobId, JobKey, LeaseId, ProjectId, WorkflowId},
 };
 
-/// The length of a lease that nobody chose: the protocol's own number.
+/// Default length of a lease: the protocol's own number.
 pub const DEFAULT_LEASE_SECONDS: i32 = 30;
 
 pub(super) const ADAPTER: Adapter = Adapter {
@@ -75,26 +77,26 @@ fn routes() -> OpenApiRouter<App> {
         .routes(routes!(logs::stream))
 }
 
-/// Where a job of a workflow is.
+/// State of a job of a workflow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Status {
-    /// It waits.
+    /// Waiting.
     Queued,
-    /// A worker has it.
+    /// Leased by a worker.
     Running,
-    /// It is done.
+    /// Succeeded.
     Success,
-    /// It was given up.
+    /// Dead-lettered.
     Failure,
-    /// A job that it waited for was given up.
+    /// Cancelled because a parent was dead-lettered.
     Skipped,
-    /// Somebody has called it off.
+    /// Cancelled.
     Cancelled,
 }
 
 impl Status {
-    /// A job's state in the words of this wire. Whether a job was skipped only its parents can tell.
+    /// A job's state in this protocol's words. Only its parents tell whether a job was skipped.
     fn of(state: JobState) -> Self {
         match state {
             JobState::Scheduled | JobState::Pending => Self::Queued,
@@ -106,7 +108,7 @@ impl Status {
     }
 }
 
-/// A lease: which job, which attempt, which lease.
+/// A lease: its job, its attempt, and its id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct LeaseName {
     job_id: JobId,
@@ -145,13 +147,13 @@ impl LeaseName {
     }
 }
 
-/// A lease that nobody knows is a lease that is lost: this wire has one word for both, and shows nothing of
-/// the job.
+/// An unknown lease is answered like a lost one: the protocol has one error for both, and shows
+/// nothing of the job.
 fn lost() -> Error {
     Error::StaleLease(JobStatus { state: JobState::Cancelled, attempt: 0 })
 }
 
-/// The same, of a job that is not there any more.
+/// The same for a job that does not exist any more.
 fn or_lost(error: Error) -> Error {
     match error {
         Error::JobNotFound => lost(),
@@ -159,7 +161,7 @@ fn or_lost(error: Error) -> Error {
     }
 }
 
-/// How a job is called on this wire: by its workflow and its key there, or twice by its own id.
+/// The ids of a job in this protocol: its workflow and its key there, or its own id twice.
 fn params(
     id: JobId,
     workflow_id: Option<WorkflowId>,
@@ -171,7 +173,7 @@ fn params(
     }
 }
 
-/// The job that two names call.
+/// The job with these two ids.
 async fn find_job(
     engine: &Engine,
     project_id: ProjectId,
@@ -186,8 +188,8 @@ async fn find_job(
     Ok(JobKey { project_id, id })
 }
 
-/// The command of a payload: itself, or a field of it. The rest of a payload is not looked at: it may be JSON that
-/// no program can hold. A text that is none shows as one with its faults replaced.
+/// The command of a payload: itself, or a field of it. The rest of the payload is not parsed: it
+/// may be JSON that no program can hold. Invalid text is shown with replacement characters.
 fn command(payload: &str) -> Option<String> {
     let payload = payload.trim_start();
     let command = if payload.starts_with('"') {

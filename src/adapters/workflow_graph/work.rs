@@ -1,4 +1,4 @@
-//! Claiming jobs, keeping and settling them.
+//! Claiming, keeping and settling jobs.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -42,24 +42,24 @@ use crate::{
     },
 };
 
-/// What a worker wants.
+/// A claim.
 #[derive(Debug, Deserialize, ToSchema)]
 pub struct ClaimRequest {
-    /// The worker's name for itself.
+    /// Id that the worker chooses for itself.
     #[schema(min_length = 1, max_length = 200)]
     worker_id: String,
-    /// What it has; it gets no job that asks for more.
+    /// Its labels; jobs with other labels are not returned.
     #[serde(default)]
     #[schema(max_items = 16)]
     labels: Vec<String>,
-    /// The length of the lease. Default: 30.
+    /// Length of the lease in seconds. Default: 30.
     #[schema(minimum = 1, maximum = 86_400)]
     lease_ttl_secs: Option<i32>,
 }
 
 impl RequestBody for ClaimRequest {}
 
-/// A job under a lease.
+/// A leased job.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Claim {
     job: Job,
@@ -72,32 +72,32 @@ pub struct Claim {
 pub struct Job {
     /// Its key in its workflow, or its own id.
     job_id: String,
-    /// Its workflow, or its own id.
+    /// Id of its workflow, or its own id.
     workflow_id: String,
-    /// What to run.
+    /// Command to run.
     command: String,
-    /// What its worker must have.
+    /// Labels that its worker must have.
     required_labels: Vec<String>,
     #[schema(value_type = Object)]
     retry_policy: RetryView,
-    /// Counted from 0.
+    /// Attempt, counted from 0.
     attempt: i32,
-    /// What the jobs have made that it waited for, by their keys.
+    /// Results of its parents, by their keys.
     upstream_outputs: BTreeMap<String, BTreeMap<String, String>>,
     /// When it was stored.
     enqueued_at_ms: i64,
-    /// When it could run.
+    /// When it became ready.
     delayed_until_ms: i64,
 }
 
-/// How often a job is tried again, and after how long.
+/// Number of retries, and the wait before each.
 #[derive(Debug, Serialize)]
 pub struct RetryView {
     max_retries: i32,
     backoff: Backoff,
 }
 
-/// The wait before it is tried again.
+/// Wait before a retry, in milliseconds.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 enum Backoff {
     None,
@@ -121,7 +121,7 @@ impl Backoff {
 /// A lease.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Lease {
-    /// Shown with everything that is said of the job.
+    /// Shown with every report about the job.
     lease_id: String,
     job_id: String,
     workflow_id: String,
@@ -130,7 +130,7 @@ pub struct Lease {
     granted_at_ms: i64,
 }
 
-/// What a job has made, as strings: an object's fields, or `value`.
+/// A result as strings: an object's fields, or `value`.
 fn outputs(result: Option<&RawValue>) -> BTreeMap<String, String> {
     let text = |it: Value| match it {
         Value::String(text) => text,
@@ -212,14 +212,14 @@ pub async fn claim(
     let first = delivery.jobs().first();
     let first = first.and_then(|it| Some((it, command(&it.job.payload)?)));
     let Some((handed, command)) = first else {
-        // What was leased all the same goes back.
+        // Jobs that were leased all the same are released.
         return Ok(Reply(None::<Claim>).into_response());
     };
     let claim = Claim::of(handed, command)?;
     delivery::answer(&claim, delivery)
 }
 
-/// Keep a lease.
+/// Send a heartbeat.
 #[utoipa::path(
     post, path = "/api/jobs/{lease_id}/heartbeat", tag = "workers", operation_id = "heartbeat_job",
     params(("lease_id" = String, Path, description = "The lease, as claimed.")),
@@ -239,7 +239,7 @@ pub async fn heartbeat(
     Ok(())
 }
 
-/// Ask whether to stop.
+/// Check for cancellation.
 #[utoipa::path(
     get, path = "/api/jobs/{workflow_id}/{job_id}/cancelled", tag = "workers", operation_id = "is_cancelled",
     params(
@@ -261,10 +261,10 @@ pub async fn cancelled(
     control::is_cancelled(&app.engine, key).await.map(Reply)
 }
 
-/// What a job has made.
+/// Completion of a job.
 #[derive(Debug, Deserialize, ToSchema)]
 pub struct CompleteRequest {
-    /// Strings by name, at most 64 KiB; what later jobs are given. Default: none.
+    /// Result: strings by name, at most 64 KiB; later jobs get it. Default: none.
     #[schema(value_type = Option<BTreeMap<String, String>>)]
     outputs: Option<Box<RawValue>>,
 }
@@ -302,12 +302,12 @@ pub async fn complete(
         .await
 }
 
-/// Why a job failed.
+/// Failure of a job.
 #[derive(Debug, Deserialize, ToSchema)]
 pub struct FailRequest {
-    /// What went wrong; 16 KiB of it are kept.
+    /// Message of the error; 16 KiB of it are kept.
     error: String,
-    /// Whether another attempt may help. Default: false.
+    /// Whether to retry. Default: false.
     #[serde(default)]
     retryable: bool,
 }

@@ -1,4 +1,4 @@
-//! Workers: who they are.
+//! Workers.
 
 use axum::{Json as Reply, extract::State};
 use serde::{Deserialize, Serialize};
@@ -17,13 +17,13 @@ use crate::{
     },
 };
 
-/// A worker that introduces itself.
+/// Registration of a worker.
 #[derive(Debug, Deserialize, ToSchema)]
 pub struct RegisterRequest {
-    /// Its name for itself.
+    /// Id that the worker chooses for itself.
     #[schema(min_length = 1, max_length = 200)]
     worker_id: String,
-    /// What it has.
+    /// Labels.
     #[serde(default)]
     #[schema(max_items = 16)]
     labels: Vec<String>,
@@ -31,7 +31,7 @@ pub struct RegisterRequest {
 
 impl RequestBody for RegisterRequest {}
 
-/// Introduce a worker.
+/// Register a worker.
 #[utoipa::path(
     post, path = "/api/workers/register", tag = "workers", operation_id = "register_worker",
     request_body = RegisterRequest,
@@ -63,7 +63,7 @@ pub async fn register(
     workers::register(&app.engine, caller.project_id, &worker).await
 }
 
-/// Show that a worker is there.
+/// Record that a worker is alive.
 #[utoipa::path(
     post, path = "/api/workers/{worker_id}/heartbeat", tag = "workers", operation_id = "heartbeat_worker",
     params(("worker_id" = String, Path, description = "The worker.")),
@@ -97,7 +97,7 @@ pub struct Worker {
     status: WorkerStatus,
 }
 
-/// What a worker does.
+/// State of a worker.
 #[derive(Debug, Clone, Copy, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum WorkerStatus {

@@ -1,4 +1,4 @@
-//! Workflows: running them, looking at them.
+//! Running and reading workflows.
 
 use std::collections::HashMap;
 
@@ -21,16 +21,16 @@ use crate::{
     wire::{extract::Query, validate::Check},
 };
 
-/// What started a workflow that does not say.
+/// Default trigger of a workflow.
 const DEFAULT_TRIGGER: &str = "manual";
 
-/// The envelope of a job that this wire has stored.
+/// The envelope of a job stored with this protocol.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct StoredEnvelope {
     pub workflow_graph: Envelope,
 }
 
-/// What only this wire knows of a job.
+/// Fields without a native equivalent.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct Envelope {
     pub name: Option<String>,
@@ -61,12 +61,12 @@ pub struct Job {
     /// In milliseconds since 1970.
     #[serde(skip_serializing_if = "Option::is_none")]
     started_at: Option<i64>,
-    /// What it has made: JSON as text.
+    /// Result: JSON as text.
     #[serde(skip_serializing_if = "Option::is_none")]
     output: Option<String>,
     required_labels: Vec<String>,
     max_retries: i32,
-    /// Counted from 0.
+    /// Attempt, counted from 0.
     attempt: i32,
     #[schema(value_type = Object)]
     metadata: Box<RawValue>,
@@ -87,7 +87,7 @@ impl Job {
         Self {
             id: part.key.clone(),
             name: envelope.name.clone().unwrap_or_else(|| part.key.clone()),
-            // A job that was pruned has ended long ago.
+            // A pruned job has ended long ago.
             status: part.state.map_or(Status::Success, |it| Status::of(it.public())),
             command: row.and_then(|it| super::command(&it.payload)).unwrap_or_default(),
             depends_on: part.depends_on.clone(),
@@ -104,7 +104,7 @@ impl Job {
     }
 }
 
-/// A job that was called off because one that it waited for was given up has been skipped.
+/// A job that was cancelled because a parent was dead-lettered counts as skipped.
 fn mark_skipped(jobs: &mut [Job]) {
     let places: HashMap<_, _> = jobs.iter().zip(0_usize..).map(|(it, at)| (&*it.id, at)).collect();
     let mut children = vec![Vec::new(); jobs.len()];
@@ -124,7 +124,7 @@ fn mark_skipped(jobs: &mut [Job]) {
     }
 }
 
-/// A workflow as its latest run made it.
+/// A workflow as of its latest run.
 ///
 /// # Errors
 /// [`Error::WorkflowNotFound`].
@@ -157,14 +157,15 @@ fn show(
     Workflow { name: name.unwrap_or_else(|| id.clone()), id, trigger, jobs }
 }
 
-/// Which workflows to list.
+/// Filter and page of workflows.
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 pub struct ListQuery {
-    /// Workflows of a page; no more than 100 are given, and none after their jobs are 500 together. Default: 100.
+    /// Maximum number of workflows to return; at most 100, and with at most 500 jobs together.
+    /// Default: 100.
     #[param(minimum = 1, maximum = 1000)]
     limit: Option<i64>,
-    /// Workflows to pass over.
+    /// Number of workflows to skip.
     #[param(minimum = 0, maximum = 10_000)]
     offset: Option<i64>,
     /// Only workflows with a job of this status, among those of the page.
@@ -216,7 +217,7 @@ pub async fn list(
     Ok(Reply(found))
 }
 
-/// What a path names: a workflow, or a job that is in none.
+/// The workflow of a path, or a job without one.
 enum Named {
     Workflow(WorkflowId),
     Job(JobId),
@@ -263,7 +264,7 @@ pub async fn status(
     Ok(Reply(show(key, Some(job_type), &[part], &rows)))
 }
 
-/// Run a workflow, for the first time or again. One that runs is left alone.
+/// Run a workflow, for the first time or again. A running one is left alone.
 #[utoipa::path(
     post, path = "/api/workflows/{id}/run", tag = "workflows", operation_id = "run_workflow",
     params(("id" = String, Path, description = "The workflow.")),
@@ -282,7 +283,7 @@ pub async fn run(
     Ok(StatusCode::ACCEPTED)
 }
 
-/// Call a workflow off.
+/// Cancel a workflow.
 #[utoipa::path(
     post, path = "/api/workflows/{id}/cancel", tag = "workflows", operation_id = "cancel_workflow",
     params(("id" = String, Path, description = "The workflow; or a job that is in none.")),
@@ -303,7 +304,7 @@ pub async fn cancel(
             workflows::cancel(&app.engine, project_id, latest.id).await?;
         }
         Named::Job(id) => match control::cancel(&app.engine, JobKey { project_id, id }).await {
-            // It has ended: there is nothing to call off.
+            // It has ended already.
             Ok(()) | Err(Error::InvalidState(_)) => (),
             Err(error) => return Err(error),
         },

@@ -1,4 +1,4 @@
-//! When schedules fire, compared with a look at the wall every minute.
+//! When schedules fire, compared with the wall clock minute by minute.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Zones whose clocks change in odd ways, with a year in which they do.
+/// Zones with unusual clock changes, and a year in which they happen.
 const ZONES: &[(&str, i32)] = &[
     ("America/New_York", 2026),
     ("Europe/Berlin", 2026),
@@ -56,7 +56,7 @@ fn windows(zone: Tz, year: i32) -> Vec<(DateTime<Utc>, DateTime<Utc>)> {
     if windows.is_empty() { vec![around(start.and_utc())] } else { windows }
 }
 
-/// Minute by minute: what the wall shows, and whether the expression means it.
+/// Minute by minute: the local time, and whether the expression matches it.
 fn oracle(
     expression: &str,
     zone: Tz,
@@ -83,7 +83,7 @@ fn oracle(
         );
         while wall < last {
             if matches(wall) {
-                // Shown for the first time, or skipped: then what is shown next.
+                // Shown for the first time, or skipped: then the next local time counts.
                 ticks.extend(first_shown.range(wall..).next().map(|it| *it.1));
             }
             wall += MINUTE;
@@ -130,7 +130,7 @@ fn next(expression: &str, zone: &str, after: &str) -> DateTime<Utc> {
 fn a_time_that_the_clock_skips_fires_at_the_first_instant_after_it() {
     let berlin = next("30 2 * * *", "Europe/Berlin", "2026-03-29T00:00:00Z");
     assert_eq!(berlin, at("2026-03-29T01:00:00Z"), "03:00 on the wall");
-    // A whole day was skipped: what was meant for it fires when the next one begins.
+    // A whole day was skipped: its ticks fire when the next day begins.
     let apia = next("0 9 30 12 *", "Pacific/Apia", "2011-12-30T00:00:00Z");
     assert_eq!(apia, at("2011-12-30T10:00:00Z"), "midnight of the 31st");
     let lord_howe = next("15 2 * * *", "Australia/Lord_Howe", "2026-10-03T00:00:00Z");
@@ -236,7 +236,7 @@ proptest! {
         let first = schedule.next_after(after).expect("it fires");
         prop_assert!(first > after);
         prop_assert!(first - after <= TimeDelta::hours(24 + 25));
-        // From anywhere in between, the next tick is the same.
+        // From any instant in between, the next tick is the same.
         let middle = after + (first - after) / 2;
         prop_assert_eq!(schedule.next_after(middle).expect("it fires"), first);
         prop_assert_eq!(first.second(), 0);

@@ -1,4 +1,4 @@
-//! Polls that name no queue: they take jobs from whichever queue of their project has some.
+//! Polls that name no queue: they take jobs from any queue of their project that has some.
 
 use std::{future::Future, sync::Arc, time::Duration};
 
@@ -15,16 +15,16 @@ use crate::{
     store,
 };
 
-/// Queues that one such poll looks at; those that have jobs come first.
+/// Maximum number of queues that such a poll searches; queues with jobs come first.
 pub const MAX_QUEUES: i64 = 100;
-/// How often a poll that waits asks which queues there are.
+/// How often a waiting poll refreshes its list of queues.
 const NEW_QUEUES_PERIOD: Duration = Duration::from_secs(2);
-/// For so long one answer to that serves all polls of a project.
+/// How long one list of queues serves all polls of a project.
 const QUEUES_KEEP: Duration = Duration::from_secs(1);
-/// Projects whose queues one node remembers.
+/// Projects whose lists of queues one node caches.
 const MAX_KNOWN_PROJECTS: u64 = 10_000;
 
-/// The queues of projects, as polls that wait have seen them a moment ago.
+/// Lists of queues by project, cached for a moment.
 pub(in crate::engine) struct QueueLists(Cache<ProjectId, Arc<[Arc<str>]>>);
 
 impl Default for QueueLists {
@@ -34,8 +34,8 @@ impl Default for QueueLists {
     }
 }
 
-/// Like [`dispatch::poll`], from every queue of the project, up to [`MAX_QUEUES`]. Each time it looks in another
-/// order, so that no queue is passed over for ever.
+/// Like [`dispatch::poll`], over every queue of the project, up to [`MAX_QUEUES`]. Each round uses
+/// another random order, so that no queue is starved.
 ///
 /// # Errors
 /// Those of [`dispatch::poll`], and [`Error::Unavailable`] when the store does not answer.
@@ -49,7 +49,7 @@ pub async fn poll(
     pin!(revoked);
     let worker = (spec.project_id, Arc::clone(&spec.worker_id));
     if wait.is_zero() {
-        // It hears of nothing that comes to an empty queue.
+        // An empty queue that gets a job is not among those it waits on: list the queues again.
         let queues = shuffled(&read_queues(engine, spec.project_id, false).await?);
         let spec = PollSpec { queues, ..spec };
         return dispatch::poll(engine, spec, wait, gone.cancelled(), revoked).await;
@@ -58,7 +58,7 @@ pub async fn poll(
     loop {
         let queues = shuffled(&known_queues(engine, spec.project_id).await?);
         let left = deadline.saturating_duration_since(Instant::now()).min(NEW_QUEUES_PERIOD);
-        // Not none at all, or it would be answered as one that does not wait.
+        // Never zero: that would be a poll without a wait.
         let left = left.max(Duration::from_millis(1));
         let spec = PollSpec { queues, ..spec.clone() };
         let delivery =

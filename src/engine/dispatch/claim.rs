@@ -1,4 +1,4 @@
-//! One claim of the pump: the statements that a deal of looks becomes, and what came back.
+//! One claim of the pump: runs the statements for all planned queue claims and sorts the results.
 
 use std::{
     collections::HashMap,
@@ -30,46 +30,46 @@ use crate::{
     traces::{self, Leased},
 };
 
-/// A claim that has not come back by then is given up: its peer may be gone without a word.
+/// After this a claim is abandoned: the connection may be dead without an error.
 const CLAIM_TIMEOUT: Duration = Duration::from_secs(30);
-/// Time for looks that go one by one after they failed together; the rest come later.
+/// Time for queue claims that run one by one after their common statement failed.
 const SINGLE_CLAIMS_TIME: Duration = Duration::from_secs(10);
-/// Queues of one fallback look.
+/// Queues of one fallback query.
 const MAX_FALLBACK_QUEUES: usize = 500;
 
-/// A claim that is ready to go.
+/// A claim that is ready to run.
 pub(in crate::engine) struct Claim {
-    /// Each look with the lease of each of its slots.
+    /// Each queue claim, with a lease id for each of its lease requests.
     claims: Vec<(PlannedClaim, Vec<LeaseId>)>,
     pool: Pool,
     conn: Option<PoolConnection<Postgres>>,
 }
 
-/// A claim that came back, and its connection if it is still good.
+/// A completed claim, and its connection if it can be reused.
 #[derive(Default)]
 pub(in crate::engine) struct CompletedClaims {
     pub conn: Option<PoolConnection<Postgres>>,
     pub completed: Vec<CompletedClaim>,
 }
 
-/// A look that came back.
+/// A completed queue claim.
 pub(in crate::engine) struct CompletedClaim {
     pub claim: PlannedClaim,
     pub outcome: ClaimOutcome,
 }
 
-/// What a look came back with.
+/// The result of a queue claim.
 pub(in crate::engine) enum ClaimOutcome {
-    /// Jobs, each with the number of its slot.
+    /// Jobs, each with the index of its lease request.
     Found { jobs: Vec<(usize, LeasedDelivery)>, finding: Claimed },
-    /// The store refused the statement: nothing was leased.
+    /// The database refused the statement: nothing was leased.
     Refused,
-    /// Nobody knows whether these leases were given.
+    /// The connection was lost: these leases may have been given.
     InDoubt(Vec<LeaseId>),
 }
 
 impl ClaimOutcome {
-    /// For the lane; none when the look failed.
+    /// What the lane learns from it; none if the claim failed.
     pub fn finding(&self) -> Option<Claimed> {
         match self {
             Self::Found { finding, .. } => Some(*finding),
@@ -79,7 +79,7 @@ impl ClaimOutcome {
 }
 
 impl Claim {
-    /// A claim over an idle connection, or over one that is still to be had.
+    /// Uses the idle connection if there is one, and takes one from the pool otherwise.
     pub fn new(
         claims: Vec<PlannedClaim>,
         pool: Pool,
@@ -92,7 +92,7 @@ impl Claim {
         Self { claims: claims.into_iter().map(with_leases).collect(), pool, conn }
     }
 
-    /// Runs it. It lands whatever happens, or its polls would wait for ever.
+    /// Runs the claim. Always returns, or its polls would wait forever.
     pub async fn run(self) -> CompletedClaims {
         let started = Instant::now();
         let slots = self.claims.iter().map(|(claim, _)| claim.slots.len()).sum::<usize>();
@@ -164,7 +164,7 @@ fn in_doubt((claim, lease_ids): (PlannedClaim, Vec<LeaseId>)) -> CompletedClaim 
     CompletedClaim { claim, outcome: ClaimOutcome::InDoubt(lease_ids) }
 }
 
-/// A statement that the store refused, or stopped for its length, has leased nothing.
+/// A statement that was refused, or cancelled by its timeout, has leased nothing.
 fn failed(claim: (PlannedClaim, Vec<LeaseId>), error: &sqlx::Error) -> CompletedClaim {
     record_failure(error);
     if is_refused(error) {
@@ -210,8 +210,8 @@ fn count_claimed(completed: &[CompletedClaim]) {
     }
 }
 
-/// One statement for all looks. When the store refuses it, one for each: a look that is too slow
-/// must not take the others down.
+/// One statement for all queue claims. If the database refuses it, each runs alone: one slow queue
+/// must not fail the others.
 async fn claim_any_type(
     conn: &mut PgConnection,
     claims: Vec<(PlannedClaim, Vec<LeaseId>)>,
@@ -240,9 +240,10 @@ async fn claim_any_type(
     }
 }
 
-/// Parts the looks at queues that have gates, and those for commands, from the others, and says whether the answer is known. Asked
-/// only where there may be some; when the question fails, nobody passes a gate unasked: the other statements
-/// do not see what is behind.
+/// Separates claims that need the limited path (queues with constraint keys or limits, and polls
+/// for commands only) from the others, and says whether the answer is reliable. The database is
+/// asked only where constraint keys may exist. If that query fails, every claim is unlimited:
+/// ordinary statements never see jobs with a constraint key.
 async fn with_gates(
     conn: &mut PgConnection,
     claims: Vec<(PlannedClaim, Vec<LeaseId>)>,
@@ -324,7 +325,7 @@ fn to_queue_claim((dealt, lease_ids): &(PlannedClaim, Vec<LeaseId>)) -> QueueCla
     }
 }
 
-/// Slots are numbered through all looks of a statement; each look gets its own back.
+/// Lease requests are numbered through all claims of a statement; each claim gets its own back.
 fn assign(claims: Vec<(PlannedClaim, Vec<LeaseId>)>, found: Vec<LeasedJob>) -> Vec<CompletedClaim> {
     let mut by_slot: HashMap<usize, LeasedJob> =
         found.into_iter().filter_map(|it| Some((usize::try_from(it.slot?).ok()?, it))).collect();
@@ -342,7 +343,7 @@ fn assign(claims: Vec<(PlannedClaim, Vec<LeaseId>)>, found: Vec<LeasedJob>) -> V
     completed
 }
 
-/// `chosen` is how many were there, where that is not how many were leased.
+/// `chosen`: how many jobs were selected, if that differs from how many were leased.
 fn assign_one(claim: PlannedClaim, found: Vec<LeasedJob>, chosen: Option<usize>) -> CompletedClaim {
     let wanted = claim.slots.len();
     let there = chosen.unwrap_or(found.len());
@@ -372,7 +373,7 @@ async fn add_background(conn: &mut PgConnection, completed: &mut [CompletedClaim
     delivery::add_background(conn, handed.collect()).await;
 }
 
-/// Which of these queues hold work, as far as the store answers.
+/// Which of these queues have work. Queues whose query fails are left out.
 pub(in crate::engine) async fn find_queues_with_work(
     pool: Pool,
     queues: Vec<(ProjectId, Arc<str>)>,

@@ -19,17 +19,17 @@ use crate::{
 pub struct LeasedDelivery {
     pub job: LeasedJob,
     pub worker_id: Arc<str>,
-    /// What its last failed attempt reported.
+    /// The error that the last failed attempt reported.
     pub last_error: Option<ErrorReport>,
-    /// What its parents have made, in the order in which they were named.
+    /// Results of the parents, in the order in which they were named.
     pub parent_results: Vec<ParentResult>,
-    /// Whether nothing is missing that it needs.
+    /// False if a parent's result could not be read.
     pub is_complete: bool,
 }
 
 impl LeasedDelivery {
-    /// A job by itself; what came before it is still to be looked up.
-    /// While spans are sent, its trace goes on from the span of this attempt.
+    /// A job alone; errors and parents' results are added later. While spans are exported, the
+    /// trace continues from the span of this attempt.
     pub(super) fn new(job: LeasedJob, worker_id: Arc<str>) -> Self {
         let trace = trace_of(&job).map(|it| it.own.to_string());
         let traceparent = trace.or(job.traceparent);
@@ -39,15 +39,16 @@ impl LeasedDelivery {
     }
 }
 
-/// Where this attempt stands in traces, while spans are sent. The job still has the trace that it was enqueued in.
+/// The trace context of this attempt, while spans are exported. The job itself keeps the context of
+/// its enqueue.
 pub(super) fn trace_of(job: &LeasedJob) -> Option<AttemptTrace> {
     let enqueued = job.traceparent.as_deref().filter(|_| traces::is_on())?;
     trace::of_attempt(enqueued, job.attempt, job.lease_id.0)
 }
 
-/// Adds what the last failed attempt of each job reported, and what its parents made. A job is worth
-/// more than its last error: when that look fails, the job goes out without. It is nothing without its
-/// parents' results: then it is marked, and goes back.
+/// Adds the error of the last failed attempt, and the results of parents. If the errors cannot be
+/// read, the job is delivered without. If the parents' results cannot be read, the job is marked
+/// incomplete and released.
 pub(super) async fn add_background(conn: &mut PgConnection, mut handed: Vec<&mut LeasedDelivery>) {
     let key = |it: &LeasedDelivery| (it.job.project_id, it.job.id);
     let retried: Vec<_> =

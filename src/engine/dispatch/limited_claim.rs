@@ -1,4 +1,5 @@
-//! Looks at queues with gates or rules: a transaction that locks what it counts against, then claims.
+//! Claims from queues with constraint keys or limits: a transaction that locks what it counts, then
+//! leases.
 
 use std::time::Duration;
 
@@ -15,26 +16,26 @@ use crate::{
     },
 };
 
-/// Pages of gates one look goes through at the most.
+/// Pages of constraint keys that one claim reads at most.
 const MAX_PAGES: usize = 5;
 
-/// A paused queue is not looked at for so long, whatever arrives; its end is told.
+/// A paused queue is not claimed from for this long, even if jobs arrive; resuming it is hinted.
 const PAUSED_REST: Duration = Duration::from_secs(5);
 
-/// What a look at a queue with gates has found.
+/// What such a claim found.
 #[derive(Debug, Default)]
 pub(in crate::engine) struct LimitedClaimed {
     pub jobs: Vec<LeasedJob>,
-    /// How many were chosen; others may have taken some of them.
+    /// How many jobs were selected; other claims may have locked some of them.
     pub chosen: usize,
-    /// Whether somebody else holds locks, so that there may be more.
+    /// Whether another claim holds locks, so that there may be more jobs.
     pub was_contended: bool,
-    /// The rate limit, or a pause, lets nothing more through for so long.
+    /// The rate limit or pause allows nothing more for this long.
     pub backoff_for: Option<Duration>,
 }
 
-/// Claims from a queue with gates or rules: the best of what is behind open gates and of what is before
-/// them, as far as the queue's rules allow.
+/// Claims the best jobs whose constraint keys have capacity, as far as the queue's own limits
+/// allow.
 pub(in crate::engine) async fn claim(
     conn: &mut PgConnection,
     claim: &QueueClaim<'_>,
@@ -84,8 +85,8 @@ pub(in crate::engine) async fn claim(
     Ok(LimitedClaimed { jobs, chosen, was_contended, backoff_for })
 }
 
-/// The gates of a queue. With more than fit in a page it begins anywhere among them, so that none is passed
-/// over for ever.
+/// The constraint keys of a queue. If they do not fit in a page, the page begins at a random key,
+/// so that none is starved.
 async fn see_gates(
     tx: &mut PgConnection,
     claim: &QueueClaim<'_>,
@@ -99,7 +100,7 @@ async fn see_gates(
             let page = limited_claims::lock_gates(tx, claim, paused_types, after).await?;
             after = match page.last() {
                 Some(last) if page.len() == MAX_PAGE_GATES => last.gate,
-                // Around the end, back to the beginning.
+                // Past the end: continue from the first key.
                 _ => Uuid::nil(),
             };
             seen.extend(page);
@@ -110,7 +111,7 @@ async fn see_gates(
     Ok(seen)
 }
 
-/// Which types may be had; none: all.
+/// Which types may run; none: all.
 async fn types(
     tx: &mut PgConnection,
     claim: &QueueClaim<'_>,
@@ -132,7 +133,7 @@ fn rate_limit(rules: &QueueRules) -> Option<RateLimit> {
     Some(RateLimit { count, per_seconds })
 }
 
-/// A queue's rate limit, and what it has let through.
+/// A queue's rate limit and its recent starts.
 struct Rate {
     limit: RateLimit,
     handouts: Vec<Handout>,
@@ -157,7 +158,7 @@ impl Rate {
         self.handouts = self.limit.remember(&self.handouts, jobs, self.now);
     }
 
-    /// How long nothing more is let through; none: something is.
+    /// How long nothing more may start; none: something may.
     fn wait(&self) -> Option<Duration> {
         let wait = self.limit.wait(&self.handouts, self.now).to_std().unwrap_or_default();
         (!wait.is_zero()).then_some(wait)

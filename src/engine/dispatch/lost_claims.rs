@@ -1,5 +1,5 @@
-//! After a claim whose answer was lost: leases that nobody knows he has are given back, so that their
-//! jobs need not wait for the leases' end, and no failure is counted.
+//! Releases leases of a claim whose result was lost (connection error), without counting a failure.
+//! Their jobs need not wait until the leases expire.
 
 use std::time::Duration;
 
@@ -15,11 +15,11 @@ use crate::{
     },
 };
 
-/// The pauses before the store is asked, again and again: the lost commit may still be under way. What is
-/// not found by then waits for its lease's end.
+/// Pauses between tries: the lost commit may still be in progress. Leases that appear later simply
+/// expire.
 const PAUSES_SECONDS: [u64; 5] = [1, 2, 4, 8, 15];
 
-/// Gives back those of these leases that were given after all.
+/// Releases those of these leases that were given after all.
 pub(in crate::engine) async fn release(
     pool: Pool,
     endings: Coalescer<Endings>,

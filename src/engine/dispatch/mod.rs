@@ -1,5 +1,5 @@
-//! Polls: wait for jobs without holding a connection, and hand them over so that none is lost on
-//! the way.
+//! Polls: wait for jobs without holding a connection, and deliver them so that none is lost on the
+//! way.
 
 pub mod any_queue;
 mod claim;
@@ -37,15 +37,15 @@ use crate::{
 pub use self::{delivery::LeasedDelivery, request::PollSpec};
 pub use crate::store::claims::LeasedJob;
 
-/// Polls one node parks at a time.
+/// Polls that one node parks at most.
 pub const MAX_PARKED_POLLS: usize = 20_000;
-/// When the server stops, parked polls are answered within this, spread evenly.
+/// At shutdown, parked polls are answered within this time, spread evenly.
 const STOP_SPREAD: Duration = Duration::from_secs(3);
-/// A poll that wants its answer now gets it when the claim under way has landed, but not later.
+/// Longest wait for a claim in flight, for a poll that wants its answer now.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A worker that should take no more jobs is answered after this, if it waits: not at once, or one that
-/// does not understand would ask without end.
+/// Delay before a quieted worker's long poll is answered, so that a client which ignores the
+/// directive does not spin.
 const HALTED_PAUSE: Duration = Duration::from_secs(1);
 
 /// The polls' side of the pump.
@@ -75,7 +75,7 @@ impl<'a> ParkedPoll<'a> {
         gauge!(telemetry::POLLS_PARKED).increment(1);
         let id = parking.next_id.fetch_add(1, Ordering::Relaxed);
         let (sender, answer) = oneshot::channel();
-        // From here on dropping it takes it out again, also on the error paths.
+        // From here on dropping it removes it from the pump, also on the error paths.
         let this = Self { parking, id, answer };
         if parked > MAX_PARKED_POLLS {
             return Err(Error::Overloaded);
@@ -85,10 +85,10 @@ impl<'a> ParkedPoll<'a> {
         Ok(this)
     }
 
-    /// Asks for the answer now. A claim that is under way for this poll is waited for.
+    /// Asks for the answer now. A claim in flight for this poll is awaited.
     async fn answer_now(&mut self) -> Option<Vec<LeasedDelivery>> {
         let _ = self.parking.messages.send(Message::Leave(self.id));
-        // The answer stays in the channel, or goes back, when it comes later.
+        // A later answer stays in the channel, or its jobs are released.
         match timeout(ANSWER_TIMEOUT, &mut self.answer).await {
             Ok(answer) => answer.unwrap_or(None),
             Err(_) => None,
@@ -111,8 +111,8 @@ impl Drop for ParkedPoll<'_> {
     }
 }
 
-/// Jobs on their way to a worker. Dropped before [`Delivery::delivered`], they go back at once,
-/// with no failure counted.
+/// Jobs on their way to a worker. If dropped before [`Delivery::delivered`], they are released at
+/// once, without counting a failure.
 #[must_use]
 pub struct Delivery {
     giver: Option<Engine>,
@@ -120,13 +120,13 @@ pub struct Delivery {
 }
 
 impl Delivery {
-    /// What is being handed over.
+    /// The jobs to deliver.
     #[must_use]
     pub fn jobs(&self) -> &[LeasedDelivery] {
         &self.jobs
     }
 
-    /// Both together.
+    /// Joins two deliveries.
     pub fn and(mut self, mut more: Self) -> Self {
         self.jobs.append(&mut more.jobs);
         self.giver = self.giver.take().or(more.giver.take());
@@ -150,14 +150,14 @@ impl Drop for Delivery {
 
 /// Waits up to `wait` for jobs and leases them. No jobs is an ordinary answer.
 ///
-/// Repeating a poll with its `poll_id` while its leases run answers with the same jobs. Ways out:
-/// jobs, the deadline, `gone` (the client), `revoked` (its key), the worker told to take no more jobs,
-/// the server's shutdown.
+/// Repeating a poll with its `poll_id` while its leases run returns the same jobs. It ends with
+/// jobs, at the deadline, when the client is gone (`gone`), when its key is revoked (`revoked`),
+/// when the worker gets a directive, or at shutdown.
 ///
 /// # Errors
 /// [`Error::Unauthorized`] when the key was revoked meanwhile. [`Error::Overloaded`] when too many
-/// polls are parked. [`Error::NotReady`] when the poll does not wait and the store does not answer.
-/// What a claim under way leases all the same is given back.
+/// polls are parked. [`Error::NotReady`] when the poll does not wait and the database does not
+/// answer. Jobs leased by a claim in flight are released.
 pub async fn poll(
     engine: &Engine,
     spec: PollSpec,
@@ -168,7 +168,7 @@ pub async fn poll(
     if let Some(poll_key) = spec.poll_key() {
         let jobs = engine.repeats.submit(poll_key).await?;
         if !jobs.is_empty() {
-            // Not ours to give back: the worker may be at them since the first answer.
+            // Not released when dropped: the worker may have been at them since the first answer.
             return Ok(Delivery { giver: None, jobs });
         }
     }
@@ -186,7 +186,7 @@ pub async fn poll(
         }
         return deliver(Vec::new());
     }
-    // A poll that does not wait is answered by the pump when its queues were looked at.
+    // The pump answers a poll without a wait once its queues were claimed from.
     let wait = if is_patient { wait } else { ANSWER_TIMEOUT };
     let mut parked = ParkedPoll::park(&engine.parking, spec, is_patient)?;
     let answer = tokio::select! {
@@ -202,7 +202,7 @@ pub async fn poll(
         Some(jobs) => {
             let has_jobs = !jobs.is_empty();
             let delivery = deliver(jobs)?;
-            // Told while they were on their way: they go back.
+            // The directive arrived while the jobs were on their way: release them.
             if has_jobs && workers::halt(engine, &worker).await.is_ok_and(|it| it.is_some()) {
                 drop(delivery);
                 return deliver(Vec::new());
@@ -219,7 +219,7 @@ async fn stop(engine: &Engine) {
     tokio::time::sleep(STOP_SPREAD.mul_f64(rand::random())).await;
 }
 
-/// The batch of polls that may be repeated: what each was given before and still holds.
+/// The batch of repeated polls: what each was given before and still holds.
 pub struct Repeats {
     pub(super) pool: Pool,
 }

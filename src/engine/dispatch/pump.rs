@@ -1,8 +1,8 @@
-//! The claim pump: one task a node that claims for all parked polls.
+//! The claim pump: one task per node that claims for all parked polls.
 //!
-//! It alone owns what is known of the queues ([`Lanes`]) and answers every parked poll, so a poll
-//! that ends while a claim for it is under way is answered by that claim. A poll that is gone when
-//! its jobs arrive gives them back at once.
+//! It alone owns what is known of the queues ([`Lanes`]) and answers every parked poll. So a poll
+//! that ends while a claim for it is in flight is answered by that claim. If a poll is gone when
+//! its jobs arrive, they are released at once.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -43,55 +43,54 @@ use crate::{
     wakeups::{Hint, Hints},
 };
 
-/// Claims under way at the most, when the backlog is deep.
+/// Claims in flight at most, when the backlog is deep.
 const MAX_CLAIMS_IN_FLIGHT: usize = 3;
-/// How often queues that are believed empty are looked at all the same: another node may have
-/// stored something.
+/// How often queues believed empty are queried anyway: another node may have stored jobs.
 const FALLBACK_PERIOD: Duration = Duration::from_secs(2);
-/// Messages and hints that are heard before the next claim.
+/// Messages and hints that are read before the next claim.
 const MAX_DRAINED: usize = 1_000;
 
-/// What polls tell the pump.
+/// Messages from polls to the pump.
 pub(in crate::engine) enum Message {
-    /// A poll parks. One that is not `patient` wants one look and no wait.
+    /// A poll parks. If it is not `patient`, it wants one claim and no wait.
     Park { id: WaiterId, spec: Box<PollSpec>, is_patient: bool, answer: Answer },
-    /// A poll wants its answer now, whatever it is.
+    /// A poll wants its answer now, with or without jobs.
     Leave(WaiterId),
-    /// These were handed to somebody who never got them.
+    /// These jobs were not delivered: release them.
     Release(Vec<LeasedDelivery>),
-    /// The node ends: land what flies, take back what comes back, and say so.
+    /// The node stops: complete the claims in flight, release undelivered jobs, and confirm.
     Finish(oneshot::Sender<()>),
 }
 
-/// How a parked poll is answered; none: the look that it asked for failed.
+/// The answer to a parked poll; none: its claim failed.
 pub(in crate::engine) type Answer = oneshot::Sender<Option<Vec<LeasedDelivery>>>;
 
 struct Pump {
     pool: Pool,
     background: Pool,
     endings: Coalescer<Endings>,
-    /// What must be done before the node ends.
+    /// Tasks that must complete before the node stops.
     tasks: TaskTracker,
     notifier: Notifier,
     lanes: Lanes,
     answers: HashMap<WaiterId, Answer>,
     without_wait: BTreeSet<WaiterId>,
     by_poll_id: HashMap<PollKey, WaiterId>,
-    /// Polls in flight whose successor with the same poll id has come.
+    /// Polls in flight that were replaced by a newer poll with the same poll id.
     successors: HashMap<WaiterId, WaiterId>,
-    /// What successors ask for, until the flight that they took over has landed.
+    /// What the newer polls ask for, until the claim in flight completes.
     specs: HashMap<WaiterId, PollSpec>,
-    /// Polls in flight that want their answer when the flight is over.
+    /// Polls in flight that want their answer as soon as the claim completes.
     leaving: BTreeSet<WaiterId>,
-    /// When the first of the lanes that rest may go on.
+    /// When the first backoff ends.
     next_backoff_end: Option<Instant>,
-    /// Connections of claims that landed a moment ago.
+    /// Connections of recently completed claims.
     idle: Vec<PoolConnection<Postgres>>,
-    /// Recipient to tell when everything has landed; then nothing more is dealt.
+    /// Confirms the stop once every claim has completed; then no more are planned.
     finished: Option<oneshot::Sender<()>>,
 }
 
-/// Runs until it is told to finish, or every sender of messages is gone. What flies then is landed first.
+/// Runs until told to finish, or until all senders are gone. Claims in flight complete first.
 pub(in crate::engine) async fn run(
     pools: Pools,
     endings: Coalescer<Endings>,
@@ -133,7 +132,7 @@ pub(in crate::engine) async fn run(
                 pump.next_backoff_end = pump.lanes.backoff_ends_at();
             }
         }
-        // Whoever else is there already shares the next claim.
+        // Everything that is already waiting shares the next claim.
         for _ in 0..MAX_DRAINED {
             let (message, hint) = (messages.try_recv().ok(), arrivals.try_next());
             if message.is_none() && hint.is_none() {
@@ -230,8 +229,7 @@ impl Pump {
         }
     }
 
-    /// A poll takes the place of an earlier one that is in flight, which may itself have taken
-    /// another's.
+    /// A poll replaces an earlier one that is in flight, which may itself have replaced another.
     fn succeed(&mut self, earlier: WaiterId, id: WaiterId) {
         if let Some(replaced) = self.answers.remove(&earlier) {
             let _ = replaced.send(Some(Vec::new()));
@@ -246,7 +244,7 @@ impl Pump {
         self.successors.insert(earlier, id);
     }
 
-    /// Ends a poll. When it is gone, its jobs go back.
+    /// Ends a poll. If it is gone, its jobs are released.
     fn answer(&mut self, id: WaiterId, jobs: Option<Vec<LeasedDelivery>>) {
         if let Some(poll_key) = self.lanes.spec(id).and_then(PollSpec::poll_key) {
             self.by_poll_id.remove(&poll_key);
@@ -354,7 +352,7 @@ impl Pump {
         });
     }
 
-    /// After a failed look, polls that wanted just one look are told.
+    /// After a failed claim, polls without a wait get an error.
     fn answer_failure(&mut self, claim: &PlannedClaim) -> Vec<(usize, LeasedDelivery)> {
         for (id, _) in &claim.slots {
             if self.without_wait.contains(id) {

@@ -1,4 +1,4 @@
-//! What a poll asks for, and how the wishes of many share what there is.
+//! What a poll asks for, and how polls share the jobs of a claim.
 
 use std::sync::Arc;
 
@@ -10,25 +10,25 @@ use crate::{ids::ProjectId, store::polls::PollKey};
 #[derive(Debug, Clone)]
 pub struct PollSpec {
     pub project_id: ProjectId,
-    /// From these queues, in this order.
+    /// Queues to claim from, in this order.
     pub queues: Vec<Arc<str>>,
-    /// Only of these types, when some are named. Sorted.
+    /// Only these types, if any are named. Sorted.
     pub job_types: Arc<[String]>,
-    /// What the worker has. Sorted. Jobs that ask for more are not for it.
+    /// The worker's labels. Sorted. Jobs with other labels are not delivered.
     pub labels: Arc<[String]>,
-    /// Only jobs whose payload is a command, or an object that has one.
+    /// Only jobs whose payload is a command, or an object with one.
     pub only_commands: bool,
     pub worker_id: Arc<str>,
-    /// At most so many.
+    /// Maximum number of jobs.
     pub capacity: u32,
-    /// The lease it wants, in seconds.
+    /// Requested lease, in seconds.
     pub lease_seconds: Option<i32>,
-    /// Its own name for this poll.
+    /// The worker's own id for this poll.
     pub poll_id: Option<Uuid>,
 }
 
 impl PollSpec {
-    /// Its name, if its worker gave it one.
+    /// The key of the poll, if its worker gave it an id.
     #[must_use]
     pub fn poll_key(&self) -> Option<PollKey> {
         let worker_id = Arc::clone(&self.worker_id);
@@ -36,7 +36,7 @@ impl PollSpec {
     }
 }
 
-/// One slot for each taker, then a second for each that has room, and so on.
+/// One lease request for each poll, then a second for each with capacity, and so on.
 pub(in crate::engine) fn share_slots<Taker: Copy>(
     takers: &[(Taker, Arc<PollSpec>)],
     max_slots: usize,

@@ -19,11 +19,11 @@ use crate::{
 
 pub use crate::store::enqueue::{Extras, NewJob, Start, StoredJob};
 
-/// Stores the jobs of one request, all or none, and answers in their order.
+/// Stores the jobs of one request, all or none, and returns them in their order.
 ///
 /// # Errors
-/// [`Error::Invalid`] when a `run_at` lies too far ahead, and [`Error::Overloaded`] when too much
-/// waits already: nothing is stored. [`Error::Unavailable`] when the store did not answer.
+/// [`Error::Invalid`] when a `run_at` lies too far ahead, and [`Error::Overloaded`] when too many
+/// requests wait: nothing is stored. [`Error::Unavailable`] when the database did not answer.
 pub async fn enqueue(engine: &Engine, jobs: Arc<[NewJob]>) -> Result<Vec<StoredJob>, Error> {
     engine.enqueues.submit(jobs).await
 }
@@ -90,7 +90,7 @@ impl Batch for Enqueues {
     }
 }
 
-/// Counts and tells, after the commit.
+/// Counts and notifies. Call it after the commit.
 pub(in crate::engine) fn tell<'a>(
     notifier: &Notifier,
     jobs: impl Iterator<Item = &'a NewJob> + Clone,
@@ -124,10 +124,10 @@ pub(in crate::engine) fn tell<'a>(
     });
 }
 
-/// What a job weighs while it waits: its texts, and a constant for the rest.
+/// Memory of a waiting job: its texts, and a constant for the rest.
 fn bytes_of(job: &NewJob) -> usize {
     const ROW_BYTES: usize = 256;
-    /// Labels, keys and a trace, at their bounds.
+    /// Labels, keys and a trace context, at their limits.
     const EXTRAS_BYTES: usize = 8 * 1024;
     let tags = job.tags.iter().flat_map(|it| &it.0).map(|(key, value)| key.len() + value.len());
     let types = job.retry.iter().flat_map(|it| &it.0.non_retryable_types).map(String::len);

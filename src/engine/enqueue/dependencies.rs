@@ -1,5 +1,5 @@
-//! Storing jobs that are tied to others: to parents, to a unique key, to a workflow. One transaction a
-//! request, beside the batches of ordinary jobs.
+//! Storing jobs with parents, a unique key or a workflow. One transaction per request, beside the
+//! batches of ordinary jobs.
 
 use std::collections::HashMap;
 
@@ -28,36 +28,36 @@ pub use crate::store::{
     workflows::{NewWorkflow, Rerun},
 };
 
-/// How often a request is tried that lost a race for a unique key, or a deadlock.
+/// Tries of a request that lost a race for a unique key, or a deadlock.
 const MAX_TRIES: u32 = 5;
 
-/// What happens when a live job has the unique key already.
+/// What happens if a live job has the unique key already.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnConflict {
     Reject,
-    /// The job that is there is the answer.
+    /// Return the existing job.
     ReturnExisting,
-    /// A waiting job is called off and replaced; a running one is left alone: an error.
+    /// Cancel a waiting job and store the new one; a running one is an error.
     Replace,
 }
 
-/// A job with what ties it to others.
+/// A job with its dependencies and conflict rule.
 #[derive(Debug, Clone)]
 pub struct TiedJob {
     /// The job. Its unique key and parents are in its extras.
     pub job: NewJob,
-    /// Goes with the unique key.
+    /// Applies to the unique key.
     pub on_conflict: OnConflict,
-    /// Its one parent was named by `parent_job_id`.
+    /// Its only parent was named by `parent_job_id`.
     pub is_continuation: bool,
-    /// Its id was chosen by who sent it: another job may have it.
+    /// The caller chose the id: another job may have it.
     pub is_id_given: bool,
-    /// Where it is in the request: `jobs[3].`, or nothing.
+    /// The path in the request: `jobs[3].`, or empty.
     pub path: String,
 }
 
 impl TiedJob {
-    /// A job that comes alone.
+    /// A job without parents or workflow.
     #[must_use]
     pub fn new(job: NewJob, on_conflict: OnConflict) -> Self {
         let path = String::new();
@@ -65,18 +65,18 @@ impl TiedJob {
     }
 }
 
-/// What became of a request's job.
+/// The result for one job of a request.
 #[derive(Debug, Clone, PartialEq)]
 pub enum EnqueueOutcome {
     Stored(StoredJob),
     Existing(JobId),
 }
 
-/// Stores jobs, all or none, and answers in their order.
+/// Stores jobs, all or none, and returns them in their order.
 ///
 /// # Errors
-/// [`Error::Invalid`] when a parent does not exist or has too many children, or a `run_at` lies too far
-/// ahead. [`Error::ParentTerminal`], [`Error::UniqueConflict`]. Nothing is stored then.
+/// [`Error::Invalid`] when a parent does not exist or has too many children, or a `run_at` lies too
+/// far ahead. [`Error::ParentTerminal`], [`Error::UniqueConflict`]. Nothing is stored then.
 pub async fn store(
     engine: &Engine,
     project_id: ProjectId,
@@ -113,7 +113,7 @@ impl From<sqlx::Error> for Failed {
     }
 }
 
-/// Another request got the key first: the next look sees its job. A deadlock leaves nothing behind.
+/// Another request got the key first: the next try sees its job. A deadlock leaves nothing behind.
 fn is_worth_another_try(error: &sqlx::Error) -> bool {
     const DEADLOCK: &str = "40P01";
     let is_deadlock = matches!(
@@ -133,11 +133,12 @@ async fn store_once(
     let all: Vec<_> = jobs.iter().map(|it| &it.job).collect();
     let mut tx = conn.begin().await?;
     let found = store::enqueue::find_stored(&mut tx, &all).await?;
-    // Stored by an earlier try whose answer was lost, or by an earlier request with the same idempotency
-    // key: all that was new then is there now, and the others are found again by their unique keys.
+    // Stored by an earlier try whose answer was lost, or by an earlier request with the same
+    // idempotency key. Jobs that were new then exist now; the others are found by their unique
+    // keys.
     let earlier: HashMap<_, _> = found.into_iter().map(|it| (it.id, it)).collect();
     let taken = |it: &&TiedJob| it.is_id_given && earlier.contains_key(&it.job.id);
-    // Only after a commit whose answer was lost may it be this very job.
+    // Only after a lost commit may the existing job be this very one.
     if let Some(taken) = jobs.iter().find(taken).filter(|_| !is_in_doubt) {
         let field = format!("{}id", taken.path);
         return Err(Failed::Refused(Error::UniqueConflict { field, holder: Some(taken.job.id) }));
@@ -168,7 +169,7 @@ async fn store_once(
         if let Some(Rerun { original, replaced }) = workflow.rerun
             && !workflows::succeed(&mut tx, project_id, original, replaced, workflow.id).await?
         {
-            // Somebody else has run it again at the same moment.
+            // Another request has re-run it at the same moment.
             return Err(Failed::Refused(Error::Overloaded));
         }
         dependencies::insert_edges(&mut tx, project_id, &workflow.edges).await?;
@@ -195,8 +196,8 @@ fn unique_key(job: &NewJob) -> Option<&str> {
     job.extras.as_ref()?.unique_key.as_deref()
 }
 
-/// Looks at the live jobs that have the unique keys: calls off those that are to be replaced, and
-/// answers with those that are to be returned, by key.
+/// Finds the live jobs with these unique keys. Cancels those to be replaced, and returns those to
+/// be reused, by key.
 async fn make_room(
     tx: &mut PgConnection,
     project_id: ProjectId,
@@ -230,8 +231,8 @@ async fn make_room(
     Ok((existing, gone))
 }
 
-/// Finds the parents of the jobs that are new, counts those that have not succeeded yet, and counts the
-/// children at them.
+/// Finds the parents of new jobs, counts those that have not succeeded yet, and counts the new
+/// children of each.
 async fn tie(
     tx: &mut PgConnection,
     project_id: ProjectId,
@@ -246,7 +247,7 @@ async fn tie(
     wanted.dedup();
     let mut states = HashMap::new();
     if !wanted.is_empty() {
-        // The live ones first: what ends in between is found among the ended.
+        // Live parents first: one that ends in between is found among the ended.
         for parent in dependencies::lock_parents(tx, project_id, &wanted).await? {
             states.insert(parent.id, (parent.state, parent.children));
         }

@@ -1,4 +1,4 @@
-//! Storing the jobs of one request, whatever they are tied to.
+//! Storing the jobs of one request, with or without dependencies.
 
 mod batch;
 pub mod dependencies;
@@ -12,8 +12,8 @@ use crate::{error::Error, ids::ProjectId};
 
 pub use self::batch::{Enqueues, Extras, NewJob, Start, StoredJob, enqueue};
 
-/// Stores jobs, all or none, and answers in their order. Ordinary jobs share their statement with other
-/// requests'.
+/// Stores jobs, all or none, and returns them in their order. Jobs without dependencies share a
+/// statement with other requests.
 ///
 /// # Errors
 /// Those of [`enqueue`] and [`dependencies::store`]. Nothing is stored then.
@@ -39,8 +39,8 @@ fn is_tied(it: &TiedJob) -> bool {
             .is_some_and(|it| it.unique_key.is_some() || it.has_parents || it.expires_at.is_some())
 }
 
-/// Only the database's clock can say that a `run_at` lies too far ahead, and it looks at the latest of
-/// a request.
+/// Only the database's clock can tell that a `run_at` is too far ahead, and it checks the latest
+/// one of a request.
 fn name_the_latest(error: Error, jobs: &[TiedJob]) -> Error {
     let Error::Invalid(mut fields) = error else { return error };
     let starts = jobs.iter().filter_map(|it| match it.job.start {

@@ -1,6 +1,6 @@
-//! How many jobs a project may have that wait or run. Each node remembers for a moment how many there are and adds
-//! what it stores itself, so that the check costs an enqueue nothing; what other nodes store within that moment
-//! may come on top.
+//! How many jobs of a project may wait or run. Each node caches the count for a moment and adds
+//! what it stores itself, so the check costs an enqueue nothing. Jobs that other nodes store within
+//! that moment may exceed the quota.
 
 use std::{
     collections::HashMap,
@@ -12,9 +12,9 @@ use crate::{engine::Engine, error::Error, ids::ProjectId, store};
 
 /// How long a count is trusted.
 const COUNT_KEEP: Duration = Duration::from_secs(1);
-/// A count that says "full" is read anew no sooner.
+/// A count that says "full" is read again no sooner.
 const RECOUNT_PAUSE: Duration = Duration::from_millis(100);
-/// Projects that one node remembers.
+/// Projects whose count one node caches.
 const MAX_CACHED: usize = 20_000;
 
 #[derive(Debug, Clone, Copy)]
@@ -40,7 +40,7 @@ impl Backlogs {
         known.insert(project_id, Backlog { jobs, counted_at: Instant::now() });
     }
 
-    /// Adds to what is known, if it stays within `max`.
+    /// Adds to the count, if it stays within `max`.
     fn add(&self, project_id: ProjectId, jobs: i64, max: i64) -> bool {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(backlog) = known.get_mut(&project_id) else { return false };
@@ -52,10 +52,10 @@ impl Backlogs {
     }
 }
 
-/// Admits `jobs` new jobs of a project that may have `max` (none: any number).
+/// Admits `jobs` new jobs to a project with a quota of `max` (none: unlimited).
 ///
 /// # Errors
-/// [`Error::QuotaExceeded`] when they would be too many.
+/// [`Error::QuotaExceeded`] when the project would have too many.
 pub async fn admit(
     engine: &Engine,
     project_id: ProjectId,

@@ -1,4 +1,4 @@
-//! What people do to jobs: cancel, change, retry.
+//! What users do to jobs: cancel, change, retry.
 
 use chrono::{DateTime, TimeDelta, Utc};
 use sqlx::{Acquire, PgConnection};
@@ -24,11 +24,11 @@ use crate::{
 
 pub use crate::store::control::Change;
 
-/// How often a job is looked for that is on its way from one table to the other.
+/// Tries to lock a job that is moving from one table to the other.
 const MAX_LOCK_TRIES: u32 = 3;
 
-/// Calls a job off: at once while nobody works on it; otherwise its worker is told with its next
-/// heartbeat. Cancelling a cancelled job changes nothing.
+/// Cancels a job: at once while it waits; otherwise its worker is told with its next heartbeat.
+/// Cancelling a cancelled job changes nothing.
 ///
 /// # Errors
 /// [`Error::JobNotFound`]. [`Error::InvalidState`] when it has succeeded or is a dead letter.
@@ -57,13 +57,13 @@ pub async fn cancel(engine: &Engine, key: JobKey) -> Result<(), Error> {
     Ok(())
 }
 
-/// Takes its unique key from a live job, so that another may have it.
+/// Removes the unique key of a live job, so that another job may take it.
 pub async fn forget_unique_key(engine: &Engine, key: JobKey) -> Result<(), Error> {
     let mut conn = engine.pools.read_for(key.project_id).await?;
     Ok(dependencies::forget_unique_key(&mut conn, key).await?)
 }
 
-/// Whether the job's worker should stop: it was called off.
+/// Whether the job was cancelled, so that its worker should stop.
 ///
 /// # Errors
 /// [`Error::JobNotFound`].
@@ -73,11 +73,11 @@ pub async fn is_cancelled(engine: &Engine, key: JobKey) -> Result<bool, Error> {
     found.ok_or(Error::JobNotFound)
 }
 
-/// Changes where, when or how early a waiting job runs.
+/// Changes the queue, priority or `run_at` of a waiting job.
 ///
 /// # Errors
-/// [`Error::JobNotFound`]. [`Error::InvalidState`] when it does not wait. [`Error::Invalid`] when its
-/// `run_at` would lie too far ahead.
+/// [`Error::JobNotFound`]. [`Error::InvalidState`] when it does not wait. [`Error::Invalid`] when
+/// its `run_at` would lie too far ahead.
 pub async fn change(
     engine: &Engine,
     key: JobKey,
@@ -118,18 +118,18 @@ pub enum Timing {
     After(TimeDelta),
 }
 
-/// Brings back a dead letter or a cancelled job, and with it the descendants that its end called off.
-/// Its failures count from 0, its attempt grows on.
+/// Retries a dead letter or a cancelled job, and the descendants that were cancelled with it.
+/// Failures count from 0 again; attempts continue.
 ///
 /// # Errors
-/// [`Error::JobNotFound`]. [`Error::InvalidState`] when it is neither. [`Error::ParentTerminal`] when it
-/// would wait for a parent that has ended badly itself. [`Error::UniqueConflict`] when a live job has its
-/// unique key by now.
+/// [`Error::JobNotFound`]. [`Error::InvalidState`] when it is neither. [`Error::ParentTerminal`]
+/// when it would wait for a parent that failed or was cancelled. [`Error::UniqueConflict`] when a
+/// live job has taken its unique key.
 pub async fn retry(engine: &Engine, key: JobKey) -> Result<(), Error> {
     retry_from(engine, key, Kind::JobsRetry).await
 }
 
-/// Brings back a dead letter, and nothing else; see [`retry`].
+/// Retries a dead letter, but no cancelled job; see [`retry`].
 ///
 /// # Errors
 /// Those of [`retry`].
@@ -149,15 +149,15 @@ async fn retry_from(engine: &Engine, key: JobKey, kind: Kind) -> Result<(), Erro
     Ok(())
 }
 
-/// What bringing a job back has led to.
+/// The jobs that a retry has made live again.
 pub(in crate::engine) struct RetriedJobs {
     pub jobs: Vec<WaitingJob>,
-    /// Whether it must be struck off the list of dead letters, at the end of the transaction.
+    /// Whether the job must be deleted from the dead letters at the end of the transaction.
     pub was_dead_letter: bool,
 }
 
-/// Brings back a job in one of the states that this kind of work deals with, in somebody's transaction, but for what
-/// [`RetriedJobs`] says is left to do.
+/// Retries a job in one of the states that this operation handles. The caller owns the transaction
+/// and does what [`RetriedJobs`] says.
 pub(in crate::engine) async fn retry_in(
     tx: &mut PgConnection,
     key: JobKey,
@@ -184,7 +184,7 @@ async fn requeue_dead_letter(tx: &mut PgConnection, key: JobKey) -> Result<Vec<W
     requeue_with_descendants(tx, key, requeued.into_iter().collect()).await
 }
 
-/// Notes that a job came back, and brings back its descendants.
+/// Records the retry, and retries the descendants.
 async fn requeue_with_descendants(
     tx: &mut PgConnection,
     key: JobKey,
@@ -198,7 +198,7 @@ async fn requeue_with_descendants(
     Ok(requeued)
 }
 
-/// Tells of a job that came back, and of those that came with it, after the commit.
+/// Notifies about a retried job and its descendants. Call it after the commit.
 pub(in crate::engine) fn publish_retried(engine: &Engine, key: JobKey, requeued: &[WaitingJob]) {
     engine.notifier.waiting(requeued.iter());
     engine.notifier.feed.tell(|| {
@@ -208,8 +208,8 @@ pub(in crate::engine) fn publish_retried(engine: &Engine, key: JobKey, requeued:
     });
 }
 
-/// Round by round, as their parents come back: each job comes back unless another of its parents has ended
-/// badly.
+/// Retries descendants level by level. A job stays cancelled if another of its parents failed or
+/// was cancelled.
 async fn requeue_descendants(
     tx: &mut PgConnection,
     root: JobKey,
@@ -231,7 +231,7 @@ async fn requeue_descendants(
     }
 }
 
-/// Two statements: the second sees what has become of the parents that the first has waited for.
+/// Two statements: the second sees the final state of the parents that the first has locked.
 async fn requeue(
     tx: &mut PgConnection,
     project_id: ProjectId,
@@ -240,13 +240,13 @@ async fn requeue(
     control::lock_parents_of(tx, project_id, jobs).await?;
     let requeued = control::requeue_cancelled(tx, project_id, jobs).await.map_err(conflict)?;
     let back: Vec<_> = requeued.iter().map(|it| it.key.id).collect();
-    // Those that stay called off keep their marks: their children must follow.
+    // Jobs that stay cancelled keep their mark: their children must follow.
     cascade::unmark_orphaned(tx, project_id, &back).await?;
     cascade::restore_expiries(tx, project_id, &back).await?;
     Ok(requeued)
 }
 
-/// Locks a job, wherever it is.
+/// Locks a job, in whichever table it is.
 pub(in crate::engine) async fn lock(
     tx: &mut PgConnection,
     key: JobKey,

@@ -1,4 +1,4 @@
-//! Dead letters: writing down what was given up, braking types that give up too often, deleting for good.
+//! Dead letters: recording them, pausing job types by the circuit breaker, and deleting them.
 
 use metrics::counter;
 use sqlx::{Acquire, PgConnection};
@@ -16,8 +16,8 @@ use crate::{
     telemetry,
 };
 
-/// Writes down the dead letters among ended attempts, in their transaction, and pauses the types whose brake
-/// that pulls.
+/// Records the dead letters among ended attempts, in their transaction, and opens the circuit
+/// breaker of their types.
 pub(in crate::engine) async fn write(
     tx: &mut PgConnection,
     ends: &[Ended],
@@ -42,7 +42,7 @@ pub(in crate::engine) async fn write(
 
 fn dead_letter(end: &Ended, after: &AfterEnd) -> NewDeadLetter {
     let job_type = after.job.job_type.clone();
-    // What no worker has reported is told by how it ended.
+    // Without a report from the worker, the outcome is the message.
     let error_type = end.error.kind.clone().unwrap_or_else(|| end.outcome.as_str().to_owned());
     let message = end.error.message.clone();
     NewDeadLetter {
@@ -55,10 +55,10 @@ fn dead_letter(end: &Ended, after: &AfterEnd) -> NewDeadLetter {
     }
 }
 
-/// Deletes a dead letter for good, with everything that belongs to it.
+/// Deletes a dead letter with everything that belongs to it.
 ///
 /// # Errors
-/// [`Error::JobNotFound`]. [`Error::InvalidState`] when it is no dead letter.
+/// [`Error::JobNotFound`]. [`Error::InvalidState`] when it is not a dead letter.
 pub async fn delete(engine: &Engine, key: JobKey) -> Result<(), Error> {
     let mut conn = engine.pools.read_for(key.project_id).await?;
     let mut tx = conn.begin().await?;
@@ -72,7 +72,7 @@ pub async fn delete(engine: &Engine, key: JobKey) -> Result<(), Error> {
     Ok(())
 }
 
-/// Deletes those of these jobs that are dead letters, and answers with how many.
+/// Deletes those of these jobs that are dead letters, and returns how many.
 pub(in crate::engine) async fn delete_in(
     tx: &mut PgConnection,
     project_id: ProjectId,
@@ -83,7 +83,7 @@ pub(in crate::engine) async fn delete_in(
     Ok(deleted.len() as i64)
 }
 
-/// The newest dead letters of a project, of one queue if one is named.
+/// The newest dead letters of a project, or of one queue.
 pub async fn newest(
     engine: &Engine,
     project_id: ProjectId,

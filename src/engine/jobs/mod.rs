@@ -1,4 +1,4 @@
-//! Reading jobs, for every wire that shows them.
+//! Reading jobs, for the native API and all adapters.
 
 pub mod control;
 pub mod dead_letters;
@@ -43,7 +43,7 @@ pub async fn find_with_attempts(
     Ok((row, attempts))
 }
 
-/// Those of these jobs that there are, in no order.
+/// Those of these jobs that exist, in no order.
 pub async fn find_all(
     engine: &Engine,
     project_id: ProjectId,
@@ -53,8 +53,8 @@ pub async fn find_all(
     Ok(store::jobs::find_all(&mut conn, project_id, ids, Payloads::Shown).await?)
 }
 
-/// A page of jobs, newest first, from the newest below `before`; and, when there may be more, below which
-/// job they are.
+/// A page of jobs, newest first, starting below `before`; and, if there may be more, the id below
+/// which they are.
 pub async fn page(
     engine: &Engine,
     project_id: ProjectId,
@@ -67,7 +67,7 @@ pub async fn page(
     Ok(store::jobs::page(&mut conn, project_id, filter, before, limit, payloads).await?)
 }
 
-/// The job of a workflow that has this key there, in its latest run.
+/// The job with this key in the latest run of a workflow.
 ///
 /// # Errors
 /// [`Error::WorkflowNotFound`], [`Error::JobNotFound`].
@@ -82,7 +82,7 @@ pub async fn find_in_workflow(
     Ok(job.ok_or(Error::JobNotFound)?.id)
 }
 
-/// What a job has printed after a place, in one attempt if one is named.
+/// Log lines of a job after a position, optionally of one attempt.
 pub async fn logs(
     engine: &Engine,
     key: JobKey,

@@ -1,4 +1,4 @@
-//! Watching jobs: waiting for an end, and noticing what other nodes have done.
+//! Waiting for a job's end, and noticing changes that other nodes made.
 
 use std::{collections::HashMap, future::Future, sync::Mutex, time::Duration};
 
@@ -12,14 +12,14 @@ use crate::{
     store::{self, jobs::Version},
 };
 
-/// Jobs of one look at what other nodes have done.
+/// Jobs of one query for changes.
 const MAX_LOOKED_AT: usize = 500;
 
-/// What was last seen of watched jobs.
+/// Last known versions of watched jobs.
 #[derive(Default)]
 pub struct Versions(Mutex<HashMap<(ProjectId, JobId), String>>);
 
-/// Waits until a job has ended, but not longer than `wait`, nor than the client is there.
+/// Waits until a job has ended, at most `wait`, and only while the client is connected.
 ///
 /// # Errors
 /// [`Error::JobNotFound`].
@@ -33,7 +33,7 @@ pub async fn until_ended(
     let deadline = Instant::now() + wait;
     tokio::pin!(gone);
     loop {
-        // Listen before looking: an end in between must not be missed.
+        // Subscribe before reading: an end in between must not be missed.
         let changed = watch.changed();
         tokio::pin!(changed);
         changed.as_mut().enable();
@@ -54,8 +54,8 @@ pub async fn until_ended(
     }
 }
 
-/// One pass over the jobs that somebody watches here: wakes the watchers of those to which something has
-/// happened that this node was not told.
+/// One pass over the jobs that are watched on this node: wakes the watchers of jobs that another
+/// node has changed.
 pub async fn pass(engine: &Engine) -> sqlx::Result<()> {
     let watched = engine.notifier.feed.watched_jobs();
     let mut seen = HashMap::new();
@@ -67,7 +67,7 @@ pub async fn pass(engine: &Engine) -> sqlx::Result<()> {
     }
     let mut last = engine.versions.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     for (key, version) in &seen {
-        // One that was not watched before may have changed since its watcher looked.
+        // A job that was not watched before may have changed since its watcher read it.
         if last.get(key) != Some(version) {
             engine.notifier.feed.nudge(key.0, key.1);
         }

@@ -1,4 +1,4 @@
-//! Workflows: making their graph, reading them, starting them, running them again, calling them off.
+//! Workflows: building their graph, reading, starting, re-running and cancelling them.
 
 use sqlx::Acquire;
 
@@ -26,7 +26,7 @@ use crate::{
 
 pub use crate::store::workflows::{NewWorkflow, Rerun, StateCount, WorkflowJobRow, WorkflowRow};
 
-/// Ties jobs to each other: `parents` holds the places of each one's parents. Their keys are in their extras
+/// Turns `parents`, given as indexes of jobs, into dependencies. Keys are in the jobs' extras
 /// already.
 pub fn tie(workflow: &mut NewWorkflow, jobs: &mut [TiedJob], parents: &[Vec<usize>]) {
     for (child, of_child) in parents.iter().enumerate() {
@@ -37,7 +37,7 @@ pub fn tie(workflow: &mut NewWorkflow, jobs: &mut [TiedJob], parents: &[Vec<usiz
         let extras = jobs[child].job.extras.get_or_insert_default();
         extras.workflow_id = Some(workflow.id);
         extras.has_parents = !of_child.is_empty();
-        // A held workflow's start is one more thing that its first jobs wait for.
+        // In a held workflow the first jobs also wait for its start.
         let awaited = of_child.len().max(usize::from(workflow.is_held));
         extras.unfinished_parents = awaited.try_into().unwrap_or(i32::MAX);
         for parent in of_child {
@@ -62,7 +62,7 @@ pub async fn find(
     Ok((found, jobs))
 }
 
-/// A page of workflows below an id, the newest first, each with how many of its jobs are in which state.
+/// A page of workflows below an id, newest first, each with its number of jobs by state.
 pub async fn list(
     engine: &Engine,
     project_id: ProjectId,
@@ -81,7 +81,7 @@ pub async fn list(
     Ok(rows.into_iter().map(with_counts).collect())
 }
 
-/// The name of a workflow; none: it has none, or is not there any more.
+/// The name of a workflow; none if it has no name or does not exist.
 pub async fn name(
     engine: &Engine,
     project_id: ProjectId,
@@ -92,7 +92,7 @@ pub async fn name(
     Ok(found.and_then(|it| it.name))
 }
 
-/// A workflow as its last run made it: the same as [`find`], unless it was run again.
+/// The latest run of a workflow: the same as [`find`], unless it was run again.
 ///
 /// # Errors
 /// [`Error::WorkflowNotFound`].
@@ -104,13 +104,13 @@ pub async fn find_latest(
     let (row, jobs) = find(engine, project_id, id).await?;
     let Some(successor) = row.successor_id else { return Ok((row, jobs)) };
     match find(engine, project_id, successor).await {
-        // Its latest run was pruned before it, which has a dead letter.
+        // The latest run was pruned before this one, which has a dead letter.
         Err(Error::WorkflowNotFound) => Ok((row, jobs)),
         found => found,
     }
 }
 
-/// The workflows of a project, newest first; what runs an earlier one again is not among them.
+/// The workflows of a project, newest first, without re-runs.
 pub async fn page(
     engine: &Engine,
     project_id: ProjectId,
@@ -121,19 +121,19 @@ pub async fn page(
     Ok(workflows::page(&mut conn, project_id, limit, offset).await?)
 }
 
-/// Where a workflow is.
+/// The state of a workflow.
 #[must_use]
 pub fn state(row: &WorkflowRow, jobs: &[WorkflowJobRow]) -> WorkflowState {
     let states: Vec<JobState> = jobs.iter().filter_map(|it| Some(it.state?.public())).collect();
     workflow::state(&states, row.cancelled_at.is_some())
 }
 
-/// Starts a workflow that is held, or runs one again that has ended, with new jobs. One that runs is left
-/// alone.
+/// Starts a held workflow, or re-runs an ended one with new jobs. A running workflow is left alone.
 ///
 /// # Errors
-/// [`Error::WorkflowNotFound`], also when jobs of it were pruned that would be run again.
-/// [`Error::QuotaExceeded`] when the project may not have so many more (`max_waiting`; none: any number).
+/// [`Error::WorkflowNotFound`], also when jobs that would run again were pruned.
+/// [`Error::QuotaExceeded`] when the project may not have that many more jobs (`max_waiting`; none:
+/// unlimited).
 pub async fn run(
     engine: &Engine,
     project_id: ProjectId,
@@ -168,7 +168,7 @@ pub async fn run(
         jobs.iter().map(|it| it.depends_on.iter().filter_map(place).collect()).collect();
     tie(&mut workflow, &mut again, &parents);
     match dependencies::store(engine, project_id, &again, Some(&workflow)).await {
-        // Somebody else has run it again at the same moment: one run is enough.
+        // Another request has re-run it at the same moment: one run is enough.
         Ok(_) | Err(Error::Overloaded) => Ok(()),
         Err(error) => Err(error),
     }
@@ -186,7 +186,7 @@ async fn start(engine: &Engine, project_id: ProjectId, id: WorkflowId) -> Result
     Ok(())
 }
 
-/// The same job, to be done once more.
+/// A copy of the job, to run again.
 fn anew(project_id: ProjectId, row: &JobRow) -> TiedJob {
     let retry = row.retry.is_some().then(|| RetryPolicy::stored(row.retry.as_ref()));
     let labels = row.labels.clone().unwrap_or_default();
@@ -217,7 +217,7 @@ fn anew(project_id: ProjectId, row: &JobRow) -> TiedJob {
     TiedJob::new(job, OnConflict::Reject)
 }
 
-/// Calls off every job of a workflow that has not ended.
+/// Cancels every job of a workflow that has not ended.
 ///
 /// # Errors
 /// [`Error::WorkflowNotFound`].

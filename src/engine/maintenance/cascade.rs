@@ -1,4 +1,4 @@
-//! Calling jobs off that nobody wants any more: children of parents that ended without success, and
+//! Cancelling jobs that can no longer run: children of parents that failed or were cancelled, and
 //! jobs whose `expires_at` has passed.
 
 use sqlx::Acquire;
@@ -17,18 +17,18 @@ use crate::{
     },
 };
 
-/// A job that runs while its `expires_at` passes is looked at again after so many seconds.
+/// Seconds until a job that runs past its `expires_at` is checked again.
 const RUNNING_PAUSE_SECONDS: i32 = 10;
 
-/// One pass over parents that ended without success: calls their children off, whose own children
-/// follow in the next pass. Answers whether there may be more.
+/// One pass over failed or cancelled parents: cancels their children, whose own children follow in
+/// the next pass. Returns whether there may be more.
 pub async fn pass(engine: &Engine) -> sqlx::Result<bool> {
     let mut conn = engine.pools.background.acquire().await?;
     let parents = sweep::find_with_orphans(&mut conn).await?;
     let is_more = !parents.is_empty();
     for parent in parents {
         let mut tx = conn.begin().await?;
-        // Whoever takes the mark off does the work; a parent that came back meanwhile has no mark.
+        // The transaction that removes the mark does the work; a retried parent has no mark.
         if cascade::unmark_orphaned(&mut tx, parent.project_id, &[parent.id]).await? == 0 {
             continue;
         }
@@ -46,8 +46,8 @@ pub async fn pass(engine: &Engine) -> sqlx::Result<bool> {
     Ok(is_more)
 }
 
-/// One pass over jobs whose `expires_at` has passed: calls off those that wait. Answers whether there may
-/// be more.
+/// One pass over jobs whose `expires_at` has passed: cancels those that wait. Returns whether there
+/// may be more.
 pub async fn pass_expired(engine: &Engine) -> sqlx::Result<bool> {
     let mut conn = engine.pools.background.acquire().await?;
     let outdated: Vec<JobKey> = sweep::find_outdated(&mut conn).await?;
@@ -56,7 +56,7 @@ pub async fn pass_expired(engine: &Engine) -> sqlx::Result<bool> {
     }
     let mut tx = conn.begin().await?;
     let gone = cancel_waiting(&mut tx, &outdated, true, None).await?;
-    // Those that run are looked at again: handed back, nobody may have them any more.
+    // Check running ones again: if released, they must not run any more.
     cascade::delete_expiries(&mut tx, &outdated).await?;
     cascade::postpone_expiries(&mut tx, &outdated, RUNNING_PAUSE_SECONDS).await?;
     let noted: Vec<_> =

@@ -1,5 +1,5 @@
-//! How all of it does, in gauges: the work that waits, the pools, and the database under it. Every node shows the
-//! same numbers of the database; a dashboard takes the greatest.
+//! Gauges of the whole instance: waiting work, pools, and the database. Every node reports the same
+//! numbers of the database; dashboards take the maximum.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -14,7 +14,7 @@ use crate::{
     telemetry,
 };
 
-/// One look at everything.
+/// Reads and sets all gauges.
 pub async fn refresh(engine: &Engine) -> sqlx::Result<()> {
     for (pool, idle, used) in engine.pools.connections() {
         gauge!(telemetry::POOL_CONNECTIONS, "pool" => pool, "state" => "idle").set(idle);
@@ -37,7 +37,7 @@ pub async fn refresh(engine: &Engine) -> sqlx::Result<()> {
     Ok(())
 }
 
-/// Whether a queue is waited for by nobody is its project's affair; where workers poll, jobs must not wait.
+/// A queue without workers is its project's affair; in a polled queue jobs must not wait.
 fn show_waiting(places: &[ReadyQueue]) {
     for (polled, is_polled) in [("yes", true), ("no", false)] {
         let of_these = places.iter().filter(|it| (it.is_polled && !it.is_paused) == is_polled);
@@ -71,7 +71,8 @@ static WAL_BYTES_SEEN: AtomicU64 = AtomicU64::new(0);
 static COMMITS_SEEN: AtomicU64 = AtomicU64::new(0);
 static DEADLOCKS_SEEN: AtomicU64 = AtomicU64::new(0);
 
-/// Counts on from what the database has counted. It begins anew after a failover, or when its statistics are reset.
+/// Adds the database's counter to ours. It restarts after a failover, or when its statistics are
+/// reset.
 fn count(name: &'static str, seen: &AtomicU64, now: i64) {
     let now = now.unsigned_abs();
     let before = seen.swap(now, Ordering::Relaxed);

@@ -1,5 +1,5 @@
-//! What any node does for all: look what waits to be done, add up counts, forget what was kept long enough,
-//! clear away dead rows.
+//! Maintenance that any node does for all: probe for due work, merge counts, delete rows past their
+//! retention, vacuum.
 
 pub mod cascade;
 pub mod gauges;
@@ -25,17 +25,14 @@ use crate::{
     wakeups::{BackgroundTask, Hint},
 };
 
-/// How often it is looked what waits to be done: what another node has left is begun within this.
+/// How often due work is probed for: the longest delay before another node continues it.
 pub const PROBE_PERIOD: Duration = Duration::from_millis(750);
-/// A change of a queue is heard of so long: nodes whose look comes late hear of it too.
+/// How long a change of a queue stays visible to the probe, so that late probes see it too.
 const CHANGE_KEEP_MS: i64 = 3_000;
 /// Settled rows after which the hot tables are vacuumed.
 const VACUUM_AFTER_ROWS: u64 = 20_000;
 
-/// One look at what waits to be done, which the other loops then do.
-///
-/// # Errors
-/// Only those of the store; the look can be repeated.
+/// Finds out which loops have work, and wakes them.
 pub async fn probe(engine: &Engine) -> sqlx::Result<()> {
     let mut conn = engine.pools.background.acquire().await?;
     let seen = probe::probe(&mut conn, CHANGE_KEEP_MS).await?;
@@ -56,20 +53,20 @@ pub async fn probe(engine: &Engine) -> sqlx::Result<()> {
     }
     engine.breakers.learn(seen.braked.into_iter().collect());
     for (project_id, queue) in &seen.changed_queues {
-        // Each node looks for itself: nobody else need be told.
+        // Every node probes for itself: no need to tell the others.
         wake.hint_here(Hint::QueueChanged(*project_id, queue.as_str().into()));
     }
     Ok(())
 }
 
-/// Adds up what queues count. Answers whether there may be more.
+/// Merges the deltas of queue counts. Returns whether there may be more.
 pub async fn merge_counts(engine: &Engine) -> sqlx::Result<bool> {
     let mut conn = engine.pools.background.acquire().await?;
     let folded = counts::merge_counts(&mut conn).await?;
     Ok(folded == Some(MAX_COUNTED_ROWS))
 }
 
-/// Vacuums the hot tables once enough rows have left them. Answers whether it did.
+/// Vacuums the hot tables once enough rows have left them. Returns whether it did.
 pub async fn vacuum_if_due(engine: &Engine) -> sqlx::Result<bool> {
     if engine.settled.load(Ordering::Relaxed) < VACUUM_AFTER_ROWS {
         return Ok(false);
@@ -80,8 +77,8 @@ pub async fn vacuum_if_due(engine: &Engine) -> sqlx::Result<bool> {
     Ok(true)
 }
 
-/// Forgets what was kept long enough: answers for idempotency keys, workers that nobody hears of, ended
-/// operations, ticks, rates and numbers. Answers whether there may be more.
+/// Deletes idempotency answers, old workers, ended operations, fires, rates and statistics that are
+/// past their retention. Returns whether there may be more.
 pub async fn prune(engine: &Engine) -> sqlx::Result<bool> {
     let mut conn = engine.pools.background.acquire().await?;
     let rows = [
@@ -95,7 +92,7 @@ pub async fn prune(engine: &Engine) -> sqlx::Result<bool> {
     Ok(rows.contains(&(sweep::MAX_SWEEP_ROWS as u64)))
 }
 
-/// Deletes some rows of a project that was deleted, and itself when none are left. Answers whether there is more.
+/// Deletes some rows of a deleted project, and finally the project. Returns whether there is more.
 pub async fn purge(engine: &Engine) -> sqlx::Result<bool> {
     let mut conn = engine.pools.background.acquire().await?;
     let mut tx = conn.begin().await?;
@@ -111,8 +108,8 @@ pub async fn purge(engine: &Engine) -> sqlx::Result<bool> {
     Ok(true)
 }
 
-/// Forgets finished jobs that were kept as long as their queues say. Answers whether there may be more. A queue
-/// that fails does not keep the others waiting.
+/// Deletes finished jobs past their queue's retention. Returns whether there may be more. A queue
+/// that fails does not stop the others.
 pub async fn enforce_retention(engine: &Engine) -> sqlx::Result<bool> {
     let mut conn = engine.pools.background.acquire().await?;
     let old = prune::queues_with_old_jobs(&mut conn, DEFAULT_RETENTION_DAYS).await?;
@@ -127,9 +124,9 @@ pub async fn enforce_retention(engine: &Engine) -> sqlx::Result<bool> {
     failure.map_or(Ok(is_more), Err)
 }
 
-/// One batch of one queue. Answers whether it was full.
+/// One batch of one queue. Returns whether it was full.
 async fn retain_queue(engine: &Engine, queue: &OldQueue) -> sqlx::Result<bool> {
-    // Given back between queues: other loops wait for it.
+    // The connection is returned between queues: other loops wait for it.
     let mut conn = engine.pools.background.acquire().await?;
     if prune::prune_logs(&mut conn, queue).await? == MAX_PRUNED_CHUNKS {
         return Ok(true);

@@ -9,11 +9,10 @@ use crate::{engine::Engine, store::sweep, telemetry};
 /// The longest sleep: another node may have stored a job that is due earlier.
 pub const MAX_SLEEP: Duration = Duration::from_secs(2);
 
-/// The pause when another node holds what is due.
+/// The pause when another node has locked what is due.
 const LOCKED_ELSEWHERE_PAUSE: Duration = Duration::from_millis(50);
 
-/// One pass: promotes what is due and answers how long to sleep until more is. No sleep: there is
-/// more already.
+/// One pass: promotes what is due and returns how long to sleep. Zero: there is more.
 pub async fn pass(engine: &Engine) -> sqlx::Result<Duration> {
     let mut conn = engine.pools.background.acquire().await?;
     match sweep::next_due_ms(&mut conn).await? {
@@ -27,7 +26,7 @@ pub async fn pass(engine: &Engine) -> sqlx::Result<Duration> {
     drop(conn);
     counter!(telemetry::JOBS_PROMOTED).increment(promoted.len() as u64);
     if promoted.is_empty() {
-        // Another node holds them locked.
+        // Another node has locked them.
         return Ok(LOCKED_ELSEWHERE_PAUSE);
     }
     engine.notifier.waiting(promoted.iter());

@@ -1,4 +1,4 @@
-//! Taking jobs back from workers that fell silent or ran too long.
+//! Ending attempts whose lease expired: the worker timed out or the job ran too long.
 
 use metrics::counter;
 use sqlx::Acquire;
@@ -10,13 +10,13 @@ use crate::{
     telemetry,
 };
 
-/// One pass: ends the attempts whose leases have expired. Answers whether there may be more.
+/// One pass: ends the attempts whose leases have expired. Returns whether there may be more.
 ///
-/// After a gap in which no node could reap, the leases that expired in it are given once more
-/// instead: their workers had nobody to send a heartbeat to.
+/// After a gap in which no node could reap, leases that expired in it are extended once instead:
+/// their workers could not send heartbeats.
 pub async fn pass(engine: &Engine) -> sqlx::Result<bool> {
     let mut conn = engine.pools.reap.acquire().await?;
-    // By itself, so that a node that is slow below holds up no other.
+    // On its own connection, so that a node that is slow below delays no other.
     match sweep::record_pass(&mut conn).await? {
         None => return rearm(&mut conn).await,
         Some(false) => return Ok(false),

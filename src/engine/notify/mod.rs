@@ -1,4 +1,4 @@
-//! After a commit: who should look again, who is watching, and what is counted.
+//! After a commit: wake the pump and the loops, publish events, count.
 
 pub mod relay;
 
@@ -14,7 +14,7 @@ use crate::{
     wakeups::{Arrival, BackgroundTask, Wake},
 };
 
-/// Whoever wants to know. Cheap to clone.
+/// Wakes, publishes and counts. Cheap to clone.
 #[derive(Clone)]
 pub struct Notifier {
     pub wake: Wake,
@@ -45,7 +45,7 @@ impl Notifier {
         }
     }
 
-    /// Attempts have ended without success.
+    /// Attempts ended without success.
     pub fn ended(&self, ends: &[Ended], after: &[AfterEnd]) {
         self.waiting(after.iter().map(|it| &it.job));
         let freed = after.iter().filter(|it| it.held_slot).map(|it| it.job.key.project_id);
@@ -74,7 +74,7 @@ impl Notifier {
     }
 }
 
-/// Something that happened to one job, without details.
+/// An event of one job, without details.
 #[must_use]
 pub fn job_event(key: JobKey, kind: &str) -> JobEvent {
     JobEvent::new(key.project_id, key.id, kind)

@@ -1,6 +1,5 @@
-//! Wake-ups between nodes: what this node's pump is told goes to the others over Redis, put together for a
-//! moment first; and what they tell goes to this node's pump. Hints only: a poll that misses one finds its job at
-//! the next look.
+//! Publishes this node's wake-ups to the others over Redis (debounced), and delivers theirs to the
+//! local pump. These are hints: a poll that misses one finds its job with the next claim.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -18,21 +17,21 @@ use crate::{
     wakeups::{Arrival, Hint, Hints},
 };
 
-/// How long wake-ups are put together: at most one message a queue in this time.
+/// Debounce time: at most one message per queue in this time.
 const GATHER: Duration = Duration::from_millis(20);
-/// Wake-ups of one message; what is beyond is told as "look everywhere".
+/// Wake-ups of one message; more become "claim everywhere".
 const MAX_WAKES: usize = 500;
-/// When a node begins to hear again, its polls look again within this, spread evenly.
+/// After Redis reconnects, lanes are claimed from again within this time, spread evenly.
 const REJOIN_SPREAD: Duration = Duration::from_millis(500);
 
-/// What nodes tell each other. Unknown to an older node: it looks everywhere.
+/// What nodes tell each other. An older node that does not know a message claims everywhere.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Message {
     from: String,
     wakes: Vec<HintMessage>,
 }
 
-/// One wake-up, in as few letters as JSON allows.
+/// One wake-up, in as few characters as JSON allows.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "k")]
 enum HintMessage {
@@ -48,10 +47,10 @@ enum HintMessage {
         g: bool,
         n: usize,
     },
-    /// Jobs of a project have ended that counted against a limit.
+    /// Jobs of a project that counted against a limit have ended.
     #[serde(rename = "s")]
     SlotsFreed { p: i32 },
-    /// What may be handed out of a queue has changed.
+    /// The settings of a queue have changed.
     #[serde(rename = "q")]
     QueueChanged { p: i32, q: Arc<str> },
     #[serde(rename = "e")]
@@ -88,13 +87,13 @@ impl HintMessage {
     }
 }
 
-/// Jobs of one project, queue and type, behind gates or not.
+/// Jobs of one project, queue and type, with or without a constraint key.
 type Kin = (ProjectId, Arc<str>, Arc<str>, bool);
 
-/// What has been told in the last moment.
+/// Hints collected in the current debounce window.
 #[derive(Debug, Default)]
 struct Gathered {
-    /// The best of their places, and how many they are.
+    /// The first in claim order, and their number.
     arrived: HashMap<Kin, (i16, DateTime<Utc>, usize)>,
     others: Vec<HintMessage>,
     everywhere: bool,
@@ -123,7 +122,7 @@ impl Gathered {
         self.everywhere |= self.arrived.len() + self.others.len() > MAX_WAKES;
     }
 
-    /// Messages by their channels.
+    /// Messages by channel.
     fn messages(self, from: &str) -> Vec<(u32, Message)> {
         let mut wakes = self.others;
         wakes.extend(self.arrived.into_iter().map(|((p, q, t, g), (r, run_at, n))| {
@@ -144,7 +143,7 @@ impl Gathered {
     }
 }
 
-/// Tells the other nodes what this one's pump is told, until `stop`.
+/// Publishes this node's hints until `stop`.
 pub async fn publish(bus: Bus, mut hints: Hints, stop: CancellationToken) {
     let from = bus.node().to_string();
     loop {
@@ -159,7 +158,7 @@ pub async fn publish(bus: Bus, mut hints: Hints, stop: CancellationToken) {
         while let Some(hint) = hints.try_next() {
             gathered.add(hint);
         }
-        // Nobody else is there to hear it.
+        // No other node is running.
         if bus.nodes() < 2 {
             continue;
         }
@@ -172,7 +171,7 @@ pub async fn publish(bus: Bus, mut hints: Hints, stop: CancellationToken) {
     }
 }
 
-/// Another node, or this one, has told something.
+/// Handles a message from another node, or from this one.
 pub fn hear(engine: &Engine, bus: &Bus, text: &str) {
     let wake = &engine.notifier.wake;
     match serde_json::from_str::<Message>(text) {
@@ -185,7 +184,7 @@ pub fn hear(engine: &Engine, bus: &Bus, text: &str) {
     }
 }
 
-/// This node hears again: whatever was told meanwhile is lost, so its polls look everywhere, soon.
+/// Redis is connected again: messages were lost, so all lanes are claimed from soon.
 pub fn rejoin(engine: &Engine) {
     let wake = engine.notifier.wake.clone();
     tokio::spawn(async move {

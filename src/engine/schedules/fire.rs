@@ -1,8 +1,8 @@
-//! Firing recurring schedules: one job a tick, on any number of nodes.
+//! Firing schedules: one job per tick, on any number of nodes.
 //!
-//! The jobs of a tick are written a moment before it, in a transaction that waits for the tick by the
-//! database's clock and then commits: so ten thousand schedules of one minute are on time. Whatever happens to
-//! the node meanwhile, the tick is either fired, or still to be fired by another one.
+//! The jobs of a tick are written shortly before it, in a transaction that waits for the tick by
+//! the database's clock and then commits. So ten thousand schedules of one minute fire on time. If
+//! the node dies meanwhile, the tick has either fired, or another node fires it.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -39,23 +39,22 @@ use crate::{
     wakeups::BackgroundTask,
 };
 
-/// So long before a tick its jobs are written: less than a statement may take before it is called slow.
+/// How long before a tick its jobs are written: less than the limit for slow statements.
 const LEAD: Duration = Duration::from_millis(900);
-/// When another node is about to fire a tick, it is looked at again so long after it.
+/// When another node is about to fire a tick, check again this long after it.
 const OTHERS_PAUSE: Duration = Duration::from_millis(20);
-/// The pause when another node holds what is due.
+/// The pause when another node has locked what is due.
 const LOCKED_ELSEWHERE_PAUSE: Duration = Duration::from_millis(50);
-/// The longest sleep; a tick that comes up earlier is asked for.
+/// The longest sleep; the probe wakes the loop for earlier ticks.
 const MAX_SLEEP: Duration = Duration::from_secs(30);
-/// After so long a tick was missed: nobody was there.
+/// After this a tick counts as missed: no node was running.
 const GRACE: Duration = Duration::from_secs(GRACE_SECONDS.unsigned_abs());
-/// A tick that is dealt with within this counts as dealt with on time.
+/// A tick fired within this counts as on time.
 const NOTED_LATENESS: TimeDelta = TimeDelta::milliseconds(20);
 /// Ticks of one statement.
 const MAX_STATEMENT_FIRES: usize = 500;
 
-/// One pass: fires what is next, and answers how long to sleep until more is. No sleep: there may be more
-/// already.
+/// One pass: fires what is due, and returns how long to sleep. Zero: there may be more.
 pub async fn pass(engine: &Engine) -> sqlx::Result<Duration> {
     let mut conn = engine.pools.fire.acquire().await?;
     let Some(wait) = schedules::next_tick_ms(&mut conn).await? else { return Ok(MAX_SLEEP) };
@@ -72,7 +71,8 @@ pub async fn pass(engine: &Engine) -> sqlx::Result<Duration> {
         return Ok(Duration::ZERO);
     }
     if due.is_empty() {
-        // Another node has them, or they look at earlier jobs and are not locked before their tick.
+        // Another node has locked them, or they depend on earlier jobs and are locked only at their
+        // tick.
         tx.rollback().await?;
         return Ok(match wait > 0.0 {
             true => Duration::from_secs_f64(wait / 1_000.0) + OTHERS_PAUSE,
@@ -85,7 +85,7 @@ pub async fn pass(engine: &Engine) -> sqlx::Result<Duration> {
         schedules::sleep_until(&mut tx, tick).await?;
     }
     tx.commit().await?;
-    // The jobs first: the books may wait.
+    // Jobs first: the record of fires may wait.
     fired.tell(engine);
     let now = store::schedules::clock(&mut conn).await?;
     let late = fired.fires.iter().filter(|it| it.outcome == FireOutcome::Fired);
@@ -100,8 +100,8 @@ pub async fn pass(engine: &Engine) -> sqlx::Result<Duration> {
     Ok(Duration::ZERO)
 }
 
-/// Deals with a few schedules whose ticks are past their grace, and answers whether there were any. What
-/// another node has is left to it.
+/// Handles schedules whose ticks are past their grace, and returns whether there were any.
+/// Schedules locked by another node are skipped.
 async fn catch_up(engine: &Engine, conn: &mut PgConnection) -> sqlx::Result<bool> {
     let mut tx = conn.begin().await?;
     let due = schedules::lock_overdue(&mut tx).await?;
@@ -111,7 +111,7 @@ async fn catch_up(engine: &Engine, conn: &mut PgConnection) -> sqlx::Result<bool
     Ok(!due.is_empty())
 }
 
-/// What a pass has done, for those who must hear of it.
+/// The result of a pass, to notify about.
 #[derive(Default)]
 struct Fired {
     jobs: Vec<WaitingJob>,
@@ -139,7 +139,7 @@ impl Fired {
     }
 }
 
-/// Deals with the due ticks of locked schedules, all in their transaction.
+/// Handles the due ticks of locked schedules, in their transaction.
 async fn fire(tx: &mut PgConnection, due: &[DueSchedule]) -> sqlx::Result<Fired> {
     let mut fired = Fired::default();
     let (mut fires, mut advances) = (Vec::new(), Vec::with_capacity(due.len()));
@@ -168,11 +168,11 @@ async fn fire(tx: &mut PgConnection, due: &[DueSchedule]) -> sqlx::Result<Fired>
     Ok(fired)
 }
 
-/// The ticks that are due, and how far the schedule has come when they are dealt with.
+/// The due ticks, and the schedule's position after them.
 fn due_ticks(due: &DueSchedule, schedule: &Schedule) -> (DueTicks, Advance) {
     let tick = due.next_tick.unwrap_or(due.now);
     let ticks = match due.now - tick > TimeDelta::seconds(GRACE_SECONDS) {
-        // One at a time: the next pass finds the next one.
+        // One at a time: the next pass finds the next tick.
         false => DueTicks { fire: vec![tick], ..DueTicks::default() },
         true => {
             let from = tick - TimeDelta::milliseconds(1);
@@ -220,12 +220,12 @@ fn tick_of(due: &DueSchedule, tick: DateTime<Utc>, outcome: FireOutcome) -> Fire
     }
 }
 
-/// The key under which the jobs of a schedule run one at a time.
+/// The concurrency key under which a schedule's jobs run one at a time.
 fn concurrency_key(schedule_id: &str) -> String {
     format!("fencepost.recurring/{schedule_id}")
 }
 
-/// Missed ticks have a row each, but for the oldest of many, which share one.
+/// Each missed tick gets a row, except for the oldest of many, which share one.
 fn missed(due: &DueSchedule, ticks: &DueTicks, fires: &mut Vec<Fire>) {
     let first = fires.len();
     fires.extend(ticks.missed.iter().map(|tick| tick_of(due, *tick, FireOutcome::Missed)));
@@ -234,8 +234,9 @@ fn missed(due: &DueSchedule, ticks: &DueTicks, fires: &mut Vec<Fire>) {
     }
 }
 
-/// Looks for jobs of earlier ticks where the schedule asks for that, and marks the ticks that are skipped for
-/// them. Of many ticks of a schedule that are made up for, the first counts for the next.
+/// Finds jobs of earlier ticks, where the schedule's overlap policy asks for it, and marks the
+/// ticks that are skipped. When several missed ticks are caught up, each counts as an earlier one
+/// for the next.
 async fn look_back(
     tx: &mut PgConnection,
     due: &[DueSchedule],
@@ -269,8 +270,8 @@ async fn look_back(
     Ok(jobs)
 }
 
-/// Cancels jobs of earlier ticks for those that fire and ask for it: those that wait are called off, and the
-/// workers of the others are told.
+/// Cancels jobs of earlier ticks where the overlap policy says so: waiting jobs at once, running
+/// ones through their workers.
 async fn make_way(
     tx: &mut PgConnection,
     due: &[DueSchedule],
@@ -314,7 +315,7 @@ async fn make_way(
     Ok(())
 }
 
-/// One pass over schedules whose next tick is to be found out. Answers whether there may be more.
+/// One pass over schedules whose next tick is not planned yet. Returns whether there may be more.
 pub async fn plan(engine: &Engine) -> sqlx::Result<bool> {
     let mut conn = engine.pools.background.acquire().await?;
     let mut tx = conn.begin().await?;
@@ -344,7 +345,7 @@ pub async fn plan(engine: &Engine) -> sqlx::Result<bool> {
     Ok(unplanned.len() == MAX_PLANNED)
 }
 
-/// Stores a job of a schedule now, whatever its ticks are. Answers with its id.
+/// Creates a job of a schedule immediately, whatever its ticks are. Returns its id.
 ///
 /// # Errors
 /// [`Error::ScheduleNotFound`].

@@ -1,4 +1,4 @@
-//! Keeping recurring schedules: whether they may be kept, and what they are.
+//! Schedules: validating, storing and reading them.
 
 pub mod fire;
 
@@ -15,7 +15,7 @@ use crate::{
 
 pub use crate::store::schedules::{FireRow, RegisteredSchedule, ScheduleRow, WrittenSchedule};
 
-/// Why a schedule cannot be kept, as callers are told.
+/// Why a schedule is refused, as an error of the API.
 #[must_use]
 pub fn refusal(error: &InvalidSchedule) -> Error {
     let field = FieldError::new(error.field(), error.to_string());
@@ -28,8 +28,8 @@ pub fn refusal(error: &InvalidSchedule) -> Error {
     }
 }
 
-/// Reads a schedule and looks at its first ticks. An expression that never fires takes tens of milliseconds,
-/// so this is done beside the requests.
+/// Parses a schedule and computes its first ticks. An expression that never fires takes tens of
+/// milliseconds, so this runs outside the request's thread.
 async fn read(
     expression: &str,
     timezone: &str,
@@ -49,7 +49,7 @@ async fn read(
     reading.await.map_err(Error::internal)
 }
 
-/// A schedule that may be kept, and the database's clock.
+/// A valid schedule, and the database's clock.
 ///
 /// # Errors
 /// [`Error::InvalidCron`], [`Error::InvalidTimezone`].
@@ -66,11 +66,11 @@ pub async fn check(
     read.map(|it| (it, now)).map_err(|error| refusal(&error))
 }
 
-/// Keeps a schedule, new or known, and answers with it and whether it is new.
+/// Stores a schedule, and returns it with whether it is new.
 ///
 /// # Errors
-/// [`Error::InvalidCron`], [`Error::InvalidTimezone`]. [`Error::ScheduleTypeConflict`] when another job type
-/// has the id. [`Error::QuotaExceeded`] when the project has as many as its plan allows.
+/// [`Error::InvalidCron`], [`Error::InvalidTimezone`]. [`Error::ScheduleTypeConflict`] when another
+/// job type has the id. [`Error::QuotaExceeded`] when the project has as many as its plan allows.
 pub async fn write(
     engine: &Engine,
     project_id: ProjectId,
@@ -94,8 +94,8 @@ pub async fn write(
     Ok((row.ok_or(Error::ScheduleNotFound)?, is_new))
 }
 
-/// Keeps the schedules that a worker brings along. Answers with those that were not kept, by their place,
-/// and why.
+/// Stores the schedules that a worker registers. Returns the rejected ones, by index, with the
+/// reason.
 pub async fn keep_registered(
     engine: &Engine,
     project_id: ProjectId,
@@ -108,7 +108,7 @@ pub async fn keep_registered(
     let (min_period, max) = (limits.min_schedule_period(), limits.max_schedules());
     for (place, schedule) in sent {
         let known = schedules::find(&mut conn, project_id, &schedule.id).await?;
-        // Most workers bring what is there already: it is not even touched.
+        // Most workers register what is stored already: skip the write.
         if known.as_ref().is_some_and(|it| says_the_same(schedule, it)) {
             continue;
         }
@@ -132,7 +132,7 @@ pub async fn keep_registered(
     Ok(rejected)
 }
 
-/// Whether a schedule that a worker brings along changes nothing of what is kept.
+/// Whether a registered schedule equals the stored one.
 fn says_the_same(sent: &RegisteredSchedule, kept: &ScheduleRow) -> bool {
     let agrees = |sent: &Option<String>, kept: &str| sent.as_ref().is_none_or(|it| it == kept);
     sent.job_type == kept.job_type
@@ -153,7 +153,7 @@ pub async fn find(engine: &Engine, project_id: ProjectId, id: &str) -> Result<Sc
     schedules::find(&mut conn, project_id, id).await?.ok_or(Error::ScheduleNotFound)
 }
 
-/// The schedules of a project after `after`, by their ids.
+/// The schedules of a project after `after`, by id.
 pub async fn page(
     engine: &Engine,
     project_id: ProjectId,
@@ -176,7 +176,7 @@ pub async fn delete(engine: &Engine, project_id: ProjectId, id: &str) -> Result<
     }
 }
 
-/// Pauses a schedule, or sets it going from now on: what it has missed meanwhile is not made up for.
+/// Pauses or resumes a schedule. Ticks missed while it was paused are not caught up.
 ///
 /// # Errors
 /// [`Error::ScheduleNotFound`].
@@ -195,7 +195,7 @@ pub async fn set_paused(
     find(engine, project_id, id).await
 }
 
-/// When a schedule fires next; none while it is paused, or when it never will again.
+/// The next tick; none while the schedule is paused, or if it never fires again.
 #[must_use]
 pub fn next_run_at(row: &ScheduleRow) -> Option<DateTime<Utc>> {
     if row.is_paused || row.problem.is_some() {

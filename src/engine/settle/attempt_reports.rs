@@ -1,4 +1,4 @@
-//! What workers report of their attempts beside the end: events and logs. Both are fenced.
+//! What workers report during an attempt: events and logs. Both are fenced.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -32,7 +32,7 @@ pub async fn record_events(
     let mut conn = engine.pools.read_for(project_id).await?;
     let mut tx = conn.begin().await?;
     if let Some(refused) = find_refused(&mut tx, project_id, shown).await? {
-        // Without its connection: the second look takes one.
+        // The connection is returned first: `read_again` takes its own.
         drop(tx);
         drop(conn);
         return Err(refusal(engine, project_id, refused).await?);
@@ -94,21 +94,21 @@ async fn refusal(
 #[derive(Debug, Clone)]
 pub struct AttemptLogs {
     pub shown: ShownFence,
-    /// What it printed. No two have the same place.
+    /// The output. No two chunks have the same sequence and stream.
     pub chunks: Vec<LogChunk>,
 }
 
-/// What became of chunks.
+/// What was stored of the chunks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Logged {
     pub accepted: usize,
     pub duplicates: usize,
-    /// Whether something was cut away, now or before.
+    /// Whether output was cut, now or before.
     pub is_truncated: bool,
 }
 
-/// Stores chunks of running attempts, all or none; those whose places are taken are ignored, and those
-/// that find no room are cut.
+/// Stores chunks of running attempts, all or none. Chunks that were stored before are ignored;
+/// chunks beyond the limit are cut.
 ///
 /// # Errors
 /// As [`record_events`].
@@ -121,7 +121,7 @@ pub async fn keep_logs(
     let mut tx = conn.begin().await?;
     let shown: Vec<_> = attempts.iter().map(|it| it.shown.clone()).collect();
     if let Some(refused) = find_refused(&mut tx, project_id, &shown).await? {
-        // Without its connection: the second look takes one.
+        // The connection is returned first: `read_again` takes its own.
         drop(tx);
         drop(conn);
         return Err(refusal(engine, project_id, refused).await?);
@@ -129,7 +129,7 @@ pub async fn keep_logs(
     let mut logged = Logged::default();
     for AttemptLogs { shown, chunks } in attempts {
         let key = JobKey { project_id, id: shown.job_id };
-        // Its lock makes room and places certain.
+        // The lock keeps totals and positions consistent.
         let mut totals = store::logs::lock_totals(&mut tx, key, shown.attempt).await?;
         let taken = store::logs::find_taken(&mut tx, key, shown.attempt, chunks).await?;
         let taken: HashSet<_> =
@@ -148,7 +148,7 @@ pub async fn keep_logs(
     Ok(logged)
 }
 
-/// Cuts a chunk to the room that is left, and counts it.
+/// Cuts a chunk to the space that is left, and counts it.
 fn keep(totals: &mut LogTotals, chunk: &LogChunk) -> Option<LogChunk> {
     let bytes = chunk.data.len();
     let room = logs::room(totals.kept_bytes, totals.kept_chunks, bytes);

@@ -1,4 +1,4 @@
-//! What follows an attempt that did not succeed: decide, write it down, tell.
+//! What follows an attempt that did not succeed: decide, write, notify.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ use crate::{
     telemetry,
 };
 
-/// Decides what the end of a locked job's attempt leads to. Throws the dice for the backoff.
+/// Decides what the end of a locked job's attempt leads to. Picks the random jitter.
 pub(in crate::engine) fn decide(
     held: &Held,
     ending: &Ending<'_>,
@@ -48,7 +48,7 @@ pub(in crate::engine) fn decide(
     Ended { key, attempt, state, failures, wait, outcome, error, duration_ms, ran_ms }
 }
 
-/// Writes down what was decided, in the transaction that holds the locks.
+/// Writes what was decided, in the transaction that holds the locks.
 pub(in crate::engine) async fn write(
     tx: &mut PgConnection,
     ends: &[Ended],
@@ -71,12 +71,12 @@ pub(in crate::engine) async fn write(
     if !parents.is_empty() {
         store::cascade::mark_orphaned(tx, &parents).await?;
     }
-    // Last: the rows of groups are shared by many.
+    // Last, because many transactions share the rows of groups.
     dead_letters::write(tx, ends, &after).await?;
     Ok(after)
 }
 
-/// Counts and tells, after the commit.
+/// Counts and notifies. Call it after the commit.
 pub(in crate::engine) fn tell(notifier: &Notifier, ends: &[Ended], after: &[AfterEnd]) {
     for end in ends {
         let outcome = end.outcome.as_str();

@@ -1,4 +1,4 @@
-//! Signs of life: each renews one lease.
+//! Heartbeats: each renews one lease.
 
 use std::collections::HashMap;
 
@@ -19,7 +19,7 @@ pub use crate::store::heartbeats::{Beat, Renewed};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Advice {
     Continue,
-    /// Stop and hand the job in: it was called off.
+    /// Stop working and ack: the job was cancelled.
     Cancel,
 }
 
@@ -29,11 +29,11 @@ impl Advice {
     }
 }
 
-/// What became of each lease of a worker: the advice and the lease's length in seconds, or none when the
-/// lease is lost.
+/// The result for each lease of a worker: the advice and the lease's length in seconds, or none if
+/// the lease is lost.
 pub type Leases = Vec<(JobId, Option<(Advice, i32)>)>;
 
-/// Renews many leases of one worker, all in one statement unless others beat at the same moment.
+/// Renews many leases of one worker, in one statement if the batch has room.
 ///
 /// # Errors
 /// [`Error::Overloaded`] and [`Error::Unavailable`]: some may be renewed all the same.
@@ -61,8 +61,8 @@ pub async fn heartbeat(engine: &Engine, beat: Beat) -> Result<Advice, Error> {
     Err(settle::refused(refusal, &found.standing))
 }
 
-/// Gives leases that were handed out to nobody by name to the worker that says it has them. Answers with
-/// those it has now.
+/// Assigns leases without a named worker to the worker that claims them. Returns those it holds
+/// now.
 pub async fn adopt(
     engine: &Engine,
     project_id: ProjectId,

@@ -1,5 +1,5 @@
-//! The end of an attempt: success moves the job out; failure, release, timeout and silence lead to
-//! a retry or to the dead letter.
+//! The end of an attempt: success moves the job out; failure, release, timeout and an expired lease
+//! lead to a retry or to the dead letter.
 
 pub mod attempt_reports;
 pub(super) mod failure;
@@ -44,7 +44,7 @@ use crate::{
     telemetry,
 };
 
-/// What a worker says of the end of its attempt.
+/// A worker's ack.
 #[derive(Debug, Clone)]
 pub struct Ack {
     pub job_id: JobId,
@@ -53,34 +53,34 @@ pub struct Ack {
     pub duration_ms: Option<i64>,
 }
 
-/// How an attempt ended, in the worker's words.
+/// How an attempt ended, as the worker reports it.
 #[derive(Debug, Clone)]
 pub enum AttemptEnd {
     Succeeded {
-        /// The bytes that were sent.
+        /// The JSON as it was sent.
         result: Option<String>,
     },
     Failed(Failure),
-    /// The worker hands the job back. No failure is counted.
+    /// The worker releases the job. No failure is counted.
     Released,
 }
 
-/// A failure, in the worker's words.
+/// A failure, as the worker reports it.
 #[derive(Debug, Clone, Default)]
 pub struct Failure {
     pub error: ErrorReport,
     /// Whether another attempt may help.
     pub retryable: bool,
-    /// The wait the worker asks for, in seconds; replaces the backoff.
+    /// The wait that the worker asks for, in seconds; replaces the backoff.
     pub retry_after_seconds: Option<u32>,
 }
 
-/// What an ack led to.
+/// The result of an ack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Acked {
-    /// The job has ended, well or in the dead letter.
+    /// The job has ended: succeeded or dead-lettered.
     Done {
-        /// Children that became runnable; none when the job has no children.
+        /// Children that became runnable; none if the job has no children.
         children_activated: Option<i32>,
     },
     Retry {
@@ -88,24 +88,24 @@ pub enum Acked {
     },
 }
 
-/// How often an ack is tried whose lease changed hands between the statement and the second look.
+/// Tries of an ack whose lease changes hands between the statement and the explanation.
 const MAX_READS: u32 = 3;
 
-/// How often a job is given back to a store that does not take it. Then it waits for its lease's end.
+/// Tries to release a job. After that its lease expires.
 const MAX_RELEASE_TRIES: u32 = 30;
 /// The pause between two tries.
 const RELEASE_RETRY_PAUSE: Duration = Duration::from_secs(1);
 
-/// Jobs with children that are settled by one transaction: each may let a thousand others go.
+/// Jobs with children that one transaction settles: each may activate a thousand others.
 const MAX_PARENTS_SETTLED: usize = 20;
 
 /// Records the end of an attempt, if its fence still holds.
 ///
-/// Repeating an ack that shows its attempt or lease answers as the first time.
+/// Repeating an ack that shows its attempt or lease returns the first answer.
 ///
 /// # Errors
 /// [`Error::JobNotFound`], [`Error::InvalidState`], [`Error::WorkerMismatch`] or
-/// [`Error::StaleLease`] when this worker may not speak for the job: nothing is written.
+/// [`Error::StaleLease`] when this worker may not settle the job: nothing is written.
 pub async fn ack(engine: &Engine, project_id: ProjectId, ack: Ack) -> Result<Acked, Error> {
     let key = JobKey { project_id, id: ack.job_id };
     let outcome = match &ack.end {
@@ -130,11 +130,11 @@ pub async fn ack(engine: &Engine, project_id: ProjectId, ack: Ack) -> Result<Ack
             Err(refusal) => return Err(refused(refusal, &found.standing)),
         }
     }
-    // Its lease changes hands faster than it can be looked at.
+    // The lease changes hands faster than it can be read.
     Err(Error::Overloaded)
 }
 
-/// Hands back a job that nobody is working on; no failure is counted.
+/// Releases a job that its worker never received; no failure is counted.
 pub(super) fn release(
     endings: &Coalescer<Endings>,
     key: JobKey,
@@ -147,7 +147,7 @@ pub(super) fn release(
     let endings = endings.clone();
     async move {
         for _ in 0..MAX_RELEASE_TRIES {
-            // It shows its lease, so it is safe to repeat.
+            // It shows its lease, so repeating it is safe.
             match endings.submit(request.clone()).await {
                 Ok(_) => return,
                 Err(error) => {
@@ -159,8 +159,7 @@ pub(super) fn release(
     }
 }
 
-/// What became of a job whose fence did not match. Boxed: it is rare, and its kilobytes would be
-/// part of every ack.
+/// Why a fence did not match. Boxed: it is rare, and its kilobytes would be part of every ack.
 pub(super) fn read_again<'a>(
     engine: &'a Engine,
     key: JobKey,
@@ -173,7 +172,7 @@ pub(super) fn read_again<'a>(
     })
 }
 
-/// The error for a refusal, with where the job stands.
+/// The error for a refusal, with the job's current state.
 pub(super) fn refused(refusal: Refusal, standing: &lease::Standing) -> Error {
     let whereabouts = JobStatus { state: standing.state, attempt: standing.attempt };
     let (reason, error) = match refusal {
@@ -202,8 +201,8 @@ async fn submit(engine: &Engine, key: JobKey, ack: Ack) -> Result<Option<Acked>,
     engine.endings.submit(end).await
 }
 
-/// Whether an ack may be written. After a commit whose answer was lost, only one that shows its
-/// attempt or lease: another might settle the attempt after the one it meant.
+/// Whether an ack may be written. After a lost commit only an ack that shows its attempt or lease
+/// may be repeated: another could settle the next attempt.
 fn may_write(fence: &Fence, is_in_doubt: bool) -> bool {
     !is_in_doubt || fence.names_an_attempt()
 }
@@ -218,7 +217,7 @@ pub struct Successes {
 
 impl Batch for Successes {
     type Item = Success;
-    /// The children that were activated, if the job has any. None: the fence did not hold.
+    /// The number of activated children, if the job has any. None: the fence did not hold.
     type Answer = Option<Option<i32>>;
     type Key = JobKey;
     type Connection = PoolConnection<Postgres>;
@@ -251,9 +250,9 @@ impl Batch for Successes {
         for left in left.chunks(MAX_PARENTS_SETTLED) {
             match settle_parents(conn, left).await {
                 Ok(moved) => done.extend(self.tell(&moved)),
-                // Nothing was done yet: all of it can be tried again.
+                // Nothing was done yet: the whole batch can be repeated.
                 Err(error) if done.is_empty() => return Err(error),
-                // What was done before stays done: only these acks have failed.
+                // What was committed stays; only these acks have failed.
                 Err(error) => {
                     parents = Err(Error::from(error));
                     break;
@@ -263,7 +262,7 @@ impl Batch for Successes {
         let braked: Vec<_> =
             done.keys().filter(|it| self.breakers.has(it.project_id)).copied().collect();
         if !braked.is_empty() {
-            // The acks are recorded: a row that goes on by mistake is a small thing.
+            // The acks are recorded. A streak that continues by mistake is harmless.
             let ended = store::dead_letters::end_streaks(conn, &braked).await;
             if let Err(error) = ended {
                 counter!(telemetry::STORE_ERRORS, "kind" => "succeed").increment(1);
@@ -283,8 +282,8 @@ impl Batch for Successes {
     }
 }
 
-/// Jobs with children, among those whose fences did not hold at the first try: locked first, so that the
-/// second statement sees every child.
+/// Settles jobs with children, among those that the first statement left alone. They are locked
+/// first, so that the second statement sees every child.
 async fn settle_parents(conn: &mut PgConnection, left: &[&Success]) -> sqlx::Result<Vec<Moved>> {
     if left.is_empty() {
         return Ok(Vec::new());
@@ -303,7 +302,7 @@ async fn settle_parents(conn: &mut PgConnection, left: &[&Success]) -> sqlx::Res
 }
 
 impl Successes {
-    /// Counts and tells, and sorts what was done by job.
+    /// Counts, notifies, and indexes the results by job.
     fn tell(&self, moved: &[Moved]) -> HashMap<JobKey, Option<i32>> {
         let (mut done, mut freed) = (HashMap::with_capacity(moved.len()), Vec::new());
         let ran = histogram!(telemetry::RUN_SECONDS);
@@ -333,7 +332,7 @@ impl Successes {
     }
 }
 
-/// A failure or a release to record, if its fence still holds.
+/// A failure or release to record, if its fence still holds.
 #[derive(Debug, Clone)]
 pub struct EndRequest {
     pub(super) key: JobKey,

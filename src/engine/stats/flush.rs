@@ -1,12 +1,12 @@
-//! Writing down what this node has counted.
+//! Writing this node's counters to the database.
 
 use crate::{
     engine::Engine,
     store::stats::{self, MAX_ADDED_ROWS},
 };
 
-/// Adds what was counted since the last time to the numbers of all nodes. What cannot be written is kept for the next
-/// time.
+/// Adds the counters since the last flush to the shared statistics. If that fails, they are kept
+/// for the next flush.
 pub async fn write(engine: &Engine) -> sqlx::Result<()> {
     let mut counted = engine.notifier.tally.take();
     while !counted.is_empty() {
@@ -16,7 +16,7 @@ pub async fn write(engine: &Engine) -> sqlx::Result<()> {
             stats::add(&mut conn, &counted).await
         };
         if let Err(error) = added.await {
-            // A commit whose answer was lost counts twice: these are numbers to look at, not to decide by.
+            // After a lost commit the numbers count twice: they are for people, and decide nothing.
             counted.extend(later);
             engine.notifier.tally.put_back(counted);
             return Err(error);

@@ -1,6 +1,6 @@
-//! What a node has seen happen, counted by project, queue and job type, until it is written down. Counting costs
-//! the hot path a few additions; a node that is killed loses what it has counted in the last seconds, and nothing
-//! else is ever decided by it.
+//! In-memory counters by project, queue and job type, until they are flushed. Counting costs the
+//! hot path a few additions. A killed node loses the last seconds of statistics; nothing is decided
+//! by them.
 
 use std::{
     collections::HashMap,
@@ -23,14 +23,14 @@ use crate::{
     },
 };
 
-/// The name of all that have none here.
+/// The name under which everything beyond the limit is counted.
 pub const OTHER: &str = "other";
-/// Pairs that are counted by themselves, of all projects together.
+/// Pairs of queue and job type that are counted separately, over all projects.
 const MAX_CACHED: usize = 20_000;
-/// A pair of which nothing was seen in so many steps of five seconds is forgotten: another may have its place.
+/// Flushes without activity after which a pair is dropped, to make space for another.
 const IDLE_STEPS: u32 = 720;
 
-/// What was counted of a type, and for how many steps nothing was.
+/// Counters of a job type, and the number of flushes without activity.
 #[derive(Debug, Default)]
 struct TypeCounts {
     counts: Counts,
@@ -39,7 +39,7 @@ struct TypeCounts {
 
 type Types = HashMap<Box<str>, TypeCounts>;
 
-/// The names of one project's queues and of their types.
+/// The queues of one project and their job types.
 #[derive(Debug, Default)]
 struct ProjectCounts {
     queues: HashMap<Box<str>, Types>,
@@ -69,8 +69,7 @@ impl Counters {
         &mut kept.counts
     }
 
-    /// Everything that was counted. The names stay, so that they are the same ones the next time, until nothing was
-    /// seen of them for long.
+    /// Takes all counters. Names stay for a while, so that the same ones are used next time.
     fn take(&mut self) -> Vec<Counted> {
         let mut taken = Vec::new();
         for (project_id, names) in &mut self.projects {
@@ -117,7 +116,7 @@ impl StatsRecorder {
         }
     }
 
-    /// Jobs of recurring schedules were stored.
+    /// Jobs of schedules were stored.
     pub(in crate::engine) fn fired(&self, jobs: &[WaitingJob]) {
         let mut book = self.book();
         for it in jobs {
@@ -146,7 +145,7 @@ impl StatsRecorder {
         }
     }
 
-    /// Attempts have ended otherwise.
+    /// Attempts ended without success.
     pub(in crate::engine) fn ended(&self, ends: &[Ended], after: &[AfterEnd]) {
         let jobs: HashMap<_, _> = after.iter().map(|it| (it.job.key, &it.job)).collect();
         let mut book = self.book();
@@ -162,7 +161,7 @@ impl StatsRecorder {
         }
     }
 
-    /// Waiting jobs were called off.
+    /// Waiting jobs were cancelled.
     pub(in crate::engine) fn cancelled(&self, gone: &[CancelledJob]) {
         let mut book = self.book();
         for it in gone {
@@ -170,13 +169,13 @@ impl StatsRecorder {
         }
     }
 
-    /// What was counted since it was last asked.
+    /// Takes what was counted since the last call.
     #[must_use]
     pub(in crate::engine) fn take(&self) -> Vec<Counted> {
         self.book().take()
     }
 
-    /// What could not be written down is counted once more.
+    /// Adds back what could not be written.
     pub(in crate::engine) fn put_back(&self, counted: Vec<Counted>) {
         let mut book = self.book();
         for it in counted {

@@ -1,4 +1,5 @@
-//! `POST /v1/dead-letters/retry` and `POST /v1/dead-letters/purge`: many at once, as an operation.
+//! `POST /v1/dead-letters/retry` and `POST /v1/dead-letters/purge`: bulk operations on dead
+//! letters.
 
 use axum::{Extension, extract::State, http::HeaderMap, response::Response};
 use serde::Deserialize;
@@ -23,36 +24,36 @@ use crate::{
     },
 };
 
-/// What a purge asks to be typed.
+/// The value of `confirm` that a purge needs.
 const CONFIRM_PURGE: &str = "purge";
 
-/// Which dead letters to bring back, and how fast.
+/// Bulk retry of dead letters.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({"filter": {"job_type": "email.send"}, "rate_per_second": 50}))]
 #[schema(as = RetryDeadLettersRequest)]
 pub struct RetryManyRequest {
-    /// Which; an empty filter means all.
+    /// Which dead letters; an empty filter selects all.
     #[schema(value_type = Filter)]
     filter: Object<Filter>,
     /// Only count them. Default: false.
     #[serde(default)]
     dry_run: bool,
-    /// No more than so many, the oldest first. Default: all.
+    /// Maximum number of jobs, oldest first. Default: all.
     #[schema(minimum = 1, maximum = 10_000_000)]
     max: Option<i64>,
-    /// No more than so many in a second. Default: as fast as it can.
+    /// Maximum jobs per second. Default: unlimited.
     #[schema(minimum = 1, maximum = 10_000)]
     rate_per_second: Option<i32>,
 }
 
-/// Which dead letters to delete.
+/// Bulk deletion of dead letters.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({"filter": {"job_type": "email.send"}, "confirm": "purge"}))]
 #[schema(as = PurgeDeadLettersRequest)]
 pub struct PurgeManyRequest {
-    /// Which; an empty filter means all.
+    /// Which dead letters; an empty filter selects all.
     #[schema(value_type = Filter)]
     filter: Object<Filter>,
     /// Must be `purge`, unless it is a dry run.
@@ -67,8 +68,8 @@ impl RequestBody for PurgeManyRequest {}
 
 /// Retry many dead letters.
 ///
-/// Those that match when it begins, the oldest first, in the background: the operation says how far it has
-/// come. With `dry_run`, only their number.
+/// Retries those that match when the operation starts, oldest first, in the background. The
+/// operation shows the progress. `dry_run` only counts them.
 #[utoipa::path(
     post, path = "/dead-letters/retry", tag = "dead-letters", operation_id = "dead_letters_retry_many",
     security(("api_key" = ["manage"]), ("session" = ["member"])),
@@ -109,7 +110,8 @@ pub async fn retry(
 
 /// Purge dead letters.
 ///
-/// Deletes those that match when it begins, for good, in the background. `confirm` must be `purge`.
+/// Deletes those that match when the operation starts, in the background. This cannot be undone:
+/// `confirm` must be `purge`.
 #[utoipa::path(
     post, path = "/dead-letters/purge", tag = "dead-letters", operation_id = "dead_letters_purge",
     security(("api_key" = ["manage"]), ("session" = ["member"])),

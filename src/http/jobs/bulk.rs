@@ -1,4 +1,4 @@
-//! `POST /v1/jobs/cancel` and `POST /v1/jobs/retry`: all that a list shows, as an operation.
+//! `POST /v1/jobs/cancel` and `POST /v1/jobs/retry`: bulk operations on listed jobs.
 
 use axum::{Extension, extract::State, http::HeaderMap, response::Response};
 use serde::Deserialize;
@@ -26,21 +26,21 @@ use crate::{
     },
 };
 
-/// Which jobs, and how fast.
+/// Bulk request about jobs.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({"filter": {"queue": "default", "tag": "customer:42"}, "dry_run": true}))]
 pub struct BulkJobsRequest {
-    /// Which; an empty filter means all that can be.
+    /// Which jobs; an empty filter selects all that can be processed.
     #[schema(value_type = JobFilter)]
     filter: Object<JobFilter>,
     /// Only count them. Default: false.
     #[serde(default)]
     dry_run: bool,
-    /// No more than so many, the oldest first. Default: all.
+    /// Maximum number of jobs, oldest first. Default: all.
     #[schema(minimum = 1, maximum = 10_000_000)]
     max: Option<i64>,
-    /// No more than so many in a second. Default: as fast as it can.
+    /// Maximum jobs per second. Default: unlimited.
     #[schema(minimum = 1, maximum = 10_000)]
     rate_per_second: Option<i32>,
 }
@@ -49,8 +49,9 @@ impl RequestBody for BulkJobsRequest {}
 
 /// Cancel many jobs.
 ///
-/// Those that match and had been stored when it begins, the oldest first, in the background: the operation says how far it
-/// has come. What waits is called off; the workers of what runs are asked to stop. With `dry_run`, only their number.
+/// Cancels matching jobs that were stored before the operation starts, oldest first, in the
+/// background. Waiting jobs are cancelled; workers of running jobs are asked to stop. The operation
+/// shows the progress. `dry_run` only counts them.
 #[utoipa::path(
     post, path = "/jobs/cancel", tag = "jobs", operation_id = "jobs_cancel_many",
     security(("api_key" = ["manage"]), ("session" = ["member"])),
@@ -80,8 +81,9 @@ pub async fn cancel(
 
 /// Retry many jobs.
 ///
-/// Dead letters and cancelled jobs that match and had been stored when it begins, the oldest first, in the background: the
-/// operation says how far it has come. A job whose parents have not come back stays as it is. With `dry_run`, only their number.
+/// Retries matching dead letters and cancelled jobs that were stored before the operation starts,
+/// oldest first, in the background. A job with a failed or cancelled parent is skipped. The
+/// operation shows the progress. `dry_run` only counts them.
 #[utoipa::path(
     post, path = "/jobs/retry", tag = "jobs", operation_id = "jobs_retry_many",
     security(("api_key" = ["manage"]), ("session" = ["member"])),

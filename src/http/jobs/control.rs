@@ -23,8 +23,8 @@ use crate::{
 
 /// Cancel a job.
 ///
-/// A waiting job is called off at once. A running one gets `cancel_requested`, which its worker is told
-/// with its next heartbeat. Cancelling a cancelled job changes nothing.
+/// A waiting job is cancelled immediately. A running job gets `cancel_requested`, and its worker is
+/// told with its next heartbeat. Cancelling a cancelled job changes nothing.
 #[utoipa::path(
     post, path = "/jobs/{job_id}/cancel", tag = "jobs", operation_id = "jobs_cancel",
     security(("api_key" = ["produce"]), ("api_key" = ["manage"]), ("session" = ["member"])),
@@ -48,8 +48,8 @@ pub async fn cancel(
 
 /// Retry a job.
 ///
-/// Brings back a dead letter or a cancelled job. Its failures count from 0, its attempt grows on; the
-/// descendants that its end called off come back with it.
+/// Retries a dead letter or a cancelled job. Failures count from 0 again; attempts continue.
+/// Descendants that were cancelled with it are retried, too.
 #[utoipa::path(
     post, path = "/jobs/{job_id}/retry", tag = "jobs", operation_id = "jobs_retry",
     security(("api_key" = ["produce"]), ("api_key" = ["manage"]), ("session" = ["member"])),
@@ -71,21 +71,21 @@ pub async fn retry(
     read::find(&app, caller.project_id, id).await.map(Reply)
 }
 
-/// What to change of a job. At least one field.
+/// Changes to a job. At least one field.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({"priority": 50}))]
 pub struct ChangeJobRequest {
-    /// Where it waits.
+    /// Queue.
     #[schema(min_length = 1, max_length = 100)]
     queue: Option<String>,
-    /// Higher runs first.
+    /// Priority; higher runs first.
     #[schema(minimum = -100, maximum = 100)]
     priority: Option<i16>,
     /// When it may run, at most one year ahead.
     #[serde(default, deserialize_with = "formats::optional_time")]
     run_at: Option<DateTime<Utc>>,
-    /// When it may run, in seconds from now. Instead of `run_at`.
+    /// Seconds until it may run. Alternative to `run_at`.
     #[schema(minimum = 0, maximum = 31_622_400)]
     delay_seconds: Option<i64>,
 }
@@ -94,7 +94,7 @@ impl RequestBody for ChangeJobRequest {}
 
 /// Change a waiting job.
 ///
-/// Where it waits, how early, or when.
+/// Changes its queue, priority or time.
 #[utoipa::path(
     patch, path = "/jobs/{job_id}", tag = "jobs", operation_id = "jobs_change",
     security(("api_key" = ["produce"]), ("api_key" = ["manage"]), ("session" = ["member"])),
@@ -146,14 +146,14 @@ pub async fn change(
     read::find(&app, caller.project_id, id).await.map(Reply)
 }
 
-/// Whether a job was called off.
+/// Whether a job was cancelled.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct CancelledReply {
-    /// True as soon as somebody has called it off, also while its worker still is at it.
+    /// True as soon as the job is cancelled, even while its worker still runs it.
     pub cancelled: bool,
 }
 
-/// Ask whether to stop.
+/// Check for cancellation.
 ///
 /// For workers that cannot wait for the answer to their next heartbeat.
 #[utoipa::path(

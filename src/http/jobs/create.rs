@@ -52,17 +52,17 @@ impl RequestBody for EnqueueBatchRequest {
     const MAX_BYTES: usize = limits::MAX_BATCH_BODY_BYTES;
 }
 
-/// The jobs that were stored, in the order in which they were sent.
+/// Stored jobs, in the order in which they were sent.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct EnqueueBatchReply {
-    /// The jobs.
+    /// Stored jobs.
     pub jobs: Vec<Job>,
 }
 
 /// Enqueue a job.
 ///
-/// Answers after the job is on disk. `Location` leads to it. With `unique` and
-/// `"on_conflict": "return_existing"` the answer is 200 with the job that is there.
+/// Answers after the job is stored durably; `Location` is its path. With `unique` and
+/// `"on_conflict": "return_existing"`, an existing job is returned with 200.
 #[utoipa::path(
     post, path = "/jobs", tag = "jobs", operation_id = "jobs_create",
     security(("api_key" = ["produce"]), ("session" = ["member"])),
@@ -110,7 +110,7 @@ pub async fn create(
 
 /// Enqueue many jobs.
 ///
-/// All are stored, or none: a job that breaks a rule is named by its index.
+/// All are stored, or none: an invalid job is named by its index.
 #[utoipa::path(
     post, path = "/jobs/batch", tag = "jobs", operation_id = "jobs_create_batch",
     security(("api_key" = ["produce"]), ("session" = ["member"])),
@@ -179,7 +179,7 @@ fn accept_batch(
     Ok(jobs)
 }
 
-/// Stores jobs, all or none. Answers with each as it is stored, and whether it is new.
+/// Stores jobs, all or none. Returns each as it is stored, and whether it is new.
 async fn store_all(
     app: &App,
     project_id: ProjectId,

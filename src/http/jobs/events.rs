@@ -1,4 +1,4 @@
-//! A job's history: read from its own rows, and from the rows that rare events leave.
+//! A job's history: from its own rows, and from stored events.
 
 use axum::{Json as Reply, extract::State};
 use chrono::{DateTime, Utc};
@@ -30,38 +30,38 @@ use crate::{
     },
 };
 
-/// Something that happened to a job.
+/// An event of a job.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct EventView {
-    /// Its name; a stream goes on after it when it comes as `Last-Event-ID`.
+    /// Id of the event; a stream resumes after it if it is sent as `Last-Event-ID`.
     #[schema(example = "claimed-1")]
     pub id: String,
-    /// What happened. Types that begin with `fencepost.` are ours; others are workers'.
+    /// Type of the event. Types that begin with `fencepost.` are the server's; others are workers'.
     #[serde(rename = "type")]
     #[schema(example = "fencepost.claimed")]
     pub kind: String,
-    /// The job.
+    /// Id of the job.
     #[schema(example = "job_01m7w3ha3aextt8pkwwdmxsmqw")]
     pub job_id: String,
-    /// When.
+    /// Time of the event.
     pub at: DateTime<Utc>,
-    /// In which attempt, if in one.
+    /// Attempt, if the event belongs to one.
     #[schema(required)]
     pub attempt: Option<i32>,
-    /// Whose attempt.
+    /// Worker of the attempt.
     #[schema(required)]
     pub worker_id: Option<String>,
-    /// More about it.
+    /// Details.
     #[schema(value_type = serde_json::Value, required)]
     pub payload: Option<Box<RawValue>>,
 }
 
-/// Which part of a history to read.
+/// Part of a history to read.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct HistoryQuery {
-    /// Only so many, the newest. Default: all.
+    /// Maximum number of events to return, the newest. Default: all.
     #[param(minimum = 1, maximum = 1_000)]
     limit: Option<u32>,
 }
@@ -71,7 +71,7 @@ pub struct HistoryQuery {
 pub struct JobHistory {
     /// Oldest first.
     pub events: Vec<EventView>,
-    /// Whether there are older ones.
+    /// Whether there are older events.
     pub has_more: bool,
 }
 
@@ -109,7 +109,7 @@ pub async fn list(
     Ok(Reply(JobHistory { events, has_more: older > 0 }))
 }
 
-/// Stored events of one job: those that workers may send, and as many of ours on top.
+/// Stored events of one job: the maximum that workers may report, and as many of the server's.
 pub(super) const MAX_EVENTS: i64 = limits::MAX_JOB_EVENTS * 2;
 
 /// The history with its newest `max_stored` stored events, and the job's state.
@@ -127,7 +127,7 @@ pub(super) async fn read(
     Ok((history(&row, attempts, events)?, state))
 }
 
-/// What an ended attempt leaves to say.
+/// The events of an ended attempt.
 #[derive(Serialize)]
 struct EndedPayload {
     error: Option<JobError>,
@@ -188,7 +188,7 @@ fn history(
         let (attempt, worker_id) = (it.attempt, it.worker_id);
         told.push(EventView { attempt, worker_id, payload, ..view });
     }
-    // What happened at one instant keeps the order of above.
+    // Events of the same instant keep this order.
     told.sort_by_key(|it| it.at);
     Ok(told)
 }

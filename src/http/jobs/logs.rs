@@ -26,34 +26,34 @@ use crate::{
 
 const DEFAULT_PAGE_LOGS: u32 = 500;
 
-/// Which logs to read.
+/// Logs to read.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct LogsQuery {
-    /// Only this attempt's.
+    /// Only this attempt.
     #[param(minimum = 1)]
     attempt: Option<i32>,
-    /// Chunks of a page. Default: 500.
+    /// Maximum number of chunks to return. Default: 500.
     #[param(minimum = 1, maximum = 1000)]
     limit: Option<u32>,
-    /// `next_cursor` of the page before.
+    /// `next_cursor` of the previous page.
     cursor: Option<String>,
 }
 
-/// A piece of an attempt's output.
+/// A chunk of an attempt's output.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct LogView {
-    /// Which attempt.
+    /// Attempt.
     pub attempt: i32,
-    /// Where it was printed: `stdout`, `stderr` or `system`.
+    /// Stream: `stdout`, `stderr` or `system`.
     #[schema(example = "stdout")]
     pub stream: String,
-    /// Its place in the stream.
+    /// Sequence number in the stream.
     pub sequence: i64,
-    /// The text.
+    /// Text.
     pub data: String,
-    /// When it was printed, by the worker's clock, in milliseconds since 1970.
+    /// Time by the worker's clock, in milliseconds since 1970.
     pub timestamp_ms: i64,
 }
 
@@ -67,29 +67,29 @@ impl From<LogRow> for LogView {
 /// A page of a job's logs, by attempt, stream and sequence.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct LogPage {
-    /// The chunks.
+    /// Chunks of the page.
     pub logs: Vec<LogView>,
-    /// What has not come yet, or never will.
+    /// Missing sequences, so far.
     pub gaps: Vec<GapView>,
-    /// Attempts of which something was cut away.
+    /// Attempts whose output was cut.
     pub truncated_attempts: Vec<i32>,
-    /// Whether there are more.
+    /// Whether there are more chunks.
     pub has_more: bool,
-    /// Where the next page begins.
+    /// Pass it as `cursor` to get the next page.
     #[schema(required)]
     pub next_cursor: Option<String>,
 }
 
-/// Sequences of a stream that are missing, both ends included.
+/// Missing sequences of a stream, both ends included.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct GapView {
-    /// Which attempt.
+    /// Attempt.
     pub attempt: i32,
-    /// Which of its streams.
+    /// Stream.
     pub stream: String,
-    /// The first that is missing.
+    /// First missing sequence.
     pub from_sequence: i64,
-    /// The last that is missing.
+    /// Last missing sequence.
     pub to_sequence: i64,
 }
 
@@ -155,10 +155,10 @@ fn write_place(row: &LogRow) -> String {
     format!("{}.{}.{}", row.attempt, row.stream, row.sequence)
 }
 
-/// Watch a job's logs.
+/// Stream a job's logs.
 ///
-/// Those that are there, then those that come, as server-sent events named `log`. Goes on after
-/// `Last-Event-ID`. Ends after the job has ended for good.
+/// Stored chunks, then new ones, as server-sent events named `log`. Resumes after `Last-Event-ID`.
+/// Ends after the job has ended.
 #[utoipa::path(
     get, path = "/jobs/{job_id}/logs/stream", tag = "streams", operation_id = "jobs_logs_stream",
     security(("api_key" = ["read"]), ("session" = ["viewer"])),

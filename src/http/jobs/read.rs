@@ -28,14 +28,14 @@ use crate::{
 };
 
 const DEFAULT_PAGE_JOBS: u32 = 50;
-/// Characters in a tag filter: a name, a colon, and a value.
+/// Maximum characters of a tag filter: a name, a colon, and a value.
 pub(super) const MAX_TAG_FILTER_CHARS: usize =
     limits::MAX_TAG_KEY_CHARS + 1 + limits::MAX_TAG_VALUE_CHARS;
 
 /// Read a job.
 ///
-/// With its past attempts, its result and its last error. With `wait_seconds` the answer comes when the
-/// job has ended, or as it is after the wait.
+/// With its past attempts, its result and its last error. `wait_seconds` delays the answer until
+/// the job has ended, or the time is up.
 #[utoipa::path(
     get, path = "/jobs/{job_id}", tag = "jobs", operation_id = "jobs_get",
     security(("api_key" = ["read"]), ("session" = ["viewer"])),
@@ -78,17 +78,17 @@ pub(in crate::http) async fn find(
     Ok(Job::read(row)?.with_attempts(attempts, state, duration_ms))
 }
 
-/// Whether to wait for a job.
+/// How long to wait for a job.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct GetQuery {
-    /// Wait so long for the job's end.
+    /// Seconds to wait for the job to finish.
     #[param(minimum = 0, maximum = 30)]
     wait_seconds: Option<u32>,
 }
 
-/// Which jobs to list.
+/// Filter and page of jobs.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
@@ -107,36 +107,36 @@ pub struct ListQuery {
     /// Only jobs stored before this time.
     #[serde(default, deserialize_with = "formats::optional_time")]
     created_before: Option<DateTime<Utc>>,
-    /// `false`: leave out what jobs carry, `payload` and `result` are null. For lists that show neither: a
-    /// page of large jobs is many megabytes otherwise.
+    /// `false` omits `payload` and `result`, which are then null. Use it for lists that show
+    /// neither: a page of large jobs can be many megabytes.
     #[param(default = true)]
     payloads: Option<bool>,
-    /// Jobs on one page. Default: 50.
+    /// Maximum number of jobs to return. Default: 50.
     #[param(minimum = 1, maximum = 200)]
     limit: Option<u32>,
-    /// `next_cursor` of the page before.
+    /// `next_cursor` of the previous page.
     cursor: Option<String>,
 }
 
 /// A page of jobs, newest first.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct JobPage {
-    /// The jobs; without their attempts.
+    /// Jobs of the page, without their attempts.
     pub jobs: Vec<Job>,
-    /// Whether there may be more. A page looks at a bounded number of jobs, so it can be short,
-    /// even empty, and there is more all the same.
+    /// Whether there may be more. A page examines a bounded number of jobs, so it can be short or
+    /// even empty while there are more.
     pub has_more: bool,
-    /// Where the next page begins.
+    /// Pass it as `cursor` to get the next page.
     #[schema(required)]
     pub next_cursor: Option<String>,
-    /// The same, under the name by which published clients of the wire's ancestor know it.
+    /// Same as `next_cursor`, under the name that older published clients use.
     #[schema(required)]
     pub cursor: Option<String>,
 }
 
 /// List jobs.
 ///
-/// Newest first. Go on with `next_cursor` as long as `has_more` is true.
+/// Newest first. Pass `next_cursor` to get the next page while `has_more` is true.
 #[utoipa::path(
     get, path = "/jobs", tag = "jobs", operation_id = "jobs_list",
     security(("api_key" = ["read"]), ("session" = ["viewer"])),

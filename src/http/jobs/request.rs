@@ -1,4 +1,4 @@
-//! What a new job may be, and the checks of its fields: for one job, a batch and a workflow.
+//! New jobs: their fields and checks, for one job, a batch and a workflow.
 
 use std::collections::BTreeMap;
 
@@ -27,7 +27,7 @@ use crate::{
 const DEFAULT_QUEUE: &str = "default";
 const DEFAULT_TIMEOUT_SECONDS: i32 = 1_800;
 const DEFAULT_CONCURRENCY_LIMIT: i32 = 1;
-/// Fewer failures than one would never be retried, and never be given up.
+/// With fewer than one failure a job would never be retried nor dead-lettered.
 const MIN_MAX_ATTEMPTS: i32 = 1;
 
 /// A job to enqueue.
@@ -39,40 +39,40 @@ const MIN_MAX_ATTEMPTS: i32 = 1;
     "queue": "default"
 }))]
 pub struct EnqueueRequest {
-    /// What a worker must be able to do.
+    /// Job type: the kind of work.
     #[schema(min_length = 1, max_length = 500)]
     job_type: String,
     /// Any JSON of at most 256 KiB; workers get it byte for byte. Default: null.
     #[serde(default)]
     #[schema(value_type = serde_json::Value, required = false)]
     payload: Option<Box<RawValue>>,
-    /// Where it waits. Default: `default`. A queue exists from its first use.
+    /// Queue. Default: `default`. A queue exists from its first use.
     #[schema(min_length = 1, max_length = 100)]
     queue: Option<String>,
-    /// Higher runs first. Default: 0.
+    /// Priority; higher runs first. Default: 0.
     #[schema(minimum = -100, maximum = 100)]
     priority: Option<i16>,
-    /// When it may run, at most one year ahead. Default: at once.
+    /// When it may run, at most one year ahead. Default: immediately.
     #[serde(default, deserialize_with = "formats::optional_time")]
     run_at: Option<DateTime<Utc>>,
-    /// When it may run, in seconds from now. Instead of `run_at`.
+    /// Seconds until it may run. Alternative to `run_at`.
     #[schema(minimum = 0, maximum = 31_622_400)]
     delay_seconds: Option<i64>,
-    /// Failures at which it is given up. Default: as its queue says, or 3.
+    /// Failures after which it is dead-lettered. Default: the queue's setting, or 3.
     #[schema(minimum = 1, maximum = 100)]
     max_attempts: Option<i32>,
-    /// Longest run of one attempt. Default: 1800.
+    /// Timeout of one attempt, in seconds. Default: 1800.
     #[schema(minimum = 1, maximum = 86_400)]
     timeout_seconds: Option<i32>,
-    /// How it is tried again.
+    /// Retry policy.
     #[schema(value_type = Option<RetryRequest>)]
     retry: Option<Object<RetryRequest>>,
     /// For your own use; at most 32.
     tags: Option<BTreeMap<String, String>>,
-    /// What its worker must have, all of it; at most 16.
+    /// Labels that its worker must have, all of them; at most 16.
     #[schema(max_items = 16)]
     labels: Option<Vec<String>>,
-    /// Jobs of the project that share it run at most `concurrency_limit` at a time.
+    /// At most `concurrency_limit` jobs of the project with this key run at the same time.
     #[schema(min_length = 1, max_length = 200)]
     concurrency_key: Option<String>,
     /// With `concurrency_key`: this job starts only while fewer run. Default: 1.
@@ -81,18 +81,19 @@ pub struct EnqueueRequest {
     /// Makes it the only live job with its key.
     #[schema(value_type = Option<UniqueRequest>)]
     pub(in crate::http) unique: Option<Object<UniqueRequest>>,
-    /// It is called off if nobody is at it by then. Must be later than `run_at`.
+    /// Cancelled if it has not started by this time. Must be later than `run_at`.
     #[serde(default, deserialize_with = "formats::optional_time")]
     expires_at: Option<DateTime<Utc>>,
-    /// The job it waits for. Instead of `depends_on`.
+    /// The parent of the job. Alternative to `depends_on`.
     pub(in crate::http) parent_job_id: Option<String>,
-    /// The jobs it waits for: it runs when all have succeeded; at most 100. In a workflow, their keys.
+    /// Parents of the job, which runs when all have succeeded; at most 100. In a workflow, their
+    /// keys.
     #[schema(max_items = 100)]
     pub(in crate::http) depends_on: Option<Vec<String>>,
-    /// In a workflow, and only there: its name, unique in the workflow.
+    /// In a workflow, and only there: its key, unique in the workflow.
     #[schema(min_length = 1, max_length = 100)]
     pub(in crate::http) key: Option<String>,
-    /// An older spelling of the header `Idempotency-Key`.
+    /// Older spelling of the header `Idempotency-Key`.
     #[schema(min_length = 1, max_length = 200)]
     pub(in crate::http) idempotency_key: Option<String>,
 }
@@ -101,32 +102,32 @@ pub struct EnqueueRequest {
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct UniqueRequest {
-    /// The key, unique in the project.
+    /// Unique key, within the project.
     #[schema(min_length = 1, max_length = 200)]
     key: String,
-    /// What happens when a live job has it. Default: reject.
+    /// What to do if a live job has the key. Default: reject.
     on_conflict: Option<OnConflictChoice>,
 }
 
-/// What happens when a live job has the key.
+/// What to do if a live job has the unique key.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum OnConflictChoice {
     /// 409, nothing is stored.
     #[default]
     Reject,
-    /// 200 with the job that has it.
+    /// 200 with the existing job.
     ReturnExisting,
-    /// A waiting job is called off and this one stored; 409 when it runs.
+    /// Replaces a waiting job with the same key; 409 if that job is running.
     Replace,
 }
 
 impl RequestBody for EnqueueRequest {}
 
-/// Checks a job and makes it ready to be stored.
+/// Checks a job and prepares it to be stored.
 ///
 /// # Errors
-/// [`Error::FieldTooLarge`]; other broken rules are noted in `check`.
+/// [`Error::FieldTooLarge`]; other broken rules are added to `check`.
 pub fn accept(
     (project_id, limits): (ProjectId, &Limits),
     id: JobId,
@@ -177,7 +178,7 @@ pub fn accept(
     Ok(TiedJob { job, on_conflict, is_continuation, is_id_given: false, path })
 }
 
-/// The parts that most jobs do not have.
+/// Fields that most jobs do not use.
 fn accept_extras(
     request: &mut EnqueueRequest,
     traceparent: Option<&str>,
@@ -258,8 +259,7 @@ fn accept_parents(request: &mut EnqueueRequest, check: &mut Check) -> Vec<JobId>
     parents
 }
 
-/// The trace that a request belongs to, as its header says. One that is malformed is no trace, as the
-/// W3C's recommendation asks.
+/// The trace context of a request. A malformed one is ignored, as the W3C recommendation asks.
 #[must_use]
 pub fn traceparent(headers: &HeaderMap) -> Option<&str> {
     let value = headers.get("traceparent")?.to_str().ok()?;

@@ -1,4 +1,4 @@
-//! The job as users see it.
+//! The job as the API shows it.
 
 use std::collections::BTreeMap;
 
@@ -22,72 +22,72 @@ use crate::{
 /// A job.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct Job {
-    /// Its id.
+    /// Id of the job.
     #[schema(example = "job_01m7w3ha3aextt8pkwwdmxsmqw")]
     pub id: String,
-    /// Where it is in its life.
+    /// State.
     pub state: JobState,
-    /// Why it is not running; null when it runs or has ended.
+    /// Why it is not running; null if it runs or has ended.
     #[schema(required)]
     pub waiting_for: Option<WaitingFor>,
-    /// What a worker must be able to do.
+    /// Job type: the kind of work.
     #[schema(example = "email.send")]
     pub job_type: String,
-    /// Where it waits.
+    /// Queue.
     #[schema(example = "default")]
     pub queue: String,
-    /// Higher runs first.
+    /// Priority; higher runs first.
     pub priority: i16,
-    /// The bytes that were sent.
+    /// Payload, byte for byte as it was sent.
     #[schema(value_type = serde_json::Value)]
     pub payload: Box<RawValue>,
-    /// For its owner's use.
+    /// For your own use.
     pub tags: BTreeMap<String, String>,
-    /// What its worker must have.
+    /// Labels that its worker must have.
     pub labels: Vec<String>,
-    /// Jobs that share it run at most `concurrency_limit` at a time.
+    /// At most `concurrency_limit` jobs with this key run at the same time.
     #[schema(required)]
     pub concurrency_key: Option<String>,
-    /// Goes with `concurrency_key`.
+    /// Limit of its `concurrency_key`.
     #[schema(required)]
     pub concurrency_limit: Option<i32>,
-    /// No other live job of the project has it.
+    /// Unique key: no other live job of the project has it.
     #[schema(required)]
     pub unique_key: Option<String>,
-    /// It is called off if it has not begun by then.
+    /// Cancelled if it has not started by this time.
     #[schema(required)]
     pub expires_at: Option<DateTime<Utc>>,
-    /// The jobs it waits for, or waited for.
+    /// Its parents, ended or not.
     pub parents: Vec<String>,
-    /// The workflow it is part of.
+    /// Workflow it belongs to.
     #[schema(required)]
     pub workflow_id: Option<String>,
-    /// When it may run, or runs again.
+    /// When it may run, or run again.
     pub run_at: DateTime<Utc>,
     /// When it was stored.
     pub created_at: DateTime<Utc>,
-    /// The same as `created_at`, under the name that polls use.
+    /// Same as `created_at`, under the name that polls use.
     pub enqueued_at: DateTime<Utc>,
-    /// Its latest attempt, counted from 1; 0 before the first.
+    /// Latest attempt, counted from 1; 0 before the first.
     pub attempt: i32,
-    /// Attempts that failed. The job is given up when they reach `max_attempts`.
+    /// Number of failed attempts. The job is dead-lettered when it reaches `max_attempts`.
     pub failures: i32,
-    /// Failures at which it is given up.
+    /// Failures after which it is dead-lettered. Released attempts do not count.
     pub max_attempts: i32,
-    /// Longest run of one attempt, in seconds.
+    /// Timeout of one attempt, in seconds.
     pub timeout_seconds: i32,
-    /// How it is tried again.
+    /// Retry policy.
     pub retry: RetryPolicy,
-    /// Who has it, or had it when it succeeded.
+    /// Worker that holds it, or that succeeded.
     #[schema(required)]
     pub worker_id: Option<String>,
-    /// When that worker got it.
+    /// When that worker claimed it.
     #[schema(required)]
     pub claimed_at: Option<DateTime<Utc>>,
-    /// When it is taken back unless a heartbeat comes.
+    /// When the lease expires, unless a heartbeat extends it.
     #[schema(required)]
     pub lease_expires_at: Option<DateTime<Utc>>,
-    /// How far its worker is, 0 to 1.
+    /// Progress from 0 to 1, as its worker reports it.
     #[schema(required)]
     pub progress: Option<f32>,
     /// Whether its worker was asked to stop.
@@ -95,13 +95,13 @@ pub struct Job {
     /// When it ended.
     #[schema(required)]
     pub completed_at: Option<DateTime<Utc>>,
-    /// The bytes that its worker sent, once it has succeeded.
+    /// Result, byte for byte as its worker sent it, after a success.
     #[schema(value_type = serde_json::Value, required)]
     pub result: Option<Box<RawValue>>,
-    /// What its last failed attempt reported.
+    /// Error of its last failed attempt.
     #[schema(required)]
     pub last_error: Option<JobError>,
-    /// Its past attempts, oldest first. Left out in lists.
+    /// Past attempts, oldest first. Omitted in lists.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub attempts: Option<Vec<AttemptView>>,
@@ -110,22 +110,22 @@ pub struct Job {
 /// An error as a worker reported it.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct JobError {
-    /// The kind of error.
+    /// Type of the error.
     #[serde(rename = "type")]
     #[schema(required, example = "TimeoutError")]
     pub kind: Option<String>,
-    /// What went wrong.
+    /// Message.
     #[schema(required, example = "Connection refused")]
     pub message: Option<String>,
-    /// Where it went wrong.
+    /// Stack trace.
     #[schema(required)]
     pub stack_trace: Option<String>,
-    /// Whether something was cut away to keep within the bound.
+    /// Whether any of the texts was cut.
     pub truncated: bool,
 }
 
 impl JobError {
-    /// None when nothing was reported.
+    /// None if nothing was reported.
     #[must_use]
     pub fn of(report: ErrorReport) -> Option<Self> {
         let ErrorReport { kind, message, stack_trace, truncated } = report;
@@ -137,23 +137,23 @@ impl JobError {
 /// A past attempt.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct AttemptView {
-    /// Its number, counted from 1.
+    /// Number of the attempt, counted from 1.
     pub attempt: i32,
-    /// Who had it.
+    /// Worker.
     pub worker_id: String,
-    /// When that worker got it.
+    /// When that worker claimed it.
     pub claimed_at: DateTime<Utc>,
     /// When it ended.
     pub ended_at: DateTime<Utc>,
-    /// How it ended.
+    /// Outcome.
     pub outcome: AttemptOutcome,
-    /// What the worker reported.
+    /// Error that the worker reported.
     #[schema(required)]
     pub error: Option<JobError>,
-    /// When the job could run again; null when it was the end.
+    /// When the job could run again; null if it ended.
     #[schema(required)]
     pub retry_at: Option<DateTime<Utc>>,
-    /// How long it took, as the worker measured it.
+    /// Duration as the worker measured it, in milliseconds.
     #[schema(required)]
     pub duration_ms: Option<i64>,
 }
@@ -180,10 +180,10 @@ impl AttemptView {
 }
 
 impl Job {
-    /// A job that has just been stored.
+    /// A job that was just stored.
     pub fn stored(new: &NewJob, stored: &StoredJob) -> Result<Self, Error> {
         let extras = new.extras.as_deref().cloned().unwrap_or_default();
-        // A new job that is due and yet `scheduled` waits for its parents.
+        // A new job that is due and still `scheduled` waits for its parents.
         let unfinished_parents = i32::from(!extras.parents.is_empty());
         let closed = Closed {
             is_queue_paused: stored.is_queue_paused,
@@ -266,8 +266,8 @@ impl Job {
         })
     }
 
-    /// Adds its past attempts, and what the last of them reported. A success leaves no row of its
-    /// own: it is the job's.
+    /// Adds its past attempts, and the error of the last one. A success has no row of its own: it
+    /// is part of the job.
     #[must_use]
     pub fn with_attempts(
         mut self,

@@ -40,35 +40,35 @@ const READ_PAUSE: Duration = Duration::from_millis(100);
 /// Why a job is not running.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct ExplainReply {
-    /// The job.
+    /// Id of the job.
     #[schema(example = "job_01m7w3ha3aextt8pkwwdmxsmqw")]
     pub job_id: String,
-    /// Where it is in its life.
+    /// State.
     pub state: JobState,
-    /// The first thing it waits for; null when it runs or has ended.
+    /// First condition that is not met; null if the job runs or has ended.
     #[schema(required)]
     pub waiting_for: Option<WaitingFor>,
-    /// In words.
+    /// Explanation in one sentence.
     #[schema(example = "key acme 5/5 busy")]
     pub summary: String,
-    /// Everything between it and a worker, in the order in which it opens; none when it does not wait.
+    /// All conditions between the job and a worker, in order; empty if it does not wait.
     pub gates: Vec<ConditionView>,
-    /// The next time at which something changes by itself.
+    /// Next time at which a condition changes by itself.
     #[schema(required)]
     pub next_change_at: Option<DateTime<Utc>>,
 }
 
-/// One thing that must be so before a job can run.
+/// A condition that must be met before a job can run.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct ConditionView {
-    /// What it waits for here.
+    /// What the job waits for.
     pub gate: WaitingFor,
-    /// Whether it is so.
+    /// Whether the condition is met.
     pub open: bool,
-    /// With numbers.
+    /// Details, with numbers.
     #[schema(example = "key acme 5/5 busy")]
     pub message: String,
-    /// When this changes, where that is known.
+    /// When it changes, if that is known.
     #[schema(required)]
     pub changes_at: Option<DateTime<Utc>>,
 }
@@ -82,7 +82,7 @@ impl From<Condition> for ConditionView {
 
 /// Explain a job.
 ///
-/// Why it is not running, gate by gate, with numbers and the next time something changes.
+/// Why it is not running: every condition, with numbers and the next time that something changes.
 #[utoipa::path(
     get, path = "/jobs/{job_id}/explain", tag = "jobs", operation_id = "jobs_explain",
     security(("api_key" = ["read"]), ("session" = ["viewer"])),
@@ -111,10 +111,11 @@ pub async fn explain(
     }))
 }
 
-/// Watch a job.
+/// Stream a job's events.
 ///
-/// Its history, then what happens, as server-sent events (`event` is the type, `data` an event of
-/// `GET …/events`). Goes on after `Last-Event-ID`. Ends after success; whoever comes back then gets 204.
+/// Its history, then new events, as server-sent events (`event` is the type, `data` an event of
+/// `GET …/events`). Resumes after `Last-Event-ID`. Ends after success; a client that reconnects
+/// then gets 204.
 #[utoipa::path(
     get, path = "/jobs/{job_id}/events/stream", tag = "streams", operation_id = "jobs_events_stream",
     security(("api_key" = ["read"]), ("session" = ["viewer"])),
@@ -154,7 +155,7 @@ async fn write_job(
 ) -> Result<(), Ended> {
     let watch = app.engine.notifier.feed.watch(project_id, id);
     loop {
-        // Listen before looking.
+        // Subscribe before reading.
         let changed = watch.changed();
         tokio::pin!(changed);
         changed.as_mut().enable();
@@ -173,11 +174,11 @@ async fn write_job(
     }
 }
 
-/// Watch a project.
+/// Stream a project's events.
 ///
-/// What happens to its jobs, as server-sent events, as far as this node does it. Goes on after
-/// `Last-Event-ID` if the node remembers it; otherwise the first event is `fencepost.gap`: read the jobs
-/// that matter again.
+/// Events of its jobs that this node processes, as server-sent events. Resumes after
+/// `Last-Event-ID` if the node still has it; otherwise the first event is `fencepost.gap`: read the
+/// jobs that matter again.
 #[utoipa::path(
     get, path = "/events/stream", tag = "streams", operation_id = "events_stream",
     security(("api_key" = ["read"]), ("session" = ["viewer"])),
@@ -194,7 +195,7 @@ pub async fn project_stream(
     headers: HeaderMap,
 ) -> Result<Response, Error> {
     let last = streams::last_event_id(&headers);
-    // An id that is none of ours is one that nobody remembers.
+    // An unknown id counts as forgotten.
     let last = last.map(|it| it.parse().unwrap_or_else(|_| EventId::generate()));
     let listening = app.engine.notifier.feed.listen(caller.project_id, last);
     streams::start(&app, &caller, |writer| write_project(listening, writer))
@@ -223,7 +224,7 @@ async fn send_gap(writer: &Writer) -> Result<(), Ended> {
 }
 
 async fn send(writer: &Writer, job_event: &Arc<JobEvent>) -> Result<(), Ended> {
-    // The id was made when this node heard of it.
+    // The id was made when this node received the event.
     let made = job_event.id.0.get_timestamp().map(|it| it.to_unix());
     let at = made
         .and_then(|(seconds, nanos)| DateTime::from_timestamp(i64::try_from(seconds).ok()?, nanos));

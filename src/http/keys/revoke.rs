@@ -1,4 +1,4 @@
-//! The ends of keys: they are replaced, revoked, or reported by whoever found them.
+//! Rotating and revoking keys, and reports of leaked keys.
 
 use axum::{Extension, Json as Reply, extract::State, http::StatusCode};
 use secrecy::{ExposeSecret, SecretString};
@@ -27,24 +27,25 @@ use crate::{
     },
 };
 
-/// For how long a rotated key goes on when nobody says.
+/// Default overlap of a rotation, in seconds.
 const DEFAULT_OVERLAP_SECONDS: i64 = 86_400;
 
-/// How a key is replaced.
+/// Rotation of a key.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({"overlap_seconds": 3600}))]
 pub struct RotateKeyRequest {
-    /// For how long the old one goes on, so that nobody is locked out meanwhile. Default: one day.
+    /// Seconds for which the old key stays valid. Default: 86400.
     #[schema(minimum = 0, maximum = 2_592_000)]
     overlap_seconds: Option<i64>,
 }
 
 impl RequestBody for RotateKeyRequest {}
 
-/// Replace a key.
+/// Rotate a key.
 ///
-/// Makes a key that may do the same, and lets the old one end after the overlap; both open the project until then.
+/// Creates a key with the same rights, and lets the old one expire after the overlap. Both are
+/// valid until then.
 #[utoipa::path(
     post, path = "/keys/{key_id}/rotate", tag = "keys", operation_id = "keys_rotate",
     security(("api_key" = ["manage"]), ("session" = ["admin"])),
@@ -85,7 +86,8 @@ pub async fn rotate(
         created_by: Some(caller.who.id()),
         per_minute: [old.produce_per_minute, old.work_per_minute, old.manage_per_minute],
     };
-    // The one that is replaced does not count, or whoever has as many as there may be could not rotate.
+    // The replaced key does not count, so that a project with the maximum number of keys can
+    // rotate.
     let made = make(&mut tx, &caller, request, 1).await?;
     note(&mut tx, &caller, "key.rotated", Some(&old), Some(&made.listed)).await?;
     tx.commit().await?;
@@ -102,7 +104,7 @@ async fn forget(app: &App, hash: Option<Vec<u8>>) {
 
 /// Revoke a key.
 ///
-/// Every node refuses it within five seconds, and ends its polls. To revoke it twice is no mistake.
+/// Every node refuses it within five seconds, and ends its polls. Revoking twice is no error.
 #[utoipa::path(
     delete, path = "/keys/{key_id}", tag = "keys", operation_id = "keys_revoke",
     security(("api_key" = ["manage"]), ("session" = ["admin"])),
@@ -130,12 +132,12 @@ pub async fn revoke(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// A key that somebody has found.
+/// A leaked key.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({"key": "fp_live_…"}))]
 pub struct ReportKeyRequest {
-    /// The key itself: whoever has it proves that it has leaked.
+    /// The key itself: its possession proves that it has leaked.
     #[schema(value_type = String, max_length = 128)]
     key: SecretString,
 }
@@ -144,7 +146,8 @@ impl RequestBody for ReportKeyRequest {}
 
 /// Report a leaked key.
 ///
-/// Anybody who has a key may end it: it is revoked at once. The answer does not say whether it was live.
+/// Revokes the key immediately. Needs no other credential. The answer does not reveal whether the
+/// key was valid.
 #[utoipa::path(
     post, path = "/keys/report", tag = "keys", operation_id = "keys_report",
     request_body = ReportKeyRequest, security(()),

@@ -1,4 +1,4 @@
-//! What a project's people import: a Grafana dashboard and alert rules, both filled with the project's queues.
+//! A Grafana dashboard and alert rules for users, filled with the project's queues.
 
 use std::fmt::Write;
 
@@ -17,15 +17,15 @@ use crate::{
     http::error::ErrorBody,
 };
 
-/// The dashboard, without any project's queues: made by `scripts/dashboards.py`.
+/// The dashboard template: made by `scripts/dashboards.py`.
 const DASHBOARD: &str = include_str!("../../../ops/grafana/project.json");
-/// A ready job that waits longer than this is told of, in seconds.
+/// Alert threshold for the age of a ready job, in seconds.
 const OLD_SECONDS: u32 = 300;
 
 /// Get a Grafana dashboard.
 ///
-/// To import into Grafana, with this project's busiest queues to choose from. It shows what `/v1/metrics/prometheus`
-/// tells a Prometheus.
+/// Import it into Grafana; it offers this project's busiest queues. It shows the metrics of
+/// `/v1/metrics/prometheus`.
 #[utoipa::path(
     get, path = "/grafana-dashboard.json", tag = "metrics", operation_id = "metrics_dashboard",
     security(("api_key" = ["read"]), ("session" = ["viewer"])),
@@ -48,12 +48,12 @@ pub async fn dashboard(
 fn fill(project: &str, queues: &[&str]) -> serde_json::Result<Value> {
     let mut dashboard: Value = serde_json::from_str(DASHBOARD)?;
     dashboard["title"] = json!(format!("Fencepost: {project}"));
-    // Grafana's ids have 40 characters at the most.
+    // Grafana's ids have at most 40 characters.
     dashboard["uid"] = json!(project.chars().take(40).collect::<String>());
     let variables = dashboard.pointer_mut("/templating/list").and_then(Value::as_array_mut);
     let queue = variables.into_iter().flatten().find(|it| it["name"] == "queue");
     if let Some(queue) = queue {
-        // Grafana parts them at commas, and reads what is chosen as part of an expression.
+        // Grafana splits the value at commas, and inserts the selection into an expression.
         let escaped: Vec<_> = queues.iter().map(|it| it.replace(',', "\\,")).collect();
         queue["query"] = json!(escaped.join(","));
         queue["options"] =
@@ -64,7 +64,8 @@ fn fill(project: &str, queues: &[&str]) -> serde_json::Result<Value> {
 
 /// Get alert rules.
 ///
-/// For Prometheus, one group for each of this project's busiest queues: jobs wait too long, nobody polls, jobs are given up.
+/// For Prometheus, one group for each of this project's busiest queues: jobs wait too long, no
+/// worker polls, jobs are dead-lettered.
 #[utoipa::path(
     get, path = "/alert-rules.yaml", tag = "metrics", operation_id = "metrics_alert_rules",
     security(("api_key" = ["read"]), ("session" = ["viewer"])),
@@ -84,7 +85,7 @@ pub async fn alert_rules(
     Ok(([(CONTENT_TYPE, "text/plain; charset=utf-8")], text))
 }
 
-/// A rule of one queue.
+/// Alert rule of one queue.
 struct Rule {
     alert: &'static str,
     expr: String,
@@ -95,7 +96,7 @@ struct Rule {
 }
 
 fn rules_of(queue: &str) -> [Rule; 3] {
-    // A string of PromQL is escaped as one of JSON.
+    // A PromQL string is escaped like a JSON string.
     let of = format!("queue={}", json!(queue));
     [
         Rule {
@@ -135,14 +136,14 @@ fn rules_of(queue: &str) -> [Rule; 3] {
     ]
 }
 
-/// Texts are written as JSON strings, which YAML reads as they are.
+/// Texts are written as JSON strings, which YAML reads unchanged.
 fn rules(url: &str, queues: &[&str]) -> String {
     let mut text = String::from("groups:\n");
     if queues.is_empty() {
         text = "groups: []\n".to_owned();
     }
     for (number, queue) in queues.iter().enumerate() {
-        // A template of Prometheus begins with two braces.
+        // A Prometheus template begins with two braces.
         let plain = queue.replace('{', "(").replace('}', ")");
         let _ = writeln!(
             text,

@@ -1,4 +1,4 @@
-//! The text that Prometheus reads: <https://prometheus.io/docs/instrumenting/exposition_formats/>.
+//! The Prometheus text format: <https://prometheus.io/docs/instrumenting/exposition_formats/>.
 
 use std::fmt::Write;
 

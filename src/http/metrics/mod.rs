@@ -1,4 +1,4 @@
-//! `/v1/metrics/…`: what happened in a project, in numbers: as JSON, and for its own Prometheus.
+//! `/v1/metrics/…`: statistics of a project: as JSON, and for its own Prometheus.
 
 pub mod dashboards;
 mod exposition;
@@ -23,18 +23,18 @@ use crate::{
     wire::{extract::Query, validate::Check},
 };
 
-/// How far back.
+/// Period.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize, ToSchema)]
 #[schema(as = MetricsPeriod)]
 pub enum Period {
-    /// An hour, seen by minutes.
+    /// One hour, by minute.
     #[serde(rename = "1h")]
     Hour,
-    /// A day.
+    /// One day.
     #[default]
     #[serde(rename = "24h")]
     Day,
-    /// A week.
+    /// One week.
     #[serde(rename = "7d")]
     Week,
     /// Thirty days.
@@ -52,10 +52,10 @@ impl Period {
         }
     }
 
-    /// A bucket that is longer says nothing of it.
+    /// Granularities that are longer than the period are refused.
     fn allows(self, granularity: Granularity) -> bool {
         match granularity {
-            // Too many to add up for longer.
+            // Longer periods would have too many buckets.
             Granularity::Minute => self == Self::Hour,
             Granularity::Hour => true,
             Granularity::Day => self != Self::Hour,
@@ -63,16 +63,16 @@ impl Period {
     }
 }
 
-/// How long a bucket is.
+/// Length of a bucket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 #[schema(as = MetricsGranularity)]
 pub enum Granularity {
-    /// A minute; of a period of `1h` only.
+    /// One minute; for the period `1h` only.
     Minute,
-    /// An hour.
+    /// One hour.
     Hour,
-    /// A day of UTC.
+    /// One day (UTC).
     Day,
 }
 
@@ -85,7 +85,7 @@ impl Granularity {
         }
     }
 
-    /// Days are made of hours.
+    /// Days are sums of hours.
     const fn resolution(self) -> &'static str {
         match self {
             Self::Minute => "minute",
@@ -102,59 +102,60 @@ impl Granularity {
     }
 }
 
-/// How far back to look.
+/// Period to read.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct SummaryQuery {
-    /// How far back. Default: `24h`.
+    /// Period. Default: `24h`.
     period: Option<Period>,
 }
 
-/// A project's jobs in numbers: how many are where now, and what happened in a period.
+/// Statistics of a project's jobs: current states, and what happened in a period.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct MetricsSummary {
-    /// The period that the numbers below `processing` are of.
+    /// Period of the numbers below `processing`.
     pub period: Period,
-    /// All of the counts below together.
+    /// Sum of the counts below.
     pub total: i64,
-    /// Jobs that wait for a worker, or for the end of a backoff, now.
+    /// Jobs that wait for a worker or for the end of a backoff, at present.
     pub pending: i64,
-    /// Jobs that wait for their `run_at` or for parents, now.
+    /// Jobs that wait for their `run_at` or for parents, at present.
     pub scheduled: i64,
-    /// Jobs under a lease, now: up to 10,000, the rest is among `pending`.
+    /// Running jobs, at present: up to 10,000, the rest counts as `pending`.
     pub processing: i64,
-    /// Jobs that have succeeded.
+    /// Succeeded jobs.
     pub succeeded: i64,
-    /// Attempts that failed, ran too long, or whose workers fell silent, and after which the job was not given up.
+    /// Attempts that failed, timed out or lost their worker, and were retried.
     pub failed: i64,
-    /// Jobs that were called off.
+    /// Cancelled jobs.
     pub cancelled: i64,
-    /// Jobs that were given up.
+    /// Dead-lettered jobs.
     pub dead_letter: i64,
-    /// `succeeded` of `succeeded + failed + dead_letter`, to four places; null: none ended.
+    /// `succeeded` divided by `succeeded + failed + dead_letter`, to four decimal places; null:
+    /// none ended.
     #[schema(required)]
     pub success_rate: Option<f64>,
-    /// How long attempts ran that were acknowledged: the mean; null: none were.
+    /// Mean run time of acknowledged attempts; null: there were none.
     #[schema(required)]
     pub avg_duration_ms: Option<i64>,
-    /// How long attempts ran that were acknowledged.
+    /// Run time of acknowledged attempts.
     pub run: Percentiles,
-    /// How long jobs waited for their first lease once they could run.
+    /// Time from when jobs could run to their first lease.
     pub wait: Percentiles,
 }
 
-/// Times, of which so many of a hundred stay within; null: nothing was measured. Estimated within the bucket that they
-/// fall into: 1, 2, 5, 10, 25, 50, 100, 250, 500 ms, 1, 2.5, 5, 10, 30 s, 1, 2, 5, 15 min, 1, 4, 24 h.
+/// Latency percentiles; null if there are no samples. Estimated within these buckets: 1, 2, 5, 10,
+/// 25, 50, 100, 250, 500 ms, 1, 2.5, 5, 10, 30 s, 1, 2, 5, 15 min, 1, 4, 24 h.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct Percentiles {
-    /// Half of them.
+    /// Median (p50).
     #[schema(required)]
     pub p50_ms: Option<i64>,
-    /// 95 of a hundred.
+    /// 95th percentile (p95).
     #[schema(required)]
     pub p95_ms: Option<i64>,
-    /// 99 of a hundred.
+    /// 99th percentile (p99).
     #[schema(required)]
     pub p99_ms: Option<i64>,
 }
@@ -166,7 +167,7 @@ impl Percentiles {
     }
 }
 
-/// Attempts that failed in one way or another, and after which the job goes on.
+/// Attempts without success after which the job was retried.
 fn failures(counts: &Counts) -> i64 {
     let failed = counts.failed + counts.timed_out + counts.lease_expired;
     (failed - counts.dead_lettered).max(0)
@@ -178,7 +179,7 @@ fn success_rate(counts: &Counts) -> Option<f64> {
     (ended > 0).then(|| (rate * 10_000.0).round() / 10_000.0)
 }
 
-/// Of all queues and types.
+/// Sums over all queues and types.
 fn span(period: Period, granularity: Granularity) -> Span<'static> {
     let (slot, slot_seconds) = granularity.slot();
     let (resolution, period_seconds) = (granularity.resolution(), period.seconds());
@@ -194,11 +195,11 @@ async fn read(
     Ok(store::stats::buckets(&mut conn, project_id, span).await?)
 }
 
-/// Sum up a project's jobs.
+/// Summarize a project's jobs.
 ///
-/// How many jobs are where now, and what happened since the beginning of the minute (of `1h`), hour or day in which the
-/// period begins. Counted as it happens and written down within five
-/// seconds; what a node that was killed had counted in its last seconds is missing.
+/// Current states, and what happened since the start of the minute (of `1h`), hour or day in which
+/// the period begins. Statistics are written every five seconds; a killed node loses its last
+/// seconds.
 #[utoipa::path(
     get, path = "/metrics/summary", tag = "metrics", operation_id = "metrics_summary",
     security(("api_key" = ["read"]), ("session" = ["viewer"])),
@@ -243,14 +244,14 @@ pub async fn summary(
     }))
 }
 
-/// Which buckets to see.
+/// Buckets to read.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct ThroughputQuery {
-    /// How far back. Default: `24h`.
+    /// Period. Default: `24h`.
     period: Option<Period>,
-    /// How long a bucket is. Default: minutes of an hour, hours of a day or a week, days of a month.
+    /// Length of a bucket. Default: minutes of an hour, hours of a day or a week, days of a month.
     granularity: Option<Granularity>,
     /// Only this queue.
     #[param(min_length = 1, max_length = 100)]
@@ -263,50 +264,50 @@ pub struct ThroughputQuery {
 /// What happened in a period, bucket by bucket.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct Throughput {
-    /// How far back.
+    /// Period.
     pub period: Period,
-    /// How long a bucket is.
+    /// Length of a bucket.
     pub granularity: Granularity,
-    /// Oldest first, without gaps; the last is not over yet. At most 721.
+    /// Oldest first, without gaps; the last is still in progress. At most 721.
     pub buckets: Vec<ThroughputBucket>,
 }
 
 /// What happened in a bucket.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct ThroughputBucket {
-    /// When it began.
+    /// Start of the bucket.
     pub start_at: DateTime<Utc>,
-    /// Jobs that were enqueued.
+    /// Enqueued jobs.
     pub enqueued: i64,
-    /// Jobs that were leased.
+    /// Claimed jobs.
     pub claimed: i64,
-    /// Jobs that have succeeded.
+    /// Succeeded jobs.
     pub succeeded: i64,
-    /// Attempts that their workers failed.
+    /// Attempts that their workers reported as failed.
     pub failed: i64,
-    /// Attempts that ran too long.
+    /// Attempts that exceeded their timeout.
     pub timed_out: i64,
-    /// Attempts whose workers fell silent.
+    /// Attempts whose workers timed out.
     pub lease_expired: i64,
-    /// Attempts that were handed back.
+    /// Released attempts.
     pub released: i64,
-    /// Jobs that were given up.
+    /// Dead-lettered jobs.
     pub dead_letter: i64,
-    /// Jobs that were called off.
+    /// Cancelled jobs.
     pub cancelled: i64,
-    /// How long attempts ran that were acknowledged: the mean; null: none were.
+    /// Mean run time of acknowledged attempts; null: there were none.
     #[schema(required)]
     pub avg_duration_ms: Option<i64>,
-    /// Half of them ran no longer.
+    /// Median run time (p50).
     #[schema(required)]
     pub p50_ms: Option<i64>,
-    /// 95 of a hundred ran no longer.
+    /// 95th percentile of run times (p95).
     #[schema(required)]
     pub p95_ms: Option<i64>,
-    /// 99 of a hundred ran no longer.
+    /// 99th percentile of run times (p99).
     #[schema(required)]
     pub p99_ms: Option<i64>,
-    /// How long jobs waited for their first lease once they could run.
+    /// Time from when jobs could run to their first lease.
     pub wait: Percentiles,
 }
 
@@ -334,10 +335,10 @@ impl ThroughputBucket {
     }
 }
 
-/// See what happened when.
+/// Read throughput over time.
 ///
-/// Of a project, or of one queue or type of it. A project's first 100 queues, 100 types in each and 500 pairs of both are
-/// counted by name on each node, later ones as `other`.
+/// Of a project, or of one queue or type. Each node counts the first 100 queues of a project, 100
+/// types in each and 500 pairs of both by name, and later ones as `other`.
 #[utoipa::path(
     get, path = "/metrics/throughput", tag = "metrics", operation_id = "metrics_throughput",
     security(("api_key" = ["read"]), ("session" = ["viewer"])),

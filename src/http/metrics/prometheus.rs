@@ -1,5 +1,6 @@
-//! `GET /v1/metrics/prometheus`: a project's own numbers, for its own Prometheus. At most [`MAX_LABEL_VALUES`] queues
-//! and as many types are named, the rest is `other`: of gauges the busiest are named, of counters those that came first.
+//! `GET /v1/metrics/prometheus`: a project's metrics, for its own Prometheus. At most
+//! [`MAX_LABEL_VALUES`] queues and types are named, the rest is `other`: gauges name the busiest,
+//! counters the oldest.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -27,16 +28,17 @@ use crate::{
     },
 };
 
-/// Queues that are looked through for the busiest.
+/// Queues that are searched for the busiest.
 const MAX_DEPTHS: i64 = 10_000;
-/// Pairs of a queue and a type that are added up, those that came first.
+/// Pairs of queue and type that are summed up, the oldest first.
 const MAX_PAIRS: i64 = 5_000;
 
 /// Scrape a project's metrics.
 ///
-/// In the text format of Prometheus: depth, oldest ready age and workers by queue; what came and went by queue and type;
-/// histograms of waiting by queue and of running by type. 100 queues and 100 types are named (of gauges the busiest,
-/// of counters those that came first), the rest is `other`. Scrape it with a key of the scope `read` as bearer token, every 15 seconds or more.
+/// Prometheus text format: depth, age of the oldest ready job and workers by queue; throughput by
+/// queue and type; histograms of waiting by queue and of running by type. 100 queues and 100 types
+/// are named (gauges name the busiest, counters the oldest), the rest is `other`. Use a key with
+/// the scope `read` as bearer token, and an interval of 15 seconds or more.
 #[utoipa::path(
     get, path = "/metrics/prometheus", tag = "metrics", operation_id = "metrics_prometheus",
     security(("api_key" = ["read"]), ("session" = ["viewer"])),
@@ -105,7 +107,7 @@ fn show_queues(text: &mut Exposition, named: &[QueueRow], rest: Option<Depth>) {
         }
     }
     if let Some(it) = rest {
-        // What of them runs is not counted apart.
+        // Running jobs among them are not counted separately.
         let states = [
             ("scheduled", it.scheduled),
             ("ready", (it.active - it.backoff).max(0)),
@@ -135,11 +137,12 @@ fn show_queues(text: &mut Exposition, named: &[QueueRow], rest: Option<Depth>) {
     });
 }
 
-/// The names that came first, so that every other is [`OTHER`]: whatever is busy today, a series stays what it is.
+/// The oldest names; every other name becomes [`OTHER`]. So a series keeps its meaning, whatever is
+/// busy today.
 struct Names<'a>(HashSet<&'a str>);
 
 impl<'a> Names<'a> {
-    /// `totals`: those that came first are first.
+    /// `totals` are sorted, oldest first.
     fn first(totals: &'a [Counted], of: fn(&Counted) -> &str) -> Self {
         let mut names = HashSet::new();
         for it in totals.iter().map(of) {

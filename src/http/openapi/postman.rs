@@ -2,8 +2,8 @@
 
 use serde_json::{Map, Value, json};
 
-/// A folder for each tag, a request for each operation, with the example of its body. `base_url` and `api_key` are variables of
-/// the collection.
+/// A folder for each tag, a request for each operation, with an example body. `base_url` and
+/// `api_key` are variables of the collection.
 #[must_use]
 pub fn of(document: &Value) -> Value {
     let tags = document["tags"].as_array().into_iter().flatten();
@@ -81,7 +81,7 @@ fn request(document: &Value, path: &str, method: &str, operation: &Value) -> Val
     json!({"name": operation["summary"], "request": request})
 }
 
-/// One that may be left out is switched off.
+/// Optional parameters are disabled.
 fn parameter(parameter: &Value, is_optional: bool) -> Value {
     let example = parameter["example"].as_str().unwrap_or_default();
     let mut made = json!({
@@ -93,7 +93,7 @@ fn parameter(parameter: &Value, is_optional: bool) -> Value {
     made
 }
 
-/// The example of what is to be sent.
+/// The example of a request body.
 fn body(document: &Value, operation: &Value) -> Option<Value> {
     let schema = operation.pointer("/requestBody/content/application~1json/schema")?;
     let named = schema["$ref"].as_str()?.trim_start_matches('#');

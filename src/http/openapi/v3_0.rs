@@ -2,8 +2,8 @@
 
 use serde_json::{Map, Value, json};
 
-/// Says in the words of 3.0.3 what a document says in those of 3.1: a value that may be null is `nullable`, a reference
-/// with words beside it is an `allOf` of one, and a licence has no identifier.
+/// Translates OpenAPI 3.1 to 3.0.3: a value that may be null is `nullable`, a reference with a
+/// description is an `allOf` of one, and a licence has no identifier.
 #[must_use]
 pub fn of(document: &Value) -> Value {
     let mut older = document.clone();
@@ -16,7 +16,7 @@ pub fn of(document: &Value) -> Value {
     older
 }
 
-/// What is nullable must say its type: in 3.0 the word means nothing without.
+/// A nullable schema must have a type: in 3.0 `nullable` means nothing without.
 fn name_types(value: &mut Value, document: &Value) {
     match value {
         Value::Array(list) => list.iter_mut().for_each(|it| name_types(it, document)),
@@ -41,7 +41,7 @@ fn rewrite(value: &mut Value) {
     match value {
         Value::Array(list) => list.iter_mut().for_each(rewrite),
         Value::Object(object) => {
-            // What is shown as an example is no schema, whatever its fields are called.
+            // Examples are not schemas, whatever their fields are called.
             object.iter_mut().filter(|it| it.0 != "example").for_each(|(_, it)| rewrite(it));
             without_null(object);
             apart_from_words(object);

@@ -1,4 +1,4 @@
-//! `GET /v1/queues/{queue}/backlog`: what an autoscaler wants to know, and nothing else.
+//! `GET /v1/queues/{queue}/backlog`: the numbers that an autoscaler needs.
 
 use axum::{Json as Reply, extract::State};
 use serde::Serialize;
@@ -14,29 +14,30 @@ use crate::{
     wire::{extract::NameInPath, validate::Check},
 };
 
-/// How much work a queue has.
+/// Backlog of a queue.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Backlog {
-    /// Which queue.
+    /// Name of the queue.
     pub queue: String,
-    /// `ready` and `processing`, but not more than `max_concurrency`: what workers are needed for.
+    /// Work for workers: `ready` plus `processing`, at most `max_concurrency`.
     pub backlog: i64,
-    /// Jobs that wait for a worker, or for a concurrency key, a rate or labels; 0 while the queue is paused.
+    /// Jobs that wait for a worker, a concurrency key, a rate limit or labels; 0 while the queue is
+    /// paused.
     pub ready: i64,
-    /// Jobs under a lease, up to 10,000.
+    /// Running jobs, up to 10,000.
     pub processing: i64,
-    /// How long the job waits that could have run first; 0: none waits, or the queue is paused.
+    /// Age of the longest-waiting ready job; 0: none waits, or the queue is paused.
     pub oldest_ready_age_seconds: i64,
     /// Live workers that poll it.
     pub workers: i64,
-    /// Whether it hands out nothing.
+    /// Whether it is paused.
     pub is_paused: bool,
 }
 
-/// See how much work a queue has.
+/// Read a queue's backlog.
 ///
-/// Small and flat, for autoscalers. A queue that nobody has used yet has no work: its workers may be scaled before its
-/// first job.
+/// Small and flat, for autoscalers. An unused queue has an empty backlog, so its workers can be
+/// scaled before the first job.
 #[utoipa::path(
     get, path = "/queues/{queue}/backlog", tag = "queues", operation_id = "queues_backlog",
     security(("api_key" = ["read"]), ("session" = ["viewer"])),

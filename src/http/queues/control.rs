@@ -35,7 +35,7 @@ use crate::{
     },
 };
 
-/// What of a queue to pause or to resume. No body, or an empty object: all of it.
+/// What to pause or resume. No body, or an empty object: the whole queue.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({"job_type": "email.send"}))]
@@ -55,8 +55,8 @@ fn named<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error>
 
 /// Pause a queue.
 ///
-/// It goes on taking jobs and hands out none; parked polls stay parked. With `job_type`, only jobs of that
-/// type are held back. What runs is not touched.
+/// It accepts jobs, but none is claimed; parked polls stay parked. With `job_type`, only jobs of
+/// that type are paused. Running jobs continue.
 #[utoipa::path(
     post, path = "/queues/{queue}/pause", tag = "queues", operation_id = "queues_pause",
     security(("api_key" = ["manage"]), ("session" = ["member"])),
@@ -82,9 +82,9 @@ pub async fn pause(
 
 /// Resume a queue.
 ///
-/// Its jobs are handed out again, to polls that are parked already too: on this node at once, on all others
-/// within a second; types that are paused by themselves stay so. With `job_type`, jobs of that type are handed out
-/// again, whether somebody or the brake had paused them.
+/// Its jobs are claimed again, also by parked polls: on this node immediately, on all others within
+/// a second. Job types that were paused separately stay paused. With `job_type`, that type is
+/// resumed, whether a person or the circuit breaker paused it.
 #[utoipa::path(
     post, path = "/queues/{queue}/resume", tag = "queues", operation_id = "queues_resume",
     security(("api_key" = ["manage"]), ("session" = ["member"])),
@@ -109,7 +109,7 @@ pub async fn resume(
     set_paused(&app, &caller, queue, request, false).await
 }
 
-/// Which queue to purge, once more.
+/// Confirmation of a purge.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({"confirm": "default"}))]
@@ -122,9 +122,9 @@ impl RequestBody for PurgeRequest {}
 
 /// Purge a queue.
 ///
-/// Calls off the jobs that wait in it, those scheduled for later too, in the background: the operation says how
-/// far it has come. What runs, what has ended, and what is enqueued after it began is not touched. Children of
-/// the jobs are called off with them.
+/// Cancels its waiting jobs, including scheduled ones, in the background; the operation shows the
+/// progress. Running jobs, ended ones, and jobs enqueued after it started are not touched. Children
+/// of the jobs are cancelled with them.
 #[utoipa::path(
     post, path = "/queues/{queue}/purge", tag = "queues", operation_id = "queues_purge",
     security(("api_key" = ["manage"]), ("session" = ["member"])),
@@ -192,7 +192,7 @@ async fn set_paused(
     check.finish()?;
     let (engine, project_id) = (&app.engine, caller.project_id);
     if !is_paused {
-        // A typo must not look like a cure.
+        // A misspelled queue must not look like a success.
         known(app, project_id, &queue).await?;
     }
     match &request.job_type {

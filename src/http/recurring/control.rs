@@ -35,7 +35,7 @@ use crate::{
 
 const DEFAULT_PAGE_FIRES: u32 = 50;
 
-/// Pause a recurring schedule.
+/// Pause a schedule.
 ///
 /// It does not fire until it is resumed.
 #[utoipa::path(
@@ -59,9 +59,9 @@ pub async fn pause(
     RecurringSchedule::of(row).map(Reply)
 }
 
-/// Resume a recurring schedule.
+/// Resume a schedule.
 ///
-/// It fires from now on; what it has missed meanwhile is not made up for.
+/// It fires from this moment; ticks that it missed meanwhile are not caught up.
 #[utoipa::path(
     post, path = "/recurring/{recurring_id}/resume", tag = "recurring", operation_id = "recurring_resume",
     security(("api_key" = ["manage"]), ("session" = ["member"])),
@@ -83,10 +83,10 @@ pub async fn resume(
     RecurringSchedule::of(row).map(Reply)
 }
 
-/// Run a recurring schedule now.
+/// Run a schedule now.
 ///
-/// One job more, whatever its times and its `overlap` are, and even while it is paused. It changes nothing
-/// about its ticks.
+/// Creates one more job, whatever its times and its `overlap` are, and even while it is paused. Its
+/// ticks do not change.
 #[utoipa::path(
     post, path = "/recurring/{recurring_id}/run", tag = "recurring", operation_id = "recurring_run",
     security(("api_key" = ["manage"]), ("session" = ["member"])),
@@ -123,35 +123,34 @@ pub async fn run(
     .await
 }
 
-/// Which ticks to list.
+/// Page of fires.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct FiresQuery {
-    /// Ticks on one page. Default: 50.
+    /// Maximum number of fires to return. Default: 50.
     #[param(minimum = 1, maximum = 200)]
     limit: Option<u32>,
-    /// `next_cursor` of the page before.
+    /// `next_cursor` of the previous page.
     cursor: Option<String>,
 }
 
-/// What became of a tick.
+/// A tick and its outcome.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[schema(as = RecurringFire)]
 pub struct Fire {
     /// When it was due.
     pub due_at: DateTime<Utc>,
-    /// When it was dealt with, to within 20 ms.
+    /// When it was handled, to within 20 ms.
     pub at: DateTime<Utc>,
-    /// How much later that was.
+    /// How late that was, in milliseconds.
     pub lateness_ms: i64,
-    /// What became of it.
+    /// Outcome.
     pub outcome: FireOutcome,
-    /// Its job; null: it has none.
+    /// Id of its job; null: none.
     #[schema(required)]
     pub job_id: Option<String>,
-    /// Ticks that this stands for: itself and, where many were missed, those before it that are not told one by
-    /// one.
+    /// Number of ticks that this entry stands for: 1, or more where many ticks were missed at once.
     pub ticks: i64,
 }
 
@@ -171,18 +170,18 @@ impl From<FireRow> for Fire {
 /// A page of ticks, newest first.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct FirePage {
-    /// The ticks.
+    /// Fires of the page.
     pub fires: Vec<Fire>,
-    /// Whether there are more.
+    /// Whether there are more fires.
     pub has_more: bool,
-    /// Where the next page begins.
+    /// Pass it as `cursor` to get the next page.
     #[schema(required)]
     pub next_cursor: Option<String>,
 }
 
-/// List what became of a schedule's ticks.
+/// List a schedule's fires.
 ///
-/// Newest first, for 30 days.
+/// Newest first, kept for 30 days.
 #[utoipa::path(
     get, path = "/recurring/{recurring_id}/fires", tag = "recurring", operation_id = "recurring_fires",
     security(("api_key" = ["read"]), ("session" = ["viewer"])),

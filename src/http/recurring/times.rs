@@ -24,7 +24,7 @@ use crate::{
 
 const DEFAULT_TIMES: u32 = 5;
 
-/// A time at which a schedule fires.
+/// A future tick.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct FireTime {
     /// When.
@@ -32,7 +32,7 @@ pub struct FireTime {
     /// The same in the schedule's zone.
     #[schema(example = "2026-03-29T03:00:00+02:00")]
     pub local: String,
-    /// What a change of the clock does to it; null: nothing.
+    /// Effect of a clock change; null: none.
     #[schema(required)]
     pub note: Option<String>,
 }
@@ -43,28 +43,28 @@ impl From<PreviewedTick> for FireTime {
     }
 }
 
-/// How many times to show.
+/// Number of ticks to show.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct NextQuery {
-    /// How many. Default: 5.
+    /// Number of ticks. Default: 5.
     #[param(minimum = 1, maximum = 100)]
     count: Option<u32>,
 }
 
-/// The next times at which a schedule fires.
+/// The next ticks of a schedule.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct NextTimes {
     /// The expression in words.
     pub description: String,
-    /// Whether it fires at all: a paused schedule does not.
+    /// Whether it is enabled: a paused schedule does not fire.
     pub enabled: bool,
-    /// The times.
+    /// Ticks.
     pub times: Vec<FireTime>,
 }
 
-/// Show when a recurring schedule fires next.
+/// Read the next ticks of a schedule.
 #[utoipa::path(
     get, path = "/recurring/{recurring_id}/next", tag = "recurring", operation_id = "recurring_next",
     security(("api_key" = ["read"]), ("session" = ["viewer"])),
@@ -98,38 +98,39 @@ pub async fn next(
     }))
 }
 
-/// A schedule to try out.
+/// A schedule to preview.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({"cron_expression": "30 2 * * *", "timezone": "Europe/Berlin"}))]
 pub struct PreviewRequest {
-    /// Five fields, six with seconds first, or `@daily` and its like.
+    /// Five fields, six with seconds first, or `@daily` and similar.
     #[schema(min_length = 1, max_length = 100)]
     cron_expression: String,
-    /// The IANA zone that the expression is read in. Default: UTC.
+    /// IANA time zone of the expression. Default: UTC.
     #[schema(min_length = 1, max_length = 100)]
     timezone: Option<String>,
-    /// How many times to show. Default: 5.
+    /// Number of ticks to show. Default: 5.
     #[schema(minimum = 1, maximum = 100)]
     count: Option<u32>,
 }
 
 impl RequestBody for PreviewRequest {}
 
-/// What a schedule would do.
+/// Preview of a schedule.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct CronPreview {
     /// The expression in words.
     pub description: String,
-    /// The next times.
+    /// Next ticks.
     pub times: Vec<FireTime>,
-    /// What the clock changes of the next year do to it, by day.
+    /// Effects of the next year's clock changes, by day.
     pub clock_changes: Vec<String>,
 }
 
-/// Preview a recurring schedule.
+/// Preview a schedule.
 ///
-/// Keeps nothing: what the expression means, when it would fire, and what clock changes would do to it.
+/// Stores nothing: shows what the expression means, when it would fire, and the effect of clock
+/// changes.
 #[utoipa::path(
     post, path = "/recurring/preview", tag = "recurring", operation_id = "recurring_preview",
     security(("api_key" = ["read"]), ("session" = ["viewer"])),

@@ -31,32 +31,32 @@ use crate::{
     "status": "succeeded"
 }))]
 pub struct AckRequest {
-    /// The job.
+    /// Id of the job.
     job_id: String,
-    /// The worker that has it.
+    /// Worker that holds the job.
     #[schema(min_length = 1, max_length = 200)]
     worker_id: String,
-    /// How it ended.
+    /// How the attempt ended.
     status: AckStatus,
-    /// The attempt that the poll answered. An ack that shows it can be repeated.
+    /// Attempt from the poll's answer. An ack that shows it can be repeated.
     #[schema(minimum = 1)]
     attempt: Option<i32>,
-    /// The lease that the poll answered. An ack that shows it can be repeated.
+    /// Lease from the poll's answer. An ack that shows it can be repeated.
     #[schema(value_type = Option<uuid::Uuid>)]
     lease_id: Option<LeaseId>,
-    /// How long it took.
+    /// Run time in milliseconds, as the worker measured it.
     #[schema(minimum = 0)]
     duration_ms: Option<i64>,
     /// With `succeeded`: any JSON of at most 64 KiB.
     #[serde(default)]
     #[schema(value_type = serde_json::Value, required = false)]
     result: Option<Box<RawValue>>,
-    /// With `failed`: what went wrong; 16 KiB of it are kept.
+    /// With `failed`: the error; 16 KiB of it are kept.
     #[schema(value_type = Option<AckError>)]
     error: Option<Object<AckError>>,
-    /// With `failed`: whether another attempt may help. Default: true.
+    /// With `failed`: whether to retry. Default: true.
     retryable: Option<bool>,
-    /// With `failed`: when to try again, instead of the backoff; at most 30 days.
+    /// With `failed`: seconds until the retry, instead of the backoff; at most 30 days.
     #[schema(minimum = 0, maximum = 2_592_000)]
     retry_after_seconds: Option<u32>,
 }
@@ -69,45 +69,45 @@ impl RequestBody for AckRequest {}
 pub enum AckStatus {
     /// The job is done.
     Succeeded,
-    /// It failed, and is retried or given up.
+    /// The attempt failed: retry the job, or dead-letter it.
     Failed,
-    /// It is handed back; no failure is counted.
+    /// Release the job; no failure is counted.
     Released,
 }
 
-/// What went wrong.
+/// An error report.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AckError {
-    /// The kind of error.
+    /// Type of the error.
     #[serde(rename = "type")]
     kind: Option<String>,
-    /// What went wrong.
+    /// Message.
     message: Option<String>,
-    /// Where it went wrong.
+    /// Stack trace.
     stack_trace: Option<String>,
 }
 
-/// What the ack led to.
+/// Result of an ack.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct AckReply {
-    /// The job has ended, or runs again.
+    /// Whether the job has ended or runs again.
     pub action: AckAction,
     /// When it runs again; only with `retry`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub retry_at: Option<DateTime<Utc>>,
-    /// Jobs that waited for this one and may run now; only when it has any.
+    /// Number of children that may run now; only if the job has children.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub children_activated: Option<i32>,
 }
 
-/// What the ack led to.
+/// What follows for the job.
 #[derive(Debug, Clone, Copy, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum AckAction {
-    /// The job has ended, well or in the dead letter.
+    /// The job has succeeded or is dead-lettered.
     Done,
     /// The job runs again.
     Retry,
@@ -126,10 +126,10 @@ impl From<Acked> for AckReply {
     }
 }
 
-/// Settle an attempt.
+/// Ack an attempt.
 ///
-/// Repeating an ack that shows its attempt or lease answers as the first time. A 409 means that
-/// the attempt was not this worker's to settle any more: nothing was recorded.
+/// Repeating an ack that shows its attempt or lease returns the first answer. A 409 means that the
+/// attempt no longer belongs to this worker: nothing was recorded.
 #[utoipa::path(
     post, path = "/workers/ack", tag = "workers", operation_id = "workers_ack",
     security(("api_key" = ["work"]), ("session" = ["member"])),
@@ -154,12 +154,12 @@ pub async fn ack(
     Ok(Reply(acked.into()))
 }
 
-/// Acks to settle together.
+/// Acks to process together.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({"acks": [{"job_id": "job_01m7w3ha3aextt8pkwwdmxsmqw", "worker_id": "worker-1", "status": "succeeded", "attempt": 1}]}))]
 pub struct AckBatchRequest {
-    /// 1 to 500 acks. Each succeeds or fails for itself.
+    /// 1 to 500 acks. Each succeeds or fails on its own.
     #[schema(min_items = 1, max_items = 500, value_type = Vec<AckRequest>)]
     acks: Vec<Object<AckRequest>>,
 }
@@ -168,22 +168,22 @@ impl RequestBody for AckBatchRequest {
     const MAX_BYTES: usize = limits::MAX_BATCH_BODY_BYTES;
 }
 
-/// What each ack led to.
+/// Results of a batch of acks.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct AckBatchReply {
-    /// In the order in which they were sent.
+    /// Results, in the order in which the acks were sent.
     pub results: Vec<AckBatchResult>,
 }
 
-/// What one ack led to: an action, or an error.
+/// Result of one ack: an action, or an error.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct AckBatchResult {
-    /// The job.
+    /// Id of the job.
     pub job_id: String,
-    /// The status that this ack alone would have been answered with.
+    /// Status that this ack alone would have had.
     #[schema(example = 200)]
     pub status: u16,
-    /// The job has ended, or runs again.
+    /// Whether the job has ended or runs again.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub action: Option<AckAction>,
@@ -191,7 +191,7 @@ pub struct AckBatchResult {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub retry_at: Option<DateTime<Utc>>,
-    /// Jobs that waited for this one and may run now; only when it has any.
+    /// Number of children that may run now; only if the job has children.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub children_activated: Option<i32>,
@@ -201,7 +201,7 @@ pub struct AckBatchResult {
     pub error: Option<ApiError>,
 }
 
-/// Settle many attempts.
+/// Ack many attempts.
 ///
 /// Each ack has its own result, in the order in which they were sent.
 #[utoipa::path(

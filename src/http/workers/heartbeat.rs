@@ -24,7 +24,7 @@ use crate::{
     },
 };
 
-/// A sign of life: of one job (`job_id`), or of a whole worker (`state`, `active_jobs` or
+/// A heartbeat of one job (`job_id`), or of a whole worker (`state`, `active_jobs` or
 /// `active_job_ids`).
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -32,45 +32,45 @@ use crate::{
     "job_id": "job_01m7w3ha3aextt8pkwwdmxsmqw", "worker_id": "worker-1", "attempt": 1
 }))]
 pub struct HeartbeatRequest {
-    /// The job; none when the heartbeat is for the whole worker.
+    /// Id of the job; absent in a heartbeat of the whole worker.
     job_id: Option<String>,
-    /// The worker that has it.
+    /// Worker that holds the job.
     #[schema(min_length = 1, max_length = 200)]
     worker_id: String,
-    /// The attempt that the poll answered.
+    /// Attempt from the poll's answer.
     #[schema(minimum = 1)]
     attempt: Option<i32>,
-    /// The lease that the poll answered.
+    /// Lease from the poll's answer.
     #[schema(value_type = Option<uuid::Uuid>)]
     lease_id: Option<LeaseId>,
-    /// How far the work is.
+    /// Progress from 0 to 1.
     #[schema(minimum = 0, maximum = 1)]
     progress: Option<f32>,
-    /// For the whole worker: where it is in its life. Default: running.
+    /// Of the whole worker: its state. Default: running.
     state: Option<WorkerState>,
-    /// For the whole worker: the jobs it is at, at most 500.
+    /// Of the whole worker: the jobs that it runs, at most 500.
     #[schema(max_items = 500, value_type = Vec<ActiveJobRequest>, required = false)]
     active_jobs: Option<Vec<Object<ActiveJobRequest>>>,
-    /// For the whole worker, instead of `active_jobs`: their ids alone.
+    /// Of the whole worker, instead of `active_jobs`: only their ids.
     #[schema(max_items = 500)]
     active_job_ids: Option<Vec<String>>,
 }
 
 impl RequestBody for HeartbeatRequest {}
 
-/// A job that a worker is at.
+/// A job that a worker runs.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ActiveJobRequest {
-    /// The job.
+    /// Id of the job.
     job_id: String,
-    /// The attempt that the poll answered.
+    /// Attempt from the poll's answer.
     #[schema(minimum = 1)]
     attempt: Option<i32>,
-    /// The lease that the poll answered.
+    /// Lease from the poll's answer.
     #[schema(value_type = Option<uuid::Uuid>)]
     lease_id: Option<LeaseId>,
-    /// How far the work is.
+    /// Progress from 0 to 1.
     #[schema(minimum = 0, maximum = 1)]
     progress: Option<f32>,
 }
@@ -78,42 +78,42 @@ pub struct ActiveJobRequest {
 /// What to do next: `status` for one job, `state` and `jobs` for a whole worker.
 #[derive(Debug, Default, Serialize, ToSchema)]
 pub struct HeartbeatReply {
-    /// For one job: go on, or stop.
+    /// For one job: continue or stop.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub status: Option<HeartbeatStatus>,
-    /// For the whole worker: what is wanted of it.
+    /// For the whole worker: its directive.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub state: Option<WorkerState>,
-    /// For the whole worker: each job it named.
+    /// For the whole worker: the result for each of its jobs.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub jobs: Option<Vec<ActiveJobReply>>,
 }
 
-/// What to do with one job.
+/// Result for one job.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct ActiveJobReply {
-    /// The job.
+    /// Id of the job.
     #[schema(example = "job_01m7w3ha3aextt8pkwwdmxsmqw")]
     pub job_id: String,
-    /// Go on, or stop.
+    /// Continue or stop.
     pub status: HeartbeatStatus,
-    /// How long the renewed lease lasts without another heartbeat, in seconds; null when it is lost.
+    /// Seconds until the renewed lease expires; null if it is lost.
     #[schema(required)]
     pub lease_seconds: Option<i32>,
 }
 
-/// Go on, or stop.
+/// Continue or stop.
 #[derive(Debug, Clone, Copy, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum HeartbeatStatus {
-    /// Go on: the lease is renewed.
+    /// Continue: the lease is renewed.
     Ok,
-    /// The job was called off: stop, and ack it as failed or released.
+    /// The job was cancelled: stop, and ack it as failed or released.
     Cancel,
-    /// The lease is not this worker's any more: stop, and do not ack. Only for a whole worker; one job
+    /// The lease is lost: stop, and do not ack. Only for a whole worker; a heartbeat of one job
     /// gets a 409.
     Lost,
 }
@@ -127,14 +127,15 @@ impl From<Advice> for HeartbeatStatus {
     }
 }
 
-/// Keep a lease.
+/// Send a heartbeat.
 ///
-/// Renews it by its own length, but never past the job's `timeout_seconds` and 10 s of grace. After
-/// a 409 the lease is lost: stop working on the job.
+/// Renews a lease by its own length, but never past the job's `timeout_seconds` and 10 s of grace.
+/// After a 409 the lease is lost: stop working on the job.
 ///
-/// Without `job_id` it is for the whole worker, best every 5 s: it renews all jobs it names, and answers
-/// what is wanted of the worker. A worker that has sent one and then is silent for 30 s is lost: its
-/// leases end. With the state `terminated` it hands its leases back, as `POST /v1/workers/deregister`.
+/// Without `job_id` it is a heartbeat of the whole worker, best sent every 5 s: it renews all jobs
+/// that it names, and returns the worker's directive. A worker that has sent one and then is silent
+/// for 30 s is lost: its leases end. With the state `terminated` its leases are released, as by
+/// `POST /v1/workers/deregister`.
 #[utoipa::path(
     post, path = "/workers/heartbeat", tag = "workers", operation_id = "workers_heartbeat",
     security(("api_key" = ["work"]), ("session" = ["member"])),
@@ -184,7 +185,7 @@ fn check_progress(check: &mut Check, progress: Option<f32>) {
     }
 }
 
-/// A heartbeat for a whole worker.
+/// A heartbeat of a whole worker.
 async fn beat(
     caller: &Caller<Beating>,
     app: &App,

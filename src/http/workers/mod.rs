@@ -1,4 +1,4 @@
-//! `/v1/workers`: register, poll, heartbeat, ack, and what people tell workers.
+//! `/v1/workers`: register, poll, heartbeat, ack, and directives.
 
 pub mod ack;
 pub mod heartbeat;
@@ -13,7 +13,7 @@ use crate::{
     wire::validate::Check,
 };
 
-/// Reads the fields by which a worker shows its lease.
+/// Reads the fields of a fence.
 fn accept_fence(
     check: &mut Check,
     worker_id: String,
@@ -27,7 +27,7 @@ fn accept_fence(
     Fence { worker_id: Some(worker_id), attempt, lease_id }
 }
 
-/// A malformed id is no job, like any other that does not exist.
+/// A malformed id is answered like an unknown one.
 fn accept_job_id(job_id: &str) -> Result<JobId, crate::error::Error> {
     job_id.parse().map_err(|_| crate::error::Error::JobNotFound)
 }

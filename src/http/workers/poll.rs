@@ -28,108 +28,110 @@ use crate::{
     },
 };
 
-/// What a worker wants.
+/// A poll.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({"worker_id": "worker-1", "queues": ["default"], "capacity": 5}))]
 pub struct PollRequest {
-    /// The worker's name for itself.
+    /// Id that the worker chooses for itself.
     #[schema(min_length = 1, max_length = 200)]
     worker_id: String,
-    /// Where to look, in this order.
+    /// Queues to claim from, in this order.
     #[schema(min_items = 1, max_items = 20)]
     queues: Vec<String>,
-    /// At most so many jobs. Default: 1.
+    /// Maximum number of jobs to return. Default: 1.
     #[schema(minimum = 1, maximum = 50)]
     capacity: Option<u32>,
     /// Only jobs of these types. Default: any.
     #[schema(max_items = 100)]
     job_types: Option<Vec<String>>,
-    /// What this worker has; it gets no job that asks for more. Default: the registered ones.
+    /// Labels of this worker; jobs with other labels are not returned. Default: the registered
+    /// ones.
     #[schema(max_items = 16)]
     labels: Option<Vec<String>>,
-    /// How long to wait for the first job. Default: 30.
+    /// Seconds to wait for the first job. Default: 30.
     #[schema(minimum = 0, maximum = 30)]
     wait_seconds: Option<u32>,
-    /// The length of the leases. Default: half of the job's timeout, at least 30.
+    /// Length of the leases in seconds. Default: half of the job's timeout, at least 30.
     #[schema(minimum = 1, maximum = 86_400)]
     lease_seconds: Option<i32>,
-    /// Makes the poll repeatable: while its leases run, the same id is answered with the same jobs.
+    /// Makes the poll repeatable: while its leases run, the same id returns the same jobs.
     #[schema(value_type = Option<Uuid>)]
     poll_id: Option<PollId>,
 }
 
 impl RequestBody for PollRequest {}
 
-/// What a worker gets.
+/// Answer to a poll.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct PollReply {
-    /// The jobs, best first; none when the wait is over.
+    /// Leased jobs, highest priority first; empty after the wait.
     pub jobs: Vec<PolledJob>,
-    /// Only when the worker should take no more jobs: what is wanted of it.
+    /// Directive; present only if the worker should take no more jobs.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub state: Option<WorkerState>,
 }
 
-/// A job under a lease.
+/// A leased job.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct PolledJob {
-    /// Its id, for ack and heartbeat.
+    /// Id of the job, for acks and heartbeats.
     #[schema(example = "job_01m7w3ha3aextt8pkwwdmxsmqw")]
     pub id: String,
-    /// What to do.
+    /// Job type: the kind of work.
     pub job_type: String,
-    /// The bytes that were sent.
+    /// Payload, byte for byte as it was sent.
     #[schema(value_type = serde_json::Value)]
     pub payload: Box<RawValue>,
-    /// Which attempt this is, counted from 1. Show it with each ack and heartbeat.
+    /// Attempt, counted from 1. Show it with each ack and heartbeat.
     pub attempt: i32,
-    /// Failures at which the job is given up.
+    /// Failures after which the job is dead-lettered.
     pub max_attempts: i32,
-    /// Longest run of this attempt, in seconds.
+    /// Timeout of this attempt, in seconds.
     pub timeout_seconds: i32,
     /// When the job was enqueued.
     pub enqueued_at: DateTime<Utc>,
-    /// Where it waited.
+    /// Queue.
     pub queue: String,
-    /// This lease. Show it with each ack and heartbeat.
+    /// Id of this lease. Show it with each ack and heartbeat.
     pub lease_id: Uuid,
-    /// How long the lease lasts without a heartbeat, in seconds.
+    /// Length of the lease without heartbeats, in seconds.
     pub lease_seconds: i32,
-    /// How often to send a heartbeat, in seconds.
+    /// Interval of heartbeats, in seconds.
     pub heartbeat_interval_seconds: i32,
-    /// Attempts that failed before.
+    /// Failed attempts before this one.
     pub failures: i32,
-    /// Higher runs first.
+    /// Priority; higher runs first.
     pub priority: i16,
-    /// For its owner's use.
+    /// For your own use.
     pub tags: BTreeMap<String, String>,
-    /// What its last failed attempt reported.
+    /// Error of its last failed attempt.
     #[schema(required)]
     pub last_error: Option<JobError>,
-    /// What the jobs that it waited for have made, in the order in which it named them.
+    /// Results of its parents, in the order in which it named them.
     pub parent_results: Vec<ParentResultView>,
-    /// The trace that it belongs to, as its producer sent it.
+    /// Trace context, as the producer sent it.
     #[schema(required)]
     pub traceparent: Option<String>,
 }
 
-/// What a job has made that another waited for.
+/// Result of a parent.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct ParentResultView {
-    /// Which job.
+    /// Id of the parent.
     #[schema(example = "job_01m7w3ha3aextt8pkwwdmxsmqw")]
     pub job_id: String,
-    /// Its name in the workflow, if they are in one.
+    /// Its key, if both belong to a workflow.
     #[schema(required)]
     pub key: Option<String>,
-    /// What it did.
+    /// Job type of the parent.
     pub job_type: String,
-    /// The bytes that its worker sent.
+    /// Result, byte for byte as its worker sent it.
     #[schema(value_type = serde_json::Value, required)]
     pub result: Option<Box<RawValue>>,
-    /// Whether the result was left out, because the earlier ones are 1 MiB together: read it from the job.
+    /// Whether the result was left out, because earlier ones are 1 MiB together: read it from the
+    /// job.
     pub omitted: bool,
 }
 
@@ -178,9 +180,9 @@ impl PolledJob {
     }
 }
 
-/// Wait for jobs and lease them.
+/// Poll for jobs.
 ///
-/// Held for up to `wait_seconds` until there is a job; an empty list is an ordinary answer.
+/// Waits up to `wait_seconds` for a job. An empty list is an ordinary answer.
 #[utoipa::path(
     post, path = "/workers/poll", tag = "workers", operation_id = "workers_poll",
     security(("api_key" = ["work"]), ("session" = ["member"])),
@@ -214,7 +216,7 @@ pub async fn poll(
     delivery::answer(&PollReply { jobs, state }, delivery)
 }
 
-/// What it asks for, how long it waits, and whether it names labels.
+/// The poll, its wait, and whether it names labels.
 fn accept(
     caller: &Caller<Polling>,
     request: PollRequest,

@@ -22,104 +22,104 @@ use crate::{
 
 const DEFAULT_CONCURRENCY: i32 = 10;
 
-/// What a worker tells of itself.
+/// Registration of a worker.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({
     "worker_id": "worker-1", "queues": ["default"], "job_types": ["email.send"]
 }))]
 pub struct RegisterRequest {
-    /// The worker's name for itself.
+    /// Id that the worker chooses for itself.
     #[schema(min_length = 1, max_length = 200)]
     worker_id: String,
-    /// Queues it will poll.
+    /// Queues that it will poll.
     #[schema(max_items = 500)]
     queues: Vec<String>,
-    /// Types it can do.
+    /// Job types that it can run.
     #[schema(max_items = 500)]
     job_types: Vec<String>,
-    /// Its machine.
+    /// Host name.
     #[schema(min_length = 1, max_length = 200)]
     hostname: Option<String>,
-    /// Its client's version.
+    /// Version of its client library.
     #[schema(min_length = 1, max_length = 200)]
     sdk_version: Option<String>,
-    /// Jobs it runs at a time. Default: 10.
+    /// Number of jobs that it runs at the same time. Default: 10.
     #[schema(minimum = 1, maximum = 10_000)]
     concurrency: Option<i32>,
-    /// Its process.
+    /// Process id.
     #[schema(minimum = 0)]
     pid: Option<i32>,
-    /// What it has, for jobs that ask for it: at most 16.
+    /// Labels, for jobs that require them: at most 16.
     #[schema(max_items = 16)]
     labels: Option<Vec<String>>,
-    /// Schedules to keep: at most 100. A bad one does not fail the call.
+    /// Schedules to store: at most 100. An invalid one does not fail the call.
     #[schema(max_items = 100, value_type = Vec<RegisteredScheduleRequest>, required = false)]
     recurring_schedules: Option<Vec<serde_json::Value>>,
 }
 
-/// A schedule that a worker brings along. Its id is `rjob_` and the last part of its job type; fields that
-/// are not sent keep their values.
+/// A schedule that a worker registers. Its id is `rjob_` and the last part of its job type; omitted
+/// fields keep their values.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RegisteredScheduleRequest {
-    /// What to enqueue.
+    /// Job type of its jobs.
     #[schema(min_length = 1, max_length = 500)]
     job_type: String,
-    /// Five or six fields, or `@daily` and its like.
+    /// Five or six fields, or `@daily` and similar.
     #[schema(min_length = 1, max_length = 100, example = "0 3 * * *")]
     cron_expression: String,
-    /// Where its jobs wait. Default: `default`.
+    /// Queue of its jobs. Default: `default`.
     #[schema(min_length = 1, max_length = 100)]
     queue: Option<String>,
-    /// The IANA zone that the expression is read in. Default: UTC.
+    /// IANA time zone of the expression. Default: UTC.
     #[schema(min_length = 1, max_length = 100)]
     timezone: Option<String>,
-    /// Failures at which its jobs are given up. Default: 3.
+    /// Failures after which its jobs are dead-lettered. Default: 3.
     #[schema(minimum = 1, maximum = 100)]
     max_attempts: Option<i32>,
-    /// Longest run of one attempt of its jobs. Default: 1800.
+    /// Timeout of one attempt of its jobs, in seconds. Default: 1800.
     #[schema(minimum = 1, maximum = 86_400)]
     timeout_seconds: Option<i32>,
 }
 
 impl RequestBody for RegisterRequest {}
 
-/// The worker is known.
+/// Answer to a registration.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct RegisterReply {
     /// Always `registered`.
     pub status: RegisterStatus,
-    /// The schedules that were not kept; only when there are some.
+    /// Rejected schedules; present only if there are any.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schema(required = false)]
     pub rejected_schedules: Vec<RejectedSchedule>,
 }
 
-/// A schedule that was not kept.
+/// A rejected schedule.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct RejectedSchedule {
-    /// Its place in the request, from 0.
+    /// Index in the request, from 0.
     pub index: usize,
-    /// Its job type, if it has one.
+    /// Job type, if it has one.
     #[schema(required)]
     pub job_type: Option<String>,
-    /// Which rule it breaks.
+    /// Why it was rejected.
     pub reason: String,
 }
 
-/// The worker is known.
+/// Status of a registration.
 #[derive(Debug, Clone, Copy, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum RegisterStatus {
-    /// The worker is known.
+    /// The worker is registered.
     Registered,
 }
 
-/// Introduce a worker.
+/// Register a worker.
 ///
-/// Optional: a worker may poll without. The last word of a `worker_id` counts. Schedules that cannot be
-/// kept are listed in the answer; the others are.
+/// Optional: a worker may poll without it. The latest registration of a `worker_id` counts. Invalid
+/// schedules are listed in the answer; the others are stored.
 #[utoipa::path(
     post, path = "/workers/register", tag = "workers", operation_id = "workers_register",
     security(("api_key" = ["work"]), ("session" = ["member"])),

@@ -24,7 +24,7 @@ use crate::{
 
 const DEFAULT_PAGE_WORKERS: u32 = 50;
 
-/// Which workers to list.
+/// Filter and page of workers.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
@@ -33,21 +33,21 @@ pub struct WorkersQuery {
     label: Option<String>,
     /// Only workers that poll this queue.
     queue: Option<String>,
-    /// Workers of a page. Default: 50.
+    /// Maximum number of workers to return. Default: 50.
     #[param(minimum = 1, maximum = 200)]
     limit: Option<u32>,
-    /// `next_cursor` of the page before.
+    /// `next_cursor` of the previous page.
     cursor: Option<String>,
 }
 
 /// A page of workers, by name.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct WorkerPage {
-    /// The workers.
+    /// Workers of the page.
     pub workers: Vec<WorkerView>,
-    /// Whether there are more.
+    /// Whether there are more workers.
     pub has_more: bool,
-    /// Where the next page begins.
+    /// Pass it as `cursor` to get the next page.
     #[schema(required)]
     pub next_cursor: Option<String>,
 }
@@ -55,36 +55,36 @@ pub struct WorkerPage {
 /// A worker.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct WorkerView {
-    /// Its name for itself.
+    /// Id that the worker chose.
     pub worker_id: String,
-    /// Where it is in its life, as it says.
+    /// State, as the worker reports it.
     pub state: WorkerState,
-    /// What somebody told it to do; null: to go on.
+    /// Directive; null: none.
     #[schema(required)]
     pub directive: Option<WorkerState>,
-    /// Whether it was heard within the last minute, and is neither lost nor gone.
+    /// Whether it was heard within the last minute, and is neither lost nor deregistered.
     pub alive: bool,
     /// When it was last heard, to within a few seconds.
     pub last_seen_at: DateTime<Utc>,
-    /// When it introduced itself, or was first heard.
+    /// When it registered, or was first heard.
     pub registered_at: DateTime<Utc>,
-    /// Queues it polls.
+    /// Queues that it polls.
     pub queues: Vec<String>,
-    /// Types it can do; none when it has named none.
+    /// Job types that it can run; empty if it has named none.
     pub job_types: Vec<String>,
-    /// What it has, for jobs that ask for it.
+    /// Labels, for jobs that require them.
     pub labels: Vec<String>,
-    /// Jobs it runs at a time, as it says.
+    /// Number of jobs that it runs at the same time, as it reports.
     pub concurrency: i32,
-    /// Jobs it has under a lease now.
+    /// Jobs that it holds leases of.
     pub slots_in_use: i64,
-    /// Its machine.
+    /// Host name.
     #[schema(required)]
     pub hostname: Option<String>,
-    /// Its client's version.
+    /// Version of its client library.
     #[schema(required)]
     pub sdk_version: Option<String>,
-    /// Its process.
+    /// Process id.
     #[schema(required)]
     pub pid: Option<i32>,
 }
@@ -112,7 +112,7 @@ impl From<WorkerRow> for WorkerView {
 
 /// List workers.
 ///
-/// Those that registered and those that only polled, by name.
+/// Registered workers and those that only polled, by id.
 #[utoipa::path(
     get, path = "/workers", tag = "workers", operation_id = "workers_list",
     security(("api_key" = ["read"]), ("session" = ["viewer"])),
@@ -148,31 +148,31 @@ pub async fn list(
     Ok(Reply(WorkerPage { workers, has_more, next_cursor }))
 }
 
-/// A worker that goes.
+/// A worker to deregister.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({"worker_id": "worker-1"}))]
 pub struct DeregisterRequest {
-    /// The worker's name for itself.
+    /// Id that the worker chose.
     #[schema(min_length = 1, max_length = 200)]
     worker_id: String,
 }
 
 impl RequestBody for DeregisterRequest {}
 
-/// The worker is gone.
+/// Answer to a deregistration.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct DeregisterReply {
     /// Always `terminated`.
     pub status: WorkerState,
-    /// Jobs it had and has handed back.
+    /// Number of released jobs.
     pub released: u64,
 }
 
-/// Say goodbye.
+/// Deregister a worker.
 ///
-/// Hands back the jobs that the worker still has, no failure counted. Its polls get nothing any more until
-/// it registers again.
+/// Releases the jobs that the worker still holds, without counting failures. Its polls return no
+/// jobs until it registers again.
 #[utoipa::path(
     post, path = "/workers/deregister", tag = "workers", operation_id = "workers_deregister",
     security(("api_key" = ["work"]), ("session" = ["member"])),
@@ -200,12 +200,12 @@ pub async fn deregister(
     Ok(Reply(DeregisterReply { status: WorkerState::Terminated, released }))
 }
 
-/// What a worker is told.
+/// A worker's directive.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct DirectiveReply {
-    /// The worker.
+    /// Id of the worker.
     pub worker_id: String,
-    /// What it is told with its next heartbeat or poll; null: to go on.
+    /// Directive that it gets with its next heartbeat or poll; null: none.
     #[schema(required)]
     pub directive: Option<WorkerState>,
 }
@@ -243,18 +243,18 @@ macro_rules! directive {
 directive!(
     /// Quiet a worker.
     ///
-    /// It takes no more jobs and finishes those it has. Holds until it is resumed.
+    /// It takes no more jobs and finishes those it has. Stays until it is resumed.
     quiet, "/workers/{worker_id}/quiet", "workers_quiet", Some(WorkerState::Quiet)
 );
 directive!(
     /// Terminate a worker.
     ///
-    /// It takes no more jobs and ends after its grace. Holds until it is resumed.
+    /// It takes no more jobs and stops after its grace period. Stays until it is resumed.
     terminate, "/workers/{worker_id}/terminate", "workers_terminate", Some(WorkerState::Terminate)
 );
 directive!(
     /// Resume a worker.
     ///
-    /// Takes back what it was told; it takes jobs again.
+    /// Clears its directive: it takes jobs again.
     resume, "/workers/{worker_id}/resume", "workers_resume", None
 );

@@ -22,14 +22,14 @@ use crate::{
     },
 };
 
-/// Events of running attempts, all or none.
+/// Events of running attempts, stored all or none.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({"worker_id": "worker-1", "events": [
     {"job_id": "job_01m7w3ha3aextt8pkwwdmxsmqw", "attempt": 1, "type": "page.rendered", "payload": {"page": 3}}
 ]}))]
 pub struct EventsRequest {
-    /// The worker that has the jobs.
+    /// Worker that holds the jobs.
     #[schema(min_length = 1, max_length = 200)]
     worker_id: String,
     /// 1 to 100 events.
@@ -41,16 +41,16 @@ impl RequestBody for EventsRequest {
     const MAX_BYTES: usize = limits::MAX_BATCH_BODY_BYTES;
 }
 
-/// Something that happened in an attempt.
+/// An event of an attempt.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct EventRequest {
-    /// The job.
+    /// Id of the job.
     job_id: String,
-    /// The attempt that the poll answered.
+    /// Attempt from the poll's answer.
     #[schema(minimum = 1)]
     attempt: i32,
-    /// What happened: letters, digits, `_`, `.` and `-`; not beginning with `fencepost.`.
+    /// Type of the event: letters, digits, `_`, `.` and `-`; not beginning with `fencepost.`.
     #[serde(rename = "type")]
     #[schema(min_length = 1, max_length = 64)]
     kind: String,
@@ -60,16 +60,16 @@ pub struct EventRequest {
     payload: Option<Box<RawValue>>,
 }
 
-/// The events are stored.
+/// Stored events.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct EventsReply {
-    /// Their ids, in the order in which they were sent.
+    /// Ids, in the order in which the events were sent.
     pub ids: Vec<String>,
 }
 
 /// Report events.
 ///
-/// They become part of the jobs' histories. Only for attempts that run.
+/// They become part of the jobs' histories. Only for running attempts.
 #[utoipa::path(
     post, path = "/workers/events", tag = "workers", operation_id = "workers_events",
     security(("api_key" = ["work"]), ("session" = ["member"])),
@@ -128,14 +128,14 @@ fn shown_by(worker_id: &str, job_id: JobId, attempt: i32) -> ShownFence {
     ShownFence { job_id, attempt, worker_id: Some(worker_id.to_owned()), lease_id: None }
 }
 
-/// Output of running attempts, all or none.
+/// Output of running attempts, stored all or none.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({"worker_id": "worker-1", "chunks": [
     {"job_id": "job_01m7w3ha3aextt8pkwwdmxsmqw", "attempt": 1, "sequence": 0, "data": "hello\n", "timestamp_ms": 1710000001000_i64}
 ]}))]
 pub struct LogsRequest {
-    /// The worker that has the jobs.
+    /// Worker that holds the jobs.
     #[schema(min_length = 1, max_length = 200)]
     worker_id: String,
     /// 1 to 500 chunks.
@@ -145,28 +145,28 @@ pub struct LogsRequest {
 
 impl RequestBody for LogsRequest {}
 
-/// A piece of an attempt's output.
+/// A chunk of an attempt's output.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct LogChunkRequest {
-    /// The job.
+    /// Id of the job.
     job_id: String,
-    /// The attempt that the poll answered.
+    /// Attempt from the poll's answer.
     #[schema(minimum = 1)]
     attempt: i32,
-    /// Its place in its stream, from 0. A chunk whose place is taken is ignored.
+    /// Sequence number in its stream, from 0. A chunk that was stored before is ignored.
     #[schema(minimum = 0)]
     sequence: i64,
-    /// Where it was printed. Default: stdout.
+    /// Stream. Default: stdout.
     stream: Option<LogStream>,
-    /// The text, at most 64 KiB.
+    /// Text, at most 64 KiB.
     data: String,
-    /// When it was printed, by the worker's clock, in milliseconds since 1970.
+    /// Time by the worker's clock, in milliseconds since 1970.
     #[schema(minimum = 0)]
     timestamp_ms: i64,
 }
 
-/// Where something was printed.
+/// Output stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum LogStream {
@@ -175,7 +175,7 @@ pub enum LogStream {
     Stdout,
     /// Standard error.
     Stderr,
-    /// What the worker itself has to say.
+    /// Messages of the worker itself.
     System,
 }
 
@@ -189,20 +189,20 @@ impl LogStream {
     }
 }
 
-/// What became of the chunks.
+/// Result of a report.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct LogsReply {
-    /// Chunks that were kept.
+    /// Stored chunks.
     pub accepted: usize,
-    /// Chunks that were ignored, because their places were taken.
+    /// Ignored chunks: they were stored before.
     pub duplicates: usize,
-    /// Whether something was cut away: 1 MiB of an attempt is kept.
+    /// Whether output was cut: 1 MiB of an attempt is kept.
     pub truncated: bool,
 }
 
 /// Report output.
 ///
-/// Only for attempts that run. Sending a chunk again is harmless.
+/// Only for running attempts. Sending a chunk again is harmless.
 #[utoipa::path(
     post, path = "/workers/logs", tag = "workers", operation_id = "workers_logs",
     security(("api_key" = ["work"]), ("session" = ["member"])),
@@ -249,7 +249,7 @@ pub async fn logs(
         let chunk = LogChunk {
             stream: stream.to_owned(),
             sequence: chunk.sequence,
-            // What the store cannot keep as text.
+            // Characters that PostgreSQL cannot store as text.
             data: text::without_nul(chunk.data),
             timestamp_ms: chunk.timestamp_ms,
         };

@@ -1,4 +1,5 @@
-//! Listing jobs, newest first, and counting them: a bounded number of rows is examined, whatever is asked.
+//! Listing and counting jobs, newest first: a bounded number of rows is examined, whatever the
+//! filter.
 
 use chrono::{DateTime, Utc};
 use sqlx::{PgConnection, Postgres, QueryBuilder};
@@ -14,16 +15,16 @@ use crate::{
     ids::{JobId, ProjectId},
 };
 
-/// Which jobs a list shows. Every part narrows.
+/// Which jobs a list shows. Conditions are combined with "and".
 #[derive(Debug, Clone, Default)]
 pub struct Filter {
-    /// Only jobs in one of these states; none named: in any.
+    /// Only jobs in one of these states; none: any.
     pub states: Vec<JobState>,
     /// Only jobs of this queue.
     pub queue: Option<String>,
     /// Only jobs of this type.
     pub job_type: Option<String>,
-    /// Only jobs with this tag; without a value, with any of this name.
+    /// Only jobs with this tag; without a value, with any value.
     pub tag: Option<(String, Option<String>)>,
     /// Only jobs stored at this time or later.
     pub created_after: Option<DateTime<Utc>>,
@@ -32,7 +33,7 @@ pub struct Filter {
 }
 
 impl Filter {
-    /// What an operation of this kind deals with: those that can be dealt with at all.
+    /// The states that an operation of this kind can handle.
     #[must_use]
     pub fn of(kind: Kind, filter: &JobFilter) -> Self {
         let states = kind.states().iter().copied();
@@ -56,15 +57,14 @@ pub fn read_tag(text: &str) -> (String, Option<String>) {
     }
 }
 
-/// How far a job's id may lie from its `created_at`: ids are made by the nodes' clocks, in
-/// milliseconds.
+/// How far the time in a job's id may lie from its `created_at`: ids are made by the nodes' clocks,
+/// in milliseconds.
 const ID_CLOCK_MARGIN_MS: i64 = 3_600_000;
 
 /// One page of jobs: the newest whose id is below `before`, from the newest
 /// [`limits::MAX_PAGE_EXAMINED_ROWS`] rows of each table.
 ///
-/// Answers with the rows that match, and with the smallest id it examined when there may be more
-/// below it.
+/// Returns the rows that match, and the smallest id examined if there may be more below it.
 pub async fn page(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -122,7 +122,7 @@ pub async fn page(
     read_page(rows, page_jobs as usize)
 }
 
-/// What keeps a job from being handed out: the same as in [`super::find`].
+/// Why a job is not claimable: the same as in [`super::find`].
 fn push_closed(query: &mut QueryBuilder<Postgres>, project_id: ProjectId) {
     let crowds = [
         (
@@ -151,18 +151,18 @@ fn push_closed(query: &mut QueryBuilder<Postgres>, project_id: ProjectId) {
     query.push("as is_rate_limited, ");
 }
 
-/// Where a walk over jobs has come.
+/// The state of a walk over jobs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Walked {
     pub jobs: Vec<JobId>,
-    /// The last one that was examined; none: there was none.
+    /// The last job examined; none: there was none.
     pub last: Option<JobId>,
     /// Whether nothing is left to examine.
     pub is_through: bool,
 }
 
-/// Up to `limit` jobs that match, in the order of their ids, above `after`. It examines
-/// [`limits::MAX_PAGE_EXAMINED_ROWS`] at the most.
+/// Up to `limit` matching jobs, in the order of their ids, above `after`. Examines at most
+/// [`limits::MAX_PAGE_EXAMINED_ROWS`].
 pub async fn walk(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -193,7 +193,7 @@ enum Order {
     NewestFirst,
 }
 
-/// The first rows of both tables between two ids, with what filters look at.
+/// The first rows of both tables between two ids, with the columns that filters need.
 fn push_examined(
     query: &mut QueryBuilder<Postgres>,
     project_id: ProjectId,
@@ -218,7 +218,7 @@ fn push_examined(
     query.push(") both_tables").push(order).push_bind(limit);
 }
 
-/// Jobs that one count examines at the most.
+/// Jobs that one count examines at most.
 pub const MAX_COUNTED: i64 = 100_000;
 
 /// How many of the newest [`MAX_COUNTED`] jobs match, and whether there are more jobs than that.
@@ -236,7 +236,7 @@ pub async fn count(
     query.build_query_as().fetch_one(conn).await
 }
 
-/// Between which ids a filter's jobs are.
+/// The range of ids in which a filter's jobs lie.
 fn bounds(filter: &Filter, before: Option<JobId>) -> (Uuid, Uuid) {
     let created_before = filter.created_before.map(|it| id_at(it, ID_CLOCK_MARGIN_MS));
     let upper = [before.map(|it| it.0), created_before].into_iter().flatten().min();
@@ -256,7 +256,8 @@ fn push_filter(query: &mut QueryBuilder<Postgres>, project_id: ProjectId, filter
         query.push(" and job_type = ").push_bind(job_type.clone());
     }
     if let Some((name, value)) = &filter.tag {
-        // Not `exists`: a subquery that is a value is looked up row by row, and never by a walk over all bodies.
+        // Not `exists`: a scalar subquery is evaluated row by row, and never becomes a scan of all
+        // bodies.
         query.push(" and (select tagged.tags ");
         match value {
             Some(value) => {
@@ -275,8 +276,8 @@ fn push_filter(query: &mut QueryBuilder<Postgres>, project_id: ProjectId, filter
     }
 }
 
-/// The last row of a full page is the next page's first: it is cut off and remembered by the id
-/// before it. A short page goes on below the last row examined, unless all were.
+/// The last row of a full page is the next page's first: it is cut off, and the cursor is the id
+/// before it. A short page continues below the last row examined, unless all were.
 fn read_page(
     rows: Vec<sqlx::postgres::PgRow>,
     page_jobs: usize,

@@ -1,12 +1,12 @@
-//! Adding up what queues count.
+//! Merging the deltas of queue counts.
 
 use sqlx::{Executor, PgConnection};
 
-/// Rows one pass adds up at the most. The statement carries the same number as a literal.
+/// Rows that one pass merges at most. The statement carries the same number as a literal.
 pub const MAX_COUNTED_ROWS: i64 = 20_000;
 
-/// Adds changes up, and answers with how many; none when there were none. What another node is adding up
-/// already is left to it.
+/// Merges deltas, and returns how many; none if there were none. Rows that another node is merging
+/// are skipped.
 pub async fn merge_counts(conn: &mut PgConnection) -> sqlx::Result<Option<i64>> {
     sqlx::query_scalar!(
         r#"
@@ -57,8 +57,8 @@ pub async fn merge_counts(conn: &mut PgConnection) -> sqlx::Result<Option<i64>> 
     .await
 }
 
-/// Counts all jobs, and corrects the counts of queues that say otherwise: in one snapshot, while everything goes
-/// on. Answers with how many queues it has corrected. It reads every job: for emergencies.
+/// Counts all jobs, and corrects the counts of queues that differ: in one snapshot, without
+/// stopping anything. Returns how many queues it has corrected. Reads every job: for emergencies.
 pub async fn recount(conn: &mut PgConnection) -> sqlx::Result<i64> {
     sqlx::query_scalar!(
         r#"
@@ -117,14 +117,14 @@ pub async fn recount(conn: &mut PgConnection) -> sqlx::Result<i64> {
     .await
 }
 
-/// Keeps the list of dead letters from being written until the end of the transaction.
+/// Blocks writes to the dead letters until the end of the transaction.
 pub async fn lock_dead_letters(conn: &mut PgConnection) -> sqlx::Result<()> {
     const LOCK: &str = "lock table dead_letters, dead_letter_groups in share row exclusive mode";
     conn.execute(sqlx::raw_sql(LOCK)).await.map(|_| ())
 }
 
-/// Writes down dead letters that are missing from the list, each in the group of its type, and strikes off those
-/// that are none. Answers with how many of both.
+/// Adds missing dead letters, each to the group of its type, and removes those that are not dead
+/// letters. Returns both numbers.
 pub async fn relist_dead_letters(conn: &mut PgConnection) -> sqlx::Result<i64> {
     sqlx::query_scalar!(
         r#"
@@ -152,7 +152,7 @@ pub async fn relist_dead_letters(conn: &mut PgConnection) -> sqlx::Result<i64> {
     .await
 }
 
-/// Counts the dead letters of all groups anew. Nothing else may write them meanwhile: they are locked.
+/// Counts the dead letters of all groups again. They must be locked.
 pub async fn regroup_dead_letters(conn: &mut PgConnection) -> sqlx::Result<()> {
     sqlx::query!(
         "

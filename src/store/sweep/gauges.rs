@@ -1,30 +1,30 @@
-//! How all of it does: the work that waits, and the database under it. For the operator's eyes.
+//! The state of the instance: waiting work, and the database. For operators.
 
 use sqlx::{PgConnection, Row};
 
 use crate::ids::ProjectId;
 
-/// Queues that one look visits at the most; of one project [`MAX_PLACES_OF_PROJECT`]. The statement carries the same
-/// numbers as literals.
+/// Queues that one query visits at most; of one project [`MAX_PLACES_OF_PROJECT`]. The statement
+/// carries the same numbers as literals.
 pub const MAX_PLACES: i64 = 5_000;
-/// See [`MAX_PLACES`]: nobody hides the others. Those with the most jobs come first.
+/// See [`MAX_PLACES`]: no project hides the others. Queues with the most jobs come first.
 pub const MAX_PLACES_OF_PROJECT: i64 = 100;
 
-/// A queue with jobs that could run.
+/// A queue with ready jobs.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ReadyQueue {
     pub project_id: ProjectId,
-    /// Its project, as people name it.
+    /// The slug of its project.
     pub project: String,
     pub queue: String,
-    /// How long the job waits that could have run first.
+    /// Age of the oldest ready job, in seconds.
     pub age_seconds: f64,
     pub is_polled: bool,
     pub is_paused: bool,
 }
 
-/// Where jobs wait that could run, the longest first: looked for in the queues that have jobs, priority by priority, twenty of
-/// them. A `run_at` that was past when the job was stored counts from then.
+/// Queues with ready jobs, the longest waiting first: searched in queues with jobs, for twenty
+/// priorities each. If `run_at` was past when the job was stored, its age counts from the enqueue.
 pub async fn places(conn: &mut PgConnection, alive_seconds: i32) -> sqlx::Result<Vec<ReadyQueue>> {
     sqlx::query_as!(
         ReadyQueue,
@@ -97,7 +97,7 @@ pub async fn places(conn: &mut PgConnection, alive_seconds: i32) -> sqlx::Result
     .await
 }
 
-/// Jobs of all projects by state, from the counters of queues: a second old.
+/// Jobs of all projects by state, from the counters of queues: at most a second old.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ByState {
     pub scheduled: i64,
@@ -106,7 +106,7 @@ pub struct ByState {
     pub dead_letter: i64,
 }
 
-/// How many jobs are where, of all projects.
+/// Number of jobs of all projects, by state.
 pub async fn by_state(conn: &mut PgConnection) -> sqlx::Result<ByState> {
     sqlx::query_as!(
         ByState,
@@ -122,14 +122,14 @@ pub async fn by_state(conn: &mut PgConnection) -> sqlx::Result<ByState> {
     .await
 }
 
-/// A table, and what lies dead in it.
+/// A table, and its dead rows.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Table {
     pub name: String,
-    /// Its rows and their texts, in bytes.
+    /// Size of its rows and their large values, in bytes.
     pub table_bytes: i64,
     pub index_bytes: i64,
-    /// Rows that nobody sees any more and that no vacuum has cleared away, about.
+    /// Estimated number of dead rows that are not vacuumed yet.
     pub dead_rows: i64,
 }
 
@@ -153,26 +153,26 @@ pub async fn tables(conn: &mut PgConnection) -> sqlx::Result<Vec<Table>> {
     Ok(tables.collect())
 }
 
-/// What the database says of how it does.
+/// Statistics of the database.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Server {
-    /// The oldest snapshot or transaction that keeps dead rows from being cleared away, in seconds. What belongs to
-    /// other roles is seen by `pg_read_all_stats` only.
+    /// Age of the oldest snapshot or transaction that blocks vacuum, in seconds. Those of other
+    /// roles are visible to `pg_read_all_stats` only.
     pub oldest_snapshot_seconds: f64,
-    /// The same as a number of transactions, also that of replication slots and prepared transactions, which have
+    /// The same in transactions, including replication slots and prepared transactions, which have
     /// no age.
     pub oldest_snapshot_transactions: i64,
     pub connections: i64,
     pub max_connections: i64,
-    /// WAL that was ever written; 0 of a server that does not tell.
+    /// WAL written since initialisation; 0 if the server does not tell.
     pub wal_bytes: i64,
-    /// WAL that the slowest replication slot holds back, in bytes.
+    /// WAL that the slowest replication slot retains, in bytes.
     pub held_wal_bytes: i64,
     pub commits: i64,
     pub deadlocks: i64,
 }
 
-/// How the database does.
+/// Reads statistics of the database.
 pub async fn server(conn: &mut PgConnection) -> sqlx::Result<Server> {
     let row = sqlx::raw_sql(
         "with wal as (

@@ -7,8 +7,8 @@ use crate::{
     store::operations::DueOperation,
 };
 
-/// Locks the operation whose next step is due longest, until the end of the transaction. Those that another
-/// node is at are left to it.
+/// Locks the operation whose next step has been due longest, until the end of the transaction.
+/// Those locked by another node are skipped.
 pub async fn lock_due(conn: &mut PgConnection) -> sqlx::Result<Option<DueOperation>> {
     sqlx::query_as!(
         DueOperation,
@@ -26,7 +26,7 @@ pub async fn lock_due(conn: &mut PgConnection) -> sqlx::Result<Option<DueOperati
     .await
 }
 
-/// Milliseconds until the next step of any operation is due; none when no operation goes on.
+/// Milliseconds until the next step of any operation is due; none if no operation is running.
 pub async fn next_step_ms(conn: &mut PgConnection) -> sqlx::Result<Option<f64>> {
     sqlx::query_scalar!(
         r#"
@@ -41,7 +41,7 @@ pub async fn next_step_ms(conn: &mut PgConnection) -> sqlx::Result<Option<f64>> 
     .await
 }
 
-/// Forgets operations that ended more than so many days ago. Answers with how many.
+/// Deletes operations that ended more than this many days ago. Returns how many.
 pub async fn prune(conn: &mut PgConnection, keep_days: i32) -> sqlx::Result<u64> {
     let pruned = sqlx::query!(
         "

@@ -1,30 +1,30 @@
-//! One look at everything that may wait to be done, so that a node at rest asks one question and not ten.
+//! One query for everything that may be due, so that an idle node asks one question and not ten.
 
 use sqlx::PgConnection;
 
 use crate::ids::ProjectId;
 
-/// What waits to be done, by anybody.
+/// What is due, on any node.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ProbeResult {
     pub has_orphans: bool,
     /// Waiting jobs are past their `expires_at`.
     pub has_outdated: bool,
-    /// Counts have changed that nobody has added up.
+    /// Deltas of queue counts are not merged yet.
     pub has_deltas: bool,
     /// An operation's next step is due.
     pub has_operations: bool,
-    /// The next tick of a schedule is to be found out.
+    /// The next tick of a schedule is not planned yet.
     pub has_unplanned: bool,
     /// Milliseconds until a schedule's tick is due; none: there is none.
     pub next_tick_ms: Option<f64>,
-    /// Queues that somebody has set or paused lately.
+    /// Queues whose settings or pauses have changed lately.
     pub changed_queues: Vec<(ProjectId, String)>,
-    /// Projects that have queues with a brake.
+    /// Projects that have queues with a circuit breaker.
     pub braked: Vec<ProjectId>,
 }
 
-/// Looks what waits to be done. A queue has changed lately if it has within the last `within_ms`.
+/// Finds out what is due. A queue has changed lately if it has within the last `within_ms`.
 pub async fn probe(conn: &mut PgConnection, within_ms: i64) -> sqlx::Result<ProbeResult> {
     let row = sqlx::query!(
         r#"

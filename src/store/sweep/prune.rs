@@ -1,12 +1,12 @@
-//! Forgetting what was kept long enough.
+//! Deleting what is past its retention.
 
 use sqlx::PgConnection;
 use uuid::Uuid;
 
 use crate::ids::ProjectId;
 
-/// Finished jobs that one pass forgets of a queue, each with everything that belongs to it. The statement
-/// carries the same number as a literal.
+/// Finished jobs of a queue that one pass deletes, each with everything that belongs to it. The
+/// statement carries the same number as a literal.
 pub const MAX_PRUNED_JOBS: i64 = 100;
 
 /// A queue with finished jobs that are old enough.
@@ -18,7 +18,7 @@ pub struct OldQueue {
     pub retention_days: i32,
 }
 
-/// Queues with finished jobs that are old enough. A queue that does not say keeps them for `default_days`.
+/// Queues with finished jobs past their retention. The default is `default_days`.
 pub async fn queues_with_old_jobs(
     conn: &mut PgConnection,
     default_days: i32,
@@ -51,8 +51,8 @@ pub async fn queues_with_old_jobs(
     .await
 }
 
-/// Forgets log chunks of the oldest finished jobs of a queue, at most [`MAX_PRUNED_CHUNKS`], and answers with
-/// how many: a job may have very many.
+/// Deletes log chunks of the oldest finished jobs of a queue, at most [`MAX_PRUNED_CHUNKS`], and
+/// returns how many: one job may have very many.
 pub async fn prune_logs(conn: &mut PgConnection, old: &OldQueue) -> sqlx::Result<u64> {
     let pruned = sqlx::query!(
         "
@@ -87,16 +87,16 @@ pub async fn prune_logs(conn: &mut PgConnection, old: &OldQueue) -> sqlx::Result
 /// Log chunks of one statement. It carries the same number as a literal.
 pub const MAX_PRUNED_CHUNKS: u64 = 5_000;
 
-/// Jobs that were forgotten.
+/// Number of deleted jobs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pruned {
     pub jobs: i64,
-    /// The workflows they were part of.
+    /// The workflows they belonged to.
     pub workflows: Vec<Uuid>,
 }
 
-/// Forgets the oldest finished jobs of a queue, with everything that belongs to them. A job whose children still
-/// wait is kept: they are given what it has made.
+/// Deletes the oldest finished jobs of a queue, with everything that belongs to them. A job whose
+/// children still wait is kept: they need its result.
 pub async fn prune_jobs(conn: &mut PgConnection, old: &OldQueue) -> sqlx::Result<Pruned> {
     sqlx::query_as!(
         Pruned,
@@ -165,8 +165,9 @@ pub async fn prune_jobs(conn: &mut PgConnection, old: &OldQueue) -> sqlx::Result
     .await
 }
 
-/// Forgets those of these workflows of which no job is left, and those that they run again when nothing is left
-/// of them either. What is run again stays as long as its latest run: clients know it by that name.
+/// Deletes those of these workflows that have no job left, and the ones that they re-ran if those
+/// have none left either. The first run stays as long as its latest re-run: clients know the
+/// workflow by that id.
 pub async fn prune_workflows(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -203,7 +204,7 @@ pub async fn prune_workflows(
     Ok(())
 }
 
-/// Forgets what happened in minutes that nobody asks for any more. Answers with how many.
+/// Deletes queue rates that are past their retention. Returns how many.
 pub async fn prune_rates(conn: &mut PgConnection) -> sqlx::Result<u64> {
     let pruned = sqlx::query!(
         "
@@ -225,8 +226,8 @@ pub async fn prune_rates(conn: &mut PgConnection) -> sqlx::Result<u64> {
     Ok(pruned.rows_affected())
 }
 
-/// Forgets numbers that nobody asks for any more: minutes after a day, hours after a month, and totals of what was
-/// not seen for a month. Answers with how many rows.
+/// Deletes statistics that are past their retention: minutes after a day, hours after a month, and
+/// totals of pairs not seen for a month. Returns how many rows.
 pub async fn prune_stats(conn: &mut PgConnection) -> sqlx::Result<u64> {
     let pruned = sqlx::query!(
         "

@@ -1,4 +1,4 @@
-//! The end of a project: its rows go, in bounded batches, and itself last.
+//! Deleting a project: its rows in bounded batches, and finally the project.
 
 use sqlx::{Executor, PgConnection};
 
@@ -7,8 +7,8 @@ use crate::ids::ProjectId;
 /// Rows of one statement.
 pub const MAX_PURGED_ROWS: u64 = 2_000;
 
-/// Every table with rows of projects, in the order in which they go: schedules before what they make, and
-/// jobs before what belongs to them.
+/// Every table with rows of projects, in the order of deletion: schedules before the jobs that they
+/// create, and jobs before what belongs to them.
 pub const TENANT_TABLES: &[&str] = &[
     "recurring_schedules",
     "operations",
@@ -42,11 +42,11 @@ pub const TENANT_TABLES: &[&str] = &[
     "api_keys",
 ];
 
-/// A project is left alone for so many seconds after it was deleted: whoever had read its keys just before may
-/// still write.
+/// Seconds between the deletion of a project and the purge of its rows: requests that were
+/// authorized just before may still write.
 const PURGE_DELAY_SECONDS: f64 = 60.0;
 
-/// A project that was deleted, if there is one; locked, so that nodes do not work on one together.
+/// A deleted project, if there is one; locked, so that two nodes do not purge it together.
 pub async fn deleted_project(conn: &mut PgConnection) -> sqlx::Result<Option<ProjectId>> {
     sqlx::query_scalar!(
         r#"
@@ -63,8 +63,8 @@ pub async fn deleted_project(conn: &mut PgConnection) -> sqlx::Result<Option<Pro
     .await
 }
 
-/// Deletes some rows of a project from one of [`TENANT_TABLES`], and says how many. Waits for rows that are locked:
-/// none that is there may be taken for gone.
+/// Deletes some rows of a project from one of [`TENANT_TABLES`], and returns how many. Waits for
+/// locked rows: none that exists may be missed.
 pub async fn delete_rows(
     conn: &mut PgConnection,
     table: &'static str,
@@ -87,11 +87,11 @@ pub async fn delete_project(conn: &mut PgConnection, id: ProjectId) -> sqlx::Res
     Ok(())
 }
 
-/// Rows of one kind that [`prune_people`] forgets at a time. The statement carries the same number as a literal.
+/// Rows of one kind that [`prune_people`] deletes at a time. The statement carries the same number
+/// as a literal.
 pub const MAX_PRUNED_PEOPLE: i64 = 500;
 
-/// Forgets what people no longer need: sessions and secrets that are over, and old rows of audit logs. Answers
-/// with how many rows went.
+/// Deletes expired sessions and tokens, and old audit entries. Returns how many rows.
 pub async fn prune_people(conn: &mut PgConnection, audit_keep_days: i32) -> sqlx::Result<i64> {
     sqlx::query_scalar!(
         r#"

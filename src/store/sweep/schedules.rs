@@ -1,7 +1,7 @@
-//! Recurring schedules whose ticks are due, and those whose next tick is to be found out.
+//! Schedules whose ticks are due, and those whose next tick is not planned yet.
 //!
-//! A tick fires once: its schedule's row is locked, its row in `schedule_fires` is unique, and its job's id
-//! comes from both.
+//! A tick fires once: its schedule's row is locked, its row in `schedule_fires` is unique, and its
+//! job's id is derived from both.
 
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
@@ -16,12 +16,12 @@ use crate::{
     store::settle_success::WaitingJob,
 };
 
-/// Payloads of one transaction, in bytes, but for the last.
+/// Payload bytes of one transaction, without the last payload.
 const MAX_FIRED_BYTES: i64 = 64 * 1024 * 1024;
-/// Schedules whose next ticks are found out in one pass. The statement carries the same number as a literal.
+/// Schedules that one pass plans. The statement carries the same number as a literal.
 pub const MAX_PLANNED: usize = 500;
 
-/// A schedule, locked, with what the rules want to know of it.
+/// A schedule, locked, with what the rules need.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DueSchedule {
     pub project_id: ProjectId,
@@ -33,14 +33,14 @@ pub struct DueSchedule {
     pub catch_up: CatchUp,
     pub spread_seconds: i32,
     pub last_tick: Option<DateTime<Utc>>,
-    /// None: it is to be found out.
+    /// None: not planned yet.
     pub next_tick: Option<DateTime<Utc>>,
     /// By the database's clock.
     pub now: DateTime<Utc>,
 }
 
-/// Locks the schedules whose ticks are next, and not more than `lead_ms` ahead: at most 10,000, of which
-/// projects take turns. Those that look at earlier jobs are not locked before their tick.
+/// Locks the schedules whose ticks are next, at most `lead_ms` ahead: at most 10,000, with projects
+/// taking turns. Those that depend on earlier jobs are not locked before their tick.
 pub async fn lock_next(conn: &mut PgConnection, lead_ms: i64) -> sqlx::Result<Vec<DueSchedule>> {
     sqlx::query_as!(
         DueSchedule,
@@ -90,7 +90,7 @@ pub async fn lock_next(conn: &mut PgConnection, lead_ms: i64) -> sqlx::Result<Ve
     .await
 }
 
-/// Locks schedules whose tick is past its grace: nobody was there.
+/// Locks schedules whose tick is past its grace: no node was running.
 pub async fn lock_overdue(conn: &mut PgConnection) -> sqlx::Result<Vec<DueSchedule>> {
     sqlx::query_as!(
         DueSchedule,
@@ -110,7 +110,7 @@ pub async fn lock_overdue(conn: &mut PgConnection) -> sqlx::Result<Vec<DueSchedu
     .await
 }
 
-/// Locks schedules whose next tick is to be found out.
+/// Locks schedules whose next tick is not planned yet.
 pub async fn lock_unplanned(conn: &mut PgConnection) -> sqlx::Result<Vec<DueSchedule>> {
     sqlx::query_as!(
         DueSchedule,
@@ -128,7 +128,7 @@ pub async fn lock_unplanned(conn: &mut PgConnection) -> sqlx::Result<Vec<DueSche
     .await
 }
 
-/// How far a schedule has come.
+/// A schedule's new position.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Advance {
     pub project_id: ProjectId,
@@ -138,7 +138,7 @@ pub struct Advance {
     pub problem: Option<String>,
 }
 
-/// Writes down how far schedules have come. They must be locked.
+/// Stores the new positions of schedules. They must be locked.
 pub async fn advance(conn: &mut PgConnection, advances: &[Advance]) -> sqlx::Result<()> {
     sqlx::query!(
         "
@@ -160,7 +160,7 @@ pub async fn advance(conn: &mut PgConnection, advances: &[Advance]) -> sqlx::Res
     Ok(())
 }
 
-/// A tick, and what becomes of it.
+/// A tick, and its outcome.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fire {
     pub project_id: ProjectId,
@@ -169,15 +169,15 @@ pub struct Fire {
     pub outcome: FireOutcome,
     pub ticks: i64,
     pub job_id: JobId,
-    /// Its job starts so much later.
+    /// Seconds between the tick and the start of its job.
     pub offset_seconds: i32,
-    /// Its jobs run one at a time, under this key.
+    /// The concurrency key under which its jobs run one at a time.
     pub concurrency_key: Option<String>,
     pub gate: Option<Uuid>,
 }
 
-/// Writes down what becomes of ticks, and stores the jobs of those that fire. A tick that was dealt with
-/// already is left as it is. Answers with the jobs, each with its tick.
+/// Records the outcomes of ticks, and stores the jobs of those that fire. A tick with an outcome is
+/// left as it is. Returns the jobs, each with its tick.
 pub async fn fire(conn: &mut PgConnection, fires: &[Fire]) -> sqlx::Result<Vec<WaitingJob>> {
     let rows = sqlx::query!(
         r#"
@@ -270,7 +270,7 @@ pub async fn fire(conn: &mut PgConnection, fires: &[Fire]) -> sqlx::Result<Vec<W
     Ok(stored.collect())
 }
 
-/// Writes down that ticks were dealt with only now.
+/// Records how late ticks were fired.
 pub async fn record_lateness(conn: &mut PgConnection, fires: &[&Fire]) -> sqlx::Result<()> {
     sqlx::query!(
         "
@@ -289,7 +289,7 @@ pub async fn record_lateness(conn: &mut PgConnection, fires: &[&Fire]) -> sqlx::
     Ok(())
 }
 
-/// A job of an earlier tick that is not done.
+/// A job of an earlier tick that has not ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EarlierJob {
     pub project_id: ProjectId,
@@ -298,7 +298,7 @@ pub struct EarlierJob {
     pub state: StoredState,
 }
 
-/// The jobs of these schedules' last 100 fires that are not done; those that somebody has asked for do not
+/// The jobs of these schedules' last 100 fires that have not ended; jobs created by request do not
 /// count.
 pub async fn earlier_jobs(
     conn: &mut PgConnection,
@@ -328,13 +328,13 @@ pub async fn earlier_jobs(
     .await
 }
 
-/// Waits for a time, by the database's clock.
+/// Waits until a time, by the database's clock.
 pub async fn sleep_until(conn: &mut PgConnection, tick: DateTime<Utc>) -> sqlx::Result<()> {
     sqlx::query!("select pg_sleep_until($1)", tick).fetch_one(conn).await?;
     Ok(())
 }
 
-/// Milliseconds until the next tick of any schedule; negative when one is due, none when there is none.
+/// Milliseconds until the next tick of any schedule; negative if one is due, none if there is none.
 pub async fn next_tick_ms(conn: &mut PgConnection) -> sqlx::Result<Option<f64>> {
     sqlx::query_scalar!(
         r#"
@@ -349,7 +349,7 @@ pub async fn next_tick_ms(conn: &mut PgConnection) -> sqlx::Result<Option<f64>> 
     .await
 }
 
-/// Forgets the oldest ticks that were dealt with so many days ago. Answers with how many.
+/// Deletes the oldest fires past this many days. Returns how many.
 pub async fn prune_fires(conn: &mut PgConnection, keep_days: i32) -> sqlx::Result<u64> {
     let pruned = sqlx::query!(
         "

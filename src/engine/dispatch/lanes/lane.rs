@@ -1,4 +1,4 @@
-//! One lane: what is known of a queue as polls of one kind see it.
+//! One lane: what is known of a queue, for polls with the same types and labels.
 
 use std::{
     collections::BTreeSet,
@@ -11,22 +11,23 @@ use chrono::TimeDelta;
 use super::{PlannedClaim, QueueKey, WaiterId};
 use crate::store::claims::ClaimKey;
 
-/// A look from the mark that came back short is repeated from the beginning, but not more often.
+/// After a short claim from the low-water mark, the next claim begins at the start of the queue,
+/// but not sooner than this.
 pub(super) const FULL_CLAIM_PAUSE: Duration = Duration::from_millis(250);
-/// A look from the beginning walks over what has died and cannot be cleared away yet: while a snapshot is held, over very much. It
-/// takes a part of the time in so many, at the most.
+/// A claim from the start scans dead rows, and many of them while a snapshot is held. Such claims
+/// take at most one part in this many of the time.
 const FULL_CLAIM_SHARE: u32 = 10;
-/// And comes this often, however long it takes.
+/// The longest pause between two claims from the start.
 const MAX_FULL_CLAIM_PAUSE: Duration = Duration::from_secs(5);
-/// Commits may become visible this much later than their `run_at` says; what commits later on this node is told of, and on another
-/// with Redis as well. Under a held snapshot each look walks over what was done in this time.
+/// A commit may become visible this much later than its job's `run_at`. Later commits are hinted by
+/// this node, and by others over Redis. A larger margin scans more dead rows.
 const MARK_MARGIN: TimeDelta = TimeDelta::milliseconds(50);
-/// After a failed look its lane rests, so that a store in trouble is not hammered.
+/// Pause after a failed claim, so that a database in trouble gets no extra load.
 pub(super) const FAILURE_PAUSE: Duration = Duration::from_millis(500);
-/// After a look that found everything taken its lane rests for a moment.
+/// Pause after a claim that found every job locked.
 pub(super) const CONTENTION_PAUSE: Duration = Duration::from_millis(20);
 
-/// What polls have in common that see a queue in the same way.
+/// What polls share if they see a queue in the same way.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Signature {
     pub queue: QueueKey,
@@ -38,9 +39,9 @@ pub(super) struct Signature {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Supply {
     Unknown,
-    /// The last look came back full.
+    /// The last claim returned as many jobs as were wanted.
     Plenty,
-    /// So many jobs arrived since a look came back short, less those that were dealt.
+    /// Jobs that arrived since the last short claim, less those already planned for.
     Known(u32),
 }
 
@@ -51,31 +52,31 @@ pub(super) struct Lane {
     pub supply: Supply,
     pub in_flight: u32,
     pub arrived_in_flight: u32,
-    /// The first of them in the order of claims.
+    /// The first of these arrivals in claim order.
     pub first_in_flight: Option<ClaimKey>,
-    /// Whether one of them is behind a gate.
+    /// Whether one of these arrivals has a constraint key.
     pub gated_in_flight: bool,
     pub mark: ClaimKey,
     pub full_claim_at: Option<Instant>,
     pub full_claim_took: Duration,
     pub touched_at: Instant,
-    /// After a look that failed, or found everything taken, or a rate limit used up.
+    /// Set after a claim that failed, found every job locked, or met a rate limit.
     pub backoff_until: Option<Instant>,
-    /// It rests for its rate limit or its pause: nothing can be had, whatever arrives.
+    /// Rate-limited or paused: do not claim even if new jobs arrive.
     pub is_limited: bool,
-    /// What is under way was dealt before somebody asked not to trust it.
+    /// The claim in flight started before the last invalidation: ignore an empty result.
     pub is_stale: bool,
     pub is_in_turn: bool,
-    /// Whether the next look must ask for gates.
+    /// Whether the next claim must ask for constraint keys.
     pub may_have_gates: bool,
-    /// Whether the last look that asked has found some.
+    /// Whether the last claim that asked found constraint keys.
     pub has_gates: bool,
-    /// When somebody last asked, and was answered.
+    /// When the last answer about constraint keys arrived.
     pub asked_gates_at: Option<Instant>,
 }
 
 impl Lane {
-    /// A lane of which nothing is known.
+    /// A lane about which nothing is known.
     pub fn new(signature: Signature, now: Instant) -> Self {
         Self {
             signature,
@@ -99,9 +100,9 @@ impl Lane {
         }
     }
 
-    /// Whether a look may start. A second look beside one under way pays off only against a deep
-    /// backlog; and never where jobs are chosen before they are locked, by type, by payload or behind gates:
-    /// both would choose the same.
+    /// Whether a claim may start. A second claim in parallel pays off only against a deep backlog,
+    /// and never where jobs are selected before they are locked (by type, by payload or under
+    /// limits): both would select the same jobs.
     pub fn may_be_claimed(&self) -> bool {
         if self.backoff_until.is_some() {
             return false;
@@ -113,13 +114,13 @@ impl Lane {
         self.supply != Supply::Known(0) && (self.in_flight == 0 || may_share)
     }
 
-    /// The pause between two looks from the beginning, where they are worth `least`.
+    /// The pause between two claims from the start, at least `least`.
     pub fn full_claim_pause(&self, least: Duration) -> Duration {
         let share = self.full_claim_took * FULL_CLAIM_SHARE;
         share.min(MAX_FULL_CLAIM_PAUSE).max(least)
     }
 
-    /// A job has arrived that polls here may want.
+    /// A job arrived that polls of this lane may want.
     pub fn arrive(&mut self, key: ClaimKey, is_gated: bool) {
         self.mark = self.mark.min(key);
         self.may_have_gates |= is_gated;
@@ -133,19 +134,19 @@ impl Lane {
         }
     }
 
-    /// Everything before the last job that was found is taken, but for what arrived meanwhile.
+    /// Everything up to the last job found is claimed, except for what arrived meanwhile.
     fn advance(&mut self, last: Option<ClaimKey>) {
         let Some(last) = last else { return };
         let mark = ClaimKey { rank: last.rank, run_at: last.run_at - MARK_MARGIN };
         self.mark = self.first_in_flight.map_or(mark, |it| it.min(mark));
     }
 
-    /// Whether nothing can be found here now, as far as anybody knows.
+    /// Whether no job can be found now, as far as is known.
     pub fn is_empty(&self) -> bool {
         self.supply == Supply::Known(0) || self.is_limited
     }
 
-    /// Ends its rest.
+    /// Ends the backoff.
     pub fn wake(&mut self) {
         self.backoff_until = None;
         if std::mem::take(&mut self.is_limited) {
@@ -153,14 +154,14 @@ impl Lane {
         }
     }
 
-    /// Ends its rest if that is for a rate limit or a pause: they may be over now.
+    /// Ends the backoff if it is for a rate limit or a pause: either may have changed.
     pub fn wake_if_limited(&mut self) {
         if self.is_limited {
             self.wake();
         }
     }
 
-    /// Forgets what is known, and what a look under way will say of emptiness.
+    /// Forgets what is known, and ignores an empty result of a claim in flight.
     pub fn mark_stale(&mut self) {
         self.mark = ClaimKey::ZERO;
         self.is_stale = self.in_flight > 0;
@@ -170,7 +171,7 @@ impl Lane {
         }
     }
 
-    /// What a look that came back says of it.
+    /// Updates the lane from a completed claim.
     pub fn learn(&mut self, claim: &PlannedClaim, found: Option<Claimed>, now: Instant) {
         self.in_flight = self.in_flight.saturating_sub(1);
         self.touched_at = now;
@@ -181,7 +182,7 @@ impl Lane {
         }
         if let Some(has_gates) = found.and_then(|it| it.has_gates) {
             self.has_gates = has_gates;
-            // What came behind a gate meanwhile was not seen.
+            // Arrivals with a constraint key were not seen by this claim.
             self.may_have_gates = has_gates || self.gated_in_flight;
             self.asked_gates_at = Some(claim.planned_at);
         }
@@ -189,7 +190,7 @@ impl Lane {
             self.full_claim_at.is_none_or(|it| now - it >= self.full_claim_pause(FULL_CLAIM_PAUSE));
         match found {
             None => {
-                // What it would have taken is there again.
+                // The jobs that it was planned for are still there.
                 self.mark = ClaimKey::ZERO;
                 self.supply = Supply::Unknown;
                 self.backoff_until = Some(now + FAILURE_PAUSE);
@@ -210,7 +211,7 @@ impl Lane {
             }
             Some(Claimed { was_contended: true, last, .. }) => {
                 self.supply = Supply::Unknown;
-                // Everything that was chosen is held by somebody: it is looked at again, but not at once.
+                // Every selected job is locked by another claim: try again after a pause.
                 self.backoff_until = last.is_none().then(|| now + CONTENTION_PAUSE);
             }
             Some(Claimed { last, .. }) => {
@@ -229,17 +230,17 @@ impl Lane {
     }
 }
 
-/// What a look came back with.
+/// What a completed claim found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Claimed {
-    /// Fewer jobs were there than were wanted.
+    /// Fewer jobs than wanted were there.
     pub is_short: bool,
-    /// As many as were wanted were there, but others took some of them.
+    /// Enough jobs were there, but other claims locked some of them.
     pub was_contended: bool,
-    /// The last job that was found.
+    /// The last job found, in claim order.
     pub last: Option<ClaimKey>,
-    /// Whether the queue has gates; none when nobody asked, or nobody answered.
+    /// Whether the queue has constraint keys; none if that is unknown.
     pub has_gates: Option<bool>,
-    /// The queue's rate limit, or its pause, lets nothing more through for so long.
+    /// The rate limit or pause allows nothing more for this long.
     pub backoff_for: Option<Duration>,
 }

@@ -1,25 +1,25 @@
-//! The low-water mark never hides a job for longer than it says: whatever commits late, is given back, is raised, or is stored
-//! on another node.
+//! The low-water mark never hides a job for longer than promised: not after a late commit, a
+//! release, a priority change, or an enqueue on another node.
 
 use chrono::DateTime;
 use proptest::prelude::*;
 
 use super::*;
 
-/// A little longer than a step: how late a look may come.
+/// How late a claim may be: a little longer than one step.
 const SLACK_MS: i64 = 100;
 const WAITERS: u64 = 8;
 
-/// What happens between two looks.
+/// What happens between two claims.
 #[derive(Debug, Clone, Copy)]
 enum Event {
-    /// Jobs are stored here, and commit so much later.
+    /// Jobs are stored here and commit this much later.
     Stored { jobs: u8, rank: i16, commits_after_ms: i64 },
-    /// The same on another node, whose word does not arrive.
+    /// The same on another node, whose hint is lost.
     StoredElsewhere { rank: i16, commits_after_ms: i64 },
-    /// A job that was leased is given back.
+    /// A leased job is released.
     Released { which: usize },
-    /// A waiting job comes first from now on.
+    /// A waiting job is moved to the front.
     Raised { which: usize },
 }
 
@@ -27,7 +27,7 @@ enum Event {
 struct Job {
     key: ClaimKey,
     visible_at_ms: i64,
-    /// Whether this node was told when it became visible.
+    /// Whether this node was hinted when the job became visible.
     is_told: bool,
     is_leased: bool,
 }
@@ -37,7 +37,7 @@ struct World {
     epoch: Instant,
     now_ms: i64,
     jobs: Vec<Job>,
-    /// Looks that the database has answered, and whose answers are on their way.
+    /// Claims in flight: computed, but not yet completed.
     flying: Vec<(PlannedClaim, Vec<usize>)>,
 }
 
@@ -120,7 +120,7 @@ impl World {
         }
     }
 
-    /// Time goes by: what commits meanwhile is told of.
+    /// Advances the clock; commits that become visible are hinted.
     fn pass(&mut self, ms: i64) {
         let before = self.now_ms;
         self.now_ms += ms;
@@ -130,8 +130,8 @@ impl World {
         told.into_iter().for_each(|it| self.tell(it));
     }
 
-    /// What was under way lands, and the next looks are made, as PostgreSQL would answer them; says what the mark hides longer
-    /// than it may. What happens next happens while they fly.
+    /// Completes the claims in flight, then starts the next ones against a simulated database.
+    /// Fails if the low-water mark hides a job longer than `MARK_KEEP`.
     fn claim(&mut self) -> Result<(), TestCaseError> {
         for (claim, seen) in std::mem::take(&mut self.flying) {
             self.complete(&claim, &seen);
@@ -179,7 +179,7 @@ impl World {
 }
 
 fn event() -> impl Strategy<Value = Event> {
-    // Later than the margin, too: then only the look from the beginning finds it.
+    // Later than the margin, too: then only a claim from the start finds the job.
     let late = prop_oneof![4 => 1_i64..20, 1 => 100_i64..400];
     prop_oneof![
         4 => (1_u8..25, -3_i16..3, late.clone())
@@ -202,7 +202,7 @@ proptest! {
             world.pass(ms);
             world.claim()?;
         }
-        // Then nothing more happens but the fallback look, every so often.
+        // From then on only fallback claims happen.
         for round in 0..3_000 {
             if world.jobs.iter().all(|it| it.is_leased) {
                 return Ok(());

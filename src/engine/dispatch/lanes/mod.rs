@@ -1,9 +1,9 @@
-//! Who waits for what, and what is known of each queue: the pump's memory. Plain data, no I/O: the
-//! caller passes in the time, runs the looks that are dealt, and reports what they found.
+//! The pump's memory: which polls wait for what, and what is known of each queue. Plain data, no
+//! I/O: the caller passes in the time, runs the planned claims, and reports what they found.
 //!
-//! A *lane* is one queue of one project as polls of the same `job_types` and labels see it. A lane's *supply*
-//! is what may be found there; only lanes with supply are looked at, so a thousand parked polls on
-//! an empty queue cost nothing.
+//! A *lane* is one queue of one project, for polls with the same `job_types` and labels. A lane's
+//! *supply* is how many jobs may be there. Only lanes with supply are claimed from, so a thousand
+//! parked polls on an empty queue cost nothing.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
@@ -23,22 +23,23 @@ use crate::{
 
 pub use self::lane::Claimed;
 
-/// What is known of a queue that nobody waits at is forgotten after this.
+/// A lane without parked polls is dropped after this.
 const LANE_KEEP: Duration = Duration::from_secs(2);
-/// A lane is looked at from its very beginning at least this often while it is busy: rows that were
-/// committed late or on another node may lie before the low-water mark.
+/// A busy lane is claimed from its start at least this often: rows committed late, or on another
+/// node, may lie before the low-water mark.
 const MARK_KEEP: Duration = Duration::from_secs(1);
-/// Looks of one claim.
+/// Lanes of one claim.
 const MAX_CLAIMED_LANES: usize = 64;
-/// Looks of one claim that name job types, take commands only, or may meet gates: each is a statement of its own.
+/// Lanes of one claim that need a statement each: they name job types, want commands only, or may
+/// have constraint keys.
 const MAX_SINGLE_CLAIMS: usize = 4;
-/// Slots that one lane is dealt at least, however many lanes want their turn.
+/// Lease requests that one lane gets at least, however many lanes take turns.
 const MIN_LANE_SLOTS: usize = 50;
 
-/// A look beside one that is under way is for so many slots at least: two half as large cost nearly twice as much.
+/// Minimum size of a claim that runs beside another: two half as large cost nearly twice as much.
 const MIN_SHARED_SLOTS: usize = 32;
 
-/// One parked poll.
+/// A parked poll.
 pub type WaiterId = u64;
 pub type LaneId = u64;
 type QueueKey = (ProjectId, Arc<str>);
@@ -50,20 +51,20 @@ struct LaneWaiter {
     is_in_flight: bool,
 }
 
-/// One look of a claim: whom it is for, and where.
+/// The claim of one lane, and the polls that it is for.
 #[derive(Debug, Clone)]
 pub struct PlannedClaim {
     pub lane: LaneId,
     pub project_id: ProjectId,
     pub queue: Arc<str>,
-    /// Only these types, when some are named.
+    /// Only these types, if any are named.
     pub job_types: Arc<[String]>,
     pub labels: Arc<[String]>,
-    /// Only jobs that offer a command.
+    /// Only jobs whose payload is a command.
     pub only_commands: bool,
-    /// Whether it must be asked if the queue has gates.
+    /// Whether the claim must ask if the queue has constraint keys.
     pub may_have_gates: bool,
-    /// Whether it had some at the last look.
+    /// Whether the queue had some at the last claim.
     pub had_gates: bool,
     pub from: ClaimKey,
     pub slots: Vec<(WaiterId, Arc<PollSpec>)>,
@@ -77,14 +78,15 @@ pub struct Lanes {
     lane_ids: HashMap<Signature, LaneId>,
     by_queue: HashMap<QueueKey, Vec<LaneId>>,
     next_lane: LaneId,
-    /// Projects take turns, and each project's lanes take turns.
+    /// Projects take turns, and so do the lanes of each project.
     turns: VecDeque<ProjectId>,
     lanes_in_turn: HashMap<ProjectId, VecDeque<LaneId>>,
 }
 
 impl Lanes {
-    /// Parks a poll. One that `must_look` does not trust what is known of its queues; but a look for commands
-    /// reads payloads, so what the last one has found is trusted for [`MARK_KEEP`], or until something arrives.
+    /// Parks a poll. `must_look` ignores what is known of its queues, except for polls for
+    /// commands: those read payloads, so the last result counts for [`MARK_KEEP`], or until a job
+    /// arrives.
     pub fn park(&mut self, id: WaiterId, spec: PollSpec, must_look: bool, now: Instant) {
         let mut lanes = Vec::with_capacity(spec.queues.len());
         for queue in &spec.queues {
@@ -132,13 +134,13 @@ impl Lanes {
         self.waiters.get(&id).map(|it| &*it.spec)
     }
 
-    /// Whether a claim for this poll is under way; then it must be waited for.
+    /// Whether a claim for this poll is in flight; then its result must be awaited.
     #[must_use]
     pub fn is_in_flight(&self, id: WaiterId) -> bool {
         self.waiters.get(&id).is_some_and(|it| it.is_in_flight)
     }
 
-    /// Takes a poll out.
+    /// Removes a poll.
     pub fn leave(&mut self, id: WaiterId) {
         let Some(waiter) = self.waiters.remove(&id) else { return };
         for lane in waiter.lanes {
@@ -148,7 +150,7 @@ impl Lanes {
         }
     }
 
-    /// Gives a poll another name: its successor's.
+    /// Moves a poll to a new id: its successor's.
     pub fn rename(&mut self, old: WaiterId, new: WaiterId) {
         let Some(waiter) = self.waiters.remove(&old) else { return };
         for lane in &waiter.lanes {
@@ -160,7 +162,7 @@ impl Lanes {
         self.waiters.insert(new, waiter);
     }
 
-    /// Whether nothing can be found for this poll now, as far as anybody knows.
+    /// Whether no job can be found for this poll now, as far as is known.
     #[must_use]
     pub fn has_no_match_now(&self, id: WaiterId) -> bool {
         self.waiters.get(&id).is_none_or(|waiter| {
@@ -192,7 +194,8 @@ impl Lanes {
         }
     }
 
-    /// Jobs of this project have ended that counted against a limit: what waited behind gates may go on.
+    /// Jobs of this project ended that counted against a limit: jobs with a constraint key may now
+    /// start.
     pub fn slots_freed(&mut self, project_id: ProjectId) {
         let gated = self.lanes.iter_mut().filter(|(_, it)| {
             it.signature.queue.0 == project_id && it.may_have_gates && !it.waiters.is_empty()
@@ -208,7 +211,7 @@ impl Lanes {
         }
     }
 
-    /// Forgets what is known to be empty: of one queue, or of all.
+    /// Forgets which lanes are empty: of one queue, or of all.
     pub fn mark_stale(&mut self, queue: Option<&QueueKey>) {
         let ids: Vec<_> = match queue {
             Some(queue) => self.by_queue.get(queue).cloned().unwrap_or_default(),
@@ -222,7 +225,7 @@ impl Lanes {
         }
     }
 
-    /// Queues that are believed empty and have somebody waiting: worth a fallback look.
+    /// Queues believed empty that have parked polls: worth a fallback query.
     #[must_use]
     pub fn believed_empty(&self) -> Vec<QueueKey> {
         let waiting = self.lanes.values().filter(|it| {
@@ -232,7 +235,7 @@ impl Lanes {
         waiting.map(|it| it.signature.queue.clone()).collect::<BTreeSet<_>>().into_iter().collect()
     }
 
-    /// Forgets lanes at which nobody waits any more.
+    /// Drops lanes without parked polls.
     pub fn prune(&mut self, now: Instant) {
         let is_stale = |it: &Lane| {
             it.waiters.is_empty() && it.in_flight == 0 && now - it.touched_at >= LANE_KEEP
@@ -251,13 +254,13 @@ impl Lanes {
         }
     }
 
-    /// When the first of the lanes that rest may go on.
+    /// When the first backoff ends.
     #[must_use]
     pub fn backoff_ends_at(&self) -> Option<Instant> {
         self.lanes.values().filter_map(|it| it.backoff_until).min()
     }
 
-    /// Lets lanes go on whose rest is over.
+    /// Ends the backoffs that are due.
     pub fn end_backoffs(&mut self, now: Instant) {
         let rested =
             self.lanes.iter_mut().filter(|(_, it)| it.backoff_until.is_some_and(|it| it <= now));
@@ -272,7 +275,7 @@ impl Lanes {
         }
     }
 
-    /// Puts a lane in turn if there is anything to look for and anybody to look for it.
+    /// Gives a lane its turn, if it may have jobs and has parked polls.
     fn consider(&mut self, id: LaneId) {
         let Some(lane) = self.lanes.get_mut(&id) else { return };
         if lane.is_in_turn || lane.waiters.is_empty() || !lane.may_be_claimed() {
@@ -299,8 +302,8 @@ impl Lanes {
         lane
     }
 
-    /// Deals the next claim: projects take turns, and in a lane idle workers get one job each
-    /// before one gets two. Empty: nothing to look for.
+    /// Plans the next claim: projects take turns, and within a lane each idle worker gets one job
+    /// before any gets two. Empty: there is nothing to claim.
     pub fn plan(&mut self, now: Instant) -> Vec<PlannedClaim> {
         let in_turn = self.lanes_in_turn.values().map(VecDeque::len).sum::<usize>();
         let share = (MAX_CLAIM_SLOTS / in_turn.max(1)).max(MIN_LANE_SLOTS);
@@ -314,7 +317,7 @@ impl Lanes {
             let Some(lane) = self.lanes.get_mut(&id) else { continue };
             lane.is_in_turn = false;
             later.push(id);
-            // Each of these is a statement of its own, or more.
+            // Each of these needs at least one statement of its own.
             let Signature { job_types, only_commands, .. } = &lane.signature;
             let is_single = !job_types.is_empty() || *only_commands || lane.has_gates;
             let is_single_claim =
@@ -381,7 +384,7 @@ impl Lanes {
         })
     }
 
-    /// Whether this poll is idle and all queues it named before this one are known to be empty.
+    /// Whether this poll is idle, and all queues that it named before this one are empty.
     fn is_next_lane(&self, waiter: WaiterId, lane: LaneId) -> bool {
         self.waiters.get(&waiter).is_some_and(|it| {
             !it.is_in_flight
@@ -389,7 +392,7 @@ impl Lanes {
         })
     }
 
-    /// A look has come back; none: it failed.
+    /// A claim has completed; none: it failed.
     pub fn complete(&mut self, claim: &PlannedClaim, found: Option<Claimed>, now: Instant) {
         for (id, _) in &claim.slots {
             if let Some(waiter) = self.waiters.get_mut(id) {

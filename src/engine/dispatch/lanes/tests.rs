@@ -1,4 +1,4 @@
-//! What is looked at, for whom, and in which order.
+//! Which lanes are claimed from, for which polls, and in which order.
 
 use chrono::DateTime;
 
@@ -71,7 +71,7 @@ impl Board {
         self.lanes.arrived(&vec![arrival; count]);
     }
 
-    /// Deals, as (queue, waiters) pairs.
+    /// Plans a claim; returns (queue, polls) pairs.
     fn plan(&mut self) -> Vec<PlannedClaim> {
         self.lanes.plan(self.now)
     }
@@ -99,7 +99,7 @@ impl Board {
         );
     }
 
-    /// Looks until nothing is left to look at; every look finds nothing.
+    /// Claims until nothing is planned; no claim finds a job.
     fn find_nothing(&mut self) {
         loop {
             let claims = self.plan();
@@ -462,7 +462,7 @@ fn a_busy_lane_asks_for_gates_again_though_it_looks_from_its_beginning_all_the_t
         board.now += MARK_KEEP / 4;
         let claim = board.plan();
         assert_eq!(claim[0].may_have_gates, round == 4, "{round}");
-        // As long as jobs arrive meanwhile, the mark stays at the beginning.
+        // While jobs keep arriving, the mark stays at the start.
         board.arrive(1, "q", "t", 5);
         let finding = Claimed {
             is_short: false,

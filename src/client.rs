@@ -149,7 +149,8 @@ impl Client {
         Err(Failure::Refused {
             status,
             code: text("code").unwrap_or_else(|| status.to_string()),
-            message: text("message").unwrap_or_else(|| "the answer is not ours".to_owned()),
+            message: text("message")
+                .unwrap_or_else(|| "the answer is not from a Fencepost server".to_owned()),
         })
     }
 }

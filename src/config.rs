@@ -189,7 +189,7 @@ impl PeopleArgs {
         let plan = self.default_plan.clone().unwrap_or_else(|| default.to_owned());
         anyhow::ensure!(
             plans.has(&plan),
-            "--default-plan: there is no plan `{plan}`, only {}",
+            "--default-plan: no such plan: `{plan}`; plans are {}",
             plans.names().join(", ")
         );
         Ok((plans, plan))

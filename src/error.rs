@@ -40,11 +40,11 @@ pub enum Error {
     Invalid(Vec<FieldError>),
 
     /// The credential is missing, malformed, unknown, revoked or expired: all look the same.
-    #[error("a live API key or session is needed: `Authorization: Bearer fp_live_…`")]
+    #[error("a valid API key or session is required: `Authorization: Bearer fp_live_…`")]
     Unauthorized,
 
     /// The caller is known, but lacks a permission.
-    #[error("this needs {needs}")]
+    #[error("this operation requires {needs}")]
     Forbidden {
         /// What is missing.
         needs: &'static str,
@@ -56,28 +56,28 @@ pub enum Error {
         retry_after_seconds: u32,
     },
 
-    #[error("these credentials are not valid")]
+    #[error("invalid credentials")]
     InvalidCredentials,
 
-    #[error("this token is unknown, was used, or is too old")]
+    #[error("token is unknown, used or expired")]
     InvalidLink,
 
-    #[error("signing up is not open here, or needs an invitation")]
+    #[error("sign-up is closed, or needs an invitation")]
     SignupClosed,
 
     /// Another account has verified the address.
     #[error("another account has this address: reset its password instead")]
     EmailTaken,
 
-    #[error("no free short name was found that is like this name: choose another")]
+    #[error("no free slug could be derived from this name: choose another name")]
     SlugTaken,
 
     #[error(
-        "a project would be left without an owner: make somebody else an owner first, or delete it"
+        "a project would be left without an owner: make another member an owner first, or delete the project"
     )]
     LastOwner,
 
-    #[error("nobody gives or takes a role or scope that they do not have themselves")]
+    #[error("you cannot grant or revoke a role or scope that you do not have")]
     RoleExceedsCaller,
 
     #[error("API key not found")]
@@ -95,7 +95,7 @@ pub enum Error {
     #[error("no such route")]
     NoSuchRoute,
 
-    #[error("this route does not answer this method")]
+    #[error("method not allowed")]
     MethodNotAllowed,
 
     #[error("project not found")]
@@ -105,18 +105,18 @@ pub enum Error {
     JobNotFound,
 
     /// The job's state does not allow this operation.
-    #[error("the job's state does not allow this")]
+    #[error("the job's state does not allow this operation")]
     InvalidState(JobStatus),
 
-    #[error("the job is held by another worker")]
+    #[error("another worker holds the job")]
     WorkerMismatch(JobStatus),
 
     /// This worker's lease has ended: a newer attempt may be running.
-    #[error("the lease is over")]
+    #[error("the lease has ended")]
     StaleLease(JobStatus),
 
     /// A parent failed or was cancelled: its children would wait forever.
-    #[error("a parent of the job has ended without success")]
+    #[error("a parent of the job failed or was cancelled")]
     ParentTerminal(Vec<FieldError>),
 
     #[error("a live job has this unique key")]
@@ -127,7 +127,7 @@ pub enum Error {
         holder: Option<JobId>,
     },
 
-    #[error("this idempotency key came with another request before")]
+    #[error("this idempotency key was used with another request")]
     IdempotencyKeyReuse,
 
     #[error("the first request with this idempotency key is still running")]
@@ -136,7 +136,7 @@ pub enum Error {
     #[error("workflow not found")]
     WorkflowNotFound,
 
-    #[error("queue not found: nobody uses it")]
+    #[error("queue not found")]
     QueueNotFound,
 
     #[error("operation not found")]
@@ -160,7 +160,7 @@ pub enum Error {
 
     /// The project has the maximum number already. The caller may repeat the request when there are
     /// fewer.
-    #[error("more than {max} {what} are not allowed here")]
+    #[error("at most {max} {what} are allowed")]
     QuotaExceeded {
         what: &'static str,
         /// How many it may have.
@@ -188,7 +188,7 @@ pub enum Error {
     UnsupportedMediaType,
 
     /// A bounded queue is full. The caller may repeat the request after a pause.
-    #[error("too much at once, try again")]
+    #[error("the server is overloaded: try again")]
     Overloaded,
 
     /// The database did not answer. The caller may repeat the request after a pause.
@@ -196,7 +196,7 @@ pub enum Error {
     Unavailable(#[source] Arc<sqlx::Error>),
 
     /// The connection was lost during the commit: it may have happened.
-    #[error("the outcome is unknown: look before you try again")]
+    #[error("the outcome is unknown: check before you retry")]
     InDoubt,
 
     /// The node is stopping, or its schema is too old.
@@ -211,7 +211,7 @@ pub enum Error {
 /// The class of an error, for protocols with few error codes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Class {
-    /// The request cannot be read.
+    /// Invalid request.
     Unreadable,
     /// Fields break rules.
     Invalid,

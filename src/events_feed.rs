@@ -214,7 +214,7 @@ mod tests {
         }
         drop(watch);
         assert!(feed.watched_jobs().is_empty());
-        feed.tell(|| unreachable!("nobody watches"));
+        feed.tell(|| unreachable!("there is no watcher"));
     }
 
     #[tokio::test]

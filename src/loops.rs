@@ -249,7 +249,7 @@ async fn every<Step, Stepping, Hurry, Hurrying>(
     }
 }
 
-#[expect(clippy::disallowed_methods, reason = "for people to look at: nothing is decided by it")]
+#[expect(clippy::disallowed_methods, reason = "for display only: nothing is decided by it")]
 fn unix_seconds() -> f64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     now.unwrap_or_default().as_secs_f64()

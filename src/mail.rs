@@ -54,9 +54,9 @@ impl Mailer {
     /// # Errors
     /// When one of them cannot be read.
     pub fn smtp(url: &SecretString, from: &str) -> anyhow::Result<Self> {
-        let from: Mailbox = from.parse().context("the sender's address cannot be read")?;
+        let from: Mailbox = from.parse().context("the sender's address is invalid")?;
         let transport = AsyncSmtpTransport::<Tokio1Executor>::from_url(url.expose_secret())
-            .map_err(|_| anyhow::anyhow!("the URL of the mail server cannot be read"))?
+            .map_err(|_| anyhow::anyhow!("the URL of the mail server is invalid"))?
             .timeout(Some(SEND_TIMEOUT))
             .build();
         let (sender, receiver) = mpsc::channel(MAX_WAITING_MAILS);
@@ -128,7 +128,7 @@ async fn hand_over(
                 // The server's message may name the recipient.
                 let (code, is_permanent) =
                     (error.status().map(|it| it.to_string()), error.is_permanent());
-                tracing::warn!(smtp.code = code, is_permanent, tried, "a mail was not accepted");
+                tracing::warn!(smtp.code = code, is_permanent, tried, "mail was not accepted");
                 if is_permanent {
                     return "failed";
                 }

@@ -224,7 +224,7 @@ impl Bus {
                     }
                 }
                 _ = ticks.tick() => {
-                    anyhow::ensure!(heard_at.elapsed() < SILENCE, "nothing is heard any more");
+                    anyhow::ensure!(heard_at.elapsed() < SILENCE, "no messages arrive any more");
                     self.tell(Topic::Ping, "").await;
                 }
             }
@@ -272,7 +272,7 @@ pub enum Topic {
 /// A budget longer than the connection's timeouts extends them.
 fn open(url: &SecretString, budget: Duration) -> anyhow::Result<Redis> {
     // The URL may hold a password: it is not repeated.
-    let client = Client::open(url.expose_secret()).context("the URL of Redis cannot be read")?;
+    let client = Client::open(url.expose_secret()).context("the URL of Redis is invalid")?;
     let config = ConnectionManagerConfig::new()
         .set_connection_timeout(Some(CONNECT_TIMEOUT.max(budget)))
         .set_response_timeout(Some(RESPONSE_TIMEOUT.max(budget)))
@@ -292,7 +292,7 @@ mod tests {
         let bus = Bus::new(None, Uuid::nil(), DEFAULT_BUDGET).expect("a bus");
         assert!(!bus.tell(Topic::Forget, "x").await);
         assert_eq!(bus.nodes(), 1);
-        bus.listen(CancellationToken::new(), |_| unreachable!("nobody speaks")).await;
+        bus.listen(CancellationToken::new(), |_| unreachable!("no message is sent")).await;
     }
 
     #[tokio::test]
@@ -303,7 +303,7 @@ mod tests {
         let broken_until = bus.0.broken_until.load(Ordering::Relaxed);
         assert!(broken_until > 0 && bus.manager().is_none());
         assert!(!bus.tell(Topic::Forget, "x").await);
-        assert_eq!(bus.0.broken_until.load(Ordering::Relaxed), broken_until, "nobody asked");
+        assert_eq!(bus.0.broken_until.load(Ordering::Relaxed), broken_until, "no call was made");
     }
 
     #[tokio::test]

@@ -77,7 +77,7 @@ pub struct People {
 /// because a part of it has failed permanently.
 pub async fn serve(node: Node, stop: CancellationToken) -> anyhow::Result<()> {
     let pools =
-        Pools::new(&node.database_url, node.pools).context("the database's URL cannot be read")?;
+        Pools::new(&node.database_url, node.pools).context("the database's URL is invalid")?;
     let instance = {
         let mut conn = pools.people.acquire().await.context("the database does not answer")?;
         store::projects::instance(&mut conn)
@@ -123,19 +123,19 @@ pub async fn serve(node: Node, stop: CancellationToken) -> anyhow::Result<()> {
     let last_words = async {
         if let Err(error) = engine::stats::flush::write(&engine).await {
             let error = &error as &dyn std::error::Error;
-            tracing::warn!(error, "the last numbers were not written down");
+            tracing::warn!(error, "final stats flush failed");
         }
         leave(&pools, &bus).await;
     };
     if timeout_at(closed_by, last_words).await.is_err() {
-        tracing::warn!("the database does not answer: the last numbers are lost");
+        tracing::warn!("the database does not answer: final stats flush skipped");
     }
     ended.cancel();
     let has_failed = engine.has_failed();
     // The pump ends with it, which keeps connections for its next claims.
     drop(engine);
     let _ = timeout_at(closed_by, pools.close()).await;
-    anyhow::ensure!(!has_failed, "a part of this node has failed");
+    anyhow::ensure!(!has_failed, "a part of this node has failed permanently");
     Ok(())
 }
 
@@ -148,8 +148,7 @@ async fn open(
 ) -> anyhow::Result<App> {
     if !bus.has_redis() {
         tracing::warn!(
-            "no Redis: rate limits are each node's own, and jobs stored on one node are found by polls on \
-             others within two seconds"
+            "no Redis: each node limits alone, and polls find jobs of other nodes within two seconds"
         );
     }
     if !people.mailer.is_used() {

@@ -53,45 +53,45 @@ metrics_table! {
     JOBS_SETTLED = "fencepost_jobs_settled_total", Counter,
         "Attempts ended, by outcome.";
     JOBS_RETRIED = "fencepost_jobs_retried_total", Counter,
-        "Failed attempts that are tried again after a backoff.";
+        "Failed attempts that are retried after a backoff.";
     JOBS_DEAD_LETTERED = "fencepost_jobs_dead_lettered_total", Counter,
-        "Jobs given up.";
+        "Jobs dead-lettered.";
     BRAKES = "fencepost_brakes_total", Counter,
-        "Job types that their queue's brake has paused.";
+        "Job types paused by the circuit breaker of their queue.";
     JOBS_CANCELLED = "fencepost_jobs_cancelled_total", Counter,
-        "Jobs called off: by somebody, by a parent's end, or by their own expires_at.";
+        "Jobs cancelled: by request, by a parent's failure, or by their own expires_at.";
     JOBS_PRUNED = "fencepost_jobs_pruned_total", Counter,
-        "Finished jobs forgotten because they were kept long enough.";
+        "Finished jobs deleted after their retention.";
     OPERATION_JOBS = "fencepost_operation_jobs_total", Counter,
-        "Jobs that operations have dealt with: purged, brought back or deleted in bulk.";
+        "Jobs processed by bulk operations: purged, retried or deleted.";
     SCHEDULE_FIRES = "fencepost_schedule_fires_total", Counter,
-        "Ticks of recurring schedules that were dealt with, by outcome.";
+        "Ticks of recurring schedules, by outcome.";
     SCHEDULE_LATENESS_SECONDS = "fencepost_schedule_lateness_seconds", Seconds,
         "Time from a tick to the commit that stores its job.";
     JOBS_PROMOTED = "fencepost_jobs_promoted_total", Counter,
         "Scheduled or retried jobs that became due.";
     JOBS_RELEASED = "fencepost_jobs_released_total", Counter,
-        "Jobs handed back because the polling client was gone.";
+        "Jobs released because the polling client was gone.";
     FENCES_REFUSED = "fencepost_fences_refused_total", Counter,
         "Acks and heartbeats refused by their fence, by reason.";
     LEASES_REARMED = "fencepost_leases_rearmed_total", Counter,
-        "Leases given once more after a gap in which no node could reap.";
+        "Leases extended after a gap in which no node could reap.";
     WORKERS_LOST = "fencepost_workers_lost_total", Counter,
-        "Workers that fell silent and lost their leases.";
+        "Workers that timed out and lost their leases.";
     PICKUP_SECONDS = "fencepost_job_pickup_seconds", Seconds,
         "Time from when a job could first run to its first lease.";
     RUN_SECONDS = "fencepost_job_run_seconds", Seconds,
         "Time from a lease to the ack of its attempt.";
     OLDEST_READY_SECONDS = "fencepost_oldest_ready_age_seconds", Gauge,
-        "How long the job waits that could have run first; polled=yes: among queues that hand out and that live workers poll.";
+        "Age of the oldest ready job; polled=yes: among queues that are not paused and that live workers poll.";
     JOBS = "fencepost_jobs", Gauge,
         "Live jobs of all projects, by state; active: pending or processing.";
     POLLS_PARKED = "fencepost_polls_parked", Gauge,
-        "Polls that wait for a job.";
+        "Parked polls.";
     BATCH_ITEMS = "fencepost_batch_items", BatchSize,
         "Items written by one statement, by kind.";
     BATCH_WAIT_SECONDS = "fencepost_batch_wait_seconds", Seconds,
-        "Time for which the first item of a batch had waited when the batch was cut, by kind.";
+        "Time that the first item of a batch waited for its batch to start, by kind.";
     BATCH_SECONDS = "fencepost_batch_duration_seconds", Seconds,
         "Time one statement of a batch took, by kind.";
     SHED = "fencepost_requests_shed_total", Counter,
@@ -99,7 +99,7 @@ metrics_table! {
     STORE_ERRORS = "fencepost_store_errors_total", Counter,
         "Statements that failed, by kind.";
     POOL_WAIT_SECONDS = "fencepost_pool_wait_seconds", Seconds,
-        "Time until a connection to the database was had, by pool.";
+        "Wait for a connection to the database, by pool.";
     POOL_CONNECTIONS = "fencepost_pool_connections", Gauge,
         "Connections to the database, by pool and state: idle or used.";
     LOOP_SECONDS = "fencepost_loop_duration_seconds", Seconds,
@@ -107,47 +107,47 @@ metrics_table! {
     LOOP_ERRORS = "fencepost_loop_errors_total", Counter,
         "Steps of background loops that failed, by loop.";
     LOOP_LAST_STEP = "fencepost_loop_last_step_timestamp_seconds", Gauge,
-        "When a background loop last ended a step well, as seconds since 1970, by loop.";
+        "When a background loop last completed a step, as seconds since 1970, by loop.";
     LOOP_LATENESS_SECONDS = "fencepost_loop_lateness_seconds", Seconds,
-        "Time by which a step of a background loop began later than it was to, by loop.";
+        "Delay between the due time and the start of a background loop's step, by loop.";
     LIMITER_DECISIONS = "fencepost_limiter_decisions_total", Counter,
-        "Calls that were counted against limits, by who counted (redis or local) and outcome (allowed or refused).";
+        "Calls counted against limits, by counter (redis or local) and outcome (allowed or refused).";
     LIMITED = "fencepost_requests_limited_total", Counter,
         "Requests refused because a rate or quota was used up, by budget.";
     LIMITS_LOCAL = "fencepost_limits_local_total", Counter,
         "Rate limits that a node counted alone because Redis did not answer.";
     REDIS_FAILURES = "fencepost_redis_failures_total", Counter,
-        "Calls to Redis that failed, by reason; after each, Redis is left alone for two seconds.";
+        "Calls to Redis that failed, by reason; after each, Redis is skipped for two seconds.";
     REDIS_BREAKER_OPEN = "fencepost_redis_breaker_open", Gauge,
-        "1 while Redis is left alone after a failure.";
+        "1 while Redis is skipped after a failure.";
     REDIS_SUBSCRIBED = "fencepost_redis_subscribed", Gauge,
-        "1 while this node hears what the others tell over Redis.";
+        "1 while this node is subscribed to messages of the others over Redis.";
     WAKEUPS_SENT = "fencepost_wakeups_sent_total", Counter,
-        "Messages with which this node woke the others.";
+        "Wake-up messages that this node sent to the others.";
     WAKEUPS_RECEIVED = "fencepost_wakeups_received_total", Counter,
-        "Messages with which other nodes woke this one.";
+        "Wake-up messages that this node received from the others.";
     NODES = "fencepost_nodes", Gauge,
-        "Nodes that live, as far as this one knows.";
+        "Running nodes, as far as this one knows.";
     MAILS = "fencepost_mails_total", Counter,
-        "Mails, by outcome: sent, printed, failed, or dropped because there is no mail server or too many waited.";
+        "Mails, by outcome: sent, printed, failed, or dropped (no mail server, or too many waiting).";
     CONNECTIONS_REFUSED = "fencepost_http_connections_refused_total", Counter,
-        "Connections closed at once because their address had too many.";
+        "Connections refused because their address had too many.";
     TABLE_BYTES = "fencepost_postgres_table_bytes", Gauge,
         "Size on disk, by table and part: table or indexes.";
     TABLE_DEAD_ROWS = "fencepost_postgres_dead_rows", Gauge,
-        "Rows that no vacuum has cleared away yet, about, by table.";
+        "Estimated dead rows that are not vacuumed yet, by table.";
     SNAPSHOT_SECONDS = "fencepost_postgres_oldest_snapshot_seconds", Gauge,
-        "Age of the oldest snapshot or transaction, which keeps dead rows from being cleared away.";
+        "Age of the oldest snapshot or transaction, which blocks vacuum.";
     SNAPSHOT_TRANSACTIONS = "fencepost_postgres_oldest_snapshot_transactions", Gauge,
-        "Transactions since the oldest snapshot, those of replication slots and prepared transactions included.";
+        "Transactions since the oldest snapshot, including replication slots and prepared transactions.";
     POSTGRES_CONNECTIONS = "fencepost_postgres_connections", Gauge,
-        "Connections of everybody to the database server.";
+        "All connections to the database server.";
     POSTGRES_MAX_CONNECTIONS = "fencepost_postgres_max_connections", Gauge,
         "Connections that the database server accepts.";
     WAL_BYTES = "fencepost_postgres_wal_bytes_total", Counter,
         "WAL that the database server has written.";
     HELD_WAL_BYTES = "fencepost_postgres_held_wal_bytes", Gauge,
-        "WAL that the slowest replication slot holds back.";
+        "WAL that the slowest replication slot retains.";
     POSTGRES_COMMITS = "fencepost_postgres_commits_total", Counter,
         "Transactions committed in the database.";
     POSTGRES_DEADLOCKS = "fencepost_postgres_deadlocks_total", Counter,

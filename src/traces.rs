@@ -76,7 +76,7 @@ pub fn finish() {
     if let Some(traces) = TRACES.get()
         && let Err(error) = traces.processor.shutdown_with_timeout(SHUTDOWN_TIMEOUT)
     {
-        tracing::warn!(%error, "the last spans were not sent");
+        tracing::warn!(%error, "final span export failed");
     }
 }
 
@@ -108,7 +108,7 @@ pub struct Answered<'a> {
 }
 
 /// Records the span of an answered request.
-#[expect(clippy::disallowed_methods, reason = "for people to look at: nothing is decided by it")]
+#[expect(clippy::disallowed_methods, reason = "for display only: nothing is decided by it")]
 pub fn request(it: &Answered<'_>) {
     let ended_at = SystemTime::now();
     let mut attributes = vec![

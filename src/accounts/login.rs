@@ -151,7 +151,7 @@ impl Accounts {
         if presented.is_used {
             store::sessions::revoke(&mut tx, bearer.account_id, bearer.session_id).await?;
             tx.commit().await?;
-            tracing::warn!(session.id = %bearer.session_id, "a refresh token came twice: its session ends");
+            tracing::warn!(session.id = %bearer.session_id, "refresh token reused; session revoked");
             return Ok(Err(bearer.session_id));
         }
         if !presented.is_live {
@@ -230,7 +230,7 @@ impl Accounts {
         tokio::spawn(async move {
             if let Err(error) = this.mail_reset(&email).await {
                 let error = crate::error::chain(&error);
-                tracing::error!(error, "a password could not be reset");
+                tracing::error!(error, "password reset failed");
             }
         });
         Ok(())
@@ -246,7 +246,7 @@ impl Accounts {
             to: email.to_owned(),
             subject: "A new password".to_owned(),
             text: format!(
-                "Somebody asked for a new password at {url}. If it was you, choose one within an \
+                "We received a request to reset your password at {url}. If it was you, choose one within an \
                  hour:\n\n  {url}/console/reset/confirm?token={secret}\n\nIf this \
                  address was not confirmed before, the account's keys end as well: make new ones.\nIf it was \
                  not you, do nothing.\n"

@@ -29,7 +29,7 @@ pub const COMPARISONS: usize = 2;
 const PRESENT: &str = "$argon2id$v=19$m=19456,t=2,p=1$";
 
 /// A hash that no password has.
-static DUMMY: LazyLock<String> = LazyLock::new(|| hash(b"nobody has this password"));
+static DUMMY: LazyLock<String> = LazyLock::new(|| hash(b"no account has this password"));
 
 fn hash(password: &[u8]) -> String {
     let hashed = Argon2::default().hash_password(password);
@@ -157,8 +157,7 @@ pub fn weakness(password: &str, known: &[&str]) -> Option<String> {
         return None;
     }
     let advice = guess.feedback().and_then(|it| it.warning()).map(|it| it.to_string());
-    let advice =
-        advice.unwrap_or_else(|| "Choose a few words that nobody would expect.".to_owned());
+    let advice = advice.unwrap_or_else(|| "Choose a few unusual words.".to_owned());
     Some(format!("is too easy to guess. {advice}"))
 }
 
@@ -179,7 +178,11 @@ mod tests {
         };
         assert_eq!(compare("one password", &both).await, Some(1));
         assert_eq!(compare("no password", &both).await, None);
-        assert_eq!(compare("nobody has this password", &[]).await, None, "the padding is nobody's");
+        assert_eq!(
+            compare("no account has this password", &[]).await,
+            None,
+            "the padding is no account's"
+        );
     }
 
     #[tokio::test]

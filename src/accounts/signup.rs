@@ -217,8 +217,8 @@ impl Accounts {
             to: email.to_owned(),
             subject: "Is this your address?".to_owned(),
             text: format!(
-                "Somebody has signed up at {url} with this address. If it was you, confirm it within two \
-                 days:\n\n  {url}/console/verify?token={secret}\n\nIf it was not you, do nothing: nobody can use your \
+                "An account was created at {url} with this address. If it was you, confirm it within two \
+                 days:\n\n  {url}/console/verify?token={secret}\n\nIf it was not you, do nothing: no one else can use your \
                  address, and an account that you have already is untouched.\n"
             ),
         });
@@ -226,7 +226,7 @@ impl Accounts {
 }
 
 fn bad_invitation() -> Error {
-    Error::invalid("invitation", "is unknown, was used or taken back, or is too old")
+    Error::invalid("invitation", "is unknown, used, revoked or expired")
 }
 
 /// Creates a project with a slug derived from its name.

@@ -86,7 +86,7 @@ impl Tokens {
         let keys = self.0.read().unwrap_or_else(std::sync::PoisonError::into_inner);
         // The newest key that all nodes know; the very first signs at once.
         let key = keys.iter().find(|it| it.is_settled).or(keys.last());
-        let key = key.ok_or(Error::NotReady("this node has no key to sign with yet"))?;
+        let key = key.ok_or(Error::NotReady("this node has no signing key yet"))?;
         let now = get_current_timestamp();
         let claims = Claims {
             iss: ISSUER.to_owned(),
@@ -223,7 +223,7 @@ mod tests {
             bad.push((format!("{name} null"), with(name, Value::Null)));
             bad.push((format!("{name} of another type"), with(name, json!({"x": 1}))));
         }
-        bad.push(("another issuer".into(), with("iss", json!("somebody"))));
+        bad.push(("another issuer".into(), with("iss", json!("another"))));
         bad.push(("another audience".into(), with("aud", json!("api"))));
         bad.push(("expired".into(), with("exp", json!(now - 31))));
         bad.push(("exp as text".into(), with("exp", json!((now + 600).to_string()))));

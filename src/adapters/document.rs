@@ -1,4 +1,4 @@
-//! The OpenAPI documents of the adapters, made from their handlers, separate from the native one.
+//! The OpenAPI documents of the adapters, made from their handlers, separate from the native API.
 
 use axum::{Router, http::header::CONTENT_TYPE, routing};
 use serde_json::{Map, Value, json};
@@ -9,12 +9,12 @@ use crate::app::App;
 
 /// Refusals that every operation has besides its own.
 const REFUSALS: [(&str, &str); 7] = [
-    ("400", "The request cannot be read or breaks a rule."),
+    ("400", "Invalid request."),
     ("401", "No live API key."),
-    ("403", "The key has not the scope that this needs."),
+    ("403", "The key lacks the scope that this operation needs."),
     ("413", "The body is too large."),
     ("415", "The body is not JSON; 400 where the protocol says so."),
-    ("429", "Too many requests, or too many of something."),
+    ("429", "Rate limit or quota exceeded."),
     ("503", "Try again later."),
 ];
 

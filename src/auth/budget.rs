@@ -177,7 +177,7 @@ pub(super) async fn charge<P: Permit>(
     report.render(budget.name(), verdict.tightest());
     let too_many = |max: u32| {
         counter!(telemetry::LIMITED, "budget" => "polls").increment(1);
-        Error::QuotaExceeded { what: "polls that wait", max: max.into() }
+        Error::QuotaExceeded { what: "parked polls", max: max.into() }
     };
     if let Some(retry_after_seconds) = verdict.retry_after_seconds
         && verdict.full.is_none()

@@ -88,7 +88,7 @@ pub async fn run(args: CheckArgs) -> anyhow::Result<()> {
         writeln!(out, "{found:<8} {what:<9} {text}")?;
     }
     let wrong = findings.0.iter().filter(|it| it.0 == Verdict::Bad).count();
-    anyhow::ensure!(wrong == 0, "{wrong} of {} are wrong", findings.0.len());
+    anyhow::ensure!(wrong == 0, "{wrong} of {} checks failed", findings.0.len());
     Ok(())
 }
 
@@ -107,7 +107,7 @@ async fn check_listeners(node: &NodeArgs, findings: &mut Findings) {
     if !node.metrics_listen.ip().is_loopback() {
         findings.doubtful(
             "address",
-            "--metrics-listen is not a loopback address: let nobody but your Prometheus reach it",
+            "--metrics-listen is not a loopback address: make sure that only your Prometheus reaches it",
         );
     }
 }
@@ -129,7 +129,7 @@ async fn check_database(args: &CheckArgs, findings: &mut Findings) {
         Ok(Err(error)) => {
             return findings.bad(
                 "database",
-                format!("{error}. Does it run, and may this user connect from here?"),
+                format!("{error}. Is it running, and may this user connect from here?"),
             );
         }
         Err(_) => {
@@ -159,10 +159,10 @@ async fn check_schema(
         findings.good("database", format!("PostgreSQL {version} answers in {took:.1?}"));
     }
     if took > SLOW_ANSWER {
-        findings.doubtful("database", "it is slow, or far: every request waits for it");
+        findings.doubtful("database", "slow or far away: every request waits for it");
     }
     if facts.is_read_only {
-        let text = "it only reads: is this a standby? Nodes need the primary";
+        let text = "read-only: is this a standby? Nodes need the primary";
         findings.bad("database", text);
     }
     for setting in facts.unsafe_settings {
@@ -171,21 +171,17 @@ async fn check_schema(
     let (most, wanted) = (facts.max_connections.unsigned_abs(), args.node.pools.total());
     if wanted * 100 > most * MAX_CONNECTIONS_PERCENT {
         let text = format!(
-            "one node wants {wanted} connections, and max_connections is {most}: raise it, or lower \
-             --settle-connections and its like"
+            "one node wants {wanted} connections, and max_connections is {most}: raise it, or lower --settle-connections and similar settings"
         );
         findings.bad("database", text);
     }
     if facts.is_superuser {
-        findings.doubtful(
-            "database",
-            "its user may do everything: give nodes one of the roles in ops/roles.sql",
-        );
+        findings.doubtful("database", "its user is a superuser: use the roles in ops/roles.sql");
     }
     match pools::is_migrated(conn).await {
-        Ok(true) => findings.good("schema", "is that of this version, or newer"),
+        Ok(true) => findings.good("schema", "has this version, or a newer one"),
         Ok(false) => findings.bad("schema", "is older than this version: run `fencepost migrate`"),
-        Err(_) => findings.bad("schema", "there is none: run `fencepost migrate`"),
+        Err(_) => findings.bad("schema", "missing: run `fencepost migrate`"),
     }
     Ok(())
 }
@@ -200,8 +196,7 @@ async fn check_redis(node: &NodeArgs, findings: &mut Findings) {
     match timeout(ANSWER_TIMEOUT, bus.inspect()).await {
         Ok(Ok(None)) => findings.doubtful(
             "redis",
-            "none: with more than one node, set --redis-url, or limits are each node's own and polls find \
-             other nodes' jobs late",
+            "none: with more than one node, set --redis-url, or each node limits alone, and polls find other nodes' jobs late",
         ),
         Ok(Ok(Some(facts))) => {
             findings.good("redis", format!("Redis {} answers", facts.version));
@@ -209,7 +204,7 @@ async fn check_redis(node: &NodeArgs, findings: &mut Findings) {
                 findings.doubtful(
                     "redis",
                     format!(
-                        "maxmemory-policy is {}: set it to noeviction, or limits may be forgotten",
+                        "maxmemory-policy is {}: set it to noeviction, or limits may be lost",
                         facts.maxmemory_policy
                     ),
                 );
@@ -217,7 +212,7 @@ async fn check_redis(node: &NodeArgs, findings: &mut Findings) {
         }
         Ok(Err(error)) => findings.bad(
             "redis",
-            format!("{error:#}. Nodes go on without it, each for itself; does it run?"),
+            format!("{error:#}. Nodes continue without it, each alone. Is it running?"),
         ),
         Err(_) => findings.bad("redis", "no answer: is there a firewall in between?"),
     }
@@ -232,15 +227,13 @@ async fn check_traces(node: &NodeArgs, findings: &mut Findings) {
         async { client?.post(&url).header("content-type", "application/x-protobuf").send().await };
     match asked.await {
         Ok(answer) if answer.status().is_success() => {
-            findings.good("traces", format!("{url} takes spans"))
+            findings.good("traces", format!("{url} accepts spans"))
         }
         Ok(answer) => findings.bad(
             "traces",
             format!("{url} answers {}: is it a collector's OTLP/HTTP endpoint?", answer.status()),
         ),
-        Err(error) => {
-            findings.bad("traces", format!("{error}. Spans would be lost; nothing else is"))
-        }
+        Err(error) => findings.bad("traces", format!("{error}. Spans would be lost, nothing else")),
     }
 }
 
@@ -269,8 +262,7 @@ fn check_people(node: &NodeArgs, findings: &mut Findings) {
     if signup == Signup::Open && !is_public {
         findings.doubtful(
             "people",
-            "everybody may sign up, and --public-url is no https:// address: passwords must not travel in \
-             the clear",
+            "sign-up is open, and --public-url is not https://: passwords must not be sent unencrypted",
         );
     }
 }

@@ -130,7 +130,7 @@ enum Command {
 pub async fn enqueue(args: EnqueueArgs) -> anyhow::Result<()> {
     let payload = if args.payload == "-" {
         let mut text = String::new();
-        std::io::stdin().read_to_string(&mut text).context("standard input cannot be read")?;
+        std::io::stdin().read_to_string(&mut text).context("cannot read standard input")?;
         text
     } else {
         args.payload

@@ -123,7 +123,7 @@ pub async fn run(args: KeysArgs) -> anyhow::Result<()> {
             } else {
                 writeln!(out, "project  {} ({})", project.slug, project.public_id)?;
                 writeln!(out, "key id   {id}")?;
-                writeln!(out, "key      {api_key}\n\nIt is shown this once: keep it.")?;
+                writeln!(out, "key      {api_key}\n\nIt is shown only once: store it.")?;
             }
         }
         Command::List { project } => {
@@ -144,7 +144,8 @@ pub async fn run(args: KeysArgs) -> anyhow::Result<()> {
         }
         Command::Revoke { key_id, project } => {
             let project = find(&mut conn, &project).await?;
-            let id: KeyId = key_id.parse().with_context(|| format!("`{key_id}` is no key's id"))?;
+            let id: KeyId =
+                key_id.parse().with_context(|| format!("`{key_id}` is not a key id"))?;
             let revoked = store::keys::revoke(&mut conn, project.id, id).await?;
             ensure!(revoked.is_some(), "project {} has no key {id}", project.slug);
             let entry = NewAuditEntry {
@@ -184,17 +185,17 @@ async fn create(
 pub(super) async fn find(conn: &mut PgConnection, project: &str) -> anyhow::Result<Project> {
     let public_id: Option<ProjectPublicId> = project.parse().ok();
     let found = store::projects::find(conn, project, public_id).await?;
-    found.with_context(|| format!("there is no project `{project}`"))
+    found.with_context(|| format!("no such project: `{project}`"))
 }
 
 async fn make_project(conn: &mut PgConnection, name: &str) -> anyhow::Result<Project> {
     check_name("--new-project", name)?;
     let slug = text::slug(name);
-    ensure!(!slug.is_empty(), "--new-project: `{name}` has no letter or digit to make a slug of");
+    ensure!(!slug.is_empty(), "--new-project: `{name}` has no letter or digit for a slug");
     let public_id = ProjectPublicId::generate();
     let new = NewProject { public_id, slug: &slug, name, mode: "live", plan: UNLIMITED };
     let made = store::projects::insert(conn, new).await?;
-    made.with_context(|| format!("there is a project `{slug}` already: use --project {slug}"))
+    made.with_context(|| format!("the project `{slug}` exists already: use --project {slug}"))
 }
 
 fn check_name(flag: &str, name: &str) -> anyhow::Result<()> {

@@ -41,8 +41,7 @@ const WORKER_LOG: &str = "warn";
     version,
     about,
     max_term_width = 100,
-    after_help = "Exit codes: 0 done, 1 failed, 2 the command line cannot be read, 3 the server has no such \
-        thing, 4 the thing's state does not allow it, 5 the server does not answer."
+    after_help = "Exit codes: 0 done, 1 failed, 2 invalid command line, 3 not found, 4 the state does not allow it, 5 the server does not answer."
 )]
 pub struct Cli {
     #[command(subcommand)]
@@ -181,7 +180,7 @@ fn document(adapter: Option<String>) -> anyhow::Result<String> {
     let mut adapters = adapters::documents().into_iter();
     let (_, document) = adapters.find(|it| it.0 == adapter).with_context(|| {
         let names: Vec<_> = adapters::documents().into_iter().map(|it| it.0).collect();
-        format!("there is no door `{adapter}`; there are {}", names.join(", "))
+        format!("no such adapter: `{adapter}`; there are {}", names.join(", "))
     })?;
     Ok(document)
 }

@@ -104,11 +104,7 @@ pub async fn run(args: ProjectsArgs) -> anyhow::Result<()> {
     let mut out = std::io::stdout();
     match args.command {
         Command::List => {
-            writeln!(
-                out,
-                "{:<31} {:<24} {:<10} {:<5} LIMITS OF ITS OWN",
-                "ID", "SLUG", "PLAN", "MODE"
-            )?;
+            writeln!(out, "{:<31} {:<24} {:<10} {:<5} OVERRIDES", "ID", "SLUG", "PLAN", "MODE")?;
             let mut after = ProjectId(0);
             loop {
                 let page = store::projects::list(&mut conn, after, PAGE).await?;
@@ -140,7 +136,7 @@ async fn invite(
     let mut out = std::io::stdout();
     let project = find(conn, project).await?;
     let email = read_email("--email", email)
-        .map_err(|_| anyhow::anyhow!("--email: `{email}` is no e-mail address"))?;
+        .map_err(|_| anyhow::anyhow!("--email: `{email}` is not an e-mail address"))?;
     let secret = secret::generate(MAIL_PREFIX);
     let hash = secret::hash(&secret);
     let id = InvitationId::generate();
@@ -165,12 +161,9 @@ async fn invite(
     writeln!(out, "until       {}", row.expires_at.to_rfc3339_opts(SecondsFormat::Secs, true))?;
     writeln!(
         out,
-        "\nIt is used at /console/invitation?token=INVITATION, or sent with POST /v1/auth/signup, or, by"
+        "\nAccept it at /console/invitation?token=INVITATION, with POST /v1/auth/signup, or, with an"
     )?;
-    writeln!(
-        out,
-        "somebody with an account, with POST /v1/invitations/accept. It is shown this once."
-    )?;
+    writeln!(out, "existing account, with POST /v1/invitations/accept. It is shown only once.")?;
     Ok(())
 }
 
@@ -188,7 +181,7 @@ async fn set(
         None => Plans::built_in(),
     };
     let names = known.names().join(", ");
-    ensure!(known.has(&plan), "there is no plan `{plan}`, only {names}");
+    ensure!(known.has(&plan), "no such plan: `{plan}`; plans are {names}");
     let overrides = change(project.overrides.as_ref(), limits)?;
     store::projects::set_plan(conn, project.id, &plan, overrides.as_ref()).await?;
     let facts = |plan: &str, limits: Option<&Value>| {
@@ -218,15 +211,14 @@ fn change(present: Option<&Value>, changes: &[String]) -> anyhow::Result<Option<
             continue;
         }
         let number: i64 =
-            number.parse().with_context(|| format!("--limit {change}: that is no number"))?;
+            number.parse().with_context(|| format!("--limit {change}: not a number"))?;
         limits.insert(name.to_owned(), number.into());
     }
     if limits.is_empty() {
         return Ok(None);
     }
     let limits = Value::Object(limits);
-    let read: Limits =
-        serde_json::from_value(limits.clone()).context("--limit: there is no such limit")?;
+    let read: Limits = serde_json::from_value(limits.clone()).context("--limit: no such limit")?;
     ensure!(!plan::has_zero(&read), "--limit: every limit must be at least 1");
     Ok(Some(limits))
 }

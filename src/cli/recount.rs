@@ -11,7 +11,7 @@ use crate::store::sweep::counts;
 /// Corrects the counts of queues and the list of dead letters, and prints how many were wrong.
 pub async fn run(target: &TargetArgs) -> anyhow::Result<()> {
     let mut conn = target.connect().await?;
-    let queues = counts::recount(&mut conn).await.context("the counts could not be compared")?;
+    let queues = counts::recount(&mut conn).await.context("the counts were not compared")?;
     let mut tx = conn.begin().await?;
     // Settlements with dead letters wait meanwhile.
     counts::lock_dead_letters(&mut tx).await?;

@@ -23,8 +23,8 @@ const DEFAULTS: [(&str, &str); 13] = [
     ("data-dir", "`.fencepost` here"),
     ("url", "that of a running `dev` here, or `http://127.0.0.1:7070`"),
     ("api-key", "that of a running `dev` here"),
-    ("worker-id", "host, process and some random letters"),
-    ("adapter", "the native one"),
+    ("worker-id", "host, process and random letters"),
+    ("adapter", "the native API"),
 ];
 
 /// Options of a single job or query are no settings.

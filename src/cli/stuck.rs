@@ -15,17 +15,17 @@ const MAX_LISTED: usize = 20;
 pub async fn run(target: &TargetArgs) -> anyhow::Result<()> {
     let mut conn = target.connect().await?;
     let places =
-        gauges::places(&mut conn, ALIVE_SECONDS).await.context("it could not be looked")?;
+        gauges::places(&mut conn, ALIVE_SECONDS).await.context("the queues were not read")?;
     conn.close().await?;
     let mut out = std::io::stdout();
     if places.is_empty() {
-        writeln!(out, "no job waits that could run")?;
+        writeln!(out, "no ready job waits")?;
     }
     for it in places.iter().take(MAX_LISTED) {
         let why = match (it.is_paused, it.is_polled) {
             (true, _) => "paused",
             (false, true) => "workers poll it",
-            (false, false) => "nobody polls it",
+            (false, false) => "no worker polls it",
         };
         writeln!(out, "{:>10.0} s  {}  {}  ({why})", it.age_seconds, it.project, it.queue)?;
     }

@@ -26,7 +26,7 @@ impl TargetArgs {
     /// When none is configured, or it does not answer.
     pub async fn connect(&self) -> anyhow::Result<PgConnection> {
         let options: PgConnectOptions =
-            self.url()?.parse().context("the database's URL cannot be read")?;
+            self.url()?.parse().context("the database's URL is invalid")?;
         options.connect().await.context("the database does not answer")
     }
 

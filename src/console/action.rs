@@ -102,7 +102,7 @@ async fn act(
     headers: &HeaderMap,
     form: &Fields,
 ) -> Result<Response, Error> {
-    if !api.is_somebody() {
+    if !api.is_logged_in() {
         return Err(Error::Unauthorized);
     }
     let below = project.map_or_else(String::new, |it| format!("/projects/{}", segment(it)));

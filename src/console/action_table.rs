@@ -161,26 +161,20 @@ pub const ACTIONS: &[Action] = &[
         "PATCH",
         "/jobs/{job_id}",
         &[Field::Number("delay_seconds"), Field::Number("priority")],
-        "The job is due: it runs as soon as nothing else keeps it waiting.",
+        "The job is due: it runs as soon as its other conditions are met.",
     ),
     on("jobs_cancel_many", "POST", "/jobs/cancel", JOBS, "The jobs are being cancelled.")
         .then(Destination::Operation),
-    on("jobs_retry_many", "POST", "/jobs/retry", JOBS, "The jobs are coming back.")
+    on("jobs_retry_many", "POST", "/jobs/retry", JOBS, "The jobs are being retried.")
         .then(Destination::Operation),
     on(
         "queues_pause",
         "POST",
         "/queues/{queue}/pause",
         TYPE,
-        "Paused: it takes jobs and hands out none.",
+        "Paused: it accepts jobs, but none is claimed.",
     ),
-    on(
-        "queues_resume",
-        "POST",
-        "/queues/{queue}/resume",
-        TYPE,
-        "Resumed: jobs are handed out again.",
-    ),
+    on("queues_resume", "POST", "/queues/{queue}/resume", TYPE, "Resumed: jobs are claimed again."),
     on("queues_change", "PATCH", "/queues/{queue}", QUEUE, "The queue's settings are saved."),
     on(
         "queues_purge",
@@ -204,13 +198,13 @@ pub const ACTIONS: &[Action] = &[
         &[],
         "The dead letter is deleted.",
     )
-    .asking("Delete this dead letter for good?"),
+    .asking("Delete this dead letter? This cannot be undone."),
     on(
         "dead_letters_retry_many",
         "POST",
         "/dead-letters/retry",
         REDRIVE,
-        "The dead letters are coming back.",
+        "The dead letters are being retried.",
     )
     .then(Destination::Operation),
     on(
@@ -226,7 +220,7 @@ pub const ACTIONS: &[Action] = &[
         "POST",
         "/operations/{operation_id}/abort",
         &[],
-        "The operation is aborted; what it has done stays done.",
+        "The operation is aborted; jobs that were processed stay so.",
     ),
     on("recurring_delete", "DELETE", "/recurring/{recurring_id}", &[], "The schedule is deleted.")
         .asking("Delete this schedule?"),
@@ -251,17 +245,17 @@ pub const ACTIONS: &[Action] = &[
         "POST",
         "/workers/{worker_id}/quiet",
         &[],
-        "The worker takes no more jobs once it has heard of it.",
+        "The worker gets the directive with its next heartbeat, and takes no more jobs.",
     ),
     on(
         "workers_terminate",
         "POST",
         "/workers/{worker_id}/terminate",
         &[],
-        "The worker stops once it has heard of it.",
+        "The worker gets the directive with its next heartbeat, and stops.",
     )
     .asking("Tell this worker to stop?"),
-    on("workers_resume", "POST", "/workers/{worker_id}/resume", &[], "The worker goes on."),
+    on("workers_resume", "POST", "/workers/{worker_id}/resume", &[], "The worker resumes."),
     on(
         "workflows_cancel",
         "POST",
@@ -277,7 +271,7 @@ pub const ACTIONS: &[Action] = &[
         &[],
         "The key is revoked, on every node within five seconds.",
     )
-    .asking("Revoke this key? Whatever uses it stops within five seconds."),
+    .asking("Revoke this key? Clients that use it are refused within five seconds."),
     on("keys_change", "PATCH", "/keys/{key_id}", &[Field::Text("name")], "The key is renamed."),
     on(
         "members_change",
@@ -286,8 +280,8 @@ pub const ACTIONS: &[Action] = &[
         &[Field::Text("role")],
         "The member's role is changed.",
     ),
-    on("members_remove", "DELETE", "/members/{account_id}", &[], "The membership has ended.")
-        .asking("End this membership? Access to the project ends at once."),
+    on("members_remove", "DELETE", "/members/{account_id}", &[], "The member was removed.")
+        .asking("Remove this member? Access to the project ends immediately."),
     on(
         "invitations_revoke",
         "DELETE",
@@ -308,7 +302,7 @@ pub const ACTIONS: &[Action] = &[
     )
     .of_people()
     .then(Destination::Project),
-    on("me_end_session", "DELETE", "/me/sessions/{session_id}", &[], "The session is over.")
+    on("me_end_session", "DELETE", "/me/sessions/{session_id}", &[], "The session was revoked.")
         .of_people(),
     on("auth_verify_send", "POST", "/auth/verify/send", &[], "The mail is on its way.").of_people(),
     on(
@@ -316,18 +310,12 @@ pub const ACTIONS: &[Action] = &[
         "POST",
         "/auth/password",
         &[Field::Text("current_password"), Field::Text("new_password")],
-        "The password is changed; all other sessions are over.",
+        "The password is changed; all other sessions were revoked.",
     )
     .of_people(),
-    on(
-        "invitations_accept",
-        "POST",
-        "/invitations/accept",
-        &[Field::Text("token")],
-        "You are a member now.",
-    )
-    .of_people()
-    .then(Destination::Project),
+    on("invitations_accept", "POST", "/invitations/accept", &[Field::Text("token")], "Accepted.")
+        .of_people()
+        .then(Destination::Project),
     on("me_delete", "POST", "/me/delete", &[Field::Text("password")], "The account is deleted.")
         .of_people()
         .then(Destination::Login),

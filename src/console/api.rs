@@ -128,7 +128,7 @@ impl Api {
     }
 
     /// Whether the visitor is logged in.
-    pub const fn is_somebody(&self) -> bool {
+    pub const fn is_logged_in(&self) -> bool {
         self.visitor.is_some()
     }
 

@@ -43,7 +43,7 @@ const FROM_LOGIN: (&str, &str) = ("from", "login");
 
 /// The first page: the visitor's project, the list of projects, or the login.
 pub async fn index(api: Api, AskedFields(asked): AskedFields) -> Result<Response, Error> {
-    if !api.is_somebody() {
+    if !api.is_logged_in() {
         if asked.get(FROM_LOGIN.0) == Some(FROM_LOGIN.1) {
             return render(&Login { next: String::new(), done: None, has_lost_cookie: true });
         }
@@ -71,7 +71,7 @@ struct Login {
 /// The login page.
 pub async fn login_page(api: Api, AskedFields(asked): AskedFields) -> Result<Response, Error> {
     let next = asked.get("next").filter(|it| is_own_page(it)).unwrap_or_default().to_owned();
-    if api.is_somebody() {
+    if api.is_logged_in() {
         return Ok(go(false, if next.is_empty() { "/console" } else { &next }));
     }
     let done = asked.get(action_table::DONE).and_then(action_table::said);
@@ -88,8 +88,8 @@ pub async fn login(api: Api, headers: HeaderMap, form: Fields) -> Result<Respons
 
 /// Starts a session, whose tokens go into cookies.
 async fn sign_in(api: &Api, email: &str, password: &str) -> Result<SessionReply, Error> {
-    let wish = json!({"email": email.trim(), "password": password}).to_string();
-    api.send(Method::POST, "/v1/auth/login", Some(wish)).await
+    let request = json!({"email": email.trim(), "password": password}).to_string();
+    api.send(Method::POST, "/v1/auth/login", Some(request)).await
 }
 
 fn with_session(mut response: Response, session: &SessionReply) -> Response {
@@ -130,8 +130,8 @@ impl InvitationPreview {
 
 /// The content of an invitation; none: it is not valid any more.
 async fn look_at(invitation: &str, api: &Api) -> Result<Option<InvitationPreview>, Error> {
-    let wish = json!({ "token": invitation }).to_string();
-    match api.send(Method::POST, "/v1/invitations/preview", Some(wish)).await {
+    let request = json!({ "token": invitation }).to_string();
+    match api.send(Method::POST, "/v1/invitations/preview", Some(request)).await {
         Ok(invited) => Ok(Some(invited)),
         Err(Error::Invalid(_)) => Ok(None),
         Err(other) => Err(other),
@@ -144,7 +144,7 @@ pub async fn signup_page(
     api: Api,
     AskedFields(asked): AskedFields,
 ) -> Result<Response, Error> {
-    if api.is_somebody() && asked.get("invitation").is_none() {
+    if api.is_logged_in() && asked.get("invitation").is_none() {
         return Ok(go(false, "/console"));
     }
     signup_form(&app, &api, &asked, None).await
@@ -191,13 +191,13 @@ pub async fn signup(
     headers: HeaderMap,
     form: Fields,
 ) -> Result<Response, Error> {
-    let wish = SignUp {
+    let request = SignUp {
         email: form.text("email").trim().to_owned(),
         password: form.text("password").to_owned().into(),
         project_name: form.get("project_name").map(str::to_owned),
         invitation: form.get("invitation").map(|it| it.to_owned().into()),
     };
-    let made = match app.accounts.sign_up(wish, &client).await {
+    let made = match app.accounts.sign_up(request, &client).await {
         Ok(made) => made,
         Err(refused @ Error::Invalid(_)) => {
             let info = in_words(&refused, &api.request_id().0, false);
@@ -241,8 +241,8 @@ pub async fn reset_page(State(app): State<App>) -> Result<Response, Error> {
 
 /// Requests the mail.
 pub async fn reset(State(app): State<App>, api: Api, form: Fields) -> Result<Response, Error> {
-    let wish = json!({"email": form.text("email").trim()}).to_string();
-    api.send::<()>(Method::POST, "/v1/auth/password/reset", Some(wish)).await?;
+    let request = json!({"email": form.text("email").trim()}).to_string();
+    api.send::<()>(Method::POST, "/v1/auth/password/reset", Some(request)).await?;
     render(&Reset { is_asked: true, sends_mail: app.accounts.mailer.is_used() })
 }
 
@@ -260,7 +260,7 @@ struct LinkPage {
     link: Link,
     token: String,
     invited: Option<InvitationPreview>,
-    is_somebody: bool,
+    is_logged_in: bool,
     place: String,
 }
 
@@ -269,7 +269,7 @@ async fn link_page(link: Link, api: &Api, asked: &Fields, uri: &Uri) -> Result<R
     let invited = if link == Link::Invitation { look_at(&token, api).await? } else { None };
     let next = path_and_query(uri);
     let place = format!("{}?{}", LOGIN, encode(&[("next", &next)]));
-    render(&LinkPage { link, token, invited, is_somebody: api.is_somebody(), place })
+    render(&LinkPage { link, token, invited, is_logged_in: api.is_logged_in(), place })
 }
 
 /// The target of a reset mail.
@@ -301,9 +301,9 @@ pub async fn invitation_page(
 
 /// Resets the password.
 pub async fn confirm_reset(api: Api, headers: HeaderMap, form: Fields) -> Result<Response, Error> {
-    let wish = json!({"token": form.text("token"), "new_password": form.text("new_password")});
+    let request = json!({"token": form.text("token"), "new_password": form.text("new_password")});
     let path = "/v1/auth/password/reset/confirm";
-    api.send::<()>(Method::POST, path, Some(wish.to_string())).await?;
+    api.send::<()>(Method::POST, path, Some(request.to_string())).await?;
     let to = action_table::saying(LOGIN, "auth_password_reset_confirm");
     // All sessions have been revoked, possibly this browser's, too.
     let mut response = go(headers.contains_key(HX_REQUEST), &to);
@@ -317,8 +317,8 @@ struct Verified;
 
 /// Verifies an address.
 pub async fn verify(api: Api, form: Fields) -> Result<Response, Error> {
-    let wish = json!({"token": form.text("token")}).to_string();
-    api.send::<()>(Method::POST, "/v1/auth/verify", Some(wish)).await?;
+    let request = json!({"token": form.text("token")}).to_string();
+    api.send::<()>(Method::POST, "/v1/auth/verify", Some(request)).await?;
     render(&Verified)
 }
 

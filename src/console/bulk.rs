@@ -45,7 +45,7 @@ const BULK: [Bulk; 4] = [
         verb: "Retry",
         one: "job",
         many: "jobs",
-        effect: "Dead letters and cancelled jobs come back, with their failures counted from 0.",
+        effect: "Dead letters and cancelled jobs are retried; failures count from 0 again.",
         confirm: None,
     },
     Bulk {
@@ -55,7 +55,7 @@ const BULK: [Bulk; 4] = [
         verb: "Retry",
         one: "dead letter",
         many: "dead letters",
-        effect: "The oldest first; their failures are counted from 0.",
+        effect: "Oldest first; failures count from 0 again.",
         confirm: None,
     },
     Bulk {
@@ -65,7 +65,7 @@ const BULK: [Bulk; 4] = [
         verb: "Delete",
         one: "dead letter",
         many: "dead letters",
-        effect: "For good, with their payloads, histories and logs.",
+        effect: "With payloads, histories and logs. This cannot be undone.",
         confirm: Some("purge"),
     },
 ];

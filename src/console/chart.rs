@@ -47,7 +47,7 @@ pub fn throughput(numbers: &Throughput) -> Chart {
         ("failed attempts", "warn", |it| Some(it.failed + it.timed_out + it.lease_expired)),
         ("dead letters", "bad", |it| Some(it.dead_letter)),
     ];
-    draw("Jobs a minute, in the last hour", "jobs", numbers, &columns, format::count)
+    draw("Jobs per minute, in the last hour", "jobs", numbers, &columns, format::count)
 }
 
 /// How long jobs waited for a worker.

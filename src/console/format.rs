@@ -34,7 +34,7 @@ impl<T: Copy> Plain<T> for &&T {
 }
 
 /// The local clock, for display only.
-#[expect(clippy::disallowed_methods, reason = "for people to look at: nothing is decided by it")]
+#[expect(clippy::disallowed_methods, reason = "for display only: nothing is decided by it")]
 pub fn now() -> DateTime<Utc> {
     Utc::now()
 }
@@ -137,7 +137,7 @@ pub fn waiting(why: impl Plain<WaitingFor>) -> &'static str {
         WaitingFor::Backoff => "tried again",
         WaitingFor::Parents => "waits for other jobs",
         WaitingFor::QueuePaused => "its queue is paused",
-        WaitingFor::TypePaused => "its type is paused",
+        WaitingFor::TypePaused => "its job type is paused",
         WaitingFor::Concurrency => "at a concurrency limit",
         WaitingFor::RateLimit => "at a rate limit",
     }

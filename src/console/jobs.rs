@@ -191,18 +191,18 @@ pub async fn duplicate(
     form: Fields,
 ) -> Result<Response, Error> {
     let job: Job = here.get(&format!("/jobs/{}", segment(&id))).await?;
-    let mut wish = serde_json::json!({
+    let mut request = serde_json::json!({
         "job_type": job.job_type, "queue": job.queue, "priority": job.priority,
         "max_attempts": job.max_attempts, "timeout_seconds": job.timeout_seconds, "retry": job.retry,
         "tags": job.tags, "labels": job.labels,
     });
     if let Some(key) = job.concurrency_key {
-        wish["concurrency_key"] = key.into();
-        wish["concurrency_limit"] = job.concurrency_limit.into();
+        request["concurrency_key"] = key.into();
+        request["concurrency_limit"] = job.concurrency_limit.into();
     }
-    let wish = wish.to_string();
+    let request = request.to_string();
     // The payload byte for byte, as everywhere.
-    let body = format!("{{\"payload\":{},{}", job.payload.get(), &wish[1..]);
+    let body = format!("{{\"payload\":{},{}", job.payload.get(), &request[1..]);
     let (jobs, once) = (here.at("/jobs"), form.get(action_table::ONCE));
     let made: Job = here.api.send_once(Method::POST, &jobs, Some(body), once).await?;
     let to = here.frame.to(&format!("/jobs/{}", segment(&made.id)));

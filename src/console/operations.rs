@@ -51,11 +51,11 @@ impl Operation {
     /// Its progress in percent; none: its total is unknown.
     fn percent(&self) -> Option<i64> {
         let whole = self.expected.or(self.max)?;
-        let dealt_with = self.done + self.skipped;
+        let processed = self.done + self.skipped;
         Some(if self.state == OperationState::Succeeded {
             100
         } else {
-            format::percent(dealt_with, whole)
+            format::percent(processed, whole)
         })
     }
 
@@ -67,7 +67,7 @@ impl Operation {
             "dead_letters_purge" => "Delete dead letters",
             "jobs_cancel" => "Cancel jobs",
             "jobs_retry" => "Retry jobs",
-            _ => "Something newer than this console",
+            _ => "An operation that this version does not know",
         }
     }
 

@@ -227,7 +227,7 @@ impl FromRequestParts<App> for Here {
 
     async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Error> {
         let api = Api::from_request_parts(parts, app).await?;
-        if !api.is_somebody() {
+        if !api.is_logged_in() {
             return Err(Error::Unauthorized);
         }
         let params = RawPathParams::from_request_parts(parts, app).await;
@@ -268,13 +268,13 @@ struct ProblemFragment<'a> {
 pub struct SeenBy<'a> {
     /// The page that was requested, or left.
     pub page: &'a str,
-    pub is_somebody: bool,
+    pub is_logged_in: bool,
 }
 
 impl SeenBy<'_> {
     /// To the surroundings of the page: its list, its project, all projects; or to the login.
     fn ways(&self) -> Vec<(String, &'static str)> {
-        if !self.is_somebody {
+        if !self.is_logged_in {
             return vec![(LOGIN.to_owned(), "Log in")];
         }
         let path = self.page.split('?').next().unwrap_or_default();
@@ -290,12 +290,12 @@ impl SeenBy<'_> {
 }
 
 /// The error for people; errors of fields are listed below it.
-pub fn in_words(failure: &Error, request_id: &str, is_somebody: bool) -> error::ApiError {
+pub fn in_words(failure: &Error, request_id: &str, is_logged_in: bool) -> error::ApiError {
     let mut info = error::info(failure, request_id);
     match failure {
-        Error::InvalidCredentials if is_somebody => "The current password is wrong.",
+        Error::InvalidCredentials if is_logged_in => "The current password is wrong.",
         Error::InvalidCredentials => "The e-mail address or the password is wrong.",
-        Error::NoSuchRoute => "There is no such page.",
+        Error::NoSuchRoute => "Page not found.",
         _ if info.details.first().is_some_and(|it| info.message.starts_with(&it.field)) => {
             "Please correct:"
         }
@@ -312,13 +312,13 @@ pub fn problem(
     is_fragment: bool,
     seen_by: SeenBy<'_>,
 ) -> Response {
-    let info = in_words(failure, request_id, seen_by.is_somebody);
+    let info = in_words(failure, request_id, seen_by.is_logged_in);
     let status = error::status(failure);
     let title = match status {
         StatusCode::NOT_FOUND => "Not found",
         StatusCode::FORBIDDEN => "Not allowed",
         StatusCode::TOO_MANY_REQUESTS => "Too much at once",
-        it if it.is_server_error() => "Something is wrong here",
+        it if it.is_server_error() => "Something went wrong on our side",
         _ => "That did not work",
     };
     let rendered = if is_fragment {
@@ -335,7 +335,7 @@ pub fn problem(
 /// A page that requests itself again: then the request comes from our own page, with cookies.
 pub fn one_moment() -> Response {
     const REFRESH: HeaderName = HeaderName::from_static("refresh");
-    let page = "<!doctype html><html lang=\"en\"><title>One moment</title><p>One moment… <a href=\"/console\">Go on</a></p></html>";
+    let page = "<!doctype html><html lang=\"en\"><title>One moment</title><p>One moment… <a href=\"/console\">Continue</a></p></html>";
     ([(CONTENT_TYPE, HTML)], [(REFRESH, HeaderValue::from_static("0"))], page).into_response()
 }
 

@@ -177,7 +177,7 @@ pub async fn save(
     let at = format!("/recurring/{}", segment(&id));
     let present: RecurringSchedule = here.get(&at).await?;
     if form.text("updated_at") != present.updated_at.to_rfc3339() {
-        let changed = "was changed after this page was made: open it once more";
+        let changed = "was changed meanwhile: reload this page";
         return Err(Error::invalid("schedule", changed));
     }
     let body = form::body(SCHEDULE, &form)?;
@@ -198,11 +198,11 @@ struct PreviewPart {
 
 /// The next ticks of the expression that is being typed.
 pub async fn preview(here: Here, form: Fields) -> Result<Response, Error> {
-    const WISH: &[Field] =
+    const REQUEST_FIELDS: &[Field] =
         &[Field::Text("cron_expression"), Field::Text("timezone"), Field::Number("count")];
     let mut form = form;
     form.0.push(("count".to_owned(), SHOWN_FIRES.to_string()));
-    let body = form::body(WISH, &form)?;
+    let body = form::body(REQUEST_FIELDS, &form)?;
     let preview = here.api.send(Method::POST, &here.at("/recurring/preview"), Some(body)).await?;
     render(&PreviewPart { preview })
 }

@@ -53,7 +53,7 @@ struct PageRequest {
     page: String,
     is_fragment: bool,
     is_read: bool,
-    is_somebody: bool,
+    is_logged_in: bool,
     request_id: String,
 }
 
@@ -73,7 +73,7 @@ impl PageRequest {
             page,
             is_fragment,
             is_read,
-            is_somebody: false,
+            is_logged_in: false,
             request_id: request_id.map(|it| it.0.clone()).unwrap_or_default(),
         }
     }
@@ -81,7 +81,7 @@ impl PageRequest {
     /// The answer to a refused request: the login, or an error page.
     fn refuse(&self, error: &Error) -> Response {
         if !matches!(error, Error::Unauthorized) {
-            let seen_by = page::SeenBy { page: &self.page, is_somebody: self.is_somebody };
+            let seen_by = page::SeenBy { page: &self.page, is_logged_in: self.is_logged_in };
             return page::problem(error, &self.request_id, self.is_fragment, seen_by);
         }
         let login = match self.page.as_str() {
@@ -128,7 +128,7 @@ pub async fn attach(State(app): State<App>, mut request: Request, next: Next) ->
                 access_token
             }
         };
-        asked.is_somebody = true;
+        asked.is_logged_in = true;
         request.extensions_mut().insert(Visitor { access_token });
     }
     let mut response = next.run(request).await;

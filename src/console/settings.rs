@@ -53,9 +53,9 @@ pub async fn keys(here: Here, State(app): State<App>) -> Result<Response, Error>
 
 /// Creates a key, and shows it once.
 pub async fn make_key(here: Here, State(app): State<App>, form: Fields) -> Result<Response, Error> {
-    const WISH: &[Field] =
+    const REQUEST_FIELDS: &[Field] =
         &[Field::Text("name"), Field::Choices("scopes"), Field::Time("expires_at")];
-    let body = form::body(WISH, &form)?;
+    let body = form::body(REQUEST_FIELDS, &form)?;
     let made = here.api.send(Method::POST, &here.at("/keys"), Some(body)).await?;
     keys_page(here, &app, Some(made)).await
 }

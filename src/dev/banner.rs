@@ -5,7 +5,7 @@ use secrecy::{ExposeSecret, SecretString};
 use super::{Folder, Ready};
 
 /// Prints it to standard output.
-#[allow(clippy::print_stdout, reason = "this is what the command is asked for")]
+#[allow(clippy::print_stdout, reason = "output of the command")]
 pub fn print(ready: &Ready, folder: &Folder, invitation: Option<&SecretString>) {
     println!("{}", text(ready, &folder.path().display().to_string(), &console(ready, invitation)));
 }

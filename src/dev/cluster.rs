@@ -311,7 +311,7 @@ fn init(binaries: &Path, runner: &Runner, dir: &Path) -> anyhow::Result<()> {
     if !made.status.success() {
         let told = String::from_utf8_lossy(&made.stderr);
         let place = dir.display();
-        bail!("initdb failed in {place}; can the database's user reach that folder?\n{told}");
+        bail!("initdb failed in {place}; can the database's user access that folder?\n{told}");
     }
     fs::rename(&fresh, dir)?;
     Ok(())

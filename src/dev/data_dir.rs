@@ -62,7 +62,8 @@ impl Ready {
         let dir = choose(data_dir)?;
         let text = fs::read_to_string(dir.join(READY_FILE));
         let text = text.ok().filter(|_| is_locked(&dir));
-        let text = text.with_context(|| format!("no `fencepost dev` runs in {}", dir.display()))?;
+        let text =
+            text.with_context(|| format!("no `fencepost dev` is running in {}", dir.display()))?;
         Ok(serde_json::from_str(&text)?)
     }
 }
@@ -90,7 +91,7 @@ impl Folder {
                     format!("It is process {} at {}.", it.pid, it.url)
                 });
                 bail!(
-                    "another `fencepost dev` runs in {}. {who} Stop it, or choose another folder with --data-dir, and other addresses with --listen and --metrics-listen",
+                    "another `fencepost dev` runs in {}. {who} Stop it, or choose another folder with --data-dir and other addresses with --listen and --metrics-listen",
                     dir.display()
                 )
             }

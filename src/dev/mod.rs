@@ -144,7 +144,7 @@ pub async fn run(args: DevArgs, stop: CancellationToken) -> anyhow::Result<()> {
 /// A private one, unless another is configured or none is wanted.
 fn start_redis(args: &DevArgs) -> anyhow::Result<Option<Redis>> {
     if args.no_redis {
-        tracing::warn!("running without Redis, as --no-redis says");
+        tracing::warn!("running without Redis (--no-redis)");
         return Ok(None);
     }
     if args.node.redis.url()?.is_some() {
@@ -152,7 +152,7 @@ fn start_redis(args: &DevArgs) -> anyhow::Result<Option<Redis>> {
     }
     anyhow::ensure!(
         Redis::is_installed(),
-        "Redis is needed, and `redis-server` is not installed. Install it, or do without:\n\n    \
+        "Redis is needed, and `redis-server` is not installed. Install it, or run without:\n\n    \
          sudo apt-get install -y redis-server\n    fencepost dev --no-redis\n"
     );
     Redis::start(&Redis::dir(std::process::id())).map(Some)
@@ -262,7 +262,7 @@ pub async fn make_project(
     let public_id = ProjectPublicId::generate();
     let new = NewProject { public_id, slug, name: slug, mode: "live", plan: UNLIMITED };
     let made = store::projects::insert(conn, new).await?;
-    let project = made.with_context(|| format!("there is a project `{slug}` already"))?;
+    let project = made.with_context(|| format!("the project `{slug}` exists already"))?;
     let secret = full_key(conn, &project, key_name).await?;
     Ok((project, secret))
 }

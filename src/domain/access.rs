@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_gives_or_takes_more_than_they_have() {
+    fn no_member_grants_or_revokes_more_than_they_have() {
         assert!(may_change_member(Role::Admin, None, Some(Role::Admin)));
         assert!(!may_change_member(Role::Admin, None, Some(Role::Owner)));
         assert!(!may_change_member(Role::Admin, Some(Role::Owner), None));

@@ -115,13 +115,13 @@ impl RetryPolicy {
     ///     non_retryable_types: vec!["billing.*".into(), "NotFound".into()],
     ///     ..RetryPolicy::default()
     /// };
-    /// assert!(policy.gives_up_on(Some("NotFound")));
-    /// assert!(policy.gives_up_on(Some("billing.CardDeclined")));
-    /// assert!(!policy.gives_up_on(Some("billing")));
-    /// assert!(!policy.gives_up_on(None));
+    /// assert!(policy.is_final_for(Some("NotFound")));
+    /// assert!(policy.is_final_for(Some("billing.CardDeclined")));
+    /// assert!(!policy.is_final_for(Some("billing")));
+    /// assert!(!policy.is_final_for(None));
     /// ```
     #[must_use]
-    pub fn gives_up_on(&self, error_kind: Option<&str>) -> bool {
+    pub fn is_final_for(&self, error_kind: Option<&str>) -> bool {
         let Some(kind) = error_kind else { return false };
         self.non_retryable_types.iter().any(|pattern| match pattern.strip_suffix(".*") {
             Some(prefix) => kind.strip_prefix(prefix).is_some_and(|rest| rest.starts_with('.')),

@@ -111,9 +111,7 @@ pub fn explain(facts: &Facts) -> Explanation {
     let closed = conditions.iter().find(|it| !it.is_open);
     let summary = match closed {
         Some(condition) => condition.message.clone(),
-        None if facts.state.is_waiting() => {
-            "everything is open: the next poll of a worker gets it".to_owned()
-        }
+        None if facts.state.is_waiting() => "ready: it starts as soon as a worker polls".to_owned(),
         None => not_waiting(facts),
     };
     let times = conditions.iter().filter(|it| !it.is_open).filter_map(|it| it.changes_at);
@@ -130,13 +128,13 @@ fn not_waiting(facts: &Facts) -> String {
             facts.worker_id.as_deref().unwrap_or("unknown")
         ),
         StoredState::Processing => {
-            format!("worker {} is at it", facts.worker_id.as_deref().unwrap_or("unknown"))
+            format!("worker {} runs it", facts.worker_id.as_deref().unwrap_or("unknown"))
         }
         StoredState::DeadLetter => format!(
-            "given up after {} of {} failures: only a manual retry brings it back",
+            "dead-lettered after {} of {} failures: retry it manually",
             facts.failures, facts.max_attempts
         ),
-        StoredState::Cancelled => "called off: only a manual retry brings it back".to_owned(),
+        StoredState::Cancelled => "cancelled: retry it manually".to_owned(),
         _ => "done".to_owned(),
     }
 }
@@ -150,7 +148,7 @@ fn conditions(facts: &Facts) -> Vec<Condition> {
             let Crowd { name, running, limit } = crowd;
             let state = if crowd.is_full() { "busy" } else { "in use" };
             let message = match limit {
-                0 => format!("{what} {name} lets nothing run: its limit is 0"),
+                0 => format!("{what} {name} allows no job: its limit is 0"),
                 _ => format!("{what} {name} {running}/{limit} {state}"),
             };
             conditions.push(Condition {
@@ -177,8 +175,10 @@ fn queue_pause(facts: &Facts) -> Condition {
 
 fn type_pause(facts: &Facts, pause: &TypePause) -> Condition {
     let why = match pause.dead_letters {
-        None => "somebody has paused it".to_owned(),
-        Some(many) => format!("the brake has paused it after {many} dead letters in a row"),
+        None => "paused manually".to_owned(),
+        Some(many) => {
+            format!("paused by the circuit breaker after {many} consecutive dead letters")
+        }
     };
     let Facts { job_type, queue, .. } = facts;
     let since = second(pause.paused_at);
@@ -197,7 +197,7 @@ fn rate_limit(facts: &Facts, rate: &RateUse) -> Condition {
     Condition {
         waits_for: WaitingFor::RateLimit,
         is_open,
-        message: format!("queue {queue} has handed out {used} of {count} jobs in {per_seconds} s"),
+        message: format!("queue {queue} has started {used} of {count} jobs in {per_seconds} s"),
         changes_at: (!is_open).then_some(rate.opens_at),
     }
 }
@@ -209,7 +209,7 @@ fn second(time: DateTime<Utc>) -> String {
 fn parents(facts: &Facts) -> Condition {
     let open = facts.unfinished_parents;
     let message = match open {
-        0 => "no parent is unfinished".to_owned(),
+        0 => "all parents have succeeded".to_owned(),
         1 => "1 parent has not succeeded yet".to_owned(),
         more => format!("{more} parents have not succeeded yet"),
     };
@@ -224,10 +224,7 @@ fn due(facts: &Facts) -> Condition {
         (true, _) => "it is due".to_owned(),
         (false, WaitingFor::Backoff) => {
             let seconds = (facts.run_at - facts.now).num_seconds().max(1);
-            format!(
-                "failure {} of {}: tried again in {seconds} s",
-                facts.failures, facts.max_attempts
-            )
+            format!("failure {} of {}: retried in {seconds} s", facts.failures, facts.max_attempts)
         }
         (false, _) => {
             let seconds = (facts.run_at - facts.now).num_seconds().max(1);
@@ -311,7 +308,7 @@ mod tests {
         let labelled = Facts { labels: vec!["gpu".into()], workers_with_labels: 0, ..facts() };
         assert_eq!(summary(&labelled), "none of 1 live worker of queue default has the labels gpu");
         assert_eq!(summary(&Facts { ahead: 7, ..facts() }), "1 live worker; 7 jobs before it");
-        assert_eq!(summary(&facts()), "everything is open: the next poll of a worker gets it");
+        assert_eq!(summary(&facts()), "ready: it starts as soon as a worker polls");
     }
 
     #[test]
@@ -321,12 +318,12 @@ mod tests {
         assert_eq!(summary(&paused), "queue default is paused since 1970-01-01T00:00:00Z");
         let pause = |dead_letters| Some(TypePause { paused_at: at, dead_letters });
         assert!(
-            summary(&Facts { type_pause: pause(None), ..facts() })
-                .ends_with("somebody has paused it")
+            summary(&Facts { type_pause: pause(None), ..facts() }).ends_with("paused manually")
         );
         let braked = Facts { type_pause: pause(Some(5)), ..facts() };
         assert!(
-            summary(&braked).ends_with("the brake has paused it after 5 dead letters in a row")
+            summary(&braked)
+                .ends_with("paused by the circuit breaker after 5 consecutive dead letters")
         );
     }
 
@@ -336,7 +333,7 @@ mod tests {
         let limit = RateLimit { count: 5, per_seconds: 60 };
         let rate = |left| Some(RateUse { limit, left, opens_at });
         let told = explain(&Facts { rate: rate(0), ..facts() });
-        assert_eq!(told.summary, "queue default has handed out 5 of 5 jobs in 60 s");
+        assert_eq!(told.summary, "queue default has started 5 of 5 jobs in 60 s");
         assert_eq!(told.next_change_at, Some(opens_at));
         assert!(explain(&Facts { rate: rate(1), ..facts() }).next_change_at.is_none());
     }
@@ -359,7 +356,7 @@ mod tests {
         let ended = Facts { state: StoredState::DeadLetter, failures: 3, ..facts() };
         let told = explain(&ended);
         assert!(told.conditions.is_empty());
-        assert!(told.summary.starts_with("given up after 3 of 3 failures"));
+        assert!(told.summary.starts_with("dead-lettered after 3 of 3 failures"));
         let worker_id = Some("ann".to_owned());
         let running = Facts { state: StoredState::Processing, worker_id, ..facts() };
         assert_eq!(summary(&running), "worker ann is at it");

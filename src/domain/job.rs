@@ -263,7 +263,7 @@ pub fn after_attempt(running: &Running<'_>, ending: &Ending<'_>, jitter: Jitter)
     }
     let next = match *ending {
         Ending::Failed { retryable, error_kind, retry_after_seconds } => {
-            if !retryable || running.policy.gives_up_on(error_kind) {
+            if !retryable || running.policy.is_final_for(error_kind) {
                 Next::DeadLetter
             } else {
                 Next::RetryAfter(retry_after_seconds.map_or_else(
@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_that_was_called_off_is_not_tried_again() {
+    fn a_cancelled_job_is_not_retried() {
         let policy = RetryPolicy::default();
         let running = Running {
             attempt: 1,
@@ -397,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_has_not_ended_can_be_called_off() {
+    fn only_a_live_job_can_be_cancelled() {
         assert_eq!(cancel(StoredState::Scheduled), Cancelling::CallOff);
         assert_eq!(cancel(StoredState::Backoff), Cancelling::CallOff);
         assert_eq!(cancel(StoredState::Pending), Cancelling::CallOff);

@@ -351,9 +351,9 @@ enum ClockChange {
 impl ClockChange {
     fn in_words(self) -> &'static str {
         match self {
-            Self::Skipped => "the clock skips this time: it fires at the first instant after it",
-            Self::Once => "this time happens twice: it fires the first time only",
-            Self::Twice => "this hour happens twice: it fires in both",
+            Self::Skipped => "skipped by a clock change: fires at the first instant after it",
+            Self::Once => "occurs twice: fires the first time only",
+            Self::Twice => "occurs twice: fires both times",
         }
     }
 }

@@ -20,7 +20,7 @@ pub struct Counts {
     pub released: i64,
     pub dead_lettered: i64,
     pub cancelled: i64,
-    /// From when a job could first run to its first lease.
+    /// Time from when a job could first run to its first lease.
     pub wait: Histogram,
     /// From lease to end, for acknowledged attempts.
     pub run: Histogram,

@@ -44,7 +44,7 @@ impl WorkerState {
     /// # use fencepost::domain::worker::WorkerState::{self, *};
     /// assert_eq!(WorkerState::advice(Running, None), Running);
     /// assert_eq!(WorkerState::advice(Running, Some(Quiet)), Quiet);
-    /// // It has stopped itself: nobody wants it to.
+    /// // It has deregistered itself.
     /// assert_eq!(WorkerState::advice(Quiet, None), Running);
     /// assert_eq!(WorkerState::advice(Terminated, None), Terminate);
     /// ```

@@ -79,7 +79,7 @@ pub fn resolve(nodes: &[Node<'_>]) -> Result<Vec<Vec<usize>>, Vec<BrokenGraph>> 
     let mut places = HashMap::new();
     for (place, node) in nodes.iter().enumerate() {
         if places.insert(node.key, place).is_some() {
-            refuse(Some(place), "key", format!("`{}` is there twice", node.key));
+            refuse(Some(place), "key", format!("`{}` is a duplicate", node.key));
         }
     }
     let mut parents = Vec::with_capacity(nodes.len());

@@ -294,7 +294,7 @@ async fn flush<B: Batch>(
     let (mut tries, mut is_in_doubt) = (1, false);
     let flushed = loop {
         let flushing = flush_once(batch, conn, items, is_in_doubt);
-        let flushed = timeout(FLUSH_TIMEOUT, flushing).await.unwrap_or_else(|_| Err(gave_up()));
+        let flushed = timeout(FLUSH_TIMEOUT, flushing).await.unwrap_or_else(|_| Err(timed_out()));
         let Err(error) = flushed else { break flushed };
         is_in_doubt |= leaves_doubt(&error);
         counter!(telemetry::STORE_ERRORS, "kind" => B::KIND).increment(1);
@@ -327,7 +327,7 @@ async fn flush_once<B: Batch>(
     Ok(answers)
 }
 
-fn gave_up() -> sqlx::Error {
+fn timed_out() -> sqlx::Error {
     sqlx::Error::Io(std::io::ErrorKind::TimedOut.into())
 }
 
@@ -440,7 +440,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_bad_item_harms_nobody_else() {
+    async fn a_bad_item_harms_no_other() {
         let recorder = Recorder::default();
         let answers = submit_together(&recorder, &[3, 13, 4]).await;
         assert_eq!(answers.iter().filter(|it| it.is_ok()).count(), 2);

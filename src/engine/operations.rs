@@ -113,7 +113,7 @@ pub async fn pass(engine: &Engine) -> sqlx::Result<Option<Duration>> {
     };
     let Some(what) = Work::read(&due) else {
         tx.rollback().await?;
-        tracing::warn!(operation.id = %due.id, "an operation is left to a newer release");
+        tracing::warn!(operation.id = %due.id, "operation kind unknown to this version, skipped");
         operations::postpone(&mut conn, due.project_id, due.id, UNREADABLE_PAUSE_SECONDS).await?;
         return Ok(Some(Duration::ZERO));
     };
@@ -125,7 +125,7 @@ pub async fn pass(engine: &Engine) -> sqlx::Result<Option<Duration>> {
         }
         Err(error) => {
             let failure = error::chain(&error);
-            tracing::warn!(error = failure, operation.id = %due.id, "a step of an operation failed");
+            tracing::warn!(error = failure, operation.id = %due.id, "operation step failed");
             tx.rollback().await?;
             let (project_id, id, pause) = (due.project_id, due.id, FAILURE_PAUSE_SECONDS);
             // The database's own message is for the log only.

@@ -315,8 +315,8 @@ pub async fn page(
 pub async fn pass(engine: &Engine) -> sqlx::Result<()> {
     let noted = write_sightings(engine).await;
     let learned = learn_changes(engine).await;
-    let buried = expire_silent_workers(engine).await;
-    noted.and(learned).and(buried)
+    let expired = expire_silent_workers(engine).await;
+    noted.and(learned).and(expired)
 }
 
 async fn write_sightings(engine: &Engine) -> sqlx::Result<()> {
@@ -334,7 +334,7 @@ async fn write_sightings(engine: &Engine) -> sqlx::Result<()> {
                         store::workers::record_seen(&mut conn, std::slice::from_ref(one)).await
                     {
                         let error = &error as &dyn std::error::Error;
-                        tracing::warn!(error, "a worker that was heard could not be noted");
+                        tracing::warn!(error, "worker heartbeat time was not recorded");
                     }
                 }
             }
@@ -371,7 +371,7 @@ async fn expire_silent_workers(engine: &Engine) -> sqlx::Result<()> {
             let silence = WORKER_SILENCE_SECONDS;
             if store::workers::mark_lost(&mut conn, project_id, &key.1, silence).await? {
                 counter!(telemetry::WORKERS_LOST).increment(1);
-                tracing::info!(leases = ended, "a worker fell silent: its leases have ended");
+                tracing::info!(leases = ended, "worker timed out; leases released");
             }
         }
         if !is_full {

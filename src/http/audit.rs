@@ -239,8 +239,8 @@ pub async fn export(
         let next = match export.next().await {
             Ok(next) => next,
             Err(error) => {
-                tracing::warn!(error = chain(&error), "an export broke off");
-                return Some((Err(std::io::Error::other("the export broke off")), None));
+                tracing::warn!(error = chain(&error), "an export was interrupted");
+                return Some((Err(std::io::Error::other("the export was interrupted")), None));
             }
         };
         Some((Ok(lines), next))

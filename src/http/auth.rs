@@ -85,11 +85,11 @@ pub struct SignupReply {
     request_body = SignupRequest, security(()),
     responses(
         (status = 201, description = "The account, its project and its first key.", body = SignupReply),
-        (status = 400, description = "That is no e-mail address, or the password is weak.", body = ErrorBody),
-        (status = 403, description = "Signing up is not open here.", body = ErrorBody),
+        (status = 400, description = "Invalid e-mail address, or weak password.", body = ErrorBody),
+        (status = 403, description = "Sign-up is closed.", body = ErrorBody),
         (status = 413, description = "The body is too large.", body = ErrorBody),
         (status = 415, description = "The body is not JSON.", body = ErrorBody),
-        (status = 429, description = "Too many from this address.", body = ErrorBody),
+        (status = 429, description = "Too many requests from this client.", body = ErrorBody),
         (status = 503, description = "Try again later.", body = ErrorBody),
     ),
 )]
@@ -99,8 +99,8 @@ pub async fn signup(
     Json(request): Json<SignupRequest>,
 ) -> Result<(StatusCode, Reply<SignupReply>), Error> {
     let SignupRequest { email, password, project_name, invitation } = request;
-    let wish = SignUp { email, password, project_name, invitation };
-    let made = app.accounts.sign_up(wish, &client).await?;
+    let request = SignUp { email, password, project_name, invitation };
+    let made = app.accounts.sign_up(request, &client).await?;
     let reply = SignupReply {
         account: made.account.into(),
         project: Project::of(made.project, Some(made.role)),
@@ -161,11 +161,11 @@ impl From<SignedIn> for SessionReply {
     request_body = LoginRequest, security(()),
     responses(
         (status = 200, description = "A session.", body = SessionReply),
-        (status = 400, description = "That is no e-mail address.", body = ErrorBody),
-        (status = 401, description = "Address and password do not belong together.", body = ErrorBody),
+        (status = 400, description = "Invalid e-mail address.", body = ErrorBody),
+        (status = 401, description = "Wrong e-mail address or password.", body = ErrorBody),
         (status = 413, description = "The body is too large.", body = ErrorBody),
         (status = 415, description = "The body is not JSON.", body = ErrorBody),
-        (status = 429, description = "Too many tries.", body = ErrorBody),
+        (status = 429, description = "Too many attempts.", body = ErrorBody),
         (status = 503, description = "Try again later.", body = ErrorBody),
     ),
 )]
@@ -208,9 +208,9 @@ impl RequestBody for RefreshRequest {}
     post, path = "/auth/refresh", tag = "accounts", operation_id = "auth_refresh",
     request_body = RefreshRequest, security(()),
     responses(
-        (status = 200, description = "The next pair.", body = SessionReply),
-        (status = 400, description = "The request cannot be read.", body = ErrorBody),
-        (status = 401, description = "The token is unknown or was used, or the session is over.", body = ErrorBody),
+        (status = 200, description = "New tokens.", body = SessionReply),
+        (status = 400, description = "Invalid request.", body = ErrorBody),
+        (status = 401, description = "The token is unknown or used, or the session has ended.", body = ErrorBody),
         (status = 413, description = "The body is too large.", body = ErrorBody),
         (status = 415, description = "The body is not JSON.", body = ErrorBody),
         (status = 429, description = "Too many requests.", body = ErrorBody),
@@ -237,7 +237,7 @@ pub async fn refresh(
 #[utoipa::path(
     post, path = "/auth/logout", tag = "accounts", operation_id = "auth_logout",
     security(("session" = [])),
-    responses((status = 204, description = "Goodbye."), (status = 401, description = "No live session.", body = ErrorBody)),
+    responses((status = 204, description = "Logged out."), (status = 401, description = "No live session.", body = ErrorBody)),
 )]
 pub async fn logout(person: Person, State(app): State<App>) -> Result<StatusCode, Error> {
     let bearer = person.bearer;
@@ -270,9 +270,9 @@ impl RequestBody for PasswordRequest {}
     post, path = "/auth/password", tag = "accounts", operation_id = "auth_password",
     request_body = PasswordRequest, security(("session" = [])),
     responses(
-        (status = 204, description = "It is changed."),
+        (status = 204, description = "Changed."),
         (status = 400, description = "The new password is weak.", body = ErrorBody),
-        (status = 401, description = "No live session, or the present password is another.", body = ErrorBody),
+        (status = 401, description = "No live session, or wrong current password.", body = ErrorBody),
         (status = 413, description = "The body is too large.", body = ErrorBody),
         (status = 415, description = "The body is not JSON.", body = ErrorBody),
     ),
@@ -310,11 +310,11 @@ impl RequestBody for ResetRequest {}
     post, path = "/auth/password/reset", tag = "accounts", operation_id = "auth_password_reset",
     request_body = ResetRequest, security(()),
     responses(
-        (status = 204, description = "A mail is on its way, if anybody has the address."),
-        (status = 400, description = "That is no e-mail address.", body = ErrorBody),
+        (status = 204, description = "If an account has this address, a mail was sent."),
+        (status = 400, description = "Invalid e-mail address.", body = ErrorBody),
         (status = 413, description = "The body is too large.", body = ErrorBody),
         (status = 415, description = "The body is not JSON.", body = ErrorBody),
-        (status = 429, description = "Too many from this address, or too many mails to it.", body = ErrorBody),
+        (status = 429, description = "Too many requests from this client, or too many mails to this address.", body = ErrorBody),
         (status = 503, description = "Try again later.", body = ErrorBody),
     ),
 )]
@@ -350,9 +350,9 @@ impl RequestBody for ConfirmResetRequest {}
     post, path = "/auth/password/reset/confirm", tag = "accounts", operation_id = "auth_password_reset_confirm",
     request_body = ConfirmResetRequest, security(()),
     responses(
-        (status = 204, description = "It is changed: log in."),
-        (status = 400, description = "The token is not good, or the password is weak.", body = ErrorBody),
-        (status = 409, description = "Another account has proved the address.", body = ErrorBody),
+        (status = 204, description = "Changed: log in with it."),
+        (status = 400, description = "Invalid token, or weak password.", body = ErrorBody),
+        (status = 409, description = "Another account has verified the address.", body = ErrorBody),
         (status = 413, description = "The body is too large.", body = ErrorBody),
         (status = 415, description = "The body is not JSON.", body = ErrorBody),
         (status = 429, description = "Too many requests.", body = ErrorBody),
@@ -391,9 +391,9 @@ impl RequestBody for VerifyRequest {}
     post, path = "/auth/verify", tag = "accounts", operation_id = "auth_verify",
     request_body = VerifyRequest, security(()),
     responses(
-        (status = 204, description = "It is proved."),
-        (status = 400, description = "The token is not good.", body = ErrorBody),
-        (status = 409, description = "Another account has proved the address before.", body = ErrorBody),
+        (status = 204, description = "Verified."),
+        (status = 400, description = "Invalid token.", body = ErrorBody),
+        (status = 409, description = "Another account has verified the address.", body = ErrorBody),
         (status = 413, description = "The body is too large.", body = ErrorBody),
         (status = 415, description = "The body is not JSON.", body = ErrorBody),
         (status = 429, description = "Too many requests.", body = ErrorBody),
@@ -413,7 +413,7 @@ pub async fn verify(
 #[utoipa::path(
     post, path = "/auth/verify/send", tag = "accounts", operation_id = "auth_verify_send",
     security(("session" = [])),
-    responses((status = 204, description = "It is on its way."), (status = 401, description = "No live session.", body = ErrorBody)),
+    responses((status = 204, description = "The mail was sent."), (status = 401, description = "No live session.", body = ErrorBody)),
 )]
 pub async fn send_verification(
     person: Person,

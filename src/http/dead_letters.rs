@@ -289,10 +289,10 @@ pub async fn groups(
     security(("api_key" = ["manage"]), ("session" = ["member"])),
     params(("job_id" = String, Path, description = "The job.", example = "job_01m7w3ha3aextt8pkwwdmxsmqw")),
     responses(
-        (status = 200, description = "The job, as it is now.", body = Job),
+        (status = 200, description = "The job.", body = Job),
         (status = 401, description = "No valid API key.", body = ErrorBody),
         (status = 404, description = "The project has no such job.", body = ErrorBody),
-        (status = 409, description = "The job is no dead letter, or a live job has its unique key.", body = ErrorBody),
+        (status = 409, description = "The job is not a dead letter, or a live job has its unique key.", body = ErrorBody),
         (status = 503, description = "Try again later.", body = ErrorBody),
     ),
 )]
@@ -315,10 +315,10 @@ pub async fn retry(
     security(("api_key" = ["manage"]), ("session" = ["member"])),
     params(("job_id" = String, Path, description = "The job.", example = "job_01m7w3ha3aextt8pkwwdmxsmqw")),
     responses(
-        (status = 204, description = "It is gone."),
+        (status = 204, description = "Deleted."),
         (status = 401, description = "No valid API key.", body = ErrorBody),
         (status = 404, description = "The project has no such job.", body = ErrorBody),
-        (status = 409, description = "The job is no dead letter.", body = ErrorBody),
+        (status = 409, description = "The job is not a dead letter.", body = ErrorBody),
         (status = 503, description = "Try again later.", body = ErrorBody),
     ),
 )]

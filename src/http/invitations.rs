@@ -52,8 +52,8 @@ pub struct InvitationPreview {
     post, path = "/invitations/preview", tag = "accounts", operation_id = "invitations_preview",
     request_body = InvitationToken, security(()),
     responses(
-        (status = 200, description = "What it leads to.", body = InvitationPreview),
-        (status = 400, description = "The invitation is not good.", body = ErrorBody),
+        (status = 200, description = "Content of the invitation.", body = InvitationPreview),
+        (status = 400, description = "Invalid invitation.", body = ErrorBody),
         (status = 413, description = "The body is too large.", body = ErrorBody),
         (status = 415, description = "The body is not JSON.", body = ErrorBody),
         (status = 429, description = "Too many requests.", body = ErrorBody),
@@ -76,8 +76,8 @@ pub async fn preview(
     post, path = "/invitations/accept", tag = "accounts", operation_id = "invitations_accept", security(("session" = [])),
     request_body = InvitationToken,
     responses(
-        (status = 200, description = "You are a member.", body = Project),
-        (status = 400, description = "The invitation is not good.", body = ErrorBody),
+        (status = 200, description = "Accepted.", body = Project),
+        (status = 400, description = "Invalid invitation.", body = ErrorBody),
         (status = 401, description = "No live session.", body = ErrorBody),
         (status = 413, description = "The body is too large.", body = ErrorBody),
         (status = 415, description = "The body is not JSON.", body = ErrorBody),

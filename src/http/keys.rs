@@ -311,8 +311,8 @@ fn facts(key: &ListedKey) -> String {
     security(("api_key" = ["manage"]), ("session" = ["admin"])),
     request_body = CreateKeyRequest,
     responses(
-        (status = 201, description = "The key, and the only time that it is seen.", body = CreatedApiKey),
-        (status = 400, description = "The request cannot be read or breaks a rule.", body = ErrorBody),
+        (status = 201, description = "The created key. It is shown only once.", body = CreatedApiKey),
+        (status = 400, description = "Invalid request.", body = ErrorBody),
         (status = 413, description = "The body is too large.", body = ErrorBody),
         (status = 415, description = "The body is not JSON.", body = ErrorBody),
     ),
@@ -330,7 +330,10 @@ pub async fn create(
     if let Some(expires_at) = request.expires_at {
         let ahead = store::keys::seconds_until(&mut tx, expires_at).await?;
         if !(1.0..=MAX_KEY_SECONDS as f64).contains(&ahead) {
-            return Err(Error::invalid("expires_at", "must lie ahead, at most ten years"));
+            return Err(Error::invalid(
+                "expires_at",
+                "must be in the future, at most ten years ahead",
+            ));
         }
     }
     let made = make(&mut tx, &caller, request, 0).await?;
@@ -407,8 +410,8 @@ impl RequestBody for ChangeKeyRequest {}
     params(("key_id" = String, Path, description = "The key's id.", example = "key_01m7w3ha3aextt8pkwwdmxsmqw")),
     request_body = ChangeKeyRequest,
     responses(
-        (status = 200, description = "The key, as it is now.", body = ApiKey),
-        (status = 400, description = "The request cannot be read or breaks a rule.", body = ErrorBody),
+        (status = 200, description = "The key.", body = ApiKey),
+        (status = 400, description = "Invalid request.", body = ErrorBody),
         (status = 404, description = "The project has no such key.", body = ErrorBody),
         (status = 413, description = "The body is too large.", body = ErrorBody),
         (status = 415, description = "The body is not JSON.", body = ErrorBody),

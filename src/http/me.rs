@@ -113,7 +113,7 @@ pub async fn sessions(person: Person, State(app): State<App>) -> Result<Reply<Se
     delete, path = "/me/sessions/{session_id}", tag = "accounts", operation_id = "me_end_session", security(("session" = [])),
     params(("session_id" = String, Path, description = "The session.", example = "sess_01m7w3ha3aextt8pkwwdmxsmqw")),
     responses(
-        (status = 204, description = "It is over."),
+        (status = 204, description = "Revoked."),
         (status = 401, description = "No live session.", body = ErrorBody),
         (status = 404, description = "You have no such session.", body = ErrorBody),
     ),
@@ -150,7 +150,7 @@ pub struct AccountExport {
 /// Jobs and settings belong to projects, not to accounts.
 #[utoipa::path(
     get, path = "/me/export", tag = "accounts", operation_id = "me_export", security(("session" = [])),
-    responses((status = 200, description = "Everything that is kept about you.", body = AccountExport), (status = 401, description = "No live session.", body = ErrorBody)),
+    responses((status = 200, description = "All data of the account.", body = AccountExport), (status = 401, description = "No live session.", body = ErrorBody)),
 )]
 pub async fn export(person: Person, State(app): State<App>) -> Result<Reply<AccountExport>, Error> {
     let (account, memberships) = find(&app, person).await?;
@@ -194,9 +194,9 @@ impl RequestBody for DeleteAccountRequest {}
     post, path = "/me/delete", tag = "accounts", operation_id = "me_delete", security(("session" = [])),
     request_body = DeleteAccountRequest,
     responses(
-        (status = 204, description = "It is gone."),
-        (status = 400, description = "The request cannot be read.", body = ErrorBody),
-        (status = 401, description = "No live session, or the password is another.", body = ErrorBody),
+        (status = 204, description = "Deleted."),
+        (status = 400, description = "Invalid request.", body = ErrorBody),
+        (status = 401, description = "No live session, or wrong password.", body = ErrorBody),
         (status = 409, description = "A project would be left without an owner.", body = ErrorBody),
         (status = 413, description = "The body is too large.", body = ErrorBody),
         (status = 415, description = "The body is not JSON.", body = ErrorBody),

@@ -102,8 +102,8 @@ impl RequestBody for ChangeMemberRequest {}
     ),
     request_body = ChangeMemberRequest,
     responses(
-        (status = 200, description = "The member, as it is now.", body = Member),
-        (status = 400, description = "The request cannot be read or breaks a rule.", body = ErrorBody),
+        (status = 200, description = "The member.", body = Member),
+        (status = 400, description = "Invalid request.", body = ErrorBody),
         (status = 404, description = "The project has no such member.", body = ErrorBody),
         (status = 409, description = "The project would be left without an owner.", body = ErrorBody),
         (status = 413, description = "The body is too large.", body = ErrorBody),
@@ -178,7 +178,7 @@ async fn set_role<P>(
         ("account_id" = String, Path, description = "The member.", example = "acct_01m7w3ha3aextt8pkwwdmxsmqw"),
     ),
     responses(
-        (status = 204, description = "They are no member any more."),
+        (status = 204, description = "Removed."),
         (status = 404, description = "The project has no such member.", body = ErrorBody),
         (status = 409, description = "The project would be left without an owner.", body = ErrorBody),
     ),
@@ -232,7 +232,7 @@ pub struct InvitationList {
 #[utoipa::path(
     get, path = "/invitations", tag = "projects", operation_id = "invitations_list", security(("session" = ["admin"])),
     params(("project" = String, Path, description = "The project's id or slug.", example = "acme")),
-    responses((status = 200, description = "Invitations that can be accepted.", body = InvitationList)),
+    responses((status = 200, description = "Open invitations.", body = InvitationList)),
 )]
 pub async fn invitations(
     caller: Caller<Govern>,
@@ -272,8 +272,8 @@ pub struct CreatedInvitation {
     params(("project" = String, Path, description = "The project's id or slug.", example = "acme")),
     request_body = InviteRequest,
     responses(
-        (status = 201, description = "They are invited, for seven days.", body = CreatedInvitation),
-        (status = 400, description = "The request cannot be read or breaks a rule.", body = ErrorBody),
+        (status = 201, description = "The invitation, valid for seven days.", body = CreatedInvitation),
+        (status = 400, description = "Invalid request.", body = ErrorBody),
         (status = 413, description = "The body is too large.", body = ErrorBody),
         (status = 415, description = "The body is not JSON.", body = ErrorBody),
     ),
@@ -326,8 +326,7 @@ pub async fn invite(
         to: email,
         subject: format!("An invitation to {project}"),
         text: format!(
-            "You are invited to the project {project} at {url}. The invitation is good for seven days, whether \
-             or not you have an account there:\n\n  {url}/console/invitation?token={token}\n"
+            "You are invited to the project {project} at {url}. The invitation is valid for seven days, with or without an account there:\n\n  {url}/console/invitation?token={token}\n"
         ),
     });
     Ok((StatusCode::CREATED, Reply(CreatedInvitation { invitation: row.into(), token })))
@@ -341,7 +340,7 @@ pub async fn invite(
         ("invitation_id" = String, Path, description = "The invitation.", example = "inv_01m7w3ha3aextt8pkwwdmxsmqw"),
     ),
     responses(
-        (status = 204, description = "It cannot be accepted any more."),
+        (status = 204, description = "Revoked."),
         (status = 404, description = "The project has no such invitation.", body = ErrorBody),
     ),
 )]

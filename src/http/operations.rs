@@ -179,7 +179,7 @@ pub async fn get(
     security(("api_key" = ["manage"]), ("session" = ["member"])),
     params(("operation_id" = String, Path, description = "The operation.", example = "op_01m7w3ha3aextt8pkwwdmxsmqw")),
     responses(
-        (status = 200, description = "The operation, as it is now.", body = Operation),
+        (status = 200, description = "The operation.", body = Operation),
         (status = 401, description = "No valid API key.", body = ErrorBody),
         (status = 404, description = "The project has no such operation.", body = ErrorBody),
         (status = 503, description = "Try again later.", body = ErrorBody),

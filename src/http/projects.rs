@@ -149,9 +149,9 @@ impl RequestBody for CreateProjectRequest {}
     request_body = CreateProjectRequest,
     responses(
         (status = 201, description = "The project.", body = Project),
-        (status = 400, description = "The request cannot be read or breaks a rule.", body = ErrorBody),
+        (status = 400, description = "Invalid request.", body = ErrorBody),
         (status = 401, description = "No live session.", body = ErrorBody),
-        (status = 409, description = "No free slug was found that is like the name.", body = ErrorBody),
+        (status = 409, description = "No free slug could be derived from the name.", body = ErrorBody),
         (status = 413, description = "The body is too large.", body = ErrorBody),
         (status = 415, description = "The body is not JSON.", body = ErrorBody),
     ),
@@ -169,7 +169,7 @@ pub async fn create(
     let mut conn = app.engine.pools.people.acquire().await?;
     let mut tx = conn.begin().await?;
     if store::members::owned(&mut tx, account_id).await? >= MAX_OWNED_PROJECTS {
-        return Err(Error::QuotaExceeded { what: "projects of its own", max: MAX_OWNED_PROJECTS });
+        return Err(Error::QuotaExceeded { what: "owned projects", max: MAX_OWNED_PROJECTS });
     }
     let mode = request.mode.unwrap_or(ProjectMode::Live).name();
     let plan = &app.accounts.default_plan;
@@ -218,8 +218,8 @@ impl RequestBody for ChangeProjectRequest {}
     params(("project" = String, Path, description = "The project's id or slug.", example = "acme")),
     request_body = ChangeProjectRequest,
     responses(
-        (status = 200, description = "The project, as it is now.", body = Project),
-        (status = 400, description = "The request cannot be read or breaks a rule.", body = ErrorBody),
+        (status = 200, description = "The project.", body = Project),
+        (status = 400, description = "Invalid request.", body = ErrorBody),
         (status = 413, description = "The body is too large.", body = ErrorBody),
         (status = 415, description = "The body is not JSON.", body = ErrorBody),
     ),
@@ -265,7 +265,7 @@ pub struct DeleteProjectQuery {
     delete, path = "", tag = "projects", operation_id = "projects_delete", security(("session" = ["owner"])),
     params(("project" = String, Path, description = "The project's id or slug.", example = "acme"), DeleteProjectQuery),
     responses(
-        (status = 204, description = "It is gone."),
+        (status = 204, description = "Deleted."),
         (status = 400, description = "The confirmation is not the slug.", body = ErrorBody),
     ),
 )]

@@ -284,9 +284,9 @@ pub async fn list(
     params(("queue" = String, Path, description = "The queue.", example = "default")),
     responses(
         (status = 200, description = "The queue.", body = Queue),
-        (status = 400, description = "The name breaks a rule.", body = ErrorBody),
+        (status = 400, description = "The name is invalid.", body = ErrorBody),
         (status = 401, description = "No valid API key.", body = ErrorBody),
-        (status = 404, description = "Nobody has ever used a queue of this name.", body = ErrorBody),
+        (status = 404, description = "The queue does not exist.", body = ErrorBody),
         (status = 503, description = "Try again later.", body = ErrorBody),
     ),
 )]
@@ -405,8 +405,8 @@ impl ChangeQueueRequest {
     params(("queue" = String, Path, description = "The queue.", example = "default")),
     request_body = ChangeQueueRequest,
     responses(
-        (status = 200, description = "The queue, as it is now.", body = Queue),
-        (status = 400, description = "The request cannot be read or breaks a rule.", body = ErrorBody),
+        (status = 200, description = "The queue.", body = Queue),
+        (status = 400, description = "Invalid request.", body = ErrorBody),
         (status = 401, description = "No valid API key.", body = ErrorBody),
         (status = 413, description = "The body is too large.", body = ErrorBody),
         (status = 415, description = "The body is not JSON.", body = ErrorBody),

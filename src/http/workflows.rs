@@ -139,15 +139,15 @@ impl Workflow {
     security(("api_key" = ["produce"]), ("session" = ["member"])),
     request_body = CreateWorkflowRequest,
     params(
-        ("Idempotency-Key" = Option<String>, Header, description = "Repeating the request with the same key answers as the first time, for 24 hours.", max_length = 200),
+        ("Idempotency-Key" = Option<String>, Header, description = "A request repeated with the same key within 24 hours gets the first answer.", max_length = 200),
         ("traceparent" = Option<String>, Header, description = "W3C trace context; the workers get it."),
     ),
     responses(
         (status = 201, description = "The workflow is stored.", body = Workflow,
          headers(("Location" = String, description = "The workflow's path."))),
-        (status = 400, description = "The request cannot be read, breaks a rule, or its jobs wait for each other in a circle.", body = ErrorBody),
+        (status = 400, description = "Invalid request, or a cycle among the jobs.", body = ErrorBody),
         (status = 401, description = "No valid API key.", body = ErrorBody),
-        (status = 409, description = "The idempotency key came with another request.", body = ErrorBody),
+        (status = 409, description = "The idempotency key was used with another request.", body = ErrorBody),
         (status = 413, description = "The body or a payload is too large.", body = ErrorBody),
         (status = 415, description = "The body is not JSON.", body = ErrorBody),
         (status = 503, description = "Try again later.", body = ErrorBody),
@@ -204,7 +204,7 @@ fn accept_graph(
             ("idempotency_key", job.idempotency_key.is_some()),
         ];
         for (field, _) in out_of_place.into_iter().filter(|it| it.1) {
-            item.refuse(field, "does not go with a job of a workflow");
+            item.refuse(field, "is not allowed for a job of a workflow");
         }
         if place < limits::MAX_WORKFLOW_JOBS {
             let mut tied = accept(tenant, ids.job(place), job, trace, &mut item)?;
@@ -357,7 +357,7 @@ pub async fn list(
     security(("api_key" = ["produce"]), ("api_key" = ["manage"]), ("session" = ["member"])),
     params(("workflow_id" = String, Path, description = "The workflow.", example = "wf_01m7w3ha3aextt8pkwwdmxsmqw")),
     responses(
-        (status = 200, description = "The workflow, as it is now.", body = Workflow),
+        (status = 200, description = "The workflow.", body = Workflow),
         (status = 401, description = "No valid API key.", body = ErrorBody),
         (status = 404, description = "The project has no such workflow.", body = ErrorBody),
         (status = 503, description = "Try again later.", body = ErrorBody),

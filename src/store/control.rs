@@ -347,7 +347,7 @@ pub async fn requeue_cancelled(
             select ended.id, count(live.id)::int as unfinished,
                    count(*) filter (
                        where live.state = 'dead_letter' or past.state = 'cancelled'
-                           -- Its end called the job off, and somebody has deleted it since.
+                           -- The parent whose end cancelled the job was deleted since.
                            or (edge.parent_id = ended.cancelled_by and live.id is null and past.id is null)
                    ) as bad
             from finished_jobs ended

@@ -172,7 +172,7 @@ pub async fn end_attempts(conn: &mut PgConnection, ended: &[Ended]) -> sqlx::Res
                    count(*) filter (where state = 'dead_letter'),
                    count(*) filter (where outcome in ('failed', 'timeout', 'lease_expired'))
             from after
-            -- A release moves nothing.
+            -- A release changes no count.
             where outcome <> 'released' or state = 'dead_letter'
             group by project_id, queue
         )

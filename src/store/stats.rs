@@ -44,7 +44,7 @@ pub async fn add(conn: &mut PgConnection, counted: &[Counted]) -> sqlx::Result<(
             values ('minute', date_trunc('minute', now())), ('hour', date_trunc('hour', now(), 'UTC')),
                    ('total', 'epoch'::timestamptz)
         ) as slot(resolution, at)
-        -- Nodes that add at the same time do so in the same order.
+        -- One order for all nodes, so that concurrent flushes cannot deadlock.
         order by sent.project_id, slot.resolution, slot.at, sent.queue, sent.job_type
         on conflict (project_id, resolution, at, queue, job_type) do update
         set enqueued = job_stats.enqueued + excluded.enqueued,
@@ -70,7 +70,7 @@ pub async fn add(conn: &mut PgConnection, counted: &[Counted]) -> sqlx::Result<(
                     as bucket(mine, theirs, number)
                 order by number
             ),
-            -- Seldom: it is indexed, and would keep every update from staying on its page.
+            -- Rarely: the column is indexed, and would prevent HOT updates.
             updated_at = case
                 when job_stats.updated_at < now() - interval '1 hour' then now()
                 else job_stats.updated_at

@@ -102,7 +102,7 @@ pub async fn record_pass(conn: &mut PgConnection) -> sqlx::Result<Option<bool>> 
         update reaper_state
         set last_pass_at = statement_timestamp()
         where last_pass_at > statement_timestamp() - make_interval(secs => $1::int)
-        -- In the order of its index, or a plan that was made when few jobs ran walks over all that are dead.
+        -- In index order: a plan made while few jobs ran would scan all dead entries.
         returning (
             select true from jobs where state = 'processing' and lease_expires_at <= now()
             order by lease_expires_at

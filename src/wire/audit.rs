@@ -18,7 +18,7 @@ pub async fn note<P>(app: &App, caller: &Caller<P>, entry: NewAuditEntry) {
             target = entry.target,
             actor = caller.who.id(),
             request.id = &*caller.client.request_id,
-            "a deed is not in the audit log"
+            "audit entry was not written"
         );
     }
 }

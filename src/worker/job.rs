@@ -343,7 +343,7 @@ async fn acknowledge(
                 if !is_first {
                     return CommandEnd::Abandoned;
                 }
-                let message = format!("the end was refused: {message} ({code})");
+                let message = format!("the ack was refused: {message} ({code})");
                 ack.error = Some(json!({"type": ACK_REFUSED, "message": message}));
             }
             Err(Failure::Refused { code, message, .. }) => {

@@ -177,8 +177,8 @@ mod tests {
         );
         let polite = judge(exit(0), Some(Stopped::For(Wanted::Fail)), b"1", "", &[]);
         assert!(matches!(polite, CommandEnd::Failed { kind, .. } if kind == "stopped"));
-        let handed_back = judge(exit(0), Some(Stopped::For(Wanted::Release)), b"1", "", &[]);
-        assert_eq!(handed_back, CommandEnd::Released);
+        let released = judge(exit(0), Some(Stopped::For(Wanted::Release)), b"1", "", &[]);
+        assert_eq!(released, CommandEnd::Released);
     }
 
     #[test]

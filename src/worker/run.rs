@@ -29,7 +29,7 @@ use crate::{
 /// Pauses after a failed poll; they double up to the last.
 const POLL_PAUSES_MS: [u64; 5] = [250, 500, 1_000, 2_000, 5_000];
 /// Timeout of the deregistration; without it the leases expire.
-const GOODBYE_TIMEOUT: Duration = Duration::from_secs(5);
+const DEREGISTER_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time for commands to end and be acknowledged, after the grace period.
 const LAST_ACKS_TIMEOUT: Duration = Duration::from_secs(15);
 /// Refresh interval of the line on a terminal.
@@ -70,7 +70,7 @@ pub async fn run(args: WorkerArgs) -> anyhow::Result<()> {
             }
         }
     }
-    worker.say_goodbye().await;
+    worker.send_deregistration().await;
     match worker.refused {
         Some(failure) => Err(failure).context("the server refuses the worker"),
         None => Ok(()),
@@ -97,11 +97,11 @@ async fn register(client: &Client, args: &WorkerArgs, worker_id: &str) -> anyhow
             Ok(_) => return Ok(()),
             Err(failure) if failure.is_passing() => {
                 let Some(pause) = pauses.next() else {
-                    return Err(failure).context("the worker could not be registered");
+                    return Err(failure).context("the worker was not registered");
                 };
                 tokio::time::sleep(Duration::from_millis(*pause)).await;
             }
-            Err(failure) => return Err(failure).context("the worker could not be registered"),
+            Err(failure) => return Err(failure).context("the worker was not registered"),
         }
     }
 }
@@ -353,7 +353,7 @@ impl Worker {
         }
         self.is_told_quiet = heard.state == "quiet";
         if heard.state == "terminate" && !self.is_draining {
-            self.say("told to terminate");
+            self.say("directive: terminate");
             self.drain();
         }
     }
@@ -362,13 +362,15 @@ impl Worker {
         match asked {
             SignalRequest::Stop if self.is_draining => {
                 self.jobs.abort_all();
-                bail!("stopped at once; what was running goes on elsewhere when its lease ends");
+                bail!(
+                    "stopped immediately; running jobs are retried elsewhere when their leases expire"
+                );
             }
             SignalRequest::Stop => self.drain(),
             SignalRequest::Quiet => {
                 self.is_quiet = true;
                 self.end_poll();
-                self.say("quiet: takes no more jobs");
+                self.say("quiet: claims no more jobs");
             }
             SignalRequest::Resume => {
                 self.is_quiet = false;
@@ -376,7 +378,7 @@ impl Worker {
                 self.is_told_quiet = true;
                 self.poll = None;
                 self.beat();
-                self.say("takes jobs again");
+                self.say("claims jobs again");
             }
         }
         Ok(())
@@ -409,10 +411,10 @@ impl Worker {
         self.jobs.abort_all();
     }
 
-    async fn say_goodbye(&mut self) {
-        let goodbye = json!({"worker_id": self.worker_id});
-        let said = self.client.post("/v1/workers/deregister", &goodbye);
-        let _ = timeout(GOODBYE_TIMEOUT, said).await;
+    async fn send_deregistration(&mut self) {
+        let request = json!({"worker_id": self.worker_id});
+        let said = self.client.post("/v1/workers/deregister", &request);
+        let _ = timeout(DEREGISTER_TIMEOUT, said).await;
         self.say(&format!("ended: {} succeeded, {} failed", self.succeeded, self.failed));
     }
 
@@ -444,7 +446,7 @@ fn leased(reply: &Reply) -> (Vec<Leased>, bool) {
         state: Option<String>,
     }
     let Ok(Polled { jobs, state }) = serde_json::from_str(&reply.text) else {
-        tracing::warn!("the answer to a poll cannot be read");
+        tracing::warn!("the answer to a poll is invalid");
         return (Vec::new(), false);
     };
     (jobs.into_iter().filter_map(|it| Leased::of(it.get())).collect(), state.is_some())

@@ -93,14 +93,14 @@ story("what fails is found in the dead letters, brought back slowly, and succeed
   await first.log(1, "connecting\n");
   await sees(page, "connecting");
   await first.fail({ type: "Refused", message: "connection 17 refused", stack_trace: "at line 1" });
-  await sees(page, "only a manual retry brings it back");
+  await sees(page, "retry it manually");
   await page.click("nav.side >> text=Dead letters");
   await sees(page, "connection 17 refused");
   await page.click("text=Retry these…");
   await sees(page, "Retry 1 dead letter?");
   await page.fill("[name=rate_per_second]", "5");
   await page.click("text=Retry them");
-  await sees(page, "The dead letters are coming back.");
+  await sees(page, "The dead letters are being retried.");
   await page.locator(".chip", { hasText: "succeeded" }).waitFor();
   const second = await api.lease("mailer", "mail");
   assert.equal(second.job.id, id);

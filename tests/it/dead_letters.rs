@@ -3,7 +3,7 @@
 use crate::harness::{TestProject, run};
 use serde_json::{Value, json};
 
-/// A job of this shape that was given up after one failure with this error.
+/// A job of this shape that was dead-lettered after one failure with this error.
 async fn die(t: &TestProject, job: Value, error: Value) -> String {
     let mut job = job;
     job["max_attempts"] = 1.into();
@@ -153,7 +153,10 @@ fn too_many_dead_letters_of_a_type_in_a_row_pull_its_brake() {
         assert_eq!(jobs.iter().map(|it| &it["id"]).collect::<Vec<_>>(), [&*free]);
         let why = t.get(&format!("/v1/jobs/{held}/explain")).await.is(200);
         let why = why["summary"].as_str().expect("words");
-        assert!(why.ends_with("the brake has paused it after 3 dead letters in a row"), "{why}");
+        assert!(
+            why.ends_with("paused by the circuit breaker after 3 consecutive dead letters"),
+            "{why}"
+        );
         t.post("/v1/queues/default/resume", json!({"job_type": "report"})).await.is(200);
         assert_eq!(t.wait_and_lease("w").await["id"], held);
         for _ in 0..2 {

@@ -229,7 +229,7 @@ fn job_limits() -> Vec<(&'static str, String)> {
         ("jobs of one workflow", format!("1–{}", limits::MAX_WORKFLOW_JOBS)),
         ("custom events of one job", limits::MAX_JOB_EVENTS.to_string()),
         (
-            "parents' results handed to one job",
+            "parents' results passed to one job",
             format!(
                 "{} bytes, later ones are left out and marked",
                 limits::MAX_PARENT_RESULTS_BYTES
@@ -293,7 +293,7 @@ fn worker_limits() -> Vec<(&'static str, String)> {
         ("a log chunk's `data`", format!("{} bytes", limits::MAX_LOG_CHUNK_BYTES)),
         ("jobs of one log report", limits::MAX_LOG_JOBS.to_string()),
         (
-            "a worker that nobody hears of",
+            "a silent worker",
             format!("forgotten after {} s", limits::WORKER_KEEP_SECONDS),
         ),
     ]
@@ -321,7 +321,7 @@ fn queue_limits() -> Vec<(&'static str, String)> {
             format!("{}, more are shown as pending", counts::MAX_COUNTED_PROCESSING),
         ),
         ("types that are paused in a queue", limits::MAX_PAUSED_TYPES.to_string()),
-        ("types told apart while some are paused", queue_limits::MAX_OPEN_TYPES.to_string()),
+        ("job types considered while some are paused", queue_limits::MAX_OPEN_TYPES.to_string()),
         (
             "queues, and types of a queue, that a node counts by name",
             format!("{}, later ones as `other`", limits::MAX_COUNTED_NAMES),
@@ -345,16 +345,16 @@ fn bulk_limits() -> Vec<(&'static str, String)> {
         ("`cron_expression`, `timezone`", format!("1–{} characters", limits::MAX_CRON_CHARS)),
         ("`spread_seconds`", format!("0–{} s", limits::MAX_SPREAD_SECONDS)),
         (
-            "a tick that nobody has dealt with",
+            "a tick that no node has handled",
             format!("is missed after {} s", schedule::GRACE_SECONDS),
         ),
-        ("missed ticks that are made up for", format!("{}, the last", schedule::MAX_CATCH_UP)),
+        ("missed ticks that `catch_up` can fire", format!("{}, the last", schedule::MAX_CATCH_UP)),
         ("the record of a tick", format!("kept {} days", limits::FIRE_KEEP_DAYS)),
-        ("times shown of when a schedule fires", format!("1–{}", limits::MAX_SHOWN_TIMES)),
-        ("operations of one project that go on", limits::MAX_RUNNING_OPERATIONS.to_string()),
+        ("fire times shown for a schedule", format!("1–{}", limits::MAX_SHOWN_TIMES)),
+        ("running operations of one project", limits::MAX_RUNNING_OPERATIONS.to_string()),
         ("an operation that has ended", format!("kept {} days", limits::OPERATION_KEEP_DAYS)),
-        ("`max` of a retry of many", format!("1–{}", limits::MAX_OPERATION_JOBS)),
-        ("`rate_per_second` of a retry of many", format!("1–{}", limits::MAX_OPERATION_RATE)),
+        ("`max` of a bulk retry", format!("1–{}", limits::MAX_OPERATION_JOBS)),
+        ("`rate_per_second` of a bulk retry", format!("1–{}", limits::MAX_OPERATION_RATE)),
         ("dead letters that are counted", dead_letters::MAX_COUNTED.to_string()),
     ]
 }
@@ -367,7 +367,7 @@ fn request_limits() -> Vec<(&'static str, String)> {
         ("jobs of one batch", format!("1–{}", limits::MAX_ENQUEUE_BATCH_JOBS)),
         ("acks of one batch", format!("1–{}", limits::MAX_ACK_BATCH)),
         ("jobs on one page", format!("1–{}", limits::MAX_PAGE_JOBS)),
-        ("rows one page looks at", limits::MAX_PAGE_EXAMINED_ROWS.to_string()),
+        ("rows examined for one page", limits::MAX_PAGE_EXAMINED_ROWS.to_string()),
         ("workers on one page", format!("1–{}", limits::MAX_PAGE_WORKERS)),
         ("workflows on one page", format!("1–{}", limits::MAX_PAGE_WORKFLOWS)),
         ("events on one page of a job's history", format!("1–{}", limits::MAX_PAGE_EVENTS)),
@@ -389,7 +389,7 @@ fn request_limits() -> Vec<(&'static str, String)> {
             ),
         ),
         (
-            "a request with an idempotency key that broke off",
+            "an interrupted request with an idempotency key",
             format!("may run again after {} s", limits::IDEMPOTENCY_LOCK_SECONDS),
         ),
         ("time for the body to arrive", format!("{} s", BODY_TIMEOUT.as_secs())),
@@ -403,7 +403,7 @@ fn node_limits() -> Vec<(&'static str, String)> {
         ("event streams", format!("{}, then 503", limits::MAX_STREAMS)),
         ("event streams of one project", format!("{}, then 429", limits::MAX_PROJECT_STREAMS)),
         (
-            "events of one project remembered for streams that come back",
+            "events of one project kept for streams that reconnect",
             limits::MAX_REMEMBERED_EVENTS.to_string(),
         ),
         (
@@ -419,7 +419,7 @@ fn node_limits() -> Vec<(&'static str, String)> {
             format!("{} s", server::FIRST_BYTE_TIMEOUT.as_secs()),
         ),
         (
-            "time for a head, and pause between requests",
+            "time for request headers, and idle time between requests",
             format!("{} s", server::HEADER_TIMEOUT.as_secs()),
         ),
         (
@@ -427,15 +427,15 @@ fn node_limits() -> Vec<(&'static str, String)> {
             format!("{} s", server::WRITE_TIMEOUT.as_secs()),
         ),
         (
-            "connections of one address",
+            "connections of one IP address",
             format!("{}, proxies excepted", config::DEFAULT_CONNECTIONS_PER_ADDRESS),
         ),
         (
-            "trust in a credential without asking the database",
+            "time for which a credential is cached",
             format!("{} s", fencepost::app::KEY_CACHE_TTL.as_secs()),
         ),
         (
-            "a call to Redis, and the pause after one that failed",
+            "timeout of a Redis call, and pause after a failed call",
             format!(
                 "{} ms, {} s",
                 redis_bus::DEFAULT_BUDGET.as_millis(),

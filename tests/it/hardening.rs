@@ -217,6 +217,6 @@ fn check_says_what_is_wrong_and_how_to_mend_it() {
         assert!(!is_good && told.contains("WRONG    redis"), "{told}");
         assert!(!told.contains("canary"), "{told}");
         let (is_good, told) = check(&[database_url, ("FENCEPOST_DEFAULT_PLAN", "gold")]);
-        assert!(!is_good && told.contains("there is no plan `gold`"), "{told}");
+        assert!(!is_good && told.contains("no such plan: `gold`"), "{told}");
     });
 }

@@ -224,7 +224,7 @@ fn a_queue_of_limit_zero_hands_out_nothing_until_the_limit_is_taken_away() {
         };
         assert!(t.poll("v", 1).await.is_empty());
         let told = t.get(&format!("/v1/jobs/{id}/explain")).await.is(200);
-        assert_eq!(told["summary"], "queue default lets nothing run: its limit is 0");
+        assert_eq!(told["summary"], "queue default allows no job: its limit is 0");
         assert_eq!(limit(t, "default", json!(null)).await.is(200)["max_concurrency"], Value::Null);
         assert_eq!(parked.await.expect("an answer")["id"], id);
         limit(t, "default", json!(-1)).await.refuses("max_concurrency");

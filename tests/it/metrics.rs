@@ -104,7 +104,7 @@ fn an_operator_finds_the_queue_that_is_stuck_and_why() {
             let run = command.args(["stuck", "--database-url", &t.database.url]).output().await;
             String::from_utf8(run.expect("it runs").stdout).expect("text")
         };
-        assert_eq!(stuck().await, "no job waits that could run\n");
+        assert_eq!(stuck().await, "no ready job waits\n");
         t.enqueue(json!({"queue": "mail"})).await;
         t.enqueue(json!({"queue": "mail", "priority": 5, "run_at": "2001-01-01T00:00:00Z"})).await;
         // Counters are added up within a second.

@@ -236,7 +236,7 @@ fn a_paused_type_waits_while_all_others_go_on() {
         assert!(t.polled(typed).await.is_empty());
         assert_eq!(t.job(&mail).await["waiting_for"], "type_paused");
         let why = t.get(&format!("/v1/jobs/{mail}/explain")).await.is(200);
-        assert!(why["summary"].as_str().expect("words").ends_with("somebody has paused it"));
+        assert!(why["summary"].as_str().expect("words").ends_with("paused manually"));
         let seen = queue(t, "default").await;
         assert_eq!(seen["paused_types"][0]["job_type"], "mail");
         assert_eq!(seen["paused_types"][0]["paused_by"], "operator");
@@ -288,7 +288,7 @@ fn a_used_up_rate_limit_says_so_and_a_higher_one_counts_at_once() {
         assert_eq!(waiting["jobs"][0]["waiting_for"], "rate_limit");
         let id = waiting["jobs"][0]["id"].as_str().expect("an id").to_owned();
         let why = t.get(&format!("/v1/jobs/{id}/explain")).await.is(200);
-        assert_eq!(why["summary"], "queue default has handed out 1 of 1 jobs in 3600 s");
+        assert_eq!(why["summary"], "queue default has started 1 of 1 jobs in 3600 s");
         assert!(why["next_change_at"].is_string());
         let parked = {
             let t = t.clone();

@@ -219,7 +219,7 @@ fn polls_that_wait_are_counted_on_all_nodes_together() {
             let there = TestProject { url: url.clone(), ..t.clone() };
             let refused = there.post("/v1/workers/poll", poll(0)).await;
             let error = refused.is_error(429, "quota_exceeded");
-            assert!(error["message"].as_str().expect("words").contains("3 polls that wait"));
+            assert!(error["message"].as_str().expect("words").contains("3 parked polls"));
         }
         // Those that wait are not harmed, and give their places back.
         for _ in 0..3 {
@@ -250,7 +250,7 @@ fn a_project_has_as_many_jobs_waiting_as_its_plan_allows() {
         t.enqueue(json!({"delay_seconds": 60})).await;
         let refused = t.post("/v1/jobs", json!({"job_type": "test"})).await;
         let error = refused.is_error(429, "quota_exceeded");
-        assert_eq!(error["message"], "more than 5 jobs that wait or run are not allowed here");
+        assert_eq!(error["message"], "more than 5 live jobs are not allowed here");
         let graph = json!({"jobs": [{"key": "a", "job_type": "t"}]});
         t.post("/v1/workflows", graph).await.is_error(429, "quota_exceeded");
         let job = t.lease("w").await;

@@ -268,7 +268,7 @@ fn a_worker_can_be_quieted_and_woken_by_signals_and_by_the_server() {
         t.post("/v1/workers/w/resume", json!({})).await.is(200);
         t.job_becomes(&id, "succeeded").await;
         t.post("/v1/workers/w/terminate", json!({})).await.is(200);
-        worker.says("told to terminate").await;
+        worker.says("directive: terminate").await;
         worker.ends_well().await;
     });
 }

@@ -70,7 +70,7 @@ pub struct Directives {
     responses(
         (status = 200, description = "The lease is renewed.", body = HeartbeatReply),
         (status = 404, description = "No such job.", body = ErrorBody),
-        (status = 409, description = "The lease is not this worker's any more: stop.", body = ErrorBody),
+        (status = 409, description = "The lease no longer belongs to this worker: stop.", body = ErrorBody),
     ),
 )]
 pub async fn beat(
@@ -126,7 +126,7 @@ pub enum CompleteStatus {
     responses(
         (status = 204, description = "The end of the attempt is recorded."),
         (status = 404, description = "No such job.", body = ErrorBody),
-        (status = 409, description = "The attempt is not this worker's to settle.", body = ErrorBody),
+        (status = 409, description = "The attempt no longer belongs to this worker.", body = ErrorBody),
     ),
 )]
 pub async fn complete(
@@ -215,9 +215,9 @@ pub struct EventRequest {
     ),
     request_body = EventsRequest,
     responses(
-        (status = 204, description = "All are stored."),
+        (status = 204, description = "The events are stored."),
         (status = 404, description = "No such job.", body = ErrorBody),
-        (status = 409, description = "The attempt is not this worker's any more; nothing is stored.", body = ErrorBody),
+        (status = 409, description = "The attempt no longer belongs to this worker; nothing is stored.", body = ErrorBody),
     ),
 )]
 pub async fn emit(

@@ -89,8 +89,8 @@ pub struct ClaimedJob {
     params(("project" = String, Path, description = "The key's project: its id or slug.")),
     request_body = ClaimRequest,
     responses(
-        (status = 200, description = "A job under a lease.", body = ClaimedJob),
-        (status = 204, description = "No job within the wait."),
+        (status = 200, description = "A leased job.", body = ClaimedJob),
+        (status = 204, description = "No job during the wait."),
         (status = 404, description = "No such project for this key.", body = ErrorBody),
     ),
 )]

@@ -45,7 +45,7 @@ pub(super) const ADAPTER: Adapter = Adapter {
             workflows; a `job_id` here names a job and an attempt.",
         license(name = "MIT OR Apache-2.0", identifier = "MIT OR Apache-2.0"),
     ),
-    tags((name = "Jobs", description = "What workers call."), (name = "Workers", description = "Who they are."))
+    tags((name = "Jobs", description = "Register, poll, heartbeat, ack and report."), (name = "Workers", description = "Registered workers."))
 )]
 struct MobiusDocument;
 

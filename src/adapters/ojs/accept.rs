@@ -96,8 +96,8 @@ pub fn accept(tenant: Tenant<'_>, mut sent: Fields, check: &mut Check) -> Result
     };
     let (retry, max_attempts) = accept_retry(&mut options, &mut inner);
     let unique = accept_unique(&mut options, (&job_type, &queue, &kept), &mut inner);
-    options.refuse("pending", "must not be sent: jobs are not staged here", &mut inner);
-    let why = "must not be sent: limit the queue instead";
+    options.refuse("pending", "is not supported: jobs are never staged", &mut inner);
+    let why = "is not supported: set a limit on the queue";
     options.refuse("rate_limit", why, &mut inner);
     check.absorb(inner);
     let envelope = envelope(kept, check)?;

@@ -102,10 +102,10 @@ impl CronView {
     post, path = "/v1/cron", tag = "cron", operation_id = "put_cron",
     request_body(content = Object, description = "`name`, `expression`, `job_template` with `type`, `args` and `options`; or, without a template, `cron`, `type`, `args`, `options`."),
     responses(
-        (status = 201, description = "It is new.", body = CronReply),
-        (status = 200, description = "It was there, and is changed.", body = CronReply),
-        (status = 409, description = "Another type has the name.", body = ErrorBody),
-        (status = 422, description = "The retry policy breaks a rule.", body = ErrorBody),
+        (status = 201, description = "Created.", body = CronReply),
+        (status = 200, description = "Changed.", body = CronReply),
+        (status = 409, description = "Another job type has the name.", body = ErrorBody),
+        (status = 422, description = "The retry policy is invalid.", body = ErrorBody),
     ),
 )]
 pub async fn put(
@@ -145,7 +145,7 @@ fn accept(mut sent: Fields, plan: &Limits) -> Result<WrittenSchedule, Error> {
     let mut template: Fields = sent.take("job_template", &mut check).unwrap_or(sent);
     let job_type: Option<String> = template.need("type", &mut check);
     job_type.iter().for_each(|it| check_type(it, &mut check));
-    template.refuse("meta", "must not be sent: schedules keep none", &mut check);
+    template.refuse("meta", "is not supported for schedules", &mut check);
     let payload = accept_args(&mut template, plan, &mut check)?;
     let mut options: Fields = template.take("options", &mut check).unwrap_or_default();
     let mut inner = Check::below("options.");
@@ -153,7 +153,7 @@ fn accept(mut sent: Fields, plan: &Limits) -> Result<WrittenSchedule, Error> {
     let rank = accept_rank(&mut options, &mut inner);
     let timeout_seconds = accept_timeout(&mut options, &mut inner);
     for name in ["rate_limit", "unique", "pending", "expires_at", "delay_until", "scheduled_at"] {
-        options.refuse(name, "must not be sent: schedules' jobs have none", &mut inner);
+        options.refuse(name, "is not supported for schedules' jobs", &mut inner);
     }
     let (retry, max_attempts) = accept_retry(&mut options, &mut inner);
     check.absorb(inner);
@@ -214,7 +214,7 @@ pub async fn get(
     delete, path = "/v1/cron/{name}", tag = "cron", operation_id = "delete_cron",
     params(("name" = String, Path, description = "The schedule.")),
     responses(
-        (status = 200, description = "It is gone.", body = Object),
+        (status = 200, description = "Deleted.", body = Object),
         (status = 404, description = "No such schedule.", body = ErrorBody),
     ),
 )]

@@ -65,9 +65,9 @@ pub async fn find(app: &App, key: JobKey) -> Result<JobReply, Error> {
     request_body(content = Object, description = "`type` and `args`, and what else the specification has; `options`."),
     responses(
         (status = 201, description = "The job is stored.", body = JobReply),
-        (status = 200, description = "A live job is the same by its `unique` policy: this one.", body = JobReply),
-        (status = 409, description = "A job has this id, or is the same by its `unique` policy.", body = ErrorBody),
-        (status = 422, description = "The retry policy breaks a rule.", body = ErrorBody),
+        (status = 200, description = "The existing live job with the same `unique` policy.", body = JobReply),
+        (status = 409, description = "A job with this id exists, or a live one with the same `unique` policy.", body = ErrorBody),
+        (status = 422, description = "The retry policy is invalid.", body = ErrorBody),
     ),
 )]
 pub async fn create(
@@ -148,9 +148,9 @@ async fn store(
     post, path = "/v1/jobs/batch", tag = "jobs", operation_id = "enqueue_batch",
     request_body(content = Object, description = "`jobs`: 1 to 500 of them."),
     responses(
-        (status = 201, description = "All are stored.", body = JobsReply),
-        (status = 409, description = "A job has one of the ids, or is the same by a `unique` policy.", body = ErrorBody),
-        (status = 422, description = "A retry policy breaks a rule.", body = ErrorBody),
+        (status = 201, description = "The events are stored.", body = JobsReply),
+        (status = 409, description = "A job with one of the ids exists, or a live one with the same `unique` policy.", body = ErrorBody),
+        (status = 422, description = "A retry policy is invalid.", body = ErrorBody),
     ),
 )]
 pub async fn create_batch(

@@ -68,13 +68,13 @@ pub(super) const ADAPTER: Adapter = Adapter {
         license(name = "MIT OR Apache-2.0", identifier = "MIT OR Apache-2.0"),
     ),
     tags(
-        (name = "jobs", description = "What producers call."),
-        (name = "workers", description = "What workers call."),
-        (name = "queues", description = "What is in queues."),
-        (name = "dead-letter", description = "What was given up."),
-        (name = "cron", description = "Jobs that are enqueued again and again."),
-        (name = "workflows", description = "Jobs that wait for each other."),
-        (name = "system", description = "What this server can do."),
+        (name = "jobs", description = "Enqueue, read and control jobs."),
+        (name = "workers", description = "Register, poll, heartbeat, ack and report."),
+        (name = "queues", description = "Queues and their depth."),
+        (name = "dead-letter", description = "Jobs that have failed for the last time."),
+        (name = "cron", description = "Recurring schedules (cron)."),
+        (name = "workflows", description = "Jobs with dependencies."),
+        (name = "system", description = "Capabilities of this server."),
     )
 )]
 struct OjsDocument;
@@ -180,15 +180,15 @@ fn render_error(error: &Error, request_id: &str, mut response: Response) -> Resp
 fn hint(class: Class) -> &'static str {
     match class {
         Class::Unreadable | Class::Invalid | Class::MediaType | Class::TooLarge => {
-            "mend the request"
+            "fix the request"
         }
         Class::Unauthorized => "send a live API key as a bearer token",
-        Class::Forbidden => "use a key with the scope that this needs",
+        Class::Forbidden => "use a key with the required scope",
         Class::NotFound | Class::MethodNotAllowed => "check the path and the id",
-        Class::Conflict => "read the job: its state does not allow this any more",
-        Class::Duplicate => "use the job that is there, or another key",
+        Class::Conflict => "read the job: its state no longer allows this",
+        Class::Duplicate => "use the existing job, or another key",
         Class::Timeout | Class::Limited | Class::Unavailable => "try again later",
-        Class::Internal => "this is our mistake: tell us the request id",
+        Class::Internal => "something went wrong on our side: contact support with the request id",
     }
 }
 

@@ -190,7 +190,7 @@ pub async fn stats(
 #[utoipa::path(
     post, path = "/v1/queues/{name}/pause", tag = "queues", operation_id = "pause_queue",
     params(("name" = String, Path, description = "The queue.")),
-    responses((status = 200, description = "It is paused.", body = Object)),
+    responses((status = 200, description = "Paused.", body = Object)),
 )]
 pub async fn pause(
     caller: Caller<Manage>,
@@ -204,7 +204,7 @@ pub async fn pause(
 #[utoipa::path(
     post, path = "/v1/queues/{name}/resume", tag = "queues", operation_id = "resume_queue",
     params(("name" = String, Path, description = "The queue.")),
-    responses((status = 200, description = "It goes on.", body = Object)),
+    responses((status = 200, description = "Resumed.", body = Object)),
 )]
 pub async fn resume(
     caller: Caller<Manage>,
@@ -275,7 +275,7 @@ pub async fn dead_letters(
     responses(
         (status = 200, description = "The job, available.", body = JobReply),
         (status = 404, description = "No such job.", body = ErrorBody),
-        (status = 409, description = "It was not given up.", body = ErrorBody),
+        (status = 409, description = "It is not a dead letter.", body = ErrorBody),
     ),
 )]
 pub async fn retry_dead_letter(
@@ -295,9 +295,9 @@ pub async fn retry_dead_letter(
     delete, path = "/v1/dead-letter/{id}", tag = "dead-letter", operation_id = "delete_dead_letter",
     params(("id" = String, Path, description = "The job.")),
     responses(
-        (status = 200, description = "It is gone.", body = Object),
+        (status = 200, description = "Deleted.", body = Object),
         (status = 404, description = "No such job.", body = ErrorBody),
-        (status = 409, description = "It was not given up.", body = ErrorBody),
+        (status = 409, description = "It is not a dead letter.", body = ErrorBody),
     ),
 )]
 pub async fn delete_dead_letter(

@@ -241,7 +241,7 @@ impl JobView {
         } else {
             state_name(row.state, row.unfinished_parents)
         };
-        let is_over = matches!(row.state, StoredState::Succeeded | StoredState::DeadLetter);
+        let has_ended = matches!(row.state, StoredState::Succeeded | StoredState::DeadLetter);
         let is_running = row.state == StoredState::Processing;
         let attempt = match row.state {
             StoredState::Cancelled => i32::try_from(all.len()).unwrap_or(i32::MAX),
@@ -267,8 +267,8 @@ impl JobView {
             enqueued_at: time(row.created_at),
             scheduled_at: is_ahead.then(|| time(row.run_at)),
             started_at: started_at.map(time),
-            completed_at: row.completed_at.filter(|_| is_over).map(time),
-            cancelled_at: row.completed_at.filter(|_| !is_over && !has_expired).map(time),
+            completed_at: row.completed_at.filter(|_| has_ended).map(time),
+            cancelled_at: row.completed_at.filter(|_| !has_ended && !has_expired).map(time),
             expires_at: expires_at.or(row.expires_at.map(time)),
             retry_delay_ms: wait,
             next_attempt_at: last.and_then(|it| it.retry_at).map(time),

@@ -181,9 +181,9 @@ pub struct AckReply {
     post, path = "/v1/workers/ack", tag = "workers", operation_id = "ack",
     request_body = AckRequest,
     responses(
-        (status = 200, description = "It is done.", body = AckReply),
+        (status = 200, description = "Acknowledged.", body = AckReply),
         (status = 404, description = "No such job.", body = ErrorBody),
-        (status = 409, description = "It is not active, or another worker has it.", body = ErrorBody),
+        (status = 409, description = "It is not active, or another worker holds it.", body = ErrorBody),
     ),
 )]
 pub async fn ack(
@@ -201,9 +201,9 @@ pub async fn ack(
     params(("id" = String, Path, description = "The job.")),
     request_body = Option<AckRequest>,
     responses(
-        (status = 200, description = "It is done.", body = AckReply),
+        (status = 200, description = "Acknowledged.", body = AckReply),
         (status = 404, description = "No such job.", body = ErrorBody),
-        (status = 409, description = "It is not active, or another worker has it.", body = ErrorBody),
+        (status = 409, description = "It is not active, or another worker holds it.", body = ErrorBody),
     ),
 )]
 pub async fn ack_job(
@@ -345,9 +345,9 @@ pub struct NackReply {
     post, path = "/v1/workers/nack", tag = "workers", operation_id = "nack",
     request_body = NackRequest,
     responses(
-        (status = 200, description = "It is recorded.", body = NackReply),
+        (status = 200, description = "Recorded.", body = NackReply),
         (status = 404, description = "No such job.", body = ErrorBody),
-        (status = 409, description = "It is not active, or another worker has it.", body = ErrorBody),
+        (status = 409, description = "It is not active, or another worker holds it.", body = ErrorBody),
     ),
 )]
 pub async fn nack(
@@ -356,7 +356,7 @@ pub async fn nack(
     Json(request): Json<NackRequest>,
 ) -> Result<Reply<NackReply>, Error> {
     let id = named(request.job_id.as_deref())?.to_owned();
-    give_up(&app, caller.project_id, &id, request).await
+    report_failure(&app, caller.project_id, &id, request).await
 }
 
 macro_rules! nack_path {
@@ -367,9 +367,9 @@ macro_rules! nack_path {
             params(("id" = String, Path, description = "The job.")),
             request_body = Option<NackRequest>,
             responses(
-                (status = 200, description = "It is recorded.", body = NackReply),
+                (status = 200, description = "Recorded.", body = NackReply),
                 (status = 404, description = "No such job.", body = ErrorBody),
-                (status = 409, description = "It is not active, or another worker has it.", body = ErrorBody),
+                (status = 409, description = "It is not active, or another worker holds it.", body = ErrorBody),
             ),
         )]
         pub async fn $name(
@@ -378,7 +378,7 @@ macro_rules! nack_path {
             params: PathParams,
             OptionalJson(request): OptionalJson<NackRequest>,
         ) -> Result<Reply<NackReply>, Error> {
-            give_up(&app, caller.project_id, params.get("id"), request).await
+            report_failure(&app, caller.project_id, params.get("id"), request).await
         }
     };
 }
@@ -392,7 +392,7 @@ nack_path!(
     fail_job, "/v1/jobs/{id}/fail", "fail_job"
 );
 
-async fn give_up(
+async fn report_failure(
     app: &App,
     project_id: ProjectId,
     id: &str,

@@ -59,7 +59,7 @@ pub struct WorkerReply {
 #[utoipa::path(
     post, path = "/v1/workers/register", tag = "workers", operation_id = "register",
     request_body = RegisterRequest,
-    responses((status = 200, description = "The worker is known.", body = WorkerReply)),
+    responses((status = 200, description = "Registered.", body = WorkerReply)),
 )]
 pub async fn register(
     caller: Caller<Work>,
@@ -136,7 +136,7 @@ pub struct BeatReply {
 #[utoipa::path(
     post, path = "/v1/workers/heartbeat", tag = "workers", operation_id = "heartbeat",
     request_body = BeatRequest,
-    responses((status = 200, description = "It was heard.", body = BeatReply)),
+    responses((status = 200, description = "Recorded.", body = BeatReply)),
 )]
 pub async fn beat(
     caller: Caller<Beating>,
@@ -213,8 +213,8 @@ impl RequestBody for DeregisterRequest {}
     post, path = "/v1/workers/deregister", tag = "workers", operation_id = "deregister",
     request_body = DeregisterRequest,
     responses(
-        (status = 200, description = "The worker is gone.", body = WorkerReply),
-        (status = 404, description = "Nobody of this name was ever heard.", body = ErrorBody),
+        (status = 200, description = "Deregistered.", body = WorkerReply),
+        (status = 404, description = "No worker with this id is known.", body = ErrorBody),
     ),
 )]
 pub async fn deregister(

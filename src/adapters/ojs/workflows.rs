@@ -161,7 +161,7 @@ fn read_steps(mut sent: Fields, check: &mut Check) -> (String, Vec<Step>) {
         steps.push(Step { key, path, depends_on: before.unwrap_or(depends_on), job });
     }
     let mut callbacks: Fields = sent.take("callbacks", check).unwrap_or_default();
-    let why = "must not be sent: what runs after a failure is not offered here";
+    let why = "is not supported: no callback runs after a failure";
     let mut inner = Check::below("callbacks.");
     callbacks.refuse("on_failure", why, &mut inner);
     callbacks.refuse("on_complete", why, &mut inner);
@@ -180,7 +180,7 @@ fn read_steps(mut sent: Fields, check: &mut Check) -> (String, Vec<Step>) {
     request_body(content = Object, description = "`type` chain with `steps`, or group or batch with `jobs`; or `steps` with `id` and `depends_on`."),
     responses(
         (status = 201, description = "It runs.", body = WorkflowReply),
-        (status = 422, description = "A retry policy breaks a rule.", body = ErrorBody),
+        (status = 422, description = "A retry policy is invalid.", body = ErrorBody),
     ),
 )]
 pub async fn create(
@@ -239,7 +239,7 @@ fn accept_step(
     let mut accepted = accept(tenant, job, &mut item)?;
     let extras = accepted.tied.job.extras.get_or_insert_default();
     if extras.unique_key.is_some() {
-        item.refuse("options.unique", "does not go with a job of a workflow");
+        item.refuse("options.unique", "is not allowed for a job of a workflow");
     }
     extras.workflow_key = Some(key);
     check.absorb(item);

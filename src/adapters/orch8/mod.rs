@@ -41,7 +41,7 @@ pub(super) const ADAPTER: Adapter = Adapter {
             `/api/v1`. Jobs come from native enqueues and workflows; a task's id names a job and an attempt.",
         license(name = "MIT OR Apache-2.0", identifier = "MIT OR Apache-2.0"),
     ),
-    tags((name = "tasks", description = "What workers call."))
+    tags((name = "tasks", description = "Register, poll, heartbeat, ack and report."))
 )]
 struct Orch8Document;
 

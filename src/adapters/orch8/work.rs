@@ -211,8 +211,8 @@ impl WideTask {
     post, path = "/workers/tasks/poll", tag = "tasks", operation_id = "poll_tasks",
     request_body = Option<PollRequest>,
     responses(
-        (status = 200, description = "A task; a list when more than one was asked for, or when it answers at once.", body = PollReply),
-        (status = 204, description = "No task within the wait."),
+        (status = 200, description = "A task; a list if more than one was requested, or for an immediate answer.", body = PollReply),
+        (status = 204, description = "No task during the wait."),
     ),
 )]
 pub async fn poll(
@@ -314,9 +314,9 @@ pub struct Done {
     params(("id" = String, Path, description = "The task, as polled.")),
     request_body = CompleteRequest,
     responses(
-        (status = 200, description = "It is recorded.", body = Done),
+        (status = 200, description = "Recorded.", body = Done),
         (status = 404, description = "No such task.", body = ErrorBody),
-        (status = 409, description = "The task is not this worker's to settle any more.", body = ErrorBody),
+        (status = 409, description = "The task no longer belongs to this worker.", body = ErrorBody),
     ),
 )]
 pub async fn complete(
@@ -364,9 +364,9 @@ impl RequestBody for FailRequest {}
     params(("id" = String, Path, description = "The task, as polled.")),
     request_body = FailRequest,
     responses(
-        (status = 200, description = "It is recorded.", body = Done),
+        (status = 200, description = "Recorded.", body = Done),
         (status = 404, description = "No such task.", body = ErrorBody),
-        (status = 409, description = "The task is not this worker's to settle any more.", body = ErrorBody),
+        (status = 409, description = "The task no longer belongs to this worker.", body = ErrorBody),
     ),
 )]
 pub async fn fail(
@@ -444,7 +444,7 @@ pub struct HeartbeatReply {
     responses(
         (status = 200, description = "The lease is renewed.", body = HeartbeatReply),
         (status = 404, description = "No such task.", body = ErrorBody),
-        (status = 409, description = "The task is not this worker's any more: stop.", body = ErrorBody),
+        (status = 409, description = "The task no longer belongs to this worker: stop.", body = ErrorBody),
     ),
 )]
 pub async fn heartbeat(
@@ -454,10 +454,7 @@ pub async fn heartbeat(
     OptionalJson(request): OptionalJson<HeartbeatRequest>,
 ) -> Result<Reply<HeartbeatReply>, Error> {
     if request.checkpoint.is_some() {
-        return Err(Error::invalid(
-            "checkpoint",
-            "must not be sent: checkpoints are not kept here",
-        ));
+        return Err(Error::invalid("checkpoint", "is not supported: checkpoints are not stored"));
     }
     let id = read_task_id(params.get("id"))?;
     let worker_id = named(request.worker_id);

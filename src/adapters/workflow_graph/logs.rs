@@ -83,8 +83,8 @@ impl ChunkView {
     params(("lease_id" = String, Path, description = "The lease, as claimed.")),
     request_body = LogsRequest,
     responses(
-        (status = 200, description = "It is kept, as far as there is room."),
-        (status = 409, description = "The lease is over; nothing is kept.", body = ErrorBody),
+        (status = 200, description = "Stored, up to the limit."),
+        (status = 409, description = "The lease has ended; nothing is stored.", body = ErrorBody),
     ),
 )]
 pub async fn push(

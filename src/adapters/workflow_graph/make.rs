@@ -89,7 +89,7 @@ pub struct JobRequest {
 #[utoipa::path(
     post, path = "/api/workflows", tag = "workflows", operation_id = "create_workflow",
     request_body = CreateRequest,
-    responses((status = 201, description = "It is stored.", body = Workflow)),
+    responses((status = 201, description = "Stored.", body = Workflow)),
 )]
 pub async fn create(
     caller: Caller<Produce>,
@@ -103,7 +103,7 @@ pub async fn create(
 /// Store a sample workflow: a build, its tests, and a step after both.
 #[utoipa::path(
     post, path = "/api/workflows/sample", tag = "workflows", operation_id = "create_sample_workflow",
-    responses((status = 201, description = "It is stored.", body = Workflow)),
+    responses((status = 201, description = "Stored.", body = Workflow)),
 )]
 pub async fn sample(
     caller: Caller<Produce>,
@@ -182,7 +182,7 @@ fn accept(
     let name = request.name.filter(|it| !it.is_empty());
     check.optional_name("name", name.as_deref(), limits::MAX_NAME_CHARS);
     if request.command.contains('\0') {
-        check.refuse("command", "must not contain U+0000: no shell takes it");
+        check.refuse("command", "must not contain U+0000: no shell accepts it");
     }
     check.range("max_retries", request.max_retries, 0, limits::MAX_MAX_ATTEMPTS - 1);
     let mut labels = request.required_labels;

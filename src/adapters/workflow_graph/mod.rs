@@ -51,8 +51,8 @@ pub(super) const ADAPTER: Adapter = Adapter {
         license(name = "MIT OR Apache-2.0", identifier = "MIT OR Apache-2.0"),
     ),
     tags(
-        (name = "workers", description = "What workers call."),
-        (name = "workflows", description = "What is worked at."),
+        (name = "workers", description = "Register, poll, heartbeat, ack and report."),
+        (name = "workflows", description = "Jobs and their logs."),
     )
 )]
 struct WorkflowGraphDocument;

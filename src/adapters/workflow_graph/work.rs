@@ -186,7 +186,7 @@ impl Claim {
 #[utoipa::path(
     post, path = "/api/jobs/claim", tag = "workers", operation_id = "claim_job",
     request_body = ClaimRequest,
-    responses((status = 200, description = "A job under a lease; null when there is none.", body = Option<Claim>)),
+    responses((status = 200, description = "A leased job; null if there is none.", body = Option<Claim>)),
 )]
 pub async fn claim(
     caller: Caller<Polling>,
@@ -225,7 +225,7 @@ pub async fn claim(
     params(("lease_id" = String, Path, description = "The lease, as claimed.")),
     responses(
         (status = 200, description = "The lease is renewed."),
-        (status = 409, description = "The lease is over: stop.", body = ErrorBody),
+        (status = 409, description = "The lease has ended: stop.", body = ErrorBody),
     ),
 )]
 pub async fn heartbeat(
@@ -247,7 +247,7 @@ pub async fn heartbeat(
         ("job_id" = String, Path, description = "The job, as claimed."),
     ),
     responses(
-        (status = 200, description = "Whether the job was called off.", body = bool, content_type = "application/json"),
+        (status = 200, description = "Whether the job was cancelled.", body = bool, content_type = "application/json"),
         (status = 404, description = "No such job.", body = ErrorBody),
     ),
 )]
@@ -277,8 +277,8 @@ impl RequestBody for CompleteRequest {}
     params(("lease_id" = String, Path, description = "The lease, as claimed.")),
     request_body = CompleteRequest,
     responses(
-        (status = 200, description = "It is recorded."),
-        (status = 409, description = "The lease is over; nothing is recorded.", body = ErrorBody),
+        (status = 200, description = "Recorded."),
+        (status = 409, description = "The lease has ended; nothing is recorded.", body = ErrorBody),
     ),
 )]
 pub async fn complete(
@@ -320,8 +320,8 @@ impl RequestBody for FailRequest {}
     params(("lease_id" = String, Path, description = "The lease, as claimed.")),
     request_body = FailRequest,
     responses(
-        (status = 200, description = "It is recorded."),
-        (status = 409, description = "The lease is over; nothing is recorded.", body = ErrorBody),
+        (status = 200, description = "Recorded."),
+        (status = 409, description = "The lease has ended; nothing is recorded.", body = ErrorBody),
     ),
 )]
 pub async fn fail(

@@ -35,7 +35,7 @@ impl RequestBody for RegisterRequest {}
 #[utoipa::path(
     post, path = "/api/workers/register", tag = "workers", operation_id = "register_worker",
     request_body = RegisterRequest,
-    responses((status = 200, description = "The worker is known.")),
+    responses((status = 200, description = "Registered.")),
 )]
 pub async fn register(
     caller: Caller<Work>,
@@ -68,8 +68,8 @@ pub async fn register(
     post, path = "/api/workers/{worker_id}/heartbeat", tag = "workers", operation_id = "heartbeat_worker",
     params(("worker_id" = String, Path, description = "The worker.")),
     responses(
-        (status = 200, description = "It was heard."),
-        (status = 404, description = "Nobody of this name was ever heard.", body = ErrorBody),
+        (status = 200, description = "Recorded."),
+        (status = 404, description = "No worker with this id is known.", body = ErrorBody),
     ),
 )]
 pub async fn beat(

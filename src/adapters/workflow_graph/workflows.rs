@@ -234,9 +234,9 @@ impl Named {
 /// Read a workflow.
 #[utoipa::path(
     get, path = "/api/workflows/{id}/status", tag = "workflows", operation_id = "workflow_status",
-    params(("id" = String, Path, description = "The workflow; or a job that is in none.")),
+    params(("id" = String, Path, description = "The workflow; or a job without one.")),
     responses(
-        (status = 200, description = "The workflow, as its last run made it.", body = Workflow),
+        (status = 200, description = "The workflow, as of its latest run.", body = Workflow),
         (status = 404, description = "No such workflow.", body = ErrorBody),
     ),
 )]
@@ -286,9 +286,9 @@ pub async fn run(
 /// Cancel a workflow.
 #[utoipa::path(
     post, path = "/api/workflows/{id}/cancel", tag = "workflows", operation_id = "cancel_workflow",
-    params(("id" = String, Path, description = "The workflow; or a job that is in none.")),
+    params(("id" = String, Path, description = "The workflow; or a job without one.")),
     responses(
-        (status = 202, description = "What waits is called off; what runs is told to stop."),
+        (status = 202, description = "Waiting jobs are cancelled; running ones are asked to stop."),
         (status = 404, description = "No such workflow.", body = ErrorBody),
     ),
 )]

@@ -154,8 +154,8 @@ fn what_clock_changes_do_is_told() {
     assert_eq!(
         notes,
         [
-            "2026-03-29: the clock skips this time: it fires at the first instant after it",
-            "2026-10-25: this time happens twice: it fires the first time only",
+            "2026-03-29: skipped by a clock change: fires at the first instant after it",
+            "2026-10-25: occurs twice: fires the first time only",
         ]
     );
     let hourly = Schedule::parse("30 * * * *", "Europe/Berlin").expect("it can be read");
@@ -163,7 +163,7 @@ fn what_clock_changes_do_is_told() {
         hourly.clock_changes(at("2026-01-01T00:00:00Z")),
         [
             "2026-03-29: the clock skips 02:30:00: nothing fires",
-            "2026-10-25: this hour happens twice: it fires in both",
+            "2026-10-25: occurs twice: fires both times",
         ]
     );
     let midday = Schedule::parse("0 12 * * *", "Europe/Berlin").expect("it can be read");

@@ -38,7 +38,7 @@ impl Default for QueueLists {
 /// another random order, so that no queue is starved.
 ///
 /// # Errors
-/// Those of [`dispatch::poll`], and [`Error::Unavailable`] when the store does not answer.
+/// Those of [`dispatch::poll`], and [`Error::Unavailable`] when the database does not answer.
 pub async fn poll(
     engine: &Engine,
     spec: PollSpec,
@@ -63,12 +63,12 @@ pub async fn poll(
         let spec = PollSpec { queues, ..spec.clone() };
         let delivery =
             dispatch::poll(engine, spec, left, gone.cancelled(), revoked.as_mut()).await?;
-        let is_over = deadline <= Instant::now()
+        let has_ended = deadline <= Instant::now()
             || gone.is_cancelled()
             || engine.stopping.is_cancelled()
             || !delivery.jobs().is_empty()
             || workers::halt(engine, &worker).await?.is_some();
-        if is_over {
+        if has_ended {
             return Ok(delivery);
         }
     }

@@ -305,15 +305,15 @@ async fn claim_some_types(
     }
 }
 
-fn to_queue_claim((dealt, lease_ids): &(PlannedClaim, Vec<LeaseId>)) -> QueueClaim<'_> {
-    let slots = dealt.slots.iter().zip(lease_ids);
+fn to_queue_claim((planned, lease_ids): &(PlannedClaim, Vec<LeaseId>)) -> QueueClaim<'_> {
+    let slots = planned.slots.iter().zip(lease_ids);
     QueueClaim {
-        project_id: dealt.project_id,
-        queue: &dealt.queue,
-        job_types: &dealt.job_types,
-        labels: &dealt.labels,
-        only_commands: dealt.only_commands,
-        from: dealt.from,
+        project_id: planned.project_id,
+        queue: &planned.queue,
+        job_types: &planned.job_types,
+        labels: &planned.labels,
+        only_commands: planned.only_commands,
+        from: planned.from,
         slots: slots
             .map(|((_, spec), lease_id)| LeaseRequest {
                 worker_id: &spec.worker_id,

@@ -58,7 +58,7 @@ pub(super) async fn add_background(conn: &mut PgConnection, mut handed: Vec<&mut
             Ok(mut errors) => {
                 handed.iter_mut().for_each(|it| it.last_error = errors.remove(&key(it)));
             }
-            Err(error) => warn(&error, "last errors were not found"),
+            Err(error) => warn(&error, "last errors were not read"),
         }
     }
     let children: Vec<_> =
@@ -74,7 +74,7 @@ pub(super) async fn add_background(conn: &mut PgConnection, mut handed: Vec<&mut
                 }
             }
             Err(error) => {
-                warn(&error, "parents' results were not found");
+                warn(&error, "parents' results were not read");
                 handed.iter_mut().for_each(|it| it.is_complete = !it.job.has_parents);
             }
         }

@@ -36,7 +36,7 @@ pub(in crate::engine) async fn release(
             Ok(found) => found,
             Err(error) => {
                 let error = &error as &dyn std::error::Error;
-                tracing::warn!(error, "leases of a lost claim were not looked for yet");
+                tracing::warn!(error, "releasing leases of a lost claim failed, will retry");
                 continue;
             }
         };

@@ -210,7 +210,7 @@ pub async fn poll(
             Ok(delivery)
         }
         None if is_patient => deliver(Vec::new()),
-        None => Err(Error::NotReady("the store does not answer")),
+        None => Err(Error::NotReady("the database does not answer")),
     }
 }
 

@@ -88,7 +88,10 @@ pub async fn store(
         tries += 1;
         match store_once(engine, project_id, jobs, workflow, is_in_doubt).await {
             Err(Failed::Store(error @ sqlx::Error::Io(_))) if tries < MAX_TRIES => {
-                tracing::debug!(error = &error as &dyn std::error::Error, "asked once more");
+                tracing::debug!(
+                    error = &error as &dyn std::error::Error,
+                    "enqueue outcome unknown after a connection error, retrying"
+                );
                 is_in_doubt = true;
             }
             Err(Failed::Store(error)) if tries < MAX_TRIES && is_worth_another_try(&error) => (),

@@ -76,7 +76,7 @@ pub async fn admit(
     if engine.backlogs.add(project_id, jobs, max) {
         return Ok(());
     }
-    Err(Error::QuotaExceeded { what: "jobs that wait or run", max })
+    Err(Error::QuotaExceeded { what: "live jobs", max })
 }
 
 /// How many jobs of a project wait or run.

@@ -45,7 +45,7 @@ async fn rearm(conn: &mut sqlx::PgConnection) -> sqlx::Result<bool> {
     if !is_full {
         sweep::excuse_silence(conn).await?;
         sweep::record_end_of_gap(conn).await?;
-        tracing::warn!("no node had looked for expired leases for a while: they run once more");
+        tracing::warn!("no node reaped for a while: expired leases are extended once");
     }
     Ok(is_full)
 }

@@ -151,7 +151,7 @@ pub(super) fn release(
             match endings.submit(request.clone()).await {
                 Ok(_) => return,
                 Err(error) => {
-                    tracing::warn!(job.id = %key.id, %error, "a job was not given back yet")
+                    tracing::warn!(job.id = %key.id, %error, "job release failed, will retry")
                 }
             }
             tokio::time::sleep(RELEASE_RETRY_PAUSE).await;
@@ -266,7 +266,7 @@ impl Batch for Successes {
             let ended = store::dead_letters::end_streaks(conn, &braked).await;
             if let Err(error) = ended {
                 counter!(telemetry::STORE_ERRORS, "kind" => "succeed").increment(1);
-                tracing::warn!(error = error::chain(&error), "a row of dead letters was not ended");
+                tracing::warn!(error = error::chain(&error), "dead-letter streak was not reset");
             }
         }
         let answer = |it: &Success| {

@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_counts_so_many_names_at_a_time_and_forgets_those_of_which_nothing_is_seen() {
+    fn a_node_counts_a_bounded_number_of_names_and_drops_idle_ones() {
         let mut book = Counters::default();
         for number in 0..MAX_CACHED as i32 + 5 {
             book.of(ProjectId(number), "default", "mail").claimed += 1;

@@ -73,15 +73,15 @@ impl RequestBody for PurgeManyRequest {}
 #[utoipa::path(
     post, path = "/dead-letters/retry", tag = "dead-letters", operation_id = "dead_letters_retry_many",
     security(("api_key" = ["manage"]), ("session" = ["member"])),
-    params(("Idempotency-Key" = Option<String>, Header, description = "Repeating the request with the same key answers as the first time, for 24 hours.", max_length = 200)),
+    params(("Idempotency-Key" = Option<String>, Header, description = "A request repeated with the same key within 24 hours gets the first answer.", max_length = 200)),
     request_body = RetryManyRequest,
     responses(
-        (status = 202, description = "The operation has begun; `Location` leads to it.", body = BulkResult,
+        (status = 202, description = "The operation has started; `Location` is its path.", body = BulkResult,
          headers(("Location" = String, description = "The operation's path."), ("Idempotent-Replay" = Option<String>, description = "`true` when this is the answer to an earlier request."))),
-        (status = 200, description = "A dry run: how many there are.", body = BulkResult),
-        (status = 400, description = "The request cannot be read or breaks a rule.", body = ErrorBody),
+        (status = 200, description = "Dry run: the number of matching jobs.", body = BulkResult),
+        (status = 400, description = "Invalid request.", body = ErrorBody),
         (status = 401, description = "No valid API key.", body = ErrorBody),
-        (status = 409, description = "The idempotency key came with another request.", body = ErrorBody),
+        (status = 409, description = "The idempotency key was used with another request.", body = ErrorBody),
         (status = 413, description = "The body is too large.", body = ErrorBody),
         (status = 415, description = "The body is not JSON.", body = ErrorBody),
         (status = 503, description = "Try again later.", body = ErrorBody),
@@ -115,15 +115,15 @@ pub async fn retry(
 #[utoipa::path(
     post, path = "/dead-letters/purge", tag = "dead-letters", operation_id = "dead_letters_purge",
     security(("api_key" = ["manage"]), ("session" = ["member"])),
-    params(("Idempotency-Key" = Option<String>, Header, description = "Repeating the request with the same key answers as the first time, for 24 hours.", max_length = 200)),
+    params(("Idempotency-Key" = Option<String>, Header, description = "A request repeated with the same key within 24 hours gets the first answer.", max_length = 200)),
     request_body = PurgeManyRequest,
     responses(
-        (status = 202, description = "The operation has begun; `Location` leads to it.", body = BulkResult,
+        (status = 202, description = "The operation has started; `Location` is its path.", body = BulkResult,
          headers(("Location" = String, description = "The operation's path."), ("Idempotent-Replay" = Option<String>, description = "`true` when this is the answer to an earlier request."))),
-        (status = 200, description = "A dry run: how many there are.", body = BulkResult),
-        (status = 400, description = "The request cannot be read or breaks a rule.", body = ErrorBody),
+        (status = 200, description = "Dry run: the number of matching jobs.", body = BulkResult),
+        (status = 400, description = "Invalid request.", body = ErrorBody),
         (status = 401, description = "No valid API key.", body = ErrorBody),
-        (status = 409, description = "The idempotency key came with another request.", body = ErrorBody),
+        (status = 409, description = "The idempotency key was used with another request.", body = ErrorBody),
         (status = 413, description = "The body is too large.", body = ErrorBody),
         (status = 415, description = "The body is not JSON.", body = ErrorBody),
         (status = 503, description = "Try again later.", body = ErrorBody),
@@ -145,7 +145,7 @@ pub async fn purge(
         if !dry_run && confirm.as_deref() != Some(CONFIRM_PURGE) {
             check.refuse(
                 "confirm",
-                format!("must be \"{CONFIRM_PURGE}\": they are deleted for good"),
+                format!("must be \"{CONFIRM_PURGE}\": deletion cannot be undone"),
             );
         }
         check.finish()?;

@@ -30,10 +30,10 @@ use crate::{
     security(("api_key" = ["produce"]), ("api_key" = ["manage"]), ("session" = ["member"])),
     params(("job_id" = String, Path, description = "The job.", example = "job_01m7w3ha3aextt8pkwwdmxsmqw")),
     responses(
-        (status = 200, description = "The job, as it is now.", body = Job),
+        (status = 200, description = "The job.", body = Job),
         (status = 401, description = "No valid API key.", body = ErrorBody),
         (status = 404, description = "The project has no such job.", body = ErrorBody),
-        (status = 409, description = "The job has succeeded, or is a dead letter.", body = ErrorBody),
+        (status = 409, description = "The job has succeeded or is a dead letter.", body = ErrorBody),
         (status = 503, description = "Try again later.", body = ErrorBody),
     ),
 )]
@@ -55,10 +55,10 @@ pub async fn cancel(
     security(("api_key" = ["produce"]), ("api_key" = ["manage"]), ("session" = ["member"])),
     params(("job_id" = String, Path, description = "The job.", example = "job_01m7w3ha3aextt8pkwwdmxsmqw")),
     responses(
-        (status = 200, description = "The job, as it is now.", body = Job),
+        (status = 200, description = "The job.", body = Job),
         (status = 401, description = "No valid API key.", body = ErrorBody),
         (status = 404, description = "The project has no such job.", body = ErrorBody),
-        (status = 409, description = "The job is neither a dead letter nor cancelled, one of its parents has ended without success, or its unique key is taken.", body = ErrorBody),
+        (status = 409, description = "The job is neither a dead letter nor cancelled, one of its parents failed or was cancelled, or its unique key is taken.", body = ErrorBody),
         (status = 503, description = "Try again later.", body = ErrorBody),
     ),
 )]
@@ -101,8 +101,8 @@ impl RequestBody for ChangeJobRequest {}
     params(("job_id" = String, Path, description = "The job.", example = "job_01m7w3ha3aextt8pkwwdmxsmqw")),
     request_body = ChangeJobRequest,
     responses(
-        (status = 200, description = "The job, as it is now.", body = Job),
-        (status = 400, description = "The request cannot be read or breaks a rule.", body = ErrorBody),
+        (status = 200, description = "The job.", body = Job),
+        (status = 400, description = "Invalid request.", body = ErrorBody),
         (status = 401, description = "No valid API key.", body = ErrorBody),
         (status = 404, description = "The project has no such job.", body = ErrorBody),
         (status = 409, description = "The job does not wait.", body = ErrorBody),
@@ -161,7 +161,7 @@ pub struct CancelledReply {
     security(("api_key" = ["work"]), ("api_key" = ["read"]), ("session" = ["viewer"])),
     params(("job_id" = String, Path, description = "The job.", example = "job_01m7w3ha3aextt8pkwwdmxsmqw")),
     responses(
-        (status = 200, description = "Whether it was called off.", body = CancelledReply),
+        (status = 200, description = "Whether the job was cancelled.", body = CancelledReply),
         (status = 401, description = "No valid API key.", body = ErrorBody),
         (status = 404, description = "The project has no such job.", body = ErrorBody),
         (status = 503, description = "Try again later.", body = ErrorBody),

@@ -138,8 +138,8 @@ fn find_gaps(after: &LogPlace, rows: &[LogRow]) -> Vec<GapView> {
         streams.entry((row.attempt, &row.stream)).or_default().push(row.sequence);
     }
     let gaps = streams.into_iter().flat_map(|((attempt, stream), sequences)| {
-        let goes_on = (after.attempt, after.stream.as_str()) == (attempt, stream);
-        let before = if goes_on { after.sequence } else { -1 };
+        let is_continued = (after.attempt, after.stream.as_str()) == (attempt, stream);
+        let before = if is_continued { after.sequence } else { -1 };
         let view = move |it: logs::Gap| GapView {
             attempt,
             stream: stream.to_owned(),
@@ -164,7 +164,7 @@ fn write_place(row: &LogRow) -> String {
     security(("api_key" = ["read"]), ("session" = ["viewer"])),
     params(
         ("job_id" = String, Path, description = "The job.", example = "job_01m7w3ha3aextt8pkwwdmxsmqw"),
-        ("Last-Event-ID" = Option<String>, Header, description = "The last chunk that was seen."),
+        ("Last-Event-ID" = Option<String>, Header, description = "The last chunk received."),
     ),
     responses(
         (status = 200, description = "The stream.", content_type = "text/event-stream", body = String),

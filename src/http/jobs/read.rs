@@ -175,7 +175,7 @@ pub async fn list(
     let before = cursor.transpose()?.map(JobId);
     let payloads = store::jobs::Payloads::asked(query.payloads);
     let mut conn = app.engine.pools.read_for(caller.project_id).await?;
-    let (rows, goes_on_below) =
+    let (rows, next_below) =
         store::jobs::page(&mut conn, caller.project_id, &filter, before, page_jobs, payloads)
             .await?;
     let failed = rows.iter().filter(|it| it.failures > 0);
@@ -185,10 +185,10 @@ pub async fn list(
         let error = errors.remove(&(caller.project_id, row.id));
         Ok(Job { last_error: error.and_then(JobError::of), ..Job::read(row)? })
     });
-    let next_cursor = goes_on_below.map(|it| cursor::write_id(&app, list, it.0));
+    let next_cursor = next_below.map(|it| cursor::write_id(&app, list, it.0));
     Ok(Reply(JobPage {
         jobs: jobs.collect::<Result<_, Error>>()?,
-        has_more: goes_on_below.is_some(),
+        has_more: next_below.is_some(),
         cursor: next_cursor.clone(),
         next_cursor,
     }))

@@ -121,7 +121,7 @@ pub async fn explain(
     security(("api_key" = ["read"]), ("session" = ["viewer"])),
     params(
         ("job_id" = String, Path, description = "The job.", example = "job_01m7w3ha3aextt8pkwwdmxsmqw"),
-        ("Last-Event-ID" = Option<String>, Header, description = "The last event that was seen."),
+        ("Last-Event-ID" = Option<String>, Header, description = "The last event received."),
     ),
     responses(
         (status = 200, description = "The stream.", content_type = "text/event-stream", body = String),
@@ -182,7 +182,7 @@ async fn write_job(
 #[utoipa::path(
     get, path = "/events/stream", tag = "streams", operation_id = "events_stream",
     security(("api_key" = ["read"]), ("session" = ["viewer"])),
-    params(("Last-Event-ID" = Option<String>, Header, description = "The last event that was seen.")),
+    params(("Last-Event-ID" = Option<String>, Header, description = "The last event received.")),
     responses(
         (status = 200, description = "The stream.", content_type = "text/event-stream", body = String),
         (status = 401, description = "No valid API key.", body = ErrorBody),

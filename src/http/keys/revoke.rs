@@ -52,8 +52,8 @@ impl RequestBody for RotateKeyRequest {}
     params(("key_id" = String, Path, description = "The key's id.", example = "key_01m7w3ha3aextt8pkwwdmxsmqw")),
     request_body(content = RotateKeyRequest, description = "May be missing."),
     responses(
-        (status = 201, description = "The new key, and the only time that it is seen.", body = CreatedApiKey),
-        (status = 400, description = "The request cannot be read or breaks a rule.", body = ErrorBody),
+        (status = 201, description = "The new key. It is shown only once.", body = CreatedApiKey),
+        (status = 400, description = "Invalid request.", body = ErrorBody),
         (status = 404, description = "The project has no such live key.", body = ErrorBody),
         (status = 413, description = "The body is too large.", body = ErrorBody),
         (status = 415, description = "The body is not JSON.", body = ErrorBody),
@@ -110,7 +110,7 @@ async fn forget(app: &App, hash: Option<Vec<u8>>) {
     security(("api_key" = ["manage"]), ("session" = ["admin"])),
     params(("key_id" = String, Path, description = "The key's id.", example = "key_01m7w3ha3aextt8pkwwdmxsmqw")),
     responses(
-        (status = 204, description = "It opens nothing any more."),
+        (status = 204, description = "Revoked."),
         (status = 404, description = "The project has no such key.", body = ErrorBody),
     ),
 )]
@@ -152,11 +152,11 @@ impl RequestBody for ReportKeyRequest {}
     post, path = "/keys/report", tag = "keys", operation_id = "keys_report",
     request_body = ReportKeyRequest, security(()),
     responses(
-        (status = 204, description = "If that was a live key, it is none any more."),
-        (status = 400, description = "The request cannot be read.", body = ErrorBody),
+        (status = 204, description = "If the key was valid, it is revoked."),
+        (status = 400, description = "Invalid request.", body = ErrorBody),
         (status = 413, description = "The body is too large.", body = ErrorBody),
         (status = 415, description = "The body is not JSON.", body = ErrorBody),
-        (status = 429, description = "Too many from this address.", body = ErrorBody),
+        (status = 429, description = "Too many requests from this client.", body = ErrorBody),
         (status = 503, description = "Try again later.", body = ErrorBody),
     ),
 )]

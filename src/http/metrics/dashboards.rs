@@ -120,7 +120,7 @@ fn rules_of(queue: &str) -> [Rule; 3] {
             ),
             wait: "5m",
             severity: "page",
-            summary: format!("nobody polls the queue {queue}, and jobs wait in it"),
+            summary: format!("no worker polls the queue {queue}, and jobs wait in it"),
             runbook: "queue-without-workers",
         },
         Rule {
@@ -130,7 +130,7 @@ fn rules_of(queue: &str) -> [Rule; 3] {
             ),
             wait: "0m",
             severity: "ticket",
-            summary: format!("jobs of the queue {queue} were given up"),
+            summary: format!("jobs of the queue {queue} were dead-lettered"),
             runbook: "dead-letters",
         },
     ]

@@ -379,7 +379,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_success_rate_counts_each_job_that_was_given_up_once() {
+    fn the_success_rate_counts_each_dead_letter_once() {
         let counts = Counts { succeeded: 2, failed: 1, dead_lettered: 1, ..Counts::default() };
         assert_eq!(success_rate(&counts), Some(0.6667));
         assert_eq!(success_rate(&Counts::default()), None);

@@ -91,7 +91,7 @@ fn show_queues(text: &mut Exposition, named: &[QueueRow], rest: Option<Depth>) {
     text.begin(
         JOBS,
         "gauge",
-        "Jobs of a queue, by state; ready: they wait for a worker, or for a limit. Those of `other` that run are among them.",
+        "Jobs of a queue, by state; ready: waiting for a worker or a limit. For `other` this includes running jobs.",
     );
     for it in named {
         let ready = (it.active - it.backoff - it.processing).max(0);
@@ -126,13 +126,13 @@ fn show_queues(text: &mut Exposition, named: &[QueueRow], rest: Option<Depth>) {
     };
     gauge(
         "fencepost_project_queue_oldest_ready_age_seconds",
-        "How long the job of a queue waits that could have run first; 0: none waits.",
+        "Age of the oldest ready job of a queue; 0: none waits.",
         &|it| it.oldest_ready_at.map_or(0.0, |at| (it.now - at).as_seconds_f64().max(0.0)),
     );
     gauge("fencepost_project_queue_workers", "Live workers that poll a queue.", &|it| {
         it.workers as f64
     });
-    gauge("fencepost_project_queue_paused", "1 while a queue hands out nothing.", &|it| {
+    gauge("fencepost_project_queue_paused", "1 while a queue is paused.", &|it| {
         f64::from(u8::from(it.paused_at.is_some()))
     });
 }
@@ -177,8 +177,10 @@ fn show_totals(text: &mut Exposition, totals: &[Counted]) {
     let counters: [Counter; 4] = [
         ("fencepost_project_jobs_enqueued_total", "Jobs stored.", |it| it.enqueued),
         ("fencepost_project_jobs_claimed_total", "Jobs leased to workers.", |it| it.claimed),
-        ("fencepost_project_jobs_dead_lettered_total", "Jobs given up.", |it| it.dead_lettered),
-        ("fencepost_project_jobs_cancelled_total", "Jobs called off.", |it| it.cancelled),
+        ("fencepost_project_jobs_dead_lettered_total", "Jobs dead-lettered.", |it| {
+            it.dead_lettered
+        }),
+        ("fencepost_project_jobs_cancelled_total", "Jobs cancelled.", |it| it.cancelled),
     ];
     for (name, help, of) in counters {
         text.begin(name, "counter", help);
@@ -202,10 +204,10 @@ fn show_totals(text: &mut Exposition, totals: &[Counted]) {
         }
     }
     const WAIT: &str = "fencepost_project_job_wait_seconds";
-    text.begin(WAIT, "histogram", "From when a job could first run to its first lease.");
+    text.begin(WAIT, "histogram", "Time from when a job could first run to its first lease.");
     waits.iter().for_each(|(queue, times)| text.histogram(WAIT, ("queue", queue), times));
     const RUN: &str = "fencepost_project_job_run_seconds";
-    text.begin(RUN, "histogram", "From a lease to the ack of its attempt.");
+    text.begin(RUN, "histogram", "Time from a lease to the ack of its attempt.");
     runs.iter().for_each(|(job_type, times)| text.histogram(RUN, ("job_type", job_type), times));
 }
 

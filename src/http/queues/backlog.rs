@@ -44,7 +44,7 @@ pub struct Backlog {
     params(("queue" = String, Path, description = "The queue.", example = "default")),
     responses(
         (status = 200, description = "Its work.", body = Backlog),
-        (status = 400, description = "The name breaks a rule.", body = ErrorBody),
+        (status = 400, description = "The name is invalid.", body = ErrorBody),
         (status = 401, description = "No valid API key.", body = ErrorBody),
         (status = 503, description = "Try again later.", body = ErrorBody),
     ),

@@ -43,7 +43,7 @@ const DEFAULT_PAGE_FIRES: u32 = 50;
     security(("api_key" = ["manage"]), ("session" = ["member"])),
     params(("recurring_id" = String, Path, description = "The schedule.", example = "rjob_report")),
     responses(
-        (status = 200, description = "The schedule, as it is now.", body = RecurringSchedule),
+        (status = 200, description = "The schedule.", body = RecurringSchedule),
         (status = 401, description = "No valid API key.", body = ErrorBody),
         (status = 404, description = "The project has no such schedule.", body = ErrorBody),
         (status = 503, description = "Try again later.", body = ErrorBody),
@@ -67,7 +67,7 @@ pub async fn pause(
     security(("api_key" = ["manage"]), ("session" = ["member"])),
     params(("recurring_id" = String, Path, description = "The schedule.", example = "rjob_report")),
     responses(
-        (status = 200, description = "The schedule, as it is now.", body = RecurringSchedule),
+        (status = 200, description = "The schedule.", body = RecurringSchedule),
         (status = 401, description = "No valid API key.", body = ErrorBody),
         (status = 404, description = "The project has no such schedule.", body = ErrorBody),
         (status = 503, description = "Try again later.", body = ErrorBody),
@@ -92,14 +92,14 @@ pub async fn resume(
     security(("api_key" = ["manage"]), ("session" = ["member"])),
     params(
         ("recurring_id" = String, Path, description = "The schedule.", example = "rjob_report"),
-        ("Idempotency-Key" = Option<String>, Header, description = "Repeating the request with the same key answers as the first time, for 24 hours.", max_length = 200),
+        ("Idempotency-Key" = Option<String>, Header, description = "A request repeated with the same key within 24 hours gets the first answer.", max_length = 200),
     ),
     responses(
         (status = 201, description = "The job is stored.", body = Job,
          headers(("Location" = String, description = "The job's path."), ("Idempotent-Replay" = Option<String>, description = "`true` when this is the answer to an earlier request."))),
         (status = 401, description = "No valid API key.", body = ErrorBody),
         (status = 404, description = "The project has no such schedule.", body = ErrorBody),
-        (status = 409, description = "The idempotency key came with another request.", body = ErrorBody),
+        (status = 409, description = "The idempotency key was used with another request.", body = ErrorBody),
         (status = 503, description = "Try again later.", body = ErrorBody),
     ),
 )]
@@ -187,7 +187,7 @@ pub struct FirePage {
     security(("api_key" = ["read"]), ("session" = ["viewer"])),
     params(FiresQuery, ("recurring_id" = String, Path, description = "The schedule.", example = "rjob_report")),
     responses(
-        (status = 200, description = "A page of ticks.", body = FirePage),
+        (status = 200, description = "A page of fires.", body = FirePage),
         (status = 400, description = "A parameter is wrong.", body = ErrorBody),
         (status = 401, description = "No valid API key.", body = ErrorBody),
         (status = 404, description = "The project has no such schedule.", body = ErrorBody),

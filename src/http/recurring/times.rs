@@ -70,7 +70,7 @@ pub struct NextTimes {
     security(("api_key" = ["read"]), ("session" = ["viewer"])),
     params(NextQuery, ("recurring_id" = String, Path, description = "The schedule.", example = "rjob_report")),
     responses(
-        (status = 200, description = "The next times.", body = NextTimes),
+        (status = 200, description = "The next ticks.", body = NextTimes),
         (status = 400, description = "A parameter is wrong.", body = ErrorBody),
         (status = 401, description = "No valid API key.", body = ErrorBody),
         (status = 404, description = "The project has no such schedule.", body = ErrorBody),
@@ -136,8 +136,8 @@ pub struct CronPreview {
     security(("api_key" = ["read"]), ("session" = ["viewer"])),
     request_body = PreviewRequest,
     responses(
-        (status = 200, description = "What it would do.", body = CronPreview),
-        (status = 400, description = "The request cannot be read or breaks a rule, or the expression cannot be read, never fires, or fires too often.", body = ErrorBody),
+        (status = 200, description = "Preview of the schedule.", body = CronPreview),
+        (status = 400, description = "Invalid request, or the expression cannot be read, never fires, or fires too often.", body = ErrorBody),
         (status = 401, description = "No valid API key.", body = ErrorBody),
         (status = 413, description = "The body is too large.", body = ErrorBody),
         (status = 415, description = "The body is not JSON.", body = ErrorBody),

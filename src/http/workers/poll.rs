@@ -188,8 +188,8 @@ impl PolledJob {
     security(("api_key" = ["work"]), ("session" = ["member"])),
     request_body = PollRequest,
     responses(
-        (status = 200, description = "Jobs, or none within the wait.", body = PollReply),
-        (status = 400, description = "The request cannot be read or breaks a rule.", body = ErrorBody),
+        (status = 200, description = "Leased jobs; empty if none came during the wait.", body = PollReply),
+        (status = 400, description = "Invalid request.", body = ErrorBody),
         (status = 401, description = "No valid API key.", body = ErrorBody),
         (status = 413, description = "The body is too large.", body = ErrorBody),
         (status = 415, description = "The body is not JSON.", body = ErrorBody),

@@ -125,8 +125,8 @@ pub enum RegisterStatus {
     security(("api_key" = ["work"]), ("session" = ["member"])),
     request_body = RegisterRequest,
     responses(
-        (status = 200, description = "The worker is known.", body = RegisterReply),
-        (status = 400, description = "The request cannot be read or breaks a rule.", body = ErrorBody),
+        (status = 200, description = "Registered.", body = RegisterReply),
+        (status = 400, description = "Invalid request.", body = ErrorBody),
         (status = 401, description = "No valid API key.", body = ErrorBody),
         (status = 413, description = "The body is too large.", body = ErrorBody),
         (status = 415, description = "The body is not JSON.", body = ErrorBody),
@@ -166,7 +166,7 @@ async fn keep_schedules(
     }
     rejected.sort();
     let rejected = rejected.into_iter().map(|(index, reason)| {
-        tracing::warn!(schedule.index = index, reason, "a recurring schedule was not kept");
+        tracing::warn!(schedule.index = index, reason, "recurring schedule was rejected");
         let job_type = sent.get(index).and_then(|it| it.get("job_type")?.as_str());
         RejectedSchedule { index, job_type: job_type.map(str::to_owned), reason }
     });

@@ -178,8 +178,8 @@ pub struct DeregisterReply {
     security(("api_key" = ["work"]), ("session" = ["member"])),
     request_body = DeregisterRequest,
     responses(
-        (status = 200, description = "The worker is gone.", body = DeregisterReply),
-        (status = 400, description = "The request cannot be read or breaks a rule.", body = ErrorBody),
+        (status = 200, description = "Deregistered.", body = DeregisterReply),
+        (status = 400, description = "Invalid request.", body = ErrorBody),
         (status = 401, description = "No valid API key.", body = ErrorBody),
         (status = 404, description = "The project has no such worker.", body = ErrorBody),
         (status = 413, description = "The body is too large.", body = ErrorBody),
@@ -218,7 +218,7 @@ macro_rules! directive {
             security(("api_key" = ["manage"]), ("session" = ["member"])),
             params(("worker_id" = String, Path, description = "The worker.", example = "worker-1")),
             responses(
-                (status = 200, description = "It will be told.", body = DirectiveReply),
+                (status = 200, description = "The directive is set.", body = DirectiveReply),
                 (status = 401, description = "No valid API key.", body = ErrorBody),
                 (status = 404, description = "The project has no such worker.", body = ErrorBody),
                 (status = 503, description = "Try again later.", body = ErrorBody),

@@ -293,12 +293,12 @@ fn read_page(
     }
     let is_full = jobs.len() > page_jobs;
     jobs.truncate(page_jobs);
-    let goes_on_below = match jobs.last() {
+    let next_below = match jobs.last() {
         Some(last) if is_full => Some(last.id),
         _ if examined >= limits::MAX_PAGE_EXAMINED_ROWS => lowest,
         _ => None,
     };
-    Ok((jobs, goes_on_below))
+    Ok((jobs, next_below))
 }
 
 fn stored_states(state: JobState) -> Vec<&'static str> {

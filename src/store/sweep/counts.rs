@@ -100,7 +100,7 @@ pub async fn recount(conn: &mut PgConnection) -> sqlx::Result<i64> {
             from actual
             full join known using (project_id, queue)
         ), corrected as (
-            -- Long ago, so that no rate of today sees it.
+            -- Long ago, so that no current rate includes it.
             insert into queue_deltas (
                 project_id, queue, at, scheduled, active, backoff, dead_letter, succeeded, cancelled
             )

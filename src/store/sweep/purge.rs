@@ -118,7 +118,7 @@ pub async fn prune_people(conn: &mut PgConnection, audit_keep_days: i32) -> sqlx
             ) old
             where invitations.project_id = old.project_id and invitations.id = old.id
             returning 1
-        ), old_deeds as (
+        ), old_entries as (
             delete from audit_log
             using (
                 select project_id, id from audit_log
@@ -130,7 +130,7 @@ pub async fn prune_people(conn: &mut PgConnection, audit_keep_days: i32) -> sqlx
             returning 1
         )
         select (select count(*) from old_sessions) + (select count(*) from old_mail)
-             + (select count(*) from old_invitations) + (select count(*) from old_deeds) "count!"
+             + (select count(*) from old_invitations) + (select count(*) from old_entries) "count!"
         "#,
         audit_keep_days,
     )

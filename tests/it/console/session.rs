@@ -103,7 +103,7 @@ fn what_cannot_be_undone_is_asked_for_once_more_without_scripts() {
         let leased = t.lease("w").await;
         t.ack(&leased, "w", "failed").await.is(200);
         let asked = browser.act(t, "dead_letters_delete", &[("job_id", &job)]).await;
-        asked.says(200, "Delete this dead letter for good?");
+        asked.says(200, "Delete this dead letter? This cannot be undone.");
         asked.says(200, &format!("name=\"job_id\" value=\"{job}\""));
         asked.says(200, &format!("<code>{job}</code>"));
         t.get(&format!("/v1/jobs/{job}")).await.is(200);

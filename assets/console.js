@@ -1,27 +1,28 @@
-// What pages do beyond being read: they follow what happens, draw charts, copy, ask before they delete. Each of them works
-// without this file, too.
+// Progressive enhancement: live updates, charts, copy buttons, confirmation of deletions. Pages
+// work without this file, too.
 "use strict";
 
-// Between two looks while things happen, and when nothing is heard, in milliseconds.
+// Between two refreshes after events, and without events, in milliseconds.
 const REFRESH_PAUSE_MS = 2000;
 const REFRESH_ANYWAY_MS = 5000;
-// A page that takes long to make is made less often: it rests for so many times as long as the last look took.
+// A page that takes long to render is refreshed less often: it pauses for this multiple of the last
+// refresh.
 const REST_FACTOR = 10;
 const MAX_REST_MS = 60000;
-// How often it is seen whether a look is due.
+// How often a due refresh is checked for.
 const TICK_MS = 250;
-// Before a stream that has broken is opened again.
+// Before a broken stream is opened again.
 const RECONNECT_MS = 3000;
-// What a job has printed may come a little after its end.
+// A job's output may arrive shortly after its end.
 const LAST_LOGS_MS = 3000;
-// As long as a button says that something was copied.
+// How long a button says that something was copied.
 const COPIED_MS = 2000;
-// So near to the end of the logs somebody is taken to read along, in pixels.
+// So close to the end of the logs, new lines scroll into view, in pixels.
 const LOG_END_PX = 40;
 // Lines of logs that a page keeps.
 const MAX_LOG_LINES = 2000;
 
-// A browser may keep nothing at all: then the choice lasts as long as the page.
+// Without local storage the choice lasts as long as the page.
 function recall(name) {
   try {
     return sessionStorage.getItem(name);
@@ -33,19 +34,20 @@ function keep(name, value) {
   try {
     sessionStorage.setItem(name, value);
   } catch {
-    // Nothing is kept here.
+    // No local storage.
   }
 }
 
 const live = { isOn: recall("fencepost-live") !== "off", stream: null, isDue: false, isLooking: false, last: performance.now(), tookMs: 0 };
-// `sent`: how far the server has sent each stream of each attempt, in its own words.
+// `sent`: the server's position in each stream of each attempt, opaque to us.
 const logs = { stream: null, sent: null, ending: null };
 
-// What looks again: most of a page, or the one part of it that changes. A page that is all form has none.
+// The part that is refreshed: most of a page, or the one part that changes. A page with only a form
+// has none.
 const region = () => document.querySelector("[data-refresh]");
 const isWatched = () => live.isOn && !live.isGone && !document.hidden;
 
-// Whether somebody has changed a form of the page, and has not sent it.
+// Whether a form of the page has unsent changes.
 function isChanged(field) {
   if (field.type === "hidden") return false;
   if (field.matches("[type=checkbox], [type=radio]")) return field.checked !== field.defaultChecked;
@@ -54,7 +56,7 @@ function isChanged(field) {
 }
 const isBegun = () => [...region().querySelectorAll("form[method=post] :is(input, select, textarea)")].some(isChanged);
 
-// Somebody who types, or marks a text, must not have it taken away; nor may a form change that waits for its answer.
+// Typed or selected text must survive a refresh; a form that waits for its answer must not change.
 function isBusy() {
   const focused = document.activeElement;
   const isTyping = focused && region().contains(focused) && focused.matches("input, select, textarea");
@@ -70,14 +72,14 @@ function refresh() {
   htmx.trigger(region(), "refresh");
 }
 
-// Somebody may have begun to type after the question was asked: then its answer is thrown away.
+// If typing began after the request, its answer is dropped.
 document.addEventListener("htmx:before:swap", (event) => {
   if (event.target !== region() || !isBusy()) return;
   event.preventDefault();
   live.isDue = true;
 });
 
-// Reads the project's stream; what it says is only that something has happened.
+// Reads the project's stream; each event only says that something has changed.
 async function listen() {
   const url = document.getElementById("main").dataset.stream;
   const abort = new AbortController();
@@ -92,7 +94,7 @@ async function listen() {
       if (value.includes("data:")) live.isDue = true;
     }
   } catch {
-    // It is opened again below, unless somebody has closed it.
+    // Opened again below, unless it was closed by hand.
   }
   if (live.stream === abort) {
     live.stream = null;
@@ -100,8 +102,8 @@ async function listen() {
   }
 }
 
-// A browser has few connections to one server: a page that nobody sees keeps none, and one that shows a job that has ended
-// needs none for its logs.
+// A browser has few connections to one server: a hidden page keeps none, and an ended job needs
+// none for its logs.
 function follow() {
   const isWanted = isWatched() && region();
   if (isWanted && !live.stream) listen();
@@ -209,7 +211,7 @@ function setUpTheme() {
     try {
       localStorage.setItem("fencepost-theme", next);
     } catch {
-      // It lasts as long as the page.
+      // Lasts as long as the page.
     }
     show();
     drawCharts(true);
@@ -243,7 +245,7 @@ function draw(box) {
     width,
     height: 190,
     cursor: { drag: { x: false, y: false } },
-    // As the table below has it.
+    // As in the table below.
     tzDate: (seconds) => uPlot.tzDate(new Date(seconds * 1000), "Etc/UTC"),
     axes: [{ ...axis, values: "{HH}:{mm}" }, { ...axis, size: 62, values: (_, marks) => marks.map(word) }],
     scales: { y: { range: (_, low, high) => [0, Math.max(high || 0, 10)] } },
@@ -279,12 +281,12 @@ document.addEventListener("click", async (event) => {
   }
 }, true);
 
-// The form that was sent last: what went wrong is about its fields.
+// The last submitted form: errors are about its fields.
 let sent = null;
 
 // One click is enough: the form waits for its answer.
 const buttonOf = (form) => form.querySelector("button:not([type=button])");
-// With the name of what it is about, where a page has many.
+// With the name of its target, where a page has several.
 const questionOf = (form) => [form.dataset.confirm, buttonOf(form)?.getAttribute("aria-label")].filter(Boolean).join("\n");
 function release(form) {
   delete form.dataset.sent;
@@ -298,7 +300,7 @@ document.addEventListener("submit", (event) => {
     event.stopPropagation();
     return;
   }
-  // What was said of the form before is old.
+  // Messages about the previous submission are outdated.
   document.getElementById("problem")?.replaceChildren();
   document.querySelector("main > .done")?.remove();
   if (form.method !== "post") return;
@@ -312,7 +314,7 @@ document.addEventListener("htmx:finally:request", (event) => {
   if (event.target instanceof HTMLFormElement) release(event.target);
   if (event.target === region()) live.isLooking = false;
 });
-// A page that comes back from the browser's memory has its buttons again, and follows.
+// A page from the browser's back-forward cache enables its buttons again, and resumes updates.
 window.addEventListener("pageshow", (event) => {
   if (!event.persisted) return;
   live.isGone = false;
@@ -327,7 +329,7 @@ function tell(place, text) {
   document.getElementById(place)?.replaceChildren(told);
 }
 
-// Nothing was answered at all, or a look was answered with a failure: the page stays as it is.
+// No answer at all, or a failed refresh: the page stays as it is.
 document.addEventListener("htmx:error", (event) => {
   if (event.target instanceof HTMLFormElement) {
     tell("problem", "The server did not answer: look whether it was done before you try again.");
@@ -358,7 +360,7 @@ document.addEventListener("htmx:after:swap", () => {
   showProblem();
 });
 
-// The API names a field as it knows it; somebody who looks at a form knows it by its label.
+// The API names fields by their JSON names; visitors know their labels.
 let mistakes = 0;
 function markFields() {
   for (const field of document.querySelectorAll("[aria-errormessage]")) {
@@ -381,7 +383,7 @@ function markFields() {
   }
 }
 
-// What went wrong is seen and heard, wherever on the page the button was.
+// Errors are scrolled into view and announced, wherever the button was.
 function showProblem() {
   const told = document.querySelector("#problem > *");
   if (!told || told.dataset.isShown) return;
@@ -394,19 +396,19 @@ function showProblem() {
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => drawCharts(true));
 addEventListener("resize", () => drawCharts(false));
 
-// Whoever works by keyboard goes on where it was said what was done.
+// Keyboard focus moves to the message about what was done.
 const done = document.querySelector("main > .done");
 if (done) {
   done.tabIndex = -1;
   done.focus({ preventScroll: true });
 }
-// On a narrow screen the links are one line that scrolls.
+// On a narrow screen the links are one scrolling line.
 document.querySelector("nav.side [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
 
 const zones = document.getElementById("zones");
 if (zones) for (const zone of Intl.supportedValuesOf("timeZone")) zones.append(new Option(zone));
 
-// What a button has said is said once: a reload does not say it again.
+// A message is shown once: a reload does not repeat it.
 const here = new URL(location.href);
 if (here.searchParams.has("done")) {
   here.searchParams.delete("done");

@@ -1,11 +1,11 @@
-// Before anything is painted: the theme that somebody has chosen.
+// Before the first paint: the chosen theme.
 (() => {
   document.documentElement.classList.add("js");
   let chosen = null;
   try {
     chosen = localStorage.getItem("fencepost-theme");
   } catch {
-    // A browser may keep nothing.
+    // No local storage.
   }
   if (chosen === "light" || chosen === "dark") document.documentElement.dataset.theme = chosen;
 })();

@@ -9,7 +9,7 @@ use sqlx::Acquire;
 
 use super::{
     Accounts, Client, LATE, MAILS_PER_EMAIL, REFRESHES_PER_ADDRESS, REFRESHES_PER_SESSION,
-    RESETS_PER_EMAIL, TRIES_PER_EMAIL, TRIES_PER_PAIR, charge,
+    RESETS_PER_EMAIL, TRIES_PER_EMAIL, TRIES_PER_PAIR, charge, mails,
     password::{self, COMPARISONS},
     read_email,
     secret::{self, MAIL_PREFIX, REFRESH_PREFIX},
@@ -19,7 +19,6 @@ use crate::{
     domain::limits::{SESSION_IDLE_SECONDS, SESSION_SECONDS},
     error::{Error, is_unique_violation},
     ids::{AccountId, ProjectId, SessionId},
-    mail::Mail,
     store::{self, accounts::Purpose},
 };
 
@@ -241,17 +240,7 @@ impl Accounts {
         let account = store::accounts::candidates(&mut conn, email, 1).await?.pop();
         let Some(account) = account else { return Ok(()) };
         let secret = self.new_mail_secret(&mut conn, account.id, Purpose::Reset).await?;
-        let (url, secret) = (&self.public_url, secret.expose_secret());
-        self.mailer.send(Mail {
-            to: email.to_owned(),
-            subject: "A new password".to_owned(),
-            text: format!(
-                "We received a request to reset your password at {url}. If it was you, choose one within an \
-                 hour:\n\n  {url}/console/reset/confirm?token={secret}\n\nIf this \
-                 address was not confirmed before, the account's keys end as well: make new ones.\nIf it was \
-                 not you, do nothing.\n"
-            ),
-        });
+        self.mailer.send(mails::reset(email, &self.public_url, secret.expose_secret())?);
         Ok(())
     }
 
@@ -328,7 +317,7 @@ impl Accounts {
         let account = account.ok_or(Error::Unauthorized)?;
         self.throttle(&[charge("verify", &account.id.to_string(), MAILS_PER_EMAIL)]).await?;
         let secret = self.new_mail_secret(&mut conn, account.id, Purpose::Verify).await?;
-        self.mail_verification(&account.email, &secret);
+        self.mail_verification(&account.email, &secret)?;
         Ok(())
     }
 

@@ -3,6 +3,7 @@
 
 pub mod key;
 mod login;
+pub mod mails;
 pub mod password;
 pub mod secret;
 mod signup;

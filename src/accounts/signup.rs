@@ -8,7 +8,7 @@ use sqlx::{Acquire, PgConnection};
 
 use super::{
     Accounts, Client, KeyRequest, MAILS_PER_EMAIL, MadeKey, SIGNUPS_PER_ADDRESS, SignedIn, charge,
-    make_key, project_facts, read_email,
+    mails, make_key, project_facts, read_email,
     secret::{self, MAIL_PREFIX},
 };
 use crate::{
@@ -20,7 +20,6 @@ use crate::{
     },
     error::Error,
     ids::{AccountId, ProjectPublicId},
-    mail::Mail,
     store::{
         self,
         accounts::{Account, Purpose},
@@ -115,7 +114,7 @@ impl Accounts {
         };
         let secret = self.new_mail_secret(&mut tx, account.id, Purpose::Verify).await?;
         tx.commit().await?;
-        self.mail_verification(&email, &secret);
+        self.mail_verification(&email, &secret)?;
         Ok(SignedUp { account, project, role, key, password_hash })
     }
 
@@ -210,18 +209,14 @@ impl Accounts {
         Ok(secret)
     }
 
-    pub(super) fn mail_verification(&self, email: &str, secret: &SecretString) {
-        let url = &self.public_url;
-        let secret = secret.expose_secret();
-        self.mailer.send(Mail {
-            to: email.to_owned(),
-            subject: "Is this your address?".to_owned(),
-            text: format!(
-                "An account was created at {url} with this address. If it was you, confirm it within two \
-                 days:\n\n  {url}/console/verify?token={secret}\n\nIf it was not you, do nothing: no one else can use your \
-                 address, and an account that you have already is untouched.\n"
-            ),
-        });
+    pub(super) fn mail_verification(
+        &self,
+        email: &str,
+        secret: &SecretString,
+    ) -> Result<(), Error> {
+        let mail = mails::verification(email, &self.public_url, secret.expose_secret())?;
+        self.mailer.send(mail);
+        Ok(())
     }
 }
 

@@ -134,7 +134,7 @@ pub fn waiting(why: impl Plain<WaitingFor>) -> &'static str {
     match why.plain() {
         WaitingFor::Worker => "waits for a worker",
         WaitingFor::RunAt => "runs",
-        WaitingFor::Backoff => "tried again",
+        WaitingFor::Backoff => "retried",
         WaitingFor::Parents => "waits for other jobs",
         WaitingFor::QueuePaused => "its queue is paused",
         WaitingFor::TypePaused => "its job type is paused",

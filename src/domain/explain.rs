@@ -343,7 +343,7 @@ mod tests {
         let run_at = DateTime::UNIX_EPOCH + TimeDelta::seconds(90);
         let backoff = Facts { state: StoredState::Backoff, failures: 1, run_at, ..facts() };
         let told = explain(&backoff);
-        assert_eq!(told.summary, "failure 1 of 3: tried again in 90 s");
+        assert_eq!(told.summary, "failure 1 of 3: retried in 90 s");
         assert_eq!(told.next_change_at, Some(run_at));
         let scheduled = Facts { state: StoredState::Scheduled, run_at, ..facts() };
         assert_eq!(summary(&scheduled), "its run_at is 90 s ahead");
@@ -359,6 +359,6 @@ mod tests {
         assert!(told.summary.starts_with("dead-lettered after 3 of 3 failures"));
         let worker_id = Some("ann".to_owned());
         let running = Facts { state: StoredState::Processing, worker_id, ..facts() };
-        assert_eq!(summary(&running), "worker ann is at it");
+        assert_eq!(summary(&running), "worker ann runs it");
     }
 }

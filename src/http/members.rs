@@ -10,7 +10,7 @@ use utoipa::ToSchema;
 
 use super::error::ErrorBody;
 use crate::{
-    accounts::{read_email, secret},
+    accounts::{mails, read_email, secret},
     app::{App, Forget},
     auth::{Anybody, Caller, Govern, Who},
     domain::{
@@ -19,7 +19,6 @@ use crate::{
     },
     error::Error,
     ids::{AccountId, InvitationId},
-    mail::Mail,
     store::{self, audit::NewAuditEntry, members},
     wire::extract::{AccountInPath, InvitationInPath, Json, RequestBody},
 };
@@ -322,13 +321,7 @@ pub async fn invite(
     tx.commit().await?;
     let (url, token) = (&app.accounts.public_url, secret.expose_secret().to_owned());
     let project = &grant.membership.name;
-    app.accounts.mailer.send(Mail {
-        to: email,
-        subject: format!("An invitation to {project}"),
-        text: format!(
-            "You are invited to the project {project} at {url}. The invitation is valid for seven days, with or without an account there:\n\n  {url}/console/invitation?token={token}\n"
-        ),
-    });
+    app.accounts.mailer.send(mails::invitation(&email, url, project, &token)?);
     Ok((StatusCode::CREATED, Reply(CreatedInvitation { invitation: row.into(), token })))
 }
 

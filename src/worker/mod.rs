@@ -21,8 +21,8 @@ use crate::client::ClientArgs;
 #[command(after_help = "\
 The command gets the payload on standard input and the job's facts in FENCEPOST_* variables. Its standard \
 output is the result (JSON, or else text), its standard error goes to the job's logs. Exit code 0: succeeded; \
-75 or a signal: failed, tried again; those of --permanent-exit-codes: failed for good; all others: failed, \
-tried again.
+75 or a signal: failed, retried; those of --permanent-exit-codes: failed permanently; all others: failed, \
+retried.
 
 SIGTERM and SIGINT drain: no more jobs, and the grace for those that run. SIGTSTP only takes no more \
 jobs, SIGCONT takes them again.")]

@@ -127,7 +127,7 @@ story("a paused queue hands out nothing until it is resumed", async (page, { bas
   await page.click("text=Limits and defaults");
   await page.fill("[name='rate_limit.count']", "5");
   await page.click("button >> text=Save");
-  await sees(page, "Rate limit: per so many seconds is missing");
+  await sees(page, "Rate limit: window in seconds is missing");
   assert.equal(await page.getAttribute("[name='rate_limit.per_seconds']", "aria-invalid"), "true");
   const told = await page.locator("#problem .failure").boundingBox();
   assert.ok(told.y >= 0 && told.y < 900, `what is wrong is in sight, not at ${told.y}`);

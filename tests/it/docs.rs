@@ -292,10 +292,7 @@ fn worker_limits() -> Vec<(&'static str, String)> {
         ("log chunks of one report", format!("1–{}", limits::MAX_LOG_CHUNKS)),
         ("a log chunk's `data`", format!("{} bytes", limits::MAX_LOG_CHUNK_BYTES)),
         ("jobs of one log report", limits::MAX_LOG_JOBS.to_string()),
-        (
-            "a silent worker",
-            format!("forgotten after {} s", limits::WORKER_KEEP_SECONDS),
-        ),
+        ("a silent worker", format!("forgotten after {} s", limits::WORKER_KEEP_SECONDS)),
     ]
 }
 

@@ -386,13 +386,11 @@ fn a_job_is_explained_gate_by_gate() {
         assert_eq!(explain(&labelled).await["summary"], summary);
         let job = t.lease("w").await;
         let running = explain(&id).await;
-        assert_eq!(running["summary"], "worker w is at it");
+        assert_eq!(running["summary"], "worker w runs it");
         assert_eq!(running["gates"], json!([]));
         t.ack(&job, "w", "failed").await.is(200);
         let told = explain(&id).await;
-        assert!(
-            told["summary"].as_str().expect("text").starts_with("failure 1 of 3: tried again in")
-        );
+        assert!(told["summary"].as_str().expect("text").starts_with("failure 1 of 3: retried in"));
         assert_eq!(told["waiting_for"], "backoff");
     });
 }

@@ -47,15 +47,15 @@ pub fn people_limits() -> Vec<(&'static str, String)> {
                 limits::MAX_EXPORTED_AUDIT
             ),
         ),
-        ("sign-up, login, reset and mailed links, per IP address", rate(accounts::CALLS_PER_ADDRESS)),
+        (
+            "sign-up, login, reset and mailed links, per IP address",
+            rate(accounts::CALLS_PER_ADDRESS),
+        ),
         ("refreshes, per IP address", rate(accounts::REFRESHES_PER_ADDRESS)),
         ("refreshes, per session", rate(accounts::REFRESHES_PER_SESSION)),
         ("sign-ups, per IP address", rate(accounts::SIGNUPS_PER_ADDRESS)),
         ("sign-ups, invitations and mails, per e-mail address", rate(accounts::MAILS_PER_EMAIL)),
-        (
-            "password resets, per e-mail address",
-            rate(accounts::RESETS_PER_EMAIL),
-        ),
+        ("password resets, per e-mail address", rate(accounts::RESETS_PER_EMAIL)),
         ("invitations, per account", rate(accounts::INVITATIONS_PER_ACCOUNT)),
         ("credential look-ups, per IP address on one node", rate(accounts::LOOKUPS_PER_ADDRESS)),
         ("wrong passwords, per e-mail address and IP address", rate(accounts::TRIES_PER_PAIR)),

@@ -376,7 +376,8 @@ fn whole_seconds(time: Duration) -> u32 {
 ///
 /// ```
 /// # use fencepost::limiter::client_of;
-/// assert_eq!(client_of("2001:db8::1".parse().unwrap()), client_of("2001:db8::2".parse().unwrap()));
+/// let of = |text: &str| client_of(text.parse().unwrap());
+/// assert_eq!(of("2001:db8::1"), of("2001:db8::2"));
 /// assert_ne!(client_of("192.0.2.1".parse().unwrap()), client_of("192.0.2.2".parse().unwrap()));
 /// assert_eq!(client_of("::ffff:192.0.2.1".parse().unwrap()), "192.0.2.1");
 /// ```

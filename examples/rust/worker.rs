@@ -38,7 +38,7 @@ struct Worker {
 }
 
 impl Worker {
-    /// Repeats what may pass (network, 408, 429, 5xx) after a pause; fails with what will not (other 4xx).
+    /// Repeats temporary errors (network, 408, 429, 5xx) after a pause; fails with others (4xx).
     async fn call(&self, path: &str, body: &Value) -> Result<Value, String> {
         let mut pause = Duration::from_millis(500);
         loop {
@@ -82,7 +82,7 @@ impl Worker {
             Err(Stopped::Lost) => return,
         }
         if let Err(refused) = self.call("ack", &ack).await {
-            println!("{} {refused}", job.id); // 409: somebody else decides
+            println!("{} {refused}", job.id); // 409: another attempt decides
         }
     }
 
@@ -95,7 +95,7 @@ impl Worker {
             beats.tick().await;
             match self.call("heartbeat", fence).await {
                 Ok(reply) if reply["status"] == "cancel" => {
-                    return Stopped::Failed("the job was called off".to_owned());
+                    return Stopped::Failed("the job was cancelled".to_owned());
                 }
                 Ok(_) => (),
                 Err(_) => return Stopped::Lost, // 409: the job is not ours any more
@@ -115,7 +115,7 @@ async fn handle(payload: &Value) -> Result<Value, String> {
 }
 
 async fn ended(mut what: watch::Receiver<bool>) {
-    // An error means that nobody can tell any more: the end.
+    // An error means that the sender is gone: stop.
     let _ = what.wait_for(|it| *it).await;
 }
 
@@ -148,7 +148,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     while !*stopping.borrow() {
         let mut poll = wanted.clone();
         poll["lease_seconds"] = json!(lease_seconds);
-        // Short, so that SIGTERM is obeyed soon. Repeated with the same id, a lost answer loses nothing.
+        // Short, so that SIGTERM is obeyed soon. Repeated with the same id, a lost answer loses
+        // nothing.
         poll["wait_seconds"] = json!(2);
         poll["poll_id"] = json!(uuid::Uuid::new_v4());
         let mut reply = worker.call("poll", &poll).await?;
@@ -156,7 +157,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
             worker.work(job, grace_over.clone()).await;
         }
     }
-    let goodbye = json!({"worker_id": name});
-    let _ = timeout(Duration::from_secs(5), worker.call("deregister", &goodbye)).await;
+    let request = json!({"worker_id": name});
+    let _ = timeout(Duration::from_secs(5), worker.call("deregister", &request)).await;
     Ok(())
 }

@@ -51,7 +51,8 @@ impl InvalidSchedule {
 /// assert!(parse("@midnight").is_ok());
 /// assert!(parse("61 * * * *").is_err());
 /// assert!(parse("*/61 * * * *").is_err());
-/// assert!(parse("0 0 0 1 1 * 2030").unwrap_err().to_string().starts_with("must have five fields"));
+/// let error = parse("0 0 0 1 1 * 2030").unwrap_err().to_string();
+/// assert!(error.starts_with("must have five fields"));
 /// assert!(parse("0 25 * * *").unwrap_err().to_string().starts_with("the hour cannot be `25`"));
 /// ```
 pub fn parse(expression: &str) -> Result<Cron, InvalidSchedule> {
@@ -142,7 +143,8 @@ pub fn zone(name: &str) -> Result<Tz, InvalidSchedule> {
 ///
 /// ```
 /// # use fencepost::domain::cron::registered_id;
-/// assert_eq!(registered_id("MyApp.Jobs.CleanupExpiredSessions").unwrap(), "rjob_CleanupExpiredSessions");
+/// let id = registered_id("MyApp.Jobs.CleanupExpiredSessions").unwrap();
+/// assert_eq!(id, "rjob_CleanupExpiredSessions");
 /// assert_eq!(registered_id("report").unwrap(), "rjob_report");
 /// assert!(registered_id("MyApp.").is_err());
 /// ```

@@ -135,7 +135,8 @@ pub const MAX_LOG_JOBS: usize = 50;
 pub const MAX_PAGE_LOGS: u32 = 1_000;
 /// Bytes of parents' results that one job is given; later ones are left out and marked.
 pub const MAX_PARENT_RESULTS_BYTES: i64 = 1024 * 1024;
-/// Bytes of an event's payload that a project's stream carries; a larger one is in the job's history only.
+/// Bytes of an event's payload that a project's stream carries; a larger one is in the job's
+/// history only.
 pub const MAX_STREAMED_PAYLOAD_BYTES: usize = 1024;
 /// Event streams one node serves at a time.
 pub const MAX_STREAMS: usize = 5_000;

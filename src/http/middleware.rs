@@ -160,7 +160,8 @@ fn find_client(request: &mut Request, request_id: &str) {
     request.extensions_mut().insert(client);
 }
 
-/// `X-RateLimit-*`, and `RateLimit` with `RateLimit-Policy` as in draft-ietf-httpapi-ratelimit-headers-10.
+/// `X-RateLimit-*`, and `RateLimit` with `RateLimit-Policy` as in
+/// draft-ietf-httpapi-ratelimit-headers-10.
 fn write_limits(headers: &mut HeaderMap, budget: &str, standing: Standing) {
     let Standing { rate, remaining, reset_seconds } = standing;
     let mut set = |name: HeaderName, value: String| {

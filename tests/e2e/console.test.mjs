@@ -84,7 +84,7 @@ for (const language of ["shell", "typescript"]) {
   });
 }
 
-story("what fails is found in the dead letters, brought back slowly, and succeeds", async (page, { base, api }) => {
+story("a failure is found in the dead letters, retried slowly, and succeeds", async (page, { base, api }) => {
   const id = await api.enqueue({ job_type: "email.send", queue: "mail", max_attempts: 1, payload: { to: "ada" } });
   await page.goto(`${base}/jobs/${id}`);
   await sees(page, "no live worker polls");
@@ -303,15 +303,15 @@ story("another site cannot press a button", async (page, { base, api }) => {
 });
 
 story("a button is about the same thing after the page has looked again", async (page, { base, api }) => {
-  const bury = async (message) => {
+  const dead_letter = async (message) => {
     const id = await api.enqueue({ job_type: "t", queue: "q", max_attempts: 1 });
     await (await api.lease("w", "q")).fail({ type: "Refused", message });
     return id;
   };
-  const first = await bury("alpha refused");
+  const first = await dead_letter("alpha refused");
   await page.goto(`${base}/dead-letters/list`);
   await page.focus(`[aria-label='Delete ${first}']`);
-  await bury("omega refused");
+  await dead_letter("omega refused");
   await page.locator("tbody tr").nth(1).waitFor();
   assert.equal(await page.evaluate(() => document.activeElement.getAttribute("aria-label")), `Delete ${first}`);
   page.once("dialog", (dialog) => {
@@ -338,7 +338,7 @@ story("buttons stay what they are when others come before them", async (page, { 
   await page.locator("h1 .chip", { hasText: "cancelled" }).waitFor();
 });
 
-story("a form that somebody has begun is not changed under them", async (page, { base, api }) => {
+story("a form with unsent changes is not overwritten", async (page, { base, api }) => {
   await api.enqueue({ job_type: "t", queue: "q" });
   await api.patch("/queues/q", { max_concurrency: 3 });
   await page.goto(`${base}/queues/q`);
@@ -378,7 +378,7 @@ story("logs are shown in the order of their times, to the last line, and once", 
   assert.deepEqual((await shown()).toSorted(), lines);
   await page.reload();
   assert.deepEqual(await shown(), lines);
-  // A page about the end of a job goes on when somebody brings the job back.
+  // The page of an ended job continues when the job is retried.
   const dead = await api.enqueue({ job_type: "t", queue: "q", max_attempts: 1 });
   const first = await api.lease("w", "q");
   await first.log(1, "line 1\n");
@@ -413,7 +413,7 @@ story("what others wrote stays text", async (page, { base, api }) => {
     await page.locator("h1").waitFor();
     assert.equal(await page.locator("main script, main img[src=x], main svg[onload]").count(), 0, route);
   }
-  // Logs that come while somebody looks.
+  // Logs that arrive while the page is open.
   const id = await api.enqueue({ job_type: "logs", queue: "logs" });
   await page.goto(`${base}/jobs/${id}`);
   const leased = await api.lease("w", "logs");
@@ -447,13 +447,13 @@ story("the keyboard is enough, and so is no script", async (page, { base, api, e
   await plain.context().close();
 });
 
-// What somebody could not read, and what does not fit into the window.
+// Accessibility problems, and content that does not fit into the window.
 async function check(page, place) {
   const { violations } = await new AxeBuilder({ page }).withTags(RULES).analyze();
   const told = violations.map((it) => `${it.id}: ${it.nodes[0].html} ${it.nodes[0].failureSummary}`);
   assert.deepEqual(told, [], place);
-  const over = await page.evaluate(() => document.documentElement.scrollWidth - window.innerWidth);
-  assert.ok(over <= 0, `${place} is ${over} px wider than the window`);
+  const excess = await page.evaluate(() => document.documentElement.scrollWidth - window.innerWidth);
+  assert.ok(excess <= 0, `${place} is ${excess} px wider than the window`);
 }
 
 for (const [colorScheme, width] of [["light", 1280], ["dark", 1280], ["light", 360], ["dark", 768]]) {

@@ -1,11 +1,11 @@
-// Pictures of the console for docs/pictures/: a project with work in it and something stuck, as somebody on call finds it.
+// Pictures of the console for docs/pictures/: a project with jobs in it, some of them stuck.
 
 import path from "node:path";
 import { fileURLToPath } from "node:url";
 import { openWindow, signUp, startBrowser, startServer } from "./stage.mjs";
 
 const FOLDER = path.resolve(path.dirname(fileURLToPath(import.meta.url)), "../../docs/pictures");
-// How long work goes on before it is drawn.
+// How long jobs run before the picture is taken.
 const SECONDS = Number(process.env.SECONDS || 240);
 
 const server = await startServer();

@@ -157,7 +157,7 @@ export async function signUp(page, url, email, project) {
   return { key, base, api: apiOf(url, key) };
 }
 
-// Runs lines of a shell, as somebody who pastes them.
+// Runs pasted shell lines.
 export function shell(lines, folder) {
   const done = spawnSync("bash", ["-euo", "pipefail", "-c", lines], { cwd: folder, encoding: "utf8" });
   if (done.status !== 0) throw new Error(`${lines}\n${done.stdout}${done.stderr}`);

@@ -67,7 +67,7 @@ fn failures_wait_longer_each_time_and_the_last_goes_to_the_dead_letter() {
 }
 
 #[test]
-fn what_cannot_succeed_is_given_up_at_once() {
+fn a_permanent_failure_is_dead_lettered_immediately() {
     run(async |t| {
         let id = t.enqueue(json!({})).await;
         let job = t.lease("w").await;

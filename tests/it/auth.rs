@@ -1,5 +1,5 @@
-//! Who may call what: every operation, with every kind of credential; and what one project can see of another:
-//! nothing.
+//! Who may call what: every operation, with every kind of credential; and what one project can see
+//! of another: nothing.
 
 use std::collections::HashMap;
 

@@ -1,4 +1,5 @@
-//! The console as a browser sees it: pages, forms and cookies over HTTP. `tests/e2e/` looks at it with a real browser.
+//! The console as a browser sees it: pages, forms and cookies over HTTP. `tests/e2e/` looks at it
+//! with a real browser.
 
 mod buttons;
 mod pages;
@@ -106,7 +107,7 @@ impl Browser {
     }
 }
 
-/// What a browser sends of the form with this field when nobody touches it; of fields that are inputs.
+/// What a browser sends of the untouched form with this field; inputs only.
 pub fn form_with(page: &str, field: &str) -> Vec<(String, String)> {
     let mut forms = page.split("<form ").skip(1).filter_map(|it| it.split("</form>").next());
     let form = forms.find(|it| it.contains(&format!("name=\"{field}\"")));
@@ -143,7 +144,7 @@ impl Reply {
         assert!(self.text.contains(text), "{text:?} is not in {}", self.text);
     }
 
-    /// Sends whoever asks on to this place, for now.
+    /// Redirects to this path.
     #[track_caller]
     pub fn goes_temporarily(&self, to: &str) {
         assert_eq!(self.status, StatusCode::TEMPORARY_REDIRECT, "{}", self.text);

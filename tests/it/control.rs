@@ -207,7 +207,7 @@ fn a_race_of_cancel_claim_and_ack_ends_in_exactly_one_way() {
 }
 
 #[test]
-fn a_job_that_was_not_begun_in_time_is_called_off() {
+fn a_job_that_was_not_begun_in_time_is_cancelled_by_parent() {
     run(async |t| {
         let soon = (chrono::DateTime::UNIX_EPOCH).to_rfc3339();
         let late = t.enqueue(json!({"expires_at": soon})).await;
@@ -225,7 +225,7 @@ fn a_job_that_was_not_begun_in_time_is_called_off() {
             "job_type": "t", "run_at": "2020-01-02T00:00:00Z", "expires_at": "2020-01-01T00:00:00Z",
         });
         t.post("/v1/jobs", wrong).await.refuses("expires_at");
-        // Brought back, it has all the time in the world.
+        // After a retry it has no expiry.
         assert_eq!(act(t, &late, "retry").await.is(200)["state"], "pending");
         assert_eq!(t.lease("w").await["id"], late);
     });

@@ -1,4 +1,4 @@
-//! What was given up: found, grouped, brought back, deleted; and the brake.
+//! Dead letters: listed, grouped, retried, deleted; and the circuit breaker.
 
 use crate::harness::{TestProject, run};
 use serde_json::{Value, json};

@@ -52,7 +52,7 @@ fn a_child_runs_when_all_its_parents_have_succeeded_and_gets_their_results() {
 }
 
 #[test]
-fn a_bad_end_calls_off_all_descendants_and_a_retry_brings_back_those_it_called_off() {
+fn a_dead_letter_cancels_all_descendants_and_its_retry_retries_them() {
     run(async |t| {
         let root = t.enqueue(json!({"priority": 9})).await;
         let child = t.enqueue(json!({"parent_job_id": root})).await;
@@ -74,7 +74,7 @@ fn a_bad_end_calls_off_all_descendants_and_a_retry_brings_back_those_it_called_o
         for id in [&child, &grandchild] {
             assert_eq!(t.job(id).await["state"], "scheduled", "it came back with its parent");
         }
-        assert_eq!(t.job(&both).await["state"], "cancelled", "another parent was called off");
+        assert_eq!(t.job(&both).await["state"], "cancelled", "another parent was cancelled");
         act(t, &other, "retry").await;
         assert_eq!(t.job(&both).await["state"], "scheduled");
         for expected in [&root, &child, &grandchild] {

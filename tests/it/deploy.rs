@@ -1,4 +1,4 @@
-//! What people deploy with: the files say what the program does, and name nothing that is not there.
+//! Deployment files: they match the program, and name nothing that does not exist.
 
 use std::{collections::BTreeSet, path::Path};
 
@@ -41,7 +41,7 @@ fn compose_starts_everything_in_order_with_pinned_images_and_made_passwords() {
     let made = read("ops/secrets.sh");
     for (secret, from) in secrets {
         assert_eq!(from["file"], format!("ops/secrets/{secret}"));
-        assert!(made.contains(&format!("keep {secret} ")), "nobody makes {secret}");
+        assert!(made.contains(&format!("keep {secret} ")), "nothing creates {secret}");
     }
     for (name, service) in services {
         let service = merged(service);
@@ -110,7 +110,7 @@ fn a_node_is_given_the_time_that_it_takes_to_end() {
         linger.and_then(|it| it["value"].as_str()).expect("seconds").parse().expect("a number");
     let needed = (DRAIN_TIMEOUT + CLOSE_TIMEOUT + SHUTDOWN_TIMEOUT).as_secs();
     assert!(grace >= linger + needed, "{grace} s are too few");
-    /// As `--linger-seconds` is, unless somebody says otherwise.
+    /// The default of `--linger-seconds`.
     const LINGER_SECONDS: u64 = 5;
     let unit = read("ops/systemd/fencepost.service");
     let stop = unit.lines().find_map(|it| it.strip_prefix("TimeoutStopSec=")).expect("a time");

@@ -1,4 +1,5 @@
-//! The documentation that every node serves: readable in a browser and in a shell, and without dead ends.
+//! The documentation that every node serves: readable in a browser and in a shell, and without dead
+//! ends.
 
 use std::path::{Component, Path, PathBuf};
 

@@ -41,7 +41,7 @@ impl Stream {
                 }
                 continue;
             }
-            let bytes = self.response.chunk().await.expect("it goes on")?;
+            let bytes = self.response.chunk().await.expect("it continues")?;
             self.text.push_str(std::str::from_utf8(&bytes).expect("text"));
         }
     }
@@ -154,7 +154,7 @@ fn a_watcher_on_another_node_hears_of_it_too() {
 }
 
 #[test]
-fn whoever_waits_for_a_job_is_answered_at_its_end() {
+fn a_wait_for_a_job_is_answered_at_its_end() {
     run(async |t| {
         let id = t.enqueue(json!({})).await;
         let waiting = {
@@ -409,7 +409,7 @@ fn a_trace_goes_from_the_producer_to_the_worker() {
 }
 
 #[test]
-fn a_slow_listener_is_told_that_it_missed_something_and_holds_nobody_up() {
+fn a_slow_listener_is_told_of_the_gap_and_delays_no_other() {
     run(async |t| {
         let response = t.request(Method::GET, "/v1/events/stream").send().await.expect("an answer");
         let jobs = vec![json!({"job_type": "t"}); 500];
@@ -420,7 +420,7 @@ fn a_slow_listener_is_told_that_it_missed_something_and_holds_nobody_up() {
         let mut bytes = response.bytes_stream();
         let mut tail = Vec::new();
         loop {
-            tail.extend(bytes.next().await.expect("it goes on").expect("bytes"));
+            tail.extend(bytes.next().await.expect("it continues").expect("bytes"));
             if String::from_utf8_lossy(&tail).contains("event: fencepost.gap") {
                 break;
             }

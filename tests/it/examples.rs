@@ -86,7 +86,7 @@ async fn does_its_duties(t: &TestProject, command: &mut Command) {
     assert_eq!(t.job(&last).await["state"], "succeeded");
     assert_eq!(t.job(&later).await["attempt"], 0, "it took no more");
     let workers = t.get("/v1/workers").await.is(200);
-    assert_eq!(workers["workers"][0]["state"], "terminated", "it said goodbye");
+    assert_eq!(workers["workers"][0]["state"], "terminated", "it deregistered");
 }
 
 #[test]

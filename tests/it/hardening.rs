@@ -1,5 +1,5 @@
-//! What strangers on the network meet: headers, bounds on connections, logs that tell no secrets; and what tells an
-//! operator that something is wrong.
+//! What strangers on the network meet: headers, bounds on connections, logs that tell no secrets;
+//! and what tells an operator that something is wrong.
 
 use std::{
     io::{Read, Write},
@@ -52,7 +52,7 @@ fn every_answer_tells_browsers_to_keep_their_hands_off() {
 }
 
 #[test]
-fn one_address_has_so_many_connections_and_no_more() {
+fn connections_of_one_address_are_bounded() {
     limited(async {
         const MAX: u32 = 5;
         let stage = Stage { connections: MAX, trusts_proxy: false, ..Stage::default() };

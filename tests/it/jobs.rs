@@ -248,7 +248,7 @@ fn a_cursor_cannot_be_made_up_or_taken_from_another_project() {
 }
 
 #[test]
-fn lists_leave_out_what_jobs_carry_when_nobody_wants_to_see_it() {
+fn lists_omit_payloads_on_request() {
     run(async |t| {
         let done = t.enqueue(json!({"payload": {"n": 1}})).await;
         let leased = t.lease("w").await;

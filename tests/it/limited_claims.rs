@@ -85,7 +85,7 @@ fn priority_counts_across_gates() {
 }
 
 #[test]
-fn jobs_of_one_key_run_so_many_at_a_time_and_the_next_starts_when_one_ends() {
+fn a_concurrency_key_bounds_running_jobs_and_the_next_starts_when_one_ends() {
     run(async |t| {
         let job = |key: &str| json!({"concurrency_key": key, "concurrency_limit": 2});
         for _ in 0..4 {
@@ -127,8 +127,8 @@ impl TestProject {
     }
 }
 
-/// 64 workers on two nodes take, hold and settle; the most that ever ran at a time must stay within the
-/// limit, and everything must be done in the end.
+/// 64 workers on two nodes take, hold and settle; the most that ever ran at a time must stay within
+/// the limit, and everything must be done in the end.
 async fn never_more_than(t: &TestProject, other_node: &TestProject, limit: i64, jobs: i64) {
     let (running, most, left) =
         (Arc::new(AtomicI64::new(0)), Arc::new(AtomicI64::new(0)), Arc::new(AtomicI64::new(jobs)));
@@ -143,7 +143,7 @@ async fn never_more_than(t: &TestProject, other_node: &TestProject, limit: i64, 
                     let now = running.fetch_add(1, Ordering::SeqCst) + 1;
                     most.fetch_max(now, Ordering::SeqCst);
                     tokio::task::yield_now().await;
-                    // Whoever comes after the ack may start.
+                    // A claim after the ack may start one.
                     running.fetch_sub(1, Ordering::SeqCst);
                     t.ack(&job, &worker, "succeeded").await.is(200);
                     left.fetch_sub(1, Ordering::SeqCst);

@@ -1,4 +1,4 @@
-//! What happens by itself: due jobs are offered, lost ones taken back.
+//! Background loops: due jobs are promoted, expired leases reaped.
 
 use chrono::{DateTime, Utc};
 
@@ -82,7 +82,7 @@ fn an_attempt_that_outlives_its_timeout_is_retried_with_a_backoff() {
 }
 
 #[test]
-fn leases_that_expired_while_nobody_could_reap_get_one_more_lease() {
+fn leases_that_expired_while_no_node_could_reap_are_extended_once() {
     limited(async {
         let database = fresh_database().await;
         let server = TestServer::start(database.clone()).await;
@@ -129,7 +129,7 @@ fn a_job_that_is_only_ever_released_does_not_circle_for_ever() {
 }
 
 #[test]
-fn a_retry_policy_that_only_a_newer_release_knows_stops_nobody() {
+fn a_retry_policy_of_a_newer_version_does_not_stop_retries() {
     run(async |t| {
         let id = t.enqueue(json!({"retry": {"strategy": "linear"}})).await;
         t.database.execute(r#"update job_bodies set retry = '{"strategy": "lunar"}'"#).await;

@@ -14,8 +14,8 @@ async fn summary_with(t: &TestProject, field: &str, wanted: i64) -> Value {
     }
 }
 
-/// One job that succeeds, one that fails and is tried again, one that is given up, one that is called off, and two that
-/// wait.
+/// One job that succeeds, one that fails and is retried, one that is dead-lettered, one that is
+/// cancelled, and two that wait.
 async fn work(t: &TestProject) {
     let gone = t.enqueue(json!({"delay_seconds": 600})).await;
     t.enqueue(json!({"job_type": "good"})).await;
@@ -114,7 +114,7 @@ fn an_operator_finds_the_queue_that_is_stuck_and_why() {
                 break said;
             }
         };
-        assert!(alone.contains("main  mail  (nobody polls it)"), "{alone}");
+        assert!(alone.contains("main  mail  (no worker polls it)"), "{alone}");
         let seconds: i64 =
             alone.split_whitespace().next().and_then(|it| it.parse().ok()).expect("a time");
         assert!(seconds < 60, "{alone}");
@@ -141,7 +141,7 @@ fn a_wrong_period_is_refused_by_name() {
 }
 
 #[test]
-fn a_project_scrapes_its_own_numbers_and_nobody_elses() {
+fn a_project_scrapes_only_its_own_metrics() {
     limited(async {
         let server = TestServer::start(fresh_database().await).await;
         let (ours, theirs) = (server.project("ours").await, server.project("theirs").await);

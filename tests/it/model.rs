@@ -1,5 +1,6 @@
-//! Random histories against a pure model: whatever workers, reapers and people do, in whatever order and
-//! with whatever fences, the store is where the model says. Faults that are planted must be found.
+//! Random histories against a pure model: whatever workers, reapers and people do, in whatever
+//! order and with whatever fences, the store is where the model says. Faults that are planted must
+//! be found.
 
 use std::time::Duration;
 
@@ -49,9 +50,9 @@ const MAX_JOBS: usize = 7;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Plant {
     Nothing,
-    /// An ack settles whatever runs, whoever sends it.
+    /// An ack settles whatever runs, from any worker.
     NoFence,
-    /// A failure is decided on what was read before somebody else came in between.
+    /// A failure is decided on stale data.
     NoRowLock,
     /// A manual retry counts attempts from the beginning.
     ResetAttempt,
@@ -229,7 +230,8 @@ impl Run {
         Ok(())
     }
 
-    /// A fence for a job: the current one, an older one, one of another job, or one that is made up.
+    /// A fence for a job: the current one, an older one, one of another job, or one that is made
+    /// up.
     fn any_fence(&mut self, job: usize) -> Fence {
         let current = self.jobs[job].running.clone();
         match (self.dice.random_range(0..6), current) {
@@ -283,7 +285,7 @@ impl Run {
         Err(format!("{outcome:?} of job {job} with {fence:?}: {answer:?}, expected {expected:?}"))
     }
 
-    /// Read, let somebody else in, write: what a row lock is there to prevent.
+    /// Reads, lets another transaction in, writes: what a row lock prevents.
     async fn fail_without_a_lock(&mut self, job: usize, fence: Fence) -> Checked {
         let key = self.key(job);
         let mut conn = self.database.connect().await;

@@ -1,5 +1,6 @@
-//! What operators look at: rules that Prometheus accepts and that fire on what they are for, and dashboards whose every
-//! expression returns data of a real server under load, through a real Prometheus.
+//! What operators look at: rules that Prometheus accepts and that fire on what they are for, and
+//! dashboards whose every expression returns data of a real server under load, through a real
+//! Prometheus.
 
 use std::{
     collections::BTreeSet,
@@ -57,7 +58,7 @@ fn every_alert_is_sound_fires_on_what_it_is_for_and_has_a_runbook() {
     }
 }
 
-/// An expression as somebody with a dashboard would see it.
+/// An expression with the variables of a dashboard filled in.
 fn plain(expr: &str) -> String {
     expr.replace("$__rate_interval", RATE_INTERVAL).replace("$queue", ".*")
 }
@@ -146,9 +147,9 @@ async fn live(t: &TestProject, round: usize) {
         let status = ["succeeded", "failed", "released", "succeeded"][number % 4];
         t.ack(job, "w", status).await;
     }
-    // A stale ack, a lease that ends, a job that is called off.
+    // A stale ack, an expired lease, a cancelled job.
     if let Some(job) = jobs.first() {
-        t.ack(job, "somebody else", "succeeded").await;
+        t.ack(job, "another", "succeeded").await;
     }
     if round == 0 {
         let poll = json!({

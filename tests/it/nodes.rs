@@ -70,7 +70,7 @@ fn a_poll_on_another_node_hears_of_a_job_over_redis() {
     limited(async {
         let took = pickups(true, 25).await;
         let told = took.iter().filter(|it| **it < TOLD_WITHIN).count();
-        // Of those that nobody told of, about a third would be found in that time.
+        // Without hints, about a third would be found in that time.
         assert!(told >= 20, "{took:?}");
     });
 }

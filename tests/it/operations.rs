@@ -1,12 +1,12 @@
-//! Work on many jobs that goes on in the background: purges and retries, their progress, and their end.
+//! Bulk operations in the background: purges and retries, their progress, and their end.
 
 use std::time::Duration;
 
 use crate::harness::{TestProject, TestServer, fresh_database, limited, run};
 use serde_json::{Value, json};
 
-/// Jobs that were given up, as many as asked for.
-async fn bury(t: &TestProject, jobs: usize, job_type: &str) {
+/// This many dead letters.
+async fn dead_letter(t: &TestProject, jobs: usize, job_type: &str) {
     t.database
         .execute(&format!(
             "with new as (
@@ -51,7 +51,7 @@ async fn ends(t: &TestProject, operation: &Value) -> Value {
 }
 
 #[test]
-fn a_purge_calls_off_what_waits_and_nothing_else() {
+fn a_purge_cancels_waiting_jobs_only() {
     run(async |t| {
         t.post("/v1/queues/default/purge", json!({"confirm": "default"}))
             .await
@@ -92,10 +92,10 @@ fn a_purge_calls_off_what_waits_and_nothing_else() {
 }
 
 #[test]
-fn dead_letters_are_brought_back_by_filter_and_counted_first() {
+fn dead_letters_are_retried_by_filter_and_counted_first() {
     run(async |t| {
-        bury(t, 230, "mail").await;
-        bury(t, 5, "report").await;
+        dead_letter(t, 230, "mail").await;
+        dead_letter(t, 5, "report").await;
         let by_type = json!({"filter": {"job_type": "mail"}, "dry_run": true});
         let dry = t.post("/v1/dead-letters/retry", by_type).await.is(200);
         assert_eq!(dry, json!({"count": 230, "is_capped": false, "operation": null}));
@@ -126,7 +126,7 @@ fn dead_letters_are_brought_back_by_filter_and_counted_first() {
 #[test]
 fn dead_letters_are_purged_only_when_that_is_confirmed() {
     run(async |t| {
-        bury(t, 120, "mail").await;
+        dead_letter(t, 120, "mail").await;
         let path = "/v1/dead-letters/purge";
         t.post(path, json!({"filter": {}})).await.refuses("confirm");
         t.post(path, json!({"filter": {}, "confirm": "yes"})).await.refuses("confirm");
@@ -147,7 +147,7 @@ fn dead_letters_are_purged_only_when_that_is_confirmed() {
 #[test]
 fn an_operation_goes_no_faster_than_it_was_told_and_ends_when_it_is_aborted() {
     run(async |t| {
-        bury(t, 500, "mail").await;
+        dead_letter(t, 500, "mail").await;
         let slowly = json!({"filter": {}, "rate_per_second": 20});
         let operation = begun(t, "retry", slowly).await;
         let path = format!("/v1/operations/{}", operation["id"].as_str().expect("an id"));
@@ -165,20 +165,19 @@ fn an_operation_goes_no_faster_than_it_was_told_and_ends_when_it_is_aborted() {
         assert_eq!(aborted["state"], "aborted");
         let again = t.act(&format!("{path}/abort")).await.is(200);
         assert_eq!(again, aborted, "it stays as it is");
-        let brought_back =
-            t.database.number("select count(*) from jobs where state = 'pending'").await;
-        assert_eq!(aborted["done"], brought_back);
+        let retried = t.database.number("select count(*) from jobs where state = 'pending'").await;
+        assert_eq!(aborted["done"], retried);
         t.get("/v1/operations/op_x").await.is_error(404, "operation_not_found");
     });
 }
 
 #[test]
-fn an_operation_survives_a_restart_and_another_node_goes_on_with_it() {
+fn an_operation_survives_a_restart_and_another_node_continues_it() {
     limited(async {
         let database = fresh_database().await;
         let server = TestServer::start(database.clone()).await;
         let t = server.project("main").await;
-        bury(&t, 300, "mail").await;
+        dead_letter(&t, 300, "mail").await;
         let slowly = json!({"filter": {}, "rate_per_second": 60});
         let operation = begun(&t, "retry", slowly).await;
         while database.number("select done from operations").await == 0 {
@@ -201,7 +200,7 @@ fn an_operation_survives_a_restart_and_another_node_goes_on_with_it() {
 #[test]
 fn a_repeated_request_begins_no_second_operation() {
     run(async |t| {
-        bury(t, 3, "mail").await;
+        dead_letter(t, 3, "mail").await;
         let retry = async || {
             let request = t.request(reqwest::Method::POST, "/v1/dead-letters/retry");
             let request = request.header("idempotency-key", "once").json(&json!({"filter": {}}));
@@ -215,7 +214,7 @@ fn a_repeated_request_begins_no_second_operation() {
 #[test]
 fn a_step_that_fails_again_and_again_ends_its_operation_and_says_why() {
     run(async |t| {
-        bury(t, 3, "mail").await;
+        dead_letter(t, 3, "mail").await;
         t.database
             .execute(
                 "create function refuse() returns trigger language plpgsql as $$
@@ -243,7 +242,7 @@ fn a_step_that_fails_again_and_again_ends_its_operation_and_says_why() {
 #[test]
 fn an_operation_that_only_a_newer_release_can_read_keeps_no_other_waiting() {
     run(async |t| {
-        bury(t, 3, "mail").await;
+        dead_letter(t, 3, "mail").await;
         t.database
             .execute(
                 "insert into operations (project_id, id, kind, filter, next_step_at)
@@ -263,9 +262,9 @@ fn an_operation_that_only_a_newer_release_can_read_keeps_no_other_waiting() {
 }
 
 #[test]
-fn a_project_has_only_so_many_operations_at_a_time() {
+fn running_operations_of_a_project_are_bounded() {
     run(async |t| {
-        bury(t, 1, "mail").await;
+        dead_letter(t, 1, "mail").await;
         let max = fencepost::domain::limits::MAX_RUNNING_OPERATIONS;
         t.database
             .execute(&format!(
@@ -389,7 +388,7 @@ fn what_was_cancelled_together_comes_back_together_however_slowly() {
 }
 
 #[test]
-fn a_walk_goes_on_where_it_has_looked_at_as_much_as_it_may() {
+fn a_walk_continues_where_its_bound_stopped_it() {
     run(async |t| {
         let first = t.enqueue(json!({"queue": "rare"})).await;
         // More than one step looks at, made as old as their ids say.

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 pub const PASSWORD: &str = "quiet otters borrow umbrellas";
 
-/// Somebody with a session.
+/// A person with a session.
 pub struct Person {
     pub url: String,
     pub email: String,

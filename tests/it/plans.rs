@@ -36,7 +36,7 @@ use uuid::Uuid;
 
 const PROJECT: ProjectId = ProjectId(1);
 
-/// While somebody writes much in one transaction, PostgreSQL is slow to learn what is dead elsewhere.
+/// During a large transaction, PostgreSQL learns late which rows are dead elsewhere.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 /// 100,000 pending jobs of one tenant, 32 of a rare type behind them, and the dead rows and index
@@ -95,7 +95,8 @@ async fn counters(conn: &mut PgConnection) -> BTreeMap<String, Cost> {
         .collect()
 }
 
-/// Waits until no transaction of any test is older than this: until then PostgreSQL takes nothing for dead that died before.
+/// Waits until no transaction of any test is older than this: until then PostgreSQL takes nothing
+/// for dead that died before.
 async fn until_dead_is_known(conn: &mut PgConnection) {
     let now: i64 = sqlx::query_scalar("select pg_current_xact_id()::text::bigint")
         .fetch_one(&mut *conn)

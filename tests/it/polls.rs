@@ -211,7 +211,7 @@ fn a_client_that_vanishes_while_parked_leaves_its_job_to_others() {
 }
 
 #[test]
-fn jobs_that_were_claimed_for_a_client_that_is_gone_are_given_back() {
+fn jobs_claimed_for_a_disconnected_client_are_released() {
     limited(async {
         let server = TestServer::start(fresh_database().await).await;
         let t = server.project("main").await;

@@ -1,5 +1,5 @@
-//! Rate limits and quotas: exact over all nodes, apart for apart work, and kept within their promise whatever
-//! happens to Redis.
+//! Rate limits and quotas: exact over all nodes, apart for apart work, and kept within their
+//! promise whatever happens to Redis.
 
 use std::{
     sync::{
@@ -78,7 +78,7 @@ async fn three_nodes(stage: &Stage) -> (Vec<TestServer>, Vec<String>) {
 }
 
 #[test]
-fn a_limit_is_exact_for_eight_clients_on_three_nodes_and_is_nobody_elses() {
+fn a_limit_is_exact_for_eight_clients_on_three_nodes_and_separate_from_others() {
     limited(async {
         const LIMIT: u32 = 120;
         let (nodes, urls) = three_nodes(&Stage::default()).await;
@@ -284,7 +284,7 @@ fn without_redis_each_node_keeps_to_its_share() {
 }
 
 #[test]
-fn whatever_happens_to_redis_nobody_is_failed_and_limits_stay_within_their_promise() {
+fn whatever_happens_to_redis_no_call_fails_and_limits_keep_their_promise() {
     run_for(Duration::from_secs(90), async {
         const LIMIT: u32 = 60;
         let place = Redis::dir(std::process::id() + 4_000_000);
@@ -324,8 +324,8 @@ fn whatever_happens_to_redis_nobody_is_failed_and_limits_stay_within_their_promi
         };
         let (flood, redis) = tokio::join!(flood(&t, &urls, Duration::from_secs(8)), nemesis);
         assert_eq!(flood.failed.load(Ordering::Relaxed), 0, "{flood:?}");
-        // Once with what Redis knew, once after each time it forgot (flushed, restarted), and once by the nodes
-        // alone; and what comes back meanwhile, to Redis and to the nodes.
+        // Once with what Redis knew, once after each time it forgot (flushed, restarted), and once
+        // by the nodes alone; and what comes back meanwhile, to Redis and to the nodes.
         let back = started.elapsed().as_secs() as u32 * LIMIT / 60 + 1;
         let most = LIMIT * 4 + 2 * back + 3;
         let let_in = flood.let_in();

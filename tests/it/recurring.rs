@@ -16,7 +16,7 @@ async fn fires(t: &TestProject, id: &str) -> Vec<Value> {
     page["fires"].as_array().expect("fires").clone()
 }
 
-/// Waits until so many ticks of a schedule were dealt with, newest first.
+/// Waits until a schedule has this many fires; returns them, newest first.
 async fn wait_for_fires(t: &TestProject, id: &str, count: usize) -> Vec<Value> {
     loop {
         let seen = fires(t, id).await;
@@ -27,7 +27,7 @@ async fn wait_for_fires(t: &TestProject, id: &str, count: usize) -> Vec<Value> {
     }
 }
 
-/// Makes a schedule of the past of one that fires once a day: its next tick was so long ago.
+/// Moves the next tick of a daily schedule this far into the past.
 async fn neglect(t: &TestProject, id: &str, days: u32) {
     t.database
         .execute(&format!(
@@ -221,7 +221,7 @@ fn a_run_that_broke_off_finds_the_job_that_it_had_stored() {
 }
 
 #[test]
-fn a_schedule_runs_now_when_somebody_asks_for_it() {
+fn a_schedule_runs_on_request() {
     run(async |t| {
         let more = json!({"enabled": false, "payload": [1], "queue": "q"});
         put(t, "daily", more).await.is(200);
@@ -243,7 +243,7 @@ fn a_schedule_runs_now_when_somebody_asks_for_it() {
         assert_eq!(t.get(&path).await.is(200)["fires"][0]["due_at"], seen[1]["due_at"]);
         t.get(&format!("/v1/dead-letters?cursor={cursor}")).await.refuses("cursor");
         assert_eq!(t.get("/v1/recurring/daily").await.is(200)["last_run_at"], Value::Null);
-        t.act("/v1/recurring/nobody/run").await.is_error(404, "recurring_job_not_found");
+        t.act("/v1/recurring/unknown/run").await.is_error(404, "recurring_job_not_found");
     });
 }
 
@@ -311,7 +311,7 @@ fn the_last_job_is_cancelled_for_the_next_one() {
 }
 
 #[test]
-fn ticks_that_nobody_was_there_for_are_made_up_for_as_the_schedule_says() {
+fn missed_ticks_are_caught_up_as_the_schedule_says() {
     limited(async {
         let database = fresh_database().await;
         let server = TestServer::start(database.clone()).await;

@@ -1,5 +1,5 @@
-//! The roles of ops/roles.sql: each may do what its work needs, and the console sees one project at a time.
-//! (Every server of these tests runs with them.)
+//! The roles of ops/roles.sql: each may do what its work needs, and the console sees one project at
+//! a time. (Every server of these tests runs with them.)
 
 use crate::harness::{TestProject, TestServer, fresh_database, limited};
 use serde_json::json;

@@ -1,5 +1,5 @@
-//! A deploy: three nodes behind a real proxy are restarted one after the other under load. No request fails, no job is
-//! lost, and no attempt is burnt.
+//! A deploy: three nodes behind a real proxy are restarted one after the other under load. No
+//! request fails, no job is lost, and no attempt is burnt.
 
 use std::{
     process::Command,

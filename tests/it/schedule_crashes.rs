@@ -1,5 +1,6 @@
-//! Three processes on one database fire the schedules of every second while one of them is killed and
-//! started again, at random. Whatever happens, the ticks in the books are exactly those that were due.
+//! Three processes on one database fire the schedules of every second while one of them is killed
+//! and started again, at random. Whatever happens, the ticks in the books are exactly those that
+//! were due.
 //!
 //! A short form runs with all tests; `make soak` runs the long one.
 

@@ -1,4 +1,4 @@
-//! Connections that are lost, and transactions that nobody ended.
+//! Lost connections, and transactions that were left open.
 
 use std::time::Duration;
 
@@ -108,7 +108,7 @@ fn an_ack_whose_answer_was_lost_is_recorded_once_and_answered_if_it_shows_its_at
 }
 
 #[test]
-fn jobs_of_a_claim_whose_answer_was_lost_are_given_back_and_no_failure_is_counted() {
+fn jobs_of_a_lost_claim_are_released_without_a_failure() {
     run(async |t| {
         let (proxy, server, t) = behind_a_proxy(t).await;
         let id = t.enqueue(json!({"payload": "swallow-me"})).await;

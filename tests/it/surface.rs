@@ -1,5 +1,5 @@
-//! Every operation of the OpenAPI file, with a request that passes its checks. A new route without a row here
-//! fails the tests that walk over all of them.
+//! Every operation of the OpenAPI file, with a request that passes its checks. A new route without
+//! a row here fails the tests that walk over all of them.
 
 use fencepost::{
     domain::access::{Role, Scope},
@@ -208,10 +208,10 @@ fn body(id: &str, job_id: &str) -> Option<Value> {
         "keys_rotate" => json!({}),
         "keys_report" => json!({"key": "fp_live_junk"}),
         "auth_signup" => json!({"email": "new@example.com", "password": password}),
-        "auth_login" => json!({"email": "nobody@example.com", "password": "wrong"}),
+        "auth_login" => json!({"email": "unknown@example.com", "password": "wrong"}),
         "auth_refresh" => json!({"refresh_token": "fp_refresh_junk"}),
         "auth_password" => json!({"current_password": "wrong", "new_password": password}),
-        "auth_password_reset" => json!({"email": "nobody@example.com"}),
+        "auth_password_reset" => json!({"email": "unknown@example.com"}),
         "auth_password_reset_confirm" => json!({"token": "fp_mail_junk", "new_password": password}),
         "auth_verify" => json!({"token": "fp_mail_junk"}),
         "me_delete" => json!({"password": "wrong"}),

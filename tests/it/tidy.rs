@@ -2,6 +2,7 @@
 
 mod prose;
 mod rooms;
+mod schemas;
 
 use std::{
     collections::BTreeMap,

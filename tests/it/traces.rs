@@ -1,4 +1,4 @@
-//! Traces: from whoever enqueues to whoever works, and back; told to a collector over OTLP.
+//! Traces from producer to worker and back, exported to a collector over OTLP.
 
 use std::process::Command;
 
@@ -81,7 +81,7 @@ fn a_trace_goes_from_the_producer_over_the_first_lease_to_the_ack_and_a_retry_is
             collector.span("POST /v1/jobs", |it| hex(&it.parent_span_id) == PRODUCER[36..52]).await;
         assert_eq!(hex(&stored.trace_id), PRODUCER[3..35]);
         let leased = collector.span("receive default", |it| !it.parent_span_id.is_empty()).await;
-        assert_eq!(context(&leased), given, "the worker goes on from the lease");
+        assert_eq!(context(&leased), given, "the worker continues from the lease");
         assert_eq!(hex(&leased.parent_span_id), PRODUCER[36..52]);
         assert!(leased.start_time_unix_nano <= leased.end_time_unix_nano);
 

@@ -183,7 +183,7 @@ fn a_worker_told_to_stop_finishes_what_runs_and_takes_no_more() {
 }
 
 #[test]
-fn at_the_graces_end_jobs_are_handed_back_or_failed() {
+fn at_the_end_of_the_grace_jobs_are_released_or_failed() {
     run(async |t| {
         for (choice, failures, outcome) in [("release", 0, "released"), ("fail", 1, "failed")] {
             let started = Marker::new(choice);
@@ -240,7 +240,7 @@ fn a_command_that_leaves_a_child_behind_or_prints_too_much_is_acknowledged_all_t
     });
 }
 
-/// Enqueues jobs until nobody takes one any more, and answers with that.
+/// Enqueues jobs until one is not claimed any more, and returns it.
 async fn left_waiting(t: &TestProject) -> String {
     loop {
         let id = t.enqueue(json!({})).await;
@@ -263,7 +263,8 @@ fn a_worker_can_be_quieted_and_woken_by_signals_and_by_the_server() {
         worker.signal("-CONT");
         t.job_becomes(&id, "succeeded").await;
         t.post("/v1/workers/w/quiet", json!({})).await.is(200);
-        // It hears of it with its next poll or heartbeat; an answer to an earlier one may be on its way.
+        // It hears of it with its next poll or heartbeat; an answer to an earlier one may be on its
+        // way.
         let id = left_waiting(t).await;
         t.post("/v1/workers/w/resume", json!({})).await.is(200);
         t.job_becomes(&id, "succeeded").await;
@@ -322,7 +323,7 @@ fn a_worker_killed_in_the_middle_of_a_thousand_jobs_loses_none_and_settles_none_
         let lost = t.database.number(lost).await;
         assert!((2..=16).contains(&lost), "{lost} were lost with their worker");
         let failures = "select sum(failures)::bigint from finished_jobs";
-        assert_eq!(t.database.number(failures).await, lost, "what was handed back is no failure");
+        assert_eq!(t.database.number(failures).await, lost, "a release is no failure");
         let unaccounted = "select count(*) from finished_jobs job where attempt <> 1 + (
             select count(*) from attempts
             where attempts.project_id = job.project_id and attempts.job_id = job.id)";

@@ -1,4 +1,4 @@
-//! Workers: what they tell of themselves, what they are told, and what becomes of those that fall silent.
+//! Workers: registration, directives, and timeouts.
 
 use crate::harness::{Reply, TestProject, TestServer, fresh_database, limited, run};
 use serde_json::{Value, json};
@@ -118,7 +118,7 @@ fn a_directive_reaches_the_worker_with_its_next_heartbeat_and_its_polls_get_noth
         assert_eq!(tell(t, "w", "resume").await.is(200)["directive"], Value::Null);
         assert_eq!(beat(t, "w", &[]).await["state"], "running");
         assert_eq!(t.poll("w", 1).await.len(), 1);
-        tell(t, "nobody", "quiet").await.is_error(404, "worker_not_found");
+        tell(t, "unknown", "quiet").await.is_error(404, "worker_not_found");
     });
 }
 
@@ -153,8 +153,8 @@ fn a_worker_that_goes_hands_its_jobs_back_and_stays_gone_until_it_registers() {
             assert_eq!((&again["id"], &again["attempt"]), (&json!(id), &json!(2)));
             t.ack(&again, "w", "succeeded").await.is(200);
         }
-        let nobody = json!({"worker_id": "nobody"});
-        t.post("/v1/workers/deregister", nobody).await.is_error(404, "worker_not_found");
+        let unknown = json!({"worker_id": "unknown"});
+        t.post("/v1/workers/deregister", unknown).await.is_error(404, "worker_not_found");
     });
 }
 
@@ -289,7 +289,7 @@ fn schedules_that_a_worker_brings_are_kept_and_bad_ones_told() {
 }
 
 #[test]
-fn one_bad_name_does_not_hide_the_others_and_who_is_refused_is_nobody() {
+fn one_bad_name_does_not_hide_the_others_and_a_refused_worker_is_not_registered() {
     run(async |t| {
         let job = "job_01m7w3ha3aextt8pkwwdmxsmqw";
         for bad in ["\0", ""] {

@@ -1,4 +1,5 @@
-//! A job from enqueue to ack, through the client that progenitor makes of the document for OpenAPI 3.0.
+//! A job from enqueue to ack, through the client that progenitor makes of the document for OpenAPI
+//! 3.0.
 
 use anyhow::{Context, ensure};
 use serde_json::json;

@@ -21,8 +21,9 @@ pub use crate::store::{
 /// Stores events of running attempts, all or none. Answers with their ids.
 ///
 /// # Errors
-/// [`Error::JobNotFound`], [`Error::InvalidState`], [`Error::WorkerMismatch`] or [`Error::StaleLease`]
-/// when one of the attempts is not this worker's. [`Error::Invalid`] when a job has too many events.
+/// [`Error::JobNotFound`], [`Error::InvalidState`], [`Error::WorkerMismatch`] or
+/// [`Error::StaleLease`] when one of the attempts is not this worker's. [`Error::Invalid`] when a
+/// job has too many events.
 pub async fn record_events(
     engine: &Engine,
     project_id: ProjectId,

@@ -160,7 +160,7 @@ fn a_workflow_graph_worker_in_python() {
         assert_eq!(over[1]["attempt"], 1);
         let logs = t.get(&format!("{path}/{id}/jobs/test/logs")).await.is(200);
         assert_eq!((&logs[0]["data"], &logs[0]["stream"]), (&json!("oops\n"), &json!("stderr")));
-        // A job that outlasts its heartbeats' patience is kept; one that is called off is killed.
+        // A long job keeps its lease; a cancelled one is killed.
         let endless = t.enqueue(json!({"payload": "exec sleep 600"})).await;
         t.job_becomes(&endless, "processing").await;
         t.act(&format!("/v1/jobs/{endless}/cancel")).await.is(200);

@@ -30,7 +30,7 @@ struct Seen {
     result: Value,
 }
 
-/// A lease as whoever claimed it knows it: the job, its attempt, its lease.
+/// A lease as its claimer knows it: the job, its attempt, its lease.
 #[derive(Debug, Clone)]
 struct Lease {
     job_id: String,

@@ -178,7 +178,7 @@ fn of_many_who_choose_the_same_id_at_once_one_has_it() {
 }
 
 #[test]
-fn a_worker_that_says_it_is_gone_hands_back_what_it_lists() {
+fn a_deregistered_worker_releases_the_jobs_it_lists() {
     run(async |t| {
         let job = enqueue(t, json!({"type": "a", "args": []})).await;
         fetch_one(t, "default").await;
@@ -287,7 +287,7 @@ fn a_worker_registers_beats_and_goes_as_the_protocol_draws_it() {
         });
         t.post(&format!("{OJS}/workers/register"), worker).await.is(200);
         let job = enqueue(t, json!({"type": "a", "args": []})).await;
-        // Nobody fetches by name; the heartbeat that lists the job adopts it.
+        // The fetch names no worker; the heartbeat that lists the job adopts it.
         let fetched = fetch_one(t, "default").await;
         assert!(fetched["worker_id"].is_null());
         let beat = json!({"worker_id": "worker-abc-123", "state": "running", "active_job_ids": [job["id"]]});
@@ -307,12 +307,12 @@ fn a_worker_registers_beats_and_goes_as_the_protocol_draws_it() {
         t.act("/v1/workers/worker-abc-123/quiet").await.is(200);
         let told = t.post(&format!("{OJS}/workers/heartbeat"), beat).await.is(200);
         assert_eq!(told["state"], "quiet");
-        let goodbye = json!({"worker_id": "worker-abc-123"});
-        t.post(&format!("{OJS}/workers/deregister"), goodbye).await.is(200);
+        let request = json!({"worker_id": "worker-abc-123"});
+        t.post(&format!("{OJS}/workers/deregister"), request).await.is(200);
         let back = read(t, &job).await;
         assert_eq!((&back["state"], &back["attempt"]), (&json!("available"), &json!(0)));
-        let nobody = json!({"worker_id": "nobody"});
-        refused(&t.post(&format!("{OJS}/workers/deregister"), nobody).await, 404, "not_found");
+        let unknown = json!({"worker_id": "unknown"});
+        refused(&t.post(&format!("{OJS}/workers/deregister"), unknown).await, 404, "not_found");
     });
 }
 

@@ -1,5 +1,5 @@
-//! Every operation of every door's document: nobody passes without a key, with too little of one, or with
-//! another project's.
+//! Every operation of every door's document: no call passes without a key, with too few rights, or
+//! with another project's.
 
 use fencepost::{adapters, ids::JobId};
 
@@ -91,7 +91,7 @@ async fn held(t: &TestProject, project: &str) -> Named {
 }
 
 #[test]
-fn nobody_passes_without_a_key_or_with_too_little_of_one() {
+fn no_call_passes_without_a_key_or_with_too_few_rights() {
     run(async |t| {
         let named = held(t, "main").await;
         let reader = json!({"name": "reader", "scopes": ["read"]});

@@ -165,7 +165,7 @@ fn a_workflow_that_was_run_again_outlives_the_jobs_of_its_first_run() {
 }
 
 #[test]
-fn a_workflow_that_was_called_off_before_it_ran_can_be_run() {
+fn a_workflow_that_was_cancelled_before_it_ran_can_be_run() {
     run(async |t| {
         let sample = t.act(&format!("{API}/workflows/sample")).await.is(201);
         let id = sample["id"].as_str().expect("an id");
@@ -223,7 +223,7 @@ fn a_workflow_waits_until_it_is_run_and_can_be_run_again() {
         let again = claim(t, json!([])).await;
         assert_eq!(again["job"]["command"], "run build");
         say(t, &again, "fail", json!({"error": "no", "retryable": true})).await.is_empty(200);
-        // Its retries are used up, and nobody was called off by hand.
+        // Its retries are used up; nothing was cancelled by request.
         let skipped = loop {
             let seen = status(t, &id).await;
             if seen[1].1 != "queued" {

@@ -68,7 +68,7 @@ fn text(value: &Value) -> String {
 }
 
 /// A dead letter in this queue.
-async fn bury(t: &TestProject, queue: &str) -> String {
+async fn dead_letter(t: &TestProject, queue: &str) -> String {
     let id = t.enqueue(json!({"queue": queue, "max_attempts": 1})).await;
     let poll = json!({"worker_id": "w", "queues": [queue], "wait_seconds": 0, "capacity": 1});
     let leased = t.polled(poll).await.remove(0);
@@ -112,7 +112,8 @@ async fn work_with_queues(p: &mut Presser<'_>) {
 
 async fn work_with_dead_letters(p: &mut Presser<'_>) {
     let t = p.t;
-    let (one, two, three) = (bury(t, "d").await, bury(t, "d").await, bury(t, "d").await);
+    let (one, two, three) =
+        (dead_letter(t, "d").await, dead_letter(t, "d").await, dead_letter(t, "d").await);
     p.press("dead_letters_retry", &[("job_id", &one)]).await;
     assert_eq!(t.job(&one).await["state"], "pending");
     p.press("dead_letters_delete", &[("job_id", &two)]).await;
@@ -120,13 +121,13 @@ async fn work_with_dead_letters(p: &mut Presser<'_>) {
     let of_queue = [("filter.queue", "d")];
     assert_eq!(p.press_many("dead_letters_retry_many", &of_queue).await["done"], 1);
     assert_eq!(t.job(&three).await["state"], "pending");
-    let four = bury(t, "e").await;
+    let four = dead_letter(t, "e").await;
     let purge = [("filter.queue", "e"), ("confirm", "purge")];
     assert_eq!(p.press_many("dead_letters_purge", &purge).await["done"], 1);
     t.get(&format!("/v1/jobs/{four}")).await.is_error(404, "job_not_found");
     // One that takes long enough to be aborted.
     for _ in 0..10 {
-        bury(t, "f").await;
+        dead_letter(t, "f").await;
     }
     let slowly = json!({"filter": {"queue": "f"}, "rate_per_second": 1});
     let begun = t.post("/v1/dead-letters/retry", slowly).await.is(202);
@@ -219,7 +220,7 @@ async fn work_with_oneself(p: &mut Presser<'_>, owner: &Person) {
     t.get("/v1/jobs").await.is_error(401, "unauthorized");
     let place = p.press_own("me_delete", &[("password", new)]).await;
     assert_eq!(place, "/console/login?done=me_delete");
-    assert!(p.browser.cookies.is_empty(), "the session is over for the browser, too");
+    assert!(p.browser.cookies.is_empty(), "the session has ended for the browser, too");
     p.browser.get(&place).await.says(200, "The account is deleted.");
 }
 

@@ -40,7 +40,7 @@ const CORPUS: [&str; 5] = [
 ];
 
 /// A job that has failed for good, with logs, an event and an error, all of them made of `text`.
-async fn bury(t: &TestProject, text: &str) -> String {
+async fn dead_letter(t: &TestProject, text: &str) -> String {
     let job = json!({
         "job_type": text, "payload": {text: text}, "tags": {"t": text}, "max_attempts": 1, "labels": [],
         "concurrency_key": text,
@@ -84,7 +84,7 @@ fn every_page_shows_what_others_wrote_as_text_under_a_policy_without_exceptions(
         let mut browser = Browser::of_member(t, "ada@example.com", Role::Owner).await;
         let mut pages: Vec<String> = PAGES.iter().map(|it| (*it).to_owned()).collect();
         for text in CORPUS {
-            pages.push(format!("/jobs/{}", bury(t, text).await));
+            pages.push(format!("/jobs/{}", dead_letter(t, text).await));
             t.post("/v1/keys", json!({"name": text})).await.is(201);
             let graph =
                 json!({"name": text, "jobs": [{"key": text, "job_type": text, "queue": text}]});
@@ -126,7 +126,7 @@ fn every_page_shows_what_others_wrote_as_text_under_a_policy_without_exceptions(
 fn a_viewer_sees_and_cannot_act() {
     run(async |t| {
         let mut browser = Browser::of_member(t, "eve@example.com", Role::Viewer).await;
-        let job = bury(t, "email.send").await;
+        let job = dead_letter(t, "email.send").await;
         for path in
             ["", "/jobs", &format!("/jobs/{job}"), "/queues", "/queues/default", "/dead-letters"]
         {
@@ -165,12 +165,12 @@ fn a_project_of_others_is_not_there() {
 }
 
 #[test]
-fn whoever_is_on_call_finds_and_mends_what_is_stuck() {
+fn a_person_on_call_finds_and_fixes_what_is_stuck() {
     run(async |t| {
         let mut browser = Browser::of_member(t, "ada@example.com", Role::Member).await;
         let page = format!("/console/p/{}", t.id);
         let idle = t.enqueue(json!({"queue": "idle"})).await;
-        let dead = bury(t, "email.send").await;
+        let dead = dead_letter(t, "email.send").await;
         browser.get(&page).await.says(200, "no worker polls");
         let groups = browser.get(&format!("{page}/dead-letters")).await;
         let at = groups.text.find("fingerprint=").expect("a group") + "fingerprint=".len();
@@ -265,7 +265,7 @@ fn a_schedule_is_previewed_made_and_changed_without_losing_what_the_form_does_no
         {
             assert_eq!(before[field], after[field], "{field}");
         }
-        // The form is of before: what somebody else has done since is not undone by it.
+        // The form is outdated: it does not overwrite later changes.
         browser.post(&place, &form).await.says(400, "was changed after this page");
         t.delete("/v1/recurring/nightly").await.is_empty(204);
         browser.post(&place, &form).await.says(404, "Not found");
@@ -394,7 +394,7 @@ fn what_happens_is_streamed_to_the_page_that_shows_it() {
         let job = t.enqueue(json!({})).await;
         let mut heard = String::new();
         while !heard.contains(&job) {
-            let chunk = stream.chunk().await.expect("a chunk").expect("it goes on");
+            let chunk = stream.chunk().await.expect("a chunk").expect("it continues");
             heard.push_str(&String::from_utf8_lossy(&chunk));
         }
         browser.get(&format!("/console/p/{}/jobs/{job}", t.id)).await.says(200, "pending");

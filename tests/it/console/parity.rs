@@ -1,4 +1,4 @@
-//! Whatever the console can change, the API can: its buttons are compared with the OpenAPI document.
+//! The console's buttons are compared with the OpenAPI document.
 
 use std::collections::BTreeSet;
 

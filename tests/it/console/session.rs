@@ -41,7 +41,7 @@ fn a_stranger_signs_up_and_sees_a_key_once_that_works_at_once() {
 }
 
 #[test]
-fn whoever_logs_in_gets_to_where_they_wanted_and_nowhere_else() {
+fn a_login_leads_to_the_requested_page_and_no_other_site() {
     run(async |t| {
         Person::sign_up(t, "ada@example.com").await;
         let mut browser = Browser::new(t, "ada@example.com");
@@ -197,7 +197,7 @@ fn tabs_share_a_session_and_a_stolen_cookie_ends_it() {
         let mut thief = Browser::new(t, "ada@example.com");
         thief.cookies = stolen;
         assert_eq!(thief.get(&page).await.status, 303);
-        // Somebody has it who should not: it is over for all.
+        // A reused token was stolen: the session is revoked.
         let over = browser.get(&page).await;
         assert_eq!(over.status, 303, "{}", over.text);
         assert!(browser.cookies.is_empty());
@@ -275,7 +275,7 @@ fn a_password_may_begin_and_end_with_a_space() {
 }
 
 #[test]
-fn whoever_has_no_session_is_not_led_away_from_a_key_that_is_shown_once() {
+fn a_visitor_without_a_session_stays_on_the_page_with_the_key() {
     run(async |t| {
         let mut browser = Browser::new(t, "ada@example.com");
         browser.sign_up("ada@example.com", "Acme").await.says(200, "fp_live_");
@@ -291,7 +291,7 @@ fn whoever_has_no_session_is_not_led_away_from_a_key_that_is_shown_once() {
 }
 
 #[test]
-fn whoever_signs_up_twice_is_in_the_project_that_they_have_just_made() {
+fn a_second_signup_leads_to_its_own_project() {
     run(async |t| {
         let mut browser = Browser::new(t, "ada@example.com");
         browser.sign_up("ada@example.com", "First").await.says(200, "fp_live_");

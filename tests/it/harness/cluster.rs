@@ -86,7 +86,7 @@ pub async fn fresh_database() -> Database {
     let mut conn = connect(&shared.url, "postgres").await;
     clone_template(&mut conn, &name, &shared.template).await;
     let database = Database { url: shared.url.replace("{}", &name) };
-    // Its names in Redis are nobody else's.
+    // Its keys in Redis are unique.
     database.execute("update instance set public_id = gen_random_uuid()").await;
     database
 }
@@ -113,7 +113,7 @@ fn shared() -> &'static Shared {
         // The cluster ends with the thread that started it, and tests' threads end too soon.
         std::thread::spawn(move || {
             let (_cluster, _redis, _lock, shared) = start();
-            sender.send(shared).expect("somebody waits");
+            sender.send(shared).expect("a receiver");
             loop {
                 std::thread::park();
             }

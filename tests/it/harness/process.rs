@@ -12,7 +12,8 @@ use super::{Database, redis_url};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_fencepost");
 
-/// Ports below those that the system gives to connections: none of them takes a node's while it is restarted.
+/// Ports below those that the system gives to connections: none of them takes a node's while it is
+/// restarted.
 const PORTS: std::ops::Range<u32> = 20_000..32_000;
 
 /// A port that is free, and that no other test of this run gets.
@@ -40,7 +41,7 @@ pub fn scratch(name: &str) -> PathBuf {
 pub struct Process(Child);
 
 impl Process {
-    /// Starts it; nobody hears what it says.
+    /// Starts it and drops its output.
     pub fn start(command: &mut Command) -> Self {
         let command = command.stdout(Stdio::null()).stderr(Stdio::null());
         Self(command.spawn().unwrap_or_else(|error| panic!("{command:?}: {error}")))

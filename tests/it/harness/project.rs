@@ -146,7 +146,7 @@ impl TestServer {
     }
 }
 
-/// A project, seen by somebody with its key.
+/// A project, seen with its key.
 #[derive(Clone)]
 pub struct TestProject {
     /// The server's base URL.
@@ -164,7 +164,8 @@ pub struct TestProject {
 }
 
 impl TestProject {
-    /// Makes a project without limits, with a key that may do everything, and sees it through this server.
+    /// Makes a project without limits, with a key that may do everything, and sees it through this
+    /// server.
     pub async fn at(url: &str, database: &Database, slug: &str) -> Self {
         let mut conn = database.connect().await;
         let (project, api_key) =

@@ -55,7 +55,8 @@ impl Proxy {
         *self.armed.lock().expect("no panic") = Some(Armed::Answer(text.into()));
     }
 
-    /// Cuts the connection on which the next question with these bytes is asked, before it is answered.
+    /// Cuts the connection on which the next question with these bytes is asked, before it is
+    /// answered.
     pub fn swallow_answer_to(&self, question: &[u8]) {
         *self.armed.lock().expect("no panic") = Some(Armed::AnswerTo(question.to_vec()));
     }

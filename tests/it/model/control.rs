@@ -27,7 +27,7 @@ impl Run {
             (StoredState::Processing, Ok(())) => model.cancel_requested = true,
             (StoredState::Scheduled | StoredState::Backoff | StoredState::Pending, Ok(())) => {
                 model.state = StoredState::Cancelled;
-                self.call_off_children(job);
+                self.cancel_children(job);
             }
             (state, answer) => return Err(format!("cancel of job {job}, {state:?}: {answer:?}")),
         }
@@ -60,11 +60,11 @@ impl Run {
         while let Some(parent) = back.pop() {
             for child in 0..self.jobs.len() {
                 let model = &self.jobs[child];
-                let is_called_off =
+                let is_cancelled_by_parent =
                     model.state == StoredState::Cancelled && model.parents.contains(&parent);
                 let parents = &model.parents;
                 let may_come = !parents.iter().any(|it| is_bad(self.jobs[*it].state));
-                if is_called_off && may_come && self.is_live(child).await {
+                if is_cancelled_by_parent && may_come && self.is_live(child).await {
                     self.requeue(child);
                     back.push(child);
                 }
@@ -72,7 +72,7 @@ impl Run {
         }
     }
 
-    /// Begins an operation, and goes on with it to its end.
+    /// Starts an operation, and runs it to its end.
     async fn operate(&mut self, kind: Kind) -> Checked {
         let queue = (kind == Kind::QueuePurge).then(|| "default".to_owned());
         let new = NewOperation {

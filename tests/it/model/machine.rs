@@ -121,16 +121,16 @@ impl Run {
         let runs_again = !is_bad(model.state);
         model.recorded.push((fence, recorded, runs_again));
         if is_bad(self.jobs[job].state) {
-            self.call_off_children(job);
+            self.cancel_children(job);
         }
     }
 
-    pub fn call_off_children(&mut self, parent: usize) {
+    pub fn cancel_children(&mut self, parent: usize) {
         for child in 0..self.jobs.len() {
             let model = &mut self.jobs[child];
             if model.parents.contains(&parent) && model.state == StoredState::Scheduled {
                 model.state = StoredState::Cancelled;
-                self.call_off_children(child);
+                self.cancel_children(child);
             }
         }
     }

@@ -59,7 +59,7 @@ fn a_stranger_signs_up_and_the_first_key_works_at_once_at_the_free_plans_limits(
         );
         let job = ada.lease("w").await;
         ada.ack(&job, "w", "succeeded").await.is(200);
-        assert_eq!(t.get("/v1/jobs").await.is(200)["jobs"], json!([]), "nobody else sees it");
+        assert_eq!(t.get("/v1/jobs").await.is(200)["jobs"], json!([]), "no other project sees it");
     });
 }
 
@@ -74,7 +74,7 @@ fn a_sign_up_that_cannot_be_is_refused_with_the_reason() {
             body[name] = value;
             body
         };
-        refuse("email", with("email", json!("nobody"))).await;
+        refuse("email", with("email", json!("unknown"))).await;
         refuse("password", with("password", json!("short"))).await;
         let weak = refuse("password", with("password", json!("password1234"))).await;
         assert!(weak.starts_with("is too easy to guess"), "{weak}");
@@ -110,7 +110,7 @@ fn known_and_unknown_addresses_are_answered_alike() {
         let verify = json!({"token": secret_in(&server.next_mail().await)});
         let taken = post_from(&t, "/v1/auth/verify", verify, "192.0.2.3").await;
         taken.is_error(409, "email_taken");
-        // Whoever has proved the address logs in as themselves.
+        // The verified owner logs in as themselves.
         let login = json!({"email": "ada@example.com", "password": PASSWORD});
         let session = post_from(&t, "/v1/auth/login", login, "192.0.2.4").await.is(200);
         assert_eq!(session["account_id"], first["account"]["id"]);
@@ -124,7 +124,7 @@ fn known_and_unknown_addresses_are_answered_alike() {
             reset.is_empty(204);
             error
         };
-        assert_eq!(answers("ada@example.com").await, answers("nobody@example.com").await);
+        assert_eq!(answers("ada@example.com").await, answers("unknown@example.com").await);
         server.stop().await;
     });
 }
@@ -154,7 +154,10 @@ fn a_forgotten_password_is_replaced_by_mail_and_every_session_ends() {
         let again =
             Person::log_in(&t, "ada@example.com", "seven yellow submarines", Value::Null).await;
         let me = again.get("/v1/me").await.is(200);
-        assert_eq!(me["account"]["email_verified"], true, "whoever has the mail reads the address");
+        assert_eq!(
+            me["account"]["email_verified"], true,
+            "the holder of the mail reads the address"
+        );
         server.stop().await;
     });
 }
@@ -210,7 +213,7 @@ fn sessions_are_listed_and_ended_and_a_new_password_ends_the_others() {
 }
 
 #[test]
-fn guessing_is_slowed_down_by_address_and_by_pair_and_locks_nobody_out() {
+fn guesses_are_delayed_by_address_and_pair_without_a_lockout() {
     run(async |t| {
         Person::sign_up(t, "ada@example.com").await;
         let guess = async |email: &str, password: &str, address: &str| {
@@ -238,7 +241,7 @@ fn guessing_is_slowed_down_by_address_and_by_pair_and_locks_nobody_out() {
 }
 
 #[test]
-fn whoever_only_claims_an_address_buys_no_guesses_at_whoever_has_it() {
+fn claiming_an_address_buys_no_guesses_at_its_owner() {
     limited(async {
         let (server, t) = open_server(Stage::default()).await;
         Person::sign_up(&t, "ada@example.com").await;
@@ -375,8 +378,8 @@ async fn rows_of_deleted_projects(database: &Database) -> Vec<(String, i64)> {
     rows
 }
 
-/// How much longer one kind of address may take than the other, in percent. A comparison that is left out makes half
-/// the time, or less.
+/// How much longer one kind of address may take than the other, in percent. A comparison that is
+/// left out makes half the time, or less.
 const MAX_DIFFERENCE_PERCENT: u128 = 40;
 
 #[test]
@@ -404,13 +407,13 @@ fn a_login_takes_as_long_for_an_unknown_address() {
         // Each is met so seldom that none is answered late.
         const KNOWN: u32 = 6;
         for number in 0..KNOWN {
-            let wish = fencepost::accounts::SignUp {
+            let sign_up = fencepost::accounts::SignUp {
                 email: known(number),
                 password: SecretString::from(PASSWORD),
                 project_name: None,
                 invitation: None,
             };
-            accounts.sign_up(wish, &client(number)).await.expect("an account");
+            accounts.sign_up(sign_up, &client(number)).await.expect("an account");
         }
         let (mut of_known, mut of_unknown) = (Vec::new(), Vec::new());
         for number in 0..90 {

@@ -46,7 +46,7 @@ fn a_key_is_made_listed_renamed_and_revoked_and_is_seen_once() {
 }
 
 #[test]
-fn nobody_makes_a_key_that_may_do_more_or_lasts_longer() {
+fn no_key_has_more_rights_or_a_longer_life_than_its_creator() {
     run(async |t| {
         let ahead =
             json!({"name": "m", "scopes": ["manage", "read"], "expires_at": ahead(t, 3_600).await});
@@ -90,7 +90,7 @@ async fn ahead(t: &TestProject, seconds: i64) -> String {
 }
 
 #[test]
-fn a_rotated_key_goes_on_for_its_overlap() {
+fn a_rotated_key_stays_valid_for_its_overlap() {
     run(async |t| {
         let old = t.post("/v1/keys", json!({"name": "app", "preset": "producer"})).await.is(201);
         let path = format!("/v1/keys/{}/rotate", id_of(&old));
@@ -108,7 +108,7 @@ fn a_rotated_key_goes_on_for_its_overlap() {
 }
 
 #[test]
-fn whoever_finds_a_key_can_end_it() {
+fn a_leaked_key_can_be_revoked_by_its_finder() {
     run(async |t| {
         let made = t.post("/v1/keys", json!({"name": "leaked"})).await.is(201);
         let report = async |key: &str| {
@@ -127,8 +127,8 @@ fn whoever_finds_a_key_can_end_it() {
 /// What is promised: a revoked key is obeyed everywhere within this.
 const REVOKED_WITHIN: Duration = Duration::from_secs(5);
 
-/// Waits until so many nodes hear of what ends: a node serves before it listens, and what it has not heard it finds out
-/// when its cache is old.
+/// Waits until this many nodes are subscribed: a node serves before it subscribes, and what it
+/// missed it finds out when its cache is old.
 async fn until_subscribed(t: &TestProject, nodes: i64) {
     let instance = t.database.text("select replace(public_id::text, '-', '') from instance").await;
     let client = ::redis::Client::open(redis_url()).expect("a URL");
@@ -210,7 +210,7 @@ fn a_busy_stream_ends_when_its_key_is_revoked() {
                 }
             }
         });
-        stream.chunk().await.expect("it goes on").expect("an event");
+        stream.chunk().await.expect("it continues").expect("an event");
         t.delete(&format!("/v1/keys/{}", id_of(&made))).await.is_empty(204);
         while stream.chunk().await.is_ok_and(|it| it.is_some()) {}
         busy.abort();

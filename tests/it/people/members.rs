@@ -7,7 +7,7 @@ use crate::harness::{Stage, TestServer, fresh_database, limited, run};
 use serde_json::json;
 
 #[test]
-fn somebody_is_invited_signs_up_with_it_and_is_a_member() {
+fn an_invited_person_signs_up_and_is_a_member() {
     limited(async {
         let stage = Stage { signup: fencepost::config::Signup::Invite, ..Stage::default() };
         let database = fresh_database().await;
@@ -19,7 +19,7 @@ fn somebody_is_invited_signs_up_with_it_and_is_a_member() {
         let ada = Person { url: server.url.clone(), ..ada };
         let slug = ada.made["project"]["slug"].as_str().expect("a slug").to_owned();
         let path = format!("/v1/projects/{slug}/invitations");
-        ada.post(&path, json!({"email": "nobody", "role": "member"})).await.refuses("email");
+        ada.post(&path, json!({"email": "unknown", "role": "member"})).await.refuses("email");
         ada.post(&path, json!({"email": "b@example.com", "role": "king"})).await.refuses("role");
         let body = json!({"email": "bob@example.com", "role": "member"});
         let invited = ada.post(&path, body).await.is(201);
@@ -41,19 +41,19 @@ fn somebody_is_invited_signs_up_with_it_and_is_a_member() {
         bob.post(&jobs, json!({"job_type": "t"})).await.is(201);
         assert_eq!(bob.get(&jobs).await.is(200)["jobs"].as_array().map(Vec::len), Some(1));
         bob.get(&format!("/v1/projects/{slug}/keys")).await.is_error(403, "forbidden");
-        let taken_back =
+        let revoked =
             ada.post(&path, json!({"email": "c@example.com", "role": "viewer"})).await.is(201);
-        let id = taken_back["invitation"]["id"].as_str().expect("an id");
+        let id = revoked["invitation"]["id"].as_str().expect("an id");
         ada.delete(&format!("{path}/{id}")).await.is_empty(204);
         ada.delete(&format!("{path}/{id}")).await.is_error(404, "invitation_not_found");
-        let accept = json!({"token": taken_back["token"]});
+        let accept = json!({"token": revoked["token"]});
         bob.post("/v1/invitations/accept", accept).await.refuses("invitation");
         server.stop().await;
     });
 }
 
 #[test]
-fn nobody_gives_or_takes_more_than_they_have_and_the_last_owner_stays() {
+fn no_member_grants_more_than_they_have_and_the_last_owner_stays() {
     run(async |t| {
         let mut people = Vec::new();
         for role in [Role::Owner, Role::Admin, Role::Viewer] {
@@ -84,7 +84,7 @@ fn nobody_gives_or_takes_more_than_they_have_and_the_last_owner_stays() {
 }
 
 #[test]
-fn whoever_is_taken_down_cannot_come_back_by_an_invitation_of_their_own() {
+fn a_demoted_member_cannot_return_by_their_own_invitation() {
     run(async |t| {
         let owner = Person::sign_up(t, "owner@example.com").await;
         owner.join(t, Role::Owner).await;
@@ -102,11 +102,11 @@ fn whoever_is_taken_down_cannot_come_back_by_an_invitation_of_their_own() {
 }
 
 #[test]
-fn whoever_takes_an_address_back_takes_back_what_was_made_with_it() {
+fn verifying_an_address_revokes_what_a_stranger_made_with_it() {
     limited(async {
         let server = TestServer::start(fresh_database().await).await;
         let t = server.project("main").await;
-        // Somebody claims Ada's address, and brings a friend.
+        // A stranger claims Ada's address, and invites a friend.
         let thief = Person::sign_up(&t, "ada@example.com").await;
         server.next_mail().await;
         let friend = Person::sign_up(&t, "friend@example.com").await;

@@ -1,5 +1,5 @@
-//! The same for what operators ask and what loops do for them: queues, dead letters, purges, schedules, and
-//! forgetting.
+//! The same for what operators ask and what loops do for them: queues, dead letters, purges,
+//! schedules, and forgetting.
 
 use fencepost::{
     domain::operation::Filter,
@@ -13,8 +13,8 @@ use fencepost::{
 use super::*;
 use sqlx::Connection;
 
-/// 50,000 dead letters of two types, one of them rare; 50,000 finished jobs; 10,000 schedules, of which 100
-/// are due.
+/// 50,000 dead letters of two types, one of them rare; 50,000 finished jobs; 10,000 schedules, of
+/// which 100 are due.
 async fn fill_more(database: &Database) {
     database
         .execute(
@@ -52,7 +52,8 @@ fn no_question_of_an_operator_scans_a_table_or_reads_more_than_its_bound() {
         let pools = Pools::new(&database.url, PoolArgs::default()).expect("a URL");
         let conn = &mut *pools.background.acquire().await.expect("a connection");
         let names = ["default".to_owned(), "dead".to_owned()];
-        // The first to come by learns what is dead; the leaves that hold it are read until a vacuum.
+        // The first to come by learns what is dead; the leaves that hold it are read until a
+        // vacuum.
         counts::queues(conn, PROJECT, &names).await.expect("it runs");
         let rows = costs(conn, "queues", 400, async |conn| {
             counts::queues(conn, PROJECT, &names).await.expect("it runs")

@@ -237,7 +237,7 @@ fn a_second_claim_beside_one_under_way_needs_a_deep_backlog() {
     }
     let first = board.plan();
     assert_eq!(first[0].slots.len(), MAX_CLAIM_SLOTS);
-    assert!(board.plan().is_empty(), "nobody knows yet how deep it is");
+    assert!(board.plan().is_empty(), "its depth is unknown");
     board.complete(&first[0], MAX_CLAIM_SLOTS);
     assert_eq!(board.plan()[0].slots.len(), MAX_CLAIM_SLOTS);
     assert_eq!(board.plan()[0].slots.len(), 150);
@@ -364,7 +364,7 @@ fn a_poll_without_patience_is_hopeless_only_after_its_queues_were_looked_at() {
 }
 
 #[test]
-fn a_queue_is_forgotten_when_nobody_waits_there() {
+fn a_lane_without_polls_is_dropped() {
     let mut board = Board::new();
     board.park(1, 1, &["q"], 1);
     board.find_nothing();
@@ -409,7 +409,7 @@ fn lanes_that_failed_one_after_the_other_all_go_on() {
 }
 
 #[test]
-fn a_look_dealt_before_a_fallback_found_work_does_not_say_that_there_is_none() {
+fn a_claim_planned_before_a_fallback_found_work_does_not_mark_the_lane_empty() {
     let mut board = Board::new();
     board.park(1, 1, &["q"], 1);
     let claims = board.plan();
@@ -442,7 +442,7 @@ fn a_busy_lane_without_gates_asks_for_them_only_from_its_beginning() {
     let mut board = Board::new();
     board.park(1, 1, &["q"], 1);
     let first = board.plan();
-    assert!(first[0].may_have_gates, "nobody has asked yet");
+    assert!(first[0].may_have_gates, "not asked yet");
     board.arrive(1, "q", "t", 5);
     board.complete(&first[0], 1);
     let second = board.plan();
@@ -474,7 +474,7 @@ fn a_busy_lane_asks_for_gates_again_though_it_looks_from_its_beginning_all_the_t
         board.lanes.complete(&claim[0], Some(finding), board.now);
     }
     board.lanes.mark_stale(None);
-    assert!(board.plan()[0].may_have_gates, "somebody has changed the queue");
+    assert!(board.plan()[0].may_have_gates, "the queue has changed");
 }
 
 #[test]

@@ -33,7 +33,7 @@ fn a_job_can_wait_for_a_time_or_a_while() {
 }
 
 #[test]
-fn a_job_that_nobody_began_in_time_is_discarded() {
+fn a_job_that_did_not_start_in_time_is_discarded() {
     run(async |t| {
         let job = |at: &str| json!({"type": "a", "args": [], "options": {"expires_at": at}});
         let far = enqueue(t, job("2099-12-31T23:59:59Z")).await;
@@ -188,7 +188,7 @@ fn a_batch_is_followed_by_what_its_success_calls_for() {
 }
 
 #[test]
-fn a_cancelled_workflow_is_over_at_once() {
+fn a_cancelled_workflow_ends_immediately() {
     run(async |t| {
         let workflow = start(t, json!({"type": "group", "jobs": [step("a"), step("b")]})).await;
         let held = fetch_one(t, "flow").await;

@@ -19,19 +19,19 @@ setup-test: ## Install dependencies of the tests (Go, Node, Java, pip, jq, Prome
 test: setup-test fmt lint doc unit e2e ## Set up, and run all checks and tests
 
 fmt: ## Check the formatting
-	$(CARGO) fmt --check
+	$(CARGO) fmt --all --check
 
 lint: deny ## Run clippy and cargo-deny; warnings are errors
-	$(CARGO) clippy --locked --all-targets -- -D warnings
+	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
 
 deny: ## Check sources, licences and security advisories of the crates
 	@sh scripts/deny.sh
 
 doc: ## Build the API reference of the crate; warnings are errors
-	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --no-deps --document-private-items --quiet
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --workspace --no-deps --document-private-items --quiet
 
 unit: ## Run all tests; they start their own PostgreSQL and Redis
-	$(CARGO) test --locked
+	$(CARGO) test --locked --workspace
 	@$(MAKE) --no-print-directory clean-test
 
 e2e: setup-test ## Test the console in a real browser, on a server under load
@@ -46,7 +46,8 @@ fuzz: setup ## Send 20,000 valid and invalid requests, generated from the OpenAP
 	@sh scripts/fuzz.sh
 
 bench: ## Benchmark a private server over HTTP
-	$(CARGO) run --locked --release -- bench
+	$(CARGO) build --locked --release --workspace
+	./target/release/fencepost-bench
 
 openapi: ## Regenerate the documents in openapi/ from the handlers
 	$(CARGO) run --locked --quiet -- openapi > openapi/openapi.json.part

@@ -6,7 +6,6 @@ pub mod accounts;
 pub mod adapters;
 pub mod app;
 pub mod auth;
-pub mod bench;
 pub mod cli;
 pub mod client;
 pub mod config;

@@ -20,7 +20,6 @@ use tokio::net::TcpListener;
 use self::target::TargetArgs;
 use crate::{
     adapters,
-    bench::{self, BenchArgs},
     client::Failure,
     config::{DEFAULT_CONNECTIONS_PER_ADDRESS, DEFAULT_PLAN, DatabaseArgs, NodeArgs, Signup},
     dev::{self, DevArgs},
@@ -110,8 +109,6 @@ enum Command {
     },
     /// Print the documentation page of all settings
     Configuration,
-    /// Benchmark a server over HTTP: its own `dev`, or a running one
-    Bench(BenchArgs),
 }
 
 impl Cli {
@@ -169,7 +166,6 @@ impl Cli {
                 Ok(write!(std::io::stdout(), "{}", document(adapter)?)?)
             }
             Command::Configuration => Ok(write!(std::io::stdout(), "{}", settings::page())?),
-            Command::Bench(args) => bench::run(args).await,
         }
     }
 }

@@ -28,7 +28,7 @@ const DEFAULTS: [(&str, &str); 13] = [
 ];
 
 /// Options of a single job or query are no settings.
-const NO_SETTINGS: [&str; 3] = ["enqueue", "jobs", "bench"];
+const NO_SETTINGS: [&str; 2] = ["enqueue", "jobs"];
 
 /// The page, as it is committed and served.
 #[must_use]
@@ -43,7 +43,7 @@ pub fn page() -> String {
         for argument in command.get_arguments() {
             let Some(flag) = argument.get_long() else { continue };
             let is_setting = !NO_SETTINGS.contains(&name) || argument.get_env().is_some();
-            if ["help", "version"].contains(&flag) || name == "bench" || !is_setting {
+            if ["help", "version"].contains(&flag) || !is_setting {
                 continue;
             }
             let place = *places.entry(flag).or_insert(rows.len());

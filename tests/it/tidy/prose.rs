@@ -11,6 +11,7 @@ const MAX_COLUMNS: usize = 100;
 /// Where people read: everything but migrations, which never change once they have landed.
 const PLACES: &[&str] = &[
     "src",
+    "bench",
     "docs",
     "templates",
     "assets",

@@ -10,7 +10,7 @@ use anyhow::{Context, ensure};
 
 use super::{
     client::{SMALL_PAYLOAD_BYTES, Target},
-    load,
+    load, server_binary,
 };
 
 const START_TIMEOUT: Duration = Duration::from_secs(30);
@@ -31,7 +31,7 @@ impl Node {
     /// When it does not start.
     pub async fn start(database_url: &str, redis_url: Option<&str>) -> anyhow::Result<Self> {
         let free = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
-        let mut command = Command::new(std::env::current_exe()?);
+        let mut command = Command::new(server_binary()?);
         command
             .args(["serve", "--listen", &free.to_string(), "--metrics-listen", "127.0.0.1:0"])
             .args(["--log", "error", "--linger-seconds", "0"])

@@ -1,4 +1,4 @@
-//! `fencepost bench`: what a server does, measured over HTTP with keep-alive. It asserts nothing.
+//! `fencepost-bench`: measures a server over HTTP with keep-alive. It asserts nothing.
 
 mod client;
 mod load;
@@ -11,12 +11,12 @@ use std::{
     fmt::Write as _,
     io::Write as _,
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+    process::{Child, Command, ExitCode, Stdio},
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, ensure};
-use clap::Args;
+use clap::Parser;
 use serde::Serialize;
 use sqlx::{ConnectOptions, postgres::PgConnectOptions};
 use uuid::Uuid;
@@ -26,7 +26,7 @@ use self::{
     load::Step,
     process::{Usage, Watched},
 };
-use crate::dev::{self, Ready};
+use fencepost::dev::{self, Ready};
 
 /// Connections of the single-job measurements.
 const CONNECTIONS: usize = 64;
@@ -43,9 +43,12 @@ const IDLE_TIME: Duration = Duration::from_secs(15);
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 const LOOK_PERIOD: Duration = Duration::from_millis(20);
 
-/// Options of `bench`.
-#[derive(Debug, Args)]
-pub struct BenchArgs {
+#[derive(Debug, Parser)]
+#[command(
+    version,
+    about = "Benchmark a Fencepost server over HTTP: its own `dev`, or a running one"
+)]
+struct BenchArgs {
     /// Folder of a running `fencepost dev` to measure [default: start one in a temporary folder]
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
@@ -118,11 +121,28 @@ struct Measure {
     cpu_us_per_job: Option<f64>,
 }
 
+#[tokio::main]
+async fn main() -> ExitCode {
+    // Thousands of parked polls need as many file descriptors; the usual limit is a thousand.
+    let _ = rlimit::increase_nofile_limit(u64::MAX);
+    match run(BenchArgs::parse()).await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("fencepost-bench: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The server's binary, which is built beside this one.
+fn server_binary() -> anyhow::Result<PathBuf> {
+    let path = std::env::current_exe()?.with_file_name("fencepost");
+    ensure!(path.exists(), "{} is missing: build it first, as `make bench` does", path.display());
+    Ok(path)
+}
+
 /// Measures and prints.
-///
-/// # Errors
-/// When the server cannot be started, or refuses a request.
-pub async fn run(args: BenchArgs) -> anyhow::Result<()> {
+async fn run(args: BenchArgs) -> anyhow::Result<()> {
     let own = match (&args.url, &args.data_dir) {
         (None, None) => Some(OwnServer::start()?),
         _ => None,
@@ -425,7 +445,7 @@ impl OwnServer {
         let dir = PathBuf::from(format!("/var/tmp/fencepost-bench-{}", std::process::id()));
         let ready_file = dir.join("ready.json");
         std::fs::create_dir_all(&dir)?;
-        let child = Command::new(std::env::current_exe()?)
+        let child = Command::new(server_binary()?)
             .args([
                 "dev",
                 "--listen",

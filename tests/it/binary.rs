@@ -240,7 +240,7 @@ fn keys_are_made_listed_and_revoked_from_the_terminal() {
         let folder = Folder::new("keys");
         let without = fencepost(&["keys", "list", "--project", "demo"], &folder.0);
         assert!(
-            text(&without.stderr).contains("no `fencepost dev` runs in"),
+            text(&without.stderr).contains("no `fencepost dev` is running in"),
             "{}",
             text(&without.stderr)
         );

@@ -334,3 +334,30 @@ fn a_worker_may_introduce_itself() {
         with("recurring_schedules", schedules).await.is(200);
     });
 }
+
+#[test]
+fn a_malformed_value_is_answered_with_what_is_wanted_there() {
+    run(async |t| {
+        let poll = json!({"worker_id": "w", "queues": ["default"], "poll_id": "abc"});
+        assert_eq!(
+            t.post("/v1/workers/poll", poll).await.refuses("poll_id"),
+            "must be a UUID that the worker makes for each poll"
+        );
+        let ack =
+            json!({"job_id": "job_x", "worker_id": "w", "status": "succeeded", "lease_id": 5});
+        let lease = "must be the `lease_id` that the poll answered: a UUID";
+        assert_eq!(t.post("/v1/workers/ack", ack).await.refuses("lease_id"), lease);
+        let beat = json!({"job_id": "job_x", "worker_id": "w", "lease_id": "abc"});
+        assert_eq!(t.post("/v1/workers/heartbeat", beat).await.refuses("lease_id"), lease);
+        let time = "must be a time with its zone, as in RFC 3339: 2026-01-31T12:00:00Z";
+        let job = json!({"job_type": "a", "run_at": "tomorrow"});
+        assert_eq!(t.post("/v1/jobs", job).await.refuses("run_at"), time);
+        let listed = t.get("/v1/jobs?created_after=yesterday").await;
+        assert_eq!(listed.refuses("created_after"), time);
+        let group = json!({"filter": {"fingerprint": "abc"}, "dry_run": true});
+        assert_eq!(
+            t.post("/v1/dead-letters/retry", group).await.refuses("filter.fingerprint"),
+            "must be the fingerprint of a group"
+        );
+    });
+}

@@ -250,7 +250,7 @@ fn a_project_has_as_many_jobs_waiting_as_its_plan_allows() {
         t.enqueue(json!({"delay_seconds": 60})).await;
         let refused = t.post("/v1/jobs", json!({"job_type": "test"})).await;
         let error = refused.is_error(429, "quota_exceeded");
-        assert_eq!(error["message"], "more than 5 live jobs are not allowed here");
+        assert_eq!(error["message"], "at most 5 live jobs are allowed");
         let graph = json!({"jobs": [{"key": "a", "job_type": "t"}]});
         t.post("/v1/workflows", graph).await.is_error(429, "quota_exceeded");
         let job = t.lease("w").await;

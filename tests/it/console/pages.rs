@@ -197,7 +197,7 @@ fn a_person_on_call_finds_and_fixes_what_is_stuck() {
             .act(t, "queues_pause", &[("queue", "default")])
             .await
             .goes(&format!("{page}?done=queues_pause"));
-        browser.get(&format!("{page}?done=queues_pause")).await.says(200, "hands out none");
+        browser.get(&format!("{page}?done=queues_pause")).await.says(200, "none is claimed");
         let form = [("queue", "default"), ("max_concurrency", "5"), ("retention_days", "3")];
         browser.act(t, "queues_change", &form).await;
         let queue = t.get("/v1/queues/default").await.is(200);
@@ -266,7 +266,7 @@ fn a_schedule_is_previewed_made_and_changed_without_losing_what_the_form_does_no
             assert_eq!(before[field], after[field], "{field}");
         }
         // The form is outdated: it does not overwrite later changes.
-        browser.post(&place, &form).await.says(400, "was changed after this page");
+        browser.post(&place, &form).await.says(400, "was changed meanwhile");
         t.delete("/v1/recurring/nightly").await.is_empty(204);
         browser.post(&place, &form).await.says(404, "Not found");
         let new = [("recurring_id", "weekly"), ("job_type", "t"), ("cron_expression", "0 3 * * 1")];

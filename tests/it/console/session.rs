@@ -31,7 +31,7 @@ fn a_stranger_signs_up_and_sees_a_key_once_that_works_at_once() {
         browser.get("/console").await.goes("/console/p/acme-inc");
         browser.get("/console/p/acme-inc/first").await.says(200, "waits for a worker");
         let leased = ada.lease("w").await;
-        browser.get("/console/p/acme-inc/first").await.says(200, "A worker has it");
+        browser.get("/console/p/acme-inc/first").await.says(200, "A worker runs it");
         ada.ack(&leased, "w", "succeeded").await.is(200);
         browser.get("/console/p/acme-inc/first").await.says(200, "your first job has run");
         let later = browser.get("/console/p/acme-inc/start").await;
@@ -61,7 +61,7 @@ fn a_login_leads_to_the_requested_page_and_no_other_site() {
         browser.post("/console/logout", &[]).await.goes("/console/login");
         assert!(browser.cookies.is_empty());
         browser.get("/console/projects").await.goes("/console/login?next=%2Fconsole%2Fprojects");
-        browser.get("/console?from=login").await.says(200, "did not keep the session");
+        browser.get("/console?from=login").await.says(200, "refused the session cookie");
     });
 }
 
@@ -280,7 +280,7 @@ fn a_visitor_without_a_session_stays_on_the_page_with_the_key() {
         let mut browser = Browser::new(t, "ada@example.com");
         browser.sign_up("ada@example.com", "Acme").await.says(200, "fp_live_");
         browser.cookies.clear();
-        browser.get("/console/p/acme/first").await.says(200, "There is no session here");
+        browser.get("/console/p/acme/first").await.says(200, "There is no session");
         // Over plain HTTP a browser says less, and keeps no cookie: it sees its key at once.
         let form = [("email", "bob@example.com"), ("password", PASSWORD)];
         let request = t.client.post(format!("{}/console/signup", t.url)).form(&form);

@@ -26,7 +26,7 @@ fn a_key_is_made_listed_renamed_and_revoked_and_is_seen_once() {
         let (key, path) = (with(t, &made), format!("/v1/keys/{}", id_of(&made)));
         key.poll("w", 1).await;
         let error = key.get("/v1/jobs").await.is_error(403, "forbidden");
-        assert_eq!(error["message"], "this needs the scope `read`");
+        assert_eq!(error["message"], "this operation requires the scope `read`");
         let shown = t.get(&path).await.is(200);
         assert!(!shown.to_string().contains(&key.api_key), "it is seen once");
         assert_eq!(t.patch(&path, json!({"name": "w2"})).await.is(200)["name"], "w2");

@@ -261,7 +261,7 @@ fn keys_are_made_listed_and_revoked_from_the_terminal() {
         };
         assert_eq!(with_key(&key)["jobs"], json!([]));
         let again = fencepost(&["keys", "create", "--new-project", "my shop"], &folder.0);
-        assert!(text(&again.stderr).contains("there is a project `my-shop` already"));
+        assert!(text(&again.stderr).contains("the project `my-shop` exists already"));
         let listed = text(&fencepost(&["keys", "list", "--project", "my-shop"], &folder.0).stdout);
         assert!(listed.contains("live") && !listed.contains(&key), "{listed}");
         let row = listed.lines().nth(1).expect("a key");

@@ -59,7 +59,7 @@ pub struct Charge {
 
 /// Permits that a call needs while it lasts.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PollPermits {
+pub struct SharedPermit {
     /// The unique name of the permits.
     pub name: String,
     pub max: u32,
@@ -123,7 +123,7 @@ static SCRIPT: LazyLock<Script> = LazyLock::new(|| {
                 if excess > wait then wait = excess end
             end
         end
-        local places = {}
+        local permits = {}
         for i = n + 1, #KEYS do
             local max, token, life = tonumber(ARGV[at]), ARGV[at + 1], tonumber(ARGV[at + 2])
             at = at + 3
@@ -131,7 +131,7 @@ static SCRIPT: LazyLock<Script> = LazyLock::new(|| {
             if redis.call('ZCARD', KEYS[i]) >= max then
                 if full == 0 then full = i - n end
             end
-            places[i] = {token, life}
+            permits[i] = {token, life}
         end
         if full > 0 then allowed = 0 end
         if allowed == 1 then
@@ -143,8 +143,8 @@ static SCRIPT: LazyLock<Script> = LazyLock::new(|| {
                 end
             end
             for i = n + 1, #KEYS do
-                local life = places[i][2]
-                redis.call('ZADD', KEYS[i], now + life * 1000000, places[i][1])
+                local life = permits[i][2]
+                redis.call('ZADD', KEYS[i], now + life * 1000000, permits[i][1])
                 redis.call('EXPIRE', KEYS[i], life + 1)
             end
         end
@@ -195,8 +195,8 @@ impl Limiter {
 
     /// Checks a call's limits, and uses them if all allow it. Without Redis each is counted
     /// locally, and permits are left to the caller.
-    pub async fn charge(&self, charges: &[Charge], places: &[PollPermits]) -> Verdict {
-        self.ask(charges, places, 1).await
+    pub async fn charge(&self, charges: &[Charge], permits: &[SharedPermit]) -> Verdict {
+        self.ask(charges, permits, 1).await
     }
 
     /// The state of limits, without using them; none without Redis.
@@ -205,8 +205,8 @@ impl Limiter {
         if verdict.is_local { Vec::new() } else { verdict.standings }
     }
 
-    async fn ask(&self, charges: &[Charge], places: &[PollPermits], cost: u32) -> Verdict {
-        if charges.is_empty() && places.is_empty() {
+    async fn ask(&self, charges: &[Charge], permits: &[SharedPermit], cost: u32) -> Verdict {
+        if charges.is_empty() && permits.is_empty() {
             return Verdict {
                 retry_after_seconds: None,
                 full: None,
@@ -215,7 +215,7 @@ impl Limiter {
             };
         }
         let mut script = SCRIPT.prepare_invoke();
-        for name in charges.iter().map(|it| &it.name).chain(places.iter().map(|it| &it.name)) {
+        for name in charges.iter().map(|it| &it.name).chain(permits.iter().map(|it| &it.name)) {
             script.key(self.bus.name(name));
         }
         script.arg(charges.len()).arg(cost);
@@ -225,8 +225,8 @@ impl Limiter {
             let overdraft = window * u64::from(charge.overdraft_windows);
             script.arg(interval).arg(charge.rate.count).arg(overdraft);
         }
-        for place in places {
-            script.arg(place.max).arg(&place.token).arg(place.life_seconds);
+        for permit in permits {
+            script.arg(permit.max).arg(&permit.token).arg(permit.life_seconds);
         }
         let verdict = match self.bus.invoke::<Vec<i64>>(&script).await {
             Some(answer) => read(charges, &answer),
@@ -249,11 +249,11 @@ impl Limiter {
     }
 
     /// Releases permits.
-    pub async fn leave(&self, places: &[PollPermits]) {
-        let Some(first) = places.first() else { return };
+    pub async fn release(&self, permits: &[SharedPermit]) {
+        let Some(first) = permits.first() else { return };
         let mut script = LEAVE.prepare_invoke();
-        for place in places {
-            script.key(self.bus.name(&place.name));
+        for permit in permits {
+            script.key(self.bus.name(&permit.name));
         }
         script.arg(&first.token);
         // Redis may be down for a moment: permits that are not released would be missing.

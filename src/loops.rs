@@ -147,7 +147,7 @@ fn start_instance_loops(app: &App, loops: &Loops<'_>) {
         let app = this.clone();
         async move {
             app.count_nodes().await?;
-            app.write_used_keys().await?;
+            app.used_keys.write(&app.engine.pools.background).await?;
             Ok(Next::Sleep(NODES_PERIOD))
         }
     });

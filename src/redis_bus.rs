@@ -46,7 +46,7 @@ pub enum Heard {
     /// Subscribed: earlier messages are lost.
     Joined,
     Wake(String),
-    Forget(String),
+    Evict(String),
     /// A node has started or stopped.
     Nodes,
 }
@@ -170,7 +170,7 @@ impl Bus {
     fn channel(&self, topic: Topic) -> String {
         match topic {
             Topic::Wake(shard) => self.name(&format!("wake:{shard}")),
-            Topic::Forget => self.name("forget"),
+            Topic::Evict => self.name("forget"),
             Topic::Nodes => self.name("nodes"),
             Topic::Ping => self.name(&format!("ping:{}", self.0.node)),
         }
@@ -201,9 +201,9 @@ impl Bus {
         let mut pubsub = timeout(SUBSCRIBE_TIMEOUT, redis.client.get_async_pubsub()).await??;
         let mut channels: Vec<_> =
             (0..WAKE_SHARDS).map(|it| self.channel(Topic::Wake(it))).collect();
-        let (forget, ping) = (self.channel(Topic::Forget), self.channel(Topic::Ping));
+        let (evict, ping) = (self.channel(Topic::Evict), self.channel(Topic::Ping));
         let nodes = self.channel(Topic::Nodes);
-        channels.extend([forget.clone(), ping.clone(), nodes.clone()]);
+        channels.extend([evict.clone(), ping.clone(), nodes.clone()]);
         timeout(SUBSCRIBE_TIMEOUT, pubsub.subscribe(&channels)).await??;
         gauge!(telemetry::REDIS_SUBSCRIBED).set(1);
         on(Heard::Joined);
@@ -218,7 +218,7 @@ impl Bus {
                     let text: String = message.get_payload().unwrap_or_default();
                     match message.get_channel_name() {
                         name if name == ping => (),
-                        name if name == forget => on(Heard::Forget(text)),
+                        name if name == evict => on(Heard::Evict(text)),
                         name if name == nodes => on(Heard::Nodes),
                         _ => on(Heard::Wake(text)),
                     }
@@ -264,7 +264,7 @@ pub struct Facts {
 pub enum Topic {
     /// Nodes with parked polls; below [`WAKE_SHARDS`].
     Wake(u32),
-    Forget,
+    Evict,
     Nodes,
     Ping,
 }
@@ -290,7 +290,7 @@ mod tests {
     #[tokio::test]
     async fn a_node_without_redis_is_on_its_own_and_never_waits() {
         let bus = Bus::new(None, Uuid::nil(), DEFAULT_BUDGET).expect("a bus");
-        assert!(!bus.tell(Topic::Forget, "x").await);
+        assert!(!bus.tell(Topic::Evict, "x").await);
         assert_eq!(bus.nodes(), 1);
         bus.listen(CancellationToken::new(), |_| unreachable!("no message is sent")).await;
     }
@@ -299,10 +299,10 @@ mod tests {
     async fn a_redis_that_is_not_there_costs_one_call_and_then_nothing() {
         let url = SecretString::from("redis://127.0.0.1:1");
         let bus = Bus::new(Some(&url), Uuid::nil(), DEFAULT_BUDGET).expect("a bus");
-        assert!(!bus.tell(Topic::Forget, "x").await);
+        assert!(!bus.tell(Topic::Evict, "x").await);
         let broken_until = bus.0.broken_until.load(Ordering::Relaxed);
         assert!(broken_until > 0 && bus.manager().is_none());
-        assert!(!bus.tell(Topic::Forget, "x").await);
+        assert!(!bus.tell(Topic::Evict, "x").await);
         assert_eq!(bus.0.broken_until.load(Ordering::Relaxed), broken_until, "no call was made");
     }
 

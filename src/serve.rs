@@ -185,9 +185,9 @@ fn join(app: &App, stop: &CancellationToken, tracker: &TaskTracker) {
         let on = |heard| match heard {
             Heard::Joined => relay::rejoin(&app.engine),
             Heard::Wake(text) => relay::hear(&app.engine, &app.bus, &text),
-            Heard::Forget(text) => {
+            Heard::Evict(text) => {
                 let app = app.clone();
-                tokio::spawn(async move { app.forget_as_told(&text).await });
+                tokio::spawn(async move { app.credentials.on_message(&text).await });
             }
             Heard::Nodes => {
                 let app = app.clone();

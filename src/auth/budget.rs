@@ -5,24 +5,24 @@ use std::sync::{Arc, OnceLock};
 use metrics::counter;
 use uuid::Uuid;
 
-use super::{Permit, Who};
+use super::{LocalPermit, Permit, Who};
 use crate::{
-    app::{App, LocalPermit},
+    app::App,
     domain::{limits::MAX_POLL_WAIT_SECONDS, plan::Limits},
     error::Error,
     ids::ProjectId,
-    limiter::{Charge, PollPermits, Rate, Standing, share},
+    limiter::{Charge, Rate, SharedPermit, Standing, share},
     telemetry,
 };
 
 /// Added to a poll's wait: the permit of a crashed node expires after both.
-const PLACE_GRACE_SECONDS: u32 = 15;
+const PERMIT_GRACE_SECONDS: u32 = 15;
 
 /// Read calls per minute that one member's pages may make in one project. They must work when the
 /// project has used up its own budgets, and must not use up any.
-pub const CONSOLE_LOOKS_PER_MEMBER: Rate = Rate::per_minute(1_200);
+pub const CONSOLE_READS_PER_MEMBER: Rate = Rate::per_minute(1_200);
 /// All other calls of pages: a button must work when many open pages have refreshed too often.
-pub const CONSOLE_ACTS_PER_MEMBER: Rate = Rate::per_minute(300);
+pub const CONSOLE_ACTIONS_PER_MEMBER: Rate = Rate::per_minute(300);
 
 /// In the extensions of a request that a page of the console makes for a member.
 #[derive(Debug, Clone, Copy)]
@@ -77,11 +77,11 @@ pub struct LimitReport(Arc<OnceLock<(&'static str, Standing)>>);
 impl LimitReport {
     /// The budget and its state, if the call was counted.
     #[must_use]
-    pub fn told(&self) -> Option<(&'static str, Standing)> {
+    pub fn charged(&self) -> Option<(&'static str, Standing)> {
         self.0.get().copied()
     }
 
-    pub(super) fn render(&self, budget: &'static str, standing: Option<Standing>) {
+    pub(super) fn record(&self, budget: &'static str, standing: Option<Standing>) {
         if let Some(standing) = standing {
             let _ = self.0.set((budget, standing));
         }
@@ -91,17 +91,17 @@ impl LimitReport {
 /// The permits of a parked poll; released when dropped.
 pub struct PollPermit {
     app: App,
-    places: Vec<PollPermits>,
-    here: Vec<LocalPermit>,
+    shared: Vec<SharedPermit>,
+    local: Vec<LocalPermit>,
 }
 
 impl Drop for PollPermit {
     fn drop(&mut self) {
-        if self.places.is_empty() {
+        if self.shared.is_empty() {
             return;
         }
-        let (app, places) = (self.app.clone(), std::mem::take(&mut self.places));
-        tokio::spawn(async move { app.accounts.limiter.leave(&places).await });
+        let (app, permits) = (self.app.clone(), std::mem::take(&mut self.shared));
+        tokio::spawn(async move { app.accounts.limiter.release(&permits).await });
     }
 }
 
@@ -126,13 +126,14 @@ fn charges(
 }
 
 /// The permits that a poll needs: one of the project, and one of the key.
-fn places(who: &Who, project_id: ProjectId, limits: &Limits) -> Vec<PollPermits> {
+fn permits(who: &Who, project_id: ProjectId, limits: &Limits) -> Vec<SharedPermit> {
     let token = Uuid::new_v4().simple().to_string();
-    let life_seconds = MAX_POLL_WAIT_SECONDS + PLACE_GRACE_SECONDS;
-    let place = |name: String, max| PollPermits { name, max, token: token.clone(), life_seconds };
+    let life_seconds = MAX_POLL_WAIT_SECONDS + PERMIT_GRACE_SECONDS;
+    let permit = |name: String, max| SharedPermit { name, max, token: token.clone(), life_seconds };
     let project = format!("polls:{{p{}}}", project_id.0);
-    let of_project = limits.parked_polls.map(|it| place(project.clone(), it));
-    let of_key = limits.parked_polls_per_key.map(|it| place(format!("{project}:{}", who.id()), it));
+    let of_project = limits.parked_polls.map(|it| permit(project.clone(), it));
+    let of_key =
+        limits.parked_polls_per_key.map(|it| permit(format!("{project}:{}", who.id()), it));
     of_project.into_iter().chain(of_key).collect()
 }
 
@@ -141,12 +142,12 @@ pub(super) async fn charge_console(
     app: &App,
     who: &Who,
     project_id: ProjectId,
-    is_look: bool,
+    is_read: bool,
 ) -> Result<(), Error> {
-    let (kind, rate) = if is_look {
-        ("console-looks", CONSOLE_LOOKS_PER_MEMBER)
+    let (kind, rate) = if is_read {
+        ("console-reads", CONSOLE_READS_PER_MEMBER)
     } else {
-        ("console-acts", CONSOLE_ACTS_PER_MEMBER)
+        ("console-actions", CONSOLE_ACTIONS_PER_MEMBER)
     };
     let name = format!("limit:{{p{}}}:{}:{kind}", project_id.0, who.id());
     let charge = Charge { name, rate, overdraft_windows: 0 };
@@ -169,12 +170,12 @@ pub(super) async fn charge<P: Permit>(
 ) -> Result<Option<Arc<PollPermit>>, Error> {
     let budget = P::BUDGET;
     let charges = charges(who, project_id, limits, budget, P::OVERDRAFT_WINDOWS);
-    let places = if P::PARKS { places(who, project_id, limits) } else { Vec::new() };
-    if charges.is_empty() && places.is_empty() {
+    let permits = if P::PARKS { permits(who, project_id, limits) } else { Vec::new() };
+    if charges.is_empty() && permits.is_empty() {
         return Ok(None);
     }
-    let verdict = app.accounts.limiter.charge(&charges, &places).await;
-    report.render(budget.name(), verdict.tightest());
+    let verdict = app.accounts.limiter.charge(&charges, &permits).await;
+    report.record(budget.name(), verdict.tightest());
     let too_many = |max: u32| {
         counter!(telemetry::LIMITED, "budget" => "polls").increment(1);
         Error::QuotaExceeded { what: "parked polls", max: max.into() }
@@ -185,17 +186,19 @@ pub(super) async fn charge<P: Permit>(
         counter!(telemetry::LIMITED, "budget" => budget.name()).increment(1);
         return Err(Error::RateLimited { retry_after_seconds });
     }
-    if let Some(full) = verdict.full.and_then(|it| places.get(it)) {
+    if let Some(full) = verdict.full.and_then(|it| permits.get(it)) {
         return Err(too_many(full.max));
     }
     // Counted here as well, for when Redis is down.
     let nodes = if verdict.is_local { app.bus.nodes() } else { 1 };
     // A call without an answer may have taken the permit all the same.
-    let held = if app.bus.has_redis() { places.clone() } else { Vec::new() };
-    let mut parked = PollPermit { app: app.clone(), places: held, here: Vec::new() };
-    for place in &places {
-        let max = share(place.max, nodes);
-        parked.here.push(app.take_permit(&place.name, max).ok_or_else(|| too_many(place.max))?);
+    let held = if app.bus.has_redis() { permits.clone() } else { Vec::new() };
+    let mut parked = PollPermit { app: app.clone(), shared: held, local: Vec::new() };
+    for permit in &permits {
+        let max = share(permit.max, nodes);
+        parked
+            .local
+            .push(app.local_permits.take(&permit.name, max).ok_or_else(|| too_many(permit.max))?);
     }
     Ok(Some(Arc::new(parked)))
 }
@@ -210,15 +213,15 @@ pub async fn project_limits(
     let mut standings = Vec::new();
     for budget in Budget::ALL {
         let charges = charges(who, project_id, limits, budget, 0);
-        let stands = app.accounts.limiter.peek(&charges).await;
-        let tightest = stands.into_iter().min_by_key(|it| it.remaining);
+        let standings_of_budget = app.accounts.limiter.peek(&charges).await;
+        let tightest = standings_of_budget.into_iter().min_by_key(|it| it.remaining);
         standings.extend(tightest.map(|it| (budget.name(), it)));
     }
     let name = format!("polls:{{p{}}}", project_id.0);
     let parked = match limits.parked_polls {
         Some(_) => {
             let counted = app.accounts.limiter.taken(&name).await;
-            Some(counted.unwrap_or_else(|| app.permits_taken(&name)))
+            Some(counted.unwrap_or_else(|| app.local_permits.taken(&name)))
         }
         None => None,
     };

@@ -3,10 +3,16 @@
 //! from nowhere else.
 
 mod budget;
+mod credentials;
+mod local_permits;
 mod permit;
 mod person;
+mod used_keys;
 
-use std::{marker::PhantomData, sync::Arc};
+use std::{
+    marker::PhantomData,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
 
 use axum::{
     extract::{FromRequestParts, RawPathParams},
@@ -16,17 +22,20 @@ use base64::{Engine as _, prelude::BASE64_STANDARD};
 
 pub use self::{
     budget::{
-        Budget, CONSOLE_ACTS_PER_MEMBER, CONSOLE_LOOKS_PER_MEMBER, FromConsole, LimitReport,
+        Budget, CONSOLE_ACTIONS_PER_MEMBER, CONSOLE_READS_PER_MEMBER, FromConsole, LimitReport,
         project_limits,
     },
+    credentials::{CREDENTIAL_TTL, Credentials, Evict, KeyGrant, MemberGrant},
+    local_permits::{LocalPermit, LocalPermits},
     permit::*,
     person::{CALLS_PER_ACCOUNT, ClientAddress, Person, client_of_request},
+    used_keys::UsedKeys,
 };
 pub use crate::accounts::key;
 
 use crate::{
     accounts::{Client, LOOKUPS_PER_ADDRESS, token::Bearer},
-    app::{App, KeyGrant, MemberGrant},
+    app::App,
     domain::{
         access::{Permission, Role, Scope, key_may, role_may},
         plan::Limits,
@@ -52,7 +61,7 @@ pub struct Caller<P> {
     pub limits: Limits,
     pub client: Client,
     /// Its permit among the project's parked polls, until it is dropped.
-    _places: Option<Arc<budget::PollPermit>>,
+    _poll_permit: Option<Arc<budget::PollPermit>>,
     permission: PhantomData<P>,
 }
 
@@ -77,13 +86,13 @@ impl Who {
     /// answer, it counts as valid.
     async fn is_live(&self, app: &App, permission: Permission) -> bool {
         match self {
-            Self::Key(_, hash) => !matches!(app.key_grant(*hash).await, Ok(None)),
+            Self::Key(_, hash) => !matches!(app.credentials.key(*hash).await, Ok(None)),
             Self::Member(grant, bearer) => {
-                if matches!(app.is_session_live(*bearer).await, Ok(false)) {
+                if matches!(app.credentials.is_session_live(*bearer).await, Ok(false)) {
                     return false;
                 }
                 let project = grant.membership.public_id.to_string();
-                match app.member_grant(bearer.account_id, &project).await {
+                match app.credentials.member(bearer.account_id, &project).await {
                     Ok(now) => now.is_some_and(|it| role_may(it.role, permission)),
                     Err(_) => true,
                 }
@@ -137,7 +146,7 @@ impl<P: Permit> Caller<P> {
     /// Resolves when the key or session was revoked, or the member was removed.
     pub async fn until_revoked(&self, app: &App) {
         loop {
-            app.until_recheck().await;
+            app.credentials.until_recheck().await;
             // In a task of its own: this future may be dropped at any point.
             let (app, who) = (app.clone(), self.who.clone());
             let asked = tokio::spawn(async move { who.is_live(&app, P::PERMISSION).await });
@@ -177,20 +186,27 @@ impl<P: Permit> FromRequestParts<App> for Caller<P> {
             return Err(Error::Forbidden { needs: P::PERMISSION.needs() });
         }
         if let Who::Key(it, _) = &who {
-            app.record_used((project_id, it.owner.key_id));
+            app.used_keys.record((project_id, it.owner.key_id));
         }
         let report = parts.extensions.get::<LimitReport>().cloned().unwrap_or_default();
         // Enqueues of a page count like any other.
         let is_page =
             P::BUDGET == Budget::Manage && parts.extensions.get::<FromConsole>().is_some();
-        let places = if is_page {
+        let poll_permit = if is_page {
             budget::charge_console(app, &who, project_id, parts.method.is_safe()).await?;
             None
         } else {
             budget::charge::<P>(app, &who, project_id, &limits, &report).await?
         };
         let client = parts.extensions.get::<Client>().cloned().unwrap_or_default();
-        Ok(Self { project_id, who, limits, client, _places: places, permission: PhantomData })
+        Ok(Self {
+            project_id,
+            who,
+            limits,
+            client,
+            _poll_permit: poll_permit,
+            permission: PhantomData,
+        })
     }
 }
 
@@ -200,7 +216,7 @@ async fn identify(parts: &mut Parts, app: &App) -> Result<Who, Error> {
         RawPathParams::from_request_parts(parts, app).await.map_err(|_| Error::ProjectNotFound)?;
     let named = params.iter().find(|(name, _)| *name == PROJECT_PARAMETER).map(|(_, value)| value);
     if let Some(bearer) = app.accounts.tokens.read(&secret) {
-        if !app.is_session_live(bearer).await? {
+        if !app.credentials.is_session_live(bearer).await? {
             return Err(Error::Unauthorized);
         }
         let named = named.ok_or_else(|| {
@@ -211,20 +227,20 @@ async fn identify(parts: &mut Parts, app: &App) -> Result<Who, Error> {
         if named.len() > MAX_PROJECT_BYTES || named.chars().any(char::is_control) {
             return Err(Error::ProjectNotFound);
         }
-        if app.is_new_member(bearer.account_id, named) {
+        if !app.credentials.is_member_cached(bearer.account_id, named) {
             count_lookup(parts, app)?;
         }
-        let grant = app.member_grant(bearer.account_id, named).await?;
+        let grant = app.credentials.member(bearer.account_id, named).await?;
         return Ok(Who::Member(grant.ok_or(Error::ProjectNotFound)?, bearer));
     }
     if !key::is_well_formed(&secret) {
         return Err(Error::Unauthorized);
     }
     let hash = key::hash(&secret);
-    if app.is_new_key(&hash) {
+    if !app.credentials.is_key_cached(&hash) {
         count_lookup(parts, app)?;
     }
-    let grant = app.key_grant(hash).await?.ok_or(Error::Unauthorized)?;
+    let grant = app.credentials.key(hash).await?.ok_or(Error::Unauthorized)?;
     match named {
         Some(it)
             if it != grant.owner.project_slug
@@ -265,4 +281,9 @@ fn presented(headers: &HeaderMap) -> Option<String> {
         return None;
     }
     headers.get(API_KEY_HEADER)?.to_str().ok().map(str::to_owned)
+}
+
+/// Code that holds these locks cannot panic in the middle of a change.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

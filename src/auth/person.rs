@@ -38,14 +38,15 @@ impl FromRequestParts<App> for Person {
         let Some(bearer) = app.accounts.tokens.read(&token) else {
             // A live key may be told that it is valid, but not sufficient.
             let hash = super::key::hash(&token);
-            let is_key = super::key::is_well_formed(&token) && app.key_grant(hash).await?.is_some();
+            let is_key =
+                super::key::is_well_formed(&token) && app.credentials.key(hash).await?.is_some();
             return Err(if is_key {
                 Error::Forbidden { needs: "a session: log in at /v1/auth/login" }
             } else {
                 Error::Unauthorized
             });
         };
-        if !app.is_session_live(bearer).await? {
+        if !app.credentials.is_session_live(bearer).await? {
             return Err(Error::Unauthorized);
         }
         let charge = Charge {
@@ -55,7 +56,7 @@ impl FromRequestParts<App> for Person {
         };
         let verdict = app.accounts.limiter.charge(&[charge], &[]).await;
         let report = parts.extensions.get::<LimitReport>().cloned().unwrap_or_default();
-        report.render("account", verdict.tightest());
+        report.record("account", verdict.tightest());
         if let Some(retry_after_seconds) = verdict.retry_after_seconds {
             counter!(telemetry::LIMITED, "budget" => "account").increment(1);
             return Err(Error::RateLimited { retry_after_seconds });

@@ -24,7 +24,8 @@ use super::{
 };
 use crate::{
     accounts::{Client, Reuse, SignedIn},
-    app::{App, Forget},
+    app::App,
+    auth::Evict,
     domain::limits::SESSION_IDLE_SECONDS,
     error::Error,
     http::auth::SessionReply,
@@ -170,7 +171,7 @@ async fn find(
     match app.accounts.refresh(&refresh.into(), Reuse::Tabs, client).await {
         Ok(Ok(signed_in)) => Ok(Some(FoundSession::Renewed(signed_in))),
         Ok(Err(ended)) => {
-            app.forget(Forget::Session(ended)).await;
+            app.credentials.evict(Evict::Session(ended)).await;
             Ok(None)
         }
         Err(Error::InvalidCredentials) => Ok(None),

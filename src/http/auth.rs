@@ -10,7 +10,8 @@ use utoipa::ToSchema;
 use super::{error::ErrorBody, keys::CreatedApiKey, projects::Project};
 use crate::{
     accounts::{Client, Reuse, SignUp, SignedIn},
-    app::{App, Forget},
+    app::App,
+    auth::Evict,
     auth::Person,
     domain::limits,
     error::Error,
@@ -225,7 +226,7 @@ pub async fn refresh(
     match app.accounts.refresh(&request.refresh_token, Reuse::Never, &client).await? {
         Ok(signed_in) => Ok(Reply(signed_in.into())),
         Err(ended) => {
-            app.forget(Forget::Session(ended)).await;
+            app.credentials.evict(Evict::Session(ended)).await;
             Err(Error::InvalidCredentials)
         }
     }
@@ -244,7 +245,7 @@ pub async fn logout(person: Person, State(app): State<App>) -> Result<StatusCode
     let mut conn = app.engine.pools.people.acquire().await?;
     store::sessions::revoke(&mut conn, bearer.account_id, bearer.session_id).await?;
     drop(conn);
-    app.forget(Forget::Session(bearer.session_id)).await;
+    app.credentials.evict(Evict::Session(bearer.session_id)).await;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -286,7 +287,7 @@ pub async fn password(
     let (present, new) = (request.current_password, request.new_password);
     let ended = app.accounts.change_password(person.bearer, present, new).await?;
     for session in ended {
-        app.forget(Forget::Session(session)).await;
+        app.credentials.evict(Evict::Session(session)).await;
     }
     Ok(StatusCode::NO_CONTENT)
 }
@@ -367,10 +368,10 @@ pub async fn confirm_reset(
     let ConfirmResetRequest { token, new_password } = request;
     let ended = app.accounts.confirm_reset(&token, new_password, &client).await?;
     for session in ended {
-        app.forget(Forget::Session(session)).await;
+        app.credentials.evict(Evict::Session(session)).await;
     }
     // Keys may have been revoked, too.
-    app.forget(Forget::Everybody).await;
+    app.credentials.evict(Evict::KeysAndMembers).await;
     Ok(StatusCode::NO_CONTENT)
 }
 

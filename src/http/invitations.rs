@@ -11,7 +11,8 @@ use utoipa::ToSchema;
 use super::{error::ErrorBody, projects::Project};
 use crate::{
     accounts::Client,
-    app::{App, Forget},
+    app::App,
+    auth::Evict,
     auth::Person,
     domain::access::Role,
     error::Error,
@@ -95,6 +96,6 @@ pub async fn accept(
     let (project, role) = app.accounts.accept(&mut tx, account_id, &request.token, &client).await?;
     tx.commit().await?;
     drop(conn);
-    app.forget(Forget::Members).await;
+    app.credentials.evict(Evict::Members).await;
     Ok(Reply(Project::of(project, Some(role))))
 }

@@ -8,7 +8,8 @@ use utoipa::ToSchema;
 
 use super::{audit::AuditEntry, auth::Account, error::ErrorBody, projects::Project};
 use crate::{
-    app::{App, Forget},
+    app::App,
+    auth::Evict,
     auth::Person,
     domain::limits::{MAX_SHOWN_SESSIONS, SESSION_IDLE_SECONDS},
     error::Error,
@@ -128,7 +129,7 @@ pub async fn end_session(
         return Err(Error::SessionNotFound);
     }
     drop(conn);
-    app.forget(Forget::Session(id)).await;
+    app.credentials.evict(Evict::Session(id)).await;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -208,7 +209,7 @@ pub async fn delete(
     Json(request): Json<DeleteAccountRequest>,
 ) -> Result<StatusCode, Error> {
     app.accounts.delete(person.bearer, request.password).await?;
-    app.forget(Forget::Session(person.bearer.session_id)).await;
-    app.forget(Forget::Everybody).await;
+    app.credentials.evict(Evict::Session(person.bearer.session_id)).await;
+    app.credentials.evict(Evict::KeysAndMembers).await;
     Ok(StatusCode::NO_CONTENT)
 }

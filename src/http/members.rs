@@ -11,7 +11,8 @@ use utoipa::ToSchema;
 use super::error::ErrorBody;
 use crate::{
     accounts::{mails, read_email, secret},
-    app::{App, Forget},
+    app::App,
+    auth::Evict,
     auth::{Anybody, Caller, Govern, Who},
     domain::{
         access::{Role, may_change_member},
@@ -163,7 +164,7 @@ async fn set_role<P>(
     store::audit::insert(&mut tx, caller.project_id, &caller.actor(), &entry).await?;
     tx.commit().await?;
     drop(conn);
-    app.forget(Forget::Members).await;
+    app.credentials.evict(Evict::Members).await;
     Ok(())
 }
 

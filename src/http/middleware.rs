@@ -86,7 +86,7 @@ pub async fn observe(mut request: Request, next: Next) -> Response {
     if let Ok(value) = HeaderValue::from_str(&request_id) {
         response.headers_mut().insert(REQUEST_ID, value);
     }
-    if let Some((budget, standing)) = limits.told() {
+    if let Some((budget, standing)) = limits.charged() {
         write_limits(response.headers_mut(), budget, standing);
     }
     secure(response.headers_mut(), policy);

@@ -9,7 +9,8 @@ use utoipa::{IntoParams, ToSchema};
 use super::error::ErrorBody;
 use crate::{
     accounts::{Client, free_project, project_facts},
-    app::{App, Forget},
+    app::App,
+    auth::Evict,
     auth::{Anybody, Caller, Govern, Own, Person},
     domain::{
         access::Role,
@@ -283,6 +284,6 @@ pub async fn delete(
     projects::delete(&mut conn, caller.project_id).await?;
     drop(conn);
     tracing::info!(project.id = %project.public_id, "a project was deleted");
-    app.forget(Forget::Everybody).await;
+    app.credentials.evict(Evict::KeysAndMembers).await;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -74,9 +74,9 @@ pub fn start<Writing>(
 where
     Writing: Future<Output = Result<(), Ended>> + Send + 'static,
 {
-    let place = app.streams.clone().try_acquire_owned().map_err(|_| Error::Overloaded)?;
+    let on_node = app.streams.clone().try_acquire_owned().map_err(|_| Error::Overloaded)?;
     let of_project =
-        app.take_permit(&format!("streams:{}", caller.project_id.0), MAX_PROJECT_STREAMS);
+        app.local_permits.take(&format!("streams:{}", caller.project_id.0), MAX_PROJECT_STREAMS);
     let of_project = of_project.ok_or(Error::QuotaExceeded {
         what: "event streams on one node",
         max: MAX_PROJECT_STREAMS.into(),
@@ -91,7 +91,7 @@ where
             _ = writing => (),
             () = caller.until_revoked(&app) => (),
         }
-        drop((place, of_project));
+        drop((on_node, of_project));
     });
     let events = stream::unfold(receiver, async |mut receiver| {
         let event = receiver.recv().await?;

@@ -68,8 +68,8 @@ pub fn people_limits() -> Vec<(&'static str, String)> {
             ),
         ),
         ("calls about itself, an account", rate(auth::CALLS_PER_ACCOUNT)),
-        ("console reads, per member and project", rate(auth::CONSOLE_LOOKS_PER_MEMBER)),
-        ("console changes, per member and project", rate(auth::CONSOLE_ACTS_PER_MEMBER)),
+        ("console reads, per member and project", rate(auth::CONSOLE_READS_PER_MEMBER)),
+        ("console changes, per member and project", rate(auth::CONSOLE_ACTIONS_PER_MEMBER)),
         (
             "passwords hashed at the same time",
             format!("{}, {} more wait, then 503", password::MAX_HASHING, password::MAX_WAITING),

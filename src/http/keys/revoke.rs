@@ -9,7 +9,8 @@ use utoipa::ToSchema;
 use super::{CreatedApiKey, check_again, make, note};
 use crate::{
     accounts::{Client, KeyRequest, key},
-    app::{App, Forget},
+    app::App,
+    auth::Evict,
     auth::{Administer, Caller},
     domain::{
         access::{Scope, may_grant},
@@ -98,7 +99,7 @@ pub async fn rotate(
 
 async fn forget(app: &App, hash: Option<Vec<u8>>) {
     if let Some(hash) = hash.and_then(|it| it.try_into().ok()) {
-        app.forget(Forget::Key(hash)).await;
+        app.credentials.evict(Evict::Key(hash)).await;
     }
 }
 

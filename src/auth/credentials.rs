@@ -1,0 +1,234 @@
+//! Keys, sessions and members that this node caches, and their removal from the caches of all
+//! nodes.
+
+use std::{hash::Hash, sync::Arc, time::Duration};
+
+use moka::future::Cache;
+use tokio::sync::Notify;
+
+use crate::{
+    accounts::{key::SecretHash, token::Bearer},
+    domain::{
+        access::{Role, Scope},
+        plan::{Limits, Plans},
+    },
+    error::Error,
+    ids::{AccountId, ProjectPublicId, SessionId},
+    redis_bus::{Bus, Topic},
+    store::{self, keys::KeyOwner, members::Membership, pools::Pool},
+};
+
+/// TTL of cached credentials. Parked polls check as often, so even without Redis a revoked key is
+/// refused everywhere after twice this time.
+pub const CREDENTIAL_TTL: Duration = Duration::from_secs(2);
+/// Keys that one node caches, including unknown ones.
+const MAX_CACHED_KEYS: u64 = 100_000;
+/// Sessions that one node caches, and memberships.
+const MAX_CACHED_SESSIONS: u64 = 20_000;
+
+/// The rights and limits of a live key.
+#[derive(Debug, Clone)]
+pub struct KeyGrant {
+    pub owner: KeyOwner,
+    /// What it may be used for.
+    pub scopes: Vec<Scope>,
+    pub limits: Limits,
+}
+
+/// A member's role and limits in a project.
+#[derive(Debug, Clone)]
+pub struct MemberGrant {
+    pub membership: Membership,
+    pub role: Role,
+    pub limits: Limits,
+}
+
+/// What to remove from the caches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Evict {
+    Key(SecretHash),
+    Session(SessionId),
+    /// All cached members: a role has changed.
+    Members,
+    /// All cached keys and members: a project or a plan has changed.
+    KeysAndMembers,
+}
+
+impl Evict {
+    /// The message to other nodes.
+    fn message(self) -> String {
+        match self {
+            Self::Key(hash) => {
+                let hex: String = hash.iter().map(|it| format!("{it:02x}")).collect();
+                format!("key {hex}")
+            }
+            Self::Session(id) => format!("session {id}"),
+            Self::Members => "members .".to_owned(),
+            Self::KeysAndMembers => "everybody".to_owned(),
+        }
+    }
+
+    /// Parses a message of another node. An unreadable one removes everything.
+    fn parse(message: &str) -> Self {
+        let parsed = match message.split_once(' ') {
+            Some(("key", hex)) => parse_hash(hex).map(Self::Key),
+            Some(("session", id)) => id.parse().ok().map(Self::Session),
+            Some(("members", _)) => Some(Self::Members),
+            _ => None,
+        };
+        parsed.unwrap_or(Self::KeysAndMembers)
+    }
+}
+
+fn parse_hash(hex: &str) -> Option<SecretHash> {
+    let bytes: Option<Vec<u8>> = (0..hex.len())
+        .step_by(2)
+        .map(|at| u8::from_str_radix(hex.get(at..at + 2)?, 16).ok())
+        .collect();
+    bytes?.try_into().ok()
+}
+
+fn cache<K, V>(max: u64) -> Cache<K, V>
+where
+    K: Hash + Eq + Send + Sync + 'static,
+    V: Clone + Send + Sync + 'static,
+{
+    Cache::builder().time_to_live(CREDENTIAL_TTL).max_capacity(max).build()
+}
+
+/// The credentials of requests, as of at most [`CREDENTIAL_TTL`] ago. Concurrent lookups of one
+/// credential share a query.
+pub struct Credentials {
+    pool: Pool,
+    plans: Plans,
+    bus: Bus,
+    keys: Cache<SecretHash, Option<Arc<KeyGrant>>>,
+    sessions: Cache<Bearer, bool>,
+    members: Cache<(AccountId, String), Option<Arc<MemberGrant>>>,
+    evicted: Notify,
+}
+
+impl Credentials {
+    /// Looks credentials up with connections of `pool`.
+    #[must_use]
+    pub fn new(pool: Pool, plans: Plans, bus: Bus) -> Self {
+        Self {
+            pool,
+            plans,
+            bus,
+            keys: cache(MAX_CACHED_KEYS),
+            sessions: cache(MAX_CACHED_SESSIONS),
+            members: cache(MAX_CACHED_SESSIONS),
+            evicted: Notify::new(),
+        }
+    }
+
+    /// The rights of the live key with this hash.
+    pub async fn key(&self, hash: SecretHash) -> Result<Option<Arc<KeyGrant>>, Error> {
+        if let Some(known) = self.keys.get(&hash).await {
+            return Ok(known);
+        }
+        let look_up = async {
+            let mut conn = self.pool.acquire().await?;
+            let owner = store::keys::find_by_secret(&mut conn, &hash).await?;
+            Ok::<_, sqlx::Error>(owner.map(|it| Arc::new(self.grant(it))))
+        };
+        // Boxed: a miss is rare, and its ten kilobytes would be part of every parked poll.
+        Box::pin(self.keys.try_get_with(hash, look_up)).await.map_err(Error::Unavailable)
+    }
+
+    fn grant(&self, owner: KeyOwner) -> KeyGrant {
+        let scopes = owner.scopes.iter().filter_map(|it| Scope::of_name(it)).collect();
+        let limits = self.plans.of(&owner.plan, owner.overrides.as_ref());
+        KeyGrant { owner, scopes, limits }
+    }
+
+    /// Whether this key is cached.
+    #[must_use]
+    pub fn is_key_cached(&self, hash: &SecretHash) -> bool {
+        self.keys.contains_key(hash)
+    }
+
+    /// Whether this membership is cached.
+    #[must_use]
+    pub fn is_member_cached(&self, account_id: AccountId, project: &str) -> bool {
+        self.members.contains_key(&(account_id, project.to_owned()))
+    }
+
+    /// Whether a session is live.
+    pub async fn is_session_live(&self, bearer: Bearer) -> Result<bool, Error> {
+        let look_up = async {
+            let mut conn = self.pool.acquire().await?;
+            store::sessions::is_live(&mut conn, bearer.account_id, bearer.session_id).await
+        };
+        Box::pin(self.sessions.try_get_with(bearer, look_up)).await.map_err(Error::Unavailable)
+    }
+
+    /// An account's role in the project with this slug or id.
+    pub async fn member(
+        &self,
+        account_id: AccountId,
+        project: &str,
+    ) -> Result<Option<Arc<MemberGrant>>, Error> {
+        let look_up = async {
+            let mut conn = self.pool.acquire().await?;
+            let public_id: Option<ProjectPublicId> = project.parse().ok();
+            let found = store::members::find(&mut conn, account_id, project, public_id).await?;
+            Ok::<_, sqlx::Error>(found.and_then(|membership| {
+                let role = Role::of_name(&membership.role)?;
+                let limits = self.plans.of(&membership.plan, membership.overrides.as_ref());
+                Some(Arc::new(MemberGrant { membership, role, limits }))
+            }))
+        };
+        let key = (account_id, project.to_owned());
+        Box::pin(self.members.try_get_with(key, look_up)).await.map_err(Error::Unavailable)
+    }
+
+    /// Removes a credential from the caches of all nodes, of this one immediately.
+    pub async fn evict(&self, evict: Evict) {
+        self.evict_here(evict).await;
+        self.bus.tell(Topic::Evict, &evict.message()).await;
+    }
+
+    /// Does what another node has published.
+    pub async fn on_message(&self, message: &str) {
+        self.evict_here(Evict::parse(message)).await;
+    }
+
+    async fn evict_here(&self, evict: Evict) {
+        match evict {
+            Evict::Key(hash) => self.keys.invalidate(&hash).await,
+            // There are few sessions, and this one's account is unknown: drop all.
+            Evict::Session(_) => self.sessions.invalidate_all(),
+            Evict::Members => self.members.invalidate_all(),
+            Evict::KeysAndMembers => {
+                self.keys.invalidate_all();
+                self.members.invalidate_all();
+            }
+        }
+        self.evicted.notify_waiters();
+    }
+
+    /// Resolves when a credential should be checked again.
+    pub async fn until_recheck(&self) {
+        let _ = tokio::time::timeout(CREDENTIAL_TTL, self.evicted.notified()).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_is_parsed_as_written_and_an_unreadable_one_evicts_the_most() {
+        let session = SessionId::generate();
+        for evict in
+            [Evict::Key([7; 32]), Evict::Session(session), Evict::Members, Evict::KeysAndMembers]
+        {
+            assert_eq!(Evict::parse(&evict.message()), evict);
+        }
+        for junk in ["", "key", "key zz", "key 00", "session x", "something else"] {
+            assert_eq!(Evict::parse(junk), Evict::KeysAndMembers, "{junk}");
+        }
+    }
+}

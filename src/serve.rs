@@ -148,7 +148,7 @@ async fn open(
 ) -> anyhow::Result<App> {
     if !bus.has_redis() {
         tracing::warn!(
-            "no Redis: each node limits alone, and polls find jobs of other nodes within two seconds"
+            "no Redis: each node enforces its share of rate limits, and polls find jobs of other nodes within two seconds"
         );
     }
     if !people.mailer.is_used() {

@@ -63,7 +63,7 @@ metrics_table! {
     JOBS_PRUNED = "fencepost_jobs_pruned_total", Counter,
         "Finished jobs deleted after their retention.";
     OPERATION_JOBS = "fencepost_operation_jobs_total", Counter,
-        "Jobs processed by bulk operations: purged, retried or deleted.";
+        "Jobs handled by bulk operations: purged, cancelled, retried or deleted.";
     SCHEDULE_FIRES = "fencepost_schedule_fires_total", Counter,
         "Ticks of recurring schedules, by outcome.";
     SCHEDULE_LATENESS_SECONDS = "fencepost_schedule_lateness_seconds", Seconds,
@@ -85,7 +85,7 @@ metrics_table! {
     OLDEST_READY_SECONDS = "fencepost_oldest_ready_age_seconds", Gauge,
         "Age of the oldest ready job; polled=yes: among queues that are not paused and that live workers poll.";
     JOBS = "fencepost_jobs", Gauge,
-        "Live jobs of all projects, by state; active: pending or processing.";
+        "Jobs of all projects by state: scheduled, active (ready or running), backoff, dead_letter.";
     POLLS_PARKED = "fencepost_polls_parked", Gauge,
         "Parked polls.";
     BATCH_ITEMS = "fencepost_batch_items", BatchSize,

@@ -25,7 +25,7 @@ pub struct Arrival {
     /// Its position in the claim order, after the rank.
     pub run_at: DateTime<Utc>,
     /// Whether it has a constraint key.
-    pub is_gated: bool,
+    pub is_constrained: bool,
 }
 
 /// The sending side, shared by all code whose commits make jobs claimable or due.
@@ -188,7 +188,7 @@ mod tests {
             job_type: "t".into(),
             rank: 0,
             run_at: DateTime::UNIX_EPOCH,
-            is_gated: false,
+            is_constrained: false,
         }
     }
 

@@ -159,7 +159,7 @@ async fn check_schema(
         findings.good("database", format!("PostgreSQL {version} answers in {took:.1?}"));
     }
     if took > SLOW_ANSWER {
-        findings.doubtful("database", "slow or far away: every request waits for it");
+        findings.doubtful("database", "high latency: it adds to every request");
     }
     if facts.is_read_only {
         let text = "read-only: is this a standby? Nodes need the primary";
@@ -196,7 +196,7 @@ async fn check_redis(node: &NodeArgs, findings: &mut Findings) {
     match timeout(ANSWER_TIMEOUT, bus.inspect()).await {
         Ok(Ok(None)) => findings.doubtful(
             "redis",
-            "none: with more than one node, set --redis-url, or each node limits alone, and polls find other nodes' jobs late",
+            "none: with more than one node, set --redis-url, or each node enforces only its share of rate limits, and polls find other nodes' jobs late",
         ),
         Ok(Ok(Some(facts))) => {
             findings.good("redis", format!("Redis {} answers", facts.version));
@@ -212,7 +212,7 @@ async fn check_redis(node: &NodeArgs, findings: &mut Findings) {
         }
         Ok(Err(error)) => findings.bad(
             "redis",
-            format!("{error:#}. Nodes continue without it, each alone. Is it running?"),
+            format!("{error:#}. Nodes continue without it, each with its share of rate limits. Is it running?"),
         ),
         Err(_) => findings.bad("redis", "no answer: is there a firewall in between?"),
     }

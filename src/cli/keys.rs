@@ -135,7 +135,7 @@ pub async fn run(args: KeysArgs) -> anyhow::Result<()> {
                     (true, ..) => "live".to_owned(),
                     (_, Some(it), _) => format!("revoked {}", time(it)),
                     (_, _, Some(it)) => format!("expired {}", time(it)),
-                    _ => "over".to_owned(),
+                    _ => "inactive".to_owned(),
                 };
                 let shown = format!("{}…{}", key.shown_prefix, key.shown_end);
                 let (id, created) = (key.id.to_string(), time(key.created_at));

@@ -97,13 +97,13 @@ enum Command {
     Jobs(jobs::JobsArgs),
     /// Print the OpenAPI document
     Openapi {
-        /// Of an adapter: mobius, orch8, ojs or workflow-graph
+        /// Print an adapter's document: mobius, orch8, ojs or workflow-graph
         #[arg(long, value_name = "NAME")]
         adapter: Option<String>,
-        /// As OpenAPI 3.0.3, for generators that do not read 3.1
+        /// Print OpenAPI 3.0.3, for generators that do not read 3.1
         #[arg(long, conflicts_with = "adapter")]
         older: bool,
-        /// As a Postman collection
+        /// Print a Postman collection
         #[arg(long, conflicts_with_all = ["adapter", "older"])]
         postman: bool,
     },

@@ -155,7 +155,7 @@ pub const ACTIONS: &[Action] = &[
         &[],
         "The job is cancelled; if it runs, its worker is asked to stop.",
     ),
-    on("jobs_retry", "POST", "/jobs/{job_id}/retry", &[], "The job is back in its queue."),
+    on("jobs_retry", "POST", "/jobs/{job_id}/retry", &[], "The job will be retried."),
     on(
         "jobs_change",
         "PATCH",
@@ -189,7 +189,7 @@ pub const ACTIONS: &[Action] = &[
         "POST",
         "/dead-letters/{job_id}/retry",
         &[],
-        "The job is back in its queue.",
+        "The job will be retried.",
     ),
     on(
         "dead_letters_delete",
@@ -220,7 +220,7 @@ pub const ACTIONS: &[Action] = &[
         "POST",
         "/operations/{operation_id}/abort",
         &[],
-        "The operation is aborted; jobs that were processed stay so.",
+        "The operation is aborted; jobs that were already handled are not undone.",
     ),
     on("recurring_delete", "DELETE", "/recurring/{recurring_id}", &[], "The schedule is deleted.")
         .asking("Delete this schedule?"),
@@ -254,7 +254,7 @@ pub const ACTIONS: &[Action] = &[
         &[],
         "The worker gets the directive with its next heartbeat, and stops.",
     )
-    .asking("Tell this worker to stop?"),
+    .asking("Terminate this worker?"),
     on("workers_resume", "POST", "/workers/{worker_id}/resume", &[], "The worker resumes."),
     on(
         "workflows_cancel",
@@ -304,7 +304,7 @@ pub const ACTIONS: &[Action] = &[
     .then(Destination::Project),
     on("me_end_session", "DELETE", "/me/sessions/{session_id}", &[], "The session was revoked.")
         .of_people(),
-    on("auth_verify_send", "POST", "/auth/verify/send", &[], "The mail is on its way.").of_people(),
+    on("auth_verify_send", "POST", "/auth/verify/send", &[], "The mail was sent.").of_people(),
     on(
         "auth_password",
         "POST",

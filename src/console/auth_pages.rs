@@ -183,7 +183,6 @@ async fn signup_form(
 
 /// Signs up with the same function as `POST /v1/auth/signup`, and leads to the page that shows the
 /// first key, once.
-/// first key, once.
 pub async fn signup(
     State(app): State<App>,
     Extension(client): Extension<Client>,

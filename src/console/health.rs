@@ -33,7 +33,7 @@ impl Trouble {
 
     pub fn words(self) -> &'static str {
         match self {
-            Self::Closed => "its limit of 0 lets nothing run",
+            Self::Closed => "its concurrency limit is 0",
             Self::NoWorkers => "jobs are ready and no worker polls",
             Self::SlowPickup => "jobs wait too long for a worker",
             Self::Failing => "many attempts fail",

@@ -317,9 +317,9 @@ pub fn problem(
     let title = match status {
         StatusCode::NOT_FOUND => "Not found",
         StatusCode::FORBIDDEN => "Not allowed",
-        StatusCode::TOO_MANY_REQUESTS => "Too much at once",
-        it if it.is_server_error() => "Something went wrong on our side",
-        _ => "That did not work",
+        StatusCode::TOO_MANY_REQUESTS => "Too many requests",
+        it if it.is_server_error() => "Server error",
+        _ => "Request refused",
     };
     let rendered = if is_fragment {
         render(&ProblemFragment { info: &info })

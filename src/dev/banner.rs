@@ -37,14 +37,14 @@ Enqueue a job:
 
   curl -sS {url}/v1/jobs -H 'Authorization: Bearer {api_key}' -H 'Content-Type: application/json' -d '{{"job_type": "hello", "payload": {{"name": "Ada"}}}}' -w '\n'
 
-Be its worker: lease it, and report that it is done.
+Act as a worker: lease it, and report that it is done.
 
   export FENCEPOST_URL={url} FENCEPOST_KEY={api_key}
   fp() {{ curl -sS "$FENCEPOST_URL/v1$1" -H "Authorization: Bearer $FENCEPOST_KEY" -H 'Content-Type: application/json' ${{2:+-d "$2"}}; echo; }}
   work() {{ POLLED=$(fp /workers/poll '{{"worker_id": "me", "queues": ["'$1'"]}}'); echo "$POLLED"; JOB=$(echo "$POLLED" | grep -o 'job_[0-9a-z]*' | head -n 1); }}
   work default; fp /workers/ack '{{"job_id": "'$JOB'", "worker_id": "me", "status": "succeeded"}}'
 
-A job that fails, is retried after a second, fails again, and is in the dead letter:
+A job that fails, is retried after a second, fails again, and is dead-lettered:
 
   fp /jobs '{{"job_type": "hello", "queue": "luck", "max_attempts": 2, "retry": {{"strategy": "constant", "initial_seconds": 1, "jitter_seconds": 0}}}}'
   work luck; fp /workers/ack '{{"job_id": "'$JOB'", "worker_id": "me", "status": "failed", "error": {{"message": "out of luck"}}}}'

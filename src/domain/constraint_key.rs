@@ -10,16 +10,18 @@ use uuid::Uuid;
 /// `labels` must be sorted.
 ///
 /// ```
-/// # use fencepost::domain::gate::gate;
+/// # use fencepost::domain::constraint_key;
 /// let labels = |it: &[&str]| it.iter().map(|it| it.to_string()).collect::<Vec<_>>();
-/// assert_eq!(gate("mail", &[], None), None);
-/// assert_eq!(gate("mail", &[], Some("acme")), gate("mail", &[], Some("acme")));
-/// assert_ne!(gate("mail", &[], Some("acme")), gate("mail", &labels(&["acme"]), None));
-/// assert_ne!(gate("mail", &labels(&["ab"]), None), gate("mail", &labels(&["a", "b"]), None));
-/// assert_ne!(gate("mail", &[], Some("acme")), gate("fax", &[], Some("acme")));
+/// assert_eq!(constraint_key::of("mail", &[], None), None);
+/// let acme = constraint_key::of("mail", &[], Some("acme"));
+/// assert_eq!(acme, constraint_key::of("mail", &[], Some("acme")));
+/// assert_ne!(acme, constraint_key::of("mail", &labels(&["acme"]), None));
+/// let ab = constraint_key::of("mail", &labels(&["ab"]), None);
+/// assert_ne!(ab, constraint_key::of("mail", &labels(&["a", "b"]), None));
+/// assert_ne!(acme, constraint_key::of("fax", &[], Some("acme")));
 /// ```
 #[must_use]
-pub fn gate(job_type: &str, labels: &[String], concurrency_key: Option<&str>) -> Option<Uuid> {
+pub fn of(job_type: &str, labels: &[String], concurrency_key: Option<&str>) -> Option<Uuid> {
     if labels.is_empty() && concurrency_key.is_none() {
         return None;
     }

@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_closed_gate_is_the_reason() {
+    fn the_first_closed_condition_is_the_reason() {
         let crowd = |running| Some(Crowd { name: "acme".into(), running, limit: 5 });
         assert_eq!(
             summary(&Facts { concurrency: crowd(5), workers: 0, ..facts() }),
@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_that_does_not_wait_has_no_gates() {
+    fn a_job_that_does_not_wait_has_no_conditions() {
         let ended = Facts { state: StoredState::DeadLetter, failures: 3, ..facts() };
         let told = explain(&ended);
         assert!(told.conditions.is_empty());

@@ -133,7 +133,7 @@ pub enum WaitingFor {
     QueuePaused,
     /// Its job type to be resumed.
     TypePaused,
-    /// A free slot under a concurrency limit.
+    /// The concurrency limit of its key or queue.
     Concurrency,
     /// The rate limit of its queue.
     RateLimit,
@@ -152,7 +152,7 @@ pub enum AttemptOutcome {
     Failed,
     /// It ran longer than `timeout_seconds`.
     Timeout,
-    /// The worker timed out: the lease expired.
+    /// The lease expired without an ack.
     LeaseExpired,
     /// The lease was released. Not a failure.
     Released,

@@ -94,7 +94,7 @@ pub const MAX_WORKFLOW_JOBS: usize = 500;
 pub const MAX_IDEMPOTENCY_KEY_CHARS: usize = 200;
 /// How long an idempotent answer is kept, in seconds (one day).
 pub const IDEMPOTENCY_KEEP_SECONDS: i64 = 86_400;
-/// Seconds after which a request with an idempotency key that has not ended may be repeated.
+/// Seconds after which a request that is still running under its idempotency key may be repeated.
 pub const IDEMPOTENCY_LOCK_SECONDS: i32 = 60;
 /// Jobs of one heartbeat for a whole worker.
 pub const MAX_BEAT_JOBS: usize = 500;
@@ -167,9 +167,9 @@ pub const MAX_PAGE_OPERATIONS: u32 = 100;
 pub const OPERATION_KEEP_DAYS: i32 = 30;
 /// Dead letters, or groups of them, of one page.
 pub const MAX_PAGE_DEAD_LETTERS: u32 = 200;
-/// Largest `max` of a retry of many dead letters.
+/// Largest `max` of a bulk request.
 pub const MAX_OPERATION_JOBS: i64 = 10_000_000;
-/// Largest `rate_per_second` of a retry of many dead letters.
+/// Largest `rate_per_second` of a bulk request.
 pub const MAX_OPERATION_RATE: i32 = 10_000;
 /// Recurring schedules of one project.
 pub const MAX_SCHEDULES: i64 = 10_000;
@@ -181,7 +181,7 @@ pub const MAX_SPREAD_SECONDS: i32 = 3_600;
 pub const MAX_PAGE_SCHEDULES: u32 = 200;
 /// Fires on one page.
 pub const MAX_PAGE_FIRES: u32 = 200;
-/// Ticks of a preview.
+/// Fire times of a preview.
 pub const MAX_SHOWN_TIMES: u32 = 100;
 /// Days for which fires are kept.
 pub const FIRE_KEEP_DAYS: i32 = 30;
@@ -229,5 +229,5 @@ pub const AUDIT_KEEP_DAYS: i32 = 400;
 pub const MAX_COUNTED_NAMES: usize = 100;
 /// Pairs of a queue and a type of one project that a node counts by name.
 pub const MAX_COUNTED_PAIRS: usize = 500;
-/// Values of one label in what a project's Prometheus scrapes; the rest is `other`.
+/// Values of one metric label in what a project's Prometheus scrapes; the rest is `other`.
 pub const MAX_LABEL_VALUES: usize = 100;

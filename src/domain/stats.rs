@@ -14,7 +14,7 @@ pub struct Counts {
     pub failed: i64,
     /// Attempts that exceeded their timeout.
     pub timed_out: i64,
-    /// Attempts whose workers timed out.
+    /// Attempts whose lease expired without an ack.
     pub lease_expired: i64,
     /// Attempts that were released.
     pub released: i64,

@@ -38,14 +38,14 @@ impl WorkerState {
         (wanted != Self::Running).then_some(wanted)
     }
 
-    /// The directive of a worker, unless it is terminated.
+    /// The directive for a heartbeat's answer; `terminate` for a deregistered worker.
     ///
     /// ```
     /// # use fencepost::domain::worker::WorkerState::{self, *};
     /// assert_eq!(WorkerState::advice(Running, None), Running);
     /// assert_eq!(WorkerState::advice(Running, Some(Quiet)), Quiet);
-    /// // It has deregistered itself.
     /// assert_eq!(WorkerState::advice(Quiet, None), Running);
+    /// // It has deregistered itself.
     /// assert_eq!(WorkerState::advice(Terminated, None), Terminate);
     /// ```
     #[must_use]

@@ -261,7 +261,7 @@ async fn write<B: Batch>(
     };
     debug_assert_eq!(answers.len(), callers.len(), "each caller is answered");
     for ((caller, _room), answer) in callers.into_iter().zip(answers) {
-        // The caller is gone; what it asked for is written.
+        // The caller may be gone: its answer is dropped.
         let _ = caller.send(answer);
     }
     CompletedBatch { conn, is_away }

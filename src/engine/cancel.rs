@@ -1,4 +1,4 @@
-//! Cancelling waiting jobs, shared by every path that ends a job without its worker.
+//! Cancelling waiting jobs, shared by all paths that end a job as cancelled.
 
 use metrics::counter;
 use sqlx::PgConnection;

@@ -1,7 +1,7 @@
 //! The engine: leases, fences and dispatch. It owns the pools, the batches and the pump; every API,
 //! loop and command calls the same functions, which take `&Engine`.
 //!
-//! It never knows HTTP, and never decides by a local clock.
+//! It knows no HTTP. Due times, leases and timeouts follow the database's clock only.
 
 mod batch;
 pub mod breaker;
@@ -75,7 +75,7 @@ pub struct Inner {
     /// Which projects have queues with a circuit breaker.
     pub breakers: Arc<Breakers>,
     versions: jobs::wait::Versions,
-    /// How many jobs wait in projects with a quota.
+    /// Number of waiting and running jobs, by project with a quota.
     pub backlogs: enqueue::quota::Backlogs,
     parking: Parking,
     queue_lists: dispatch::any_queue::QueueLists,

@@ -107,7 +107,7 @@ impl Registry {
     }
 }
 
-/// Facts of a worker; none if it never registered, got no directive, or has no name.
+/// Facts of a worker; none if the project has no record of it, or it is anonymous.
 pub async fn facts(engine: &Engine, key: &WorkerKey) -> Result<Option<Arc<Facts>>, Error> {
     if key.1.starts_with(ANONYMOUS) {
         return Ok(None);
@@ -202,7 +202,7 @@ pub async fn register(
     Ok(())
 }
 
-/// Renews all leases of a worker. A terminated worker's leases are released.
+/// Records a worker's heartbeat, and renews the given leases. State `terminated` deregisters it.
 ///
 /// # Errors
 /// [`Error::Unavailable`] when the database does not answer; some leases may be renewed all the
@@ -371,7 +371,7 @@ async fn expire_silent_workers(engine: &Engine) -> sqlx::Result<()> {
             let silence = WORKER_SILENCE_SECONDS;
             if store::workers::mark_lost(&mut conn, project_id, &key.1, silence).await? {
                 counter!(telemetry::WORKERS_LOST).increment(1);
-                tracing::info!(leases = ended, "worker timed out; leases released");
+                tracing::info!(leases = ended, "worker timed out; leases expired");
             }
         }
         if !is_full {

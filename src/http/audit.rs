@@ -45,7 +45,7 @@ const EXPORT_BATCH: i64 = 500;
 /// Maximum characters of the filters by action, actor and target.
 const MAX_FILTER_CHARS: usize = 200;
 
-/// Who made a change.
+/// The actor of a change.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct AuditActor {
     /// `account`, `key`, `operator` (a person with access to the database) or `system`.

@@ -19,7 +19,7 @@ use crate::{
 
 /// Maximum number of projects in one answer, oldest first.
 const MAX_SHOWN_PROJECTS: i64 = 1_000;
-/// Maximum number of audit entries in an export; of each project the newest first.
+/// Maximum number of audit entries in an export: project after project, the newest first.
 const MAX_EXPORTED_ENTRIES: i64 = 1_000;
 
 /// The caller.
@@ -45,7 +45,7 @@ async fn find(app: &App, person: Person) -> Result<(Account, Vec<Membership>), E
 /// Read your account.
 #[utoipa::path(
     get, path = "/me", tag = "accounts", operation_id = "me_get", security(("session" = [])),
-    responses((status = 200, description = "You.", body = Me), (status = 401, description = "No live session.", body = ErrorBody)),
+    responses((status = 200, description = "Your account.", body = Me), (status = 401, description = "No live session.", body = ErrorBody)),
 )]
 pub async fn get(person: Person, State(app): State<App>) -> Result<Reply<Me>, Error> {
     let (account, memberships) = find(&app, person).await?;
@@ -142,7 +142,8 @@ pub struct AccountExport {
     pub sessions: Vec<Session>,
     /// Projects that it is a member of.
     pub projects: Vec<Project>,
-    /// Audit entries of the account: at most 1,000, of each project the newest first.
+    /// Audit entries of the account: at most 1,000, project after project, each
+    /// project's newest first.
     pub audit_entries: Vec<AuditEntry>,
 }
 

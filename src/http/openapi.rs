@@ -28,9 +28,9 @@ use super::{data_plane, people_plane, project_plane};
         title = "Fencepost",
         description = "A job queue with an HTTP API. Producers enqueue jobs with one POST; workers \
             poll for them, hold a lease by heartbeat, and acknowledge the outcome. Every lease is \
-            fenced by its attempt.\n\nWhat is about a project's jobs answers twice: here, where the key says \
-            which project, and under `/v1/projects/{project}/…` (id or slug), where the project must be the \
-            key's, or one that the session's account is a member of. Sessions need the second form.",
+            fenced by its attempt.\n\nRoutes for a project's jobs exist in two forms: without a prefix, where \
+            the key selects the project, and under `/v1/projects/{project}/…` (id or slug), where the project \
+            must be the key's, or one that the session's account is a member of. Sessions need the second form.",
         license(name = "MIT OR Apache-2.0", identifier = "MIT OR Apache-2.0"),
     ),
     tags(

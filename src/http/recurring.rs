@@ -326,7 +326,7 @@ pub struct RecurringPage {
 
 /// List schedules.
 ///
-/// Schedules made with the API and those that workers have registered, by id.
+/// Schedules created with the API and those that workers have registered, by id.
 #[utoipa::path(
     get, path = "/recurring", tag = "recurring", operation_id = "recurring_list",
     security(("api_key" = ["read"]), ("session" = ["viewer"])),

@@ -1,4 +1,4 @@
-//! Marks for the cascade: children of jobs that failed or were cancelled, and jobs with an
+//! Marks for the cascade: parents whose children must be cancelled, and jobs with an
 //! `expires_at`. Both are stored beside the jobs, and read by loops.
 
 use chrono::{DateTime, Utc};

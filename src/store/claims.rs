@@ -38,7 +38,8 @@ pub struct QueueClaim<'a> {
     pub job_types: &'a [String],
     /// The labels of the polling workers.
     pub labels: &'a [String],
-    /// Only jobs whose payload is a command. Only [`super::limited_claims::claim_gated`] can tell.
+    /// Only jobs whose payload is a command. Only [`super::limited_claims::claim_constrained`] can
+    /// tell.
     pub only_commands: bool,
     /// The low-water mark: jobs before this position are not scanned.
     pub from: ClaimKey,
@@ -138,8 +139,8 @@ pub(super) struct Columns<'a> {
 impl<'a> Columns<'a> {
     pub fn of(claims: &'a [QueueClaim<'a>]) -> Self {
         let slots = || {
-            (1_i64..).zip(claims).flat_map(|(look, it)| {
-                (1_i64..).zip(&it.slots).map(move |(place, slot)| (look, place, slot))
+            (1_i64..).zip(claims).flat_map(|(claim, it)| {
+                (1_i64..).zip(&it.slots).map(move |(place, slot)| (claim, place, slot))
             })
         };
         Self {
@@ -148,7 +149,7 @@ impl<'a> Columns<'a> {
             wanted: claims.iter().map(|it| it.slots.len() as i64).collect(),
             from_rank: claims.iter().map(|it| it.from.rank).collect(),
             from_run_at: claims.iter().map(|it| it.from.run_at).collect(),
-            slot_look: slots().map(|(look, ..)| look).collect(),
+            slot_look: slots().map(|(claim, ..)| claim).collect(),
             slot_place: slots().map(|(_, place, _)| place).collect(),
             slot_worker_id: slots().map(|(.., it)| it.worker_id).collect(),
             slot_lease_seconds: slots().map(|(.., it)| it.lease_seconds).collect(),
@@ -208,35 +209,35 @@ pub async fn claim_any_type(
         LeasedJob,
         r#"
         with due as materialized (
-            select look.number as look, found.project_id, found.id,
+            select claim.number as claim, found.project_id, found.id,
                    row_number() over (
-                       partition by look.number order by found.rank, found.run_at, found.id
+                       partition by claim.number order by found.rank, found.run_at, found.id
                    ) as place
             from unnest($1::int[], $2::text[], $3::bigint[], $4::smallint[], $5::timestamptz[])
                 with ordinality
-                as look(project_id, queue, wanted, from_rank, from_run_at, number)
+                as claim(project_id, queue, wanted, from_rank, from_run_at, number)
             left join queues setting
-                on setting.project_id = look.project_id and setting.name = look.queue
+                on setting.project_id = claim.project_id and setting.name = claim.queue
             cross join lateral (
                 select project_id, id, rank, run_at
                 from jobs
-                where project_id = look.project_id
-                    and queue = look.queue
+                where project_id = claim.project_id
+                    and queue = claim.queue
                     and state = 'pending'
                     and gate is null
                     and (expires_at is null or expires_at > now())
-                    and (rank, run_at) >= (look.from_rank, look.from_run_at)
+                    and (rank, run_at) >= (claim.from_rank, claim.from_run_at)
                 order by rank, run_at, id
-                limit case when setting.has_rules then 0 else look.wanted end
+                limit case when setting.has_rules then 0 else claim.wanted end
                 for update skip locked
             ) found
             limit 250
         ), slot as materialized (
-            select number, look, place, worker_id, lease_seconds, poll_id, lease_id
+            select number, claim, place, worker_id, lease_seconds, poll_id, lease_id
             from unnest(
                 $6::bigint[], $7::bigint[], $8::text[], $9::int[], $10::uuid[], $13::uuid[]
             ) with ordinality
-                as sent(look, place, worker_id, lease_seconds, poll_id, lease_id, number)
+                as sent(claim, place, worker_id, lease_seconds, poll_id, lease_id, number)
         )
         update jobs
         set state = 'processing',
@@ -255,7 +256,7 @@ pub async fn claim_any_type(
                 jobs.timeout_seconds + $12::int
             ))
         from due
-        join slot on slot.look = due.look and slot.place = due.place
+        join slot on slot.claim = due.claim and slot.place = due.place
         join job_bodies body on body.project_id = due.project_id and body.job_id = due.id
         where jobs.project_id = due.project_id and jobs.id = due.id
         returning slot.number - 1 as slot, jobs.project_id "project_id: ProjectId",
@@ -294,9 +295,9 @@ pub async fn claim_any_type(
 /// were selected: fewer than wanted means that there are no more.
 pub async fn claim_some_types(
     conn: &mut PgConnection,
-    look: &QueueClaim<'_>,
+    claim: &QueueClaim<'_>,
 ) -> sqlx::Result<(Vec<LeasedJob>, usize)> {
-    let columns = Columns::of(std::slice::from_ref(look));
+    let columns = Columns::of(std::slice::from_ref(claim));
     let rows = sqlx::query!(
         r#"
         with best as materialized (
@@ -376,12 +377,12 @@ pub async fn claim_some_types(
         from (select count(*) from best) chosen
         left join leased on true
         "#,
-        look.project_id.0,
-        look.job_types,
-        look.queue,
-        look.from.rank,
-        look.from.run_at,
-        look.slots.len() as i64,
+        claim.project_id.0,
+        claim.job_types,
+        claim.queue,
+        claim.from.rank,
+        claim.from.run_at,
+        claim.slots.len() as i64,
         &columns.slot_place,
         &columns.slot_worker_id as &[&str],
         &columns.slot_lease_seconds as &[Option<i32>],

@@ -11,7 +11,7 @@ use crate::{
     ids::{JobId, JobKey, ProjectId},
 };
 
-/// A job, locked until the end of the transaction if it is live.
+/// A job, locked until the end of the transaction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LockedJob {
     pub state: StoredState,
@@ -240,7 +240,7 @@ pub async fn change(
             ) moves
         )
         select queue "queue!", job_type "job_type!", rank "rank!", run_at "run_at!",
-               state "state!: StoredState", gate is not null "is_gated!"
+               state "state!: StoredState", gate is not null "is_constrained!"
         from after
         "#,
         key.project_id.0,
@@ -258,7 +258,7 @@ pub async fn change(
         rank: it.rank,
         run_at: it.run_at,
         state: it.state,
-        is_gated: it.is_gated,
+        is_constrained: it.is_constrained,
     }))
 }
 
@@ -285,7 +285,7 @@ pub async fn requeue_dead_letter(
             select $1, queue, 1, -1 from revived
         )
         select queue "queue!", job_type "job_type!", rank "rank!", run_at "run_at!",
-               state "state!: StoredState", gate is not null "is_gated!"
+               state "state!: StoredState", gate is not null "is_constrained!"
         from revived
         "#,
         key.project_id.0,
@@ -300,7 +300,7 @@ pub async fn requeue_dead_letter(
         rank: it.rank,
         run_at: it.run_at,
         state: it.state,
-        is_gated: it.is_gated,
+        is_constrained: it.is_constrained,
     }))
 }
 
@@ -394,7 +394,7 @@ pub async fn requeue_cancelled(
             group by queue
         )
         select id "id!: JobId", queue "queue!", job_type "job_type!", rank "rank!",
-               run_at "run_at!", state "state!: StoredState", gate is not null "is_gated!"
+               run_at "run_at!", state "state!: StoredState", gate is not null "is_constrained!"
         from back
         "#,
         project_id.0,
@@ -409,13 +409,12 @@ pub async fn requeue_cancelled(
         rank: it.rank,
         run_at: it.run_at,
         state: it.state,
-        is_gated: it.is_gated,
+        is_constrained: it.is_constrained,
     });
     Ok(requeued.collect())
 }
 
-/// The jobs that were cancelled because one of these ended without success, with their parents that
-/// still are in such a state.
+/// The jobs that were cancelled because one of these ended without success.
 pub async fn cancelled_because_of(
     conn: &mut PgConnection,
     project_id: ProjectId,

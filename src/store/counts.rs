@@ -109,7 +109,7 @@ pub async fn queue_names(
     .await
 }
 
-/// Names of queues of a project that were ever used: first those with ready or running jobs, then
+/// Names of queues of a project that were ever used: first those with pending, running or backing-off jobs, then
 /// the others, if wanted; of more than `limit`, any.
 pub async fn busiest_queues(
     conn: &mut PgConnection,
@@ -201,7 +201,7 @@ pub async fn totals(conn: &mut PgConnection, project_id: ProjectId) -> sqlx::Res
     .await
 }
 
-/// Live jobs of a queue.
+/// Number of jobs of a queue, by state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Depth {
     pub queue: String,
@@ -211,7 +211,7 @@ pub struct Depth {
     pub dead_letter: i64,
 }
 
-/// The queues of a project, those with the most live jobs first.
+/// The queues of a project, those with the most scheduled, active and dead-lettered jobs first.
 pub async fn depths(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -347,7 +347,7 @@ pub async fn queues(
                         order by rank, run_at, id
                         limit 1
                     ) next
-                ), first_of_gate as (
+                ), first_of_key as (
                     (
                         select gate, rank, greatest(run_at, created_at) as ready_at, id
                         from jobs
@@ -358,20 +358,20 @@ pub async fn queues(
                     )
                     union all
                     select next.gate, next.rank, next.ready_at, next.id
-                    from first_of_gate
+                    from first_of_key
                     cross join lateral (
                         select gate, rank, greatest(run_at, created_at) as ready_at, id
                         from jobs
                         where project_id = $1 and queue = named.queue and state = 'pending'
                             and gate is not null
-                            and (gate, rank) > (first_of_gate.gate, first_of_gate.rank)
+                            and (gate, rank) > (first_of_key.gate, first_of_key.rank)
                         order by gate, rank, run_at, id
                         limit 1
                     ) next
                 )
                 select id, ready_at from first_of_rank
                 union all
-                (select id, ready_at from first_of_gate limit 500)
+                (select id, ready_at from first_of_key limit 500)
             ) firsts
             order by ready_at
             limit 1

@@ -72,7 +72,7 @@ pub struct JobRow {
     pub envelope: Option<String>,
     /// Its parents, ended or not.
     pub parents: Vec<JobId>,
-    /// See [`Closed`], as are the next three.
+    /// See [`Closed`]; so for the next three.
     pub is_crowded: bool,
     pub is_queue_paused: bool,
     pub is_type_paused: bool,

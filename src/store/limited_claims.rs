@@ -1,5 +1,5 @@
-//! Claims under limits: jobs with labels or a concurrency key, and all jobs of a queue with limited
-//! concurrency.
+//! Claims under limits: jobs with labels or a concurrency key, and all jobs of a queue with
+//! `has_rules` (limits, a default lease, a pause, or paused types).
 //!
 //! Running jobs are counted from their rows, so no counter can drift. A count is exact because
 //! every claim under a key, or in a limited queue, holds its lock until the commit, and counts with
@@ -15,29 +15,29 @@ use crate::{
 };
 
 /// Constraint keys of one page. The statement carries the same number as a literal.
-pub const MAX_PAGE_GATES: usize = 200;
+pub const MAX_PAGE_CONSTRAINT_KEYS: usize = 200;
 
 /// Which of these queues have limits, or claimable jobs with a constraint key. Returns their
 /// indexes.
-pub async fn queues_with_gates(
+pub async fn queues_with_constraint_keys(
     conn: &mut PgConnection,
     queues: &[(ProjectId, &str)],
 ) -> sqlx::Result<Vec<i64>> {
     sqlx::query_scalar!(
         r#"
-        select look.number - 1 "number!"
-        from unnest($1::int[], $2::text[]) with ordinality as look(project_id, queue, number)
+        select claim.number - 1 "number!"
+        from unnest($1::int[], $2::text[]) with ordinality as claim(project_id, queue, number)
         cross join lateral (
             (
                 select 1
                 from queues
-                where project_id = look.project_id and name = look.queue and has_rules
+                where project_id = claim.project_id and name = claim.queue and has_rules
             )
             union all
             (
                 select 1
                 from jobs
-                where project_id = look.project_id and queue = look.queue
+                where project_id = claim.project_id and queue = claim.queue
                     and state = 'pending' and gate is not null
                 order by gate, rank, run_at, id
                 limit 1
@@ -54,7 +54,7 @@ pub async fn queues_with_gates(
 
 /// A constraint key with claimable jobs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct GateSeen {
+pub struct LockedConstraintKey {
     pub gate: Uuid,
     /// Whether these workers match it by type and labels.
     pub is_fitting: bool,
@@ -62,16 +62,16 @@ pub struct GateSeen {
     pub is_locked: bool,
 }
 
-/// The first [`MAX_PAGE_GATES`] constraint keys of a queue after `after`, locked until the end of
-/// the transaction. Those of `paused_types` do not match.
-pub async fn lock_gates(
+/// The first [`MAX_PAGE_CONSTRAINT_KEYS`] constraint keys of a queue after `after`, locked until
+/// the end of the transaction. Those of `paused_types` do not match.
+pub async fn lock_constraint_keys(
     conn: &mut PgConnection,
-    look: &QueueClaim<'_>,
+    claim: &QueueClaim<'_>,
     paused_types: &[String],
     after: Uuid,
-) -> sqlx::Result<Vec<GateSeen>> {
+) -> sqlx::Result<Vec<LockedConstraintKey>> {
     sqlx::query_as!(
-        GateSeen,
+        LockedConstraintKey,
         r#"
         with recursive seen as (
             (
@@ -109,11 +109,11 @@ pub async fn lock_gates(
                end "is_locked!"
         from fitting
         "#,
-        look.project_id.0,
-        look.queue,
+        claim.project_id.0,
+        claim.queue,
         after,
-        look.job_types,
-        look.labels,
+        claim.job_types,
+        claim.labels,
         paused_types,
     )
     .fetch_all(conn)
@@ -122,7 +122,7 @@ pub async fn lock_gates(
 
 /// What one claim may take.
 #[derive(Debug, Clone, Copy)]
-pub struct Passage<'a> {
+pub struct ClaimLimits<'a> {
     pub gates: &'a [Uuid],
     /// For jobs without a constraint key: only these types; none: all.
     pub job_types: Option<&'a [String]>,
@@ -144,12 +144,12 @@ pub const MAX_EXAMINED_FOR_COMMANDS: i64 = 200;
 /// started before it by this claim. A claim for commands only searches the first
 /// [`MAX_EXAMINED_FOR_COMMANDS`] jobs. Like [`super::claims::claim_some_types`], it also returns
 /// how many were selected.
-pub async fn claim_gated(
+pub async fn claim_constrained(
     conn: &mut PgConnection,
-    look: &QueueClaim<'_>,
-    passage: Passage<'_>,
+    claim: &QueueClaim<'_>,
+    limits: ClaimLimits<'_>,
 ) -> sqlx::Result<(Vec<LeasedJob>, usize)> {
-    let columns = Columns::of(std::slice::from_ref(look));
+    let columns = Columns::of(std::slice::from_ref(claim));
     let rows = sqlx::query!(
         r#"
         with behind as materialized (
@@ -314,14 +314,14 @@ pub async fn claim_gated(
         from (select count(*) from best) chosen
         left join leased on true
         "#,
-        look.project_id.0,
-        look.queue,
-        passage.job_types,
-        passage.gates,
-        passage.max_jobs,
-        look.from.rank,
-        look.from.run_at,
-        passage.max_concurrency,
+        claim.project_id.0,
+        claim.queue,
+        limits.job_types,
+        limits.gates,
+        limits.max_jobs,
+        claim.from.rank,
+        claim.from.run_at,
+        limits.max_concurrency,
         &columns.slot_place,
         &columns.slot_worker_id as &[&str],
         &columns.slot_lease_seconds as &[Option<i32>],
@@ -329,8 +329,8 @@ pub async fn claim_gated(
         MIN_DEFAULT_LEASE_SECONDS,
         TIMEOUT_GRACE_SECONDS,
         &columns.slot_lease_id,
-        passage.default_lease_seconds,
-        look.only_commands.then_some(MAX_EXAMINED_FOR_COMMANDS),
+        limits.default_lease_seconds,
+        claim.only_commands.then_some(MAX_EXAMINED_FOR_COMMANDS),
     )
     .fetch_all(conn)
     .await?;

@@ -382,7 +382,6 @@ pub async fn invited(conn: &mut PgConnection, secret_hash: &[u8]) -> sqlx::Resul
 
 /// Uses up an invitation, and returns its project, role and address. Other invitations of the
 /// project for that address end with it.
-/// address end with it.
 pub async fn accept(
     conn: &mut PgConnection,
     secret_hash: &[u8],

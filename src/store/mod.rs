@@ -1,5 +1,5 @@
 //! Every SQL statement: one per function, with the connection first and the tenant in every row it
-//! touches. Nothing is decided here: statements carry fences and limits that were decided above.
+//! touches. Nothing is decided here: statements carry fences and limits that callers decided.
 
 pub mod accounts;
 pub mod audit;

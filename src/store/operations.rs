@@ -168,7 +168,7 @@ pub struct Progress {
     /// Jobs that were skipped.
     pub skipped: i64,
     pub after: Option<LetterPosition>,
-    /// When the next step is due; none: it was the last.
+    /// Milliseconds until the next step; none: it was the last.
     pub pause_ms: Option<i64>,
 }
 

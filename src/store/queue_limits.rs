@@ -27,8 +27,8 @@ pub struct QueueRules {
     pub is_locked: bool,
 }
 
-/// The limits of a queue, locked until the end of the transaction if it has a concurrency limit;
-/// none if it has no limits.
+/// Settings of a queue that claims must obey; none if it has no such settings. Tries the queue's
+/// lock if it has a concurrency or rate limit and is not paused.
 pub async fn lock_queue(
     conn: &mut PgConnection,
     project_id: ProjectId,

@@ -164,14 +164,13 @@ pub async fn keep_paused_types(
     Ok(())
 }
 
-/// A job type that is paused in a queue, or about to be.
+/// A job type that is paused in a queue.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TypeRow {
     pub queue: String,
     pub job_type: String,
     /// Dead letters since its last success, counted while the queue has a circuit breaker.
     pub streak: i32,
-    /// None: it is not paused.
     pub paused_at: Option<DateTime<Utc>>,
     /// `operator` or `brake`.
     pub paused_by: Option<String>,

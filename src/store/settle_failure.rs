@@ -178,7 +178,7 @@ pub async fn end_attempts(conn: &mut PgConnection, ended: &[Ended]) -> sqlx::Res
         )
         select project_id "project_id!: ProjectId", id "id!: JobId", queue "queue!",
                job_type "job_type!", rank "rank!", run_at "run_at!",
-               state "state!: StoredState", gate is not null "is_gated!",
+               state "state!: StoredState", gate is not null "is_constrained!",
                holds_slot "holds_slot!",
                state = 'dead_letter' and children > 0 "has_orphans!",
                case when state in ('backoff', 'pending') then retry_at end as retry_at
@@ -208,7 +208,7 @@ pub async fn end_attempts(conn: &mut PgConnection, ended: &[Ended]) -> sqlx::Res
             rank: it.rank,
             run_at: it.run_at,
             state: it.state,
-            is_gated: it.is_gated,
+            is_constrained: it.is_constrained,
         },
         retry_at: it.retry_at,
         held_slot: it.holds_slot,

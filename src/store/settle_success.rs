@@ -243,7 +243,7 @@ pub async fn succeed_parents(
                job_type "job_type!",
                (extract(epoch from now() - claimed_at) * 1000)::bigint as ran_ms,
                null::smallint as rank, null::timestamptz as run_at,
-               null::text as "state: StoredState", false "is_gated!"
+               null::text as "state: StoredState", false "is_constrained!"
         from told
         union all
         select project_id, id, null, false, queue, job_type, null, rank, run_at, state,
@@ -266,8 +266,16 @@ pub async fn succeed_parents(
         let (queue, job_type) = (it.queue, it.job_type);
         match (it.rank, it.run_at, it.state) {
             (Some(rank), Some(run_at), Some(state)) => {
-                let is_gated = it.is_gated;
-                Moved::Child(WaitingJob { key, queue, job_type, rank, run_at, state, is_gated })
+                let is_constrained = it.is_constrained;
+                Moved::Child(WaitingJob {
+                    key,
+                    queue,
+                    job_type,
+                    rank,
+                    run_at,
+                    state,
+                    is_constrained,
+                })
             }
             _ => Moved::Parent(Settled {
                 key,
@@ -294,7 +302,7 @@ pub struct WaitingJob {
     pub run_at: DateTime<Utc>,
     pub state: StoredState,
     /// Whether it has a constraint key.
-    pub is_gated: bool,
+    pub is_constrained: bool,
 }
 
 /// A job after a refused ack: its state, and the answer recorded for the attempt that the fence

@@ -1,4 +1,4 @@
-//! The only statements across projects: the work of the background loops. Each is one bounded batch
+//! Statements that find rows without being given a project: the work of the background loops. Each is one bounded batch
 //! that any number of nodes may run at once; the rows that it returns carry the project.
 
 pub mod counts;
@@ -76,7 +76,7 @@ pub async fn promote(conn: &mut PgConnection) -> sqlx::Result<Vec<WaitingJob>> {
         )
         select project_id "project_id!: ProjectId", id "id!: JobId", queue "queue!",
                job_type "job_type!", rank "rank!", run_at "run_at!",
-               state "state!: StoredState", gate is not null "is_gated!"
+               state "state!: StoredState", gate is not null "is_constrained!"
         from promoted
         "#,
     )
@@ -89,7 +89,7 @@ pub async fn promote(conn: &mut PgConnection) -> sqlx::Result<Vec<WaitingJob>> {
         rank: it.rank,
         run_at: it.run_at,
         state: it.state,
-        is_gated: it.is_gated,
+        is_constrained: it.is_constrained,
     });
     Ok(promoted.collect())
 }

@@ -216,7 +216,6 @@ pub struct StateCount {
 
 /// Number of jobs of each of these workflows by state. A workflow has a bounded number of jobs, so
 /// a page of workflows can be counted.
-/// a page of workflows has them counted.
 pub async fn count_states(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -316,7 +315,7 @@ pub async fn free_roots(
             group by queue
         )
         select id "id: JobId", queue, job_type, rank, run_at, state "state: StoredState",
-               gate is not null "is_gated!"
+               gate is not null "is_constrained!"
         from freed
         "#,
         project_id.0,
@@ -331,7 +330,7 @@ pub async fn free_roots(
         rank: it.rank,
         run_at: it.run_at,
         state: it.state,
-        is_gated: it.is_gated,
+        is_constrained: it.is_constrained,
     });
     Ok(freed.collect())
 }

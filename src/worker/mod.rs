@@ -59,7 +59,7 @@ pub struct WorkerArgs {
     #[arg(long, value_delimiter = ',', value_name = "CODES")]
     pub permanent_exit_codes: Vec<i32>,
 
-    /// Time for running jobs to finish once told to stop
+    /// Time for running jobs to finish after a stop signal
     #[arg(long, env = "FENCEPOST_GRACE_SECONDS", default_value_t = 25, value_name = "N",
           value_parser = clap::value_parser!(u64).range(0..=86_400))]
     pub grace_seconds: u64,

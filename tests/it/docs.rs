@@ -40,9 +40,9 @@ fn the_openapi_file_is_the_one_that_the_handlers_make() {
         read("openapi/postman.json") == openapi::postman_text(),
         "openapi/postman.json is old: run `make openapi`"
     );
-    for (door, document) in adapters::documents() {
-        let kept = read(&format!("openapi/{door}.json"));
-        assert!(kept == document, "openapi/{door}.json is old: run `make openapi`");
+    for (adapter, document) in adapters::documents() {
+        let kept = read(&format!("openapi/{adapter}.json"));
+        assert!(kept == document, "openapi/{adapter}.json is old: run `make openapi`");
     }
 }
 

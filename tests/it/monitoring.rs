@@ -52,7 +52,7 @@ fn every_alert_is_sound_fires_on_what_it_is_for_and_has_a_runbook() {
     let runbooks = alerts(&rules, "runbook_url: https://fencepost.example/docs/");
     for runbook in &runbooks {
         let page = read(&format!("docs/{runbook}.md"));
-        assert!(page.contains("## Look") && page.contains("## Mend"), "{runbook}");
+        assert!(page.contains("## Diagnose") && page.contains("## Fix"), "{runbook}");
         let served = docs::names().any(|it| it == *runbook);
         assert!(served, "{runbook} is not served");
     }

@@ -266,7 +266,7 @@ async fn claim(conn: &mut PgConnection) -> Vec<LeasedJob> {
     assert_eq!(found, [0]);
     let found = costs(conn, "look for gates", 200, async |conn| {
         let queues = [(PROJECT, "default"), (PROJECT, "none")];
-        limited_claims::queues_with_gates(conn, &queues).await.expect("it runs")
+        limited_claims::queues_with_constraint_keys(conn, &queues).await.expect("it runs")
     })
     .await;
     assert!(found.is_empty());
@@ -296,20 +296,22 @@ async fn pass_gates(conn: &mut PgConnection) {
     .expect("it runs");
     let look = || look("gated", &[], 50);
     let seen = costs(conn, "page of gates", 200 * 12, async |conn| {
-        limited_claims::lock_gates(conn, &look(), &[], Uuid::nil()).await.expect("it runs")
+        limited_claims::lock_constraint_keys(conn, &look(), &[], Uuid::nil())
+            .await
+            .expect("it runs")
     })
     .await;
-    assert_eq!(seen.len(), limited_claims::MAX_PAGE_GATES);
+    assert_eq!(seen.len(), limited_claims::MAX_PAGE_CONSTRAINT_KEYS);
     let open: Vec<_> = seen.iter().map(|it| it.gate).collect();
     let (leased, _) = costs(conn, "claim behind gates", 200 * 12 + 50 * 30, async |conn| {
-        let passage = limited_claims::Passage {
+        let limits = limited_claims::ClaimLimits {
             gates: &open,
             job_types: None,
             max_concurrency: None,
             default_lease_seconds: None,
             max_jobs: 50,
         };
-        limited_claims::claim_gated(conn, &look(), passage).await.expect("it runs")
+        limited_claims::claim_constrained(conn, &look(), limits).await.expect("it runs")
     })
     .await;
     assert_eq!(leased.len(), 50);

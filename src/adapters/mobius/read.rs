@@ -198,7 +198,7 @@ impl From<WorkerRow> for Worker {
 #[utoipa::path(
     get, path = "/v1/projects/{project}/workers", tag = "Workers", operation_id = "listWorkers",
     params(("project" = String, Path, description = "The key's project: its id or slug.")),
-    responses((status = 200, description = "The registry.", body = WorkerPage)),
+    responses((status = 200, description = "The workers.", body = WorkerPage)),
 )]
 pub async fn workers(
     caller: Caller<Read>,

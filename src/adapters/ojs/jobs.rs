@@ -148,7 +148,7 @@ async fn store(
     post, path = "/v1/jobs/batch", tag = "jobs", operation_id = "enqueue_batch",
     request_body(content = Object, description = "`jobs`: 1 to 500 of them."),
     responses(
-        (status = 201, description = "The events are stored.", body = JobsReply),
+        (status = 201, description = "The jobs are stored.", body = JobsReply),
         (status = 409, description = "A job with one of the ids exists, or a live one with the same `unique` policy.", body = ErrorBody),
         (status = 422, description = "A retry policy is invalid.", body = ErrorBody),
     ),

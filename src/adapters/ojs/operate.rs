@@ -73,8 +73,8 @@ pub async fn manifest() -> Reply<Value> {
 #[utoipa::path(
     get, path = "/v1/health", tag = "system", operation_id = "health", security(()),
     responses(
-        (status = 200, description = "It can.", body = Object),
-        (status = 503, description = "It cannot.", body = ErrorBody),
+        (status = 200, description = "The server can serve.", body = Object),
+        (status = 503, description = "The server cannot serve.", body = ErrorBody),
     ),
 )]
 pub async fn health(State(app): State<App>) -> Result<Reply<Value>, Error> {
@@ -99,7 +99,7 @@ pub struct PageQuery {
     /// Number of entries to skip.
     #[param(minimum = 0, maximum = 1000)]
     offset: Option<u32>,
-    /// Dead letters: only of this queue.
+    /// Only dead letters of this queue; ignored for queues.
     queue: Option<String>,
 }
 

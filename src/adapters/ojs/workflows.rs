@@ -179,7 +179,7 @@ fn read_steps(mut sent: Fields, check: &mut Check) -> (String, Vec<Step>) {
     post, path = "/v1/workflows", tag = "workflows", operation_id = "create_workflow",
     request_body(content = Object, description = "`type` chain with `steps`, or group or batch with `jobs`; or `steps` with `id` and `depends_on`."),
     responses(
-        (status = 201, description = "It runs.", body = WorkflowReply),
+        (status = 201, description = "The workflow is stored and started.", body = WorkflowReply),
         (status = 422, description = "A retry policy is invalid.", body = ErrorBody),
     ),
 )]

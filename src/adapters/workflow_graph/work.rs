@@ -48,7 +48,7 @@ pub struct ClaimRequest {
     /// Id that the worker chooses for itself.
     #[schema(min_length = 1, max_length = 200)]
     worker_id: String,
-    /// Its labels; jobs with other labels are not returned.
+    /// Its labels; jobs that need other labels are not returned.
     #[serde(default)]
     #[schema(max_items = 16)]
     labels: Vec<String>,

@@ -127,7 +127,7 @@ impl From<WorkerRow> for Worker {
 /// List workers: the first 200, by name.
 #[utoipa::path(
     get, path = "/api/workers", tag = "workers", operation_id = "list_workers",
-    responses((status = 200, description = "The registry.", body = Vec<Worker>)),
+    responses((status = 200, description = "The workers.", body = Vec<Worker>)),
 )]
 pub async fn list(
     caller: Caller<Read>,

@@ -269,7 +269,7 @@ pub async fn status(
     post, path = "/api/workflows/{id}/run", tag = "workflows", operation_id = "run_workflow",
     params(("id" = String, Path, description = "The workflow.")),
     responses(
-        (status = 202, description = "It runs."),
+        (status = 202, description = "The workflow was started, or is running."),
         (status = 404, description = "No such workflow.", body = ErrorBody),
     ),
 )]

@@ -162,7 +162,7 @@ fn what_clock_changes_do_is_told() {
     assert_eq!(
         hourly.clock_changes(at("2026-01-01T00:00:00Z")),
         [
-            "2026-03-29: the clock skips 02:30:00: nothing fires",
+            "2026-03-29: a clock change skips 02:30:00: the schedule does not fire",
             "2026-10-25: occurs twice: fires both times",
         ]
     );

@@ -49,7 +49,7 @@ pub async fn poll(
     pin!(revoked);
     let worker = (spec.project_id, Arc::clone(&spec.worker_id));
     if wait.is_zero() {
-        // An empty queue that gets a job is not among those it waits on: list the queues again.
+        // The cached list may lack a queue that just got its first job.
         let queues = shuffled(&read_queues(engine, spec.project_id, false).await?);
         let spec = PollSpec { queues, ..spec };
         return dispatch::poll(engine, spec, wait, gone.cancelled(), revoked).await;

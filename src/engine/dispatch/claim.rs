@@ -64,7 +64,7 @@ pub(in crate::engine) enum ClaimOutcome {
     Found { jobs: Vec<(usize, LeasedDelivery)>, finding: Claimed },
     /// The database refused the statement: nothing was leased.
     Refused,
-    /// The connection was lost: these leases may have been given.
+    /// The connection was lost: these leases may have been granted.
     InDoubt(Vec<LeaseId>),
 }
 
@@ -101,7 +101,7 @@ impl Claim {
         let claims = match claimed {
             Ok(Ok(claims)) => claims,
             Ok(Err(_)) => {
-                record_failure(&sqlx::Error::PoolTimedOut);
+                record_failure(&sqlx::Error::PoolTimedOut, "a claim");
                 CompletedClaims {
                     conn: None,
                     completed: claims.into_iter().map(in_doubt).collect(),
@@ -131,7 +131,7 @@ impl Claim {
         let mut conn = match conn {
             Ok(conn) => conn,
             Err(error) => {
-                record_failure(&error);
+                record_failure(&error, "connecting for a claim");
                 let refused = |(claim, _)| CompletedClaim { claim, outcome: ClaimOutcome::Refused };
                 return CompletedClaims {
                     conn: None,
@@ -139,19 +139,19 @@ impl Claim {
                 };
             }
         };
-        let (gated, open, is_known) = with_gates(&mut conn, claims).await;
+        let (constrained, ordinary, is_known) = partition_claims(&mut conn, claims).await;
         let (any_type, some_types): (Vec<_>, Vec<_>) =
-            open.into_iter().partition(|(claim, _)| claim.job_types.is_empty());
+            ordinary.into_iter().partition(|(claim, _)| claim.job_types.is_empty());
         let mut completed = claim_any_type(&mut conn, any_type).await;
         for claim in some_types {
             completed.push(claim_some_types(&mut conn, claim).await);
         }
-        for claim in gated {
-            completed.push(claim_gated(&mut conn, claim).await);
+        for claim in constrained {
+            completed.push(claim_constrained(&mut conn, claim).await);
         }
-        for it in completed.iter_mut().filter(|it| is_known && it.claim.may_have_gates) {
+        for it in completed.iter_mut().filter(|it| is_known && it.claim.may_have_constrained) {
             if let ClaimOutcome::Found { finding, .. } = &mut it.outcome {
-                finding.has_gates.get_or_insert(false);
+                finding.has_constrained.get_or_insert(false);
             }
         }
         add_background(&mut conn, &mut completed).await;
@@ -166,7 +166,7 @@ fn in_doubt((claim, lease_ids): (PlannedClaim, Vec<LeaseId>)) -> CompletedClaim 
 
 /// A statement that was refused, or cancelled by its timeout, has leased nothing.
 fn failed(claim: (PlannedClaim, Vec<LeaseId>), error: &sqlx::Error) -> CompletedClaim {
-    record_failure(error);
+    record_failure(error, "a claim");
     if is_refused(error) {
         return CompletedClaim { claim: claim.0, outcome: ClaimOutcome::Refused };
     }
@@ -179,9 +179,9 @@ fn is_refused(error: &sqlx::Error) -> bool {
         || matches!(error, sqlx::Error::Database(it) if it.code().as_deref() == Some(QUERY_CANCELED))
 }
 
-fn record_failure(error: &sqlx::Error) {
+fn record_failure(error: &sqlx::Error, what: &str) {
     counter!(telemetry::STORE_ERRORS, "kind" => "claim").increment(1);
-    tracing::warn!(error = error as &dyn std::error::Error, "a claim failed");
+    tracing::warn!(error = error as &dyn std::error::Error, "{what} failed");
 }
 
 fn record_span(job: &LeasedJob) {
@@ -225,7 +225,7 @@ async fn claim_any_type(
     match found {
         Ok(found) => assign(claims, found),
         Err(error) if claims.len() > 1 && is_refused(&error) => {
-            record_failure(&error);
+            record_failure(&error, "a claim");
             let (started, mut completed) = (Instant::now(), Vec::with_capacity(claims.len()));
             for claim in claims {
                 let has_time = started.elapsed() < SINGLE_CLAIMS_TIME;
@@ -242,43 +242,44 @@ async fn claim_any_type(
 
 /// Separates claims that need the limited path (queues with constraint keys or limits, and polls
 /// for commands only) from the others, and says whether the answer is reliable. The database is
-/// asked only where constraint keys may exist. If that query fails, every claim is unlimited:
+/// asked only where constraint keys may exist. If that query fails, all take the ordinary path:
 /// ordinary statements never see jobs with a constraint key.
-async fn with_gates(
+async fn partition_claims(
     conn: &mut PgConnection,
     claims: Vec<(PlannedClaim, Vec<LeaseId>)>,
 ) -> (Vec<(PlannedClaim, Vec<LeaseId>)>, Vec<(PlannedClaim, Vec<LeaseId>)>, bool) {
-    let asked: Vec<_> = claims.iter().filter(|(claim, _)| claim.may_have_gates).collect();
+    let asked: Vec<_> = claims.iter().filter(|(claim, _)| claim.may_have_constrained).collect();
     if asked.is_empty() {
-        let (chosen, open) = claims.into_iter().partition(|(claim, _)| claim.only_commands);
-        return (chosen, open, true);
+        let (constrained, ordinary) =
+            claims.into_iter().partition(|(claim, _)| claim.only_commands);
+        return (constrained, ordinary, true);
     }
     let queues: Vec<_> = asked.iter().map(|(it, _)| (it.project_id, &*it.queue)).collect();
-    let found = store::limited_claims::queues_with_gates(conn, &queues).await;
+    let found = store::limited_claims::queues_with_constraint_keys(conn, &queues).await;
     let is_known = found.is_ok();
     let numbers = found.unwrap_or_else(|error| {
-        record_failure(&error);
+        record_failure(&error, "the query for constraint keys");
         Vec::new()
     });
     let named = numbers.into_iter().filter_map(|it| asked.get(usize::try_from(it).ok()?));
-    let gated: std::collections::HashSet<_> = named.map(|(it, _)| it.lane).collect();
-    let is_chosen = |claim: &PlannedClaim| claim.only_commands || gated.contains(&claim.lane);
-    let (gated, open) = claims.into_iter().partition(|(claim, _)| is_chosen(claim));
-    (gated, open, is_known)
+    let lanes: std::collections::HashSet<_> = named.map(|(it, _)| it.lane).collect();
+    let is_constrained = |claim: &PlannedClaim| claim.only_commands || lanes.contains(&claim.lane);
+    let (constrained, ordinary) = claims.into_iter().partition(|(claim, _)| is_constrained(claim));
+    (constrained, ordinary, is_known)
 }
 
-async fn claim_gated(
+async fn claim_constrained(
     conn: &mut PgConnection,
     claim: (PlannedClaim, Vec<LeaseId>),
 ) -> CompletedClaim {
     match limited_claim::claim(conn, &to_queue_claim(&claim)).await {
-        Ok(LimitedClaimed { jobs, chosen, was_contended, backoff_for }) => {
+        Ok(LimitedClaimed { jobs, chosen, was_contended, pause_for }) => {
             let mut completed = assign_one(claim.0, jobs, Some(chosen));
             if let ClaimOutcome::Found { finding, .. } = &mut completed.outcome {
-                finding.has_gates = Some(true);
+                finding.has_constrained = Some(true);
                 finding.was_contended |= was_contended && finding.is_short;
                 finding.is_short &= !was_contended;
-                finding.backoff_for = backoff_for;
+                finding.pause_for = pause_for;
             }
             completed
         }
@@ -346,13 +347,13 @@ fn assign(claims: Vec<(PlannedClaim, Vec<LeaseId>)>, found: Vec<LeasedJob>) -> V
 /// `chosen`: how many jobs were selected, if that differs from how many were leased.
 fn assign_one(claim: PlannedClaim, found: Vec<LeasedJob>, chosen: Option<usize>) -> CompletedClaim {
     let wanted = claim.slots.len();
-    let there = chosen.unwrap_or(found.len());
+    let available = chosen.unwrap_or(found.len());
     let finding = Claimed {
-        is_short: there < wanted,
-        was_contended: there >= wanted && found.len() < wanted,
+        is_short: available < wanted,
+        was_contended: available >= wanted && found.len() < wanted,
         last: found.iter().map(LeasedJob::claim_key).max(),
-        has_gates: None,
-        backoff_for: None,
+        has_constrained: None,
+        pause_for: None,
     };
     found.iter().for_each(record_span);
     let jobs = found.into_iter().filter_map(|job| {
@@ -388,7 +389,7 @@ pub(in crate::engine) async fn find_queues_with_work(
             Ok(numbers) => found.extend(
                 numbers.into_iter().filter_map(|it| queues.get(usize::try_from(it).ok()?).cloned()),
             ),
-            Err(error) => record_failure(&error),
+            Err(error) => record_failure(&error, "the fallback query for queues with work"),
         }
     }
     found

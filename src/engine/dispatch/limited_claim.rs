@@ -11,12 +11,12 @@ use crate::{
     domain::rate::{Handout, RateLimit},
     store::{
         claims::{LeasedJob, QueueClaim},
-        limited_claims::{self, GateSeen, MAX_PAGE_GATES, Passage},
+        limited_claims::{self, ClaimLimits, LockedConstraintKey, MAX_PAGE_CONSTRAINT_KEYS},
         queue_limits::{self, Handouts, QueueRules},
     },
 };
 
-/// Pages of constraint keys that one claim reads at most.
+/// Further pages of constraint keys that one claim reads at most.
 const MAX_PAGES: usize = 5;
 
 /// A paused queue is not claimed from for this long, even if jobs arrive; resuming it is hinted.
@@ -31,7 +31,7 @@ pub(in crate::engine) struct LimitedClaimed {
     /// Whether another claim holds locks, so that there may be more jobs.
     pub was_contended: bool,
     /// The rate limit or pause allows nothing more for this long.
-    pub backoff_for: Option<Duration>,
+    pub pause_for: Option<Duration>,
 }
 
 /// Claims the best jobs whose constraint keys have capacity, as far as the queue's own limits
@@ -48,7 +48,7 @@ pub(in crate::engine) async fn claim(
     }
     if rules.as_ref().is_some_and(|it| it.is_paused) {
         tx.rollback().await?;
-        return Ok(LimitedClaimed { backoff_for: Some(PAUSED_REST), ..LimitedClaimed::default() });
+        return Ok(LimitedClaimed { pause_for: Some(PAUSED_REST), ..LimitedClaimed::default() });
     }
     let mut rate = match rules.as_ref().and_then(rate_limit) {
         Some(limit) => {
@@ -57,49 +57,50 @@ pub(in crate::engine) async fn claim(
         }
         None => None,
     };
-    if let Some(backoff_for) = rate.as_ref().and_then(Rate::wait) {
+    if let Some(pause_for) = rate.as_ref().and_then(Rate::wait) {
         tx.rollback().await?;
-        return Ok(LimitedClaimed { backoff_for: Some(backoff_for), ..LimitedClaimed::default() });
+        return Ok(LimitedClaimed { pause_for: Some(pause_for), ..LimitedClaimed::default() });
     }
     let paused_types = rules.as_ref().map_or(&[][..], |it| &it.paused_types);
-    let seen = see_gates(&mut tx, claim, paused_types).await?;
+    let seen = lock_all_constraint_keys(&mut tx, claim, paused_types).await?;
     let was_contended = seen.iter().any(|it| it.is_fitting && !it.is_locked);
-    let passable = |it: &&GateSeen| it.is_fitting && it.is_locked;
-    let open: Vec<_> = seen.iter().filter(passable).map(|it| it.gate).collect();
+    let is_usable = |it: &&LockedConstraintKey| it.is_fitting && it.is_locked;
+    let open: Vec<_> = seen.iter().filter(is_usable).map(|it| it.gate).collect();
     let job_types = types(&mut tx, claim, paused_types).await?;
     let slots = i64::try_from(claim.slots.len()).unwrap_or(i64::MAX);
-    let passage = Passage {
+    let limits = ClaimLimits {
         gates: &open,
         job_types: job_types.as_deref(),
         max_concurrency: rules.as_ref().and_then(|it| it.max_concurrency),
         default_lease_seconds: rules.as_ref().and_then(|it| it.default_lease_seconds),
         max_jobs: rate.as_ref().map_or(slots, |it| slots.min(it.allowed().into())),
     };
-    let (jobs, chosen) = limited_claims::claim_gated(&mut tx, claim, passage).await?;
+    let (jobs, chosen) = limited_claims::claim_constrained(&mut tx, claim, limits).await?;
     if let Some(rate) = rate.as_mut().filter(|_| !jobs.is_empty()) {
         rate.handed_out(&jobs);
         queue_limits::keep_handouts(&mut tx, claim.project_id, claim.queue, &rate.handouts).await?;
     }
     tx.commit().await?;
-    let backoff_for = rate.as_ref().and_then(Rate::wait);
-    Ok(LimitedClaimed { jobs, chosen, was_contended, backoff_for })
+    let pause_for = rate.as_ref().and_then(Rate::wait);
+    Ok(LimitedClaimed { jobs, chosen, was_contended, pause_for })
 }
 
-/// The constraint keys of a queue. If they do not fit in a page, the page begins at a random key,
-/// so that none is starved.
-async fn see_gates(
+/// The constraint keys of a queue. If they do not fit in a page, further pages begin at a random
+/// key, so that none is starved.
+async fn lock_all_constraint_keys(
     tx: &mut PgConnection,
     claim: &QueueClaim<'_>,
     paused_types: &[String],
-) -> sqlx::Result<Vec<GateSeen>> {
-    let mut seen = limited_claims::lock_gates(tx, claim, paused_types, Uuid::nil()).await?;
-    if seen.len() == MAX_PAGE_GATES {
-        let anywhere = Uuid::from_u128(rand::rng().next_u64().into()).as_u128() << 64;
-        let mut after = Uuid::from_u128(anywhere);
+) -> sqlx::Result<Vec<LockedConstraintKey>> {
+    let mut seen =
+        limited_claims::lock_constraint_keys(tx, claim, paused_types, Uuid::nil()).await?;
+    if seen.len() == MAX_PAGE_CONSTRAINT_KEYS {
+        let random = Uuid::from_u128(rand::rng().next_u64().into()).as_u128() << 64;
+        let mut after = Uuid::from_u128(random);
         for _ in 0..MAX_PAGES {
-            let page = limited_claims::lock_gates(tx, claim, paused_types, after).await?;
+            let page = limited_claims::lock_constraint_keys(tx, claim, paused_types, after).await?;
             after = match page.last() {
-                Some(last) if page.len() == MAX_PAGE_GATES => last.gate,
+                Some(last) if page.len() == MAX_PAGE_CONSTRAINT_KEYS => last.gate,
                 // Past the end: continue from the first key.
                 _ => Uuid::nil(),
             };

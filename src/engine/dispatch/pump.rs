@@ -299,7 +299,7 @@ impl Pump {
         for CompletedClaim { claim, outcome } in completed {
             let claim = self.follow(claim);
             begins_backoff |=
-                outcome.finding().is_none_or(|it| it.was_contended || it.backoff_for.is_some());
+                outcome.finding().is_none_or(|it| it.was_contended || it.pause_for.is_some());
             self.lanes.complete(&claim, outcome.finding(), now);
             let found = match outcome {
                 ClaimOutcome::Found { jobs, .. } => jobs,

@@ -1,5 +1,5 @@
-//! Storing jobs with parents, a unique key or a workflow. One transaction per request, beside the
-//! batches of ordinary jobs.
+//! Storing jobs with parents, a unique key, a workflow, an id of the client's or an `expires_at`.
+//! One transaction per request, beside the batches of ordinary jobs.
 
 use std::collections::HashMap;
 

@@ -12,8 +12,8 @@ use crate::{error::Error, ids::ProjectId};
 
 pub use self::batch::{Enqueues, Extras, NewJob, Start, StoredJob, enqueue};
 
-/// Stores jobs, all or none, and returns them in their order. Jobs without dependencies share a
-/// statement with other requests.
+/// Stores jobs, all or none, and returns them in their order. Jobs without dependencies, a unique
+/// key, an id of the client's or an `expires_at` share a statement with other requests.
 ///
 /// # Errors
 /// Those of [`enqueue`] and [`dependencies::store`]. Nothing is stored then.

@@ -42,7 +42,7 @@ pub(in crate::engine) async fn write(
 
 fn dead_letter(end: &Ended, after: &AfterEnd) -> NewDeadLetter {
     let job_type = after.job.job_type.clone();
-    // Without a report from the worker, the outcome is the message.
+    // Without an error type from the worker, the outcome is the error type.
     let error_type = end.error.kind.clone().unwrap_or_else(|| end.outcome.as_str().to_owned());
     let message = end.error.message.clone();
     NewDeadLetter {

@@ -16,7 +16,7 @@ use crate::{
 /// their workers could not send heartbeats.
 pub async fn pass(engine: &Engine) -> sqlx::Result<bool> {
     let mut conn = engine.pools.reap.acquire().await?;
-    // On its own connection, so that a node that is slow below delays no other.
+    // Committed before the transaction below, so that a slow pass does not hold this row's lock.
     match sweep::record_pass(&mut conn).await? {
         None => return rearm(&mut conn).await,
         Some(false) => return Ok(false),
@@ -45,7 +45,9 @@ async fn rearm(conn: &mut sqlx::PgConnection) -> sqlx::Result<bool> {
     if !is_full {
         sweep::excuse_silence(conn).await?;
         sweep::record_end_of_gap(conn).await?;
-        tracing::warn!("no node reaped for a while: expired leases are extended once");
+        tracing::warn!(
+            "no node checked for expired leases for more than 5 s: they are extended once"
+        );
     }
     Ok(is_full)
 }

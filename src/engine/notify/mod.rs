@@ -34,7 +34,7 @@ impl Notifier {
                     job_type: it.job_type.as_str().into(),
                     rank: it.rank,
                     run_at: it.run_at,
-                    is_gated: it.is_gated,
+                    is_constrained: it.is_constrained,
                 })
                 .collect(),
         );

@@ -76,7 +76,7 @@ impl HintMessage {
                     job_type: t,
                     rank: r,
                     run_at: DateTime::from_timestamp_micros(at).unwrap_or_default(),
-                    is_gated: g,
+                    is_constrained: g,
                 };
                 Hint::Arrived(vec![arrival; n.clamp(1, MAX_CLAIM_SLOTS)])
             }
@@ -104,7 +104,7 @@ impl Gathered {
         match hint {
             Hint::Arrived(arrivals) => {
                 for it in arrivals {
-                    let key = (it.project_id, it.queue, it.job_type, it.is_gated);
+                    let key = (it.project_id, it.queue, it.job_type, it.is_constrained);
                     let best = self.arrived.entry(key).or_insert((it.rank, it.run_at, 0));
                     let first = (best.0, best.1).min((it.rank, it.run_at));
                     *best = (first.0, first.1, best.2 + 1);
@@ -204,7 +204,7 @@ mod tests {
             job_type: "t".into(),
             rank,
             run_at: DateTime::UNIX_EPOCH,
-            is_gated: false,
+            is_constrained: false,
         }
     }
 

@@ -85,7 +85,7 @@ pub async fn pass(engine: &Engine) -> sqlx::Result<Duration> {
         schedules::sleep_until(&mut tx, tick).await?;
     }
     tx.commit().await?;
-    // Jobs first: the record of fires may wait.
+    // Publish the jobs first: recording the lateness can wait.
     fired.tell(engine);
     let now = store::schedules::clock(&mut conn).await?;
     let late = fired.fires.iter().filter(|it| it.outcome == FireOutcome::Fired);
@@ -215,7 +215,7 @@ fn tick_of(due: &DueSchedule, tick: DateTime<Utc>, outcome: FireOutcome) -> Fire
         ticks: 1,
         job_id: JobId::of_tick(due.project_id, &due.id, tick.timestamp_millis()),
         offset_seconds: offset_seconds(&due.id, due.spread_seconds),
-        gate: key.as_deref().and_then(|key| constraint_key::gate(&due.job_type, &[], Some(key))),
+        gate: key.as_deref().and_then(|key| constraint_key::of(&due.job_type, &[], Some(key))),
         concurrency_key: key,
     }
 }

@@ -120,7 +120,10 @@ pub async fn keep_registered(
         } else if known.is_none() && schedules >= max {
             rejected.push((*place, format!("the project has {max} schedules already")));
         } else if !schedules::upsert_registered(&mut conn, project_id, schedule).await? {
-            rejected.push((*place, format!("job_type: another job type has {}", schedule.id)));
+            rejected.push((
+                *place,
+                format!("job_type: the schedule {} exists with another job type", schedule.id),
+            ));
         } else {
             is_changed = true;
             schedules += i64::from(known.is_none());
@@ -176,7 +179,7 @@ pub async fn delete(engine: &Engine, project_id: ProjectId, id: &str) -> Result<
     }
 }
 
-/// Pauses or resumes a schedule. Ticks missed while it was paused are not caught up.
+/// Pauses or resumes a schedule. Ticks that pass while it is paused do not fire.
 ///
 /// # Errors
 /// [`Error::ScheduleNotFound`].

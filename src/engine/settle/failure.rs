@@ -19,7 +19,7 @@ use crate::{
     telemetry,
 };
 
-/// Decides what the end of a locked job's attempt leads to. Picks the random jitter.
+/// Decides what the end of a locked job's attempt leads to. Draws the jitter.
 pub(in crate::engine) fn decide(
     held: &Held,
     ending: &Ending<'_>,
@@ -71,7 +71,7 @@ pub(in crate::engine) async fn write(
     if !parents.is_empty() {
         store::cascade::mark_orphaned(tx, &parents).await?;
     }
-    // Last, because many transactions share the rows of groups.
+    // Last, because many transactions share the rows of dead-letter groups.
     dead_letters::write(tx, ends, &after).await?;
     Ok(after)
 }

@@ -78,7 +78,7 @@ pub struct Failure {
 /// The result of an ack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Acked {
-    /// The job has ended: succeeded or dead-lettered.
+    /// The job has ended: succeeded, dead-lettered or cancelled.
     Done {
         /// Children that became runnable; none if the job has no children.
         children_activated: Option<i32>,

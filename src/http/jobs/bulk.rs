@@ -31,7 +31,7 @@ use crate::{
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({"filter": {"queue": "default", "tag": "customer:42"}, "dry_run": true}))]
 pub struct BulkJobsRequest {
-    /// Which jobs; an empty filter selects all that can be processed.
+    /// Which jobs; an empty filter selects all jobs that the operation can handle.
     #[schema(value_type = JobFilter)]
     filter: Object<JobFilter>,
     /// Only count them. Default: false.

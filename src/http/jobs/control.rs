@@ -23,8 +23,8 @@ use crate::{
 
 /// Cancel a job.
 ///
-/// A waiting job is cancelled immediately. A running job gets `cancel_requested`, and its worker is
-/// told with its next heartbeat. Cancelling a cancelled job changes nothing.
+/// A waiting job is cancelled immediately. A running job gets `cancel_requested`, and its worker
+/// gets `cancel` in the next heartbeat's answer. Cancelling a cancelled job changes nothing.
 #[utoipa::path(
     post, path = "/jobs/{job_id}/cancel", tag = "jobs", operation_id = "jobs_cancel",
     security(("api_key" = ["produce"]), ("api_key" = ["manage"]), ("session" = ["member"])),

@@ -210,7 +210,7 @@ fn accept_extras(
     }
     let parents = accept_parents(request, check);
     Extras {
-        gate: constraint_key::gate(&request.job_type, &labels, concurrency_key.as_deref()),
+        gate: constraint_key::of(&request.job_type, &labels, concurrency_key.as_deref()),
         labels,
         concurrency_limit: concurrency_key
             .is_some()

@@ -205,7 +205,7 @@ async fn read(
     security(("api_key" = ["read"]), ("session" = ["viewer"])),
     params(SummaryQuery),
     responses(
-        (status = 200, description = "The numbers.", body = MetricsSummary),
+        (status = 200, description = "The statistics.", body = MetricsSummary),
         (status = 400, description = "A parameter is wrong.", body = ErrorBody),
         (status = 401, description = "No valid API key.", body = ErrorBody),
         (status = 503, description = "Try again later.", body = ErrorBody),
@@ -287,7 +287,7 @@ pub struct ThroughputBucket {
     pub failed: i64,
     /// Attempts that exceeded their timeout.
     pub timed_out: i64,
-    /// Attempts whose workers timed out.
+    /// Attempts whose lease expired without an ack.
     pub lease_expired: i64,
     /// Released attempts.
     pub released: i64,
@@ -344,7 +344,7 @@ impl ThroughputBucket {
     security(("api_key" = ["read"]), ("session" = ["viewer"])),
     params(ThroughputQuery),
     responses(
-        (status = 200, description = "The numbers.", body = Throughput),
+        (status = 200, description = "The statistics.", body = Throughput),
         (status = 400, description = "A parameter is wrong.", body = ErrorBody),
         (status = 401, description = "No valid API key.", body = ErrorBody),
         (status = 503, description = "Try again later.", body = ErrorBody),

@@ -19,7 +19,7 @@ use crate::{
 pub struct Backlog {
     /// Name of the queue.
     pub queue: String,
-    /// Work for workers: `ready` plus `processing`, at most `max_concurrency`.
+    /// Jobs that need workers: `ready` plus `processing`, at most `max_concurrency`.
     pub backlog: i64,
     /// Jobs that wait for a worker, a concurrency key, a rate limit or labels; 0 while the queue is
     /// paused.
@@ -36,14 +36,14 @@ pub struct Backlog {
 
 /// Read a queue's backlog.
 ///
-/// Small and flat, for autoscalers. An unused queue has an empty backlog, so its workers can be
+/// A small, flat object for autoscalers. An unused queue has an empty backlog, so its workers can be
 /// scaled before the first job.
 #[utoipa::path(
     get, path = "/queues/{queue}/backlog", tag = "queues", operation_id = "queues_backlog",
     security(("api_key" = ["read"]), ("session" = ["viewer"])),
     params(("queue" = String, Path, description = "The queue.", example = "default")),
     responses(
-        (status = 200, description = "Its work.", body = Backlog),
+        (status = 200, description = "The backlog.", body = Backlog),
         (status = 400, description = "The name is invalid.", body = ErrorBody),
         (status = 401, description = "No valid API key.", body = ErrorBody),
         (status = 503, description = "Try again later.", body = ErrorBody),

@@ -85,8 +85,8 @@ pub async fn resume(
 
 /// Run a schedule now.
 ///
-/// Creates one more job, whatever its times and its `overlap` are, and even while it is paused. Its
-/// ticks do not change.
+/// Creates one job immediately, regardless of its ticks, its `overlap` or a pause. Its ticks do not
+/// change.
 #[utoipa::path(
     post, path = "/recurring/{recurring_id}/run", tag = "recurring", operation_id = "recurring_run",
     security(("api_key" = ["manage"]), ("session" = ["member"])),

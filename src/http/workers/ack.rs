@@ -107,7 +107,7 @@ pub struct AckReply {
 #[derive(Debug, Clone, Copy, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum AckAction {
-    /// The job has succeeded or is dead-lettered.
+    /// The job has ended: it has succeeded, is dead-lettered, or was cancelled.
     Done,
     /// The job runs again.
     Retry,

@@ -45,7 +45,7 @@ pub struct PollRequest {
     /// Only jobs of these types. Default: any.
     #[schema(max_items = 100)]
     job_types: Option<Vec<String>>,
-    /// Labels of this worker; jobs with other labels are not returned. Default: the registered
+    /// Labels of this worker; jobs that need other labels are not returned. Default: the registered
     /// ones.
     #[schema(max_items = 16)]
     labels: Option<Vec<String>>,

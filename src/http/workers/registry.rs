@@ -62,11 +62,11 @@ pub struct WorkerView {
     /// Directive; null: none.
     #[schema(required)]
     pub directive: Option<WorkerState>,
-    /// Whether it was heard within the last minute, and is neither lost nor deregistered.
+    /// Whether it sent a request within the last minute, and is neither lost nor deregistered.
     pub alive: bool,
-    /// When it was last heard, to within a few seconds.
+    /// Time of its last request, to within a few seconds.
     pub last_seen_at: DateTime<Utc>,
-    /// When it registered, or was first heard.
+    /// When it registered, or sent its first request.
     pub registered_at: DateTime<Utc>,
     /// Queues that it polls.
     pub queues: Vec<String>,
@@ -76,7 +76,7 @@ pub struct WorkerView {
     pub labels: Vec<String>,
     /// Number of jobs that it runs at the same time, as it reports.
     pub concurrency: i32,
-    /// Jobs that it holds leases of.
+    /// Number of jobs that it holds leases on.
     pub slots_in_use: i64,
     /// Host name.
     #[schema(required)]

@@ -33,7 +33,7 @@ pub struct Filter {
 }
 
 impl Filter {
-    /// The states that an operation of this kind can handle.
+    /// The conditions of an operation's filter, limited to states that its kind handles.
     #[must_use]
     pub fn of(kind: Kind, filter: &JobFilter) -> Self {
         let states = kind.states().iter().copied();

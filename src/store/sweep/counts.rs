@@ -124,7 +124,7 @@ pub async fn lock_dead_letters(conn: &mut PgConnection) -> sqlx::Result<()> {
 }
 
 /// Adds missing dead letters, each to the group of its type, and removes those that are not dead
-/// letters. Returns both numbers.
+/// letters. Returns how many rows it corrected.
 pub async fn relist_dead_letters(conn: &mut PgConnection) -> sqlx::Result<i64> {
     sqlx::query_scalar!(
         r#"

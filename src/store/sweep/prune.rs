@@ -87,7 +87,7 @@ pub async fn prune_logs(conn: &mut PgConnection, old: &OldQueue) -> sqlx::Result
 /// Log chunks of one statement. It carries the same number as a literal.
 pub const MAX_PRUNED_CHUNKS: u64 = 5_000;
 
-/// Number of deleted jobs.
+/// Result of one batch of deletions.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pruned {
     pub jobs: i64,

@@ -91,7 +91,7 @@ pub async fn delete_project(conn: &mut PgConnection, id: ProjectId) -> sqlx::Res
 /// as a literal.
 pub const MAX_PRUNED_PEOPLE: i64 = 500;
 
-/// Deletes expired sessions and tokens, and old audit entries. Returns how many rows.
+/// Deletes expired sessions, tokens and invitations, and old audit entries. Returns how many rows.
 pub async fn prune_people(conn: &mut PgConnection, audit_keep_days: i32) -> sqlx::Result<i64> {
     sqlx::query_scalar!(
         r#"

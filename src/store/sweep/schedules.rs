@@ -177,7 +177,7 @@ pub struct Fire {
 }
 
 /// Records the outcomes of ticks, and stores the jobs of those that fire. A tick with an outcome is
-/// left as it is. Returns the jobs, each with its tick.
+/// left as it is. Returns the stored jobs.
 pub async fn fire(conn: &mut PgConnection, fires: &[Fire]) -> sqlx::Result<Vec<WaitingJob>> {
     let rows = sqlx::query!(
         r#"
@@ -242,7 +242,7 @@ pub async fn fire(conn: &mut PgConnection, fires: &[Fire]) -> sqlx::Result<Vec<W
         )
         select project_id "project_id!: ProjectId", job_id "id!: JobId", queue "queue!",
                job_type "job_type!", rank "rank!", run_at "run_at!",
-               state "state!: StoredState", gate is not null "is_gated!"
+               state "state!: StoredState", gate is not null "is_constrained!"
         from new
         "#,
         &fires.iter().map(|it| it.project_id.0).collect::<Vec<_>>(),
@@ -265,7 +265,7 @@ pub async fn fire(conn: &mut PgConnection, fires: &[Fire]) -> sqlx::Result<Vec<W
         rank: it.rank,
         run_at: it.run_at,
         state: it.state,
-        is_gated: it.is_gated,
+        is_constrained: it.is_constrained,
     });
     Ok(stored.collect())
 }

@@ -17,10 +17,10 @@ fn program(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/adapters").join(name)
 }
 
-/// The base URL of a door with the key in it, for clients that cannot set a header.
-fn with_key(t: &TestProject, door: &str) -> String {
+/// The base URL of an adapter with the key in it, for clients that cannot set a header.
+fn with_key(t: &TestProject, adapter: &str) -> String {
     let address = t.url.strip_prefix("http://").expect("an http URL");
-    format!("http://:{}@{address}/{door}", t.api_key)
+    format!("http://:{}@{address}/{adapter}", t.api_key)
 }
 
 /// What a program prints, if it ends well.

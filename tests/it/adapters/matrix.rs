@@ -1,4 +1,4 @@
-//! Five doors, one job: whichever hands it out, whichever settles it, all show the same.
+//! Five protocols, one job: whichever leases it, whichever settles it, all show the same.
 
 use crate::harness::{TestProject, run};
 use serde_json::{Value, json};
@@ -21,7 +21,7 @@ const ALL: [Adapter; 5] = [
 ];
 const WORKER: &str = "worker-1";
 
-/// What a door says of a job, in the native words.
+/// What an adapter says of a job, in the native words.
 #[derive(Debug, PartialEq)]
 struct Seen {
     state: &'static str,
@@ -66,8 +66,8 @@ async fn lease_of(t: &TestProject, job_id: String) -> Lease {
 }
 
 /// Claims the one job that is there, and answers with its lease.
-async fn claim(t: &TestProject, door: Adapter) -> Lease {
-    let job_id = match door {
+async fn claim(t: &TestProject, adapter: Adapter) -> Lease {
+    let job_id = match adapter {
         Adapter::Native => text(&t.lease(WORKER).await["id"]),
         Adapter::Mobius => {
             let poll = json!({"worker_id": WORKER, "queues": ["default"]});
@@ -95,10 +95,10 @@ async fn claim(t: &TestProject, door: Adapter) -> Lease {
     lease_of(t, job_id).await
 }
 
-/// Reports success, with a result that every door can carry; or a failure that may be tried again.
-async fn settle(t: &TestProject, door: Adapter, lease: &Lease, result: Option<&Value>) {
+/// Reports success, with a result that every adapter can carry; or a failure that may be tried again.
+async fn settle(t: &TestProject, adapter: Adapter, lease: &Lease, result: Option<&Value>) {
     let Lease { job_id, attempt, lease_id } = lease;
-    let (path, body) = match (door, result) {
+    let (path, body) = match (adapter, result) {
         (Adapter::Native, _) => {
             let mut body = json!({"job_id": job_id, "worker_id": WORKER, "attempt": attempt});
             match result {
@@ -142,7 +142,7 @@ async fn settle(t: &TestProject, door: Adapter, lease: &Lease, result: Option<&V
         }
     };
     let reply = t.post(&path, body).await;
-    assert!(reply.status.is_success(), "{door:?}: {reply:?}");
+    assert!(reply.status.is_success(), "{adapter:?}: {reply:?}");
 }
 
 fn base64(result: &Value) -> String {
@@ -150,10 +150,10 @@ fn base64(result: &Value) -> String {
     base64::prelude::BASE64_STANDARD.encode(result.to_string())
 }
 
-/// Looks at a job through a door.
-async fn look(t: &TestProject, door: Adapter, job_id: &str) -> Seen {
+/// Reads a job through an adapter.
+async fn look(t: &TestProject, adapter: Adapter, job_id: &str) -> Seen {
     let number = |it: &Value| it.as_i64().expect("a number");
-    let (word, attempt, result) = match door {
+    let (word, attempt, result) = match adapter {
         Adapter::Native => {
             let job = t.job(job_id).await;
             (text(&job["state"]), number(&job["attempt"]), job["result"].clone())
@@ -186,10 +186,10 @@ async fn look(t: &TestProject, door: Adapter, job_id: &str) -> Seen {
         "processing" | "claimed" | "active" | "running" => "processing",
         "succeeded" | "completed" | "success" => "succeeded",
         "dead_letter" | "failed" | "discarded" | "failure" => "dead_letter",
-        other => panic!("{door:?} says {other}"),
+        other => panic!("{adapter:?} says {other}"),
     };
     // Where a retry is a new job, the one that waits is the next.
-    let is_next = state == "pending" && [Adapter::Mobius, Adapter::Orch8].contains(&door);
+    let is_next = state == "pending" && [Adapter::Mobius, Adapter::Orch8].contains(&adapter);
     Seen { state, attempt: attempt - i64::from(is_next), result }
 }
 
@@ -200,9 +200,9 @@ async fn all_show(
     attempt: i64,
     result: &Value,
 ) {
-    for door in ALL {
+    for adapter in ALL {
         let expected = Seen { state, attempt, result: result.clone() };
-        assert_eq!(look(t, door, job_id).await, expected, "{door:?}");
+        assert_eq!(look(t, adapter, job_id).await, expected, "{adapter:?}");
     }
 }
 
@@ -313,13 +313,13 @@ fn workers_of_all_doors_share_a_queue_side_by_side() {
         for _ in 0..EACH * ALL.len() {
             wanted.push(enqueue(t, 1).await);
         }
-        let work = ALL.map(|door| {
+        let work = ALL.map(|adapter| {
             let t = t.clone();
             tokio::spawn(async move {
                 let mut done = Vec::new();
                 for _ in 0..EACH {
-                    let lease = claim(&t, door).await;
-                    settle(&t, door, &lease, Some(&json!({"by": format!("{door:?}")}))).await;
+                    let lease = claim(&t, adapter).await;
+                    settle(&t, adapter, &lease, Some(&json!({"by": format!("{adapter:?}")}))).await;
                     done.push(lease.job_id);
                 }
                 done

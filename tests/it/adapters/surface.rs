@@ -1,4 +1,4 @@
-//! Every operation of every door's document: no call passes without a key, with too few rights, or
+//! Every operation of every adapter's document: no call passes without a key, with too few rights, or
 //! with another project's.
 
 use fencepost::{adapters, ids::JobId};
@@ -9,14 +9,14 @@ use serde_json::{Value, json};
 
 /// An operation with its parameters filled in.
 struct Operation {
-    door: &'static str,
+    adapter: &'static str,
     id: String,
     method: Method,
     path: String,
     is_public: bool,
 }
 
-/// A job's names at the doors, and its project's.
+/// The ids of a job at the adapters, and of its project.
 struct Named {
     project: String,
     job_id: String,
@@ -28,11 +28,11 @@ fn operations(named: &Named) -> Vec<Operation> {
     let task = named.job_id.replace("job_", "task_");
     let lease = format!("{}.1.{}", named.job_id, named.lease_id);
     let mut found = Vec::new();
-    for (door, document) in adapters::documents() {
+    for (adapter, document) in adapters::documents() {
         let document: Value = serde_json::from_str(&document).expect("JSON");
         for (path, methods) in document["paths"].as_object().expect("paths") {
             for (method, operation) in methods.as_object().expect("methods") {
-                let job = match door {
+                let job = match adapter {
                     "mobius" => format!("{}-1", named.job_id),
                     "orch8" => format!("{task}-1"),
                     "ojs" => id.0.to_string(),
@@ -46,12 +46,12 @@ fn operations(named: &Named) -> Vec<Operation> {
                     .replace("{id}", &job)
                     .replace("{worker_id}", "w")
                     .replace("{name}", "x");
-                assert!(!path.contains('{'), "{door}: {path}");
+                assert!(!path.contains('{'), "{adapter}: {path}");
                 found.push(Operation {
-                    door,
+                    adapter,
                     id: operation["operationId"].as_str().expect("an id").to_owned(),
                     method: method.to_uppercase().parse().expect("a method"),
-                    path: format!("/{door}{path}"),
+                    path: format!("/{adapter}{path}"),
                     is_public: operation["security"] == json!([{}]),
                 });
             }
@@ -65,7 +65,7 @@ fn operations(named: &Named) -> Vec<Operation> {
 fn body(operation: &Operation) -> Value {
     json!({
         "worker_id": "w", "attempt": 1, "status": "completed", "events": [{"type": "a"}], "output": {},
-        "error": if operation.door == "ojs" { json!({"message": "x"}) } else { json!("x") },
+        "error": if operation.adapter == "ojs" { json!({"message": "x"}) } else { json!("x") },
         "chunks": [{"sequence": 0, "data": "x", "timestamp_ms": 0, "stream": "stdout"}],
     })
 }
@@ -98,7 +98,7 @@ fn no_call_passes_without_a_key_or_with_too_few_rights() {
         let reader = t.post("/v1/keys", reader).await.is(201);
         let reader = reader["secret"].as_str().expect("a key");
         for operation in operations(&named) {
-            let told = format!("{} {}", operation.door, operation.id);
+            let told = format!("{} {}", operation.adapter, operation.id);
             let keyless = call(t, &operation, None).await.status.as_u16();
             assert_eq!(keyless, if operation.is_public { 200 } else { 401 }, "{told}");
             let forged = call(t, &operation, Some("fp_live_nonsense")).await.status.as_u16();
@@ -129,14 +129,14 @@ fn another_projects_jobs_look_like_jobs_that_are_not_there() {
                 call(&other, &theirs, Some(&other.api_key)).await,
                 call(&other, &missing, Some(&other.api_key)).await,
             );
-            let told = format!("{} {}: {seen:?}", theirs.door, theirs.id);
+            let told = format!("{} {}: {seen:?}", theirs.adapter, theirs.id);
             assert_eq!(seen.status, unseen.status, "{told}");
             assert!([404, 409].contains(&seen.status.as_u16()), "{told}");
             assert!(!seen.text.contains("processing") && !seen.text.contains("active"), "{told}");
         }
         let mut foreign = named;
         foreign.project = "main".to_owned();
-        for operation in operations(&foreign).into_iter().filter(|it| it.door == "mobius") {
+        for operation in operations(&foreign).into_iter().filter(|it| it.adapter == "mobius") {
             let reply = call(&other, &operation, Some(&other.api_key)).await;
             assert_eq!(reply.status.as_u16(), 404, "{}", operation.id);
         }

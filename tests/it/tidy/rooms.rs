@@ -94,7 +94,7 @@ fn arrows() -> BTreeMap<String, BTreeMap<String, BTreeSet<String>>> {
         let code = text.split("#[cfg(test)]").next().unwrap_or_default();
         for path in named_paths(module, &without_comments(code)) {
             let shared = module.iter().zip(&path).take_while(|(a, b)| a == b).count();
-            // A folder's own file is the door to its children, and names them.
+            // A folder's own file is the entry to its children, and names them.
             if shared == 0 || module.len() == shared || path.len() == shared {
                 continue;
             }

@@ -55,7 +55,7 @@ pub(super) struct Lane {
     /// The first of these arrivals in claim order.
     pub first_in_flight: Option<ClaimKey>,
     /// Whether one of these arrivals has a constraint key.
-    pub gated_in_flight: bool,
+    pub constrained_in_flight: bool,
     pub mark: ClaimKey,
     pub full_claim_at: Option<Instant>,
     pub full_claim_took: Duration,
@@ -68,11 +68,11 @@ pub(super) struct Lane {
     pub is_stale: bool,
     pub is_in_turn: bool,
     /// Whether the next claim must ask for constraint keys.
-    pub may_have_gates: bool,
+    pub may_have_constrained: bool,
     /// Whether the last claim that asked found constraint keys.
-    pub has_gates: bool,
+    pub has_constrained: bool,
     /// When the last answer about constraint keys arrived.
-    pub asked_gates_at: Option<Instant>,
+    pub constrained_read_at: Option<Instant>,
 }
 
 impl Lane {
@@ -85,7 +85,7 @@ impl Lane {
             in_flight: 0,
             arrived_in_flight: 0,
             first_in_flight: None,
-            gated_in_flight: false,
+            constrained_in_flight: false,
             mark: ClaimKey::ZERO,
             full_claim_at: None,
             full_claim_took: Duration::ZERO,
@@ -94,9 +94,9 @@ impl Lane {
             is_limited: false,
             is_stale: false,
             is_in_turn: false,
-            may_have_gates: true,
-            has_gates: false,
-            asked_gates_at: None,
+            may_have_constrained: true,
+            has_constrained: false,
+            constrained_read_at: None,
         }
     }
 
@@ -110,7 +110,7 @@ impl Lane {
         let may_share = self.supply == Supply::Plenty
             && self.signature.job_types.is_empty()
             && !self.signature.only_commands
-            && !self.may_have_gates;
+            && !self.may_have_constrained;
         self.supply != Supply::Known(0) && (self.in_flight == 0 || may_share)
     }
 
@@ -121,11 +121,11 @@ impl Lane {
     }
 
     /// A job arrived that polls of this lane may want.
-    pub fn arrive(&mut self, key: ClaimKey, is_gated: bool) {
+    pub fn arrive(&mut self, key: ClaimKey, is_constrained: bool) {
         self.mark = self.mark.min(key);
-        self.may_have_gates |= is_gated;
+        self.may_have_constrained |= is_constrained;
         if self.in_flight > 0 {
-            self.gated_in_flight |= is_gated;
+            self.constrained_in_flight |= is_constrained;
             self.arrived_in_flight = self.arrived_in_flight.saturating_add(1);
             self.first_in_flight = Some(self.first_in_flight.map_or(key, |it| it.min(key)));
         }
@@ -165,7 +165,7 @@ impl Lane {
     pub fn mark_stale(&mut self) {
         self.mark = ClaimKey::ZERO;
         self.is_stale = self.in_flight > 0;
-        self.may_have_gates = true;
+        self.may_have_constrained = true;
         if matches!(self.supply, Supply::Known(_)) {
             self.supply = Supply::Unknown;
         }
@@ -180,11 +180,11 @@ impl Lane {
             self.full_claim_at = Some(claim.planned_at);
             self.full_claim_took = now - claim.planned_at;
         }
-        if let Some(has_gates) = found.and_then(|it| it.has_gates) {
-            self.has_gates = has_gates;
+        if let Some(has_constrained) = found.and_then(|it| it.has_constrained) {
+            self.has_constrained = has_constrained;
             // Arrivals with a constraint key were not seen by this claim.
-            self.may_have_gates = has_gates || self.gated_in_flight;
-            self.asked_gates_at = Some(claim.planned_at);
+            self.may_have_constrained = has_constrained || self.constrained_in_flight;
+            self.constrained_read_at = Some(claim.planned_at);
         }
         let is_zero_look_due =
             self.full_claim_at.is_none_or(|it| now - it >= self.full_claim_pause(FULL_CLAIM_PAUSE));
@@ -195,7 +195,7 @@ impl Lane {
                 self.supply = Supply::Unknown;
                 self.backoff_until = Some(now + FAILURE_PAUSE);
             }
-            Some(Claimed { backoff_for: Some(rest), .. }) if !self.is_stale => {
+            Some(Claimed { pause_for: Some(rest), .. }) if !self.is_stale => {
                 self.is_limited = true;
                 self.backoff_until = Some(now + rest);
             }
@@ -224,7 +224,7 @@ impl Lane {
         if self.in_flight == 0 {
             self.arrived_in_flight = 0;
             self.first_in_flight = None;
-            self.gated_in_flight = false;
+            self.constrained_in_flight = false;
             self.is_stale = false;
         }
     }
@@ -240,7 +240,7 @@ pub struct Claimed {
     /// The last job found, in claim order.
     pub last: Option<ClaimKey>,
     /// Whether the queue has constraint keys; none if that is unknown.
-    pub has_gates: Option<bool>,
+    pub has_constrained: Option<bool>,
     /// The rate limit or pause allows nothing more for this long.
-    pub backoff_for: Option<Duration>,
+    pub pause_for: Option<Duration>,
 }

@@ -80,7 +80,7 @@ impl World {
             job_type: "t".into(),
             rank: key.rank,
             run_at: key.run_at,
-            is_gated: false,
+            is_constrained: false,
         }]);
     }
 
@@ -166,8 +166,8 @@ impl World {
             is_short: seen.len() < claim.slots.len(),
             was_contended: false,
             last: seen.iter().map(|it| self.jobs[*it].key).max(),
-            has_gates: Some(false),
-            backoff_for: None,
+            has_constrained: Some(false),
+            pause_for: None,
         };
         let now = self.now();
         self.lanes.complete(claim, Some(finding), now);
@@ -228,8 +228,8 @@ fn a_claim_beside_one_under_way_is_for_many_polls_only() {
         is_short: false,
         was_contended: false,
         last: Some(ClaimKey::ZERO),
-        has_gates: Some(false),
-        backoff_for: None,
+        has_constrained: Some(false),
+        pause_for: None,
     };
     let now = world.now();
     world.lanes.complete(&claims[0], Some(full), now);

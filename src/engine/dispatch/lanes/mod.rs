@@ -39,7 +39,7 @@ const MIN_LANE_SLOTS: usize = 50;
 /// Minimum size of a claim that runs beside another: two half as large cost nearly twice as much.
 const MIN_SHARED_SLOTS: usize = 32;
 
-/// A parked poll.
+/// The id of a parked poll.
 pub type WaiterId = u64;
 pub type LaneId = u64;
 type QueueKey = (ProjectId, Arc<str>);
@@ -63,9 +63,9 @@ pub struct PlannedClaim {
     /// Only jobs whose payload is a command.
     pub only_commands: bool,
     /// Whether the claim must ask if the queue has constraint keys.
-    pub may_have_gates: bool,
+    pub may_have_constrained: bool,
     /// Whether the queue had some at the last claim.
-    pub had_gates: bool,
+    pub had_constrained: bool,
     pub from: ClaimKey,
     pub slots: Vec<(WaiterId, Arc<PollSpec>)>,
     planned_at: Instant,
@@ -188,7 +188,7 @@ impl Lanes {
                     continue;
                 }
                 let key = ClaimKey { rank: arrival.rank, run_at: arrival.run_at };
-                lane.arrive(key, arrival.is_gated);
+                lane.arrive(key, arrival.is_constrained);
                 self.consider(id);
             }
         }
@@ -197,16 +197,16 @@ impl Lanes {
     /// Jobs of this project ended that counted against a limit: jobs with a constraint key may now
     /// start.
     pub fn slots_freed(&mut self, project_id: ProjectId) {
-        let gated = self.lanes.iter_mut().filter(|(_, it)| {
-            it.signature.queue.0 == project_id && it.may_have_gates && !it.waiters.is_empty()
+        let constrained = self.lanes.iter_mut().filter(|(_, it)| {
+            it.signature.queue.0 == project_id && it.may_have_constrained && !it.waiters.is_empty()
         });
-        let gated: Vec<_> = gated
+        let constrained: Vec<_> = constrained
             .map(|(id, lane)| {
                 lane.mark_stale();
                 *id
             })
             .collect();
-        for id in gated {
+        for id in constrained {
             self.consider(id);
         }
     }
@@ -319,9 +319,10 @@ impl Lanes {
             later.push(id);
             // Each of these needs at least one statement of its own.
             let Signature { job_types, only_commands, .. } = &lane.signature;
-            let is_single = !job_types.is_empty() || *only_commands || lane.has_gates;
-            let is_single_claim =
-                |it: &&PlannedClaim| !it.job_types.is_empty() || it.only_commands || it.had_gates;
+            let is_single = !job_types.is_empty() || *only_commands || lane.has_constrained;
+            let is_single_claim = |it: &&PlannedClaim| {
+                !it.job_types.is_empty() || it.only_commands || it.had_constrained
+            };
             if is_single && claims.iter().filter(is_single_claim).count() == MAX_SINGLE_CLAIMS {
                 continue;
             }
@@ -375,9 +376,9 @@ impl Lanes {
             job_types: Arc::clone(&lane.signature.job_types),
             labels: Arc::clone(&lane.signature.labels),
             only_commands: lane.signature.only_commands,
-            may_have_gates: lane.may_have_gates
-                || lane.asked_gates_at.is_none_or(|it| now - it >= MARK_KEEP),
-            had_gates: lane.has_gates,
+            may_have_constrained: lane.may_have_constrained
+                || lane.constrained_read_at.is_none_or(|it| now - it >= MARK_KEEP),
+            had_constrained: lane.has_constrained,
             from,
             slots,
             planned_at: now,

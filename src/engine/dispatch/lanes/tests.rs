@@ -66,16 +66,16 @@ impl Board {
             job_type: job_type.into(),
             rank,
             run_at: DateTime::from_timestamp(s, 0).expect("a time"),
-            is_gated: false,
+            is_constrained: false,
         };
         self.lanes.arrived(&vec![arrival; count]);
     }
 
-    /// Plans a claim; returns (queue, polls) pairs.
     fn plan(&mut self) -> Vec<PlannedClaim> {
         self.lanes.plan(self.now)
     }
 
+    /// Plans a claim; returns (queue, polls) pairs.
     fn planned(&mut self) -> Vec<(String, Vec<WaiterId>)> {
         let claims = self.plan();
         claims.iter().map(|it| (it.queue.to_string(), ids(it))).collect()
@@ -92,8 +92,8 @@ impl Board {
                 is_short,
                 was_contended: false,
                 last,
-                has_gates: Some(false),
-                backoff_for: None,
+                has_constrained: Some(false),
+                pause_for: None,
             }),
             self.now,
         );
@@ -277,8 +277,8 @@ fn two_looks_by_type_never_choose_from_one_queue_at_once() {
         is_short: false,
         was_contended: true,
         last,
-        has_gates: Some(false),
-        backoff_for: None,
+        has_constrained: Some(false),
+        pause_for: None,
     };
     board.lanes.complete(&second[0], Some(contended), board.now);
     assert_eq!(board.plan().len(), 1, "what others took is not what is there");
@@ -427,8 +427,8 @@ fn a_queue_whose_jobs_are_all_held_is_not_hammered() {
         is_short: false,
         was_contended: true,
         last: None,
-        has_gates: Some(false),
-        backoff_for: None,
+        has_constrained: Some(false),
+        pause_for: None,
     };
     board.lanes.complete(&claims[0], Some(held), board.now);
     assert!(board.plan().is_empty());
@@ -438,22 +438,22 @@ fn a_queue_whose_jobs_are_all_held_is_not_hammered() {
 }
 
 #[test]
-fn a_busy_lane_without_gates_asks_for_them_only_from_its_beginning() {
+fn a_busy_lane_without_constraint_keys_reads_them_only_from_its_beginning() {
     let mut board = Board::new();
     board.park(1, 1, &["q"], 1);
     let first = board.plan();
-    assert!(first[0].may_have_gates, "not asked yet");
+    assert!(first[0].may_have_constrained, "not asked yet");
     board.arrive(1, "q", "t", 5);
     board.complete(&first[0], 1);
     let second = board.plan();
-    assert!(!second.is_empty() && !second[0].may_have_gates, "what came is behind no gate");
+    assert!(!second.is_empty() && !second[0].may_have_constrained, "what came is behind no gate");
     board.complete(&second[0], 1);
     board.now += MARK_KEEP;
-    assert!(board.plan()[0].may_have_gates, "from the beginning it asks again");
+    assert!(board.plan()[0].may_have_constrained, "from the beginning it asks again");
 }
 
 #[test]
-fn a_busy_lane_asks_for_gates_again_though_it_looks_from_its_beginning_all_the_time() {
+fn a_busy_lane_reads_constraint_keys_again_though_it_always_begins_at_zero() {
     let mut board = Board::new();
     board.park(1, 1, &["q"], 1);
     let first = board.plan();
@@ -461,20 +461,20 @@ fn a_busy_lane_asks_for_gates_again_though_it_looks_from_its_beginning_all_the_t
     for round in 1..=4 {
         board.now += MARK_KEEP / 4;
         let claim = board.plan();
-        assert_eq!(claim[0].may_have_gates, round == 4, "{round}");
+        assert_eq!(claim[0].may_have_constrained, round == 4, "{round}");
         // While jobs keep arriving, the mark stays at the start.
         board.arrive(1, "q", "t", 5);
         let finding = Claimed {
             is_short: false,
             was_contended: false,
             last: None,
-            has_gates: claim[0].may_have_gates.then_some(false),
-            backoff_for: None,
+            has_constrained: claim[0].may_have_constrained.then_some(false),
+            pause_for: None,
         };
         board.lanes.complete(&claim[0], Some(finding), board.now);
     }
     board.lanes.mark_stale(None);
-    assert!(board.plan()[0].may_have_gates, "the queue has changed");
+    assert!(board.plan()[0].may_have_constrained, "the queue has changed");
 }
 
 #[test]

@@ -111,11 +111,11 @@ story("a failure is found in the dead letters, retried slowly, and succeeds", as
   assert.equal(await page.locator("table.timeline tbody tr:not(.detail)").count(), 2);
 });
 
-story("a paused queue hands out nothing until it is resumed", async (page, { base, api }) => {
+story("a paused queue delivers nothing until it is resumed", async (page, { base, api }) => {
   await api.enqueue({ job_type: "t", queue: "slow" });
   await page.goto(`${base}/queues`);
   await page.click("[aria-label='Pause slow']");
-  await sees(page, "it takes jobs and hands out none");
+  await sees(page, "it accepts jobs, but none is claimed");
   assert.equal(await api.lease("w", "slow", 0), null);
   await page.click("text=Overview");
   await sees(page, "paused while jobs wait");
@@ -433,7 +433,7 @@ story("the keyboard is enough, and so is no script", async (page, { base, api, e
     await page.keyboard.press("Tab");
   }
   await page.keyboard.press("Enter");
-  await sees(page, "hands out none");
+  await sees(page, "none is claimed");
   await page.waitForFunction(() => document.activeElement.matches(".done"));
   const plain = await openWindow(browser, { javaScriptEnabled: false });
   await plain.goto(`${base}/queues/q`);

@@ -25,8 +25,8 @@ pub async fn set_paused(
     Ok(())
 }
 
-/// Pauses or resumes one job type of a queue. Resuming also ends a pause by the circuit breaker, and
-/// resets the streak of dead letters.
+/// Pauses or resumes one job type of a queue. Resuming also ends a pause by the circuit breaker,
+/// and resets the streak of dead letters.
 ///
 /// # Errors
 /// [`Error::QuotaExceeded`] when [`MAX_PAUSED_TYPES`] types of the queue are paused.

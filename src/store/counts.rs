@@ -109,8 +109,8 @@ pub async fn queue_names(
     .await
 }
 
-/// Names of queues of a project that were ever used: first those with pending, running or backing-off jobs, then
-/// the others, if wanted; of more than `limit`, any.
+/// Names of queues of a project that were ever used: first those with pending, running or
+/// backing-off jobs, then the others, if wanted; of more than `limit`, any.
 pub async fn busiest_queues(
     conn: &mut PgConnection,
     project_id: ProjectId,

@@ -1,5 +1,6 @@
-//! Statements that find rows without being given a project: the work of the background loops. Each is one bounded batch
-//! that any number of nodes may run at once; the rows that it returns carry the project.
+//! Statements that find rows without being given a project: the work of the background loops. Each
+//! is one bounded batch that any number of nodes may run at once; the rows that it returns carry
+//! the project.
 
 pub mod counts;
 pub mod gauges;

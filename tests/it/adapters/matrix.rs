@@ -95,7 +95,8 @@ async fn claim(t: &TestProject, adapter: Adapter) -> Lease {
     lease_of(t, job_id).await
 }
 
-/// Reports success, with a result that every adapter can carry; or a failure that may be tried again.
+/// Reports success, with a result that every adapter can carry; or a failure that may be tried
+/// again.
 async fn settle(t: &TestProject, adapter: Adapter, lease: &Lease, result: Option<&Value>) {
     let Lease { job_id, attempt, lease_id } = lease;
     let (path, body) = match (adapter, result) {

@@ -1,5 +1,5 @@
-//! Every operation of every adapter's document: no call passes without a key, with too few rights, or
-//! with another project's.
+//! Every operation of every adapter's document: no call passes without a key, with too few rights,
+//! or with another project's.
 
 use fencepost::{adapters, ids::JobId};
 

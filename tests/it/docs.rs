@@ -350,8 +350,8 @@ fn bulk_limits() -> Vec<(&'static str, String)> {
         ("fire times shown for a schedule", format!("1–{}", limits::MAX_SHOWN_TIMES)),
         ("running operations of one project", limits::MAX_RUNNING_OPERATIONS.to_string()),
         ("an operation that has ended", format!("kept {} days", limits::OPERATION_KEEP_DAYS)),
-        ("`max` of a bulk retry", format!("1–{}", limits::MAX_OPERATION_JOBS)),
-        ("`rate_per_second` of a bulk retry", format!("1–{}", limits::MAX_OPERATION_RATE)),
+        ("`max` of a bulk request", format!("1–{}", limits::MAX_OPERATION_JOBS)),
+        ("`rate_per_second` of a bulk request", format!("1–{}", limits::MAX_OPERATION_RATE)),
         ("dead letters that are counted", dead_letters::MAX_COUNTED.to_string()),
     ]
 }

@@ -36,8 +36,8 @@ pub struct Backlog {
 
 /// Read a queue's backlog.
 ///
-/// A small, flat object for autoscalers. An unused queue has an empty backlog, so its workers can be
-/// scaled before the first job.
+/// A small, flat object for autoscalers. An unused queue has an empty backlog, so its workers can
+/// be scaled before the first job.
 #[utoipa::path(
     get, path = "/queues/{queue}/backlog", tag = "queues", operation_id = "queues_backlog",
     security(("api_key" = ["read"]), ("session" = ["viewer"])),

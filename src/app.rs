@@ -6,7 +6,7 @@ use tokio::sync::Semaphore;
 
 use crate::{
     accounts::Accounts,
-    auth::{Credentials, LocalPermits, UsedKeys},
+    credentials::{Credentials, LocalPermits, UsedKeys},
     domain::limits::MAX_STREAMS,
     engine::Engine,
     redis_bus::Bus,

@@ -10,6 +10,7 @@ pub mod cli;
 pub mod client;
 pub mod config;
 pub mod console;
+pub mod credentials;
 pub mod dev;
 pub mod domain;
 pub mod engine;

@@ -5,9 +5,10 @@ use std::sync::{Arc, OnceLock};
 use metrics::counter;
 use uuid::Uuid;
 
-use super::{LocalPermit, Permit, Who};
+use super::{Permit, Who};
 use crate::{
     app::App,
+    credentials::LocalPermit,
     domain::{limits::MAX_POLL_WAIT_SECONDS, plan::Limits},
     error::Error,
     ids::ProjectId,

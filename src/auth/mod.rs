@@ -3,16 +3,10 @@
 //! from nowhere else.
 
 mod budget;
-mod credentials;
-mod local_permits;
 mod permit;
 mod person;
-mod used_keys;
 
-use std::{
-    marker::PhantomData,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::{marker::PhantomData, sync::Arc};
 
 use axum::{
     extract::{FromRequestParts, RawPathParams},
@@ -25,17 +19,15 @@ pub use self::{
         Budget, CONSOLE_ACTIONS_PER_MEMBER, CONSOLE_READS_PER_MEMBER, FromConsole, LimitReport,
         project_limits,
     },
-    credentials::{CREDENTIAL_TTL, Credentials, Evict, KeyGrant, MemberGrant},
-    local_permits::{LocalPermit, LocalPermits},
     permit::*,
     person::{CALLS_PER_ACCOUNT, ClientAddress, Person, client_of_request},
-    used_keys::UsedKeys,
 };
 pub use crate::accounts::key;
 
 use crate::{
     accounts::{Client, LOOKUPS_PER_ADDRESS, token::Bearer},
     app::App,
+    credentials::{KeyGrant, MemberGrant},
     domain::{
         access::{Permission, Role, Scope, key_may, role_may},
         plan::Limits,
@@ -281,9 +273,4 @@ fn presented(headers: &HeaderMap) -> Option<String> {
         return None;
     }
     headers.get(API_KEY_HEADER)?.to_str().ok().map(str::to_owned)
-}
-
-/// Code that holds these locks cannot panic in the middle of a change.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

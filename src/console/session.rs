@@ -25,7 +25,7 @@ use super::{
 use crate::{
     accounts::{Client, Reuse, SignedIn},
     app::App,
-    auth::Evict,
+    credentials::Evict,
     domain::limits::SESSION_IDLE_SECONDS,
     error::Error,
     http::auth::SessionReply,

@@ -11,8 +11,8 @@ use super::{error::ErrorBody, keys::CreatedApiKey, projects::Project};
 use crate::{
     accounts::{Client, Reuse, SignUp, SignedIn},
     app::App,
-    auth::Evict,
     auth::Person,
+    credentials::Evict,
     domain::limits,
     error::Error,
     store,

@@ -12,8 +12,8 @@ use super::{error::ErrorBody, projects::Project};
 use crate::{
     accounts::Client,
     app::App,
-    auth::Evict,
     auth::Person,
+    credentials::Evict,
     domain::access::Role,
     error::Error,
     store::members::Invited,

@@ -9,8 +9,8 @@ use utoipa::ToSchema;
 use super::{audit::AuditEntry, auth::Account, error::ErrorBody, projects::Project};
 use crate::{
     app::App,
-    auth::Evict,
     auth::Person,
+    credentials::Evict,
     domain::limits::{MAX_SHOWN_SESSIONS, SESSION_IDLE_SECONDS},
     error::Error,
     store::{self, audit::AuditFilter, members::Membership, sessions},

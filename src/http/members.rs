@@ -12,8 +12,8 @@ use super::error::ErrorBody;
 use crate::{
     accounts::{mails, read_email, secret},
     app::App,
-    auth::Evict,
     auth::{Anybody, Caller, Govern, Who},
+    credentials::Evict,
     domain::{
         access::{Role, may_change_member},
         limits::{INVITATION_SECONDS, MAX_MEMBERS},

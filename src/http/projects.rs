@@ -10,8 +10,8 @@ use super::error::ErrorBody;
 use crate::{
     accounts::{Client, free_project, project_facts},
     app::App,
-    auth::Evict,
     auth::{Anybody, Caller, Govern, Own, Person},
+    credentials::Evict,
     domain::{
         access::Role,
         limits::{self, MAX_OWNED_PROJECTS},

@@ -429,7 +429,7 @@ fn node_limits() -> Vec<(&'static str, String)> {
         ),
         (
             "time for which a credential is cached",
-            format!("{} s", fencepost::auth::CREDENTIAL_TTL.as_secs()),
+            format!("{} s", fencepost::credentials::CREDENTIAL_TTL.as_secs()),
         ),
         (
             "timeout of a Redis call, and pause after a failed call",

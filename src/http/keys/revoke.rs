@@ -10,8 +10,8 @@ use super::{CreatedApiKey, check_again, make, note};
 use crate::{
     accounts::{Client, KeyRequest, key},
     app::App,
-    auth::Evict,
     auth::{Administer, Caller},
+    credentials::Evict,
     domain::{
         access::{Scope, may_grant},
         limits::MAX_KEY_OVERLAP_SECONDS,

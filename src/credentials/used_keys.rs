@@ -17,7 +17,7 @@ pub struct UsedKeys(Mutex<HashSet<(ProjectId, KeyId)>>);
 
 impl UsedKeys {
     /// Records that a key was used.
-    pub(super) fn record(&self, key: (ProjectId, KeyId)) {
+    pub fn record(&self, key: (ProjectId, KeyId)) {
         let mut used = lock(&self.0);
         if used.len() < MAX_USED_KEYS {
             used.insert(key);

@@ -1,10 +1,22 @@
 //! Keys, sessions and members that this node caches, and their removal from the caches of all
 //! nodes.
 
-use std::{hash::Hash, sync::Arc, time::Duration};
+mod local_permits;
+mod used_keys;
+
+use std::{
+    hash::Hash,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
 
 use moka::future::Cache;
 use tokio::sync::Notify;
+
+pub use self::{
+    local_permits::{LocalPermit, LocalPermits},
+    used_keys::UsedKeys,
+};
 
 use crate::{
     accounts::{key::SecretHash, token::Bearer},
@@ -213,6 +225,11 @@ impl Credentials {
     pub async fn until_recheck(&self) {
         let _ = tokio::time::timeout(CREDENTIAL_TTL, self.evicted.notified()).await;
     }
+}
+
+/// Code that holds these locks cannot panic in the middle of a change.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -64,9 +64,12 @@ enum Next {
 }
 
 impl Next {
-    /// For a loop that the probe wakes.
-    fn continue_if(is_more: bool) -> Self {
-        if is_more { Self::Continue } else { Self::Sleep(IDLE_PERIOD) }
+    fn continue_if(is_more: bool, period: Duration) -> Self {
+        if is_more { Self::Continue } else { Self::Sleep(period) }
+    }
+
+    fn after(sleep: Duration) -> Self {
+        Self::continue_if(sleep.is_zero(), sleep)
     }
 }
 
@@ -75,39 +78,33 @@ pub fn start(app: &App, stopping: &CancellationToken, tracker: &TaskTracker) {
     let loops = Loops { engine: &app.engine, stopping, tracker };
     start_instance_loops(app, &loops);
     loops.start("reap", None, |engine| async move {
-        let is_full = reap::pass(&engine).await?;
-        Ok(if is_full { Next::Continue } else { Next::Sleep(REAP_PERIOD) })
+        Ok(Next::continue_if(reap::pass(&engine).await?, REAP_PERIOD))
     });
     loops.start("promote", Some(BackgroundTask::Promote), |engine| async move {
-        let sleep = promote::pass(&engine).await?;
-        Ok(if sleep.is_zero() { Next::Continue } else { Next::Sleep(sleep) })
+        Ok(Next::after(promote::pass(&engine).await?))
     });
     loops.start("probe", None, |engine| async move {
         maintenance::probe(&engine).await?;
         Ok(Next::Sleep(PROBE_PERIOD))
     });
     loops.start("cascade", Some(BackgroundTask::Cascade), |engine| async move {
-        Ok(Next::continue_if(cascade::pass(&engine).await?))
+        Ok(Next::continue_if(cascade::pass(&engine).await?, IDLE_PERIOD))
     });
     loops.start("expire", Some(BackgroundTask::Expire), |engine| async move {
-        Ok(Next::continue_if(cascade::pass_expired(&engine).await?))
+        Ok(Next::continue_if(cascade::pass_expired(&engine).await?, IDLE_PERIOD))
     });
     loops.start("counts", Some(BackgroundTask::MergeCounts), |engine| async move {
-        Ok(Next::continue_if(maintenance::merge_counts(&engine).await?))
+        Ok(Next::continue_if(maintenance::merge_counts(&engine).await?, IDLE_PERIOD))
     });
     loops.start("operations", Some(BackgroundTask::Operations), |engine| async move {
-        Ok(match operations::pass(&engine).await? {
-            Some(Duration::ZERO) => Next::Continue,
-            Some(sleep) => Next::Sleep(sleep.min(IDLE_PERIOD)),
-            None => Next::Sleep(IDLE_PERIOD),
-        })
+        let sleep = operations::pass(&engine).await?;
+        Ok(Next::after(sleep.unwrap_or(IDLE_PERIOD).min(IDLE_PERIOD)))
     });
     loops.start("plan", Some(BackgroundTask::Plan), |engine| async move {
-        Ok(Next::continue_if(fire::plan(&engine).await?))
+        Ok(Next::continue_if(fire::plan(&engine).await?, IDLE_PERIOD))
     });
     loops.start("fire", Some(BackgroundTask::Fire), |engine| async move {
-        let sleep = fire::pass(&engine).await?;
-        Ok(if sleep.is_zero() { Next::Continue } else { Next::Sleep(sleep) })
+        Ok(Next::after(fire::pass(&engine).await?))
     });
     loops.start("workers", None, |engine| async move {
         workers::pass(&engine).await?;
@@ -119,12 +116,10 @@ pub fn start(app: &App, stopping: &CancellationToken, tracker: &TaskTracker) {
         Ok(Next::Sleep(WATCH_PERIOD))
     });
     loops.start("prune", None, |engine| async move {
-        let is_full = maintenance::prune(&engine).await?;
-        Ok(if is_full { Next::Continue } else { Next::Sleep(PRUNE_PERIOD) })
+        Ok(Next::continue_if(maintenance::prune(&engine).await?, PRUNE_PERIOD))
     });
     loops.start("retention", None, |engine| async move {
-        let is_more = maintenance::enforce_retention(&engine).await?;
-        Ok(if is_more { Next::Continue } else { Next::Sleep(PRUNE_PERIOD) })
+        Ok(Next::continue_if(maintenance::enforce_retention(&engine).await?, PRUNE_PERIOD))
     });
     loops.start("stats", None, |engine| async move {
         flush::write(&engine).await?;
@@ -158,13 +153,11 @@ fn start_instance_loops(app: &App, loops: &Loops<'_>) {
             app.accounts.refresh_signing_keys().await?;
             let mut conn = engine.pools.background.acquire().await?;
             let pruned = purge::prune_people(&mut conn, AUDIT_KEEP_DAYS).await?;
-            let is_full = pruned >= purge::MAX_PRUNED_PEOPLE;
-            Ok(if is_full { Next::Continue } else { Next::Sleep(ACCOUNTS_PERIOD) })
+            Ok(Next::continue_if(pruned >= purge::MAX_PRUNED_PEOPLE, ACCOUNTS_PERIOD))
         }
     });
     loops.start("purge", None, |engine| async move {
-        let is_more = maintenance::purge(&engine).await?;
-        Ok(if is_more { Next::Continue } else { Next::Sleep(PURGE_PERIOD) })
+        Ok(Next::continue_if(maintenance::purge(&engine).await?, PURGE_PERIOD))
     });
 }
 

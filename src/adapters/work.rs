@@ -20,9 +20,6 @@ use crate::{
     wire::validate::{Check, stored_json},
 };
 
-/// The queue of jobs that name none.
-pub const DEFAULT_QUEUE: &str = "default";
-
 /// A payload or result for protocols with objects only: the same bytes, or `{"value": …}` around
 /// them.
 pub fn object(json: &str) -> Result<Box<RawValue>, Error> {

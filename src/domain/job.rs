@@ -6,6 +6,9 @@ use serde::{Deserialize, Serialize};
 
 use super::backoff::{Jitter, RetryPolicy};
 
+/// The queue of jobs that name none.
+pub const DEFAULT_QUEUE: &str = "default";
+
 /// Claims after which a job is dead-lettered whatever happened: otherwise a job that is always
 /// released would circulate forever.
 pub const MAX_CLAIMS: i32 = 1_000;
@@ -280,10 +283,10 @@ pub fn after_attempt(running: &Running<'_>, ending: &Ending<'_>, jitter: Jitter)
 
 /// What a request to cancel leads to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Cancelling {
+pub enum CancelDecision {
     /// No worker has it: cancelled immediately.
-    CallOff,
-    /// Its worker is told with its next heartbeat.
+    CancelNow,
+    /// Its worker gets `cancel` in the next heartbeat's answer.
     AskWorker,
     /// It was cancelled before.
     Done,
@@ -293,12 +296,14 @@ pub enum Cancelling {
 
 /// Decides what cancelling a job in this state leads to.
 #[must_use]
-pub fn cancel(state: StoredState) -> Cancelling {
+pub fn cancel(state: StoredState) -> CancelDecision {
     match state {
-        StoredState::Scheduled | StoredState::Backoff | StoredState::Pending => Cancelling::CallOff,
-        StoredState::Processing => Cancelling::AskWorker,
-        StoredState::Cancelled => Cancelling::Done,
-        StoredState::Succeeded | StoredState::DeadLetter => Cancelling::TooLate,
+        StoredState::Scheduled | StoredState::Backoff | StoredState::Pending => {
+            CancelDecision::CancelNow
+        }
+        StoredState::Processing => CancelDecision::AskWorker,
+        StoredState::Cancelled => CancelDecision::Done,
+        StoredState::Succeeded | StoredState::DeadLetter => CancelDecision::TooLate,
     }
 }
 
@@ -398,13 +403,13 @@ mod tests {
 
     #[test]
     fn only_a_live_job_can_be_cancelled() {
-        assert_eq!(cancel(StoredState::Scheduled), Cancelling::CallOff);
-        assert_eq!(cancel(StoredState::Backoff), Cancelling::CallOff);
-        assert_eq!(cancel(StoredState::Pending), Cancelling::CallOff);
-        assert_eq!(cancel(StoredState::Processing), Cancelling::AskWorker);
-        assert_eq!(cancel(StoredState::Cancelled), Cancelling::Done);
-        assert_eq!(cancel(StoredState::Succeeded), Cancelling::TooLate);
-        assert_eq!(cancel(StoredState::DeadLetter), Cancelling::TooLate);
+        assert_eq!(cancel(StoredState::Scheduled), CancelDecision::CancelNow);
+        assert_eq!(cancel(StoredState::Backoff), CancelDecision::CancelNow);
+        assert_eq!(cancel(StoredState::Pending), CancelDecision::CancelNow);
+        assert_eq!(cancel(StoredState::Processing), CancelDecision::AskWorker);
+        assert_eq!(cancel(StoredState::Cancelled), CancelDecision::Done);
+        assert_eq!(cancel(StoredState::Succeeded), CancelDecision::TooLate);
+        assert_eq!(cancel(StoredState::DeadLetter), CancelDecision::TooLate);
     }
 
     #[test]

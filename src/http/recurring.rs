@@ -26,6 +26,7 @@ use crate::{
     auth::{Caller, Manage, Read},
     domain::{
         backoff::RetryPolicy,
+        job::DEFAULT_QUEUE,
         limits,
         schedule::{CatchUp, OverlapPolicy},
     },
@@ -38,7 +39,6 @@ use crate::{
     },
 };
 
-const DEFAULT_QUEUE: &str = "default";
 const DEFAULT_TIMEZONE: &str = "UTC";
 const DEFAULT_PAGE_SCHEDULES: u32 = 50;
 

@@ -13,9 +13,9 @@ use super::{
     },
 };
 use crate::{
-    adapters::work::DEFAULT_QUEUE,
     domain::{
         backoff::{RetryPolicy, RetryStrategy},
+        job::DEFAULT_QUEUE,
         limits,
         plan::Limits,
     },

@@ -18,11 +18,15 @@ use crate::{
     adapters::{
         params::PathParams,
         plain_errors::ErrorBody,
-        work::{self, DEFAULT_QUEUE, LeaseSpec},
+        work::{self, LeaseSpec},
     },
     app::App,
     auth::{Beating, Caller, Polling, Settling},
-    domain::{job::JobState, limits, text::ErrorReport},
+    domain::{
+        job::{DEFAULT_QUEUE, JobState},
+        limits,
+        text::ErrorReport,
+    },
     engine::{
         dispatch::LeasedDelivery,
         settle::{

@@ -8,12 +8,13 @@ use utoipa::ToSchema;
 
 use super::workflows::{Envelope, StoredEnvelope, Workflow, view};
 use crate::{
-    adapters::work::DEFAULT_QUEUE,
     app::App,
     auth::{Caller, Produce},
     domain::{
         backoff::{RetryPolicy, RetryStrategy},
-        constraint_key, limits,
+        constraint_key,
+        job::DEFAULT_QUEUE,
+        limits,
         plan::Limits,
         workflow::{self, BrokenGraph, Node},
     },

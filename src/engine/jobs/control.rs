@@ -6,7 +6,7 @@ use sqlx::{Acquire, PgConnection};
 use crate::{
     domain::{
         history,
-        job::{self, Cancelling, StoredState},
+        job::{self, CancelDecision, StoredState},
         limits,
         operation::Kind,
     },
@@ -37,9 +37,9 @@ pub async fn cancel(engine: &Engine, key: JobKey) -> Result<(), Error> {
     let mut tx = conn.begin().await?;
     let seen = lock(&mut tx, key).await?;
     match job::cancel(seen.state) {
-        Cancelling::Done => return Ok(()),
-        Cancelling::TooLate => return Err(refused(&seen)),
-        Cancelling::AskWorker => {
+        CancelDecision::Done => return Ok(()),
+        CancelDecision::TooLate => return Err(refused(&seen)),
+        CancelDecision::AskWorker => {
             if !seen.cancel_requested {
                 control::request_cancel(&mut tx, key).await?;
                 record(&mut tx, key, history::CANCEL_REQUESTED, Some(seen.attempt), None).await?;
@@ -47,7 +47,7 @@ pub async fn cancel(engine: &Engine, key: JobKey) -> Result<(), Error> {
             tx.commit().await?;
             engine.notifier.feed.tell(|| vec![job_event(key, history::CANCEL_REQUESTED)]);
         }
-        Cancelling::CallOff => {
+        CancelDecision::CancelNow => {
             let gone = cancel::cancel_waiting(&mut tx, &[key], false, None).await?;
             record(&mut tx, key, history::CANCELLED, None, None).await?;
             tx.commit().await?;

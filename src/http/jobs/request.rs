@@ -10,7 +10,9 @@ use sqlx::types::Json as Stored;
 use utoipa::ToSchema;
 
 use crate::{
-    domain::{constraint_key, formats, limits, plan::Limits, trace::TraceContext},
+    domain::{
+        constraint_key, formats, job::DEFAULT_QUEUE, limits, plan::Limits, trace::TraceContext,
+    },
     engine::enqueue::{
         Extras, NewJob, Start,
         dependencies::{OnConflict, TiedJob},
@@ -24,7 +26,6 @@ use crate::{
     },
 };
 
-const DEFAULT_QUEUE: &str = "default";
 const DEFAULT_TIMEOUT_SECONDS: i32 = 1_800;
 const DEFAULT_CONCURRENCY_LIMIT: i32 = 1;
 /// With fewer than one failure a job would never be retried nor dead-lettered.

@@ -51,7 +51,7 @@ pub enum Failure {
 impl Failure {
     /// Whether the same request may succeed after a pause.
     #[must_use]
-    pub fn is_passing(&self) -> bool {
+    pub fn is_transient(&self) -> bool {
         match self {
             Self::Unreachable(_) => true,
             Self::Refused { status, .. } => {

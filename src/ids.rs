@@ -202,12 +202,12 @@ macro_rules! uuid_id {
 uuid_id!(
     /// One lease of one job: random, made by the server at the claim, never used twice.
     LeaseId,
-    "must be the `lease_id` that the poll answered: a UUID"
+    "must be the `lease_id` returned by the poll: a UUID"
 );
 uuid_id!(
     /// A poll, named by its worker so that it can be repeated.
     PollId,
-    "must be a UUID that the worker makes for each poll"
+    "must be a UUID that the worker generates for each poll"
 );
 
 /// Prefix of the generated names of unnamed workers.

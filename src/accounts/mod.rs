@@ -45,7 +45,7 @@ use crate::{
 
 pub use self::{
     login::{Reuse, SignedIn},
-    signup::{SignUp, SignedUp, free_project},
+    signup::{SignUp, SignedUp, insert_with_free_slug},
 };
 
 /// Calls per minute from one address to sign-up, login, reset and verification together.

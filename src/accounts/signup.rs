@@ -125,7 +125,7 @@ impl Accounts {
         name: &str,
         client: &Client,
     ) -> Result<(Project, MadeKey), Error> {
-        let project = free_project(conn, name, "live", &self.default_plan).await?;
+        let project = insert_with_free_slug(conn, name, "live", &self.default_plan).await?;
         store::members::upsert(conn, project.id, account_id, Role::Owner.name()).await?;
         let request = KeyRequest {
             name: FIRST_KEY.to_owned(),
@@ -228,7 +228,7 @@ fn bad_invitation() -> Error {
 ///
 /// # Errors
 /// [`Error::SlugTaken`] when no free slug was found.
-pub async fn free_project(
+pub async fn insert_with_free_slug(
     conn: &mut PgConnection,
     name: &str,
     mode: &str,

@@ -187,7 +187,7 @@ pub fn exit_code(error: &anyhow::Error) -> u8 {
     match error.downcast_ref::<Failure>() {
         Some(Failure::Refused { status, .. }) if status.as_u16() == 404 => 3,
         Some(Failure::Refused { status, .. }) if status.as_u16() == 409 => 4,
-        Some(failure) if failure.is_passing() => 5,
+        Some(failure) if failure.is_transient() => 5,
         _ => 1,
     }
 }

@@ -328,7 +328,7 @@ pub fn problem(
     };
     let mut response = rendered.unwrap_or_else(|_| info.message.into_response());
     *response.status_mut() = status;
-    crate::wire::errors::advise(failure, &mut response);
+    crate::wire::errors::add_retry_after(failure, &mut response);
     response
 }
 

@@ -131,7 +131,7 @@ pub fn status(error: &Error) -> StatusCode {
 pub fn info(error: &Error, request_id: &str) -> ApiError {
     let (_, code) = status_and_code(error);
     let details = errors::details(error);
-    let whereabouts = match error {
+    let job_status = match error {
         Error::InvalidState(it) | Error::WorkerMismatch(it) | Error::StaleLease(it) => Some(*it),
         _ => None,
     };
@@ -143,8 +143,8 @@ pub fn info(error: &Error, request_id: &str) -> ApiError {
             .into_iter()
             .map(|FieldError { field, message }| ErrorDetail { field, message })
             .collect(),
-        job_state: whereabouts.map(|JobStatus { state, .. }| state),
-        current_attempt: whereabouts.map(|JobStatus { attempt, .. }| attempt),
+        job_state: job_status.map(|JobStatus { state, .. }| state),
+        current_attempt: job_status.map(|JobStatus { attempt, .. }| attempt),
         docs_url: format!("{ERROR_DOCS}#{code}"),
     }
 }

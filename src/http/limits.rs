@@ -103,7 +103,7 @@ pub async fn list(
     };
     let waiting = quota::waiting(&app.engine, project_id).await?;
     let mut conn = app.engine.pools.read_for(project_id).await?;
-    let schedules = store::schedules::census(&mut conn, project_id).await?.schedules;
+    let schedules = store::schedules::count(&mut conn, project_id).await?.schedules;
     let keys = store::keys::count(&mut conn, project_id).await?;
     let members = store::members::count(&mut conn, project_id).await?;
     drop(conn);

@@ -8,7 +8,7 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::error::ErrorBody;
 use crate::{
-    accounts::{Client, free_project, project_facts},
+    accounts::{Client, insert_with_free_slug, project_facts},
     app::App,
     auth::{Anybody, Caller, Govern, Own, Person},
     credentials::Evict,
@@ -174,7 +174,7 @@ pub async fn create(
     }
     let mode = request.mode.unwrap_or(ProjectMode::Live).name();
     let plan = &app.accounts.default_plan;
-    let project = free_project(&mut tx, &request.name, mode, plan).await?;
+    let project = insert_with_free_slug(&mut tx, &request.name, mode, plan).await?;
     store::members::upsert(&mut tx, project.id, account_id, Role::Owner.name()).await?;
     let entry = NewAuditEntry {
         action: "project.created",

@@ -163,7 +163,7 @@ pub async fn upsert(
 
 /// What must be known before a schedule is stored.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Census {
+pub struct ScheduleCount {
     /// Number of schedules of the project.
     pub schedules: i64,
     /// By the database's clock.
@@ -171,9 +171,9 @@ pub struct Census {
 }
 
 /// What must be known before a schedule is stored.
-pub async fn census(conn: &mut PgConnection, project_id: ProjectId) -> sqlx::Result<Census> {
+pub async fn count(conn: &mut PgConnection, project_id: ProjectId) -> sqlx::Result<ScheduleCount> {
     sqlx::query_as!(
-        Census,
+        ScheduleCount,
         r#"
         select count(*) "schedules!", now() "now!"
         from recurring_schedules

@@ -280,7 +280,7 @@ pub async fn prune_workers(conn: &mut PgConnection) -> sqlx::Result<u64> {
 }
 
 /// Restarts the silence of all workers: in the gap they could not send heartbeats.
-pub async fn excuse_silence(conn: &mut PgConnection) -> sqlx::Result<()> {
+pub async fn reset_silence_timers(conn: &mut PgConnection) -> sqlx::Result<()> {
     sqlx::query!(
         "
         update workers

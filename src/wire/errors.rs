@@ -46,14 +46,14 @@ pub async fn render(
 }
 
 /// Replaces the response, and adds `Retry-After`.
-pub fn write(response: &mut Response, told: impl IntoResponse, error: &Error) {
-    let (head, body) = told.into_response().into_parts();
+pub fn write(response: &mut Response, replacement: impl IntoResponse, error: &Error) {
+    let (head, body) = replacement.into_response().into_parts();
     *response.status_mut() = head.status;
     for (name, value) in &head.headers {
         response.headers_mut().insert(name, value.clone());
     }
     *response.body_mut() = body;
-    advise(error, response);
+    add_retry_after(error, response);
 }
 
 /// The invalid fields of an error.
@@ -94,7 +94,7 @@ pub fn message(error: &Error) -> String {
 }
 
 /// Adds `Retry-After`, if a retry may help.
-pub fn advise(error: &Error, response: &mut Response) {
+pub fn add_retry_after(error: &Error, response: &mut Response) {
     let pause = match error {
         Error::RateLimited { retry_after_seconds } => Some(*retry_after_seconds),
         Error::Overloaded

@@ -324,7 +324,7 @@ async fn acknowledge(
     for attempt in 0..MAX_ACK_TRIES {
         match client.post("/v1/workers/ack", &ack).await {
             Ok(_) => return end.clone(),
-            Err(failure) if failure.is_passing() => {
+            Err(failure) if failure.is_transient() => {
                 let pause = ACK_PAUSES_MS.get(attempt).or(ACK_PAUSES_MS.last()).copied();
                 let pause = Duration::from_millis(pause.unwrap_or_default());
                 let lost = wanted.wait_for(|it| *it == Wanted::Abandon);

@@ -131,7 +131,7 @@ async fn send_all(owner: Owner, mut waiting: mpsc::Receiver<Line>) {
         }
         let body = json!({"worker_id": owner.worker_id, "chunks": chunks});
         while let Err(failure) = owner.client.post("/v1/workers/logs", &body).await {
-            if !failure.is_passing() {
+            if !failure.is_transient() {
                 return;
             }
             sleep(FAILURE_PAUSE).await;

@@ -95,7 +95,7 @@ async fn register(client: &Client, args: &WorkerArgs, worker_id: &str) -> anyhow
     loop {
         match client.post("/v1/workers/register", &registration).await {
             Ok(_) => return Ok(()),
-            Err(failure) if failure.is_passing() => {
+            Err(failure) if failure.is_transient() => {
                 let Some(pause) = pauses.next() else {
                     return Err(failure).context("the worker was not registered");
                 };
@@ -252,7 +252,7 @@ impl Worker {
                 self.is_told_quiet = is_told_quiet && !self.is_quiet;
                 jobs.into_iter().for_each(|it| self.start(it));
             }
-            Err(failure) if failure.is_passing() => {
+            Err(failure) if failure.is_transient() => {
                 self.poll_failures += 1;
                 tracing::warn!(error = &failure as &dyn std::error::Error, "a poll failed");
             }

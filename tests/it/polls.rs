@@ -341,11 +341,11 @@ fn a_malformed_value_is_answered_with_what_is_wanted_there() {
         let poll = json!({"worker_id": "w", "queues": ["default"], "poll_id": "abc"});
         assert_eq!(
             t.post("/v1/workers/poll", poll).await.refuses("poll_id"),
-            "must be a UUID that the worker makes for each poll"
+            "must be a UUID that the worker generates for each poll"
         );
         let ack =
             json!({"job_id": "job_x", "worker_id": "w", "status": "succeeded", "lease_id": 5});
-        let lease = "must be the `lease_id` that the poll answered: a UUID";
+        let lease = "must be the `lease_id` returned by the poll: a UUID";
         assert_eq!(t.post("/v1/workers/ack", ack).await.refuses("lease_id"), lease);
         let beat = json!({"job_id": "job_x", "worker_id": "w", "lease_id": "abc"});
         assert_eq!(t.post("/v1/workers/heartbeat", beat).await.refuses("lease_id"), lease);

@@ -9,7 +9,7 @@ use crate::{
     domain::{cron::InvalidSchedule, plan::Limits, schedule::Schedule},
     error::{Error, FieldError},
     ids::ProjectId,
-    store::schedules::{self, Census},
+    store::schedules::{self, ScheduleCount},
     wakeups::BackgroundTask,
 };
 
@@ -80,7 +80,7 @@ pub async fn write(
     let (cron, timezone) = (&schedule.cron_expression, &schedule.timezone);
     check(engine, cron, timezone, limits.min_schedule_period()).await?;
     let mut conn = engine.pools.read_for(project_id).await?;
-    let Census { schedules: many, .. } = schedules::census(&mut conn, project_id).await?;
+    let ScheduleCount { schedules: many, .. } = schedules::count(&mut conn, project_id).await?;
     let is_known = schedules::find(&mut conn, project_id, &schedule.id).await?.is_some();
     let max = limits.max_schedules();
     if !is_known && many >= max {
@@ -96,20 +96,20 @@ pub async fn write(
 
 /// Stores the schedules that a worker registers. Returns the rejected ones, by index, with the
 /// reason.
-pub async fn keep_registered(
+pub async fn store_registered(
     engine: &Engine,
     project_id: ProjectId,
     sent: &[(usize, RegisteredSchedule)],
     limits: &Limits,
 ) -> Result<Vec<(usize, String)>, Error> {
     let mut conn = engine.pools.read_for(project_id).await?;
-    let Census { mut schedules, now } = schedules::census(&mut conn, project_id).await?;
+    let ScheduleCount { mut schedules, now } = schedules::count(&mut conn, project_id).await?;
     let (mut rejected, mut is_changed) = (Vec::new(), false);
     let (min_period, max) = (limits.min_schedule_period(), limits.max_schedules());
     for (place, schedule) in sent {
         let known = schedules::find(&mut conn, project_id, &schedule.id).await?;
         // Most workers register what is stored already: skip the write.
-        if known.as_ref().is_some_and(|it| says_the_same(schedule, it)) {
+        if known.as_ref().is_some_and(|it| is_unchanged(schedule, it)) {
             continue;
         }
         let timezone = schedule.timezone.as_deref();
@@ -136,7 +136,7 @@ pub async fn keep_registered(
 }
 
 /// Whether a registered schedule equals the stored one.
-fn says_the_same(sent: &RegisteredSchedule, kept: &ScheduleRow) -> bool {
+fn is_unchanged(sent: &RegisteredSchedule, kept: &ScheduleRow) -> bool {
     let agrees = |sent: &Option<String>, kept: &str| sent.as_ref().is_none_or(|it| it == kept);
     sent.job_type == kept.job_type
         && sent.cron_expression == kept.cron_expression

@@ -174,11 +174,11 @@ pub(super) fn read_again<'a>(
 
 /// The error for a refusal, with the job's current state.
 pub(super) fn refused(refusal: Refusal, standing: &lease::Standing) -> Error {
-    let whereabouts = JobStatus { state: standing.state, attempt: standing.attempt };
+    let job_status = JobStatus { state: standing.state, attempt: standing.attempt };
     let (reason, error) = match refusal {
-        Refusal::InvalidState => ("invalid_state", Error::InvalidState(whereabouts)),
-        Refusal::WorkerMismatch => ("worker_mismatch", Error::WorkerMismatch(whereabouts)),
-        Refusal::StaleLease | Refusal::Moved => ("stale_lease", Error::StaleLease(whereabouts)),
+        Refusal::InvalidState => ("invalid_state", Error::InvalidState(job_status)),
+        Refusal::WorkerMismatch => ("worker_mismatch", Error::WorkerMismatch(job_status)),
+        Refusal::StaleLease | Refusal::Moved => ("stale_lease", Error::StaleLease(job_status)),
     };
     counter!(telemetry::FENCES_REFUSED, "reason" => reason).increment(1);
     error

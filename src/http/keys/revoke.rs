@@ -93,11 +93,11 @@ pub async fn rotate(
     note(&mut tx, &caller, "key.rotated", Some(&old), Some(&made.listed)).await?;
     tx.commit().await?;
     drop(conn);
-    forget(&app, hash).await;
+    evict(&app, hash).await;
     Ok((StatusCode::CREATED, Reply(made.into())))
 }
 
-async fn forget(app: &App, hash: Option<Vec<u8>>) {
+async fn evict(app: &App, hash: Option<Vec<u8>>) {
     if let Some(hash) = hash.and_then(|it| it.try_into().ok()) {
         app.credentials.evict(Evict::Key(hash)).await;
     }
@@ -129,7 +129,7 @@ pub async fn revoke(
     note(&mut tx, &caller, "key.revoked", Some(&row), None).await?;
     tx.commit().await?;
     drop(conn);
-    forget(&app, hash).await;
+    evict(&app, hash).await;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -190,6 +190,6 @@ pub async fn report(
     store::audit::insert(&mut tx, owner.project_id, &actor, &entry).await?;
     tx.commit().await?;
     drop(conn);
-    forget(&app, hash).await;
+    evict(&app, hash).await;
     Ok(StatusCode::NO_CONTENT)
 }

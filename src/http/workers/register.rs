@@ -161,7 +161,7 @@ async fn keep_schedules(
     if !kept.is_empty() {
         let limits = &caller.limits;
         let more =
-            schedules::keep_registered(&app.engine, caller.project_id, &kept, limits).await?;
+            schedules::store_registered(&app.engine, caller.project_id, &kept, limits).await?;
         rejected.extend(more);
     }
     rejected.sort();

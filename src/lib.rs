@@ -1,6 +1,6 @@
 //! Fencepost: a multi-tenant job queue with an HTTP API over PostgreSQL.
 //!
-//! `ARCHITECTURE.md` is the map of the code. A module imports only from lower floors.
+//! `ARCHITECTURE.md` is the map of the code. A module imports only from lower layers.
 
 pub mod accounts;
 pub mod adapters;

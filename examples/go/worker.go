@@ -26,7 +26,7 @@ var (
 	name     = fmt.Sprintf("go-%d-%s", os.Getpid(), uuid()[:8])
 	client   = &http.Client{Timeout: 40 * time.Second}
 
-	errHandedBack = errors.New("the grace period has ended: the job is released")
+	errReleased = errors.New("the grace period has ended: the job is released")
 	errLost       = errors.New("the lease is lost")
 	errCancelled  = errors.New("the job was cancelled")
 )
@@ -147,7 +147,7 @@ func work(j job, graceOver <-chan struct{}) {
 			case <-ctx.Done():
 				return
 			case <-graceOver:
-				stop(errHandedBack)
+				stop(errReleased)
 				return
 			case <-ticker.C:
 				var reply struct{ Status string }
@@ -170,7 +170,7 @@ func work(j job, graceOver <-chan struct{}) {
 	switch {
 	case errors.Is(err, errLost):
 		return
-	case errors.Is(err, errHandedBack):
+	case errors.Is(err, errReleased):
 		ack["status"] = "released"
 	case err != nil:
 		ack["status"] = "failed"

@@ -25,7 +25,7 @@ class Cancelled(Exception):
     """The job was cancelled, or its lease is lost."""
 
 
-class HandedBack(Exception):
+class Released(Exception):
     """The grace period has ended: the job is released."""
 
 
@@ -83,12 +83,12 @@ def work(job):
         if cancelled.is_set() or lost.is_set():
             raise Cancelled("the job was cancelled")
         if grace_over.is_set():
-            raise HandedBack
+            raise Released
 
     threading.Thread(target=beat, daemon=True).start()
     try:
         ack = {"status": "succeeded", "result": handle(job, stop)}
-    except HandedBack:
+    except Released:
         ack = {"status": "released"}
     except Exception as error:
         ack = {"status": "failed", "error": {"type": type(error).__name__, "message": str(error)}}

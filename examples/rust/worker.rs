@@ -26,7 +26,7 @@ struct Job {
 /// How a job ended, but for success.
 enum Stopped {
     Failed(String),
-    HandedBack,
+    Released,
     Lost,
 }
 
@@ -67,7 +67,7 @@ impl Worker {
         let stopped = tokio::select! {
             done = handle(&job.payload) => done.map_err(Stopped::Failed),
             stopped = self.beat(&job, &ack) => Err(stopped),
-            () = ended(grace_over) => Err(Stopped::HandedBack),
+            () = ended(grace_over) => Err(Stopped::Released),
         };
         match stopped {
             Ok(result) => {
@@ -78,7 +78,7 @@ impl Worker {
                 ack["status"] = json!("failed");
                 ack["error"] = json!({"type": "error", "message": message});
             }
-            Err(Stopped::HandedBack) => ack["status"] = json!("released"),
+            Err(Stopped::Released) => ack["status"] = json!("released"),
             Err(Stopped::Lost) => return,
         }
         if let Err(refused) = self.call("ack", &ack).await {

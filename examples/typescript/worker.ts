@@ -21,7 +21,7 @@ interface Job {
 /** The server refused the request permanently. */
 class Refused extends Error {}
 /** The grace period has ended: the job is released. */
-class HandedBack extends Error {}
+class Released extends Error {}
 
 /** Retries transient errors (network, 408, 429, 5xx) after a pause; throws on other 4xx. */
 async function call<T>(path: string, body: unknown): Promise<T> {
@@ -66,8 +66,8 @@ async function work(job: Job): Promise<void> {
       stop.abort(new Error("the lease is lost"));
     }
   }, job.heartbeat_interval_seconds * 1000);
-  const handBack = () => stop.abort(new HandedBack());
-  graceOver.signal.addEventListener("abort", handBack);
+  const release = () => stop.abort(new Released());
+  graceOver.signal.addEventListener("abort", release);
   let ack: object;
   try {
     ack = { status: "succeeded", result: await handle(job, stop.signal) };
@@ -75,12 +75,12 @@ async function work(job: Job): Promise<void> {
     const cause = stop.signal.aborted ? stop.signal.reason : error;
     const failure = cause instanceof Error ? cause : new Error(String(cause));
     ack =
-      failure instanceof HandedBack
+      failure instanceof Released
         ? { status: "released" }
         : { status: "failed", error: { type: failure.name, message: failure.message } };
   }
   clearInterval(beating);
-  graceOver.signal.removeEventListener("abort", handBack);
+  graceOver.signal.removeEventListener("abort", release);
   if (lost) return;
   try {
     await call("ack", { ...fence, ...ack });

@@ -1,7 +1,7 @@
-//! The house rules, as a test: see ARCHITECTURE.md, "Floors".
+//! The house rules, as a test: see ARCHITECTURE.md, "Layers".
 
+mod modules;
 mod prose;
-mod rooms;
 mod schemas;
 
 use std::{
@@ -13,8 +13,8 @@ use std::{
 const MAX_FILE_LINES: usize = 500;
 const MAX_FUNCTION_LINES: usize = 70;
 
-/// The floor of each top-level module: it imports from lower floors only.
-const FLOORS: &[(&str, u32)] = &[
+/// The layer of each top-level module: it imports from lower layers only.
+const LAYERS: &[(&str, u32)] = &[
     ("ids", 0),
     ("domain", 1),
     ("error", 2),
@@ -69,59 +69,22 @@ fn module_of(file: &str) -> &str {
 }
 
 #[test]
-fn a_module_imports_only_from_lower_floors() {
-    let floors: BTreeMap<_, _> = FLOORS.iter().copied().collect();
+fn a_module_imports_only_from_lower_layers() {
+    let layers: BTreeMap<_, _> = LAYERS.iter().copied().collect();
     for (file, text) in files("src") {
         let module = module_of(&file);
         if ["main", "lib"].contains(&module) {
             continue;
         }
-        let floor = floors.get(module).unwrap_or_else(|| panic!("{file}: give {module} a floor"));
+        let layer = layers.get(module).unwrap_or_else(|| panic!("{file}: give {module} a layer"));
         let code = text.split("#[cfg(test)]").next().unwrap_or_default();
-        for imported in imports(code) {
-            if imported == module {
-                continue;
-            }
-            let other = floors.get(imported.as_str());
-            let other = other.unwrap_or_else(|| panic!("{file}: {imported} has no floor"));
-            assert!(other < floor, "{file} imports {imported}, which is not below it");
+        let paths = modules::named_paths(&modules::module_path(&file), code);
+        for imported in paths.iter().filter_map(|it| it.first()).filter(|it| *it != module) {
+            let other = layers.get(imported.as_str());
+            let other = other.unwrap_or_else(|| panic!("{file}: {imported} has no layer"));
+            assert!(other < layer, "{file} imports {imported}, which is not below it");
         }
     }
-}
-
-/// The top-level modules that a file names after `crate::`, alone or in braces.
-fn imports(code: &str) -> Vec<String> {
-    let mut found = Vec::new();
-    for (at, _) in code.match_indices("crate::") {
-        let after = &code[at + "crate::".len()..];
-        if let Some(list) = after.strip_prefix('{') {
-            let (mut depth, mut word) = (0, String::new());
-            for it in list.chars() {
-                match it {
-                    '{' => depth += 1,
-                    '}' if depth == 0 => break,
-                    '}' => depth -= 1,
-                    ',' if depth == 0 => found.push(std::mem::take(&mut word)),
-                    _ if depth == 0 => word.push(it),
-                    _ => (),
-                }
-            }
-            found.push(word);
-        } else {
-            found.push(after.to_owned());
-        }
-    }
-    found
-        .iter()
-        .map(|it| {
-            it.trim()
-                .split(|it: char| !it.is_alphanumeric() && it != '_')
-                .next()
-                .unwrap_or_default()
-                .to_owned()
-        })
-        .filter(|it| !it.is_empty())
-        .collect()
 }
 
 #[test]

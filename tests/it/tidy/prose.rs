@@ -139,9 +139,18 @@ impl Words {
         let (mut joined, mut starts) = (String::from(" "), Vec::new());
         for line in text.lines() {
             starts.push(joined.len());
-            let words = line.split(|it: char| !it.is_alphanumeric() && it != '\'');
-            for word in words.filter(|it| !it.is_empty()) {
-                joined.push_str(word);
+            let mut last = ' ';
+            for it in line.chars() {
+                let is_part = it.is_alphanumeric() || it == '\'';
+                if last != ' ' && (!is_part || last.is_lowercase() && it.is_uppercase()) {
+                    joined.push(' ');
+                }
+                if is_part {
+                    joined.push(it);
+                }
+                last = if is_part { it } else { ' ' };
+            }
+            if last != ' ' {
                 joined.push(' ');
             }
         }
@@ -219,6 +228,7 @@ fn a_banned_word_is_found_in_identifiers_in_strings_and_across_lines() {
         assert_eq!(banned("src/a.rs", text), [format!("src/a.rs:{expected}")], "{text}");
     };
     check("fn call_off() {}", "1: call off");
+    check("enum Cancelling { CallOff }", "1: call off");
     check("let it = \"it is over\";", "1: is over");
     check("// It was given\n// up then.", "1: given up");
     check("struct Handed;", "1: Handed");

@@ -1,12 +1,12 @@
-//! No circles: inside a folder, modules import one another in one direction.
+//! No import cycles: inside a folder, modules import one another in one direction.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Folders in which no circle is allowed, at any depth.
+/// Folders in which no import cycle is allowed, at any depth.
 const FOLDERS: &[&str] = &["engine", "console", "store", "http", "adapters"];
 
 /// The module of a file, as a path: `src/engine/lanes/lane.rs` is `engine`, `lanes`, `lane`.
-fn module_path(file: &str) -> Vec<String> {
+pub fn module_path(file: &str) -> Vec<String> {
     let path = file.trim_start_matches("src/").trim_end_matches(".rs");
     let mut parts: Vec<_> = path.split('/').map(str::to_owned).collect();
     if parts.last().is_some_and(|it| it == "mod") {
@@ -82,7 +82,7 @@ fn without_comments(code: &str) -> String {
 }
 
 /// Which children of which folder import which others.
-fn arrows() -> BTreeMap<String, BTreeMap<String, BTreeSet<String>>> {
+fn imports() -> BTreeMap<String, BTreeMap<String, BTreeSet<String>>> {
     let files: Vec<_> = super::files("src")
         .into_iter()
         .filter(|(file, _)| FOLDERS.iter().any(|it| file.starts_with(&format!("src/{it}/"))))
@@ -108,12 +108,12 @@ fn arrows() -> BTreeMap<String, BTreeMap<String, BTreeSet<String>>> {
     found
 }
 
-/// Whether `from` leads back to itself.
-fn circle(arrows: &BTreeMap<String, BTreeSet<String>>, from: &str) -> BTreeSet<String> {
+/// The modules that lie on an import cycle with `from`.
+fn cycle(imports: &BTreeMap<String, BTreeSet<String>>, from: &str) -> BTreeSet<String> {
     let reach = |from: &str| {
         let (mut seen, mut next) = (BTreeSet::new(), vec![from.to_owned()]);
         while let Some(it) = next.pop() {
-            for to in arrows.get(&it).into_iter().flatten() {
+            for to in imports.get(&it).into_iter().flatten() {
                 if seen.insert(to.clone()) {
                     next.push(to.clone());
                 }
@@ -126,22 +126,22 @@ fn circle(arrows: &BTreeMap<String, BTreeSet<String>>, from: &str) -> BTreeSet<S
 }
 
 #[test]
-fn no_modules_of_a_folder_import_one_another_in_a_circle() {
+fn no_modules_of_a_folder_import_one_another_in_a_cycle() {
     let mut found = BTreeSet::new();
-    for (folder, arrows) in arrows() {
-        for from in arrows.keys() {
-            let circle = circle(&arrows, from);
-            if circle.contains(from) {
-                let names: Vec<_> = circle.into_iter().collect();
+    for (folder, imports) in imports() {
+        for from in imports.keys() {
+            let cycle = cycle(&imports, from);
+            if cycle.contains(from) {
+                let names: Vec<_> = cycle.into_iter().collect();
                 found.insert(format!("{folder}: {}", names.join(" ")));
             }
         }
     }
-    assert!(found.is_empty(), "circles; see ARCHITECTURE.md, \"Floors\": {found:?}");
+    assert!(found.is_empty(), "import cycles; see ARCHITECTURE.md, \"Layers\": {found:?}");
 }
 
-/// The floor of each room of the engine: it imports from lower floors only.
-const ENGINE_FLOORS: &[(&str, u32)] = &[
+/// The layer of each module of the engine: it imports from lower layers only.
+const ENGINE_LAYERS: &[(&str, u32)] = &[
     ("batch", 0),
     ("breaker", 0),
     ("stats", 0),
@@ -159,16 +159,16 @@ const ENGINE_FLOORS: &[(&str, u32)] = &[
 ];
 
 #[test]
-fn a_room_of_the_engine_imports_only_from_lower_floors() {
-    let floors: BTreeMap<_, _> = ENGINE_FLOORS.iter().copied().collect();
-    let arrows = arrows();
-    let rooms = arrows.get("engine").expect("the engine has rooms");
-    for (room, imported) in rooms {
-        let floor = floors.get(room.as_str());
-        let floor = floor.unwrap_or_else(|| panic!("give engine/{room} a floor"));
+fn a_module_of_the_engine_imports_only_from_lower_layers() {
+    let layers: BTreeMap<_, _> = ENGINE_LAYERS.iter().copied().collect();
+    let imports = imports();
+    let modules = imports.get("engine").expect("the engine has modules");
+    for (module, imported) in modules {
+        let layer = layers.get(module.as_str());
+        let layer = layer.unwrap_or_else(|| panic!("give engine/{module} a layer"));
         for other in imported {
-            let below = floors.get(other.as_str()).unwrap_or_else(|| panic!("engine/{other}"));
-            assert!(below < floor, "engine/{room} imports engine/{other}, which is not below it");
+            let below = layers.get(other.as_str()).unwrap_or_else(|| panic!("engine/{other}"));
+            assert!(below < layer, "engine/{module} imports engine/{other}, which is not below it");
         }
     }
 }

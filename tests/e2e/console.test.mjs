@@ -121,7 +121,7 @@ story("a paused queue delivers nothing until it is resumed", async (page, { base
   await sees(page, "paused while jobs wait");
   await page.click("main >> text=slow");
   await page.click("button >> text=Resume");
-  await sees(page, "handed out again");
+  await sees(page, "claimed again");
   assert.ok(await api.lease("w", "slow"));
   // Limits: a mistake is named where it is made, and nothing that was typed is lost.
   await page.click("text=Limits and defaults");
@@ -443,7 +443,7 @@ story("the keyboard is enough, and so is no script", async (page, { base, api, e
   await sees(plain, "paused while jobs wait");
   assert.equal(await plain.locator("[data-theme-switch]").isVisible(), false, "what needs a script is not there");
   await plain.click("button >> text=Resume");
-  await sees(plain, "handed out again");
+  await sees(plain, "claimed again");
   await plain.context().close();
 });
 

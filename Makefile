@@ -50,16 +50,7 @@ bench: ## Benchmark a private server over HTTP
 	./target/release/fencepost-bench
 
 openapi: ## Regenerate the documents in openapi/ from the handlers
-	$(CARGO) run --locked --quiet -- openapi > openapi/openapi.json.part
-	mv openapi/openapi.json.part openapi/openapi.json
-	$(CARGO) run --locked --quiet -- openapi --older > openapi/openapi-3.0.json.part
-	mv openapi/openapi-3.0.json.part openapi/openapi-3.0.json
-	$(CARGO) run --locked --quiet -- openapi --postman > openapi/postman.json.part
-	mv openapi/postman.json.part openapi/postman.json
-	for adapter in mobius orch8 ojs workflow-graph; do \
-		$(CARGO) run --locked --quiet -- openapi --adapter $$adapter > openapi/$$adapter.json.part && \
-		mv openapi/$$adapter.json.part openapi/$$adapter.json || exit 1; \
-	done
+	$(CARGO) run --locked --quiet -- openapi --dir openapi
 
 clients: setup-test ## Generate clients with five generators, compile them, and run a job with each
 	@bash scripts/clients.sh

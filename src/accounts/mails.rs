@@ -37,10 +37,7 @@ pub(super) fn reset(to: &str, url: &str, token: &str) -> Result<Mail, Error> {
 }
 
 /// Invites a person to a project.
-///
-/// # Errors
-/// [`Error::Internal`] when the template cannot be rendered.
-pub fn invitation(to: &str, url: &str, project: &str, token: &str) -> Result<Mail, Error> {
+pub(super) fn invitation(to: &str, url: &str, project: &str, token: &str) -> Result<Mail, Error> {
     mail(to, format!("An invitation to {project}"), &Invitation { url, project, token })
 }
 

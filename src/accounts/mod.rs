@@ -1,51 +1,44 @@
 //! Accounts: sign-up, login, passwords, tokens, and keys. Knows no HTTP; it limits, hashes, mails,
 //! and writes what it decides to the database.
 
+pub mod author;
 pub mod key;
+pub mod keys;
 mod login;
-pub mod mails;
+mod mails;
+pub mod members;
 pub mod password;
+pub mod projects;
 pub mod secret;
 mod signup;
 pub mod token;
 
 use std::{sync::Arc, time::Duration};
 
-use chrono::{DateTime, Utc};
 use lettre::Address;
 use secrecy::SecretString;
 use sha2::{Digest, Sha256};
-use sqlx::PgConnection;
 
 use self::{
-    key::SecretHash,
     password::Passwords,
     token::{Bearer, KNOWN_KEYS, Tokens},
 };
 use crate::{
     config::Signup,
     domain::{
-        access::Scope,
         limits::{ACCESS_TOKEN_SECONDS, MAX_EMAIL_CHARS},
         plan::Plans,
     },
     error::Error,
-    ids::{AccountId, KeyId, ProjectId},
+    ids::AccountId,
     limiter::{Charge, Limiter, Rate},
     mail::Mailer,
-    store::{
-        self,
-        audit::Actor,
-        keys::{ListedKey, NewKey},
-        pools::Pool,
-        projects::Project,
-        sessions::Origin,
-    },
+    store::{self, audit::Actor, pools::Pool, sessions::Origin},
 };
 
 pub use self::{
     login::{Reuse, SignedIn},
-    signup::{SignUp, SignedUp, insert_with_free_slug},
+    signup::{SignUp, SignedUp},
 };
 
 /// Calls per minute from one address to sign-up, login, reset and verification together.
@@ -155,6 +148,15 @@ impl Accounts {
         .await
     }
 
+    /// Mails an invitation to a project of this name.
+    ///
+    /// # Errors
+    /// [`Error::Internal`] when the template cannot be rendered.
+    pub fn mail_invitation(&self, email: &str, project: &str, token: &str) -> Result<(), Error> {
+        self.mailer.send(mails::invitation(email, &self.public_url, project, token)?);
+        Ok(())
+    }
+
     async fn is_password(&self, bearer: Bearer, password: SecretString) -> Result<bool, Error> {
         let credentials = {
             let mut conn = self.pool.acquire().await?;
@@ -189,67 +191,6 @@ pub fn read_email(field: &str, email: &str) -> Result<String, Error> {
         Ok(_) if is_plain => Ok(email),
         _ => Err(Error::invalid(field, "must be an e-mail address")),
     }
-}
-
-/// A key to create.
-#[derive(Debug, Clone, Default)]
-pub struct KeyRequest {
-    pub name: String,
-    /// What it may be used for.
-    pub scopes: Vec<Scope>,
-    pub expires_at: Option<DateTime<Utc>>,
-    /// The creator: id of an account or key.
-    pub created_by: Option<String>,
-    /// Own rate limits per minute: enqueue, worker and other calls.
-    pub per_minute: [Option<i32>; 3],
-}
-
-/// A created key, shown only once.
-#[derive(Debug, Clone)]
-pub struct MadeKey {
-    pub listed: ListedKey,
-    pub secret: SecretString,
-    pub hash: SecretHash,
-}
-
-/// Creates a key for a project, unless it has `max_live` live ones.
-///
-/// # Errors
-/// [`Error::QuotaExceeded`] when it has.
-pub async fn make_key(
-    conn: &mut PgConnection,
-    (project_id, mode): (ProjectId, &str),
-    request: KeyRequest,
-    max_live: i64,
-) -> Result<MadeKey, Error> {
-    let secret = key::generate(mode);
-    let (shown_prefix, shown_end) = key::shown_parts(&secret);
-    let hash = key::hash(&secret);
-    let [produce_per_minute, work_per_minute, manage_per_minute] = request.per_minute;
-    let new = NewKey {
-        name: request.name,
-        shown_prefix,
-        shown_end,
-        secret_hash: hash.to_vec(),
-        scopes: request.scopes.iter().map(|it| it.name().to_owned()).collect(),
-        expires_at: request.expires_at,
-        created_by: request.created_by,
-        produce_per_minute,
-        work_per_minute,
-        manage_per_minute,
-    };
-    let kept = store::keys::insert(conn, project_id, KeyId::generate(), &new, max_live).await?;
-    let listed = kept.ok_or(Error::QuotaExceeded { what: "live keys", max: max_live })?;
-    Ok(MadeKey { listed, secret: secret.into(), hash })
-}
-
-/// The audit log's view of a project.
-#[must_use]
-pub fn project_facts(project: &Project) -> String {
-    serde_json::json!({
-        "name": project.name, "slug": project.slug, "mode": project.mode, "plan": project.plan,
-    })
-    .to_string()
 }
 
 #[cfg(test)]

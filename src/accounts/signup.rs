@@ -7,8 +7,11 @@ use secrecy::{ExposeSecret, SecretString};
 use sqlx::{Acquire, PgConnection};
 
 use super::{
-    Accounts, Client, KeyRequest, MAILS_PER_EMAIL, MadeKey, SIGNUPS_PER_ADDRESS, SignedIn, charge,
-    mails, make_key, project_facts, read_email,
+    Accounts, Client, MAILS_PER_EMAIL, SIGNUPS_PER_ADDRESS, SignedIn, charge,
+    keys::{KeyRequest, MadeKey, insert_first},
+    mails,
+    projects::LIVE,
+    read_email,
     secret::{self, MAIL_PREFIX},
 };
 use crate::{
@@ -19,20 +22,16 @@ use crate::{
         text,
     },
     error::Error,
-    ids::{AccountId, ProjectPublicId},
+    ids::AccountId,
     store::{
         self,
         accounts::{Account, Purpose},
         audit::NewAuditEntry,
         members::Invited,
-        projects::{NewProject, Project},
+        projects::Project,
     },
 };
 
-/// Tries to find a free slug.
-const MAX_SLUG_TRIES: usize = 5;
-/// Characters of a slug.
-const MAX_SLUG_CHARS: usize = 60;
 /// Name of the first key.
 const FIRST_KEY: &str = "first";
 /// Name of a project without a name.
@@ -125,24 +124,15 @@ impl Accounts {
         name: &str,
         client: &Client,
     ) -> Result<(Project, MadeKey), Error> {
-        let project = insert_with_free_slug(conn, name, "live", &self.default_plan).await?;
-        store::members::upsert(conn, project.id, account_id, Role::Owner.name()).await?;
+        let project = self.insert_project(conn, account_id, (name, LIVE), client).await?;
         let request = KeyRequest {
             name: FIRST_KEY.to_owned(),
             scopes: Scope::ALL.to_vec(),
-            created_by: Some(account_id.to_string()),
             ..KeyRequest::default()
         };
         let limits = self.plans.of(&project.plan, project.overrides.as_ref());
-        let key = make_key(conn, (project.id, &project.mode), request, limits.max_keys()).await?;
-        let entry = NewAuditEntry {
-            action: "project.created",
-            target: Some(project.public_id.to_string()),
-            after: Some(project_facts(&project)),
-            ..NewAuditEntry::default()
-        };
-        let actor = client.actor("account", account_id.to_string());
-        store::audit::insert(conn, project.id, &actor, &entry).await?;
+        let (target, by) = ((project.id, &*project.mode), Some(account_id.to_string()));
+        let key = insert_first(conn, target, request, by, limits.max_keys()).await?;
         Ok((project, key))
     }
 
@@ -166,7 +156,20 @@ impl Accounts {
     ///
     /// # Errors
     /// [`Error::Invalid`] when the invitation is not valid.
-    pub async fn accept(
+    pub async fn accept_invitation(
+        &self,
+        account_id: AccountId,
+        invitation: &SecretString,
+        client: &Client,
+    ) -> Result<(Project, Role), Error> {
+        let mut conn = self.pool.acquire().await?;
+        let mut tx = conn.begin().await?;
+        let accepted = self.accept(&mut tx, account_id, invitation, client).await?;
+        tx.commit().await?;
+        Ok(accepted)
+    }
+
+    async fn accept(
         &self,
         conn: &mut PgConnection,
         account_id: AccountId,
@@ -222,31 +225,4 @@ impl Accounts {
 
 fn bad_invitation() -> Error {
     Error::invalid("invitation", "is unknown, used, revoked or expired")
-}
-
-/// Creates a project with a slug derived from its name.
-///
-/// # Errors
-/// [`Error::SlugTaken`] when no free slug was found.
-pub async fn insert_with_free_slug(
-    conn: &mut PgConnection,
-    name: &str,
-    mode: &str,
-    plan: &str,
-) -> Result<Project, Error> {
-    let base: String = text::slug(name).chars().take(MAX_SLUG_CHARS).collect();
-    let base = if base.is_empty() { "project".to_owned() } else { base };
-    let base = base.trim_matches('-').to_owned();
-    for attempt in 0..MAX_SLUG_TRIES {
-        let slug = match attempt {
-            0 => base.clone(),
-            _ => format!("{base}-{:06x}", rand::random::<u32>() & 0x00ff_ffff),
-        };
-        let public_id = ProjectPublicId::generate();
-        let new = NewProject { public_id, slug: &slug, name, mode, plan };
-        if let Some(project) = store::projects::insert(conn, new).await? {
-            return Ok(project);
-        }
-    }
-    Err(Error::SlugTaken)
 }

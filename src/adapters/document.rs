@@ -5,17 +5,18 @@ use serde_json::{Map, Value, json};
 use utoipa_axum::router::OpenApiRouter;
 
 use super::{ADAPTERS, Adapter};
-use crate::app::App;
+use crate::{
+    app::App,
+    wire::openapi::{Applies, DerivedResponse, OF_BODIES, add_responses},
+};
 
-/// Refusals that every operation has besides its own.
-const REFUSALS: [(&str, &str); 7] = [
-    ("400", "Invalid request."),
-    ("401", "No live API key."),
-    ("403", "The key lacks the scope that this operation needs."),
-    ("413", "The body is too large."),
-    ("415", "The body is not JSON; 400 where the protocol says so."),
-    ("429", "Rate limit or quota exceeded."),
-    ("503", "Try again later."),
+/// Responses that need no line at each operation.
+const DERIVED: [DerivedResponse; 5] = [
+    (Applies::Authenticated, "400", "Invalid request."),
+    (Applies::Authenticated, "401", "No live API key."),
+    (Applies::Authenticated, "403", "The key lacks the scope that this operation needs."),
+    (Applies::Authenticated, "429", "Rate limit or quota exceeded."),
+    (Applies::Authenticated, "503", "Try again later."),
 ];
 
 /// An adapter's document as it is committed and served.
@@ -44,7 +45,9 @@ fn of(adapter: &Adapter) -> Value {
     let paths = document.get_mut("paths").and_then(Value::as_object_mut);
     let operations = paths.into_iter().flat_map(Map::values_mut).filter_map(Value::as_object_mut);
     for operation in operations.flat_map(Map::values_mut) {
-        add_refusals(operation);
+        for derived in [&DERIVED[..], &OF_BODIES] {
+            add_responses(operation, derived, adapter.error_schema);
+        }
         let requests = operation.pointer_mut("/requestBody/content");
         requests.into_iter().for_each(|it| rename_json(it, adapter.media_type));
         let responses = operation.get_mut("responses").and_then(Value::as_object_mut);
@@ -76,16 +79,6 @@ fn security_schemes() -> Value {
         },
         "header": {"type": "apiKey", "in": "header", "name": "X-Api-Key"},
     })
-}
-
-fn add_refusals(operation: &mut Value) {
-    let is_public = operation.get("security").is_some_and(|it| *it == json!([{}]));
-    let Some(responses) = operation.get_mut("responses").and_then(Value::as_object_mut) else {
-        return;
-    };
-    for (status, description) in REFUSALS.iter().filter(|_| !is_public) {
-        responses.entry(*status).or_insert_with(|| json!({ "description": description }));
-    }
 }
 
 /// `/openapi/{adapter}.json`.

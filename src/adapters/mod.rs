@@ -31,6 +31,8 @@ struct Adapter {
     /// The media type of its answers.
     media_type: &'static str,
     document: fn() -> utoipa::openapi::OpenApi,
+    /// The schema of its errors in the document.
+    error_schema: &'static str,
 }
 
 const ADAPTERS: [Adapter; 4] =
@@ -49,6 +51,11 @@ pub fn router() -> Router<App> {
             router.nest(&format!("/{}{below}", adapter.name), routes)
         })
     })
+}
+
+/// The adapters' names.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    ADAPTERS.iter().map(|it| it.name)
 }
 
 /// The adapters' names, each with its OpenAPI document as it is committed and served.

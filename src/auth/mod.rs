@@ -25,12 +25,16 @@ pub use self::{
 pub use crate::accounts::key;
 
 use crate::{
-    accounts::{Client, LOOKUPS_PER_ADDRESS, token::Bearer},
+    accounts::{
+        Client, LOOKUPS_PER_ADDRESS,
+        author::{Author, Rights},
+        token::Bearer,
+    },
     app::App,
     credentials::{KeyGrant, MemberGrant},
     domain::{
         access::{Permission, Role, Scope, key_may, role_may},
-        plan::Limits,
+        plan::{Limits, Tenant},
     },
     error::Error,
     ids::{AccountId, ProjectId, ProjectPublicId},
@@ -62,6 +66,14 @@ pub struct Caller<P> {
 pub enum Who {
     Key(Arc<KeyGrant>, key::SecretHash),
     Member(Arc<MemberGrant>, Bearer),
+}
+
+impl<P> Caller<P> {
+    /// The project and its limits.
+    #[must_use]
+    pub fn tenant(&self) -> Tenant {
+        Tenant { project_id: self.project_id, limits: self.limits }
+    }
 }
 
 impl Who {
@@ -150,6 +162,16 @@ impl<P: Permit> Caller<P> {
 }
 
 impl<P> Caller<P> {
+    /// Whose rights a change of members, invitations or keys is made on.
+    #[must_use]
+    pub fn author(&self) -> Author<'_> {
+        let rights = match &self.who {
+            Who::Key(it, _) => Rights::Key(it.owner.key_id, &it.scopes),
+            Who::Member(_, bearer) => Rights::Member(bearer.account_id),
+        };
+        Author { project_id: self.project_id, actor: self.actor(), rights }
+    }
+
     /// As the audit log names it.
     #[must_use]
     pub fn actor(&self) -> Actor {

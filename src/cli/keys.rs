@@ -10,19 +10,18 @@ use sqlx::PgConnection;
 
 use super::target::TargetArgs;
 use crate::{
-    accounts::{KeyRequest, make_key},
+    accounts::{
+        author::Author,
+        keys::{self, KeyRequest},
+        projects,
+    },
     domain::{
         access::{self, Scope},
         limits::{self, MAX_LIVE_KEYS},
-        plan::UNLIMITED,
         text,
     },
     ids::{KeyId, ProjectPublicId},
-    store::{
-        self,
-        audit::{Actor, NewAuditEntry},
-        projects::{NewProject, Project},
-    },
+    store::{self, projects::Project},
 };
 
 /// Keys that a list shows.
@@ -146,14 +145,8 @@ pub async fn run(args: KeysArgs) -> anyhow::Result<()> {
             let project = find(&mut conn, &project).await?;
             let id: KeyId =
                 key_id.parse().with_context(|| format!("`{key_id}` is not a key id"))?;
-            let revoked = store::keys::revoke(&mut conn, project.id, id).await?;
-            ensure!(revoked.is_some(), "project {} has no key {id}", project.slug);
-            let entry = NewAuditEntry {
-                action: "key.revoked",
-                target: Some(id.to_string()),
-                ..NewAuditEntry::default()
-            };
-            store::audit::insert(&mut conn, project.id, &Actor::OPERATOR, &entry).await?;
+            let revoked = keys::revoke(&mut conn, &Author::operator(project.id), id).await;
+            revoked.with_context(|| format!("project {}", project.slug))?;
             writeln!(out, "revoked {id}")?;
         }
     }
@@ -171,15 +164,9 @@ async fn create(
         scopes: preset.scopes().to_vec(),
         ..KeyRequest::default()
     };
-    let made = make_key(conn, (project.id, &project.mode), request, MAX_LIVE_KEYS).await?;
-    let id = made.listed.id;
-    let entry = NewAuditEntry {
-        action: "key.created",
-        target: Some(id.to_string()),
-        ..NewAuditEntry::default()
-    };
-    store::audit::insert(conn, project.id, &Actor::OPERATOR, &entry).await?;
-    Ok((id, made.secret.expose_secret().to_owned()))
+    let author = Author::operator(project.id);
+    let made = keys::create(conn, &author, request, MAX_LIVE_KEYS).await?;
+    Ok((made.listed.id, made.secret.expose_secret().to_owned()))
 }
 
 pub(super) async fn find(conn: &mut PgConnection, project: &str) -> anyhow::Result<Project> {
@@ -192,10 +179,8 @@ async fn make_project(conn: &mut PgConnection, name: &str) -> anyhow::Result<Pro
     check_name("--new-project", name)?;
     let slug = text::slug(name);
     ensure!(!slug.is_empty(), "--new-project: `{name}` has no letter or digit for a slug");
-    let public_id = ProjectPublicId::generate();
-    let new = NewProject { public_id, slug: &slug, name, mode: "live", plan: UNLIMITED };
-    let made = store::projects::insert(conn, new).await?;
-    made.with_context(|| format!("the project `{slug}` exists already: use --project {slug}"))
+    let made = projects::create_unlimited(conn, &slug, name).await;
+    made.with_context(|| format!("--new-project: if `{slug}` exists, use --project {slug}"))
 }
 
 fn check_name(flag: &str, name: &str) -> anyhow::Result<()> {

@@ -11,10 +11,14 @@ mod stop;
 mod stuck;
 mod target;
 
-use std::{io::Write, time::Duration};
+use std::{
+    io::Write,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use anyhow::Context;
-use clap::{Parser, Subcommand};
+use clap::{Parser, Subcommand, builder::PossibleValuesParser};
 use tokio::net::TcpListener;
 
 use self::target::TargetArgs;
@@ -97,15 +101,18 @@ enum Command {
     Jobs(jobs::JobsArgs),
     /// Print the OpenAPI document
     Openapi {
-        /// Print an adapter's document: mobius, orch8, ojs or workflow-graph
-        #[arg(long, value_name = "NAME")]
+        /// Print an adapter's document
+        #[arg(
+            long, value_name = "NAME",
+            value_parser = PossibleValuesParser::new(adapters::names())
+        )]
         adapter: Option<String>,
         /// Print OpenAPI 3.0.3, for generators that do not read 3.1
         #[arg(long, conflicts_with = "adapter")]
         older: bool,
-        /// Print a Postman collection
-        #[arg(long, conflicts_with_all = ["adapter", "older"])]
-        postman: bool,
+        /// Write all documents into this folder
+        #[arg(long, value_name = "DIR", conflicts_with_all = ["adapter", "older"])]
+        dir: Option<PathBuf>,
     },
     /// Print the documentation page of all settings
     Configuration,
@@ -159,11 +166,9 @@ impl Cli {
             Command::Openapi { older: true, .. } => {
                 Ok(write!(std::io::stdout(), "{}", openapi::older_text())?)
             }
-            Command::Openapi { postman: true, .. } => {
-                Ok(write!(std::io::stdout(), "{}", openapi::postman_text())?)
-            }
+            Command::Openapi { dir: Some(dir), .. } => write_documents(&dir),
             Command::Openapi { adapter, .. } => {
-                Ok(write!(std::io::stdout(), "{}", document(adapter)?)?)
+                Ok(write!(std::io::stdout(), "{}", document(adapter.as_deref()))?)
             }
             Command::Configuration => Ok(write!(std::io::stdout(), "{}", settings::page())?),
         }
@@ -171,14 +176,19 @@ impl Cli {
 }
 
 /// The OpenAPI document of the native API, or of an adapter.
-fn document(adapter: Option<String>) -> anyhow::Result<String> {
-    let Some(adapter) = adapter else { return Ok(openapi::text()) };
+fn document(adapter: Option<&str>) -> String {
     let mut adapters = adapters::documents().into_iter();
-    let (_, document) = adapters.find(|it| it.0 == adapter).with_context(|| {
-        let names: Vec<_> = adapters::documents().into_iter().map(|it| it.0).collect();
-        format!("no such adapter: `{adapter}`; there are {}", names.join(", "))
-    })?;
-    Ok(document)
+    let found = adapters.find(|it| Some(it.0) == adapter);
+    found.map_or_else(openapi::text, |it| it.1)
+}
+
+fn write_documents(dir: &Path) -> anyhow::Result<()> {
+    let native = [("openapi", openapi::text()), ("openapi-3.0", openapi::older_text())];
+    for (name, text) in native.into_iter().chain(adapters::documents()) {
+        let file = dir.join(format!("{name}.json"));
+        std::fs::write(&file, text).with_context(|| file.display().to_string())?;
+    }
+    Ok(())
 }
 
 /// The exit code of a failure, as `--help` lists them.

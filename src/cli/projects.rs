@@ -11,20 +11,13 @@ use sqlx::PgConnection;
 
 use super::{keys::find, target::TargetArgs};
 use crate::{
-    accounts::{
-        read_email,
-        secret::{self, MAIL_PREFIX},
-    },
+    accounts::{author::Author, members, projects, read_email},
     domain::{
         access::Role,
-        limits::INVITATION_SECONDS,
         plan::{self, Limits, Plans},
     },
-    ids::{InvitationId, ProjectId},
-    store::{
-        self,
-        audit::{Actor, NewAuditEntry},
-    },
+    ids::ProjectId,
+    store,
 };
 
 /// Projects read at a time.
@@ -137,26 +130,9 @@ async fn invite(
     let project = find(conn, project).await?;
     let email = read_email("--email", email)
         .map_err(|_| anyhow::anyhow!("--email: `{email}` is not an e-mail address"))?;
-    let secret = secret::generate(MAIL_PREFIX);
-    let hash = secret::hash(&secret);
-    let id = InvitationId::generate();
-    let row = store::members::invite(
-        conn,
-        project.id,
-        id,
-        (&email, role.name()),
-        &hash,
-        None,
-        INVITATION_SECONDS,
-    )
-    .await?;
-    let after = serde_json::json!({ "email": email, "role": role }).to_string();
-    let entry = NewAuditEntry {
-        after: Some(after),
-        ..NewAuditEntry::to("invitation.created", id.to_string())
-    };
-    store::audit::insert(conn, project.id, &Actor::OPERATOR, &entry).await?;
-    writeln!(out, "invitation  {}", secret.expose_secret())?;
+    let author = Author::operator(project.id);
+    let (row, token) = members::invite(conn, &author, (&email, role), i64::MAX).await?;
+    writeln!(out, "invitation  {}", token.expose_secret())?;
     writeln!(out, "for         {email}, as {} of {}", role.name(), project.slug)?;
     writeln!(out, "until       {}", row.expires_at.to_rfc3339_opts(SecondsFormat::Secs, true))?;
     writeln!(
@@ -183,17 +159,7 @@ async fn set(
     let names = known.names().join(", ");
     ensure!(known.has(&plan), "no such plan: `{plan}`; plans are {names}");
     let overrides = change(project.overrides.as_ref(), limits)?;
-    store::projects::set_plan(conn, project.id, &plan, overrides.as_ref()).await?;
-    let facts = |plan: &str, limits: Option<&Value>| {
-        Some(serde_json::json!({ "plan": plan, "limits": limits }).to_string())
-    };
-    let entry = NewAuditEntry {
-        action: "project.plan_changed",
-        target: Some(project.public_id.to_string()),
-        before: facts(&project.plan, project.overrides.as_ref()),
-        after: facts(&plan, overrides.as_ref()),
-    };
-    store::audit::insert(conn, project.id, &Actor::OPERATOR, &entry).await?;
+    projects::set_plan(conn, &project, &plan, overrides.as_ref()).await?;
     writeln!(std::io::stdout(), "{} is on plan {plan}", project.slug)?;
     Ok(())
 }

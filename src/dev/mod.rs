@@ -22,22 +22,19 @@ use self::{
 };
 use crate::{
     accounts::{
-        KeyRequest, key, make_key,
-        secret::{self, MAIL_PREFIX},
+        author::Author,
+        key,
+        keys::{self, KeyRequest},
+        members, projects,
     },
     config::{DEV_PLAN, NodeArgs, Signup},
     domain::{
         access::{Role, Scope},
-        limits::{INVITATION_SECONDS, MAX_LIVE_KEYS},
-        plan::UNLIMITED,
+        limits::MAX_LIVE_KEYS,
     },
-    ids::{InvitationId, ProjectPublicId},
     mail::Mailer,
     serve::{self, Node, People},
-    store::{
-        self,
-        projects::{NewProject, Project},
-    },
+    store::{self, projects::Project},
     telemetry,
 };
 
@@ -242,12 +239,9 @@ async fn known_key(
 
 /// Its link makes the visitor an owner: only this machine reaches `dev`.
 async fn invite_owner(conn: &mut PgConnection, project: &Project) -> anyhow::Result<SecretString> {
-    store::members::uninvite_address(conn, project.id, DEV_EMAIL).await?;
-    let invitation = secret::generate(MAIL_PREFIX);
-    let (id, hash) = (InvitationId::generate(), secret::hash(&invitation));
-    let owner = (DEV_EMAIL, Role::Owner.name());
-    store::members::invite(conn, project.id, id, owner, &hash, None, INVITATION_SECONDS).await?;
-    Ok(invitation)
+    let author = Author::operator(project.id);
+    let invited = members::invite(conn, &author, (DEV_EMAIL, Role::Owner), i64::MAX).await?;
+    Ok(invited.1)
 }
 
 /// Creates a project without limits and a key with all scopes, and returns both.
@@ -259,10 +253,8 @@ pub async fn make_project(
     slug: &str,
     key_name: &str,
 ) -> anyhow::Result<(Project, String)> {
-    let public_id = ProjectPublicId::generate();
-    let new = NewProject { public_id, slug, name: slug, mode: "live", plan: UNLIMITED };
-    let made = store::projects::insert(conn, new).await?;
-    let project = made.with_context(|| format!("the project `{slug}` exists already"))?;
+    let made = projects::create_unlimited(conn, slug, slug).await;
+    let project = made.with_context(|| format!("project `{slug}`"))?;
     let secret = full_key(conn, &project, key_name).await?;
     Ok((project, secret))
 }
@@ -274,9 +266,7 @@ async fn full_key(
 ) -> anyhow::Result<String> {
     let request =
         KeyRequest { name: name.to_owned(), scopes: Scope::ALL.to_vec(), ..KeyRequest::default() };
-    Ok(make_key(conn, (project.id, &project.mode), request, MAX_LIVE_KEYS)
-        .await?
-        .secret
-        .expose_secret()
-        .to_owned())
+    let target = (project.id, &*project.mode);
+    let made = keys::insert_first(conn, target, request, None, MAX_LIVE_KEYS).await?;
+    Ok(made.secret.expose_secret().to_owned())
 }

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::limits;
+use crate::ids::ProjectId;
 
 /// The plans that this binary was built with.
 pub const BUILT_IN: &str = include_str!("../../ops/plans.toml");
@@ -67,6 +68,15 @@ pub struct Limits {
     /// Members and open invitations.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub members: Option<i64>,
+}
+
+/// A project, and the limits of its plan.
+#[derive(Debug, Clone, Copy)]
+pub struct Tenant {
+    /// The project.
+    pub project_id: ProjectId,
+    /// What it may use.
+    pub limits: Limits,
 }
 
 impl Limits {

@@ -37,7 +37,11 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use self::{
     batch::Coalescer,
     breaker::Breakers,
-    dispatch::{Parking, Repeats, pump::Message},
+    dispatch::{
+        QueueLists,
+        park::{Parking, Repeats},
+        pump::Message,
+    },
     enqueue::Enqueues,
     notify::Notifier,
     settle::{Endings, Successes, heartbeat::Beats},
@@ -78,7 +82,7 @@ pub struct Inner {
     /// Number of waiting and running jobs, by project with a quota.
     pub backlogs: enqueue::quota::Backlogs,
     parking: Parking,
-    queue_lists: dispatch::any_queue::QueueLists,
+    queue_lists: QueueLists,
     settled: Arc<AtomicU64>,
 }
 
@@ -153,7 +157,7 @@ impl Engine {
             versions: jobs::wait::Versions::default(),
             backlogs: enqueue::quota::Backlogs::default(),
             parking: Parking::new(messages),
-            queue_lists: dispatch::any_queue::QueueLists::default(),
+            queue_lists: QueueLists::default(),
             pools,
             notifier,
             stopping,

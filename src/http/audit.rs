@@ -14,10 +14,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use utoipa::{IntoParams, ToSchema};
 
-use super::{
-    cursor::{self, List},
-    error::ErrorBody,
-};
+use super::cursor::{self, List};
 use crate::{
     app::App,
     auth::{Administer, Caller},
@@ -183,7 +180,6 @@ pub struct AuditPage {
     security(("api_key" = ["manage"]), ("session" = ["admin"])),
     responses(
         (status = 200, description = "A page of entries.", body = AuditPage),
-        (status = 400, description = "A parameter is wrong.", body = ErrorBody),
     ),
 )]
 pub async fn list(
@@ -220,7 +216,6 @@ pub async fn list(
     security(("api_key" = ["manage"]), ("session" = ["admin"])),
     responses(
         (status = 200, description = "Entries, as NDJSON.", body = String, content_type = "application/x-ndjson"),
-        (status = 400, description = "A parameter is wrong.", body = ErrorBody),
     ),
 )]
 pub async fn export(

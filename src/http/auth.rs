@@ -88,10 +88,6 @@ pub struct SignupReply {
         (status = 201, description = "The account, its project and its first key.", body = SignupReply),
         (status = 400, description = "Invalid e-mail address, or weak password.", body = ErrorBody),
         (status = 403, description = "Sign-up is closed.", body = ErrorBody),
-        (status = 413, description = "The body is too large.", body = ErrorBody),
-        (status = 415, description = "The body is not JSON.", body = ErrorBody),
-        (status = 429, description = "Too many requests from this client.", body = ErrorBody),
-        (status = 503, description = "Try again later.", body = ErrorBody),
     ),
 )]
 pub async fn signup(
@@ -164,10 +160,7 @@ impl From<SignedIn> for SessionReply {
         (status = 200, description = "A session.", body = SessionReply),
         (status = 400, description = "Invalid e-mail address.", body = ErrorBody),
         (status = 401, description = "Wrong e-mail address or password.", body = ErrorBody),
-        (status = 413, description = "The body is too large.", body = ErrorBody),
-        (status = 415, description = "The body is not JSON.", body = ErrorBody),
         (status = 429, description = "Too many attempts.", body = ErrorBody),
-        (status = 503, description = "Try again later.", body = ErrorBody),
     ),
 )]
 pub async fn login(
@@ -210,12 +203,7 @@ impl RequestBody for RefreshRequest {}
     request_body = RefreshRequest, security(()),
     responses(
         (status = 200, description = "New tokens.", body = SessionReply),
-        (status = 400, description = "Invalid request.", body = ErrorBody),
         (status = 401, description = "The token is unknown or used, or the session has ended.", body = ErrorBody),
-        (status = 413, description = "The body is too large.", body = ErrorBody),
-        (status = 415, description = "The body is not JSON.", body = ErrorBody),
-        (status = 429, description = "Too many requests.", body = ErrorBody),
-        (status = 503, description = "Try again later.", body = ErrorBody),
     ),
 )]
 pub async fn refresh(
@@ -238,7 +226,7 @@ pub async fn refresh(
 #[utoipa::path(
     post, path = "/auth/logout", tag = "accounts", operation_id = "auth_logout",
     security(("session" = [])),
-    responses((status = 204, description = "Logged out."), (status = 401, description = "No live session.", body = ErrorBody)),
+    responses((status = 204, description = "Logged out.")),
 )]
 pub async fn logout(person: Person, State(app): State<App>) -> Result<StatusCode, Error> {
     let bearer = person.bearer;
@@ -274,8 +262,6 @@ impl RequestBody for PasswordRequest {}
         (status = 204, description = "Changed."),
         (status = 400, description = "The new password is weak.", body = ErrorBody),
         (status = 401, description = "No live session, or wrong current password.", body = ErrorBody),
-        (status = 413, description = "The body is too large.", body = ErrorBody),
-        (status = 415, description = "The body is not JSON.", body = ErrorBody),
     ),
 )]
 pub async fn password(
@@ -313,10 +299,7 @@ impl RequestBody for ResetRequest {}
     responses(
         (status = 204, description = "If an account has this address, a mail was sent."),
         (status = 400, description = "Invalid e-mail address.", body = ErrorBody),
-        (status = 413, description = "The body is too large.", body = ErrorBody),
-        (status = 415, description = "The body is not JSON.", body = ErrorBody),
         (status = 429, description = "Too many requests from this client, or too many mails to this address.", body = ErrorBody),
-        (status = 503, description = "Try again later.", body = ErrorBody),
     ),
 )]
 pub async fn request_reset(
@@ -354,10 +337,6 @@ impl RequestBody for ConfirmResetRequest {}
         (status = 204, description = "Changed: log in with it."),
         (status = 400, description = "Invalid token, or weak password.", body = ErrorBody),
         (status = 409, description = "Another account has verified the address.", body = ErrorBody),
-        (status = 413, description = "The body is too large.", body = ErrorBody),
-        (status = 415, description = "The body is not JSON.", body = ErrorBody),
-        (status = 429, description = "Too many requests.", body = ErrorBody),
-        (status = 503, description = "Try again later.", body = ErrorBody),
     ),
 )]
 pub async fn confirm_reset(
@@ -395,10 +374,6 @@ impl RequestBody for VerifyRequest {}
         (status = 204, description = "Verified."),
         (status = 400, description = "Invalid token.", body = ErrorBody),
         (status = 409, description = "Another account has verified the address.", body = ErrorBody),
-        (status = 413, description = "The body is too large.", body = ErrorBody),
-        (status = 415, description = "The body is not JSON.", body = ErrorBody),
-        (status = 429, description = "Too many requests.", body = ErrorBody),
-        (status = 503, description = "Try again later.", body = ErrorBody),
     ),
 )]
 pub async fn verify(
@@ -414,7 +389,7 @@ pub async fn verify(
 #[utoipa::path(
     post, path = "/auth/verify/send", tag = "accounts", operation_id = "auth_verify_send",
     security(("session" = [])),
-    responses((status = 204, description = "The mail was sent."), (status = 401, description = "No live session.", body = ErrorBody)),
+    responses((status = 204, description = "The mail was sent.")),
 )]
 pub async fn send_verification(
     person: Person,

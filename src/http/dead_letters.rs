@@ -107,9 +107,6 @@ fn check_filter(path: &str, filter: &Filter, check: &mut Check) {
     params(DeadLettersQuery),
     responses(
         (status = 200, description = "A page of dead letters.", body = DeadLetterPage),
-        (status = 400, description = "A parameter is wrong.", body = ErrorBody),
-        (status = 401, description = "No valid API key.", body = ErrorBody),
-        (status = 503, description = "Try again later.", body = ErrorBody),
     ),
 )]
 pub async fn list(
@@ -248,9 +245,6 @@ pub struct GroupPage {
     params(GroupsQuery),
     responses(
         (status = 200, description = "A page of groups.", body = GroupPage),
-        (status = 400, description = "A parameter is wrong.", body = ErrorBody),
-        (status = 401, description = "No valid API key.", body = ErrorBody),
-        (status = 503, description = "Try again later.", body = ErrorBody),
     ),
 )]
 pub async fn groups(
@@ -290,10 +284,8 @@ pub async fn groups(
     params(("job_id" = String, Path, description = "The job.", example = "job_01m7w3ha3aextt8pkwwdmxsmqw")),
     responses(
         (status = 200, description = "The job.", body = Job),
-        (status = 401, description = "No valid API key.", body = ErrorBody),
         (status = 404, description = "The project has no such job.", body = ErrorBody),
         (status = 409, description = "The job is not a dead letter, or a live job has its unique key.", body = ErrorBody),
-        (status = 503, description = "Try again later.", body = ErrorBody),
     ),
 )]
 pub async fn retry(
@@ -316,10 +308,8 @@ pub async fn retry(
     params(("job_id" = String, Path, description = "The job.", example = "job_01m7w3ha3aextt8pkwwdmxsmqw")),
     responses(
         (status = 204, description = "Deleted."),
-        (status = 401, description = "No valid API key.", body = ErrorBody),
         (status = 404, description = "The project has no such job.", body = ErrorBody),
         (status = 409, description = "The job is not a dead letter.", body = ErrorBody),
-        (status = 503, description = "Try again later.", body = ErrorBody),
     ),
 )]
 pub async fn delete(

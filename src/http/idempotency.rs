@@ -6,13 +6,16 @@ use std::future::Future;
 
 use axum::{
     body::Body,
+    extract::{FromRequest, FromRequestParts, Request},
     http::{
         HeaderMap, HeaderName, HeaderValue, StatusCode,
         header::{CONTENT_TYPE, LOCATION},
+        request::Parts,
     },
     response::Response,
 };
 use serde::Serialize;
+use utoipa::IntoParams;
 use uuid::Uuid;
 
 use super::error::{self, ErrorBody};
@@ -23,7 +26,10 @@ use crate::{
     error::Error,
     ids::{JobId, OperationId, ScheduleId, WorkflowId},
     store::idempotency::{self, Presented, StoredAnswer},
-    wire::RequestId,
+    wire::{
+        RequestId,
+        extract::{BarePath, Fingerprinted, RequestBody},
+    },
 };
 
 const HEADER: &str = "Idempotency-Key";
@@ -93,85 +99,143 @@ impl Answer {
     }
 }
 
-/// The key of a request, from the header or the body. Quotes around it are removed.
-///
-/// # Errors
-/// [`Error::Invalid`] when it is too long, not printable ASCII, or differs between header and body.
-pub fn key(headers: &HeaderMap, in_body: Option<&str>) -> Result<Option<String>, Error> {
-    let refuse = |message: &str| Err(Error::invalid(HEADER, message));
+/// The header of the key.
+#[derive(Debug, IntoParams)]
+#[expect(dead_code, reason = "it describes the header in the OpenAPI document")]
+#[into_params(parameter_in = Header)]
+pub struct Header {
+    /// A request repeated with the same key within 24 hours gets the first answer.
+    #[param(rename = "Idempotency-Key", max_length = 200)]
+    key: Option<String>,
+}
+
+/// What tells a repeated request: its key, if it has one, and its fingerprint.
+#[derive(Debug)]
+pub struct Repeat {
+    key: Option<String>,
+    fingerprint: [u8; 32],
+    request_id: RequestId,
+}
+
+/// A request with a body, that may be repeated.
+#[derive(Debug)]
+pub struct Once<T> {
+    /// The body, read.
+    pub request: T,
+    /// How to run it once.
+    pub repeat: Repeat,
+}
+
+impl<T: RequestBody, S: Send + Sync> FromRequest<S> for Once<T> {
+    type Rejection = Error;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, Error> {
+        let key = header_key(request.headers());
+        let request_id = request.extensions().get().cloned().unwrap_or_default();
+        let Fingerprinted { request, fingerprint } =
+            Fingerprinted::from_request(request, state).await?;
+        Ok(Self { request, repeat: Repeat { key: key?, fingerprint, request_id } })
+    }
+}
+
+/// A request without a body.
+impl<S: Send + Sync> FromRequestParts<S> for Repeat {
+    type Rejection = Error;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Error> {
+        let BarePath(fingerprint) = BarePath::from_request_parts(parts, state).await?;
+        let request_id = parts.extensions.get().cloned().unwrap_or_default();
+        Ok(Self { key: header_key(&parts.headers)?, fingerprint, request_id })
+    }
+}
+
+impl Repeat {
+    /// The body may name the key, too.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when it is malformed, or differs from the header.
+    pub fn or_key(mut self, in_body: Option<String>) -> Result<Self, Error> {
+        self.key = match (self.key, in_body) {
+            (Some(one), Some(other)) if one != other => {
+                return Err(Error::invalid(HEADER, "must be the same as idempotency_key"));
+            }
+            (None, Some(key)) => Some(checked_key(&key)?),
+            (key, _) => key,
+        };
+        Ok(self)
+    }
+
+    /// Runs a request once for its key, and repeats the answer afterwards.
+    ///
+    /// # Errors
+    /// [`Error::IdempotencyKeyReuse`] when the key came with another request, and
+    /// [`Error::IdempotencyInProgress`] while the first one runs; and those of the request itself.
+    pub async fn once<Running>(
+        self,
+        app: &App,
+        caller: &Caller<impl Permit>,
+        run: impl FnOnce(Ids) -> Running,
+    ) -> Result<Response, Error>
+    where
+        Running: Future<Output = Result<Answer, Error>>,
+    {
+        let Self { key, fingerprint, request_id } = self;
+        let Some(key) = key else {
+            return run(Ids(None)).await.map(Answer::into_response);
+        };
+        let project_id = caller.project_id;
+        let presented = Presented { project_id, key: &key, fingerprint: &fingerprint };
+        let seed = match begin(app, presented).await? {
+            Begun::Run(seed) => seed,
+            Begun::Answered(answer) => {
+                let mut response = answer.into_response();
+                response.headers_mut().insert(REPLAY_HEADER, HeaderValue::from_static("true"));
+                return Ok(response);
+            }
+        };
+        let result = run(Ids(Some(seed))).await;
+        let kept = match &result {
+            Ok(answer) => Some((answer.status, answer.location.as_deref(), answer.body.clone())),
+            Err(failure) if is_kept(error::status(failure)) => {
+                let body = ErrorBody { error: error::info(failure, &request_id.0) };
+                let body = serde_json::to_string(&body).map_err(Error::internal)?;
+                Some((error::status(failure), None, body))
+            }
+            Err(_) => None,
+        };
+        let mut conn = app.engine.pools.enqueue.acquire().await?;
+        match kept {
+            Some((status, location, body)) => {
+                let status = status.as_u16();
+                idempotency::finish(&mut conn, project_id, &key, status, location, &body).await?;
+            }
+            None => idempotency::unlock(&mut conn, project_id, &key).await?,
+        }
+        result.map(Answer::into_response)
+    }
+}
+
+/// The key in the header. Quotes around it are removed.
+fn header_key(headers: &HeaderMap) -> Result<Option<String>, Error> {
     let mut values = headers.get_all(HEADER).iter();
-    let in_header = match (values.next(), values.next()) {
-        (_, Some(_)) => return refuse("must be sent once"),
-        (None, None) => None,
-        (Some(value), None) => {
-            let Ok(value) = value.to_str() else { return refuse("must be printable ASCII") };
-            let bare = value.strip_prefix('"').and_then(|it| it.strip_suffix('"'));
-            Some(bare.unwrap_or(value))
-        }
+    let value = match (values.next(), values.next()) {
+        (_, Some(_)) => return Err(Error::invalid(HEADER, "must be sent once")),
+        (None, None) => return Ok(None),
+        (Some(value), None) => value,
     };
-    let key = match (in_header, in_body) {
-        (Some(one), Some(other)) if one != other => {
-            return refuse("must be the same as idempotency_key");
-        }
-        (in_header, in_body) => in_header.or(in_body),
-    };
-    let Some(key) = key else { return Ok(None) };
+    let value = value.to_str().map_err(|_| Error::invalid(HEADER, "must be printable ASCII"))?;
+    let bare = value.strip_prefix('"').and_then(|it| it.strip_suffix('"'));
+    checked_key(bare.unwrap_or(value)).map(Some)
+}
+
+fn checked_key(key: &str) -> Result<String, Error> {
     let is_printable = key.bytes().all(|it| (b' '..=b'~').contains(&it));
     if key.is_empty() || key.len() > MAX_IDEMPOTENCY_KEY_CHARS || !is_printable {
         let max = MAX_IDEMPOTENCY_KEY_CHARS;
-        return refuse(&format!("must be 1 to {max} printable ASCII characters"));
+        let message = format!("must be 1 to {max} printable ASCII characters");
+        return Err(Error::invalid(HEADER, message));
     }
-    Ok(Some(key.to_owned()))
-}
-
-/// Runs a request once for its key, and repeats the answer afterwards.
-///
-/// # Errors
-/// [`Error::IdempotencyKeyReuse`] when the key came with another request, and
-/// [`Error::IdempotencyInProgress`] while the first one runs; and those of the request itself.
-pub async fn once<Running>(
-    app: &App,
-    caller: &Caller<impl Permit>,
-    key: Option<String>,
-    fingerprint: &[u8; 32],
-    request_id: &RequestId,
-    run: impl FnOnce(Ids) -> Running,
-) -> Result<Response, Error>
-where
-    Running: Future<Output = Result<Answer, Error>>,
-{
-    let Some(key) = key else {
-        return run(Ids(None)).await.map(Answer::into_response);
-    };
-    let presented = Presented { project_id: caller.project_id, key: &key, fingerprint };
-    let seed = match begin(app, presented).await? {
-        Begun::Run(seed) => seed,
-        Begun::Answered(answer) => {
-            let mut response = answer.into_response();
-            response.headers_mut().insert(REPLAY_HEADER, HeaderValue::from_static("true"));
-            return Ok(response);
-        }
-    };
-    let result = run(Ids(Some(seed))).await;
-    let kept = match &result {
-        Ok(answer) => Some((answer.status, answer.location.as_deref(), answer.body.clone())),
-        Err(failure) if is_kept(error::status(failure)) => {
-            let body = ErrorBody { error: error::info(failure, &request_id.0) };
-            let body = serde_json::to_string(&body).map_err(Error::internal)?;
-            Some((error::status(failure), None, body))
-        }
-        Err(_) => None,
-    };
-    let mut conn = app.engine.pools.enqueue.acquire().await?;
-    match kept {
-        Some((status, location, body)) => {
-            let status = status.as_u16();
-            idempotency::finish(&mut conn, caller.project_id, &key, status, location, &body)
-                .await?;
-        }
-        None => idempotency::unlock(&mut conn, caller.project_id, &key).await?,
-    }
-    result.map(Answer::into_response)
+    Ok(key.to_owned())
 }
 
 /// Errors that depend on the request alone. Permissions, rate limits and the database may be
@@ -217,7 +281,9 @@ mod tests {
         if let Some(header) = header {
             headers.insert(HEADER, HeaderValue::from_str(header).expect("a value"));
         }
-        key(&headers, body).map_err(|_| ())
+        let key = header_key(&headers).map_err(|_| ())?;
+        let repeat = Repeat { key, fingerprint: [0; 32], request_id: RequestId::default() };
+        repeat.or_key(body.map(str::to_owned)).map(|it| it.key).map_err(|_| ())
     }
 
     #[test]

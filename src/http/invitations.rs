@@ -5,7 +5,6 @@ use axum::{Extension, Json as Reply, extract::State};
 use chrono::{DateTime, Utc};
 use secrecy::SecretString;
 use serde::{Deserialize, Serialize};
-use sqlx::Acquire;
 use utoipa::ToSchema;
 
 use super::{error::ErrorBody, projects::Project};
@@ -55,10 +54,6 @@ pub struct InvitationPreview {
     responses(
         (status = 200, description = "Content of the invitation.", body = InvitationPreview),
         (status = 400, description = "Invalid invitation.", body = ErrorBody),
-        (status = 413, description = "The body is too large.", body = ErrorBody),
-        (status = 415, description = "The body is not JSON.", body = ErrorBody),
-        (status = 429, description = "Too many requests.", body = ErrorBody),
-        (status = 503, description = "Try again later.", body = ErrorBody),
     ),
 )]
 pub async fn preview(
@@ -79,9 +74,6 @@ pub async fn preview(
     responses(
         (status = 200, description = "Accepted.", body = Project),
         (status = 400, description = "Invalid invitation.", body = ErrorBody),
-        (status = 401, description = "No live session.", body = ErrorBody),
-        (status = 413, description = "The body is too large.", body = ErrorBody),
-        (status = 415, description = "The body is not JSON.", body = ErrorBody),
     ),
 )]
 pub async fn accept(
@@ -90,12 +82,9 @@ pub async fn accept(
     Extension(client): Extension<Client>,
     Json(request): Json<InvitationToken>,
 ) -> Result<Reply<Project>, Error> {
-    let mut conn = app.engine.pools.people.acquire().await?;
-    let mut tx = conn.begin().await?;
     let account_id = person.bearer.account_id;
-    let (project, role) = app.accounts.accept(&mut tx, account_id, &request.token, &client).await?;
-    tx.commit().await?;
-    drop(conn);
+    let accepted = app.accounts.accept_invitation(account_id, &request.token, &client).await;
+    let (project, role) = accepted?;
     app.credentials.evict(Evict::Members).await;
     Ok(Reply(Project::of(project, Some(role))))
 }

@@ -7,8 +7,6 @@ use axum::{Json as Reply, extract::State, http::StatusCode};
 use chrono::{DateTime, Utc};
 use secrecy::ExposeSecret;
 use serde::{Deserialize, Serialize};
-use serde_json::json;
-use sqlx::Acquire;
 use utoipa::{IntoParams, ToSchema};
 
 use super::{
@@ -16,17 +14,17 @@ use super::{
     error::ErrorBody,
 };
 use crate::{
-    accounts::{KeyRequest, MadeKey, make_key},
+    accounts::keys::{self, KeyRequest, MadeKey},
     app::App,
-    auth::{Administer, Caller, Who},
+    auth::{Administer, Caller},
     domain::{
-        access::{KeyPreset, Permission, Role, Scope, may_grant, role_may},
+        access::{KeyPreset, Scope},
         formats,
-        limits::{self, MAX_KEY_CALLS_PER_MINUTE, MAX_KEY_SECONDS},
+        limits::{self, MAX_KEY_CALLS_PER_MINUTE},
     },
     error::Error,
     ids::KeyId,
-    store::{self, audit::NewAuditEntry, keys::ListedKey},
+    store::{self, keys::ListedKey},
     wire::{
         extract::{Json, KeyInPath, Object, Query, RequestBody},
         validate::Check,
@@ -171,7 +169,6 @@ pub struct KeyPage {
     security(("api_key" = ["manage"]), ("session" = ["admin"])),
     responses(
         (status = 200, description = "A page of keys.", body = KeyPage),
-        (status = 400, description = "A parameter is wrong.", body = ErrorBody),
     ),
 )]
 pub async fn list(
@@ -221,7 +218,7 @@ pub struct CreateKeyRequest {
 impl RequestBody for CreateKeyRequest {}
 
 impl CreateKeyRequest {
-    fn accept(self, caller: &Caller<Administer>) -> Result<KeyRequest, Error> {
+    fn accept(self, own: &[Scope]) -> Result<KeyRequest, Error> {
         let mut check = Check::default();
         check.name("name", &self.name, limits::MAX_NAME_CHARS);
         if self.scopes.is_some() && self.preset.is_some() {
@@ -237,7 +234,6 @@ impl CreateKeyRequest {
         for (field, value) in fields {
             check.range(field, value.unwrap_or(1), 1, MAX_KEY_CALLS_PER_MINUTE);
         }
-        let own = caller.who.scopes();
         let preset = self.preset.map(|it| it.scopes().to_vec());
         let mut scopes = self.scopes.or(preset).unwrap_or_else(|| own.to_vec());
         scopes.sort();
@@ -246,60 +242,13 @@ impl CreateKeyRequest {
             check.refuse("scopes", "must name at least one scope");
         }
         check.finish()?;
-        if !may_grant(own, &scopes) {
-            return Err(Error::RoleExceedsCaller);
-        }
         Ok(KeyRequest {
             name: self.name,
             scopes,
-            expires_at: earliest(self.expires_at, &caller.who),
-            created_by: Some(caller.who.id()),
+            expires_at: self.expires_at,
             per_minute: [rates.produce_per_minute, rates.work_per_minute, rates.manage_per_minute],
         })
     }
-}
-
-/// When a key expires: as requested, but not after the key that creates it.
-fn earliest(wanted: Option<DateTime<Utc>>, who: &Who) -> Option<DateTime<Utc>> {
-    let own = match who {
-        Who::Key(it, _) => it.owner.expires_at,
-        Who::Member(..) => None,
-    };
-    [wanted, own].into_iter().flatten().min()
-}
-
-/// Checks the caller's rights again, with its row locked: they may have changed since the request
-/// began. Returns when its key expires.
-async fn check_again(
-    conn: &mut sqlx::PgConnection,
-    caller: &Caller<Administer>,
-) -> Result<Option<DateTime<Utc>>, Error> {
-    match &caller.who {
-        Who::Key(it, _) => {
-            let key = store::keys::lock(conn, caller.project_id, it.owner.key_id).await?;
-            key.filter(|it| it.is_live).map(|it| it.expires_at).ok_or(Error::Unauthorized)
-        }
-        Who::Member(_, bearer) => {
-            let roles = store::members::lock_roles(conn, caller.project_id).await?;
-            let role = roles.iter().find(|it| it.0 == bearer.account_id);
-            let role = role.and_then(|it| Role::of_name(&it.1)).ok_or(Error::ProjectNotFound)?;
-            let permission = Permission::Administer;
-            if role_may(role, permission) {
-                Ok(None)
-            } else {
-                Err(Error::Forbidden { needs: permission.needs() })
-            }
-        }
-    }
-}
-
-/// The audit log's view of a key.
-fn facts(key: &ListedKey) -> String {
-    let shown = format!("{}…{}", key.shown_prefix, key.shown_end);
-    json!({
-        "name": key.name, "shown": shown, "scopes": key.scopes, "expires_at": key.expires_at,
-    })
-    .to_string()
 }
 
 /// Create a key.
@@ -312,9 +261,6 @@ fn facts(key: &ListedKey) -> String {
     request_body = CreateKeyRequest,
     responses(
         (status = 201, description = "The created key. It is shown only once.", body = CreatedApiKey),
-        (status = 400, description = "Invalid request.", body = ErrorBody),
-        (status = 413, description = "The body is too large.", body = ErrorBody),
-        (status = 415, description = "The body is not JSON.", body = ErrorBody),
     ),
 )]
 pub async fn create(
@@ -322,53 +268,11 @@ pub async fn create(
     State(app): State<App>,
     Json(request): Json<CreateKeyRequest>,
 ) -> Result<(StatusCode, Reply<CreatedApiKey>), Error> {
-    let mut request = request.accept(&caller)?;
+    let request = request.accept(caller.who.scopes())?;
     let mut conn = app.engine.pools.read_for(caller.project_id).await?;
-    let mut tx = conn.begin().await?;
-    let end = check_again(&mut tx, &caller).await?;
-    request.expires_at = [request.expires_at, end].into_iter().flatten().min();
-    if let Some(expires_at) = request.expires_at {
-        let ahead = store::keys::seconds_until(&mut tx, expires_at).await?;
-        if !(1.0..=MAX_KEY_SECONDS as f64).contains(&ahead) {
-            return Err(Error::invalid(
-                "expires_at",
-                "must be in the future, at most ten years ahead",
-            ));
-        }
-    }
-    let made = make(&mut tx, &caller, request, 0).await?;
-    note(&mut tx, &caller, "key.created", None, Some(&made.listed)).await?;
-    tx.commit().await?;
+    let max = caller.limits.max_keys();
+    let made = keys::create(&mut conn, &caller.author(), request, max).await?;
     Ok((StatusCode::CREATED, Reply(made.into())))
-}
-
-async fn make(
-    conn: &mut sqlx::PgConnection,
-    caller: &Caller<Administer>,
-    request: KeyRequest,
-    replaced: i64,
-) -> Result<MadeKey, Error> {
-    let project = store::projects::get(conn, caller.project_id).await?;
-    let project = project.ok_or(Error::ProjectNotFound)?;
-    let max = caller.limits.max_keys() + replaced;
-    make_key(conn, (project.id, &project.mode), request, max).await
-}
-
-async fn note(
-    conn: &mut sqlx::PgConnection,
-    caller: &Caller<Administer>,
-    action: &'static str,
-    before: Option<&ListedKey>,
-    after: Option<&ListedKey>,
-) -> Result<(), Error> {
-    let entry = NewAuditEntry {
-        action,
-        target: before.or(after).map(|it| it.id.to_string()),
-        before: before.map(facts),
-        after: after.map(facts),
-    };
-    store::audit::insert(conn, caller.project_id, &caller.actor(), &entry).await?;
-    Ok(())
 }
 
 /// Read a key.
@@ -411,10 +315,7 @@ impl RequestBody for ChangeKeyRequest {}
     request_body = ChangeKeyRequest,
     responses(
         (status = 200, description = "The key.", body = ApiKey),
-        (status = 400, description = "Invalid request.", body = ErrorBody),
         (status = 404, description = "The project has no such key.", body = ErrorBody),
-        (status = 413, description = "The body is too large.", body = ErrorBody),
-        (status = 415, description = "The body is not JSON.", body = ErrorBody),
     ),
 )]
 pub async fn change(
@@ -427,12 +328,6 @@ pub async fn change(
     check.name("name", &request.name, limits::MAX_NAME_CHARS);
     check.finish()?;
     let mut conn = app.engine.pools.read_for(caller.project_id).await?;
-    let mut tx = conn.begin().await?;
-    let before = store::keys::lock(&mut tx, caller.project_id, id).await?;
-    let before = before.ok_or(Error::KeyNotFound)?;
-    store::keys::rename(&mut tx, caller.project_id, id, &request.name).await?;
-    let after = ListedKey { name: request.name, ..before.clone() };
-    note(&mut tx, &caller, "key.changed", Some(&before), Some(&after)).await?;
-    tx.commit().await?;
-    Ok(Reply(after.into()))
+    let key = keys::rename(&mut conn, &caller.author(), id, request.name).await?;
+    Ok(Reply(key.into()))
 }

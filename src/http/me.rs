@@ -45,7 +45,7 @@ async fn find(app: &App, person: Person) -> Result<(Account, Vec<Membership>), E
 /// Read your account.
 #[utoipa::path(
     get, path = "/me", tag = "accounts", operation_id = "me_get", security(("session" = [])),
-    responses((status = 200, description = "Your account.", body = Me), (status = 401, description = "No live session.", body = ErrorBody)),
+    responses((status = 200, description = "Your account.", body = Me)),
 )]
 pub async fn get(person: Person, State(app): State<App>) -> Result<Reply<Me>, Error> {
     let (account, memberships) = find(&app, person).await?;
@@ -99,7 +99,7 @@ pub struct SessionList {
 /// List your sessions.
 #[utoipa::path(
     get, path = "/me/sessions", tag = "accounts", operation_id = "me_sessions", security(("session" = [])),
-    responses((status = 200, description = "Your sessions.", body = SessionList), (status = 401, description = "No live session.", body = ErrorBody)),
+    responses((status = 200, description = "Your sessions.", body = SessionList)),
 )]
 pub async fn sessions(person: Person, State(app): State<App>) -> Result<Reply<SessionList>, Error> {
     let mut conn = app.engine.pools.people.acquire().await?;
@@ -115,7 +115,6 @@ pub async fn sessions(person: Person, State(app): State<App>) -> Result<Reply<Se
     params(("session_id" = String, Path, description = "The session.", example = "sess_01m7w3ha3aextt8pkwwdmxsmqw")),
     responses(
         (status = 204, description = "Revoked."),
-        (status = 401, description = "No live session.", body = ErrorBody),
         (status = 404, description = "You have no such session.", body = ErrorBody),
     ),
 )]
@@ -152,7 +151,7 @@ pub struct AccountExport {
 /// Jobs and settings belong to projects, not to accounts.
 #[utoipa::path(
     get, path = "/me/export", tag = "accounts", operation_id = "me_export", security(("session" = [])),
-    responses((status = 200, description = "All data of the account.", body = AccountExport), (status = 401, description = "No live session.", body = ErrorBody)),
+    responses((status = 200, description = "All data of the account.", body = AccountExport)),
 )]
 pub async fn export(person: Person, State(app): State<App>) -> Result<Reply<AccountExport>, Error> {
     let (account, memberships) = find(&app, person).await?;
@@ -197,11 +196,8 @@ impl RequestBody for DeleteAccountRequest {}
     request_body = DeleteAccountRequest,
     responses(
         (status = 204, description = "Deleted."),
-        (status = 400, description = "Invalid request.", body = ErrorBody),
         (status = 401, description = "No live session, or wrong password.", body = ErrorBody),
         (status = 409, description = "A project would be left without an owner.", body = ErrorBody),
-        (status = 413, description = "The body is too large.", body = ErrorBody),
-        (status = 415, description = "The body is not JSON.", body = ErrorBody),
     ),
 )]
 pub async fn delete(

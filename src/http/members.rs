@@ -4,23 +4,17 @@ use axum::{Json as Reply, extract::State, http::StatusCode};
 use chrono::{DateTime, Utc};
 use secrecy::ExposeSecret;
 use serde::{Deserialize, Serialize};
-use serde_json::json;
-use sqlx::Acquire;
 use utoipa::ToSchema;
 
 use super::error::ErrorBody;
 use crate::{
-    accounts::{mails, read_email, secret},
+    accounts::{members, read_email},
     app::App,
     auth::{Anybody, Caller, Govern, Who},
     credentials::Evict,
-    domain::{
-        access::{Role, may_change_member},
-        limits::{INVITATION_SECONDS, MAX_MEMBERS},
-    },
+    domain::{access::Role, limits::MAX_MEMBERS},
     error::Error,
-    ids::{AccountId, InvitationId},
-    store::{self, audit::NewAuditEntry, members},
+    store,
     wire::extract::{AccountInPath, InvitationInPath, Json, RequestBody},
 };
 
@@ -38,8 +32,8 @@ pub struct Member {
     pub created_at: DateTime<Utc>,
 }
 
-impl From<members::Member> for Member {
-    fn from(row: members::Member) -> Self {
+impl From<store::members::Member> for Member {
+    fn from(row: store::members::Member) -> Self {
         Self {
             account_id: row.account_id.to_string(),
             email: row.email,
@@ -68,7 +62,7 @@ pub async fn list(
 ) -> Result<Reply<MemberList>, Error> {
     only_members(&caller)?;
     let mut conn = app.engine.pools.read_for(caller.project_id).await?;
-    let rows = members::list(&mut conn, caller.project_id, MAX_MEMBERS).await?;
+    let rows = store::members::list(&mut conn, caller.project_id, MAX_MEMBERS).await?;
     Ok(Reply(MemberList { members: rows.into_iter().map(Member::from).collect() }))
 }
 
@@ -103,11 +97,8 @@ impl RequestBody for ChangeMemberRequest {}
     request_body = ChangeMemberRequest,
     responses(
         (status = 200, description = "The member.", body = Member),
-        (status = 400, description = "Invalid request.", body = ErrorBody),
         (status = 404, description = "The project has no such member.", body = ErrorBody),
         (status = 409, description = "The project would be left without an owner.", body = ErrorBody),
-        (status = 413, description = "The body is too large.", body = ErrorBody),
-        (status = 415, description = "The body is not JSON.", body = ErrorBody),
     ),
 )]
 pub async fn change(
@@ -116,56 +107,12 @@ pub async fn change(
     AccountInPath(id): AccountInPath,
     Json(request): Json<ChangeMemberRequest>,
 ) -> Result<Reply<Member>, Error> {
-    set_role(&app, &caller, id, Some(request.role)).await?;
     let mut conn = app.engine.pools.read_for(caller.project_id).await?;
-    let rows = members::list(&mut conn, caller.project_id, MAX_MEMBERS).await?;
+    members::set_role(&mut conn, &caller.author(), id, Some(request.role)).await?;
+    app.credentials.evict(Evict::Members).await;
+    let rows = store::members::list(&mut conn, caller.project_id, MAX_MEMBERS).await?;
     let member = rows.into_iter().find(|it| it.account_id == id);
     member.map(|it| Reply(it.into())).ok_or(Error::MemberNotFound)
-}
-
-/// Changes or ends a membership, and writes the audit entry.
-async fn set_role<P>(
-    app: &App,
-    caller: &Caller<P>,
-    id: AccountId,
-    to: Option<Role>,
-) -> Result<(), Error> {
-    let mut conn = app.engine.pools.read_for(caller.project_id).await?;
-    let mut tx = conn.begin().await?;
-    let roles = members::lock_roles(&mut tx, caller.project_id).await?;
-    let role_of = |name: &str| Role::of_name(name);
-    let role_now = |id: AccountId| roles.iter().find(|it| it.0 == id).and_then(|it| role_of(&it.1));
-    // The caller's role may have changed since the request began.
-    let actor = caller.who.account_id().and_then(role_now).ok_or(Error::ProjectNotFound)?;
-    let from = role_now(id).ok_or(Error::MemberNotFound)?;
-    let is_leaving = to.is_none() && caller.who.id() == id.to_string();
-    if !is_leaving && !may_change_member(actor, Some(from), to) {
-        return Err(Error::RoleExceedsCaller);
-    }
-    let owners = roles.iter().filter(|it| role_of(&it.1) == Some(Role::Owner)).count();
-    if from == Role::Owner && to != Some(Role::Owner) && owners == 1 {
-        return Err(Error::LastOwner);
-    }
-    match to {
-        Some(to) => members::upsert(&mut tx, caller.project_id, id, to.name()).await?,
-        None => members::delete(&mut tx, caller.project_id, id).await?,
-    }
-    if to < Some(from) {
-        // Invitations that the member made with the old role end with it.
-        members::uninvite_by(&mut tx, caller.project_id, id).await?;
-    }
-    let facts = |role: Role| json!({ "role": role }).to_string();
-    let entry = NewAuditEntry {
-        action: if to.is_some() { "member.changed" } else { "member.removed" },
-        target: Some(id.to_string()),
-        before: Some(facts(from)),
-        after: to.map(facts),
-    };
-    store::audit::insert(&mut tx, caller.project_id, &caller.actor(), &entry).await?;
-    tx.commit().await?;
-    drop(conn);
-    app.credentials.evict(Evict::Members).await;
-    Ok(())
 }
 
 /// Remove a member.
@@ -189,7 +136,10 @@ pub async fn remove(
     AccountInPath(id): AccountInPath,
 ) -> Result<StatusCode, Error> {
     only_members(&caller)?;
-    set_role(&app, &caller, id, None).await?;
+    let mut conn = app.engine.pools.read_for(caller.project_id).await?;
+    members::set_role(&mut conn, &caller.author(), id, None).await?;
+    drop(conn);
+    app.credentials.evict(Evict::Members).await;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -209,8 +159,8 @@ pub struct Invitation {
     pub expires_at: DateTime<Utc>,
 }
 
-impl From<members::Invitation> for Invitation {
-    fn from(row: members::Invitation) -> Self {
+impl From<store::members::Invitation> for Invitation {
+    fn from(row: store::members::Invitation) -> Self {
         Self {
             id: row.id.to_string(),
             email: row.email,
@@ -239,7 +189,7 @@ pub async fn invitations(
     State(app): State<App>,
 ) -> Result<Reply<InvitationList>, Error> {
     let mut conn = app.engine.pools.read_for(caller.project_id).await?;
-    let rows = members::invitations(&mut conn, caller.project_id, MAX_MEMBERS).await?;
+    let rows = store::members::invitations(&mut conn, caller.project_id, MAX_MEMBERS).await?;
     Ok(Reply(InvitationList { invitations: rows.into_iter().map(Invitation::from).collect() }))
 }
 
@@ -273,9 +223,6 @@ pub struct CreatedInvitation {
     request_body = InviteRequest,
     responses(
         (status = 201, description = "The invitation, valid for seven days.", body = CreatedInvitation),
-        (status = 400, description = "Invalid request.", body = ErrorBody),
-        (status = 413, description = "The body is too large.", body = ErrorBody),
-        (status = 415, description = "The body is not JSON.", body = ErrorBody),
     ),
 )]
 pub async fn invite(
@@ -287,42 +234,12 @@ pub async fn invite(
     let Who::Member(grant, bearer) = &caller.who else { return Err(Error::MemberNotFound) };
     app.accounts.throttle_invitation(bearer.account_id, &email).await?;
     let max = caller.limits.max_members();
-    let secret = secret::generate(secret::MAIL_PREFIX);
     let mut conn = app.engine.pools.read_for(caller.project_id).await?;
-    let mut tx = conn.begin().await?;
-    let roles = members::lock_roles(&mut tx, caller.project_id).await?;
-    let role = roles.iter().find(|it| it.0 == bearer.account_id);
-    let role = role.and_then(|it| Role::of_name(&it.1)).ok_or(Error::ProjectNotFound)?;
-    if !may_change_member(role, None, Some(request.role)) {
-        return Err(Error::RoleExceedsCaller);
-    }
-    if members::count(&mut tx, caller.project_id).await? >= max {
-        return Err(Error::QuotaExceeded { what: "members and open invitations", max });
-    }
-    // An open invitation for the address is replaced: an earlier one with a higher role must not
-    // stay valid.
-    members::uninvite_address(&mut tx, caller.project_id, &email).await?;
-    let row = members::invite(
-        &mut tx,
-        caller.project_id,
-        InvitationId::generate(),
-        (&email, request.role.name()),
-        &secret::hash(&secret),
-        Some(bearer.account_id),
-        INVITATION_SECONDS,
-    )
-    .await?;
-    let entry = NewAuditEntry {
-        action: "invitation.created",
-        target: Some(row.id.to_string()),
-        after: Some(json!({ "email": email, "role": request.role }).to_string()),
-        ..NewAuditEntry::default()
-    };
-    store::audit::insert(&mut tx, caller.project_id, &caller.actor(), &entry).await?;
-    tx.commit().await?;
-    let (url, token) = (&app.accounts.public_url, secret.expose_secret().to_owned());
-    let project = &grant.membership.name;
-    app.accounts.mailer.send(mails::invitation(&email, url, project, &token)?);
+    let invited = members::invite(&mut conn, &caller.author(), (&email, request.role), max).await;
+    let (row, token) = invited?;
+    drop(conn);
+    let token = token.expose_secret().to_owned();
+    app.accounts.mail_invitation(&email, &grant.membership.name, &token)?;
     Ok((StatusCode::CREATED, Reply(CreatedInvitation { invitation: row.into(), token })))
 }
 
@@ -344,16 +261,6 @@ pub async fn uninvite(
     InvitationInPath(id): InvitationInPath,
 ) -> Result<StatusCode, Error> {
     let mut conn = app.engine.pools.read_for(caller.project_id).await?;
-    let mut tx = conn.begin().await?;
-    let row = members::uninvite(&mut tx, caller.project_id, id).await?;
-    let row = row.ok_or(Error::InvitationNotFound)?;
-    let entry = NewAuditEntry {
-        action: "invitation.revoked",
-        target: Some(id.to_string()),
-        before: Some(json!({ "email": row.email, "role": row.role }).to_string()),
-        ..NewAuditEntry::default()
-    };
-    store::audit::insert(&mut tx, caller.project_id, &caller.actor(), &entry).await?;
-    tx.commit().await?;
+    members::uninvite(&mut conn, &caller.author(), id).await?;
     Ok(StatusCode::NO_CONTENT)
 }

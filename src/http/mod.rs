@@ -162,7 +162,6 @@ pub fn router(app: App, adapters: Router<App>, handlers: TaskTracker) -> Router 
         .route("/readyz", routing::get(health::ready))
         .route("/", routing::get(openapi::front_door))
         .route("/openapi-3.0.json", routing::get(openapi::older_document))
-        .route("/postman.json", routing::get(openapi::postman_collection))
         .merge(docs::routes())
         .merge(openapi::docs())
         .merge(adapters)

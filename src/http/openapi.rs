@@ -1,6 +1,5 @@
 //! The OpenAPI document, made from the handlers, and the pages that show it.
 
-mod postman;
 mod v3_0;
 
 use std::sync::LazyLock;
@@ -9,7 +8,7 @@ use axum::{
     http::header::{CONTENT_TYPE, HeaderName},
     response::Redirect,
 };
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 use utoipa::{
     Modify, OpenApi,
     openapi::{
@@ -21,6 +20,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_swagger_ui::{Config, SwaggerUi};
 
 use super::{data_plane, people_plane, project_plane};
+use crate::wire::openapi::{Applies, DerivedResponse, OF_BODIES, add_responses};
 
 #[derive(OpenApi)]
 #[openapi(
@@ -101,18 +101,6 @@ pub fn older_text() -> String {
     format!("{:#}\n", v3_0::of(document()))
 }
 
-/// The same as a Postman collection, as in `openapi/postman.json`.
-#[must_use]
-pub fn postman_text() -> String {
-    format!("{:#}\n", postman::of(document()))
-}
-
-/// `GET /postman.json`.
-pub async fn postman_collection() -> ([(HeaderName, &'static str); 1], &'static str) {
-    static TEXT: LazyLock<String> = LazyLock::new(postman_text);
-    ([(CONTENT_TYPE, "application/json")], TEXT.as_str())
-}
-
 /// `GET /openapi-3.0.json`.
 pub async fn older_document() -> ([(HeaderName, &'static str); 1], &'static str) {
     static TEXT: LazyLock<String> = LazyLock::new(older_text);
@@ -126,7 +114,9 @@ fn tidy(document: &mut Value) {
         let operations =
             paths.values_mut().filter_map(Value::as_object_mut).flat_map(Map::values_mut);
         for operation in operations {
-            add_refusals(operation);
+            for derived in [&DERIVED[..], &OF_BODIES] {
+                add_responses(operation, derived, "ErrorBody");
+            }
             let parameters = operation.get_mut("parameters").and_then(Value::as_array_mut);
             for parameter in parameters.into_iter().flatten() {
                 parameter.get_mut("schema").into_iter().for_each(without_null);
@@ -150,44 +140,22 @@ fn tidy(document: &mut Value) {
     }
 }
 
-/// Refusals that every authenticated operation has: unauthorized, forbidden, project not found,
-/// rate limited.
-fn add_refusals(operation: &mut Value) {
-    let security = operation.get("security").and_then(Value::as_array);
-    let is_public = security.is_none_or(|it| it.iter().any(|it| *it == json!({})));
-    let refusals: &[(&str, &str)] = if is_public {
-        &[]
-    } else {
-        &[
-            ("400", "Invalid request."),
-            ("401", "No live API key or session."),
-            (
-                "403",
-                "The key lacks the scope, the member lacks the role, or a session is required.",
-            ),
-            ("404", "No such project for this key or session."),
-            ("429", "Rate limit or quota exceeded: see `GET /v1/limits`."),
-            ("503", "Try again later."),
-        ]
-    };
-    let names_project =
-        operation.pointer("/security").is_some_and(|it| it.to_string().contains("api_key"))
-            || operation
-                .pointer("/parameters")
-                .is_some_and(|it| it.to_string().contains("\"project\""));
-    let refusals = refusals.iter().filter(|it| names_project || it.0 != "404");
-    let Some(responses) = operation.get_mut("responses").and_then(Value::as_object_mut) else {
-        return;
-    };
-    for (status, description) in refusals {
-        responses.entry(*status).or_insert_with(|| {
-            json!({
-                "description": description,
-                "content": {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorBody"}}},
-            })
-        });
-    }
-}
+/// Responses that need no line at each operation.
+const DERIVED: [DerivedResponse; 9] = [
+    (Applies::Authenticated, "400", "Invalid request."),
+    (Applies::Authenticated, "401", "No live API key or session."),
+    (
+        Applies::Authenticated,
+        "403",
+        "The key lacks the scope, the member lacks the role, or a session is required.",
+    ),
+    (Applies::InProject, "404", "No such project for this key or session."),
+    (Applies::Repeatable, "409", "The idempotency key was used with another request."),
+    (Applies::PublicWithBody, "429", "Too many requests from this client."),
+    (Applies::Authenticated, "429", "Rate limit or quota exceeded: see `GET /v1/limits`."),
+    (Applies::PublicWithBody, "503", "Try again later."),
+    (Applies::Authenticated, "503", "Try again later."),
+];
 
 fn without_null(schema: &mut Value) {
     let Some(object) = schema.as_object_mut() else { return };

@@ -122,9 +122,6 @@ pub struct OperationPage {
     params(OperationsQuery),
     responses(
         (status = 200, description = "A page of operations.", body = OperationPage),
-        (status = 400, description = "A parameter is wrong.", body = ErrorBody),
-        (status = 401, description = "No valid API key.", body = ErrorBody),
-        (status = 503, description = "Try again later.", body = ErrorBody),
     ),
 )]
 pub async fn list(
@@ -157,9 +154,7 @@ pub async fn list(
     params(("operation_id" = String, Path, description = "The operation.", example = "op_01m7w3ha3aextt8pkwwdmxsmqw")),
     responses(
         (status = 200, description = "The operation.", body = Operation),
-        (status = 401, description = "No valid API key.", body = ErrorBody),
         (status = 404, description = "The project has no such operation.", body = ErrorBody),
-        (status = 503, description = "Try again later.", body = ErrorBody),
     ),
 )]
 pub async fn get(
@@ -180,9 +175,7 @@ pub async fn get(
     params(("operation_id" = String, Path, description = "The operation.", example = "op_01m7w3ha3aextt8pkwwdmxsmqw")),
     responses(
         (status = 200, description = "The operation.", body = Operation),
-        (status = 401, description = "No valid API key.", body = ErrorBody),
         (status = 404, description = "The project has no such operation.", body = ErrorBody),
-        (status = 503, description = "Try again later.", body = ErrorBody),
     ),
 )]
 pub async fn abort(

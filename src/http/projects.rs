@@ -3,21 +3,17 @@
 use axum::{Extension, Json as Reply, extract::State, http::StatusCode};
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
-use sqlx::Acquire;
 use utoipa::{IntoParams, ToSchema};
 
 use super::error::ErrorBody;
 use crate::{
-    accounts::{Client, insert_with_free_slug, project_facts},
+    accounts::{Client, projects},
     app::App,
     auth::{Anybody, Caller, Govern, Own, Person},
     credentials::Evict,
-    domain::{
-        access::Role,
-        limits::{self, MAX_OWNED_PROJECTS},
-    },
+    domain::{access::Role, limits},
     error::Error,
-    store::{self, audit::NewAuditEntry, members::Membership, projects},
+    store::{self, members::Membership},
     wire::{
         extract::{Json, Query, RequestBody},
         validate::Check,
@@ -78,7 +74,7 @@ pub struct Project {
 impl Project {
     /// A project, as a member with this role sees it.
     #[must_use]
-    pub fn of(row: projects::Project, role: Option<Role>) -> Self {
+    pub fn of(row: store::projects::Project, role: Option<Role>) -> Self {
         Self {
             id: row.public_id.to_string(),
             slug: row.slug,
@@ -119,7 +115,7 @@ pub struct ProjectList {
 /// List your projects.
 #[utoipa::path(
     get, path = "/projects", tag = "projects", operation_id = "projects_list", security(("session" = [])),
-    responses((status = 200, description = "Your projects.", body = ProjectList), (status = 401, description = "No live session.", body = ErrorBody)),
+    responses((status = 200, description = "Your projects.", body = ProjectList)),
 )]
 pub async fn list(person: Person, State(app): State<App>) -> Result<Reply<ProjectList>, Error> {
     let mut conn = app.engine.pools.people.acquire().await?;
@@ -150,11 +146,7 @@ impl RequestBody for CreateProjectRequest {}
     request_body = CreateProjectRequest,
     responses(
         (status = 201, description = "The project.", body = Project),
-        (status = 400, description = "Invalid request.", body = ErrorBody),
-        (status = 401, description = "No live session.", body = ErrorBody),
         (status = 409, description = "No free slug could be derived from the name.", body = ErrorBody),
-        (status = 413, description = "The body is too large.", body = ErrorBody),
-        (status = 415, description = "The body is not JSON.", body = ErrorBody),
     ),
 )]
 pub async fn create(
@@ -166,25 +158,9 @@ pub async fn create(
     let mut check = Check::default();
     check.name("name", &request.name, limits::MAX_NAME_CHARS);
     check.finish()?;
-    let account_id = person.bearer.account_id;
-    let mut conn = app.engine.pools.people.acquire().await?;
-    let mut tx = conn.begin().await?;
-    if store::members::owned(&mut tx, account_id).await? >= MAX_OWNED_PROJECTS {
-        return Err(Error::QuotaExceeded { what: "owned projects", max: MAX_OWNED_PROJECTS });
-    }
     let mode = request.mode.unwrap_or(ProjectMode::Live).name();
-    let plan = &app.accounts.default_plan;
-    let project = insert_with_free_slug(&mut tx, &request.name, mode, plan).await?;
-    store::members::upsert(&mut tx, project.id, account_id, Role::Owner.name()).await?;
-    let entry = NewAuditEntry {
-        action: "project.created",
-        target: Some(project.public_id.to_string()),
-        after: Some(project_facts(&project)),
-        ..NewAuditEntry::default()
-    };
-    let actor = client.actor("account", account_id.to_string());
-    store::audit::insert(&mut tx, project.id, &actor, &entry).await?;
-    tx.commit().await?;
+    let (account_id, named) = (person.bearer.account_id, (&*request.name, mode));
+    let project = app.accounts.create_project(account_id, named, &client).await?;
     Ok((StatusCode::CREATED, Reply(Project::of(project, Some(Role::Owner)))))
 }
 
@@ -197,7 +173,7 @@ pub async fn create(
 )]
 pub async fn get(caller: Caller<Anybody>, State(app): State<App>) -> Result<Reply<Project>, Error> {
     let mut conn = app.engine.pools.people.acquire().await?;
-    let row = projects::get(&mut conn, caller.project_id).await?;
+    let row = store::projects::get(&mut conn, caller.project_id).await?;
     Ok(Reply(Project::of(row.ok_or(Error::ProjectNotFound)?, caller.who.role())))
 }
 
@@ -220,9 +196,6 @@ impl RequestBody for ChangeProjectRequest {}
     request_body = ChangeProjectRequest,
     responses(
         (status = 200, description = "The project.", body = Project),
-        (status = 400, description = "Invalid request.", body = ErrorBody),
-        (status = 413, description = "The body is too large.", body = ErrorBody),
-        (status = 415, description = "The body is not JSON.", body = ErrorBody),
     ),
 )]
 pub async fn change(
@@ -234,18 +207,7 @@ pub async fn change(
     check.name("name", &request.name, limits::MAX_NAME_CHARS);
     check.finish()?;
     let mut conn = app.engine.pools.people.acquire().await?;
-    let mut tx = conn.begin().await?;
-    let before = projects::get(&mut tx, caller.project_id).await?;
-    projects::rename(&mut tx, caller.project_id, &request.name).await?;
-    let after = projects::get(&mut tx, caller.project_id).await?.ok_or(Error::ProjectNotFound)?;
-    let entry = NewAuditEntry {
-        action: "project.changed",
-        target: Some(after.public_id.to_string()),
-        before: before.as_ref().map(project_facts),
-        after: Some(project_facts(&after)),
-    };
-    store::audit::insert(&mut tx, caller.project_id, &caller.actor(), &entry).await?;
-    tx.commit().await?;
+    let after = projects::rename(&mut conn, &caller.author(), &request.name).await?;
     Ok(Reply(Project::of(after, caller.who.role())))
 }
 
@@ -276,14 +238,8 @@ pub async fn delete(
     Query(query): Query<DeleteProjectQuery>,
 ) -> Result<StatusCode, Error> {
     let mut conn = app.engine.pools.people.acquire().await?;
-    let project = projects::get(&mut conn, caller.project_id).await?;
-    let project = project.ok_or(Error::ProjectNotFound)?;
-    if query.confirm != project.slug {
-        return Err(Error::invalid("confirm", "must be the project's slug"));
-    }
-    projects::delete(&mut conn, caller.project_id).await?;
+    projects::delete(&mut conn, caller.project_id, &query.confirm).await?;
     drop(conn);
-    tracing::info!(project.id = %project.public_id, "a project was deleted");
     app.credentials.evict(Evict::KeysAndMembers).await;
     Ok(StatusCode::NO_CONTENT)
 }

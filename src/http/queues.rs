@@ -248,9 +248,6 @@ pub struct QueuePage {
     params(QueuesQuery),
     responses(
         (status = 200, description = "A page of queues.", body = QueuePage),
-        (status = 400, description = "A parameter is wrong.", body = ErrorBody),
-        (status = 401, description = "No valid API key.", body = ErrorBody),
-        (status = 503, description = "Try again later.", body = ErrorBody),
     ),
 )]
 pub async fn list(
@@ -285,9 +282,7 @@ pub async fn list(
     responses(
         (status = 200, description = "The queue.", body = Queue),
         (status = 400, description = "The name is invalid.", body = ErrorBody),
-        (status = 401, description = "No valid API key.", body = ErrorBody),
         (status = 404, description = "The queue does not exist.", body = ErrorBody),
-        (status = 503, description = "Try again later.", body = ErrorBody),
     ),
 )]
 pub async fn get(
@@ -406,11 +401,6 @@ impl ChangeQueueRequest {
     request_body = ChangeQueueRequest,
     responses(
         (status = 200, description = "The queue.", body = Queue),
-        (status = 400, description = "Invalid request.", body = ErrorBody),
-        (status = 401, description = "No valid API key.", body = ErrorBody),
-        (status = 413, description = "The body is too large.", body = ErrorBody),
-        (status = 415, description = "The body is not JSON.", body = ErrorBody),
-        (status = 503, description = "Try again later.", body = ErrorBody),
     ),
 )]
 pub async fn change(

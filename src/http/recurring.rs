@@ -4,12 +4,7 @@
 pub mod control;
 pub mod times;
 
-use axum::{
-    Extension, Json as Reply,
-    extract::State,
-    http::{HeaderMap, StatusCode},
-    response::Response,
-};
+use axum::{Json as Reply, extract::State, http::StatusCode, response::Response};
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -18,7 +13,7 @@ use utoipa::{IntoParams, ToSchema};
 use super::{
     audit::{self, NewAuditEntry},
     error::ErrorBody,
-    idempotency::{self, Answer, Ids},
+    idempotency::{self, Answer, Ids, Once},
     retry::RetryRequest,
 };
 use crate::{
@@ -33,8 +28,7 @@ use crate::{
     engine::schedules::{self, ScheduleRow, WrittenSchedule},
     error::Error,
     wire::{
-        RequestId,
-        extract::{Fingerprinted, Json, NameInPath, Object, Query, RequestBody},
+        extract::{Json, NameInPath, Object, Query, RequestBody},
         validate::{Check, stored_json},
     },
 };
@@ -234,11 +228,7 @@ impl RecurringScheduleRequest {
     responses(
         (status = 200, description = "The schedule.", body = RecurringSchedule),
         (status = 400, description = "Invalid request, or the expression cannot be read, never fires, or fires too often.", body = ErrorBody),
-        (status = 401, description = "No valid API key.", body = ErrorBody),
         (status = 409, description = "The schedule belongs to another job type.", body = ErrorBody),
-        (status = 413, description = "The body or the payload is too large.", body = ErrorBody),
-        (status = 415, description = "The body is not JSON.", body = ErrorBody),
-        (status = 503, description = "Try again later.", body = ErrorBody),
     ),
 )]
 pub async fn put(
@@ -263,41 +253,34 @@ pub async fn put(
 #[utoipa::path(
     post, path = "/recurring", tag = "recurring", operation_id = "recurring_create",
     security(("api_key" = ["manage"]), ("session" = ["member"])),
-    params(("Idempotency-Key" = Option<String>, Header, description = "A request repeated with the same key within 24 hours gets the first answer.", max_length = 200)),
+    params(idempotency::Header),
     request_body = RecurringScheduleRequest,
     responses(
         (status = 201, description = "The schedule is stored.", body = RecurringSchedule,
-         headers(("Location" = String, description = "The schedule's path."), ("Idempotent-Replay" = Option<String>, description = "`true` when this is the answer to an earlier request."))),
+         headers(("Location" = String, description = "The schedule's path."))),
         (status = 400, description = "Invalid request, or the expression cannot be read, never fires, or fires too often.", body = ErrorBody),
-        (status = 401, description = "No valid API key.", body = ErrorBody),
-        (status = 409, description = "The idempotency key was used with another request.", body = ErrorBody),
-        (status = 413, description = "The body or the payload is too large.", body = ErrorBody),
-        (status = 415, description = "The body is not JSON.", body = ErrorBody),
-        (status = 503, description = "Try again later.", body = ErrorBody),
     ),
 )]
 pub async fn create(
     caller: Caller<Manage>,
     State(app): State<App>,
-    Extension(request_id): Extension<RequestId>,
-    headers: HeaderMap,
-    Fingerprinted { request, fingerprint }: Fingerprinted<RecurringScheduleRequest>,
+    Once { request, repeat }: Once<RecurringScheduleRequest>,
 ) -> Result<Response, Error> {
-    let key = idempotency::key(&headers, None)?;
     let (running, by) = (app.clone(), caller.clone());
-    idempotency::once(&app, &caller, key, &fingerprint, &request_id, async move |ids: Ids| {
-        let schedule = request.accept(ids.schedule().to_string())?;
-        let (engine, limits) = (&running.engine, &by.limits);
-        let (row, _) = schedules::write(engine, by.project_id, &schedule, limits).await?;
-        let entry = NewAuditEntry {
-            after: Some(facts(&row)),
-            ..NewAuditEntry::to("recurring.put", &*row.id)
-        };
-        audit::note(&running, &by, entry).await;
-        let location = Some(format!("/v1/recurring/{}", row.id));
-        Answer::new(StatusCode::CREATED, location, &RecurringSchedule::of(row)?)
-    })
-    .await
+    repeat
+        .once(&app, &caller, async move |ids: Ids| {
+            let schedule = request.accept(ids.schedule().to_string())?;
+            let (engine, limits) = (&running.engine, &by.limits);
+            let (row, _) = schedules::write(engine, by.project_id, &schedule, limits).await?;
+            let entry = NewAuditEntry {
+                after: Some(facts(&row)),
+                ..NewAuditEntry::to("recurring.put", &*row.id)
+            };
+            audit::note(&running, &by, entry).await;
+            let location = Some(format!("/v1/recurring/{}", row.id));
+            Answer::new(StatusCode::CREATED, location, &RecurringSchedule::of(row)?)
+        })
+        .await
 }
 
 /// Page of schedules.
@@ -333,9 +316,6 @@ pub struct RecurringPage {
     params(RecurringQuery),
     responses(
         (status = 200, description = "A page of schedules.", body = RecurringPage),
-        (status = 400, description = "A parameter is wrong.", body = ErrorBody),
-        (status = 401, description = "No valid API key.", body = ErrorBody),
-        (status = 503, description = "Try again later.", body = ErrorBody),
     ),
 )]
 pub async fn list(
@@ -365,9 +345,7 @@ pub async fn list(
     params(("recurring_id" = String, Path, description = "The schedule.", example = "rjob_report")),
     responses(
         (status = 200, description = "The schedule.", body = RecurringSchedule),
-        (status = 401, description = "No valid API key.", body = ErrorBody),
         (status = 404, description = "The project has no such schedule.", body = ErrorBody),
-        (status = 503, description = "Try again later.", body = ErrorBody),
     ),
 )]
 pub async fn get(
@@ -388,9 +366,7 @@ pub async fn get(
     params(("recurring_id" = String, Path, description = "The schedule.", example = "rjob_report")),
     responses(
         (status = 204, description = "Deleted."),
-        (status = 401, description = "No valid API key.", body = ErrorBody),
         (status = 404, description = "The project has no such schedule.", body = ErrorBody),
-        (status = 503, description = "Try again later.", body = ErrorBody),
     ),
 )]
 pub async fn delete(

@@ -1,7 +1,7 @@
 //! `/v1/workflows`: jobs with dependencies.
 
 use axum::{
-    Extension, Json as Reply,
+    Json as Reply,
     extract::State,
     http::{HeaderMap, StatusCode},
     response::Response,
@@ -13,7 +13,7 @@ use utoipa::{IntoParams, ToSchema};
 use super::{
     cursor::{self, List},
     error::ErrorBody,
-    idempotency::{self, Answer, Ids},
+    idempotency::{self, Answer, Ids, Once},
     jobs::request::{EnqueueRequest, accept, traceparent},
 };
 use crate::{
@@ -22,21 +22,14 @@ use crate::{
     domain::{
         job::JobState,
         limits,
-        plan::Limits,
+        plan::Tenant,
         workflow::{self, BrokenGraph, Node, WorkflowState},
     },
-    engine::{
-        enqueue::{
-            dependencies::{self, TiedJob},
-            quota,
-        },
-        jobs::workflows::{self, NewWorkflow, StateCount, WorkflowJobRow, WorkflowRow},
-    },
+    engine::jobs::workflows::{self, JobGraph, StateCount, WorkflowJobRow, WorkflowRow},
     error::Error,
-    ids::{ProjectId, WorkflowId},
+    ids::WorkflowId,
     wire::{
-        RequestId,
-        extract::{Fingerprinted, Object, Query, RequestBody, WorkflowInPath},
+        extract::{Object, Query, RequestBody, WorkflowInPath},
         validate::Check,
     },
 };
@@ -139,60 +132,45 @@ impl Workflow {
     security(("api_key" = ["produce"]), ("session" = ["member"])),
     request_body = CreateWorkflowRequest,
     params(
-        ("Idempotency-Key" = Option<String>, Header, description = "A request repeated with the same key within 24 hours gets the first answer.", max_length = 200),
+        idempotency::Header,
         ("traceparent" = Option<String>, Header, description = "W3C trace context; the workers get it."),
     ),
     responses(
         (status = 201, description = "The workflow is stored.", body = Workflow,
          headers(("Location" = String, description = "The workflow's path."))),
         (status = 400, description = "Invalid request, or a cycle among the jobs.", body = ErrorBody),
-        (status = 401, description = "No valid API key.", body = ErrorBody),
-        (status = 409, description = "The idempotency key was used with another request.", body = ErrorBody),
-        (status = 413, description = "The body or a payload is too large.", body = ErrorBody),
-        (status = 415, description = "The body is not JSON.", body = ErrorBody),
-        (status = 503, description = "Try again later.", body = ErrorBody),
     ),
 )]
 pub async fn create(
     caller: Caller<Produce>,
     State(app): State<App>,
-    Extension(request_id): Extension<RequestId>,
     headers: HeaderMap,
-    Fingerprinted { request, fingerprint }: Fingerprinted<CreateWorkflowRequest>,
+    Once { request, repeat }: Once<CreateWorkflowRequest>,
 ) -> Result<Response, Error> {
-    let key = idempotency::key(&headers, None)?;
     let trace = traceparent(&headers).map(str::to_owned);
-    let (running, project_id, limits) = (app.clone(), caller.project_id, caller.limits);
-    idempotency::once(&app, &caller, key, &fingerprint, &request_id, async move |ids: Ids| {
-        let tenant = (project_id, &limits);
-        let (workflow, jobs) = accept_graph(tenant, ids, request, trace.as_deref())?;
-        quota::admit(&running.engine, project_id, jobs.len(), limits.waiting_jobs).await?;
-        let id = workflow.id;
-        dependencies::store(&running.engine, project_id, &jobs, Some(&workflow)).await?;
-        let (row, jobs) = workflows::find(&running.engine, project_id, id).await?;
-        let location = Some(format!("/v1/workflows/{id}"));
-        Answer::new(StatusCode::CREATED, location, &Workflow::of(row, jobs))
-    })
-    .await
+    let (running, tenant) = (app.clone(), caller.tenant());
+    repeat
+        .once(&app, &caller, async move |ids: Ids| {
+            let id = ids.workflow();
+            let graph = accept_graph(tenant, ids, request, trace.as_deref())?;
+            workflows::create(&running.engine, tenant, id, graph).await?;
+            let (row, jobs) = workflows::find(&running.engine, tenant.project_id, id).await?;
+            let location = Some(format!("/v1/workflows/{id}"));
+            Answer::new(StatusCode::CREATED, location, &Workflow::of(row, jobs))
+        })
+        .await
 }
 
 fn accept_graph(
-    tenant: (ProjectId, &Limits),
+    tenant: Tenant,
     ids: Ids,
     request: CreateWorkflowRequest,
     trace: Option<&str>,
-) -> Result<(NewWorkflow, Vec<TiedJob>), Error> {
+) -> Result<JobGraph, Error> {
     let mut check = Check::default();
     check.optional_name("name", request.name.as_deref(), limits::MAX_NAME_CHARS);
     let mut named = Vec::with_capacity(request.jobs.len());
     let mut jobs = Vec::with_capacity(request.jobs.len());
-    let mut workflow = NewWorkflow {
-        id: ids.workflow(),
-        name: request.name,
-        edges: Vec::new(),
-        is_held: false,
-        rerun: None,
-    };
     for (place, Object(mut job)) in request.jobs.into_iter().enumerate() {
         let mut item = Check::below(format!("jobs[{place}]."));
         let key = job.key.take().unwrap_or_default();
@@ -223,8 +201,7 @@ fn accept_graph(
         Vec::new()
     });
     check.finish()?;
-    workflows::tie(&mut workflow, &mut jobs, &parents);
-    Ok((workflow, jobs))
+    Ok(JobGraph { name: request.name, is_held: false, jobs, parents })
 }
 
 /// Read a workflow.
@@ -236,9 +213,7 @@ fn accept_graph(
     params(("workflow_id" = String, Path, description = "The workflow.", example = "wf_01m7w3ha3aextt8pkwwdmxsmqw")),
     responses(
         (status = 200, description = "The workflow.", body = Workflow),
-        (status = 401, description = "No valid API key.", body = ErrorBody),
         (status = 404, description = "The project has no such workflow.", body = ErrorBody),
-        (status = 503, description = "Try again later.", body = ErrorBody),
     ),
 )]
 pub async fn get(
@@ -322,9 +297,6 @@ pub struct WorkflowPage {
     params(WorkflowsQuery),
     responses(
         (status = 200, description = "A page of workflows.", body = WorkflowPage),
-        (status = 400, description = "A parameter is wrong.", body = ErrorBody),
-        (status = 401, description = "No valid API key.", body = ErrorBody),
-        (status = 503, description = "Try again later.", body = ErrorBody),
     ),
 )]
 pub async fn list(
@@ -358,9 +330,7 @@ pub async fn list(
     params(("workflow_id" = String, Path, description = "The workflow.", example = "wf_01m7w3ha3aextt8pkwwdmxsmqw")),
     responses(
         (status = 200, description = "The workflow.", body = Workflow),
-        (status = 401, description = "No valid API key.", body = ErrorBody),
         (status = 404, description = "The project has no such workflow.", body = ErrorBody),
-        (status = 503, description = "Try again later.", body = ErrorBody),
     ),
 )]
 pub async fn cancel(

@@ -12,6 +12,7 @@ use crate::{
         limits,
     },
     ids::{JobId, ProjectId, WorkflowId},
+    store::jobs::JobRow,
 };
 
 /// When a new job may run.
@@ -103,6 +104,54 @@ pub struct StoredJob {
     pub is_queue_paused: bool,
     /// Whether its type is paused in its queue.
     pub is_type_paused: bool,
+}
+
+impl StoredJob {
+    /// The whole row of a new job.
+    #[must_use]
+    pub fn into_row(self, job: NewJob) -> JobRow {
+        let extras = job.extras.map(|it| *it).unwrap_or_default();
+        JobRow {
+            id: job.id,
+            queue: job.queue,
+            job_type: job.job_type,
+            state: self.state,
+            rank: job.rank,
+            run_at: self.run_at,
+            created_at: self.created_at,
+            attempt: 0,
+            failures: 0,
+            max_attempts: self.max_attempts,
+            timeout_seconds: job.timeout_seconds,
+            // A new job that is due and still `scheduled` waits for its parents.
+            unfinished_parents: i32::from(!extras.parents.is_empty()),
+            cancel_requested: false,
+            progress: None,
+            completed_at: None,
+            lease_id: None,
+            worker_id: None,
+            claimed_at: None,
+            lease_expires_at: None,
+            result: None,
+            duration_ms: None,
+            payload: job.payload,
+            retry: self.retry,
+            tags: job.tags.and_then(|it| serde_json::to_value(it.0).ok()),
+            labels: Some(extras.labels),
+            concurrency_key: extras.concurrency_key,
+            concurrency_limit: extras.concurrency_limit,
+            unique_key: extras.unique_key,
+            expires_at: extras.expires_at,
+            workflow_id: extras.workflow_id,
+            workflow_key: extras.workflow_key,
+            envelope: extras.envelope,
+            parents: extras.parents,
+            is_crowded: false,
+            is_queue_paused: self.is_queue_paused,
+            is_type_paused: self.is_type_paused,
+            is_rate_limited: false,
+        }
+    }
 }
 
 /// Stores jobs of any projects, all or none.

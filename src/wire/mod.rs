@@ -8,13 +8,14 @@ pub mod delivery;
 pub mod errors;
 pub mod extract;
 pub mod logs;
+pub mod openapi;
 pub mod streams;
 pub mod validate;
 
 use tokio_util::sync::CancellationToken;
 
 /// The id of this request, for handlers that answer with several errors in one body.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct RequestId(pub String);
 
 /// Cancelled when the client has disconnected.

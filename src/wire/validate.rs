@@ -9,6 +9,7 @@ use crate::{
         limits,
         text::{self, json_depth},
     },
+    engine::dispatch::Poll,
     error::{Error, FieldError},
 };
 
@@ -60,6 +61,16 @@ impl Check {
         for (index, value) in values.iter().enumerate() {
             self.name(&format!("{field}[{index}]"), value, max_chars);
         }
+    }
+
+    /// The names in a poll; `queues` and `job_types` are what its protocol calls these fields.
+    pub fn poll(&mut self, poll: &Poll, queues: &str, job_types: &str) {
+        self.optional_name("worker_id", poll.worker_id.as_deref(), limits::MAX_WORKER_ID_CHARS);
+        self.names(queues, &poll.queues, limits::MAX_POLL_QUEUES, limits::MAX_QUEUE_CHARS);
+        let (max, max_chars) = (limits::MAX_POLL_JOB_TYPES, limits::MAX_JOB_TYPE_CHARS);
+        self.names(job_types, &poll.job_types, max, max_chars);
+        let labels = poll.labels.as_deref().unwrap_or_default();
+        self.names("labels", labels, limits::MAX_LABELS, limits::MAX_LABEL_CHARS);
     }
 
     /// 1 to `max` entries.

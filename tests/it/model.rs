@@ -10,14 +10,15 @@ use fencepost::{
     domain::{
         job::{AttemptOutcome, StoredState},
         lease::Fence,
+        plan::{Limits, Tenant},
         text::ErrorReport,
         worker::WorkerState,
     },
     engine::{
         Engine, dispatch,
         enqueue::{
-            Extras, NewJob, Start,
-            dependencies::{self, OnConflict, TiedJob},
+            self, Extras, NewJob, Start,
+            dependencies::{OnConflict, TiedJob},
         },
         maintenance::{self, cascade, promote, reap},
         settle::{self, Ack, Acked, AttemptEnd, Failure},
@@ -172,7 +173,8 @@ impl Run {
             path: String::new(),
         };
         let id = tied.job.id;
-        dependencies::store(&self.engine, self.project_id, &[tied], None)
+        let tenant = Tenant { project_id: self.project_id, limits: Limits::default() };
+        enqueue::store(&self.engine, tenant, vec![tied])
             .await
             .map_err(|error| format!("enqueue: {error}"))?;
         let waits = parents.iter().any(|it| self.jobs[*it].state != StoredState::Succeeded);
@@ -193,19 +195,14 @@ impl Run {
 
     async fn claim(&mut self) -> Checked {
         let worker = *WORKERS.choose(&mut self.dice).expect("one");
-        let spec = dispatch::PollSpec {
-            project_id: self.project_id,
+        let poll = dispatch::Poll {
+            worker_id: Some(worker.into()),
             queues: vec!["default".into()],
-            job_types: [].into(),
-            labels: [].into(),
-            only_commands: false,
-            worker_id: worker.into(),
-            capacity: 1,
-            lease_seconds: None,
-            poll_id: None,
+            ..dispatch::Poll::new(self.project_id)
         };
-        let never = std::future::pending::<()>;
-        let delivery = dispatch::poll(&self.engine, spec, Duration::ZERO, never(), never()).await;
+        let never = std::future::pending::<()>();
+        let gone = CancellationToken::new();
+        let delivery = dispatch::poll(&self.engine, poll, &gone, never).await;
         let delivery = delivery.map_err(|error| format!("poll: {error}"))?;
         let taken = delivery.jobs().first().map(|it| it.job.clone());
         delivery.delivered();
@@ -352,6 +349,8 @@ impl Run {
         let key = (self.project_id, worker.into());
         let beaten = workers::beat(&self.engine, &key, WorkerState::Running, Vec::new()).await;
         beaten.map_err(|error| format!("heartbeat: {error}"))?;
+        // Its polls are recorded now, and not after it has become old.
+        workers::pass(&self.engine).await.map_err(|it| it.to_string())?;
         let project = self.project_id.0;
         self.sql("update reaper_state set last_pass_at = now()".to_owned()).await;
         self.sql(format!(

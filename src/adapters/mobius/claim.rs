@@ -14,15 +14,12 @@ use utoipa::ToSchema;
 
 use super::{ErrorBody, HEARTBEAT_INTERVAL_SECONDS, LEASE_SECONDS};
 use crate::{
-    adapters::{
-        attempt::AttemptId,
-        work::{self, LeaseSpec},
-    },
+    adapters::{attempt::AttemptId, work},
     app::App,
     auth::{Caller, Polling},
     domain::limits,
     engine::{
-        dispatch::LeasedDelivery,
+        dispatch::{self, LeasedDelivery, Poll},
         jobs::workflows,
         workers::{self, Registration},
     },
@@ -108,21 +105,21 @@ pub async fn claim(
     let (name, version) = (sent(request.worker_name), sent(request.worker_version));
     check.optional_name("worker_name", name.as_deref(), limits::MAX_WORKER_INFO_CHARS);
     check.optional_name("worker_version", version.as_deref(), limits::MAX_WORKER_INFO_CHARS);
-    let spec = LeaseSpec {
+    let poll = Poll {
         worker_id: Some(request.worker_id),
         queues: request.queues.unwrap_or_default(),
         job_types: request.actions.unwrap_or_default(),
-        capacity: 1,
-        lease_seconds: LEASE_SECONDS,
+        lease_seconds: Some(LEASE_SECONDS),
         wait: Duration::from_secs(wait_seconds.into()),
-        ..LeaseSpec::default()
+        ..Poll::new(caller.project_id)
     };
-    spec.check(&mut check, "queues", "actions");
+    check.poll(&poll, "queues", "actions");
     check.finish()?;
     if name.is_some() || version.is_some() {
-        introduce(&app, caller.project_id, &spec, name, version).await?;
+        introduce(&app, &poll, name, version).await?;
     }
-    let delivery = work::lease(&app, &caller, spec, &gone).await?;
+    let revoked = caller.until_revoked(&app);
+    let delivery = dispatch::poll(&app.engine, poll, &gone, revoked).await?;
     let Some(handed) = delivery.jobs().first() else {
         return Ok(StatusCode::NO_CONTENT.into_response());
     };
@@ -133,28 +130,27 @@ pub async fn claim(
 /// A worker that describes itself, and is unknown, is registered with its first claim.
 async fn introduce(
     app: &App,
-    project_id: ProjectId,
-    spec: &LeaseSpec,
+    poll: &Poll,
     name: Option<String>,
     version: Option<String>,
 ) -> Result<(), Error> {
     const CONCURRENCY: i32 = 1;
-    let worker_id = spec.worker_id.clone().unwrap_or_default();
-    let key = (project_id, worker_id.as_str().into());
+    let worker_id = poll.worker_id.clone().unwrap_or_default();
+    let key = (poll.project_id, worker_id.as_str().into());
     if workers::facts(&app.engine, &key).await?.is_some() {
         return Ok(());
     }
     let worker = Registration {
         worker_id,
-        queues: spec.queues.clone(),
-        job_types: spec.job_types.clone(),
+        queues: poll.queues.clone(),
+        job_types: poll.job_types.clone(),
         hostname: name,
         sdk_version: version,
         concurrency: CONCURRENCY,
         pid: None,
         labels: Vec::new(),
     };
-    workers::register(&app.engine, project_id, &worker).await
+    workers::register(&app.engine, poll.project_id, &worker).await
 }
 
 async fn claimed(

@@ -35,6 +35,7 @@ pub(super) const ADAPTER: Adapter = Adapter {
     render_error,
     media_type: "application/json",
     document: MobiusDocument::openapi,
+    error_schema: "ErrorBody",
 };
 
 #[derive(OpenApi)]

@@ -17,14 +17,14 @@ use crate::{
         backoff::{RetryPolicy, RetryStrategy},
         job::DEFAULT_QUEUE,
         limits,
-        plan::Limits,
+        plan::{Limits, Tenant},
     },
     engine::enqueue::{
         Extras, NewJob, Start,
         dependencies::{OnConflict, TiedJob},
     },
     error::Error,
-    ids::{JobId, ProjectId},
+    ids::JobId,
     wire::validate::Check,
 };
 
@@ -62,24 +62,17 @@ impl Accepted {
     }
 }
 
-/// The project of a job, and its limits.
-#[derive(Clone, Copy)]
-pub struct Tenant<'a> {
-    pub project_id: ProjectId,
-    pub plan: &'a Limits,
-}
-
 /// Checks a job and prepares it to be stored. Fields without a native equivalent become its
 /// envelope.
 ///
 /// # Errors
 /// [`Error::FieldTooLarge`]; other broken rules are added to `check`.
-pub fn accept(tenant: Tenant<'_>, mut sent: Fields, check: &mut Check) -> Result<Accepted, Error> {
+pub fn accept(tenant: Tenant, mut sent: Fields, check: &mut Check) -> Result<Accepted, Error> {
     let kept = sent.clone();
     let job_type: Option<String> = sent.need("type", check);
     job_type.iter().for_each(|it| check_type(it, check));
     let job_type = job_type.unwrap_or_default();
-    let payload = accept_args(&mut sent, tenant.plan, check)?;
+    let payload = accept_args(&mut sent, &tenant.limits, check)?;
     let given = sent.take::<String>("id", check);
     let id = given.as_deref().map(|it| accept_id(it, check));
     let mut options: Fields = sent.take("options", check).unwrap_or_default();

@@ -11,7 +11,7 @@ use utoipa::ToSchema;
 
 use super::{
     ErrorBody, Reply,
-    accept::{Accepted, Tenant, accept},
+    accept::{Accepted, accept},
     fields::{Fields, Jobs},
     job_id,
     show::JobView,
@@ -20,18 +20,14 @@ use crate::{
     adapters::params::PathParams,
     app::App,
     auth::{Caller, Control, Produce, Read},
-    domain::{job::StoredState, lease::Fence, limits},
+    domain::{job::StoredState, lease::Fence, limits, plan::Tenant},
     engine::{
-        enqueue::{
-            self,
-            dependencies::{EnqueueOutcome, TiedJob},
-            quota,
-        },
-        jobs::{self, control},
+        enqueue::{self, Enqueued, dependencies::TiedJob},
+        jobs::{self, JobRow, control},
         settle::{self, Ack, AttemptEnd},
     },
     error::{Error, JobStatus},
-    ids::JobKey,
+    ids::{JobKey, ProjectId},
     wire::{extract::Json, validate::Check},
 };
 
@@ -75,23 +71,14 @@ pub async fn create(
     State(app): State<App>,
     Json(sent): Json<Fields>,
 ) -> Result<Response, Error> {
-    let tenant = Tenant { project_id: caller.project_id, plan: &caller.limits };
+    let tenant = caller.tenant();
     let mut check = Check::default();
     let mut accepted = accept(tenant, sent, &mut check)?;
     check.finish()?;
     set_expiries(&app, std::slice::from_mut(&mut accepted)).await?;
-    quota::admit(&app.engine, caller.project_id, 1, caller.limits.waiting_jobs).await?;
-    let outcome = store(&app, tenant, &accepted).await?;
-    let project_id = caller.project_id;
-    let (status, job) = match outcome {
-        EnqueueOutcome::Stored(it) => {
-            let job = JobView::stored(&accepted.tied.job, &it)?;
-            (StatusCode::CREATED, JobReply { job })
-        }
-        EnqueueOutcome::Existing(id) => {
-            (StatusCode::OK, find(&app, JobKey { project_id, id }).await?)
-        }
-    };
+    let Enqueued { row, is_new } = store(&app, tenant, &accepted).await?;
+    let status = if is_new { StatusCode::CREATED } else { StatusCode::OK };
+    let job = JobReply { job: shown(&app, caller.project_id, row, is_new).await? };
     let location = HeaderValue::from_str(&format!("/ojs/v1/jobs/{}", job.job.id));
     let mut response = Reply(status, job).into_response();
     if let Ok(location) = location {
@@ -110,21 +97,30 @@ pub async fn set_expiries(app: &App, jobs: &mut [Accepted]) -> Result<(), Error>
     Ok(())
 }
 
+/// A job after its enqueue; an existing one with its past attempts.
+async fn shown(
+    app: &App,
+    project_id: ProjectId,
+    row: JobRow,
+    is_new: bool,
+) -> Result<JobView, Error> {
+    if is_new {
+        return JobView::read(row, &[]);
+    }
+    Ok(find(app, JobKey { project_id, id: row.id }).await?.job)
+}
+
 /// Stores a job. A duplicate that is older than the policy's period does not count: it loses its
 /// unique key, and stays live.
-async fn store(
-    app: &App,
-    tenant: Tenant<'_>,
-    accepted: &Accepted,
-) -> Result<EnqueueOutcome, Error> {
+async fn store(app: &App, tenant: Tenant, accepted: &Accepted) -> Result<Enqueued, Error> {
     let Accepted { tied, unique_ms, .. } = accepted;
     let once = async || {
-        let stored = enqueue::store(&app.engine, tenant.project_id, std::slice::from_ref(tied));
+        let stored = enqueue::store(&app.engine, tenant, vec![tied.clone()]);
         stored.await?.pop().ok_or(Error::InDoubt)
     };
     let outcome = once().await;
     let holder = match &outcome {
-        Ok(EnqueueOutcome::Existing(holder)) => Some(*holder),
+        Ok(Enqueued { row, is_new: false }) => Some(row.id),
         Err(Error::UniqueConflict { holder, field }) if field.ends_with("unique.key") => *holder,
         _ => None,
     };
@@ -158,7 +154,7 @@ pub async fn create_batch(
     State(app): State<App>,
     Json(sent): Json<Jobs>,
 ) -> Result<Reply<JobsReply>, Error> {
-    let tenant = Tenant { project_id: caller.project_id, plan: &caller.limits };
+    let tenant = caller.tenant();
     let mut check = Check::default();
     check.count("jobs", sent.jobs.len(), limits::MAX_ENQUEUE_BATCH_JOBS);
     let mut all: Vec<Accepted> = Vec::with_capacity(sent.jobs.len());
@@ -174,15 +170,9 @@ pub async fn create_batch(
     check.finish()?;
     set_expiries(&app, &mut all).await?;
     let tied: Vec<TiedJob> = all.into_iter().map(|it| it.tied).collect();
-    let project_id = caller.project_id;
-    quota::admit(&app.engine, project_id, tied.len(), caller.limits.waiting_jobs).await?;
-    let outcomes = enqueue::store(&app.engine, project_id, &tied).await?;
     let mut jobs = Vec::with_capacity(tied.len());
-    for (TiedJob { job, .. }, outcome) in tied.iter().zip(outcomes) {
-        jobs.push(match outcome {
-            EnqueueOutcome::Stored(it) => JobView::stored(job, &it)?,
-            EnqueueOutcome::Existing(id) => find(&app, JobKey { project_id, id }).await?.job,
-        });
+    for Enqueued { row, is_new } in enqueue::store(&app.engine, tenant, tied).await? {
+        jobs.push(shown(&app, tenant.project_id, row, is_new).await?);
     }
     let count = jobs.len();
     Ok(Reply(StatusCode::CREATED, JobsReply { jobs, count }))

@@ -23,10 +23,17 @@ use axum::{
     Json,
     http::{HeaderName, HeaderValue, StatusCode, header::CONTENT_TYPE},
     response::{IntoResponse, Response},
+    routing::post,
 };
 use serde::Serialize;
 use serde_json::json;
-use utoipa::{OpenApi, ToSchema};
+use utoipa::{
+    OpenApi, ToSchema,
+    openapi::{
+        Object, RefOr, Required, Type,
+        path::{ParameterBuilder, ParameterIn},
+    },
+};
 use utoipa_axum::{router::OpenApiRouter, routes};
 use uuid::Uuid;
 
@@ -57,6 +64,7 @@ pub(super) const ADAPTER: Adapter = Adapter {
     render_error,
     media_type: MEDIA_TYPE,
     document: OjsDocument::openapi,
+    error_schema: "OjsError",
 };
 
 #[derive(OpenApi)]
@@ -79,20 +87,25 @@ pub(super) const ADAPTER: Adapter = Adapter {
 )]
 struct OjsDocument;
 
+/// Other paths of operations: path, operationId, and the path of the operation. A job in the path
+/// takes the place of `job_id` in the body.
+const ALIASES: [(&str, &str, &str); 4] = [
+    ("/v1/jobs/fetch", "fetch_jobs", "/v1/workers/fetch"),
+    ("/v1/jobs/{id}/ack", "ack_job", "/v1/workers/ack"),
+    ("/v1/jobs/{id}/nack", "nack_job", "/v1/workers/nack"),
+    ("/v1/jobs/{id}/fail", "fail_job", "/v1/workers/nack"),
+];
+
 fn routes() -> OpenApiRouter<App> {
-    OpenApiRouter::new()
+    let router = OpenApiRouter::new()
         .routes(routes!(operate::manifest))
         .routes(routes!(operate::health))
         .routes(routes!(jobs::create))
         .routes(routes!(jobs::create_batch))
         .routes(routes!(jobs::get, jobs::cancel))
         .routes(routes!(work::fetch))
-        .routes(routes!(work::fetch_jobs))
         .routes(routes!(work::ack))
-        .routes(routes!(work::ack_job))
         .routes(routes!(work::nack))
-        .routes(routes!(work::nack_job))
-        .routes(routes!(work::fail_job))
         .routes(routes!(workers::register))
         .routes(routes!(workers::beat))
         .routes(routes!(workers::deregister))
@@ -108,6 +121,37 @@ fn routes() -> OpenApiRouter<App> {
         .routes(routes!(workflows::create))
         .routes(routes!(workflows::get, workflows::cancel))
         .routes(routes!(events::list))
+        .route("/v1/jobs/fetch", post(work::fetch))
+        .route("/v1/jobs/{id}/ack", post(work::ack))
+        .route("/v1/jobs/{id}/nack", post(work::nack))
+        .route("/v1/jobs/{id}/fail", post(work::nack));
+    with_aliases(router)
+}
+
+/// Documents the aliases as operations of their own.
+fn with_aliases(mut router: OpenApiRouter<App>) -> OpenApiRouter<App> {
+    let paths = &mut router.get_openapi_mut().paths.paths;
+    for (path, operation_id, of) in ALIASES {
+        let mut item = paths.get(of).cloned().unwrap_or_default();
+        if let Some(operation) = &mut item.post {
+            operation.operation_id = Some(operation_id.to_owned());
+            operation.description = Some(format!("The same as `{of}`."));
+            if path.contains("{id}") {
+                let id = ParameterBuilder::new()
+                    .name("id")
+                    .parameter_in(ParameterIn::Path)
+                    .required(Required::True)
+                    .description(Some("The job."))
+                    .schema(Some(Object::with_type(Type::String)));
+                operation.parameters = Some(vec![RefOr::T(id.build())]);
+                if let Some(RefOr::T(body)) = &mut operation.request_body {
+                    body.required = Some(Required::False);
+                }
+            }
+        }
+        paths.insert(path.to_owned(), item);
+    }
+    router
 }
 
 /// An answer of this protocol.

@@ -18,7 +18,6 @@ use crate::{
     },
     engine::{
         dispatch::LeasedDelivery,
-        enqueue::{NewJob, StoredJob},
         jobs::{AttemptRow, JobRow},
     },
     error::Error,
@@ -190,40 +189,6 @@ impl JobView {
             parent_results: job.has_parents.then(results).transpose()?,
             worker_id: Some(handed.worker_id.to_string())
                 .filter(|it| !it.starts_with(crate::ids::ANONYMOUS)),
-            kept,
-        })
-    }
-
-    /// A job that was just stored.
-    pub fn stored(new: &NewJob, stored: &StoredJob) -> Result<Self, Error> {
-        let extras = new.extras.as_deref();
-        let (kept, expires_at) = kept(extras.and_then(|it| it.envelope.as_deref()));
-        let is_ahead = stored.state == StoredState::Scheduled;
-        Ok(Self {
-            specversion: SPEC_VERSION,
-            id: new.id.0.to_string(),
-            job_type: new.job_type.clone(),
-            queue: new.queue.clone(),
-            state: state_name(stored.state, 0),
-            args: args(&new.payload)?,
-            priority: -new.rank,
-            attempt: 0,
-            max_attempts: stored.max_attempts,
-            timeout_ms: timeout_ms(new.timeout_seconds),
-            created_at: time(stored.created_at),
-            enqueued_at: time(stored.created_at),
-            scheduled_at: is_ahead.then(|| time(stored.run_at)),
-            started_at: None,
-            completed_at: None,
-            cancelled_at: None,
-            expires_at: expires_at.or(extras.and_then(|it| it.expires_at).map(time)),
-            retry_delay_ms: None,
-            next_attempt_at: None,
-            error: None,
-            errors: Vec::new(),
-            result: None,
-            parent_results: None,
-            worker_id: None,
             kept,
         })
     }

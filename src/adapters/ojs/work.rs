@@ -1,7 +1,5 @@
 //! Fetching and settling jobs, by the paths of the worker protocol and of the HTTP binding.
 
-use std::time::Duration;
-
 use axum::{Extension, extract::State, response::Response};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -15,14 +13,12 @@ use super::{
     state_name,
 };
 use crate::{
-    adapters::{
-        params::PathParams,
-        work::{self, LeaseSpec},
-    },
+    adapters::params::PathParams,
     app::App,
     auth::{Caller, Polling, Settling},
     domain::{job::StoredState, lease::Fence, limits, text::ErrorReport},
     engine::{
+        dispatch::{self, Poll},
         jobs,
         settle::{self, Ack, Acked, AttemptEnd, Failure, heartbeat},
     },
@@ -72,32 +68,8 @@ pub struct FetchReply {
 pub async fn fetch(
     caller: Caller<Polling>,
     State(app): State<App>,
-    Extension(gone): Extension<ClientGone>,
+    Extension(ClientGone(gone)): Extension<ClientGone>,
     Json(request): Json<FetchRequest>,
-) -> Result<Response, Error> {
-    take(&app, &caller, &gone, request).await
-}
-
-/// Fetch jobs (path of the worker protocol).
-#[utoipa::path(
-    post, path = "/v1/jobs/fetch", tag = "workers", operation_id = "fetch_jobs",
-    request_body = FetchRequest,
-    responses((status = 200, description = "Jobs, or none.", body = FetchReply)),
-)]
-pub async fn fetch_jobs(
-    caller: Caller<Polling>,
-    State(app): State<App>,
-    Extension(gone): Extension<ClientGone>,
-    Json(request): Json<FetchRequest>,
-) -> Result<Response, Error> {
-    take(&app, &caller, &gone, request).await
-}
-
-async fn take(
-    app: &App,
-    caller: &Caller<Polling>,
-    ClientGone(gone): &ClientGone,
-    request: FetchRequest,
 ) -> Result<Response, Error> {
     let mut check = Check::default();
     let count = request.count.unwrap_or(1);
@@ -117,25 +89,25 @@ async fn take(
         );
     }
     let lease_seconds = lease_ms.map_or(VISIBILITY_SECONDS.into(), whole_seconds);
-    let spec = LeaseSpec {
+    let poll = Poll {
         worker_id: request.worker_id.filter(|it| !it.is_empty()),
         queues: request.queues,
         capacity: u32::try_from(count).unwrap_or(u32::MAX).min(limits::MAX_POLL_CAPACITY),
-        lease_seconds: i32::try_from(lease_seconds).unwrap_or(limits::MAX_LEASE_SECONDS),
-        wait: Duration::ZERO,
-        ..LeaseSpec::default()
+        lease_seconds: i32::try_from(lease_seconds).ok(),
+        ..Poll::new(caller.project_id)
     };
-    spec.check(&mut check, "queues", "types");
+    check.poll(&poll, "queues", "types");
     check.finish()?;
-    let mut delivery = work::lease(app, caller, spec.clone(), gone).await?;
+    let claim = |poll| dispatch::poll(&app.engine, poll, &gone, caller.until_revoked(&app));
+    let mut delivery = claim(poll.clone()).await?;
     // Fill up from the next queues: each is claimed from once.
-    for _ in 1..spec.queues.len() {
+    for _ in 1..poll.queues.len() {
         let found = u32::try_from(delivery.jobs().len()).unwrap_or(u32::MAX);
-        let capacity = spec.capacity.saturating_sub(found);
+        let capacity = poll.capacity.saturating_sub(found);
         if capacity == 0 || found == 0 {
             break;
         }
-        let more = work::lease(app, caller, LeaseSpec { capacity, ..spec.clone() }, gone).await?;
+        let more = claim(Poll { capacity, ..poll.clone() }).await?;
         if more.jobs().is_empty() {
             break;
         }
@@ -189,52 +161,19 @@ pub struct AckReply {
 pub async fn ack(
     caller: Caller<Settling>,
     State(app): State<App>,
-    Json(request): Json<AckRequest>,
-) -> Result<Reply<AckReply>, Error> {
-    let id = named(request.job_id.as_deref())?.to_owned();
-    succeed(&app, caller.project_id, &id, request).await
-}
-
-/// Acknowledge a job (path of the worker protocol).
-#[utoipa::path(
-    post, path = "/v1/jobs/{id}/ack", tag = "workers", operation_id = "ack_job",
-    params(("id" = String, Path, description = "The job.")),
-    request_body = Option<AckRequest>,
-    responses(
-        (status = 200, description = "Acknowledged.", body = AckReply),
-        (status = 404, description = "No such job.", body = ErrorBody),
-        (status = 409, description = "It is not active, or another worker holds it.", body = ErrorBody),
-    ),
-)]
-pub async fn ack_job(
-    caller: Caller<Settling>,
-    State(app): State<App>,
     params: PathParams,
     OptionalJson(request): OptionalJson<AckRequest>,
 ) -> Result<Reply<AckReply>, Error> {
-    succeed(&app, caller.project_id, params.get("id"), request).await
-}
-
-fn named(job_id: Option<&str>) -> Result<&str, Error> {
-    job_id.ok_or_else(|| Error::invalid("job_id", "must be sent"))
-}
-
-async fn succeed(
-    app: &App,
-    project_id: ProjectId,
-    id: &str,
-    request: AckRequest,
-) -> Result<Reply<AckReply>, Error> {
+    let key = named_job(caller.project_id, &params, request.job_id.as_deref())?;
     let mut check = Check::default();
     if let Some(result) = &request.result {
         check.size("result", result, limits::MAX_RESULT_BYTES)?;
         check.depth("result", result);
     }
     check.finish()?;
-    let key = JobKey { project_id, id: job_id(id)? };
     let result = request.result.map(|it| Box::<str>::from(it).into_string());
-    settle_job(app, key, request.worker_id, AttemptEnd::Succeeded { result }).await?;
-    let job = look(app, key).await;
+    settle_job(&app, key, request.worker_id, AttemptEnd::Succeeded { result }).await?;
+    let job = look(&app, key).await;
     let id = key.id.0.to_string();
     Ok(Reply::ok(AckReply {
         acknowledged: true,
@@ -244,6 +183,19 @@ async fn succeed(
         completed_at: job.as_ref().and_then(|it| it.completed_at.clone()),
         job,
     }))
+}
+
+/// The job that the path names, or else the body.
+fn named_job(
+    project_id: ProjectId,
+    params: &PathParams,
+    sent: Option<&str>,
+) -> Result<JobKey, Error> {
+    let id = match (params.get("id"), sent) {
+        ("", None) => return Err(Error::invalid("job_id", "must be sent")),
+        ("", Some(id)) | (id, _) => job_id(id)?,
+    };
+    Ok(JobKey { project_id, id })
 }
 
 /// The job after its end was recorded. A failure to read it must not look like a failure to record
@@ -353,52 +305,10 @@ pub struct NackReply {
 pub async fn nack(
     caller: Caller<Settling>,
     State(app): State<App>,
-    Json(request): Json<NackRequest>,
+    params: PathParams,
+    OptionalJson(request): OptionalJson<NackRequest>,
 ) -> Result<Reply<NackReply>, Error> {
-    let id = named(request.job_id.as_deref())?.to_owned();
-    report_failure(&app, caller.project_id, &id, request).await
-}
-
-macro_rules! nack_path {
-    ($(#[$doc:meta])* $name:ident, $path:literal, $operation:literal) => {
-        $(#[$doc])*
-        #[utoipa::path(
-            post, path = $path, tag = "workers", operation_id = $operation,
-            params(("id" = String, Path, description = "The job.")),
-            request_body = Option<NackRequest>,
-            responses(
-                (status = 200, description = "Recorded.", body = NackReply),
-                (status = 404, description = "No such job.", body = ErrorBody),
-                (status = 409, description = "It is not active, or another worker holds it.", body = ErrorBody),
-            ),
-        )]
-        pub async fn $name(
-            caller: Caller<Settling>,
-            State(app): State<App>,
-            params: PathParams,
-            OptionalJson(request): OptionalJson<NackRequest>,
-        ) -> Result<Reply<NackReply>, Error> {
-            report_failure(&app, caller.project_id, params.get("id"), request).await
-        }
-    };
-}
-
-nack_path!(
-    /// Report a failure (path like the worker protocol's ack).
-    nack_job, "/v1/jobs/{id}/nack", "nack_job"
-);
-nack_path!(
-    /// Report a failure (name of the worker protocol).
-    fail_job, "/v1/jobs/{id}/fail", "fail_job"
-);
-
-async fn report_failure(
-    app: &App,
-    project_id: ProjectId,
-    id: &str,
-    request: NackRequest,
-) -> Result<Reply<NackReply>, Error> {
-    let key = JobKey { project_id, id: job_id(id)? };
+    let key = named_job(caller.project_id, &params, request.job_id.as_deref())?;
     let sent = request.error.unwrap_or_default();
     let details = sent.details.unwrap_or_default();
     let kind = details.error_class.or(sent.kind).or(sent.code);
@@ -411,11 +321,11 @@ async fn report_failure(
         AttemptEnd::Failed(Failure { error, retryable, retry_after_seconds: None })
     };
     let is_released = matches!(end, AttemptEnd::Released);
-    let next_attempt_at = match settle_job(app, key, request.worker_id, end).await? {
+    let next_attempt_at = match settle_job(&app, key, request.worker_id, end).await? {
         Acked::Retry { at } if !is_released => Some(at),
         _ => None,
     };
-    let job = look(app, key).await;
+    let job = look(&app, key).await;
     let of = |field: fn(&JobView) -> Option<String>| job.as_ref().and_then(field);
     let state = match next_attempt_at {
         _ if is_released => state_name(StoredState::Pending, 0),

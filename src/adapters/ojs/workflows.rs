@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use super::{
     ErrorBody, Reply,
-    accept::{Accepted, Tenant, accept},
+    accept::{Accepted, accept},
     fields::{Fields, LargeFields, StoredEnvelope, time},
     jobs::{cancel_waiting, set_expiries},
     state_name,
@@ -20,17 +20,12 @@ use crate::{
     domain::{
         job::StoredState,
         limits,
+        plan::Tenant,
         workflow::{self, BrokenGraph, Node, WorkflowState},
     },
-    engine::{
-        enqueue::{
-            dependencies::{self, TiedJob},
-            quota,
-        },
-        jobs::{
-            self,
-            workflows::{self, NewWorkflow, WorkflowJobRow, WorkflowRow},
-        },
+    engine::jobs::{
+        self,
+        workflows::{self, JobGraph, WorkflowJobRow, WorkflowRow},
     },
     error::{Error, JobStatus},
     ids::{JobKey, ProjectId, WorkflowId},
@@ -188,8 +183,7 @@ pub async fn create(
     State(app): State<App>,
     Json(LargeFields(mut sent)): Json<LargeFields>,
 ) -> Result<Reply<WorkflowReply>, Error> {
-    let (project_id, plan) = (caller.project_id, &caller.limits);
-    let tenant = Tenant { project_id, plan };
+    let tenant = caller.tenant();
     let mut check = Check::default();
     let name = sent.take("name", &mut check).filter(|it: &String| !it.is_empty());
     check.optional_name("name", name.as_deref(), limits::MAX_NAME_CHARS);
@@ -209,23 +203,16 @@ pub async fn create(
     }
     check.finish()?;
     set_expiries(&app, &mut all).await?;
-    let mut tied: Vec<TiedJob> = all.into_iter().map(|it| it.tied).collect();
-    quota::admit(&app.engine, project_id, tied.len(), plan.waiting_jobs).await?;
-    let mut workflow = NewWorkflow {
-        id: WorkflowId::generate(),
-        name,
-        edges: Vec::new(),
-        is_held: false,
-        rerun: None,
-    };
-    workflows::tie(&mut workflow, &mut tied, &parents);
-    dependencies::store(&app.engine, project_id, &tied, Some(&workflow)).await?;
-    let workflow = find(&app, project_id, workflow.id).await?;
+    let jobs = all.into_iter().map(|it| it.tied).collect();
+    let id = WorkflowId::generate();
+    workflows::create(&app.engine, tenant, id, JobGraph { name, is_held: false, jobs, parents })
+        .await?;
+    let workflow = find(&app, tenant.project_id, id).await?;
     Ok(Reply(StatusCode::CREATED, WorkflowReply { workflow }))
 }
 
 fn accept_step(
-    tenant: Tenant<'_>,
+    tenant: Tenant,
     step: Step,
     kind: &str,
     check: &mut Check,

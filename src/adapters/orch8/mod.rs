@@ -31,6 +31,7 @@ pub(super) const ADAPTER: Adapter = Adapter {
     render_error: plain_errors::render_plain,
     media_type: "application/json",
     document: Orch8Document::openapi,
+    error_schema: "ErrorBody",
 };
 
 #[derive(OpenApi)]

@@ -15,11 +15,7 @@ use utoipa::ToSchema;
 
 use super::{LEASE_SECONDS, WAIT_SECONDS, read_task_id, state_name, task_id};
 use crate::{
-    adapters::{
-        params::PathParams,
-        plain_errors::ErrorBody,
-        work::{self, LeaseSpec},
-    },
+    adapters::{params::PathParams, plain_errors::ErrorBody, work},
     app::App,
     auth::{Beating, Caller, Polling, Settling},
     domain::{
@@ -28,7 +24,7 @@ use crate::{
         text::ErrorReport,
     },
     engine::{
-        dispatch::LeasedDelivery,
+        dispatch::{self, LeasedDelivery, Poll},
         settle::{
             self, Ack, AttemptEnd, Failure,
             heartbeat::{self as beats, Advice, Beat},
@@ -267,18 +263,19 @@ async fn answer(
     check.range("limit", limit, 1, MAX_LIMIT);
     let handlers = request.handler_names.unwrap_or_default();
     let waits = shape != Shape::ListAtOnce;
-    let spec = LeaseSpec {
+    let poll = Poll {
         worker_id: named(request.worker_id),
         queues: vec![named(request.queue_name).unwrap_or_else(|| DEFAULT_QUEUE.to_owned())],
         job_types: handlers.into_iter().chain(named(request.handler_name)).collect(),
         capacity: limit.min(limits::MAX_POLL_CAPACITY),
-        lease_seconds: LEASE_SECONDS,
+        lease_seconds: Some(LEASE_SECONDS),
         wait: Duration::from_secs(if waits { WAIT_SECONDS } else { 0 }),
-        ..LeaseSpec::default()
+        ..Poll::new(caller.project_id)
     };
-    spec.check(&mut check, "queue_name", "handler_names");
+    check.poll(&poll, "queue_name", "handler_names");
     check.finish()?;
-    let delivery = work::lease(app, caller, spec, gone).await?;
+    let revoked = caller.until_revoked(app);
+    let delivery = dispatch::poll(&app.engine, poll, gone, revoked).await?;
     let tasks = || delivery.jobs().iter();
     let reply = match (shape, delivery.jobs()) {
         (Shape::ListAtOnce, _) => {

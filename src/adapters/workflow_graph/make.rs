@@ -15,19 +15,18 @@ use crate::{
         constraint_key,
         job::DEFAULT_QUEUE,
         limits,
-        plan::Limits,
+        plan::Tenant,
         workflow::{self, BrokenGraph, Node},
     },
     engine::{
         enqueue::{
             Extras, NewJob, Start,
-            dependencies::{self, OnConflict, TiedJob},
-            quota,
+            dependencies::{OnConflict, TiedJob},
         },
-        jobs::workflows::{self, NewWorkflow},
+        jobs::workflows::{self, JobGraph},
     },
     error::Error,
-    ids::{JobId, ProjectId, WorkflowId},
+    ids::{JobId, WorkflowId},
     wire::{
         extract::{Json, RequestBody},
         validate::Check,
@@ -97,7 +96,7 @@ pub async fn create(
     State(app): State<App>,
     Json(request): Json<CreateRequest>,
 ) -> Result<(StatusCode, Reply<Workflow>), Error> {
-    let id = store(&app, (caller.project_id, &caller.limits), request).await?;
+    let id = store(&app, caller.tenant(), request).await?;
     Ok((StatusCode::CREATED, Reply(view(&app, caller.project_id, id).await?)))
 }
 
@@ -130,15 +129,11 @@ pub async fn sample(
             job("deploy", "echo deploying", &["unit-tests", "lint"]),
         ],
     };
-    let id = store(&app, (caller.project_id, &caller.limits), request).await?;
+    let id = store(&app, caller.tenant(), request).await?;
     Ok((StatusCode::CREATED, Reply(view(&app, caller.project_id, id).await?)))
 }
 
-async fn store(
-    app: &App,
-    (project_id, plan): (ProjectId, &Limits),
-    request: CreateRequest,
-) -> Result<WorkflowId, Error> {
+async fn store(app: &App, tenant: Tenant, request: CreateRequest) -> Result<WorkflowId, Error> {
     let mut check = Check::default();
     check.name("name", &request.name, limits::MAX_NAME_CHARS);
     check.optional_name("trigger", request.trigger.as_deref(), limits::MAX_NAME_CHARS);
@@ -156,25 +151,18 @@ async fn store(
     let mut jobs = Vec::new();
     for (place, job) in request.jobs.into_iter().take(limits::MAX_WORKFLOW_JOBS).enumerate() {
         let mut item = Check::below(format!("jobs[{place}]."));
-        jobs.push(accept((project_id, plan), job, request.trigger.clone(), &mut item)?);
+        jobs.push(accept(tenant, job, request.trigger.clone(), &mut item)?);
         check.absorb(item);
     }
     check.finish()?;
-    quota::admit(&app.engine, project_id, jobs.len(), plan.waiting_jobs).await?;
-    let mut workflow = NewWorkflow {
-        id: WorkflowId::generate(),
-        name: Some(request.name),
-        edges: Vec::new(),
-        is_held: true,
-        rerun: None,
-    };
-    workflows::tie(&mut workflow, &mut jobs, &parents);
-    dependencies::store(&app.engine, project_id, &jobs, Some(&workflow)).await?;
-    Ok(workflow.id)
+    let id = WorkflowId::generate();
+    let graph = JobGraph { name: Some(request.name), is_held: true, jobs, parents };
+    workflows::create(&app.engine, tenant, id, graph).await?;
+    Ok(id)
 }
 
 fn accept(
-    (project_id, plan): (ProjectId, &Limits),
+    tenant: Tenant,
     request: JobRequest,
     trigger: Option<String>,
     check: &mut Check,
@@ -191,7 +179,7 @@ fn accept(
     labels.sort();
     labels.dedup();
     let payload = serde_json::json!({ "command": request.command }).to_string();
-    check.bytes("command", payload.len(), plan.max_payload_bytes())?;
+    check.bytes("command", payload.len(), tenant.limits.max_payload_bytes())?;
     for (field, value) in [("metadata", &request.metadata), ("ports", &request.ports)] {
         if let Some(value) = value {
             check.size(field, value, limits::MAX_EVENT_PAYLOAD_BYTES)?;
@@ -216,7 +204,7 @@ fn accept(
         non_retryable_types: Vec::new(),
     };
     let job = NewJob {
-        project_id,
+        project_id: tenant.project_id,
         id: JobId::generate(),
         queue: DEFAULT_QUEUE.to_owned(),
         job_type: JOB_TYPE.to_owned(),

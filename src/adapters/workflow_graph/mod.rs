@@ -41,6 +41,7 @@ pub(super) const ADAPTER: Adapter = Adapter {
     render_error: plain_errors::render_plain,
     media_type: "application/json",
     document: WorkflowGraphDocument::openapi,
+    error_schema: "ErrorBody",
 };
 
 #[derive(OpenApi)]

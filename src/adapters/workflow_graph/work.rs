@@ -1,6 +1,6 @@
 //! Claiming, keeping and settling jobs.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::collections::BTreeMap;
 
 use axum::{
     Extension, Json as Reply,
@@ -13,11 +13,7 @@ use utoipa::ToSchema;
 
 use super::{DEFAULT_LEASE_SECONDS, LeaseName, command, find_job, or_lost, params};
 use crate::{
-    adapters::{
-        params::PathParams,
-        plain_errors::ErrorBody,
-        work::{self, LeaseSpec},
-    },
+    adapters::{params::PathParams, plain_errors::ErrorBody, work},
     app::App,
     auth::{Beating, Caller, Follow, Polling, Settling},
     domain::{
@@ -26,7 +22,7 @@ use crate::{
         text::ErrorReport,
     },
     engine::{
-        dispatch::LeasedDelivery,
+        dispatch::{self, LeasedDelivery, Poll},
         jobs::control,
         settle::{
             self, Ack, AttemptEnd, Failure,
@@ -197,18 +193,17 @@ pub async fn claim(
     let lease_seconds = request.lease_ttl_secs.unwrap_or(DEFAULT_LEASE_SECONDS);
     let mut check = Check::default();
     check.range("lease_ttl_secs", lease_seconds, 1, limits::MAX_LEASE_SECONDS);
-    let spec = LeaseSpec {
+    let poll = Poll {
         worker_id: Some(request.worker_id),
         labels: Some(request.labels),
         only_commands: true,
-        capacity: 1,
-        lease_seconds,
-        wait: Duration::ZERO,
-        ..LeaseSpec::default()
+        lease_seconds: Some(lease_seconds),
+        ..Poll::new(caller.project_id)
     };
-    spec.check(&mut check, "queues", "job_types");
+    check.poll(&poll, "queues", "job_types");
     check.finish()?;
-    let delivery = work::lease(&app, &caller, spec, &gone).await?;
+    let revoked = caller.until_revoked(&app);
+    let delivery = dispatch::poll(&app.engine, poll, &gone, revoked).await?;
     let first = delivery.jobs().first();
     let first = first.and_then(|it| Some((it, command(&it.job.payload)?)));
     let Some((handed, command)) = first else {

@@ -279,7 +279,7 @@ pub async fn run(
     params: PathParams,
 ) -> Result<StatusCode, Error> {
     let Named::Workflow(id) = Named::of(&params)? else { return Err(Error::WorkflowNotFound) };
-    workflows::run(&app.engine, caller.project_id, id, caller.limits.waiting_jobs).await?;
+    workflows::run(&app.engine, caller.tenant(), id).await?;
     Ok(StatusCode::ACCEPTED)
 }
 

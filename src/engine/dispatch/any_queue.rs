@@ -7,13 +7,11 @@ use rand::seq::SliceRandom;
 use tokio::{pin, time::Instant};
 use tokio_util::sync::CancellationToken;
 
-use super::{Delivery, PollSpec};
-use crate::{
-    engine::{Engine, dispatch, workers},
-    error::Error,
-    ids::ProjectId,
-    store,
+use super::{
+    park::{self, Delivery},
+    request::PollSpec,
 };
+use crate::{engine::Engine, error::Error, ids::ProjectId, store};
 
 /// Maximum number of queues that such a poll searches; queues with jobs come first.
 pub const MAX_QUEUES: i64 = 100;
@@ -34,12 +32,12 @@ impl Default for QueueLists {
     }
 }
 
-/// Like [`dispatch::poll`], over every queue of the project, up to [`MAX_QUEUES`]. Each round uses
+/// Like [`park::poll`], over every queue of the project, up to [`MAX_QUEUES`]. Each round uses
 /// another random order, so that no queue is starved.
 ///
 /// # Errors
-/// Those of [`dispatch::poll`], and [`Error::Unavailable`] when the database does not answer.
-pub async fn poll(
+/// Those of [`park::poll`], and [`Error::Unavailable`] when the database does not answer.
+pub(super) async fn poll(
     engine: &Engine,
     spec: PollSpec,
     wait: Duration,
@@ -47,12 +45,11 @@ pub async fn poll(
     revoked: impl Future<Output = ()>,
 ) -> Result<Delivery, Error> {
     pin!(revoked);
-    let worker = (spec.project_id, Arc::clone(&spec.worker_id));
     if wait.is_zero() {
         // The cached list may lack a queue that just got its first job.
         let queues = shuffled(&read_queues(engine, spec.project_id, false).await?);
         let spec = PollSpec { queues, ..spec };
-        return dispatch::poll(engine, spec, wait, gone.cancelled(), revoked).await;
+        return park::poll(engine, spec, wait, gone.cancelled(), revoked).await;
     }
     let deadline = Instant::now() + wait;
     loop {
@@ -61,13 +58,12 @@ pub async fn poll(
         // Never zero: that would be a poll without a wait.
         let left = left.max(Duration::from_millis(1));
         let spec = PollSpec { queues, ..spec.clone() };
-        let delivery =
-            dispatch::poll(engine, spec, left, gone.cancelled(), revoked.as_mut()).await?;
+        let delivery = park::poll(engine, spec, left, gone.cancelled(), revoked.as_mut()).await?;
         let has_ended = deadline <= Instant::now()
             || gone.is_cancelled()
             || engine.stopping.is_cancelled()
             || !delivery.jobs().is_empty()
-            || workers::halt(engine, &worker).await?.is_some();
+            || delivery.directive().is_some();
         if has_ended {
             return Ok(delivery);
         }

@@ -1,14 +1,86 @@
 //! What a poll asks for, and how polls share the jobs of a claim.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use uuid::Uuid;
 
-use crate::{ids::ProjectId, store::polls::PollKey};
+use crate::{
+    ids::{ProjectId, anonymous_worker},
+    store::polls::PollKey,
+};
 
-/// What a poll asks for.
+/// A poll, in any protocol.
 #[derive(Debug, Clone)]
-pub struct PollSpec {
+pub struct Poll {
+    pub project_id: ProjectId,
+    /// None: a worker without a name, which is not registered.
+    pub worker_id: Option<String>,
+    /// Queues to claim from, in this order; empty: all of the project.
+    pub queues: Vec<String>,
+    /// Only these types; empty: any.
+    pub job_types: Vec<String>,
+    /// Labels of the worker; none: the registered ones.
+    pub labels: Option<Vec<String>>,
+    /// Only jobs whose payload is a command, or an object with one.
+    pub only_commands: bool,
+    /// Maximum number of jobs.
+    pub capacity: u32,
+    /// Length of the leases; none: as each job's timeout demands.
+    pub lease_seconds: Option<i32>,
+    /// The worker's own id for this poll: a repeated poll gets the same jobs.
+    pub poll_id: Option<Uuid>,
+    /// How long to wait for the first job.
+    pub wait: Duration,
+}
+
+impl Poll {
+    /// A poll for one job of any queue and type, which does not wait.
+    #[must_use]
+    pub fn new(project_id: ProjectId) -> Self {
+        Self {
+            project_id,
+            worker_id: None,
+            queues: Vec::new(),
+            job_types: Vec::new(),
+            labels: None,
+            only_commands: false,
+            capacity: 1,
+            lease_seconds: None,
+            poll_id: None,
+            wait: Duration::ZERO,
+        }
+    }
+
+    /// What the pump needs of it. `registered` are the labels that the worker registered.
+    pub(super) fn spec(self, registered: &[String]) -> PollSpec {
+        let sorted = |mut names: Vec<String>| -> Arc<[String]> {
+            names.sort();
+            names.dedup();
+            names.into()
+        };
+        let mut queues: Vec<Arc<str>> = Vec::with_capacity(self.queues.len());
+        for queue in self.queues {
+            if !queues.iter().any(|it| **it == *queue) {
+                queues.push(queue.into());
+            }
+        }
+        PollSpec {
+            project_id: self.project_id,
+            queues,
+            job_types: sorted(self.job_types),
+            labels: self.labels.map_or_else(|| registered.into(), sorted),
+            only_commands: self.only_commands,
+            worker_id: self.worker_id.unwrap_or_else(anonymous_worker).into(),
+            capacity: self.capacity,
+            lease_seconds: self.lease_seconds,
+            poll_id: self.poll_id,
+        }
+    }
+}
+
+/// A poll as the pump sees it.
+#[derive(Debug, Clone)]
+pub(in crate::engine) struct PollSpec {
     pub project_id: ProjectId,
     /// Queues to claim from, in this order.
     pub queues: Vec<Arc<str>>,

@@ -17,14 +17,15 @@ use crate::{
     wakeups::{Arrival, BackgroundTask},
 };
 
-pub use crate::store::enqueue::{Extras, NewJob, Start, StoredJob};
+use crate::store::enqueue::StoredJob;
+pub use crate::store::enqueue::{Extras, NewJob, Start};
 
 /// Stores the jobs of one request, all or none, and returns them in their order.
 ///
 /// # Errors
 /// [`Error::Invalid`] when a `run_at` lies too far ahead, and [`Error::Overloaded`] when too many
 /// requests wait: nothing is stored. [`Error::Unavailable`] when the database did not answer.
-pub async fn enqueue(engine: &Engine, jobs: Arc<[NewJob]>) -> Result<Vec<StoredJob>, Error> {
+pub(super) async fn enqueue(engine: &Engine, jobs: Arc<[NewJob]>) -> Result<Vec<StoredJob>, Error> {
     engine.enqueues.submit(jobs).await
 }
 

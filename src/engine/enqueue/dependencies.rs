@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use sqlx::{Acquire, PgConnection};
 
-use super::batch::{NewJob, StoredJob, latest_run_at, tell};
+use super::batch::{NewJob, latest_run_at, tell};
 use crate::{
     domain::{history, job::StoredState, limits},
     engine::{
@@ -18,6 +18,7 @@ use crate::{
         self, cascade,
         control::CancelledJob,
         dependencies::{self, UniqueHolder},
+        enqueue::StoredJob,
         events::{self, NewEvent},
         workflows,
     },
@@ -67,7 +68,7 @@ impl TiedJob {
 
 /// The result for one job of a request.
 #[derive(Debug, Clone, PartialEq)]
-pub enum EnqueueOutcome {
+pub(super) enum EnqueueOutcome {
     Stored(StoredJob),
     Existing(JobId),
 }
@@ -77,7 +78,7 @@ pub enum EnqueueOutcome {
 /// # Errors
 /// [`Error::Invalid`] when a parent does not exist or has too many children, or a `run_at` lies too
 /// far ahead. [`Error::ParentTerminal`], [`Error::UniqueConflict`]. Nothing is stored then.
-pub async fn store(
+pub(super) async fn store(
     engine: &Engine,
     project_id: ProjectId,
     jobs: &[TiedJob],

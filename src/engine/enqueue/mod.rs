@@ -8,28 +8,75 @@ use std::sync::Arc;
 
 use self::dependencies::{EnqueueOutcome, TiedJob};
 use super::Engine;
-use crate::{error::Error, ids::ProjectId};
+use crate::{
+    domain::plan::Tenant,
+    error::Error,
+    ids::{JobId, ProjectId},
+    store::{self, jobs::JobRow, workflows::NewWorkflow},
+};
 
-pub use self::batch::{Enqueues, Extras, NewJob, Start, StoredJob, enqueue};
+pub use self::batch::{Enqueues, Extras, NewJob, Start};
 
-/// Stores jobs, all or none, and returns them in their order. Jobs without dependencies, a unique
-/// key, an id of the client's or an `expires_at` share a statement with other requests.
+/// A job after its enqueue.
+#[derive(Debug, Clone)]
+pub struct Enqueued {
+    pub row: JobRow,
+    /// False: a live job had the unique key already.
+    pub is_new: bool,
+}
+
+/// Stores jobs, all or none, and returns them in their order, if the project's quota permits. Jobs
+/// without dependencies, a unique key, an id of the client's or an `expires_at` share a statement
+/// with other requests.
 ///
 /// # Errors
-/// Those of [`enqueue`] and [`dependencies::store`]. Nothing is stored then.
+/// [`Error::QuotaExceeded`], and those of [`batch::enqueue`] and [`dependencies::store`]. Nothing
+/// is stored then.
 pub async fn store(
     engine: &Engine,
-    project_id: ProjectId,
-    jobs: &[TiedJob],
-) -> Result<Vec<EnqueueOutcome>, Error> {
-    if jobs.iter().any(is_tied) {
-        let outcomes = dependencies::store(engine, project_id, jobs, None).await;
-        return outcomes.map_err(|error| name_the_latest(error, jobs));
+    tenant: Tenant,
+    jobs: Vec<TiedJob>,
+) -> Result<Vec<Enqueued>, Error> {
+    quota::admit(engine, tenant, jobs.len()).await?;
+    let outcomes = if jobs.iter().any(is_tied) {
+        dependencies::store(engine, tenant.project_id, &jobs, None).await
+    } else {
+        let plain: Arc<[NewJob]> = jobs.iter().map(|it| it.job.clone()).collect();
+        let stored = batch::enqueue(engine, plain).await;
+        stored.map(|it| it.into_iter().map(EnqueueOutcome::Stored).collect())
+    };
+    let outcomes = outcomes.map_err(|error| name_the_latest(error, &jobs))?;
+    let mut enqueued = Vec::with_capacity(jobs.len());
+    for (TiedJob { job, .. }, outcome) in jobs.into_iter().zip(outcomes) {
+        enqueued.push(match outcome {
+            EnqueueOutcome::Stored(it) => Enqueued { row: it.into_row(job), is_new: true },
+            EnqueueOutcome::Existing(id) => {
+                Enqueued { row: find(engine, tenant.project_id, id).await?, is_new: false }
+            }
+        });
     }
-    let plain: Arc<[NewJob]> = jobs.iter().map(|it| it.job.clone()).collect();
-    let stored = enqueue(engine, plain).await;
-    let stored = stored.map_err(|error| name_the_latest(error, jobs))?;
-    Ok(stored.into_iter().map(EnqueueOutcome::Stored).collect())
+    Ok(enqueued)
+}
+
+async fn find(engine: &Engine, project_id: ProjectId, id: JobId) -> Result<JobRow, Error> {
+    let mut conn = engine.pools.read_for(project_id).await?;
+    store::jobs::find(&mut conn, project_id, id).await?.ok_or(Error::JobNotFound)
+}
+
+/// Stores a workflow with its jobs, all or none, if the project's quota permits.
+///
+/// # Errors
+/// As for [`store`]. [`Error::Overloaded`] when another request has re-run the same workflow at the
+/// same moment.
+pub async fn store_workflow(
+    engine: &Engine,
+    tenant: Tenant,
+    workflow: &NewWorkflow,
+    jobs: &[TiedJob],
+) -> Result<(), Error> {
+    quota::admit(engine, tenant, jobs.len()).await?;
+    dependencies::store(engine, tenant.project_id, jobs, Some(workflow)).await?;
+    Ok(())
 }
 
 fn is_tied(it: &TiedJob) -> bool {

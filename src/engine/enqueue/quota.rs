@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::{engine::Engine, error::Error, ids::ProjectId, store};
+use crate::{domain::plan::Tenant, engine::Engine, error::Error, ids::ProjectId, store};
 
 /// How long a count is trusted.
 const COUNT_KEEP: Duration = Duration::from_secs(1);
@@ -52,17 +52,13 @@ impl Backlogs {
     }
 }
 
-/// Admits `jobs` new jobs to a project with a quota of `max` (none: unlimited).
+/// Admits `jobs` new jobs.
 ///
 /// # Errors
 /// [`Error::QuotaExceeded`] when the project would have too many.
-pub async fn admit(
-    engine: &Engine,
-    project_id: ProjectId,
-    jobs: usize,
-    max: Option<i64>,
-) -> Result<(), Error> {
-    let Some(max) = max else { return Ok(()) };
+pub(super) async fn admit(engine: &Engine, tenant: Tenant, jobs: usize) -> Result<(), Error> {
+    let Tenant { project_id, limits } = tenant;
+    let Some(max) = limits.waiting_jobs else { return Ok(()) };
     let jobs = i64::try_from(jobs).unwrap_or(i64::MAX);
     let known = engine.backlogs.known(project_id);
     let is_fresh = |keep| known.is_some_and(|it| it.counted_at.elapsed() < keep);

@@ -8,14 +8,14 @@ use crate::{
         backoff::RetryPolicy,
         constraint_key,
         job::{JobState, StoredState},
+        plan::Tenant,
         workflow::{self, WorkflowState},
     },
     engine::{
         Engine,
         enqueue::{
-            Extras, NewJob, Start,
-            dependencies::{self, Edge, OnConflict, TiedJob},
-            quota,
+            self, Extras, NewJob, Start,
+            dependencies::{Edge, OnConflict, TiedJob},
         },
         jobs,
     },
@@ -24,26 +24,66 @@ use crate::{
     store::{jobs::JobRow, workflows},
 };
 
-pub use crate::store::workflows::{NewWorkflow, Rerun, StateCount, WorkflowJobRow, WorkflowRow};
+use crate::store::workflows::{NewWorkflow, Rerun};
+pub use crate::store::workflows::{StateCount, WorkflowJobRow, WorkflowRow};
 
-/// Turns `parents`, given as indexes of jobs, into dependencies. Keys are in the jobs' extras
-/// already.
-pub fn tie(workflow: &mut NewWorkflow, jobs: &mut [TiedJob], parents: &[Vec<usize>]) {
+/// A workflow to store.
+#[derive(Debug)]
+pub struct JobGraph {
+    pub name: Option<String>,
+    /// Whether its jobs wait until it is started.
+    pub is_held: bool,
+    /// Its jobs, each with its key in the extras.
+    pub jobs: Vec<TiedJob>,
+    /// The parents of each job, as indexes of jobs.
+    pub parents: Vec<Vec<usize>>,
+}
+
+/// Stores a workflow with its jobs, all or none, if the project's quota permits.
+///
+/// # Errors
+/// Those of [`enqueue::store_workflow`]. Nothing is stored then.
+pub async fn create(
+    engine: &Engine,
+    tenant: Tenant,
+    id: WorkflowId,
+    graph: JobGraph,
+) -> Result<(), Error> {
+    store(engine, tenant, id, graph, None).await
+}
+
+async fn store(
+    engine: &Engine,
+    tenant: Tenant,
+    id: WorkflowId,
+    graph: JobGraph,
+    rerun: Option<Rerun>,
+) -> Result<(), Error> {
+    let JobGraph { name, is_held, mut jobs, parents } = graph;
+    let edges = tie(id, is_held, &mut jobs, &parents);
+    let workflow = NewWorkflow { id, name, edges, is_held, rerun };
+    enqueue::store_workflow(engine, tenant, &workflow, &jobs).await
+}
+
+/// Turns parents, given as indexes of jobs, into dependencies.
+fn tie(id: WorkflowId, is_held: bool, jobs: &mut [TiedJob], parents: &[Vec<usize>]) -> Vec<Edge> {
+    let mut edges = Vec::new();
     for (child, of_child) in parents.iter().enumerate() {
         for (ordinal, parent) in (0_i16..).zip(of_child) {
             let (parent, child) = (jobs[*parent].job.id, jobs[child].job.id);
-            workflow.edges.push(Edge { parent, child, ordinal });
+            edges.push(Edge { parent, child, ordinal });
         }
         let extras = jobs[child].job.extras.get_or_insert_default();
-        extras.workflow_id = Some(workflow.id);
+        extras.workflow_id = Some(id);
         extras.has_parents = !of_child.is_empty();
         // In a held workflow the first jobs also wait for its start.
-        let awaited = of_child.len().max(usize::from(workflow.is_held));
+        let awaited = of_child.len().max(usize::from(is_held));
         extras.unfinished_parents = awaited.try_into().unwrap_or(i32::MAX);
         for parent in of_child {
             jobs[*parent].job.extras.get_or_insert_default().children += 1;
         }
     }
+    edges
 }
 
 /// A workflow with its jobs.
@@ -132,14 +172,9 @@ pub fn state(row: &WorkflowRow, jobs: &[WorkflowJobRow]) -> WorkflowState {
 ///
 /// # Errors
 /// [`Error::WorkflowNotFound`], also when jobs that would run again were pruned.
-/// [`Error::QuotaExceeded`] when the project may not have that many more jobs (`max_waiting`; none:
-/// unlimited).
-pub async fn run(
-    engine: &Engine,
-    project_id: ProjectId,
-    id: WorkflowId,
-    max_waiting: Option<i64>,
-) -> Result<(), Error> {
+/// [`Error::QuotaExceeded`] when the project may not have that many more jobs.
+pub async fn run(engine: &Engine, tenant: Tenant, id: WorkflowId) -> Result<(), Error> {
+    let project_id = tenant.project_id;
     let replaced = find(engine, project_id, id).await?.0.successor_id;
     let (latest, jobs) = find_latest(engine, project_id, id).await?;
     if latest.is_held && latest.cancelled_at.is_none() {
@@ -148,16 +183,8 @@ pub async fn run(
     if state(&latest, &jobs) == WorkflowState::Running {
         return Ok(());
     }
-    quota::admit(engine, project_id, jobs.len(), max_waiting).await?;
     let ids: Vec<_> = jobs.iter().map(|it| it.id).collect();
     let rows = jobs::find_all(engine, project_id, &ids).await?;
-    let mut workflow = NewWorkflow {
-        id: WorkflowId::generate(),
-        name: latest.name,
-        edges: Vec::new(),
-        is_held: false,
-        rerun: Some(Rerun { original: id, replaced }),
-    };
     let mut again = Vec::with_capacity(jobs.len());
     for id in &ids {
         let row = rows.iter().find(|it| it.id == *id).ok_or(Error::WorkflowNotFound)?;
@@ -166,11 +193,12 @@ pub async fn run(
     let place = |key: &String| jobs.iter().position(|it| it.key == *key);
     let parents: Vec<Vec<usize>> =
         jobs.iter().map(|it| it.depends_on.iter().filter_map(place).collect()).collect();
-    tie(&mut workflow, &mut again, &parents);
-    match dependencies::store(engine, project_id, &again, Some(&workflow)).await {
+    let graph = JobGraph { name: latest.name, is_held: false, jobs: again, parents };
+    let rerun = Some(Rerun { original: id, replaced });
+    match store(engine, tenant, WorkflowId::generate(), graph, rerun).await {
         // Another request has re-run it at the same moment: one run is enough.
-        Ok(_) | Err(Error::Overloaded) => Ok(()),
-        Err(error) => Err(error),
+        Err(Error::Overloaded) => Ok(()),
+        stored => stored,
     }
 }
 

@@ -1,7 +1,7 @@
 //! `POST /v1/dead-letters/retry` and `POST /v1/dead-letters/purge`: bulk operations on dead
 //! letters.
 
-use axum::{Extension, extract::State, http::HeaderMap, response::Response};
+use axum::{extract::State, response::Response};
 use serde::Deserialize;
 use utoipa::ToSchema;
 
@@ -13,13 +13,11 @@ use crate::{
     error::Error,
     http::{
         bulk::{self, BulkRequest, BulkResult},
-        error::ErrorBody,
-        idempotency::{self, Answer, Ids},
+        idempotency::{self, Answer, Ids, Once},
     },
     store,
     wire::{
-        RequestId,
-        extract::{Fingerprinted, Object, RequestBody},
+        extract::{Object, RequestBody},
         validate::Check,
     },
 };
@@ -73,39 +71,32 @@ impl RequestBody for PurgeManyRequest {}
 #[utoipa::path(
     post, path = "/dead-letters/retry", tag = "dead-letters", operation_id = "dead_letters_retry_many",
     security(("api_key" = ["manage"]), ("session" = ["member"])),
-    params(("Idempotency-Key" = Option<String>, Header, description = "A request repeated with the same key within 24 hours gets the first answer.", max_length = 200)),
+    params(idempotency::Header),
     request_body = RetryManyRequest,
     responses(
         (status = 202, description = "The operation has started; `Location` is its path.", body = BulkResult,
-         headers(("Location" = String, description = "The operation's path."), ("Idempotent-Replay" = Option<String>, description = "`true` when this is the answer to an earlier request."))),
+         headers(("Location" = String, description = "The operation's path."))),
         (status = 200, description = "Dry run: the number of matching jobs.", body = BulkResult),
-        (status = 400, description = "Invalid request.", body = ErrorBody),
-        (status = 401, description = "No valid API key.", body = ErrorBody),
-        (status = 409, description = "The idempotency key was used with another request.", body = ErrorBody),
-        (status = 413, description = "The body is too large.", body = ErrorBody),
-        (status = 415, description = "The body is not JSON.", body = ErrorBody),
-        (status = 503, description = "Try again later.", body = ErrorBody),
     ),
 )]
 pub async fn retry(
     caller: Caller<Manage>,
     State(app): State<App>,
-    Extension(request_id): Extension<RequestId>,
-    headers: HeaderMap,
-    Fingerprinted { request, fingerprint }: Fingerprinted<RetryManyRequest>,
+    Once { request, repeat }: Once<RetryManyRequest>,
 ) -> Result<Response, Error> {
-    let key = idempotency::key(&headers, None)?;
     let (running, by) = (app.clone(), caller.clone());
-    idempotency::once(&app, &caller, key, &fingerprint, &request_id, async move |ids: Ids| {
-        let RetryManyRequest { filter: Object(filter), dry_run, max, rate_per_second } = request;
-        let mut check = Check::default();
-        check_filter("filter.", &filter, &mut check);
-        bulk::check_pace(max, rate_per_second, &mut check);
-        check.finish()?;
-        let what = BulkTarget { kind: Kind::DeadLettersRetry, filter, max, rate_per_second };
-        begin(&running, &by, ids, what, dry_run).await
-    })
-    .await
+    repeat
+        .once(&app, &caller, async move |ids: Ids| {
+            let RetryManyRequest { filter: Object(filter), dry_run, max, rate_per_second } =
+                request;
+            let mut check = Check::default();
+            check_filter("filter.", &filter, &mut check);
+            bulk::check_pace(max, rate_per_second, &mut check);
+            check.finish()?;
+            let what = BulkTarget { kind: Kind::DeadLettersRetry, filter, max, rate_per_second };
+            begin(&running, &by, ids, what, dry_run).await
+        })
+        .await
 }
 
 /// Purge dead letters.
@@ -115,45 +106,37 @@ pub async fn retry(
 #[utoipa::path(
     post, path = "/dead-letters/purge", tag = "dead-letters", operation_id = "dead_letters_purge",
     security(("api_key" = ["manage"]), ("session" = ["member"])),
-    params(("Idempotency-Key" = Option<String>, Header, description = "A request repeated with the same key within 24 hours gets the first answer.", max_length = 200)),
+    params(idempotency::Header),
     request_body = PurgeManyRequest,
     responses(
         (status = 202, description = "The operation has started; `Location` is its path.", body = BulkResult,
-         headers(("Location" = String, description = "The operation's path."), ("Idempotent-Replay" = Option<String>, description = "`true` when this is the answer to an earlier request."))),
+         headers(("Location" = String, description = "The operation's path."))),
         (status = 200, description = "Dry run: the number of matching jobs.", body = BulkResult),
-        (status = 400, description = "Invalid request.", body = ErrorBody),
-        (status = 401, description = "No valid API key.", body = ErrorBody),
-        (status = 409, description = "The idempotency key was used with another request.", body = ErrorBody),
-        (status = 413, description = "The body is too large.", body = ErrorBody),
-        (status = 415, description = "The body is not JSON.", body = ErrorBody),
-        (status = 503, description = "Try again later.", body = ErrorBody),
     ),
 )]
 pub async fn purge(
     caller: Caller<Manage>,
     State(app): State<App>,
-    Extension(request_id): Extension<RequestId>,
-    headers: HeaderMap,
-    Fingerprinted { request, fingerprint }: Fingerprinted<PurgeManyRequest>,
+    Once { request, repeat }: Once<PurgeManyRequest>,
 ) -> Result<Response, Error> {
-    let key = idempotency::key(&headers, None)?;
     let (running, by) = (app.clone(), caller.clone());
-    idempotency::once(&app, &caller, key, &fingerprint, &request_id, async move |ids: Ids| {
-        let PurgeManyRequest { filter: Object(filter), confirm, dry_run } = request;
-        let mut check = Check::default();
-        check_filter("filter.", &filter, &mut check);
-        if !dry_run && confirm.as_deref() != Some(CONFIRM_PURGE) {
-            check.refuse(
-                "confirm",
-                format!("must be \"{CONFIRM_PURGE}\": deletion cannot be undone"),
-            );
-        }
-        check.finish()?;
-        let kind = Kind::DeadLettersPurge;
-        let what = BulkTarget { kind, filter, max: None, rate_per_second: None };
-        begin(&running, &by, ids, what, dry_run).await
-    })
-    .await
+    repeat
+        .once(&app, &caller, async move |ids: Ids| {
+            let PurgeManyRequest { filter: Object(filter), confirm, dry_run } = request;
+            let mut check = Check::default();
+            check_filter("filter.", &filter, &mut check);
+            if !dry_run && confirm.as_deref() != Some(CONFIRM_PURGE) {
+                check.refuse(
+                    "confirm",
+                    format!("must be \"{CONFIRM_PURGE}\": deletion cannot be undone"),
+                );
+            }
+            check.finish()?;
+            let kind = Kind::DeadLettersPurge;
+            let what = BulkTarget { kind, filter, max: None, rate_per_second: None };
+            begin(&running, &by, ids, what, dry_run).await
+        })
+        .await
 }
 
 async fn begin(

@@ -1,6 +1,6 @@
 //! `POST /v1/jobs/cancel` and `POST /v1/jobs/retry`: bulk operations on listed jobs.
 
-use axum::{Extension, extract::State, http::HeaderMap, response::Response};
+use axum::{extract::State, response::Response};
 use serde::Deserialize;
 use utoipa::ToSchema;
 
@@ -15,13 +15,11 @@ use crate::{
     error::Error,
     http::{
         bulk::{self, BulkRequest, BulkResult},
-        error::ErrorBody,
-        idempotency,
+        idempotency::{self, Once},
     },
     store,
     wire::{
-        RequestId,
-        extract::{Fingerprinted, Object, RequestBody},
+        extract::{Object, RequestBody},
         validate::Check,
     },
 };
@@ -55,28 +53,20 @@ impl RequestBody for BulkJobsRequest {}
 #[utoipa::path(
     post, path = "/jobs/cancel", tag = "jobs", operation_id = "jobs_cancel_many",
     security(("api_key" = ["manage"]), ("session" = ["member"])),
-    params(("Idempotency-Key" = Option<String>, Header, description = "A request repeated with the same key within 24 hours gets the first answer.", max_length = 200)),
+    params(idempotency::Header),
     request_body = BulkJobsRequest,
     responses(
         (status = 202, description = "The operation has started; `Location` is its path.", body = BulkResult,
-         headers(("Location" = String, description = "The operation's path."), ("Idempotent-Replay" = Option<String>, description = "`true` when this is the answer to an earlier request."))),
+         headers(("Location" = String, description = "The operation's path."))),
         (status = 200, description = "Dry run: the number of matching jobs.", body = BulkResult),
-        (status = 400, description = "Invalid request.", body = ErrorBody),
-        (status = 401, description = "No valid API key.", body = ErrorBody),
-        (status = 409, description = "The idempotency key was used with another request.", body = ErrorBody),
-        (status = 413, description = "The body is too large.", body = ErrorBody),
-        (status = 415, description = "The body is not JSON.", body = ErrorBody),
-        (status = 503, description = "Try again later.", body = ErrorBody),
     ),
 )]
 pub async fn cancel(
     caller: Caller<Manage>,
     State(app): State<App>,
-    Extension(request_id): Extension<RequestId>,
-    headers: HeaderMap,
-    request: Fingerprinted<BulkJobsRequest>,
+    sent: Once<BulkJobsRequest>,
 ) -> Result<Response, Error> {
-    begin(app, caller, (Kind::JobsCancel, "jobs.cancelled"), request_id, &headers, request).await
+    begin(app, caller, (Kind::JobsCancel, "jobs.cancelled"), sent).await
 }
 
 /// Retry many jobs.
@@ -87,55 +77,45 @@ pub async fn cancel(
 #[utoipa::path(
     post, path = "/jobs/retry", tag = "jobs", operation_id = "jobs_retry_many",
     security(("api_key" = ["manage"]), ("session" = ["member"])),
-    params(("Idempotency-Key" = Option<String>, Header, description = "A request repeated with the same key within 24 hours gets the first answer.", max_length = 200)),
+    params(idempotency::Header),
     request_body = BulkJobsRequest,
     responses(
         (status = 202, description = "The operation has started; `Location` is its path.", body = BulkResult,
-         headers(("Location" = String, description = "The operation's path."), ("Idempotent-Replay" = Option<String>, description = "`true` when this is the answer to an earlier request."))),
+         headers(("Location" = String, description = "The operation's path."))),
         (status = 200, description = "Dry run: the number of matching jobs.", body = BulkResult),
-        (status = 400, description = "Invalid request.", body = ErrorBody),
-        (status = 401, description = "No valid API key.", body = ErrorBody),
-        (status = 409, description = "The idempotency key was used with another request.", body = ErrorBody),
-        (status = 413, description = "The body is too large.", body = ErrorBody),
-        (status = 415, description = "The body is not JSON.", body = ErrorBody),
-        (status = 503, description = "Try again later.", body = ErrorBody),
     ),
 )]
 pub async fn retry(
     caller: Caller<Manage>,
     State(app): State<App>,
-    Extension(request_id): Extension<RequestId>,
-    headers: HeaderMap,
-    request: Fingerprinted<BulkJobsRequest>,
+    sent: Once<BulkJobsRequest>,
 ) -> Result<Response, Error> {
-    begin(app, caller, (Kind::JobsRetry, "jobs.retried"), request_id, &headers, request).await
+    begin(app, caller, (Kind::JobsRetry, "jobs.retried"), sent).await
 }
 
 async fn begin(
     app: App,
     caller: Caller<Manage>,
     (kind, action): (Kind, &'static str),
-    request_id: RequestId,
-    headers: &HeaderMap,
-    Fingerprinted { request, fingerprint }: Fingerprinted<BulkJobsRequest>,
+    Once { request, repeat }: Once<BulkJobsRequest>,
 ) -> Result<Response, Error> {
-    let key = idempotency::key(headers, None)?;
     let (running, by) = (app.clone(), caller.clone());
-    idempotency::once(&app, &caller, key, &fingerprint, &request_id, async move |ids| {
-        let BulkJobsRequest { filter: Object(filter), dry_run, max, rate_per_second } = request;
-        let mut check = Check::default();
-        check_filter(kind, &filter, &mut check);
-        bulk::check_pace(max, rate_per_second, &mut check);
-        check.finish()?;
-        let mut conn = running.engine.pools.read_for(by.project_id).await?;
-        let listed = store::jobs::Filter::of(kind, &filter);
-        let counted = store::jobs::count(&mut conn, by.project_id, &listed).await?;
-        drop(conn);
-        let which = Which::Jobs(filter);
-        let request = BulkRequest { kind, which, action, max, rate_per_second, dry_run };
-        bulk::begin(&running, &by, ids, request, counted).await
-    })
-    .await
+    repeat
+        .once(&app, &caller, async move |ids| {
+            let BulkJobsRequest { filter: Object(filter), dry_run, max, rate_per_second } = request;
+            let mut check = Check::default();
+            check_filter(kind, &filter, &mut check);
+            bulk::check_pace(max, rate_per_second, &mut check);
+            check.finish()?;
+            let mut conn = running.engine.pools.read_for(by.project_id).await?;
+            let listed = store::jobs::Filter::of(kind, &filter);
+            let counted = store::jobs::count(&mut conn, by.project_id, &listed).await?;
+            drop(conn);
+            let which = Which::Jobs(filter);
+            let request = BulkRequest { kind, which, action, max, rate_per_second, dry_run };
+            bulk::begin(&running, &by, ids, request, counted).await
+        })
+        .await
 }
 
 fn check_filter(kind: Kind, filter: &JobFilter, check: &mut Check) {

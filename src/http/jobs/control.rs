@@ -31,10 +31,8 @@ use crate::{
     params(("job_id" = String, Path, description = "The job.", example = "job_01m7w3ha3aextt8pkwwdmxsmqw")),
     responses(
         (status = 200, description = "The job.", body = Job),
-        (status = 401, description = "No valid API key.", body = ErrorBody),
         (status = 404, description = "The project has no such job.", body = ErrorBody),
         (status = 409, description = "The job has succeeded or is a dead letter.", body = ErrorBody),
-        (status = 503, description = "Try again later.", body = ErrorBody),
     ),
 )]
 pub async fn cancel(
@@ -56,10 +54,8 @@ pub async fn cancel(
     params(("job_id" = String, Path, description = "The job.", example = "job_01m7w3ha3aextt8pkwwdmxsmqw")),
     responses(
         (status = 200, description = "The job.", body = Job),
-        (status = 401, description = "No valid API key.", body = ErrorBody),
         (status = 404, description = "The project has no such job.", body = ErrorBody),
         (status = 409, description = "The job is neither a dead letter nor cancelled, one of its parents failed or was cancelled, or its unique key is taken.", body = ErrorBody),
-        (status = 503, description = "Try again later.", body = ErrorBody),
     ),
 )]
 pub async fn retry(
@@ -102,13 +98,8 @@ impl RequestBody for ChangeJobRequest {}
     request_body = ChangeJobRequest,
     responses(
         (status = 200, description = "The job.", body = Job),
-        (status = 400, description = "Invalid request.", body = ErrorBody),
-        (status = 401, description = "No valid API key.", body = ErrorBody),
         (status = 404, description = "The project has no such job.", body = ErrorBody),
         (status = 409, description = "The job does not wait.", body = ErrorBody),
-        (status = 413, description = "The body is too large.", body = ErrorBody),
-        (status = 415, description = "The body is not JSON.", body = ErrorBody),
-        (status = 503, description = "Try again later.", body = ErrorBody),
     ),
 )]
 pub async fn change(
@@ -162,9 +153,7 @@ pub struct CancelledReply {
     params(("job_id" = String, Path, description = "The job.", example = "job_01m7w3ha3aextt8pkwwdmxsmqw")),
     responses(
         (status = 200, description = "Whether the job was cancelled.", body = CancelledReply),
-        (status = 401, description = "No valid API key.", body = ErrorBody),
         (status = 404, description = "The project has no such job.", body = ErrorBody),
-        (status = 503, description = "Try again later.", body = ErrorBody),
     ),
 )]
 pub async fn cancelled(

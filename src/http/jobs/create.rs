@@ -1,7 +1,6 @@
 //! `POST /v1/jobs` and `POST /v1/jobs/batch`.
 
 use axum::{
-    Extension,
     extract::State,
     http::{HeaderMap, StatusCode},
     response::Response,
@@ -16,24 +15,15 @@ use super::{
 use crate::{
     app::App,
     auth::{Caller, Produce},
-    domain::{limits, plan::Limits},
-    engine::{
-        enqueue::{
-            self,
-            dependencies::{EnqueueOutcome, TiedJob},
-            quota,
-        },
-        jobs,
-    },
+    domain::{limits, plan::Tenant},
+    engine::enqueue::{self, Enqueued, dependencies::TiedJob},
     error::Error,
     http::{
         error::ErrorBody,
-        idempotency::{self, Answer, Ids},
+        idempotency::{self, Answer, Ids, Once},
     },
-    ids::{JobKey, ProjectId},
     wire::{
-        RequestId,
-        extract::{Fingerprinted, Object, RequestBody},
+        extract::{Object, RequestBody},
         validate::Check,
     },
 };
@@ -68,44 +58,37 @@ pub struct EnqueueBatchReply {
     security(("api_key" = ["produce"]), ("session" = ["member"])),
     request_body = EnqueueRequest,
     params(
-        ("Idempotency-Key" = Option<String>, Header, description = "A request repeated with the same key within 24 hours gets the first answer.", max_length = 200),
+        idempotency::Header,
         ("traceparent" = Option<String>, Header, description = "W3C trace context; the worker gets it."),
     ),
     responses(
         (status = 201, description = "The job is stored.", body = Job,
-         headers(("Location" = String, description = "The job's path."), ("Idempotent-Replay" = Option<String>, description = "`true` when this is the answer to an earlier request."))),
+         headers(("Location" = String, description = "The job's path."))),
         (status = 200, description = "The existing live job with the unique key.", body = Job),
-        (status = 400, description = "Invalid request.", body = ErrorBody),
-        (status = 401, description = "No valid API key.", body = ErrorBody),
         (status = 409, description = "A parent failed or was cancelled, the unique key is taken, or the idempotency key was used with another request.", body = ErrorBody),
-        (status = 413, description = "The body or the payload is too large.", body = ErrorBody),
-        (status = 415, description = "The body is not JSON.", body = ErrorBody),
-        (status = 503, description = "Try again later.", body = ErrorBody),
     ),
 )]
 pub async fn create(
     caller: Caller<Produce>,
     State(app): State<App>,
-    Extension(request_id): Extension<RequestId>,
     headers: HeaderMap,
-    Fingerprinted { mut request, fingerprint }: Fingerprinted<EnqueueRequest>,
+    Once { mut request, repeat }: Once<EnqueueRequest>,
 ) -> Result<Response, Error> {
-    let key = idempotency::key(&headers, request.idempotency_key.take().as_deref())?;
+    let repeat = repeat.or_key(request.idempotency_key.take())?;
     let trace = traceparent(&headers).map(str::to_owned);
-    let (running, project_id, limits) = (app.clone(), caller.project_id, caller.limits);
-    idempotency::once(&app, &caller, key, &fingerprint, &request_id, async move |ids: Ids| {
-        let mut check = Check::default();
-        let tied =
-            accept((project_id, &limits), ids.job(0), request, trace.as_deref(), &mut check)?;
-        check.finish()?;
-        quota::admit(&running.engine, project_id, 1, limits.waiting_jobs).await?;
-        let stored = store_all(&running, project_id, vec![tied]).await?;
-        let Some((job, is_new)) = stored.into_iter().next() else { return Err(Error::InDoubt) };
-        let location = Some(format!("/v1/jobs/{}", job.id));
-        let status = if is_new { StatusCode::CREATED } else { StatusCode::OK };
-        Answer::new(status, location, &job)
-    })
-    .await
+    let (running, tenant) = (app.clone(), caller.tenant());
+    repeat
+        .once(&app, &caller, async move |ids: Ids| {
+            let mut check = Check::default();
+            let tied = accept(tenant, ids.job(0), request, trace.as_deref(), &mut check)?;
+            check.finish()?;
+            let mut stored = enqueue::store(&running.engine, tenant, vec![tied]).await?;
+            let Enqueued { row, is_new } = stored.pop().ok_or(Error::InDoubt)?;
+            let location = Some(format!("/v1/jobs/{}", row.id));
+            let status = if is_new { StatusCode::CREATED } else { StatusCode::OK };
+            Answer::new(status, location, &Job::read(row)?)
+        })
+        .await
 }
 
 /// Enqueue many jobs.
@@ -116,41 +99,35 @@ pub async fn create(
     security(("api_key" = ["produce"]), ("session" = ["member"])),
     request_body = EnqueueBatchRequest,
     params(
-        ("Idempotency-Key" = Option<String>, Header, description = "A request repeated with the same key within 24 hours gets the first answer.", max_length = 200),
+        idempotency::Header,
         ("traceparent" = Option<String>, Header, description = "W3C trace context; the workers get it."),
     ),
     responses(
         (status = 201, description = "All jobs are stored, except those with a taken unique key: for these the existing jobs are returned.", body = EnqueueBatchReply),
         (status = 400, description = "Invalid request; nothing is stored.", body = ErrorBody),
-        (status = 401, description = "No valid API key.", body = ErrorBody),
         (status = 409, description = "A parent failed or was cancelled, a unique key is taken, or the idempotency key was used with another request.", body = ErrorBody),
-        (status = 413, description = "The body or a payload is too large.", body = ErrorBody),
-        (status = 415, description = "The body is not JSON.", body = ErrorBody),
-        (status = 503, description = "Try again later.", body = ErrorBody),
     ),
 )]
 pub async fn create_batch(
     caller: Caller<Produce>,
     State(app): State<App>,
-    Extension(request_id): Extension<RequestId>,
     headers: HeaderMap,
-    Fingerprinted { request, fingerprint }: Fingerprinted<EnqueueBatchRequest>,
+    Once { request, repeat }: Once<EnqueueBatchRequest>,
 ) -> Result<Response, Error> {
-    let key = idempotency::key(&headers, None)?;
     let trace = traceparent(&headers).map(str::to_owned);
-    let (running, project_id, limits) = (app.clone(), caller.project_id, caller.limits);
-    idempotency::once(&app, &caller, key, &fingerprint, &request_id, async move |ids: Ids| {
-        let jobs = accept_batch((project_id, &limits), ids, request, trace.as_deref())?;
-        quota::admit(&running.engine, project_id, jobs.len(), limits.waiting_jobs).await?;
-        let jobs = store_all(&running, project_id, jobs).await?;
-        let jobs = jobs.into_iter().map(|it| it.0).collect();
-        Answer::new(StatusCode::CREATED, None, &EnqueueBatchReply { jobs })
-    })
-    .await
+    let (running, tenant) = (app.clone(), caller.tenant());
+    repeat
+        .once(&app, &caller, async move |ids: Ids| {
+            let jobs = accept_batch(tenant, ids, request, trace.as_deref())?;
+            let stored = enqueue::store(&running.engine, tenant, jobs).await?;
+            let jobs = stored.into_iter().map(|it| Job::read(it.row)).collect::<Result<_, _>>()?;
+            Answer::new(StatusCode::CREATED, None, &EnqueueBatchReply { jobs })
+        })
+        .await
 }
 
 fn accept_batch(
-    tenant: (ProjectId, &Limits),
+    tenant: Tenant,
     ids: Ids,
     request: EnqueueBatchRequest,
     trace: Option<&str>,
@@ -177,24 +154,4 @@ fn accept_batch(
     }
     check.finish()?;
     Ok(jobs)
-}
-
-/// Stores jobs, all or none. Returns each as it is stored, and whether it is new.
-async fn store_all(
-    app: &App,
-    project_id: ProjectId,
-    jobs: Vec<TiedJob>,
-) -> Result<Vec<(Job, bool)>, Error> {
-    let outcomes = enqueue::store(&app.engine, project_id, &jobs).await?;
-    let mut stored = Vec::with_capacity(jobs.len());
-    for (TiedJob { job, .. }, outcome) in jobs.iter().zip(outcomes) {
-        stored.push(match outcome {
-            EnqueueOutcome::Stored(it) => (Job::stored(job, &it)?, true),
-            EnqueueOutcome::Existing(id) => {
-                let row = jobs::find(&app.engine, JobKey { project_id, id }).await?;
-                (Job::read(row)?, false)
-            }
-        });
-    }
-    Ok(stored)
 }

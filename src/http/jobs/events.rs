@@ -84,10 +84,7 @@ pub struct JobHistory {
     params(HistoryQuery, ("job_id" = String, Path, description = "The job.", example = "job_01m7w3ha3aextt8pkwwdmxsmqw")),
     responses(
         (status = 200, description = "The history.", body = JobHistory),
-        (status = 400, description = "A parameter is wrong.", body = ErrorBody),
-        (status = 401, description = "No valid API key.", body = ErrorBody),
         (status = 404, description = "The project has no such job.", body = ErrorBody),
-        (status = 503, description = "Try again later.", body = ErrorBody),
     ),
 )]
 pub async fn list(

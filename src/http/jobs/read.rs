@@ -42,10 +42,7 @@ pub(super) const MAX_TAG_FILTER_CHARS: usize =
     params(GetQuery, ("job_id" = String, Path, description = "The job.", example = "job_01m7w3ha3aextt8pkwwdmxsmqw")),
     responses(
         (status = 200, description = "The job.", body = Job),
-        (status = 400, description = "A parameter is wrong.", body = ErrorBody),
-        (status = 401, description = "No valid API key.", body = ErrorBody),
         (status = 404, description = "The project has no such job.", body = ErrorBody),
-        (status = 503, description = "Try again later.", body = ErrorBody),
     ),
 )]
 pub async fn get(
@@ -143,9 +140,6 @@ pub struct JobPage {
     params(ListQuery),
     responses(
         (status = 200, description = "A page of jobs.", body = JobPage),
-        (status = 400, description = "A parameter is wrong.", body = ErrorBody),
-        (status = 401, description = "No valid API key.", body = ErrorBody),
-        (status = 503, description = "Try again later.", body = ErrorBody),
     ),
 )]
 pub async fn list(

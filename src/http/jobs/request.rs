@@ -11,7 +11,7 @@ use utoipa::ToSchema;
 
 use crate::{
     domain::{
-        constraint_key, formats, job::DEFAULT_QUEUE, limits, plan::Limits, trace::TraceContext,
+        constraint_key, formats, job::DEFAULT_QUEUE, limits, plan::Tenant, trace::TraceContext,
     },
     engine::enqueue::{
         Extras, NewJob, Start,
@@ -19,7 +19,7 @@ use crate::{
     },
     error::Error,
     http::retry::RetryRequest,
-    ids::{JobId, ProjectId},
+    ids::JobId,
     wire::{
         extract::{Object, RequestBody},
         validate::Check,
@@ -130,7 +130,7 @@ impl RequestBody for EnqueueRequest {}
 /// # Errors
 /// [`Error::FieldTooLarge`]; other broken rules are added to `check`.
 pub fn accept(
-    (project_id, limits): (ProjectId, &Limits),
+    Tenant { project_id, limits }: Tenant,
     id: JobId,
     mut request: EnqueueRequest,
     traceparent: Option<&str>,

@@ -10,10 +10,9 @@ use utoipa::ToSchema;
 use crate::{
     domain::{
         backoff::RetryPolicy,
-        job::{AttemptOutcome, Closed, JobState, StoredState, WaitingFor},
+        job::{AttemptOutcome, JobState, StoredState, WaitingFor},
         text::ErrorReport,
     },
-    engine::enqueue::{NewJob, StoredJob},
     error::Error,
     store::jobs::{AttemptRow, JobRow},
     wire::validate::stored_json,
@@ -180,52 +179,6 @@ impl AttemptView {
 }
 
 impl Job {
-    /// A job that was just stored.
-    pub fn stored(new: &NewJob, stored: &StoredJob) -> Result<Self, Error> {
-        let extras = new.extras.as_deref().cloned().unwrap_or_default();
-        // A new job that is due and still `scheduled` waits for its parents.
-        let unfinished_parents = i32::from(!extras.parents.is_empty());
-        let closed = Closed {
-            is_queue_paused: stored.is_queue_paused,
-            is_type_paused: stored.is_type_paused,
-            ..Closed::default()
-        };
-        Ok(Self {
-            id: new.id.to_string(),
-            state: stored.state.public(),
-            waiting_for: stored.state.waiting_for(unfinished_parents, closed),
-            job_type: new.job_type.clone(),
-            queue: new.queue.clone(),
-            priority: -new.rank,
-            payload: stored_json(new.payload.clone())?,
-            tags: new.tags.as_ref().map(|it| it.0.clone()).unwrap_or_default(),
-            labels: extras.labels,
-            concurrency_key: extras.concurrency_key,
-            concurrency_limit: extras.concurrency_limit,
-            unique_key: extras.unique_key,
-            expires_at: extras.expires_at,
-            parents: extras.parents.iter().map(ToString::to_string).collect(),
-            workflow_id: extras.workflow_id.map(|it| it.to_string()),
-            run_at: stored.run_at,
-            created_at: stored.created_at,
-            enqueued_at: stored.created_at,
-            attempt: 0,
-            failures: 0,
-            max_attempts: stored.max_attempts,
-            timeout_seconds: new.timeout_seconds,
-            retry: RetryPolicy::stored(stored.retry.as_ref()),
-            worker_id: None,
-            claimed_at: None,
-            lease_expires_at: None,
-            progress: None,
-            cancel_requested: false,
-            completed_at: None,
-            result: None,
-            last_error: None,
-            attempts: None,
-        })
-    }
-
     /// A job that was read.
     pub fn read(row: JobRow) -> Result<Self, Error> {
         let closed = row.closed();

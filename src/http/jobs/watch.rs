@@ -89,9 +89,7 @@ impl From<Condition> for ConditionView {
     params(("job_id" = String, Path, description = "The job.", example = "job_01m7w3ha3aextt8pkwwdmxsmqw")),
     responses(
         (status = 200, description = "The explanation.", body = ExplainReply),
-        (status = 401, description = "No valid API key.", body = ErrorBody),
         (status = 404, description = "The project has no such job.", body = ErrorBody),
-        (status = 503, description = "Try again later.", body = ErrorBody),
     ),
 )]
 pub async fn explain(
@@ -125,9 +123,7 @@ pub async fn explain(
     ),
     responses(
         (status = 200, description = "The stream.", content_type = "text/event-stream", body = String),
-        (status = 401, description = "No valid API key.", body = ErrorBody),
         (status = 404, description = "The project has no such job.", body = ErrorBody),
-        (status = 503, description = "Try again later.", body = ErrorBody),
     ),
 )]
 pub async fn job_stream(
@@ -185,8 +181,6 @@ async fn write_job(
     params(("Last-Event-ID" = Option<String>, Header, description = "The last event received.")),
     responses(
         (status = 200, description = "The stream.", content_type = "text/event-stream", body = String),
-        (status = 401, description = "No valid API key.", body = ErrorBody),
-        (status = 503, description = "Try again later.", body = ErrorBody),
     ),
 )]
 pub async fn project_stream(

@@ -14,7 +14,6 @@ use crate::{
     app::App,
     auth::{Caller, Read},
     error::Error,
-    http::error::ErrorBody,
 };
 
 /// The dashboard template: made by `scripts/dashboards.py`.
@@ -31,8 +30,6 @@ const OLD_SECONDS: u32 = 300;
     security(("api_key" = ["read"]), ("session" = ["viewer"])),
     responses(
         (status = 200, description = "A dashboard in Grafana's JSON.", body = Value),
-        (status = 401, description = "No valid API key.", body = ErrorBody),
-        (status = 503, description = "Try again later.", body = ErrorBody),
     ),
 )]
 pub async fn dashboard(
@@ -71,8 +68,6 @@ fn fill(project: &str, queues: &[&str]) -> serde_json::Result<Value> {
     security(("api_key" = ["read"]), ("session" = ["viewer"])),
     responses(
         (status = 200, description = "Rules, in the YAML of Prometheus.", body = String, content_type = "text/plain"),
-        (status = 401, description = "No valid API key.", body = ErrorBody),
-        (status = 503, description = "Try again later.", body = ErrorBody),
     ),
 )]
 pub async fn alert_rules(

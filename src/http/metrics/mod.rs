@@ -9,7 +9,6 @@ use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use super::error::ErrorBody;
 use crate::{
     app::App,
     auth::{Caller, Read},
@@ -206,9 +205,6 @@ async fn read(
     params(SummaryQuery),
     responses(
         (status = 200, description = "The statistics.", body = MetricsSummary),
-        (status = 400, description = "A parameter is wrong.", body = ErrorBody),
-        (status = 401, description = "No valid API key.", body = ErrorBody),
-        (status = 503, description = "Try again later.", body = ErrorBody),
     ),
 )]
 pub async fn summary(
@@ -345,9 +341,6 @@ impl ThroughputBucket {
     params(ThroughputQuery),
     responses(
         (status = 200, description = "The statistics.", body = Throughput),
-        (status = 400, description = "A parameter is wrong.", body = ErrorBody),
-        (status = 401, description = "No valid API key.", body = ErrorBody),
-        (status = 503, description = "Try again later.", body = ErrorBody),
     ),
 )]
 pub async fn throughput(

@@ -20,7 +20,6 @@ use crate::{
     },
     engine::stats::recorder::OTHER,
     error::Error,
-    http::error::ErrorBody,
     ids::ProjectId,
     store::{
         self,
@@ -44,8 +43,6 @@ const MAX_PAIRS: i64 = 5_000;
     security(("api_key" = ["read"]), ("session" = ["viewer"])),
     responses(
         (status = 200, description = "The metrics.", body = String, content_type = "text/plain"),
-        (status = 401, description = "No valid API key.", body = ErrorBody),
-        (status = 503, description = "Try again later.", body = ErrorBody),
     ),
 )]
 pub async fn scrape(

@@ -45,8 +45,6 @@ pub struct Backlog {
     responses(
         (status = 200, description = "The backlog.", body = Backlog),
         (status = 400, description = "The name is invalid.", body = ErrorBody),
-        (status = 401, description = "No valid API key.", body = ErrorBody),
-        (status = 503, description = "Try again later.", body = ErrorBody),
     ),
 )]
 pub async fn get(

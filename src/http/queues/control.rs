@@ -1,11 +1,6 @@
 //! `POST /v1/queues/{queue}/pause`, `POST …/resume` and `POST …/purge`.
 
-use axum::{
-    Extension, Json as Reply,
-    extract::State,
-    http::{HeaderMap, StatusCode},
-    response::Response,
-};
+use axum::{Json as Reply, extract::State, http::StatusCode, response::Response};
 use serde::{Deserialize, Deserializer};
 use utoipa::ToSchema;
 
@@ -25,12 +20,11 @@ use crate::{
     http::{
         audit::{self, NewAuditEntry},
         error::ErrorBody,
-        idempotency::{self, Answer, Ids},
+        idempotency::{self, Answer, Ids, Once},
         operations::Operation,
     },
     wire::{
-        RequestId,
-        extract::{Fingerprinted, NameInPath, OptionalJson, RequestBody},
+        extract::{NameInPath, OptionalJson, RequestBody},
         validate::Check,
     },
 };
@@ -64,11 +58,6 @@ fn named<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error>
     request_body(content = PauseRequest, description = "Optional."),
     responses(
         (status = 200, description = "The queue.", body = Queue),
-        (status = 400, description = "Invalid request.", body = ErrorBody),
-        (status = 401, description = "No valid API key.", body = ErrorBody),
-        (status = 413, description = "The body is too large.", body = ErrorBody),
-        (status = 415, description = "The body is not JSON.", body = ErrorBody),
-        (status = 503, description = "Try again later.", body = ErrorBody),
     ),
 )]
 pub async fn pause(
@@ -92,12 +81,7 @@ pub async fn pause(
     request_body(content = PauseRequest, description = "Optional."),
     responses(
         (status = 200, description = "The queue.", body = Queue),
-        (status = 400, description = "Invalid request.", body = ErrorBody),
-        (status = 401, description = "No valid API key.", body = ErrorBody),
         (status = 404, description = "The queue does not exist.", body = ErrorBody),
-        (status = 413, description = "The body is too large.", body = ErrorBody),
-        (status = 415, description = "The body is not JSON.", body = ErrorBody),
-        (status = 503, description = "Try again later.", body = ErrorBody),
     ),
 )]
 pub async fn resume(
@@ -130,53 +114,46 @@ impl RequestBody for PurgeRequest {}
     security(("api_key" = ["manage"]), ("session" = ["member"])),
     params(
         ("queue" = String, Path, description = "The queue.", example = "default"),
-        ("Idempotency-Key" = Option<String>, Header, description = "A request repeated with the same key within 24 hours gets the first answer.", max_length = 200),
+        idempotency::Header,
     ),
     request_body = PurgeRequest,
     responses(
         (status = 202, description = "The operation has started; `Location` is its path.", body = Operation,
-         headers(("Location" = String, description = "The operation's path."), ("Idempotent-Replay" = Option<String>, description = "`true` when this is the answer to an earlier request."))),
+         headers(("Location" = String, description = "The operation's path."))),
         (status = 400, description = "Invalid request, or `confirm` is another name.", body = ErrorBody),
-        (status = 401, description = "No valid API key.", body = ErrorBody),
         (status = 404, description = "The queue does not exist.", body = ErrorBody),
-        (status = 409, description = "The idempotency key was used with another request.", body = ErrorBody),
-        (status = 413, description = "The body is too large.", body = ErrorBody),
-        (status = 415, description = "The body is not JSON.", body = ErrorBody),
-        (status = 503, description = "Try again later.", body = ErrorBody),
     ),
 )]
 pub async fn purge(
     caller: Caller<Manage>,
     State(app): State<App>,
     NameInPath(queue): NameInPath,
-    Extension(request_id): Extension<RequestId>,
-    headers: HeaderMap,
-    Fingerprinted { request, fingerprint }: Fingerprinted<PurgeRequest>,
+    Once { request, repeat }: Once<PurgeRequest>,
 ) -> Result<Response, Error> {
-    let key = idempotency::key(&headers, None)?;
     let (running, by) = (app.clone(), caller.clone());
-    idempotency::once(&app, &caller, key, &fingerprint, &request_id, async move |ids: Ids| {
-        let mut check = Check::default();
-        check.name("queue", &queue, limits::MAX_QUEUE_CHARS);
-        if request.confirm != queue {
-            check.refuse("confirm", "must be the queue's name");
-        }
-        check.finish()?;
-        let counts = known(&running, by.project_id, &queue).await?.counts;
-        let new = NewOperation {
-            id: ids.operation(),
-            kind: Kind::QueuePurge,
-            filter: Which::Letters(Filter { queue: Some(queue.clone()), ..Filter::default() }),
-            expected: Some(counts.scheduled + counts.pending),
-            max_jobs: None,
-            rate_per_second: None,
-        };
-        let row = operations::begin(&running.engine, by.project_id, &new).await?;
-        audit::note(&running, &by, NewAuditEntry::to("queue.purged", queue)).await;
-        let location = Some(format!("/v1/operations/{}", row.id));
-        Answer::new(StatusCode::ACCEPTED, location, &Operation::from(row))
-    })
-    .await
+    repeat
+        .once(&app, &caller, async move |ids: Ids| {
+            let mut check = Check::default();
+            check.name("queue", &queue, limits::MAX_QUEUE_CHARS);
+            if request.confirm != queue {
+                check.refuse("confirm", "must be the queue's name");
+            }
+            check.finish()?;
+            let counts = known(&running, by.project_id, &queue).await?.counts;
+            let new = NewOperation {
+                id: ids.operation(),
+                kind: Kind::QueuePurge,
+                filter: Which::Letters(Filter { queue: Some(queue.clone()), ..Filter::default() }),
+                expected: Some(counts.scheduled + counts.pending),
+                max_jobs: None,
+                rate_per_second: None,
+            };
+            let row = operations::begin(&running.engine, by.project_id, &new).await?;
+            audit::note(&running, &by, NewAuditEntry::to("queue.purged", queue)).await;
+            let location = Some(format!("/v1/operations/{}", row.id));
+            Answer::new(StatusCode::ACCEPTED, location, &Operation::from(row))
+        })
+        .await
 }
 
 async fn set_paused(

@@ -1,11 +1,6 @@
 //! `POST /v1/recurring/{recurring_id}/pause`, `…/resume`, `…/run`, and `GET …/fires`.
 
-use axum::{
-    Extension, Json as Reply,
-    extract::State,
-    http::{HeaderMap, StatusCode},
-    response::Response,
-};
+use axum::{Json as Reply, extract::State, http::StatusCode, response::Response};
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
@@ -22,13 +17,12 @@ use crate::{
         audit::{self, NewAuditEntry},
         cursor::{self, List},
         error::ErrorBody,
-        idempotency::{self, Answer, Ids},
+        idempotency::{self, Answer, Ids, Repeat},
         jobs::{Job, read},
     },
     store::{self, dead_letters::LetterPosition},
     wire::{
-        RequestId,
-        extract::{BarePath, NameInPath, Query},
+        extract::{NameInPath, Query},
         validate::Check,
     },
 };
@@ -44,9 +38,7 @@ const DEFAULT_PAGE_FIRES: u32 = 50;
     params(("recurring_id" = String, Path, description = "The schedule.", example = "rjob_report")),
     responses(
         (status = 200, description = "The schedule.", body = RecurringSchedule),
-        (status = 401, description = "No valid API key.", body = ErrorBody),
         (status = 404, description = "The project has no such schedule.", body = ErrorBody),
-        (status = 503, description = "Try again later.", body = ErrorBody),
     ),
 )]
 pub async fn pause(
@@ -68,9 +60,7 @@ pub async fn pause(
     params(("recurring_id" = String, Path, description = "The schedule.", example = "rjob_report")),
     responses(
         (status = 200, description = "The schedule.", body = RecurringSchedule),
-        (status = 401, description = "No valid API key.", body = ErrorBody),
         (status = 404, description = "The project has no such schedule.", body = ErrorBody),
-        (status = 503, description = "Try again later.", body = ErrorBody),
     ),
 )]
 pub async fn resume(
@@ -92,35 +82,30 @@ pub async fn resume(
     security(("api_key" = ["manage"]), ("session" = ["member"])),
     params(
         ("recurring_id" = String, Path, description = "The schedule.", example = "rjob_report"),
-        ("Idempotency-Key" = Option<String>, Header, description = "A request repeated with the same key within 24 hours gets the first answer.", max_length = 200),
+        idempotency::Header,
     ),
     responses(
         (status = 201, description = "The job is stored.", body = Job,
-         headers(("Location" = String, description = "The job's path."), ("Idempotent-Replay" = Option<String>, description = "`true` when this is the answer to an earlier request."))),
-        (status = 401, description = "No valid API key.", body = ErrorBody),
+         headers(("Location" = String, description = "The job's path."))),
         (status = 404, description = "The project has no such schedule.", body = ErrorBody),
-        (status = 409, description = "The idempotency key was used with another request.", body = ErrorBody),
-        (status = 503, description = "Try again later.", body = ErrorBody),
     ),
 )]
 pub async fn run(
     caller: Caller<Manage>,
     State(app): State<App>,
     NameInPath(id): NameInPath,
-    Extension(request_id): Extension<RequestId>,
-    headers: HeaderMap,
-    BarePath(fingerprint): BarePath,
+    repeat: Repeat,
 ) -> Result<Response, Error> {
-    let key = idempotency::key(&headers, None)?;
     let (running, by) = (app.clone(), caller.clone());
-    idempotency::once(&app, &caller, key, &fingerprint, &request_id, async move |ids: Ids| {
-        let job_id = fire::run_now(&running.engine, by.project_id, &id, ids.job(0)).await?;
-        audit::note(&running, &by, NewAuditEntry::to("recurring.run", id)).await;
-        let job = read::find(&running, by.project_id, job_id).await?;
-        let location = Some(format!("/v1/jobs/{}", job.id));
-        Answer::new(StatusCode::CREATED, location, &job)
-    })
-    .await
+    repeat
+        .once(&app, &caller, async move |ids: Ids| {
+            let job_id = fire::run_now(&running.engine, by.project_id, &id, ids.job(0)).await?;
+            audit::note(&running, &by, NewAuditEntry::to("recurring.run", id)).await;
+            let job = read::find(&running, by.project_id, job_id).await?;
+            let location = Some(format!("/v1/jobs/{}", job.id));
+            Answer::new(StatusCode::CREATED, location, &job)
+        })
+        .await
 }
 
 /// Page of fires.
@@ -188,10 +173,7 @@ pub struct FirePage {
     params(FiresQuery, ("recurring_id" = String, Path, description = "The schedule.", example = "rjob_report")),
     responses(
         (status = 200, description = "A page of fires.", body = FirePage),
-        (status = 400, description = "A parameter is wrong.", body = ErrorBody),
-        (status = 401, description = "No valid API key.", body = ErrorBody),
         (status = 404, description = "The project has no such schedule.", body = ErrorBody),
-        (status = 503, description = "Try again later.", body = ErrorBody),
     ),
 )]
 pub async fn fires(

@@ -71,10 +71,7 @@ pub struct NextTimes {
     params(NextQuery, ("recurring_id" = String, Path, description = "The schedule.", example = "rjob_report")),
     responses(
         (status = 200, description = "The next ticks.", body = NextTimes),
-        (status = 400, description = "A parameter is wrong.", body = ErrorBody),
-        (status = 401, description = "No valid API key.", body = ErrorBody),
         (status = 404, description = "The project has no such schedule.", body = ErrorBody),
-        (status = 503, description = "Try again later.", body = ErrorBody),
     ),
 )]
 pub async fn next(
@@ -138,10 +135,6 @@ pub struct CronPreview {
     responses(
         (status = 200, description = "Preview of the schedule.", body = CronPreview),
         (status = 400, description = "Invalid request, or the expression cannot be read, never fires, or fires too often.", body = ErrorBody),
-        (status = 401, description = "No valid API key.", body = ErrorBody),
-        (status = 413, description = "The body is too large.", body = ErrorBody),
-        (status = 415, description = "The body is not JSON.", body = ErrorBody),
-        (status = 503, description = "Try again later.", body = ErrorBody),
     ),
 )]
 pub async fn preview(

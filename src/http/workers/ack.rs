@@ -136,13 +136,8 @@ impl From<Acked> for AckReply {
     request_body = AckRequest,
     responses(
         (status = 200, description = "The end of the attempt is recorded.", body = AckReply),
-        (status = 400, description = "Invalid request.", body = ErrorBody),
-        (status = 401, description = "No valid API key.", body = ErrorBody),
         (status = 404, description = "The project has no such job.", body = ErrorBody),
         (status = 409, description = "The attempt no longer belongs to this worker.", body = ErrorBody),
-        (status = 413, description = "The body or the result is too large.", body = ErrorBody),
-        (status = 415, description = "The body is not JSON.", body = ErrorBody),
-        (status = 503, description = "Try again later.", body = ErrorBody),
     ),
 )]
 pub async fn ack(
@@ -210,11 +205,6 @@ pub struct AckBatchResult {
     request_body = AckBatchRequest,
     responses(
         (status = 200, description = "A result for each ack.", body = AckBatchReply),
-        (status = 400, description = "Invalid request.", body = ErrorBody),
-        (status = 401, description = "No valid API key.", body = ErrorBody),
-        (status = 413, description = "The body is too large.", body = ErrorBody),
-        (status = 415, description = "The body is not JSON.", body = ErrorBody),
-        (status = 503, description = "Try again later.", body = ErrorBody),
     ),
 )]
 pub async fn ack_batch(

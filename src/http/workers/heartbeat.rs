@@ -142,13 +142,8 @@ impl From<Advice> for HeartbeatStatus {
     request_body = HeartbeatRequest,
     responses(
         (status = 200, description = "The lease is renewed.", body = HeartbeatReply),
-        (status = 400, description = "Invalid request.", body = ErrorBody),
-        (status = 401, description = "No valid API key.", body = ErrorBody),
         (status = 404, description = "The project has no such job.", body = ErrorBody),
         (status = 409, description = "The lease no longer belongs to this worker.", body = ErrorBody),
-        (status = 413, description = "The body is too large.", body = ErrorBody),
-        (status = 415, description = "The body is not JSON.", body = ErrorBody),
-        (status = 503, description = "Try again later.", body = ErrorBody),
     ),
 )]
 pub async fn heartbeat(

@@ -1,6 +1,6 @@
 //! `POST /v1/workers/poll`.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, time::Duration};
 
 use axum::{Extension, extract::State, response::Response};
 use chrono::{DateTime, Utc};
@@ -14,13 +14,12 @@ use crate::{
     auth::{Caller, Polling},
     domain::{lease::heartbeat_interval_seconds, limits, worker::WorkerState},
     engine::{
-        dispatch::{self, LeasedDelivery, PollSpec},
+        dispatch::{self, LeasedDelivery, Poll},
         enqueue::dependencies::ParentResult,
-        workers,
     },
     error::Error,
-    http::{error::ErrorBody, jobs::JobError},
-    ids::PollId,
+    http::jobs::JobError,
+    ids::{PollId, ProjectId},
     wire::{
         ClientGone, delivery,
         extract::{Json, RequestBody},
@@ -189,11 +188,6 @@ impl PolledJob {
     request_body = PollRequest,
     responses(
         (status = 200, description = "Leased jobs; empty if none came during the wait.", body = PollReply),
-        (status = 400, description = "Invalid request.", body = ErrorBody),
-        (status = 401, description = "No valid API key.", body = ErrorBody),
-        (status = 413, description = "The body is too large.", body = ErrorBody),
-        (status = 415, description = "The body is not JSON.", body = ErrorBody),
-        (status = 503, description = "Try again later.", body = ErrorBody),
     ),
 )]
 pub async fn poll(
@@ -202,65 +196,38 @@ pub async fn poll(
     Extension(ClientGone(gone)): Extension<ClientGone>,
     Json(request): Json<PollRequest>,
 ) -> Result<Response, Error> {
-    let (mut spec, wait, has_labels) = accept(&caller, request)?;
-    let worker = (spec.project_id, Arc::clone(&spec.worker_id));
-    let facts = workers::facts(&app.engine, &worker).await?;
-    app.engine.registry.record_seen(&worker, &spec.queues, &spec.job_types);
-    if let Some(facts) = facts.filter(|it| !has_labels && !it.labels.is_empty()) {
-        spec.labels = facts.labels.as_slice().into();
-    }
+    let poll = accept(caller.project_id, request)?;
     let revoked = caller.until_revoked(&app);
-    let delivery = dispatch::poll(&app.engine, spec, wait, gone.cancelled(), revoked).await?;
+    let delivery = dispatch::poll(&app.engine, poll, &gone, revoked).await?;
     let jobs = delivery.jobs().iter().map(PolledJob::of).collect::<Result<_, _>>()?;
-    let state = workers::halt(&app.engine, &worker).await?;
+    let state = delivery.directive();
     delivery::answer(&PollReply { jobs, state }, delivery)
 }
 
-/// The poll, its wait, and whether it names labels.
-fn accept(
-    caller: &Caller<Polling>,
-    request: PollRequest,
-) -> Result<(PollSpec, Duration, bool), Error> {
-    const DEFAULT_CAPACITY: u32 = 1;
+fn accept(project_id: ProjectId, request: PollRequest) -> Result<Poll, Error> {
     let mut check = Check::default();
-    check.name("worker_id", &request.worker_id, limits::MAX_WORKER_ID_CHARS);
     if request.queues.is_empty() {
         check.refuse("queues", "must name at least one queue");
     }
-    check.names("queues", &request.queues, limits::MAX_POLL_QUEUES, limits::MAX_QUEUE_CHARS);
-    let mut job_types = request.job_types.unwrap_or_default();
-    check.names("job_types", &job_types, limits::MAX_POLL_JOB_TYPES, limits::MAX_JOB_TYPE_CHARS);
-    let capacity = request.capacity.unwrap_or(DEFAULT_CAPACITY);
-    check.range("capacity", capacity, 1, limits::MAX_POLL_CAPACITY);
     let wait_seconds = request.wait_seconds.unwrap_or(limits::MAX_POLL_WAIT_SECONDS);
     check.range("wait_seconds", wait_seconds, 0, limits::MAX_POLL_WAIT_SECONDS);
+    let capacity = request.capacity.unwrap_or(1);
+    check.range("capacity", capacity, 1, limits::MAX_POLL_CAPACITY);
     if let Some(lease_seconds) = request.lease_seconds {
         check.range("lease_seconds", lease_seconds, 1, limits::MAX_LEASE_SECONDS);
     }
-    let has_labels = request.labels.is_some();
-    let mut labels = request.labels.unwrap_or_default();
-    check.names("labels", &labels, limits::MAX_LABELS, limits::MAX_LABEL_CHARS);
-    check.finish()?;
-    labels.sort();
-    labels.dedup();
-    job_types.sort();
-    job_types.dedup();
-    let mut queues: Vec<Arc<str>> = Vec::with_capacity(request.queues.len());
-    for queue in request.queues {
-        if !queues.iter().any(|it| **it == *queue) {
-            queues.push(queue.into());
-        }
-    }
-    let spec = PollSpec {
-        project_id: caller.project_id,
-        queues,
-        job_types: job_types.into(),
-        labels: labels.into(),
-        only_commands: false,
-        worker_id: request.worker_id.into(),
+    let poll = Poll {
+        worker_id: Some(request.worker_id),
+        queues: request.queues,
+        job_types: request.job_types.unwrap_or_default(),
+        labels: request.labels,
         capacity,
         lease_seconds: request.lease_seconds,
         poll_id: request.poll_id.map(|it| it.0),
+        wait: Duration::from_secs(wait_seconds.into()),
+        ..Poll::new(project_id)
     };
-    Ok((spec, Duration::from_secs(wait_seconds.into()), has_labels))
+    check.poll(&poll, "queues", "job_types");
+    check.finish()?;
+    Ok(poll)
 }

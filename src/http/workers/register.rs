@@ -13,7 +13,6 @@ use crate::{
         workers::{self, Registration},
     },
     error::Error,
-    http::error::ErrorBody,
     wire::{
         extract::{Json, Object, RequestBody},
         validate::Check,
@@ -126,11 +125,6 @@ pub enum RegisterStatus {
     request_body = RegisterRequest,
     responses(
         (status = 200, description = "Registered.", body = RegisterReply),
-        (status = 400, description = "Invalid request.", body = ErrorBody),
-        (status = 401, description = "No valid API key.", body = ErrorBody),
-        (status = 413, description = "The body is too large.", body = ErrorBody),
-        (status = 415, description = "The body is not JSON.", body = ErrorBody),
-        (status = 503, description = "Try again later.", body = ErrorBody),
     ),
 )]
 pub async fn register(

@@ -119,9 +119,6 @@ impl From<WorkerRow> for WorkerView {
     params(WorkersQuery),
     responses(
         (status = 200, description = "A page of workers.", body = WorkerPage),
-        (status = 400, description = "A parameter is wrong.", body = ErrorBody),
-        (status = 401, description = "No valid API key.", body = ErrorBody),
-        (status = 503, description = "Try again later.", body = ErrorBody),
     ),
 )]
 pub async fn list(
@@ -179,12 +176,7 @@ pub struct DeregisterReply {
     request_body = DeregisterRequest,
     responses(
         (status = 200, description = "Deregistered.", body = DeregisterReply),
-        (status = 400, description = "Invalid request.", body = ErrorBody),
-        (status = 401, description = "No valid API key.", body = ErrorBody),
         (status = 404, description = "The project has no such worker.", body = ErrorBody),
-        (status = 413, description = "The body is too large.", body = ErrorBody),
-        (status = 415, description = "The body is not JSON.", body = ErrorBody),
-        (status = 503, description = "Try again later.", body = ErrorBody),
     ),
 )]
 pub async fn deregister(
@@ -219,9 +211,7 @@ macro_rules! directive {
             params(("worker_id" = String, Path, description = "The worker.", example = "worker-1")),
             responses(
                 (status = 200, description = "The directive is set.", body = DirectiveReply),
-                (status = 401, description = "No valid API key.", body = ErrorBody),
                 (status = 404, description = "The project has no such worker.", body = ErrorBody),
-                (status = 503, description = "Try again later.", body = ErrorBody),
             ),
         )]
         pub async fn $name(

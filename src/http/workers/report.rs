@@ -77,12 +77,8 @@ pub struct EventsReply {
     responses(
         (status = 200, description = "The events are stored.", body = EventsReply),
         (status = 400, description = "Invalid request; nothing is stored.", body = ErrorBody),
-        (status = 401, description = "No valid API key.", body = ErrorBody),
         (status = 404, description = "The project has no such job.", body = ErrorBody),
         (status = 409, description = "An attempt no longer belongs to this worker; nothing is stored.", body = ErrorBody),
-        (status = 413, description = "The body or a payload is too large.", body = ErrorBody),
-        (status = 415, description = "The body is not JSON.", body = ErrorBody),
-        (status = 503, description = "Try again later.", body = ErrorBody),
     ),
 )]
 pub async fn events(
@@ -210,12 +206,8 @@ pub struct LogsReply {
     responses(
         (status = 200, description = "The chunks are stored, up to the limit.", body = LogsReply),
         (status = 400, description = "Invalid request; nothing is stored.", body = ErrorBody),
-        (status = 401, description = "No valid API key.", body = ErrorBody),
         (status = 404, description = "The project has no such job.", body = ErrorBody),
         (status = 409, description = "An attempt no longer belongs to this worker; nothing is stored.", body = ErrorBody),
-        (status = 413, description = "The body is too large.", body = ErrorBody),
-        (status = 415, description = "The body is not JSON.", body = ErrorBody),
-        (status = 503, description = "Try again later.", body = ErrorBody),
     ),
 )]
 pub async fn logs(

@@ -2,7 +2,7 @@
 
 use fencepost::{
     adapters::{mobius, ojs, orch8, workflow_graph},
-    engine::dispatch::any_queue,
+    engine::dispatch,
     store::limited_claims,
 };
 
@@ -32,7 +32,7 @@ fn the_page_of_protocols_has_the_codes_numbers() {
             "workflow-graph: jobs of a queue looked through for commands",
             limited_claims::MAX_EXAMINED_FOR_COMMANDS.to_string(),
         ),
-        ("queues of a poll that names none", any_queue::MAX_QUEUES.to_string()),
+        ("queues of a poll that names none", dispatch::MAX_QUEUES.to_string()),
     ];
     let page = read("docs/protocols.md");
     let (_, table) = page.split_once("| number | value |\n|---|---|\n").expect("a table");

@@ -1,0 +1,271 @@
+//! Creating, rotating and revoking API keys. A key never has more rights, or a longer life, than
+//! its author.
+
+use chrono::{DateTime, Utc};
+use secrecy::{ExposeSecret, SecretString};
+use serde_json::json;
+use sqlx::{Acquire, PgConnection};
+
+use super::{
+    Client,
+    author::{Author, Rights, Roles},
+    key::{self, SecretHash},
+};
+use crate::{
+    domain::{
+        access::{Permission, Scope, may_grant, role_may},
+        limits::MAX_KEY_SECONDS,
+    },
+    error::Error,
+    ids::{KeyId, ProjectId},
+    store::{
+        self,
+        audit::{Actor, NewAuditEntry},
+        keys::{ListedKey, NewKey},
+    },
+};
+
+/// A key to create.
+#[derive(Debug, Clone, Default)]
+pub struct KeyRequest {
+    pub name: String,
+    /// What it may be used for.
+    pub scopes: Vec<Scope>,
+    /// None: never, or with the key that creates it.
+    pub expires_at: Option<DateTime<Utc>>,
+    /// Own rate limits per minute: enqueue, worker and other calls.
+    pub per_minute: [Option<i32>; 3],
+}
+
+/// A created key, shown only once.
+#[derive(Debug, Clone)]
+pub struct MadeKey {
+    pub listed: ListedKey,
+    pub secret: SecretString,
+    pub hash: SecretHash,
+}
+
+/// Creates a key, unless the project has `max_live` live ones.
+///
+/// # Errors
+/// [`Error::RoleExceedsCaller`] when the author may not grant such scopes. [`Error::Invalid`] when
+/// it would expire in the past or too far ahead. [`Error::QuotaExceeded`]. Those of a lost right:
+/// [`Error::Unauthorized`], [`Error::Forbidden`], [`Error::ProjectNotFound`].
+pub async fn create(
+    conn: &mut PgConnection,
+    author: &Author<'_>,
+    mut request: KeyRequest,
+    max_live: i64,
+) -> Result<MadeKey, Error> {
+    let mut tx = conn.begin().await?;
+    let end = check_rights(&mut tx, author).await?;
+    if !may_grant(author.rights.scopes(), &request.scopes) {
+        return Err(Error::RoleExceedsCaller);
+    }
+    request.expires_at = [request.expires_at, end].into_iter().flatten().min();
+    if let Some(expires_at) = request.expires_at {
+        let ahead = store::keys::seconds_until(&mut tx, expires_at).await?;
+        if !(1.0..=MAX_KEY_SECONDS as f64).contains(&ahead) {
+            let message = "must be in the future, at most ten years ahead";
+            return Err(Error::invalid("expires_at", message));
+        }
+    }
+    let made = insert(&mut tx, author, request, max_live).await?;
+    note(&mut tx, author, "key.created", None, Some(&made.listed)).await?;
+    tx.commit().await?;
+    Ok(made)
+}
+
+/// Renames a key.
+///
+/// # Errors
+/// [`Error::KeyNotFound`].
+pub async fn rename(
+    conn: &mut PgConnection,
+    author: &Author<'_>,
+    id: KeyId,
+    name: String,
+) -> Result<ListedKey, Error> {
+    let mut tx = conn.begin().await?;
+    let before = store::keys::lock(&mut tx, author.project_id, id).await?;
+    let before = before.ok_or(Error::KeyNotFound)?;
+    store::keys::rename(&mut tx, author.project_id, id, &name).await?;
+    let after = ListedKey { name, ..before.clone() };
+    note(&mut tx, author, "key.changed", Some(&before), Some(&after)).await?;
+    tx.commit().await?;
+    Ok(after)
+}
+
+/// Creates a key with the same rights, and lets the old one expire after `overlap_seconds`. Also
+/// returns the hash of the old one.
+///
+/// # Errors
+/// [`Error::KeyNotFound`] when there is no such live key, and those of [`create`].
+pub async fn rotate(
+    conn: &mut PgConnection,
+    author: &Author<'_>,
+    id: KeyId,
+    overlap_seconds: i64,
+    max_live: i64,
+) -> Result<(MadeKey, Option<SecretHash>), Error> {
+    let mut tx = conn.begin().await?;
+    let end = check_rights(&mut tx, author).await?;
+    let old = store::keys::lock(&mut tx, author.project_id, id).await?;
+    let old = old.filter(|it| it.is_live).ok_or(Error::KeyNotFound)?;
+    let scopes: Vec<_> = old.scopes.iter().filter_map(|it| Scope::of_name(it)).collect();
+    if !may_grant(author.rights.scopes(), &scopes) {
+        return Err(Error::RoleExceedsCaller);
+    }
+    let hash = store::keys::end_after(&mut tx, author.project_id, id, overlap_seconds).await?;
+    let request = KeyRequest {
+        name: old.name.clone(),
+        scopes,
+        expires_at: [old.expires_at, end].into_iter().flatten().min(),
+        per_minute: [old.produce_per_minute, old.work_per_minute, old.manage_per_minute],
+    };
+    // The replaced key does not count, so that a project with the maximum number of keys can
+    // rotate.
+    let made = insert(&mut tx, author, request, max_live + 1).await?;
+    note(&mut tx, author, "key.rotated", Some(&old), Some(&made.listed)).await?;
+    tx.commit().await?;
+    Ok((made, secret_hash(hash)))
+}
+
+/// Revokes a key. Revoking twice is no error. Returns its hash.
+///
+/// # Errors
+/// [`Error::KeyNotFound`], and those of a lost right as for [`create`].
+pub async fn revoke(
+    conn: &mut PgConnection,
+    author: &Author<'_>,
+    id: KeyId,
+) -> Result<Option<SecretHash>, Error> {
+    let mut tx = conn.begin().await?;
+    check_rights(&mut tx, author).await?;
+    let row = store::keys::lock(&mut tx, author.project_id, id).await?;
+    let row = row.ok_or(Error::KeyNotFound)?;
+    let hash = store::keys::revoke(&mut tx, author.project_id, id).await?;
+    note(&mut tx, author, "key.revoked", Some(&row), None).await?;
+    tx.commit().await?;
+    Ok(secret_hash(hash))
+}
+
+/// Revokes a leaked key: its possession is the proof. Returns its hash, if it was valid.
+pub async fn report(
+    conn: &mut PgConnection,
+    key: &SecretString,
+    client: &Client,
+) -> Result<Option<SecretHash>, Error> {
+    let mut tx = conn.begin().await?;
+    let hash = key::hash(key.expose_secret());
+    let Some(owner) = store::keys::find_by_secret(&mut tx, &hash).await? else {
+        return Ok(None);
+    };
+    let hash = store::keys::revoke(&mut tx, owner.project_id, owner.key_id).await?;
+    let entry = NewAuditEntry::to("key.reported", owner.key_id.to_string());
+    let actor = Actor {
+        request_id: Some(client.request_id.to_string()),
+        address: Some(client.address.to_string()),
+        ..Actor::SYSTEM
+    };
+    store::audit::insert(&mut tx, owner.project_id, &actor, &entry).await?;
+    tx.commit().await?;
+    Ok(secret_hash(hash))
+}
+
+fn secret_hash(stored: Option<Vec<u8>>) -> Option<SecretHash> {
+    stored.and_then(|it| it.try_into().ok())
+}
+
+/// Checks the author's rights again. Returns when its own key expires.
+async fn check_rights(
+    conn: &mut PgConnection,
+    author: &Author<'_>,
+) -> Result<Option<DateTime<Utc>>, Error> {
+    match author.rights {
+        Rights::Operator => Ok(None),
+        Rights::Key(id, _) => {
+            let key = store::keys::lock(conn, author.project_id, id).await?;
+            key.filter(|it| it.is_live).map(|it| it.expires_at).ok_or(Error::Unauthorized)
+        }
+        Rights::Member(_) => {
+            let role = Roles::lock(conn, author.project_id).await?.of_author(author)?;
+            let permission = Permission::Administer;
+            if role_may(role, permission) {
+                Ok(None)
+            } else {
+                Err(Error::Forbidden { needs: permission.needs() })
+            }
+        }
+    }
+}
+
+/// Stores the first key of a project, without the checks and the audit entry of [`create`].
+///
+/// # Errors
+/// [`Error::QuotaExceeded`].
+pub async fn insert_first(
+    conn: &mut PgConnection,
+    (project_id, mode): (ProjectId, &str),
+    request: KeyRequest,
+    created_by: Option<String>,
+    max_live: i64,
+) -> Result<MadeKey, Error> {
+    let secret = key::generate(mode);
+    let (shown_prefix, shown_end) = key::shown_parts(&secret);
+    let hash = key::hash(&secret);
+    let [produce_per_minute, work_per_minute, manage_per_minute] = request.per_minute;
+    let new = NewKey {
+        name: request.name,
+        shown_prefix,
+        shown_end,
+        secret_hash: hash.to_vec(),
+        scopes: request.scopes.iter().map(|it| it.name().to_owned()).collect(),
+        expires_at: request.expires_at,
+        created_by,
+        produce_per_minute,
+        work_per_minute,
+        manage_per_minute,
+    };
+    let kept = store::keys::insert(conn, project_id, KeyId::generate(), &new, max_live).await?;
+    let listed = kept.ok_or(Error::QuotaExceeded { what: "live keys", max: max_live })?;
+    Ok(MadeKey { listed, secret: secret.into(), hash })
+}
+
+async fn insert(
+    conn: &mut PgConnection,
+    author: &Author<'_>,
+    request: KeyRequest,
+    max_live: i64,
+) -> Result<MadeKey, Error> {
+    let project = store::projects::get(conn, author.project_id).await?;
+    let project = project.ok_or(Error::ProjectNotFound)?;
+    let created_by = author.actor.id.clone();
+    insert_first(conn, (project.id, &project.mode), request, created_by, max_live).await
+}
+
+async fn note(
+    conn: &mut PgConnection,
+    author: &Author<'_>,
+    action: &'static str,
+    before: Option<&ListedKey>,
+    after: Option<&ListedKey>,
+) -> Result<(), Error> {
+    let entry = NewAuditEntry {
+        action,
+        target: before.or(after).map(|it| it.id.to_string()),
+        before: before.map(facts),
+        after: after.map(facts),
+    };
+    store::audit::insert(conn, author.project_id, &author.actor, &entry).await?;
+    Ok(())
+}
+
+/// The audit log's view of a key.
+fn facts(key: &ListedKey) -> String {
+    let shown = format!("{}…{}", key.shown_prefix, key.shown_end);
+    json!({
+        "name": key.name, "shown": shown, "scopes": key.scopes, "expires_at": key.expires_at,
+    })
+    .to_string()
+}

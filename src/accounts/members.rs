@@ -1,0 +1,130 @@
+//! Members and invitations of a project.
+
+use secrecy::SecretString;
+use serde_json::json;
+use sqlx::{Acquire, PgConnection};
+
+use super::{
+    author::{Author, Roles},
+    secret::{self, MAIL_PREFIX},
+};
+use crate::{
+    domain::{
+        access::{Role, may_change_member},
+        limits::INVITATION_SECONDS,
+    },
+    error::Error,
+    ids::{AccountId, InvitationId},
+    store::{
+        self,
+        audit::NewAuditEntry,
+        members::{self, Invitation},
+    },
+};
+
+/// Changes a member's role, or ends the membership (`to`: none).
+///
+/// # Errors
+/// [`Error::MemberNotFound`]. [`Error::RoleExceedsCaller`] when the author may not grant or revoke
+/// such a role. [`Error::LastOwner`] when the project would be left without an owner.
+pub async fn set_role(
+    conn: &mut PgConnection,
+    author: &Author<'_>,
+    id: AccountId,
+    to: Option<Role>,
+) -> Result<(), Error> {
+    let project_id = author.project_id;
+    let mut tx = conn.begin().await?;
+    let roles = Roles::lock(&mut tx, project_id).await?;
+    let own = roles.of_author(author)?;
+    let from = roles.of(id).ok_or(Error::MemberNotFound)?;
+    let is_leaving = to.is_none() && author.rights.account_id() == Some(id);
+    if !is_leaving && !may_change_member(own, Some(from), to) {
+        return Err(Error::RoleExceedsCaller);
+    }
+    if from == Role::Owner && to != Some(Role::Owner) && roles.owners() == 1 {
+        return Err(Error::LastOwner);
+    }
+    match to {
+        Some(to) => members::upsert(&mut tx, project_id, id, to.name()).await?,
+        None => members::delete(&mut tx, project_id, id).await?,
+    }
+    if to < Some(from) {
+        // Invitations that the member made with the old role end with it.
+        members::uninvite_by(&mut tx, project_id, id).await?;
+    }
+    let facts = |role: Role| json!({ "role": role }).to_string();
+    let entry = NewAuditEntry {
+        action: if to.is_some() { "member.changed" } else { "member.removed" },
+        target: Some(id.to_string()),
+        before: Some(facts(from)),
+        after: to.map(facts),
+    };
+    store::audit::insert(&mut tx, project_id, &author.actor, &entry).await?;
+    tx.commit().await?;
+    Ok(())
+}
+
+/// Invites an address, unless the project has `max` members and open invitations. Returns the
+/// invitation and its token, which is stored nowhere.
+///
+/// # Errors
+/// [`Error::RoleExceedsCaller`] when the author may not grant the role. [`Error::QuotaExceeded`].
+pub async fn invite(
+    conn: &mut PgConnection,
+    author: &Author<'_>,
+    (email, role): (&str, Role),
+    max: i64,
+) -> Result<(Invitation, SecretString), Error> {
+    let project_id = author.project_id;
+    let token = secret::generate(MAIL_PREFIX);
+    let mut tx = conn.begin().await?;
+    let roles = Roles::lock(&mut tx, project_id).await?;
+    if !may_change_member(roles.of_author(author)?, None, Some(role)) {
+        return Err(Error::RoleExceedsCaller);
+    }
+    if members::count(&mut tx, project_id).await? >= max {
+        return Err(Error::QuotaExceeded { what: "members and open invitations", max });
+    }
+    // An open invitation for the address is replaced: an earlier one with a higher role must not
+    // stay valid.
+    members::uninvite_address(&mut tx, project_id, email).await?;
+    let invitation = members::invite(
+        &mut tx,
+        project_id,
+        InvitationId::generate(),
+        (email, role.name()),
+        &secret::hash(&token),
+        author.rights.account_id(),
+        INVITATION_SECONDS,
+    )
+    .await?;
+    let entry = NewAuditEntry {
+        after: Some(json!({ "email": email, "role": role }).to_string()),
+        ..NewAuditEntry::to("invitation.created", invitation.id.to_string())
+    };
+    store::audit::insert(&mut tx, project_id, &author.actor, &entry).await?;
+    tx.commit().await?;
+    Ok((invitation, token))
+}
+
+/// Revokes an invitation.
+///
+/// # Errors
+/// [`Error::InvitationNotFound`].
+pub async fn uninvite(
+    conn: &mut PgConnection,
+    author: &Author<'_>,
+    id: InvitationId,
+) -> Result<(), Error> {
+    let mut tx = conn.begin().await?;
+    let row = members::uninvite(&mut tx, author.project_id, id).await?;
+    let row = row.ok_or(Error::InvitationNotFound)?;
+    let entry = NewAuditEntry {
+        before: Some(json!({ "email": row.email, "role": row.role }).to_string()),
+        ..NewAuditEntry::to("invitation.revoked", id.to_string())
+    };
+    store::audit::insert(&mut tx, author.project_id, &author.actor, &entry).await?;
+    tx.commit().await?;
+    Ok(())
+}

@@ -1,0 +1,173 @@
+//! Creating and renaming projects, and their plans.
+
+use serde_json::{Value, json};
+use sqlx::{Acquire, PgConnection};
+
+use super::{Accounts, Client, author::Author};
+use crate::{
+    domain::{access::Role, limits::MAX_OWNED_PROJECTS, plan::UNLIMITED, text},
+    error::Error,
+    ids::{AccountId, ProjectId, ProjectPublicId},
+    store::{
+        self,
+        audit::{Actor, NewAuditEntry},
+        projects::{self, NewProject, Project},
+    },
+};
+
+/// Tries to find a free slug.
+const MAX_SLUG_TRIES: usize = 5;
+/// Characters of a slug.
+const MAX_SLUG_CHARS: usize = 60;
+/// Mode of a project for production.
+pub const LIVE: &str = "live";
+
+impl Accounts {
+    /// Creates a project on the default plan, owned by the account.
+    ///
+    /// # Errors
+    /// [`Error::QuotaExceeded`] when the account owns too many. [`Error::SlugTaken`] when no free
+    /// slug was found.
+    pub async fn create_project(
+        &self,
+        account_id: AccountId,
+        (name, mode): (&str, &str),
+        client: &Client,
+    ) -> Result<Project, Error> {
+        let mut conn = self.pool.acquire().await?;
+        let mut tx = conn.begin().await?;
+        if store::members::owned(&mut tx, account_id).await? >= MAX_OWNED_PROJECTS {
+            return Err(Error::QuotaExceeded { what: "owned projects", max: MAX_OWNED_PROJECTS });
+        }
+        let project = self.insert_project(&mut tx, account_id, (name, mode), client).await?;
+        tx.commit().await?;
+        Ok(project)
+    }
+
+    pub(super) async fn insert_project(
+        &self,
+        conn: &mut PgConnection,
+        account_id: AccountId,
+        (name, mode): (&str, &str),
+        client: &Client,
+    ) -> Result<Project, Error> {
+        let project = insert_with_free_slug(conn, name, mode, &self.default_plan).await?;
+        store::members::upsert(conn, project.id, account_id, Role::Owner.name()).await?;
+        let entry = NewAuditEntry {
+            after: Some(facts(&project)),
+            ..NewAuditEntry::to("project.created", project.public_id.to_string())
+        };
+        let actor = client.actor("account", account_id.to_string());
+        store::audit::insert(conn, project.id, &actor, &entry).await?;
+        Ok(project)
+    }
+}
+
+async fn insert_with_free_slug(
+    conn: &mut PgConnection,
+    name: &str,
+    mode: &str,
+    plan: &str,
+) -> Result<Project, Error> {
+    let base: String = text::slug(name).chars().take(MAX_SLUG_CHARS).collect();
+    let base = if base.is_empty() { "project".to_owned() } else { base };
+    let base = base.trim_matches('-').to_owned();
+    for attempt in 0..MAX_SLUG_TRIES {
+        let slug = match attempt {
+            0 => base.clone(),
+            _ => format!("{base}-{:06x}", rand::random::<u32>() & 0x00ff_ffff),
+        };
+        let public_id = ProjectPublicId::generate();
+        let new = NewProject { public_id, slug: &slug, name, mode, plan };
+        if let Some(project) = projects::insert(conn, new).await? {
+            return Ok(project);
+        }
+    }
+    Err(Error::SlugTaken)
+}
+
+/// Creates a project without limits and without members, for the operator.
+///
+/// # Errors
+/// [`Error::SlugTaken`].
+pub async fn create_unlimited(
+    conn: &mut PgConnection,
+    slug: &str,
+    name: &str,
+) -> Result<Project, Error> {
+    let public_id = ProjectPublicId::generate();
+    let new = NewProject { public_id, slug, name, mode: LIVE, plan: UNLIMITED };
+    projects::insert(conn, new).await?.ok_or(Error::SlugTaken)
+}
+
+/// Renames a project; its slug stays.
+///
+/// # Errors
+/// [`Error::ProjectNotFound`].
+pub async fn rename(
+    conn: &mut PgConnection,
+    author: &Author<'_>,
+    name: &str,
+) -> Result<Project, Error> {
+    let mut tx = conn.begin().await?;
+    let before = projects::get(&mut tx, author.project_id).await?;
+    projects::rename(&mut tx, author.project_id, name).await?;
+    let after = projects::get(&mut tx, author.project_id).await?.ok_or(Error::ProjectNotFound)?;
+    let entry = NewAuditEntry {
+        action: "project.changed",
+        target: Some(after.public_id.to_string()),
+        before: before.as_ref().map(facts),
+        after: Some(facts(&after)),
+    };
+    store::audit::insert(&mut tx, author.project_id, &author.actor, &entry).await?;
+    tx.commit().await?;
+    Ok(after)
+}
+
+/// Deletes a project; its data are deleted in the background.
+///
+/// # Errors
+/// [`Error::Invalid`] when `confirm` is not its slug. [`Error::ProjectNotFound`].
+pub async fn delete(conn: &mut PgConnection, id: ProjectId, confirm: &str) -> Result<(), Error> {
+    let project = projects::get(conn, id).await?.ok_or(Error::ProjectNotFound)?;
+    if confirm != project.slug {
+        return Err(Error::invalid("confirm", "must be the project's slug"));
+    }
+    projects::delete(conn, id).await?;
+    tracing::info!(project.id = %project.public_id, "a project was deleted");
+    Ok(())
+}
+
+/// Sets a project's plan and overrides of its limits, for the operator.
+///
+/// # Errors
+/// [`Error::Unavailable`] when the database does not answer.
+pub async fn set_plan(
+    conn: &mut PgConnection,
+    project: &Project,
+    plan: &str,
+    overrides: Option<&Value>,
+) -> Result<(), Error> {
+    let facts = |plan: &str, limits: Option<&Value>| {
+        Some(json!({ "plan": plan, "limits": limits }).to_string())
+    };
+    let entry = NewAuditEntry {
+        action: "project.plan_changed",
+        target: Some(project.public_id.to_string()),
+        before: facts(&project.plan, project.overrides.as_ref()),
+        after: facts(plan, overrides),
+    };
+    let mut tx = conn.begin().await?;
+    projects::set_plan(&mut tx, project.id, plan, overrides).await?;
+    store::audit::insert(&mut tx, project.id, &Actor::OPERATOR, &entry).await?;
+    tx.commit().await?;
+    Ok(())
+}
+
+/// The audit log's view of a project.
+fn facts(project: &Project) -> String {
+    json!({
+        "name": project.name, "slug": project.slug, "mode": project.mode, "plan": project.plan,
+    })
+    .to_string()
+}

@@ -1,0 +1,268 @@
+//! A poll in the pump: parked until there are jobs for it, or a reason to answer without.
+
+use std::{
+    future::Future,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use metrics::gauge;
+use sqlx::{Postgres, pool::PoolConnection};
+use tokio::{
+    sync::{mpsc, oneshot},
+    time::timeout,
+};
+
+use super::{
+    delivery::{self, LeasedDelivery},
+    lanes::WaiterId,
+    pump::Message,
+    request::PollSpec,
+};
+use crate::{
+    domain::worker::WorkerState,
+    engine::{Engine, batch::Batch, workers},
+    error::Error,
+    store::{self, polls::PollKey, pools::Pool},
+    telemetry,
+};
+
+/// Polls that one node parks at most.
+pub const MAX_PARKED_POLLS: usize = 20_000;
+/// At shutdown, parked polls are answered within this time, spread evenly.
+const STOP_SPREAD: Duration = Duration::from_secs(3);
+/// Longest wait for a claim in flight, for a poll that wants its answer now.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Delay before a quieted worker's long poll is answered, so that a client which ignores the
+/// directive does not spin.
+const HALTED_PAUSE: Duration = Duration::from_secs(1);
+
+/// The polls' side of the pump.
+#[derive(Debug)]
+pub(in crate::engine) struct Parking {
+    pub messages: mpsc::UnboundedSender<Message>,
+    next_id: AtomicU64,
+    parked: AtomicUsize,
+}
+
+impl Parking {
+    pub fn new(messages: mpsc::UnboundedSender<Message>) -> Self {
+        Self { messages, next_id: AtomicU64::new(0), parked: AtomicUsize::new(0) }
+    }
+}
+
+/// A parked poll; leaves the pump when dropped.
+struct ParkedPoll<'a> {
+    parking: &'a Parking,
+    id: WaiterId,
+    answer: oneshot::Receiver<Option<Vec<LeasedDelivery>>>,
+}
+
+impl<'a> ParkedPoll<'a> {
+    fn park(parking: &'a Parking, spec: PollSpec, is_patient: bool) -> Result<Self, Error> {
+        let parked = parking.parked.fetch_add(1, Ordering::Relaxed) + 1;
+        gauge!(telemetry::POLLS_PARKED).increment(1);
+        let id = parking.next_id.fetch_add(1, Ordering::Relaxed);
+        let (sender, answer) = oneshot::channel();
+        // From here on dropping it removes it from the pump, also on the error paths.
+        let this = Self { parking, id, answer };
+        if parked > MAX_PARKED_POLLS {
+            return Err(Error::Overloaded);
+        }
+        let message = Message::Park { id, spec: Box::new(spec), is_patient, answer: sender };
+        parking.messages.send(message).map_err(|_| Error::NotReady("the node is stopping"))?;
+        Ok(this)
+    }
+
+    /// Asks for the answer now. A claim in flight for this poll is awaited.
+    async fn answer_now(&mut self) -> Option<Vec<LeasedDelivery>> {
+        let _ = self.parking.messages.send(Message::Leave(self.id));
+        // A later answer stays in the channel, or its jobs are released.
+        match timeout(ANSWER_TIMEOUT, &mut self.answer).await {
+            Ok(answer) => answer.unwrap_or(None),
+            Err(_) => None,
+        }
+    }
+}
+
+impl Drop for ParkedPoll<'_> {
+    fn drop(&mut self) {
+        self.answer.close();
+        // What was sent before the close is still in the channel.
+        if let Ok(Some(jobs)) = self.answer.try_recv()
+            && !jobs.is_empty()
+        {
+            let _ = self.parking.messages.send(Message::Release(jobs));
+        }
+        let _ = self.parking.messages.send(Message::Leave(self.id));
+        self.parking.parked.fetch_sub(1, Ordering::Relaxed);
+        gauge!(telemetry::POLLS_PARKED).decrement(1);
+    }
+}
+
+/// Jobs on their way to a worker. If dropped before [`Delivery::delivered`], they are released at
+/// once, without counting a failure.
+#[must_use]
+pub struct Delivery {
+    giver: Option<Engine>,
+    jobs: Vec<LeasedDelivery>,
+    directive: Option<WorkerState>,
+}
+
+impl Delivery {
+    fn empty(directive: Option<WorkerState>) -> Self {
+        Self { giver: None, jobs: Vec::new(), directive }
+    }
+
+    /// The jobs to deliver.
+    #[must_use]
+    pub fn jobs(&self) -> &[LeasedDelivery] {
+        &self.jobs
+    }
+
+    /// The directive, if the worker should take no more jobs.
+    #[must_use]
+    pub fn directive(&self) -> Option<WorkerState> {
+        self.directive
+    }
+
+    /// Joins two deliveries.
+    pub fn and(mut self, mut more: Self) -> Self {
+        self.jobs.append(&mut more.jobs);
+        self.giver = self.giver.take().or(more.giver.take());
+        self.directive = more.directive;
+        self
+    }
+
+    /// The worker has them, as far as this side can know.
+    pub fn delivered(mut self) {
+        self.jobs.clear();
+    }
+}
+
+impl Drop for Delivery {
+    fn drop(&mut self) {
+        let jobs = std::mem::take(&mut self.jobs);
+        if let Some(engine) = self.giver.as_ref().filter(|_| !jobs.is_empty()) {
+            let _ = engine.parking.messages.send(Message::Release(jobs));
+        }
+    }
+}
+
+/// Waits up to `wait` for jobs of the named queues. It ends with jobs, at the deadline, when the
+/// client is gone, when its key is revoked, when the worker gets a directive, or at shutdown.
+///
+/// # Errors
+/// Those of [`super::poll`].
+pub(super) async fn poll(
+    engine: &Engine,
+    spec: PollSpec,
+    wait: Duration,
+    gone: impl Future<Output = ()>,
+    revoked: impl Future<Output = ()>,
+) -> Result<Delivery, Error> {
+    let worker = (spec.project_id, Arc::clone(&spec.worker_id));
+    let directive = workers::halt(engine, &worker).await?;
+    if let Some(poll_key) = spec.poll_key() {
+        let jobs = engine.repeats.submit(poll_key).await?;
+        if !jobs.is_empty() {
+            // Not released when dropped: the worker may have been at them since the first answer.
+            return Ok(Delivery { giver: None, jobs, directive });
+        }
+    }
+    if engine.stopping.is_cancelled() {
+        return Ok(Delivery::empty(directive));
+    }
+    let is_patient = !wait.is_zero();
+    if directive.is_some() {
+        tokio::select! {
+            () = tokio::time::sleep(wait.min(HALTED_PAUSE)) => (),
+            () = gone => (),
+            () = engine.stopping.cancelled() => (),
+        }
+        return Ok(Delivery::empty(workers::halt(engine, &worker).await?));
+    }
+    // The pump answers a poll without a wait once its queues were claimed from.
+    let wait = if is_patient { wait } else { ANSWER_TIMEOUT };
+    let mut parked = ParkedPoll::park(&engine.parking, spec, is_patient)?;
+    let answer = tokio::select! {
+        biased;
+        answer = &mut parked.answer => answer.unwrap_or(None),
+        () = gone => Some(Vec::new()),
+        () = revoked => return Err(Error::Unauthorized),
+        () = tokio::time::sleep(wait) => parked.answer_now().await,
+        () = stop(engine) => parked.answer_now().await,
+        () = workers::until_halted(engine, &worker) => parked.answer_now().await,
+    };
+    let jobs = match answer {
+        Some(jobs) => jobs,
+        None if is_patient => Vec::new(),
+        None => return Err(Error::NotReady("the database does not answer")),
+    };
+    let mut delivery = Delivery { giver: Some(engine.clone()), jobs, directive: None };
+    delivery.directive = match workers::halt(engine, &worker).await {
+        Err(_) if !delivery.jobs.is_empty() => None,
+        read => read?,
+    };
+    // A directive arrived while the jobs were on their way: dropping them releases them.
+    Ok(if delivery.directive.is_some() { Delivery::empty(delivery.directive) } else { delivery })
+}
+
+async fn stop(engine: &Engine) {
+    engine.stopping.cancelled().await;
+    tokio::time::sleep(STOP_SPREAD.mul_f64(rand::random())).await;
+}
+
+/// The batch of repeated polls: what each was given before and still holds.
+pub struct Repeats {
+    pub(in crate::engine) pool: Pool,
+}
+
+impl Batch for Repeats {
+    type Item = PollKey;
+    type Answer = Vec<LeasedDelivery>;
+    type Key = PollKey;
+    type Connection = PoolConnection<Postgres>;
+
+    const KIND: &'static str = "repeat";
+    const MAX_ROWS: usize = 250;
+
+    fn bytes(_: &PollKey) -> usize {
+        0
+    }
+
+    fn key(item: &PollKey) -> PollKey {
+        item.clone()
+    }
+
+    async fn connect(&self) -> sqlx::Result<Self::Connection> {
+        self.pool.acquire().await
+    }
+
+    async fn flush(
+        &self,
+        conn: &mut Self::Connection,
+        items: &[PollKey],
+        _: bool,
+    ) -> sqlx::Result<Vec<Result<Vec<LeasedDelivery>, Error>>> {
+        let found = store::polls::leased_by_polls(conn, items).await?;
+        let mut answers: Vec<Vec<LeasedDelivery>> = items.iter().map(|_| Vec::new()).collect();
+        for job in found {
+            let poll = job.slot.and_then(|it| usize::try_from(it).ok());
+            let Some((poll, item)) = poll.and_then(|it| Some((it, items.get(it)?))) else {
+                continue;
+            };
+            let worker_id = item.worker_id.clone();
+            answers[poll].push(LeasedDelivery::new(job, worker_id));
+        }
+        delivery::add_background(conn, answers.iter_mut().flatten().collect()).await;
+        if answers.iter().flatten().any(|it| !it.is_complete) {
+            return Err(sqlx::Error::PoolTimedOut);
+        }
+        Ok(answers.into_iter().map(Ok).collect())
+    }
+}

@@ -1,0 +1,76 @@
+//! Responses that an operation has because of what it is, for all OpenAPI documents.
+
+use serde_json::{Map, Value, json};
+
+/// Which operations have a response.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Applies {
+    /// Those that need a credential.
+    Authenticated,
+    /// Those that need a credential of one project.
+    InProject,
+    /// Those with a body that need no credential.
+    PublicWithBody,
+    /// Those with a body.
+    WithBody,
+    /// Those that take an `Idempotency-Key`.
+    Repeatable,
+}
+
+/// Status and description of a response, and which operations have it.
+pub type DerivedResponse = (Applies, &'static str, &'static str);
+
+/// What comes of any body.
+pub const OF_BODIES: [DerivedResponse; 3] = [
+    (Applies::WithBody, "400", "Invalid request."),
+    (Applies::WithBody, "413", "The body, or a part of it, is too large."),
+    (Applies::WithBody, "415", "The body is not JSON."),
+];
+
+/// Adds the responses that apply to an operation and that it does not describe itself. `error` is
+/// the name of the schema of errors.
+pub fn add_responses(operation: &mut Value, derived: &[DerivedResponse], error: &str) {
+    let applying: Vec<_> = derived.iter().filter(|it| applies(operation, it.0)).collect();
+    let is_repeatable = applies(operation, Applies::Repeatable);
+    let Some(responses) = operation.get_mut("responses").and_then(Value::as_object_mut) else {
+        return;
+    };
+    let schema = format!("#/components/schemas/{error}");
+    for (_, status, description) in applying {
+        responses.entry(*status).or_insert_with(|| {
+            let content = json!({"application/json": {"schema": {"$ref": schema}}});
+            json!({"description": description, "content": content})
+        });
+    }
+    if is_repeatable {
+        add_replay_header(responses);
+    }
+}
+
+fn applies(operation: &Value, which: Applies) -> bool {
+    let security = operation.get("security").and_then(Value::as_array);
+    let is_public = security.is_some_and(|it| it.iter().any(|it| *it == json!({})));
+    let has_body = operation.get("requestBody").is_some();
+    let parameters = || operation.get("parameters").and_then(Value::as_array).into_iter().flatten();
+    let has_parameter = |name: &str| parameters().any(|it| it["name"] == name);
+    match which {
+        Applies::Authenticated => !is_public,
+        Applies::InProject => {
+            let takes_key = security.into_iter().flatten().any(|it| it.get("api_key").is_some());
+            !is_public && (takes_key || has_parameter("project"))
+        }
+        Applies::PublicWithBody => is_public && has_body,
+        Applies::WithBody => has_body,
+        Applies::Repeatable => has_parameter("Idempotency-Key"),
+    }
+}
+
+/// Documents how the answer to a repeated request can be told.
+fn add_replay_header(responses: &mut Map<String, Value>) {
+    for (_, response) in responses.iter_mut().filter(|it| matches!(it.0.as_str(), "201" | "202")) {
+        response["headers"]["Idempotent-Replay"] = json!({
+            "description": "`true` when this is the answer to an earlier request.",
+            "schema": {"type": ["string", "null"]},
+        });
+    }
+}

@@ -5,6 +5,8 @@ use rand::RngExt;
 use secrecy::{ExposeSecret, SecretString};
 use sha2::{Digest, Sha256};
 
+use crate::domain::limits;
+
 /// Characters of base62 that hold 256 bits.
 pub const RANDOM_CHARS: usize = 43;
 /// The characters of secrets.
@@ -13,8 +15,6 @@ pub const BASE62: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijkl
 pub const REFRESH_PREFIX: &str = "fp_refresh_";
 /// Prefix of mailed tokens.
 pub const MAIL_PREFIX: &str = "fp_mail_";
-/// Maximum bytes of a presented secret; anything longer is not ours.
-const MAX_SECRET_BYTES: usize = 128;
 
 /// This many random characters.
 pub fn random_chars() -> impl Iterator<Item = char> {
@@ -40,7 +40,7 @@ pub fn hash(secret: &SecretString) -> [u8; 32] {
 #[must_use]
 pub fn is_well_formed(secret: &SecretString, prefix: &str) -> bool {
     let text = secret.expose_secret();
-    text.len() <= MAX_SECRET_BYTES && text.starts_with(prefix)
+    text.len() <= limits::MAX_SECRET_BYTES && text.starts_with(prefix)
 }
 
 #[cfg(test)]

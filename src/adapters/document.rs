@@ -7,7 +7,7 @@ use utoipa_axum::router::OpenApiRouter;
 use super::{ADAPTERS, Adapter};
 use crate::{
     app::App,
-    wire::openapi::{Applies, DerivedResponse, OF_BODIES, add_responses},
+    wire::openapi::{Applies, DerivedResponse, OF_BODIES, add_responses, lift_bounds},
 };
 
 /// Responses that need no line at each operation.
@@ -29,6 +29,7 @@ fn of(adapter: &Adapter) -> Value {
     let (_, document) =
         OpenApiRouter::with_openapi(base).merge((adapter.routes)()).split_for_parts();
     let mut document = serde_json::to_value(document).unwrap_or_default();
+    lift_bounds(&mut document);
     let Some(top) = document.as_object_mut() else { return document };
     let bases = std::iter::once("").chain(adapter.also_below.iter().copied());
     let servers: Vec<_> =

@@ -20,6 +20,7 @@ use crate::{
         limits::{self, MAX_LIVE_KEYS},
         text,
     },
+    error::Error,
     ids::{KeyId, ProjectPublicId},
     store::{self, projects::Project},
 };
@@ -179,8 +180,12 @@ async fn make_project(conn: &mut PgConnection, name: &str) -> anyhow::Result<Pro
     check_name("--new-project", name)?;
     let slug = text::slug(name);
     ensure!(!slug.is_empty(), "--new-project: `{name}` has no letter or digit for a slug");
-    let made = projects::create_unlimited(conn, &slug, name).await;
-    made.with_context(|| format!("--new-project: if `{slug}` exists, use --project {slug}"))
+    match projects::create_unlimited(conn, &slug, name).await {
+        Err(Error::SlugTaken) => {
+            bail!("the project `{slug}` exists already: use --project {slug}")
+        }
+        made => Ok(made?),
+    }
 }
 
 fn check_name(flag: &str, name: &str) -> anyhow::Result<()> {

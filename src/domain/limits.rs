@@ -197,6 +197,8 @@ pub const MAX_EMAIL_CHARS: usize = 254;
 pub const MIN_PASSWORD_CHARS: usize = 12;
 /// Characters in a password, at most.
 pub const MAX_PASSWORD_CHARS: usize = 128;
+/// Maximum bytes of a presented key or token; anything longer is not ours.
+pub const MAX_SECRET_BYTES: usize = 128;
 /// How long an access token is good for, in seconds.
 pub const ACCESS_TOKEN_SECONDS: i64 = 600;
 /// Seconds after which a session that is not refreshed expires (7 days).

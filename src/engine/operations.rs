@@ -23,9 +23,8 @@ use crate::{
     error::{self, Error},
     ids::{JobId, JobKey, OperationId, ProjectId},
     store::{
-        self,
+        self, TimePosition,
         control::CancelledJob,
-        dead_letters::LetterPosition,
         events::{self, NewEvent},
         jobs,
         operations::{self, DueOperation, MAX_EXAMINED_JOBS, Progress},
@@ -226,7 +225,7 @@ async fn purge_queue(
     let progress = Progress {
         done,
         skipped: keys.len() as i64 - done,
-        after: last.map(|id| LetterPosition { died_at: *created_at, id }),
+        after: last.map(|id| TimePosition { at: *created_at, id }),
         pause_ms: None,
     };
     Ok((progress, !is_full && found.examined < MAX_EXAMINED_JOBS))
@@ -241,7 +240,7 @@ async fn step_dead_letters(
     stepped: &mut Stepped,
 ) -> Result<(Progress, bool), Error> {
     let DueOperation { project_id, created_at, .. } = due;
-    let after = due.after_at.zip(due.after_id).map(|(died_at, id)| LetterPosition { died_at, id });
+    let after = due.after_at.zip(due.after_id).map(|(at, id)| TimePosition { at, id });
     let found =
         store::dead_letters::next_batch(tx, *project_id, filter, after, *created_at, wanted)
             .await?;
@@ -258,7 +257,7 @@ async fn step_dead_letters(
     let progress = Progress {
         done,
         skipped: ids.len() as i64 - done,
-        after: last.map(|it| LetterPosition { died_at: it.died_at, id: it.job_id.0 }),
+        after: last.map(|it| TimePosition { at: it.died_at, id: it.job_id.0 }),
         pause_ms: None,
     };
     Ok((progress, !is_more))
@@ -322,7 +321,7 @@ async fn step_jobs_listed(
     let progress = Progress {
         done,
         skipped: found.jobs.len() as i64 - done,
-        after: last.map(|id| LetterPosition { died_at: *created_at, id: id.0 }),
+        after: last.map(|id| TimePosition { at: *created_at, id: id.0 }),
         pause_ms: None,
     };
     Ok((progress, !is_full && found.is_through))

@@ -14,7 +14,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use utoipa::{IntoParams, ToSchema};
 
-use super::cursor::{self, List};
+use super::{
+    cursor::{self, List},
+    page::{PageSize, page},
+};
 use crate::{
     app::App,
     auth::{Administer, Caller},
@@ -159,16 +162,12 @@ impl AuditExportQuery {
     }
 }
 
-/// A page of audit entries.
-#[derive(Debug, Serialize, Deserialize, ToSchema)]
-pub struct AuditPage {
-    /// Newest first.
-    pub entries: Vec<AuditEntry>,
-    /// Whether there are more entries.
-    pub has_more: bool,
-    /// Pass it as `cursor` to get the next page.
-    #[schema(required)]
-    pub next_cursor: Option<String>,
+page! {
+    /// A page of audit entries.
+    AuditPage {
+        /// Newest first.
+        entries: AuditEntry
+    }
 }
 
 /// List audit entries.
@@ -188,24 +187,18 @@ pub async fn list(
     Query(query): Query<AuditQuery>,
 ) -> Result<Reply<AuditPage>, Error> {
     let AuditQuery { action, actor_id, target, since, until, limit, cursor } = query;
-    let limit = limit.unwrap_or(DEFAULT_PAGE_AUDIT);
     let mut check = Check::default();
-    check.range("limit", limit, 1, limits::MAX_PAGE_AUDIT);
+    let size = PageSize::read(limit, DEFAULT_PAGE_AUDIT, limits::MAX_PAGE_AUDIT, &mut check);
     let filter = AuditExportQuery { action, actor_id, target, since, until }.accept(&mut check);
     check.finish()?;
     let list = List(caller.project_id, "audit");
-    let before = cursor.as_deref().map(|it| cursor::read_id(&app, list, it));
-    let before = before.transpose()?.map(AuditId);
+    let before = cursor::read_id(&app, list, cursor.as_deref())?.map(AuditId);
     let mut conn = app.engine.pools.read_for(caller.project_id).await?;
-    let one_more = i64::from(limit) + 1;
     let mut rows =
-        store::audit::page(&mut conn, caller.project_id, &filter, before, one_more).await?;
-    let has_more = rows.len() > limit as usize;
-    rows.truncate(limit as usize);
-    let last = rows.last().filter(|_| has_more);
-    let next_cursor = last.map(|it| cursor::write_id(&app, list, it.id.0));
+        store::audit::page(&mut conn, caller.project_id, &filter, before, size.one_more()).await?;
+    let next_cursor = size.cut(&mut rows, |it| cursor::write_id(&app, list, it.id.0));
     let entries = rows.into_iter().map(AuditEntry::of).collect::<Result<_, _>>()?;
-    Ok(Reply(AuditPage { entries, has_more, next_cursor }))
+    Ok(Reply(AuditPage::of(entries, next_cursor)))
 }
 
 /// Export audit entries.

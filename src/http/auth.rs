@@ -16,7 +16,10 @@ use crate::{
     domain::limits,
     error::Error,
     store,
-    wire::extract::{Json, RequestBody},
+    wire::{
+        extract::{Json, RequestBody},
+        openapi::chars,
+    },
 };
 
 /// Sign-up request.
@@ -25,13 +28,13 @@ use crate::{
 #[schema(example = json!({"email": "ada@example.com", "password": "quiet otters borrow umbrellas", "project_name": "Acme"}))]
 pub struct SignupRequest {
     /// E-mail address.
-    #[schema(min_length = 3, max_length = 254)]
+    #[schema(extensions(("bounds" = json!(chars(3, limits::MAX_EMAIL_CHARS)))))]
     email: String,
     /// Password of 12 to 128 characters that is not easy to guess.
-    #[schema(value_type = String, min_length = 12, max_length = 128)]
+    #[schema(value_type = String, extensions(("bounds" = json!(chars(limits::MIN_PASSWORD_CHARS, limits::MAX_PASSWORD_CHARS)))))]
     password: SecretString,
     /// Name of the first project. Default: `default`.
-    #[schema(min_length = 1, max_length = 100)]
+    #[schema(extensions(("bounds" = json!(chars(1, limits::MAX_NAME_CHARS)))))]
     project_name: Option<String>,
     /// Token of an invitation. The account then joins that project and gets none of its own.
     #[schema(value_type = Option<String>)]
@@ -112,10 +115,10 @@ pub async fn signup(
 #[schema(example = json!({"email": "ada@example.com", "password": "quiet otters borrow umbrellas"}))]
 pub struct LoginRequest {
     /// E-mail address.
-    #[schema(min_length = 3, max_length = 254)]
+    #[schema(extensions(("bounds" = json!(chars(3, limits::MAX_EMAIL_CHARS)))))]
     email: String,
     /// Password.
-    #[schema(value_type = String, max_length = 128)]
+    #[schema(value_type = String, extensions(("bounds" = json!(chars(0, limits::MAX_PASSWORD_CHARS)))))]
     password: SecretString,
 }
 
@@ -188,7 +191,7 @@ fn check_length(field: &str, password: &SecretString) -> Result<(), Error> {
 #[schema(example = json!({"refresh_token": "fp_refresh_…"}))]
 pub struct RefreshRequest {
     /// Latest refresh token of the session.
-    #[schema(value_type = String, max_length = 128)]
+    #[schema(value_type = String, extensions(("bounds" = json!(chars(0, limits::MAX_SECRET_BYTES)))))]
     refresh_token: SecretString,
 }
 
@@ -243,10 +246,10 @@ pub async fn logout(person: Person, State(app): State<App>) -> Result<StatusCode
 #[schema(example = json!({"current_password": "quiet otters borrow umbrellas", "new_password": "loud herons lend galoshes"}))]
 pub struct PasswordRequest {
     /// Current password.
-    #[schema(value_type = String, max_length = 128)]
+    #[schema(value_type = String, extensions(("bounds" = json!(chars(0, limits::MAX_PASSWORD_CHARS)))))]
     current_password: SecretString,
     /// New password of 12 to 128 characters that is not easy to guess.
-    #[schema(value_type = String, min_length = 12, max_length = 128)]
+    #[schema(value_type = String, extensions(("bounds" = json!(chars(limits::MIN_PASSWORD_CHARS, limits::MAX_PASSWORD_CHARS)))))]
     new_password: SecretString,
 }
 
@@ -284,7 +287,7 @@ pub async fn password(
 #[schema(example = json!({"email": "ada@example.com"}))]
 pub struct ResetRequest {
     /// E-mail address.
-    #[schema(min_length = 3, max_length = 254)]
+    #[schema(extensions(("bounds" = json!(chars(3, limits::MAX_EMAIL_CHARS)))))]
     email: String,
 }
 
@@ -317,10 +320,10 @@ pub async fn request_reset(
 #[schema(example = json!({"token": "fp_mail_…", "new_password": "loud herons lend galoshes"}))]
 pub struct ConfirmResetRequest {
     /// Token from the mail.
-    #[schema(value_type = String, max_length = 128)]
+    #[schema(value_type = String, extensions(("bounds" = json!(chars(0, limits::MAX_SECRET_BYTES)))))]
     token: SecretString,
     /// New password of 12 to 128 characters that is not easy to guess.
-    #[schema(value_type = String, min_length = 12, max_length = 128)]
+    #[schema(value_type = String, extensions(("bounds" = json!(chars(limits::MIN_PASSWORD_CHARS, limits::MAX_PASSWORD_CHARS)))))]
     new_password: SecretString,
 }
 
@@ -360,7 +363,7 @@ pub async fn confirm_reset(
 #[schema(example = json!({"token": "fp_mail_…"}))]
 pub struct VerifyRequest {
     /// Token from the mail.
-    #[schema(value_type = String, max_length = 128)]
+    #[schema(value_type = String, extensions(("bounds" = json!(chars(0, limits::MAX_SECRET_BYTES)))))]
     token: SecretString,
 }
 

@@ -7,7 +7,7 @@ use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 use uuid::Uuid;
 
-use crate::{app::App, error::Error, ids::ProjectId, store::dead_letters::LetterPosition};
+use crate::{app::App, error::Error, ids::ProjectId, store::TimePosition};
 
 /// Bytes of a cursor's signature.
 const SIGNATURE_BYTES: usize = 16;
@@ -23,34 +23,39 @@ pub fn write_id(app: &App, list: List, id: Uuid) -> String {
     write(app, list, id.as_bytes())
 }
 
-/// The id of a cursor.
+/// The id of a cursor, if there is one.
 ///
 /// # Errors
 /// [`Error::Invalid`] when it was not made by us.
-pub fn read_id(app: &App, list: List, cursor: &str) -> Result<Uuid, Error> {
+pub fn read_id(app: &App, list: List, cursor: Option<&str>) -> Result<Option<Uuid>, Error> {
+    let Some(cursor) = cursor else { return Ok(None) };
     let bytes = read(app, list, cursor)?;
-    Uuid::from_slice(&bytes).map_err(|_| invalid())
+    Uuid::from_slice(&bytes).map(Some).map_err(|_| invalid())
 }
 
 /// A cursor at a position in time.
-pub fn write_place(app: &App, list: List, place: LetterPosition) -> String {
+pub fn write_place(app: &App, list: List, place: TimePosition) -> String {
     let mut bytes = place.id.as_bytes().to_vec();
-    bytes.extend(place.died_at.timestamp_micros().to_be_bytes());
+    bytes.extend(place.at.timestamp_micros().to_be_bytes());
     write(app, list, &bytes)
 }
 
-/// The position of a cursor.
+/// The position of a cursor, if there is one.
 ///
 /// # Errors
 /// [`Error::Invalid`] when it was not made by us.
-pub fn read_place(app: &App, list: List, cursor: &str) -> Result<LetterPosition, Error> {
+pub fn read_place(
+    app: &App,
+    list: List,
+    cursor: Option<&str>,
+) -> Result<Option<TimePosition>, Error> {
+    let Some(cursor) = cursor else { return Ok(None) };
     let bytes = read(app, list, cursor)?;
     let (id, micros) = bytes.split_at_checked(ID_BYTES).ok_or_else(invalid)?;
     let micros = micros.try_into().map(i64::from_be_bytes).map_err(|_| invalid())?;
-    Ok(LetterPosition {
-        died_at: DateTime::from_timestamp_micros(micros).ok_or_else(invalid)?,
-        id: Uuid::from_slice(id).map_err(|_| invalid())?,
-    })
+    let at = DateTime::from_timestamp_micros(micros).ok_or_else(invalid)?;
+    let id = Uuid::from_slice(id).map_err(|_| invalid())?;
+    Ok(Some(TimePosition { at, id }))
 }
 
 fn write(app: &App, list: List, place: &[u8]) -> String {

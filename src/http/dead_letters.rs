@@ -16,6 +16,7 @@ use super::{
     cursor::{self, List},
     error::ErrorBody,
     jobs::{Job, JobError, read},
+    page::{PageSize, page},
 };
 use crate::{
     app::App,
@@ -25,8 +26,8 @@ use crate::{
     error::Error,
     ids::JobKey,
     store::{
-        self,
-        dead_letters::{GroupRow, LetterPosition, LetterRow},
+        self, TimePosition,
+        dead_letters::{GroupRow, LetterRow},
     },
     wire::{
         extract::{JobInPath, Query},
@@ -75,17 +76,13 @@ pub struct DeadLettersQuery {
     cursor: Option<String>,
 }
 
-/// A page of dead letters, newest first.
-#[derive(Debug, Serialize, Deserialize, ToSchema)]
-pub struct DeadLetterPage {
-    /// Dead letters of the page.
-    pub dead_letters: Vec<DeadLetter>,
-    /// Whether there may be more. A page examines a bounded number of dead letters, so it can be
-    /// short or even empty while there are more.
-    pub has_more: bool,
-    /// Pass it as `cursor` to get the next page.
-    #[schema(required)]
-    pub next_cursor: Option<String>,
+page! {
+    /// A page of dead letters, newest first.
+    DeadLetterPage {
+        /// Dead letters of the page. It examines a bounded number of them, so it can be short or
+        /// even empty while there are more.
+        dead_letters: DeadLetter
+    }
 }
 
 /// Checks a filter of a query or body, below `path`.
@@ -114,9 +111,13 @@ pub async fn list(
     State(app): State<App>,
     Query(query): Query<DeadLettersQuery>,
 ) -> Result<Reply<DeadLetterPage>, Error> {
-    let limit = query.limit.unwrap_or(DEFAULT_PAGE_DEAD_LETTERS);
     let mut check = Check::default();
-    check.range("limit", limit, 1, limits::MAX_PAGE_DEAD_LETTERS);
+    let size = PageSize::read(
+        query.limit,
+        DEFAULT_PAGE_DEAD_LETTERS,
+        limits::MAX_PAGE_DEAD_LETTERS,
+        &mut check,
+    );
     let fingerprint = query.fingerprint.as_deref().map(Uuid::parse_str).transpose();
     if fingerprint.is_err() {
         check.refuse("fingerprint", "must be the fingerprint of a group");
@@ -132,16 +133,15 @@ pub async fn list(
     check.finish()?;
     let project_id = caller.project_id;
     let list = List(project_id, "dead letters");
-    let before = query.cursor.as_deref().map(|it| cursor::read_place(&app, list, it));
-    let before = before.transpose()?;
+    let before = cursor::read_place(&app, list, query.cursor.as_deref())?;
     let mut conn = app.engine.pools.read_for(project_id).await?;
-    let one_more = i64::from(limit) + 1;
-    let rows = store::dead_letters::page(&mut conn, project_id, &filter, before, one_more).await?;
+    let rows =
+        store::dead_letters::page(&mut conn, project_id, &filter, before, size.one_more()).await?;
     let (mut matching, examined): (Vec<_>, Vec<_>) = rows.into_iter().partition(|it| it.is_match);
-    let is_full = matching.len() > limit as usize;
-    matching.truncate(limit as usize);
-    let last = if is_full { matching.last() } else { examined.last() };
-    let place = last.map(|it| LetterPosition { died_at: it.died_at, id: it.job_id.0 });
+    let cursor = |it: &LetterRow| {
+        cursor::write_place(&app, list, TimePosition { at: it.died_at, id: it.job_id.0 })
+    };
+    let next_cursor = size.cut(&mut matching, cursor).or_else(|| examined.last().map(cursor));
     let ids: Vec<_> = matching.iter().map(|it| it.job_id).collect();
     let jobs = store::jobs::find_all(
         &mut conn,
@@ -161,11 +161,7 @@ pub async fn list(
         let job = Job { last_error: error.and_then(JobError::of), ..Job::read(row)? };
         dead_letters.push(DeadLetter { fingerprint: hex(fingerprint), died_at, job });
     }
-    Ok(Reply(DeadLetterPage {
-        dead_letters,
-        has_more: place.is_some(),
-        next_cursor: place.map(|it| cursor::write_place(&app, list, it)),
-    }))
+    Ok(Reply(DeadLetterPage::of(dead_letters, next_cursor)))
 }
 
 fn hex(fingerprint: Uuid) -> String {
@@ -224,16 +220,12 @@ impl From<GroupRow> for DeadLetterGroup {
     }
 }
 
-/// A page of groups, latest first.
-#[derive(Debug, Serialize, Deserialize, ToSchema)]
-pub struct GroupPage {
-    /// Groups of the page.
-    pub groups: Vec<DeadLetterGroup>,
-    /// Whether there are more groups.
-    pub has_more: bool,
-    /// Pass it as `cursor` to get the next page.
-    #[schema(required)]
-    pub next_cursor: Option<String>,
+page! {
+    /// A page of groups, latest first.
+    GroupPage {
+        /// Groups of the page.
+        groups: DeadLetterGroup
+    }
 }
 
 /// List groups of dead letters.
@@ -252,26 +244,26 @@ pub async fn groups(
     State(app): State<App>,
     Query(query): Query<GroupsQuery>,
 ) -> Result<Reply<GroupPage>, Error> {
-    let limit = query.limit.unwrap_or(DEFAULT_PAGE_DEAD_LETTERS);
     let mut check = Check::default();
-    check.range("limit", limit, 1, limits::MAX_PAGE_DEAD_LETTERS);
+    let size = PageSize::read(
+        query.limit,
+        DEFAULT_PAGE_DEAD_LETTERS,
+        limits::MAX_PAGE_DEAD_LETTERS,
+        &mut check,
+    );
     check.finish()?;
     let project_id = caller.project_id;
     let list = List(project_id, "groups");
-    let before = query.cursor.as_deref().map(|it| cursor::read_place(&app, list, it));
-    let before = before.transpose()?;
+    let before = cursor::read_place(&app, list, query.cursor.as_deref())?;
     let mut conn = app.engine.pools.read_for(project_id).await?;
-    let one_more = i64::from(limit) + 1;
-    let mut rows = store::dead_letters::groups(&mut conn, project_id, before, one_more).await?;
-    let has_more = rows.len() > limit as usize;
-    rows.truncate(limit as usize);
-    let last = rows.last().filter(|_| has_more);
-    let place = last.map(|it| LetterPosition { died_at: it.last_seen_at, id: it.fingerprint });
-    Ok(Reply(GroupPage {
-        groups: rows.into_iter().map(DeadLetterGroup::from).collect(),
-        has_more,
-        next_cursor: place.map(|it| cursor::write_place(&app, list, it)),
-    }))
+    let mut rows =
+        store::dead_letters::groups(&mut conn, project_id, before, size.one_more()).await?;
+    let next_cursor = size.cut(&mut rows, |it| {
+        let position = TimePosition { at: it.last_seen_at, id: it.fingerprint };
+        cursor::write_place(&app, list, position)
+    });
+    let groups = rows.into_iter().map(DeadLetterGroup::from).collect();
+    Ok(Reply(GroupPage::of(groups, next_cursor)))
 }
 
 /// Retry a dead letter.

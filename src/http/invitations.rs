@@ -13,10 +13,13 @@ use crate::{
     app::App,
     auth::Person,
     credentials::Evict,
-    domain::access::Role,
+    domain::{access::Role, limits},
     error::Error,
     store::members::Invited,
-    wire::extract::{Json, RequestBody},
+    wire::{
+        extract::{Json, RequestBody},
+        openapi::chars,
+    },
 };
 
 /// Token of an invitation.
@@ -25,7 +28,7 @@ use crate::{
 #[schema(example = json!({"token": "fp_mail_…"}))]
 pub struct InvitationToken {
     /// Token from the mail.
-    #[schema(value_type = String, max_length = 128)]
+    #[schema(value_type = String, extensions(("bounds" = json!(chars(0, limits::MAX_SECRET_BYTES)))))]
     token: SecretString,
 }
 

@@ -12,6 +12,7 @@ use utoipa::{IntoParams, ToSchema};
 use super::{
     cursor::{self, List},
     error::ErrorBody,
+    page::{PageSize, page},
 };
 use crate::{
     accounts::keys::{self, KeyRequest, MadeKey},
@@ -27,6 +28,7 @@ use crate::{
     store::{self, keys::ListedKey},
     wire::{
         extract::{Json, KeyInPath, Object, Query, RequestBody},
+        openapi::{chars, range},
         validate::Check,
     },
 };
@@ -51,15 +53,15 @@ pub enum KeyState {
 pub struct KeyRateLimits {
     /// Calls that enqueue.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(minimum = 1, maximum = 1_000_000, nullable = false)]
+    #[schema(nullable = false, extensions(("bounds" = json!(range(1, limits::MAX_KEY_CALLS_PER_MINUTE)))))]
     pub produce_per_minute: Option<i32>,
     /// Calls of workers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(minimum = 1, maximum = 1_000_000, nullable = false)]
+    #[schema(nullable = false, extensions(("bounds" = json!(range(1, limits::MAX_KEY_CALLS_PER_MINUTE)))))]
     pub work_per_minute: Option<i32>,
     /// All other calls.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(minimum = 1, maximum = 1_000_000, nullable = false)]
+    #[schema(nullable = false, extensions(("bounds" = json!(range(1, limits::MAX_KEY_CALLS_PER_MINUTE)))))]
     pub manage_per_minute: Option<i32>,
 }
 
@@ -151,16 +153,12 @@ pub struct KeysQuery {
     cursor: Option<String>,
 }
 
-/// A page of keys.
-#[derive(Debug, Serialize, Deserialize, ToSchema)]
-pub struct KeyPage {
-    /// Newest first, including expired and revoked ones.
-    pub keys: Vec<ApiKey>,
-    /// Whether there are more keys.
-    pub has_more: bool,
-    /// Pass it as `cursor` to get the next page.
-    #[schema(required)]
-    pub next_cursor: Option<String>,
+page! {
+    /// A page of keys.
+    KeyPage {
+        /// Newest first, including expired and revoked ones.
+        keys: ApiKey
+    }
 }
 
 /// List keys.
@@ -176,22 +174,16 @@ pub async fn list(
     State(app): State<App>,
     Query(query): Query<KeysQuery>,
 ) -> Result<Reply<KeyPage>, Error> {
-    let limit = query.limit.unwrap_or(DEFAULT_PAGE_KEYS);
     let mut check = Check::default();
-    check.range("limit", limit, 1, limits::MAX_PAGE_KEYS);
+    let size = PageSize::read(query.limit, DEFAULT_PAGE_KEYS, limits::MAX_PAGE_KEYS, &mut check);
     check.finish()?;
     let list = List(caller.project_id, "keys");
-    let before = query.cursor.as_deref().map(|it| cursor::read_id(&app, list, it));
-    let before = before.transpose()?.map(KeyId);
+    let before = cursor::read_id(&app, list, query.cursor.as_deref())?.map(KeyId);
     let mut conn = app.engine.pools.read_for(caller.project_id).await?;
-    let one_more = i64::from(limit) + 1;
-    let mut rows = store::keys::list(&mut conn, caller.project_id, before, one_more).await?;
-    let has_more = rows.len() > limit as usize;
-    rows.truncate(limit as usize);
-    let last = rows.last().filter(|_| has_more);
-    let next_cursor = last.map(|it| cursor::write_id(&app, list, it.id.0));
+    let mut rows = store::keys::list(&mut conn, caller.project_id, before, size.one_more()).await?;
+    let next_cursor = size.cut(&mut rows, |it| cursor::write_id(&app, list, it.id.0));
     let keys = rows.into_iter().map(ApiKey::from).collect();
-    Ok(Reply(KeyPage { keys, has_more, next_cursor }))
+    Ok(Reply(KeyPage::of(keys, next_cursor)))
 }
 
 /// A key to create.
@@ -200,7 +192,7 @@ pub async fn list(
 #[schema(example = json!({"name": "billing worker", "preset": "worker"}))]
 pub struct CreateKeyRequest {
     /// Name.
-    #[schema(min_length = 1, max_length = 100)]
+    #[schema(extensions(("bounds" = json!(chars(1, limits::MAX_NAME_CHARS)))))]
     name: String,
     /// Scopes. Default: all that you may grant.
     #[schema(min_items = 1, max_items = 4)]
@@ -301,7 +293,7 @@ pub async fn get(
 #[schema(example = json!({"name": "worker on host 7"}))]
 pub struct ChangeKeyRequest {
     /// Name. Rights of a key never change: create another one.
-    #[schema(min_length = 1, max_length = 100)]
+    #[schema(extensions(("bounds" = json!(chars(1, limits::MAX_NAME_CHARS)))))]
     name: String,
 }
 

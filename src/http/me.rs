@@ -11,10 +11,13 @@ use crate::{
     app::App,
     auth::Person,
     credentials::Evict,
-    domain::limits::{MAX_SHOWN_SESSIONS, SESSION_IDLE_SECONDS},
+    domain::limits::{self, MAX_SHOWN_SESSIONS, SESSION_IDLE_SECONDS},
     error::Error,
     store::{self, audit::AuditFilter, members::Membership, sessions},
-    wire::extract::{Json, RequestBody, SessionInPath},
+    wire::{
+        extract::{Json, RequestBody, SessionInPath},
+        openapi::chars,
+    },
 };
 
 /// Maximum number of projects in one answer, oldest first.
@@ -181,7 +184,7 @@ pub async fn export(person: Person, State(app): State<App>) -> Result<Reply<Acco
 #[schema(example = json!({"password": "quiet otters borrow umbrellas"}))]
 pub struct DeleteAccountRequest {
     /// Password, as a confirmation.
-    #[schema(value_type = String, max_length = 128)]
+    #[schema(value_type = String, extensions(("bounds" = json!(chars(0, limits::MAX_PASSWORD_CHARS)))))]
     password: SecretString,
 }
 

@@ -12,10 +12,16 @@ use crate::{
     app::App,
     auth::{Anybody, Caller, Govern, Who},
     credentials::Evict,
-    domain::{access::Role, limits::MAX_MEMBERS},
+    domain::{
+        access::Role,
+        limits::{self, MAX_MEMBERS},
+    },
     error::Error,
     store,
-    wire::extract::{AccountInPath, InvitationInPath, Json, RequestBody},
+    wire::{
+        extract::{AccountInPath, InvitationInPath, Json, RequestBody},
+        openapi::chars,
+    },
 };
 
 /// A member.
@@ -199,7 +205,7 @@ pub async fn invitations(
 #[schema(example = json!({"email": "grace@example.com", "role": "member"}))]
 pub struct InviteRequest {
     /// E-mail address.
-    #[schema(min_length = 3, max_length = 254)]
+    #[schema(extensions(("bounds" = json!(chars(3, limits::MAX_EMAIL_CHARS)))))]
     email: String,
     /// Role in the project.
     role: Role,

@@ -22,6 +22,7 @@ pub(crate) mod metrics;
 mod middleware;
 pub mod openapi;
 pub(crate) mod operations;
+mod page;
 pub(crate) mod projects;
 pub(crate) mod queues;
 pub(crate) mod recurring;

@@ -20,7 +20,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_swagger_ui::{Config, SwaggerUi};
 
 use super::{data_plane, people_plane, project_plane};
-use crate::wire::openapi::{Applies, DerivedResponse, OF_BODIES, add_responses};
+use crate::wire::openapi::{Applies, DerivedResponse, OF_BODIES, add_responses, lift_bounds};
 
 #[derive(OpenApi)]
 #[openapi(
@@ -110,6 +110,7 @@ pub async fn older_document() -> ([(HeaderName, &'static str); 1], &'static str)
 /// Removes what client generators cannot handle: `null` where a field may simply be absent, in
 /// parameters and requests, and `propertyNames`.
 fn tidy(document: &mut Value) {
+    lift_bounds(document);
     if let Some(paths) = document.get_mut("paths").and_then(Value::as_object_mut) {
         let operations =
             paths.values_mut().filter_map(Value::as_object_mut).flat_map(Map::values_mut);

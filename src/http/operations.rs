@@ -10,6 +10,7 @@ use super::{
     audit::{self, NewAuditEntry},
     cursor::{self, List},
     error::ErrorBody,
+    page::{PageSize, page},
 };
 use crate::{
     app::App,
@@ -101,16 +102,12 @@ pub struct OperationsQuery {
     cursor: Option<String>,
 }
 
-/// A page of operations, newest first.
-#[derive(Debug, Serialize, Deserialize, ToSchema)]
-pub struct OperationPage {
-    /// Operations of the page.
-    pub operations: Vec<Operation>,
-    /// Whether there are more operations.
-    pub has_more: bool,
-    /// Pass it as `cursor` to get the next page.
-    #[schema(required)]
-    pub next_cursor: Option<String>,
+page! {
+    /// A page of operations, newest first.
+    OperationPage {
+        /// Operations of the page.
+        operations: Operation
+    }
 }
 
 /// List operations.
@@ -129,22 +126,22 @@ pub async fn list(
     State(app): State<App>,
     Query(query): Query<OperationsQuery>,
 ) -> Result<Reply<OperationPage>, Error> {
-    let limit = query.limit.unwrap_or(DEFAULT_PAGE_OPERATIONS);
     let mut check = Check::default();
-    check.range("limit", limit, 1, limits::MAX_PAGE_OPERATIONS);
+    let size = PageSize::read(
+        query.limit,
+        DEFAULT_PAGE_OPERATIONS,
+        limits::MAX_PAGE_OPERATIONS,
+        &mut check,
+    );
     check.finish()?;
     let list = List(caller.project_id, "operations");
-    let before = query.cursor.as_deref().map(|it| cursor::read_id(&app, list, it));
-    let before = before.transpose()?.map(OperationId);
+    let before = cursor::read_id(&app, list, query.cursor.as_deref())?.map(OperationId);
     let mut conn = app.engine.pools.read_for(caller.project_id).await?;
-    let one_more = i64::from(limit) + 1;
-    let mut rows = store::operations::page(&mut conn, caller.project_id, before, one_more).await?;
-    let has_more = rows.len() > limit as usize;
-    rows.truncate(limit as usize);
-    let last = rows.last().filter(|_| has_more);
-    let next_cursor = last.map(|it| cursor::write_id(&app, list, it.id.0));
+    let mut rows =
+        store::operations::page(&mut conn, caller.project_id, before, size.one_more()).await?;
+    let next_cursor = size.cut(&mut rows, |it| cursor::write_id(&app, list, it.id.0));
     let operations = rows.into_iter().map(Operation::from).collect();
-    Ok(Reply(OperationPage { operations, has_more, next_cursor }))
+    Ok(Reply(OperationPage::of(operations, next_cursor)))
 }
 
 /// Read an operation.

@@ -16,6 +16,7 @@ use crate::{
     store::{self, members::Membership},
     wire::{
         extract::{Json, Query, RequestBody},
+        openapi::chars,
         validate::Check,
     },
 };
@@ -130,7 +131,7 @@ pub async fn list(person: Person, State(app): State<App>) -> Result<Reply<Projec
 #[schema(example = json!({"name": "Acme staging", "mode": "test"}))]
 pub struct CreateProjectRequest {
     /// Display name; the slug is derived from it.
-    #[schema(min_length = 1, max_length = 100)]
+    #[schema(extensions(("bounds" = json!(chars(1, limits::MAX_NAME_CHARS)))))]
     name: String,
     /// Purpose. Default: `live`.
     mode: Option<ProjectMode>,
@@ -183,7 +184,7 @@ pub async fn get(caller: Caller<Anybody>, State(app): State<App>) -> Result<Repl
 #[schema(example = json!({"name": "Main"}))]
 pub struct ChangeProjectRequest {
     /// New display name; the slug stays.
-    #[schema(min_length = 1, max_length = 100)]
+    #[schema(extensions(("bounds" = json!(chars(1, limits::MAX_NAME_CHARS)))))]
     name: String,
 }
 

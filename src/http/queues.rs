@@ -12,6 +12,7 @@ use utoipa::{IntoParams, ToSchema};
 use super::{
     audit::{self, NewAuditEntry},
     error::ErrorBody,
+    page::{PageSize, page},
     retry::RetryRequest,
 };
 use crate::{
@@ -27,6 +28,7 @@ use crate::{
     },
     wire::{
         extract::{Json, NameInPath, Object, Query, RequestBody},
+        openapi::range,
         validate::Check,
     },
 };
@@ -158,10 +160,10 @@ pub struct Rate {
 #[schema(as = RateLimit)]
 pub struct RateLimitView {
     /// Number of jobs.
-    #[schema(minimum = 1, maximum = 100_000)]
+    #[schema(extensions(("bounds" = json!(range(1, limits::MAX_RATE_LIMIT_COUNT)))))]
     pub count: i32,
     /// Length of the window in seconds.
-    #[schema(minimum = 1, maximum = 86_400)]
+    #[schema(extensions(("bounds" = json!(range(1, limits::MAX_RATE_LIMIT_SECONDS)))))]
     pub per_seconds: i32,
 }
 
@@ -227,16 +229,12 @@ pub struct QueuesQuery {
     cursor: Option<String>,
 }
 
-/// A page of queues, by name.
-#[derive(Debug, Serialize, Deserialize, ToSchema)]
-pub struct QueuePage {
-    /// Queues of the page.
-    pub queues: Vec<Queue>,
-    /// Whether there are more queues.
-    pub has_more: bool,
-    /// Pass it as `cursor` to get the next page.
-    #[schema(required)]
-    pub next_cursor: Option<String>,
+page! {
+    /// A page of queues, by name.
+    QueuePage {
+        /// Queues of the page.
+        queues: Queue
+    }
 }
 
 /// List queues.
@@ -255,23 +253,20 @@ pub async fn list(
     State(app): State<App>,
     Query(query): Query<QueuesQuery>,
 ) -> Result<Reply<QueuePage>, Error> {
-    let limit = query.limit.unwrap_or(DEFAULT_PAGE_QUEUES);
     let mut check = Check::default();
-    check.range("limit", limit, 1, limits::MAX_PAGE_QUEUES);
+    let size =
+        PageSize::read(query.limit, DEFAULT_PAGE_QUEUES, limits::MAX_PAGE_QUEUES, &mut check);
     check.optional_name("cursor", query.cursor.as_deref(), limits::MAX_QUEUE_CHARS);
     check.finish()?;
     let after = query.cursor.unwrap_or_default();
-    let one_more = i64::from(limit) + 1;
     let mut conn = app.engine.pools.read_for(caller.project_id).await?;
     let mut names =
-        store::counts::queue_names(&mut conn, caller.project_id, &after, one_more).await?;
+        store::counts::queue_names(&mut conn, caller.project_id, &after, size.one_more()).await?;
     drop(conn);
-    let has_more = names.len() > limit as usize;
-    names.truncate(limit as usize);
-    let next_cursor = names.last().filter(|_| has_more).cloned();
+    let next_cursor = size.cut(&mut names, String::clone);
     let queues = read(&app, caller.project_id, &names).await?;
     let queues = queues.into_iter().map(|(queue, _)| queue).collect();
-    Ok(Reply(QueuePage { queues, has_more, next_cursor }))
+    Ok(Reply(QueuePage::of(queues, next_cursor)))
 }
 
 /// Read a queue.
@@ -303,7 +298,7 @@ pub async fn get(
 pub struct ChangeQueueRequest {
     /// Maximum number of running jobs of the queue.
     #[serde(default, deserialize_with = "some")]
-    #[schema(value_type = Option<i32>, required = false, minimum = 0, maximum = 100_000)]
+    #[schema(value_type = Option<i32>, required = false, extensions(("bounds" = json!(range(0, limits::MAX_CONCURRENCY)))))]
     max_concurrency: Option<Option<i32>>,
     /// Maximum number of jobs started in any window of `per_seconds`.
     #[serde(default, deserialize_with = "some")]
@@ -311,16 +306,16 @@ pub struct ChangeQueueRequest {
     rate_limit: Option<Option<Object<RateLimitRequest>>>,
     /// Minimum lease in seconds when the poll sets none. Default: 30.
     #[serde(default, deserialize_with = "some")]
-    #[schema(value_type = Option<i32>, required = false, minimum = 1, maximum = 86_400)]
+    #[schema(value_type = Option<i32>, required = false, extensions(("bounds" = json!(range(1, limits::MAX_LEASE_SECONDS)))))]
     default_lease_seconds: Option<Option<i32>>,
     /// Retention of finished jobs in days. Default: 7.
     #[serde(default, deserialize_with = "some")]
-    #[schema(value_type = Option<i32>, required = false, minimum = 1, maximum = 3_650)]
+    #[schema(value_type = Option<i32>, required = false, extensions(("bounds" = json!(range(1, limits::MAX_RETENTION_DAYS)))))]
     retention_days: Option<Option<i32>>,
     /// Default `max_attempts` for jobs that do not set it; applies to jobs enqueued later.
     /// Recurring schedules set their own.
     #[serde(default, deserialize_with = "some")]
-    #[schema(value_type = Option<i32>, required = false, minimum = 1, maximum = 100)]
+    #[schema(value_type = Option<i32>, required = false, extensions(("bounds" = json!(range(1, limits::MAX_MAX_ATTEMPTS)))))]
     default_max_attempts: Option<Option<i32>>,
     /// Default retry policy for jobs that do not set one; applies to jobs enqueued later.
     #[serde(default, deserialize_with = "some")]
@@ -328,7 +323,7 @@ pub struct ChangeQueueRequest {
     default_retry: Option<Option<Object<RetryRequest>>>,
     /// Consecutive dead letters of one job type that pause it (circuit breaker).
     #[serde(default, deserialize_with = "some")]
-    #[schema(value_type = Option<i32>, required = false, minimum = 1, maximum = 10_000)]
+    #[schema(value_type = Option<i32>, required = false, extensions(("bounds" = json!(range(1, limits::MAX_BRAKE_AFTER)))))]
     brake_after: Option<Option<i32>>,
 }
 
@@ -337,10 +332,10 @@ pub struct ChangeQueueRequest {
 #[serde(deny_unknown_fields)]
 pub struct RateLimitRequest {
     /// Number of jobs.
-    #[schema(minimum = 1, maximum = 100_000)]
+    #[schema(extensions(("bounds" = json!(range(1, limits::MAX_RATE_LIMIT_COUNT)))))]
     count: i32,
     /// Length of the window in seconds.
-    #[schema(minimum = 1, maximum = 86_400)]
+    #[schema(extensions(("bounds" = json!(range(1, limits::MAX_RATE_LIMIT_SECONDS)))))]
     per_seconds: i32,
 }
 

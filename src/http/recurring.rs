@@ -14,6 +14,7 @@ use super::{
     audit::{self, NewAuditEntry},
     error::ErrorBody,
     idempotency::{self, Answer, Ids, Once},
+    page::{PageSize, page},
     retry::RetryRequest,
 };
 use crate::{
@@ -29,6 +30,7 @@ use crate::{
     error::Error,
     wire::{
         extract::{Json, NameInPath, Object, Query, RequestBody},
+        openapi::{chars, range},
         validate::{Check, stored_json},
     },
 };
@@ -129,23 +131,23 @@ fn facts(row: &ScheduleRow) -> String {
 }))]
 pub struct RecurringScheduleRequest {
     /// Job type of its jobs.
-    #[schema(min_length = 1, max_length = 500)]
+    #[schema(extensions(("bounds" = json!(chars(1, limits::MAX_JOB_TYPE_CHARS)))))]
     job_type: String,
     /// Five fields, six with seconds first, or `@daily` and similar.
-    #[schema(min_length = 1, max_length = 100, example = "0 3 * * *")]
+    #[schema(example = "0 3 * * *", extensions(("bounds" = json!(chars(1, limits::MAX_CRON_CHARS)))))]
     cron_expression: String,
     /// IANA time zone of the expression. Default: UTC.
-    #[schema(min_length = 1, max_length = 100)]
+    #[schema(extensions(("bounds" = json!(chars(1, limits::MAX_NAME_CHARS)))))]
     timezone: Option<String>,
     /// Queue of its jobs. Default: `default`.
-    #[schema(min_length = 1, max_length = 100)]
+    #[schema(extensions(("bounds" = json!(chars(1, limits::MAX_QUEUE_CHARS)))))]
     queue: Option<String>,
     /// Payload of its jobs: any JSON of at most 256 KiB. Default: null.
     #[serde(default)]
     #[schema(value_type = serde_json::Value, required = false)]
     payload: Option<Box<RawValue>>,
     /// Priority of its jobs. Default: 0.
-    #[schema(minimum = -100, maximum = 100)]
+    #[schema(extensions(("bounds" = json!(range(limits::MIN_PRIORITY, limits::MAX_PRIORITY)))))]
     priority: Option<i16>,
     /// Retry policy of its jobs. Default: the queue's setting.
     #[schema(value_type = Option<RetryRequest>)]
@@ -155,15 +157,15 @@ pub struct RecurringScheduleRequest {
     /// What to do with missed ticks. Default: one.
     catch_up: Option<CatchUp>,
     /// Fixed per-schedule offset of at most this many seconds, to spread load. Default: 0.
-    #[schema(minimum = 0, maximum = 3_600)]
+    #[schema(extensions(("bounds" = json!(range(0, limits::MAX_SPREAD_SECONDS)))))]
     spread_seconds: Option<i32>,
     /// Whether it is enabled. Default: true.
     enabled: Option<bool>,
     /// Failures after which its jobs are dead-lettered. Default: 3, or the stored value.
-    #[schema(minimum = 1, maximum = 100)]
+    #[schema(extensions(("bounds" = json!(range(1, limits::MAX_MAX_ATTEMPTS)))))]
     max_attempts: Option<i32>,
     /// Timeout of one attempt of its jobs, in seconds. Default: 1800, or the stored value.
-    #[schema(minimum = 1, maximum = 86_400)]
+    #[schema(extensions(("bounds" = json!(range(1, limits::MAX_TIMEOUT_SECONDS)))))]
     timeout_seconds: Option<i32>,
 }
 
@@ -295,16 +297,12 @@ pub struct RecurringQuery {
     cursor: Option<String>,
 }
 
-/// A page of recurring schedules, by id.
-#[derive(Debug, Serialize, Deserialize, ToSchema)]
-pub struct RecurringPage {
-    /// Schedules of the page.
-    pub recurring: Vec<RecurringSchedule>,
-    /// Whether there are more schedules.
-    pub has_more: bool,
-    /// Pass it as `cursor` to get the next page.
-    #[schema(required)]
-    pub next_cursor: Option<String>,
+page! {
+    /// A page of recurring schedules, by id.
+    RecurringPage {
+        /// Schedules of the page.
+        recurring: RecurringSchedule
+    }
 }
 
 /// List schedules.
@@ -323,19 +321,16 @@ pub async fn list(
     State(app): State<App>,
     Query(query): Query<RecurringQuery>,
 ) -> Result<Reply<RecurringPage>, Error> {
-    let limit = query.limit.unwrap_or(DEFAULT_PAGE_SCHEDULES);
     let mut check = Check::default();
-    check.range("limit", limit, 1, limits::MAX_PAGE_SCHEDULES);
+    let size =
+        PageSize::read(query.limit, DEFAULT_PAGE_SCHEDULES, limits::MAX_PAGE_SCHEDULES, &mut check);
     check.optional_name("cursor", query.cursor.as_deref(), limits::MAX_SCHEDULE_ID_CHARS);
     check.finish()?;
     let after = query.cursor.unwrap_or_default();
-    let one_more = i64::from(limit) + 1;
-    let mut rows = schedules::page(&app.engine, caller.project_id, &after, one_more).await?;
-    let has_more = rows.len() > limit as usize;
-    rows.truncate(limit as usize);
-    let next_cursor = rows.last().filter(|_| has_more).map(|it| it.id.clone());
+    let mut rows = schedules::page(&app.engine, caller.project_id, &after, size.one_more()).await?;
+    let next_cursor = size.cut(&mut rows, |it| it.id.clone());
     let recurring = rows.into_iter().map(RecurringSchedule::of).collect::<Result<_, _>>()?;
-    Ok(Reply(RecurringPage { recurring, has_more, next_cursor }))
+    Ok(Reply(RecurringPage::of(recurring, next_cursor)))
 }
 
 /// Read a schedule.

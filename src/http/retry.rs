@@ -8,7 +8,7 @@ use crate::{
         backoff::{RetryPolicy, RetryStrategy},
         limits,
     },
-    wire::validate::Check,
+    wire::{openapi::range, validate::Check},
 };
 
 /// A retry policy. Omitted fields have their defaults.
@@ -18,16 +18,16 @@ pub struct RetryRequest {
     /// How the wait grows. Default: exponential.
     strategy: Option<RetryStrategy>,
     /// First wait in seconds. Default: 15.
-    #[schema(minimum = 0, maximum = 2_592_000)]
+    #[schema(extensions(("bounds" = json!(range(0, limits::MAX_RETRY_SECONDS)))))]
     initial_seconds: Option<u32>,
     /// Factor of an exponential wait. Default: 2.
-    #[schema(minimum = 1, maximum = 100)]
+    #[schema(extensions(("bounds" = json!(range(1, limits::MAX_RETRY_MULTIPLIER as i64)))))]
     multiplier: Option<f64>,
     /// Maximum wait in seconds. Default: 21600.
-    #[schema(minimum = 0, maximum = 2_592_000)]
+    #[schema(extensions(("bounds" = json!(range(0, limits::MAX_RETRY_SECONDS)))))]
     max_seconds: Option<u32>,
     /// Maximum jitter in seconds. Default: 3.
-    #[schema(minimum = 0, maximum = 2_592_000)]
+    #[schema(extensions(("bounds" = json!(range(0, limits::MAX_RETRY_SECONDS)))))]
     jitter_seconds: Option<u32>,
     /// Error types that go straight to the dead letter: exact, or `prefix.*`; at most 50.
     non_retryable_types: Option<Vec<String>>,

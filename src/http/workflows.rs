@@ -15,6 +15,7 @@ use super::{
     error::ErrorBody,
     idempotency::{self, Answer, Ids, Once},
     jobs::request::{EnqueueRequest, accept, traceparent},
+    page::{PageSize, page},
 };
 use crate::{
     app::App,
@@ -30,6 +31,7 @@ use crate::{
     ids::WorkflowId,
     wire::{
         extract::{Object, Query, RequestBody, WorkflowInPath},
+        openapi::chars,
         validate::Check,
     },
 };
@@ -45,7 +47,7 @@ const DEFAULT_PAGE_WORKFLOWS: u32 = 20;
 ]}))]
 pub struct CreateWorkflowRequest {
     /// Display name.
-    #[schema(min_length = 1, max_length = 100)]
+    #[schema(extensions(("bounds" = json!(chars(1, limits::MAX_NAME_CHARS)))))]
     name: Option<String>,
     /// 1 to 500 jobs.
     #[schema(min_items = 1, max_items = 500, value_type = Vec<EnqueueRequest>)]
@@ -276,16 +278,12 @@ impl WorkflowSummary {
     }
 }
 
-/// A page of workflows, newest first.
-#[derive(Debug, Serialize, Deserialize, ToSchema)]
-pub struct WorkflowPage {
-    /// Workflows of the page.
-    pub workflows: Vec<WorkflowSummary>,
-    /// Whether there are more workflows.
-    pub has_more: bool,
-    /// Pass it as `cursor` to get the next page.
-    #[schema(required)]
-    pub next_cursor: Option<String>,
+page! {
+    /// A page of workflows, newest first.
+    WorkflowPage {
+        /// Workflows of the page.
+        workflows: WorkflowSummary
+    }
 }
 
 /// List workflows.
@@ -304,21 +302,16 @@ pub async fn list(
     State(app): State<App>,
     Query(query): Query<WorkflowsQuery>,
 ) -> Result<Reply<WorkflowPage>, Error> {
-    let limit = query.limit.unwrap_or(DEFAULT_PAGE_WORKFLOWS);
     let mut check = Check::default();
-    check.range("limit", limit, 1, limits::MAX_PAGE_WORKFLOWS);
+    let size =
+        PageSize::read(query.limit, DEFAULT_PAGE_WORKFLOWS, limits::MAX_PAGE_WORKFLOWS, &mut check);
     check.finish()?;
     let list = List(caller.project_id, "workflows");
-    let before = query.cursor.as_deref().map(|it| cursor::read_id(&app, list, it));
-    let before = before.transpose()?.map(WorkflowId);
-    let one_more = i64::from(limit) + 1;
-    let mut rows = workflows::list(&app.engine, caller.project_id, before, one_more).await?;
-    let has_more = rows.len() > limit as usize;
-    rows.truncate(limit as usize);
-    let last = rows.last().filter(|_| has_more);
-    let next_cursor = last.map(|it| cursor::write_id(&app, list, it.0.id.0));
+    let before = cursor::read_id(&app, list, query.cursor.as_deref())?.map(WorkflowId);
+    let mut rows = workflows::list(&app.engine, caller.project_id, before, size.one_more()).await?;
+    let next_cursor = size.cut(&mut rows, |it| cursor::write_id(&app, list, it.0.id.0));
     let workflows = rows.into_iter().map(WorkflowSummary::of).collect();
-    Ok(Reply(WorkflowPage { workflows, has_more, next_cursor }))
+    Ok(Reply(WorkflowPage::of(workflows, next_cursor)))
 }
 
 /// Cancel a workflow.

@@ -212,7 +212,8 @@ pub async fn change(
     key: JobKey,
     change: &Change,
 ) -> sqlx::Result<Option<WaitingJob>> {
-    let row = sqlx::query!(
+    sqlx::query_as!(
+        WaitingJob,
         r#"
         with before as materialized (
             select queue, state from jobs where project_id = $1 and id = $2
@@ -228,7 +229,7 @@ pub async fn change(
                     else 'scheduled'
                 end
             where project_id = $1 and id = $2 and lease_id is null and completed_at is null
-            returning queue, job_type, rank, run_at, state, gate
+            returning project_id, id, queue, job_type, rank, run_at, state, gate
         ), counted as (
             insert into queue_deltas (project_id, queue, scheduled, active, backoff)
             select $1, queue, by * (state = 'scheduled')::int, by * (state <> 'scheduled')::int,
@@ -239,8 +240,9 @@ pub async fn change(
                 select 1, queue, state from after
             ) moves
         )
-        select queue "queue!", job_type "job_type!", rank "rank!", run_at "run_at!",
-               state "state!: StoredState", gate is not null "is_constrained!"
+        select project_id "project_id!: ProjectId", id "id!: JobId", queue "queue!", job_type "job_type!",
+               rank "rank!", run_at "run_at!", state "state!: StoredState",
+               gate is not null "is_constrained!"
         from after
         "#,
         key.project_id.0,
@@ -250,16 +252,7 @@ pub async fn change(
         change.run_at,
     )
     .fetch_optional(conn)
-    .await?;
-    Ok(row.map(|it| WaitingJob {
-        key,
-        queue: it.queue,
-        job_type: it.job_type,
-        rank: it.rank,
-        run_at: it.run_at,
-        state: it.state,
-        is_constrained: it.is_constrained,
-    }))
+    .await
 }
 
 /// Retries a dead letter: failures count from 0, attempts continue. None if it is not a dead
@@ -271,7 +264,8 @@ pub async fn requeue_dead_letter(
     conn: &mut PgConnection,
     key: JobKey,
 ) -> sqlx::Result<Option<WaitingJob>> {
-    let row = sqlx::query!(
+    sqlx::query_as!(
+        WaitingJob,
         r#"
         with revived as (
             update jobs
@@ -279,29 +273,21 @@ pub async fn requeue_dead_letter(
                 run_at = statement_timestamp(), cancel_requested = false,
                 expires_at = case when expires_at > statement_timestamp() then expires_at end
             where project_id = $1 and id = $2 and completed_at is not null
-            returning queue, job_type, rank, run_at, state, gate
+            returning project_id, id, queue, job_type, rank, run_at, state, gate
         ), counted as (
             insert into queue_deltas (project_id, queue, active, dead_letter)
             select $1, queue, 1, -1 from revived
         )
-        select queue "queue!", job_type "job_type!", rank "rank!", run_at "run_at!",
-               state "state!: StoredState", gate is not null "is_constrained!"
+        select project_id "project_id!: ProjectId", id "id!: JobId", queue "queue!", job_type "job_type!",
+               rank "rank!", run_at "run_at!", state "state!: StoredState",
+               gate is not null "is_constrained!"
         from revived
         "#,
         key.project_id.0,
         key.id.0,
     )
     .fetch_optional(conn)
-    .await?;
-    Ok(row.map(|it| WaitingJob {
-        key,
-        queue: it.queue,
-        job_type: it.job_type,
-        rank: it.rank,
-        run_at: it.run_at,
-        state: it.state,
-        is_constrained: it.is_constrained,
-    }))
+    .await
 }
 
 /// Locks the live parents of these jobs, so that none ends before the jobs are live again.
@@ -341,7 +327,8 @@ pub async fn requeue_cancelled(
     project_id: ProjectId,
     jobs: &[JobId],
 ) -> sqlx::Result<Vec<WaitingJob>> {
-    let rows = sqlx::query!(
+    sqlx::query_as!(
+        WaitingJob,
         r#"
         with parted as materialized (
             select ended.id, count(live.id)::int as unfinished,
@@ -385,7 +372,7 @@ pub async fn requeue_cancelled(
                    gone.unfinished, gone.children
             from gone
             join job_bodies body on body.project_id = gone.project_id and body.job_id = gone.id
-            returning id, queue, job_type, rank, run_at, state, gate
+            returning project_id, id, queue, job_type, rank, run_at, state, gate
         ), counted as (
             insert into queue_deltas (project_id, queue, scheduled, active, cancelled)
             select $1, queue, count(*) filter (where state = 'scheduled'),
@@ -393,25 +380,16 @@ pub async fn requeue_cancelled(
             from back
             group by queue
         )
-        select id "id!: JobId", queue "queue!", job_type "job_type!", rank "rank!",
-               run_at "run_at!", state "state!: StoredState", gate is not null "is_constrained!"
+        select project_id "project_id!: ProjectId", id "id!: JobId", queue "queue!", job_type "job_type!",
+               rank "rank!", run_at "run_at!", state "state!: StoredState",
+               gate is not null "is_constrained!"
         from back
         "#,
         project_id.0,
         &jobs.iter().map(|it| it.0).collect::<Vec<Uuid>>(),
     )
     .fetch_all(conn)
-    .await?;
-    let requeued = rows.into_iter().map(|it| WaitingJob {
-        key: JobKey { project_id, id: it.id },
-        queue: it.queue,
-        job_type: it.job_type,
-        rank: it.rank,
-        run_at: it.run_at,
-        state: it.state,
-        is_constrained: it.is_constrained,
-    });
-    Ok(requeued.collect())
+    .await
 }
 
 /// The jobs that were cancelled because one of these ended without success.

@@ -5,6 +5,7 @@ use chrono::{DateTime, Utc};
 use sqlx::{PgConnection, Postgres, QueryBuilder};
 use uuid::Uuid;
 
+use super::TimePosition;
 use crate::{
     domain::operation::Filter,
     ids::{JobId, JobKey, ProjectId},
@@ -195,13 +196,6 @@ pub async fn end_streaks(conn: &mut PgConnection, succeeded: &[JobKey]) -> sqlx:
     Ok(())
 }
 
-/// A position in a list that is sorted by time.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct LetterPosition {
-    pub died_at: DateTime<Utc>,
-    pub id: Uuid,
-}
-
 /// A dead letter of a page, or the last one that was examined.
 #[derive(Debug, Clone, PartialEq, Eq, sqlx::FromRow)]
 pub struct LetterRow {
@@ -219,13 +213,13 @@ pub async fn page(
     conn: &mut PgConnection,
     project_id: ProjectId,
     filter: &Filter,
-    before: Option<LetterPosition>,
+    before: Option<TimePosition>,
     limit: i64,
 ) -> sqlx::Result<Vec<LetterRow>> {
     let mut query = QueryBuilder::new("with examined as materialized (");
     push_examined(&mut query, project_id, filter);
-    if let Some(LetterPosition { died_at, id }) = before {
-        query.push(" and (died_at, job_id) < (").push_bind(died_at).push(", ");
+    if let Some(TimePosition { at, id }) = before {
+        query.push(" and (died_at, job_id) < (").push_bind(at).push(", ");
         query.push_bind(id).push(")");
     }
     push_matching(&mut query, filter, "desc", limit);
@@ -238,15 +232,15 @@ pub async fn next_batch(
     conn: &mut PgConnection,
     project_id: ProjectId,
     filter: &Filter,
-    after: Option<LetterPosition>,
+    after: Option<TimePosition>,
     until: DateTime<Utc>,
     limit: i64,
 ) -> sqlx::Result<Vec<LetterRow>> {
     let mut query = QueryBuilder::new("with examined as materialized (");
     push_examined(&mut query, project_id, filter);
     query.push(" and died_at <= ").push_bind(until);
-    if let Some(LetterPosition { died_at, id }) = after {
-        query.push(" and (died_at, job_id) > (").push_bind(died_at).push(", ");
+    if let Some(TimePosition { at, id }) = after {
+        query.push(" and (died_at, job_id) > (").push_bind(at).push(", ");
         query.push_bind(id).push(")");
     }
     push_matching(&mut query, filter, "asc", limit);
@@ -326,7 +320,7 @@ pub struct GroupRow {
 pub async fn groups(
     conn: &mut PgConnection,
     project_id: ProjectId,
-    before: Option<LetterPosition>,
+    before: Option<TimePosition>,
     limit: i64,
 ) -> sqlx::Result<Vec<GroupRow>> {
     sqlx::query_as!(
@@ -342,7 +336,7 @@ pub async fn groups(
         limit $4
         "#,
         project_id.0,
-        before.map(|it| it.died_at),
+        before.map(|it| it.at),
         before.map(|it| it.id),
         limit,
         Uuid::max(),

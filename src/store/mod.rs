@@ -1,6 +1,9 @@
 //! Every SQL statement: one per function, with the connection first and the tenant in every row it
 //! touches. Nothing is decided here: statements carry fences and limits that callers decided.
 
+use chrono::{DateTime, Utc};
+use uuid::Uuid;
+
 pub mod accounts;
 pub mod audit;
 pub mod cascade;
@@ -33,3 +36,11 @@ pub mod stats;
 pub mod sweep;
 pub mod workers;
 pub mod workflows;
+
+/// A row's position in a list that is ordered by time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct TimePosition {
+    pub at: DateTime<Utc>,
+    /// Orders the rows of one moment.
+    pub id: Uuid,
+}

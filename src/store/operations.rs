@@ -4,7 +4,7 @@ use chrono::{DateTime, Utc};
 use sqlx::{PgConnection, types::Json};
 use uuid::Uuid;
 
-use super::dead_letters::LetterPosition;
+use super::TimePosition;
 use crate::{
     domain::operation::{Kind, State, Which},
     ids::{JobId, OperationId, ProjectId},
@@ -167,7 +167,7 @@ pub struct Progress {
     pub done: i64,
     /// Jobs that were skipped.
     pub skipped: i64,
-    pub after: Option<LetterPosition>,
+    pub after: Option<TimePosition>,
     /// Milliseconds until the next step; none: it was the last.
     pub pause_ms: Option<i64>,
 }
@@ -198,7 +198,7 @@ pub async fn advance(
         id.0,
         progress.done,
         progress.skipped,
-        progress.after.map(|it| it.died_at),
+        progress.after.map(|it| it.at),
         progress.after.map(|it| it.id),
         progress.pause_ms,
     )

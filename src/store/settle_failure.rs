@@ -202,7 +202,8 @@ pub async fn end_attempts(conn: &mut PgConnection, ended: &[Ended]) -> sqlx::Res
     .await?;
     let after = rows.into_iter().map(|it| AfterEnd {
         job: WaitingJob {
-            key: JobKey { project_id: it.project_id, id: it.id },
+            project_id: it.project_id,
+            id: it.id,
             queue: it.queue,
             job_type: it.job_type,
             rank: it.rank,

@@ -268,7 +268,8 @@ pub async fn succeed_parents(
             (Some(rank), Some(run_at), Some(state)) => {
                 let is_constrained = it.is_constrained;
                 Moved::Child(WaitingJob {
-                    key,
+                    project_id: it.project_id,
+                    id: it.id,
                     queue,
                     job_type,
                     rank,
@@ -293,7 +294,8 @@ pub async fn succeed_parents(
 /// A job that waits, as the pump and the promoter need to know it.
 #[derive(Debug, Clone)]
 pub struct WaitingJob {
-    pub key: JobKey,
+    pub project_id: ProjectId,
+    pub id: JobId,
     pub queue: String,
     pub job_type: String,
     /// Minus the priority.
@@ -303,6 +305,13 @@ pub struct WaitingJob {
     pub state: StoredState,
     /// Whether it has a constraint key.
     pub is_constrained: bool,
+}
+
+impl WaitingJob {
+    #[must_use]
+    pub fn key(&self) -> JobKey {
+        JobKey { project_id: self.project_id, id: self.id }
+    }
 }
 
 /// A job after a refused ack: its state, and the answer recorded for the attempt that the fence

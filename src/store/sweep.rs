@@ -51,7 +51,8 @@ pub async fn next_due_ms(conn: &mut PgConnection) -> sqlx::Result<Option<f64>> {
 
 /// Makes due jobs claimable, the longest due first.
 pub async fn promote(conn: &mut PgConnection) -> sqlx::Result<Vec<WaitingJob>> {
-    let rows = sqlx::query!(
+    sqlx::query_as!(
+        WaitingJob,
         r#"
         with due as materialized (
             select project_id, id, state
@@ -82,17 +83,7 @@ pub async fn promote(conn: &mut PgConnection) -> sqlx::Result<Vec<WaitingJob>> {
         "#,
     )
     .fetch_all(conn)
-    .await?;
-    let promoted = rows.into_iter().map(|it| WaitingJob {
-        key: JobKey { project_id: it.project_id, id: it.id },
-        queue: it.queue,
-        job_type: it.job_type,
-        rank: it.rank,
-        run_at: it.run_at,
-        state: it.state,
-        is_constrained: it.is_constrained,
-    });
-    Ok(promoted.collect())
+    .await
 }
 
 /// Records a pass of the reaper, and returns whether leases have expired. None, and nothing is

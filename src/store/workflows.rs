@@ -7,7 +7,7 @@ use uuid::Uuid;
 use super::{dependencies::Edge, settle_success::WaitingJob};
 use crate::{
     domain::job::StoredState,
-    ids::{JobId, JobKey, ProjectId, WorkflowId},
+    ids::{JobId, ProjectId, WorkflowId},
 };
 
 /// A workflow to store with its jobs.
@@ -288,7 +288,8 @@ pub async fn free_roots(
     project_id: ProjectId,
     id: WorkflowId,
 ) -> sqlx::Result<Vec<WaitingJob>> {
-    let freed = sqlx::query!(
+    sqlx::query_as!(
+        WaitingJob,
         r#"
         with root as materialized (
             select job.id
@@ -306,7 +307,8 @@ pub async fn free_roots(
                 state = case when jobs.run_at <= statement_timestamp() then 'pending' else jobs.state end
             from root
             where jobs.project_id = $1 and jobs.id = root.id
-            returning jobs.id, jobs.queue, jobs.job_type, jobs.rank, jobs.run_at, jobs.state, jobs.gate
+            returning jobs.project_id, jobs.id, jobs.queue, jobs.job_type, jobs.rank, jobs.run_at,
+                      jobs.state, jobs.gate
         ), counted as (
             insert into queue_deltas (project_id, queue, scheduled, active)
             select $1, queue, -count(*), count(*)
@@ -314,7 +316,8 @@ pub async fn free_roots(
             where state = 'pending'
             group by queue
         )
-        select id "id: JobId", queue, job_type, rank, run_at, state "state: StoredState",
+        select project_id "project_id!: ProjectId", id "id!: JobId", queue "queue!", job_type "job_type!",
+               rank "rank!", run_at "run_at!", state "state!: StoredState",
                gate is not null "is_constrained!"
         from freed
         "#,
@@ -322,17 +325,7 @@ pub async fn free_roots(
         id.0,
     )
     .fetch_all(conn)
-    .await?;
-    let freed = freed.into_iter().map(|it| WaitingJob {
-        key: JobKey { project_id, id: it.id },
-        queue: it.queue,
-        job_type: it.job_type,
-        rank: it.rank,
-        run_at: it.run_at,
-        state: it.state,
-        is_constrained: it.is_constrained,
-    });
-    Ok(freed.collect())
+    .await
 }
 
 /// Makes a workflow the latest run of an earlier one, in place of `replaced`. Returns whether that

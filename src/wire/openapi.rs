@@ -1,6 +1,47 @@
-//! Responses that an operation has because of what it is, for all OpenAPI documents.
+//! What all OpenAPI documents share: bounds of fields, from the constants that the checks use, and
+//! responses that an operation has because of what it is.
 
+use serde::Serialize;
 use serde_json::{Map, Value, json};
+
+/// The extension in which a field's bounds are written; [`lift_bounds`] puts them into its schema.
+const BOUNDS: &str = "x-bounds";
+
+/// A text of `min` to `max` characters.
+pub fn chars(min: usize, max: usize) -> Value {
+    if min == 0 { json!({"maxLength": max}) } else { json!({"minLength": min, "maxLength": max}) }
+}
+
+/// A list of `min` to `max` entries.
+pub fn items(min: usize, max: usize) -> Value {
+    if min == 0 { json!({"maxItems": max}) } else { json!({"minItems": min, "maxItems": max}) }
+}
+
+/// A number of `min..=max`.
+pub fn range<T: Serialize>(min: T, max: T) -> Value {
+    json!({"minimum": min, "maximum": max})
+}
+
+/// A number without an upper bound.
+pub fn at_least(min: i32) -> Value {
+    json!({"minimum": min})
+}
+
+/// Puts the bounds of all fields into their schemas.
+pub fn lift_bounds(document: &mut Value) {
+    let schemas = document.pointer_mut("/components/schemas").and_then(Value::as_object_mut);
+    for schema in schemas.into_iter().flat_map(Map::values_mut) {
+        let fields = schema.get_mut("properties").and_then(Value::as_object_mut);
+        for field in fields.into_iter().flat_map(Map::values_mut).filter_map(Value::as_object_mut) {
+            // The macro writes those of a list at its items.
+            let of_items = field.get_mut("items").and_then(Value::as_object_mut);
+            let of_items = of_items.and_then(|it| it.remove(BOUNDS));
+            if let Some(Value::Object(bounds)) = field.remove(BOUNDS).or(of_items) {
+                field.extend(bounds);
+            }
+        }
+    }
+}
 
 /// Which operations have a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

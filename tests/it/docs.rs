@@ -9,6 +9,7 @@ use fencepost::{
     cli::{Cli, settings},
     config,
     domain::{
+        access::Scope,
         job, limits,
         schedule::{self, Schedule},
     },
@@ -76,6 +77,46 @@ fn every_operation_says_what_generators_need() {
     for line in text.lines().filter_map(|it| it.trim().strip_prefix("\"$ref\": \"#/")) {
         let pointer = format!("/{}", line.trim_end_matches([',', '"']));
         assert!(document.pointer(&pointer).is_some(), "{pointer} is nowhere");
+    }
+}
+
+/// Where the macros of the document take only numbers.
+#[test]
+fn bounds_that_are_written_as_numbers_are_those_of_the_checks() {
+    let document = openapi::document();
+    let lists = [
+        ("AckBatchRequest", "acks", limits::MAX_ACK_BATCH),
+        ("CreateKeyRequest", "scopes", Scope::ALL.len()),
+        ("CreateWorkflowRequest", "jobs", limits::MAX_WORKFLOW_JOBS),
+        ("EnqueueBatchRequest", "jobs", limits::MAX_ENQUEUE_BATCH_JOBS),
+        ("EventsRequest", "events", limits::MAX_EVENTS),
+        ("HeartbeatRequest", "active_jobs", limits::MAX_BEAT_JOBS),
+        ("LogsRequest", "chunks", limits::MAX_LOG_CHUNKS),
+        ("RegisterRequest", "recurring_schedules", limits::MAX_REGISTERED_SCHEDULES),
+    ];
+    for (schema, field, max) in lists {
+        let list = &document["components"]["schemas"][schema]["properties"][field];
+        assert_eq!(list["maxItems"], max, "{schema}.{field}");
+    }
+    let pages = [
+        ("/v1/audit-log", limits::MAX_PAGE_AUDIT),
+        ("/v1/dead-letters", limits::MAX_PAGE_DEAD_LETTERS),
+        ("/v1/dead-letters/groups", limits::MAX_PAGE_DEAD_LETTERS),
+        ("/v1/jobs", limits::MAX_PAGE_JOBS),
+        ("/v1/jobs/{job_id}/events", limits::MAX_PAGE_EVENTS),
+        ("/v1/jobs/{job_id}/logs", limits::MAX_PAGE_LOGS),
+        ("/v1/keys", limits::MAX_PAGE_KEYS),
+        ("/v1/operations", limits::MAX_PAGE_OPERATIONS),
+        ("/v1/queues", limits::MAX_PAGE_QUEUES),
+        ("/v1/recurring", limits::MAX_PAGE_SCHEDULES),
+        ("/v1/recurring/{recurring_id}/fires", limits::MAX_PAGE_FIRES),
+        ("/v1/workers", limits::MAX_PAGE_WORKERS),
+        ("/v1/workflows", limits::MAX_PAGE_WORKFLOWS),
+    ];
+    for (path, max) in pages {
+        let parameters = document["paths"][path]["get"]["parameters"].as_array();
+        let limit = parameters.into_iter().flatten().find(|it| it["name"] == "limit");
+        assert_eq!(limit.expect(path)["schema"]["maximum"], max, "{path}");
     }
 }
 

@@ -26,6 +26,7 @@ use crate::{
     error::Error,
     wire::{
         extract::{Json, RequestBody},
+        openapi::chars,
         validate::Check,
     },
 };
@@ -37,7 +38,7 @@ const RESERVED_PREFIX: &str = "mobius.";
 #[derive(Debug, Deserialize, ToSchema)]
 pub struct HeartbeatRequest {
     /// Worker that holds the job.
-    #[schema(min_length = 1, max_length = 200)]
+    #[schema(extensions(("bounds" = json!(chars(1, limits::MAX_WORKER_ID_CHARS)))))]
     worker_id: String,
     /// Attempt from the claim's answer.
     attempt: i32,
@@ -91,7 +92,7 @@ pub async fn beat(
 #[derive(Debug, Deserialize, ToSchema)]
 pub struct CompleteRequest {
     /// Worker that holds the job.
-    #[schema(min_length = 1, max_length = 200)]
+    #[schema(extensions(("bounds" = json!(chars(1, limits::MAX_WORKER_ID_CHARS)))))]
     worker_id: String,
     /// Attempt from the claim's answer.
     attempt: i32,
@@ -181,7 +182,7 @@ fn decode(result_b64: &str) -> Result<Option<String>, Error> {
 #[derive(Debug, Deserialize, ToSchema)]
 pub struct EventsRequest {
     /// Worker that holds the job.
-    #[schema(min_length = 1, max_length = 200)]
+    #[schema(extensions(("bounds" = json!(chars(1, limits::MAX_WORKER_ID_CHARS)))))]
     worker_id: String,
     /// Attempt from the claim's answer.
     attempt: i32,
@@ -199,7 +200,7 @@ impl RequestBody for EventsRequest {
 pub struct EventRequest {
     /// Type: letters, digits, `_`, `.` and `-`; not beginning with `mobius.` or `fencepost.`.
     #[serde(rename = "type")]
-    #[schema(min_length = 1, max_length = 64)]
+    #[schema(extensions(("bounds" = json!(chars(1, limits::MAX_EVENT_TYPE_CHARS)))))]
     kind: String,
     /// Any JSON of at most 16 KiB.
     #[schema(value_type = Object)]

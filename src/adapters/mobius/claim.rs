@@ -28,6 +28,7 @@ use crate::{
     wire::{
         ClientGone, delivery,
         extract::{Json, RequestBody},
+        openapi::{chars, items, range},
         validate::Check,
     },
 };
@@ -36,20 +37,20 @@ use crate::{
 #[derive(Debug, Deserialize, ToSchema)]
 pub struct ClaimRequest {
     /// Id that the worker chooses for itself.
-    #[schema(min_length = 1, max_length = 200)]
+    #[schema(extensions(("bounds" = json!(chars(1, limits::MAX_WORKER_ID_CHARS)))))]
     worker_id: String,
     /// Display name.
     worker_name: Option<String>,
     /// Build of the worker.
     worker_version: Option<String>,
     /// Queues to claim from, in this order. Default: all.
-    #[schema(max_items = 20)]
+    #[schema(extensions(("bounds" = json!(items(0, limits::MAX_POLL_QUEUES)))))]
     queues: Option<Vec<String>>,
     /// Only jobs of these types. Default: any.
-    #[schema(max_items = 100)]
+    #[schema(extensions(("bounds" = json!(items(0, limits::MAX_POLL_JOB_TYPES)))))]
     actions: Option<Vec<String>>,
     /// Seconds to wait for a job. Default: 0.
-    #[schema(minimum = 0, maximum = 30)]
+    #[schema(extensions(("bounds" = json!(range(0, limits::MAX_POLL_WAIT_SECONDS)))))]
     wait_seconds: Option<u32>,
 }
 

@@ -27,6 +27,7 @@ use crate::{
     wire::{
         ClientGone, delivery,
         extract::{Json, OptionalJson, RequestBody},
+        openapi::{at_least, chars, items},
         validate::Check,
     },
 };
@@ -37,16 +38,16 @@ use crate::{
 pub struct FetchRequest {
     /// Queues to fetch from, in this order.
     #[serde(default)]
-    #[schema(min_items = 1, max_items = 20)]
+    #[schema(extensions(("bounds" = json!(items(1, limits::MAX_POLL_QUEUES)))))]
     queues: Vec<String>,
     /// Maximum number of jobs to return; at most 50. Default: 1.
-    #[schema(minimum = 1)]
+    #[schema(extensions(("bounds" = json!(at_least(1)))))]
     count: Option<i64>,
     /// Id that the worker chooses for itself.
-    #[schema(max_length = 200)]
+    #[schema(extensions(("bounds" = json!(chars(0, limits::MAX_WORKER_ID_CHARS)))))]
     worker_id: Option<String>,
     /// Length of the reservation in milliseconds. Default: 30 minutes.
-    #[schema(minimum = 1)]
+    #[schema(extensions(("bounds" = json!(at_least(1)))))]
     visibility_timeout_ms: Option<i64>,
 }
 

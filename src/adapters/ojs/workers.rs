@@ -18,6 +18,7 @@ use crate::{
     ids::{JobId, JobKey},
     wire::{
         extract::{Json, RequestBody},
+        openapi::{chars, items, range},
         validate::Check,
     },
 };
@@ -27,7 +28,7 @@ use crate::{
 #[schema(as = OjsRegisterRequest)]
 pub struct RegisterRequest {
     /// Id that the worker chooses for itself.
-    #[schema(min_length = 1, max_length = 200)]
+    #[schema(extensions(("bounds" = json!(chars(1, limits::MAX_WORKER_ID_CHARS)))))]
     worker_id: String,
     /// Host name.
     hostname: Option<String>,
@@ -37,11 +38,11 @@ pub struct RegisterRequest {
     #[serde(default)]
     queues: Vec<String>,
     /// Number of jobs that it runs at the same time. Default: 10.
-    #[schema(minimum = 1, maximum = 10_000)]
+    #[schema(extensions(("bounds" = json!(range(1, limits::MAX_WORKER_CONCURRENCY)))))]
     concurrency: Option<i32>,
     /// Labels.
     #[serde(default)]
-    #[schema(max_items = 16)]
+    #[schema(extensions(("bounds" = json!(items(0, limits::MAX_LABELS)))))]
     labels: Vec<String>,
 }
 
@@ -100,12 +101,12 @@ pub async fn register(
 #[schema(as = OjsBeatRequest)]
 pub struct BeatRequest {
     /// The worker.
-    #[schema(min_length = 1, max_length = 200)]
+    #[schema(extensions(("bounds" = json!(chars(1, limits::MAX_WORKER_ID_CHARS)))))]
     worker_id: String,
     /// State of the worker. Default: running.
     state: Option<WorkerState>,
     /// Jobs that it runs, at most 500.
-    #[schema(max_items = 500)]
+    #[schema(extensions(("bounds" = json!(items(0, limits::MAX_BEAT_JOBS)))))]
     active_job_ids: Option<Vec<String>>,
     /// The same, as the HTTP binding calls it; a number is ignored.
     #[schema(value_type = Option<Vec<String>>)]
@@ -202,7 +203,7 @@ pub async fn beat(
 #[schema(as = OjsDeregisterRequest)]
 pub struct DeregisterRequest {
     /// The worker.
-    #[schema(min_length = 1, max_length = 200)]
+    #[schema(extensions(("bounds" = json!(chars(1, limits::MAX_WORKER_ID_CHARS)))))]
     worker_id: String,
 }
 

@@ -35,29 +35,33 @@ use crate::{
     wire::{
         ClientGone, delivery,
         extract::{Json, OptionalJson, RequestBody},
+        openapi::{chars, items, range},
         validate::Check,
     },
 };
+
+/// Maximum `limit` that clients may send.
+const MAX_LIMIT: u32 = 1_000;
 
 /// A poll. With `handler_name` or `limit` the answer is a list, immediately; otherwise one task
 /// after a wait, or a list if `batch_size` is more than 1.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 pub struct PollRequest {
     /// Only tasks of these handlers. Default: any.
-    #[schema(max_items = 100)]
+    #[schema(extensions(("bounds" = json!(items(0, limits::MAX_POLL_JOB_TYPES)))))]
     handler_names: Option<Vec<String>>,
     /// Only tasks of this handler.
     handler_name: Option<String>,
     /// Queue. Default: only the default queue.
     queue_name: Option<String>,
     /// Id that the worker chooses for itself.
-    #[schema(max_length = 200)]
+    #[schema(extensions(("bounds" = json!(chars(0, limits::MAX_WORKER_ID_CHARS)))))]
     worker_id: Option<String>,
     /// Maximum number of tasks to return. Default: 1.
-    #[schema(minimum = 1, maximum = 50)]
+    #[schema(extensions(("bounds" = json!(range(1, limits::MAX_POLL_CAPACITY)))))]
     batch_size: Option<u32>,
     /// Maximum number of tasks to return; at most 50. Default: 1.
-    #[schema(minimum = 1, maximum = 1000)]
+    #[schema(extensions(("bounds" = json!(range(1, MAX_LIMIT)))))]
     limit: Option<u32>,
 }
 
@@ -255,7 +259,6 @@ async fn answer(
     request: PollRequest,
     shape: Shape,
 ) -> Result<Response, Error> {
-    const MAX_LIMIT: u32 = 1_000;
     let mut check = Check::default();
     let batch_size = request.batch_size.unwrap_or(1);
     check.range("batch_size", batch_size, 1, limits::MAX_POLL_CAPACITY);

@@ -20,6 +20,7 @@ use crate::{
     wire::{
         extract::{Json, RequestBody},
         logs::{self, STREAMS},
+        openapi::at_least,
         streams,
         validate::Check,
     },
@@ -41,12 +42,12 @@ impl RequestBody for LogsRequest {
 #[derive(Debug, Deserialize, ToSchema)]
 pub struct ChunkRequest {
     /// Sequence number in its stream, from 0. A chunk that was stored before is ignored.
-    #[schema(minimum = 0)]
+    #[schema(extensions(("bounds" = json!(at_least(0)))))]
     sequence: i64,
     /// Text; 64 KiB of it are kept.
     data: String,
     /// Time in milliseconds since 1970.
-    #[schema(minimum = 0)]
+    #[schema(extensions(("bounds" = json!(at_least(0)))))]
     timestamp_ms: i64,
     /// `stdout`, `stderr` or `system`.
     stream: String,

@@ -29,6 +29,7 @@ use crate::{
     ids::{JobId, WorkflowId},
     wire::{
         extract::{Json, RequestBody},
+        openapi::{chars, items, range},
         validate::Check,
     },
 };
@@ -40,10 +41,10 @@ const JOB_TYPE: &str = "command";
 #[derive(Debug, Deserialize, ToSchema)]
 pub struct CreateRequest {
     /// Display name.
-    #[schema(min_length = 1, max_length = 100)]
+    #[schema(extensions(("bounds" = json!(chars(1, limits::MAX_NAME_CHARS)))))]
     name: String,
     /// Trigger; for people.
-    #[schema(max_length = 100)]
+    #[schema(extensions(("bounds" = json!(chars(0, limits::MAX_NAME_CHARS)))))]
     trigger: Option<String>,
     /// 1 to 500 jobs.
     #[schema(min_items = 1, max_items = 500)]
@@ -58,24 +59,24 @@ impl RequestBody for CreateRequest {
 #[derive(Debug, Clone, Deserialize, ToSchema)]
 pub struct JobRequest {
     /// Key, unique in the workflow.
-    #[schema(min_length = 1, max_length = 100)]
+    #[schema(extensions(("bounds" = json!(chars(1, limits::MAX_NAME_CHARS)))))]
     id: String,
     /// Display name. Default: its id.
-    #[schema(max_length = 100)]
+    #[schema(extensions(("bounds" = json!(chars(0, limits::MAX_NAME_CHARS)))))]
     name: Option<String>,
     /// Command to run.
     command: String,
     /// Ids of its parents.
     #[serde(default)]
-    #[schema(max_items = 100)]
+    #[schema(extensions(("bounds" = json!(items(0, limits::MAX_PARENTS)))))]
     depends_on: Vec<String>,
     /// Labels that its worker must have.
     #[serde(default)]
-    #[schema(max_items = 16)]
+    #[schema(extensions(("bounds" = json!(items(0, limits::MAX_LABELS)))))]
     required_labels: Vec<String>,
     /// Number of immediate retries.
     #[serde(default)]
-    #[schema(minimum = 0, maximum = 99)]
+    #[schema(extensions(("bounds" = json!(range(0, limits::MAX_MAX_ATTEMPTS - 1)))))]
     max_retries: i32,
     /// Kept as it is.
     #[schema(value_type = Option<Object>)]

@@ -34,6 +34,7 @@ use crate::{
     wire::{
         ClientGone, delivery,
         extract::{Json, RequestBody},
+        openapi::{chars, items, range},
         validate::Check,
     },
 };
@@ -42,14 +43,14 @@ use crate::{
 #[derive(Debug, Deserialize, ToSchema)]
 pub struct ClaimRequest {
     /// Id that the worker chooses for itself.
-    #[schema(min_length = 1, max_length = 200)]
+    #[schema(extensions(("bounds" = json!(chars(1, limits::MAX_WORKER_ID_CHARS)))))]
     worker_id: String,
     /// Its labels; jobs that need other labels are not returned.
     #[serde(default)]
-    #[schema(max_items = 16)]
+    #[schema(extensions(("bounds" = json!(items(0, limits::MAX_LABELS)))))]
     labels: Vec<String>,
     /// Length of the lease in seconds. Default: 30.
-    #[schema(minimum = 1, maximum = 86_400)]
+    #[schema(extensions(("bounds" = json!(range(1, limits::MAX_LEASE_SECONDS)))))]
     lease_ttl_secs: Option<i32>,
 }
 

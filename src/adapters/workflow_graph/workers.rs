@@ -13,6 +13,7 @@ use crate::{
     error::Error,
     wire::{
         extract::{Json, RequestBody},
+        openapi::{chars, items},
         validate::Check,
     },
 };
@@ -21,11 +22,11 @@ use crate::{
 #[derive(Debug, Deserialize, ToSchema)]
 pub struct RegisterRequest {
     /// Id that the worker chooses for itself.
-    #[schema(min_length = 1, max_length = 200)]
+    #[schema(extensions(("bounds" = json!(chars(1, limits::MAX_WORKER_ID_CHARS)))))]
     worker_id: String,
     /// Labels.
     #[serde(default)]
-    #[schema(max_items = 16)]
+    #[schema(extensions(("bounds" = json!(items(0, limits::MAX_LABELS)))))]
     labels: Vec<String>,
 }
 

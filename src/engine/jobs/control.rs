@@ -202,8 +202,8 @@ async fn requeue_with_descendants(
 pub(in crate::engine) fn publish_retried(engine: &Engine, key: JobKey, requeued: &[WaitingJob]) {
     engine.notifier.waiting(requeued.iter());
     engine.notifier.feed.tell(|| {
-        let others = requeued.iter().filter(|it| it.key != key);
-        let others = others.map(|it| job_event(it.key, history::REVIVED));
+        let others = requeued.iter().filter(|it| it.key() != key);
+        let others = others.map(|it| job_event(it.key(), history::REVIVED));
         std::iter::once(job_event(key, history::RETRIED)).chain(others).collect()
     });
 }
@@ -223,10 +223,12 @@ async fn requeue_descendants(
             control::blame_another(tx, project_id, &cancelled).await?;
             return Ok(all);
         }
-        let noted: Vec<_> =
-            requeued.iter().map(|it| NewEvent::new(it.key, history::REVIVED, None, None)).collect();
+        let noted: Vec<_> = requeued
+            .iter()
+            .map(|it| NewEvent::new(it.key(), history::REVIVED, None, None))
+            .collect();
         events::insert(tx, &noted).await?;
-        back.extend(requeued.iter().map(|it| it.key.id));
+        back.extend(requeued.iter().map(|it| it.id));
         all.extend(requeued);
     }
 }
@@ -239,7 +241,7 @@ async fn requeue(
 ) -> Result<Vec<WaitingJob>, Error> {
     control::lock_parents_of(tx, project_id, jobs).await?;
     let requeued = control::requeue_cancelled(tx, project_id, jobs).await.map_err(conflict)?;
-    let back: Vec<_> = requeued.iter().map(|it| it.key.id).collect();
+    let back: Vec<_> = requeued.iter().map(|it| it.id).collect();
     // Jobs that stay cancelled keep their mark: their children must follow.
     cascade::unmark_orphaned(tx, project_id, &back).await?;
     cascade::restore_expiries(tx, project_id, &back).await?;

@@ -26,7 +26,7 @@ pub(in crate::engine) async fn write(
     let dead: Vec<_> = after
         .iter()
         .filter(|it| it.job.state == StoredState::DeadLetter)
-        .filter_map(|it| Some(dead_letter(ends.iter().find(|end| end.key == it.job.key)?, it)))
+        .filter_map(|it| Some(dead_letter(ends.iter().find(|end| end.key == it.job.key())?, it)))
         .collect();
     if dead.is_empty() {
         return Ok(());

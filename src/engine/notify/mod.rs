@@ -29,7 +29,7 @@ impl Notifier {
             jobs.clone()
                 .filter(|it| it.state == StoredState::Pending)
                 .map(|it| Arrival {
-                    project_id: it.key.project_id,
+                    project_id: it.project_id,
                     queue: it.queue.as_str().into(),
                     job_type: it.job_type.as_str().into(),
                     rank: it.rank,
@@ -48,7 +48,7 @@ impl Notifier {
     /// Attempts ended without success.
     pub fn ended(&self, ends: &[Ended], after: &[AfterEnd]) {
         self.waiting(after.iter().map(|it| &it.job));
-        let freed = after.iter().filter(|it| it.held_slot).map(|it| it.job.key.project_id);
+        let freed = after.iter().filter(|it| it.held_slot).map(|it| it.job.project_id);
         self.wake.slots_freed(freed.collect());
         if after.iter().any(|it| it.has_orphans) {
             self.wake.ask(BackgroundTask::Cascade);

@@ -133,7 +133,7 @@ impl Fired {
         engine.notifier.feed.tell(|| {
             let asked = self.asked_to_stop.iter();
             let asked = asked.map(|it| job_event(*it, history::CANCEL_REQUESTED));
-            let stored = self.jobs.iter().map(|it| job_event(it.key, history::ENQUEUED));
+            let stored = self.jobs.iter().map(|it| job_event(it.key(), history::ENQUEUED));
             asked.chain(stored).collect()
         });
     }

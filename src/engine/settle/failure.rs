@@ -61,13 +61,13 @@ pub(in crate::engine) async fn write(
         ends.iter().filter(|it| it.state == StoredState::Cancelled).map(|it| it.key).collect();
     if !cancelled.is_empty() {
         for gone in cancel::cancel_waiting(tx, &cancelled, false, None).await? {
-            if let Some(after) = after.iter_mut().find(|it| it.job.key == gone.key) {
+            if let Some(after) = after.iter_mut().find(|it| it.job.key() == gone.key) {
                 after.has_orphans = gone.has_orphans;
             }
         }
     }
     let ended = after.iter().filter(|it| it.job.state == StoredState::DeadLetter);
-    let parents: Vec<_> = ended.filter(|it| it.has_orphans).map(|it| it.job.key).collect();
+    let parents: Vec<_> = ended.filter(|it| it.has_orphans).map(|it| it.job.key()).collect();
     if !parents.is_empty() {
         store::cascade::mark_orphaned(tx, &parents).await?;
     }

@@ -404,7 +404,7 @@ impl Batch for Endings {
         let ended = failure::write(&mut tx, &ends).await?;
         tx.commit().await?;
         failure::tell(&self.notifier, &ends, &ended);
-        let by_key: HashMap<_, _> = ended.iter().map(|it| (it.job.key, acked(it))).collect();
+        let by_key: HashMap<_, _> = ended.iter().map(|it| (it.job.key(), acked(it))).collect();
         let answer = |it: &EndRequest| {
             if !may_write(&it.fence, is_in_doubt) {
                 return Err(Error::InDoubt);

@@ -120,7 +120,7 @@ impl StatsRecorder {
     pub(in crate::engine) fn fired(&self, jobs: &[WaitingJob]) {
         let mut book = self.book();
         for it in jobs {
-            book.of(it.key.project_id, &it.queue, &it.job_type).enqueued += 1;
+            book.of(it.project_id, &it.queue, &it.job_type).enqueued += 1;
         }
     }
 
@@ -147,7 +147,7 @@ impl StatsRecorder {
 
     /// Attempts ended without success.
     pub(in crate::engine) fn ended(&self, ends: &[Ended], after: &[AfterEnd]) {
-        let jobs: HashMap<_, _> = after.iter().map(|it| (it.job.key, &it.job)).collect();
+        let jobs: HashMap<_, _> = after.iter().map(|it| (it.job.key(), &it.job)).collect();
         let mut book = self.book();
         for end in ends {
             let Some(job) = jobs.get(&end.key) else { continue };

@@ -9,7 +9,10 @@ use super::check_filter;
 use crate::{
     app::App,
     auth::{Caller, Manage},
-    domain::operation::{Filter, Kind, Which},
+    domain::{
+        limits,
+        operation::{Filter, Kind, Which},
+    },
     error::Error,
     http::{
         bulk::{self, BulkRequest, BulkResult},
@@ -18,6 +21,7 @@ use crate::{
     store,
     wire::{
         extract::{Object, RequestBody},
+        openapi::range,
         validate::Check,
     },
 };
@@ -38,10 +42,10 @@ pub struct RetryManyRequest {
     #[serde(default)]
     dry_run: bool,
     /// Maximum number of jobs, oldest first. Default: all.
-    #[schema(minimum = 1, maximum = 10_000_000)]
+    #[schema(extensions(("bounds" = json!(range(1, limits::MAX_OPERATION_JOBS)))))]
     max: Option<i64>,
     /// Maximum jobs per second. Default: unlimited.
-    #[schema(minimum = 1, maximum = 10_000)]
+    #[schema(extensions(("bounds" = json!(range(1, limits::MAX_OPERATION_RATE)))))]
     rate_per_second: Option<i32>,
 }
 

@@ -20,6 +20,7 @@ use crate::{
     store,
     wire::{
         extract::{Object, RequestBody},
+        openapi::range,
         validate::Check,
     },
 };
@@ -36,10 +37,10 @@ pub struct BulkJobsRequest {
     #[serde(default)]
     dry_run: bool,
     /// Maximum number of jobs, oldest first. Default: all.
-    #[schema(minimum = 1, maximum = 10_000_000)]
+    #[schema(extensions(("bounds" = json!(range(1, limits::MAX_OPERATION_JOBS)))))]
     max: Option<i64>,
     /// Maximum jobs per second. Default: unlimited.
-    #[schema(minimum = 1, maximum = 10_000)]
+    #[schema(extensions(("bounds" = json!(range(1, limits::MAX_OPERATION_RATE)))))]
     rate_per_second: Option<i32>,
 }
 

@@ -17,6 +17,7 @@ use crate::{
     ids::JobKey,
     wire::{
         extract::{JobInPath, Json, RequestBody},
+        openapi::{chars, range},
         validate::Check,
     },
 };
@@ -73,16 +74,16 @@ pub async fn retry(
 #[schema(example = json!({"priority": 50}))]
 pub struct ChangeJobRequest {
     /// Queue.
-    #[schema(min_length = 1, max_length = 100)]
+    #[schema(extensions(("bounds" = json!(chars(1, limits::MAX_QUEUE_CHARS)))))]
     queue: Option<String>,
     /// Priority; higher runs first.
-    #[schema(minimum = -100, maximum = 100)]
+    #[schema(extensions(("bounds" = json!(range(limits::MIN_PRIORITY, limits::MAX_PRIORITY)))))]
     priority: Option<i16>,
     /// When it may run, at most one year ahead.
     #[serde(default, deserialize_with = "formats::optional_time")]
     run_at: Option<DateTime<Utc>>,
     /// Seconds until it may run. Alternative to `run_at`.
-    #[schema(minimum = 0, maximum = 31_622_400)]
+    #[schema(extensions(("bounds" = json!(range(0, limits::MAX_DELAY_SECONDS)))))]
     delay_seconds: Option<i64>,
 }
 

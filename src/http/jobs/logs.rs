@@ -11,7 +11,7 @@ use crate::{
     auth::{Caller, Read},
     domain::{limits, logs},
     error::Error,
-    http::error::ErrorBody,
+    http::{error::ErrorBody, page::PageSize},
     ids::JobKey,
     store::{
         self,
@@ -35,7 +35,7 @@ pub struct LogsQuery {
     #[param(minimum = 1)]
     attempt: Option<i32>,
     /// Maximum number of chunks to return. Default: 500.
-    #[param(minimum = 1, maximum = 1000)]
+    #[param(minimum = 1, maximum = 1_000)]
     limit: Option<u32>,
     /// `next_cursor` of the previous page.
     cursor: Option<String>,
@@ -109,24 +109,27 @@ pub async fn list(
     JobInPath(id): JobInPath,
     Query(query): Query<LogsQuery>,
 ) -> Result<Reply<LogPage>, Error> {
-    let limit = query.limit.unwrap_or(DEFAULT_PAGE_LOGS);
     let mut check = Check::default();
-    check.range("limit", limit, 1, limits::MAX_PAGE_LOGS);
+    let size = PageSize::read(query.limit, DEFAULT_PAGE_LOGS, limits::MAX_PAGE_LOGS, &mut check);
     check.finish()?;
     let after =
         query.cursor.as_deref().map_or_else(|| Ok(printed::beginning()), printed::read_place)?;
     let key = JobKey { project_id: caller.project_id, id };
     let mut conn = app.engine.pools.read_for(caller.project_id).await?;
     store::jobs::find(&mut conn, key.project_id, id).await?.ok_or(Error::JobNotFound)?;
-    let one_more = i64::from(limit) + 1;
-    let mut rows = store::logs::page(&mut conn, key, query.attempt, &after, one_more).await?;
+    let mut rows =
+        store::logs::page(&mut conn, key, query.attempt, &after, size.one_more()).await?;
     let truncated_attempts = store::logs::truncated_attempts(&mut conn, key).await?;
-    let has_more = rows.len() > limit as usize;
-    rows.truncate(limit as usize);
-    let next_cursor = rows.last().filter(|_| has_more).map(write_place);
+    let next_cursor = size.cut(&mut rows, write_place);
     let gaps = find_gaps(&after, &rows);
     let logs = rows.into_iter().map(LogView::from).collect();
-    Ok(Reply(LogPage { logs, gaps, truncated_attempts, has_more, next_cursor }))
+    Ok(Reply(LogPage {
+        logs,
+        gaps,
+        truncated_attempts,
+        has_more: next_cursor.is_some(),
+        next_cursor,
+    }))
 }
 
 fn find_gaps(after: &LogPlace, rows: &[LogRow]) -> Vec<GapView> {

@@ -157,7 +157,7 @@ pub async fn list(
     check.time("created_before", query.created_before);
     check.finish()?;
     let list = List(caller.project_id, "jobs");
-    let cursor = query.cursor.as_deref().map(|it| cursor::read_id(&app, list, it));
+    let before = cursor::read_id(&app, list, query.cursor.as_deref())?.map(JobId);
     let filter = store::jobs::Filter {
         states: query.state.into_iter().collect(),
         queue: query.queue,
@@ -166,7 +166,6 @@ pub async fn list(
         created_after: query.created_after,
         created_before: query.created_before,
     };
-    let before = cursor.transpose()?.map(JobId);
     let payloads = store::jobs::Payloads::asked(query.payloads);
     let mut conn = app.engine.pools.read_for(caller.project_id).await?;
     let (rows, next_below) =

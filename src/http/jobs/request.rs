@@ -22,6 +22,7 @@ use crate::{
     ids::JobId,
     wire::{
         extract::{Object, RequestBody},
+        openapi::{chars, items, range},
         validate::Check,
     },
 };
@@ -41,29 +42,29 @@ const MIN_MAX_ATTEMPTS: i32 = 1;
 }))]
 pub struct EnqueueRequest {
     /// Job type: the kind of work.
-    #[schema(min_length = 1, max_length = 500)]
+    #[schema(extensions(("bounds" = json!(chars(1, limits::MAX_JOB_TYPE_CHARS)))))]
     job_type: String,
     /// Any JSON of at most 256 KiB; workers get it byte for byte. Default: null.
     #[serde(default)]
     #[schema(value_type = serde_json::Value, required = false)]
     payload: Option<Box<RawValue>>,
     /// Queue. Default: `default`. A queue exists from its first use.
-    #[schema(min_length = 1, max_length = 100)]
+    #[schema(extensions(("bounds" = json!(chars(1, limits::MAX_QUEUE_CHARS)))))]
     queue: Option<String>,
     /// Priority; higher runs first. Default: 0.
-    #[schema(minimum = -100, maximum = 100)]
+    #[schema(extensions(("bounds" = json!(range(limits::MIN_PRIORITY, limits::MAX_PRIORITY)))))]
     priority: Option<i16>,
     /// When it may run, at most one year ahead. Default: immediately.
     #[serde(default, deserialize_with = "formats::optional_time")]
     run_at: Option<DateTime<Utc>>,
     /// Seconds until it may run. Alternative to `run_at`.
-    #[schema(minimum = 0, maximum = 31_622_400)]
+    #[schema(extensions(("bounds" = json!(range(0, limits::MAX_DELAY_SECONDS)))))]
     delay_seconds: Option<i64>,
     /// Failures after which it is dead-lettered. Default: the queue's setting, or 3.
-    #[schema(minimum = 1, maximum = 100)]
+    #[schema(extensions(("bounds" = json!(range(1, limits::MAX_MAX_ATTEMPTS)))))]
     max_attempts: Option<i32>,
     /// Timeout of one attempt, in seconds. Default: 1800.
-    #[schema(minimum = 1, maximum = 86_400)]
+    #[schema(extensions(("bounds" = json!(range(1, limits::MAX_TIMEOUT_SECONDS)))))]
     timeout_seconds: Option<i32>,
     /// Retry policy.
     #[schema(value_type = Option<RetryRequest>)]
@@ -71,13 +72,13 @@ pub struct EnqueueRequest {
     /// For your own use; at most 32.
     tags: Option<BTreeMap<String, String>>,
     /// Labels that its worker must have, all of them; at most 16.
-    #[schema(max_items = 16)]
+    #[schema(extensions(("bounds" = json!(items(0, limits::MAX_LABELS)))))]
     labels: Option<Vec<String>>,
     /// At most `concurrency_limit` jobs of the project with this key run at the same time.
-    #[schema(min_length = 1, max_length = 200)]
+    #[schema(extensions(("bounds" = json!(chars(1, limits::MAX_KEY_CHARS)))))]
     concurrency_key: Option<String>,
     /// With `concurrency_key`: this job starts only while fewer run. Default: 1.
-    #[schema(minimum = 1, maximum = 100_000)]
+    #[schema(extensions(("bounds" = json!(range(1, limits::MAX_CONCURRENCY)))))]
     concurrency_limit: Option<i32>,
     /// Makes it the only live job with its key.
     #[schema(value_type = Option<UniqueRequest>)]
@@ -89,13 +90,13 @@ pub struct EnqueueRequest {
     pub(in crate::http) parent_job_id: Option<String>,
     /// Parents of the job, which runs when all have succeeded; at most 100. In a workflow, their
     /// keys.
-    #[schema(max_items = 100)]
+    #[schema(extensions(("bounds" = json!(items(0, limits::MAX_PARENTS)))))]
     pub(in crate::http) depends_on: Option<Vec<String>>,
     /// In a workflow, and only there: its key, unique in the workflow.
-    #[schema(min_length = 1, max_length = 100)]
+    #[schema(extensions(("bounds" = json!(chars(1, limits::MAX_NAME_CHARS)))))]
     pub(in crate::http) key: Option<String>,
     /// Older spelling of the header `Idempotency-Key`.
-    #[schema(min_length = 1, max_length = 200)]
+    #[schema(extensions(("bounds" = json!(chars(1, limits::MAX_IDEMPOTENCY_KEY_CHARS)))))]
     pub(in crate::http) idempotency_key: Option<String>,
 }
 
@@ -104,7 +105,7 @@ pub struct EnqueueRequest {
 #[serde(deny_unknown_fields)]
 pub struct UniqueRequest {
     /// Unique key, within the project.
-    #[schema(min_length = 1, max_length = 200)]
+    #[schema(extensions(("bounds" = json!(chars(1, limits::MAX_KEY_CHARS)))))]
     key: String,
     /// What to do if a live job has the key. Default: reject.
     on_conflict: Option<OnConflictChoice>,

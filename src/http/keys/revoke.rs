@@ -15,11 +15,12 @@ use crate::{
     app::App,
     auth::{Administer, Caller},
     credentials::Evict,
-    domain::limits::MAX_KEY_OVERLAP_SECONDS,
+    domain::limits::{self, MAX_KEY_OVERLAP_SECONDS},
     error::Error,
     http::error::ErrorBody,
     wire::{
         extract::{Json, KeyInPath, OptionalJson, RequestBody},
+        openapi::{chars, range},
         validate::Check,
     },
 };
@@ -33,7 +34,7 @@ const DEFAULT_OVERLAP_SECONDS: i64 = 86_400;
 #[schema(example = json!({"overlap_seconds": 3600}))]
 pub struct RotateKeyRequest {
     /// Seconds for which the old key stays valid. Default: 86400.
-    #[schema(minimum = 0, maximum = 2_592_000)]
+    #[schema(extensions(("bounds" = json!(range(0, MAX_KEY_OVERLAP_SECONDS)))))]
     overlap_seconds: Option<i64>,
 }
 
@@ -107,7 +108,7 @@ pub async fn revoke(
 #[schema(example = json!({"key": "fp_live_…"}))]
 pub struct ReportKeyRequest {
     /// The key itself: its possession proves that it has leaked.
-    #[schema(value_type = String, max_length = 128)]
+    #[schema(value_type = String, extensions(("bounds" = json!(chars(0, limits::MAX_SECRET_BYTES)))))]
     key: SecretString,
 }
 

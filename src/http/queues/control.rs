@@ -25,6 +25,7 @@ use crate::{
     },
     wire::{
         extract::{NameInPath, OptionalJson, RequestBody},
+        openapi::chars,
         validate::Check,
     },
 };
@@ -36,7 +37,7 @@ use crate::{
 pub struct PauseRequest {
     /// Only jobs of this type.
     #[serde(default, deserialize_with = "named")]
-    #[schema(value_type = Option<String>, required = false, min_length = 1, max_length = 500)]
+    #[schema(value_type = Option<String>, required = false, extensions(("bounds" = json!(chars(1, limits::MAX_JOB_TYPE_CHARS)))))]
     job_type: Option<String>,
 }
 

@@ -19,8 +19,9 @@ use crate::{
         error::ErrorBody,
         idempotency::{self, Answer, Ids, Repeat},
         jobs::{Job, read},
+        page::{PageSize, page},
     },
-    store::{self, dead_letters::LetterPosition},
+    store::{self, TimePosition},
     wire::{
         extract::{NameInPath, Query},
         validate::Check,
@@ -152,16 +153,12 @@ impl From<FireRow> for Fire {
     }
 }
 
-/// A page of ticks, newest first.
-#[derive(Debug, Serialize, Deserialize, ToSchema)]
-pub struct FirePage {
-    /// Fires of the page.
-    pub fires: Vec<Fire>,
-    /// Whether there are more fires.
-    pub has_more: bool,
-    /// Pass it as `cursor` to get the next page.
-    #[schema(required)]
-    pub next_cursor: Option<String>,
+page! {
+    /// A page of ticks, newest first.
+    FirePage {
+        /// Fires of the page.
+        fires: Fire
+    }
 }
 
 /// List a schedule's fires.
@@ -182,28 +179,22 @@ pub async fn fires(
     NameInPath(id): NameInPath,
     Query(query): Query<FiresQuery>,
 ) -> Result<Reply<FirePage>, Error> {
-    let limit = query.limit.unwrap_or(DEFAULT_PAGE_FIRES);
     let mut check = Check::default();
-    check.range("limit", limit, 1, limits::MAX_PAGE_FIRES);
+    let size = PageSize::read(query.limit, DEFAULT_PAGE_FIRES, limits::MAX_PAGE_FIRES, &mut check);
     check.finish()?;
     let project_id = caller.project_id;
     let list = List(project_id, "fires");
-    let before = query.cursor.as_deref().map(|it| cursor::read_place(&app, list, it));
-    let before = before.transpose()?.map(|it| it.died_at);
+    let before = cursor::read_place(&app, list, query.cursor.as_deref())?.map(|it| it.at);
     let mut conn = app.engine.pools.read_for(project_id).await?;
-    let one_more = i64::from(limit) + 1;
-    let mut rows = store::schedules::fires(&mut conn, project_id, &id, before, one_more).await?;
+    let mut rows =
+        store::schedules::fires(&mut conn, project_id, &id, before, size.one_more()).await?;
     drop(conn);
     if rows.is_empty() {
         schedules::find(&app.engine, project_id, &id).await?;
     }
-    let has_more = rows.len() > limit as usize;
-    rows.truncate(limit as usize);
-    let last = rows.last().filter(|_| has_more);
-    let place = last.map(|it| LetterPosition { died_at: it.tick, id: Uuid::nil() });
-    Ok(Reply(FirePage {
-        fires: rows.into_iter().map(Fire::from).collect(),
-        has_more,
-        next_cursor: place.map(|it| cursor::write_place(&app, list, it)),
-    }))
+    let next_cursor = size.cut(&mut rows, |it| {
+        cursor::write_place(&app, list, TimePosition { at: it.tick, id: Uuid::nil() })
+    });
+    let fires = rows.into_iter().map(Fire::from).collect();
+    Ok(Reply(FirePage::of(fires, next_cursor)))
 }

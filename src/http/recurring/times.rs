@@ -18,6 +18,7 @@ use crate::{
     http::error::ErrorBody,
     wire::{
         extract::{Json, NameInPath, Query, RequestBody},
+        openapi::{chars, range},
         validate::Check,
     },
 };
@@ -101,13 +102,13 @@ pub async fn next(
 #[schema(example = json!({"cron_expression": "30 2 * * *", "timezone": "Europe/Berlin"}))]
 pub struct PreviewRequest {
     /// Five fields, six with seconds first, or `@daily` and similar.
-    #[schema(min_length = 1, max_length = 100)]
+    #[schema(extensions(("bounds" = json!(chars(1, limits::MAX_CRON_CHARS)))))]
     cron_expression: String,
     /// IANA time zone of the expression. Default: UTC.
-    #[schema(min_length = 1, max_length = 100)]
+    #[schema(extensions(("bounds" = json!(chars(1, limits::MAX_NAME_CHARS)))))]
     timezone: Option<String>,
     /// Number of ticks to show. Default: 5.
-    #[schema(minimum = 1, maximum = 100)]
+    #[schema(extensions(("bounds" = json!(range(1, limits::MAX_SHOWN_TIMES)))))]
     count: Option<u32>,
 }
 

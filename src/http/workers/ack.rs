@@ -19,6 +19,7 @@ use crate::{
     wire::{
         RequestId,
         extract::{Json, Object, RequestBody},
+        openapi::{at_least, chars, range},
         validate::Check,
     },
 };
@@ -34,18 +35,18 @@ pub struct AckRequest {
     /// Id of the job.
     job_id: String,
     /// Worker that holds the job.
-    #[schema(min_length = 1, max_length = 200)]
+    #[schema(extensions(("bounds" = json!(chars(1, limits::MAX_WORKER_ID_CHARS)))))]
     worker_id: String,
     /// How the attempt ended.
     status: AckStatus,
     /// Attempt from the poll's answer. An ack that shows it can be repeated.
-    #[schema(minimum = 1)]
+    #[schema(extensions(("bounds" = json!(at_least(1)))))]
     attempt: Option<i32>,
     /// Lease from the poll's answer. An ack that shows it can be repeated.
     #[schema(value_type = Option<uuid::Uuid>)]
     lease_id: Option<LeaseId>,
     /// Run time in milliseconds, as the worker measured it.
-    #[schema(minimum = 0)]
+    #[schema(extensions(("bounds" = json!(at_least(0)))))]
     duration_ms: Option<i64>,
     /// With `succeeded`: any JSON of at most 64 KiB.
     #[serde(default)]
@@ -57,7 +58,7 @@ pub struct AckRequest {
     /// With `failed`: whether to retry. Default: true.
     retryable: Option<bool>,
     /// With `failed`: seconds until the retry, instead of the backoff; at most 30 days.
-    #[schema(minimum = 0, maximum = 2_592_000)]
+    #[schema(extensions(("bounds" = json!(range(0, limits::MAX_RETRY_SECONDS)))))]
     retry_after_seconds: Option<u32>,
 }
 

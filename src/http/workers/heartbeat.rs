@@ -20,6 +20,7 @@ use crate::{
     ids::{JobId, JobKey, LeaseId},
     wire::{
         extract::{Json, Object, RequestBody},
+        openapi::{at_least, chars, items, range},
         validate::Check,
     },
 };
@@ -35,16 +36,16 @@ pub struct HeartbeatRequest {
     /// Id of the job; absent in a heartbeat of the whole worker.
     job_id: Option<String>,
     /// Worker that holds the job.
-    #[schema(min_length = 1, max_length = 200)]
+    #[schema(extensions(("bounds" = json!(chars(1, limits::MAX_WORKER_ID_CHARS)))))]
     worker_id: String,
     /// Attempt from the poll's answer.
-    #[schema(minimum = 1)]
+    #[schema(extensions(("bounds" = json!(at_least(1)))))]
     attempt: Option<i32>,
     /// Lease from the poll's answer.
     #[schema(value_type = Option<uuid::Uuid>)]
     lease_id: Option<LeaseId>,
     /// Progress from 0 to 1.
-    #[schema(minimum = 0, maximum = 1)]
+    #[schema(extensions(("bounds" = json!(range(0, 1)))))]
     progress: Option<f32>,
     /// Of the whole worker: its state. Default: running.
     state: Option<WorkerState>,
@@ -52,7 +53,7 @@ pub struct HeartbeatRequest {
     #[schema(max_items = 500, value_type = Vec<ActiveJobRequest>, required = false)]
     active_jobs: Option<Vec<Object<ActiveJobRequest>>>,
     /// Of the whole worker, instead of `active_jobs`: only their ids.
-    #[schema(max_items = 500)]
+    #[schema(extensions(("bounds" = json!(items(0, limits::MAX_BEAT_JOBS)))))]
     active_job_ids: Option<Vec<String>>,
 }
 
@@ -65,13 +66,13 @@ pub struct ActiveJobRequest {
     /// Id of the job.
     job_id: String,
     /// Attempt from the poll's answer.
-    #[schema(minimum = 1)]
+    #[schema(extensions(("bounds" = json!(at_least(1)))))]
     attempt: Option<i32>,
     /// Lease from the poll's answer.
     #[schema(value_type = Option<uuid::Uuid>)]
     lease_id: Option<LeaseId>,
     /// Progress from 0 to 1.
-    #[schema(minimum = 0, maximum = 1)]
+    #[schema(extensions(("bounds" = json!(range(0, 1)))))]
     progress: Option<f32>,
 }
 

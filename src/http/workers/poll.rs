@@ -23,6 +23,7 @@ use crate::{
     wire::{
         ClientGone, delivery,
         extract::{Json, RequestBody},
+        openapi::{chars, items, range},
         validate::{Check, stored_json},
     },
 };
@@ -33,26 +34,26 @@ use crate::{
 #[schema(example = json!({"worker_id": "worker-1", "queues": ["default"], "capacity": 5}))]
 pub struct PollRequest {
     /// Id that the worker chooses for itself.
-    #[schema(min_length = 1, max_length = 200)]
+    #[schema(extensions(("bounds" = json!(chars(1, limits::MAX_WORKER_ID_CHARS)))))]
     worker_id: String,
     /// Queues to claim from, in this order.
-    #[schema(min_items = 1, max_items = 20)]
+    #[schema(extensions(("bounds" = json!(items(1, limits::MAX_POLL_QUEUES)))))]
     queues: Vec<String>,
     /// Maximum number of jobs to return. Default: 1.
-    #[schema(minimum = 1, maximum = 50)]
+    #[schema(extensions(("bounds" = json!(range(1, limits::MAX_POLL_CAPACITY)))))]
     capacity: Option<u32>,
     /// Only jobs of these types. Default: any.
-    #[schema(max_items = 100)]
+    #[schema(extensions(("bounds" = json!(items(0, limits::MAX_POLL_JOB_TYPES)))))]
     job_types: Option<Vec<String>>,
     /// Labels of this worker; jobs that need other labels are not returned. Default: the registered
     /// ones.
-    #[schema(max_items = 16)]
+    #[schema(extensions(("bounds" = json!(items(0, limits::MAX_LABELS)))))]
     labels: Option<Vec<String>>,
     /// Seconds to wait for the first job. Default: 30.
-    #[schema(minimum = 0, maximum = 30)]
+    #[schema(extensions(("bounds" = json!(range(0, limits::MAX_POLL_WAIT_SECONDS)))))]
     wait_seconds: Option<u32>,
     /// Length of the leases in seconds. Default: half of the job's timeout, at least 30.
-    #[schema(minimum = 1, maximum = 86_400)]
+    #[schema(extensions(("bounds" = json!(range(1, limits::MAX_LEASE_SECONDS)))))]
     lease_seconds: Option<i32>,
     /// Makes the poll repeatable: while its leases run, the same id returns the same jobs.
     #[schema(value_type = Option<Uuid>)]

@@ -15,6 +15,7 @@ use crate::{
     error::Error,
     wire::{
         extract::{Json, Object, RequestBody},
+        openapi::{at_least, chars, items, range},
         validate::Check,
     },
 };
@@ -29,28 +30,28 @@ const DEFAULT_CONCURRENCY: i32 = 10;
 }))]
 pub struct RegisterRequest {
     /// Id that the worker chooses for itself.
-    #[schema(min_length = 1, max_length = 200)]
+    #[schema(extensions(("bounds" = json!(chars(1, limits::MAX_WORKER_ID_CHARS)))))]
     worker_id: String,
     /// Queues that it will poll.
-    #[schema(max_items = 500)]
+    #[schema(extensions(("bounds" = json!(items(0, limits::MAX_REGISTERED_NAMES)))))]
     queues: Vec<String>,
     /// Job types that it can run.
-    #[schema(max_items = 500)]
+    #[schema(extensions(("bounds" = json!(items(0, limits::MAX_REGISTERED_NAMES)))))]
     job_types: Vec<String>,
     /// Host name.
-    #[schema(min_length = 1, max_length = 200)]
+    #[schema(extensions(("bounds" = json!(chars(1, limits::MAX_WORKER_INFO_CHARS)))))]
     hostname: Option<String>,
     /// Version of its client library.
-    #[schema(min_length = 1, max_length = 200)]
+    #[schema(extensions(("bounds" = json!(chars(1, limits::MAX_WORKER_INFO_CHARS)))))]
     sdk_version: Option<String>,
     /// Number of jobs that it runs at the same time. Default: 10.
-    #[schema(minimum = 1, maximum = 10_000)]
+    #[schema(extensions(("bounds" = json!(range(1, limits::MAX_WORKER_CONCURRENCY)))))]
     concurrency: Option<i32>,
     /// Process id.
-    #[schema(minimum = 0)]
+    #[schema(extensions(("bounds" = json!(at_least(0)))))]
     pid: Option<i32>,
     /// Labels, for jobs that require them: at most 16.
-    #[schema(max_items = 16)]
+    #[schema(extensions(("bounds" = json!(items(0, limits::MAX_LABELS)))))]
     labels: Option<Vec<String>>,
     /// Schedules to store: at most 100. An invalid one does not fail the call.
     #[schema(max_items = 100, value_type = Vec<RegisteredScheduleRequest>, required = false)]
@@ -63,22 +64,22 @@ pub struct RegisterRequest {
 #[serde(deny_unknown_fields)]
 pub struct RegisteredScheduleRequest {
     /// Job type of its jobs.
-    #[schema(min_length = 1, max_length = 500)]
+    #[schema(extensions(("bounds" = json!(chars(1, limits::MAX_JOB_TYPE_CHARS)))))]
     job_type: String,
     /// Five or six fields, or `@daily` and similar.
-    #[schema(min_length = 1, max_length = 100, example = "0 3 * * *")]
+    #[schema(example = "0 3 * * *", extensions(("bounds" = json!(chars(1, limits::MAX_CRON_CHARS)))))]
     cron_expression: String,
     /// Queue of its jobs. Default: `default`.
-    #[schema(min_length = 1, max_length = 100)]
+    #[schema(extensions(("bounds" = json!(chars(1, limits::MAX_QUEUE_CHARS)))))]
     queue: Option<String>,
     /// IANA time zone of the expression. Default: UTC.
-    #[schema(min_length = 1, max_length = 100)]
+    #[schema(extensions(("bounds" = json!(chars(1, limits::MAX_NAME_CHARS)))))]
     timezone: Option<String>,
     /// Failures after which its jobs are dead-lettered. Default: 3.
-    #[schema(minimum = 1, maximum = 100)]
+    #[schema(extensions(("bounds" = json!(range(1, limits::MAX_MAX_ATTEMPTS)))))]
     max_attempts: Option<i32>,
     /// Timeout of one attempt of its jobs, in seconds. Default: 1800.
-    #[schema(minimum = 1, maximum = 86_400)]
+    #[schema(extensions(("bounds" = json!(range(1, limits::MAX_TIMEOUT_SECONDS)))))]
     timeout_seconds: Option<i32>,
 }
 

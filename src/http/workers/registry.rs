@@ -15,9 +15,11 @@ use crate::{
     http::{
         audit::{self, NewAuditEntry},
         error::ErrorBody,
+        page::{PageSize, page},
     },
     wire::{
         extract::{Json, NameInPath, Query, RequestBody},
+        openapi::chars,
         validate::Check,
     },
 };
@@ -40,16 +42,12 @@ pub struct WorkersQuery {
     cursor: Option<String>,
 }
 
-/// A page of workers, by name.
-#[derive(Debug, Serialize, Deserialize, ToSchema)]
-pub struct WorkerPage {
-    /// Workers of the page.
-    pub workers: Vec<WorkerView>,
-    /// Whether there are more workers.
-    pub has_more: bool,
-    /// Pass it as `cursor` to get the next page.
-    #[schema(required)]
-    pub next_cursor: Option<String>,
+page! {
+    /// A page of workers, by name.
+    WorkerPage {
+        /// Workers of the page.
+        workers: WorkerView
+    }
 }
 
 /// A worker.
@@ -126,23 +124,21 @@ pub async fn list(
     State(app): State<App>,
     Query(query): Query<WorkersQuery>,
 ) -> Result<Reply<WorkerPage>, Error> {
-    let limit = query.limit.unwrap_or(DEFAULT_PAGE_WORKERS);
     let mut check = Check::default();
-    check.range("limit", limit, 1, limits::MAX_PAGE_WORKERS);
+    let size =
+        PageSize::read(query.limit, DEFAULT_PAGE_WORKERS, limits::MAX_PAGE_WORKERS, &mut check);
     check.optional_name("label", query.label.as_deref(), limits::MAX_LABEL_CHARS);
     check.optional_name("queue", query.queue.as_deref(), limits::MAX_QUEUE_CHARS);
     check.optional_name("cursor", query.cursor.as_deref(), limits::MAX_WORKER_ID_CHARS);
     check.finish()?;
     let after = query.cursor.unwrap_or_default();
     let (label, queue) = (query.label.as_deref(), query.queue.as_deref());
-    let one_more = i64::from(limit) + 1;
     let mut rows =
-        workers::page(&app.engine, caller.project_id, label, queue, &after, one_more).await?;
-    let has_more = rows.len() > limit as usize;
-    rows.truncate(limit as usize);
-    let next_cursor = rows.last().filter(|_| has_more).map(|it| it.worker_id.clone());
+        workers::page(&app.engine, caller.project_id, label, queue, &after, size.one_more())
+            .await?;
+    let next_cursor = size.cut(&mut rows, |it| it.worker_id.clone());
     let workers = rows.into_iter().map(WorkerView::from).collect();
-    Ok(Reply(WorkerPage { workers, has_more, next_cursor }))
+    Ok(Reply(WorkerPage::of(workers, next_cursor)))
 }
 
 /// A worker to deregister.
@@ -151,7 +147,7 @@ pub async fn list(
 #[schema(example = json!({"worker_id": "worker-1"}))]
 pub struct DeregisterRequest {
     /// Id that the worker chose.
-    #[schema(min_length = 1, max_length = 200)]
+    #[schema(extensions(("bounds" = json!(chars(1, limits::MAX_WORKER_ID_CHARS)))))]
     worker_id: String,
 }
 

@@ -18,6 +18,7 @@ use crate::{
     ids::{JobId, JobKey},
     wire::{
         extract::{Json, Object, RequestBody},
+        openapi::{at_least, chars},
         validate::Check,
     },
 };
@@ -30,7 +31,7 @@ use crate::{
 ]}))]
 pub struct EventsRequest {
     /// Worker that holds the jobs.
-    #[schema(min_length = 1, max_length = 200)]
+    #[schema(extensions(("bounds" = json!(chars(1, limits::MAX_WORKER_ID_CHARS)))))]
     worker_id: String,
     /// 1 to 100 events.
     #[schema(min_items = 1, max_items = 100, value_type = Vec<EventRequest>)]
@@ -48,11 +49,11 @@ pub struct EventRequest {
     /// Id of the job.
     job_id: String,
     /// Attempt from the poll's answer.
-    #[schema(minimum = 1)]
+    #[schema(extensions(("bounds" = json!(at_least(1)))))]
     attempt: i32,
     /// Type of the event: letters, digits, `_`, `.` and `-`; not beginning with `fencepost.`.
     #[serde(rename = "type")]
-    #[schema(min_length = 1, max_length = 64)]
+    #[schema(extensions(("bounds" = json!(chars(1, limits::MAX_EVENT_TYPE_CHARS)))))]
     kind: String,
     /// Any JSON of at most 16 KiB. Default: null.
     #[serde(default)]
@@ -132,7 +133,7 @@ fn shown_by(worker_id: &str, job_id: JobId, attempt: i32) -> ShownFence {
 ]}))]
 pub struct LogsRequest {
     /// Worker that holds the jobs.
-    #[schema(min_length = 1, max_length = 200)]
+    #[schema(extensions(("bounds" = json!(chars(1, limits::MAX_WORKER_ID_CHARS)))))]
     worker_id: String,
     /// 1 to 500 chunks.
     #[schema(min_items = 1, max_items = 500, value_type = Vec<LogChunkRequest>)]
@@ -148,17 +149,17 @@ pub struct LogChunkRequest {
     /// Id of the job.
     job_id: String,
     /// Attempt from the poll's answer.
-    #[schema(minimum = 1)]
+    #[schema(extensions(("bounds" = json!(at_least(1)))))]
     attempt: i32,
     /// Sequence number in its stream, from 0. A chunk that was stored before is ignored.
-    #[schema(minimum = 0)]
+    #[schema(extensions(("bounds" = json!(at_least(0)))))]
     sequence: i64,
     /// Stream. Default: stdout.
     stream: Option<LogStream>,
     /// Text, at most 64 KiB.
     data: String,
     /// Time by the worker's clock, in milliseconds since 1970.
-    #[schema(minimum = 0)]
+    #[schema(extensions(("bounds" = json!(at_least(0)))))]
     timestamp_ms: i64,
 }
 

@@ -12,7 +12,7 @@ use crate::{
         job::StoredState,
         schedule::{CatchUp, FireOutcome, GRACE_SECONDS, OverlapPolicy},
     },
-    ids::{JobId, JobKey, ProjectId},
+    ids::{JobId, ProjectId},
     store::settle_success::WaitingJob,
 };
 
@@ -179,7 +179,8 @@ pub struct Fire {
 /// Records the outcomes of ticks, and stores the jobs of those that fire. A tick with an outcome is
 /// left as it is. Returns the stored jobs.
 pub async fn fire(conn: &mut PgConnection, fires: &[Fire]) -> sqlx::Result<Vec<WaitingJob>> {
-    let rows = sqlx::query!(
+    sqlx::query_as!(
+        WaitingJob,
         r#"
         with due as materialized (
             select *
@@ -257,17 +258,7 @@ pub async fn fire(conn: &mut PgConnection, fires: &[Fire]) -> sqlx::Result<Vec<W
         &fires.iter().map(|it| it.gate).collect::<Vec<_>>() as &[Option<Uuid>],
     )
     .fetch_all(conn)
-    .await?;
-    let stored = rows.into_iter().map(|it| WaitingJob {
-        key: JobKey { project_id: it.project_id, id: it.id },
-        queue: it.queue,
-        job_type: it.job_type,
-        rank: it.rank,
-        run_at: it.run_at,
-        state: it.state,
-        is_constrained: it.is_constrained,
-    });
-    Ok(stored.collect())
+    .await
 }
 
 /// Records how late ticks were fired.

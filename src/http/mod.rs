@@ -1,5 +1,6 @@
-//! The native API: parse, call the engine, answer. No SQL, no rules. The path of a file is the path
-//! of its routes.
+//! The native API: validate, call, answer. A handler calls `engine` or `accounts` for a change, and
+//! may call the store for a read or for one statement without a rule. The path of a file is the
+//! path of its routes.
 
 #![warn(missing_docs)]
 

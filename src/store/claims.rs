@@ -224,7 +224,7 @@ pub async fn claim_any_type(
                 where project_id = claim.project_id
                     and queue = claim.queue
                     and state = 'pending'
-                    and gate is null
+                    and constraint_key is null
                     and (expires_at is null or expires_at > now())
                     and (rank, run_at) >= (claim.from_rank, claim.from_run_at)
                 order by rank, run_at, id
@@ -311,7 +311,7 @@ pub async fn claim_some_types(
                     and queue = $3
                     and job_type = wanted.job_type
                     and state = 'pending'
-                    and gate is null
+                    and constraint_key is null
                     and (expires_at is null or expires_at > now())
                     and (rank, run_at) >= ($4::smallint, $5::timestamptz)
                 order by rank, run_at, id

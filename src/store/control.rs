@@ -229,7 +229,7 @@ pub async fn change(
                     else 'scheduled'
                 end
             where project_id = $1 and id = $2 and lease_id is null and completed_at is null
-            returning project_id, id, queue, job_type, rank, run_at, state, gate
+            returning project_id, id, queue, job_type, rank, run_at, state, constraint_key
         ), counted as (
             insert into queue_deltas (project_id, queue, scheduled, active, backoff)
             select $1, queue, by * (state = 'scheduled')::int, by * (state <> 'scheduled')::int,
@@ -242,7 +242,7 @@ pub async fn change(
         )
         select project_id "project_id!: ProjectId", id "id!: JobId", queue "queue!", job_type "job_type!",
                rank "rank!", run_at "run_at!", state "state!: StoredState",
-               gate is not null "is_constrained!"
+               constraint_key is not null "is_constrained!"
         from after
         "#,
         key.project_id.0,
@@ -273,14 +273,14 @@ pub async fn requeue_dead_letter(
                 run_at = statement_timestamp(), cancel_requested = false,
                 expires_at = case when expires_at > statement_timestamp() then expires_at end
             where project_id = $1 and id = $2 and completed_at is not null
-            returning project_id, id, queue, job_type, rank, run_at, state, gate
+            returning project_id, id, queue, job_type, rank, run_at, state, constraint_key
         ), counted as (
             insert into queue_deltas (project_id, queue, active, dead_letter)
             select $1, queue, 1, -1 from revived
         )
         select project_id "project_id!: ProjectId", id "id!: JobId", queue "queue!", job_type "job_type!",
                rank "rank!", run_at "run_at!", state "state!: StoredState",
-               gate is not null "is_constrained!"
+               constraint_key is not null "is_constrained!"
         from revived
         "#,
         key.project_id.0,
@@ -351,7 +351,8 @@ pub async fn requeue_cancelled(
         ), back as (
             insert into jobs (
                 project_id, id, queue, job_type, state, rank, run_at, created_at, attempt, failures,
-                max_attempts, timeout_seconds, labels, gate, concurrency_key, concurrency_limit,
+                max_attempts, timeout_seconds, labels, constraint_key, concurrency_key,
+                concurrency_limit,
                 unique_key, expires_at, unfinished_parents, children
             )
             select gone.project_id, gone.id, gone.queue, gone.job_type,
@@ -366,13 +367,13 @@ pub async fn requeue_cancelled(
                        else statement_timestamp()
                    end,
                    gone.created_at, gone.attempt, 0, gone.max_attempts, gone.timeout_seconds,
-                   body.labels, body.gate, body.concurrency_key, body.concurrency_limit,
+                   body.labels, body.constraint_key, body.concurrency_key, body.concurrency_limit,
                    body.unique_key,
                    case when body.expires_at > statement_timestamp() then body.expires_at end,
                    gone.unfinished, gone.children
             from gone
             join job_bodies body on body.project_id = gone.project_id and body.job_id = gone.id
-            returning project_id, id, queue, job_type, rank, run_at, state, gate
+            returning project_id, id, queue, job_type, rank, run_at, state, constraint_key
         ), counted as (
             insert into queue_deltas (project_id, queue, scheduled, active, cancelled)
             select $1, queue, count(*) filter (where state = 'scheduled'),
@@ -382,7 +383,7 @@ pub async fn requeue_cancelled(
         )
         select project_id "project_id!: ProjectId", id "id!: JobId", queue "queue!", job_type "job_type!",
                rank "rank!", run_at "run_at!", state "state!: StoredState",
-               gate is not null "is_constrained!"
+               constraint_key is not null "is_constrained!"
         from back
         "#,
         project_id.0,

@@ -332,7 +332,7 @@ pub async fn queues(
                         select rank, greatest(run_at, created_at) as ready_at, id
                         from jobs
                         where project_id = $1 and queue = named.queue and state = 'pending'
-                            and gate is null
+                            and constraint_key is null
                         order by rank, run_at, id
                         limit 1
                     )
@@ -343,29 +343,30 @@ pub async fn queues(
                         select rank, greatest(run_at, created_at) as ready_at, id
                         from jobs
                         where project_id = $1 and queue = named.queue and state = 'pending'
-                            and gate is null and rank > first_of_rank.rank
+                            and constraint_key is null and rank > first_of_rank.rank
                         order by rank, run_at, id
                         limit 1
                     ) next
                 ), first_of_key as (
                     (
-                        select gate, rank, greatest(run_at, created_at) as ready_at, id
+                        select constraint_key, rank, greatest(run_at, created_at) as ready_at, id
                         from jobs
                         where project_id = $1 and queue = named.queue and state = 'pending'
-                            and gate is not null
-                        order by gate, rank, run_at, id
+                            and constraint_key is not null
+                        order by constraint_key, rank, run_at, id
                         limit 1
                     )
                     union all
-                    select next.gate, next.rank, next.ready_at, next.id
+                    select next.constraint_key, next.rank, next.ready_at, next.id
                     from first_of_key
                     cross join lateral (
-                        select gate, rank, greatest(run_at, created_at) as ready_at, id
+                        select constraint_key, rank, greatest(run_at, created_at) as ready_at, id
                         from jobs
                         where project_id = $1 and queue = named.queue and state = 'pending'
-                            and gate is not null
-                            and (gate, rank) > (first_of_key.gate, first_of_key.rank)
-                        order by gate, rank, run_at, id
+                            and constraint_key is not null
+                            and (constraint_key, rank) > (first_of_key.constraint_key,
+                            first_of_key.rank)
+                        order by constraint_key, rank, run_at, id
                         limit 1
                     ) next
                 )

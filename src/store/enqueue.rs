@@ -56,7 +56,7 @@ pub struct Extras {
     /// Labels that its worker must have, sorted.
     pub labels: Vec<String>,
     /// See [`crate::domain::constraint_key`].
-    pub gate: Option<Uuid>,
+    pub constraint_key: Option<Uuid>,
     /// At most `concurrency_limit` jobs with the same key run at a time.
     pub concurrency_key: Option<String>,
     pub concurrency_limit: Option<i32>,
@@ -217,12 +217,14 @@ pub async fn insert_jobs(
                 or latest_run_at <= now() + make_interval(secs => $14::bigint)
         ), bodies as (
             insert into job_bodies (
-                project_id, job_id, payload, retry, tags, traceparent, labels, gate, concurrency_key,
+                project_id, job_id, payload, retry, tags, traceparent, labels, constraint_key,
+                concurrency_key,
                 concurrency_limit, unique_key, expires_at, workflow_id, workflow_key, has_parents,
                 envelope
             )
             select project_id, id, payload, retry, tags, extras->>'traceparent', labels,
-                   (extras->>'gate')::uuid, extras->>'concurrency_key', (extras->>'concurrency_limit')::int,
+                   (extras->>'constraint_key')::uuid, extras->>'concurrency_key',
+                   (extras->>'concurrency_limit')::int,
                    extras->>'unique_key', (extras->>'expires_at')::timestamptz,
                    (extras->>'workflow_id')::uuid, extras->>'workflow_key',
                    coalesce((extras->>'has_parents')::boolean, false), extras->>'envelope'
@@ -230,11 +232,11 @@ pub async fn insert_jobs(
         ), live as (
             insert into jobs (
                 project_id, id, queue, job_type, state, rank, run_at, max_attempts,
-                timeout_seconds, labels, unfinished_parents, gate, concurrency_key,
+                timeout_seconds, labels, unfinished_parents, constraint_key, concurrency_key,
                 concurrency_limit, unique_key, expires_at, children
             )
             select project_id, id, queue, job_type, state, rank, run_at, max_attempts,
-                   timeout_seconds, labels, unfinished_parents, (extras->>'gate')::uuid,
+                   timeout_seconds, labels, unfinished_parents, (extras->>'constraint_key')::uuid,
                    extras->>'concurrency_key', (extras->>'concurrency_limit')::int,
                    extras->>'unique_key', (extras->>'expires_at')::timestamptz,
                    coalesce((extras->>'children')::int, 0)

@@ -38,8 +38,8 @@ pub async fn queues_with_constraint_keys(
                 select 1
                 from jobs
                 where project_id = claim.project_id and queue = claim.queue
-                    and state = 'pending' and gate is not null
-                order by gate, rank, run_at, id
+                    and state = 'pending' and constraint_key is not null
+                order by constraint_key, rank, run_at, id
                 limit 1
             )
             limit 1
@@ -55,7 +55,7 @@ pub async fn queues_with_constraint_keys(
 /// A constraint key with claimable jobs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LockedConstraintKey {
-    pub gate: Uuid,
+    pub constraint_key: Uuid,
     /// Whether these workers match it by type and labels.
     pub is_fitting: bool,
     /// Whether this transaction holds the lock to count running jobs with it.
@@ -75,33 +75,35 @@ pub async fn lock_constraint_keys(
         r#"
         with recursive seen as (
             (
-                select gate, job_type, labels, concurrency_key
+                select constraint_key, job_type, labels, concurrency_key
                 from jobs
-                where project_id = $1 and queue = $2 and state = 'pending' and gate is not null
-                    and gate > $3
-                order by gate, rank, run_at, id
+                where project_id = $1 and queue = $2 and state = 'pending'
+                    and constraint_key is not null
+                    and constraint_key > $3
+                order by constraint_key, rank, run_at, id
                 limit 1
             )
             union all
-            select next.gate, next.job_type, next.labels, next.concurrency_key
+            select next.constraint_key, next.job_type, next.labels, next.concurrency_key
             from seen
             cross join lateral (
-                select gate, job_type, labels, concurrency_key
+                select constraint_key, job_type, labels, concurrency_key
                 from jobs
-                where project_id = $1 and queue = $2 and state = 'pending' and gate is not null
-                    and gate > seen.gate
-                order by gate, rank, run_at, id
+                where project_id = $1 and queue = $2 and state = 'pending'
+                    and constraint_key is not null
+                    and constraint_key > seen.constraint_key
+                order by constraint_key, rank, run_at, id
                 limit 1
             ) next
         ), fitting as materialized (
-            select gate, concurrency_key,
+            select constraint_key, concurrency_key,
                    (cardinality($4::text[]) = 0 or job_type = any($4))
                        and job_type <> all($6)
                        and (labels is null or labels <@ $5) as is_fitting
             from seen
             limit 200
         )
-        select gate "gate!", is_fitting "is_fitting!",
+        select constraint_key "constraint_key!", is_fitting "is_fitting!",
                case
                    when is_fitting and concurrency_key is not null
                    then pg_try_advisory_xact_lock(hashtextextended('key ' || concurrency_key, $1))
@@ -158,14 +160,14 @@ pub async fn claim_constrained(
                    row_number() over (
                        partition by found.concurrency_key order by found.rank, found.run_at, found.id
                    ) as turn
-            from unnest($4::uuid[]) as passed(gate)
+            from unnest($4::uuid[]) as passed(constraint_key)
             cross join lateral (
                 select id, rank, run_at, concurrency_key, concurrency_limit
                 from (
                     select id, rank, run_at, concurrency_key, concurrency_limit
                     from jobs
                     where project_id = $1 and queue = $2 and state = 'pending'
-                        and gate = passed.gate
+                        and constraint_key = passed.constraint_key
                         and (expires_at is null or expires_at > statement_timestamp())
                     order by rank, run_at, id
                     limit coalesce(least($17::bigint, 20), $5::bigint)
@@ -197,7 +199,8 @@ pub async fn claim_constrained(
                     select id, rank, run_at
                     from jobs
                     where $3::text[] is null
-                        and project_id = $1 and queue = $2 and state = 'pending' and gate is null
+                        and project_id = $1 and queue = $2 and state = 'pending'
+                        and constraint_key is null
                         and (expires_at is null or expires_at > statement_timestamp())
                         and (rank, run_at) >= ($6::smallint, $7::timestamptz)
                     order by rank, run_at, id
@@ -222,7 +225,7 @@ pub async fn claim_constrained(
                     select id, rank, run_at
                     from jobs
                     where project_id = $1 and queue = $2 and job_type = wanted.job_type
-                        and state = 'pending' and gate is null
+                        and state = 'pending' and constraint_key is null
                         and (expires_at is null or expires_at > statement_timestamp())
                         and (rank, run_at) >= ($6::smallint, $7::timestamptz)
                     order by rank, run_at, id

@@ -63,7 +63,7 @@ pub async fn queues_with_work(
                 select 1
                 from jobs
                 where project_id = look.project_id and queue = look.queue
-                    and state = 'pending' and gate is null
+                    and state = 'pending' and constraint_key is null
                 order by rank, run_at, id
                 limit 1
             )
@@ -72,8 +72,8 @@ pub async fn queues_with_work(
                 select 1
                 from jobs
                 where project_id = look.project_id and queue = look.queue
-                    and state = 'pending' and gate is not null
-                order by gate, rank, run_at, id
+                    and state = 'pending' and constraint_key is not null
+                order by constraint_key, rank, run_at, id
                 limit 1
             )
             limit 1

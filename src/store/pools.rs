@@ -2,9 +2,11 @@
 
 use std::time::{Duration, Instant};
 
+use anyhow::ensure;
 use metrics::histogram;
 use sqlx::{
     ConnectOptions, Executor, PgConnection, PgPool, Postgres, Row, Transaction,
+    migrate::Migration,
     pool::PoolConnection,
     postgres::{PgConnectOptions, PgPoolOptions},
 };
@@ -41,6 +43,9 @@ const CLAIM_PLANS: [(&str, &str); 1] = [("enable_bitmapscan", "off")];
 const LOOP_CONNECTIONS: u32 = 1;
 
 static MIGRATIONS: sqlx::migrate::Migrator = sqlx::migrate!();
+/// What `migrate` says of a database with another first migration.
+const UNRELEASED: &str = "this database was made by a version before the first release, and cannot \
+    be migrated: create an empty database, migrate that, and enqueue what still waits again";
 
 /// Connections for one kind of work.
 #[derive(Debug, Clone)]
@@ -253,9 +258,28 @@ pub async fn migrate(database_url: &str) -> anyhow::Result<()> {
 }
 
 async fn migrate_once(conn: &mut PgConnection) -> anyhow::Result<()> {
+    if let Some(first) = first_checksum(conn).await? {
+        ensure!(*first == *first_migration().checksum, UNRELEASED);
+    }
     drop_broken_indexes(conn).await?;
     MIGRATIONS.run(conn).await?;
     Ok(())
+}
+
+fn first_migration() -> &'static Migration {
+    MIGRATIONS.iter().next().unwrap_or_else(|| unreachable!("there are migrations"))
+}
+
+/// The checksum of the first migration that the database has seen; none if it is new. Released
+/// migrations never change, so another checksum is another history.
+async fn first_checksum(conn: &mut PgConnection) -> sqlx::Result<Option<Vec<u8>>> {
+    let is_new = "select to_regclass('_sqlx_migrations') is null";
+    if conn.fetch_one(sqlx::raw_sql(is_new)).await?.get::<bool, _>(0) {
+        return Ok(None);
+    }
+    let first = "select checksum from _sqlx_migrations where success order by version limit 1";
+    let first = conn.fetch_optional(sqlx::raw_sql(first)).await?;
+    Ok(first.map(|it| it.get(0)))
 }
 
 fn is_lock_failure(error: &anyhow::Error) -> bool {
@@ -286,12 +310,15 @@ async fn drop_broken_indexes(conn: &mut PgConnection) -> sqlx::Result<()> {
     Ok(())
 }
 
-/// Whether the schema has exactly this binary's version, or a newer one.
+/// Whether the schema has this binary's version, or a newer one of the same history.
 ///
 /// # Errors
 /// When the database cannot be reached, or was never migrated.
 pub async fn is_migrated(conn: &mut PgConnection) -> sqlx::Result<bool> {
     let newest = MIGRATIONS.iter().map(|it| it.version).max().unwrap_or_default();
+    if first_checksum(conn).await?.is_none_or(|it| *it != *first_migration().checksum) {
+        return Ok(false);
+    }
     let row = conn
         .fetch_one(sqlx::raw_sql("select max(version) from _sqlx_migrations where success"))
         .await?;

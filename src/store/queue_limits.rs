@@ -69,7 +69,8 @@ pub async fn open_types(
             (
                 select job_type
                 from jobs
-                where project_id = $1 and queue = $2 and state = 'pending' and gate is null
+                where project_id = $1 and queue = $2 and state = 'pending'
+                    and constraint_key is null
                 order by job_type, rank, run_at, id
                 limit 1
             )
@@ -79,7 +80,8 @@ pub async fn open_types(
             cross join lateral (
                 select job_type
                 from jobs
-                where project_id = $1 and queue = $2 and state = 'pending' and gate is null
+                where project_id = $1 and queue = $2 and state = 'pending'
+                    and constraint_key is null
                     and job_type > seen.job_type
                 order by job_type, rank, run_at, id
                 limit 1

@@ -321,7 +321,7 @@ pub async fn count_ahead(
         select count(*) "ahead!"
         from (
             select from jobs
-            where project_id = $1 and queue = $2 and state = 'pending' and gate is null
+            where project_id = $1 and queue = $2 and state = 'pending' and constraint_key is null
                 and (rank, run_at) < ($3::smallint, $4)
             limit $5
         ) before

@@ -162,7 +162,8 @@ pub async fn end_attempts(conn: &mut PgConnection, ended: &[Ended]) -> sqlx::Res
             from ended
             where jobs.project_id = ended.project_id and jobs.id = ended.job_id
             returning jobs.project_id, jobs.id, jobs.queue, jobs.job_type, jobs.rank, jobs.run_at,
-                      ended.state, jobs.gate, jobs.holds_slot, jobs.children, ended.outcome,
+                      ended.state, jobs.constraint_key, jobs.holds_slot, jobs.children,
+                      ended.outcome,
                       ended.retry_at
         ), counted as (
             insert into queue_deltas (project_id, queue, active, backoff, dead_letter, failed)
@@ -178,7 +179,7 @@ pub async fn end_attempts(conn: &mut PgConnection, ended: &[Ended]) -> sqlx::Res
         )
         select project_id "project_id!: ProjectId", id "id!: JobId", queue "queue!",
                job_type "job_type!", rank "rank!", run_at "run_at!",
-               state "state!: StoredState", gate is not null "is_constrained!",
+               state "state!: StoredState", constraint_key is not null "is_constrained!",
                holds_slot "holds_slot!",
                state = 'dead_letter' and children > 0 "has_orphans!",
                case when state in ('backoff', 'pending') then retry_at end as retry_at

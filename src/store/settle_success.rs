@@ -206,7 +206,7 @@ pub async fn succeed_parents(
             from child
             where jobs.project_id = child.project_id and jobs.id = child.id
             returning jobs.project_id, jobs.id, jobs.queue, jobs.job_type, jobs.rank, jobs.run_at,
-                      jobs.state, jobs.gate, jobs.unfinished_parents, child.last_parent,
+                      jobs.state, jobs.constraint_key, jobs.unfinished_parents, child.last_parent,
                       jobs.state <> child.was as is_moved
         ), counted as (
             insert into queue_deltas (project_id, queue, scheduled, active, succeeded)
@@ -247,7 +247,7 @@ pub async fn succeed_parents(
         from told
         union all
         select project_id, id, null, false, queue, job_type, null, rank, run_at, state,
-               gate is not null
+               constraint_key is not null
         from freed
         where unfinished_parents = 0
         "#,

@@ -67,7 +67,7 @@ pub async fn promote(conn: &mut PgConnection) -> sqlx::Result<Vec<WaitingJob>> {
             from due
             where jobs.project_id = due.project_id and jobs.id = due.id
             returning jobs.project_id, jobs.id, jobs.queue, jobs.job_type, jobs.rank, jobs.run_at,
-                      jobs.state, jobs.gate, due.state as was
+                      jobs.state, jobs.constraint_key, due.state as was
         ), counted as (
             insert into queue_deltas (project_id, queue, scheduled, active, backoff)
             select project_id, queue, -count(*) filter (where was = 'scheduled'),
@@ -78,7 +78,7 @@ pub async fn promote(conn: &mut PgConnection) -> sqlx::Result<Vec<WaitingJob>> {
         )
         select project_id "project_id!: ProjectId", id "id!: JobId", queue "queue!",
                job_type "job_type!", rank "rank!", run_at "run_at!",
-               state "state!: StoredState", gate is not null "is_constrained!"
+               state "state!: StoredState", constraint_key is not null "is_constrained!"
         from promoted
         "#,
     )

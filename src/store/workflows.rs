@@ -308,7 +308,7 @@ pub async fn free_roots(
             from root
             where jobs.project_id = $1 and jobs.id = root.id
             returning jobs.project_id, jobs.id, jobs.queue, jobs.job_type, jobs.rank, jobs.run_at,
-                      jobs.state, jobs.gate
+                      jobs.state, jobs.constraint_key
         ), counted as (
             insert into queue_deltas (project_id, queue, scheduled, active)
             select $1, queue, -count(*), count(*)
@@ -318,7 +318,7 @@ pub async fn free_roots(
         )
         select project_id "project_id!: ProjectId", id "id!: JobId", queue "queue!", job_type "job_type!",
                rank "rank!", run_at "run_at!", state "state!: StoredState",
-               gate is not null "is_constrained!"
+               constraint_key is not null "is_constrained!"
         from freed
         "#,
         project_id.0,

@@ -315,6 +315,21 @@ fn counts_that_are_wrong_are_corrected() {
 }
 
 #[test]
+fn a_database_of_an_unreleased_version_is_not_migrated() {
+    limited(async {
+        let database = fresh_database().await;
+        database.execute("update _sqlx_migrations set checksum = '\\x00' where version = 1").await;
+        let mut migrate = Command::new(PROGRAM);
+        migrate.args(["migrate", "--database-url", &database.url]);
+        let refused = migrate.output().expect("it runs");
+        assert_eq!(refused.status.code(), Some(1));
+        let said = text(&refused.stderr);
+        assert!(said.contains("before the first release"), "{said}");
+        assert!(said.contains("create an empty database"), "{said}");
+    });
+}
+
+#[test]
 fn serve_and_migrate_take_a_database_from_their_environment() {
     limited(async {
         let database = fresh_database().await;

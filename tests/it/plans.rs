@@ -44,7 +44,8 @@ static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 async fn fill(database: &Database) {
     database
         .execute(
-            "insert into projects (public_id, slug, name) values (gen_random_uuid(), 'p', 'p');
+            "insert into projects (public_id, slug, name, plan, mode)
+             values (gen_random_uuid(), 'p', 'p', 'unlimited', 'live');
              insert into jobs (project_id, id, queue, job_type, state, rank, run_at, max_attempts,
                                timeout_seconds)
              select 1, gen_random_uuid(), 'default', 'common', 'pending', 0,
@@ -280,15 +281,15 @@ async fn claim(conn: &mut PgConnection) -> Vec<LeasedJob> {
     leased
 }
 
-/// 20,000 jobs behind one gate, and one each behind 300 others, before and behind the rest.
+/// 20,000 jobs with one constraint key, and one each with 300 others, before and after the rest.
 async fn pass_gates(conn: &mut PgConnection) {
     conn.execute(
         "insert into jobs (project_id, id, queue, job_type, state, rank, run_at, max_attempts,
-                           timeout_seconds, gate, concurrency_key, concurrency_limit)
+                           timeout_seconds, constraint_key, concurrency_key, concurrency_limit)
          select 1, gen_random_uuid(), 'gated', 'common', 'pending', 0, now(), 3, 600,
-                gate, gate::text, 2
+                constraint_key, constraint_key::text, 2
          from generate_series(1, 20000) n,
-              lateral (select md5(case when n <= 300 then n::text else '' end)::uuid as gate) it;
+              lateral (select md5(case when n <= 300 then n::text else '' end)::uuid as constraint_key) it;
          insert into job_bodies (project_id, job_id, payload)
          select 1, id, '1' from jobs where queue = 'gated'",
     )
@@ -302,7 +303,7 @@ async fn pass_gates(conn: &mut PgConnection) {
     })
     .await;
     assert_eq!(seen.len(), limited_claims::MAX_PAGE_CONSTRAINT_KEYS);
-    let open: Vec<_> = seen.iter().map(|it| it.gate).collect();
+    let open: Vec<_> = seen.iter().map(|it| it.constraint_key).collect();
     let (leased, _) = costs(conn, "claim behind gates", 200 * 12 + 50 * 30, async |conn| {
         let limits = limited_claims::ClaimLimits {
             gates: &open,

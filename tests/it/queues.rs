@@ -76,7 +76,7 @@ fn the_oldest_ready_job_is_found_whatever_its_priority_and_behind_a_gate_too() {
         t.enqueue(json!({"labels": ["gpu"], "queue": "gated"})).await;
         t.database
             .execute("update jobs set run_at = now() - interval '90 s', created_at = now() - interval '90 s'
-                      where rank = 5 or gate is not null")
+                      where rank = 5 or constraint_key is not null")
             .await;
         for name in ["default", "gated"] {
             let seen = queue(t, name).await;

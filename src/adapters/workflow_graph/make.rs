@@ -190,7 +190,7 @@ fn accept(
     let (metadata, ports) = (request.metadata, request.ports);
     let envelope = StoredEnvelope { workflow_graph: Envelope { name, trigger, metadata, ports } };
     let extras = Extras {
-        gate: constraint_key::of(JOB_TYPE, &labels, None),
+        constraint_key: constraint_key::of(JOB_TYPE, &labels, None),
         labels,
         workflow_key: Some(request.id),
         envelope: Some(serde_json::to_string(&envelope).map_err(Error::internal)?),

@@ -65,7 +65,7 @@ pub(in crate::engine) async fn claim(
     let seen = lock_all_constraint_keys(&mut tx, claim, paused_types).await?;
     let was_contended = seen.iter().any(|it| it.is_fitting && !it.is_locked);
     let is_usable = |it: &&LockedConstraintKey| it.is_fitting && it.is_locked;
-    let open: Vec<_> = seen.iter().filter(is_usable).map(|it| it.gate).collect();
+    let open: Vec<_> = seen.iter().filter(is_usable).map(|it| it.constraint_key).collect();
     let job_types = types(&mut tx, claim, paused_types).await?;
     let slots = i64::try_from(claim.slots.len()).unwrap_or(i64::MAX);
     let limits = ClaimLimits {
@@ -100,14 +100,14 @@ async fn lock_all_constraint_keys(
         for _ in 0..MAX_PAGES {
             let page = limited_claims::lock_constraint_keys(tx, claim, paused_types, after).await?;
             after = match page.last() {
-                Some(last) if page.len() == MAX_PAGE_CONSTRAINT_KEYS => last.gate,
+                Some(last) if page.len() == MAX_PAGE_CONSTRAINT_KEYS => last.constraint_key,
                 // Past the end: continue from the first key.
                 _ => Uuid::nil(),
             };
             seen.extend(page);
         }
-        seen.sort_by_key(|it| it.gate);
-        seen.dedup_by_key(|it| it.gate);
+        seen.sort_by_key(|it| it.constraint_key);
+        seen.dedup_by_key(|it| it.constraint_key);
     }
     Ok(seen)
 }

@@ -107,7 +107,7 @@ pub(in crate::engine) fn tell<'a>(
                 job_type: job.job_type.as_str().into(),
                 rank: job.rank,
                 run_at,
-                is_constrained: job.extras.as_ref().is_some_and(|it| it.gate.is_some()),
+                is_constrained: job.extras.as_ref().is_some_and(|it| it.constraint_key.is_some()),
             }),
             Some((StoredState::Scheduled, _)) => is_due_later = true,
             _ => (),

@@ -219,7 +219,7 @@ fn anew(project_id: ProjectId, row: &JobRow) -> TiedJob {
     let retry = row.retry.is_some().then(|| RetryPolicy::stored(row.retry.as_ref()));
     let labels = row.labels.clone().unwrap_or_default();
     let extras = Extras {
-        gate: constraint_key::of(&row.job_type, &labels, row.concurrency_key.as_deref()),
+        constraint_key: constraint_key::of(&row.job_type, &labels, row.concurrency_key.as_deref()),
         labels,
         concurrency_key: row.concurrency_key.clone(),
         concurrency_limit: row.concurrency_limit,

@@ -215,7 +215,9 @@ fn tick_of(due: &DueSchedule, tick: DateTime<Utc>, outcome: FireOutcome) -> Fire
         ticks: 1,
         job_id: JobId::of_tick(due.project_id, &due.id, tick.timestamp_millis()),
         offset_seconds: offset_seconds(&due.id, due.spread_seconds),
-        gate: key.as_deref().and_then(|key| constraint_key::of(&due.job_type, &[], Some(key))),
+        constraint_key: key
+            .as_deref()
+            .and_then(|key| constraint_key::of(&due.job_type, &[], Some(key))),
         concurrency_key: key,
     }
 }
@@ -371,7 +373,7 @@ pub async fn run_now(
         job_id,
         offset_seconds: 0,
         concurrency_key: None,
-        gate: None,
+        constraint_key: None,
     };
     let fires = vec![fire];
     let jobs = schedules::fire(&mut conn, &fires).await?;

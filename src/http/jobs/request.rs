@@ -212,7 +212,7 @@ fn accept_extras(
     }
     let parents = accept_parents(request, check);
     Extras {
-        gate: constraint_key::of(&request.job_type, &labels, concurrency_key.as_deref()),
+        constraint_key: constraint_key::of(&request.job_type, &labels, concurrency_key.as_deref()),
         labels,
         concurrency_limit: concurrency_key
             .is_some()

@@ -303,7 +303,7 @@ fn read_page(
 
 fn stored_states(state: JobState) -> Vec<&'static str> {
     match state {
-        JobState::Pending => vec!["pending", "backoff", "held"],
+        JobState::Pending => vec!["pending", "backoff"],
         other => vec![other.as_str()],
     }
 }

@@ -49,7 +49,7 @@ pub async fn places(conn: &mut PgConnection, alive_seconds: i32) -> sqlx::Result
                         select rank, greatest(run_at, created_at) as ready_at
                         from jobs
                         where project_id = busy.project_id and queue = busy.queue
-                            and state = 'pending' and gate is null
+                            and state = 'pending' and constraint_key is null
                         order by rank, run_at, id
                         limit 1
                     )
@@ -60,7 +60,7 @@ pub async fn places(conn: &mut PgConnection, alive_seconds: i32) -> sqlx::Result
                         select rank, greatest(run_at, created_at) as ready_at
                         from jobs
                         where project_id = busy.project_id and queue = busy.queue
-                            and state = 'pending' and gate is null
+                            and state = 'pending' and constraint_key is null
                             and rank > first_of_rank.rank
                         order by rank, run_at, id
                         limit 1

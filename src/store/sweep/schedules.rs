@@ -173,7 +173,7 @@ pub struct Fire {
     pub offset_seconds: i32,
     /// The concurrency key under which its jobs run one at a time.
     pub concurrency_key: Option<String>,
-    pub gate: Option<Uuid>,
+    pub constraint_key: Option<Uuid>,
 }
 
 /// Records the outcomes of ticks, and stores the jobs of those that fire. A tick with an outcome is
@@ -189,7 +189,7 @@ pub async fn fire(conn: &mut PgConnection, fires: &[Fire]) -> sqlx::Result<Vec<W
                 $7::int[], $8::text[], $9::uuid[]
             ) as sent(
                 project_id, schedule_id, tick, outcome, ticks, job_id, offset_seconds,
-                concurrency_key, gate
+                concurrency_key, constraint_key
             )
         ), noted as (
             insert into schedule_fires (project_id, schedule_id, tick, outcome, job_id, ticks, at)
@@ -200,7 +200,8 @@ pub async fn fire(conn: &mut PgConnection, fires: &[Fire]) -> sqlx::Result<Vec<W
             on conflict (project_id, schedule_id, tick) do nothing
             returning project_id, schedule_id, tick, outcome
         ), new as materialized (
-            select due.project_id, due.job_id, due.gate, due.concurrency_key, due.schedule_id,
+            select due.project_id, due.job_id, due.constraint_key, due.concurrency_key,
+            due.schedule_id,
                    schedule.queue, schedule.job_type, schedule.rank, schedule.timeout_seconds,
                    schedule.max_attempts, schedule.payload,
                    coalesce(schedule.retry, setting.default_retry) as retry,
@@ -219,19 +220,21 @@ pub async fn fire(conn: &mut PgConnection, fires: &[Fire]) -> sqlx::Result<Vec<W
             where noted.outcome in ('fired', 'manual')
         ), bodies as (
             insert into job_bodies (
-                project_id, job_id, payload, retry, tags, gate, concurrency_key, concurrency_limit
+                project_id, job_id, payload, retry, tags, constraint_key, concurrency_key,
+                concurrency_limit
             )
             select project_id, job_id, payload, retry,
-                   jsonb_build_object('recurring_schedule', schedule_id), gate, concurrency_key,
+                   jsonb_build_object('recurring_schedule', schedule_id), constraint_key,
+                   concurrency_key,
                    case when concurrency_key is not null then 1 end
             from new
         ), live as (
             insert into jobs (
                 project_id, id, queue, job_type, state, rank, run_at, max_attempts,
-                timeout_seconds, gate, concurrency_key, concurrency_limit
+                timeout_seconds, constraint_key, concurrency_key, concurrency_limit
             )
             select project_id, job_id, queue, job_type, state, rank, run_at, max_attempts,
-                   timeout_seconds, gate, concurrency_key,
+                   timeout_seconds, constraint_key, concurrency_key,
                    case when concurrency_key is not null then 1 end
             from new
         ), counted as (
@@ -243,7 +246,7 @@ pub async fn fire(conn: &mut PgConnection, fires: &[Fire]) -> sqlx::Result<Vec<W
         )
         select project_id "project_id!: ProjectId", job_id "id!: JobId", queue "queue!",
                job_type "job_type!", rank "rank!", run_at "run_at!",
-               state "state!: StoredState", gate is not null "is_constrained!"
+               state "state!: StoredState", constraint_key is not null "is_constrained!"
         from new
         "#,
         &fires.iter().map(|it| it.project_id.0).collect::<Vec<_>>(),
@@ -255,7 +258,7 @@ pub async fn fire(conn: &mut PgConnection, fires: &[Fire]) -> sqlx::Result<Vec<W
         &fires.iter().map(|it| it.offset_seconds).collect::<Vec<_>>(),
         &fires.iter().map(|it| it.concurrency_key.as_deref()).collect::<Vec<_>>()
             as &[Option<&str>],
-        &fires.iter().map(|it| it.gate).collect::<Vec<_>>() as &[Option<Uuid>],
+        &fires.iter().map(|it| it.constraint_key).collect::<Vec<_>>() as &[Option<Uuid>],
     )
     .fetch_all(conn)
     .await

@@ -1,0 +1,207 @@
+-- Tenants, their keys and members, accounts and sessions, the audit log, and this instance.
+--
+-- In all files: `project_id` comes first in every tenant's key and index, so that a statement that
+-- forgets it finds no plan. Indexes that do not begin with it serve the background loops, which
+-- work across projects. Hot tables have no foreign keys: each check would lock a row that all of a
+-- tenant's writes share. Times are those of the database's clock. A column without a comment is
+-- what its name says.
+
+-- Facts of this installation: one row.
+create table instance (
+    only_row boolean primary key default true check (only_row),
+    -- Signs list cursors: 244 random bits from two random uuids.
+    cursor_key bytea not null,
+    -- Separates this installation's names in a shared Redis from those of others.
+    public_id uuid not null default gen_random_uuid()
+);
+insert into instance (cursor_key)
+values (decode(replace(gen_random_uuid()::text || gen_random_uuid()::text, '-', ''), 'hex'));
+
+-- Tenants.
+create table projects (
+    -- Four bytes, because every row and index entry of a tenant begins with it.
+    id integer primary key generated always as identity,
+    -- The id that the API shows; `id` would tell how many projects there are.
+    public_id uuid not null unique,
+    -- Names the project in paths.
+    slug text not null unique check (slug <> ''),
+    name text not null,
+    created_at timestamptz not null default now(),
+    -- A plan of `ops/plans.toml`; nodes that do not know it use the strictest one.
+    plan text not null,
+    -- Single limits that replace those of the plan. Null: none.
+    overrides jsonb,
+    -- Decides the prefix of its keys.
+    mode text not null check (mode in ('live', 'test')),
+    -- From then on it does not exist for any caller; its rows are deleted in the background.
+    deleted_at timestamptz
+);
+-- Deleted projects whose rows are still to be deleted.
+create index projects_deleted on projects (deleted_at) where deleted_at is not null;
+
+create table api_keys (
+    project_id integer not null references projects,
+    id uuid not null,
+    name text not null,
+    -- SHA-256 of the whole key; the key itself is stored nowhere.
+    secret_hash bytea not null check (octet_length(secret_hash) = 32),
+    -- The beginning and end of the key, by which people recognise it in a list.
+    shown_prefix text not null,
+    shown_end text not null,
+    created_at timestamptz not null default now(),
+    revoked_at timestamptz,
+    -- What the key may do: produce, work, read, manage.
+    scopes text[] not null,
+    -- Null: never.
+    expires_at timestamptz,
+    -- To within some seconds: nodes write it in batches.
+    last_used_at timestamptz,
+    -- Public id of an account or key; null: the operator.
+    created_by text,
+    -- Own limits of calls per minute, besides those of the project. Null: none.
+    produce_per_minute integer check (produce_per_minute > 0),
+    work_per_minute integer check (work_per_minute > 0),
+    manage_per_minute integer check (manage_per_minute > 0),
+    primary key (project_id, id)
+);
+-- Authentication: the key is what names the project.
+create unique index api_keys_by_secret on api_keys (secret_hash);
+
+-- People. An address belongs to an account once it is verified; before that, several accounts may
+-- claim it, so that a sign-up answers the same whether or not the address is known.
+create table accounts (
+    id uuid primary key,
+    -- In lower case.
+    email text not null check (email = lower(email)),
+    -- argon2id, as a PHC string.
+    password_hash text not null,
+    created_at timestamptz not null default now(),
+    verified_at timestamptz,
+    last_login_at timestamptz
+);
+-- A verified address has one account.
+create unique index accounts_by_verified_email on accounts (email) where verified_at is not null;
+-- Login: all accounts that claim the address, the newest first.
+create index accounts_by_email on accounts (email, created_at desc);
+
+create table sessions (
+    id uuid primary key,
+    account_id uuid not null references accounts on delete cascade,
+    created_at timestamptz not null default now(),
+    last_used_at timestamptz not null default now(),
+    -- The end, however often the session is refreshed.
+    expires_at timestamptz not null,
+    revoked_at timestamptz,
+    -- Of the login, so that people recognise the session in a list.
+    user_agent text,
+    address text
+);
+-- The list of an account's sessions.
+create index sessions_by_account on sessions (account_id, created_at desc);
+-- Retention.
+create index sessions_by_age on sessions (expires_at);
+
+-- Each is used once; a used one that is presented again revokes its session.
+create table refresh_tokens (
+    -- SHA-256 of the token.
+    secret_hash bytea primary key check (octet_length(secret_hash) = 32),
+    session_id uuid not null references sessions on delete cascade,
+    created_at timestamptz not null default now(),
+    -- Null: not used.
+    used_at timestamptz
+);
+-- Deleting a session.
+create index refresh_tokens_by_session on refresh_tokens (session_id);
+
+-- Tokens that were mailed: presenting one proves that the caller reads the address.
+create table mail_tokens (
+    -- SHA-256 of the token.
+    secret_hash bytea primary key check (octet_length(secret_hash) = 32),
+    account_id uuid not null references accounts on delete cascade,
+    -- What the token permits.
+    purpose text not null check (purpose in ('verify', 'reset')),
+    expires_at timestamptz not null,
+    -- Null: not used.
+    used_at timestamptz
+);
+-- Deleting an account.
+create index mail_tokens_by_account on mail_tokens (account_id);
+-- Retention.
+create index mail_tokens_by_age on mail_tokens (expires_at);
+
+create table members (
+    project_id integer not null,
+    account_id uuid not null references accounts on delete cascade,
+    role text not null check (role in ('owner', 'admin', 'member', 'viewer')),
+    created_at timestamptz not null default now(),
+    primary key (project_id, account_id)
+);
+-- The projects of an account.
+create index members_by_account on members (account_id, project_id);
+
+create table invitations (
+    project_id integer not null,
+    id uuid not null,
+    -- In lower case.
+    email text not null check (email = lower(email)),
+    -- The role that accepting it gives.
+    role text not null check (role in ('owner', 'admin', 'member', 'viewer')),
+    -- SHA-256 of the mailed token.
+    secret_hash bytea not null check (octet_length(secret_hash) = 32),
+    -- The account; null: the operator.
+    invited_by uuid,
+    created_at timestamptz not null default now(),
+    expires_at timestamptz not null,
+    primary key (project_id, id)
+);
+-- Accepting: the caller is no member yet, so no project is known.
+create unique index invitations_by_secret on invitations (secret_hash);
+-- Retention.
+create index invitations_by_age on invitations (expires_at);
+
+-- Who changed what. Rows are never changed; they are deleted by age, or with their project.
+create table audit_log (
+    project_id integer not null,
+    -- Ordered by time.
+    id uuid not null,
+    at timestamptz not null default now(),
+    -- What `actor_id` names.
+    actor_kind text not null check (actor_kind in ('account', 'key', 'operator', 'system')),
+    -- Public id. Null: the operator or the system.
+    actor_id text,
+    -- Such as `key.revoked`.
+    action text not null,
+    -- Public id or name of what was changed.
+    target text,
+    -- Finds the request in the logs of the nodes.
+    request_id text,
+    -- Of the client.
+    address text,
+    -- JSON of what was changed, without secrets and payloads. Null: there was nothing.
+    before text,
+    after text,
+    primary key (project_id, id)
+);
+-- Retention.
+create index audit_log_by_age on audit_log (at);
+create function refuse_change() returns trigger language plpgsql as $$
+begin
+    raise exception 'rows of % are never changed', tg_table_name;
+end
+$$;
+create trigger audit_log_is_append_only before update on audit_log
+for each statement execute function refuse_change();
+
+-- Keys that sign access tokens. Several are valid at a time, so that one can replace another.
+create table signing_keys (
+    id uuid primary key,
+    secret bytea not null check (octet_length(secret) >= 32),
+    created_at timestamptz not null default now()
+);
+
+-- Live nodes, so that each knows its share of a limit while Redis is unavailable.
+create table nodes (
+    id uuid primary key,
+    started_at timestamptz not null default now(),
+    seen_at timestamptz not null default now()
+);

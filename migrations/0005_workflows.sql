@@ -1,0 +1,31 @@
+-- Workflows: named graphs of jobs. Their edges are in `job_edges`.
+
+create table workflows (
+    project_id integer not null,
+    id uuid not null,
+    name text,
+    created_at timestamptz not null default now(),
+    -- Its state is computed from its jobs; only a cancellation is stored.
+    cancelled_at timestamptz,
+    -- Its first jobs wait until it is started.
+    is_held boolean not null default false,
+    -- The latest run of this workflow. Null: this is it.
+    successor_id uuid,
+    -- The workflow that this one runs again. Null: it is the first.
+    original_id uuid,
+    primary key (project_id, id)
+);
+-- The runs of a workflow that is pruned.
+create index workflows_by_successor on workflows (project_id, successor_id)
+where successor_id is not null;
+
+create table workflow_jobs (
+    project_id integer not null,
+    workflow_id uuid not null,
+    -- The job's index in the request.
+    ordinal smallint not null,
+    -- Its name in the workflow.
+    key text not null,
+    job_id uuid not null,
+    primary key (project_id, workflow_id, ordinal)
+);

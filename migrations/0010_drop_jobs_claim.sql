@@ -1,3 +1,0 @@
--- no-transaction
--- Succeeded by jobs_ready.
-drop index concurrently jobs_claim;

@@ -1,2 +1,0 @@
--- no-transaction
-create index concurrently projects_deleted on projects (deleted_at) where deleted_at is not null;

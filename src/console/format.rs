@@ -1,6 +1,8 @@
 //! Formats of numbers, times and states on pages. Nothing is decided here.
 
-use askama::filters::Safe;
+use std::fmt::Display;
+
+use askama::filters::{Escaper, Html, Safe};
 use chrono::{DateTime, TimeDelta, Utc};
 use serde::Serialize;
 
@@ -177,17 +179,15 @@ fn face(word: &str) -> (&'static str, &'static str) {
 /// Text within HTML.
 pub fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
-    for character in text.chars() {
-        match character {
-            '&' => escaped.push_str("&amp;"),
-            '<' => escaped.push_str("&lt;"),
-            '>' => escaped.push_str("&gt;"),
-            '"' => escaped.push_str("&quot;"),
-            '\'' => escaped.push_str("&#39;"),
-            other => escaped.push(other),
-        }
-    }
+    // A String takes everything.
+    let _ = Html.write_escaped_str(&mut escaped, text);
     escaped
+}
+
+/// A number in a form; empty if there is none.
+#[must_use]
+pub fn or_empty<Number: Display>(number: &Option<Number>) -> String {
+    number.as_ref().map_or_else(String::new, ToString::to_string)
 }
 
 /// The time of day of a worker's clock, UTC.

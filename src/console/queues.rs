@@ -18,7 +18,7 @@ use super::{
     page::{Frame, Here, render},
 };
 use crate::{
-    domain::limits::MAX_CONCURRENCY,
+    domain::limits::{self, MAX_CONCURRENCY},
     error::Error,
     http::{
         metrics::Throughput,
@@ -96,5 +96,13 @@ impl Queue {
     fn utilisation(&self) -> Option<i64> {
         let max = self.max_concurrency.filter(|it| *it <= MAX_CONCURRENCY)?;
         Some(format::percent(self.counts.processing, max.into()))
+    }
+
+    fn rate_count(&self) -> Option<i32> {
+        self.rate_limit.as_ref().map(|it| it.count)
+    }
+
+    fn rate_seconds(&self) -> Option<i32> {
+        self.rate_limit.as_ref().map(|it| it.per_seconds)
     }
 }

@@ -30,8 +30,9 @@ pub struct Enqueued {
 /// with other requests.
 ///
 /// # Errors
-/// [`Error::QuotaExceeded`], and those of [`batch::enqueue`] and [`dependencies::store`]. Nothing
-/// is stored then.
+/// [`Error::QuotaExceeded`]. [`Error::Invalid`] when a `run_at` lies too far ahead, or a parent
+/// does not exist or has too many children. [`Error::ParentTerminal`], [`Error::UniqueConflict`],
+/// and [`Error::Overloaded`] when too many requests wait. Nothing is stored then.
 pub async fn store(
     engine: &Engine,
     tenant: Tenant,
@@ -66,8 +67,8 @@ async fn find(engine: &Engine, project_id: ProjectId, id: JobId) -> Result<JobRo
 /// Stores a workflow with its jobs, all or none, if the project's quota permits.
 ///
 /// # Errors
-/// As for [`store`]. [`Error::Overloaded`] when another request has re-run the same workflow at the
-/// same moment.
+/// As for [`store()`]. [`Error::Overloaded`] when another request has re-run the same workflow at
+/// the same moment.
 pub async fn store_workflow(
     engine: &Engine,
     tenant: Tenant,

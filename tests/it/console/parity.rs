@@ -101,7 +101,14 @@ fn every_button_of_every_page_is_in_the_table() {
             continue;
         }
         let text = std::fs::read_to_string(path).expect("a template");
-        for begin in ["frame.form(\"", "frame.form_to(\"", "frame.form_back(\"", "/do/"] {
+        let begins = [
+            "frame.form(\"",
+            "frame.form_to(\"",
+            "frame.form_back(\"",
+            "ui::action(frame, \"",
+            "/do/",
+        ];
+        for begin in begins {
             for after in text.split(begin).skip(1) {
                 let name: String =
                     after.chars().take_while(|it| it.is_ascii_lowercase() || *it == '_').collect();

@@ -128,6 +128,12 @@ impl Frame {
         self.may(Permission::Own)
     }
 
+    /// The path of a page of the project, with a query if there is one.
+    pub fn with_query(&self, path: &str, query: &str) -> String {
+        let path = self.to(path);
+        if query.is_empty() { path } else { format!("{path}?{query}") }
+    }
+
     /// The start of a form for this operation that returns to this page.
     pub fn form(&self, operation: &str) -> Safe<String> {
         self.form_back(operation, &self.place)

@@ -141,7 +141,10 @@ impl Reply {
     #[track_caller]
     pub fn says(&self, status: u16, text: &str) {
         assert_eq!(self.status.as_u16(), status, "{}", self.text);
-        assert!(self.text.contains(text), "{text:?} is not in {}", self.text);
+        // As a browser shows it: a line break is a space.
+        let shown: Vec<_> = self.text.split_whitespace().collect();
+        let is_there = shown.join(" ").contains(text) || self.text.contains(text);
+        assert!(is_there, "{text:?} is not in {}", self.text);
     }
 
     /// Redirects to this path.

@@ -36,7 +36,7 @@ impl Payloads {
 }
 
 /// A job as it is stored, from either table.
-#[derive(Debug, Clone, sqlx::FromRow)]
+#[derive(Debug, Clone)]
 pub struct JobRow {
     pub id: JobId,
     pub queue: String,

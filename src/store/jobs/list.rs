@@ -2,7 +2,7 @@
 //! filter.
 
 use chrono::{DateTime, Utc};
-use sqlx::{PgConnection, Postgres, QueryBuilder};
+use sqlx::PgConnection;
 use uuid::Uuid;
 
 use super::{JobRow, Payloads};
@@ -48,6 +48,20 @@ impl Filter {
     }
 }
 
+impl Filter {
+    fn stored_states(&self) -> Vec<&'static str> {
+        self.states.iter().flat_map(|it| stored_states(*it)).copied().collect()
+    }
+
+    fn tag_name(&self) -> Option<&str> {
+        self.tag.as_ref().map(|it| &*it.0)
+    }
+
+    fn tag_value(&self) -> Option<&str> {
+        self.tag.as_ref()?.1.as_deref()
+    }
+}
+
 /// A tag as filters write it: `name:value`, or `name` for any value.
 #[must_use]
 pub fn read_tag(text: &str) -> (String, Option<String>) {
@@ -73,82 +87,19 @@ pub async fn page(
     page_jobs: u32,
     payloads: Payloads,
 ) -> sqlx::Result<(Vec<JobRow>, Option<JobId>)> {
-    let (upper, lower) = bounds(filter, before);
-    let mut query = QueryBuilder::<Postgres>::new("with examined as (select * from (");
-    for (table, own_columns) in [
-        (
-            "jobs",
-            "unfinished_parents, lease_expires_at, null::text as stored_result, null::bigint as duration_ms, \
-             true as is_live, expires_at as live_expires_at",
-        ),
-        ("finished_jobs", "0, null, result as stored_result, duration_ms, false, null"),
-    ] {
-        if table == "finished_jobs" {
-            query.push(" union all ");
-        }
-        query.push(
-            "(select id, queue, job_type, state, rank, run_at, created_at, attempt, failures, ",
-        );
-        query.push(
-            "max_attempts, timeout_seconds, cancel_requested, progress, completed_at, lease_id, ",
-        );
-        query.push("worker_id, claimed_at, ");
-        query.push(own_columns).push(" from ").push(table);
-        query.push(" where project_id = ").push_bind(project_id.0);
-        query.push(" and id < ").push_bind(upper).push(" and id >= ").push_bind(lower);
-        query.push(" order by id desc limit ").push_bind(limits::MAX_PAGE_EXAMINED_ROWS).push(")");
-    }
-    query.push(") both_tables order by id desc limit ").push_bind(limits::MAX_PAGE_EXAMINED_ROWS);
-    query.push("), matching as (select * from examined where true");
-    push_filter(&mut query, project_id, filter);
-    query.push(" order by id desc limit ").push_bind(i64::from(page_jobs) + 1);
-    query.push(") select matching.*, case when ").push_bind(payloads == Payloads::Shown);
-    query.push(" then body.payload else 'null' end as payload, case when ");
-    query.push_bind(payloads == Payloads::Shown).push(" then stored_result end as result, ");
-    query.push("body.retry, body.tags, body.labels, ");
-    query.push("body.concurrency_key, body.concurrency_limit, body.unique_key, ");
-    query.push("case when is_live then live_expires_at else body.expires_at end as expires_at, ");
-    query.push("body.workflow_id, body.workflow_key, body.envelope, case when body.has_parents then array(select parent_id from job_edges edge where edge.project_id = ");
-    query.push_bind(project_id.0);
-    query.push(" and edge.child_id = matching.id order by ordinal) else '{}' end as parents, ");
-    push_closed(&mut query, project_id);
-    query.push("(select count(*) from examined) as examined, (select id from examined order by id limit 1) as lowest");
-    query.push(" from (select 1) as always left join matching on true");
-    query.push(" left join job_bodies body on body.project_id = ").push_bind(project_id.0);
-    query.push(" and body.job_id = matching.id left join queues setting on setting.project_id = ");
-    query.push_bind(project_id.0);
-    query.push(" and setting.name = matching.queue order by matching.id desc");
-    let rows = query.build().fetch_all(conn).await?;
-    read_page(rows, page_jobs as usize)
-}
-
-/// Why a job is not claimable: the same as in [`super::find`].
-fn push_closed(query: &mut QueryBuilder<Postgres>, project_id: ProjectId) {
-    let crowds = [
-        (
-            "(matching.state = 'pending' and (",
-            "body.concurrency_limit",
-            "concurrency_key = body.concurrency_key",
-        ),
-        (" or ", "setting.max_concurrency", "queue = matching.queue"),
-    ];
-    for (before, limit, same) in crowds {
-        query.push(before).push("case when ").push(limit).push(" is not null then ").push(limit);
-        query.push(" <= (select count(*) from (select from jobs running where project_id = ");
-        query.push_bind(project_id.0).push(" and running.").push(same);
-        query.push(" and state = 'processing' limit ").push(limit).push(") counted) end");
-    }
-    query.push(")) is true as is_crowded, setting.paused_at is not null as is_queue_paused, ");
-    query
-        .push("coalesce(matching.job_type = any(setting.paused_types), false) as is_type_paused, ");
-    query
-        .push("(case when setting.rate_limit_count is not null then setting.rate_limit_count <= (");
-    query.push("select coalesce(sum(handed.jobs), 0) from queue_handouts past ");
-    query.push("cross join lateral unnest(past.at, past.jobs) as handed(at, jobs) ");
-    query.push("where past.project_id = ").push_bind(project_id.0);
-    query.push(" and past.queue = matching.queue and handed.at > ");
-    query.push("now() - make_interval(secs => setting.rate_limit_per_seconds)) end) is true ");
-    query.push("as is_rate_limited, ");
+    let between = bounds(filter, before);
+    // One more, to know whether the page is the last one.
+    let found = walk_down(conn, project_id, filter, between, i64::from(page_jobs) + 1).await?;
+    let Walked { mut jobs, last, is_through } = found;
+    let is_full = jobs.len() > page_jobs as usize;
+    jobs.truncate(page_jobs as usize);
+    // A short page continues below the last row examined, unless all were.
+    let next_below = if is_full { jobs.last().copied() } else { last.filter(|_| !is_through) };
+    let mut rows = super::find_all(conn, project_id, &jobs, payloads).await?;
+    // A job may have moved on since.
+    rows.retain(|it| filter.states.is_empty() || filter.states.contains(&it.state.public()));
+    rows.sort_by_key(|it| std::cmp::Reverse(it.id));
+    Ok((rows, next_below))
 }
 
 /// The state of a walk over jobs.
@@ -172,50 +123,136 @@ pub async fn walk(
 ) -> sqlx::Result<Walked> {
     let (upper, lower) = bounds(filter, None);
     let beyond = after.map_or(Uuid::nil(), |it| Uuid::from_u128(it.0.as_u128().saturating_add(1)));
-    let mut query = QueryBuilder::<Postgres>::new("with examined as materialized (");
-    let (between, most) = ((upper, lower.max(beyond)), limits::MAX_PAGE_EXAMINED_ROWS);
-    push_examined(&mut query, project_id, between, Order::OldestFirst, most);
-    query.push("), matching as (select id from examined where true");
-    push_filter(&mut query, project_id, filter);
-    query.push(" order by id limit ").push_bind(limit);
-    query.push(") select array(select id from matching order by id), ");
-    query.push("(select id from examined order by id desc limit 1), ");
-    query.push("(select count(*) from examined) < ").push_bind(limits::MAX_PAGE_EXAMINED_ROWS);
-    let (jobs, last, is_through): (Vec<JobId>, Option<JobId>, bool) =
-        query.build_query_as().fetch_one(conn).await?;
-    Ok(Walked { jobs, last, is_through })
+    walk_up(conn, project_id, filter, (upper, lower.max(beyond)), limit).await
 }
 
-/// From which end rows are examined.
-#[derive(Clone, Copy)]
-enum Order {
-    OldestFirst,
-    NewestFirst,
-}
-
-/// The first rows of both tables between two ids, with the columns that filters need.
-fn push_examined(
-    query: &mut QueryBuilder<Postgres>,
+/// The oldest matching jobs between two ids. The condition on tags is no `exists`: a scalar subquery
+/// is evaluated row by row, and never becomes a scan of all bodies.
+async fn walk_up(
+    conn: &mut PgConnection,
     project_id: ProjectId,
+    filter: &Filter,
     (upper, lower): (Uuid, Uuid),
-    order: Order,
     limit: i64,
-) {
-    let order = match order {
-        Order::OldestFirst => " order by id limit ",
-        Order::NewestFirst => " order by id desc limit ",
-    };
-    query.push("select * from (");
-    for table in ["jobs", "finished_jobs"] {
-        if table == "finished_jobs" {
-            query.push(" union all ");
-        }
-        query.push("(select id, queue, job_type, state, created_at from ").push(table);
-        query.push(" where project_id = ").push_bind(project_id.0);
-        query.push(" and id < ").push_bind(upper).push(" and id >= ").push_bind(lower);
-        query.push(order).push_bind(limit).push(")");
-    }
-    query.push(") both_tables").push(order).push_bind(limit);
+) -> sqlx::Result<Walked> {
+    sqlx::query_as!(
+        Walked,
+        r#"
+        with examined as materialized (
+            select * from (
+                (select id, queue, job_type, state, created_at
+                 from jobs
+                 where project_id = $1 and id < $2 and id >= $3
+                 order by id
+                 limit $4)
+                union all
+                (select id, queue, job_type, state, created_at
+                 from finished_jobs
+                 where project_id = $1 and id < $2 and id >= $3
+                 order by id
+                 limit $4)
+            ) both_tables
+            order by id
+            limit $4
+        ), matching as (
+            select id from examined
+            where (cardinality($5::text[]) = 0 or state = any($5))
+                and ($6::text is null or queue = $6)
+                and ($7::text is null or job_type = $7)
+                and ($8::timestamptz is null or created_at >= $8)
+                and ($9::timestamptz is null or created_at < $9)
+                and ($10::text is null or (
+                    select case when $11::text is null then tagged.tags ? $10
+                           else tagged.tags ->> $10 = $11 end
+                    from job_bodies tagged
+                    where tagged.project_id = $1 and tagged.job_id = examined.id
+                ))
+            order by id
+            limit $12
+        )
+        select array(select id from matching order by id) "jobs!: Vec<JobId>",
+               (select id from examined order by id desc limit 1) "last: JobId",
+               (select count(*) from examined) < $4 "is_through!"
+        "#,
+        project_id.0,
+        upper,
+        lower,
+        limits::MAX_PAGE_EXAMINED_ROWS,
+        &filter.stored_states() as &[&str],
+        filter.queue.as_deref(),
+        filter.job_type.as_deref(),
+        filter.created_after,
+        filter.created_before,
+        filter.tag_name(),
+        filter.tag_value(),
+        limit,
+    )
+    .fetch_one(conn)
+    .await
+}
+
+/// The newest matching jobs between two ids; otherwise like [`walk_up`].
+async fn walk_down(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    filter: &Filter,
+    (upper, lower): (Uuid, Uuid),
+    limit: i64,
+) -> sqlx::Result<Walked> {
+    sqlx::query_as!(
+        Walked,
+        r#"
+        with examined as materialized (
+            select * from (
+                (select id, queue, job_type, state, created_at
+                 from jobs
+                 where project_id = $1 and id < $2 and id >= $3
+                 order by id desc
+                 limit $4)
+                union all
+                (select id, queue, job_type, state, created_at
+                 from finished_jobs
+                 where project_id = $1 and id < $2 and id >= $3
+                 order by id desc
+                 limit $4)
+            ) both_tables
+            order by id desc
+            limit $4
+        ), matching as (
+            select id from examined
+            where (cardinality($5::text[]) = 0 or state = any($5))
+                and ($6::text is null or queue = $6)
+                and ($7::text is null or job_type = $7)
+                and ($8::timestamptz is null or created_at >= $8)
+                and ($9::timestamptz is null or created_at < $9)
+                and ($10::text is null or (
+                    select case when $11::text is null then tagged.tags ? $10
+                           else tagged.tags ->> $10 = $11 end
+                    from job_bodies tagged
+                    where tagged.project_id = $1 and tagged.job_id = examined.id
+                ))
+            order by id desc
+            limit $12
+        )
+        select array(select id from matching order by id desc) "jobs!: Vec<JobId>",
+               (select id from examined order by id limit 1) "last: JobId",
+               (select count(*) from examined) < $4 "is_through!"
+        "#,
+        project_id.0,
+        upper,
+        lower,
+        limits::MAX_PAGE_EXAMINED_ROWS,
+        &filter.stored_states() as &[&str],
+        filter.queue.as_deref(),
+        filter.job_type.as_deref(),
+        filter.created_after,
+        filter.created_before,
+        filter.tag_name(),
+        filter.tag_value(),
+        limit,
+    )
+    .fetch_one(conn)
+    .await
 }
 
 /// Jobs that one count examines at most.
@@ -227,13 +264,56 @@ pub async fn count(
     project_id: ProjectId,
     filter: &Filter,
 ) -> sqlx::Result<(i64, bool)> {
-    let between = bounds(filter, None);
-    let mut query = QueryBuilder::<Postgres>::new("with examined as materialized (");
-    push_examined(&mut query, project_id, between, Order::NewestFirst, MAX_COUNTED + 1);
-    query.push(") select (select count(*) from examined where true");
-    push_filter(&mut query, project_id, filter);
-    query.push("), (select count(*) from examined) > ").push_bind(MAX_COUNTED);
-    query.build_query_as().fetch_one(conn).await
+    let (upper, lower) = bounds(filter, None);
+    let counted = sqlx::query!(
+        r#"
+        with examined as materialized (
+            select * from (
+                (select id, queue, job_type, state, created_at
+                 from jobs
+                 where project_id = $1 and id < $2 and id >= $3
+                 order by id desc
+                 limit $4)
+                union all
+                (select id, queue, job_type, state, created_at
+                 from finished_jobs
+                 where project_id = $1 and id < $2 and id >= $3
+                 order by id desc
+                 limit $4)
+            ) both_tables
+            order by id desc
+            limit $4
+        )
+        select (
+            select count(*) from examined
+            where (cardinality($5::text[]) = 0 or state = any($5))
+                and ($6::text is null or queue = $6)
+                and ($7::text is null or job_type = $7)
+                and ($8::timestamptz is null or created_at >= $8)
+                and ($9::timestamptz is null or created_at < $9)
+                and ($10::text is null or (
+                    select case when $11::text is null then tagged.tags ? $10
+                           else tagged.tags ->> $10 = $11 end
+                    from job_bodies tagged
+                    where tagged.project_id = $1 and tagged.job_id = examined.id
+                ))
+        ) "matching!", (select count(*) from examined) "examined!"
+        "#,
+        project_id.0,
+        upper,
+        lower,
+        MAX_COUNTED + 1,
+        &filter.stored_states() as &[&str],
+        filter.queue.as_deref(),
+        filter.job_type.as_deref(),
+        filter.created_after,
+        filter.created_before,
+        filter.tag_name(),
+        filter.tag_value(),
+    )
+    .fetch_one(conn)
+    .await?;
+    Ok((counted.matching, counted.examined > MAX_COUNTED))
 }
 
 /// The range of ids in which a filter's jobs lie.
@@ -244,67 +324,14 @@ fn bounds(filter: &Filter, before: Option<JobId>) -> (Uuid, Uuid) {
     (upper.unwrap_or(Uuid::max()), lower.unwrap_or(Uuid::nil()))
 }
 
-fn push_filter(query: &mut QueryBuilder<Postgres>, project_id: ProjectId, filter: &Filter) {
-    if !filter.states.is_empty() {
-        let states = filter.states.iter().flat_map(|it| stored_states(*it));
-        query.push(" and state = any(").push_bind(states.collect::<Vec<_>>()).push(")");
-    }
-    if let Some(queue) = &filter.queue {
-        query.push(" and queue = ").push_bind(queue.clone());
-    }
-    if let Some(job_type) = &filter.job_type {
-        query.push(" and job_type = ").push_bind(job_type.clone());
-    }
-    if let Some((name, value)) = &filter.tag {
-        // Not `exists`: a scalar subquery is evaluated row by row, and never becomes a scan of all
-        // bodies.
-        query.push(" and (select tagged.tags ");
-        match value {
-            Some(value) => {
-                query.push("->> ").push_bind(name.clone()).push(" = ").push_bind(value.clone())
-            }
-            None => query.push("? ").push_bind(name.clone()),
-        };
-        query.push(" from job_bodies tagged where tagged.project_id = ").push_bind(project_id.0);
-        query.push(" and tagged.job_id = examined.id)");
-    }
-    if let Some(after) = filter.created_after {
-        query.push(" and created_at >= ").push_bind(after);
-    }
-    if let Some(before) = filter.created_before {
-        query.push(" and created_at < ").push_bind(before);
-    }
-}
-
-/// The last row of a full page is the next page's first: it is cut off, and the cursor is the id
-/// before it. A short page continues below the last row examined, unless all were.
-fn read_page(
-    rows: Vec<sqlx::postgres::PgRow>,
-    page_jobs: usize,
-) -> sqlx::Result<(Vec<JobRow>, Option<JobId>)> {
-    use sqlx::{FromRow, Row};
-    let (mut jobs, mut examined, mut lowest) = (Vec::with_capacity(rows.len()), 0_i64, None);
-    for row in &rows {
-        examined = row.try_get("examined")?;
-        lowest = row.try_get("lowest")?;
-        if row.try_get::<Option<Uuid>, _>("id")?.is_some() {
-            jobs.push(JobRow::from_row(row)?);
-        }
-    }
-    let is_full = jobs.len() > page_jobs;
-    jobs.truncate(page_jobs);
-    let next_below = match jobs.last() {
-        Some(last) if is_full => Some(last.id),
-        _ if examined >= limits::MAX_PAGE_EXAMINED_ROWS => lowest,
-        _ => None,
-    };
-    Ok((jobs, next_below))
-}
-
-fn stored_states(state: JobState) -> Vec<&'static str> {
+fn stored_states(state: JobState) -> &'static [&'static str] {
     match state {
-        JobState::Pending => vec!["pending", "backoff"],
-        other => vec![other.as_str()],
+        JobState::Scheduled => &["scheduled"],
+        JobState::Pending => &["pending", "backoff"],
+        JobState::Processing => &["processing"],
+        JobState::Succeeded => &["succeeded"],
+        JobState::DeadLetter => &["dead_letter"],
+        JobState::Cancelled => &["cancelled"],
     }
 }
 

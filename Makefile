@@ -10,8 +10,8 @@ help: ## List these targets
 setup: ## Install missing dependencies (PostgreSQL, Redis)
 	@sh scripts/setup.sh
 
-run: setup ## Set up, build, and run everything on this machine with `fencepost dev`
-	$(CARGO) run --locked --release -- dev
+run: setup ## Set up, build without optimisation, and run everything here with `fencepost dev`
+	$(CARGO) run --locked --profile quick -- dev
 
 setup-test: ## Install dependencies of the tests (Go, Node, Java, pip, jq, Prometheus, HAProxy, Chromium)
 	@sh scripts/setup.sh test

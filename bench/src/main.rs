@@ -119,6 +119,9 @@ struct Measure {
     /// CPU of server and PostgreSQL together, in microseconds per job.
     #[serde(skip_serializing_if = "Option::is_none")]
     cpu_us_per_job: Option<f64>,
+    /// Write-ahead log of PostgreSQL, in bytes per job.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    wal_bytes_per_job: Option<f64>,
 }
 
 #[tokio::main]
@@ -400,12 +403,20 @@ fn compared(measure: Measure, commits: Option<f64>, used: Option<Usage>, jobs: f
     Measure {
         ratio_to_commits: commits.map(|it| measure.value / it),
         cpu_us_per_job: used.map(|it| cpu_us(it, jobs)),
+        wal_bytes_per_job: used.map(|it| it.wal_bytes / jobs),
         ..measure
     }
 }
 
 fn plain(name: impl Into<String>, value: f64, unit: &'static str) -> Measure {
-    Measure { name: name.into(), value, unit, ratio_to_commits: None, cpu_us_per_job: None }
+    Measure {
+        name: name.into(),
+        value,
+        unit,
+        ratio_to_commits: None,
+        cpu_us_per_job: None,
+        wal_bytes_per_job: None,
+    }
 }
 
 fn cpu_us(used: Usage, jobs: f64) -> f64 {
@@ -414,8 +425,8 @@ fn cpu_us(used: Usage, jobs: f64) -> f64 {
 
 fn table(measures: &[Measure]) -> String {
     let mut text = format!(
-        "{:<38} {:>10} {:<16} {:>6} {:>11}\n",
-        "measure", "value", "unit", "× C1", "CPU µs/job"
+        "{:<38} {:>10} {:<16} {:>6} {:>11} {:>9}\n",
+        "measure", "value", "unit", "× C1", "CPU µs/job", "WAL B/job"
     );
     for it in measures {
         let digits = if it.value < 100.0 { 2 } else { 0 };
@@ -423,12 +434,13 @@ fn table(measures: &[Measure]) -> String {
             |it: Option<f64>, digits| it.map_or(String::new(), |it| format!("{it:.digits$}"));
         let _ = writeln!(
             text,
-            "{:<38} {:>10.digits$} {:<16} {:>6} {:>11}",
+            "{:<38} {:>10.digits$} {:<16} {:>6} {:>11} {:>9}",
             it.name,
             it.value,
             it.unit,
             optional(it.ratio_to_commits, 2),
             optional(it.cpu_us_per_job, 0),
+            optional(it.wal_bytes_per_job, 0),
         );
     }
     text

@@ -25,6 +25,8 @@ pub struct Usage {
     pub transactions: f64,
     /// Memory of the server, in bytes.
     pub server_bytes: f64,
+    /// Bytes of write-ahead log that PostgreSQL has written.
+    pub wal_bytes: f64,
 }
 
 impl Usage {
@@ -36,6 +38,7 @@ impl Usage {
             postgres_seconds: self.postgres_seconds - before.postgres_seconds,
             transactions: self.transactions - before.transactions,
             server_bytes: self.server_bytes - before.server_bytes,
+            wal_bytes: self.wal_bytes - before.wal_bytes,
         }
     }
 }
@@ -52,6 +55,10 @@ impl Watched {
         )
         .fetch_one(&mut conn)
         .await?;
+        let wal_bytes: f64 =
+            sqlx::query_scalar("select (pg_current_wal_insert_lsn() - '0/0')::float8")
+                .fetch_one(&mut conn)
+                .await?;
         let backend: i32 =
             sqlx::query_scalar("select pg_backend_pid()").fetch_one(&mut conn).await?;
         conn.close().await?;
@@ -61,6 +68,7 @@ impl Watched {
             postgres_seconds: postmaster.map_or(0.0, family_seconds),
             transactions,
             server_bytes: resident_bytes(self.server_pid),
+            wal_bytes,
         })
     }
 }

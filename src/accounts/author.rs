@@ -18,8 +18,8 @@ pub struct Author<'a> {
     pub rights: Rights<'a>,
 }
 
-/// On which rights a change is made. They may have changed since the request began, so each change
-/// reads them again, with their row locked.
+/// On which rights a change is made. They may have changed since the request began, so whatever
+/// grants rights reads them again, with their row locked.
 #[derive(Debug, Clone, Copy)]
 pub enum Rights<'a> {
     /// Those of a member's role.

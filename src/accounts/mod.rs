@@ -1,5 +1,5 @@
-//! Accounts: sign-up, login, passwords, tokens, and keys. Knows no HTTP; it limits, hashes, mails,
-//! and writes what it decides to the database.
+//! Accounts: sign-up, login, passwords, tokens, keys, members, invitations and projects. Knows no
+//! HTTP; it limits, hashes, mails, and writes what it decides to the database.
 
 pub mod author;
 pub mod key;

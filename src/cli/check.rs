@@ -15,7 +15,10 @@ use crate::{
     config::{DEFAULT_PLAN, DatabaseArgs, NodeArgs, Signup},
     mail::Mailer,
     redis_bus::Bus,
-    store::pools,
+    store::{
+        migrate::{self, Schema},
+        pools,
+    },
     traces,
 };
 
@@ -178,10 +181,15 @@ async fn check_schema(
     if facts.is_superuser {
         findings.doubtful("database", "its user is a superuser: use the roles in ops/roles.sql");
     }
-    match pools::is_migrated(conn).await {
-        Ok(true) => findings.good("schema", "has this version, or a newer one"),
-        Ok(false) => findings.bad("schema", "is older than this version: run `fencepost migrate`"),
-        Err(_) => findings.bad("schema", "missing: run `fencepost migrate`"),
+    match migrate::schema(conn).await {
+        Ok(Schema::Current) => findings.good("schema", "has this version, or a newer one"),
+        Ok(Schema::Older) => {
+            findings.bad("schema", "is older than this version: run `fencepost migrate`");
+        }
+        Ok(Schema::Missing) => findings.bad("schema", "missing: run `fencepost migrate`"),
+        Ok(Schema::OtherHistory) => findings
+            .bad("schema", "was made by a version before the first release: use an empty database"),
+        Err(error) => findings.bad("schema", format!("cannot be read: {error}")),
     }
     Ok(())
 }

@@ -149,7 +149,7 @@ impl Cli {
                 ended
             }
             Command::Migrate { database } => {
-                store::pools::migrate(&database.url()?).await.context("the migration failed")
+                store::migrate::migrate(&database.url()?).await.context("the migration failed")
             }
             Command::Ready { url } => ready::run(&url).await,
             Command::Recount { target } => recount::run(&target).await,

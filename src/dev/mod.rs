@@ -90,7 +90,8 @@ pub async fn run(args: DevArgs, stop: CancellationToken) -> anyhow::Result<()> {
     let mut cluster = Cluster::start(&folder.cluster_dir(), Durability::Safe)?;
     let database_url = cluster.database_url(DATABASE);
     make_database(&cluster).await?;
-    store::pools::migrate(&database_url).await?;
+    let migrated = store::migrate::migrate(&database_url).await;
+    migrated.context("with data of an earlier version, use `fencepost dev --reset`")?;
     let (project, api_key, invitation) = demo_project(&database_url, &folder).await?;
     let redis = start_redis(&args)?;
 

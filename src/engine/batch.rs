@@ -211,9 +211,9 @@ async fn run<B: Batch>(batch: Arc<B>, mut intake: Intake<B>) {
         }
         tokio::select! {
             Some(completed) = batches_in_flight.join_next() => match completed {
-                Ok(CompletedBatch { conn, is_away }) => {
+                Ok(CompletedBatch { conn, no_connection }) => {
                     idle.extend(conn);
-                    if let Some(error) = is_away {
+                    if let Some(error) = no_connection {
                         intake.refuse_all(&error);
                     }
                 }
@@ -227,8 +227,8 @@ async fn run<B: Batch>(batch: Arc<B>, mut intake: Intake<B>) {
 /// A completed batch, with its connection if it can be reused.
 struct CompletedBatch<B: Batch> {
     conn: Option<B::Connection>,
-    /// The pool is exhausted: fail everything queued instead of letting it time out.
-    is_away: Option<Error>,
+    /// The pool was exhausted: everything queued fails with this, instead of timing out.
+    no_connection: Option<Error>,
 }
 
 /// Writes one batch and answers its callers.
@@ -246,7 +246,7 @@ async fn write<B: Batch>(
         items.push(item);
         callers.push((answer, _room));
     }
-    let mut is_away = None;
+    let mut no_connection = None;
     let answers = match flush(&*batch, &mut conn, &items).await {
         Ok(answers) => answers,
         Err(error) if items.len() > 1 && is_faulty_statement(&error) => {
@@ -255,7 +255,7 @@ async fn write<B: Batch>(
         Err(error) => {
             let has_no_connection = matches!(error, sqlx::Error::PoolTimedOut);
             let error = Error::from(error);
-            is_away = Some(error.clone()).filter(|_| has_no_connection);
+            no_connection = Some(error.clone()).filter(|_| has_no_connection);
             items.iter().map(|_| Err(error.clone())).collect()
         }
     };
@@ -264,7 +264,7 @@ async fn write<B: Batch>(
         // The caller may be gone: its answer is dropped.
         let _ = caller.send(answer);
     }
-    CompletedBatch { conn, is_away }
+    CompletedBatch { conn, no_connection }
 }
 
 /// One bad item must not fail the others.

@@ -2,7 +2,11 @@
 
 use axum::extract::State;
 
-use crate::{app::App, error::Error, store};
+use crate::{
+    app::App,
+    error::Error,
+    store::migrate::{self, Schema},
+};
 
 /// Liveness: the process runs.
 pub async fn live() -> &'static str {
@@ -14,20 +18,24 @@ pub async fn ready(State(app): State<App>) -> Result<&'static str, Error> {
     if app.engine.stopping.is_cancelled() {
         return Err(Error::NotReady("the node is stopping"));
     }
-    let is_migrated = async {
+    let schema = async {
         let mut conn = app.engine.pools.people.acquire().await?;
-        store::pools::is_migrated(&mut conn).await
+        migrate::schema(&mut conn).await
     };
-    match is_migrated.await {
-        Ok(true) => Ok("ok\n"),
-        Ok(false) => Err(Error::NotReady(
+    match schema.await {
+        Ok(Schema::Current) => Ok("ok\n"),
+        Ok(Schema::Older) => Err(Error::NotReady(
             "the database's schema is older than this node: run `fencepost migrate`",
         )),
+        Ok(Schema::Missing) => {
+            Err(Error::NotReady("the database was never migrated: run `fencepost migrate`"))
+        }
+        Ok(Schema::OtherHistory) => {
+            Err(Error::NotReady("the database's schema is not this node's: run `fencepost check`"))
+        }
         Err(error) => {
             tracing::warn!(error = &error as &dyn std::error::Error, "not ready");
-            Err(Error::NotReady(
-                "the database does not answer, or was never migrated: run `fencepost check`",
-            ))
+            Err(Error::NotReady("the database does not answer: run `fencepost check`"))
         }
     }
 }

@@ -115,7 +115,9 @@ pub async fn change(
 ) -> Result<Reply<Member>, Error> {
     let mut conn = app.engine.pools.read_for(caller.project_id).await?;
     members::set_role(&mut conn, &caller.author(), id, Some(request.role)).await?;
+    drop(conn);
     app.credentials.evict(Evict::Members).await;
+    let mut conn = app.engine.pools.read_for(caller.project_id).await?;
     let rows = store::members::list(&mut conn, caller.project_id, MAX_MEMBERS).await?;
     let member = rows.into_iter().find(|it| it.account_id == id);
     member.map(|it| Reply(it.into())).ok_or(Error::MemberNotFound)

@@ -364,8 +364,9 @@ pub async fn queues(
                         from jobs
                         where project_id = $1 and queue = named.queue and state = 'pending'
                             and constraint_key is not null
-                            and (constraint_key, rank) > (first_of_key.constraint_key,
-                            first_of_key.rank)
+                            and (constraint_key, rank) > (
+                                first_of_key.constraint_key, first_of_key.rank
+                            )
                         order by constraint_key, rank, run_at, id
                         limit 1
                     ) next

@@ -125,7 +125,7 @@ pub async fn lock_constraint_keys(
 /// What one claim may take.
 #[derive(Debug, Clone, Copy)]
 pub struct ClaimLimits<'a> {
-    pub gates: &'a [Uuid],
+    pub constraint_keys: &'a [Uuid],
     /// For jobs without a constraint key: only these types; none: all.
     pub job_types: Option<&'a [String]>,
     /// Jobs of the queue that may run at a time.
@@ -320,7 +320,7 @@ pub async fn claim_constrained(
         claim.project_id.0,
         claim.queue,
         limits.job_types,
-        limits.gates,
+        limits.constraint_keys,
         limits.max_jobs,
         claim.from.rank,
         claim.from.run_at,

@@ -21,6 +21,7 @@ pub mod keys;
 pub mod limited_claims;
 pub mod logs;
 pub mod members;
+pub mod migrate;
 pub mod nodes;
 pub mod operations;
 pub mod polls;

@@ -1,12 +1,10 @@
-//! Connections: one pool for each kind of work, so that reads cannot starve acks; and migrations.
+//! Connections: one pool for each kind of work, so that reads cannot starve acks.
 
 use std::time::{Duration, Instant};
 
-use anyhow::ensure;
 use metrics::histogram;
 use sqlx::{
-    ConnectOptions, Executor, PgConnection, PgPool, Postgres, Row, Transaction,
-    migrate::Migration,
+    Executor, PgConnection, PgPool, Postgres, Row, Transaction,
     pool::PoolConnection,
     postgres::{PgConnectOptions, PgPoolOptions},
 };
@@ -26,13 +24,6 @@ const READ_STATEMENT_TIMEOUT_MS: u32 = 10_000;
 const BACKGROUND_STATEMENT_TIMEOUT_MS: u32 = 60_000;
 /// Timeout of a connection that idles in an open transaction, in milliseconds.
 const IDLE_IN_TRANSACTION_TIMEOUT_MS: u32 = 5_000;
-/// Lock timeout of a migration, in milliseconds; then it is tried again.
-const MIGRATION_LOCK_TIMEOUT_MS: u32 = 2_000;
-/// The advisory lock of migrations; an arbitrary number.
-const TRY_MIGRATION_LOCK: &str = "select pg_try_advisory_lock(731946205)";
-/// Tries, and the pause between them.
-const MAX_MIGRATION_TRIES: u32 = 10;
-const MIGRATION_PAUSE: Duration = Duration::from_secs(3);
 
 /// Claims read jobs in index order. While a snapshot is held and few jobs wait, statistics say that
 /// the table is tiny, and the planner would read and sort all rows of a project, including dead
@@ -41,11 +32,6 @@ const CLAIM_PLANS: [(&str, &str); 1] = [("enable_bitmapscan", "off")];
 
 /// Connections of a loop with a pool of its own.
 const LOOP_CONNECTIONS: u32 = 1;
-
-static MIGRATIONS: sqlx::migrate::Migrator = sqlx::migrate!();
-/// What `migrate` says of a database with another first migration.
-const UNRELEASED: &str = "this database was made by a version before the first release, and cannot \
-    be migrated: create an empty database, migrate that, and enqueue what still waits again";
 
 /// Connections for one kind of work.
 #[derive(Debug, Clone)]
@@ -228,101 +214,6 @@ async fn is_clean(conn: &mut PgConnection) -> sqlx::Result<bool> {
         Ok(Err(error)) => Err(error),
         Err(_) => Err(sqlx::Error::PoolTimedOut),
     }
-}
-
-/// Migrates the schema to this binary's version, one migration after the other.
-///
-/// # Errors
-/// When the database cannot be reached, a lock times out, or the schema is newer than this binary.
-pub async fn migrate(database_url: &str) -> anyhow::Result<()> {
-    let options: PgConnectOptions = database_url.parse()?;
-    let options = options.options([("lock_timeout", MIGRATION_LOCK_TIMEOUT_MS.to_string())]);
-    let mut conn = options.connect().await?;
-    // One migration at a time. The lock is polled: waiting for it would block indexes that are
-    // built concurrently. It ends with the connection.
-    while !conn.fetch_one(sqlx::raw_sql(TRY_MIGRATION_LOCK)).await?.get::<bool, _>(0) {
-        tokio::time::sleep(MIGRATION_PAUSE).await;
-    }
-    let mut tries = 1;
-    loop {
-        match migrate_once(&mut conn).await {
-            Ok(()) => return Ok(()),
-            // Another session held a lock, or an index build met old transactions.
-            Err(error) if tries < MAX_MIGRATION_TRIES && is_lock_failure(&error) => {
-                tries += 1;
-                tokio::time::sleep(MIGRATION_PAUSE).await;
-            }
-            Err(error) => return Err(error),
-        }
-    }
-}
-
-async fn migrate_once(conn: &mut PgConnection) -> anyhow::Result<()> {
-    if let Some(first) = first_checksum(conn).await? {
-        ensure!(*first == *first_migration().checksum, UNRELEASED);
-    }
-    drop_broken_indexes(conn).await?;
-    MIGRATIONS.run(conn).await?;
-    Ok(())
-}
-
-fn first_migration() -> &'static Migration {
-    MIGRATIONS.iter().next().unwrap_or_else(|| unreachable!("there are migrations"))
-}
-
-/// The checksum of the first migration that the database has seen; none if it is new. Released
-/// migrations never change, so another checksum is another history.
-async fn first_checksum(conn: &mut PgConnection) -> sqlx::Result<Option<Vec<u8>>> {
-    let is_new = "select to_regclass('_sqlx_migrations') is null";
-    if conn.fetch_one(sqlx::raw_sql(is_new)).await?.get::<bool, _>(0) {
-        return Ok(None);
-    }
-    let first = "select checksum from _sqlx_migrations where success order by version limit 1";
-    let first = conn.fetch_optional(sqlx::raw_sql(first)).await?;
-    Ok(first.map(|it| it.get(0)))
-}
-
-fn is_lock_failure(error: &anyhow::Error) -> bool {
-    const LOCK_NOT_AVAILABLE: &str = "55P03";
-    const DEADLOCK: &str = "40P01";
-    error.chain().any(|error| {
-        let Some(sqlx::Error::Database(it)) = error.downcast_ref::<sqlx::Error>() else {
-            return false;
-        };
-        it.code().is_some_and(|it| [LOCK_NOT_AVAILABLE, DEADLOCK].contains(&&*it))
-    })
-}
-
-/// An index whose concurrent build was interrupted stays behind as invalid: it is rebuilt.
-async fn drop_broken_indexes(conn: &mut PgConnection) -> sqlx::Result<()> {
-    let broken = conn
-        .fetch_all(sqlx::raw_sql(
-            "select format('drop index concurrently if exists %s', indexrelid::regclass)
-             from pg_index
-             join pg_class on pg_class.oid = indexrelid
-             where not indisvalid and relnamespace = current_schema()::regnamespace",
-        ))
-        .await?;
-    for row in broken {
-        let statement = sqlx::AssertSqlSafe(row.get::<String, _>(0));
-        conn.execute(sqlx::raw_sql(statement)).await?;
-    }
-    Ok(())
-}
-
-/// Whether the schema has this binary's version, or a newer one of the same history.
-///
-/// # Errors
-/// When the database cannot be reached, or was never migrated.
-pub async fn is_migrated(conn: &mut PgConnection) -> sqlx::Result<bool> {
-    let newest = MIGRATIONS.iter().map(|it| it.version).max().unwrap_or_default();
-    if first_checksum(conn).await?.is_none_or(|it| *it != *first_migration().checksum) {
-        return Ok(false);
-    }
-    let row = conn
-        .fetch_one(sqlx::raw_sql("select max(version) from _sqlx_migrations where success"))
-        .await?;
-    Ok(row.get::<Option<i64>, _>(0).is_some_and(|it| it >= newest))
 }
 
 /// Facts about a database.

@@ -306,7 +306,7 @@ async fn pass_gates(conn: &mut PgConnection) {
     let open: Vec<_> = seen.iter().map(|it| it.constraint_key).collect();
     let (leased, _) = costs(conn, "claim behind gates", 200 * 12 + 50 * 30, async |conn| {
         let limits = limited_claims::ClaimLimits {
-            gates: &open,
+            constraint_keys: &open,
             job_types: None,
             max_concurrency: None,
             default_lease_seconds: None,

@@ -146,7 +146,7 @@ fn statements_are_in_the_store_and_statuses_on_the_wire() {
         // The client reads statuses, as any client does.
         let knows_http = ["wire", "http", "adapters", "console", "client"].contains(&module);
         assert!(!text.contains("StatusCode") || knows_http, "{file} knows HTTP's statuses");
-        let may_change_much = ["store", "engine", "accounts", "cli"].contains(&module);
+        let may_change_much = ["store", "engine", "accounts"].contains(&module);
         assert!(
             !text.contains(".begin()") || may_change_much,
             "{file} begins a transaction: that is for the engine, or for accounts"

@@ -23,15 +23,15 @@ use axum::{
     Json,
     http::{HeaderName, HeaderValue, StatusCode, header::CONTENT_TYPE},
     response::{IntoResponse, Response},
-    routing::post,
+    routing::{MethodRouter, post},
 };
 use serde::Serialize;
 use serde_json::json;
 use utoipa::{
     OpenApi, ToSchema,
     openapi::{
-        Object, RefOr, Required, Type,
-        path::{ParameterBuilder, ParameterIn},
+        Object, PathItem, RefOr, Required, Type,
+        path::{HttpMethod, ParameterBuilder, ParameterIn},
     },
 };
 use utoipa_axum::{router::OpenApiRouter, routes};
@@ -87,13 +87,40 @@ pub(super) const ADAPTER: Adapter = Adapter {
 )]
 struct OjsDocument;
 
-/// Other paths of operations: path, operationId, and the path of the operation. A job in the path
-/// takes the place of `job_id` in the body.
-const ALIASES: [(&str, &str, &str); 4] = [
-    ("/v1/jobs/fetch", "fetch_jobs", "/v1/workers/fetch"),
-    ("/v1/jobs/{id}/ack", "ack_job", "/v1/workers/ack"),
-    ("/v1/jobs/{id}/nack", "nack_job", "/v1/workers/nack"),
-    ("/v1/jobs/{id}/fail", "fail_job", "/v1/workers/nack"),
+/// Another path of an operation. A job in the path takes the place of `job_id` in the body.
+struct Alias {
+    path: &'static str,
+    operation_id: &'static str,
+    /// The path of the operation.
+    of: &'static str,
+    handler: fn() -> MethodRouter<App>,
+}
+
+const ALIASES: [Alias; 4] = [
+    Alias {
+        path: "/v1/jobs/fetch",
+        operation_id: "fetch_jobs",
+        of: "/v1/workers/fetch",
+        handler: || post(work::fetch),
+    },
+    Alias {
+        path: "/v1/jobs/{id}/ack",
+        operation_id: "ack_job",
+        of: "/v1/workers/ack",
+        handler: || post(work::ack),
+    },
+    Alias {
+        path: "/v1/jobs/{id}/nack",
+        operation_id: "nack_job",
+        of: "/v1/workers/nack",
+        handler: || post(work::nack),
+    },
+    Alias {
+        path: "/v1/jobs/{id}/fail",
+        operation_id: "fail_job",
+        of: "/v1/workers/nack",
+        handler: || post(work::nack),
+    },
 ];
 
 fn routes() -> OpenApiRouter<App> {
@@ -120,38 +147,30 @@ fn routes() -> OpenApiRouter<App> {
         .routes(routes!(cron::get, cron::delete))
         .routes(routes!(workflows::create))
         .routes(routes!(workflows::get, workflows::cancel))
-        .routes(routes!(events::list))
-        .route("/v1/jobs/fetch", post(work::fetch))
-        .route("/v1/jobs/{id}/ack", post(work::ack))
-        .route("/v1/jobs/{id}/nack", post(work::nack))
-        .route("/v1/jobs/{id}/fail", post(work::nack));
-    with_aliases(router)
+        .routes(routes!(events::list));
+    ALIASES.iter().fold(router, with_alias)
 }
 
-/// Documents the aliases as operations of their own.
-fn with_aliases(mut router: OpenApiRouter<App>) -> OpenApiRouter<App> {
+/// Adds an alias, documented as an operation of its own.
+fn with_alias(mut router: OpenApiRouter<App>, alias: &Alias) -> OpenApiRouter<App> {
     let paths = &mut router.get_openapi_mut().paths.paths;
-    for (path, operation_id, of) in ALIASES {
-        let mut item = paths.get(of).cloned().unwrap_or_default();
-        if let Some(operation) = &mut item.post {
-            operation.operation_id = Some(operation_id.to_owned());
-            operation.description = Some(format!("The same as `{of}`."));
-            if path.contains("{id}") {
-                let id = ParameterBuilder::new()
-                    .name("id")
-                    .parameter_in(ParameterIn::Path)
-                    .required(Required::True)
-                    .description(Some("The job."))
-                    .schema(Some(Object::with_type(Type::String)));
-                operation.parameters = Some(vec![RefOr::T(id.build())]);
-                if let Some(RefOr::T(body)) = &mut operation.request_body {
-                    body.required = Some(Required::False);
-                }
-            }
+    let mut operation = paths.get(alias.of).and_then(|it| it.post.clone()).unwrap_or_default();
+    operation.operation_id = Some(alias.operation_id.to_owned());
+    operation.description = Some(format!("The same as `{}`.", alias.of));
+    if alias.path.contains("{id}") {
+        let id = ParameterBuilder::new()
+            .name("id")
+            .parameter_in(ParameterIn::Path)
+            .required(Required::True)
+            .description(Some("The job."))
+            .schema(Some(Object::with_type(Type::String)));
+        operation.parameters = Some(vec![RefOr::T(id.build())]);
+        if let Some(RefOr::T(body)) = &mut operation.request_body {
+            body.required = Some(Required::False);
         }
-        paths.insert(path.to_owned(), item);
     }
-    router
+    paths.insert(alias.path.to_owned(), PathItem::new(HttpMethod::Post, operation));
+    router.route(alias.path, (alias.handler)())
 }
 
 /// An answer of this protocol.

@@ -69,7 +69,7 @@ pub(in crate::engine) async fn claim(
     let job_types = types(&mut tx, claim, paused_types).await?;
     let slots = i64::try_from(claim.slots.len()).unwrap_or(i64::MAX);
     let limits = ClaimLimits {
-        gates: &open,
+        constraint_keys: &open,
         job_types: job_types.as_deref(),
         max_concurrency: rules.as_ref().and_then(|it| it.max_concurrency),
         default_lease_seconds: rules.as_ref().and_then(|it| it.default_lease_seconds),

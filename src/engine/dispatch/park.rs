@@ -130,7 +130,7 @@ impl Delivery {
         self.directive
     }
 
-    /// Joins two deliveries.
+    /// Joins two deliveries; the later directive counts.
     pub fn and(mut self, mut more: Self) -> Self {
         self.jobs.append(&mut more.jobs);
         self.giver = self.giver.take().or(more.giver.take());

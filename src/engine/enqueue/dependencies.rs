@@ -73,6 +73,15 @@ pub(super) enum EnqueueOutcome {
     Existing(JobId),
 }
 
+impl EnqueueOutcome {
+    pub(super) fn existing(&self) -> Option<JobId> {
+        match self {
+            Self::Existing(id) => Some(*id),
+            Self::Stored(_) => None,
+        }
+    }
+}
+
 /// Stores jobs, all or none, and returns them in their order.
 ///
 /// # Errors

@@ -4,7 +4,7 @@ mod batch;
 pub mod dependencies;
 pub mod quota;
 
-use std::sync::Arc;
+use std::{collections::HashMap, sync::Arc};
 
 use self::dependencies::{EnqueueOutcome, TiedJob};
 use super::Engine;
@@ -12,7 +12,11 @@ use crate::{
     domain::plan::Tenant,
     error::Error,
     ids::{JobId, ProjectId},
-    store::{self, jobs::JobRow, workflows::NewWorkflow},
+    store::{
+        self,
+        jobs::{JobRow, Payloads},
+        workflows::NewWorkflow,
+    },
 };
 
 pub use self::batch::{Enqueues, Extras, NewJob, Start};
@@ -32,36 +36,53 @@ pub struct Enqueued {
 /// # Errors
 /// [`Error::QuotaExceeded`]. [`Error::Invalid`] when a `run_at` lies too far ahead, or a parent
 /// does not exist or has too many children. [`Error::ParentTerminal`], [`Error::UniqueConflict`],
-/// and [`Error::Overloaded`] when too many requests wait. Nothing is stored then.
+/// and [`Error::Overloaded`] when too many requests wait. Nothing is stored then. Existing jobs are
+/// read after the commit: if that fails, or one was deleted meanwhile ([`Error::JobNotFound`]), the
+/// new ones are stored.
 pub async fn store(
     engine: &Engine,
     tenant: Tenant,
     jobs: Vec<TiedJob>,
 ) -> Result<Vec<Enqueued>, Error> {
     quota::admit(engine, tenant, jobs.len()).await?;
+    let project_id = tenant.project_id;
     let outcomes = if jobs.iter().any(is_tied) {
-        dependencies::store(engine, tenant.project_id, &jobs, None).await
+        dependencies::store(engine, project_id, &jobs, None).await
     } else {
         let plain: Arc<[NewJob]> = jobs.iter().map(|it| it.job.clone()).collect();
         let stored = batch::enqueue(engine, plain).await;
         stored.map(|it| it.into_iter().map(EnqueueOutcome::Stored).collect())
     };
-    let outcomes = outcomes.map_err(|error| name_the_latest(error, &jobs))?;
+    let outcomes = outcomes.map_err(|error| {
+        engine.backlogs.refund(project_id, jobs.len());
+        name_the_latest(error, &jobs)
+    })?;
+    let existing: Vec<_> = outcomes.iter().filter_map(EnqueueOutcome::existing).collect();
+    engine.backlogs.refund(project_id, existing.len());
+    let mut existing = find_all(engine, project_id, &existing).await?;
     let mut enqueued = Vec::with_capacity(jobs.len());
     for (TiedJob { job, .. }, outcome) in jobs.into_iter().zip(outcomes) {
         enqueued.push(match outcome {
             EnqueueOutcome::Stored(it) => Enqueued { row: it.into_row(job), is_new: true },
             EnqueueOutcome::Existing(id) => {
-                Enqueued { row: find(engine, tenant.project_id, id).await?, is_new: false }
+                Enqueued { row: existing.remove(&id).ok_or(Error::JobNotFound)?, is_new: false }
             }
         });
     }
     Ok(enqueued)
 }
 
-async fn find(engine: &Engine, project_id: ProjectId, id: JobId) -> Result<JobRow, Error> {
+async fn find_all(
+    engine: &Engine,
+    project_id: ProjectId,
+    ids: &[JobId],
+) -> Result<HashMap<JobId, JobRow>, Error> {
+    if ids.is_empty() {
+        return Ok(HashMap::new());
+    }
     let mut conn = engine.pools.read_for(project_id).await?;
-    store::jobs::find(&mut conn, project_id, id).await?.ok_or(Error::JobNotFound)
+    let rows = store::jobs::find_all(&mut conn, project_id, ids, Payloads::Shown).await?;
+    Ok(rows.into_iter().map(|it| (it.id, it)).collect())
 }
 
 /// Stores a workflow with its jobs, all or none, if the project's quota permits.
@@ -76,8 +97,11 @@ pub async fn store_workflow(
     jobs: &[TiedJob],
 ) -> Result<(), Error> {
     quota::admit(engine, tenant, jobs.len()).await?;
-    dependencies::store(engine, tenant.project_id, jobs, Some(workflow)).await?;
-    Ok(())
+    let stored = dependencies::store(engine, tenant.project_id, jobs, Some(workflow)).await;
+    if stored.is_err() {
+        engine.backlogs.refund(tenant.project_id, jobs.len());
+    }
+    stored.map(drop)
 }
 
 fn is_tied(it: &TiedJob) -> bool {

@@ -50,6 +50,14 @@ impl Backlogs {
         backlog.jobs += jobs;
         true
     }
+
+    /// Takes back what was admitted and not stored.
+    pub(super) fn refund(&self, project_id: ProjectId, jobs: usize) {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(backlog) = known.get_mut(&project_id) {
+            backlog.jobs -= i64::try_from(jobs).unwrap_or(i64::MAX);
+        }
+    }
 }
 
 /// Admits `jobs` new jobs.

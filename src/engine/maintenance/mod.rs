@@ -9,7 +9,7 @@ pub mod reap;
 use std::{sync::atomic::Ordering, time::Duration};
 
 use metrics::counter;
-use sqlx::Acquire;
+use sqlx::{Acquire, PgConnection};
 
 use super::Engine;
 use crate::{
@@ -139,4 +139,15 @@ async fn retain_queue(engine: &Engine, queue: &OldQueue) -> sqlx::Result<bool> {
     tx.commit().await?;
     counter!(telemetry::JOBS_PRUNED).increment(pruned.jobs.unsigned_abs());
     Ok(pruned.jobs == MAX_PRUNED_JOBS)
+}
+
+/// Corrects the list and the groups of dead letters, and returns how many were wrong. Settlements
+/// with dead letters wait meanwhile.
+pub async fn relist_dead_letters(conn: &mut PgConnection) -> sqlx::Result<i64> {
+    let mut tx = conn.begin().await?;
+    counts::lock_dead_letters(&mut tx).await?;
+    let letters = counts::relist_dead_letters(&mut tx).await?;
+    counts::regroup_dead_letters(&mut tx).await?;
+    tx.commit().await?;
+    Ok(letters)
 }

@@ -54,7 +54,7 @@ pub async fn pause(
 
 /// Resume a schedule.
 ///
-/// It fires from this moment; ticks that it missed meanwhile are not caught up.
+/// It fires from this moment; ticks during the pause are not caught up.
 #[utoipa::path(
     post, path = "/recurring/{recurring_id}/resume", tag = "recurring", operation_id = "recurring_resume",
     security(("api_key" = ["manage"]), ("session" = ["member"])),

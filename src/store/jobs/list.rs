@@ -126,8 +126,8 @@ pub async fn walk(
     walk_up(conn, project_id, filter, (upper, lower.max(beyond)), limit).await
 }
 
-/// The oldest matching jobs between two ids. The condition on tags is no `exists`: a scalar subquery
-/// is evaluated row by row, and never becomes a scan of all bodies.
+/// The oldest matching jobs between two ids. The condition on tags is no `exists`: a scalar
+/// subquery is evaluated row by row, and never becomes a scan of all bodies.
 async fn walk_up(
     conn: &mut PgConnection,
     project_id: ProjectId,

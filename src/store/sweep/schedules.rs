@@ -201,7 +201,7 @@ pub async fn fire(conn: &mut PgConnection, fires: &[Fire]) -> sqlx::Result<Vec<W
             returning project_id, schedule_id, tick, outcome
         ), new as materialized (
             select due.project_id, due.job_id, due.constraint_key, due.concurrency_key,
-            due.schedule_id,
+                   due.schedule_id,
                    schedule.queue, schedule.job_type, schedule.rank, schedule.timeout_seconds,
                    schedule.max_attempts, schedule.payload,
                    coalesce(schedule.retry, setting.default_retry) as retry,

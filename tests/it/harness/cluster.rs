@@ -18,7 +18,7 @@ use fencepost::{
         cluster::{self, Cluster, Durability},
         redis::Redis,
     },
-    store::pools,
+    store::migrate,
 };
 
 use sha2::{Digest, Sha256};
@@ -186,7 +186,7 @@ async fn template(url: &str) -> String {
         for sql in [format!("drop database if exists {half}"), format!("create database {half}")] {
             conn.execute(sqlx::raw_sql(sqlx::AssertSqlSafe(sql))).await.expect("it runs");
         }
-        pools::migrate(&url.replace("{}", &half)).await.expect("the migrations run");
+        migrate::migrate(&url.replace("{}", &half)).await.expect("the migrations run");
         let roles = include_str!("../../../ops/roles.sql");
         let mut owner = connect(url, &half).await;
         owner.execute(sqlx::raw_sql(roles)).await.expect("the roles are made");

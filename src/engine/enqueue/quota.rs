@@ -88,3 +88,19 @@ pub async fn waiting(engine: &Engine, project_id: ProjectId) -> Result<i64, Erro
     let mut conn = engine.pools.read_for(project_id).await?;
     Ok(store::counts::waiting(&mut conn, project_id).await?)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_admitted_and_not_stored_can_be_admitted_again() {
+        const MAX: i64 = 10;
+        let (backlogs, project) = (Backlogs::default(), ProjectId(1));
+        backlogs.note(project, MAX - 1);
+        assert!(backlogs.add(project, 1, MAX));
+        assert!(!backlogs.add(project, 1, MAX));
+        backlogs.refund(project, 1);
+        assert!(backlogs.add(project, 1, MAX));
+    }
+}

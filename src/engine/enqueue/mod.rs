@@ -59,13 +59,15 @@ pub async fn store(
     })?;
     let existing: Vec<_> = outcomes.iter().filter_map(EnqueueOutcome::existing).collect();
     engine.backlogs.refund(project_id, existing.len());
-    let mut existing = find_all(engine, project_id, &existing).await?;
+    let existing = find_all(engine, project_id, &existing).await?;
     let mut enqueued = Vec::with_capacity(jobs.len());
     for (TiedJob { job, .. }, outcome) in jobs.into_iter().zip(outcomes) {
         enqueued.push(match outcome {
             EnqueueOutcome::Stored(it) => Enqueued { row: it.into_row(job), is_new: true },
             EnqueueOutcome::Existing(id) => {
-                Enqueued { row: existing.remove(&id).ok_or(Error::JobNotFound)?, is_new: false }
+                // Several jobs of a request may find the same one.
+                let row = existing.get(&id).cloned().ok_or(Error::JobNotFound)?;
+                Enqueued { row, is_new: false }
             }
         });
     }

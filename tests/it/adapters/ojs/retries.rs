@@ -205,6 +205,14 @@ fn jobs_that_are_the_same_are_rejected_ignored_or_replaced() {
         let first = enqueue(t, job("ignore", all(), json!([]))).await;
         let again = t.post(&path, job("ignore", all(), json!([]))).await.is(200);
         assert_eq!(again["job"]["id"], first["id"]);
+        let twice = json!({"jobs": [
+            job("ignore", all(), json!([])), job("ignore", all(), json!([])),
+        ]});
+        let both = t.post(&format!("{path}/batch"), twice).await.is(201);
+        for it in both["jobs"].as_array().expect("jobs") {
+            assert_eq!(it["id"], first["id"]);
+        }
+        assert_eq!(both["count"], 2);
         let old = enqueue(t, job("replace", json!(["type"]), json!([1]))).await;
         let new = enqueue(t, job("replace", json!(["type"]), json!([2]))).await;
         assert_eq!(

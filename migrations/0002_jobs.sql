@@ -100,6 +100,9 @@ create index jobs_expiring on jobs (lease_expires_at) where state = 'processing'
 -- The promoter: waiting jobs in the order of their time, across projects.
 create index jobs_due on jobs (run_at)
 where state in ('scheduled', 'backoff') and unfinished_parents = 0;
+-- The same for each project: they take turns when many jobs are due.
+create index jobs_due_by_project on jobs (project_id, run_at)
+where state in ('scheduled', 'backoff') and unfinished_parents = 0;
 
 -- What a job is, from its enqueue to its retention: insert-only.
 create table job_bodies (

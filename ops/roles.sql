@@ -100,7 +100,7 @@ grant usage on all sequences in schema public to fencepost_people, fencepost_hot
 do $$
 begin
     if current_setting('server_version_num')::int >= 170000 then
-        execute 'grant maintain on jobs, job_bodies to fencepost_maint';
+        execute 'grant maintain on jobs, queue_deltas to fencepost_maint';
     end if;
 end
 $$;

@@ -5,6 +5,7 @@
 
 use std::{fmt, str::FromStr};
 
+use hmac::{Hmac, KeyInit, Mac};
 use sha2::{Digest, Sha256};
 use typeid_suffix::prelude::{TypeIdSuffix, V7};
 use uuid::Uuid;
@@ -70,16 +71,31 @@ impl JobId {
     }
 }
 
+/// The instance's secret, from which the ids of ticks' jobs are derived: a client that chooses ids
+/// for its own jobs must not be able to take the id of a tick.
+#[derive(Clone)]
+pub struct TickKey(Hmac<Sha256>);
+
+impl TickKey {
+    /// Of a secret of any length.
+    #[must_use]
+    pub fn new(secret: &[u8]) -> Self {
+        Self(Hmac::new_from_slice(secret).unwrap_or_else(|_| unreachable!("any length is valid")))
+    }
+}
+
 impl JobId {
     /// The id of a schedule's job for one tick: the same on every node. It sorts by the tick, given
     /// in milliseconds since 1970.
     #[must_use]
-    pub fn of_tick(project_id: ProjectId, schedule_id: &str, tick_ms: i64) -> Self {
-        let mut hash = Sha256::new();
-        hash.update(project_id.0.to_be_bytes());
+    pub fn of_tick(key: &TickKey, project: ProjectId, schedule_id: &str, tick_ms: i64) -> Self {
+        let mut hash = key.0.clone();
+        hash.update(b"tick");
+        hash.update(&project.0.to_be_bytes());
         hash.update(schedule_id.as_bytes());
-        hash.update(tick_ms.to_be_bytes());
-        let mut bytes = hash.finalize().first_chunk::<16>().copied().unwrap_or_default();
+        hash.update(&tick_ms.to_be_bytes());
+        let hash = hash.finalize().into_bytes();
+        let mut bytes = hash.first_chunk::<16>().copied().unwrap_or_default();
         bytes[..TIME_BYTES].copy_from_slice(&tick_ms.to_be_bytes()[2..]);
         Self(v7(bytes))
     }
@@ -258,10 +274,13 @@ mod tests {
 
     #[test]
     fn the_job_of_a_tick_has_one_id_and_it_sorts_by_the_tick() {
-        let id = |schedule, tick_ms| JobId::of_tick(ProjectId(1), schedule, tick_ms);
+        let key = TickKey::new(b"one instance");
+        let id = |schedule, tick_ms| JobId::of_tick(&key, ProjectId(1), schedule, tick_ms);
         assert_eq!(id("rjob_a", 1_800_000_000_000), id("rjob_a", 1_800_000_000_000));
         assert_ne!(id("rjob_a", 1_800_000_000_000), id("rjob_b", 1_800_000_000_000));
-        assert_ne!(id("rjob_a", 1), JobId::of_tick(ProjectId(2), "rjob_a", 1));
+        assert_ne!(id("rjob_a", 1), JobId::of_tick(&key, ProjectId(2), "rjob_a", 1));
+        let other = TickKey::new(b"another instance");
+        assert_ne!(id("rjob_a", 1), JobId::of_tick(&other, ProjectId(1), "rjob_a", 1));
         assert!(id("rjob_a", 1_800_000_000_000) < id("rjob_b", 1_800_000_001_000));
         let text = id("rjob_a", 1_800_000_000_000).to_string();
         assert_eq!(text.parse(), Ok(id("rjob_a", 1_800_000_000_000)));

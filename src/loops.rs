@@ -16,7 +16,7 @@ use crate::{
     engine::{
         Engine,
         jobs::wait,
-        maintenance::{self, PROBE_PERIOD, cascade, gauges, promote, reap},
+        maintenance::{self, PROBE_PERIOD, cascade, counts, gauges, promote, reap, retention},
         operations,
         schedules::fire,
         stats::flush,
@@ -94,7 +94,7 @@ pub fn start(app: &App, stopping: &CancellationToken, tracker: &TaskTracker) {
         Ok(Next::continue_if(cascade::pass_expired(&engine).await?, IDLE_PERIOD))
     });
     loops.start("counts", Some(BackgroundTask::MergeCounts), |engine| async move {
-        Ok(Next::continue_if(maintenance::merge_counts(&engine).await?, IDLE_PERIOD))
+        Ok(Next::continue_if(counts::pass(&engine).await?, IDLE_PERIOD))
     });
     loops.start("operations", Some(BackgroundTask::Operations), |engine| async move {
         let sleep = operations::pass(&engine).await?;
@@ -119,7 +119,7 @@ pub fn start(app: &App, stopping: &CancellationToken, tracker: &TaskTracker) {
         Ok(Next::continue_if(maintenance::prune(&engine).await?, PRUNE_PERIOD))
     });
     loops.start("retention", None, |engine| async move {
-        Ok(Next::continue_if(maintenance::enforce_retention(&engine).await?, PRUNE_PERIOD))
+        Ok(Next::continue_if(retention::pass(&engine).await?, PRUNE_PERIOD))
     });
     loops.start("stats", None, |engine| async move {
         flush::write(&engine).await?;

@@ -20,6 +20,7 @@ use crate::{
     domain::plan::Plans,
     engine::{self, Engine, notify::relay},
     http,
+    ids::TickKey,
     limiter::Limiter,
     loops,
     mail::Mailer,
@@ -85,7 +86,8 @@ pub async fn serve(node: Node, stop: CancellationToken) -> anyhow::Result<()> {
             .context("the database is not migrated: run `fencepost migrate`")?
     };
     let bus = Bus::new(node.redis_url.as_ref(), instance.public_id, node.redis_budget)?;
-    let engine = Engine::start(pools.clone(), stop.clone());
+    let tick_key = TickKey::new(&instance.cursor_key);
+    let engine = Engine::start(pools.clone(), tick_key, stop.clone());
     let app = open(&engine, &bus, node.people, instance).await?;
     let background = TaskTracker::new();
     loops::start(&app, &stop, &background);

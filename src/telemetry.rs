@@ -106,6 +106,8 @@ metrics_table! {
         "Time one step of a background loop took, by loop.";
     LOOP_ERRORS = "fencepost_loop_errors_total", Counter,
         "Steps of background loops that failed, by loop.";
+    SET_ASIDE = "fencepost_set_aside_items", Gauge,
+        "Items of tenants that a background loop failed to process and skips until its next try, by work.";
     LOOP_LAST_STEP = "fencepost_loop_last_step_timestamp_seconds", Gauge,
         "When a background loop last completed a step, as seconds since 1970, by loop.";
     LOOP_LATENESS_SECONDS = "fencepost_loop_lateness_seconds", Seconds,

@@ -31,6 +31,8 @@ pub struct Facts {
     pub lease_expires_at: Option<DateTime<Utc>>,
     pub cancel_requested: bool,
     pub expires_at: Option<DateTime<Utc>>,
+    /// The server fails to process the job, and tries again then.
+    pub next_try_at: Option<DateTime<Utc>>,
     /// Live workers that poll the queue for this type.
     pub workers: i64,
     /// Those of them that have all of the job's labels.
@@ -110,6 +112,9 @@ pub fn explain(facts: &Facts) -> Explanation {
     let conditions = if facts.state.is_waiting() { conditions(facts) } else { Vec::new() };
     let closed = conditions.iter().find(|it| !it.is_open);
     let summary = match closed {
+        _ if facts.next_try_at.is_some() => {
+            "the server failed to process it, and tries again: tell the operator".to_owned()
+        }
         Some(condition) => condition.message.clone(),
         None if facts.state.is_waiting() => "ready: it starts as soon as a worker polls".to_owned(),
         None => not_waiting(facts),
@@ -117,7 +122,9 @@ pub fn explain(facts: &Facts) -> Explanation {
     let times = conditions.iter().filter(|it| !it.is_open).filter_map(|it| it.changes_at);
     let expiry = facts.expires_at.filter(|_| facts.state.is_waiting());
     let lease = facts.lease_expires_at.filter(|_| facts.state == StoredState::Processing);
-    let next_change_at = times.chain(expiry).chain(lease).filter(|it| *it > facts.now).min();
+    let retry = facts.next_try_at;
+    let next_change_at =
+        times.chain(expiry).chain(lease).chain(retry).filter(|it| *it > facts.now).min();
     Explanation { summary, conditions, next_change_at }
 }
 
@@ -280,6 +287,7 @@ mod tests {
             rate: None,
             worker_id: None,
             lease_expires_at: None,
+            next_try_at: None,
             cancel_requested: false,
             expires_at: None,
             workers: 1,

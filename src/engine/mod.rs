@@ -8,6 +8,7 @@ pub mod breaker;
 mod cancel;
 pub mod dispatch;
 pub mod enqueue;
+mod isolate;
 pub mod jobs;
 pub mod maintenance;
 pub mod notify;
@@ -43,6 +44,7 @@ use self::{
         pump::Message,
     },
     enqueue::Enqueues,
+    isolate::SetAside,
     notify::Notifier,
     settle::{Endings, Successes, heartbeat::Beats},
     stats::recorder::StatsRecorder,
@@ -51,6 +53,7 @@ use self::{
 use crate::{
     error::Error,
     events_feed::EventFeed,
+    ids::TickKey,
     store::{self, pools::Pools},
     telemetry, wakeups,
 };
@@ -84,6 +87,8 @@ pub struct Inner {
     parking: Parking,
     queue_lists: QueueLists,
     settled: Arc<AtomicU64>,
+    set_aside: SetAside,
+    tick_key: TickKey,
 }
 
 impl Deref for Engine {
@@ -112,7 +117,7 @@ async fn stop_if_pump_panics(
 impl Engine {
     /// Starts the batches and the pump. They end when the engine is dropped.
     #[must_use]
-    pub fn start(pools: Pools, stopping: CancellationToken) -> Self {
+    pub fn start(pools: Pools, tick_key: TickKey, stopping: CancellationToken) -> Self {
         let (wake, arrivals) = wakeups::channel();
         let settled = Arc::new(AtomicU64::new(0));
         let breakers = Arc::new(Breakers::default());
@@ -164,6 +169,8 @@ impl Engine {
             tasks,
             has_failed,
             settled,
+            set_aside: SetAside::default(),
+            tick_key,
         }))
     }
 

@@ -14,13 +14,19 @@ use tokio::sync::Notify;
 use super::{
     Engine,
     batch::Batch,
+    isolate,
     settle::{failure, heartbeat},
 };
 use crate::{
     domain::{job::Ending, limits::WORKER_SILENCE_SECONDS, text::ErrorReport, worker::WorkerState},
     error::{Error, is_faulty_statement},
     ids::{ANONYMOUS, ProjectId},
-    store::{self, pools::Pool, sweep, workers::Sighting},
+    store::{
+        self,
+        pools::Pool,
+        sweep::{self, set_aside::Work},
+        workers::Sighting,
+    },
     telemetry,
 };
 
@@ -364,18 +370,24 @@ async fn expire_silent_workers(engine: &Engine) -> sqlx::Result<()> {
         let is_full = silent.len() == sweep::MAX_SILENT_WORKERS;
         for (project_id, worker_id) in silent {
             let key = (project_id, worker_id.into());
-            let pool = &engine.pools.background;
-            let ended = end_leases(engine, pool, &key, &Ending::LeaseExpired).await?;
-            // Last, so that an interrupted pass is repeated.
-            let mut conn = pool.acquire().await?;
-            let silence = WORKER_SILENCE_SECONDS;
-            if store::workers::mark_lost(&mut conn, project_id, &key.1, silence).await? {
-                counter!(telemetry::WORKERS_LOST).increment(1);
-                tracing::info!(leases = ended, "worker timed out; leases expired");
+            if let Err(error) = expire_silent_worker(engine, &key).await {
+                isolate::set_aside(engine, Work::LostWorker, (key.0, &key.1), error).await?;
             }
         }
         if !is_full {
             return Ok(());
         }
     }
+}
+
+async fn expire_silent_worker(engine: &Engine, key: &WorkerKey) -> sqlx::Result<()> {
+    let pool = &engine.pools.background;
+    let ended = end_leases(engine, pool, key, &Ending::LeaseExpired).await?;
+    // Last, so that an interrupted pass is repeated.
+    let mut conn = pool.acquire().await?;
+    if store::workers::mark_lost(&mut conn, key.0, &key.1, WORKER_SILENCE_SECONDS).await? {
+        counter!(telemetry::WORKERS_LOST).increment(1);
+        tracing::info!(leases = ended, "worker timed out; leases expired");
+    }
+    isolate::succeeded(engine, &mut conn, Work::LostWorker, (key.0, &key.1)).await
 }

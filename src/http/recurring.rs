@@ -5,7 +5,7 @@ pub mod control;
 pub mod times;
 
 use axum::{Json as Reply, extract::State, http::StatusCode, response::Response};
-use chrono::{DateTime, Utc};
+use chrono::{DateTime, SecondsFormat, Utc};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use utoipa::{IntoParams, ToSchema};
@@ -60,7 +60,7 @@ pub struct RecurringSchedule {
     /// Next tick; null: it is paused, or `problem` says why.
     #[schema(required)]
     pub next_run_at: Option<DateTime<Utc>>,
-    /// Why it will not fire again; null: it will.
+    /// Why it does not fire; null: it does.
     #[schema(required)]
     pub problem: Option<String>,
     /// Payload of its jobs, byte for byte.
@@ -87,6 +87,11 @@ pub struct RecurringSchedule {
     pub updated_at: DateTime<Utc>,
 }
 
+fn failing(since: DateTime<Utc>) -> String {
+    let since = since.to_rfc3339_opts(SecondsFormat::Secs, true);
+    format!("the server cannot store its ticks since {since}, and tries again")
+}
+
 impl RecurringSchedule {
     fn of(row: ScheduleRow) -> Result<Self, Error> {
         Ok(Self {
@@ -99,7 +104,7 @@ impl RecurringSchedule {
             timezone: row.timezone,
             enabled: !row.is_paused,
             last_run_at: row.last_run_at,
-            problem: row.problem,
+            problem: row.problem.or_else(|| row.failing_since.map(failing)),
             priority: -row.rank,
             retry: row.retry.as_ref().map(|it| RetryPolicy::stored(Some(it))),
             overlap: row.overlap,

@@ -31,6 +31,7 @@ pub mod queue_limits;
 pub mod queues;
 pub mod schedules;
 pub mod sessions;
+pub mod set_aside;
 pub mod settle_failure;
 pub mod settle_success;
 pub mod stats;

@@ -79,6 +79,8 @@ pub struct Pools {
     pub fire: Pool,
     /// The reaper: other loops must not delay it.
     pub reap: Pool,
+    /// The promoter, for the same reason.
+    pub promote: Pool,
     has_roles: bool,
 }
 
@@ -136,6 +138,7 @@ impl Pools {
             background: maint("background", sizes.background_connections),
             fire: maint("fire", LOOP_CONNECTIONS),
             reap: maint("reap", LOOP_CONNECTIONS),
+            promote: maint("promote", LOOP_CONNECTIONS),
             has_roles,
         })
     }
@@ -151,14 +154,15 @@ impl Pools {
         Ok(conn)
     }
 
-    fn all(&self) -> [&Pool; 9] {
-        let Self { settle, claim, enqueue, keys, read, people, background, fire, reap, .. } = self;
-        [settle, claim, enqueue, keys, read, people, background, fire, reap]
+    fn all(&self) -> [&Pool; 10] {
+        let Self { settle, claim, enqueue, keys, read, people, background, .. } = self;
+        let Self { fire, reap, promote, .. } = self;
+        [settle, claim, enqueue, keys, read, people, background, fire, reap, promote]
     }
 
     /// Connections of each pool: its name, idle ones, and those in use.
     #[must_use]
-    pub fn connections(&self) -> [(&'static str, u32, u32); 9] {
+    pub fn connections(&self) -> [(&'static str, u32, u32); 10] {
         self.all().map(|it| {
             let idle = u32::try_from(it.pool.num_idle()).unwrap_or(u32::MAX);
             (it.name, idle, it.pool.size().saturating_sub(idle))

@@ -211,6 +211,8 @@ pub struct ScheduleRow {
     pub created_at: DateTime<Utc>,
     pub updated_at: DateTime<Utc>,
     pub last_run_at: Option<DateTime<Utc>>,
+    /// Since when its ticks cannot be stored; the server tries again.
+    pub failing_since: Option<DateTime<Utc>>,
     /// By the database's clock.
     pub now: DateTime<Utc>,
 }
@@ -228,8 +230,14 @@ pub async fn page(
         select id, job_type, cron_expression, timezone, queue, payload, rank, retry,
                overlap "overlap: OverlapPolicy", catch_up "catch_up: CatchUp", spread_seconds, is_paused,
                max_attempts, timeout_seconds, next_tick, problem, created_at, updated_at,
-               last.tick "last_run_at?", now() "now!"
+               last.tick "last_run_at?", failing.first_failed_at "failing_since?", now() "now!"
         from recurring_schedules
+        left join lateral (
+            select first_failed_at
+            from set_aside
+            where project_id = $1 and work in ('tick', 'plan') and item = recurring_schedules.id
+            limit 1
+        ) failing on true
         left join lateral (
             select tick
             from schedule_fires
@@ -260,8 +268,14 @@ pub async fn find(
         select id, job_type, cron_expression, timezone, queue, payload, rank, retry,
                overlap "overlap: OverlapPolicy", catch_up "catch_up: CatchUp", spread_seconds, is_paused,
                max_attempts, timeout_seconds, next_tick, problem, created_at, updated_at,
-               last.tick "last_run_at?", now() "now!"
+               last.tick "last_run_at?", failing.first_failed_at "failing_since?", now() "now!"
         from recurring_schedules
+        left join lateral (
+            select first_failed_at
+            from set_aside
+            where project_id = $1 and work in ('tick', 'plan') and item = recurring_schedules.id
+            limit 1
+        ) failing on true
         left join lateral (
             select tick
             from schedule_fires

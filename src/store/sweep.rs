@@ -9,6 +9,7 @@ pub mod probe;
 pub mod prune;
 pub mod purge;
 pub mod schedules;
+pub mod set_aside;
 
 use sqlx::{Executor, PgConnection};
 use uuid::Uuid;
@@ -41,6 +42,11 @@ pub async fn next_due_ms(conn: &mut PgConnection) -> sqlx::Result<Option<f64>> {
         select (extract(epoch from run_at - now()) * 1000)::float8 "wait_ms!"
         from jobs
         where state in ('scheduled', 'backoff') and unfinished_parents = 0
+            and not exists (
+                select from set_aside
+                where project_id = jobs.project_id and work = 'promote' and item = jobs.id::text
+                    and next_try_at > now()
+            )
         order by run_at
         limit 1
         "#,
@@ -49,18 +55,97 @@ pub async fn next_due_ms(conn: &mut PgConnection) -> sqlx::Result<Option<f64>> {
     .await
 }
 
-/// Makes due jobs claimable, the longest due first.
-pub async fn promote(conn: &mut PgConnection) -> sqlx::Result<Vec<WaitingJob>> {
+/// Due jobs, the longest due first: at most [`MAX_SWEEP_ROWS`].
+pub async fn find_due(conn: &mut PgConnection) -> sqlx::Result<Vec<JobKey>> {
+    sqlx::query_as!(
+        JobKey,
+        r#"
+        select project_id "project_id: ProjectId", id "id: JobId"
+        from jobs
+        where state in ('scheduled', 'backoff') and unfinished_parents = 0 and run_at <= now()
+            and not exists (
+                select from set_aside
+                where project_id = jobs.project_id and work = 'promote' and item = jobs.id::text
+                    and next_try_at > now()
+            )
+        order by run_at
+        limit 500
+        "#,
+    )
+    .fetch_all(conn)
+    .await
+}
+
+/// Due jobs, with projects taking turns: at most [`MAX_SWEEP_ROWS`], of at most 10,000 projects.
+/// Reads an entry for each project that has jobs with a time: for a backlog.
+pub async fn find_due_by_turns(conn: &mut PgConnection) -> sqlx::Result<Vec<JobKey>> {
+    sqlx::query_as!(
+        JobKey,
+        r#"
+        with recursive project as (
+            (
+                select project_id
+                from jobs
+                where state in ('scheduled', 'backoff') and unfinished_parents = 0
+                order by project_id, run_at
+                limit 1
+            )
+            union all
+            select next.project_id
+            from project
+            cross join lateral (
+                select project_id
+                from jobs
+                where state in ('scheduled', 'backoff') and unfinished_parents = 0
+                    and project_id > project.project_id
+                order by project_id, run_at
+                limit 1
+            ) next
+        )
+        select due.project_id "project_id!: ProjectId", due.id "id!: JobId"
+        from (select project_id from project limit 10000) bounded
+        cross join lateral (
+            select project_id, id, run_at, row_number() over (order by run_at) as turn
+            from (
+                select project_id, id, run_at
+                from jobs
+                where project_id = bounded.project_id
+                    and state in ('scheduled', 'backoff') and unfinished_parents = 0
+                    and run_at <= now()
+                    and not exists (
+                        select from set_aside
+                        where project_id = jobs.project_id and work = 'promote'
+                            and item = jobs.id::text and next_try_at > now()
+                    )
+                order by run_at
+                limit 500
+            ) first
+        ) due
+        order by due.turn, due.run_at
+        limit 500
+        "#,
+    )
+    .fetch_all(conn)
+    .await
+}
+
+/// Makes due jobs claimable. Those that another node has locked are skipped.
+pub async fn promote(conn: &mut PgConnection, due: &[JobKey]) -> sqlx::Result<Vec<WaitingJob>> {
     sqlx::query_as!(
         WaitingJob,
         r#"
         with due as materialized (
-            select project_id, id, state
-            from jobs
-            where state in ('scheduled', 'backoff') and unfinished_parents = 0 and run_at <= now()
-            order by run_at
-            limit 500
-            for update skip locked
+            select waiting.project_id, waiting.id, waiting.state
+            from unnest($1::int[], $2::uuid[]) as found(project_id, id)
+            -- Lateral, so that each is read by its key.
+            cross join lateral (
+                select project_id, id, state
+                from jobs
+                where project_id = found.project_id and id = found.id
+                    and state in ('scheduled', 'backoff') and unfinished_parents = 0
+                    and run_at <= now()
+                for update skip locked
+            ) waiting
         ), promoted as (
             update jobs
             set state = 'pending'
@@ -81,6 +166,8 @@ pub async fn promote(conn: &mut PgConnection) -> sqlx::Result<Vec<WaitingJob>> {
                state "state!: StoredState", constraint_key is not null "is_constrained!"
         from promoted
         "#,
+        &due.iter().map(|it| it.project_id.0).collect::<Vec<_>>(),
+        &due.iter().map(|it| it.id.0).collect::<Vec<_>>(),
     )
     .fetch_all(conn)
     .await
@@ -150,6 +237,11 @@ pub async fn lock_expired(conn: &mut PgConnection) -> sqlx::Result<Vec<Held>> {
                        >= claimed_at + make_interval(secs => timeout_seconds + $1::int) as timed_out
             from jobs
             where state = 'processing' and lease_expires_at <= now()
+                and not exists (
+                    select from set_aside
+                    where project_id = jobs.project_id and work = 'reap' and item = jobs.id::text
+                        and next_try_at > now()
+                )
                 and exists (
                     select from reaper_state
                     where last_pass_at > now() - make_interval(secs => $2::int)
@@ -181,6 +273,11 @@ pub async fn find_outdated(conn: &mut PgConnection) -> sqlx::Result<Vec<JobKey>>
         select project_id "project_id: ProjectId", job_id "id: JobId"
         from job_expiries
         where expires_at <= now()
+            and not exists (
+                select from set_aside
+                where project_id = job_expiries.project_id and work = 'expire'
+                    and item = job_expiries.job_id::text and next_try_at > now()
+            )
         order by expires_at
         limit 500
         "#,
@@ -196,6 +293,11 @@ pub async fn find_with_orphans(conn: &mut PgConnection) -> sqlx::Result<Vec<JobK
         r#"
         select project_id "project_id: ProjectId", job_id "id: JobId"
         from orphaned_parents
+        where not exists (
+            select from set_aside
+            where project_id = orphaned_parents.project_id and work = 'cascade'
+                and item = orphaned_parents.job_id::text and next_try_at > now()
+        )
         limit 20
         "#,
     )
@@ -217,6 +319,11 @@ pub async fn find_silent_workers(
             and last_seen_at <= now() - make_interval(secs => $1::int)
             and exists (
                 select from reaper_state where last_pass_at > now() - make_interval(secs => $2::int)
+            )
+            and not exists (
+                select from set_aside
+                where project_id = workers.project_id and work = 'lost_worker'
+                    and item = workers.worker_id and next_try_at > now()
             )
         order by last_beat_at
         limit 20

@@ -5,6 +5,7 @@ use chrono::{DateTime, Utc};
 use fencepost::{
     config::PoolArgs,
     engine::{Engine, maintenance},
+    ids::TickKey,
     store::pools::Pools,
 };
 
@@ -172,8 +173,8 @@ fn finished_jobs_are_forgotten_after_the_days_their_queue_keeps_them() {
             .execute("update finished_jobs set completed_at = now() - interval '8 days'")
             .await;
         let young = done("default", json!({})).await;
-        maintenance::merge_counts(engine).await.expect("it runs");
-        while maintenance::enforce_retention(engine).await.expect("it runs") {}
+        maintenance::counts::pass(engine).await.expect("it runs");
+        while maintenance::retention::pass(engine).await.expect("it runs") {}
         t.get(&format!("/v1/jobs/{old}")).await.is_error(404, "job_not_found");
         for id in [kept, young, parent, child] {
             t.job(&id).await;
@@ -195,15 +196,15 @@ fn a_workflow_is_forgotten_with_the_last_of_its_jobs() {
         t.database
             .execute("update finished_jobs set completed_at = now() - interval '8 days'")
             .await;
-        maintenance::merge_counts(engine).await.expect("it runs");
-        while maintenance::enforce_retention(engine).await.expect("it runs") {}
+        maintenance::counts::pass(engine).await.expect("it runs");
+        while maintenance::retention::pass(engine).await.expect("it runs") {}
         assert_eq!(t.database.number("select count(*) from workflows").await, 1);
         t.ack(&leased[1], "w", "succeeded").await.is(200);
         t.database
             .execute("update finished_jobs set completed_at = now() - interval '8 days'")
             .await;
-        maintenance::merge_counts(engine).await.expect("it runs");
-        while maintenance::enforce_retention(engine).await.expect("it runs") {}
+        maintenance::counts::pass(engine).await.expect("it runs");
+        while maintenance::retention::pass(engine).await.expect("it runs") {}
         assert_eq!(t.database.number("select count(*) from workflows").await, 0);
         assert_eq!(t.database.number("select count(*) from workflow_jobs").await, 0);
     });
@@ -213,7 +214,7 @@ fn a_workflow_is_forgotten_with_the_last_of_its_jobs() {
 fn with_engine_of(test: impl AsyncFnOnce(&TestProject, &Engine)) {
     run(async |t| {
         let pools = Pools::new(&t.database.url, PoolArgs::default()).expect("a URL");
-        let engine = Engine::start(pools, CancellationToken::new());
+        let engine = Engine::start(pools, TickKey::new(b"test"), CancellationToken::new());
         test(t, &engine).await;
         engine.finish().await;
     });

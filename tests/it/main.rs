@@ -18,6 +18,7 @@ mod examples;
 mod hardening;
 mod heartbeats;
 mod idempotency;
+mod isolation;
 mod jobs;
 mod limited_claims;
 mod limits;

@@ -25,7 +25,7 @@ use fencepost::{
         workers,
     },
     error::Error,
-    ids::{JobId, JobKey, LeaseId, ProjectId},
+    ids::{JobId, JobKey, LeaseId, ProjectId, TickKey},
     store::{self, pools::Pools, settle_failure::Ended},
 };
 
@@ -93,7 +93,7 @@ impl Run {
             20..=21 => self.cancel().await?,
             22..=23 => self.retry().await?,
             24..=25 => {
-                maintenance::merge_counts(&self.engine).await.map_err(|it| it.to_string())?;
+                maintenance::counts::pass(&self.engine).await.map_err(|it| it.to_string())?;
             }
             26 => self.purge().await?,
             27 => self.redrive().await?,
@@ -400,7 +400,7 @@ fn with_engine(test: impl AsyncFnOnce(&Engine, &Database)) {
     run_for(TIME_LIMIT, async {
         let database = fresh_database().await;
         let pools = Pools::new(&database.url, PoolArgs::default()).expect("a URL");
-        let engine = Engine::start(pools, CancellationToken::new());
+        let engine = Engine::start(pools, TickKey::new(b"test"), CancellationToken::new());
         test(&engine, &database).await;
         engine.finish().await;
     });

@@ -398,7 +398,15 @@ async fn sweep_and_read(conn: &mut PgConnection, leased: &[LeasedJob]) {
         sweep::next_due_ms(conn).await.expect("it runs").expect("something is scheduled")
     })
     .await;
-    costs(conn, "promote", 60, async |conn| sweep::promote(conn).await.expect("it runs")).await;
+    let due =
+        costs(conn, "find due", 60, async |conn| sweep::find_due(conn).await.expect("it runs"))
+            .await;
+    costs(conn, "find due by turns", 60, async |conn| {
+        sweep::find_due_by_turns(conn).await.expect("it runs")
+    })
+    .await;
+    costs(conn, "promote", 120, async |conn| sweep::promote(conn, &due).await.expect("it runs"))
+        .await;
     // The dead leases of the churn are walked over once.
     sweep::lock_expired(conn).await.expect("it runs");
     costs(conn, "reap", 20, async |conn| sweep::lock_expired(conn).await.expect("it runs")).await;

@@ -238,6 +238,7 @@ fn every_tenants_key_and_index_begins_with_the_project() {
         "invitations_by_age",
         "members_by_account",
         "audit_log_by_age",
+        "set_aside_by_time",
         // People and nodes belong to no project.
         "accounts_by_verified_email",
         "accounts_by_email",

@@ -61,6 +61,7 @@ pub async fn explain(
         explain::MAX_COUNTED_AHEAD,
     )
     .await?;
+    let failing = store::set_aside::find(conn, project_id, key.id).await?;
     let waiting_for = row.state.waiting_for(row.unfinished_parents, row.closed());
     let crowd = |name: &str, running, limit| Crowd { name: name.to_owned(), running, limit };
     let facts = Facts {
@@ -85,6 +86,7 @@ pub async fn explain(
         lease_expires_at: row.lease_expires_at,
         cancel_requested: row.cancel_requested,
         expires_at: row.expires_at,
+        next_try_at: failing.map(|it| it.next_try_at),
         workers,
         workers_with_labels,
         ahead,

@@ -8,7 +8,10 @@ use metrics::{counter, gauge};
 use crate::{
     engine::Engine,
     store::{
-        sweep::gauges::{self, ReadyQueue, Server, Table},
+        sweep::{
+            gauges::{self, ReadyQueue, Server, Table},
+            set_aside::{self, Work},
+        },
         workers::ALIVE_SECONDS,
     },
     telemetry,
@@ -31,6 +34,11 @@ pub async fn refresh(engine: &Engine) -> sqlx::Result<()> {
     ];
     for (state, jobs) in states {
         gauge!(telemetry::JOBS, "state" => state).set(jobs as f64);
+    }
+    let set_aside = set_aside::count(&mut conn).await?;
+    for work in Work::ALL.map(Work::as_str) {
+        let items = set_aside.iter().find(|it| it.0 == work).map_or(0, |it| it.1);
+        gauge!(telemetry::SET_ASIDE, "work" => work).set(items as f64);
     }
     gauges::tables(&mut conn).await?.into_iter().for_each(show_table);
     show_server(gauges::server(&mut conn).await?);

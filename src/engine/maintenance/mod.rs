@@ -1,27 +1,21 @@
-//! Maintenance that any node does for all: probe for due work, merge counts, delete rows past their
-//! retention, vacuum.
+//! Maintenance that any node does for all: probe for due work, delete rows past their retention,
+//! vacuum.
 
 pub mod cascade;
+pub mod counts;
 pub mod gauges;
 pub mod promote;
 pub mod reap;
+pub mod retention;
 
 use std::{sync::atomic::Ordering, time::Duration};
 
-use metrics::counter;
 use sqlx::{Acquire, PgConnection};
 
 use super::Engine;
 use crate::{
-    domain::limits::{DEFAULT_RETENTION_DAYS, FIRE_KEEP_DAYS, OPERATION_KEEP_DAYS},
-    store::sweep::{
-        self,
-        counts::{self, MAX_COUNTED_ROWS},
-        operations, probe,
-        prune::{self, MAX_PRUNED_CHUNKS, MAX_PRUNED_JOBS, OldQueue},
-        purge, schedules,
-    },
-    telemetry,
+    domain::limits::{FIRE_KEEP_DAYS, OPERATION_KEEP_DAYS},
+    store::sweep::{self, counts as stored, operations, probe, prune, purge, schedules, set_aside},
     wakeups::{BackgroundTask, Hint},
 };
 
@@ -51,19 +45,13 @@ pub async fn probe(engine: &Engine) -> sqlx::Result<()> {
     for (_, chore) in chores.iter().filter(|(waits, _)| *waits) {
         wake.ask(*chore);
     }
+    engine.set_aside.learn(seen.has_set_aside);
     engine.breakers.learn(seen.braked.into_iter().collect());
     for (project_id, queue) in &seen.changed_queues {
         // Every node probes for itself: no need to tell the others.
         wake.hint_here(Hint::QueueChanged(*project_id, queue.as_str().into()));
     }
     Ok(())
-}
-
-/// Merges the deltas of queue counts. Returns whether there may be more.
-pub async fn merge_counts(engine: &Engine) -> sqlx::Result<bool> {
-    let mut conn = engine.pools.background.acquire().await?;
-    let folded = counts::merge_counts(&mut conn).await?;
-    Ok(folded == Some(MAX_COUNTED_ROWS))
 }
 
 /// Vacuums the hot tables once enough rows have left them. Returns whether it did.
@@ -88,6 +76,7 @@ pub async fn prune(engine: &Engine) -> sqlx::Result<bool> {
         schedules::prune_fires(&mut conn, FIRE_KEEP_DAYS).await?,
         prune::prune_rates(&mut conn).await?,
         prune::prune_stats(&mut conn).await?,
+        set_aside::prune(&mut conn).await?,
     ];
     Ok(rows.contains(&(sweep::MAX_SWEEP_ROWS as u64)))
 }
@@ -108,46 +97,13 @@ pub async fn purge(engine: &Engine) -> sqlx::Result<bool> {
     Ok(true)
 }
 
-/// Deletes finished jobs past their queue's retention. Returns whether there may be more. A queue
-/// that fails does not stop the others.
-pub async fn enforce_retention(engine: &Engine) -> sqlx::Result<bool> {
-    let mut conn = engine.pools.background.acquire().await?;
-    let old = prune::queues_with_old_jobs(&mut conn, DEFAULT_RETENTION_DAYS).await?;
-    drop(conn);
-    let (mut is_more, mut failure) = (false, None);
-    for queue in &old {
-        match retain_queue(engine, queue).await {
-            Ok(is_full) => is_more |= is_full,
-            Err(error) => failure = Some(error),
-        }
-    }
-    failure.map_or(Ok(is_more), Err)
-}
-
-/// One batch of one queue. Returns whether it was full.
-async fn retain_queue(engine: &Engine, queue: &OldQueue) -> sqlx::Result<bool> {
-    // The connection is returned between queues: other loops wait for it.
-    let mut conn = engine.pools.background.acquire().await?;
-    if prune::prune_logs(&mut conn, queue).await? == MAX_PRUNED_CHUNKS {
-        return Ok(true);
-    }
-    let mut tx = conn.begin().await?;
-    let pruned = prune::prune_jobs(&mut tx, queue).await?;
-    if !pruned.workflows.is_empty() {
-        prune::prune_workflows(&mut tx, queue.project_id, &pruned.workflows).await?;
-    }
-    tx.commit().await?;
-    counter!(telemetry::JOBS_PRUNED).increment(pruned.jobs.unsigned_abs());
-    Ok(pruned.jobs == MAX_PRUNED_JOBS)
-}
-
 /// Corrects the list and the groups of dead letters, and returns how many were wrong. Settlements
 /// with dead letters wait meanwhile.
 pub async fn relist_dead_letters(conn: &mut PgConnection) -> sqlx::Result<i64> {
     let mut tx = conn.begin().await?;
-    counts::lock_dead_letters(&mut tx).await?;
-    let letters = counts::relist_dead_letters(&mut tx).await?;
-    counts::regroup_dead_letters(&mut tx).await?;
+    stored::lock_dead_letters(&mut tx).await?;
+    let letters = stored::relist_dead_letters(&mut tx).await?;
+    stored::regroup_dead_letters(&mut tx).await?;
     tx.commit().await?;
     Ok(letters)
 }

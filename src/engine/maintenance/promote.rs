@@ -3,8 +3,20 @@
 use std::time::Duration;
 
 use metrics::counter;
+use sqlx::PgConnection;
 
-use crate::{engine::Engine, store::sweep, telemetry};
+use crate::{
+    engine::{
+        Engine,
+        isolate::{self, Sweep},
+    },
+    ids::{JobKey, ProjectId},
+    store::{
+        settle_success::WaitingJob,
+        sweep::{self, MAX_SWEEP_ROWS, set_aside::Work},
+    },
+    telemetry,
+};
 
 /// The longest sleep: another node may have stored a job that is due earlier.
 pub const MAX_SLEEP: Duration = Duration::from_secs(2);
@@ -14,7 +26,7 @@ const LOCKED_ELSEWHERE_PAUSE: Duration = Duration::from_millis(50);
 
 /// One pass: promotes what is due and returns how long to sleep. Zero: there is more.
 pub async fn pass(engine: &Engine) -> sqlx::Result<Duration> {
-    let mut conn = engine.pools.background.acquire().await?;
+    let mut conn = engine.pools.promote.acquire().await?;
     match sweep::next_due_ms(&mut conn).await? {
         None => return Ok(MAX_SLEEP),
         Some(wait_ms) if wait_ms > 0.0 => {
@@ -22,8 +34,14 @@ pub async fn pass(engine: &Engine) -> sqlx::Result<Duration> {
         }
         Some(_) => (),
     }
-    let promoted = sweep::promote(&mut conn).await?;
+    let mut due = sweep::find_due(&mut conn).await?;
+    if due.len() == MAX_SWEEP_ROWS {
+        // One project's backlog must not delay the others.
+        due = sweep::find_due_by_turns(&mut conn).await?;
+    }
+    let promoted = isolate::process(engine, &mut conn, &Promotion, &due).await?;
     drop(conn);
+    let promoted: Vec<_> = promoted.into_iter().flatten().collect();
     counter!(telemetry::JOBS_PROMOTED).increment(promoted.len() as u64);
     if promoted.is_empty() {
         // Another node has locked them.
@@ -31,4 +49,25 @@ pub async fn pass(engine: &Engine) -> sqlx::Result<Duration> {
     }
     engine.notifier.waiting(promoted.iter());
     Ok(Duration::ZERO)
+}
+
+/// Making jobs claimable.
+struct Promotion;
+
+impl Sweep for Promotion {
+    type Item = JobKey;
+    type Done = Vec<WaitingJob>;
+    const WORK: Work = Work::Promote;
+
+    fn name(item: &JobKey) -> (ProjectId, String) {
+        (item.project_id, item.id.0.to_string())
+    }
+
+    async fn process(
+        &self,
+        tx: &mut PgConnection,
+        due: &[JobKey],
+    ) -> sqlx::Result<Vec<WaitingJob>> {
+        sweep::promote(tx, due).await
+    }
 }

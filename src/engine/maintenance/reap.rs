@@ -1,12 +1,22 @@
 //! Ending attempts whose lease expired: the worker timed out or the job ran too long.
 
+use std::collections::HashSet;
+
 use metrics::counter;
-use sqlx::Acquire;
+use sqlx::{Acquire, PgConnection};
 
 use crate::{
     domain::{job::Ending, text::ErrorReport},
-    engine::{Engine, settle::failure},
-    store::sweep,
+    engine::{
+        Engine,
+        isolate::{self, Sweep},
+        settle::failure,
+    },
+    ids::ProjectId,
+    store::{
+        settle_failure::{AfterEnd, Ended},
+        sweep::{self, set_aside::Work},
+    },
     telemetry,
 };
 
@@ -24,21 +34,41 @@ pub async fn pass(engine: &Engine) -> sqlx::Result<bool> {
     }
     let mut tx = conn.begin().await?;
     let held = sweep::lock_expired(&mut tx).await?;
-    let ends: Vec<_> = held
+    let mut ends: Vec<_> = held
         .iter()
         .map(|it| {
             let ending = if it.timed_out { Ending::TimedOut } else { Ending::LeaseExpired };
             failure::decide(it, &ending, ErrorReport::default(), None)
         })
         .collect();
-    let ended = failure::write(&mut tx, &ends).await?;
+    let ended = isolate::process(engine, &mut tx, &Expired, &ends).await?;
     tx.commit().await?;
     drop(conn);
+    let ended: Vec<_> = ended.into_iter().flatten().collect();
+    let done: HashSet<_> = ended.iter().map(|it| it.job.key()).collect();
+    ends.retain(|it| done.contains(&it.key));
     failure::tell(&engine.notifier, &ends, &ended);
-    Ok(ends.len() == sweep::MAX_SWEEP_ROWS)
+    Ok(held.len() == sweep::MAX_SWEEP_ROWS)
 }
 
-async fn rearm(conn: &mut sqlx::PgConnection) -> sqlx::Result<bool> {
+/// Ending the attempts of expired leases.
+struct Expired;
+
+impl Sweep for Expired {
+    type Item = Ended;
+    type Done = Vec<AfterEnd>;
+    const WORK: Work = Work::Reap;
+
+    fn name(item: &Ended) -> (ProjectId, String) {
+        (item.key.project_id, item.key.id.0.to_string())
+    }
+
+    async fn process(&self, tx: &mut PgConnection, ends: &[Ended]) -> sqlx::Result<Vec<AfterEnd>> {
+        failure::write(tx, ends).await
+    }
+}
+
+async fn rearm(conn: &mut PgConnection) -> sqlx::Result<bool> {
     let rearmed = sweep::rearm_expired(conn).await?;
     counter!(telemetry::LEASES_REARMED).increment(rearmed);
     let is_full = rearmed == sweep::MAX_SWEEP_ROWS as u64;

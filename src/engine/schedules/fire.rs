@@ -24,16 +24,20 @@ use crate::{
     engine::{
         Engine,
         cancel::{cancel_waiting, publish_cancelled},
+        isolate::{self, Sweep},
         notify::job_event,
     },
     error::Error,
-    ids::{JobId, JobKey, ProjectId},
+    ids::{JobId, JobKey, ProjectId, TickKey},
     store::{
         self,
         control::CancelledJob,
         events::{self, NewEvent},
         settle_success::WaitingJob,
-        sweep::schedules::{self, Advance, DueSchedule, EarlierJob, Fire, MAX_PLANNED},
+        sweep::{
+            schedules::{self, Advance, DueSchedule, EarlierJob, Fire, MAX_PLANNED},
+            set_aside::Work,
+        },
     },
     telemetry,
     wakeups::BackgroundTask,
@@ -63,23 +67,20 @@ pub async fn pass(engine: &Engine) -> sqlx::Result<Duration> {
         return Ok(Duration::from_secs_f64((wait - lead_ms) / 1_000.0).min(MAX_SLEEP));
     }
     let has_overdue = wait < GRACE.as_secs_f64() * -1_000.0;
-    let has_caught_up = has_overdue && catch_up(engine, &mut conn).await?;
+    let caught_up = if has_overdue { catch_up(engine, &mut conn).await } else { Ok(false) };
     let mut tx = conn.begin().await?;
     let due = schedules::lock_next(&mut tx, LEAD.as_millis() as i64).await?;
-    if due.is_empty() && has_caught_up {
-        tx.rollback().await?;
-        return Ok(Duration::ZERO);
-    }
     if due.is_empty() {
-        // Another node has locked them, or they depend on earlier jobs and are locked only at their
-        // tick.
         tx.rollback().await?;
-        return Ok(match wait > 0.0 {
-            true => Duration::from_secs_f64(wait / 1_000.0) + OTHERS_PAUSE,
+        return Ok(match caught_up? {
+            true => Duration::ZERO,
+            // Another node has locked them, or they depend on earlier jobs and are locked only at
+            // their tick.
+            false if wait > 0.0 => Duration::from_secs_f64(wait / 1_000.0) + OTHERS_PAUSE,
             false => LOCKED_ELSEWHERE_PAUSE,
         });
     }
-    let fired = fire(&mut tx, &due).await?;
+    let fired = fire_each(engine, &mut tx, &due).await?;
     let latest = due.iter().filter_map(|it| it.next_tick).max();
     if let Some(tick) = latest.filter(|it| due.iter().any(|due| due.now < *it)) {
         schedules::sleep_until(&mut tx, tick).await?;
@@ -97,7 +98,8 @@ pub async fn pass(engine: &Engine) -> sqlx::Result<Duration> {
     for late in late.chunks(MAX_STATEMENT_FIRES) {
         schedules::record_lateness(&mut conn, late).await?;
     }
-    Ok(Duration::ZERO)
+    // Last: overdue ticks must not delay the next ones.
+    caught_up.map(|_| Duration::ZERO)
 }
 
 /// Handles schedules whose ticks are past their grace, and returns whether there were any.
@@ -105,7 +107,7 @@ pub async fn pass(engine: &Engine) -> sqlx::Result<Duration> {
 async fn catch_up(engine: &Engine, conn: &mut PgConnection) -> sqlx::Result<bool> {
     let mut tx = conn.begin().await?;
     let due = schedules::lock_overdue(&mut tx).await?;
-    let fired = fire(&mut tx, &due).await?;
+    let fired = fire_each(engine, &mut tx, &due).await?;
     tx.commit().await?;
     fired.tell(engine);
     Ok(!due.is_empty())
@@ -121,6 +123,14 @@ struct Fired {
 }
 
 impl Fired {
+    fn add(mut self, more: Self) -> Self {
+        self.jobs.extend(more.jobs);
+        self.cancelled.extend(more.cancelled);
+        self.asked_to_stop.extend(more.asked_to_stop);
+        self.fires.extend(more.fires);
+        self
+    }
+
     fn tell(&self, engine: &Engine) {
         counter!(telemetry::JOBS_ENQUEUED).increment(self.jobs.len() as u64);
         engine.notifier.tally.fired(&self.jobs);
@@ -139,8 +149,38 @@ impl Fired {
     }
 }
 
-/// Handles the due ticks of locked schedules, in their transaction.
-async fn fire(tx: &mut PgConnection, due: &[DueSchedule]) -> sqlx::Result<Fired> {
+/// Handles the due ticks of locked schedules, in their transaction. A schedule whose tick cannot be
+/// stored is set aside.
+async fn fire_each(
+    engine: &Engine,
+    tx: &mut PgConnection,
+    due: &[DueSchedule],
+) -> sqlx::Result<Fired> {
+    let ticks = Ticks { key: &engine.tick_key };
+    let fired = isolate::process(engine, tx, &ticks, due).await?;
+    Ok(fired.into_iter().fold(Fired::default(), Fired::add))
+}
+
+/// Firing the ticks of schedules.
+struct Ticks<'a> {
+    key: &'a TickKey,
+}
+
+impl Sweep for Ticks<'_> {
+    type Item = DueSchedule;
+    type Done = Fired;
+    const WORK: Work = Work::Tick;
+
+    fn name(item: &DueSchedule) -> (ProjectId, String) {
+        (item.project_id, item.id.clone())
+    }
+
+    async fn process(&self, tx: &mut PgConnection, due: &[DueSchedule]) -> sqlx::Result<Fired> {
+        fire(tx, self.key, due).await
+    }
+}
+
+async fn fire(tx: &mut PgConnection, key: &TickKey, due: &[DueSchedule]) -> sqlx::Result<Fired> {
     let mut fired = Fired::default();
     let (mut fires, mut advances) = (Vec::new(), Vec::with_capacity(due.len()));
     let mut known = HashMap::new();
@@ -153,8 +193,8 @@ async fn fire(tx: &mut PgConnection, due: &[DueSchedule]) -> sqlx::Result<Fired>
             Err(error) => (DueTicks::default(), stuck(it, error.to_string())),
         };
         advances.push(advance);
-        missed(it, &ticks, &mut fires);
-        fires.extend(ticks.fire.iter().map(|tick| tick_of(it, *tick, FireOutcome::Fired)));
+        missed(key, it, &ticks, &mut fires);
+        fires.extend(ticks.fire.iter().map(|tick| tick_of(key, it, *tick, FireOutcome::Fired)));
     }
     let earlier = look_back(tx, due, &mut fires).await?;
     for fires in fires.chunks(MAX_STATEMENT_FIRES) {
@@ -205,20 +245,21 @@ fn stuck(due: &DueSchedule, problem: String) -> Advance {
     }
 }
 
-fn tick_of(due: &DueSchedule, tick: DateTime<Utc>, outcome: FireOutcome) -> Fire {
-    let key = (due.overlap == OverlapPolicy::QueueOne).then(|| concurrency_key(&due.id));
+fn tick_of(key: &TickKey, due: &DueSchedule, tick: DateTime<Utc>, outcome: FireOutcome) -> Fire {
+    let one_at_a_time = due.overlap == OverlapPolicy::QueueOne;
+    let concurrency_key = one_at_a_time.then(|| concurrency_key(&due.id));
     Fire {
         project_id: due.project_id,
         schedule_id: due.id.clone(),
         tick,
         outcome,
         ticks: 1,
-        job_id: JobId::of_tick(due.project_id, &due.id, tick.timestamp_millis()),
+        job_id: JobId::of_tick(key, due.project_id, &due.id, tick.timestamp_millis()),
         offset_seconds: offset_seconds(&due.id, due.spread_seconds),
-        constraint_key: key
+        constraint_key: concurrency_key
             .as_deref()
             .and_then(|key| constraint_key::of(&due.job_type, &[], Some(key))),
-        concurrency_key: key,
+        concurrency_key,
     }
 }
 
@@ -228,9 +269,9 @@ fn concurrency_key(schedule_id: &str) -> String {
 }
 
 /// Each missed tick gets a row, except for the oldest of many, which share one.
-fn missed(due: &DueSchedule, ticks: &DueTicks, fires: &mut Vec<Fire>) {
+fn missed(key: &TickKey, due: &DueSchedule, ticks: &DueTicks, fires: &mut Vec<Fire>) {
     let first = fires.len();
-    fires.extend(ticks.missed.iter().map(|tick| tick_of(due, *tick, FireOutcome::Missed)));
+    fires.extend(ticks.missed.iter().map(|tick| tick_of(key, due, *tick, FireOutcome::Missed)));
     if let Some(oldest) = fires.get_mut(first) {
         oldest.ticks += i64::try_from(ticks.missed_before).unwrap_or(i64::MAX - 1);
     }
@@ -341,10 +382,27 @@ pub async fn plan(engine: &Engine) -> sqlx::Result<bool> {
         }
     };
     let advances: Vec<_> = unplanned.iter().map(plan).collect();
-    schedules::advance(&mut tx, &advances).await?;
+    isolate::process(engine, &mut tx, &Plans, &advances).await?;
     tx.commit().await?;
     engine.notifier.wake.ask(BackgroundTask::Fire);
     Ok(unplanned.len() == MAX_PLANNED)
+}
+
+/// Storing when schedules fire next.
+struct Plans;
+
+impl Sweep for Plans {
+    type Item = Advance;
+    type Done = ();
+    const WORK: Work = Work::Plan;
+
+    fn name(item: &Advance) -> (ProjectId, String) {
+        (item.project_id, item.id.clone())
+    }
+
+    async fn process(&self, tx: &mut PgConnection, advances: &[Advance]) -> sqlx::Result<()> {
+        schedules::advance(tx, advances).await
+    }
 }
 
 /// Creates a job of a schedule immediately, whatever its ticks are. Returns its id.

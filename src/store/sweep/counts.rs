@@ -2,12 +2,43 @@
 
 use sqlx::{Executor, PgConnection};
 
+use crate::ids::ProjectId;
+
 /// Rows that one pass merges at most. The statement carries the same number as a literal.
 pub const MAX_COUNTED_ROWS: i64 = 20_000;
 
-/// Merges deltas, and returns how many; none if there were none. Rows that another node is merging
-/// are skipped.
-pub async fn merge_counts(conn: &mut PgConnection) -> sqlx::Result<Option<i64>> {
+/// Queues with deltas that are not set aside, among the first [`MAX_COUNTED_ROWS`] deltas.
+pub async fn find_queues_with_deltas(
+    conn: &mut PgConnection,
+) -> sqlx::Result<Vec<(ProjectId, String)>> {
+    let rows = sqlx::query!(
+        r#"
+        select distinct project_id "project_id: ProjectId", queue
+        from (
+            select project_id, queue
+            from queue_deltas
+            where not exists (
+                select from set_aside
+                where project_id = queue_deltas.project_id and work = 'counts'
+                    and item = queue_deltas.queue and next_try_at > now()
+            )
+            limit 20000
+        ) first
+        "#,
+    )
+    .fetch_all(conn)
+    .await?;
+    Ok(rows.into_iter().map(|it| (it.project_id, it.queue)).collect())
+}
+
+/// Merges deltas, of these queues or of all that are not set aside. Returns how many. Rows that
+/// another node is merging are skipped.
+pub async fn merge_counts(
+    conn: &mut PgConnection,
+    queues: Option<&[(ProjectId, String)]>,
+) -> sqlx::Result<i64> {
+    let projects = queues.map(|it| it.iter().map(|it| it.0.0).collect::<Vec<_>>());
+    let names = queues.map(|it| it.iter().map(|it| it.1.as_str()).collect::<Vec<_>>());
     sqlx::query_scalar!(
         r#"
         with taken as (
@@ -15,6 +46,13 @@ pub async fn merge_counts(conn: &mut PgConnection) -> sqlx::Result<Option<i64>> 
             using (
                 select ctid as place
                 from queue_deltas
+                where ($1::int[] is null or (project_id, queue) in (
+                    select * from unnest($1::int[], $2::text[])
+                )) and not exists (
+                    select from set_aside
+                    where project_id = queue_deltas.project_id and work = 'counts'
+                        and item = queue_deltas.queue and next_try_at > now()
+                )
                 limit 20000
                 for update skip locked
             ) left_over
@@ -50,10 +88,12 @@ pub async fn merge_counts(conn: &mut PgConnection) -> sqlx::Result<Option<i64>> 
                 succeeded = queue_rates.succeeded + excluded.succeeded,
                 failed = queue_rates.failed + excluded.failed
         )
-        select count(*) "folded!" from taken having count(*) > 0
+        select count(*) "merged!" from taken
         "#,
+        projects.as_deref(),
+        names.as_deref() as Option<&[&str]>,
     )
-    .fetch_optional(conn)
+    .fetch_one(conn)
     .await
 }
 

@@ -14,6 +14,8 @@ pub struct ProbeResult {
     pub has_deltas: bool,
     /// An operation's next step is due.
     pub has_operations: bool,
+    /// Something is set aside.
+    pub has_set_aside: bool,
     /// The next tick of a schedule is not planned yet.
     pub has_unplanned: bool,
     /// Milliseconds until a schedule's tick is due; none: there is none.
@@ -32,6 +34,7 @@ pub async fn probe(conn: &mut PgConnection, within_ms: i64) -> sqlx::Result<Prob
                exists (select from job_expiries where expires_at <= now()) "has_outdated!",
                exists (select from queue_deltas) "has_deltas!",
                exists (select from operations where next_step_at <= now()) "has_operations!",
+               exists (select from set_aside) "has_set_aside!",
                exists (
                    select from recurring_schedules
                    where next_tick is null and problem is null and not is_paused
@@ -66,6 +69,7 @@ pub async fn probe(conn: &mut PgConnection, within_ms: i64) -> sqlx::Result<Prob
         has_outdated: row.has_outdated,
         has_deltas: row.has_deltas,
         has_operations: row.has_operations,
+        has_set_aside: row.has_set_aside,
         has_unplanned: row.has_unplanned,
         next_tick_ms: row.next_tick_ms,
         changed_queues: projects.zip(row.names.unwrap_or_default()).collect(),

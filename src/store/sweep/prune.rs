@@ -3,11 +3,11 @@
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use crate::ids::ProjectId;
+use crate::ids::{JobId, ProjectId};
 
 /// Finished jobs of a queue that one pass deletes, each with everything that belongs to it. The
 /// statement carries the same number as a literal.
-pub const MAX_PRUNED_JOBS: i64 = 100;
+pub const MAX_PRUNED_JOBS: usize = 100;
 
 /// A queue with finished jobs that are old enough.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -95,16 +95,52 @@ pub struct Pruned {
     pub workflows: Vec<Uuid>,
 }
 
-/// Deletes the oldest finished jobs of a queue, with everything that belongs to them. A job whose
-/// children still wait is kept: they need its result.
-pub async fn prune_jobs(conn: &mut PgConnection, old: &OldQueue) -> sqlx::Result<Pruned> {
+/// The oldest finished jobs of a queue, at most [`MAX_PRUNED_JOBS`]. A job whose children still
+/// wait is kept: they need its result.
+pub async fn find_old_jobs(conn: &mut PgConnection, old: &OldQueue) -> sqlx::Result<Vec<JobId>> {
+    sqlx::query_scalar!(
+        r#"
+        select id "id: JobId"
+        from finished_jobs
+        where project_id = $1 and queue = $2
+            and completed_at < now() - make_interval(days => $3)
+            and not exists (
+                select
+                from job_edges edge
+                join jobs child on child.project_id = $1 and child.id = edge.child_id
+                where edge.project_id = $1 and edge.parent_id = finished_jobs.id
+                    and child.completed_at is null
+            )
+            and not exists (
+                select from set_aside
+                where project_id = $1 and work = 'retention' and item = finished_jobs.id::text
+                    and next_try_at > now()
+            )
+        order by completed_at
+        limit 100
+        "#,
+        old.project_id.0,
+        old.queue,
+        old.retention_days,
+    )
+    .fetch_all(conn)
+    .await
+}
+
+/// Deletes finished jobs of a queue that are still past its retention, with everything that belongs
+/// to them. Those that another node has locked are skipped.
+pub async fn prune_jobs(
+    conn: &mut PgConnection,
+    old: &OldQueue,
+    ids: &[Uuid],
+) -> sqlx::Result<Pruned> {
     sqlx::query_as!(
         Pruned,
         r#"
         with old as materialized (
             select id, state
             from finished_jobs
-            where project_id = $1 and queue = $2
+            where project_id = $1 and id = any($4) and queue = $2
                 and completed_at < now() - make_interval(days => $3)
                 and not exists (
                     select
@@ -113,8 +149,6 @@ pub async fn prune_jobs(conn: &mut PgConnection, old: &OldQueue) -> sqlx::Result
                     where edge.project_id = $1 and edge.parent_id = finished_jobs.id
                         and child.completed_at is null
                 )
-            order by completed_at
-            limit 100
             for update skip locked
         ), gone as (
             delete from finished_jobs
@@ -160,6 +194,7 @@ pub async fn prune_jobs(conn: &mut PgConnection, old: &OldQueue) -> sqlx::Result
         old.project_id.0,
         old.queue,
         old.retention_days,
+        ids,
     )
     .fetch_one(conn)
     .await

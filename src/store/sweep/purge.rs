@@ -27,6 +27,7 @@ pub const TENANT_TABLES: &[&str] = &[
     "dead_letters",
     "dead_letter_groups",
     "schedule_fires",
+    "set_aside",
     "workers",
     "idempotency_keys",
     "queue_deltas",

@@ -49,6 +49,11 @@ pub async fn lock_next(conn: &mut PgConnection, lead_ms: i64) -> sqlx::Result<Ve
             select greatest(statement_timestamp(), next_tick) as tick
             from recurring_schedules
             where next_tick >= statement_timestamp() - make_interval(secs => $2::bigint)
+                and not exists (
+                    select from set_aside
+                    where project_id = recurring_schedules.project_id and work = 'tick'
+                        and item = recurring_schedules.id and next_try_at > now()
+                )
             order by next_tick
             limit 1
         ), near as materialized (
@@ -62,6 +67,11 @@ pub async fn lock_next(conn: &mut PgConnection, lead_ms: i64) -> sqlx::Result<Ve
                     and next_tick
                         <= statement_timestamp() + make_interval(secs => $1::bigint / 1000.0)
                     and (overlap = 'allow' or next_tick <= statement_timestamp())
+                    and not exists (
+                        select from set_aside
+                        where project_id = recurring_schedules.project_id and work = 'tick'
+                            and item = recurring_schedules.id and next_try_at > now()
+                    )
                 order by next_tick
                 limit 50000
             ) first
@@ -100,6 +110,11 @@ pub async fn lock_overdue(conn: &mut PgConnection) -> sqlx::Result<Vec<DueSchedu
                next_tick, statement_timestamp() "now!"
         from recurring_schedules
         where next_tick < statement_timestamp() - make_interval(secs => $1::bigint)
+            and not exists (
+                select from set_aside
+                where project_id = recurring_schedules.project_id and work = 'tick'
+                    and item = recurring_schedules.id and next_try_at > now()
+            )
         order by next_tick
         limit 5
         for update skip locked
@@ -120,6 +135,11 @@ pub async fn lock_unplanned(conn: &mut PgConnection) -> sqlx::Result<Vec<DueSche
                next_tick, statement_timestamp() "now!"
         from recurring_schedules
         where next_tick is null and problem is null and not is_paused
+            and not exists (
+                select from set_aside
+                where project_id = recurring_schedules.project_id and work = 'plan'
+                    and item = recurring_schedules.id and next_try_at > now()
+            )
         limit 500
         for update skip locked
         "#,
@@ -335,6 +355,11 @@ pub async fn next_tick_ms(conn: &mut PgConnection) -> sqlx::Result<Option<f64>> 
         select (extract(epoch from next_tick - statement_timestamp()) * 1000)::float8 "wait_ms!"
         from recurring_schedules
         where next_tick is not null
+            and not exists (
+                select from set_aside
+                where project_id = recurring_schedules.project_id and work = 'tick'
+                    and item = recurring_schedules.id and next_try_at > now()
+            )
         order by next_tick
         limit 1
         "#,

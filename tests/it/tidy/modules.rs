@@ -144,6 +144,7 @@ fn no_modules_of_a_folder_import_one_another_in_a_cycle() {
 const ENGINE_LAYERS: &[(&str, u32)] = &[
     ("batch", 0),
     ("breaker", 0),
+    ("isolate", 0),
     ("stats", 0),
     ("notify", 1),
     ("cancel", 2),

@@ -1,0 +1,76 @@
+//! Deleting finished jobs past their queue's retention.
+
+use metrics::counter;
+use sqlx::PgConnection;
+
+use crate::{
+    domain::limits::DEFAULT_RETENTION_DAYS,
+    engine::{
+        Engine,
+        isolate::{self, Sweep},
+    },
+    ids::{JobId, ProjectId},
+    store::sweep::{
+        prune::{self, MAX_PRUNED_CHUNKS, MAX_PRUNED_JOBS, OldQueue},
+        set_aside::Work,
+    },
+    telemetry,
+};
+
+/// One pass over queues with old jobs. Returns whether there may be more. A queue that fails does
+/// not stop the others.
+pub async fn pass(engine: &Engine) -> sqlx::Result<bool> {
+    let mut conn = engine.pools.background.acquire().await?;
+    let old = prune::queues_with_old_jobs(&mut conn, DEFAULT_RETENTION_DAYS).await?;
+    drop(conn);
+    let (mut is_more, mut failure) = (false, None);
+    for queue in &old {
+        match retain_queue(engine, queue).await {
+            Ok(is_full) => is_more |= is_full,
+            Err(error) => failure = Some(error),
+        }
+    }
+    failure.map_or(Ok(is_more), Err)
+}
+
+/// One batch of one queue. Returns whether it was full.
+async fn retain_queue(engine: &Engine, queue: &OldQueue) -> sqlx::Result<bool> {
+    // The connection is returned between queues: other loops wait for it.
+    let mut conn = engine.pools.background.acquire().await?;
+    if prune::prune_logs(&mut conn, queue).await? == MAX_PRUNED_CHUNKS {
+        return Ok(true);
+    }
+    let old = prune::find_old_jobs(&mut conn, queue).await?;
+    let old: Vec<_> = old.into_iter().map(|id| (queue.project_id, id)).collect();
+    let pruned = isolate::process(engine, &mut conn, &Retention { queue }, &old).await?;
+    counter!(telemetry::JOBS_PRUNED).increment(pruned.into_iter().sum::<i64>().unsigned_abs());
+    Ok(old.len() == MAX_PRUNED_JOBS)
+}
+
+/// Deleting finished jobs of a queue.
+struct Retention<'a> {
+    queue: &'a OldQueue,
+}
+
+impl Sweep for Retention<'_> {
+    type Item = (ProjectId, JobId);
+    type Done = i64;
+    const WORK: Work = Work::Retention;
+
+    fn name((project_id, id): &(ProjectId, JobId)) -> (ProjectId, String) {
+        (*project_id, id.0.to_string())
+    }
+
+    async fn process(
+        &self,
+        tx: &mut PgConnection,
+        old: &[(ProjectId, JobId)],
+    ) -> sqlx::Result<i64> {
+        let ids: Vec<_> = old.iter().map(|it| it.1.0).collect();
+        let pruned = prune::prune_jobs(tx, self.queue, &ids).await?;
+        if !pruned.workflows.is_empty() {
+            prune::prune_workflows(tx, self.queue.project_id, &pruned.workflows).await?;
+        }
+        Ok(pruned.jobs)
+    }
+}

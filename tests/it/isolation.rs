@@ -1,0 +1,4 @@
+//! One row, one tenant or one dead connection stops no other.
+
+mod poison;
+mod turns;

@@ -1,0 +1,285 @@
+//! A row that fails in a loop's statement: all others are served, it is set aside, and it is tried
+//! again.
+
+use std::time::Duration;
+
+use fencepost::{
+    config::PoolArgs,
+    engine::{Engine, maintenance},
+    ids::TickKey,
+    store::pools::Pools,
+};
+
+use crate::harness::{Database, TestProject, TestServer, fresh_database, limited};
+use serde_json::json;
+use tokio_util::sync::CancellationToken;
+
+/// A trigger that refuses rows with this text in this column, before this kind of write.
+async fn plant(database: &Database, (table, write): (&str, &str), column: &str, text: &str) {
+    let row = if write == "delete" { "old" } else { "new" };
+    database
+        .execute(&format!(
+            "create function poison() returns trigger language plpgsql as $$
+             begin raise exception 'poison' using errcode = '22000'; end $$;
+             create trigger poison before {write} on {table} for each row
+             when ({row}.{column}::text = '{text}') execute function poison()"
+        ))
+        .await;
+}
+
+async fn until(database: &Database, what: &str, number: i64) {
+    while database.number(what).await != number {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// Waits until the one item is set aside; then takes the poison away, and waits until the item is
+/// processed after all.
+async fn set_aside_and_tried_again(database: &Database, work: &str, item: &str) {
+    let listed = format!(
+        "select count(*) from set_aside
+         where work = '{work}' and item = '{item}' and problem like '%poison%'"
+    );
+    until(database, &listed, 1).await;
+    assert_eq!(database.number("select count(*) from set_aside").await, 1, "nothing else");
+    database
+        .execute("drop function poison cascade; update set_aside set next_try_at = now()")
+        .await;
+    until(database, "select count(*) from set_aside", 0).await;
+}
+
+/// A server with two tenants: one whose row fails, and one that must not notice.
+fn with_two_tenants(test: impl AsyncFnOnce(&TestProject, &TestProject)) {
+    limited(async {
+        let server = TestServer::start(fresh_database().await).await;
+        let (bad, good) = (server.project("bad").await, server.project("good").await);
+        test(&bad, &good).await;
+        server.stop().await;
+    });
+}
+
+/// The id of a job as a UUID.
+async fn uuid_of(t: &TestProject, job_type: &str) -> String {
+    t.database
+        .text(&format!(
+            "select id::text from jobs where job_type = '{job_type}'
+             union all select id::text from finished_jobs where job_type = '{job_type}'"
+        ))
+        .await
+}
+
+/// A schedule for each second, whose jobs have its id as their type.
+async fn schedule(t: &TestProject, id: &str) {
+    let schedule = json!({"job_type": id, "cron_expression": "* * * * * *"});
+    t.put(&format!("/v1/recurring/{id}"), schedule).await.is(200);
+}
+
+#[test]
+fn a_tick_that_cannot_be_stored_stops_no_other_schedule() {
+    with_two_tenants(async |bad, good| {
+        plant(&bad.database, ("jobs", "insert"), "job_type", "poison").await;
+        schedule(bad, "poison").await;
+        schedule(good, "fine").await;
+        for _ in 0..2 {
+            assert_eq!(good.wait_and_lease("w").await["job_type"], "fine");
+        }
+        let listed = bad.get("/v1/recurring/poison").await.is(200);
+        let problem = listed["problem"].as_str().expect("a problem");
+        assert!(problem.contains("cannot store its ticks"), "{problem}");
+        set_aside_and_tried_again(&bad.database, "tick", "poison").await;
+        assert_eq!(bad.wait_and_lease("w").await["job_type"], "poison");
+    });
+}
+
+#[test]
+fn a_schedule_that_cannot_be_planned_stops_no_other() {
+    with_two_tenants(async |bad, good| {
+        plant(&bad.database, ("recurring_schedules", "update"), "id", "poison").await;
+        schedule(bad, "poison").await;
+        schedule(good, "fine").await;
+        assert_eq!(good.wait_and_lease("w").await["job_type"], "fine");
+        set_aside_and_tried_again(&bad.database, "plan", "poison").await;
+        assert_eq!(bad.wait_and_lease("w").await["job_type"], "poison");
+    });
+}
+
+#[test]
+fn a_due_job_that_cannot_be_promoted_stops_no_other() {
+    with_two_tenants(async |bad, good| {
+        plant(&bad.database, ("jobs", "update"), "job_type", "poison").await;
+        let job = bad.enqueue(json!({"job_type": "poison", "delay_seconds": 1})).await;
+        good.enqueue(json!({"job_type": "fine", "delay_seconds": 1})).await;
+        assert_eq!(good.wait_and_lease("w").await["job_type"], "fine");
+        let id = uuid_of(bad, "poison").await;
+        let told = bad.get(&format!("/v1/jobs/{job}/explain")).await.is(200);
+        let summary = told["summary"].as_str().expect("a summary");
+        assert!(summary.contains("the server failed to process it"), "{summary}");
+        set_aside_and_tried_again(&bad.database, "promote", &id).await;
+        assert_eq!(bad.wait_and_lease("w").await["job_type"], "poison");
+    });
+}
+
+#[test]
+fn an_expired_lease_that_cannot_be_ended_stops_no_other() {
+    with_two_tenants(async |bad, good| {
+        for (t, job_type) in [(bad, "poison"), (good, "fine")] {
+            t.enqueue(json!({"job_type": job_type})).await;
+            t.lease("silent").await;
+        }
+        plant(&bad.database, ("jobs", "update"), "job_type", "poison").await;
+        // The trigger refuses this update too.
+        bad.database
+            .execute(
+                "alter table jobs disable trigger user;
+                 update jobs set lease_expires_at = now() - interval '1 ms';
+                 alter table jobs enable trigger user",
+            )
+            .await;
+        assert_eq!(good.wait_and_lease("w").await["job_type"], "fine");
+        let id = uuid_of(bad, "poison").await;
+        set_aside_and_tried_again(&bad.database, "reap", &id).await;
+        assert_eq!(bad.wait_and_lease("w").await["attempt"], 2);
+    });
+}
+
+#[test]
+fn a_parent_whose_children_cannot_be_cancelled_stops_no_other() {
+    with_two_tenants(async |bad, good| {
+        plant(&bad.database, ("finished_jobs", "insert"), "job_type", "poison").await;
+        let mut children = Vec::new();
+        for (t, job_type) in [(bad, "poison"), (good, "fine")] {
+            let parent = t.enqueue(json!({"job_type": "parent", "max_attempts": 1})).await;
+            children.push(t.enqueue(json!({"job_type": job_type, "depends_on": [parent]})).await);
+            let leased = t.lease("w").await;
+            t.ack(&leased, "w", "failed").await.is(200);
+        }
+        good.job_becomes(&children[1], "cancelled").await;
+        assert_eq!(bad.job(&children[0]).await["state"], "scheduled");
+        let parent = uuid_of_dead_letter(bad).await;
+        set_aside_and_tried_again(&bad.database, "cascade", &parent).await;
+        bad.job_becomes(&children[0], "cancelled").await;
+    });
+}
+
+/// The parent of the child that cannot be cancelled.
+async fn uuid_of_dead_letter(t: &TestProject) -> String {
+    t.database
+        .text(
+            "select parent_id::text from job_edges
+             join jobs on jobs.project_id = job_edges.project_id and id = child_id
+             where job_type = 'poison'",
+        )
+        .await
+}
+
+#[test]
+fn a_job_past_its_expiry_that_cannot_be_cancelled_stops_no_other() {
+    with_two_tenants(async |bad, good| {
+        plant(&bad.database, ("finished_jobs", "insert"), "job_type", "poison").await;
+        let mut jobs = Vec::new();
+        for (t, job_type) in [(bad, "poison"), (good, "fine")] {
+            let job = json!({"job_type": job_type, "expires_at": "1970-01-01T00:00:00Z"});
+            jobs.push(t.enqueue(job).await);
+        }
+        good.job_becomes(&jobs[1], "cancelled").await;
+        let id = uuid_of(bad, "poison").await;
+        set_aside_and_tried_again(&bad.database, "expire", &id).await;
+        bad.job_becomes(&jobs[0], "cancelled").await;
+    });
+}
+
+#[test]
+fn a_lost_worker_whose_leases_cannot_end_stops_no_other() {
+    with_two_tenants(async |bad, good| {
+        for (t, job_type) in [(bad, "poison"), (good, "fine")] {
+            t.enqueue(json!({"job_type": job_type})).await;
+            t.lease(job_type).await;
+            t.post("/v1/workers/heartbeat", json!({"worker_id": job_type})).await.is(200);
+        }
+        // What they did before is in the store once their neighbour is.
+        good.poll("neighbour", 1).await;
+        let neighbour = "select count(*) from workers where worker_id = 'neighbour'";
+        until(&bad.database, neighbour, 1).await;
+        plant(&bad.database, ("jobs", "update"), "job_type", "poison").await;
+        bad.database
+            .execute(
+                "update workers set last_beat_at = now() - interval '2 min',
+                                    last_seen_at = now() - interval '2 min'",
+            )
+            .await;
+        assert_eq!(good.wait_and_lease("w").await["job_type"], "fine");
+        set_aside_and_tried_again(&bad.database, "lost_worker", "poison").await;
+        assert_eq!(bad.wait_and_lease("w").await["attempt"], 2);
+    });
+}
+
+#[test]
+fn a_finished_job_that_cannot_be_deleted_stops_no_other() {
+    with_two_tenants(async |bad, good| {
+        for (t, job_type) in [(bad, "poison"), (bad, "second"), (good, "fine")] {
+            t.enqueue(json!({"job_type": job_type})).await;
+            let leased = t.lease("w").await;
+            t.ack(&leased, "w", "succeeded").await.is(200);
+        }
+        let database = &bad.database;
+        plant(database, ("finished_jobs", "delete"), "job_type", "poison").await;
+        database.execute("update finished_jobs set completed_at = now() - interval '8 days'").await;
+        let engine = engine_of(database);
+        maintenance::counts::pass(&engine).await.expect("it runs");
+        let retain = || async { maintenance::retention::pass(&engine).await.expect("it runs") };
+        until(database, "select count(*) from queue_counts where succeeded > 0", 2).await;
+        retain().await;
+        let left = "select count(*) from finished_jobs where job_type = 'poison'";
+        assert_eq!(database.number("select count(*) from finished_jobs").await, 1);
+        assert_eq!(database.number(left).await, 1);
+        database
+            .execute("drop function poison cascade; update set_aside set next_try_at = now()")
+            .await;
+        retain().await;
+        assert_eq!(database.number(left).await, 0);
+        assert_eq!(database.number("select count(*) from set_aside").await, 0);
+        engine.finish().await;
+    });
+}
+
+/// An engine beside the server's, to make steps of loops when the test wants.
+fn engine_of(database: &Database) -> Engine {
+    let pools = Pools::new(&database.url, PoolArgs::default()).expect("a URL");
+    Engine::start(pools, TickKey::new(b"test"), CancellationToken::new())
+}
+
+#[test]
+fn counts_that_cannot_be_merged_stop_no_others() {
+    with_two_tenants(async |bad, good| {
+        plant(&bad.database, ("queue_counts", "insert"), "queue", "poison").await;
+        for (t, queue) in [(bad, "poison"), (good, "fine")] {
+            t.enqueue(json!({"queue": queue})).await;
+        }
+        let merged = |queue| format!("select count(*) from queue_counts where queue = '{queue}'");
+        until(&good.database, &merged("fine"), 1).await;
+        let listed = bad.get("/v1/queues/poison").await.is(200);
+        assert_eq!(listed["counts"]["pending"], 1, "what is not merged is counted");
+        set_aside_and_tried_again(&bad.database, "counts", "poison").await;
+        until(&bad.database, &merged("poison"), 1).await;
+    });
+}
+
+#[test]
+fn a_client_cannot_take_the_id_of_a_tick() {
+    with_two_tenants(async |bad, _| {
+        schedule(bad, "each_second").await;
+        let first = bad.wait_and_lease("w").await;
+        let project = bad.database.number("select id::bigint from projects where slug = 'bad'");
+        let project = i32::try_from(project.await).expect("a small number");
+        let first = bad.job(first["id"].as_str().expect("an id")).await;
+        let run_at = first["run_at"].as_str().expect("a time");
+        let tick: chrono::DateTime<chrono::Utc> = run_at.parse().expect("a time");
+        let guessed = fencepost::ids::JobId::of_tick(
+            &TickKey::new(b""),
+            fencepost::ids::ProjectId(project),
+            "each_second",
+            tick.timestamp_millis(),
+        );
+        assert_ne!(first["id"], guessed.to_string(), "the instance's key is part of it");
+    });
+}

@@ -302,7 +302,9 @@ fn read_share(text: &str) -> Result<f64, String> {
     share.filter(|it| (0.0..=1.0).contains(it)).ok_or_else(|| "must be between 0 and 1".to_owned())
 }
 
+/// Four kinds of batches, two of each in flight.
 const SETTLE_CONNECTIONS: u32 = 8;
+const REPORT_CONNECTIONS: u32 = 3;
 const CLAIM_CONNECTIONS: u32 = 6;
 const ENQUEUE_CONNECTIONS: u32 = 4;
 const KEY_CONNECTIONS: u32 = 2;
@@ -315,8 +317,13 @@ const BACKGROUND_CONNECTIONS: u32 = 3;
 pub struct PoolArgs {
     /// Connections for acks and heartbeats
     #[arg(long, env = "FENCEPOST_SETTLE_CONNECTIONS", default_value_t = SETTLE_CONNECTIONS, value_name = "N",
-          value_parser = clap::value_parser!(u32).range(2..=100))]
+          value_parser = clap::value_parser!(u32).range(8..=100))]
     pub settle_connections: u32,
+
+    /// Connections for registrations and reports of workers
+    #[arg(long, env = "FENCEPOST_REPORT_CONNECTIONS", default_value_t = REPORT_CONNECTIONS, value_name = "N",
+          value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub report_connections: u32,
 
     /// Connections for claims
     #[arg(long, env = "FENCEPOST_CLAIM_CONNECTIONS", default_value_t = CLAIM_CONNECTIONS, value_name = "N",
@@ -357,8 +364,9 @@ impl PoolArgs {
     /// Maximum connections of one node, including those of loops.
     #[must_use]
     pub const fn total(&self) -> u32 {
-        const LOOPS: u32 = 2;
+        const LOOPS: u32 = 3;
         self.settle_connections
+            + self.report_connections
             + self.claim_connections
             + self.enqueue_connections
             + self.key_connections
@@ -373,6 +381,7 @@ impl Default for PoolArgs {
     fn default() -> Self {
         Self {
             settle_connections: SETTLE_CONNECTIONS,
+            report_connections: REPORT_CONNECTIONS,
             claim_connections: CLAIM_CONNECTIONS,
             enqueue_connections: ENQUEUE_CONNECTIONS,
             key_connections: KEY_CONNECTIONS,

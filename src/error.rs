@@ -191,6 +191,11 @@ pub enum Error {
     #[error("the server is overloaded: try again")]
     Overloaded,
 
+    /// Another transaction holds the job: nothing was written. The caller may repeat the request
+    /// after a pause.
+    #[error("another transaction holds the job, and nothing was written: try again")]
+    JobLocked,
+
     /// The database did not answer. The caller may repeat the request after a pause.
     #[error("temporarily unavailable")]
     Unavailable(#[source] Arc<sqlx::Error>),
@@ -283,9 +288,11 @@ impl Error {
             Self::UnsupportedMediaType => Class::MediaType,
             Self::BodyTimeout => Class::Timeout,
             Self::RateLimited { .. } | Self::QuotaExceeded { .. } => Class::Limited,
-            Self::Overloaded | Self::Unavailable(_) | Self::InDoubt | Self::NotReady(_) => {
-                Class::Unavailable
-            }
+            Self::Overloaded
+            | Self::JobLocked
+            | Self::Unavailable(_)
+            | Self::InDoubt
+            | Self::NotReady(_) => Class::Unavailable,
             Self::Internal(_) => Class::Internal,
         }
     }
@@ -318,6 +325,12 @@ pub fn is_unique_violation(error: &sqlx::Error) -> bool {
     matches!(error, sqlx::Error::Database(it) if it.is_unique_violation())
 }
 
+/// Whether a statement stopped waiting for a lock (SQLSTATE 55P03).
+#[must_use]
+pub fn is_lock_timeout(error: &sqlx::Error) -> bool {
+    matches!(error, sqlx::Error::Database(it) if it.code().as_deref() == Some("55P03"))
+}
+
 /// SQLSTATE classes in which the statement itself is at fault, not the database: data (22),
 /// integrity (23), syntax and access (42).
 const FAULTY_STATEMENT_CLASSES: [&str; 3] = ["22", "23", "42"];
@@ -338,6 +351,9 @@ impl From<sqlx::Error> for Error {
     fn from(error: sqlx::Error) -> Self {
         if is_faulty_statement(&error) {
             return Self::internal(error);
+        }
+        if is_lock_timeout(&error) {
+            return Self::JobLocked;
         }
         Self::Unavailable(Arc::new(error))
     }

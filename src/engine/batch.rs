@@ -5,8 +5,10 @@
 //! answered after the commit. No statement runs in a caller's future, so a caller that is dropped
 //! cannot leave a connection in the middle of a transaction.
 
+mod intake;
+
 use std::{
-    collections::{HashSet, VecDeque},
+    collections::BTreeMap,
     future::Future,
     hash::Hash,
     sync::Arc,
@@ -15,13 +17,15 @@ use std::{
 
 use metrics::{counter, histogram};
 use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot},
+    sync::{mpsc, oneshot},
     task::JoinSet,
     time::timeout,
 };
 
+use self::intake::{Cut, Entry, Intake, Room, Waiter};
 use crate::{
-    error::{Error, is_faulty_statement},
+    error::{Error, is_faulty_statement, is_lock_timeout},
+    ids::ProjectId,
     telemetry,
 };
 
@@ -30,10 +34,9 @@ use crate::{
 const SECOND_BATCH_ITEMS: usize = 64;
 /// Batches of one kind in flight.
 const MAX_BATCHES_IN_FLIGHT: usize = 2;
-/// Bytes of one batch; a single larger item is a batch of its own.
-const MAX_BATCH_BYTES: usize = 4 * 1024 * 1024;
-/// Capacity for waiting items, in KiB; an item takes one and its bytes.
-const MAX_WAITING_KIB: usize = 64 * 1024;
+/// Bytes of one batch; a single larger item is a batch of its own, and one of these at a time is in
+/// flight.
+const MAX_BATCH_BYTES: usize = 1024 * 1024;
 /// Tries of a batch that met a deadlock or lost its connection.
 const MAX_TRIES: u32 = 3;
 /// After this a batch is abandoned: the connection may be dead without an error.
@@ -44,11 +47,11 @@ const MAX_RETRY_PAUSE_MS: u64 = 50;
 /// A kind of write that can be done for many callers at once.
 pub trait Batch: Send + Sync + 'static {
     /// What one caller wants written.
-    type Item: Send + Sync + 'static;
+    type Item: Clone + Send + Sync + 'static;
     /// What that caller is answered.
-    type Answer: Send + 'static;
+    type Answer: Clone + Send + 'static;
     /// Items with the same key never share a batch.
-    type Key: Eq + Hash;
+    type Key: Eq + Hash + Send;
     /// The connection that a batch is written through.
     type Connection: Send + 'static;
 
@@ -56,6 +59,9 @@ pub trait Batch: Send + Sync + 'static {
     const KIND: &'static str;
     /// Rows of one batch; a single larger item is a batch of its own.
     const MAX_ROWS: usize;
+    /// Whether one connection is kept while nothing is to be written. Its pool must have two for
+    /// each kind that does.
+    const KEEPS_CONNECTION: bool = false;
 
     /// Rows that the item becomes.
     fn rows(_item: &Self::Item) -> usize {
@@ -67,6 +73,14 @@ pub trait Batch: Send + Sync + 'static {
 
     /// See [`Self::Key`].
     fn key(item: &Self::Item) -> Self::Key;
+
+    /// Whose item it is.
+    fn project(item: &Self::Item) -> ProjectId;
+
+    /// Whether two items of one key ask for the same thing and may get the same answer.
+    fn is_same(_one: &Self::Item, _other: &Self::Item) -> bool {
+        false
+    }
 
     /// A connection to write through. It is kept from batch to batch while there is work.
     fn connect(&self) -> impl Future<Output = sqlx::Result<Self::Connection>> + Send;
@@ -82,17 +96,10 @@ pub trait Batch: Send + Sync + 'static {
     ) -> impl Future<Output = sqlx::Result<Vec<Result<Self::Answer, Error>>>> + Send;
 }
 
-struct Entry<B: Batch> {
-    item: B::Item,
-    since: Instant,
-    answer: oneshot::Sender<Result<B::Answer, Error>>,
-    _room: OwnedSemaphorePermit,
-}
-
 /// The callers' side of one kind of batch.
 pub struct Coalescer<B: Batch> {
     entries: mpsc::UnboundedSender<Entry<B>>,
-    room: Arc<Semaphore>,
+    room: Arc<Room>,
 }
 
 impl<B: Batch> Clone for Coalescer<B> {
@@ -105,122 +112,76 @@ impl<B: Batch> Coalescer<B> {
     /// Starts the task that writes. It ends when the last caller's side is dropped and everything
     /// is written.
     pub fn start(batch: B) -> Self {
-        // Bounded by `room`: every entry holds a permit until it is answered.
+        // Bounded by `room`: every entry holds some until it is answered.
         let (entries, receiver) = mpsc::unbounded_channel();
-        let intake = Intake { receiver, held_over: VecDeque::new() };
-        tokio::spawn(run(Arc::new(batch), intake));
-        Self { entries, room: Arc::new(Semaphore::new(MAX_WAITING_KIB)) }
+        tokio::spawn(run(Arc::new(batch), Intake::new(receiver)));
+        Self { entries, room: Arc::default() }
     }
 
     /// Writes one item, together with others that wait.
     ///
     /// # Errors
-    /// [`Error::Overloaded`] when too many items wait: nothing was written. [`Error::Unavailable`]
-    /// when the database did not answer, after retries. Otherwise the batch's answer for this item.
+    /// [`Error::Overloaded`] when too many items wait, of all projects or of this one: nothing was
+    /// written. [`Error::Unavailable`] when the database did not answer, after retries. Otherwise
+    /// the batch's answer for this item.
     pub async fn submit(&self, item: B::Item) -> Result<B::Answer, Error> {
-        let weight_kib = u32::try_from(1 + B::bytes(&item) / 1024).unwrap_or(u32::MAX);
-        let Ok(room) = Arc::clone(&self.room).try_acquire_many_owned(weight_kib) else {
+        let Some(room) = self.room.take(B::project(&item), B::bytes(&item)) else {
             counter!(telemetry::SHED, "kind" => B::KIND).increment(1);
             return Err(Error::Overloaded);
         };
         let (answer, answered) = oneshot::channel();
-        let entry = Entry { item, since: Instant::now(), answer, _room: room };
+        let waiter = Waiter { since: Instant::now(), answer, _room: room };
+        let entry = Entry { item, waiters: vec![waiter] };
         self.entries.send(entry).map_err(|_| Error::NotReady("the node is stopping"))?;
         // No answer: the batch panicked.
         answered.await.map_err(Error::internal)?
     }
 }
 
-struct Intake<B: Batch> {
-    receiver: mpsc::UnboundedReceiver<Entry<B>>,
-    /// Entries whose key was in the last batch already.
-    held_over: VecDeque<Entry<B>>,
-}
-
-impl<B: Batch> Intake<B> {
-    fn waiting(&self) -> usize {
-        self.held_over.len() + self.receiver.len()
-    }
-
-    /// The next entry that is already waiting.
-    fn next(&mut self) -> Option<Entry<B>> {
-        self.held_over.pop_front().or_else(|| self.receiver.try_recv().ok())
-    }
-
-    /// Waits for something to write. False: the end.
-    async fn wait(&mut self) -> bool {
-        if self.held_over.is_empty() {
-            match self.receiver.recv().await {
-                Some(entry) => self.held_over.push_back(entry),
-                None => return false,
-            }
-        }
-        true
-    }
-
-    /// Fails every waiting caller: nothing of theirs is written.
-    fn refuse_all(&mut self, error: &Error) {
-        while let Some(entry) = self.next() {
-            let _ = entry.answer.send(Err(error.clone()));
-        }
-    }
-
-    /// Takes everything that waits, up to the limits of one batch.
-    fn cut(&mut self) -> Vec<Entry<B>> {
-        let (mut batch, mut held_over) = (Vec::new(), VecDeque::new());
-        let mut keys = HashSet::new();
-        let (mut rows, mut bytes) = (0, 0);
-        while let Some(entry) = self.next() {
-            let (more_rows, more_bytes) = (B::rows(&entry.item), B::bytes(&entry.item));
-            let fits = rows + more_rows <= B::MAX_ROWS && bytes + more_bytes <= MAX_BATCH_BYTES;
-            if !batch.is_empty() && !fits {
-                held_over.push_back(entry);
-                break;
-            }
-            if !keys.insert(B::key(&entry.item)) {
-                held_over.push_back(entry);
-                continue;
-            }
-            rows += more_rows;
-            bytes += more_bytes;
-            batch.push(entry);
-        }
-        held_over.append(&mut self.held_over);
-        self.held_over = held_over;
-        batch
-    }
-}
-
-/// Starts a batch whenever the last one is done, and keeps its connection while there is something
-/// to write.
+/// Starts a batch whenever the last one is done. One connection is kept for the next batch.
 async fn run<B: Batch>(batch: Arc<B>, mut intake: Intake<B>) {
     let mut batches_in_flight: JoinSet<CompletedBatch<B>> = JoinSet::new();
-    let mut idle = Vec::new();
+    // The heavy batch in flight holds a second reference, also while it panics.
+    let heavy = Arc::new(());
+    let (mut idle, mut is_open) = (Vec::new(), true);
     loop {
-        let is_busy = !batches_in_flight.is_empty();
-        let may_cut =
-            if is_busy { intake.waiting() >= SECOND_BATCH_ITEMS } else { intake.waiting() > 0 };
-        if may_cut && batches_in_flight.len() < MAX_BATCHES_IN_FLIGHT {
-            let (batch, entries) = (Arc::clone(&batch), intake.cut());
+        let in_flight = batches_in_flight.len();
+        let has_heavy = Arc::strong_count(&heavy) > 1;
+        // A heavy batch delays no others.
+        let light_in_flight = in_flight.saturating_sub(usize::from(has_heavy));
+        let may_cut = light_in_flight == 0 || intake.waiting() >= SECOND_BATCH_ITEMS;
+        let cut = (may_cut && in_flight < MAX_BATCHES_IN_FLIGHT).then(|| intake.cut(!has_heavy));
+        if let Some(Cut { entries, is_heavy }) = cut.flatten() {
+            let (batch, heavy) = (Arc::clone(&batch), is_heavy.then(|| Arc::clone(&heavy)));
             // In a task of its own: a panic costs only this batch its answers.
-            batches_in_flight.spawn(write(batch, idle.pop(), entries));
+            batches_in_flight.spawn(write(batch, idle.pop(), entries, heavy));
             continue;
         }
-        if !is_busy {
-            idle.clear();
+        if in_flight == 0 {
+            if !is_open {
+                return;
+            }
+            idle.truncate(usize::from(B::KEEPS_CONNECTION));
         }
         tokio::select! {
             Some(completed) = batches_in_flight.join_next() => match completed {
                 Ok(CompletedBatch { conn, no_connection }) => {
                     idle.extend(conn);
                     if let Some(error) = no_connection {
-                        intake.refuse_all(&error);
+                        refuse_all(&mut intake, &error);
                     }
                 }
                 Err(_) => counter!(telemetry::PANICS).increment(1),
             },
-            is_open = intake.wait(), if !is_busy => if !is_open { return },
+            more = intake.receive(), if is_open && light_in_flight == 0 => is_open = more,
         }
+    }
+}
+
+/// Fails every waiting caller: nothing of theirs is written.
+fn refuse_all<B: Batch>(intake: &mut Intake<B>, error: &Error) {
+    for waiter in intake.take_all().flat_map(|it| it.waiters) {
+        let _ = waiter.answer.send(Err(error.clone()));
     }
 }
 
@@ -236,19 +197,21 @@ async fn write<B: Batch>(
     batch: Arc<B>,
     mut conn: Option<B::Connection>,
     entries: Vec<Entry<B>>,
+    _heavy: Option<Arc<()>>,
 ) -> CompletedBatch<B> {
-    if let Some(first) = entries.iter().map(|it| it.since).min() {
+    let since = entries.iter().flat_map(|it| it.waiters.iter().map(|it| it.since));
+    if let Some(first) = since.min() {
         histogram!(telemetry::BATCH_WAIT_SECONDS, "kind" => B::KIND)
             .record(first.elapsed().as_secs_f64());
     }
-    let (mut items, mut callers) = (Vec::new(), Vec::new());
-    for Entry { item, answer, _room, .. } in entries {
-        items.push(item);
-        callers.push((answer, _room));
-    }
+    let (items, callers): (Vec<_>, Vec<_>) =
+        entries.into_iter().map(|it| (it.item, it.waiters)).unzip();
     let mut no_connection = None;
     let answers = match flush(&*batch, &mut conn, &items).await {
         Ok(answers) => answers,
+        Err(error) if items.len() > 1 && is_lock_timeout(&error) => {
+            flush_by_project(&*batch, &mut conn, &items).await
+        }
         Err(error) if items.len() > 1 && is_faulty_statement(&error) => {
             flush_one_by_one(&*batch, &mut conn, &items).await
         }
@@ -260,11 +223,37 @@ async fn write<B: Batch>(
         }
     };
     debug_assert_eq!(answers.len(), callers.len(), "each caller is answered");
-    for ((caller, _room), answer) in callers.into_iter().zip(answers) {
-        // The caller may be gone: its answer is dropped.
-        let _ = caller.send(answer);
+    for (waiters, answer) in callers.into_iter().zip(answers) {
+        for waiter in waiters {
+            // The caller may be gone: its answer is dropped.
+            let _ = waiter.answer.send(answer.clone());
+        }
     }
     CompletedBatch { conn, no_connection }
+}
+
+/// A row that another transaction holds must not fail other projects.
+async fn flush_by_project<B: Batch>(
+    batch: &B,
+    conn: &mut Option<B::Connection>,
+    items: &[B::Item],
+) -> Vec<Result<B::Answer, Error>> {
+    let mut by_project: BTreeMap<_, Vec<_>> = BTreeMap::new();
+    for (number, item) in items.iter().enumerate() {
+        by_project.entry(B::project(item)).or_default().push((number, item.clone()));
+    }
+    let mut answers: Vec<_> = items.iter().map(|_| Err(Error::JobLocked)).collect();
+    for of_project in by_project.into_values() {
+        let (numbers, items): (Vec<_>, Vec<_>) = of_project.into_iter().unzip();
+        let flushed = match flush(batch, conn, &items).await {
+            Ok(flushed) => flushed,
+            Err(error) => vec![Err(Error::from(error)); items.len()],
+        };
+        for (number, answer) in numbers.into_iter().zip(flushed) {
+            answers[number] = answer;
+        }
+    }
+    answers
 }
 
 /// One bad item must not fail the others.
@@ -298,7 +287,7 @@ async fn flush<B: Batch>(
         let Err(error) = flushed else { break flushed };
         is_in_doubt |= leaves_doubt(&error);
         counter!(telemetry::STORE_ERRORS, "kind" => B::KIND).increment(1);
-        if tries == MAX_TRIES || !is_worth_another_try(&error) {
+        if tries == MAX_TRIES || is_lock_timeout(&error) || !is_worth_another_try(&error) {
             break Err(error);
         }
         let pause_ms = rand::random_range(0..=MAX_RETRY_PAUSE_MS);
@@ -343,7 +332,7 @@ fn leaves_doubt(error: &sqlx::Error) -> bool {
 
 const UNIQUE_VIOLATION: &str = "23505";
 
-/// A lost connection, a deadlock, or a lock timeout. An exhausted pool has waited long enough.
+/// A lost connection or a deadlock. An exhausted pool has waited long enough.
 fn is_worth_another_try(error: &sqlx::Error) -> bool {
     match error {
         sqlx::Error::PoolTimedOut | sqlx::Error::PoolClosed => false,
@@ -355,9 +344,12 @@ fn is_worth_another_try(error: &sqlx::Error) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Mutex as StdMutex;
+    use std::{collections::HashSet, sync::Mutex as StdMutex};
 
-    use super::*;
+    use super::{
+        intake::{MAX_WAITING_KIB, MAX_WAITING_KIB_OF_PROJECT},
+        *,
+    };
     use tokio::sync::Mutex;
 
     /// Remembers its batches; fails like a bad statement if a batch contains a 13.
@@ -380,6 +372,12 @@ mod tests {
         }
         fn key(item: &u32) -> u32 {
             item % 100
+        }
+        fn project(item: &u32) -> ProjectId {
+            ProjectId(if *item < 10_000 { 1 } else { 2 })
+        }
+        fn is_same(one: &u32, other: &u32) -> bool {
+            one == other
         }
         async fn connect(&self) -> sqlx::Result<()> {
             Ok(())
@@ -448,9 +446,39 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn the_same_item_twice_is_written_once_and_answered_twice() {
+        let recorder = Recorder::default();
+        let answers = submit_together(&recorder, &[5, 5, 5, 6]).await;
+        assert!(answers.iter().take(3).all(|it| matches!(it, Ok(10))), "{answers:?}");
+        let batches = recorder.batches.lock().expect("no panic").clone();
+        assert_eq!(batches.iter().flatten().filter(|it| **it == 5).count(), 1, "{batches:?}");
+    }
+
+    #[tokio::test]
+    async fn projects_take_turns() {
+        let recorder = Recorder::default();
+        let many = (20..60).chain([10_001, 10_002]).collect::<Vec<_>>();
+        submit_together(&recorder, &many).await;
+        let batches = recorder.batches.lock().expect("no panic").clone();
+        let of_the_other = batches.iter().position(|it| it.contains(&10_002));
+        assert!(of_the_other.is_some_and(|it| it <= 3), "{batches:?}");
+    }
+
+    #[tokio::test]
     async fn what_does_not_fit_is_shed_and_nothing_of_it_is_written() {
         let coalescer = Coalescer::start(Recorder::default());
-        coalescer.room.forget_permits(MAX_WAITING_KIB);
+        let (one, other) = (ProjectId(1), ProjectId(2));
+        let most = (MAX_WAITING_KIB_OF_PROJECT - 1) * 1024;
+        let taken = coalescer.room.take(one, most).expect("room");
         assert!(matches!(coalescer.submit(1).await, Err(Error::Overloaded)));
+        assert!(matches!(coalescer.submit(10_001).await, Ok(20_002)), "another has its own");
+        drop(taken);
+        assert!(matches!(coalescer.submit(1).await, Ok(2)));
+        let projects = MAX_WAITING_KIB / MAX_WAITING_KIB_OF_PROJECT;
+        let all: Vec<_> = (10..10 + projects as i32)
+            .map(|it| coalescer.room.take(ProjectId(it), most).expect("room"))
+            .collect();
+        assert!(coalescer.room.take(other, 0).is_none(), "all of it is taken");
+        drop(all);
     }
 }

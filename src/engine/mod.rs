@@ -46,7 +46,7 @@ use self::{
     enqueue::Enqueues,
     isolate::SetAside,
     notify::Notifier,
-    settle::{Endings, Successes, heartbeat::Beats},
+    settle::{Endings, Parents, SuccessNotes, Successes, heartbeat::Beats},
     stats::recorder::StatsRecorder,
     workers::{Registry, WorkerLookups},
 };
@@ -74,6 +74,7 @@ pub struct Inner {
     has_failed: Arc<AtomicBool>,
     enqueues: Coalescer<Enqueues>,
     successes: Coalescer<Successes>,
+    parents: Coalescer<Parents>,
     endings: Coalescer<Endings>,
     repeats: Coalescer<Repeats>,
     beats: Coalescer<Beats>,
@@ -136,6 +137,11 @@ impl Engine {
             inbox,
             arrivals,
         );
+        let notes = SuccessNotes {
+            notifier: notifier.clone(),
+            settled: Arc::clone(&settled),
+            breakers: Arc::clone(&breakers),
+        };
         let has_failed = Arc::new(AtomicBool::new(false));
         tokio::spawn(stop_if_pump_panics(
             tokio::spawn(pump),
@@ -149,10 +155,9 @@ impl Engine {
             }),
             successes: Coalescer::start(Successes {
                 pool: pools.settle.clone(),
-                notifier: notifier.clone(),
-                settled: Arc::clone(&settled),
-                breakers: Arc::clone(&breakers),
+                notes: notes.clone(),
             }),
+            parents: Coalescer::start(Parents { pool: pools.settle.clone(), notes }),
             endings,
             repeats: Coalescer::start(Repeats { pool: pools.claim.clone() }),
             beats: Coalescer::start(Beats { pool: pools.settle.clone() }),
@@ -186,7 +191,7 @@ impl Engine {
 
     /// The time by the database's clock.
     pub async fn now(&self) -> Result<DateTime<Utc>, Error> {
-        let mut conn = self.pools.settle.acquire().await?;
+        let mut conn = self.pools.reports.acquire().await?;
         Ok(store::schedules::clock(&mut conn).await?)
     }
 

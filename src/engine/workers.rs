@@ -179,6 +179,10 @@ impl Batch for WorkerLookups {
         item.clone()
     }
 
+    fn project(item: &WorkerKey) -> ProjectId {
+        item.0
+    }
+
     async fn connect(&self) -> sqlx::Result<Self::Connection> {
         self.pool.acquire().await
     }
@@ -202,7 +206,7 @@ pub async fn register(
     project_id: ProjectId,
     worker: &Registration,
 ) -> Result<(), Error> {
-    let mut conn = engine.pools.claim.acquire().await?;
+    let mut conn = engine.pools.reports.acquire().await?;
     store::workers::upsert(&mut conn, project_id, worker).await?;
     engine.registry.forget(&(project_id, worker.worker_id.as_str().into()));
     Ok(())
@@ -225,7 +229,7 @@ pub async fn beat(
         return Ok((WorkerState::Terminate, lost));
     }
     let facts = {
-        let mut conn = engine.pools.settle.acquire().await?;
+        let mut conn = engine.pools.reports.acquire().await?;
         store::workers::beat(&mut conn, key.0, &key.1, state).await?
     };
     let advice = WorkerState::advice(facts.state, facts.directive);
@@ -243,11 +247,11 @@ pub async fn beat(
 /// # Errors
 /// [`Error::WorkerNotFound`] when no worker of this name is known and none holds a lease.
 pub async fn deregister(engine: &Engine, key: &WorkerKey) -> Result<u64, Error> {
-    let mut conn = engine.pools.settle.acquire().await?;
+    let mut conn = engine.pools.reports.acquire().await?;
     let was_known = store::workers::terminate(&mut conn, key.0, &key.1).await?;
     drop(conn);
     engine.registry.forget(key);
-    let released = end_leases(engine, &engine.pools.settle, key, &Ending::Released).await?;
+    let released = end_leases(engine, &engine.pools.reports, key, &Ending::Released).await?;
     if !was_known && released == 0 {
         return Err(Error::WorkerNotFound);
     }

@@ -117,7 +117,7 @@ codes! {
     Error::UnsupportedMediaType => UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type";
     Error::Internal(_) => INTERNAL_SERVER_ERROR, "internal";
     Error::Overloaded => SERVICE_UNAVAILABLE, "overloaded";
-    Error::Unavailable(_) | Error::NotReady(_) | Error::InDoubt => SERVICE_UNAVAILABLE, "unavailable";
+    Error::Unavailable(_) | Error::NotReady(_) | Error::InDoubt | Error::JobLocked => SERVICE_UNAVAILABLE, "unavailable";
 }
 
 /// The status of a failure.

@@ -10,7 +10,7 @@ use crate::{
 };
 
 /// A heartbeat of one job.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Beat {
     pub key: JobKey,
     pub fence: Fence,
@@ -28,7 +28,7 @@ pub struct Renewed {
 }
 
 /// Renews the leases whose fences hold and which have not expired, by their own length, but never
-/// past the job's timeout and its grace.
+/// past the job's timeout and its grace. Jobs that another transaction holds are skipped.
 ///
 /// No job may appear twice in `beats`.
 pub async fn renew(conn: &mut PgConnection, beats: &[Beat]) -> sqlx::Result<Vec<Renewed>> {
@@ -46,7 +46,7 @@ pub async fn renew(conn: &mut PgConnection, beats: &[Beat]) -> sqlx::Result<Vec<
                 and job.lease_expires_at > now()
             order by job.project_id, job.id
             limit 500
-            for no key update of job
+            for no key update of job skip locked
         )
         update jobs
         set lease_expires_at = greatest(jobs.lease_expires_at, least(

@@ -30,6 +30,9 @@ const IDLE_IN_TRANSACTION_TIMEOUT_MS: u32 = 5_000;
 /// ones.
 const CLAIM_PLANS: [(&str, &str); 1] = [("enable_bitmapscan", "off")];
 
+/// A batch of acks serves many projects: it must not wait long for a row that is locked.
+const SETTLE_LOCK_TIMEOUT: (&str, &str) = ("lock_timeout", "200ms");
+
 /// Connections of a loop with a pool of its own.
 const LOOP_CONNECTIONS: u32 = 1;
 
@@ -65,7 +68,10 @@ impl Pool {
 /// The pools of one node.
 #[derive(Debug, Clone)]
 pub struct Pools {
+    /// The batches of acks and heartbeats, and nothing else: nothing may delay them.
     pub settle: Pool,
+    /// Registrations of workers, and what else workers report, in transactions of their own.
+    pub reports: Pool,
     pub claim: Pool,
     pub enqueue: Pool,
     /// Key lookups: junk keys must not delay acks.
@@ -116,15 +122,21 @@ impl Pools {
         let options: PgConnectOptions = database_url.parse()?;
         let has_roles = sizes.database_roles;
         let claims = options.clone().options(CLAIM_PLANS);
+        let settles = options.clone().options([SETTLE_LOCK_TIMEOUT]);
         let pool = |name, role, size, statement_timeout_ms| {
             let role = has_roles.then_some(role);
-            let options = if name == "claim" { &claims } else { &options };
+            let options = match name {
+                "claim" => &claims,
+                "settle" => &settles,
+                _ => &options,
+            };
             Pool { name, pool: pool(options, role, size, statement_timeout_ms) }
         };
         let hot = |name, size| pool(name, Role::Hot, size, HOT_STATEMENT_TIMEOUT_MS);
         let maint = |name, size| pool(name, Role::Maint, size, BACKGROUND_STATEMENT_TIMEOUT_MS);
         Ok(Self {
             settle: hot("settle", sizes.settle_connections),
+            reports: hot("reports", sizes.report_connections),
             claim: hot("claim", sizes.claim_connections),
             enqueue: hot("enqueue", sizes.enqueue_connections),
             keys: pool("keys", Role::People, sizes.key_connections, HOT_STATEMENT_TIMEOUT_MS),
@@ -154,15 +166,15 @@ impl Pools {
         Ok(conn)
     }
 
-    fn all(&self) -> [&Pool; 10] {
+    fn all(&self) -> [&Pool; 11] {
         let Self { settle, claim, enqueue, keys, read, people, background, .. } = self;
-        let Self { fire, reap, promote, .. } = self;
-        [settle, claim, enqueue, keys, read, people, background, fire, reap, promote]
+        let Self { reports, fire, reap, promote, .. } = self;
+        [settle, reports, claim, enqueue, keys, read, people, background, fire, reap, promote]
     }
 
     /// Connections of each pool: its name, idle ones, and those in use.
     #[must_use]
-    pub fn connections(&self) -> [(&'static str, u32, u32); 10] {
+    pub fn connections(&self) -> [(&'static str, u32, u32); 11] {
         self.all().map(|it| {
             let idle = u32::try_from(it.pool.num_idle()).unwrap_or(u32::MAX);
             (it.name, idle, it.pool.size().saturating_sub(idle))

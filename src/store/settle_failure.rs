@@ -47,7 +47,8 @@ impl Held {
     }
 }
 
-/// Locks the running jobs whose fences hold, in the order of their ids.
+/// Locks the running jobs whose fences hold, in the order of their ids. Those that another
+/// transaction holds are skipped: they must not delay the others.
 ///
 /// No job may appear twice in `fences`.
 pub async fn lock_held<'a>(
@@ -72,7 +73,7 @@ pub async fn lock_held<'a>(
             and (shown.lease_id is null or job.lease_id = shown.lease_id)
         order by job.project_id, job.id
         limit 500
-        for update of job
+        for update of job skip locked
         "#,
         &fences.project_id,
         &fences.job_id,

@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// A success to record, if its fence still holds.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Success {
     pub project_id: ProjectId,
     pub job_id: JobId,
@@ -79,8 +79,8 @@ pub enum Moved {
 ///
 /// No job may appear twice in `acks`. The fence stands in the `where`, so that checking and writing
 /// are one act. A fence that holds implies `processing`; `state` is not in the condition, because
-/// it would invite the index of leases, whose entries are nearly all dead. Rows are locked in the
-/// order of their ids, as in every statement that waits for locks.
+/// it would invite the index of leases, whose entries are nearly all dead. Rows that another
+/// transaction holds are left alone: they must not delay the others.
 pub async fn succeed(conn: &mut PgConnection, acks: &[&Success]) -> sqlx::Result<Vec<Moved>> {
     let fences = FenceColumns::of(acks.iter().map(|it| (it.key(), &it.fence)));
     let moved = sqlx::query!(
@@ -101,7 +101,7 @@ pub async fn succeed(conn: &mut PgConnection, acks: &[&Success]) -> sqlx::Result
                 and job.children = 0
             order by job.project_id, job.id
             limit 500
-            for update of job
+            for update of job skip locked
         ), gone as (
             delete from jobs
             using held
@@ -319,22 +319,29 @@ impl WaitingJob {
 #[derive(Debug, Clone)]
 pub struct SettledAttempt {
     pub standing: Standing,
+    /// Whether the job is live and has children.
+    pub has_children: bool,
     /// When a recorded failure or release was to run again.
     pub retry_at: Option<DateTime<Utc>>,
     /// Children that a recorded success activated.
     pub children_activated: Option<i32>,
 }
 
-/// Reads one job to explain why a fence did not match. None: no such job.
-pub async fn find_standing(
+/// Reads jobs to explain why their fences did not match. Jobs that do not exist are left out.
+///
+/// No job may appear twice in `fences`.
+pub async fn find_standings<'a>(
     conn: &mut PgConnection,
-    key: JobKey,
-    fence: &Fence,
-) -> sqlx::Result<Option<SettledAttempt>> {
-    let row = sqlx::query!(
+    fences: impl Iterator<Item = (JobKey, &'a Fence)> + Clone,
+) -> sqlx::Result<Vec<(JobKey, SettledAttempt)>> {
+    let fences = FenceColumns::of(fences);
+    let rows = sqlx::query_as!(
+        StandingRow,
         r#"
-        select coalesce(live.state, ended.state) "state!: StoredState",
+        select sought.project_id "project_id!: ProjectId", sought.id "id!: JobId",
+               coalesce(live.state, ended.state) "state!: StoredState",
                coalesce(live.attempt, ended.attempt) "attempt!",
+               live.children > 0 "has_children?",
                live.worker_id "live_worker_id?",
                live.lease_id "live_lease_id?: LeaseId",
                live.lease_expires_at < now() "live_expired?",
@@ -347,46 +354,83 @@ pub async fn find_standing(
                past.lease_id "past_lease_id?: LeaseId",
                past.outcome "past_outcome?: AttemptOutcome",
                past.retry_at "past_retry_at?"
-        from (values ($1::int, $2::uuid)) as sought(project_id, id)
-        left join jobs live on live.project_id = sought.project_id and live.id = sought.id
-        left join finished_jobs ended
-            on ended.project_id = sought.project_id and ended.id = sought.id
+        from unnest($1::int[], $2::uuid[], $3::int[], $4::uuid[])
+            as sought(project_id, id, attempt, lease_id)
+        -- Lateral, so that each is read by its key.
+        left join lateral (
+            select * from jobs where project_id = sought.project_id and id = sought.id
+        ) live on true
+        left join lateral (
+            select * from finished_jobs where project_id = sought.project_id and id = sought.id
+        ) ended on true
         left join lateral (
             select attempt, worker_id, lease_id, outcome, retry_at
             from attempts
             where project_id = sought.project_id
                 and job_id = sought.id
-                and (attempt = $3 or lease_id = $4)
+                and (attempt = sought.attempt or lease_id = sought.lease_id)
             order by attempt desc
             limit 1
         ) past on true
         where live.id is not null or ended.id is not null
         "#,
-        key.project_id.0,
-        key.id.0,
-        fence.attempt,
-        fence.lease_id.map(|it| it.0),
+        &fences.project_id,
+        &fences.job_id,
+        &fences.attempt as &[Option<i32>],
+        &fences.lease_id as &[Option<Uuid>],
     )
-    .fetch_optional(conn)
+    .fetch_all(conn)
     .await?;
-    let Some(row) = row else { return Ok(None) };
-    let holder = |worker_id: Option<String>, attempt: Option<i32>, lease_id: Option<LeaseId>| {
-        Some(Holder { worker_id: worker_id?, attempt: attempt?, lease_id: lease_id? })
-    };
-    let running = holder(row.live_worker_id, Some(row.attempt), row.live_lease_id);
-    let succeeded = holder(row.ended_worker_id, Some(row.attempt), row.ended_lease_id)
-        .filter(|_| row.ended_state == Some(StoredState::Succeeded))
-        .map(|it| (it, AttemptOutcome::Succeeded));
-    let past =
-        holder(row.past_worker_id, row.past_attempt, row.past_lease_id).zip(row.past_outcome);
-    Ok(Some(SettledAttempt {
-        standing: Standing {
-            state: row.state.public(),
-            attempt: row.attempt,
-            running: running.map(|it| (it, row.live_expired.unwrap_or(false))),
-            recorded: past.or(succeeded),
-        },
-        retry_at: row.past_retry_at,
-        children_activated: row.children_activated,
-    }))
+    Ok(rows.into_iter().map(|it| (it.key(), it.settled())).collect())
+}
+
+/// A job, live or ended, and the attempt that a fence names.
+struct StandingRow {
+    project_id: ProjectId,
+    id: JobId,
+    state: StoredState,
+    attempt: i32,
+    has_children: Option<bool>,
+    live_worker_id: Option<String>,
+    live_lease_id: Option<LeaseId>,
+    live_expired: Option<bool>,
+    ended_state: Option<StoredState>,
+    ended_worker_id: Option<String>,
+    ended_lease_id: Option<LeaseId>,
+    children_activated: Option<i32>,
+    past_attempt: Option<i32>,
+    past_worker_id: Option<String>,
+    past_lease_id: Option<LeaseId>,
+    past_outcome: Option<AttemptOutcome>,
+    past_retry_at: Option<DateTime<Utc>>,
+}
+
+impl StandingRow {
+    fn key(&self) -> JobKey {
+        JobKey { project_id: self.project_id, id: self.id }
+    }
+
+    fn settled(self) -> SettledAttempt {
+        let holder =
+            |worker_id: Option<String>, attempt: Option<i32>, lease_id: Option<LeaseId>| {
+                Some(Holder { worker_id: worker_id?, attempt: attempt?, lease_id: lease_id? })
+            };
+        let running = holder(self.live_worker_id, Some(self.attempt), self.live_lease_id);
+        let succeeded = holder(self.ended_worker_id, Some(self.attempt), self.ended_lease_id)
+            .filter(|_| self.ended_state == Some(StoredState::Succeeded))
+            .map(|it| (it, AttemptOutcome::Succeeded));
+        let past = holder(self.past_worker_id, self.past_attempt, self.past_lease_id)
+            .zip(self.past_outcome);
+        SettledAttempt {
+            standing: Standing {
+                state: self.state.public(),
+                attempt: self.attempt,
+                running: running.map(|it| (it, self.live_expired.unwrap_or(false))),
+                recorded: past.or(succeeded),
+            },
+            has_children: self.has_children.unwrap_or(false),
+            retry_at: self.past_retry_at,
+            children_activated: self.children_activated,
+        }
+    }
 }

@@ -98,6 +98,7 @@ pub fn add_retry_after(error: &Error, response: &mut Response) {
     let pause = match error {
         Error::RateLimited { retry_after_seconds } => Some(*retry_after_seconds),
         Error::Overloaded
+        | Error::JobLocked
         | Error::Unavailable(_)
         | Error::NotReady(_)
         | Error::InDoubt

@@ -1,4 +1,5 @@
 //! One row, one tenant or one dead connection stops no other.
 
+mod held_rows;
 mod poison;
 mod turns;

@@ -372,13 +372,12 @@ async fn settle(conn: &mut PgConnection, leased: &[LeasedJob]) {
     })
     .await;
     assert_eq!(rested.len(), 30);
-    let standing = costs(conn, "second look", 20, async |conn| {
-        settle_success::find_standing(conn, key(&failing[0]), &fence(&failing[0]))
-            .await
-            .expect("it runs")
+    let standings = costs(conn, "explain refusals", 30 * 12, async |conn| {
+        let fences = fences.iter().map(|(key, it)| (*key, it));
+        settle_success::find_standings(conn, fences).await.expect("it runs")
     })
     .await;
-    assert!(standing.is_some());
+    assert_eq!(standings.len(), 30);
 }
 
 async fn sweep_and_read(conn: &mut PgConnection, leased: &[LeasedJob]) {

@@ -26,6 +26,7 @@ use crate::{
     domain::worker::WorkerState,
     engine::{Engine, batch::Batch, workers},
     error::Error,
+    ids::ProjectId,
     store::{self, polls::PollKey, pools::Pool},
     telemetry,
 };
@@ -237,6 +238,10 @@ impl Batch for Repeats {
 
     fn key(item: &PollKey) -> PollKey {
         item.clone()
+    }
+
+    fn project(item: &PollKey) -> ProjectId {
+        item.project_id
     }
 
     async fn connect(&self) -> sqlx::Result<Self::Connection> {

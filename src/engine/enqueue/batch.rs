@@ -11,7 +11,7 @@ use crate::{
     engine::{Engine, batch::Batch, notify::Notifier},
     error::Error,
     events_feed::JobEvent,
-    ids::JobId,
+    ids::{JobId, ProjectId},
     store::{self, pools::Pool},
     telemetry,
     wakeups::{Arrival, BackgroundTask},
@@ -55,6 +55,11 @@ impl Batch for Enqueues {
     /// Ids are new, so no two requests collide.
     fn key(item: &Self::Item) -> Self::Key {
         item.first().map(|it| it.id)
+    }
+
+    fn project(item: &Self::Item) -> ProjectId {
+        // A request without jobs is refused before.
+        item.first().map_or(ProjectId(0), |it| it.project_id)
     }
 
     async fn connect(&self) -> sqlx::Result<Self::Connection> {

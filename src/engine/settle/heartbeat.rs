@@ -5,8 +5,9 @@ use std::collections::HashMap;
 use futures_util::future::try_join_all;
 use sqlx::{Postgres, pool::PoolConnection};
 
+use super::{HeldJob, Settling, explain_left};
 use crate::{
-    domain::lease,
+    domain::lease::{self, Refusal},
     engine::{Engine, batch::Batch, settle},
     error::Error,
     ids::{JobId, JobKey, ProjectId},
@@ -40,8 +41,10 @@ pub type Leases = Vec<(JobId, Option<(Advice, i32)>)>;
 pub async fn heartbeat_all(engine: &Engine, beats: Vec<Beat>) -> Result<Leases, Error> {
     let renewals = beats.into_iter().map(async |beat| {
         let id = beat.key.id;
-        let renewed = engine.beats.submit(beat).await?;
-        Ok((id, renewed.map(|it| (Advice::of(&it), it.lease_seconds))))
+        Ok(match renew(engine, beat).await? {
+            Settling::Done(it) => (id, Some((Advice::of(&it), it.lease_seconds))),
+            Settling::Left(_) | Settling::NoJob => (id, None),
+        })
     });
     try_join_all(renewals).await
 }
@@ -51,14 +54,31 @@ pub async fn heartbeat_all(engine: &Engine, beats: Vec<Beat>) -> Result<Leases, 
 /// # Errors
 /// [`Error::JobNotFound`], [`Error::InvalidState`], [`Error::WorkerMismatch`] or
 /// [`Error::StaleLease`] when the lease is not this worker's any more: it should stop.
+/// [`Error::JobLocked`] when another transaction holds the job: the lease is not renewed.
 pub async fn heartbeat(engine: &Engine, beat: Beat) -> Result<Advice, Error> {
-    let (key, fence) = (beat.key, beat.fence.clone());
-    if let Some(renewed) = engine.beats.submit(beat).await? {
-        return Ok(Advice::of(&renewed));
+    let fence = beat.fence.clone();
+    match renew(engine, beat).await? {
+        Settling::Done(renewed) => Ok(Advice::of(&renewed)),
+        Settling::NoJob => Err(Error::JobNotFound),
+        Settling::Left(found) => {
+            let refusal = lease::explain_heartbeat(&fence, &found.standing);
+            Err(settle::refused(refusal, &found.standing))
+        }
     }
-    let found = settle::read_again(engine, key, &fence).await?;
-    let refusal = lease::explain_heartbeat(&fence, &found.standing);
-    Err(settle::refused(refusal, &found.standing))
+}
+
+/// Tries until the job is not held by another transaction.
+async fn renew(engine: &Engine, beat: Beat) -> Result<Settling<Renewed>, Error> {
+    let mut held = HeldJob::new();
+    loop {
+        match engine.beats.submit(beat.clone()).await {
+            Ok(Settling::Left(found))
+                if lease::explain_heartbeat(&beat.fence, &found.standing) == Refusal::Moved => {}
+            Err(Error::JobLocked) => {}
+            renewed => return renewed,
+        }
+        held.wait().await?;
+    }
 }
 
 /// Assigns leases without a named worker to the worker that claims them. Returns those it holds
@@ -72,7 +92,7 @@ pub async fn adopt(
     if jobs.is_empty() {
         return Ok(Vec::new());
     }
-    let mut conn = engine.pools.settle.acquire().await?;
+    let mut conn = engine.pools.reports.acquire().await?;
     Ok(store::heartbeats::adopt(&mut conn, project_id, worker_id, jobs).await?)
 }
 
@@ -83,13 +103,13 @@ pub struct Beats {
 
 impl Batch for Beats {
     type Item = Beat;
-    /// None: the fence did not hold.
-    type Answer = Option<Renewed>;
+    type Answer = Settling<Renewed>;
     type Key = JobKey;
     type Connection = PoolConnection<Postgres>;
 
     const KIND: &'static str = "heartbeat";
     const MAX_ROWS: usize = 500;
+    const KEEPS_CONNECTION: bool = true;
 
     fn bytes(_: &Beat) -> usize {
         0
@@ -97,6 +117,14 @@ impl Batch for Beats {
 
     fn key(item: &Beat) -> JobKey {
         item.key
+    }
+
+    fn project(item: &Beat) -> ProjectId {
+        item.key.project_id
+    }
+
+    fn is_same(one: &Beat, other: &Beat) -> bool {
+        one == other
     }
 
     async fn connect(&self) -> sqlx::Result<Self::Connection> {
@@ -108,12 +136,18 @@ impl Batch for Beats {
         conn: &mut Self::Connection,
         items: &[Beat],
         _: bool,
-    ) -> sqlx::Result<Vec<Result<Option<Renewed>, Error>>> {
-        let renewed: HashMap<_, _> = store::heartbeats::renew(conn, items)
+    ) -> sqlx::Result<Vec<Result<Self::Answer, Error>>> {
+        let done: HashMap<_, _> = store::heartbeats::renew(conn, items)
             .await?
             .into_iter()
             .map(|it| (it.key, it))
             .collect();
-        Ok(items.iter().map(|it| Ok(renewed.get(&it.key).copied())).collect())
+        let left = items.iter().filter(|it| !done.contains_key(&it.key));
+        let mut left = explain_left(conn, left.map(|it| (it.key, &it.fence))).await?;
+        let mut answer = |it: &Beat| match done.get(&it.key) {
+            Some(renewed) => Settling::Done(*renewed),
+            None => left.remove(&it.key).unwrap_or(Settling::NoJob),
+        };
+        Ok(items.iter().map(|it| Ok(answer(it))).collect())
     }
 }

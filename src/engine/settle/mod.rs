@@ -2,44 +2,37 @@
 //! lead to a retry or to the dead letter.
 
 pub mod attempt_reports;
+mod endings;
 pub(super) mod failure;
 pub mod heartbeat;
+mod successes;
 
 use std::{
     collections::HashMap,
     future::Future,
-    pin::Pin,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use chrono::{DateTime, Utc};
-use metrics::{counter, histogram};
-use sqlx::{Acquire, PgConnection, Postgres, pool::PoolConnection};
+use metrics::counter;
+use sqlx::PgConnection;
 
-use super::{
-    Engine,
-    batch::{Batch, Coalescer},
-    breaker::Breakers,
-    notify::{Notifier, job_event},
+pub use self::{
+    endings::{EndRequest, Endings},
+    successes::{Parents, SuccessNotes, Successes},
 };
+use super::{Engine, batch::Coalescer};
 use crate::{
     domain::{
-        history,
-        job::{AttemptOutcome, Ending},
+        job::AttemptOutcome,
         lease::{self, Fence, Refusal},
         text::ErrorReport,
     },
-    error::{self, Error, JobStatus},
+    error::{Error, JobStatus},
     ids::{JobId, JobKey, LeaseId, ProjectId},
     store::{
         self,
-        pools::Pool,
-        settle_failure::AfterEnd,
-        settle_success::{Moved, SettledAttempt, Success},
+        settle_success::{SettledAttempt, Success},
     },
     telemetry,
 };
@@ -88,16 +81,65 @@ pub enum Acked {
     },
 }
 
-/// Tries of an ack whose lease changes hands between the statement and the explanation.
-const MAX_READS: u32 = 3;
+/// How long an ack or heartbeat waits for a job that another transaction holds.
+const HELD_JOB_TIMEOUT: Duration = Duration::from_secs(2);
+/// The first pause before it is tried again. It doubles with each try.
+const FIRST_HELD_PAUSE: Duration = Duration::from_millis(2);
+/// The longest pause.
+const MAX_HELD_PAUSE: Duration = Duration::from_millis(200);
 
 /// Tries to release a job. After that its lease expires.
 const MAX_RELEASE_TRIES: u32 = 30;
 /// The pause between two tries.
 const RELEASE_RETRY_PAUSE: Duration = Duration::from_secs(1);
 
-/// Jobs with children that one transaction settles: each may activate a thousand others.
-const MAX_PARENTS_SETTLED: usize = 20;
+/// What a batch answers about one fence.
+#[derive(Debug, Clone)]
+pub enum Settling<T> {
+    /// It held, and this was done.
+    Done(T),
+    /// It did not hold; or another transaction holds the job, which was left alone. Boxed: it is
+    /// rare, and its bytes would be part of every ack.
+    Left(Box<SettledAttempt>),
+    /// There is no such job.
+    NoJob,
+}
+
+/// The answers about fences that a statement left alone: they are explained in the same batch, so
+/// that a refusal costs no more than an acceptance.
+async fn explain_left<'a, T>(
+    conn: &mut PgConnection,
+    left: impl Iterator<Item = (JobKey, &'a Fence)> + Clone,
+) -> sqlx::Result<HashMap<JobKey, Settling<T>>> {
+    if left.clone().next().is_none() {
+        return Ok(HashMap::new());
+    }
+    let found = store::settle_success::find_standings(conn, left).await?;
+    Ok(found.into_iter().map(|(key, it)| (key, Settling::Left(Box::new(it)))).collect())
+}
+
+/// Waits between tries, until a held job must be abandoned.
+struct HeldJob {
+    since: Instant,
+    pause: Duration,
+}
+
+impl HeldJob {
+    fn new() -> Self {
+        Self { since: Instant::now(), pause: FIRST_HELD_PAUSE }
+    }
+
+    /// # Errors
+    /// [`Error::JobLocked`] after [`HELD_JOB_TIMEOUT`].
+    async fn wait(&mut self) -> Result<(), Error> {
+        if self.since.elapsed() > HELD_JOB_TIMEOUT {
+            return Err(Error::JobLocked);
+        }
+        tokio::time::sleep(self.pause).await;
+        self.pause = (self.pause * 2).min(MAX_HELD_PAUSE);
+        Ok(())
+    }
+}
 
 /// Records the end of an attempt, if its fence still holds.
 ///
@@ -106,6 +148,7 @@ const MAX_PARENTS_SETTLED: usize = 20;
 /// # Errors
 /// [`Error::JobNotFound`], [`Error::InvalidState`], [`Error::WorkerMismatch`] or
 /// [`Error::StaleLease`] when this worker may not settle the job: nothing is written.
+/// [`Error::JobLocked`] when another transaction holds the job: nothing is written.
 pub async fn ack(engine: &Engine, project_id: ProjectId, ack: Ack) -> Result<Acked, Error> {
     let key = JobKey { project_id, id: ack.job_id };
     let outcome = match &ack.end {
@@ -114,11 +157,18 @@ pub async fn ack(engine: &Engine, project_id: ProjectId, ack: Ack) -> Result<Ack
         AttemptEnd::Released => AttemptOutcome::Released,
     };
     let fence = ack.fence.clone();
-    for _ in 0..MAX_READS {
-        if let Some(acked) = submit(engine, key, ack.clone()).await? {
-            return Ok(acked);
-        }
-        let found = read_again(engine, key, &fence).await?;
+    let (mut held, mut has_children) = (HeldJob::new(), false);
+    loop {
+        let found = match submit(engine, key, ack.clone(), has_children).await {
+            Ok(Settling::Done(acked)) => return Ok(acked),
+            Ok(Settling::NoJob) => return Err(Error::JobNotFound),
+            Ok(Settling::Left(found)) => found,
+            Err(Error::JobLocked) => {
+                held.wait().await?;
+                continue;
+            }
+            Err(error) => return Err(error),
+        };
         match lease::explain_ack(&fence, outcome, &found.standing) {
             Ok(()) => {
                 return Ok(match found.retry_at {
@@ -126,12 +176,11 @@ pub async fn ack(engine: &Engine, project_id: ProjectId, ack: Ack) -> Result<Ack
                     None => Acked::Done { children_activated: found.children_activated },
                 });
             }
-            Err(Refusal::Moved) => (),
+            Err(Refusal::Moved) if found.has_children && !has_children => has_children = true,
+            Err(Refusal::Moved) => held.wait().await?,
             Err(refusal) => return Err(refused(refusal, &found.standing)),
         }
     }
-    // The lease changes hands faster than it can be read.
-    Err(Error::Overloaded)
 }
 
 /// Releases a job that its worker never received; no failure is counted.
@@ -149,6 +198,7 @@ pub(super) fn release(
         for _ in 0..MAX_RELEASE_TRIES {
             // It shows its lease, so repeating it is safe.
             match endings.submit(request.clone()).await {
+                Ok(Settling::Left(found)) if is_held(&request.fence, &found) => (),
                 Ok(_) => return,
                 Err(error) => {
                     tracing::warn!(job.id = %key.id, %error, "job release failed, will retry")
@@ -159,17 +209,22 @@ pub(super) fn release(
     }
 }
 
-/// Why a fence did not match. Boxed: it is rare, and its kilobytes would be part of every ack.
-pub(super) fn read_again<'a>(
-    engine: &'a Engine,
+/// Whether the fence holds, so that only another transaction kept the job from being settled.
+fn is_held(fence: &Fence, found: &SettledAttempt) -> bool {
+    let recorded = AttemptOutcome::Released;
+    lease::explain_ack(fence, recorded, &found.standing) == Err(Refusal::Moved)
+}
+
+/// Why a fence of a report did not match.
+pub(super) async fn read_again(
+    engine: &Engine,
     key: JobKey,
-    fence: &'a Fence,
-) -> Pin<Box<dyn Future<Output = Result<SettledAttempt, Error>> + Send + 'a>> {
-    Box::pin(async move {
-        let mut conn = engine.pools.settle.acquire().await?;
-        let found = store::settle_success::find_standing(&mut conn, key, fence).await?;
-        found.ok_or(Error::JobNotFound)
-    })
+    fence: &Fence,
+) -> Result<SettledAttempt, Error> {
+    let mut conn = engine.pools.reports.acquire().await?;
+    let fences = std::iter::once((key, fence));
+    let found = store::settle_success::find_standings(&mut conn, fences).await?;
+    found.into_iter().next().map(|it| it.1).ok_or(Error::JobNotFound)
 }
 
 /// The error for a refusal, with the job's current state.
@@ -184,14 +239,28 @@ pub(super) fn refused(refusal: Refusal, standing: &lease::Standing) -> Error {
     error
 }
 
-async fn submit(engine: &Engine, key: JobKey, ack: Ack) -> Result<Option<Acked>, Error> {
+async fn submit(
+    engine: &Engine,
+    key: JobKey,
+    ack: Ack,
+    has_children: bool,
+) -> Result<Settling<Acked>, Error> {
     let Ack { fence, end, duration_ms, .. } = ack;
     let end = match end {
         AttemptEnd::Succeeded { result } => {
             let JobKey { project_id, id: job_id } = key;
             let success = Success { project_id, job_id, fence, result, duration_ms };
-            let done = engine.successes.submit(success).await?;
-            return Ok(done.map(|children_activated| Acked::Done { children_activated }));
+            let settled = match has_children {
+                true => engine.parents.submit(success).await?,
+                false => engine.successes.submit(success).await?,
+            };
+            return Ok(match settled {
+                Settling::Done(children_activated) => {
+                    Settling::Done(Acked::Done { children_activated })
+                }
+                Settling::Left(found) => Settling::Left(found),
+                Settling::NoJob => Settling::NoJob,
+            });
         }
         AttemptEnd::Failed(failure) => {
             EndRequest { key, fence, failure: Some(failure), duration_ms }
@@ -205,216 +274,4 @@ async fn submit(engine: &Engine, key: JobKey, ack: Ack) -> Result<Option<Acked>,
 /// may be repeated: another could settle the next attempt.
 fn may_write(fence: &Fence, is_in_doubt: bool) -> bool {
     !is_in_doubt || fence.names_an_attempt()
-}
-
-/// The batch of successes.
-pub struct Successes {
-    pub(super) pool: Pool,
-    pub(super) notifier: Notifier,
-    pub(super) settled: Arc<AtomicU64>,
-    pub(super) breakers: Arc<Breakers>,
-}
-
-impl Batch for Successes {
-    type Item = Success;
-    /// The number of activated children, if the job has any. None: the fence did not hold.
-    type Answer = Option<Option<i32>>;
-    type Key = JobKey;
-    type Connection = PoolConnection<Postgres>;
-
-    const KIND: &'static str = "succeed";
-    const MAX_ROWS: usize = 500;
-
-    fn bytes(item: &Success) -> usize {
-        item.result.as_ref().map_or(0, String::len)
-    }
-
-    fn key(item: &Success) -> JobKey {
-        item.key()
-    }
-
-    async fn connect(&self) -> sqlx::Result<Self::Connection> {
-        self.pool.acquire().await
-    }
-
-    async fn flush(
-        &self,
-        conn: &mut Self::Connection,
-        items: &[Success],
-        is_in_doubt: bool,
-    ) -> sqlx::Result<Vec<Result<Self::Answer, Error>>> {
-        let sure: Vec<_> = items.iter().filter(|it| may_write(&it.fence, is_in_doubt)).collect();
-        let mut done = self.tell(&store::settle_success::succeed(conn, &sure).await?);
-        let left: Vec<_> = sure.into_iter().filter(|it| !done.contains_key(&it.key())).collect();
-        let mut parents = Ok(());
-        for left in left.chunks(MAX_PARENTS_SETTLED) {
-            match settle_parents(conn, left).await {
-                Ok(moved) => done.extend(self.tell(&moved)),
-                // Nothing was done yet: the whole batch can be repeated.
-                Err(error) if done.is_empty() => return Err(error),
-                // What was committed stays; only these acks have failed.
-                Err(error) => {
-                    parents = Err(Error::from(error));
-                    break;
-                }
-            }
-        }
-        let braked: Vec<_> =
-            done.keys().filter(|it| self.breakers.has(it.project_id)).copied().collect();
-        if !braked.is_empty() {
-            // The acks are recorded. A streak that continues by mistake is harmless.
-            let ended = store::dead_letters::end_streaks(conn, &braked).await;
-            if let Err(error) = ended {
-                counter!(telemetry::STORE_ERRORS, "kind" => "succeed").increment(1);
-                tracing::warn!(error = error::chain(&error), "dead-letter streak was not reset");
-            }
-        }
-        let answer = |it: &Success| {
-            if !may_write(&it.fence, is_in_doubt) {
-                return Err(Error::InDoubt);
-            }
-            match (done.get(&it.key()), &parents) {
-                (None, Err(error)) => Err(error.clone()),
-                (children_activated, _) => Ok(children_activated.copied()),
-            }
-        };
-        Ok(items.iter().map(answer).collect())
-    }
-}
-
-/// Settles jobs with children, among those that the first statement left alone. They are locked
-/// first, so that the second statement sees every child.
-async fn settle_parents(conn: &mut PgConnection, left: &[&Success]) -> sqlx::Result<Vec<Moved>> {
-    if left.is_empty() {
-        return Ok(Vec::new());
-    }
-    let mut tx = conn.begin().await?;
-    let fences = left.iter().map(|it| (it.key(), &it.fence));
-    let held = store::settle_failure::lock_held(&mut tx, fences).await?;
-    let held: Vec<_> =
-        left.iter().filter(|it| held.iter().any(|held| held.key() == it.key())).copied().collect();
-    let moved = match held.as_slice() {
-        [] => Vec::new(),
-        held => store::settle_success::succeed_parents(&mut tx, held).await?,
-    };
-    tx.commit().await?;
-    Ok(moved)
-}
-
-impl Successes {
-    /// Counts, notifies, and indexes the results by job.
-    fn tell(&self, moved: &[Moved]) -> HashMap<JobKey, Option<i32>> {
-        let (mut done, mut freed) = (HashMap::with_capacity(moved.len()), Vec::new());
-        let ran = histogram!(telemetry::RUN_SECONDS);
-        for it in moved {
-            if let Moved::Parent(it) = it {
-                done.insert(it.key, it.children_activated);
-                freed.extend(it.held_slot.then_some(it.key.project_id));
-                ran.record(it.ran_ms as f64 / 1_000.0);
-            }
-        }
-        self.settled.fetch_add(done.len() as u64, Ordering::Relaxed);
-        counter!(telemetry::JOBS_SETTLED, "outcome" => "succeeded").increment(done.len() as u64);
-        self.notifier.waiting(moved.iter().filter_map(|it| match it {
-            Moved::Child(child) => Some(child),
-            Moved::Parent(_) => None,
-        }));
-        self.notifier.tally.succeeded(moved.iter().filter_map(|it| match it {
-            Moved::Parent(settled) => Some(settled),
-            Moved::Child(_) => None,
-        }));
-        self.notifier.wake.slots_freed(freed);
-        self.notifier.feed.tell(|| {
-            let done = done.keys();
-            done.map(|key| job_event(*key, history::SUCCEEDED)).collect()
-        });
-        done
-    }
-}
-
-/// A failure or release to record, if its fence still holds.
-#[derive(Debug, Clone)]
-pub struct EndRequest {
-    pub(super) key: JobKey,
-    pub(super) fence: Fence,
-    /// None: a release.
-    pub(super) failure: Option<Failure>,
-    pub(super) duration_ms: Option<i64>,
-}
-
-impl EndRequest {
-    fn ending(&self) -> Ending<'_> {
-        self.failure.as_ref().map_or(Ending::Released, |it| Ending::Failed {
-            retryable: it.retryable,
-            error_kind: it.error.kind.as_deref(),
-            retry_after_seconds: it.retry_after_seconds,
-        })
-    }
-}
-
-/// The batch of failures and releases.
-pub struct Endings {
-    pub(super) pool: Pool,
-    pub(super) notifier: Notifier,
-}
-
-impl Batch for Endings {
-    type Item = EndRequest;
-    /// None: the fence did not hold.
-    type Answer = Option<Acked>;
-    type Key = JobKey;
-    type Connection = PoolConnection<Postgres>;
-
-    const KIND: &'static str = "end";
-    const MAX_ROWS: usize = 500;
-
-    fn bytes(item: &EndRequest) -> usize {
-        let Some(failure) = &item.failure else { return 0 };
-        let texts = [&failure.error.kind, &failure.error.message, &failure.error.stack_trace];
-        texts.iter().map(|it| it.as_ref().map_or(0, String::len)).sum()
-    }
-
-    fn key(item: &EndRequest) -> JobKey {
-        item.key
-    }
-
-    async fn connect(&self) -> sqlx::Result<Self::Connection> {
-        self.pool.acquire().await
-    }
-
-    async fn flush(
-        &self,
-        conn: &mut Self::Connection,
-        items: &[EndRequest],
-        is_in_doubt: bool,
-    ) -> sqlx::Result<Vec<Result<Option<Acked>, Error>>> {
-        let mut tx = conn.begin().await?;
-        let sure = items.iter().filter(|it| may_write(&it.fence, is_in_doubt));
-        let fences = sure.map(|it| (it.key, &it.fence));
-        let held = store::settle_failure::lock_held(&mut tx, fences).await?;
-        let requests: HashMap<_, _> = items.iter().map(|it| (it.key, it)).collect();
-        let ends: Vec<_> = held
-            .into_iter()
-            .filter_map(|held| requests.get(&held.key()).map(|it| (held, *it)))
-            .map(|(held, it)| {
-                let error = it.failure.as_ref().map(|it| it.error.clone()).unwrap_or_default();
-                failure::decide(&held, &it.ending(), error, it.duration_ms)
-            })
-            .collect();
-        let ended = failure::write(&mut tx, &ends).await?;
-        tx.commit().await?;
-        failure::tell(&self.notifier, &ends, &ended);
-        let by_key: HashMap<_, _> = ended.iter().map(|it| (it.job.key(), acked(it))).collect();
-        let answer = |it: &EndRequest| {
-            if !may_write(&it.fence, is_in_doubt) {
-                return Err(Error::InDoubt);
-            }
-            Ok(by_key.get(&it.key).copied())
-        };
-        Ok(items.iter().map(answer).collect())
-    }
-}
-
-fn acked(ended: &AfterEnd) -> Acked {
-    ended.retry_at.map_or(Acked::Done { children_activated: None }, |at| Acked::Retry { at })
 }

@@ -1,0 +1,243 @@
+//! What waits to be written: projects take turns, and each has room of its own.
+
+use std::{
+    cmp::Reverse,
+    collections::{BinaryHeap, HashMap, VecDeque, hash_map::Entry as Slot},
+    sync::{Arc, Mutex, PoisonError},
+    time::Instant,
+};
+
+use tokio::sync::{mpsc, oneshot};
+
+use super::{Batch, MAX_BATCH_BYTES};
+use crate::{error::Error, ids::ProjectId};
+
+/// Room for waiting items, in KiB; an item takes one and its bytes.
+pub(super) const MAX_WAITING_KIB: usize = 64 * 1024;
+/// How much of it one project may take, in KiB.
+pub(super) const MAX_WAITING_KIB_OF_PROJECT: usize = 16 * 1024;
+/// Waiting items of one project that are looked at for one batch, as a multiple of its rows: many
+/// may have a key that is in the batch already.
+const LOOKED_AT_PER_ROW: usize = 2;
+/// Bytes that count as much as a row when projects take turns.
+const BYTES_PER_ROW: usize = 1024;
+
+/// The room for waiting items, shared by all callers.
+#[derive(Debug, Default)]
+pub(super) struct Room {
+    taken_kib: Mutex<TakenKib>,
+}
+
+#[derive(Debug, Default)]
+struct TakenKib {
+    all: usize,
+    by_project: HashMap<ProjectId, usize>,
+}
+
+/// Room that one item takes until it is answered.
+#[derive(Debug)]
+pub(super) struct TakenRoom {
+    room: Arc<Room>,
+    project_id: ProjectId,
+    kib: usize,
+}
+
+impl Room {
+    /// None: there is not enough.
+    pub fn take(self: &Arc<Self>, project_id: ProjectId, bytes: usize) -> Option<TakenRoom> {
+        let kib = 1 + bytes / 1024;
+        let mut taken = self.taken_kib.lock().unwrap_or_else(PoisonError::into_inner);
+        let of_project = taken.by_project.get(&project_id).copied().unwrap_or_default() + kib;
+        if taken.all + kib > MAX_WAITING_KIB || of_project > MAX_WAITING_KIB_OF_PROJECT {
+            return None;
+        }
+        taken.all += kib;
+        taken.by_project.insert(project_id, of_project);
+        Some(TakenRoom { room: Arc::clone(self), project_id, kib })
+    }
+}
+
+impl Drop for TakenRoom {
+    fn drop(&mut self) {
+        let mut taken = self.room.taken_kib.lock().unwrap_or_else(PoisonError::into_inner);
+        taken.all -= self.kib;
+        if let Slot::Occupied(mut slot) = taken.by_project.entry(self.project_id) {
+            *slot.get_mut() -= self.kib;
+            if *slot.get() == 0 {
+                slot.remove();
+            }
+        }
+    }
+}
+
+/// A caller that waits for an answer.
+pub(super) struct Waiter<B: Batch> {
+    pub since: Instant,
+    pub answer: oneshot::Sender<Result<B::Answer, Error>>,
+    pub _room: TakenRoom,
+}
+
+/// An item, and who waits for it.
+pub(super) struct Entry<B: Batch> {
+    pub item: B::Item,
+    pub waiters: Vec<Waiter<B>>,
+}
+
+/// The waiting items of one project.
+struct Lane<B: Batch> {
+    entries: VecDeque<Entry<B>>,
+    /// What it has written so far, in rows: who has least comes next.
+    used: u64,
+}
+
+pub(super) struct Intake<B: Batch> {
+    receiver: mpsc::UnboundedReceiver<Entry<B>>,
+    lanes: HashMap<ProjectId, Lane<B>>,
+    /// `used` of the last project that came next: a new one begins there, and owes nothing.
+    turn: u64,
+    waiting: usize,
+}
+
+/// Items of one batch.
+pub(super) struct Cut<B: Batch> {
+    pub entries: Vec<Entry<B>>,
+    /// Whether it is one item larger than other batches may be.
+    pub is_heavy: bool,
+}
+
+impl<B: Batch> Intake<B> {
+    pub fn new(receiver: mpsc::UnboundedReceiver<Entry<B>>) -> Self {
+        Self { receiver, lanes: HashMap::new(), turn: 0, waiting: 0 }
+    }
+
+    /// Items that wait.
+    pub fn waiting(&self) -> usize {
+        self.waiting + self.receiver.len()
+    }
+
+    /// Waits for one more item. False: the end.
+    pub async fn receive(&mut self) -> bool {
+        let Some(entry) = self.receiver.recv().await else { return false };
+        self.add(entry);
+        true
+    }
+
+    fn add(&mut self, entry: Entry<B>) {
+        let (project_id, turn) = (B::project(&entry.item), self.turn);
+        let lane = self.lanes.entry(project_id);
+        let lane = lane.or_insert_with(|| Lane { entries: VecDeque::new(), used: turn });
+        lane.entries.push_back(entry);
+        self.waiting += 1;
+    }
+
+    fn add_all(&mut self) {
+        while let Ok(entry) = self.receiver.try_recv() {
+            self.add(entry);
+        }
+    }
+
+    /// Takes everything that waits.
+    pub fn take_all(&mut self) -> impl Iterator<Item = Entry<B>> + use<B> {
+        self.add_all();
+        self.waiting = 0;
+        std::mem::take(&mut self.lanes).into_values().flat_map(|it| it.entries)
+    }
+
+    /// Takes the items of the next batch, up to its limits. None: nothing may be written now. An
+    /// item larger than [`MAX_BATCH_BYTES`] is a batch of its own, and waits unless `heavy_may`.
+    pub fn cut(&mut self, heavy_may: bool) -> Option<Cut<B>> {
+        self.add_all();
+        let mut cut = Building::<B>::default();
+        let mut turns: BinaryHeap<_> =
+            self.lanes.iter().map(|(id, it)| Reverse((it.used, *id))).collect();
+        let mut looked_at: HashMap<ProjectId, usize> = HashMap::new();
+        let mut held_over: HashMap<ProjectId, Vec<Entry<B>>> = HashMap::new();
+        while let Some(Reverse((used, project_id))) = turns.pop() {
+            if cut.rows >= B::MAX_ROWS || cut.is_heavy {
+                break;
+            }
+            let Some(lane) = self.lanes.get_mut(&project_id) else { continue };
+            let Some(entry) = lane.entries.pop_front() else { continue };
+            let looked_at = looked_at.entry(project_id).or_default();
+            *looked_at += 1;
+            match cut.add(entry, heavy_may) {
+                Added::Yes(cost) => {
+                    self.turn = self.turn.max(used);
+                    lane.used = used + cost;
+                    self.waiting -= 1;
+                }
+                Added::ToAnother => self.waiting -= 1,
+                Added::KeyIsTaken(entry) => held_over.entry(project_id).or_default().push(entry),
+                Added::NoRoom(entry) => {
+                    lane.entries.push_front(entry);
+                    continue;
+                }
+            }
+            if *looked_at < B::MAX_ROWS * LOOKED_AT_PER_ROW {
+                turns.push(Reverse((lane.used, project_id)));
+            }
+        }
+        for (project_id, entries) in held_over {
+            let Some(lane) = self.lanes.get_mut(&project_id) else { continue };
+            entries.into_iter().rev().for_each(|it| lane.entries.push_front(it));
+        }
+        let turn = self.turn;
+        // A project that waits for nothing keeps its place only while it is ahead of the others.
+        self.lanes.retain(|_, it| !it.entries.is_empty() || it.used > turn);
+        if self.waiting == 0 {
+            self.lanes.clear();
+        }
+        let is_heavy = cut.is_heavy;
+        (!cut.entries.is_empty()).then_some(Cut { entries: cut.entries, is_heavy })
+    }
+}
+
+/// A batch to which items are added.
+struct Building<B: Batch> {
+    entries: Vec<Entry<B>>,
+    keys: HashMap<B::Key, usize>,
+    rows: usize,
+    bytes: usize,
+    is_heavy: bool,
+}
+
+impl<B: Batch> Default for Building<B> {
+    fn default() -> Self {
+        Self { entries: Vec::new(), keys: HashMap::new(), rows: 0, bytes: 0, is_heavy: false }
+    }
+}
+
+enum Added<B: Batch> {
+    /// With its cost in rows.
+    Yes(u64),
+    /// It asks for the same as another item, and gets the same answer.
+    ToAnother,
+    KeyIsTaken(Entry<B>),
+    NoRoom(Entry<B>),
+}
+
+impl<B: Batch> Building<B> {
+    fn add(&mut self, mut entry: Entry<B>, heavy_may: bool) -> Added<B> {
+        let key = B::key(&entry.item);
+        if let Some(at) = self.keys.get(&key) {
+            let Some(other) = self.entries.get_mut(*at) else { return Added::KeyIsTaken(entry) };
+            if !B::is_same(&other.item, &entry.item) {
+                return Added::KeyIsTaken(entry);
+            }
+            other.waiters.append(&mut entry.waiters);
+            return Added::ToAnother;
+        }
+        let (rows, bytes) = (B::rows(&entry.item), B::bytes(&entry.item));
+        let is_heavy = bytes > MAX_BATCH_BYTES;
+        let fits = self.rows + rows <= B::MAX_ROWS && self.bytes + bytes <= MAX_BATCH_BYTES;
+        if is_heavy && !heavy_may || !self.entries.is_empty() && !fits {
+            return Added::NoRoom(entry);
+        }
+        self.keys.insert(key, self.entries.len());
+        self.rows += rows;
+        self.bytes += bytes;
+        self.is_heavy |= is_heavy;
+        self.entries.push(entry);
+        Added::Yes((rows + bytes / BYTES_PER_ROW) as u64)
+    }
+}

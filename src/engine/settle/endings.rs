@@ -1,0 +1,112 @@
+//! The batch of failures and releases.
+
+use std::collections::HashMap;
+
+use sqlx::{Acquire, Postgres, pool::PoolConnection};
+
+use super::{Acked, Failure, Settling, explain_left, failure, may_write};
+use crate::{
+    domain::{job::Ending, lease::Fence},
+    engine::{batch::Batch, notify::Notifier},
+    error::Error,
+    ids::{JobKey, ProjectId},
+    store::{self, pools::Pool, settle_failure::AfterEnd},
+};
+
+/// A failure or release to record, if its fence still holds.
+#[derive(Debug, Clone)]
+pub struct EndRequest {
+    pub(in crate::engine) key: JobKey,
+    pub(in crate::engine) fence: Fence,
+    /// None: a release.
+    pub(in crate::engine) failure: Option<Failure>,
+    pub(in crate::engine) duration_ms: Option<i64>,
+}
+
+impl EndRequest {
+    fn ending(&self) -> Ending<'_> {
+        self.failure.as_ref().map_or(Ending::Released, |it| Ending::Failed {
+            retryable: it.retryable,
+            error_kind: it.error.kind.as_deref(),
+            retry_after_seconds: it.retry_after_seconds,
+        })
+    }
+}
+
+/// The batch of failures and releases.
+pub struct Endings {
+    pub(in crate::engine) pool: Pool,
+    pub(in crate::engine) notifier: Notifier,
+}
+
+impl Batch for Endings {
+    type Item = EndRequest;
+    type Answer = Settling<Acked>;
+    type Key = JobKey;
+    type Connection = PoolConnection<Postgres>;
+
+    const KIND: &'static str = "end";
+    const MAX_ROWS: usize = 500;
+    const KEEPS_CONNECTION: bool = true;
+
+    fn bytes(item: &EndRequest) -> usize {
+        let Some(failure) = &item.failure else { return 0 };
+        let texts = [&failure.error.kind, &failure.error.message, &failure.error.stack_trace];
+        texts.iter().map(|it| it.as_ref().map_or(0, String::len)).sum()
+    }
+
+    fn key(item: &EndRequest) -> JobKey {
+        item.key
+    }
+
+    fn project(item: &EndRequest) -> ProjectId {
+        item.key.project_id
+    }
+
+    async fn connect(&self) -> sqlx::Result<Self::Connection> {
+        self.pool.acquire().await
+    }
+
+    async fn flush(
+        &self,
+        conn: &mut Self::Connection,
+        items: &[EndRequest],
+        is_in_doubt: bool,
+    ) -> sqlx::Result<Vec<Result<Self::Answer, Error>>> {
+        let mut tx = conn.begin().await?;
+        let sure = items.iter().filter(|it| may_write(&it.fence, is_in_doubt));
+        let fences = sure.map(|it| (it.key, &it.fence));
+        let held = store::settle_failure::lock_held(&mut tx, fences).await?;
+        let requests: HashMap<_, _> = items.iter().map(|it| (it.key, it)).collect();
+        let ends: Vec<_> = held
+            .into_iter()
+            .filter_map(|held| requests.get(&held.key()).map(|it| (held, *it)))
+            .map(|(held, it)| {
+                let error = it.failure.as_ref().map(|it| it.error.clone()).unwrap_or_default();
+                failure::decide(&held, &it.ending(), error, it.duration_ms)
+            })
+            .collect();
+        let ended = failure::write(&mut tx, &ends).await?;
+        tx.commit().await?;
+        failure::tell(&self.notifier, &ends, &ended);
+        let done: HashMap<_, _> = ended.iter().map(|it| (it.job.key(), acked(it))).collect();
+        let left = items.iter().filter(|it| !done.contains_key(&it.key));
+        // What was committed stays, whatever becomes of the explanations.
+        let left = explain_left(conn, left.map(|it| (it.key, &it.fence))).await;
+        let answer = |it: &EndRequest| {
+            if !may_write(&it.fence, is_in_doubt) {
+                return Err(Error::InDoubt);
+            }
+            match (done.get(&it.key), &left) {
+                (Some(acked), _) => Ok(Settling::Done(*acked)),
+                (None, Ok(left)) => Ok(left.get(&it.key).cloned().unwrap_or(Settling::NoJob)),
+                (None, Err(_)) => Err(Error::InDoubt),
+            }
+        };
+        Ok(items.iter().map(answer).collect())
+    }
+}
+
+fn acked(ended: &AfterEnd) -> Acked {
+    ended.retry_at.map_or(Acked::Done { children_activated: None }, |at| Acked::Retry { at })
+}

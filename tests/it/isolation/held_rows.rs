@@ -1,0 +1,111 @@
+//! A row that another transaction holds delays only its own ack or heartbeat.
+
+use std::time::{Duration, Instant};
+
+use crate::harness::{Database, TestProject, TestServer, fresh_database, limited};
+use serde_json::json;
+use sqlx::{Connection, Executor, PgConnection};
+
+/// Shorter than any timeout of a statement, longer than any other delay.
+const AT_ONCE: Duration = Duration::from_secs(2);
+
+/// Holds rows until it is dropped or rolled back.
+async fn hold(database: &Database, rows: &str) -> PgConnection {
+    let mut conn = database.connect().await;
+    let hold = format!("begin; select from {rows} for update");
+    conn.execute(sqlx::raw_sql(sqlx::AssertSqlSafe(hold))).await.expect("the rows are locked");
+    conn
+}
+
+async fn let_go(holder: PgConnection) {
+    holder.close().await.expect("the connection closes");
+}
+
+fn with_two_tenants(test: impl AsyncFnOnce(&TestProject, &TestProject)) {
+    limited(async {
+        let server = TestServer::start(fresh_database().await).await;
+        let (one, other) = (server.project("one").await, server.project("other").await);
+        test(&one, &other).await;
+        server.stop().await;
+    });
+}
+
+#[test]
+fn acks_and_heartbeats_of_a_held_job_wait_alone() {
+    with_two_tenants(async |one, other| {
+        for status in ["succeeded", "failed", "heartbeat"] {
+            one.enqueue(json!({"job_type": "held"})).await;
+            let held = one.lease("w").await;
+            let holder = hold(&one.database, "jobs where job_type = 'held'").await;
+            let waiting = {
+                let (one, held) = (one.clone(), held.clone());
+                tokio::spawn(async move {
+                    match status {
+                        "heartbeat" => one.heartbeat(&held, "w").await,
+                        status => one.ack(&held, "w", status).await,
+                    }
+                })
+            };
+            for _ in 0..3 {
+                other.enqueue(json!({})).await;
+                let job = other.lease("w").await;
+                let since = Instant::now();
+                other.heartbeat(&job, "w").await.is(200);
+                other.ack(&job, "w", "succeeded").await.is(200);
+                assert!(since.elapsed() < AT_ONCE, "{status}: {:?}", since.elapsed());
+            }
+            // The rows are held until then: what was skipped has been tried again.
+            assert!(!waiting.is_finished(), "{status} waits");
+            let_go(holder).await;
+            waiting.await.expect("it does not panic").is(200);
+            if status == "heartbeat" {
+                one.ack(&held, "w", "succeeded").await.is(200);
+            }
+        }
+    });
+}
+
+#[test]
+fn a_job_that_stays_locked_is_told_and_nothing_is_written() {
+    with_two_tenants(async |one, _| {
+        let id = one.enqueue(json!({})).await;
+        let job = one.lease("w").await;
+        let holder = hold(&one.database, "jobs").await;
+        let (ack, beat) = tokio::join!(one.ack(&job, "w", "succeeded"), one.heartbeat(&job, "w"));
+        for reply in [&ack, &beat] {
+            reply.is_error(503, "unavailable");
+            assert_eq!(reply.headers["retry-after"], "1");
+        }
+        let_go(holder).await;
+        assert_eq!(one.job(&id).await["state"], "processing");
+        one.ack(&job, "w", "succeeded").await.is(200);
+    });
+}
+
+#[test]
+fn a_held_child_delays_only_its_own_parents() {
+    with_two_tenants(async |one, other| {
+        let parent = one.enqueue(json!({"job_type": "parent"})).await;
+        one.enqueue(json!({"job_type": "child", "depends_on": [parent]})).await;
+        let leased = one.lease("w").await;
+        let holder = hold(&one.database, "jobs where job_type = 'child'").await;
+        let waiting = {
+            let (one, leased) = (one.clone(), leased.clone());
+            tokio::spawn(async move { one.ack(&leased, "w", "succeeded").await })
+        };
+        for _ in 0..3 {
+            let parent = other.enqueue(json!({})).await;
+            other.enqueue(json!({"depends_on": [parent]})).await;
+            let job = other.lease("w").await;
+            let since = Instant::now();
+            let acked = other.ack(&job, "w", "succeeded").await.is(200);
+            assert_eq!(acked["children_activated"], 1);
+            assert!(since.elapsed() < AT_ONCE, "{:?}", since.elapsed());
+            let child = other.lease("w").await;
+            other.ack(&child, "w", "succeeded").await.is(200);
+        }
+        let_go(holder).await;
+        let acked = waiting.await.expect("it does not panic").is(200);
+        assert_eq!(acked["children_activated"], 1);
+    });
+}

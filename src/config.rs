@@ -364,7 +364,8 @@ impl PoolArgs {
     /// Maximum connections of one node, including those of loops.
     #[must_use]
     pub const fn total(&self) -> u32 {
-        const LOOPS: u32 = 3;
+        /// Fire, reap, promote and vacuum, and the probe of the database.
+        const LOOPS: u32 = 5;
         self.settle_connections
             + self.report_connections
             + self.claim_connections

@@ -23,7 +23,7 @@ use crate::{
         workers,
     },
     error::chain,
-    store::sweep::purge,
+    store::{deadline::bounded, sweep::purge},
     telemetry,
     wakeups::BackgroundTask,
 };
@@ -209,7 +209,9 @@ async fn every<Step, Stepping, Hurry, Hurrying>(
     gauge!(telemetry::LOOP_LAST_STEP, "loop" => name).set(unix_seconds());
     while !stopping.is_cancelled() {
         let started = Instant::now();
-        let stepped = tokio::spawn(step()).await;
+        let stepped = bounded(step());
+        let stepped = tokio::spawn(async { stepped.await.unwrap_or_else(|it| Err(it.into())) });
+        let stepped = stepped.await;
         histogram!(telemetry::LOOP_SECONDS, "loop" => name).record(started.elapsed().as_secs_f64());
         if matches!(stepped, Ok(Ok(_))) {
             gauge!(telemetry::LOOP_LAST_STEP, "loop" => name).set(unix_seconds());

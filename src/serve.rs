@@ -25,12 +25,15 @@ use crate::{
     loops,
     mail::Mailer,
     redis_bus::{Bus, Heard, Topic},
-    store::{self, pools::Pools, projects::Instance},
+    store::{self, deadline::bounded, pools::Pools, projects::Instance},
     telemetry,
 };
 
 /// Running requests may finish within this time at shutdown.
 pub const DRAIN_TIMEOUT: Duration = Duration::from_secs(25);
+
+/// The part of it for requests: a client that reads slowly must not use all of it.
+const REQUESTS_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Timeout of the final writes and of closing the pools; then the process ends.
 pub const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -91,6 +94,8 @@ pub async fn serve(node: Node, stop: CancellationToken) -> anyhow::Result<()> {
     let app = open(&engine, &bus, node.people, instance).await?;
     let background = TaskTracker::new();
     loops::start(&app, &stop, &background);
+    let (watched, database_url, stopping) = (pools.clone(), node.database_url, stop.clone());
+    background.spawn(async move { watched.watch(&database_url, stopping).await });
     join(&app, &stop, &background);
     background.close();
     // Metrics are served until the end.
@@ -109,17 +114,7 @@ pub async fn serve(node: Node, stop: CancellationToken) -> anyhow::Result<()> {
     let pages = console::router(app.clone(), http::api(app.clone()));
     let router = http::router(app, adapters::router().merge(pages), handlers.clone());
     http::server::run(node.api, router, node.connections, closing, connections.clone()).await;
-    let drained = timeout(DRAIN_TIMEOUT, async {
-        connections.wait().await;
-        // A handler may outlive its client's connection.
-        handlers.close();
-        handlers.wait().await;
-        background.wait().await;
-        engine.finish().await;
-    });
-    if drained.await.is_err() {
-        tracing::warn!(connections = connections.len(), "stopped with requests unfinished");
-    }
+    drain(&engine, &connections, &handlers, &background).await;
     let closed_by = Instant::now() + CLOSE_TIMEOUT;
     // What was counted since the loop's last step.
     let last_words = async {
@@ -139,6 +134,33 @@ pub async fn serve(node: Node, stop: CancellationToken) -> anyhow::Result<()> {
     let _ = timeout_at(closed_by, pools.close()).await;
     anyhow::ensure!(!has_failed, "a part of this node has failed permanently");
     Ok(())
+}
+
+/// Waits for requests, undelivered jobs and loops, in this order and within [`DRAIN_TIMEOUT`].
+async fn drain(
+    engine: &Engine,
+    connections: &TaskTracker,
+    handlers: &TaskTracker,
+    background: &TaskTracker,
+) {
+    let drained_by = Instant::now() + DRAIN_TIMEOUT;
+    let requests = timeout(REQUESTS_TIMEOUT, async {
+        connections.wait().await;
+        // A handler may outlive its client's connection.
+        handlers.close();
+        handlers.wait().await;
+    });
+    if requests.await.is_err() {
+        tracing::warn!(connections = connections.len(), "stopped with requests unfinished");
+    }
+    // Before the loops: a lease that is not released waits for its end.
+    let parts = async {
+        engine.finish().await;
+        background.wait().await;
+    };
+    if timeout_at(drained_by, parts).await.is_err() {
+        tracing::warn!("stopped before all loops had ended");
+    }
 }
 
 /// Puts together what requests need.
@@ -189,11 +211,11 @@ fn join(app: &App, stop: &CancellationToken, tracker: &TaskTracker) {
             Heard::Wake(text) => relay::hear(&app.engine, &app.bus, &text),
             Heard::Evict(text) => {
                 let app = app.clone();
-                tokio::spawn(async move { app.credentials.on_message(&text).await });
+                tokio::spawn(bounded(async move { app.credentials.on_message(&text).await }));
             }
             Heard::Nodes => {
                 let app = app.clone();
-                tokio::spawn(async move { app.count_nodes().await });
+                tokio::spawn(bounded(async move { app.count_nodes().await }));
             }
         };
         app.bus.listen(stop, on).await;

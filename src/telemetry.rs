@@ -102,6 +102,8 @@ metrics_table! {
         "Wait for a connection to the database, by pool.";
     POOL_CONNECTIONS = "fencepost_pool_connections", Gauge,
         "Connections to the database, by pool and state: idle or used.";
+    POOLS_RENEWED = "fencepost_pools_renewed_total", Counter,
+        "Times that all connections were replaced, because the database did not answer.";
     LOOP_SECONDS = "fencepost_loop_duration_seconds", Seconds,
         "Time one step of a background loop took, by loop.";
     LOOP_ERRORS = "fencepost_loop_errors_total", Counter,

@@ -19,7 +19,7 @@ use crate::{
     domain::limits::{SESSION_IDLE_SECONDS, SESSION_SECONDS},
     error::{Error, is_unique_violation},
     ids::{AccountId, ProjectId, SessionId},
-    store::{self, accounts::Purpose},
+    store::{self, accounts::Purpose, deadline::bounded},
 };
 
 /// The kind of client that presents a refresh token.
@@ -226,12 +226,12 @@ impl Accounts {
         ])
         .await?;
         let this = self.clone();
-        tokio::spawn(async move {
+        tokio::spawn(bounded(async move {
             if let Err(error) = this.mail_reset(&email).await {
                 let error = crate::error::chain(&error);
                 tracing::error!(error, "password reset failed");
             }
-        });
+        }));
         Ok(())
     }
 

@@ -38,7 +38,7 @@ use crate::{
     },
     error::Error,
     ids::{AccountId, ProjectId, ProjectPublicId},
-    store::audit::Actor,
+    store::{audit::Actor, deadline::bounded},
 };
 
 /// A key may be sent in this header instead of `Authorization`.
@@ -153,8 +153,8 @@ impl<P: Permit> Caller<P> {
             app.credentials.until_recheck().await;
             // In a task of its own: this future may be dropped at any point.
             let (app, who) = (app.clone(), self.who.clone());
-            let asked = tokio::spawn(async move { who.is_live(&app, P::PERMISSION).await });
-            if matches!(asked.await, Ok(false)) {
+            let asked = bounded(async move { who.is_live(&app, P::PERMISSION).await });
+            if matches!(tokio::spawn(asked).await, Ok(Ok(false))) {
                 return;
             }
         }

@@ -19,13 +19,13 @@ use metrics::{counter, histogram};
 use tokio::{
     sync::{mpsc, oneshot},
     task::JoinSet,
-    time::timeout,
 };
 
 use self::intake::{Cut, Entry, Intake, Room, Waiter};
 use crate::{
     error::{Error, is_faulty_statement, is_lock_timeout},
     ids::ProjectId,
+    store::{deadline::bounded, pools::Kept},
     telemetry,
 };
 
@@ -39,8 +39,8 @@ const MAX_BATCHES_IN_FLIGHT: usize = 2;
 const MAX_BATCH_BYTES: usize = 1024 * 1024;
 /// Tries of a batch that met a deadlock or lost its connection.
 const MAX_TRIES: u32 = 3;
-/// After this a batch is abandoned: the connection may be dead without an error.
-const FLUSH_TIMEOUT: Duration = Duration::from_secs(15);
+/// After this a batch is not tried again: its callers must be answered.
+const RETRY_TIME: Duration = Duration::from_secs(1);
 /// The longest pause before the next try, in milliseconds.
 const MAX_RETRY_PAUSE_MS: u64 = 50;
 
@@ -53,7 +53,7 @@ pub trait Batch: Send + Sync + 'static {
     /// Items with the same key never share a batch.
     type Key: Eq + Hash + Send;
     /// The connection that a batch is written through.
-    type Connection: Send + 'static;
+    type Connection: Kept + 'static;
 
     /// The name of this kind in metrics.
     const KIND: &'static str;
@@ -282,12 +282,13 @@ async fn flush<B: Batch>(
     let started = Instant::now();
     let (mut tries, mut is_in_doubt) = (1, false);
     let flushed = loop {
-        let flushing = flush_once(batch, conn, items, is_in_doubt);
-        let flushed = timeout(FLUSH_TIMEOUT, flushing).await.unwrap_or_else(|_| Err(timed_out()));
+        let flushing = bounded(flush_once(batch, conn, items, is_in_doubt));
+        let flushed = flushing.await.unwrap_or_else(|overdue| Err(overdue.into()));
         let Err(error) = flushed else { break flushed };
         is_in_doubt |= leaves_doubt(&error);
         counter!(telemetry::STORE_ERRORS, "kind" => B::KIND).increment(1);
-        if tries == MAX_TRIES || is_lock_timeout(&error) || !is_worth_another_try(&error) {
+        let is_late = started.elapsed() > RETRY_TIME || tries == MAX_TRIES;
+        if is_late || is_lock_timeout(&error) || !is_worth_another_try(&error) {
             break Err(error);
         }
         let pause_ms = rand::random_range(0..=MAX_RETRY_PAUSE_MS);
@@ -306,7 +307,7 @@ async fn flush_once<B: Batch>(
     items: &[B::Item],
     is_in_doubt: bool,
 ) -> sqlx::Result<Vec<Result<B::Answer, Error>>> {
-    let mut taken = match conn.take() {
+    let mut taken = match conn.take().and_then(Kept::reuse) {
         Some(conn) => conn,
         None => batch.connect().await?,
     };
@@ -314,10 +315,6 @@ async fn flush_once<B: Batch>(
     let answers = batch.flush(&mut taken, items, is_in_doubt).await?;
     *conn = Some(taken);
     Ok(answers)
-}
-
-fn timed_out() -> sqlx::Error {
-    sqlx::Error::Io(std::io::ErrorKind::TimedOut.into())
 }
 
 /// Whether the commit may have happened. An error from PostgreSQL itself means no, except for a
@@ -357,6 +354,12 @@ mod tests {
     struct Recorder {
         batches: Arc<StdMutex<Vec<Vec<u32>>>>,
         gate: Arc<Mutex<()>>,
+    }
+
+    impl Kept for () {
+        fn reuse(self) -> Option<Self> {
+            Some(self)
+        }
     }
 
     impl Batch for Recorder {

@@ -8,7 +8,7 @@ use std::{
 
 use metrics::counter;
 use moka::sync::Cache;
-use sqlx::{Acquire, Postgres, pool::PoolConnection};
+use sqlx::Acquire;
 use tokio::sync::Notify;
 
 use super::{
@@ -23,7 +23,7 @@ use crate::{
     ids::{ANONYMOUS, ProjectId},
     store::{
         self,
-        pools::Pool,
+        pools::{self, Pool},
         sweep::{self, set_aside::Work},
         workers::Sighting,
     },
@@ -166,7 +166,7 @@ impl Batch for WorkerLookups {
     type Item = WorkerKey;
     type Answer = Option<Facts>;
     type Key = WorkerKey;
-    type Connection = PoolConnection<Postgres>;
+    type Connection = pools::Connection;
 
     const KIND: &'static str = "worker";
     const MAX_ROWS: usize = 500;

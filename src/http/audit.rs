@@ -30,6 +30,7 @@ use crate::{
     store::{
         self,
         audit::{AuditFilter, AuditRow},
+        deadline::bounded,
     },
     wire::{
         extract::Query,
@@ -255,7 +256,7 @@ impl Export {
             return Ok(None);
         }
         // In a task of its own: the client may disconnect at any time.
-        let looking = tokio::spawn(async move {
+        let looking = tokio::spawn(bounded(async move {
             if !self.caller.is_live(&self.app).await {
                 return Err(Error::Unauthorized);
             }
@@ -271,8 +272,9 @@ impl Export {
             .await?;
             drop(conn);
             Ok::<_, Error>((rows, self))
-        });
-        let (rows, export) = looking.await.map_err(Error::internal)??;
+        }));
+        let looked = looking.await.map_err(Error::internal)?;
+        let (rows, export) = looked.map_err(sqlx::Error::from)??;
         let Some(last) = rows.last().map(|it| it.id) else { return Ok(None) };
         let left = export.left - rows.len() as i64;
         let mut lines = Vec::new();

@@ -25,6 +25,7 @@ use crate::{
     error::Error,
     ids,
     limiter::Standing,
+    store::deadline::bounded,
     telemetry,
     traces::{self, Answered},
     wire::{ClientGone, RequestId, errors::ErrorResponse},
@@ -44,7 +45,8 @@ const MAX_OWN_HEADERS: usize = 10;
 const MAX_REQUEST_ID_CHARS: usize = 128;
 
 /// Runs the handler in a task of its own, so that a client that disconnects cannot stop it in the
-/// middle of a statement. Its work completes, and [`ClientGone`] tells handlers that wait.
+/// middle of a statement. Its work completes, and [`ClientGone`] tells handlers that wait. Only a
+/// database that does not answer ends it.
 pub async fn detach(
     State(handlers): State<TaskTracker>,
     mut request: Request,
@@ -53,12 +55,16 @@ pub async fn detach(
     let gone = CancellationToken::new();
     let guard = gone.clone().drop_guard();
     request.extensions_mut().insert(ClientGone(gone));
-    let answered = handlers.spawn(next.run(request)).await;
+    let answered = handlers.spawn(bounded(next.run(request))).await;
     guard.disarm();
-    answered.unwrap_or_else(|panic| {
-        counter!(telemetry::PANICS).increment(1);
-        Error::internal(panic).into_response()
-    })
+    match answered {
+        Ok(Ok(response)) => response,
+        Ok(Err(overdue)) => Error::from(sqlx::Error::from(overdue)).into_response(),
+        Err(panic) => {
+            counter!(telemetry::PANICS).increment(1);
+            Error::internal(panic).into_response()
+        }
+    }
 }
 
 /// Gives the request its id, measures it, and writes the body of its error if it has one.

@@ -11,6 +11,7 @@ pub mod claims;
 pub mod control;
 pub mod counts;
 pub mod dead_letters;
+pub mod deadline;
 pub mod dependencies;
 pub mod enqueue;
 pub mod events;

@@ -1,27 +1,41 @@
 //! Connections: one pool for each kind of work, so that reads cannot starve acks.
 
-use std::time::{Duration, Instant};
+use std::{
+    ops::{Deref, DerefMut},
+    sync::{Arc, PoisonError, RwLock},
+    time::{Duration, Instant},
+};
 
-use metrics::histogram;
+use metrics::{counter, histogram};
 use sqlx::{
-    Executor, PgConnection, PgPool, Postgres, Row, Transaction,
+    ConnectOptions, Executor, PgConnection, PgPool, Postgres, Row,
     pool::PoolConnection,
     postgres::{PgConnectOptions, PgPoolOptions},
 };
 use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
 
+use super::deadline::{self, Health, Loan};
 use crate::{config::PoolArgs, ids::ProjectId, telemetry};
 
 /// How long a request may wait for a connection before it is shed.
-const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(5);
+const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(3);
 /// Timeout of the check of a returned connection; after it the connection is closed.
 const RELEASE_CHECK_TIMEOUT: Duration = Duration::from_secs(2);
-/// Statement timeout of the hot path, in milliseconds.
-const HOT_STATEMENT_TIMEOUT_MS: u32 = 5_000;
-/// Statement timeout of reads, in milliseconds.
-const READ_STATEMENT_TIMEOUT_MS: u32 = 10_000;
+/// Statement timeout of requests, in milliseconds.
+const STATEMENT_TIMEOUT_MS: u32 = 4_000;
 /// Statement timeout of background work, in milliseconds.
 const BACKGROUND_STATEMENT_TIMEOUT_MS: u32 = 60_000;
+/// Time from the statement's timeout until a connection without an answer counts as silent.
+const SILENCE_MARGIN: Duration = Duration::from_millis(750);
+/// How often the database is probed.
+const PROBE_PERIOD: Duration = Duration::from_millis(500);
+/// A probe without an answer in this time: the database is silent.
+const PROBE_TIMEOUT: Duration = Duration::from_millis(1_500);
+/// Connections are replaced at most this often because of single statements.
+const RENEW_PERIOD: Duration = Duration::from_secs(5);
+/// Replaced connections are closed within this time.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Timeout of a connection that idles in an open transaction, in milliseconds.
 const IDLE_IN_TRANSACTION_TIMEOUT_MS: u32 = 5_000;
 
@@ -39,8 +53,15 @@ const LOOP_CONNECTIONS: u32 = 1;
 /// Connections for one kind of work.
 #[derive(Debug, Clone)]
 pub struct Pool {
-    pool: PgPool,
+    shared: Arc<Shared>,
     name: &'static str,
+}
+
+#[derive(Debug)]
+struct Shared {
+    connections: RwLock<PgPool>,
+    max_silence: Duration,
+    health: Arc<Health>,
 }
 
 impl Pool {
@@ -48,20 +69,86 @@ impl Pool {
     ///
     /// # Errors
     /// When none is free in time, or the database does not answer.
-    pub async fn acquire(&self) -> sqlx::Result<PoolConnection<Postgres>> {
+    pub async fn acquire(&self) -> sqlx::Result<Connection> {
         let started = Instant::now();
-        let acquired = self.pool.acquire().await;
+        // Before the connection: it may be older than it seems, but not newer.
+        let loan = Loan::new(self.shared.max_silence, &self.shared.health);
+        let acquired = self.current().acquire().await;
         histogram!(telemetry::POOL_WAIT_SECONDS, "pool" => self.name)
             .record(started.elapsed().as_secs_f64());
-        acquired
+        let inner = Some(acquired?);
+        loan.enter();
+        Ok(Connection { inner, loan })
     }
 
-    /// Takes a connection and begins a transaction. The wait is measured.
-    ///
-    /// # Errors
-    /// When none is free in time, or the database does not answer.
-    pub async fn begin(&self) -> sqlx::Result<Transaction<'static, Postgres>> {
-        Transaction::begin(self.acquire().await?, None).await
+    fn current(&self) -> PgPool {
+        self.shared.connections.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Replaces all connections: those that are borrowed are closed when they come back.
+    fn renew(&self) {
+        let mut current = self.shared.connections.write().unwrap_or_else(PoisonError::into_inner);
+        let new = current.options().clone().connect_lazy_with((*current.connect_options()).clone());
+        let old = std::mem::replace(&mut *current, new);
+        // Closing waits for connections that may never answer.
+        tokio::spawn(timeout(CLOSE_TIMEOUT, async move { old.close().await }));
+    }
+}
+
+/// A borrowed connection.
+#[derive(Debug)]
+pub struct Connection {
+    /// None only while it is dropped.
+    inner: Option<PoolConnection<Postgres>>,
+    loan: Arc<Loan>,
+}
+
+impl Connection {
+    /// Lets a statement take any time.
+    pub fn exempt(&self) {
+        self.loan.exempt();
+    }
+
+    /// Closes it at once, whatever statement it is in.
+    pub fn abandon(mut self) {
+        drop(self.inner.take().map(PoolConnection::detach));
+    }
+}
+
+/// A connection that is kept from one piece of bounded work to the next.
+pub trait Kept: Send + Sized {
+    /// The connection for this work, unless it must not be used again.
+    fn reuse(self) -> Option<Self>;
+}
+
+impl Kept for Connection {
+    fn reuse(self) -> Option<Self> {
+        self.loan.enter();
+        (!self.loan.is_stale()).then_some(self)
+    }
+}
+
+impl Deref for Connection {
+    type Target = PgConnection;
+
+    fn deref(&self) -> &PgConnection {
+        self.inner.as_ref().unwrap_or_else(|| unreachable!("it is there until it is dropped"))
+    }
+}
+
+impl DerefMut for Connection {
+    fn deref_mut(&mut self) -> &mut PgConnection {
+        self.inner.as_mut().unwrap_or_else(|| unreachable!("it is there until it is dropped"))
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        let Some(inner) = self.inner.take() else { return };
+        if deadline::is_stopped() {
+            // In the middle of a statement: closed at once, without a word to the silent server.
+            drop(inner.detach());
+        }
     }
 }
 
@@ -87,7 +174,10 @@ pub struct Pools {
     pub reap: Pool,
     /// The promoter, for the same reason.
     pub promote: Pool,
+    /// Vacuums, which may take minutes.
+    pub vacuum: Pool,
     has_roles: bool,
+    health: Arc<Health>,
 }
 
 /// The roles of `ops/roles.sql`: each may do what one kind of work needs.
@@ -121,43 +211,82 @@ impl Pools {
     pub fn new(database_url: &str, sizes: PoolArgs) -> sqlx::Result<Self> {
         let options: PgConnectOptions = database_url.parse()?;
         let has_roles = sizes.database_roles;
+        let health = Arc::new(Health::default());
         let claims = options.clone().options(CLAIM_PLANS);
         let settles = options.clone().options([SETTLE_LOCK_TIMEOUT]);
-        let pool = |name, role, size, statement_timeout_ms| {
+        let pool = |name, role, size, statement_timeout_ms: u32| {
             let role = has_roles.then_some(role);
             let options = match name {
                 "claim" => &claims,
                 "settle" => &settles,
                 _ => &options,
             };
-            Pool { name, pool: pool(options, role, size, statement_timeout_ms) }
+            let max_silence = Duration::from_millis(statement_timeout_ms.into()) + SILENCE_MARGIN;
+            let shared = Shared {
+                connections: RwLock::new(pool(options, role, size, statement_timeout_ms)),
+                max_silence,
+                health: Arc::clone(&health),
+            };
+            Pool { name, shared: Arc::new(shared) }
         };
-        let hot = |name, size| pool(name, Role::Hot, size, HOT_STATEMENT_TIMEOUT_MS);
+        let hot = |name, size| pool(name, Role::Hot, size, STATEMENT_TIMEOUT_MS);
         let maint = |name, size| pool(name, Role::Maint, size, BACKGROUND_STATEMENT_TIMEOUT_MS);
         Ok(Self {
             settle: hot("settle", sizes.settle_connections),
             reports: hot("reports", sizes.report_connections),
             claim: hot("claim", sizes.claim_connections),
             enqueue: hot("enqueue", sizes.enqueue_connections),
-            keys: pool("keys", Role::People, sizes.key_connections, HOT_STATEMENT_TIMEOUT_MS),
-            read: pool("read", Role::Console, sizes.read_connections, READ_STATEMENT_TIMEOUT_MS),
-            people: pool(
-                "people",
-                Role::People,
-                sizes.people_connections,
-                READ_STATEMENT_TIMEOUT_MS,
-            ),
+            keys: pool("keys", Role::People, sizes.key_connections, STATEMENT_TIMEOUT_MS),
+            read: pool("read", Role::Console, sizes.read_connections, STATEMENT_TIMEOUT_MS),
+            people: pool("people", Role::People, sizes.people_connections, STATEMENT_TIMEOUT_MS),
             background: maint("background", sizes.background_connections),
             fire: maint("fire", LOOP_CONNECTIONS),
             reap: maint("reap", LOOP_CONNECTIONS),
             promote: maint("promote", LOOP_CONNECTIONS),
+            vacuum: maint("vacuum", LOOP_CONNECTIONS),
             has_roles,
+            health,
         })
+    }
+
+    /// Watches the database until `stopping`. A statement that gets no answer ends when it must;
+    /// then, and when a probe of the database gets none, all connections are replaced.
+    pub async fn watch(&self, database_url: &str, stopping: CancellationToken) {
+        let Ok(options) = database_url.parse::<PgConnectOptions>() else { return };
+        let options = options.application_name("fencepost");
+        let mut probe = None;
+        let mut renewed_at: Option<Instant> = None;
+        loop {
+            tokio::select! {
+                () = stopping.cancelled() => return,
+                () = tokio::time::sleep(PROBE_PERIOD) => (),
+                () = self.health.suspected() => {
+                    let is_new = renewed_at.is_some_and(|it| it.elapsed() < RENEW_PERIOD);
+                    if !is_new {
+                        self.renew(&mut renewed_at);
+                    }
+                    continue;
+                }
+            }
+            match timeout(PROBE_TIMEOUT, ping(probe.take(), &options)).await {
+                // An error is an answer too: each pool notices its own.
+                Ok(answered) => probe = answered.ok(),
+                Err(_) => self.renew(&mut renewed_at),
+            }
+        }
+    }
+
+    fn renew(&self, renewed_at: &mut Option<Instant>) {
+        *renewed_at = Some(Instant::now());
+        counter!(telemetry::POOLS_RENEWED).increment(1);
+        tracing::warn!("the database does not answer: all connections are replaced");
+        self.all().into_iter().for_each(Pool::renew);
+        self.health.replaced();
     }
 
     /// A connection for reads and settings of one project. With the roles of `ops/roles.sql` it
     /// sees no row of another project.
-    pub async fn read_for(&self, project_id: ProjectId) -> sqlx::Result<PoolConnection<Postgres>> {
+    pub async fn read_for(&self, project_id: ProjectId) -> sqlx::Result<Connection> {
         let mut conn = self.read.acquire().await?;
         if self.has_roles {
             let set = sqlx::query("select set_config('app.project_id', $1, false)");
@@ -166,25 +295,29 @@ impl Pools {
         Ok(conn)
     }
 
-    fn all(&self) -> [&Pool; 11] {
+    fn all(&self) -> [&Pool; 12] {
         let Self { settle, claim, enqueue, keys, read, people, background, .. } = self;
-        let Self { reports, fire, reap, promote, .. } = self;
-        [settle, reports, claim, enqueue, keys, read, people, background, fire, reap, promote]
+        let Self { reports, fire, reap, promote, vacuum, .. } = self;
+        [
+            settle, reports, claim, enqueue, keys, read, people, background, fire, reap, promote,
+            vacuum,
+        ]
     }
 
     /// Connections of each pool: its name, idle ones, and those in use.
     #[must_use]
-    pub fn connections(&self) -> [(&'static str, u32, u32); 11] {
+    pub fn connections(&self) -> [(&'static str, u32, u32); 12] {
         self.all().map(|it| {
-            let idle = u32::try_from(it.pool.num_idle()).unwrap_or(u32::MAX);
-            (it.name, idle, it.pool.size().saturating_sub(idle))
+            let pool = it.current();
+            let idle = u32::try_from(pool.num_idle()).unwrap_or(u32::MAX);
+            (it.name, idle, pool.size().saturating_sub(idle))
         })
     }
 
     /// Closes every connection.
     pub async fn close(&self) {
         for it in self.all() {
-            it.pool.close().await;
+            it.current().close().await;
         }
     }
 }
@@ -216,6 +349,19 @@ fn pool(
         .test_before_acquire(false)
         .after_release(|conn, _| Box::pin(is_clean(conn)))
         .connect_lazy_with(options)
+}
+
+/// Probes the database, on this connection or a new one.
+async fn ping(
+    probe: Option<PgConnection>,
+    options: &PgConnectOptions,
+) -> sqlx::Result<PgConnection> {
+    let mut probe = match probe {
+        Some(probe) => probe,
+        None => options.connect().await?,
+    };
+    probe.execute(sqlx::raw_sql("select")).await?;
+    Ok(probe)
 }
 
 /// Whether a returned connection is outside of any transaction and its server still answers.

@@ -419,13 +419,15 @@ pub async fn prune_idempotency_keys(conn: &mut PgConnection) -> sqlx::Result<u64
 ///
 /// The tables' own autovacuum settings have no effect until the launcher wakes, once a minute.
 pub async fn vacuum_hot_tables(conn: &mut PgConnection) -> sqlx::Result<()> {
-    // A vacuum may take long.
-    conn.execute(sqlx::raw_sql("set statement_timeout = 0")).await?;
+    // A vacuum may take long, and ends when its connection is closed.
+    const PREPARE: &str = "set statement_timeout = 0; set client_connection_check_interval = '1s'";
+    conn.execute(sqlx::raw_sql(PREPARE)).await?;
     let vacuumed = conn.execute(sqlx::raw_sql("vacuum (skip_locked, truncate false) jobs")).await;
     // Its readers read all of it: let it shrink.
     let vacuumed =
         vacuumed.and(conn.execute(sqlx::raw_sql("vacuum (skip_locked) queue_deltas")).await);
-    conn.execute(sqlx::raw_sql("reset statement_timeout")).await?;
+    const RESET: &str = "reset statement_timeout; reset client_connection_check_interval";
+    conn.execute(sqlx::raw_sql(RESET)).await?;
     vacuumed.map(|_| ())
 }
 

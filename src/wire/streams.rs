@@ -19,6 +19,7 @@ use crate::{
     auth::{Caller, Read},
     domain::limits::MAX_PROJECT_STREAMS,
     error::Error,
+    store::deadline::bounded,
 };
 
 /// Interval of keep-alive comments on a silent stream.
@@ -84,7 +85,7 @@ where
     let (sender, receiver) = mpsc::channel(MAX_WAITING_EVENTS);
     let writing = write(Writer { sender, app: app.clone() });
     let (app, caller) = (app.clone(), caller.clone());
-    tokio::spawn(async move {
+    tokio::spawn(bounded(async move {
         // However busy the stream is: a revoked key gets nothing more. The reason of the end does
         // not matter.
         tokio::select! {
@@ -92,7 +93,7 @@ where
             () = caller.until_revoked(&app) => (),
         }
         drop((on_node, of_project));
-    });
+    }));
     let events = stream::unfold(receiver, async |mut receiver| {
         let event = receiver.recv().await?;
         Some((Ok::<_, Infallible>(event), receiver))

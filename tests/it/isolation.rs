@@ -2,4 +2,5 @@
 
 mod held_rows;
 mod poison;
+mod silence;
 mod turns;

@@ -6,6 +6,7 @@ use fencepost::{config::PoolArgs, ids::JobId, store::pools::Pools};
 
 use crate::harness::{Proxy, TestProject, TestServer, fresh_database, limited, run};
 use serde_json::{Value, json};
+use sqlx::Acquire;
 use tokio::time::timeout;
 
 #[test]
@@ -17,7 +18,8 @@ fn a_transaction_begun_by_a_future_that_was_dropped_swallows_nobodys_write() {
         let pools = Pools::new(&database.url, sizes).expect("a URL");
         for n in 0..40 {
             // Dropped at another point each time, most of them while `begin` is under way.
-            let _ = timeout(Duration::from_micros(n * 15), pools.settle.begin()).await;
+            let begin = async { pools.settle.acquire().await?.begin().await.map(drop) };
+            let _ = timeout(Duration::from_micros(n * 15), begin).await;
             let mut conn = pools.settle.acquire().await.expect("a connection");
             sqlx::query("insert into written values (1)")
                 .execute(&mut *conn)

@@ -9,8 +9,7 @@ use std::{
 
 use futures_util::FutureExt;
 use metrics::{counter, histogram};
-use sqlx::{PgConnection, Postgres, pool::PoolConnection};
-use tokio::time::timeout;
+use sqlx::PgConnection;
 use uuid::Uuid;
 
 use super::{
@@ -24,14 +23,13 @@ use crate::{
     store::{
         self,
         claims::{LeaseRequest, LeasedJob, QueueClaim},
-        pools::Pool,
+        deadline::bounded,
+        pools::{self, Kept, Pool},
     },
     telemetry,
     traces::{self, Leased},
 };
 
-/// After this a claim is abandoned: the connection may be dead without an error.
-const CLAIM_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time for queue claims that run one by one after their common statement failed.
 const SINGLE_CLAIMS_TIME: Duration = Duration::from_secs(10);
 /// Queues of one fallback query.
@@ -42,13 +40,13 @@ pub(in crate::engine) struct Claim {
     /// Each queue claim, with a lease id for each of its lease requests.
     claims: Vec<(PlannedClaim, Vec<LeaseId>)>,
     pool: Pool,
-    conn: Option<PoolConnection<Postgres>>,
+    conn: Option<pools::Connection>,
 }
 
 /// A completed claim, and its connection if it can be reused.
 #[derive(Default)]
 pub(in crate::engine) struct CompletedClaims {
-    pub conn: Option<PoolConnection<Postgres>>,
+    pub conn: Option<pools::Connection>,
     pub completed: Vec<CompletedClaim>,
 }
 
@@ -80,11 +78,7 @@ impl ClaimOutcome {
 
 impl Claim {
     /// Uses the idle connection if there is one, and takes one from the pool otherwise.
-    pub fn new(
-        claims: Vec<PlannedClaim>,
-        pool: Pool,
-        conn: Option<PoolConnection<Postgres>>,
-    ) -> Self {
+    pub fn new(claims: Vec<PlannedClaim>, pool: Pool, conn: Option<pools::Connection>) -> Self {
         let with_leases = |claim: PlannedClaim| {
             let lease_ids = claim.slots.iter().map(|_| LeaseId(Uuid::new_v4())).collect();
             (claim, lease_ids)
@@ -97,11 +91,11 @@ impl Claim {
         let started = Instant::now();
         let slots = self.claims.iter().map(|(claim, _)| claim.slots.len()).sum::<usize>();
         let claims = self.claims.clone();
-        let claimed = AssertUnwindSafe(timeout(CLAIM_TIMEOUT, self.claim())).catch_unwind().await;
+        let claimed = AssertUnwindSafe(bounded(self.claim())).catch_unwind().await;
         let claims = match claimed {
             Ok(Ok(claims)) => claims,
-            Ok(Err(_)) => {
-                record_failure(&sqlx::Error::PoolTimedOut, "a claim");
+            Ok(Err(overdue)) => {
+                record_failure(&overdue.into(), "a claim");
                 CompletedClaims {
                     conn: None,
                     completed: claims.into_iter().map(in_doubt).collect(),
@@ -124,7 +118,7 @@ impl Claim {
 
     async fn claim(self) -> CompletedClaims {
         let Self { claims, pool, conn } = self;
-        let conn = match conn {
+        let conn = match conn.and_then(Kept::reuse) {
             Some(conn) => Ok(conn),
             None => pool.acquire().await,
         };
@@ -385,7 +379,7 @@ pub(in crate::engine) async fn find_queues_with_work(
             let mut conn = pool.acquire().await?;
             store::polls::queues_with_work(&mut conn, queues).await
         };
-        match timeout(CLAIM_TIMEOUT, claim).await.unwrap_or(Err(sqlx::Error::PoolTimedOut)) {
+        match bounded(claim).await.unwrap_or_else(|overdue| Err(overdue.into())) {
             Ok(numbers) => found.extend(
                 numbers.into_iter().filter_map(|it| queues.get(usize::try_from(it).ok()?).cloned()),
             ),

@@ -10,6 +10,7 @@ use crate::{
     },
     ids::{JobKey, LeaseId},
     store::{
+        deadline::bounded,
         pools::Pool,
         sweep::{self, LostLease},
     },
@@ -32,7 +33,7 @@ pub(in crate::engine) async fn release(
             let mut conn = pool.acquire().await?;
             sweep::find_leases(&mut conn, &lost).await
         };
-        let found = match found.await {
+        let found = match bounded(found).await.unwrap_or_else(|overdue| Err(overdue.into())) {
             Ok(found) => found,
             Err(error) => {
                 let error = &error as &dyn std::error::Error;

@@ -10,7 +10,6 @@ use std::{
 };
 
 use metrics::gauge;
-use sqlx::{Postgres, pool::PoolConnection};
 use tokio::{
     sync::{mpsc, oneshot},
     time::timeout,
@@ -27,7 +26,11 @@ use crate::{
     engine::{Engine, batch::Batch, workers},
     error::Error,
     ids::ProjectId,
-    store::{self, polls::PollKey, pools::Pool},
+    store::{
+        self,
+        polls::PollKey,
+        pools::{self, Pool},
+    },
     telemetry,
 };
 
@@ -36,7 +39,7 @@ pub const MAX_PARKED_POLLS: usize = 20_000;
 /// At shutdown, parked polls are answered within this time, spread evenly.
 const STOP_SPREAD: Duration = Duration::from_secs(3);
 /// Longest wait for a claim in flight, for a poll that wants its answer now.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Delay before a quieted worker's long poll is answered, so that a client which ignores the
 /// directive does not spin.
@@ -227,7 +230,7 @@ impl Batch for Repeats {
     type Item = PollKey;
     type Answer = Vec<LeasedDelivery>;
     type Key = PollKey;
-    type Connection = PoolConnection<Postgres>;
+    type Connection = pools::Connection;
 
     const KIND: &'static str = "repeat";
     const MAX_ROWS: usize = 250;

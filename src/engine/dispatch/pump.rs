@@ -11,7 +11,6 @@ use std::{
 };
 
 use metrics::counter;
-use sqlx::{Postgres, pool::PoolConnection};
 use tokio::{
     sync::{mpsc, oneshot},
     task::JoinSet,
@@ -37,7 +36,7 @@ use crate::{
     ids::{JobKey, ProjectId},
     store::{
         polls::PollKey,
-        pools::{Pool, Pools},
+        pools::{Connection, Pool, Pools},
     },
     telemetry,
     wakeups::{Hint, Hints},
@@ -85,7 +84,7 @@ struct Pump {
     /// When the first backoff ends.
     next_backoff_end: Option<Instant>,
     /// Connections of recently completed claims.
-    idle: Vec<PoolConnection<Postgres>>,
+    idle: Vec<Connection>,
     /// Confirms the stop once every claim has completed; then no more are planned.
     finished: Option<oneshot::Sender<()>>,
 }

@@ -4,7 +4,6 @@ use std::{collections::HashMap, sync::Arc};
 
 use chrono::{DateTime, Utc};
 use metrics::counter;
-use sqlx::{Postgres, pool::PoolConnection};
 
 use crate::{
     domain::{history, job::StoredState},
@@ -12,7 +11,10 @@ use crate::{
     error::Error,
     events_feed::JobEvent,
     ids::{JobId, ProjectId},
-    store::{self, pools::Pool},
+    store::{
+        self,
+        pools::{self, Pool},
+    },
     telemetry,
     wakeups::{Arrival, BackgroundTask},
 };
@@ -39,7 +41,7 @@ impl Batch for Enqueues {
     type Item = Arc<[NewJob]>;
     type Answer = Vec<StoredJob>;
     type Key = Option<JobId>;
-    type Connection = PoolConnection<Postgres>;
+    type Connection = pools::Connection;
 
     const KIND: &'static str = "enqueue";
     const MAX_ROWS: usize = 500;

@@ -60,9 +60,19 @@ pub async fn vacuum_if_due(engine: &Engine) -> sqlx::Result<bool> {
         return Ok(false);
     }
     engine.settled.store(0, Ordering::Relaxed);
-    let mut conn = engine.pools.background.acquire().await?;
-    sweep::vacuum_hot_tables(&mut conn).await?;
-    Ok(true)
+    let mut conn = engine.pools.vacuum.acquire().await?;
+    conn.exempt();
+    let vacuumed = tokio::select! {
+        vacuumed = sweep::vacuum_hot_tables(&mut conn) => Some(vacuumed),
+        () = engine.stopping.cancelled() => None,
+    };
+    match vacuumed {
+        Some(vacuumed) => vacuumed.map(|()| true),
+        None => {
+            conn.abandon();
+            Ok(false)
+        }
+    }
 }
 
 /// Deletes idempotency answers, old workers, ended operations, fires, rates and statistics that are

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use sqlx::{Acquire, Postgres, pool::PoolConnection};
+use sqlx::Acquire;
 
 use super::{Acked, Failure, Settling, explain_left, failure, may_write};
 use crate::{
@@ -10,7 +10,11 @@ use crate::{
     engine::{batch::Batch, notify::Notifier},
     error::Error,
     ids::{JobKey, ProjectId},
-    store::{self, pools::Pool, settle_failure::AfterEnd},
+    store::{
+        self,
+        pools::{self, Pool},
+        settle_failure::AfterEnd,
+    },
 };
 
 /// A failure or release to record, if its fence still holds.
@@ -43,7 +47,7 @@ impl Batch for Endings {
     type Item = EndRequest;
     type Answer = Settling<Acked>;
     type Key = JobKey;
-    type Connection = PoolConnection<Postgres>;
+    type Connection = pools::Connection;
 
     const KIND: &'static str = "end";
     const MAX_ROWS: usize = 500;

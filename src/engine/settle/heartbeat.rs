@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 
 use futures_util::future::try_join_all;
-use sqlx::{Postgres, pool::PoolConnection};
 
 use super::{HeldJob, Settling, explain_left};
 use crate::{
@@ -11,7 +10,10 @@ use crate::{
     engine::{Engine, batch::Batch, settle},
     error::Error,
     ids::{JobId, JobKey, ProjectId},
-    store::{self, pools::Pool},
+    store::{
+        self,
+        pools::{self, Pool},
+    },
 };
 
 pub use crate::store::heartbeats::{Beat, Renewed};
@@ -105,7 +107,7 @@ impl Batch for Beats {
     type Item = Beat;
     type Answer = Settling<Renewed>;
     type Key = JobKey;
-    type Connection = PoolConnection<Postgres>;
+    type Connection = pools::Connection;
 
     const KIND: &'static str = "heartbeat";
     const MAX_ROWS: usize = 500;

@@ -9,7 +9,7 @@ use std::{
 };
 
 use metrics::{counter, histogram};
-use sqlx::{Acquire, Postgres, pool::PoolConnection};
+use sqlx::Acquire;
 
 use super::{Settling, explain_left, may_write};
 use crate::{
@@ -23,7 +23,7 @@ use crate::{
     ids::{JobKey, ProjectId},
     store::{
         self,
-        pools::Pool,
+        pools::{self, Pool},
         settle_success::{Moved, Success},
     },
     telemetry,
@@ -97,7 +97,7 @@ impl Batch for Successes {
     /// Of a job without children there is nothing more to tell.
     type Answer = Settling<Option<i32>>;
     type Key = JobKey;
-    type Connection = PoolConnection<Postgres>;
+    type Connection = pools::Connection;
 
     const KIND: &'static str = "succeed";
     const MAX_ROWS: usize = 500;
@@ -152,7 +152,7 @@ impl Batch for Parents {
     /// The number of activated children.
     type Answer = Settling<Option<i32>>;
     type Key = JobKey;
-    type Connection = PoolConnection<Postgres>;
+    type Connection = pools::Connection;
 
     const KIND: &'static str = "succeed_parents";
     /// Each may activate a thousand others.

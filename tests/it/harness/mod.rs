@@ -13,7 +13,7 @@ pub use self::{
     cluster::{Database, fresh_database, redis_url},
     process::{NodeProcess, Process, free_port, scratch, until_ready},
     project::{Stage, TestProject, TestServer},
-    proxy::Proxy,
+    proxy::{Proxy, Silence},
     reply::Reply,
 };
 

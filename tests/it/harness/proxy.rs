@@ -14,6 +14,17 @@ pub struct Proxy {
     url: String,
     armed: Arc<Mutex<Option<Armed>>>,
     is_cut: watch::Sender<bool>,
+    silence: watch::Sender<Silence>,
+}
+
+/// Which connections are silent: nothing that is sent arrives, and none is closed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Silence {
+    None,
+    /// Those that are open now, for ever.
+    OfOpen,
+    /// Those, and all that come.
+    OfAll,
 }
 
 /// What the proxy is to swallow.
@@ -34,14 +45,16 @@ impl Proxy {
         let url = before.replace("@localhost", &format!("@{address}"));
         let armed = Arc::new(Mutex::new(None));
         let (is_cut, cut) = watch::channel(false);
+        let (silence, heard) = watch::channel(Silence::None);
         let shared = Arc::clone(&armed);
         tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
                 let server = UnixStream::connect(&socket).await.expect("the database answers");
-                tokio::spawn(forward(client, server, Arc::clone(&shared), cut.clone()));
+                let (shared, cut, heard) = (Arc::clone(&shared), cut.clone(), heard.clone());
+                tokio::spawn(serve(client, server, shared, cut, heard));
             }
         });
-        Self { url: format!("{url}?sslmode=disable"), armed, is_cut }
+        Self { url: format!("{url}?sslmode=disable"), armed, is_cut, silence }
     }
 
     /// A server whose database is behind the proxy.
@@ -66,6 +79,11 @@ impl Proxy {
         self.armed.lock().expect("no panic").is_none()
     }
 
+    /// Makes connections silent. Those that have become silent stay so.
+    pub fn silence(&self, silence: Silence) {
+        self.silence.send_replace(silence);
+    }
+
     /// Cuts all connections, and all that come, until it is called with false.
     pub fn cut(&self, is_cut: bool) {
         self.is_cut.send_replace(is_cut);
@@ -87,9 +105,41 @@ fn is_it(armed: &Mutex<Option<Armed>>, sent: &[u8], is_answer: bool) -> bool {
     is_it
 }
 
-async fn forward(
+async fn serve(
     mut client: TcpStream,
     mut server: UnixStream,
+    armed: Arc<Mutex<Option<Armed>>>,
+    cut: watch::Receiver<bool>,
+    mut silence: watch::Receiver<Silence>,
+) {
+    // A silence of those that were open does not concern one that comes.
+    let is_silent = *silence.borrow_and_update() == Silence::OfAll;
+    let falls_silent = async {
+        while silence.changed().await.is_ok() {
+            if *silence.borrow_and_update() != Silence::None {
+                return;
+            }
+        }
+        std::future::pending().await
+    };
+    if !is_silent {
+        tokio::select! {
+            () = forward(&mut client, &mut server, armed, cut) => return,
+            () = falls_silent => (),
+        }
+    }
+    swallow(client).await;
+}
+
+/// Takes everything in, so that the sender's packets are acknowledged, and answers nothing.
+async fn swallow(mut client: TcpStream) {
+    let mut taken = vec![0; 65_536];
+    while client.read(&mut taken).await.is_ok_and(|bytes| bytes > 0) {}
+}
+
+async fn forward(
+    client: &mut TcpStream,
+    server: &mut UnixStream,
     armed: Arc<Mutex<Option<Armed>>>,
     mut cut: watch::Receiver<bool>,
 ) {

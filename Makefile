@@ -1,6 +1,6 @@
 # `make help` lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test run test fmt lint deny doc unit soak fuzz bench openapi clients pictures console-pictures e2e configuration dashboards sqlx clean-test
+.PHONY: help setup setup-test run test fmt lint deny doc unit soak fuzz deadlocks bench openapi clients pictures console-pictures e2e configuration dashboards sqlx clean-test
 
 CARGO ?= cargo
 
@@ -44,6 +44,10 @@ soak: setup-test ## Fire schedules on nodes that are killed at random: 20 rounds
 
 fuzz: setup ## Send 20,000 valid and invalid requests, generated from the OpenAPI file, to a private server
 	@sh scripts/fuzz.sh
+
+deadlocks: setup-test ## Try for SECONDS (600) to make operations on the same rows deadlock
+	FENCEPOST_DEADLOCK_SECONDS=$(or $(SECONDS),600) \
+		$(CARGO) test --locked --test it -- --nocapture never_deadlock
 
 bench: ## Benchmark a private server over HTTP
 	$(CARGO) build --locked --release --workspace

@@ -205,6 +205,8 @@ create table job_edges (
     child_id uuid not null,
     -- The parent's index in the child's `depends_on`: results are delivered in this order.
     ordinal smallint not null,
+    -- How the parent ended, kept when it is deleted. Null: the parent is still there.
+    outcome text check (outcome in ('succeeded', 'cancelled', 'dead_letter')),
     primary key (project_id, child_id, parent_id)
 );
 -- The children of a parent that ends.

@@ -128,6 +128,7 @@ STORE = [
         panel("Loop lateness", "s", (f'topk(6, {share("fencepost_loop_lateness_seconds", 0.99, "loop")})', "{{loop}} p99")),
         panel("Time since last completed step", "s", ("topk(6, max by (loop) (time() - fencepost_loop_last_step_timestamp_seconds))", "{{loop}}")),
         panel("Items set aside", "short", ("max by (work) (fencepost_set_aside_items)", "{{work}}")),
+        panel("Replaced connections", "short", ("sum(increase(fencepost_pools_renewed_total[$__rate_interval]))", "times")),
         panel("Failed loop steps", "ops", (rate("fencepost_loop_errors_total", "loop"), "{{loop}}")),
     ],
 ]

@@ -39,15 +39,16 @@ pub async fn set_type_paused(
 ) -> Result<(), Error> {
     let mut conn = engine.pools.read_for(project_id).await?;
     let mut tx = conn.begin().await?;
+    // The type first and then its queue, as the circuit breaker locks them.
+    queues::set_type_paused(&mut tx, project_id, queue, job_type, is_paused).await?;
     queues::lock_settings(&mut tx, project_id, queue).await?;
     let paused = queues::count_paused_types(&mut tx, project_id, queue).await?;
-    if is_paused && paused >= MAX_PAUSED_TYPES {
+    if is_paused && paused > MAX_PAUSED_TYPES {
         return Err(Error::QuotaExceeded {
             what: "paused types in a queue",
             max: MAX_PAUSED_TYPES,
         });
     }
-    queues::set_type_paused(&mut tx, project_id, queue, job_type, is_paused).await?;
     queues::keep_paused_types(&mut tx, project_id, queue).await?;
     tx.commit().await?;
     engine.notifier.wake.queue_changed(project_id, queue);

@@ -238,10 +238,10 @@ fn checked_key(key: &str) -> Result<String, Error> {
     Ok(key.to_owned())
 }
 
-/// Errors that depend on the request alone. Permissions, rate limits and the database may be
-/// different next time.
+/// Errors that depend on the request alone. Other jobs, permissions, rate limits and the database
+/// may be different next time.
 fn is_kept(status: StatusCode) -> bool {
-    matches!(status, StatusCode::BAD_REQUEST | StatusCode::CONFLICT | StatusCode::PAYLOAD_TOO_LARGE)
+    matches!(status, StatusCode::BAD_REQUEST | StatusCode::PAYLOAD_TOO_LARGE)
 }
 
 enum Begun {

@@ -334,8 +334,8 @@ pub async fn requeue_cancelled(
             select ended.id, count(live.id)::int as unfinished,
                    count(*) filter (
                        where live.state = 'dead_letter' or past.state = 'cancelled'
-                           -- The parent whose end cancelled the job was deleted since.
-                           or (edge.parent_id = ended.cancelled_by and live.id is null and past.id is null)
+                           -- A parent that was deleted since.
+                           or edge.outcome in ('cancelled', 'dead_letter')
                    ) as bad
             from finished_jobs ended
             left join job_edges edge on edge.project_id = $1 and edge.child_id = ended.id
@@ -428,7 +428,10 @@ pub async fn blame_another(
             left join jobs live on live.project_id = $1 and live.id = edge.parent_id
             left join finished_jobs past on past.project_id = $1 and past.id = edge.parent_id
             where edge.project_id = $1 and edge.child_id = finished_jobs.id
-                and (live.state = 'dead_letter' or past.state = 'cancelled')
+                and (
+                    live.state = 'dead_letter' or past.state = 'cancelled'
+                    or edge.outcome in ('cancelled', 'dead_letter')
+                )
             order by edge.ordinal
             limit 1
         ), cancelled_by)

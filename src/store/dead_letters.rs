@@ -368,6 +368,11 @@ pub async fn delete(
             delete from job_edges
             using dead
             where job_edges.project_id = $1 and job_edges.child_id = dead.id
+        ), children as (
+            update job_edges
+            set outcome = 'dead_letter'
+            from dead
+            where job_edges.project_id = $1 and job_edges.parent_id = dead.id
         ), past as (
             delete from attempts
             using dead

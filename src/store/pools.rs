@@ -336,6 +336,8 @@ fn pool(
         ("statement_timeout", statement_timeout_ms.to_string()),
         ("idle_in_transaction_session_timeout", IDLE_IN_TRANSACTION_TIMEOUT_MS.to_string()),
         ("synchronous_commit", "on".to_owned()),
+        // Statements that lock rows read what was committed while they waited.
+        ("default_transaction_isolation", "read committed".to_owned()),
         // JIT compilation takes longer than any of our statements runs.
         ("jit", "off".to_owned()),
         // Each statement has one good plan, by the keys: planning it every time costs more than

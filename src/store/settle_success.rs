@@ -90,7 +90,7 @@ pub async fn succeed(conn: &mut PgConnection, acks: &[&Success]) -> sqlx::Result
                    job.created_at, job.attempt, job.failures, job.max_attempts,
                    job.timeout_seconds, job.labels, job.cancel_requested, job.progress,
                    job.lease_id, job.worker_id, job.claimed_at, job.holds_slot,
-                   ack.duration_ms, ack.result
+                   job.expires_at, ack.duration_ms, ack.result
             from unnest(
                 $1::int[], $2::uuid[], $3::text[], $4::int[], $5::uuid[], $6::bigint[], $7::text[]
             ) as ack(project_id, job_id, worker_id, attempt, lease_id, duration_ms, result)
@@ -106,6 +106,11 @@ pub async fn succeed(conn: &mut PgConnection, acks: &[&Success]) -> sqlx::Result
             delete from jobs
             using held
             where jobs.project_id = held.project_id and jobs.id = held.id
+        ), unexpired as (
+            delete from job_expiries
+            using held
+            where held.expires_at is not null and job_expiries.project_id = held.project_id
+                and job_expiries.job_id = held.id
         ), moved as (
             insert into finished_jobs (
                 project_id, id, queue, job_type, state, rank, run_at, created_at, attempt, failures,
@@ -166,7 +171,7 @@ pub async fn succeed_parents(
                    job.created_at, job.attempt, job.failures, job.max_attempts,
                    job.timeout_seconds, job.labels, job.cancel_requested, job.progress,
                    job.lease_id, job.worker_id, job.claimed_at, job.children, job.holds_slot,
-                   ack.duration_ms, ack.result
+                   job.expires_at, ack.duration_ms, ack.result
             from unnest(
                 $1::int[], $2::uuid[], $3::text[], $4::int[], $5::uuid[], $6::bigint[], $7::text[]
             ) as ack(project_id, job_id, worker_id, attempt, lease_id, duration_ms, result)
@@ -181,6 +186,11 @@ pub async fn succeed_parents(
             delete from jobs
             using held
             where jobs.project_id = held.project_id and jobs.id = held.id
+        ), unexpired as (
+            delete from job_expiries
+            using held
+            where held.expires_at is not null and job_expiries.project_id = held.project_id
+                and job_expiries.job_id = held.id
         ), child as materialized (
             select kid.project_id, kid.id, kid.state as was, done.parents, done.last_parent
             from (

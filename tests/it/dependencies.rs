@@ -255,6 +255,28 @@ fn a_child_that_is_stored_while_its_parents_ack_waits_for_the_lock_is_let_go() {
 }
 
 #[test]
+fn a_child_does_not_run_while_a_deleted_parent_never_succeeded() {
+    run(async |t| {
+        let job = json!({"max_attempts": 1});
+        let (first, second) = (t.enqueue(job.clone()).await, t.enqueue(job).await);
+        let child = t.enqueue(json!({"depends_on": [first, second]})).await;
+        for leased in t.poll("w", 2).await {
+            t.ack(&leased, "w", "failed").await.is(200);
+        }
+        t.job_becomes(&child, "cancelled").await;
+        t.delete(&format!("/v1/dead-letters/{second}")).await.is_empty(204);
+        act(t, &first, "retry").await;
+        let leased = t.wait_and_lease("w").await;
+        assert_eq!(leased["id"], first);
+        t.ack(&leased, "w", "succeeded").await.is(200);
+        assert_eq!(t.job(&child).await["state"], "cancelled", "its second parent failed");
+        let reply = t.post(&format!("/v1/jobs/{child}/retry"), json!({})).await;
+        reply.is_error(409, "parent_terminal");
+        assert!(t.poll("w", 1).await.is_empty());
+    });
+}
+
+#[test]
 fn workflows_are_listed_newest_first_with_how_far_they_are() {
     run(async |t| {
         let two = json!([{"key": "a", "job_type": "t"}, {"key": "b", "job_type": "t", "depends_on": ["a"]}]);

@@ -131,6 +131,18 @@ fn unique(key: &str, on_conflict: &str) -> Value {
 }
 
 #[test]
+fn a_conflict_with_another_job_is_not_repeated_for_a_key() {
+    run(async |t| {
+        let first = t.post("/v1/jobs", unique("k", "reject")).await.is(201);
+        let body = unique("k", "reject");
+        post_once(t, "/v1/jobs", "once", &body).await.is_error(409, "unique_conflict");
+        let path = format!("/v1/jobs/{}/cancel", first["id"].as_str().expect("an id"));
+        t.post(&path, json!({})).await.is(200);
+        post_once(t, "/v1/jobs", "once", &body).await.is(201);
+    });
+}
+
+#[test]
 fn a_unique_key_belongs_to_one_live_job() {
     run(async |t| {
         let first = t.post("/v1/jobs", unique("k", "reject")).await.is(201);

@@ -19,8 +19,9 @@ use crate::{
 /// Further pages of constraint keys that one claim reads at most.
 const MAX_PAGES: usize = 5;
 
-/// A paused queue is not claimed from for this long, even if jobs arrive; resuming it is hinted.
-const PAUSED_REST: Duration = Duration::from_secs(5);
+/// A queue that is paused, or whose rate limit is used up, is not claimed from for this long, even
+/// if jobs arrive. A change of it is hinted; a node that misses the hint finds out after this.
+const MAX_REST: Duration = Duration::from_secs(5);
 
 /// What such a claim found.
 #[derive(Debug, Default)]
@@ -48,7 +49,7 @@ pub(in crate::engine) async fn claim(
     }
     if rules.as_ref().is_some_and(|it| it.is_paused) {
         tx.rollback().await?;
-        return Ok(LimitedClaimed { pause_for: Some(PAUSED_REST), ..LimitedClaimed::default() });
+        return Ok(LimitedClaimed { pause_for: Some(MAX_REST), ..LimitedClaimed::default() });
     }
     let mut rate = match rules.as_ref().and_then(rate_limit) {
         Some(limit) => {
@@ -59,7 +60,8 @@ pub(in crate::engine) async fn claim(
     };
     if let Some(pause_for) = rate.as_ref().and_then(Rate::wait) {
         tx.rollback().await?;
-        return Ok(LimitedClaimed { pause_for: Some(pause_for), ..LimitedClaimed::default() });
+        let pause_for = Some(pause_for.min(MAX_REST));
+        return Ok(LimitedClaimed { pause_for, ..LimitedClaimed::default() });
     }
     let paused_types = rules.as_ref().map_or(&[][..], |it| &it.paused_types);
     let seen = lock_all_constraint_keys(&mut tx, claim, paused_types).await?;
@@ -81,7 +83,7 @@ pub(in crate::engine) async fn claim(
         queue_limits::keep_handouts(&mut tx, claim.project_id, claim.queue, &rate.handouts).await?;
     }
     tx.commit().await?;
-    let pause_for = rate.as_ref().and_then(Rate::wait);
+    let pause_for = rate.as_ref().and_then(Rate::wait).map(|it| it.min(MAX_REST));
     Ok(LimitedClaimed { jobs, chosen, was_contended, pause_for })
 }
 

@@ -55,6 +55,8 @@ const MAX_SLEEP: Duration = Duration::from_secs(30);
 const GRACE: Duration = Duration::from_secs(GRACE_SECONDS.unsigned_abs());
 /// A tick fired within this counts as on time.
 const NOTED_LATENESS: TimeDelta = TimeDelta::milliseconds(20);
+/// Requests of one microsecond that each get a job of their own.
+const MAX_TIES: i64 = 10;
 /// Ticks of one statement.
 const MAX_STATEMENT_FIRES: usize = 500;
 
@@ -422,10 +424,10 @@ pub async fn run_now(
     if store::jobs::find(&mut conn, project_id, job_id).await?.is_some() {
         return Ok(job_id);
     }
-    let fire = Fire {
+    let fire = |tie| Fire {
         project_id,
         schedule_id: schedule_id.to_owned(),
-        tick: found.now,
+        tick: found.now + TimeDelta::microseconds(tie),
         outcome: FireOutcome::Manual,
         ticks: 1,
         job_id,
@@ -433,9 +435,15 @@ pub async fn run_now(
         concurrency_key: None,
         constraint_key: None,
     };
-    let fires = vec![fire];
-    let jobs = schedules::fire(&mut conn, &fires).await?;
-    drop(conn);
-    Fired { jobs, fires, ..Fired::default() }.tell(engine);
-    Ok(job_id)
+    // Another request of the same microsecond has the same key.
+    for tie in 0..MAX_TIES {
+        let fires = vec![fire(tie)];
+        let jobs = schedules::fire(&mut conn, &fires).await?;
+        if !jobs.is_empty() {
+            drop(conn);
+            Fired { jobs, fires, ..Fired::default() }.tell(engine);
+            return Ok(job_id);
+        }
+    }
+    Err(Error::ScheduleNotFound)
 }

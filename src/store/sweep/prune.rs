@@ -179,6 +179,11 @@ pub async fn prune_jobs(
             delete from job_edges
             using old
             where job_edges.project_id = $1 and job_edges.child_id = old.id
+        ), children as (
+            update job_edges
+            set outcome = old.state
+            from old
+            where job_edges.project_id = $1 and job_edges.parent_id = old.id
         ), counted as (
             insert into queue_deltas (project_id, queue, succeeded, cancelled)
             select $1, $2, -count(*) filter (where state = 'succeeded'),

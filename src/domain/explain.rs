@@ -112,7 +112,7 @@ pub fn explain(facts: &Facts) -> Explanation {
     let conditions = if facts.state.is_waiting() { conditions(facts) } else { Vec::new() };
     let closed = conditions.iter().find(|it| !it.is_open);
     let summary = match closed {
-        _ if facts.next_try_at.is_some() => {
+        _ if facts.next_try_at.is_some() && is_live(facts.state) => {
             "the server failed to process it, and tries again: tell the operator".to_owned()
         }
         Some(condition) => condition.message.clone(),
@@ -126,6 +126,10 @@ pub fn explain(facts: &Facts) -> Explanation {
     let next_change_at =
         times.chain(expiry).chain(lease).chain(retry).filter(|it| *it > facts.now).min();
     Explanation { summary, conditions, next_change_at }
+}
+
+fn is_live(state: StoredState) -> bool {
+    state.is_waiting() || state == StoredState::Processing
 }
 
 fn not_waiting(facts: &Facts) -> String {

@@ -94,8 +94,8 @@ pub enum Refusal {
     WorkerMismatch,
     /// This worker's lease has ended, or was another one.
     StaleLease,
-    /// The fence matched when the job was read: the lease changed hands in between. Worth one more
-    /// try.
+    /// The fence matched when the job was read: another transaction held the job, or the lease
+    /// changed hands in between. Worth another try.
     Moved,
 }
 

@@ -207,17 +207,24 @@ async fn write<B: Batch>(
     let (items, callers): (Vec<_>, Vec<_>) =
         entries.into_iter().map(|it| (it.item, it.waiters)).unzip();
     let mut no_connection = None;
-    let answers = match flush(&*batch, &mut conn, &items).await {
+    let Flushed { answers, is_in_doubt } = flush(&*batch, &mut conn, &items, false).await;
+    let answers = match answers {
         Ok(answers) => answers,
         Err(error) if items.len() > 1 && is_lock_timeout(&error) => {
-            flush_by_project(&*batch, &mut conn, &items).await
+            let mut by_project: BTreeMap<_, Vec<_>> = BTreeMap::new();
+            for (number, item) in items.iter().enumerate() {
+                by_project.entry(B::project(item)).or_default().push(number);
+            }
+            let parts = by_project.into_values();
+            flush_apart(&*batch, &mut conn, (&items, parts), is_in_doubt).await
         }
         Err(error) if items.len() > 1 && is_faulty_statement(&error) => {
-            flush_one_by_one(&*batch, &mut conn, &items).await
+            let parts = (0..items.len()).map(|it| vec![it]);
+            flush_apart(&*batch, &mut conn, (&items, parts), is_in_doubt).await
         }
         Err(error) => {
             let has_no_connection = matches!(error, sqlx::Error::PoolTimedOut);
-            let error = Error::from(error);
+            let error = failure(error, is_in_doubt);
             no_connection = Some(error.clone()).filter(|_| has_no_connection);
             items.iter().map(|_| Err(error.clone())).collect()
         }
@@ -232,45 +239,48 @@ async fn write<B: Batch>(
     CompletedBatch { conn, no_connection }
 }
 
-/// A row that another transaction holds must not fail other projects.
-async fn flush_by_project<B: Batch>(
+/// Flushes parts of a batch one after the other: a row that is locked must not fail other projects,
+/// and a bad item no other item. A part that fails for another reason ends it.
+async fn flush_apart<B: Batch>(
     batch: &B,
     conn: &mut Option<B::Connection>,
-    items: &[B::Item],
+    (items, parts): (&[B::Item], impl Iterator<Item = Vec<usize>>),
+    is_in_doubt: bool,
 ) -> Vec<Result<B::Answer, Error>> {
-    let mut by_project: BTreeMap<_, Vec<_>> = BTreeMap::new();
-    for (number, item) in items.iter().enumerate() {
-        by_project.entry(B::project(item)).or_default().push((number, item.clone()));
-    }
-    let mut answers: Vec<_> = items.iter().map(|_| Err(Error::JobLocked)).collect();
-    for of_project in by_project.into_values() {
-        let (numbers, items): (Vec<_>, Vec<_>) = of_project.into_iter().unzip();
-        let flushed = match flush(batch, conn, &items).await {
-            Ok(flushed) => flushed,
-            Err(error) => vec![Err(Error::from(error)); items.len()],
+    let mut answers: Vec<Option<_>> = items.iter().map(|_| None).collect();
+    let mut end = Error::InDoubt;
+    for numbers in parts {
+        let part: Vec<_> = numbers.iter().filter_map(|it| items.get(*it).cloned()).collect();
+        let flushed = flush(batch, conn, &part, is_in_doubt).await;
+        let (answered, may_continue) = match flushed.answers {
+            Ok(answered) => (answered, true),
+            Err(error) => {
+                let may_continue = is_lock_timeout(&error) || is_faulty_statement(&error);
+                end = failure(error, flushed.is_in_doubt);
+                (vec![Err(end.clone()); part.len()], may_continue)
+            }
         };
-        for (number, answer) in numbers.into_iter().zip(flushed) {
-            answers[number] = answer;
+        for (number, answer) in numbers.into_iter().zip(answered) {
+            answers[number] = Some(answer);
+        }
+        if !may_continue {
+            break;
         }
     }
-    answers
+    answers.into_iter().map(|it| it.unwrap_or_else(|| Err(end.clone()))).collect()
 }
 
-/// One bad item must not fail the others.
-async fn flush_one_by_one<B: Batch>(
-    batch: &B,
-    conn: &mut Option<B::Connection>,
-    items: &[B::Item],
-) -> Vec<Result<B::Answer, Error>> {
-    let mut answers = Vec::with_capacity(items.len());
-    for item in items {
-        let answer = match flush(batch, conn, std::slice::from_ref(item)).await {
-            Ok(mut alone) => alone.pop().unwrap_or(Err(Error::InDoubt)),
-            Err(error) => Err(error.into()),
-        };
-        answers.push(answer);
-    }
-    answers
+/// What the callers are told. A statement that waited for a lock was not written, but an earlier
+/// try may have been.
+fn failure(error: sqlx::Error, is_in_doubt: bool) -> Error {
+    if is_in_doubt && is_lock_timeout(&error) { Error::InDoubt } else { error.into() }
+}
+
+/// The result of a flush, after its last try.
+struct Flushed<B: Batch> {
+    answers: sqlx::Result<Vec<Result<B::Answer, Error>>>,
+    /// Whether a failed try may have been written.
+    is_in_doubt: bool,
 }
 
 /// Takes a connection if there is none, and drops one that failed.
@@ -278,9 +288,10 @@ async fn flush<B: Batch>(
     batch: &B,
     conn: &mut Option<B::Connection>,
     items: &[B::Item],
-) -> sqlx::Result<Vec<Result<B::Answer, Error>>> {
+    mut is_in_doubt: bool,
+) -> Flushed<B> {
     let started = Instant::now();
-    let (mut tries, mut is_in_doubt) = (1, false);
+    let mut tries = 1;
     let flushed = loop {
         let flushing = bounded(flush_once(batch, conn, items, is_in_doubt));
         let flushed = flushing.await.unwrap_or_else(|overdue| Err(overdue.into()));
@@ -298,7 +309,7 @@ async fn flush<B: Batch>(
     let rows = items.iter().map(B::rows).sum::<usize>();
     histogram!(telemetry::BATCH_ITEMS, "kind" => B::KIND).record(rows as f64);
     histogram!(telemetry::BATCH_SECONDS, "kind" => B::KIND).record(started.elapsed().as_secs_f64());
-    flushed
+    Flushed { answers: flushed, is_in_doubt }
 }
 
 async fn flush_once<B: Batch>(

@@ -15,9 +15,9 @@ use crate::{
     store::sweep::set_aside::{self, Failed, Work},
 };
 
-/// SQLSTATE classes of errors that one row causes: data (22), integrity (23), and limits of the
-/// program (54). Others concern the database, and every row with it.
-const ROW_ERROR_CLASSES: [&str; 3] = ["22", "23", "54"];
+/// SQLSTATE classes of errors that one row causes: data (22), integrity (23), limits of the program
+/// (54), triggers (P0), and corruption (XX). Others concern the database, and every row with it.
+const ROW_ERROR_CLASSES: [&str; 5] = ["22", "23", "54", "P0", "XX"];
 
 /// Whether anything is set aside, as far as this node knows: if not, a success clears nothing.
 #[derive(Debug, Default)]
@@ -66,33 +66,50 @@ pub async fn process<S: Sweep>(
     // A stack: the first half is processed first.
     let mut open = vec![items];
     while let Some(items) = open.pop().filter(|it| !it.is_empty()) {
-        let mut tx = conn.begin().await?;
-        match sweep.process(&mut tx, items).await {
-            Ok(one) => {
-                if engine.set_aside.is_any() {
-                    let names: Vec<_> = items.iter().map(S::name).collect();
-                    set_aside::clear(&mut tx, S::WORK, &names).await?;
+        match process_together(engine, conn, sweep, items).await {
+            Ok(one) => done.push(one),
+            Err(error) if is_of_a_row(&error) => match items {
+                [alone] => failed.push(failure(S::WORK, S::name(alone), &error)),
+                items => {
+                    let (first, second) = items.split_at(items.len() / 2);
+                    open.extend([second, first]);
                 }
-                tx.commit().await?;
-                done.push(one);
+            },
+            Err(error) if done.is_empty() => return Err(error),
+            // What was committed must be told; the next pass meets the error again.
+            Err(error) => {
+                tracing::warn!(error = chain(&error), work = S::WORK.as_str(), "a batch failed");
+                return Ok(done);
             }
-            Err(error) if is_of_a_row(&error) => {
-                tx.rollback().await?;
-                match items {
-                    [alone] => failed.push(failure(S::WORK, S::name(alone), &error)),
-                    items => {
-                        let (first, second) = items.split_at(items.len() / 2);
-                        open.extend([second, first]);
-                    }
-                }
-            }
-            Err(error) => return Err(error),
         }
     }
     if !failed.is_empty() {
         engine.set_aside.learn(true);
         set_aside::insert(conn, S::WORK, &failed).await?;
     }
+    Ok(done)
+}
+
+async fn process_together<S: Sweep>(
+    engine: &Engine,
+    conn: &mut PgConnection,
+    sweep: &S,
+    items: &[S::Item],
+) -> sqlx::Result<S::Done> {
+    let mut tx = conn.begin().await?;
+    let done = match sweep.process(&mut tx, items).await {
+        Ok(done) => done,
+        Err(error) => {
+            // A savepoint of the caller's transaction must be rolled back before it goes on.
+            tx.rollback().await?;
+            return Err(error);
+        }
+    };
+    if engine.set_aside.is_any() {
+        let names: Vec<_> = items.iter().map(S::name).collect();
+        set_aside::clear(&mut tx, S::WORK, &names).await?;
+    }
+    tx.commit().await?;
     Ok(done)
 }
 

@@ -373,6 +373,8 @@ pub async fn delete(
             set outcome = 'dead_letter'
             from dead
             where job_edges.project_id = $1 and job_edges.parent_id = dead.id
+                -- Those edges are deleted: one statement must not touch a row twice.
+                and not exists (select from dead child where child.id = job_edges.child_id)
         ), past as (
             delete from attempts
             using dead

@@ -30,9 +30,9 @@ const BACKGROUND_STATEMENT_TIMEOUT_MS: u32 = 60_000;
 const SILENCE_MARGIN: Duration = Duration::from_millis(750);
 /// How often the database is probed.
 const PROBE_PERIOD: Duration = Duration::from_millis(500);
-/// A probe without an answer in this time: the database is silent.
-const PROBE_TIMEOUT: Duration = Duration::from_millis(1_500);
-/// Connections are replaced at most this often because of single statements.
+/// A probe has no answer after this time.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
+/// Connections are replaced at most this often.
 const RENEW_PERIOD: Duration = Duration::from_secs(5);
 /// Replaced connections are closed within this time.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -44,7 +44,7 @@ const IDLE_IN_TRANSACTION_TIMEOUT_MS: u32 = 5_000;
 /// ones.
 const CLAIM_PLANS: [(&str, &str); 1] = [("enable_bitmapscan", "off")];
 
-/// A batch of acks serves many projects: it must not wait long for a row that is locked.
+/// What serves many projects must not wait long for a row that is locked.
 const SETTLE_LOCK_TIMEOUT: (&str, &str) = ("lock_timeout", "200ms");
 
 /// Connections of a loop with a pool of its own.
@@ -218,7 +218,7 @@ impl Pools {
             let role = has_roles.then_some(role);
             let options = match name {
                 "claim" => &claims,
-                "settle" => &settles,
+                "settle" | "reports" => &settles,
                 _ => &options,
             };
             let max_silence = Duration::from_millis(statement_timeout_ms.into()) + SILENCE_MARGIN;
@@ -249,37 +249,45 @@ impl Pools {
         })
     }
 
-    /// Watches the database until `stopping`. A statement that gets no answer ends when it must;
-    /// then, and when a probe of the database gets none, all connections are replaced.
+    /// Watches the database until `stopping`. All connections are replaced when a statement got no
+    /// answer in time, and when a probe got none and a new connection does.
     pub async fn watch(&self, database_url: &str, stopping: CancellationToken) {
         let Ok(options) = database_url.parse::<PgConnectOptions>() else { return };
         let options = options.application_name("fencepost");
         let mut probe = None;
         let mut renewed_at: Option<Instant> = None;
+        let mut had_no_answer = false;
         loop {
             tokio::select! {
                 () = stopping.cancelled() => return,
-                () = tokio::time::sleep(PROBE_PERIOD) => (),
-                () = self.health.suspected() => {
-                    let is_new = renewed_at.is_some_and(|it| it.elapsed() < RENEW_PERIOD);
-                    if !is_new {
-                        self.renew(&mut renewed_at);
+                () = self.health.suspected() => self.renew(&mut renewed_at),
+                () = tokio::time::sleep(PROBE_PERIOD) => {
+                    match timeout(PROBE_TIMEOUT, ping(probe.take(), &options)).await {
+                        Ok(Ok(answered)) => {
+                            probe = Some(answered);
+                            if had_no_answer {
+                                self.renew(&mut renewed_at);
+                            }
+                            had_no_answer = false;
+                        }
+                        // An error is an answer too: each pool notices its own.
+                        Ok(Err(_)) => (),
+                        Err(_) => had_no_answer = true,
                     }
-                    continue;
                 }
-            }
-            match timeout(PROBE_TIMEOUT, ping(probe.take(), &options)).await {
-                // An error is an answer too: each pool notices its own.
-                Ok(answered) => probe = answered.ok(),
-                Err(_) => self.renew(&mut renewed_at),
             }
         }
     }
 
+    /// Replaces all connections, unless that was done lately: under load it would cost more than it
+    /// helps.
     fn renew(&self, renewed_at: &mut Option<Instant>) {
+        if renewed_at.is_some_and(|it| it.elapsed() < RENEW_PERIOD) {
+            return;
+        }
         *renewed_at = Some(Instant::now());
         counter!(telemetry::POOLS_RENEWED).increment(1);
-        tracing::warn!("the database does not answer: all connections are replaced");
+        tracing::warn!("connections to the database did not answer: all are replaced");
         self.all().into_iter().for_each(Pool::renew);
         self.health.replaced();
     }

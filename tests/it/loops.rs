@@ -210,6 +210,38 @@ fn a_workflow_is_forgotten_with_the_last_of_its_jobs() {
     });
 }
 
+#[test]
+fn an_empty_queue_without_settings_is_forgotten() {
+    with_engine_of(async |t, engine| {
+        t.patch("/v1/queues/kept", json!({"max_concurrency": 3})).await.is(200);
+        for queue in ["gone", "kept", "young", "used"] {
+            t.enqueue(json!({"queue": queue})).await;
+        }
+        for queue in ["gone", "kept", "young"] {
+            let poll = json!({"worker_id": "w", "queues": [queue], "wait_seconds": 0});
+            let leased = t.polled(poll).await.pop().expect("a job");
+            t.ack(&leased, "w", "succeeded").await.is(200);
+        }
+        t.database
+            .execute("update finished_jobs set completed_at = now() - interval '8 days'")
+            .await;
+        maintenance::counts::pass(engine).await.expect("it runs");
+        while maintenance::retention::pass(engine).await.expect("it runs") {}
+        maintenance::counts::pass(engine).await.expect("it runs");
+        t.database
+            .execute(
+                "update queue_counts set updated_at = now() - interval '25 hours'
+                 where queue <> 'young'",
+            )
+            .await;
+        maintenance::retention::pass(engine).await.expect("it runs");
+        let page = t.get("/v1/queues").await.is(200);
+        let queues = page["queues"].as_array().expect("queues").iter();
+        let names: Vec<_> = queues.map(|it| it["queue"].as_str().expect("a name")).collect();
+        assert_eq!(names, ["kept", "used", "young"]);
+    });
+}
+
 /// Runs a test with an engine of its own beside the server's, to make steps of loops when it wants.
 fn with_engine_of(test: impl AsyncFnOnce(&TestProject, &Engine)) {
     run(async |t| {

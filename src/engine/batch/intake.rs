@@ -93,7 +93,7 @@ struct Lane<B: Batch> {
 pub(super) struct Intake<B: Batch> {
     receiver: mpsc::UnboundedReceiver<Entry<B>>,
     lanes: HashMap<ProjectId, Lane<B>>,
-    /// `used` of the last project that came next: a new one begins there, and owes nothing.
+    /// `used` of the last project that came next: a new project begins there.
     turn: u64,
     waiting: usize,
 }
@@ -169,6 +169,8 @@ impl<B: Batch> Intake<B> {
                 Added::ToAnother => self.waiting -= 1,
                 Added::KeyIsTaken(entry) => held_over.entry(project_id).or_default().push(entry),
                 Added::NoRoom(entry) => {
+                    // It is not owed the turns of others.
+                    lane.used = lane.used.max(self.turn);
                     lane.entries.push_front(entry);
                     continue;
                 }
@@ -182,7 +184,7 @@ impl<B: Batch> Intake<B> {
             entries.into_iter().rev().for_each(|it| lane.entries.push_front(it));
         }
         let turn = self.turn;
-        // A project that waits for nothing keeps its place only while it is ahead of the others.
+        // A project without items keeps its lane only while it has used more than the others.
         self.lanes.retain(|_, it| !it.entries.is_empty() || it.used > turn);
         if self.waiting == 0 {
             self.lanes.clear();

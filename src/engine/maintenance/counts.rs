@@ -26,7 +26,7 @@ pub async fn pass(engine: &Engine) -> sqlx::Result<bool> {
     // One by one by name: a queue may fail, or succeed that was set aside.
     let queues = counts::find_queues_with_deltas(&mut conn).await?;
     let merged = isolate::process(engine, &mut conn, &Merge, &queues).await?;
-    Ok(merged.into_iter().sum::<i64>() == MAX_COUNTED_ROWS)
+    Ok(merged.into_iter().sum::<i64>() >= MAX_COUNTED_ROWS)
 }
 
 /// Merging the deltas of some queues.

@@ -30,7 +30,24 @@ pub async fn pass(engine: &Engine) -> sqlx::Result<bool> {
             Err(error) => failure = Some(error),
         }
     }
-    failure.map_or(Ok(is_more), Err)
+    if let Some(error) = failure {
+        return Err(error);
+    }
+    if !is_more {
+        forget_empty_queues(engine).await?;
+    }
+    Ok(is_more)
+}
+
+/// Deletes the counts of empty queues: claims without a queue read the counts of all queues.
+async fn forget_empty_queues(engine: &Engine) -> sqlx::Result<()> {
+    let mut after = Some((ProjectId(0), String::new()));
+    while let Some(position) = after {
+        // The connection is returned in between: other loops wait for it.
+        let mut conn = engine.pools.background.acquire().await?;
+        after = prune::prune_empty_queues(&mut conn, &position).await?;
+    }
+    Ok(())
 }
 
 /// One batch of one queue. Returns whether it was full.

@@ -184,6 +184,8 @@ pub async fn prune_jobs(
             set outcome = old.state
             from old
             where job_edges.project_id = $1 and job_edges.parent_id = old.id
+                -- Those edges are deleted: one statement must not touch a row twice.
+                and not exists (select from old child where child.id = job_edges.child_id)
         ), counted as (
             insert into queue_deltas (project_id, queue, succeeded, cancelled)
             select $1, $2, -count(*) filter (where state = 'succeeded'),
@@ -242,6 +244,52 @@ pub async fn prune_workflows(
     .execute(conn)
     .await?;
     Ok(())
+}
+
+/// Days after which an empty queue without settings is forgotten.
+pub const EMPTY_QUEUE_KEEP_DAYS: i32 = 1;
+
+/// Forgets empty queues without settings that have not changed for [`EMPTY_QUEUE_KEEP_DAYS`], among
+/// the next 5,000 queues after this one. Returns the last of these; none: there are no more.
+pub async fn prune_empty_queues(
+    conn: &mut PgConnection,
+    (after_project, after_queue): &(ProjectId, String),
+) -> sqlx::Result<Option<(ProjectId, String)>> {
+    let last = sqlx::query!(
+        r#"
+        with looked_at as materialized (
+            select project_id, queue
+            from queue_counts
+            where (project_id, queue) > ($1, $2)
+            order by project_id, queue
+            limit 5000
+        ), gone as (
+            delete from queue_counts
+            using looked_at
+            where queue_counts.project_id = looked_at.project_id
+                and queue_counts.queue = looked_at.queue
+                and queue_counts.updated_at < now() - make_interval(days => $3)
+                and queue_counts.scheduled = 0 and queue_counts.active = 0
+                and queue_counts.backoff = 0 and queue_counts.dead_letter = 0
+                and queue_counts.succeeded = 0 and queue_counts.cancelled = 0
+                and not exists (
+                    select from queues
+                    where queues.project_id = looked_at.project_id
+                        and queues.name = looked_at.queue
+                )
+        )
+        select project_id "project_id: ProjectId", queue
+        from looked_at
+        order by project_id desc, queue desc
+        limit 1
+        "#,
+        after_project.0,
+        after_queue,
+        EMPTY_QUEUE_KEEP_DAYS,
+    )
+    .fetch_optional(conn)
+    .await?;
+    Ok(last.map(|it| (it.project_id, it.queue)))
 }
 
 /// Deletes queue rates that are past their retention. Returns how many.

@@ -99,7 +99,8 @@ pub async fn insert(conn: &mut PgConnection, work: Work, failed: &[Failed]) -> s
     Ok(())
 }
 
-/// Removes items that have succeeded.
+/// Removes items that have succeeded. One whose next try is not due was skipped: another node has
+/// just set it aside.
 pub async fn clear(
     conn: &mut PgConnection,
     work: Work,
@@ -110,7 +111,7 @@ pub async fn clear(
         delete from set_aside
         using unnest($2::int[], $3::text[]) as done(project_id, item)
         where set_aside.project_id = done.project_id and set_aside.work = $1
-            and set_aside.item = done.item
+            and set_aside.item = done.item and set_aside.next_try_at <= now()
         ",
         work.as_str(),
         &done.iter().map(|it| it.0.0).collect::<Vec<_>>(),

@@ -59,9 +59,6 @@ pub trait Batch: Send + Sync + 'static {
     const KIND: &'static str;
     /// Rows of one batch; a single larger item is a batch of its own.
     const MAX_ROWS: usize;
-    /// Whether one connection is kept while nothing is to be written. Its pool must have two for
-    /// each kind that does.
-    const KEEPS_CONNECTION: bool = false;
 
     /// Rows that the item becomes.
     fn rows(_item: &Self::Item) -> usize {
@@ -138,7 +135,8 @@ impl<B: Batch> Coalescer<B> {
     }
 }
 
-/// Starts a batch whenever the last one is done. One connection is kept for the next batch.
+/// Starts a batch whenever the last one is done, and keeps its connection while there is something
+/// to write.
 async fn run<B: Batch>(batch: Arc<B>, mut intake: Intake<B>) {
     let mut batches_in_flight: JoinSet<CompletedBatch<B>> = JoinSet::new();
     // The heavy batch in flight holds a second reference, also while it panics.
@@ -161,7 +159,7 @@ async fn run<B: Batch>(batch: Arc<B>, mut intake: Intake<B>) {
             if !is_open {
                 return;
             }
-            idle.truncate(usize::from(B::KEEPS_CONNECTION));
+            idle.clear();
         }
         tokio::select! {
             Some(completed) = batches_in_flight.join_next() => match completed {

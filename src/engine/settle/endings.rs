@@ -51,7 +51,6 @@ impl Batch for Endings {
 
     const KIND: &'static str = "end";
     const MAX_ROWS: usize = 500;
-    const KEEPS_CONNECTION: bool = true;
 
     fn bytes(item: &EndRequest) -> usize {
         let Some(failure) = &item.failure else { return 0 };

@@ -111,7 +111,6 @@ impl Batch for Beats {
 
     const KIND: &'static str = "heartbeat";
     const MAX_ROWS: usize = 500;
-    const KEEPS_CONNECTION: bool = true;
 
     fn bytes(_: &Beat) -> usize {
         0

@@ -101,7 +101,6 @@ impl Batch for Successes {
 
     const KIND: &'static str = "succeed";
     const MAX_ROWS: usize = 500;
-    const KEEPS_CONNECTION: bool = true;
 
     fn bytes(item: &Success) -> usize {
         item.result.as_ref().map_or(0, String::len)
@@ -157,7 +156,6 @@ impl Batch for Parents {
     const KIND: &'static str = "succeed_parents";
     /// Each may activate a thousand others.
     const MAX_ROWS: usize = 20;
-    const KEEPS_CONNECTION: bool = true;
 
     fn bytes(item: &Success) -> usize {
         Successes::bytes(item)

@@ -100,7 +100,7 @@ async fn process_together<S: Sweep>(
     let done = match sweep.process(&mut tx, items).await {
         Ok(done) => done,
         Err(error) => {
-            // A savepoint of the caller's transaction must be rolled back before its next statement.
+            // The caller may continue its transaction: the savepoint must be rolled back.
             tx.rollback().await?;
             return Err(error);
         }

@@ -23,7 +23,7 @@ use crate::{
         workers,
     },
     error::chain,
-    store::{deadline::bounded, sweep::purge},
+    store::{deadline::bounded_query, sweep::purge},
     telemetry,
     wakeups::BackgroundTask,
 };
@@ -209,9 +209,7 @@ async fn every<Step, Stepping, Hurry, Hurrying>(
     gauge!(telemetry::LOOP_LAST_STEP, "loop" => name).set(unix_seconds());
     while !stopping.is_cancelled() {
         let started = Instant::now();
-        let stepped = bounded(step());
-        let stepped = tokio::spawn(async { stepped.await.unwrap_or_else(|it| Err(it.into())) });
-        let stepped = stepped.await;
+        let stepped = tokio::spawn(bounded_query(step())).await;
         histogram!(telemetry::LOOP_SECONDS, "loop" => name).record(started.elapsed().as_secs_f64());
         if matches!(stepped, Ok(Ok(_))) {
             gauge!(telemetry::LOOP_LAST_STEP, "loop" => name).set(unix_seconds());

@@ -25,7 +25,7 @@ use self::intake::{Cut, Entry, Intake, Room, Waiter};
 use crate::{
     error::{Error, is_faulty_statement, is_lock_timeout},
     ids::ProjectId,
-    store::{deadline::bounded, pools::Kept},
+    store::{deadline::bounded_query, pools::Kept},
     telemetry,
 };
 
@@ -291,8 +291,7 @@ async fn flush<B: Batch>(
     let started = Instant::now();
     let mut tries = 1;
     let flushed = loop {
-        let flushing = bounded(flush_once(batch, conn, items, is_in_doubt));
-        let flushed = flushing.await.unwrap_or_else(|overdue| Err(overdue.into()));
+        let flushed = bounded_query(flush_once(batch, conn, items, is_in_doubt)).await;
         let Err(error) = flushed else { break flushed };
         is_in_doubt |= leaves_doubt(&error);
         counter!(telemetry::STORE_ERRORS, "kind" => B::KIND).increment(1);

@@ -11,7 +11,7 @@ use sqlx::{Acquire, PgConnection};
 use crate::{
     engine::Engine,
     error::chain,
-    ids::ProjectId,
+    ids::{JobKey, ProjectId},
     store::sweep::set_aside::{self, Failed, Work},
 };
 
@@ -76,10 +76,10 @@ pub async fn process<S: Sweep>(
                 }
             },
             Err(error) if done.is_empty() => return Err(error),
-            // What was committed must be told; the next pass meets the error again.
+            // What is done must be published; the next pass meets the error again.
             Err(error) => {
                 tracing::warn!(error = chain(&error), work = S::WORK.as_str(), "a batch failed");
-                return Ok(done);
+                break;
             }
         }
     }
@@ -111,6 +111,11 @@ async fn process_together<S: Sweep>(
     }
     tx.commit().await?;
     Ok(done)
+}
+
+/// How a job is listed.
+pub fn job_name(key: JobKey) -> (ProjectId, String) {
+    (key.project_id, key.id.0.to_string())
 }
 
 /// Sets one item aside that failed in its own transaction.

@@ -241,6 +241,11 @@ pub async fn bounded<F: Future>(work: F) -> Result<F::Output, Overdue> {
     running.await
 }
 
+/// The same for work that can fail: no answer in time is one of its errors.
+pub async fn bounded_query<T>(work: impl Future<Output = sqlx::Result<T>>) -> sqlx::Result<T> {
+    bounded(work).await.unwrap_or_else(|overdue| Err(overdue.into()))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -23,7 +23,7 @@ use crate::{
     store::{
         self,
         claims::{LeaseRequest, LeasedJob, QueueClaim},
-        deadline::bounded,
+        deadline::{bounded, bounded_query},
         pools::{self, Kept, Pool},
     },
     telemetry,
@@ -379,7 +379,7 @@ pub(in crate::engine) async fn find_queues_with_work(
             let mut conn = pool.acquire().await?;
             store::polls::queues_with_work(&mut conn, queues).await
         };
-        match bounded(claim).await.unwrap_or_else(|overdue| Err(overdue.into())) {
+        match bounded_query(claim).await {
             Ok(numbers) => found.extend(
                 numbers.into_iter().filter_map(|it| queues.get(usize::try_from(it).ok()?).cloned()),
             ),

@@ -10,7 +10,7 @@ use crate::{
     },
     ids::{JobKey, LeaseId},
     store::{
-        deadline::bounded,
+        deadline::bounded_query,
         pools::Pool,
         sweep::{self, LostLease},
     },
@@ -33,7 +33,7 @@ pub(in crate::engine) async fn release(
             let mut conn = pool.acquire().await?;
             sweep::find_leases(&mut conn, &lost).await
         };
-        let found = match bounded(found).await.unwrap_or_else(|overdue| Err(overdue.into())) {
+        let found = match bounded_query(found).await {
             Ok(found) => found,
             Err(error) => {
                 let error = &error as &dyn std::error::Error;

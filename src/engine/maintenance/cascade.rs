@@ -46,7 +46,7 @@ impl Sweep for Orphans {
     const WORK: Work = Work::Cascade;
 
     fn name(item: &JobKey) -> (ProjectId, String) {
-        (item.project_id, item.id.0.to_string())
+        isolate::job_name(*item)
     }
 
     async fn process(
@@ -91,7 +91,7 @@ impl Sweep for Outdated {
     const WORK: Work = Work::Expire;
 
     fn name(item: &JobKey) -> (ProjectId, String) {
-        (item.project_id, item.id.0.to_string())
+        isolate::job_name(*item)
     }
 
     async fn process(

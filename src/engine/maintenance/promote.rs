@@ -60,7 +60,7 @@ impl Sweep for Promotion {
     const WORK: Work = Work::Promote;
 
     fn name(item: &JobKey) -> (ProjectId, String) {
-        (item.project_id, item.id.0.to_string())
+        isolate::job_name(*item)
     }
 
     async fn process(

@@ -60,7 +60,7 @@ impl Sweep for Expired {
     const WORK: Work = Work::Reap;
 
     fn name(item: &Ended) -> (ProjectId, String) {
-        (item.key.project_id, item.key.id.0.to_string())
+        isolate::job_name(item.key)
     }
 
     async fn process(&self, tx: &mut PgConnection, ends: &[Ended]) -> sqlx::Result<Vec<AfterEnd>> {

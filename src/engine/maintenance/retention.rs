@@ -9,7 +9,7 @@ use crate::{
         Engine,
         isolate::{self, Sweep},
     },
-    ids::{JobId, ProjectId},
+    ids::{JobKey, ProjectId},
     store::sweep::{
         prune::{self, MAX_PRUNED_CHUNKS, MAX_PRUNED_JOBS, OldQueue},
         set_aside::Work,
@@ -58,7 +58,8 @@ async fn retain_queue(engine: &Engine, queue: &OldQueue) -> sqlx::Result<bool> {
         return Ok(true);
     }
     let old = prune::find_old_jobs(&mut conn, queue).await?;
-    let old: Vec<_> = old.into_iter().map(|id| (queue.project_id, id)).collect();
+    let key = |id| JobKey { project_id: queue.project_id, id };
+    let old: Vec<_> = old.into_iter().map(key).collect();
     let pruned = isolate::process(engine, &mut conn, &Retention { queue }, &old).await?;
     counter!(telemetry::JOBS_PRUNED).increment(pruned.into_iter().sum::<i64>().unsigned_abs());
     Ok(old.len() == MAX_PRUNED_JOBS)
@@ -70,20 +71,16 @@ struct Retention<'a> {
 }
 
 impl Sweep for Retention<'_> {
-    type Item = (ProjectId, JobId);
+    type Item = JobKey;
     type Done = i64;
     const WORK: Work = Work::Retention;
 
-    fn name((project_id, id): &(ProjectId, JobId)) -> (ProjectId, String) {
-        (*project_id, id.0.to_string())
+    fn name(item: &JobKey) -> (ProjectId, String) {
+        isolate::job_name(*item)
     }
 
-    async fn process(
-        &self,
-        tx: &mut PgConnection,
-        old: &[(ProjectId, JobId)],
-    ) -> sqlx::Result<i64> {
-        let ids: Vec<_> = old.iter().map(|it| it.1.0).collect();
+    async fn process(&self, tx: &mut PgConnection, old: &[JobKey]) -> sqlx::Result<i64> {
+        let ids: Vec<_> = old.iter().map(|it| it.id.0).collect();
         let pruned = prune::prune_jobs(tx, self.queue, &ids).await?;
         if !pruned.workflows.is_empty() {
             prune::prune_workflows(tx, self.queue.project_id, &pruned.workflows).await?;

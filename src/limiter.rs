@@ -199,6 +199,11 @@ impl Limiter {
         self.ask(charges, permits, 1).await
     }
 
+    /// The same for what `cost` calls use together: wholly, or not at all.
+    pub async fn charge_many(&self, charges: &[Charge], cost: NonZeroU32) -> Verdict {
+        self.ask(charges, &[], cost.get()).await
+    }
+
     /// The state of limits, without using them; none without Redis.
     pub async fn peek(&self, charges: &[Charge]) -> Vec<Standing> {
         let verdict = self.ask(charges, &[], 0).await;
@@ -245,7 +250,7 @@ impl Limiter {
     #[must_use]
     pub fn count_here(&self, name: String, rate: Rate) -> Option<u32> {
         let charge = Charge { name, rate, overdraft_windows: 0 };
-        self.use_local(&charge, rate).1.map(whole_seconds)
+        self.use_local(&charge, rate, NonZeroU32::MIN).1.map(whole_seconds)
     }
 
     /// Releases permits.
@@ -294,11 +299,11 @@ impl Limiter {
         if self.bus.has_redis() && cost > 0 && !charges.is_empty() {
             counter!(telemetry::LIMITS_LOCAL).increment(1);
         }
-        let used = if cost == 0 { &[] } else { charges };
-        for charge in used {
+        let Some(cost) = NonZeroU32::new(cost) else { return verdict };
+        for charge in charges {
             let share = share(charge.rate.count, self.bus.nodes());
             let rate = Rate { count: share, ..charge.rate };
-            let (remaining, wait) = self.use_local(charge, rate);
+            let (remaining, wait) = self.use_local(charge, rate, cost);
             if let Some(wait) = wait {
                 let wait = whole_seconds(wait);
                 verdict.retry_after_seconds = verdict.retry_after_seconds.max(Some(wait));
@@ -311,21 +316,28 @@ impl Limiter {
         verdict
     }
 
-    /// Overdrafts use a separate allowance; the rest is shared by all calls.
-    fn use_local(&self, charge: &Charge, rate: Rate) -> (u32, Option<Duration>) {
+    /// Overdrafts use a separate allowance; the rest is shared by all calls. A call that costs more
+    /// than this node's share uses all of it: it must pass at some time.
+    fn use_local(&self, charge: &Charge, rate: Rate, cost: NonZeroU32) -> (u32, Option<Duration>) {
         let purse = |windows: u32| {
             let key = (charge.name.clone(), rate.count, rate.window_seconds, windows);
             self.local.get_with(key, || Arc::new(local(rate, windows.max(1))))
         };
-        let refusal = match purse(0).check() {
-            Ok(state) => return (state.remaining_burst_capacity().min(rate.count), None),
-            Err(refusal) => refusal,
+        let take = |windows: u32| {
+            let most = NonZeroU32::new(rate.count).unwrap_or(NonZeroU32::MIN);
+            // The share is never more than the purse holds.
+            match purse(windows).check_n(cost.min(most)) {
+                Ok(Ok(state)) => Ok(state.remaining_burst_capacity().min(rate.count)),
+                Ok(Err(refusal)) => Err(refusal.wait_time_from(self.clock.now())),
+                Err(_) => Err(Duration::from_secs(rate.window_seconds.into())),
+            }
         };
-        match charge.overdraft_windows {
-            0 => (0, Some(refusal.wait_time_from(self.clock.now()))),
-            windows => match purse(windows).check() {
+        match (take(0), charge.overdraft_windows) {
+            (Ok(left), _) => (left, None),
+            (Err(wait), 0) => (0, Some(wait)),
+            (Err(_), windows) => match take(windows) {
                 Ok(_) => (0, None),
-                Err(refusal) => (0, Some(refusal.wait_time_from(self.clock.now()))),
+                Err(wait) => (0, Some(wait)),
             },
         }
     }
@@ -431,6 +443,19 @@ mod tests {
             without.retry_after_seconds.is_some(),
             "one purse for all that is within the limit"
         );
+    }
+
+    #[tokio::test]
+    async fn a_node_on_its_own_takes_a_cost_wholly_or_not_at_all() {
+        let limiter = alone();
+        let take = async |cost| {
+            let cost = NonZeroU32::new(cost).expect("a cost");
+            let verdict = limiter.charge_many(&[charge(10, 0)], cost).await;
+            (verdict.retry_after_seconds.is_none(), verdict.tightest().map(|it| it.remaining))
+        };
+        assert_eq!(take(6).await, (true, Some(4)));
+        assert_eq!(take(5).await, (false, Some(0)));
+        assert_eq!(take(4).await, (true, Some(0)));
     }
 
     #[test]

@@ -1,6 +1,9 @@
 //! Rate limits of calls: budgets of projects and keys, and permits for parked polls.
 
-use std::sync::{Arc, OnceLock};
+use std::{
+    num::NonZeroU32,
+    sync::{Arc, Mutex, PoisonError},
+};
 
 use metrics::counter;
 use uuid::Uuid;
@@ -71,20 +74,58 @@ impl Budget {
     }
 }
 
+/// What a call costs in its budget. A poll and whatever is not named here cost 1.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cost {
+    /// Jobs to store, acks or events: 1 each.
+    Items(usize),
+    /// Leases that a heartbeat of a whole worker renews: 1 for each [`LEASES_PER_BEAT`] begun.
+    Leases(usize),
+}
+
+/// Leases that a heartbeat renews at the cost of one call.
+pub const LEASES_PER_BEAT: usize = 50;
+
+impl Cost {
+    /// At least 1: the call itself.
+    #[must_use]
+    pub fn calls(self) -> u32 {
+        let calls = match self {
+            Self::Items(items) => items,
+            Self::Leases(leases) => leases.div_ceil(LEASES_PER_BEAT),
+        };
+        u32::try_from(calls).unwrap_or(u32::MAX).max(1)
+    }
+
+    /// How many of them cost as much as `calls`.
+    fn most(self, calls: u32) -> u64 {
+        match self {
+            Self::Items(_) => calls.into(),
+            Self::Leases(_) => u64::from(calls) * LEASES_PER_BEAT as u64,
+        }
+    }
+
+    fn count(self) -> usize {
+        match self {
+            Self::Items(count) | Self::Leases(count) => count,
+        }
+    }
+}
+
 /// Tells the layer that writes rate-limit headers about the handler's budgets.
 #[derive(Debug, Clone, Default)]
-pub struct LimitReport(Arc<OnceLock<(&'static str, Standing)>>);
+pub struct LimitReport(Arc<Mutex<Option<(&'static str, Standing)>>>);
 
 impl LimitReport {
     /// The budget and its state, if the call was counted.
     #[must_use]
     pub fn charged(&self) -> Option<(&'static str, Standing)> {
-        self.0.get().copied()
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn record(&self, budget: &'static str, standing: Option<Standing>) {
         if let Some(standing) = standing {
-            let _ = self.0.set((budget, standing));
+            *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some((budget, standing));
         }
     }
 }
@@ -204,6 +245,37 @@ pub(super) async fn charge<P: Permit>(
     Ok(Some(Arc::new(parked)))
 }
 
+/// Counts what a call costs beyond the 1 that was counted before its body was read.
+pub(super) async fn charge_rest<P: Permit>(
+    app: &App,
+    caller: &super::Caller<P>,
+    field: &str,
+    cost: Cost,
+) -> Result<(), Error> {
+    let (project_id, budget) = (caller.project_id, P::BUDGET);
+    let charges = charges(&caller.who, project_id, &caller.limits, budget, P::OVERDRAFT_WINDOWS);
+    let burst = charges.iter().map(|it| it.rate.count).min().unwrap_or(u32::MAX);
+    if cost.calls() > burst {
+        let (max, has) = (cost.most(burst), cost.count());
+        let budget = budget.name();
+        let message =
+            format!("must have at most {max} entries, as many as the {budget} budget, has {has}");
+        return Err(Error::invalid(field, message));
+    }
+    let Some(rest) = NonZeroU32::new(cost.calls() - 1).filter(|_| !charges.is_empty()) else {
+        return Ok(());
+    };
+    let verdict = app.accounts.limiter.charge_many(&charges, rest).await;
+    caller.report.record(budget.name(), verdict.tightest());
+    match verdict.retry_after_seconds {
+        None => Ok(()),
+        Some(retry_after_seconds) => {
+            counter!(telemetry::LIMITED, "budget" => budget.name()).increment(1);
+            Err(Error::RateLimited { retry_after_seconds })
+        }
+    }
+}
+
 /// The state of each budget of a project for this caller, and the number of parked polls.
 pub async fn project_limits(
     app: &App,
@@ -227,4 +299,52 @@ pub async fn project_limits(
         None => None,
     };
     (standings, parked)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::{limits, plan::Plans};
+
+    #[test]
+    fn every_plan_allows_its_own_largest_calls() {
+        let plans = Plans::built_in();
+        for plan in plans.names() {
+            let limits = plans.limits(plan);
+            let calls = [
+                (Budget::Produce, Cost::Items(limits::MAX_ENQUEUE_BATCH_JOBS)),
+                (Budget::Produce, Cost::Items(limits::MAX_WORKFLOW_JOBS)),
+                (Budget::Work, Cost::Items(limits::MAX_ACK_BATCH)),
+                (Budget::Work, Cost::Items(limits::MAX_EVENTS)),
+                (Budget::Work, Cost::Leases(limits::MAX_BEAT_JOBS)),
+            ];
+            for (budget, cost) in calls {
+                let burst = budget.of(&limits).unwrap_or(u32::MAX);
+                assert!(cost.calls() <= burst, "{plan}, {}: {cost:?}", budget.name());
+            }
+        }
+    }
+
+    #[test]
+    fn a_worker_with_fifty_slots_fits_every_plan() {
+        const SLOTS: u32 = 50;
+        const JOBS_PER_MINUTE: u32 = SLOTS * 60;
+        let plans = Plans::built_in();
+        for plan in plans.names() {
+            let limits = plans.limits(plan);
+            // Jobs of a second, each polled, renewed and acked by itself; and a heartbeat of the
+            // worker every five seconds.
+            let beat = Cost::Leases(SLOTS as usize).calls();
+            let needed = JOBS_PER_MINUTE * 3 + 12 * beat;
+            assert!(limits.work_per_minute.is_none_or(|it| needed <= it), "{plan}: {needed}");
+            assert!(limits.produce_per_minute.is_none_or(|it| JOBS_PER_MINUTE <= it), "{plan}");
+        }
+    }
+
+    #[test]
+    fn a_call_costs_at_least_one() {
+        let costs = [Cost::Items(0), Cost::Items(7), Cost::Leases(0), Cost::Leases(51)];
+        assert_eq!(costs.map(Cost::calls), [1, 7, 1, 2]);
+        assert_eq!((Cost::Items(7).most(5), Cost::Leases(7).most(5)), (5, 250));
+    }
 }

@@ -16,8 +16,8 @@ use base64::{Engine as _, prelude::BASE64_STANDARD};
 
 pub use self::{
     budget::{
-        Budget, CONSOLE_ACTIONS_PER_MEMBER, CONSOLE_READS_PER_MEMBER, FromConsole, LimitReport,
-        project_limits,
+        Budget, CONSOLE_ACTIONS_PER_MEMBER, CONSOLE_READS_PER_MEMBER, Cost, FromConsole,
+        LEASES_PER_BEAT, LimitReport, project_limits,
     },
     permit::*,
     person::{CALLS_PER_ACCOUNT, ClientAddress, Person, client_of_request},
@@ -58,6 +58,7 @@ pub struct Caller<P> {
     pub client: Client,
     /// Its permit among the project's parked polls, until it is dropped.
     _poll_permit: Option<Arc<budget::PollPermit>>,
+    report: LimitReport,
     permission: PhantomData<P>,
 }
 
@@ -147,6 +148,16 @@ impl<P: Permit> Caller<P> {
         self.who.is_live(app, P::PERMISSION).await
     }
 
+    /// Counts the rest of what this call costs, wholly or not at all: 1 was counted before its body
+    /// was read. To be called before anything is written.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] about `field` if the budget never holds as much;
+    /// [`Error::RateLimited`] if it does not now.
+    pub async fn charge(&self, app: &App, field: &str, cost: Cost) -> Result<(), Error> {
+        budget::charge_rest(app, self, field, cost).await
+    }
+
     /// Resolves when the key or session was revoked, or the member was removed.
     pub async fn until_revoked(&self, app: &App) {
         loop {
@@ -219,6 +230,7 @@ impl<P: Permit> FromRequestParts<App> for Caller<P> {
             limits,
             client,
             _poll_permit: poll_permit,
+            report,
             permission: PhantomData,
         })
     }

@@ -32,10 +32,10 @@ pub const UNLIMITED: &str = "unlimited";
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Limits {
-    /// Calls per minute that enqueue.
+    /// Jobs per minute that may be enqueued.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub produce_per_minute: Option<u32>,
-    /// Calls per minute of workers.
+    /// Polls, heartbeats, acks and events per minute.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub work_per_minute: Option<u32>,
     /// All other calls per minute.

@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{
     app::App,
-    auth::{Caller, Control, Produce, Read},
+    auth::{Caller, Control, Cost, Produce, Read},
     domain::{
         job::JobState,
         limits,
@@ -149,6 +149,7 @@ pub async fn create(
     headers: HeaderMap,
     Once { request, repeat }: Once<CreateWorkflowRequest>,
 ) -> Result<Response, Error> {
+    caller.charge(&app, "jobs", Cost::Items(request.jobs.len())).await?;
     let trace = traceparent(&headers).map(str::to_owned);
     let (running, tenant) = (app.clone(), caller.tenant());
     repeat

@@ -12,7 +12,7 @@ use std::{
 use fencepost::dev::redis::Redis;
 
 use crate::{
-    harness::{Stage, TestProject, TestServer, fresh_database, limited, run, run_for},
+    harness::{Reply, Stage, TestProject, TestServer, fresh_database, limited, run, run_for},
     nodes::until_all_know,
 };
 use serde_json::{Value, json};
@@ -102,7 +102,7 @@ fn a_limit_is_exact_for_eight_clients_on_three_nodes_and_separate_from_others() 
         assert_eq!(refused.headers["retry-after"], "1");
         assert_eq!(refused.headers["x-ratelimit-remaining"], "0");
         let reply = other.post("/v1/jobs", json!({"job_type": "t"})).await;
-        assert_eq!(reply.headers["x-ratelimit-remaining"], "599", "{}", reply.text);
+        assert_eq!(reply.headers["x-ratelimit-remaining"], "2999", "{}", reply.text);
         for node in nodes {
             node.stop().await;
         }
@@ -194,6 +194,71 @@ fn an_ack_is_never_refused_for_a_limit_that_a_claim_has_passed() {
     });
 }
 
+/// What is left of the budget.
+fn left(reply: &Reply) -> u32 {
+    let left = reply.headers["x-ratelimit-remaining"].to_str().expect("a text");
+    left.parse().expect("a number")
+}
+
+#[test]
+fn a_batch_is_counted_by_its_items_wholly_or_not_at_all() {
+    limited(async {
+        let server = TestServer::start(fresh_database().await).await;
+        let t = server.project_with("main", "unlimited", json!({"produce_per_minute": 10})).await;
+        let batch = async |jobs: usize| {
+            t.post("/v1/jobs/batch", json!({"jobs": vec![json!({"job_type": "t"}); jobs]})).await
+        };
+        let message = batch(11).await.refuses("jobs");
+        assert!(message.contains("at most 10 entries"), "{message}");
+        let stored = batch(6).await;
+        stored.is(201);
+        // A refused batch costs 1: the call. One may have come back meanwhile.
+        assert!((3..=4).contains(&left(&stored)), "{:?}", stored.headers);
+        let refused = batch(6).await;
+        refused.is_error(429, "rate_limit_exceeded");
+        assert!((2..=3).contains(&left(&refused)), "{:?}", refused.headers);
+        let graph = |jobs: usize| {
+            let job = |it: usize| json!({"key": format!("j{it}"), "job_type": "t"});
+            json!({"jobs": (0..jobs).map(job).collect::<Vec<_>>()})
+        };
+        t.post("/v1/workflows", graph(11)).await.refuses("jobs");
+        t.post("/v1/workflows", graph(8)).await.is_error(429, "rate_limit_exceeded");
+        assert_eq!(t.database.number("select count(*) from jobs").await, 6);
+        server.stop().await;
+    });
+}
+
+#[test]
+fn acks_cost_one_each_and_heartbeats_one_for_fifty_leases() {
+    limited(async {
+        let server = TestServer::start(fresh_database().await).await;
+        let t = server.project_with("main", "unlimited", json!({"work_per_minute": 100})).await;
+        for _ in 0..60 {
+            t.enqueue(json!({})).await;
+        }
+        let mut jobs = t.poll("w", 30).await;
+        jobs.extend(t.poll("w", 30).await);
+        assert_eq!(jobs.len(), 60);
+        let ids: Vec<_> = jobs.iter().map(|it| &it["id"]).collect();
+        let beat = json!({"worker_id": "w", "active_job_ids": ids});
+        let beat = t.post("/v1/workers/heartbeat", beat).await;
+        beat.is(200);
+        // Two polls, and a heartbeat of 60 leases. Some of it may have come back.
+        assert!((96..=99).contains(&left(&beat)), "{:?}", beat.headers);
+        let ack = |job: &Value| TestProject::ack_body(job, "w", "succeeded");
+        let acks = |jobs: &[Value]| json!({"acks": jobs.iter().map(ack).collect::<Vec<_>>()});
+        let acked = t.post("/v1/workers/ack/batch", acks(&jobs)).await;
+        acked.is(200);
+        assert!((36..=42).contains(&left(&acked)), "{:?}", acked.headers);
+        // Acks may overdraw.
+        t.post("/v1/workers/ack/batch", acks(&jobs)).await.is(200);
+        let many = jobs.iter().cycle().take(101).cloned().collect::<Vec<_>>();
+        let message = t.post("/v1/workers/ack/batch", acks(&many)).await.refuses("acks");
+        assert!(message.contains("at most 100 entries"), "{message}");
+        server.stop().await;
+    });
+}
+
 #[test]
 fn polls_that_wait_are_counted_on_all_nodes_together() {
     limited(async {
@@ -262,6 +327,36 @@ fn a_project_has_as_many_jobs_waiting_as_its_plan_allows() {
         t.post("/v1/jobs", large).await.is_error(413, "payload_too_large");
         t.patch("/v1/queues/q", json!({"retention_days": 4})).await.refuses("retention_days");
         server.stop().await;
+    });
+}
+
+#[test]
+fn a_project_with_all_its_queues_stores_jobs_in_these_only() {
+    run(async |t| {
+        let fill = format!(
+            "insert into queue_counts (project_id, queue)
+             select id, 'q' || n from projects, generate_series(1, {}) n where slug = 'main'",
+            fencepost::domain::limits::MAX_QUEUES
+        );
+        t.database.execute(&fill).await;
+        let job = |queue: &str| json!({"job_type": "t", "queue": queue});
+        // The number may be a second old.
+        let mut names = 0;
+        let refused = loop {
+            names += 1;
+            let jobs = json!({"jobs": [job("q2"), job(&format!("new{names}"))]});
+            let reply = t.post("/v1/jobs/batch", jobs).await;
+            if reply.status != 201 {
+                break reply;
+            }
+        };
+        let error = refused.is_error(429, "quota_exceeded");
+        assert_eq!(error["message"], "at most 100000 queues are allowed");
+        t.post("/v1/jobs", job("q2")).await.is(201);
+        t.database.execute("delete from queue_counts where queue like 'q7%'").await;
+        while t.post("/v1/jobs", job("newer")).await.status == 429 {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
     });
 }
 

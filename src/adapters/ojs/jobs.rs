@@ -19,7 +19,7 @@ use super::{
 use crate::{
     adapters::params::PathParams,
     app::App,
-    auth::{Caller, Control, Produce, Read},
+    auth::{Caller, Control, Cost, Produce, Read},
     domain::{job::StoredState, lease::Fence, limits, plan::Tenant},
     engine::{
         enqueue::{self, Enqueued, dependencies::TiedJob},
@@ -168,6 +168,7 @@ pub async fn create_batch(
         check.absorb(item);
     }
     check.finish()?;
+    caller.charge(&app, "jobs", Cost::Items(all.len())).await?;
     set_expiries(&app, &mut all).await?;
     let tied: Vec<TiedJob> = all.into_iter().map(|it| it.tied).collect();
     let mut jobs = Vec::with_capacity(tied.len());

@@ -8,7 +8,7 @@ use utoipa::ToSchema;
 use super::{ErrorBody, Reply, VISIBILITY_SECONDS, fields::time, job_id};
 use crate::{
     app::App,
-    auth::{Beating, Caller, Work},
+    auth::{Beating, Caller, Cost, Work},
     domain::{lease::Fence, limits, worker::WorkerState},
     engine::{
         settle::heartbeat::{self, Advice, Beat},
@@ -161,6 +161,7 @@ pub async fn beat(
         check.refuse("active_job_ids", message);
     }
     check.finish()?;
+    caller.charge(&app, "active_job_ids", Cost::Leases(named.len())).await?;
     let mut ids: Vec<JobId> = named.iter().filter_map(|it| job_id(it).ok()).collect();
     ids.sort();
     ids.dedup();

@@ -16,7 +16,7 @@ use super::{
 use crate::{
     adapters::params::PathParams,
     app::App,
-    auth::{Caller, Control, Produce, Read},
+    auth::{Caller, Control, Cost, Produce, Read},
     domain::{
         job::StoredState,
         limits,
@@ -202,6 +202,7 @@ pub async fn create(
         all.push(accept_step(tenant, step, &kind, &mut check)?);
     }
     check.finish()?;
+    caller.charge(&app, "steps", Cost::Items(all.len())).await?;
     set_expiries(&app, &mut all).await?;
     let jobs = all.into_iter().map(|it| it.tied).collect();
     let id = WorkflowId::generate();

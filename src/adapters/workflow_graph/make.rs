@@ -9,7 +9,7 @@ use utoipa::ToSchema;
 use super::workflows::{Envelope, StoredEnvelope, Workflow, view};
 use crate::{
     app::App,
-    auth::{Caller, Produce},
+    auth::{Caller, Cost, Produce},
     domain::{
         backoff::{RetryPolicy, RetryStrategy},
         constraint_key,
@@ -97,7 +97,7 @@ pub async fn create(
     State(app): State<App>,
     Json(request): Json<CreateRequest>,
 ) -> Result<(StatusCode, Reply<Workflow>), Error> {
-    let id = store(&app, caller.tenant(), request).await?;
+    let id = store(&app, &caller, request).await?;
     Ok((StatusCode::CREATED, Reply(view(&app, caller.project_id, id).await?)))
 }
 
@@ -130,11 +130,16 @@ pub async fn sample(
             job("deploy", "echo deploying", &["unit-tests", "lint"]),
         ],
     };
-    let id = store(&app, caller.tenant(), request).await?;
+    let id = store(&app, &caller, request).await?;
     Ok((StatusCode::CREATED, Reply(view(&app, caller.project_id, id).await?)))
 }
 
-async fn store(app: &App, tenant: Tenant, request: CreateRequest) -> Result<WorkflowId, Error> {
+async fn store(
+    app: &App,
+    caller: &Caller<Produce>,
+    request: CreateRequest,
+) -> Result<WorkflowId, Error> {
+    let tenant = caller.tenant();
     let mut check = Check::default();
     check.name("name", &request.name, limits::MAX_NAME_CHARS);
     check.optional_name("trigger", request.trigger.as_deref(), limits::MAX_NAME_CHARS);
@@ -156,6 +161,7 @@ async fn store(app: &App, tenant: Tenant, request: CreateRequest) -> Result<Work
         check.absorb(item);
     }
     check.finish()?;
+    caller.charge(app, "jobs", Cost::Items(jobs.len())).await?;
     let id = WorkflowId::generate();
     let graph = JobGraph { name: Some(request.name), is_held: true, jobs, parents };
     workflows::create(&app.engine, tenant, id, graph).await?;

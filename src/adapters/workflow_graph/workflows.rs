@@ -11,7 +11,8 @@ use super::Status;
 use crate::{
     adapters::{params::PathParams, plain_errors::ErrorBody},
     app::App,
-    auth::{Caller, Control, Produce, Read},
+    auth::{Caller, Control, Cost, Produce, Read},
+    domain::workflow::WorkflowState,
     engine::jobs::{
         self, JobRow, control,
         workflows::{self, WorkflowJobRow, WorkflowRow},
@@ -279,6 +280,11 @@ pub async fn run(
     params: PathParams,
 ) -> Result<StatusCode, Error> {
     let Named::Workflow(id) = Named::of(&params)? else { return Err(Error::WorkflowNotFound) };
+    let (row, jobs) = workflows::find_latest(&app.engine, caller.project_id, id).await?;
+    let is_running = workflows::state(&row, &jobs) == WorkflowState::Running;
+    // The jobs of a held workflow were counted when they were stored.
+    let stored = if row.is_held || is_running { 0 } else { jobs.len() };
+    caller.charge(&app, "id", Cost::Items(stored)).await?;
     workflows::run(&app.engine, caller.tenant(), id).await?;
     Ok(StatusCode::ACCEPTED)
 }

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     app::App,
-    auth::{Caller, Produce},
+    auth::{Caller, Cost, Produce},
     domain::{limits, plan::Tenant},
     engine::enqueue::{self, Enqueued, dependencies::TiedJob},
     error::Error,
@@ -114,6 +114,7 @@ pub async fn create_batch(
     headers: HeaderMap,
     Once { request, repeat }: Once<EnqueueBatchRequest>,
 ) -> Result<Response, Error> {
+    caller.charge(&app, "jobs", Cost::Items(request.jobs.len())).await?;
     let trace = traceparent(&headers).map(str::to_owned);
     let (running, tenant) = (app.clone(), caller.tenant());
     repeat

@@ -10,7 +10,7 @@ use utoipa::ToSchema;
 use super::{accept_fence, accept_job_id};
 use crate::{
     app::App,
-    auth::{Caller, Settling},
+    auth::{Caller, Cost, Settling},
     domain::{limits, text::ErrorReport},
     engine::settle::{self, Ack, Acked, AttemptEnd, Failure},
     error::Error,
@@ -220,6 +220,7 @@ pub async fn ack_batch(
         let message = format!("must have between 1 and {max} entries, has {sent}");
         return Err(Error::invalid("acks", message));
     }
+    caller.charge(&app, "acks", Cost::Items(sent)).await?;
     let results = request.acks.into_iter().enumerate().map(async |(index, Object(ack))| {
         let job_id = ack.job_id.clone();
         match settle_one(&caller, &app, ack, &format!("acks[{index}].")).await {

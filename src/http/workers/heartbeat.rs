@@ -9,7 +9,7 @@ use utoipa::ToSchema;
 use super::{accept_fence, accept_job_id};
 use crate::{
     app::App,
-    auth::{Beating, Caller},
+    auth::{Beating, Caller, Cost},
     domain::{limits, worker::WorkerState},
     engine::{
         settle::heartbeat::{self, Advice, Beat},
@@ -226,6 +226,7 @@ async fn beat(
         }
     }
     check.finish()?;
+    caller.charge(app, field, Cost::Leases(names.len())).await?;
     let key = (caller.project_id, request.worker_id.into());
     let state = request.state.unwrap_or(WorkerState::Running);
     let (wanted, leases) = workers::beat(&app.engine, &key, state, beats).await?;

@@ -10,7 +10,7 @@ use utoipa::ToSchema;
 use super::accept_job_id;
 use crate::{
     app::App,
-    auth::{Caller, Work},
+    auth::{Caller, Cost, Work},
     domain::{history, limits, text},
     engine::settle::attempt_reports::{self, AttemptLogs, LogChunk, NewEvent, ShownFence},
     error::Error,
@@ -115,6 +115,7 @@ pub async fn events(
         });
     }
     check.finish()?;
+    caller.charge(&app, "events", Cost::Items(events.len())).await?;
     app.engine.registry.record_seen(&(caller.project_id, worker_id.into()), &[], &[]);
     let ids =
         attempt_reports::record_events(&app.engine, caller.project_id, &shown, events).await?;

@@ -78,11 +78,13 @@ create table queue_counts (
     primary key (project_id, queue)
 );
 
--- Changes that are not in `queue_counts` yet. Insert-only and without an index, so that writers do
--- not wait for each other: a loop merges all rows, and a reader of counts adds the rest.
+-- Changes that are not in `queue_counts` yet. Insert-only, so that writers do not wait for each
+-- other: a loop merges all rows, and a reader of counts adds the rest.
 create table queue_deltas (
     project_id integer not null,
     queue text not null,
+    -- The transaction that made the change.
+    made_by xid8 not null default pg_current_xact_id(),
     at timestamptz not null default now(),
     scheduled bigint not null default 0,
     active bigint not null default 0,
@@ -99,6 +101,31 @@ create table queue_deltas (
     autovacuum_vacuum_threshold = 5000,
     autovacuum_vacuum_cost_delay = 0
 );
+
+-- The rest is found by it, however many merged rows cannot be removed yet: while a dump runs, these
+-- are all rows since its begin.
+create index queue_deltas_by_transaction on queue_deltas (made_by, project_id);
+
+-- All changes made by transactions before this one are merged.
+create table merged_deltas (
+    only_one boolean primary key default true check (only_one),
+    merged_before xid8 not null
+);
+insert into merged_deltas (merged_before) values ('0');
+
+-- The changes that are not merged yet. A database that was restored from a dump counts transactions
+-- anew: then `merged_before` may be in its future, and means nothing. The upper bound excludes
+-- nothing: with two bounds the planner expects few rows, and uses the index.
+create view unmerged_deltas with (security_invoker = true) as
+select queue_deltas.*
+from queue_deltas
+where made_by >= (
+    select case
+        when merged_before <= pg_snapshot_xmin(pg_current_snapshot()) then merged_before
+        else '0'
+    end
+    from merged_deltas
+) and made_by < '18446744073709551615';
 
 -- Jobs per minute, for the last hours.
 create table queue_rates (

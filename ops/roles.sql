@@ -93,6 +93,9 @@ grant select, insert, update, delete on sessions, refresh_tokens, mail_tokens, n
 -- The list of members shows e-mail addresses.
 grant select (id, email) on accounts to fencepost_console;
 grant select, insert, update on reaper_state to fencepost_maint;
+grant select on merged_deltas, unmerged_deltas to fencepost_hot, fencepost_console;
+grant select, update on merged_deltas to fencepost_maint;
+grant select on unmerged_deltas to fencepost_maint;
 grant usage on all sequences in schema public to fencepost_people, fencepost_hot, fencepost_console, fencepost_maint;
 
 -- The loops vacuum the hot tables. PostgreSQL can grant that from version 17 on; with older

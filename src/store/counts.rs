@@ -1,8 +1,8 @@
 //! Number of jobs per queue and state, and rates: from counters, never by counting jobs.
 //!
 //! Every statement that moves jobs between states adds a row to `queue_deltas`; a loop merges those
-//! into `queue_counts` and `queue_rates` ([`super::sweep::counts`]). A reader adds what is left, so
-//! its result is exact for its snapshot.
+//! into `queue_counts` and `queue_rates` ([`super::sweep::counts`]). A reader adds what is left
+//! (`unmerged_deltas`), so its result is exact for its snapshot.
 
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
@@ -80,7 +80,7 @@ pub async fn queue_names(
             )
             union
             (
-                select distinct queue from queue_deltas
+                select distinct queue from unmerged_deltas
                 where project_id = $1 and queue > $2
                 order by queue
                 limit $3
@@ -123,7 +123,7 @@ pub async fn busiest_queues(
         from (
             select queue, active from queue_counts where project_id = $1
             union all
-            select queue, active from queue_deltas where project_id = $1
+            select queue, active from unmerged_deltas where project_id = $1
         ) moves
         group by queue
         having $3 or sum(active) > 0
@@ -138,6 +138,40 @@ pub async fn busiest_queues(
     .await
 }
 
+/// How many queues a project has used, up to `max`. Those whose first change is not merged yet are
+/// not counted.
+pub async fn count_queues(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    max: i64,
+) -> sqlx::Result<i64> {
+    sqlx::query_scalar!(
+        r#"
+        select count(*) "queues!"
+        from (select from queue_counts where project_id = $1 limit $2) counted
+        "#,
+        project_id.0,
+        max,
+    )
+    .fetch_one(conn)
+    .await
+}
+
+/// Those of these queues that the project has used.
+pub async fn used_queues(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    names: &[&str],
+) -> sqlx::Result<Vec<String>> {
+    sqlx::query_scalar!(
+        "select queue from queue_counts where project_id = $1 and queue = any($2)",
+        project_id.0,
+        names as &[&str],
+    )
+    .fetch_all(conn)
+    .await
+}
+
 /// How many jobs of a project wait or run.
 pub async fn waiting(conn: &mut PgConnection, project_id: ProjectId) -> sqlx::Result<i64> {
     sqlx::query_scalar!(
@@ -147,7 +181,7 @@ pub async fn waiting(conn: &mut PgConnection, project_id: ProjectId) -> sqlx::Re
             select sum(scheduled + active) as jobs from queue_counts where project_id = $1
         ) kept
         cross join (
-            select sum(scheduled + active) as jobs from queue_deltas where project_id = $1
+            select sum(scheduled + active) as jobs from unmerged_deltas where project_id = $1
         ) fresh
         "#,
         project_id.0,
@@ -191,7 +225,7 @@ pub async fn totals(conn: &mut PgConnection, project_id: ProjectId) -> sqlx::Res
             where project_id = $1
             union all
             select scheduled, active, dead_letter, succeeded, cancelled
-            from queue_deltas
+            from unmerged_deltas
             where project_id = $1
         ) moves
         "#,
@@ -228,7 +262,7 @@ pub async fn depths(
             where project_id = $1
             union all
             select queue, scheduled, active, backoff, dead_letter
-            from queue_deltas
+            from unmerged_deltas
             where project_id = $1
         ) moves
         group by queue
@@ -257,7 +291,7 @@ pub async fn queues(
                    sum(succeeded)::bigint as succeeded, sum(cancelled)::bigint as cancelled,
                    sum(enqueued)::bigint as enqueued, sum(failed)::bigint as failed,
                    sum(greatest(succeeded, 0))::bigint as has_succeeded
-            from queue_deltas
+            from unmerged_deltas
             where project_id = $1 and queue = any($2)
             group by queue
         ), live_workers as materialized (

@@ -18,6 +18,7 @@ use fencepost::{
     ids::{JobId, JobKey, LeaseId, ProjectId},
     store::{
         claims::{self, ClaimKey, LeaseRequest, LeasedJob, QueueClaim},
+        counts,
         enqueue::{self, NewJob, Start},
         heartbeats::{self, Beat},
         jobs, limited_claims,
@@ -230,6 +231,48 @@ fn a_claim_from_the_mark_reads_few_pages_though_a_snapshot_keeps_all_that_is_dea
         })
         .await;
         assert_eq!(leased.len(), 10);
+        holder.execute("rollback").await.expect("it ends");
+    });
+}
+
+/// Pages of `queue_deltas` that were read so far.
+async fn delta_pages(conn: &mut PgConnection) -> i64 {
+    conn.execute("select pg_stat_force_next_flush()").await.expect("it runs");
+    conn.execute("select 1").await.expect("it runs");
+    let pages = "select coalesce(heap_blks_hit + heap_blks_read + idx_blks_hit + idx_blks_read, 0)
+                 from pg_statio_user_tables where relname = 'queue_deltas'";
+    sqlx::query_scalar(pages).fetch_one(conn).await.expect("the statistics")
+}
+
+#[test]
+fn counts_read_few_pages_though_a_snapshot_keeps_all_merged_deltas() {
+    const DELTAS: usize = 60_000;
+    limited(async {
+        let database = fresh_database().await;
+        let mut holder = database.connect().await;
+        let hold = "begin isolation level repeatable read; select count(*) from projects";
+        holder.execute(sqlx::raw_sql(hold)).await.expect("it is held");
+        database
+            .execute(&format!(
+                "insert into queue_deltas (project_id, queue, active)
+                 select 1 + n % 100, 'q', 1 from generate_series(1, {DELTAS}) n;
+                 analyze queue_deltas"
+            ))
+            .await;
+        let pools = Pools::new(&database.url, PoolArgs::default()).expect("a URL");
+        let conn = &mut *pools.background.acquire().await.expect("a connection");
+        while sweep::counts::merge_counts(conn, None).await.expect("it runs") > 0 {}
+        until_dead_is_known(conn).await;
+        sweep::counts::merge_counts(conn, None).await.expect("it runs");
+        database
+            .execute("insert into queue_deltas (project_id, queue, active) values (1, 'q', 1)")
+            .await;
+        let before = delta_pages(conn).await;
+        assert_eq!(counts::waiting(conn, PROJECT).await.expect("it runs"), 601);
+        assert!(sweep::probe::probe(conn, 0).await.expect("it runs").has_deltas);
+        assert_eq!(sweep::counts::merge_counts(conn, None).await.expect("it runs"), 1);
+        let pages = delta_pages(conn).await - before;
+        assert!(pages <= 60, "{pages} pages");
         holder.execute("rollback").await.expect("it ends");
     });
 }

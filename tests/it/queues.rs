@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use crate::harness::{TestProject, TestServer, fresh_database, limited, run};
 use serde_json::{Value, json};
+use sqlx::Executor;
 
 async fn queue(t: &TestProject, name: &str) -> Value {
     t.get(&format!("/v1/queues/{name}")).await.is(200)
@@ -56,14 +57,48 @@ fn a_queue_shows_how_many_jobs_are_where() {
 fn what_was_added_up_and_what_was_not_yet_are_counted_once() {
     run(async |t| {
         t.enqueue(json!({})).await;
-        while t.database.number("select count(*) from queue_deltas").await > 0 {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-        assert_eq!(t.database.number("select active::bigint from queue_counts").await, 1);
+        assert_eq!(merged(t).await, 1);
         t.enqueue(json!({})).await;
         let seen = queue(t, "default").await;
         assert_eq!(seen["counts"]["pending"], 2);
         assert_eq!(seen["rates"]["enqueued"]["last_hour"], 2);
+    });
+}
+
+/// Waits until all deltas are merged, and says how many jobs are active.
+async fn merged(t: &TestProject) -> i64 {
+    while t.database.number("select count(*) from queue_deltas").await > 0 {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    t.database.number("select sum(active)::bigint from queue_counts").await
+}
+
+#[test]
+fn a_change_that_commits_late_is_counted() {
+    run(async |t| {
+        let mut conn = t.database.connect().await;
+        let late = "begin;
+                    insert into queue_deltas (project_id, queue, active)
+                    select id, 'default', 5 from projects";
+        conn.execute(sqlx::raw_sql(late)).await.expect("it runs");
+        t.enqueue(json!({})).await;
+        assert_eq!(merged(t).await, 1);
+        conn.execute("commit").await.expect("it commits");
+        assert_eq!(queue(t, "default").await["counts"]["pending"], 6);
+        assert_eq!(merged(t).await, 6);
+    });
+}
+
+#[test]
+fn a_database_restored_from_a_dump_counts_on() {
+    run(async |t| {
+        // Transactions are numbered anew there.
+        t.database.execute("update merged_deltas set merged_before = '1000000000000'").await;
+        t.enqueue(json!({})).await;
+        assert_eq!(queue(t, "default").await["counts"]["pending"], 1);
+        assert_eq!(merged(t).await, 1);
+        let is_past = "select count(*) from merged_deltas where merged_before < '1000000000000'";
+        assert_eq!(t.database.number(is_past).await, 1);
     });
 }
 

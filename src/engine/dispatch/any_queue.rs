@@ -4,7 +4,11 @@ use std::{future::Future, sync::Arc, time::Duration};
 
 use moka::sync::Cache;
 use rand::seq::SliceRandom;
-use tokio::{pin, time::Instant};
+use tokio::{
+    pin,
+    sync::Mutex,
+    time::{Instant, timeout},
+};
 use tokio_util::sync::CancellationToken;
 
 use super::{
@@ -17,19 +21,30 @@ use crate::{engine::Engine, error::Error, ids::ProjectId, store};
 pub const MAX_QUEUES: i64 = 100;
 /// How often a waiting poll refreshes its list of queues.
 const NEW_QUEUES_PERIOD: Duration = Duration::from_secs(2);
-/// How long one list of queues serves all polls of a project.
+/// How long one list of queues serves all waiting polls of a project.
 const QUEUES_KEEP: Duration = Duration::from_secs(1);
+/// How long a poll waits for others of its project that read their lists.
+const MAX_TURN_WAIT: Duration = Duration::from_secs(3);
 /// Projects whose lists of queues one node caches.
 const MAX_KNOWN_PROJECTS: u64 = 10_000;
 
-/// Lists of queues by project, cached for a moment.
-pub(in crate::engine) struct QueueLists(Cache<ProjectId, Arc<[Arc<str>]>>);
+/// Lists of queues by project, with or without empty ones. A list may take a second to read in a
+/// project with many queues: each project reads one at a time, for all polls that wait for it.
+pub(in crate::engine) struct QueueLists(Cache<(ProjectId, bool), Arc<Mutex<Option<Listed>>>>);
 
 impl Default for QueueLists {
     fn default() -> Self {
-        let lists = Cache::builder().time_to_live(QUEUES_KEEP).max_capacity(MAX_KNOWN_PROJECTS);
+        let lists = Cache::builder().time_to_idle(QUEUES_KEEP).max_capacity(MAX_KNOWN_PROJECTS);
         Self(lists.build())
     }
+}
+
+/// A list of queues.
+#[derive(Clone)]
+struct Listed {
+    queues: Arc<[Arc<str>]>,
+    /// It holds whatever was committed by then.
+    began_at: Instant,
 }
 
 /// Like [`park::poll`], over every queue of the project, up to [`MAX_QUEUES`]. Each round uses
@@ -46,14 +61,15 @@ pub(super) async fn poll(
 ) -> Result<Delivery, Error> {
     pin!(revoked);
     if wait.is_zero() {
-        // The cached list may lack a queue that just got its first job.
-        let queues = shuffled(&read_queues(engine, spec.project_id, false).await?);
+        // An older list may lack a queue that just got its first job.
+        let queues = shuffled(&list(engine, spec.project_id, false, Instant::now()).await?);
         let spec = PollSpec { queues, ..spec };
         return park::poll(engine, spec, wait, gone.cancelled(), revoked).await;
     }
     let deadline = Instant::now() + wait;
     loop {
-        let queues = shuffled(&known_queues(engine, spec.project_id).await?);
+        let since = Instant::now() - QUEUES_KEEP;
+        let queues = shuffled(&list(engine, spec.project_id, true, since).await?);
         let left = deadline.saturating_duration_since(Instant::now()).min(NEW_QUEUES_PERIOD);
         // Never zero: that would be a poll without a wait.
         let left = left.max(Duration::from_millis(1));
@@ -70,24 +86,25 @@ pub(super) async fn poll(
     }
 }
 
-async fn known_queues(engine: &Engine, project_id: ProjectId) -> Result<Arc<[Arc<str>]>, Error> {
-    if let Some(known) = engine.queue_lists.0.get(&project_id) {
-        return Ok(known);
-    }
-    let queues = read_queues(engine, project_id, true).await?;
-    engine.queue_lists.0.insert(project_id, Arc::clone(&queues));
-    Ok(queues)
-}
-
-async fn read_queues(
+/// The queues of a project, as they were at `since` or later.
+async fn list(
     engine: &Engine,
     project_id: ProjectId,
     with_empty: bool,
+    since: Instant,
 ) -> Result<Arc<[Arc<str>]>, Error> {
-    let mut conn = engine.pools.claim.acquire().await?;
-    let queues =
-        store::counts::busiest_queues(&mut conn, project_id, with_empty, MAX_QUEUES).await?;
-    Ok(queues.into_iter().map(Arc::from).collect())
+    let slot = engine.queue_lists.0.get_with((project_id, with_empty), Arc::default);
+    let turn = timeout(MAX_TURN_WAIT, slot.lock()).await;
+    let mut listed = turn.map_err(|_| Error::Overloaded)?;
+    if let Some(it) = listed.as_ref().filter(|it| it.began_at >= since) {
+        return Ok(Arc::clone(&it.queues));
+    }
+    let began_at = Instant::now();
+    let mut conn = engine.pools.read_for(project_id).await?;
+    let names = store::counts::busiest_queues(&mut conn, project_id, with_empty, MAX_QUEUES);
+    let queues: Arc<[Arc<str>]> = names.await?.into_iter().map(Arc::from).collect();
+    *listed = Some(Listed { queues: Arc::clone(&queues), began_at });
+    Ok(queues)
 }
 
 fn shuffled(queues: &[Arc<str>]) -> Vec<Arc<str>> {

@@ -44,7 +44,7 @@ pub async fn store(
     tenant: Tenant,
     jobs: Vec<TiedJob>,
 ) -> Result<Vec<Enqueued>, Error> {
-    quota::admit(engine, tenant, jobs.len()).await?;
+    quota::admit(engine, tenant, jobs.iter().map(|it| &it.job)).await?;
     let project_id = tenant.project_id;
     let outcomes = if jobs.iter().any(is_tied) {
         dependencies::store(engine, project_id, &jobs, None).await
@@ -98,7 +98,7 @@ pub async fn store_workflow(
     workflow: &NewWorkflow,
     jobs: &[TiedJob],
 ) -> Result<(), Error> {
-    quota::admit(engine, tenant, jobs.len()).await?;
+    quota::admit(engine, tenant, jobs.iter().map(|it| &it.job)).await?;
     let stored = dependencies::store(engine, tenant.project_id, jobs, Some(workflow)).await;
     if stored.is_err() {
         engine.backlogs.refund(tenant.project_id, jobs.len());

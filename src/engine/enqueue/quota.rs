@@ -1,14 +1,21 @@
-//! How many jobs of a project may wait or run. Each node caches the count for a moment and adds
-//! what it stores itself, so the check costs an enqueue nothing. Jobs that other nodes store within
-//! that moment may exceed the quota.
+//! How many jobs of a project may wait or run, and how many queues it may have. Each node caches
+//! the counts for a moment and adds what it stores itself, so the check costs an enqueue nothing.
+//! What other nodes store within that moment may exceed the quota.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     sync::{Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
-use crate::{domain::plan::Tenant, engine::Engine, error::Error, ids::ProjectId, store};
+use super::NewJob;
+use crate::{
+    domain::{limits::MAX_QUEUES, plan::Tenant},
+    engine::Engine,
+    error::Error,
+    ids::ProjectId,
+    store,
+};
 
 /// How long a count is trusted.
 const COUNT_KEEP: Duration = Duration::from_secs(1);
@@ -19,7 +26,10 @@ const MAX_CACHED: usize = 20_000;
 
 #[derive(Debug, Clone, Copy)]
 struct Backlog {
+    /// 0 if they are unlimited.
     jobs: i64,
+    /// Whether the project has [`MAX_QUEUES`].
+    has_all_queues: bool,
     counted_at: Instant,
 }
 
@@ -27,24 +37,31 @@ struct Backlog {
 pub struct Backlogs(Mutex<HashMap<ProjectId, Backlog>>);
 
 impl Backlogs {
-    fn known(&self, project_id: ProjectId) -> Option<Backlog> {
-        let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        known.get(&project_id).copied()
+    /// What is known, and whether the caller is to count again: one does, while the others go by
+    /// the old count.
+    fn known(&self, project_id: ProjectId, keep: Duration) -> (Option<Backlog>, bool) {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(backlog) = known.get_mut(&project_id) else { return (None, true) };
+        let is_old = backlog.counted_at.elapsed() >= keep;
+        if is_old {
+            backlog.counted_at = Instant::now();
+        }
+        (Some(*backlog), is_old)
     }
 
-    fn note(&self, project_id: ProjectId, jobs: i64) {
+    fn note(&self, project_id: ProjectId, backlog: Backlog) {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if known.len() >= MAX_CACHED {
             known.clear();
         }
-        known.insert(project_id, Backlog { jobs, counted_at: Instant::now() });
+        known.insert(project_id, backlog);
     }
 
     /// Adds to the count, if it stays within `max`.
     fn add(&self, project_id: ProjectId, jobs: i64, max: i64) -> bool {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(backlog) = known.get_mut(&project_id) else { return false };
-        if backlog.jobs + jobs > max {
+        if backlog.jobs.saturating_add(jobs) > max {
             return false;
         }
         backlog.jobs += jobs;
@@ -60,27 +77,66 @@ impl Backlogs {
     }
 }
 
-/// Admits `jobs` new jobs.
+/// Admits new jobs.
 ///
 /// # Errors
-/// [`Error::QuotaExceeded`] when the project would have too many.
-pub(super) async fn admit(engine: &Engine, tenant: Tenant, jobs: usize) -> Result<(), Error> {
+/// [`Error::QuotaExceeded`] when the project would have too many jobs, or has [`MAX_QUEUES`] and
+/// would get another.
+pub(super) async fn admit(
+    engine: &Engine,
+    tenant: Tenant,
+    jobs: impl ExactSizeIterator<Item = &NewJob>,
+) -> Result<(), Error> {
     let Tenant { project_id, limits } = tenant;
-    let Some(max) = limits.waiting_jobs else { return Ok(()) };
-    let jobs = i64::try_from(jobs).unwrap_or(i64::MAX);
-    let known = engine.backlogs.known(project_id);
-    let is_fresh = |keep| known.is_some_and(|it| it.counted_at.elapsed() < keep);
-    if is_fresh(COUNT_KEEP) && engine.backlogs.add(project_id, jobs, max) {
+    let max = limits.waiting_jobs.unwrap_or(i64::MAX);
+    let count = i64::try_from(jobs.len()).unwrap_or(i64::MAX);
+    let known = match engine.backlogs.known(project_id, COUNT_KEEP) {
+        (Some(known), false) => known,
+        _ => recount(engine, tenant).await?,
+    };
+    if known.has_all_queues {
+        check_queues(engine, project_id, jobs).await?;
+    }
+    if engine.backlogs.add(project_id, count, max) {
         return Ok(());
     }
-    if !is_fresh(RECOUNT_PAUSE) {
-        let waiting = waiting(engine, project_id).await?;
-        engine.backlogs.note(project_id, waiting);
-    }
-    if engine.backlogs.add(project_id, jobs, max) {
-        return Ok(());
+    if engine.backlogs.known(project_id, RECOUNT_PAUSE).1 {
+        recount(engine, tenant).await?;
+        if engine.backlogs.add(project_id, count, max) {
+            return Ok(());
+        }
     }
     Err(Error::QuotaExceeded { what: "live jobs", max })
+}
+
+async fn recount(engine: &Engine, tenant: Tenant) -> Result<Backlog, Error> {
+    let Tenant { project_id, limits } = tenant;
+    let mut conn = engine.pools.read_for(project_id).await?;
+    let jobs = match limits.waiting_jobs {
+        Some(_) => store::counts::waiting(&mut conn, project_id).await?,
+        None => 0,
+    };
+    let queues = store::counts::count_queues(&mut conn, project_id, MAX_QUEUES).await?;
+    let backlog =
+        Backlog { jobs, has_all_queues: queues >= MAX_QUEUES, counted_at: Instant::now() };
+    engine.backlogs.note(project_id, backlog);
+    Ok(backlog)
+}
+
+/// A project that has as many queues as it may can use these only.
+async fn check_queues(
+    engine: &Engine,
+    project_id: ProjectId,
+    jobs: impl Iterator<Item = &NewJob>,
+) -> Result<(), Error> {
+    let names: HashSet<_> = jobs.map(|it| it.queue.as_ref()).collect();
+    let names: Vec<_> = names.into_iter().collect();
+    let mut conn = engine.pools.read_for(project_id).await?;
+    let used = store::counts::used_queues(&mut conn, project_id, &names).await?;
+    if used.len() < names.len() {
+        return Err(Error::QuotaExceeded { what: "queues", max: MAX_QUEUES });
+    }
+    Ok(())
 }
 
 /// How many jobs of a project wait or run.
@@ -94,10 +150,23 @@ mod tests {
     use super::*;
 
     #[test]
+    fn one_call_counts_again_while_the_others_go_by_the_old_count() {
+        let (backlogs, project) = (Backlogs::default(), ProjectId(1));
+        assert!(backlogs.known(project, COUNT_KEEP).1, "nothing is known");
+        let backlog = Backlog { jobs: 5, has_all_queues: false, counted_at: Instant::now() };
+        backlogs.note(project, backlog);
+        assert!(!backlogs.known(project, COUNT_KEEP).1);
+        let keeps = [Duration::ZERO, COUNT_KEEP, COUNT_KEEP];
+        let counts_again = keeps.map(|keep| backlogs.known(project, keep).1);
+        assert_eq!(counts_again, [true, false, false]);
+    }
+
+    #[test]
     fn what_was_admitted_and_not_stored_can_be_admitted_again() {
         const MAX: i64 = 10;
         let (backlogs, project) = (Backlogs::default(), ProjectId(1));
-        backlogs.note(project, MAX - 1);
+        let backlog = Backlog { jobs: MAX - 1, has_all_queues: false, counted_at: Instant::now() };
+        backlogs.note(project, backlog);
         assert!(backlogs.add(project, 1, MAX));
         assert!(!backlogs.add(project, 1, MAX));
         backlogs.refund(project, 1);

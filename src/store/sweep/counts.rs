@@ -13,14 +13,14 @@ pub async fn find_queues_with_deltas(
 ) -> sqlx::Result<Vec<(ProjectId, String)>> {
     let rows = sqlx::query!(
         r#"
-        select distinct project_id "project_id: ProjectId", queue
+        select distinct project_id "project_id!: ProjectId", queue "queue!"
         from (
             select project_id, queue
-            from queue_deltas
+            from unmerged_deltas
             where not exists (
                 select from set_aside
-                where project_id = queue_deltas.project_id and work = 'counts'
-                    and item = queue_deltas.queue and next_try_at > now()
+                where project_id = unmerged_deltas.project_id and work = 'counts'
+                    and item = unmerged_deltas.queue and next_try_at > now()
             )
             limit 20000
         ) first
@@ -33,6 +33,9 @@ pub async fn find_queues_with_deltas(
 
 /// Merges deltas, of these queues or of all that are not set aside. Returns how many. Rows that
 /// another node is merging are skipped.
+///
+/// Whatever is older than every running transaction and than every delta that is left is merged for
+/// good, which `merged_deltas` remembers. A delta that another node is merging counts as left.
 pub async fn merge_counts(
     conn: &mut PgConnection,
     queues: Option<&[(ProjectId, String)]>,
@@ -41,23 +44,44 @@ pub async fn merge_counts(
     let names = queues.map(|it| it.iter().map(|it| it.1.as_str()).collect::<Vec<_>>());
     sqlx::query_scalar!(
         r#"
-        with taken as (
-            delete from queue_deltas
-            using (
-                select ctid as place
-                from queue_deltas
-                where ($1::int[] is null or (project_id, queue) in (
+        with merged as materialized (
+            select case when merged_before <= oldest_running then merged_before else '0' end as before,
+                   oldest_running
+            from merged_deltas
+            cross join pg_snapshot_xmin(pg_current_snapshot()) as oldest_running
+        ), found as materialized (
+            select ctid as place
+            from queue_deltas
+            where made_by >= (select before from merged) and made_by < '18446744073709551615'
+                and ($1::int[] is null or (project_id, queue) in (
                     select * from unnest($1::int[], $2::text[])
                 )) and not exists (
                     select from set_aside
                     where project_id = queue_deltas.project_id and work = 'counts'
                         and item = queue_deltas.queue and next_try_at > now()
                 )
-                limit 20000
-                for update skip locked
-            ) left_over
-            where queue_deltas.ctid = left_over.place
+            limit 20000
+            for update skip locked
+        ), taken as (
+            delete from queue_deltas
+            using found
+            where queue_deltas.ctid = found.place
             returning queue_deltas.*
+        ), remembered as (
+            update merged_deltas
+            set merged_before = least(
+                merged.oldest_running,
+                (
+                    select made_by
+                    from queue_deltas
+                    where made_by >= merged.before and made_by < merged.oldest_running
+                        and not exists (select from found where found.place = queue_deltas.ctid)
+                    order by made_by
+                    limit 1
+                )
+            )
+            from merged
+            where merged_deltas.merged_before <> merged.oldest_running
         ), counted as (
             insert into queue_counts (
                 project_id, queue, scheduled, active, backoff, dead_letter, succeeded, cancelled
@@ -126,7 +150,7 @@ pub async fn recount(conn: &mut PgConnection) -> sqlx::Result<i64> {
                 from queue_counts
                 union all
                 select project_id, queue, scheduled, active, backoff, dead_letter, succeeded, cancelled
-                from queue_deltas
+                from unmerged_deltas
             ) all_counts
             group by project_id, queue
         ), wrong as materialized (

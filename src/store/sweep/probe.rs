@@ -32,7 +32,7 @@ pub async fn probe(conn: &mut PgConnection, within_ms: i64) -> sqlx::Result<Prob
         r#"
         select exists (select from orphaned_parents) "has_orphans!",
                exists (select from job_expiries where expires_at <= now()) "has_outdated!",
-               exists (select from queue_deltas) "has_deltas!",
+               exists (select from unmerged_deltas) "has_deltas!",
                exists (select from operations where next_step_at <= now()) "has_operations!",
                exists (select from set_aside) "has_set_aside!",
                exists (

@@ -2,7 +2,8 @@
 //!
 //! The two claims differ only in the index that they use. Both must join `jobs` on its whole key
 //! and give the planner a constant limit, or it plans a sequential scan of the table. `due` is
-//! materialized because a plain subquery with a limit may run more than once.
+//! materialized because a plain subquery with a limit may run more than once. A lease begins when
+//! its row is written: a statement that had to wait must not hand out leases that are over.
 
 use chrono::{DateTime, TimeDelta, Utc};
 use sqlx::PgConnection;
@@ -246,12 +247,12 @@ pub async fn claim_any_type(
             worker_id = slot.worker_id,
             poll_id = slot.poll_id,
             progress = null,
-            claimed_at = now(),
+            claimed_at = clock_timestamp(),
             lease_seconds = least(
                 coalesce(slot.lease_seconds, greatest($11::int, jobs.timeout_seconds / 2)),
                 jobs.timeout_seconds + $12::int
             ),
-            lease_expires_at = now() + make_interval(secs => least(
+            lease_expires_at = clock_timestamp() + make_interval(secs => least(
                 coalesce(slot.lease_seconds, greatest($11::int, jobs.timeout_seconds / 2)),
                 jobs.timeout_seconds + $12::int
             ))
@@ -343,12 +344,12 @@ pub async fn claim_some_types(
                 worker_id = slot.worker_id,
                 poll_id = slot.poll_id,
                 progress = null,
-                claimed_at = now(),
+                claimed_at = clock_timestamp(),
                 lease_seconds = least(
                     coalesce(slot.lease_seconds, greatest($11::int, jobs.timeout_seconds / 2)),
                     jobs.timeout_seconds + $12::int
                 ),
-                lease_expires_at = now() + make_interval(secs => least(
+                lease_expires_at = clock_timestamp() + make_interval(secs => least(
                     coalesce(slot.lease_seconds, greatest($11::int, jobs.timeout_seconds / 2)),
                     jobs.timeout_seconds + $12::int
                 ))

@@ -5,6 +5,7 @@
 //! every claim under a key, or in a limited queue, holds its lock until the commit, and counts with
 //! a statement that began after it had the lock. Locks are tried, never awaited.
 
+use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
@@ -52,30 +53,45 @@ pub async fn queues_with_constraint_keys(
     .await
 }
 
-/// A constraint key with claimable jobs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct LockedConstraintKey {
+/// A constraint key with claimable jobs that match by type and labels.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ConstraintKey {
     pub constraint_key: Uuid,
-    /// Whether these workers match it by type and labels.
-    pub is_fitting: bool,
-    /// Whether this transaction holds the lock to count running jobs with it.
-    pub is_locked: bool,
+    pub concurrency_key: Option<String>,
+    /// Whether as many jobs run with its concurrency key as its first job permits. Not certain:
+    /// nothing is locked.
+    pub is_full: bool,
+    /// Its first job's position.
+    pub rank: i16,
+    pub run_at: DateTime<Utc>,
 }
 
-/// The first [`MAX_PAGE_CONSTRAINT_KEYS`] constraint keys of a queue after `after`, locked until
-/// the end of the transaction. Those of `paused_types` do not match.
-pub async fn lock_constraint_keys(
+/// A page of constraint keys.
+#[derive(Debug, Default)]
+pub struct ConstraintKeyPage {
+    pub keys: Vec<ConstraintKey>,
+    /// The last key of a full page, matching or not.
+    pub next: Option<Uuid>,
+}
+
+/// Running jobs with one concurrency key that are counted before it is locked. Larger limits count
+/// as not reached.
+const MAX_COUNTED_RUNNING: i64 = 1_000;
+
+/// The first [`MAX_PAGE_CONSTRAINT_KEYS`] constraint keys of a queue after `after`. Those of
+/// `paused_types` do not match.
+pub async fn find_constraint_keys(
     conn: &mut PgConnection,
     claim: &QueueClaim<'_>,
     paused_types: &[String],
     after: Uuid,
-) -> sqlx::Result<Vec<LockedConstraintKey>> {
-    sqlx::query_as!(
-        LockedConstraintKey,
+) -> sqlx::Result<ConstraintKeyPage> {
+    let rows = sqlx::query!(
         r#"
         with recursive seen as (
             (
-                select constraint_key, job_type, labels, concurrency_key
+                select constraint_key, job_type, labels, concurrency_key, concurrency_limit, rank,
+                       run_at
                 from jobs
                 where project_id = $1 and queue = $2 and state = 'pending'
                     and constraint_key is not null
@@ -84,10 +100,12 @@ pub async fn lock_constraint_keys(
                 limit 1
             )
             union all
-            select next.constraint_key, next.job_type, next.labels, next.concurrency_key
+            select next.constraint_key, next.job_type, next.labels, next.concurrency_key,
+                   next.concurrency_limit, next.rank, next.run_at
             from seen
             cross join lateral (
-                select constraint_key, job_type, labels, concurrency_key
+                select constraint_key, job_type, labels, concurrency_key, concurrency_limit, rank,
+                       run_at
                 from jobs
                 where project_id = $1 and queue = $2 and state = 'pending'
                     and constraint_key is not null
@@ -95,21 +113,26 @@ pub async fn lock_constraint_keys(
                 order by constraint_key, rank, run_at, id
                 limit 1
             ) next
-        ), fitting as materialized (
-            select constraint_key, concurrency_key,
-                   (cardinality($4::text[]) = 0 or job_type = any($4))
+        ), page as materialized (
+            select *, (cardinality($4::text[]) = 0 or job_type = any($4))
                        and job_type <> all($6)
                        and (labels is null or labels <@ $5) as is_fitting
             from seen
             limit 200
         )
-        select constraint_key "constraint_key!", is_fitting "is_fitting!",
-               case
-                   when is_fitting and concurrency_key is not null
-                   then pg_try_advisory_xact_lock(hashtextextended('key ' || concurrency_key, $1))
-                   else true
-               end "is_locked!"
-        from fitting
+        select constraint_key "constraint_key!", is_fitting "is_fitting!", concurrency_key,
+               rank "rank!", run_at "run_at!",
+               case when is_fitting and concurrency_key is not null then (
+                   select count(*)
+                   from (
+                       select
+                       from jobs
+                       where project_id = $1 and concurrency_key = page.concurrency_key
+                           and state = 'processing'
+                       limit $7
+                   ) running
+               ) >= concurrency_limit else false end "is_full!"
+        from page
         "#,
         claim.project_id.0,
         claim.queue,
@@ -117,6 +140,37 @@ pub async fn lock_constraint_keys(
         claim.job_types,
         claim.labels,
         paused_types,
+        MAX_COUNTED_RUNNING,
+    )
+    .fetch_all(conn)
+    .await?;
+    let is_whole = rows.len() == MAX_PAGE_CONSTRAINT_KEYS;
+    let next = rows.last().filter(|_| is_whole).map(|it| it.constraint_key);
+    let fitting = rows.into_iter().filter(|it| it.is_fitting).map(|it| ConstraintKey {
+        constraint_key: it.constraint_key,
+        concurrency_key: it.concurrency_key,
+        is_full: it.is_full,
+        rank: it.rank,
+        run_at: it.run_at,
+    });
+    Ok(ConstraintKeyPage { keys: fitting.collect(), next })
+}
+
+/// Locks concurrency keys until the end of the transaction, so that running jobs can be counted.
+/// Says of each, in order, whether it is locked: another claim may hold it.
+pub async fn lock_concurrency_keys(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    keys: &[&str],
+) -> sqlx::Result<Vec<bool>> {
+    sqlx::query_scalar!(
+        r#"
+        select pg_try_advisory_xact_lock(hashtextextended('key ' || key, $1)) "is_locked!"
+        from unnest($2::text[]) with ordinality as wanted(key, number)
+        order by number
+        "#,
+        i64::from(project_id.0),
+        keys as &[&str],
     )
     .fetch_all(conn)
     .await
@@ -283,12 +337,12 @@ pub async fn claim_constrained(
                 poll_id = slot.poll_id,
                 progress = null,
                 holds_slot = jobs.concurrency_key is not null or $8::int is not null,
-                claimed_at = statement_timestamp(),
+                claimed_at = clock_timestamp(),
                 lease_seconds = least(
                     coalesce(slot.lease_seconds, greatest($13::int, $16::int, jobs.timeout_seconds / 2)),
                     jobs.timeout_seconds + $14::int
                 ),
-                lease_expires_at = statement_timestamp() + make_interval(secs => least(
+                lease_expires_at = clock_timestamp() + make_interval(secs => least(
                     coalesce(slot.lease_seconds, greatest($13::int, $16::int, jobs.timeout_seconds / 2)),
                     jobs.timeout_seconds + $14::int
                 ))

@@ -255,6 +255,40 @@ fn more_keys_than_a_page_holds_are_all_served() {
 }
 
 #[test]
+fn a_claim_locks_few_keys_however_many_there_are() {
+    const WANTED: usize = 5;
+    const MAX_LOCKS: i64 = 25;
+    run(async |t| {
+        t.database
+            .execute(
+                "create table locks (held bigint);
+                 create function count_locks() returns trigger
+                 language plpgsql security definer as $$
+                 begin
+                     insert into locks
+                     select count(*) from pg_locks
+                     where locktype = 'advisory' and pid = pg_backend_pid();
+                     return new;
+                 end $$;
+                 create trigger count_locks before update on jobs for each row
+                 when (new.state = 'processing') execute function count_locks()",
+            )
+            .await;
+        for page in 0..3 {
+            let job =
+                |it: usize| json!({"job_type": "t", "concurrency_key": format!("{page}-{it}")});
+            let jobs: Vec<_> = (0..400).map(job).collect();
+            t.post("/v1/jobs/batch", json!({"jobs": jobs})).await.is(201);
+        }
+        for _ in 0..3 {
+            assert_eq!(t.polled(poll(json!({"capacity": WANTED}))).await.len(), WANTED);
+        }
+        let most = t.database.number("select max(held) from locks").await;
+        assert!((1..=MAX_LOCKS).contains(&most), "{most} locks");
+    });
+}
+
+#[test]
 fn bad_gates_are_refused_by_name() {
     run(async |t| {
         let with = async |more: Value| {

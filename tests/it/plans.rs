@@ -247,6 +247,7 @@ async fn delta_pages(conn: &mut PgConnection) -> i64 {
 #[test]
 fn counts_read_few_pages_though_a_snapshot_keeps_all_merged_deltas() {
     const DELTAS: usize = 60_000;
+    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     limited(async {
         let database = fresh_database().await;
         let mut holder = database.connect().await;
@@ -340,13 +341,13 @@ async fn pass_gates(conn: &mut PgConnection) {
     .expect("it runs");
     let look = || look("gated", &[], 50);
     let seen = costs(conn, "page of gates", 200 * 12, async |conn| {
-        limited_claims::lock_constraint_keys(conn, &look(), &[], Uuid::nil())
+        limited_claims::find_constraint_keys(conn, &look(), &[], Uuid::nil())
             .await
             .expect("it runs")
     })
     .await;
-    assert_eq!(seen.len(), limited_claims::MAX_PAGE_CONSTRAINT_KEYS);
-    let open: Vec<_> = seen.iter().map(|it| it.constraint_key).collect();
+    assert_eq!(seen.keys.len(), limited_claims::MAX_PAGE_CONSTRAINT_KEYS);
+    let open: Vec<_> = seen.keys.iter().map(|it| it.constraint_key).collect();
     let (leased, _) = costs(conn, "claim behind gates", 200 * 12 + 50 * 30, async |conn| {
         let limits = limited_claims::ClaimLimits {
             constraint_keys: &open,

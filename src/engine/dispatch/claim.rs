@@ -3,13 +3,14 @@
 use std::{
     collections::HashMap,
     panic::AssertUnwindSafe,
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
 use futures_util::FutureExt;
 use metrics::{counter, histogram};
 use sqlx::PgConnection;
+use tokio::sync::mpsc;
 use uuid::Uuid;
 
 use super::{
@@ -41,13 +42,6 @@ pub(in crate::engine) struct Claim {
     claims: Vec<(PlannedClaim, Vec<LeaseId>)>,
     pool: Pool,
     conn: Option<pools::Connection>,
-}
-
-/// A completed claim, and its connection if it can be reused.
-#[derive(Default)]
-pub(in crate::engine) struct CompletedClaims {
-    pub conn: Option<pools::Connection>,
-    pub completed: Vec<CompletedClaim>,
 }
 
 /// A completed queue claim.
@@ -86,72 +80,105 @@ impl Claim {
         Self { claims: claims.into_iter().map(with_leases).collect(), pool, conn }
     }
 
-    /// Runs the claim. Always returns, or its polls would wait forever.
-    pub async fn run(self) -> CompletedClaims {
+    /// Runs the claim. Each queue claim lands as soon as it is complete, and none is left out, or
+    /// its polls would wait forever. Returns the connection if it can be reused.
+    pub async fn run(self, landing: Landing) -> Option<pools::Connection> {
         let started = Instant::now();
-        let slots = self.claims.iter().map(|(claim, _)| claim.slots.len()).sum::<usize>();
-        let claims = self.claims.clone();
-        let claimed = AssertUnwindSafe(bounded(self.claim())).catch_unwind().await;
-        let claims = match claimed {
-            Ok(Ok(claims)) => claims,
+        let Self { claims, pool, conn } = self;
+        let slots = claims.iter().map(|(claim, _)| claim.slots.len()).sum::<usize>();
+        let left = Left { claims: Mutex::new(claims.clone()), landing };
+        let claimed = bounded(claim_all(claims, &pool, conn, &left));
+        let conn = match AssertUnwindSafe(claimed).catch_unwind().await {
+            Ok(Ok(conn)) => conn,
             Ok(Err(overdue)) => {
                 record_failure(&overdue.into(), "a claim");
-                CompletedClaims {
-                    conn: None,
-                    completed: claims.into_iter().map(in_doubt).collect(),
-                }
+                None
             }
             Err(_) => {
                 counter!(telemetry::PANICS).increment(1);
-                CompletedClaims {
-                    conn: None,
-                    completed: claims.into_iter().map(in_doubt).collect(),
-                }
+                None
             }
         };
+        left.land_in_doubt();
         histogram!(telemetry::BATCH_ITEMS, "kind" => "claim").record(slots as f64);
         histogram!(telemetry::BATCH_SECONDS, "kind" => "claim")
             .record(started.elapsed().as_secs_f64());
-        count_claimed(&claims.completed);
-        claims
+        conn
+    }
+}
+
+/// Where completed queue claims go.
+pub(in crate::engine) type Landing = mpsc::UnboundedSender<Vec<CompletedClaim>>;
+
+/// Queue claims that have not landed yet.
+struct Left {
+    claims: Mutex<Vec<(PlannedClaim, Vec<LeaseId>)>>,
+    landing: Landing,
+}
+
+impl Left {
+    fn land(&self, completed: Vec<CompletedClaim>) {
+        if completed.is_empty() {
+            return;
+        }
+        count_claimed(&completed);
+        let mut claims = self.claims.lock().unwrap_or_else(PoisonError::into_inner);
+        claims.retain(|(left, _)| completed.iter().all(|it| it.claim.lane != left.lane));
+        // The pump outlives its claims.
+        let _ = self.landing.send(completed);
     }
 
-    async fn claim(self) -> CompletedClaims {
-        let Self { claims, pool, conn } = self;
-        let conn = match conn.and_then(Kept::reuse) {
-            Some(conn) => Ok(conn),
-            None => pool.acquire().await,
-        };
-        let mut conn = match conn {
-            Ok(conn) => conn,
-            Err(error) => {
-                record_failure(&error, "connecting for a claim");
-                let refused = |(claim, _)| CompletedClaim { claim, outcome: ClaimOutcome::Refused };
-                return CompletedClaims {
-                    conn: None,
-                    completed: claims.into_iter().map(refused).collect(),
-                };
-            }
-        };
-        let (constrained, ordinary, is_known) = partition_claims(&mut conn, claims).await;
-        let (any_type, some_types): (Vec<_>, Vec<_>) =
-            ordinary.into_iter().partition(|(claim, _)| claim.job_types.is_empty());
-        let mut completed = claim_any_type(&mut conn, any_type).await;
-        for claim in some_types {
-            completed.push(claim_some_types(&mut conn, claim).await);
+    fn land_in_doubt(&self) {
+        let claims =
+            std::mem::take(&mut *self.claims.lock().unwrap_or_else(PoisonError::into_inner));
+        self.land(claims.into_iter().map(in_doubt).collect());
+    }
+}
+
+async fn claim_all(
+    claims: Vec<(PlannedClaim, Vec<LeaseId>)>,
+    pool: &Pool,
+    conn: Option<pools::Connection>,
+    left: &Left,
+) -> Option<pools::Connection> {
+    let conn = match conn.and_then(Kept::reuse) {
+        Some(conn) => Ok(conn),
+        None => pool.acquire().await,
+    };
+    let mut conn = match conn {
+        Ok(conn) => conn,
+        Err(error) => {
+            record_failure(&error, "connecting for a claim");
+            let refused = |(claim, _)| CompletedClaim { claim, outcome: ClaimOutcome::Refused };
+            left.land(claims.into_iter().map(refused).collect());
+            return None;
         }
-        for claim in constrained {
-            completed.push(claim_constrained(&mut conn, claim).await);
-        }
+    };
+    let (constrained, ordinary, is_known) = partition_claims(&mut conn, claims).await;
+    let (any_type, some_types): (Vec<_>, Vec<_>) =
+        ordinary.into_iter().partition(|(claim, _)| claim.job_types.is_empty());
+    let mut is_good = true;
+    let mut land = async |conn: &mut PgConnection, mut completed: Vec<CompletedClaim>| {
         for it in completed.iter_mut().filter(|it| is_known && it.claim.may_have_constrained) {
             if let ClaimOutcome::Found { finding, .. } = &mut it.outcome {
                 finding.has_constrained.get_or_insert(false);
             }
         }
-        add_background(&mut conn, &mut completed).await;
-        let is_good = completed.iter().all(|it| it.outcome.finding().is_some());
-        CompletedClaims { conn: Some(conn).filter(|_| is_good), completed }
+        add_background(conn, &mut completed).await;
+        is_good &= completed.iter().all(|it| it.outcome.finding().is_some());
+        left.land(completed);
+    };
+    let completed = claim_any_type(&mut conn, any_type).await;
+    land(&mut conn, completed).await;
+    for claim in some_types {
+        let completed = claim_some_types(&mut conn, claim).await;
+        land(&mut conn, vec![completed]).await;
     }
+    for claim in constrained {
+        let completed = claim_constrained(&mut conn, claim).await;
+        land(&mut conn, vec![completed]).await;
+    }
+    Some(conn).filter(|_| is_good)
 }
 
 fn in_doubt((claim, lease_ids): (PlannedClaim, Vec<LeaseId>)) -> CompletedClaim {

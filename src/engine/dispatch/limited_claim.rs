@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use rand::Rng;
+use rand::{Rng, seq::SliceRandom};
 use sqlx::{Acquire, PgConnection};
 use uuid::Uuid;
 
@@ -11,13 +11,16 @@ use crate::{
     domain::rate::{Handout, RateLimit},
     store::{
         claims::{LeasedJob, QueueClaim},
-        limited_claims::{self, ClaimLimits, LockedConstraintKey, MAX_PAGE_CONSTRAINT_KEYS},
+        limited_claims::{self, ClaimLimits, ConstraintKey},
         queue_limits::{self, Handouts, QueueRules},
     },
 };
 
 /// Further pages of constraint keys that one claim reads at most.
 const MAX_PAGES: usize = 5;
+/// Constraint keys that a claim tries beyond one for each job that it wants: others may hold some.
+/// Each may be a lock, and PostgreSQL has few thousand for everybody.
+const SPARE_KEYS: usize = 16;
 
 /// A queue that is paused, or whose rate limit is used up, is not claimed from for this long, even
 /// if jobs arrive. A change of it is hinted; a node that misses the hint finds out after this.
@@ -64,10 +67,7 @@ pub(in crate::engine) async fn claim(
         return Ok(LimitedClaimed { pause_for, ..LimitedClaimed::default() });
     }
     let paused_types = rules.as_ref().map_or(&[][..], |it| &it.paused_types);
-    let seen = lock_all_constraint_keys(&mut tx, claim, paused_types).await?;
-    let was_contended = seen.iter().any(|it| it.is_fitting && !it.is_locked);
-    let is_usable = |it: &&LockedConstraintKey| it.is_fitting && it.is_locked;
-    let open: Vec<_> = seen.iter().filter(is_usable).map(|it| it.constraint_key).collect();
+    let Locked { open, is_all, was_contended } = lock_keys(&mut tx, claim, paused_types).await?;
     let job_types = types(&mut tx, claim, paused_types).await?;
     let slots = i64::try_from(claim.slots.len()).unwrap_or(i64::MAX);
     let limits = ClaimLimits {
@@ -84,34 +84,72 @@ pub(in crate::engine) async fn claim(
     }
     tx.commit().await?;
     let pause_for = rate.as_ref().and_then(Rate::wait).map(|it| it.min(MAX_REST));
+    // Keys that were not tried may have jobs, if it is not the queue that allows no more.
+    let is_limited = limits.max_concurrency.is_some() || limits.max_jobs < slots;
+    let was_contended = was_contended || !is_all && !is_limited && chosen < claim.slots.len();
     Ok(LimitedClaimed { jobs, chosen, was_contended, pause_for })
+}
+
+/// Constraint keys that a claim may use.
+struct Locked {
+    open: Vec<Uuid>,
+    /// Whether all keys that were found and are not full were tried.
+    is_all: bool,
+    /// Whether another claim holds some.
+    was_contended: bool,
+}
+
+/// Locks the constraint keys with the best first jobs: one for each wanted job, and some to spare.
+/// The best jobs of the queue are among theirs.
+async fn lock_keys(
+    tx: &mut PgConnection,
+    claim: &QueueClaim<'_>,
+    paused_types: &[String],
+) -> sqlx::Result<Locked> {
+    let mut keys = find_keys(tx, claim, paused_types).await?;
+    if claim.only_commands {
+        // Which of them have commands is not known: all have their turn.
+        keys.shuffle(&mut rand::rng());
+    } else {
+        keys.sort_by_key(|it| (it.is_full, it.rank, it.run_at));
+    }
+    let most = claim.slots.len() + SPARE_KEYS;
+    let is_all = keys.iter().skip(most).all(|it| it.is_full);
+    keys.truncate(most);
+    let names: Vec<_> = keys.iter().filter_map(|it| it.concurrency_key.as_deref()).collect();
+    let locked = match names.as_slice() {
+        [] => Vec::new(),
+        names => limited_claims::lock_concurrency_keys(tx, claim.project_id, names).await?,
+    };
+    let was_contended = locked.contains(&false);
+    let mut locked = locked.into_iter();
+    let is_open = |it: &&ConstraintKey| it.concurrency_key.is_none() || locked.next() == Some(true);
+    let open = keys.iter().filter(is_open).map(|it| it.constraint_key).collect();
+    Ok(Locked { open, is_all, was_contended })
 }
 
 /// The constraint keys of a queue. If they do not fit in a page, further pages begin at a random
 /// key, so that none is starved.
-async fn lock_all_constraint_keys(
+async fn find_keys(
     tx: &mut PgConnection,
     claim: &QueueClaim<'_>,
     paused_types: &[String],
-) -> sqlx::Result<Vec<LockedConstraintKey>> {
-    let mut seen =
-        limited_claims::lock_constraint_keys(tx, claim, paused_types, Uuid::nil()).await?;
-    if seen.len() == MAX_PAGE_CONSTRAINT_KEYS {
+) -> sqlx::Result<Vec<ConstraintKey>> {
+    let first = limited_claims::find_constraint_keys(tx, claim, paused_types, Uuid::nil()).await?;
+    let mut found = first.keys;
+    if first.next.is_some() {
         let random = Uuid::from_u128(rand::rng().next_u64().into()).as_u128() << 64;
         let mut after = Uuid::from_u128(random);
         for _ in 0..MAX_PAGES {
-            let page = limited_claims::lock_constraint_keys(tx, claim, paused_types, after).await?;
-            after = match page.last() {
-                Some(last) if page.len() == MAX_PAGE_CONSTRAINT_KEYS => last.constraint_key,
-                // Past the end: continue from the first key.
-                _ => Uuid::nil(),
-            };
-            seen.extend(page);
+            let page = limited_claims::find_constraint_keys(tx, claim, paused_types, after).await?;
+            // Past the end: continue from the first key.
+            after = page.next.unwrap_or_else(Uuid::nil);
+            found.extend(page.keys);
         }
-        seen.sort_by_key(|it| it.constraint_key);
-        seen.dedup_by_key(|it| it.constraint_key);
+        found.sort_by_key(|it| it.constraint_key);
+        found.dedup_by_key(|it| it.constraint_key);
     }
-    Ok(seen)
+    Ok(found)
 }
 
 /// Which types may run; none: all.

@@ -19,7 +19,7 @@ use tokio::{
 use tokio_util::task::TaskTracker;
 
 use super::{
-    claim::{Claim, ClaimOutcome, CompletedClaim, CompletedClaims, find_queues_with_work},
+    claim::{Claim, ClaimOutcome, CompletedClaim, Landing, find_queues_with_work},
     delivery::LeasedDelivery,
     lanes::{Lanes, PlannedClaim, WaiterId},
     lost_claims,
@@ -99,7 +99,9 @@ pub(in crate::engine) async fn run(
     mut arrivals: Hints,
 ) {
     let mut pump = Pump::new(pools, endings, tasks, notifier);
-    let mut in_flight: JoinSet<CompletedClaims> = JoinSet::new();
+    let mut in_flight: JoinSet<Option<Connection>> = JoinSet::new();
+    // Bounded by the claims in flight.
+    let (landing, mut landed) = mpsc::unbounded_channel();
     let mut fallbacks: JoinSet<Vec<(ProjectId, Arc<str>)>> = JoinSet::new();
     let mut fallback_tick = tokio::time::interval(FALLBACK_PERIOD);
     fallback_tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -111,7 +113,8 @@ pub(in crate::engine) async fn run(
                 None => break,
             },
             Some(hint) = arrivals.next() => pump.hear(&hint),
-            Some(claims) = in_flight.join_next() => pump.complete(claims.unwrap_or_default()),
+            Some(completed) = landed.recv() => pump.complete(completed),
+            Some(conn) = in_flight.join_next() => pump.idle.extend(conn.ok().flatten()),
             Some(found) = fallbacks.join_next() => {
                 for queue in found.unwrap_or_default() {
                     pump.lanes.mark_stale(Some(&queue));
@@ -140,11 +143,15 @@ pub(in crate::engine) async fn run(
             message.into_iter().for_each(|it| pump.receive(it));
             hint.into_iter().for_each(|it| pump.hear(&it));
         }
-        pump.start_claims(&mut in_flight);
+        while let Ok(completed) = landed.try_recv() {
+            pump.complete(completed);
+        }
+        pump.start_claims(&mut in_flight, &landing);
         pump.answer_without_wait();
     }
-    while let Some(claims) = in_flight.join_next().await {
-        pump.complete(claims.unwrap_or_default());
+    while in_flight.join_next().await.is_some() {}
+    while let Ok(completed) = landed.try_recv() {
+        pump.complete(completed);
     }
     while let Ok(message) = messages.try_recv() {
         pump.receive(message);
@@ -280,19 +287,18 @@ impl Pump {
         }
     }
 
-    fn start_claims(&mut self, in_flight: &mut JoinSet<CompletedClaims>) {
+    fn start_claims(&mut self, in_flight: &mut JoinSet<Option<Connection>>, landing: &Landing) {
         while in_flight.len() < MAX_CLAIMS_IN_FLIGHT && self.finished.is_none() {
             let claims = self.lanes.plan(Instant::now());
             if claims.is_empty() {
                 return;
             }
             let claim = Claim::new(claims, self.pool.clone(), self.idle.pop());
-            in_flight.spawn(claim.run());
+            in_flight.spawn(claim.run(landing.clone()));
         }
     }
 
-    fn complete(&mut self, CompletedClaims { conn, completed }: CompletedClaims) {
-        self.idle.extend(conn);
+    fn complete(&mut self, completed: Vec<CompletedClaim>) {
         let (now, mut begins_backoff) = (Instant::now(), false);
         let mut jobs_of: HashMap<WaiterId, Vec<LeasedDelivery>> = HashMap::new();
         for CompletedClaim { claim, outcome } in completed {

@@ -2,7 +2,10 @@
 
 use fencepost::store::sweep;
 
-use crate::harness::{Database, fresh_database, limited};
+use std::time::{Duration, Instant};
+
+use crate::harness::{Database, TestProject, TestServer, fresh_database, limited};
+use serde_json::json;
 
 /// Stores due jobs, without a server that would promote them.
 async fn due_jobs(database: &Database, project_id: i32, jobs: i32, age_seconds: i32) {
@@ -33,5 +36,60 @@ fn a_project_with_many_due_jobs_does_not_delay_those_of_others() {
         let of = |project| turns.iter().filter(|it| it.project_id.0 == project).count();
         assert_eq!((of(1), of(2), of(7)), (249, 3, 248));
         assert_eq!(sweep::promote(&mut conn, &turns).await.expect("it runs").len(), turns.len());
+    });
+}
+
+/// Parks a poll. Returns when it was answered, with one job.
+fn parked(t: &TestProject) -> tokio::task::JoinHandle<Instant> {
+    let t = t.clone();
+    tokio::spawn(async move {
+        let poll = json!({"worker_id": "w", "queues": ["q"], "wait_seconds": 20});
+        assert_eq!(t.polled(poll).await.len(), 1);
+        Instant::now()
+    })
+}
+
+#[test]
+fn a_slow_claim_delays_no_other_of_the_same_flight() {
+    const SLOW: Duration = Duration::from_secs(3);
+    limited(async {
+        let server = TestServer::start(fresh_database().await).await;
+        let (slow, other) = (server.project("slow").await, server.project("other").await);
+        let (slow_poll, other_poll) = (parked(&slow), parked(&other));
+        while server.database.number("select count(distinct project_id) from workers").await < 2 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        // Stored without a hint, so that the next look for work finds both at once.
+        server
+            .database
+            .execute(&format!(
+                "create function linger() returns trigger language plpgsql as $$
+                 begin
+                     perform pg_sleep({});
+                     return new;
+                 end $$;
+                 create trigger linger before update on jobs for each row
+                 when (new.state = 'processing' and new.constraint_key is not null)
+                 execute function linger();
+                 with new as (
+                     insert into jobs (
+                         project_id, id, queue, job_type, state, rank, run_at, max_attempts,
+                         timeout_seconds, constraint_key
+                     )
+                     select id, gen_random_uuid(), 'q', 't', 'pending', 0, now(), 3, 60,
+                            case slug when 'slow' then gen_random_uuid() end
+                     from projects
+                     where slug in ('slow', 'other')
+                     returning project_id, id
+                 )
+                 insert into job_bodies (project_id, job_id, payload)
+                 select project_id, id, '1' from new",
+                SLOW.as_secs()
+            ))
+            .await;
+        let answered = other_poll.await.expect("an answer");
+        let waited = slow_poll.await.expect("an answer") - answered;
+        assert!(waited > SLOW / 2, "the other was answered {waited:?} before");
+        server.stop().await;
     });
 }

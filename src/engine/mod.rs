@@ -39,7 +39,7 @@ use self::{
     batch::Coalescer,
     breaker::Breakers,
     dispatch::{
-        QueueLists,
+        QueueLists, Releasing,
         park::{Parking, Repeats},
         pump::Message,
     },
@@ -127,11 +127,11 @@ impl Engine {
             Notifier { wake, feed: EventFeed::default(), tally: StatsRecorder::default() };
         let endings =
             Coalescer::start(Endings { pool: pools.settle.clone(), notifier: notifier.clone() });
-        let tasks = TaskTracker::new();
+        let (tasks, releasing) = (TaskTracker::new(), Releasing::default());
         let told = notifier.clone();
         let pump = dispatch::pump::run(
             pools.clone(),
-            endings.clone(),
+            (endings.clone(), releasing.clone()),
             tasks.clone(),
             told,
             inbox,
@@ -159,14 +159,17 @@ impl Engine {
             }),
             parents: Coalescer::start(Parents { pool: pools.settle.clone(), notes }),
             endings,
-            repeats: Coalescer::start(Repeats { pool: pools.claim.clone() }),
+            repeats: Coalescer::start(Repeats {
+                pool: pools.claim.clone(),
+                releasing: releasing.clone(),
+            }),
             beats: Coalescer::start(Beats { pool: pools.settle.clone() }),
             worker_lookups: Coalescer::start(WorkerLookups { pool: pools.claim.clone() }),
             registry: Registry::new(),
             breakers,
             versions: jobs::wait::Versions::default(),
             backlogs: enqueue::quota::Backlogs::default(),
-            parking: Parking::new(messages),
+            parking: Parking::new(messages, releasing),
             queue_lists: QueueLists::default(),
             pools,
             notifier,

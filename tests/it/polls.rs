@@ -236,6 +236,39 @@ fn jobs_claimed_for_a_disconnected_client_are_released() {
 }
 
 #[test]
+fn a_repeated_poll_gets_no_job_that_is_being_released() {
+    run(async |t| {
+        t.database.execute(SLOW_CLAIMS).await;
+        t.database
+            .execute(
+                "create function slow_release() returns trigger language plpgsql as $$
+                 begin
+                     perform pg_sleep(2);
+                     return new;
+                 end $$;
+                 create trigger slow_release before update on jobs for each row
+                 when (old.worker_id = 'slow' and new.worker_id is null)
+                 execute function slow_release()",
+            )
+            .await;
+        t.enqueue(json!({})).await;
+        let poll = json!({
+            "worker_id": "slow", "queues": ["default"], "wait_seconds": 20,
+            "poll_id": "0190c6b0-0000-7000-8000-000000000005",
+        });
+        let request = t.request(reqwest::Method::POST, "/v1/workers/poll").json(&poll);
+        assert!(tokio::time::timeout(IN_THE_CLAIM, request.send()).await.is_err());
+        let claimed = "select count(*) from jobs where state = 'processing'";
+        while t.database.number(claimed).await == 0 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        let jobs = t.polled(poll).await;
+        assert_eq!(jobs[0]["attempt"], 2, "the first was not delivered");
+        t.ack(&jobs[0], "slow", "succeeded").await.is(200);
+    });
+}
+
+#[test]
 fn a_server_that_stops_in_the_middle_of_a_claim_gives_its_jobs_back() {
     limited(async {
         let database = fresh_database().await;

@@ -1,6 +1,9 @@
 //! A leased job on its way to a worker: what the claim, the pump and the polls share.
 
-use std::sync::Arc;
+use std::{
+    collections::HashSet,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
 
 use sqlx::PgConnection;
 
@@ -10,6 +13,7 @@ use crate::{
         trace::{self, AttemptTrace},
     },
     engine::enqueue::dependencies::ParentResult,
+    ids::LeaseId,
     store::{self, claims::LeasedJob},
     traces,
 };
@@ -36,6 +40,30 @@ impl LeasedDelivery {
         let job = LeasedJob { traceparent, ..job };
         let (last_error, parent_results) = (None, Vec::new());
         Self { job, worker_id, last_error, parent_results, is_complete: true }
+    }
+}
+
+/// Leases that are being released, because their jobs were not delivered: no repeated poll may get
+/// them any more.
+#[derive(Debug, Clone, Default)]
+pub(in crate::engine) struct Releasing(Arc<Mutex<HashSet<LeaseId>>>);
+
+impl Releasing {
+    fn leases(&self) -> MutexGuard<'_, HashSet<LeaseId>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// To be called before anyone else can learn that the jobs were not delivered.
+    pub(super) fn begin(&self, jobs: &[LeasedDelivery]) {
+        self.leases().extend(jobs.iter().map(|it| it.job.lease_id));
+    }
+
+    pub(super) fn end(&self, lease_id: LeaseId) {
+        self.leases().remove(&lease_id);
+    }
+
+    pub(super) fn has(&self, lease_id: LeaseId) -> bool {
+        self.leases().contains(&lease_id)
     }
 }
 

@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 use super::{Engine, workers};
 use crate::error::Error;
 
-pub(super) use self::any_queue::QueueLists;
+pub(super) use self::{any_queue::QueueLists, delivery::Releasing};
 pub use self::{
     any_queue::MAX_QUEUES,
     delivery::LeasedDelivery,

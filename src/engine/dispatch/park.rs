@@ -16,7 +16,7 @@ use tokio::{
 };
 
 use super::{
-    delivery::{self, LeasedDelivery},
+    delivery::{self, LeasedDelivery, Releasing},
     lanes::WaiterId,
     pump::Message,
     request::PollSpec,
@@ -49,13 +49,20 @@ const HALTED_PAUSE: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(in crate::engine) struct Parking {
     pub messages: mpsc::UnboundedSender<Message>,
+    releasing: Releasing,
     next_id: AtomicU64,
     parked: AtomicUsize,
 }
 
 impl Parking {
-    pub fn new(messages: mpsc::UnboundedSender<Message>) -> Self {
-        Self { messages, next_id: AtomicU64::new(0), parked: AtomicUsize::new(0) }
+    pub fn new(messages: mpsc::UnboundedSender<Message>, releasing: Releasing) -> Self {
+        Self { messages, releasing, next_id: AtomicU64::new(0), parked: AtomicUsize::new(0) }
+    }
+
+    /// Releases jobs that were not delivered.
+    fn release(&self, jobs: Vec<LeasedDelivery>) {
+        self.releasing.begin(&jobs);
+        let _ = self.messages.send(Message::Release(jobs));
     }
 }
 
@@ -100,7 +107,7 @@ impl Drop for ParkedPoll<'_> {
         if let Ok(Some(jobs)) = self.answer.try_recv()
             && !jobs.is_empty()
         {
-            let _ = self.parking.messages.send(Message::Release(jobs));
+            self.parking.release(jobs);
         }
         let _ = self.parking.messages.send(Message::Leave(self.id));
         self.parking.parked.fetch_sub(1, Ordering::Relaxed);
@@ -152,7 +159,7 @@ impl Drop for Delivery {
     fn drop(&mut self) {
         let jobs = std::mem::take(&mut self.jobs);
         if let Some(engine) = self.giver.as_ref().filter(|_| !jobs.is_empty()) {
-            let _ = engine.parking.messages.send(Message::Release(jobs));
+            engine.parking.release(jobs);
         }
     }
 }
@@ -224,6 +231,7 @@ async fn stop(engine: &Engine) {
 /// The batch of repeated polls: what each was given before and still holds.
 pub struct Repeats {
     pub(in crate::engine) pool: Pool,
+    pub(in crate::engine) releasing: Releasing,
 }
 
 impl Batch for Repeats {
@@ -257,7 +265,8 @@ impl Batch for Repeats {
         items: &[PollKey],
         _: bool,
     ) -> sqlx::Result<Vec<Result<Vec<LeasedDelivery>, Error>>> {
-        let found = store::polls::leased_by_polls(conn, items).await?;
+        let mut found = store::polls::leased_by_polls(conn, items).await?;
+        found.retain(|it| !self.releasing.has(it.lease_id));
         let mut answers: Vec<Vec<LeasedDelivery>> = items.iter().map(|_| Vec::new()).collect();
         for job in found {
             let poll = job.slot.and_then(|it| usize::try_from(it).ok());

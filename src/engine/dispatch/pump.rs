@@ -20,7 +20,7 @@ use tokio_util::task::TaskTracker;
 
 use super::{
     claim::{Claim, ClaimOutcome, CompletedClaim, Landing, find_queues_with_work},
-    delivery::LeasedDelivery,
+    delivery::{LeasedDelivery, Releasing},
     lanes::{Lanes, PlannedClaim, WaiterId},
     lost_claims,
     request::PollSpec,
@@ -68,6 +68,7 @@ struct Pump {
     pool: Pool,
     background: Pool,
     endings: Coalescer<Endings>,
+    releasing: Releasing,
     /// Tasks that must complete before the node stops.
     tasks: TaskTracker,
     notifier: Notifier,
@@ -92,13 +93,13 @@ struct Pump {
 /// Runs until told to finish, or until all senders are gone. Claims in flight complete first.
 pub(in crate::engine) async fn run(
     pools: Pools,
-    endings: Coalescer<Endings>,
+    (endings, releasing): (Coalescer<Endings>, Releasing),
     tasks: TaskTracker,
     notifier: Notifier,
     mut messages: mpsc::UnboundedReceiver<Message>,
     mut arrivals: Hints,
 ) {
-    let mut pump = Pump::new(pools, endings, tasks, notifier);
+    let mut pump = Pump::new(pools, endings, releasing, tasks, notifier);
     let mut in_flight: JoinSet<Option<Connection>> = JoinSet::new();
     // Bounded by the claims in flight.
     let (landing, mut landed) = mpsc::unbounded_channel();
@@ -165,6 +166,7 @@ impl Pump {
     fn new(
         pools: Pools,
         endings: Coalescer<Endings>,
+        releasing: Releasing,
         tasks: TaskTracker,
         notifier: Notifier,
     ) -> Self {
@@ -172,6 +174,7 @@ impl Pump {
             pool: pools.claim,
             background: pools.background,
             endings,
+            releasing,
             tasks,
             notifier,
             lanes: Lanes::default(),
@@ -267,11 +270,16 @@ impl Pump {
     }
 
     fn release(&self, jobs: Vec<LeasedDelivery>) {
+        self.releasing.begin(&jobs);
         for LeasedDelivery { job, worker_id, .. } in jobs {
             counter!(telemetry::JOBS_RELEASED).increment(1);
             let key = JobKey { project_id: job.project_id, id: job.id };
             let released = settle::release(&self.endings, key, &worker_id, job.lease_id);
-            self.tasks.spawn(released);
+            let releasing = self.releasing.clone();
+            self.tasks.spawn(async move {
+                released.await;
+                releasing.end(job.lease_id);
+            });
         }
     }
 

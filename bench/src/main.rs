@@ -1,30 +1,35 @@
 //! `fencepost-bench`: measures a server over HTTP with keep-alive. It asserts nothing.
 
+mod attacks;
 mod client;
+mod isolation;
 mod load;
 mod nodes;
 mod operator;
 mod process;
+mod server;
 mod stress;
 
 use std::{
     fmt::Write as _,
     io::Write as _,
-    path::{Path, PathBuf},
-    process::{Child, Command, ExitCode, Stdio},
+    path::PathBuf,
+    process::ExitCode,
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, ensure};
+use anyhow::Context;
 use clap::Parser;
 use serde::Serialize;
 use sqlx::{ConnectOptions, postgres::PgConnectOptions};
 use uuid::Uuid;
 
 use self::{
+    attacks::{Attack, Attacker},
     client::{SMALL_PAYLOAD_BYTES, Target},
     load::Step,
     process::{Usage, Watched},
+    server::OwnServer,
 };
 use fencepost::dev::{self, Ready};
 
@@ -40,8 +45,6 @@ const NEIGHBOUR_JOBS: usize = 100_000;
 const SCHEDULES: u32 = 10_000;
 /// How long the idle server is observed; the polls themselves wait for thirty seconds.
 const IDLE_TIME: Duration = Duration::from_secs(15);
-const START_TIMEOUT: Duration = Duration::from_secs(60);
-const LOOK_PERIOD: Duration = Duration::from_millis(20);
 
 #[derive(Debug, Parser)]
 #[command(
@@ -90,6 +93,14 @@ struct BenchArgs {
     #[arg(long, conflicts_with_all = ["only", "url", "noisy_neighbour", "operator", "nodes", "backlog"])]
     held_snapshot: bool,
 
+    /// Instead: what one tenant notices of each attack by another
+    #[arg(long, conflicts_with_all = ["data_dir", "url"])]
+    isolation: bool,
+
+    /// One of these attacks, until this process is killed: for --isolation
+    #[arg(long, hide = true, requires = "data_dir", requires = "api_key")]
+    attack: Option<Attack>,
+
     /// Approximate payload bytes of each job
     #[arg(long, default_value_t = SMALL_PAYLOAD_BYTES as u64, value_name = "N", value_parser = clap::value_parser!(u64).range(SMALL_PAYLOAD_BYTES as u64..=250_000))]
     payload_bytes: u64,
@@ -137,15 +148,15 @@ async fn main() -> ExitCode {
     }
 }
 
-/// The server's binary, which is built beside this one.
-fn server_binary() -> anyhow::Result<PathBuf> {
-    let path = std::env::current_exe()?.with_file_name("fencepost");
-    ensure!(path.exists(), "{} is missing: build it first, as `make bench` does", path.display());
-    Ok(path)
-}
-
 /// Measures and prints.
 async fn run(args: BenchArgs) -> anyhow::Result<()> {
+    if args.isolation {
+        return isolation::run(args.only.as_deref(), Duration::from_secs(args.seconds)).await;
+    }
+    if let (Some(attack), Some(api_key)) = (args.attack, args.api_key.clone()) {
+        let attacker = Attacker::of(&Ready::of_running(args.data_dir)?, api_key)?;
+        return attacker.run(attack).await;
+    }
     let own = match (&args.url, &args.data_dir) {
         (None, None) => Some(OwnServer::start()?),
         _ => None,
@@ -444,57 +455,4 @@ fn table(measures: &[Measure]) -> String {
         );
     }
     text
-}
-
-/// A `fencepost dev` of our own, in a temporary folder.
-struct OwnServer {
-    child: Child,
-    dir: PathBuf,
-}
-
-impl OwnServer {
-    fn start() -> anyhow::Result<Self> {
-        let dir = PathBuf::from(format!("/var/tmp/fencepost-bench-{}", std::process::id()));
-        let ready_file = dir.join("ready.json");
-        std::fs::create_dir_all(&dir)?;
-        let child = Command::new(server_binary()?)
-            .args([
-                "dev",
-                "--listen",
-                "127.0.0.1:0",
-                "--metrics-listen",
-                "127.0.0.1:0",
-                "--log",
-                "warn",
-            ])
-            .arg("--data-dir")
-            .arg(&dir)
-            .arg("--ready-file")
-            .arg(&ready_file)
-            .stdout(Stdio::null())
-            .spawn()?;
-        let mut this = Self { child, dir };
-        this.wait_for(&ready_file)?;
-        Ok(this)
-    }
-
-    fn wait_for(&mut self, ready_file: &Path) -> anyhow::Result<()> {
-        let deadline = Instant::now() + START_TIMEOUT;
-        while !ready_file.exists() {
-            ensure!(self.child.try_wait()?.is_none(), "the server did not start");
-            ensure!(Instant::now() < deadline, "the server was not ready in time");
-            std::thread::sleep(LOOK_PERIOD);
-        }
-        Ok(())
-    }
-}
-
-impl Drop for OwnServer {
-    fn drop(&mut self) {
-        let _ = Command::new("sh")
-            .args(["-c", "kill -TERM \"$0\"", &self.child.id().to_string()])
-            .status();
-        let _ = self.child.wait();
-        let _ = std::fs::remove_dir_all(&self.dir);
-    }
 }

@@ -10,7 +10,8 @@ use anyhow::{Context, ensure};
 
 use super::{
     client::{SMALL_PAYLOAD_BYTES, Target},
-    load, server_binary,
+    load,
+    server::server_binary,
 };
 
 const START_TIMEOUT: Duration = Duration::from_secs(30);

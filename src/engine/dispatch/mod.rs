@@ -18,13 +18,13 @@ use tokio_util::sync::CancellationToken;
 use super::{Engine, workers};
 use crate::error::Error;
 
-pub(super) use self::{any_queue::QueueLists, delivery::Releasing};
 pub use self::{
     any_queue::MAX_QUEUES,
     delivery::LeasedDelivery,
     park::{Delivery, MAX_PARKED_POLLS},
     request::Poll,
 };
+pub(super) use self::{any_queue::QueueLists, delivery::Releasing};
 pub use crate::store::claims::LeasedJob;
 
 /// Waits for jobs and leases them; tells whether the worker should take more. No jobs is an

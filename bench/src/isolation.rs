@@ -1,0 +1,238 @@
+//! What one tenant notices of another that does its worst: a table with a row for each attack.
+
+use std::{
+    io::{BufRead, BufReader},
+    process::{Child, Command, Stdio},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, ensure};
+use clap::ValueEnum;
+use sqlx::{ConnectOptions, postgres::PgConnectOptions};
+use tokio::task::JoinSet;
+
+use super::{
+    attacks::Attack,
+    client::{self, Client, SMALL_PAYLOAD_BYTES, Target},
+    server::OwnServer,
+};
+use fencepost::dev::{self, Ready};
+
+/// Jobs that the victim enqueues per second, and half as many that are due a second later.
+const JOBS_PER_SECOND: u32 = 40;
+const DELAY_SECONDS: f64 = 1.0;
+/// The victim's workers, each with a poll that waits.
+const WORKERS: usize = 8;
+/// The wait of their polls, in seconds.
+const WAIT_SECONDS: u64 = 2;
+/// A request without an answer has failed after this time.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
+/// Time for polls to arrive before, and for jobs to be worked off after a measurement.
+const MARGIN: Duration = Duration::from_secs(2);
+/// How much lower the priority of the attacking process is: it must not take the CPU that the
+/// server needs.
+const NICENESS: &str = "10";
+/// The bound: twice the time when it is quiet, or this much more, whichever is larger.
+const MAX_MORE_MS: f64 = 25.0;
+
+/// The kinds of requests that are timed.
+const KINDS: [&str; 5] = ["pickup", "due", "ack", "enqueue", "heartbeat"];
+
+/// Times in milliseconds, by kind.
+#[derive(Debug, Default)]
+struct Times {
+    of_kind: [Vec<f64>; KINDS.len()],
+    failed: u64,
+}
+
+#[derive(Debug, Clone)]
+struct Watch {
+    times: Arc<Mutex<Times>>,
+    epoch: Instant,
+}
+
+impl Watch {
+    fn note(&self, kind: usize, since_ms: f64) {
+        let took = self.now_ms() - since_ms;
+        self.times.lock().unwrap_or_else(PoisonError::into_inner).of_kind[kind].push(took);
+    }
+
+    fn fail(&self) {
+        self.times.lock().unwrap_or_else(PoisonError::into_inner).failed += 1;
+    }
+
+    fn now_ms(&self) -> f64 {
+        self.epoch.elapsed().as_secs_f64() * 1e3
+    }
+
+    /// Times a request. After a failure the connection is a new one.
+    async fn request(
+        &self,
+        client: &mut Client,
+        target: &Target,
+        (kind, path, body): (usize, &str, String),
+    ) -> anyhow::Result<()> {
+        let since = self.now_ms();
+        let answer = tokio::time::timeout(REQUEST_TIMEOUT, client.post(path, body)).await;
+        if matches!(answer, Ok(Ok(_))) {
+            self.note(kind, since);
+        } else {
+            self.fail();
+            *client = Client::connect(target).await?;
+        }
+        Ok(())
+    }
+}
+
+/// 99 of 100 requests are faster, by kind; and how many failed.
+#[derive(Debug, Clone, Copy)]
+struct P99 {
+    ms: [f64; KINDS.len()],
+    failed: u64,
+}
+
+/// Works as a small tenant does for `time`: jobs at a low rate, each picked up, renewed and acked.
+async fn work(target: &Target, queue: &str, time: Duration) -> anyhow::Result<P99> {
+    let watch = Watch { times: Arc::default(), epoch: Instant::now() };
+    let stop = Arc::new(AtomicBool::new(false));
+    let mut workers = JoinSet::new();
+    for number in 0..WORKERS {
+        let (watch, stop) = (watch.clone(), Arc::clone(&stop));
+        let (target, queue) = (target.clone(), queue.to_owned());
+        workers.spawn(async move {
+            let mut client = Client::connect(&target).await?;
+            while !stop.load(Ordering::Relaxed) {
+                let Ok(jobs) = client.poll(&queue, number, 1, WAIT_SECONDS).await else {
+                    watch.fail();
+                    client = Client::connect(&target).await?;
+                    continue;
+                };
+                for job in jobs {
+                    let kind = usize::from(job["job_type"] == "due");
+                    watch.note(kind, job["payload"]["ready_ms"].as_f64().context("a time")?);
+                    let ack = client::ack(&job, number);
+                    let beat = ack.replace(r#","status":"succeeded""#, "");
+                    let beat = (4, "/v1/workers/heartbeat", beat);
+                    watch.request(&mut client, &target, beat).await?;
+                    watch.request(&mut client, &target, (2, "/v1/workers/ack", ack)).await?;
+                }
+            }
+            anyhow::Ok(())
+        });
+    }
+    tokio::time::sleep(MARGIN).await;
+    let mut sender = Client::connect(target).await?;
+    let mut ticks = tokio::time::interval(Duration::from_secs(1) / JOBS_PER_SECOND);
+    let started = Instant::now();
+    for number in 0_u64.. {
+        if started.elapsed() >= time {
+            break;
+        }
+        ticks.tick().await;
+        let (kind, delay) = if number % 3 == 2 { ("due", DELAY_SECONDS) } else { ("now", 0.0) };
+        let ready_ms = watch.now_ms() + delay * 1e3;
+        let body = format!(
+            r#"{{"job_type":"{kind}","queue":"{queue}","delay_seconds":{delay},"payload":{{"ready_ms":{ready_ms}}}}}"#
+        );
+        watch.request(&mut sender, target, (3, "/v1/jobs", body)).await?;
+    }
+    tokio::time::sleep(MARGIN).await;
+    stop.store(true, Ordering::Relaxed);
+    while let Some(ended) = workers.join_next().await {
+        ended??;
+    }
+    let times = std::mem::take(&mut *watch.times.lock().unwrap_or_else(PoisonError::into_inner));
+    let p99 = times.of_kind.map(|mut it| {
+        it.sort_by(f64::total_cmp);
+        it.get(it.len() * 99 / 100).copied().unwrap_or(f64::NAN)
+    });
+    Ok(P99 { ms: p99, failed: times.failed })
+}
+
+/// An attack in a process of its own, which ends when this is dropped.
+struct Attacking(Child);
+
+impl Attacking {
+    /// Returns when the attack has begun.
+    fn begin(server: &OwnServer, attack: Attack, api_key: &str) -> anyhow::Result<Self> {
+        let name = attack.to_possible_value().context("a name")?;
+        let mut child = Command::new("nice")
+            .args(["-n", NICENESS])
+            .arg(std::env::current_exe()?)
+            .args(["--attack", name.get_name(), "--data-dir"])
+            .arg(&server.dir)
+            .env("FENCEPOST_KEY", api_key)
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let stdout = child.stdout.take().context("its output")?;
+        let this = Self(child);
+        let mut line = String::new();
+        BufReader::new(stdout).read_line(&mut line)?;
+        ensure!(line.trim() == super::attacks::HAS_BEGUN, "the attack did not begin");
+        Ok(this)
+    }
+}
+
+impl Drop for Attacking {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Measures all attacks, or those whose name contains `only`, each on a server of its own: by
+/// another tenant, and by the same one for comparison.
+///
+/// # Errors
+/// When a server does not start, or does not answer at all.
+pub async fn run(only: Option<&str>, time: Duration) -> anyhow::Result<()> {
+    println!("p99 in ms: quiet → under attack; {}", std::env::consts::ARCH);
+    print!("| attack | by |");
+    KINDS.iter().for_each(|it| print!(" {it} |"));
+    println!(" failed | bound | load |\n|---|---|{}---|---|---|", "---|".repeat(KINDS.len()));
+    let name = |it: &Attack| it.to_possible_value().map(|it| it.get_name().to_owned());
+    for attack in Attack::value_variants() {
+        let name = name(attack).unwrap_or_default();
+        if only.is_some_and(|it| !name.contains(it)) {
+            continue;
+        }
+        for by_another in [true, false] {
+            let (quiet, beside, load) = measure(*attack, by_another, time).await?;
+            print!("| {name} | {} |", if by_another { "another" } else { "itself" });
+            let mut is_within = beside.failed == 0;
+            for (quiet, beside) in quiet.ms.iter().zip(beside.ms) {
+                print!(" {quiet:.0} → {beside:.0} |");
+                is_within &= beside <= (2.0 * quiet).max(quiet + MAX_MORE_MS);
+            }
+            let bound = if is_within { "held" } else { "missed" };
+            println!(" {} | {bound} | {load} |", beside.failed);
+        }
+    }
+    Ok(())
+}
+
+async fn measure(
+    attack: Attack,
+    by_another: bool,
+    time: Duration,
+) -> anyhow::Result<(P99, P99, String)> {
+    let server = OwnServer::start()?;
+    let ready = Ready::of_running(Some(server.dir.clone()))?;
+    let options: PgConnectOptions = ready.database_url.parse()?;
+    let (_, another) =
+        dev::make_project(&mut options.connect().await?, "attacker", "attacker").await?;
+    let authority = ready.url.strip_prefix("http://").context("a URL")?.to_owned();
+    let api_key = ready.api_key;
+    let victim = Target { authority, api_key: api_key.clone(), payload_bytes: SMALL_PAYLOAD_BYTES };
+    let quiet = work(&victim, "quiet", time).await?;
+    let attacker = if by_another { &another } else { &api_key };
+    let attacking = Attacking::begin(&server, attack, attacker)?;
+    let beside = work(&victim, "beside", time).await?;
+    let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    drop(attacking);
+    Ok((quiet, beside, load.split(' ').next().unwrap_or_default().to_owned()))
+}

@@ -1,0 +1,72 @@
+//! A server of our own.
+
+use std::{
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use anyhow::ensure;
+
+const START_TIMEOUT: Duration = Duration::from_secs(60);
+const LOOK_PERIOD: Duration = Duration::from_millis(20);
+
+/// The server's binary, which is built beside this one.
+pub fn server_binary() -> anyhow::Result<PathBuf> {
+    let path = std::env::current_exe()?.with_file_name("fencepost");
+    ensure!(path.exists(), "{} is missing: build it first, as `make bench` does", path.display());
+    Ok(path)
+}
+
+/// A `fencepost dev` of our own, in a temporary folder.
+pub struct OwnServer {
+    child: Child,
+    pub dir: PathBuf,
+}
+
+impl OwnServer {
+    pub fn start() -> anyhow::Result<Self> {
+        let dir = PathBuf::from(format!("/var/tmp/fencepost-bench-{}", std::process::id()));
+        let ready_file = dir.join("ready.json");
+        std::fs::create_dir_all(&dir)?;
+        let child = Command::new(server_binary()?)
+            .args([
+                "dev",
+                "--listen",
+                "127.0.0.1:0",
+                "--metrics-listen",
+                "127.0.0.1:0",
+                "--log",
+                "warn",
+            ])
+            .arg("--data-dir")
+            .arg(&dir)
+            .arg("--ready-file")
+            .arg(&ready_file)
+            .stdout(Stdio::null())
+            .spawn()?;
+        let mut this = Self { child, dir };
+        this.wait_for(&ready_file)?;
+        Ok(this)
+    }
+
+    fn wait_for(&mut self, ready_file: &Path) -> anyhow::Result<()> {
+        let deadline = Instant::now() + START_TIMEOUT;
+        while !ready_file.exists() {
+            ensure!(self.child.try_wait()?.is_none(), "the server did not start");
+            ensure!(Instant::now() < deadline, "the server was not ready in time");
+            std::thread::sleep(LOOK_PERIOD);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for OwnServer {
+    fn drop(&mut self) {
+        let _ = Command::new("sh")
+            .args(["-c", "kill -TERM \"$0\"", &self.child.id().to_string()])
+            .status();
+        let _ = self.child.wait();
+        let _ = std::fs::remove_dir_all(&self.dir);
+    }
+}

@@ -220,6 +220,15 @@ create table orphaned_parents (
     primary key (project_id, job_id)
 );
 
+-- Retried jobs of large families, whose cancelled children are retried step by step.
+create table revived_parents (
+    project_id integer not null,
+    job_id uuid not null,
+    -- Children up to this id have had their turn.
+    after_id uuid not null default '00000000-0000-0000-0000-000000000000',
+    primary key (project_id, job_id)
+);
+
 -- Jobs with an `expires_at`, apart from `jobs` for the same reason.
 create table job_expiries (
     project_id integer not null,

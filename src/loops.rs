@@ -16,7 +16,9 @@ use crate::{
     engine::{
         Engine,
         jobs::wait,
-        maintenance::{self, PROBE_PERIOD, cascade, counts, gauges, promote, reap, retention},
+        maintenance::{
+            self, PROBE_PERIOD, cascade, counts, gauges, promote, reap, retention, revive,
+        },
         operations,
         schedules::fire,
         stats::flush,
@@ -88,7 +90,8 @@ pub fn start(app: &App, stopping: &CancellationToken, tracker: &TaskTracker) {
         Ok(Next::Sleep(PROBE_PERIOD))
     });
     loops.start("cascade", Some(BackgroundTask::Cascade), |engine| async move {
-        Ok(Next::continue_if(cascade::pass(&engine).await?, IDLE_PERIOD))
+        let (cancelled, revived) = (cascade::pass(&engine).await?, revive::pass(&engine).await?);
+        Ok(Next::continue_if(cancelled || revived, IDLE_PERIOD))
     });
     loops.start("expire", Some(BackgroundTask::Expire), |engine| async move {
         Ok(Next::continue_if(cascade::pass_expired(&engine).await?, IDLE_PERIOD))

@@ -1,6 +1,6 @@
 //! What a tenant may do to others, as bad as it can.
 
-use std::{sync::Arc, time::Duration};
+use std::{io::Write as _, sync::Arc, time::Duration};
 
 use anyhow::Context;
 use clap::ValueEnum;
@@ -142,7 +142,7 @@ impl Attacker {
                 clients.spawn(limited_enqueues(self.connect().await?));
             }
         }
-        println!("{HAS_BEGUN}");
+        std::io::stdout().write_all(format!("{HAS_BEGUN}\n").as_bytes())?;
         std::future::pending::<()>().await;
         drop((conn, clients));
         Ok(())

@@ -1,7 +1,7 @@
 //! What one tenant notices of another that does its worst: a table with a row for each attack.
 
 use std::{
-    io::{BufRead, BufReader},
+    io::{BufRead, BufReader, Write as _},
     process::{Child, Command, Stdio},
     sync::{
         Arc, Mutex, PoisonError,
@@ -22,6 +22,8 @@ use super::{
 };
 use fencepost::dev::{self, Ready};
 
+/// Its queue.
+const QUEUE: &str = "work";
 /// Jobs that the victim enqueues per second, and half as many that are due a second later.
 const JOBS_PER_SECOND: u32 = 40;
 const DELAY_SECONDS: f64 = 1.0;
@@ -190,29 +192,36 @@ impl Drop for Attacking {
 /// # Errors
 /// When a server does not start, or does not answer at all.
 pub async fn run(only: Option<&str>, time: Duration) -> anyhow::Result<()> {
-    println!("p99 in ms: quiet → under attack; {}", std::env::consts::ARCH);
-    print!("| attack | by |");
-    KINDS.iter().for_each(|it| print!(" {it} |"));
-    println!(" failed | bound | load |\n|---|---|{}---|---|---|", "---|".repeat(KINDS.len()));
-    let name = |it: &Attack| it.to_possible_value().map(|it| it.get_name().to_owned());
+    let kinds = KINDS.join(" | ");
+    let line = "---|".repeat(KINDS.len() + 5);
+    print(&format!("| attack | by | {kinds} | failed | bound | load |\n|{line}\n"))?;
     for attack in Attack::value_variants() {
-        let name = name(attack).unwrap_or_default();
+        let name = attack.to_possible_value().context("a name")?.get_name().to_owned();
         if only.is_some_and(|it| !name.contains(it)) {
             continue;
         }
         for by_another in [true, false] {
             let (quiet, beside, load) = measure(*attack, by_another, time).await?;
-            print!("| {name} | {} |", if by_another { "another" } else { "itself" });
-            let mut is_within = beside.failed == 0;
-            for (quiet, beside) in quiet.ms.iter().zip(beside.ms) {
-                print!(" {quiet:.0} → {beside:.0} |");
-                is_within &= beside <= (2.0 * quiet).max(quiet + MAX_MORE_MS);
-            }
-            let bound = if is_within { "held" } else { "missed" };
-            println!(" {} | {bound} | {load} |", beside.failed);
+            let pairs = || quiet.ms.into_iter().zip(beside.ms);
+            let times: String =
+                pairs().map(|it| format!(" {} → {} |", shown(it.0), shown(it.1))).collect();
+            let is_within = |quiet: f64, beside| beside <= (2.0 * quiet).max(quiet + MAX_MORE_MS);
+            let is_held = beside.failed == 0 && pairs().all(|it| is_within(it.0, it.1));
+            let by = if by_another { "another" } else { "itself" };
+            let (failed, bound) = (beside.failed, if is_held { "held" } else { "missed" });
+            print(&format!("| {name} | {by} |{times} {failed} | {bound} | {load} |\n"))?;
         }
     }
     Ok(())
+}
+
+/// Without a number: no such request was answered.
+fn shown(ms: f64) -> String {
+    if ms.is_nan() { "–".to_owned() } else { format!("{ms:.0}") }
+}
+
+fn print(text: &str) -> std::io::Result<()> {
+    std::io::stdout().write_all(text.as_bytes())
 }
 
 async fn measure(
@@ -228,10 +237,10 @@ async fn measure(
     let authority = ready.url.strip_prefix("http://").context("a URL")?.to_owned();
     let api_key = ready.api_key;
     let victim = Target { authority, api_key: api_key.clone(), payload_bytes: SMALL_PAYLOAD_BYTES };
-    let quiet = work(&victim, "quiet", time).await?;
+    let quiet = work(&victim, QUEUE, time).await?;
     let attacker = if by_another { &another } else { &api_key };
     let attacking = Attacking::begin(&server, attack, attacker)?;
-    let beside = work(&victim, "beside", time).await?;
+    let beside = work(&victim, QUEUE, time).await?;
     let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     drop(attacking);
     Ok((quiet, beside, load.split(' ').next().unwrap_or_default().to_owned()))

@@ -6,9 +6,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::ensure;
+use anyhow::{bail, ensure};
 
 const START_TIMEOUT: Duration = Duration::from_secs(60);
+/// What the server writes to stderr: attacks make it long.
+const LOG_FILE: &str = "server.log";
 const LOOK_PERIOD: Duration = Duration::from_millis(20);
 
 /// The server's binary, which is built beside this one.
@@ -44,6 +46,7 @@ impl OwnServer {
             .arg("--ready-file")
             .arg(&ready_file)
             .stdout(Stdio::null())
+            .stderr(std::fs::File::create(dir.join(LOG_FILE))?)
             .spawn()?;
         let mut this = Self { child, dir };
         this.wait_for(&ready_file)?;
@@ -53,7 +56,10 @@ impl OwnServer {
     fn wait_for(&mut self, ready_file: &Path) -> anyhow::Result<()> {
         let deadline = Instant::now() + START_TIMEOUT;
         while !ready_file.exists() {
-            ensure!(self.child.try_wait()?.is_none(), "the server did not start");
+            if self.child.try_wait()?.is_some() {
+                let log = std::fs::read_to_string(self.dir.join(LOG_FILE)).unwrap_or_default();
+                bail!("the server did not start: {log}");
+            }
             ensure!(Instant::now() < deadline, "the server was not ready in time");
             std::thread::sleep(LOOK_PERIOD);
         }

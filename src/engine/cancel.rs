@@ -5,10 +5,12 @@ use sqlx::PgConnection;
 
 use super::{Engine, notify::job_event};
 use crate::{
+    domain::history,
     ids::{JobId, JobKey},
     store::{
         cascade,
         control::{self, CancelledJob},
+        events::{self, NewEvent},
     },
     telemetry,
     wakeups::BackgroundTask,
@@ -27,6 +29,41 @@ pub(super) async fn cancel_waiting(
         cascade::mark_orphaned(tx, &parents).await?;
     }
     Ok(gone)
+}
+
+/// Jobs that one request cancels.
+#[derive(Debug, Default)]
+pub(super) struct Cancelled {
+    pub gone: Vec<CancelledJob>,
+    /// Running ones, whose workers are asked to stop.
+    pub asked: Vec<JobKey>,
+}
+
+impl Cancelled {
+    /// Call it after the commit.
+    pub fn publish(&self, engine: &Engine) {
+        publish_cancelled(engine, &self.gone, history::CANCELLED);
+        let asked = || self.asked.iter().map(|it| job_event(*it, history::CANCEL_REQUESTED));
+        engine.notifier.feed.tell(|| asked().collect());
+    }
+}
+
+/// Cancels jobs of one project: those that wait at once, the others by asking their workers. Those
+/// that have ended stay as they are.
+pub(super) async fn cancel_all(
+    tx: &mut PgConnection,
+    jobs: &[JobKey],
+    payload: Option<String>,
+) -> sqlx::Result<Cancelled> {
+    let gone = cancel_waiting(tx, jobs, false, None).await?;
+    let asked = control::request_cancels(tx, jobs).await?;
+    let cancelled =
+        gone.iter().map(|it| NewEvent::new(it.key, history::CANCELLED, None, payload.clone()));
+    let asked_for = asked.iter().map(|(key, attempt)| {
+        NewEvent::new(*key, history::CANCEL_REQUESTED, Some(*attempt), payload.clone())
+    });
+    events::insert(tx, &cancelled.chain(asked_for).collect::<Vec<_>>()).await?;
+    Ok(Cancelled { gone, asked: asked.into_iter().map(|it| it.0).collect() })
 }
 
 /// Counts and publishes cancelled jobs. Call it after the commit.

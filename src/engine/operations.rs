@@ -10,9 +10,8 @@ use uuid::Uuid;
 
 use super::{
     Engine,
-    cancel::{cancel_waiting, publish_cancelled},
+    cancel::{Cancelled, cancel_all, cancel_waiting},
     jobs::{control, dead_letters},
-    notify::job_event,
 };
 use crate::{
     domain::{
@@ -24,7 +23,6 @@ use crate::{
     ids::{JobId, JobKey, OperationId, ProjectId},
     store::{
         self, TimePosition,
-        control::CancelledJob,
         events::{self, NewEvent},
         jobs,
         operations::{self, DueOperation, MAX_EXAMINED_JOBS, Progress},
@@ -159,19 +157,16 @@ impl Work {
 #[derive(Default)]
 struct Stepped {
     done: u64,
-    cancelled: Vec<CancelledJob>,
+    cancelled: Cancelled,
     requeued: Vec<(JobKey, Vec<WaitingJob>)>,
-    asked: Vec<JobKey>,
 }
 
 fn tell(engine: &Engine, stepped: &Stepped) {
     counter!(telemetry::OPERATION_JOBS).increment(stepped.done);
-    publish_cancelled(engine, &stepped.cancelled, history::CANCELLED);
+    stepped.cancelled.publish(engine);
     for (key, requeued) in &stepped.requeued {
         control::publish_retried(engine, *key, requeued);
     }
-    let asked = || stepped.asked.iter().map(|it| job_event(*it, history::CANCEL_REQUESTED));
-    engine.notifier.feed.tell(|| asked().collect());
 }
 
 async fn step(tx: &mut PgConnection, due: &DueOperation, what: &Work) -> Result<Stepped, Error> {
@@ -221,7 +216,7 @@ async fn purge_queue(
     let is_full = found.jobs.len() as i64 == wanted;
     let last = if is_full { found.jobs.last().map(|it| it.0) } else { found.last };
     let done = gone.len() as i64;
-    stepped.cancelled = gone;
+    stepped.cancelled.gone = gone;
     let progress = Progress {
         done,
         skipped: keys.len() as i64 - done,
@@ -313,7 +308,13 @@ async fn step_jobs_listed(
     listed.created_before = Some(until);
     let found = jobs::walk(tx, *project_id, &listed, due.after_id.map(JobId), wanted).await?;
     let done = match kind {
-        Kind::JobsCancel => cancel_all(tx, due, &found.jobs, stepped).await?,
+        Kind::JobsCancel => {
+            let key = |id: &JobId| JobKey { project_id: *project_id, id: *id };
+            let keys: Vec<_> = found.jobs.iter().map(key).collect();
+            let payload = Some(format!(r#"{{"operation_id":"{}"}}"#, due.id));
+            stepped.cancelled = cancel_all(tx, &keys, payload).await?;
+            (stepped.cancelled.gone.len() + stepped.cancelled.asked.len()) as i64
+        }
         _ => requeue_all(tx, *project_id, (kind, &found.jobs), stepped).await?,
     };
     let is_full = found.jobs.len() as i64 == wanted;
@@ -325,28 +326,4 @@ async fn step_jobs_listed(
         pause_ms: None,
     };
     Ok((progress, !is_full && found.is_through))
-}
-
-/// Cancels waiting jobs, and asks the workers of running ones to stop. Returns for how many that
-/// was new.
-async fn cancel_all(
-    tx: &mut PgConnection,
-    due: &DueOperation,
-    ids: &[JobId],
-    stepped: &mut Stepped,
-) -> Result<i64, Error> {
-    let keys: Vec<_> =
-        ids.iter().map(|id| JobKey { project_id: due.project_id, id: *id }).collect();
-    let gone = cancel_waiting(tx, &keys, false, None).await?;
-    let asked = store::control::request_cancels(tx, &keys).await?;
-    let payload = Some(format!(r#"{{"operation_id":"{}"}}"#, due.id));
-    let cancelled =
-        gone.iter().map(|it| NewEvent::new(it.key, history::CANCELLED, None, payload.clone()));
-    let asked_for = asked.iter().map(|(key, attempt)| {
-        NewEvent::new(*key, history::CANCEL_REQUESTED, Some(*attempt), payload.clone())
-    });
-    events::insert(tx, &cancelled.chain(asked_for).collect::<Vec<_>>()).await?;
-    stepped.cancelled = gone;
-    stepped.asked = asked.into_iter().map(|it| it.0).collect();
-    Ok((stepped.cancelled.len() + stepped.asked.len()) as i64)
 }

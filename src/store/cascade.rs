@@ -40,6 +40,71 @@ pub async fn unmark_orphaned(
     Ok(done.rows_affected())
 }
 
+/// Marks those of these retried jobs that have cancelled children: they are to be retried, too.
+pub async fn mark_revived(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    parents: &[JobId],
+) -> sqlx::Result<()> {
+    sqlx::query!(
+        "
+        insert into revived_parents (project_id, job_id)
+        select $1, parent.id
+        from unnest($2::uuid[]) as parent(id)
+        where exists (
+            select from finished_jobs where project_id = $1 and cancelled_by = parent.id
+        )
+        on conflict (project_id, job_id) do update set after_id = excluded.after_id
+        ",
+        project_id.0,
+        &parents.iter().map(|it| it.0).collect::<Vec<_>>(),
+    )
+    .execute(conn)
+    .await?;
+    Ok(())
+}
+
+/// Locks the mark of a retried job, and says after which child to continue. None: another node has
+/// it, or it is done.
+pub async fn lock_revived(conn: &mut PgConnection, parent: JobKey) -> sqlx::Result<Option<JobId>> {
+    sqlx::query_scalar!(
+        r#"
+        select after_id "after_id: JobId"
+        from revived_parents
+        where project_id = $1 and job_id = $2
+        for update skip locked
+        "#,
+        parent.project_id.0,
+        parent.id.0,
+    )
+    .fetch_optional(conn)
+    .await
+}
+
+/// Remembers after which child to continue; none: all had their turn.
+pub async fn advance_revived(
+    conn: &mut PgConnection,
+    parent: JobKey,
+    after: Option<JobId>,
+) -> sqlx::Result<()> {
+    sqlx::query!(
+        "
+        with done as (
+            delete from revived_parents
+            where project_id = $1 and job_id = $2 and $3::uuid is null
+        )
+        update revived_parents set after_id = $3
+        where project_id = $1 and job_id = $2 and $3 is not null
+        ",
+        parent.project_id.0,
+        parent.id.0,
+        after.map(|it| it.0),
+    )
+    .execute(conn)
+    .await?;
+    Ok(())
+}
+
 /// Stores until when jobs may start.
 pub async fn insert_expiries(
     conn: &mut PgConnection,

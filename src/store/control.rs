@@ -331,7 +331,14 @@ pub async fn requeue_cancelled(
         WaitingJob,
         r#"
         with parted as materialized (
-            select ended.id, count(live.id)::int as unfinished,
+            select ended.id,
+                   -- A job without parents waits for the start of its workflow.
+                   greatest(count(live.id), case when exists (
+                       select
+                       from job_bodies body
+                       join workflows on workflows.project_id = $1 and workflows.id = body.workflow_id
+                       where body.project_id = $1 and body.job_id = ended.id and workflows.is_held
+                   ) then 1 else 0 end)::int as unfinished,
                    count(*) filter (
                        where live.state = 'dead_letter' or past.state = 'cancelled'
                            -- A parent that was deleted since.
@@ -393,21 +400,26 @@ pub async fn requeue_cancelled(
     .await
 }
 
-/// The jobs that were cancelled because one of these ended without success.
+/// Up to `limit` jobs after `after` that were cancelled because one of these ended without success.
 pub async fn cancelled_because_of(
     conn: &mut PgConnection,
     project_id: ProjectId,
     parents: &[JobId],
+    after: JobId,
+    limit: usize,
 ) -> sqlx::Result<Vec<JobId>> {
     sqlx::query_scalar!(
         r#"
         select id "id: JobId"
         from finished_jobs
-        where project_id = $1 and cancelled_by = any($2)
+        where project_id = $1 and cancelled_by = any($2) and id > $3
         order by id
+        limit $4
         "#,
         project_id.0,
         &parents.iter().map(|it| it.0).collect::<Vec<Uuid>>(),
+        after.0,
+        limit as i64,
     )
     .fetch_all(conn)
     .await

@@ -305,6 +305,26 @@ pub async fn find_with_orphans(conn: &mut PgConnection) -> sqlx::Result<Vec<JobK
     .await
 }
 
+/// Retried jobs whose cancelled children are to be retried, one of each project.
+pub async fn find_revived(conn: &mut PgConnection) -> sqlx::Result<Vec<JobKey>> {
+    sqlx::query_as!(
+        JobKey,
+        r#"
+        select distinct on (project_id) project_id "project_id: ProjectId", job_id "id: JobId"
+        from revived_parents
+        where not exists (
+            select from set_aside
+            where project_id = revived_parents.project_id and work = 'cascade'
+                and item = revived_parents.job_id::text and next_try_at > now()
+        )
+        order by project_id, job_id
+        limit 100
+        "#,
+    )
+    .fetch_all(conn)
+    .await
+}
+
 /// Workers that send heartbeats for all of their jobs and have been silent for
 /// [`WORKER_SILENCE_SECONDS`]; none right after a gap in which no node was running.
 pub async fn find_silent_workers(

@@ -1,5 +1,7 @@
 //! Parents, children, workflows.
 
+use std::time::Duration;
+
 use crate::harness::{TestProject, run};
 use serde_json::{Value, json};
 
@@ -297,5 +299,104 @@ fn workflows_are_listed_newest_first_with_how_far_they_are() {
         assert_eq!((&first["total_jobs"], &first["succeeded_jobs"]), (&json!(2), &json!(1)));
         t.get("/v1/workflows?limit=51").await.refuses("limit");
         t.get("/v1/workflows?cursor=junk").await.refuses("cursor");
+    });
+}
+
+/// Stores jobs that wait for others, each for one.
+async fn children_of(t: &TestProject, parents: &[String], more: Value) -> Vec<String> {
+    let mut ids = Vec::new();
+    for some in parents.chunks(500) {
+        let job = |parent: &String| {
+            let mut job = json!({"job_type": "child", "depends_on": [parent]});
+            let more = more.as_object().expect("an object").clone();
+            job.as_object_mut().expect("an object").extend(more);
+            job
+        };
+        let jobs: Vec<_> = some.iter().map(job).collect();
+        let stored = t.post("/v1/jobs/batch", json!({"jobs": jobs})).await.is(201);
+        let jobs = stored["jobs"].as_array().expect("jobs");
+        ids.extend(jobs.iter().map(|it| it["id"].as_str().expect("an id").to_owned()));
+    }
+    ids
+}
+
+#[test]
+fn a_large_family_is_retried_step_by_step() {
+    const CHILDREN: usize = 700;
+    run(async |t| {
+        let root = t.enqueue(json!({"max_attempts": 1})).await;
+        let children = children_of(t, &vec![root.clone(); CHILDREN], json!({})).await;
+        children_of(t, &children, json!({"queue": "grandchildren"})).await;
+        let taken = json!({"unique": {"key": "taken"}, "depends_on": [root]});
+        let taken = t.enqueue(taken).await;
+        let count = async |condition: &str| {
+            t.database.number(&format!("select count(*) from {condition}")).await as usize
+        };
+        let until = async |condition: &str, number: usize| {
+            while count(condition).await != number {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        };
+        let job = t.lease("w").await;
+        t.ack(&job, "w", "failed").await.is(200);
+        until("finished_jobs where state = 'cancelled'", 2 * CHILDREN + 1).await;
+        // One of them cannot come back: another job has its key now.
+        t.enqueue(json!({"unique": {"key": "taken"}, "queue": "other"})).await;
+        t.act(&format!("/v1/jobs/{root}/retry")).await.is(200);
+        until("jobs where state = 'scheduled'", 2 * CHILDREN).await;
+        until("revived_parents", 0).await;
+        assert_eq!(t.job(&taken).await["state"], "cancelled");
+        assert_eq!(count("job_events where type = 'fencepost.revived'").await, 2 * CHILDREN);
+        let job = t.lease("w").await;
+        assert_eq!(job["id"], json!(root));
+        t.ack(&job, "w", "succeeded").await.is(200);
+        assert_eq!(count("jobs where state = 'pending' and queue = 'default'").await, CHILDREN);
+    });
+}
+
+#[test]
+fn a_workflow_is_cancelled_wholly_or_not_at_all() {
+    run(async |t| {
+        let job = |key: &str| json!({"key": key, "job_type": key});
+        let graph = json!({"jobs": [job("a"), job("b"), job("c")]});
+        let workflow = t.post("/v1/workflows", graph).await.is(201);
+        let cancel = format!("/v1/workflows/{}/cancel", workflow["id"].as_str().expect("an id"));
+        t.database
+            .execute(
+                "create function refuse() returns trigger language plpgsql as $$
+                 begin raise 'refused' using errcode = '23514'; end $$;
+                 create trigger refuse before delete on jobs for each row
+                 when (old.job_type = 'b') execute function refuse()",
+            )
+            .await;
+        assert!(t.act(&cancel).await.status.is_server_error());
+        let waiting = "select count(*) from jobs where state = 'pending'";
+        assert_eq!(t.database.number(waiting).await, 3);
+        let cancelled = "select count(*) from workflows where cancelled_at is not null";
+        assert_eq!(t.database.number(cancelled).await, 0);
+        t.database.execute("drop trigger refuse on jobs").await;
+        t.act(&cancel).await;
+        assert_eq!(t.database.number(waiting).await, 0);
+        let cancelled = "select count(*) from finished_jobs where state = 'cancelled'";
+        assert_eq!(t.database.number(cancelled).await, 3);
+    });
+}
+
+#[test]
+fn a_retried_job_of_a_held_workflow_waits_for_its_start() {
+    run(async |t| {
+        let job = json!({"id": "a", "command": "true", "depends_on": [], "required_labels": []});
+        let graph = json!({"name": "held", "jobs": [job]});
+        let made = t.post("/workflow-graph/api/workflows", graph).await.is(201);
+        let listed = t.get("/v1/jobs").await.is(200);
+        let id = listed["jobs"][0]["id"].as_str().expect("an id").to_owned();
+        t.act(&format!("/v1/jobs/{id}/cancel")).await;
+        assert_eq!(t.job(&id).await["state"], "cancelled");
+        t.act(&format!("/v1/jobs/{id}/retry")).await.is(200);
+        assert_eq!(t.job(&id).await["state"], "scheduled");
+        let workflow = made["id"].as_str().expect("an id");
+        let run = t.act(&format!("/workflow-graph/api/workflows/{workflow}/run")).await;
+        assert_eq!(run.status, 202);
+        assert_eq!(t.job(&id).await["state"], "pending");
     });
 }

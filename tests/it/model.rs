@@ -80,11 +80,12 @@ impl Run {
     }
 
     fn any_job(&mut self) -> Option<usize> {
-        (!self.jobs.is_empty()).then(|| self.dice.random_range(0..self.jobs.len()))
+        let there: Vec<_> = (0..self.jobs.len()).filter(|it| !self.jobs[*it].is_gone).collect();
+        there.choose(&mut self.dice).copied()
     }
 
     async fn step(&mut self) -> Checked {
-        match self.dice.random_range(0..30) {
+        match self.dice.random_range(0..34) {
             0..=3 => self.enqueue().await?,
             4..=9 => self.claim().await?,
             10..=15 => self.ack().await?,
@@ -97,6 +98,8 @@ impl Run {
             }
             26 => self.purge().await?,
             27 => self.redrive().await?,
+            28..=29 => self.delete().await?,
+            30..=31 => self.prune().await?,
             _ => self.lose_worker().await?,
         }
         while cascade::pass(&self.engine).await.map_err(|it| it.to_string())? {}
@@ -108,7 +111,13 @@ impl Run {
         let conn = &mut self.conn;
         for (number, model) in self.jobs.iter().enumerate() {
             let found = store::jobs::find(conn, self.project_id, model.id).await;
-            let found = found.expect("it runs").ok_or(format!("job {number} is lost"))?;
+            let found = found.expect("it runs");
+            if model.is_gone {
+                let is_there = found.is_some().then_some(format!("job {number} is still there"));
+                is_there.map_or(Ok(()), Err)?;
+                continue;
+            }
+            let found = found.ok_or(format!("job {number} is lost"))?;
             let seen = (found.state, found.attempt, found.failures);
             let expected = (model.state, model.attempt, model.failures);
             if seen != expected {
@@ -118,7 +127,8 @@ impl Run {
         let rows = store::counts::queues(conn, self.project_id, &["default".into()]).await;
         let seen = &rows.expect("it runs")[0];
         let many = |states: &[StoredState]| {
-            self.jobs.iter().filter(|it| states.contains(&it.state)).count() as i64
+            let there = self.jobs.iter().filter(|it| !it.is_gone);
+            there.filter(|it| states.contains(&it.state)).count() as i64
         };
         let waiting = [StoredState::Pending, StoredState::Backoff];
         let counts = [
@@ -139,12 +149,13 @@ impl Run {
     }
 
     async fn enqueue(&mut self) -> Checked {
-        if self.jobs.len() == MAX_JOBS {
+        if self.jobs.iter().filter(|it| !it.is_gone).count() == MAX_JOBS {
             return Ok(());
         }
         let mut parents = Vec::new();
         for number in 0..self.jobs.len() {
-            if self.dice.random_bool(0.2) && !is_bad(self.jobs[number].state) {
+            let Model { state, is_gone, .. } = self.jobs[number];
+            if self.dice.random_bool(0.2) && !is_bad(state) && !is_gone {
                 parents.push(number);
             }
         }
@@ -189,6 +200,7 @@ impl Run {
             running: None,
             recorded: Vec::new(),
             activated: None,
+            is_gone: false,
         });
         Ok(())
     }

@@ -183,6 +183,7 @@ fn every_statement_on_a_tenants_table_names_the_project() {
         "recurring_schedules",
         "idempotency_keys",
         "orphaned_parents",
+        "revived_parents",
         "job_expiries",
         "queue_counts",
         "queue_deltas",

@@ -2,6 +2,7 @@
 
 use chrono::{DateTime, TimeDelta, Utc};
 use sqlx::{Acquire, PgConnection};
+use uuid::Uuid;
 
 use crate::{
     domain::{
@@ -20,10 +21,13 @@ use crate::{
         events::{self, NewEvent},
         settle_success::WaitingJob,
     },
+    wakeups::BackgroundTask,
 };
 
 pub use crate::store::control::Change;
 
+/// Descendants that are retried in one transaction, with their ancestor.
+pub const MAX_RETRIED_AT_ONCE: usize = 500;
 /// Tries to lock a job that is moving from one table to the other.
 const MAX_LOCK_TRIES: u32 = 3;
 
@@ -171,7 +175,7 @@ pub(in crate::engine) async fn retry_in(
     let jobs = if was_dead_letter {
         requeue_dead_letter(tx, key).await?
     } else {
-        let requeued = requeue(tx, key.project_id, &[key.id]).await?;
+        let requeued = requeue(tx, key.project_id, &[key.id]).await.map_err(conflict)?;
         requeue_with_descendants(tx, key, requeued).await?
     };
     Ok(RetriedJobs { jobs, was_dead_letter })
@@ -201,6 +205,8 @@ async fn requeue_with_descendants(
 /// Notifies about a retried job and its descendants. Call it after the commit.
 pub(in crate::engine) fn publish_retried(engine: &Engine, key: JobKey, requeued: &[WaitingJob]) {
     engine.notifier.waiting(requeued.iter());
+    // A large family follows.
+    engine.notifier.wake.ask(BackgroundTask::Cascade);
     engine.notifier.feed.tell(|| {
         let others = requeued.iter().filter(|it| it.key() != key);
         let others = others.map(|it| job_event(it.key(), history::REVIVED));
@@ -209,28 +215,51 @@ pub(in crate::engine) fn publish_retried(engine: &Engine, key: JobKey, requeued:
 }
 
 /// Retries descendants level by level. A job stays cancelled if another of its parents failed or
-/// was cancelled.
+/// was cancelled. A family that is larger than [`MAX_RETRIED_AT_ONCE`] follows step by step in the
+/// background.
 async fn requeue_descendants(
     tx: &mut PgConnection,
     root: JobKey,
 ) -> Result<Vec<WaitingJob>, Error> {
     let project_id = root.project_id;
     let (mut back, mut all) = (vec![root.id], Vec::new());
-    loop {
-        let cancelled = control::cancelled_because_of(tx, project_id, &back).await?;
-        let requeued = requeue(tx, project_id, &cancelled).await?;
-        if requeued.is_empty() {
-            control::blame_another(tx, project_id, &cancelled).await?;
-            return Ok(all);
+    while !back.is_empty() {
+        let room = MAX_RETRIED_AT_ONCE - all.len();
+        let first = JobId(Uuid::nil());
+        let cancelled =
+            control::cancelled_because_of(tx, project_id, &back, first, room + 1).await?;
+        if cancelled.len() > room {
+            cascade::mark_revived(tx, project_id, &back).await?;
+            break;
         }
-        let noted: Vec<_> = requeued
-            .iter()
-            .map(|it| NewEvent::new(it.key(), history::REVIVED, None, None))
-            .collect();
-        events::insert(tx, &noted).await?;
-        back.extend(requeued.iter().map(|it| it.id));
+        let requeued = requeue_children(tx, project_id, &cancelled).await.map_err(conflict)?;
+        back = requeued.iter().map(|it| it.id).collect();
         all.extend(requeued);
     }
+    Ok(all)
+}
+
+/// Retries cancelled jobs whose parents permit it. The others are cancelled because of another
+/// parent from now on, and are found when that one is retried.
+pub(in crate::engine) async fn requeue_children(
+    tx: &mut PgConnection,
+    project_id: ProjectId,
+    children: &[JobId],
+) -> sqlx::Result<Vec<WaitingJob>> {
+    let (mut left, mut all) = (children.to_vec(), Vec::new());
+    while !left.is_empty() {
+        let requeued = requeue(tx, project_id, &left).await?;
+        if requeued.is_empty() {
+            control::blame_another(tx, project_id, &left).await?;
+            break;
+        }
+        // Those that are left may have waited for one of these.
+        left.retain(|id| requeued.iter().all(|it| it.id != *id));
+        all.extend(requeued);
+    }
+    let revived = |it: &WaitingJob| NewEvent::new(it.key(), history::REVIVED, None, None);
+    events::insert(tx, &all.iter().map(revived).collect::<Vec<_>>()).await?;
+    Ok(all)
 }
 
 /// Two statements: the second sees the final state of the parents that the first has locked.
@@ -238,9 +267,9 @@ async fn requeue(
     tx: &mut PgConnection,
     project_id: ProjectId,
     jobs: &[JobId],
-) -> Result<Vec<WaitingJob>, Error> {
+) -> sqlx::Result<Vec<WaitingJob>> {
     control::lock_parents_of(tx, project_id, jobs).await?;
-    let requeued = control::requeue_cancelled(tx, project_id, jobs).await.map_err(conflict)?;
+    let requeued = control::requeue_cancelled(tx, project_id, jobs).await?;
     let back: Vec<_> = requeued.iter().map(|it| it.id).collect();
     // Jobs that stay cancelled keep their mark: their children must follow.
     cascade::unmark_orphaned(tx, project_id, &back).await?;

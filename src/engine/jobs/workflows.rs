@@ -2,7 +2,6 @@
 
 use sqlx::Acquire;
 
-use super::control;
 use crate::{
     domain::{
         backoff::RetryPolicy,
@@ -12,7 +11,7 @@ use crate::{
         workflow::{self, WorkflowState},
     },
     engine::{
-        Engine,
+        Engine, cancel,
         enqueue::{
             self, Extras, NewJob, Start,
             dependencies::{Edge, OnConflict, TiedJob},
@@ -245,7 +244,8 @@ fn anew(project_id: ProjectId, row: &JobRow) -> TiedJob {
     TiedJob::new(job, OnConflict::Reject)
 }
 
-/// Cancels every job of a workflow that has not ended.
+/// Cancels every job of a workflow that has not ended, in one transaction: it has at most
+/// [`MAX_WORKFLOW_JOBS`](crate::domain::limits::MAX_WORKFLOW_JOBS).
 ///
 /// # Errors
 /// [`Error::WorkflowNotFound`].
@@ -254,15 +254,14 @@ pub async fn cancel(engine: &Engine, project_id: ProjectId, id: WorkflowId) -> R
     let live = |it: &&WorkflowJobRow| {
         it.state.is_some_and(|it| it.is_waiting() || it == StoredState::Processing)
     };
+    let mut keys: Vec<_> =
+        jobs.iter().filter(live).map(|it| JobKey { project_id, id: it.id }).collect();
+    keys.sort_by_key(|it| it.id);
     let mut conn = engine.pools.read_for(project_id).await?;
-    workflows::cancel_workflow(&mut conn, project_id, id).await?;
-    drop(conn);
-    for job in jobs.iter().filter(live) {
-        match control::cancel(engine, JobKey { project_id, id: job.id }).await {
-            // It ended meanwhile.
-            Ok(()) | Err(Error::InvalidState(_) | Error::JobNotFound) => (),
-            Err(error) => return Err(error),
-        }
-    }
+    let mut tx = conn.begin().await?;
+    workflows::cancel_workflow(&mut tx, project_id, id).await?;
+    let cancelled = cancel::cancel_all(&mut tx, &keys, None).await?;
+    tx.commit().await?;
+    cancelled.publish(engine);
     Ok(())
 }

@@ -7,6 +7,7 @@ pub mod gauges;
 pub mod promote;
 pub mod reap;
 pub mod retention;
+pub mod revive;
 
 use std::{sync::atomic::Ordering, time::Duration};
 
@@ -34,7 +35,7 @@ pub async fn probe(engine: &Engine) -> sqlx::Result<()> {
     let is_tick_near =
         seen.next_tick_ms.is_some_and(|it| it <= PROBE_PERIOD.as_secs_f64() * 1_000.0);
     let chores = [
-        (seen.has_orphans, BackgroundTask::Cascade),
+        (seen.has_orphans || seen.has_revived, BackgroundTask::Cascade),
         (seen.has_outdated, BackgroundTask::Expire),
         (seen.has_deltas, BackgroundTask::MergeCounts),
         (seen.has_operations, BackgroundTask::Operations),

@@ -8,6 +8,8 @@ use crate::ids::ProjectId;
 #[derive(Debug, Clone, PartialEq)]
 pub struct ProbeResult {
     pub has_orphans: bool,
+    /// Families are being retried.
+    pub has_revived: bool,
     /// Waiting jobs are past their `expires_at`.
     pub has_outdated: bool,
     /// Deltas of queue counts are not merged yet.
@@ -31,6 +33,7 @@ pub async fn probe(conn: &mut PgConnection, within_ms: i64) -> sqlx::Result<Prob
     let row = sqlx::query!(
         r#"
         select exists (select from orphaned_parents) "has_orphans!",
+               exists (select from revived_parents) "has_revived!",
                exists (select from job_expiries where expires_at <= now()) "has_outdated!",
                exists (select from unmerged_deltas) "has_deltas!",
                exists (select from operations where next_step_at <= now()) "has_operations!",
@@ -66,6 +69,7 @@ pub async fn probe(conn: &mut PgConnection, within_ms: i64) -> sqlx::Result<Prob
     let projects = row.projects.unwrap_or_default().into_iter().map(ProjectId);
     Ok(ProbeResult {
         has_orphans: row.has_orphans,
+        has_revived: row.has_revived,
         has_outdated: row.has_outdated,
         has_deltas: row.has_deltas,
         has_operations: row.has_operations,

@@ -24,6 +24,7 @@ pub const TENANT_TABLES: &[&str] = &[
     "job_log_totals",
     "job_expiries",
     "orphaned_parents",
+    "revived_parents",
     "dead_letters",
     "dead_letter_groups",
     "schedule_fires",

@@ -1,4 +1,5 @@
-//! What operators do: cancel, retry, purge a queue, bring all dead letters back.
+//! What operators do: cancel, retry, purge a queue, bring all dead letters back, delete; and what
+//! the retention deletes.
 
 use fencepost::{
     domain::{
@@ -6,7 +7,8 @@ use fencepost::{
         operation::{Filter, Kind, Which},
     },
     engine::{
-        jobs::control,
+        jobs::{control, dead_letters},
+        maintenance::{counts, retention},
         operations::{self, NewOperation},
     },
     error::Error,
@@ -14,7 +16,10 @@ use fencepost::{
     store,
 };
 
-use super::{Checked, Plant, Run, machine::is_bad};
+use super::{
+    Checked, Plant, Run,
+    machine::{Model, is_bad},
+};
 
 impl Run {
     pub async fn cancel(&mut self) -> Checked {
@@ -60,8 +65,9 @@ impl Run {
         while let Some(parent) = back.pop() {
             for child in 0..self.jobs.len() {
                 let model = &self.jobs[child];
-                let is_cancelled_by_parent =
-                    model.state == StoredState::Cancelled && model.parents.contains(&parent);
+                let is_cancelled_by_parent = model.state == StoredState::Cancelled
+                    && !model.is_gone
+                    && model.parents.contains(&parent);
                 let parents = &model.parents;
                 let may_come = !parents.iter().any(|it| is_bad(self.jobs[*it].state));
                 if is_cancelled_by_parent && may_come && self.is_live(child).await {
@@ -100,10 +106,45 @@ impl Run {
     pub async fn redrive(&mut self) -> Checked {
         self.operate(Kind::DeadLettersRetry).await?;
         for job in 0..self.jobs.len() {
-            if self.jobs[job].state == StoredState::DeadLetter {
+            let Model { state, is_gone, .. } = self.jobs[job];
+            if state == StoredState::DeadLetter && !is_gone {
                 self.requeue(job);
                 self.requeue_descendants(job).await;
             }
+        }
+        Ok(())
+    }
+
+    /// Deletes a dead letter. Its children stay cancelled, whatever becomes of their other parents.
+    pub async fn delete(&mut self) -> Checked {
+        let Some(job) = self.any_job() else { return Ok(()) };
+        let answer = dead_letters::delete(&self.engine, self.key(job)).await;
+        match (self.jobs[job].state, answer) {
+            (StoredState::DeadLetter, Ok(())) => self.jobs[job].is_gone = true,
+            (state, Err(Error::InvalidState(_))) if state != StoredState::DeadLetter => (),
+            (state, answer) => return Err(format!("delete of job {job}, {state:?}: {answer:?}")),
+        }
+        Ok(())
+    }
+
+    /// Lets the retention of all finished jobs pass. Those with a live child stay.
+    pub async fn prune(&mut self) -> Checked {
+        let project = self.project_id.0;
+        self.sql(format!(
+            "update finished_jobs set completed_at = now() - interval '1 year'
+             where project_id = {project}"
+        ))
+        .await;
+        // The retention looks for the queues that are counted.
+        counts::pass(&self.engine).await.map_err(|it| it.to_string())?;
+        while retention::pass(&self.engine).await.map_err(|it| it.to_string())? {}
+        let has_ended = |it: &Model| it.state == StoredState::Succeeded || is_bad(it.state);
+        for job in 0..self.jobs.len() {
+            let mut children = self.jobs.iter().filter(|it| it.parents.contains(&job));
+            let has_live_child = children.any(|it| !has_ended(it));
+            let Model { state, is_gone, .. } = &mut self.jobs[job];
+            let is_finished = matches!(state, StoredState::Succeeded | StoredState::Cancelled);
+            *is_gone |= is_finished && !has_live_child;
         }
         Ok(())
     }

@@ -27,6 +27,8 @@ pub struct Model {
     pub recorded: Vec<(Fence, AttemptOutcome, bool)>,
     /// What became of its children when it ended well.
     pub activated: Option<i32>,
+    /// Whether it was deleted or pruned. Its state stays: children of it depend on that.
+    pub is_gone: bool,
 }
 
 /// What an ack is answered with, in the model's words.

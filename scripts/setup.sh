@@ -43,6 +43,7 @@ command -v curl >/dev/null 2>&1 || missing="$missing curl"
 command -v python3 >/dev/null 2>&1 || missing="$missing python3"
 if [ "${1:-}" = test ]; then
     command -v go >/dev/null 2>&1 || missing="$missing golang-go"
+    command -v openssl >/dev/null 2>&1 || missing="$missing openssl"
     command -v jq >/dev/null 2>&1 || missing="$missing jq"
     command -v npm >/dev/null 2>&1 || missing="$missing nodejs npm"
     python3 -m pip --version >/dev/null 2>&1 || missing="$missing python3-pip"

@@ -83,9 +83,24 @@ fn secret(
 }
 
 /// Where Redis is.
+#[derive(Debug, Clone)]
+pub struct RedisPlace {
+    pub url: SecretString,
+    /// The certificate authority of its server, as PEM; none: those of the system.
+    pub ca: Option<Vec<u8>>,
+}
+
+impl From<String> for RedisPlace {
+    fn from(url: String) -> Self {
+        Self { url: url.into(), ca: None }
+    }
+}
+
+/// How Redis is reached.
 #[derive(Debug, Clone, Args)]
 pub struct RedisArgs {
-    /// Redis to use, as redis://user:password@host:port, rediss://… or redis+unix:///path. Nodes
+    /// Redis to use: redis://user:password@host:port, redis+sentinel://…@host:port,host:port/master,
+    /// redis+cluster://…@host:port,host:port, each with rediss for TLS, or redis+unix:///path. Nodes
     /// share rate limits and wake each other's polls over it; without it each node works alone
     #[arg(long, env = "FENCEPOST_REDIS_URL", hide_env_values = true, value_name = "URL")]
     pub redis_url: Option<SecretString>,
@@ -99,6 +114,10 @@ pub struct RedisArgs {
     )]
     pub redis_url_file: Option<PathBuf>,
 
+    /// Certificate authority of its TLS certificate, as PEM [default: those of the system]
+    #[arg(long, env = "FENCEPOST_REDIS_CA_FILE", value_name = "FILE")]
+    pub redis_ca_file: Option<PathBuf>,
+
     /// Budget of a call to Redis in milliseconds; after it a node continues without Redis
     #[arg(long, env = "FENCEPOST_REDIS_BUDGET_MS", default_value_t = 25, value_name = "N",
           value_parser = clap::value_parser!(u64).range(1..=10_000))]
@@ -106,9 +125,15 @@ pub struct RedisArgs {
 }
 
 impl RedisArgs {
-    /// The URL, if one is given.
-    pub fn url(&self) -> anyhow::Result<Option<SecretString>> {
-        secret(self.redis_url.as_ref(), self.redis_url_file.as_ref())
+    /// Where Redis is, if a URL is given.
+    pub fn place(&self) -> anyhow::Result<Option<RedisPlace>> {
+        let url = secret(self.redis_url.as_ref(), self.redis_url_file.as_ref())?;
+        let read = |file: &PathBuf| {
+            std::fs::read(file)
+                .with_context(|| format!("cannot read the certificate in {}", file.display()))
+        };
+        let ca = self.redis_ca_file.as_ref().map(read).transpose()?;
+        Ok(url.map(|url| RedisPlace { url, ca }))
     }
 
     /// The budget of a call.

@@ -17,7 +17,7 @@ use governor::{
 };
 use metrics::counter;
 use moka::sync::Cache;
-use redis::Script;
+use redis::{RedisResult, Script};
 
 use crate::{
     redis_bus::{BREAK, Bus},
@@ -286,6 +286,26 @@ impl Limiter {
         script.key(self.bus.name(name));
         let taken: i64 = self.bus.invoke(&script).await?;
         u32::try_from(taken).ok()
+    }
+
+    /// Runs every script once, on names of its own.
+    ///
+    /// # Errors
+    /// What Redis refuses.
+    pub async fn rehearse(bus: &Bus) -> RedisResult<()> {
+        let names =
+            ["limit", "permit"].map(|it| bus.name(&format!("check:{{{}}}:{it}", bus.node())));
+        let [limit, permit] = &names;
+        let (interval_us, burst, cost) = (1_000_000, 1, 1);
+        let (max, token, life_seconds) = (1, "check", 1);
+        let mut charge = SCRIPT.prepare_invoke();
+        charge.key(limit).key(permit).arg(1).arg(cost).arg(interval_us).arg(burst).arg(0);
+        charge.arg(max).arg(token).arg(life_seconds);
+        bus.attempt::<Vec<i64>>(&charge).await?;
+        bus.attempt::<i64>(COUNT.prepare_invoke().key(permit)).await?;
+        bus.attempt::<i64>(LEAVE.prepare_invoke().key(permit).arg(token)).await?;
+        bus.attempt::<i64>(FORGIVE.prepare_invoke().key(limit)).await?;
+        Ok(())
     }
 
     /// Counts on this node alone, at its share of each limit.

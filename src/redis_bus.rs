@@ -2,6 +2,8 @@
 //! without loss. Every call has a short budget, and after a failed call Redis is skipped for a
 //! while.
 
+mod connection;
+
 use std::{
     sync::{
         Arc,
@@ -13,16 +15,13 @@ use std::{
 use anyhow::Context;
 use futures_util::StreamExt;
 use metrics::{counter, gauge};
-use redis::{
-    Client, FromRedisValue, ScriptInvocation,
-    aio::{ConnectionManager, ConnectionManagerConfig},
-};
-use secrecy::{ExposeSecret, SecretString};
+use redis::{FromRedisValue, RedisResult, ScriptInvocation};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use crate::{ids::NodeId, telemetry};
+use self::connection::{RESPONSE_TIMEOUT, Servers};
+use crate::{config::RedisPlace, ids::NodeId, telemetry};
 
 /// Default budget of a call, after which the caller continues without Redis.
 pub const DEFAULT_BUDGET: Duration = Duration::from_millis(25);
@@ -30,8 +29,6 @@ pub const DEFAULT_BUDGET: Duration = Duration::from_millis(25);
 pub const BREAK: Duration = Duration::from_secs(2);
 /// Channels over which wake-ups are spread, by project.
 pub const WAKE_SHARDS: u32 = 16;
-const CONNECT_TIMEOUT: Duration = Duration::from_millis(200);
-const RESPONSE_TIMEOUT: Duration = Duration::from_millis(100);
 const SUBSCRIBE_TIMEOUT: Duration = Duration::from_secs(2);
 /// How often a node sends itself a message over Redis.
 const PING_PERIOD: Duration = Duration::from_secs(3);
@@ -58,7 +55,7 @@ pub struct Bus(Arc<Inner>);
 struct Inner {
     node: NodeId,
     prefix: String,
-    redis: Option<Redis>,
+    redis: Option<Servers>,
     budget: Duration,
     origin: Instant,
     /// Milliseconds after `origin` until which Redis is skipped.
@@ -66,23 +63,18 @@ struct Inner {
     nodes: AtomicU32,
 }
 
-struct Redis {
-    client: Client,
-    manager: ConnectionManager,
-}
-
 impl Bus {
-    /// A connection to the Redis at `url`; without one, a node on its own. Connects lazily.
+    /// A connection to this Redis; without one, a node on its own. Connects lazily.
     /// `instance` separates its keys from those of others that share the Redis.
     ///
     /// # Errors
-    /// When the URL cannot be read.
+    /// When the URL or the certificate cannot be read.
     pub fn new(
-        url: Option<&SecretString>,
+        place: Option<&RedisPlace>,
         instance: Uuid,
         budget: Duration,
     ) -> anyhow::Result<Self> {
-        let redis = url.map(|it| open(it, budget)).transpose()?;
+        let redis = place.map(|it| Servers::open(it, budget)).transpose()?;
         Ok(Self(Arc::new(Inner {
             node: NodeId::generate(),
             prefix: format!("fencepost:{}", instance.simple()),
@@ -126,29 +118,42 @@ impl Bus {
     /// Runs a script. None: Redis is not configured, did not answer within the budget, or is
     /// skipped after such a failure.
     pub async fn invoke<T: FromRedisValue>(&self, script: &ScriptInvocation<'_>) -> Option<T> {
-        let mut manager = self.manager()?;
-        let called = timeout(self.0.budget, script.invoke_async(&mut manager)).await;
-        self.judge(called)
+        let redis = self.redis()?;
+        let called = async { script.invoke_async(&mut redis.connection().await?).await };
+        self.judge(redis, timeout(self.0.budget, called).await)
+    }
+
+    /// The same whatever happened before, to tell the error.
+    ///
+    /// # Errors
+    /// Those of Redis.
+    pub async fn attempt<T: FromRedisValue>(
+        &self,
+        script: &ScriptInvocation<'_>,
+    ) -> RedisResult<Option<T>> {
+        let Some(redis) = &self.0.redis else { return Ok(None) };
+        script.invoke_async(&mut redis.connection().await?).await.map(Some)
     }
 
     /// Publishes a message to all nodes. Returns whether it was sent.
     pub async fn tell(&self, topic: Topic, text: &str) -> bool {
-        let Some(mut manager) = self.manager() else { return false };
+        let Some(redis) = self.redis() else { return false };
         let channel = self.channel(topic);
         let mut publish = redis::cmd("PUBLISH");
         publish.arg(channel).arg(text);
         let patience = RESPONSE_TIMEOUT.max(self.0.budget);
-        let called = timeout(patience, publish.query_async::<i64>(&mut manager)).await;
-        self.judge(called).is_some()
+        let called = async { publish.query_async::<i64>(&mut redis.connection().await?).await };
+        self.judge(redis, timeout(patience, called).await).is_some()
     }
 
-    fn manager(&self) -> Option<ConnectionManager> {
+    /// Redis, unless it is skipped.
+    fn redis(&self) -> Option<&Servers> {
         let redis = self.0.redis.as_ref()?;
         let now = self.0.origin.elapsed().as_millis() as u64;
-        (now >= self.0.broken_until.load(Ordering::Relaxed)).then(|| redis.manager.clone())
+        (now >= self.0.broken_until.load(Ordering::Relaxed)).then_some(redis)
     }
 
-    fn judge<T, E>(&self, called: Result<redis::RedisResult<T>, E>) -> Option<T> {
+    fn judge<T, E>(&self, redis: &Servers, called: Result<RedisResult<T>, E>) -> Option<T> {
         let reason = match called {
             Ok(Ok(value)) => {
                 gauge!(telemetry::REDIS_BREAKER_OPEN).set(0);
@@ -160,6 +165,7 @@ impl Bus {
             }
             Err(_) => "slow",
         };
+        redis.forget();
         counter!(telemetry::REDIS_FAILURES, "reason" => reason).increment(1);
         gauge!(telemetry::REDIS_BREAKER_OPEN).set(1);
         let until = self.0.origin.elapsed() + BREAK;
@@ -197,8 +203,8 @@ impl Bus {
         }
     }
 
-    async fn subscribe(&self, redis: &Redis, on: &(impl Fn(Heard) + Sync)) -> anyhow::Result<()> {
-        let mut pubsub = timeout(SUBSCRIBE_TIMEOUT, redis.client.get_async_pubsub()).await??;
+    async fn subscribe(&self, redis: &Servers, on: &(impl Fn(Heard) + Sync)) -> anyhow::Result<()> {
+        let mut pubsub = timeout(SUBSCRIBE_TIMEOUT, redis.pubsub()).await??;
         let mut channels: Vec<_> =
             (0..WAKE_SHARDS).map(|it| self.channel(Topic::Wake(it))).collect();
         let (evict, ping) = (self.channel(Topic::Evict), self.channel(Topic::Ping));
@@ -231,19 +237,31 @@ impl Bus {
         }
     }
 
-    /// Facts about Redis, for `fencepost check`.
+    /// Sends itself a message.
+    async fn rehearse(&self, redis: &Servers) -> anyhow::Result<()> {
+        let mut pubsub = timeout(SUBSCRIBE_TIMEOUT, redis.pubsub()).await??;
+        let channel = self.channel(Topic::Ping);
+        timeout(SUBSCRIBE_TIMEOUT, pubsub.subscribe(&channel)).await??;
+        let mut publish = redis::cmd("PUBLISH");
+        let mut connection = redis.connection().await?;
+        publish.arg(channel).arg("").query_async::<i64>(&mut connection).await?;
+        let heard = timeout(SUBSCRIBE_TIMEOUT, pubsub.on_message().next()).await;
+        heard.context("none arrived")?.context("the connection was closed")?;
+        Ok(())
+    }
+
+    /// Facts about Redis, for `fencepost check`, after a message to itself.
     ///
     /// # Errors
-    /// When it does not answer.
+    /// When it does not answer, or refuses messages.
     pub async fn inspect(&self) -> anyhow::Result<Option<Facts>> {
         let Some(redis) = &self.0.redis else { return Ok(None) };
-        let mut manager = redis.manager.clone();
-        let info: String =
-            redis::cmd("INFO").query_async(&mut manager).await.context("Redis does not answer")?;
+        let info = redis.info().await.context("Redis does not answer")?;
         let value = |name: &str| {
             let line = info.lines().find_map(|it| it.strip_prefix(name)?.strip_prefix(':'));
             line.unwrap_or_default().trim().to_owned()
         };
+        self.rehearse(redis).await.context("messages are refused")?;
         Ok(Some(Facts {
             version: value("redis_version"),
             maxmemory_policy: value("maxmemory_policy"),
@@ -269,20 +287,6 @@ pub enum Topic {
     Ping,
 }
 
-/// A budget longer than the connection's timeouts extends them.
-fn open(url: &SecretString, budget: Duration) -> anyhow::Result<Redis> {
-    // The URL may hold a password: it is not repeated.
-    let client = Client::open(url.expose_secret()).context("the URL of Redis is invalid")?;
-    let config = ConnectionManagerConfig::new()
-        .set_connection_timeout(Some(CONNECT_TIMEOUT.max(budget)))
-        .set_response_timeout(Some(RESPONSE_TIMEOUT.max(budget)))
-        .set_number_of_retries(1)
-        .set_min_delay(Duration::from_millis(50))
-        .set_max_delay(Duration::from_millis(100));
-    let manager = client.get_connection_manager_lazy(config).context("Redis cannot be used")?;
-    Ok(Redis { client, manager })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -297,19 +301,28 @@ mod tests {
 
     #[tokio::test]
     async fn a_redis_that_is_not_there_costs_one_call_and_then_nothing() {
-        let url = SecretString::from("redis://127.0.0.1:1");
-        let bus = Bus::new(Some(&url), Uuid::nil(), DEFAULT_BUDGET).expect("a bus");
+        let place = RedisPlace::from("redis://127.0.0.1:1".to_owned());
+        let bus = Bus::new(Some(&place), Uuid::nil(), DEFAULT_BUDGET).expect("a bus");
         assert!(!bus.tell(Topic::Evict, "x").await);
         let broken_until = bus.0.broken_until.load(Ordering::Relaxed);
-        assert!(broken_until > 0 && bus.manager().is_none());
+        assert!(broken_until > 0 && bus.redis().is_none());
         assert!(!bus.tell(Topic::Evict, "x").await);
         assert_eq!(bus.0.broken_until.load(Ordering::Relaxed), broken_until, "no call was made");
     }
 
     #[tokio::test]
     async fn a_bad_url_is_told_without_its_password() {
-        let url = SecretString::from("nonsense://user:canary@x");
-        let error = Bus::new(Some(&url), Uuid::nil(), DEFAULT_BUDGET).err().expect("an error");
-        assert!(!format!("{error:#}").contains("canary"));
+        let urls = [
+            "nonsense://user:canary@x",
+            "redis+sentinel://user:canary@x",
+            "redis+sentinel://user:canary@x/name/many",
+            "redis+cluster://user:canary@x:port",
+        ];
+        for url in urls {
+            let place = RedisPlace::from(url.to_owned());
+            let error =
+                Bus::new(Some(&place), Uuid::nil(), DEFAULT_BUDGET).err().expect("an error");
+            assert!(!format!("{error:#}").contains("canary"), "{error:#}");
+        }
     }
 }

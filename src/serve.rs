@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use anyhow::Context;
 use metrics_exporter_prometheus::PrometheusHandle;
-use secrecy::SecretString;
 use tokio::{
     net::TcpListener,
     time::{Instant, timeout, timeout_at},
@@ -15,7 +14,7 @@ use crate::{
     accounts::{Accounts, password::Passwords, token::Tokens},
     adapters,
     app::App,
-    config::{ConnectionLimits, PoolArgs, Signup},
+    config::{ConnectionLimits, PoolArgs, RedisPlace, Signup},
     console,
     domain::plan::Plans,
     engine::{self, Engine, notify::relay},
@@ -49,7 +48,7 @@ pub struct Node {
     /// Size of each pool.
     pub pools: PoolArgs,
     /// Redis; none: this node counts and wakes alone.
-    pub redis_url: Option<SecretString>,
+    pub redis: Option<RedisPlace>,
     /// The budget of a call to Redis.
     pub redis_budget: Duration,
     /// Accounts: sign-up, plans, and mail.
@@ -88,7 +87,7 @@ pub async fn serve(node: Node, stop: CancellationToken) -> anyhow::Result<()> {
             .await
             .context("the database is not migrated: run `fencepost migrate`")?
     };
-    let bus = Bus::new(node.redis_url.as_ref(), instance.public_id, node.redis_budget)?;
+    let bus = Bus::new(node.redis.as_ref(), instance.public_id, node.redis_budget)?;
     let tick_key = TickKey::new(&instance.cursor_key);
     let engine = Engine::start(pools.clone(), tick_key, stop.clone());
     let app = open(&engine, &bus, node.people, instance).await?;

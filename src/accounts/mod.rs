@@ -172,7 +172,8 @@ impl Accounts {
 fn charge(kind: &str, what: &str, rate: Rate) -> Charge {
     let hash = Sha256::digest(what.as_bytes());
     let hash: String = hash.iter().take(16).map(|it| format!("{it:02x}")).collect();
-    Charge { name: format!("limit:{kind}:{hash}"), rate, overdraft_windows: 0 }
+    // The part in braces decides which node of a Redis cluster holds a name: some calls use two.
+    Charge { name: format!("limit:{{accounts}}:{kind}:{hash}"), rate, overdraft_windows: 0 }
 }
 
 /// Normalises an address.

@@ -6,6 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use anyhow::Context as _;
 use clap::Args;
 use sqlx::{ConnectOptions, PgConnection, postgres::PgConnectOptions};
 use tokio::{net::TcpListener, time::timeout};
@@ -13,6 +14,7 @@ use uuid::Uuid;
 
 use crate::{
     config::{DEFAULT_PLAN, DatabaseArgs, NodeArgs, Signup},
+    limiter::Limiter,
     mail::Mailer,
     redis_bus::Bus,
     store::{
@@ -196,12 +198,17 @@ async fn check_schema(
 
 async fn check_redis(node: &NodeArgs, findings: &mut Findings) {
     let bus =
-        node.redis.url().and_then(|url| Bus::new(url.as_ref(), Uuid::nil(), node.redis.budget()));
+        node.redis.place().and_then(|it| Bus::new(it.as_ref(), Uuid::nil(), node.redis.budget()));
     let bus = match bus {
         Ok(bus) => bus,
         Err(error) => return findings.bad("redis", format!("{error:#}")),
     };
-    match timeout(ANSWER_TIMEOUT, bus.inspect()).await {
+    let facts = async {
+        let facts = bus.inspect().await?;
+        Limiter::rehearse(&bus).await.context("the counters of limits are refused")?;
+        anyhow::Ok(facts)
+    };
+    match timeout(ANSWER_TIMEOUT, facts).await {
         Ok(Ok(None)) => findings.doubtful(
             "redis",
             "none: with more than one node, set --redis-url, or each node enforces only its share of rate limits, and polls find other nodes' jobs late",
@@ -220,7 +227,7 @@ async fn check_redis(node: &NodeArgs, findings: &mut Findings) {
         }
         Ok(Err(error)) => findings.bad(
             "redis",
-            format!("{error:#}. Nodes continue without it, each with its share of rate limits. Is it running?"),
+            format!("{error:#}. Nodes continue without it, each with its share of rate limits. Is it running, and may this user do what docs/operations.md lists?"),
         ),
         Err(_) => findings.bad("redis", "no answer: is there a firewall in between?"),
     }

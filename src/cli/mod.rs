@@ -232,7 +232,7 @@ async fn open(database: &DatabaseArgs, node: NodeArgs, linger: Duration) -> anyh
         operator: Some((operator, telemetry::install_metrics()?)),
         database_url,
         pools: node.pools,
-        redis_url: node.redis.url()?,
+        redis: node.redis.place()?,
         redis_budget: node.redis.budget(),
         people,
         connections: node.connections.limits(DEFAULT_CONNECTIONS_PER_ADDRESS),

@@ -27,7 +27,7 @@ use crate::{
         keys::{self, KeyRequest},
         members, projects,
     },
-    config::{DEV_PLAN, NodeArgs, Signup},
+    config::{DEV_PLAN, NodeArgs, RedisPlace, Signup},
     domain::{
         access::{Role, Scope},
         limits::MAX_LIVE_KEYS,
@@ -95,10 +95,10 @@ pub async fn run(args: DevArgs, stop: CancellationToken) -> anyhow::Result<()> {
     let (project, api_key, invitation) = demo_project(&database_url, &folder).await?;
     let redis = start_redis(&args)?;
 
-    let redis_url = match &redis {
-        Some(redis) => Some(SecretString::from(redis.url())),
+    let place = match &redis {
+        Some(redis) => Some(RedisPlace::from(redis.url())),
         None if args.no_redis => None,
-        None => args.node.redis.url()?,
+        None => args.node.redis.place()?,
     };
     let ready = Ready {
         url: format!("http://{}", api.local_addr()?),
@@ -118,7 +118,7 @@ pub async fn run(args: DevArgs, stop: CancellationToken) -> anyhow::Result<()> {
         people: people(&args, &ready.url)?,
         connections: args.node.connections.limits(DEV_CONNECTIONS),
         linger: Duration::ZERO,
-        redis_url,
+        redis: place,
     };
     folder.write_ready(&ready)?;
     if let Some(path) = &args.ready_file {
@@ -145,7 +145,7 @@ fn start_redis(args: &DevArgs) -> anyhow::Result<Option<Redis>> {
         tracing::warn!("running without Redis (--no-redis)");
         return Ok(None);
     }
-    if args.node.redis.url()?.is_some() {
+    if args.node.redis.place()?.is_some() {
         return Ok(None);
     }
     anyhow::ensure!(

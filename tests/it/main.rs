@@ -37,6 +37,7 @@ mod races;
 mod rates;
 mod readme;
 mod recurring;
+mod redis_as_run;
 mod roles;
 mod rolling;
 mod schedule_crashes;

@@ -29,7 +29,7 @@ async fn pickups(redis: bool, rounds: u32) -> Vec<Duration> {
     let database = fresh_database().await;
     let stage = || match redis {
         true => Stage::default(),
-        false => Stage { redis_url: None, ..Stage::default() },
+        false => Stage { redis: None, ..Stage::default() },
     };
     let one = TestServer::start_as(database.clone(), stage()).await;
     let other = TestServer::start_as(database, stage()).await;

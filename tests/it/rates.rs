@@ -364,7 +364,7 @@ fn a_project_with_all_its_queues_stores_jobs_in_these_only() {
 fn without_redis_each_node_keeps_to_its_share() {
     limited(async {
         const LIMIT: u32 = 90;
-        let (nodes, urls) = three_nodes(&Stage { redis_url: None, ..Stage::default() }).await;
+        let (nodes, urls) = three_nodes(&Stage { redis: None, ..Stage::default() }).await;
         let t =
             nodes[0].project_with("main", "unlimited", json!({"produce_per_minute": LIMIT})).await;
         until_all_know(&t.database).await;
@@ -386,7 +386,7 @@ fn whatever_happens_to_redis_no_call_fails_and_limits_keep_their_promise() {
         let redis = Redis::start(&place).expect("Redis starts");
         // As it is in earnest: what takes longer is done without.
         let stage = Stage {
-            redis_url: Some(redis.url()),
+            redis: Some(redis.url().into()),
             redis_budget: fencepost::redis_bus::DEFAULT_BUDGET,
             ..Stage::default()
         };

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use fencepost::{
-    config::{ConnectionLimits, PoolArgs, Signup},
+    config::{ConnectionLimits, PoolArgs, RedisPlace, Signup},
     dev,
     domain::plan::Plans,
     mail::{Mail, Mailer},
@@ -13,7 +13,6 @@ use fencepost::{
 
 use super::{Database, Reply, redis_url};
 use reqwest::{Method, RequestBuilder};
-use secrecy::SecretString;
 use serde_json::{Value, json};
 use sqlx::Connection;
 use tokio::{net::TcpListener, sync::mpsc, task::JoinHandle};
@@ -23,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 #[derive(Debug, Clone)]
 pub struct Stage {
     /// Redis; none: without.
-    pub redis_url: Option<String>,
+    pub redis: Option<RedisPlace>,
     /// What a call to Redis may take.
     pub redis_budget: Duration,
     /// Who may sign up.
@@ -44,7 +43,7 @@ impl Default for Stage {
     /// The tests' Redis, given time: this machine does other things as well.
     fn default() -> Self {
         Self {
-            redis_url: Some(redis_url()),
+            redis: Some(redis_url().into()),
             redis_budget: Duration::from_secs(2),
             signup: Signup::Open,
             default_plan: "free".to_owned(),
@@ -93,7 +92,7 @@ impl TestServer {
                 false => database.url.clone(),
             },
             pools: PoolArgs { database_roles: stage.roles, ..PoolArgs::default() },
-            redis_url: stage.redis_url.map(SecretString::from),
+            redis: stage.redis,
             redis_budget: stage.redis_budget,
             people: People {
                 signup: stage.signup,

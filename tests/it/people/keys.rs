@@ -153,7 +153,7 @@ async fn revocation_on_another_node(redis: bool) -> Duration {
     let database = fresh_database().await;
     let stage = || match redis {
         true => Stage::default(),
-        false => Stage { redis_url: None, ..Stage::default() },
+        false => Stage { redis: None, ..Stage::default() },
     };
     let one = TestServer::start_as(database.clone(), stage()).await;
     let other = TestServer::start_as(database, stage()).await;

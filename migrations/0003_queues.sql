@@ -83,8 +83,8 @@ create table queue_counts (
 create table queue_deltas (
     project_id integer not null,
     queue text not null,
-    -- The transaction that made the change.
-    made_by xid8 not null default pg_current_xact_id(),
+    -- The transaction that made the change: a bigint, because block ranges cannot index an xid8.
+    made_by bigint not null default pg_current_xact_id()::text::bigint,
     at timestamptz not null default now(),
     scheduled bigint not null default 0,
     active bigint not null default 0,
@@ -103,15 +103,16 @@ create table queue_deltas (
 );
 
 -- The rest is found by it, however many merged rows cannot be removed yet: while a dump runs, these
--- are all rows since its begin.
-create index queue_deltas_by_transaction on queue_deltas (made_by, project_id);
+-- are all rows since its begin. Block ranges cost a writer nothing, and every vacuum adds new ones.
+create index queue_deltas_by_transaction on queue_deltas using brin (made_by)
+with (pages_per_range = 16, autosummarize = on);
 
 -- All changes made by transactions before this one are merged.
 create table merged_deltas (
     only_one boolean primary key default true check (only_one),
-    merged_before xid8 not null
+    merged_before bigint not null
 );
-insert into merged_deltas (merged_before) values ('0');
+insert into merged_deltas (merged_before) values (0);
 
 -- The changes that are not merged yet. A database that was restored from a dump counts transactions
 -- anew: then `merged_before` may be in its future, and means nothing. The upper bound excludes
@@ -121,11 +122,12 @@ select queue_deltas.*
 from queue_deltas
 where made_by >= (
     select case
-        when merged_before <= pg_snapshot_xmin(pg_current_snapshot()) then merged_before
-        else '0'
+        when merged_before <= pg_snapshot_xmin(pg_current_snapshot())::text::bigint
+        then merged_before
+        else 0
     end
     from merged_deltas
-) and made_by < '18446744073709551615';
+) and made_by < 9223372036854775807;
 
 -- Jobs per minute, for the last hours.
 create table queue_rates (

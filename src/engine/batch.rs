@@ -476,6 +476,17 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn while_several_projects_write_none_fills_a_batch() {
+        let recorder = Recorder::default();
+        let many = (20..60).chain([10_001, 10_002]).collect::<Vec<_>>();
+        submit_together(&recorder, &many).await;
+        let batches = recorder.batches.lock().expect("no panic").clone();
+        // The first two were written before the other project came.
+        let of_one = |it: &Vec<u32>| it.iter().filter(|it| **it < 10_000).count();
+        assert!(batches.iter().skip(2).all(|it| of_one(it) <= 1), "{batches:?}");
+    }
+
+    #[tokio::test]
     async fn what_does_not_fit_is_shed_and_nothing_of_it_is_written() {
         let coalescer = Coalescer::start(Recorder::default());
         let (one, other) = (ProjectId(1), ProjectId(2));

@@ -48,7 +48,7 @@ use self::{
     notify::Notifier,
     settle::{Endings, Parents, SuccessNotes, Successes, heartbeat::Beats},
     stats::recorder::StatsRecorder,
-    workers::{Registry, WorkerLookups},
+    workers::{Registry, WorkerBeats, WorkerLookups},
 };
 use crate::{
     error::Error,
@@ -78,6 +78,7 @@ pub struct Inner {
     endings: Coalescer<Endings>,
     repeats: Coalescer<Repeats>,
     beats: Coalescer<Beats>,
+    worker_beats: Coalescer<WorkerBeats>,
     worker_lookups: Coalescer<WorkerLookups>,
     pub registry: Registry,
     /// Which projects have queues with a circuit breaker.
@@ -164,6 +165,7 @@ impl Engine {
                 releasing: releasing.clone(),
             }),
             beats: Coalescer::start(Beats { pool: pools.settle.clone() }),
+            worker_beats: Coalescer::start(WorkerBeats { pool: pools.reports.clone() }),
             worker_lookups: Coalescer::start(WorkerLookups { pool: pools.claim.clone() }),
             registry: Registry::new(),
             breakers,

@@ -30,7 +30,7 @@ use crate::{
     telemetry,
 };
 
-pub use crate::store::workers::{Facts, Registration, WorkerRow};
+pub use crate::store::workers::{Facts, Registration, WorkerBeat, WorkerRow};
 
 /// Workers that one node caches.
 const MAX_KNOWN: u64 = 100_000;
@@ -200,6 +200,54 @@ impl Batch for WorkerLookups {
     }
 }
 
+/// The batch of heartbeats of whole workers.
+pub struct WorkerBeats {
+    pub(super) pool: Pool,
+}
+
+impl Batch for WorkerBeats {
+    type Item = WorkerBeat;
+    type Answer = Facts;
+    type Key = WorkerKey;
+    type Connection = pools::Connection;
+
+    const KIND: &'static str = "worker_beat";
+    const MAX_ROWS: usize = 500;
+
+    fn bytes(_: &WorkerBeat) -> usize {
+        0
+    }
+
+    fn key(item: &WorkerBeat) -> WorkerKey {
+        (item.project_id, Arc::clone(&item.worker_id))
+    }
+
+    fn project(item: &WorkerBeat) -> ProjectId {
+        item.project_id
+    }
+
+    fn is_same(one: &WorkerBeat, other: &WorkerBeat) -> bool {
+        one == other
+    }
+
+    async fn connect(&self) -> sqlx::Result<Self::Connection> {
+        self.pool.acquire().await
+    }
+
+    async fn flush(
+        &self,
+        conn: &mut Self::Connection,
+        items: &[WorkerBeat],
+        _: bool,
+    ) -> sqlx::Result<Vec<Result<Facts, Error>>> {
+        let beaten = store::workers::beat(conn, items).await?;
+        let with_key = |it: (ProjectId, String, Facts)| ((it.0, it.1.into()), it.2);
+        let mut facts: HashMap<WorkerKey, Facts> = beaten.into_iter().map(with_key).collect();
+        let answers = items.iter().map(|it| facts.remove(&Self::key(it)).ok_or(Error::InDoubt));
+        Ok(answers.collect())
+    }
+}
+
 /// Stores a worker's registration.
 pub async fn register(
     engine: &Engine,
@@ -228,10 +276,8 @@ pub async fn beat(
         deregister(engine, key).await?;
         return Ok((WorkerState::Terminate, lost));
     }
-    let facts = {
-        let mut conn = engine.pools.reports.acquire().await?;
-        store::workers::beat(&mut conn, key.0, &key.1, state).await?
-    };
+    let beat = WorkerBeat { project_id: key.0, worker_id: Arc::clone(&key.1), state };
+    let facts = engine.worker_beats.submit(beat).await?;
     let advice = WorkerState::advice(facts.state, facts.directive);
     let was_known = engine.registry.known.get(key).flatten();
     if was_known.as_deref() != Some(&facts) {

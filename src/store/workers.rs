@@ -1,5 +1,7 @@
 //! Registered workers.
 
+use std::sync::Arc;
+
 use chrono::{DateTime, Utc};
 use sqlx::{PgConnection, types::Json};
 
@@ -173,21 +175,29 @@ pub async fn direct(
     .await
 }
 
-/// Records a heartbeat for all jobs of a worker, and returns its facts. A deregistered worker stays
-/// so.
+/// A worker's heartbeat for all of its jobs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WorkerBeat {
+    pub project_id: ProjectId,
+    pub worker_id: Arc<str>,
+    pub state: WorkerState,
+}
+
+/// Records heartbeats of workers, and returns their facts. A deregistered worker stays so.
+///
+/// No worker may appear twice in `beats`.
 pub async fn beat(
     conn: &mut PgConnection,
-    project_id: ProjectId,
-    worker_id: &str,
-    state: WorkerState,
-) -> sqlx::Result<Facts> {
-    sqlx::query_as!(
-        Facts,
+    beats: &[WorkerBeat],
+) -> sqlx::Result<Vec<(ProjectId, String, Facts)>> {
+    let rows = sqlx::query!(
         r#"
         insert into workers (
             project_id, worker_id, queues, job_types, concurrency, is_registered, state, last_beat_at
         )
-        values ($1, $2, '{}', '{}', 1, false, $3, now())
+        select project_id, worker_id, '{}', '{}', 1, false, state, now()
+        from unnest($1::int[], $2::text[], $3::text[]) as beat(project_id, worker_id, state)
+        order by project_id, worker_id
         on conflict (project_id, worker_id) do update
         set last_seen_at = now(),
             last_beat_at = now(),
@@ -197,14 +207,20 @@ pub async fn beat(
                 when workers.state in ('terminated', excluded.state) then workers.changed_at
                 else now()
             end
-        returning labels, state "state: WorkerState", directive "directive: WorkerState"
+        returning project_id "project_id: ProjectId", worker_id, labels,
+                  state "state: WorkerState", directive "directive: WorkerState"
         "#,
-        project_id.0,
-        worker_id,
-        state as WorkerState,
+        &beats.iter().map(|it| it.project_id.0).collect::<Vec<_>>(),
+        &beats.iter().map(|it| &*it.worker_id).collect::<Vec<_>>() as &[&str],
+        &beats.iter().map(|it| it.state).collect::<Vec<_>>() as &[WorkerState],
     )
-    .fetch_one(conn)
-    .await
+    .fetch_all(conn)
+    .await?;
+    let facts = rows.into_iter().map(|it| {
+        let facts = Facts { labels: it.labels, state: it.state, directive: it.directive };
+        (it.project_id, it.worker_id, facts)
+    });
+    Ok(facts.collect())
 }
 
 /// Deregisters a worker. Returns whether the project has such a worker.

@@ -182,3 +182,69 @@ fn what_one_node_changes_of_a_project_the_others_obey() {
         other.stop().await;
     });
 }
+
+#[test]
+fn five_nodes_without_redis_share_many_concurrency_keys() {
+    const KEYS: usize = 400;
+    const JOBS: i64 = 2 * KEYS as i64;
+    run_for(Duration::from_secs(90), async {
+        let database = fresh_database().await;
+        let stage = Stage { redis: None, ..Stage::default() };
+        let mut nodes = Vec::new();
+        for _ in 0..5 {
+            nodes.push(TestServer::start_as(database.clone(), stage.clone()).await);
+        }
+        let t = nodes[0].project("main").await;
+        // Whatever runs twice under one key is counted by the database itself.
+        database
+            .execute(
+                "create table crowds (key text);
+                 create function note_crowd() returns trigger
+                 language plpgsql security definer as $$
+                 begin
+                     insert into crowds
+                     select new.concurrency_key
+                     from jobs
+                     where project_id = new.project_id and state = 'processing'
+                         and concurrency_key = new.concurrency_key
+                     having count(*) > 1;
+                     return null;
+                 end $$;
+                 create trigger note_crowd after update on jobs for each row
+                 when (new.state = 'processing') execute function note_crowd()",
+            )
+            .await;
+        for _ in 0..2 {
+            let job = |key: usize| json!({"job_type": "t", "concurrency_key": format!("k{key}")});
+            let jobs: Vec<_> = (0..KEYS).map(job).collect();
+            t.post("/v1/jobs/batch", json!({"jobs": jobs})).await.is(201);
+        }
+        let workers = nodes.iter().enumerate().flat_map(|(number, node)| {
+            let t = TestProject { url: node.url.clone(), ..t.clone() };
+            (0..3).map(move |each| (t.clone(), format!("w{number}-{each}")))
+        });
+        let workers: Vec<_> = workers
+            .map(|(t, worker)| {
+                tokio::spawn(async move {
+                    let done = "select count(*) from finished_jobs";
+                    while t.database.number(done).await < JOBS {
+                        let poll = json!({
+                            "worker_id": worker, "queues": ["default"], "capacity": 20,
+                            "wait_seconds": 1,
+                        });
+                        for job in t.polled(poll).await {
+                            t.ack(&job, &worker, "succeeded").await.is(200);
+                        }
+                    }
+                })
+            })
+            .collect();
+        for worker in workers {
+            worker.await.expect("a worker");
+        }
+        assert_eq!(database.number("select count(*) from crowds").await, 0);
+        for node in nodes {
+            node.stop().await;
+        }
+    });
+}

@@ -93,11 +93,11 @@ fn a_change_that_commits_late_is_counted() {
 fn a_database_restored_from_a_dump_counts_on() {
     run(async |t| {
         // Transactions are numbered anew there.
-        t.database.execute("update merged_deltas set merged_before = '1000000000000'").await;
+        t.database.execute("update merged_deltas set merged_before = 1000000000000").await;
         t.enqueue(json!({})).await;
         assert_eq!(queue(t, "default").await["counts"]["pending"], 1);
         assert_eq!(merged(t).await, 1);
-        let is_past = "select count(*) from merged_deltas where merged_before < '1000000000000'";
+        let is_past = "select count(*) from merged_deltas where merged_before < 1000000000000";
         assert_eq!(t.database.number(is_past).await, 1);
     });
 }

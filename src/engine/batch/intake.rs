@@ -4,7 +4,7 @@ use std::{
     cmp::Reverse,
     collections::{BinaryHeap, HashMap, VecDeque, hash_map::Entry as Slot},
     sync::{Arc, Mutex, PoisonError},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use tokio::sync::{mpsc, oneshot};
@@ -19,6 +19,11 @@ pub(super) const MAX_WAITING_KIB_OF_PROJECT: usize = 16 * 1024;
 /// Waiting items of one project that are looked at for one batch, as a multiple of its rows: many
 /// may have a key that is in the batch already.
 const LOOKED_AT_PER_ROW: usize = 2;
+/// While several projects write, one gets at most this part of the rows of a batch: others wait
+/// until a batch in flight is done, so it must not be long.
+const SHARED_PART: usize = 5;
+/// For how long after an item of another project several write.
+const SHARED_TIME: Duration = Duration::from_secs(1);
 /// Bytes that count as much as a row when projects take turns.
 const BYTES_PER_ROW: usize = 1024;
 
@@ -96,6 +101,9 @@ pub(super) struct Intake<B: Batch> {
     /// `used` of the last project that came next: a new project begins there.
     turn: u64,
     waiting: usize,
+    /// The last two projects, and when an item of each came last.
+    latest: Option<(ProjectId, Instant)>,
+    before: Option<(ProjectId, Instant)>,
 }
 
 /// Items of one batch.
@@ -107,7 +115,8 @@ pub(super) struct Cut<B: Batch> {
 
 impl<B: Batch> Intake<B> {
     pub fn new(receiver: mpsc::UnboundedReceiver<Entry<B>>) -> Self {
-        Self { receiver, lanes: HashMap::new(), turn: 0, waiting: 0 }
+        let (latest, before) = (None, None);
+        Self { receiver, lanes: HashMap::new(), turn: 0, waiting: 0, latest, before }
     }
 
     /// Items that wait.
@@ -128,6 +137,16 @@ impl<B: Batch> Intake<B> {
         let lane = lane.or_insert_with(|| Lane { entries: VecDeque::new(), used: turn });
         lane.entries.push_back(entry);
         self.waiting += 1;
+        if self.latest.is_some_and(|it| it.0 != project_id) {
+            self.before = self.latest;
+        }
+        self.latest = Some((project_id, Instant::now()));
+    }
+
+    /// How many rows of one project a batch may have.
+    fn max_rows_of_project(&self) -> usize {
+        let is_shared = self.before.is_some_and(|it| it.1.elapsed() < SHARED_TIME);
+        if is_shared { (B::MAX_ROWS / SHARED_PART).max(1) } else { B::MAX_ROWS }
     }
 
     fn add_all(&mut self) {
@@ -150,7 +169,9 @@ impl<B: Batch> Intake<B> {
         let mut cut = Building::<B>::default();
         let mut turns: BinaryHeap<_> =
             self.lanes.iter().map(|(id, it)| Reverse((it.used, *id))).collect();
-        let mut looked_at: HashMap<ProjectId, usize> = HashMap::new();
+        let max_rows = self.max_rows_of_project();
+        // Items that were looked at, and rows.
+        let mut taken: HashMap<ProjectId, (usize, usize)> = HashMap::new();
         let mut held_over: HashMap<ProjectId, Vec<Entry<B>>> = HashMap::new();
         while let Some(Reverse((used, project_id))) = turns.pop() {
             if cut.rows >= B::MAX_ROWS || cut.is_heavy {
@@ -158,8 +179,9 @@ impl<B: Batch> Intake<B> {
             }
             let Some(lane) = self.lanes.get_mut(&project_id) else { continue };
             let Some(entry) = lane.entries.pop_front() else { continue };
-            let looked_at = looked_at.entry(project_id).or_default();
+            let (looked_at, rows) = taken.entry(project_id).or_default();
             *looked_at += 1;
+            *rows += B::rows(&entry.item);
             match cut.add(entry, heavy_may) {
                 Added::Yes(cost) => {
                     self.turn = self.turn.max(used);
@@ -175,7 +197,7 @@ impl<B: Batch> Intake<B> {
                     continue;
                 }
             }
-            if *looked_at < B::MAX_ROWS * LOOKED_AT_PER_ROW {
+            if *looked_at < B::MAX_ROWS * LOOKED_AT_PER_ROW && *rows < max_rows {
                 turns.push(Reverse((lane.used, project_id)));
             }
         }

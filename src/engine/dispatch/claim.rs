@@ -44,6 +44,13 @@ pub(in crate::engine) struct Claim {
     conn: Option<pools::Connection>,
 }
 
+/// What completed last, and the connection if it can be reused.
+#[derive(Default)]
+pub(in crate::engine) struct CompletedClaims {
+    pub conn: Option<pools::Connection>,
+    pub completed: Vec<CompletedClaim>,
+}
+
 /// A completed queue claim.
 pub(in crate::engine) struct CompletedClaim {
     pub claim: PlannedClaim,
@@ -80,37 +87,37 @@ impl Claim {
         Self { claims: claims.into_iter().map(with_leases).collect(), pool, conn }
     }
 
-    /// Runs the claim. Each queue claim lands as soon as it is complete, and none is left out, or
-    /// its polls would wait forever. Returns the connection if it can be reused.
-    pub async fn run(self, landing: Landing) -> Option<pools::Connection> {
+    /// Runs the claim. Each queue claim lands as soon as it is complete, the last ones with the
+    /// result. None is left out, or its polls would wait forever.
+    pub async fn run(self, landing: Landing) -> CompletedClaims {
         let started = Instant::now();
         let Self { claims, pool, conn } = self;
         let slots = claims.iter().map(|(claim, _)| claim.slots.len()).sum::<usize>();
         let left = Left { claims: Mutex::new(claims.clone()), landing };
         let claimed = bounded(claim_all(claims, &pool, conn, &left));
-        let conn = match AssertUnwindSafe(claimed).catch_unwind().await {
-            Ok(Ok(conn)) => conn,
+        let completed = match AssertUnwindSafe(claimed).catch_unwind().await {
+            Ok(Ok(completed)) => completed,
             Ok(Err(overdue)) => {
                 record_failure(&overdue.into(), "a claim");
-                None
+                left.in_doubt()
             }
             Err(_) => {
                 counter!(telemetry::PANICS).increment(1);
-                None
+                left.in_doubt()
             }
         };
-        left.land_in_doubt();
+        count_claimed(&completed.completed);
         histogram!(telemetry::BATCH_ITEMS, "kind" => "claim").record(slots as f64);
         histogram!(telemetry::BATCH_SECONDS, "kind" => "claim")
             .record(started.elapsed().as_secs_f64());
-        conn
+        completed
     }
 }
 
 /// Where completed queue claims go.
 pub(in crate::engine) type Landing = mpsc::UnboundedSender<Vec<CompletedClaim>>;
 
-/// Queue claims that have not landed yet.
+/// Queue claims that are not complete yet.
 struct Left {
     claims: Mutex<Vec<(PlannedClaim, Vec<LeaseId>)>>,
     landing: Landing,
@@ -118,9 +125,6 @@ struct Left {
 
 impl Left {
     fn land(&self, completed: Vec<CompletedClaim>) {
-        if completed.is_empty() {
-            return;
-        }
         count_claimed(&completed);
         let mut claims = self.claims.lock().unwrap_or_else(PoisonError::into_inner);
         claims.retain(|(left, _)| completed.iter().all(|it| it.claim.lane != left.lane));
@@ -128,10 +132,10 @@ impl Left {
         let _ = self.landing.send(completed);
     }
 
-    fn land_in_doubt(&self) {
-        let claims =
-            std::mem::take(&mut *self.claims.lock().unwrap_or_else(PoisonError::into_inner));
-        self.land(claims.into_iter().map(in_doubt).collect());
+    fn in_doubt(&self) -> CompletedClaims {
+        let mut claims = self.claims.lock().unwrap_or_else(PoisonError::into_inner);
+        let completed = std::mem::take(&mut *claims).into_iter().map(in_doubt).collect();
+        CompletedClaims { conn: None, completed }
     }
 }
 
@@ -140,7 +144,7 @@ async fn claim_all(
     pool: &Pool,
     conn: Option<pools::Connection>,
     left: &Left,
-) -> Option<pools::Connection> {
+) -> CompletedClaims {
     let conn = match conn.and_then(Kept::reuse) {
         Some(conn) => Ok(conn),
         None => pool.acquire().await,
@@ -150,35 +154,45 @@ async fn claim_all(
         Err(error) => {
             record_failure(&error, "connecting for a claim");
             let refused = |(claim, _)| CompletedClaim { claim, outcome: ClaimOutcome::Refused };
-            left.land(claims.into_iter().map(refused).collect());
-            return None;
+            let completed = claims.into_iter().map(refused).collect();
+            return CompletedClaims { conn: None, completed };
         }
     };
     let (constrained, ordinary, is_known) = partition_claims(&mut conn, claims).await;
     let (any_type, some_types): (Vec<_>, Vec<_>) =
         ordinary.into_iter().partition(|(claim, _)| claim.job_types.is_empty());
-    let mut is_good = true;
-    let mut land = async |conn: &mut PgConnection, mut completed: Vec<CompletedClaim>| {
+    let any_type = Some(any_type).filter(|it| !it.is_empty());
+    let mut parts: Vec<_> = any_type.map(Part::AnyType).into_iter().collect();
+    parts.extend(some_types.into_iter().map(Part::SomeTypes));
+    parts.extend(constrained.into_iter().map(Part::Constrained));
+    let (mut is_good, mut last) = (true, Vec::new());
+    let count = parts.len();
+    for (number, part) in parts.into_iter().enumerate() {
+        let mut completed = match part {
+            Part::AnyType(claims) => claim_any_type(&mut conn, claims).await,
+            Part::SomeTypes(claim) => vec![claim_some_types(&mut conn, claim).await],
+            Part::Constrained(claim) => vec![claim_constrained(&mut conn, claim).await],
+        };
         for it in completed.iter_mut().filter(|it| is_known && it.claim.may_have_constrained) {
             if let ClaimOutcome::Found { finding, .. } = &mut it.outcome {
                 finding.has_constrained.get_or_insert(false);
             }
         }
-        add_background(conn, &mut completed).await;
+        add_background(&mut conn, &mut completed).await;
         is_good &= completed.iter().all(|it| it.outcome.finding().is_some());
-        left.land(completed);
-    };
-    let completed = claim_any_type(&mut conn, any_type).await;
-    land(&mut conn, completed).await;
-    for claim in some_types {
-        let completed = claim_some_types(&mut conn, claim).await;
-        land(&mut conn, vec![completed]).await;
+        match number + 1 == count {
+            true => last = completed,
+            false => left.land(completed),
+        }
     }
-    for claim in constrained {
-        let completed = claim_constrained(&mut conn, claim).await;
-        land(&mut conn, vec![completed]).await;
-    }
-    Some(conn).filter(|_| is_good)
+    CompletedClaims { conn: Some(conn).filter(|_| is_good), completed: last }
+}
+
+/// What one statement or transaction claims.
+enum Part {
+    AnyType(Vec<(PlannedClaim, Vec<LeaseId>)>),
+    SomeTypes((PlannedClaim, Vec<LeaseId>)),
+    Constrained((PlannedClaim, Vec<LeaseId>)),
 }
 
 fn in_doubt((claim, lease_ids): (PlannedClaim, Vec<LeaseId>)) -> CompletedClaim {

@@ -19,7 +19,7 @@ use tokio::{
 use tokio_util::task::TaskTracker;
 
 use super::{
-    claim::{Claim, ClaimOutcome, CompletedClaim, Landing, find_queues_with_work},
+    claim::{Claim, ClaimOutcome, CompletedClaim, CompletedClaims, Landing, find_queues_with_work},
     delivery::{LeasedDelivery, Releasing},
     lanes::{Lanes, PlannedClaim, WaiterId},
     lost_claims,
@@ -100,7 +100,7 @@ pub(in crate::engine) async fn run(
     mut arrivals: Hints,
 ) {
     let mut pump = Pump::new(pools, endings, releasing, tasks, notifier);
-    let mut in_flight: JoinSet<Option<Connection>> = JoinSet::new();
+    let mut in_flight: JoinSet<CompletedClaims> = JoinSet::new();
     // Bounded by the claims in flight.
     let (landing, mut landed) = mpsc::unbounded_channel();
     let mut fallbacks: JoinSet<Vec<(ProjectId, Arc<str>)>> = JoinSet::new();
@@ -115,7 +115,7 @@ pub(in crate::engine) async fn run(
             },
             Some(hint) = arrivals.next() => pump.hear(&hint),
             Some(completed) = landed.recv() => pump.complete(completed),
-            Some(conn) = in_flight.join_next() => pump.idle.extend(conn.ok().flatten()),
+            Some(claims) = in_flight.join_next() => pump.end_flight(claims.unwrap_or_default()),
             Some(found) = fallbacks.join_next() => {
                 for queue in found.unwrap_or_default() {
                     pump.lanes.mark_stale(Some(&queue));
@@ -150,7 +150,9 @@ pub(in crate::engine) async fn run(
         pump.start_claims(&mut in_flight, &landing);
         pump.answer_without_wait();
     }
-    while in_flight.join_next().await.is_some() {}
+    while let Some(claims) = in_flight.join_next().await {
+        pump.end_flight(claims.unwrap_or_default());
+    }
     while let Ok(completed) = landed.try_recv() {
         pump.complete(completed);
     }
@@ -295,7 +297,7 @@ impl Pump {
         }
     }
 
-    fn start_claims(&mut self, in_flight: &mut JoinSet<Option<Connection>>, landing: &Landing) {
+    fn start_claims(&mut self, in_flight: &mut JoinSet<CompletedClaims>, landing: &Landing) {
         while in_flight.len() < MAX_CLAIMS_IN_FLIGHT && self.finished.is_none() {
             let claims = self.lanes.plan(Instant::now());
             if claims.is_empty() {
@@ -304,6 +306,11 @@ impl Pump {
             let claim = Claim::new(claims, self.pool.clone(), self.idle.pop());
             in_flight.spawn(claim.run(landing.clone()));
         }
+    }
+
+    fn end_flight(&mut self, CompletedClaims { conn, completed }: CompletedClaims) {
+        self.idle.extend(conn);
+        self.complete(completed);
     }
 
     fn complete(&mut self, completed: Vec<CompletedClaim>) {

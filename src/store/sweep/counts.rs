@@ -45,14 +45,16 @@ pub async fn merge_counts(
     sqlx::query_scalar!(
         r#"
         with merged as materialized (
-            select case when merged_before <= oldest_running then merged_before else '0' end as before,
+            select case when merged_before <= oldest_running then merged_before else 0 end as before,
                    oldest_running
             from merged_deltas
-            cross join pg_snapshot_xmin(pg_current_snapshot()) as oldest_running
+            cross join cast(
+                pg_snapshot_xmin(pg_current_snapshot())::text as bigint
+            ) as oldest_running
         ), found as materialized (
             select ctid as place
             from queue_deltas
-            where made_by >= (select before from merged) and made_by < '18446744073709551615'
+            where made_by >= (select before from merged) and made_by < 9223372036854775807
                 and ($1::int[] is null or (project_id, queue) in (
                     select * from unnest($1::int[], $2::text[])
                 )) and not exists (
@@ -72,12 +74,11 @@ pub async fn merge_counts(
             set merged_before = least(
                 merged.oldest_running,
                 (
-                    select made_by
+                    select min(made_by)
                     from queue_deltas
-                    where made_by >= merged.before and made_by < merged.oldest_running
+                    where made_by >= (select before from merged)
+                        and made_by < (select oldest_running from merged)
                         and not exists (select from found where found.place = queue_deltas.ctid)
-                    order by made_by
-                    limit 1
                 )
             )
             from merged

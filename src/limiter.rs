@@ -337,15 +337,15 @@ impl Limiter {
     }
 
     /// Overdrafts use a separate allowance; the rest is shared by all calls. A call that costs more
-    /// than this node's share uses all of it: it must pass at some time.
+    /// than this node's share uses what the share can hold: it must pass at some time.
     fn use_local(&self, charge: &Charge, rate: Rate, cost: NonZeroU32) -> (u32, Option<Duration>) {
         let purse = |windows: u32| {
             let key = (charge.name.clone(), rate.count, rate.window_seconds, windows);
             self.local.get_with(key, || Arc::new(local(rate, windows.max(1))))
         };
         let take = |windows: u32| {
-            let most = NonZeroU32::new(rate.count).unwrap_or(NonZeroU32::MIN);
-            // The share is never more than the purse holds.
+            // The call itself has used 1 of the share.
+            let most = NonZeroU32::new(rate.count.saturating_sub(1)).unwrap_or(NonZeroU32::MIN);
             match purse(windows).check_n(cost.min(most)) {
                 Ok(Ok(state)) => Ok(state.remaining_burst_capacity().min(rate.count)),
                 Ok(Err(refusal)) => Err(refusal.wait_time_from(self.clock.now())),
@@ -474,6 +474,11 @@ mod tests {
             (verdict.retry_after_seconds.is_none(), verdict.tightest().map(|it| it.remaining))
         };
         assert_eq!(take(6).await, (true, Some(4)));
+        let many = NonZeroU32::new(50).expect("a cost");
+        let other = || Charge { name: "y".to_owned(), ..charge(10, 0) };
+        let one = limiter.charge(&[other()], &[]).await;
+        let rest = limiter.charge_many(&[other()], many).await;
+        assert_eq!((one.retry_after_seconds, rest.retry_after_seconds), (None, None));
         assert_eq!(take(5).await, (false, Some(0)));
         assert_eq!(take(4).await, (true, Some(0)));
     }

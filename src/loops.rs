@@ -90,8 +90,10 @@ pub fn start(app: &App, stopping: &CancellationToken, tracker: &TaskTracker) {
         Ok(Next::Sleep(PROBE_PERIOD))
     });
     loops.start("cascade", Some(BackgroundTask::Cascade), |engine| async move {
-        let (cancelled, revived) = (cascade::pass(&engine).await?, revive::pass(&engine).await?);
-        Ok(Next::continue_if(cancelled || revived, IDLE_PERIOD))
+        Ok(Next::continue_if(cascade::pass(&engine).await?, IDLE_PERIOD))
+    });
+    loops.start("revive", Some(BackgroundTask::Revive), |engine| async move {
+        Ok(Next::continue_if(revive::pass(&engine).await?, IDLE_PERIOD))
     });
     loops.start("expire", Some(BackgroundTask::Expire), |engine| async move {
         Ok(Next::continue_if(cascade::pass_expired(&engine).await?, IDLE_PERIOD))

@@ -50,6 +50,8 @@ pub enum BackgroundTask {
     /// A job has a new due time.
     Promote,
     Cascade,
+    /// A large family is retried.
+    Revive,
     /// Waiting jobs are past their `expires_at`.
     Expire,
     /// An operation's next step is due.
@@ -63,7 +65,7 @@ pub enum BackgroundTask {
 }
 
 /// Number of background tasks.
-const BACKGROUND_TASKS: usize = 7;
+const BACKGROUND_TASKS: usize = 8;
 
 /// The pump's side.
 #[derive(Debug)]

@@ -55,6 +55,8 @@ pub(super) async fn cancel_all(
     jobs: &[JobKey],
     payload: Option<String>,
 ) -> sqlx::Result<Cancelled> {
+    // First, or a job that stops running between the two statements would be missed by both.
+    control::lock_all(tx, jobs).await?;
     let gone = cancel_waiting(tx, jobs, false, None).await?;
     let asked = control::request_cancels(tx, jobs).await?;
     let cancelled =

@@ -52,7 +52,11 @@ pub async fn mark_revived(
         select $1, parent.id
         from unnest($2::uuid[]) as parent(id)
         where exists (
-            select from finished_jobs where project_id = $1 and cancelled_by = parent.id
+            select
+            from job_edges edge
+            join finished_jobs child on child.project_id = $1 and child.id = edge.child_id
+            where edge.project_id = $1 and edge.parent_id = parent.id
+                and child.state = 'cancelled' and child.cancelled_by is not null
         )
         on conflict (project_id, job_id) do update set after_id = excluded.after_id
         ",

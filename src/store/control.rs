@@ -197,6 +197,24 @@ pub async fn request_cancels(
     Ok(asked.map(|it| (JobKey { project_id: it.project_id, id: it.id }, it.attempt)).collect())
 }
 
+/// Locks live jobs, so that their states stay until the end of the transaction.
+pub async fn lock_all(conn: &mut PgConnection, jobs: &[JobKey]) -> sqlx::Result<()> {
+    sqlx::query!(
+        "
+        select job.id
+        from unnest($1::int[], $2::uuid[]) as named(project_id, id)
+        join jobs job on job.project_id = named.project_id and job.id = named.id
+        order by job.project_id, job.id
+        for update of job
+        ",
+        &jobs.iter().map(|it| it.project_id.0).collect::<Vec<_>>(),
+        &jobs.iter().map(|it| it.id.0).collect::<Vec<_>>(),
+    )
+    .fetch_all(conn)
+    .await?;
+    Ok(())
+}
+
 /// Changes to a waiting job; none keeps the value.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Change {
@@ -337,7 +355,8 @@ pub async fn requeue_cancelled(
                        select
                        from job_bodies body
                        join workflows on workflows.project_id = $1 and workflows.id = body.workflow_id
-                       where body.project_id = $1 and body.job_id = ended.id and workflows.is_held
+                       where body.project_id = $1 and body.job_id = ended.id
+                           and workflows.is_held and workflows.cancelled_at is null
                    ) then 1 else 0 end)::int as unfinished,
                    count(*) filter (
                        where live.state = 'dead_letter' or past.state = 'cancelled'
@@ -400,8 +419,9 @@ pub async fn requeue_cancelled(
     .await
 }
 
-/// Up to `limit` jobs after `after` that were cancelled because one of these ended without success.
-pub async fn cancelled_because_of(
+/// Up to `limit` children of these jobs, after `after`, that were cancelled because a parent ended
+/// without success: one of these, or another.
+pub async fn cancelled_children(
     conn: &mut PgConnection,
     project_id: ProjectId,
     parents: &[JobId],
@@ -410,10 +430,12 @@ pub async fn cancelled_because_of(
 ) -> sqlx::Result<Vec<JobId>> {
     sqlx::query_scalar!(
         r#"
-        select id "id: JobId"
-        from finished_jobs
-        where project_id = $1 and cancelled_by = any($2) and id > $3
-        order by id
+        select distinct child.id "id: JobId"
+        from job_edges edge
+        join finished_jobs child on child.project_id = $1 and child.id = edge.child_id
+        where edge.project_id = $1 and edge.parent_id = any($2) and child.id > $3
+            and child.state = 'cancelled' and child.cancelled_by is not null
+        order by child.id
         limit $4
         "#,
         project_id.0,
@@ -423,6 +445,29 @@ pub async fn cancelled_because_of(
     )
     .fetch_all(conn)
     .await
+}
+
+/// Locks cancelled jobs. Of two transactions that retry parents of the same job, the second then
+/// sees what the first did.
+pub async fn lock_cancelled(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    jobs: &[JobId],
+) -> sqlx::Result<()> {
+    sqlx::query!(
+        "
+        select id
+        from finished_jobs
+        where project_id = $1 and id = any($2)
+        order by id
+        for update
+        ",
+        project_id.0,
+        &jobs.iter().map(|it| it.0).collect::<Vec<Uuid>>(),
+    )
+    .fetch_all(conn)
+    .await?;
+    Ok(())
 }
 
 /// Records another failed or cancelled parent as the reason why these jobs stay cancelled.

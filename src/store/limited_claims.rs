@@ -119,20 +119,29 @@ pub async fn find_constraint_keys(
                        and (labels is null or labels <@ $5) as is_fitting
             from seen
             limit 200
+        ), crowd as materialized (
+            select concurrency_key, (
+                select count(*)
+                from (
+                    select
+                    from jobs
+                    where project_id = $1 and concurrency_key = used.concurrency_key
+                        and state = 'processing'
+                    limit $7
+                ) counted
+            ) as running
+            from (
+                select distinct concurrency_key
+                from page
+                where is_fitting and concurrency_key is not null
+            ) used
         )
-        select constraint_key "constraint_key!", is_fitting "is_fitting!", concurrency_key,
+        select constraint_key "constraint_key!", is_fitting "is_fitting!", page.concurrency_key,
                rank "rank!", run_at "run_at!",
-               case when is_fitting and concurrency_key is not null then (
-                   select count(*)
-                   from (
-                       select
-                       from jobs
-                       where project_id = $1 and concurrency_key = page.concurrency_key
-                           and state = 'processing'
-                       limit $7
-                   ) running
-               ) >= concurrency_limit else false end "is_full!"
+               coalesce(crowd.running >= page.concurrency_limit, false) "is_full!"
         from page
+        left join crowd on crowd.concurrency_key = page.concurrency_key
+        order by constraint_key
         "#,
         claim.project_id.0,
         claim.queue,

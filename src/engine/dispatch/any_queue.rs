@@ -100,11 +100,25 @@ async fn list(
         return Ok(Arc::clone(&it.queues));
     }
     let began_at = Instant::now();
+    match (read(engine, project_id, with_empty).await, listed.as_ref()) {
+        (Ok(queues), _) => {
+            *listed = Some(Listed { queues: Arc::clone(&queues), began_at });
+            Ok(queues)
+        }
+        // The old list serves until the database answers.
+        (Err(_), Some(old)) => Ok(Arc::clone(&old.queues)),
+        (Err(error), None) => Err(error),
+    }
+}
+
+async fn read(
+    engine: &Engine,
+    project_id: ProjectId,
+    with_empty: bool,
+) -> Result<Arc<[Arc<str>]>, Error> {
     let mut conn = engine.pools.read_for(project_id).await?;
     let names = store::counts::busiest_queues(&mut conn, project_id, with_empty, MAX_QUEUES);
-    let queues: Arc<[Arc<str>]> = names.await?.into_iter().map(Arc::from).collect();
-    *listed = Some(Listed { queues: Arc::clone(&queues), began_at });
-    Ok(queues)
+    Ok(names.await?.into_iter().map(Arc::from).collect())
 }
 
 fn shuffled(queues: &[Arc<str>]) -> Vec<Arc<str>> {

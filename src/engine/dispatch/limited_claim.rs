@@ -11,7 +11,7 @@ use crate::{
     domain::rate::{Handout, RateLimit},
     store::{
         claims::{LeasedJob, QueueClaim},
-        limited_claims::{self, ClaimLimits, ConstraintKey},
+        limited_claims::{self, ClaimLimits, ConstraintKey, MAX_PAGE_CONSTRAINT_KEYS},
         queue_limits::{self, Handouts, QueueRules},
     },
 };
@@ -84,8 +84,10 @@ pub(in crate::engine) async fn claim(
     }
     tx.commit().await?;
     let pause_for = rate.as_ref().and_then(Rate::wait).map(|it| it.min(MAX_REST));
-    // Keys that were not tried may have jobs, if it is not the queue that allows no more.
-    let is_limited = limits.max_concurrency.is_some() || limits.max_jobs < slots;
+    // Keys that were not tried may have jobs, if it is not the queue that allows no more. Whether
+    // they have commands is not known: to try again at once would be for nothing.
+    let is_limited =
+        limits.max_concurrency.is_some() || limits.max_jobs < slots || claim.only_commands;
     let was_contended = was_contended || !is_all && !is_limited && chosen < claim.slots.len();
     Ok(LimitedClaimed { jobs, chosen, was_contended, pause_for })
 }
@@ -113,7 +115,10 @@ async fn lock_keys(
     } else {
         keys.sort_by_key(|it| (it.is_full, it.rank, it.run_at));
     }
-    let most = claim.slots.len() + SPARE_KEYS;
+    let most = match claim.only_commands {
+        true => MAX_PAGE_CONSTRAINT_KEYS,
+        false => claim.slots.len() + SPARE_KEYS,
+    };
     let is_all = keys.iter().skip(most).all(|it| it.is_full);
     keys.truncate(most);
     let names: Vec<_> = keys.iter().filter_map(|it| it.concurrency_key.as_deref()).collect();

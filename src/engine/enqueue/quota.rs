@@ -92,7 +92,9 @@ pub(super) async fn admit(
     let count = i64::try_from(jobs.len()).unwrap_or(i64::MAX);
     let known = match engine.backlogs.known(project_id, COUNT_KEEP) {
         (Some(known), false) => known,
-        _ => recount(engine, tenant).await?,
+        // The old count serves until the database answers.
+        (Some(known), true) => recount(engine, tenant).await.unwrap_or(known),
+        (None, _) => recount(engine, tenant).await?,
     };
     if known.has_all_queues {
         check_queues(engine, project_id, jobs).await?;
@@ -121,6 +123,20 @@ async fn recount(engine: &Engine, tenant: Tenant) -> Result<Backlog, Error> {
         Backlog { jobs, has_all_queues: queues >= MAX_QUEUES, counted_at: Instant::now() };
     engine.backlogs.note(project_id, backlog);
     Ok(backlog)
+}
+
+/// Whether a job may be moved to this queue.
+///
+/// # Errors
+/// [`Error::QuotaExceeded`] when the project has [`MAX_QUEUES`], and this is none of them.
+pub async fn admit_queue(engine: &Engine, project_id: ProjectId, queue: &str) -> Result<(), Error> {
+    let mut conn = engine.pools.read_for(project_id).await?;
+    if store::counts::used_queues(&mut conn, project_id, &[queue]).await?.is_empty()
+        && store::counts::count_queues(&mut conn, project_id, MAX_QUEUES).await? >= MAX_QUEUES
+    {
+        return Err(Error::QuotaExceeded { what: "queues", max: MAX_QUEUES });
+    }
+    Ok(())
 }
 
 /// A project that has as many queues as it may can use these only.

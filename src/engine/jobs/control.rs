@@ -11,7 +11,7 @@ use crate::{
         limits,
         operation::Kind,
     },
-    engine::{Engine, cancel, notify::job_event},
+    engine::{Engine, cancel, enqueue::quota, notify::job_event},
     error::{Error, JobStatus, is_unique_violation},
     ids::{JobId, JobKey, ProjectId},
     store::{
@@ -28,6 +28,8 @@ pub use crate::store::control::Change;
 
 /// Descendants that are retried in one transaction, with their ancestor.
 pub const MAX_RETRIED_AT_ONCE: usize = 500;
+/// Their generations.
+const MAX_GENERATIONS_AT_ONCE: usize = 100;
 /// Tries to lock a job that is moving from one table to the other.
 const MAX_LOCK_TRIES: u32 = 3;
 
@@ -81,13 +83,17 @@ pub async fn is_cancelled(engine: &Engine, key: JobKey) -> Result<bool, Error> {
 ///
 /// # Errors
 /// [`Error::JobNotFound`]. [`Error::InvalidState`] when it does not wait. [`Error::Invalid`] when
-/// its `run_at` would lie too far ahead.
+/// its `run_at` would lie too far ahead. [`Error::QuotaExceeded`] when the queue would be one too
+/// many.
 pub async fn change(
     engine: &Engine,
     key: JobKey,
     change: Timing,
     what: Change,
 ) -> Result<(), Error> {
+    if let Some(queue) = &what.queue {
+        quota::admit_queue(engine, key.project_id, queue).await?;
+    }
     let mut conn = engine.pools.read_for(key.project_id).await?;
     let mut tx = conn.begin().await?;
     let seen = lock(&mut tx, key).await?;
@@ -206,7 +212,7 @@ async fn requeue_with_descendants(
 pub(in crate::engine) fn publish_retried(engine: &Engine, key: JobKey, requeued: &[WaitingJob]) {
     engine.notifier.waiting(requeued.iter());
     // A large family follows.
-    engine.notifier.wake.ask(BackgroundTask::Cascade);
+    engine.notifier.wake.ask(BackgroundTask::Revive);
     engine.notifier.feed.tell(|| {
         let others = requeued.iter().filter(|it| it.key() != key);
         let others = others.map(|it| job_event(it.key(), history::REVIVED));
@@ -215,59 +221,57 @@ pub(in crate::engine) fn publish_retried(engine: &Engine, key: JobKey, requeued:
 }
 
 /// Retries descendants level by level. A job stays cancelled if another of its parents failed or
-/// was cancelled. A family that is larger than [`MAX_RETRIED_AT_ONCE`] follows step by step in the
-/// background.
+/// was cancelled. A family that is larger than [`MAX_RETRIED_AT_ONCE`], or has more generations
+/// than [`MAX_GENERATIONS_AT_ONCE`], follows step by step in the background.
 async fn requeue_descendants(
     tx: &mut PgConnection,
     root: JobKey,
 ) -> Result<Vec<WaitingJob>, Error> {
     let project_id = root.project_id;
     let (mut back, mut all) = (vec![root.id], Vec::new());
-    while !back.is_empty() {
+    for generation in 0.. {
         let room = MAX_RETRIED_AT_ONCE - all.len();
         let first = JobId(Uuid::nil());
-        let cancelled =
-            control::cancelled_because_of(tx, project_id, &back, first, room + 1).await?;
-        if cancelled.len() > room {
+        let children = control::cancelled_children(tx, project_id, &back, first, room + 1).await?;
+        if children.is_empty() {
+            break;
+        }
+        if children.len() > room || generation == MAX_GENERATIONS_AT_ONCE {
             cascade::mark_revived(tx, project_id, &back).await?;
             break;
         }
-        let requeued = requeue_children(tx, project_id, &cancelled).await.map_err(conflict)?;
+        let requeued = requeue_children(tx, project_id, &children).await.map_err(conflict)?;
         back = requeued.iter().map(|it| it.id).collect();
         all.extend(requeued);
     }
     Ok(all)
 }
 
-/// Retries cancelled jobs whose parents permit it. The others are cancelled because of another
-/// parent from now on, and are found when that one is retried.
+/// Retries cancelled jobs whose parents permit it. The others are found again as children of those
+/// of their parents that are retried later.
 pub(in crate::engine) async fn requeue_children(
     tx: &mut PgConnection,
     project_id: ProjectId,
     children: &[JobId],
 ) -> sqlx::Result<Vec<WaitingJob>> {
-    let (mut left, mut all) = (children.to_vec(), Vec::new());
-    while !left.is_empty() {
-        let requeued = requeue(tx, project_id, &left).await?;
-        if requeued.is_empty() {
-            control::blame_another(tx, project_id, &left).await?;
-            break;
-        }
-        // Those that are left may have waited for one of these.
-        left.retain(|id| requeued.iter().all(|it| it.id != *id));
-        all.extend(requeued);
+    let requeued = requeue(tx, project_id, children).await?;
+    let is_back = |id: &JobId| requeued.iter().any(|it| it.id == *id);
+    let left: Vec<_> = children.iter().filter(|it| !is_back(it)).copied().collect();
+    if !left.is_empty() {
+        control::blame_another(tx, project_id, &left).await?;
     }
     let revived = |it: &WaitingJob| NewEvent::new(it.key(), history::REVIVED, None, None);
-    events::insert(tx, &all.iter().map(revived).collect::<Vec<_>>()).await?;
-    Ok(all)
+    events::insert(tx, &requeued.iter().map(revived).collect::<Vec<_>>()).await?;
+    Ok(requeued)
 }
 
-/// Two statements: the second sees the final state of the parents that the first has locked.
+/// Several statements: the last sees the final state of what the others have locked.
 async fn requeue(
     tx: &mut PgConnection,
     project_id: ProjectId,
     jobs: &[JobId],
 ) -> sqlx::Result<Vec<WaitingJob>> {
+    control::lock_cancelled(tx, project_id, jobs).await?;
     control::lock_parents_of(tx, project_id, jobs).await?;
     let requeued = control::requeue_cancelled(tx, project_id, jobs).await?;
     let back: Vec<_> = requeued.iter().map(|it| it.id).collect();

@@ -26,15 +26,27 @@ const STEP_JOBS: usize = 100;
 pub async fn pass(engine: &Engine) -> sqlx::Result<bool> {
     let mut conn = engine.pools.background.acquire().await?;
     let parents = sweep::find_revived(&mut conn).await?;
+    let mut is_any = false;
     for parent in &parents {
         let parent = std::slice::from_ref(parent);
-        for jobs in isolate::process(engine, &mut conn, &Families, parent).await? {
+        for Stepped { is_any: is_one, jobs } in
+            isolate::process(engine, &mut conn, &Families, parent).await?
+        {
+            is_any |= is_one;
             engine.notifier.waiting(jobs.iter());
             let revived = || jobs.iter().map(|it| job_event(it.key(), history::REVIVED));
             engine.notifier.feed.tell(|| revived().collect());
         }
     }
-    Ok(!parents.is_empty())
+    Ok(is_any)
+}
+
+/// What a step did.
+#[derive(Default)]
+struct Stepped {
+    /// False: another node had the families.
+    is_any: bool,
+    jobs: Vec<WaitingJob>,
 }
 
 /// Retrying the children of retried jobs.
@@ -42,32 +54,29 @@ struct Families;
 
 impl Sweep for Families {
     type Item = JobKey;
-    type Done = Vec<WaitingJob>;
+    type Done = Stepped;
     const WORK: Work = Work::Cascade;
 
     fn name(item: &JobKey) -> (ProjectId, String) {
         isolate::job_name(*item)
     }
 
-    async fn process(
-        &self,
-        tx: &mut PgConnection,
-        parents: &[JobKey],
-    ) -> sqlx::Result<Vec<WaitingJob>> {
-        let mut all = Vec::new();
+    async fn process(&self, tx: &mut PgConnection, parents: &[JobKey]) -> sqlx::Result<Stepped> {
+        let mut stepped = Stepped::default();
         for parent in parents {
             let Some(after) = cascade::lock_revived(tx, *parent).await? else { continue };
             let (project_id, ids) = (parent.project_id, [parent.id]);
             let children =
-                control::cancelled_because_of(tx, project_id, &ids, after, STEP_JOBS).await?;
+                control::cancelled_children(tx, project_id, &ids, after, STEP_JOBS).await?;
             let requeued = requeue_possible(tx, project_id, &children).await?;
             let back: Vec<_> = requeued.iter().map(|it| it.id).collect();
             cascade::mark_revived(tx, project_id, &back).await?;
             let last = children.last().filter(|_| children.len() == STEP_JOBS);
             cascade::advance_revived(tx, *parent, last.copied()).await?;
-            all.extend(requeued);
+            stepped.is_any = true;
+            stepped.jobs.extend(requeued);
         }
-        Ok(all)
+        Ok(stepped)
     }
 }
 

@@ -78,7 +78,8 @@ pub async fn merge_counts(
                     from queue_deltas
                     where made_by >= (select before from merged)
                         and made_by < (select oldest_running from merged)
-                        and not exists (select from found where found.place = queue_deltas.ctid)
+                        -- Not an anti join: planned for an empty table it might be a nested loop.
+                        and ctid not in (select place from found)
                 )
             )
             from merged

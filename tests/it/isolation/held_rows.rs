@@ -109,3 +109,41 @@ fn a_held_child_delays_only_its_own_parents() {
         assert_eq!(acked["children_activated"], 1);
     });
 }
+
+#[test]
+fn a_job_that_fails_while_its_workflow_is_cancelled_does_not_survive() {
+    with_two_tenants(async |t, _| {
+        let job = |key: &str| json!({"key": key, "job_type": key});
+        let graph = json!({"jobs": [job("runs"), job("waits")]});
+        let workflow = t.post("/v1/workflows", graph).await.is(201);
+        let poll = json!({"worker_id": "w", "queues": ["default"], "job_types": ["runs"]});
+        let running = t.polled(poll).await.remove(0);
+        let holder = hold(&t.database, "jobs where job_type = 'waits'").await;
+        let path = format!("/v1/workflows/{}/cancel", workflow["id"].as_str().expect("an id"));
+        let cancelling = {
+            let t = t.clone();
+            tokio::spawn(async move { t.act(&path).await })
+        };
+        let waits = "select count(*) from pg_stat_activity
+                     where wait_event_type = 'Lock' and datname = current_database()";
+        while t.database.number(waits).await == 0 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        let failing = {
+            let (t, running) = (t.clone(), running.clone());
+            tokio::spawn(async move { t.ack(&running, "w", "failed").await })
+        };
+        // Time for the ack, if nothing holds it back.
+        let _ = tokio::time::timeout(AT_ONCE / 4, async {
+            while !failing.is_finished() {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        })
+        .await;
+        let_go(holder).await;
+        assert!(cancelling.await.expect("it does not panic").status.is_success());
+        failing.await.expect("it does not panic").is(200);
+        let id = running["id"].as_str().expect("an id");
+        assert_eq!(t.job(id).await["state"], "cancelled");
+    });
+}

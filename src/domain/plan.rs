@@ -239,15 +239,15 @@ mod tests {
         assert_eq!(plans.names(), ["business", "free", "pro", "unlimited"]);
         let (free, pro, business) =
             (plans.limits("free"), plans.limits("pro"), plans.limits("business"));
-        assert_eq!(free.produce_per_minute, Some(600));
-        assert_eq!(free.work_per_minute, Some(3_000));
+        assert_eq!(free.produce_per_minute, Some(3_000));
+        assert_eq!(free.work_per_minute, Some(15_000));
         assert_eq!(free.manage_per_minute, Some(120));
         assert_eq!(free.waiting_jobs, Some(10_000));
         assert_eq!(free.parked_polls, Some(50));
         assert_eq!(free.retention_days, Some(7));
         for (plan, factor) in [(pro, 20), (business, 200)] {
-            assert_eq!(plan.produce_per_minute, Some(600 * factor));
-            assert_eq!(plan.work_per_minute, Some(3_000 * factor));
+            assert_eq!(plan.produce_per_minute, Some(3_000 * factor));
+            assert_eq!(plan.work_per_minute, Some(15_000 * factor));
             assert_eq!(plan.manage_per_minute, Some(120 * factor));
             assert_eq!(plan.waiting_jobs, Some(10_000 * i64::from(factor)));
         }

@@ -181,11 +181,12 @@ impl<B: Batch> Intake<B> {
             let Some(entry) = lane.entries.pop_front() else { continue };
             let (looked_at, rows) = taken.entry(project_id).or_default();
             *looked_at += 1;
-            *rows += B::rows(&entry.item);
+            let more = B::rows(&entry.item);
             match cut.add(entry, heavy_may) {
                 Added::Yes(cost) => {
                     self.turn = self.turn.max(used);
                     lane.used = used + cost;
+                    *rows += more;
                     self.waiting -= 1;
                 }
                 Added::ToAnother => self.waiting -= 1,

@@ -109,6 +109,57 @@ pub async fn advance_revived(
     Ok(())
 }
 
+/// Up to `limit` children of these jobs, after `after`, that were cancelled because a parent ended
+/// without success: one of these, or another.
+pub async fn cancelled_children(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    parents: &[JobId],
+    after: JobId,
+    limit: usize,
+) -> sqlx::Result<Vec<JobId>> {
+    sqlx::query_scalar!(
+        r#"
+        select distinct child.id "id: JobId"
+        from job_edges edge
+        join finished_jobs child on child.project_id = $1 and child.id = edge.child_id
+        where edge.project_id = $1 and edge.parent_id = any($2) and child.id > $3
+            and child.state = 'cancelled' and child.cancelled_by is not null
+        order by child.id
+        limit $4
+        "#,
+        project_id.0,
+        &parents.iter().map(|it| it.0).collect::<Vec<Uuid>>(),
+        after.0,
+        limit as i64,
+    )
+    .fetch_all(conn)
+    .await
+}
+
+/// Locks cancelled jobs. Of two transactions that retry parents of the same job, the second then
+/// sees what the first did.
+pub async fn lock_cancelled(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    jobs: &[JobId],
+) -> sqlx::Result<()> {
+    sqlx::query!(
+        "
+        select id
+        from finished_jobs
+        where project_id = $1 and id = any($2)
+        order by id
+        for update
+        ",
+        project_id.0,
+        &jobs.iter().map(|it| it.0).collect::<Vec<Uuid>>(),
+    )
+    .fetch_all(conn)
+    .await?;
+    Ok(())
+}
+
 /// Stores until when jobs may start.
 pub async fn insert_expiries(
     conn: &mut PgConnection,

@@ -232,7 +232,7 @@ async fn requeue_descendants(
     for generation in 0.. {
         let room = MAX_RETRIED_AT_ONCE - all.len();
         let first = JobId(Uuid::nil());
-        let children = control::cancelled_children(tx, project_id, &back, first, room + 1).await?;
+        let children = cascade::cancelled_children(tx, project_id, &back, first, room + 1).await?;
         if children.is_empty() {
             break;
         }
@@ -271,7 +271,7 @@ async fn requeue(
     project_id: ProjectId,
     jobs: &[JobId],
 ) -> sqlx::Result<Vec<WaitingJob>> {
-    control::lock_cancelled(tx, project_id, jobs).await?;
+    cascade::lock_cancelled(tx, project_id, jobs).await?;
     control::lock_parents_of(tx, project_id, jobs).await?;
     let requeued = control::requeue_cancelled(tx, project_id, jobs).await?;
     let back: Vec<_> = requeued.iter().map(|it| it.id).collect();

@@ -13,7 +13,7 @@ use crate::{
     error::is_unique_violation,
     ids::{JobId, JobKey, ProjectId},
     store::{
-        cascade, control,
+        cascade,
         settle_success::WaitingJob,
         sweep::{self, set_aside::Work},
     },
@@ -67,7 +67,7 @@ impl Sweep for Families {
             let Some(after) = cascade::lock_revived(tx, *parent).await? else { continue };
             let (project_id, ids) = (parent.project_id, [parent.id]);
             let children =
-                control::cancelled_children(tx, project_id, &ids, after, STEP_JOBS).await?;
+                cascade::cancelled_children(tx, project_id, &ids, after, STEP_JOBS).await?;
             let requeued = requeue_possible(tx, project_id, &children).await?;
             let back: Vec<_> = requeued.iter().map(|it| it.id).collect();
             cascade::mark_revived(tx, project_id, &back).await?;

@@ -51,11 +51,11 @@ fn a_stranger_signs_up_and_the_first_key_works_at_once_at_the_free_plans_limits(
         let ada = TestProject { api_key: secret.to_owned(), ..t.clone() };
         let reply = ada.post("/v1/jobs", json!({"job_type": "hello"})).await;
         reply.is(201);
-        assert_eq!(reply.headers["x-ratelimit-limit"], "600");
-        assert_eq!(reply.headers["x-ratelimit-remaining"], "599");
-        assert_eq!(reply.headers["ratelimit-policy"], "\"produce\";q=600;w=60");
+        assert_eq!(reply.headers["x-ratelimit-limit"], "3000");
+        assert_eq!(reply.headers["x-ratelimit-remaining"], "2999");
+        assert_eq!(reply.headers["ratelimit-policy"], "\"produce\";q=3000;w=60");
         assert!(
-            reply.headers["ratelimit"].to_str().expect("text").starts_with("\"produce\";r=599;t=")
+            reply.headers["ratelimit"].to_str().expect("text").starts_with("\"produce\";r=2999;t=")
         );
         let job = ada.lease("w").await;
         ada.ack(&job, "w", "succeeded").await.is(200);

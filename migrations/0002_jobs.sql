@@ -170,9 +170,6 @@ create table finished_jobs (
 );
 -- Retention by queue.
 create index finished_jobs_by_age on finished_jobs (project_id, queue, completed_at);
--- What the end of one job has cancelled: a retry of it restores them.
-create index finished_jobs_by_canceller on finished_jobs (project_id, cancelled_by)
-where cancelled_by is not null;
 
 -- Attempts that did not succeed: a job's history, and the answer to a repeated ack.
 create table attempts (

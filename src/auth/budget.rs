@@ -79,12 +79,12 @@ impl Budget {
 pub enum Cost {
     /// Jobs to store, acks or events: 1 each.
     Items(usize),
-    /// Leases that a heartbeat of a whole worker renews: 1 for each [`LEASES_PER_BEAT`] begun.
+    /// Leases that a heartbeat of a whole worker renews: 1 for each `LEASES_PER_BEAT` begun.
     Leases(usize),
 }
 
 /// Leases that a heartbeat renews at the cost of one call.
-pub const LEASES_PER_BEAT: usize = 50;
+const LEASES_PER_BEAT: usize = 50;
 
 impl Cost {
     /// At least 1: the call itself.

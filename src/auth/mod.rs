@@ -17,7 +17,7 @@ use base64::{Engine as _, prelude::BASE64_STANDARD};
 pub use self::{
     budget::{
         Budget, CONSOLE_ACTIONS_PER_MEMBER, CONSOLE_READS_PER_MEMBER, Cost, FromConsole,
-        LEASES_PER_BEAT, LimitReport, project_limits,
+        LimitReport, project_limits,
     },
     permit::*,
     person::{CALLS_PER_ACCOUNT, ClientAddress, Person, client_of_request},

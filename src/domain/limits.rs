@@ -85,7 +85,7 @@ pub const MAX_KEY_CHARS: usize = 200;
 /// Largest `concurrency_limit` of a job and `max_concurrency` of a queue.
 pub const MAX_CONCURRENCY: i32 = 100_000;
 /// Queues of one project. At this number jobs are stored in existing queues only.
-pub const MAX_QUEUES: i64 = 100_000;
+pub const MAX_PROJECT_QUEUES: i64 = 100_000;
 /// Jobs one job may wait for.
 pub const MAX_PARENTS: usize = 100;
 /// Jobs that may wait for one job.

@@ -279,7 +279,7 @@ impl<'a> Address<'a> {
         };
         let (username, password) = (value("sentinel_username"), value("sentinel_password"));
         let sentinel = self.of("host", &format!("{username}:{password}@")).context(INVALID)?;
-        if !username.is_empty() {
+        if let Some(username) = sentinel.redis_settings().username().filter(|it| !it.is_empty()) {
             builder = builder.set_client_to_sentinel_username(username);
         }
         if let Some(password) = sentinel.redis_settings().password().filter(|it| !it.is_empty()) {

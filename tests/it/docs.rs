@@ -357,7 +357,7 @@ fn queue_limits() -> Vec<(&'static str, String)> {
             "running jobs that are counted",
             format!("{}, more are shown as pending", counts::MAX_COUNTED_PROCESSING),
         ),
-        ("queues of a project", limits::MAX_QUEUES.to_string()),
+        ("queues of a project", limits::MAX_PROJECT_QUEUES.to_string()),
         ("types that are paused in a queue", limits::MAX_PAUSED_TYPES.to_string()),
         ("job types considered while some are paused", queue_limits::MAX_OPEN_TYPES.to_string()),
         (

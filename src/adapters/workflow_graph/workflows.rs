@@ -283,7 +283,8 @@ pub async fn run(
     let (row, jobs) = workflows::find_latest(&app.engine, caller.project_id, id).await?;
     let is_running = workflows::state(&row, &jobs) == WorkflowState::Running;
     // The jobs of a held workflow were counted when they were stored.
-    let stored = if row.is_held || is_running { 0 } else { jobs.len() };
+    let is_to_start = row.is_held && row.cancelled_at.is_none();
+    let stored = if is_to_start || is_running { 0 } else { jobs.len() };
     caller.charge(&app, "id", Cost::Items(stored)).await?;
     workflows::run(&app.engine, caller.tenant(), id).await?;
     Ok(StatusCode::ACCEPTED)

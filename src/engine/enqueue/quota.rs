@@ -10,7 +10,7 @@ use std::{
 
 use super::NewJob;
 use crate::{
-    domain::{limits::MAX_QUEUES, plan::Tenant},
+    domain::{limits::MAX_PROJECT_QUEUES, plan::Tenant},
     engine::Engine,
     error::Error,
     ids::ProjectId,
@@ -28,7 +28,7 @@ const MAX_CACHED: usize = 20_000;
 struct Backlog {
     /// 0 if they are unlimited.
     jobs: i64,
-    /// Whether the project has [`MAX_QUEUES`].
+    /// Whether the project has [`MAX_PROJECT_QUEUES`].
     has_all_queues: bool,
     counted_at: Instant,
 }
@@ -80,8 +80,8 @@ impl Backlogs {
 /// Admits new jobs.
 ///
 /// # Errors
-/// [`Error::QuotaExceeded`] when the project would have too many jobs, or has [`MAX_QUEUES`] and
-/// would get another.
+/// [`Error::QuotaExceeded`] when the project would have too many jobs, or has
+/// [`MAX_PROJECT_QUEUES`] and would get another.
 pub(super) async fn admit(
     engine: &Engine,
     tenant: Tenant,
@@ -97,7 +97,9 @@ pub(super) async fn admit(
         (None, _) => recount(engine, tenant).await?,
     };
     if known.has_all_queues {
-        check_queues(engine, project_id, jobs).await?;
+        let names: HashSet<_> = jobs.map(|it| it.queue.as_ref()).collect();
+        let names: Vec<_> = names.into_iter().collect();
+        check_queues(engine, project_id, &names).await?;
     }
     if engine.backlogs.add(project_id, count, max) {
         return Ok(());
@@ -118,9 +120,9 @@ async fn recount(engine: &Engine, tenant: Tenant) -> Result<Backlog, Error> {
         Some(_) => store::counts::waiting(&mut conn, project_id).await?,
         None => 0,
     };
-    let queues = store::counts::count_queues(&mut conn, project_id, MAX_QUEUES).await?;
+    let queues = store::counts::count_queues(&mut conn, project_id, MAX_PROJECT_QUEUES).await?;
     let backlog =
-        Backlog { jobs, has_all_queues: queues >= MAX_QUEUES, counted_at: Instant::now() };
+        Backlog { jobs, has_all_queues: queues >= MAX_PROJECT_QUEUES, counted_at: Instant::now() };
     engine.backlogs.note(project_id, backlog);
     Ok(backlog)
 }
@@ -128,29 +130,23 @@ async fn recount(engine: &Engine, tenant: Tenant) -> Result<Backlog, Error> {
 /// Whether a job may be moved to this queue.
 ///
 /// # Errors
-/// [`Error::QuotaExceeded`] when the project has [`MAX_QUEUES`], and this is none of them.
+/// [`Error::QuotaExceeded`] when the project has [`MAX_PROJECT_QUEUES`], and this is none of them.
 pub async fn admit_queue(engine: &Engine, project_id: ProjectId, queue: &str) -> Result<(), Error> {
     let mut conn = engine.pools.read_for(project_id).await?;
-    if store::counts::used_queues(&mut conn, project_id, &[queue]).await?.is_empty()
-        && store::counts::count_queues(&mut conn, project_id, MAX_QUEUES).await? >= MAX_QUEUES
-    {
-        return Err(Error::QuotaExceeded { what: "queues", max: MAX_QUEUES });
+    let queues = store::counts::count_queues(&mut conn, project_id, MAX_PROJECT_QUEUES).await?;
+    drop(conn);
+    if queues >= MAX_PROJECT_QUEUES {
+        check_queues(engine, project_id, &[queue]).await?;
     }
     Ok(())
 }
 
 /// A project that has as many queues as it may can use these only.
-async fn check_queues(
-    engine: &Engine,
-    project_id: ProjectId,
-    jobs: impl Iterator<Item = &NewJob>,
-) -> Result<(), Error> {
-    let names: HashSet<_> = jobs.map(|it| it.queue.as_ref()).collect();
-    let names: Vec<_> = names.into_iter().collect();
+async fn check_queues(engine: &Engine, project_id: ProjectId, names: &[&str]) -> Result<(), Error> {
     let mut conn = engine.pools.read_for(project_id).await?;
-    let used = store::counts::used_queues(&mut conn, project_id, &names).await?;
+    let used = store::counts::used_queues(&mut conn, project_id, names).await?;
     if used.len() < names.len() {
-        return Err(Error::QuotaExceeded { what: "queues", max: MAX_QUEUES });
+        return Err(Error::QuotaExceeded { what: "queues", max: MAX_PROJECT_QUEUES });
     }
     Ok(())
 }

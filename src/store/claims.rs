@@ -247,12 +247,12 @@ pub async fn claim_any_type(
             worker_id = slot.worker_id,
             poll_id = slot.poll_id,
             progress = null,
-            claimed_at = clock_timestamp(),
+            claimed_at = statement_timestamp(),
             lease_seconds = least(
                 coalesce(slot.lease_seconds, greatest($11::int, jobs.timeout_seconds / 2)),
                 jobs.timeout_seconds + $12::int
             ),
-            lease_expires_at = clock_timestamp() + make_interval(secs => least(
+            lease_expires_at = statement_timestamp() + make_interval(secs => least(
                 coalesce(slot.lease_seconds, greatest($11::int, jobs.timeout_seconds / 2)),
                 jobs.timeout_seconds + $12::int
             ))
@@ -344,12 +344,12 @@ pub async fn claim_some_types(
                 worker_id = slot.worker_id,
                 poll_id = slot.poll_id,
                 progress = null,
-                claimed_at = clock_timestamp(),
+                claimed_at = statement_timestamp(),
                 lease_seconds = least(
                     coalesce(slot.lease_seconds, greatest($11::int, jobs.timeout_seconds / 2)),
                     jobs.timeout_seconds + $12::int
                 ),
-                lease_expires_at = clock_timestamp() + make_interval(secs => least(
+                lease_expires_at = statement_timestamp() + make_interval(secs => least(
                     coalesce(slot.lease_seconds, greatest($11::int, jobs.timeout_seconds / 2)),
                     jobs.timeout_seconds + $12::int
                 ))

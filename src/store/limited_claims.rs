@@ -346,12 +346,12 @@ pub async fn claim_constrained(
                 poll_id = slot.poll_id,
                 progress = null,
                 holds_slot = jobs.concurrency_key is not null or $8::int is not null,
-                claimed_at = clock_timestamp(),
+                claimed_at = statement_timestamp(),
                 lease_seconds = least(
                     coalesce(slot.lease_seconds, greatest($13::int, $16::int, jobs.timeout_seconds / 2)),
                     jobs.timeout_seconds + $14::int
                 ),
-                lease_expires_at = clock_timestamp() + make_interval(secs => least(
+                lease_expires_at = statement_timestamp() + make_interval(secs => least(
                     coalesce(slot.lease_seconds, greatest($13::int, $16::int, jobs.timeout_seconds / 2)),
                     jobs.timeout_seconds + $14::int
                 ))

@@ -25,6 +25,7 @@ pub mod redis_bus;
 pub mod serve;
 pub mod store;
 pub mod telemetry;
+pub mod tls;
 pub mod traces;
 pub mod wakeups;
 pub mod wire;

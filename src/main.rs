@@ -2,13 +2,17 @@
 
 use std::process::ExitCode;
 
-use fencepost::cli::{self, Cli};
+use fencepost::{
+    cli::{self, Cli},
+    tls,
+};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 #[tokio::main]
 async fn main() -> ExitCode {
+    tls::install();
     // Twenty thousand parked polls need as many file descriptors; the usual limit is a thousand.
     let _ = rlimit::increase_nofile_limit(u64::MAX);
     match Cli::read().run().await {

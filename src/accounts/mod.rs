@@ -12,6 +12,7 @@ pub mod projects;
 pub mod secret;
 mod signup;
 pub mod token;
+mod token_crypto;
 
 use std::{sync::Arc, time::Duration};
 

@@ -13,6 +13,7 @@ use jsonwebtoken::{
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
+use super::token_crypto;
 use crate::{
     domain::limits::ACCESS_TOKEN_SECONDS,
     error::Error,
@@ -69,6 +70,7 @@ pub struct Tokens(Arc<RwLock<Vec<Key>>>);
 impl Tokens {
     /// Replaces the keys, newest first.
     pub fn know(&self, keys: &[SigningKey]) {
+        token_crypto::install();
         let keys = keys.iter().map(|it| Key {
             id: it.id.simple().to_string(),
             encoding: EncodingKey::from_secret(&it.secret),

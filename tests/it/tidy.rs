@@ -16,6 +16,7 @@ const MAX_FUNCTION_LINES: usize = 70;
 /// The layer of each top-level module: it imports from lower layers only.
 const LAYERS: &[(&str, u32)] = &[
     ("ids", 0),
+    ("tls", 0),
     ("domain", 1),
     ("error", 2),
     ("config", 2),

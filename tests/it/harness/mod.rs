@@ -37,6 +37,7 @@ pub fn limited(test: impl Future<Output = ()>) {
 
 /// Runs a test that takes longer than others.
 pub fn run_for(time_limit: Duration, test: impl Future<Output = ()>) {
+    fencepost::tls::install();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()

@@ -27,6 +27,10 @@ use crate::{
 /// Jobs that one pass of a loop touches at most. The statements carry the same number as a literal.
 pub const MAX_SWEEP_ROWS: usize = 500;
 
+/// Due jobs of one project that one pass promotes at most while there is a backlog: another project
+/// waits no longer than such a pass takes. The statement carries the same number as a literal.
+pub const MAX_TURN_ROWS: usize = 100;
+
 /// Silent workers that one query finds at most. The statement carries the same number as a literal.
 pub const MAX_SILENT_WORKERS: usize = 20;
 
@@ -76,8 +80,9 @@ pub async fn find_due(conn: &mut PgConnection) -> sqlx::Result<Vec<JobKey>> {
     .await
 }
 
-/// Due jobs, with projects taking turns: at most [`MAX_SWEEP_ROWS`], of at most 10,000 projects.
-/// Reads an entry for each project that has jobs with a time: for a backlog.
+/// Due jobs, with projects taking turns: at most [`MAX_SWEEP_ROWS`], of at most 10,000 projects and
+/// [`MAX_TURN_ROWS`] of each. For a backlog: reads an entry for each project that has jobs with a
+/// time.
 pub async fn find_due_by_turns(conn: &mut PgConnection) -> sqlx::Result<Vec<JobKey>> {
     sqlx::query_as!(
         JobKey,
@@ -118,7 +123,7 @@ pub async fn find_due_by_turns(conn: &mut PgConnection) -> sqlx::Result<Vec<JobK
                             and item = jobs.id::text and next_try_at > now()
                     )
                 order by run_at
-                limit 500
+                limit 100
             ) first
         ) due
         order by due.turn, due.run_at

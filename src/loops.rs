@@ -44,8 +44,11 @@ const PRUNE_PERIOD: Duration = Duration::from_secs(60);
 const VACUUM_PERIOD: Duration = Duration::from_secs(1);
 /// How often statistics are flushed: a killed node loses at most this much.
 const STATS_PERIOD: Duration = Duration::from_secs(5);
-/// How often the gauges of the database and of waiting work are read.
+/// How often gauges are set. Those of the database and of waiting work are the same on all nodes,
+/// so each node reads them that much less often: together they read as much as one node.
 const GAUGES_PERIOD: Duration = Duration::from_secs(10);
+/// More nodes than this read together more than one node, so that no gauge is older than a minute.
+const MAX_GAUGE_NODES: u32 = 6;
 /// A node counts as gone after three of these without a sign of life.
 const NODES_PERIOD: Duration = Duration::from_secs(4);
 /// How often expired sessions, tokens and audit entries are deleted.
@@ -130,8 +133,8 @@ pub fn start(app: &App, stopping: &CancellationToken, tracker: &TaskTracker) {
         flush::write(&engine).await?;
         Ok(Next::Sleep(STATS_PERIOD))
     });
-    loops.start("gauges", None, |engine| async move {
-        gauges::refresh(&engine).await?;
+    loops.start("pools", None, |engine| async move {
+        gauges::show_pools(&engine.pools);
         Ok(Next::Sleep(GAUGES_PERIOD))
     });
     loops.start("vacuum", None, |engine| async move {
@@ -159,6 +162,14 @@ fn start_instance_loops(app: &App, loops: &Loops<'_>) {
             let mut conn = engine.pools.background.acquire().await?;
             let pruned = purge::prune_people(&mut conn, AUDIT_KEEP_DAYS).await?;
             Ok(Next::continue_if(pruned >= purge::MAX_PRUNED_PEOPLE, ACCOUNTS_PERIOD))
+        }
+    });
+    let bus = app.bus.clone();
+    loops.start("gauges", None, move |engine| {
+        let nodes = bus.nodes().min(MAX_GAUGE_NODES);
+        async move {
+            gauges::refresh(&engine).await?;
+            Ok(Next::Sleep(GAUGES_PERIOD * nodes))
         }
     });
     loops.start("purge", None, |engine| async move {

@@ -8,6 +8,7 @@ use metrics::{counter, gauge};
 use crate::{
     engine::Engine,
     store::{
+        pools::Pools,
         sweep::{
             gauges::{self, ReadyQueue, Server, Table},
             set_aside::{self, Work},
@@ -17,12 +18,16 @@ use crate::{
     telemetry,
 };
 
-/// Reads and sets all gauges.
-pub async fn refresh(engine: &Engine) -> sqlx::Result<()> {
-    for (pool, idle, used) in engine.pools.connections() {
+/// Sets the gauges of this node's pools.
+pub fn show_pools(pools: &Pools) {
+    for (pool, idle, used) in pools.connections() {
         gauge!(telemetry::POOL_CONNECTIONS, "pool" => pool, "state" => "idle").set(idle);
         gauge!(telemetry::POOL_CONNECTIONS, "pool" => pool, "state" => "used").set(used);
     }
+}
+
+/// Reads and sets the gauges that are the same on all nodes.
+pub async fn refresh(engine: &Engine) -> sqlx::Result<()> {
     let mut conn = engine.pools.background.acquire().await?;
     show_waiting(&gauges::places(&mut conn, ALIVE_SECONDS).await?);
     let jobs = gauges::by_state(&mut conn).await?;

@@ -104,6 +104,19 @@ where state in ('scheduled', 'backoff') and unfinished_parents = 0;
 create index jobs_due_by_project on jobs (project_id, run_at)
 where state in ('scheduled', 'backoff') and unfinished_parents = 0;
 
+-- Dead letters that were deleted lately. If a client stores a job under the id of one, the numbers
+-- of its attempts continue: an ack of an old attempt must not settle a new one.
+create table deleted_jobs (
+    project_id integer not null,
+    job_id uuid not null,
+    -- The last attempt.
+    attempt integer not null,
+    deleted_at timestamptz not null default now(),
+    primary key (project_id, job_id)
+);
+-- Retention, across projects.
+create index deleted_jobs_by_time on deleted_jobs (deleted_at);
+
 -- What a job is, from its enqueue to its retention: insert-only.
 create table job_bodies (
     project_id integer not null,

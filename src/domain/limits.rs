@@ -28,6 +28,9 @@ pub const MAX_DELAY_SECONDS: i64 = 366 * 86_400;
 pub const MAX_MAX_ATTEMPTS: i32 = 100;
 /// Longest run of one attempt, in seconds (one day).
 pub const MAX_TIMEOUT_SECONDS: i32 = 86_400;
+/// How long the attempts of a deleted job are known, in seconds (two days): longer than an attempt
+/// may run.
+pub const DELETED_KEEP_SECONDS: i32 = 2 * MAX_TIMEOUT_SECONDS;
 /// Longest lease a poll may ask for, in seconds (one day).
 pub const MAX_LEASE_SECONDS: i32 = 86_400;
 /// Longest first wait and longest cap of a retry policy, in seconds (30 days).

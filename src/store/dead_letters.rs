@@ -346,7 +346,7 @@ pub async fn groups(
 }
 
 /// Locks those of these jobs that are dead letters, in the order of their ids, and deletes them
-/// with everything that belongs to them. Returns which.
+/// with everything that belongs to them, but for the number of the last attempt. Returns which.
 pub async fn delete(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -355,7 +355,7 @@ pub async fn delete(
     sqlx::query_scalar!(
         r#"
         with dead as materialized (
-            select id, queue
+            select id, queue, attempt
             from jobs
             where project_id = $1 and id = any($2) and completed_at is not null
             order by id
@@ -364,6 +364,11 @@ pub async fn delete(
             delete from jobs
             using dead
             where jobs.project_id = $1 and jobs.id = dead.id
+        ), kept as (
+            insert into deleted_jobs (project_id, job_id, attempt)
+            select $1, id, attempt from dead
+            on conflict (project_id, job_id)
+                do update set attempt = excluded.attempt, deleted_at = excluded.deleted_at
         ), edges as (
             delete from job_edges
             using dead

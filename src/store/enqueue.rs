@@ -96,6 +96,8 @@ pub struct StoredJob {
     pub state: StoredState,
     pub run_at: DateTime<Utc>,
     pub created_at: DateTime<Utc>,
+    /// The number of its last attempt: 0, unless its id is that of a deleted job.
+    pub attempt: i32,
     /// Failures after which it is dead-lettered.
     pub max_attempts: i32,
     /// None: the default.
@@ -119,7 +121,7 @@ impl StoredJob {
             rank: job.rank,
             run_at: self.run_at,
             created_at: self.created_at,
-            attempt: 0,
+            attempt: self.attempt,
             failures: 0,
             max_attempts: self.max_attempts,
             timeout_seconds: job.timeout_seconds,
@@ -249,7 +251,7 @@ pub async fn insert_jobs(
             group by project_id, queue
         )
         select id "id!: JobId", state "state!: StoredState", run_at "run_at!",
-               now() "created_at!", max_attempts "max_attempts!", retry,
+               now() "created_at!", 0 "attempt!", max_attempts "max_attempts!", retry,
                is_queue_paused "is_queue_paused!", is_type_paused "is_type_paused!"
         from new
         "#,
@@ -289,6 +291,7 @@ pub async fn find_stored(
                coalesce(live.state, ended.state) "state!: StoredState",
                coalesce(live.run_at, ended.run_at) "run_at!",
                coalesce(live.created_at, ended.created_at) "created_at!",
+               coalesce(live.attempt, ended.attempt) "attempt!",
                coalesce(live.max_attempts, ended.max_attempts) "max_attempts!", body.retry "retry?",
                setting.paused_at is not null "is_queue_paused!",
                coalesce(coalesce(live.job_type, ended.job_type) = any(setting.paused_types), false)
@@ -306,4 +309,28 @@ pub async fn find_stored(
     )
     .fetch_all(conn)
     .await
+}
+
+/// Lets the attempts of new jobs continue where those of a deleted job with the same id ended.
+/// Returns the last attempt of each such job.
+pub async fn continue_attempts(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    new: &[JobId],
+) -> sqlx::Result<Vec<(JobId, i32)>> {
+    let continued = sqlx::query!(
+        r#"
+        update jobs
+        set attempt = deleted.attempt
+        from deleted_jobs deleted
+        where jobs.project_id = $1 and jobs.id = any($2)
+            and deleted.project_id = $1 and deleted.job_id = jobs.id
+        returning jobs.id "id: JobId", jobs.attempt
+        "#,
+        project_id.0,
+        &new.iter().map(|it| it.0).collect::<Vec<_>>(),
+    )
+    .fetch_all(conn)
+    .await?;
+    Ok(continued.into_iter().map(|it| (it.id, it.attempt)).collect())
 }

@@ -186,6 +186,7 @@ fn every_statement_on_a_tenants_table_names_the_project() {
         "orphaned_parents",
         "revived_parents",
         "job_expiries",
+        "deleted_jobs",
         "queue_counts",
         "queue_deltas",
         "unmerged_deltas",
@@ -224,6 +225,7 @@ fn every_tenants_key_and_index_begins_with_the_project() {
     const EXCEPTIONS: &[&str] = &[
         "jobs_expiring",
         "jobs_due",
+        "deleted_jobs_by_time",
         "job_expiries_by_time",
         "api_keys_by_secret",
         "idempotency_keys_by_age",

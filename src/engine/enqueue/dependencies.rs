@@ -171,6 +171,7 @@ async fn store_once(
         let error = Error::invalid("run_at", "must be at most one year ahead");
         return Err(Failed::Refused(error));
     }
+    let stored = continue_attempts(&mut tx, project_id, &left, stored).await?;
     dependencies::insert_edges(&mut tx, project_id, &edges).await?;
     let expires = |it: &NewJob| Some((it.id, it.extras.as_ref()?.expires_at?));
     let expiries: Vec<_> = new.iter().filter_map(expires).collect();
@@ -203,6 +204,25 @@ async fn store_once(
             .or_else(|| existing.get(unique_key(&it.job)?).map(|it| EnqueueOutcome::Existing(*it)))
     };
     Ok(jobs.iter().filter_map(outcome).collect())
+}
+
+/// An ack of an attempt of a deleted job must not settle an attempt of its successor.
+async fn continue_attempts(
+    tx: &mut PgConnection,
+    project_id: ProjectId,
+    sent: &[TiedJob],
+    mut stored: Vec<StoredJob>,
+) -> sqlx::Result<Vec<StoredJob>> {
+    let given: Vec<_> = sent.iter().filter(|it| it.is_id_given).map(|it| it.job.id).collect();
+    if given.is_empty() {
+        return Ok(stored);
+    }
+    let last: HashMap<_, _> =
+        store::enqueue::continue_attempts(tx, project_id, &given).await?.into_iter().collect();
+    for job in &mut stored {
+        job.attempt = last.get(&job.id).copied().unwrap_or(job.attempt);
+    }
+    Ok(stored)
 }
 
 fn unique_key(job: &NewJob) -> Option<&str> {

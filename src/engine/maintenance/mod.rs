@@ -77,8 +77,8 @@ pub async fn vacuum_if_due(engine: &Engine) -> sqlx::Result<bool> {
     }
 }
 
-/// Deletes idempotency answers, old workers, ended operations, fires, rates and statistics that are
-/// past their retention. Returns whether there may be more.
+/// Deletes idempotency answers, old workers, ended operations, fires, rates, statistics and traces
+/// of deleted jobs that are past their retention. Returns whether there may be more.
 pub async fn prune(engine: &Engine) -> sqlx::Result<bool> {
     let mut conn = engine.pools.background.acquire().await?;
     let rows = [
@@ -88,6 +88,7 @@ pub async fn prune(engine: &Engine) -> sqlx::Result<bool> {
         schedules::prune_fires(&mut conn, FIRE_KEEP_DAYS).await?,
         prune::prune_rates(&mut conn).await?,
         prune::prune_stats(&mut conn).await?,
+        prune::prune_deleted_jobs(&mut conn).await?,
         set_aside::prune(&mut conn).await?,
     ];
     Ok(rows.contains(&(sweep::MAX_SWEEP_ROWS as u64)))

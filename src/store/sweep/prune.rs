@@ -3,7 +3,10 @@
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use crate::ids::{JobId, ProjectId};
+use crate::{
+    domain::limits::DELETED_KEEP_SECONDS,
+    ids::{JobId, ProjectId},
+};
 
 /// Finished jobs of a queue that one pass deletes, each with everything that belongs to it. The
 /// statement carries the same number as a literal.
@@ -341,6 +344,28 @@ pub async fn prune_stats(conn: &mut PgConnection) -> sqlx::Result<u64> {
             and job_stats.at = old.at and job_stats.queue = old.queue
             and job_stats.job_type = old.job_type
         ",
+    )
+    .execute(conn)
+    .await?;
+    Ok(pruned.rows_affected())
+}
+
+/// Forgets deleted jobs after [`DELETED_KEEP_SECONDS`]. Returns how many.
+pub async fn prune_deleted_jobs(conn: &mut PgConnection) -> sqlx::Result<u64> {
+    let pruned = sqlx::query!(
+        "
+        delete from deleted_jobs
+        using (
+            select project_id, job_id
+            from deleted_jobs
+            where deleted_at < now() - make_interval(secs => $1::int)
+            order by deleted_at
+            limit 500
+            for update skip locked
+        ) old
+        where deleted_jobs.project_id = old.project_id and deleted_jobs.job_id = old.job_id
+        ",
+        DELETED_KEEP_SECONDS,
     )
     .execute(conn)
     .await?;

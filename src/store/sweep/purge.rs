@@ -23,6 +23,7 @@ pub const TENANT_TABLES: &[&str] = &[
     "job_logs",
     "job_log_totals",
     "job_expiries",
+    "deleted_jobs",
     "orphaned_parents",
     "revived_parents",
     "dead_letters",

@@ -170,6 +170,26 @@ fn a_dead_letter_is_retried_from_the_beginning_or_deleted() {
 }
 
 #[test]
+fn an_id_that_is_used_again_refuses_the_attempts_of_the_deleted_job() {
+    run(async |t| {
+        let mut job = with_retry(json!({"max_attempts": 1}));
+        job["id"] = json!(uuid::Uuid::now_v7());
+        enqueue(t, job.clone()).await;
+        let old = t.lease("w").await;
+        t.ack(&old, "w", "failed").await.is(200);
+        let id = job["id"].as_str().expect("an id");
+        t.delete(&format!("{OJS}/dead-letter/{id}")).await.is(200);
+        enqueue(t, job.clone()).await;
+        let new = t.lease("w").await;
+        assert_eq!((&old["attempt"], &new["attempt"]), (&json!(1), &json!(2)));
+        let mut ack = json!({"job_id": new["id"], "worker_id": "w", "status": "succeeded"});
+        ack["attempt"] = json!(1);
+        t.post("/v1/workers/ack", ack).await.is_error(409, "stale_lease");
+        t.ack(&new, "w", "succeeded").await.is(200);
+    });
+}
+
+#[test]
 fn a_reservation_that_runs_out_is_a_failed_attempt() {
     run(async |t| {
         let job = enqueue(t, json!({"type": "a", "args": []})).await;

@@ -136,3 +136,22 @@ async fn fire(conn: &mut PgConnection) {
     .await;
     assert!(wait.is_some());
 }
+
+#[test]
+fn a_plan_made_while_no_job_was_due_reads_due_jobs_by_their_keys() {
+    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    limited(async {
+        let database = fresh_database().await;
+        let pools = Pools::new(&database.url, PoolArgs::default()).expect("a URL");
+        let conn = &mut *pools.promote.acquire().await.expect("a connection");
+        assert!(sweep::promote(conn, &[]).await.expect("it runs").is_empty());
+        fill(&database).await;
+        database.execute("update jobs set run_at = now() where queue = 'later'").await;
+        let due = sweep::find_due(conn).await.expect("it runs");
+        let promoted = costs(conn, "promote", due.len() as i64 * 50, async |conn| {
+            sweep::promote(conn, &due).await.expect("it runs")
+        })
+        .await;
+        assert_eq!(promoted.len(), sweep::MAX_SWEEP_ROWS);
+    });
+}

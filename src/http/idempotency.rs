@@ -203,7 +203,7 @@ impl Repeat {
             }
             Err(_) => None,
         };
-        let mut conn = app.engine.pools.enqueue.acquire().await?;
+        let mut conn = app.engine.pools.enqueue.acquire_for(project_id).await?;
         match kept {
             Some((status, location, body)) => {
                 let status = status.as_u16();
@@ -251,7 +251,7 @@ enum Begun {
 
 async fn begin(app: &App, presented: Presented<'_>) -> Result<Begun, Error> {
     let Presented { project_id, key, fingerprint } = presented;
-    let mut conn = app.engine.pools.enqueue.acquire().await?;
+    let mut conn = app.engine.pools.enqueue.acquire_for(project_id).await?;
     let seed = Uuid::now_v7();
     if idempotency::begin(&mut conn, presented, seed).await? {
         return Ok(Begun::Run(seed));

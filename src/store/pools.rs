@@ -12,10 +12,13 @@ use sqlx::{
     pool::PoolConnection,
     postgres::{PgConnectOptions, PgPoolOptions},
 };
-use tokio::time::timeout;
+use tokio::{sync::OwnedSemaphorePermit, time::timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::deadline::{self, Health, Loan};
+use super::{
+    deadline::{self, Health, Loan},
+    shares::Shares,
+};
 use crate::{config::PoolArgs, ids::ProjectId, telemetry};
 
 /// How long a request may wait for a connection before it is shed.
@@ -60,6 +63,7 @@ pub struct Pool {
 #[derive(Debug)]
 struct Shared {
     connections: RwLock<PgPool>,
+    shares: Shares,
     max_silence: Duration,
     health: Arc<Health>,
 }
@@ -78,7 +82,22 @@ impl Pool {
             .record(started.elapsed().as_secs_f64());
         let inner = Some(acquired?);
         loan.enter();
-        Ok(Connection { inner, loan })
+        Ok(Connection { inner, loan, share: None })
+    }
+
+    /// Takes a connection of the project's share. Take none while you hold another: the project's
+    /// requests would wait for each other.
+    ///
+    /// # Errors
+    /// As for [`Self::acquire`].
+    pub async fn acquire_for(&self, project_id: ProjectId) -> sqlx::Result<Connection> {
+        let shared = async {
+            let share = self.shared.shares.take(project_id).await;
+            let mut conn = self.acquire().await?;
+            conn.share = Some(share);
+            Ok(conn)
+        };
+        timeout(ACQUIRE_TIMEOUT, shared).await.map_err(|_| sqlx::Error::PoolTimedOut)?
     }
 
     fn current(&self) -> PgPool {
@@ -101,6 +120,8 @@ pub struct Connection {
     /// None only while it is dropped.
     inner: Option<PoolConnection<Postgres>>,
     loan: Arc<Loan>,
+    /// Returned after the connection.
+    share: Option<OwnedSemaphorePermit>,
 }
 
 impl Connection {
@@ -224,6 +245,7 @@ impl Pools {
             let max_silence = Duration::from_millis(statement_timeout_ms.into()) + SILENCE_MARGIN;
             let shared = Shared {
                 connections: RwLock::new(pool(options, role, size, statement_timeout_ms)),
+                shares: Shares::of(size),
                 max_silence,
                 health: Arc::clone(&health),
             };

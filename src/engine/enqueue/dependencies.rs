@@ -142,7 +142,7 @@ async fn store_once(
     workflow: Option<&NewWorkflow>,
     is_in_doubt: bool,
 ) -> Result<Vec<EnqueueOutcome>, Failed> {
-    let mut conn = engine.pools.enqueue.acquire().await?;
+    let mut conn = engine.pools.enqueue.acquire_for(project_id).await?;
     let all: Vec<_> = jobs.iter().map(|it| &it.job).collect();
     let mut tx = conn.begin().await?;
     let found = store::enqueue::find_stored(&mut tx, &all).await?;

@@ -202,7 +202,7 @@ pub async fn run(engine: &Engine, tenant: Tenant, id: WorkflowId) -> Result<(), 
 }
 
 async fn start(engine: &Engine, project_id: ProjectId, id: WorkflowId) -> Result<(), Error> {
-    let mut conn = engine.pools.enqueue.acquire().await?;
+    let mut conn = engine.pools.enqueue.acquire_for(project_id).await?;
     let mut tx = conn.begin().await?;
     if !workflows::unhold(&mut tx, project_id, id).await? {
         return Ok(());

@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use fencepost::config::PoolArgs;
+
 use crate::harness::{Database, TestProject, TestServer, fresh_database, limited};
 use serde_json::json;
 use sqlx::{Connection, Executor, PgConnection};
@@ -145,5 +147,36 @@ fn a_job_that_fails_while_its_workflow_is_cancelled_does_not_survive() {
         failing.await.expect("it does not panic").is(200);
         let id = running["id"].as_str().expect("an id");
         assert_eq!(t.job(id).await["state"], "cancelled");
+    });
+}
+
+#[test]
+fn enqueues_that_wait_for_a_held_job_leave_connections_to_others() {
+    with_two_tenants(async |one, other| {
+        let unique = |key: &str| json!({"key": key, "on_conflict": "return_existing"});
+        let taken = json!({"job_type": "held", "unique": unique("k")});
+        one.enqueue(taken.clone()).await;
+        let holder = hold(&one.database, "jobs where job_type = 'held'").await;
+        let wait = || {
+            let (one, taken) = (one.clone(), taken.clone());
+            tokio::spawn(async move { one.post("/v1/jobs", taken).await })
+        };
+        let waiting: Vec<_> = (0..20).map(|_| wait()).collect();
+        let share = i64::from(PoolArgs::default().enqueue_connections / 2);
+        let waits = "select count(*) from pg_stat_activity
+                     where datname = current_database() and wait_event_type = 'Lock'";
+        while one.database.number(waits).await < share {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        for key in ["a", "b", "c"] {
+            let since = Instant::now();
+            other.enqueue(json!({"unique": unique(key)})).await;
+            assert!(since.elapsed() < AT_ONCE, "{:?}", since.elapsed());
+        }
+        assert_eq!(one.database.number(waits).await, share);
+        let_go(holder).await;
+        for it in waiting {
+            it.await.expect("it does not panic").is(200);
+        }
     });
 }

@@ -1,0 +1,78 @@
+//! What one project may hold of the connections that projects share.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError, Weak},
+};
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::ids::ProjectId;
+
+/// Projects without a connection are forgotten when more than this many are known.
+const MAX_KNOWN: usize = 1_000;
+
+/// The shares of all projects in one pool: at most half of its connections each, so that no project
+/// takes all. Its further requests wait in their order, without a connection.
+#[derive(Debug)]
+pub(super) struct Shares {
+    of_project: Mutex<HashMap<ProjectId, Weak<Semaphore>>>,
+    connections: usize,
+}
+
+impl Shares {
+    /// Of a pool with this many connections.
+    pub(super) fn of(connections: u32) -> Self {
+        let connections = (connections as usize / 2).max(1);
+        Self { of_project: Mutex::default(), connections }
+    }
+
+    /// Waits until the project may take one more connection: as long as this is kept, it has it.
+    pub(super) async fn take(&self, project_id: ProjectId) -> OwnedSemaphorePermit {
+        let share = self.share(project_id);
+        share.acquire_owned().await.unwrap_or_else(|_| unreachable!("it is never closed"))
+    }
+
+    fn share(&self, project_id: ProjectId) -> Arc<Semaphore> {
+        let mut shares = self.of_project.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(share) = shares.get(&project_id).and_then(Weak::upgrade) {
+            return share;
+        }
+        if shares.len() >= MAX_KNOWN {
+            shares.retain(|_, it| it.strong_count() > 0);
+        }
+        let share = Arc::new(Semaphore::new(self.connections));
+        shares.insert(project_id, Arc::downgrade(&share));
+        share
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures_util::FutureExt;
+
+    #[test]
+    fn a_project_takes_at_most_half_and_leaves_the_rest_to_others() {
+        let shares = Shares::of(5);
+        let (greedy, other) = (ProjectId(1), ProjectId(2));
+        let mut held: Vec<_> = (0..2).filter_map(|_| shares.take(greedy).now_or_never()).collect();
+        assert_eq!(held.len(), 2);
+        assert!(shares.take(greedy).now_or_never().is_none());
+        assert!(shares.take(other).now_or_never().is_some());
+        held.pop();
+        assert!(shares.take(greedy).now_or_never().is_some());
+    }
+
+    #[test]
+    fn projects_that_hold_nothing_are_forgotten() {
+        let shares = Shares::of(1);
+        let kept = shares.take(ProjectId(0)).now_or_never();
+        for id in 1..=3_000 {
+            assert!(shares.take(ProjectId(id)).now_or_never().is_some());
+        }
+        assert!(shares.of_project.lock().expect("a lock").len() <= MAX_KNOWN);
+        assert!(shares.take(ProjectId(0)).now_or_never().is_none(), "its share is kept");
+        drop(kept);
+    }
+}

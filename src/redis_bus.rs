@@ -5,6 +5,7 @@
 mod connection;
 
 use std::{
+    collections::BTreeSet,
     sync::{
         Arc,
         atomic::{AtomicU32, AtomicU64, Ordering},
@@ -16,7 +17,10 @@ use anyhow::Context;
 use futures_util::StreamExt;
 use metrics::{counter, gauge};
 use redis::{FromRedisValue, RedisResult, ScriptInvocation};
-use tokio::time::timeout;
+use tokio::{
+    sync::watch,
+    time::{sleep_until, timeout},
+};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
@@ -27,8 +31,8 @@ use crate::{config::RedisPlace, ids::NodeId, telemetry};
 pub const DEFAULT_BUDGET: Duration = Duration::from_millis(25);
 /// After a failed call, Redis is skipped for this long.
 pub const BREAK: Duration = Duration::from_secs(2);
-/// Channels over which wake-ups are spread, by project.
-pub const WAKE_SHARDS: u32 = 16;
+/// The shards that are wanted anew in this time are joined together.
+const JOIN_PAUSE: Duration = Duration::from_millis(100);
 const SUBSCRIBE_TIMEOUT: Duration = Duration::from_secs(2);
 /// How often a node sends itself a message over Redis.
 const PING_PERIOD: Duration = Duration::from_secs(3);
@@ -176,20 +180,26 @@ impl Bus {
     fn channel(&self, topic: Topic) -> String {
         match topic {
             Topic::Wake(shard) => self.name(&format!("wake:{shard}")),
+            Topic::WakeAll => self.name("wake:all"),
             Topic::Evict => self.name("forget"),
             Topic::Nodes => self.name("nodes"),
             Topic::Ping => self.name(&format!("ping:{}", self.0.node)),
         }
     }
 
-    /// Subscribes until `stop`, and calls `on` with each message. A silent or broken subscription
-    /// is renewed.
-    pub async fn listen(&self, stop: CancellationToken, on: impl Fn(Heard) + Sync) {
+    /// Subscribes until `stop`, to hints in the wanted shards and to all other topics, and calls
+    /// `on` with each message. A silent or broken subscription is renewed.
+    pub async fn listen(
+        &self,
+        stop: CancellationToken,
+        mut wanted: watch::Receiver<BTreeSet<u32>>,
+        on: impl Fn(Heard) + Sync,
+    ) {
         let Some(redis) = &self.0.redis else { return };
         while !stop.is_cancelled() {
             let ended = tokio::select! {
                 () = stop.cancelled() => return,
-                ended = self.subscribe(redis, &on) => ended,
+                ended = self.subscribe(redis, &mut wanted, &on) => ended,
             };
             gauge!(telemetry::REDIS_SUBSCRIBED).set(0);
             if let Err(error) = ended {
@@ -203,21 +213,45 @@ impl Bus {
         }
     }
 
-    async fn subscribe(&self, redis: &Servers, on: &(impl Fn(Heard) + Sync)) -> anyhow::Result<()> {
-        let mut pubsub = timeout(SUBSCRIBE_TIMEOUT, redis.pubsub()).await??;
-        let mut channels: Vec<_> =
-            (0..WAKE_SHARDS).map(|it| self.channel(Topic::Wake(it))).collect();
+    async fn subscribe(
+        &self,
+        redis: &Servers,
+        wanted: &mut watch::Receiver<BTreeSet<u32>>,
+        on: &(impl Fn(Heard) + Sync),
+    ) -> anyhow::Result<()> {
+        let pubsub = timeout(SUBSCRIBE_TIMEOUT, redis.pubsub()).await??;
+        let (mut subscription, mut messages) = pubsub.split();
         let (evict, ping) = (self.channel(Topic::Evict), self.channel(Topic::Ping));
-        let nodes = self.channel(Topic::Nodes);
-        channels.extend([evict.clone(), ping.clone(), nodes.clone()]);
-        timeout(SUBSCRIBE_TIMEOUT, pubsub.subscribe(&channels)).await??;
+        let (nodes, all) = (self.channel(Topic::Nodes), self.channel(Topic::WakeAll));
+        let mut shards = wanted.borrow_and_update().clone();
+        let mut channels = self.wake_channels(&shards);
+        channels.extend([&evict, &ping, &nodes, &all].map(String::clone));
+        timeout(SUBSCRIBE_TIMEOUT, subscription.subscribe(&channels)).await??;
         gauge!(telemetry::REDIS_SUBSCRIBED).set(1);
         on(Heard::Joined);
-        let mut messages = pubsub.into_on_message();
+        let mut joined_at = None;
         let mut heard_at = Instant::now();
         let mut ticks = tokio::time::interval(PING_PERIOD);
         loop {
+            let is_joining = joined_at.is_some();
+            let joined = sleep_until(joined_at.unwrap_or_else(tokio::time::Instant::now));
             tokio::select! {
+                changed = wanted.changed() => {
+                    changed?;
+                    let now = wanted.borrow_and_update().clone();
+                    let new = self.wake_channels(now.difference(&shards));
+                    let old = self.wake_channels(shards.difference(&now));
+                    shards = now;
+                    timeout(SUBSCRIBE_TIMEOUT, subscription.subscribe(&new)).await??;
+                    if !old.is_empty() {
+                        timeout(SUBSCRIBE_TIMEOUT, subscription.unsubscribe(&old)).await??;
+                    }
+                    joined_at = joined_at.or(Some(tokio::time::Instant::now() + JOIN_PAUSE));
+                }
+                () = joined, if is_joining => {
+                    joined_at = None;
+                    on(Heard::Joined);
+                }
                 message = messages.next() => {
                     let message = message.context("the connection was closed")?;
                     heard_at = Instant::now();
@@ -235,6 +269,10 @@ impl Bus {
                 }
             }
         }
+    }
+
+    fn wake_channels<'a>(&self, shards: impl IntoIterator<Item = &'a u32>) -> Vec<String> {
+        shards.into_iter().map(|it| self.channel(Topic::Wake(*it))).collect()
     }
 
     /// Sends itself a message.
@@ -278,10 +316,12 @@ pub struct Facts {
 }
 
 /// The recipients of a message.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Topic {
-    /// Nodes with parked polls; below [`WAKE_SHARDS`].
+    /// Nodes with parked polls in this shard.
     Wake(u32),
+    /// Nodes with parked polls.
+    WakeAll,
     Evict,
     Nodes,
     Ping,
@@ -296,7 +336,8 @@ mod tests {
         let bus = Bus::new(None, Uuid::nil(), DEFAULT_BUDGET).expect("a bus");
         assert!(!bus.tell(Topic::Evict, "x").await);
         assert_eq!(bus.nodes(), 1);
-        bus.listen(CancellationToken::new(), |_| unreachable!("no message is sent")).await;
+        let (_, wanted) = watch::channel(BTreeSet::new());
+        bus.listen(CancellationToken::new(), wanted, |_| unreachable!("no message is sent")).await;
     }
 
     #[tokio::test]

@@ -217,7 +217,7 @@ fn join(app: &App, stop: &CancellationToken, tracker: &TaskTracker) {
                 tokio::spawn(bounded(async move { app.count_nodes().await }));
             }
         };
-        app.bus.listen(stop, on).await;
+        app.bus.listen(stop, app.engine.notifier.wake.interest.wanted(), on).await;
     });
 }
 

@@ -1,6 +1,8 @@
 //! Hints that wake the pump and the loops. They are never the truth: a lost hint costs up to one
 //! fallback query (about two seconds), never a job.
 
+pub mod interest;
+
 use std::sync::{
     Arc, OnceLock,
     atomic::{AtomicBool, Ordering},
@@ -9,6 +11,7 @@ use std::sync::{
 use chrono::{DateTime, Utc};
 use tokio::sync::{Notify, mpsc};
 
+use self::interest::Interest;
 use crate::ids::ProjectId;
 
 /// Hints that may wait for the pump; beyond that it claims everywhere.
@@ -35,6 +38,8 @@ pub struct Wake {
     overflow: Arc<AtomicBool>,
     chores: Arc<[Notify; BACKGROUND_TASKS]>,
     others: Arc<OnceLock<Others>>,
+    /// Which hints of other nodes are wanted.
+    pub interest: Interest,
 }
 
 /// The hints for other nodes.
@@ -96,6 +101,7 @@ pub fn channel() -> (Wake, Hints) {
         overflow: Arc::clone(&overflow),
         chores: Arc::new(std::array::from_fn(|_| Notify::new())),
         others: Arc::default(),
+        interest: Interest::default(),
     };
     (wake, Hints { receiver, overflow })
 }

@@ -9,8 +9,8 @@ use std::{
 };
 
 use crate::harness::{
-    Database, NodeProcess, Stage, TestProject, TestServer, fresh_database, limited, run_for,
-    until_ready,
+    Database, NodeProcess, Stage, TestProject, TestServer, fresh_database, limited, redis_url,
+    run_for, until_ready,
 };
 use serde_json::{Value, json};
 
@@ -72,6 +72,43 @@ fn a_poll_on_another_node_hears_of_a_job_over_redis() {
         let told = took.iter().filter(|it| **it < TOLD_WITHIN).count();
         // Without hints, about a third would be found in that time.
         assert!(told >= 20, "{took:?}");
+    });
+}
+
+#[test]
+fn hints_of_a_project_go_only_to_nodes_where_its_polls_were_parked() {
+    limited(async {
+        let database = fresh_database().await;
+        let one = TestServer::start(database.clone()).await;
+        let other = TestServer::start(database.clone()).await;
+        let here = one.project("main").await;
+        let there = TestProject { url: other.url.clone(), ..here.clone() };
+        let channel = database
+            .text(
+                "select 'fencepost:' || replace(instance.public_id::text, '-', '')
+                        || ':wake:' || projects.id % 256
+                 from instance, projects
+                 where slug = 'main'",
+            )
+            .await;
+        let client = ::redis::Client::open(redis_url()).expect("a URL");
+        let mut conn = client.get_multiplexed_async_connection().await.expect("a connection");
+        let mut until_heard_by = async |nodes: i64| loop {
+            let ask = ::redis::cmd("PUBSUB").arg("NUMSUB").arg(&channel).to_owned();
+            let (_, heard_by): (String, i64) = ask.query_async(&mut conn).await.expect("a number");
+            if heard_by == nodes {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        };
+        until_heard_by(0).await;
+        let poll = json!({"worker_id": "w", "queues": ["default"], "wait_seconds": 0});
+        assert!(there.polled(poll.clone()).await.is_empty());
+        until_heard_by(1).await;
+        assert!(here.polled(poll).await.is_empty());
+        until_heard_by(2).await;
+        one.stop().await;
+        other.stop().await;
     });
 }
 

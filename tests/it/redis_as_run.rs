@@ -1,6 +1,7 @@
 //! Redis as people run it: with TLS, a user of few rights, Sentinels, a cluster.
 
 use std::{
+    collections::BTreeSet,
     fs,
     net::TcpStream,
     path::PathBuf,
@@ -81,7 +82,8 @@ async fn heard(place: RedisPlace) {
     fencepost::limiter::Limiter::rehearse(&bus).await.expect("the counters work");
     let (stop, (told, mut hears)) =
         (CancellationToken::new(), tokio::sync::mpsc::unbounded_channel());
-    let listening = bus.listen(stop.clone(), |heard| drop(told.send(heard)));
+    let (_sender, wanted) = tokio::sync::watch::channel(BTreeSet::new());
+    let listening = bus.listen(stop.clone(), wanted, |heard| drop(told.send(heard)));
     let talking = async {
         hears.recv().await.expect("it has joined");
         assert!(bus.tell(Topic::Evict, "key").await);

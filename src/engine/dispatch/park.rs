@@ -199,6 +199,7 @@ pub(super) async fn poll(
     }
     // The pump answers a poll without a wait once its queues were claimed from.
     let wait = if is_patient { wait } else { ANSWER_TIMEOUT };
+    engine.notifier.wake.interest.note(spec.project_id);
     let mut parked = ParkedPoll::park(&engine.parking, spec, is_patient)?;
     let answer = tokio::select! {
         biased;

@@ -11,10 +11,10 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     engine::Engine,
     ids::ProjectId,
-    redis_bus::{Bus, Topic, WAKE_SHARDS},
+    redis_bus::{Bus, Topic},
     store::claims::MAX_CLAIM_SLOTS,
     telemetry,
-    wakeups::{Arrival, Hint, Hints},
+    wakeups::{Arrival, Hint, Hints, interest},
 };
 
 /// Debounce time: at most one message per queue in this time.
@@ -58,12 +58,12 @@ enum HintMessage {
 }
 
 impl HintMessage {
-    fn shard(&self) -> u32 {
+    fn topic(&self) -> Topic {
         match self {
             Self::Arrived { p, .. } | Self::SlotsFreed { p } | Self::QueueChanged { p, .. } => {
-                p.unsigned_abs() % WAKE_SHARDS
+                Topic::Wake(interest::shard(ProjectId(*p)))
             }
-            Self::Everywhere => 0,
+            Self::Everywhere => Topic::WakeAll,
         }
     }
 
@@ -122,8 +122,8 @@ impl Gathered {
         self.everywhere |= self.arrived.len() + self.others.len() > MAX_WAKES;
     }
 
-    /// Messages by channel.
-    fn messages(self, from: &str) -> Vec<(u32, Message)> {
+    /// Messages by topic.
+    fn messages(self, from: &str) -> Vec<(Topic, Message)> {
         let mut wakes = self.others;
         wakes.extend(self.arrived.into_iter().map(|((p, q, t, g), (r, run_at, n))| {
             HintMessage::Arrived { p: p.0, q, t, r, at: run_at.timestamp_micros(), g, n }
@@ -131,15 +131,15 @@ impl Gathered {
         if self.everywhere {
             wakes = vec![HintMessage::Everywhere];
         }
-        let mut by_shard: HashMap<u32, Vec<HintMessage>> = HashMap::new();
+        let mut by_topic: HashMap<Topic, Vec<HintMessage>> = HashMap::new();
         for wake in wakes {
-            let hints = by_shard.entry(wake.shard()).or_default();
+            let hints = by_topic.entry(wake.topic()).or_default();
             if !hints.contains(&wake) {
                 hints.push(wake);
             }
         }
         let message = |wakes| Message { from: from.to_owned(), wakes };
-        by_shard.into_iter().map(|(shard, wakes)| (shard, message(wakes))).collect()
+        by_topic.into_iter().map(|(topic, wakes)| (topic, message(wakes))).collect()
     }
 }
 
@@ -162,9 +162,9 @@ pub async fn publish(bus: Bus, mut hints: Hints, stop: CancellationToken) {
         if bus.nodes() < 2 {
             continue;
         }
-        for (shard, message) in gathered.messages(&from) {
+        for (topic, message) in gathered.messages(&from) {
             let Ok(text) = serde_json::to_string(&message) else { continue };
-            if bus.tell(Topic::Wake(shard), &text).await {
+            if bus.tell(topic, &text).await {
                 counter!(telemetry::WAKEUPS_SENT).increment(1);
             }
         }
@@ -184,7 +184,7 @@ pub fn hear(engine: &Engine, bus: &Bus, text: &str) {
     }
 }
 
-/// Redis is connected again: messages were lost, so all lanes are claimed from soon.
+/// Messages may have been lost before this subscription, so all lanes are claimed from soon.
 pub fn rejoin(engine: &Engine) {
     let wake = engine.notifier.wake.clone();
     tokio::spawn(async move {
@@ -215,8 +215,8 @@ mod tests {
         gathered.add(Hint::Arrived(vec![arrival("a", 3)]));
         let mut messages = gathered.messages("me");
         assert_eq!(messages.len(), 1);
-        let (shard, message) = messages.remove(0);
-        assert_eq!(shard, 21 % WAKE_SHARDS);
+        let (topic, message) = messages.remove(0);
+        assert_eq!(topic, Topic::Wake(21));
         let of_a = message.wakes.iter().find_map(|it| match it {
             HintMessage::Arrived { q, r, n, .. } if &**q == "a" => Some((*r, *n)),
             _ => None,

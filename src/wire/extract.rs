@@ -24,6 +24,9 @@ use crate::{
 /// The whole body must arrive within this time.
 pub const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// Bytes of a body that take well under a millisecond to parse and to hash.
+const MAX_BYTES_BESIDE_OTHERS: usize = 65_536;
+
 /// A request body.
 pub trait RequestBody: DeserializeOwned {
     /// Its maximum size, in bytes.
@@ -84,7 +87,7 @@ impl<T: RequestBody, S: Send + Sync> FromRequest<S> for Fingerprinted<T> {
         }
         let mut hash = Sha256::new_with_prefix(below_project(request.uri().path()));
         let body = read(request.into_body(), T::MAX_BYTES).await?;
-        hash.update(&body);
+        apart(&body, |body| hash.update(body));
         let fingerprint = hash.finalize().into();
         parse(&body).map(|request| Self { request, fingerprint })
     }
@@ -159,8 +162,20 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
     }
 }
 
-/// Parses once; only an invalid body is parsed again, to find the field.
+/// Works on a body. On a large one, other requests are served by another thread meanwhile.
+fn apart<T>(body: &[u8], work: impl FnOnce(&[u8]) -> T) -> T {
+    match body.len() {
+        0..=MAX_BYTES_BESIDE_OTHERS => work(body),
+        _ => tokio::task::block_in_place(|| work(body)),
+    }
+}
+
 fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, Error> {
+    apart(body, parse_here)
+}
+
+/// Parses once; only an invalid body is parsed again, to find the field.
+fn parse_here<T: DeserializeOwned>(body: &[u8]) -> Result<T, Error> {
     match serde_json::from_slice::<Object<T>>(body) {
         Ok(Object(value)) => Ok(value),
         // An enum value that is not a string counts as a syntax error.

@@ -384,13 +384,13 @@ pub async fn requeue_cancelled(
             select gone.project_id, gone.id, gone.queue, gone.job_type,
                    case
                        when gone.unfinished > 0 then 'scheduled'
-                       when gone.attempt = 0 and gone.run_at > statement_timestamp() then 'scheduled'
+                       when not past.ran and gone.run_at > statement_timestamp() then 'scheduled'
                        else 'pending'
                    end,
                    gone.rank,
                    case
-                       when gone.attempt = 0 then greatest(gone.run_at, statement_timestamp())
-                       else statement_timestamp()
+                       when past.ran then statement_timestamp()
+                       else greatest(gone.run_at, statement_timestamp())
                    end,
                    gone.created_at, gone.attempt, 0, gone.max_attempts, gone.timeout_seconds,
                    body.labels, body.constraint_key, body.concurrency_key, body.concurrency_limit,
@@ -399,6 +399,11 @@ pub async fn requeue_cancelled(
                    gone.unfinished, gone.children
             from gone
             join job_bodies body on body.project_id = gone.project_id and body.job_id = gone.id
+            cross join lateral (
+                select exists (
+                    select from attempts where project_id = gone.project_id and job_id = gone.id
+                ) as ran
+            ) past
             returning project_id, id, queue, job_type, rank, run_at, state, constraint_key
         ), counted as (
             insert into queue_deltas (project_id, queue, scheduled, active, cancelled)

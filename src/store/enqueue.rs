@@ -96,7 +96,7 @@ pub struct StoredJob {
     pub state: StoredState,
     pub run_at: DateTime<Utc>,
     pub created_at: DateTime<Utc>,
-    /// The number of its last attempt: 0, unless its id is that of a deleted job.
+    /// The number of its last attempt: 0 if it is new and its id was never used.
     pub attempt: i32,
     /// Failures after which it is dead-lettered.
     pub max_attempts: i32,

@@ -6,7 +6,7 @@ use fencepost::{
     config::PoolArgs,
     engine::{Engine, maintenance},
     ids::TickKey,
-    store::pools::Pools,
+    store::{pools::Pools, sweep::prune},
 };
 
 use crate::harness::{TestProject, TestServer, fresh_database, limited, run};
@@ -249,5 +249,22 @@ fn with_engine_of(test: impl AsyncFnOnce(&TestProject, &Engine)) {
         let engine = Engine::start(pools, TickKey::new(b"test"), CancellationToken::new());
         test(t, &engine).await;
         engine.finish().await;
+    });
+}
+
+#[test]
+fn attempts_of_deleted_jobs_are_forgotten_after_two_days() {
+    limited(async {
+        let database = fresh_database().await;
+        database
+            .execute(
+                "insert into deleted_jobs (project_id, job_id, attempt, deleted_at)
+                 values (1, gen_random_uuid(), 3, now() - interval '47 h'),
+                        (1, gen_random_uuid(), 3, now() - interval '49 h')",
+            )
+            .await;
+        let mut conn = database.connect().await;
+        assert_eq!(prune::prune_deleted_jobs(&mut conn).await.expect("it runs"), 1);
+        assert_eq!(database.number("select count(*) from deleted_jobs").await, 1);
     });
 }

@@ -1,7 +1,7 @@
 //! Storing jobs with parents, a unique key, a workflow, an id of the client's or an `expires_at`.
 //! One transaction per request, beside the batches of ordinary jobs.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use sqlx::{Acquire, PgConnection};
 
@@ -213,12 +213,14 @@ async fn continue_attempts(
     sent: &[TiedJob],
     mut stored: Vec<StoredJob>,
 ) -> sqlx::Result<Vec<StoredJob>> {
-    let given: Vec<_> = sent.iter().filter(|it| it.is_id_given).map(|it| it.job.id).collect();
-    if given.is_empty() {
+    let given: HashSet<_> = sent.iter().filter(|it| it.is_id_given).map(|it| it.job.id).collect();
+    // Jobs that exist already, and may run, are left alone.
+    let new: Vec<_> = stored.iter().map(|it| it.id).filter(|it| given.contains(it)).collect();
+    if new.is_empty() {
         return Ok(stored);
     }
     let last: HashMap<_, _> =
-        store::enqueue::continue_attempts(tx, project_id, &given).await?.into_iter().collect();
+        store::enqueue::continue_attempts(tx, project_id, &new).await?.into_iter().collect();
     for job in &mut stored {
         job.attempt = last.get(&job.id).copied().unwrap_or(job.attempt);
     }

@@ -77,8 +77,8 @@ pub async fn vacuum_if_due(engine: &Engine) -> sqlx::Result<bool> {
     }
 }
 
-/// Deletes idempotency answers, old workers, ended operations, fires, rates, statistics and traces
-/// of deleted jobs that are past their retention. Returns whether there may be more.
+/// Deletes idempotency answers, old workers, ended operations, fires, rates, statistics and attempt
+/// numbers of deleted jobs that are past their retention. Returns whether there may be more.
 pub async fn prune(engine: &Engine) -> sqlx::Result<bool> {
     let mut conn = engine.pools.background.acquire().await?;
     let rows = [

@@ -350,7 +350,8 @@ pub async fn prune_stats(conn: &mut PgConnection) -> sqlx::Result<u64> {
     Ok(pruned.rows_affected())
 }
 
-/// Forgets deleted jobs after [`DELETED_KEEP_SECONDS`]. Returns how many.
+/// Forgets deleted jobs after [`DELETED_KEEP_SECONDS`], at most [`super::MAX_SWEEP_ROWS`]. Returns
+/// how many.
 pub async fn prune_deleted_jobs(conn: &mut PgConnection) -> sqlx::Result<u64> {
     let pruned = sqlx::query!(
         "

@@ -190,6 +190,28 @@ fn an_id_that_is_used_again_refuses_the_attempts_of_the_deleted_job() {
 }
 
 #[test]
+fn a_job_under_a_used_id_that_never_ran_keeps_its_time() {
+    run(async |t| {
+        let id = uuid::Uuid::now_v7();
+        t.database
+            .execute(&format!(
+                "insert into deleted_jobs (project_id, job_id, attempt)
+                 select id, '{id}', 7 from projects where slug = 'main'"
+            ))
+            .await;
+        let later =
+            json!({"id": id, "type": "a", "args": [], "options": {"scheduled_at": "+PT1H"}});
+        enqueue(t, later).await;
+        let job = t.get("/v1/jobs").await.is(200)["jobs"][0].clone();
+        assert_eq!((&job["state"], &job["attempt"]), (&json!("scheduled"), &json!(7)));
+        let path = format!("/v1/jobs/{}", job["id"].as_str().expect("an id"));
+        t.post(&format!("{path}/cancel"), json!({})).await.is(200);
+        let again = t.post(&format!("{path}/retry"), json!({})).await.is(200);
+        assert_eq!((&again["state"], &again["run_at"]), (&json!("scheduled"), &job["run_at"]));
+    });
+}
+
+#[test]
 fn a_reservation_that_runs_out_is_a_failed_attempt() {
     run(async |t| {
         let job = enqueue(t, json!({"type": "a", "args": []})).await;

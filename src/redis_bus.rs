@@ -280,6 +280,9 @@ impl Bus {
         let mut pubsub = timeout(SUBSCRIBE_TIMEOUT, redis.pubsub()).await??;
         let channel = self.channel(Topic::Ping);
         timeout(SUBSCRIBE_TIMEOUT, pubsub.subscribe(&channel)).await??;
+        let unused = self.channel(Topic::WakeAll);
+        timeout(SUBSCRIBE_TIMEOUT, pubsub.subscribe(&unused)).await??;
+        timeout(SUBSCRIBE_TIMEOUT, pubsub.unsubscribe(&unused)).await??;
         let mut publish = redis::cmd("PUBLISH");
         let mut connection = redis.connection().await?;
         publish.arg(channel).arg("").query_async::<i64>(&mut connection).await?;

@@ -203,7 +203,8 @@ impl Repeat {
             }
             Err(_) => None,
         };
-        let mut conn = app.engine.pools.enqueue.acquire_for(project_id).await?;
+        // Not of the share: the request is done, and only its key waits.
+        let mut conn = app.engine.pools.enqueue.acquire().await?;
         match kept {
             Some((status, location, body)) => {
                 let status = status.as_u16();

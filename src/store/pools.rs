@@ -12,12 +12,12 @@ use sqlx::{
     pool::PoolConnection,
     postgres::{PgConnectOptions, PgPoolOptions},
 };
-use tokio::{sync::OwnedSemaphorePermit, time::timeout};
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use super::{
     deadline::{self, Health, Loan},
-    shares::Shares,
+    shares::{Share, Shares},
 };
 use crate::{config::PoolArgs, ids::ProjectId, telemetry};
 
@@ -74,7 +74,10 @@ impl Pool {
     /// # Errors
     /// When none is free in time, or the database does not answer.
     pub async fn acquire(&self) -> sqlx::Result<Connection> {
-        let started = Instant::now();
+        self.acquire_since(Instant::now()).await
+    }
+
+    async fn acquire_since(&self, started: Instant) -> sqlx::Result<Connection> {
         // Before the connection: it may be older than it seems, but not newer.
         let loan = Loan::new(self.shared.max_silence, &self.shared.health);
         let acquired = self.current().acquire().await;
@@ -91,9 +94,10 @@ impl Pool {
     /// # Errors
     /// As for [`Self::acquire`].
     pub async fn acquire_for(&self, project_id: ProjectId) -> sqlx::Result<Connection> {
+        let started = Instant::now();
         let shared = async {
             let share = self.shared.shares.take(project_id).await;
-            let mut conn = self.acquire().await?;
+            let mut conn = self.acquire_since(started).await?;
             conn.share = Some(share);
             Ok(conn)
         };
@@ -120,8 +124,8 @@ pub struct Connection {
     /// None only while it is dropped.
     inner: Option<PoolConnection<Postgres>>,
     loan: Arc<Loan>,
-    /// Returned after the connection.
-    share: Option<OwnedSemaphorePermit>,
+    /// Of a project, if it was taken for one.
+    share: Option<Share>,
 }
 
 impl Connection {

@@ -9,28 +9,41 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::ids::ProjectId;
 
-/// Projects without a connection are forgotten when more than this many are known.
+/// Projects without a connection are forgotten when this many are known.
 const MAX_KNOWN: usize = 1_000;
 
-/// The shares of all projects in one pool: at most half of its connections each, so that no project
-/// takes all. Its further requests wait in their order, without a connection.
+/// The shares of all projects in one pool: at most half of its connections each, and all together
+/// all but one, which is left to what serves all projects. Further requests wait in their order,
+/// without a connection.
 #[derive(Debug)]
 pub(super) struct Shares {
     of_project: Mutex<HashMap<ProjectId, Weak<Semaphore>>>,
     connections: usize,
+    of_all: Arc<Semaphore>,
+}
+
+/// The right to hold one connection, as long as it is kept.
+#[derive(Debug)]
+pub(super) struct Share {
+    _of_project: OwnedSemaphorePermit,
+    _of_all: OwnedSemaphorePermit,
 }
 
 impl Shares {
     /// Of a pool with this many connections.
     pub(super) fn of(connections: u32) -> Self {
-        let connections = (connections as usize / 2).max(1);
-        Self { of_project: Mutex::default(), connections }
+        let connections = connections as usize;
+        let of_all = Arc::new(Semaphore::new(connections.saturating_sub(1).max(1)));
+        Self { of_project: Mutex::default(), connections: (connections / 2).max(1), of_all }
     }
 
-    /// Waits until the project may take one more connection: as long as this is kept, it has it.
-    pub(super) async fn take(&self, project_id: ProjectId) -> OwnedSemaphorePermit {
-        let share = self.share(project_id);
-        share.acquire_owned().await.unwrap_or_else(|_| unreachable!("it is never closed"))
+    /// Waits until the project may take one more connection. The project's own share comes first:
+    /// its waiting requests must not use up that of all.
+    pub(super) async fn take(&self, project_id: ProjectId) -> Share {
+        Share {
+            _of_project: permit(self.share(project_id)).await,
+            _of_all: permit(Arc::clone(&self.of_all)).await,
+        }
     }
 
     fn share(&self, project_id: ProjectId) -> Arc<Semaphore> {
@@ -45,6 +58,10 @@ impl Shares {
         shares.insert(project_id, Arc::downgrade(&share));
         share
     }
+}
+
+async fn permit(of: Arc<Semaphore>) -> OwnedSemaphorePermit {
+    of.acquire_owned().await.unwrap_or_else(|_| unreachable!("it is never closed"))
 }
 
 #[cfg(test)]
@@ -62,6 +79,17 @@ mod tests {
         assert!(shares.take(other).now_or_never().is_some());
         held.pop();
         assert!(shares.take(greedy).now_or_never().is_some());
+    }
+
+    #[test]
+    fn all_projects_together_leave_one_connection() {
+        let shares = Shares::of(4);
+        let take = |id| shares.take(ProjectId(id)).now_or_never();
+        let held: Vec<_> = [1, 1, 2].into_iter().filter_map(take).collect();
+        assert_eq!(held.len(), 3);
+        assert!(take(2).is_none() && take(3).is_none());
+        drop(held);
+        assert!(take(3).is_some());
     }
 
     #[test]

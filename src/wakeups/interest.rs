@@ -8,13 +8,14 @@ use std::{
 
 use tokio::sync::watch;
 
-use crate::ids::ProjectId;
+use crate::{domain::limits::MAX_POLL_WAIT_SECONDS, ids::ProjectId};
 
 /// The hints of all projects are spread over this many shards, each with a channel in Redis.
 pub const SHARDS: u32 = 256;
 
 /// A shard is wanted for this long after its last poll was parked: longer than a poll waits.
 const KEEP: Duration = Duration::from_secs(120);
+const _: () = assert!(KEEP.as_secs() > MAX_POLL_WAIT_SECONDS as u64);
 
 /// The shard of a project's hints.
 #[must_use]

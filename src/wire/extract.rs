@@ -1,6 +1,9 @@
 //! Extractors like axum's own, but every refusal is an [`Error`] that names the field.
 
-use std::{fmt, marker::PhantomData, str::FromStr, time::Duration};
+use std::{
+    fmt, marker::PhantomData, num::NonZero, str::FromStr, sync::LazyLock,
+    thread::available_parallelism, time::Duration,
+};
 
 use axum::{
     body::Body,
@@ -13,7 +16,7 @@ use serde::{
     de::{DeserializeOwned, IgnoredAny, MapAccess, Visitor, value::MapAccessDeserializer},
 };
 use sha2::{Digest, Sha256};
-use tokio::time::timeout;
+use tokio::{sync::Semaphore, time::timeout};
 
 use crate::{
     domain::limits,
@@ -26,6 +29,9 @@ pub const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Bytes of a body that take well under a millisecond to parse and to hash.
 const MAX_BYTES_BESIDE_OTHERS: usize = 65_536;
+/// Turns of larger bodies, one for each core: more at once would only compete with all requests.
+static LARGE_BODIES: LazyLock<Semaphore> =
+    LazyLock::new(|| Semaphore::new(available_parallelism().map_or(1, NonZero::get)));
 
 /// A request body.
 pub trait RequestBody: DeserializeOwned {
@@ -45,7 +51,7 @@ impl<T: RequestBody, S: Send + Sync> FromRequest<S> for Json<T> {
             return Err(Error::UnsupportedMediaType);
         }
         let body = read(request.into_body(), T::MAX_BYTES).await?;
-        parse(&body).map(Self)
+        parse(&body).await.map(Self)
     }
 }
 
@@ -65,7 +71,7 @@ impl<T: RequestBody + Default, S: Send + Sync> FromRequest<S> for OptionalJson<T
         if !is_json {
             return Err(Error::UnsupportedMediaType);
         }
-        parse(&body).map(Self)
+        parse(&body).await.map(Self)
     }
 }
 
@@ -87,9 +93,9 @@ impl<T: RequestBody, S: Send + Sync> FromRequest<S> for Fingerprinted<T> {
         }
         let mut hash = Sha256::new_with_prefix(below_project(request.uri().path()));
         let body = read(request.into_body(), T::MAX_BYTES).await?;
-        apart(&body, |body| hash.update(body));
+        apart(&body, |body| hash.update(body)).await;
         let fingerprint = hash.finalize().into();
-        parse(&body).map(|request| Self { request, fingerprint })
+        parse(&body).await.map(|request| Self { request, fingerprint })
     }
 }
 
@@ -162,16 +168,18 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
     }
 }
 
-/// Works on a body. On a large one, other requests are served by another thread meanwhile.
-fn apart<T>(body: &[u8], work: impl FnOnce(&[u8]) -> T) -> T {
-    match body.len() {
-        0..=MAX_BYTES_BESIDE_OTHERS => work(body),
-        _ => tokio::task::block_in_place(|| work(body)),
+/// Works on a body. On a large one, other requests are served by another thread meanwhile; needs a
+/// runtime of several threads.
+async fn apart<T>(body: &[u8], work: impl FnOnce(&[u8]) -> T) -> T {
+    if body.len() <= MAX_BYTES_BESIDE_OTHERS {
+        return work(body);
     }
+    let _turn = LARGE_BODIES.acquire().await;
+    tokio::task::block_in_place(|| work(body))
 }
 
-fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, Error> {
-    apart(body, parse_here)
+async fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, Error> {
+    apart(body, parse_here).await
 }
 
 /// Parses once; only an invalid body is parsed again, to find the field.

@@ -11,7 +11,7 @@ use std::{
 
 use fencepost::{
     config::RedisPlace,
-    redis_bus::{Bus, Topic},
+    redis_bus::{Bus, Heard, Topic},
 };
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
@@ -82,12 +82,22 @@ async fn heard(place: RedisPlace) {
     fencepost::limiter::Limiter::rehearse(&bus).await.expect("the counters work");
     let (stop, (told, mut hears)) =
         (CancellationToken::new(), tokio::sync::mpsc::unbounded_channel());
-    let (_sender, wanted) = tokio::sync::watch::channel(BTreeSet::new());
+    let (wants, wanted) = tokio::sync::watch::channel(BTreeSet::from([1]));
     let listening = bus.listen(stop.clone(), wanted, |heard| drop(told.send(heard)));
     let talking = async {
-        hears.recv().await.expect("it has joined");
+        let mut until = async |wanted: Heard| {
+            while hears.recv().await.expect("the subscription lasts") != wanted {}
+        };
+        until(Heard::Joined).await;
         assert!(bus.tell(Topic::Evict, "key").await);
-        while !matches!(hears.recv().await, Some(fencepost::redis_bus::Heard::Evict(_))) {}
+        until(Heard::Evict("key".to_owned())).await;
+        // One shard instead of another.
+        wants.send_replace(BTreeSet::from([2]));
+        until(Heard::Joined).await;
+        for (topic, text) in [(Topic::Wake(1), "1"), (Topic::Wake(2), "2")] {
+            assert!(bus.tell(topic, text).await);
+        }
+        assert_eq!(hears.recv().await, Some(Heard::Wake("2".to_owned())));
         stop.cancel();
     };
     tokio::join!(listening, talking);

@@ -121,7 +121,7 @@ async fn ended(mut what: watch::Receiver<bool>) {
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    // Not needed with the default features of reqwest.
+    // Delete this line if your reqwest has its default features.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let name = format!("rust-{}-{:08x}", std::process::id(), rand::random::<u32>());
     let lease_seconds: u32 = env::var("FENCEPOST_LEASE_SECONDS").map_or(Ok(30), |it| it.parse())?;

@@ -146,7 +146,10 @@ pub fn new_key() -> (Uuid, [u8; KEY_BYTES]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD as BASE64_URL};
+    use hmac::{Hmac, KeyInit, Mac};
     use serde_json::{Value, json};
+    use sha2::{Sha256, Sha384, Sha512};
 
     fn key(seed: u8, age_seconds: f64) -> SigningKey {
         SigningKey {
@@ -167,8 +170,21 @@ mod tests {
         tokens
     }
 
+    /// A token as any other software would make it.
     fn forge(header: &Header, claims: &Value, secret: &[u8]) -> String {
-        encode(header, claims, &EncodingKey::from_secret(secret)).expect("a token")
+        fn sign<H: Mac + KeyInit>(text: &str, secret: &[u8]) -> Vec<u8> {
+            let hmac = <H as KeyInit>::new_from_slice(secret).expect("any length is valid");
+            hmac.chain_update(text).finalize().into_bytes().to_vec()
+        }
+        let header_text = serde_json::to_string(header).expect("JSON");
+        let [head, body] = [header_text, claims.to_string()].map(|it| BASE64_URL.encode(it));
+        let text = format!("{head}.{body}");
+        let signature = match header.alg {
+            Algorithm::HS384 => sign::<Hmac<Sha384>>(&text, secret),
+            Algorithm::HS512 => sign::<Hmac<Sha512>>(&text, secret),
+            _ => sign::<Hmac<Sha256>>(&text, secret),
+        };
+        format!("{text}.{}", BASE64_URL.encode(signature))
     }
 
     #[test]

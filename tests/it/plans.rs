@@ -451,7 +451,9 @@ async fn sweep_and_read(conn: &mut PgConnection, leased: &[LeasedJob]) {
         sweep::find_due_by_turns(conn).await.expect("it runs")
     })
     .await;
-    costs(conn, "promote", 120, async |conn| sweep::promote(conn, &due).await.expect("it runs"))
+    // One more is due each second.
+    let pages = (due.len() as i64 + 1) * 50;
+    costs(conn, "promote", pages, async |conn| sweep::promote(conn, &due).await.expect("it runs"))
         .await;
     // The dead leases of the churn are walked over once.
     sweep::lock_expired(conn).await.expect("it runs");

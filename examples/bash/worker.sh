@@ -11,7 +11,8 @@ name="bash-$$-$RANDOM"
 stopping=
 running=
 dir=$(mktemp -d)
-trap 'rm -rf "$dir"' EXIT
+# A subshell that is stopped right after its start runs this trap, too.
+trap '[ "$BASHPID" != "$$" ] || rm -rf "$dir"' EXIT
 
 # Retries transient errors (network, 408, 429, 5xx) after a pause; fails on other 4xx.
 call() {
@@ -77,7 +78,8 @@ work() {
         kill -0 "$pid" 2>/dev/null || break
     done
     running=
-    kill -TERM -- "-$beating" 2>/dev/null
+    # It may still hold this shell's traps, which catch every signal but KILL.
+    kill -KILL -- "-$beating" 2>/dev/null
     wait "$beating" 2>/dev/null
     case $(cat "$dir/stopped" 2>/dev/null) in
         lost) return ;;

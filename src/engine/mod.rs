@@ -54,7 +54,7 @@ use crate::{
     error::Error,
     events_feed::EventFeed,
     ids::TickKey,
-    store::{self, pools::Pools},
+    store::{self, pools::Pools, shares::PerProject},
     telemetry, wakeups,
 };
 
@@ -90,6 +90,8 @@ pub struct Inner {
     queue_lists: QueueLists,
     settled: Arc<AtomicU64>,
     set_aside: SetAside,
+    /// Acks in batches that are under way.
+    batched_acks: PerProject,
     tick_key: TickKey,
 }
 
@@ -180,6 +182,7 @@ impl Engine {
             has_failed,
             settled,
             set_aside: SetAside::default(),
+            batched_acks: PerProject::new(settle::MAX_BATCHED_ACKS),
             tick_key,
         }))
     }

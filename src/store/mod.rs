@@ -35,7 +35,7 @@ pub mod sessions;
 pub mod set_aside;
 pub mod settle_failure;
 pub mod settle_success;
-mod shares;
+pub mod shares;
 pub mod stats;
 pub mod sweep;
 pub mod workers;

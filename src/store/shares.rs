@@ -1,4 +1,4 @@
-//! What one project may hold of the connections that projects share.
+//! What one project may hold of what projects share, such as the connections of a pool.
 
 use std::{
     collections::HashMap,
@@ -9,16 +9,51 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::ids::ProjectId;
 
-/// Projects without a connection are forgotten when this many are known.
+/// Projects that hold nothing are forgotten when this many are known.
 const MAX_KNOWN: usize = 1_000;
+
+/// The same number of permits for each project. Requests for more wait in their order.
+#[derive(Debug)]
+pub struct PerProject {
+    permits: usize,
+    of_project: Mutex<HashMap<ProjectId, Weak<Semaphore>>>,
+}
+
+impl PerProject {
+    #[must_use]
+    pub fn new(permits: usize) -> Self {
+        Self { permits, of_project: Mutex::default() }
+    }
+
+    /// Waits for this many permits of the project's; at most all of them.
+    pub async fn take(&self, project_id: ProjectId, permits: u32) -> OwnedSemaphorePermit {
+        take(self.of(project_id), permits).await
+    }
+
+    fn of(&self, project_id: ProjectId) -> Arc<Semaphore> {
+        let mut known = self.of_project.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(semaphore) = known.get(&project_id).and_then(Weak::upgrade) {
+            return semaphore;
+        }
+        if known.len() >= MAX_KNOWN {
+            known.retain(|_, it| it.strong_count() > 0);
+        }
+        let semaphore = Arc::new(Semaphore::new(self.permits));
+        known.insert(project_id, Arc::downgrade(&semaphore));
+        semaphore
+    }
+}
+
+async fn take(from: Arc<Semaphore>, permits: u32) -> OwnedSemaphorePermit {
+    from.acquire_many_owned(permits).await.unwrap_or_else(|_| unreachable!("it is never closed"))
+}
 
 /// The shares of all projects in one pool: at most half of its connections each, and all together
 /// all but one, which is left to what serves all projects. Further requests wait in their order,
 /// without a connection.
 #[derive(Debug)]
 pub(super) struct Shares {
-    of_project: Mutex<HashMap<ProjectId, Weak<Semaphore>>>,
-    connections: usize,
+    of_each: PerProject,
     of_all: Arc<Semaphore>,
 }
 
@@ -34,34 +69,17 @@ impl Shares {
     pub(super) fn of(connections: u32) -> Self {
         let connections = connections as usize;
         let of_all = Arc::new(Semaphore::new(connections.saturating_sub(1).max(1)));
-        Self { of_project: Mutex::default(), connections: (connections / 2).max(1), of_all }
+        Self { of_each: PerProject::new((connections / 2).max(1)), of_all }
     }
 
     /// Waits until the project may take one more connection. The project's own share comes first:
     /// its waiting requests must not use up that of all.
     pub(super) async fn take(&self, project_id: ProjectId) -> Share {
         Share {
-            _of_project: permit(self.share(project_id)).await,
-            _of_all: permit(Arc::clone(&self.of_all)).await,
+            _of_project: self.of_each.take(project_id, 1).await,
+            _of_all: take(Arc::clone(&self.of_all), 1).await,
         }
     }
-
-    fn share(&self, project_id: ProjectId) -> Arc<Semaphore> {
-        let mut shares = self.of_project.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(share) = shares.get(&project_id).and_then(Weak::upgrade) {
-            return share;
-        }
-        if shares.len() >= MAX_KNOWN {
-            shares.retain(|_, it| it.strong_count() > 0);
-        }
-        let share = Arc::new(Semaphore::new(self.connections));
-        shares.insert(project_id, Arc::downgrade(&share));
-        share
-    }
-}
-
-async fn permit(of: Arc<Semaphore>) -> OwnedSemaphorePermit {
-    of.acquire_owned().await.unwrap_or_else(|_| unreachable!("it is never closed"))
 }
 
 #[cfg(test)]
@@ -101,7 +119,7 @@ mod tests {
         for id in 1..=3_000 {
             assert!(shares.take(ProjectId(id)).now_or_never().is_some());
         }
-        assert!(shares.of_project.lock().expect("a lock").len() <= MAX_KNOWN);
+        assert!(shares.of_each.of_project.lock().expect("a lock").len() <= MAX_KNOWN);
         assert!(take().is_none(), "its share is kept");
         drop(kept);
     }

@@ -89,17 +89,17 @@ pub async fn find_due_by_turns(conn: &mut PgConnection) -> sqlx::Result<Vec<JobK
         r#"
         with recursive project as (
             (
-                select project_id
+                select project_id, run_at
                 from jobs
                 where state in ('scheduled', 'backoff') and unfinished_parents = 0
                 order by project_id, run_at
                 limit 1
             )
             union all
-            select next.project_id
+            select next.project_id, next.run_at
             from project
             cross join lateral (
-                select project_id
+                select project_id, run_at
                 from jobs
                 where state in ('scheduled', 'backoff') and unfinished_parents = 0
                     and project_id > project.project_id
@@ -108,23 +108,25 @@ pub async fn find_due_by_turns(conn: &mut PgConnection) -> sqlx::Result<Vec<JobK
             ) next
         )
         select due.project_id "project_id!: ProjectId", due.id "id!: JobId"
-        from (select project_id from project limit 10000) bounded
+        from (select project_id from project where run_at <= now() limit 10000) bounded
         cross join lateral (
             select project_id, id, run_at, row_number() over (order by run_at) as turn
             from (
                 select project_id, id, run_at
                 from jobs
-                where project_id = bounded.project_id
+                -- No equality, and no time: else an index of run_at alone seems good, and leads
+                -- through the due jobs of all other projects.
+                where project_id >= bounded.project_id and project_id <= bounded.project_id
                     and state in ('scheduled', 'backoff') and unfinished_parents = 0
-                    and run_at <= now()
                     and not exists (
                         select from set_aside
                         where project_id = jobs.project_id and work = 'promote'
                             and item = jobs.id::text and next_try_at > now()
                     )
-                order by run_at
+                order by project_id, run_at
                 limit 100
             ) first
+            where run_at <= now()
         ) due
         order by due.turn, due.run_at
         limit 500
@@ -142,8 +144,8 @@ pub async fn promote(conn: &mut PgConnection, due: &[JobKey]) -> sqlx::Result<Ve
         with due as materialized (
             select waiting.project_id, waiting.id, waiting.state
             from unnest($1::int[], $2::uuid[]) as found(project_id, id)
-            -- Lateral, and with states that are no constants, so that each is read by its key: an
-            -- index of due jobs seems small until there are new statistics.
+            -- Lateral, and with states that are no constants, so that each is read by its key: a
+            -- plan kept from when nothing was due would read all due jobs by their index.
             cross join lateral (
                 select project_id, id, state
                 from jobs

@@ -1,8 +1,8 @@
 //! Extractors like axum's own, but every refusal is an [`Error`] that names the field.
 
 use std::{
-    fmt, marker::PhantomData, num::NonZero, str::FromStr, sync::LazyLock,
-    thread::available_parallelism, time::Duration,
+    fmt, marker::PhantomData, str::FromStr, sync::LazyLock, thread::available_parallelism,
+    time::Duration,
 };
 
 use axum::{
@@ -29,9 +29,9 @@ pub const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Bytes of a body that take well under a millisecond to parse and to hash.
 const MAX_BYTES_BESIDE_OTHERS: usize = 65_536;
-/// Turns of larger bodies, one for each core: more at once would only compete with all requests.
+/// Turns of larger bodies, for half of the cores: the others are left to all other requests.
 static LARGE_BODIES: LazyLock<Semaphore> =
-    LazyLock::new(|| Semaphore::new(available_parallelism().map_or(1, NonZero::get)));
+    LazyLock::new(|| Semaphore::new(available_parallelism().map_or(1, |it| it.get().div_ceil(2))));
 
 /// A request body.
 pub trait RequestBody: DeserializeOwned {

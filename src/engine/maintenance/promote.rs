@@ -1,6 +1,6 @@
 //! Making jobs claimable when they are due.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use metrics::counter;
 use sqlx::PgConnection;
@@ -24,6 +24,10 @@ pub const MAX_SLEEP: Duration = Duration::from_secs(2);
 /// The pause when another node has locked what is due.
 const LOCKED_ELSEWHERE_PAUSE: Duration = Duration::from_millis(50);
 
+/// The longest pause between two passes over a backlog. It lasts as long as the pass, so that the
+/// database has as much time for all else.
+const MAX_BACKLOG_PAUSE: Duration = Duration::from_millis(20);
+
 /// One pass: promotes what is due and returns how long to sleep. Zero: there is more.
 pub async fn pass(engine: &Engine) -> sqlx::Result<Duration> {
     let mut conn = engine.pools.promote.acquire().await?;
@@ -34,8 +38,10 @@ pub async fn pass(engine: &Engine) -> sqlx::Result<Duration> {
         }
         Some(_) => (),
     }
+    let started = Instant::now();
     let mut due = sweep::find_due(&mut conn).await?;
-    if due.len() == MAX_SWEEP_ROWS {
+    let is_backlog = due.len() == MAX_SWEEP_ROWS;
+    if is_backlog {
         // One project's backlog must not delay the others.
         due = sweep::find_due_by_turns(&mut conn).await?;
     }
@@ -48,7 +54,7 @@ pub async fn pass(engine: &Engine) -> sqlx::Result<Duration> {
         return Ok(LOCKED_ELSEWHERE_PAUSE);
     }
     engine.notifier.waiting(promoted.iter());
-    Ok(Duration::ZERO)
+    Ok(if is_backlog { started.elapsed().min(MAX_BACKLOG_PAUSE) } else { Duration::ZERO })
 }
 
 /// Making jobs claimable.

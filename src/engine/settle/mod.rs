@@ -16,6 +16,7 @@ use std::{
 use chrono::{DateTime, Utc};
 use metrics::counter;
 use sqlx::PgConnection;
+use tokio::time::timeout;
 
 pub use self::{
     endings::{EndRequest, Endings},
@@ -26,6 +27,7 @@ use crate::{
     domain::{
         job::AttemptOutcome,
         lease::{self, Fence, Refusal},
+        limits,
         text::ErrorReport,
     },
     error::{Error, JobStatus},
@@ -88,6 +90,12 @@ const FIRST_HELD_PAUSE: Duration = Duration::from_millis(2);
 /// The longest pause.
 const MAX_HELD_PAUSE: Duration = Duration::from_millis(200);
 
+/// Acks in batches of one project that a node settles at the same time. Those of many batches
+/// would all be answered in the same instant, and requests of others would queue behind them.
+pub(super) const MAX_BATCHED_ACKS: usize = 2 * limits::MAX_ACK_BATCH;
+/// How long a batch of acks waits for its turn among those of its project.
+const BATCH_TURN_TIMEOUT: Duration = Duration::from_secs(5);
+
 /// Tries to release a job. After that its lease expires.
 const MAX_RELEASE_TRIES: u32 = 30;
 /// The pause between two tries.
@@ -139,6 +147,20 @@ impl HeldJob {
         self.pause = (self.pause * 2).min(MAX_HELD_PAUSE);
         Ok(())
     }
+}
+
+/// Waits until the project may settle this many acks more, of one batch.
+///
+/// # Errors
+/// [`Error::Overloaded`] after [`BATCH_TURN_TIMEOUT`].
+pub async fn take_turn(
+    engine: &Engine,
+    project_id: ProjectId,
+    acks: usize,
+) -> Result<impl Drop, Error> {
+    let acks = u32::try_from(acks.min(MAX_BATCHED_ACKS)).unwrap_or(u32::MAX);
+    let turn = engine.batched_acks.take(project_id, acks);
+    timeout(BATCH_TURN_TIMEOUT, turn).await.map_err(|_| Error::Overloaded)
 }
 
 /// Records the end of an attempt, if its fence still holds.

@@ -221,6 +221,7 @@ pub async fn ack_batch(
         return Err(Error::invalid("acks", message));
     }
     caller.charge(&app, "acks", Cost::Items(sent)).await?;
+    let _turn = settle::take_turn(&app.engine, caller.project_id, sent).await?;
     let results = request.acks.into_iter().enumerate().map(async |(index, Object(ack))| {
         let job_id = ack.job_id.clone();
         match settle_one(&caller, &app, ack, &format!("acks[{index}].")).await {

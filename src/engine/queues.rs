@@ -1,18 +1,57 @@
 //! Queues: pausing and resuming a whole queue or one job type; reading their state.
 
-use sqlx::Acquire;
+use sqlx::{Acquire, PgConnection};
 
 use super::Engine;
 use crate::{
-    domain::limits::MAX_PAUSED_TYPES,
+    domain::limits::{MAX_PAUSED_TYPES, MAX_PROJECT_QUEUES},
     error::Error,
     ids::ProjectId,
     store::{counts, queues},
 };
 
-pub use crate::store::counts::{QueueRow, Totals};
+pub use crate::store::{
+    counts::{QueueRow, Totals},
+    queues::SettingsChange,
+};
+
+/// Changes the settings of a queue.
+///
+/// # Errors
+/// [`Error::QuotaExceeded`] when [`MAX_PROJECT_QUEUES`] other queues of the project have settings.
+pub async fn change_settings(
+    engine: &Engine,
+    project_id: ProjectId,
+    queue: &str,
+    change: &SettingsChange,
+) -> Result<(), Error> {
+    let mut conn = engine.pools.read_for(project_id).await?;
+    check_room(&mut conn, project_id, queue).await?;
+    queues::change_settings(&mut conn, project_id, queue, change).await?;
+    if change.brake_after.flatten().is_some() {
+        engine.breakers.add(project_id);
+    }
+    engine.notifier.wake.queue_changed(project_id, queue);
+    Ok(())
+}
+
+/// Settings of a queue outlive its jobs, so they are bounded by themselves.
+async fn check_room(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    queue: &str,
+) -> Result<(), Error> {
+    let max = MAX_PROJECT_QUEUES;
+    if queues::may_have_settings(conn, project_id, queue, max).await? {
+        return Ok(());
+    }
+    Err(Error::QuotaExceeded { what: "queues with settings", max })
+}
 
 /// Pauses or resumes a queue. A paused queue accepts jobs, but none is claimed.
+///
+/// # Errors
+/// Those of [`change_settings`].
 pub async fn set_paused(
     engine: &Engine,
     project_id: ProjectId,
@@ -20,6 +59,7 @@ pub async fn set_paused(
     is_paused: bool,
 ) -> Result<(), Error> {
     let mut conn = engine.pools.read_for(project_id).await?;
+    check_room(&mut conn, project_id, queue).await?;
     queues::set_paused(&mut conn, project_id, queue, is_paused).await?;
     engine.notifier.wake.queue_changed(project_id, queue);
     Ok(())
@@ -29,7 +69,8 @@ pub async fn set_paused(
 /// and resets the streak of dead letters.
 ///
 /// # Errors
-/// [`Error::QuotaExceeded`] when [`MAX_PAUSED_TYPES`] types of the queue are paused.
+/// [`Error::QuotaExceeded`] when [`MAX_PAUSED_TYPES`] types of the queue are paused, and as for
+/// [`change_settings`].
 pub async fn set_type_paused(
     engine: &Engine,
     project_id: ProjectId,
@@ -38,6 +79,7 @@ pub async fn set_type_paused(
     is_paused: bool,
 ) -> Result<(), Error> {
     let mut conn = engine.pools.read_for(project_id).await?;
+    check_room(&mut conn, project_id, queue).await?;
     let mut tx = conn.begin().await?;
     // The type first and then its queue, as the circuit breaker locks them.
     queues::set_type_paused(&mut tx, project_id, queue, job_type, is_paused).await?;

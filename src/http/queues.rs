@@ -19,6 +19,7 @@ use crate::{
     app::App,
     auth::{Caller, Manage, Read},
     domain::{backoff::RetryPolicy, limits},
+    engine::queues,
     error::Error,
     ids::ProjectId,
     store::{
@@ -409,13 +410,7 @@ pub async fn change(
     let change = request.accept(caller.limits.max_retention_days(), &mut check);
     check.finish()?;
     let before = one(&app, caller.project_id, queue.clone()).await?.0.settings();
-    let mut conn = app.engine.pools.read_for(caller.project_id).await?;
-    store::queues::change_settings(&mut conn, caller.project_id, &queue, &change).await?;
-    drop(conn);
-    if change.brake_after.flatten().is_some() {
-        app.engine.breakers.add(caller.project_id);
-    }
-    app.engine.notifier.wake.queue_changed(caller.project_id, &queue);
+    queues::change_settings(&app.engine, caller.project_id, &queue, &change).await?;
     let after = one(&app, caller.project_id, queue.clone()).await?;
     let (before, settings) = (Some(before), Some(after.0.settings()));
     let entry =

@@ -18,6 +18,29 @@ pub struct SettingsChange {
     pub brake_after: Option<Option<i32>>,
 }
 
+/// Whether a queue has settings, or the project has fewer than `max` queues that do.
+pub async fn may_have_settings(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    queue: &str,
+    max: i64,
+) -> sqlx::Result<bool> {
+    sqlx::query_scalar!(
+        r#"
+        select exists (select from queues where project_id = $1 and name = $2)
+            or (
+                select count(*) < $3
+                from (select from queues where project_id = $1 limit $3) known
+            ) "may!"
+        "#,
+        project_id.0,
+        queue,
+        max,
+    )
+    .fetch_one(conn)
+    .await
+}
+
 pub async fn change_settings(
     conn: &mut PgConnection,
     project_id: ProjectId,

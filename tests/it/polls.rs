@@ -85,6 +85,29 @@ fn queues_are_looked_at_in_the_order_given() {
 }
 
 #[test]
+fn a_poll_fills_its_capacity_over_its_queues_in_their_order() {
+    run(async |t| {
+        let mut expected = Vec::new();
+        for queue in ["a", "b", "c", "d"] {
+            for _ in 0..2 {
+                let id = t.enqueue(json!({"queue": queue})).await;
+                expected.push(id);
+            }
+        }
+        // A queue that the node knows to be empty is not in the way.
+        let poll = |queues, wait| {
+            json!({"worker_id": "w", "queues": queues, "capacity": 5, "wait_seconds": wait,
+                "poll_id": uuid::Uuid::new_v4()})
+        };
+        let first = poll(["none", "a", "b", "c"], 5);
+        let given = t.polled(first.clone()).await;
+        assert_eq!(ids(&given), expected[..5]);
+        assert_eq!(ids(&t.polled(first).await).len(), 5, "repeated: no more than it got");
+        assert_eq!(ids(&t.polled(poll(["a", "c", "none", "d"], 0)).await), expected[5..]);
+    });
+}
+
+#[test]
 fn a_poll_that_names_types_gets_only_those_best_first() {
     run(async |t| {
         t.enqueue(json!({"job_type": "other", "priority": 50})).await;

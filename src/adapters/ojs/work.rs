@@ -99,21 +99,7 @@ pub async fn fetch(
     };
     check.poll(&poll, "queues", "types");
     check.finish()?;
-    let claim = |poll| dispatch::poll(&app.engine, poll, &gone, caller.until_revoked(&app));
-    let mut delivery = claim(poll.clone()).await?;
-    // Fill up from the next queues: each is claimed from once.
-    for _ in 1..poll.queues.len() {
-        let found = u32::try_from(delivery.jobs().len()).unwrap_or(u32::MAX);
-        let capacity = poll.capacity.saturating_sub(found);
-        if capacity == 0 || found == 0 {
-            break;
-        }
-        let more = claim(Poll { capacity, ..poll.clone() }).await?;
-        if more.jobs().is_empty() {
-            break;
-        }
-        delivery = delivery.and(more);
-    }
+    let delivery = dispatch::poll(&app.engine, poll, &gone, caller.until_revoked(&app)).await?;
     let jobs = delivery.jobs().iter().map(JobView::handed).collect::<Result<_, _>>()?;
     let mut response = delivery::answer(&FetchReply { jobs }, delivery)?;
     label(&mut response);

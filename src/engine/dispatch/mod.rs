@@ -30,6 +30,7 @@ pub use crate::store::claims::LeasedJob;
 /// Waits for jobs and leases them; tells whether the worker should take more. No jobs is an
 /// ordinary answer.
 ///
+/// Jobs come from the named queues in their order: while the poll has room, the next queue follows.
 /// Records that the worker was heard. A worker that names no labels has those that it registered.
 /// Repeating a poll with its `poll_id` while its leases run returns the same jobs. The wait ends
 /// with jobs, at its end, when the client is gone (`gone`), when its key is revoked (`revoked`),
@@ -59,5 +60,7 @@ pub async fn poll(
     if spec.queues.is_empty() {
         return any_queue::poll(engine, spec, wait, gone, revoked).await;
     }
-    park::poll(engine, spec, wait, gone.cancelled(), revoked).await
+    let mut delivery = park::poll(engine, spec.clone(), wait, gone.cancelled(), revoked).await?;
+    park::fill_up(engine, &spec, &mut delivery).await;
+    Ok(delivery)
 }

@@ -18,7 +18,7 @@ use tokio::{
 use super::{
     delivery::{self, LeasedDelivery, Releasing},
     lanes::WaiterId,
-    pump::Message,
+    pump::{Message, Patience},
     request::PollSpec,
 };
 use crate::{
@@ -40,6 +40,9 @@ pub const MAX_PARKED_POLLS: usize = 20_000;
 const STOP_SPREAD: Duration = Duration::from_secs(3);
 /// Longest wait for a claim in flight, for a poll that wants its answer now.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Longest wait for jobs of further queues: the leases of the first ones run.
+const FILL_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// Delay before a quieted worker's long poll is answered, so that a client which ignores the
 /// directive does not spin.
@@ -74,7 +77,7 @@ struct ParkedPoll<'a> {
 }
 
 impl<'a> ParkedPoll<'a> {
-    fn park(parking: &'a Parking, spec: PollSpec, is_patient: bool) -> Result<Self, Error> {
+    fn park(parking: &'a Parking, spec: PollSpec, patience: Patience) -> Result<Self, Error> {
         let parked = parking.parked.fetch_add(1, Ordering::Relaxed) + 1;
         gauge!(telemetry::POLLS_PARKED).increment(1);
         let id = parking.next_id.fetch_add(1, Ordering::Relaxed);
@@ -84,7 +87,7 @@ impl<'a> ParkedPoll<'a> {
         if parked > MAX_PARKED_POLLS {
             return Err(Error::Overloaded);
         }
-        let message = Message::Park { id, spec: Box::new(spec), is_patient, answer: sender };
+        let message = Message::Park { id, spec: Box::new(spec), patience, answer: sender };
         parking.messages.send(message).map_err(|_| Error::NotReady("the node is stopping"))?;
         Ok(this)
     }
@@ -141,14 +144,6 @@ impl Delivery {
         self.directive
     }
 
-    /// Joins two deliveries; the later directive counts.
-    pub fn and(mut self, mut more: Self) -> Self {
-        self.jobs.append(&mut more.jobs);
-        self.giver = self.giver.take().or(more.giver.take());
-        self.directive = more.directive;
-        self
-    }
-
     /// The worker has them, as far as this side can know.
     pub fn delivered(mut self) {
         self.jobs.clear();
@@ -188,7 +183,7 @@ pub(super) async fn poll(
     if engine.stopping.is_cancelled() {
         return Ok(Delivery::empty(directive));
     }
-    let is_patient = !wait.is_zero();
+    let patience = if wait.is_zero() { Patience::LooksOnce } else { Patience::Waits };
     if directive.is_some() {
         tokio::select! {
             () = tokio::time::sleep(wait.min(HALTED_PAUSE)) => (),
@@ -198,9 +193,9 @@ pub(super) async fn poll(
         return Ok(Delivery::empty(workers::halt(engine, &worker).await?));
     }
     // The pump answers a poll without a wait once its queues were claimed from.
-    let wait = if is_patient { wait } else { ANSWER_TIMEOUT };
+    let wait = if patience == Patience::Waits { wait } else { ANSWER_TIMEOUT };
     engine.notifier.wake.interest.note(spec.project_id);
-    let mut parked = ParkedPoll::park(&engine.parking, spec, is_patient)?;
+    let mut parked = ParkedPoll::park(&engine.parking, spec, patience)?;
     let answer = tokio::select! {
         biased;
         answer = &mut parked.answer => answer.unwrap_or(None),
@@ -212,7 +207,7 @@ pub(super) async fn poll(
     };
     let jobs = match answer {
         Some(jobs) => jobs,
-        None if is_patient => Vec::new(),
+        None if patience == Patience::Waits => Vec::new(),
         None => return Err(Error::NotReady("the database does not answer")),
     };
     let mut delivery = Delivery { giver: Some(engine.clone()), jobs, directive: None };
@@ -222,6 +217,25 @@ pub(super) async fn poll(
     };
     // A directive arrived while the jobs were on their way: dropping them releases them.
     Ok(if delivery.directive.is_some() { Delivery::empty(delivery.directive) } else { delivery })
+}
+
+/// Adds jobs of the poll's other queues, in their order, while it has room: a claim takes from one
+/// queue only. A repeated poll, whose leases are older, is left as it is.
+pub(super) async fn fill_up(engine: &Engine, spec: &PollSpec, delivery: &mut Delivery) {
+    for _ in 1..spec.queues.len() {
+        let found = u32::try_from(delivery.jobs.len()).unwrap_or(u32::MAX);
+        let capacity = spec.capacity.saturating_sub(found);
+        if found == 0 || capacity == 0 || delivery.giver.is_none() {
+            return;
+        }
+        let more = PollSpec { capacity, ..spec.clone() };
+        let parked = ParkedPoll::park(&engine.parking, more, Patience::FillsUp);
+        let Ok(mut parked) = parked else { return };
+        match timeout(FILL_TIMEOUT, &mut parked.answer).await {
+            Ok(Ok(Some(jobs))) if !jobs.is_empty() => delivery.jobs.extend(jobs),
+            _ => return,
+        }
+    }
 }
 
 async fn stop(engine: &Engine) {

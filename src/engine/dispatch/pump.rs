@@ -51,14 +51,25 @@ const MAX_DRAINED: usize = 1_000;
 
 /// Messages from polls to the pump.
 pub(in crate::engine) enum Message {
-    /// A poll parks. If it is not `patient`, it wants one claim and no wait.
-    Park { id: WaiterId, spec: Box<PollSpec>, is_patient: bool, answer: Answer },
+    /// A poll parks.
+    Park { id: WaiterId, spec: Box<PollSpec>, patience: Patience, answer: Answer },
     /// A poll wants its answer now, with or without jobs.
     Leave(WaiterId),
     /// These jobs were not delivered: release them.
     Release(Vec<LeasedDelivery>),
     /// The node stops: complete the claims in flight, release undelivered jobs, and confirm.
     Finish(oneshot::Sender<()>),
+}
+
+/// How long a poll stays.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::engine) enum Patience {
+    /// Until there are jobs.
+    Waits,
+    /// Until its queues were claimed from.
+    LooksOnce,
+    /// Until those of its queues were claimed from that are not known to be empty.
+    FillsUp,
 }
 
 /// The answer to a parked poll; none: its claim failed.
@@ -194,8 +205,8 @@ impl Pump {
 
     fn receive(&mut self, message: Message) {
         match message {
-            Message::Park { id, spec, is_patient, answer } => {
-                self.park(id, *spec, is_patient, answer)
+            Message::Park { id, spec, patience, answer } => {
+                self.park(id, *spec, patience, answer);
             }
             Message::Leave(id) if self.lanes.is_in_flight(id) => {
                 self.leaving.insert(id);
@@ -219,7 +230,8 @@ impl Pump {
         }
     }
 
-    fn park(&mut self, id: WaiterId, spec: PollSpec, is_patient: bool, answer: Answer) {
+    fn park(&mut self, id: WaiterId, spec: PollSpec, patience: Patience, answer: Answer) {
+        let must_look = patience == Patience::LooksOnce;
         let poll_key = spec.poll_key();
         let earlier = poll_key.as_ref().and_then(|it| self.by_poll_id.insert(it.clone(), id));
         match earlier {
@@ -230,12 +242,12 @@ impl Pump {
             Some(earlier) => {
                 self.answer(earlier, Some(Vec::new()));
                 self.by_poll_id.extend(poll_key.map(|it| (it, id)));
-                self.lanes.park(id, spec, !is_patient, Instant::now());
+                self.lanes.park(id, spec, must_look, Instant::now());
             }
-            None => self.lanes.park(id, spec, !is_patient, Instant::now()),
+            None => self.lanes.park(id, spec, must_look, Instant::now()),
         }
         self.answers.insert(id, answer);
-        if !is_patient {
+        if patience != Patience::Waits {
             self.without_wait.insert(id);
         }
     }

@@ -36,7 +36,7 @@ pub struct PollRequest {
     /// Id that the worker chooses for itself.
     #[schema(extensions(("bounds" = json!(chars(1, limits::MAX_WORKER_ID_CHARS)))))]
     worker_id: String,
-    /// Queues to claim from, in this order.
+    /// Queues to claim from, in this order: while there is capacity, the next one follows.
     #[schema(extensions(("bounds" = json!(items(1, limits::MAX_POLL_QUEUES)))))]
     queues: Vec<String>,
     /// Maximum number of jobs to return. Default: 1.

@@ -1,7 +1,7 @@
 //! How long a failed job waits before its next attempt.
 //!
-//! Source of the default: the formula `15 · 2^(failures−1)` seconds plus 0–3 seconds of jitter,
-//! capped at six hours (`docs/guarantees.md`, "Retries").
+//! Source of the default: the formula `15 · 2^(failures−1)` seconds, capped at six hours, plus 0–3
+//! seconds of jitter (`docs/guarantees.md`, "Retries").
 
 use std::time::Duration;
 
@@ -33,8 +33,23 @@ pub enum RetryStrategy {
     Exponential,
     /// `initial · failures`.
     Linear,
+    /// `initial · failures^multiplier`.
+    Polynomial,
     /// Always `initial`.
     Constant,
+}
+
+/// How waits are spread, so that jobs that failed together do not return together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum JitterKind {
+    /// The wait, and up to `jitter_seconds` more.
+    #[default]
+    Additive,
+    /// Half of the wait to all of it.
+    Equal,
+    /// No wait to all of it.
+    Full,
 }
 
 /// When and how a job is retried.
@@ -44,11 +59,14 @@ pub struct RetryPolicy {
     pub strategy: RetryStrategy,
     /// The first wait, in seconds.
     pub initial_seconds: u32,
-    /// The factor of an exponential wait.
+    /// The factor of an exponential wait; the exponent of a polynomial one.
     pub multiplier: f64,
-    /// The longest wait, jitter included, in seconds.
+    /// The longest wait in seconds, before additive jitter.
     pub max_seconds: u32,
-    /// Maximum jitter in seconds, so that jobs that failed together do not return together.
+    /// How waits are spread.
+    #[serde(default)]
+    pub jitter: JitterKind,
+    /// Maximum additive jitter in seconds.
     pub jitter_seconds: u32,
     /// Error types that go straight to the dead letter: exact, or `prefix.*`.
     pub non_retryable_types: Vec<String>,
@@ -61,6 +79,7 @@ impl Default for RetryPolicy {
             initial_seconds: 15,
             multiplier: 2.0,
             max_seconds: 21_600,
+            jitter: JitterKind::Additive,
             jitter_seconds: 3,
             non_retryable_types: Vec::new(),
         }
@@ -77,7 +96,8 @@ impl RetryPolicy {
 
     /// The wait after the `failures`-th failure, counted from 1.
     ///
-    /// Total: every input has an answer, and no answer exceeds `max_seconds`.
+    /// Total: every input has an answer, and no answer exceeds `max_seconds` by more than the
+    /// additive jitter. That is added after the cap: jobs at the cap must not return together.
     ///
     /// ```
     /// # use fencepost::domain::backoff::{Jitter, RetryPolicy};
@@ -86,7 +106,8 @@ impl RetryPolicy {
     /// assert_eq!(policy.delay(1, Jitter::NONE), s(15));
     /// assert_eq!(policy.delay(1, Jitter::FULL), s(18));
     /// assert_eq!(policy.delay(4, Jitter::NONE), s(120));
-    /// assert_eq!(policy.delay(i32::MAX, Jitter::FULL), s(21_600));
+    /// assert_eq!(policy.delay(i32::MAX, Jitter::NONE), s(21_600));
+    /// assert_eq!(policy.delay(i32::MAX, Jitter::FULL), s(21_603));
     /// assert_eq!(policy.delay(i32::MIN, Jitter::NONE), s(15));
     /// ```
     #[must_use]
@@ -99,11 +120,18 @@ impl RetryPolicy {
                 initial * self.multiplier.max(1.0).powi(earlier).min(f64::MAX)
             }
             RetryStrategy::Linear => initial * (f64::from(earlier) + 1.0),
+            RetryStrategy::Polynomial => {
+                initial * (f64::from(earlier) + 1.0).powf(self.multiplier.max(1.0)).min(f64::MAX)
+            }
             RetryStrategy::Constant => initial,
         };
-        let jittered = grown + f64::from(self.jitter_seconds) * jitter.0;
         // `min` also brings an infinite product back to the cap.
-        let seconds = jittered.min(f64::from(self.max_seconds)).max(0.0);
+        let wait = grown.min(f64::from(self.max_seconds)).max(0.0);
+        let seconds = match self.jitter {
+            JitterKind::Additive => wait + f64::from(self.jitter_seconds) * jitter.0,
+            JitterKind::Equal => wait * (1.0 + jitter.0) / 2.0,
+            JitterKind::Full => wait * jitter.0,
+        };
         Duration::from_millis((seconds * 1000.0).round() as u64)
     }
 
@@ -141,6 +169,7 @@ mod tests {
             initial_seconds: initial,
             multiplier,
             max_seconds: max,
+            jitter: JitterKind::Additive,
             jitter_seconds: 0,
             non_retryable_types: Vec::new(),
         }
@@ -161,6 +190,11 @@ mod tests {
         check(&linear, 1, 10);
         check(&linear, 2, 20);
         check(&linear, 3, 25);
+        let polynomial = policy(RetryStrategy::Polynomial, 10, 2.0, 200);
+        check(&polynomial, 1, 10);
+        check(&polynomial, 2, 40);
+        check(&polynomial, 3, 90);
+        check(&polynomial, i32::MAX, 200);
         let constant = policy(RetryStrategy::Constant, 10, 3.0, 200);
         check(&constant, 1, 10);
         check(&constant, 99, 10);
@@ -175,14 +209,39 @@ mod tests {
         assert_eq!(policy.delay(2, Jitter::new(f64::NAN)), policy.delay(2, Jitter::NONE));
     }
 
+    #[test]
+    fn jobs_at_the_cap_do_not_return_together() {
+        let capped = policy(RetryStrategy::Exponential, 15, 2.0, 100);
+        let spread = |jitter, share| {
+            let policy = RetryPolicy { jitter, jitter_seconds: 3, ..capped.clone() };
+            policy.delay(1_000, Jitter::new(share)).as_millis()
+        };
+        let ends = |jitter| (spread(jitter, 0.0), spread(jitter, 0.5), spread(jitter, 1.0));
+        assert_eq!(ends(JitterKind::Additive), (100_000, 101_500, 103_000));
+        assert_eq!(ends(JitterKind::Equal), (50_000, 75_000, 100_000));
+        assert_eq!(ends(JitterKind::Full), (0, 50_000, 100_000));
+
+        let (jobs, mut by_second) = (10_000, [0_u32; 101]);
+        for _ in 0..jobs {
+            by_second[spread(JitterKind::Full, rand::random()) as usize / 1_000] += 1;
+        }
+        let mean = jobs / 100;
+        assert!(by_second.iter().all(|it| *it <= 3 * mean), "{by_second:?}");
+    }
+
     proptest! {
         #[test]
         fn a_wait_never_exceeds_its_cap_and_never_shrinks_with_failures(
             initial in 0_u32..3_000_000, multiplier in 0.0_f64..200.0, max in 0_u32..3_000_000,
             failures in i32::MIN..i32::MAX, share in 0.0_f64..1.0,
         ) {
-            for strategy in [RetryStrategy::Exponential, RetryStrategy::Linear, RetryStrategy::Constant] {
-                let policy = policy(strategy, initial, multiplier, max);
+            use JitterKind::{Additive, Equal, Full};
+            use RetryStrategy::{Constant, Exponential, Linear, Polynomial};
+            let strategies = [Exponential, Linear, Polynomial, Constant];
+            let kinds = [Additive, Equal, Full];
+            let all = strategies.into_iter().flat_map(|it| kinds.map(|jitter| (it, jitter)));
+            for (strategy, jitter) in all {
+                let policy = RetryPolicy { jitter, ..policy(strategy, initial, multiplier, max) };
                 let wait = policy.delay(failures, Jitter::new(share));
                 prop_assert!(wait <= Duration::from_secs(u64::from(max)));
                 prop_assert!(wait <= policy.delay(failures.saturating_add(1), Jitter::new(share)));

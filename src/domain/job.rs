@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::backoff::{Jitter, RetryPolicy};
+use super::{
+    backoff::{Jitter, RetryPolicy},
+    text::ErrorReport,
+};
 
 /// The queue of jobs that name none.
 pub const DEFAULT_QUEUE: &str = "default";
@@ -208,6 +211,19 @@ impl Ending<'_> {
             Self::LeaseExpired => AttemptOutcome::LeaseExpired,
             Self::Released => AttemptOutcome::Released,
         }
+    }
+
+    /// The error of an end that no worker reported.
+    #[must_use]
+    pub fn unreported_error(&self) -> ErrorReport {
+        let message = match self {
+            Self::TimedOut => "the attempt ran longer than the timeout of the job",
+            Self::LeaseExpired => {
+                "the lease expired: the worker sent neither a heartbeat nor an ack"
+            }
+            Self::Failed { .. } | Self::Released => return ErrorReport::default(),
+        };
+        ErrorReport::bounded(Some(self.outcome().as_str()), Some(message), None)
     }
 }
 

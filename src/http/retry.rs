@@ -5,7 +5,7 @@ use utoipa::ToSchema;
 
 use crate::{
     domain::{
-        backoff::{RetryPolicy, RetryStrategy},
+        backoff::{JitterKind, RetryPolicy, RetryStrategy},
         limits,
     },
     wire::{openapi::range, validate::Check},
@@ -20,13 +20,15 @@ pub struct RetryRequest {
     /// First wait in seconds. Default: 15.
     #[schema(extensions(("bounds" = json!(range(0, limits::MAX_RETRY_SECONDS)))))]
     initial_seconds: Option<u32>,
-    /// Factor of an exponential wait. Default: 2.
+    /// Factor of an exponential wait; exponent of a polynomial one. Default: 2.
     #[schema(extensions(("bounds" = json!(range(1, limits::MAX_RETRY_MULTIPLIER as i64)))))]
     multiplier: Option<f64>,
-    /// Maximum wait in seconds. Default: 21600.
+    /// Maximum wait in seconds, before additive jitter. Default: 21600.
     #[schema(extensions(("bounds" = json!(range(0, limits::MAX_RETRY_SECONDS)))))]
     max_seconds: Option<u32>,
-    /// Maximum jitter in seconds. Default: 3.
+    /// How waits are spread. Default: additive.
+    jitter: Option<JitterKind>,
+    /// With additive jitter: its maximum in seconds. Default: 3.
     #[schema(extensions(("bounds" = json!(range(0, limits::MAX_RETRY_SECONDS)))))]
     jitter_seconds: Option<u32>,
     /// Error types that go straight to the dead letter: exact, or `prefix.*`; at most 50.
@@ -42,9 +44,14 @@ impl RetryRequest {
             initial_seconds: self.initial_seconds.unwrap_or(default.initial_seconds),
             multiplier: self.multiplier.unwrap_or(default.multiplier),
             max_seconds: self.max_seconds.unwrap_or(default.max_seconds),
+            jitter: self.jitter.unwrap_or(default.jitter),
             jitter_seconds: self.jitter_seconds.unwrap_or(default.jitter_seconds),
             non_retryable_types: self.non_retryable_types.unwrap_or_default(),
         };
+        if policy.jitter != JitterKind::Additive && self.jitter_seconds.is_some() {
+            let message = "must be sent with additive jitter only";
+            check.refuse(&format!("{field}.jitter_seconds"), message);
+        }
         let seconds = [
             ("initial_seconds", policy.initial_seconds),
             ("max_seconds", policy.max_seconds),

@@ -73,6 +73,7 @@ fn what_failed_alike_is_one_group() {
         let groups = page["groups"].as_array().expect("groups");
         assert_eq!(groups.len(), 4);
         assert_eq!(groups[0]["error_type"], "lease_expired");
+        assert!(groups[0]["sample_message"].as_str().expect("text").starts_with("the lease"));
         let oldest = &groups[3];
         assert_eq!((&oldest["count"], &oldest["sample_job_id"]), (&json!(2), &json!(first)));
         assert_eq!(oldest["sample_message"], "no answer from 10.0.0.7 after 30 s");

@@ -51,11 +51,15 @@ fn a_silent_worker_costs_a_failure_but_no_wait() {
         t.expire_leases().await;
         let again = t.wait_and_lease("other").await;
         assert_eq!((&again["attempt"], &again["failures"]), (&json!(2), &json!(1)));
-        let attempt = t.job(&id).await["attempts"][0].clone();
+        let job = t.job(&id).await;
+        let attempt = &job["attempts"][0];
         assert_eq!(
             (&attempt["outcome"], &attempt["worker_id"]),
             (&json!("lease_expired"), &json!("silent"))
         );
+        assert_eq!(job["last_error"]["type"], "lease_expired");
+        let message = job["last_error"]["message"].as_str().expect("a message");
+        assert!(message.contains("neither a heartbeat nor an ack"), "{message}");
         t.expire_leases().await;
         let job = t.job_becomes(&id, "dead_letter").await;
         assert_eq!((&job["failures"], &job["attempt"]), (&json!(2), &json!(2)));

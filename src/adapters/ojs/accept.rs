@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     domain::{
-        backoff::{RetryPolicy, RetryStrategy},
+        backoff::{JitterKind, RetryPolicy, RetryStrategy},
         job::DEFAULT_QUEUE,
         limits,
         plan::{Limits, Tenant},
@@ -36,13 +36,14 @@ const DEFAULT_RETRY: RetryPolicy = RetryPolicy {
     initial_seconds: 1,
     multiplier: 2.0,
     max_seconds: 300,
+    jitter: JitterKind::Additive,
     jitter_seconds: 1,
     non_retryable_types: Vec::new(),
 };
 const DEFAULT_MAX_ATTEMPTS: i32 = 3;
 /// Longer numbers may be rounded when they are read.
 const MAX_EXACT_DIGITS: usize = 15;
-const UNKNOWN_POLICY: &str = "must be none, linear or exponential";
+const UNKNOWN_POLICY: &str = "must be none, linear, exponential or polynomial";
 
 /// An accepted job.
 pub struct Accepted {
@@ -239,6 +240,7 @@ pub fn accept_retry(options: &mut Fields, check: &mut Check) -> (RetryPolicy, i3
     let strategy = match sent.take::<String>("backoff_strategy", &mut inner).as_deref() {
         None | Some("exponential") => RetryStrategy::Exponential,
         Some("linear") => RetryStrategy::Linear,
+        Some("polynomial") => RetryStrategy::Polynomial,
         Some("none" | "constant") => RetryStrategy::Constant,
         Some(_) => {
             inner.refuse("backoff_strategy", UNKNOWN_POLICY);
@@ -252,7 +254,8 @@ pub fn accept_retry(options: &mut Fields, check: &mut Check) -> (RetryPolicy, i3
         initial_seconds,
         multiplier,
         max_seconds,
-        // Jitter: up to half of the first wait.
+        // Up to half of the first wait.
+        jitter: JitterKind::Additive,
         jitter_seconds: if has_jitter { initial_seconds.div_ceil(2) } else { 0 },
         non_retryable_types: non_retryable,
     };

@@ -11,7 +11,7 @@ use crate::{
     app::App,
     auth::{Caller, Cost, Produce},
     domain::{
-        backoff::{RetryPolicy, RetryStrategy},
+        backoff::{JitterKind, RetryPolicy, RetryStrategy},
         constraint_key,
         job::DEFAULT_QUEUE,
         limits,
@@ -207,6 +207,7 @@ fn accept(
         initial_seconds: 0,
         multiplier: 1.0,
         max_seconds: 0,
+        jitter: JitterKind::Additive,
         jitter_seconds: 0,
         non_retryable_types: Vec::new(),
     };

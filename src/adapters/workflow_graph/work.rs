@@ -108,7 +108,7 @@ impl Backoff {
         match policy.strategy {
             _ if base_secs == 0 || max_secs == 0 => Self::None,
             RetryStrategy::Constant => Self::Fixed { delay_secs: base_secs.min(max_secs) },
-            RetryStrategy::Exponential | RetryStrategy::Linear => {
+            RetryStrategy::Exponential | RetryStrategy::Linear | RetryStrategy::Polynomial => {
                 Self::Exponential { base_secs, max_secs }
             }
         }

@@ -38,7 +38,11 @@ pub async fn pass(engine: &Engine) -> sqlx::Result<bool> {
         .iter()
         .map(|it| {
             let ending = if it.timed_out { Ending::TimedOut } else { Ending::LeaseExpired };
-            failure::decide(it, &ending, ErrorReport::default(), None)
+            let error = match it.cancel_requested {
+                true => ErrorReport::default(),
+                false => ending.unreported_error(),
+            };
+            failure::decide(it, &ending, error, None)
         })
         .collect();
     let ended = isolate::process(engine, &mut tx, &Expired, &ends).await?;

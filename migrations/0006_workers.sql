@@ -20,7 +20,8 @@ create table workers (
     state text not null default 'running'
         check (state in ('running', 'quiet', 'terminate', 'terminated')),
     -- As people told it. Null: none.
-    directive text check (directive in ('quiet', 'terminate')),
+    -- 'running' resumes a worker, until it says that it runs.
+    directive text check (directive in ('running', 'quiet', 'terminate')),
     -- Its last heartbeat for all of its jobs. Null: it sends none, so its silence means nothing.
     last_beat_at timestamptz,
     -- When it timed out and its leases were ended.

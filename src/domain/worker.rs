@@ -29,6 +29,7 @@ impl WorkerState {
     /// assert_eq!(WorkerState::halt(Running, None), None);
     /// assert_eq!(WorkerState::halt(Quiet, None), Some(Quiet));
     /// assert_eq!(WorkerState::halt(Quiet, Some(Terminate)), Some(Terminate));
+    /// assert_eq!(WorkerState::halt(Quiet, Some(Running)), Some(Quiet));
     /// assert_eq!(WorkerState::halt(Terminated, None), Some(Terminate));
     /// ```
     #[must_use]
@@ -38,21 +39,24 @@ impl WorkerState {
         (wanted != Self::Running).then_some(wanted)
     }
 
-    /// The directive for a heartbeat's answer; `terminate` for a deregistered worker.
+    /// The directive for a heartbeat's answer: a worker without one is told its own state, since
+    /// another would change it. A worker that is resumed is told `running`.
     ///
     /// ```
     /// # use fencepost::domain::worker::WorkerState::{self, *};
-    /// assert_eq!(WorkerState::advice(Running, None), Running);
     /// assert_eq!(WorkerState::advice(Running, Some(Quiet)), Quiet);
-    /// assert_eq!(WorkerState::advice(Quiet, None), Running);
+    /// assert_eq!(WorkerState::advice(Quiet, None), Quiet);
+    /// assert_eq!(WorkerState::advice(Terminate, Some(Quiet)), Terminate);
+    /// assert_eq!(WorkerState::advice(Quiet, Some(Running)), Running);
     /// // It has deregistered itself.
-    /// assert_eq!(WorkerState::advice(Terminated, None), Terminate);
+    /// assert_eq!(WorkerState::advice(Terminated, Some(Running)), Terminate);
     /// ```
     #[must_use]
     pub fn advice(reported: Self, directive: Option<Self>) -> Self {
-        if reported == Self::Terminated {
-            return Self::Terminate;
+        match directive {
+            _ if reported == Self::Terminated => Self::Terminate,
+            Some(Self::Running) => Self::Running,
+            _ => directive.map_or(reported, |it| it.max(reported)),
         }
-        directive.unwrap_or(Self::Running)
     }
 }

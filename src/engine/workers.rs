@@ -18,7 +18,7 @@ use super::{
     settle::{failure, heartbeat},
 };
 use crate::{
-    domain::{job::Ending, limits::WORKER_SILENCE_SECONDS, text::ErrorReport, worker::WorkerState},
+    domain::{job::Ending, limits::WORKER_SILENCE_SECONDS, worker::WorkerState},
     error::{Error, is_faulty_statement},
     ids::{ANONYMOUS, ProjectId},
     store::{
@@ -304,15 +304,11 @@ pub async fn deregister(engine: &Engine, key: &WorkerKey) -> Result<u64, Error> 
     Ok(released)
 }
 
-/// Sets or clears a worker's directive.
+/// Sets a worker's directive; `running` resumes it.
 ///
 /// # Errors
 /// [`Error::WorkerNotFound`].
-pub async fn direct(
-    engine: &Engine,
-    key: &WorkerKey,
-    directive: Option<WorkerState>,
-) -> Result<(), Error> {
+pub async fn direct(engine: &Engine, key: &WorkerKey, directive: WorkerState) -> Result<(), Error> {
     let mut conn = engine.pools.read_for(key.0).await?;
     let facts = store::workers::direct(&mut conn, key.0, &key.1, directive).await?;
     engine.registry.learn(key, facts.ok_or(Error::WorkerNotFound)?);
@@ -340,7 +336,7 @@ async fn end_leases(
         let held = store::settle_failure::lock_held_by(&mut tx, key.0, &key.1, MAX_ENDED).await?;
         let ends: Vec<_> = held
             .iter()
-            .map(|it| failure::decide(it, ending, ErrorReport::default(), None))
+            .map(|it| failure::decide(it, ending, ending.unreported_error(), None))
             .collect();
         let rested = failure::write(&mut tx, &ends).await?;
         tx.commit().await?;

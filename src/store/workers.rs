@@ -152,13 +152,13 @@ pub async fn facts(
     Ok(facts.collect())
 }
 
-/// Sets or clears the directive of a worker. Returns its new facts; none if the project has no such
-/// worker.
+/// Sets the directive of a worker; `running` resumes it. Returns its new facts; none if the project
+/// has no such worker.
 pub async fn direct(
     conn: &mut PgConnection,
     project_id: ProjectId,
     worker_id: &str,
-    directive: Option<WorkerState>,
+    directive: WorkerState,
 ) -> sqlx::Result<Option<Facts>> {
     sqlx::query_as!(
         Facts,
@@ -169,7 +169,7 @@ pub async fn direct(
         "#,
         project_id.0,
         worker_id,
-        directive as Option<WorkerState>,
+        directive as WorkerState,
     )
     .fetch_optional(conn)
     .await
@@ -183,7 +183,8 @@ pub struct WorkerBeat {
     pub state: WorkerState,
 }
 
-/// Records heartbeats of workers, and returns their facts. A deregistered worker stays so.
+/// Records heartbeats of workers, and returns their facts. A deregistered worker stays so. A worker
+/// that runs needs not be resumed any more.
 ///
 /// No worker may appear twice in `beats`.
 pub async fn beat(
@@ -203,6 +204,10 @@ pub async fn beat(
             last_beat_at = now(),
             lost_at = null,
             state = case when workers.state = 'terminated' then workers.state else excluded.state end,
+            directive = case
+                when workers.directive <> 'running' or excluded.state <> 'running'
+                    then workers.directive
+            end,
             changed_at = case
                 when workers.state in ('terminated', excluded.state) then workers.changed_at
                 else now()
@@ -294,7 +299,9 @@ pub async fn mark_lost(
 #[derive(Debug, Clone)]
 pub struct WorkerRow {
     pub worker_id: String,
+    /// A lost worker is terminated.
     pub state: WorkerState,
+    /// None also for a worker that is resumed.
     pub directive: Option<WorkerState>,
     /// Heard within the last [`ALIVE_SECONDS`], and neither lost nor deregistered.
     pub is_alive: bool,
@@ -336,7 +343,9 @@ pub async fn page(
             order by worker_id
             limit $4
         )
-        select worker_id, state "state: WorkerState", directive "directive: WorkerState",
+        select worker_id,
+               case when lost_at is null then state else 'terminated' end "state!: WorkerState",
+               nullif(directive, 'running') "directive: WorkerState",
                state <> 'terminated' and lost_at is null
                    and last_seen_at > now() - make_interval(secs => $5::int) "is_alive!",
                queues, job_types, labels, hostname, sdk_version, pid, concurrency, registered_at,
@@ -374,7 +383,8 @@ pub async fn count_fitting(
         r#"
         select count(*) "all!", count(*) filter (where $4 <@ labels) "labelled!"
         from workers
-        where project_id = $1 and state = 'running' and directive is null and lost_at is null
+        where project_id = $1 and state = 'running' and lost_at is null
+            and coalesce(directive, 'running') = 'running'
             and last_seen_at > now() - make_interval(secs => $5::int)
             and $2 = any(queues)
             and (cardinality(job_types) = 0 or $3 = any(job_types))

@@ -116,9 +116,31 @@ fn a_directive_reaches_the_worker_with_its_next_heartbeat_and_its_polls_get_noth
         register(t, "w", json!({})).await;
         assert_eq!(beat(t, "w", &[]).await["state"], "terminate", "a directive sticks");
         assert_eq!(tell(t, "w", "resume").await.is(200)["directive"], Value::Null);
+        assert_eq!(worker(t, "w").await["directive"], Value::Null);
         assert_eq!(beat(t, "w", &[]).await["state"], "running");
         assert_eq!(t.poll("w", 1).await.len(), 1);
         tell(t, "unknown", "quiet").await.is_error(404, "worker_not_found");
+    });
+}
+
+#[test]
+fn a_worker_hears_its_own_state_until_it_is_told_another() {
+    run(async |t| {
+        let says = async |state: &str| {
+            let beat = json!({"worker_id": "w", "state": state});
+            t.post("/v1/workers/heartbeat", beat).await.is(200)["state"].clone()
+        };
+        register(t, "w", json!({})).await;
+        for state in ["running", "quiet", "terminate", "quiet"] {
+            assert_eq!(says(state).await, *state);
+        }
+        tell(t, "w", "terminate").await.is(200);
+        assert_eq!(says("quiet").await, "terminate");
+        tell(t, "w", "resume").await.is(200);
+        assert_eq!(says("quiet").await, "running");
+        assert_eq!(says("quiet").await, "running", "until it runs");
+        assert_eq!(says("running").await, "running");
+        assert_eq!(says("quiet").await, "quiet", "on its own again");
     });
 }
 
@@ -178,9 +200,12 @@ fn a_worker_that_beats_and_falls_silent_loses_its_leases_as_failures() {
         let read = t.job(&id).await;
         assert_eq!(read["attempts"][0]["outcome"], "lease_expired");
         assert_eq!(t.job(&spared).await["state"], "processing", "its silence means nothing");
+        // It is marked after its leases have ended.
+        while worker(t, "beats").await["state"] != "terminated" {}
         assert_eq!(worker(t, "beats").await["alive"], false);
         beat(t, "beats", &[]).await;
-        assert_eq!(worker(t, "beats").await["alive"], true, "it is back");
+        let back = worker(t, "beats").await;
+        assert_eq!((&back["alive"], &back["state"]), (&json!(true), &json!("running")), "back");
         t.enqueue(json!({})).await;
         t.lease("beats").await;
     });

@@ -134,9 +134,9 @@ impl From<Advice> for HeartbeatStatus {
 /// After a 409 the lease is lost: stop working on the job.
 ///
 /// Without `job_id` it is a heartbeat of the whole worker, best sent every 5 s: it renews all jobs
-/// that it names, and returns the worker's directive. A worker that has sent one and then is silent
-/// for 30 s is lost: its leases end. With the state `terminated` its leases are released, as by
-/// `POST /v1/workers/deregister`.
+/// that it names, and returns the worker's directive, or its own state if it has none. A worker
+/// that has sent one and then is silent for 30 s is lost: its leases end. With the state
+/// `terminated` its leases are released, as by `POST /v1/workers/deregister`.
 #[utoipa::path(
     post, path = "/workers/heartbeat", tag = "workers", operation_id = "workers_heartbeat",
     security(("api_key" = ["work"]), ("session" = ["member"])),

@@ -55,7 +55,7 @@ page! {
 pub struct WorkerView {
     /// Id that the worker chose.
     pub worker_id: String,
-    /// State, as the worker reports it.
+    /// State, as the worker reports it; `terminated` if it is lost.
     pub state: WorkerState,
     /// Directive; null: none.
     #[schema(required)]
@@ -215,9 +215,9 @@ macro_rules! directive {
             State(app): State<App>,
             NameInPath(worker_id): NameInPath,
         ) -> Result<Reply<DirectiveReply>, Error> {
-            let directive: Option<WorkerState> = $directive;
             let key: WorkerKey = (caller.project_id, worker_id.as_str().into());
-            workers::direct(&app.engine, &key, directive).await?;
+            workers::direct(&app.engine, &key, $directive).await?;
+            let directive = Some($directive).filter(|it| *it != WorkerState::Running);
             let after = Some(serde_json::json!({ "directive": directive }).to_string());
             audit::note(&app, &caller, NewAuditEntry { after, ..NewAuditEntry::to("worker.directed", &*worker_id) })
                 .await;
@@ -230,17 +230,18 @@ directive!(
     /// Quiet a worker.
     ///
     /// It takes no more jobs and finishes those it has. Stays until it is resumed.
-    quiet, "/workers/{worker_id}/quiet", "workers_quiet", Some(WorkerState::Quiet)
+    quiet, "/workers/{worker_id}/quiet", "workers_quiet", WorkerState::Quiet
 );
 directive!(
     /// Terminate a worker.
     ///
     /// It takes no more jobs and stops after its grace period. Stays until it is resumed.
-    terminate, "/workers/{worker_id}/terminate", "workers_terminate", Some(WorkerState::Terminate)
+    terminate, "/workers/{worker_id}/terminate", "workers_terminate", WorkerState::Terminate
 );
 directive!(
     /// Resume a worker.
     ///
-    /// Clears its directive: it takes jobs again.
-    resume, "/workers/{worker_id}/resume", "workers_resume", None
+    /// Ends its directive: it takes jobs again. Its heartbeats are answered `running` until it says
+    /// that it runs.
+    resume, "/workers/{worker_id}/resume", "workers_resume", WorkerState::Running
 );

@@ -372,6 +372,8 @@ create table idempotency_keys (
     created_at timestamptz not null default now(),
     -- When it was last started; after a while another request may take it over.
     locked_at timestamptz not null default now(),
+    -- The node that runs it; when it is gone, another request may take over at once.
+    locked_by uuid not null,
     -- The answer; null while the request runs.
     status smallint,
     location text,

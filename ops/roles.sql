@@ -92,6 +92,8 @@ grant select, insert, update, delete on accounts, sessions, refresh_tokens, mail
 grant select, insert, update, delete on sessions, refresh_tokens, mail_tokens, nodes to fencepost_maint;
 -- The list of members shows e-mail addresses.
 grant select (id, email) on accounts to fencepost_console;
+-- Whether the node that runs an idempotent request is alive.
+grant select on nodes to fencepost_hot;
 grant select, insert, update on reaper_state to fencepost_maint;
 grant select on merged_deltas, unmerged_deltas to fencepost_hot, fencepost_console;
 grant select, update on merged_deltas to fencepost_maint;

@@ -22,8 +22,12 @@ pub const MAX_JSON_DEPTH: usize = 127;
 pub const MIN_PRIORITY: i16 = -100;
 /// See [`MIN_PRIORITY`].
 pub const MAX_PRIORITY: i16 = 100;
-/// How far ahead a job may be scheduled, in seconds (one year).
-pub const MAX_DELAY_SECONDS: i64 = 366 * 86_400;
+/// Longest delay of a job, in seconds (20 years).
+pub const MAX_DELAY_SECONDS: i64 = 20 * 366 * 86_400;
+/// How far ahead the `run_at` of a job may lie, in years of 366 days.
+pub const MAX_RUN_AT_YEARS: i64 = 100;
+/// The same in seconds.
+pub const MAX_RUN_AT_SECONDS: i64 = MAX_RUN_AT_YEARS * 366 * 86_400;
 /// Attempts a job may be given.
 pub const MAX_MAX_ATTEMPTS: i32 = 100;
 /// Longest run of one attempt, in seconds (one day).
@@ -99,7 +103,8 @@ pub const MAX_WORKFLOW_JOBS: usize = 500;
 pub const MAX_IDEMPOTENCY_KEY_CHARS: usize = 200;
 /// How long an idempotent answer is kept, in seconds (one day).
 pub const IDEMPOTENCY_KEEP_SECONDS: i64 = 86_400;
-/// Seconds after which a request that is still running under its idempotency key may be repeated.
+/// Seconds after which a request that is still running under its idempotency key may be repeated,
+/// also if its node is alive.
 pub const IDEMPOTENCY_LOCK_SECONDS: i32 = 60;
 /// Jobs of one heartbeat for a whole worker.
 pub const MAX_BEAT_JOBS: usize = 500;

@@ -254,7 +254,7 @@ async fn begin(app: &App, presented: Presented<'_>) -> Result<Begun, Error> {
     let Presented { project_id, key, fingerprint } = presented;
     let mut conn = app.engine.pools.enqueue.acquire_for(project_id).await?;
     let seed = Uuid::now_v7();
-    if idempotency::begin(&mut conn, presented, seed).await? {
+    if idempotency::begin(&mut conn, presented, seed, app.bus.node()).await? {
         return Ok(Begun::Run(seed));
     }
     let kept = idempotency::find(&mut conn, project_id, key).await?;
@@ -269,7 +269,7 @@ async fn begin(app: &App, presented: Presented<'_>) -> Result<Begun, Error> {
     if let (Some(status), Some(body)) = (status, body) {
         return Ok(Begun::Answered(Answer { status, location, body }));
     }
-    let seed = idempotency::take_over(&mut conn, project_id, key).await?;
+    let seed = idempotency::take_over(&mut conn, project_id, key, app.bus.node()).await?;
     seed.map(Begun::Run).ok_or(Error::IdempotencyInProgress)
 }
 

@@ -1,6 +1,10 @@
 //! What every request passes through: an id, a task of its own, metrics, and one shape for errors.
 
-use std::{net::IpAddr, sync::Arc, time::Instant};
+use std::{
+    net::IpAddr,
+    sync::Arc,
+    time::{Instant, SystemTime, UNIX_EPOCH},
+};
 
 use axum::{
     extract::{MatchedPath, Request, State},
@@ -166,8 +170,8 @@ fn find_client(request: &mut Request, request_id: &str) {
     request.extensions_mut().insert(client);
 }
 
-/// `X-RateLimit-*`, and `RateLimit` with `RateLimit-Policy` as in
-/// draft-ietf-httpapi-ratelimit-headers-10.
+/// `X-RateLimit-*` with the reset as Unix time, as clients of those names read it; and `RateLimit`
+/// with `RateLimit-Policy` as in draft-ietf-httpapi-ratelimit-headers-10.
 fn write_limits(headers: &mut HeaderMap, budget: &str, standing: Standing) {
     let Standing { rate, remaining, reset_seconds } = standing;
     let mut set = |name: HeaderName, value: String| {
@@ -178,11 +182,18 @@ fn write_limits(headers: &mut HeaderMap, budget: &str, standing: Standing) {
     let (count, window) = (rate.count, rate.window_seconds);
     set(HeaderName::from_static("x-ratelimit-limit"), count.to_string());
     set(HeaderName::from_static("x-ratelimit-remaining"), remaining.to_string());
-    set(HeaderName::from_static("x-ratelimit-reset"), reset_seconds.to_string());
+    set(HeaderName::from_static("x-ratelimit-reset"), unix_time_in(reset_seconds).to_string());
     let policy = format!("\"{budget}\";q={count};w={window}");
     set(HeaderName::from_static("ratelimit-policy"), policy);
     let limit = format!("\"{budget}\";r={remaining};t={reset_seconds}");
     set(HeaderName::from_static("ratelimit"), limit);
+}
+
+/// The Unix time in this many seconds, by this node's clock.
+#[expect(clippy::disallowed_methods, reason = "for clients only: nothing is decided by it")]
+fn unix_time_in(seconds: u32) -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    now.as_secs() + u64::from(seconds)
 }
 
 /// Content security policy of an answer.

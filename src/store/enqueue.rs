@@ -158,7 +158,7 @@ impl StoredJob {
 
 /// Stores jobs of any projects, all or none.
 ///
-/// A request whose latest `run_at` lies more than [`limits::MAX_DELAY_SECONDS`] ahead is left out
+/// A request whose latest `run_at` lies more than [`limits::MAX_RUN_AT_SECONDS`] ahead is left out
 /// with all its jobs: only the database's clock can tell. `latest_run_at` has one entry per job:
 /// the latest `run_at` of the request that it came with.
 ///
@@ -269,7 +269,7 @@ pub async fn insert_jobs(
         &jobs.iter().map(|it| it.retry.as_ref()).collect::<Vec<_>>()
             as &[Option<&Json<RetryPolicy>>],
         &jobs.iter().map(|it| it.tags.as_ref()).collect::<Vec<_>>() as &[Option<&Json<_>>],
-        limits::MAX_DELAY_SECONDS,
+        limits::MAX_RUN_AT_SECONDS,
         &jobs.iter().map(|it| it.extras.as_deref().map(Json)).collect::<Vec<_>>()
             as &[Option<Json<&Extras>>],
         job::DEFAULT_MAX_ATTEMPTS,

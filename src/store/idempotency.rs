@@ -3,9 +3,10 @@
 use sqlx::PgConnection;
 use uuid::Uuid;
 
+use super::nodes::NODE_SILENCE_SECONDS;
 use crate::{
     domain::limits::{IDEMPOTENCY_KEEP_SECONDS, IDEMPOTENCY_LOCK_SECONDS},
-    ids::ProjectId,
+    ids::{NodeId, ProjectId},
 };
 
 /// The idempotency key of a request.
@@ -23,20 +24,23 @@ pub async fn begin(
     conn: &mut PgConnection,
     presented: Presented<'_>,
     seed: Uuid,
+    node: NodeId,
 ) -> sqlx::Result<bool> {
     let begun = sqlx::query!(
         "
-        insert into idempotency_keys (project_id, key, fingerprint, seed)
-        values ($1, $2, $3, $4)
+        insert into idempotency_keys (project_id, key, fingerprint, seed, locked_by)
+        values ($1, $2, $3, $4, $5)
         on conflict (project_id, key) do update
         set fingerprint = excluded.fingerprint, seed = excluded.seed, created_at = now(),
-            locked_at = now(), status = null, location = null, body = null
-        where idempotency_keys.created_at < now() - make_interval(secs => $5::bigint)
+            locked_at = now(), locked_by = excluded.locked_by, status = null, location = null,
+            body = null
+        where idempotency_keys.created_at < now() - make_interval(secs => $6::bigint)
         ",
         presented.project_id.0,
         presented.key,
         presented.fingerprint,
         seed,
+        node.0,
         IDEMPOTENCY_KEEP_SECONDS,
     )
     .execute(conn)
@@ -78,18 +82,27 @@ pub async fn take_over(
     conn: &mut PgConnection,
     project_id: ProjectId,
     key: &str,
+    node: NodeId,
 ) -> sqlx::Result<Option<Uuid>> {
     sqlx::query_scalar!(
         "
         update idempotency_keys
-        set locked_at = now()
+        set locked_at = now(), locked_by = $3
         where project_id = $1 and key = $2 and status is null
-            and locked_at < now() - make_interval(secs => $3::int)
+            and (
+                locked_at < now() - make_interval(secs => $4::int)
+                or not exists (
+                    select from nodes
+                    where id = locked_by and seen_at >= now() - make_interval(secs => $5)
+                )
+            )
         returning seed
         ",
         project_id.0,
         key,
+        node.0,
         IDEMPOTENCY_LOCK_SECONDS,
+        NODE_SILENCE_SECONDS,
     )
     .fetch_optional(conn)
     .await

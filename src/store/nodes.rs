@@ -7,7 +7,7 @@ use uuid::Uuid;
 use crate::ids::NodeId;
 
 /// A node counts as gone after this many seconds without a sign of life.
-const NODE_SILENCE_SECONDS: f64 = 15.0;
+pub const NODE_SILENCE_SECONDS: f64 = 15.0;
 
 /// A key that signs access tokens.
 #[derive(Clone)]

@@ -7,20 +7,12 @@ use clap::{Command, CommandFactory};
 use fencepost::{
     adapters,
     cli::{Cli, settings},
-    config,
-    domain::{
-        access::Scope,
-        job, limits,
-        schedule::{self, Schedule},
-    },
-    engine::dispatch::MAX_PARKED_POLLS,
-    http::{error::CODES, openapi, server},
-    redis_bus,
-    serve::DRAIN_TIMEOUT,
-    store::{counts, dead_letters, queue_limits},
+    domain::{access::Scope, limits, schedule::Schedule},
+    http::{error::CODES, openapi},
     telemetry::{Kind, METRICS},
-    wire::extract::BODY_TIMEOUT,
 };
+
+use crate::limits_page;
 
 pub fn read(path: &str) -> String {
     let path = format!("{}/{path}", env!("CARGO_MANIFEST_DIR"));
@@ -184,13 +176,13 @@ fn the_page_of_settings_is_the_one_that_the_flags_make() {
 fn every_limit_is_listed_with_its_number() {
     let page = read("docs/limits.md");
     let rows = [
-        job_limits(),
-        worker_limits(),
-        queue_limits(),
-        bulk_limits(),
-        request_limits(),
-        node_limits(),
-        crate::limits_page::people_limits(),
+        limits_page::job_limits(),
+        limits_page::worker_limits(),
+        limits_page::queue_limits(),
+        limits_page::bulk_limits(),
+        limits_page::request_limits(),
+        limits_page::node_limits(),
+        limits_page::people_limits(),
     ];
     let rows = rows.concat();
     // The plans come first, and are compared by themselves.
@@ -221,270 +213,6 @@ fn clock_changes_are_as_the_page_shows_them() {
         let ticks = schedule.preview(after.to_utc(), 1).expect("it fires");
         assert_eq!(ticks[0].local, fires_at, "{row}");
     }
-}
-
-/// The rows of "A job".
-fn job_limits() -> Vec<(&'static str, String)> {
-    vec![
-        ("`job_type`", format!("1–{} characters", limits::MAX_JOB_TYPE_CHARS)),
-        ("`queue`", format!("1–{} characters", limits::MAX_QUEUE_CHARS)),
-        (
-            "`payload`",
-            format!("{} bytes, {} levels deep", limits::MAX_PAYLOAD_BYTES, limits::MAX_JSON_DEPTH),
-        ),
-        ("`priority`", format!("{}–{}, higher first", limits::MIN_PRIORITY, limits::MAX_PRIORITY)),
-        ("`run_at`, `delay_seconds`", format!("{} s ahead", limits::MAX_DELAY_SECONDS)),
-        ("`max_attempts`", format!("1–{}", limits::MAX_MAX_ATTEMPTS)),
-        ("`timeout_seconds`", format!("1–{} s", limits::MAX_TIMEOUT_SECONDS)),
-        (
-            "`retry.initial_seconds`, `.max_seconds`, `.jitter_seconds`",
-            format!("0–{} s", limits::MAX_RETRY_SECONDS),
-        ),
-        ("`retry.multiplier`", format!("1–{}", limits::MAX_RETRY_MULTIPLIER)),
-        (
-            "`retry.non_retryable_types`",
-            format!(
-                "{} entries of {} characters",
-                limits::MAX_NON_RETRYABLE_TYPES,
-                limits::MAX_ERROR_TYPE_CHARS
-            ),
-        ),
-        (
-            "`tags`",
-            format!(
-                "{} entries, names of {} characters, values of {}",
-                limits::MAX_TAGS,
-                limits::MAX_TAG_KEY_CHARS,
-                limits::MAX_TAG_VALUE_CHARS
-            ),
-        ),
-        (
-            "`labels`",
-            format!("{} entries of {} characters", limits::MAX_LABELS, limits::MAX_LABEL_CHARS),
-        ),
-        ("`concurrency_key`, `unique.key`", format!("1–{} characters", limits::MAX_KEY_CHARS)),
-        ("`concurrency_limit`", format!("1–{}", limits::MAX_CONCURRENCY)),
-        ("`depends_on`", format!("{} jobs", limits::MAX_PARENTS)),
-        ("jobs that wait for one job", limits::MAX_CHILDREN.to_string()),
-        ("jobs of one workflow", format!("1–{}", limits::MAX_WORKFLOW_JOBS)),
-        ("custom events of one job", limits::MAX_JOB_EVENTS.to_string()),
-        (
-            "parents' results passed to one job",
-            format!(
-                "{} bytes, later ones are left out and marked",
-                limits::MAX_PARENT_RESULTS_BYTES
-            ),
-        ),
-        (
-            "logs of one attempt",
-            format!(
-                "{} bytes in {} chunks, then cut and marked",
-                limits::MAX_LOG_BYTES,
-                limits::MAX_LOG_CHUNKS_KEPT
-            ),
-        ),
-        (
-            "claims of one job, whatever happened",
-            format!("{}, then the dead letter", job::MAX_CLAIMS),
-        ),
-        ("past attempts shown", format!("{}, the newest", limits::MAX_SHOWN_ATTEMPTS)),
-    ]
-}
-
-/// The rows of "A worker".
-fn worker_limits() -> Vec<(&'static str, String)> {
-    vec![
-        ("`worker_id`", format!("1–{} characters", limits::MAX_WORKER_ID_CHARS)),
-        ("queues of one poll", format!("1–{}", limits::MAX_POLL_QUEUES)),
-        ("job types of one poll", limits::MAX_POLL_JOB_TYPES.to_string()),
-        ("`capacity`", format!("1–{}", limits::MAX_POLL_CAPACITY)),
-        ("`wait_seconds`", format!("0–{} s", limits::MAX_POLL_WAIT_SECONDS)),
-        ("`lease_seconds`", format!("1–{} s", limits::MAX_LEASE_SECONDS)),
-        (
-            "`result`",
-            format!("{} bytes, {} levels deep", limits::MAX_RESULT_BYTES, limits::MAX_JSON_DEPTH),
-        ),
-        (
-            "`error`, its three texts together",
-            format!("{} bytes, then cut and marked `truncated`", limits::MAX_ERROR_BYTES),
-        ),
-        ("`retry_after_seconds`", format!("0–{} s", limits::MAX_RETRY_SECONDS)),
-        ("`duration_ms`", format!("0–{} ms", limits::MAX_DURATION_MS)),
-        (
-            "queues and job types of one registration",
-            format!("{} each", limits::MAX_REGISTERED_NAMES),
-        ),
-        ("`hostname`, `sdk_version`", format!("{} characters", limits::MAX_WORKER_INFO_CHARS)),
-        ("`concurrency`", format!("1–{}", limits::MAX_WORKER_CONCURRENCY)),
-        (
-            "labels of one worker",
-            format!("{} entries of {} characters", limits::MAX_LABELS, limits::MAX_LABEL_CHARS),
-        ),
-        ("schedules of one registration", limits::MAX_REGISTERED_SCHEDULES.to_string()),
-        ("jobs of one heartbeat for a whole worker", limits::MAX_BEAT_JOBS.to_string()),
-        (
-            "silence after which such a worker is lost",
-            format!("{} s", limits::WORKER_SILENCE_SECONDS),
-        ),
-        ("events of one report", format!("1–{}", limits::MAX_EVENTS)),
-        ("an event's `type`", format!("1–{} characters", limits::MAX_EVENT_TYPE_CHARS)),
-        ("an event's `payload`", format!("{} bytes", limits::MAX_EVENT_PAYLOAD_BYTES)),
-        ("log chunks of one report", format!("1–{}", limits::MAX_LOG_CHUNKS)),
-        ("a log chunk's `data`", format!("{} bytes", limits::MAX_LOG_CHUNK_BYTES)),
-        ("jobs of one log report", limits::MAX_LOG_JOBS.to_string()),
-        ("a silent worker", format!("forgotten after {} s", limits::WORKER_KEEP_SECONDS)),
-    ]
-}
-
-/// The rows of "A queue".
-fn queue_limits() -> Vec<(&'static str, String)> {
-    vec![
-        ("`max_concurrency`", format!("0–{}", limits::MAX_CONCURRENCY)),
-        ("`rate_limit.count`", format!("1–{}", limits::MAX_RATE_LIMIT_COUNT)),
-        ("`rate_limit.per_seconds`", format!("1–{} s", limits::MAX_RATE_LIMIT_SECONDS)),
-        ("`default_lease_seconds`", format!("1–{} s", limits::MAX_LEASE_SECONDS)),
-        ("`default_max_attempts`", format!("1–{}", limits::MAX_MAX_ATTEMPTS)),
-        ("`brake_after`", format!("1–{}", limits::MAX_BRAKE_AFTER)),
-        (
-            "`retention_days`",
-            format!(
-                "1–{} days, {} if it is not set",
-                limits::MAX_RETENTION_DAYS,
-                limits::DEFAULT_RETENTION_DAYS
-            ),
-        ),
-        (
-            "running jobs that are counted",
-            format!("{}, more are shown as pending", counts::MAX_COUNTED_PROCESSING),
-        ),
-        ("queues of a project", limits::MAX_PROJECT_QUEUES.to_string()),
-        ("types that are paused in a queue", limits::MAX_PAUSED_TYPES.to_string()),
-        ("job types considered while some are paused", queue_limits::MAX_OPEN_TYPES.to_string()),
-        (
-            "queues, and types of a queue, that a node counts by name",
-            format!("{}, later ones as `other`", limits::MAX_COUNTED_NAMES),
-        ),
-        (
-            "pairs of a queue and a type that a node counts by name",
-            format!("{} of one project, later ones as `other`", limits::MAX_COUNTED_PAIRS),
-        ),
-        ("values of a label that a Prometheus scrapes", limits::MAX_LABEL_VALUES.to_string()),
-    ]
-}
-
-/// The rows of "Recurring schedules and bulk work".
-fn bulk_limits() -> Vec<(&'static str, String)> {
-    vec![
-        ("recurring schedules of one project", limits::MAX_SCHEDULES.to_string()),
-        (
-            "the id of a recurring schedule",
-            format!("1–{} characters", limits::MAX_SCHEDULE_ID_CHARS),
-        ),
-        ("`cron_expression`, `timezone`", format!("1–{} characters", limits::MAX_CRON_CHARS)),
-        ("`spread_seconds`", format!("0–{} s", limits::MAX_SPREAD_SECONDS)),
-        (
-            "a tick that no node has handled",
-            format!("is missed after {} s", schedule::GRACE_SECONDS),
-        ),
-        ("missed ticks that `catch_up` can fire", format!("{}, the last", schedule::MAX_CATCH_UP)),
-        ("the record of a tick", format!("kept {} days", limits::FIRE_KEEP_DAYS)),
-        ("fire times shown for a schedule", format!("1–{}", limits::MAX_SHOWN_TIMES)),
-        ("running operations of one project", limits::MAX_RUNNING_OPERATIONS.to_string()),
-        ("an operation that has ended", format!("kept {} days", limits::OPERATION_KEEP_DAYS)),
-        ("`max` of a bulk request", format!("1–{}", limits::MAX_OPERATION_JOBS)),
-        ("`rate_per_second` of a bulk request", format!("1–{}", limits::MAX_OPERATION_RATE)),
-        ("dead letters that are counted", dead_letters::MAX_COUNTED.to_string()),
-    ]
-}
-
-/// The rows of "A request".
-fn request_limits() -> Vec<(&'static str, String)> {
-    vec![
-        ("body", format!("{} bytes", limits::MAX_BODY_BYTES)),
-        ("body of a batch", format!("{} bytes", limits::MAX_BATCH_BODY_BYTES)),
-        ("jobs of one batch", format!("1–{}", limits::MAX_ENQUEUE_BATCH_JOBS)),
-        ("acks of one batch", format!("1–{}", limits::MAX_ACK_BATCH)),
-        ("jobs on one page", format!("1–{}", limits::MAX_PAGE_JOBS)),
-        ("rows examined for one page", limits::MAX_PAGE_EXAMINED_ROWS.to_string()),
-        ("workers on one page", format!("1–{}", limits::MAX_PAGE_WORKERS)),
-        ("workflows on one page", format!("1–{}", limits::MAX_PAGE_WORKFLOWS)),
-        ("events on one page of a job's history", format!("1–{}", limits::MAX_PAGE_EVENTS)),
-        ("log chunks on one page", format!("1–{}", limits::MAX_PAGE_LOGS)),
-        ("queues on one page", format!("1–{}", limits::MAX_PAGE_QUEUES)),
-        (
-            "dead letters, or groups of them, on one page",
-            format!("1–{}", limits::MAX_PAGE_DEAD_LETTERS),
-        ),
-        ("operations on one page", format!("1–{}", limits::MAX_PAGE_OPERATIONS)),
-        ("recurring schedules on one page", format!("1–{}", limits::MAX_PAGE_SCHEDULES)),
-        ("ticks on one page", format!("1–{}", limits::MAX_PAGE_FIRES)),
-        (
-            "an idempotency key",
-            format!(
-                "1–{} characters, kept {} s",
-                limits::MAX_IDEMPOTENCY_KEY_CHARS,
-                limits::IDEMPOTENCY_KEEP_SECONDS
-            ),
-        ),
-        (
-            "an interrupted request with an idempotency key",
-            format!("may run again after {} s", limits::IDEMPOTENCY_LOCK_SECONDS),
-        ),
-        ("time for the body to arrive", format!("{} s", BODY_TIMEOUT.as_secs())),
-    ]
-}
-
-/// The rows of "A node".
-fn node_limits() -> Vec<(&'static str, String)> {
-    vec![
-        ("parked polls", format!("{MAX_PARKED_POLLS}, then 503")),
-        ("event streams", format!("{}, then 503", limits::MAX_STREAMS)),
-        ("event streams of one project", format!("{}, then 429", limits::MAX_PROJECT_STREAMS)),
-        (
-            "events of one project kept for streams that reconnect",
-            limits::MAX_REMEMBERED_EVENTS.to_string(),
-        ),
-        (
-            "an event's payload in a project's stream",
-            format!(
-                "{} bytes, larger ones are in the job's history only",
-                limits::MAX_STREAMED_PAYLOAD_BYTES
-            ),
-        ),
-        ("connections", server::MAX_CONNECTIONS.to_string()),
-        (
-            "time for a connection's first byte",
-            format!("{} s", server::FIRST_BYTE_TIMEOUT.as_secs()),
-        ),
-        (
-            "time for request headers, and idle time between requests",
-            format!("{} s", server::HEADER_TIMEOUT.as_secs()),
-        ),
-        (
-            "time in which a client must read something",
-            format!("{} s", server::WRITE_TIMEOUT.as_secs()),
-        ),
-        (
-            "connections of one IP address",
-            format!("{}, proxies excepted", config::DEFAULT_CONNECTIONS_PER_ADDRESS),
-        ),
-        (
-            "time for which a credential is cached",
-            format!("{} s", fencepost::credentials::CREDENTIAL_TTL.as_secs()),
-        ),
-        (
-            "timeout of a Redis call, and pause after a failed call",
-            format!(
-                "{} ms, {} s",
-                redis_bus::DEFAULT_BUDGET.as_millis(),
-                redis_bus::BREAK.as_secs()
-            ),
-        ),
-        (
-            "time for requests to finish when the node stops",
-            format!("{} s", DRAIN_TIMEOUT.as_secs()),
-        ),
-    ]
 }
 
 #[test]

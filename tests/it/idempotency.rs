@@ -104,6 +104,34 @@ fn a_request_that_broke_off_finds_what_it_had_stored() {
 }
 
 #[test]
+fn a_request_whose_node_is_gone_may_be_repeated_at_once() {
+    run(async |t| {
+        let body = json!({"job_type": "t"});
+        let first = post_once(t, "/v1/jobs", "k", &body).await.is(201);
+        let broken_off = "update idempotency_keys set status = null, body = null,";
+        // A node that was killed is silent from then on.
+        let gone = uuid::Uuid::new_v4();
+        for seen_at in ["now()", "now() - interval '16 s'"] {
+            t.database
+                .execute(&format!(
+                    "insert into nodes (id, seen_at) values ('{gone}', {seen_at})
+                     on conflict (id) do update set seen_at = excluded.seen_at"
+                ))
+                .await;
+            t.database
+                .execute(&format!("{broken_off} locked_at = now(), locked_by = '{gone}'"))
+                .await;
+            let again = post_once(t, "/v1/jobs", "k", &body).await;
+            match seen_at {
+                "now()" => drop(again.is_error(409, "idempotency_in_progress")),
+                _ => assert_eq!(again.is(201)["id"], first["id"]),
+            }
+        }
+        assert_eq!(t.database.number("select count(*) from jobs").await, 1);
+    });
+}
+
+#[test]
 fn only_answers_that_depend_on_the_request_alone_are_kept() {
     run(async |t| {
         let wrong = json!({"job_type": ""});

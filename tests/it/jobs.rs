@@ -1,6 +1,7 @@
 //! Enqueue, read, list.
 
 use crate::harness::{TestServer, fresh_database, limited, run};
+use chrono::{DateTime, Utc};
 use serde_json::{Value, json};
 
 #[test]
@@ -20,7 +21,7 @@ fn a_job_is_stored_with_its_defaults_and_its_location() {
             job["retry"],
             json!({
                 "strategy": "exponential", "initial_seconds": 15, "multiplier": 2.0,
-                "max_seconds": 21600, "jitter_seconds": 3, "non_retryable_types": [],
+                "max_seconds": 21600, "jitter": "additive", "jitter_seconds": 3, "non_retryable_types": [],
             })
         );
         let mut read = t.get(&path).await.is(200);
@@ -69,8 +70,8 @@ fn a_result_comes_back_byte_for_byte() {
 fn every_setting_of_a_job_is_kept() {
     run(async |t| {
         let retry = json!({
-            "strategy": "linear", "initial_seconds": 1, "multiplier": 3.5, "max_seconds": 9,
-            "jitter_seconds": 0, "non_retryable_types": ["a.*"],
+            "strategy": "polynomial", "initial_seconds": 1, "multiplier": 3.5, "max_seconds": 9,
+            "jitter": "additive", "jitter_seconds": 0, "non_retryable_types": ["a.*"],
         });
         let sent = json!({
             "job_type": "a.b", "queue": "q", "priority": -7, "max_attempts": 9,
@@ -101,7 +102,16 @@ fn a_job_for_later_is_scheduled() {
         let both = json!({"job_type": "t", "run_at": "2020-01-01T00:00:00Z", "delay_seconds": 1});
         t.post("/v1/jobs", both).await.refuses("delay_seconds");
         let too_far = json!({"job_type": "t", "run_at": "2999-01-01T00:00:00+02:00"});
-        assert!(t.post("/v1/jobs", too_far).await.refuses("run_at").contains("one year"));
+        assert!(t.post("/v1/jobs", too_far).await.refuses("run_at").contains("100 years"));
+        // Beyond 32 bits of seconds and milliseconds since 1970, and since 2000.
+        for far in ["2038-01-19T03:14:08Z", "2046-01-01T00:00:00Z", "2099-12-31T23:59:59.999Z"] {
+            let job = t.post("/v1/jobs", json!({"job_type": "t", "run_at": far})).await.is(201);
+            let stored = job["run_at"].as_str().expect("a time");
+            assert_eq!(stored.parse::<DateTime<Utc>>(), far.parse(), "{far}");
+            let id = job["id"].as_str().expect("an id");
+            let earlier = json!({"delay_seconds": 600_000_000});
+            t.patch(&format!("/v1/jobs/{id}"), earlier).await.is(200);
+        }
         for unreadable in ["0001-01-01T00:00:00Z", "+262000-01-01T00:00:00Z", "tomorrow"] {
             let job = json!({"job_type": "t", "run_at": unreadable});
             t.post("/v1/jobs", job).await.refuses("run_at");

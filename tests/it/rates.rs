@@ -101,6 +101,10 @@ fn a_limit_is_exact_for_eight_clients_on_three_nodes_and_separate_from_others() 
         refused.is_error(429, "rate_limit_exceeded");
         assert_eq!(refused.headers["retry-after"], "1");
         assert_eq!(refused.headers["x-ratelimit-remaining"], "0");
+        let reset = refused.headers["x-ratelimit-reset"].to_str().expect("text");
+        let reset_at: i64 = reset.parse().expect("a Unix time in seconds");
+        let now = t.database.number("select extract(epoch from now())::bigint").await;
+        assert!((now..=now + 61).contains(&reset_at), "{reset_at} is not within a minute of {now}");
         let reply = other.post("/v1/jobs", json!({"job_type": "t"})).await;
         assert_eq!(reply.headers["x-ratelimit-remaining"], "2999", "{}", reply.text);
         for node in nodes {
@@ -327,6 +331,30 @@ fn a_project_has_as_many_jobs_waiting_as_its_plan_allows() {
         t.post("/v1/jobs", large).await.is_error(413, "payload_too_large");
         t.patch("/v1/queues/q", json!({"retention_days": 4})).await.refuses("retention_days");
         server.stop().await;
+    });
+}
+
+#[test]
+fn settings_of_queues_are_bounded_as_their_number_is() {
+    run(async |t| {
+        let fill = format!(
+            "insert into queues (project_id, name)
+             select id, 'q' || n from projects, generate_series(1, {}) n where slug = 'main'",
+            fencepost::domain::limits::MAX_PROJECT_QUEUES
+        );
+        t.database.execute(&fill).await;
+        let limit = json!({"max_concurrency": 1});
+        let refused = [
+            t.patch("/v1/queues/new", limit.clone()).await,
+            t.act("/v1/queues/new/pause").await,
+            t.post("/v1/queues/new/pause", json!({"job_type": "a"})).await,
+        ];
+        for reply in refused {
+            let error = reply.is_error(429, "quota_exceeded");
+            assert_eq!(error["message"], "at most 100000 queues with settings are allowed");
+        }
+        t.patch("/v1/queues/q7", limit).await.is(200);
+        t.act("/v1/queues/q8/pause").await.is(200);
     });
 }
 

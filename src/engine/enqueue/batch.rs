@@ -6,7 +6,7 @@ use chrono::{DateTime, Utc};
 use metrics::counter;
 
 use crate::{
-    domain::{history, job::StoredState},
+    domain::{history, job::StoredState, limits},
     engine::{Engine, batch::Batch, notify::Notifier},
     error::Error,
     events_feed::JobEvent,
@@ -158,5 +158,11 @@ fn answer(jobs: &[NewJob], stored: &HashMap<JobId, StoredJob>) -> Result<Vec<Sto
     jobs.iter()
         .map(|it| stored.get(&it.id).cloned())
         .collect::<Option<Vec<_>>>()
-        .ok_or_else(|| Error::invalid("run_at", "must be at most one year ahead"))
+        .ok_or_else(too_far_ahead)
+}
+
+/// The error for a `run_at` beyond [`limits::MAX_RUN_AT_SECONDS`].
+pub(in crate::engine) fn too_far_ahead() -> Error {
+    let years = limits::MAX_RUN_AT_YEARS;
+    Error::invalid("run_at", format!("must be at most {years} years ahead"))
 }

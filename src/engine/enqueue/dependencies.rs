@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 
 use sqlx::{Acquire, PgConnection};
 
-use super::batch::{NewJob, latest_run_at, tell};
+use super::batch::{NewJob, latest_run_at, tell, too_far_ahead};
 use crate::{
     domain::{history, job::StoredState, limits},
     engine::{
@@ -168,8 +168,7 @@ async fn store_once(
     let refs: Vec<_> = new.iter().collect();
     let stored = store::enqueue::insert_jobs(&mut tx, &refs, &vec![latest; refs.len()]).await?;
     if stored.len() < refs.len() {
-        let error = Error::invalid("run_at", "must be at most one year ahead");
-        return Err(Failed::Refused(error));
+        return Err(Failed::Refused(too_far_ahead()));
     }
     let stored = continue_attempts(&mut tx, project_id, &left, stored).await?;
     dependencies::insert_edges(&mut tx, project_id, &edges).await?;

@@ -19,6 +19,7 @@ use crate::{
     },
 };
 
+pub(super) use self::batch::too_far_ahead;
 pub use self::batch::{Enqueues, Extras, NewJob, Start};
 
 /// A job after its enqueue.

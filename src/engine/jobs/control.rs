@@ -11,7 +11,11 @@ use crate::{
         limits,
         operation::Kind,
     },
-    engine::{Engine, cancel, enqueue::quota, notify::job_event},
+    engine::{
+        Engine, cancel,
+        enqueue::{quota, too_far_ahead},
+        notify::job_event,
+    },
     error::{Error, JobStatus, is_unique_violation},
     ids::{JobId, JobKey, ProjectId},
     store::{
@@ -102,8 +106,8 @@ pub async fn change(
         Timing::At(run_at) => Some(run_at),
         Timing::After(delay) => Some(seen.now + delay),
     };
-    if run_at.is_some_and(|it| it > seen.now + TimeDelta::seconds(limits::MAX_DELAY_SECONDS)) {
-        return Err(Error::invalid("run_at", "must be at most one year ahead"));
+    if run_at.is_some_and(|it| it > seen.now + TimeDelta::seconds(limits::MAX_RUN_AT_SECONDS)) {
+        return Err(too_far_ahead());
     }
     let what = Change { run_at, ..what };
     let Some(changed) = control::change(&mut tx, key, &what).await? else {

@@ -79,7 +79,7 @@ pub struct ChangeJobRequest {
     /// Priority; higher runs first.
     #[schema(extensions(("bounds" = json!(range(limits::MIN_PRIORITY, limits::MAX_PRIORITY)))))]
     priority: Option<i16>,
-    /// When it may run, at most one year ahead.
+    /// When it may run, at most 100 years ahead.
     #[serde(default, deserialize_with = "formats::optional_time")]
     run_at: Option<DateTime<Utc>>,
     /// Seconds until it may run. Alternative to `run_at`.

@@ -54,7 +54,7 @@ pub struct EnqueueRequest {
     /// Priority; higher runs first. Default: 0.
     #[schema(extensions(("bounds" = json!(range(limits::MIN_PRIORITY, limits::MAX_PRIORITY)))))]
     priority: Option<i16>,
-    /// When it may run, at most one year ahead. Default: immediately.
+    /// When it may run, at most 100 years ahead. Default: immediately.
     #[serde(default, deserialize_with = "formats::optional_time")]
     run_at: Option<DateTime<Utc>>,
     /// Seconds until it may run. Alternative to `run_at`.

@@ -15,6 +15,7 @@ pub mod deadline;
 pub mod dependencies;
 pub mod enqueue;
 pub mod events;
+pub mod fences;
 pub mod heartbeats;
 pub mod idempotency;
 pub mod jobs;

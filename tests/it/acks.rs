@@ -264,3 +264,48 @@ fn acks_in_a_batch_succeed_or_fail_each_for_itself() {
         t.post("/v1/workers/ack/batch", json!({"acks": []})).await.refuses("acks");
     });
 }
+
+#[test]
+fn a_bare_ack_counts_unless_its_worker_lost_an_earlier_attempt() {
+    run(async |t| {
+        let id = t.enqueue(json!({"retry": {"initial_seconds": 0, "jitter_seconds": 0}})).await;
+        let bare = |status: &str| json!({"job_id": id, "worker_id": "w", "status": status});
+        let beat = json!({"job_id": id, "worker_id": "w"});
+        t.wait_and_lease("w").await;
+        t.post("/v1/workers/heartbeat", beat.clone()).await.is(200);
+        // It reported the end of its first attempt, so it can mean the second only.
+        t.post("/v1/workers/ack", bare("failed")).await.is(200);
+        t.wait_and_lease("w").await;
+        t.post("/v1/workers/heartbeat", beat.clone()).await.is(200);
+        t.expire_leases().await;
+        let third = t.wait_and_lease("w").await;
+        let acks = json!({"acks": [bare("succeeded")]});
+        let one = t.post("/v1/workers/ack/batch", acks).await.is(200)["results"][0].clone();
+        assert_eq!(
+            (&one["status"], &one["error"]["code"]),
+            (&json!(409), &json!("fence_required"))
+        );
+        for (path, body) in [("ack", bare("succeeded")), ("heartbeat", beat)] {
+            let refused = t.post(&format!("/v1/workers/{path}"), body).await;
+            let error = refused.is_error(409, "fence_required");
+            assert_eq!(error["current_attempt"], 3);
+        }
+        let job = t.job(&id).await;
+        assert_eq!((&job["state"], &job["attempt"]), (&json!("processing"), &json!(3)));
+        t.ack(&third, "w", "succeeded").await.is(200);
+        t.post("/v1/workers/ack", bare("succeeded")).await.is_error(409, "invalid_state");
+    });
+}
+
+#[test]
+fn a_bare_ack_of_a_worker_that_lost_nothing_is_not_held_up_by_others() {
+    run(async |t| {
+        let id = t.enqueue(json!({})).await;
+        t.lease("lost").await;
+        t.expire_leases().await;
+        t.wait_and_lease("w").await;
+        let bare = |worker: &str| json!({"job_id": id, "worker_id": worker, "status": "succeeded"});
+        t.post("/v1/workers/ack", bare("lost")).await.is_error(409, "worker_mismatch");
+        t.post("/v1/workers/ack", bare("w")).await.is(200);
+    });
+}

@@ -16,7 +16,7 @@ use crate::{
     },
 };
 
-pub use crate::store::heartbeats::{Beat, Renewed};
+pub use crate::store::heartbeats::{Beat, Renewed, ShorterLease};
 
 /// What a worker should do after its heartbeat.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -81,6 +81,15 @@ async fn renew(engine: &Engine, beat: Beat) -> Result<Settling<Renewed>, Error> 
         }
         held.wait().await?;
     }
+}
+
+/// Shortens leases that were just given, before their jobs are delivered.
+pub async fn shorten(engine: &Engine, leases: &[ShorterLease]) -> Result<(), Error> {
+    if leases.is_empty() {
+        return Ok(());
+    }
+    let mut conn = engine.pools.reports.acquire().await?;
+    Ok(store::heartbeats::shorten(&mut conn, leases).await?)
 }
 
 /// Assigns leases without a named worker to the worker that claims them. Returns those it holds

@@ -2,6 +2,7 @@
 //! lead to a retry or to the dead letter.
 
 pub mod attempt_reports;
+mod bare;
 mod endings;
 pub(super) mod failure;
 pub mod heartbeat;
@@ -19,6 +20,7 @@ use sqlx::PgConnection;
 use tokio::time::timeout;
 
 pub use self::{
+    bare::{BareFences, name_attempt},
     endings::{EndRequest, Endings},
     successes::{Parents, SuccessNotes, Successes},
 };

@@ -15,7 +15,7 @@ use crate::{
     engine::settle::{self, Ack, Acked, AttemptEnd, Failure},
     error::Error,
     http::error::{self, ApiError, ErrorBody},
-    ids::LeaseId,
+    ids::{JobKey, LeaseId},
     wire::{
         RequestId,
         extract::{Json, Object, RequestBody},
@@ -250,8 +250,10 @@ async fn settle_one(
     path: &str,
 ) -> Result<Acked, Error> {
     let worker = (caller.project_id, request.worker_id.as_str().into());
-    let ack = accept(request, path)?;
+    let mut ack = accept(request, path)?;
     app.engine.registry.record_seen(&worker, &[], &[]);
+    let key = JobKey { project_id: caller.project_id, id: ack.job_id };
+    ack.fence = settle::name_attempt(&app.engine, key, ack.fence).await?;
     settle::ack(&app.engine, caller.project_id, ack).await
 }
 

@@ -12,7 +12,10 @@ use crate::{
     auth::{Beating, Caller, Cost},
     domain::{limits, worker::WorkerState},
     engine::{
-        settle::heartbeat::{self, Advice, Beat},
+        settle::{
+            self,
+            heartbeat::{self, Advice, Beat},
+        },
         workers,
     },
     error::Error,
@@ -170,6 +173,7 @@ pub async fn heartbeat(
     check.finish()?;
     app.engine.registry.record_seen(&worker, &[], &[]);
     let key = JobKey { project_id: caller.project_id, id: accept_job_id(&job_id)? };
+    let fence = settle::name_attempt(&app.engine, key, fence).await?;
     let beat = Beat { key, fence, progress: request.progress };
     let status = Some(heartbeat::heartbeat(&app.engine, beat).await?.into());
     Ok(Reply(HeartbeatReply { status, ..HeartbeatReply::default() }))

@@ -29,5 +29,5 @@ fn accept_fence(
 
 /// A malformed id is answered like an unknown one.
 fn accept_job_id(job_id: &str) -> Result<JobId, crate::error::Error> {
-    job_id.parse().map_err(|_| crate::error::Error::JobNotFound)
+    job_id.parse().map_err(|_| crate::error::Error::JobNotFound.naming(job_id))
 }

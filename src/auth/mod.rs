@@ -132,6 +132,15 @@ impl Who {
         }
     }
 
+    /// Whether it may also manage queues, schedules and workers.
+    #[must_use]
+    pub fn may_manage(&self) -> bool {
+        match self {
+            Self::Key(it, _) => key_may(&it.scopes, Permission::Manage),
+            Self::Member(it, _) => role_may(it.role, Permission::Manage),
+        }
+    }
+
     /// Its role in the project; a key has none.
     #[must_use]
     pub fn role(&self) -> Option<Role> {
@@ -237,7 +246,7 @@ impl<P: Permit> FromRequestParts<App> for Caller<P> {
 }
 
 async fn identify(parts: &mut Parts, app: &App) -> Result<Who, Error> {
-    let secret = presented(&parts.headers).ok_or(Error::Unauthorized)?;
+    let secret = presented(&parts.headers)?;
     let params =
         RawPathParams::from_request_parts(parts, app).await.map_err(|_| Error::ProjectNotFound)?;
     let named = params.iter().find(|(name, _)| *name == PROJECT_PARAMETER).map(|(_, value)| value);
@@ -260,7 +269,11 @@ async fn identify(parts: &mut Parts, app: &App) -> Result<Who, Error> {
         return Ok(Who::Member(grant.ok_or(Error::ProjectNotFound)?, bearer));
     }
     if !key::is_well_formed(&secret) {
-        return Err(Error::Unauthorized);
+        return Err(Error::NoCredential(if key::has_prefix(&secret) {
+            "the API key is mistyped or cut off: its checksum does not match"
+        } else {
+            "this is not an API key, which begins with fp_live_ or fp_test_, and not a live session"
+        }));
     }
     let hash = key::hash(&secret);
     if !app.credentials.is_key_cached(&hash) {
@@ -289,22 +302,33 @@ fn count_lookup(parts: &Parts, app: &App) -> Result<(), Error> {
     }
 }
 
+const NO_KEY: &str = "no API key was sent: add the header `Authorization: Bearer fp_live_…`";
+const NO_SCHEME: &str = "the header must be `Authorization: Bearer fp_live_…`: `Bearer` is missing";
+const WRONG_SCHEME: &str = "the header must be `Authorization: Bearer fp_live_…`";
+
 /// The key or token from `Authorization: Bearer`, from `X-Api-Key`, or from HTTP Basic as the
 /// password.
-fn presented(headers: &HeaderMap) -> Option<String> {
-    if let Some(value) = headers.get(AUTHORIZATION) {
-        let (scheme, rest) = value.to_str().ok()?.split_once(' ')?;
-        let rest = rest.trim();
-        if scheme.eq_ignore_ascii_case("bearer") {
-            return Some(rest.to_owned());
-        }
-        if scheme.eq_ignore_ascii_case("basic") {
-            let decoded = String::from_utf8(BASE64_STANDARD.decode(rest).ok()?).ok()?;
-            // Some clients can only set a user name.
-            let (user, password) = decoded.split_once(':')?;
-            return Some(if password.is_empty() { user } else { password }.to_owned());
-        }
-        return None;
+fn presented(headers: &HeaderMap) -> Result<String, Error> {
+    let Some(value) = headers.get(AUTHORIZATION) else {
+        let key = headers.get(API_KEY_HEADER).and_then(|it| it.to_str().ok());
+        return key.map(str::to_owned).ok_or(Error::NoCredential(NO_KEY));
+    };
+    let value = value.to_str().unwrap_or_default().trim();
+    let Some((scheme, rest)) = value.split_once(' ') else {
+        let is_key = key::has_prefix(value);
+        return Err(Error::NoCredential(if is_key { NO_SCHEME } else { WRONG_SCHEME }));
+    };
+    if scheme.eq_ignore_ascii_case("bearer") {
+        return Ok(rest.trim().to_owned());
     }
-    headers.get(API_KEY_HEADER)?.to_str().ok().map(str::to_owned)
+    let is_basic = scheme.eq_ignore_ascii_case("basic");
+    let basic = is_basic.then(|| read_basic(rest.trim())).flatten();
+    basic.ok_or(Error::NoCredential(WRONG_SCHEME))
+}
+
+/// The password, or the user name: some clients can only set that.
+fn read_basic(encoded: &str) -> Option<String> {
+    let decoded = String::from_utf8(BASE64_STANDARD.decode(encoded).ok()?).ok()?;
+    let (user, password) = decoded.split_once(':')?;
+    Some(if password.is_empty() { user } else { password }.to_owned())
 }

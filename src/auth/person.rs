@@ -34,7 +34,7 @@ impl FromRequestParts<App> for Person {
     type Rejection = Error;
 
     async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Error> {
-        let token = presented(&parts.headers).ok_or(Error::Unauthorized)?;
+        let token = presented(&parts.headers)?;
         let Some(bearer) = app.accounts.tokens.read(&token) else {
             // A live key may be told that it is valid, but not sufficient.
             let hash = super::key::hash(&token);

@@ -6,7 +6,7 @@ use uuid::Uuid;
 use super::settle_success::FenceColumns;
 use crate::{
     domain::lease::{Fence, TIMEOUT_GRACE_SECONDS},
-    ids::{ANONYMOUS, JobId, JobKey, ProjectId},
+    ids::{ANONYMOUS, JobId, JobKey, LeaseId, ProjectId},
 };
 
 /// A heartbeat of one job.
@@ -75,6 +75,39 @@ pub async fn renew(conn: &mut PgConnection, beats: &[Beat]) -> sqlx::Result<Vec<
         lease_seconds: it.lease_seconds,
     });
     Ok(renewed.collect())
+}
+
+/// A lease that is to end earlier.
+#[derive(Debug, Clone, Copy)]
+pub struct ShorterLease {
+    pub key: JobKey,
+    pub lease_id: LeaseId,
+    /// Its length in seconds, from its claim.
+    pub seconds: i32,
+}
+
+/// Shortens leases that were just given. None of them gets longer.
+pub async fn shorten(conn: &mut PgConnection, leases: &[ShorterLease]) -> sqlx::Result<()> {
+    sqlx::query!(
+        "
+        update jobs
+        set lease_seconds = least(jobs.lease_seconds, shorter.seconds),
+            lease_expires_at = least(
+                jobs.lease_expires_at, jobs.claimed_at + make_interval(secs => shorter.seconds)
+            )
+        from unnest($1::int[], $2::uuid[], $3::uuid[], $4::int[])
+            as shorter(project_id, job_id, lease_id, seconds)
+        where jobs.project_id = shorter.project_id and jobs.id = shorter.job_id
+            and jobs.lease_id = shorter.lease_id
+        ",
+        &leases.iter().map(|it| it.key.project_id.0).collect::<Vec<_>>(),
+        &leases.iter().map(|it| it.key.id.0).collect::<Vec<_>>(),
+        &leases.iter().map(|it| it.lease_id.0).collect::<Vec<_>>(),
+        &leases.iter().map(|it| it.seconds).collect::<Vec<_>>(),
+    )
+    .execute(conn)
+    .await?;
+    Ok(())
 }
 
 /// Assigns leases without a named worker to a named one. Returns those it holds now.

@@ -18,7 +18,6 @@ use super::{settle_failure::Held, settle_success::WaitingJob};
 use crate::{
     domain::{
         job::StoredState,
-        lease::TIMEOUT_GRACE_SECONDS,
         limits::{IDEMPOTENCY_KEEP_SECONDS, WORKER_KEEP_SECONDS, WORKER_SILENCE_SECONDS},
     },
     ids::{JobId, JobKey, LeaseId, ProjectId},
@@ -29,7 +28,7 @@ pub const MAX_SWEEP_ROWS: usize = 500;
 
 /// Due jobs of one project that one pass promotes at most while there is a backlog: another project
 /// waits no longer than such a pass takes. The statement carries the same number as a literal.
-pub const MAX_TURN_ROWS: usize = 100;
+pub const MAX_TURN_ROWS: usize = 50;
 
 /// Silent workers that one query finds at most. The statement carries the same number as a literal.
 pub const MAX_SILENT_WORKERS: usize = 20;
@@ -124,7 +123,7 @@ pub async fn find_due_by_turns(conn: &mut PgConnection) -> sqlx::Result<Vec<JobK
                             and item = jobs.id::text and next_try_at > now()
                     )
                 order by project_id, run_at
-                limit 100
+                limit 50
             ) first
             where run_at <= now()
         ) due
@@ -242,7 +241,7 @@ pub async fn lock_expired(conn: &mut PgConnection) -> sqlx::Result<Vec<Held>> {
         with expired as materialized (
             select project_id, id, attempt, failures, max_attempts, cancel_requested, claimed_at,
                    lease_expires_at
-                       >= claimed_at + make_interval(secs => timeout_seconds + $1::int) as timed_out
+                       >= claimed_at + make_interval(secs => timeout_seconds) as timed_out
             from jobs
             where state = 'processing' and lease_expires_at <= now()
                 and not exists (
@@ -252,7 +251,7 @@ pub async fn lock_expired(conn: &mut PgConnection) -> sqlx::Result<Vec<Held>> {
                 )
                 and exists (
                     select from reaper_state
-                    where last_pass_at > now() - make_interval(secs => $2::int)
+                    where last_pass_at > now() - make_interval(secs => $1::int)
                 )
             order by lease_expires_at
             limit 500
@@ -266,7 +265,6 @@ pub async fn lock_expired(conn: &mut PgConnection) -> sqlx::Result<Vec<Held>> {
         left join job_bodies body
             on body.project_id = expired.project_id and body.job_id = expired.id
         "#,
-        TIMEOUT_GRACE_SECONDS,
         REAPER_GAP_SECONDS,
     )
     .fetch_all(conn)

@@ -52,6 +52,8 @@ pub struct Accepted {
     pub unique_ms: Option<i64>,
     /// Expiry in milliseconds from the present: only the database's clock knows the time.
     pub expires_after_ms: Option<i64>,
+    /// The rate limit that it sets for its queue, in jobs per second.
+    pub max_per_second: Option<i32>,
 }
 
 impl Accepted {
@@ -91,8 +93,8 @@ pub fn accept(tenant: Tenant, mut sent: Fields, check: &mut Check) -> Result<Acc
     let (retry, max_attempts) = accept_retry(&mut options, &mut inner);
     let unique = accept_unique(&mut options, (&job_type, &queue, &kept), &mut inner);
     options.refuse("pending", "is not supported: jobs are never staged", &mut inner);
-    let why = "is not supported: set a limit on the queue";
-    options.refuse("rate_limit", why, &mut inner);
+    check_visibility(&mut options, &mut inner);
+    let max_per_second = accept_rate_limit(&mut options, &mut inner);
     check.absorb(inner);
     let envelope = envelope(kept, check)?;
     let (unique_key, on_conflict, unique_ms) = match unique {
@@ -116,7 +118,30 @@ pub fn accept(tenant: Tenant, mut sent: Fields, check: &mut Check) -> Result<Acc
     };
     let path = check.path().to_owned();
     let tied = TiedJob { is_id_given: given.is_some(), path, ..TiedJob::new(job, on_conflict) };
-    Ok(Accepted { tied, unique_ms, expires_after_ms })
+    Ok(Accepted { tied, unique_ms, expires_after_ms, max_per_second })
+}
+
+fn check_visibility(options: &mut Fields, check: &mut Check) {
+    const NAME: &str = "visibility_timeout_ms";
+    if let Some(ms) = options.take::<i64>(NAME, check) {
+        check.range(NAME, ms, 1, i64::from(limits::MAX_LEASE_SECONDS) * 1_000);
+    }
+}
+
+/// Limits of single keys have no native equivalent: only a queue's rate is supported.
+fn accept_rate_limit(options: &mut Fields, check: &mut Check) -> Option<i32> {
+    let mut sent = options.take::<Fields>("rate_limit", check)?;
+    let path = check.path().to_owned();
+    let mut inner = Check::below(format!("{path}rate_limit."));
+    let count = sent.need::<i32>("max_per_second", &mut inner);
+    if let Some(count) = count {
+        inner.range("max_per_second", count, 1, limits::MAX_RATE_LIMIT_COUNT);
+    }
+    for name in ["key", "concurrency", "rate", "throttle", "on_limit"] {
+        sent.refuse(name, "is not supported: max_per_second limits the queue", &mut inner);
+    }
+    check.absorb(inner);
+    count
 }
 
 /// Also for types that schedules name.

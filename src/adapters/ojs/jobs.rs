@@ -1,5 +1,7 @@
 //! Enqueueing, reading and cancelling jobs.
 
+use std::collections::BTreeMap;
+
 use axum::{
     extract::State,
     http::{HeaderValue, StatusCode, header::LOCATION},
@@ -7,6 +9,7 @@ use axum::{
 };
 use chrono::TimeDelta;
 use serde::Serialize;
+use serde_json::json;
 use utoipa::ToSchema;
 
 use super::{
@@ -20,15 +23,20 @@ use crate::{
     adapters::params::PathParams,
     app::App,
     auth::{Caller, Control, Cost, Produce, Read},
-    domain::{job::StoredState, lease::Fence, limits, plan::Tenant},
+    domain::{access::Permission, job::StoredState, lease::Fence, limits, plan::Tenant},
     engine::{
         enqueue::{self, Enqueued, dependencies::TiedJob},
         jobs::{self, JobRow, control},
+        queues::{self, SettingsChange},
         settle::{self, Ack, AttemptEnd},
     },
     error::{Error, JobStatus},
     ids::{JobKey, ProjectId},
-    wire::{extract::Json, validate::Check},
+    wire::{
+        audit::{self, NewAuditEntry},
+        extract::Json,
+        validate::Check,
+    },
 };
 
 /// One job.
@@ -75,6 +83,7 @@ pub async fn create(
     let mut check = Check::default();
     let mut accepted = accept(tenant, sent, &mut check)?;
     check.finish()?;
+    limit_queues(&app, &caller, std::slice::from_ref(&accepted)).await?;
     set_expiries(&app, std::slice::from_mut(&mut accepted)).await?;
     let Enqueued { row, is_new } = store(&app, tenant, &accepted).await?;
     let status = if is_new { StatusCode::CREATED } else { StatusCode::OK };
@@ -85,6 +94,38 @@ pub async fn create(
         response.headers_mut().insert(LOCATION, location);
     }
     Ok(response)
+}
+
+/// Sets the rate limits of queues that jobs ask for, before they are stored.
+///
+/// # Errors
+/// [`Error::Forbidden`] when a limit would change, and the caller may not manage queues.
+async fn limit_queues(app: &App, caller: &Caller<Produce>, jobs: &[Accepted]) -> Result<(), Error> {
+    let wanted: BTreeMap<&str, i32> = jobs
+        .iter()
+        .filter_map(|it| Some((it.tied.job.queue.as_str(), it.max_per_second?)))
+        .collect();
+    if wanted.is_empty() {
+        return Ok(());
+    }
+    let names: Vec<String> = wanted.keys().map(ToString::to_string).collect();
+    for row in queues::find(&app.engine, caller.project_id, &names).await? {
+        let limit = wanted.get(row.queue.as_str()).map(|it| (*it, 1));
+        if limit == row.rate_limit_count.zip(row.rate_limit_per_seconds) {
+            continue;
+        }
+        if !caller.who.may_manage() {
+            return Err(Error::Forbidden { needs: Permission::Manage.needs() });
+        }
+        let change = SettingsChange { rate_limit: Some(limit), ..SettingsChange::default() };
+        queues::change_settings(&app.engine, caller.project_id, &row.queue, &change).await?;
+        let after = limit.map(|(count, per_seconds)| {
+            json!({"rate_limit": {"count": count, "per_seconds": per_seconds}}).to_string()
+        });
+        let entry = NewAuditEntry { after, ..NewAuditEntry::to("queue.changed", row.queue) };
+        audit::note(app, caller, entry).await;
+    }
+    Ok(())
 }
 
 /// Sets the expiry of jobs that count from the present.
@@ -169,6 +210,7 @@ pub async fn create_batch(
     }
     check.finish()?;
     caller.charge(&app, "jobs", Cost::Items(all.len())).await?;
+    limit_queues(&app, &caller, &all).await?;
     set_expiries(&app, &mut all).await?;
     let tied: Vec<TiedJob> = all.into_iter().map(|it| it.tied).collect();
     let mut jobs = Vec::with_capacity(tied.len());

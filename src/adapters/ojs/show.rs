@@ -52,7 +52,9 @@ const SYSTEM_FIELDS: [&str; 24] = [
     "worker_id",
 ];
 /// Options that are shown as fields of the job, too.
-const SHOWN_OPTIONS: [&str; 4] = ["retry", "unique", "tags", "visibility_timeout_ms"];
+const SHOWN_OPTIONS: [&str; 4] = ["retry", "unique", "tags", VISIBILITY];
+/// The length of a job's reservations, in milliseconds.
+const VISIBILITY: &str = "visibility_timeout_ms";
 
 /// A job: the specification's envelope, with the additional fields that were sent.
 #[derive(Debug, Serialize, ToSchema)]
@@ -153,6 +155,11 @@ fn errors(ended: &[AttemptRow]) -> Vec<JobError> {
 }
 
 impl JobView {
+    /// The length of its reservations in milliseconds, if it names one.
+    pub fn visibility_ms(&self) -> Option<i64> {
+        serde_json::from_str(self.kept.get(VISIBILITY)?.get()).ok()
+    }
+
     /// A job that was just fetched.
     pub fn handed(handed: &LeasedDelivery) -> Result<Self, Error> {
         let job = &handed.job;

@@ -18,9 +18,12 @@ use crate::{
     auth::{Caller, Polling, Settling},
     domain::{job::StoredState, lease::Fence, limits, text::ErrorReport},
     engine::{
-        dispatch::{self, Poll},
+        dispatch::{self, LeasedJob, Poll},
         jobs,
-        settle::{self, Ack, Acked, AttemptEnd, Failure, heartbeat},
+        settle::{
+            self, Ack, Acked, AttemptEnd, Failure,
+            heartbeat::{self, ShorterLease},
+        },
     },
     error::Error,
     ids::{JobKey, ProjectId},
@@ -100,10 +103,25 @@ pub async fn fetch(
     check.poll(&poll, "queues", "types");
     check.finish()?;
     let delivery = dispatch::poll(&app.engine, poll, &gone, caller.until_revoked(&app)).await?;
-    let jobs = delivery.jobs().iter().map(JobView::handed).collect::<Result<_, _>>()?;
+    let jobs: Vec<JobView> =
+        delivery.jobs().iter().map(JobView::handed).collect::<Result<_, _>>()?;
+    let shorter = delivery.jobs().iter().zip(&jobs).filter_map(|(handed, shown)| {
+        let wanted_ms = shown.visibility_ms().filter(|_| lease_ms.is_none());
+        shorter_lease(&handed.job, wanted_ms)
+    });
+    heartbeat::shorten(&app.engine, &shorter.collect::<Vec<_>>()).await?;
     let mut response = delivery::answer(&FetchReply { jobs }, delivery)?;
     label(&mut response);
     Ok(response)
+}
+
+/// In this protocol a job runs no longer than its timeout, and may name the length of its
+/// reservations.
+fn shorter_lease(job: &LeasedJob, wanted_ms: Option<i64>) -> Option<ShorterLease> {
+    let wanted = wanted_ms.and_then(|it| i32::try_from(whole_seconds(it)).ok());
+    let seconds = wanted.map_or(job.timeout_seconds, |it| it.min(job.timeout_seconds)).max(1);
+    let key = JobKey { project_id: job.project_id, id: job.id };
+    (seconds < job.lease_seconds).then_some(ShorterLease { key, lease_id: job.lease_id, seconds })
 }
 
 /// Success of a job.

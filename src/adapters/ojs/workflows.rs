@@ -230,6 +230,9 @@ fn accept_step(
         item.refuse("options.unique", "is not allowed for a job of a workflow");
     }
     extras.workflow_key = Some(key);
+    if accepted.max_per_second.is_some() {
+        item.refuse("options.rate_limit", "is not allowed for a job of a workflow");
+    }
     check.absorb(item);
     Ok(accepted)
 }

@@ -1,6 +1,7 @@
 //! Open Job Spec: envelopes, lives of jobs, workers.
 
 mod later;
+mod options;
 mod retries;
 
 use crate::harness::{Reply, TestProject, run};
@@ -125,8 +126,13 @@ fn bad_jobs_are_refused_by_name() {
             refuses(json!({"type": "a", "args": [], "options": {"priority": odd}}), "priority")
                 .await;
         }
-        for odd in ["pending", "rate_limit"] {
-            refuses(json!({"type": "a", "args": [], "options": {odd: true}}), odd).await;
+        for (name, odd) in [
+            ("pending", json!(true)),
+            ("rate_limit", json!(true)),
+            ("visibility_timeout_ms", json!(0)),
+            ("visibility_timeout_ms", json!(86_400_001)),
+        ] {
+            refuses(json!({"type": "a", "args": [], "options": {name: odd}}), name).await;
         }
         let unreadable = t.post_text(&format!("{OJS}/jobs"), "{ invalid").await;
         refused(&unreadable, 400, "invalid_payload");

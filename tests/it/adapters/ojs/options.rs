@@ -1,0 +1,97 @@
+//! Open Job Spec: options of a job that bound its reservations, and the rate of its queue.
+
+use super::{OJS, enqueue, fetch, fetch_one, read};
+use crate::harness::{TestProject, run};
+use serde_json::{Value, json};
+
+fn with_options(options: Value) -> Value {
+    json!({"type": "options.test", "args": [], "options": options})
+}
+
+/// The length of the lease of the job that is active, from its claim, and as it is renewed.
+async fn lease_seconds(t: &TestProject) -> (i64, i64) {
+    let lasts = "select extract(epoch from lease_expires_at - claimed_at)::bigint from jobs";
+    let renewed = "select lease_seconds::bigint from jobs";
+    (t.database.number(lasts).await, t.database.number(renewed).await)
+}
+
+#[test]
+fn a_reservation_is_as_long_as_the_job_the_fetch_and_the_timeout_permit() {
+    run(async |t| {
+        let cases = [
+            (json!({}), None, 1_800),
+            (json!({"visibility_timeout_ms": 3_000}), None, 3),
+            (json!({"visibility_timeout_ms": 2_500}), None, 3),
+            (json!({"visibility_timeout_ms": 3_000}), Some(60_000), 60),
+            (json!({"timeout_ms": 2_000}), None, 2),
+            (json!({"timeout_ms": 2_000, "visibility_timeout_ms": 60_000}), None, 2),
+            (json!({"timeout_ms": 90_000}), Some(60_000), 60),
+        ];
+        for (options, asked_ms, expected) in cases {
+            let job = enqueue(t, with_options(options.clone())).await;
+            let mut wanted = json!({"queues": ["default"]});
+            if let Some(ms) = asked_ms {
+                wanted["visibility_timeout_ms"] = json!(ms);
+            }
+            let reply = t.post(&format!("{OJS}/workers/fetch"), wanted).await.is(200);
+            assert_eq!(reply["jobs"][0]["id"], job["id"]);
+            assert_eq!(lease_seconds(t).await, (expected, expected), "{options} {asked_ms:?}");
+            let id = job["id"].as_str().expect("an id");
+            t.delete(&format!("{OJS}/jobs/{id}")).await.is(200);
+        }
+    });
+}
+
+#[test]
+fn a_run_that_exceeds_its_timeout_is_a_failed_attempt_without_grace() {
+    run(async |t| {
+        let retry = json!({"max_attempts": 2, "initial_interval": "PT9S", "jitter": false});
+        let job = enqueue(t, with_options(json!({"timeout_ms": 2_000, "retry": retry}))).await;
+        fetch_one(t, "default").await;
+        t.database
+            .execute(
+                "update jobs set claimed_at = claimed_at - interval '2 s',
+                                 lease_expires_at = lease_expires_at - interval '2 s'",
+            )
+            .await;
+        let seen = loop {
+            let seen = read(t, &job).await;
+            if seen["state"] != "active" {
+                break seen;
+            }
+        };
+        assert_eq!(
+            (&seen["state"], &seen["error"]["type"]),
+            (&json!("retryable"), &json!("timeout"))
+        );
+    });
+}
+
+#[test]
+fn a_job_may_set_the_rate_limit_of_its_queue_if_its_key_may() {
+    run(async |t| {
+        let job = with_options(json!({"queue": "slow", "rate_limit": {"max_per_second": 1}}));
+        let producer = json!({"name": "producer", "scopes": ["produce", "read"]});
+        let key = t.post("/v1/keys", producer).await.is(201)["secret"].clone();
+        let with_key = async || {
+            let request = t.client.post(format!("{}{OJS}/jobs", t.url));
+            let request = request.bearer_auth(key.as_str().expect("a key")).json(&job);
+            crate::harness::Reply::of(request.send().await.expect("an answer")).await
+        };
+        with_key().await.is(403);
+        for _ in 0..3 {
+            enqueue(t, job.clone()).await;
+        }
+        with_key().await.is(201);
+        let limit = t.get("/v1/queues/slow").await.is(200)["rate_limit"].clone();
+        assert_eq!(limit, json!({"count": 1, "per_seconds": 1}));
+        assert_eq!(fetch(t, "slow", 5).await.len(), 1);
+        assert!(fetch(t, "slow", 5).await.is_empty());
+        let changes = "select count(*) from audit_log where action = 'queue.changed'";
+        assert_eq!(t.database.number(changes).await, 1, "only the first changed it");
+        for limit in [json!({"max_per_second": 0}), json!({"key": "k"}), json!(true)] {
+            let job = with_options(json!({"rate_limit": limit}));
+            t.post(&format!("{OJS}/jobs"), job).await.is(400);
+        }
+    });
+}

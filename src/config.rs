@@ -2,7 +2,7 @@
 //! a test compares the two.
 
 use std::{
-    net::{IpAddr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, SocketAddr},
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -272,6 +272,10 @@ pub struct ConnectionLimits {
     pub trusted_proxies: Vec<IpNet>,
 }
 
+/// Where the operator's listener is unless a flag says otherwise.
+pub const DEFAULT_METRICS_LISTEN: SocketAddr =
+    SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 7071);
+
 /// Settings of a node.
 #[derive(Debug, Clone, Args)]
 pub struct NodeArgs {
@@ -283,7 +287,7 @@ pub struct NodeArgs {
     #[arg(
         long,
         env = "FENCEPOST_METRICS_LISTEN",
-        default_value = "127.0.0.1:7071",
+        default_value_t = DEFAULT_METRICS_LISTEN,
         value_name = "ADDR"
     )]
     pub metrics_listen: SocketAddr,

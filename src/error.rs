@@ -28,6 +28,9 @@ impl FieldError {
     }
 }
 
+/// Characters of a malformed id that an error repeats.
+const MAX_SHOWN_ID_CHARS: usize = 60;
+
 /// The text never repeats the source: `source()` carries it, and the boundary that answers the
 /// request logs the whole chain, once.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -39,9 +42,13 @@ pub enum Error {
     #[error("the request is not valid")]
     Invalid(Vec<FieldError>),
 
-    /// The credential is missing, malformed, unknown, revoked or expired: all look the same.
-    #[error("a valid API key or session is required: `Authorization: Bearer fp_live_…`")]
+    /// The credential is unknown, revoked or expired: all look the same.
+    #[error("the API key or session is unknown, revoked or expired")]
     Unauthorized,
+
+    /// What was sent cannot be a live credential, whatever the database says.
+    #[error("{0}")]
+    NoCredential(&'static str),
 
     /// The caller is known, but lacks a permission.
     #[error("this operation requires {needs}")]
@@ -95,8 +102,21 @@ pub enum Error {
     #[error("no such route")]
     NoSuchRoute,
 
+    /// A path that no route has, and a similar one that has.
+    #[error("no such route: did you mean {meant}?")]
+    UnknownRoute {
+        /// Its path.
+        meant: String,
+    },
+
     #[error("method not allowed")]
     MethodNotAllowed,
+
+    #[error("method not allowed: this route answers {allowed} only")]
+    WrongMethod {
+        /// Methods.
+        allowed: String,
+    },
 
     #[error("project not found")]
     ProjectNotFound,
@@ -104,16 +124,25 @@ pub enum Error {
     #[error("job not found")]
     JobNotFound,
 
+    #[error("job not found: `{0}` is not the id of a job, which is job_ and 26 characters")]
+    NoJobId(String),
+
     /// The job's state does not allow this operation.
-    #[error("the job's state does not allow this operation")]
+    #[error("the job is {}: its state does not allow this operation", .0.state.as_str())]
     InvalidState(JobStatus),
 
     #[error("another worker holds the job")]
     WorkerMismatch(JobStatus),
 
     /// This worker's lease has ended: a newer attempt may be running.
-    #[error("the lease has ended")]
+    #[error(
+        "the lease has ended, or is not the one shown: the current attempt is {}", .0.attempt
+    )]
     StaleLease(JobStatus),
+
+    /// The worker showed no attempt, and may mean one that it lost.
+    #[error("this worker lost an earlier attempt of the job: send `attempt` or `lease_id`")]
+    FenceRequired(JobStatus),
 
     /// A parent failed or was cancelled: its children would wait forever.
     #[error("a parent of the job failed or was cancelled")]
@@ -256,13 +285,17 @@ impl Error {
             | Self::InvalidLink
             | Self::InvalidCron(_)
             | Self::InvalidTimezone(_) => Class::Invalid,
-            Self::Unauthorized | Self::InvalidCredentials => Class::Unauthorized,
+            Self::Unauthorized | Self::NoCredential(_) | Self::InvalidCredentials => {
+                Class::Unauthorized
+            }
             Self::Forbidden { .. } | Self::SignupClosed | Self::RoleExceedsCaller => {
                 Class::Forbidden
             }
             Self::NoSuchRoute
             | Self::ProjectNotFound
             | Self::JobNotFound
+            | Self::NoJobId(_)
+            | Self::UnknownRoute { .. }
             | Self::WorkflowNotFound
             | Self::QueueNotFound
             | Self::OperationNotFound
@@ -272,10 +305,11 @@ impl Error {
             | Self::MemberNotFound
             | Self::InvitationNotFound
             | Self::SessionNotFound => Class::NotFound,
-            Self::MethodNotAllowed => Class::MethodNotAllowed,
+            Self::MethodNotAllowed | Self::WrongMethod { .. } => Class::MethodNotAllowed,
             Self::InvalidState(_)
             | Self::WorkerMismatch(_)
             | Self::StaleLease(_)
+            | Self::FenceRequired(_)
             | Self::ParentTerminal(_)
             | Self::LastOwner
             | Self::IdempotencyKeyReuse
@@ -311,6 +345,15 @@ impl Error {
     /// A request with one invalid field.
     pub fn invalid(field: impl Into<String>, message: impl Into<String>) -> Self {
         Self::Invalid(vec![FieldError::new(field, message)])
+    }
+
+    /// Says of an id that does not exist if it cannot be one.
+    #[must_use]
+    pub fn naming(self, id: &str) -> Self {
+        match self {
+            Self::JobNotFound => Self::NoJobId(id.chars().take(MAX_SHOWN_ID_CHARS).collect()),
+            other => other,
+        }
     }
 
     /// A defect of the server, found by `source`.

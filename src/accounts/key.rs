@@ -39,11 +39,20 @@ fn checksum(text: &str) -> String {
     digits.iter().copied().map(char::from).collect()
 }
 
+fn prefix_of(key: &str) -> Option<&'static str> {
+    [LIVE_PREFIX, TEST_PREFIX].into_iter().find(|it| key.starts_with(it))
+}
+
+/// Whether this begins as a key does.
+#[must_use]
+pub fn has_prefix(key: &str) -> bool {
+    prefix_of(key).is_some()
+}
+
 /// Whether this has the form of a key.
 #[must_use]
 pub fn is_well_formed(key: &str) -> bool {
-    let prefix = [LIVE_PREFIX, TEST_PREFIX].into_iter().find(|it| key.starts_with(it));
-    let Some(prefix) = prefix else { return false };
+    let Some(prefix) = prefix_of(key) else { return false };
     if !key.is_ascii() || key.len() != prefix.len() + RANDOM_CHARS + CHECKSUM_CHARS {
         return false;
     }

@@ -100,7 +100,7 @@ fn with_session(mut response: Response, session: &SessionReply) -> Response {
 /// Ends the session.
 pub async fn logout(api: Api, headers: HeaderMap) -> Result<Response, Error> {
     match api.send::<()>(Method::POST, "/v1/auth/logout", None).await {
-        Ok(()) | Err(Error::Unauthorized) => (),
+        Ok(()) | Err(Error::Unauthorized | Error::NoCredential(_)) => (),
         Err(error) => return Err(error),
     }
     let mut response = go(headers.contains_key(HX_REQUEST), LOGIN);

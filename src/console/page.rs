@@ -301,7 +301,7 @@ pub fn in_words(failure: &Error, request_id: &str, is_logged_in: bool) -> error:
     match failure {
         Error::InvalidCredentials if is_logged_in => "The current password is wrong.",
         Error::InvalidCredentials => "The e-mail address or the password is wrong.",
-        Error::NoSuchRoute => "Page not found.",
+        Error::NoSuchRoute | Error::UnknownRoute { .. } => "Page not found.",
         _ if info.details.first().is_some_and(|it| info.message.starts_with(&it.field)) => {
             "Please correct:"
         }

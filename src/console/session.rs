@@ -81,7 +81,7 @@ impl PageRequest {
 
     /// The answer to a refused request: the login, or an error page.
     fn refuse(&self, error: &Error) -> Response {
-        if !matches!(error, Error::Unauthorized) {
+        if !matches!(error, Error::Unauthorized | Error::NoCredential(_)) {
             let seen_by = page::SeenBy { page: &self.page, is_logged_in: self.is_logged_in };
             return page::problem(error, &self.request_id, self.is_fragment, seen_by);
         }

@@ -79,7 +79,7 @@ struct FirstLost;
 /// from a key that is shown once.
 pub async fn first(here: Result<Here, Error>) -> Result<Response, Error> {
     let here = match here {
-        Err(Error::Unauthorized) => return render(&FirstLost),
+        Err(Error::Unauthorized | Error::NoCredential(_)) => return render(&FirstLost),
         other => other?,
     };
     let job = newest(&here).await?;

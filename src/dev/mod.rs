@@ -6,7 +6,7 @@ pub mod cluster;
 mod data_dir;
 pub mod redis;
 
-use std::{path::PathBuf, time::Duration};
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use anyhow::Context;
 use secrecy::{ExposeSecret, SecretString};
@@ -27,7 +27,7 @@ use crate::{
         keys::{self, KeyRequest},
         members, projects,
     },
-    config::{DEV_PLAN, NodeArgs, RedisPlace, Signup},
+    config::{DEFAULT_METRICS_LISTEN, DEV_PLAN, NodeArgs, RedisPlace, Signup},
     domain::{
         access::{Role, Scope},
         limits::MAX_LIVE_KEYS,
@@ -86,7 +86,7 @@ pub async fn run(args: DevArgs, stop: CancellationToken) -> anyhow::Result<()> {
         folder.reset()?;
     }
     let api = listen(args.node.listen, "--listen").await?;
-    let operator = listen(args.node.metrics_listen, "--metrics-listen").await?;
+    let operator = listen_operator(args.node.metrics_listen, DEFAULT_METRICS_LISTEN).await?;
     let mut cluster = Cluster::start(&folder.cluster_dir(), Durability::Safe)?;
     let database_url = cluster.database_url(DATABASE);
     make_database(&cluster).await?;
@@ -174,10 +174,21 @@ fn people(args: &DevArgs, url: &str) -> anyhow::Result<People> {
     })
 }
 
-async fn listen(address: std::net::SocketAddr, flag: &str) -> anyhow::Result<TcpListener> {
+async fn listen(address: SocketAddr, flag: &str) -> anyhow::Result<TcpListener> {
     TcpListener::bind(address)
         .await
         .with_context(|| format!("cannot listen on {address}; choose another address with {flag}"))
+}
+
+/// The operator's listener. If the default address is taken, as by another `dev`, any free port
+/// does: the banner shows it.
+async fn listen_operator(address: SocketAddr, default: SocketAddr) -> anyhow::Result<TcpListener> {
+    match listen(address, "--metrics-listen").await {
+        Err(_) if address == default => {
+            listen(SocketAddr::new(address.ip(), 0), "--metrics-listen").await
+        }
+        listening => listening,
+    }
 }
 
 async fn watch(cluster: &mut Cluster) -> anyhow::Result<()> {
@@ -270,4 +281,19 @@ async fn full_key(
     let target = (project.id, &*project.mode);
     let made = keys::insert_first(conn, target, request, None, MAX_LIVE_KEYS).await?;
     Ok(made.secret.expose_secret().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn only_a_default_address_that_is_taken_is_replaced() {
+        let first = listen("127.0.0.1:0".parse().expect("an address"), "").await.expect("a port");
+        let taken = first.local_addr().expect("its address");
+        let second = listen_operator(taken, taken).await.expect("another port");
+        assert_ne!(second.local_addr().expect("its address"), taken);
+        let asked_for = listen_operator(taken, DEFAULT_METRICS_LISTEN).await;
+        assert!(asked_for.is_err_and(|it| it.to_string().contains("--metrics-listen")));
+    }
 }

@@ -53,7 +53,8 @@ impl InvalidSchedule {
 /// assert!(parse("*/61 * * * *").is_err());
 /// let error = parse("0 0 0 1 1 * 2030").unwrap_err().to_string();
 /// assert!(error.starts_with("must have five fields"));
-/// assert!(parse("0 25 * * *").unwrap_err().to_string().starts_with("the hour cannot be `25`"));
+/// let told = parse("0 25 * * *").unwrap_err().to_string();
+/// assert_eq!(told, "the hour cannot be `25`: it must be within 0 to 23");
 /// ```
 pub fn parse(expression: &str) -> Result<Cron, InvalidSchedule> {
     let expression = match expression.trim() {
@@ -76,28 +77,38 @@ pub fn parse(expression: &str) -> Result<Cron, InvalidSchedule> {
             read(&alone.join(" ")).is_err()
         });
         InvalidSchedule::Cron(match culprit {
-            Some((_, (field, (name, _)))) => format!("the {name} cannot be `{field}`: {error}"),
+            Some((_, (field, (name, min, max)))) if has_number_beyond(field, *min, *max) => {
+                format!("the {name} cannot be `{field}`: it must be within {min} to {max}")
+            }
+            Some((_, (field, (name, ..)))) => format!("the {name} cannot be `{field}`: {error}"),
             None => error.to_string(),
         })
     })
 }
 
-/// The fields of an expression, and their maximum values.
-const FIELDS: [(&str, u32); 6] = [
-    ("second", 59),
-    ("minute", 59),
-    ("hour", 23),
-    ("day of the month", 31),
-    ("month", 12),
-    ("day of the week", 7),
+/// The fields of an expression, with their lowest and highest values.
+const FIELDS: [(&str, u32, u32); 6] = [
+    ("second", 0, 59),
+    ("minute", 0, 59),
+    ("hour", 0, 23),
+    ("day of the month", 1, 31),
+    ("month", 1, 12),
+    ("day of the week", 0, 7),
 ];
+
+fn has_number_beyond(field: &str, min: u32, max: u32) -> bool {
+    let values = field.split(',').filter_map(|it| it.split('/').next());
+    let mut numbers = values.flat_map(|it| it.split('-')).filter_map(|it| it.parse::<u32>().ok());
+    numbers.any(|it| !(min..=max).contains(&it))
+}
+
 const WRONG_COUNT: &str = "must have five fields, or six with seconds first, or be @hourly, @daily, @weekly, @monthly, @yearly";
 
 /// A step larger than its field is never reached: the field was probably confused with another.
 fn check_steps(expression: &str) -> Result<(), InvalidSchedule> {
     let fields: Vec<_> = expression.split_whitespace().collect();
     let skipped = FIELDS.len().saturating_sub(fields.len());
-    for (field, (name, max)) in fields.iter().zip(FIELDS.iter().skip(skipped)) {
+    for (field, (name, _, max)) in fields.iter().zip(FIELDS.iter().skip(skipped)) {
         for part in field.split(',') {
             let step = part.split_once('/').and_then(|it| it.1.parse::<u32>().ok());
             if let Some(step) = step.filter(|it| it > max) {

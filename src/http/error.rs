@@ -45,6 +45,10 @@ pub struct ApiError {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub current_attempt: Option<i32>,
+    /// In a 409 `unique_conflict`: the job that has the key, if that is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    pub existing_job_id: Option<String>,
     /// Documentation of the code.
     #[schema(example = "/docs/errors#invalid_request")]
     pub docs_url: String,
@@ -80,13 +84,13 @@ codes! {
     Error::Unreadable(_) | Error::Invalid(_) => BAD_REQUEST, "invalid_request";
     Error::InvalidCron(_) => BAD_REQUEST, "invalid_cron_expression";
     Error::InvalidTimezone(_) => BAD_REQUEST, "invalid_timezone";
-    Error::Unauthorized => UNAUTHORIZED, "unauthorized";
+    Error::Unauthorized | Error::NoCredential(_) => UNAUTHORIZED, "unauthorized";
     Error::InvalidCredentials => UNAUTHORIZED, "invalid_credentials";
     Error::InvalidLink => BAD_REQUEST, "invalid_token";
     Error::Forbidden { .. } => FORBIDDEN, "forbidden";
     Error::RoleExceedsCaller => FORBIDDEN, "role_exceeds_caller";
     Error::SignupClosed => FORBIDDEN, "signup_closed";
-    Error::NoSuchRoute => NOT_FOUND, "not_found";
+    Error::NoSuchRoute | Error::UnknownRoute { .. } => NOT_FOUND, "not_found";
     Error::KeyNotFound => NOT_FOUND, "key_not_found";
     Error::MemberNotFound => NOT_FOUND, "account_not_found";
     Error::InvitationNotFound => NOT_FOUND, "invitation_not_found";
@@ -96,17 +100,18 @@ codes! {
     Error::LastOwner => CONFLICT, "cannot_remove_owner";
     Error::RateLimited { .. } => TOO_MANY_REQUESTS, "rate_limit_exceeded";
     Error::ProjectNotFound => NOT_FOUND, "project_not_found";
-    Error::JobNotFound => NOT_FOUND, "job_not_found";
+    Error::JobNotFound | Error::NoJobId(_) => NOT_FOUND, "job_not_found";
     Error::WorkflowNotFound => NOT_FOUND, "workflow_not_found";
     Error::WorkerNotFound => NOT_FOUND, "worker_not_found";
     Error::QueueNotFound => NOT_FOUND, "queue_not_found";
     Error::OperationNotFound => NOT_FOUND, "operation_not_found";
     Error::ScheduleNotFound => NOT_FOUND, "recurring_job_not_found";
-    Error::MethodNotAllowed => METHOD_NOT_ALLOWED, "method_not_allowed";
+    Error::MethodNotAllowed | Error::WrongMethod { .. } => METHOD_NOT_ALLOWED, "method_not_allowed";
     Error::BodyTimeout => REQUEST_TIMEOUT, "request_timeout";
     Error::InvalidState(_) => CONFLICT, "invalid_state";
     Error::WorkerMismatch(_) => CONFLICT, "worker_mismatch";
     Error::StaleLease(_) => CONFLICT, "stale_lease";
+    Error::FenceRequired(_) => CONFLICT, "fence_required";
     Error::ParentTerminal(_) => CONFLICT, "parent_terminal";
     Error::UniqueConflict { .. } => CONFLICT, "unique_conflict";
     Error::ScheduleTypeConflict => CONFLICT, "recurring_job_type_conflict";
@@ -132,7 +137,10 @@ pub fn info(error: &Error, request_id: &str) -> ApiError {
     let (_, code) = status_and_code(error);
     let details = errors::details(error);
     let job_status = match error {
-        Error::InvalidState(it) | Error::WorkerMismatch(it) | Error::StaleLease(it) => Some(*it),
+        Error::InvalidState(it)
+        | Error::WorkerMismatch(it)
+        | Error::StaleLease(it)
+        | Error::FenceRequired(it) => Some(*it),
         _ => None,
     };
     ApiError {
@@ -145,6 +153,10 @@ pub fn info(error: &Error, request_id: &str) -> ApiError {
             .collect(),
         job_state: job_status.map(|JobStatus { state, .. }| state),
         current_attempt: job_status.map(|JobStatus { attempt, .. }| attempt),
+        existing_job_id: match error {
+            Error::UniqueConflict { holder, .. } => holder.map(|it| it.to_string()),
+            _ => None,
+        },
         docs_url: format!("{ERROR_DOCS}#{code}"),
     }
 }
@@ -154,7 +166,7 @@ pub fn info(error: &Error, request_id: &str) -> ApiError {
 pub fn render(error: &Error, request_id: &str, mut response: Response) -> Response {
     let body = Json(ErrorBody { error: info(error, request_id) });
     errors::write(&mut response, (status(error), body), error);
-    if matches!(error, Error::Unauthorized | Error::InvalidCredentials) {
+    if status(error) == StatusCode::UNAUTHORIZED {
         response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
     }
     response

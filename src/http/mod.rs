@@ -40,7 +40,7 @@ use axum::{
 use tokio_util::task::TaskTracker;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
-use crate::{app::App, error::Error};
+use crate::app::App;
 
 /// Routes of the data plane. Each answers twice: under `/v1`, and under `/v1/projects/{project}`,
 /// where the project must agree with the key.
@@ -167,8 +167,8 @@ pub fn router(app: App, adapters: Router<App>, handlers: TaskTracker) -> Router 
         .merge(docs::routes())
         .merge(openapi::docs())
         .merge(adapters)
-        .fallback(async || Error::NoSuchRoute)
-        .method_not_allowed_fallback(async || Error::MethodNotAllowed)
+        .fallback(openapi::no_such_route)
+        .method_not_allowed_fallback(openapi::wrong_method)
         .layer(from_fn_with_state(handlers, middleware::detach))
         .layer(from_fn(middleware::observe))
         .with_state(app)

@@ -5,7 +5,11 @@ mod v3_0;
 use std::sync::LazyLock;
 
 use axum::{
-    http::header::{CONTENT_TYPE, HeaderName},
+    extract::MatchedPath,
+    http::{
+        Uri,
+        header::{CONTENT_TYPE, HeaderName},
+    },
     response::Redirect,
 };
 use serde_json::{Map, Value};
@@ -20,6 +24,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_swagger_ui::{Config, SwaggerUi};
 
 use super::{data_plane, people_plane, project_plane};
+use crate::error::Error;
 use crate::wire::openapi::{Applies, DerivedResponse, OF_BODIES, add_responses, lift_bounds};
 
 #[derive(OpenApi)]
@@ -105,6 +110,47 @@ pub fn older_text() -> String {
 pub async fn older_document() -> ([(HeaderName, &'static str); 1], &'static str) {
     static TEXT: LazyLock<String> = LazyLock::new(older_text);
     ([(CONTENT_TYPE, "application/json")], TEXT.as_str())
+}
+
+/// How similar a path must be for a suggestion, from 0 to 1.
+const MIN_SIMILARITY: f64 = 0.9;
+/// Longer paths are compared with none.
+const MAX_COMPARED_BYTES: usize = 200;
+
+/// The answer to a path that no route has, with a similar path that has one.
+pub async fn no_such_route(uri: Uri) -> Error {
+    similar_path(uri.path()).map_or(Error::NoSuchRoute, |meant| Error::UnknownRoute { meant })
+}
+
+/// The answer to a method that the route does not have, with those that it has.
+pub async fn wrong_method(path: Option<MatchedPath>) -> Error {
+    let path = path.as_ref().map_or("", MatchedPath::as_str);
+    let methods = document()["paths"][path].as_object().into_iter().flatten();
+    let allowed: Vec<_> = methods.map(|it| it.0.to_uppercase()).collect();
+    match allowed.as_slice() {
+        [] => Error::MethodNotAllowed,
+        _ => Error::WrongMethod { allowed: allowed.join(", ") },
+    }
+}
+
+/// The path of the API that was probably meant. Its parameters are those that were sent.
+fn similar_path(sent: &str) -> Option<String> {
+    const PREFIX: &str = "/v1/";
+    let below = sent.strip_prefix(PREFIX).unwrap_or(sent).trim_matches('/');
+    if below.is_empty() || below.len() > MAX_COMPARED_BYTES {
+        return None;
+    }
+    let segments: Vec<_> = below.split('/').collect();
+    let filled = |path: &str| {
+        let known: Vec<_> = path.strip_prefix(PREFIX)?.split('/').collect();
+        let pairs = known.iter().zip(&segments);
+        let parts = pairs.map(|(known, sent)| if known.starts_with('{') { *sent } else { *known });
+        (known.len() == segments.len()).then(|| parts.collect::<Vec<_>>().join("/"))
+    };
+    let paths = document()["paths"].as_object()?.keys().filter_map(|it| filled(it));
+    let scored = paths.map(|it| (strsim::jaro_winkler(&it, below), it));
+    let best = scored.max_by(|one, other| one.0.total_cmp(&other.0))?;
+    (best.0 >= MIN_SIMILARITY).then(|| format!("{PREFIX}{}", best.1))
 }
 
 /// Removes what client generators cannot handle: `null` where a field may simply be absent, in
@@ -194,4 +240,26 @@ pub fn docs() -> SwaggerUi {
 /// `/`: for visitors with a browser.
 pub async fn front_door() -> Redirect {
     Redirect::temporary("/console")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_similar_path_is_suggested_with_the_parameters_that_were_sent() {
+        for (sent, meant) in [
+            ("/jobs", Some("/v1/jobs")),
+            ("/v1/job", Some("/v1/jobs")),
+            ("/v1/jobs/", Some("/v1/jobs")),
+            ("/v1/jobs/job_1/cancle", Some("/v1/jobs/job_1/cancel")),
+            ("/v1/worker/poll", Some("/v1/workers/poll")),
+            ("/favicon.ico", None),
+            ("/wp-login.php", None),
+            ("/", None),
+        ] {
+            assert_eq!(similar_path(sent).as_deref(), meant, "{sent}");
+        }
+        assert_eq!(similar_path(&"a".repeat(100_000)), None);
+    }
 }

@@ -22,6 +22,7 @@ use crate::{
     domain::limits,
     error::Error,
     ids::{AccountId, InvitationId, JobId, KeyId, OperationId, SessionId, WorkflowId},
+    wire::json_words,
 };
 
 /// The whole body must arrive within this time.
@@ -214,31 +215,8 @@ fn field_error(path: &serde_path_to_error::Path, message: &str) -> Error {
         None if parent.is_empty() => "body".to_owned(),
         None => parent,
     };
-    let message = in_json_words(message);
+    let message = json_words::rewrite(message);
     Error::invalid(field, message)
-}
-
-/// Callers send JSON: names of Rust types do not help them.
-fn in_json_words(message: &str) -> String {
-    if message.contains("invalid digit found in string") {
-        return "must be a whole number, not negative".to_owned();
-    }
-    if message.starts_with("missing field") {
-        return "is missing".to_owned();
-    }
-    if message.starts_with("expected value") {
-        return "is of the wrong type".to_owned();
-    }
-    let Some((before, expected)) = message.split_once("expected ") else {
-        return message.to_owned();
-    };
-    let expected = match expected {
-        _ if before.starts_with("invalid value: integer") => "an integer in its bounds",
-        "i16" | "i32" | "i64" | "u32" | "u64" => "an integer",
-        "f32" | "f64" => "a number",
-        other => other,
-    };
-    format!("{before}expected {expected}")
 }
 
 /// A query string.
@@ -260,7 +238,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Query<T> {
                     .strip_prefix("unknown field `")
                     .or(text.strip_prefix("unknown field `"));
                 let field = named.and_then(|it| it.split('`').next()).unwrap_or(field);
-                Err(Error::invalid(field, in_json_words(message)))
+                Err(Error::invalid(field, json_words::rewrite(message)))
             }
         }
     }
@@ -322,7 +300,8 @@ async fn id_in_path<Id: PathId, S: Send + Sync>(parts: &mut Parts, state: &S) ->
     let params =
         RawPathParams::from_request_parts(parts, state).await.map_err(|_| Id::missing())?;
     let id = params.iter().find(|(name, _)| *name == Id::PARAMETER).map(|(_, value)| value);
-    id.and_then(|it| it.parse().ok()).ok_or_else(Id::missing)
+    let id = id.ok_or_else(Id::missing)?;
+    id.parse().map_err(|_| Id::missing().naming(id))
 }
 
 /// A name in a path, such as a queue's or a worker's.

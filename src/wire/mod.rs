@@ -7,6 +7,7 @@ pub mod audit;
 pub mod delivery;
 pub mod errors;
 pub mod extract;
+pub mod json_words;
 pub mod logs;
 pub mod openapi;
 pub mod streams;

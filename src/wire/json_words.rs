@@ -1,0 +1,163 @@
+//! What a parser says of a body, in words for people who send JSON: no names of Rust types, and the
+//! name that was probably meant.
+
+/// How similar two names must be for a suggestion, from 0 to 1.
+const MIN_SIMILARITY: f64 = 0.75;
+/// Names that a message lists at most.
+const MAX_LISTED: usize = 12;
+
+/// The message of serde, rewritten.
+///
+/// ```
+/// # use fencepost::wire::json_words::rewrite;
+/// assert_eq!(rewrite("missing field `queues`"), "is missing");
+/// let told = rewrite(r#"invalid type: string "a", expected a sequence"#);
+/// assert_eq!(told, "must be a list, is a string");
+/// assert_eq!(
+///     rewrite("unknown field `type`, expected one of `job_type`, `queue`"),
+///     "is not a field here: did you mean `job_type`?",
+/// );
+/// assert_eq!(
+///     rewrite("unknown variant `success`, expected one of `succeeded`, `failed`"),
+///     "must be one of `succeeded`, `failed`, is `success`: did you mean `succeeded`?",
+/// );
+/// ```
+#[must_use]
+pub fn rewrite(message: &str) -> String {
+    if message.contains("invalid digit found in string") {
+        return "must be a whole number, not negative".to_owned();
+    }
+    if message.starts_with("missing field") {
+        return "is missing".to_owned();
+    }
+    if message.starts_with("expected value") {
+        return "is of the wrong type".to_owned();
+    }
+    if let Some(rest) = message.strip_prefix("unknown field ") {
+        let (sent, known) = names(rest);
+        return match (probably_meant(sent, &known), known.as_slice()) {
+            (Some(meant), _) => format!("is not a field here: did you mean `{meant}`?"),
+            (None, []) => "is not a field here: no fields are expected".to_owned(),
+            (None, known) => format!("is not a field here: expected {}", listed(known)),
+        };
+    }
+    if let Some(rest) = message.strip_prefix("unknown variant ") {
+        let (sent, known) = names(rest);
+        let meant = probably_meant(sent, &known);
+        let meant = meant.map_or(String::new(), |it| format!(": did you mean `{it}`?"));
+        return format!("must be {}, is `{sent}`{meant}", listed(&known));
+    }
+    let Some((before, expected)) = message.split_once(", expected ") else {
+        return message.to_owned();
+    };
+    let expected = kind(expected);
+    if before.starts_with("invalid value: integer") {
+        return "must be an integer in its bounds".to_owned();
+    }
+    match before.strip_prefix("invalid type: ") {
+        Some(sent) => format!("must be {expected}, is {}", sent_kind(sent)),
+        None => format!("{before}, expected {expected}"),
+    }
+}
+
+/// The first name in backquotes, and the others.
+fn names(text: &str) -> (&str, Vec<&str>) {
+    let mut quoted = text.split('`').skip(1).step_by(2);
+    (quoted.next().unwrap_or_default(), quoted.collect())
+}
+
+fn listed(known: &[&str]) -> String {
+    let shown: Vec<_> = known.iter().take(MAX_LISTED).map(|it| format!("`{it}`")).collect();
+    let more = if known.len() > MAX_LISTED { ", …" } else { "" };
+    match shown.as_slice() {
+        [one] => one.clone(),
+        _ => format!("one of {}{more}", shown.join(", ")),
+    }
+}
+
+/// The name that is most similar to what was sent, or that contains it.
+///
+/// ```
+/// # use fencepost::wire::json_words::probably_meant;
+/// let known = ["job_type", "queue", "run_at"];
+/// assert_eq!(probably_meant("type", &known), Some("job_type"));
+/// assert_eq!(probably_meant("jobType", &known), Some("job_type"));
+/// assert_eq!(probably_meant("que", &known), Some("queue"));
+/// assert_eq!(probably_meant("runat", &known), Some("run_at"));
+/// assert_eq!(probably_meant("x", &known), None);
+/// ```
+#[must_use]
+pub fn probably_meant<'a>(sent: &str, known: &[&'a str]) -> Option<&'a str> {
+    const MIN_PART_CHARS: usize = 3;
+    let plain = |it: &str| it.to_lowercase().replace(['_', '-'], "");
+    let sent = plain(sent);
+    let similarity = |name: &str| {
+        let name = plain(name);
+        let is_part = sent.len() >= MIN_PART_CHARS && name.contains(&sent)
+            || name.len() >= MIN_PART_CHARS && sent.contains(&name);
+        strsim::jaro_winkler(&sent, &name) + f64::from(u8::from(is_part))
+    };
+    let best = known.iter().max_by(|one, other| similarity(one).total_cmp(&similarity(other)))?;
+    (similarity(best) >= MIN_SIMILARITY).then_some(*best)
+}
+
+fn kind(expected: &str) -> &str {
+    match expected {
+        "a sequence" => "a list",
+        "a map" | "an object" => "an object",
+        "a boolean" => "true or false",
+        "i8" | "i16" | "i32" | "i64" | "u8" | "u16" | "u32" | "u64" | "usize" => "an integer",
+        "f32" | "f64" => "a number",
+        it if it.starts_with("struct ") || it.starts_with("enum ") => "an object",
+        other => other,
+    }
+}
+
+fn sent_kind(sent: &str) -> &str {
+    match sent.split(' ').next().unwrap_or_default() {
+        "string" => "a string",
+        "integer" => "an integer",
+        "floating" => "a number",
+        "boolean" => "true or false",
+        "sequence" => "a list",
+        "map" => "an object",
+        "null" => "null",
+        _ => sent,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_type_is_told_in_words_of_json() {
+        let told = |sent: &str, expected: &str| {
+            rewrite(&format!("invalid type: {sent}, expected {expected}"))
+        };
+        assert_eq!(told("integer `5`", "a string"), "must be a string, is an integer");
+        assert_eq!(told("string \"x\"", "u32"), "must be an integer, is a string");
+        assert_eq!(told("map", "a boolean"), "must be true or false, is an object");
+        assert_eq!(told("null", "struct AckError"), "must be an object, is null");
+        assert_eq!(told("floating point `1.5`", "i64"), "must be an integer, is a number");
+    }
+
+    #[test]
+    fn without_a_similar_name_the_known_ones_are_listed() {
+        let told = rewrite("unknown field `zzz`, expected one of `a`, `b`");
+        assert_eq!(told, "is not a field here: expected one of `a`, `b`");
+        assert_eq!(
+            rewrite("unknown field `zzz`, expected `acks`"),
+            "is not a field here: expected `acks`"
+        );
+        assert_eq!(
+            rewrite("unknown field `zzz`, there are no fields"),
+            "is not a field here: no fields are expected"
+        );
+        let many: Vec<_> = (0..40).map(|it| format!("`field{it:02}x`")).collect();
+        let told = rewrite(&format!("unknown field `q`, expected one of {}", many.join(", ")));
+        assert!(
+            told.ends_with(", …") && told.contains("`field11x`") && !told.contains("`field12x`")
+        );
+    }
+}

@@ -28,6 +28,8 @@ impl FieldError {
     }
 }
 
+/// What begins like this may be a secret.
+pub const KEY_PREFIX: &str = "fp_";
 /// Characters of a malformed id that an error repeats.
 const MAX_SHOWN_ID_CHARS: usize = 60;
 
@@ -347,11 +349,14 @@ impl Error {
         Self::Invalid(vec![FieldError::new(field, message)])
     }
 
-    /// Says of an id that does not exist if it cannot be one.
+    /// Says of an id that does not exist if it cannot be one. A key that was sent in its place is
+    /// not repeated: errors are logged.
     #[must_use]
     pub fn naming(self, id: &str) -> Self {
         match self {
-            Self::JobNotFound => Self::NoJobId(id.chars().take(MAX_SHOWN_ID_CHARS).collect()),
+            Self::JobNotFound if !id.contains(KEY_PREFIX) => {
+                Self::NoJobId(id.chars().take(MAX_SHOWN_ID_CHARS).collect())
+            }
             other => other,
         }
     }

@@ -5,6 +5,7 @@
 
 use std::{fmt, str::FromStr};
 
+use chrono::{DateTime, Utc};
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::{Digest, Sha256};
 use typeid_suffix::prelude::{TypeIdSuffix, V7};
@@ -63,6 +64,13 @@ prefixed_id!(
     "job_"
 );
 impl JobId {
+    /// When it was made, by the clock of a node; none if a client chose an id without a time.
+    #[must_use]
+    pub fn made_at(self) -> Option<DateTime<Utc>> {
+        let (seconds, nanoseconds) = self.0.get_timestamp()?.to_unix();
+        DateTime::from_timestamp(i64::try_from(seconds).ok()?, nanoseconds)
+    }
+
     /// An id derived from a seed: always the same for the same seed. It sorts by the time of the
     /// seed, which is a UUID v7.
     #[must_use]

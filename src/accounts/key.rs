@@ -5,12 +5,11 @@
 use sha2::{Digest, Sha256};
 
 use super::secret::{BASE62, RANDOM_CHARS, random_chars};
+use crate::domain::plan::TEST_MODE;
 
 /// SHA-256 of an API key.
 pub type SecretHash = [u8; 32];
 
-/// The mode of test projects.
-pub const TEST: &str = "test";
 /// Prefix of keys of live projects.
 pub const LIVE_PREFIX: &str = "fp_live_";
 /// Prefix of keys of test projects.
@@ -23,7 +22,7 @@ const SHOWN_END_CHARS: usize = 4;
 /// A new key, shown only once. `mode` is its project's: `live` or `test`.
 #[must_use]
 pub fn generate(mode: &str) -> String {
-    let mut key = if mode == TEST { TEST_PREFIX } else { LIVE_PREFIX }.to_owned();
+    let mut key = if mode == TEST_MODE { TEST_PREFIX } else { LIVE_PREFIX }.to_owned();
     key.extend(random_chars());
     let checksum = checksum(&key);
     key + &checksum

@@ -268,13 +268,7 @@ async fn identify(parts: &mut Parts, app: &App) -> Result<Who, Error> {
         let grant = app.credentials.member(bearer.account_id, named).await?;
         return Ok(Who::Member(grant.ok_or(Error::ProjectNotFound)?, bearer));
     }
-    if !key::is_well_formed(&secret) {
-        return Err(Error::NoCredential(if key::has_prefix(&secret) {
-            "the API key is mistyped or cut off: its checksum does not match"
-        } else {
-            "this is not an API key, which begins with fp_live_ or fp_test_, and not a live session"
-        }));
-    }
+    check_form(&secret)?;
     let hash = key::hash(&secret);
     if !app.credentials.is_key_cached(&hash) {
         count_lookup(parts, app)?;
@@ -299,6 +293,19 @@ fn count_lookup(parts: &Parts, app: &App) -> Result<(), Error> {
     match app.accounts.limiter.count_here(name, LOOKUPS_PER_ADDRESS) {
         Some(retry_after_seconds) => Err(Error::RateLimited { retry_after_seconds }),
         None => Ok(()),
+    }
+}
+
+const MISTYPED: &str = "the API key is mistyped or cut off: its checksum does not match";
+const NOT_A_KEY: &str =
+    "this is not an API key, which begins with fp_live_ or fp_test_, and not a live session";
+
+/// Whether it may be a key, by its form alone.
+fn check_form(secret: &str) -> Result<(), Error> {
+    match key::is_well_formed(secret) {
+        true => Ok(()),
+        false if key::has_prefix(secret) => Err(Error::NoCredential(MISTYPED)),
+        false => Err(Error::NoCredential(NOT_A_KEY)),
     }
 }
 

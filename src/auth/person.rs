@@ -38,9 +38,8 @@ impl FromRequestParts<App> for Person {
         let Some(bearer) = app.accounts.tokens.read(&token) else {
             // A live key may be told that it is valid, but not sufficient.
             let hash = super::key::hash(&token);
-            let is_key =
-                super::key::is_well_formed(&token) && app.credentials.key(hash).await?.is_some();
-            return Err(if is_key {
+            super::check_form(&token)?;
+            return Err(if app.credentials.key(hash).await?.is_some() {
                 Error::Forbidden { needs: "a session: log in at /v1/auth/login" }
             } else {
                 Error::Unauthorized

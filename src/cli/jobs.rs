@@ -193,8 +193,7 @@ pub async fn run(args: JobsArgs) -> anyhow::Result<()> {
             }
             if args.output == Output::Text {
                 path.push_str("&payloads=false");
-                let page = client.get(&path).await?;
-                return list(&mut out, &page.json());
+                return list(&mut out, &first_jobs(&client, &path).await?);
             }
             client.get(&path).await?
         }
@@ -224,6 +223,20 @@ fn encoded(text: &str) -> String {
         .collect()
 }
 
+/// Pages without a job that are read before a filter counts as matching none.
+const MAX_EMPTY_PAGES: usize = 20;
+
+/// The first page that has jobs: a page examines a bounded number of them.
+async fn first_jobs(client: &Client, path: &str) -> anyhow::Result<Value> {
+    let mut page = client.get(path).await?.json();
+    for _ in 0..MAX_EMPTY_PAGES {
+        let is_empty = page["jobs"].as_array().is_some_and(Vec::is_empty);
+        let Some(cursor) = page["next_cursor"].as_str().filter(|_| is_empty) else { break };
+        page = client.get(&format!("{path}&cursor={}", encoded(cursor))).await?.json();
+    }
+    Ok(page)
+}
+
 fn list(out: &mut impl Write, page: &Value) -> anyhow::Result<()> {
     writeln!(out, "{:<31} {:<12} {:>7} {:<16} TYPE", "JOB", "STATE", "ATTEMPT", "QUEUE")?;
     for job in page["jobs"].as_array().into_iter().flatten() {
@@ -238,7 +251,12 @@ fn list(out: &mut impl Write, page: &Value) -> anyhow::Result<()> {
         )?;
     }
     if page["has_more"] == true {
-        writeln!(out, "there are more: narrow with --state, --queue, --job-type or --tag")?;
+        let until = page["scanned_until"].as_str();
+        let until = until.map_or(String::new(), |it| format!(" from before {it}"));
+        writeln!(
+            out,
+            "there may be more{until}: narrow with --state, --queue, --job-type or --tag"
+        )?;
     }
     Ok(())
 }

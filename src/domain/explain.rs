@@ -37,6 +37,8 @@ pub struct Facts {
     pub workers: i64,
     /// Those of them that have all of the job's labels.
     pub workers_with_labels: i64,
+    /// How many jobs the latter run, and could; none: one of them has not registered.
+    pub slots: Option<Slots>,
     /// Claimable jobs before it in its queue, counted up to [`MAX_COUNTED_AHEAD`].
     pub ahead: i64,
 }
@@ -59,6 +61,15 @@ impl Crowd {
     fn is_full(&self) -> bool {
         self.running >= i64::from(self.limit)
     }
+}
+
+/// The capacity of workers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Slots {
+    /// Jobs that they run.
+    pub in_use: i64,
+    /// Jobs that they could run at the same time.
+    pub all: i64,
 }
 
 /// A pause of a job type in its queue.
@@ -262,8 +273,13 @@ fn worker(facts: &Facts) -> Condition {
         let live = things(*workers_with_labels, "live worker");
         let jobs =
             if more.is_empty() { things(*ahead, "job") } else { format!("{ahead}{more} jobs") };
-        let message = format!("{live}; {jobs} before it");
-        (*ahead == 0, message)
+        match facts.slots.filter(|it| it.in_use >= it.all) {
+            Some(Slots { in_use, all }) => {
+                let used = format!("{in_use} of {} in use", things(all, "slot"));
+                (false, format!("all workers are busy: {used}; {jobs} before it"))
+            }
+            None => (*ahead == 0, format!("{live}; {jobs} before it")),
+        }
     };
     Condition { waits_for: WaitingFor::Worker, is_open, message, changes_at: None }
 }
@@ -296,6 +312,7 @@ mod tests {
             expires_at: None,
             workers: 1,
             workers_with_labels: 1,
+            slots: None,
             ahead: 0,
         }
     }
@@ -321,6 +338,17 @@ mod tests {
         assert_eq!(summary(&labelled), "none of 1 live worker of queue default has the labels gpu");
         assert_eq!(summary(&Facts { ahead: 7, ..facts() }), "1 live worker; 7 jobs before it");
         assert_eq!(summary(&facts()), "ready: it starts as soon as a worker polls");
+    }
+
+    #[test]
+    fn busy_workers_are_told_from_idle_ones() {
+        let with = |in_use, all| Facts { slots: Some(Slots { in_use, all }), ..facts() };
+        let busy = "all workers are busy: 1 of 1 slot in use; 0 jobs before it";
+        assert_eq!(summary(&with(1, 1)), busy);
+        assert!(summary(&with(3, 2)).contains("3 of 2 slots"), "released ones may still run");
+        let ready = "ready: it starts as soon as a worker polls";
+        assert_eq!(summary(&with(1, 2)), ready);
+        assert_eq!(summary(&facts()), ready);
     }
 
     #[test]

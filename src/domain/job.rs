@@ -217,7 +217,7 @@ impl Ending<'_> {
     #[must_use]
     pub fn unreported_error(&self) -> ErrorReport {
         let message = match self {
-            Self::TimedOut => "the attempt ran longer than the timeout of the job",
+            Self::TimedOut => "the timeout of the job passed without an ack",
             Self::LeaseExpired => {
                 "the lease expired: the worker sent neither a heartbeat nor an ack"
             }

@@ -71,6 +71,9 @@ pub const MAX_WORKER_CONCURRENCY: i32 = 10_000;
 pub const MAX_PAGE_JOBS: u32 = 200;
 /// Rows that one page of `GET /v1/jobs` examines; a filtered page may be short.
 pub const MAX_PAGE_EXAMINED_ROWS: i64 = 2_000;
+/// Looks of one page of jobs, each at [`MAX_PAGE_EXAMINED_ROWS`]: a filter may match few jobs, and
+/// clients take an empty page for the end.
+pub const MAX_PAGE_LOOKS: i64 = 5;
 /// Past attempts shown with a job, newest kept.
 pub const MAX_SHOWN_ATTEMPTS: i64 = 1_000;
 /// Longest `duration_ms` an ack may report (30 days).

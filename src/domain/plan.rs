@@ -8,6 +8,9 @@ use serde::{Deserialize, Serialize};
 use super::limits;
 use crate::ids::ProjectId;
 
+/// The mode of test projects; that of the others is `live`.
+pub const TEST_MODE: &str = "test";
+
 /// The plans that this binary was built with.
 pub const BUILT_IN: &str = include_str!("../../ops/plans.toml");
 /// The names of all limits.

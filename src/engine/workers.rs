@@ -18,7 +18,7 @@ use super::{
     settle::{failure, heartbeat},
 };
 use crate::{
-    domain::{job::Ending, limits::WORKER_SILENCE_SECONDS, worker::WorkerState},
+    domain::{job::Ending, limits::WORKER_SILENCE_SECONDS, plan::TEST_MODE, worker::WorkerState},
     error::{Error, is_faulty_statement},
     ids::{ANONYMOUS, ProjectId},
     store::{
@@ -313,6 +313,26 @@ pub async fn direct(engine: &Engine, key: &WorkerKey, directive: WorkerState) ->
     let facts = store::workers::direct(&mut conn, key.0, &key.1, directive).await?;
     engine.registry.learn(key, facts.ok_or(Error::WorkerNotFound)?);
     Ok(())
+}
+
+/// Gives a worker a directive that one of its jobs asks for, so that clients can be tested. Only in
+/// test projects: elsewhere directives come from operators alone.
+pub async fn rehearse(
+    engine: &Engine,
+    key: &WorkerKey,
+    directive: WorkerState,
+) -> Result<(), Error> {
+    let mut conn = engine.pools.read_for(key.0).await?;
+    let project = store::projects::get(&mut conn, key.0).await?;
+    drop(conn);
+    if project.is_none_or(|it| it.mode != TEST_MODE) {
+        return Ok(());
+    }
+    // It may not be known yet: polls are recorded later.
+    let state = WorkerState::Running;
+    let beat = WorkerBeat { project_id: key.0, worker_id: Arc::clone(&key.1), state };
+    engine.worker_beats.submit(beat).await?;
+    direct(engine, key, directive).await
 }
 
 /// Ends every lease of a worker in the same way; as expired only while the worker is silent.

@@ -24,7 +24,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_swagger_ui::{Config, SwaggerUi};
 
 use super::{data_plane, people_plane, project_plane};
-use crate::error::Error;
+use crate::error::{Error, KEY_PREFIX};
 use crate::wire::openapi::{Applies, DerivedResponse, OF_BODIES, add_responses, lift_bounds};
 
 #[derive(OpenApi)]
@@ -113,7 +113,7 @@ pub async fn older_document() -> ([(HeaderName, &'static str); 1], &'static str)
 }
 
 /// How similar a path must be for a suggestion, from 0 to 1.
-const MIN_SIMILARITY: f64 = 0.9;
+const MIN_SIMILARITY: f64 = 0.85;
 /// Longer paths are compared with none.
 const MAX_COMPARED_BYTES: usize = 200;
 
@@ -136,21 +136,47 @@ pub async fn wrong_method(path: Option<MatchedPath>) -> Error {
 /// The path of the API that was probably meant. Its parameters are those that were sent.
 fn similar_path(sent: &str) -> Option<String> {
     const PREFIX: &str = "/v1/";
-    let below = sent.strip_prefix(PREFIX).unwrap_or(sent).trim_matches('/');
-    if below.is_empty() || below.len() > MAX_COMPARED_BYTES {
+    // Errors are logged: what may be a key is not repeated.
+    if sent.len() > MAX_COMPARED_BYTES || sent.contains(KEY_PREFIX) {
         return None;
     }
-    let segments: Vec<_> = below.split('/').collect();
-    let filled = |path: &str| {
-        let known: Vec<_> = path.strip_prefix(PREFIX)?.split('/').collect();
-        let pairs = known.iter().zip(&segments);
-        let parts = pairs.map(|(known, sent)| if known.starts_with('{') { *sent } else { *known });
-        (known.len() == segments.len()).then(|| parts.collect::<Vec<_>>().join("/"))
-    };
-    let paths = document()["paths"].as_object()?.keys().filter_map(|it| filled(it));
-    let scored = paths.map(|it| (strsim::jaro_winkler(&it, below), it));
+    let segments: Vec<_> =
+        sent.strip_prefix(PREFIX).unwrap_or(sent).trim_matches('/').split('/').collect();
+    let paths = document()["paths"].as_object()?.keys();
+    let known = paths.filter_map(|it| it.strip_prefix(PREFIX));
+    let scored = known.filter_map(|it| {
+        // The routes of a project's jobs are listed once, without it.
+        let (project, below) = match segments.as_slice() {
+            ["projects", project, below @ ..] if !it.starts_with("projects/") => {
+                (Some(*project), below)
+            }
+            all => (None, all),
+        };
+        let (score, path) = fill(it, below)?;
+        let path = project.map_or_else(|| path.clone(), |name| format!("projects/{name}/{path}"));
+        Some((score, path))
+    });
     let best = scored.max_by(|one, other| one.0.total_cmp(&other.0))?;
     (best.0 >= MIN_SIMILARITY).then(|| format!("{PREFIX}{}", best.1))
+}
+
+/// A known path with the parameters that were sent, and how similar the least similar of its other
+/// segments is. None: it has another number of segments.
+fn fill(known: &str, sent: &[&str]) -> Option<(f64, String)> {
+    let known: Vec<_> = known.split('/').collect();
+    if known.len() != sent.len() || sent.contains(&"") {
+        return None;
+    }
+    let mut least = f64::INFINITY;
+    let mut filled = Vec::with_capacity(known.len());
+    for (known, sent) in known.into_iter().zip(sent) {
+        let is_parameter = known.starts_with('{');
+        if !is_parameter {
+            least = least.min(strsim::jaro_winkler(known, sent));
+        }
+        filled.push(if is_parameter { *sent } else { known });
+    }
+    least.is_finite().then(|| (least, filled.join("/")))
 }
 
 /// Removes what client generators cannot handle: `null` where a field may simply be absent, in
@@ -254,6 +280,10 @@ mod tests {
             ("/v1/jobs/", Some("/v1/jobs")),
             ("/v1/jobs/job_1/cancle", Some("/v1/jobs/job_1/cancel")),
             ("/v1/worker/poll", Some("/v1/workers/poll")),
+            ("/v1/projects/main/job", Some("/v1/projects/main/jobs")),
+            ("/v1/jobs/job_01m7w3ha3aextt8pkwwdmxsmqw/foo", None),
+            ("/v1/jobs//cancel", None),
+            ("/v1/key/fp_live_abc", None),
             ("/favicon.ico", None),
             ("/wp-login.php", None),
             ("/", None),

@@ -90,15 +90,22 @@ pub struct ShorterLease {
 pub async fn shorten(conn: &mut PgConnection, leases: &[ShorterLease]) -> sqlx::Result<()> {
     sqlx::query!(
         "
+        with held as materialized (
+            select job.project_id, job.id, shorter.seconds
+            from unnest($1::int[], $2::uuid[], $3::uuid[], $4::int[])
+                as shorter(project_id, job_id, lease_id, seconds)
+            join jobs job on job.project_id = shorter.project_id and job.id = shorter.job_id
+            where job.lease_id = shorter.lease_id
+            order by job.project_id, job.id
+            for no key update of job
+        )
         update jobs
-        set lease_seconds = least(jobs.lease_seconds, shorter.seconds),
+        set lease_seconds = least(jobs.lease_seconds, held.seconds),
             lease_expires_at = least(
-                jobs.lease_expires_at, jobs.claimed_at + make_interval(secs => shorter.seconds)
+                jobs.lease_expires_at, jobs.claimed_at + make_interval(secs => held.seconds)
             )
-        from unnest($1::int[], $2::uuid[], $3::uuid[], $4::int[])
-            as shorter(project_id, job_id, lease_id, seconds)
-        where jobs.project_id = shorter.project_id and jobs.id = shorter.job_id
-            and jobs.lease_id = shorter.lease_id
+        from held
+        where jobs.project_id = held.project_id and jobs.id = held.id
         ",
         &leases.iter().map(|it| it.key.project_id.0).collect::<Vec<_>>(),
         &leases.iter().map(|it| it.key.id.0).collect::<Vec<_>>(),

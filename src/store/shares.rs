@@ -100,6 +100,17 @@ mod tests {
     }
 
     #[test]
+    fn permits_of_one_project_run_out_for_that_project_only() {
+        let per_project = PerProject::new(1_000);
+        let take = |id, permits| per_project.take(ProjectId(id), permits).now_or_never();
+        let held: Vec<_> = [500, 500].into_iter().filter_map(|it| take(1, it)).collect();
+        assert_eq!(held.len(), 2);
+        assert!(take(1, 1).is_none() && take(2, 1_000).is_some());
+        drop(held);
+        assert!(take(1, 1_000).is_some());
+    }
+
+    #[test]
     fn all_projects_together_leave_one_connection() {
         let shares = Shares::of(4);
         let take = |id| shares.take(ProjectId(id)).now_or_never();

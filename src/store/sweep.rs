@@ -18,6 +18,7 @@ use super::{settle_failure::Held, settle_success::WaitingJob};
 use crate::{
     domain::{
         job::StoredState,
+        lease::TIMEOUT_GRACE_SECONDS,
         limits::{IDEMPOTENCY_KEEP_SECONDS, WORKER_KEEP_SECONDS, WORKER_SILENCE_SECONDS},
     },
     ids::{JobId, JobKey, LeaseId, ProjectId},
@@ -88,14 +89,14 @@ pub async fn find_due_by_turns(conn: &mut PgConnection) -> sqlx::Result<Vec<JobK
         r#"
         with recursive project as (
             (
-                select project_id, run_at
+                select project_id, run_at, 1 as place
                 from jobs
                 where state in ('scheduled', 'backoff') and unfinished_parents = 0
                 order by project_id, run_at
                 limit 1
             )
             union all
-            select next.project_id, next.run_at
+            select next.project_id, next.run_at, project.place + 1
             from project
             cross join lateral (
                 select project_id, run_at
@@ -105,9 +106,10 @@ pub async fn find_due_by_turns(conn: &mut PgConnection) -> sqlx::Result<Vec<JobK
                 order by project_id, run_at
                 limit 1
             ) next
+            where project.place < 10000
         )
         select due.project_id "project_id!: ProjectId", due.id "id!: JobId"
-        from (select project_id from project where run_at <= now() limit 10000) bounded
+        from (select project_id from project where run_at <= now()) bounded
         cross join lateral (
             select project_id, id, run_at, row_number() over (order by run_at) as turn
             from (
@@ -240,8 +242,11 @@ pub async fn lock_expired(conn: &mut PgConnection) -> sqlx::Result<Vec<Held>> {
         r#"
         with expired as materialized (
             select project_id, id, attempt, failures, max_attempts, cancel_requested, claimed_at,
-                   lease_expires_at
-                       >= claimed_at + make_interval(secs => timeout_seconds) as timed_out
+                   -- Where its lease was cut: with its grace, or without it by an adapter.
+                   lease_expires_at = claimed_at + make_interval(secs => timeout_seconds)
+                       or lease_expires_at
+                           >= claimed_at + make_interval(secs => timeout_seconds + $2::int)
+                       as timed_out
             from jobs
             where state = 'processing' and lease_expires_at <= now()
                 and not exists (
@@ -266,6 +271,7 @@ pub async fn lock_expired(conn: &mut PgConnection) -> sqlx::Result<Vec<Held>> {
             on body.project_id = expired.project_id and body.job_id = expired.id
         "#,
         REAPER_GAP_SECONDS,
+        TIMEOUT_GRACE_SECONDS,
     )
     .fetch_all(conn)
     .await

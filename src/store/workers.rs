@@ -371,23 +371,50 @@ pub async fn page(
     .await
 }
 
-/// Number of live workers that poll a queue for a type, and of those with these labels.
+/// Live workers that poll a queue for a type.
+#[derive(Debug, Clone, Copy)]
+pub struct Fitting {
+    pub all: i64,
+    /// Those that have all of some labels.
+    pub labelled: i64,
+    /// Whether all of the latter are registered, so that their slots are known.
+    pub are_registered: bool,
+    /// Jobs that the latter could run at the same time.
+    pub slots: i64,
+    /// Jobs that they hold.
+    pub slots_in_use: i64,
+}
+
+/// Counts the live workers that poll a queue for a type.
 pub async fn count_fitting(
     conn: &mut PgConnection,
     project_id: ProjectId,
     queue: &str,
     job_type: &str,
     labels: &[String],
-) -> sqlx::Result<(i64, i64)> {
-    let row = sqlx::query!(
+) -> sqlx::Result<Fitting> {
+    sqlx::query_as!(
+        Fitting,
         r#"
-        select count(*) "all!", count(*) filter (where $4 <@ labels) "labelled!"
-        from workers
-        where project_id = $1 and state = 'running' and lost_at is null
-            and coalesce(directive, 'running') = 'running'
-            and last_seen_at > now() - make_interval(secs => $5::int)
-            and $2 = any(queues)
-            and (cardinality(job_types) = 0 or $3 = any(job_types))
+        with fitting as materialized (
+            select worker_id, concurrency, is_registered, $4 <@ labels as is_labelled
+            from workers
+            where project_id = $1 and state = 'running' and lost_at is null
+                and coalesce(directive, 'running') = 'running'
+                and last_seen_at > now() - make_interval(secs => $5::int)
+                and $2 = any(queues)
+                and (cardinality(job_types) = 0 or $3 = any(job_types))
+        )
+        select count(*) "all!", count(*) filter (where is_labelled) "labelled!",
+               coalesce(bool_and(is_registered) filter (where is_labelled), false) "are_registered!",
+               coalesce(sum(concurrency) filter (where is_labelled), 0)::bigint "slots!",
+               (
+                   select count(*)
+                   from jobs
+                   where project_id = $1 and state = 'processing'
+                       and worker_id in (select worker_id from fitting where is_labelled)
+               ) "slots_in_use!"
+        from fitting
         "#,
         project_id.0,
         queue,
@@ -396,6 +423,5 @@ pub async fn count_fitting(
         ALIVE_SECONDS,
     )
     .fetch_one(conn)
-    .await?;
-    Ok((row.all, row.labelled))
+    .await
 }

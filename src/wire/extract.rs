@@ -94,7 +94,7 @@ impl<T: RequestBody, S: Send + Sync> FromRequest<S> for Fingerprinted<T> {
         }
         let mut hash = Sha256::new_with_prefix(below_project(request.uri().path()));
         let body = read(request.into_body(), T::MAX_BYTES).await?;
-        apart(&body, |body| hash.update(body)).await;
+        apart(&body, |body| hash.update(body)).await?;
         let fingerprint = hash.finalize().into();
         parse(&body).await.map(|request| Self { request, fingerprint })
     }
@@ -171,16 +171,20 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
 
 /// Works on a body. On a large one, other requests are served by another thread meanwhile; needs a
 /// runtime of several threads.
-async fn apart<T>(body: &[u8], work: impl FnOnce(&[u8]) -> T) -> T {
+///
+/// # Errors
+/// [`Error::Overloaded`] after [`BODY_TIMEOUT`].
+async fn apart<T>(body: &[u8], work: impl FnOnce(&[u8]) -> T) -> Result<T, Error> {
     if body.len() <= MAX_BYTES_BESIDE_OTHERS {
-        return work(body);
+        return Ok(work(body));
     }
-    let _turn = LARGE_BODIES.acquire().await;
-    tokio::task::block_in_place(|| work(body))
+    let turn = timeout(BODY_TIMEOUT, LARGE_BODIES.acquire()).await;
+    let _turn = turn.map_err(|_| Error::Overloaded)?;
+    Ok(tokio::task::block_in_place(|| work(body)))
 }
 
 async fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, Error> {
-    apart(body, parse_here).await
+    apart(body, parse_here).await?
 }
 
 /// Parses once; only an invalid body is parsed again, to find the field.

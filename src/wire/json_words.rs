@@ -3,6 +3,10 @@
 
 /// How similar two names must be for a suggestion, from 0 to 1.
 const MIN_SIMILARITY: f64 = 0.75;
+/// Longer names are compared with none: the comparison costs the product of both lengths.
+const MAX_COMPARED_BYTES: usize = 100;
+/// Characters that a message repeats of what was sent.
+const MAX_SHOWN_CHARS: usize = 60;
 /// Names that a message lists at most.
 const MAX_LISTED: usize = 12;
 
@@ -45,6 +49,7 @@ pub fn rewrite(message: &str) -> String {
         let (sent, known) = names(rest);
         let meant = probably_meant(sent, &known);
         let meant = meant.map_or(String::new(), |it| format!(": did you mean `{it}`?"));
+        let sent: String = sent.chars().take(MAX_SHOWN_CHARS).collect();
         return format!("must be {}, is `{sent}`{meant}", listed(&known));
     }
     let Some((before, expected)) = message.split_once(", expected ") else {
@@ -89,6 +94,9 @@ fn listed(known: &[&str]) -> String {
 #[must_use]
 pub fn probably_meant<'a>(sent: &str, known: &[&'a str]) -> Option<&'a str> {
     const MIN_PART_CHARS: usize = 3;
+    if sent.len() > MAX_COMPARED_BYTES {
+        return None;
+    }
     let plain = |it: &str| it.to_lowercase().replace(['_', '-'], "");
     let sent = plain(sent);
     let similarity = |name: &str| {
@@ -97,8 +105,9 @@ pub fn probably_meant<'a>(sent: &str, known: &[&'a str]) -> Option<&'a str> {
             || name.len() >= MIN_PART_CHARS && sent.contains(&name);
         strsim::jaro_winkler(&sent, &name) + f64::from(u8::from(is_part))
     };
-    let best = known.iter().max_by(|one, other| similarity(one).total_cmp(&similarity(other)))?;
-    (similarity(best) >= MIN_SIMILARITY).then_some(*best)
+    let scored = known.iter().map(|it| (similarity(it), *it));
+    let best = scored.max_by(|one, other| one.0.total_cmp(&other.0))?;
+    (best.0 >= MIN_SIMILARITY).then_some(best.1)
 }
 
 fn kind(expected: &str) -> &str {
@@ -140,6 +149,14 @@ mod tests {
         assert_eq!(told("map", "a boolean"), "must be true or false, is an object");
         assert_eq!(told("null", "struct AckError"), "must be an object, is null");
         assert_eq!(told("floating point `1.5`", "i64"), "must be an integer, is a number");
+    }
+
+    #[test]
+    fn a_name_of_any_length_is_answered_at_once_and_not_repeated() {
+        let long = "a".repeat(8_000_000);
+        assert_eq!(probably_meant(&long, &["job_type", "queue"]), None);
+        let told = rewrite(&format!("unknown variant `{long}`, expected one of `a`, `b`"));
+        assert!(told.len() < 200, "{} bytes", told.len());
     }
 
     #[test]

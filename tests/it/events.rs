@@ -371,7 +371,8 @@ fn a_job_is_explained_gate_by_gate() {
         let gates: Vec<_> =
             told["gates"].as_array().expect("gates").iter().map(|it| &it["gate"]).collect();
         assert_eq!(gates, ["parents", "run_at", "queue_paused", "worker"]);
-        let worker = json!({"worker_id": "w", "queues": ["default"], "job_types": ["test"]});
+        let mut worker = json!({"worker_id": "w", "queues": ["default"], "job_types": ["test"]});
+        worker["concurrency"] = json!(1);
         t.post("/v1/workers/register", worker).await.is(200);
         let second = t.enqueue(json!({})).await;
         assert_eq!(explain(&second).await["summary"], "1 live worker; 1 job before it");
@@ -388,6 +389,8 @@ fn a_job_is_explained_gate_by_gate() {
         let running = explain(&id).await;
         assert_eq!(running["summary"], "worker w runs it");
         assert_eq!(running["gates"], json!([]));
+        let busy = "all workers are busy: 1 of 1 slot in use; 0 jobs before it";
+        assert_eq!(explain(&second).await["summary"], busy);
         t.ack(&job, "w", "failed").await.is(200);
         let told = explain(&id).await;
         assert!(told["summary"].as_str().expect("text").starts_with("failure 1 of 3: retried in"));

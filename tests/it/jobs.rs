@@ -221,17 +221,48 @@ fn a_filtered_page_looks_at_a_bounded_number_of_jobs_and_says_that_there_may_be_
                                    max_attempts, timeout_seconds)
                  select project_id, ('ffffffff-0000-7000-8000-' || lpad(to_hex(n), 12, '0'))::uuid,
                         queue, 'common', state, rank, run_at, max_attempts, timeout_seconds
-                 from jobs, generate_series(1, 2500) n;
+                 from jobs, generate_series(1, 10500) n;
                  insert into job_bodies (project_id, job_id, payload)
                  select project_id, id, '1' from jobs where job_type = 'common'",
             )
             .await;
         let first = t.get("/v1/jobs?job_type=rare").await.is(200);
         assert_eq!((&first["jobs"], &first["has_more"]), (&json!([]), &json!(true)));
+        assert!(first["scanned_until"].is_string());
         let cursor = first["next_cursor"].as_str().expect("a cursor");
         let second = t.get(&format!("/v1/jobs?job_type=rare&cursor={cursor}")).await.is(200);
         assert_eq!(second["jobs"][0]["id"], oldest);
+        assert_eq!(second["scanned_until"], Value::Null);
         assert_eq!(second["has_more"], false);
+    });
+}
+
+#[test]
+fn what_is_ready_is_found_however_much_has_finished_since() {
+    run(async |t| {
+        let mut ready = Vec::new();
+        for _ in 0..3 {
+            ready.insert(0, t.enqueue(json!({"queue": "invoices"})).await);
+        }
+        t.database
+            .execute(
+                "insert into finished_jobs (
+                     project_id, id, queue, job_type, state, rank, run_at, created_at, attempt,
+                     failures, max_attempts, timeout_seconds, cancel_requested
+                 )
+                 select id, ('ffffffff-0000-7000-8000-' || lpad(to_hex(n), 12, '0'))::uuid,
+                        'other', 'common', 'succeeded', 0, now(), now(), 1, 0, 3, 60, false
+                 from projects, generate_series(1, 30000) n
+                 where slug = 'main'",
+            )
+            .await;
+        let page = t.get("/v1/jobs?queue=invoices&state=pending").await.is(200);
+        let found: Vec<_> = page["jobs"].as_array().expect("jobs").iter().collect();
+        assert_eq!(
+            found.iter().map(|it| &it["id"]).collect::<Vec<_>>(),
+            [&ready[0], &ready[1], &ready[2]]
+        );
+        assert_eq!(page["has_more"], false);
     });
 }
 

@@ -283,7 +283,10 @@ pub fn request_limits() -> Vec<(&'static str, String)> {
         ("jobs of one batch", format!("1–{}", limits::MAX_ENQUEUE_BATCH_JOBS)),
         ("acks of one batch", format!("1–{}", limits::MAX_ACK_BATCH)),
         ("jobs on one page", format!("1–{}", limits::MAX_PAGE_JOBS)),
-        ("rows examined for one page", limits::MAX_PAGE_EXAMINED_ROWS.to_string()),
+        (
+            "rows examined for one page of jobs",
+            (limits::MAX_PAGE_LOOKS * limits::MAX_PAGE_EXAMINED_ROWS).to_string(),
+        ),
         ("workers on one page", format!("1–{}", limits::MAX_PAGE_WORKERS)),
         ("workflows on one page", format!("1–{}", limits::MAX_PAGE_WORKFLOWS)),
         ("events on one page of a job's history", format!("1–{}", limits::MAX_PAGE_EVENTS)),

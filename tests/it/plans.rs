@@ -463,7 +463,7 @@ async fn sweep_and_read(conn: &mut PgConnection, leased: &[LeasedJob]) {
         jobs::find(conn, PROJECT, leased[0].id).await.expect("it runs").expect("the job")
     })
     .await;
-    costs(conn, "list", 2_000 * 2, async |conn| {
+    costs(conn, "list", 5 * 2_000 * 2, async |conn| {
         let filter = jobs::Filter { job_type: Some("none".into()), ..jobs::Filter::default() };
         jobs::page(conn, PROJECT, &filter, None, 50, jobs::Payloads::Shown).await.expect("it runs")
     })

@@ -108,6 +108,30 @@ fn a_poll_fills_its_capacity_over_its_queues_in_their_order() {
 }
 
 #[test]
+fn a_claim_for_a_further_queue_is_awaited_and_released_if_the_client_is_gone() {
+    run(async |t| {
+        t.database.execute(SLOW_CLAIMS).await;
+        let slow_b = "create or replace function slow() returns trigger language plpgsql as $$
+                      begin
+                          if new.queue = 'b' and new.state = 'processing' then perform pg_sleep(1); end if;
+                          return new;
+                      end $$";
+        t.database.execute(slow_b).await;
+        let poll = json!({"worker_id": "w", "queues": ["a", "b"], "capacity": 2});
+        let first =
+            [t.enqueue(json!({"queue": "a"})).await, t.enqueue(json!({"queue": "b"})).await];
+        assert_eq!(ids(&t.polled(poll.clone()).await), first, "longer than the look itself");
+        let second = t.enqueue(json!({"queue": "a"})).await;
+        t.enqueue(json!({"queue": "b"})).await;
+        let request = t.request(reqwest::Method::POST, "/v1/workers/poll").json(&poll);
+        let gone = tokio::time::timeout(IN_THE_CLAIM, request.send()).await;
+        assert!(gone.is_err(), "the claim is under way");
+        let again = json!({"worker_id": "other", "queues": ["a"], "wait_seconds": 5});
+        assert_eq!(ids(&t.polled(again).await), [&second], "it is free at once");
+    });
+}
+
+#[test]
 fn a_poll_that_names_types_gets_only_those_best_first() {
     run(async |t| {
         t.enqueue(json!({"job_type": "other", "priority": 50})).await;

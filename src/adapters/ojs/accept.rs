@@ -7,7 +7,7 @@ use sqlx::types::Json as Stored;
 use uuid::Uuid;
 
 use super::{
-    MAX_ENVELOPE_BYTES, RETRY_FIELD,
+    MAX_ENVELOPE_BYTES, RETRY_FIELD, VISIBILITY_SECONDS,
     fields::{
         Fields, StoredEnvelope, When, duration_ms, is_queue_name, is_type_name, when, whole_seconds,
     },
@@ -124,7 +124,8 @@ pub fn accept(tenant: Tenant, mut sent: Fields, check: &mut Check) -> Result<Acc
 fn check_visibility(options: &mut Fields, check: &mut Check) {
     const NAME: &str = "visibility_timeout_ms";
     if let Some(ms) = options.take::<i64>(NAME, check) {
-        check.range(NAME, ms, 1, i64::from(limits::MAX_LEASE_SECONDS) * 1_000);
+        // A fetch that names no length asks for the default one, which jobs can only shorten.
+        check.range(NAME, ms, 1, i64::from(VISIBILITY_SECONDS) * 1_000);
     }
 }
 

@@ -122,7 +122,12 @@ async fn limit_queues(app: &App, caller: &Caller<Produce>, jobs: &[Accepted]) ->
         let after = limit.map(|(count, per_seconds)| {
             json!({"rate_limit": {"count": count, "per_seconds": per_seconds}}).to_string()
         });
-        let entry = NewAuditEntry { after, ..NewAuditEntry::to("queue.changed", row.queue) };
+        let before = row.rate_limit_count.zip(row.rate_limit_per_seconds);
+        let before = before.map(|(count, per_seconds)| {
+            json!({"rate_limit": {"count": count, "per_seconds": per_seconds}}).to_string()
+        });
+        let entry =
+            NewAuditEntry { before, after, ..NewAuditEntry::to("queue.changed", row.queue) };
         audit::note(app, caller, entry).await;
     }
     Ok(())

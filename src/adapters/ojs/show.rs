@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
@@ -15,6 +15,7 @@ use crate::{
     domain::{
         backoff::{Jitter, RetryPolicy},
         job::{AttemptOutcome, StoredState},
+        worker::WorkerState,
     },
     engine::{
         dispatch::LeasedDelivery,
@@ -155,6 +156,14 @@ fn errors(ended: &[AttemptRow]) -> Vec<JobError> {
 }
 
 impl JobView {
+    /// The directive that its worker is to get in a test project.
+    pub fn test_directive(&self) -> Option<WorkerState> {
+        const NAME: &str = "test_directive";
+        let options = self.kept.get("options").filter(|it| it.get().contains(NAME))?;
+        let options: serde_json::Value = serde_json::from_str(options.get()).ok()?;
+        WorkerState::deserialize(options.get("metadata")?.get(NAME)?).ok()
+    }
+
     /// The length of its reservations in milliseconds, if it names one.
     pub fn visibility_ms(&self) -> Option<i64> {
         serde_json::from_str(self.kept.get(VISIBILITY)?.get()).ok()

@@ -24,6 +24,7 @@ use crate::{
             self, Ack, Acked, AttemptEnd, Failure,
             heartbeat::{self, ShorterLease},
         },
+        workers,
     },
     error::Error,
     ids::{JobKey, ProjectId},
@@ -93,8 +94,9 @@ pub async fn fetch(
         );
     }
     let lease_seconds = lease_ms.map_or(VISIBILITY_SECONDS.into(), whole_seconds);
+    let worker_id = request.worker_id.filter(|it| !it.is_empty());
     let poll = Poll {
-        worker_id: request.worker_id.filter(|it| !it.is_empty()),
+        worker_id: worker_id.clone(),
         queues: request.queues,
         capacity: u32::try_from(count).unwrap_or(u32::MAX).min(limits::MAX_POLL_CAPACITY),
         lease_seconds: i32::try_from(lease_seconds).ok(),
@@ -110,6 +112,11 @@ pub async fn fetch(
         shorter_lease(&handed.job, wanted_ms)
     });
     heartbeat::shorten(&app.engine, &shorter.collect::<Vec<_>>()).await?;
+    let directive = jobs.iter().filter_map(JobView::test_directive).max();
+    if let (Some(directive), Some(worker_id)) = (directive, worker_id) {
+        let worker = (caller.project_id, worker_id.into());
+        workers::rehearse(&app.engine, &worker, directive).await?;
+    }
     let mut response = delivery::answer(&FetchReply { jobs }, delivery)?;
     label(&mut response);
     Ok(response)

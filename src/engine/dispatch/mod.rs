@@ -61,6 +61,6 @@ pub async fn poll(
         return any_queue::poll(engine, spec, wait, gone, revoked).await;
     }
     let mut delivery = park::poll(engine, spec.clone(), wait, gone.cancelled(), revoked).await?;
-    park::fill_up(engine, &spec, &mut delivery).await;
+    park::fill_up(engine, &spec, &mut delivery, gone).await;
     Ok(delivery)
 }

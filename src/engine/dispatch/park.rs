@@ -12,8 +12,9 @@ use std::{
 use metrics::gauge;
 use tokio::{
     sync::{mpsc, oneshot},
-    time::timeout,
+    time::{Instant, timeout},
 };
+use tokio_util::sync::CancellationToken;
 
 use super::{
     delivery::{self, LeasedDelivery, Releasing},
@@ -41,7 +42,8 @@ const STOP_SPREAD: Duration = Duration::from_secs(3);
 /// Longest wait for a claim in flight, for a poll that wants its answer now.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Longest wait for jobs of further queues: the leases of the first ones run.
+/// How long a poll looks for jobs of further queues: the leases of the first ones run. A claim in
+/// flight is awaited.
 const FILL_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// Delay before a quieted worker's long poll is answered, so that a client which ignores the
@@ -220,21 +222,45 @@ pub(super) async fn poll(
 }
 
 /// Adds jobs of the poll's other queues, in their order, while it has room: a claim takes from one
-/// queue only. A repeated poll, whose leases are older, is left as it is.
-pub(super) async fn fill_up(engine: &Engine, spec: &PollSpec, delivery: &mut Delivery) {
+/// queue only. A repeated poll, whose leases are older, is left as it is. If the client is gone, the
+/// jobs are released at once: its next poll must not get what is on its way back.
+pub(super) async fn fill_up(
+    engine: &Engine,
+    spec: &PollSpec,
+    delivery: &mut Delivery,
+    gone: &CancellationToken,
+) {
+    let deadline = Instant::now() + FILL_TIMEOUT;
     for _ in 1..spec.queues.len() {
         let found = u32::try_from(delivery.jobs.len()).unwrap_or(u32::MAX);
         let capacity = spec.capacity.saturating_sub(found);
-        if found == 0 || capacity == 0 || delivery.giver.is_none() {
+        let is_done = found == 0 || capacity == 0 || delivery.giver.is_none();
+        if is_done || Instant::now() >= deadline {
             return;
         }
         let more = PollSpec { capacity, ..spec.clone() };
         let parked = ParkedPoll::park(&engine.parking, more, Patience::FillsUp);
         let Ok(mut parked) = parked else { return };
-        match timeout(FILL_TIMEOUT, &mut parked.answer).await {
-            Ok(Ok(Some(jobs))) if !jobs.is_empty() => delivery.jobs.extend(jobs),
-            _ => return,
+        let answered = async {
+            tokio::select! {
+                biased;
+                answer = &mut parked.answer => answer.unwrap_or(None),
+                () = tokio::time::sleep_until(deadline) => parked.answer_now().await,
+                () = engine.stopping.cancelled() => parked.answer_now().await,
+            }
+        };
+        let jobs = tokio::select! {
+            biased;
+            () = gone.cancelled() => {
+                *delivery = Delivery::empty(None);
+                return;
+            }
+            jobs = answered => jobs.unwrap_or_default(),
+        };
+        if jobs.is_empty() {
+            return;
         }
+        delivery.jobs.extend(jobs);
     }
 }
 

@@ -4,7 +4,7 @@ use chrono::{DateTime, Utc};
 
 use crate::{
     domain::{
-        explain::{self, Crowd, Explanation, Facts, RateUse, TypePause},
+        explain::{self, Crowd, Explanation, Facts, RateUse, Slots, TypePause},
         job::{StoredState, WaitingFor},
         limits,
         rate::{Handout, RateLimit},
@@ -49,8 +49,9 @@ pub async fn explain(
         store::queues::count_running(conn, project_id, concurrency_key, &row.queue, max).await?;
     let queue = store::queues::find_state(conn, project_id, &row.queue, &row.job_type).await?;
     let labels = row.labels.clone().unwrap_or_default();
-    let (workers, workers_with_labels) =
+    let fitting =
         store::workers::count_fitting(conn, project_id, &row.queue, &row.job_type, &labels).await?;
+    let slots = Slots { in_use: fitting.slots_in_use, all: fitting.slots };
     let (rank, run_at) = (row.rank, row.run_at);
     let ahead = store::queues::count_ahead(
         conn,
@@ -87,8 +88,9 @@ pub async fn explain(
         cancel_requested: row.cancel_requested,
         expires_at: row.expires_at,
         next_try_at: failing.map(|it| it.next_try_at),
-        workers,
-        workers_with_labels,
+        workers: fitting.all,
+        workers_with_labels: fitting.labelled,
+        slots: fitting.are_registered.then_some(slots),
         ahead,
         queue: row.queue,
         job_type: row.job_type,

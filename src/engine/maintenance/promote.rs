@@ -42,8 +42,12 @@ pub async fn pass(engine: &Engine) -> sqlx::Result<Duration> {
     let mut due = sweep::find_due(&mut conn).await?;
     let is_backlog = due.len() == MAX_SWEEP_ROWS;
     if is_backlog {
-        // One project's backlog must not delay the others.
-        due = sweep::find_due_by_turns(&mut conn).await?;
+        // One project's backlog must not delay the others; alone, it need not wait for them.
+        let turns = sweep::find_due_by_turns(&mut conn).await?;
+        let first = turns.first().map(|it| it.project_id);
+        if turns.iter().any(|it| Some(it.project_id) != first) {
+            due = turns;
+        }
     }
     let promoted = isolate::process(engine, &mut conn, &Promotion, &due).await?;
     drop(conn);

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use metrics::counter;
+
 use crate::{
     domain::{job::JobState, lease::Fence},
     engine::{Engine, batch::Batch},
@@ -11,10 +13,14 @@ use crate::{
         fences::{self, AskedHolder, HeldAttempt},
         pools::{self, Pool},
     },
+    telemetry,
 };
 
-/// The fence with the attempt that its worker holds. One that shows an attempt or a lease, and one
-/// whose worker does not hold the job, stays as it is.
+/// Attempts are counted from 1.
+const NO_ATTEMPT: i32 = 0;
+
+/// The fence with the attempt that its worker holds, or with none that exists. One that shows an
+/// attempt or a lease stays as it is.
 ///
 /// # Errors
 /// [`Error::FenceRequired`] when the worker lost an earlier attempt: it may still work on that one.
@@ -23,8 +29,12 @@ pub async fn name_attempt(engine: &Engine, key: JobKey, fence: Fence) -> Result<
         return Ok(fence);
     };
     let asked = AskedHolder { key, worker_id: worker_id.into() };
-    let Some(held) = engine.bare_fences.submit(asked).await? else { return Ok(fence) };
+    let Some(held) = engine.bare_fences.submit(asked).await? else {
+        // It must not match an attempt that the worker claims from now on.
+        return Ok(Fence { attempt: Some(NO_ATTEMPT), ..fence });
+    };
     if held.has_lost_earlier {
+        counter!(telemetry::FENCES_REFUSED, "reason" => "fence_required").increment(1);
         let status = JobStatus { state: JobState::Processing, attempt: held.attempt };
         return Err(Error::FenceRequired(status));
     }

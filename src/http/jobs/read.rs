@@ -123,6 +123,11 @@ pub struct JobPage {
     /// Whether there may be more. A page examines a bounded number of jobs, so it can be short or
     /// even empty while there are more.
     pub has_more: bool,
+    /// Of a short page while there may be more: jobs that were stored before this time have not
+    /// been examined yet.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    pub scanned_until: Option<DateTime<Utc>>,
     /// Pass it as `cursor` to get the next page.
     #[schema(required)]
     pub next_cursor: Option<String>,
@@ -179,8 +184,12 @@ pub async fn list(
         Ok(Job { last_error: error.and_then(JobError::of), ..Job::read(row)? })
     });
     let next_cursor = next_below.map(|it| cursor::write_id(&app, list, it.0));
+    let jobs: Vec<Job> = jobs.collect::<Result<_, Error>>()?;
     Ok(Reply(JobPage {
-        jobs: jobs.collect::<Result<_, Error>>()?,
+        scanned_until: next_below
+            .filter(|_| jobs.len() < page_jobs as usize)
+            .and_then(JobId::made_at),
+        jobs,
         has_more: next_below.is_some(),
         cursor: next_cursor.clone(),
         next_cursor,

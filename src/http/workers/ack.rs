@@ -220,8 +220,9 @@ pub async fn ack_batch(
         let message = format!("must have between 1 and {max} entries, has {sent}");
         return Err(Error::invalid("acks", message));
     }
-    caller.charge(&app, "acks", Cost::Items(sent)).await?;
+    // Before it is charged: what is refused here must cost nothing.
     let _turn = settle::take_turn(&app.engine, caller.project_id, sent).await?;
+    caller.charge(&app, "acks", Cost::Items(sent)).await?;
     let results = request.acks.into_iter().enumerate().map(async |(index, Object(ack))| {
         let job_id = ack.job_id.clone();
         match settle_one(&caller, &app, ack, &format!("acks[{index}].")).await {

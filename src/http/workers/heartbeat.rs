@@ -86,7 +86,7 @@ pub struct HeartbeatReply {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub status: Option<HeartbeatStatus>,
-    /// For the whole worker: its directive.
+    /// For the whole worker: its directive, or its own state if it has none.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub state: Option<WorkerState>,
@@ -134,7 +134,8 @@ impl From<Advice> for HeartbeatStatus {
 /// Send a heartbeat.
 ///
 /// Renews a lease by its own length, but never past the job's `timeout_seconds` and 10 s of grace.
-/// After a 409 the lease is lost: stop working on the job.
+/// After a 409 the lease is lost: stop working on the job. Only `fence_required` asks for the
+/// attempt.
 ///
 /// Without `job_id` it is a heartbeat of the whole worker, best sent every 5 s: it renews all jobs
 /// that it names, and returns the worker's directive, or its own state if it has none. A worker

@@ -65,7 +65,8 @@ impl RequestBody for PollRequest {}
 /// Answer to a poll.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct PollReply {
-    /// Leased jobs, highest priority first; empty after the wait.
+    /// Leased jobs, by queue as named and highest priority first; empty after the wait. A repeated
+    /// poll may return them in another order.
     pub jobs: Vec<PolledJob>,
     /// Directive; present only if the worker should take no more jobs.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -75,8 +75,8 @@ pub fn read_tag(text: &str) -> (String, Option<String>) {
 /// in milliseconds.
 const ID_CLOCK_MARGIN_MS: i64 = 3_600_000;
 
-/// One page of jobs: the newest whose id is below `before`, from the newest
-/// [`limits::MAX_PAGE_EXAMINED_ROWS`] rows of each table.
+/// One page of jobs: the newest whose id is below `before`, from the newest rows of the tables that
+/// hold jobs of these states.
 ///
 /// Returns the rows that match, and the smallest id examined if there may be more below it.
 pub async fn page(
@@ -87,10 +87,20 @@ pub async fn page(
     page_jobs: u32,
     payloads: Payloads,
 ) -> sqlx::Result<(Vec<JobRow>, Option<JobId>)> {
-    let between = bounds(filter, before);
+    let (mut upper, lower) = bounds(filter, before);
     // One more, to know whether the page is the last one.
-    let found = walk_down(conn, project_id, filter, between, i64::from(page_jobs) + 1).await?;
-    let Walked { mut jobs, last, is_through } = found;
+    let wanted = page_jobs as usize + 1;
+    let (mut jobs, mut last, mut is_through) = (Vec::new(), None, false);
+    for _ in 0..limits::MAX_PAGE_LOOKS {
+        let left = i64::try_from(wanted - jobs.len()).unwrap_or(i64::MAX);
+        let mut found = walk_down(conn, project_id, filter, (upper, lower), left).await?;
+        jobs.append(&mut found.jobs);
+        (last, is_through) = (found.last.or(last), found.is_through);
+        if is_through || jobs.len() >= wanted {
+            break;
+        }
+        upper = last.map_or(upper, |it| it.0);
+    }
     let is_full = jobs.len() > page_jobs as usize;
     jobs.truncate(page_jobs as usize);
     // A short page continues below the last row examined, unless all were.
@@ -142,13 +152,15 @@ async fn walk_up(
             select * from (
                 (select id, queue, job_type, state, created_at
                  from jobs
-                 where project_id = $1 and id < $2 and id >= $3
+                 where (cardinality($5::text[]) = 0 or not $5 <@ array['succeeded', 'cancelled'])
+                     and project_id = $1 and id < $2 and id >= $3
                  order by id
                  limit $4)
                 union all
                 (select id, queue, job_type, state, created_at
                  from finished_jobs
-                 where project_id = $1 and id < $2 and id >= $3
+                 where (cardinality($5::text[]) = 0 or $5 && array['succeeded', 'cancelled'])
+                     and project_id = $1 and id < $2 and id >= $3
                  order by id
                  limit $4)
             ) both_tables
@@ -206,13 +218,15 @@ async fn walk_down(
             select * from (
                 (select id, queue, job_type, state, created_at
                  from jobs
-                 where project_id = $1 and id < $2 and id >= $3
+                 where (cardinality($5::text[]) = 0 or not $5 <@ array['succeeded', 'cancelled'])
+                     and project_id = $1 and id < $2 and id >= $3
                  order by id desc
                  limit $4)
                 union all
                 (select id, queue, job_type, state, created_at
                  from finished_jobs
-                 where project_id = $1 and id < $2 and id >= $3
+                 where (cardinality($5::text[]) = 0 or $5 && array['succeeded', 'cancelled'])
+                     and project_id = $1 and id < $2 and id >= $3
                  order by id desc
                  limit $4)
             ) both_tables
@@ -271,13 +285,15 @@ pub async fn count(
             select * from (
                 (select id, queue, job_type, state, created_at
                  from jobs
-                 where project_id = $1 and id < $2 and id >= $3
+                 where (cardinality($5::text[]) = 0 or not $5 <@ array['succeeded', 'cancelled'])
+                     and project_id = $1 and id < $2 and id >= $3
                  order by id desc
                  limit $4)
                 union all
                 (select id, queue, job_type, state, created_at
                  from finished_jobs
-                 where project_id = $1 and id < $2 and id >= $3
+                 where (cardinality($5::text[]) = 0 or $5 && array['succeeded', 'cancelled'])
+                     and project_id = $1 and id < $2 and id >= $3
                  order by id desc
                  limit $4)
             ) both_tables

@@ -95,3 +95,25 @@ fn a_job_may_set_the_rate_limit_of_its_queue_if_its_key_may() {
         }
     });
 }
+
+#[test]
+fn a_job_may_direct_its_worker_in_a_test_project_only() {
+    run(async |t| {
+        for mode in ["live", "test"] {
+            t.database.execute(&format!("update projects set mode = '{mode}'")).await;
+            for directive in ["quiet", "terminate", "running", "nonsense"] {
+                let metadata = json!({"test_directive": directive});
+                let job = enqueue(t, with_options(json!({"metadata": metadata}))).await;
+                let worker = format!("{mode}-{directive}");
+                let wanted = json!({"queues": ["default"], "worker_id": worker});
+                let fetched = t.post(&format!("{OJS}/workers/fetch"), wanted).await.is(200);
+                assert_eq!(fetched["jobs"][0]["id"], job["id"]);
+                let beat = json!({"worker_id": worker, "active_jobs": [job["id"]]});
+                let told = t.post(&format!("{OJS}/workers/heartbeat"), beat).await.is(200);
+                let is_obeyed = mode == "test" && ["quiet", "terminate"].contains(&directive);
+                assert_eq!(told["state"], if is_obeyed { directive } else { "running" });
+                super::settle(t, "ack", &job, json!({"worker_id": worker})).await.is(200);
+            }
+        }
+    });
+}

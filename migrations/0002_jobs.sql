@@ -407,3 +407,20 @@ exception when data_exception or syntax_error_or_access_rule_violation then
     return false;
 end
 $$;
+
+-- What clients send. lz4 compresses several times faster than PostgreSQL's own method, at about the
+-- same size. A server that was built without it keeps that one.
+do $$
+begin
+    alter table job_bodies
+        alter column payload set compression lz4,
+        alter column envelope set compression lz4;
+    alter table finished_jobs alter column result set compression lz4;
+    alter table attempts alter column error_stack_trace set compression lz4;
+    alter table job_events alter column payload set compression lz4;
+    alter table job_logs alter column data set compression lz4;
+    alter table idempotency_keys alter column body set compression lz4;
+exception when feature_not_supported then
+    raise notice 'this server has no lz4: payloads are compressed by pglz';
+end
+$$;

@@ -222,8 +222,8 @@ pub(super) async fn poll(
 }
 
 /// Adds jobs of the poll's other queues, in their order, while it has room: a claim takes from one
-/// queue only. A repeated poll, whose leases are older, is left as it is. If the client is gone, the
-/// jobs are released at once: its next poll must not get what is on its way back.
+/// queue only. A repeated poll, whose leases are older, is left as it is. If the client is gone,
+/// the jobs are released at once: its next poll must not get what is on its way back.
 pub(super) async fn fill_up(
     engine: &Engine,
     spec: &PollSpec,

@@ -154,7 +154,7 @@ impl HeldJob {
 /// Waits until the project may settle this many acks more, of one batch.
 ///
 /// # Errors
-/// [`Error::Overloaded`] after [`BATCH_TURN_TIMEOUT`].
+/// [`Error::Overloaded`] when that takes longer than a few seconds.
 pub async fn take_turn(
     engine: &Engine,
     project_id: ProjectId,

@@ -241,7 +241,7 @@ directive!(
 directive!(
     /// Resume a worker.
     ///
-    /// Ends its directive. Its heartbeats are answered `running` until it says that it runs; then it
-    /// gets jobs again.
+    /// Ends its directive. Its heartbeats are answered `running` until it says that it runs; then
+    /// it gets jobs again.
     resume, "/workers/{worker_id}/resume", "workers_resume", WorkerState::Running
 );

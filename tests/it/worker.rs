@@ -297,8 +297,8 @@ fn a_worker_killed_in_the_middle_of_a_thousand_jobs_loses_none_and_settles_none_
             t.post("/v1/jobs/batch", json!({"jobs": jobs})).await.is(201);
         }
         let settled = "select count(*) from finished_jobs";
-        // Two of them are under way whenever it is killed.
-        let exec = "read n; case $n in 7) sleep 600;; *) sleep 0.01;; esac";
+        // Two of the first are under way whenever it is killed.
+        let exec = "read n; case $n in 7|8) sleep 600;; *) sleep 0.01;; esac";
         let mut first = Worker::start(t, exec, &["--concurrency", "16"]).await;
         while t.database.number(settled).await < 300 {}
         first.child.kill().await.expect("it is killed");

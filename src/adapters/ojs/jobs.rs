@@ -108,10 +108,16 @@ async fn limit_queues(app: &App, caller: &Caller<Produce>, jobs: &[Accepted]) ->
     if wanted.is_empty() {
         return Ok(());
     }
+    let shown = |limit: Option<(i32, i32)>| {
+        let (count, per_seconds) = limit?;
+        let limit = json!({"count": count, "per_seconds": per_seconds});
+        Some(json!({ "rate_limit": limit }).to_string())
+    };
     let names: Vec<String> = wanted.keys().map(ToString::to_string).collect();
     for row in queues::find(&app.engine, caller.project_id, &names).await? {
         let limit = wanted.get(row.queue.as_str()).map(|it| (*it, 1));
-        if limit == row.rate_limit_count.zip(row.rate_limit_per_seconds) {
+        let before = row.rate_limit_count.zip(row.rate_limit_per_seconds);
+        if limit == before {
             continue;
         }
         if !caller.who.may_manage() {
@@ -119,13 +125,7 @@ async fn limit_queues(app: &App, caller: &Caller<Produce>, jobs: &[Accepted]) ->
         }
         let change = SettingsChange { rate_limit: Some(limit), ..SettingsChange::default() };
         queues::change_settings(&app.engine, caller.project_id, &row.queue, &change).await?;
-        let after = limit.map(|(count, per_seconds)| {
-            json!({"rate_limit": {"count": count, "per_seconds": per_seconds}}).to_string()
-        });
-        let before = row.rate_limit_count.zip(row.rate_limit_per_seconds);
-        let before = before.map(|(count, per_seconds)| {
-            json!({"rate_limit": {"count": count, "per_seconds": per_seconds}}).to_string()
-        });
+        let (before, after) = (shown(before), shown(limit));
         let entry =
             NewAuditEntry { before, after, ..NewAuditEntry::to("queue.changed", row.queue) };
         audit::note(app, caller, entry).await;

@@ -30,7 +30,7 @@ create table jobs (
     cancel_requested boolean not null default false,
     -- 0 to 1, as its worker reported. Null: not reported.
     progress real,
-    -- Parents that have not succeeded. It waits while there are any.
+    -- Dependencies that are not met. It waits while there are any.
     unfinished_parents integer not null default 0,
     -- When it became a dead letter.
     completed_at timestamptz,
@@ -179,6 +179,8 @@ create table finished_jobs (
     children integer not null default 0,
     -- The parent whose end cancelled it; null: a caller did.
     cancelled_by uuid,
+    -- That parent ended otherwise than this job waited for, without failing: it was not needed.
+    is_skipped boolean,
     primary key (project_id, id)
 );
 -- Retention by queue.
@@ -208,23 +210,47 @@ create table attempts (
     primary key (project_id, job_id, attempt)
 );
 
--- A child runs when all of its parents have succeeded.
+-- Whether a dependency is `met`, still `open`, or can no longer be met: `broken`. A `skipped` parent
+-- was not needed: it neither succeeded nor failed.
+create function dependency_standing(condition text, is_met boolean, parent_state text)
+returns text
+language sql
+immutable
+as $$
+    select case
+        when is_met then 'met'
+        when parent_state = 'succeeded' then
+            case when condition = 'failed' then 'broken' else 'met' end
+        when parent_state in ('dead_letter', 'cancelled') then
+            case when condition = 'succeeded' then 'broken' else 'met' end
+        when parent_state = 'skipped' then
+            case when condition = 'ended' then 'met' else 'broken' end
+        else 'open'
+    end
+$$;
+
+-- A child runs when all of its dependencies are met.
 create table job_edges (
     project_id integer not null,
     parent_id uuid not null,
     child_id uuid not null,
     -- The parent's index in the child's `depends_on`: results are delivered in this order.
     ordinal smallint not null,
+    -- The end of the parent that the child waits for.
+    condition text not null default 'succeeded'
+        check (condition in ('succeeded', 'failed', 'ended')),
+    -- The parent failed, which met the condition: it counts even if the parent is retried.
+    is_met boolean not null default false,
     -- How the parent ended, kept when it is deleted. Null: the parent is still there.
-    outcome text check (outcome in ('succeeded', 'cancelled', 'dead_letter')),
+    outcome text check (outcome in ('succeeded', 'skipped', 'cancelled', 'dead_letter')),
     primary key (project_id, child_id, parent_id)
 );
 -- The children of a parent that ends.
 create index job_edges_by_parent on job_edges (project_id, parent_id, child_id);
 
--- Jobs that ended without success and whose children must be cancelled. Not a column of `jobs`:
--- every statement that writes that table would maintain its index.
-create table orphaned_parents (
+-- Jobs that ended, and whose children must be cancelled or may run. Not a column of `jobs`: every
+-- statement that writes that table would maintain its index.
+create table ended_parents (
     project_id integer not null,
     job_id uuid not null,
     primary key (project_id, job_id)

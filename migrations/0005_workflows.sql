@@ -29,3 +29,29 @@ create table workflow_jobs (
     job_id uuid not null,
     primary key (project_id, workflow_id, ordinal)
 );
+
+-- Whether a job that waited for a failure has succeeded: for the failure of this job, or of one that
+-- was cancelled because of it.
+create function is_failure_handled(of_project integer, failed_job uuid)
+returns boolean
+language sql
+stable
+as $$
+    with recursive failed as (
+        select failed_job as id
+        union
+        select child.id
+        from failed
+        join job_edges edge on edge.project_id = of_project and edge.parent_id = failed.id
+        join finished_jobs child on child.project_id = of_project and child.id = edge.child_id
+        where child.state = 'cancelled' and child.cancelled_by is not null
+            and child.is_skipped is null
+    )
+    select exists (
+        select
+        from failed
+        join job_edges edge on edge.project_id = of_project and edge.parent_id = failed.id
+        join finished_jobs handler on handler.project_id = of_project and handler.id = edge.child_id
+        where edge.condition = 'failed' and handler.state = 'succeeded'
+    )
+$$;

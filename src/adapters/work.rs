@@ -4,6 +4,7 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 
 use crate::{
+    domain::job::JobState,
     engine::{dispatch::LeasedDelivery, enqueue::dependencies::ParentResult},
     error::Error,
     wire::validate::stored_json,
@@ -33,7 +34,7 @@ pub fn with_field(
     stored_json(format!("{inside}{comma}\"{name}\":{value}}}"))
 }
 
-/// Result of a parent.
+/// How a parent ended: its result, or its error.
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 pub struct ParentResultView {
     /// Id of the parent.
@@ -45,6 +46,10 @@ pub struct ParentResultView {
     /// Result, byte for byte as its worker sent it; null also if it was left out for its size.
     #[schema(value_type = serde_json::Value)]
     pub result: Option<Box<RawValue>>,
+    /// State of the parent: `succeeded`, `dead_letter` or `cancelled`.
+    pub state: JobState,
+    /// Message of its last error; null if it succeeded.
+    pub error: Option<String>,
 }
 
 /// The results of a job's parents.
@@ -58,6 +63,8 @@ pub fn parent_results(handed: &LeasedDelivery) -> Result<Vec<ParentResultView>, 
             key: it.workflow_key.clone(),
             job_type: it.job_type.clone(),
             result: it.result.clone().map(stored_json).transpose()?,
+            state: it.state.public(),
+            error: it.error.message.clone().or_else(|| it.error.kind.clone()),
         })
     };
     handed.parent_results.iter().map(view).collect()

@@ -22,6 +22,8 @@ pub const EXPIRED: &str = "fencepost.expired";
 pub const REPLACED: &str = "fencepost.replaced";
 /// Cancelled because a parent failed or was cancelled.
 pub const PARENT_FAILED: &str = "fencepost.parent_failed";
+/// Cancelled because it was not needed: a parent ended otherwise than it waited for.
+pub const CONDITION_NOT_MET: &str = "fencepost.condition_not_met";
 /// Retried by request.
 pub const RETRIED: &str = "fencepost.retried";
 /// Retried together with its parent.

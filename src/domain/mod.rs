@@ -7,6 +7,7 @@ pub mod access;
 pub mod backoff;
 pub mod constraint_key;
 pub mod cron;
+pub mod dependency;
 pub mod explain;
 pub mod fingerprint;
 pub mod formats;

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use serde::{Deserialize, Serialize};
 
 use super::{
+    dependency::Dependency,
     job::JobState,
     limits::{MAX_PARENTS, MAX_WORKFLOW_JOBS},
 };
@@ -15,7 +16,7 @@ use super::{
 pub enum WorkflowState {
     /// Some job has not ended.
     Running,
-    /// Every job has succeeded.
+    /// Every job has ended, and every failure was handled: a job that waited for it succeeded.
     Succeeded,
     /// Every job has ended, at least one without success.
     Failed,
@@ -23,17 +24,28 @@ pub enum WorkflowState {
     Cancelled,
 }
 
-/// The state of a workflow, from the states of its jobs.
+/// A job of a workflow, as it counts for the workflow's state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Member {
+    /// Its state.
+    pub state: JobState,
+    /// Its end without success does not fail the workflow: it was cancelled because of a parent,
+    /// which counts itself, or a job that waited for its failure has succeeded.
+    pub is_excused: bool,
+}
+
+/// The state of a workflow, from its jobs.
 #[must_use]
-pub fn state(jobs: &[JobState], was_cancelled: bool) -> WorkflowState {
-    let is_open = |it: &JobState| {
-        matches!(it, JobState::Scheduled | JobState::Pending | JobState::Processing)
+pub fn state(jobs: &[Member], was_cancelled: bool) -> WorkflowState {
+    let is_open = |it: &Member| {
+        matches!(it.state, JobState::Scheduled | JobState::Pending | JobState::Processing)
     };
+    let is_good = |it: &Member| it.state == JobState::Succeeded || it.is_excused;
     if jobs.iter().any(is_open) {
         WorkflowState::Running
-    } else if jobs.iter().all(|it| *it == JobState::Succeeded) {
+    } else if jobs.iter().all(is_good) {
         WorkflowState::Succeeded
-    } else if was_cancelled && !jobs.contains(&JobState::DeadLetter) {
+    } else if was_cancelled && jobs.iter().all(|it| it.state != JobState::DeadLetter) {
         WorkflowState::Cancelled
     } else {
         WorkflowState::Failed
@@ -57,7 +69,7 @@ pub struct Node<'a> {
     /// Its key in the graph.
     pub key: &'a str,
     /// The keys of its parents.
-    pub depends_on: &'a [String],
+    pub depends_on: &'a [Dependency<String>],
 }
 
 /// The parents of each job, as indexes into the request.
@@ -65,7 +77,7 @@ pub struct Node<'a> {
 /// # Errors
 /// Every broken rule: missing or duplicate keys, too many jobs or parents, and one cycle, with its
 /// keys.
-pub fn resolve(nodes: &[Node<'_>]) -> Result<Vec<Vec<usize>>, Vec<BrokenGraph>> {
+pub fn resolve(nodes: &[Node<'_>]) -> Result<Vec<Vec<Dependency<usize>>>, Vec<BrokenGraph>> {
     let mut broken = Vec::new();
     let mut refuse = |job: Option<usize>, field: &str, message: String| {
         broken.push(BrokenGraph { job, field: field.to_owned(), message });
@@ -84,20 +96,21 @@ pub fn resolve(nodes: &[Node<'_>]) -> Result<Vec<Vec<usize>>, Vec<BrokenGraph>> 
     }
     let mut parents = Vec::with_capacity(nodes.len());
     for (place, node) in nodes.iter().enumerate() {
-        let mut of_node = Vec::with_capacity(node.depends_on.len());
+        let mut of_node: Vec<Dependency<usize>> = Vec::with_capacity(node.depends_on.len());
         if node.depends_on.len() > MAX_PARENTS {
             let message =
                 format!("must have at most {MAX_PARENTS} entries, has {}", node.depends_on.len());
             refuse(Some(place), "depends_on", message);
         }
-        for (number, key) in node.depends_on.iter().take(MAX_PARENTS).enumerate() {
+        let named = node.depends_on.iter().take(MAX_PARENTS);
+        for (number, Dependency { parent: key, when }) in named.enumerate() {
             let field = format!("depends_on[{number}]");
             match places.get(key.as_str()) {
                 None => refuse(Some(place), &field, format!("no job has the key `{key}`")),
-                Some(it) if of_node.contains(it) => {
+                Some(it) if of_node.iter().any(|known| known.parent == *it) => {
                     refuse(Some(place), &field, format!("`{key}` is named twice"));
                 }
-                Some(it) => of_node.push(*it),
+                Some(it) => of_node.push(Dependency { parent: *it, when: *when }),
             }
         }
         parents.push(of_node);
@@ -117,13 +130,13 @@ pub fn resolve(nodes: &[Node<'_>]) -> Result<Vec<Vec<usize>>, Vec<BrokenGraph>> 
 }
 
 /// One cycle, from a job through its parents back to itself; none if there is none.
-fn cycle(parents: &[Vec<usize>]) -> Option<Vec<usize>> {
+fn cycle(parents: &[Vec<Dependency<usize>>]) -> Option<Vec<usize>> {
     // Removes jobs without remaining parents until none is left, or only cycles and their
     // descendants are.
     let mut waits_for: Vec<_> = parents.iter().map(Vec::len).collect();
     let mut children = vec![Vec::new(); parents.len()];
     for (child, of_child) in parents.iter().enumerate() {
-        of_child.iter().for_each(|it| children[*it].push(child));
+        of_child.iter().for_each(|it| children[it.parent].push(child));
     }
     let mut free: Vec<_> = (0..parents.len()).filter(|it| waits_for[*it] == 0).collect();
     while let Some(done) = free.pop() {
@@ -138,7 +151,7 @@ fn cycle(parents: &[Vec<usize>]) -> Option<Vec<usize>> {
     let mut path = vec![(0..parents.len()).find(|it| waits_for[*it] > 0)?];
     loop {
         let last = *path.last()?;
-        let next = parents[last].iter().copied().find(|it| waits_for[*it] > 0)?;
+        let next = parents[last].iter().map(|it| it.parent).find(|it| waits_for[*it] > 0)?;
         if let Some(start) = path.iter().position(|it| *it == next) {
             let mut cycle = path.split_off(start);
             cycle.push(next);
@@ -153,12 +166,12 @@ mod tests {
     use super::*;
 
     fn resolved(graph: &[(&str, &[&str])]) -> Result<Vec<Vec<usize>>, Vec<String>> {
-        let owned: Vec<(String, Vec<String>)> = graph
-            .iter()
-            .map(|(key, on)| ((*key).to_owned(), on.iter().map(|it| (*it).to_owned()).collect()))
-            .collect();
+        let on = |it: &&str| Dependency::on_success((*it).to_owned());
+        let owned: Vec<(&str, Vec<_>)> =
+            graph.iter().map(|(key, parents)| (*key, parents.iter().map(on).collect())).collect();
         let nodes: Vec<_> = owned.iter().map(|(key, on)| Node { key, depends_on: on }).collect();
-        resolve(&nodes).map_err(|broken| {
+        let indexes = |of: Vec<Dependency<usize>>| of.iter().map(|it| it.parent).collect();
+        resolve(&nodes).map(|all| all.into_iter().map(indexes).collect()).map_err(|broken| {
             broken.iter().map(|it| format!("{:?} {}: {}", it.job, it.field, it.message)).collect()
         })
     }
@@ -177,12 +190,21 @@ mod tests {
     #[test]
     fn a_workflow_runs_until_its_last_job_has_ended() {
         use JobState::{Cancelled, DeadLetter, Processing, Scheduled, Succeeded};
-        assert_eq!(state(&[Succeeded, Scheduled], false), WorkflowState::Running);
-        assert_eq!(state(&[DeadLetter, Processing], true), WorkflowState::Running);
-        assert_eq!(state(&[Succeeded, Succeeded], false), WorkflowState::Succeeded);
-        assert_eq!(state(&[DeadLetter, Cancelled], true), WorkflowState::Failed);
-        assert_eq!(state(&[Succeeded, Cancelled], true), WorkflowState::Cancelled);
-        assert_eq!(state(&[Succeeded, Cancelled], false), WorkflowState::Failed);
+        let of = |states: &[JobState], excused: &[usize], was_cancelled: bool| {
+            let members = states.iter().enumerate();
+            let members = members
+                .map(|(index, it)| Member { state: *it, is_excused: excused.contains(&index) });
+            state(&members.collect::<Vec<_>>(), was_cancelled)
+        };
+        assert_eq!(of(&[Succeeded, Scheduled], &[], false), WorkflowState::Running);
+        assert_eq!(of(&[DeadLetter, Processing], &[], true), WorkflowState::Running);
+        assert_eq!(of(&[Succeeded, Succeeded], &[], false), WorkflowState::Succeeded);
+        assert_eq!(of(&[DeadLetter, Cancelled], &[1], true), WorkflowState::Failed);
+        assert_eq!(of(&[Succeeded, Cancelled], &[], true), WorkflowState::Cancelled);
+        assert_eq!(of(&[Succeeded, Cancelled], &[], false), WorkflowState::Failed);
+        assert_eq!(of(&[Succeeded, Cancelled], &[1], false), WorkflowState::Succeeded);
+        assert_eq!(of(&[DeadLetter, Succeeded], &[0], false), WorkflowState::Succeeded);
+        assert_eq!(of(&[DeadLetter, Scheduled], &[0], false), WorkflowState::Running);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use sqlx::PgConnection;
 use super::{Engine, notify::job_event};
 use crate::{
     domain::history,
-    ids::{JobId, JobKey},
+    ids::JobKey,
     store::{
         cascade,
         control::{self, CancelledJob},
@@ -16,17 +16,18 @@ use crate::{
     wakeups::BackgroundTask,
 };
 
-/// Cancels waiting jobs and marks their children for the cascade.
+pub(super) use crate::store::control::CancelReason;
+
+/// Cancels waiting jobs, and marks those with children for the cascade.
 pub(super) async fn cancel_waiting(
     tx: &mut PgConnection,
     jobs: &[JobKey],
-    only_outdated: bool,
-    cancelled_by: Option<JobId>,
+    reason: CancelReason,
 ) -> sqlx::Result<Vec<CancelledJob>> {
-    let gone = control::cancel_waiting(tx, jobs, only_outdated, cancelled_by).await?;
-    let parents: Vec<_> = gone.iter().filter(|it| it.has_orphans).map(|it| it.key).collect();
+    let gone = control::cancel_waiting(tx, jobs, reason).await?;
+    let parents: Vec<_> = gone.iter().filter(|it| it.has_children).map(|it| it.key).collect();
     if !parents.is_empty() {
-        cascade::mark_orphaned(tx, &parents).await?;
+        cascade::mark_ended(tx, &parents).await?;
     }
     Ok(gone)
 }
@@ -57,7 +58,7 @@ pub(super) async fn cancel_all(
 ) -> sqlx::Result<Cancelled> {
     // First, or a job that stops running between the two statements would be missed by both.
     control::lock_all(tx, jobs).await?;
-    let gone = cancel_waiting(tx, jobs, false, None).await?;
+    let gone = cancel_waiting(tx, jobs, CancelReason::Asked).await?;
     let asked = control::request_cancels(tx, jobs).await?;
     let cancelled =
         gone.iter().map(|it| NewEvent::new(it.key, history::CANCELLED, None, payload.clone()));
@@ -72,7 +73,7 @@ pub(super) async fn cancel_all(
 pub(super) fn publish_cancelled(engine: &Engine, gone: &[CancelledJob], kind: &str) {
     counter!(telemetry::JOBS_CANCELLED).increment(gone.len() as u64);
     engine.notifier.tally.cancelled(gone);
-    if gone.iter().any(|it| it.has_orphans) {
+    if gone.iter().any(|it| it.has_children) {
         engine.notifier.wake.ask(BackgroundTask::Cascade);
     }
     engine.notifier.feed.tell(|| gone.iter().map(|it| job_event(it.key, kind)).collect());

@@ -10,7 +10,7 @@ use uuid::Uuid;
 
 use super::{
     Engine,
-    cancel::{Cancelled, cancel_all, cancel_waiting},
+    cancel::{CancelReason, Cancelled, cancel_all, cancel_waiting},
     jobs::{control, dead_letters},
 };
 use crate::{
@@ -205,8 +205,11 @@ async fn purge_queue(
         operations::waiting_jobs(tx, *project_id, queue, after, *created_at, wanted).await?;
     let keys: Vec<_> =
         found.jobs.iter().map(|id| JobKey { project_id: *project_id, id: *id }).collect();
-    let gone =
-        if keys.is_empty() { Vec::new() } else { cancel_waiting(tx, &keys, false, None).await? };
+    let gone = if keys.is_empty() {
+        Vec::new()
+    } else {
+        cancel_waiting(tx, &keys, CancelReason::Asked).await?
+    };
     let payload = format!(r#"{{"operation_id":"{}"}}"#, due.id);
     let noted: Vec<_> = gone
         .iter()

@@ -21,10 +21,11 @@ use crate::{
     app::App,
     auth::{Caller, Control, Cost, Produce, Read},
     domain::{
-        job::JobState,
+        dependency::{Dependency, When},
+        job::{JobState, StoredState},
         limits,
         plan::Tenant,
-        workflow::{self, BrokenGraph, Node, WorkflowState},
+        workflow::{self, BrokenGraph, Member, Node, WorkflowState},
     },
     engine::jobs::workflows::{self, JobGraph, StateCount, WorkflowJobRow, WorkflowRow},
     error::Error,
@@ -100,12 +101,26 @@ pub struct WorkflowJob {
     pub completed_at: Option<DateTime<Utc>>,
     /// Keys of its parents.
     pub depends_on: Vec<String>,
+    /// Its parents, each with the end that it waits for.
+    pub dependencies: Vec<WorkflowDependency>,
+}
+
+/// A dependency of a job in a workflow.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+pub struct WorkflowDependency {
+    /// Key of the parent.
+    pub key: String,
+    /// The end of the parent that lets the job run.
+    pub when: When,
 }
 
 impl Workflow {
     fn of(row: WorkflowRow, jobs: Vec<WorkflowJobRow>) -> Self {
         let state = workflows::state(&row, &jobs);
+        let dependency =
+            |it: Dependency<&str>| WorkflowDependency { key: it.parent.to_owned(), when: it.when };
         let part = |it: WorkflowJobRow| WorkflowJob {
+            dependencies: it.dependencies().map(dependency).collect(),
             key: it.key,
             id: it.id.to_string(),
             job_type: it.job_type,
@@ -127,8 +142,10 @@ impl Workflow {
 
 /// Create a workflow.
 ///
-/// Its jobs are stored all or none. A job runs when all of its parents have succeeded, and gets
-/// their results. If one of them is dead-lettered or cancelled, the job is cancelled.
+/// Its jobs are stored all or none. A job runs when all of its parents have ended as it waits for,
+/// by default with success, and gets their results and errors. If one of them ends otherwise, the
+/// job is cancelled. A job that waits for a failure handles it: if it succeeds, the failure does
+/// not fail the workflow.
 #[utoipa::path(
     post, path = "/workflows", tag = "workflows", operation_id = "workflows_create",
     security(("api_key" = ["produce"]), ("session" = ["member"])),
@@ -178,7 +195,10 @@ fn accept_graph(
         let mut item = Check::below(format!("jobs[{place}]."));
         let key = job.key.take().unwrap_or_default();
         item.name("key", &key, limits::MAX_NAME_CHARS);
-        named.push((key.clone(), job.depends_on.take().unwrap_or_default()));
+        let depends_on = job.depends_on.take().unwrap_or_default();
+        let depends_on = depends_on.into_iter().enumerate();
+        let depends_on = depends_on.map(|(number, it)| it.by_key(number, &mut item)).collect();
+        named.push((key.clone(), depends_on));
         let out_of_place = [
             ("parent_job_id", job.parent_job_id.is_some()),
             ("unique", job.unique.is_some()),
@@ -195,7 +215,8 @@ fn accept_graph(
         }
         check.absorb(item);
     }
-    let nodes: Vec<_> = named.iter().map(|(key, on)| Node { key, depends_on: on }).collect();
+    let nodes: Vec<_> =
+        named.iter().map(|(key, on): &(_, Vec<_>)| Node { key, depends_on: on }).collect();
     let parents = workflow::resolve(&nodes).unwrap_or_else(|broken| {
         for BrokenGraph { job, field, message } in broken {
             let path = job.map_or_else(String::new, |it| format!("jobs[{it}]."));
@@ -264,16 +285,17 @@ pub struct WorkflowSummary {
 
 impl WorkflowSummary {
     fn of((row, counts): (WorkflowRow, Vec<StateCount>)) -> Self {
-        let present = counts.iter().filter_map(|it| Some((it.state?.public(), it.jobs)));
-        let (states, jobs): (Vec<_>, Vec<_>) = present.unzip();
-        let succeeded = states.iter().zip(&jobs).filter(|it| *it.0 == JobState::Succeeded);
+        let member =
+            |it: &StateCount| Some(Member { state: it.state?.public(), is_excused: it.is_excused });
+        let members: Vec<_> = counts.iter().filter_map(member).collect();
+        let succeeded = counts.iter().filter(|it| it.state == Some(StoredState::Succeeded));
         Self {
             id: row.id.to_string(),
             name: row.name,
-            state: workflow::state(&states, row.cancelled_at.is_some()),
+            state: workflow::state(&members, row.cancelled_at.is_some()),
             created_at: row.created_at,
             cancelled_at: row.cancelled_at,
-            succeeded_jobs: succeeded.map(|it| it.1).sum(),
+            succeeded_jobs: succeeded.map(|it| it.jobs).sum(),
             total_jobs: counts.iter().map(|it| it.jobs).sum(),
         }
     }

@@ -1,17 +1,21 @@
-//! Marks for the cascade: parents whose children must be cancelled, and jobs with an
-//! `expires_at`. Both are stored beside the jobs, and read by loops.
+//! The cascade: what the end of a job means for its children. Its marks, and those of jobs with an
+//! `expires_at`, are stored beside the jobs, and read by loops.
 
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use crate::ids::{JobId, JobKey, ProjectId};
+use super::settle_success::WaitingJob;
+use crate::{
+    domain::{dependency::ParentEnd, job::StoredState},
+    ids::{JobId, JobKey, ProjectId},
+};
 
-/// Marks jobs that ended without success: their children must be cancelled.
-pub async fn mark_orphaned(conn: &mut PgConnection, parents: &[JobKey]) -> sqlx::Result<()> {
+/// Marks jobs that ended without success: their children must be cancelled, or may run.
+pub async fn mark_ended(conn: &mut PgConnection, parents: &[JobKey]) -> sqlx::Result<()> {
     sqlx::query!(
         "
-        insert into orphaned_parents (project_id, job_id)
+        insert into ended_parents (project_id, job_id)
         select project_id, job_id from unnest($1::int[], $2::uuid[]) as ended(project_id, job_id)
         on conflict do nothing
         ",
@@ -23,15 +27,15 @@ pub async fn mark_orphaned(conn: &mut PgConnection, parents: &[JobKey]) -> sqlx:
     Ok(())
 }
 
-/// Removes the marks: the children are cancelled, or the parents were retried. Returns how many
-/// marks there were.
-pub async fn unmark_orphaned(
+/// Removes the marks: the children are done, or the parents were retried. Returns how many marks
+/// there were.
+pub async fn unmark_ended(
     conn: &mut PgConnection,
     project_id: ProjectId,
     parents: &[JobId],
 ) -> sqlx::Result<u64> {
     let done = sqlx::query!(
-        "delete from orphaned_parents where project_id = $1 and job_id = any($2)",
+        "delete from ended_parents where project_id = $1 and job_id = any($2)",
         project_id.0,
         &parents.iter().map(|it| it.0).collect::<Vec<Uuid>>(),
     )
@@ -248,10 +252,92 @@ pub async fn postpone_expiries(
     Ok(())
 }
 
-/// The children of a job that still wait for their parents.
-pub async fn waiting_children(
+/// How a job ended, as its dependencies see it: `succeeded`, `skipped`, `cancelled` or
+/// `dead_letter`. None: it has not ended, or was deleted before any child was stored.
+pub async fn find_end(conn: &mut PgConnection, job: JobKey) -> sqlx::Result<Option<ParentEnd>> {
+    sqlx::query_scalar!(
+        r#"
+        select state "state!: ParentEnd"
+        from (
+            select state from jobs where project_id = $1 and id = $2 and state = 'dead_letter'
+            union all
+            select case when is_skipped then 'skipped' else state end
+            from finished_jobs
+            where project_id = $1 and id = $2
+            union all
+            select outcome from job_edges
+            where project_id = $1 and parent_id = $2 and outcome is not null
+        ) known
+        limit 1
+        "#,
+        job.project_id.0,
+        job.id.0,
+    )
+    .fetch_optional(conn)
+    .await
+}
+
+/// Meets the dependencies on a job that has just ended like this, and returns the children that
+/// wait for nothing more.
+pub async fn meet(
     conn: &mut PgConnection,
     parent: JobKey,
+    end: ParentEnd,
+) -> sqlx::Result<Vec<WaitingJob>> {
+    sqlx::query_as!(
+        WaitingJob,
+        r#"
+        with met as (
+            update job_edges
+            set is_met = true
+            where project_id = $1 and parent_id = $2 and not is_met
+                and dependency_standing(condition, false, $3) = 'met'
+            returning child_id
+        ), child as materialized (
+            select kid.id, kid.state as was
+            from met
+            join jobs kid on kid.project_id = $1 and kid.id = met.child_id
+            where kid.unfinished_parents > 0
+            order by kid.id
+            for no key update of kid
+        ), freed as (
+            update jobs
+            set unfinished_parents = jobs.unfinished_parents - 1,
+                state = case
+                    when jobs.unfinished_parents = 1 and jobs.run_at <= statement_timestamp()
+                    then 'pending'
+                    else jobs.state
+                end
+            from child
+            where jobs.project_id = $1 and jobs.id = child.id
+            returning jobs.id, jobs.queue, jobs.job_type, jobs.rank, jobs.run_at, jobs.state,
+                      jobs.constraint_key, jobs.unfinished_parents, jobs.state <> child.was as is_moved
+        ), counted as (
+            insert into queue_deltas (project_id, queue, scheduled, active)
+            select $1, queue, -count(*), count(*)
+            from freed
+            where is_moved
+            group by queue
+        )
+        select $1 "project_id!: ProjectId", id "id!: JobId", queue "queue!", job_type "job_type!",
+               rank "rank!", run_at "run_at!", state "state!: StoredState",
+               constraint_key is not null "is_constrained!"
+        from freed
+        where unfinished_parents = 0
+        "#,
+        parent.project_id.0,
+        parent.id.0,
+        end as ParentEnd,
+    )
+    .fetch_all(conn)
+    .await
+}
+
+/// The children whose dependency on a job that ended like this can no longer be met.
+pub async fn broken_children(
+    conn: &mut PgConnection,
+    parent: JobKey,
+    end: ParentEnd,
 ) -> sqlx::Result<Vec<JobKey>> {
     sqlx::query_as!(
         JobKey,
@@ -260,10 +346,12 @@ pub async fn waiting_children(
         from job_edges edge
         join jobs child on child.project_id = edge.project_id and child.id = edge.child_id
         where edge.project_id = $1 and edge.parent_id = $2 and child.unfinished_parents > 0
+            and dependency_standing(edge.condition, edge.is_met, $3) = 'broken'
         order by child.id
         "#,
         parent.project_id.0,
         parent.id.0,
+        end as ParentEnd,
     )
     .fetch_all(conn)
     .await

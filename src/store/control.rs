@@ -85,20 +85,35 @@ pub struct CancelledJob {
     pub job_type: String,
     /// Its latest attempt; 0 before the first.
     pub attempt: i32,
-    /// Whether its children must be cancelled, too.
-    pub has_orphans: bool,
+    /// Whether its children must be cancelled or may run.
+    pub has_children: bool,
+}
+
+/// Why waiting jobs are cancelled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CancelReason {
+    /// A caller asked for it, or a new job takes its place.
+    Asked,
+    /// Its `expires_at` has passed; others are left alone.
+    Expired,
+    /// A parent ended otherwise than they waited for; those that wait for no parent are left alone.
+    Parent {
+        id: JobId,
+        /// False: they were not needed.
+        has_failed: bool,
+    },
 }
 
 /// Cancels waiting jobs: they move to `finished_jobs`. Others are left alone.
-///
-/// `only_outdated`: only those whose `expires_at` has passed. `cancelled_by`: the parent that is
-/// the reason; then only jobs that still wait for parents.
 pub async fn cancel_waiting(
     conn: &mut PgConnection,
     jobs: &[JobKey],
-    only_outdated: bool,
-    cancelled_by: Option<JobId>,
+    reason: CancelReason,
 ) -> sqlx::Result<Vec<CancelledJob>> {
+    let (cancelled_by, is_skipped) = match reason {
+        CancelReason::Parent { id, has_failed } => (Some(id), !has_failed),
+        CancelReason::Asked | CancelReason::Expired => (None, false),
+    };
     let rows = sqlx::query!(
         r#"
         with waiting as materialized (
@@ -128,19 +143,20 @@ pub async fn cancel_waiting(
         insert into finished_jobs (
             project_id, id, queue, job_type, state, rank, run_at, created_at, attempt, failures,
             max_attempts, timeout_seconds, labels, cancel_requested, progress, completed_at,
-            children, cancelled_by
+            children, cancelled_by, is_skipped
         )
         select project_id, id, queue, job_type, 'cancelled', rank, run_at, created_at, attempt,
                failures, max_attempts, timeout_seconds, labels, not $3 and $4 is null, progress,
-               statement_timestamp(), children, $4
+               statement_timestamp(), children, $4, case when $5 then true end
         from gone
         returning project_id "project_id: ProjectId", id "id: JobId", queue, job_type, attempt,
-                  children > 0 as "has_orphans!"
+                  children > 0 as "has_children!"
         "#,
         &jobs.iter().map(|it| it.project_id.0).collect::<Vec<_>>(),
         &jobs.iter().map(|it| it.id.0).collect::<Vec<_>>(),
-        only_outdated,
+        reason == CancelReason::Expired,
         cancelled_by.map(|it| it.0),
+        is_skipped,
     )
     .fetch_all(conn)
     .await?;
@@ -149,7 +165,7 @@ pub async fn cancel_waiting(
         queue: it.queue,
         job_type: it.job_type,
         attempt: it.attempt,
-        has_orphans: it.has_orphans,
+        has_children: it.has_children,
     });
     Ok(cancelled.collect())
 }
@@ -333,10 +349,9 @@ pub async fn lock_parents_of(
     Ok(())
 }
 
-/// Retries cancelled jobs, except for those with a parent that is a dead letter or cancelled. A job
-/// that has never run keeps a `run_at` in the future; a backoff is dropped. A job waits for those
-/// of its parents that have not succeeded: they must be locked by an earlier statement of this
-/// transaction.
+/// Retries cancelled jobs, except for those with a dependency that can no longer be met. A job that
+/// has never run keeps a `run_at` in the future; a backoff is dropped. A job waits for its open
+/// dependencies: those parents must be locked by an earlier statement of this transaction.
 ///
 /// # Errors
 /// A unique violation when a live job has taken the unique key of one of them.
@@ -351,22 +366,25 @@ pub async fn requeue_cancelled(
         with parted as materialized (
             select ended.id,
                    -- A job without parents waits for the start of its workflow.
-                   greatest(count(live.id), case when exists (
+                   greatest(count(*) filter (where edge.standing = 'open'), case when exists (
                        select
                        from job_bodies body
                        join workflows on workflows.project_id = $1 and workflows.id = body.workflow_id
                        where body.project_id = $1 and body.job_id = ended.id
                            and workflows.is_held and workflows.cancelled_at is null
                    ) then 1 else 0 end)::int as unfinished,
-                   count(*) filter (
-                       where live.state = 'dead_letter' or past.state = 'cancelled'
-                           -- A parent that was deleted since.
-                           or edge.outcome in ('cancelled', 'dead_letter')
-                   ) as bad
+                   count(*) filter (where edge.standing = 'broken') as bad
             from finished_jobs ended
-            left join job_edges edge on edge.project_id = $1 and edge.child_id = ended.id
-            left join jobs live on live.project_id = $1 and live.id = edge.parent_id
-            left join finished_jobs past on past.project_id = $1 and past.id = edge.parent_id
+            left join lateral (
+                select dependency_standing(edge.condition, edge.is_met, coalesce(
+                    live.state, case when past.is_skipped then 'skipped' else past.state end,
+                    edge.outcome
+                )) as standing
+                from job_edges edge
+                left join jobs live on live.project_id = $1 and live.id = edge.parent_id
+                left join finished_jobs past on past.project_id = $1 and past.id = edge.parent_id
+                where edge.project_id = $1 and edge.child_id = ended.id
+            ) edge on true
             where ended.project_id = $1 and ended.id = any($2) and ended.state = 'cancelled'
             group by ended.id
         ), gone as (
@@ -424,7 +442,7 @@ pub async fn requeue_cancelled(
     .await
 }
 
-/// Records another failed or cancelled parent as the reason why these jobs stay cancelled.
+/// Records another parent as the reason why these jobs stay cancelled.
 pub async fn blame_another(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -439,10 +457,10 @@ pub async fn blame_another(
             left join jobs live on live.project_id = $1 and live.id = edge.parent_id
             left join finished_jobs past on past.project_id = $1 and past.id = edge.parent_id
             where edge.project_id = $1 and edge.child_id = finished_jobs.id
-                and (
-                    live.state = 'dead_letter' or past.state = 'cancelled'
-                    or edge.outcome in ('cancelled', 'dead_letter')
-                )
+                and dependency_standing(edge.condition, edge.is_met, coalesce(
+                    live.state, case when past.is_skipped then 'skipped' else past.state end,
+                    edge.outcome
+                )) = 'broken'
             order by edge.ordinal
             limit 1
         ), cancelled_by)

@@ -4,7 +4,12 @@ use sqlx::PgConnection;
 use uuid::Uuid;
 
 use crate::{
-    domain::{job::StoredState, limits::MAX_PARENT_RESULTS_BYTES},
+    domain::{
+        dependency::{ParentEnd, When},
+        job::StoredState,
+        limits::MAX_PARENT_RESULTS_BYTES,
+        text::ErrorReport,
+    },
     ids::{JobId, JobKey, ProjectId},
 };
 
@@ -13,6 +18,8 @@ use crate::{
 pub struct Parent {
     pub id: JobId,
     pub state: StoredState,
+    /// None: it has not ended.
+    pub end: Option<ParentEnd>,
     /// Number of jobs that wait for it already.
     pub children: i32,
 }
@@ -27,7 +34,8 @@ pub async fn lock_parents(
     sqlx::query_as!(
         Parent,
         r#"
-        select id "id: JobId", state "state: StoredState", children
+        select id "id: JobId", state "state: StoredState", children,
+               case when state = 'dead_letter' then state end "end: ParentEnd"
         from jobs
         where project_id = $1 and id = any($2)
         order by id
@@ -49,7 +57,8 @@ pub async fn ended_parents(
     sqlx::query_as!(
         Parent,
         r#"
-        select id "id: JobId", state "state: StoredState", children
+        select id "id: JobId", state "state: StoredState", children,
+               case when is_skipped then 'skipped' else state end "end: ParentEnd"
         from finished_jobs
         where project_id = $1 and id = any($2)
         for share
@@ -90,6 +99,9 @@ pub struct Edge {
     pub child: JobId,
     /// The parent's index among the child's parents.
     pub ordinal: i16,
+    pub when: When,
+    /// The parent has ended so before.
+    pub is_met: bool,
 }
 
 /// Stores dependencies.
@@ -100,14 +112,17 @@ pub async fn insert_edges(
 ) -> sqlx::Result<()> {
     sqlx::query!(
         "
-        insert into job_edges (project_id, parent_id, child_id, ordinal)
-        select $1, parent_id, child_id, ordinal
-        from unnest($2::uuid[], $3::uuid[], $4::smallint[]) as edge(parent_id, child_id, ordinal)
+        insert into job_edges (project_id, parent_id, child_id, ordinal, condition, is_met)
+        select $1, parent_id, child_id, ordinal, condition, is_met
+        from unnest($2::uuid[], $3::uuid[], $4::smallint[], $5::text[], $6::bool[])
+            as edge(parent_id, child_id, ordinal, condition, is_met)
         ",
         project_id.0,
         &edges.iter().map(|it| it.parent.0).collect::<Vec<_>>(),
         &edges.iter().map(|it| it.child.0).collect::<Vec<_>>(),
         &edges.iter().map(|it| it.ordinal).collect::<Vec<_>>(),
+        &edges.iter().map(|it| it.when).collect::<Vec<_>>() as &[When],
+        &edges.iter().map(|it| it.is_met).collect::<Vec<_>>(),
     )
     .execute(conn)
     .await?;
@@ -145,19 +160,24 @@ pub async fn lock_unique(
     .await
 }
 
-/// The result of a parent that has succeeded.
+/// How a parent ended, and what it left.
 #[derive(Debug, Clone)]
 pub struct ParentResult {
     pub child_id: JobId,
     pub parent_id: JobId,
     pub workflow_key: Option<String>,
     pub job_type: String,
+    /// `succeeded`, `dead_letter` or `cancelled`.
+    pub state: StoredState,
     pub result: Option<String>,
+    /// Of its last failed attempt, without the stack trace, unless it succeeded.
+    pub error: ErrorReport,
     /// Whether the result was left out, because the earlier ones reach the limit of one job.
     pub is_omitted: bool,
 }
 
-/// The results of the parents of these jobs, in the order in which they were named.
+/// The results and errors of the ended parents of these jobs, in the order in which they were
+/// named.
 pub async fn parent_results(
     conn: &mut PgConnection,
     children: &[(ProjectId, JobId)],
@@ -165,13 +185,31 @@ pub async fn parent_results(
     let rows = sqlx::query!(
         r#"
         select child.project_id "project_id!: ProjectId", child.id "child_id!: JobId",
-               parent.id "parent_id: JobId", body.workflow_key, parent.job_type,
+               edge.parent_id "parent_id: JobId", body.workflow_key, parent.job_type "job_type!",
+               parent.state "state!: StoredState",
                case when measured.bytes <= $3 then parent.result end as result,
-               measured.bytes > $3 and parent.result is not null "is_omitted!"
+               measured.bytes > $3 and parent.result is not null "is_omitted!",
+               failed.error_kind "error_kind?", failed.error_message "error_message?",
+               failed.error_truncated "error_truncated?"
         from unnest($1::int[], $2::uuid[]) as child(project_id, id)
         join job_edges edge on edge.project_id = child.project_id and edge.child_id = child.id
-        join finished_jobs parent
-            on parent.project_id = edge.project_id and parent.id = edge.parent_id
+        cross join lateral (
+            select job_type, state, result
+            from finished_jobs
+            where project_id = edge.project_id and id = edge.parent_id
+            union all
+            select job_type, state, null
+            from jobs
+            where project_id = edge.project_id and id = edge.parent_id and state = 'dead_letter'
+        ) parent
+        left join lateral (
+            select error_kind, error_message, error_truncated
+            from attempts
+            where project_id = edge.project_id and job_id = edge.parent_id
+                and coalesce(error_kind, error_message) is not null
+            order by attempt desc
+            limit 1
+        ) failed on parent.state <> 'succeeded'
         join job_bodies body
             on body.project_id = edge.project_id and body.job_id = edge.parent_id
         cross join lateral (
@@ -196,7 +234,14 @@ pub async fn parent_results(
             parent_id: it.parent_id,
             workflow_key: it.workflow_key,
             job_type: it.job_type,
+            state: it.state,
             result: it.result,
+            error: ErrorReport {
+                kind: it.error_kind,
+                message: it.error_message,
+                stack_trace: None,
+                truncated: it.error_truncated.unwrap_or_default(),
+            },
             is_omitted: it.is_omitted,
         };
         (it.project_id, result)

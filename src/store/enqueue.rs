@@ -8,6 +8,7 @@ use uuid::Uuid;
 use crate::{
     domain::{
         backoff::RetryPolicy,
+        dependency::Dependency,
         job::{self, StoredState},
         limits,
     },
@@ -68,8 +69,8 @@ pub struct Extras {
     pub traceparent: Option<String>,
     /// Its parents, in the order in which they were named.
     #[serde(skip)]
-    pub parents: Vec<JobId>,
-    /// Parents that have not succeeded yet.
+    pub parents: Vec<Dependency<JobId>>,
+    /// Dependencies that are not met yet.
     pub unfinished_parents: i32,
     /// Whether it was stored with parents.
     pub has_parents: bool,
@@ -147,7 +148,7 @@ impl StoredJob {
             workflow_id: extras.workflow_id,
             workflow_key: extras.workflow_key,
             envelope: extras.envelope,
-            parents: extras.parents,
+            parents: extras.parents.iter().map(|it| it.parent).collect(),
             is_crowded: false,
             is_queue_paused: self.is_queue_paused,
             is_type_paused: self.is_type_paused,

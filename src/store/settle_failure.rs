@@ -114,7 +114,7 @@ pub struct AfterEnd {
     /// Whether its lease counted against a limit.
     pub held_slot: bool,
     /// Whether its children must be cancelled.
-    pub has_orphans: bool,
+    pub has_children: bool,
 }
 
 /// Ends the running attempts of locked jobs, with a row for each in `attempts`.
@@ -182,7 +182,7 @@ pub async fn end_attempts(conn: &mut PgConnection, ended: &[Ended]) -> sqlx::Res
                job_type "job_type!", rank "rank!", run_at "run_at!",
                state "state!: StoredState", constraint_key is not null "is_constrained!",
                holds_slot "holds_slot!",
-               state = 'dead_letter' and children > 0 "has_orphans!",
+               state = 'dead_letter' and children > 0 "has_children!",
                case when state in ('backoff', 'pending') then retry_at end as retry_at
         from after
         "#,
@@ -215,7 +215,7 @@ pub async fn end_attempts(conn: &mut PgConnection, ended: &[Ended]) -> sqlx::Res
         },
         retry_at: it.retry_at,
         held_slot: it.holds_slot,
-        has_orphans: it.has_orphans,
+        has_children: it.has_children,
     });
     Ok(after.collect())
 }

@@ -63,6 +63,8 @@ pub struct Settled {
     pub children_activated: Option<i32>,
     /// Whether its lease counted against a limit.
     pub held_slot: bool,
+    /// Whether children waited for its failure: they must be cancelled.
+    pub has_children: bool,
 }
 
 /// A job that a success moved out, or a child that it made runnable.
@@ -149,13 +151,15 @@ pub async fn succeed(conn: &mut PgConnection, acks: &[&Success]) -> sqlx::Result
             ran_ms: it.ran_ms,
             children_activated: None,
             held_slot: it.held_slot,
+            has_children: false,
         })
     });
     Ok(moved.collect())
 }
 
 /// The same for jobs that an earlier statement of this transaction has locked, so that every child
-/// is visible: activates the children, and returns both.
+/// is visible: activates the children, and returns both. Jobs with children that waited for their
+/// failure are marked for the cascade.
 ///
 /// The result is read from `told` and not joined to the inserted rows: without statistics on
 /// either, such a join compares each with each.
@@ -199,7 +203,7 @@ pub async fn succeed_parents(
                 from held
                 join job_edges edge
                     on edge.project_id = held.project_id and edge.parent_id = held.id
-                where held.children > 0
+                where held.children > 0 and edge.condition <> 'failed' and not edge.is_met
                 group by edge.project_id, edge.child_id
             ) done
             join jobs kid on kid.project_id = done.project_id and kid.id = done.child_id
@@ -218,6 +222,14 @@ pub async fn succeed_parents(
             returning jobs.project_id, jobs.id, jobs.queue, jobs.job_type, jobs.rank, jobs.run_at,
                       jobs.state, jobs.constraint_key, jobs.unfinished_parents, child.last_parent,
                       jobs.state <> child.was as is_moved
+        ), marked as (
+            insert into ended_parents (project_id, job_id)
+            select distinct held.project_id, held.id
+            from held
+            join job_edges edge on edge.project_id = held.project_id and edge.parent_id = held.id
+            where held.children > 0 and edge.condition = 'failed' and not edge.is_met
+            on conflict do nothing
+            returning project_id, job_id
         ), counted as (
             insert into queue_deltas (project_id, queue, scheduled, active, succeeded)
             select project_id, queue, sum(scheduled), sum(active), sum(succeeded)
@@ -234,7 +246,12 @@ pub async fn succeed_parents(
                 where freed.project_id = held.project_id
                     and freed.last_parent = held.id
                     and freed.unfinished_parents = 0
-            ) end as activated
+            ) end as activated,
+            exists (
+                select
+                from marked
+                where marked.project_id = held.project_id and marked.job_id = held.id
+            ) as has_children
             from held
         ), moved as (
             insert into finished_jobs (
@@ -249,14 +266,15 @@ pub async fn succeed_parents(
             from told
         )
         select project_id "project_id!: ProjectId", id "id!: JobId",
-               activated as children_activated, holds_slot "held_slot!", queue "queue!",
+               activated as children_activated, holds_slot "held_slot!",
+               has_children "has_children!", queue "queue!",
                job_type "job_type!",
                (extract(epoch from now() - claimed_at) * 1000)::bigint as ran_ms,
                null::smallint as rank, null::timestamptz as run_at,
                null::text as "state: StoredState", false "is_constrained!"
         from told
         union all
-        select project_id, id, null, false, queue, job_type, null, rank, run_at, state,
+        select project_id, id, null, false, false, queue, job_type, null, rank, run_at, state,
                constraint_key is not null
         from freed
         where unfinished_parents = 0
@@ -295,6 +313,7 @@ pub async fn succeed_parents(
                 ran_ms: it.ran_ms.unwrap_or_default(),
                 children_activated: it.children_activated,
                 held_slot: it.held_slot,
+                has_children: it.has_children,
             }),
         }
     });

@@ -299,16 +299,16 @@ pub async fn find_outdated(conn: &mut PgConnection) -> sqlx::Result<Vec<JobKey>>
 }
 
 /// Ended jobs whose children must be cancelled.
-pub async fn find_with_orphans(conn: &mut PgConnection) -> sqlx::Result<Vec<JobKey>> {
+pub async fn find_ended_parents(conn: &mut PgConnection) -> sqlx::Result<Vec<JobKey>> {
     sqlx::query_as!(
         JobKey,
         r#"
         select project_id "project_id: ProjectId", job_id "id: JobId"
-        from orphaned_parents
+        from ended_parents
         where not exists (
             select from set_aside
-            where project_id = orphaned_parents.project_id and work = 'cascade'
-                and item = orphaned_parents.job_id::text and next_try_at > now()
+            where project_id = ended_parents.project_id and work = 'cascade'
+                and item = ended_parents.job_id::text and next_try_at > now()
         )
         limit 20
         "#,

@@ -6,7 +6,10 @@ use uuid::Uuid;
 
 use super::{dependencies::Edge, settle_success::WaitingJob};
 use crate::{
-    domain::job::StoredState,
+    domain::{
+        dependency::{Dependency, When},
+        job::StoredState,
+    },
     ids::{JobId, ProjectId, WorkflowId},
 };
 
@@ -121,7 +124,21 @@ pub struct WorkflowJobRow {
     pub job_type: Option<String>,
     pub attempt: Option<i32>,
     pub completed_at: Option<DateTime<Utc>>,
+    /// Whether it ended without success, and does not fail the workflow.
+    pub is_excused: bool,
+    /// The keys of its parents.
     pub depends_on: Vec<String>,
+    /// What it waits for, for each of them.
+    pub conditions: Vec<When>,
+}
+
+impl WorkflowJobRow {
+    /// Its parents by their keys, and what it waits for.
+    pub fn dependencies(&self) -> impl Iterator<Item = Dependency<&str>> {
+        let conditions = self.conditions.iter().copied().chain(std::iter::repeat(When::default()));
+        let parents = self.depends_on.iter().zip(conditions);
+        parents.map(|(parent, when)| Dependency { parent: parent.as_str(), when })
+    }
 }
 
 /// The jobs of a workflow in their order, with their states. A pruned job has none.
@@ -138,19 +155,25 @@ pub async fn workflow_jobs(
                coalesce(live.job_type, ended.job_type) "job_type?",
                coalesce(live.attempt, ended.attempt) "attempt?",
                coalesce(live.completed_at, ended.completed_at) "completed_at?",
-               array(
-                   select parent.key
-                   from job_edges edge
-                   join job_bodies body
-                       on body.project_id = $1 and body.job_id = edge.parent_id
-                   cross join lateral (select body.workflow_key as key) parent
-                   where edge.project_id = $1 and edge.child_id = part.job_id
-                       and parent.key is not null
-                   order by edge.ordinal
-               ) "depends_on!"
+               case
+                   when ended.cancelled_by is not null then true
+                   when live.state = 'dead_letter' or ended.state = 'cancelled'
+                   then is_failure_handled($1, part.job_id)
+                   else false
+               end "is_excused!",
+               coalesce(parents.keys, '{}') "depends_on!",
+               coalesce(parents.conditions, '{}') "conditions!: Vec<When>"
         from workflow_jobs part
         left join jobs live on live.project_id = $1 and live.id = part.job_id
         left join finished_jobs ended on ended.project_id = $1 and ended.id = part.job_id
+        cross join lateral (
+            select array_agg(body.workflow_key order by edge.ordinal) as keys,
+                   array_agg(edge.condition order by edge.ordinal) as conditions
+            from job_edges edge
+            join job_bodies body on body.project_id = $1 and body.job_id = edge.parent_id
+            where edge.project_id = $1 and edge.child_id = part.job_id
+                and body.workflow_key is not null
+        ) parents
         where part.project_id = $1 and part.workflow_id = $2
         order by part.ordinal
         "#,
@@ -211,6 +234,8 @@ pub struct StateCount {
     pub workflow_id: WorkflowId,
     /// The state; none: they were pruned.
     pub state: Option<StoredState>,
+    /// Whether they ended without success, and do not fail the workflow.
+    pub is_excused: bool,
     pub jobs: i64,
 }
 
@@ -227,12 +252,18 @@ pub async fn count_states(
         r#"
         select part.workflow_id "workflow_id: WorkflowId",
                coalesce(live.state, ended.state) "state?: StoredState",
+               case
+                   when ended.cancelled_by is not null then true
+                   when live.state = 'dead_letter' or ended.state = 'cancelled'
+                   then is_failure_handled($1, part.job_id)
+                   else false
+               end "is_excused!",
                count(*) "jobs!"
         from workflow_jobs part
         left join jobs live on live.project_id = $1 and live.id = part.job_id
         left join finished_jobs ended on ended.project_id = $1 and ended.id = part.job_id
         where part.project_id = $1 and part.workflow_id = any($2)
-        group by 1, 2
+        group by 1, 2, 3
         "#,
         project_id.0,
         &workflows,

@@ -42,8 +42,10 @@ fn a_child_runs_when_all_its_parents_have_succeeded_and_gets_their_results() {
         assert_eq!(
             job["parent_results"],
             json!([
-                {"job_id": two, "key": null, "job_type": "test", "result": null, "omitted": false},
-                {"job_id": one, "key": null, "job_type": "test", "result": {"n": 1}, "omitted": false},
+                {"job_id": two, "key": null, "job_type": "test", "state": "succeeded",
+                 "result": null, "error": null, "omitted": false},
+                {"job_id": one, "key": null, "job_type": "test", "state": "succeeded",
+                 "result": {"n": 1}, "error": null, "omitted": false},
             ])
         );
         let late = t.enqueue(json!({"parent_job_id": one})).await;

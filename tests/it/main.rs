@@ -6,6 +6,7 @@ mod acks;
 mod adapters;
 mod auth;
 mod binary;
+mod conditions;
 mod console;
 mod control;
 mod dead_letters;

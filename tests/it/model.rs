@@ -8,6 +8,7 @@ use fencepost::{
     config::PoolArgs,
     dev,
     domain::{
+        dependency::{Dependency, When},
         job::{AttemptOutcome, StoredState},
         lease::Fence,
         plan::{Limits, Tenant},
@@ -37,7 +38,7 @@ use uuid::Uuid;
 mod control;
 mod machine;
 
-use self::machine::{Answer, Model, is_bad};
+use self::machine::{Answer, Awaited, Model};
 use crate::harness::{Database, fresh_database, run_for};
 
 const WORKERS: [&str; 3] = ["ann", "bob", "cy"];
@@ -154,14 +155,22 @@ impl Run {
         }
         let mut parents = Vec::new();
         for number in 0..self.jobs.len() {
-            let Model { state, is_gone, .. } = self.jobs[number];
-            if self.dice.random_bool(0.2) && !is_bad(state) && !is_gone {
-                parents.push(number);
+            let (end, is_gone) = (self.jobs[number].end(), self.jobs[number].is_gone);
+            let whens = [When::Succeeded, When::Succeeded, When::Failed, When::Ended];
+            let when = *whens.choose(&mut self.dice).expect("one");
+            let is_met = end.is_some_and(|it| when.is_met_by(it));
+            if self.dice.random_bool(0.2) && (end.is_none() || is_met) && !is_gone {
+                parents.push(Awaited { parent: number, when, is_met, is_counted: end.is_none() });
             }
         }
         let max_attempts = self.dice.random_range(1..=3);
-        let ids = parents.iter().map(|it| self.jobs[*it].id).collect();
-        let extras = Extras { parents: ids, has_parents: !parents.is_empty(), ..Extras::default() };
+        let named = parents.iter();
+        let named = named.map(|it| Dependency { parent: self.jobs[it.parent].id, when: it.when });
+        let extras = Extras {
+            parents: named.collect(),
+            has_parents: !parents.is_empty(),
+            ..Extras::default()
+        };
         let job = NewJob {
             project_id: self.project_id,
             id: JobId::generate(),
@@ -188,7 +197,7 @@ impl Run {
         enqueue::store(&self.engine, tenant, vec![tied])
             .await
             .map_err(|error| format!("enqueue: {error}"))?;
-        let waits = parents.iter().any(|it| self.jobs[*it].state != StoredState::Succeeded);
+        let waits = parents.iter().any(|it| !it.is_met);
         self.jobs.push(Model {
             id,
             parents,
@@ -198,6 +207,7 @@ impl Run {
             max_attempts,
             cancel_requested: false,
             running: None,
+            is_skipped: false,
             recorded: Vec::new(),
             activated: None,
             is_gone: false,

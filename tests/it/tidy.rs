@@ -183,7 +183,7 @@ fn every_statement_on_a_tenants_table_names_the_project() {
         "queues",
         "recurring_schedules",
         "idempotency_keys",
-        "orphaned_parents",
+        "ended_parents",
         "revived_parents",
         "job_expiries",
         "deleted_jobs",

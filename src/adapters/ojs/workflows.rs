@@ -18,6 +18,7 @@ use crate::{
     app::App,
     auth::{Caller, Control, Cost, Produce, Read},
     domain::{
+        dependency::Dependency,
         job::StoredState,
         limits,
         plan::Tenant,
@@ -128,7 +129,7 @@ async fn find(app: &App, project_id: ProjectId, id: WorkflowId) -> Result<Workfl
 struct Step {
     key: String,
     path: String,
-    depends_on: Vec<String>,
+    depends_on: Vec<Dependency<String>>,
     job: Fields,
 }
 
@@ -149,9 +150,11 @@ fn read_steps(mut sent: Fields, check: &mut Check) -> (String, Vec<Step>) {
         let path = format!("{field}[{index}].");
         let mut item = Check::below(path.clone());
         let given = job.take("id", &mut item).filter(|_| kind.is_none());
-        let depends_on = job.take("depends_on", &mut item).unwrap_or_default();
+        let depends_on: Vec<String> = job.take("depends_on", &mut item).unwrap_or_default();
+        let depends_on = depends_on.into_iter().map(Dependency::on_success).collect();
         check.absorb(item);
-        let before = steps.last().filter(|_| is_chain).map(|it| vec![it.key.clone()]);
+        let before = steps.last().filter(|_| is_chain);
+        let before = before.map(|it| vec![Dependency::on_success(it.key.clone())]);
         let key = given.unwrap_or_else(|| index.to_string());
         steps.push(Step { key, path, depends_on: before.unwrap_or(depends_on), job });
     }
@@ -161,7 +164,7 @@ fn read_steps(mut sent: Fields, check: &mut Check) -> (String, Vec<Step>) {
     callbacks.refuse("on_failure", why, &mut inner);
     callbacks.refuse("on_complete", why, &mut inner);
     if let Some(job) = callbacks.take(ON_SUCCESS, &mut inner) {
-        let depends_on = steps.iter().map(|it| it.key.clone()).collect();
+        let depends_on = steps.iter().map(|it| Dependency::on_success(it.key.clone())).collect();
         let path = format!("callbacks.{ON_SUCCESS}.");
         steps.push(Step { key: ON_SUCCESS.to_owned(), path, depends_on, job });
     }
@@ -188,7 +191,8 @@ pub async fn create(
     let name = sent.take("name", &mut check).filter(|it: &String| !it.is_empty());
     check.optional_name("name", name.as_deref(), limits::MAX_NAME_CHARS);
     let (kind, steps) = read_steps(sent, &mut check);
-    let named: Vec<_> = steps.iter().map(|it| (it.key.clone(), it.depends_on.clone())).collect();
+    let named = |it: &Step| (it.key.clone(), it.depends_on.clone());
+    let named: Vec<_> = steps.iter().map(named).collect();
     let nodes: Vec<_> = named.iter().map(|(key, on)| Node { key, depends_on: on }).collect();
     let parents = workflow::resolve(&nodes).unwrap_or_else(|broken| {
         for BrokenGraph { job, field, message } in broken {

@@ -110,11 +110,14 @@ pub struct Context {
     steps: BTreeMap<String, StepOutput>,
 }
 
-/// Result of a step.
+/// Result of a step, or its error.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct StepOutput {
     #[schema(value_type = serde_json::Value)]
     output: Option<Box<RawValue>>,
+    /// Message of its last error, if it failed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
 }
 
 /// Attempt of a task.
@@ -163,7 +166,7 @@ impl Context {
     fn of(handed: &LeasedDelivery) -> Result<Self, Error> {
         let job = &handed.job;
         let step = |it: work::ParentResultView| {
-            (it.key.unwrap_or(it.job_id), StepOutput { output: it.result })
+            (it.key.unwrap_or(it.job_id), StepOutput { output: it.result, error: it.error })
         };
         Ok(Self {
             instance_id: job.workflow_id.map_or(job.id.to_string(), |it| it.to_string()),

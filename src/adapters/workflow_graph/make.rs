@@ -13,6 +13,7 @@ use crate::{
     domain::{
         backoff::{JitterKind, RetryPolicy, RetryStrategy},
         constraint_key,
+        dependency::Dependency,
         job::DEFAULT_QUEUE,
         limits,
         plan::Tenant,
@@ -143,7 +144,10 @@ async fn store(
     let mut check = Check::default();
     check.name("name", &request.name, limits::MAX_NAME_CHARS);
     check.optional_name("trigger", request.trigger.as_deref(), limits::MAX_NAME_CHARS);
-    let named = |it: &JobRequest| (it.id.clone(), it.depends_on.clone());
+    let named = |it: &JobRequest| {
+        let parents = it.depends_on.iter().cloned().map(Dependency::on_success);
+        (it.id.clone(), parents.collect::<Vec<_>>())
+    };
     let named: Vec<_> = request.jobs.iter().map(named).collect();
     let nodes: Vec<_> = named.iter().map(|(key, on)| Node { key, depends_on: on }).collect();
     let parents = workflow::resolve(&nodes).unwrap_or_else(|broken| {

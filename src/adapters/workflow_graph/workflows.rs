@@ -259,7 +259,9 @@ pub async fn status(
         job_type: Some(job_type.clone()),
         attempt: Some(row.attempt),
         completed_at: row.completed_at,
+        is_excused: false,
         depends_on: Vec::new(),
+        conditions: Vec::new(),
     };
     let rows = HashMap::from([(id, row)]);
     Ok(Reply(show(key, Some(job_type), &[part], &rows)))

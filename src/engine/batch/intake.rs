@@ -111,6 +111,8 @@ pub(super) struct Cut<B: Batch> {
     pub entries: Vec<Entry<B>>,
     /// Whether it is one item larger than other batches may be.
     pub is_heavy: bool,
+    /// Whether other projects write, too.
+    pub is_shared: bool,
 }
 
 impl<B: Batch> Intake<B> {
@@ -143,10 +145,8 @@ impl<B: Batch> Intake<B> {
         self.latest = Some((project_id, Instant::now()));
     }
 
-    /// How many rows of one project a batch may have.
-    fn max_rows_of_project(&self) -> usize {
-        let is_shared = self.before.is_some_and(|it| it.1.elapsed() < SHARED_TIME);
-        if is_shared { (B::MAX_ROWS / SHARED_PART).max(1) } else { B::MAX_ROWS }
+    fn is_shared(&self) -> bool {
+        self.before.is_some_and(|it| it.1.elapsed() < SHARED_TIME)
     }
 
     fn add_all(&mut self) {
@@ -169,7 +169,9 @@ impl<B: Batch> Intake<B> {
         let mut cut = Building::<B>::default();
         let mut turns: BinaryHeap<_> =
             self.lanes.iter().map(|(id, it)| Reverse((it.used, *id))).collect();
-        let max_rows = self.max_rows_of_project();
+        let is_shared = self.is_shared();
+        // Of one project.
+        let max_rows = if is_shared { (B::MAX_ROWS / SHARED_PART).max(1) } else { B::MAX_ROWS };
         // Items that were looked at, and rows.
         let mut taken: HashMap<ProjectId, (usize, usize)> = HashMap::new();
         let mut held_over: HashMap<ProjectId, Vec<Entry<B>>> = HashMap::new();
@@ -213,7 +215,7 @@ impl<B: Batch> Intake<B> {
             self.lanes.clear();
         }
         let is_heavy = cut.is_heavy;
-        (!cut.entries.is_empty()).then_some(Cut { entries: cut.entries, is_heavy })
+        (!cut.entries.is_empty()).then_some(Cut { entries: cut.entries, is_heavy, is_shared })
     }
 }
 

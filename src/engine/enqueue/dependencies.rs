@@ -7,7 +7,7 @@ use sqlx::{Acquire, PgConnection};
 
 use super::batch::{NewJob, latest_run_at, tell, too_far_ahead};
 use crate::{
-    domain::{history, job::StoredState, limits},
+    domain::{dependency::Dependency, history, limits},
     engine::{
         Engine,
         cancel::{cancel_waiting, publish_cancelled},
@@ -16,8 +16,8 @@ use crate::{
     ids::{JobId, JobKey, ProjectId},
     store::{
         self, cascade,
-        control::CancelledJob,
-        dependencies::{self, UniqueHolder},
+        control::{CancelReason, CancelledJob},
+        dependencies::{self, Parent, UniqueHolder},
         enqueue::StoredJob,
         events::{self, NewEvent},
         workflows,
@@ -258,15 +258,15 @@ async fn make_room(
             }
         }
     }
-    let gone = cancel_waiting(tx, &replaced, false, None).await?;
+    let gone = cancel_waiting(tx, &replaced, CancelReason::Asked).await?;
     let noted: Vec<_> =
         gone.iter().map(|it| NewEvent::new(it.key, history::REPLACED, None, None)).collect();
     events::insert(tx, &noted).await?;
     Ok((existing, gone))
 }
 
-/// Finds the parents of new jobs, counts those that have not succeeded yet, and counts the new
-/// children of each.
+/// Finds the parents of new jobs, counts the dependencies that are not met yet, and counts the new
+/// children of each parent.
 async fn tie(
     tx: &mut PgConnection,
     project_id: ProjectId,
@@ -276,41 +276,43 @@ async fn tie(
     let is_new = |it: &&TiedJob| unique_key(&it.job).is_none_or(|key| !existing.contains_key(key));
     let new: Vec<_> = jobs.iter().filter(is_new).collect();
     let parents_of = |job: &NewJob| job.extras.as_ref().map_or(Vec::new(), |it| it.parents.clone());
-    let mut wanted: Vec<_> = new.iter().flat_map(|it| parents_of(&it.job)).collect();
+    let mut wanted: Vec<_> =
+        new.iter().flat_map(|it| parents_of(&it.job)).map(|it| it.parent).collect();
     wanted.sort();
     wanted.dedup();
-    let mut states = HashMap::new();
+    let mut found = HashMap::new();
     if !wanted.is_empty() {
         // Live parents first: one that ends in between is found among the ended.
         for parent in dependencies::lock_parents(tx, project_id, &wanted).await? {
-            states.insert(parent.id, (parent.state, parent.children));
+            found.insert(parent.id, parent);
         }
         for parent in dependencies::ended_parents(tx, project_id, &wanted).await? {
-            states.entry(parent.id).or_insert((parent.state, parent.children));
+            found.entry(parent.id).or_insert(parent);
         }
     }
     let (mut edges, mut more, mut tied) = (Vec::new(), HashMap::new(), Vec::new());
     for TiedJob { job, path, is_continuation, .. } in new {
         let mut job = job.clone();
-        for (ordinal, parent) in (0_i16..).zip(parents_of(&job)) {
+        for (ordinal, dependency) in (0_i16..).zip(parents_of(&job)) {
             let field = match is_continuation {
                 true => format!("{path}parent_job_id"),
                 false => format!("{path}depends_on[{ordinal}]"),
             };
-            let unfinished = unfinished(states.get(&parent).copied(), &parent, field)?;
-            if unfinished {
+            let Dependency { parent, when } = dependency;
+            let is_met = is_met(found.get(&parent), dependency, field)?;
+            if !is_met {
                 let added: &mut i32 = more.entry(parent).or_default();
                 *added += 1;
             }
             if let Some(extras) = &mut job.extras {
-                extras.unfinished_parents += i32::from(unfinished);
+                extras.unfinished_parents += i32::from(!is_met);
             }
-            edges.push(Edge { parent, child: job.id, ordinal });
+            edges.push(Edge { parent, child: job.id, ordinal, when, is_met });
         }
         tied.push(job);
     }
     for (parent, added) in &more {
-        let children = states.get(parent).map_or(0, |it| it.1);
+        let children = found.get(parent).map_or(0, |it| it.children);
         if children + added > limits::MAX_CHILDREN {
             let message = format!("{parent} has {} children, its limit", limits::MAX_CHILDREN);
             return Err(Failed::Refused(Error::invalid("depends_on", message)));
@@ -323,23 +325,23 @@ async fn tie(
     Ok((tied, edges))
 }
 
-/// Whether a parent still has to succeed.
-fn unfinished(
-    found: Option<(StoredState, i32)>,
-    parent: &JobId,
+/// Whether a dependency is met already.
+fn is_met(
+    found: Option<&Parent>,
+    Dependency { parent, when }: Dependency<JobId>,
     field: String,
 ) -> Result<bool, Failed> {
-    match found.map(|it| it.0) {
-        None => {
-            let message = format!("the project has no job {parent}");
-            Err(Failed::Refused(Error::invalid(field, message)))
-        }
-        Some(StoredState::Succeeded) => Ok(false),
-        Some(state @ (StoredState::DeadLetter | StoredState::Cancelled)) => {
-            let message = format!("{parent} is {}", state.public().as_str());
+    let Some(found) = found else {
+        let message = format!("the project has no job {parent}");
+        return Err(Failed::Refused(Error::invalid(field, message)));
+    };
+    match found.end {
+        None => Ok(false),
+        Some(end) if when.is_met_by(end) => Ok(true),
+        Some(_) => {
+            let message = format!("{parent} is {}", found.state.public().as_str());
             let fields = vec![FieldError::new(field, message)];
             Err(Failed::Refused(Error::ParentTerminal(fields)))
         }
-        Some(_) => Ok(true),
     }
 }

@@ -58,7 +58,7 @@ pub async fn cancel(engine: &Engine, key: JobKey) -> Result<(), Error> {
             engine.notifier.feed.tell(|| vec![job_event(key, history::CANCEL_REQUESTED)]);
         }
         CancelDecision::CancelNow => {
-            let gone = cancel::cancel_waiting(&mut tx, &[key], false, None).await?;
+            let gone = cancel::cancel_waiting(&mut tx, &[key], cancel::CancelReason::Asked).await?;
             record(&mut tx, key, history::CANCELLED, None, None).await?;
             tx.commit().await?;
             cancel::publish_cancelled(engine, &gone, history::CANCELLED);
@@ -192,7 +192,7 @@ pub(in crate::engine) async fn retry_in(
 }
 
 async fn requeue_dead_letter(tx: &mut PgConnection, key: JobKey) -> Result<Vec<WaitingJob>, Error> {
-    cascade::unmark_orphaned(tx, key.project_id, &[key.id]).await?;
+    cascade::unmark_ended(tx, key.project_id, &[key.id]).await?;
     let requeued = control::requeue_dead_letter(tx, key).await.map_err(conflict)?;
     cascade::restore_expiries(tx, key.project_id, &[key.id]).await?;
     requeue_with_descendants(tx, key, requeued.into_iter().collect()).await
@@ -280,7 +280,7 @@ async fn requeue(
     let requeued = control::requeue_cancelled(tx, project_id, jobs).await?;
     let back: Vec<_> = requeued.iter().map(|it| it.id).collect();
     // Jobs that stay cancelled keep their mark: their children must follow.
-    cascade::unmark_orphaned(tx, project_id, &back).await?;
+    cascade::unmark_ended(tx, project_id, &back).await?;
     cascade::restore_expiries(tx, project_id, &back).await?;
     Ok(requeued)
 }

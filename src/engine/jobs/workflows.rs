@@ -6,9 +6,10 @@ use crate::{
     domain::{
         backoff::RetryPolicy,
         constraint_key,
-        job::{JobState, StoredState},
+        dependency::Dependency,
+        job::StoredState,
         plan::Tenant,
-        workflow::{self, WorkflowState},
+        workflow::{self, Member, WorkflowState},
     },
     engine::{
         Engine, cancel,
@@ -35,7 +36,7 @@ pub struct JobGraph {
     /// Its jobs, each with its key in the extras.
     pub jobs: Vec<TiedJob>,
     /// The parents of each job, as indexes of jobs.
-    pub parents: Vec<Vec<usize>>,
+    pub parents: Vec<Vec<Dependency<usize>>>,
 }
 
 /// Stores a workflow with its jobs, all or none, if the project's quota permits.
@@ -65,12 +66,17 @@ async fn store(
 }
 
 /// Turns parents, given as indexes of jobs, into dependencies.
-fn tie(id: WorkflowId, is_held: bool, jobs: &mut [TiedJob], parents: &[Vec<usize>]) -> Vec<Edge> {
+fn tie(
+    id: WorkflowId,
+    is_held: bool,
+    jobs: &mut [TiedJob],
+    parents: &[Vec<Dependency<usize>>],
+) -> Vec<Edge> {
     let mut edges = Vec::new();
     for (child, of_child) in parents.iter().enumerate() {
-        for (ordinal, parent) in (0_i16..).zip(of_child) {
-            let (parent, child) = (jobs[*parent].job.id, jobs[child].job.id);
-            edges.push(Edge { parent, child, ordinal });
+        for (ordinal, Dependency { parent, when }) in (0_i16..).zip(of_child.iter().copied()) {
+            let (parent, child) = (jobs[parent].job.id, jobs[child].job.id);
+            edges.push(Edge { parent, child, ordinal, when, is_met: false });
         }
         let extras = jobs[child].job.extras.get_or_insert_default();
         extras.workflow_id = Some(id);
@@ -78,7 +84,7 @@ fn tie(id: WorkflowId, is_held: bool, jobs: &mut [TiedJob], parents: &[Vec<usize
         // In a held workflow the first jobs also wait for its start.
         let awaited = of_child.len().max(usize::from(is_held));
         extras.unfinished_parents = awaited.try_into().unwrap_or(i32::MAX);
-        for parent in of_child {
+        for Dependency { parent, .. } in of_child {
             jobs[*parent].job.extras.get_or_insert_default().children += 1;
         }
     }
@@ -163,8 +169,10 @@ pub async fn page(
 /// The state of a workflow.
 #[must_use]
 pub fn state(row: &WorkflowRow, jobs: &[WorkflowJobRow]) -> WorkflowState {
-    let states: Vec<JobState> = jobs.iter().filter_map(|it| Some(it.state?.public())).collect();
-    workflow::state(&states, row.cancelled_at.is_some())
+    let member =
+        |it: &WorkflowJobRow| Some(Member { state: it.state?.public(), is_excused: it.is_excused });
+    let members: Vec<_> = jobs.iter().filter_map(member).collect();
+    workflow::state(&members, row.cancelled_at.is_some())
 }
 
 /// Starts a held workflow, or re-runs an ended one with new jobs. A running workflow is left alone.
@@ -189,9 +197,11 @@ pub async fn run(engine: &Engine, tenant: Tenant, id: WorkflowId) -> Result<(), 
         let row = rows.iter().find(|it| it.id == *id).ok_or(Error::WorkflowNotFound)?;
         again.push(anew(project_id, row));
     }
-    let place = |key: &String| jobs.iter().position(|it| it.key == *key);
-    let parents: Vec<Vec<usize>> =
-        jobs.iter().map(|it| it.depends_on.iter().filter_map(place).collect()).collect();
+    let place = |key: &str| jobs.iter().position(|it| it.key == key);
+    let dependency =
+        |it: Dependency<&str>| Some(Dependency { parent: place(it.parent)?, when: it.when });
+    let parents =
+        jobs.iter().map(|it| it.dependencies().filter_map(dependency).collect()).collect();
     let graph = JobGraph { name: latest.name, is_held: false, jobs: again, parents };
     let rerun = Some(Rerun { original: id, replaced });
     match store(engine, tenant, WorkflowId::generate(), graph, rerun).await {

@@ -1,10 +1,10 @@
-//! Cancelling jobs that can no longer run: children of parents that failed or were cancelled, and
+//! What the end of a job means for its children: they may run, or are cancelled. And cancelling
 //! jobs whose `expires_at` has passed.
 
 use sqlx::PgConnection;
 
 use crate::{
-    domain::history,
+    domain::{dependency::ParentEnd, history},
     engine::{
         Engine,
         cancel::{cancel_waiting, publish_cancelled},
@@ -13,8 +13,9 @@ use crate::{
     ids::{JobKey, ProjectId},
     store::{
         cascade,
-        control::CancelledJob,
+        control::{CancelReason, CancelledJob},
         events::{self, NewEvent},
+        settle_success::WaitingJob,
         sweep::{self, set_aside::Work},
     },
 };
@@ -22,50 +23,69 @@ use crate::{
 /// Seconds until a job that runs past its `expires_at` is checked again.
 const RUNNING_PAUSE_SECONDS: i32 = 10;
 
-/// One pass over failed or cancelled parents: cancels their children, whose own children follow in
-/// the next pass. Returns whether there may be more.
+/// One pass over ended parents: releases and cancels their children. The children of cancelled ones
+/// follow in the next pass. Returns whether there may be more.
 pub async fn pass(engine: &Engine) -> sqlx::Result<bool> {
     let mut conn = engine.pools.background.acquire().await?;
-    let parents = sweep::find_with_orphans(&mut conn).await?;
+    let parents = sweep::find_ended_parents(&mut conn).await?;
     for parent in &parents {
         // Each in a transaction of its own: it may have many children.
         let parent = std::slice::from_ref(parent);
-        for gone in isolate::process(engine, &mut conn, &Orphans, parent).await? {
-            publish_cancelled(engine, &gone, history::PARENT_FAILED);
+        for done in isolate::process(engine, &mut conn, &EndedParents, parent).await? {
+            engine.notifier.waiting(done.freed.iter());
+            publish_cancelled(engine, &done.failed, history::PARENT_FAILED);
+            publish_cancelled(engine, &done.skipped, history::CONDITION_NOT_MET);
         }
     }
     Ok(!parents.is_empty())
 }
 
-/// Cancelling the children of parents that failed.
-struct Orphans;
+/// What the ends of parents led to.
+#[derive(Default)]
+struct Cascaded {
+    /// Children that wait for nothing more.
+    freed: Vec<WaitingJob>,
+    /// Children cancelled because a parent failed.
+    failed: Vec<CancelledJob>,
+    /// Children cancelled because they were not needed.
+    skipped: Vec<CancelledJob>,
+}
 
-impl Sweep for Orphans {
+/// Releasing and cancelling the children of ended jobs.
+struct EndedParents;
+
+impl Sweep for EndedParents {
     type Item = JobKey;
-    type Done = Vec<CancelledJob>;
+    type Done = Cascaded;
     const WORK: Work = Work::Cascade;
 
     fn name(item: &JobKey) -> (ProjectId, String) {
         isolate::job_name(*item)
     }
 
-    async fn process(
-        &self,
-        tx: &mut PgConnection,
-        parents: &[JobKey],
-    ) -> sqlx::Result<Vec<CancelledJob>> {
-        let mut all = Vec::new();
+    async fn process(&self, tx: &mut PgConnection, parents: &[JobKey]) -> sqlx::Result<Cascaded> {
+        let mut all = Cascaded::default();
         for parent in parents {
             // The transaction that removes the mark does the work; a retried parent has no mark.
-            if cascade::unmark_orphaned(tx, parent.project_id, &[parent.id]).await? == 0 {
+            if cascade::unmark_ended(tx, parent.project_id, &[parent.id]).await? == 0 {
                 continue;
             }
-            let children = cascade::waiting_children(tx, *parent).await?;
-            let gone = cancel_waiting(tx, &children, false, Some(parent.id)).await?;
+            let Some(end) = cascade::find_end(tx, *parent).await? else { continue };
+            // A success has met its dependencies in the ack's own statement.
+            if end != ParentEnd::Succeeded {
+                all.freed.extend(cascade::meet(tx, *parent, end).await?);
+            }
+            let children = cascade::broken_children(tx, *parent, end).await?;
+            let has_failed = end.has_failed();
+            let reason = CancelReason::Parent { id: parent.id, has_failed };
+            let gone = cancel_waiting(tx, &children, reason).await?;
             let payload = format!(r#"{{"parent_id":"{}"}}"#, parent.id);
-            let payload = Some(payload.as_str());
-            record(tx, &gone, history::PARENT_FAILED, payload).await?;
-            all.extend(gone);
+            let (event, cancelled) = match has_failed {
+                true => (history::PARENT_FAILED, &mut all.failed),
+                false => (history::CONDITION_NOT_MET, &mut all.skipped),
+            };
+            record(tx, &gone, event, Some(&payload)).await?;
+            cancelled.extend(gone);
         }
         Ok(all)
     }
@@ -99,7 +119,7 @@ impl Sweep for Outdated {
         tx: &mut PgConnection,
         outdated: &[JobKey],
     ) -> sqlx::Result<Vec<CancelledJob>> {
-        let gone = cancel_waiting(tx, outdated, true, None).await?;
+        let gone = cancel_waiting(tx, outdated, CancelReason::Expired).await?;
         // Check running ones again: if released, they must not run any more.
         cascade::delete_expiries(tx, outdated).await?;
         cascade::postpone_expiries(tx, outdated, RUNNING_PAUSE_SECONDS).await?;

@@ -35,7 +35,7 @@ pub async fn probe(engine: &Engine) -> sqlx::Result<()> {
     let is_tick_near =
         seen.next_tick_ms.is_some_and(|it| it <= PROBE_PERIOD.as_secs_f64() * 1_000.0);
     let chores = [
-        (seen.has_orphans, BackgroundTask::Cascade),
+        (seen.has_children, BackgroundTask::Cascade),
         (seen.has_revived, BackgroundTask::Revive),
         (seen.has_outdated, BackgroundTask::Expire),
         (seen.has_deltas, BackgroundTask::MergeCounts),

@@ -31,7 +31,7 @@ use crate::{
     ids::{JobId, JobKey, ProjectId, TickKey},
     store::{
         self,
-        control::CancelledJob,
+        control::{CancelReason, CancelledJob},
         events::{self, NewEvent},
         settle_success::WaitingJob,
         sweep::{
@@ -339,7 +339,7 @@ async fn make_way(
     let mut waiting: Vec<_> = waiting.iter().map(key).collect();
     waiting.sort_by_key(|it| (it.project_id, it.id));
     if !waiting.is_empty() {
-        fired.cancelled = cancel_waiting(tx, &waiting, false, None).await?;
+        fired.cancelled = cancel_waiting(tx, &waiting, CancelReason::Asked).await?;
         let gone = fired.cancelled.iter();
         let noted: Vec<_> =
             gone.map(|it| NewEvent::new(it.key, history::CANCELLED, None, None)).collect();

@@ -60,16 +60,16 @@ pub(in crate::engine) async fn write(
     let cancelled: Vec<_> =
         ends.iter().filter(|it| it.state == StoredState::Cancelled).map(|it| it.key).collect();
     if !cancelled.is_empty() {
-        for gone in cancel::cancel_waiting(tx, &cancelled, false, None).await? {
+        for gone in cancel::cancel_waiting(tx, &cancelled, cancel::CancelReason::Asked).await? {
             if let Some(after) = after.iter_mut().find(|it| it.job.key() == gone.key) {
-                after.has_orphans = gone.has_orphans;
+                after.has_children = gone.has_children;
             }
         }
     }
     let ended = after.iter().filter(|it| it.job.state == StoredState::DeadLetter);
-    let parents: Vec<_> = ended.filter(|it| it.has_orphans).map(|it| it.job.key()).collect();
+    let parents: Vec<_> = ended.filter(|it| it.has_children).map(|it| it.job.key()).collect();
     if !parents.is_empty() {
-        store::cascade::mark_orphaned(tx, &parents).await?;
+        store::cascade::mark_ended(tx, &parents).await?;
     }
     // Last, because many transactions share the rows of dead-letter groups.
     dead_letters::write(tx, ends, &after).await?;

@@ -27,6 +27,7 @@ use crate::{
         settle_success::{Moved, Success},
     },
     telemetry,
+    wakeups::BackgroundTask,
 };
 
 /// What follows a success.
@@ -46,6 +47,9 @@ impl SuccessNotes {
             if let Moved::Parent(it) = it {
                 done.insert(it.key, it.children_activated);
                 freed.extend(it.held_slot.then_some(it.key.project_id));
+                if it.has_children {
+                    self.notifier.wake.ask(BackgroundTask::Cascade);
+                }
                 ran.record(it.ran_ms as f64 / 1_000.0);
             }
         }

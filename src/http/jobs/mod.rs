@@ -3,6 +3,7 @@
 pub mod bulk;
 pub mod control;
 pub mod create;
+pub mod depends_on;
 pub mod events;
 pub mod logs;
 pub mod read;

@@ -9,9 +9,11 @@ use serde_json::value::RawValue;
 use sqlx::types::Json as Stored;
 use utoipa::ToSchema;
 
+use super::depends_on::DependsOn;
 use crate::{
     domain::{
-        constraint_key, formats, job::DEFAULT_QUEUE, limits, plan::Tenant, trace::TraceContext,
+        constraint_key, dependency::Dependency, formats, job::DEFAULT_QUEUE, limits, plan::Tenant,
+        trace::TraceContext,
     },
     engine::enqueue::{
         Extras, NewJob, Start,
@@ -88,10 +90,10 @@ pub struct EnqueueRequest {
     expires_at: Option<DateTime<Utc>>,
     /// The parent of the job. Alternative to `depends_on`.
     pub(in crate::http) parent_job_id: Option<String>,
-    /// Parents of the job, which runs when all have succeeded; at most 100. In a workflow, their
-    /// keys.
+    /// Parents of the job, at most 100. It runs when all have succeeded, or have ended as `when`
+    /// says. In a workflow, their keys.
     #[schema(extensions(("bounds" = json!(items(0, limits::MAX_PARENTS)))))]
-    pub(in crate::http) depends_on: Option<Vec<String>>,
+    pub(in crate::http) depends_on: Option<Vec<DependsOn>>,
     /// In a workflow, and only there: its key, unique in the workflow.
     #[schema(extensions(("bounds" = json!(chars(1, limits::MAX_NAME_CHARS)))))]
     pub(in crate::http) key: Option<String>,
@@ -227,13 +229,15 @@ fn accept_extras(
     }
 }
 
-fn accept_parents(request: &mut EnqueueRequest, check: &mut Check) -> Vec<JobId> {
+fn accept_parents(request: &mut EnqueueRequest, check: &mut Check) -> Vec<Dependency<JobId>> {
     let named = match (request.parent_job_id.take(), request.depends_on.take()) {
         (Some(_), Some(_)) => {
             check.refuse("parent_job_id", "must not be sent together with depends_on");
             return Vec::new();
         }
-        (Some(parent), None) => vec![("parent_job_id".to_owned(), parent)],
+        (Some(parent), None) => {
+            vec![("parent_job_id".to_owned(), Dependency::on_success(parent))]
+        }
         (None, many) => {
             let many = many.unwrap_or_default();
             if many.len() > limits::MAX_PARENTS {
@@ -244,17 +248,19 @@ fn accept_parents(request: &mut EnqueueRequest, check: &mut Check) -> Vec<JobId>
                 );
                 return Vec::new();
             }
-            (0..)
-                .zip(many)
-                .map(|(place, it): (usize, _)| (format!("depends_on[{place}]"), it))
+            many.into_iter()
+                .enumerate()
+                .map(|(place, it)| (format!("depends_on[{place}]"), it.by_id(place, check)))
                 .collect()
         }
     };
-    let mut parents = Vec::with_capacity(named.len());
-    for (field, id) in named {
-        match id.parse() {
-            Ok(id) if parents.contains(&id) => check.refuse(&field, "is named twice"),
-            Ok(id) => parents.push(id),
+    let mut parents: Vec<Dependency<JobId>> = Vec::with_capacity(named.len());
+    for (field, Dependency { parent, when }) in named {
+        match parent.parse() {
+            Ok(id) if parents.iter().any(|it| it.parent == id) => {
+                check.refuse(&field, "is named twice");
+            }
+            Ok(parent) => parents.push(Dependency { parent, when }),
             Err(_) => check.refuse(&field, "must be the id of a job of this project"),
         }
     }

@@ -12,7 +12,7 @@ use uuid::Uuid;
 use crate::{
     app::App,
     auth::{Caller, Polling},
-    domain::{lease::heartbeat_interval_seconds, limits, worker::WorkerState},
+    domain::{job::JobState, lease::heartbeat_interval_seconds, limits, worker::WorkerState},
     engine::{
         dispatch::{self, LeasedDelivery, Poll},
         enqueue::dependencies::ParentResult,
@@ -110,14 +110,14 @@ pub struct PolledJob {
     /// Error of its last failed attempt.
     #[schema(required)]
     pub last_error: Option<JobError>,
-    /// Results of its parents, in the order in which it named them.
+    /// Results and errors of its parents that have ended, in the order in which it named them.
     pub parent_results: Vec<ParentResultView>,
     /// Trace context, as the producer sent it.
     #[schema(required)]
     pub traceparent: Option<String>,
 }
 
-/// Result of a parent.
+/// How a parent ended: its result, or its error.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct ParentResultView {
     /// Id of the parent.
@@ -128,9 +128,14 @@ pub struct ParentResultView {
     pub key: Option<String>,
     /// Job type of the parent.
     pub job_type: String,
+    /// State of the parent: `succeeded`, `dead_letter` or `cancelled`.
+    pub state: JobState,
     /// Result, byte for byte as its worker sent it.
     #[schema(value_type = serde_json::Value, required)]
     pub result: Option<Box<RawValue>>,
+    /// Error of its last failed attempt, without the stack trace; null if it succeeded.
+    #[schema(required)]
+    pub error: Option<JobError>,
     /// Whether the result was left out, because earlier ones are 1 MiB together: read it from the
     /// job.
     pub omitted: bool,
@@ -142,7 +147,9 @@ impl ParentResultView {
             job_id: result.parent_id.to_string(),
             key: result.workflow_key.clone(),
             job_type: result.job_type.clone(),
+            state: result.state.public(),
             result: result.result.clone().map(stored_json).transpose()?,
+            error: JobError::of(result.error.clone()),
             omitted: result.is_omitted,
         })
     }

@@ -7,7 +7,7 @@ use crate::ids::ProjectId;
 /// What is due, on any node.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ProbeResult {
-    pub has_orphans: bool,
+    pub has_children: bool,
     /// Families are being retried.
     pub has_revived: bool,
     /// Waiting jobs are past their `expires_at`.
@@ -32,7 +32,7 @@ pub struct ProbeResult {
 pub async fn probe(conn: &mut PgConnection, within_ms: i64) -> sqlx::Result<ProbeResult> {
     let row = sqlx::query!(
         r#"
-        select exists (select from orphaned_parents) "has_orphans!",
+        select exists (select from ended_parents) "has_children!",
                exists (select from revived_parents) "has_revived!",
                exists (select from job_expiries where expires_at <= now()) "has_outdated!",
                exists (select from unmerged_deltas) "has_deltas!",
@@ -68,7 +68,7 @@ pub async fn probe(conn: &mut PgConnection, within_ms: i64) -> sqlx::Result<Prob
     .await?;
     let projects = row.projects.unwrap_or_default().into_iter().map(ProjectId);
     Ok(ProbeResult {
-        has_orphans: row.has_orphans,
+        has_children: row.has_children,
         has_revived: row.has_revived,
         has_outdated: row.has_outdated,
         has_deltas: row.has_deltas,

@@ -141,7 +141,7 @@ pub async fn prune_jobs(
         Pruned,
         r#"
         with old as materialized (
-            select id, state
+            select id, state, case when is_skipped then 'skipped' else state end as outcome
             from finished_jobs
             where project_id = $1 and id = any($4) and queue = $2
                 and completed_at < now() - make_interval(days => $3)
@@ -184,7 +184,7 @@ pub async fn prune_jobs(
             where job_edges.project_id = $1 and job_edges.child_id = old.id
         ), children as (
             update job_edges
-            set outcome = old.state
+            set outcome = old.outcome
             from old
             where job_edges.project_id = $1 and job_edges.parent_id = old.id
                 -- Those edges are deleted: one statement must not touch a row twice.

@@ -24,7 +24,7 @@ pub const TENANT_TABLES: &[&str] = &[
     "job_log_totals",
     "job_expiries",
     "deleted_jobs",
-    "orphaned_parents",
+    "ended_parents",
     "revived_parents",
     "dead_letters",
     "dead_letter_groups",

@@ -32,7 +32,7 @@ impl Run {
             (StoredState::Processing, Ok(())) => model.cancel_requested = true,
             (StoredState::Scheduled | StoredState::Backoff | StoredState::Pending, Ok(())) => {
                 model.state = StoredState::Cancelled;
-                self.cancel_children(job);
+                self.lead_on(job);
             }
             (state, answer) => return Err(format!("cancel of job {job}, {state:?}: {answer:?}")),
         }
@@ -47,11 +47,11 @@ impl Run {
             let reset = "update jobs set attempt = 0 where project_id =";
             self.sql(format!("{reset} {project} and id = '{id}'")).await;
         }
-        let has_bad_parent = self.jobs[job].parents.iter().any(|it| is_bad(self.jobs[*it].state));
+        let is_broken = self.is_broken(job);
         match (self.jobs[job].state, answer) {
             (StoredState::DeadLetter, Ok(())) => self.requeue(job),
-            (StoredState::Cancelled, Err(Error::ParentTerminal(_))) if has_bad_parent => (),
-            (StoredState::Cancelled, Ok(())) if !has_bad_parent => self.requeue(job),
+            (StoredState::Cancelled, Err(Error::ParentTerminal(_))) if is_broken => (),
+            (StoredState::Cancelled, Ok(())) if !is_broken => self.requeue(job),
             (state, Err(Error::InvalidState(_))) if !is_bad(state) => (),
             (state, answer) => return Err(format!("retry of job {job}, {state:?}: {answer:?}")),
         }
@@ -67,10 +67,8 @@ impl Run {
                 let model = &self.jobs[child];
                 let is_cancelled_by_parent = model.state == StoredState::Cancelled
                     && !model.is_gone
-                    && model.parents.contains(&parent);
-                let parents = &model.parents;
-                let may_come = !parents.iter().any(|it| is_bad(self.jobs[*it].state));
-                if is_cancelled_by_parent && may_come && self.is_live(child).await {
+                    && model.has_parent(parent);
+                if is_cancelled_by_parent && !self.is_broken(child) && self.is_live(child).await {
                     self.requeue(child);
                     back.push(child);
                 }
@@ -97,8 +95,11 @@ impl Run {
 
     pub async fn purge(&mut self) -> Checked {
         self.operate(Kind::QueuePurge).await?;
-        for job in self.jobs.iter_mut().filter(|it| it.state.is_waiting()) {
-            job.state = StoredState::Cancelled;
+        let waiting = |it: &usize| self.jobs[*it].state.is_waiting();
+        let purged: Vec<_> = (0..self.jobs.len()).filter(waiting).collect();
+        purged.iter().for_each(|it| self.jobs[*it].state = StoredState::Cancelled);
+        for job in purged {
+            self.lead_on(job);
         }
         Ok(())
     }
@@ -140,7 +141,7 @@ impl Run {
         while retention::pass(&self.engine).await.map_err(|it| it.to_string())? {}
         let has_ended = |it: &Model| it.state == StoredState::Succeeded || is_bad(it.state);
         for job in 0..self.jobs.len() {
-            let mut children = self.jobs.iter().filter(|it| it.parents.contains(&job));
+            let mut children = self.jobs.iter().filter(|it| it.has_parent(job));
             let has_live_child = children.any(|it| !has_ended(it));
             let Model { state, is_gone, .. } = &mut self.jobs[job];
             let is_finished = matches!(state, StoredState::Succeeded | StoredState::Cancelled);

@@ -2,6 +2,7 @@
 
 use fencepost::{
     domain::{
+        dependency::{ParentEnd, When},
         job::{AttemptOutcome, StoredState},
         lease::Fence,
     },
@@ -10,12 +11,25 @@ use fencepost::{
 
 use super::Run;
 
+/// What a job waits for.
+#[derive(Debug, Clone)]
+pub struct Awaited {
+    pub parent: usize,
+    pub when: When,
+    /// The parent has ended so. It counts even if the parent is retried.
+    pub is_met: bool,
+    /// The parent had not ended when the job was stored.
+    pub is_counted: bool,
+}
+
 /// One job, as the model has it.
 #[derive(Debug, Clone)]
 pub struct Model {
     pub id: JobId,
-    pub parents: Vec<usize>,
+    pub parents: Vec<Awaited>,
     pub state: StoredState,
+    /// It was cancelled, because it was not needed.
+    pub is_skipped: bool,
     pub attempt: i32,
     pub failures: i32,
     pub max_attempts: i32,
@@ -44,7 +58,39 @@ pub fn is_bad(state: StoredState) -> bool {
     matches!(state, StoredState::DeadLetter | StoredState::Cancelled)
 }
 
+impl Model {
+    /// How it ended.
+    pub fn end(&self) -> Option<ParentEnd> {
+        match self.state {
+            StoredState::Succeeded => Some(ParentEnd::Succeeded),
+            StoredState::DeadLetter => Some(ParentEnd::DeadLetter),
+            StoredState::Cancelled if self.is_skipped => Some(ParentEnd::Skipped),
+            StoredState::Cancelled => Some(ParentEnd::Cancelled),
+            _ => None,
+        }
+    }
+
+    pub fn has_parent(&self, parent: usize) -> bool {
+        self.parents.iter().any(|it| it.parent == parent)
+    }
+}
+
 impl Run {
+    fn is_met(&self, it: &Awaited) -> bool {
+        it.is_met || self.jobs[it.parent].end().is_some_and(|end| it.when.is_met_by(end))
+    }
+
+    /// Whether it waits for nothing more.
+    pub fn is_free(&self, job: usize) -> bool {
+        self.jobs[job].parents.iter().all(|it| self.is_met(it))
+    }
+
+    /// Whether a parent has ended otherwise than it waits for.
+    pub fn is_broken(&self, job: usize) -> bool {
+        let mut parents = self.jobs[job].parents.iter();
+        parents.any(|it| !self.is_met(it) && self.jobs[it.parent].end().is_some())
+    }
+
     /// What the model says an ack leads to; and it does.
     pub fn expect_ack(&mut self, job: usize, fence: &Fence, outcome: AttemptOutcome) -> Answer {
         let model = &self.jobs[job];
@@ -86,19 +132,12 @@ impl Run {
         let fence = self.jobs[job].running.take().expect("it runs");
         self.jobs[job].state = StoredState::Succeeded;
         self.jobs[job].recorded.push((fence, AttemptOutcome::Succeeded, false));
-        let mut activated = None;
-        for child in 0..self.jobs.len() {
-            if !self.jobs[child].parents.contains(&job) {
-                continue;
-            }
-            let count = activated.get_or_insert(0);
-            let parents = &self.jobs[child].parents;
-            let all_done = parents.iter().all(|it| self.jobs[*it].state == StoredState::Succeeded);
-            if self.jobs[child].state == StoredState::Scheduled && all_done {
-                self.jobs[child].state = StoredState::Pending;
-                *count += 1;
-            }
-        }
+        let has_children = |it: &Model| {
+            it.parents.iter().any(|awaited| awaited.parent == job && awaited.is_counted)
+        };
+        let activated = self.jobs.iter().any(has_children).then_some(0);
+        let freed = self.lead_on(job);
+        let activated = activated.map(|_| freed);
         self.jobs[job].activated = activated;
         activated
     }
@@ -123,25 +162,40 @@ impl Run {
         let runs_again = !is_bad(model.state);
         model.recorded.push((fence, recorded, runs_again));
         if is_bad(self.jobs[job].state) {
-            self.cancel_children(job);
+            self.lead_on(job);
         }
     }
 
-    pub fn cancel_children(&mut self, parent: usize) {
+    /// The children of a job that has ended may run, or are cancelled. Returns how many may run
+    /// because of it alone.
+    pub fn lead_on(&mut self, parent: usize) -> i32 {
+        let end = self.jobs[parent].end().expect("it has ended");
+        let mut freed = 0;
         for child in 0..self.jobs.len() {
-            let model = &mut self.jobs[child];
-            if model.parents.contains(&parent) && model.state == StoredState::Scheduled {
-                model.state = StoredState::Cancelled;
-                self.cancel_children(child);
+            let awaited = self.jobs[child].parents.iter_mut().find(|it| it.parent == parent);
+            let Some(awaited) = awaited.filter(|it| !it.is_met) else { continue };
+            awaited.is_met = awaited.when.is_met_by(end);
+            let is_met = awaited.is_met;
+            if self.jobs[child].state != StoredState::Scheduled {
+                continue;
+            }
+            if !is_met {
+                self.jobs[child].state = StoredState::Cancelled;
+                self.jobs[child].is_skipped = !end.has_failed();
+                self.lead_on(child);
+            } else if self.is_free(child) {
+                self.jobs[child].state = StoredState::Pending;
+                freed += 1;
             }
         }
+        freed
     }
 
     pub fn requeue(&mut self, job: usize) {
-        let parents = &self.jobs[job].parents;
-        let all_done = parents.iter().all(|it| self.jobs[*it].state == StoredState::Succeeded);
+        let is_free = self.is_free(job);
         let model = &mut self.jobs[job];
-        model.state = if all_done { StoredState::Pending } else { StoredState::Scheduled };
+        model.is_skipped = false;
+        model.state = if is_free { StoredState::Pending } else { StoredState::Scheduled };
         model.failures = 0;
         model.cancel_requested = false;
     }

@@ -57,6 +57,10 @@ create table jobs (
     holds_slot boolean not null default false,
     -- Jobs that were stored with it as a parent: its end must find them.
     children integer not null default 0,
+    -- The batch that counts its end. Null: none.
+    batch_id uuid,
+    -- Its end enqueues jobs. Null: it does not.
+    has_callbacks boolean,
     primary key (project_id, id),
     -- Few and short: PostgreSQL evaluates each at every write.
     check ((state = 'processing') = (lease_expires_at is not null)),
@@ -129,13 +133,18 @@ create table job_bodies (
     tags jsonb,
     -- The trace context of the enqueue.
     traceparent text,
-    -- The next six repeat columns of `jobs`, for a retry of a cancelled job. Null: not used.
+    -- The next seven repeat columns of `jobs`, for a retry of a cancelled job. Null: not used.
     labels text[],
     constraint_key uuid,
     concurrency_key text,
     concurrency_limit integer,
     unique_key text,
     expires_at timestamptz,
+    batch_id uuid,
+    -- JSON of the jobs that its end enqueues. Null: none.
+    callbacks text,
+    -- How often it has ended, if its end enqueues jobs. Null: never.
+    ends integer,
     -- Null: it belongs to no workflow.
     workflow_id uuid,
     -- Its name in the workflow.

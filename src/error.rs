@@ -3,7 +3,10 @@
 
 use std::sync::Arc;
 
-use crate::{domain::job::JobState, ids::JobId};
+use crate::{
+    domain::job::JobState,
+    ids::{BatchId, JobId},
+};
 
 /// An error with its causes in one line, for logs.
 #[must_use]
@@ -167,6 +170,13 @@ pub enum Error {
     #[error("workflow not found")]
     WorkflowNotFound,
 
+    #[error("batch not found")]
+    BatchNotFound,
+
+    /// Its callbacks are enqueued: a new job would not be counted.
+    #[error("all jobs of this batch have ended: it takes no more")]
+    BatchCompleted(BatchId),
+
     #[error("queue not found")]
     QueueNotFound,
 
@@ -299,6 +309,7 @@ impl Error {
             | Self::NoJobId(_)
             | Self::UnknownRoute { .. }
             | Self::WorkflowNotFound
+            | Self::BatchNotFound
             | Self::QueueNotFound
             | Self::OperationNotFound
             | Self::ScheduleNotFound
@@ -313,6 +324,7 @@ impl Error {
             | Self::StaleLease(_)
             | Self::FenceRequired(_)
             | Self::ParentTerminal(_)
+            | Self::BatchCompleted(_)
             | Self::LastOwner
             | Self::IdempotencyKeyReuse
             | Self::IdempotencyInProgress => Class::Conflict,

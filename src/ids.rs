@@ -125,6 +125,14 @@ impl OperationId {
     }
 }
 
+impl BatchId {
+    /// See [`JobId::derived`].
+    #[must_use]
+    pub fn derived(seed: Uuid) -> Self {
+        Self(derived(seed, u64::MAX))
+    }
+}
+
 impl WorkflowId {
     /// See [`JobId::derived`].
     #[must_use]
@@ -156,6 +164,11 @@ prefixed_id!(
     /// A workflow: jobs with dependencies. Unique in its project only.
     WorkflowId,
     "wf_"
+);
+prefixed_id!(
+    /// A batch: jobs whose ends are counted. Unique in its project only.
+    BatchId,
+    "batch_"
 );
 prefixed_id!(
     /// A bulk operation in the background. Unique in its project only.

@@ -17,7 +17,7 @@ use crate::{
         Engine,
         jobs::wait,
         maintenance::{
-            self, PROBE_PERIOD, cascade, counts, gauges, promote, reap, retention, revive,
+            self, PROBE_PERIOD, cascade, counts, ends, gauges, promote, reap, retention, revive,
         },
         operations,
         schedules::fire,
@@ -93,7 +93,8 @@ pub fn start(app: &App, stopping: &CancellationToken, tracker: &TaskTracker) {
         Ok(Next::Sleep(PROBE_PERIOD))
     });
     loops.start("cascade", Some(BackgroundTask::Cascade), |engine| async move {
-        Ok(Next::continue_if(cascade::pass(&engine).await?, IDLE_PERIOD))
+        let is_more = cascade::pass(&engine).await? | ends::pass(&engine).await?;
+        Ok(Next::continue_if(is_more, IDLE_PERIOD))
     });
     loops.start("revive", Some(BackgroundTask::Revive), |engine| async move {
         Ok(Next::continue_if(revive::pass(&engine).await?, IDLE_PERIOD))

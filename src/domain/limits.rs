@@ -100,6 +100,16 @@ pub const MAX_PROJECT_QUEUES: i64 = 100_000;
 pub const MAX_PARENTS: usize = 100;
 /// Jobs that may wait for one job.
 pub const MAX_CHILDREN: i32 = 1_000;
+/// Jobs that the end of one job or batch leads to: its callbacks, and those that follow them.
+pub const MAX_CALLBACKS: usize = 20;
+/// Callbacks that follow each other.
+pub const MAX_CALLBACK_DEPTH: usize = 5;
+/// Bytes of the callbacks of one job or batch, together.
+pub const MAX_CALLBACKS_BYTES: usize = 256 * 1024;
+/// Batches of one project that have not completed.
+pub const MAX_OPEN_BATCHES: i64 = 10_000;
+/// Days for which a completed batch is kept.
+pub const BATCH_KEEP_DAYS: i32 = 30;
 /// Jobs of one workflow.
 pub const MAX_WORKFLOW_JOBS: usize = 500;
 /// Characters in an idempotency key.
@@ -124,6 +134,8 @@ pub const MAX_CRON_CHARS: usize = 100;
 pub const MAX_PAGE_WORKERS: u32 = 200;
 /// Workflows on one page of a list. Each has a bounded number of jobs, which are counted.
 pub const MAX_PAGE_WORKFLOWS: u32 = 50;
+/// Batches on one page of a list.
+pub const MAX_PAGE_BATCHES: u32 = 50;
 /// Custom events of one `POST /v1/workers/events`.
 pub const MAX_EVENTS: usize = 100;
 /// Characters in a custom event's type.

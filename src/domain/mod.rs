@@ -5,6 +5,7 @@
 
 pub mod access;
 pub mod backoff;
+pub mod callbacks;
 pub mod constraint_key;
 pub mod cron;
 pub mod dependency;

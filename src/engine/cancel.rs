@@ -73,7 +73,7 @@ pub(super) async fn cancel_all(
 pub(super) fn publish_cancelled(engine: &Engine, gone: &[CancelledJob], kind: &str) {
     counter!(telemetry::JOBS_CANCELLED).increment(gone.len() as u64);
     engine.notifier.tally.cancelled(gone);
-    if gone.iter().any(|it| it.has_children) {
+    if gone.iter().any(|it| it.leads_on) {
         engine.notifier.wake.ask(BackgroundTask::Cascade);
     }
     engine.notifier.feed.tell(|| gone.iter().map(|it| job_event(it.key, kind)).collect());

@@ -4,6 +4,7 @@
 //! It knows no HTTP. Due times, leases and timeouts follow the database's clock only.
 
 mod batch;
+pub mod batches;
 pub mod breaker;
 mod cancel;
 pub mod dispatch;

@@ -102,6 +102,7 @@ codes! {
     Error::ProjectNotFound => NOT_FOUND, "project_not_found";
     Error::JobNotFound | Error::NoJobId(_) => NOT_FOUND, "job_not_found";
     Error::WorkflowNotFound => NOT_FOUND, "workflow_not_found";
+    Error::BatchNotFound => NOT_FOUND, "batch_not_found";
     Error::WorkerNotFound => NOT_FOUND, "worker_not_found";
     Error::QueueNotFound => NOT_FOUND, "queue_not_found";
     Error::OperationNotFound => NOT_FOUND, "operation_not_found";
@@ -113,6 +114,7 @@ codes! {
     Error::StaleLease(_) => CONFLICT, "stale_lease";
     Error::FenceRequired(_) => CONFLICT, "fence_required";
     Error::ParentTerminal(_) => CONFLICT, "parent_terminal";
+    Error::BatchCompleted(_) => CONFLICT, "batch_completed";
     Error::UniqueConflict { .. } => CONFLICT, "unique_conflict";
     Error::ScheduleTypeConflict => CONFLICT, "recurring_job_type_conflict";
     Error::IdempotencyKeyReuse => CONFLICT, "idempotency_key_reuse";

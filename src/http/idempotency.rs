@@ -24,7 +24,7 @@ use crate::{
     auth::{Caller, Permit},
     domain::limits::MAX_IDEMPOTENCY_KEY_CHARS,
     error::Error,
-    ids::{JobId, OperationId, ScheduleId, WorkflowId},
+    ids::{BatchId, JobId, OperationId, ScheduleId, WorkflowId},
     store::idempotency::{self, Presented, StoredAnswer},
     wire::{
         RequestId,
@@ -56,6 +56,12 @@ impl Ids {
     #[must_use]
     pub fn operation(self) -> OperationId {
         self.0.map_or_else(OperationId::generate, OperationId::derived)
+    }
+
+    /// The id of the batch.
+    #[must_use]
+    pub fn batch(self) -> BatchId {
+        self.0.map_or_else(BatchId::generate, BatchId::derived)
     }
 
     /// The id of the workflow.

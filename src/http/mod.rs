@@ -6,6 +6,7 @@
 
 pub(crate) mod audit;
 pub(crate) mod auth;
+mod batches;
 pub(crate) mod bulk;
 mod cursor;
 pub(crate) mod dead_letters;
@@ -63,6 +64,9 @@ fn data_plane() -> OpenApiRouter<App> {
         .routes(routes!(workflows::create, workflows::list))
         .routes(routes!(workflows::get))
         .routes(routes!(workflows::cancel))
+        .routes(routes!(batches::create, batches::list))
+        .routes(routes!(batches::get))
+        .routes(routes!(batches::seal))
         .routes(routes!(queues::list))
         .routes(routes!(queues::get, queues::change))
         .routes(routes!(queues::backlog::get))

@@ -46,6 +46,7 @@ use crate::wire::openapi::{Applies, DerivedResponse, OF_BODIES, add_responses, l
         (name = "dead-letters", description = "Jobs that have failed for the last time."),
         (name = "operations", description = "Bulk operations in the background."),
         (name = "workflows", description = "Jobs with dependencies."),
+        (name = "batches", description = "Jobs whose ends are counted."),
         (name = "workers", description = "Register, poll, heartbeat, ack and report."),
         (name = "keys", description = "API keys."),
         (name = "limits", description = "Limits of a project and their usage."),

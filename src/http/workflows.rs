@@ -225,7 +225,7 @@ fn accept_graph(
         Vec::new()
     });
     check.finish()?;
-    Ok(JobGraph { name: request.name, is_held: false, jobs, parents })
+    Ok(JobGraph { name: request.name, is_held: false, jobs, parents, batch: None })
 }
 
 /// Read a workflow.

@@ -87,6 +87,8 @@ pub struct CancelledJob {
     pub attempt: i32,
     /// Whether its children must be cancelled or may run.
     pub has_children: bool,
+    /// Whether the cascade has work: children, callbacks or a batch.
+    pub leads_on: bool,
 }
 
 /// Why waiting jobs are cancelled.
@@ -139,18 +141,31 @@ pub async fn cancel_waiting(
                    count(*)
             from waiting
             group by project_id, queue
+        ), ends as (
+            insert into job_ends (project_id, job_id, batch_id, callbacks, cancelled)
+            select gone.project_id, gone.id, gone.batch_id, case when gone.has_callbacks then (
+                       select callbacks
+                       from job_bodies
+                       where project_id = gone.project_id and job_id = gone.id
+                   ) end, 1
+            from gone
+            where gone.batch_id is not null or gone.has_callbacks
+        ), moved as (
+            insert into finished_jobs (
+                project_id, id, queue, job_type, state, rank, run_at, created_at, attempt, failures,
+                max_attempts, timeout_seconds, labels, cancel_requested, progress, completed_at,
+                children, cancelled_by, is_skipped
+            )
+            select project_id, id, queue, job_type, 'cancelled', rank, run_at, created_at, attempt,
+                   failures, max_attempts, timeout_seconds, labels, not $3 and $4 is null, progress,
+                   statement_timestamp(), children, $4, case when $5 then true end
+            from gone
         )
-        insert into finished_jobs (
-            project_id, id, queue, job_type, state, rank, run_at, created_at, attempt, failures,
-            max_attempts, timeout_seconds, labels, cancel_requested, progress, completed_at,
-            children, cancelled_by, is_skipped
-        )
-        select project_id, id, queue, job_type, 'cancelled', rank, run_at, created_at, attempt,
-               failures, max_attempts, timeout_seconds, labels, not $3 and $4 is null, progress,
-               statement_timestamp(), children, $4, case when $5 then true end
+        select gone.project_id "project_id!: ProjectId", gone.id "id!: JobId", gone.queue "queue!",
+               gone.job_type "job_type!", gone.attempt "attempt!", gone.children > 0 "has_children!",
+               gone.children > 0 or gone.batch_id is not null or gone.has_callbacks is true
+                   "leads_on!"
         from gone
-        returning project_id "project_id: ProjectId", id "id: JobId", queue, job_type, attempt,
-                  children > 0 as "has_children!"
         "#,
         &jobs.iter().map(|it| it.project_id.0).collect::<Vec<_>>(),
         &jobs.iter().map(|it| it.id.0).collect::<Vec<_>>(),
@@ -166,6 +181,7 @@ pub async fn cancel_waiting(
         job_type: it.job_type,
         attempt: it.attempt,
         has_children: it.has_children,
+        leads_on: it.leads_on,
     });
     Ok(cancelled.collect())
 }
@@ -307,10 +323,13 @@ pub async fn requeue_dead_letter(
                 run_at = statement_timestamp(), cancel_requested = false,
                 expires_at = case when expires_at > statement_timestamp() then expires_at end
             where project_id = $1 and id = $2 and completed_at is not null
-            returning project_id, id, queue, job_type, rank, run_at, state, constraint_key
+            returning project_id, id, queue, job_type, rank, run_at, state, constraint_key, batch_id
         ), counted as (
             insert into queue_deltas (project_id, queue, active, dead_letter)
             select $1, queue, 1, -1 from revived
+        ), ends as (
+            insert into job_ends (project_id, job_id, batch_id, dead_letter)
+            select $1, id, batch_id, -1 from revived where batch_id is not null
         )
         select project_id "project_id!: ProjectId", id "id!: JobId", queue "queue!", job_type "job_type!",
                rank "rank!", run_at "run_at!", state "state!: StoredState",
@@ -397,7 +416,7 @@ pub async fn requeue_cancelled(
                 project_id, id, queue, job_type, state, rank, run_at, created_at, attempt, failures,
                 max_attempts, timeout_seconds, labels, constraint_key, concurrency_key,
                 concurrency_limit,
-                unique_key, expires_at, unfinished_parents, children
+                unique_key, expires_at, unfinished_parents, children, batch_id, has_callbacks
             )
             select gone.project_id, gone.id, gone.queue, gone.job_type,
                    case
@@ -414,7 +433,8 @@ pub async fn requeue_cancelled(
                    body.labels, body.constraint_key, body.concurrency_key, body.concurrency_limit,
                    body.unique_key,
                    case when body.expires_at > statement_timestamp() then body.expires_at end,
-                   gone.unfinished, gone.children
+                   gone.unfinished, gone.children, body.batch_id,
+                   case when body.callbacks is not null then true end
             from gone
             join job_bodies body on body.project_id = gone.project_id and body.job_id = gone.id
             cross join lateral (
@@ -422,7 +442,10 @@ pub async fn requeue_cancelled(
                     select from attempts where project_id = gone.project_id and job_id = gone.id
                 ) as ran
             ) past
-            returning project_id, id, queue, job_type, rank, run_at, state, constraint_key
+            returning project_id, id, queue, job_type, rank, run_at, state, constraint_key, batch_id
+        ), ends as (
+            insert into job_ends (project_id, job_id, batch_id, cancelled)
+            select $1, id, batch_id, -1 from back where batch_id is not null
         ), counted as (
             insert into queue_deltas (project_id, queue, scheduled, active, cancelled)
             select $1, queue, count(*) filter (where state = 'scheduled'),

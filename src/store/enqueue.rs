@@ -8,11 +8,12 @@ use uuid::Uuid;
 use crate::{
     domain::{
         backoff::RetryPolicy,
+        callbacks::Callbacks,
         dependency::Dependency,
         job::{self, StoredState},
         limits,
     },
-    ids::{JobId, ProjectId, WorkflowId},
+    ids::{BatchId, JobId, ProjectId, WorkflowId},
     store::jobs::JobRow,
 };
 
@@ -80,8 +81,31 @@ pub struct Extras {
     #[serde(serialize_with = "as_uuid")]
     pub workflow_id: Option<WorkflowId>,
     pub workflow_key: Option<String>,
+    /// The batch that counts its end.
+    #[serde(serialize_with = "as_batch_uuid")]
+    pub batch_id: Option<BatchId>,
+    /// JSON of [`Callbacks`].
+    pub callbacks: Option<String>,
+    /// How many jobs they are.
+    #[serde(skip)]
+    pub callback_count: usize,
     /// JSON that the adapter keeps beside the payload, opaque to all others.
     pub envelope: Option<String>,
+}
+
+impl Extras {
+    /// The same with the jobs that its end enqueues.
+    #[must_use]
+    pub fn with_callbacks(mut self, callbacks: &Callbacks) -> Self {
+        self.callback_count = callbacks.count();
+        self.callbacks =
+            (self.callback_count > 0).then(|| serde_json::to_string(callbacks).ok()).flatten();
+        self
+    }
+}
+
+fn as_batch_uuid<S: serde::Serializer>(id: &Option<BatchId>, to: S) -> Result<S::Ok, S::Error> {
+    id.map(|it| it.0).serialize(to)
 }
 
 /// The database keeps ids without their prefix.
@@ -148,6 +172,7 @@ impl StoredJob {
             workflow_id: extras.workflow_id,
             workflow_key: extras.workflow_key,
             envelope: extras.envelope,
+            batch_id: extras.batch_id,
             parents: extras.parents.iter().map(|it| it.parent).collect(),
             is_crowded: false,
             is_queue_paused: self.is_queue_paused,
@@ -223,26 +248,28 @@ pub async fn insert_jobs(
                 project_id, job_id, payload, retry, tags, traceparent, labels, constraint_key,
                 concurrency_key,
                 concurrency_limit, unique_key, expires_at, workflow_id, workflow_key, has_parents,
-                envelope
+                envelope, batch_id, callbacks
             )
             select project_id, id, payload, retry, tags, extras->>'traceparent', labels,
                    (extras->>'constraint_key')::uuid, extras->>'concurrency_key',
                    (extras->>'concurrency_limit')::int,
                    extras->>'unique_key', (extras->>'expires_at')::timestamptz,
                    (extras->>'workflow_id')::uuid, extras->>'workflow_key',
-                   coalesce((extras->>'has_parents')::boolean, false), extras->>'envelope'
+                   coalesce((extras->>'has_parents')::boolean, false), extras->>'envelope',
+                   (extras->>'batch_id')::uuid, extras->>'callbacks'
             from new
         ), live as (
             insert into jobs (
                 project_id, id, queue, job_type, state, rank, run_at, max_attempts,
                 timeout_seconds, labels, unfinished_parents, constraint_key, concurrency_key,
-                concurrency_limit, unique_key, expires_at, children
+                concurrency_limit, unique_key, expires_at, children, batch_id, has_callbacks
             )
             select project_id, id, queue, job_type, state, rank, run_at, max_attempts,
                    timeout_seconds, labels, unfinished_parents, (extras->>'constraint_key')::uuid,
                    extras->>'concurrency_key', (extras->>'concurrency_limit')::int,
                    extras->>'unique_key', (extras->>'expires_at')::timestamptz,
-                   coalesce((extras->>'children')::int, 0)
+                   coalesce((extras->>'children')::int, 0), (extras->>'batch_id')::uuid,
+                   case when extras->>'callbacks' is not null then true end
             from new
         ), counted as (
             insert into queue_deltas (project_id, queue, scheduled, active, enqueued)

@@ -14,7 +14,7 @@ use crate::{
         limits,
         text::ErrorReport,
     },
-    ids::{JobId, LeaseId, ProjectId, WorkflowId},
+    ids::{BatchId, JobId, LeaseId, ProjectId, WorkflowId},
 };
 
 pub use self::list::{Filter, MAX_COUNTED, Walked, count, page, read_tag, walk};
@@ -70,6 +70,7 @@ pub struct JobRow {
     pub workflow_id: Option<WorkflowId>,
     pub workflow_key: Option<String>,
     pub envelope: Option<String>,
+    pub batch_id: Option<BatchId>,
     /// Its parents, ended or not.
     pub parents: Vec<JobId>,
     /// See [`Closed`]; so for the next three.
@@ -151,6 +152,7 @@ pub async fn find_all(
                body.concurrency_limit, body.unique_key,
                case when job.is_live then job.expires_at else body.expires_at end as expires_at,
                body.workflow_id "workflow_id: WorkflowId", body.workflow_key, body.envelope,
+               body.batch_id "batch_id: BatchId",
                case when body.has_parents then array(
                    select parent_id from job_edges
                    where project_id = $1 and child_id = job.id

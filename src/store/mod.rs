@@ -6,6 +6,7 @@ use uuid::Uuid;
 
 pub mod accounts;
 pub mod audit;
+pub mod batches;
 pub mod cascade;
 pub mod claims;
 pub mod control;
@@ -13,6 +14,7 @@ pub mod counts;
 pub mod dead_letters;
 pub mod deadline;
 pub mod dependencies;
+pub mod ends;
 pub mod enqueue;
 pub mod events;
 pub mod fences;

@@ -113,8 +113,10 @@ pub struct AfterEnd {
     pub retry_at: Option<DateTime<Utc>>,
     /// Whether its lease counted against a limit.
     pub held_slot: bool,
-    /// Whether its children must be cancelled.
+    /// Whether its children must be cancelled or may run.
     pub has_children: bool,
+    /// Whether the cascade has work: children, callbacks or a batch.
+    pub leads_on: bool,
 }
 
 /// Ends the running attempts of locked jobs, with a row for each in `attempts`.
@@ -164,8 +166,18 @@ pub async fn end_attempts(conn: &mut PgConnection, ended: &[Ended]) -> sqlx::Res
             where jobs.project_id = ended.project_id and jobs.id = ended.job_id
             returning jobs.project_id, jobs.id, jobs.queue, jobs.job_type, jobs.rank, jobs.run_at,
                       ended.state, jobs.constraint_key, jobs.holds_slot, jobs.children,
+                      jobs.batch_id, jobs.has_callbacks,
                       ended.outcome,
                       ended.retry_at
+        ), ends as (
+            insert into job_ends (project_id, job_id, batch_id, callbacks, dead_letter)
+            select after.project_id, after.id, after.batch_id, case when after.has_callbacks then (
+                       select callbacks
+                       from job_bodies
+                       where project_id = after.project_id and job_id = after.id
+                   ) end, 1
+            from after
+            where after.state = 'dead_letter' and (after.batch_id is not null or after.has_callbacks)
         ), counted as (
             insert into queue_deltas (project_id, queue, active, backoff, dead_letter, failed)
             select project_id, queue,
@@ -183,6 +195,7 @@ pub async fn end_attempts(conn: &mut PgConnection, ended: &[Ended]) -> sqlx::Res
                state "state!: StoredState", constraint_key is not null "is_constrained!",
                holds_slot "holds_slot!",
                state = 'dead_letter' and children > 0 "has_children!",
+               state = 'dead_letter' and (batch_id is not null or has_callbacks is true) "leads_on!",
                case when state in ('backoff', 'pending') then retry_at end as retry_at
         from after
         "#,
@@ -216,6 +229,7 @@ pub async fn end_attempts(conn: &mut PgConnection, ended: &[Ended]) -> sqlx::Res
         retry_at: it.retry_at,
         held_slot: it.holds_slot,
         has_children: it.has_children,
+        leads_on: it.has_children || it.leads_on,
     });
     Ok(after.collect())
 }

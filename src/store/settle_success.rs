@@ -63,8 +63,9 @@ pub struct Settled {
     pub children_activated: Option<i32>,
     /// Whether its lease counted against a limit.
     pub held_slot: bool,
-    /// Whether children waited for its failure: they must be cancelled.
-    pub has_children: bool,
+    /// Whether the cascade has more to do: children waited for its failure, or it has callbacks or
+    /// a batch.
+    pub leads_on: bool,
 }
 
 /// A job that a success moved out, or a child that it made runnable.
@@ -92,7 +93,7 @@ pub async fn succeed(conn: &mut PgConnection, acks: &[&Success]) -> sqlx::Result
                    job.created_at, job.attempt, job.failures, job.max_attempts,
                    job.timeout_seconds, job.labels, job.cancel_requested, job.progress,
                    job.lease_id, job.worker_id, job.claimed_at, job.holds_slot,
-                   job.expires_at, ack.duration_ms, ack.result
+                   job.expires_at, job.batch_id, job.has_callbacks, ack.duration_ms, ack.result
             from unnest(
                 $1::int[], $2::uuid[], $3::text[], $4::int[], $5::uuid[], $6::bigint[], $7::text[]
             ) as ack(project_id, job_id, worker_id, attempt, lease_id, duration_ms, result)
@@ -123,6 +124,15 @@ pub async fn succeed(conn: &mut PgConnection, acks: &[&Success]) -> sqlx::Result
                    failures, max_attempts, timeout_seconds, labels, cancel_requested, progress,
                    lease_id, worker_id, claimed_at, duration_ms, result
             from held
+        ), ends as (
+            insert into job_ends (project_id, job_id, batch_id, callbacks, succeeded)
+            select held.project_id, held.id, held.batch_id, case when held.has_callbacks then (
+                       select callbacks
+                       from job_bodies
+                       where project_id = held.project_id and job_id = held.id
+                   ) end, 1
+            from held
+            where held.batch_id is not null or held.has_callbacks
         ), counted as (
             insert into queue_deltas (project_id, queue, active, succeeded)
             select project_id, queue, -count(*), count(*)
@@ -130,7 +140,8 @@ pub async fn succeed(conn: &mut PgConnection, acks: &[&Success]) -> sqlx::Result
             group by project_id, queue
         )
         select project_id "project_id!: ProjectId", id "id!: JobId", queue "queue!", job_type "job_type!",
-               (extract(epoch from now() - claimed_at) * 1000)::bigint "ran_ms!", holds_slot "held_slot!"
+               (extract(epoch from now() - claimed_at) * 1000)::bigint "ran_ms!",
+               holds_slot "held_slot!", (batch_id is not null or has_callbacks is true) "leads_on!"
         from held
         "#,
         &fences.project_id,
@@ -151,7 +162,7 @@ pub async fn succeed(conn: &mut PgConnection, acks: &[&Success]) -> sqlx::Result
             ran_ms: it.ran_ms,
             children_activated: None,
             held_slot: it.held_slot,
-            has_children: false,
+            leads_on: it.leads_on,
         })
     });
     Ok(moved.collect())
@@ -175,7 +186,7 @@ pub async fn succeed_parents(
                    job.created_at, job.attempt, job.failures, job.max_attempts,
                    job.timeout_seconds, job.labels, job.cancel_requested, job.progress,
                    job.lease_id, job.worker_id, job.claimed_at, job.children, job.holds_slot,
-                   job.expires_at, ack.duration_ms, ack.result
+                   job.expires_at, job.batch_id, job.has_callbacks, ack.duration_ms, ack.result
             from unnest(
                 $1::int[], $2::uuid[], $3::text[], $4::int[], $5::uuid[], $6::bigint[], $7::text[]
             ) as ack(project_id, job_id, worker_id, attempt, lease_id, duration_ms, result)
@@ -251,7 +262,7 @@ pub async fn succeed_parents(
                 select
                 from marked
                 where marked.project_id = held.project_id and marked.job_id = held.id
-            ) as has_children
+            ) or held.batch_id is not null or held.has_callbacks is true as leads_on
             from held
         ), moved as (
             insert into finished_jobs (
@@ -264,10 +275,19 @@ pub async fn succeed_parents(
                    lease_id, worker_id, claimed_at, duration_ms, result, children,
                    activated
             from told
+        ), ends as (
+            insert into job_ends (project_id, job_id, batch_id, callbacks, succeeded)
+            select held.project_id, held.id, held.batch_id, case when held.has_callbacks then (
+                       select callbacks
+                       from job_bodies
+                       where project_id = held.project_id and job_id = held.id
+                   ) end, 1
+            from held
+            where held.batch_id is not null or held.has_callbacks
         )
         select project_id "project_id!: ProjectId", id "id!: JobId",
                activated as children_activated, holds_slot "held_slot!",
-               has_children "has_children!", queue "queue!",
+               leads_on "leads_on!", queue "queue!",
                job_type "job_type!",
                (extract(epoch from now() - claimed_at) * 1000)::bigint as ran_ms,
                null::smallint as rank, null::timestamptz as run_at,
@@ -313,7 +333,7 @@ pub async fn succeed_parents(
                 ran_ms: it.ran_ms.unwrap_or_default(),
                 children_activated: it.children_activated,
                 held_slot: it.held_slot,
-                has_children: it.has_children,
+                leads_on: it.leads_on,
             }),
         }
     });

@@ -3,6 +3,7 @@
 //! the project.
 
 pub mod counts;
+pub mod ends;
 pub mod gauges;
 pub mod operations;
 pub mod probe;

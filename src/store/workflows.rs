@@ -4,7 +4,7 @@ use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use super::{dependencies::Edge, settle_success::WaitingJob};
+use super::{batches::NewBatch, dependencies::Edge, settle_success::WaitingJob};
 use crate::{
     domain::{
         dependency::{Dependency, When},
@@ -23,6 +23,8 @@ pub struct NewWorkflow {
     pub edges: Vec<Edge>,
     /// Whether its first jobs wait until it is started.
     pub is_held: bool,
+    /// The batch of its jobs, to be stored with it.
+    pub batch: Option<NewBatch>,
     pub rerun: Option<Rerun>,
 }
 

@@ -21,7 +21,7 @@ use tokio::{sync::Semaphore, time::timeout};
 use crate::{
     domain::limits,
     error::Error,
-    ids::{AccountId, InvitationId, JobId, KeyId, OperationId, SessionId, WorkflowId},
+    ids::{AccountId, BatchId, InvitationId, JobId, KeyId, OperationId, SessionId, WorkflowId},
     wire::json_words,
 };
 
@@ -288,6 +288,8 @@ path_ids! {
     JobInPath(JobId): "job_id", JobNotFound;
     /// The workflow that the path names.
     WorkflowInPath(WorkflowId): "workflow_id", WorkflowNotFound;
+    /// The batch that the path names.
+    BatchInPath(BatchId): "batch_id", BatchNotFound;
     /// The operation that the path names.
     OperationInPath(OperationId): "operation_id", OperationNotFound;
     /// The key that the path names.

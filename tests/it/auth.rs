@@ -220,7 +220,7 @@ fn no_operation_touches_or_shows_anything_of_another_project() {
                 reply.is_error(404, code);
             }
         }
-        assert_eq!(everything_lives(&ours, &named).await, 5, "nothing of ours is gone");
+        assert_eq!(everything_lives(&ours, &named).await, 6, "nothing of ours is gone");
         assert_eq!((ours.job(&id).await, ours.job(&waiting).await), before);
         server.stop().await;
     });
@@ -231,6 +231,7 @@ async fn everything_of(t: &TestProject, job: &str) -> Named {
     let text = |it: &Value| it.as_str().expect("an id").to_owned();
     let graph = json!({"jobs": [{"key": "a", "job_type": "x", "queue": "w"}]});
     let workflow = t.post("/v1/workflows", graph).await.is(201);
+    let batch = t.post("/v1/batches", json!({})).await.is(201);
     let operation = t.post("/v1/queues/w/purge", json!({"confirm": "w"})).await.is(202);
     let schedule = json!({"job_type": "t", "cron_expression": "@daily"});
     t.put("/v1/recurring/ours", schedule).await.is(200);
@@ -239,6 +240,7 @@ async fn everything_of(t: &TestProject, job: &str) -> Named {
     let keys = t.get("/v1/keys").await.is(200);
     Named {
         workflow: text(&workflow["id"]),
+        batch: text(&batch["id"]),
         operation: text(&operation["id"]),
         key: text(&keys["keys"][0]["id"]),
         recurring: "ours".to_owned(),
@@ -251,6 +253,7 @@ async fn everything_of(t: &TestProject, job: &str) -> Named {
 async fn everything_lives(t: &TestProject, named: &Named) -> usize {
     let paths = [
         format!("/v1/workflows/{}", named.workflow),
+        format!("/v1/batches/{}", named.batch),
         format!("/v1/operations/{}", named.operation),
         format!("/v1/keys/{}", named.key),
         format!("/v1/recurring/{}", named.recurring),
@@ -281,6 +284,7 @@ fn every_operation_answers_under_the_project_of_its_key_and_under_no_other() {
                     let code = reply.json()["error"]["code"].clone();
                     let is_routed = [
                         "workflow_not_found",
+                        "batch_not_found",
                         "worker_not_found",
                         "operation_not_found",
                         "recurring_job_not_found",

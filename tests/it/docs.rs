@@ -177,6 +177,7 @@ fn every_limit_is_listed_with_its_number() {
     let page = read("docs/limits.md");
     let rows = [
         limits_page::job_limits(),
+        limits_page::callback_limits(),
         limits_page::worker_limits(),
         limits_page::queue_limits(),
         limits_page::bulk_limits(),

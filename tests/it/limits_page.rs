@@ -100,6 +100,22 @@ fn every_plan_is_listed_with_its_numbers() {
     }
 }
 
+/// The rows of "A job" that concern callbacks and batches.
+pub fn callback_limits() -> Vec<(&'static str, String)> {
+    vec![
+        (
+            "callbacks that the end of one job or batch leads to",
+            format!("{}, of {} bytes together", limits::MAX_CALLBACKS, limits::MAX_CALLBACKS_BYTES),
+        ),
+        ("callbacks that follow each other", limits::MAX_CALLBACK_DEPTH.to_string()),
+        (
+            "batches of one project that have not completed",
+            format!("{}, then 429", limits::MAX_OPEN_BATCHES),
+        ),
+        ("a batch that has completed", format!("kept {} days", limits::BATCH_KEEP_DAYS)),
+    ]
+}
+
 /// The rows of "A job".
 pub fn job_limits() -> Vec<(&'static str, String)> {
     vec![
@@ -289,6 +305,7 @@ pub fn request_limits() -> Vec<(&'static str, String)> {
         ),
         ("workers on one page", format!("1–{}", limits::MAX_PAGE_WORKERS)),
         ("workflows on one page", format!("1–{}", limits::MAX_PAGE_WORKFLOWS)),
+        ("batches on one page", format!("1–{}", limits::MAX_PAGE_BATCHES)),
         ("events on one page of a job's history", format!("1–{}", limits::MAX_PAGE_EVENTS)),
         ("log chunks on one page", format!("1–{}", limits::MAX_PAGE_LOGS)),
         ("queues on one page", format!("1–{}", limits::MAX_PAGE_QUEUES)),

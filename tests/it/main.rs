@@ -5,6 +5,7 @@ mod harness;
 mod acks;
 mod adapters;
 mod auth;
+mod batches;
 mod binary;
 mod conditions;
 mod console;

@@ -4,7 +4,7 @@
 use fencepost::{
     domain::access::{Role, Scope},
     http::openapi,
-    ids::{AccountId, InvitationId, KeyId, OperationId, SessionId, WorkflowId},
+    ids::{AccountId, BatchId, InvitationId, KeyId, OperationId, SessionId, WorkflowId},
 };
 
 use crate::harness::{Reply, TestProject};
@@ -65,6 +65,7 @@ impl Operation {
 pub struct Named {
     pub job: String,
     pub workflow: String,
+    pub batch: String,
     pub operation: String,
     pub key: String,
     pub account: String,
@@ -80,6 +81,7 @@ impl Named {
         Self {
             job: id.to_owned(),
             workflow: WorkflowId::generate().to_string(),
+            batch: BatchId::generate().to_string(),
             operation: OperationId::generate().to_string(),
             key: KeyId::generate().to_string(),
             account: AccountId::generate().to_string(),
@@ -96,6 +98,7 @@ impl Named {
     pub fn missing_in(&self, path: &str) -> Option<&'static str> {
         let codes = [
             (&self.workflow, "workflow_not_found"),
+            (&self.batch, "batch_not_found"),
             (&self.operation, "operation_not_found"),
             (&self.key, "key_not_found"),
         ];
@@ -160,6 +163,7 @@ fn fill(path: &str, id: &str, named: &Named) -> String {
     let path = path
         .replace("{job_id}", &named.job)
         .replace("{workflow_id}", &named.workflow)
+        .replace("{batch_id}", &named.batch)
         .replace("{operation_id}", &named.operation)
         .replace("{key_id}", &named.key)
         .replace("{account_id}", &named.account)
@@ -178,6 +182,7 @@ fn body(id: &str, job_id: &str) -> Option<Value> {
         "jobs_create" => json!({"job_type": "t"}),
         "jobs_create_batch" => json!({"jobs": [{"job_type": "t"}]}),
         "jobs_change" => json!({"priority": 1}),
+        "batches_create" => json!({}),
         "workflows_create" => json!({"jobs": [{"key": "a", "job_type": "t"}]}),
         "queues_change" => json!({"max_concurrency": 5}),
         "queues_purge" => json!({"confirm": "default"}),
@@ -223,7 +228,9 @@ fn body(id: &str, job_id: &str) -> Option<Value> {
         "auth_logout" | "auth_verify_send" | "dead_letters_retry" | "jobs_cancel"
         | "jobs_retry" | "operations_abort" | "queues_pause" | "queues_resume"
         | "recurring_pause" | "recurring_resume" | "recurring_run" | "workers_quiet"
-        | "workers_resume" | "workers_terminate" | "workflows_cancel" => return None,
+        | "workers_resume" | "workers_terminate" | "workflows_cancel" | "batches_seal" => {
+            return None;
+        }
         id => {
             assert!(needs_no_body(id), "{id}: say here what its body is, or that it has none");
             return None;

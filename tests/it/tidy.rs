@@ -176,6 +176,8 @@ fn every_statement_on_a_tenants_table_names_the_project() {
         "api_keys",
         "job_edges",
         "workflows",
+        "batches",
+        "job_ends",
         "workflow_jobs",
         "job_events",
         "job_logs",
@@ -245,6 +247,7 @@ fn every_tenants_key_and_index_begins_with_the_project() {
         "members_by_account",
         "audit_log_by_age",
         "set_aside_by_time",
+        "batches_by_completion",
         // People and nodes belong to no project.
         "accounts_by_verified_email",
         "accounts_by_email",

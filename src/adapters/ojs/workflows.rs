@@ -1,4 +1,4 @@
-//! Workflows: a chain, a group, a batch with a callback after success, or steps with dependencies.
+//! Workflows: a chain, a group, a batch with callbacks, or steps with dependencies.
 
 use axum::{extract::State, http::StatusCode};
 use serde::Serialize;
@@ -18,26 +18,28 @@ use crate::{
     app::App,
     auth::{Caller, Control, Cost, Produce, Read},
     domain::{
+        callbacks::Callbacks,
         dependency::Dependency,
         job::StoredState,
         limits,
         plan::Tenant,
         workflow::{self, BrokenGraph, Node, WorkflowState},
     },
-    engine::jobs::{
-        self,
-        workflows::{self, JobGraph, WorkflowJobRow, WorkflowRow},
+    engine::{
+        batches::NewBatch,
+        enqueue::{self, Extras},
+        jobs::{
+            self,
+            workflows::{self, JobGraph, WorkflowJobRow, WorkflowRow},
+        },
     },
     error::{Error, JobStatus},
-    ids::{JobKey, ProjectId, WorkflowId},
+    ids::{BatchId, JobKey, ProjectId, WorkflowId},
     wire::{extract::Json, validate::Check},
 };
 
 /// Where the kind of a workflow is stored: in the envelopes of its jobs.
 const KIND_FIELD: &str = "x_workflow_type";
-/// The key of the job that runs when a whole batch has succeeded.
-const ON_SUCCESS: &str = "on_success";
-
 /// One workflow.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = OjsWorkflowReply)]
@@ -89,11 +91,9 @@ fn workflow_state_name(state: WorkflowState) -> &'static str {
 impl WorkflowView {
     fn of(row: &WorkflowRow, kind: String, parts: Vec<WorkflowJobRow>) -> Self {
         let state = workflow_state_name(workflows::state(row, &parts));
-        // The callback of a batch is none of its jobs.
-        let of_batch = |it: &&WorkflowJobRow| kind != "batch" || it.key != ON_SUCCESS;
         let is_done = |it: &&WorkflowJobRow| it.state == Some(StoredState::Succeeded);
-        let total = parts.iter().filter(of_batch).count();
-        let completed = parts.iter().filter(of_batch).filter(is_done).count();
+        let total = parts.len();
+        let completed = parts.iter().filter(is_done).count();
         let step = |it: WorkflowJobRow| StepView {
             state: it.state.map(|state| state_name(state, i32::from(!it.depends_on.is_empty()))),
             id: it.key,
@@ -133,7 +133,12 @@ struct Step {
     job: Fields,
 }
 
-fn read_steps(mut sent: Fields, check: &mut Check) -> (String, Vec<Step>) {
+/// Reads the kind, the steps, and the jobs that the end enqueues.
+fn read_steps(
+    tenant: Tenant,
+    mut sent: Fields,
+    check: &mut Check,
+) -> Result<(String, Vec<Step>, Callbacks), Error> {
     let kind: Option<String> = sent.take("type", check);
     let (field, is_chain) = match kind.as_deref() {
         Some("group" | "batch") => ("jobs", false),
@@ -158,18 +163,22 @@ fn read_steps(mut sent: Fields, check: &mut Check) -> (String, Vec<Step>) {
         let key = given.unwrap_or_else(|| index.to_string());
         steps.push(Step { key, path, depends_on: before.unwrap_or(depends_on), job });
     }
-    let mut callbacks: Fields = sent.take("callbacks", check).unwrap_or_default();
-    let why = "is not supported: no callback runs after a failure";
     let mut inner = Check::below("callbacks.");
-    callbacks.refuse("on_failure", why, &mut inner);
-    callbacks.refuse("on_complete", why, &mut inner);
-    if let Some(job) = callbacks.take(ON_SUCCESS, &mut inner) {
-        let depends_on = steps.iter().map(|it| Dependency::on_success(it.key.clone())).collect();
-        let path = format!("callbacks.{ON_SUCCESS}.");
-        steps.push(Step { key: ON_SUCCESS.to_owned(), path, depends_on, job });
-    }
+    let mut callbacks: Fields = sent.take("callbacks", check).unwrap_or_default();
+    let mut one = |name: &str| -> Result<_, Error> {
+        let Some(job) = callbacks.take(name, &mut inner) else { return Ok(None) };
+        let mut item = Check::below(format!("callbacks.{name}."));
+        let accepted = accept(tenant, job, &mut item)?;
+        inner.absorb(item);
+        Ok(Some(Box::new(enqueue::callback(accepted.tied.job))))
+    };
+    let callbacks = Callbacks {
+        on_success: one("on_success")?,
+        on_failure: one("on_failure")?,
+        on_complete: one("on_complete")?,
+    };
     check.absorb(inner);
-    (kind.unwrap_or_else(|| "graph".to_owned()), steps)
+    Ok((kind.unwrap_or_else(|| "graph".to_owned()), steps, callbacks))
 }
 
 /// Create a workflow.
@@ -190,7 +199,7 @@ pub async fn create(
     let mut check = Check::default();
     let name = sent.take("name", &mut check).filter(|it: &String| !it.is_empty());
     check.optional_name("name", name.as_deref(), limits::MAX_NAME_CHARS);
-    let (kind, steps) = read_steps(sent, &mut check);
+    let (kind, steps, callbacks) = read_steps(tenant, sent, &mut check)?;
     let named = |it: &Step| (it.key.clone(), it.depends_on.clone());
     let named: Vec<_> = steps.iter().map(named).collect();
     let nodes: Vec<_> = named.iter().map(|(key, on)| Node { key, depends_on: on }).collect();
@@ -208,10 +217,20 @@ pub async fn create(
     check.finish()?;
     caller.charge(&app, "steps", Cost::Items(all.len())).await?;
     set_expiries(&app, &mut all).await?;
-    let jobs = all.into_iter().map(|it| it.tied).collect();
+    let mut jobs: Vec<_> = all.into_iter().map(|it| it.tied).collect();
     let id = WorkflowId::generate();
-    workflows::create(&app.engine, tenant, id, JobGraph { name, is_held: false, jobs, parents })
-        .await?;
+    let callbacks = Extras::default().with_callbacks(&callbacks).callbacks;
+    let batch = callbacks.map(|it| NewBatch {
+        id: BatchId(id.0),
+        name: name.clone(),
+        callbacks: Some(it),
+        is_sealed: true,
+    });
+    for job in &mut jobs {
+        job.job.extras.get_or_insert_default().batch_id = batch.as_ref().map(|it| it.id);
+    }
+    let graph = JobGraph { name, is_held: false, jobs, parents, batch };
+    workflows::create(&app.engine, tenant, id, graph).await?;
     let workflow = find(&app, tenant.project_id, id).await?;
     Ok(Reply(StatusCode::CREATED, WorkflowReply { workflow }))
 }

@@ -167,7 +167,7 @@ async fn store(
     check.finish()?;
     caller.charge(app, "jobs", Cost::Items(jobs.len())).await?;
     let id = WorkflowId::generate();
-    let graph = JobGraph { name: Some(request.name), is_held: true, jobs, parents };
+    let graph = JobGraph { name: Some(request.name), is_held: true, jobs, parents, batch: None };
     workflows::create(&app.engine, tenant, id, graph).await?;
     Ok(id)
 }

@@ -140,8 +140,9 @@ fn bytes_of(job: &NewJob) -> usize {
     let tags = job.tags.iter().flat_map(|it| &it.0).map(|(key, value)| key.len() + value.len());
     let types = job.retry.iter().flat_map(|it| &it.0.non_retryable_types).map(String::len);
     let texts = job.payload.len() + job.job_type.len() + job.queue.len();
-    let envelope = |it: &Extras| it.envelope.as_ref().map_or(0, String::len);
-    let extras = job.extras.as_ref().map_or(0, |it| EXTRAS_BYTES + envelope(it));
+    let len = |it: &Option<String>| it.as_ref().map_or(0, String::len);
+    let extras = job.extras.as_ref();
+    let extras = extras.map_or(0, |it| EXTRAS_BYTES + len(&it.envelope) + len(&it.callbacks));
     ROW_BYTES + texts + tags.sum::<usize>() + types.sum::<usize>() + extras
 }
 

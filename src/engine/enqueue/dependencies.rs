@@ -1,7 +1,7 @@
 //! Storing jobs with parents, a unique key, a workflow, an id of the client's or an `expires_at`.
 //! One transaction per request, beside the batches of ordinary jobs.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use sqlx::{Acquire, PgConnection};
 
@@ -13,9 +13,9 @@ use crate::{
         cancel::{cancel_waiting, publish_cancelled},
     },
     error::{Error, FieldError, is_unique_violation},
-    ids::{JobId, JobKey, ProjectId},
+    ids::{BatchId, JobId, JobKey, ProjectId},
     store::{
-        self, cascade,
+        self, batches, cascade,
         control::{CancelReason, CancelledJob},
         dependencies::{self, Parent, UniqueHolder},
         enqueue::StoredJob,
@@ -162,8 +162,12 @@ async fn store_once(
         let stored = all.iter().filter_map(|it| earlier.get(&it.id));
         return Ok(stored.map(|it| EnqueueOutcome::Stored(it.clone())).collect());
     }
+    if let Some(batch) = workflow.and_then(|it| it.batch.as_ref()) {
+        batches::insert(&mut tx, project_id, batch).await?;
+    }
     let (existing, replaced) = make_room(&mut tx, project_id, &left).await?;
     let (new, edges) = tie(&mut tx, project_id, &left, &existing).await?;
+    join_batches(&mut tx, project_id, &new).await?;
     let latest = latest_run_at(&new);
     let refs: Vec<_> = new.iter().collect();
     let stored = store::enqueue::insert_jobs(&mut tx, &refs, &vec![latest; refs.len()]).await?;
@@ -178,18 +182,7 @@ async fn store_once(
         cascade::insert_expiries(&mut tx, project_id, &expiries).await?;
     }
     if let Some(workflow) = workflow {
-        workflows::insert_workflow(&mut tx, project_id, workflow).await?;
-        if let Some(Rerun { original, replaced }) = workflow.rerun
-            && !workflows::succeed(&mut tx, project_id, original, replaced, workflow.id).await?
-        {
-            // Another request has re-run it at the same moment.
-            return Err(Failed::Refused(Error::Overloaded));
-        }
-        dependencies::insert_edges(&mut tx, project_id, &workflow.edges).await?;
-        let keyed =
-            new.iter().filter_map(|it| Some((it.extras.as_ref()?.workflow_key.as_deref()?, it.id)));
-        let keyed: Vec<_> = keyed.collect();
-        workflows::insert_workflow_jobs(&mut tx, project_id, workflow.id, &keyed).await?;
+        store_workflow(&mut tx, project_id, workflow, &new).await?;
     }
     tx.commit().await?;
     drop(conn);
@@ -203,6 +196,27 @@ async fn store_once(
             .or_else(|| existing.get(unique_key(&it.job)?).map(|it| EnqueueOutcome::Existing(*it)))
     };
     Ok(jobs.iter().filter_map(outcome).collect())
+}
+
+async fn store_workflow(
+    tx: &mut PgConnection,
+    project_id: ProjectId,
+    workflow: &NewWorkflow,
+    jobs: &[NewJob],
+) -> Result<(), Failed> {
+    workflows::insert_workflow(tx, project_id, workflow).await?;
+    if let Some(Rerun { original, replaced }) = workflow.rerun
+        && !workflows::succeed(tx, project_id, original, replaced, workflow.id).await?
+    {
+        // Another request has re-run it at the same moment.
+        return Err(Failed::Refused(Error::Overloaded));
+    }
+    dependencies::insert_edges(tx, project_id, &workflow.edges).await?;
+    let keyed =
+        jobs.iter().filter_map(|it| Some((it.extras.as_ref()?.workflow_key.as_deref()?, it.id)));
+    let keyed: Vec<_> = keyed.collect();
+    workflows::insert_workflow_jobs(tx, project_id, workflow.id, &keyed).await?;
+    Ok(())
 }
 
 /// An ack of an attempt of a deleted job must not settle an attempt of its successor.
@@ -323,6 +337,37 @@ async fn tie(
         dependencies::add_children(tx, project_id, &more).await?;
     }
     Ok((tied, edges))
+}
+
+/// Counts new jobs of batches.
+async fn join_batches(
+    tx: &mut PgConnection,
+    project_id: ProjectId,
+    jobs: &[NewJob],
+) -> Result<(), Failed> {
+    let mut added: BTreeMap<BatchId, i32> = BTreeMap::new();
+    for batch_id in jobs.iter().filter_map(|it| it.extras.as_ref()?.batch_id) {
+        *added.entry(batch_id).or_default() += 1;
+    }
+    if added.is_empty() {
+        return Ok(());
+    }
+    let ids: Vec<_> = added.keys().copied().collect();
+    let found: HashMap<_, _> =
+        batches::lock_open(tx, project_id, &ids).await?.into_iter().collect();
+    for id in ids {
+        match found.get(&id) {
+            Some(true) => (),
+            Some(false) => return Err(Failed::Refused(Error::BatchCompleted(id))),
+            None => {
+                let message = format!("the project has no batch {id}");
+                return Err(Failed::Refused(Error::invalid("batch_id", message)));
+            }
+        }
+    }
+    let added: Vec<_> = added.into_iter().collect();
+    batches::add_jobs(tx, project_id, &added).await?;
+    Ok(())
 }
 
 /// Whether a dependency is met already.

@@ -9,7 +9,7 @@ use std::{collections::HashMap, sync::Arc};
 use self::dependencies::{EnqueueOutcome, TiedJob};
 use super::Engine;
 use crate::{
-    domain::plan::Tenant,
+    domain::{callbacks::CallbackJob, plan::Tenant},
     error::Error,
     ids::{JobId, ProjectId},
     store::{
@@ -19,8 +19,8 @@ use crate::{
     },
 };
 
-pub(super) use self::batch::too_far_ahead;
 pub use self::batch::{Enqueues, Extras, NewJob, Start};
+pub(super) use self::batch::{tell, too_far_ahead};
 
 /// A job after its enqueue.
 #[derive(Debug, Clone)]
@@ -107,11 +107,36 @@ pub async fn store_workflow(
     stored.map(drop)
 }
 
+/// The same job, to be enqueued by an end.
+#[must_use]
+pub fn callback(job: NewJob) -> CallbackJob {
+    let extras = job.extras.map(|it| *it).unwrap_or_default();
+    let callbacks = extras.callbacks.and_then(|it| serde_json::from_str(&it).ok());
+    CallbackJob {
+        queue: job.queue,
+        job_type: job.job_type,
+        payload: job.payload,
+        rank: job.rank,
+        max_attempts: job.max_attempts,
+        timeout_seconds: job.timeout_seconds,
+        retry: job.retry.map(|it| it.0),
+        tags: job.tags.map(|it| it.0),
+        labels: extras.labels,
+        traceparent: extras.traceparent,
+        envelope: extras.envelope,
+        callbacks: callbacks.unwrap_or_default(),
+    }
+}
+
 fn is_tied(it: &TiedJob) -> bool {
     let extras = it.job.extras.as_ref();
     it.is_id_given
-        || extras
-            .is_some_and(|it| it.unique_key.is_some() || it.has_parents || it.expires_at.is_some())
+        || extras.is_some_and(|it| {
+            it.unique_key.is_some()
+                || it.has_parents
+                || it.expires_at.is_some()
+                || it.batch_id.is_some()
+        })
 }
 
 /// Only the database's clock can tell that a `run_at` is too far ahead, and it checks the latest

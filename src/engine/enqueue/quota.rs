@@ -89,7 +89,10 @@ pub(super) async fn admit(
 ) -> Result<(), Error> {
     let Tenant { project_id, limits } = tenant;
     let max = limits.waiting_jobs.unwrap_or(i64::MAX);
-    let count = i64::try_from(jobs.len()).unwrap_or(i64::MAX);
+    let jobs: Vec<_> = jobs.collect();
+    // The jobs that their ends enqueue count when they are declared: they are never refused later.
+    let callbacks = jobs.iter().filter_map(|it| it.extras.as_ref()).map(|it| it.callback_count);
+    let count = i64::try_from(jobs.len() + callbacks.sum::<usize>()).unwrap_or(i64::MAX);
     let known = match engine.backlogs.known(project_id, COUNT_KEEP) {
         (Some(known), false) => known,
         // The old count serves until the database answers.
@@ -97,7 +100,7 @@ pub(super) async fn admit(
         (None, _) => recount(engine, tenant).await?,
     };
     if known.has_all_queues {
-        let names: HashSet<_> = jobs.map(|it| it.queue.as_ref()).collect();
+        let names: HashSet<_> = jobs.iter().map(|it| it.queue.as_ref()).collect();
         let names: Vec<_> = names.into_iter().collect();
         check_queues(engine, project_id, &names).await?;
     }

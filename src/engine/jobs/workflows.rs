@@ -21,7 +21,7 @@ use crate::{
     },
     error::Error,
     ids::{JobId, JobKey, ProjectId, WorkflowId},
-    store::{jobs::JobRow, workflows},
+    store::{batches::NewBatch, jobs::JobRow, workflows},
 };
 
 use crate::store::workflows::{NewWorkflow, Rerun};
@@ -37,6 +37,8 @@ pub struct JobGraph {
     pub jobs: Vec<TiedJob>,
     /// The parents of each job, as indexes of jobs.
     pub parents: Vec<Vec<Dependency<usize>>>,
+    /// The batch of its jobs, if their ends enqueue others.
+    pub batch: Option<NewBatch>,
 }
 
 /// Stores a workflow with its jobs, all or none, if the project's quota permits.
@@ -59,9 +61,9 @@ async fn store(
     graph: JobGraph,
     rerun: Option<Rerun>,
 ) -> Result<(), Error> {
-    let JobGraph { name, is_held, mut jobs, parents } = graph;
+    let JobGraph { name, is_held, mut jobs, parents, batch } = graph;
     let edges = tie(id, is_held, &mut jobs, &parents);
-    let workflow = NewWorkflow { id, name, edges, is_held, rerun };
+    let workflow = NewWorkflow { id, name, edges, is_held, batch, rerun };
     enqueue::store_workflow(engine, tenant, &workflow, &jobs).await
 }
 
@@ -202,7 +204,7 @@ pub async fn run(engine: &Engine, tenant: Tenant, id: WorkflowId) -> Result<(), 
         |it: Dependency<&str>| Some(Dependency { parent: place(it.parent)?, when: it.when });
     let parents =
         jobs.iter().map(|it| it.dependencies().filter_map(dependency).collect()).collect();
-    let graph = JobGraph { name: latest.name, is_held: false, jobs: again, parents };
+    let graph = JobGraph { name: latest.name, is_held: false, jobs: again, parents, batch: None };
     let rerun = Some(Rerun { original: id, replaced });
     match store(engine, tenant, WorkflowId::generate(), graph, rerun).await {
         // Another request has re-run it at the same moment: one run is enough.

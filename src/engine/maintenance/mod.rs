@@ -3,6 +3,7 @@
 
 pub mod cascade;
 pub mod counts;
+pub mod ends;
 pub mod gauges;
 pub mod promote;
 pub mod reap;
@@ -35,7 +36,7 @@ pub async fn probe(engine: &Engine) -> sqlx::Result<()> {
     let is_tick_near =
         seen.next_tick_ms.is_some_and(|it| it <= PROBE_PERIOD.as_secs_f64() * 1_000.0);
     let chores = [
-        (seen.has_children, BackgroundTask::Cascade),
+        (seen.has_ends, BackgroundTask::Cascade),
         (seen.has_revived, BackgroundTask::Revive),
         (seen.has_outdated, BackgroundTask::Expire),
         (seen.has_deltas, BackgroundTask::MergeCounts),
@@ -90,6 +91,7 @@ pub async fn prune(engine: &Engine) -> sqlx::Result<bool> {
         prune::prune_stats(&mut conn).await?,
         prune::prune_deleted_jobs(&mut conn).await?,
         set_aside::prune(&mut conn).await?,
+        sweep::ends::prune_batches(&mut conn).await?,
     ];
     Ok(rows.contains(&(sweep::MAX_SWEEP_ROWS as u64)))
 }

@@ -50,7 +50,7 @@ impl Notifier {
         self.waiting(after.iter().map(|it| &it.job));
         let freed = after.iter().filter(|it| it.held_slot).map(|it| it.job.project_id);
         self.wake.slots_freed(freed.collect());
-        if after.iter().any(|it| it.has_children) {
+        if after.iter().any(|it| it.leads_on) {
             self.wake.ask(BackgroundTask::Cascade);
         }
         self.feed.tell(|| {

@@ -63,6 +63,7 @@ pub(in crate::engine) async fn write(
         for gone in cancel::cancel_waiting(tx, &cancelled, cancel::CancelReason::Asked).await? {
             if let Some(after) = after.iter_mut().find(|it| it.job.key() == gone.key) {
                 after.has_children = gone.has_children;
+                after.leads_on = gone.leads_on;
             }
         }
     }

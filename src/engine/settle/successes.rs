@@ -47,7 +47,7 @@ impl SuccessNotes {
             if let Moved::Parent(it) = it {
                 done.insert(it.key, it.children_activated);
                 freed.extend(it.held_slot.then_some(it.key.project_id));
-                if it.has_children {
+                if it.leads_on {
                     self.notifier.wake.ask(BackgroundTask::Cascade);
                 }
                 ran.record(it.ran_ms as f64 / 1_000.0);

@@ -1,6 +1,7 @@
 //! `/v1/jobs`: enqueue, read, list, control, watch.
 
 pub mod bulk;
+pub mod callbacks;
 pub mod control;
 pub mod create;
 pub mod depends_on;

@@ -9,14 +9,17 @@ use serde_json::value::RawValue;
 use sqlx::types::Json as Stored;
 use utoipa::ToSchema;
 
-use super::depends_on::DependsOn;
+use super::{
+    callbacks::{CallbackRequest, SentCallbacks},
+    depends_on::DependsOn,
+};
 use crate::{
     domain::{
-        constraint_key, dependency::Dependency, formats, job::DEFAULT_QUEUE, limits, plan::Tenant,
-        trace::TraceContext,
+        callbacks::Callbacks, constraint_key, dependency::Dependency, formats, job::DEFAULT_QUEUE,
+        limits, plan::Tenant, trace::TraceContext,
     },
     engine::enqueue::{
-        Extras, NewJob, Start,
+        self, Extras, NewJob, Start,
         dependencies::{OnConflict, TiedJob},
     },
     error::Error,
@@ -35,7 +38,7 @@ const DEFAULT_CONCURRENCY_LIMIT: i32 = 1;
 const MIN_MAX_ATTEMPTS: i32 = 1;
 
 /// A job to enqueue.
-#[derive(Debug, Deserialize, ToSchema)]
+#[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({
     "job_type": "email.send",
@@ -94,6 +97,18 @@ pub struct EnqueueRequest {
     /// says. In a workflow, their keys.
     #[schema(extensions(("bounds" = json!(items(0, limits::MAX_PARENTS)))))]
     pub(in crate::http) depends_on: Option<Vec<DependsOn>>,
+    /// The batch that counts its end.
+    #[schema(example = "batch_01m7w3ha3aextt8pkwwdmxsmqw")]
+    batch_id: Option<String>,
+    /// Enqueued when this job succeeds.
+    #[schema(value_type = Option<CallbackRequest>)]
+    on_success: Option<Box<Object<CallbackRequest>>>,
+    /// Enqueued when this job is dead-lettered or cancelled.
+    #[schema(value_type = Option<CallbackRequest>)]
+    on_failure: Option<Box<Object<CallbackRequest>>>,
+    /// Enqueued when this job ends, in whatever way.
+    #[schema(value_type = Option<CallbackRequest>)]
+    on_complete: Option<Box<Object<CallbackRequest>>>,
     /// In a workflow, and only there: its key, unique in the workflow.
     #[schema(extensions(("bounds" = json!(chars(1, limits::MAX_NAME_CHARS)))))]
     pub(in crate::http) key: Option<String>,
@@ -128,17 +143,39 @@ pub enum OnConflictChoice {
 
 impl RequestBody for EnqueueRequest {}
 
+impl EnqueueRequest {
+    /// The job that an end enqueues, to be checked as every other.
+    pub(super) fn of_callback(sent: CallbackRequest) -> Self {
+        Self {
+            job_type: sent.job_type,
+            payload: sent.payload,
+            queue: sent.queue,
+            priority: sent.priority,
+            max_attempts: sent.max_attempts,
+            timeout_seconds: sent.timeout_seconds,
+            retry: sent.retry,
+            tags: sent.tags,
+            labels: sent.labels,
+            on_success: sent.on_success,
+            on_failure: sent.on_failure,
+            on_complete: sent.on_complete,
+            ..Self::default()
+        }
+    }
+}
+
 /// Checks a job and prepares it to be stored.
 ///
 /// # Errors
 /// [`Error::FieldTooLarge`]; other broken rules are added to `check`.
 pub fn accept(
-    Tenant { project_id, limits }: Tenant,
+    tenant: Tenant,
     id: JobId,
     mut request: EnqueueRequest,
     traceparent: Option<&str>,
     check: &mut Check,
 ) -> Result<TiedJob, Error> {
+    let Tenant { project_id, limits } = tenant;
     check.name("job_type", &request.job_type, limits::MAX_JOB_TYPE_CHARS);
     let queue = request.queue.take().unwrap_or_else(|| DEFAULT_QUEUE.to_owned());
     check.name("queue", &queue, limits::MAX_QUEUE_CHARS);
@@ -163,7 +200,13 @@ pub fn accept(
         Some(OnConflictChoice::Replace) => OnConflict::Replace,
     };
     let is_continuation = request.parent_job_id.is_some();
-    let extras = accept_extras(&mut request, traceparent, check);
+    let sent = SentCallbacks {
+        on_success: request.on_success.take(),
+        on_failure: request.on_failure.take(),
+        on_complete: request.on_complete.take(),
+    };
+    let callbacks = accept_callbacks(tenant, sent, traceparent, check)?;
+    let extras = accept_extras(&mut request, traceparent, check).with_callbacks(&callbacks);
     let job = NewJob {
         project_id,
         id,
@@ -180,6 +223,50 @@ pub fn accept(
     };
     let path = check.path().to_owned();
     Ok(TiedJob { job, on_conflict, is_continuation, is_id_given: false, path })
+}
+
+/// Checks callbacks, and those that follow them.
+///
+/// # Errors
+/// [`Error::FieldTooLarge`]; other broken rules are added to `check`.
+pub fn accept_callbacks(
+    tenant: Tenant,
+    sent: SentCallbacks,
+    traceparent: Option<&str>,
+    check: &mut Check,
+) -> Result<Callbacks, Error> {
+    let mut one = |name: &str, sent: Option<Box<Object<CallbackRequest>>>| {
+        let Some(sent) = sent else { return Ok::<_, Error>(None) };
+        let mut inner = Check::below(format!("{}{name}.", check.path()));
+        let request = EnqueueRequest::of_callback(sent.0);
+        let job = accept(tenant, JobId::generate(), request, traceparent, &mut inner)?.job;
+        check.absorb(inner);
+        Ok(Some(Box::new(enqueue::callback(job))))
+    };
+    let callbacks = Callbacks {
+        on_success: one("on_success", sent.on_success)?,
+        on_failure: one("on_failure", sent.on_failure)?,
+        on_complete: one("on_complete", sent.on_complete)?,
+    };
+    let (count, depth) = (callbacks.count(), callbacks.depth());
+    if count == 0 {
+        return Ok(callbacks);
+    }
+    let bytes = serde_json::to_string(&callbacks).map_or(0, |it| it.len());
+    let bounds = [
+        (count, limits::MAX_CALLBACKS, "callbacks"),
+        (depth, limits::MAX_CALLBACK_DEPTH, "callbacks that follow each other"),
+        (bytes, limits::MAX_CALLBACKS_BYTES, "bytes of callbacks"),
+    ];
+    let field = match &callbacks {
+        Callbacks { on_success: Some(_), .. } => "on_success",
+        Callbacks { on_failure: Some(_), .. } => "on_failure",
+        Callbacks { .. } => "on_complete",
+    };
+    for (has, max, what) in bounds.into_iter().filter(|it| it.0 > it.1) {
+        check.refuse(field, format!("must lead to at most {max} {what}, leads to {has}"));
+    }
+    Ok(callbacks)
 }
 
 /// Fields that most jobs do not use.
@@ -212,6 +299,10 @@ fn accept_extras(
     {
         check.refuse("expires_at", "must be later than run_at");
     }
+    let batch_id = request.batch_id.take().map(|it| it.parse());
+    if matches!(batch_id, Some(Err(_))) {
+        check.refuse("batch_id", "must be the id of a batch of this project");
+    }
     let parents = accept_parents(request, check);
     Extras {
         constraint_key: constraint_key::of(&request.job_type, &labels, concurrency_key.as_deref()),
@@ -223,6 +314,7 @@ fn accept_extras(
         unique_key,
         expires_at: request.expires_at,
         traceparent: traceparent.map(str::to_owned),
+        batch_id: batch_id.and_then(Result::ok),
         has_parents: !parents.is_empty(),
         parents,
         ..Extras::default()

@@ -58,6 +58,9 @@ pub struct Job {
     pub expires_at: Option<DateTime<Utc>>,
     /// Its parents, ended or not.
     pub parents: Vec<String>,
+    /// Batch that counts its end.
+    #[schema(required)]
+    pub batch_id: Option<String>,
     /// Workflow it belongs to.
     #[schema(required)]
     pub workflow_id: Option<String>,
@@ -199,6 +202,7 @@ impl Job {
             expires_at: row.expires_at,
             parents: row.parents.iter().map(ToString::to_string).collect(),
             workflow_id: row.workflow_id.map(|it| it.to_string()),
+            batch_id: row.batch_id.map(|it| it.to_string()),
             run_at: row.run_at,
             created_at: row.created_at,
             enqueued_at: row.created_at,

@@ -7,7 +7,8 @@ use crate::ids::ProjectId;
 /// What is due, on any node.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ProbeResult {
-    pub has_children: bool,
+    /// Ended jobs have children, callbacks or a batch.
+    pub has_ends: bool,
     /// Families are being retried.
     pub has_revived: bool,
     /// Waiting jobs are past their `expires_at`.
@@ -32,7 +33,7 @@ pub struct ProbeResult {
 pub async fn probe(conn: &mut PgConnection, within_ms: i64) -> sqlx::Result<ProbeResult> {
     let row = sqlx::query!(
         r#"
-        select exists (select from ended_parents) "has_children!",
+        select exists (select from ended_parents) or exists (select from job_ends) "has_ends!",
                exists (select from revived_parents) "has_revived!",
                exists (select from job_expiries where expires_at <= now()) "has_outdated!",
                exists (select from unmerged_deltas) "has_deltas!",
@@ -68,7 +69,7 @@ pub async fn probe(conn: &mut PgConnection, within_ms: i64) -> sqlx::Result<Prob
     .await?;
     let projects = row.projects.unwrap_or_default().into_iter().map(ProjectId);
     Ok(ProbeResult {
-        has_children: row.has_children,
+        has_ends: row.has_ends,
         has_revived: row.has_revived,
         has_outdated: row.has_outdated,
         has_deltas: row.has_deltas,

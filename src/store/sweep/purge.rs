@@ -14,6 +14,8 @@ pub const TENANT_TABLES: &[&str] = &[
     "operations",
     "jobs",
     "job_bodies",
+    "job_ends",
+    "batches",
     "job_edges",
     "attempts",
     "finished_jobs",

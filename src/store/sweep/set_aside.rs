@@ -33,11 +33,13 @@ pub enum Work {
     Retention,
     /// Merging the counts of a queue.
     Counts,
+    /// Storing the callbacks of an end.
+    Callbacks,
 }
 
 impl Work {
     /// Each of them.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Tick,
         Self::Plan,
         Self::Promote,
@@ -47,6 +49,7 @@ impl Work {
         Self::LostWorker,
         Self::Retention,
         Self::Counts,
+        Self::Callbacks,
     ];
 
     /// As stored, and as a label of metrics.
@@ -62,6 +65,7 @@ impl Work {
             Self::LostWorker => "lost_worker",
             Self::Retention => "retention",
             Self::Counts => "counts",
+            Self::Callbacks => "callbacks",
         }
     }
 }

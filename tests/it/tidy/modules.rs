@@ -151,6 +151,7 @@ const ENGINE_LAYERS: &[(&str, u32)] = &[
     ("enqueue", 3),
     ("queues", 3),
     ("schedules", 3),
+    ("batches", 4),
     ("jobs", 4),
     ("settle", 5),
     ("operations", 5),

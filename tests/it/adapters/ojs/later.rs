@@ -175,16 +175,51 @@ fn a_batch_is_followed_by_what_its_success_calls_for() {
             assert!(fetch(t, "callbacks", 1).await.is_empty());
             settle(t, "ack", &job, json!({})).await.is(200);
         }
-        let after = fetch_one(t, "callbacks").await;
+        let after = until_fetched(t, "callbacks").await;
         settle(t, "ack", &after, json!({})).await.is(200);
         let over = look(t, &workflow).await;
         assert_eq!((&over["state"], &over["jobs_completed"]), (&json!("completed"), &json!(2)));
-        let bad =
-            json!({"type": "batch", "jobs": [step("a")], "callbacks": {"on_failure": step("x")}});
+        let bad = json!({"type": "batch", "jobs": [step("a")], "callbacks": {"on_failure": {}}});
         let error =
             refused(&t.post(&format!("{OJS}/workflows"), bad).await, 400, "invalid_request");
         assert!(error["message"].as_str().expect("text").contains("on_failure"), "{error}");
     });
+}
+
+#[test]
+fn a_batch_is_followed_by_what_its_failure_calls_for() {
+    run(async |t| {
+        let after = |queue: &str| json!({"type": "after", "args": [{"for": queue}], "options": {"queue": queue}});
+        let callbacks = json!({
+            "on_success": after("success"),
+            "on_failure": after("failure"),
+            "on_complete": after("complete"),
+        });
+        let batch = json!({
+            "type": "batch", "name": "b", "jobs": [step("a"), step("b")], "callbacks": callbacks,
+        });
+        let workflow = start(t, batch).await;
+        let jobs = fetch(t, "flow", 2).await;
+        let error = json!({"error": {"code": "e", "message": "m", "retryable": false}});
+        settle(t, "nack", &jobs[0], error).await.is(200);
+        settle(t, "ack", &jobs[1], json!({})).await.is(200);
+        for queue in ["failure", "complete"] {
+            let job = until_fetched(t, queue).await;
+            assert_eq!(job["args"], json!([{"for": queue}]), "as they were sent");
+        }
+        assert!(fetch(t, "success", 1).await.is_empty());
+        assert_eq!(look(t, &workflow).await["state"], "failed");
+    });
+}
+
+/// Callbacks are stored a moment after the end.
+async fn until_fetched(t: &TestProject, queue: &str) -> Value {
+    loop {
+        if let Some(job) = fetch(t, queue, 1).await.pop() {
+            return job;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+    }
 }
 
 #[test]

@@ -1,0 +1,176 @@
+//! Callbacks: jobs that are enqueued when a job or a batch ends.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::{backoff::RetryPolicy, dependency::ParentEnd};
+
+/// The jobs that an end enqueues.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Callbacks {
+    /// After success; of a batch, when all of its jobs have succeeded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub on_success: Option<Box<CallbackJob>>,
+    /// After a failure: dead-lettered or cancelled. Of a batch, when one of its jobs has failed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub on_failure: Option<Box<CallbackJob>>,
+    /// After any end.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub on_complete: Option<Box<CallbackJob>>,
+}
+
+/// A job that an end enqueues. Its fields were checked as those of every new job.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct CallbackJob {
+    /// Its queue.
+    pub queue: String,
+    /// Its type.
+    pub job_type: String,
+    /// The JSON as it was sent.
+    pub payload: String,
+    /// Minus the priority.
+    pub rank: i16,
+    /// None: the queue's setting or the default.
+    pub max_attempts: Option<i32>,
+    /// Timeout of an attempt, in seconds.
+    pub timeout_seconds: i32,
+    /// None: the queue's setting or the default.
+    pub retry: Option<RetryPolicy>,
+    /// None: no tags.
+    pub tags: Option<BTreeMap<String, String>>,
+    /// Labels that its worker must have, sorted.
+    pub labels: Vec<String>,
+    /// The trace context of the enqueue that declared it.
+    pub traceparent: Option<String>,
+    /// JSON that an adapter keeps beside the payload.
+    pub envelope: Option<String>,
+    /// The jobs that its own end enqueues.
+    pub callbacks: Callbacks,
+}
+
+/// What has ended, as the callback's payload tells it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct EndedJob {
+    /// The job.
+    pub job_id: String,
+    /// `succeeded`, `dead_letter` or `cancelled`.
+    pub state: &'static str,
+    /// Counted from 1: a retried job ends again. None: it was deleted meanwhile.
+    pub end_number: Option<i32>,
+}
+
+/// What has ended, as the callback's payload tells it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct EndedBatch {
+    /// The batch.
+    pub batch_id: String,
+    /// Its jobs.
+    pub jobs: i64,
+    /// Those that have succeeded.
+    pub succeeded: i64,
+    /// Those that are dead letters.
+    pub dead_letter: i64,
+    /// Those that were cancelled.
+    pub cancelled: i64,
+}
+
+impl Callbacks {
+    fn each(&self) -> impl Iterator<Item = &CallbackJob> {
+        [&self.on_success, &self.on_failure, &self.on_complete]
+            .into_iter()
+            .filter_map(|it| it.as_deref())
+    }
+
+    /// How many jobs they are, with those that follow these.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.each().map(|it| 1 + it.callbacks.count()).sum()
+    }
+
+    /// How many of them follow each other; 0: there is none.
+    #[must_use]
+    pub fn depth(&self) -> usize {
+        self.each().map(|it| 1 + it.callbacks.depth()).max().unwrap_or_default()
+    }
+
+    /// The jobs that this end enqueues.
+    pub fn of_end(self, end: ParentEnd) -> impl Iterator<Item = CallbackJob> {
+        let (on_success, on_failure) = match end.has_failed() {
+            true => (None, self.on_failure),
+            false => (self.on_success.filter(|_| end == ParentEnd::Succeeded), None),
+        };
+        [on_success, on_failure, self.on_complete].into_iter().flatten().map(|it| *it)
+    }
+}
+
+/// The payload of a callback: as it was sent, with what has ended as the field `ended`, if it is an
+/// object without such a field or was not sent.
+#[must_use]
+pub fn payload(sent: String, ended: &impl Serialize) -> String {
+    let Ok(ended) = serde_json::to_string(ended) else { return sent };
+    let fields = match sent.trim() {
+        "null" => "",
+        object if object.starts_with('{') && !has_ended(object) => {
+            let inside = object.strip_prefix('{').and_then(|it| it.strip_suffix('}'));
+            inside.unwrap_or_default().trim()
+        }
+        _ => return sent,
+    };
+    let comma = if fields.is_empty() { "" } else { "," };
+    format!(r#"{{{fields}{comma}"ended":{ended}}}"#)
+}
+
+fn has_ended(object: &str) -> bool {
+    let fields: Result<BTreeMap<String, serde::de::IgnoredAny>, _> = serde_json::from_str(object);
+    fields.map_or(true, |it| it.contains_key("ended"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn callback(callbacks: Callbacks) -> Box<CallbackJob> {
+        Box::new(CallbackJob {
+            queue: "q".to_owned(),
+            job_type: "t".to_owned(),
+            payload: "null".to_owned(),
+            rank: 0,
+            max_attempts: None,
+            timeout_seconds: 1,
+            retry: None,
+            tags: None,
+            labels: Vec::new(),
+            traceparent: None,
+            envelope: None,
+            callbacks,
+        })
+    }
+
+    #[test]
+    fn callbacks_are_counted_with_those_that_follow_them() {
+        let inner =
+            Callbacks { on_failure: Some(callback(Callbacks::default())), ..<_>::default() };
+        let all = Callbacks {
+            on_success: Some(callback(inner.clone())),
+            on_complete: Some(callback(inner)),
+            ..<_>::default()
+        };
+        assert_eq!((all.count(), all.depth()), (4, 2));
+        assert_eq!(Callbacks::default().depth(), 0);
+        let of = |end| all.clone().of_end(end).count();
+        assert_eq!(of(ParentEnd::Succeeded), 2);
+        assert_eq!(of(ParentEnd::DeadLetter), 1);
+        assert_eq!(of(ParentEnd::Skipped), 1);
+    }
+
+    #[test]
+    fn what_ended_is_added_to_objects_only() {
+        let told = |sent: &str| payload(sent.to_owned(), &1);
+        assert_eq!(told("null"), r#"{"ended":1}"#);
+        assert_eq!(told("{}"), r#"{"ended":1}"#);
+        assert_eq!(told(r#" {"a": {"b": 2.50}} "#), r#"{"a": {"b": 2.50},"ended":1}"#);
+        assert_eq!(told(r#"{"ended": 2}"#), r#"{"ended": 2}"#);
+        assert_eq!(told("[{}]"), "[{}]");
+    }
+}

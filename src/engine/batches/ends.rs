@@ -1,0 +1,193 @@
+//! What the ends of jobs enqueue: their callbacks, and those of their batches. The end itself has
+//! left a row in its own transaction; here the row is deleted in the transaction that stores the
+//! callbacks, so each is stored exactly once.
+
+use std::collections::{BTreeMap, HashMap};
+
+use sqlx::PgConnection;
+
+use crate::{
+    domain::{
+        callbacks::{self, CallbackJob, Callbacks, EndedBatch, EndedJob},
+        constraint_key,
+        dependency::{ParentEnd, When},
+        job::StoredState,
+    },
+    engine::{
+        Engine,
+        enqueue::{Extras, NewJob, Start, tell},
+    },
+    ids::{BatchId, JobId, ProjectId},
+    store::{
+        batches::{self, BatchRow, Delta},
+        dependencies::{self, Edge},
+        ends::{self, JobEnd},
+        enqueue::StoredJob,
+    },
+};
+
+/// Callbacks that were stored.
+#[derive(Debug, Default)]
+pub struct Enqueued {
+    jobs: Vec<NewJob>,
+    stored: HashMap<JobId, StoredJob>,
+}
+
+impl Enqueued {
+    /// Counts and notifies. Call it after the commit.
+    pub fn tell(&self, engine: &Engine) {
+        if !self.jobs.is_empty() {
+            tell(&engine.notifier, self.jobs.iter(), &self.stored);
+        }
+    }
+}
+
+/// Stores what these ends enqueue. They were taken in the same transaction.
+pub(in crate::engine) async fn process(
+    tx: &mut PgConnection,
+    project_id: ProjectId,
+    taken: Vec<JobEnd>,
+) -> sqlx::Result<Enqueued> {
+    let (mut jobs, mut edges) = (Vec::new(), Vec::new());
+    let mut deltas: BTreeMap<BatchId, Delta> = BTreeMap::new();
+    for end in taken {
+        if let Some(batch_id) = end.batch_id {
+            deltas.entry(batch_id).or_default().add(&end);
+        }
+        callbacks_of_job(tx, end, &mut jobs, &mut edges).await?;
+    }
+    for (batch_id, delta) in deltas {
+        if batches::merge(tx, project_id, batch_id, &delta).await? {
+            jobs.extend(callbacks_of_batch(tx, project_id, batch_id).await?);
+        }
+    }
+    let enqueued = insert(tx, jobs).await?;
+    dependencies::insert_edges(tx, project_id, &edges).await?;
+    Ok(enqueued)
+}
+
+impl Delta {
+    fn add(&mut self, end: &JobEnd) {
+        self.jobs += i64::from(end.jobs);
+        self.succeeded += i64::from(end.succeeded);
+        self.dead_letter += i64::from(end.dead_letter);
+        self.cancelled += i64::from(end.cancelled);
+    }
+}
+
+async fn callbacks_of_job(
+    tx: &mut PgConnection,
+    end: JobEnd,
+    jobs: &mut Vec<NewJob>,
+    edges: &mut Vec<Edge>,
+) -> sqlx::Result<()> {
+    let (Some(parent), Some(declared)) = (end.job_id, &end.callbacks) else { return Ok(()) };
+    let (state, how) = match (end.succeeded, end.dead_letter) {
+        (1.., _) => (StoredState::Succeeded, ParentEnd::Succeeded),
+        (_, 1..) => (StoredState::DeadLetter, ParentEnd::DeadLetter),
+        _ => (StoredState::Cancelled, ParentEnd::Cancelled),
+    };
+    let end_number = ends::count_end(tx, end.project_id, parent).await?;
+    let state = state.public().as_str();
+    let ended = EndedJob { job_id: parent.to_string(), state, end_number };
+    for callback in read(declared)?.of_end(how) {
+        let mut job = new_job(end.project_id, callback, &ended);
+        job.extras.get_or_insert_default().has_parents = true;
+        // It gets the result or the error as that of a parent.
+        let (child, when) = (job.id, When::Ended);
+        edges.push(Edge { parent, child, ordinal: 0, when, is_met: true });
+        jobs.push(job);
+    }
+    Ok(())
+}
+
+/// The callbacks of a batch that may be complete; none if it is not.
+async fn callbacks_of_batch(
+    tx: &mut PgConnection,
+    project_id: ProjectId,
+    id: BatchId,
+) -> sqlx::Result<Vec<NewJob>> {
+    // From here on no job is added. What others have taken and not merged is still counted as a
+    // row, so the counts are exact.
+    batches::lock(tx, project_id, id).await?;
+    let Some(batch) = batches::find(tx, project_id, id).await? else { return Ok(Vec::new()) };
+    let has_ended = batch.succeeded + batch.dead_letter + batch.cancelled >= batch.jobs;
+    let has_succeeded = batch.succeeded >= batch.jobs;
+    let is_news = batch.completed_at.is_none() || has_succeeded && batch.succeeded_at.is_none();
+    if batch.sealed_at.is_none() || !has_ended || !is_news {
+        return Ok(Vec::new());
+    }
+    batches::complete(tx, project_id, id, has_succeeded).await?;
+    let mut declared = read(batch.callbacks.as_deref().unwrap_or("{}"))?;
+    if batch.completed_at.is_some() {
+        declared.on_complete = None;
+    }
+    let how = if has_succeeded { ParentEnd::Succeeded } else { ParentEnd::DeadLetter };
+    let ended = ended_batch(&batch);
+    Ok(declared.of_end(how).map(|it| new_job(project_id, it, &ended)).collect())
+}
+
+/// Seals a batch. It completes at once if all of its jobs have ended.
+///
+/// # Errors
+/// When the database fails. None: there is no such batch.
+pub(in crate::engine) async fn seal(
+    tx: &mut PgConnection,
+    project_id: ProjectId,
+    id: BatchId,
+) -> sqlx::Result<Option<Enqueued>> {
+    if !batches::lock(tx, project_id, id).await? {
+        return Ok(None);
+    }
+    batches::seal(tx, project_id, id).await?;
+    let jobs = callbacks_of_batch(tx, project_id, id).await?;
+    insert(tx, jobs).await.map(Some)
+}
+
+fn ended_batch(batch: &BatchRow) -> EndedBatch {
+    EndedBatch {
+        batch_id: batch.id.to_string(),
+        jobs: batch.jobs,
+        succeeded: batch.succeeded,
+        dead_letter: batch.dead_letter,
+        cancelled: batch.cancelled,
+    }
+}
+
+fn read(declared: &str) -> sqlx::Result<Callbacks> {
+    serde_json::from_str(declared).map_err(|error| sqlx::Error::Decode(error.into()))
+}
+
+fn new_job(project_id: ProjectId, of: CallbackJob, ended: &impl serde::Serialize) -> NewJob {
+    let extras = Extras {
+        constraint_key: constraint_key::of(&of.job_type, &of.labels, None),
+        labels: of.labels,
+        traceparent: of.traceparent,
+        envelope: of.envelope,
+        ..Extras::default()
+    };
+    NewJob {
+        project_id,
+        id: JobId::generate(),
+        queue: of.queue,
+        job_type: of.job_type,
+        rank: of.rank,
+        start: Start::After(0),
+        max_attempts: of.max_attempts,
+        timeout_seconds: of.timeout_seconds,
+        payload: callbacks::payload(of.payload, ended),
+        retry: of.retry.map(sqlx::types::Json),
+        tags: of.tags.map(sqlx::types::Json),
+        extras: Some(Box::new(extras.with_callbacks(&of.callbacks))),
+    }
+}
+
+async fn insert(tx: &mut PgConnection, jobs: Vec<NewJob>) -> sqlx::Result<Enqueued> {
+    if jobs.is_empty() {
+        return Ok(Enqueued::default());
+    }
+    let refs: Vec<_> = jobs.iter().collect();
+    let stored = crate::store::enqueue::insert_jobs(tx, &refs, &vec![None; refs.len()]).await?;
+    let stored = stored.into_iter().map(|it| (it.id, it)).collect();
+    Ok(Enqueued { jobs, stored })
+}

@@ -1,0 +1,71 @@
+//! Batches: making, sealing and reading them; `ends.rs` completes them, and stores the callbacks of
+//! single jobs, too.
+
+pub mod ends;
+
+use sqlx::Acquire;
+
+use super::Engine;
+use crate::{
+    domain::limits::MAX_OPEN_BATCHES,
+    error::Error,
+    ids::{BatchId, ProjectId},
+    store::batches,
+};
+
+pub use crate::store::batches::{BatchRow, NewBatch};
+
+/// Stores a batch without jobs. One that exists already is left alone.
+///
+/// # Errors
+/// [`Error::QuotaExceeded`] when the project has [`MAX_OPEN_BATCHES`] that have not completed.
+pub async fn create(
+    engine: &Engine,
+    project_id: ProjectId,
+    batch: &NewBatch,
+) -> Result<BatchRow, Error> {
+    let mut conn = engine.pools.enqueue.acquire_for(project_id).await?;
+    if batches::count_open(&mut conn, project_id, MAX_OPEN_BATCHES).await? >= MAX_OPEN_BATCHES {
+        return Err(Error::QuotaExceeded { what: "open batches", max: MAX_OPEN_BATCHES });
+    }
+    batches::insert(&mut conn, project_id, batch).await?;
+    if batch.is_sealed {
+        drop(conn);
+        return seal(engine, project_id, batch.id).await;
+    }
+    let found = batches::find(&mut conn, project_id, batch.id).await?;
+    found.ok_or(Error::BatchNotFound)
+}
+
+/// Seals a batch: it completes when all of its jobs have ended, at once if they have.
+///
+/// # Errors
+/// [`Error::BatchNotFound`].
+pub async fn seal(engine: &Engine, project_id: ProjectId, id: BatchId) -> Result<BatchRow, Error> {
+    let mut conn = engine.pools.enqueue.acquire_for(project_id).await?;
+    let mut tx = conn.begin().await?;
+    let enqueued = ends::seal(&mut tx, project_id, id).await?.ok_or(Error::BatchNotFound)?;
+    tx.commit().await?;
+    enqueued.tell(engine);
+    batches::find(&mut conn, project_id, id).await?.ok_or(Error::BatchNotFound)
+}
+
+/// A batch, with exact counts.
+///
+/// # Errors
+/// [`Error::BatchNotFound`].
+pub async fn find(engine: &Engine, project_id: ProjectId, id: BatchId) -> Result<BatchRow, Error> {
+    let mut conn = engine.pools.read_for(project_id).await?;
+    batches::find(&mut conn, project_id, id).await?.ok_or(Error::BatchNotFound)
+}
+
+/// A page of batches below an id, newest first.
+pub async fn list(
+    engine: &Engine,
+    project_id: ProjectId,
+    before: Option<BatchId>,
+    limit: i64,
+) -> Result<Vec<BatchRow>, Error> {
+    let mut conn = engine.pools.read_for(project_id).await?;
+    Ok(batches::list(&mut conn, project_id, before, limit).await?)
+}

@@ -1,0 +1,53 @@
+//! The loop over the ends of jobs with callbacks or a batch.
+
+use sqlx::PgConnection;
+
+use crate::{
+    engine::{
+        Engine,
+        batches::{self, ends::Enqueued},
+        isolate::{self, Sweep},
+    },
+    ids::ProjectId,
+    store::{
+        ends::{self, EndKey},
+        sweep::{self, set_aside::Work},
+    },
+};
+
+/// One pass: projects take turns. Returns whether there may be more.
+pub async fn pass(engine: &Engine) -> sqlx::Result<bool> {
+    let mut conn = engine.pools.background.acquire().await?;
+    let found = sweep::ends::find(&mut conn).await?;
+    let mut is_full = false;
+    for of_project in found.chunk_by(|one, other| one.project_id == other.project_id) {
+        is_full |= of_project.len() == sweep::ends::MAX_ENDS_OF_PROJECT;
+        // Each project in transactions of its own: a batch may be locked for a moment.
+        for enqueued in isolate::process(engine, &mut conn, &Ends, of_project).await? {
+            enqueued.tell(engine);
+        }
+    }
+    Ok(is_full)
+}
+
+/// Processing what has ended.
+struct Ends;
+
+impl Sweep for Ends {
+    type Item = EndKey;
+    type Done = Enqueued;
+    const WORK: Work = Work::Callbacks;
+
+    fn name(item: &EndKey) -> (ProjectId, String) {
+        (item.project_id, item.id.to_string())
+    }
+
+    async fn process(&self, tx: &mut PgConnection, items: &[EndKey]) -> sqlx::Result<Enqueued> {
+        let Some(project_id) = items.first().map(|it| it.project_id) else {
+            return Ok(Enqueued::default());
+        };
+        let ids: Vec<_> = items.iter().map(|it| it.id).collect();
+        let taken = ends::take(tx, project_id, &ids).await?;
+        batches::ends::process(tx, project_id, taken).await
+    }
+}

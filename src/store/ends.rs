@@ -1,0 +1,77 @@
+//! Ends of jobs with callbacks or a batch, until the loop has processed them.
+
+use sqlx::PgConnection;
+
+use crate::ids::{BatchId, JobId, ProjectId};
+
+/// Something that happened to a job or a batch.
+#[derive(Debug, Clone)]
+pub struct JobEnd {
+    pub project_id: ProjectId,
+    /// The job that has ended; none: jobs were added to the batch.
+    pub job_id: Option<JobId>,
+    pub batch_id: Option<BatchId>,
+    /// JSON of the jobs that it enqueues.
+    pub callbacks: Option<String>,
+    /// What it adds to the batch.
+    pub jobs: i32,
+    pub succeeded: i16,
+    pub dead_letter: i16,
+    pub cancelled: i16,
+}
+
+/// Where an end stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EndKey {
+    pub project_id: ProjectId,
+    pub id: i64,
+}
+
+/// Takes these ends. Those that another node has taken are left out.
+pub async fn take(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    ids: &[i64],
+) -> sqlx::Result<Vec<JobEnd>> {
+    sqlx::query_as!(
+        JobEnd,
+        r#"
+        with taken as materialized (
+            select id
+            from job_ends
+            where project_id = $1 and id = any($2)
+            order by id
+            for update skip locked
+        )
+        delete from job_ends
+        using taken
+        where job_ends.project_id = $1 and job_ends.id = taken.id
+        returning project_id "project_id: ProjectId", job_id "job_id: JobId",
+                  batch_id "batch_id: BatchId", callbacks, jobs, succeeded, dead_letter, cancelled
+        "#,
+        project_id.0,
+        ids,
+    )
+    .fetch_all(conn)
+    .await
+}
+
+/// Counts an end of a job, and returns how many it has had. None: the job was deleted.
+pub async fn count_end(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    job_id: JobId,
+) -> sqlx::Result<Option<i32>> {
+    sqlx::query_scalar!(
+        r#"
+        update job_bodies
+        set ends = coalesce(ends, 0) + 1
+        where project_id = $1 and job_id = $2
+        returning ends "ends!"
+        "#,
+        project_id.0,
+        job_id.0,
+    )
+    .fetch_optional(conn)
+    .await
+}

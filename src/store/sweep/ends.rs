@@ -1,0 +1,67 @@
+//! Ends of jobs that wait to be processed, across projects.
+
+use sqlx::PgConnection;
+
+use crate::{domain::limits::BATCH_KEEP_DAYS, ids::ProjectId, store::ends::EndKey};
+
+/// Ends of one project that one pass processes at most. The statement carries the same number as a
+/// literal.
+pub const MAX_ENDS_OF_PROJECT: usize = 100;
+
+/// The oldest ends of each project, of at most 100 projects.
+pub async fn find(conn: &mut PgConnection) -> sqlx::Result<Vec<EndKey>> {
+    sqlx::query_as!(
+        EndKey,
+        r#"
+        with recursive project(id) as (
+            (select project_id from job_ends order by project_id limit 1)
+            union all
+            select (
+                select project_id from job_ends where project_id > project.id
+                order by project_id limit 1
+            )
+            from project
+            where project.id is not null
+        )
+        select project.id "project_id!: ProjectId", oldest.id "id!"
+        from (select id from project where id is not null limit 100) project
+        cross join lateral (
+            select job_ends.id
+            from job_ends
+            where project_id = project.id and not exists (
+                select from set_aside
+                where project_id = project.id and work = 'callbacks'
+                    and item = job_ends.id::text and next_try_at > now()
+            )
+            order by job_ends.id
+            limit 100
+        ) oldest
+        order by project.id, oldest.id
+        "#,
+    )
+    .fetch_all(conn)
+    .await
+}
+
+/// Deletes batches that were completed [`BATCH_KEEP_DAYS`] ago. Returns how many.
+pub async fn prune_batches(conn: &mut PgConnection) -> sqlx::Result<u64> {
+    let done = sqlx::query!(
+        "
+        with old as materialized (
+            select project_id, id
+            from batches
+            where completed_at < now() - make_interval(days => $1)
+            order by completed_at
+            limit 500
+            for update skip locked
+        )
+        delete from batches
+        using old
+        where batches.project_id = old.project_id and batches.id = old.id
+        ",
+        BATCH_KEEP_DAYS,
+    )
+    .execute(conn)
+    .await?;
+    Ok(done.rows_affected())
+}

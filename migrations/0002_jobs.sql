@@ -151,6 +151,8 @@ create table job_bodies (
     workflow_key text,
     -- Its delivery brings the parents' results.
     has_parents boolean not null default false,
+    -- Its payload has places that parents' results fill when it is delivered. Null: it has none.
+    is_template boolean,
     -- Fields of another protocol without a native equivalent; only its adapter reads them.
     envelope text,
     primary key (project_id, job_id)

@@ -5,6 +5,8 @@ create table workflows (
     id uuid not null,
     name text,
     created_at timestamptz not null default now(),
+    -- JSON that its templates name. Null: none.
+    input text,
     -- Its state is computed from its jobs; only a cancellation is stored.
     cancelled_at timestamptz,
     -- Its first jobs wait until it is started.

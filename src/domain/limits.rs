@@ -158,6 +158,10 @@ pub const MAX_LOG_CHUNKS_KEPT: i32 = 10_000;
 pub const MAX_LOG_JOBS: usize = 50;
 /// Log chunks of one page.
 pub const MAX_PAGE_LOGS: u32 = 1_000;
+/// Places of one template.
+pub const MAX_PLACES: usize = 100;
+/// Bytes that fill the places of one template; later ones become null.
+pub const MAX_FILLED_BYTES: usize = 1024 * 1024;
 /// Bytes of parents' results that one job is given; later ones are left out and marked.
 pub const MAX_PARENT_RESULTS_BYTES: i64 = 1024 * 1024;
 /// Bytes of an event's payload that a project's stream carries; a larger one is in the job's

@@ -23,6 +23,7 @@ pub mod plan;
 pub mod rate;
 pub mod schedule;
 pub mod stats;
+pub mod template;
 pub mod text;
 pub mod trace;
 pub mod worker;

@@ -8,13 +8,14 @@ use axum::{
 };
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
+use serde_json::{Value, value::RawValue};
 use utoipa::{IntoParams, ToSchema};
 
 use super::{
     cursor::{self, List},
     error::ErrorBody,
     idempotency::{self, Answer, Ids, Once},
-    jobs::request::{EnqueueRequest, accept, traceparent},
+    jobs::request::{EnqueueRequest, TemplateMode, accept, traceparent},
     page::{PageSize, page},
 };
 use crate::{
@@ -25,15 +26,19 @@ use crate::{
         job::{JobState, StoredState},
         limits,
         plan::Tenant,
+        template::{self, Place, TemplateError},
         workflow::{self, BrokenGraph, Member, Node, WorkflowState},
     },
-    engine::jobs::workflows::{self, JobGraph, StateCount, WorkflowJobRow, WorkflowRow},
+    engine::{
+        enqueue::NewJob,
+        jobs::workflows::{self, JobGraph, StateCount, WorkflowJobRow, WorkflowRow},
+    },
     error::Error,
-    ids::WorkflowId,
+    ids::{ProjectId, WorkflowId},
     wire::{
         extract::{Object, Query, RequestBody, WorkflowInPath},
         openapi::chars,
-        validate::Check,
+        validate::{Check, stored_json},
     },
 };
 
@@ -50,6 +55,10 @@ pub struct CreateWorkflowRequest {
     /// Display name.
     #[schema(extensions(("bounds" = json!(chars(1, limits::MAX_NAME_CHARS)))))]
     name: Option<String>,
+    /// Any JSON, which templates name as `{{input.…}}`. Default: null.
+    #[serde(default)]
+    #[schema(value_type = serde_json::Value, required = false)]
+    input: Option<Box<RawValue>>,
     /// 1 to 500 jobs.
     #[schema(min_items = 1, max_items = 500, value_type = Vec<EnqueueRequest>)]
     jobs: Vec<Object<EnqueueRequest>>,
@@ -70,6 +79,9 @@ pub struct Workflow {
     pub name: Option<String>,
     /// State.
     pub state: WorkflowState,
+    /// Input that its templates name, as it was sent.
+    #[schema(value_type = serde_json::Value, required)]
+    pub input: Option<Box<RawValue>>,
     /// When it was stored.
     pub created_at: DateTime<Utc>,
     /// When it was cancelled.
@@ -115,7 +127,14 @@ pub struct WorkflowDependency {
 }
 
 impl Workflow {
-    fn of(row: WorkflowRow, jobs: Vec<WorkflowJobRow>) -> Self {
+    async fn find(app: &App, project_id: ProjectId, id: WorkflowId) -> Result<Self, Error> {
+        let (row, jobs) = workflows::find(&app.engine, project_id, id).await?;
+        let input = workflows::inputs(&app.engine, project_id, &[id]).await?.pop();
+        let input = input.map(|it| stored_json(it.1)).transpose()?;
+        Ok(Self::of(row, jobs, input))
+    }
+
+    fn of(row: WorkflowRow, jobs: Vec<WorkflowJobRow>, input: Option<Box<RawValue>>) -> Self {
         let state = workflows::state(&row, &jobs);
         let dependency =
             |it: Dependency<&str>| WorkflowDependency { key: it.parent.to_owned(), when: it.when };
@@ -133,6 +152,7 @@ impl Workflow {
             id: row.id.to_string(),
             name: row.name,
             state,
+            input,
             created_at: row.created_at,
             cancelled_at: row.cancelled_at,
             jobs: jobs.into_iter().map(part).collect(),
@@ -174,9 +194,9 @@ pub async fn create(
             let id = ids.workflow();
             let graph = accept_graph(tenant, ids, request, trace.as_deref())?;
             workflows::create(&running.engine, tenant, id, graph).await?;
-            let (row, jobs) = workflows::find(&running.engine, tenant.project_id, id).await?;
+            let workflow = Workflow::find(&running, tenant.project_id, id).await?;
             let location = Some(format!("/v1/workflows/{id}"));
-            Answer::new(StatusCode::CREATED, location, &Workflow::of(row, jobs))
+            Answer::new(StatusCode::CREATED, location, &workflow)
         })
         .await
 }
@@ -189,6 +209,12 @@ fn accept_graph(
 ) -> Result<JobGraph, Error> {
     let mut check = Check::default();
     check.optional_name("name", request.name.as_deref(), limits::MAX_NAME_CHARS);
+    if let Some(input) = &request.input {
+        check.size("input", input, tenant.limits.max_payload_bytes())?;
+        check.depth("input", input);
+    }
+    let input = request.input.as_ref().and_then(|it| serde_json::from_str(it.get()).ok());
+    let input: Value = input.unwrap_or_default();
     let mut named = Vec::with_capacity(request.jobs.len());
     let mut jobs = Vec::with_capacity(request.jobs.len());
     for (place, Object(mut job)) in request.jobs.into_iter().enumerate() {
@@ -197,8 +223,9 @@ fn accept_graph(
         item.name("key", &key, limits::MAX_NAME_CHARS);
         let depends_on = job.depends_on.take().unwrap_or_default();
         let depends_on = depends_on.into_iter().enumerate();
-        let depends_on = depends_on.map(|(number, it)| it.by_key(number, &mut item)).collect();
-        named.push((key.clone(), depends_on));
+        let depends_on: Vec<Dependency<String>> =
+            depends_on.map(|(number, it)| it.by_key(number, &mut item)).collect();
+        let mode = job.template.take();
         let out_of_place = [
             ("parent_job_id", job.parent_job_id.is_some()),
             ("unique", job.unique.is_some()),
@@ -209,10 +236,14 @@ fn accept_graph(
         }
         if place < limits::MAX_WORKFLOW_JOBS {
             let mut tied = accept(tenant, ids.job(place), job, trace, &mut item)?;
+            if let Some(mode) = mode {
+                accept_template(&mut tied.job, (mode, &input), &depends_on, tenant, &mut item);
+            }
             let extras = tied.job.extras.get_or_insert_default();
-            extras.workflow_key = Some(key);
+            extras.workflow_key = Some(key.clone());
             jobs.push(tied);
         }
+        named.push((key, depends_on));
         check.absorb(item);
     }
     let nodes: Vec<_> =
@@ -225,7 +256,44 @@ fn accept_graph(
         Vec::new()
     });
     check.finish()?;
-    Ok(JobGraph { name: request.name, is_held: false, jobs, parents, batch: None })
+    let input = request.input.map(|it| Box::<str>::from(it).into_string());
+    Ok(JobGraph { name: request.name, input, is_held: false, jobs, parents, batch: None })
+}
+
+/// Checks a template, and fills it, unless it needs results of parents: then it is filled when it
+/// is delivered, so that nothing that was filled in is read again.
+fn accept_template(
+    job: &mut NewJob,
+    (mode, input): (TemplateMode, &Value),
+    parents: &[Dependency<String>],
+    tenant: Tenant,
+    check: &mut Check,
+) {
+    let Ok(mut payload) = serde_json::from_str::<Value>(&job.payload) else { return };
+    let mut needs_results = false;
+    let checked = template::fill(&mut payload, &mut |place| match place {
+        Place::Input(path) => match template::at(input, path) {
+            None if mode == TemplateMode::Strict => Err(TemplateError::Missing(path.to_owned())),
+            found => Ok(Some(found.cloned().unwrap_or_default())),
+        },
+        Place::Step { key, .. } if parents.iter().any(|it| it.parent == key) => {
+            needs_results = true;
+            Ok(None)
+        }
+        Place::Step { key, .. } => Err(TemplateError::NoParent(key.to_owned())),
+    });
+    match checked {
+        Err(error) => check.refuse("payload", error.to_string()),
+        Ok(()) if needs_results => job.extras.get_or_insert_default().is_template = true,
+        Ok(()) => {
+            let (filled, max) = (payload.to_string(), tenant.limits.max_payload_bytes());
+            if filled.len() > max {
+                let message = format!("is larger than {max} bytes when it is filled");
+                check.refuse("payload", message);
+            }
+            job.payload = filled;
+        }
+    }
 }
 
 /// Read a workflow.
@@ -245,8 +313,7 @@ pub async fn get(
     State(app): State<App>,
     WorkflowInPath(id): WorkflowInPath,
 ) -> Result<Reply<Workflow>, Error> {
-    let (row, jobs) = workflows::find(&app.engine, caller.project_id, id).await?;
-    Ok(Reply(Workflow::of(row, jobs)))
+    Workflow::find(&app, caller.project_id, id).await.map(Reply)
 }
 
 /// Page of workflows.
@@ -355,6 +422,5 @@ pub async fn cancel(
     WorkflowInPath(id): WorkflowInPath,
 ) -> Result<Reply<Workflow>, Error> {
     workflows::cancel(&app.engine, caller.project_id, id).await?;
-    let (row, jobs) = workflows::find(&app.engine, caller.project_id, id).await?;
-    Ok(Reply(Workflow::of(row, jobs)))
+    Workflow::find(&app, caller.project_id, id).await.map(Reply)
 }

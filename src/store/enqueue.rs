@@ -81,6 +81,8 @@ pub struct Extras {
     #[serde(serialize_with = "as_uuid")]
     pub workflow_id: Option<WorkflowId>,
     pub workflow_key: Option<String>,
+    /// Whether parents' results fill places of its payload.
+    pub is_template: bool,
     /// The batch that counts its end.
     #[serde(serialize_with = "as_batch_uuid")]
     pub batch_id: Option<BatchId>,
@@ -173,6 +175,7 @@ impl StoredJob {
             workflow_key: extras.workflow_key,
             envelope: extras.envelope,
             batch_id: extras.batch_id,
+            is_template: extras.is_template,
             parents: extras.parents.iter().map(|it| it.parent).collect(),
             is_crowded: false,
             is_queue_paused: self.is_queue_paused,
@@ -248,7 +251,7 @@ pub async fn insert_jobs(
                 project_id, job_id, payload, retry, tags, traceparent, labels, constraint_key,
                 concurrency_key,
                 concurrency_limit, unique_key, expires_at, workflow_id, workflow_key, has_parents,
-                envelope, batch_id, callbacks
+                envelope, batch_id, callbacks, is_template
             )
             select project_id, id, payload, retry, tags, extras->>'traceparent', labels,
                    (extras->>'constraint_key')::uuid, extras->>'concurrency_key',
@@ -256,7 +259,8 @@ pub async fn insert_jobs(
                    extras->>'unique_key', (extras->>'expires_at')::timestamptz,
                    (extras->>'workflow_id')::uuid, extras->>'workflow_key',
                    coalesce((extras->>'has_parents')::boolean, false), extras->>'envelope',
-                   (extras->>'batch_id')::uuid, extras->>'callbacks'
+                   (extras->>'batch_id')::uuid, extras->>'callbacks',
+                   case when (extras->>'is_template')::boolean then true end
             from new
         ), live as (
             insert into jobs (

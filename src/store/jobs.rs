@@ -71,6 +71,8 @@ pub struct JobRow {
     pub workflow_key: Option<String>,
     pub envelope: Option<String>,
     pub batch_id: Option<BatchId>,
+    /// Whether parents' results fill places of its payload.
+    pub is_template: bool,
     /// Its parents, ended or not.
     pub parents: Vec<JobId>,
     /// See [`Closed`]; so for the next three.
@@ -152,7 +154,7 @@ pub async fn find_all(
                body.concurrency_limit, body.unique_key,
                case when job.is_live then job.expires_at else body.expires_at end as expires_at,
                body.workflow_id "workflow_id: WorkflowId", body.workflow_key, body.envelope,
-               body.batch_id "batch_id: BatchId",
+               body.batch_id "batch_id: BatchId", body.is_template is true "is_template!",
                case when body.has_parents then array(
                    select parent_id from job_edges
                    where project_id = $1 and child_id = job.id

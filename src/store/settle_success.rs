@@ -78,7 +78,8 @@ pub enum Moved {
 
 /// Moves the jobs whose fences hold to `finished_jobs`, and returns them. Jobs with children are
 /// left alone: a child that is stored while this statement waits for its parent's lock would not be
-/// visible to it. [`succeed_parents`] settles them.
+/// visible to it. So are those with callbacks or a batch, for which other jobs must not pay.
+/// [`succeed_parents`] settles them.
 ///
 /// No job may appear twice in `acks`. The fence stands in the `where`, so that checking and writing
 /// are one act. A fence that holds implies `processing`; `state` is not in the condition, because
@@ -93,7 +94,7 @@ pub async fn succeed(conn: &mut PgConnection, acks: &[&Success]) -> sqlx::Result
                    job.created_at, job.attempt, job.failures, job.max_attempts,
                    job.timeout_seconds, job.labels, job.cancel_requested, job.progress,
                    job.lease_id, job.worker_id, job.claimed_at, job.holds_slot,
-                   job.expires_at, job.batch_id, job.has_callbacks, ack.duration_ms, ack.result
+                   job.expires_at, ack.duration_ms, ack.result
             from unnest(
                 $1::int[], $2::uuid[], $3::text[], $4::int[], $5::uuid[], $6::bigint[], $7::text[]
             ) as ack(project_id, job_id, worker_id, attempt, lease_id, duration_ms, result)
@@ -101,7 +102,7 @@ pub async fn succeed(conn: &mut PgConnection, acks: &[&Success]) -> sqlx::Result
             where job.worker_id = coalesce(ack.worker_id, job.worker_id)
                 and (ack.attempt is null or job.attempt = ack.attempt)
                 and (ack.lease_id is null or job.lease_id = ack.lease_id)
-                and job.children = 0
+                and job.children = 0 and job.batch_id is null and job.has_callbacks is null
             order by job.project_id, job.id
             limit 500
             for update of job skip locked
@@ -124,15 +125,6 @@ pub async fn succeed(conn: &mut PgConnection, acks: &[&Success]) -> sqlx::Result
                    failures, max_attempts, timeout_seconds, labels, cancel_requested, progress,
                    lease_id, worker_id, claimed_at, duration_ms, result
             from held
-        ), ends as (
-            insert into job_ends (project_id, job_id, batch_id, callbacks, succeeded)
-            select held.project_id, held.id, held.batch_id, case when held.has_callbacks then (
-                       select callbacks
-                       from job_bodies
-                       where project_id = held.project_id and job_id = held.id
-                   ) end, 1
-            from held
-            where held.batch_id is not null or held.has_callbacks
         ), counted as (
             insert into queue_deltas (project_id, queue, active, succeeded)
             select project_id, queue, -count(*), count(*)
@@ -141,7 +133,7 @@ pub async fn succeed(conn: &mut PgConnection, acks: &[&Success]) -> sqlx::Result
         )
         select project_id "project_id!: ProjectId", id "id!: JobId", queue "queue!", job_type "job_type!",
                (extract(epoch from now() - claimed_at) * 1000)::bigint "ran_ms!",
-               holds_slot "held_slot!", (batch_id is not null or has_callbacks is true) "leads_on!"
+               holds_slot "held_slot!"
         from held
         "#,
         &fences.project_id,
@@ -162,7 +154,7 @@ pub async fn succeed(conn: &mut PgConnection, acks: &[&Success]) -> sqlx::Result
             ran_ms: it.ran_ms,
             children_activated: None,
             held_slot: it.held_slot,
-            leads_on: it.leads_on,
+            leads_on: false,
         })
     });
     Ok(moved.collect())
@@ -368,8 +360,9 @@ impl WaitingJob {
 #[derive(Debug, Clone)]
 pub struct SettledAttempt {
     pub standing: Standing,
-    /// Whether the job is live and has children.
-    pub has_children: bool,
+    /// Whether the job is live, and [`succeed`] leaves it alone: it has children, callbacks or a
+    /// batch.
+    pub leads_on: bool,
     /// When a recorded failure or release was to run again.
     pub retry_at: Option<DateTime<Utc>>,
     /// Children that a recorded success activated.
@@ -390,7 +383,7 @@ pub async fn find_standings<'a>(
         select sought.project_id "project_id!: ProjectId", sought.id "id!: JobId",
                coalesce(live.state, ended.state) "state!: StoredState",
                coalesce(live.attempt, ended.attempt) "attempt!",
-               live.children > 0 "has_children?",
+               live.children > 0 or live.batch_id is not null or live.has_callbacks is true "leads_on?",
                live.worker_id "live_worker_id?",
                live.lease_id "live_lease_id?: LeaseId",
                live.lease_expires_at < now() "live_expired?",
@@ -439,7 +432,7 @@ struct StandingRow {
     id: JobId,
     state: StoredState,
     attempt: i32,
-    has_children: Option<bool>,
+    leads_on: Option<bool>,
     live_worker_id: Option<String>,
     live_lease_id: Option<LeaseId>,
     live_expired: Option<bool>,
@@ -477,7 +470,7 @@ impl StandingRow {
                 running: running.map(|it| (it, self.live_expired.unwrap_or(false))),
                 recorded: past.or(succeeded),
             },
-            has_children: self.has_children.unwrap_or(false),
+            leads_on: self.leads_on.unwrap_or(false),
             retry_at: self.past_retry_at,
             children_activated: self.children_activated,
         }

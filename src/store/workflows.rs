@@ -19,6 +19,8 @@ pub struct NewWorkflow {
     /// Made before the insert.
     pub id: WorkflowId,
     pub name: Option<String>,
+    /// JSON that its templates name.
+    pub input: Option<String>,
     /// The dependencies among its jobs.
     pub edges: Vec<Edge>,
     /// Whether its first jobs wait until it is started.
@@ -48,14 +50,15 @@ pub async fn insert_workflow(
 ) -> sqlx::Result<()> {
     sqlx::query!(
         "
-        insert into workflows (project_id, id, name, is_held, original_id)
-        values ($1, $2, $3, $4, $5)
+        insert into workflows (project_id, id, name, is_held, original_id, input)
+        values ($1, $2, $3, $4, $5, $6)
         ",
         project_id.0,
         workflow.id.0,
         workflow.name,
         workflow.is_held,
         workflow.rerun.map(|it| it.original.0),
+        workflow.input,
     )
     .execute(conn)
     .await?;
@@ -83,6 +86,27 @@ pub async fn insert_workflow_jobs(
     .execute(conn)
     .await?;
     Ok(())
+}
+
+/// The inputs of these workflows, as JSON. Those without one are left out.
+pub async fn inputs(
+    conn: &mut PgConnection,
+    workflows: &[(ProjectId, WorkflowId)],
+) -> sqlx::Result<Vec<(ProjectId, WorkflowId, String)>> {
+    let found = sqlx::query!(
+        r#"
+        select workflows.project_id "project_id: ProjectId", workflows.id "id: WorkflowId",
+               workflows.input "input!"
+        from unnest($1::int[], $2::uuid[]) as named(project_id, id)
+        join workflows on workflows.project_id = named.project_id and workflows.id = named.id
+        where workflows.input is not null
+        "#,
+        &workflows.iter().map(|it| it.0.0).collect::<Vec<_>>(),
+        &workflows.iter().map(|it| it.1.0).collect::<Vec<_>>(),
+    )
+    .fetch_all(conn)
+    .await?;
+    Ok(found.into_iter().map(|it| (it.project_id, it.id, it.input)).collect())
 }
 
 /// A workflow, without its jobs.

@@ -231,10 +231,16 @@ fn missing_and_foreign_batches_look_the_same() {
     });
 }
 
-/// Members end in all ways, on many connections, while others are added and the batch is sealed.
+/// Members end in all ways, on many connections, while others are added and the batch is sealed. Two
+/// nodes process their ends.
 #[test]
 fn a_batch_completes_once_however_its_jobs_race() {
-    run(async |t| {
+    limited(async {
+        // Two nodes take the same ends.
+        let database = fresh_database().await;
+        let server = TestServer::start(database.clone()).await;
+        let other = TestServer::start(database).await;
+        let t = &server.project("race").await;
         for round in 0..3 {
             let id = make_batch(t).await;
             let queue = format!("race-{round}");
@@ -284,5 +290,7 @@ fn a_batch_completes_once_however_its_jobs_race() {
             assert_eq!(all["complete"], round + 1, "{all:?}");
             assert_eq!(all["success"] + all["failure"], round + 1, "{all:?}");
         }
+        other.stop().await;
+        server.stop().await;
     });
 }

@@ -100,12 +100,20 @@ fn every_plan_is_listed_with_its_numbers() {
     }
 }
 
-/// The rows of "A job" that concern callbacks and batches.
+/// The rows of "A job" that concern what follows a job.
 pub fn callback_limits() -> Vec<(&'static str, String)> {
     vec![
         (
             "callbacks that the end of one job or batch leads to",
             format!("{}, of {} bytes together", limits::MAX_CALLBACKS, limits::MAX_CALLBACKS_BYTES),
+        ),
+        (
+            "places of one template",
+            format!(
+                "{}, filled with {} bytes, later ones become null",
+                limits::MAX_PLACES,
+                limits::MAX_FILLED_BYTES
+            ),
         ),
         ("callbacks that follow each other", limits::MAX_CALLBACK_DEPTH.to_string()),
         (

@@ -45,6 +45,7 @@ mod rolling;
 mod schedule_crashes;
 mod statements;
 mod surface;
+mod templates;
 mod tidy;
 mod traces;
 mod wire;

@@ -229,7 +229,7 @@ pub async fn create(
     for job in &mut jobs {
         job.job.extras.get_or_insert_default().batch_id = batch.as_ref().map(|it| it.id);
     }
-    let graph = JobGraph { name, is_held: false, jobs, parents, batch };
+    let graph = JobGraph { name, input: None, is_held: false, jobs, parents, batch };
     workflows::create(&app.engine, tenant, id, graph).await?;
     let workflow = find(&app, tenant.project_id, id).await?;
     Ok(Reply(StatusCode::CREATED, WorkflowReply { workflow }))

@@ -1,6 +1,9 @@
 //! What workers call: poll, complete, fail, heartbeat.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, HashMap},
+    time::Duration,
+};
 
 use axum::{
     Extension, Json as Reply,
@@ -25,18 +28,19 @@ use crate::{
     },
     engine::{
         dispatch::{self, LeasedDelivery, Poll},
+        jobs::workflows,
         settle::{
             self, Ack, AttemptEnd, Failure,
             heartbeat::{self as beats, Advice, Beat},
         },
     },
     error::Error,
-    ids::ProjectId,
+    ids::{ProjectId, WorkflowId},
     wire::{
         ClientGone, delivery,
         extract::{Json, OptionalJson, RequestBody},
         openapi::{chars, items, range},
-        validate::Check,
+        validate::{Check, stored_json},
     },
 };
 
@@ -108,6 +112,9 @@ pub struct Context {
     step_id: String,
     /// Results of its parents, by their keys.
     steps: BTreeMap<String, StepOutput>,
+    /// Input of the workflow.
+    #[schema(value_type = serde_json::Value)]
+    data: Option<Box<RawValue>>,
 }
 
 /// Result of a step, or its error.
@@ -162,38 +169,43 @@ pub struct WideTask {
     created_at: DateTime<Utc>,
 }
 
+/// The inputs of workflows.
+type Inputs = HashMap<WorkflowId, String>;
+
 impl Context {
-    fn of(handed: &LeasedDelivery) -> Result<Self, Error> {
+    fn of(handed: &LeasedDelivery, inputs: &Inputs) -> Result<Self, Error> {
         let job = &handed.job;
         let step = |it: work::ParentResultView| {
             (it.key.unwrap_or(it.job_id), StepOutput { output: it.result, error: it.error })
         };
+        let input = job.workflow_id.and_then(|it| inputs.get(&it));
         Ok(Self {
             instance_id: job.workflow_id.map_or(job.id.to_string(), |it| it.to_string()),
             step_id: job.workflow_key.clone().unwrap_or_else(|| job.job_type.clone()),
             steps: work::parent_results(handed)?.into_iter().map(step).collect(),
+            data: input.cloned().map(stored_json).transpose()?,
         })
     }
 }
 
 impl Task {
-    fn of(handed: &LeasedDelivery) -> Result<Self, Error> {
+    fn of(handed: &LeasedDelivery, inputs: &Inputs) -> Result<Self, Error> {
         let job = &handed.job;
         Ok(Self {
             id: task_id(job.id, job.attempt),
             handler_name: job.job_type.clone(),
             params: work::object(&job.payload)?,
-            context: Context::of(handed)?,
+            context: Context::of(handed, inputs)?,
             metadata: Metadata { attempt: job.attempt, created_at: job.created_at },
         })
     }
 }
 
 impl WideTask {
-    fn of(handed: &LeasedDelivery) -> Result<Self, Error> {
+    fn of(handed: &LeasedDelivery, inputs: &Inputs) -> Result<Self, Error> {
         const MS_PER_SECOND: i64 = 1_000;
         let job = &handed.job;
-        let context = Context::of(handed)?;
+        let context = Context::of(handed, inputs)?;
         Ok(Self {
             id: task_id(job.id, job.attempt),
             instance_id: context.instance_id.clone(),
@@ -282,14 +294,19 @@ async fn answer(
     check.finish()?;
     let revoked = caller.until_revoked(app);
     let delivery = dispatch::poll(&app.engine, poll, gone, revoked).await?;
+    let workflows: Vec<_> = delivery.jobs().iter().filter_map(|it| it.job.workflow_id).collect();
+    let inputs = workflows::inputs(&app.engine, caller.project_id, &workflows).await?;
+    let inputs: Inputs = inputs.into_iter().collect();
     let tasks = || delivery.jobs().iter();
+    let (wide, task) = (
+        |it: &LeasedDelivery| WideTask::of(it, &inputs),
+        |it: &LeasedDelivery| Task::of(it, &inputs),
+    );
     let reply = match (shape, delivery.jobs()) {
-        (Shape::ListAtOnce, _) => {
-            PollReply::AtOnce(tasks().map(WideTask::of).collect::<Result<_, _>>()?)
-        }
+        (Shape::ListAtOnce, _) => PollReply::AtOnce(tasks().map(wide).collect::<Result<_, _>>()?),
         (_, []) => return Ok(StatusCode::NO_CONTENT.into_response()),
-        (Shape::Many, _) => PollReply::Many(tasks().map(Task::of).collect::<Result<_, _>>()?),
-        (Shape::One, [first, ..]) => PollReply::One(Task::of(first)?),
+        (Shape::Many, _) => PollReply::Many(tasks().map(task).collect::<Result<_, _>>()?),
+        (Shape::One, [first, ..]) => PollReply::One(task(first)?),
     };
     delivery::answer(&reply, delivery)
 }

@@ -167,7 +167,14 @@ async fn store(
     check.finish()?;
     caller.charge(app, "jobs", Cost::Items(jobs.len())).await?;
     let id = WorkflowId::generate();
-    let graph = JobGraph { name: Some(request.name), is_held: true, jobs, parents, batch: None };
+    let graph = JobGraph {
+        name: Some(request.name),
+        input: None,
+        is_held: true,
+        jobs,
+        parents,
+        batch: None,
+    };
     workflows::create(&app.engine, tenant, id, graph).await?;
     Ok(id)
 }

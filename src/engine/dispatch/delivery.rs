@@ -5,10 +5,12 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
+use serde_json::Value;
 use sqlx::PgConnection;
 
 use crate::{
     domain::{
+        template::{self, Place},
         text::ErrorReport,
         trace::{self, AttemptTrace},
     },
@@ -106,7 +108,56 @@ pub(super) async fn add_background(conn: &mut PgConnection, mut handed: Vec<&mut
                 handed.iter_mut().for_each(|it| it.is_complete = !it.job.has_parents);
             }
         }
+        fill_templates(conn, &mut handed).await;
     }
+}
+
+/// Fills the places of payloads with the workflow's input and the results of parents. If the input
+/// cannot be read, the job is marked incomplete and released.
+async fn fill_templates(conn: &mut PgConnection, handed: &mut [&mut LeasedDelivery]) {
+    let is_template = |it: &LeasedDelivery| it.parent_results.iter().any(|it| it.is_template);
+    let mut templates: Vec<_> = handed.iter_mut().filter(|it| is_template(it)).collect();
+    if templates.is_empty() {
+        return;
+    }
+    let workflows = templates.iter();
+    let workflows = workflows.filter_map(|it| Some((it.job.project_id, it.job.workflow_id?)));
+    let inputs = match store::workflows::inputs(conn, &workflows.collect::<Vec<_>>()).await {
+        Ok(inputs) => inputs,
+        Err(error) => {
+            warn(&error, "a workflow's input was not read");
+            templates.iter_mut().for_each(|it| it.is_complete = false);
+            return;
+        }
+    };
+    for it in templates {
+        let own = (it.job.project_id, it.job.workflow_id);
+        let input = inputs.iter().find(|(project, workflow, _)| (*project, Some(*workflow)) == own);
+        let filled = filled(&it.job.payload, input.map(|it| it.2.as_str()), &it.parent_results);
+        if let Some(filled) = filled {
+            it.job.payload = filled;
+        }
+    }
+}
+
+/// None: it is no template, which its enqueue has checked.
+fn filled(payload: &str, input: Option<&str>, parents: &[ParentResult]) -> Option<String> {
+    let json = |text: &str| serde_json::from_str::<Value>(text).ok();
+    let input = input.and_then(json).unwrap_or_default();
+    let mut payload = json(payload)?;
+    template::fill(&mut payload, &mut |place| {
+        let value = match place {
+            Place::Input(path) => template::at(&input, path).cloned(),
+            Place::Step { key, path } => {
+                let parent = parents.iter().find(|it| it.workflow_key.as_deref() == Some(key));
+                let result = parent.and_then(|it| json(it.result.as_deref()?));
+                result.and_then(|it| template::at(&it, path).cloned())
+            }
+        };
+        Ok(Some(value.unwrap_or_default()))
+    })
+    .ok()?;
+    Some(payload.to_string())
 }
 
 fn warn(error: &sqlx::Error, message: &str) {

@@ -31,6 +31,8 @@ pub use crate::store::workflows::{StateCount, WorkflowJobRow, WorkflowRow};
 #[derive(Debug)]
 pub struct JobGraph {
     pub name: Option<String>,
+    /// JSON that its templates name.
+    pub input: Option<String>,
     /// Whether its jobs wait until it is started.
     pub is_held: bool,
     /// Its jobs, each with its key in the extras.
@@ -61,9 +63,9 @@ async fn store(
     graph: JobGraph,
     rerun: Option<Rerun>,
 ) -> Result<(), Error> {
-    let JobGraph { name, is_held, mut jobs, parents, batch } = graph;
+    let JobGraph { name, input, is_held, mut jobs, parents, batch } = graph;
     let edges = tie(id, is_held, &mut jobs, &parents);
-    let workflow = NewWorkflow { id, name, edges, is_held, batch, rerun };
+    let workflow = NewWorkflow { id, name, input, edges, is_held, batch, rerun };
     enqueue::store_workflow(engine, tenant, &workflow, &jobs).await
 }
 
@@ -139,6 +141,21 @@ pub async fn name(
     Ok(found.and_then(|it| it.name))
 }
 
+/// The inputs of these workflows, as JSON. Those without one are left out.
+pub async fn inputs(
+    engine: &Engine,
+    project_id: ProjectId,
+    workflows: &[WorkflowId],
+) -> Result<Vec<(WorkflowId, String)>, Error> {
+    if workflows.is_empty() {
+        return Ok(Vec::new());
+    }
+    let named: Vec<_> = workflows.iter().map(|it| (project_id, *it)).collect();
+    let mut conn = engine.pools.read_for(project_id).await?;
+    let found = workflows::inputs(&mut conn, &named).await?;
+    Ok(found.into_iter().map(|it| (it.1, it.2)).collect())
+}
+
 /// The latest run of a workflow: the same as [`find`], unless it was run again.
 ///
 /// # Errors
@@ -204,7 +221,9 @@ pub async fn run(engine: &Engine, tenant: Tenant, id: WorkflowId) -> Result<(), 
         |it: Dependency<&str>| Some(Dependency { parent: place(it.parent)?, when: it.when });
     let parents =
         jobs.iter().map(|it| it.dependencies().filter_map(dependency).collect()).collect();
-    let graph = JobGraph { name: latest.name, is_held: false, jobs: again, parents, batch: None };
+    let input = inputs(engine, project_id, &[latest.id]).await?.pop().map(|it| it.1);
+    let graph =
+        JobGraph { name: latest.name, input, is_held: false, jobs: again, parents, batch: None };
     let rerun = Some(Rerun { original: id, replaced });
     match store(engine, tenant, WorkflowId::generate(), graph, rerun).await {
         // Another request has re-run it at the same moment: one run is enough.
@@ -235,6 +254,7 @@ fn anew(project_id: ProjectId, row: &JobRow) -> TiedJob {
         concurrency_key: row.concurrency_key.clone(),
         concurrency_limit: row.concurrency_limit,
         workflow_key: row.workflow_key.clone(),
+        is_template: row.is_template,
         envelope: row.envelope.clone(),
         ..Extras::default()
     };

@@ -181,9 +181,9 @@ pub async fn ack(engine: &Engine, project_id: ProjectId, ack: Ack) -> Result<Ack
         AttemptEnd::Released => AttemptOutcome::Released,
     };
     let fence = ack.fence.clone();
-    let (mut held, mut has_children) = (HeldJob::new(), false);
+    let (mut held, mut leads_on) = (HeldJob::new(), false);
     loop {
-        let found = match submit(engine, key, ack.clone(), has_children).await {
+        let found = match submit(engine, key, ack.clone(), leads_on).await {
             Ok(Settling::Done(acked)) => return Ok(acked),
             Ok(Settling::NoJob) => return Err(Error::JobNotFound),
             Ok(Settling::Left(found)) => found,
@@ -200,7 +200,7 @@ pub async fn ack(engine: &Engine, project_id: ProjectId, ack: Ack) -> Result<Ack
                     None => Acked::Done { children_activated: found.children_activated },
                 });
             }
-            Err(Refusal::Moved) if found.has_children && !has_children => has_children = true,
+            Err(Refusal::Moved) if found.leads_on && !leads_on => leads_on = true,
             Err(Refusal::Moved) => held.wait().await?,
             Err(refusal) => return Err(refused(refusal, &found.standing)),
         }
@@ -267,14 +267,14 @@ async fn submit(
     engine: &Engine,
     key: JobKey,
     ack: Ack,
-    has_children: bool,
+    leads_on: bool,
 ) -> Result<Settling<Acked>, Error> {
     let Ack { fence, end, duration_ms, .. } = ack;
     let end = match end {
         AttemptEnd::Succeeded { result } => {
             let JobKey { project_id, id: job_id } = key;
             let success = Success { project_id, job_id, fence, result, duration_ms };
-            let settled = match has_children {
+            let settled = match leads_on {
                 true => engine.parents.submit(success).await?,
                 false => engine.successes.submit(success).await?,
             };

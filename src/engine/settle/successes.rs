@@ -1,4 +1,4 @@
-//! The batches of successes: of jobs without children, and of those with children.
+//! The batches of successes: of jobs whose success leads to nothing more, and of the others.
 
 use std::{
     collections::HashMap,
@@ -90,7 +90,7 @@ impl SuccessNotes {
     }
 }
 
-/// The batch of successes of jobs without children.
+/// The batch of successes of jobs without children, callbacks and a batch.
 pub struct Successes {
     pub pool: Pool,
     pub notes: SuccessNotes,
@@ -143,8 +143,8 @@ impl Batch for Successes {
     }
 }
 
-/// The batch of successes of jobs with children. It is apart, because it locks the children too:
-/// one family must not delay the successes of all.
+/// The batch of successes of jobs with children, callbacks or a batch. It is apart, because it locks
+/// the children too: one family must not delay the successes of all.
 pub struct Parents {
     pub pool: Pool,
     pub notes: SuccessNotes,

@@ -112,9 +112,22 @@ pub struct EnqueueRequest {
     /// In a workflow, and only there: its key, unique in the workflow.
     #[schema(extensions(("bounds" = json!(chars(1, limits::MAX_NAME_CHARS)))))]
     pub(in crate::http) key: Option<String>,
+    /// In a workflow, and only there: the payload is a template.
+    pub(in crate::http) template: Option<TemplateMode>,
     /// Older spelling of the header `Idempotency-Key`.
     #[schema(extensions(("bounds" = json!(chars(1, limits::MAX_IDEMPOTENCY_KEY_CHARS)))))]
     pub(in crate::http) idempotency_key: Option<String>,
+}
+
+/// What becomes of a place of a template that names nothing in the workflow's `input`. One that
+/// names nothing in a parent's result becomes null.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum TemplateMode {
+    /// It becomes null.
+    Lenient,
+    /// 400, nothing is stored.
+    Strict,
 }
 
 /// Makes a job the only live one with its key. A dead letter is not live.
@@ -277,6 +290,9 @@ fn accept_extras(
 ) -> Extras {
     if request.key.is_some() {
         check.refuse("key", "is for the jobs of a workflow only");
+    }
+    if request.template.is_some() {
+        check.refuse("template", "is for the jobs of a workflow only");
     }
     let mut labels = request.labels.take().unwrap_or_default();
     check.names("labels", &labels, limits::MAX_LABELS, limits::MAX_LABEL_CHARS);

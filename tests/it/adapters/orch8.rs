@@ -105,8 +105,10 @@ fn both_shapes_of_polls_are_answered_in_their_own_way() {
 #[test]
 fn a_later_step_sees_what_earlier_ones_made() {
     run(async |t| {
-        let jobs = json!({"jobs": [
-            {"key": "a", "job_type": "a"}, {"key": "b", "job_type": "b", "depends_on": ["a"]},
+        let jobs = json!({"input": {"video_url": "v"}, "jobs": [
+            {"key": "a", "job_type": "a"},
+            {"key": "b", "job_type": "b", "depends_on": ["a"], "template": "strict",
+             "payload": {"url": "{{context.data.video_url}}", "x": "{{steps.a.output.x}}"}},
         ]});
         let workflow = t.post("/v1/workflows", jobs).await.is(201);
         let first = poll(t, json!({})).await;
@@ -115,6 +117,8 @@ fn a_later_step_sees_what_earlier_ones_made() {
         let context = &second["context"];
         assert_eq!((&context["instance_id"], &context["step_id"]), (&workflow["id"], &json!("b")));
         assert_eq!(context["steps"], json!({"a": {"output": {"x": 1}}}));
+        assert_eq!(context["data"], json!({"video_url": "v"}));
+        assert_eq!(second["params"], json!({"url": "v", "x": 1}));
     });
 }
 

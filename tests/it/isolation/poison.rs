@@ -161,6 +161,39 @@ fn a_parent_whose_children_cannot_be_cancelled_stops_no_other() {
     });
 }
 
+#[test]
+fn a_callback_that_cannot_be_stored_stops_no_other() {
+    with_two_tenants(async |bad, good| {
+        plant(&bad.database, ("jobs", "insert"), "job_type", "poison").await;
+        for (t, callback) in [(bad, "poison"), (bad, "fine"), (good, "fine")] {
+            t.enqueue(json!({"on_success": {"job_type": callback, "queue": "after"}})).await;
+        }
+        for (t, jobs) in [(bad, 2), (good, 1)] {
+            for _ in 0..jobs {
+                let job = t.wait_and_lease("w").await;
+                t.ack(&job, "w", "succeeded").await.is(200);
+            }
+            t.job_becomes(&stored(t, "fine").await, "pending").await;
+        }
+        let set_aside = "select item from set_aside where work = 'callbacks'";
+        until(&bad.database, "select count(*) from set_aside", 1).await;
+        let item = bad.database.text(set_aside).await;
+        set_aside_and_tried_again(&bad.database, "callbacks", &item).await;
+        bad.job_becomes(&stored(bad, "poison").await, "pending").await;
+    });
+}
+
+/// The id of the job of this type, once it is stored.
+async fn stored(t: &TestProject, job_type: &str) -> String {
+    loop {
+        let listed = t.get(&format!("/v1/jobs?job_type={job_type}")).await.is(200);
+        if let Some(id) = listed["jobs"][0]["id"].as_str() {
+            return id.to_owned();
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+    }
+}
+
 /// The parent of the child that cannot be cancelled.
 async fn uuid_of_dead_letter(t: &TestProject) -> String {
     t.database

@@ -1,0 +1,92 @@
+//! Workflow input and templates: what fills the payloads of a workflow's jobs.
+
+use crate::harness::{TestProject, run};
+use serde_json::{Value, json};
+
+async fn make(t: &TestProject, input: Value, jobs: Value) -> Value {
+    t.post("/v1/workflows", json!({"input": input, "jobs": jobs})).await.is(201)
+}
+
+#[test]
+fn input_and_results_fill_the_payloads() {
+    run(async |t| {
+        let made = make(
+            t,
+            json!({"video": {"url": "v.mp4", "sizes": [720, 1080]}, "evil": "{{steps.a.output}}"}),
+            json!([
+                {"key": "a", "job_type": "t", "template": "strict", "payload": {
+                    "url": "{{input.video.url}}", "all": "{{ input.video.sizes }}",
+                    "name": "at {{input.video.sizes.1}}p", "plain": 1.5, "evil": "{{input.evil}}",
+                }},
+                {"key": "b", "job_type": "t", "template": "lenient", "depends_on": ["a"],
+                 "payload": ["{{steps.a.output.file}}", "{{steps.a.output}}", "{{input.evil}}",
+                             "{{steps.a.output.none}}", "{{input.none}}"]},
+                {"key": "c", "job_type": "t", "depends_on": ["b"], "payload": "{{input.video}}"},
+            ]),
+        )
+        .await;
+        assert_eq!(made["input"]["video"]["url"], "v.mp4");
+        let read = t.get(&format!("/v1/workflows/{}", made["id"].as_str().expect("an id"))).await;
+        assert_eq!(read.is(200)["input"], made["input"]);
+        let a = t.wait_and_lease("w").await;
+        let expected = json!({
+            "url": "v.mp4", "all": [720, 1080], "name": "at 1080p", "plain": 1.5,
+            "evil": "{{steps.a.output}}",
+        });
+        assert_eq!(a["payload"], expected);
+        let result = json!({"result": {"file": "{{input.evil}}"}});
+        t.ack_with(&a, "w", "succeeded", result).await.is(200);
+        let b = t.wait_and_lease("w").await;
+        let expected = json!([
+            "{{input.evil}}", {"file": "{{input.evil}}"}, "{{steps.a.output}}", null, null,
+        ]);
+        assert_eq!(b["payload"], expected, "what is filled in is not read again");
+        t.ack(&b, "w", "succeeded").await.is(200);
+        assert_eq!(t.wait_and_lease("w").await["payload"], "{{input.video}}", "no template");
+    });
+}
+
+#[test]
+fn a_retried_job_is_filled_again() {
+    run(async |t| {
+        let jobs = json!([
+            {"key": "a", "job_type": "t"},
+            {"key": "b", "job_type": "t", "template": "lenient", "depends_on": [
+                {"key": "a", "when": "ended"},
+            ], "payload": {"x": "{{steps.a.output}}", "y": "{{input}}"}},
+        ]);
+        make(t, json!(7), jobs).await;
+        let a = t.wait_and_lease("w").await;
+        t.ack_with(&a, "w", "succeeded", json!({"result": [1]})).await.is(200);
+        for _ in 0..2 {
+            let b = t.wait_and_lease("w").await;
+            assert_eq!(b["payload"], json!({"x": [1], "y": 7}));
+            t.ack(&b, "w", "released").await.is(200);
+        }
+    });
+}
+
+#[test]
+fn wrong_templates_are_refused_with_what_is_wrong() {
+    run(async |t| {
+        let with = async |payload: Value| {
+            let job =
+                json!({"key": "b", "job_type": "t", "template": "strict", "payload": payload});
+            let jobs = json!([{"key": "a", "job_type": "t"}, job]);
+            t.post("/v1/workflows", json!({"input": {"a": 1}, "jobs": jobs})).await
+        };
+        with(json!("{{input.a")).await.refuses("jobs[1].payload");
+        with(json!("{{input.b}}")).await.refuses("jobs[1].payload");
+        with(json!("{{steps.a.output}}")).await.refuses("jobs[1].payload");
+        with(json!("{{env.PATH}}")).await.refuses("jobs[1].payload");
+        with(json!(vec!["{{input.a}}"; 101])).await.refuses("jobs[1].payload");
+        with(json!({"ok": "{{input.a}}"})).await.is(201);
+        let alone = json!({"job_type": "t", "template": "strict"});
+        t.post("/v1/jobs", alone).await.refuses("template");
+        let large = "x".repeat(3_000);
+        let filled = json!({"input": large, "jobs": [
+            {"key": "a", "job_type": "t", "template": "lenient", "payload": vec!["{{input}}"; 100]},
+        ]});
+        t.post("/v1/workflows", filled).await.refuses("jobs[0].payload");
+    });
+}

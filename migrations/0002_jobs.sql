@@ -250,7 +250,7 @@ create table job_edges (
     -- The end of the parent that the child waits for.
     condition text not null default 'succeeded'
         check (condition in ('succeeded', 'failed', 'ended')),
-    -- The parent failed, which met the condition: it counts even if the parent is retried.
+    -- The parent has met the condition: it counts even if the parent is retried.
     is_met boolean not null default false,
     -- How the parent ended, kept when it is deleted. Null: the parent is still there.
     outcome text check (outcome in ('succeeded', 'skipped', 'cancelled', 'dead_letter')),

@@ -34,7 +34,7 @@ create table workflow_jobs (
 
 -- Whether a job that waited for a failure has succeeded: for the failure of this job, or of one that
 -- was cancelled because of it.
-create function is_failure_handled(of_project integer, failed_job uuid)
+create function is_failure_handled(of_project integer, of_workflow uuid, failed_job uuid)
 returns boolean
 language sql
 stable
@@ -46,7 +46,8 @@ as $$
         from failed
         join job_edges edge on edge.project_id = of_project and edge.parent_id = failed.id
         join finished_jobs child on child.project_id = of_project and child.id = edge.child_id
-        where child.state = 'cancelled' and child.cancelled_by is not null
+        join job_bodies body on body.project_id = of_project and body.job_id = child.id
+        where body.workflow_id = of_workflow and child.state = 'cancelled' and child.cancelled_by is not null
             and child.is_skipped is null
     )
     select exists (

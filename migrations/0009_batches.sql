@@ -20,6 +20,8 @@ create table batches (
     succeeded bigint not null default 0,
     dead_letter bigint not null default 0,
     cancelled bigint not null default 0,
+    -- Cancelled, because they were not needed: they do not fail it.
+    skipped bigint not null default 0,
     primary key (project_id, id)
 );
 -- Retention, across projects.
@@ -43,6 +45,7 @@ create table job_ends (
     succeeded smallint not null default 0,
     dead_letter smallint not null default 0,
     cancelled smallint not null default 0,
+    skipped smallint not null default 0,
     primary key (project_id, id)
 );
 -- The rest of a batch's counts.

@@ -73,6 +73,8 @@ pub struct EndedBatch {
     pub dead_letter: i64,
     /// Those that were cancelled.
     pub cancelled: i64,
+    /// Those that were not needed.
+    pub skipped: i64,
 }
 
 impl Callbacks {

@@ -231,9 +231,9 @@ fn second(time: DateTime<Utc>) -> String {
 fn parents(facts: &Facts) -> Condition {
     let open = facts.unfinished_parents;
     let message = match open {
-        0 => "all parents have succeeded".to_owned(),
-        1 => "1 parent has not succeeded yet".to_owned(),
-        more => format!("{more} parents have not succeeded yet"),
+        0 => "all parents have ended as this job waits for".to_owned(),
+        1 => "it waits for the end of 1 parent".to_owned(),
+        more => format!("it waits for the ends of {more} parents"),
     };
     Condition { waits_for: WaitingFor::Parents, is_open: open == 0, message, changes_at: None }
 }

@@ -61,14 +61,13 @@ impl<'a> Place<'a> {
                 None => Err(unknown()),
             },
             "steps" => {
-                // A key may have dots: the last `.output` that ends a segment ends it.
-                let end = rest.rfind(".output").ok_or_else(unknown)?;
-                let (key, path) = (&rest[..end], &rest[end + ".output".len()..]);
-                match path.strip_prefix('.') {
-                    Some(path) => Ok(Self::Step { key, path }),
-                    None if path.is_empty() => Ok(Self::Step { key, path }),
-                    None => Err(unknown()),
-                }
+                // A key may have dots: it ends before the first segment `output`.
+                let ends = rest.match_indices(".output");
+                let mut parts = ends.map(|(end, it)| (&rest[..end], &rest[end + it.len()..]));
+                let (key, path) = parts
+                    .find(|(_, path)| path.is_empty() || path.starts_with('.'))
+                    .ok_or_else(unknown)?;
+                Ok(Self::Step { key, path: path.strip_prefix('.').unwrap_or_default() })
             }
             _ => Err(unknown()),
         }
@@ -85,16 +84,19 @@ pub fn at<'a>(value: &'a Value, path: &str) -> Option<&'a Value> {
     })
 }
 
-/// Fills the places of a payload. `fill` gives the value of a place; none leaves it as it is.
+/// Fills the places of a payload, and returns with how many bytes. `fill` gives the value of a
+/// place; none leaves it as it is.
 ///
 /// # Errors
 /// The first that `fill` returns. [`TemplateError::Open`], [`TemplateError::Unknown`], and
 /// [`TemplateError::TooMany`].
-pub fn fill(
+pub fn fill<'v>(
     payload: &mut Value,
-    fill: &mut impl FnMut(Place<'_>) -> Result<Option<Value>, TemplateError>,
-) -> Result<(), TemplateError> {
-    Filling { fill, places: 0, bytes: 0 }.value(payload)
+    fill: &mut impl FnMut(Place<'_>) -> Result<Option<&'v Value>, TemplateError>,
+) -> Result<usize, TemplateError> {
+    let mut filling = Filling { fill, places: 0, bytes: 0 };
+    filling.value(payload)?;
+    Ok(filling.bytes)
 }
 
 struct Filling<'a, F> {
@@ -103,7 +105,7 @@ struct Filling<'a, F> {
     bytes: usize,
 }
 
-impl<F: FnMut(Place<'_>) -> Result<Option<Value>, TemplateError>> Filling<'_, F> {
+impl<'v, F: FnMut(Place<'_>) -> Result<Option<&'v Value>, TemplateError>> Filling<'_, F> {
     fn value(&mut self, value: &mut Value) -> Result<(), TemplateError> {
         match value {
             Value::String(text) => {
@@ -142,10 +144,12 @@ impl<F: FnMut(Place<'_>) -> Result<Option<Value>, TemplateError>> Filling<'_, F>
         Ok(is_any.then_some(Value::String(written)))
     }
 
-    /// Null instead of what exceeds [`MAX_FILLED_BYTES`].
-    fn bounded(&mut self, value: Value) -> Value {
-        self.bytes += value.to_string().len();
-        if self.bytes > MAX_FILLED_BYTES { Value::Null } else { value }
+    /// Null instead of what exceeds [`MAX_FILLED_BYTES`]. From then on nothing is measured.
+    fn bounded(&mut self, value: &Value) -> Value {
+        if self.bytes <= MAX_FILLED_BYTES {
+            self.bytes += value.to_string().len();
+        }
+        if self.bytes > MAX_FILLED_BYTES { Value::Null } else { value.clone() }
     }
 }
 
@@ -161,9 +165,9 @@ mod tests {
         fill(&mut payload, &mut |place| match place {
             Place::Input(path) => {
                 let missing = || TemplateError::Missing(path.to_owned());
-                at(&input, path).cloned().map(Some).ok_or_else(missing)
+                at(&input, path).map(Some).ok_or_else(missing)
             }
-            Place::Step { key: "fetch.all", path } => Ok(at(&output, path).cloned()),
+            Place::Step { key: "fetch.all", path } => Ok(at(&output, path)),
             Place::Step { .. } => Ok(None),
         })?;
         Ok(payload)
@@ -185,6 +189,16 @@ mod tests {
     }
 
     #[test]
+    fn the_key_of_a_step_ends_before_the_first_output() {
+        let read = |text| Place::read(text).expect("a place");
+        let step = |key, path| Place::Step { key, path };
+        assert_eq!(read("steps.a.b.output"), step("a.b", ""));
+        assert_eq!(read("steps.a.output.output_url"), step("a", "output_url"));
+        assert_eq!(read("steps.a.output.x.output"), step("a", "x.output"));
+        assert_eq!(read("steps.a.outputs.output.0"), step("a.outputs", "0"));
+    }
+
+    #[test]
     fn what_is_wrong_is_named() {
         let error = |text: &str| filled(json!([text])).expect_err("an error");
         assert_eq!(error("a {{input.a"), TemplateError::Open);
@@ -203,7 +217,7 @@ mod tests {
     fn what_is_filled_in_has_a_bound() {
         let mut payload = json!(["{{input}}", "{{input}}"]);
         let long = json!("x".repeat(MAX_FILLED_BYTES - 10));
-        fill(&mut payload, &mut |_| Ok(Some(long.clone()))).expect("filled");
+        fill(&mut payload, &mut |_| Ok(Some(&long))).expect("filled");
         assert_eq!(payload, json!([long, null]));
     }
 }

@@ -34,7 +34,7 @@ use crate::{
 /// A second batch starts beside one in flight only if at least this many items wait: two small
 /// batches cost more than one.
 const SECOND_BATCH_ITEMS: usize = 64;
-/// Batches of one kind in flight.
+/// Batches of one kind in flight, beside a heavy one.
 const MAX_BATCHES_IN_FLIGHT: usize = 2;
 /// Bytes of one batch; a single larger item is a batch of its own, and one of these at a time is in
 /// flight.
@@ -154,7 +154,8 @@ async fn run<B: Batch>(batch: Arc<B>, mut intake: Intake<B>) {
         // A heavy batch delays no others.
         let light_in_flight = in_flight.saturating_sub(usize::from(has_heavy));
         let may_cut = light_in_flight == 0 || intake.waiting() >= SECOND_BATCH_ITEMS;
-        let cut = (may_cut && in_flight < MAX_BATCHES_IN_FLIGHT).then(|| intake.cut(!has_heavy));
+        let cut =
+            (may_cut && light_in_flight < MAX_BATCHES_IN_FLIGHT).then(|| intake.cut(!has_heavy));
         if let Some(Cut { entries, is_heavy, is_shared }) = cut.flatten() {
             let (batch, conn, heavy) = (Arc::clone(&batch), idle.pop(), Arc::clone(&heavy));
             // In a task of its own: a panic costs only this batch its answers.

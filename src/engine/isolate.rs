@@ -152,7 +152,12 @@ pub async fn succeeded(
 
 /// Whether an item caused the error, and not the database.
 pub fn is_of_a_row(error: &sqlx::Error) -> bool {
-    let sqlx::Error::Database(error) = error else { return false };
+    let error = match error {
+        sqlx::Error::Database(error) => error,
+        // A stored text that this version cannot read.
+        sqlx::Error::Decode(_) => return true,
+        _ => return false,
+    };
     let code = error.code();
     code.is_some_and(|code| ROW_ERROR_CLASSES.iter().any(|it| code.starts_with(it)))
 }

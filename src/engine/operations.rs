@@ -270,7 +270,7 @@ async fn requeue_all(
     (kind, ids): (Kind, &[JobId]),
     stepped: &mut Stepped,
 ) -> Result<i64, Error> {
-    store::control::lock_parents_of(tx, project_id, ids).await?;
+    store::requeue::lock_parents_of(tx, project_id, ids).await?;
     let mut struck = Vec::new();
     for id in ids {
         let key = JobKey { project_id, id: *id };

@@ -103,17 +103,19 @@ pub struct BatchView {
     pub dead_letter_jobs: i64,
     /// Those that were cancelled.
     pub cancelled_jobs: i64,
+    /// Those that were not needed: a parent ended otherwise than they waited for, without failing.
+    pub skipped_jobs: i64,
 }
 
 impl From<BatchRow> for BatchView {
     fn from(row: BatchRow) -> Self {
-        let failed = row.dead_letter + row.cancelled;
+        let (done, failed) = (row.succeeded + row.skipped, row.dead_letter + row.cancelled);
         let state = match (row.sealed_at, row.completed_at) {
             (None, _) => BatchState::Open,
             (Some(_), None) => BatchState::Running,
-            (Some(_), Some(_)) if row.succeeded >= row.jobs => BatchState::Succeeded,
+            (Some(_), Some(_)) if done >= row.jobs => BatchState::Succeeded,
             // Failed jobs were retried.
-            (Some(_), Some(_)) if row.succeeded + failed < row.jobs => BatchState::Running,
+            (Some(_), Some(_)) if done + failed < row.jobs => BatchState::Running,
             (Some(_), Some(_)) => BatchState::Failed,
         };
         Self {
@@ -124,10 +126,11 @@ impl From<BatchRow> for BatchView {
             sealed_at: row.sealed_at,
             completed_at: row.completed_at,
             total_jobs: row.jobs,
-            open_jobs: (row.jobs - row.succeeded - failed).max(0),
+            open_jobs: (row.jobs - done - failed).max(0),
             succeeded_jobs: row.succeeded,
             dead_letter_jobs: row.dead_letter,
             cancelled_jobs: row.cancelled,
+            skipped_jobs: row.skipped,
         }
     }
 }
@@ -164,9 +167,10 @@ pub async fn create(
             let sent = SentCallbacks { on_success, on_failure, on_complete };
             let callbacks = accept_callbacks(tenant, sent, trace.as_deref(), &mut check)?;
             check.finish()?;
-            let callbacks = Extras::default().with_callbacks(&callbacks).callbacks;
+            let Extras { callbacks, callback_count, .. } =
+                Extras::default().with_callbacks(&callbacks);
             let batch = NewBatch { id: ids.batch(), name, callbacks, is_sealed: false };
-            let row = batches::create(&running.engine, tenant.project_id, &batch).await?;
+            let row = batches::create(&running.engine, tenant, &batch, callback_count).await?;
             let location = Some(format!("/v1/batches/{}", batch.id));
             Answer::new(StatusCode::CREATED, location, &BatchView::from(row))
         })

@@ -34,6 +34,7 @@ pub struct BatchRow {
     pub succeeded: i64,
     pub dead_letter: i64,
     pub cancelled: i64,
+    pub skipped: i64,
 }
 
 /// Stores a batch. Returns false if its id exists already.
@@ -93,13 +94,15 @@ pub async fn find(
                (batches.jobs + rest.jobs) "jobs!",
                (batches.succeeded + rest.succeeded) "succeeded!",
                (batches.dead_letter + rest.dead_letter) "dead_letter!",
-               (batches.cancelled + rest.cancelled) "cancelled!"
+               (batches.cancelled + rest.cancelled) "cancelled!",
+               (batches.skipped + rest.skipped) "skipped!"
         from batches
         cross join lateral (
             select coalesce(sum(jobs), 0)::bigint as jobs,
                    coalesce(sum(succeeded), 0)::bigint as succeeded,
                    coalesce(sum(dead_letter), 0)::bigint as dead_letter,
-                   coalesce(sum(cancelled), 0)::bigint as cancelled
+                   coalesce(sum(cancelled), 0)::bigint as cancelled,
+                   coalesce(sum(skipped), 0)::bigint as skipped
             from job_ends
             where project_id = $1 and batch_id = batches.id
         ) rest
@@ -127,13 +130,15 @@ pub async fn list(
                (batches.jobs + rest.jobs) "jobs!",
                (batches.succeeded + rest.succeeded) "succeeded!",
                (batches.dead_letter + rest.dead_letter) "dead_letter!",
-               (batches.cancelled + rest.cancelled) "cancelled!"
+               (batches.cancelled + rest.cancelled) "cancelled!",
+               (batches.skipped + rest.skipped) "skipped!"
         from batches
         cross join lateral (
             select coalesce(sum(jobs), 0)::bigint as jobs,
                    coalesce(sum(succeeded), 0)::bigint as succeeded,
                    coalesce(sum(dead_letter), 0)::bigint as dead_letter,
-                   coalesce(sum(cancelled), 0)::bigint as cancelled
+                   coalesce(sum(cancelled), 0)::bigint as cancelled,
+                   coalesce(sum(skipped), 0)::bigint as skipped
             from job_ends
             where project_id = $1 and batch_id = batches.id
         ) rest
@@ -200,6 +205,7 @@ pub struct Delta {
     pub succeeded: i64,
     pub dead_letter: i64,
     pub cancelled: i64,
+    pub skipped: i64,
 }
 
 /// Merges what was taken from `job_ends` into a batch. Returns whether it may be complete, as far
@@ -214,10 +220,10 @@ pub async fn merge(
         r#"
         update batches
         set jobs = jobs + $3, succeeded = succeeded + $4, dead_letter = dead_letter + $5,
-            cancelled = cancelled + $6
+            cancelled = cancelled + $6, skipped = skipped + $7
         where project_id = $1 and id = $2
         returning sealed_at is not null and succeeded_at is null
-            and succeeded + dead_letter + cancelled >= jobs "may_be_complete!"
+            and succeeded + dead_letter + cancelled + skipped >= jobs "may_be_complete!"
         "#,
         project_id.0,
         id.0,
@@ -225,6 +231,7 @@ pub async fn merge(
         delta.succeeded,
         delta.dead_letter,
         delta.cancelled,
+        delta.skipped,
     )
     .fetch_optional(conn)
     .await?;

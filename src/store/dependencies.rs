@@ -172,8 +172,6 @@ pub struct ParentResult {
     pub result: Option<String>,
     /// Of its last failed attempt, without the stack trace, unless it succeeded.
     pub error: ErrorReport,
-    /// Whether the child's payload has places for results.
-    pub is_template: bool,
     /// Whether the result was left out, because the earlier ones reach the limit of one job.
     pub is_omitted: bool,
 }
@@ -192,12 +190,9 @@ pub async fn parent_results(
                case when measured.bytes <= $3 then parent.result end as result,
                measured.bytes > $3 and parent.result is not null "is_omitted!",
                failed.error_kind "error_kind?", failed.error_message "error_message?",
-               failed.error_truncated "error_truncated?",
-               child_body.is_template is true "is_template!"
+               failed.error_truncated "error_truncated?"
         from unnest($1::int[], $2::uuid[]) as child(project_id, id)
         join job_edges edge on edge.project_id = child.project_id and edge.child_id = child.id
-        join job_bodies child_body
-            on child_body.project_id = child.project_id and child_body.job_id = child.id
         cross join lateral (
             select job_type, state, result
             from finished_jobs
@@ -247,7 +242,6 @@ pub async fn parent_results(
                 stack_trace: None,
                 truncated: it.error_truncated.unwrap_or_default(),
             },
-            is_template: it.is_template,
             is_omitted: it.is_omitted,
         };
         (it.project_id, result)

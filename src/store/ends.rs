@@ -18,6 +18,7 @@ pub struct JobEnd {
     pub succeeded: i16,
     pub dead_letter: i16,
     pub cancelled: i16,
+    pub skipped: i16,
 }
 
 /// Where an end stands.
@@ -25,6 +26,12 @@ pub struct JobEnd {
 pub struct EndKey {
     pub project_id: ProjectId,
     pub id: i64,
+}
+
+/// Lets the statements of this transaction wait for a locked row only for a moment.
+pub async fn limit_waits(conn: &mut PgConnection) -> sqlx::Result<()> {
+    sqlx::query!("set local lock_timeout = '200ms'").execute(conn).await?;
+    Ok(())
 }
 
 /// Takes these ends. Those that another node has taken are left out.
@@ -47,7 +54,8 @@ pub async fn take(
         using taken
         where job_ends.project_id = $1 and job_ends.id = taken.id
         returning project_id "project_id: ProjectId", job_id "job_id: JobId",
-                  batch_id "batch_id: BatchId", callbacks, jobs, succeeded, dead_letter, cancelled
+                  batch_id "batch_id: BatchId", callbacks, jobs, succeeded, dead_letter, cancelled,
+                  skipped
         "#,
         project_id.0,
         ids,

@@ -33,6 +33,7 @@ pub mod pools;
 pub mod projects;
 pub mod queue_limits;
 pub mod queues;
+pub mod requeue;
 pub mod schedules;
 pub mod sessions;
 pub mod set_aside;

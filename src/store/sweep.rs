@@ -299,7 +299,7 @@ pub async fn find_outdated(conn: &mut PgConnection) -> sqlx::Result<Vec<JobKey>>
     .await
 }
 
-/// Ended jobs whose children must be cancelled.
+/// Ended jobs whose children must be cancelled or may run.
 pub async fn find_ended_parents(conn: &mut PgConnection) -> sqlx::Result<Vec<JobKey>> {
     sqlx::query_as!(
         JobKey,

@@ -88,6 +88,29 @@ pub async fn insert_workflow_jobs(
     Ok(())
 }
 
+/// Those of these jobs whose payloads are templates, each with the input of its workflow.
+pub async fn templates(
+    conn: &mut PgConnection,
+    jobs: &[(ProjectId, JobId)],
+) -> sqlx::Result<Vec<(ProjectId, JobId, Option<String>)>> {
+    let found = sqlx::query!(
+        r#"
+        select body.project_id "project_id: ProjectId", body.job_id "job_id: JobId",
+               workflows.input "input?"
+        from unnest($1::int[], $2::uuid[]) as named(project_id, id)
+        join job_bodies body on body.project_id = named.project_id and body.job_id = named.id
+        left join workflows
+            on workflows.project_id = body.project_id and workflows.id = body.workflow_id
+        where body.is_template
+        "#,
+        &jobs.iter().map(|it| it.0.0).collect::<Vec<_>>(),
+        &jobs.iter().map(|it| it.1.0).collect::<Vec<_>>(),
+    )
+    .fetch_all(conn)
+    .await?;
+    Ok(found.into_iter().map(|it| (it.project_id, it.job_id, it.input)).collect())
+}
+
 /// The inputs of these workflows, as JSON. Those without one are left out.
 pub async fn inputs(
     conn: &mut PgConnection,
@@ -182,9 +205,15 @@ pub async fn workflow_jobs(
                coalesce(live.attempt, ended.attempt) "attempt?",
                coalesce(live.completed_at, ended.completed_at) "completed_at?",
                case
-                   when ended.cancelled_by is not null then true
+                   when ended.is_skipped then true
+                   -- The parent counts itself, while it is there.
+                   when ended.cancelled_by is not null and exists (
+                       select from jobs where project_id = $1 and id = ended.cancelled_by
+                       union all
+                       select from finished_jobs where project_id = $1 and id = ended.cancelled_by
+                   ) then true
                    when live.state = 'dead_letter' or ended.state = 'cancelled'
-                   then is_failure_handled($1, part.job_id)
+                   then is_failure_handled($1, part.workflow_id, part.job_id)
                    else false
                end "is_excused!",
                coalesce(parents.keys, '{}') "depends_on!",
@@ -279,9 +308,15 @@ pub async fn count_states(
         select part.workflow_id "workflow_id: WorkflowId",
                coalesce(live.state, ended.state) "state?: StoredState",
                case
-                   when ended.cancelled_by is not null then true
+                   when ended.is_skipped then true
+                   -- The parent counts itself, while it is there.
+                   when ended.cancelled_by is not null and exists (
+                       select from jobs where project_id = $1 and id = ended.cancelled_by
+                       union all
+                       select from finished_jobs where project_id = $1 and id = ended.cancelled_by
+                   ) then true
                    when live.state = 'dead_letter' or ended.state = 'cancelled'
-                   then is_failure_handled($1, part.job_id)
+                   then is_failure_handled($1, part.workflow_id, part.job_id)
                    else false
                end "is_excused!",
                count(*) "jobs!"

@@ -158,6 +158,7 @@ fn a_batch_completes_when_it_is_sealed_and_its_last_job_has_ended() {
         let job = lease_from(t, "success").await;
         let ended = json!({
             "batch_id": id, "jobs": 4, "succeeded": 4, "dead_letter": 0, "cancelled": 0,
+            "skipped": 0,
         });
         assert_eq!(job["payload"]["ended"], ended);
         lease_from(t, "complete").await;
@@ -204,6 +205,28 @@ fn a_batch_with_failures_succeeds_when_they_are_retried() {
 }
 
 #[test]
+fn a_job_that_was_not_needed_fails_no_batch() {
+    run(async |t| {
+        let id = make_batch(t).await;
+        let parent = t.enqueue(json!({"queue": "q", "batch_id": id})).await;
+        let handler = json!({
+            "job_type": "t", "queue": "q", "batch_id": id,
+            "depends_on": [{"job_id": parent, "when": "failed"}],
+            "on_failure": {"job_type": "failure"}, "on_complete": {"job_type": "t", "queue": "h"},
+        });
+        t.post("/v1/jobs", handler).await.is(201);
+        t.post(&format!("/v1/batches/{id}/seal"), json!({})).await.is(200);
+        end(t, "q", "succeeded").await;
+        assert_eq!(lease_from(t, "success").await["payload"]["ended"]["skipped"], 1);
+        assert_eq!(lease_from(t, "h").await["payload"]["ended"]["state"], "cancelled");
+        settled(t).await;
+        assert_eq!(stored(t).await["failure"], 0);
+        let read = t.get(&format!("/v1/batches/{id}")).await.is(200);
+        assert_eq!((&read["state"], &read["skipped_jobs"]), (&json!("succeeded"), &json!(1)));
+    });
+}
+
+#[test]
 fn an_empty_batch_succeeds_when_it_is_sealed() {
     run(async |t| {
         let id = make_batch(t).await;
@@ -231,8 +254,8 @@ fn missing_and_foreign_batches_look_the_same() {
     });
 }
 
-/// Members end in all ways, on many connections, while others are added and the batch is sealed. Two
-/// nodes process their ends.
+/// Members end in all ways, on many connections, while others are added and the batch is sealed.
+/// Two nodes process their ends.
 #[test]
 fn a_batch_completes_once_however_its_jobs_race() {
     limited(async {

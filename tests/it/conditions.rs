@@ -150,6 +150,22 @@ fn a_handled_failure_does_not_fail_the_workflow() {
 }
 
 #[test]
+fn a_failure_stays_when_its_job_is_deleted() {
+    run(async |t| {
+        let jobs = json!({"jobs": [
+            {"key": "a", "job_type": "t"}, {"key": "b", "job_type": "t", "depends_on": ["a"]},
+        ]});
+        let made = t.post("/v1/workflows", jobs).await.is(201);
+        let failed = end(t, "failed").await;
+        t.job_becomes(made["jobs"][1]["id"].as_str().expect("an id"), "cancelled").await;
+        let id = failed["id"].as_str().expect("an id");
+        t.delete(&format!("/v1/dead-letters/{id}")).await.is_empty(204);
+        let path = format!("/v1/workflows/{}", made["id"].as_str().expect("an id"));
+        assert_eq!(t.get(&path).await.is(200)["state"], "failed");
+    });
+}
+
+#[test]
 fn wrong_dependencies_are_named() {
     run(async |t| {
         let id = t.enqueue(json!({})).await;

@@ -381,7 +381,7 @@ fn a_job_is_explained_gate_by_gate() {
         assert!(told["summary"].as_str().expect("text").starts_with("its run_at is "), "{told}");
         assert_eq!(told["next_change_at"], t.job(&later).await["run_at"]);
         let child = t.enqueue(json!({"parent_job_id": later})).await;
-        assert_eq!(explain(&child).await["summary"], "1 parent has not succeeded yet");
+        assert_eq!(explain(&child).await["summary"], "it waits for the end of 1 parent");
         let labelled = t.enqueue(json!({"labels": ["gpu"]})).await;
         let summary = "none of 1 live worker of queue default has the labels gpu";
         assert_eq!(explain(&labelled).await["summary"], summary);

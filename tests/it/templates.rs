@@ -67,6 +67,27 @@ fn a_retried_job_is_filled_again() {
 }
 
 #[test]
+fn a_template_is_filled_when_its_parent_has_left_nothing() {
+    run(async |t| {
+        let jobs = json!([
+            {"key": "a", "job_type": "t", "max_attempts": 1},
+            {"key": "b", "job_type": "t", "queue": "b", "template": "lenient", "depends_on": [
+                {"key": "a", "when": "failed"},
+            ], "payload": ["{{steps.a.output}}", "{{input}}"]},
+        ]);
+        let made = make(t, json!(7), jobs).await;
+        let a = t.wait_and_lease("w").await;
+        t.ack(&a, "w", "failed").await.is(200);
+        t.job_becomes(made["jobs"][1]["id"].as_str().expect("an id"), "pending").await;
+        let retry = format!("/v1/jobs/{}/retry", a["id"].as_str().expect("an id"));
+        t.post(&retry, json!({})).await.is(200);
+        let poll = json!({"worker_id": "w", "queues": ["b"], "wait_seconds": 10});
+        let polled = t.post("/v1/workers/poll", poll).await.is(200);
+        assert_eq!(polled["jobs"][0]["payload"], json!([null, 7]));
+    });
+}
+
+#[test]
 fn wrong_templates_are_refused_with_what_is_wrong() {
     run(async |t| {
         let with = async |payload: Value| {
@@ -88,5 +109,10 @@ fn wrong_templates_are_refused_with_what_is_wrong() {
             {"key": "a", "job_type": "t", "template": "lenient", "payload": vec!["{{input}}"; 100]},
         ]});
         t.post("/v1/workflows", filled).await.refuses("jobs[0].payload");
+        let huge = json!({"input": 1, "jobs": [
+            {"key": "a", "job_type": "t", "template": "lenient", "payload": "{{input}}"},
+        ]});
+        let huge = huge.to_string().replace("\"{{input}}\"", "[1e400]");
+        t.post_text("/v1/workflows", huge).await.refuses("jobs[0].payload");
     });
 }

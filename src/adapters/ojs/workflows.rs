@@ -27,7 +27,7 @@ use crate::{
     },
     engine::{
         batches::NewBatch,
-        enqueue::{self, Extras},
+        enqueue::{self, Extras, Start},
         jobs::{
             self,
             workflows::{self, JobGraph, WorkflowJobRow, WorkflowRow},
@@ -169,6 +169,22 @@ fn read_steps(
         let Some(job) = callbacks.take(name, &mut inner) else { return Ok(None) };
         let mut item = Check::below(format!("callbacks.{name}."));
         let accepted = accept(tenant, job, &mut item)?;
+        let tied = &accepted.tied;
+        let extras = tied.job.extras.as_ref();
+        let out_of_place = [
+            ("id", tied.is_id_given),
+            ("options.unique", extras.is_some_and(|it| it.unique_key.is_some())),
+            (
+                "options.expires_at",
+                accepted.expires_after_ms.is_some()
+                    || extras.is_some_and(|it| it.expires_at.is_some()),
+            ),
+            ("options.delay_until", tied.job.start != Start::After(0)),
+            ("options.rate_limit", accepted.max_per_second.is_some()),
+        ];
+        for (field, _) in out_of_place.into_iter().filter(|it| it.1) {
+            item.refuse(field, "is not allowed for a callback");
+        }
         inner.absorb(item);
         Ok(Some(Box::new(enqueue::callback(accepted.tied.job))))
     };
@@ -219,7 +235,7 @@ pub async fn create(
     set_expiries(&app, &mut all).await?;
     let mut jobs: Vec<_> = all.into_iter().map(|it| it.tied).collect();
     let id = WorkflowId::generate();
-    let callbacks = Extras::default().with_callbacks(&callbacks).callbacks;
+    let Extras { callbacks, callback_count, .. } = Extras::default().with_callbacks(&callbacks);
     let batch = callbacks.map(|it| NewBatch {
         id: BatchId(id.0),
         name: name.clone(),
@@ -228,6 +244,10 @@ pub async fn create(
     });
     for job in &mut jobs {
         job.job.extras.get_or_insert_default().batch_id = batch.as_ref().map(|it| it.id);
+    }
+    if let Some(first) = jobs.first_mut() {
+        // For the quota.
+        first.job.extras.get_or_insert_default().callback_count = callback_count;
     }
     let graph = JobGraph { name, input: None, is_held: false, jobs, parents, batch };
     workflows::create(&app.engine, tenant, id, graph).await?;

@@ -62,7 +62,9 @@ pub(in crate::engine) async fn process(
         }
     }
     let enqueued = insert(tx, jobs).await?;
-    dependencies::insert_edges(tx, project_id, &edges).await?;
+    if !edges.is_empty() {
+        dependencies::insert_edges(tx, project_id, &edges).await?;
+    }
     Ok(enqueued)
 }
 
@@ -72,6 +74,7 @@ impl Delta {
         self.succeeded += i64::from(end.succeeded);
         self.dead_letter += i64::from(end.dead_letter);
         self.cancelled += i64::from(end.cancelled);
+        self.skipped += i64::from(end.skipped);
     }
 }
 
@@ -82,9 +85,10 @@ async fn callbacks_of_job(
     edges: &mut Vec<Edge>,
 ) -> sqlx::Result<()> {
     let (Some(parent), Some(declared)) = (end.job_id, &end.callbacks) else { return Ok(()) };
-    let (state, how) = match (end.succeeded, end.dead_letter) {
-        (1.., _) => (StoredState::Succeeded, ParentEnd::Succeeded),
-        (_, 1..) => (StoredState::DeadLetter, ParentEnd::DeadLetter),
+    let (state, how) = match (end.succeeded, end.dead_letter, end.skipped) {
+        (1.., ..) => (StoredState::Succeeded, ParentEnd::Succeeded),
+        (_, 1.., _) => (StoredState::DeadLetter, ParentEnd::DeadLetter),
+        (.., 1..) => (StoredState::Cancelled, ParentEnd::Skipped),
         _ => (StoredState::Cancelled, ParentEnd::Cancelled),
     };
     let end_number = ends::count_end(tx, end.project_id, parent).await?;
@@ -111,8 +115,9 @@ async fn callbacks_of_batch(
     // row, so the counts are exact.
     batches::lock(tx, project_id, id).await?;
     let Some(batch) = batches::find(tx, project_id, id).await? else { return Ok(Vec::new()) };
-    let has_ended = batch.succeeded + batch.dead_letter + batch.cancelled >= batch.jobs;
-    let has_succeeded = batch.succeeded >= batch.jobs;
+    let has_succeeded = batch.succeeded + batch.skipped >= batch.jobs;
+    let failed = batch.dead_letter + batch.cancelled;
+    let has_ended = batch.succeeded + batch.skipped + failed >= batch.jobs;
     let is_news = batch.completed_at.is_none() || has_succeeded && batch.succeeded_at.is_none();
     if batch.sealed_at.is_none() || !has_ended || !is_news {
         return Ok(Vec::new());
@@ -151,6 +156,7 @@ fn ended_batch(batch: &BatchRow) -> EndedBatch {
         succeeded: batch.succeeded,
         dead_letter: batch.dead_letter,
         cancelled: batch.cancelled,
+        skipped: batch.skipped,
     }
 }
 

@@ -5,9 +5,9 @@ pub mod ends;
 
 use sqlx::Acquire;
 
-use super::Engine;
+use super::{Engine, enqueue::quota};
 use crate::{
-    domain::limits::MAX_OPEN_BATCHES,
+    domain::{limits::MAX_OPEN_BATCHES, plan::Tenant},
     error::Error,
     ids::{BatchId, ProjectId},
     store::batches,
@@ -18,21 +18,21 @@ pub use crate::store::batches::{BatchRow, NewBatch};
 /// Stores a batch without jobs. One that exists already is left alone.
 ///
 /// # Errors
-/// [`Error::QuotaExceeded`] when the project has [`MAX_OPEN_BATCHES`] that have not completed.
+/// [`Error::QuotaExceeded`] when the project has [`MAX_OPEN_BATCHES`] that have not completed, or
+/// may not have that many more jobs as there are callbacks.
 pub async fn create(
     engine: &Engine,
-    project_id: ProjectId,
+    tenant: Tenant,
     batch: &NewBatch,
+    callback_count: usize,
 ) -> Result<BatchRow, Error> {
+    let project_id = tenant.project_id;
+    quota::admit_count(engine, tenant, callback_count).await?;
     let mut conn = engine.pools.enqueue.acquire_for(project_id).await?;
     if batches::count_open(&mut conn, project_id, MAX_OPEN_BATCHES).await? >= MAX_OPEN_BATCHES {
         return Err(Error::QuotaExceeded { what: "open batches", max: MAX_OPEN_BATCHES });
     }
     batches::insert(&mut conn, project_id, batch).await?;
-    if batch.is_sealed {
-        drop(conn);
-        return seal(engine, project_id, batch.id).await;
-    }
     let found = batches::find(&mut conn, project_id, batch.id).await?;
     found.ok_or(Error::BatchNotFound)
 }

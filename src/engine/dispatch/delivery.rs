@@ -1,7 +1,7 @@
 //! A leased job on its way to a worker: what the claim, the pump and the polls share.
 
 use std::{
-    collections::HashSet,
+    collections::{HashMap, HashSet},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
@@ -112,30 +112,27 @@ pub(super) async fn add_background(conn: &mut PgConnection, mut handed: Vec<&mut
     }
 }
 
-/// Fills the places of payloads with the workflow's input and the results of parents. If the input
-/// cannot be read, the job is marked incomplete and released.
+/// Fills the places of payloads with the workflow's input and the results of parents. If these
+/// cannot be read, jobs with parents are marked incomplete and released.
 async fn fill_templates(conn: &mut PgConnection, handed: &mut [&mut LeasedDelivery]) {
-    let is_template = |it: &LeasedDelivery| it.parent_results.iter().any(|it| it.is_template);
-    let mut templates: Vec<_> = handed.iter_mut().filter(|it| is_template(it)).collect();
-    if templates.is_empty() {
-        return;
-    }
-    let workflows = templates.iter();
-    let workflows = workflows.filter_map(|it| Some((it.job.project_id, it.job.workflow_id?)));
-    let inputs = match store::workflows::inputs(conn, &workflows.collect::<Vec<_>>()).await {
-        Ok(inputs) => inputs,
-        Err(error) => {
-            warn(&error, "a workflow's input was not read");
-            templates.iter_mut().for_each(|it| it.is_complete = false);
-            return;
+    let mut children: Vec<_> = handed.iter_mut().filter(|it| it.job.has_parents).collect();
+    let keys: Vec<_> = children.iter().map(|it| (it.job.project_id, it.job.id)).collect();
+    match store::workflows::templates(conn, &keys).await {
+        Ok(templates) => {
+            for (project_id, id, input) in templates {
+                let mut jobs = children.iter_mut();
+                let own = jobs.find(|it| (it.job.project_id, it.job.id) == (project_id, id));
+                if let Some(it) = own
+                    && let Some(filled) =
+                        filled(&it.job.payload, input.as_deref(), &it.parent_results)
+                {
+                    it.job.payload = filled;
+                }
+            }
         }
-    };
-    for it in templates {
-        let own = (it.job.project_id, it.job.workflow_id);
-        let input = inputs.iter().find(|(project, workflow, _)| (*project, Some(*workflow)) == own);
-        let filled = filled(&it.job.payload, input.map(|it| it.2.as_str()), &it.parent_results);
-        if let Some(filled) = filled {
-            it.job.payload = filled;
+        Err(error) => {
+            warn(&error, "templates were not read");
+            children.iter_mut().for_each(|it| it.is_complete = false);
         }
     }
 }
@@ -144,17 +141,15 @@ async fn fill_templates(conn: &mut PgConnection, handed: &mut [&mut LeasedDelive
 fn filled(payload: &str, input: Option<&str>, parents: &[ParentResult]) -> Option<String> {
     let json = |text: &str| serde_json::from_str::<Value>(text).ok();
     let input = input.and_then(json).unwrap_or_default();
+    let result = |it: &ParentResult| Some((it.workflow_key.clone()?, json(it.result.as_deref()?)?));
+    let results: HashMap<_, _> = parents.iter().filter_map(result).collect();
     let mut payload = json(payload)?;
     template::fill(&mut payload, &mut |place| {
         let value = match place {
-            Place::Input(path) => template::at(&input, path).cloned(),
-            Place::Step { key, path } => {
-                let parent = parents.iter().find(|it| it.workflow_key.as_deref() == Some(key));
-                let result = parent.and_then(|it| json(it.result.as_deref()?));
-                result.and_then(|it| template::at(&it, path).cloned())
-            }
+            Place::Input(path) => template::at(&input, path),
+            Place::Step { key, path } => results.get(key).and_then(|it| template::at(it, path)),
         };
-        Ok(Some(value.unwrap_or_default()))
+        Ok(Some(value.unwrap_or(&Value::Null)))
     })
     .ok()?;
     Some(payload.to_string())

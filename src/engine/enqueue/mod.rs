@@ -55,11 +55,12 @@ pub async fn store(
         stored.map(|it| it.into_iter().map(EnqueueOutcome::Stored).collect())
     };
     let outcomes = outcomes.map_err(|error| {
-        engine.backlogs.refund(project_id, jobs.len());
+        engine.backlogs.refund(project_id, quota::cost(jobs.iter().map(|it| &it.job)));
         name_the_latest(error, &jobs)
     })?;
     let existing: Vec<_> = outcomes.iter().filter_map(EnqueueOutcome::existing).collect();
-    engine.backlogs.refund(project_id, existing.len());
+    let found = jobs.iter().zip(&outcomes).filter(|(_, it)| it.existing().is_some());
+    engine.backlogs.refund(project_id, quota::cost(found.map(|(it, _)| &it.job)));
     let existing = find_all(engine, project_id, &existing).await?;
     let mut enqueued = Vec::with_capacity(jobs.len());
     for (TiedJob { job, .. }, outcome) in jobs.into_iter().zip(outcomes) {
@@ -102,7 +103,7 @@ pub async fn store_workflow(
     quota::admit(engine, tenant, jobs.iter().map(|it| &it.job)).await?;
     let stored = dependencies::store(engine, tenant.project_id, jobs, Some(workflow)).await;
     if stored.is_err() {
-        engine.backlogs.refund(tenant.project_id, jobs.len());
+        engine.backlogs.refund(tenant.project_id, quota::cost(jobs.iter().map(|it| &it.job)));
     }
     stored.map(drop)
 }

@@ -77,6 +77,12 @@ impl Backlogs {
     }
 }
 
+/// What new jobs count: themselves, and the jobs that their ends enqueue, which are never refused
+/// later.
+pub(super) fn cost<'a>(jobs: impl Iterator<Item = &'a NewJob>) -> usize {
+    jobs.map(|it| 1 + it.extras.as_ref().map_or(0, |it| it.callback_count)).sum()
+}
+
 /// Admits new jobs.
 ///
 /// # Errors
@@ -85,25 +91,35 @@ impl Backlogs {
 pub(super) async fn admit(
     engine: &Engine,
     tenant: Tenant,
-    jobs: impl ExactSizeIterator<Item = &NewJob>,
+    jobs: impl Iterator<Item = &NewJob> + Clone,
 ) -> Result<(), Error> {
-    let Tenant { project_id, limits } = tenant;
-    let max = limits.waiting_jobs.unwrap_or(i64::MAX);
-    let jobs: Vec<_> = jobs.collect();
-    // The jobs that their ends enqueue count when they are declared: they are never refused later.
-    let callbacks = jobs.iter().filter_map(|it| it.extras.as_ref()).map(|it| it.callback_count);
-    let count = i64::try_from(jobs.len() + callbacks.sum::<usize>()).unwrap_or(i64::MAX);
-    let known = match engine.backlogs.known(project_id, COUNT_KEEP) {
-        (Some(known), false) => known,
-        // The old count serves until the database answers.
-        (Some(known), true) => recount(engine, tenant).await.unwrap_or(known),
-        (None, _) => recount(engine, tenant).await?,
-    };
-    if known.has_all_queues {
-        let names: HashSet<_> = jobs.iter().map(|it| it.queue.as_ref()).collect();
+    let Tenant { project_id, .. } = tenant;
+    if known(engine, tenant).await?.has_all_queues {
+        let names: HashSet<_> = jobs.clone().map(|it| it.queue.as_ref()).collect();
         let names: Vec<_> = names.into_iter().collect();
         check_queues(engine, project_id, &names).await?;
     }
+    admit_count(engine, tenant, cost(jobs)).await
+}
+
+async fn known(engine: &Engine, tenant: Tenant) -> Result<Backlog, Error> {
+    match engine.backlogs.known(tenant.project_id, COUNT_KEEP) {
+        (Some(known), false) => Ok(known),
+        // The old count serves until the database answers.
+        (Some(known), true) => Ok(recount(engine, tenant).await.unwrap_or(known)),
+        (None, _) => recount(engine, tenant).await,
+    }
+}
+
+/// Admits this many new jobs, whatever their queues.
+///
+/// # Errors
+/// [`Error::QuotaExceeded`] when the project would have too many jobs.
+pub async fn admit_count(engine: &Engine, tenant: Tenant, count: usize) -> Result<(), Error> {
+    let Tenant { project_id, limits } = tenant;
+    let max = limits.waiting_jobs.unwrap_or(i64::MAX);
+    let count = i64::try_from(count).unwrap_or(i64::MAX);
+    known(engine, tenant).await?;
     if engine.backlogs.add(project_id, count, max) {
         return Ok(());
     }

@@ -23,6 +23,7 @@ use crate::{
         control::{self, LockedJob},
         dead_letters, dependencies,
         events::{self, NewEvent},
+        requeue,
         settle_success::WaitingJob,
     },
     wakeups::BackgroundTask,
@@ -193,7 +194,7 @@ pub(in crate::engine) async fn retry_in(
 
 async fn requeue_dead_letter(tx: &mut PgConnection, key: JobKey) -> Result<Vec<WaitingJob>, Error> {
     cascade::unmark_ended(tx, key.project_id, &[key.id]).await?;
-    let requeued = control::requeue_dead_letter(tx, key).await.map_err(conflict)?;
+    let requeued = requeue::requeue_dead_letter(tx, key).await.map_err(conflict)?;
     cascade::restore_expiries(tx, key.project_id, &[key.id]).await?;
     requeue_with_descendants(tx, key, requeued.into_iter().collect()).await
 }
@@ -262,7 +263,7 @@ pub(in crate::engine) async fn requeue_children(
     let is_back = |id: &JobId| requeued.iter().any(|it| it.id == *id);
     let left: Vec<_> = children.iter().filter(|it| !is_back(it)).copied().collect();
     if !left.is_empty() {
-        control::blame_another(tx, project_id, &left).await?;
+        requeue::blame_another(tx, project_id, &left).await?;
     }
     let revived = |it: &WaitingJob| NewEvent::new(it.key(), history::REVIVED, None, None);
     events::insert(tx, &requeued.iter().map(revived).collect::<Vec<_>>()).await?;
@@ -276,8 +277,8 @@ async fn requeue(
     jobs: &[JobId],
 ) -> sqlx::Result<Vec<WaitingJob>> {
     cascade::lock_cancelled(tx, project_id, jobs).await?;
-    control::lock_parents_of(tx, project_id, jobs).await?;
-    let requeued = control::requeue_cancelled(tx, project_id, jobs).await?;
+    requeue::lock_parents_of(tx, project_id, jobs).await?;
+    let requeued = requeue::requeue_cancelled(tx, project_id, jobs).await?;
     let back: Vec<_> = requeued.iter().map(|it| it.id).collect();
     // Jobs that stay cancelled keep their mark: their children must follow.
     cascade::unmark_ended(tx, project_id, &back).await?;

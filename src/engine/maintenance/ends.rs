@@ -19,15 +19,18 @@ use crate::{
 pub async fn pass(engine: &Engine) -> sqlx::Result<bool> {
     let mut conn = engine.pools.background.acquire().await?;
     let found = sweep::ends::find(&mut conn).await?;
-    let mut is_full = false;
+    let mut is_full = found.len() == sweep::ends::MAX_ENDS;
+    let mut failed = None;
     for of_project in found.chunk_by(|one, other| one.project_id == other.project_id) {
         is_full |= of_project.len() == sweep::ends::MAX_ENDS_OF_PROJECT;
         // Each project in transactions of its own: a batch may be locked for a moment.
-        for enqueued in isolate::process(engine, &mut conn, &Ends, of_project).await? {
-            enqueued.tell(engine);
+        match isolate::process(engine, &mut conn, &Ends, of_project).await {
+            Ok(done) => done.iter().for_each(|it| it.tell(engine)),
+            // A batch that stays locked must not stop the other projects.
+            Err(error) => failed = Some(error),
         }
     }
-    Ok(is_full)
+    failed.map_or(Ok(is_full), Err)
 }
 
 /// Processing what has ended.
@@ -46,6 +49,7 @@ impl Sweep for Ends {
         let Some(project_id) = items.first().map(|it| it.project_id) else {
             return Ok(Enqueued::default());
         };
+        ends::limit_waits(tx).await?;
         let ids: Vec<_> = items.iter().map(|it| it.id).collect();
         let taken = ends::take(tx, project_id, &ids).await?;
         batches::ends::process(tx, project_id, taken).await

@@ -143,8 +143,8 @@ impl Batch for Successes {
     }
 }
 
-/// The batch of successes of jobs with children, callbacks or a batch. It is apart, because it locks
-/// the children too: one family must not delay the successes of all.
+/// The batch of successes of jobs with children, callbacks or a batch. It is apart, because it
+/// locks the children too: one family must not delay the successes of all.
 pub struct Parents {
     pub pool: Pool,
     pub notes: SuccessNotes,

@@ -8,7 +8,10 @@ use crate::{domain::limits::BATCH_KEEP_DAYS, ids::ProjectId, store::ends::EndKey
 /// literal.
 pub const MAX_ENDS_OF_PROJECT: usize = 100;
 
-/// The oldest ends of each project, of at most 100 projects.
+/// Ends that one pass processes at most. The statement carries the same number as a literal.
+pub const MAX_ENDS: usize = 5_000;
+
+/// The oldest ends of each project, at most [`MAX_ENDS`].
 pub async fn find(conn: &mut PgConnection) -> sqlx::Result<Vec<EndKey>> {
     sqlx::query_as!(
         EndKey,
@@ -24,7 +27,7 @@ pub async fn find(conn: &mut PgConnection) -> sqlx::Result<Vec<EndKey>> {
             where project.id is not null
         )
         select project.id "project_id!: ProjectId", oldest.id "id!"
-        from (select id from project where id is not null limit 100) project
+        from project
         cross join lateral (
             select job_ends.id
             from job_ends
@@ -36,7 +39,9 @@ pub async fn find(conn: &mut PgConnection) -> sqlx::Result<Vec<EndKey>> {
             order by job_ends.id
             limit 100
         ) oldest
+        where project.id is not null
         order by project.id, oldest.id
+        limit 5000
         "#,
     )
     .fetch_all(conn)

@@ -161,6 +161,40 @@ fn a_parent_whose_children_cannot_be_cancelled_stops_no_other() {
     });
 }
 
+/// The retry of a child sees that a parent has met its dependency before that parent's cascade
+/// does, which must not count it again.
+#[test]
+fn a_dependency_that_is_met_late_is_counted_once() {
+    with_two_tenants(async |bad, _| {
+        let parent = async |job_type: &str| {
+            bad.enqueue(json!({"job_type": job_type, "max_attempts": 1})).await
+        };
+        let (one, two) = (parent("one").await, parent("two").await);
+        let three = bad.enqueue(json!({"job_type": "three", "queue": "later"})).await;
+        let depends_on = json!([one, {"job_id": two, "when": "ended"}, three]);
+        let child = bad.enqueue(json!({"job_type": "child", "depends_on": depends_on})).await;
+        let (first, second) = (bad.lease("w").await, bad.lease("w").await);
+        assert_eq!((&first["id"], &second["id"]), (&json!(one), &json!(two)));
+        bad.ack(&first, "w", "failed").await.is(200);
+        bad.job_becomes(&child, "cancelled").await;
+        let late = uuid_of(bad, "two").await;
+        plant(&bad.database, ("ended_parents", "delete"), "job_id", &late).await;
+        bad.ack(&second, "w", "failed").await.is(200);
+        until(&bad.database, "select count(*) from set_aside", 1).await;
+        bad.post(&format!("/v1/jobs/{one}/retry"), json!({})).await.is(200);
+        assert_eq!(bad.job(&child).await["state"], "scheduled", "it came back");
+        set_aside_and_tried_again(&bad.database, "cascade", &late).await;
+        let again = bad.wait_and_lease("w").await;
+        assert_eq!(again["id"], one);
+        bad.ack(&again, "w", "succeeded").await.is(200);
+        assert_eq!(bad.job(&child).await["state"], "scheduled", "the third has not ended");
+        let poll = json!({"worker_id": "w", "queues": ["later"]});
+        let polled = bad.post("/v1/workers/poll", poll).await.is(200);
+        bad.ack(&polled["jobs"][0], "w", "succeeded").await.is(200);
+        bad.job_becomes(&child, "pending").await;
+    });
+}
+
 #[test]
 fn a_callback_that_cannot_be_stored_stops_no_other() {
     with_two_tenants(async |bad, good| {

@@ -67,7 +67,7 @@ impl When {
 /// A parent, and what the child waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Dependency<T> {
-    /// Its id, or its index in a workflow.
+    /// Its id; in a workflow its key, or its index in the request.
     pub parent: T,
     /// Which of its ends lets the child run.
     pub when: When,

@@ -23,7 +23,7 @@ pub enum Work {
     Promote,
     /// Ending an expired lease.
     Reap,
-    /// Cancelling the children of a parent that failed.
+    /// Releasing or cancelling the children of an ended parent.
     Cascade,
     /// Cancelling a job past its `expires_at`.
     Expire,

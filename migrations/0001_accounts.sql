@@ -33,6 +33,11 @@ create table projects (
     overrides jsonb,
     -- Decides the prefix of its keys.
     mode text not null check (mode in ('live', 'test')),
+    -- `canary`: the server's own, hidden from lists and totals.
+    kind text not null default 'user' check (kind in ('user', 'canary')),
+    -- Which acks and heartbeats must show an attempt or a lease.
+    require_fence text not null default 'ambiguous'
+        check (require_fence in ('ambiguous', 'always')),
     -- From then on it does not exist for any caller; its rows are deleted in the background.
     deleted_at timestamptz
 );
@@ -62,6 +67,9 @@ create table api_keys (
     produce_per_minute integer check (produce_per_minute > 0),
     work_per_minute integer check (work_per_minute > 0),
     manage_per_minute integer check (manage_per_minute > 0),
+    -- As in projects, for the calls of this key; the stricter one holds.
+    require_fence text not null default 'ambiguous'
+        check (require_fence in ('ambiguous', 'always')),
     primary key (project_id, id)
 );
 -- Authentication: the key is what names the project.

@@ -153,6 +153,8 @@ create table job_bodies (
     has_parents boolean not null default false,
     -- Its payload has places that parents' results fill when it is delivered. Null: it has none.
     is_template boolean,
+    -- The job whose work it repeats. Null: it is no replay.
+    replay_of uuid,
     -- Fields of another protocol without a native equivalent; only its adapter reads them.
     envelope text,
     primary key (project_id, job_id)

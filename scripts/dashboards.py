@@ -33,8 +33,11 @@ def shares(metric, by=""):
 
 OVERVIEW = [
     [
-        panel("Oldest ready job", "s", ('max(fencepost_oldest_ready_age_seconds{polled="yes"})', "with workers"),
-              about="Age of the oldest ready job in queues that live workers poll. Page on this metric."),
+        panel("Canary", "s", *shares("fencepost_canary_duration_seconds"),
+              about="Time of the server's own job through enqueue, claim and ack, on each node."),
+        panel("Canaries missed in a row", "short", ("fencepost_canary_consecutive_misses", "{{instance}}"),
+              about="Page when it is 3 or more on most nodes."),
+        panel("Canaries", "ops", (rate("fencepost_canary_runs_total", "outcome"), "{{outcome}}")),
         panel("Pickup time", "s", *shares("fencepost_job_pickup_seconds"),
               about="Time from when a job could first run to its first lease."),
     ],
@@ -56,15 +59,22 @@ OVERVIEW = [
     [
         panel("Response time, without polls", "s",
               *[(f'histogram_quantile({it}, sum by (le) (rate(fencepost_http_request_duration_seconds_bucket'
-                 f'{{route!~".*(/workers/poll|/workers/fetch|/poll|/claim|stream)"}}[{RATE}])))', f"p{round(it * 100)}")
+                 f'{{group!~"poll|stream"}}[{RATE}])))', f"p{round(it * 100)}")
                 for it in (0.5, 0.95, 0.99)]),
+        panel("CPU", "short", (f"rate(process_cpu_seconds_total[{RATE}])", "{{instance}}"),
+              about="Cores that each node uses."),
+        panel("Memory", "bytes", ("process_resident_memory_bytes", "{{instance}}")),
+        panel("File descriptors", "percentunit", ("process_open_fds / process_max_fds", "{{instance}}"),
+              about="Share of those that the process may open. Each parked poll has one."),
+        panel("Threads and uptime", "short", ("process_threads", "{{instance}} threads"),
+              ("(time() - process_start_time_seconds) / 3600", "{{instance}} hours since its start")),
         panel("Panics", "short", ("sum(fencepost_panics_total)", "since the start"), about="Must stay 0."),
     ],
 ]
 
 WORK = [
     [
-        panel("Oldest ready job", "s", ("max by (polled) (fencepost_oldest_ready_age_seconds)", "polled: {{polled}}")),
+        panel("Oldest ready job", "s", ("max by (reason) (fencepost_oldest_ready_age_seconds)", "{{reason}}")),
         panel("Pickup time", "s", *shares("fencepost_job_pickup_seconds")),
         panel("Run time", "s", *shares("fencepost_job_run_seconds")),
     ],
@@ -156,13 +166,13 @@ LIMITS = [
     ],
 ]
 
-# The label `queue` of a project's own metrics.
-OF = '{queue=~"$queue"}'
+# The labels of a project's own metrics. The server fills in the slug.
+OF = '{project="PROJECT_SLUG", queue=~"$queue"}'
 PROJECT = [
     [
         panel("Oldest ready job", "s", (f"fencepost_project_queue_oldest_ready_age_seconds{OF}", "{{queue}}"),
               about="Age of the oldest ready job. Page on this metric."),
-        panel("Ready", "short", ('fencepost_project_queue_jobs{queue=~"$queue", state="ready"}', "{{queue}}")),
+        panel("Ready", "short", ('fencepost_project_queue_jobs{project="PROJECT_SLUG", queue=~"$queue", state="ready"}', "{{queue}}")),
         panel("Workers", "short", (f"fencepost_project_queue_workers{OF}", "{{queue}}")),
     ],
     [
@@ -178,7 +188,7 @@ PROJECT = [
         panel("Wait time", "s", *[(f"histogram_quantile({it}, sum by (le, queue) (rate(fencepost_project_job_wait_seconds_bucket"
                               f"{OF}[{RATE}])))", f"{{{{queue}}}} p{round(it * 100)}") for it in (0.5, 0.99)]),
         panel("Run time", "s", *[(f"histogram_quantile({it}, sum by (le, job_type) (rate("
-                             f"fencepost_project_job_run_seconds_bucket[{RATE}])))", f"{{{{job_type}}}} p{round(it * 100)}")
+                             f'fencepost_project_job_run_seconds_bucket{{project="PROJECT_SLUG"}}[{RATE}])))', f"{{{{job_type}}}} p{round(it * 100)}")
                             for it in (0.5, 0.99)]),
         panel("Jobs by state", "short", (f"sum by (state) (fencepost_project_queue_jobs{OF})", "{{state}}"), stack=True),
         panel("Paused", "short", (f"fencepost_project_queue_paused{OF}", "{{queue}}")),
@@ -236,8 +246,11 @@ def write(path, content):
     path.write_text(json.dumps(content, indent=1) + "\n")
 
 
-QUEUE = {"name": "queue", "label": "Queue", "type": "custom", "multi": True, "includeAll": True, "allValue": ".*",
-         "query": "", "options": [], "current": {"selected": True, "text": ["All"], "value": ["$__all"]}}
+# Read when the dashboard is opened and when its time range changes: a new queue is there at once.
+QUEUE = {"name": "queue", "label": "Queue", "type": "query", "multi": True, "includeAll": True, "allValue": ".*",
+         "datasource": {"type": "prometheus", "uid": "${datasource}"}, "refresh": 2, "sort": 1,
+         "query": {"query": 'label_values(fencepost_project_queue_jobs{project="PROJECT_SLUG"}, queue)', "refId": "queues"},
+         "current": {"selected": True, "text": ["All"], "value": ["$__all"]}}
 folder = ROOT / "ops/grafana/dashboards"
 write(folder / "overview.json", dashboard("fencepost-overview", "Fencepost: overview", OVERVIEW))
 write(folder / "queues-and-workers.json", dashboard("fencepost-work", "Fencepost: queues and workers", WORK))

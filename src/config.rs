@@ -276,6 +276,11 @@ pub struct ConnectionLimits {
 pub const DEFAULT_METRICS_LISTEN: SocketAddr =
     SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 7071);
 
+/// Seconds between two canaries, unless a flag says otherwise.
+pub const DEFAULT_CANARY_SECONDS: u64 = 10;
+/// Rarer canaries would page too late.
+const MAX_CANARY_SECONDS: u64 = 600;
+
 /// Settings of a node.
 #[derive(Debug, Clone, Args)]
 pub struct NodeArgs {
@@ -291,6 +296,12 @@ pub struct NodeArgs {
         value_name = "ADDR"
     )]
     pub metrics_listen: SocketAddr,
+
+    /// Seconds between two jobs of the server's own, which show that it works; 0: none
+    /// [default: 10; in `dev`, 0]
+    #[arg(long, env = "FENCEPOST_CANARY_SECONDS", value_name = "SECONDS",
+          value_parser = clap::value_parser!(u64).range(0..=MAX_CANARY_SECONDS))]
+    pub canary_seconds: Option<u64>,
 
     /// Log filter: a level, or tracing directives such as info,fencepost=debug
     #[arg(long, env = "FENCEPOST_LOG", default_value = "info", value_name = "FILTER")]
@@ -310,6 +321,15 @@ pub struct NodeArgs {
 
     #[command(flatten)]
     pub pools: PoolArgs,
+}
+
+impl NodeArgs {
+    /// The pause between two canaries; none: there are none.
+    #[must_use]
+    pub fn canary(&self, default_seconds: u64) -> Option<Duration> {
+        let seconds = self.canary_seconds.unwrap_or(default_seconds);
+        (seconds > 0).then(|| Duration::from_secs(seconds))
+    }
 }
 
 /// Export of spans.

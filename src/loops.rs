@@ -3,6 +3,7 @@
 
 use std::{
     future::Future,
+    sync::Arc,
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
@@ -15,6 +16,7 @@ use crate::{
     domain::limits::AUDIT_KEEP_DAYS,
     engine::{
         Engine,
+        canary::Canary,
         jobs::wait,
         maintenance::{
             self, PROBE_PERIOD, cascade, counts, ends, gauges, promote, reap, retention, revive,
@@ -141,6 +143,23 @@ pub fn start(app: &App, stopping: &CancellationToken, tracker: &TaskTracker) {
     loops.start("vacuum", None, |engine| async move {
         maintenance::vacuum_if_due(&engine).await?;
         Ok(Next::Sleep(VACUUM_PERIOD))
+    });
+}
+
+/// Starts the loop of this node's canary.
+pub fn start_canary(
+    engine: &Engine,
+    stopping: &CancellationToken,
+    tracker: &TaskTracker,
+    period: Duration,
+) {
+    let canary = Arc::new(Canary::of_this_node());
+    Loops { engine, stopping, tracker }.start("canary", None, move |engine| {
+        let canary = Arc::clone(&canary);
+        async move {
+            canary.run(&engine).await;
+            Ok(Next::Sleep(period))
+        }
     });
 }
 

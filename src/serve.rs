@@ -54,6 +54,8 @@ pub struct Node {
     /// Accounts: sign-up, plans, and mail.
     pub people: People,
     pub connections: ConnectionLimits,
+    /// The pause between two canaries; none: there are none.
+    pub canary: Option<Duration>,
     /// How long new connections are still accepted at shutdown, so that load balancers notice that
     /// it is not ready.
     pub linger: Duration,
@@ -93,6 +95,9 @@ pub async fn serve(node: Node, stop: CancellationToken) -> anyhow::Result<()> {
     let app = open(&engine, &bus, node.people, instance).await?;
     let background = TaskTracker::new();
     loops::start(&app, &stop, &background);
+    if let Some(period) = node.canary {
+        loops::start_canary(&engine, &stop, &background, period);
+    }
     let (watched, database_url, stopping) = (pools.clone(), node.database_url, stop.clone());
     background.spawn(async move { watched.watch(&database_url, stopping).await });
     join(&app, &stop, &background);

@@ -3,6 +3,8 @@
 //! No label whose values a customer can invent: a project, queue or job type never appears here.
 //! `docs/metrics.md` lists every metric, and a test compares the two.
 
+pub mod process;
+
 use std::time::Duration;
 
 use metrics::{Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge};
@@ -43,7 +45,7 @@ metrics_table! {
     HTTP_REQUESTS = "fencepost_http_requests_total", Counter,
         "Requests answered, by route, method and status.";
     HTTP_SECONDS = "fencepost_http_request_duration_seconds", Seconds,
-        "Time from the request's head to its answer, by route and method; a poll's wait is included.";
+        "Time from the request's head to its answer, by group of routes; a poll's wait is included.";
     CONNECTIONS = "fencepost_http_connections", Gauge,
         "Open client connections.";
     JOBS_ENQUEUED = "fencepost_jobs_enqueued_total", Counter,
@@ -83,7 +85,13 @@ metrics_table! {
     RUN_SECONDS = "fencepost_job_run_seconds", Seconds,
         "Time from a lease to the ack of its attempt.";
     OLDEST_READY_SECONDS = "fencepost_oldest_ready_age_seconds", Gauge,
-        "Age of the oldest ready job; polled=yes: among queues that are not paused and that live workers poll.";
+        "Age of the oldest ready job, by the reason for which it waits; reason=ready: nothing keeps it.";
+    CANARY_SECONDS = "fencepost_canary_duration_seconds", Seconds,
+        "Time of this node's own job through enqueue, claim and ack; misses are not counted.";
+    CANARY_RUNS = "fencepost_canary_runs_total", Counter,
+        "Own jobs of this node, by outcome: ok or missed.";
+    CANARY_MISSES = "fencepost_canary_consecutive_misses", Gauge,
+        "Own jobs of this node that were missed since the last good one.";
     JOBS = "fencepost_jobs", Gauge,
         "Jobs of all projects by state: scheduled, active (ready or running), backoff, dead_letter.";
     POLLS_PARKED = "fencepost_polls_parked", Gauge,
@@ -156,6 +164,18 @@ metrics_table! {
         "Transactions committed in the database.";
     POSTGRES_DEADLOCKS = "fencepost_postgres_deadlocks_total", Counter,
         "Deadlocks in the database.";
+    PROCESS_CPU_SECONDS = "process_cpu_seconds_total", Counter,
+        "CPU time of this process, in whole seconds.";
+    PROCESS_START = "process_start_time_seconds", Gauge,
+        "When this process started, as seconds since 1970.";
+    PROCESS_RESIDENT_BYTES = "process_resident_memory_bytes", Gauge,
+        "Memory that this process has in RAM.";
+    PROCESS_THREADS = "process_threads", Gauge,
+        "Threads of this process.";
+    PROCESS_OPEN_FDS = "process_open_fds", Gauge,
+        "Open file descriptors of this process; each parked poll has one.";
+    PROCESS_MAX_FDS = "process_max_fds", Gauge,
+        "File descriptors that this process may open.";
     BUILD_INFO = "fencepost_build_info", Gauge,
         "Always 1; its label says which version runs.";
     PANICS = "fencepost_panics_total", Counter,
@@ -213,7 +233,7 @@ fn initialise_counters() {
         match metric.name {
             HTTP_REQUESTS | JOBS_SETTLED | FENCES_REFUSED | SCHEDULE_FIRES => (),
             // Set, not counted: they appear once they are known.
-            WAL_BYTES | POSTGRES_COMMITS | POSTGRES_DEADLOCKS => (),
+            WAL_BYTES | POSTGRES_COMMITS | POSTGRES_DEADLOCKS | PROCESS_CPU_SECONDS => (),
             LIMITER_DECISIONS => {
                 for (by, outcome) in [
                     ("redis", "allowed"),

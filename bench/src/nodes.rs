@@ -37,6 +37,7 @@ impl Node {
             .args(["serve", "--listen", &free.to_string(), "--metrics-listen", "127.0.0.1:0"])
             .args(["--log", "error", "--linger-seconds", "0"])
             .env("FENCEPOST_DATABASE_URL", database_url)
+            .env("FENCEPOST_CANARY_SECONDS", "0")
             .env_remove("FENCEPOST_REDIS_URL")
             .stdout(Stdio::null());
         if let Some(redis_url) = redis_url {

@@ -14,6 +14,7 @@ use super::{
 use crate::{
     domain::{
         access::{Permission, Scope, may_grant, role_may},
+        lease::RequireFence,
         limits::MAX_KEY_SECONDS,
     },
     error::Error,
@@ -35,6 +36,7 @@ pub struct KeyRequest {
     pub expires_at: Option<DateTime<Utc>>,
     /// Own rate limits per minute: enqueue, worker and other calls.
     pub per_minute: [Option<i32>; 3],
+    pub require_fence: RequireFence,
 }
 
 /// A created key, shown only once.
@@ -122,6 +124,7 @@ pub async fn rotate(
         scopes,
         expires_at: [old.expires_at, end].into_iter().flatten().min(),
         per_minute: [old.produce_per_minute, old.work_per_minute, old.manage_per_minute],
+        require_fence: RequireFence::of_name(&old.require_fence),
     };
     // The replaced key does not count, so that a project with the maximum number of keys can
     // rotate.
@@ -226,6 +229,7 @@ pub async fn insert_first(
         produce_per_minute,
         work_per_minute,
         manage_per_minute,
+        require_fence: request.require_fence.name().to_owned(),
     };
     let kept = store::keys::insert(conn, project_id, KeyId::generate(), &new, max_live).await?;
     let listed = kept.ok_or(Error::QuotaExceeded { what: "live keys", max: max_live })?;
@@ -266,6 +270,7 @@ fn facts(key: &ListedKey) -> String {
     let shown = format!("{}…{}", key.shown_prefix, key.shown_end);
     json!({
         "name": key.name, "shown": shown, "scopes": key.scopes, "expires_at": key.expires_at,
+        "require_fence": key.require_fence,
     })
     .to_string()
 }

@@ -1,11 +1,13 @@
-//! Creating and renaming projects, and their plans.
+//! Creating and changing projects, and their plans.
 
 use serde_json::{Value, json};
 use sqlx::{Acquire, PgConnection};
 
 use super::{Accounts, Client, author::Author};
 use crate::{
-    domain::{access::Role, limits::MAX_OWNED_PROJECTS, plan::UNLIMITED, text},
+    domain::{
+        access::Role, lease::RequireFence, limits::MAX_OWNED_PROJECTS, plan::UNLIMITED, text,
+    },
     error::Error,
     ids::{AccountId, ProjectId, ProjectPublicId},
     store::{
@@ -100,18 +102,27 @@ pub async fn create_unlimited(
     projects::insert(conn, new).await?.ok_or(Error::SlugTaken)
 }
 
-/// Renames a project; its slug stays.
+/// Changes to a project; none keeps the value.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct ProjectChange<'a> {
+    /// The display name; the slug stays.
+    pub name: Option<&'a str>,
+    pub require_fence: Option<RequireFence>,
+}
+
+/// Changes a project's name and settings.
 ///
 /// # Errors
 /// [`Error::ProjectNotFound`].
-pub async fn rename(
+pub async fn change(
     conn: &mut PgConnection,
     author: &Author<'_>,
-    name: &str,
+    change: ProjectChange<'_>,
 ) -> Result<Project, Error> {
     let mut tx = conn.begin().await?;
     let before = projects::get(&mut tx, author.project_id).await?;
-    projects::rename(&mut tx, author.project_id, name).await?;
+    let require_fence = change.require_fence.map(RequireFence::name);
+    projects::change(&mut tx, author.project_id, change.name, require_fence).await?;
     let after = projects::get(&mut tx, author.project_id).await?.ok_or(Error::ProjectNotFound)?;
     let entry = NewAuditEntry {
         action: "project.changed",
@@ -168,6 +179,7 @@ pub async fn set_plan(
 fn facts(project: &Project) -> String {
     json!({
         "name": project.name, "slug": project.slug, "mode": project.mode, "plan": project.plan,
+        "require_fence": project.require_fence,
     })
     .to_string()
 }

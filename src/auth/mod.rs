@@ -34,6 +34,7 @@ use crate::{
     credentials::{KeyGrant, MemberGrant},
     domain::{
         access::{Permission, Role, Scope, key_may, role_may},
+        lease::RequireFence,
         plan::{Limits, Tenant},
     },
     error::Error,
@@ -85,6 +86,24 @@ impl Who {
             Self::Key(it, _) => it.owner.project_public_id,
             Self::Member(it, _) => it.membership.public_id,
         }
+    }
+
+    /// The slug of the project.
+    #[must_use]
+    pub fn slug(&self) -> &str {
+        match self {
+            Self::Key(it, _) => &it.owner.project_slug,
+            Self::Member(it, _) => &it.membership.slug,
+        }
+    }
+
+    /// Which acks and heartbeats must show an attempt or a lease.
+    #[must_use]
+    pub fn require_fence(&self) -> RequireFence {
+        RequireFence::of_name(match self {
+            Self::Key(it, _) => &it.owner.require_fence,
+            Self::Member(it, _) => &it.membership.require_fence,
+        })
     }
 
     /// Whether the credential is still valid and has the permission. If the database does not

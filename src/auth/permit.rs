@@ -46,6 +46,8 @@ permits! {
     Read: Read, Manage;
     /// May enqueue.
     Produce: Produce, Produce;
+    /// May enqueue jobs with the payloads of earlier ones.
+    Replay: Replay, Produce;
     /// May act as a worker.
     Work: Work, Work;
     /// May act as a worker, and polls.

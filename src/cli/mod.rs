@@ -25,7 +25,10 @@ use self::target::TargetArgs;
 use crate::{
     adapters,
     client::Failure,
-    config::{DEFAULT_CONNECTIONS_PER_ADDRESS, DEFAULT_PLAN, DatabaseArgs, NodeArgs, Signup},
+    config::{
+        DEFAULT_CANARY_SECONDS, DEFAULT_CONNECTIONS_PER_ADDRESS, DEFAULT_PLAN, DatabaseArgs,
+        NodeArgs, Signup,
+    },
     dev::{self, DevArgs},
     http::openapi,
     mail::Mailer,
@@ -214,6 +217,7 @@ async fn open(database: &DatabaseArgs, node: NodeArgs, linger: Duration) -> anyh
         metrics.address = %operator.local_addr()?,
         "listening"
     );
+    let canary = node.canary(DEFAULT_CANARY_SECONDS);
     let (plans, default_plan) = node.people.plans(DEFAULT_PLAN)?;
     let mailer = match node.people.smtp_url()? {
         Some(url) => Mailer::smtp(&url, &node.people.mail_from)?,
@@ -236,6 +240,7 @@ async fn open(database: &DatabaseArgs, node: NodeArgs, linger: Duration) -> anyh
         redis_budget: node.redis.budget(),
         people,
         connections: node.connections.limits(DEFAULT_CONNECTIONS_PER_ADDRESS),
+        canary,
         linger,
     })
 }

@@ -6,27 +6,28 @@ use anyhow::Context;
 use sqlx::Connection;
 
 use super::target::TargetArgs;
-use crate::store::{sweep::gauges, workers::ALIVE_SECONDS};
+use crate::{
+    engine::jobs::explain,
+    store::{sweep::gauges, workers::ALIVE_SECONDS},
+};
 
 /// Number of queues listed.
 const MAX_LISTED: usize = 20;
 
-/// Lists queues with ready jobs: how long the first one waits, and whether workers poll.
+/// Lists queues with ready jobs: how long the first one waits, and why.
 pub async fn run(target: &TargetArgs) -> anyhow::Result<()> {
     let mut conn = target.connect().await?;
-    let places =
+    let mut queues =
         gauges::places(&mut conn, ALIVE_SECONDS).await.context("the queues were not read")?;
+    queues.truncate(MAX_LISTED);
+    let reasons = explain::oldest(&mut conn, &queues, 0.0, (MAX_LISTED, MAX_LISTED)).await?;
     conn.close().await?;
     let mut out = std::io::stdout();
-    if places.is_empty() {
+    if queues.is_empty() {
         writeln!(out, "no ready job waits")?;
     }
-    for it in places.iter().take(MAX_LISTED) {
-        let why = match (it.is_paused, it.is_polled) {
-            (true, _) => "paused",
-            (false, true) => "workers poll it",
-            (false, false) => "no worker polls it",
-        };
+    for (it, reason) in queues.iter().zip(reasons) {
+        let why = reason.map_or_else(|| "it has just started".to_owned(), |it| it.1);
         writeln!(out, "{:>10.0} s  {}  {}  ({why})", it.age_seconds, it.project, it.queue)?;
     }
     Ok(())

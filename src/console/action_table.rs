@@ -157,15 +157,17 @@ pub const ACTIONS: &[Action] = &[
     ),
     on("jobs_retry", "POST", "/jobs/{job_id}/retry", &[], "The job will be retried."),
     on(
-        "jobs_change",
+        "jobs_update",
         "PATCH",
         "/jobs/{job_id}",
         &[Field::Number("delay_seconds"), Field::Number("priority")],
         "The job is due: it runs as soon as its other conditions are met.",
     ),
-    on("jobs_cancel_many", "POST", "/jobs/cancel", JOBS, "The jobs are being cancelled.")
+    on("jobs_bulk_cancel", "POST", "/jobs/cancel", JOBS, "The jobs are being cancelled.")
         .then(Destination::Operation),
-    on("jobs_retry_many", "POST", "/jobs/retry", JOBS, "The jobs are being retried.")
+    on("jobs_bulk_retry", "POST", "/jobs/retry", JOBS, "The jobs are being retried.")
+        .then(Destination::Operation),
+    on("jobs_bulk_replay", "POST", "/jobs/replay", JOBS, "The jobs are being replayed.")
         .then(Destination::Operation),
     on(
         "queues_pause",
@@ -175,7 +177,7 @@ pub const ACTIONS: &[Action] = &[
         "Paused: it accepts jobs, but none is claimed.",
     ),
     on("queues_resume", "POST", "/queues/{queue}/resume", TYPE, "Resumed: jobs are claimed again."),
-    on("queues_change", "PATCH", "/queues/{queue}", QUEUE, "The queue's settings are saved."),
+    on("queues_update", "PATCH", "/queues/{queue}", QUEUE, "The queue's settings are saved."),
     on(
         "queues_purge",
         "POST",
@@ -200,7 +202,7 @@ pub const ACTIONS: &[Action] = &[
     )
     .asking("Delete this dead letter? This cannot be undone."),
     on(
-        "dead_letters_retry_many",
+        "dead_letters_bulk_retry",
         "POST",
         "/dead-letters/retry",
         REDRIVE,
@@ -272,9 +274,9 @@ pub const ACTIONS: &[Action] = &[
         "The key is revoked, on every node within five seconds.",
     )
     .asking("Revoke this key? Clients that use it are refused within five seconds."),
-    on("keys_change", "PATCH", "/keys/{key_id}", &[Field::Text("name")], "The key is renamed."),
+    on("keys_rename", "PATCH", "/keys/{key_id}", &[Field::Text("name")], "The key is renamed."),
     on(
-        "members_change",
+        "members_update",
         "PATCH",
         "/members/{account_id}",
         &[Field::Text("role")],
@@ -290,8 +292,14 @@ pub const ACTIONS: &[Action] = &[
         "The invitation is revoked.",
     )
     .asking("Revoke this invitation?"),
-    on("projects_change", "PATCH", "", &[Field::Text("name")], "The project is renamed.")
-        .then(Destination::Project),
+    on(
+        "projects_update",
+        "PATCH",
+        "",
+        &[Field::Text("name"), Field::Text("require_fence")],
+        "The project is changed.",
+    )
+    .then(Destination::Project),
     on("projects_delete", "DELETE", "?confirm={confirm}", &[], "The project is deleted."),
     on(
         "projects_create",
@@ -335,13 +343,13 @@ pub const OTHERS: &[(&str, &str, &str)] = &[
         "The password is changed: log in with it.",
     ),
     ("auth_verify", "/console/verify", ""),
-    ("jobs_create", "/console/p/{project}/jobs/{job_id}/duplicate", "This is the new job."),
+    ("jobs_replay", "/console/p/{project}/jobs/{job_id}/replay", "This is the new job."),
     ("keys_create", "/console/p/{project}/keys", ""),
     ("keys_rotate", "/console/p/{project}/keys/{key_id}/rotate", ""),
     ("invitations_create", "/console/p/{project}/members", ""),
     ("recurring_create", "/console/p/{project}/recurring/new", "The schedule is created."),
     (
-        "recurring_put",
+        "recurring_upsert",
         "/console/p/{project}/recurring/s/{recurring_id}/edit",
         "The schedule is saved.",
     ),

@@ -27,9 +27,9 @@ struct Bulk {
     confirm: Option<&'static str>,
 }
 
-const BULK: [Bulk; 4] = [
+const BULK: [Bulk; 5] = [
     Bulk {
-        operation: "jobs_cancel_many",
+        operation: "jobs_bulk_cancel",
         filters: &jobs::FILTERS,
         list: "/jobs",
         verb: "Cancel",
@@ -39,7 +39,7 @@ const BULK: [Bulk; 4] = [
         confirm: None,
     },
     Bulk {
-        operation: "jobs_retry_many",
+        operation: "jobs_bulk_retry",
         filters: &jobs::FILTERS,
         list: "/jobs",
         verb: "Retry",
@@ -49,7 +49,17 @@ const BULK: [Bulk; 4] = [
         confirm: None,
     },
     Bulk {
-        operation: "dead_letters_retry_many",
+        operation: "jobs_bulk_replay",
+        filters: &jobs::FILTERS,
+        list: "/jobs",
+        verb: "Replay",
+        one: "job",
+        many: "jobs",
+        effect: "A new job is enqueued for each one that has ended; those stay as they are.",
+        confirm: None,
+    },
+    Bulk {
+        operation: "dead_letters_bulk_retry",
         filters: &dead_letters::FILTERS,
         list: "/dead-letters/list",
         verb: "Retry",

@@ -1,9 +1,10 @@
 //! Which queues need attention, and why: pure, so that the order is predictable at 3 am.
 
-use crate::http::queues::Queue;
+use crate::{
+    domain::explain::Reason,
+    http::queues::{LONG_WAIT_SECONDS, Queue},
+};
 
-/// A ready job that waits longer than this is a problem.
-const LONG_WAIT_SECONDS: i64 = 60;
 /// A failure rate of the last hour, in percent, from which it is a problem.
 const MANY_FAILURES_PERCENT: i64 = 10;
 /// Fewer failures than this are ignored.
@@ -16,8 +17,8 @@ pub enum Trouble {
     Closed,
     /// Jobs are ready, but no live worker polls.
     NoWorkers,
-    /// Jobs are ready and wait too long.
-    SlowPickup,
+    /// The oldest ready job waits too long; none: it is not known why.
+    Waits(Option<Reason>),
     Failing,
     /// It is paused, and jobs wait.
     Paused,
@@ -26,20 +27,43 @@ pub enum Trouble {
 }
 
 impl Trouble {
-    /// Whether it keeps jobs from running.
+    /// Whether it keeps jobs from running, unless a setting of the project does.
     pub fn is_urgent(self) -> bool {
-        matches!(self, Self::Closed | Self::NoWorkers | Self::SlowPickup)
+        use Reason::{CircuitBreaker, Concurrency, RateLimit, TypePaused};
+        match self {
+            Self::Closed | Self::NoWorkers => true,
+            Self::Waits(Some(CircuitBreaker | TypePaused | Concurrency | RateLimit)) => false,
+            Self::Waits(_) => true,
+            Self::Failing | Self::Paused | Self::TypesPaused => false,
+        }
     }
 
     pub fn words(self) -> &'static str {
         match self {
             Self::Closed => "its concurrency limit is 0",
             Self::NoWorkers => "jobs are ready and no worker polls",
-            Self::SlowPickup => "jobs wait too long for a worker",
+            Self::Waits(Some(reason)) => wait_words(reason),
+            Self::Waits(None) => "jobs wait too long",
             Self::Failing => "many attempts fail",
             Self::Paused => "paused while jobs wait",
             Self::TypesPaused => "job types are paused",
         }
+    }
+}
+
+/// Why jobs wait too long.
+fn wait_words(reason: Reason) -> &'static str {
+    match reason {
+        Reason::Ready => "jobs wait though workers poll",
+        Reason::NoWorkers => "no worker polls for its oldest job",
+        Reason::Labels => "no worker has the labels of its oldest job",
+        Reason::WorkersBusy => "all workers are busy",
+        Reason::CircuitBreaker => "the circuit breaker has paused a job type",
+        Reason::TypePaused => "a job type is paused",
+        Reason::Concurrency => "a concurrency limit is reached",
+        Reason::RateLimit => "the rate limit is reached",
+        Reason::OtherJobs => "jobs wait behind many others",
+        Reason::QueuePaused | Reason::Parents | Reason::Backoff | Reason::RunAt => "jobs wait",
     }
 }
 
@@ -63,7 +87,7 @@ pub fn trouble(queue: &Queue) -> Option<Trouble> {
         return Some(Trouble::NoWorkers);
     }
     if ready > 0 && waits > LONG_WAIT_SECONDS {
-        return Some(Trouble::SlowPickup);
+        return Some(Trouble::Waits(queue.oldest_ready_reason));
     }
     if failed >= FEW_FAILURES && failed * 100 >= (failed + succeeded) * MANY_FAILURES_PERCENT {
         return Some(Trouble::Failing);
@@ -91,6 +115,7 @@ mod tests {
             "counts": {"scheduled": 0, "pending": 0, "backoff": 0, "processing": 0, "dead_letter": 0,
                        "succeeded": 0, "cancelled": 0},
             "oldest_ready_at": null, "oldest_ready_job_id": null, "oldest_ready_age_seconds": null,
+            "oldest_ready_reason": null, "oldest_ready_summary": null,
             "rates": {"enqueued": rate, "succeeded": rate, "failed": rate}, "workers": 1,
             "max_concurrency": null, "rate_limit": null, "default_lease_seconds": null, "retention_days": 7,
             "default_max_attempts": null, "default_retry": null, "brake_after": null, "updated_at": null,
@@ -134,7 +159,15 @@ mod tests {
                 q["counts"]["pending"] = 1.into();
                 q["oldest_ready_age_seconds"] = 61.into();
             },
-            Some(Trouble::SlowPickup),
+            Some(Trouble::Waits(None)),
+        );
+        check(
+            |q| {
+                q["counts"]["pending"] = 1.into();
+                q["oldest_ready_age_seconds"] = 61.into();
+                q["oldest_ready_reason"] = "circuit_breaker".into();
+            },
+            Some(Trouble::Waits(Some(Reason::CircuitBreaker))),
         );
         check(
             |q| {

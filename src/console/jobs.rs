@@ -11,7 +11,7 @@ use serde_json::value::RawValue;
 use super::{
     action_table,
     diagram::{self, Timeline},
-    form::{self, Fields, encode},
+    form::{self, Field, Fields, encode},
     format::{self, ShownJson},
     location::segment,
     page::{Frame, Here, as_file, render},
@@ -54,6 +54,7 @@ struct Jobs {
     is_first_page: bool,
     may_cancel: bool,
     may_retry: bool,
+    may_replay: bool,
 }
 
 const STATES: [JobState; 6] = [
@@ -64,6 +65,9 @@ const STATES: [JobState; 6] = [
     JobState::DeadLetter,
     JobState::Cancelled,
 ];
+
+/// Pages that one search reads at most. Each examines a bounded number of jobs.
+const MAX_SEARCHED_PAGES: usize = 5;
 
 /// The list; or one job, if its id was entered.
 pub async fn list(here: Here) -> Result<Response, Error> {
@@ -80,8 +84,7 @@ pub async fn list(here: Here) -> Result<Response, Error> {
         }
     }
     query.extend(here.asked.get("cursor").map(|it| ("cursor".to_owned(), it.to_owned())));
-    let pairs: Vec<_> = query.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
-    let page: JobPage = here.get(&format!("/jobs?{}", encode(&pairs))).await?;
+    let page = search(&here, query).await?;
     let Here { frame, asked, .. } = here;
     let filters = asked.query(&FILTERS);
     let next = frame.next("/jobs", &filters, page.next_cursor.as_deref());
@@ -89,10 +92,8 @@ pub async fn list(here: Here) -> Result<Response, Error> {
     let state = asked.get("state");
     let can_be =
         |kind: Kind| state.is_none_or(|state| kind.states().iter().any(|it| it.as_str() == state));
-    let (may_cancel, may_retry) = (
-        frame.may_manage() && can_be(Kind::JobsCancel),
-        frame.may_manage() && can_be(Kind::JobsRetry),
-    );
+    let [may_cancel, may_retry, may_replay] = [Kind::JobsCancel, Kind::JobsRetry, Kind::JobsReplay]
+        .map(|it| frame.may_manage() && can_be(it));
     let states = STATES;
     render(&Jobs {
         frame,
@@ -104,7 +105,32 @@ pub async fn list(here: Here) -> Result<Response, Error> {
         is_first_page,
         may_cancel,
         may_retry,
+        may_replay,
     })
+}
+
+/// A page of the list. Where a page found too few among the jobs that it examined, the next ones
+/// follow, up to [`MAX_SEARCHED_PAGES`].
+async fn search(here: &Here, mut query: Vec<(String, String)>) -> Result<JobPage, Error> {
+    let mut found: Option<JobPage> = None;
+    for _ in 0..MAX_SEARCHED_PAGES {
+        let pairs: Vec<_> =
+            query.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+        let page: JobPage = here.get(&format!("/jobs?{}", encode(&pairs))).await?;
+        let page = match found.take() {
+            Some(mut earlier) => {
+                earlier.jobs.extend(page.jobs);
+                JobPage { jobs: earlier.jobs, ..page }
+            }
+            None => page,
+        };
+        let further = page.next_cursor.clone().filter(|_| page.scanned_until.is_some());
+        found = Some(page);
+        let Some(cursor) = further else { break };
+        query.retain(|it| it.0 != "cursor");
+        query.push(("cursor".to_owned(), cursor));
+    }
+    found.ok_or(Error::NoSuchRoute)
 }
 
 impl EventView {
@@ -134,6 +160,8 @@ struct JobDetail {
     truncated_attempts: Vec<i32>,
     timeline: Timeline,
     payload: ShownJson,
+    /// The payload, if all of it is shown.
+    editable: Option<String>,
     result: Option<ShownJson>,
     /// Whether it waits for its time.
     is_early: bool,
@@ -164,9 +192,11 @@ pub async fn detail(
         shown.iter().map(|it| ((it.attempt, it.stream.clone()), it.sequence)).collect();
     // Streams side by side, in order of time.
     shown.sort_by_key(|it| (it.attempt, it.timestamp_ms, it.sequence));
+    let payload = format::pretty(job.payload.get());
     render(&JobDetail {
         timeline: diagram::timeline(&job, here.frame.now),
-        payload: format::pretty(job.payload.get()),
+        editable: payload.cut_from.is_none().then(|| payload.text.clone()),
+        payload,
         result: job.result.as_ref().map(|it| format::pretty(it.get())),
         is_early: job.run_at > here.frame.now
             && matches!(job.state, JobState::Scheduled | JobState::Pending),
@@ -182,31 +212,24 @@ pub async fn detail(
     })
 }
 
-/// Enqueues a copy of a job: the same type, queue, payload, tags and rules, to run immediately.
-/// Parents, unique key and expiry are not copied.
-pub async fn duplicate(
+/// Enqueues a job with the work of this one, and shows it. Without a payload in the form it is
+/// copied byte for byte.
+pub async fn replay(
     here: Here,
     headers: HeaderMap,
     Path((_, id)): Path<(String, String)>,
     form: Fields,
 ) -> Result<Response, Error> {
-    let job: Job = here.get(&format!("/jobs/{}", segment(&id))).await?;
-    let mut request = serde_json::json!({
-        "job_type": job.job_type, "queue": job.queue, "priority": job.priority,
-        "max_attempts": job.max_attempts, "timeout_seconds": job.timeout_seconds, "retry": job.retry,
-        "tags": job.tags, "labels": job.labels,
-    });
-    if let Some(key) = job.concurrency_key {
-        request["concurrency_key"] = key.into();
-        request["concurrency_limit"] = job.concurrency_limit.into();
-    }
-    let request = request.to_string();
-    // The payload byte for byte, as everywhere.
-    let body = format!("{{\"payload\":{},{}", job.payload.get(), &request[1..]);
-    let (jobs, once) = (here.at("/jobs"), form.get(action_table::ONCE));
-    let made: Job = here.api.send_once(Method::POST, &jobs, Some(body), once).await?;
+    const CHANGES: &[Field] = &[Field::Json("payload"), Field::Text("queue")];
+    let body = match form.get("payload") {
+        Some(_) => form::body(CHANGES, &form)?,
+        None => "{}".to_owned(),
+    };
+    let path = here.at(&format!("/jobs/{}/replay", segment(&id)));
+    let once = form.get(action_table::ONCE);
+    let made: Job = here.api.send_once(Method::POST, &path, Some(body), once).await?;
     let to = here.frame.to(&format!("/jobs/{}", segment(&made.id)));
-    Ok(go(headers.contains_key(HX_REQUEST), &action_table::saying(&to, "jobs_create")))
+    Ok(go(headers.contains_key(HX_REQUEST), &action_table::saying(&to, "jobs_replay")))
 }
 
 /// A job's payload, byte for byte, as a file.

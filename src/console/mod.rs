@@ -53,7 +53,7 @@ fn of_project() -> Router<App> {
         .route("/jobs/{job_id}", get(jobs::detail))
         .route("/jobs/{job_id}/payload", get(jobs::payload))
         .route("/jobs/{job_id}/result", get(jobs::result))
-        .route("/jobs/{job_id}/duplicate", post(jobs::duplicate))
+        .route("/jobs/{job_id}/replay", post(jobs::replay))
         .route("/jobs/{job_id}/logs/stream", get(jobs::log_stream))
         .route("/queues", get(queues::list))
         .route("/queues/{queue}", get(queues::detail))

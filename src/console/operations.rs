@@ -67,6 +67,7 @@ impl Operation {
             "dead_letters_purge" => "Delete dead letters",
             "jobs_cancel" => "Cancel jobs",
             "jobs_retry" => "Retry jobs",
+            "jobs_replay" => "Replay jobs",
             _ => "An operation that this version does not know",
         }
     }

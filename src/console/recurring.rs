@@ -182,7 +182,7 @@ pub async fn save(
     }
     let body = form::body(SCHEDULE, &form)?;
     here.api.send::<RecurringSchedule>(Method::PUT, &here.at(&at), Some(body)).await?;
-    Ok(to_schedule(&here, &headers, &id, "recurring_put"))
+    Ok(to_schedule(&here, &headers, &id, "recurring_upsert"))
 }
 
 fn to_schedule(here: &Here, headers: &HeaderMap, id: &str, done: &str) -> Response {

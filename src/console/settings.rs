@@ -17,7 +17,10 @@ use super::{
 };
 use crate::{
     app::App,
-    domain::access::{Role, Scope, may_change_member},
+    domain::{
+        access::{Role, Scope, may_change_member},
+        lease::RequireFence,
+    },
     error::Error,
     http::{
         audit::{AuditEntry, AuditPage},
@@ -53,8 +56,12 @@ pub async fn keys(here: Here, State(app): State<App>) -> Result<Response, Error>
 
 /// Creates a key, and shows it once.
 pub async fn make_key(here: Here, State(app): State<App>, form: Fields) -> Result<Response, Error> {
-    const REQUEST_FIELDS: &[Field] =
-        &[Field::Text("name"), Field::Choices("scopes"), Field::Time("expires_at")];
+    const REQUEST_FIELDS: &[Field] = &[
+        Field::Text("name"),
+        Field::Choices("scopes"),
+        Field::Text("require_fence"),
+        Field::Time("expires_at"),
+    ];
     let body = form::body(REQUEST_FIELDS, &form)?;
     let made = here.api.send(Method::POST, &here.at("/keys"), Some(body)).await?;
     keys_page(here, &app, Some(made)).await

@@ -117,6 +117,7 @@ pub async fn run(args: DevArgs, stop: CancellationToken) -> anyhow::Result<()> {
         redis_budget: args.node.redis.budget(),
         people: people(&args, &ready.url)?,
         connections: args.node.connections.limits(DEV_CONNECTIONS),
+        canary: args.node.canary(0),
         linger: Duration::ZERO,
         redis: place,
     };

@@ -118,6 +118,8 @@ pub enum Permission {
     Read,
     /// Enqueue jobs.
     Produce,
+    /// Enqueue jobs with the payloads of earlier ones.
+    Replay,
     /// Act as a worker.
     Work,
     /// Check whether a job was cancelled: for its worker, or with read access.
@@ -142,6 +144,7 @@ impl Permission {
             Self::Any => "a live key or a session",
             Self::Read => "the scope `read`",
             Self::Produce => "the scope `produce`",
+            Self::Replay => "the scopes `produce` and `read`",
             Self::Work => "the scope `work`",
             Self::Follow => "the scope `work` or `read`",
             Self::Control => "the scope `produce` or `manage`",
@@ -159,6 +162,7 @@ impl Permission {
 /// # use fencepost::domain::access::{key_may, Permission, Scope};
 /// assert!(key_may(&[Scope::Manage], Permission::Control));
 /// assert!(!key_may(&[Scope::Work], Permission::Produce));
+/// assert!(!key_may(&[Scope::Produce], Permission::Replay));
 /// assert!(!key_may(&Scope::ALL, Permission::Govern));
 /// ```
 #[must_use]
@@ -168,6 +172,7 @@ pub fn key_may(scopes: &[Scope], permission: Permission) -> bool {
         Permission::Any => true,
         Permission::Read => has(Scope::Read),
         Permission::Produce => has(Scope::Produce),
+        Permission::Replay => has(Scope::Produce) && has(Scope::Read),
         Permission::Work => has(Scope::Work),
         Permission::Follow => has(Scope::Work) || has(Scope::Read),
         Permission::Control => has(Scope::Produce) || has(Scope::Manage),
@@ -188,9 +193,11 @@ pub fn key_may(scopes: &[Scope], permission: Permission) -> bool {
 pub fn role_may(role: Role, permission: Permission) -> bool {
     let least = match permission {
         Permission::Any | Permission::Read | Permission::Follow => Role::Viewer,
-        Permission::Produce | Permission::Work | Permission::Control | Permission::Manage => {
-            Role::Member
-        }
+        Permission::Produce
+        | Permission::Replay
+        | Permission::Work
+        | Permission::Control
+        | Permission::Manage => Role::Member,
         Permission::Administer | Permission::Govern => Role::Admin,
         Permission::Own => Role::Owner,
     };
@@ -239,6 +246,7 @@ mod tests {
             Permission::Any,
             Permission::Read,
             Permission::Produce,
+            Permission::Replay,
             Permission::Work,
             Permission::Follow,
             Permission::Control,

@@ -1,12 +1,12 @@
 //! Why a job is not running: every condition between it and a worker, in the order in which they
 //! are met.
 
+mod reason;
+
 use chrono::{DateTime, SecondsFormat, Utc};
 
-use super::{
-    job::{StoredState, WaitingFor},
-    rate::RateLimit,
-};
+pub use self::reason::Reason;
+use super::{job::StoredState, rate::RateLimit};
 
 /// Facts about a job and about what it waits for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -39,6 +39,8 @@ pub struct Facts {
     pub workers_with_labels: i64,
     /// How many jobs the latter run, and could; none: one of them has not registered.
     pub slots: Option<Slots>,
+    /// Jobs that they run, registered or not.
+    pub slots_in_use: i64,
     /// Claimable jobs before it in its queue, counted up to [`MAX_COUNTED_AHEAD`].
     pub ahead: i64,
 }
@@ -96,8 +98,8 @@ pub struct RateUse {
 /// A condition that must be met before the job can run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Condition {
-    /// What the job waits for.
-    pub waits_for: WaitingFor,
+    /// Why the job waits, if it is not met.
+    pub reason: Reason,
     /// Whether it is met.
     pub is_open: bool,
     /// The state of the condition with numbers, for people.
@@ -111,6 +113,8 @@ pub struct Condition {
 pub struct Explanation {
     /// The first condition that is not met, or what the job does instead of waiting.
     pub summary: String,
+    /// The same for programs; none: the job does not wait.
+    pub reason: Option<Reason>,
     /// All conditions; empty if the job does not wait.
     pub conditions: Vec<Condition>,
     /// The next time at which a condition changes by itself.
@@ -122,6 +126,7 @@ pub struct Explanation {
 pub fn explain(facts: &Facts) -> Explanation {
     let conditions = if facts.state.is_waiting() { conditions(facts) } else { Vec::new() };
     let closed = conditions.iter().find(|it| !it.is_open);
+    let reason = facts.state.is_waiting().then(|| closed.map_or(Reason::Ready, |it| it.reason));
     let summary = match closed {
         _ if facts.next_try_at.is_some() && is_live(facts.state) => {
             "the server failed to process it, and tries again: tell the operator".to_owned()
@@ -136,7 +141,7 @@ pub fn explain(facts: &Facts) -> Explanation {
     let retry = facts.next_try_at;
     let next_change_at =
         times.chain(expiry).chain(lease).chain(retry).filter(|it| *it > facts.now).min();
-    Explanation { summary, conditions, next_change_at }
+    Explanation { summary, reason, conditions, next_change_at }
 }
 
 fn is_live(state: StoredState) -> bool {
@@ -174,7 +179,7 @@ fn conditions(facts: &Facts) -> Vec<Condition> {
                 _ => format!("{what} {name} {running}/{limit} {state}"),
             };
             conditions.push(Condition {
-                waits_for: WaitingFor::Concurrency,
+                reason: Reason::Concurrency,
                 is_open: !crowd.is_full(),
                 message,
                 changes_at: None,
@@ -192,7 +197,7 @@ fn queue_pause(facts: &Facts) -> Condition {
         Some(at) => format!("queue {} is paused since {}", facts.queue, second(at)),
     };
     let is_open = facts.queue_paused_at.is_none();
-    Condition { waits_for: WaitingFor::QueuePaused, is_open, message, changes_at: None }
+    Condition { reason: Reason::QueuePaused, is_open, message, changes_at: None }
 }
 
 fn type_pause(facts: &Facts, pause: &TypePause) -> Condition {
@@ -205,7 +210,11 @@ fn type_pause(facts: &Facts, pause: &TypePause) -> Condition {
     let Facts { job_type, queue, .. } = facts;
     let since = second(pause.paused_at);
     Condition {
-        waits_for: WaitingFor::TypePaused,
+        reason: if pause.dead_letters.is_some() {
+            Reason::CircuitBreaker
+        } else {
+            Reason::TypePaused
+        },
         is_open: false,
         message: format!("{job_type} is paused in queue {queue} since {since}: {why}"),
         changes_at: None,
@@ -217,7 +226,7 @@ fn rate_limit(facts: &Facts, rate: &RateUse) -> Condition {
     let (used, queue) = (count - rate.left, &facts.queue);
     let is_open = rate.left > 0;
     Condition {
-        waits_for: WaitingFor::RateLimit,
+        reason: Reason::RateLimit,
         is_open,
         message: format!("queue {queue} has started {used} of {count} jobs in {per_seconds} s"),
         changes_at: (!is_open).then_some(rate.opens_at),
@@ -235,16 +244,15 @@ fn parents(facts: &Facts) -> Condition {
         1 => "it waits for the end of 1 parent".to_owned(),
         more => format!("it waits for the ends of {more} parents"),
     };
-    Condition { waits_for: WaitingFor::Parents, is_open: open == 0, message, changes_at: None }
+    Condition { reason: Reason::Parents, is_open: open == 0, message, changes_at: None }
 }
 
 fn due(facts: &Facts) -> Condition {
     let is_open = facts.state == StoredState::Pending || facts.run_at <= facts.now;
-    let waits_for =
-        if facts.state == StoredState::Backoff { WaitingFor::Backoff } else { WaitingFor::RunAt };
-    let message = match (is_open, waits_for) {
+    let reason = if facts.state == StoredState::Backoff { Reason::Backoff } else { Reason::RunAt };
+    let message = match (is_open, reason) {
         (true, _) => "it is due".to_owned(),
-        (false, WaitingFor::Backoff) => {
+        (false, Reason::Backoff) => {
             let seconds = (facts.run_at - facts.now).num_seconds().max(1);
             format!("failure {} of {}: retried in {seconds} s", facts.failures, facts.max_attempts)
         }
@@ -253,7 +261,7 @@ fn due(facts: &Facts) -> Condition {
             format!("its run_at is {seconds} s ahead")
         }
     };
-    Condition { waits_for, is_open, message, changes_at: (!is_open).then_some(facts.run_at) }
+    Condition { reason, is_open, message, changes_at: (!is_open).then_some(facts.run_at) }
 }
 
 fn things(number: i64, name: &str) -> String {
@@ -262,12 +270,12 @@ fn things(number: i64, name: &str) -> String {
 
 fn worker(facts: &Facts) -> Condition {
     let Facts { queue, job_type, workers, workers_with_labels, ahead, .. } = facts;
-    let (is_open, message) = if *workers == 0 {
-        (false, format!("no live worker polls queue {queue} for {job_type}"))
+    let (reason, message) = if *workers == 0 {
+        (Reason::NoWorkers, format!("no live worker polls queue {queue} for {job_type}"))
     } else if *workers_with_labels == 0 {
         let labels = facts.labels.join(", ");
         let live = things(*workers, "live worker");
-        (false, format!("none of {live} of queue {queue} has the labels {labels}"))
+        (Reason::Labels, format!("none of {live} of queue {queue} has the labels {labels}"))
     } else {
         let more = if *ahead >= MAX_COUNTED_AHEAD { " or more" } else { "" };
         let live = things(*workers_with_labels, "live worker");
@@ -276,12 +284,19 @@ fn worker(facts: &Facts) -> Condition {
         match facts.slots.filter(|it| it.in_use >= it.all) {
             Some(Slots { in_use, all }) => {
                 let used = format!("{in_use} of {} in use", things(all, "slot"));
-                (false, format!("all workers are busy: {used}; {jobs} before it"))
+                (Reason::WorkersBusy, format!("all workers are busy: {used}; {jobs} before it"))
             }
-            None => (*ahead == 0, format!("{live}; {jobs} before it")),
+            None if *ahead == 0 && facts.slots_in_use > 0 => {
+                let running = things(facts.slots_in_use, "job");
+                let told =
+                    format!("{live} with {running}, and not all have told how many they take");
+                (Reason::WorkersBusy, format!("{told}; {jobs} before it"))
+            }
+            None if *ahead == 0 => (Reason::Ready, format!("{live}; {jobs} before it")),
+            None => (Reason::OtherJobs, format!("{live}; {jobs} before it")),
         }
     };
-    Condition { waits_for: WaitingFor::Worker, is_open, message, changes_at: None }
+    Condition { reason, is_open: reason == Reason::Ready, message, changes_at: None }
 }
 
 #[cfg(test)]
@@ -313,6 +328,7 @@ mod tests {
             workers: 1,
             workers_with_labels: 1,
             slots: None,
+            slots_in_use: 0,
             ahead: 0,
         }
     }
@@ -348,6 +364,8 @@ mod tests {
         assert!(summary(&with(3, 2)).contains("3 of 2 slots"), "released ones may still run");
         let ready = "ready: it starts as soon as a worker polls";
         assert_eq!(summary(&with(1, 2)), ready);
+        let unknown = explain(&Facts { slots_in_use: 1, ..facts() });
+        assert_eq!(unknown.reason, Some(Reason::WorkersBusy), "{}", unknown.summary);
         assert_eq!(summary(&facts()), ready);
     }
 

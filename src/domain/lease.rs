@@ -3,6 +3,9 @@
 //! A lease is fenced by its attempt. The statements that settle or renew carry the fence in their
 //! `where`. If they match nothing, the refusal is explained here.
 
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
 use super::job::{AttemptOutcome, JobState};
 use crate::ids::LeaseId;
 
@@ -27,6 +30,37 @@ const MIN_TIMEOUT_THIRD_SECONDS: i32 = 10;
 #[must_use]
 pub fn heartbeat_interval_seconds(lease_seconds: i32, timeout_seconds: i32) -> i32 {
     (lease_seconds / 3).min(MIN_TIMEOUT_THIRD_SECONDS.max(timeout_seconds / 3)).max(1)
+}
+
+/// Which acks and heartbeats of the native API must show an attempt or a lease.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum RequireFence {
+    /// Those that could mean two attempts of the same worker.
+    #[default]
+    Ambiguous,
+    /// All.
+    Always,
+}
+
+impl RequireFence {
+    /// All values.
+    pub const ALL: [Self; 2] = [Self::Ambiguous, Self::Always];
+
+    /// Its name.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Ambiguous => "ambiguous",
+            Self::Always => "always",
+        }
+    }
+
+    /// The value of this name; an unknown one is the strictest.
+    #[must_use]
+    pub fn of_name(name: &str) -> Self {
+        Self::ALL.into_iter().find(|it| it.name() == name).unwrap_or(Self::Always)
+    }
 }
 
 /// What a worker shows of its lease, as far as its protocol allows; what it shows must match.

@@ -30,6 +30,8 @@ pub enum Kind {
     JobsCancel,
     /// Retries dead letters and cancelled jobs.
     JobsRetry,
+    /// Enqueues jobs that have ended again, as new ones.
+    JobsReplay,
 }
 
 /// The state of an operation.
@@ -56,7 +58,7 @@ fn named<'de, T: Deserialize<'de>, D: Deserializer<'de>>(from: D) -> Result<Opti
 /// Which jobs an operation selects. Conditions are combined with "and".
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-#[schema(as = OperationFilter)]
+#[schema(as = DeadLettersFilter)]
 pub struct Filter {
     /// Only jobs of this queue.
     #[serde(default, deserialize_with = "named", skip_serializing_if = "Option::is_none")]
@@ -127,8 +129,9 @@ pub struct JobFilter {
 }
 
 /// The filter of an operation; its [`Kind`] says which one.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(untagged)]
+#[schema(as = BulkFilter)]
 pub enum Which {
     /// A queue's jobs, or dead letters.
     Letters(Filter),
@@ -150,6 +153,7 @@ impl Kind {
             Self::QueuePurge => &[JobState::Scheduled, JobState::Pending],
             Self::JobsCancel => &[JobState::Scheduled, JobState::Pending, JobState::Processing],
             Self::JobsRetry => &[JobState::DeadLetter, JobState::Cancelled],
+            Self::JobsReplay => &[JobState::Succeeded, JobState::DeadLetter, JobState::Cancelled],
             Self::DeadLettersRetry | Self::DeadLettersPurge => &[JobState::DeadLetter],
         }
     }

@@ -6,6 +6,7 @@
 mod batch;
 pub mod batches;
 pub mod breaker;
+pub mod canary;
 mod cancel;
 pub mod dispatch;
 pub mod enqueue;
@@ -47,6 +48,7 @@ use self::{
     enqueue::Enqueues,
     isolate::SetAside,
     notify::Notifier,
+    queues::UsedQueues,
     settle::{BareFences, Endings, Parents, SuccessNotes, Successes, heartbeat::Beats},
     stats::recorder::StatsRecorder,
     workers::{Registry, WorkerBeats, WorkerLookups},
@@ -90,6 +92,7 @@ pub struct Inner {
     pub backlogs: enqueue::quota::Backlogs,
     parking: Parking,
     queue_lists: QueueLists,
+    used_queues: UsedQueues,
     settled: Arc<AtomicU64>,
     set_aside: SetAside,
     /// Acks in batches that are under way.
@@ -178,6 +181,7 @@ impl Engine {
             backlogs: enqueue::quota::Backlogs::default(),
             parking: Parking::new(messages, releasing),
             queue_lists: QueueLists::default(),
+            used_queues: UsedQueues::default(),
             pools,
             notifier,
             stopping,
@@ -198,6 +202,18 @@ impl Engine {
         let _ = finished.await;
         self.tasks.close();
         self.tasks.wait().await;
+    }
+
+    /// Checks that this node can serve.
+    ///
+    /// # Errors
+    /// [`Error::NotReady`] while it stops. [`Error::Unavailable`] when the database does not
+    /// answer.
+    pub async fn check_serving(&self) -> Result<(), Error> {
+        if self.stopping.is_cancelled() {
+            return Err(Error::NotReady("the node is stopping"));
+        }
+        self.now().await.map(drop)
     }
 
     /// The time by the database's clock.

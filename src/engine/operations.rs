@@ -1,6 +1,6 @@
 //! Bulk operations in the background: purging a queue, redriving and purging dead letters,
-//! cancelling and retrying listed jobs. A step and its progress are one transaction, so a dead node
-//! leaves nothing half done, and another continues.
+//! cancelling, retrying and replaying listed jobs. A step and its progress are one transaction, so
+//! a dead node leaves nothing half done, and another continues.
 
 use std::time::Duration;
 
@@ -11,20 +11,22 @@ use uuid::Uuid;
 use super::{
     Engine,
     cancel::{CancelReason, Cancelled, cancel_all, cancel_waiting},
-    jobs::{control, dead_letters},
+    enqueue::{NewlyStored, quota},
+    jobs::{control, dead_letters, replay},
 };
 use crate::{
     domain::{
         history,
         limits::MAX_RUNNING_OPERATIONS,
         operation::{Filter, JobFilter, Kind, MAX_FAILED_STEPS, Which, pause_ms, step_jobs},
+        plan::Tenant,
     },
     error::{self, Error},
     ids::{JobId, JobKey, OperationId, ProjectId},
     store::{
         self, TimePosition,
         events::{self, NewEvent},
-        jobs,
+        jobs::{self, MAX_COUNTED},
         operations::{self, DueOperation, MAX_EXAMINED_JOBS, Progress},
         settle_success::WaitingJob,
         sweep,
@@ -45,12 +47,15 @@ const LOCKED_ELSEWHERE_PAUSE: Duration = Duration::from_millis(50);
 /// Starts an operation.
 ///
 /// # Errors
-/// [`Error::QuotaExceeded`] when [`MAX_RUNNING_OPERATIONS`] of the project are running.
+/// [`Error::QuotaExceeded`] when [`MAX_RUNNING_OPERATIONS`] of the project are running, or it would
+/// replay more jobs than the project may have. [`Error::Invalid`] when it would replay an unknown
+/// number of jobs.
 pub async fn begin(
     engine: &Engine,
-    project_id: ProjectId,
+    tenant: Tenant,
     new: &NewOperation,
 ) -> Result<OperationRow, Error> {
+    let project_id = tenant.project_id;
     let mut conn = engine.pools.read_for(project_id).await?;
     if let Some(there) = operations::find(&mut conn, project_id, new.id).await? {
         return Ok(there);
@@ -59,7 +64,17 @@ pub async fn begin(
         let what = "running operations";
         return Err(Error::QuotaExceeded { what, max: MAX_RUNNING_OPERATIONS });
     }
-    operations::insert(&mut conn, project_id, new).await?;
+    let expected = new.expected;
+    let max_jobs = match new.kind {
+        Kind::JobsReplay => {
+            let message = format!("must be sent, at most {MAX_COUNTED}: more jobs match");
+            let count = expected.ok_or_else(|| Error::invalid("max", message))?;
+            quota::admit_count(engine, tenant, usize::try_from(count).unwrap_or(0)).await?;
+            expected
+        }
+        _ => new.max_jobs,
+    };
+    operations::insert(&mut conn, project_id, &NewOperation { max_jobs, ..new.clone() }).await?;
     let found = operations::find(&mut conn, project_id, new.id).await?;
     drop(conn);
     engine.notifier.wake.ask(BackgroundTask::Operations);
@@ -144,7 +159,7 @@ impl Work {
     fn read(due: &DueOperation) -> Option<Self> {
         let kind = serde_json::from_value(due.kind.as_str().into()).ok()?;
         let which = match kind {
-            Kind::JobsCancel | Kind::JobsRetry => {
+            Kind::JobsCancel | Kind::JobsRetry | Kind::JobsReplay => {
                 serde_json::from_value(due.filter.clone()).map(Which::Jobs)
             }
             _ => serde_json::from_value(due.filter.clone()).map(Which::Letters),
@@ -159,11 +174,13 @@ struct Stepped {
     done: u64,
     cancelled: Cancelled,
     requeued: Vec<(JobKey, Vec<WaitingJob>)>,
+    replayed: NewlyStored,
 }
 
 fn tell(engine: &Engine, stepped: &Stepped) {
     counter!(telemetry::OPERATION_JOBS).increment(stepped.done);
     stepped.cancelled.publish(engine);
+    stepped.replayed.tell(engine);
     for (key, requeued) in &stepped.requeued {
         control::publish_retried(engine, *key, requeued);
     }
@@ -295,9 +312,9 @@ async fn requeue_all(
     Ok(stepped.requeued.len() as i64)
 }
 
-/// Cancels live jobs, or retries failed and cancelled ones, among those stored before the operation
-/// began. In the order of their ids: a parent is older than its children, and must be retried
-/// first.
+/// Cancels live jobs, retries failed and cancelled ones, or replays ended ones, among those stored
+/// before the operation began. In the order of their ids: a parent is older than its children, and
+/// must be retried first.
 async fn step_jobs_listed(
     tx: &mut PgConnection,
     due: &DueOperation,
@@ -317,6 +334,10 @@ async fn step_jobs_listed(
             let payload = Some(format!(r#"{{"operation_id":"{}"}}"#, due.id));
             stepped.cancelled = cancel_all(tx, &keys, payload).await?;
             (stepped.cancelled.gone.len() + stepped.cancelled.asked.len()) as i64
+        }
+        Kind::JobsReplay => {
+            stepped.replayed = replay::replay_in(tx, *project_id, &found.jobs).await?;
+            stepped.replayed.len() as i64
         }
         _ => requeue_all(tx, *project_id, (kind, &found.jobs), stepped).await?,
     };

@@ -1,5 +1,8 @@
 //! Queues: pausing and resuming a whole queue or one job type; reading their state.
 
+use std::sync::Arc;
+
+use moka::sync::Cache;
 use sqlx::{Acquire, PgConnection};
 
 use super::Engine;
@@ -122,4 +125,36 @@ pub async fn find(
 ) -> Result<Vec<QueueRow>, Error> {
     let mut conn = engine.pools.read_for(project_id).await?;
     Ok(counts::queues(&mut conn, project_id, names).await?)
+}
+
+/// Names that one node remembers.
+const MAX_CACHED_NAMES: u64 = 100_000;
+
+/// Queues that are known to have had a job, so that polls of them ask nothing.
+pub struct UsedQueues(Cache<(ProjectId, Arc<str>), ()>);
+
+impl Default for UsedQueues {
+    fn default() -> Self {
+        Self(Cache::new(MAX_CACHED_NAMES))
+    }
+}
+
+/// Those of these queues without a job on record: their names may be misspelt. None if the database
+/// does not answer, because it is advice.
+pub async fn never_used(engine: &Engine, project_id: ProjectId, names: &[String]) -> Vec<String> {
+    let is_known = |it: &str| engine.used_queues.0.contains_key(&(project_id, it.into()));
+    let unknown: Vec<_> = names.iter().map(String::as_str).filter(|it| !is_known(it)).collect();
+    if unknown.is_empty() {
+        return Vec::new();
+    }
+    let read = async {
+        let mut conn = engine.pools.read_for(project_id).await?;
+        counts::used_queues(&mut conn, project_id, &unknown).await
+    };
+    let Ok(used) = read.await else { return Vec::new() };
+    for queue in &used {
+        engine.used_queues.0.insert((project_id, queue.as_str().into()), ());
+    }
+    let is_new = |it: &&str| !used.iter().any(|used| used == it);
+    unknown.into_iter().filter(is_new).map(str::to_owned).collect()
 }

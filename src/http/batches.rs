@@ -76,6 +76,7 @@ pub enum BatchState {
 
 /// A batch.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
+#[schema(as = Batch)]
 pub struct BatchView {
     /// Id of the batch.
     #[schema(example = "batch_01m7w3ha3aextt8pkwwdmxsmqw")]

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     app::App,
-    auth::{Caller, Manage},
+    auth::Caller,
     domain::{
         limits,
         operation::{Kind, Which},
@@ -63,9 +63,9 @@ pub fn check_pace(max: Option<i64>, rate_per_second: Option<i32>, check: &mut Ch
 ///
 /// # Errors
 /// Those of [`operations::begin`].
-pub async fn begin(
+pub async fn begin<P>(
     app: &App,
-    by: &Caller<Manage>,
+    by: &Caller<P>,
     ids: Ids,
     request: BulkRequest,
     (count, is_capped): (i64, bool),
@@ -84,7 +84,7 @@ pub async fn begin(
         max_jobs: max,
         rate_per_second,
     };
-    let row = operations::begin(&app.engine, by.project_id, &new).await?;
+    let row = operations::begin(&app.engine, by.tenant(), &new).await?;
     let after = serde_json::to_string(&new.filter).ok();
     audit::note(app, by, NewAuditEntry { after, ..NewAuditEntry::to(action, row.id.to_string()) })
         .await;

@@ -50,7 +50,7 @@ pub struct ApiError {
     #[schema(nullable = false)]
     pub existing_job_id: Option<String>,
     /// Documentation of the code.
-    #[schema(example = "/docs/errors#invalid_request")]
+    #[schema(example = "https://queue.example.com/docs/errors#invalid_request")]
     pub docs_url: String,
 }
 
@@ -163,10 +163,24 @@ pub fn info(error: &Error, request_id: &str) -> ApiError {
     }
 }
 
+impl ApiError {
+    /// The same with a whole URL of its documentation, on the server with this one.
+    #[must_use]
+    pub fn at(mut self, public_url: &str) -> Self {
+        self.docs_url.insert_str(0, public_url);
+        self
+    }
+}
+
 /// Writes the body of an error response.
 #[must_use]
-pub fn render(error: &Error, request_id: &str, mut response: Response) -> Response {
-    let body = Json(ErrorBody { error: info(error, request_id) });
+pub fn render(
+    error: &Error,
+    request_id: &str,
+    public_url: &str,
+    mut response: Response,
+) -> Response {
+    let body = Json(ErrorBody { error: info(error, request_id).at(public_url) });
     errors::write(&mut response, (status(error), body), error);
     if status(error) == StatusCode::UNAUTHORIZED {
         response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));

@@ -203,7 +203,8 @@ impl Repeat {
         let kept = match &result {
             Ok(answer) => Some((answer.status, answer.location.as_deref(), answer.body.clone())),
             Err(failure) if is_kept(error::status(failure)) => {
-                let body = ErrorBody { error: error::info(failure, &request_id.0) };
+                let told = error::info(failure, &request_id.0).at(&app.accounts.public_url);
+                let body = ErrorBody { error: told };
                 let body = serde_json::to_string(&body).map_err(Error::internal)?;
                 Some((error::status(failure), None, body))
             }

@@ -21,6 +21,7 @@ use crate::{
     domain::{
         access::{KeyPreset, Scope},
         formats,
+        lease::RequireFence,
         limits::{self, MAX_KEY_CALLS_PER_MINUTE},
     },
     error::Error,
@@ -82,6 +83,8 @@ pub struct ApiKey {
     pub scopes: Vec<Scope>,
     /// Own rate limits.
     pub rate_limits: KeyRateLimits,
+    /// Which acks and heartbeats with this key must show `attempt` or `lease_id`.
+    pub require_fence: RequireFence,
     /// When it was created.
     pub created_at: DateTime<Utc>,
     /// Creator: id of an account or key; null: an operator.
@@ -116,6 +119,7 @@ impl From<ListedKey> for ApiKey {
                 work_per_minute: row.work_per_minute,
                 manage_per_minute: row.manage_per_minute,
             },
+            require_fence: RequireFence::of_name(&row.require_fence),
             created_at: row.created_at,
             created_by: row.created_by,
             last_used_at: row.last_used_at,
@@ -205,6 +209,9 @@ pub struct CreateKeyRequest {
     /// Own rate limits, per minute.
     #[schema(value_type = Option<KeyRateLimits>)]
     rate_limits: Option<Object<KeyRateLimits>>,
+    /// Which acks and heartbeats with this key must show `attempt` or `lease_id`. Default:
+    /// `ambiguous`.
+    require_fence: Option<RequireFence>,
 }
 
 impl RequestBody for CreateKeyRequest {}
@@ -239,6 +246,7 @@ impl CreateKeyRequest {
             scopes,
             expires_at: self.expires_at,
             per_minute: [rates.produce_per_minute, rates.work_per_minute, rates.manage_per_minute],
+            require_fence: self.require_fence.unwrap_or_default(),
         })
     }
 }
@@ -301,7 +309,7 @@ impl RequestBody for ChangeKeyRequest {}
 
 /// Rename a key.
 #[utoipa::path(
-    patch, path = "/keys/{key_id}", tag = "keys", operation_id = "keys_change",
+    patch, path = "/keys/{key_id}", tag = "keys", operation_id = "keys_rename",
     security(("api_key" = ["manage"]), ("session" = ["admin"])),
     params(("key_id" = String, Path, description = "The key's id.", example = "key_01m7w3ha3aextt8pkwwdmxsmqw")),
     request_body = ChangeKeyRequest,

@@ -95,7 +95,7 @@ impl RequestBody for ChangeMemberRequest {}
 ///
 /// You cannot grant or revoke a role above your own; a project keeps at least one owner.
 #[utoipa::path(
-    patch, path = "/members/{account_id}", tag = "projects", operation_id = "members_change", security(("session" = ["admin"])),
+    patch, path = "/members/{account_id}", tag = "projects", operation_id = "members_update", security(("session" = ["admin"])),
     params(
         ("project" = String, Path, description = "The project's id or slug.", example = "acme"),
         ("account_id" = String, Path, description = "The member.", example = "acct_01m7w3ha3aextt8pkwwdmxsmqw"),

@@ -22,7 +22,7 @@ use ipnet::IpNet;
 use metrics::{counter, histogram};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use super::error;
+use super::{error, route_group};
 use crate::{
     auth::{ClientAddress, LimitReport, client_of_request},
     domain::trace::{TraceContext, trace_id_text},
@@ -72,7 +72,11 @@ pub async fn detach(
 }
 
 /// Gives the request its id, measures it, and writes the body of its error if it has one.
-pub async fn observe(mut request: Request, next: Next) -> Response {
+pub async fn observe(
+    State(public_url): State<Arc<str>>,
+    mut request: Request,
+    next: Next,
+) -> Response {
     let started = Instant::now();
     let request_id = chosen_id(&request).unwrap_or_else(ids::request_id);
     request.extensions_mut().insert(RequestId(request_id.clone()));
@@ -90,7 +94,7 @@ pub async fn observe(mut request: Request, next: Next) -> Response {
         response.extensions_mut().remove::<ErrorResponse>().map(|ErrorResponse(it)| it);
     // An error that no adapter has rendered: it belongs to the native API, or to no route.
     if let Some(untold) = response.extensions_mut().remove::<Error>() {
-        response = error::render(&untold, &request_id, response);
+        response = error::render(&untold, &request_id, &public_url, response);
         failure = Some(untold);
     }
     if let Ok(value) = HeaderValue::from_str(&request_id) {
@@ -281,11 +285,11 @@ fn method_label(method: &Method) -> &'static str {
 }
 
 fn measure(route: &str, method: &'static str, status: StatusCode, started: Instant) {
-    let route: String = route.to_owned();
     let status = status.as_u16().to_string();
-    counter!(telemetry::HTTP_REQUESTS, "route" => route.clone(), "method" => method, "status" => status)
+    let label = route_group::label(route).to_owned();
+    counter!(telemetry::HTTP_REQUESTS, "route" => label, "method" => method, "status" => status)
         .increment(1);
-    histogram!(telemetry::HTTP_SECONDS, "route" => route, "method" => method)
+    histogram!(telemetry::HTTP_SECONDS, "group" => route_group::of(route, method))
         .record(started.elapsed().as_secs_f64());
 }
 

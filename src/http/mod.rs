@@ -29,44 +29,24 @@ pub(crate) mod projects;
 pub(crate) mod queues;
 pub(crate) mod recurring;
 mod retry;
+mod route_group;
 pub mod server;
 pub(crate) mod workers;
 pub(crate) mod workflows;
 
-use axum::{
-    Router,
-    middleware::{from_fn, from_fn_with_state},
-    routing,
-};
+use std::sync::Arc;
+
+use axum::{Router, middleware::from_fn_with_state, routing};
 use tokio_util::task::TaskTracker;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
-use crate::app::App;
+use crate::{app::App, telemetry};
 
 /// Routes of the data plane. Each answers twice: under `/v1`, and under `/v1/projects/{project}`,
 /// where the project must agree with the key.
 fn data_plane() -> OpenApiRouter<App> {
     OpenApiRouter::new()
-        .routes(routes!(jobs::create::create, jobs::read::list))
-        .routes(routes!(jobs::create::create_batch))
-        .routes(routes!(jobs::bulk::cancel))
-        .routes(routes!(jobs::bulk::retry))
-        .routes(routes!(jobs::read::get, jobs::control::change))
-        .routes(routes!(jobs::control::cancel))
-        .routes(routes!(jobs::control::retry))
-        .routes(routes!(jobs::control::cancelled))
-        .routes(routes!(jobs::watch::explain))
-        .routes(routes!(jobs::events::list))
-        .routes(routes!(jobs::watch::job_stream))
-        .routes(routes!(jobs::logs::list))
-        .routes(routes!(jobs::logs::stream))
-        .routes(routes!(jobs::watch::project_stream))
-        .routes(routes!(workflows::create, workflows::list))
-        .routes(routes!(workflows::get))
-        .routes(routes!(workflows::cancel))
-        .routes(routes!(batches::create, batches::list))
-        .routes(routes!(batches::get))
-        .routes(routes!(batches::seal))
+        .merge(routes_of_jobs())
         .routes(routes!(queues::list))
         .routes(routes!(queues::get, queues::change))
         .routes(routes!(queues::backlog::get))
@@ -113,6 +93,33 @@ fn data_plane() -> OpenApiRouter<App> {
         .routes(routes!(metrics::prometheus::scrape))
         .routes(routes!(metrics::dashboards::dashboard))
         .routes(routes!(metrics::dashboards::alert_rules))
+}
+
+/// Those of jobs, workflows and batches.
+fn routes_of_jobs() -> OpenApiRouter<App> {
+    OpenApiRouter::new()
+        .routes(routes!(jobs::create::create, jobs::read::list))
+        .routes(routes!(jobs::create::create_batch))
+        .routes(routes!(jobs::bulk::cancel))
+        .routes(routes!(jobs::bulk::retry))
+        .routes(routes!(jobs::bulk::replay))
+        .routes(routes!(jobs::read::get, jobs::control::change))
+        .routes(routes!(jobs::control::cancel))
+        .routes(routes!(jobs::control::retry))
+        .routes(routes!(jobs::replay::replay))
+        .routes(routes!(jobs::control::cancelled))
+        .routes(routes!(jobs::watch::explain))
+        .routes(routes!(jobs::events::list))
+        .routes(routes!(jobs::watch::job_stream))
+        .routes(routes!(jobs::logs::list))
+        .routes(routes!(jobs::logs::stream))
+        .routes(routes!(jobs::watch::project_stream))
+        .routes(routes!(workflows::create, workflows::list))
+        .routes(routes!(workflows::get))
+        .routes(routes!(workflows::cancel))
+        .routes(routes!(batches::create, batches::list))
+        .routes(routes!(batches::get))
+        .routes(routes!(batches::seal))
 }
 
 /// Routes of accounts: under `/v1` only.
@@ -162,6 +169,7 @@ fn v1() -> Router<App> {
 /// Everything that the API's listener answers, including adapters and pages. `handlers` tells when
 /// the last handler has ended.
 pub fn router(app: App, adapters: Router<App>, handlers: TaskTracker) -> Router {
+    let public_url: Arc<str> = app.accounts.public_url.as_str().into();
     Router::new()
         .merge(v1())
         .route("/livez", routing::get(health::live))
@@ -174,13 +182,19 @@ pub fn router(app: App, adapters: Router<App>, handlers: TaskTracker) -> Router 
         .fallback(openapi::no_such_route)
         .method_not_allowed_fallback(openapi::wrong_method)
         .layer(from_fn_with_state(handlers, middleware::detach))
-        .layer(from_fn(middleware::observe))
+        .layer(from_fn_with_state(public_url, middleware::observe))
         .with_state(app)
 }
 
 /// The operator's listener: metrics that no customer may see.
 pub fn operator_router(metrics: metrics_exporter_prometheus::PrometheusHandle) -> Router {
     Router::new()
-        .route("/metrics", routing::get(async move || metrics.render()))
+        .route(
+            "/metrics",
+            routing::get(async move || {
+                telemetry::process::collect();
+                metrics.render()
+            }),
+        )
         .route("/livez", routing::get(health::live))
 }

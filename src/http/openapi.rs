@@ -1,5 +1,6 @@
 //! The OpenAPI document, made from the handlers, and the pages that show it.
 
+mod shared;
 mod v3_0;
 
 use std::sync::LazyLock;
@@ -212,6 +213,7 @@ fn tidy(document: &mut Value) {
             }
         }
     }
+    shared::share(document);
 }
 
 /// Responses that need no line at each operation.

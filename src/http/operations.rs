@@ -17,7 +17,7 @@ use crate::{
     auth::{Caller, Manage, Read},
     domain::{
         limits,
-        operation::{Kind, State as OperationState},
+        operation::{Kind, State as OperationState, Which},
     },
     engine::operations::{self, OperationRow},
     error::Error,
@@ -43,7 +43,7 @@ pub struct Operation {
     /// State.
     pub state: OperationState,
     /// Filter: which of the jobs that existed at its start.
-    #[schema(value_type = Object)]
+    #[schema(value_type = Which)]
     pub filter: serde_json::Value,
     /// Estimated number of jobs at its start; null: more than were counted.
     #[schema(required)]

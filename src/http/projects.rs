@@ -7,11 +7,14 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::error::ErrorBody;
 use crate::{
-    accounts::{Client, projects},
+    accounts::{
+        Client,
+        projects::{self, ProjectChange},
+    },
     app::App,
     auth::{Anybody, Caller, Govern, Own, Person},
     credentials::Evict,
-    domain::{access::Role, limits},
+    domain::{access::Role, lease::RequireFence, limits},
     error::Error,
     store::{self, members::Membership},
     wire::{
@@ -62,6 +65,8 @@ pub struct Project {
     pub name: String,
     /// Purpose.
     pub mode: ProjectMode,
+    /// Which acks and heartbeats of the project must show `attempt` or `lease_id`.
+    pub require_fence: RequireFence,
     /// Plan: see `GET /v1/limits`.
     #[schema(example = "free")]
     pub plan: String,
@@ -81,6 +86,7 @@ impl Project {
             slug: row.slug,
             name: row.name,
             mode: mode(&row.mode),
+            require_fence: RequireFence::of_name(&row.require_fence),
             plan: row.plan,
             role,
             created_at: row.created_at,
@@ -95,6 +101,7 @@ impl From<Membership> for Project {
             slug: row.slug,
             name: row.name,
             mode: mode(&row.mode),
+            require_fence: RequireFence::of_name(&row.require_fence),
             plan: row.plan,
             role: Role::of_name(&row.role),
             created_at: row.created_at,
@@ -185,14 +192,18 @@ pub async fn get(caller: Caller<Anybody>, State(app): State<App>) -> Result<Repl
 pub struct ChangeProjectRequest {
     /// New display name; the slug stays.
     #[schema(extensions(("bounds" = json!(chars(1, limits::MAX_NAME_CHARS)))))]
-    name: String,
+    name: Option<String>,
+    /// Which acks and heartbeats must show `attempt` or `lease_id`. A key may require more.
+    require_fence: Option<RequireFence>,
 }
 
 impl RequestBody for ChangeProjectRequest {}
 
-/// Rename a project.
+/// Change a project's name or settings.
+///
+/// Omitted fields keep their values.
 #[utoipa::path(
-    patch, path = "", tag = "projects", operation_id = "projects_change", security(("session" = ["admin"])),
+    patch, path = "", tag = "projects", operation_id = "projects_update", security(("session" = ["admin"])),
     params(("project" = String, Path, description = "The project's id or slug.", example = "acme")),
     request_body = ChangeProjectRequest,
     responses(
@@ -205,10 +216,18 @@ pub async fn change(
     Json(request): Json<ChangeProjectRequest>,
 ) -> Result<Reply<Project>, Error> {
     let mut check = Check::default();
-    check.name("name", &request.name, limits::MAX_NAME_CHARS);
+    if let Some(name) = &request.name {
+        check.name("name", name, limits::MAX_NAME_CHARS);
+    }
     check.finish()?;
+    let change =
+        ProjectChange { name: request.name.as_deref(), require_fence: request.require_fence };
     let mut conn = app.engine.pools.people.acquire().await?;
-    let after = projects::rename(&mut conn, &caller.author(), &request.name).await?;
+    let after = projects::change(&mut conn, &caller.author(), change).await?;
+    drop(conn);
+    if request.require_fence.is_some() {
+        app.credentials.evict(Evict::KeysAndMembers).await;
+    }
     Ok(Reply(Project::of(after, caller.who.role())))
 }
 

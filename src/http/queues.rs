@@ -4,6 +4,8 @@
 pub mod backlog;
 pub mod control;
 
+use std::cmp::Reverse;
+
 use axum::{Json as Reply, extract::State};
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Deserializer, Serialize};
@@ -18,10 +20,10 @@ use super::{
 use crate::{
     app::App,
     auth::{Caller, Manage, Read},
-    domain::{backoff::RetryPolicy, limits},
-    engine::queues,
+    domain::{backoff::RetryPolicy, explain::Reason, limits},
+    engine::{jobs::explain, queues},
     error::Error,
-    ids::ProjectId,
+    ids::{JobId, ProjectId},
     store::{
         self,
         counts::QueueRow,
@@ -35,6 +37,10 @@ use crate::{
 };
 
 const DEFAULT_PAGE_QUEUES: u32 = 50;
+/// Queues of a page whose oldest job is explained.
+const MAX_EXPLAINED_QUEUES: usize = 10;
+/// A ready job that waits longer than this deserves an explanation.
+pub const LONG_WAIT_SECONDS: i64 = 60;
 
 /// A queue.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
@@ -57,6 +63,13 @@ pub struct Queue {
     /// Age of that job in seconds.
     #[schema(required)]
     pub oldest_ready_age_seconds: Option<i64>,
+    /// Why that job waits. In a list, only of the ten queues whose oldest job waits longest, and
+    /// only after a minute; null otherwise.
+    #[schema(required)]
+    pub oldest_ready_reason: Option<Reason>,
+    /// The same in one sentence, as `/explain` says it.
+    #[schema(required)]
+    pub oldest_ready_summary: Option<String>,
     /// Throughput.
     pub rates: Rates,
     /// Live workers that poll it.
@@ -188,6 +201,8 @@ impl Queue {
             oldest_ready_at: row.oldest_ready_at,
             oldest_ready_job_id: row.oldest_ready_job_id.map(|it| it.to_string()),
             oldest_ready_age_seconds: row.oldest_ready_at.map(|it| (row.now - it).num_seconds()),
+            oldest_ready_reason: None,
+            oldest_ready_summary: None,
             rates: Rates {
                 enqueued: rate(row.enqueued_minute, row.enqueued_hour),
                 succeeded: rate(row.succeeded_minute, row.succeeded_hour),
@@ -266,7 +281,12 @@ pub async fn list(
     drop(conn);
     let next_cursor = size.cut(&mut names, String::clone);
     let queues = read(&app, caller.project_id, &names).await?;
-    let queues = queues.into_iter().map(|(queue, _)| queue).collect();
+    let mut queues: Vec<_> = queues.into_iter().map(|(queue, _)| queue).collect();
+    let waits = |it: &Queue| it.oldest_ready_age_seconds.unwrap_or(0);
+    let mut slow: Vec<_> = queues.iter_mut().filter(|it| waits(it) > LONG_WAIT_SECONDS).collect();
+    slow.sort_by_key(|it| Reverse(waits(it)));
+    slow.truncate(MAX_EXPLAINED_QUEUES);
+    explain_oldest(&app, caller.project_id, slow).await?;
     Ok(Reply(QueuePage::of(queues, next_cursor)))
 }
 
@@ -391,7 +411,7 @@ impl ChangeQueueRequest {
 /// A lower `max_concurrency` or a `rate_limit` does not stop running jobs; no more start until the
 /// limit allows it.
 #[utoipa::path(
-    patch, path = "/queues/{queue}", tag = "queues", operation_id = "queues_change",
+    patch, path = "/queues/{queue}", tag = "queues", operation_id = "queues_update",
     security(("api_key" = ["manage"]), ("session" = ["member"])),
     params(("queue" = String, Path, description = "The queue.", example = "default")),
     request_body = ChangeQueueRequest,
@@ -423,7 +443,25 @@ pub async fn change(
 async fn known(app: &App, project_id: ProjectId, queue: &str) -> Result<Queue, Error> {
     let found = read(app, project_id, &[queue.to_owned()]).await?;
     let known = found.into_iter().find(|(_, is_known)| *is_known);
-    known.map(|(queue, _)| queue).ok_or(Error::QueueNotFound)
+    let mut queue = known.ok_or(Error::QueueNotFound)?.0;
+    explain_oldest(app, project_id, vec![&mut queue]).await?;
+    Ok(queue)
+}
+
+/// Says why the oldest ready jobs of these queues wait.
+async fn explain_oldest(
+    app: &App,
+    project_id: ProjectId,
+    queues: Vec<&mut Queue>,
+) -> Result<(), Error> {
+    let oldest = |it: &Queue| it.oldest_ready_job_id.as_ref()?.parse().ok();
+    let ids: Vec<JobId> = queues.iter().filter_map(|it| oldest(it)).collect();
+    let mut reasons = explain::reasons(&app.engine, project_id, &ids).await?;
+    for queue in queues {
+        let found = oldest(queue).and_then(|id| reasons.remove(&id));
+        (queue.oldest_ready_reason, queue.oldest_ready_summary) = found.unzip();
+    }
+    Ok(())
 }
 
 /// One queue that is known to exist.

@@ -228,7 +228,7 @@ impl RecurringScheduleRequest {
 /// Omitted fields are reset to their defaults, except `max_attempts` and `timeout_seconds`. A
 /// changed schedule takes effect immediately; missed ticks are not caught up.
 #[utoipa::path(
-    put, path = "/recurring/{recurring_id}", tag = "recurring", operation_id = "recurring_put",
+    put, path = "/recurring/{recurring_id}", tag = "recurring", operation_id = "recurring_upsert",
     security(("api_key" = ["manage"]), ("session" = ["member"])),
     params(("recurring_id" = String, Path, description = "The schedule: a name of your choice.", example = "rjob_report")),
     request_body = RecurringScheduleRequest,

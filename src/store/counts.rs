@@ -157,14 +157,18 @@ pub async fn count_queues(
     .await
 }
 
-/// Those of these queues that the project has used.
+/// Those of these queues that have had a job.
 pub async fn used_queues(
     conn: &mut PgConnection,
     project_id: ProjectId,
     names: &[&str],
 ) -> sqlx::Result<Vec<String>> {
     sqlx::query_scalar!(
-        "select queue from queue_counts where project_id = $1 and queue = any($2)",
+        r#"
+        select queue "queue!" from queue_counts where project_id = $1 and queue = any($2)
+        union
+        select queue from unmerged_deltas where project_id = $1 and queue = any($2)
+        "#,
         project_id.0,
         names as &[&str],
     )

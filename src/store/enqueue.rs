@@ -86,6 +86,9 @@ pub struct Extras {
     /// The batch that counts its end.
     #[serde(serialize_with = "as_batch_uuid")]
     pub batch_id: Option<BatchId>,
+    /// The earlier job whose work it repeats.
+    #[serde(serialize_with = "as_job_uuid")]
+    pub replay_of: Option<JobId>,
     /// JSON of [`Callbacks`].
     pub callbacks: Option<String>,
     /// How many jobs they are.
@@ -107,6 +110,10 @@ impl Extras {
 }
 
 fn as_batch_uuid<S: serde::Serializer>(id: &Option<BatchId>, to: S) -> Result<S::Ok, S::Error> {
+    id.map(|it| it.0).serialize(to)
+}
+
+fn as_job_uuid<S: serde::Serializer>(id: &Option<JobId>, to: S) -> Result<S::Ok, S::Error> {
     id.map(|it| it.0).serialize(to)
 }
 
@@ -175,6 +182,7 @@ impl StoredJob {
             workflow_key: extras.workflow_key,
             envelope: extras.envelope,
             batch_id: extras.batch_id,
+            replay_of: extras.replay_of,
             is_template: extras.is_template,
             parents: extras.parents.iter().map(|it| it.parent).collect(),
             is_crowded: false,
@@ -251,7 +259,7 @@ pub async fn insert_jobs(
                 project_id, job_id, payload, retry, tags, traceparent, labels, constraint_key,
                 concurrency_key,
                 concurrency_limit, unique_key, expires_at, workflow_id, workflow_key, has_parents,
-                envelope, batch_id, callbacks, is_template
+                envelope, batch_id, callbacks, is_template, replay_of
             )
             select project_id, id, payload, retry, tags, extras->>'traceparent', labels,
                    (extras->>'constraint_key')::uuid, extras->>'concurrency_key',
@@ -260,7 +268,8 @@ pub async fn insert_jobs(
                    (extras->>'workflow_id')::uuid, extras->>'workflow_key',
                    coalesce((extras->>'has_parents')::boolean, false), extras->>'envelope',
                    (extras->>'batch_id')::uuid, extras->>'callbacks',
-                   case when (extras->>'is_template')::boolean then true end
+                   case when (extras->>'is_template')::boolean then true end,
+                   (extras->>'replay_of')::uuid
             from new
         ), live as (
             insert into jobs (

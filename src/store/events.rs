@@ -71,6 +71,30 @@ pub async fn count(conn: &mut PgConnection, key: JobKey, limit: i64) -> sqlx::Re
     .await
 }
 
+/// The payload of a job's latest event of this type. A job has at most
+/// [`MAX_JOB_EVENTS`](crate::domain::limits::MAX_JOB_EVENTS).
+pub async fn last_of_kind(
+    conn: &mut PgConnection,
+    key: JobKey,
+    kind: &str,
+) -> sqlx::Result<Option<String>> {
+    let found = sqlx::query_scalar!(
+        "
+        select payload
+        from job_events
+        where project_id = $1 and job_id = $2 and type = $3
+        order by id desc
+        limit 1
+        ",
+        key.project_id.0,
+        key.id.0,
+        kind,
+    )
+    .fetch_optional(conn)
+    .await?;
+    Ok(found.flatten())
+}
+
 /// A stored event.
 #[derive(Debug, Clone)]
 pub struct EventRow {

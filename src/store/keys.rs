@@ -27,6 +27,8 @@ pub struct KeyOwner {
     pub work_per_minute: Option<i32>,
     /// Own rate limit of other calls, per minute.
     pub manage_per_minute: Option<i32>,
+    /// The stricter of the key's and the project's.
+    pub require_fence: String,
 }
 
 /// A key as a list shows it.
@@ -44,6 +46,8 @@ pub struct ListedKey {
     pub work_per_minute: Option<i32>,
     /// Own rate limit of other calls, per minute.
     pub manage_per_minute: Option<i32>,
+    /// `ambiguous` or `always`.
+    pub require_fence: String,
     pub created_at: DateTime<Utc>,
     /// Its creator: the id of an account or key.
     pub created_by: Option<String>,
@@ -73,6 +77,8 @@ pub struct NewKey {
     pub work_per_minute: Option<i32>,
     /// Own rate limit of other calls, per minute.
     pub manage_per_minute: Option<i32>,
+    /// `ambiguous` or `always`.
+    pub require_fence: String,
 }
 
 /// The owner of the live key with this hash.
@@ -87,7 +93,9 @@ pub async fn find_by_secret(
                project.public_id "project_public_id: ProjectPublicId",
                project.slug as project_slug, project.plan, project.overrides,
                key.id "key_id: KeyId", key.scopes, key.expires_at,
-               key.produce_per_minute, key.work_per_minute, key.manage_per_minute
+               key.produce_per_minute, key.work_per_minute, key.manage_per_minute,
+               case when 'always' in (key.require_fence, project.require_fence)
+                   then 'always' else 'ambiguous' end "require_fence!"
         from api_keys key
         join projects project on project.id = key.project_id
         where key.secret_hash = $1 and key.revoked_at is null
@@ -114,17 +122,18 @@ pub async fn insert(
         r#"
         insert into api_keys (
             project_id, id, name, secret_hash, shown_prefix, shown_end, scopes, expires_at,
-            created_by, produce_per_minute, work_per_minute, manage_per_minute
+            created_by, produce_per_minute, work_per_minute, manage_per_minute, require_fence
         )
-        select $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12
+        select $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $14
         where (
             select count(*) from api_keys
             where project_id = $1 and revoked_at is null
                 and (expires_at is null or expires_at > now())
         ) < $13
         returning id "id: KeyId", name, shown_prefix, shown_end, scopes, produce_per_minute,
-                  work_per_minute, manage_per_minute, created_at, created_by, last_used_at,
-                  expires_at, revoked_at, (expires_at is null or expires_at > now()) "is_live!"
+                  work_per_minute, manage_per_minute, require_fence, created_at, created_by,
+                  last_used_at, expires_at, revoked_at,
+                  (expires_at is null or expires_at > now()) "is_live!"
         "#,
         project_id.0,
         id.0,
@@ -139,6 +148,7 @@ pub async fn insert(
         key.work_per_minute,
         key.manage_per_minute,
         max_live,
+        key.require_fence,
     )
     .fetch_optional(conn)
     .await
@@ -155,8 +165,8 @@ pub async fn list(
         ListedKey,
         r#"
         select id "id: KeyId", name, shown_prefix, shown_end, scopes, produce_per_minute,
-               work_per_minute, manage_per_minute, created_at, created_by, last_used_at,
-               expires_at, revoked_at,
+               work_per_minute, manage_per_minute, require_fence, created_at, created_by,
+               last_used_at, expires_at, revoked_at,
                (revoked_at is null and (expires_at is null or expires_at > now())) "is_live!"
         from api_keys
         where project_id = $1 and ($2::uuid is null or id < $2)
@@ -181,8 +191,8 @@ pub async fn lock(
         ListedKey,
         r#"
         select id "id: KeyId", name, shown_prefix, shown_end, scopes, produce_per_minute,
-               work_per_minute, manage_per_minute, created_at, created_by, last_used_at,
-               expires_at, revoked_at,
+               work_per_minute, manage_per_minute, require_fence, created_at, created_by,
+               last_used_at, expires_at, revoked_at,
                (revoked_at is null and (expires_at is null or expires_at > now())) "is_live!"
         from api_keys
         where project_id = $1 and id = $2

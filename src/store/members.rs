@@ -24,6 +24,8 @@ pub struct Membership {
     pub name: String,
     /// `live` or `test`.
     pub mode: String,
+    /// `ambiguous` or `always`.
+    pub require_fence: String,
     pub plan: String,
     /// Overrides of the plan's limits.
     pub overrides: Option<serde_json::Value>,
@@ -148,8 +150,8 @@ pub async fn of_account(
         Membership,
         r#"
         select project.id "project_id: ProjectId", project.public_id "public_id: ProjectPublicId",
-               project.slug, project.name, project.mode, project.plan, project.overrides,
-               project.created_at, member.role
+               project.slug, project.name, project.mode, project.require_fence, project.plan,
+               project.overrides, project.created_at, member.role
         from members member
         join projects project on project.id = member.project_id and project.deleted_at is null
         where member.account_id = $1
@@ -174,8 +176,8 @@ pub async fn find(
         Membership,
         r#"
         select project.id "project_id: ProjectId", project.public_id "public_id: ProjectPublicId",
-               project.slug, project.name, project.mode, project.plan, project.overrides,
-               project.created_at, member.role
+               project.slug, project.name, project.mode, project.require_fence, project.plan,
+               project.overrides, project.created_at, member.role
         from projects project
         join members member on member.project_id = project.id and member.account_id = $1
         where (project.slug = $2 or project.public_id = $3) and project.deleted_at is null

@@ -15,6 +15,8 @@ pub struct Project {
     pub name: String,
     /// `live` or `test`.
     pub mode: String,
+    /// `ambiguous` or `always`.
+    pub require_fence: String,
     pub plan: String,
     /// Overrides of the plan's limits.
     pub overrides: Option<serde_json::Value>,
@@ -50,7 +52,7 @@ pub async fn insert(conn: &mut PgConnection, new: NewProject<'_>) -> sqlx::Resul
         values ($1, $2, $3, $4, $5)
         on conflict (slug) do nothing
         returning id "id: ProjectId", public_id "public_id: ProjectPublicId", slug, name, mode,
-                  plan, overrides, created_at
+                  require_fence, plan, overrides, created_at
         "#,
         new.public_id.0,
         new.slug,
@@ -59,6 +61,22 @@ pub async fn insert(conn: &mut PgConnection, new: NewProject<'_>) -> sqlx::Resul
         new.plan,
     )
     .fetch_optional(conn)
+    .await
+}
+
+/// The hidden project of the server's own jobs; it is created if it is missing. No slug of a
+/// person begins with a dot.
+pub async fn canary(conn: &mut PgConnection) -> sqlx::Result<ProjectId> {
+    sqlx::query_scalar!(
+        r#"
+        insert into projects (public_id, slug, name, mode, plan, kind)
+        values ($1, '.canary', 'Canary', 'live', 'unlimited', 'canary')
+        on conflict (slug) do update set slug = excluded.slug
+        returning id "id: ProjectId"
+        "#,
+        ProjectPublicId::generate().0,
+    )
+    .fetch_one(conn)
     .await
 }
 
@@ -71,10 +89,10 @@ pub async fn find(
     sqlx::query_as!(
         Project,
         r#"
-        select id "id: ProjectId", public_id "public_id: ProjectPublicId", slug, name, mode, plan,
-               overrides, created_at
+        select id "id: ProjectId", public_id "public_id: ProjectPublicId", slug, name, mode,
+               require_fence, plan, overrides, created_at
         from projects
-        where (slug = $1 or public_id = $2) and deleted_at is null
+        where (slug = $1 or public_id = $2) and deleted_at is null and kind = 'user'
         limit 1
         "#,
         slug,
@@ -88,8 +106,8 @@ pub async fn get(conn: &mut PgConnection, id: ProjectId) -> sqlx::Result<Option<
     sqlx::query_as!(
         Project,
         r#"
-        select id "id: ProjectId", public_id "public_id: ProjectPublicId", slug, name, mode, plan,
-               overrides, created_at
+        select id "id: ProjectId", public_id "public_id: ProjectPublicId", slug, name, mode,
+               require_fence, plan, overrides, created_at
         from projects
         where id = $1 and deleted_at is null
         "#,
@@ -108,10 +126,10 @@ pub async fn list(
     sqlx::query_as!(
         Project,
         r#"
-        select id "id: ProjectId", public_id "public_id: ProjectPublicId", slug, name, mode, plan,
-               overrides, created_at
+        select id "id: ProjectId", public_id "public_id: ProjectPublicId", slug, name, mode,
+               require_fence, plan, overrides, created_at
         from projects
-        where id > $1 and deleted_at is null
+        where id > $1 and deleted_at is null and kind = 'user'
         order by id
         limit $2
         "#,
@@ -122,9 +140,25 @@ pub async fn list(
     .await
 }
 
-/// Renames a project.
-pub async fn rename(conn: &mut PgConnection, id: ProjectId, name: &str) -> sqlx::Result<()> {
-    sqlx::query!("update projects set name = $2 where id = $1", id.0, name).execute(conn).await?;
+/// Changes a project's name and settings; none keeps the value.
+pub async fn change(
+    conn: &mut PgConnection,
+    id: ProjectId,
+    name: Option<&str>,
+    require_fence: Option<&str>,
+) -> sqlx::Result<()> {
+    sqlx::query!(
+        "
+        update projects
+        set name = coalesce($2, name), require_fence = coalesce($3, require_fence)
+        where id = $1
+        ",
+        id.0,
+        name,
+        require_fence,
+    )
+    .execute(conn)
+    .await?;
     Ok(())
 }
 

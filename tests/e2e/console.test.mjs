@@ -213,14 +213,14 @@ story("pages follow what happens, stop when they are told to, and outlive a fail
 story("a button that is pressed twice does its work once", async (page, { base, api }) => {
   const id = await api.enqueue({ job_type: "twice", queue: "twice" });
   await page.goto(`${base}/jobs/${id}`);
-  const once = () => page.locator("form[action$='/duplicate'] [name=once]").inputValue();
+  const once = () => page.locator("div.buttons form[action$='/replay'] [name=once]").inputValue();
   const before = await once();
   const facts = page.locator(".facts dd", { hasText: "5" });
   await api.patch(`/jobs/${id}`, { priority: 5 });
   await facts.first().waitFor();
   assert.equal(await once(), before, "a form is the same one when the page has looked again");
   const twice = await page.evaluate(async () => {
-    const form = [...document.querySelectorAll("form")].find((it) => it.action.endsWith("/duplicate"));
+    const form = [...document.querySelectorAll("form")].find((it) => it.action.endsWith("/replay"));
     const send = () => fetch(form.action, { method: "POST", body: new URLSearchParams(new FormData(form)) });
     return (await Promise.all([send(), send()])).map((it) => it.url);
   });
@@ -465,8 +465,8 @@ for (const [colorScheme, width] of [["light", 1280], ["dark", 1280], ["light", 3
     await api.put("/recurring/nightly", { job_type: "t", cron_expression: "0 3 * * *", timezone: "Europe/Berlin" });
     const { operation } = await api.post("/dead-letters/retry", { filter: { queue: "none" } });
     const paths = [
-      "", "/start", "/jobs", "/jobs/bulk/jobs_cancel_many", `/jobs/${id}`, "/queues", "/queues/mail", "/dead-letters",
-      "/dead-letters/list", "/dead-letters/bulk/dead_letters_retry_many", "/dead-letters/bulk/dead_letters_purge", "/recurring", "/recurring/new",
+      "", "/start", "/jobs", "/jobs/bulk/jobs_bulk_cancel", `/jobs/${id}`, "/queues", "/queues/mail", "/dead-letters",
+      "/dead-letters/list", "/dead-letters/bulk/dead_letters_bulk_retry", "/dead-letters/bulk/dead_letters_purge", "/recurring", "/recurring/new",
       "/recurring/s/nightly", "/recurring/s/nightly/edit", "/workers", "/workflows", `/workflows/${workflow}`, "/operations",
       `/operations/${operation.id}`, "/keys", "/members", "/limits", "/audit-log", "/settings",
     ].map((it) => base + it);

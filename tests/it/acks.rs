@@ -309,3 +309,29 @@ fn a_bare_ack_of_a_worker_that_lost_nothing_is_not_held_up_by_others() {
         t.post("/v1/workers/ack", bare("w")).await.is(200);
     });
 }
+
+#[test]
+fn a_project_or_a_key_may_require_that_every_ack_shows_its_attempt() {
+    run(async |t| {
+        let made = json!({"name": "strict", "scopes": ["work"], "require_fence": "always"});
+        let strict = t.post("/v1/keys", made).await.is(201);
+        assert_eq!(strict["key"]["require_fence"], "always");
+        let secret = strict["secret"].as_str().expect("a key").to_owned();
+        let strict = TestProject { api_key: secret, ..t.clone() };
+        let id = t.enqueue(json!({})).await;
+        let leased = t.lease("w").await;
+        let bare = json!({"job_id": id, "worker_id": "w", "status": "failed"});
+        let beat = json!({"job_id": id, "worker_id": "w"});
+        t.post("/v1/workers/heartbeat", beat.clone()).await.is(200);
+        for (path, body) in [("ack", bare.clone()), ("heartbeat", beat)] {
+            let refused = strict.post(&format!("/v1/workers/{path}"), body).await;
+            assert_eq!(refused.is_error(409, "fence_required")["current_attempt"], 1);
+        }
+        let of_worker = json!({"worker_id": "w", "active_job_ids": [id]});
+        strict.post("/v1/workers/heartbeat", of_worker).await.refuses("active_job_ids[0].attempt");
+        let named = json!({"worker_id": "w", "active_jobs": [{"job_id": id, "attempt": 1}]});
+        let beaten = strict.post("/v1/workers/heartbeat", named).await.is(200);
+        assert_eq!(beaten["jobs"][0]["status"], "ok");
+        strict.ack(&leased, "w", "succeeded").await.is(200);
+    });
+}

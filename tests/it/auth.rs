@@ -206,7 +206,7 @@ fn no_operation_touches_or_shows_anything_of_another_project() {
                 reply.is_error(404, "project_not_found");
             }
             // To put a schedule of that name is to make one of their own.
-            if operation.is_scoped() || operation.id == "recurring_put" {
+            if operation.is_scoped() || operation.id == "recurring_upsert" {
                 continue;
             }
             let reply = call(&theirs, &operation, Some(&theirs.api_key)).await;

@@ -56,7 +56,9 @@ fn every_operation_says_what_generators_need() {
                 .map(|(_, response)| response["content"].to_string())
                 .collect();
             assert_eq!(good.len(), 1, "{path} answers in one shape");
-            assert!(responses.values().all(|it| it["description"].is_string()), "{path}");
+            let is_told =
+                |it: &serde_json::Value| it.get("$ref").or(it.get("description")).is_some();
+            assert!(responses.values().all(is_told), "{path}");
             let body = operation.pointer("/requestBody/content/application~1json/schema/$ref");
             if let Some(named) = body.and_then(serde_json::Value::as_str) {
                 let schema = document.pointer(named.trim_start_matches('#')).expect("a schema");
@@ -148,7 +150,9 @@ fn the_dashboards_show_every_metric_and_none_that_does_not_exist() {
     let read = |it: &str| read(&format!("ops/grafana/dashboards/{it}.json"));
     let dashboard = dashboards.map(read).concat();
     let names: BTreeSet<&str> = METRICS.iter().map(|it| it.name).collect();
-    let mut shown = BTreeSet::new();
+    let of_process = names.iter().filter(|it| !it.starts_with("fencepost_"));
+    let of_process = of_process.filter(|it| dashboard.contains(**it));
+    let mut shown: BTreeSet<_> = of_process.map(|it| (*it).to_owned()).collect();
     for after in dashboard.split("fencepost_").skip(1) {
         let end =
             after.find(|it: char| !it.is_ascii_alphanumeric() && it != '_').unwrap_or(after.len());

@@ -1,7 +1,11 @@
 //! Enqueue, read, list.
 
-use crate::harness::{TestServer, fresh_database, limited, run};
+use crate::{
+    console::Browser,
+    harness::{TestServer, fresh_database, limited, run},
+};
 use chrono::{DateTime, Utc};
+use fencepost::domain::access::Role;
 use serde_json::{Value, json};
 
 #[test]
@@ -234,6 +238,10 @@ fn a_filtered_page_looks_at_a_bounded_number_of_jobs_and_says_that_there_may_be_
         assert_eq!(second["jobs"][0]["id"], oldest);
         assert_eq!(second["scanned_until"], Value::Null);
         assert_eq!(second["has_more"], false);
+        // The console searches further by itself.
+        let mut browser = Browser::of_member(t, "ada@example.com", Role::Viewer).await;
+        let page = browser.get(&format!("/console/p/{}/jobs?job_type=rare", t.id)).await;
+        page.says(200, &oldest);
     });
 }
 

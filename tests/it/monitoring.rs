@@ -8,7 +8,15 @@ use std::{
     time::{Duration, Instant},
 };
 
-use fencepost::{http::docs, telemetry::METRICS};
+use fencepost::{
+    http::docs,
+    ids::ProjectId,
+    store::{
+        projects,
+        sweep::gauges::{self, ByState},
+    },
+    telemetry::METRICS,
+};
 
 use crate::{
     docs::read,
@@ -16,6 +24,7 @@ use crate::{
         NodeProcess, Process, TestProject, free_port, fresh_database, limited, run_for, scratch,
     },
 };
+use reqwest::StatusCode;
 use serde_json::{Value, json};
 
 const DASHBOARDS: [&str; 4] = ["overview", "queues-and-workers", "store-and-loops", "limits"];
@@ -84,12 +93,17 @@ fn sides_of_rules() -> Vec<String> {
     comparisons
         .filter(|it| !it.starts_with("absent("))
         .map(|it| {
-            let side = it.rsplit_once(" > ").or(it.rsplit_once(" == "));
+            let sides = [" > ", " == ", " < "].map(|sign| it.rsplit_once(sign));
+            let side = sides.into_iter().flatten().next();
             let side = side.unwrap_or_else(|| panic!("{it} compares nothing")).0;
             // Nothing has failed yet.
             side.replace("[5m]", "[10s]")
                 .replace("[10m]", "[10s]")
                 .replace("[15m]", "[10s]")
+                .replace("[30m]", "[10s]")
+                .replace("[1h]", "[10s]")
+                .replace("[6h]", "[10s]")
+                .replace(">= 3", ">= 0")
                 .replace("status=~\"5..\", ", "")
         })
         .collect()
@@ -130,6 +144,10 @@ impl Watcher {
         let query = [("query", expr)];
         let asked = reqwest::Client::new().get(format!("{}/api/v1/query", self.url)).query(&query);
         let Ok(answer) = asked.send().await else { return 0 };
+        // Its port is open before it can answer.
+        if answer.status() == StatusCode::SERVICE_UNAVAILABLE {
+            return 0;
+        }
         let answer: Value = answer.json().await.expect("JSON");
         assert_eq!(answer["status"], "success", "{expr}: {answer}");
         answer["data"]["result"].as_array().expect("a result").len()
@@ -168,7 +186,7 @@ async fn live(t: &TestProject, round: usize) {
 fn every_expression_of_every_dashboard_and_rule_returns_data() {
     run_for(Duration::from_secs(120), async {
         let database = fresh_database().await;
-        let mut node = NodeProcess::start(&database);
+        let mut node = NodeProcess::start_at(&database, free_port(), &["--canary-seconds", "1"]);
         node.until_ready().await;
         let t = TestProject::at(&node.url(), &database, "main").await;
         let watcher = Watcher::start(&node, &t);
@@ -214,5 +232,49 @@ fn what_the_operator_scrapes_is_well_formed_and_complete() {
         assert!(checked.status.success(), "{said}");
         let unnamed: Vec<_> = METRICS.iter().filter(|it| it.help.is_empty()).collect();
         assert!(unnamed.is_empty());
+    });
+}
+
+/// The value of a metric, as a scrape shows it.
+async fn scraped(node: &NodeProcess, series: &str) -> Option<f64> {
+    let url = format!("http://127.0.0.1:{}/metrics", node.operator_port);
+    let text = reqwest::get(url).await.expect("an answer").text().await.expect("text");
+    let line = text.lines().find_map(|it| it.strip_prefix(series)?.strip_prefix(' '));
+    line.map(|it| it.trim().parse().expect("a number"))
+}
+
+async fn becomes(node: &NodeProcess, series: &str, is_wanted: fn(f64) -> bool) {
+    while !scraped(node, series).await.is_some_and(is_wanted) {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+#[test]
+fn the_canary_is_missed_when_jobs_do_not_get_through_and_is_seen_nowhere_else() {
+    limited(async {
+        let database = fresh_database().await;
+        let mut node = NodeProcess::start_at(&database, free_port(), &["--canary-seconds", "1"]);
+        node.until_ready().await;
+        let misses = "fencepost_canary_consecutive_misses";
+        becomes(&node, "fencepost_canary_runs_total{outcome=\"ok\"}", |it| it >= 2.0).await;
+        becomes(&node, "fencepost_canary_duration_seconds_count", |it| it >= 2.0).await;
+        let of_canary = "from finished_jobs where queue like 'canary-%' and state = 'succeeded'";
+        assert!(database.number(&format!("select count(*) {of_canary}")).await >= 2);
+        let mut conn = database.connect().await;
+        let listed = projects::list(&mut conn, ProjectId(0), 10).await.expect("it runs");
+        assert_eq!(listed, []);
+        assert_eq!(projects::find(&mut conn, ".canary", None).await.expect("it runs"), None);
+        database
+            .execute(
+                "create function stop() returns trigger language plpgsql as
+                 $$ begin raise exception 'no job is stored'; end $$;
+                 create trigger stop before insert on jobs for each row execute function stop()",
+            )
+            .await;
+        becomes(&node, misses, |it| it >= 2.0).await;
+        assert_eq!(gauges::by_state(&mut conn).await.expect("it runs"), ByState::default());
+        database.execute("drop trigger stop on jobs").await;
+        becomes(&node, misses, |it| it == 0.0).await;
+        node.terminate().await;
     });
 }

@@ -39,7 +39,7 @@ async fn begun(t: &TestProject, what: &str, request: Value) -> Value {
     reply["operation"].clone()
 }
 
-async fn ends(t: &TestProject, operation: &Value) -> Value {
+pub async fn ends(t: &TestProject, operation: &Value) -> Value {
     let id = operation["id"].as_str().expect("an id");
     loop {
         let seen = t.get(&format!("/v1/operations/{id}")).await.is(200);

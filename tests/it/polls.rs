@@ -397,7 +397,8 @@ fn a_worker_may_introduce_itself() {
         });
         for _ in 0..2 {
             let reply = t.post("/v1/workers/register", worker.clone()).await.is(200);
-            assert_eq!(reply, json!({"status": "registered"}));
+            assert_eq!(reply["status"], "registered");
+            assert_eq!(reply["rejected_schedules"], Value::Null);
         }
         assert_eq!(t.database.number("select count(*) from workers where pid = 77").await, 1);
         let bare = json!({"worker_id": "v", "queues": [], "job_types": []});
@@ -439,5 +440,25 @@ fn a_malformed_value_is_answered_with_what_is_wanted_there() {
             t.post("/v1/dead-letters/retry", group).await.refuses("filter.fingerprint"),
             "must be the fingerprint of a group"
         );
+    });
+}
+
+#[test]
+fn a_queue_that_never_had_a_job_is_told_to_the_worker_that_polls_it() {
+    run(async |t| {
+        t.enqueue(json!({"queue": "default"})).await;
+        let told = json!(["queue defalt has no job on record: is its name right?"]);
+        let queues = json!(["default", "defalt"]);
+        let body = json!({"worker_id": "w", "queues": queues, "job_types": []});
+        assert_eq!(t.post("/v1/workers/register", body).await.is(200)["warnings"], told);
+        let poll = json!({"worker_id": "w", "queues": queues, "wait_seconds": 0});
+        let found = t.post("/v1/workers/poll", poll.clone()).await.is(200);
+        assert_eq!(
+            (found["jobs"].as_array().map(Vec::len), &found["warnings"]),
+            (Some(1), &Value::Null)
+        );
+        assert_eq!(t.post("/v1/workers/poll", poll.clone()).await.is(200)["warnings"], told);
+        t.enqueue(json!({"queue": "defalt", "delay_seconds": 600})).await;
+        assert_eq!(t.post("/v1/workers/poll", poll).await.is(200), json!({"jobs": []}));
     });
 }

@@ -32,6 +32,7 @@ impl Drop for Nodes {
 fn start(database: &Database) -> Child {
     Command::new(PROGRAM)
         .args(["serve", "--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0"])
+        .env("FENCEPOST_CANARY_SECONDS", "0")
         .env("FENCEPOST_DATABASE_URL", &database.url)
         .stderr(Stdio::null())
         .spawn()

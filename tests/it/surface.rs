@@ -19,7 +19,7 @@ pub struct Operation {
     /// With every parameter but `{project}` filled in.
     pub path: String,
     pub body: Option<Value>,
-    /// A key with any of these may; none: no key may.
+    /// A key with only one of these may; none: no key may. Empty: it takes several scopes.
     pub scopes: Option<Vec<Scope>>,
     /// A member with this role may; none: no session may, or it is not about a project.
     pub role: Option<Role>,
@@ -131,18 +131,26 @@ pub fn operations_on(named: &Named) -> Vec<Operation> {
                 document["security"].as_array().unwrap_or_else(|| panic!("{id}: who may call it?"));
             let is_public =
                 security.iter().any(|it| it.as_object().is_some_and(|it| it.is_empty()));
-            let of = |scheme: &str| -> Option<Vec<String>> {
+            let of = |scheme: &str| -> Option<Vec<Vec<String>>> {
                 let mut found = security.iter().filter_map(|it| it.get(scheme)).peekable();
                 found.peek()?;
-                let names = found.flat_map(|it| it.as_array().expect("names").clone());
-                Some(names.map(|it| it.as_str().expect("a name").to_owned()).collect())
+                let names = |it: &Value| {
+                    let names = it.as_array().expect("names").iter();
+                    names.map(|it| it.as_str().expect("a name").to_owned()).collect()
+                };
+                Some(found.map(names).collect())
             };
-            let scopes = of("api_key").map(|names| match names.as_slice() {
-                [] => Scope::ALL.to_vec(),
-                names => names.iter().map(|it| Scope::of_name(it).expect("a scope")).collect(),
+            let scopes = of("api_key").map(|alternatives| {
+                let alone = alternatives.iter().flat_map(|names| match names.as_slice() {
+                    [] => Scope::ALL.to_vec(),
+                    [name] => vec![Scope::of_name(name).expect("a scope")],
+                    _ => Vec::new(),
+                });
+                alone.collect()
             });
             let roles = of("session").unwrap_or_default();
-            let role = roles.first().map(|it| Role::of_name(it).expect("a role"));
+            let role = roles.iter().flatten().next();
+            let role = role.map(|it| Role::of_name(it).expect("a role"));
             operations.push(Operation {
                 method: method.to_uppercase().parse().expect("a method"),
                 path: fill(path, &id, named),
@@ -181,16 +189,17 @@ fn body(id: &str, job_id: &str) -> Option<Value> {
     Some(match id {
         "jobs_create" => json!({"job_type": "t"}),
         "jobs_create_batch" => json!({"jobs": [{"job_type": "t"}]}),
-        "jobs_change" => json!({"priority": 1}),
+        "jobs_update" => json!({"priority": 1}),
         "batches_create" => json!({}),
         "workflows_create" => json!({"jobs": [{"key": "a", "job_type": "t"}]}),
-        "queues_change" => json!({"max_concurrency": 5}),
+        "queues_update" => json!({"max_concurrency": 5}),
         "queues_purge" => json!({"confirm": "default"}),
-        "dead_letters_retry_many" | "jobs_cancel_many" | "jobs_retry_many" => {
+        "dead_letters_bulk_retry" | "jobs_bulk_cancel" | "jobs_bulk_retry" | "jobs_bulk_replay" => {
             json!({"filter": {}})
         }
+        "jobs_replay" => json!({}),
         "dead_letters_purge" => json!({"filter": {}, "confirm": "purge"}),
-        "recurring_put" | "recurring_create" => {
+        "recurring_upsert" | "recurring_create" => {
             json!({"job_type": "t", "cron_expression": "@daily"})
         }
         "recurring_preview" => json!({"cron_expression": "@daily"}),
@@ -209,7 +218,7 @@ fn body(id: &str, job_id: &str) -> Option<Value> {
             {"job_id": job_id, "attempt": 1, "sequence": 0, "data": "x", "timestamp_ms": 0},
         ]}),
         "keys_create" => json!({"name": "k", "scopes": ["read"]}),
-        "keys_change" => json!({"name": "k"}),
+        "keys_rename" => json!({"name": "k"}),
         "keys_rotate" => json!({}),
         "keys_report" => json!({"key": "fp_live_junk"}),
         "auth_signup" => json!({"email": "new@example.com", "password": password}),
@@ -222,9 +231,9 @@ fn body(id: &str, job_id: &str) -> Option<Value> {
         "me_delete" => json!({"password": "wrong"}),
         "invitations_accept" | "invitations_preview" => json!({"token": "fp_mail_junk"}),
         "invitations_create" => json!({"email": "guest@example.com", "role": "viewer"}),
-        "members_change" => json!({"role": "viewer"}),
+        "members_update" => json!({"role": "viewer"}),
         "projects_create" => json!({"name": "Another"}),
-        "projects_change" => json!({"name": "Main"}),
+        "projects_update" => json!({"name": "Main", "require_fence": "ambiguous"}),
         "auth_logout" | "auth_verify_send" | "dead_letters_retry" | "jobs_cancel"
         | "jobs_retry" | "operations_abort" | "queues_pause" | "queues_resume"
         | "recurring_pause" | "recurring_resume" | "recurring_run" | "workers_quiet"

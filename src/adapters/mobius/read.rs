@@ -99,6 +99,8 @@ impl Job {
         let past = if let Stage::Failed(past) = stage { past } else { None };
         let is_held = matches!(status, Status::Claimed | Status::Completed);
         let claimed_at = past.map(|it| it.claimed_at).or(row.claimed_at.filter(|_| is_held));
+        // The job's own time is that of its next attempt; the first one's is not kept.
+        let due = ended.iter().rev().find(|it| it.attempt < attempt).and_then(|it| it.retry_at);
         let ended_at = past.map(|it| it.ended_at).or(row.completed_at);
         let last_error = match (status, past) {
             (Status::Failed, Some(past)) => Some(attempt::reason(past)),
@@ -117,7 +119,9 @@ impl Job {
             claimed_at,
             attempt,
             max_attempts: row.max_attempts,
-            scheduled_at: row.run_at,
+            scheduled_at: past
+                .filter(|it| it.retry_at.is_some())
+                .map_or(row.run_at, |_| due.unwrap_or(row.created_at)),
             last_error,
             result: row
                 .result

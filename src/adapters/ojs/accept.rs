@@ -15,13 +15,17 @@ use super::{
 use crate::{
     domain::{
         backoff::{JitterKind, RetryPolicy, RetryStrategy},
-        job::DEFAULT_QUEUE,
+        constraint_key,
+        job::{DEFAULT_QUEUE, StoredState},
         limits,
         plan::{Limits, Tenant},
     },
-    engine::enqueue::{
-        Extras, NewJob, Start,
-        dependencies::{OnConflict, TiedJob},
+    engine::{
+        enqueue::{
+            Extras, NewJob, Start,
+            dependencies::{OnConflict, TiedJob},
+        },
+        jobs::JobRow,
     },
     error::Error,
     ids::JobId,
@@ -44,6 +48,13 @@ const DEFAULT_MAX_ATTEMPTS: i32 = 3;
 /// Longer numbers may be rounded when they are read.
 const MAX_EXACT_DIGITS: usize = 15;
 const UNKNOWN_POLICY: &str = "must be none, linear, exponential or polynomial";
+
+/// The option of jobs that wait to be activated.
+const STAGED: &str = "pending";
+/// Such a job is stored with this delay, which no client can ask for: some 68 years.
+const STAGED_SECONDS: i32 = i32::MAX;
+const _: () = assert!(STAGED_SECONDS as i64 > limits::MAX_DELAY_SECONDS);
+const STAGED_START: Start = Start::After(STAGED_SECONDS);
 
 /// An accepted job.
 pub struct Accepted {
@@ -92,7 +103,9 @@ pub fn accept(tenant: Tenant, mut sent: Fields, check: &mut Check) -> Result<Acc
     };
     let (retry, max_attempts) = accept_retry(&mut options, &mut inner);
     let unique = accept_unique(&mut options, (&job_type, &queue, &kept), &mut inner);
-    options.refuse("pending", "is not supported: jobs are never staged", &mut inner);
+    let is_staged = options.take::<bool>(STAGED, &mut inner).unwrap_or(false);
+    let start = if is_staged { STAGED_START } else { start };
+    let labels = accept_labels(&mut options, &mut inner);
     check_visibility(&mut options, &mut inner);
     let max_per_second = accept_rate_limit(&mut options, &mut inner);
     check.absorb(inner);
@@ -101,7 +114,14 @@ pub fn accept(tenant: Tenant, mut sent: Fields, check: &mut Check) -> Result<Acc
         Some(Unique { key, on_conflict, period_ms }) => (Some(key), on_conflict, period_ms),
         None => (None, OnConflict::Reject, None),
     };
-    let extras = Extras { unique_key, expires_at, envelope: Some(envelope), ..Extras::default() };
+    let extras = Extras {
+        constraint_key: constraint_key::of(&job_type, &labels, None),
+        labels,
+        unique_key,
+        expires_at,
+        envelope: Some(envelope),
+        ..Extras::default()
+    };
     let job = NewJob {
         project_id: tenant.project_id,
         id: id.flatten().unwrap_or_else(JobId::generate),
@@ -119,6 +139,30 @@ pub fn accept(tenant: Tenant, mut sent: Fields, check: &mut Check) -> Result<Acc
     let path = check.path().to_owned();
     let tied = TiedJob { is_id_given: given.is_some(), path, ..TiedJob::new(job, on_conflict) };
     Ok(Accepted { tied, unique_ms, expires_after_ms, max_per_second })
+}
+
+/// Whether a job waits to be activated.
+pub fn is_staged(row: &JobRow) -> bool {
+    let waits = (row.run_at - row.created_at).num_seconds() == i64::from(STAGED_SECONDS);
+    if row.state != StoredState::Scheduled || !waits {
+        return false;
+    }
+    stored_options(row).take(STAGED, &mut Check::default()).unwrap_or(false)
+}
+
+/// The options that a stored job was sent with. They were checked then.
+pub fn stored_options(row: &JobRow) -> Fields {
+    let mut sent = StoredEnvelope::read(row.envelope.as_deref());
+    sent.take("options", &mut Check::default()).unwrap_or_default()
+}
+
+/// Labels that its worker must have.
+fn accept_labels(options: &mut Fields, check: &mut Check) -> Vec<String> {
+    let mut labels: Vec<String> = options.take("labels", check).unwrap_or_default();
+    check.names("labels", &labels, limits::MAX_LABELS, limits::MAX_LABEL_CHARS);
+    labels.sort();
+    labels.dedup();
+    labels
 }
 
 fn check_visibility(options: &mut Fields, check: &mut Check) {
@@ -209,7 +253,8 @@ fn accept_id(text: &str, check: &mut Check) -> Option<JobId> {
     id.map(JobId)
 }
 
-fn accept_start(options: &mut Fields, check: &mut Check) -> Start {
+/// When a job may run.
+pub fn accept_start(options: &mut Fields, check: &mut Check) -> Start {
     let mut start = Start::After(0);
     for name in ["delay_until", "scheduled_at"] {
         let Some(text) = options.take::<String>(name, check) else { continue };

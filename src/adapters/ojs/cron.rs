@@ -31,7 +31,7 @@ use crate::{
 const DEFAULT_TIMEZONE: &str = "UTC";
 
 /// A schedule.
-#[derive(Debug, Serialize, ToSchema)]
+#[derive(Debug, Clone, Serialize, ToSchema)]
 #[schema(as = OjsCron)]
 pub struct CronView {
     name: String,
@@ -57,6 +57,8 @@ pub struct CronView {
 #[schema(as = OjsCronReply)]
 pub struct CronReply {
     cron: CronView,
+    /// The same, as the HTTP binding calls it.
+    cron_job: CronView,
 }
 
 /// A list of schedules.
@@ -64,6 +66,8 @@ pub struct CronReply {
 #[schema(as = OjsCronsReply)]
 pub struct CronsReply {
     crons: Vec<CronView>,
+    /// The same, as the HTTP binding calls it.
+    cron_jobs: Vec<CronView>,
 }
 
 /// The overlap policy, in this protocol's words.
@@ -73,6 +77,13 @@ fn policy_name(overlap: OverlapPolicy) -> &'static str {
         OverlapPolicy::Skip => "skip",
         OverlapPolicy::QueueOne => "enqueue",
         OverlapPolicy::CancelPrevious => "cancel_previous",
+    }
+}
+
+impl CronReply {
+    fn of(row: ScheduleRow) -> Result<Self, Error> {
+        let cron = CronView::of(row)?;
+        Ok(Self { cron_job: cron.clone(), cron })
     }
 }
 
@@ -118,7 +129,7 @@ pub async fn put(
     let (row, is_new) = written.await?;
     audit::note(&app, &caller, NewAuditEntry::to("recurring.put", &*row.id)).await;
     let status = if is_new { StatusCode::CREATED } else { StatusCode::OK };
-    Ok(Reply(status, CronReply { cron: CronView::of(row)? }))
+    Ok(Reply(status, CronReply::of(row)?))
 }
 
 fn accept(mut sent: Fields, plan: &Limits) -> Result<WrittenSchedule, Error> {
@@ -152,7 +163,9 @@ fn accept(mut sent: Fields, plan: &Limits) -> Result<WrittenSchedule, Error> {
     let queue = accept_queue(&mut options, &mut inner);
     let rank = accept_rank(&mut options, &mut inner);
     let timeout_seconds = accept_timeout(&mut options, &mut inner);
-    for name in ["rate_limit", "unique", "pending", "expires_at", "delay_until", "scheduled_at"] {
+    let refused =
+        ["rate_limit", "unique", "labels", "pending", "expires_at", "delay_until", "scheduled_at"];
+    for name in refused {
         options.refuse(name, "is not supported for schedules' jobs", &mut inner);
     }
     let (retry, max_attempts) = accept_retry(&mut options, &mut inner);
@@ -187,8 +200,8 @@ pub async fn list(
 ) -> Result<Reply<CronsReply>, Error> {
     let limit = limits::MAX_PAGE_SCHEDULES.into();
     let rows = schedules::page(&app.engine, caller.project_id, "", limit).await?;
-    let crons = rows.into_iter().map(CronView::of).collect::<Result<_, _>>()?;
-    Ok(Reply::ok(CronsReply { crons }))
+    let crons: Vec<_> = rows.into_iter().map(CronView::of).collect::<Result<_, _>>()?;
+    Ok(Reply::ok(CronsReply { cron_jobs: crons.clone(), crons }))
 }
 
 /// Read a schedule.
@@ -206,7 +219,7 @@ pub async fn get(
     params: PathParams,
 ) -> Result<Reply<CronReply>, Error> {
     let row = schedules::find(&app.engine, caller.project_id, params.get("name")).await?;
-    Ok(Reply::ok(CronReply { cron: CronView::of(row)? }))
+    Ok(Reply::ok(CronReply::of(row)?))
 }
 
 /// Delete a schedule; its jobs stay.

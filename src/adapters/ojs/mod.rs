@@ -14,6 +14,7 @@ mod events;
 mod fields;
 mod jobs;
 mod operate;
+mod progress;
 mod show;
 mod work;
 mod workers;
@@ -130,6 +131,8 @@ fn routes() -> OpenApiRouter<App> {
         .routes(routes!(jobs::create))
         .routes(routes!(jobs::create_batch))
         .routes(routes!(jobs::get, jobs::cancel))
+        .routes(routes!(progress::activate))
+        .routes(routes!(progress::get, progress::report))
         .routes(routes!(work::fetch))
         .routes(routes!(work::ack))
         .routes(routes!(work::nack))

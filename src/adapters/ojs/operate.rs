@@ -78,10 +78,7 @@ pub async fn manifest() -> Reply<Value> {
     ),
 )]
 pub async fn health(State(app): State<App>) -> Result<Reply<Value>, Error> {
-    if app.engine.stopping.is_cancelled() {
-        return Err(Error::NotReady("the node is stopping"));
-    }
-    app.engine.now().await?;
+    app.engine.check_serving().await?;
     Ok(Reply::ok(json!({
         "status": "ok",
         "version": env!("CARGO_PKG_VERSION"),

@@ -7,7 +7,7 @@ use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
 use super::{
-    SPEC_VERSION,
+    SPEC_VERSION, accept,
     fields::{Fields, StoredEnvelope, args, time},
     state_name,
 };
@@ -53,7 +53,7 @@ const SYSTEM_FIELDS: [&str; 24] = [
     "worker_id",
 ];
 /// Options that are shown as fields of the job, too.
-const SHOWN_OPTIONS: [&str; 4] = ["retry", "unique", "tags", VISIBILITY];
+const SHOWN_OPTIONS: [&str; 5] = ["retry", "unique", "tags", "labels", VISIBILITY];
 /// The length of a job's reservations, in milliseconds.
 const VISIBILITY: &str = "visibility_timeout_ms";
 
@@ -217,7 +217,10 @@ impl JobView {
         let has_expired = row.state == StoredState::Cancelled
             && ended.is_empty()
             && row.expires_at.zip(row.completed_at).is_some_and(|(expiry, end)| expiry <= end);
-        let state = if has_expired {
+        let is_staged = accept::is_staged(&row);
+        let state = if is_staged {
+            "pending"
+        } else if has_expired {
             state_name(StoredState::DeadLetter, 0)
         } else {
             state_name(row.state, row.unfinished_parents)
@@ -232,7 +235,8 @@ impl JobView {
         let started_at = row.claimed_at.or(ended.last().map(|it| it.claimed_at));
         let last = ended.last().filter(|_| row.state == StoredState::Backoff);
         let wait = last.and_then(|it| Some((it.retry_at? - it.ended_at).num_milliseconds()));
-        let is_ahead = row.state == StoredState::Scheduled && row.unfinished_parents == 0;
+        let is_ahead =
+            row.state == StoredState::Scheduled && row.unfinished_parents == 0 && !is_staged;
         Ok(Self {
             specversion: SPEC_VERSION,
             id: row.id.0.to_string(),

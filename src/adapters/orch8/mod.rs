@@ -8,7 +8,9 @@
 //! cancelled job: a heartbeat's answer has `cancelled`, which its own clients do not read.
 //! Sequences and templates are not supported: jobs are made natively.
 
+mod fleet;
 mod read;
+mod settle;
 mod work;
 
 use utoipa::OpenApi;
@@ -42,7 +44,10 @@ pub(super) const ADAPTER: Adapter = Adapter {
             `/api/v1`. Jobs come from native enqueues and workflows; a task's id names a job and an attempt.",
         license(name = "MIT OR Apache-2.0", identifier = "MIT OR Apache-2.0"),
     ),
-    tags((name = "tasks", description = "Register, poll, heartbeat, ack and report."))
+    tags(
+        (name = "tasks", description = "Register, poll, heartbeat, ack and report."),
+        (name = "system", description = "Workers, handlers, and health."),
+    )
 )]
 struct Orch8Document;
 
@@ -50,12 +55,16 @@ fn routes() -> OpenApiRouter<App> {
     OpenApiRouter::new()
         .routes(routes!(work::poll))
         .routes(routes!(work::poll_queue))
-        .routes(routes!(work::complete))
-        .routes(routes!(work::fail))
+        .routes(routes!(settle::complete))
+        .routes(routes!(settle::fail))
         .routes(routes!(work::heartbeat))
         .routes(routes!(read::list))
         .routes(routes!(read::stats))
         .routes(routes!(read::attempts))
+        .routes(routes!(fleet::workers))
+        .routes(routes!(fleet::handlers))
+        .routes(routes!(fleet::live))
+        .routes(routes!(fleet::ready))
 }
 
 /// A job's state in this protocol's words.

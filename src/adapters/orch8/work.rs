@@ -1,4 +1,4 @@
-//! What workers call: poll, complete, fail, heartbeat.
+//! What workers call while they run tasks: poll and heartbeat.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -20,19 +20,15 @@ use super::{LEASE_SECONDS, WAIT_SECONDS, read_task_id, state_name, task_id};
 use crate::{
     adapters::{params::PathParams, plain_errors::ErrorBody, work},
     app::App,
-    auth::{Beating, Caller, Polling, Settling},
+    auth::{Beating, Caller, Polling},
     domain::{
         job::{DEFAULT_QUEUE, JobState},
         limits,
-        text::ErrorReport,
     },
     engine::{
         dispatch::{self, LeasedDelivery, Poll},
         jobs::workflows,
-        settle::{
-            self, Ack, AttemptEnd, Failure,
-            heartbeat::{self as beats, Advice, Beat},
-        },
+        settle::heartbeat::{self as beats, Advice, Beat},
     },
     error::Error,
     ids::{ProjectId, WorkflowId},
@@ -311,124 +307,17 @@ async fn answer(
     delivery::answer(&reply, delivery)
 }
 
-/// Completion of a task.
-#[derive(Debug, Deserialize, ToSchema)]
-pub struct CompleteRequest {
-    /// Result of at most 64 KiB; later steps get it.
-    #[schema(value_type = Object)]
-    output: Option<Box<RawValue>>,
-    /// Worker that holds the task; checked if it is sent.
-    worker_id: Option<String>,
-    /// As polled; checked if it is sent.
-    claim_epoch: Option<i32>,
-}
-
-impl RequestBody for CompleteRequest {}
-
-/// Answer to a completion.
-#[derive(Debug, Serialize, ToSchema)]
-pub struct Done {
-    /// Always true.
-    ok: bool,
-}
-
-/// Report success.
-#[utoipa::path(
-    post, path = "/workers/tasks/{id}/complete", tag = "tasks", operation_id = "complete_task",
-    params(("id" = String, Path, description = "The task, as polled.")),
-    request_body = CompleteRequest,
-    responses(
-        (status = 200, description = "Recorded.", body = Done),
-        (status = 404, description = "No such task.", body = ErrorBody),
-        (status = 409, description = "The task no longer belongs to this worker.", body = ErrorBody),
-    ),
-)]
-pub async fn complete(
-    caller: Caller<Settling>,
-    State(app): State<App>,
-    params: PathParams,
-    Json(request): Json<CompleteRequest>,
-) -> Result<Reply<Done>, Error> {
-    let mut check = Check::default();
-    match &request.output {
-        None => check.refuse("output", "must be sent"),
-        Some(output) => {
-            check.size("output", output, limits::MAX_RESULT_BYTES)?;
-            check.depth("output", output);
-        }
-    }
-    check.finish()?;
-    let result = request.output.map(|it| Box::<str>::from(it).into_string());
-    let end = AttemptEnd::Succeeded { result };
-    let shown = (named(request.worker_id), request.claim_epoch);
-    settle_task(&app, caller.project_id, &params, shown, end).await
-}
-
-/// Failure of a task.
-#[derive(Debug, Deserialize, ToSchema)]
-pub struct FailRequest {
-    /// Message of the error.
-    error: Option<String>,
-    /// The same, in the second shape.
-    message: Option<String>,
-    /// Whether to retry. Default: false.
-    #[serde(default)]
-    retryable: bool,
-    /// Worker that holds the task; checked if it is sent.
-    worker_id: Option<String>,
-    /// As polled; checked if it is sent.
-    claim_epoch: Option<i32>,
-}
-
-impl RequestBody for FailRequest {}
-
-/// Report failure.
-#[utoipa::path(
-    post, path = "/workers/tasks/{id}/fail", tag = "tasks", operation_id = "fail_task",
-    params(("id" = String, Path, description = "The task, as polled.")),
-    request_body = FailRequest,
-    responses(
-        (status = 200, description = "Recorded.", body = Done),
-        (status = 404, description = "No such task.", body = ErrorBody),
-        (status = 409, description = "The task no longer belongs to this worker.", body = ErrorBody),
-    ),
-)]
-pub async fn fail(
-    caller: Caller<Settling>,
-    State(app): State<App>,
-    params: PathParams,
-    Json(request): Json<FailRequest>,
-) -> Result<Reply<Done>, Error> {
-    let message = request.error.or(request.message);
-    let message = message.ok_or_else(|| Error::invalid("error", "must be sent"))?;
-    let error = ErrorReport::bounded(None, Some(&message), None);
-    let failure = Failure { error, retryable: request.retryable, retry_after_seconds: None };
-    let shown = (named(request.worker_id), request.claim_epoch);
-    settle_task(&app, caller.project_id, &params, shown, AttemptEnd::Failed(failure)).await
-}
-
-async fn settle_task(
-    app: &App,
-    project_id: ProjectId,
-    params: &PathParams,
-    (worker_id, claim_epoch): (Option<String>, Option<i32>),
-    end: AttemptEnd,
-) -> Result<Reply<Done>, Error> {
-    let id = read_task_id(params.get("id"))?;
-    record_seen(app, project_id, worker_id.as_deref())?;
-    let fence = id.fence(worker_id, claim_epoch);
-    let ack = Ack { job_id: id.job_id, fence, end, duration_ms: None };
-    settle::ack(&app.engine, project_id, ack).await?;
-    Ok(Reply(Done { ok: true }))
-}
-
 /// Many clients send empty strings for unset fields.
-fn named(name: Option<String>) -> Option<String> {
+pub(super) fn named(name: Option<String>) -> Option<String> {
     name.filter(|it| !it.is_empty())
 }
 
 /// Records a worker that gives its name.
-fn record_seen(app: &App, project_id: ProjectId, worker_id: Option<&str>) -> Result<(), Error> {
+pub(super) fn record_seen(
+    app: &App,
+    project_id: ProjectId,
+    worker_id: Option<&str>,
+) -> Result<(), Error> {
     let Some(worker_id) = worker_id else { return Ok(()) };
     let mut check = Check::default();
     check.name("worker_id", worker_id, limits::MAX_WORKER_ID_CHARS);

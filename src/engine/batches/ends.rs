@@ -2,7 +2,7 @@
 //! left a row in its own transaction; here the row is deleted in the transaction that stores the
 //! callbacks, so each is stored exactly once.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
 use sqlx::PgConnection;
 
@@ -13,41 +13,21 @@ use crate::{
         dependency::{ParentEnd, When},
         job::StoredState,
     },
-    engine::{
-        Engine,
-        enqueue::{Extras, NewJob, Start, tell},
-    },
+    engine::enqueue::{Extras, NewJob, NewlyStored, Start, store_in},
     ids::{BatchId, JobId, ProjectId},
     store::{
         batches::{self, BatchRow, Delta},
         dependencies::{self, Edge},
         ends::{self, JobEnd},
-        enqueue::StoredJob,
     },
 };
-
-/// Callbacks that were stored.
-#[derive(Debug, Default)]
-pub struct Enqueued {
-    jobs: Vec<NewJob>,
-    stored: HashMap<JobId, StoredJob>,
-}
-
-impl Enqueued {
-    /// Counts and notifies. Call it after the commit.
-    pub fn tell(&self, engine: &Engine) {
-        if !self.jobs.is_empty() {
-            tell(&engine.notifier, self.jobs.iter(), &self.stored);
-        }
-    }
-}
 
 /// Stores what these ends enqueue. They were taken in the same transaction.
 pub(in crate::engine) async fn process(
     tx: &mut PgConnection,
     project_id: ProjectId,
     taken: Vec<JobEnd>,
-) -> sqlx::Result<Enqueued> {
+) -> sqlx::Result<NewlyStored> {
     let (mut jobs, mut edges) = (Vec::new(), Vec::new());
     let mut deltas: BTreeMap<BatchId, Delta> = BTreeMap::new();
     for end in taken {
@@ -61,7 +41,7 @@ pub(in crate::engine) async fn process(
             jobs.extend(callbacks_of_batch(tx, project_id, batch_id).await?);
         }
     }
-    let enqueued = insert(tx, jobs).await?;
+    let enqueued = store_in(tx, jobs).await?;
     if !edges.is_empty() {
         dependencies::insert_edges(tx, project_id, &edges).await?;
     }
@@ -140,13 +120,13 @@ pub(in crate::engine) async fn seal(
     tx: &mut PgConnection,
     project_id: ProjectId,
     id: BatchId,
-) -> sqlx::Result<Option<Enqueued>> {
+) -> sqlx::Result<Option<NewlyStored>> {
     if !batches::lock(tx, project_id, id).await? {
         return Ok(None);
     }
     batches::seal(tx, project_id, id).await?;
     let jobs = callbacks_of_batch(tx, project_id, id).await?;
-    insert(tx, jobs).await.map(Some)
+    store_in(tx, jobs).await.map(Some)
 }
 
 fn ended_batch(batch: &BatchRow) -> EndedBatch {
@@ -186,14 +166,4 @@ fn new_job(project_id: ProjectId, of: CallbackJob, ended: &impl serde::Serialize
         tags: of.tags.map(sqlx::types::Json),
         extras: Some(Box::new(extras.with_callbacks(&of.callbacks))),
     }
-}
-
-async fn insert(tx: &mut PgConnection, jobs: Vec<NewJob>) -> sqlx::Result<Enqueued> {
-    if jobs.is_empty() {
-        return Ok(Enqueued::default());
-    }
-    let refs: Vec<_> = jobs.iter().collect();
-    let stored = crate::store::enqueue::insert_jobs(tx, &refs, &vec![None; refs.len()]).await?;
-    let stored = stored.into_iter().map(|it| (it.id, it)).collect();
-    Ok(Enqueued { jobs, stored })
 }

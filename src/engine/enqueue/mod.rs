@@ -6,6 +6,8 @@ pub mod quota;
 
 use std::{collections::HashMap, sync::Arc};
 
+use sqlx::PgConnection;
+
 use self::dependencies::{EnqueueOutcome, TiedJob};
 use super::Engine;
 use crate::{
@@ -14,13 +16,14 @@ use crate::{
     ids::{JobId, ProjectId},
     store::{
         self,
+        enqueue::StoredJob,
         jobs::{JobRow, Payloads},
         workflows::NewWorkflow,
     },
 };
 
+pub(super) use self::batch::too_far_ahead;
 pub use self::batch::{Enqueues, Extras, NewJob, Start};
-pub(super) use self::batch::{tell, too_far_ahead};
 
 /// A job after its enqueue.
 #[derive(Debug, Clone)]
@@ -106,6 +109,48 @@ pub async fn store_workflow(
         engine.backlogs.refund(tenant.project_id, quota::cost(jobs.iter().map(|it| &it.job)));
     }
     stored.map(drop)
+}
+
+/// Jobs that were stored in a transaction of the caller.
+#[derive(Debug, Default)]
+pub struct NewlyStored {
+    jobs: Vec<NewJob>,
+    stored: HashMap<JobId, StoredJob>,
+}
+
+impl NewlyStored {
+    /// How many they are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.jobs.len()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.jobs.is_empty()
+    }
+
+    /// Counts and notifies. Call it after the commit.
+    pub fn tell(&self, engine: &Engine) {
+        if !self.is_empty() {
+            batch::tell(&engine.notifier, self.jobs.iter(), &self.stored);
+        }
+    }
+}
+
+/// Stores jobs without dependencies in a transaction of the caller, whatever the project's quota.
+pub(super) async fn store_in(
+    tx: &mut PgConnection,
+    jobs: Vec<NewJob>,
+) -> sqlx::Result<NewlyStored> {
+    if jobs.is_empty() {
+        return Ok(NewlyStored::default());
+    }
+    let refs: Vec<_> = jobs.iter().collect();
+    let stored = store::enqueue::insert_jobs(tx, &refs, &vec![None; refs.len()]).await?;
+    let stored = stored.into_iter().map(|it| (it.id, it)).collect();
+    Ok(NewlyStored { jobs, stored })
 }
 
 /// The same job, to be enqueued by an end.

@@ -1,18 +1,26 @@
 //! Why a job is not running: reads the facts that `domain::explain` decides by.
 
+use std::collections::HashMap;
+
 use chrono::{DateTime, Utc};
+use sqlx::PgConnection;
 
 use crate::{
     domain::{
-        explain::{self, Crowd, Explanation, Facts, RateUse, Slots, TypePause},
+        explain::{self, Crowd, Explanation, Facts, RateUse, Reason, Slots, TypePause},
         job::{StoredState, WaitingFor},
         limits,
         rate::{Handout, RateLimit},
     },
-    engine::{Engine, jobs},
+    engine::Engine,
     error::Error,
-    ids::JobKey,
-    store::{self, queues::QueueState},
+    ids::{JobId, JobKey, ProjectId},
+    store::{
+        self,
+        jobs::{JobRow, Payloads},
+        queues::QueueState,
+        sweep::gauges::ReadyQueue,
+    },
 };
 
 fn type_pause(queue: &QueueState) -> Option<TypePause> {
@@ -39,10 +47,82 @@ pub async fn explain(
     engine: &Engine,
     key: JobKey,
 ) -> Result<(StoredState, Option<WaitingFor>, Explanation), Error> {
-    let row = jobs::find(engine, key).await?;
-    let project_id = key.project_id;
     let mut conn = engine.pools.read_for(key.project_id).await?;
-    let conn = &mut *conn;
+    let row = store::jobs::find(&mut conn, key.project_id, key.id).await?;
+    let row = row.ok_or(Error::JobNotFound)?;
+    let state = row.state;
+    let waiting_for = state.waiting_for(row.unfinished_parents, row.closed());
+    Ok((state, waiting_for, explain_row(&mut conn, key.project_id, row).await?))
+}
+
+/// Why these jobs wait: those that still do.
+///
+/// # Errors
+/// [`Error::Unavailable`] when the database does not answer.
+pub async fn reasons(
+    engine: &Engine,
+    project_id: ProjectId,
+    ids: &[JobId],
+) -> Result<HashMap<JobId, (Reason, String)>, Error> {
+    if ids.is_empty() {
+        return Ok(HashMap::new());
+    }
+    let mut conn = engine.pools.read_for(project_id).await?;
+    Ok(reasons_in(&mut conn, project_id, ids).await?)
+}
+
+async fn reasons_in(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    ids: &[JobId],
+) -> sqlx::Result<HashMap<JobId, (Reason, String)>> {
+    let mut found = HashMap::new();
+    for row in store::jobs::find_all(conn, project_id, ids, Payloads::LeftOut).await? {
+        let id = row.id;
+        let explained = explain_row(conn, project_id, row).await?;
+        found.extend(explained.reason.map(|it| (id, (it, explained.summary))));
+    }
+    Ok(found)
+}
+
+/// Why the oldest jobs of queues of all projects wait, with a connection of the caller, in the
+/// order of `queues`. Of those that are neither paused nor without workers, only the first `max`
+/// that wait longer than `min_age_seconds` are looked at, and of one project `max_of_project`.
+///
+/// # Errors
+/// Those of the statements.
+pub async fn oldest(
+    conn: &mut PgConnection,
+    queues: &[ReadyQueue],
+    min_age_seconds: f64,
+    (max, max_of_project): (usize, usize),
+) -> sqlx::Result<Vec<Option<(Reason, String)>>> {
+    let (mut found, mut left) = (Vec::with_capacity(queues.len()), max);
+    let mut of_project: HashMap<ProjectId, usize> = HashMap::new();
+    for queue in queues {
+        found.push(match (queue.is_paused, queue.is_polled) {
+            (true, _) => Some((Reason::QueuePaused, "paused".to_owned())),
+            (false, false) => Some((Reason::NoWorkers, "no worker polls it".to_owned())),
+            (false, true)
+                if left > 0
+                    && queue.age_seconds > min_age_seconds
+                    && of_project.get(&queue.project_id).is_none_or(|it| *it < max_of_project) =>
+            {
+                left -= 1;
+                *of_project.entry(queue.project_id).or_default() += 1;
+                reasons_in(conn, queue.project_id, &[queue.job_id]).await?.remove(&queue.job_id)
+            }
+            (false, true) => None,
+        });
+    }
+    Ok(found)
+}
+
+async fn explain_row(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    row: JobRow,
+) -> sqlx::Result<Explanation> {
     let concurrency_key = row.concurrency_key.as_deref();
     let max = i64::from(limits::MAX_CONCURRENCY);
     let crowds =
@@ -62,8 +142,7 @@ pub async fn explain(
         explain::MAX_COUNTED_AHEAD,
     )
     .await?;
-    let failing = store::set_aside::find(conn, project_id, key.id).await?;
-    let waiting_for = row.state.waiting_for(row.unfinished_parents, row.closed());
+    let failing = store::set_aside::find(conn, project_id, row.id).await?;
     let crowd = |name: &str, running, limit| Crowd { name: name.to_owned(), running, limit };
     let facts = Facts {
         now: crowds.now,
@@ -91,9 +170,10 @@ pub async fn explain(
         workers: fitting.all,
         workers_with_labels: fitting.labelled,
         slots: fitting.are_registered.then_some(slots),
+        slots_in_use: fitting.slots_in_use,
         ahead,
         queue: row.queue,
         job_type: row.job_type,
     };
-    Ok((row.state, waiting_for, explain::explain(&facts)))
+    Ok(explain::explain(&facts))
 }

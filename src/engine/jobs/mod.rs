@@ -3,6 +3,7 @@
 pub mod control;
 pub mod dead_letters;
 pub mod explain;
+pub mod replay;
 pub mod wait;
 pub mod workflows;
 
@@ -80,6 +81,12 @@ pub async fn find_in_workflow(
     let (_, jobs) = self::workflows::find_latest(engine, project_id, workflow_id).await?;
     let job = jobs.into_iter().find(|it| it.key == workflow_key);
     Ok(job.ok_or(Error::JobNotFound)?.id)
+}
+
+/// The payload of a job's latest event of this type.
+pub async fn last_event(engine: &Engine, key: JobKey, kind: &str) -> Result<Option<String>, Error> {
+    let mut conn = engine.pools.read_for(key.project_id).await?;
+    Ok(store::events::last_of_kind(&mut conn, key, kind).await?)
 }
 
 /// Log lines of a job after a position, optionally of one attempt.

@@ -4,8 +4,6 @@ use sqlx::Acquire;
 
 use crate::{
     domain::{
-        backoff::RetryPolicy,
-        constraint_key,
         dependency::Dependency,
         job::StoredState,
         plan::Tenant,
@@ -14,10 +12,10 @@ use crate::{
     engine::{
         Engine, cancel,
         enqueue::{
-            self, Extras, NewJob, Start,
+            self,
             dependencies::{Edge, OnConflict, TiedJob},
         },
-        jobs,
+        jobs::{self, replay},
     },
     error::Error,
     ids::{JobId, JobKey, ProjectId, WorkflowId},
@@ -246,33 +244,10 @@ async fn start(engine: &Engine, project_id: ProjectId, id: WorkflowId) -> Result
 
 /// A copy of the job, to run again.
 fn anew(project_id: ProjectId, row: &JobRow) -> TiedJob {
-    let retry = row.retry.is_some().then(|| RetryPolicy::stored(row.retry.as_ref()));
-    let labels = row.labels.clone().unwrap_or_default();
-    let extras = Extras {
-        constraint_key: constraint_key::of(&row.job_type, &labels, row.concurrency_key.as_deref()),
-        labels,
-        concurrency_key: row.concurrency_key.clone(),
-        concurrency_limit: row.concurrency_limit,
-        workflow_key: row.workflow_key.clone(),
-        is_template: row.is_template,
-        envelope: row.envelope.clone(),
-        ..Extras::default()
-    };
-    let tags = row.tags.clone().and_then(|it| serde_json::from_value(it).ok());
-    let job = NewJob {
-        project_id,
-        id: JobId::generate(),
-        queue: row.queue.clone(),
-        job_type: row.job_type.clone(),
-        rank: row.rank,
-        start: Start::After(0),
-        max_attempts: Some(row.max_attempts),
-        timeout_seconds: row.timeout_seconds,
-        payload: row.payload.clone(),
-        retry: retry.map(sqlx::types::Json),
-        tags: tags.map(sqlx::types::Json),
-        extras: Some(Box::new(extras)),
-    };
+    let mut job = replay::copy(project_id, JobId::generate(), row);
+    let extras = job.extras.get_or_insert_default();
+    extras.workflow_key.clone_from(&row.workflow_key);
+    extras.is_template = row.is_template;
     TiedJob::new(job, OnConflict::Reject)
 }
 

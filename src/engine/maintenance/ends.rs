@@ -4,8 +4,8 @@ use sqlx::PgConnection;
 
 use crate::{
     engine::{
-        Engine,
-        batches::{self, ends::Enqueued},
+        Engine, batches,
+        enqueue::NewlyStored,
         isolate::{self, Sweep},
     },
     ids::ProjectId,
@@ -38,16 +38,16 @@ struct Ends;
 
 impl Sweep for Ends {
     type Item = EndKey;
-    type Done = Enqueued;
+    type Done = NewlyStored;
     const WORK: Work = Work::Callbacks;
 
     fn name(item: &EndKey) -> (ProjectId, String) {
         (item.project_id, item.id.to_string())
     }
 
-    async fn process(&self, tx: &mut PgConnection, items: &[EndKey]) -> sqlx::Result<Enqueued> {
+    async fn process(&self, tx: &mut PgConnection, items: &[EndKey]) -> sqlx::Result<NewlyStored> {
         let Some(project_id) = items.first().map(|it| it.project_id) else {
-            return Ok(Enqueued::default());
+            return Ok(NewlyStored::default());
         };
         ends::limit_waits(tx).await?;
         let ids: Vec<_> = items.iter().map(|it| it.id).collect();

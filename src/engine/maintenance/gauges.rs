@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use metrics::{counter, gauge};
 
 use crate::{
-    engine::Engine,
+    domain::explain::Reason,
+    engine::{Engine, jobs::explain},
     store::{
         pools::Pools,
         sweep::{
@@ -17,6 +18,16 @@ use crate::{
     },
     telemetry,
 };
+
+/// Queues whose oldest job is explained in one pass, the longest-waiting ones first; not counting
+/// those that are paused or have no workers.
+const MAX_EXPLAINED_QUEUES: usize = 20;
+/// Those of one project: it must not hide the others.
+const MAX_EXPLAINED_OF_PROJECT: usize = 2;
+/// Jobs that have waited less are not explained: where work flows, it costs nothing.
+const MIN_EXPLAINED_SECONDS: f64 = 30.0;
+/// The reason in the others.
+const UNEXPLAINED: &str = "unexplained";
 
 /// Sets the gauges of this node's pools.
 pub fn show_pools(pools: &Pools) {
@@ -29,7 +40,10 @@ pub fn show_pools(pools: &Pools) {
 /// Reads and sets the gauges that are the same on all nodes.
 pub async fn refresh(engine: &Engine) -> sqlx::Result<()> {
     let mut conn = engine.pools.background.acquire().await?;
-    show_waiting(&gauges::places(&mut conn, ALIVE_SECONDS).await?);
+    let queues = gauges::places(&mut conn, ALIVE_SECONDS).await?;
+    let max = (MAX_EXPLAINED_QUEUES, MAX_EXPLAINED_OF_PROJECT);
+    let reasons = explain::oldest(&mut conn, &queues, MIN_EXPLAINED_SECONDS, max).await?;
+    show_waiting(&queues, &reasons);
     let jobs = gauges::by_state(&mut conn).await?;
     let states = [
         ("scheduled", jobs.scheduled),
@@ -50,12 +64,14 @@ pub async fn refresh(engine: &Engine) -> sqlx::Result<()> {
     Ok(())
 }
 
-/// A queue without workers is its project's affair; in a polled queue jobs must not wait.
-fn show_waiting(places: &[ReadyQueue]) {
-    for (polled, is_polled) in [("yes", true), ("no", false)] {
-        let of_these = places.iter().filter(|it| (it.is_polled && !it.is_paused) == is_polled);
-        let oldest = of_these.map(|it| it.age_seconds).fold(0.0, f64::max);
-        gauge!(telemetry::OLDEST_READY_SECONDS, "polled" => polled).set(oldest);
+/// The oldest ready job by the reason for which it waits: only `ready` is the server's affair.
+fn show_waiting(queues: &[ReadyQueue], reasons: &[Option<(Reason, String)>]) {
+    let named = Reason::OF_READY_JOBS.map(|it| (it.name(), Some(it)));
+    for (name, reason) in named.into_iter().chain([(UNEXPLAINED, None)]) {
+        let explained = queues.iter().zip(reasons);
+        let of_these = explained.filter(|(_, it)| it.as_ref().map(|it| it.0) == reason);
+        let oldest = of_these.map(|(it, _)| it.age_seconds).fold(0.0, f64::max);
+        gauge!(telemetry::OLDEST_READY_SECONDS, "reason" => name).set(oldest);
     }
 }
 

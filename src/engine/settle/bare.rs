@@ -5,7 +5,10 @@ use std::sync::Arc;
 use metrics::counter;
 
 use crate::{
-    domain::{job::JobState, lease::Fence},
+    domain::{
+        job::JobState,
+        lease::{Fence, RequireFence},
+    },
     engine::{Engine, batch::Batch},
     error::{Error, JobStatus},
     ids::{JobKey, ProjectId},
@@ -23,8 +26,14 @@ const NO_ATTEMPT: i32 = 0;
 /// attempt or a lease stays as it is.
 ///
 /// # Errors
-/// [`Error::FenceRequired`] when the worker lost an earlier attempt: it may still work on that one.
-pub async fn name_attempt(engine: &Engine, key: JobKey, fence: Fence) -> Result<Fence, Error> {
+/// [`Error::FenceRequired`] when all fences must show an attempt, or the worker lost an earlier
+/// attempt: it may still work on that one.
+pub async fn name_attempt(
+    engine: &Engine,
+    key: JobKey,
+    fence: Fence,
+    required: RequireFence,
+) -> Result<Fence, Error> {
     let Some(worker_id) = fence.worker_id.as_deref().filter(|_| !fence.names_an_attempt()) else {
         return Ok(fence);
     };
@@ -33,7 +42,7 @@ pub async fn name_attempt(engine: &Engine, key: JobKey, fence: Fence) -> Result<
         // It must not match an attempt that the worker claims from now on.
         return Ok(Fence { attempt: Some(NO_ATTEMPT), ..fence });
     };
-    if held.has_lost_earlier {
+    if held.has_lost_earlier || required == RequireFence::Always {
         counter!(telemetry::FENCES_REFUSED, "reason" => "fence_required").increment(1);
         let status = JobStatus { state: JobState::Processing, attempt: held.attempt };
         return Err(Error::FenceRequired(status));

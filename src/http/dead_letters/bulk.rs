@@ -73,7 +73,7 @@ impl RequestBody for PurgeManyRequest {}
 /// Retries those that match when the operation starts, oldest first, in the background. The
 /// operation shows the progress. `dry_run` only counts them.
 #[utoipa::path(
-    post, path = "/dead-letters/retry", tag = "dead-letters", operation_id = "dead_letters_retry_many",
+    post, path = "/dead-letters/retry", tag = "dead-letters", operation_id = "dead_letters_bulk_retry",
     security(("api_key" = ["manage"]), ("session" = ["member"])),
     params(idempotency::Header),
     request_body = RetryManyRequest,

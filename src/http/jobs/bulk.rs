@@ -1,4 +1,4 @@
-//! `POST /v1/jobs/cancel` and `POST /v1/jobs/retry`: bulk operations on listed jobs.
+//! `POST /v1/jobs/cancel`, `…/retry` and `…/replay`: bulk operations on listed jobs.
 
 use axum::{extract::State, response::Response};
 use serde::Deserialize;
@@ -7,7 +7,7 @@ use utoipa::ToSchema;
 use super::read::MAX_TAG_FILTER_CHARS;
 use crate::{
     app::App,
-    auth::{Caller, Manage},
+    auth::{Caller, Manage, Permit, Replay},
     domain::{
         limits,
         operation::{JobFilter, Kind, Which},
@@ -52,7 +52,7 @@ impl RequestBody for BulkJobsRequest {}
 /// background. Waiting jobs are cancelled; workers of running jobs are asked to stop. The operation
 /// shows the progress. `dry_run` only counts them.
 #[utoipa::path(
-    post, path = "/jobs/cancel", tag = "jobs", operation_id = "jobs_cancel_many",
+    post, path = "/jobs/cancel", tag = "jobs", operation_id = "jobs_bulk_cancel",
     security(("api_key" = ["manage"]), ("session" = ["member"])),
     params(idempotency::Header),
     request_body = BulkJobsRequest,
@@ -76,7 +76,7 @@ pub async fn cancel(
 /// oldest first, in the background. A job with a failed or cancelled parent is skipped. The
 /// operation shows the progress. `dry_run` only counts them.
 #[utoipa::path(
-    post, path = "/jobs/retry", tag = "jobs", operation_id = "jobs_retry_many",
+    post, path = "/jobs/retry", tag = "jobs", operation_id = "jobs_bulk_retry",
     security(("api_key" = ["manage"]), ("session" = ["member"])),
     params(idempotency::Header),
     request_body = BulkJobsRequest,
@@ -94,9 +94,34 @@ pub async fn retry(
     begin(app, caller, (Kind::JobsRetry, "jobs.retried"), sent).await
 }
 
-async fn begin(
+/// Replay many jobs.
+///
+/// Enqueues matching jobs that have ended again, as new ones, oldest first, in the background. See
+/// `POST /v1/jobs/{job_id}/replay`. Jobs whose payload is a template of their workflow are skipped.
+/// The number is checked against the project's quota when the operation starts; if more than
+/// 100,000 jobs match, `max` must say how many, at most 100,000. `dry_run` only counts them.
+#[utoipa::path(
+    post, path = "/jobs/replay", tag = "jobs", operation_id = "jobs_bulk_replay",
+    security(("api_key" = ["produce", "read"]), ("session" = ["member"])),
+    params(idempotency::Header),
+    request_body = BulkJobsRequest,
+    responses(
+        (status = 202, description = "The operation has started; `Location` is its path.", body = BulkResult,
+         headers(("Location" = String, description = "The operation's path."))),
+        (status = 200, description = "Dry run: the number of matching jobs.", body = BulkResult),
+    ),
+)]
+pub async fn replay(
+    caller: Caller<Replay>,
+    State(app): State<App>,
+    sent: Once<BulkJobsRequest>,
+) -> Result<Response, Error> {
+    begin(app, caller, (Kind::JobsReplay, "jobs.replayed"), sent).await
+}
+
+async fn begin<P: Permit + Clone>(
     app: App,
-    caller: Caller<Manage>,
+    caller: Caller<P>,
     (kind, action): (Kind, &'static str),
     Once { request, repeat }: Once<BulkJobsRequest>,
 ) -> Result<Response, Error> {

@@ -93,7 +93,7 @@ impl RequestBody for ChangeJobRequest {}
 ///
 /// Changes its queue, priority or time.
 #[utoipa::path(
-    patch, path = "/jobs/{job_id}", tag = "jobs", operation_id = "jobs_change",
+    patch, path = "/jobs/{job_id}", tag = "jobs", operation_id = "jobs_update",
     security(("api_key" = ["produce"]), ("api_key" = ["manage"]), ("session" = ["member"])),
     params(("job_id" = String, Path, description = "The job.", example = "job_01m7w3ha3aextt8pkwwdmxsmqw")),
     request_body = ChangeJobRequest,

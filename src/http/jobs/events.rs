@@ -32,6 +32,7 @@ use crate::{
 
 /// An event of a job.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[schema(as = JobEvent)]
 pub struct EventView {
     /// Id of the event; a stream resumes after it if it is sent as `Last-Event-ID`.
     #[schema(example = "claimed-1")]

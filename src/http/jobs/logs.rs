@@ -43,6 +43,7 @@ pub struct LogsQuery {
 
 /// A chunk of an attempt's output.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
+#[schema(as = LogChunk)]
 pub struct LogView {
     /// Attempt.
     pub attempt: i32,
@@ -82,6 +83,7 @@ pub struct LogPage {
 
 /// Missing sequences of a stream, both ends included.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
+#[schema(as = LogGap)]
 pub struct GapView {
     /// Attempt.
     pub attempt: i32,

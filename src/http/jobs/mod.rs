@@ -8,6 +8,7 @@ pub mod depends_on;
 pub mod events;
 pub mod logs;
 pub mod read;
+pub mod replay;
 pub mod request;
 mod resource;
 pub mod watch;

@@ -144,6 +144,7 @@ pub struct UniqueRequest {
 /// What to do if a live job has the unique key.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
+#[schema(as = OnConflict)]
 pub enum OnConflictChoice {
     /// 409, nothing is stored.
     #[default]
@@ -382,7 +383,11 @@ pub fn traceparent(headers: &HeaderMap) -> Option<&str> {
     TraceContext::parse(value).map(|_| value)
 }
 
-fn start(run_at: Option<DateTime<Utc>>, delay_seconds: Option<i64>, check: &mut Check) -> Start {
+pub(super) fn start(
+    run_at: Option<DateTime<Utc>>,
+    delay_seconds: Option<i64>,
+    check: &mut Check,
+) -> Start {
     check.time("run_at", run_at);
     match (run_at, delay_seconds) {
         (Some(_), Some(_)) => {

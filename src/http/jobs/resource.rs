@@ -61,6 +61,9 @@ pub struct Job {
     /// Batch that counts its end.
     #[schema(required)]
     pub batch_id: Option<String>,
+    /// Earlier job that it replays.
+    #[schema(required)]
+    pub replay_of: Option<String>,
     /// Workflow it belongs to.
     #[schema(required)]
     pub workflow_id: Option<String>,
@@ -138,6 +141,7 @@ impl JobError {
 
 /// A past attempt.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
+#[schema(as = Attempt)]
 pub struct AttemptView {
     /// Number of the attempt, counted from 1.
     pub attempt: i32,
@@ -203,6 +207,7 @@ impl Job {
             parents: row.parents.iter().map(ToString::to_string).collect(),
             workflow_id: row.workflow_id.map(|it| it.to_string()),
             batch_id: row.batch_id.map(|it| it.to_string()),
+            replay_of: row.replay_of.map(|it| it.to_string()),
             run_at: row.run_at,
             created_at: row.created_at,
             enqueued_at: row.created_at,

@@ -19,7 +19,7 @@ use crate::{
     app::App,
     auth::{Caller, Read},
     domain::{
-        explain::Condition,
+        explain::{Condition, Reason},
         history,
         job::{JobState, StoredState, WaitingFor},
     },
@@ -48,6 +48,9 @@ pub struct ExplainReply {
     /// First condition that is not met; null if the job runs or has ended.
     #[schema(required)]
     pub waiting_for: Option<WaitingFor>,
+    /// Why it has not started; null if it runs or has ended.
+    #[schema(required)]
+    pub reason: Option<Reason>,
     /// Explanation in one sentence.
     #[schema(example = "key acme 5/5 busy")]
     pub summary: String,
@@ -60,6 +63,7 @@ pub struct ExplainReply {
 
 /// A condition that must be met before a job can run.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
+#[schema(as = Condition)]
 pub struct ConditionView {
     /// What the job waits for.
     pub gate: WaitingFor,
@@ -75,8 +79,8 @@ pub struct ConditionView {
 
 impl From<Condition> for ConditionView {
     fn from(gate: Condition) -> Self {
-        let Condition { waits_for, is_open, message, changes_at } = gate;
-        Self { gate: waits_for, open: is_open, message, changes_at }
+        let Condition { reason, is_open, message, changes_at } = gate;
+        Self { gate: reason.waits_for(), open: is_open, message, changes_at }
     }
 }
 
@@ -104,6 +108,7 @@ pub async fn explain(
         state: state.public(),
         waiting_for,
         summary: told.summary,
+        reason: told.reason,
         gates: told.conditions.into_iter().map(ConditionView::from).collect(),
         next_change_at: told.next_change_at,
     }))

@@ -4,28 +4,36 @@ use std::fmt::Write;
 
 use crate::domain::histogram::{BOUNDS_MS, Histogram};
 
-/// Metrics as text, one after the other.
-#[derive(Debug, Default)]
-pub struct Exposition(String);
+/// Metrics of a project as text, one after the other.
+#[derive(Debug)]
+pub struct Exposition {
+    text: String,
+    /// The first label of every sample.
+    project: String,
+}
 
 /// A label and its value.
 pub type Label<'a> = (&'a str, &'a str);
 
 impl Exposition {
+    /// No metrics yet, of the project with this slug.
+    #[must_use]
+    pub fn of(slug: &str) -> Self {
+        Self { text: String::new(), project: format!("project=\"{}\"", escape(slug)) }
+    }
+
     /// Begins a metric: its samples follow.
     pub fn begin(&mut self, name: &str, kind: &str, help: &str) {
-        let _ = writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}");
+        let _ = writeln!(self.text, "# HELP {name} {help}\n# TYPE {name} {kind}");
     }
 
     /// One sample.
     pub fn sample(&mut self, name: &str, labels: &[Label<'_>], value: impl std::fmt::Display) {
-        self.0.push_str(name);
-        for (number, (label, value)) in labels.iter().enumerate() {
-            let before = if number == 0 { '{' } else { ',' };
-            let _ = write!(self.0, "{before}{label}=\"{}\"", escape(value));
+        let _ = write!(self.text, "{name}{{{}", self.project);
+        for (label, value) in labels {
+            let _ = write!(self.text, ",{label}=\"{}\"", escape(value));
         }
-        let after = if labels.is_empty() { "" } else { "}" };
-        let _ = writeln!(self.0, "{after} {value}");
+        let _ = writeln!(self.text, "}} {value}");
     }
 
     /// The samples of a histogram of seconds.
@@ -44,7 +52,7 @@ impl Exposition {
 
     /// The text.
     pub fn finish(self) -> String {
-        self.0
+        self.text
     }
 }
 
@@ -58,10 +66,13 @@ mod tests {
 
     #[test]
     fn a_name_cannot_end_its_label() {
-        let mut text = Exposition::default();
+        let mut text = Exposition::of("p");
         text.sample("m", &[("queue", "a\"b\\c\nd"), ("state", "ready")], 3);
         text.sample("m", &[], 1.5);
-        assert_eq!(text.finish(), "m{queue=\"a\\\"b\\\\c\\nd\",state=\"ready\"} 3\nm 1.5\n");
+        assert_eq!(
+            text.finish(),
+            "m{project=\"p\",queue=\"a\\\"b\\\\c\\nd\",state=\"ready\"} 3\nm{project=\"p\"} 1.5\n"
+        );
     }
 
     #[test]
@@ -69,14 +80,23 @@ mod tests {
         let mut times = Histogram::default();
         times.add(1);
         times.add(40);
-        let mut text = Exposition::default();
+        let mut text = Exposition::of("p");
         text.histogram("m_seconds", ("queue", "q"), &times);
         let text = text.finish();
-        assert!(text.contains("m_seconds_bucket{queue=\"q\",le=\"0.001\"} 1\n"), "{text}");
-        assert!(text.contains("m_seconds_bucket{queue=\"q\",le=\"0.05\"} 2\n"), "{text}");
-        assert!(text.contains("m_seconds_bucket{queue=\"q\",le=\"+Inf\"} 2\n"), "{text}");
         assert!(
-            text.ends_with("m_seconds_sum{queue=\"q\"} 0.041\nm_seconds_count{queue=\"q\"} 2\n")
+            text.contains("m_seconds_bucket{project=\"p\",queue=\"q\",le=\"0.001\"} 1\n"),
+            "{text}"
+        );
+        assert!(
+            text.contains("m_seconds_bucket{project=\"p\",queue=\"q\",le=\"0.05\"} 2\n"),
+            "{text}"
+        );
+        assert!(
+            text.contains("m_seconds_bucket{project=\"p\",queue=\"q\",le=\"+Inf\"} 2\n"),
+            "{text}"
+        );
+        assert!(
+            text.ends_with("m_seconds_sum{project=\"p\",queue=\"q\"} 0.041\nm_seconds_count{project=\"p\",queue=\"q\"} 2\n")
         );
     }
 }

@@ -53,7 +53,7 @@ pub async fn scrape(
     let mut conn = app.engine.pools.read_for(caller.project_id).await?;
     let totals = store::stats::totals(&mut conn, caller.project_id, MAX_PAIRS).await?;
     drop(conn);
-    let mut text = Exposition::default();
+    let mut text = Exposition::of(caller.who.slug());
     show_queues(&mut text, &named, rest);
     show_totals(&mut text, &totals);
     Ok(([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text.finish()))
@@ -223,10 +223,11 @@ mod tests {
         let mut totals: Vec<_> =
             (0..150).map(|it| counted("default", &format!("type{it:03}"), 150 - it)).collect();
         totals.push(counted("mail", "type000", 1));
-        let mut text = Exposition::default();
+        let mut text = Exposition::of("acme");
         show_totals(&mut text, &totals);
         let text = text.finish();
-        let enqueued = "fencepost_project_jobs_enqueued_total{queue=\"default\",job_type=";
+        let enqueued =
+            "fencepost_project_jobs_enqueued_total{project=\"acme\",queue=\"default\",job_type=";
         assert_eq!(text.matches(enqueued).count(), MAX_LABEL_VALUES + 1);
         let others: i64 = (100..150).map(|it| 150 - it).sum();
         assert!(text.contains(&format!("{enqueued}\"other\"}} {others}\n")), "{text}");

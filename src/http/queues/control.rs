@@ -149,7 +149,7 @@ pub async fn purge(
                 max_jobs: None,
                 rate_per_second: None,
             };
-            let row = operations::begin(&running.engine, by.project_id, &new).await?;
+            let row = operations::begin(&running.engine, by.tenant(), &new).await?;
             audit::note(&running, &by, NewAuditEntry::to("queue.purged", queue)).await;
             let location = Some(format!("/v1/operations/{}", row.id));
             Answer::new(StatusCode::ACCEPTED, location, &Operation::from(row))

@@ -237,7 +237,7 @@ pub async fn ack_batch(
                 action: None,
                 retry_at: None,
                 children_activated: None,
-                error: Some(error::info(&failure, &request_id)),
+                error: Some(error::info(&failure, &request_id).at(&app.accounts.public_url)),
             },
         }
     });
@@ -254,7 +254,8 @@ async fn settle_one(
     let mut ack = accept(request, path)?;
     app.engine.registry.record_seen(&worker, &[], &[]);
     let key = JobKey { project_id: caller.project_id, id: ack.job_id };
-    ack.fence = settle::name_attempt(&app.engine, key, ack.fence).await?;
+    ack.fence =
+        settle::name_attempt(&app.engine, key, ack.fence, caller.who.require_fence()).await?;
     settle::ack(&app.engine, caller.project_id, ack).await
 }
 

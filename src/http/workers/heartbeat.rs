@@ -10,7 +10,7 @@ use super::{accept_fence, accept_job_id};
 use crate::{
     app::App,
     auth::{Beating, Caller, Cost},
-    domain::{limits, worker::WorkerState},
+    domain::{lease::RequireFence, limits, worker::WorkerState},
     engine::{
         settle::{
             self,
@@ -27,6 +27,10 @@ use crate::{
         validate::Check,
     },
 };
+
+/// Why an entry without a fence is refused, where every fence must show an attempt.
+const ATTEMPT_REQUIRED: &str =
+    "is required: this project or key has require_fence `always`; use active_jobs";
 
 /// A heartbeat of one job (`job_id`), or of a whole worker (`state`, `active_jobs` or
 /// `active_job_ids`).
@@ -174,7 +178,7 @@ pub async fn heartbeat(
     check.finish()?;
     app.engine.registry.record_seen(&worker, &[], &[]);
     let key = JobKey { project_id: caller.project_id, id: accept_job_id(&job_id)? };
-    let fence = settle::name_attempt(&app.engine, key, fence).await?;
+    let fence = settle::name_attempt(&app.engine, key, fence, caller.who.require_fence()).await?;
     let beat = Beat { key, fence, progress: request.progress };
     let status = Some(heartbeat::heartbeat(&app.engine, beat).await?.into());
     Ok(Reply(HeartbeatReply { status, ..HeartbeatReply::default() }))
@@ -215,12 +219,16 @@ async fn beat(
         let max = limits::MAX_BEAT_JOBS;
         check.refuse(field, format!("must have at most {max} entries, has {}", named.len()));
     }
+    let required = caller.who.require_fence();
     let (mut beats, mut names): (Vec<Beat>, Vec<(String, Option<JobId>)>) =
         (Vec::new(), Vec::new());
     for (index, job) in named.into_iter().enumerate() {
         let mut item = Check::below(format!("{field}[{index}]."));
         let worker_id = request.worker_id.clone();
         let fence = accept_fence(&mut item, worker_id, job.attempt, job.lease_id);
+        if required == RequireFence::Always && !fence.names_an_attempt() {
+            item.refuse("attempt", ATTEMPT_REQUIRED);
+        }
         check_progress(&mut item, job.progress);
         check.absorb(item);
         let id = job.job_id.parse().ok();

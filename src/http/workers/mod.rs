@@ -8,8 +8,10 @@ pub mod registry;
 pub mod report;
 
 use crate::{
+    app::App,
     domain::{lease::Fence, limits},
-    ids::{JobId, LeaseId},
+    engine::queues,
+    ids::{JobId, LeaseId, ProjectId},
     wire::validate::Check,
 };
 
@@ -30,4 +32,13 @@ fn accept_fence(
 /// A malformed id is answered like an unknown one.
 fn accept_job_id(job_id: &str) -> Result<JobId, crate::error::Error> {
     job_id.parse().map_err(|_| crate::error::Error::JobNotFound.naming(job_id))
+}
+
+/// Advice about queues whose names may be misspelt.
+async fn warnings(app: &App, project_id: ProjectId, queues: &[String]) -> Vec<String> {
+    let unused = queues::never_used(&app.engine, project_id, queues).await;
+    unused
+        .into_iter()
+        .map(|it| format!("queue {it} has no job on record: is its name right?"))
+        .collect()
 }

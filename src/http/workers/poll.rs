@@ -72,6 +72,11 @@ pub struct PollReply {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub state: Option<WorkerState>,
+    /// Advice for people, in an empty answer: queues without any job on record. Present only if
+    /// there is any.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schema(required = false)]
+    pub warnings: Vec<String>,
 }
 
 /// A leased job.
@@ -119,6 +124,7 @@ pub struct PolledJob {
 
 /// How a parent ended: its result, or its error.
 #[derive(Debug, Serialize, ToSchema)]
+#[schema(as = ParentResult)]
 pub struct ParentResultView {
     /// Id of the parent.
     #[schema(example = "job_01m7w3ha3aextt8pkwwdmxsmqw")]
@@ -206,11 +212,15 @@ pub async fn poll(
     Json(request): Json<PollRequest>,
 ) -> Result<Response, Error> {
     let poll = accept(caller.project_id, request)?;
-    let revoked = caller.until_revoked(&app);
+    let (queues, revoked) = (poll.queues.clone(), caller.until_revoked(&app));
     let delivery = dispatch::poll(&app.engine, poll, &gone, revoked).await?;
-    let jobs = delivery.jobs().iter().map(PolledJob::of).collect::<Result<_, _>>()?;
+    let jobs: Vec<_> = delivery.jobs().iter().map(PolledJob::of).collect::<Result<_, _>>()?;
+    let warnings = match jobs.is_empty() {
+        true => super::warnings(&app, caller.project_id, &queues).await,
+        false => Vec::new(),
+    };
     let state = delivery.directive();
-    delivery::answer(&PollReply { jobs, state }, delivery)
+    delivery::answer(&PollReply { jobs, state, warnings }, delivery)
 }
 
 fn accept(project_id: ProjectId, request: PollRequest) -> Result<Poll, Error> {

@@ -94,6 +94,10 @@ pub struct RegisterReply {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schema(required = false)]
     pub rejected_schedules: Vec<RejectedSchedule>,
+    /// Advice for people: queues without any job on record. Present only if there is any.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schema(required = false)]
+    pub warnings: Vec<String>,
 }
 
 /// A rejected schedule.
@@ -138,7 +142,9 @@ pub async fn register(
     let worker = accept(request, sent.len())?;
     workers::register(&app.engine, caller.project_id, &worker).await?;
     let rejected_schedules = keep_schedules(&app, &caller, &sent).await?;
-    Ok(Reply(RegisterReply { status: RegisterStatus::Registered, rejected_schedules }))
+    let warnings = super::warnings(&app, caller.project_id, &worker.queues).await;
+    let status = RegisterStatus::Registered;
+    Ok(Reply(RegisterReply { status, rejected_schedules, warnings }))
 }
 
 async fn keep_schedules(

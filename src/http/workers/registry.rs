@@ -52,6 +52,7 @@ page! {
 
 /// A worker.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
+#[schema(as = Worker)]
 pub struct WorkerView {
     /// Id that the worker chose.
     pub worker_id: String,

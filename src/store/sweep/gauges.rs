@@ -2,7 +2,7 @@
 
 use sqlx::{PgConnection, Row};
 
-use crate::ids::ProjectId;
+use crate::ids::{JobId, ProjectId};
 
 /// Queues that one query visits at most; of one project [`MAX_PLACES_OF_PROJECT`]. The statement
 /// carries the same numbers as literals.
@@ -17,6 +17,8 @@ pub struct ReadyQueue {
     /// The slug of its project.
     pub project: String,
     pub queue: String,
+    /// Its oldest ready job.
+    pub job_id: JobId,
     /// Age of the oldest ready job, in seconds.
     pub age_seconds: f64,
     pub is_polled: bool,
@@ -35,18 +37,19 @@ pub async fn places(conn: &mut PgConnection, alive_seconds: i32) -> sqlx::Result
                 select project_id, queue,
                        row_number() over (partition by project_id order by active desc) as place
                 from queue_counts
+                join projects on projects.id = queue_counts.project_id and projects.kind = 'user'
                 where active > 0
             ) counted
             where place <= 100
             order by place
             limit 5000
         ), place as materialized (
-            select busy.project_id, busy.queue, oldest.ready_at
+            select busy.project_id, busy.queue, oldest.id, oldest.ready_at
             from busy
             cross join lateral (
                 with recursive first_of_rank as (
                     (
-                        select rank, greatest(run_at, created_at) as ready_at
+                        select rank, id, greatest(run_at, created_at) as ready_at
                         from jobs
                         where project_id = busy.project_id and queue = busy.queue
                             and state = 'pending' and constraint_key is null
@@ -54,10 +57,10 @@ pub async fn places(conn: &mut PgConnection, alive_seconds: i32) -> sqlx::Result
                         limit 1
                     )
                     union all
-                    select next.rank, next.ready_at
+                    select next.rank, next.id, next.ready_at
                     from first_of_rank
                     cross join lateral (
-                        select rank, greatest(run_at, created_at) as ready_at
+                        select rank, id, greatest(run_at, created_at) as ready_at
                         from jobs
                         where project_id = busy.project_id and queue = busy.queue
                             and state = 'pending' and constraint_key is null
@@ -66,10 +69,11 @@ pub async fn places(conn: &mut PgConnection, alive_seconds: i32) -> sqlx::Result
                         limit 1
                     ) next
                 )
-                select min(ready_at) as ready_at
-                from (select ready_at from first_of_rank limit 20) bounded
+                select id, ready_at
+                from (select id, ready_at from first_of_rank limit 20) bounded
+                order by ready_at
+                limit 1
             ) oldest
-            where oldest.ready_at is not null
         ), polled as materialized (
             select distinct worker.project_id, named.queue
             from (
@@ -82,6 +86,7 @@ pub async fn places(conn: &mut PgConnection, alive_seconds: i32) -> sqlx::Result
             cross join lateral unnest(worker.queues) as named(queue)
         )
         select place.project_id "project_id!: ProjectId", projects.slug as project, place.queue "queue!",
+               place.id "job_id!: JobId",
                greatest(extract(epoch from now() - place.ready_at), 0)::float8 "age_seconds!",
                polled.queue is not null "is_polled!", setting.paused_at is not null "is_paused!"
         from place
@@ -116,6 +121,7 @@ pub async fn by_state(conn: &mut PgConnection) -> sqlx::Result<ByState> {
                coalesce(sum(backoff), 0)::bigint "backoff!",
                coalesce(sum(dead_letter), 0)::bigint "dead_letter!"
         from queue_counts
+        where project_id not in (select id from projects where kind = 'canary')
         "#,
     )
     .fetch_one(conn)

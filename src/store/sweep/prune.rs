@@ -12,13 +12,16 @@ use crate::{
 /// statement carries the same number as a literal.
 pub const MAX_PRUNED_JOBS: usize = 100;
 
+/// Hours for which the server's own jobs are kept.
+const CANARY_RETENTION_HOURS: i32 = 1;
+
 /// A queue with finished jobs that are old enough.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OldQueue {
     pub project_id: ProjectId,
     pub queue: String,
-    /// Days for which it keeps its finished jobs.
-    pub retention_days: i32,
+    /// Hours for which it keeps its finished jobs.
+    pub retention_hours: i32,
 }
 
 /// Queues with finished jobs past their retention. The default is `default_days`.
@@ -30,10 +33,17 @@ pub async fn queues_with_old_jobs(
         OldQueue,
         r#"
         select counted.project_id "project_id: ProjectId", counted.queue,
-               coalesce(setting.retention_days, $1) "retention_days!"
+               kept.hours "retention_hours!"
         from queue_counts counted
+        join projects on projects.id = counted.project_id
         left join queues setting
             on setting.project_id = counted.project_id and setting.name = counted.queue
+        cross join lateral (
+            select case projects.kind
+                when 'canary' then $2
+                else 24 * coalesce(setting.retention_days, $1)
+            end as hours
+        ) kept
         -- Lateral on purpose: `exists` becomes a join that scans all finished jobs.
         cross join lateral (
             select completed_at
@@ -44,11 +54,12 @@ pub async fn queues_with_old_jobs(
         ) oldest
         where counted.succeeded + counted.cancelled > 0
             and oldest.completed_at
-                < now() - make_interval(days => coalesce(setting.retention_days, $1))
+                < now() - make_interval(hours => kept.hours)
         order by random()
         limit 50
         "#,
         default_days,
+        CANARY_RETENTION_HOURS,
     )
     .fetch_all(conn)
     .await
@@ -63,7 +74,7 @@ pub async fn prune_logs(conn: &mut PgConnection, old: &OldQueue) -> sqlx::Result
             select id
             from finished_jobs
             where project_id = $1 and queue = $2
-                and completed_at < now() - make_interval(days => $3)
+                and completed_at < now() - make_interval(hours => $3)
             order by completed_at
             limit 100
         ), chunks as materialized (
@@ -80,7 +91,7 @@ pub async fn prune_logs(conn: &mut PgConnection, old: &OldQueue) -> sqlx::Result
         ",
         old.project_id.0,
         old.queue,
-        old.retention_days,
+        old.retention_hours,
     )
     .execute(conn)
     .await?;
@@ -106,7 +117,7 @@ pub async fn find_old_jobs(conn: &mut PgConnection, old: &OldQueue) -> sqlx::Res
         select id "id: JobId"
         from finished_jobs
         where project_id = $1 and queue = $2
-            and completed_at < now() - make_interval(days => $3)
+            and completed_at < now() - make_interval(hours => $3)
             and not exists (
                 select
                 from job_edges edge
@@ -124,7 +135,7 @@ pub async fn find_old_jobs(conn: &mut PgConnection, old: &OldQueue) -> sqlx::Res
         "#,
         old.project_id.0,
         old.queue,
-        old.retention_days,
+        old.retention_hours,
     )
     .fetch_all(conn)
     .await
@@ -144,7 +155,7 @@ pub async fn prune_jobs(
             select id, state, case when is_skipped then 'skipped' else state end as outcome
             from finished_jobs
             where project_id = $1 and id = any($4) and queue = $2
-                and completed_at < now() - make_interval(days => $3)
+                and completed_at < now() - make_interval(hours => $3)
                 and not exists (
                     select
                     from job_edges edge
@@ -203,7 +214,7 @@ pub async fn prune_jobs(
         "#,
         old.project_id.0,
         old.queue,
-        old.retention_days,
+        old.retention_hours,
         ids,
     )
     .fetch_one(conn)

@@ -64,6 +64,8 @@ fn a_retry_is_a_new_job_and_the_old_one_reads_failed() {
         let again = t.post(&format!("{JOBS}/claim"), poll).await.is(200);
         assert_eq!(again["job_id"], format!("{id}-2"));
         assert_eq!(status(2).await, "claimed");
+        let first = t.get(&format!("{JOBS}/{id}-1")).await.is(200);
+        assert_eq!(first["scheduled_at"], first["created_at"], "not the time of the retry");
         // The first attempt may not speak for the second.
         let old = say(t, &job, "heartbeat", json!({})).await;
         assert_eq!(old.is(409)["error"]["code"], "conflict");

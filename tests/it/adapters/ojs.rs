@@ -127,7 +127,8 @@ fn bad_jobs_are_refused_by_name() {
                 .await;
         }
         for (name, odd) in [
-            ("pending", json!(true)),
+            ("pending", json!("yes")),
+            ("labels", json!([""])),
             ("rate_limit", json!(true)),
             ("visibility_timeout_ms", json!(0)),
             ("visibility_timeout_ms", json!(1_800_001)),

@@ -165,3 +165,54 @@ fn errors_are_a_text_and_keys_come_in_every_header() {
         assert_eq!(with(request().basic_auth(&t.api_key, Some(""))).await, 200);
     });
 }
+
+#[test]
+fn output_that_comes_with_the_end_is_kept_and_the_end_can_be_repeated() {
+    run(async |t| {
+        let retry = json!({"initial_seconds": 0, "jitter_seconds": 0});
+        let id = t.enqueue(json!({"retry": retry})).await;
+        let task = poll(t, json!({})).await;
+        let odd = json!({"error": "x", "logs": [{"ts": "noon", "message": "a"}]});
+        let refused = say(t, &task, "fail", odd).await;
+        refused.is(400);
+        assert!(refused.text.contains("logs[0].ts"), "{}", refused.text);
+        let failed = json!({"error": "no", "retryable": true, "logs": [
+            {"ts": "2026-01-31T12:00:00Z", "level": "info", "message": "begins"},
+            {"ts": 1_769_860_801_000_i64, "level": "error", "message": "breaks"},
+        ]});
+        say(t, &task, "fail", failed.clone()).await.is(200);
+        say(t, &task, "fail", failed).await.is(200);
+        let done = json!({"output": {}, "logs": [{"message": "done"}]});
+        say(t, &poll(t, json!({})).await, "complete", done).await.is(200);
+        let logs = t.get(&format!("/v1/jobs/{id}/logs")).await.is(200);
+        let line = |it: &Value| (it["attempt"].clone(), it["stream"].clone(), it["data"].clone());
+        let lines: Vec<_> = logs["logs"].as_array().expect("logs").iter().map(line).collect();
+        let line = |attempt, stream, data| (json!(attempt), json!(stream), json!(data));
+        assert_eq!(lines.len(), 3, "{logs}");
+        assert!(lines.contains(&line(1, "stdout", "info: begins\n")), "{logs}");
+        assert!(lines.contains(&line(1, "stderr", "error: breaks\n")), "{logs}");
+        assert!(lines.contains(&line(2, "stdout", "done\n")), "{logs}");
+    });
+}
+
+#[test]
+fn workers_handlers_and_health_are_told() {
+    run(async |t| {
+        let body = json!({"worker_id": "img", "queues": ["default"], "job_types": ["resize"]});
+        t.post("/v1/workers/register", body).await.is(200);
+        let workers = t.get("/orch8/workers").await.is(200);
+        assert_eq!((&workers[0]["worker_id"], &workers[0]["alive"]), (&json!("img"), &json!(true)));
+        let handlers = t.get("/orch8/api/v1/handlers").await.is(200);
+        assert_eq!(handlers, json!([{"handler_name": "resize", "workers": 1}]));
+        let past = "update workers set last_seen_at = now() - interval '1 hour'";
+        t.database.execute(past).await;
+        assert_eq!(t.get("/orch8/workers").await.is(200), json!([]));
+        let stale = t.get("/orch8/workers?include_stale=true").await.is(200);
+        assert_eq!(stale[0]["alive"], false);
+        assert_eq!(t.get("/orch8/workers?alive_within_secs=7200").await.is(200)[0]["alive"], true);
+        t.get("/orch8/workers?alive_within_secs=0").await.is(400);
+        for path in ["/orch8/health/live", "/orch8/api/v1/health/ready"] {
+            assert_eq!(t.get(path).await.is(200), json!({"status": "ok"}));
+        }
+    });
+}

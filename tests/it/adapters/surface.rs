@@ -66,6 +66,7 @@ fn body(operation: &Operation) -> Value {
     json!({
         "worker_id": "w", "attempt": 1, "status": "completed", "events": [{"type": "a"}], "output": {},
         "error": if operation.adapter == "ojs" { json!({"message": "x"}) } else { json!("x") },
+        "progress": 0.5,
         "chunks": [{"sequence": 0, "data": "x", "timestamp_ms": 0, "stream": "stdout"}],
     })
 }

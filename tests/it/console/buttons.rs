@@ -80,17 +80,20 @@ async fn work_with_jobs(p: &mut Presser<'_>) {
     let t = p.t;
     let job = t.enqueue(json!({"delay_seconds": 600})).await;
     let named = [("job_id", job.as_str())];
-    p.press("jobs_change", &[named[0], ("delay_seconds", "0")]).await;
+    p.press("jobs_update", &[named[0], ("delay_seconds", "0")]).await;
     assert_eq!(t.job(&job).await["state"], "pending");
     p.press("jobs_cancel", &named).await;
     assert_eq!(t.job(&job).await["state"], "cancelled");
     p.press("jobs_retry", &named).await;
     assert_eq!(t.job(&job).await["state"], "pending");
     let of_default = [("filter.queue", "default")];
-    assert_eq!(p.press_many("jobs_cancel_many", &of_default).await["done"], 1);
+    assert_eq!(p.press_many("jobs_bulk_cancel", &of_default).await["done"], 1);
     assert_eq!(t.job(&job).await["state"], "cancelled");
-    assert_eq!(p.press_many("jobs_retry_many", &of_default).await["done"], 1);
+    assert_eq!(p.press_many("jobs_bulk_retry", &of_default).await["done"], 1);
     assert_eq!(t.job(&job).await["state"], "pending");
+    p.press("jobs_cancel", &named).await;
+    assert_eq!(p.press_many("jobs_bulk_replay", &of_default).await["done"], 1);
+    p.press("jobs_retry", &named).await;
     let graph = json!({"jobs": [{"key": "a", "job_type": "x", "queue": "flow"}]});
     let workflow = text(&t.post("/v1/workflows", graph).await.is(201)["id"]);
     p.press("workflows_cancel", &[("workflow_id", &workflow)]).await;
@@ -104,7 +107,7 @@ async fn work_with_queues(p: &mut Presser<'_>) {
     assert!(p.get("/v1/queues/q").await["paused_at"].is_string());
     p.press("queues_resume", &queue).await;
     assert!(p.get("/v1/queues/q").await["paused_at"].is_null());
-    p.press("queues_change", &[queue[0], ("brake_after", "7")]).await;
+    p.press("queues_update", &[queue[0], ("brake_after", "7")]).await;
     assert_eq!(p.get("/v1/queues/q").await["brake_after"], 7);
     assert_eq!(p.press_many("queues_purge", &[queue[0], ("confirm", "q")]).await["done"], 1);
     assert_eq!(t.job(&job).await["state"], "cancelled");
@@ -119,7 +122,7 @@ async fn work_with_dead_letters(p: &mut Presser<'_>) {
     p.press("dead_letters_delete", &[("job_id", &two)]).await;
     t.get(&format!("/v1/jobs/{two}")).await.is_error(404, "job_not_found");
     let of_queue = [("filter.queue", "d")];
-    assert_eq!(p.press_many("dead_letters_retry_many", &of_queue).await["done"], 1);
+    assert_eq!(p.press_many("dead_letters_bulk_retry", &of_queue).await["done"], 1);
     assert_eq!(t.job(&three).await["state"], "pending");
     let four = dead_letter(t, "e").await;
     let purge = [("filter.queue", "e"), ("confirm", "purge")];
@@ -167,7 +170,7 @@ async fn work_with_people(p: &mut Presser<'_>, owner: &Person) {
     let t = p.t;
     let made = t.post("/v1/keys", json!({"name": "old"})).await.is(201);
     let (id, secret) = (text(&made["key"]["id"]), text(&made["secret"]));
-    p.press("keys_change", &[("key_id", &id), ("name", "new")]).await;
+    p.press("keys_rename", &[("key_id", &id), ("name", "new")]).await;
     let keys = p.get("/v1/keys").await["keys"].clone();
     assert!(keys.as_array().expect("keys").iter().any(|it| it["name"] == "new"), "{keys}");
     p.press("keys_revoke", &[("key_id", &id)]).await;
@@ -180,7 +183,7 @@ async fn work_with_people(p: &mut Presser<'_>, owner: &Person) {
         let members = members.as_array().expect("members").clone();
         members.iter().find(|it| it["account_id"] == vic.account_id.as_str()).cloned()
     };
-    p.press("members_change", &[("account_id", &vic.account_id), ("role", "member")]).await;
+    p.press("members_update", &[("account_id", &vic.account_id), ("role", "member")]).await;
     assert_eq!(role_of().await.expect("a member")["role"], "member");
     p.press("members_remove", &[("account_id", &vic.account_id)]).await;
     assert_eq!(role_of().await, None);
@@ -190,8 +193,12 @@ async fn work_with_people(p: &mut Presser<'_>, owner: &Person) {
     p.press("invitations_revoke", &[("invitation_id", &id)]).await;
     let open = owner.get("/v1/projects/main/invitations").await.is(200);
     assert_eq!(open["invitations"], json!([]));
-    p.press("projects_change", &[("name", "Renamed")]).await;
-    assert_eq!(owner.get("/v1/projects/main").await.is(200)["name"], "Renamed");
+    p.press("projects_update", &[("name", "Renamed"), ("require_fence", "always")]).await;
+    let changed = owner.get("/v1/projects/main").await.is(200);
+    assert_eq!(
+        (&changed["name"], &changed["require_fence"]),
+        (&json!("Renamed"), &json!("always"))
+    );
 }
 
 async fn work_with_oneself(p: &mut Presser<'_>, owner: &Person) {

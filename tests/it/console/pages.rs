@@ -13,12 +13,12 @@ const PAGES: [&str; 20] = [
     "/first",
     "/jobs",
     "/jobs?state=dead_letter&queue=default&job_type=t&tag=a:b&created_after=2020-01-01T00:00",
-    "/jobs/bulk/jobs_cancel_many",
-    "/jobs/bulk/jobs_retry_many?queue=default",
+    "/jobs/bulk/jobs_bulk_cancel",
+    "/jobs/bulk/jobs_bulk_retry?queue=default",
     "/queues",
     "/dead-letters",
     "/dead-letters/list",
-    "/dead-letters/bulk/dead_letters_retry_many",
+    "/dead-letters/bulk/dead_letters_bulk_retry",
     "/recurring",
     "/recurring/new",
     "/workers",
@@ -139,7 +139,7 @@ fn a_viewer_sees_and_cannot_act() {
         browser.act(t, "queues_pause", &[("queue", "default")]).await.says(403, "forbidden");
         let page = format!("/console/p/{}", t.id);
         browser.get(&format!("{page}/keys")).await.says(403, "forbidden");
-        browser.post(&format!("{page}/jobs/{job}/duplicate"), &[]).await.says(403, "forbidden");
+        browser.post(&format!("{page}/jobs/{job}/replay"), &[]).await.says(403, "forbidden");
         assert_eq!(t.job(&job).await["state"], json!("dead_letter"));
     });
 }
@@ -176,10 +176,10 @@ fn a_person_on_call_finds_and_fixes_what_is_stuck() {
         let at = groups.text.find("fingerprint=").expect("a group") + "fingerprint=".len();
         let fingerprint = groups.text[at..at + 32].to_owned();
         let asked =
-            format!("{page}/dead-letters/bulk/dead_letters_retry_many?fingerprint={fingerprint}");
+            format!("{page}/dead-letters/bulk/dead_letters_bulk_retry?fingerprint={fingerprint}");
         browser.get(&asked).await.says(200, "1 dead letter?");
         let form = [("filter.fingerprint", fingerprint.as_str()), ("rate_per_second", "50")];
-        let begun = browser.act(t, "dead_letters_retry_many", &form).await;
+        let begun = browser.act(t, "dead_letters_bulk_retry", &form).await;
         assert_eq!(begun.status, 303, "{}", begun.text);
         let place = begun.headers["location"].to_str().expect("text").to_owned();
         assert!(place.starts_with(&format!("{page}/operations/op_")), "{place}");
@@ -187,11 +187,11 @@ fn a_person_on_call_finds_and_fixes_what_is_stuck() {
         t.job_becomes(&dead, "pending").await;
         // All that match a filter, counted first.
         browser
-            .get(&format!("{page}/jobs/bulk/jobs_cancel_many?queue=idle"))
+            .get(&format!("{page}/jobs/bulk/jobs_bulk_cancel?queue=idle"))
             .await
             .says(200, "Cancel 1 job?");
         let form = [("filter.queue", "idle"), ("max", ""), ("rate_per_second", "")];
-        assert_eq!(browser.act(t, "jobs_cancel_many", &form).await.status, 303);
+        assert_eq!(browser.act(t, "jobs_bulk_cancel", &form).await.status, 303);
         t.job_becomes(&idle, "cancelled").await;
         browser
             .act(t, "queues_pause", &[("queue", "default")])
@@ -199,25 +199,25 @@ fn a_person_on_call_finds_and_fixes_what_is_stuck() {
             .goes(&format!("{page}?done=queues_pause"));
         browser.get(&format!("{page}?done=queues_pause")).await.says(200, "none is claimed");
         let form = [("queue", "default"), ("max_concurrency", "5"), ("retention_days", "3")];
-        browser.act(t, "queues_change", &form).await;
+        browser.act(t, "queues_update", &form).await;
         let queue = t.get("/v1/queues/default").await.is(200);
         assert_eq!((&queue["max_concurrency"], &queue["rate_limit"]), (&json!(5), &Value::Null));
         let form = [("queue", "default"), ("rate_limit.count", "many")];
-        browser.act(t, "queues_change", &form).await.says(400, "rate_limit.count");
+        browser.act(t, "queues_update", &form).await.says(400, "rate_limit.count");
         let form = [("queue", "default"), ("confirm", "other")];
         browser.act(t, "queues_purge", &form).await.says(400, "must be the queue&#39;s name");
     });
 }
 
 #[test]
-fn a_job_is_duplicated_byte_for_byte_and_run_now() {
+fn a_job_is_replayed_byte_for_byte_or_edited_and_run_now() {
     run(async |t| {
         let mut browser = Browser::of_member(t, "ada@example.com", Role::Member).await;
         let page = format!("/console/p/{}", t.id);
         let body = r#"{"job_type":"t","queue":"q","payload":{"n": 12345678901234567890.10},"tags":{"a":"b"},"delay_seconds":600}"#;
         let made = t.post_text("/v1/jobs", body).await.is(201);
         let id = made["id"].as_str().expect("an id");
-        let copied = browser.post(&format!("{page}/jobs/{id}/duplicate"), &[]).await;
+        let copied = browser.post(&format!("{page}/jobs/{id}/replay"), &[]).await;
         assert_eq!(copied.status, 303, "{}", copied.text);
         let place = copied.headers["location"].to_str().expect("text").to_owned();
         let shown = browser.get(&place).await;
@@ -226,9 +226,16 @@ fn a_job_is_duplicated_byte_for_byte_and_run_now() {
         let copy = place.split(['/', '?']).find(|it| it.starts_with("job_")).expect("an id");
         let raw = t.get(&format!("/v1/jobs/{copy}")).await.text;
         assert!(raw.contains(r#""payload":{"n": 12345678901234567890.10}"#), "{raw}");
-        assert_eq!(t.job(copy).await["tags"], json!({"a": "b"}));
+        let copy = t.job(copy).await;
+        assert_eq!((&copy["tags"], &copy["replay_of"]), (&json!({"a": "b"}), &json!(id)));
+        let form = [("payload", "[1.50]"), ("queue", "other")];
+        let edited = browser.post(&format!("{page}/jobs/{id}/replay"), &form).await;
+        let place = edited.headers["location"].to_str().expect("text").to_owned();
+        let edited = place.split(['/', '?']).find(|it| it.starts_with("job_")).expect("an id");
+        let raw = t.get(&format!("/v1/jobs/{edited}")).await.text;
+        assert!(raw.contains(r#""queue":"other""#) && raw.contains("[1.50]"), "{raw}");
         let form = [("job_id", id), ("delay_seconds", "0")];
-        browser.act(t, "jobs_change", &form).await;
+        browser.act(t, "jobs_update", &form).await;
         assert_eq!(t.job(id).await["state"], json!("pending"));
     });
 }
@@ -257,7 +264,7 @@ fn a_schedule_is_previewed_made_and_changed_without_losing_what_the_form_does_no
         let rest = [("payload", "{\"a\": 1}"), ("overlap", "allow"), ("catch_up", "one")];
         let form: Vec<_> = pairs(&form).into_iter().chain(rest).collect();
         let place = format!("{page}/recurring/s/nightly/edit");
-        let there = "/console/p/main/recurring/s/nightly?done=recurring_put";
+        let there = "/console/p/main/recurring/s/nightly?done=recurring_upsert";
         browser.post(&place, &form).await.goes(there);
         let after = t.get("/v1/recurring/nightly").await.is(200);
         for field in
@@ -331,7 +338,7 @@ fn what_a_form_has_not_changed_is_not_undone_by_it() {
         let mut browser = Browser::of_member(t, "ada@example.com", Role::Member).await;
         t.enqueue(json!({})).await;
         let queue = format!("/console/p/{}/queues/default", t.id);
-        let save = format!("/console/p/{}/do/queues_change", t.id);
+        let save = format!("/console/p/{}/do/queues_update", t.id);
         let opened = browser.get(&queue).await.text;
         let theirs = json!({"max_concurrency": 3, "rate_limit": {"count": 5, "per_seconds": 60}});
         t.patch("/v1/queues/default", theirs).await.is(200);

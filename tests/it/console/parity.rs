@@ -116,9 +116,13 @@ fn every_button_of_every_page_is_in_the_table() {
             }
         }
     }
-    for operation in
-        ["jobs_cancel_many", "jobs_retry_many", "dead_letters_purge", "dead_letters_retry_many"]
-    {
+    for operation in [
+        "jobs_bulk_cancel",
+        "jobs_bulk_replay",
+        "jobs_bulk_retry",
+        "dead_letters_purge",
+        "dead_letters_bulk_retry",
+    ] {
         used.insert(operation.to_owned()); // Named by the handler that counts first.
     }
     let unknown: Vec<_> = used.iter().filter(|it| !known.contains(it.as_str())).collect();

@@ -29,6 +29,8 @@ pub struct Stage {
     pub signup: Signup,
     /// The plan of new projects.
     pub default_plan: String,
+    /// The pause between two canaries.
+    pub canary: Option<Duration>,
     /// How long connections are accepted once it stops.
     pub linger: Duration,
     /// Connections of one address.
@@ -47,6 +49,7 @@ impl Default for Stage {
             redis_budget: Duration::from_secs(2),
             signup: Signup::Open,
             default_plan: "free".to_owned(),
+            canary: None,
             linger: Duration::ZERO,
             connections: 20_000,
             trusts_proxy: true,
@@ -109,6 +112,7 @@ impl TestServer {
                     .into_iter()
                     .collect(),
             },
+            canary: stage.canary,
             linger: stage.linger,
         };
         let running = tokio::spawn(serve::serve(node, stopping.clone()));

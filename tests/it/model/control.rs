@@ -5,6 +5,7 @@ use fencepost::{
     domain::{
         job::StoredState,
         operation::{Filter, Kind, Which},
+        plan::{Limits, Tenant},
     },
     engine::{
         jobs::{control, dead_letters},
@@ -87,7 +88,8 @@ impl Run {
             max_jobs: None,
             rate_per_second: None,
         };
-        let begun = operations::begin(&self.engine, self.project_id, &new).await;
+        let tenant = Tenant { project_id: self.project_id, limits: Limits::default() };
+        let begun = operations::begin(&self.engine, tenant, &new).await;
         begun.map_err(|error| format!("{kind:?}: {error}"))?;
         while operations::pass(&self.engine).await.map_err(|it| it.to_string())?.is_some() {}
         Ok(())

@@ -157,6 +157,7 @@ const ENGINE_LAYERS: &[(&str, u32)] = &[
     ("operations", 5),
     ("workers", 6),
     ("dispatch", 7),
+    ("canary", 8),
     ("maintenance", 7),
 ];
 

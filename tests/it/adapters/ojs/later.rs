@@ -61,7 +61,9 @@ fn schedules_are_kept_listed_and_deleted() {
             "job_template": {"type": "report.make", "args": [{"day": 1}], "options": {"queue": "reports"}},
         });
         let path = format!("{OJS}/cron");
-        let kept = t.post(&path, cron.clone()).await.is(201)["cron"].clone();
+        let made = t.post(&path, cron.clone()).await.is(201);
+        assert_eq!(made["cron_job"], made["cron"], "both of its names");
+        let kept = made["cron"].clone();
         for (field, value) in [
             ("name", "nightly"),
             ("expression", "0 9 * * *"),

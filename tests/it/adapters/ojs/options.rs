@@ -117,3 +117,61 @@ fn a_job_may_direct_its_worker_in_a_test_project_only() {
         }
     });
 }
+
+#[test]
+fn a_pending_job_waits_until_it_is_activated_and_then_for_its_own_time() {
+    run(async |t| {
+        let now = enqueue(t, with_options(json!({"pending": true}))).await;
+        let later = json!({"pending": true, "delay_until": "2099-01-01T00:00:00Z"});
+        let later = enqueue(t, with_options(later)).await;
+        assert_eq!((&now["state"], &now["scheduled_at"]), (&json!("pending"), &Value::Null));
+        assert_eq!(fetch(t, "default", 1).await, Vec::<Value>::new());
+        let activate = async |job: &Value| {
+            let id = job["id"].as_str().expect("an id");
+            t.act(&format!("{OJS}/jobs/{id}/activate")).await
+        };
+        assert_eq!(activate(&now).await.is(200)["job"]["state"], "available");
+        let reply = activate(&later).await.is(200);
+        assert_eq!(reply["job"]["scheduled_at"], "2099-01-01T00:00:00.000Z");
+        assert_eq!(reply["job"]["state"], "scheduled");
+        assert_eq!(activate(&now).await.status, 409);
+        assert_eq!(activate(&json!({"id": "no"})).await.status, 404);
+        assert_eq!(fetch_one(t, "default").await["id"], now["id"]);
+    });
+}
+
+#[test]
+fn a_job_with_labels_goes_to_a_worker_that_has_them() {
+    run(async |t| {
+        let job = enqueue(t, with_options(json!({"labels": ["gpu"]}))).await;
+        assert_eq!(job["labels"], json!(["gpu"]));
+        for (worker, labels) in [("plain", json!([])), ("gpu", json!(["gpu", "big"]))] {
+            let body = json!({"worker_id": worker, "queues": ["default"], "labels": labels});
+            t.post(&format!("{OJS}/workers/register"), body).await.is(200);
+            let wanted = json!({"queues": ["default"], "worker_id": worker});
+            let reply = t.post(&format!("{OJS}/workers/fetch"), wanted).await.is(200);
+            let expected = if worker == "gpu" { job["id"].clone() } else { Value::Null };
+            assert_eq!(reply["jobs"][0]["id"], expected, "{worker}");
+        }
+    });
+}
+
+#[test]
+fn progress_is_kept_between_its_bounds_with_its_message() {
+    run(async |t| {
+        let job = enqueue(t, with_options(json!({}))).await;
+        let path = format!("{OJS}/jobs/{}/progress", job["id"].as_str().expect("an id"));
+        assert_eq!(t.put(&path, json!({"progress": 0.5})).await.status, 409, "it does not run");
+        fetch_one(t, "default").await;
+        let half = json!({"progress": 0.5, "message": "Halfway"});
+        assert_eq!(t.put(&path, half).await.is(200)["progress"], 0.5);
+        assert_eq!(t.put(&path, json!({"progress": 1.5})).await.is(200)["progress"], 1.0);
+        assert_eq!(t.put(&path, json!({"percentage": 75})).await.is(200)["progress"], 0.75);
+        let seen = t.get(&path).await.is(200);
+        assert_eq!((&seen["progress"], &seen["message"]), (&json!(0.75), &json!("Halfway")));
+        t.put(&path, json!({"progress": 1, "message": ""})).await.is(200);
+        for odd in [json!({}), json!({"progress": "most"})] {
+            assert_eq!(t.put(&path, odd.clone()).await.status, 400, "{odd}");
+        }
+    });
+}

@@ -1,0 +1,149 @@
+//! Activating jobs that were stored as pending, and the progress of running ones.
+
+use axum::extract::State;
+use chrono::TimeDelta;
+use serde::Serialize;
+use serde_json::json;
+use utoipa::ToSchema;
+
+use super::{ErrorBody, Reply, accept, fields::Fields, job_id, jobs as ojs_jobs};
+use crate::{
+    adapters::params::PathParams,
+    app::App,
+    auth::{Beating, Caller, Control, Read},
+    domain::{lease::Fence, limits},
+    engine::{
+        enqueue::Start,
+        jobs::{
+            self,
+            control::{self, Change, Timing},
+        },
+        settle::{
+            attempt_reports::{NewEvent, ShownFence, record_events},
+            heartbeat::{self, Beat},
+        },
+    },
+    error::{Error, JobStatus},
+    ids::JobKey,
+    wire::{extract::Json, validate::Check},
+};
+
+/// The type of the events that keep messages about progress.
+const PROGRESS_EVENT: &str = "ojs.progress";
+
+/// Progress of a job.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = OjsProgress)]
+pub struct ProgressView {
+    job_id: String,
+    /// From 0 to 1; null: none was reported.
+    progress: Option<f32>,
+    /// The message that was reported last.
+    message: Option<String>,
+}
+
+/// Make a pending job available.
+///
+/// A job that was stored with `"pending": true` waits until it is activated. From then on its own
+/// `delay_until` counts.
+#[utoipa::path(
+    post, path = "/v1/jobs/{id}/activate", tag = "jobs", operation_id = "activate_job",
+    params(("id" = String, Path, description = "The job.")),
+    responses(
+        (status = 200, description = "The job.", body = ojs_jobs::JobReply),
+        (status = 404, description = "No such job.", body = ErrorBody),
+        (status = 409, description = "It is not pending.", body = ErrorBody),
+    ),
+)]
+pub async fn activate(
+    caller: Caller<Control>,
+    State(app): State<App>,
+    params: PathParams,
+) -> Result<Reply<ojs_jobs::JobReply>, Error> {
+    let key = JobKey { project_id: caller.project_id, id: job_id(params.get("id"))? };
+    let row = jobs::find(&app.engine, key).await?;
+    if !accept::is_staged(&row) {
+        let (state, attempt) = (row.state.public(), row.attempt);
+        return Err(Error::InvalidState(JobStatus { state, attempt }));
+    }
+    let mut options = accept::stored_options(&row);
+    let timing = match accept::accept_start(&mut options, &mut Check::default()) {
+        Start::At(at) => Timing::At(at),
+        Start::After(seconds) => Timing::After(TimeDelta::seconds(seconds.into())),
+    };
+    control::change(&app.engine, key, timing, Change::default()).await?;
+    ojs_jobs::find(&app, key).await.map(Reply::ok)
+}
+
+/// Report progress.
+///
+/// `progress` from 0 to 1, or `percentage` from 0 to 100; what lies outside is cut. It also renews
+/// the job's reservation.
+#[utoipa::path(
+    put, path = "/v1/jobs/{id}/progress", tag = "workers", operation_id = "report_progress",
+    params(("id" = String, Path, description = "The job.")),
+    request_body(content = Object, description = "`progress`, `message`, `worker_id`."),
+    responses(
+        (status = 200, description = "Recorded.", body = ProgressView),
+        (status = 404, description = "No such job.", body = ErrorBody),
+        (status = 409, description = "It does not run, or the named worker does not hold it.", body = ErrorBody),
+    ),
+)]
+pub async fn report(
+    caller: Caller<Beating>,
+    State(app): State<App>,
+    params: PathParams,
+    Json(mut sent): Json<Fields>,
+) -> Result<Reply<ProgressView>, Error> {
+    const PERCENT: f32 = 100.0;
+    let key = JobKey { project_id: caller.project_id, id: job_id(params.get("id"))? };
+    let mut check = Check::default();
+    let percentage = sent.take::<f32>("percentage", &mut check).map(|it| it / PERCENT);
+    let progress = sent.take::<f32>("progress", &mut check).or(percentage);
+    let message: Option<String> = sent.take("message", &mut check);
+    let message = message.filter(|it| !it.is_empty());
+    check.optional_name("message", message.as_deref(), limits::MAX_NAME_CHARS);
+    let worker_id: Option<String> = sent.take("worker_id", &mut check);
+    check.optional_name("worker_id", worker_id.as_deref(), limits::MAX_WORKER_ID_CHARS);
+    if progress.is_none_or(f32::is_nan) {
+        check.refuse("progress", "must be a number");
+    }
+    check.finish()?;
+    let progress = progress.map(|it| it.clamp(0.0, 1.0));
+    let attempt = jobs::find(&app.engine, key).await?.attempt;
+    let fence = Fence { worker_id, attempt: Some(attempt), lease_id: None };
+    let shown = ShownFence::of(key.id, &fence);
+    heartbeat::heartbeat(&app.engine, Beat { key, fence, progress }).await?;
+    if let Some(message) = &message {
+        let payload = json!({"progress": progress, "message": message}).to_string();
+        let event = NewEvent::new(key, PROGRESS_EVENT, Some(attempt), Some(payload));
+        match record_events(&app.engine, key.project_id, &[shown], vec![event]).await {
+            // The job has as many events as it may have: the progress itself is recorded.
+            Ok(_) | Err(Error::Invalid(_)) => (),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(Reply::ok(ProgressView { job_id: key.id.0.to_string(), progress, message }))
+}
+
+/// Read the progress of a job.
+#[utoipa::path(
+    get, path = "/v1/jobs/{id}/progress", tag = "jobs", operation_id = "get_progress",
+    params(("id" = String, Path, description = "The job.")),
+    responses(
+        (status = 200, description = "Its progress.", body = ProgressView),
+        (status = 404, description = "No such job.", body = ErrorBody),
+    ),
+)]
+pub async fn get(
+    caller: Caller<Read>,
+    State(app): State<App>,
+    params: PathParams,
+) -> Result<Reply<ProgressView>, Error> {
+    let key = JobKey { project_id: caller.project_id, id: job_id(params.get("id"))? };
+    let progress = jobs::find(&app.engine, key).await?.progress;
+    let told = jobs::last_event(&app.engine, key, PROGRESS_EVENT).await?;
+    let told: Option<serde_json::Value> = told.and_then(|it| serde_json::from_str(&it).ok());
+    let message = told.and_then(|it| it["message"].as_str().map(str::to_owned));
+    Ok(Reply::ok(ProgressView { job_id: key.id.0.to_string(), progress, message }))
+}

@@ -1,0 +1,95 @@
+//! Why a waiting job has not started, in one word for programs.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::domain::job::WaitingFor;
+
+/// Why a waiting job has not started. The most urgent first: those that need a person, then those
+/// that a person has asked for, then those that end by themselves.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema,
+)]
+#[serde(rename_all = "snake_case")]
+#[schema(as = WaitingReason)]
+pub enum Reason {
+    /// Nothing keeps it: it starts as soon as a worker polls.
+    Ready,
+    /// No live worker polls its queue for its type.
+    NoWorkers,
+    /// No live worker has its labels.
+    Labels,
+    /// All slots of the workers are in use.
+    WorkersBusy,
+    /// The circuit breaker has paused its type.
+    CircuitBreaker,
+    /// Its queue is paused.
+    QueuePaused,
+    /// A person has paused its type.
+    TypePaused,
+    /// The concurrency limit of its key or queue is reached.
+    Concurrency,
+    /// The rate limit of its queue is reached.
+    RateLimit,
+    /// Other jobs of its queue come first.
+    OtherJobs,
+    /// Its parents.
+    Parents,
+    /// Its backoff.
+    Backoff,
+    /// Its `run_at`.
+    RunAt,
+}
+
+impl Reason {
+    /// All reasons of jobs that could be claimed.
+    pub const OF_READY_JOBS: [Self; 10] = [
+        Self::Ready,
+        Self::NoWorkers,
+        Self::Labels,
+        Self::WorkersBusy,
+        Self::CircuitBreaker,
+        Self::QueuePaused,
+        Self::TypePaused,
+        Self::Concurrency,
+        Self::RateLimit,
+        Self::OtherJobs,
+    ];
+
+    /// Its name.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Ready => "ready",
+            Self::NoWorkers => "no_workers",
+            Self::Labels => "labels",
+            Self::WorkersBusy => "workers_busy",
+            Self::CircuitBreaker => "circuit_breaker",
+            Self::QueuePaused => "queue_paused",
+            Self::TypePaused => "type_paused",
+            Self::Concurrency => "concurrency",
+            Self::RateLimit => "rate_limit",
+            Self::OtherJobs => "other_jobs",
+            Self::Parents => "parents",
+            Self::Backoff => "backoff",
+            Self::RunAt => "run_at",
+        }
+    }
+
+    /// What the job waits for.
+    #[must_use]
+    pub const fn waits_for(self) -> WaitingFor {
+        match self {
+            Self::Ready | Self::NoWorkers | Self::Labels | Self::WorkersBusy | Self::OtherJobs => {
+                WaitingFor::Worker
+            }
+            Self::QueuePaused => WaitingFor::QueuePaused,
+            Self::CircuitBreaker | Self::TypePaused => WaitingFor::TypePaused,
+            Self::Concurrency => WaitingFor::Concurrency,
+            Self::RateLimit => WaitingFor::RateLimit,
+            Self::Parents => WaitingFor::Parents,
+            Self::Backoff => WaitingFor::Backoff,
+            Self::RunAt => WaitingFor::RunAt,
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! Replaying: a new job with the work of an earlier one. The earlier one stays as it is.
+
+use std::collections::HashMap;
+
+use sqlx::PgConnection;
+
+use crate::{
+    domain::{backoff::RetryPolicy, constraint_key, plan::Tenant},
+    engine::{
+        Engine,
+        enqueue::{
+            self, Extras, NewJob, NewlyStored, Start,
+            dependencies::{OnConflict, TiedJob},
+        },
+    },
+    error::Error,
+    ids::{JobId, JobKey, ProjectId},
+    store::{
+        self,
+        jobs::{JobRow, Payloads},
+    },
+};
+
+/// Changes to the earlier job's work; none keeps it.
+#[derive(Debug, Clone)]
+pub struct Changes {
+    /// The JSON as it was sent.
+    pub payload: Option<String>,
+    pub queue: Option<String>,
+    /// Minus the priority.
+    pub rank: Option<i16>,
+    pub start: Start,
+    /// The trace context of the request.
+    pub traceparent: Option<String>,
+}
+
+/// Stores a new job with the work of an earlier one, in whatever state that is.
+///
+/// # Errors
+/// [`Error::JobNotFound`]. [`Error::Invalid`] when the earlier payload is a template and `changes`
+/// have none. Those of [`enqueue::store()`].
+pub async fn replay(
+    engine: &Engine,
+    tenant: Tenant,
+    (of, id): (JobId, JobId),
+    changes: Changes,
+) -> Result<JobRow, Error> {
+    let key = JobKey { project_id: tenant.project_id, id: of };
+    let row = super::find(engine, key).await?;
+    if row.is_template && changes.payload.is_none() {
+        let message = "must be sent: that of the job is a template of its workflow";
+        return Err(Error::invalid("payload", message));
+    }
+    let mut job = replayed(tenant.project_id, id, &row);
+    job.payload = changes.payload.unwrap_or(job.payload);
+    job.queue = changes.queue.unwrap_or(job.queue);
+    job.rank = changes.rank.unwrap_or(job.rank);
+    job.start = changes.start;
+    job.extras.get_or_insert_default().traceparent = changes.traceparent;
+    let tied = TiedJob::new(job, OnConflict::Reject);
+    let mut stored = enqueue::store(engine, tenant, vec![tied]).await?;
+    stored.pop().map(|it| it.row).ok_or(Error::InDoubt)
+}
+
+/// Stores replays of these jobs, in a transaction of the caller. Jobs that are gone, and those
+/// whose payload is a template, are skipped.
+pub(in crate::engine) async fn replay_in(
+    tx: &mut PgConnection,
+    project_id: ProjectId,
+    ids: &[JobId],
+) -> sqlx::Result<NewlyStored> {
+    let rows = store::jobs::find_all(tx, project_id, ids, Payloads::Shown).await?;
+    let mut found: HashMap<_, _> = rows.into_iter().map(|it| (it.id, it)).collect();
+    let in_order = ids.iter().filter_map(|id| found.remove(id)).filter(|it| !it.is_template);
+    let jobs = in_order.map(|it| replayed(project_id, JobId::generate(), &it)).collect();
+    enqueue::store_in(tx, jobs).await
+}
+
+fn replayed(project_id: ProjectId, id: JobId, row: &JobRow) -> NewJob {
+    let mut job = copy(project_id, id, row);
+    job.extras.get_or_insert_default().replay_of = Some(row.id);
+    job
+}
+
+/// The same work as a new job, to run immediately. It has no parents, unique key, `expires_at`,
+/// batch, callbacks, workflow or trace.
+pub(super) fn copy(project_id: ProjectId, id: JobId, row: &JobRow) -> NewJob {
+    let retry = row.retry.is_some().then(|| RetryPolicy::stored(row.retry.as_ref()));
+    let labels = row.labels.clone().unwrap_or_default();
+    let extras = Extras {
+        constraint_key: constraint_key::of(&row.job_type, &labels, row.concurrency_key.as_deref()),
+        labels,
+        concurrency_key: row.concurrency_key.clone(),
+        concurrency_limit: row.concurrency_limit,
+        envelope: row.envelope.clone(),
+        ..Extras::default()
+    };
+    let tags = row.tags.clone().and_then(|it| serde_json::from_value(it).ok());
+    NewJob {
+        project_id,
+        id,
+        queue: row.queue.clone(),
+        job_type: row.job_type.clone(),
+        rank: row.rank,
+        start: Start::After(0),
+        max_attempts: Some(row.max_attempts),
+        timeout_seconds: row.timeout_seconds,
+        payload: row.payload.clone(),
+        retry: retry.map(sqlx::types::Json),
+        tags: tags.map(sqlx::types::Json),
+        extras: Some(Box::new(extras)),
+    }
+}

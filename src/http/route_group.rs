@@ -1,0 +1,89 @@
+//! Groups of routes. A histogram by route would have thousands of series on each node.
+
+/// Routes of the server that are no part of an API.
+const PLAIN: [&str; 4] = ["/", "/livez", "/readyz", "unmatched"];
+/// Ends of the paths at which workers of adapters wait.
+const ADAPTER_POLLS: [&str; 3] = ["/poll", "/claim", "/workers/fetch"];
+/// Pages and files of the documentation.
+const DOCS: [&str; 3] = ["/docs", "/openapi", "/assets"];
+
+/// The group of a route, as the router names it.
+#[must_use]
+pub fn of(route: &str, method: &str) -> &'static str {
+    if route.ends_with("/stream") {
+        return "stream";
+    }
+    if route.starts_with("/console") {
+        return "console";
+    }
+    if DOCS.iter().any(|it| route.starts_with(it)) {
+        return "docs";
+    }
+    if PLAIN.contains(&route) {
+        return "other";
+    }
+    let Some(path) = route.strip_prefix("/v1") else {
+        let is_poll = ADAPTER_POLLS.iter().any(|it| route.ends_with(it));
+        return if is_poll { "poll" } else { "adapter" };
+    };
+    let path = path.strip_prefix("/projects/{project}").unwrap_or(path);
+    match (method, path) {
+        ("POST", "/jobs" | "/jobs/batch" | "/workflows") => "enqueue",
+        (_, "/workers/poll") => "poll",
+        (_, "/workers/ack" | "/workers/ack/batch") => "ack",
+        (_, "/workers/heartbeat") => "heartbeat",
+        ("GET" | "HEAD", _) => "read",
+        _ => "change",
+    }
+}
+
+/// The label of a route in counters: the pages of the documentation are one.
+#[must_use]
+pub fn label(route: &str) -> &str {
+    if route.starts_with("/docs/") { "/docs/{page}" } else { route }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::telemetry;
+
+    /// All groups.
+    const GROUPS: [&str; 11] = [
+        "enqueue",
+        "poll",
+        "ack",
+        "heartbeat",
+        "read",
+        "change",
+        "stream",
+        "adapter",
+        "console",
+        "docs",
+        "other",
+    ];
+
+    #[test]
+    fn every_route_has_a_group() {
+        for (method, route, group) in [
+            ("POST", "/v1/jobs", "enqueue"),
+            ("GET", "/v1/projects/{project}/jobs", "read"),
+            ("POST", "/v1/projects/{project}/jobs/batch", "enqueue"),
+            ("POST", "/v1/workers/poll", "poll"),
+            ("POST", "/v1/workers/ack/batch", "ack"),
+            ("PATCH", "/v1/queues/{queue}", "change"),
+            ("GET", "/v1/events/stream", "stream"),
+            ("POST", "/ojs/v1/workers/fetch", "poll"),
+            ("POST", "/ojs/v1/jobs", "adapter"),
+            ("GET", "/docs/errors", "docs"),
+            ("GET", "/console/p/{project}/jobs", "console"),
+            ("GET", "unmatched", "other"),
+        ] {
+            assert_eq!(of(route, method), group, "{method} {route}");
+            assert!(GROUPS.contains(&group));
+        }
+        let series = GROUPS.len() * (telemetry::SECONDS_BUCKETS.len() + 1);
+        assert!(series <= 300, "{series} series on each node");
+        assert_eq!((label("/docs/errors"), label("/v1/jobs")), ("/docs/{page}", "/v1/jobs"));
+    }
+}

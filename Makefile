@@ -61,6 +61,7 @@ openapi: ## Regenerate the documents in openapi/ from the handlers
 	$(CARGO) run --locked --quiet -- openapi --dir openapi
 
 clients: setup-test ## Generate clients with five generators, compile them, and run a job with each
+	@sh scripts/setup.sh clients
 	@bash scripts/clients.sh
 
 pictures: setup-test ## Draw the dashboards of a server under load, for docs/pictures/

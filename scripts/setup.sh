@@ -41,6 +41,11 @@ command -v setpriv >/dev/null 2>&1 || [ "$(uname)" = Darwin ] || missing="$missi
 command -v cc >/dev/null 2>&1 || missing="$missing gcc libc6-dev"
 command -v curl >/dev/null 2>&1 || missing="$missing curl"
 command -v python3 >/dev/null 2>&1 || missing="$missing python3"
+if [ "${1:-}" = clients ]; then
+    # Generated Go code imports it.
+    [ -d /usr/share/gocode/src/gopkg.in/validator.v2 ] ||
+        missing="$missing golang-gopkg-validator.v2-dev"
+fi
 if [ "${1:-}" = test ]; then
     command -v go >/dev/null 2>&1 || missing="$missing golang-go"
     command -v openssl >/dev/null 2>&1 || missing="$missing openssl"

@@ -1,29 +1,86 @@
-"""A job from enqueue to ack, through the client that openapi-python-client makes."""
+"""A job from enqueue to ack, and bulk work, through the client that openapi-python-client makes."""
 
 import os
+import time
+from typing import Optional, TypeVar, Union
 
 from fencepost_client import AuthenticatedClient
+from fencepost_client.api.dead_letters import dead_letters_bulk_retry
 from fencepost_client.api.jobs import jobs_create, jobs_get
+from fencepost_client.api.operations import operations_get, operations_list
+from fencepost_client.api.queues import queues_purge
 from fencepost_client.api.workers import workers_ack, workers_heartbeat, workers_poll
-from fencepost_client.models import AckRequest, AckStatus, EnqueueRequest, HeartbeatRequest, PollRequest
+from fencepost_client.models import (
+    AckRequest,
+    AckStatus,
+    DeadLettersFilter,
+    EnqueueRequest,
+    ErrorBody,
+    HeartbeatRequest,
+    OperationState,
+    PollRequest,
+    PurgeRequest,
+    RetryDeadLettersRequest,
+)
+
+T = TypeVar("T")
+
+
+def ok(answer: Optional[Union[T, ErrorBody]]) -> T:
+    """The answer, which must not be an error."""
+    assert answer is not None and not isinstance(answer, ErrorBody), answer
+    return answer
+
 
 queue, worker = "client-python", "python"
 client = AuthenticatedClient(base_url=os.environ["FENCEPOST_URL"], token=os.environ["FENCEPOST_KEY"])
 
-job = jobs_create.sync(client=client, body=EnqueueRequest(job_type="greet", payload={"name": "Ada"}, queue=queue))
-polled = workers_poll.sync(client=client, body=PollRequest(worker_id=worker, queues=[queue], wait_seconds=5))
-[leased] = polled.jobs
-assert leased.id == job.id and leased.attempt == 1, leased
-assert leased.payload == {"name": "Ada"}, leased.payload
-fence = {"job_id": leased.id, "worker_id": worker, "attempt": leased.attempt, "lease_id": leased.lease_id}
-beat = workers_heartbeat.sync(client=client, body=HeartbeatRequest(**fence, progress=0.5))
-assert beat.status == "ok", beat
-acked = workers_ack.sync(
-    client=client, body=AckRequest(**fence, status=AckStatus.SUCCEEDED, result={"greeting": "Hello, Ada!"})
-)
-assert acked.action == "done", acked
-done = jobs_get.sync(job.id, client=client)
+
+def enqueue() -> str:
+    body = EnqueueRequest(job_type="greet", payload={"name": "Ada"}, queue=queue, max_attempts=1)
+    return ok(jobs_create.sync(client=client, body=body)).id
+
+
+def ack_next(status: AckStatus) -> str:
+    poll = PollRequest(worker_id=worker, queues=[queue], wait_seconds=5)
+    [leased] = ok(workers_poll.sync(client=client, body=poll)).jobs
+    assert leased.payload == {"name": "Ada"} and leased.attempt >= 1, leased
+    beat = HeartbeatRequest(
+        worker_id=worker, job_id=leased.id, attempt=leased.attempt, lease_id=leased.lease_id, progress=0.5
+    )
+    assert ok(workers_heartbeat.sync(client=client, body=beat)).status == "ok"
+    ack = AckRequest(
+        job_id=leased.id, worker_id=worker, attempt=leased.attempt, lease_id=leased.lease_id, status=status
+    )
+    if status == AckStatus.ACK_STATUS_SUCCEEDED:
+        ack.result = {"greeting": "Hello, Ada!"}
+    assert ok(workers_ack.sync(client=client, body=ack)).action == "done"
+    return leased.id
+
+
+def ends(operation_id: str) -> None:
+    while (state := ok(operations_get.sync(operation_id, client=client)).state) == OperationState.OPERATION_STATE_RUNNING:
+        time.sleep(0.05)
+    assert state == OperationState.OPERATION_STATE_SUCCEEDED, state
+
+
+job = enqueue()
+assert ack_next(AckStatus.ACK_STATUS_SUCCEEDED) == job
+done = ok(jobs_get.sync(job, client=client))
 assert done.state == "succeeded" and done.result == {"greeting": "Hello, Ada!"}, done
 missing = jobs_get.sync("job_01m7w3ha3aextt8pkwwdmxsmqw", client=client)
-assert missing.error.code == "job_not_found", missing
-print("worked", job.id)
+assert isinstance(missing, ErrorBody) and missing.error.code == "job_not_found", missing
+
+dead = enqueue()
+assert ack_next(AckStatus.ACK_STATUS_FAILED) == dead
+retry = RetryDeadLettersRequest(filter_=DeadLettersFilter(queue=queue))
+retried = ok(dead_letters_bulk_retry.sync(client=client, body=retry))
+assert retried.count == 1 and retried.operation, retried
+ends(retried.operation.id)
+assert ack_next(AckStatus.ACK_STATUS_SUCCEEDED) == dead
+enqueue()
+purged = ok(queues_purge.sync(queue, client=client, body=PurgeRequest(confirm=queue)))
+ends(purged.id)
+listed = ok(operations_list.sync(client=client)).operations
+assert {it.id for it in listed} >= {retried.operation.id, purged.id}, listed
+print("worked", job)

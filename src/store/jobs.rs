@@ -232,6 +232,57 @@ pub async fn attempts(
     Ok(rows)
 }
 
+/// The past attempts of these jobs that did not succeed, in the order of their claims, without
+/// stack traces: at most `per_job` of each, and the newest [`limits::MAX_SHOWN_ATTEMPTS`] of all.
+pub async fn attempts_of_all(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    ids: &[JobId],
+    per_job: i64,
+) -> sqlx::Result<Vec<(JobId, AttemptRow)>> {
+    let rows = sqlx::query!(
+        r#"
+        select job_id "job_id: JobId", attempt, worker_id, claimed_at, ended_at,
+               outcome "outcome: AttemptOutcome", error_kind, error_message, error_truncated,
+               retry_at, duration_ms
+        from unnest($2::uuid[]) as sought(id)
+        cross join lateral (
+            select job_id, attempt, worker_id, claimed_at, ended_at, outcome, error_kind,
+                   error_message, error_truncated, retry_at, duration_ms
+            from attempts
+            where project_id = $1 and job_id = sought.id
+            order by attempt desc
+            limit $3
+        ) past
+        order by claimed_at desc
+        limit $4
+        "#,
+        project_id.0,
+        &ids.iter().map(|it| it.0).collect::<Vec<Uuid>>(),
+        per_job,
+        limits::MAX_SHOWN_ATTEMPTS,
+    )
+    .fetch_all(conn)
+    .await?;
+    let with_id = rows.into_iter().rev().map(|it| {
+        let row = AttemptRow {
+            attempt: it.attempt,
+            worker_id: it.worker_id,
+            claimed_at: it.claimed_at,
+            ended_at: it.ended_at,
+            outcome: it.outcome,
+            error_kind: it.error_kind,
+            error_message: it.error_message,
+            error_stack_trace: None,
+            error_truncated: it.error_truncated,
+            retry_at: it.retry_at,
+            duration_ms: it.duration_ms,
+        };
+        (it.job_id, row)
+    });
+    Ok(with_id.collect())
+}
+
 /// The latest error that a worker reported for each of these jobs.
 pub async fn last_errors(
     conn: &mut PgConnection,

@@ -8,6 +8,7 @@
 mod attempt;
 mod claim;
 mod read;
+mod runs;
 
 use axum::{Json as Reply, response::Response};
 use serde::Serialize;
@@ -46,7 +47,8 @@ pub(super) const ADAPTER: Adapter = Adapter {
             workflows; a `job_id` here names a job and an attempt.",
         license(name = "MIT OR Apache-2.0", identifier = "MIT OR Apache-2.0"),
     ),
-    tags((name = "Jobs", description = "Register, poll, heartbeat, ack and report."), (name = "Workers", description = "Registered workers."))
+    tags((name = "Jobs", description = "Register, poll, heartbeat, ack and report."), (name = "Workers", description = "Registered workers."),
+        (name = "Runs", description = "What a run did."))
 )]
 struct MobiusDocument;
 
@@ -58,6 +60,8 @@ fn routes() -> OpenApiRouter<App> {
         .routes(routes!(attempt::emit))
         .routes(routes!(read::get))
         .routes(routes!(read::workers))
+        .routes(routes!(runs::jobs_of_run))
+        .routes(routes!(runs::action_log))
 }
 
 /// The status and the code of an error in this protocol.

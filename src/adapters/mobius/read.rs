@@ -41,9 +41,10 @@ pub struct Job {
     action: String,
     /// Queue.
     queue: String,
-    /// Payload.
-    #[schema(value_type = Object)]
-    parameters: Box<RawValue>,
+    /// Payload; absent in lists.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Object>)]
+    parameters: Option<Box<RawValue>>,
     /// State of the attempt.
     status: Status,
     /// Worker of the attempt.
@@ -92,8 +93,24 @@ impl Status {
     }
 }
 
+/// Whether a job shows its parameters and its result.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Shown {
+    Whole,
+    WithoutPayloads,
+}
+
 impl Job {
-    fn of(attempt: i32, row: JobRow, ended: &[AttemptRow]) -> Result<Self, Error> {
+    /// One attempt of a job.
+    ///
+    /// # Errors
+    /// [`Error::JobNotFound`] when the job neither had nor waits for that attempt.
+    pub fn of(
+        attempt: i32,
+        row: JobRow,
+        ended: &[AttemptRow],
+        shown: Shown,
+    ) -> Result<Self, Error> {
         let stage = attempt::stage(attempt, &row, ended)?;
         let status = Status::of(&stage);
         let past = if let Stage::Failed(past) = stage { past } else { None };
@@ -113,7 +130,10 @@ impl Job {
             step_name: row.workflow_key.unwrap_or_else(|| row.job_type.clone()),
             action: row.job_type,
             queue: row.queue,
-            parameters: work::object(&row.payload)?,
+            parameters: match shown {
+                Shown::Whole => Some(work::object(&row.payload)?),
+                Shown::WithoutPayloads => None,
+            },
             status,
             claimed_by: past.map(|it| it.worker_id.clone()).or(row.worker_id.filter(|_| is_held)),
             claimed_at,
@@ -159,7 +179,7 @@ pub async fn get(
     let key = JobKey { project_id: caller.project_id, id };
     let (row, ended) = jobs::find_with_attempts(&app.engine, key).await?;
     let attempt = attempt.unwrap_or_else(|| attempt::latest_attempt(&row, &ended));
-    Job::of(attempt, row, &ended).map(Reply)
+    Job::of(attempt, row, &ended, Shown::Whole).map(Reply)
 }
 
 /// A list of workers.

@@ -54,6 +54,20 @@ pub async fn find_all(
     Ok(store::jobs::find_all(&mut conn, project_id, ids, Payloads::Shown).await?)
 }
 
+/// Those of these jobs that exist, in no order, without payloads and results; and their past
+/// attempts that did not succeed, oldest first, at most `per_job` of each, without stack traces.
+pub async fn find_all_with_attempts(
+    engine: &Engine,
+    project_id: ProjectId,
+    ids: &[JobId],
+    per_job: i64,
+) -> Result<(Vec<JobRow>, Vec<(JobId, AttemptRow)>), Error> {
+    let mut conn = engine.pools.read_for(project_id).await?;
+    let rows = store::jobs::find_all(&mut conn, project_id, ids, Payloads::LeftOut).await?;
+    let attempts = store::jobs::attempts_of_all(&mut conn, project_id, ids, per_job).await?;
+    Ok((rows, attempts))
+}
+
 /// A page of jobs, newest first, starting below `before`; and, if there may be more, the id below
 /// which they are.
 pub async fn page(

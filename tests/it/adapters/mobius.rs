@@ -76,6 +76,67 @@ fn a_retry_is_a_new_job_and_the_old_one_reads_failed() {
 }
 
 #[test]
+fn a_run_lists_its_jobs_and_what_was_done() {
+    run(async |t| {
+        let retry = json!({"initial_seconds": 0, "jitter_seconds": 0});
+        let work = json!({"name": "import", "jobs": [
+            {"key": "fetch", "job_type": "http.get", "payload": {"n": 1}, "retry": retry},
+            {"key": "store", "job_type": "db.put", "depends_on": ["fetch"]},
+        ]});
+        let workflow = t.post("/v1/workflows", work).await.is(201);
+        let run =
+            format!("/mobius/v1/projects/main/runs/{}", workflow["id"].as_str().expect("an id"));
+        let first = claim(t).await;
+        assert_eq!(first["run_id"], workflow["id"]);
+        let failed = json!({"status": "failed", "error_type": "Oops", "error_message": "it broke"});
+        say(t, &first, "complete", failed).await.is_empty(204);
+        let poll = json!({"worker_id": "worker-1", "wait_seconds": 10});
+        let again = t.post(&format!("{JOBS}/claim"), poll).await.is(200);
+        say(t, &again, "complete", json!({"status": "completed"})).await.is_empty(204);
+
+        let log = t.get(&format!("{run}/action-log")).await.is(200);
+        let told: Vec<_> = log["items"].as_array().expect("a list").iter().collect();
+        let ids: Vec<_> = told.iter().map(|it| it["id"].clone()).collect();
+        assert_eq!(ids, [first["job_id"].clone(), again["job_id"].clone()]);
+        assert_eq!(
+            (&told[0]["error"], &told[0]["step_name"]),
+            (&json!("it broke"), &json!("fetch"))
+        );
+        assert_eq!((&told[1]["error"], &told[1]["action"]), (&json!(null), &json!("http.get")));
+        assert!(told.iter().all(|it| it["duration_ms"].as_i64().is_some_and(|it| it >= 0)));
+
+        let jobs = t.get(&format!("{run}/jobs")).await.is(200);
+        let states: Vec<_> = jobs["items"]
+            .as_array()
+            .expect("a list")
+            .iter()
+            .map(|it| {
+                (it["step_name"].clone(), it["status"].clone(), it.get("parameters").is_none())
+            })
+            .collect();
+        let expected = [("fetch", "completed"), ("store", "pending")];
+        assert_eq!(states, expected.map(|it| (json!(it.0), json!(it.1), true)));
+    });
+}
+
+#[test]
+fn a_job_without_a_workflow_is_a_run_of_its_own() {
+    run(async |t| {
+        let id = t.enqueue(json!({})).await;
+        let run = format!("/mobius/v1/projects/main/runs/{id}");
+        assert_eq!(t.get(&format!("{run}/action-log")).await.is(200)["items"], json!([]));
+        assert_eq!(
+            t.get(&format!("{run}/jobs")).await.is(200)["items"][0]["id"],
+            format!("{id}-1")
+        );
+        for unknown in ["job_01m7w3ha3aextt8pkwwdmxsmqw", "wf_01m7w3ha3aextt8pkwwdmxsmqw", "x"] {
+            let missing = format!("/mobius/v1/projects/main/runs/{unknown}/jobs");
+            assert_eq!(t.get(&missing).await.is(404)["error"]["code"], "not_found", "{unknown}");
+        }
+    });
+}
+
+#[test]
 fn a_cancelled_job_is_told_and_reads_failed() {
     run(async |t| {
         let id = t.enqueue(json!({})).await;

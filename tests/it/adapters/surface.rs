@@ -43,6 +43,7 @@ fn operations(named: &Named) -> Vec<Operation> {
                     .replace("{lease_id}", &lease)
                     .replace("{workflow_id}/{job_id}", &format!("{job}/{job}"))
                     .replace("{workflow_id}/jobs/{job_id}", &format!("{job}/jobs/{job}"))
+                    .replace("/runs/{id}", &format!("/runs/{}", named.job_id))
                     .replace("{id}", &job)
                     .replace("{worker_id}", "w")
                     .replace("{name}", "x");

@@ -61,6 +61,8 @@ create table jobs (
     batch_id uuid,
     -- Its end enqueues jobs. Null: it does not.
     has_callbacks boolean,
+    -- Its payload is a command for a shell. Null: it is not.
+    has_command boolean,
     primary key (project_id, id),
     -- Few and short: PostgreSQL evaluates each at every write.
     check ((state = 'processing') = (lease_expires_at is not null)),
@@ -85,6 +87,9 @@ where state = 'pending' and constraint_key is null;
 -- Claims of polls that name job types: they must not walk over other types.
 create index jobs_ready_by_type on jobs (project_id, queue, job_type, rank, run_at, id)
 where state = 'pending' and constraint_key is null;
+-- Claims of polls for commands only: they must not walk over other jobs.
+create index jobs_ready_commands on jobs (project_id, queue, rank, run_at, id)
+where state = 'pending' and constraint_key is null and has_command;
 -- Claims of constrained jobs, key by key.
 create index jobs_constrained on jobs (project_id, queue, constraint_key, rank, run_at, id)
 where state = 'pending' and constraint_key is not null;
@@ -159,6 +164,10 @@ create table job_bodies (
     envelope text,
     primary key (project_id, job_id)
 );
+
+-- The jobs of a batch, live and ended: its list, and bulk operations on it.
+create index job_bodies_by_batch on job_bodies (project_id, batch_id, job_id)
+where batch_id is not null;
 
 -- Succeeded and cancelled jobs, with what answers a repeated ack and what a retry restores. The
 -- columns are those of `jobs`.

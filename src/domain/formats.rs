@@ -5,8 +5,11 @@ use chrono::{DateTime, Utc};
 use serde::{Deserialize, Deserializer, de::Error};
 use uuid::Uuid;
 
+use crate::ids::BatchId;
+
 const TIME: &str = "must be a time with its zone, as in RFC 3339: 2026-01-31T12:00:00Z";
 const FINGERPRINT: &str = "must be the fingerprint of a group";
+const BATCH: &str = "must be the id of a batch";
 
 /// A time, for `#[serde(deserialize_with)]`. Null is no time.
 pub fn optional_time<'de, D: Deserializer<'de>>(
@@ -28,6 +31,18 @@ pub fn named_fingerprint<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Uu
     text.parse().map(Some).map_err(|_| D::Error::custom(FINGERPRINT))
 }
 
+/// The id of a batch. Null is no batch.
+pub fn optional_batch<'de, D: Deserializer<'de>>(from: D) -> Result<Option<BatchId>, D::Error> {
+    let text = Option::<String>::deserialize(from).map_err(|_| D::Error::custom(BATCH))?;
+    text.map(|it| it.parse().map_err(|_| D::Error::custom(BATCH))).transpose()
+}
+
+/// The id of a batch where null is refused.
+pub fn named_batch<'de, D: Deserializer<'de>>(from: D) -> Result<Option<BatchId>, D::Error> {
+    let text = String::deserialize(from).map_err(|_| D::Error::custom(BATCH))?;
+    text.parse().map(Some).map_err(|_| D::Error::custom(BATCH))
+}
+
 fn parse_time<E: Error>(text: &str) -> Result<DateTime<Utc>, E> {
     text.parse().map_err(|_| E::custom(TIME))
 }
@@ -44,6 +59,10 @@ mod tests {
         since: Option<DateTime<Utc>>,
         #[serde(default, deserialize_with = "named_fingerprint")]
         fingerprint: Option<Uuid>,
+        #[serde(default, deserialize_with = "optional_batch")]
+        batch_id: Option<BatchId>,
+        #[serde(default, deserialize_with = "named_batch")]
+        named_batch_id: Option<BatchId>,
     }
 
     #[test]
@@ -57,11 +76,15 @@ mod tests {
         check(r#"{"since": null}"#, TIME);
         check(r#"{"fingerprint": "abc"}"#, FINGERPRINT);
         check(r#"{"fingerprint": null}"#, FINGERPRINT);
+        check(r#"{"batch_id": "job_01m7w3ha3aextt8pkwwdmxsmqw"}"#, BATCH);
+        check(r#"{"named_batch_id": null}"#, BATCH);
     }
 
     #[test]
     fn a_value_may_be_missing_and_a_time_may_be_null() {
-        let read: Request = serde_json::from_str(r#"{"run_at": null}"#).expect("it reads");
+        let read: Request =
+            serde_json::from_str(r#"{"run_at": null, "batch_id": null}"#).expect("it reads");
+        assert!(read.batch_id.is_none() && read.named_batch_id.is_none());
         assert!(read.run_at.is_none() && read.since.is_none() && read.fingerprint.is_none());
         let read: Request =
             serde_json::from_str(r#"{"run_at": "2026-01-31T12:00:00+01:00"}"#).expect("it reads");

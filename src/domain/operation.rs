@@ -6,6 +6,7 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::{formats, job::JobState};
+use crate::ids::BatchId;
 
 /// Jobs of one step at most.
 pub const MAX_STEP_JOBS: i64 = 50;
@@ -112,6 +113,14 @@ pub struct JobFilter {
     /// Only jobs with this tag: `name:value`, or `name` for any value.
     #[serde(default, deserialize_with = "named", skip_serializing_if = "Option::is_none")]
     pub tag: Option<String>,
+    /// Only jobs of this batch.
+    #[serde(
+        default,
+        deserialize_with = "formats::named_batch",
+        skip_serializing_if = "Option::is_none"
+    )]
+    #[schema(value_type = Option<String>, example = "batch_01m7w3ha3aextt8pkwwdmxsmqw")]
+    pub batch_id: Option<BatchId>,
     /// Only jobs stored at this time or later.
     #[serde(
         default,

@@ -232,6 +232,9 @@ pub async fn insert_jobs(
                    case when extras is not null and jsonb_array_length(extras->'labels') > 0
                        then array(select jsonb_array_elements_text(extras->'labels'))
                    end as labels,
+                   case when payload ^@ '"' or payload like '%"command"%'
+                       then nullif(offers_command(payload), false)
+                   end as has_command,
                    coalesce((extras->>'unfinished_parents')::int, 0) as unfinished_parents,
                    starts.run_at,
                    case
@@ -275,14 +278,15 @@ pub async fn insert_jobs(
             insert into jobs (
                 project_id, id, queue, job_type, state, rank, run_at, max_attempts,
                 timeout_seconds, labels, unfinished_parents, constraint_key, concurrency_key,
-                concurrency_limit, unique_key, expires_at, children, batch_id, has_callbacks
+                concurrency_limit, unique_key, expires_at, children, batch_id, has_callbacks,
+                has_command
             )
             select project_id, id, queue, job_type, state, rank, run_at, max_attempts,
                    timeout_seconds, labels, unfinished_parents, (extras->>'constraint_key')::uuid,
                    extras->>'concurrency_key', (extras->>'concurrency_limit')::int,
                    extras->>'unique_key', (extras->>'expires_at')::timestamptz,
                    coalesce((extras->>'children')::int, 0), (extras->>'batch_id')::uuid,
-                   case when extras->>'callbacks' is not null then true end
+                   case when extras->>'callbacks' is not null then true end, has_command
             from new
         ), counted as (
             insert into queue_deltas (project_id, queue, scheduled, active, enqueued)

@@ -198,17 +198,16 @@ pub struct ClaimLimits<'a> {
     pub max_jobs: i64,
 }
 
-/// Jobs of a queue that are searched for commands. All jobs with one constraint key have one type,
-/// so a few tell: the statement has 20 of each as a literal.
-pub const MAX_EXAMINED_FOR_COMMANDS: i64 = 200;
+/// Jobs with one constraint key that are searched for commands: they have one type, so a few tell.
+pub const MAX_EXAMINED_FOR_COMMANDS: i64 = 20;
 
 /// Leases the best jobs of one claim, with and without constraint keys. The keys and the queue's
 /// limits must be locked by an earlier statement of this transaction.
 ///
 /// A job may start while fewer than its `concurrency_limit` run under its key, including those
 /// started before it by this claim. A claim for commands only searches the first
-/// [`MAX_EXAMINED_FOR_COMMANDS`] jobs. Like [`super::claims::claim_some_types`], it also returns
-/// how many were selected.
+/// [`MAX_EXAMINED_FOR_COMMANDS`] jobs of each constraint key; others have an index. Like
+/// [`super::claims::claim_some_types`], it also returns how many were selected.
 pub async fn claim_constrained(
     conn: &mut PgConnection,
     claim: &QueueClaim<'_>,
@@ -227,21 +226,15 @@ pub async fn claim_constrained(
             cross join lateral (
                 select id, rank, run_at, concurrency_key, concurrency_limit
                 from (
-                    select id, rank, run_at, concurrency_key, concurrency_limit
+                    select id, rank, run_at, concurrency_key, concurrency_limit, has_command
                     from jobs
                     where project_id = $1 and queue = $2 and state = 'pending'
                         and constraint_key = passed.constraint_key
                         and (expires_at is null or expires_at > statement_timestamp())
                     order by rank, run_at, id
-                    limit coalesce(least($17::bigint, 20), $5::bigint)
+                    limit coalesce($17::bigint, $5::bigint)
                 ) near
-                left join lateral (
-                    select offers_command(body.payload) as offers
-                    from job_bodies body
-                    where $17 is not null and body.project_id = $1 and body.job_id = near.id
-                    limit 1
-                ) command on true
-                where $17 is null or command.offers
+                where $17 is null or has_command
                 order by rank, run_at, id
                 limit $5::bigint
             ) found
@@ -258,24 +251,25 @@ pub async fn claim_constrained(
         ), ready as materialized (
             (
                 select id, rank, run_at
-                from (
-                    select id, rank, run_at
-                    from jobs
-                    where $3::text[] is null
-                        and project_id = $1 and queue = $2 and state = 'pending'
-                        and constraint_key is null
-                        and (expires_at is null or expires_at > statement_timestamp())
-                        and (rank, run_at) >= ($6::smallint, $7::timestamptz)
-                    order by rank, run_at, id
-                    limit coalesce($17::bigint, $5::bigint)
-                ) near
-                left join lateral (
-                    select offers_command(body.payload) as offers
-                    from job_bodies body
-                    where $17 is not null and body.project_id = $1 and body.job_id = near.id
-                    limit 1
-                ) command on true
-                where $17 is null or command.offers
+                from jobs
+                where $3::text[] is null and $17::bigint is null
+                    and project_id = $1 and queue = $2 and state = 'pending'
+                    and constraint_key is null
+                    and (expires_at is null or expires_at > statement_timestamp())
+                    and (rank, run_at) >= ($6::smallint, $7::timestamptz)
+                order by rank, run_at, id
+                limit $5::bigint
+            )
+            union all
+            (
+                select id, rank, run_at
+                from jobs
+                where $17::bigint is not null
+                    and project_id = $1 and queue = $2 and state = 'pending'
+                    and constraint_key is null and has_command
+                    and ($3::text[] is null or job_type = any($3))
+                    and (expires_at is null or expires_at > statement_timestamp())
+                    and (rank, run_at) >= ($6::smallint, $7::timestamptz)
                 order by rank, run_at, id
                 limit $5::bigint
             )
@@ -284,23 +278,12 @@ pub async fn claim_constrained(
             from unnest($3::text[]) as wanted(job_type)
             cross join lateral (
                 select id, rank, run_at
-                from (
-                    select id, rank, run_at
-                    from jobs
-                    where project_id = $1 and queue = $2 and job_type = wanted.job_type
-                        and state = 'pending' and constraint_key is null
-                        and (expires_at is null or expires_at > statement_timestamp())
-                        and (rank, run_at) >= ($6::smallint, $7::timestamptz)
-                    order by rank, run_at, id
-                    limit coalesce($17::bigint, $5::bigint)
-                ) near
-                left join lateral (
-                    select offers_command(body.payload) as offers
-                    from job_bodies body
-                    where $17 is not null and body.project_id = $1 and body.job_id = near.id
-                    limit 1
-                ) command on true
-                where $17 is null or command.offers
+                from jobs
+                where $17::bigint is null
+                    and project_id = $1 and queue = $2 and job_type = wanted.job_type
+                    and state = 'pending' and constraint_key is null
+                    and (expires_at is null or expires_at > statement_timestamp())
+                    and (rank, run_at) >= ($6::smallint, $7::timestamptz)
                 order by rank, run_at, id
                 limit $5::bigint
             ) found

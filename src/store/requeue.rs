@@ -139,7 +139,8 @@ pub async fn requeue_cancelled(
                 project_id, id, queue, job_type, state, rank, run_at, created_at, attempt, failures,
                 max_attempts, timeout_seconds, labels, constraint_key, concurrency_key,
                 concurrency_limit,
-                unique_key, expires_at, unfinished_parents, children, batch_id, has_callbacks
+                unique_key, expires_at, unfinished_parents, children, batch_id, has_callbacks,
+                has_command
             )
             select gone.project_id, gone.id, gone.queue, gone.job_type,
                    case
@@ -157,7 +158,8 @@ pub async fn requeue_cancelled(
                    body.unique_key,
                    case when body.expires_at > statement_timestamp() then body.expires_at end,
                    gone.unfinished, gone.children, body.batch_id,
-                   case when body.callbacks is not null then true end
+                   case when body.callbacks is not null then true end,
+                   nullif(offers_command(body.payload), false)
             from gone
             join job_bodies body on body.project_id = gone.project_id and body.job_id = gone.id
             cross join lateral (

@@ -145,7 +145,8 @@ async fn begin<P: Permit + Clone>(
 }
 
 fn check_filter(kind: Kind, filter: &JobFilter, check: &mut Check) {
-    let JobFilter { state, queue, job_type, tag, created_after, created_before } = filter;
+    let JobFilter { state, queue, job_type, tag, batch_id: _, created_after, created_before } =
+        filter;
     if state.is_some_and(|it| !kind.states().contains(&it)) {
         let states: Vec<_> = kind.states().iter().map(|it| it.as_str()).collect();
         check.refuse("filter.state", format!("must be one of: {}", states.join(", ")));

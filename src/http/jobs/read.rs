@@ -18,7 +18,7 @@ use crate::{
         cursor::{self, List},
         error::ErrorBody,
     },
-    ids::{JobId, JobKey, ProjectId},
+    ids::{BatchId, JobId, JobKey, ProjectId},
     store,
     wire::{
         ClientGone,
@@ -98,6 +98,10 @@ pub struct ListQuery {
     job_type: Option<String>,
     /// Only jobs with this tag: `name:value`, or `name` for any value.
     tag: Option<String>,
+    /// Only jobs of this batch.
+    #[serde(default, deserialize_with = "formats::optional_batch")]
+    #[param(value_type = Option<String>, example = "batch_01m7w3ha3aextt8pkwwdmxsmqw")]
+    batch_id: Option<BatchId>,
     /// Only jobs stored at this time or later.
     #[serde(default, deserialize_with = "formats::optional_time")]
     created_after: Option<DateTime<Utc>>,
@@ -131,8 +135,8 @@ pub struct JobPage {
     /// Pass it as `cursor` to get the next page.
     #[schema(required)]
     pub next_cursor: Option<String>,
-    /// Same as `next_cursor`, under the name that older published clients use.
-    #[schema(required)]
+    /// Same as `next_cursor`, under the name that older published clients use; not in the document.
+    #[schema(ignore)]
     pub cursor: Option<String>,
 }
 
@@ -168,6 +172,7 @@ pub async fn list(
         queue: query.queue,
         job_type: query.job_type,
         tag: query.tag.as_deref().map(store::jobs::read_tag),
+        batch_id: query.batch_id,
         created_after: query.created_after,
         created_before: query.created_before,
     };

@@ -12,7 +12,7 @@ use crate::{
         limits,
         operation::{JobFilter, Kind},
     },
-    ids::{JobId, ProjectId},
+    ids::{BatchId, JobId, ProjectId},
 };
 
 /// Which jobs a list shows. Conditions are combined with "and".
@@ -26,6 +26,8 @@ pub struct Filter {
     pub job_type: Option<String>,
     /// Only jobs with this tag; without a value, with any value.
     pub tag: Option<(String, Option<String>)>,
+    /// Only jobs of this batch.
+    pub batch_id: Option<BatchId>,
     /// Only jobs stored at this time or later.
     pub created_after: Option<DateTime<Utc>>,
     /// Only jobs stored before this time.
@@ -42,6 +44,7 @@ impl Filter {
             queue: filter.queue.clone(),
             job_type: filter.job_type.clone(),
             tag: filter.tag.as_deref().map(read_tag),
+            batch_id: filter.batch_id,
             created_after: filter.created_after,
             created_before: filter.created_before,
         }
@@ -153,6 +156,7 @@ async fn walk_up(
                 (select id, queue, job_type, state, created_at
                  from jobs
                  where (cardinality($5::text[]) = 0 or not $5 <@ array['succeeded', 'cancelled'])
+                     and $13::uuid is null
                      and project_id = $1 and id < $2 and id >= $3
                  order by id
                  limit $4)
@@ -160,8 +164,23 @@ async fn walk_up(
                 (select id, queue, job_type, state, created_at
                  from finished_jobs
                  where (cardinality($5::text[]) = 0 or $5 && array['succeeded', 'cancelled'])
+                     and $13::uuid is null
                      and project_id = $1 and id < $2 and id >= $3
                  order by id
+                 limit $4)
+                union all
+                (select member.job_id, job.queue, job.job_type, job.state, job.created_at
+                 from job_bodies member
+                 cross join lateral (
+                     select queue, job_type, state, created_at
+                     from jobs where project_id = $1 and id = member.job_id
+                     union all
+                     select queue, job_type, state, created_at
+                     from finished_jobs where project_id = $1 and id = member.job_id
+                 ) job
+                 where member.project_id = $1 and member.batch_id = $13
+                     and member.job_id < $2 and member.job_id >= $3
+                 order by member.job_id
                  limit $4)
             ) both_tables
             order by id
@@ -198,6 +217,7 @@ async fn walk_up(
         filter.tag_name(),
         filter.tag_value(),
         limit,
+        filter.batch_id.map(|it| it.0),
     )
     .fetch_one(conn)
     .await
@@ -219,6 +239,7 @@ async fn walk_down(
                 (select id, queue, job_type, state, created_at
                  from jobs
                  where (cardinality($5::text[]) = 0 or not $5 <@ array['succeeded', 'cancelled'])
+                     and $13::uuid is null
                      and project_id = $1 and id < $2 and id >= $3
                  order by id desc
                  limit $4)
@@ -226,8 +247,23 @@ async fn walk_down(
                 (select id, queue, job_type, state, created_at
                  from finished_jobs
                  where (cardinality($5::text[]) = 0 or $5 && array['succeeded', 'cancelled'])
+                     and $13::uuid is null
                      and project_id = $1 and id < $2 and id >= $3
                  order by id desc
+                 limit $4)
+                union all
+                (select member.job_id, job.queue, job.job_type, job.state, job.created_at
+                 from job_bodies member
+                 cross join lateral (
+                     select queue, job_type, state, created_at
+                     from jobs where project_id = $1 and id = member.job_id
+                     union all
+                     select queue, job_type, state, created_at
+                     from finished_jobs where project_id = $1 and id = member.job_id
+                 ) job
+                 where member.project_id = $1 and member.batch_id = $13
+                     and member.job_id < $2 and member.job_id >= $3
+                 order by member.job_id desc
                  limit $4)
             ) both_tables
             order by id desc
@@ -264,6 +300,7 @@ async fn walk_down(
         filter.tag_name(),
         filter.tag_value(),
         limit,
+        filter.batch_id.map(|it| it.0),
     )
     .fetch_one(conn)
     .await
@@ -286,6 +323,7 @@ pub async fn count(
                 (select id, queue, job_type, state, created_at
                  from jobs
                  where (cardinality($5::text[]) = 0 or not $5 <@ array['succeeded', 'cancelled'])
+                     and $12::uuid is null
                      and project_id = $1 and id < $2 and id >= $3
                  order by id desc
                  limit $4)
@@ -293,8 +331,23 @@ pub async fn count(
                 (select id, queue, job_type, state, created_at
                  from finished_jobs
                  where (cardinality($5::text[]) = 0 or $5 && array['succeeded', 'cancelled'])
+                     and $12::uuid is null
                      and project_id = $1 and id < $2 and id >= $3
                  order by id desc
+                 limit $4)
+                union all
+                (select member.job_id, job.queue, job.job_type, job.state, job.created_at
+                 from job_bodies member
+                 cross join lateral (
+                     select queue, job_type, state, created_at
+                     from jobs where project_id = $1 and id = member.job_id
+                     union all
+                     select queue, job_type, state, created_at
+                     from finished_jobs where project_id = $1 and id = member.job_id
+                 ) job
+                 where member.project_id = $1 and member.batch_id = $12
+                     and member.job_id < $2 and member.job_id >= $3
+                 order by member.job_id desc
                  limit $4)
             ) both_tables
             order by id desc
@@ -326,6 +379,7 @@ pub async fn count(
         filter.created_before,
         filter.tag_name(),
         filter.tag_value(),
+        filter.batch_id.map(|it| it.0),
     )
     .fetch_one(conn)
     .await?;

@@ -251,11 +251,12 @@ pub async fn fire(conn: &mut PgConnection, fires: &[Fire]) -> sqlx::Result<Vec<W
         ), live as (
             insert into jobs (
                 project_id, id, queue, job_type, state, rank, run_at, max_attempts,
-                timeout_seconds, constraint_key, concurrency_key, concurrency_limit
+                timeout_seconds, constraint_key, concurrency_key, concurrency_limit, has_command
             )
             select project_id, job_id, queue, job_type, state, rank, run_at, max_attempts,
                    timeout_seconds, constraint_key, concurrency_key,
-                   case when concurrency_key is not null then 1 end
+                   case when concurrency_key is not null then 1 end,
+                   nullif(offers_command(payload), false)
             from new
         ), counted as (
             insert into queue_deltas (project_id, queue, scheduled, active, enqueued)

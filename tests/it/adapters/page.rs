@@ -29,7 +29,7 @@ fn the_page_of_protocols_has_the_codes_numbers() {
             seconds(workflow_graph::DEFAULT_LEASE_SECONDS.into()),
         ),
         (
-            "workflow-graph: jobs of a queue looked through for commands",
+            "workflow-graph: jobs alike in type, labels and key looked through for commands",
             limited_claims::MAX_EXAMINED_FOR_COMMANDS.to_string(),
         ),
         ("queues of a poll that names none", dispatch::MAX_QUEUES.to_string()),

@@ -102,6 +102,25 @@ fn only_jobs_with_a_command_are_offered_and_the_others_are_left_alone() {
 }
 
 #[test]
+fn a_command_is_found_behind_any_number_of_other_jobs() {
+    run(async |t| {
+        let others = |n: usize| json!({"jobs": vec![json!({"job_type": "t", "priority": 1}); n]});
+        for _ in 0..3 {
+            t.post("/v1/jobs/batch", others(100)).await.is(201);
+        }
+        let wanted = t.enqueue(json!({"payload": "ls"})).await;
+        let claimed = claim(t, json!([])).await;
+        assert_eq!(claimed["job"]["job_id"], wanted);
+        // So after a retry of an ended job.
+        t.act(&format!("/v1/jobs/{wanted}/cancel")).await.is(200);
+        say(t, &claimed, "fail", json!({"error": "stopped", "retryable": false})).await;
+        assert_eq!(t.job(&wanted).await["state"], "cancelled");
+        t.act(&format!("/v1/jobs/{wanted}/retry")).await.is(200);
+        assert_eq!(claim(t, json!([])).await["job"]["job_id"], wanted);
+    });
+}
+
+#[test]
 fn a_payload_that_no_program_can_hold_is_a_command_all_the_same_or_is_left_alone() {
     run(async |t| {
         let enqueue = async |payload: &str| {

@@ -101,7 +101,7 @@ impl Lane {
     }
 
     /// Whether a claim may start. A second claim in parallel pays off only against a deep backlog,
-    /// and never where jobs are selected before they are locked (by type, by payload or under
+    /// and never where jobs are selected before they are locked (by type, by command or under
     /// limits): both would select the same jobs.
     pub fn may_be_claimed(&self) -> bool {
         if self.backoff_until.is_some() {

@@ -85,8 +85,8 @@ pub struct Lanes {
 
 impl Lanes {
     /// Parks a poll. `must_look` ignores what is known of its queues, except for polls for
-    /// commands: those read payloads, so the last result counts for [`MARK_KEEP`], or until a job
-    /// arrives.
+    /// commands: those look through all constraint keys, so the last result counts for
+    /// [`MARK_KEEP`], or until a job arrives.
     pub fn park(&mut self, id: WaiterId, spec: PollSpec, must_look: bool, now: Instant) {
         let mut lanes = Vec::with_capacity(spec.queues.len());
         for queue in &spec.queues {

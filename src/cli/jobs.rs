@@ -42,6 +42,10 @@ pub struct EnqueueArgs {
     #[arg(long, value_name = "N")]
     timeout_seconds: Option<i32>,
 
+    /// Batch that counts its end
+    #[arg(long, value_name = "BATCH")]
+    batch_id: Option<String>,
+
     /// Label that its worker must have; may be repeated
     #[arg(long = "label", value_name = "LABEL")]
     labels: Vec<String>,
@@ -54,7 +58,7 @@ pub struct EnqueueArgs {
     #[arg(long, value_name = "KEY")]
     idempotency_key: Option<String>,
 
-    /// Seconds to wait for the job to finish
+    /// Seconds to wait for the job to finish; it fails unless the job succeeds
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=30))]
     wait_seconds: Option<u32>,
 
@@ -79,7 +83,7 @@ pub struct JobsArgs {
 
 /// Output format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Output {
+pub(super) enum Output {
     /// Text for people
     Text,
     /// JSON for programs
@@ -102,6 +106,9 @@ enum Command {
         /// Only jobs with this tag: name=value, or name
         #[arg(long, value_name = "TAG")]
         tag: Option<String>,
+        /// Only jobs of this batch
+        #[arg(long, value_name = "BATCH")]
+        batch_id: Option<String>,
         /// Number of jobs, from 1 to 200
         #[arg(long, default_value_t = 50, value_name = "N")]
         limit: u32,
@@ -110,7 +117,7 @@ enum Command {
     Get {
         /// Job id
         job_id: String,
-        /// Seconds to wait for the job to finish
+        /// Seconds to wait for the job to finish; it fails unless the job succeeds
         #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=30))]
         wait_seconds: Option<u32>,
     },
@@ -150,6 +157,7 @@ pub async fn enqueue(args: EnqueueArgs) -> anyhow::Result<()> {
         ("delay_seconds", args.delay_seconds.map(|it| json!(it))),
         ("max_attempts", args.max_attempts.map(|it| json!(it))),
         ("timeout_seconds", args.timeout_seconds.map(|it| json!(it))),
+        ("batch_id", args.batch_id.map(|it| json!(it))),
     ];
     for (field, value) in optional {
         if let Some(value) = value {
@@ -172,20 +180,44 @@ pub async fn enqueue(args: EnqueueArgs) -> anyhow::Result<()> {
         Output::Text if args.wait_seconds.is_some() => show(&mut out, &job.json())?,
         Output::Text => writeln!(out, "{}", word(&job.json()["id"]))?,
     }
-    Ok(())
+    match args.wait_seconds {
+        Some(_) => Ok(succeeded(&job.json())?),
+        None => Ok(()),
+    }
+}
+
+/// A job that was waited for has not succeeded.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NotSucceeded {
+    /// It has ended otherwise.
+    #[error("the job has not succeeded: it is {0}")]
+    Failed(String),
+    /// The time is up.
+    #[error("the job has not ended in this time: it is {0}")]
+    Unfinished(String),
+}
+
+fn succeeded(job: &Value) -> Result<(), NotSucceeded> {
+    match word(&job["state"]).as_str() {
+        "succeeded" => Ok(()),
+        ended @ ("dead_letter" | "cancelled") => Err(NotSucceeded::Failed(ended.to_owned())),
+        other => Err(NotSucceeded::Unfinished(other.to_owned())),
+    }
 }
 
 /// Runs the command.
 pub async fn run(args: JobsArgs) -> anyhow::Result<()> {
     let client = Client::new(&args.client)?;
     let mut out = std::io::stdout();
+    let mut is_awaited = false;
     let reply = match args.command {
-        Command::List { state, queue, job_type, tag, limit } => {
+        Command::List { state, queue, job_type, tag, batch_id, limit } => {
             let filters = [
                 ("state", state),
                 ("queue", queue),
                 ("job_type", job_type),
                 ("tag", tag.map(|it| it.replacen('=', ":", 1))),
+                ("batch_id", batch_id),
             ];
             let mut path = format!("/v1/jobs?limit={limit}");
             for (name, value) in filters.into_iter().filter_map(|(name, it)| Some((name, it?))) {
@@ -198,6 +230,7 @@ pub async fn run(args: JobsArgs) -> anyhow::Result<()> {
             client.get(&path).await?
         }
         Command::Get { job_id, wait_seconds } => {
+            is_awaited = wait_seconds.is_some();
             let wait = wait_seconds.map(|it| format!("?wait_seconds={it}")).unwrap_or_default();
             client.get(&format!("/v1/jobs/{}{wait}", encoded(&job_id))).await?
         }
@@ -212,11 +245,14 @@ pub async fn run(args: JobsArgs) -> anyhow::Result<()> {
         Output::Json => writeln!(out, "{}", reply.text)?,
         Output::Text => show(&mut out, &reply.json())?,
     }
+    if is_awaited {
+        succeeded(&reply.json())?;
+    }
     Ok(())
 }
 
 /// A value as part of a path or query.
-fn encoded(text: &str) -> String {
+pub(super) fn encoded(text: &str) -> String {
     let plain = |it: u8| it.is_ascii_alphanumeric() || b"_-.~".contains(&it);
     text.bytes()
         .map(|it| if plain(it) { char::from(it).to_string() } else { format!("%{it:02X}") })
@@ -262,7 +298,7 @@ fn list(out: &mut impl Write, page: &Value) -> anyhow::Result<()> {
 }
 
 /// One line for each field with a value.
-fn show(out: &mut impl Write, job: &Value) -> anyhow::Result<()> {
+pub(super) fn show(out: &mut impl Write, job: &Value) -> anyhow::Result<()> {
     for (field, value) in job.as_object().into_iter().flatten() {
         let is_empty = value.is_null()
             || value.as_array().is_some_and(Vec::is_empty)
@@ -274,12 +310,12 @@ fn show(out: &mut impl Write, job: &Value) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn word(value: &Value) -> String {
+pub(super) fn word(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
 
 /// The state in twelve columns; coloured on a terminal, unless `NO_COLOR` is set (no-color.org).
-fn coloured(state: &str) -> String {
+pub(super) fn coloured(state: &str) -> String {
     let padded = format!("{state:<12}");
     let is_plain = !std::io::stdout().is_terminal()
         || std::env::var_os("NO_COLOR").is_some_and(|it| !it.is_empty());

@@ -1,5 +1,6 @@
 //! The command line: one binary with subcommands. `--help` is the reference.
 
+mod batches;
 mod check;
 mod jobs;
 mod keys;
@@ -47,7 +48,7 @@ const WORKER_LOG: &str = "warn";
     version,
     about,
     max_term_width = 100,
-    after_help = "Exit codes: 0 done, 1 failed, 2 invalid command line, 3 not found, 4 the state does not allow it, 5 the server does not answer."
+    after_help = "Exit codes: 0 done, 1 failed, 2 invalid command line, 3 not found, 4 the state does not allow it, 5 the server does not answer, 6 the job has not ended in time."
 )]
 pub struct Cli {
     #[command(subcommand)]
@@ -77,7 +78,12 @@ enum Command {
     /// Ask a node whether it is ready
     Ready {
         /// URL of the node's API
-        #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:7070")]
+        #[arg(
+            long,
+            env = "FENCEPOST_URL",
+            value_name = "URL",
+            default_value = "http://127.0.0.1:7070"
+        )]
         url: String,
     },
     /// Compare queue counts and dead letters with the jobs, and correct them
@@ -102,6 +108,8 @@ enum Command {
     Enqueue(jobs::EnqueueArgs),
     /// List, show, retry and cancel jobs
     Jobs(jobs::JobsArgs),
+    /// Create, seal, list and show batches
+    Batches(batches::BatchesArgs),
     /// Print the OpenAPI document
     Openapi {
         /// Print an adapter's document
@@ -166,6 +174,7 @@ impl Cli {
             }
             Command::Enqueue(args) => jobs::enqueue(args).await,
             Command::Jobs(args) => jobs::run(args).await,
+            Command::Batches(args) => batches::run(args).await,
             Command::Openapi { older: true, .. } => {
                 Ok(write!(std::io::stdout(), "{}", openapi::older_text())?)
             }
@@ -186,7 +195,11 @@ fn document(adapter: Option<&str>) -> String {
 }
 
 fn write_documents(dir: &Path) -> anyhow::Result<()> {
-    let native = [("openapi", openapi::text()), ("openapi-3.0", openapi::older_text())];
+    let native = [
+        ("openapi", openapi::text()),
+        ("openapi-3.0", openapi::older_text()),
+        ("openapi-project", openapi::project_text()),
+    ];
     for (name, text) in native.into_iter().chain(adapters::documents()) {
         let file = dir.join(format!("{name}.json"));
         std::fs::write(&file, text).with_context(|| file.display().to_string())?;
@@ -197,6 +210,9 @@ fn write_documents(dir: &Path) -> anyhow::Result<()> {
 /// The exit code of a failure, as `--help` lists them.
 #[must_use]
 pub fn exit_code(error: &anyhow::Error) -> u8 {
+    if let Some(jobs::NotSucceeded::Unfinished(_)) = error.downcast_ref() {
+        return 6;
+    }
     match error.downcast_ref::<Failure>() {
         Some(Failure::Refused { status, .. }) if status.as_u16() == 404 => 3,
         Some(Failure::Refused { status, .. }) if status.as_u16() == 409 => 4,

@@ -4,6 +4,8 @@ use std::{io::Write, time::Duration};
 
 use anyhow::{Context, ensure};
 
+use crate::client::Failure;
+
 /// A node that does not answer within this time is not ready.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -14,7 +16,7 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 pub async fn run(url: &str) -> anyhow::Result<()> {
     let client = reqwest::Client::builder().timeout(ANSWER_TIMEOUT).build()?;
     let asked = client.get(format!("{}/readyz", url.trim_end_matches('/'))).send().await;
-    let answer = asked.with_context(|| format!("{url} does not answer"))?;
+    let answer = asked.map_err(Failure::Unreachable).with_context(|| url.to_owned())?;
     let status = answer.status();
     let said = answer.text().await.unwrap_or_default();
     ensure!(status.is_success(), "{url} is not ready: {}", said.trim());

@@ -109,6 +109,7 @@ const JOBS: &[Field] = &[
     Field::Text("filter.queue"),
     Field::Text("filter.job_type"),
     Field::Text("filter.tag"),
+    Field::Text("filter.batch_id"),
     Field::Time("filter.created_after"),
     Field::Time("filter.created_before"),
     Field::Object("filter"),
@@ -163,12 +164,30 @@ pub const ACTIONS: &[Action] = &[
         &[Field::Number("delay_seconds"), Field::Number("priority")],
         "The job is due: it runs as soon as its other conditions are met.",
     ),
-    on("jobs_bulk_cancel", "POST", "/jobs/cancel", JOBS, "The jobs are being cancelled.")
-        .then(Destination::Operation),
-    on("jobs_bulk_retry", "POST", "/jobs/retry", JOBS, "The jobs are being retried.")
-        .then(Destination::Operation),
-    on("jobs_bulk_replay", "POST", "/jobs/replay", JOBS, "The jobs are being replayed.")
-        .then(Destination::Operation),
+    on(
+        "jobs_bulk_cancel",
+        "POST",
+        "/jobs/cancel",
+        JOBS,
+        "The operation has started: it cancels the jobs.",
+    )
+    .then(Destination::Operation),
+    on(
+        "jobs_bulk_retry",
+        "POST",
+        "/jobs/retry",
+        JOBS,
+        "The operation has started: it retries the jobs.",
+    )
+    .then(Destination::Operation),
+    on(
+        "jobs_bulk_replay",
+        "POST",
+        "/jobs/replay",
+        JOBS,
+        "The operation has started: it replays the jobs.",
+    )
+    .then(Destination::Operation),
     on(
         "queues_pause",
         "POST",
@@ -183,7 +202,7 @@ pub const ACTIONS: &[Action] = &[
         "POST",
         "/queues/{queue}/purge",
         &[Field::Text("confirm")],
-        "The queue is being purged.",
+        "The operation has started: it purges the queue.",
     )
     .then(Destination::Operation),
     on(
@@ -206,7 +225,7 @@ pub const ACTIONS: &[Action] = &[
         "POST",
         "/dead-letters/retry",
         REDRIVE,
-        "The dead letters are being retried.",
+        "The operation has started: it retries the dead letters.",
     )
     .then(Destination::Operation),
     on(
@@ -214,7 +233,7 @@ pub const ACTIONS: &[Action] = &[
         "POST",
         "/dead-letters/purge",
         PURGE,
-        "The dead letters are being deleted.",
+        "The operation has started: it deletes the dead letters.",
     )
     .then(Destination::Operation),
     on(
@@ -266,6 +285,13 @@ pub const ACTIONS: &[Action] = &[
         "The workflow is being cancelled: workers of its running jobs are asked to stop.",
     )
     .asking("Cancel all jobs of this workflow that have not ended?"),
+    on(
+        "batches_seal",
+        "POST",
+        "/batches/{batch_id}/seal",
+        &[],
+        "The batch is sealed: it completes when all of its jobs have ended.",
+    ),
     on(
         "keys_revoke",
         "DELETE",

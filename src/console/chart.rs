@@ -71,10 +71,12 @@ fn draw(
     let empty = numbers.buckets.iter().take_while(|it| is_empty(it)).count();
     let most = numbers.buckets.len().saturating_sub(MIN_BUCKETS);
     let buckets = &numbers.buckets[empty.min(most)..];
+    // The last bucket is still filling: it would look like a fall.
+    let whole = buckets.len().saturating_sub(1);
     let series = columns.iter().map(|(name, tone, of)| Series {
         name,
         tone,
-        y: buckets.iter().map(of).collect(),
+        y: (0..).zip(buckets).map(|(place, it)| of(it).filter(|_| place < whole)).collect(),
     });
     let x = buckets.iter().map(|it| it.start_at.timestamp()).collect();
     let data = serde_json::to_string(&Data { unit, x, series: series.collect() });
@@ -102,8 +104,10 @@ fn slot(granularity: Granularity, at: DateTime<Utc>) -> String {
 /// row.
 pub fn sparkline(numbers: &Throughput) -> String {
     let (width, height) = SPARK_SIZE;
-    let enqueued: Vec<_> = numbers.buckets.iter().map(|it| it.enqueued).collect();
-    let failed = numbers.buckets.iter().map(|it| it.failed + it.timed_out + it.lease_expired);
+    // The last bucket is still filling.
+    let whole = &numbers.buckets[..numbers.buckets.len().saturating_sub(1)];
+    let enqueued: Vec<_> = whole.iter().map(|it| it.enqueued).collect();
+    let failed = whole.iter().map(|it| it.failed + it.timed_out + it.lease_expired);
     let failed: Vec<_> = failed.collect();
     let top = enqueued.iter().chain(&failed).copied().max().unwrap_or(0).max(1);
     let line = |values: &[i64], colour: &str| {

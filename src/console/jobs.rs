@@ -31,8 +31,8 @@ use crate::{
 };
 
 /// The filters of the list, as the API names them.
-pub const FILTERS: [&str; 6] =
-    ["state", "queue", "job_type", "tag", "created_after", "created_before"];
+pub const FILTERS: [&str; 7] =
+    ["state", "queue", "job_type", "tag", "batch_id", "created_after", "created_before"];
 /// Prefix of the server's event types.
 const OWN_EVENTS: &str = "fencepost.";
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");

@@ -8,6 +8,7 @@ pub mod action_table;
 mod api;
 mod assets;
 mod auth_pages;
+mod batches;
 mod bulk;
 mod chart;
 mod dead_letters;
@@ -69,6 +70,8 @@ fn of_project() -> Router<App> {
         .route("/workers", get(workers::list))
         .route("/workflows", get(workflows::list))
         .route("/workflows/{workflow_id}", get(workflows::detail))
+        .route("/batches", get(batches::list))
+        .route("/batches/{batch_id}", get(batches::detail))
         .route("/operations", get(operations::list))
         .route("/operations/{operation_id}", get(operations::detail))
         .route("/keys", get(settings::keys).post(settings::make_key))

@@ -53,6 +53,7 @@ const SECTIONS: &[(&str, &str)] = &[
     ("recurring", "Recurring"),
     ("workers", "Workers"),
     ("workflows", "Workflows"),
+    ("batches", "Batches"),
     ("operations", "Operations"),
     ("keys", "API keys"),
     ("members", "Members"),

@@ -39,6 +39,7 @@ pub fn fingerprint(job_type: &str, error_type: Option<&str>, message: Option<&st
 /// assert_eq!(normalise("key \"acme-7\" is taken"), "key \"\" is taken");
 /// assert_eq!(normalise("object 0f8fad5b-d9cb-469f-a165-70867728950e"), "object #");
 /// assert_eq!(normalise("at 0x7ffe12ab: dead"), "at #: dead");
+/// assert_eq!(normalise("no template mail_v30"), "no template mail_#");
 /// assert_eq!(normalise("can't read 'a' or 'b'"), "can't read '' or ''");
 /// ```
 #[must_use]
@@ -101,9 +102,11 @@ fn is_number(part: &str) -> bool {
     let unit = part.trim_start_matches(|it: char| it.is_ascii_digit());
     // 30, 30s, 250ms; but not sha256.
     let is_quantity = unit.len() < part.len() && unit.len() <= 2;
+    let is_version =
+        part.strip_prefix('v').is_some_and(|it| it.bytes().all(|it| it.is_ascii_digit()));
     // Four digits of an id between others.
     let is_group = part.len() == 4 && hex.bytes().all(|it| it.is_ascii_hexdigit()) && has_digit;
-    has_digit && (is_hex || is_quantity || is_group)
+    has_digit && (is_hex || is_quantity || is_version || is_group)
 }
 
 #[cfg(test)]

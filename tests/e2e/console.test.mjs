@@ -100,7 +100,7 @@ story("a failure is found in the dead letters, retried slowly, and succeeds", as
   await sees(page, "Retry 1 dead letter?");
   await page.fill("[name=rate_per_second]", "5");
   await page.click("text=Retry them");
-  await sees(page, "The dead letters are being retried.");
+  await sees(page, "The operation has started: it retries the dead letters.");
   await page.locator(".chip", { hasText: "succeeded" }).waitFor();
   const second = await api.lease("mailer", "mail");
   assert.equal(second.job.id, id);

@@ -317,3 +317,36 @@ fn a_batch_completes_once_however_its_jobs_race() {
         server.stop().await;
     });
 }
+
+#[test]
+fn the_jobs_of_a_batch_are_listed_counted_and_cancelled_together() {
+    run(async |t| {
+        let batch = t.post("/v1/batches", json!({})).await.is(201)["id"].clone();
+        let id = batch.as_str().expect("an id");
+        let done = t.enqueue(json!({"queue": "q", "batch_id": id})).await;
+        end(t, "q", "succeeded").await;
+        let waiting = t.enqueue(json!({"queue": "q", "batch_id": id})).await;
+        let other = t.enqueue(json!({"queue": "q"})).await;
+        let listed = async |query: &str| {
+            let page = t.get(&format!("/v1/jobs?batch_id={id}{query}")).await.is(200);
+            let jobs = page["jobs"].as_array().expect("a list").iter();
+            jobs.map(|it| it["id"].as_str().expect("an id").to_owned()).collect::<Vec<_>>()
+        };
+        assert_eq!(listed("").await, [waiting.clone(), done.clone()]);
+        assert_eq!(listed("&limit=1").await, std::slice::from_ref(&waiting));
+        assert_eq!(listed("&state=succeeded").await, [done]);
+        let filter = json!({"filter": {"batch_id": id}, "dry_run": true});
+        assert_eq!(t.post("/v1/jobs/cancel", filter).await.is(200)["count"], 1);
+        let cancelled =
+            t.post("/v1/jobs/cancel", json!({"filter": {"batch_id": id}})).await.is(202);
+        let operation = cancelled["operation"]["id"].as_str().expect("an id");
+        let operation = format!("/v1/operations/{operation}");
+        while t.get(&operation).await.is(200)["state"] == "running" {}
+        assert_eq!(t.job(&waiting).await["state"], "cancelled");
+        assert_eq!(t.job(&other).await["state"], "pending");
+        t.get("/v1/jobs?batch_id=job_01m7w3ha3aextt8pkwwdmxsmqw").await.refuses("batch_id");
+        let wrong = json!({"filter": {"batch_id": "x"}});
+        t.post("/v1/jobs/cancel", wrong).await.refuses("filter.batch_id");
+        t.get("/v1/jobs?batch_id=batch_01m7w3ha3aextt8pkwwdmxsmqw").await.is(200);
+    });
+}

@@ -371,3 +371,46 @@ fn jobs_are_stored_listed_shown_cancelled_and_retried_from_the_terminal() {
         assert!(error.contains("--payload: not valid JSON"), "{error}");
     });
 }
+
+#[test]
+fn batches_are_created_filled_sealed_and_shown_from_the_terminal() {
+    run(async |t| {
+        let batches = async |arguments: &[&str]| {
+            output(command(t, "batches").args(arguments).env("NO_COLOR", "1")).await
+        };
+        let create = ["create", "--name", "import", "--idempotency-key", "once"];
+        let (code, id) = batches(&create).await;
+        assert_eq!(code, Some(0));
+        assert_eq!(batches(&create).await, (Some(0), id.clone()), "it is created once");
+        let mut enqueue = command(t, "enqueue");
+        let (code, job) = output(enqueue.args(["--job-type", "t", "--batch-id", &id])).await;
+        assert_eq!(code, Some(0));
+        let (_, jobs) = output(command(t, "jobs").args(["list", "--batch-id", &id])).await;
+        assert!(jobs.contains(&job), "{jobs}");
+        let (_, sealed) = batches(&["seal", &id]).await;
+        assert!(sealed.contains("sealed_at"), "{sealed}");
+        let (_, shown) = batches(&["get", &id, "-o", "json"]).await;
+        assert!(shown.contains(r#""open_jobs":1"#), "{shown}");
+        let (_, listed) = batches(&["list"]).await;
+        assert!(listed.contains(&id) && listed.contains("running"), "{listed}");
+        assert_eq!(batches(&["get", "batch_01m7w3ha3aextt8pkwwdmxsmqw"]).await.0, Some(3));
+    });
+}
+
+#[test]
+fn a_job_that_is_waited_for_and_does_not_succeed_is_a_failure_of_the_command() {
+    run(async |t| {
+        let wait = async |id: &str| {
+            let mut get = command(t, "jobs");
+            output(get.args(["get", id, "--wait-seconds", "1"])).await.0
+        };
+        let id = t.enqueue(json!({})).await;
+        assert_eq!(wait(&id).await, Some(6), "it waits");
+        t.act(&format!("/v1/jobs/{id}/cancel")).await.is(200);
+        assert_eq!(wait(&id).await, Some(1), "it is cancelled");
+        let id = t.enqueue(json!({})).await;
+        let leased = t.polled(json!({"worker_id": "w", "queues": ["default"]})).await.remove(0);
+        t.ack(&leased, "w", "succeeded").await.is(200);
+        assert_eq!(wait(&id).await, Some(0), "it has succeeded");
+    });
+}

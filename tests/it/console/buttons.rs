@@ -96,6 +96,9 @@ async fn work_with_jobs(p: &mut Presser<'_>) {
     p.press("jobs_retry", &named).await;
     let graph = json!({"jobs": [{"key": "a", "job_type": "x", "queue": "flow"}]});
     let workflow = text(&t.post("/v1/workflows", graph).await.is(201)["id"]);
+    let batch = text(&t.post("/v1/batches", json!({"name": "import"})).await.is(201)["id"]);
+    p.press("batches_seal", &[("batch_id", &batch)]).await;
+    assert!(p.get(&format!("/v1/batches/{batch}")).await["sealed_at"].is_string());
     p.press("workflows_cancel", &[("workflow_id", &workflow)]).await;
     assert!(p.get(&format!("/v1/workflows/{workflow}")).await["cancelled_at"].is_string());
 }

@@ -7,7 +7,7 @@ use crate::harness::{TestProject, run};
 use serde_json::{Value, json};
 
 /// All pages of a project, but those of one thing.
-const PAGES: [&str; 20] = [
+const PAGES: [&str; 21] = [
     "",
     "/start",
     "/first",
@@ -23,6 +23,7 @@ const PAGES: [&str; 20] = [
     "/recurring/new",
     "/workers",
     "/workflows",
+    "/batches",
     "/operations",
     "/keys",
     "/members",
@@ -90,6 +91,12 @@ fn every_page_shows_what_others_wrote_as_text_under_a_policy_without_exceptions(
                 json!({"name": text, "jobs": [{"key": text, "job_type": text, "queue": text}]});
             let workflow = t.post("/v1/workflows", graph).await.is(201);
             pages.push(format!("/workflows/{}", workflow["id"].as_str().expect("an id")));
+            let batch = t.post("/v1/batches", json!({"name": text})).await.is(201);
+            let batch = batch["id"].as_str().expect("an id");
+            t.enqueue(json!({"batch_id": batch, "queue": "batched"})).await;
+            pages.push(format!("/batches/{batch}"));
+            pages.push(format!("/jobs?batch_id={batch}"));
+            pages.push(format!("/jobs/bulk/jobs_bulk_cancel?batch_id={batch}"));
             let schedule = json!({"job_type": text, "cron_expression": "@daily", "payload": text});
             let made = t.post("/v1/recurring", schedule).await.is(201);
             let id = made["id"].as_str().expect("an id");

@@ -21,8 +21,9 @@ test: setup-test fmt lint doc unit e2e ## Set up, and run all checks and tests
 fmt: ## Check the formatting
 	$(CARGO) fmt --all --check
 
-lint: deny ## Run clippy and cargo-deny; warnings are errors
+lint: deny ## Run clippy, cargo-deny and the linters of the OpenAPI documents; warnings are errors
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
+	@sh scripts/lint_openapi.sh
 
 deny: ## Check sources, licences and security advisories of the crates
 	@sh scripts/deny.sh

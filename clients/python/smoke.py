@@ -16,7 +16,8 @@ from fencepost_client.models import (
     DeadLettersFilter,
     EnqueueRequest,
     ErrorBody,
-    HeartbeatRequest,
+    JobHeartbeatReply,
+    JobHeartbeatRequest,
     OperationState,
     PollRequest,
     PurgeRequest,
@@ -45,10 +46,11 @@ def ack_next(status: AckStatus) -> str:
     poll = PollRequest(worker_id=worker, queues=[queue], wait_seconds=5)
     [leased] = ok(workers_poll.sync(client=client, body=poll)).jobs
     assert leased.payload == {"name": "Ada"} and leased.attempt >= 1, leased
-    beat = HeartbeatRequest(
+    beat = JobHeartbeatRequest(
         worker_id=worker, job_id=leased.id, attempt=leased.attempt, lease_id=leased.lease_id, progress=0.5
     )
-    assert ok(workers_heartbeat.sync(client=client, body=beat)).status == "ok"
+    beaten = ok(workers_heartbeat.sync(client=client, body=beat))
+    assert isinstance(beaten, JobHeartbeatReply) and beaten.status == "ok"
     ack = AckRequest(
         job_id=leased.id, worker_id=worker, attempt=leased.attempt, lease_id=leased.lease_id, status=status
     )

@@ -157,7 +157,7 @@ fn settings(durability: Durability) -> Vec<&'static str> {
             "autovacuum=off",
             "shared_buffers=128MB",
             // Each test's database writes WAL: gigabytes would be kept otherwise.
-            "max_wal_size=1GB",
+            "max_wal_size=512MB",
         ]);
     }
     settings

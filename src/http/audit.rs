@@ -67,7 +67,7 @@ pub struct AuditEntry {
     #[schema(example = "aud_01m7w3ha3aextt8pkwwdmxsmqw")]
     pub id: String,
     /// Time of the change.
-    pub at: DateTime<Utc>,
+    pub created_at: DateTime<Utc>,
     /// Who made the change.
     pub actor: AuditActor,
     /// What was changed, such as `key.revoked`.
@@ -95,7 +95,7 @@ impl AuditEntry {
     pub fn of(row: AuditRow) -> Result<Self, Error> {
         Ok(Self {
             id: row.id.to_string(),
-            at: row.at,
+            created_at: row.at,
             actor: AuditActor { kind: row.actor_kind, id: row.actor_id, address: row.address },
             action: row.action,
             target: row.target,
@@ -119,10 +119,10 @@ pub struct AuditQuery {
     target: Option<String>,
     /// Only entries at this time or later.
     #[serde(default, deserialize_with = "formats::optional_time")]
-    since: Option<DateTime<Utc>>,
+    created_after: Option<DateTime<Utc>>,
     /// Only entries before this time.
     #[serde(default, deserialize_with = "formats::optional_time")]
-    until: Option<DateTime<Utc>>,
+    created_before: Option<DateTime<Utc>>,
     /// Maximum number of entries to return. Default: 50.
     #[param(minimum = 1, maximum = 200)]
     limit: Option<u32>,
@@ -143,10 +143,10 @@ pub struct AuditExportQuery {
     target: Option<String>,
     /// Only entries at this time or later.
     #[serde(default, deserialize_with = "formats::optional_time")]
-    since: Option<DateTime<Utc>>,
+    created_after: Option<DateTime<Utc>>,
     /// Only entries before this time.
     #[serde(default, deserialize_with = "formats::optional_time")]
-    until: Option<DateTime<Utc>>,
+    created_before: Option<DateTime<Utc>>,
 }
 
 impl AuditExportQuery {
@@ -156,10 +156,10 @@ impl AuditExportQuery {
         for (field, text) in texts {
             check.optional_name(field, text.as_deref(), MAX_FILTER_CHARS);
         }
-        check.time("since", self.since);
-        check.time("until", self.until);
-        let Self { action, actor_id, target, since, until } = self;
-        AuditFilter { action, actor_id, target, since, until }
+        check.time("created_after", self.created_after);
+        check.time("created_before", self.created_before);
+        let Self { action, actor_id, target, created_after, created_before } = self;
+        AuditFilter { action, actor_id, target, created_after, created_before }
     }
 }
 
@@ -187,10 +187,12 @@ pub async fn list(
     State(app): State<App>,
     Query(query): Query<AuditQuery>,
 ) -> Result<Reply<AuditPage>, Error> {
-    let AuditQuery { action, actor_id, target, since, until, limit, cursor } = query;
+    let AuditQuery { action, actor_id, target, created_after, created_before, limit, cursor } =
+        query;
     let mut check = Check::default();
     let size = PageSize::read(limit, DEFAULT_PAGE_AUDIT, limits::MAX_PAGE_AUDIT, &mut check);
-    let filter = AuditExportQuery { action, actor_id, target, since, until }.accept(&mut check);
+    let filter = AuditExportQuery { action, actor_id, target, created_after, created_before }
+        .accept(&mut check);
     check.finish()?;
     let list = List(caller.project_id, "audit");
     let before = cursor::read_id(&app, list, cursor.as_deref())?.map(AuditId);

@@ -31,6 +31,7 @@ pub struct ApiError {
     #[schema(example = "invalid_request")]
     pub code: &'static str,
     /// Message for people; may change.
+    #[schema(example = "queue: must be at most 100 characters, has 140")]
     pub message: String,
     /// Same as in `X-Request-Id` and in the server's log.
     pub request_id: String,

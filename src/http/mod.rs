@@ -6,7 +6,7 @@
 
 pub(crate) mod audit;
 pub(crate) mod auth;
-mod batches;
+pub mod batches;
 pub(crate) mod bulk;
 mod cursor;
 pub(crate) mod dead_letters;
@@ -175,7 +175,8 @@ pub fn router(app: App, adapters: Router<App>, handlers: TaskTracker) -> Router 
         .route("/livez", routing::get(health::live))
         .route("/readyz", routing::get(health::ready))
         .route("/", routing::get(openapi::front_door))
-        .route("/openapi-3.0.json", routing::get(openapi::older_document))
+        .route("/openapi-3.0.json", routing::get(openapi::serve_older))
+        .route("/openapi-project.json", routing::get(openapi::serve_of_project))
         .merge(docs::routes())
         .merge(openapi::docs())
         .merge(adapters)

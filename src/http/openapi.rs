@@ -1,5 +1,8 @@
 //! The OpenAPI document, made from the handlers, and the pages that show it.
 
+mod codes;
+mod examples;
+mod heartbeats;
 mod shared;
 mod v3_0;
 
@@ -13,7 +16,7 @@ use axum::{
     },
     response::Redirect,
 };
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use utoipa::{
     Modify, OpenApi,
     openapi::{
@@ -25,6 +28,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_swagger_ui::{Config, SwaggerUi};
 
 use super::{data_plane, people_plane, project_plane};
+use crate::app::App;
 use crate::error::{Error, KEY_PREFIX};
 use crate::wire::openapi::{Applies, DerivedResponse, OF_BODIES, add_responses, lift_bounds};
 
@@ -36,7 +40,8 @@ use crate::wire::openapi::{Applies, DerivedResponse, OF_BODIES, add_responses, l
             poll for them, hold a lease by heartbeat, and acknowledge the outcome. Every lease is \
             fenced by its attempt.\n\nRoutes for a project's jobs exist in two forms: without a prefix, where \
             the key selects the project, and under `/v1/projects/{project}/…` (id or slug), where the project \
-            must be the key's, or one that the session's account is a member of. Sessions need the second form.",
+            must be the key's, or one that the session's account is a member of. Sessions need the second form, \
+            which `/openapi-project.json` describes.",
         license(name = "MIT OR Apache-2.0", identifier = "MIT OR Apache-2.0"),
     ),
     tags(
@@ -56,6 +61,7 @@ use crate::wire::openapi::{Applies, DerivedResponse, OF_BODIES, add_responses, l
         (name = "accounts", description = "Accounts: sign-up, login, sessions."),
         (name = "projects", description = "Projects, members and invitations."),
     ),
+    servers((url = "/", description = "The server of this document.")),
     security(("api_key" = [])),
     modifiers(&ApiKey),
 )]
@@ -88,12 +94,61 @@ pub fn document() -> &'static Value {
         let routes = OpenApiRouter::with_openapi(Base::openapi())
             .nest("/v1", data_plane().merge(people_plane()))
             .nest("/v1/projects/{project}", project_plane());
-        let (_, document) = routes.split_for_parts();
-        let mut document = serde_json::to_value(document).unwrap_or_default();
-        tidy(&mut document);
+        let mut document = made_of(routes);
+        without_sessions(&mut document);
         document
     });
     &DOCUMENT
+}
+
+/// The document of a project's routes below `/v1/projects/{project}`, where sessions work as well,
+/// as in `openapi/openapi-project.json`.
+#[must_use]
+pub fn project_document() -> &'static Value {
+    static DOCUMENT: LazyLock<Value> = LazyLock::new(|| {
+        let routes = OpenApiRouter::with_openapi(Base::openapi())
+            .nest("/v1/projects/{project}", data_plane());
+        let mut document = made_of(routes);
+        document["info"]["title"] = json!("Fencepost: routes of a project");
+        document["info"]["description"] = json!(OF_PROJECT);
+        let parameter = json!({
+            "name": "project", "in": "path", "required": true, "schema": {"type": "string"},
+            "description": "The project: its id or slug.", "example": "main",
+        });
+        for operation in shared::operations(&mut document) {
+            match operation["parameters"].as_array_mut() {
+                Some(parameters) => parameters.insert(0, parameter.clone()),
+                None => operation["parameters"] = json!([parameter]),
+            }
+        }
+        document
+    });
+    &DOCUMENT
+}
+
+/// What the document of a project's routes says of itself.
+const OF_PROJECT: &str = "The routes of `/openapi.json` that are about a project, below \
+    `/v1/projects/{project}`. An API key must be the project's own; a session works for every \
+    project that its account is a member of. Use it to generate clients for people who have logged in.";
+
+fn made_of(routes: OpenApiRouter<App>) -> Value {
+    let (_, document) = routes.split_for_parts();
+    let mut document = serde_json::to_value(document).unwrap_or_default();
+    tidy(&mut document);
+    document
+}
+
+/// A session must name its project: without one in the path, only keys work.
+fn without_sessions(document: &mut Value) {
+    let paths = document.get_mut("paths").and_then(Value::as_object_mut);
+    let unnamed = paths.into_iter().flatten().filter(|it| !it.0.starts_with("/v1/projects/"));
+    for operation in unnamed.filter_map(|it| it.1.as_object_mut()).flat_map(Map::values_mut) {
+        let security = operation.get_mut("security").and_then(Value::as_array_mut);
+        let Some(security) = security else { continue };
+        if security.iter().any(|it| it.get("api_key").is_some()) {
+            security.retain(|it| it.get("session").is_none());
+        }
+    }
 }
 
 /// The document as text, as it is committed and served.
@@ -108,9 +163,21 @@ pub fn older_text() -> String {
     format!("{:#}\n", v3_0::of(document()))
 }
 
+/// The document of a project's routes as text.
+#[must_use]
+pub fn project_text() -> String {
+    format!("{:#}\n", project_document())
+}
+
 /// `GET /openapi-3.0.json`.
-pub async fn older_document() -> ([(HeaderName, &'static str); 1], &'static str) {
+pub async fn serve_older() -> ([(HeaderName, &'static str); 1], &'static str) {
     static TEXT: LazyLock<String> = LazyLock::new(older_text);
+    ([(CONTENT_TYPE, "application/json")], TEXT.as_str())
+}
+
+/// `GET /openapi-project.json`.
+pub async fn serve_of_project() -> ([(HeaderName, &'static str); 1], &'static str) {
+    static TEXT: LazyLock<String> = LazyLock::new(project_text);
     ([(CONTENT_TYPE, "application/json")], TEXT.as_str())
 }
 
@@ -213,6 +280,17 @@ fn tidy(document: &mut Value) {
             }
         }
     }
+    // A filter by queue alone is of both kinds.
+    let filter =
+        document.pointer_mut("/components/schemas/BulkFilter").and_then(Value::as_object_mut);
+    if let Some(filter) = filter
+        && let Some(alternatives) = filter.remove("oneOf")
+    {
+        filter.insert("anyOf".to_owned(), alternatives);
+    }
+    codes::list(document);
+    heartbeats::split(document);
+    examples::add(document);
     shared::share(document);
 }
 

@@ -67,9 +67,9 @@ pub struct AuditFilter {
     /// Only on this target.
     pub target: Option<String>,
     /// At this time or later.
-    pub since: Option<DateTime<Utc>>,
+    pub created_after: Option<DateTime<Utc>>,
     /// Before this time.
-    pub until: Option<DateTime<Utc>>,
+    pub created_before: Option<DateTime<Utc>>,
 }
 
 /// Adds an entry.
@@ -133,11 +133,11 @@ pub async fn page(
     if let Some(target) = &filter.target {
         query.push(" and target = ").push_bind(target.clone());
     }
-    if let Some(since) = filter.since {
-        query.push(" and at >= ").push_bind(since);
+    if let Some(after) = filter.created_after {
+        query.push(" and at >= ").push_bind(after);
     }
-    if let Some(until) = filter.until {
-        query.push(" and at < ").push_bind(until);
+    if let Some(before) = filter.created_before {
+        query.push(" and at < ").push_bind(before);
     }
     query.push(" order by id desc limit ").push_bind(limit);
     query.build_query_as().fetch_all(conn).await

@@ -29,6 +29,10 @@ fn the_openapi_file_is_the_one_that_the_handlers_make() {
         read("openapi/openapi-3.0.json") == openapi::older_text(),
         "openapi/openapi-3.0.json is old: run `make openapi`"
     );
+    assert!(
+        read("openapi/openapi-project.json") == openapi::project_text(),
+        "openapi/openapi-project.json is old: run `make openapi`"
+    );
     for (adapter, document) in adapters::documents() {
         let file = format!("openapi/{adapter}.json");
         assert!(read(&file) == document, "{file} is old: run `make openapi`");
@@ -84,7 +88,7 @@ fn bounds_that_are_written_as_numbers_are_those_of_the_checks() {
         ("CreateWorkflowRequest", "jobs", limits::MAX_WORKFLOW_JOBS),
         ("EnqueueBatchRequest", "jobs", limits::MAX_ENQUEUE_BATCH_JOBS),
         ("EventsRequest", "events", limits::MAX_EVENTS),
-        ("HeartbeatRequest", "active_jobs", limits::MAX_BEAT_JOBS),
+        ("WorkerHeartbeatRequest", "active_jobs", limits::MAX_BEAT_JOBS),
         ("LogsRequest", "chunks", limits::MAX_LOG_CHUNKS),
         ("RegisterRequest", "recurring_schedules", limits::MAX_REGISTERED_SCHEDULES),
     ];

@@ -131,16 +131,7 @@ pub fn operations_on(named: &Named) -> Vec<Operation> {
                 document["security"].as_array().unwrap_or_else(|| panic!("{id}: who may call it?"));
             let is_public =
                 security.iter().any(|it| it.as_object().is_some_and(|it| it.is_empty()));
-            let of = |scheme: &str| -> Option<Vec<Vec<String>>> {
-                let mut found = security.iter().filter_map(|it| it.get(scheme)).peekable();
-                found.peek()?;
-                let names = |it: &Value| {
-                    let names = it.as_array().expect("names").iter();
-                    names.map(|it| it.as_str().expect("a name").to_owned()).collect()
-                };
-                Some(found.map(names).collect())
-            };
-            let scopes = of("api_key").map(|alternatives| {
+            let scopes = alternatives(security, "api_key").map(|alternatives| {
                 let alone = alternatives.iter().flat_map(|names| match names.as_slice() {
                     [] => Scope::ALL.to_vec(),
                     [name] => vec![Scope::of_name(name).expect("a scope")],
@@ -148,7 +139,11 @@ pub fn operations_on(named: &Named) -> Vec<Operation> {
                 });
                 alone.collect()
             });
-            let roles = of("session").unwrap_or_default();
+            // The roles of a project's routes are where sessions work.
+            let below = path.replacen("/v1", "/v1/projects/{project}", 1);
+            let of_project = &openapi::project_document()["paths"][below][method]["security"];
+            let of_project = of_project.as_array().unwrap_or(security);
+            let roles = alternatives(of_project, "session").unwrap_or_default();
             let role = roles.iter().flatten().next();
             let role = role.map(|it| Role::of_name(it).expect("a role"));
             operations.push(Operation {
@@ -165,6 +160,17 @@ pub fn operations_on(named: &Named) -> Vec<Operation> {
     }
     assert!(operations.len() >= 70, "the document lists the operations");
     operations
+}
+
+/// The alternatives of a scheme, each with its scopes or roles.
+fn alternatives(security: &[Value], scheme: &str) -> Option<Vec<Vec<String>>> {
+    let mut found = security.iter().filter_map(|it| it.get(scheme)).peekable();
+    found.peek()?;
+    let names = |it: &Value| {
+        let names = it.as_array().expect("names").iter();
+        names.map(|it| it.as_str().expect("a name").to_owned()).collect()
+    };
+    Some(found.map(names).collect())
 }
 
 fn fill(path: &str, id: &str, named: &Named) -> String {

@@ -41,7 +41,7 @@ pub fn share(document: &mut Value) {
 }
 
 /// All operations of the document.
-fn operations(document: &mut Value) -> impl Iterator<Item = &mut Value> {
+pub fn operations(document: &mut Value) -> impl Iterator<Item = &mut Value> {
     let paths = document.get_mut("paths").and_then(Value::as_object_mut);
     let methods = paths.into_iter().flat_map(Map::values_mut).filter_map(Value::as_object_mut);
     methods.flat_map(Map::values_mut)

@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 /// Translates OpenAPI 3.1 to 3.0.3: a value that may be null is `nullable`, a reference with a
-/// description is an `allOf` of one, and a licence has no identifier.
+/// description is an `allOf` of one, a licence has no identifier, and keys have no scopes.
 #[must_use]
 pub fn of(document: &Value) -> Value {
     let mut older = document.clone();
@@ -11,9 +11,42 @@ pub fn of(document: &Value) -> Value {
     if let Some(license) = older.pointer_mut("/info/license").and_then(Value::as_object_mut) {
         license.remove("identifier");
     }
+    without_scopes(&mut older);
+    without_nulls_in_examples(&mut older);
     rewrite(&mut older);
     name_types(&mut older, document);
     older
+}
+
+/// In 3.0 only OAuth has scopes: alternatives that differ by them alone are one.
+fn without_scopes(document: &mut Value) {
+    for operation in super::shared::operations(document) {
+        let security = operation.get_mut("security").and_then(Value::as_array_mut);
+        let Some(security) = security else { continue };
+        for scopes in security.iter_mut().filter_map(Value::as_object_mut).flat_map(Map::values_mut)
+        {
+            *scopes = json!([]);
+        }
+        security.dedup();
+    }
+}
+
+/// Validators of 3.0 accept no null where a field refers to a schema: such examples are left out.
+fn without_nulls_in_examples(document: &mut Value) {
+    let schemas = document.pointer_mut("/components/schemas").and_then(Value::as_object_mut);
+    for schema in schemas.into_iter().flat_map(Map::values_mut).filter_map(Value::as_object_mut) {
+        if schema.get("example").is_some_and(has_null) {
+            schema.remove("example");
+        }
+    }
+}
+
+fn has_null(value: &Value) -> bool {
+    match value {
+        Value::Array(list) => list.iter().any(has_null),
+        Value::Object(object) => object.values().any(has_null),
+        other => other.is_null(),
+    }
 }
 
 /// A nullable schema must have a type: in 3.0 `nullable` means nothing without.

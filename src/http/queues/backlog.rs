@@ -1,6 +1,7 @@
 //! `GET /v1/queues/{queue}/backlog`: the numbers that an autoscaler needs.
 
 use axum::{Json as Reply, extract::State};
+use chrono::{DateTime, Utc};
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -30,8 +31,9 @@ pub struct Backlog {
     pub oldest_ready_age_seconds: i64,
     /// Live workers that poll it.
     pub workers: i64,
-    /// Whether it is paused.
-    pub is_paused: bool,
+    /// When it was paused; null: it is not.
+    #[schema(required)]
+    pub paused_at: Option<DateTime<Utc>>,
 }
 
 /// Read a queue's backlog.
@@ -68,7 +70,7 @@ pub async fn get(
         processing: row.processing,
         oldest_ready_age_seconds: oldest.map_or(0, |it| (row.now - it).num_seconds().max(0)),
         workers: row.workers,
-        is_paused,
+        paused_at: row.paused_at,
         queue: row.queue,
     }))
 }

@@ -36,9 +36,6 @@ const ATTEMPT_REQUIRED: &str =
 /// `active_job_ids`).
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-#[schema(example = json!({
-    "job_id": "job_01m7w3ha3aextt8pkwwdmxsmqw", "worker_id": "worker-1", "attempt": 1
-}))]
 pub struct HeartbeatRequest {
     /// Id of the job; absent in a heartbeat of the whole worker.
     job_id: Option<String>,

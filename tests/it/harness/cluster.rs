@@ -26,6 +26,8 @@ use sqlx::{ConnectOptions, Connection, Executor, PgConnection, postgres::PgConne
 
 /// Leftover databases after which the folder is made anew, at about 10 MB each.
 const MAX_LEFTOVERS: i64 = 100;
+/// Lines of PostgreSQL's log that a test prints which cannot connect.
+const SHOWN_LOG_LINES: usize = 20;
 
 /// A database of one test.
 #[derive(Debug, Clone)]
@@ -98,7 +100,22 @@ pub fn redis_url() -> String {
 
 async fn connect(url: &str, database: &str) -> PgConnection {
     let options: PgConnectOptions = url.replace("{}", database).parse().expect("a URL");
-    options.connect().await.expect("the cluster answers")
+    options.connect().await.unwrap_or_else(|error| {
+        panic!("the cluster does not answer: {error}; the end of its log:\n{}", end_of_log())
+    })
+}
+
+/// Why PostgreSQL ended, if it did: it takes all later tests with it.
+fn end_of_log() -> String {
+    let log = fs::read_to_string(home().join("postgres.log")).unwrap_or_default();
+    let lines: Vec<_> = log.lines().collect();
+    lines[lines.len().saturating_sub(SHOWN_LOG_LINES)..].join("\n")
+}
+
+/// The folder of this checkout's tests.
+fn home() -> PathBuf {
+    let place = Sha256::digest(env!("CARGO_MANIFEST_DIR").as_bytes());
+    PathBuf::from(format!("/var/tmp/fencepost-test-{:02x}{:02x}", place[0], place[1]))
 }
 
 async fn clone_template(conn: &mut PgConnection, name: &str, template: &str) {
@@ -123,8 +140,7 @@ fn shared() -> &'static Shared {
 }
 
 fn start() -> (Cluster, Redis, File, Shared) {
-    let place = Sha256::digest(env!("CARGO_MANIFEST_DIR").as_bytes());
-    let home = PathBuf::from(format!("/var/tmp/fencepost-test-{:02x}{:02x}", place[0], place[1]));
+    let home = home();
     fs::create_dir_all(&home).expect("a folder");
     let lock = File::create(home.join("lock")).expect("a lock file");
     // Another run of these tests has it: wait for its end.

@@ -2,6 +2,7 @@
 //! API. `run` gives each test its time limit.
 
 mod cluster;
+mod documented;
 mod process;
 mod project;
 mod proxy;

@@ -3,6 +3,8 @@
 use reqwest::{StatusCode, header::HeaderMap};
 use serde_json::Value;
 
+use super::documented;
+
 /// What the server answered.
 #[derive(Debug)]
 pub struct Reply {
@@ -22,7 +24,10 @@ impl Reply {
         if is_endless {
             return Self { status, headers, text: String::new() };
         }
-        Self { status, headers, text: response.text().await.expect("a body") }
+        let url = response.url().clone();
+        let text = response.text().await.expect("a body");
+        documented::check(&url, status, &text);
+        Self { status, headers, text }
     }
 
     /// The body as JSON.

@@ -279,7 +279,7 @@ fn the_audit_log_says_who_did_what_and_how_it_was_before() {
             (Some(2), &json!(true))
         );
         t.get("/v1/audit-log?limit=201").await.refuses("limit");
-        t.get("/v1/audit-log?since=yesterday").await.refuses("since");
+        t.get("/v1/audit-log?created_after=yesterday").await.refuses("created_after");
         let export = t.get("/v1/audit-log/export").await;
         assert_eq!(export.headers["content-type"], "application/x-ndjson");
         let lines: Vec<Value> =

@@ -1,0 +1,122 @@
+//! The codes of errors in the document: all of them as an enum that stays open, and those of each
+//! operation, by status, as `x-error-codes`.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value, json};
+
+use crate::http::error::CODES;
+
+/// Codes that an operation has whenever it has their status.
+const OF_STATUS: [&str; 10] = [
+    "invalid_request",
+    "unauthorized",
+    "forbidden",
+    "project_not_found",
+    "payload_too_large",
+    "unsupported_media_type",
+    "rate_limit_exceeded",
+    "quota_exceeded",
+    "overloaded",
+    "unavailable",
+];
+/// Codes of operations whose path has this parameter.
+const OF_PARAMETER: [(&str, &str); 10] = [
+    ("{job_id}", "job_not_found"),
+    ("{queue}", "queue_not_found"),
+    ("{batch_id}", "batch_not_found"),
+    ("{workflow_id}", "workflow_not_found"),
+    ("{worker_id}", "worker_not_found"),
+    ("{operation_id}", "operation_not_found"),
+    ("{recurring_id}", "recurring_job_not_found"),
+    ("{key_id}", "key_not_found"),
+    ("{account_id}", "account_not_found"),
+    ("{invitation_id}", "invitation_not_found"),
+];
+/// Codes of operations that can be repeated with an `Idempotency-Key`.
+const OF_REPEATABLE: [&str; 2] = ["idempotency_key_reuse", "idempotency_in_progress"];
+/// Codes of storing jobs.
+const OF_ENQUEUES: &[&str] = &["batch_completed", "parent_terminal", "unique_conflict"];
+/// Codes of what a worker says of its attempt.
+const OF_ATTEMPTS: &[&str] =
+    &["fence_required", "invalid_state", "job_not_found", "stale_lease", "worker_mismatch"];
+/// Codes of schedules.
+const OF_SCHEDULES: &[&str] =
+    &["invalid_cron_expression", "invalid_timezone", "recurring_job_type_conflict"];
+/// Further codes of single operations.
+const OF_OPERATION: &[(&str, &[&str])] = &[
+    ("auth_login", &["invalid_credentials"]),
+    ("auth_password", &["invalid_credentials"]),
+    ("auth_password_reset_confirm", &["invalid_token"]),
+    ("auth_refresh", &["invalid_credentials"]),
+    ("auth_signup", &["signup_closed", "invalid_token"]),
+    ("auth_verify", &["email_taken", "invalid_token"]),
+    ("dead_letters_delete", &["invalid_state"]),
+    ("dead_letters_retry", &["invalid_state", "parent_terminal", "unique_conflict"]),
+    ("invitations_accept", &["invalid_token"]),
+    ("invitations_preview", &["invalid_token"]),
+    ("jobs_cancel", &["invalid_state"]),
+    ("jobs_create", OF_ENQUEUES),
+    ("jobs_create_batch", OF_ENQUEUES),
+    ("jobs_replay", &["invalid_state"]),
+    ("jobs_retry", &["invalid_state", "parent_terminal", "unique_conflict"]),
+    ("jobs_update", &["invalid_state"]),
+    ("keys_create", &["role_exceeds_caller"]),
+    ("keys_rename", &["role_exceeds_caller"]),
+    ("keys_rotate", &["role_exceeds_caller"]),
+    ("me_delete", &["cannot_remove_owner", "invalid_credentials"]),
+    ("me_end_session", &["session_not_found"]),
+    ("members_remove", &["cannot_remove_owner", "role_exceeds_caller"]),
+    ("members_update", &["cannot_remove_owner", "role_exceeds_caller"]),
+    ("invitations_create", &["role_exceeds_caller"]),
+    ("projects_create", &["slug_taken"]),
+    ("recurring_create", OF_SCHEDULES),
+    ("recurring_preview", OF_SCHEDULES),
+    ("recurring_run", &["recurring_job_type_conflict"]),
+    ("recurring_upsert", OF_SCHEDULES),
+    ("workers_ack", OF_ATTEMPTS),
+    ("workers_deregister", &["worker_not_found"]),
+    ("workers_events", OF_ATTEMPTS),
+    ("workers_heartbeat", OF_ATTEMPTS),
+    ("workers_logs", OF_ATTEMPTS),
+    ("workflows_create", OF_ENQUEUES),
+];
+
+/// Adds the codes to the document.
+pub fn list(document: &mut Value) {
+    let all: Vec<_> = CODES.iter().map(|it| it.0).collect();
+    let schemas = &mut document["components"]["schemas"];
+    schemas["ErrorCode"] = json!({
+        "type": "string",
+        "description": "A code of this version. Later versions may add others.",
+        "enum": all,
+    });
+    schemas["ApiError"]["properties"]["code"]["x-extensible-enum"] = json!(all);
+    let paths = document.get_mut("paths").and_then(Value::as_object_mut);
+    for (path, methods) in paths.into_iter().flatten() {
+        for operation in methods.as_object_mut().into_iter().flat_map(Map::values_mut) {
+            operation["x-error-codes"] = json!(codes_of(path, operation));
+        }
+    }
+}
+
+/// The codes of an operation, by status.
+fn codes_of(path: &str, operation: &Value) -> BTreeMap<String, Vec<&'static str>> {
+    let id = operation["operationId"].as_str().unwrap_or_default();
+    let of_operation = OF_OPERATION.iter().find(|it| it.0 == id).map_or(&[][..], |it| it.1);
+    let parameters = operation["parameters"].as_array().into_iter().flatten();
+    let is_repeatable = parameters.into_iter().any(|it| it["name"] == "Idempotency-Key");
+    let of_repeatable = OF_REPEATABLE.iter().filter(|_| is_repeatable);
+    let of_parameter = OF_PARAMETER.iter().filter(|it| path.contains(it.0)).map(|it| it.1);
+    let specific: Vec<_> =
+        of_operation.iter().chain(of_repeatable).copied().chain(of_parameter).collect();
+    let mut codes: BTreeMap<String, Vec<_>> = BTreeMap::new();
+    for (code, status) in CODES {
+        let status = status.as_str();
+        let is_general = OF_STATUS.contains(code) && operation["responses"].get(status).is_some();
+        if is_general || specific.contains(code) {
+            codes.entry(status.to_owned()).or_default().push(*code);
+        }
+    }
+    codes
+}

@@ -1,12 +1,13 @@
 #!/bin/bash
 # Generates clients from the OpenAPI files with five generators, compiles them, and runs a job with
-# each on a private server: enqueue, poll, heartbeat, ack. Prints the table of docs/clients.md, and
-# writes it to that file.
+# each on a private server: enqueue, poll, heartbeat, ack. Then runs a published worker of another
+# protocol that the tests do not build. Prints the table of docs/clients.md, and writes it there.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 made=$PWD/target/clients
 mkdir -p "$made"
 log=$made/log
+PUBLISHED_WORKER=1.2.11
 : >"$log"
 
 say() { printf 'clients: %s\n' "$*" >&2; }
@@ -84,6 +85,23 @@ go_client() {
     cd clients/go
     GOFLAGS=-mod=mod GOPROXY=off go run .
 }
+# The worker that workflow-graph publishes for Rust, built as people install it: it gets the key in
+# its URL, and works a command.
+published_worker() {
+    quietly cargo install --quiet --locked --root "$made/worker" --version "=$PUBLISHED_WORKER" \
+        workflow-graph-worker-sdk
+    local job
+    job=$("$PWD/target/debug/fencepost" enqueue --job-type shell --payload '"echo from Rust"')
+    SERVER_URL=http://:$FENCEPOST_KEY@${FENCEPOST_URL#http://}/workflow-graph \
+        "$made/worker/bin/workflow-graph-worker-sdk" >>"$log" 2>&1 &
+    local worker=$!
+    "$PWD/target/debug/fencepost" jobs get "$job" --wait-seconds 20 >>"$log" || {
+        kill "$worker"
+        tail -n 40 "$log" >&2
+        exit 1
+    }
+    kill "$worker"
+}
 pinned() { sed -n "s|.*\"$1\": *\"\([^\"]*\)\".*|\1|p" clients/typescript/package.json; }
 in_python() { sed -n "s/^$1==//p" clients/python/requirements.txt; }
 in_rust() { sed -n "s/^$1 = \"=\(.*\)\"/\1/p" clients/rust/Cargo.toml; }
@@ -93,6 +111,9 @@ worked "openapi-typescript $(pinned openapi-typescript) with openapi-fetch $(pin
 worked "@hey-api/openapi-ts $(pinned @hey-api/openapi-ts)" TypeScript openapi.json hey_client
 worked "progenitor $(in_rust progenitor)" Rust openapi-3.0.json rust_client
 worked "openapi-generator $(in_python openapi-generator-cli), \`-g go\`" Go openapi.json go_client
+
+say "workflow-graph-worker-sdk $PUBLISHED_WORKER (Rust)"
+published_worker
 
 printf '| language | generator | document | result |\n|---|---|---|---|\n%s' "$rows" >"$made/table"
 cat "$made/table"

@@ -45,6 +45,8 @@ if [ "${1:-}" = clients ]; then
     # Generated Go code imports it.
     [ -d /usr/share/gocode/src/gopkg.in/validator.v2 ] ||
         missing="$missing golang-gopkg-validator.v2-dev"
+    # A published worker links to it.
+    [ -f /usr/include/openssl/ssl.h ] || missing="$missing libssl-dev pkg-config"
 fi
 if [ "${1:-}" = test ]; then
     command -v go >/dev/null 2>&1 || missing="$missing golang-go"

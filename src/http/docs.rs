@@ -12,7 +12,7 @@ use axum::{
         header::{ACCEPT, CONTENT_TYPE, VARY},
     },
     response::{IntoResponse, Response},
-    routing,
+    routing::{self, MethodRouter},
 };
 use pulldown_cmark::{CowStr, Event, Options, Parser, Tag, TagEnd, html};
 use rust_embed::RustEmbed;
@@ -24,6 +24,14 @@ use rust_embed::RustEmbed;
 #[include = "*.png"]
 struct Pages;
 
+/// The examples that pages link to, by path.
+#[derive(RustEmbed)]
+#[folder = "examples/"]
+#[exclude = "*/node_modules/*"]
+struct Examples;
+
+/// What browsers ask for at every page.
+const ICON: &str = include_str!("../../assets/icon.svg");
 const HEAD: &str = include_str!("pages/head.html");
 
 /// The names of all pages, as paths below `/docs/`.
@@ -31,8 +39,27 @@ pub fn names() -> impl Iterator<Item = String> {
     Pages::iter().filter_map(|it| it.strip_suffix(".md").map(str::to_owned))
 }
 
-/// `/docs/errors` and similar; also with the suffix that links between pages have.
+/// `/docs/errors` and similar, also with the suffix that links between pages have; the examples.
 pub fn routes<S: Clone + Send + Sync + 'static>() -> Router<S> {
+    let icon = async || ([(CONTENT_TYPE, "image/svg+xml")], ICON);
+    examples(pages()).route("/favicon.ico", routing::get(icon))
+}
+
+/// Each as the text that it is, so that a browser shows it.
+fn examples<S: Clone + Send + Sync + 'static>(router: Router<S>) -> Router<S> {
+    Examples::iter().fold(router, |router, name| {
+        let Some(file) = Examples::get(&name) else { return router };
+        let path = format!("/examples/{name}");
+        if name.ends_with(".md") {
+            return router.route(&path, page(&file.data));
+        }
+        let text = Bytes::from(file.data.into_owned());
+        let text = move || async move { ([(CONTENT_TYPE, "text/plain; charset=utf-8")], text) };
+        router.route(&path, routing::get(text))
+    })
+}
+
+fn pages<S: Clone + Send + Sync + 'static>() -> Router<S> {
     let pictures = Pages::iter().filter(|it| it.ends_with(".png")).filter_map(|it| {
         let file = Pages::get(&it)?;
         Some((format!("/docs/{it}"), Bytes::from(file.data.into_owned())))
@@ -43,14 +70,18 @@ pub fn routes<S: Clone + Send + Sync + 'static>() -> Router<S> {
     });
     names().fold(router, |router, name| {
         let Some(file) = Pages::get(&format!("{name}.md")) else { return router };
-        let page = Arc::new(DocsPage::of(String::from_utf8_lossy(&file.data).into_owned()));
-        let page = move |headers: HeaderMap| {
-            let answer = page.answer(&headers);
-            async move { answer }
-        };
+        let page = page(&file.data);
         router
-            .route(&format!("/docs/{name}"), routing::get(page.clone()))
-            .route(&format!("/docs/{name}.md"), routing::get(page))
+            .route(&format!("/docs/{name}"), page.clone())
+            .route(&format!("/docs/{name}.md"), page)
+    })
+}
+
+fn page<S: Clone + Send + Sync + 'static>(markdown: &[u8]) -> MethodRouter<S> {
+    let page = Arc::new(DocsPage::of(String::from_utf8_lossy(markdown).into_owned()));
+    routing::get(move |headers: HeaderMap| {
+        let answer = page.answer(&headers);
+        async move { answer }
     })
 }
 

@@ -67,3 +67,31 @@ fn no_link_of_the_documentation_leads_nowhere() {
     }
     assert!(seen > 80, "{seen}");
 }
+
+/// Where the links of a page lead on this server.
+fn hrefs(page: &str, at: &reqwest::Url) -> Vec<reqwest::Url> {
+    let targets = [" href=\"", " src=\""].into_iter().flat_map(|it| page.split(it).skip(1));
+    let targets = targets.filter_map(|it| it.split('"').next());
+    let found = targets.filter_map(|it| at.join(it).ok());
+    found.filter(|it| it.host_str() == at.host_str() && it.port() == at.port()).collect()
+}
+
+#[test]
+fn no_link_of_a_served_page_leads_nowhere() {
+    run(async |t| {
+        let mut seen = std::collections::BTreeSet::new();
+        let pages = docs::names().map(|it| format!("/docs/{it}"));
+        for path in pages.chain(["/examples/README.md".to_owned()]) {
+            let page = in_a_browser(t, &path).await;
+            let at = format!("{}{path}", t.url).parse().expect("a URL");
+            for mut link in hrefs(&page.text, &at) {
+                link.set_fragment(None);
+                if seen.insert(link.clone()) {
+                    let reply = t.client.get(link.clone()).send().await.expect("an answer");
+                    assert!(reply.status().is_success(), "{path}: {link} is {}", reply.status());
+                }
+            }
+        }
+        assert!(seen.len() > 40, "{}", seen.len());
+    });
+}

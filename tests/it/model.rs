@@ -35,6 +35,7 @@ use sqlx::PgConnection;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
+mod callbacks;
 mod control;
 mod machine;
 
@@ -58,6 +59,8 @@ enum Plant {
     NoRowLock,
     /// A manual retry counts attempts from the beginning.
     ResetAttempt,
+    /// An end is recorded twice.
+    EndTwice,
 }
 
 struct Run {
@@ -104,6 +107,7 @@ impl Run {
             _ => self.lose_worker().await?,
         }
         while cascade::pass(&self.engine).await.map_err(|it| it.to_string())? {}
+        self.compare_callbacks().await?;
         self.compare().await
     }
 
@@ -171,7 +175,7 @@ impl Run {
             has_parents: !parents.is_empty(),
             ..Extras::default()
         };
-        let job = NewJob {
+        let mut job = NewJob {
             project_id: self.project_id,
             id: JobId::generate(),
             queue: "default".into(),
@@ -183,8 +187,9 @@ impl Run {
             payload: "1".into(),
             retry: None,
             tags: None,
-            extras: Some(Box::new(extras)),
+            extras: None,
         };
+        job.extras = Some(Box::new(callbacks::declare(extras, &job)));
         let tied = TiedJob {
             job,
             on_conflict: OnConflict::Reject,
@@ -211,6 +216,7 @@ impl Run {
             recorded: Vec::new(),
             activated: None,
             is_gone: false,
+            had_ended: false,
         });
         Ok(())
     }
@@ -461,4 +467,9 @@ fn a_missing_row_lock_is_found() {
 #[test]
 fn an_attempt_that_is_counted_anew_is_found() {
     is_found(Plant::ResetAttempt);
+}
+
+#[test]
+fn an_end_that_enqueues_twice_is_found() {
+    is_found(Plant::EndTwice);
 }

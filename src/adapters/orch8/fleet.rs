@@ -20,6 +20,9 @@ use crate::{
 
 /// A worker counts as live for this long unless the query says otherwise.
 const ALIVE_SECONDS: i64 = 60;
+/// Pages of workers that are read for one list: those that are gone stay known for a while, and
+/// must not hide the live ones.
+const MAX_READ_PAGES: usize = 10;
 /// The longest time that a query can name: a day.
 const MAX_ALIVE_SECONDS: i64 = 86_400;
 
@@ -65,19 +68,30 @@ async fn live_workers(
     let mut check = Check::default();
     check.range("alive_within_secs", within, 1, MAX_ALIVE_SECONDS);
     check.finish()?;
-    let limit = limits::MAX_PAGE_WORKERS.into();
-    let rows = workers::page(&app.engine, project_id, None, None, "", limit).await?;
+    let most = limits::MAX_PAGE_WORKERS as usize;
     let now = app.engine.now().await?;
     let is_recent = |it: &WorkerRow| now - it.last_seen_at <= TimeDelta::seconds(within);
     let is_alive = |it: &WorkerRow| it.state != WorkerState::Terminated && is_recent(it);
-    let rows = rows.into_iter().map(|it| {
-        let alive = is_alive(&it);
-        (it, alive)
-    });
-    Ok(rows.filter(|it| it.1 || query.include_stale).collect())
+    let (mut found, mut after) = (Vec::new(), String::new());
+    for _ in 0..MAX_READ_PAGES {
+        let limit = limits::MAX_PAGE_WORKERS.into();
+        let rows = workers::page(&app.engine, project_id, None, None, &after, limit).await?;
+        let is_last = rows.len() < most;
+        after = rows.last().map_or(after, |it| it.worker_id.clone());
+        let with_life = rows.into_iter().map(|it| {
+            let alive = is_alive(&it);
+            (it, alive)
+        });
+        found.extend(with_life.filter(|it| it.1 || query.include_stale));
+        if is_last || found.len() >= most {
+            break;
+        }
+    }
+    found.truncate(most);
+    Ok(found)
 }
 
-/// List workers: the first 200, by id.
+/// List workers: the first 200 that match, by id, among the first 2,000.
 #[utoipa::path(
     get, path = "/workers", tag = "system", operation_id = "list_workers", params(FleetQuery),
     responses((status = 200, description = "The workers.", body = Vec<Worker>)),

@@ -1,7 +1,7 @@
 //! What users do to jobs: cancel, change, retry.
 
 use chrono::{DateTime, TimeDelta, Utc};
-use sqlx::{Acquire, PgConnection};
+use sqlx::{Acquire, PgConnection, Postgres, Transaction};
 use uuid::Uuid;
 
 use crate::{
@@ -20,7 +20,7 @@ use crate::{
     ids::{JobId, JobKey, ProjectId},
     store::{
         cascade,
-        control::{self, LockedJob},
+        control::{self, CancelledJob, LockedJob},
         dead_letters, dependencies,
         events::{self, NewEvent},
         requeue,
@@ -46,26 +46,58 @@ const MAX_LOCK_TRIES: u32 = 3;
 pub async fn cancel(engine: &Engine, key: JobKey) -> Result<(), Error> {
     let mut conn = engine.pools.read_for(key.project_id).await?;
     let mut tx = conn.begin().await?;
-    let seen = lock(&mut tx, key).await?;
-    match job::cancel(seen.state) {
-        CancelDecision::Done => return Ok(()),
-        CancelDecision::TooLate => return Err(refused(&seen)),
-        CancelDecision::AskWorker => {
-            if !seen.cancel_requested {
-                control::request_cancel(&mut tx, key).await?;
-                record(&mut tx, key, history::CANCEL_REQUESTED, Some(seen.attempt), None).await?;
-            }
-            tx.commit().await?;
+    let cancelled = cancel_in(&mut tx, key).await;
+    match finish(tx, cancelled).await? {
+        Cancelled::Before => (),
+        Cancelled::Asked => {
             engine.notifier.feed.tell(|| vec![job_event(key, history::CANCEL_REQUESTED)]);
         }
-        CancelDecision::CancelNow => {
-            let gone = cancel::cancel_waiting(&mut tx, &[key], cancel::CancelReason::Asked).await?;
-            record(&mut tx, key, history::CANCELLED, None, None).await?;
-            tx.commit().await?;
-            cancel::publish_cancelled(engine, &gone, history::CANCELLED);
-        }
+        Cancelled::Now(gone) => cancel::publish_cancelled(engine, &gone, history::CANCELLED),
     }
     Ok(())
+}
+
+/// What a cancellation has done.
+enum Cancelled {
+    /// Nothing: the job was cancelled before.
+    Before,
+    /// Its worker will be told.
+    Asked,
+    /// It waited, and is cancelled.
+    Now(Vec<CancelledJob>),
+}
+
+async fn cancel_in(tx: &mut PgConnection, key: JobKey) -> Result<Cancelled, Error> {
+    let seen = lock(tx, key).await?;
+    match job::cancel(seen.state) {
+        CancelDecision::Done => Ok(Cancelled::Before),
+        CancelDecision::TooLate => Err(refused(&seen)),
+        CancelDecision::AskWorker => {
+            if !seen.cancel_requested {
+                control::request_cancel(tx, key).await?;
+                record(tx, key, history::CANCEL_REQUESTED, Some(seen.attempt), None).await?;
+            }
+            Ok(Cancelled::Asked)
+        }
+        CancelDecision::CancelNow => {
+            let gone = cancel::cancel_waiting(tx, &[key], cancel::CancelReason::Asked).await?;
+            record(tx, key, history::CANCELLED, None, None).await?;
+            Ok(Cancelled::Now(gone))
+        }
+    }
+}
+
+/// Ends a transaction before its outcome is answered. One that is dropped is rolled back a moment
+/// later; until then claims would pass over the jobs that it has locked.
+pub(in crate::engine) async fn finish<T>(
+    tx: Transaction<'_, Postgres>,
+    done: Result<T, Error>,
+) -> Result<T, Error> {
+    match done {
+        Ok(_) => tx.commit().await?,
+        Err(_) => tx.rollback().await?,
+    }
+    done
 }
 
 /// Removes the unique key of a live job, so that another job may take it.
@@ -101,7 +133,20 @@ pub async fn change(
     }
     let mut conn = engine.pools.read_for(key.project_id).await?;
     let mut tx = conn.begin().await?;
-    let seen = lock(&mut tx, key).await?;
+    let changed = change_in(&mut tx, key, change, what).await;
+    let changed = finish(tx, changed).await?;
+    engine.notifier.waiting(std::iter::once(&changed));
+    engine.notifier.feed.tell(|| vec![job_event(key, history::CHANGED)]);
+    Ok(())
+}
+
+async fn change_in(
+    tx: &mut PgConnection,
+    key: JobKey,
+    change: Timing,
+    what: Change,
+) -> Result<WaitingJob, Error> {
+    let seen = lock(tx, key).await?;
     let run_at = match change {
         Timing::Keep => None,
         Timing::At(run_at) => Some(run_at),
@@ -111,17 +156,12 @@ pub async fn change(
         return Err(too_far_ahead());
     }
     let what = Change { run_at, ..what };
-    let Some(changed) = control::change(&mut tx, key, &what).await? else {
-        return Err(refused(&seen));
-    };
+    let changed = control::change(tx, key, &what).await?.ok_or_else(|| refused(&seen))?;
     let payload = serde_json::json!({
         "queue": what.queue, "priority": what.rank.map(|it| -it), "run_at": what.run_at,
     });
-    record(&mut tx, key, history::CHANGED, None, Some(payload.to_string())).await?;
-    tx.commit().await?;
-    engine.notifier.waiting(std::iter::once(&changed));
-    engine.notifier.feed.tell(|| vec![job_event(key, history::CHANGED)]);
-    Ok(())
+    record(tx, key, history::CHANGED, None, Some(payload.to_string())).await?;
+    Ok(changed)
 }
 
 /// When a changed job may run.
@@ -155,11 +195,15 @@ pub async fn retry_dead_letter(engine: &Engine, key: JobKey) -> Result<(), Error
 async fn retry_from(engine: &Engine, key: JobKey, kind: Kind) -> Result<(), Error> {
     let mut conn = engine.pools.read_for(key.project_id).await?;
     let mut tx = conn.begin().await?;
-    let requeued = retry_in(&mut tx, key, kind).await?;
-    if requeued.was_dead_letter {
-        dead_letters::remove(&mut tx, key.project_id, &[key.id]).await?;
-    }
-    tx.commit().await?;
+    let requeued = async {
+        let requeued = retry_in(&mut tx, key, kind).await?;
+        if requeued.was_dead_letter {
+            dead_letters::remove(&mut tx, key.project_id, &[key.id]).await?;
+        }
+        Ok(requeued)
+    };
+    let requeued = requeued.await;
+    let requeued = finish(tx, requeued).await?;
     publish_retried(engine, key, &requeued.jobs);
     Ok(())
 }

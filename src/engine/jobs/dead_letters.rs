@@ -3,6 +3,7 @@
 use metrics::counter;
 use sqlx::{Acquire, PgConnection};
 
+use super::control;
 use crate::{
     domain::{fingerprint::fingerprint, job::StoredState, operation::Filter},
     engine::Engine,
@@ -62,14 +63,16 @@ fn dead_letter(end: &Ended, after: &AfterEnd) -> NewDeadLetter {
 pub async fn delete(engine: &Engine, key: JobKey) -> Result<(), Error> {
     let mut conn = engine.pools.read_for(key.project_id).await?;
     let mut tx = conn.begin().await?;
-    let seen = super::control::lock(&mut tx, key).await?;
-    if seen.state != StoredState::DeadLetter {
-        let (state, attempt) = (seen.state.public(), seen.attempt);
-        return Err(Error::InvalidState(JobStatus { state, attempt }));
-    }
-    delete_in(&mut tx, key.project_id, &[key.id]).await?;
-    tx.commit().await?;
-    Ok(())
+    let deleted = async {
+        let seen = control::lock(&mut tx, key).await?;
+        if seen.state != StoredState::DeadLetter {
+            let (state, attempt) = (seen.state.public(), seen.attempt);
+            return Err(Error::InvalidState(JobStatus { state, attempt }));
+        }
+        delete_in(&mut tx, key.project_id, &[key.id]).await
+    };
+    let deleted = deleted.await;
+    control::finish(tx, deleted).await.map(drop)
 }
 
 /// Deletes those of these jobs that are dead letters, and returns how many.

@@ -211,6 +211,14 @@ fn workers_handlers_and_health_are_told() {
         assert_eq!(stale[0]["alive"], false);
         assert_eq!(t.get("/orch8/workers?alive_within_secs=7200").await.is(200)[0]["alive"], true);
         t.get("/orch8/workers?alive_within_secs=0").await.is(400);
+        // However many are gone, they do not hide the live ones.
+        let gone = "insert into workers (project_id, worker_id, queues, job_types, concurrency, last_seen_at)
+            select project_id, 'a' || number, '{}', '{}', 1, now() - interval '1 hour'
+            from workers, generate_series(1, 250) as number";
+        t.database.execute(gone).await;
+        let body = json!({"worker_id": "zed", "queues": ["default"], "job_types": ["resize"]});
+        t.post("/v1/workers/register", body).await.is(200);
+        assert_eq!(t.get("/orch8/workers").await.is(200)[0]["worker_id"], "zed");
         for path in ["/orch8/health/live", "/orch8/api/v1/health/ready"] {
             assert_eq!(t.get(path).await.is(200), json!({"status": "ok"}));
         }

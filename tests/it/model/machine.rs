@@ -43,6 +43,8 @@ pub struct Model {
     pub activated: Option<i32>,
     /// Whether it was deleted or pruned. Its state stays: children of it depend on that.
     pub is_gone: bool,
+    /// Whether it had ended when callbacks were last compared.
+    pub had_ended: bool,
 }
 
 /// What an ack is answered with, in the model's words.

@@ -25,7 +25,8 @@ chmod 755 "$folder"
 ./target/debug/fencepost dev --data-dir "$folder/data" --listen 127.0.0.1:0 --metrics-listen 127.0.0.1:0 \
     --ready-file "$folder/ready" >>"$log" 2>&1 &
 server=$!
-stop() { kill "$server" 2>/dev/null || true; wait "$server" 2>/dev/null || true; rm -rf "$folder"; }
+worker=
+stop() { kill "$server" $worker 2>/dev/null || true; wait "$server" 2>/dev/null || true; rm -rf "$folder"; }
 trap stop EXIT
 while [ ! -s "$folder/ready" ]; do kill -0 "$server" || { tail "$log" >&2; exit 1; }; sleep 0.1; done
 FENCEPOST_URL=$(sed -n 's/.*"url": *"\([^"]*\)".*/\1/p' "$folder/ready")
@@ -94,13 +95,11 @@ published_worker() {
     job=$("$PWD/target/debug/fencepost" enqueue --job-type shell --payload '"echo from Rust"')
     SERVER_URL=http://:$FENCEPOST_KEY@${FENCEPOST_URL#http://}/workflow-graph \
         "$made/worker/bin/workflow-graph-worker-sdk" >>"$log" 2>&1 &
-    local worker=$!
-    "$PWD/target/debug/fencepost" jobs get "$job" --wait-seconds 20 >>"$log" || {
-        kill "$worker"
+    worker=$!
+    "$PWD/target/debug/fencepost" jobs get "$job" --wait-seconds 20 >>"$log" 2>&1 || {
         tail -n 40 "$log" >&2
         exit 1
     }
-    kill "$worker"
 }
 pinned() { sed -n "s|.*\"$1\": *\"\([^\"]*\)\".*|\1|p" clients/typescript/package.json; }
 in_python() { sed -n "s/^$1==//p" clients/python/requirements.txt; }

@@ -83,11 +83,17 @@ pub async fn run(args: BatchesArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Its jobs that are dead letters, or were cancelled.
+fn failed(batch: &Value) -> i64 {
+    let count = |field: &str| batch[field].as_i64().unwrap_or_default();
+    count("dead_letter_jobs") + count("cancelled_jobs")
+}
+
 fn list(out: &mut impl Write, page: &Value) -> anyhow::Result<()> {
     writeln!(
         out,
         "{:<33} {:<12} {:>9} {:>9} {:>9} NAME",
-        "BATCH", "STATE", "JOBS", "OPEN", "DEAD"
+        "BATCH", "STATE", "JOBS", "OPEN", "FAILED"
     )?;
     for batch in page["batches"].as_array().into_iter().flatten() {
         writeln!(
@@ -97,12 +103,12 @@ fn list(out: &mut impl Write, page: &Value) -> anyhow::Result<()> {
             coloured(&word(&batch["state"])),
             word(&batch["total_jobs"]),
             word(&batch["open_jobs"]),
-            word(&batch["dead_letter_jobs"]),
+            failed(batch),
             batch["name"].as_str().unwrap_or("-"),
         )?;
     }
     if page["has_more"] == true {
-        writeln!(out, "there are more: raise --limit, at most 50")?;
+        writeln!(out, "there are more; --limit is at most 50")?;
     }
     Ok(())
 }

@@ -4,9 +4,10 @@ use std::io::{IsTerminal, Read, Write};
 
 use anyhow::Context;
 use clap::{Args, Subcommand, ValueEnum};
+use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use crate::client::{Client, ClientArgs};
+use crate::client::{Client, ClientArgs, Reply};
 
 /// Options of `enqueue`.
 #[derive(Debug, Args)]
@@ -42,7 +43,7 @@ pub struct EnqueueArgs {
     #[arg(long, value_name = "N")]
     timeout_seconds: Option<i32>,
 
-    /// Batch that counts its end
+    /// Batch to add the job to
     #[arg(long, value_name = "BATCH")]
     batch_id: Option<String>,
 
@@ -58,7 +59,7 @@ pub struct EnqueueArgs {
     #[arg(long, value_name = "KEY")]
     idempotency_key: Option<String>,
 
-    /// Seconds to wait for the job to finish; it fails unless the job succeeds
+    /// Seconds to wait for the job to finish; exits with 1 if it fails, with 6 if it has not ended
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=30))]
     wait_seconds: Option<u32>,
 
@@ -117,7 +118,7 @@ enum Command {
     Get {
         /// Job id
         job_id: String,
-        /// Seconds to wait for the job to finish; it fails unless the job succeeds
+        /// Seconds to wait for the job to finish; exits with 1 if it fails, with 6 if it has not ended
         #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=30))]
         wait_seconds: Option<u32>,
     },
@@ -181,7 +182,7 @@ pub async fn enqueue(args: EnqueueArgs) -> anyhow::Result<()> {
         Output::Text => writeln!(out, "{}", word(&job.json()["id"]))?,
     }
     match args.wait_seconds {
-        Some(_) => Ok(succeeded(&job.json())?),
+        Some(_) => succeeded(&job),
         None => Ok(()),
     }
 }
@@ -197,11 +198,17 @@ pub enum NotSucceeded {
     Unfinished(String),
 }
 
-fn succeeded(job: &Value) -> Result<(), NotSucceeded> {
-    match word(&job["state"]).as_str() {
+fn succeeded(reply: &Reply) -> anyhow::Result<()> {
+    /// Nothing else is read: its payload or result may be readable only by its program.
+    #[derive(Deserialize)]
+    struct Stateful {
+        state: String,
+    }
+    let Stateful { state } = serde_json::from_str(&reply.text).context("the answer is no job")?;
+    match state.as_str() {
         "succeeded" => Ok(()),
-        ended @ ("dead_letter" | "cancelled") => Err(NotSucceeded::Failed(ended.to_owned())),
-        other => Err(NotSucceeded::Unfinished(other.to_owned())),
+        "dead_letter" | "cancelled" => Err(NotSucceeded::Failed(state).into()),
+        _ => Err(NotSucceeded::Unfinished(state).into()),
     }
 }
 
@@ -246,7 +253,7 @@ pub async fn run(args: JobsArgs) -> anyhow::Result<()> {
         Output::Text => show(&mut out, &reply.json())?,
     }
     if is_awaited {
-        succeeded(&reply.json())?;
+        succeeded(&reply)?;
     }
     Ok(())
 }

@@ -21,14 +21,14 @@ const DEFAULTS: [(&str, &str); 13] = [
     ("max-connections-per-address", "256; in `dev`, 20000"),
     ("trusted-proxies", "none"),
     ("data-dir", "`.fencepost` here"),
-    ("url", "that of a running `dev` here, or `http://127.0.0.1:7070`"),
+    ("url", "that of a running `dev` here, except for `ready`; else `http://127.0.0.1:7070`"),
     ("api-key", "that of a running `dev` here"),
     ("worker-id", "host, process and random letters"),
     ("adapter", "the native API"),
 ];
 
-/// Options of a single job or query are no settings.
-const NO_SETTINGS: [&str; 2] = ["enqueue", "jobs"];
+/// Options of a single job, batch or query are no settings.
+const NO_SETTINGS: [&str; 3] = ["enqueue", "jobs", "batches"];
 
 /// The page, as it is committed and served.
 #[must_use]

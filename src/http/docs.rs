@@ -27,7 +27,11 @@ struct Pages;
 /// The examples that pages link to, by path.
 #[derive(RustEmbed)]
 #[folder = "examples/"]
-#[exclude = "*/node_modules/*"]
+#[include = "README.md"]
+#[include = "adapters/*.mjs"]
+#[include = "adapters/*.py"]
+#[include = "adapters/*.sh"]
+#[include = "*/worker.*"]
 struct Examples;
 
 /// What browsers ask for at every page.

@@ -199,6 +199,7 @@ pub struct ClaimLimits<'a> {
 }
 
 /// Jobs with one constraint key that are searched for commands: they have one type, so a few tell.
+/// So for jobs of one type, while other types of the queue are paused.
 pub const MAX_EXAMINED_FOR_COMMANDS: i64 = 20;
 
 /// Leases the best jobs of one claim, with and without constraint keys. The keys and the queue's
@@ -206,8 +207,8 @@ pub const MAX_EXAMINED_FOR_COMMANDS: i64 = 20;
 ///
 /// A job may start while fewer than its `concurrency_limit` run under its key, including those
 /// started before it by this claim. A claim for commands only searches the first
-/// [`MAX_EXAMINED_FOR_COMMANDS`] jobs of each constraint key; others have an index. Like
-/// [`super::claims::claim_some_types`], it also returns how many were selected.
+/// [`MAX_EXAMINED_FOR_COMMANDS`] jobs of each constraint key, and of each type if types are named;
+/// others have an index. Like [`super::claims::claim_some_types`], it also returns how many were selected.
 pub async fn claim_constrained(
     conn: &mut PgConnection,
     claim: &QueueClaim<'_>,
@@ -264,10 +265,9 @@ pub async fn claim_constrained(
             (
                 select id, rank, run_at
                 from jobs
-                where $17::bigint is not null
+                where $3::text[] is null and $17::bigint is not null
                     and project_id = $1 and queue = $2 and state = 'pending'
                     and constraint_key is null and has_command
-                    and ($3::text[] is null or job_type = any($3))
                     and (expires_at is null or expires_at > statement_timestamp())
                     and (rank, run_at) >= ($6::smallint, $7::timestamptz)
                 order by rank, run_at, id
@@ -278,12 +278,17 @@ pub async fn claim_constrained(
             from unnest($3::text[]) as wanted(job_type)
             cross join lateral (
                 select id, rank, run_at
-                from jobs
-                where $17::bigint is null
-                    and project_id = $1 and queue = $2 and job_type = wanted.job_type
-                    and state = 'pending' and constraint_key is null
-                    and (expires_at is null or expires_at > statement_timestamp())
-                    and (rank, run_at) >= ($6::smallint, $7::timestamptz)
+                from (
+                    select id, rank, run_at, has_command
+                    from jobs
+                    where project_id = $1 and queue = $2 and job_type = wanted.job_type
+                        and state = 'pending' and constraint_key is null
+                        and (expires_at is null or expires_at > statement_timestamp())
+                        and (rank, run_at) >= ($6::smallint, $7::timestamptz)
+                    order by rank, run_at, id
+                    limit coalesce($17::bigint, $5::bigint)
+                ) near
+                where $17 is null or has_command
                 order by rank, run_at, id
                 limit $5::bigint
             ) found

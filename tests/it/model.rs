@@ -471,5 +471,9 @@ fn an_attempt_that_is_counted_anew_is_found() {
 
 #[test]
 fn an_end_that_enqueues_twice_is_found() {
-    is_found(Plant::EndTwice);
+    with_engine(async |engine, database| {
+        let played = play(engine, database, 0, Plant::EndTwice).await;
+        let error = played.expect_err("it ends twice");
+        assert!(error.contains("callbacks of"), "{error}");
+    });
 }

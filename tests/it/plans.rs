@@ -2,6 +2,7 @@
 //! analysed: no statement may scan a table, and each may touch only a few pages a job.
 
 mod backlog;
+mod few;
 mod operator;
 
 use std::{

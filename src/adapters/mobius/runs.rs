@@ -22,8 +22,12 @@ use crate::{
     ids::JobId,
 };
 
-/// Attempts that tell all of a job that a list shows: the latest, and when the one before it ended.
-const TELLING_ATTEMPTS: i64 = 2;
+/// Attempts read for each job of a list: the latest, and the one before it, which says when the
+/// latest was due.
+const ATTEMPTS_OF_LISTED: i64 = 2;
+// Those of a whole workflow are read: without its last attempt, a dead letter could not be shown.
+const _: () =
+    assert!(ATTEMPTS_OF_LISTED * limits::MAX_WORKFLOW_JOBS as i64 <= limits::MAX_SHOWN_ATTEMPTS);
 /// The protocol has branches in a run; ours have one.
 const BRANCH: &str = "main";
 
@@ -106,7 +110,7 @@ pub async fn jobs_of_run(
     State(app): State<App>,
     params: PathParams,
 ) -> Result<Reply<JobList>, Error> {
-    let (rows, ended) = read(&app, &caller, &params, TELLING_ATTEMPTS).await?;
+    let (rows, ended) = read(&app, &caller, &params, ATTEMPTS_OF_LISTED).await?;
     let items = rows.into_iter().map(|row| {
         let own: Vec<_> = attempts_of(&ended, row.id).cloned().collect();
         Job::of(attempt::latest_attempt(&row, &own), row, &own, Shown::WithoutPayloads)

@@ -16,7 +16,7 @@ use crate::{
         enqueue::{quota, too_far_ahead},
         notify::job_event,
     },
-    error::{Error, JobStatus, is_unique_violation},
+    error::{self, Error, JobStatus, is_unique_violation},
     ids::{JobId, JobKey, ProjectId},
     store::{
         cascade,
@@ -93,9 +93,17 @@ pub(in crate::engine) async fn finish<T>(
     tx: Transaction<'_, Postgres>,
     done: Result<T, Error>,
 ) -> Result<T, Error> {
-    match done {
+    match &done {
         Ok(_) => tx.commit().await?,
-        Err(_) => tx.rollback().await?,
+        // The refusal stands, whatever becomes of its locks.
+        Err(_) => {
+            if let Err(error) = tx.rollback().await {
+                tracing::warn!(
+                    error = error::chain(&error),
+                    "a refused change was not rolled back"
+                );
+            }
+        }
     }
     done
 }

@@ -8,20 +8,19 @@ use serde_json::{Map, Value, json};
 use crate::http::error::CODES;
 
 /// Codes that an operation has whenever it has their status.
-const OF_STATUS: [&str; 10] = [
+const OF_STATUS: [&str; 8] = [
     "invalid_request",
     "unauthorized",
     "forbidden",
-    "project_not_found",
     "payload_too_large",
     "unsupported_media_type",
     "rate_limit_exceeded",
-    "quota_exceeded",
     "overloaded",
     "unavailable",
 ];
 /// Codes of operations whose path has this parameter.
-const OF_PARAMETER: [(&str, &str); 10] = [
+const OF_PARAMETER: [(&str, &str); 11] = [
+    ("{project}", "project_not_found"),
     ("{job_id}", "job_not_found"),
     ("{queue}", "queue_not_found"),
     ("{batch_id}", "batch_not_found"),
@@ -33,6 +32,8 @@ const OF_PARAMETER: [(&str, &str); 10] = [
     ("{account_id}", "account_not_found"),
     ("{invitation_id}", "invitation_not_found"),
 ];
+/// Codes of operations that take a key, and so are about its project.
+const OF_KEYS: [&str; 2] = ["project_not_found", "quota_exceeded"];
 /// Codes of operations that can be repeated with an `Idempotency-Key`.
 const OF_REPEATABLE: [&str; 2] = ["idempotency_key_reuse", "idempotency_in_progress"];
 /// Codes of storing jobs.
@@ -49,11 +50,11 @@ const OF_OPERATION: &[(&str, &[&str])] = &[
     ("auth_password", &["invalid_credentials"]),
     ("auth_password_reset_confirm", &["invalid_token"]),
     ("auth_refresh", &["invalid_credentials"]),
-    ("auth_signup", &["signup_closed", "invalid_token"]),
+    ("auth_signup", &["invalid_token", "quota_exceeded", "signup_closed"]),
     ("auth_verify", &["email_taken", "invalid_token"]),
     ("dead_letters_delete", &["invalid_state"]),
     ("dead_letters_retry", &["invalid_state", "parent_terminal", "unique_conflict"]),
-    ("invitations_accept", &["invalid_token"]),
+    ("invitations_accept", &["invalid_token", "quota_exceeded"]),
     ("invitations_preview", &["invalid_token"]),
     ("jobs_cancel", &["invalid_state"]),
     ("jobs_create", OF_ENQUEUES),
@@ -68,8 +69,8 @@ const OF_OPERATION: &[(&str, &[&str])] = &[
     ("me_end_session", &["session_not_found"]),
     ("members_remove", &["cannot_remove_owner", "role_exceeds_caller"]),
     ("members_update", &["cannot_remove_owner", "role_exceeds_caller"]),
-    ("invitations_create", &["role_exceeds_caller"]),
-    ("projects_create", &["slug_taken"]),
+    ("invitations_create", &["quota_exceeded", "role_exceeds_caller"]),
+    ("projects_create", &["quota_exceeded", "slug_taken"]),
     ("recurring_create", OF_SCHEDULES),
     ("recurring_preview", OF_SCHEDULES),
     ("recurring_run", &["recurring_job_type_conflict"]),
@@ -107,9 +108,17 @@ fn codes_of(path: &str, operation: &Value) -> BTreeMap<String, Vec<&'static str>
     let parameters = operation["parameters"].as_array().into_iter().flatten();
     let is_repeatable = parameters.into_iter().any(|it| it["name"] == "Idempotency-Key");
     let of_repeatable = OF_REPEATABLE.iter().filter(|_| is_repeatable);
+    let security = operation["security"].as_array().into_iter().flatten();
+    let takes_key = security.into_iter().any(|it| it.get("api_key").is_some());
+    let of_keys = OF_KEYS.iter().filter(|_| takes_key);
     let of_parameter = OF_PARAMETER.iter().filter(|it| path.contains(it.0)).map(|it| it.1);
-    let specific: Vec<_> =
-        of_operation.iter().chain(of_repeatable).copied().chain(of_parameter).collect();
+    let specific: Vec<_> = of_operation
+        .iter()
+        .chain(of_repeatable)
+        .chain(of_keys)
+        .copied()
+        .chain(of_parameter)
+        .collect();
     let mut codes: BTreeMap<String, Vec<_>> = BTreeMap::new();
     for (code, status) in CODES {
         let status = status.as_str();

@@ -1,10 +1,10 @@
-//! An example for every answer, made from its schema: each field has the value of its own schema's
-//! example, or one by its name, so that no example can differ from what it shows.
+//! An example for every answer, made from its schema, so that it always has the fields of the
+//! answer. A field has the value of its own schema's example, or else one by its name.
 
 use serde_json::{Map, Value, json};
 
-/// Nested deeper, an optional part is left out: some schemas contain themselves.
-const MAX_DEPTH: usize = 6;
+/// Nothing is nested deeper: a schema may contain itself.
+const MAX_DEPTH: usize = 12;
 /// Values of fields by name, as JSON. A field that may be null and is not here is null.
 const VALUES: &[(&str, &str)] = &[
     ("access_token", r#""eyJhbGciOiJFZERTQSJ9.eyJzdWIiOiJhY2N0In0.c2lnbmF0dXJl""#),
@@ -19,6 +19,7 @@ const VALUES: &[(&str, &str)] = &[
     ("data", r#""sent to ada@example.com\n""#),
     ("depends_on", r#"["fetch"]"#),
     ("duration_ms", "84"),
+    ("description", r#""At 03:00, every day""#),
     ("email", r#""ada@example.com""#),
     ("email_verified", "true"),
     ("enabled", "true"),
@@ -28,6 +29,7 @@ const VALUES: &[(&str, &str)] = &[
     ("fingerprint", r#""6f1ed002ab5595859014ebf0951522d9""#),
     ("heartbeat_interval_seconds", "20"),
     ("hostname", r#""worker-host-1""#),
+    ("ids", r#"["evt_01m7w3ha3aextt8pkwwdmxsmqw"]"#),
     ("is_current", "true"),
     ("job_id", r#""job_01m7w3ha3aextt8pkwwdmxsmqw""#),
     ("job_type", r#""mail.send""#),
@@ -50,7 +52,9 @@ const VALUES: &[(&str, &str)] = &[
     ("processing", "3"),
     ("project_name", r#""Acme""#),
     ("queue", r#""default""#),
+    ("refresh_token", r#""q4xXk2dD0b1mZVw8Yt7RrA""#),
     ("request_id", r#""req_01m7w3ha3aextt8pkwwdmxsmqw""#),
+    ("sample_job_id", r#""job_01m7w3ha3aextt8pkwwdmxsmqw""#),
     ("sample_message", r#""no answer from smtp.example.com""#),
     ("scopes", r#"["produce", "read"]"#),
     ("sdk_version", r#""1.4.0""#),
@@ -98,6 +102,9 @@ fn made_of(document: &Value, schema: &Value, field: &str, depth: usize) -> Optio
     if let Some(example) = schema.get("example") {
         return Some(example.clone());
     }
+    if depth > MAX_DEPTH {
+        return None;
+    }
     if let Some(name) = named(schema) {
         let schema = &document["components"]["schemas"][name];
         return made_of(document, schema, field, depth + 1);
@@ -115,15 +122,15 @@ fn made_of(document: &Value, schema: &Value, field: &str, depth: usize) -> Optio
         let is_optional = alternatives.iter().any(|it| it["type"] == "null");
         return match alternatives.first() {
             _ if is_optional => Some(Value::Null),
-            first => made_of(document, first?, field, depth).filter(|_| depth < MAX_DEPTH),
+            first => made_of(document, first?, field, depth + 1),
         };
     }
     match kinds(schema).first().map(String::as_str) {
         _ if kinds(schema).iter().any(|it| it == "null") => Some(Value::Null),
         Some("object") => object(document, schema, depth),
         Some("array") => {
-            let item = made_of(document, &schema["items"], field, depth);
-            Some(item.filter(|_| depth < MAX_DEPTH).map_or(json!([]), |it| json!([it])))
+            let item = made_of(document, &schema["items"], field, depth + 1);
+            Some(item.map_or(json!([]), |it| json!([it])))
         }
         Some("string") => Some(match schema["format"].as_str() {
             Some("date-time") => json!(TIME),
@@ -181,6 +188,18 @@ mod tests {
     #[test]
     fn every_answer_has_an_example_with_its_required_fields() {
         let document = super::super::document();
+        for (path, methods) in document["paths"].as_object().expect("paths") {
+            for operation in methods.as_object().expect("methods").values() {
+                for response in operation["responses"].as_object().expect("responses").values() {
+                    let schema = response.pointer("/content/application~1json/schema");
+                    let Some(name) = schema.and_then(named) else { continue };
+                    let schema = &document["components"]["schemas"][name];
+                    assert!(schema["example"].is_object(), "{path}: {name}");
+                    let text = schema["example"].to_string();
+                    assert!(!text.contains("\"text\""), "{name}: say more in VALUES: {text}");
+                }
+            }
+        }
         let job = &document["components"]["schemas"]["Job"];
         let example = job["example"].as_object().expect("an object");
         assert_eq!(example["queue"], "default");

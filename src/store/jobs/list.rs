@@ -139,7 +139,8 @@ pub async fn walk(
     walk_up(conn, project_id, filter, (upper, lower.max(beyond)), limit).await
 }
 
-/// The oldest matching jobs between two ids. The condition on tags is no `exists`: a scalar
+/// The oldest matching jobs between two ids. Those of a batch are found by its index: other jobs do
+/// not count as examined. The condition on tags is no `exists`: a scalar
 /// subquery is evaluated row by row, and never becomes a scan of all bodies.
 async fn walk_up(
     conn: &mut PgConnection,
@@ -177,6 +178,8 @@ async fn walk_up(
                      union all
                      select queue, job_type, state, created_at
                      from finished_jobs where project_id = $1 and id = member.job_id
+                     -- Row by row: a join could walk over the jobs of all batches.
+                     offset 0
                  ) job
                  where member.project_id = $1 and member.batch_id = $13
                      and member.job_id < $2 and member.job_id >= $3
@@ -260,6 +263,8 @@ async fn walk_down(
                      union all
                      select queue, job_type, state, created_at
                      from finished_jobs where project_id = $1 and id = member.job_id
+                     -- Row by row: a join could walk over the jobs of all batches.
+                     offset 0
                  ) job
                  where member.project_id = $1 and member.batch_id = $13
                      and member.job_id < $2 and member.job_id >= $3
@@ -344,6 +349,8 @@ pub async fn count(
                      union all
                      select queue, job_type, state, created_at
                      from finished_jobs where project_id = $1 and id = member.job_id
+                     -- Row by row: a join could walk over the jobs of all batches.
+                     offset 0
                  ) job
                  where member.project_id = $1 and member.batch_id = $12
                      and member.job_id < $2 and member.job_id >= $3

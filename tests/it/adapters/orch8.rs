@@ -211,7 +211,7 @@ fn workers_handlers_and_health_are_told() {
         assert_eq!(stale[0]["alive"], false);
         assert_eq!(t.get("/orch8/workers?alive_within_secs=7200").await.is(200)[0]["alive"], true);
         t.get("/orch8/workers?alive_within_secs=0").await.is(400);
-        // However many are gone, they do not hide the live ones.
+        // Those that are gone do not hide the live ones.
         let gone = "insert into workers (project_id, worker_id, queues, job_types, concurrency, last_seen_at)
             select project_id, 'a' || number, '{}', '{}', 1, now() - interval '1 hour'
             from workers, generate_series(1, 250) as number";

@@ -1,4 +1,4 @@
-//! Every error that any test sees must be one that the document lists for its operation.
+//! Every error that any test sees must be one that the document lists for an operation of its path.
 
 use fencepost::http::openapi;
 

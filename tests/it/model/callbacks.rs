@@ -35,23 +35,24 @@ impl Run {
             .await;
         }
         while maintenance::ends::pass(&self.engine).await.map_err(|it| it.to_string())? {}
-        let mut expected: BTreeMap<Uuid, i64> = BTreeMap::new();
+        let mut expected: BTreeMap<Option<Uuid>, i64> = BTreeMap::new();
         for model in &mut self.jobs {
             let has_ended = model.end().is_some();
             if has_ended && !model.had_ended {
-                expected.insert(model.id.0, 1);
+                expected.insert(Some(model.id.0), 1);
             }
             model.had_ended = has_ended;
         }
-        let stored: Vec<(Uuid, i64)> = sqlx::query_as(
+        let stored: Vec<(Option<Uuid>, i64)> = sqlx::query_as(
             "with gone as (
                  delete from jobs where project_id = $1 and queue = $2 returning id
              ), edges as (
                  delete from job_edges using gone
                  where project_id = $1 and child_id = gone.id
-                 returning parent_id
+                 returning parent_id, child_id
              )
-             select parent_id, count(*) from edges group by parent_id",
+             select parent_id, count(*) from gone left join edges on edges.child_id = gone.id
+             group by parent_id",
         )
         .bind(self.project_id.0)
         .bind(QUEUE)

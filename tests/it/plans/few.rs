@@ -1,0 +1,80 @@
+//! A few jobs among many, that an index of their own holds: commands, and the jobs of a batch.
+
+use fencepost::{ids::BatchId, store::jobs::Payloads};
+
+use super::*;
+
+const BATCH: BatchId = BatchId(Uuid::from_u128(7));
+const FEW: usize = 30;
+
+/// Behind 100,000 other jobs: commands, half of them of a batch.
+async fn fill_few(database: &Database) {
+    database
+        .execute(
+            "insert into jobs (project_id, id, queue, job_type, state, rank, run_at, max_attempts,
+                               timeout_seconds, has_command, batch_id)
+             select 1, gen_random_uuid(), 'default', 'shell', 'pending', 0, now(), 3, 600, true,
+                    '00000000-0000-0000-0000-000000000007'
+             from generate_series(1, 30) n;
+             insert into job_bodies (project_id, job_id, payload, batch_id)
+             select 1, id, '\"ls\"', batch_id from jobs where has_command",
+        )
+        .await;
+}
+
+#[test]
+fn commands_and_the_jobs_of_a_batch_are_found_behind_any_number_of_others() {
+    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    limited(async {
+        let database = fresh_database().await;
+        fill(&database).await;
+        fill_few(&database).await;
+        let pools = Pools::new(&database.url, PoolArgs::default()).expect("a URL");
+        let conn = &mut *pools.background.acquire().await.expect("a connection");
+        let filter = jobs::Filter { batch_id: Some(BATCH), ..jobs::Filter::default() };
+        let (rows, next) = costs(conn, "list of a batch", 30 * 40, async |conn| {
+            let page = jobs::page(conn, PROJECT, &filter, None, 50, Payloads::LeftOut).await;
+            page.expect("it runs")
+        })
+        .await;
+        assert_eq!((rows.len(), next), (FEW, None));
+        let walked = costs(conn, "walk over a batch", 30 * 20, async |conn| {
+            jobs::walk(conn, PROJECT, &filter, None, 50).await.expect("it runs")
+        })
+        .await;
+        assert_eq!((walked.jobs.len(), walked.is_through), (FEW, true));
+        let counted = costs(conn, "count of a batch", 30 * 20, async |conn| {
+            jobs::count(conn, PROJECT, &filter).await.expect("it runs")
+        })
+        .await;
+        assert_eq!(counted, (FEW as i64, false));
+        let leased = costs(conn, "claim of commands", 30 * 60, async |conn| {
+            let limits = limited_claims::ClaimLimits {
+                constraint_keys: &[],
+                job_types: None,
+                max_concurrency: None,
+                default_lease_seconds: None,
+                max_jobs: 10,
+            };
+            let look = QueueClaim { only_commands: true, ..look("default", &[], 10) };
+            limited_claims::claim_constrained(conn, &look, limits).await.expect("it runs").0
+        })
+        .await;
+        assert_eq!(leased.len(), 10);
+        // While a type is paused, those of the others are claimed.
+        let open = ["common".to_owned(), "shell".to_owned()];
+        let leased = costs(conn, "claim of commands of open types", 30 * 80, async |conn| {
+            let limits = limited_claims::ClaimLimits {
+                constraint_keys: &[],
+                job_types: Some(&open),
+                max_concurrency: None,
+                default_lease_seconds: None,
+                max_jobs: 10,
+            };
+            let look = QueueClaim { only_commands: true, ..look("default", &open, 10) };
+            limited_claims::claim_constrained(conn, &look, limits).await.expect("it runs").0
+        })
+        .await;
+        assert_eq!(leased.len(), 10);
+    });
+}

@@ -59,7 +59,7 @@ pub struct EnqueueArgs {
     #[arg(long, value_name = "KEY")]
     idempotency_key: Option<String>,
 
-    /// Seconds to wait for the job to finish; exits with 1 if it fails, with 6 if it has not ended
+    /// Seconds to wait until it has ended; exits with 1 if it fails, with 6 if it has not ended
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=30))]
     wait_seconds: Option<u32>,
 
@@ -118,7 +118,7 @@ enum Command {
     Get {
         /// Job id
         job_id: String,
-        /// Seconds to wait for the job to finish; exits with 1 if it fails, with 6 if it has not ended
+        /// Seconds to wait until it has ended; exits with 1 if it fails, with 6 if it has not ended
         #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=30))]
         wait_seconds: Option<u32>,
     },

@@ -55,8 +55,8 @@ pub async fn find_all(
 }
 
 /// Those of these jobs that exist, in no order, without payloads and results; and their past
-/// attempts that did not succeed, oldest first, without stack traces: at most `per_job` of each, and
-/// the newest 1,000 of all.
+/// attempts that did not succeed, oldest first, without stack traces. At most `per_job` of each are
+/// returned, and the newest 1,000 of all.
 pub async fn find_all_with_attempts(
     engine: &Engine,
     project_id: ProjectId,

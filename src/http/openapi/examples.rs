@@ -13,6 +13,7 @@ const VALUES: &[(&str, &str)] = &[
     ("attempt", "1"),
     ("avg_duration_ms", "84"),
     ("capacity", "10"),
+    ("clock_changes", r#"["2026-03-29: 02:30 does not exist and becomes 03:00"]"#),
     ("concurrency", "10"),
     ("count", "42"),
     ("cron_expression", r#""0 3 * * *""#),
@@ -33,6 +34,7 @@ const VALUES: &[(&str, &str)] = &[
     ("is_current", "true"),
     ("job_id", r#""job_01m7w3ha3aextt8pkwwdmxsmqw""#),
     ("job_type", r#""mail.send""#),
+    ("job_types", r#"["mail.send"]"#),
     ("key", r#""fetch""#),
     ("labels", "[]"),
     ("lease_id", r#""0f8fad5b-d9cb-469f-a165-70867728950e""#),
@@ -52,6 +54,7 @@ const VALUES: &[(&str, &str)] = &[
     ("processing", "3"),
     ("project_name", r#""Acme""#),
     ("queue", r#""default""#),
+    ("queues", r#"["default"]"#),
     ("refresh_token", r#""q4xXk2dD0b1mZVw8Yt7RrA""#),
     ("request_id", r#""req_01m7w3ha3aextt8pkwwdmxsmqw""#),
     ("sample_job_id", r#""job_01m7w3ha3aextt8pkwwdmxsmqw""#),
@@ -166,6 +169,10 @@ fn kinds(schema: &Value) -> Vec<String> {
 }
 
 fn fits(schema: &Value, value: &Value) -> bool {
+    let mut items = value.as_array().into_iter().flatten();
+    if !items.all(|it| fits(&schema["items"], it)) {
+        return false;
+    }
     let kinds = kinds(schema);
     let kind = match value {
         Value::Null => "null",

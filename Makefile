@@ -61,7 +61,7 @@ isolation: ## Measure what one tenant notices of attacks by another, SECONDS (10
 openapi: ## Regenerate the documents in openapi/ from the handlers
 	$(CARGO) run --locked --quiet -- openapi --dir openapi
 
-clients: setup-test ## Generate clients with five generators, compile them, and run a job with each
+clients: setup-test ## Generate clients with six generators, compile them, and run a job with each
 	@sh scripts/setup.sh clients
 	@bash scripts/clients.sh
 

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Generates clients from the OpenAPI files with five generators, compiles them, and runs a job with
+# Generates clients from the OpenAPI files with six generators, compiles them, and runs a job with
 # each on a private server: enqueue, poll, heartbeat, ack. Then runs a published worker of another
 # protocol that the tests do not build. Prints the table of docs/clients.md, and writes it there.
 set -euo pipefail
@@ -86,6 +86,40 @@ go_client() {
     cd clients/go
     GOFLAGS=-mod=mod GOPROXY=off go run .
 }
+java_client() {
+    local jackson=/usr/share/java/jackson-annotations.jar:/usr/share/java/jackson-core.jar
+    jackson=$jackson:/usr/share/java/jackson-databind.jar
+    rm -rf "$made/java"
+    # Debian has Jackson without its module for java.time: times stay texts here.
+    quietly openapi-generator-cli generate -i openapi/openapi.json -g java --library native \
+        -o "$made/java" --type-mappings=DateTime=String,OffsetDateTime=String \
+        --additional-properties=openApiNullable=false,invokerPackage=fencepost \
+        --additional-properties=apiPackage=fencepost.api,modelPackage=fencepost.model
+    cd "$made/java"
+    rm -f src/main/java/fencepost/RFC3339*.java
+    # So it is with the annotations that Java itself no longer has.
+    find src/main -name '*.java' -exec sed -i '/RFC3339/d; /JavaTimeModule/d
+        /javax.annotation.Generated/d; /import ja[a-z]*.annotation/d
+        s/@ja[a-z]*.annotation.N[a-z]*//g' {} +
+    mkdir classes
+    find src/main -name '*.java' >sources
+    quietly javac -nowarn -proc:none -cp "$jackson" -d classes @sources "$OLDPWD/clients/java/Smoke.java"
+    java -cp "$jackson:classes" Smoke
+}
+# C# is generated; it is compiled where there is a .NET SDK.
+generate_csharp() {
+    rm -rf "$made/csharp"
+    openapi-generator-cli generate -i openapi/openapi-3.0.json -g csharp -o "$made/csharp" \
+        --additional-properties=packageName=Fencepost >"$made/csharp.log" 2>&1 ||
+        { cat "$made/csharp.log" >&2; exit 1; }
+    if grep -E ' (WARN|ERROR) ' "$made/csharp.log" | grep -v 'schema name: null' >&2; then
+        say "the generator left something out"
+        exit 1
+    fi
+    if command -v dotnet >/dev/null; then
+        quietly dotnet build "$made/csharp"
+    fi
+}
 # The worker that workflow-graph publishes for Rust, built as people install it: it gets the key in
 # its URL, and works a command.
 published_worker() {
@@ -110,6 +144,10 @@ worked "openapi-typescript $(pinned openapi-typescript) with openapi-fetch $(pin
 worked "@hey-api/openapi-ts $(pinned @hey-api/openapi-ts)" TypeScript openapi.json hey_client
 worked "progenitor $(in_rust progenitor)" Rust openapi-3.0.json rust_client
 worked "openapi-generator $(in_python openapi-generator-cli), \`-g go\`" Go openapi.json go_client
+
+worked "openapi-generator $(in_python openapi-generator-cli), \`-g java --library native\`" Java openapi.json java_client
+say "openapi-generator (C#)"
+generate_csharp
 
 say "workflow-graph-worker-sdk $PUBLISHED_WORKER (Rust)"
 published_worker

@@ -45,6 +45,7 @@ if [ "${1:-}" = clients ]; then
     # Generated Go code imports it.
     [ -d /usr/share/gocode/src/gopkg.in/validator.v2 ] ||
         missing="$missing golang-gopkg-validator.v2-dev"
+    [ -f /usr/share/java/jackson-databind.jar ] || missing="$missing libjackson2-databind-java"
     # A published worker links to it.
     [ -f /usr/include/openssl/ssl.h ] || missing="$missing libssl-dev pkg-config"
 fi

@@ -38,7 +38,7 @@ func main() {
 	beat.SetLeaseId(leased.LeaseId)
 	sent := fencepost.JobHeartbeatRequestAsHeartbeatRequest(beat)
 	beaten, _, err := client.WorkersAPI.WorkersHeartbeat(ctx).HeartbeatRequest(sent).Execute()
-	must(err == nil && beaten.JobHeartbeatReply.Status == fencepost.HEARTBEAT_STATUS_OK, err)
+	must(err == nil && beaten.GetStatus() == fencepost.HEARTBEAT_STATUS_OK, err)
 	ack := fencepost.NewAckRequest(leased.Id, fencepost.ACK_STATUS_SUCCEEDED, worker)
 	ack.SetAttempt(leased.Attempt)
 	ack.SetLeaseId(leased.LeaseId)

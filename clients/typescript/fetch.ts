@@ -16,7 +16,7 @@ const leased = polled.data?.jobs[0];
 assert(leased && leased.id === made.data.id);
 const fence = { job_id: leased.id, worker_id, attempt: leased.attempt, lease_id: leased.lease_id };
 const beat = await client.POST("/v1/workers/heartbeat", { body: { ...fence, progress: 0.5 } });
-assert(beat.data && "status" in beat.data && beat.data.status === "ok");
+assert.equal(beat.data?.status, "ok");
 const acked = await client.POST("/v1/workers/ack", { body: { ...fence, status: "succeeded", result: { greeting: "Hello" } } });
 assert.equal(acked.data?.action, "done");
 const done = await client.GET("/v1/jobs/{job_id}", { params: { path: { job_id: leased.id } } });

@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeSet,
     fs,
-    net::TcpStream,
+    net::{TcpListener, TcpStream},
     path::PathBuf,
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
@@ -24,6 +24,19 @@ use crate::harness::{
 const START_TIMEOUT: Duration = Duration::from_secs(10);
 const BUDGET: Duration = Duration::from_secs(2);
 
+/// A node of a cluster also listens this far above its port.
+const BUS_DISTANCE: u16 = 10_000;
+
+/// A port for a node of a cluster. The other one may have been given to any connection.
+fn free_port_pair() -> u16 {
+    loop {
+        let port = free_port();
+        if TcpListener::bind(("127.0.0.1", port + BUS_DISTANCE)).is_ok() {
+            return port;
+        }
+    }
+}
+
 /// A Redis server, or a Sentinel, on a port of its own.
 struct Server {
     child: Child,
@@ -33,7 +46,10 @@ struct Server {
 
 impl Server {
     fn start(name: &str, settings: &str, more: &[&str]) -> Self {
-        let port = free_port();
+        let port = match settings.contains("cluster-enabled") {
+            true => free_port_pair(),
+            false => free_port(),
+        };
         let dir = scratch(&format!("redis-{name}-{port}"));
         let file = dir.join("redis.conf");
         let all = format!("dir {}\nsave \"\"\nappendonly no\n{settings}\n", dir.display())

@@ -82,6 +82,7 @@ pub struct ActiveJobRequest {
 
 /// What to do next: `status` for one job, `state` and `jobs` for a whole worker.
 #[derive(Debug, Default, Serialize, ToSchema)]
+#[schema(example = json!({"status": "ok"}))]
 pub struct HeartbeatReply {
     /// For one job: continue or stop.
     #[serde(skip_serializing_if = "Option::is_none")]

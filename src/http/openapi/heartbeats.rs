@@ -1,6 +1,6 @@
-//! A heartbeat is of one job or of a whole worker, at one path. Its request has two schemas, so that
-//! a generated client names what it sends. The reply has one: some generators tell alternatives
-//! apart by required fields alone, and do not enforce those.
+//! A heartbeat is of one job or of a whole worker, at one path. Its request has two schemas, so
+//! that a generated client names what it sends. The reply has one: some generators tell
+//! alternatives apart by required fields alone, and do not enforce those.
 
 use serde_json::{Map, Value, json};
 

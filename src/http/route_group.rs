@@ -5,7 +5,7 @@ const PLAIN: [&str; 4] = ["/", "/livez", "/readyz", "unmatched"];
 /// Ends of the paths at which workers of adapters wait.
 const ADAPTER_POLLS: [&str; 3] = ["/poll", "/claim", "/workers/fetch"];
 /// Pages and files of the documentation.
-const DOCS: [&str; 3] = ["/docs", "/openapi", "/assets"];
+const DOCS: [&str; 5] = ["/docs", "/examples", "/favicon.ico", "/openapi", "/assets"];
 
 /// The group of a route, as the router names it.
 #[must_use]
@@ -37,10 +37,15 @@ pub fn of(route: &str, method: &str) -> &'static str {
     }
 }
 
-/// The label of a route in counters: the pages of the documentation are one.
+/// The label of a route in counters: the pages of the documentation are one, and so are the
+/// examples.
 #[must_use]
 pub fn label(route: &str) -> &str {
-    if route.starts_with("/docs/") { "/docs/{page}" } else { route }
+    match route {
+        _ if route.starts_with("/docs/") => "/docs/{page}",
+        _ if route.starts_with("/examples/") => "/examples/{name}",
+        _ => route,
+    }
 }
 
 #[cfg(test)]
@@ -76,6 +81,9 @@ mod tests {
             ("POST", "/ojs/v1/workers/fetch", "poll"),
             ("POST", "/ojs/v1/jobs", "adapter"),
             ("GET", "/docs/errors", "docs"),
+            ("GET", "/examples/bash/worker.sh", "docs"),
+            ("GET", "/favicon.ico", "docs"),
+            ("GET", "/openapi-project.json", "docs"),
             ("GET", "/console/p/{project}/jobs", "console"),
             ("GET", "unmatched", "other"),
         ] {
@@ -85,5 +93,6 @@ mod tests {
         let series = GROUPS.len() * (telemetry::SECONDS_BUCKETS.len() + 1);
         assert!(series <= 300, "{series} series on each node");
         assert_eq!((label("/docs/errors"), label("/v1/jobs")), ("/docs/{page}", "/v1/jobs"));
+        assert_eq!(label("/examples/bash/worker.sh"), "/examples/{name}");
     }
 }

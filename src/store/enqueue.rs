@@ -197,7 +197,8 @@ impl StoredJob {
 ///
 /// A request whose latest `run_at` lies more than [`limits::MAX_RUN_AT_SECONDS`] ahead is left out
 /// with all its jobs: only the database's clock can tell. `latest_run_at` has one entry per job:
-/// the latest `run_at` of the request that it came with.
+/// the latest `run_at` of the request that it came with. Only payloads that look like a command are
+/// parsed for one: others must not pay for it.
 ///
 /// # Errors
 /// A unique violation when one of the ids exists already.

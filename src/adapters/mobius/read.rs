@@ -17,7 +17,7 @@ use crate::{
     auth::{Caller, Read},
     domain::limits,
     engine::{
-        jobs::{self, AttemptRow, JobRow},
+        jobs::{self, AttemptRow, JobRow, Payloads},
         workers::{self, WorkerRow},
     },
     error::Error,
@@ -93,15 +93,8 @@ impl Status {
     }
 }
 
-/// Whether a job shows its parameters and its result.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Shown {
-    Whole,
-    WithoutPayloads,
-}
-
 impl Job {
-    /// One attempt of a job.
+    /// One attempt of a job, which was read with its payload or without.
     ///
     /// # Errors
     /// [`Error::JobNotFound`] when the job neither had nor waits for that attempt.
@@ -109,7 +102,7 @@ impl Job {
         attempt: i32,
         row: JobRow,
         ended: &[AttemptRow],
-        shown: Shown,
+        payloads: Payloads,
     ) -> Result<Self, Error> {
         let stage = attempt::stage(attempt, &row, ended)?;
         let status = Status::of(&stage);
@@ -130,9 +123,9 @@ impl Job {
             step_name: row.workflow_key.unwrap_or_else(|| row.job_type.clone()),
             action: row.job_type,
             queue: row.queue,
-            parameters: match shown {
-                Shown::Whole => Some(work::object(&row.payload)?),
-                Shown::WithoutPayloads => None,
+            parameters: match payloads {
+                Payloads::Shown => Some(work::object(&row.payload)?),
+                Payloads::LeftOut => None,
             },
             status,
             claimed_by: past.map(|it| it.worker_id.clone()).or(row.worker_id.filter(|_| is_held)),
@@ -179,7 +172,7 @@ pub async fn get(
     let key = JobKey { project_id: caller.project_id, id };
     let (row, ended) = jobs::find_with_attempts(&app.engine, key).await?;
     let attempt = attempt.unwrap_or_else(|| attempt::latest_attempt(&row, &ended));
-    Job::of(attempt, row, &ended, Shown::Whole).map(Reply)
+    Job::of(attempt, row, &ended, Payloads::Shown).map(Reply)
 }
 
 /// A list of workers.

@@ -5,10 +5,7 @@ use chrono::{DateTime, Utc};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::{
-    ErrorBody,
-    read::{Job, Shown},
-};
+use super::{ErrorBody, read::Job};
 use crate::{
     adapters::{
         attempt::{self, AttemptId},
@@ -17,7 +14,7 @@ use crate::{
     app::App,
     auth::{Caller, Read},
     domain::{job::StoredState, limits},
-    engine::jobs::{self, AttemptRow, JobRow, workflows},
+    engine::jobs::{self, AttemptRow, JobRow, Payloads, workflows},
     error::Error,
     ids::JobId,
 };
@@ -113,7 +110,7 @@ pub async fn jobs_of_run(
     let (rows, ended) = read(&app, &caller, &params, ATTEMPTS_OF_LISTED).await?;
     let items = rows.into_iter().map(|row| {
         let own: Vec<_> = attempts_of(&ended, row.id).cloned().collect();
-        Job::of(attempt::latest_attempt(&row, &own), row, &own, Shown::WithoutPayloads)
+        Job::of(attempt::latest_attempt(&row, &own), row, &own, Payloads::LeftOut)
     });
     Ok(Reply(JobList { items: items.collect::<Result<_, _>>()? }))
 }

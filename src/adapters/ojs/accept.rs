@@ -50,11 +50,11 @@ const MAX_EXACT_DIGITS: usize = 15;
 const UNKNOWN_POLICY: &str = "must be none, linear, exponential or polynomial";
 
 /// The option of jobs that wait to be activated.
-const STAGED: &str = "pending";
+const PENDING: &str = "pending";
 /// Such a job is stored with this delay, which no client can ask for: some 68 years.
-const STAGED_SECONDS: i32 = i32::MAX;
-const _: () = assert!(STAGED_SECONDS as i64 > limits::MAX_DELAY_SECONDS);
-const STAGED_START: Start = Start::After(STAGED_SECONDS);
+const UNTIL_ACTIVATED_SECONDS: i32 = i32::MAX;
+const _: () = assert!(UNTIL_ACTIVATED_SECONDS as i64 > limits::MAX_DELAY_SECONDS);
+const UNTIL_ACTIVATED: Start = Start::After(UNTIL_ACTIVATED_SECONDS);
 
 /// An accepted job.
 pub struct Accepted {
@@ -103,8 +103,8 @@ pub fn accept(tenant: Tenant, mut sent: Fields, check: &mut Check) -> Result<Acc
     };
     let (retry, max_attempts) = accept_retry(&mut options, &mut inner);
     let unique = accept_unique(&mut options, (&job_type, &queue, &kept), &mut inner);
-    let is_staged = options.take::<bool>(STAGED, &mut inner).unwrap_or(false);
-    let start = if is_staged { STAGED_START } else { start };
+    let awaits_activation = options.take::<bool>(PENDING, &mut inner).unwrap_or(false);
+    let start = if awaits_activation { UNTIL_ACTIVATED } else { start };
     let labels = accept_labels(&mut options, &mut inner);
     check_visibility(&mut options, &mut inner);
     let max_per_second = accept_rate_limit(&mut options, &mut inner);
@@ -142,12 +142,12 @@ pub fn accept(tenant: Tenant, mut sent: Fields, check: &mut Check) -> Result<Acc
 }
 
 /// Whether a job waits to be activated.
-pub fn is_staged(row: &JobRow) -> bool {
-    let waits = (row.run_at - row.created_at).num_seconds() == i64::from(STAGED_SECONDS);
+pub fn awaits_activation(row: &JobRow) -> bool {
+    let waits = (row.run_at - row.created_at).num_seconds() == i64::from(UNTIL_ACTIVATED_SECONDS);
     if row.state != StoredState::Scheduled || !waits {
         return false;
     }
-    stored_options(row).take(STAGED, &mut Check::default()).unwrap_or(false)
+    stored_options(row).take(PENDING, &mut Check::default()).unwrap_or(false)
 }
 
 /// The options that a stored job was sent with. They were checked then.

@@ -62,7 +62,7 @@ pub async fn activate(
 ) -> Result<Reply<ojs_jobs::JobReply>, Error> {
     let key = JobKey { project_id: caller.project_id, id: job_id(params.get("id"))? };
     let row = jobs::find(&app.engine, key).await?;
-    if !accept::is_staged(&row) {
+    if !accept::awaits_activation(&row) {
         let (state, attempt) = (row.state.public(), row.attempt);
         return Err(Error::InvalidState(JobStatus { state, attempt }));
     }

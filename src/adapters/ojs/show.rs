@@ -217,8 +217,8 @@ impl JobView {
         let has_expired = row.state == StoredState::Cancelled
             && ended.is_empty()
             && row.expires_at.zip(row.completed_at).is_some_and(|(expiry, end)| expiry <= end);
-        let is_staged = accept::is_staged(&row);
-        let state = if is_staged {
+        let awaits_activation = accept::awaits_activation(&row);
+        let state = if awaits_activation {
             "pending"
         } else if has_expired {
             state_name(StoredState::DeadLetter, 0)
@@ -235,8 +235,9 @@ impl JobView {
         let started_at = row.claimed_at.or(ended.last().map(|it| it.claimed_at));
         let last = ended.last().filter(|_| row.state == StoredState::Backoff);
         let wait = last.and_then(|it| Some((it.retry_at? - it.ended_at).num_milliseconds()));
-        let is_ahead =
-            row.state == StoredState::Scheduled && row.unfinished_parents == 0 && !is_staged;
+        let is_ahead = row.state == StoredState::Scheduled
+            && row.unfinished_parents == 0
+            && !awaits_activation;
         Ok(Self {
             specversion: SPEC_VERSION,
             id: row.id.0.to_string(),

@@ -12,7 +12,8 @@ use crate::{
         operation::Kind,
     },
     engine::{
-        Engine, cancel,
+        Engine,
+        cancel::{CancelReason, Cancelled, cancel_waiting},
         enqueue::{quota, too_far_ahead},
         notify::job_event,
     },
@@ -20,7 +21,7 @@ use crate::{
     ids::{JobId, JobKey, ProjectId},
     store::{
         cascade,
-        control::{self, CancelledJob, LockedJob},
+        control::{self, LockedJob},
         dead_letters, dependencies,
         events::{self, NewEvent},
         requeue,
@@ -47,42 +48,26 @@ pub async fn cancel(engine: &Engine, key: JobKey) -> Result<(), Error> {
     let mut conn = engine.pools.read_for(key.project_id).await?;
     let mut tx = conn.begin().await?;
     let cancelled = cancel_in(&mut tx, key).await;
-    match finish(tx, cancelled).await? {
-        Cancelled::Before => (),
-        Cancelled::Asked => {
-            engine.notifier.feed.tell(|| vec![job_event(key, history::CANCEL_REQUESTED)]);
-        }
-        Cancelled::Now(gone) => cancel::publish_cancelled(engine, &gone, history::CANCELLED),
-    }
+    finish(tx, cancelled).await?.publish(engine);
     Ok(())
-}
-
-/// What a cancellation has done.
-enum Cancelled {
-    /// Nothing: the job was cancelled before.
-    Before,
-    /// Its worker will be told.
-    Asked,
-    /// It waited, and is cancelled.
-    Now(Vec<CancelledJob>),
 }
 
 async fn cancel_in(tx: &mut PgConnection, key: JobKey) -> Result<Cancelled, Error> {
     let seen = lock(tx, key).await?;
     match job::cancel(seen.state) {
-        CancelDecision::Done => Ok(Cancelled::Before),
+        CancelDecision::Done => Ok(Cancelled::default()),
         CancelDecision::TooLate => Err(refused(&seen)),
         CancelDecision::AskWorker => {
             if !seen.cancel_requested {
                 control::request_cancel(tx, key).await?;
                 record(tx, key, history::CANCEL_REQUESTED, Some(seen.attempt), None).await?;
             }
-            Ok(Cancelled::Asked)
+            Ok(Cancelled { asked: vec![key], ..Cancelled::default() })
         }
         CancelDecision::CancelNow => {
-            let gone = cancel::cancel_waiting(tx, &[key], cancel::CancelReason::Asked).await?;
+            let gone = cancel_waiting(tx, &[key], CancelReason::Asked).await?;
             record(tx, key, history::CANCELLED, None, None).await?;
-            Ok(Cancelled::Now(gone))
+            Ok(Cancelled { gone, ..Cancelled::default() })
         }
     }
 }
@@ -365,7 +350,8 @@ async fn record(
     Ok(())
 }
 
-fn refused(seen: &LockedJob) -> Error {
+/// The refusal of a job whose state does not allow what was asked.
+pub(super) fn refused(seen: &LockedJob) -> Error {
     Error::InvalidState(JobStatus { state: seen.state.public(), attempt: seen.attempt })
 }
 

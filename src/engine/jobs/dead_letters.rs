@@ -7,7 +7,7 @@ use super::control;
 use crate::{
     domain::{fingerprint::fingerprint, job::StoredState, operation::Filter},
     engine::Engine,
-    error::{Error, JobStatus},
+    error::Error,
     ids::{JobId, JobKey, ProjectId},
     store::{
         dead_letters::{self, NewDeadLetter},
@@ -66,8 +66,7 @@ pub async fn delete(engine: &Engine, key: JobKey) -> Result<(), Error> {
     let deleted = async {
         let seen = control::lock(&mut tx, key).await?;
         if seen.state != StoredState::DeadLetter {
-            let (state, attempt) = (seen.state.public(), seen.attempt);
-            return Err(Error::InvalidState(JobStatus { state, attempt }));
+            return Err(control::refused(&seen));
         }
         delete_in(&mut tx, key.project_id, &[key.id]).await
     };

@@ -56,7 +56,8 @@ pub async fn find_all(
 
 /// Those of these jobs that exist, in no order, without payloads and results; and their past
 /// attempts that did not succeed, oldest first, without stack traces. At most `per_job` of each are
-/// returned, and the newest 1,000 of all.
+/// returned, and the newest [`MAX_SHOWN_ATTEMPTS`](crate::domain::limits::MAX_SHOWN_ATTEMPTS) of
+/// all.
 pub async fn find_all_with_attempts(
     engine: &Engine,
     project_id: ProjectId,

@@ -59,11 +59,9 @@ const OF_OPERATION: &[(&str, &[&str])] = &[
     ("jobs_cancel", &["invalid_state"]),
     ("jobs_create", OF_ENQUEUES),
     ("jobs_create_batch", OF_ENQUEUES),
-    ("jobs_replay", &["invalid_state"]),
     ("jobs_retry", &["invalid_state", "parent_terminal", "unique_conflict"]),
     ("jobs_update", &["invalid_state"]),
     ("keys_create", &["role_exceeds_caller"]),
-    ("keys_rename", &["role_exceeds_caller"]),
     ("keys_rotate", &["role_exceeds_caller"]),
     ("me_delete", &["cannot_remove_owner", "invalid_credentials"]),
     ("me_end_session", &["session_not_found"]),
@@ -72,7 +70,7 @@ const OF_OPERATION: &[(&str, &[&str])] = &[
     ("invitations_create", &["quota_exceeded", "role_exceeds_caller"]),
     ("projects_create", &["quota_exceeded", "slug_taken"]),
     ("recurring_create", OF_SCHEDULES),
-    ("recurring_preview", OF_SCHEDULES),
+    ("recurring_preview", &["invalid_cron_expression", "invalid_timezone"]),
     ("recurring_run", &["recurring_job_type_conflict"]),
     ("recurring_upsert", OF_SCHEDULES),
     ("workers_ack", OF_ATTEMPTS),
@@ -80,7 +78,7 @@ const OF_OPERATION: &[(&str, &[&str])] = &[
     ("workers_events", OF_ATTEMPTS),
     ("workers_heartbeat", OF_ATTEMPTS),
     ("workers_logs", OF_ATTEMPTS),
-    ("workflows_create", OF_ENQUEUES),
+    ("workflows_create", &["batch_completed"]),
 ];
 
 /// Adds the codes to the document.

@@ -70,6 +70,8 @@ create table api_keys (
     -- As in projects, for the calls of this key; the stricter one holds.
     require_fence text not null default 'ambiguous'
         check (require_fence in ('ambiguous', 'always')),
+    -- False: unknown fields in the bodies of enqueues and of workers' calls are ignored.
+    strict boolean not null,
     primary key (project_id, id)
 );
 -- Authentication: the key is what names the project.

@@ -381,6 +381,8 @@ create table operations (
         check (state in ('running', 'succeeded', 'failed', 'aborted')),
     -- Which jobs, as the request said.
     filter jsonb not null,
+    -- The error of the group that the filter names: the group is gone when its jobs are.
+    sample_error text,
     -- Matching jobs at the start; null: more than were counted.
     expected bigint,
     done bigint not null default 0,

@@ -27,7 +27,7 @@ use crate::{
 };
 
 /// A key to create.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub struct KeyRequest {
     pub name: String,
     /// What it may be used for.
@@ -37,6 +37,23 @@ pub struct KeyRequest {
     /// Own rate limits per minute: enqueue, worker and other calls.
     pub per_minute: [Option<i32>; 3],
     pub require_fence: RequireFence,
+    /// Whether unknown fields in bodies are refused.
+    pub strict: bool,
+}
+
+impl KeyRequest {
+    /// A key with these scopes, that never expires, and the defaults of the API.
+    #[must_use]
+    pub fn named(name: String, scopes: Vec<Scope>) -> Self {
+        Self {
+            name,
+            scopes,
+            expires_at: None,
+            per_minute: [None; 3],
+            require_fence: RequireFence::default(),
+            strict: true,
+        }
+    }
 }
 
 /// A created key, shown only once.
@@ -125,6 +142,7 @@ pub async fn rotate(
         expires_at: [old.expires_at, end].into_iter().flatten().min(),
         per_minute: [old.produce_per_minute, old.work_per_minute, old.manage_per_minute],
         require_fence: RequireFence::of_name(&old.require_fence),
+        strict: old.strict,
     };
     // The replaced key does not count, so that a project with the maximum number of keys can
     // rotate.
@@ -230,6 +248,7 @@ pub async fn insert_first(
         work_per_minute,
         manage_per_minute,
         require_fence: request.require_fence.name().to_owned(),
+        strict: request.strict,
     };
     let kept = store::keys::insert(conn, project_id, KeyId::generate(), &new, max_live).await?;
     let listed = kept.ok_or(Error::QuotaExceeded { what: "live keys", max: max_live })?;
@@ -270,7 +289,7 @@ fn facts(key: &ListedKey) -> String {
     let shown = format!("{}…{}", key.shown_prefix, key.shown_end);
     json!({
         "name": key.name, "shown": shown, "scopes": key.scopes, "expires_at": key.expires_at,
-        "require_fence": key.require_fence,
+        "require_fence": key.require_fence, "strict": key.strict,
     })
     .to_string()
 }

@@ -125,11 +125,7 @@ impl Accounts {
         client: &Client,
     ) -> Result<(Project, MadeKey), Error> {
         let project = self.insert_project(conn, account_id, (name, LIVE), client).await?;
-        let request = KeyRequest {
-            name: FIRST_KEY.to_owned(),
-            scopes: Scope::ALL.to_vec(),
-            ..KeyRequest::default()
-        };
+        let request = KeyRequest::named(FIRST_KEY.to_owned(), Scope::ALL.to_vec());
         let limits = self.plans.of(&project.plan, project.overrides.as_ref());
         let (target, by) = ((project.id, &*project.mode), Some(account_id.to_string()));
         let key = insert_first(conn, target, request, by, limits.max_keys()).await?;

@@ -1,13 +1,16 @@
 //! The OpenAPI documents of the adapters, made from their handlers, separate from the native API.
 
-use axum::{Router, http::header::CONTENT_TYPE, routing};
+use axum::{Router, http::header::CONTENT_TYPE, middleware::from_fn, routing};
 use serde_json::{Map, Value, json};
 use utoipa_axum::router::OpenApiRouter;
 
 use super::{ADAPTERS, Adapter};
 use crate::{
     app::App,
-    wire::openapi::{Applies, DerivedResponse, OF_BODIES, add_responses, lift_bounds},
+    wire::{
+        compressed,
+        openapi::{Applies, DerivedResponse, OF_BODIES, add_responses, lift_bounds},
+    },
 };
 
 /// Responses that need no line at each operation.
@@ -84,9 +87,10 @@ fn security_schemes() -> Value {
 
 /// `/openapi/{adapter}.json`.
 pub fn router() -> Router<App> {
-    ADAPTERS.iter().fold(Router::new(), |router, adapter| {
+    let documents = ADAPTERS.iter().fold(Router::new(), |router, adapter| {
         let text = text(adapter);
         let page = async move || ([(CONTENT_TYPE, "application/json")], text.clone());
         router.route(&format!("/openapi/{}.json", adapter.name), routing::get(page))
-    })
+    });
+    documents.layer(from_fn(compressed::gzip))
 }

@@ -49,6 +49,10 @@ const MAX_PROJECT_BYTES: usize = 100;
 /// The path parameter that names a project; it must agree with the key.
 const PROJECT_PARAMETER: &str = "project";
 
+/// In a request's extensions: its body may have fields that this API does not know.
+#[derive(Debug, Clone, Copy)]
+pub struct IgnoresUnknownFields;
+
 /// A request with the permission `P`.
 #[derive(Clone)]
 pub struct Caller<P> {
@@ -104,6 +108,15 @@ impl Who {
             Self::Key(it, _) => &it.owner.require_fence,
             Self::Member(it, _) => &it.membership.require_fence,
         })
+    }
+
+    /// Whether unknown fields in bodies are refused.
+    #[must_use]
+    pub fn is_strict(&self) -> bool {
+        match self {
+            Self::Key(it, _) => it.owner.strict,
+            Self::Member(..) => true,
+        }
     }
 
     /// Whether the credential is still valid and has the permission. If the database does not
@@ -251,6 +264,10 @@ impl<P: Permit> FromRequestParts<App> for Caller<P> {
         } else {
             budget::charge::<P>(app, &who, project_id, &limits, &report).await?
         };
+        // Not where a misspelt filter would select everything.
+        if !who.is_strict() && matches!(P::BUDGET, Budget::Produce | Budget::Work) {
+            parts.extensions.insert(IgnoresUnknownFields);
+        }
         let client = parts.extensions.get::<Client>().cloned().unwrap_or_default();
         Ok(Self {
             project_id,

@@ -160,11 +160,7 @@ async fn create(
     name: &str,
     preset: PresetArg,
 ) -> anyhow::Result<(KeyId, String)> {
-    let request = KeyRequest {
-        name: name.to_owned(),
-        scopes: preset.scopes().to_vec(),
-        ..KeyRequest::default()
-    };
+    let request = KeyRequest::named(name.to_owned(), preset.scopes().to_vec());
     let author = Author::operator(project.id);
     let made = keys::create(conn, &author, request, MAX_LIVE_KEYS).await?;
     Ok((made.listed.id, made.secret.expose_secret().to_owned()))

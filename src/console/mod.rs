@@ -29,17 +29,21 @@ mod start;
 mod workers;
 mod workflows;
 
-use axum::{
-    Extension, Router, middleware,
-    routing::{get, post},
-};
+use axum::{Extension, Router, middleware};
 
 pub use self::{
     diagram::MAX_SHOWN_ATTEMPTS, format::MAX_SHOWN_BYTES, jobs::SHOWN_EVENTS,
     overview::MAX_QUEUE_PAGES, session::KEY_SECONDS,
 };
 
-use crate::{app::App, error::Error};
+use crate::{
+    app::App,
+    error::Error,
+    wire::{
+        compressed,
+        routes::{get, post},
+    },
+};
 
 /// The pages of a project, below `/console/p/{project}`.
 fn of_project() -> Router<App> {
@@ -115,5 +119,6 @@ pub fn router(app: App, api: Router) -> Router<App> {
     Router::new()
         .route("/console/assets/{*name}", get(assets::get))
         .route("/console/examples/{name}", get(assets::worker))
+        .layer(middleware::from_fn(compressed::gzip))
         .merge(pages)
 }

@@ -75,6 +75,9 @@ impl Operation {
     /// Its filter, in words.
     fn filter_words(&self) -> String {
         let parts = self.filter.as_object().into_iter().flatten().map(|(name, value)| {
+            if let ("fingerprint", Some(error)) = (name.as_str(), &self.sample_error) {
+                return format!("error “{error}”");
+            }
             let value = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
             format!("{} {value}", format::words(name))
         });

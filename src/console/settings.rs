@@ -60,6 +60,7 @@ pub async fn make_key(here: Here, State(app): State<App>, form: Fields) -> Resul
         Field::Text("name"),
         Field::Choices("scopes"),
         Field::Text("require_fence"),
+        Field::Json("strict"),
         Field::Time("expires_at"),
     ];
     let body = form::body(REQUEST_FIELDS, &form)?;

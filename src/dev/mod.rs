@@ -277,8 +277,7 @@ async fn full_key(
     project: &Project,
     name: &str,
 ) -> anyhow::Result<String> {
-    let request =
-        KeyRequest { name: name.to_owned(), scopes: Scope::ALL.to_vec(), ..KeyRequest::default() };
+    let request = KeyRequest::named(name.to_owned(), Scope::ALL.to_vec());
     let target = (project.id, &*project.mode);
     let made = keys::insert_first(conn, target, request, None, MAX_LIVE_KEYS).await?;
     Ok(made.secret.expose_secret().to_owned())

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use super::{backoff::RetryPolicy, dependency::ParentEnd};
 
@@ -77,23 +78,40 @@ pub struct EndedBatch {
     pub skipped: i64,
 }
 
+/// The ends that have a callback.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum CallbackEnd {
+    /// It succeeded.
+    Success,
+    /// It was dead-lettered or cancelled.
+    Failure,
+    /// It ended, in whatever way.
+    Complete,
+}
+
 impl Callbacks {
-    fn each(&self) -> impl Iterator<Item = &CallbackJob> {
-        [&self.on_success, &self.on_failure, &self.on_complete]
-            .into_iter()
-            .filter_map(|it| it.as_deref())
+    /// Each with the end that enqueues it.
+    pub fn each(&self) -> impl Iterator<Item = (CallbackEnd, &CallbackJob)> {
+        [
+            (CallbackEnd::Success, &self.on_success),
+            (CallbackEnd::Failure, &self.on_failure),
+            (CallbackEnd::Complete, &self.on_complete),
+        ]
+        .into_iter()
+        .filter_map(|(end, job)| Some((end, job.as_deref()?)))
     }
 
     /// How many jobs they are, with those that follow these.
     #[must_use]
     pub fn count(&self) -> usize {
-        self.each().map(|it| 1 + it.callbacks.count()).sum()
+        self.each().map(|(_, it)| 1 + it.callbacks.count()).sum()
     }
 
     /// How many of them follow each other; 0: there is none.
     #[must_use]
     pub fn depth(&self) -> usize {
-        self.each().map(|it| 1 + it.callbacks.depth()).max().unwrap_or_default()
+        self.each().map(|(_, it)| 1 + it.callbacks.depth()).max().unwrap_or_default()
     }
 
     /// The jobs that this end enqueues.

@@ -5,7 +5,9 @@
 //! one in the result of the parent with that key. A string that is one place becomes the value
 //! itself; in a longer string the value is written as text. What is filled in is not read again.
 
+use serde::Deserialize;
 use serde_json::Value;
+use utoipa::ToSchema;
 
 use super::limits::{MAX_FILLED_BYTES, MAX_PLACES};
 
@@ -27,6 +29,17 @@ pub enum TemplateError {
     /// More than [`MAX_PLACES`].
     #[error("has more than {MAX_PLACES} places to fill")]
     TooMany,
+}
+
+/// What becomes of a place of a template that names nothing in the workflow's `input`. One that
+/// names nothing in a parent's result becomes null.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum TemplateMode {
+    /// It becomes null.
+    Lenient,
+    /// 400, nothing is stored.
+    Strict,
 }
 
 /// What a place names.

@@ -85,6 +85,8 @@ pub struct ApiKey {
     pub rate_limits: KeyRateLimits,
     /// Which acks and heartbeats with this key must show `attempt` or `lease_id`.
     pub require_fence: RequireFence,
+    /// Whether unknown fields in bodies are refused.
+    pub strict: bool,
     /// When it was created.
     pub created_at: DateTime<Utc>,
     /// Creator: id of an account or key; null: an operator.
@@ -120,6 +122,7 @@ impl From<ListedKey> for ApiKey {
                 manage_per_minute: row.manage_per_minute,
             },
             require_fence: RequireFence::of_name(&row.require_fence),
+            strict: row.strict,
             created_at: row.created_at,
             created_by: row.created_by,
             last_used_at: row.last_used_at,
@@ -212,6 +215,9 @@ pub struct CreateKeyRequest {
     /// Which acks and heartbeats with this key must show `attempt` or `lease_id`. Default:
     /// `ambiguous`.
     require_fence: Option<RequireFence>,
+    /// False: unknown fields in the bodies of enqueues and of workers' calls are ignored, for
+    /// clients that send more than this API knows. Default: true.
+    strict: Option<bool>,
 }
 
 impl RequestBody for CreateKeyRequest {}
@@ -247,6 +253,7 @@ impl CreateKeyRequest {
             expires_at: self.expires_at,
             per_minute: [rates.produce_per_minute, rates.work_per_minute, rates.manage_per_minute],
             require_fence: self.require_fence.unwrap_or_default(),
+            strict: self.strict.unwrap_or(true),
         })
     }
 }

@@ -36,11 +36,19 @@ pub(crate) mod workflows;
 
 use std::sync::Arc;
 
-use axum::{Router, middleware::from_fn_with_state, routing};
+use axum::{
+    Router,
+    middleware::{from_fn, from_fn_with_state},
+    routing,
+};
 use tokio_util::task::TaskTracker;
-use utoipa_axum::{router::OpenApiRouter, routes};
+use utoipa_axum::router::OpenApiRouter;
 
-use crate::{app::App, telemetry};
+use crate::{
+    app::App,
+    telemetry,
+    wire::{compressed, routes::routes},
+};
 
 /// Routes of the data plane. Each answers twice: under `/v1`, and under `/v1/projects/{project}`,
 /// where the project must agree with the key.
@@ -175,16 +183,23 @@ pub fn router(app: App, adapters: Router<App>, handlers: TaskTracker) -> Router 
         .route("/livez", routing::get(health::live))
         .route("/readyz", routing::get(health::ready))
         .route("/", routing::get(openapi::front_door))
-        .route("/openapi-3.0.json", routing::get(openapi::serve_older))
-        .route("/openapi-project.json", routing::get(openapi::serve_of_project))
-        .merge(docs::routes())
-        .merge(openapi::docs())
+        .merge(documents())
         .merge(adapters)
         .fallback(openapi::no_such_route)
         .method_not_allowed_fallback(openapi::wrong_method)
         .layer(from_fn_with_state(handlers, middleware::detach))
         .layer(from_fn_with_state(public_url, middleware::observe))
         .with_state(app)
+}
+
+/// The documentation, and the documents of the native API.
+fn documents() -> Router<App> {
+    Router::new()
+        .route("/openapi-3.0.json", routing::get(openapi::serve_older))
+        .route("/openapi-project.json", routing::get(openapi::serve_of_project))
+        .merge(docs::routes())
+        .merge(openapi::docs())
+        .layer(from_fn(compressed::gzip))
 }
 
 /// The operator's listener: metrics that no customer may see.

@@ -45,6 +45,10 @@ pub struct Operation {
     /// Filter: which of the jobs that existed at its start.
     #[schema(value_type = Which)]
     pub filter: serde_json::Value,
+    /// Error of the group of dead letters that the filter names, as it was at the start; null: it
+    /// names none.
+    #[schema(required)]
+    pub sample_error: Option<String>,
     /// Estimated number of jobs at its start; null: more than were counted.
     #[schema(required)]
     pub expected: Option<i64>,
@@ -77,6 +81,7 @@ impl From<OperationRow> for Operation {
             kind: row.kind,
             state: row.state,
             filter: row.filter,
+            sample_error: row.sample_error,
             expected: row.expected,
             done: row.done,
             skipped: row.skipped,

@@ -8,14 +8,14 @@ use axum::{
 };
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, value::RawValue};
+use serde_json::value::RawValue;
 use utoipa::{IntoParams, ToSchema};
 
 use super::{
     cursor::{self, List},
     error::ErrorBody,
     idempotency::{self, Answer, Ids, Once},
-    jobs::request::{EnqueueRequest, TemplateMode, accept, traceparent},
+    jobs::request::{EnqueueRequest, accept, traceparent},
     page::{PageSize, page},
 };
 use crate::{
@@ -26,18 +26,15 @@ use crate::{
         job::{JobState, StoredState},
         limits,
         plan::Tenant,
-        template::{self, Place, TemplateError},
         workflow::{self, BrokenGraph, Member, Node, WorkflowState},
     },
-    engine::{
-        enqueue::NewJob,
-        jobs::workflows::{self, JobGraph, StateCount, WorkflowJobRow, WorkflowRow},
-    },
+    engine::jobs::workflows::{self, JobGraph, StateCount, WorkflowJobRow, WorkflowRow},
     error::Error,
     ids::{ProjectId, WorkflowId},
     wire::{
         extract::{Object, Query, RequestBody, WorkflowInPath},
         openapi::chars,
+        templates::{self, Templates},
         validate::{Check, stored_json},
     },
 };
@@ -209,17 +206,8 @@ fn accept_graph(
 ) -> Result<JobGraph, Error> {
     let mut check = Check::default();
     check.optional_name("name", request.name.as_deref(), limits::MAX_NAME_CHARS);
-    if let Some(input) = &request.input {
-        check.size("input", input, tenant.limits.max_payload_bytes())?;
-        check.depth("input", input);
-    }
-    let input = request.input.as_ref().map(|it| serde_json::from_str(it.get()));
-    if matches!(input, Some(Err(_))) {
-        check.refuse("input", "has a number or text that a template cannot have");
-    }
-    let input: Value = input.and_then(Result::ok).unwrap_or_default();
-    let max_payload_bytes = tenant.limits.max_payload_bytes();
-    let mut templates = Templates { input: &input, max_payload_bytes, filled_bytes: 0 };
+    let input = templates::read_input("input", request.input.as_deref(), tenant, &mut check)?;
+    let mut templates = Templates::new(&input, tenant);
     let mut named = Vec::with_capacity(request.jobs.len());
     let mut jobs = Vec::with_capacity(request.jobs.len());
     for (place, Object(mut job)) in request.jobs.into_iter().enumerate() {
@@ -242,7 +230,7 @@ fn accept_graph(
         if place < limits::MAX_WORKFLOW_JOBS {
             let mut tied = accept(tenant, ids.job(place), job, trace, &mut item)?;
             if let Some(mode) = mode {
-                templates.accept(&mut tied.job, mode, &depends_on, &mut item);
+                templates.accept(&mut tied.job, mode, &depends_on, "payload", &mut item);
             }
             let extras = tied.job.extras.get_or_insert_default();
             extras.workflow_key = Some(key.clone());
@@ -263,71 +251,6 @@ fn accept_graph(
     check.finish()?;
     let input = request.input.map(|it| Box::<str>::from(it).into_string());
     Ok(JobGraph { name: request.name, input, is_held: false, jobs, parents, batch: None })
-}
-
-/// What templates are filled with.
-struct Templates<'a> {
-    input: &'a Value,
-    max_payload_bytes: usize,
-    /// Bytes that have filled payloads of the workflow so far.
-    filled_bytes: usize,
-}
-
-impl Templates<'_> {
-    /// Checks a template, and fills it, unless it needs results of parents: then it is filled when
-    /// it is delivered, so that nothing that was filled in is read again.
-    fn accept(
-        &mut self,
-        job: &mut NewJob,
-        mode: TemplateMode,
-        parents: &[Dependency<String>],
-        check: &mut Check,
-    ) {
-        if self.filled_bytes > limits::MAX_BATCH_BODY_BYTES {
-            return;
-        }
-        let Ok(mut payload) = serde_json::from_str::<Value>(&job.payload) else {
-            check.refuse("payload", "has a number or text that a template cannot have");
-            return;
-        };
-        let mut needs_results = false;
-        let checked = template::fill(&mut payload, &mut |place| match place {
-            Place::Input(path) => match template::at(self.input, path) {
-                None if mode == TemplateMode::Strict => {
-                    Err(TemplateError::Missing(path.to_owned()))
-                }
-                found => Ok(Some(found.unwrap_or(&Value::Null))),
-            },
-            Place::Step { key, .. } if parents.iter().any(|it| it.parent == key) => {
-                needs_results = true;
-                Ok(None)
-            }
-            Place::Step { key, .. } => Err(TemplateError::NoParent(key.to_owned())),
-        });
-        match checked {
-            Err(error) => check.refuse("payload", error.to_string()),
-            Ok(bytes) => {
-                self.filled_bytes += bytes;
-                if self.filled_bytes > limits::MAX_BATCH_BODY_BYTES {
-                    let max = limits::MAX_BATCH_BODY_BYTES;
-                    check.refuse("payload", format!("the input fills more than {max} bytes"));
-                } else if needs_results {
-                    job.extras.get_or_insert_default().is_template = true;
-                } else {
-                    self.keep(job, &payload, check);
-                }
-            }
-        }
-    }
-
-    fn keep(&self, job: &mut NewJob, payload: &Value, check: &mut Check) {
-        let (filled, max) = (payload.to_string(), self.max_payload_bytes);
-        if filled.len() > max {
-            check.refuse("payload", format!("is larger than {max} bytes when it is filled"));
-        } else {
-            job.payload = filled;
-        }
-    }
 }
 
 /// Read a workflow.

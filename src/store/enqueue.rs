@@ -182,6 +182,7 @@ impl StoredJob {
             workflow_key: extras.workflow_key,
             envelope: extras.envelope,
             batch_id: extras.batch_id,
+            callbacks: extras.callbacks,
             replay_of: extras.replay_of,
             is_template: extras.is_template,
             parents: extras.parents.iter().map(|it| it.parent).collect(),

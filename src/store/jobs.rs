@@ -71,6 +71,8 @@ pub struct JobRow {
     pub workflow_key: Option<String>,
     pub envelope: Option<String>,
     pub batch_id: Option<BatchId>,
+    /// The jobs that its end enqueues, as [`crate::domain::callbacks::Callbacks`].
+    pub callbacks: Option<String>,
     /// The earlier job whose work it repeats.
     pub replay_of: Option<JobId>,
     /// Whether parents' results fill places of its payload.
@@ -156,7 +158,8 @@ pub async fn find_all(
                body.concurrency_limit, body.unique_key,
                case when job.is_live then job.expires_at else body.expires_at end as expires_at,
                body.workflow_id "workflow_id: WorkflowId", body.workflow_key, body.envelope,
-               body.batch_id "batch_id: BatchId", body.replay_of "replay_of: JobId",
+               body.batch_id "batch_id: BatchId", body.callbacks,
+               body.replay_of "replay_of: JobId",
                body.is_template is true "is_template!",
                case when body.has_parents then array(
                    select parent_id from job_edges

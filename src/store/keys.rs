@@ -29,6 +29,8 @@ pub struct KeyOwner {
     pub manage_per_minute: Option<i32>,
     /// The stricter of the key's and the project's.
     pub require_fence: String,
+    /// Whether unknown fields in bodies are refused.
+    pub strict: bool,
 }
 
 /// A key as a list shows it.
@@ -48,6 +50,8 @@ pub struct ListedKey {
     pub manage_per_minute: Option<i32>,
     /// `ambiguous` or `always`.
     pub require_fence: String,
+    /// Whether unknown fields in bodies are refused.
+    pub strict: bool,
     pub created_at: DateTime<Utc>,
     /// Its creator: the id of an account or key.
     pub created_by: Option<String>,
@@ -60,7 +64,7 @@ pub struct ListedKey {
 }
 
 /// A key to store.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub struct NewKey {
     pub name: String,
     pub shown_prefix: String,
@@ -79,6 +83,8 @@ pub struct NewKey {
     pub manage_per_minute: Option<i32>,
     /// `ambiguous` or `always`.
     pub require_fence: String,
+    /// Whether unknown fields in bodies are refused.
+    pub strict: bool,
 }
 
 /// The owner of the live key with this hash.
@@ -95,7 +101,8 @@ pub async fn find_by_secret(
                key.id "key_id: KeyId", key.scopes, key.expires_at,
                key.produce_per_minute, key.work_per_minute, key.manage_per_minute,
                case when 'always' in (key.require_fence, project.require_fence)
-                   then 'always' else 'ambiguous' end "require_fence!"
+                   then 'always' else 'ambiguous' end "require_fence!",
+               key.strict
         from api_keys key
         join projects project on project.id = key.project_id
         where key.secret_hash = $1 and key.revoked_at is null
@@ -122,16 +129,17 @@ pub async fn insert(
         r#"
         insert into api_keys (
             project_id, id, name, secret_hash, shown_prefix, shown_end, scopes, expires_at,
-            created_by, produce_per_minute, work_per_minute, manage_per_minute, require_fence
+            created_by, produce_per_minute, work_per_minute, manage_per_minute, require_fence,
+            strict
         )
-        select $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $14
+        select $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $14, $15
         where (
             select count(*) from api_keys
             where project_id = $1 and revoked_at is null
                 and (expires_at is null or expires_at > now())
         ) < $13
         returning id "id: KeyId", name, shown_prefix, shown_end, scopes, produce_per_minute,
-                  work_per_minute, manage_per_minute, require_fence, created_at, created_by,
+                  work_per_minute, manage_per_minute, require_fence, strict, created_at, created_by,
                   last_used_at, expires_at, revoked_at,
                   (expires_at is null or expires_at > now()) "is_live!"
         "#,
@@ -149,6 +157,7 @@ pub async fn insert(
         key.manage_per_minute,
         max_live,
         key.require_fence,
+        key.strict,
     )
     .fetch_optional(conn)
     .await
@@ -165,7 +174,7 @@ pub async fn list(
         ListedKey,
         r#"
         select id "id: KeyId", name, shown_prefix, shown_end, scopes, produce_per_minute,
-               work_per_minute, manage_per_minute, require_fence, created_at, created_by,
+               work_per_minute, manage_per_minute, require_fence, strict, created_at, created_by,
                last_used_at, expires_at, revoked_at,
                (revoked_at is null and (expires_at is null or expires_at > now())) "is_live!"
         from api_keys
@@ -191,7 +200,7 @@ pub async fn lock(
         ListedKey,
         r#"
         select id "id: KeyId", name, shown_prefix, shown_end, scopes, produce_per_minute,
-               work_per_minute, manage_per_minute, require_fence, created_at, created_by,
+               work_per_minute, manage_per_minute, require_fence, strict, created_at, created_by,
                last_used_at, expires_at, revoked_at,
                (revoked_at is null and (expires_at is null or expires_at > now())) "is_live!"
         from api_keys

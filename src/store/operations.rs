@@ -10,6 +10,9 @@ use crate::{
     ids::{JobId, OperationId, ProjectId},
 };
 
+/// Characters of an operation's `sample_error`.
+const MAX_SAMPLE_ERROR_CHARS: i32 = 300;
+
 /// An operation to start.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewOperation {
@@ -27,6 +30,8 @@ pub struct OperationRow {
     pub kind: String,
     pub state: State,
     pub filter: serde_json::Value,
+    /// Of the group of dead letters that the filter names, as it was at the start.
+    pub sample_error: Option<String>,
     pub expected: Option<i64>,
     pub done: i64,
     pub skipped: i64,
@@ -47,9 +52,13 @@ pub async fn insert(
     sqlx::query!(
         "
         insert into operations (
-            project_id, id, kind, filter, expected, max_jobs, rate_per_second
+            project_id, id, kind, filter, expected, max_jobs, rate_per_second, sample_error
         )
-        values ($1, $2, $3, $4, $5, $6, $7)
+        values ($1, $2, $3, $4, $5, $6, $7, (
+            select nullif(left(concat_ws(': ', error_type, sample_message), $8), '')
+            from dead_letter_groups
+            where project_id = $1 and fingerprint = ($4::jsonb->>'fingerprint')::uuid
+        ))
         on conflict (project_id, id) do nothing
         ",
         project_id.0,
@@ -59,6 +68,7 @@ pub async fn insert(
         new.expected,
         new.max_jobs,
         new.rate_per_second,
+        MAX_SAMPLE_ERROR_CHARS,
     )
     .execute(conn)
     .await?;
@@ -73,8 +83,8 @@ pub async fn find(
     sqlx::query_as!(
         OperationRow,
         r#"
-        select id "id: OperationId", kind, state "state: State", filter, expected, done, skipped,
-               max_jobs, rate_per_second, last_error, created_at, updated_at, ended_at
+        select id "id: OperationId", kind, state "state: State", filter, sample_error, expected, done,
+               skipped, max_jobs, rate_per_second, last_error, created_at, updated_at, ended_at
         from operations
         where project_id = $1 and id = $2
         "#,
@@ -95,8 +105,8 @@ pub async fn page(
     sqlx::query_as!(
         OperationRow,
         r#"
-        select id "id: OperationId", kind, state "state: State", filter, expected, done, skipped,
-               max_jobs, rate_per_second, last_error, created_at, updated_at, ended_at
+        select id "id: OperationId", kind, state "state: State", filter, sample_error, expected, done,
+               skipped, max_jobs, rate_per_second, last_error, created_at, updated_at, ended_at
         from operations
         where project_id = $1 and id < $2
         order by id desc

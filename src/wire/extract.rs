@@ -1,9 +1,6 @@
 //! Extractors like axum's own, but every refusal is an [`Error`] that names the field.
 
-use std::{
-    fmt, marker::PhantomData, str::FromStr, sync::LazyLock, thread::available_parallelism,
-    time::Duration,
-};
+use std::{fmt, str::FromStr, sync::LazyLock, thread::available_parallelism, time::Duration};
 
 use axum::{
     body::Body,
@@ -13,16 +10,18 @@ use axum::{
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde::{
     Deserialize, Deserializer,
-    de::{DeserializeOwned, IgnoredAny, MapAccess, Visitor, value::MapAccessDeserializer},
+    de::{DeserializeOwned, IgnoredAny, MapAccess, Visitor},
+    forward_to_deserialize_any,
 };
 use sha2::{Digest, Sha256};
 use tokio::{sync::Semaphore, time::timeout};
 
 use crate::{
+    auth::IgnoresUnknownFields,
     domain::limits,
     error::Error,
     ids::{AccountId, BatchId, InvitationId, JobId, KeyId, OperationId, SessionId, WorkflowId},
-    wire::json_words,
+    wire::{json_words, unknown_fields::KnownFields},
 };
 
 /// The whole body must arrive within this time.
@@ -51,8 +50,9 @@ impl<T: RequestBody, S: Send + Sync> FromRequest<S> for Json<T> {
         if !is_json(request.headers()) {
             return Err(Error::UnsupportedMediaType);
         }
+        let unknown = UnknownFields::of(&request);
         let body = read(request.into_body(), T::MAX_BYTES).await?;
-        parse(&body).await.map(Self)
+        parse(&body, unknown).await.map(Self)
     }
 }
 
@@ -65,6 +65,7 @@ impl<T: RequestBody + Default, S: Send + Sync> FromRequest<S> for OptionalJson<T
 
     async fn from_request(request: Request, _: &S) -> Result<Self, Error> {
         let is_json = is_json(request.headers());
+        let unknown = UnknownFields::of(&request);
         let body = read(request.into_body(), T::MAX_BYTES).await?;
         if body.is_empty() {
             return Ok(Self(T::default()));
@@ -72,7 +73,7 @@ impl<T: RequestBody + Default, S: Send + Sync> FromRequest<S> for OptionalJson<T
         if !is_json {
             return Err(Error::UnsupportedMediaType);
         }
-        parse(&body).await.map(Self)
+        parse(&body, unknown).await.map(Self)
     }
 }
 
@@ -92,11 +93,12 @@ impl<T: RequestBody, S: Send + Sync> FromRequest<S> for Fingerprinted<T> {
         if !is_json(request.headers()) {
             return Err(Error::UnsupportedMediaType);
         }
+        let unknown = UnknownFields::of(&request);
         let mut hash = Sha256::new_with_prefix(below_project(request.uri().path()));
         let body = read(request.into_body(), T::MAX_BYTES).await?;
         apart(&body, |body| hash.update(body)).await?;
         let fingerprint = hash.finalize().into();
-        parse(&body).await.map(|request| Self { request, fingerprint })
+        parse(&body, unknown).await.map(|request| Self { request, fingerprint })
     }
 }
 
@@ -117,6 +119,23 @@ fn below_project(path: &str) -> &str {
     let below = path.strip_prefix("/v1").unwrap_or(path);
     let Some(named) = below.strip_prefix("/projects/") else { return below };
     named.find('/').map_or(below, |at| &named[at..])
+}
+
+/// What becomes of the fields of a body that this API does not know.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum UnknownFields {
+    Refused,
+    Ignored,
+}
+
+impl UnknownFields {
+    /// As the key of the request says.
+    fn of(request: &Request) -> Self {
+        match request.extensions().get::<IgnoresUnknownFields>() {
+            Some(_) => Self::Ignored,
+            None => Self::Refused,
+        }
+    }
 }
 
 fn is_json(headers: &HeaderMap) -> bool {
@@ -151,21 +170,44 @@ pub struct Object<T>(pub T);
 
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct ObjectVisitor<T>(PhantomData<T>);
+        T::deserialize(ObjectOnly(deserializer)).map(Self)
+    }
+}
 
-        impl<'de, T: Deserialize<'de>> Visitor<'de> for ObjectVisitor<T> {
-            type Value = Object<T>;
+/// A deserializer, or its visitor, that accepts an object only.
+struct ObjectOnly<T>(T);
 
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an object")
-            }
+impl<'de, D: Deserializer<'de>> Deserializer<'de> for ObjectOnly<D> {
+    type Error = D::Error;
 
-            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Object<T>, A::Error> {
-                T::deserialize(MapAccessDeserializer::new(map)).map(Object)
-            }
-        }
+    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, D::Error> {
+        self.0.deserialize_map(ObjectOnly(visitor))
+    }
 
-        deserializer.deserialize_map(ObjectVisitor(PhantomData))
+    fn deserialize_struct<V: Visitor<'de>>(
+        self,
+        name: &'static str,
+        fields: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, D::Error> {
+        self.0.deserialize_struct(name, fields, ObjectOnly(visitor))
+    }
+
+    forward_to_deserialize_any! {
+        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf option
+        unit unit_struct newtype_struct seq tuple tuple_struct map enum identifier ignored_any
+    }
+}
+
+impl<'de, V: Visitor<'de>> Visitor<'de> for ObjectOnly<V> {
+    type Value = V::Value;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<V::Value, A::Error> {
+        self.0.visit_map(map)
     }
 }
 
@@ -183,24 +225,27 @@ async fn apart<T>(body: &[u8], work: impl FnOnce(&[u8]) -> T) -> Result<T, Error
     Ok(tokio::task::block_in_place(|| work(body)))
 }
 
-async fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, Error> {
-    apart(body, parse_here).await?
+async fn parse<T: DeserializeOwned>(body: &[u8], unknown: UnknownFields) -> Result<T, Error> {
+    apart(body, |body| parse_here(body, unknown)).await?
 }
 
-/// Parses once; only an invalid body is parsed again, to find the field.
-fn parse_here<T: DeserializeOwned>(body: &[u8]) -> Result<T, Error> {
-    match serde_json::from_slice::<Object<T>>(body) {
-        Ok(Object(value)) => Ok(value),
-        // An enum value that is not a string counts as a syntax error.
-        Err(error) if error.is_data() || serde_json::from_slice::<IgnoredAny>(body).is_ok() => {
-            let deserializer = &mut serde_json::Deserializer::from_slice(body);
-            match serde_path_to_error::deserialize::<_, Object<T>>(deserializer) {
-                Ok(Object(value)) => Ok(value),
-                Err(error) => Err(field_error(error.path(), &error.inner().to_string())),
-            }
-        }
-        Err(error) => Err(Error::Unreadable(format!("the body is not valid JSON: {error}"))),
+/// Parses once; only an invalid body is parsed again, without its unknown fields or to find the
+/// field.
+fn parse_here<T: DeserializeOwned>(body: &[u8], unknown: UnknownFields) -> Result<T, Error> {
+    let json = || serde_json::Deserializer::from_slice(body);
+    let error = match serde_json::from_slice::<Object<T>>(body) {
+        Ok(Object(value)) => return Ok(value),
+        Err(error) => error,
+    };
+    // An enum value that is not a string counts as a syntax error.
+    if !error.is_data() && serde_json::from_slice::<IgnoredAny>(body).is_err() {
+        return Err(Error::Unreadable(format!("the body is not valid JSON: {error}")));
     }
+    let read = match unknown {
+        UnknownFields::Refused => serde_path_to_error::deserialize::<_, Object<T>>(&mut json()),
+        UnknownFields::Ignored => serde_path_to_error::deserialize(KnownFields(&mut json())),
+    };
+    read.map(|it| it.0).map_err(|it| field_error(it.path(), &it.inner().to_string()))
 }
 
 /// Names the field: the path leads to it, or to the object in which it is unknown or missing.

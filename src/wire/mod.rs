@@ -4,13 +4,17 @@
 #![warn(missing_docs)]
 
 pub mod audit;
+pub mod compressed;
 pub mod delivery;
 pub mod errors;
 pub mod extract;
 pub mod json_words;
 pub mod logs;
 pub mod openapi;
+pub mod routes;
 pub mod streams;
+pub mod templates;
+pub mod unknown_fields;
 pub mod validate;
 
 use tokio_util::sync::CancellationToken;

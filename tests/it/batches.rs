@@ -61,6 +61,17 @@ fn with(mut object: Value, more: &Value) -> Value {
 fn the_end_of_a_job_enqueues_its_callbacks_with_what_it_left() {
     run(async |t| {
         let id = t.enqueue(with(json!({"queue": "q"}), &callbacks())).await;
+        let shown = |it: &Value| json!([it["on"], it["queue"]]);
+        let listed = t.job(&id).await["callbacks"].as_array().expect("a list").clone();
+        let listed: Vec<_> = listed.iter().map(shown).collect();
+        assert_eq!(
+            listed,
+            [
+                json!(["success", "success"]),
+                json!(["failure", "failure"]),
+                json!(["complete", "complete"])
+            ]
+        );
         end(t, "q", "succeeded").await;
         let job = lease_from(t, "success").await;
         let ended = json!({"job_id": id, "state": "succeeded", "end_number": 1});

@@ -200,6 +200,22 @@ fn a_group_begins_anew_when_nothing_of_it_was_left() {
 }
 
 #[test]
+fn an_operation_names_the_error_of_its_group_when_the_group_is_gone() {
+    run(async |t| {
+        die(t, json!({}), error("no answer after 30 s")).await;
+        let letter = t.get("/v1/dead-letters").await.is(200)["dead_letters"][0].take();
+        let body = json!({"filter": {"fingerprint": letter["fingerprint"]}});
+        let begun = t.post("/v1/dead-letters/retry", body).await.is(202)["operation"].take();
+        assert_eq!(begun["sample_error"], "Timeout: no answer after 30 s");
+        t.wait_and_lease("w").await;
+        let groups = t.get("/v1/dead-letters/groups").await.is(200);
+        assert_eq!(groups["groups"], json!([]));
+        let at = format!("/v1/operations/{}", begun["id"].as_str().expect("an id"));
+        assert_eq!(t.get(&at).await.is(200)["sample_error"], begun["sample_error"]);
+    });
+}
+
+#[test]
 fn a_null_is_no_filter() {
     run(async |t| {
         let body = json!({"filter": {"queue": null}, "dry_run": true});

@@ -1,7 +1,10 @@
 //! The documentation that every node serves: readable in a browser and in a shell, and without dead
 //! ends.
 
-use std::path::{Component, Path, PathBuf};
+use std::{
+    io::Read,
+    path::{Component, Path, PathBuf},
+};
 
 use fencepost::http::{docs, error::CODES};
 
@@ -9,6 +12,7 @@ use crate::{
     docs::read,
     harness::{Reply, TestProject, run},
 };
+use flate2::read::GzDecoder;
 
 async fn in_a_browser(t: &TestProject, path: &str) -> Reply {
     let request = t.client.get(format!("{}{path}", t.url)).header("accept", "text/html,*/*");
@@ -39,6 +43,36 @@ fn a_page_is_html_for_a_browser_and_markdown_for_everybody_else() {
 }
 
 /// What a page links below this repository.
+#[test]
+fn files_are_compressed_for_clients_that_accept_it() {
+    run(async |t| {
+        let get = async |path: &str, accepted: &str| {
+            let request = t.client.get(format!("{}{path}", t.url));
+            let sent = request.header("accept-encoding", accepted).send().await;
+            let answer = sent.expect("an answer").error_for_status().expect("a file");
+            let headers = answer.headers().clone();
+            (headers, answer.bytes().await.expect("a whole file"))
+        };
+        let files = ["/openapi.json", "/openapi/ojs.json", "/docs/errors", "/docs/swagger-ui.css"];
+        for path in files {
+            let (plain_headers, plain) = get(path, "identity").await;
+            let varies = plain_headers.get_all("vary").iter().any(|it| it == "accept-encoding");
+            assert!(varies && !plain_headers.contains_key("content-encoding"), "{path}");
+            let (headers, small) = get(path, "gzip").await;
+            assert_eq!(headers["content-encoding"], "gzip", "{path}");
+            assert!(small.len() * 2 < plain.len(), "{path}: {} bytes", small.len());
+            assert_eq!(get(path, "br, gzip").await.1, small, "{path}");
+            let mut whole = Vec::new();
+            GzDecoder::new(&*small).read_to_end(&mut whole).expect("gzip");
+            assert_eq!(whole, plain, "{path}");
+        }
+        // Secrets are in the answers of the API.
+        let limits = t.client.get(format!("{}/v1/limits", t.url)).bearer_auth(&t.api_key);
+        let limits = limits.header("accept-encoding", "gzip").send().await.expect("an answer");
+        assert!(!limits.headers().contains_key("content-encoding"));
+    });
+}
+
 fn links(text: &str) -> impl Iterator<Item = &str> {
     let targets = text.split("](").skip(1).filter_map(|it| it.split([')', '#']).next());
     targets.filter(|it| !it.is_empty() && !it.contains("://"))

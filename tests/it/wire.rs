@@ -168,6 +168,37 @@ fn typical_mistakes_are_answered_with_what_was_probably_meant() {
 }
 
 #[test]
+fn a_key_that_is_not_strict_may_send_more_than_this_api_knows() {
+    run(async |t| {
+        let lenient = json!({"name": "old clients", "strict": false});
+        let made = t.post("/v1/keys", lenient).await.is(201);
+        assert_eq!(made["key"]["strict"], false);
+        let secret = made["secret"].as_str().expect("a key").to_owned();
+        let lenient = TestProject { api_key: secret, ..t.clone() };
+        let job = json!({"job_type": "a", "payload": {"x": 1.50, "y": {}}, "sdk": {"v": [1]},
+            "retry": {"initial_seconds": 0, "sdk": 1}});
+        t.post("/v1/jobs", job.clone()).await.refuses("retry.sdk");
+        let job = lenient.post("/v1/jobs", job).await.is(201);
+        assert_eq!(
+            (&job["payload"], &job["retry"]["initial_seconds"]),
+            (&json!({"x": 1.50, "y": {}}), &json!(0))
+        );
+        let batch = json!({"jobs": [{"job_type": "a", "sdk": 1}]});
+        lenient.post("/v1/jobs/batch", batch).await.is(201);
+        let poll = json!({"worker_id": "w", "queues": ["default"], "sdk": "x",
+            "wait_seconds": 0});
+        let leased = lenient.post("/v1/workers/poll", poll).await.is(200);
+        let ack = json!({"job_id": leased["jobs"][0]["id"], "attempt": 1, "worker_id": "w",
+            "status": "failed", "error": {"type": "E", "message": "m", "code": 7}});
+        lenient.post("/v1/workers/ack", ack).await.is(200);
+        // What is known is checked, and a misspelt filter never selects everything.
+        lenient.post("/v1/jobs", json!({"job_type": 5, "sdk": 1})).await.refuses("job_type");
+        let all = json!({"filter": {"queu": "x"}});
+        lenient.post("/v1/jobs/cancel", all).await.refuses("filter.queu");
+    });
+}
+
+#[test]
 fn a_request_keeps_the_id_it_came_with_if_it_is_sane() {
     run(async |t| {
         let answered = async |id: &str| {

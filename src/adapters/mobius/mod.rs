@@ -13,7 +13,7 @@ mod runs;
 use axum::{Json as Reply, response::Response};
 use serde::Serialize;
 use utoipa::{OpenApi, ToSchema};
-use utoipa_axum::{router::OpenApiRouter, routes};
+use utoipa_axum::router::OpenApiRouter;
 
 use super::{Adapter, attempt::AttemptId, params::PathParams, plain_errors};
 use crate::{
@@ -21,7 +21,7 @@ use crate::{
     domain::limits,
     error::{Class, Error},
     ids::ProjectId,
-    wire::{errors, validate::Check},
+    wire::{errors, routes::routes, validate::Check},
 };
 
 /// Interval of heartbeats: the protocol's own number.

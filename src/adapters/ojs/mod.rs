@@ -35,7 +35,7 @@ use utoipa::{
         path::{HttpMethod, ParameterBuilder, ParameterIn},
     },
 };
-use utoipa_axum::{router::OpenApiRouter, routes};
+use utoipa_axum::router::OpenApiRouter;
 use uuid::Uuid;
 
 use super::Adapter;
@@ -44,7 +44,7 @@ use crate::{
     domain::job::StoredState,
     error::{Class, Error},
     ids::JobId,
-    wire::errors,
+    wire::{errors, routes::routes},
 };
 
 /// The version of the specification, in each answer.

@@ -6,18 +6,21 @@
 //! of the protocol are told apart by their fields: `handler_names` and `batch_size` wait and return
 //! one task, `handler_name` and `limit` return a list immediately. There is no state for a
 //! cancelled job: a heartbeat's answer has `cancelled`, which its own clients do not read.
-//! Sequences and templates are not supported: jobs are made natively.
+//! A sequence of steps is sent with the instance that runs it; all other kinds of blocks are native
+//! workflows.
 
 mod fleet;
+mod instances;
 mod read;
 mod settle;
 mod work;
 
+pub use instances::MAX_STEPS;
 use utoipa::OpenApi;
-use utoipa_axum::{router::OpenApiRouter, routes};
+use utoipa_axum::router::OpenApiRouter;
 
 use super::{Adapter, attempt::AttemptId, plain_errors};
-use crate::{app::App, domain::job::JobState, error::Error, ids::JobId};
+use crate::{app::App, domain::job::JobState, error::Error, ids::JobId, wire::routes::routes};
 
 /// Length of a lease without heartbeats: the protocol's own number.
 pub const LEASE_SECONDS: i32 = 60;
@@ -41,10 +44,11 @@ pub(super) const ADAPTER: Adapter = Adapter {
     info(
         title = "Fencepost: Orch8 external workers",
         description = "The worker protocol of Orch8, for workers written for it. All paths also answer below \
-            `/api/v1`. Jobs come from native enqueues and workflows; a task's id names a job and an attempt.",
+            `/api/v1`. Jobs come from instances, native enqueues and workflows; a task's id names a job and an attempt.",
         license(name = "MIT OR Apache-2.0", identifier = "MIT OR Apache-2.0"),
     ),
     tags(
+        (name = "instances", description = "Sequences of steps."),
         (name = "tasks", description = "Register, poll, heartbeat, ack and report."),
         (name = "system", description = "Workers, handlers, and health."),
     )
@@ -61,6 +65,8 @@ fn routes() -> OpenApiRouter<App> {
         .routes(routes!(read::list))
         .routes(routes!(read::stats))
         .routes(routes!(read::attempts))
+        .routes(routes!(instances::create))
+        .routes(routes!(instances::get))
         .routes(routes!(fleet::workers))
         .routes(routes!(fleet::handlers))
         .routes(routes!(fleet::live))

@@ -19,7 +19,7 @@ use std::{collections::BTreeMap, fmt, str::FromStr};
 use serde::Serialize;
 use serde_json::value::RawValue;
 use utoipa::{OpenApi, ToSchema};
-use utoipa_axum::{router::OpenApiRouter, routes};
+use utoipa_axum::router::OpenApiRouter;
 use uuid::Uuid;
 
 use super::{Adapter, plain_errors};
@@ -29,6 +29,7 @@ use crate::{
     engine::{Engine, jobs},
     error::{Error, JobStatus},
     ids::{JobId, JobKey, LeaseId, ProjectId, WorkflowId},
+    wire::routes::routes,
 };
 
 /// Default length of a lease: the protocol's own number.

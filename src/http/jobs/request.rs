@@ -16,7 +16,7 @@ use super::{
 use crate::{
     domain::{
         callbacks::Callbacks, constraint_key, dependency::Dependency, formats, job::DEFAULT_QUEUE,
-        limits, plan::Tenant, trace::TraceContext,
+        limits, plan::Tenant, template::TemplateMode, trace::TraceContext,
     },
     engine::enqueue::{
         self, Extras, NewJob, Start,
@@ -117,17 +117,6 @@ pub struct EnqueueRequest {
     /// Older spelling of the header `Idempotency-Key`.
     #[schema(extensions(("bounds" = json!(chars(1, limits::MAX_IDEMPOTENCY_KEY_CHARS)))))]
     pub(in crate::http) idempotency_key: Option<String>,
-}
-
-/// What becomes of a place of a template that names nothing in the workflow's `input`. One that
-/// names nothing in a parent's result becomes null.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, ToSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum TemplateMode {
-    /// It becomes null.
-    Lenient,
-    /// 400, nothing is stored.
-    Strict,
 }
 
 /// Makes a job the only live one with its key. A dead letter is not live.

@@ -10,6 +10,7 @@ use utoipa::ToSchema;
 use crate::{
     domain::{
         backoff::RetryPolicy,
+        callbacks::{CallbackEnd, CallbackJob, Callbacks},
         job::{AttemptOutcome, JobState, StoredState, WaitingFor},
         text::ErrorReport,
     },
@@ -61,6 +62,8 @@ pub struct Job {
     /// Batch that counts its end.
     #[schema(required)]
     pub batch_id: Option<String>,
+    /// Jobs that its end enqueues.
+    pub callbacks: Vec<CallbackView>,
     /// Earlier job that it replays.
     #[schema(required)]
     pub replay_of: Option<String>,
@@ -110,6 +113,32 @@ pub struct Job {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub attempts: Option<Vec<AttemptView>>,
+}
+
+/// A job that the end of another enqueues.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+#[schema(as = Callback)]
+pub struct CallbackView {
+    /// Which end.
+    pub on: CallbackEnd,
+    /// Job type: the kind of work.
+    #[schema(example = "report.failed")]
+    pub job_type: String,
+    /// Queue.
+    #[schema(example = "default")]
+    pub queue: String,
+}
+
+impl CallbackView {
+    fn list(stored: Option<&str>) -> Result<Vec<Self>, Error> {
+        let Some(stored) = stored else { return Ok(Vec::new()) };
+        let callbacks: Callbacks = serde_json::from_str(stored).map_err(Error::internal)?;
+        let view = |(on, job): (CallbackEnd, &CallbackJob)| {
+            let CallbackJob { job_type, queue, .. } = job;
+            Self { on, job_type: job_type.clone(), queue: queue.clone() }
+        };
+        Ok(callbacks.each().map(view).collect())
+    }
 }
 
 /// An error as a worker reported it.
@@ -207,6 +236,7 @@ impl Job {
             parents: row.parents.iter().map(ToString::to_string).collect(),
             workflow_id: row.workflow_id.map(|it| it.to_string()),
             batch_id: row.batch_id.map(|it| it.to_string()),
+            callbacks: CallbackView::list(row.callbacks.as_deref())?,
             replay_of: row.replay_of.map(|it| it.to_string()),
             run_at: row.run_at,
             created_at: row.created_at,

@@ -122,6 +122,103 @@ fn a_later_step_sees_what_earlier_ones_made() {
     });
 }
 
+fn step(id: &str, params: Value) -> Value {
+    json!({"type": "step", "id": id, "handler": format!("run_{id}"), "params": params})
+}
+
+#[test]
+fn the_steps_of_an_instance_run_one_after_another() {
+    run(async |t| {
+        let mut first = step("fetch", json!({"url": "{{context.data.video_url}}"}));
+        first["queue_name"] = json!("gpu-workers");
+        first["retry"] = json!({"max_attempts": 2, "initial_backoff": 0, "max_backoff": 1});
+        let third = json!({"x": "{{steps.fetch.output.x}}", "y": "{{steps.cut.output.y}}"});
+        let blocks = [first, step("cut", json!({})), step("send", third)];
+        let context = json!({"data": {"video_url": "v"}});
+        let sequence = json!({"name": "render", "blocks": blocks});
+        let wanted = json!({"sequence": sequence, "context": context, "priority": "high"});
+        let made = t.post("/orch8/instances", wanted).await.is(201);
+        assert_eq!(made["deduplicated"], false);
+        let at = format!("/orch8/instances/{}", made["id"].as_str().expect("an id"));
+        let of_gpu = json!({"queue_name": "gpu-workers"});
+        let task = poll(t, of_gpu.clone()).await;
+        assert_eq!(
+            (&task["handler_name"], &task["params"]),
+            (&json!("run_fetch"), &json!({"url": "v"}))
+        );
+        assert_eq!(task["context"]["step_id"], "fetch");
+        let again = json!({"error": "x", "retryable": true});
+        say(t, &task, "fail", again).await.is(200);
+        let task = poll(t, of_gpu).await;
+        say(t, &task, "complete", json!({"output": {"x": 1}})).await.is(200);
+        assert_eq!(t.get(&at).await.is(200)["state"], "running");
+        let task = poll(t, json!({})).await;
+        say(t, &task, "complete", json!({"output": {"y": 2}})).await.is(200);
+        let task = poll(t, json!({})).await;
+        assert_eq!(task["params"], json!({"x": 1, "y": 2}));
+        say(t, &task, "complete", json!({"output": {}})).await.is(200);
+        let ended = t.get(&at).await.is(200);
+        assert_eq!((&ended["state"], &ended["name"]), (&json!("completed"), &json!("render")));
+        assert_eq!(ended["context"], context);
+        assert_eq!(
+            ended["steps"][2],
+            json!({"id": "send", "handler": "run_send", "state": "completed"})
+        );
+    });
+}
+
+#[test]
+fn a_fallback_runs_when_the_last_step_has_failed() {
+    run(async |t| {
+        let mut last = step("send", json!({"to": "{{steps.cut.output.to}}"}));
+        last["fallback_handler"] = json!("run_letter");
+        let wanted = json!({"sequence": {"blocks": [step("cut", json!({})), last]}});
+        let made = t.post("/orch8/instances", wanted).await.is(201);
+        let at = format!("/orch8/instances/{}", made["id"].as_str().expect("an id"));
+        let task = poll(t, json!({})).await;
+        say(t, &task, "complete", json!({"output": {"to": "a"}})).await.is(200);
+        let task = poll(t, json!({})).await;
+        say(t, &task, "fail", json!({"error": "no route"})).await.is(200);
+        let task = poll(t, json!({})).await;
+        assert_eq!(
+            (&task["handler_name"], &task["params"]),
+            (&json!("run_letter"), &json!({"to": "a"}))
+        );
+        assert_eq!(task["context"]["steps"]["send"]["error"], "no route");
+        say(t, &task, "complete", json!({"output": {}})).await.is(200);
+        assert_eq!(t.get(&at).await.is(200)["state"], "completed");
+    });
+}
+
+#[test]
+fn a_sequence_names_what_is_wrong_with_it() {
+    run(async |t| {
+        let refused = async |blocks: Value, field: &str| {
+            let wanted = json!({"sequence": {"blocks": blocks}});
+            let told = t.post("/orch8/instances", wanted).await.is(400);
+            let told = told["error"].as_str().expect("a message");
+            assert!(told.contains(&format!("sequence.blocks{field}")), "{field}: {told}");
+        };
+        let with = |field: &str, value: Value| {
+            let mut step = step("a", json!({}));
+            step[field] = value;
+            json!([step, {"type": "step", "id": "b", "handler": "b"}])
+        };
+        refused(json!([]), "").await;
+        refused(with("type", json!("parallel")), "[0].type").await;
+        refused(with("params", json!([1])), "[0].params").await;
+        refused(with("params", json!("{{context.data.x}}")), "[0].params").await;
+        refused(with("params", json!({"x": "{{context.data.x}}"})), "[0].params").await;
+        refused(with("timeout", json!(0)), "[0].timeout").await;
+        refused(with("retry", json!({"max_attempts": 0})), "[0].retry.max_attempts").await;
+        refused(with("fallback_handler", json!("c")), "[0].fallback_handler").await;
+        refused(with("id", json!("b")), "[1].id").await;
+        refused(with("send_window", json!({})), "[0].send_window").await;
+        refused(json!(vec![step("a", json!({})); 101]), "").await;
+        t.get("/orch8/instances/x").await.is(404);
+    });
+}
+
 #[test]
 fn tasks_can_be_listed_counted_and_followed() {
     run(async |t| {

@@ -16,6 +16,7 @@ fn the_page_of_protocols_has_the_codes_numbers() {
         ("Mobius: lease", seconds(mobius::LEASE_SECONDS.into())),
         ("Orch8: lease", seconds(orch8::LEASE_SECONDS.into())),
         ("Orch8: wait of a poll", format!("{} s", orch8::WAIT_SECONDS)),
+        ("Orch8: steps of an instance", orch8::MAX_STEPS.to_string()),
         (
             "Open Job Spec: visibility timeout, unless asked",
             seconds(ojs::VISIBILITY_SECONDS.into()),

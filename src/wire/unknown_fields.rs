@@ -1,0 +1,231 @@
+//! Reading JSON without its unknown fields, for clients that send more than this API knows.
+
+use serde::de::{
+    DeserializeSeed, Deserializer, EnumAccess, Error, IgnoredAny, IntoDeserializer, MapAccess,
+    SeqAccess, Visitor,
+};
+use serde::forward_to_deserialize_any;
+
+/// The names of a struct's fields; none: of a map, whose keys are data.
+type Known = Option<&'static [&'static str]>;
+
+/// Passes the fields of each struct on, at any depth, and skips all others.
+///
+/// ```
+/// # use fencepost::wire::unknown_fields::KnownFields;
+/// # use serde::Deserialize;
+/// #[derive(Debug, PartialEq, Deserialize)]
+/// #[serde(deny_unknown_fields)]
+/// struct Ack { job_id: String }
+///
+/// let json = &mut serde_json::Deserializer::from_str(r#"{"job_id": "a", "sdk": {"x": [1]}}"#);
+/// let ack = Ack::deserialize(KnownFields(json)).unwrap();
+/// assert_eq!(ack, Ack { job_id: "a".to_owned() });
+/// ```
+#[derive(Debug)]
+pub struct KnownFields<T>(pub T);
+
+impl<'de, D: Deserializer<'de>> Deserializer<'de> for KnownFields<D> {
+    type Error = D::Error;
+
+    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, D::Error> {
+        self.0.deserialize_any(Filter { inner: visitor, known: None })
+    }
+
+    fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, D::Error> {
+        self.0.deserialize_option(Filter { inner: visitor, known: None })
+    }
+
+    fn deserialize_newtype_struct<V: Visitor<'de>>(
+        self,
+        name: &'static str,
+        visitor: V,
+    ) -> Result<V::Value, D::Error> {
+        self.0.deserialize_newtype_struct(name, Filter { inner: visitor, known: None })
+    }
+
+    fn deserialize_struct<V: Visitor<'de>>(
+        self,
+        name: &'static str,
+        fields: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, D::Error> {
+        self.0.deserialize_struct(name, fields, Filter { inner: visitor, known: Some(fields) })
+    }
+
+    fn deserialize_enum<V: Visitor<'de>>(
+        self,
+        name: &'static str,
+        variants: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, D::Error> {
+        self.0.deserialize_enum(name, variants, Filter { inner: visitor, known: None })
+    }
+
+    forward_to_deserialize_any! {
+        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf unit
+        unit_struct seq tuple tuple_struct map identifier ignored_any
+    }
+}
+
+impl<'de, S: DeserializeSeed<'de>> DeserializeSeed<'de> for KnownFields<S> {
+    type Value = S::Value;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<S::Value, D::Error> {
+        self.0.deserialize(KnownFields(deserializer))
+    }
+}
+
+/// A visitor, a map or a list, with the fields that it may see.
+struct Filter<T> {
+    inner: T,
+    known: Known,
+}
+
+macro_rules! pass_on {
+    ($($visit:ident: $value:ty;)*) => {
+        $(
+            fn $visit<E: Error>(self, value: $value) -> Result<V::Value, E> {
+                self.inner.$visit(value)
+            }
+        )*
+    };
+}
+
+impl<'de, V: Visitor<'de>> Visitor<'de> for Filter<V> {
+    type Value = V::Value;
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.inner.expecting(f)
+    }
+
+    pass_on! {
+        visit_bool: bool;
+        visit_i64: i64;
+        visit_u64: u64;
+        visit_f64: f64;
+        visit_str: &str;
+        visit_borrowed_str: &'de str;
+        visit_string: String;
+    }
+
+    fn visit_unit<E: Error>(self) -> Result<V::Value, E> {
+        self.inner.visit_unit()
+    }
+
+    fn visit_none<E: Error>(self) -> Result<V::Value, E> {
+        self.inner.visit_none()
+    }
+
+    fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<V::Value, D::Error> {
+        self.inner.visit_some(KnownFields(deserializer))
+    }
+
+    fn visit_newtype_struct<D: Deserializer<'de>>(
+        self,
+        deserializer: D,
+    ) -> Result<V::Value, D::Error> {
+        self.inner.visit_newtype_struct(KnownFields(deserializer))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<V::Value, A::Error> {
+        self.inner.visit_seq(Filter { inner: list, known: None })
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<V::Value, A::Error> {
+        self.inner.visit_map(Filter { inner: map, known: self.known })
+    }
+
+    fn visit_enum<A: EnumAccess<'de>>(self, variant: A) -> Result<V::Value, A::Error> {
+        self.inner.visit_enum(variant)
+    }
+}
+
+impl<'de, A: SeqAccess<'de>> SeqAccess<'de> for Filter<A> {
+    type Error = A::Error;
+
+    fn next_element_seed<S: DeserializeSeed<'de>>(
+        &mut self,
+        seed: S,
+    ) -> Result<Option<S::Value>, A::Error> {
+        self.inner.next_element_seed(KnownFields(seed))
+    }
+}
+
+impl<'de, A: MapAccess<'de>> MapAccess<'de> for Filter<A> {
+    type Error = A::Error;
+
+    fn next_key_seed<S: DeserializeSeed<'de>>(
+        &mut self,
+        seed: S,
+    ) -> Result<Option<S::Value>, A::Error> {
+        let Some(known) = self.known else { return self.inner.next_key_seed(seed) };
+        while let Some(name) = self.inner.next_key::<String>()? {
+            if known.contains(&name.as_str()) {
+                return seed.deserialize(name.into_deserializer()).map(Some);
+            }
+            self.inner.next_value::<IgnoredAny>()?;
+        }
+        Ok(None)
+    }
+
+    fn next_value_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<S::Value, A::Error> {
+        self.inner.next_value_seed(KnownFields(seed))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use serde::Deserialize;
+    use serde_json::value::RawValue;
+
+    use super::*;
+    use crate::wire::extract::Object;
+
+    #[derive(Debug, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Outer {
+        payload: Option<Box<RawValue>>,
+        tags: BTreeMap<String, String>,
+        inner: Vec<Object<Inner>>,
+        rate: f64,
+    }
+
+    #[derive(Debug, PartialEq, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Inner {
+        kind: Kind,
+        size: Option<u8>,
+    }
+
+    #[derive(Debug, PartialEq, Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    enum Kind {
+        Small,
+    }
+
+    fn read<'a, T: Deserialize<'a>>(json: &'a str) -> Result<T, serde_json::Error> {
+        T::deserialize(KnownFields(&mut serde_json::Deserializer::from_str(json)))
+    }
+
+    #[test]
+    fn unknown_fields_are_skipped_at_any_depth_and_data_is_kept() {
+        let json = r#"{"x": null, "payload": {"any": 1.50}, "tags": {"any": "b"}, "rate": 2,
+            "inner": [{"kind": "small", "y": [{}]}, {"size": 3, "kind": "small"}]}"#;
+        let read = read::<Object<Outer>>(json).expect("an object").0;
+        assert_eq!(read.payload.expect("a payload").get(), r#"{"any": 1.50}"#);
+        assert_eq!((read.tags["any"].as_str(), read.rate), ("b", 2.0));
+        let sizes: Vec<_> = read.inner.into_iter().map(|it| it.0.size).collect();
+        assert_eq!(sizes, [None, Some(3)]);
+    }
+
+    #[test]
+    fn what_is_known_is_checked_as_always() {
+        assert!(read::<Object<Inner>>(r#"{"size": 3}"#).is_err());
+        assert!(read::<Object<Inner>>(r#"{"kind": "large"}"#).is_err());
+        assert!(read::<Object<Inner>>(r#"{"kind": "small", "size": "3"}"#).is_err());
+        assert!(read::<Object<Inner>>(r#"["small", 3]"#).is_err());
+    }
+}

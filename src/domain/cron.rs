@@ -86,6 +86,22 @@ pub fn parse(expression: &str) -> Result<Cron, InvalidSchedule> {
     })
 }
 
+/// The days of a valid expression: the same, at every midnight. None of `@daily` and similar, which
+/// always fire.
+///
+/// ```
+/// # use fencepost::domain::cron::days;
+/// assert_eq!(days("*/5 3 31 2 *").unwrap().pattern.to_string(), "0 0 31 2 *");
+/// assert!(days("@daily").is_none());
+/// ```
+#[must_use]
+pub fn days(expression: &str) -> Option<Cron> {
+    const DAY_FIELDS: usize = 3;
+    let fields: Vec<_> = expression.split_whitespace().collect();
+    let of_day = fields.len().checked_sub(DAY_FIELDS).and_then(|from| fields.get(from..))?;
+    parse(&format!("0 0 {}", of_day.join(" "))).ok()
+}
+
 /// The fields of an expression, with their lowest and highest values.
 const FIELDS: [(&str, u32, u32); 6] = [
     ("second", 0, 59),

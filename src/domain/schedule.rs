@@ -8,7 +8,8 @@
 use std::collections::VecDeque;
 
 use chrono::{
-    DateTime, Datelike, LocalResult, NaiveDateTime, Offset, SecondsFormat, TimeDelta, TimeZone, Utc,
+    DateTime, Datelike, LocalResult, NaiveDateTime, NaiveTime, Offset, SecondsFormat, TimeDelta,
+    TimeZone, Utc,
 };
 use chrono_tz::Tz;
 use croner::Cron;
@@ -19,6 +20,11 @@ use super::cron::{self, InvalidSchedule};
 
 /// Ticks that are compared to find the shortest period: more than twice the seconds of a minute.
 const PERIOD_TICKS: usize = 130;
+/// Days in which they are looked for: every day of a year, and of the month after it.
+const PERIOD_DAYS: i64 = 400;
+/// Days until the first tick of a schedule at most: ten years, within which there is always a 29th
+/// of February.
+const MAX_DAYS_TO_TICK: usize = 3_660;
 /// A tick counts as missed after this many seconds: no node was running.
 pub const GRACE_SECONDS: i64 = 30;
 /// Missed ticks that are caught up, and recorded one by one.
@@ -32,6 +38,8 @@ const NOTES_DAYS: i64 = 366;
 #[derive(Debug, Clone)]
 pub struct Schedule {
     cron: Cron,
+    /// The same days, at midnight; none: every day or week or month or year has one.
+    days: Option<Cron>,
     zone: Tz,
     follows_the_wall: bool,
 }
@@ -147,7 +155,8 @@ impl Schedule {
     pub fn parse(expression: &str, timezone: &str) -> Result<Self, InvalidSchedule> {
         let cron = cron::parse(expression)?;
         let zone = cron::zone(timezone)?;
-        Ok(Self { cron, zone, follows_the_wall: cron::names_hours(expression) })
+        let days = cron::days(expression);
+        Ok(Self { cron, days, zone, follows_the_wall: cron::names_hours(expression) })
     }
 
     /// The first tick after a time.
@@ -232,14 +241,31 @@ impl Schedule {
     /// # Errors
     /// [`InvalidSchedule::Never`] when it never fires.
     pub fn period(&self, after: DateTime<Utc>) -> Result<Option<TimeDelta>, InvalidSchedule> {
-        let mut last = self.next_after(after)?;
-        let mut shortest: Option<TimeDelta> = None;
+        // Before any tick is looked for: that would go on to the end of time.
+        if !self.has_day_after(after) {
+            return Err(InvalidSchedule::Never);
+        }
+        let first = self.next_after(after)?;
+        let (mut last, mut shortest) = (first, None::<TimeDelta>);
         for _ in 0..PERIOD_TICKS {
             let Ok(next) = self.next_after(last) else { break };
             shortest = Some(shortest.map_or(next - last, |it| it.min(next - last)));
             last = next;
+            if last - first > TimeDelta::days(PERIOD_DAYS) {
+                break;
+            }
         }
         Ok(shortest)
+    }
+
+    /// Whether it fires within [`MAX_DAYS_TO_TICK`], by its days alone.
+    fn has_day_after(&self, after: DateTime<Utc>) -> bool {
+        let Some(days) = &self.days else { return true };
+        let today = after.with_timezone(&self.zone).date_naive();
+        today.iter_days().take(MAX_DAYS_TO_TICK).any(|day| {
+            let midnight = day.and_time(NaiveTime::MIN).and_utc();
+            days.is_time_matching(&midnight).unwrap_or(true)
+        })
     }
 
     /// What to do with the ticks after a time, until `now`. If the oldest is within its grace, all

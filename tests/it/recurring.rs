@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use fencepost::domain::limits;
+
 use crate::harness::{Reply, TestProject, TestServer, fresh_database, limited, run};
 use serde_json::{Value, json};
 
@@ -103,6 +105,26 @@ fn a_schedule_without_a_name_gets_one_and_a_repeated_request_makes_no_second() {
         assert_eq!(location, format!("/v1/recurring/{}", made["id"].as_str().expect("an id")));
         assert_eq!(create().await.is(201)["id"], made["id"]);
         t.get(&location).await.is(200);
+    });
+}
+
+#[test]
+fn schedules_that_never_fire_are_refused_one_by_one() {
+    run(async |t| {
+        let schedule = |day: usize| {
+            let expression = format!("0 0 {} 2 *", 30 + day % 2);
+            json!({"job_type": format!("never{day}"), "cron_expression": expression})
+        };
+        let mut sent: Vec<_> = (0..limits::MAX_REGISTERED_SCHEDULES - 1).map(schedule).collect();
+        sent.push(json!({"job_type": "daily", "cron_expression": "0 3 * * *"}));
+        let worker = json!({"worker_id": "w", "queues": [], "job_types": [],
+            "recurring_schedules": sent});
+        let reply = t.post("/v1/workers/register", worker).await.is(200);
+        let rejected = reply["rejected_schedules"].as_array().expect("a list");
+        assert_eq!(rejected.len(), limits::MAX_REGISTERED_SCHEDULES - 1);
+        assert!(rejected.iter().all(|it| it["reason"] == "cron_expression: never fires"));
+        let page = t.get("/v1/recurring").await.is(200);
+        assert_eq!(page["recurring"].as_array().map(Vec::len), Some(1), "{page}");
     });
 }
 

@@ -183,7 +183,18 @@ fn how_close_ticks_lie_together_is_found() {
     assert_eq!(period("0,5 0 0 1 1 *"), Ok(Some(5)));
     assert_eq!(period("59 59 23 * * *"), Ok(Some(86_400)));
     assert_eq!(period("0,59 * * * *"), Ok(Some(60)));
-    assert_eq!(period("0 0 31 2 *"), Err(InvalidSchedule::Never));
+    assert_eq!(period("0 0 29 2 *"), Ok(Some(4 * 365 * 86_400 + 86_400)));
+    for never in ["0 0 31 2 *", "0 0 30 2 *", "*/5 * * 31 4,6,9,11 *"] {
+        assert_eq!(period(never), Err(InvalidSchedule::Never), "{never}");
+    }
+}
+
+#[test]
+fn the_last_day_of_a_month_and_the_first_of_a_week_are_days() {
+    for expression in ["0 0 L 2 *", "0 0 * * 1#1", "0 0 15W * *", "@yearly", "0 12 31 12 5"] {
+        let schedule = Schedule::parse(expression, "Asia/Kathmandu").expect("it can be read");
+        assert!(schedule.period(at("2099-06-01T00:00:00Z")).is_ok(), "{expression}");
+    }
 }
 
 #[test]

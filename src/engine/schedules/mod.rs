@@ -2,7 +2,10 @@
 
 pub mod fire;
 
+use std::time::Duration;
+
 use chrono::{DateTime, TimeDelta, Utc};
+use tokio::{sync::Semaphore, time::timeout};
 
 use super::Engine;
 use crate::{
@@ -14,6 +17,11 @@ use crate::{
 };
 
 pub use crate::store::schedules::{FireRow, RegisteredSchedule, ScheduleRow, WrittenSchedule};
+
+/// Expressions that a node reads at the same time.
+static READERS: Semaphore = Semaphore::const_new(2);
+/// How long an expression waits for its turn.
+const READ_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Why a schedule is refused, as an error of the API.
 #[must_use]
@@ -28,8 +36,8 @@ pub fn refusal(error: &InvalidSchedule) -> Error {
     }
 }
 
-/// Parses a schedule and computes its first ticks. An expression that never fires takes tens of
-/// milliseconds, so this runs outside the request's thread.
+/// Parses a schedule and computes its first ticks: some milliseconds at most, outside of the
+/// request's thread. All tenants share [`READERS`], and no caller holds a connection meanwhile.
 async fn read(
     expression: &str,
     timezone: &str,
@@ -37,6 +45,8 @@ async fn read(
     min_period: TimeDelta,
 ) -> Result<Result<Schedule, InvalidSchedule>, Error> {
     let (expression, timezone) = (expression.to_owned(), timezone.to_owned());
+    let turn = timeout(READ_TIMEOUT, READERS.acquire()).await;
+    let _turn = turn.map_err(|_| Error::Overloaded)?;
     let reading = tokio::task::spawn_blocking(move || {
         let schedule = Schedule::parse(&expression, &timezone)?;
         match schedule.period(now)? {
@@ -95,44 +105,79 @@ pub async fn write(
 }
 
 /// Stores the schedules that a worker registers. Returns the rejected ones, by index, with the
-/// reason.
+/// reason. No connection is held while expressions are read.
+///
+/// # Errors
+/// [`Error::Overloaded`] when others keep reading expressions for too long.
 pub async fn store_registered(
     engine: &Engine,
     project_id: ProjectId,
     sent: &[(usize, RegisteredSchedule)],
     limits: &Limits,
 ) -> Result<Vec<(usize, String)>, Error> {
-    let mut conn = engine.pools.read_for(project_id).await?;
-    let ScheduleCount { mut schedules, now } = schedules::count(&mut conn, project_id).await?;
-    let (mut rejected, mut is_changed) = (Vec::new(), false);
-    let (min_period, max) = (limits.min_schedule_period(), limits.max_schedules());
-    for (place, schedule) in sent {
-        let known = schedules::find(&mut conn, project_id, &schedule.id).await?;
-        // Most workers register what is stored already: skip the write.
-        if known.as_ref().is_some_and(|it| is_unchanged(schedule, it)) {
-            continue;
-        }
-        let timezone = schedule.timezone.as_deref();
-        let timezone = timezone.or(known.as_ref().map(|it| it.timezone.as_str())).unwrap_or("UTC");
-        let read = read(&schedule.cron_expression, timezone, now, min_period).await?;
-        if let Err(error) = read {
-            rejected.push((*place, format!("{}: {error}", error.field())));
-        } else if known.is_none() && schedules >= max {
-            rejected.push((*place, format!("the project has {max} schedules already")));
-        } else if !schedules::upsert_registered(&mut conn, project_id, schedule).await? {
-            rejected.push((
-                *place,
-                format!("job_type: the schedule {} exists with another job type", schedule.id),
-            ));
-        } else {
-            is_changed = true;
-            schedules += i64::from(known.is_none());
+    let (changed, ScheduleCount { mut schedules, now }) =
+        changed_schedules(engine, project_id, sent).await?;
+    if changed.is_empty() {
+        return Ok(Vec::new());
+    }
+    let (mut rejected, mut valid) = (Vec::new(), Vec::with_capacity(changed.len()));
+    for it in changed {
+        let expression = &it.sent.cron_expression;
+        match read(expression, &it.timezone, now, limits.min_schedule_period()).await? {
+            Err(error) => rejected.push((it.place, format!("{}: {error}", error.field()))),
+            Ok(_) => valid.push(it),
         }
     }
+    let max = limits.max_schedules();
+    let mut conn = engine.pools.read_for(project_id).await?;
+    let mut is_changed = false;
+    for Changed { place, sent, is_new, .. } in valid {
+        if is_new && schedules >= max {
+            rejected.push((place, format!("the project has {max} schedules already")));
+        } else if !schedules::upsert_registered(&mut conn, project_id, sent).await? {
+            let message =
+                format!("job_type: the schedule {} exists with another job type", sent.id);
+            rejected.push((place, message));
+        } else {
+            is_changed = true;
+            schedules += i64::from(is_new);
+        }
+    }
+    drop(conn);
     if is_changed {
         engine.notifier.wake.ask(BackgroundTask::Plan);
     }
     Ok(rejected)
+}
+
+/// A registered schedule that is not stored like this.
+struct Changed<'a> {
+    place: usize,
+    sent: &'a RegisteredSchedule,
+    timezone: String,
+    is_new: bool,
+}
+
+/// Most workers register what is stored already: those are left out.
+async fn changed_schedules<'a>(
+    engine: &Engine,
+    project_id: ProjectId,
+    sent: &'a [(usize, RegisteredSchedule)],
+) -> Result<(Vec<Changed<'a>>, ScheduleCount), Error> {
+    let mut conn = engine.pools.read_for(project_id).await?;
+    let count = schedules::count(&mut conn, project_id).await?;
+    let mut changed = Vec::new();
+    for (place, sent) in sent {
+        let known = schedules::find(&mut conn, project_id, &sent.id).await?;
+        if known.as_ref().is_some_and(|it| is_unchanged(sent, it)) {
+            continue;
+        }
+        let is_new = known.is_none();
+        let known = known.map(|it| it.timezone);
+        let timezone = sent.timezone.clone().or(known).unwrap_or_else(|| "UTC".to_owned());
+        changed.push(Changed { place: *place, sent, timezone, is_new });
+    }
+    Ok((changed, count))
 }
 
 /// Whether a registered schedule equals the stored one.

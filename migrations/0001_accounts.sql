@@ -71,7 +71,7 @@ create table api_keys (
     require_fence text not null default 'ambiguous'
         check (require_fence in ('ambiguous', 'always')),
     -- False: unknown fields in the bodies of enqueues and of workers' calls are ignored.
-    strict boolean not null,
+    strict boolean not null default true,
     primary key (project_id, id)
 );
 -- Authentication: the key is what names the project.
@@ -192,6 +192,8 @@ create table audit_log (
     after text,
     primary key (project_id, id)
 );
+-- What one account did, for its export and the filter of the list.
+create index audit_log_by_actor on audit_log (project_id, actor_id, id) where actor_id is not null;
 -- Retention.
 create index audit_log_by_age on audit_log (at);
 create function refuse_change() returns trigger language plpgsql as $$

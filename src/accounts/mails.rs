@@ -38,7 +38,8 @@ pub(super) fn reset(to: &str, url: &str, token: &str) -> Result<Mail, Error> {
 
 /// Invites a person to a project.
 pub(super) fn invitation(to: &str, url: &str, project: &str, token: &str) -> Result<Mail, Error> {
-    mail(to, format!("An invitation to {project}"), &Invitation { url, project, token })
+    // No words of a tenant: the subject is what filters and people look at first.
+    mail(to, "You are invited to a project".to_owned(), &Invitation { url, project, token })
 }
 
 fn mail(to: &str, subject: String, template: &impl Template) -> Result<Mail, Error> {

@@ -53,7 +53,9 @@ pub const SIGNUPS_PER_ADDRESS: Rate = Rate { count: 10, window_seconds: 3_600 };
 pub const RESETS_PER_EMAIL: Rate = Rate { count: 20, window_seconds: 86_400 };
 /// Invitations that one account sends.
 pub const INVITATIONS_PER_ACCOUNT: Rate = Rate { count: 50, window_seconds: 86_400 };
-/// Credential lookups from one address: each result is cached for two seconds.
+/// Exports of one account: each reads entries of all of its projects.
+pub const EXPORTS_PER_ACCOUNT: Rate = Rate { count: 10, window_seconds: 86_400 };
+/// Lookups of unknown credentials from one address. What was found counts as known for a while.
 pub const LOOKUPS_PER_ADDRESS: Rate = Rate::per_minute(1_200);
 /// Sign-ups with one e-mail address, invitations to it, and other mails to it from one client.
 pub const MAILS_PER_EMAIL: Rate = Rate { count: 3, window_seconds: 86_400 };
@@ -147,6 +149,14 @@ impl Accounts {
             charge("invited", email, MAILS_PER_EMAIL),
         ])
         .await
+    }
+
+    /// Counts an export of an account.
+    ///
+    /// # Errors
+    /// [`Error::RateLimited`].
+    pub async fn throttle_export(&self, account_id: AccountId) -> Result<(), Error> {
+        self.throttle(&[charge("exports", &account_id.to_string(), EXPORTS_PER_ACCOUNT)]).await
     }
 
     /// Mails an invitation to a project of this name.

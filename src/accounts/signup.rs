@@ -87,7 +87,7 @@ impl Accounts {
         }
         let email = read_email("email", &request.email)?;
         let name = request.project_name.as_deref().unwrap_or(DEFAULT_PROJECT);
-        text::check_name(name, MAX_NAME_CHARS)
+        text::check_public_name(name, MAX_NAME_CHARS)
             .map_err(|error| Error::invalid("project_name", error.to_string()))?;
         self.throttle_address(client).await?;
         self.passwords.check("password", &request.password, &[&email, name]).await?;

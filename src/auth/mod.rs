@@ -264,8 +264,7 @@ impl<P: Permit> FromRequestParts<App> for Caller<P> {
         } else {
             budget::charge::<P>(app, &who, project_id, &limits, &report).await?
         };
-        // Not where a misspelt filter would select everything.
-        if !who.is_strict() && matches!(P::BUDGET, Budget::Produce | Budget::Work) {
+        if P::IS_LENIENT && !who.is_strict() {
             parts.extensions.insert(IgnoresUnknownFields);
         }
         let client = parts.extensions.get::<Client>().cloned().unwrap_or_default();
@@ -298,7 +297,7 @@ async fn identify(parts: &mut Parts, app: &App) -> Result<Who, Error> {
         if named.len() > MAX_PROJECT_BYTES || named.chars().any(char::is_control) {
             return Err(Error::ProjectNotFound);
         }
-        if !app.credentials.is_member_cached(bearer.account_id, named) {
+        if !app.credentials.is_member_known(bearer.account_id, named) {
             count_lookup(parts, app)?;
         }
         let grant = app.credentials.member(bearer.account_id, named).await?;
@@ -306,7 +305,7 @@ async fn identify(parts: &mut Parts, app: &App) -> Result<Who, Error> {
     }
     check_form(&secret)?;
     let hash = key::hash(&secret);
-    if !app.credentials.is_key_cached(&hash) {
+    if !app.credentials.is_key_known(&hash) {
         count_lookup(parts, app)?;
     }
     let grant = app.credentials.key(hash).await?.ok_or(Error::Unauthorized)?;
@@ -321,8 +320,8 @@ async fn identify(parts: &mut Parts, app: &App) -> Result<Who, Error> {
     }
 }
 
-/// Counts a lookup by address, on this node alone: junk keys and made-up project names must not
-/// block lookups of others.
+/// Counts a lookup of something unknown by address, on this node alone: junk keys and made-up
+/// project names must block neither lookups of others nor clients behind the same address.
 fn count_lookup(parts: &Parts, app: &App) -> Result<(), Error> {
     let client = parts.extensions.get::<Client>().cloned().unwrap_or_default();
     let name = format!("lookup:{}", client.address);

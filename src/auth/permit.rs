@@ -19,6 +19,9 @@ pub trait Permit: Send + Sync + 'static {
     const OVERDRAFT_WINDOWS: u32 = 0;
     /// Whether its calls are parked, and need a permit for that.
     const PARKS: bool = false;
+    /// Whether a key that is not strict may send fields that this API does not know. Not where a
+    /// misspelt filter would select everything.
+    const IS_LENIENT: bool = false;
 }
 
 macro_rules! permits {
@@ -37,6 +40,7 @@ macro_rules! permits {
     };
     (@ overdraft $value:expr) => { const OVERDRAFT_WINDOWS: u32 = $value; };
     (@ parks $value:expr) => { const PARKS: bool = $value; };
+    (@ lenient $value:expr) => { const IS_LENIENT: bool = $value; };
 }
 
 permits! {
@@ -45,17 +49,17 @@ permits! {
     /// May read.
     Read: Read, Manage;
     /// May enqueue.
-    Produce: Produce, Produce;
+    Produce: Produce, Produce, lenient = true;
     /// May enqueue jobs with the payloads of earlier ones.
     Replay: Replay, Produce;
     /// May act as a worker.
-    Work: Work, Work;
+    Work: Work, Work, lenient = true;
     /// May act as a worker, and polls.
-    Polling: Work, Work, parks = true;
+    Polling: Work, Work, parks = true, lenient = true;
     /// May act as a worker, and renews its leases.
-    Beating: Work, Work, overdraft = BEAT_OVERDRAFT_WINDOWS;
+    Beating: Work, Work, overdraft = BEAT_OVERDRAFT_WINDOWS, lenient = true;
     /// May act as a worker, and settles its jobs.
-    Settling: Work, Work, overdraft = ACK_OVERDRAFT_WINDOWS;
+    Settling: Work, Work, overdraft = ACK_OVERDRAFT_WINDOWS, lenient = true;
     /// May check whether a job was cancelled.
     Follow: Follow, Work;
     /// May control single jobs.

@@ -38,6 +38,9 @@ const MAX_CACHED_KEYS: u64 = 100_000;
 /// Sessions that one node caches, and memberships.
 const MAX_CACHED_SESSIONS: u64 = 20_000;
 
+/// How long a credential that was found counts as known.
+const KNOWN_TTL: Duration = Duration::from_secs(600);
+
 /// The rights and limits of a live key.
 #[derive(Debug, Clone)]
 pub struct KeyGrant {
@@ -108,6 +111,22 @@ where
     Cache::builder().time_to_live(CREDENTIAL_TTL).max_capacity(max).build()
 }
 
+fn known<K: Hash + Eq + Send + Sync + 'static>(max: u64) -> Cache<K, ()> {
+    Cache::builder().time_to_live(KNOWN_TTL).max_capacity(max).build()
+}
+
+/// Remembers whether a lookup found something.
+async fn remember<K: Hash + Eq + Send + Sync + 'static>(
+    known: &Cache<K, ()>,
+    key: K,
+    is_found: bool,
+) {
+    match is_found {
+        true => known.insert(key, ()).await,
+        false => known.invalidate(&key).await,
+    }
+}
+
 /// The credentials of requests, as of at most [`CREDENTIAL_TTL`] ago. Concurrent lookups of one
 /// credential share a query.
 pub struct Credentials {
@@ -117,6 +136,10 @@ pub struct Credentials {
     keys: Cache<SecretHash, Option<Arc<KeyGrant>>>,
     sessions: Cache<Bearer, bool>,
     members: Cache<(AccountId, String), Option<Arc<MemberGrant>>>,
+    /// Found when they were last looked up. They prove nothing: they only separate clients that
+    /// come back from those that try names and keys.
+    known_keys: Cache<SecretHash, ()>,
+    known_members: Cache<(AccountId, String), ()>,
     evicted: Notify,
 }
 
@@ -131,6 +154,8 @@ impl Credentials {
             keys: cache(MAX_CACHED_KEYS),
             sessions: cache(MAX_CACHED_SESSIONS),
             members: cache(MAX_CACHED_SESSIONS),
+            known_keys: known(MAX_CACHED_KEYS),
+            known_members: known(MAX_CACHED_SESSIONS),
             evicted: Notify::new(),
         }
     }
@@ -143,6 +168,7 @@ impl Credentials {
         let look_up = async {
             let mut conn = self.pool.acquire().await?;
             let owner = store::keys::find_by_secret(&mut conn, &hash).await?;
+            remember(&self.known_keys, hash, owner.is_some()).await;
             Ok::<_, sqlx::Error>(owner.map(|it| Arc::new(self.grant(it))))
         };
         // Boxed: a miss is rare, and its ten kilobytes would be part of every parked poll.
@@ -155,16 +181,17 @@ impl Credentials {
         KeyGrant { owner, scopes, limits }
     }
 
-    /// Whether this key is cached.
+    /// Whether this key is cached, or was found lately: its lookup is no attempt to guess one.
     #[must_use]
-    pub fn is_key_cached(&self, hash: &SecretHash) -> bool {
-        self.keys.contains_key(hash)
+    pub fn is_key_known(&self, hash: &SecretHash) -> bool {
+        self.keys.contains_key(hash) || self.known_keys.contains_key(hash)
     }
 
-    /// Whether this membership is cached.
+    /// The same of a membership.
     #[must_use]
-    pub fn is_member_cached(&self, account_id: AccountId, project: &str) -> bool {
-        self.members.contains_key(&(account_id, project.to_owned()))
+    pub fn is_member_known(&self, account_id: AccountId, project: &str) -> bool {
+        let key = (account_id, project.to_owned());
+        self.members.contains_key(&key) || self.known_members.contains_key(&key)
     }
 
     /// Whether a session is live.
@@ -186,6 +213,8 @@ impl Credentials {
             let mut conn = self.pool.acquire().await?;
             let public_id: Option<ProjectPublicId> = project.parse().ok();
             let found = store::members::find(&mut conn, account_id, project, public_id).await?;
+            let key = (account_id, project.to_owned());
+            remember(&self.known_members, key, found.is_some()).await;
             Ok::<_, sqlx::Error>(found.and_then(|membership| {
                 let role = Role::of_name(&membership.role)?;
                 let limits = self.plans.of(&membership.plan, membership.overrides.as_ref());

@@ -21,6 +21,11 @@ pub enum InvalidText {
     /// U+0000 or another control character.
     #[error("must not contain control characters")]
     ControlCharacter,
+    /// A web address, or a character that changes how the text around it reads.
+    #[error(
+        "must not contain `://`, or characters that change the direction or the line of a text"
+    )]
+    Misleading,
 }
 
 /// Checks a name: 1 to `max_chars` characters, none of them a control character.
@@ -32,6 +37,28 @@ pub fn check_name(text: &str, max_chars: usize) -> Result<(), InvalidText> {
         return Err(InvalidText::Empty);
     }
     check_text(text, max_chars)
+}
+
+/// Checks a name that is shown to strangers, such as a project's in an invitation: as
+/// [`check_name`], and neither a link nor characters that hide what it is.
+///
+/// # Errors
+/// [`InvalidText`] says which rule was broken.
+///
+/// ```
+/// # use fencepost::domain::text::{InvalidText::Misleading, check_public_name};
+/// assert_eq!(check_public_name("Ärzte & Co. 🚀", 100), Ok(()));
+/// assert_eq!(check_public_name("locked: https://evil.example", 100), Err(Misleading));
+/// assert_eq!(check_public_name("a\u{202e}b", 100), Err(Misleading));
+/// ```
+pub fn check_public_name(text: &str, max_chars: usize) -> Result<(), InvalidText> {
+    // Marks, embeddings, overrides and isolates of direction; separators of lines and paragraphs.
+    let misleads = |it| matches!(it, '\u{200E}' | '\u{200F}' | '\u{2028}'..='\u{202E}' | '\u{2066}'..='\u{2069}');
+    check_name(text, max_chars)?;
+    if text.contains("://") || text.chars().any(misleads) {
+        return Err(InvalidText::Misleading);
+    }
+    Ok(())
 }
 
 /// Like [`check_name`], but the text may be empty.

@@ -151,16 +151,19 @@ pub struct AccountExport {
 
 /// Export your account.
 ///
-/// Jobs and settings belong to projects, not to accounts.
+/// Jobs and settings belong to projects, not to accounts. At most ten exports a day.
 #[utoipa::path(
     get, path = "/me/export", tag = "accounts", operation_id = "me_export", security(("session" = [])),
     responses((status = 200, description = "All data of the account.", body = AccountExport)),
 )]
 pub async fn export(person: Person, State(app): State<App>) -> Result<Reply<AccountExport>, Error> {
+    let id = person.bearer.account_id;
+    app.accounts.throttle_export(id).await?;
     let (account, memberships) = find(&app, person).await?;
     let mut conn = app.engine.pools.people.acquire().await?;
-    let id = person.bearer.account_id;
     let rows = sessions::list(&mut conn, id, SESSION_IDLE_SECONDS, MAX_SHOWN_SESSIONS).await?;
+    // Logins and the console need it.
+    drop(conn);
     let sessions = rows.into_iter().map(|it| Session::of(it, person)).collect();
     let mine = AuditFilter { actor_id: Some(id.to_string()), ..AuditFilter::default() };
     let mut audit_entries = Vec::new();
@@ -169,7 +172,9 @@ pub async fn export(person: Person, State(app): State<App>) -> Result<Reply<Acco
         if left == 0 {
             break;
         }
+        let mut conn = app.engine.pools.read_for(it.project_id).await?;
         let rows = store::audit::page(&mut conn, it.project_id, &mine, None, left).await?;
+        drop(conn);
         for row in rows {
             audit_entries.push(AuditEntry::of(row)?);
         }

@@ -46,7 +46,7 @@ pub struct Operation {
     #[schema(value_type = Which)]
     pub filter: serde_json::Value,
     /// Error of the group of dead letters that the filter names, as it was at the start; null: it
-    /// names none.
+    /// names none, or deletes them.
     #[schema(required)]
     pub sample_error: Option<String>,
     /// Estimated number of jobs at its start; null: more than were counted.

@@ -164,7 +164,7 @@ pub async fn create(
     Json(request): Json<CreateProjectRequest>,
 ) -> Result<(StatusCode, Reply<Project>), Error> {
     let mut check = Check::default();
-    check.name("name", &request.name, limits::MAX_NAME_CHARS);
+    check.public_name("name", &request.name, limits::MAX_NAME_CHARS);
     check.finish()?;
     let mode = request.mode.unwrap_or(ProjectMode::Live).name();
     let (account_id, named) = (person.bearer.account_id, (&*request.name, mode));
@@ -217,7 +217,7 @@ pub async fn change(
 ) -> Result<Reply<Project>, Error> {
     let mut check = Check::default();
     if let Some(name) = &request.name {
-        check.name("name", name, limits::MAX_NAME_CHARS);
+        check.public_name("name", name, limits::MAX_NAME_CHARS);
     }
     check.finish()?;
     let change =

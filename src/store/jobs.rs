@@ -71,7 +71,8 @@ pub struct JobRow {
     pub workflow_key: Option<String>,
     pub envelope: Option<String>,
     pub batch_id: Option<BatchId>,
-    /// The jobs that its end enqueues, as [`crate::domain::callbacks::Callbacks`].
+    /// The jobs that its end enqueues, as [`crate::domain::callbacks::Callbacks`]; left out as
+    /// payloads are.
     pub callbacks: Option<String>,
     /// The earlier job whose work it repeats.
     pub replay_of: Option<JobId>,
@@ -121,7 +122,8 @@ pub async fn find(
     Ok(find_all(conn, project_id, &[id], Payloads::Shown).await?.pop())
 }
 
-/// Those of these jobs that exist, in no order; see [`find`].
+/// Those of these jobs that exist, in no order; see [`find`]. What runs in a queue or under a key
+/// is counted once, however many of the jobs wait for it.
 pub async fn find_all(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -145,6 +147,48 @@ pub async fn find_all(
                    false, null
             from finished_jobs
             where project_id = $1 and id = any($2)
+        ), full_queues as materialized (
+            select setting.name
+            from queues setting
+            where setting.project_id = $1 and setting.max_concurrency is not null
+                and setting.name = any(array(select queue from job where state = 'pending'))
+                and setting.max_concurrency <= (
+                    select count(*) from (
+                        select from jobs running
+                        where running.project_id = $1 and running.queue = setting.name
+                            and running.state = 'processing'
+                        limit setting.max_concurrency
+                    ) in_queue
+                )
+        ), running_keys as materialized (
+            select key.concurrency_key, (
+                       select count(*) from (
+                           select from jobs running
+                           where running.project_id = $1
+                               and running.concurrency_key = key.concurrency_key
+                               and running.state = 'processing'
+                           limit key.max_limit
+                       ) under_key
+                   ) as jobs
+            from (
+                select body.concurrency_key, max(body.concurrency_limit) as max_limit
+                from job
+                join job_bodies body on body.project_id = $1 and body.job_id = job.id
+                where job.state = 'pending' and body.concurrency_limit is not null
+                group by body.concurrency_key
+            ) key
+        ), used_up_queues as materialized (
+            select setting.name
+            from queues setting
+            where setting.project_id = $1 and setting.rate_limit_count is not null
+                and setting.name = any(array(select queue from job))
+                and setting.rate_limit_count <= (
+                    select coalesce(sum(handed.jobs), 0)
+                    from queue_handouts past
+                    cross join lateral unnest(past.at, past.jobs) as handed(at, jobs)
+                    where past.project_id = $1 and past.queue = setting.name
+                        and handed.at > now() - make_interval(secs => setting.rate_limit_per_seconds)
+                )
         )
         select job.id "id!: JobId", job.queue "queue!", job.job_type "job_type!",
                job.state "state!: StoredState", job.rank "rank!", job.run_at "run_at!",
@@ -158,7 +202,7 @@ pub async fn find_all(
                body.concurrency_limit, body.unique_key,
                case when job.is_live then job.expires_at else body.expires_at end as expires_at,
                body.workflow_id "workflow_id: WorkflowId", body.workflow_key, body.envelope,
-               body.batch_id "batch_id: BatchId", body.callbacks,
+               body.batch_id "batch_id: BatchId", case when $3 then body.callbacks end as callbacks,
                body.replay_of "replay_of: JobId",
                body.is_template is true "is_template!",
                case when body.has_parents then array(
@@ -167,35 +211,15 @@ pub async fn find_all(
                    order by ordinal
                ) else '{}' end "parents!: Vec<JobId>",
                job.state = 'pending' and (
-                   case when body.concurrency_limit is not null then body.concurrency_limit <= (
-                       select count(*) from (
-                           select from jobs running
-                           where running.project_id = $1
-                               and running.concurrency_key = body.concurrency_key
-                               and running.state = 'processing'
-                           limit body.concurrency_limit
-                       ) under_key
-                   ) end or case when setting.max_concurrency is not null then
-                       setting.max_concurrency <= (
-                       select count(*) from (
-                           select from jobs running
-                           where running.project_id = $1 and running.queue = job.queue
-                               and running.state = 'processing'
-                           limit setting.max_concurrency
-                       ) in_queue
-                   ) end
-               ) is true "is_crowded!",
+                   job.queue in (select name from full_queues)
+                   or (body.concurrency_limit <= (
+                       select jobs from running_keys
+                       where running_keys.concurrency_key = body.concurrency_key
+                   )) is true
+               ) "is_crowded!",
                setting.paused_at is not null "is_queue_paused!",
                coalesce(job.job_type = any(setting.paused_types), false) "is_type_paused!",
-               (
-                   case when setting.rate_limit_count is not null then setting.rate_limit_count <= (
-                       select coalesce(sum(handed.jobs), 0)
-                       from queue_handouts past
-                       cross join lateral unnest(past.at, past.jobs) as handed(at, jobs)
-                       where past.project_id = $1 and past.queue = job.queue
-                           and handed.at > now() - make_interval(secs => setting.rate_limit_per_seconds)
-                   ) end
-               ) is true "is_rate_limited!"
+               job.queue in (select name from used_up_queues) "is_rate_limited!"
         from job
         join job_bodies body on body.project_id = $1 and body.job_id = job.id
         left join queues setting on setting.project_id = $1 and setting.name = job.queue

@@ -58,6 +58,8 @@ pub async fn insert(
             select nullif(left(concat_ws(': ', error_type, sample_message), $8), '')
             from dead_letter_groups
             where project_id = $1 and fingerprint = ($4::jsonb->>'fingerprint')::uuid
+                -- What is deleted leaves no trace.
+                and $3 <> 'dead_letters_purge'
         ))
         on conflict (project_id, id) do nothing
         ",

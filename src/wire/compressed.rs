@@ -17,6 +17,8 @@ use axum::{
 use flate2::{Compression, write::GzEncoder};
 use http_body_util::BodyExt;
 use moka::future::Cache;
+use percent_encoding::percent_decode_str;
+use tokio::sync::Semaphore;
 
 use crate::error::Error;
 
@@ -29,11 +31,18 @@ const MIN_BYTES: usize = 1_024;
 static FILES: LazyLock<Cache<(String, HeaderValue), Option<Bytes>>> =
     LazyLock::new(|| Cache::new(MAX_FILES));
 
+/// Files that are compressed at the same time: the largest takes some 0.1 s.
+static COMPRESSING: Semaphore = Semaphore::const_new(1);
+
 /// Compresses the files of a router for clients that accept gzip.
 pub async fn gzip(request: Request, next: Next) -> Response {
     let is_wanted = request.method() == Method::GET && accepts_gzip(request.headers());
-    let path = request.uri().path().to_owned();
+    // One name for each file, however it is written: the cache has no other key.
+    let path = percent_decode_str(request.uri().path()).decode_utf8_lossy().into_owned();
     let mut response = next.run(request).await;
+    if response.headers().contains_key(CONTENT_ENCODING) {
+        return response;
+    }
     let kind = response.headers().get(CONTENT_TYPE).filter(|it| is_text(it)).cloned();
     let Some(kind) = kind.filter(|_| response.status() == StatusCode::OK) else { return response };
     response.headers_mut().append(VARY, HeaderValue::from_static("accept-encoding"));
@@ -62,6 +71,7 @@ async fn compress(plain: Bytes) -> Option<Bytes> {
         let mut encoder = GzEncoder::new(Vec::new(), Compression::default());
         encoder.write_all(&plain).and_then(|()| encoder.finish()).ok()
     };
+    let _turn = COMPRESSING.acquire().await;
     tokio::task::spawn_blocking(work).await.ok().flatten().map(Bytes::from)
 }
 
@@ -72,14 +82,20 @@ fn is_text(kind: &HeaderValue) -> bool {
         .any(|it| kind.starts_with(it))
 }
 
-/// Whether a client accepts gzip: named, or as `*`, and not with the weight 0.
+/// Whether a client accepts gzip: named, or else as `*`, and not with the weight 0.
 fn accepts_gzip(headers: &HeaderMap) -> bool {
     let lists = headers.get_all(ACCEPT_ENCODING).iter().filter_map(|it| it.to_str().ok());
-    lists.flat_map(|it| it.split(',')).any(|it| {
-        let (name, weight) = it.split_once(';').unwrap_or((it, ""));
-        let weight = weight.trim().strip_prefix("q=").and_then(|it| it.trim().parse().ok());
-        ["gzip", "x-gzip", "*"].contains(&name.trim()) && weight.is_none_or(|it: f32| it > 0.0)
-    })
+    let codings: Vec<_> = lists.flat_map(|it| it.split(',')).map(read_coding).collect();
+    let is_accepted = |name: &str| codings.iter().find(|it| it.0 == name).map(|it| it.1);
+    is_accepted("gzip").or_else(|| is_accepted("*")).unwrap_or(false)
+}
+
+/// The name of a coding, and whether its weight is more than 0.
+fn read_coding(text: &str) -> (String, bool) {
+    let text = text.to_ascii_lowercase();
+    let (name, weight) = text.split_once(';').unwrap_or((&text, ""));
+    let weight = weight.trim().strip_prefix("q=").and_then(|it| it.trim().parse().ok());
+    (name.trim().to_owned(), weight.is_none_or(|it: f32| it > 0.0))
 }
 
 #[cfg(test)]
@@ -91,8 +107,8 @@ mod tests {
         let accepts = |sent: &'static str| {
             accepts_gzip(&[(ACCEPT_ENCODING, HeaderValue::from_static(sent))].into_iter().collect())
         };
-        assert!(accepts("gzip") && accepts("br, gzip;q=0.5") && accepts("*"));
-        assert!(!accepts("br") && !accepts("gzip;q=0, br") && !accepts("identity"));
+        assert!(accepts("GZIP") && accepts("br, gzip;q=0.5") && accepts("*"));
+        assert!(!accepts("br") && !accepts("gzip;Q=0, *") && !accepts("identity"));
         assert!(!accepts_gzip(&HeaderMap::new()));
     }
 }

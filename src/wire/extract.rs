@@ -37,6 +37,8 @@ static LARGE_BODIES: LazyLock<Semaphore> =
 pub trait RequestBody: DeserializeOwned {
     /// Its maximum size, in bytes.
     const MAX_BYTES: usize = limits::MAX_BODY_BYTES;
+    /// Whether unknown fields are refused from every key: without one, something else would happen.
+    const IS_ALWAYS_STRICT: bool = false;
 }
 
 /// A JSON request body.
@@ -50,7 +52,7 @@ impl<T: RequestBody, S: Send + Sync> FromRequest<S> for Json<T> {
         if !is_json(request.headers()) {
             return Err(Error::UnsupportedMediaType);
         }
-        let unknown = UnknownFields::of(&request);
+        let unknown = UnknownFields::of::<T>(&request);
         let body = read(request.into_body(), T::MAX_BYTES).await?;
         parse(&body, unknown).await.map(Self)
     }
@@ -65,7 +67,7 @@ impl<T: RequestBody + Default, S: Send + Sync> FromRequest<S> for OptionalJson<T
 
     async fn from_request(request: Request, _: &S) -> Result<Self, Error> {
         let is_json = is_json(request.headers());
-        let unknown = UnknownFields::of(&request);
+        let unknown = UnknownFields::of::<T>(&request);
         let body = read(request.into_body(), T::MAX_BYTES).await?;
         if body.is_empty() {
             return Ok(Self(T::default()));
@@ -93,7 +95,7 @@ impl<T: RequestBody, S: Send + Sync> FromRequest<S> for Fingerprinted<T> {
         if !is_json(request.headers()) {
             return Err(Error::UnsupportedMediaType);
         }
-        let unknown = UnknownFields::of(&request);
+        let unknown = UnknownFields::of::<T>(&request);
         let mut hash = Sha256::new_with_prefix(below_project(request.uri().path()));
         let body = read(request.into_body(), T::MAX_BYTES).await?;
         apart(&body, |body| hash.update(body)).await?;
@@ -130,10 +132,10 @@ enum UnknownFields {
 
 impl UnknownFields {
     /// As the key of the request says.
-    fn of(request: &Request) -> Self {
+    fn of<T: RequestBody>(request: &Request) -> Self {
         match request.extensions().get::<IgnoresUnknownFields>() {
-            Some(_) => Self::Ignored,
-            None => Self::Refused,
+            Some(_) if !T::IS_ALWAYS_STRICT => Self::Ignored,
+            _ => Self::Refused,
         }
     }
 }
@@ -233,12 +235,10 @@ async fn parse<T: DeserializeOwned>(body: &[u8], unknown: UnknownFields) -> Resu
 /// field.
 fn parse_here<T: DeserializeOwned>(body: &[u8], unknown: UnknownFields) -> Result<T, Error> {
     let json = || serde_json::Deserializer::from_slice(body);
-    let error = match serde_json::from_slice::<Object<T>>(body) {
-        Ok(Object(value)) => return Ok(value),
-        Err(error) => error,
-    };
-    // An enum value that is not a string counts as a syntax error.
-    if !error.is_data() && serde_json::from_slice::<IgnoredAny>(body).is_err() {
+    if let Ok(Object(value)) = serde_json::from_slice::<Object<T>>(body) {
+        return Ok(value);
+    }
+    if let Err(error) = serde_json::from_slice::<IgnoredAny>(body) {
         return Err(Error::Unreadable(format!("the body is not valid JSON: {error}")));
     }
     let read = match unknown {

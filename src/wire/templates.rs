@@ -70,21 +70,26 @@ impl<'a> Templates<'a> {
             check.refuse(field, UNREADABLE);
             return;
         };
-        let mut needs_results = false;
-        let checked = template::fill(&mut payload, &mut |place| match place {
-            Place::Input(path) => match template::at(self.input, path) {
-                None if mode == TemplateMode::Strict => {
-                    Err(TemplateError::Missing(path.to_owned()))
+        let (mut has_places, mut needs_results) = (false, false);
+        let checked = template::fill(&mut payload, &mut |place| {
+            has_places = true;
+            match place {
+                Place::Input(path) => match template::at(self.input, path) {
+                    None if mode == TemplateMode::Strict => {
+                        Err(TemplateError::Missing(path.to_owned()))
+                    }
+                    found => Ok(Some(found.unwrap_or(&Value::Null))),
+                },
+                Place::Step { key, .. } if parents.iter().any(|it| it.parent == key) => {
+                    needs_results = true;
+                    Ok(None)
                 }
-                found => Ok(Some(found.unwrap_or(&Value::Null))),
-            },
-            Place::Step { key, .. } if parents.iter().any(|it| it.parent == key) => {
-                needs_results = true;
-                Ok(None)
+                Place::Step { key, .. } => Err(TemplateError::NoParent(key.to_owned())),
             }
-            Place::Step { key, .. } => Err(TemplateError::NoParent(key.to_owned())),
         });
         match checked {
+            // Its bytes stay as they were sent.
+            Ok(_) if !has_places => (),
             Err(error) => check.refuse(field, error.to_string()),
             Ok(bytes) => {
                 self.filled_bytes += bytes;

@@ -9,7 +9,8 @@ use serde::forward_to_deserialize_any;
 /// The names of a struct's fields; none: of a map, whose keys are data.
 type Known = Option<&'static [&'static str]>;
 
-/// Passes the fields of each struct on, at any depth, and skips all others.
+/// Passes the fields of each struct on, at any depth, and skips all others. Alternatives that are
+/// read by hand, such as the entries of `depends_on`, stay as strict as they are.
 ///
 /// ```
 /// # use fencepost::wire::unknown_fields::KnownFields;

@@ -45,6 +45,13 @@ impl Check {
         }
     }
 
+    /// Like [`Self::name`], of a name that strangers see: see [`text::check_public_name`].
+    pub fn public_name(&mut self, field: &str, value: &str, max_chars: usize) {
+        if let Err(error) = text::check_public_name(value, max_chars) {
+            self.refuse(field, error.to_string());
+        }
+    }
+
     /// Like [`Self::name`], when there is one.
     pub fn optional_name(&mut self, field: &str, value: Option<&str>, max_chars: usize) {
         if let Some(value) = value {

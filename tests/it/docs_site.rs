@@ -42,7 +42,6 @@ fn a_page_is_html_for_a_browser_and_markdown_for_everybody_else() {
     });
 }
 
-/// What a page links below this repository.
 #[test]
 fn files_are_compressed_for_clients_that_accept_it() {
     run(async |t| {
@@ -70,9 +69,11 @@ fn files_are_compressed_for_clients_that_accept_it() {
         let limits = t.client.get(format!("{}/v1/limits", t.url)).bearer_auth(&t.api_key);
         let limits = limits.header("accept-encoding", "gzip").send().await.expect("an answer");
         assert!(!limits.headers().contains_key("content-encoding"));
+        assert!(!limits.headers().contains_key("vary"), "not even considered");
     });
 }
 
+/// What a page links below this repository.
 fn links(text: &str) -> impl Iterator<Item = &str> {
     let targets = text.split("](").skip(1).filter_map(|it| it.split([')', '#']).next());
     targets.filter(|it| !it.is_empty() && !it.contains("://"))

@@ -5,8 +5,10 @@ use std::{
     io::{Read, Write},
     net::TcpStream,
     process::{Command, Stdio},
-    time::Duration,
+    time::{Duration, Instant},
 };
+
+use fencepost::{accounts::key, credentials::CREDENTIAL_TTL};
 
 use crate::{
     harness::{
@@ -111,6 +113,29 @@ async fn talkative(database_url: &str) -> Talkative {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     Talkative { child, url }
+}
+
+#[test]
+fn a_neighbour_who_tries_keys_keeps_no_known_client_out() {
+    limited(async {
+        let server = TestServer::start(fresh_database().await).await;
+        let t = server.project("main").await;
+        let other = server.project("other").await;
+        t.get("/v1/limits").await.is(200);
+        let junk = async || {
+            let junk = TestProject { api_key: key::generate("live"), ..t.clone() };
+            junk.get("/v1/limits").await.status.as_u16()
+        };
+        while junk().await == 401 {}
+        // Long enough for its key to be looked up again and again.
+        let until = Instant::now() + CREDENTIAL_TTL * 2;
+        while Instant::now() < until {
+            t.get("/v1/limits").await.is(200);
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        while junk().await == 401 {}
+        other.get("/v1/limits").await.is_error(429, "rate_limit_exceeded");
+    });
 }
 
 #[test]

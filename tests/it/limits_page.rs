@@ -64,7 +64,11 @@ pub fn people_limits() -> Vec<(&'static str, String)> {
         ("sign-ups, invitations and mails, per e-mail address", rate(accounts::MAILS_PER_EMAIL)),
         ("password resets, per e-mail address", rate(accounts::RESETS_PER_EMAIL)),
         ("invitations, per account", rate(accounts::INVITATIONS_PER_ACCOUNT)),
-        ("credential look-ups, per IP address on one node", rate(accounts::LOOKUPS_PER_ADDRESS)),
+        ("exports, per account", rate(accounts::EXPORTS_PER_ACCOUNT)),
+        (
+            "look-ups of unknown credentials, per IP address on one node",
+            rate(accounts::LOOKUPS_PER_ADDRESS),
+        ),
         ("wrong passwords, per e-mail address and IP address", rate(accounts::TRIES_PER_PAIR)),
         (
             "logins, per e-mail address",

@@ -89,7 +89,7 @@ async fn counters(conn: &mut PgConnection) -> BTreeMap<String, Cost> {
                 coalesce(heap_blks_hit + heap_blks_read + idx_blks_hit + idx_blks_read, 0) as pages
          from pg_stat_user_tables join pg_statio_user_tables using (relid, relname)
          where relname in ('jobs', 'job_bodies', 'finished_jobs', 'attempts', 'dead_letters',
-                           'recurring_schedules')",
+                           'recurring_schedules', 'audit_log')",
     )
     .fetch_all(conn)
     .await

@@ -11,9 +11,13 @@ use std::{
 };
 
 use crate::harness::{
-    NodeProcess, Process, Reply, TestProject, free_port, fresh_database, run_for, scratch,
+    NodeProcess, Process, Reply, TestProject, free_port, fresh_database, limited, run_for, scratch,
 };
 use serde_json::{Value, json};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+};
 
 const NODES: usize = 3;
 const PRODUCERS: usize = 3;
@@ -30,6 +34,10 @@ struct Balancer {
 
 impl Balancer {
     async fn start(nodes: &[u16]) -> Self {
+        Self::start_with(nodes, |config| config).await
+    }
+
+    async fn start_with(nodes: &[u16], change: impl FnOnce(String) -> String) -> Self {
         let (port, stats) = (free_port(), free_port());
         let kept = crate::docs::read("ops/haproxy.cfg");
         let servers: String =
@@ -42,7 +50,7 @@ impl Balancer {
             .replace(" resolvers docker init-addr last,libc,none", "");
         assert_eq!(config.matches("server node-").count(), nodes.len());
         let file = scratch("haproxy").join("haproxy.cfg");
-        std::fs::write(&file, config).expect("it is written");
+        std::fs::write(&file, change(config)).expect("it is written");
         let process = Process::start(Command::new("haproxy").arg("-db").arg("-f").arg(&file));
         let stats = format!("http://127.0.0.1:{stats}/stats;csv");
         let this = Self { url: format!("http://127.0.0.1:{port}"), stats, _process: process };
@@ -66,6 +74,41 @@ impl Balancer {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
+}
+
+#[test]
+fn a_client_of_the_proxy_holds_256_connections_each_for_the_time_of_a_head() {
+    limited(async {
+        let faster = |config: String| {
+            let changed = config.replace("timeout http-request 10s", "timeout http-request 1s");
+            assert_ne!(changed, config);
+            changed
+        };
+        let proxy = Balancer::start_with(&[], faster).await;
+        let address = proxy.url.strip_prefix("http://").expect("an http URL").to_owned();
+        let open = async || loop {
+            if let Ok(it) = TcpStream::connect(&address).await {
+                return it;
+            }
+        };
+        let mut opened = Vec::new();
+        for _ in 0..300 {
+            let mut connection = open().await;
+            // A refused one may be closed already.
+            let _ = connection.write_all(b"GET / HTTP/1.1\r\nx: ").await;
+            opened.push(connection);
+        }
+        let mut held = 0;
+        for mut connection in opened {
+            let mut text = String::new();
+            let _ = connection.read_to_string(&mut text).await;
+            assert!(text.is_empty() || text.starts_with("HTTP/1.1 408"), "{text}");
+            held += usize::from(!text.is_empty());
+        }
+        assert_eq!(held, 256);
+        let answer = reqwest::get(&proxy.url).await.expect("a connection is free again");
+        assert_eq!(answer.status(), 503, "there are no nodes");
+    });
 }
 
 /// Calls once: an answer that is no success is what must not be.

@@ -194,7 +194,12 @@ fn a_key_that_is_not_strict_may_send_more_than_this_api_knows() {
         // What is known is checked, and a misspelt filter never selects everything.
         lenient.post("/v1/jobs", json!({"job_type": 5, "sdk": 1})).await.refuses("job_type");
         let all = json!({"filter": {"queu": "x"}});
-        lenient.post("/v1/jobs/cancel", all).await.refuses("filter.queu");
+        lenient.post("/v1/jobs/cancel", all.clone()).await.refuses("filter.queu");
+        lenient.post("/v1/jobs/replay", all).await.refuses("filter.queu");
+        let cut = r#"{"job_type": "a", "sdk": 1}{"job_type": "b"}"#;
+        let cut = lenient.request(Method::POST, "/v1/jobs").body(cut);
+        let cut = cut.header("content-type", "application/json").send().await.expect("an answer");
+        Reply::of(cut).await.is_error(400, "invalid_request");
     });
 }
 

@@ -15,7 +15,7 @@ use crate::{
         backoff::{JitterKind, RetryPolicy, RetryStrategy},
         constraint_key,
         dependency::{Dependency, When},
-        job::DEFAULT_QUEUE,
+        job::{DEFAULT_QUEUE, JobState},
         limits,
         plan::Tenant,
         template::TemplateMode,
@@ -49,8 +49,9 @@ const DEFAULT_MULTIPLIER: f64 = 2.0;
 const DEFAULT_BACKOFF_MS: i64 = 1_000;
 const MS_PER_SECOND: i64 = 1_000;
 
-/// An instance to run.
+/// An instance to run. A field that is not supported is refused: without it, something else runs.
 #[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
 #[schema(as = CreateInstanceRequest, example = json!({
     "sequence": {"name": "render", "blocks": [
         {"type": "step", "id": "render_video", "handler": "video_renderer", "queue_name": "gpu-workers",
@@ -71,10 +72,12 @@ pub struct CreateRequest {
 
 impl RequestBody for CreateRequest {
     const MAX_BYTES: usize = limits::MAX_BATCH_BODY_BYTES;
+    const IS_ALWAYS_STRICT: bool = true;
 }
 
 /// A sequence.
 #[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
 pub struct SequenceRequest {
     /// Display name.
     #[schema(extensions(("bounds" = json!(chars(1, limits::MAX_NAME_CHARS)))))]
@@ -86,6 +89,7 @@ pub struct SequenceRequest {
 
 /// The context of an instance.
 #[derive(Debug, Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
 pub struct ContextRequest {
     /// Any JSON, which templates name as `{{context.data.…}}`.
     #[schema(value_type = Option<serde_json::Value>)]
@@ -119,7 +123,7 @@ impl Priority {
     }
 }
 
-/// A step. A field that is not supported is refused: without it the step would do something else.
+/// A step.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct StepRequest {
@@ -144,7 +148,7 @@ pub struct StepRequest {
     /// Timeout of one attempt, in milliseconds. Default: 30 minutes.
     #[schema(extensions(("bounds" = json!(range(1, limits::MAX_TIMEOUT_SECONDS as i64 * MS_PER_SECOND)))))]
     timeout: Option<i64>,
-    /// Runs when the step has failed for good; of the last step only.
+    /// Runs when the step has failed for good or was cancelled; of the last step only.
     #[schema(extensions(("bounds" = json!(chars(1, limits::MAX_JOB_TYPE_CHARS)))))]
     fallback_handler: Option<String>,
 }
@@ -208,7 +212,8 @@ pub struct StepView {
     id: String,
     /// Handler.
     handler: Option<String>,
-    /// State, as that of a task; null: it was pruned.
+    /// `pending`, `claimed`, `completed`, `failed` or `cancelled`; null: it was pruned. A fallback
+    /// that was not needed is cancelled.
     state: Option<&'static str>,
 }
 
@@ -257,7 +262,7 @@ pub async fn get(
     let step = |it: WorkflowJobRow| StepView {
         id: it.key,
         handler: it.job_type,
-        state: it.state.map(|it| super::state_name(it.public())),
+        state: it.state.map(|it| step_state_name(it.public())),
     };
     Ok(Reply(Instance {
         id: row.id.to_string(),
@@ -267,6 +272,13 @@ pub async fn get(
         steps: parts.into_iter().map(step).collect(),
         created_at: row.created_at,
     }))
+}
+
+fn step_state_name(state: JobState) -> &'static str {
+    match state {
+        JobState::Cancelled => "cancelled",
+        other => super::state_name(other),
+    }
 }
 
 /// The jobs of a sequence: each depends on all steps before it, so that it gets their outputs.
@@ -314,9 +326,10 @@ fn accept(tenant: Tenant, request: CreateRequest) -> Result<JobGraph, Error> {
     let nodes: Vec<_> =
         named.iter().map(|(key, on): &(_, Vec<_>)| Node { key, depends_on: on }).collect();
     let parents = workflow::resolve(&nodes).unwrap_or_else(|broken| {
-        for BrokenGraph { job, message, .. } in broken.into_iter().filter(|_| count > 0) {
-            let path = job.map_or_else(String::new, |it| format!("[{it}].id"));
-            check.refuse(&format!("sequence.blocks{path}"), message);
+        // Whatever else is wrong follows from two steps with one id.
+        for BrokenGraph { job, message, .. } in broken.into_iter().filter(|it| it.field == "key") {
+            let place = job.unwrap_or_default().min(count.saturating_sub(1));
+            check.refuse(&format!("sequence.blocks[{place}].id"), message);
         }
         Vec::new()
     });

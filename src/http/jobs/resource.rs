@@ -62,7 +62,7 @@ pub struct Job {
     /// Batch that counts its end.
     #[schema(required)]
     pub batch_id: Option<String>,
-    /// Jobs that its end enqueues.
+    /// Jobs that its end enqueues. Empty in lists without payloads.
     pub callbacks: Vec<CallbackView>,
     /// Earlier job that it replays.
     #[schema(required)]

@@ -1,5 +1,7 @@
 //! Orch8 workers.
 
+use std::time::Duration;
+
 use crate::harness::{Reply, TestProject, run};
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -127,6 +129,28 @@ fn step(id: &str, params: Value) -> Value {
 }
 
 #[test]
+fn a_fallback_that_was_not_needed_is_cancelled() {
+    run(async |t| {
+        let mut only = step("send", json!({"to": "a"}));
+        only["fallback_handler"] = json!("run_letter");
+        let wanted = json!({"sequence": {"blocks": [only]}});
+        let made = t.post("/orch8/instances", wanted).await.is(201);
+        let at = format!("/orch8/instances/{}", made["id"].as_str().expect("an id"));
+        let task = poll(t, json!({})).await;
+        say(t, &task, "complete", json!({"output": {}})).await.is(200);
+        let ended = loop {
+            let seen = t.get(&at).await.is(200);
+            if seen["state"] != "running" {
+                break seen;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        };
+        assert_eq!(ended["state"], "completed");
+        assert_eq!(ended["steps"][1]["state"], "cancelled");
+    });
+}
+
+#[test]
 fn the_steps_of_an_instance_run_one_after_another() {
     run(async |t| {
         let mut first = step("fetch", json!({"url": "{{context.data.video_url}}"}));
@@ -214,7 +238,12 @@ fn a_sequence_names_what_is_wrong_with_it() {
         refused(with("fallback_handler", json!("c")), "[0].fallback_handler").await;
         refused(with("id", json!("b")), "[1].id").await;
         refused(with("send_window", json!({})), "[0].send_window").await;
-        refused(json!(vec![step("a", json!({})); 101]), "").await;
+        let many: Vec<_> = (0..101).map(|it| step(&format!("s{it}"), json!({}))).collect();
+        let many = json!({"sequence": {"blocks": many}});
+        let told = t.post("/orch8/instances", many).await.is(400)["error"].to_string();
+        assert!(told.contains("1 to 100 steps, has 101"), "{told}");
+        let dry = json!({"sequence": {"blocks": [step("a", json!({}))]}, "dry_run": true});
+        t.post("/orch8/instances", dry).await.is(400);
         t.get("/orch8/instances/x").await.is(404);
     });
 }

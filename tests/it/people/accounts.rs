@@ -1,7 +1,7 @@
 //! Accounts: from the first mail to the last row.
 
 use fencepost::{
-    accounts::{Accounts, Client, password::Passwords, token::Tokens},
+    accounts::{self, Accounts, Client, password::Passwords, token::Tokens},
     config::Signup,
     domain::plan::Plans,
     error::Error,
@@ -436,5 +436,16 @@ fn a_login_takes_as_long_for_an_unknown_address() {
         let difference = one.abs_diff(other) * 100 / one.min(other);
         assert!(difference < MAX_DIFFERENCE_PERCENT, "known {one} µs, unknown {other} µs");
         pools.close().await;
+    });
+}
+
+#[test]
+fn an_account_is_exported_ten_times_a_day() {
+    run(async |t| {
+        let ada = Person::sign_up(t, "ada@example.com").await;
+        for _ in 0..accounts::EXPORTS_PER_ACCOUNT.count {
+            ada.get("/v1/me/export").await.is(200);
+        }
+        ada.get("/v1/me/export").await.is_error(429, "rate_limit_exceeded");
     });
 }

@@ -25,6 +25,7 @@ fn an_invited_person_signs_up_and_is_a_member() {
         let invited = ada.post(&path, body).await.is(201);
         let mail = server.next_mail().await;
         assert_eq!(mail.to, "bob@example.com");
+        assert_eq!(mail.subject, "You are invited to a project", "no words of a tenant");
         let token = secret_in(&mail);
         assert_eq!(invited["token"], token.as_str());
         assert_eq!(ada.get(&path).await.is(200)["invitations"][0]["email"], "bob@example.com");
@@ -229,5 +230,20 @@ fn an_address_has_one_invitation_and_it_is_used_up_with_all_that_were_there() {
         let joined = zed.post("/v1/invitations/accept", second).await;
         assert!(joined.status.is_success(), "{}", joined.text);
         assert_eq!(owner.get(path).await.is(200)["invitations"], json!([]));
+    });
+}
+
+#[test]
+fn the_name_of_a_project_is_no_link_and_hides_nothing() {
+    run(async |t| {
+        let ada = Person::sign_up(t, "ada@example.com").await;
+        let slug = ada.made["project"]["slug"].as_str().expect("a slug");
+        for name in ["locked: go to https://evil.example", "a\u{202e}b", "a\u{2028}b"] {
+            ada.post("/v1/projects", json!({"name": name})).await.refuses("name");
+            ada.patch(&format!("/v1/projects/{slug}"), json!({"name": name})).await.refuses("name");
+            let signup =
+                json!({"email": "eve@example.com", "password": PASSWORD, "project_name": name});
+            post_from(t, "/v1/auth/signup", signup, "192.0.2.1").await.refuses("project_name");
+        }
     });
 }

@@ -1,6 +1,12 @@
 //! A few jobs among many, that an index of their own holds: commands, and the jobs of a batch.
 
-use fencepost::{ids::BatchId, store::jobs::Payloads};
+use fencepost::{
+    ids::BatchId,
+    store::{
+        audit::{self, AuditFilter},
+        jobs::Payloads,
+    },
+};
 
 use super::*;
 
@@ -76,5 +82,74 @@ fn commands_and_the_jobs_of_a_batch_are_found_behind_any_number_of_others() {
         })
         .await;
         assert_eq!(leased.len(), 10);
+    });
+}
+
+#[test]
+fn what_one_account_did_is_found_behind_any_number_of_other_entries() {
+    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    limited(async {
+        let database = fresh_database().await;
+        database
+            .execute(
+                "insert into projects (public_id, slug, name, plan, mode)
+                 values (gen_random_uuid(), 'p', 'p', 'unlimited', 'live');
+                 insert into audit_log (project_id, id, actor_kind, actor_id, action)
+                 select 1, gen_random_uuid(), 'account',
+                        case when n % 2000 = 0 then 'acct_mine' else 'acct_other' end,
+                        'queue.paused'
+                 from generate_series(1, 60000) n;
+                 analyze audit_log",
+            )
+            .await;
+        let pools = Pools::new(&database.url, PoolArgs::default()).expect("a URL");
+        let conn = &mut *pools.background.acquire().await.expect("a connection");
+        let mine = AuditFilter { actor_id: Some("acct_mine".to_owned()), ..<_>::default() };
+        let rows = costs(conn, "entries of an account", 30 * 5, async |conn| {
+            audit::page(conn, PROJECT, &mine, None, 1_000).await.expect("it runs")
+        })
+        .await;
+        assert_eq!(rows.len(), FEW);
+    });
+}
+
+#[test]
+fn a_page_counts_what_runs_in_a_queue_once_and_not_for_each_job_that_waits() {
+    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    limited(async {
+        let database = fresh_database().await;
+        database
+            .execute(
+                "insert into projects (public_id, slug, name, plan, mode)
+                 values (gen_random_uuid(), 'p', 'p', 'unlimited', 'live');
+                 insert into queues (project_id, name, max_concurrency) values (1, 'default', 50000);
+                 insert into jobs (project_id, id, queue, job_type, state, rank, run_at, max_attempts,
+                                   timeout_seconds, attempt, lease_id, worker_id, claimed_at,
+                                   lease_seconds, lease_expires_at)
+                 select 1, gen_random_uuid(), 'default', 'a', 'processing', 0, now(), 3, 600, 1,
+                        gen_random_uuid(), 'w', now(), 300, now() + interval '300 s'
+                 from generate_series(1, 20000);
+                 insert into jobs (project_id, id, queue, job_type, state, rank, run_at, max_attempts,
+                                   timeout_seconds)
+                 select 1, gen_random_uuid(), 'default', 'a', 'pending', 0, now(), 3, 600
+                 from generate_series(1, 300);
+                 insert into job_bodies (project_id, job_id, payload)
+                 select 1, id, '1' from jobs;
+                 analyze jobs; analyze job_bodies",
+            )
+            .await;
+        let pools = Pools::new(&database.url, PoolArgs::default()).expect("a URL");
+        let conn = &mut *pools.background.acquire().await.expect("a connection");
+        let ids: Vec<Uuid> =
+            sqlx::query_scalar("select id from jobs where state = 'pending' limit 200")
+                .fetch_all(&mut *conn)
+                .await
+                .expect("it runs");
+        let ids: Vec<_> = ids.into_iter().map(JobId).collect();
+        let rows = costs(conn, "200 jobs of a queue with a limit", 200 * 20, async |conn| {
+            jobs::find_all(conn, PROJECT, &ids, Payloads::LeftOut).await.expect("it runs")
+        })
+        .await;
+        assert_eq!(rows.len(), 200);
     });
 }

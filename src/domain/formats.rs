@@ -47,6 +47,18 @@ fn parse_time<E: Error>(text: &str) -> Result<DateTime<Utc>, E> {
     text.parse().map_err(|_| E::custom(TIME))
 }
 
+/// Milliseconds as seconds, rounded up: other protocols count in milliseconds.
+///
+/// ```
+/// # use fencepost::domain::formats::whole_seconds;
+/// assert_eq!((whole_seconds(1), whole_seconds(1_000), whole_seconds(0)), (1, 1, 0));
+/// ```
+#[must_use]
+pub fn whole_seconds(ms: i64) -> i64 {
+    const MS_PER_SECOND: i64 = 1_000;
+    ms.div_euclid(MS_PER_SECOND) + i64::from(ms.rem_euclid(MS_PER_SECOND) > 0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

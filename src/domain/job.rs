@@ -11,6 +11,8 @@ use super::{
 
 /// The queue of jobs that name none.
 pub const DEFAULT_QUEUE: &str = "default";
+/// Timeout of an attempt of a job that names none, in seconds.
+pub const DEFAULT_TIMEOUT_SECONDS: i32 = 1_800;
 
 /// Claims after which a job is dead-lettered whatever happened: otherwise a job that is always
 /// released would circulate forever.

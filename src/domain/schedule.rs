@@ -38,8 +38,6 @@ const NOTES_DAYS: i64 = 366;
 #[derive(Debug, Clone)]
 pub struct Schedule {
     cron: Cron,
-    /// The same days, at midnight; none: every day or week or month or year has one.
-    days: Option<Cron>,
     zone: Tz,
     follows_the_wall: bool,
 }
@@ -155,8 +153,7 @@ impl Schedule {
     pub fn parse(expression: &str, timezone: &str) -> Result<Self, InvalidSchedule> {
         let cron = cron::parse(expression)?;
         let zone = cron::zone(timezone)?;
-        let days = cron::days(expression);
-        Ok(Self { cron, days, zone, follows_the_wall: cron::names_hours(expression) })
+        Ok(Self { cron, zone, follows_the_wall: cron::names_hours(expression) })
     }
 
     /// The first tick after a time.
@@ -260,7 +257,7 @@ impl Schedule {
 
     /// Whether it fires within [`MAX_DAYS_TO_TICK`], by its days alone.
     fn has_day_after(&self, after: DateTime<Utc>) -> bool {
-        let Some(days) = &self.days else { return true };
+        let Some(days) = cron::days(&self.cron.pattern.to_string()) else { return true };
         let today = after.with_timezone(&self.zone).date_naive();
         today.iter_days().take(MAX_DAYS_TO_TICK).any(|day| {
             let midnight = day.and_time(NaiveTime::MIN).and_utc();

@@ -8,14 +8,13 @@ use uuid::Uuid;
 
 use super::{
     MAX_ENVELOPE_BYTES, RETRY_FIELD, VISIBILITY_SECONDS,
-    fields::{
-        Fields, StoredEnvelope, When, duration_ms, is_queue_name, is_type_name, when, whole_seconds,
-    },
+    fields::{Fields, StoredEnvelope, When, duration_ms, is_queue_name, is_type_name, when},
 };
 use crate::{
     domain::{
         backoff::{JitterKind, RetryPolicy, RetryStrategy},
         constraint_key,
+        formats::whole_seconds,
         job::{DEFAULT_QUEUE, StoredState},
         limits,
         plan::{Limits, Tenant},

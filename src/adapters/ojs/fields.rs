@@ -151,12 +151,6 @@ pub fn duration_ms(text: &str) -> Option<i64> {
     }
 }
 
-/// Native waits are in seconds: a part of one is rounded up.
-pub fn whole_seconds(ms: i64) -> i64 {
-    const MS_PER_SECOND: i64 = 1_000;
-    ms.div_euclid(MS_PER_SECOND) + i64::from(ms.rem_euclid(MS_PER_SECOND) > 0)
-}
-
 /// A time in this protocol's format.
 pub fn time(at: DateTime<Utc>) -> String {
     at.to_rfc3339_opts(SecondsFormat::Millis, true)
@@ -214,7 +208,6 @@ mod tests {
         for odd in ["5s", "PT", "PT1Sfoo", "PT1H30", "P1W2D", ""] {
             assert_eq!(duration_ms(odd), None, "{odd}");
         }
-        assert_eq!((whole_seconds(1), whole_seconds(1_000), whole_seconds(0)), (1, 1, 0));
     }
 
     #[test]

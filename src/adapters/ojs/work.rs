@@ -6,17 +6,13 @@ use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
 use super::{
-    ErrorBody, Reply, VISIBILITY_SECONDS,
-    fields::{time, whole_seconds},
-    job_id, label,
-    show::JobView,
-    state_name,
+    ErrorBody, Reply, VISIBILITY_SECONDS, fields::time, job_id, label, show::JobView, state_name,
 };
 use crate::{
     adapters::params::PathParams,
     app::App,
     auth::{Caller, Polling, Settling},
-    domain::{job::StoredState, lease::Fence, limits, text::ErrorReport},
+    domain::{formats::whole_seconds, job::StoredState, lease::Fence, limits, text::ErrorReport},
     engine::{
         dispatch::{self, LeasedJob, Poll},
         jobs,

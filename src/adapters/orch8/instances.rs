@@ -15,7 +15,8 @@ use crate::{
         backoff::{JitterKind, RetryPolicy, RetryStrategy},
         constraint_key,
         dependency::{Dependency, When},
-        job::{DEFAULT_QUEUE, JobState},
+        formats::whole_seconds,
+        job::{DEFAULT_QUEUE, DEFAULT_TIMEOUT_SECONDS, JobState},
         limits,
         plan::Tenant,
         template::TemplateMode,
@@ -44,7 +45,6 @@ const STEP: &str = "step";
 pub const MAX_STEPS: usize = limits::MAX_PARENTS;
 /// Suffix of the key of the job that handles a step's failure.
 const FALLBACK: &str = "fallback";
-const DEFAULT_TIMEOUT_SECONDS: i32 = 1_800;
 const DEFAULT_MULTIPLIER: f64 = 2.0;
 const DEFAULT_BACKOFF_MS: i64 = 1_000;
 const MS_PER_SECOND: i64 = 1_000;
@@ -302,6 +302,7 @@ fn accept(tenant: Tenant, request: CreateRequest) -> Result<JobGraph, Error> {
         let (id, fallback) = (step.id.clone(), step.fallback_handler.take());
         let mut job = accept_step(tenant, step, priority.unwrap_or(Priority::Normal), &mut item)?;
         templates.accept(&mut job, TemplateMode::Strict, &earlier, "params", &mut item);
+        named.push((id.clone(), earlier.clone()));
         if let Some(handler) = fallback {
             item.name("fallback_handler", &handler, limits::MAX_JOB_TYPE_CHARS);
             if place + 1 < count {
@@ -310,15 +311,13 @@ fn accept(tenant: Tenant, request: CreateRequest) -> Result<JobGraph, Error> {
             }
             let key = format!("{id}.{FALLBACK}");
             let handled = handling(&job, handler, key.clone());
+            jobs.extend([job, handled]);
             // Its params are the step's: they may name outputs of earlier steps.
             let mut parents = earlier.clone();
             parents.push(Dependency { parent: id.clone(), when: When::Failed });
-            named.push((id.clone(), earlier.clone()));
             named.push((key, parents));
-            jobs.extend([job, handled].map(|it| TiedJob::new(it, OnConflict::Reject)));
         } else {
-            named.push((id.clone(), earlier.clone()));
-            jobs.push(TiedJob::new(job, OnConflict::Reject));
+            jobs.push(job);
         }
         earlier.push(Dependency::on_success(id));
         check.absorb(item);
@@ -334,6 +333,7 @@ fn accept(tenant: Tenant, request: CreateRequest) -> Result<JobGraph, Error> {
         Vec::new()
     });
     check.finish()?;
+    let jobs = jobs.into_iter().map(|it| TiedJob::new(it, OnConflict::Reject)).collect();
     let input = data.map(|it| Box::<str>::from(it).into_string());
     Ok(JobGraph { name: sequence.name, input, is_held: false, jobs, parents, batch: None })
 }
@@ -385,7 +385,7 @@ fn accept_step(
         rank: priority.rank(),
         start: Start::After(0),
         max_attempts,
-        timeout_seconds: whole_seconds(timeout_ms).cast_signed(),
+        timeout_seconds: bounded_seconds(timeout_ms),
         payload,
         retry: step.retry.map(|it| Stored(accept_retry(&it.0, check))),
         tags: None,
@@ -405,16 +405,16 @@ fn accept_retry(sent: &StepRetry, check: &mut Check) -> RetryPolicy {
     check.range("retry.backoff_multiplier", multiplier, 1.0, limits::MAX_RETRY_MULTIPLIER);
     RetryPolicy {
         strategy: RetryStrategy::Exponential,
-        initial_seconds: whole_seconds(initial_ms),
+        initial_seconds: bounded_seconds(initial_ms),
         multiplier,
-        max_seconds: whole_seconds(longest_ms),
+        max_seconds: bounded_seconds(longest_ms),
         jitter: JitterKind::Additive,
         jitter_seconds: 0,
         non_retryable_types: Vec::new(),
     }
 }
 
-/// Rounded up. What is out of bounds was refused.
-fn whole_seconds(ms: i64) -> u32 {
-    u32::try_from(ms.saturating_add(MS_PER_SECOND - 1) / MS_PER_SECOND).unwrap_or_default()
+/// What is out of bounds was refused.
+fn bounded_seconds<T: TryFrom<i64> + Default>(ms: i64) -> T {
+    T::try_from(whole_seconds(ms)).unwrap_or_default()
 }

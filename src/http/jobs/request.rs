@@ -15,8 +15,15 @@ use super::{
 };
 use crate::{
     domain::{
-        callbacks::Callbacks, constraint_key, dependency::Dependency, formats, job::DEFAULT_QUEUE,
-        limits, plan::Tenant, template::TemplateMode, trace::TraceContext,
+        callbacks::Callbacks,
+        constraint_key,
+        dependency::Dependency,
+        formats,
+        job::{DEFAULT_QUEUE, DEFAULT_TIMEOUT_SECONDS},
+        limits,
+        plan::Tenant,
+        template::TemplateMode,
+        trace::TraceContext,
     },
     engine::enqueue::{
         self, Extras, NewJob, Start,
@@ -32,7 +39,6 @@ use crate::{
     },
 };
 
-const DEFAULT_TIMEOUT_SECONDS: i32 = 1_800;
 const DEFAULT_CONCURRENCY_LIMIT: i32 = 1;
 /// With fewer than one failure a job would never be retried nor dead-lettered.
 const MIN_MAX_ATTEMPTS: i32 = 1;

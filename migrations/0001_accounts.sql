@@ -55,7 +55,7 @@ create table api_keys (
     shown_end text not null,
     created_at timestamptz not null default now(),
     revoked_at timestamptz,
-    -- What the key may do: produce, work, read, manage.
+    -- What the key may do: produce, work, read, manage, schedules, keys.
     scopes text[] not null,
     -- Null: never.
     expires_at timestamptz,
@@ -76,6 +76,8 @@ create table api_keys (
 );
 -- Authentication: the key is what names the project.
 create unique index api_keys_by_secret on api_keys (secret_hash);
+-- What a removed member or a revoked key has made.
+create index api_keys_by_maker on api_keys (project_id, created_by) where created_by is not null;
 
 -- People. An address belongs to an account once it is verified; before that, several accounts may
 -- claim it, so that a sign-up answers the same whether or not the address is known.
@@ -104,7 +106,10 @@ create table sessions (
     revoked_at timestamptz,
     -- Of the login, so that people recognise the session in a list.
     user_agent text,
-    address text
+    address text,
+    -- Begun in the console: its tabs share a refresh token, so that one may come twice within a
+    -- moment.
+    is_browser boolean not null default false
 );
 -- The list of an account's sessions.
 create index sessions_by_account on sessions (account_id, created_at desc);

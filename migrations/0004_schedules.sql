@@ -32,6 +32,9 @@ create table recurring_schedules (
     last_tick timestamptz,
     -- Null: to be computed, or the schedule is paused or never fires.
     next_tick timestamptz,
+    -- A worker registered it, and it was not written by other means since: registrations may
+    -- change it.
+    is_registered boolean not null default false,
     -- Why it never fires again. Null: it does.
     problem text,
     primary key (project_id, id)

@@ -353,12 +353,12 @@ fn read_share(text: &str) -> Result<f64, String> {
 
 /// Four kinds of batches, two of each in flight.
 const SETTLE_CONNECTIONS: u32 = 8;
-const REPORT_CONNECTIONS: u32 = 3;
+const REPORT_CONNECTIONS: u32 = 4;
 const CLAIM_CONNECTIONS: u32 = 6;
 const ENQUEUE_CONNECTIONS: u32 = 4;
 const KEY_CONNECTIONS: u32 = 2;
 const READ_CONNECTIONS: u32 = 4;
-const PEOPLE_CONNECTIONS: u32 = 2;
+const PEOPLE_CONNECTIONS: u32 = 4;
 const BACKGROUND_CONNECTIONS: u32 = 3;
 
 /// Connections of each pool. They are separate so that reads can never starve acks.

@@ -3,9 +3,11 @@
 
 use std::sync::Arc;
 
+use chrono::{DateTime, Utc};
+
 use crate::{
     domain::job::JobState,
-    ids::{BatchId, JobId},
+    ids::{BatchId, JobId, KeyId},
 };
 
 /// An error with its causes in one line, for logs.
@@ -29,6 +31,15 @@ impl FieldError {
     pub fn new(field: impl Into<String>, message: impl Into<String>) -> Self {
         Self { field: field.into(), message: message.into() }
     }
+}
+
+/// A live key whose maker goes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RemainingKey {
+    pub id: KeyId,
+    pub name: String,
+    pub scopes: Vec<String>,
+    pub last_used_at: Option<DateTime<Utc>>,
 }
 
 /// What begins like this may be a secret.
@@ -71,7 +82,7 @@ pub enum Error {
     #[error("invalid credentials")]
     InvalidCredentials,
 
-    #[error("token is unknown, used or expired")]
+    #[error("token is unknown, used or expired, or belongs to another account")]
     InvalidLink,
 
     #[error("sign-up is closed, or needs an invitation")]
@@ -91,6 +102,15 @@ pub enum Error {
 
     #[error("you cannot grant or revoke a role or scope that you do not have")]
     RoleExceedsCaller,
+
+    #[error("verify the e-mail address of your account first: its mail has the link")]
+    EmailNotVerified,
+
+    /// Live keys that a member or key has made, who is removed.
+    #[error(
+        "live keys remain, see keys: send revoke_keys=true to revoke them, or false to keep them"
+    )]
+    KeysRemain(Vec<RemainingKey>),
 
     #[error("API key not found")]
     KeyNotFound,
@@ -300,9 +320,10 @@ impl Error {
             Self::Unauthorized | Self::NoCredential(_) | Self::InvalidCredentials => {
                 Class::Unauthorized
             }
-            Self::Forbidden { .. } | Self::SignupClosed | Self::RoleExceedsCaller => {
-                Class::Forbidden
-            }
+            Self::Forbidden { .. }
+            | Self::SignupClosed
+            | Self::RoleExceedsCaller
+            | Self::EmailNotVerified => Class::Forbidden,
             Self::NoSuchRoute
             | Self::ProjectNotFound
             | Self::JobNotFound
@@ -326,6 +347,7 @@ impl Error {
             | Self::ParentTerminal(_)
             | Self::BatchCompleted(_)
             | Self::LastOwner
+            | Self::KeysRemain(_)
             | Self::IdempotencyKeyReuse
             | Self::IdempotencyInProgress => Class::Conflict,
             Self::UniqueConflict { .. }

@@ -2,6 +2,7 @@
 //! fallback query (about two seconds), never a job.
 
 pub mod interest;
+pub mod keyed;
 
 use std::sync::{
     Arc, OnceLock,

@@ -1,6 +1,8 @@
 //! Creating, rotating and revoking API keys. A key never has more rights, or a longer life, than
 //! its author.
 
+use std::collections::HashSet;
+
 use chrono::{DateTime, Utc};
 use secrecy::{ExposeSecret, SecretString};
 use serde_json::json;
@@ -17,7 +19,7 @@ use crate::{
         lease::RequireFence,
         limits::MAX_KEY_SECONDS,
     },
-    error::Error,
+    error::{Error, RemainingKey},
     ids::{KeyId, ProjectId},
     store::{
         self,
@@ -25,6 +27,10 @@ use crate::{
         keys::{ListedKey, NewKey},
     },
 };
+
+/// Generations of keys that are looked through for those that a key has made. Rotations by a key
+/// itself make one each.
+const MAX_GENERATIONS: usize = 1_000;
 
 /// A key to create.
 #[derive(Debug, Clone)]
@@ -98,7 +104,7 @@ pub async fn create(
 /// Renames a key.
 ///
 /// # Errors
-/// [`Error::KeyNotFound`].
+/// [`Error::KeyNotFound`]. [`Error::RoleExceedsCaller`] when it has scopes that the author lacks.
 pub async fn rename(
     conn: &mut PgConnection,
     author: &Author<'_>,
@@ -108,6 +114,7 @@ pub async fn rename(
     let mut tx = conn.begin().await?;
     let before = store::keys::lock(&mut tx, author.project_id, id).await?;
     let before = before.ok_or(Error::KeyNotFound)?;
+    check_grants(author, &before)?;
     store::keys::rename(&mut tx, author.project_id, id, &name).await?;
     let after = ListedKey { name, ..before.clone() };
     note(&mut tx, author, "key.changed", Some(&before), Some(&after)).await?;
@@ -131,10 +138,7 @@ pub async fn rotate(
     let end = check_rights(&mut tx, author).await?;
     let old = store::keys::lock(&mut tx, author.project_id, id).await?;
     let old = old.filter(|it| it.is_live).ok_or(Error::KeyNotFound)?;
-    let scopes: Vec<_> = old.scopes.iter().filter_map(|it| Scope::of_name(it)).collect();
-    if !may_grant(author.rights.scopes(), &scopes) {
-        return Err(Error::RoleExceedsCaller);
-    }
+    let scopes = check_grants(author, &old)?;
     let hash = store::keys::end_after(&mut tx, author.project_id, id, overlap_seconds).await?;
     let request = KeyRequest {
         name: old.name.clone(),
@@ -152,35 +156,99 @@ pub async fn rotate(
     Ok((made, secret_hash(hash)))
 }
 
-/// Revokes a key. Revoking twice is no error. Returns its hash.
+/// Revokes a key. Revoking twice is no error. Returns the hashes of the ended keys. `revoke_keys`
+/// says what becomes of keys that it has made: see [`end_made`].
 ///
 /// # Errors
-/// [`Error::KeyNotFound`], and those of a lost right as for [`create`].
+/// [`Error::KeyNotFound`], [`Error::RoleExceedsCaller`] when it has scopes that the author lacks,
+/// [`Error::KeysRemain`], and those of a lost right as for [`create`].
 pub async fn revoke(
     conn: &mut PgConnection,
     author: &Author<'_>,
     id: KeyId,
-) -> Result<Option<SecretHash>, Error> {
+    revoke_keys: Option<bool>,
+) -> Result<Vec<SecretHash>, Error> {
     let mut tx = conn.begin().await?;
     check_rights(&mut tx, author).await?;
     let row = store::keys::lock(&mut tx, author.project_id, id).await?;
     let row = row.ok_or(Error::KeyNotFound)?;
-    let hash = store::keys::revoke(&mut tx, author.project_id, id).await?;
-    note(&mut tx, author, "key.revoked", Some(&row), None).await?;
+    check_grants(author, &row)?;
+    let mut ended = end_made(&mut tx, author, id.to_string(), revoke_keys).await?;
+    ended.extend(end(&mut tx, author, &row).await?);
     tx.commit().await?;
+    Ok(ended)
+}
+
+/// Ends the live keys that an account or key has made, and those that these have made in turn, and
+/// returns their hashes; unless `revoke_keys` is false.
+///
+/// # Errors
+/// [`Error::KeysRemain`] when there are such keys, and `revoke_keys` does not say what to do.
+pub(super) async fn end_made(
+    conn: &mut PgConnection,
+    author: &Author<'_>,
+    by: String,
+    revoke_keys: Option<bool>,
+) -> Result<Vec<SecretHash>, Error> {
+    if revoke_keys == Some(false) {
+        return Ok(Vec::new());
+    }
+    let made = find_made(conn, author.project_id, by).await?;
+    if revoke_keys.is_none() && !made.is_empty() {
+        return Err(Error::KeysRemain(made.into_iter().map(remaining).collect()));
+    }
+    let mut ended = Vec::with_capacity(made.len());
+    for key in made {
+        ended.extend(end(conn, author, &key).await?);
+    }
+    Ok(ended)
+}
+
+/// The live keys that an account or key has made, and those that these have made in turn.
+pub(super) async fn find_made(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    by: String,
+) -> sqlx::Result<Vec<ListedKey>> {
+    let (mut live, mut seen, mut makers) = (Vec::new(), HashSet::new(), vec![by]);
+    for _ in 0..MAX_GENERATIONS {
+        if makers.is_empty() {
+            break;
+        }
+        let made = store::keys::made_by(conn, project_id, &makers).await?;
+        let ids = made.iter().map(|it| it.id.to_string());
+        makers = ids.filter(|it| seen.insert(it.clone())).collect();
+        live.extend(made.into_iter().filter(|it| it.is_live));
+    }
+    Ok(live)
+}
+
+pub(super) fn remaining(key: ListedKey) -> RemainingKey {
+    let ListedKey { id, name, scopes, last_used_at, .. } = key;
+    RemainingKey { id, name, scopes, last_used_at }
+}
+
+async fn end(
+    conn: &mut PgConnection,
+    author: &Author<'_>,
+    key: &ListedKey,
+) -> Result<Option<SecretHash>, Error> {
+    let hash = store::keys::revoke(conn, author.project_id, key.id).await?;
+    note(conn, author, "key.revoked", Some(key), None).await?;
     Ok(secret_hash(hash))
 }
 
-/// Revokes a leaked key: its possession is the proof. Returns its hash, if it was valid.
+/// Revokes a leaked key: its possession is the proof. The finder may have made others with it, so
+/// these end, too. Returns the hashes of the ended keys.
 pub async fn report(
     conn: &mut PgConnection,
     key: &SecretString,
     client: &Client,
-) -> Result<Option<SecretHash>, Error> {
+) -> Result<Vec<SecretHash>, Error> {
     let mut tx = conn.begin().await?;
     let hash = key::hash(key.expose_secret());
     let Some(owner) = store::keys::find_by_secret(&mut tx, &hash).await? else {
-        return Ok(None);
+        return Ok(Vec::new());
     };
     let hash = store::keys::revoke(&mut tx, owner.project_id, owner.key_id).await?;
     let entry = NewAuditEntry::to("key.reported", owner.key_id.to_string());
@@ -190,8 +258,21 @@ pub async fn report(
         ..Actor::SYSTEM
     };
     store::audit::insert(&mut tx, owner.project_id, &actor, &entry).await?;
+    let author = Author { project_id: owner.project_id, actor, rights: Rights::Operator };
+    let mut ended = end_made(&mut tx, &author, owner.key_id.to_string(), Some(true)).await?;
     tx.commit().await?;
-    Ok(secret_hash(hash))
+    ended.extend(secret_hash(hash));
+    Ok(ended)
+}
+
+/// The scopes of a key, if the author may grant them all.
+fn check_grants(author: &Author<'_>, key: &ListedKey) -> Result<Vec<Scope>, Error> {
+    let scopes: Vec<_> = key.scopes.iter().filter_map(|it| Scope::of_name(it)).collect();
+    if may_grant(author.rights.scopes(), &scopes) {
+        Ok(scopes)
+    } else {
+        Err(Error::RoleExceedsCaller)
+    }
 }
 
 fn secret_hash(stored: Option<Vec<u8>>) -> Option<SecretHash> {

@@ -4,12 +4,12 @@
 //! valid once; a second use means that it was stolen, so its session is revoked. Tabs of a browser
 //! share one, so there a second use is allowed for a moment ([`Reuse::Tabs`]).
 
-use secrecy::{ExposeSecret, SecretString};
+use secrecy::SecretString;
 use sqlx::Acquire;
 
 use super::{
     Accounts, Client, LATE, MAILS_PER_EMAIL, REFRESHES_PER_ADDRESS, REFRESHES_PER_SESSION,
-    RESETS_PER_EMAIL, TRIES_PER_EMAIL, TRIES_PER_PAIR, charge, mails,
+    TRIES_PER_EMAIL, TRIES_PER_PAIR, charge, mails, members,
     password::{self, COMPARISONS},
     read_email,
     secret::{self, MAIL_PREFIX, REFRESH_PREFIX},
@@ -28,6 +28,7 @@ pub enum Reuse {
     /// A program: it stores its token in one place.
     Never,
     /// A browser: its tabs call at the same time, and an aborted answer takes its cookie with it.
+    /// Only sessions that began in one: a token of a program gains nothing as a cookie.
     Tabs,
 }
 
@@ -42,6 +43,9 @@ impl Reuse {
 
 /// How long a browser may present a refresh token again.
 const TABS_GRACE_SECONDS: i64 = 30;
+
+/// Accounts that a reset mail names: of those that claim an address, the newest.
+const MAX_MAILED_CLAIMS: i64 = 10;
 
 /// An authenticated person.
 #[derive(Debug)]
@@ -81,7 +85,7 @@ impl Accounts {
         };
         let is_alone = candidates.len() == 1;
         let hashes = candidates.iter().map(|it| it.password_hash.clone()).collect();
-        let found = self.passwords.compare(password.clone(), hashes).await?;
+        let found = self.passwords.compare(&client.address, password.clone(), hashes).await?;
         let account = found.and_then(|it| candidates.into_iter().nth(it));
         let account = account.ok_or(Error::InvalidCredentials)?;
         // Tries with the right password are not counted. An account that only claims the address
@@ -91,7 +95,7 @@ impl Accounts {
         }
         let mut hash = account.password_hash;
         if !password::is_present(&hash) {
-            let better = self.passwords.hash(password).await?;
+            let better = self.passwords.hash(&client.address, password).await?;
             let mut conn = self.pool.acquire().await?;
             if store::accounts::replace_hash(&mut conn, account.id, &hash, &better).await? {
                 hash = better;
@@ -182,7 +186,7 @@ impl Accounts {
         if !self.is_password(bearer, present).await? {
             return Err(Error::InvalidCredentials);
         }
-        let hash = self.passwords.hash(new).await?;
+        let hash = self.passwords.hash(&bearer.account_id.to_string(), new).await?;
         let mut conn = self.pool.acquire().await?;
         let mut tx = conn.begin().await?;
         store::accounts::set_password(&mut tx, bearer.account_id, &hash).await?;
@@ -209,7 +213,7 @@ impl Accounts {
             store::accounts::find(&mut conn, account_id).await?
         };
         let email = account.map(|it| it.email).unwrap_or_default();
-        self.passwords.check(field, password, &[&email]).await
+        self.passwords.check(&account_id.to_string(), (field, password), &[&email]).await
     }
 
     /// Mails a reset link, if an account has the address. Returns before that is known.
@@ -220,11 +224,8 @@ impl Accounts {
         let email = read_email("email", email)?;
         self.throttle_address(client).await?;
         // Counted by address and client, so that one client cannot use up another's resets.
-        self.throttle(&[
-            charge("reset", &format!("{email} {}", client.address), MAILS_PER_EMAIL),
-            charge("resets", &email, RESETS_PER_EMAIL),
-        ])
-        .await?;
+        let pair = format!("{email} {}", client.address);
+        self.throttle(&[charge("reset", &pair, MAILS_PER_EMAIL)]).await?;
         let this = self.clone();
         tokio::spawn(bounded(async move {
             if let Err(error) = this.mail_reset(&email).await {
@@ -237,10 +238,17 @@ impl Accounts {
 
     async fn mail_reset(&self, email: &str) -> Result<(), Error> {
         let mut conn = self.pool.acquire().await?;
-        let account = store::accounts::candidates(&mut conn, email, 1).await?.pop();
-        let Some(account) = account else { return Ok(()) };
-        let secret = self.new_mail_secret(&mut conn, account.id, Purpose::Reset).await?;
-        self.mailer.send(mails::reset(email, &self.public_url, secret.expose_secret())?);
+        let claims = store::accounts::claims(&mut conn, email, MAX_MAILED_CLAIMS).await?;
+        // Without a mail, the links of the one before are valid.
+        if claims.is_empty() || !self.may_mail(email).await {
+            return Ok(());
+        }
+        let mut links = Vec::with_capacity(claims.len());
+        for account in claims {
+            let secret = self.new_mail_secret(&mut conn, account.id, Purpose::Reset).await?;
+            links.push((account.created_at, secret));
+        }
+        self.mailer.send(mails::reset(email, &self.public_url, &links)?);
         Ok(())
     }
 
@@ -259,8 +267,10 @@ impl Accounts {
         client: &Client,
     ) -> Result<Vec<SessionId>, Error> {
         self.throttle_address(client).await?;
-        self.passwords.check("new_password", &new, &[]).await?;
-        let hash = self.passwords.hash(new).await?;
+        // Before the password is hashed: junk must not cost a turn.
+        self.check_link(Purpose::Reset, token).await?;
+        self.passwords.check(&client.address, ("new_password", &new), &[]).await?;
+        let hash = self.passwords.hash(&client.address, new).await?;
         let mut conn = self.pool.acquire().await?;
         let mut tx = conn.begin().await?;
         let account_id = self.use_link(&mut tx, Purpose::Reset, token).await?;
@@ -277,6 +287,15 @@ impl Accounts {
         Ok(ended)
     }
 
+    async fn check_link(&self, purpose: Purpose, token: &SecretString) -> Result<(), Error> {
+        let mut conn = self.pool.acquire().await?;
+        let hash = secret::hash(token);
+        match store::accounts::has_mail_token(&mut conn, purpose, &hash).await? {
+            true => Ok(()),
+            false => Err(Error::InvalidLink),
+        }
+    }
+
     async fn use_link(
         &self,
         conn: &mut sqlx::PgConnection,
@@ -290,16 +309,25 @@ impl Accounts {
         used.ok_or(Error::InvalidLink)
     }
 
-    /// Verifies an account's address.
+    /// Verifies the address of the session's account. A link alone is not enough: a stranger who
+    /// signs up with an address would have it verified by its owner's click.
     ///
     /// # Errors
-    /// [`Error::InvalidLink`] when the token is unknown, used or expired. [`Error::EmailTaken`]
-    /// when another account has the address. [`Error::RateLimited`].
-    pub async fn verify(&self, token: &SecretString, client: &Client) -> Result<(), Error> {
+    /// [`Error::InvalidLink`] when the token is unknown, used, expired, or of another account.
+    /// [`Error::EmailTaken`] when another account has the address. [`Error::RateLimited`].
+    pub async fn verify(
+        &self,
+        bearer: Bearer,
+        token: &SecretString,
+        client: &Client,
+    ) -> Result<(), Error> {
         self.throttle_address(client).await?;
         let mut conn = self.pool.acquire().await?;
         let mut tx = conn.begin().await?;
         let account_id = self.use_link(&mut tx, Purpose::Verify, token).await?;
+        if account_id != bearer.account_id {
+            return Err(Error::InvalidLink);
+        }
         match store::accounts::verify(&mut tx, account_id).await {
             Err(error) if is_unique_violation(&error) => Err(Error::EmailTaken),
             Err(error) => Err(error.into()),
@@ -311,25 +339,28 @@ impl Accounts {
     ///
     /// # Errors
     /// [`Error::RateLimited`].
-    pub async fn send_verification(&self, bearer: Bearer) -> Result<(), Error> {
+    pub async fn send_verification(&self, bearer: Bearer, client: &Client) -> Result<(), Error> {
         let mut conn = self.pool.acquire().await?;
         let account = store::accounts::find(&mut conn, bearer.account_id).await?;
         let account = account.ok_or(Error::Unauthorized)?;
         self.throttle(&[charge("verify", &account.id.to_string(), MAILS_PER_EMAIL)]).await?;
         let secret = self.new_mail_secret(&mut conn, account.id, Purpose::Verify).await?;
-        self.mail_verification(&account.email, &secret)?;
-        Ok(())
+        drop(conn);
+        self.mail_verification(&account, &secret, client).await
     }
 
     /// Deletes an account, and the projects without another member. Returns those.
     ///
     /// # Errors
     /// [`Error::InvalidCredentials`] when the password is wrong. [`Error::LastOwner`] when a
-    /// project with other members would have no owner. [`Error::RateLimited`].
+    /// project with other members would have no owner. [`Error::KeysRemain`] when live keys that it
+    /// has made remain in other projects. [`Error::RateLimited`].
     pub async fn delete(
         &self,
         bearer: Bearer,
         password: SecretString,
+        revoke_keys: Option<bool>,
+        client: &Client,
     ) -> Result<Vec<ProjectId>, Error> {
         self.throttle_own(bearer).await?;
         if !self.is_password(bearer, password).await? {
@@ -345,6 +376,7 @@ impl Accounts {
         for (project_id, _) in &owned {
             store::projects::delete(&mut tx, *project_id).await?;
         }
+        members::leave_all(&mut tx, bearer.account_id, client, revoke_keys).await?;
         store::accounts::delete(&mut tx, bearer.account_id).await?;
         tx.commit().await?;
         Ok(owned.into_iter().map(|it| it.0).collect())

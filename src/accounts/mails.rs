@@ -1,21 +1,26 @@
 //! The mails, from `templates/mail/`.
 
 use askama::Template;
+use chrono::{DateTime, Utc};
+use secrecy::{ExposeSecret, SecretString};
 
-use crate::{error::Error, mail::Mail};
+use crate::{error::Error, mail::Mail, store::accounts::Account};
 
 #[derive(Template)]
 #[template(path = "mail/verification.txt")]
 struct Verification<'a> {
     url: &'a str,
     token: &'a str,
+    created_at: String,
+    address: &'a str,
 }
 
 #[derive(Template)]
 #[template(path = "mail/reset.txt")]
 struct Reset<'a> {
     url: &'a str,
-    token: &'a str,
+    /// When the account was created, and its token.
+    links: Vec<(String, &'a str)>,
 }
 
 #[derive(Template)]
@@ -26,14 +31,31 @@ struct Invitation<'a> {
     token: &'a str,
 }
 
-/// Asks the owner of an address to verify it.
-pub(super) fn verification(to: &str, url: &str, token: &str) -> Result<Mail, Error> {
-    mail(to, "Verify your e-mail address".to_owned(), &Verification { url, token })
+/// Asks the owner of an address to verify it. Says when the account was created, and from which
+/// network address the mail was requested, so that they can tell it from one of a stranger.
+pub(super) fn verification(
+    account: &Account,
+    url: &str,
+    token: &SecretString,
+    address: &str,
+) -> Result<Mail, Error> {
+    let (token, created_at) = (token.expose_secret(), shown(account.created_at));
+    let template = Verification { url, token, created_at, address };
+    mail(&account.email, "Verify your e-mail address".to_owned(), &template)
 }
 
-/// Offers a new password.
-pub(super) fn reset(to: &str, url: &str, token: &str) -> Result<Mail, Error> {
-    mail(to, "Reset your password".to_owned(), &Reset { url, token })
+/// Offers a new password for each account that the address may mean.
+pub(super) fn reset(
+    to: &str,
+    url: &str,
+    links: &[(DateTime<Utc>, SecretString)],
+) -> Result<Mail, Error> {
+    let links = links.iter().map(|(at, token)| (shown(*at), token.expose_secret())).collect();
+    mail(to, "Reset your password".to_owned(), &Reset { url, links })
+}
+
+fn shown(at: DateTime<Utc>) -> String {
+    at.format("%Y-%m-%d %H:%M UTC").to_string()
 }
 
 /// Invites a person to a project.

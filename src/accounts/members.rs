@@ -5,7 +5,9 @@ use serde_json::json;
 use sqlx::{Acquire, PgConnection};
 
 use super::{
-    author::{Author, Roles},
+    Client,
+    author::{Author, Rights, Roles},
+    keys,
     secret::{self, MAIL_PREFIX},
 };
 use crate::{
@@ -27,11 +29,13 @@ use crate::{
 /// # Errors
 /// [`Error::MemberNotFound`]. [`Error::RoleExceedsCaller`] when the author may not grant or revoke
 /// such a role. [`Error::LastOwner`] when the project would be left without an owner.
+/// [`Error::KeysRemain`] when the membership ends: see [`keys::end_made`].
 pub async fn set_role(
     conn: &mut PgConnection,
     author: &Author<'_>,
     id: AccountId,
     to: Option<Role>,
+    revoke_keys: Option<bool>,
 ) -> Result<(), Error> {
     let project_id = author.project_id;
     let mut tx = conn.begin().await?;
@@ -47,7 +51,10 @@ pub async fn set_role(
     }
     match to {
         Some(to) => members::upsert(&mut tx, project_id, id, to.name()).await?,
-        None => members::delete(&mut tx, project_id, id).await?,
+        None => {
+            keys::end_made(&mut tx, author, id.to_string(), revoke_keys).await?;
+            members::delete(&mut tx, project_id, id).await?;
+        }
     }
     if to < Some(from) {
         // Invitations that the member made with the old role end with it.
@@ -62,6 +69,41 @@ pub async fn set_role(
     };
     store::audit::insert(&mut tx, project_id, &author.actor, &entry).await?;
     tx.commit().await?;
+    Ok(())
+}
+
+/// Ends all memberships of an account that is deleted, with its invitations, and the keys that it
+/// has made, if `revoke_keys` says so.
+///
+/// # Errors
+/// [`Error::KeysRemain`] when it does not say what to do with such keys.
+pub(super) async fn leave_all(
+    conn: &mut PgConnection,
+    id: AccountId,
+    client: &Client,
+    revoke_keys: Option<bool>,
+) -> Result<(), Error> {
+    let left = members::leave_all(conn, id).await?;
+    if revoke_keys.is_none() {
+        let mut remaining = Vec::new();
+        for (project_id, _) in &left {
+            let made = keys::find_made(conn, *project_id, id.to_string()).await?;
+            remaining.extend(made.into_iter().map(keys::remaining));
+        }
+        if !remaining.is_empty() {
+            return Err(Error::KeysRemain(remaining));
+        }
+    }
+    for (project_id, role) in left {
+        let actor = client.actor("account", id.to_string());
+        let author = Author { project_id, actor, rights: Rights::Member(id) };
+        keys::end_made(conn, &author, id.to_string(), revoke_keys).await?;
+        let entry = NewAuditEntry {
+            before: Some(json!({ "role": role }).to_string()),
+            ..NewAuditEntry::to("member.removed", id.to_string())
+        };
+        store::audit::insert(conn, project_id, &author.actor, &entry).await?;
+    }
     Ok(())
 }
 

@@ -13,6 +13,7 @@ pub mod secret;
 mod signup;
 pub mod token;
 mod token_crypto;
+mod turns;
 
 use std::{sync::Arc, time::Duration};
 
@@ -31,7 +32,7 @@ use crate::{
         plan::Plans,
     },
     error::Error,
-    ids::AccountId,
+    ids::{AccountId, ProjectId},
     limiter::{Charge, Limiter, Rate},
     mail::Mailer,
     store::{self, audit::Actor, pools::Pool, sessions::Origin},
@@ -49,15 +50,22 @@ pub const REFRESHES_PER_ADDRESS: Rate = Rate::per_minute(240);
 pub const REFRESHES_PER_SESSION: Rate = Rate { count: 60, window_seconds: 3_600 };
 /// Sign-ups from one address.
 pub const SIGNUPS_PER_ADDRESS: Rate = Rate { count: 10, window_seconds: 3_600 };
-/// Reset mails to one e-mail address, from anywhere.
-pub const RESETS_PER_EMAIL: Rate = Rate { count: 20, window_seconds: 86_400 };
+/// Mails to one e-mail address, from anywhere. Later ones are not refused, or strangers could use
+/// them up: they are sent at [`LATE_MAILS_TO_EMAIL`].
+pub const MAILS_TO_EMAIL: Rate = Rate { count: 20, window_seconds: 86_400 };
+pub const LATE_MAILS_TO_EMAIL: Rate = Rate { count: 1, window_seconds: 1_800 };
 /// Invitations that one account sends.
 pub const INVITATIONS_PER_ACCOUNT: Rate = Rate { count: 50, window_seconds: 86_400 };
+/// The same for an account of at most [`NEW_ACCOUNT_DAYS`].
+pub const INVITATIONS_PER_NEW_ACCOUNT: Rate = Rate { count: 5, window_seconds: 86_400 };
+/// Days for which an account counts as new.
+pub const NEW_ACCOUNT_DAYS: i32 = 7;
 /// Exports of one account: each reads entries of all of its projects.
 pub const EXPORTS_PER_ACCOUNT: Rate = Rate { count: 10, window_seconds: 86_400 };
 /// Lookups of unknown credentials from one address. What was found counts as known for a while.
 pub const LOOKUPS_PER_ADDRESS: Rate = Rate::per_minute(1_200);
-/// Sign-ups with one e-mail address, invitations to it, and other mails to it from one client.
+/// Sign-ups with one e-mail address and resets of it from one client, and invitations to it from
+/// one project.
 pub const MAILS_PER_EMAIL: Rate = Rate { count: 3, window_seconds: 86_400 };
 /// Wrong passwords for one e-mail address from one client.
 pub const TRIES_PER_PAIR: Rate = Rate { count: 5, window_seconds: 900 };
@@ -90,6 +98,8 @@ pub struct Client {
     /// The user agent.
     pub user_agent: Option<Arc<str>>,
     pub request_id: Arc<str>,
+    /// Whether a page of the console makes the request.
+    pub is_browser: bool,
 }
 
 impl Client {
@@ -97,6 +107,7 @@ impl Client {
         Origin {
             user_agent: self.user_agent.as_deref().map(str::to_owned),
             address: Some(self.address.to_string()),
+            is_browser: self.is_browser,
         }
     }
 
@@ -139,16 +150,45 @@ impl Accounts {
         self.throttle(&[charge("auth", &client.address, CALLS_PER_ADDRESS)]).await
     }
 
-    /// Counts an invitation, by sender and recipient.
+    /// Counts an invitation, by sender, project and recipient. Where mail is sent, only an account
+    /// with a verified address may have it sent.
     ///
     /// # Errors
-    /// [`Error::RateLimited`].
-    pub async fn throttle_invitation(&self, by: AccountId, email: &str) -> Result<(), Error> {
+    /// [`Error::EmailNotVerified`], [`Error::RateLimited`].
+    pub async fn throttle_invitation(
+        &self,
+        by: AccountId,
+        project_id: ProjectId,
+        email: &str,
+    ) -> Result<(), Error> {
+        let mut conn = self.pool.acquire().await?;
+        let sender = store::accounts::sender(&mut conn, by, NEW_ACCOUNT_DAYS).await?;
+        drop(conn);
+        let sender = sender.ok_or(Error::Unauthorized)?;
+        if self.mailer.is_used() && !sender.is_verified {
+            return Err(Error::EmailNotVerified);
+        }
+        let of_account =
+            if sender.is_new { INVITATIONS_PER_NEW_ACCOUNT } else { INVITATIONS_PER_ACCOUNT };
         self.throttle(&[
-            charge("invitations", &by.to_string(), INVITATIONS_PER_ACCOUNT),
-            charge("invited", email, MAILS_PER_EMAIL),
+            charge("invitations", &by.to_string(), of_account),
+            charge("invited", &format!("{} {email}", project_id.0), MAILS_PER_EMAIL),
         ])
         .await
+    }
+
+    /// Whether one more mail may be sent to an address now.
+    async fn may_mail(&self, email: &str) -> bool {
+        let is_allowed = async |kind, rate| {
+            let verdict = self.limiter.charge(&[charge(kind, email, rate)], &[]).await;
+            verdict.retry_after_seconds.is_none()
+        };
+        let may = is_allowed("mailed", MAILS_TO_EMAIL).await
+            || is_allowed("mailed-late", LATE_MAILS_TO_EMAIL).await;
+        if !may {
+            tracing::warn!("too many mails to one address: one was not sent");
+        }
+        may
     }
 
     /// Counts an export of an account.
@@ -163,8 +203,15 @@ impl Accounts {
     ///
     /// # Errors
     /// [`Error::Internal`] when the template cannot be rendered.
-    pub fn mail_invitation(&self, email: &str, project: &str, token: &str) -> Result<(), Error> {
-        self.mailer.send(mails::invitation(email, &self.public_url, project, token)?);
+    pub async fn mail_invitation(
+        &self,
+        email: &str,
+        project: &str,
+        token: &str,
+    ) -> Result<(), Error> {
+        if self.may_mail(email).await {
+            self.mailer.send(mails::invitation(email, &self.public_url, project, token)?);
+        }
         Ok(())
     }
 
@@ -174,7 +221,8 @@ impl Accounts {
             store::accounts::credentials(&mut conn, bearer.account_id).await?
         };
         let hashes = credentials.into_iter().map(|it| it.password_hash).collect();
-        Ok(self.passwords.compare(password, hashes).await?.is_some())
+        let client = bearer.account_id.to_string();
+        Ok(self.passwords.compare(&client, password, hashes).await?.is_some())
     }
 }
 

@@ -2,25 +2,23 @@
 //! rules for new passwords. Source: OWASP Password Storage Cheat Sheet (argon2id, m = 19 MiB, t =
 //! 2, p = 1).
 
-use std::sync::{Arc, LazyLock};
+use std::sync::LazyLock;
 
 use argon2::{
     Argon2,
     password_hash::{PasswordHasher, PasswordVerifier},
 };
 use secrecy::{ExposeSecret, SecretString};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use zxcvbn::{Score, zxcvbn};
 
+pub use super::turns::{MAX_HASHING, MAX_WAITING};
+
+use super::turns::Turns;
 use crate::{
     domain::limits::{MAX_PASSWORD_CHARS, MIN_PASSWORD_CHARS},
     error::Error,
 };
 
-/// Passwords hashed at the same time: each takes a core and 19 MiB.
-pub const MAX_HASHING: usize = 2;
-/// Requests that may wait for that; more are refused.
-pub const MAX_WAITING: usize = 16;
 /// Characters of a password that are rated.
 const JUDGED_CHARS: usize = 36;
 /// Hashes that a login always compares: its duration must not reveal whether the address is known.
@@ -36,20 +34,11 @@ fn hash(password: &[u8]) -> String {
     hashed.map(|it| it.to_string()).unwrap_or_default()
 }
 
-/// Hashes and compares passwords. Cheap to clone.
-#[derive(Debug, Clone)]
+/// Hashes and compares passwords. Cheap to clone. Each call names the client that it serves, by
+/// address or account: see [`Turns`].
+#[derive(Debug, Clone, Default)]
 pub struct Passwords {
-    room: Arc<Semaphore>,
-    turns: Arc<Semaphore>,
-}
-
-impl Default for Passwords {
-    fn default() -> Self {
-        Self {
-            room: Arc::new(Semaphore::new(MAX_HASHING + MAX_WAITING)),
-            turns: Arc::new(Semaphore::new(MAX_HASHING)),
-        }
-    }
+    turns: Turns,
 }
 
 impl Passwords {
@@ -57,8 +46,8 @@ impl Passwords {
     ///
     /// # Errors
     /// [`Error::Overloaded`] when too many wait already.
-    pub async fn hash(&self, password: SecretString) -> Result<String, Error> {
-        self.work(move || hash(password.expose_secret().as_bytes())).await
+    pub async fn hash(&self, client: &str, password: SecretString) -> Result<String, Error> {
+        self.work(client, move || hash(password.expose_secret().as_bytes())).await
     }
 
     /// Which of these hashes matches the password, if any. Takes as long as [`COMPARISONS`]
@@ -68,10 +57,11 @@ impl Passwords {
     /// [`Error::Overloaded`] when too many wait already.
     pub async fn compare(
         &self,
+        client: &str,
         password: SecretString,
         hashes: Vec<String>,
     ) -> Result<Option<usize>, Error> {
-        self.work(move || {
+        self.work(client, move || {
             let padding = std::iter::repeat_n(&*DUMMY, COMPARISONS.saturating_sub(hashes.len()));
             let all = hashes.iter().chain(padding).take(COMPARISONS);
             let is_it = |hash: &String| {
@@ -91,13 +81,13 @@ impl Passwords {
     /// [`Error::Invalid`] names `field`. [`Error::Overloaded`] when too many wait already.
     pub async fn check(
         &self,
-        field: &str,
-        password: &SecretString,
+        client: &str,
+        (field, password): (&str, &SecretString),
         known: &[&str],
     ) -> Result<(), Error> {
         let known: Vec<String> = known.iter().map(|it| (*it).to_owned()).collect();
         let password = password.clone();
-        let weakness = self.work(move || {
+        let weakness = self.work(client, move || {
             let known: Vec<&str> = known.iter().map(String::as_str).collect();
             weakness(password.expose_secret(), &known)
         });
@@ -109,14 +99,13 @@ impl Passwords {
 
     async fn work<T: Send + 'static>(
         &self,
+        client: &str,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Error> {
-        let room: OwnedSemaphorePermit =
-            Arc::clone(&self.room).try_acquire_owned().map_err(|_| Error::Overloaded)?;
-        let turn = Arc::clone(&self.turns).acquire_owned().await.map_err(Error::internal)?;
+        let turn = self.turns.take(client).await?;
         let done = tokio::task::spawn_blocking(move || {
             let done = work();
-            drop((room, turn));
+            drop(turn);
             done
         });
         done.await.map_err(Error::internal)
@@ -169,12 +158,12 @@ mod tests {
     async fn a_password_fits_its_own_hash_and_no_other() {
         let passwords = Passwords::default();
         let secret = |it: &str| SecretString::from(it);
-        let hash = passwords.hash(secret("one password")).await.expect("a hash");
+        let hash = passwords.hash("a", secret("one password")).await.expect("a hash");
         assert!(is_present(&hash), "{hash}");
-        let other = passwords.hash(secret("another password")).await.expect("a hash");
+        let other = passwords.hash("a", secret("another password")).await.expect("a hash");
         let both = vec![other, hash];
         let compare = async |password: &str, hashes: &[String]| {
-            passwords.compare(secret(password), hashes.to_vec()).await.expect("an answer")
+            passwords.compare("a", secret(password), hashes.to_vec()).await.expect("an answer")
         };
         assert_eq!(compare("one password", &both).await, Some(1));
         assert_eq!(compare("no password", &both).await, None);
@@ -183,17 +172,5 @@ mod tests {
             None,
             "the padding is no account's"
         );
-    }
-
-    #[tokio::test]
-    async fn more_than_can_wait_is_refused_at_once() {
-        let passwords = Passwords::default();
-        let hashing: Vec<_> = (0..MAX_HASHING + MAX_WAITING)
-            .map(|_| Arc::clone(&passwords.room).try_acquire_owned().expect("room"))
-            .collect();
-        let refused = passwords.hash(SecretString::from("x")).await;
-        assert!(matches!(refused, Err(Error::Overloaded)));
-        drop(hashing);
-        assert!(passwords.hash(SecretString::from("x")).await.is_ok());
     }
 }

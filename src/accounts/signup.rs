@@ -3,7 +3,7 @@
 //! The answer is the same whether or not the address is known: an account with an unverified
 //! address works, and the owner of the address is told by mail.
 
-use secrecy::{ExposeSecret, SecretString};
+use secrecy::SecretString;
 use sqlx::{Acquire, PgConnection};
 
 use super::{
@@ -90,13 +90,19 @@ impl Accounts {
         text::check_public_name(name, MAX_NAME_CHARS)
             .map_err(|error| Error::invalid("project_name", error.to_string()))?;
         self.throttle_address(client).await?;
-        self.passwords.check("password", &request.password, &[&email, name]).await?;
+        if let Some(invitation) = &request.invitation {
+            // Before the password is hashed: junk must not cost a turn.
+            self.find_invitation(invitation).await?;
+        }
+        let password = ("password", &request.password);
+        self.passwords.check(&client.address, password, &[&email, name]).await?;
         self.throttle(&[
             charge("signup", &client.address, SIGNUPS_PER_ADDRESS),
-            charge("mail", &email, MAILS_PER_EMAIL),
+            // With the client: a stranger must not use up what the owner may ask for.
+            charge("mail", &format!("{email} {}", client.address), MAILS_PER_EMAIL),
         ])
         .await?;
-        let password_hash = self.passwords.hash(request.password).await?;
+        let password_hash = self.passwords.hash(&client.address, request.password).await?;
         let mut conn = self.pool.acquire().await?;
         let mut tx = conn.begin().await?;
         let account =
@@ -113,7 +119,8 @@ impl Accounts {
         };
         let secret = self.new_mail_secret(&mut tx, account.id, Purpose::Verify).await?;
         tx.commit().await?;
-        self.mail_verification(&email, &secret)?;
+        drop(conn);
+        self.mail_verification(&account, &secret, client).await?;
         Ok(SignedUp { account, project, role, key, password_hash })
     }
 
@@ -125,7 +132,7 @@ impl Accounts {
         client: &Client,
     ) -> Result<(Project, MadeKey), Error> {
         let project = self.insert_project(conn, account_id, (name, LIVE), client).await?;
-        let request = KeyRequest::named(FIRST_KEY.to_owned(), Scope::ALL.to_vec());
+        let request = KeyRequest::named(FIRST_KEY.to_owned(), Scope::OF_FIRST_KEY.to_vec());
         let limits = self.plans.of(&project.plan, project.overrides.as_ref());
         let (target, by) = ((project.id, &*project.mode), Some(account_id.to_string()));
         let key = insert_first(conn, target, request, by, limits.max_keys()).await?;
@@ -142,6 +149,10 @@ impl Accounts {
         client: &Client,
     ) -> Result<Invited, Error> {
         self.throttle_address(client).await?;
+        self.find_invitation(invitation).await
+    }
+
+    async fn find_invitation(&self, invitation: &SecretString) -> Result<Invited, Error> {
         let mut conn = self.pool.acquire().await?;
         let invited = store::members::invited(&mut conn, &secret::hash(invitation)).await?;
         invited.ok_or_else(bad_invitation)
@@ -208,13 +219,16 @@ impl Accounts {
         Ok(secret)
     }
 
-    pub(super) fn mail_verification(
+    pub(super) async fn mail_verification(
         &self,
-        email: &str,
+        account: &Account,
         secret: &SecretString,
+        client: &Client,
     ) -> Result<(), Error> {
-        let mail = mails::verification(email, &self.public_url, secret.expose_secret())?;
-        self.mailer.send(mail);
+        if self.may_mail(&account.email).await {
+            let mail = mails::verification(account, &self.public_url, secret, &client.address)?;
+            self.mailer.send(mail);
+        }
         Ok(())
     }
 }

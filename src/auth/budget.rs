@@ -2,7 +2,7 @@
 
 use std::{
     num::NonZeroU32,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, OnceLock, PoisonError},
 };
 
 use metrics::counter;
@@ -112,20 +112,34 @@ impl Cost {
     }
 }
 
-/// Tells the layer that writes rate-limit headers about the handler's budgets.
+/// Tells the layers around a handler about its project and its budgets.
 #[derive(Debug, Clone, Default)]
-pub struct LimitReport(Arc<Mutex<Option<(&'static str, Standing)>>>);
+pub struct LimitReport {
+    charged: Arc<Mutex<Option<(&'static str, Standing)>>>,
+    project: Arc<OnceLock<ProjectId>>,
+}
 
 impl LimitReport {
     /// The budget and its state, if the call was counted.
     #[must_use]
     pub fn charged(&self) -> Option<(&'static str, Standing)> {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.charged.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The caller's project, once it is known.
+    #[must_use]
+    pub fn project(&self) -> Option<ProjectId> {
+        self.project.get().copied()
+    }
+
+    pub(super) fn of_project(&self, project_id: ProjectId) {
+        // A request has one project.
+        self.project.get_or_init(|| project_id);
     }
 
     pub(super) fn record(&self, budget: &'static str, standing: Option<Standing>) {
         if let Some(standing) = standing {
-            *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some((budget, standing));
+            *self.charged.lock().unwrap_or_else(PoisonError::into_inner) = Some((budget, standing));
         }
     }
 }

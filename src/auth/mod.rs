@@ -164,12 +164,12 @@ impl Who {
         }
     }
 
-    /// Whether it may also manage queues, schedules and workers.
+    /// Whether it also has this permission.
     #[must_use]
-    pub fn may_manage(&self) -> bool {
+    pub fn may(&self, permission: Permission) -> bool {
         match self {
-            Self::Key(it, _) => key_may(&it.scopes, Permission::Manage),
-            Self::Member(it, _) => role_may(it.role, Permission::Manage),
+            Self::Key(it, _) => key_may(&it.scopes, permission),
+            Self::Member(it, _) => role_may(it.role, permission),
         }
     }
 
@@ -201,8 +201,12 @@ impl<P: Permit> Caller<P> {
 
     /// Resolves when the key or session was revoked, or the member was removed.
     pub async fn until_revoked(&self, app: &App) {
+        let key = match &self.who {
+            Who::Key(_, hash) => Some(*hash),
+            Who::Member(..) => None,
+        };
         loop {
-            app.credentials.until_recheck().await;
+            app.credentials.until_recheck(key).await;
             // In a task of its own: this future may be dropped at any point.
             let (app, who) = (app.clone(), self.who.clone());
             let asked = bounded(async move { who.is_live(&app, P::PERMISSION).await });
@@ -255,6 +259,7 @@ impl<P: Permit> FromRequestParts<App> for Caller<P> {
             app.used_keys.record((project_id, it.owner.key_id));
         }
         let report = parts.extensions.get::<LimitReport>().cloned().unwrap_or_default();
+        report.of_project(project_id);
         // Enqueues of a page count like any other.
         let is_page =
             P::BUDGET == Budget::Manage && parts.extensions.get::<FromConsole>().is_some();

@@ -64,9 +64,13 @@ permits! {
     Follow: Follow, Work;
     /// May control single jobs.
     Control: Control, Manage;
-    /// May manage queues, dead letters, schedules and operations.
+    /// May manage queues, dead letters and operations.
     Manage: Manage, Manage;
-    /// May manage keys, and read the audit log.
+    /// May manage recurring schedules.
+    Schedule: Schedule, Manage;
+    /// May read the audit log.
+    Audit: Audit, Manage;
+    /// May manage keys.
     Administer: Administer, Manage;
     /// May manage members and settings.
     Govern: Govern, Manage;

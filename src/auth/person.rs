@@ -77,5 +77,6 @@ pub fn client_of_request(extensions: &Extensions, headers: &HeaderMap, request_i
         address: client_of(address.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED))).into(),
         user_agent: user_agent.map(|it| text::cut(it, MAX_USER_AGENT_BYTES).into()),
         request_id: request_id.into(),
+        is_browser: false,
     }
 }

@@ -20,7 +20,7 @@ use crate::{
         limits::{self, MAX_LIVE_KEYS},
         text,
     },
-    error::Error,
+    error::{Error, RemainingKey},
     ids::{KeyId, ProjectPublicId},
     store::{self, projects::Project},
 };
@@ -68,6 +68,9 @@ enum Command {
     Revoke {
         /// Key id, as `list` shows it
         key_id: String,
+        /// Whether keys that it has made are revoked, too; required if there are any
+        #[arg(long, value_name = "BOOL")]
+        revoke_keys: Option<bool>,
         /// Project, by slug or id
         #[arg(long, value_name = "PROJECT")]
         project: String,
@@ -83,9 +86,11 @@ enum PresetArg {
     Producer,
     /// Poll, heartbeat and ack
     Worker,
+    /// The same, and register recurring schedules
+    WorkerWithSchedules,
     /// Read
     ReadOnly,
-    /// Read and manage
+    /// Read, and manage all but keys
     Operator,
 }
 
@@ -95,6 +100,7 @@ impl PresetArg {
             Self::Full => access::KeyPreset::Full,
             Self::Producer => access::KeyPreset::Producer,
             Self::Worker => access::KeyPreset::Worker,
+            Self::WorkerWithSchedules => access::KeyPreset::WorkerWithSchedules,
             Self::ReadOnly => access::KeyPreset::ReadOnly,
             Self::Operator => access::KeyPreset::Operator,
         }
@@ -142,16 +148,26 @@ pub async fn run(args: KeysArgs) -> anyhow::Result<()> {
                 writeln!(out, "{id:<31} {shown:<17} {created:<20} {}, {state}", key.name)?;
             }
         }
-        Command::Revoke { key_id, project } => {
+        Command::Revoke { key_id, revoke_keys, project } => {
             let project = find(&mut conn, &project).await?;
             let id: KeyId =
                 key_id.parse().with_context(|| format!("`{key_id}` is not a key id"))?;
-            let revoked = keys::revoke(&mut conn, &Author::operator(project.id), id).await;
-            revoked.with_context(|| format!("project {}", project.slug))?;
-            writeln!(out, "revoked {id}")?;
+            let author = Author::operator(project.id);
+            let revoked = keys::revoke(&mut conn, &author, id, revoke_keys).await;
+            let revoked = match revoked {
+                Err(Error::KeysRemain(made)) => bail!(remaining(&made)),
+                revoked => revoked.with_context(|| format!("project {}", project.slug))?,
+            };
+            writeln!(out, "revoked {id}, {} keys in all", revoked.len())?;
         }
     }
     Ok(())
+}
+
+fn remaining(made: &[RemainingKey]) -> String {
+    let made: Vec<_> = made.iter().map(|it| format!("{} ({})", it.id, it.name)).collect();
+    let made = made.join(", ");
+    format!("it has made keys that are live: {made}; say --revoke-keys true or --revoke-keys false")
 }
 
 async fn create(

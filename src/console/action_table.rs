@@ -295,7 +295,7 @@ pub const ACTIONS: &[Action] = &[
     on(
         "keys_revoke",
         "DELETE",
-        "/keys/{key_id}",
+        "/keys/{key_id}?revoke_keys={revoke_keys}",
         &[],
         "The key is revoked, on every node within five seconds.",
     )
@@ -308,8 +308,14 @@ pub const ACTIONS: &[Action] = &[
         &[Field::Text("role")],
         "The member's role is changed.",
     ),
-    on("members_remove", "DELETE", "/members/{account_id}", &[], "The member was removed.")
-        .asking("Remove this member? Access to the project ends immediately."),
+    on(
+        "members_remove",
+        "DELETE",
+        "/members/{account_id}?revoke_keys={revoke_keys}",
+        &[],
+        "The member was removed.",
+    )
+    .asking("Remove this member? Access to the project ends immediately."),
     on(
         "invitations_revoke",
         "DELETE",
@@ -350,9 +356,15 @@ pub const ACTIONS: &[Action] = &[
     on("invitations_accept", "POST", "/invitations/accept", &[Field::Text("token")], "Accepted.")
         .of_people()
         .then(Destination::Project),
-    on("me_delete", "POST", "/me/delete", &[Field::Text("password")], "The account is deleted.")
-        .of_people()
-        .then(Destination::Login),
+    on(
+        "me_delete",
+        "POST",
+        "/me/delete",
+        &[Field::Text("password"), Field::Flag("revoke_keys")],
+        "The account is deleted.",
+    )
+    .of_people()
+    .then(Destination::Login),
 ];
 
 /// Actions with a handler of their own, because their answer is more than the next page: the

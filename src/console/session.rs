@@ -108,6 +108,8 @@ pub fn go(is_fragment: bool, to: &str) -> Response {
 pub async fn attach(State(app): State<App>, mut request: Request, next: Next) -> Response {
     let mut asked = PageRequest::of(&request);
     let client = request.extensions().get::<Client>().cloned().unwrap_or_default();
+    let client = Client { is_browser: true, ..client };
+    request.extensions_mut().insert(client.clone());
     if !asked.is_read && !is_own(request.headers()) {
         let error = Error::Forbidden { needs: "to be sent by a page of the console" };
         return told(asked.refuse(&error), error);

@@ -28,6 +28,7 @@ use crate::{
     ids::{AccountId, ProjectPublicId, SessionId},
     redis_bus::{Bus, Topic},
     store::{self, keys::KeyOwner, members::Membership, pools::Pool},
+    wakeups::keyed::KeyedNotify,
 };
 
 /// TTL of cached credentials. Parked polls check as often, so even without Redis a revoked key is
@@ -140,7 +141,10 @@ pub struct Credentials {
     /// come back from those that try names and keys.
     known_keys: Cache<SecretHash, ()>,
     known_members: Cache<(AccountId, String), ()>,
-    evicted: Notify,
+    /// One key, all members and sessions, or everything was evicted.
+    evicted_keys: KeyedNotify<SecretHash>,
+    evicted_people: Notify,
+    evicted_all: Notify,
 }
 
 impl Credentials {
@@ -156,7 +160,9 @@ impl Credentials {
             members: cache(MAX_CACHED_SESSIONS),
             known_keys: known(MAX_CACHED_KEYS),
             known_members: known(MAX_CACHED_SESSIONS),
-            evicted: Notify::new(),
+            evicted_keys: KeyedNotify::default(),
+            evicted_people: Notify::new(),
+            evicted_all: Notify::new(),
         }
     }
 
@@ -238,21 +244,36 @@ impl Credentials {
 
     async fn evict_here(&self, evict: Evict) {
         match evict {
-            Evict::Key(hash) => self.keys.invalidate(&hash).await,
+            Evict::Key(hash) => {
+                self.keys.invalidate(&hash).await;
+                self.evicted_keys.wake(&hash);
+            }
             // There are few sessions, and this one's account is unknown: drop all.
-            Evict::Session(_) => self.sessions.invalidate_all(),
-            Evict::Members => self.members.invalidate_all(),
+            Evict::Session(_) => {
+                self.sessions.invalidate_all();
+                self.evicted_people.notify_waiters();
+            }
+            Evict::Members => {
+                self.members.invalidate_all();
+                self.evicted_people.notify_waiters();
+            }
             Evict::KeysAndMembers => {
                 self.keys.invalidate_all();
                 self.members.invalidate_all();
+                self.evicted_all.notify_waiters();
             }
         }
-        self.evicted.notify_waiters();
     }
 
-    /// Resolves when a credential should be checked again.
-    pub async fn until_recheck(&self) {
-        let _ = tokio::time::timeout(CREDENTIAL_TTL, self.evicted.notified()).await;
+    /// Resolves when a credential should be checked again: a key, or else a session.
+    pub async fn until_recheck(&self, key: Option<SecretHash>) {
+        let of_key = key.map(|it| self.evicted_keys.of(it));
+        let own = of_key.as_deref().unwrap_or(&self.evicted_people).notified();
+        tokio::select! {
+            () = own => (),
+            () = self.evicted_all.notified() => (),
+            () = tokio::time::sleep(CREDENTIAL_TTL) => (),
+        }
     }
 }
 

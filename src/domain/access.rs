@@ -15,13 +15,21 @@ pub enum Scope {
     Work,
     /// Read everything but keys, members and the audit log.
     Read,
-    /// Manage queues, dead letters, schedules, operations, workers' directives, and keys.
+    /// Manage queues, dead letters, operations and workers' directives, and read the audit log.
     Manage,
+    /// Manage recurring schedules, also by registering a worker.
+    Schedules,
+    /// Manage keys: create those with the same scopes or fewer, and revoke them.
+    Keys,
 }
 
 impl Scope {
     /// All scopes, in display order.
-    pub const ALL: [Self; 4] = [Self::Produce, Self::Work, Self::Read, Self::Manage];
+    pub const ALL: [Self; 6] =
+        [Self::Produce, Self::Work, Self::Read, Self::Manage, Self::Schedules, Self::Keys];
+    /// Those of a project's first key, which applications will use: it creates no others.
+    pub const OF_FIRST_KEY: [Self; 5] =
+        [Self::Produce, Self::Work, Self::Read, Self::Manage, Self::Schedules];
 
     /// Its name.
     #[must_use]
@@ -31,6 +39,8 @@ impl Scope {
             Self::Work => "work",
             Self::Read => "read",
             Self::Manage => "manage",
+            Self::Schedules => "schedules",
+            Self::Keys => "keys",
         }
     }
 
@@ -51,9 +61,11 @@ pub enum KeyPreset {
     Producer,
     /// `work`: a worker.
     Worker,
+    /// `work` and `schedules`: a worker that registers its recurring schedules.
+    WorkerWithSchedules,
     /// `read`: a dashboard, or an agent with read access only.
     ReadOnly,
-    /// `read` and `manage`: a person on call.
+    /// `read`, `manage` and `schedules`: a person on call.
     Operator,
 }
 
@@ -65,8 +77,9 @@ impl KeyPreset {
             Self::Full => &Scope::ALL,
             Self::Producer => &[Scope::Produce, Scope::Read],
             Self::Worker => &[Scope::Work],
+            Self::WorkerWithSchedules => &[Scope::Work, Scope::Schedules],
             Self::ReadOnly => &[Scope::Read],
-            Self::Operator => &[Scope::Read, Scope::Manage],
+            Self::Operator => &[Scope::Read, Scope::Manage, Scope::Schedules],
         }
     }
 }
@@ -126,9 +139,13 @@ pub enum Permission {
     Follow,
     /// Control single jobs: for producers and managers.
     Control,
-    /// Manage queues, dead letters, schedules and operations.
+    /// Manage queues, dead letters and operations.
     Manage,
-    /// Manage keys, and read the audit log.
+    /// Manage recurring schedules.
+    Schedule,
+    /// Read the audit log.
+    Audit,
+    /// Manage keys.
     Administer,
     /// Manage members and settings. No key has this permission.
     Govern,
@@ -149,7 +166,9 @@ impl Permission {
             Self::Follow => "the scope `work` or `read`",
             Self::Control => "the scope `produce` or `manage`",
             Self::Manage => "the scope `manage`",
-            Self::Administer => "the scope `manage`, or the role admin",
+            Self::Schedule => "the scope `schedules`",
+            Self::Audit => "the scope `manage`, or the role admin",
+            Self::Administer => "the scope `keys`, or the role admin",
             Self::Govern => "a session of a member with the role admin",
             Self::Own => "a session of a member with the role owner",
         }
@@ -161,6 +180,7 @@ impl Permission {
 /// ```
 /// # use fencepost::domain::access::{key_may, Permission, Scope};
 /// assert!(key_may(&[Scope::Manage], Permission::Control));
+/// assert!(!key_may(&[Scope::Manage, Scope::Work], Permission::Schedule));
 /// assert!(!key_may(&[Scope::Work], Permission::Produce));
 /// assert!(!key_may(&[Scope::Produce], Permission::Replay));
 /// assert!(!key_may(&Scope::ALL, Permission::Govern));
@@ -176,7 +196,9 @@ pub fn key_may(scopes: &[Scope], permission: Permission) -> bool {
         Permission::Work => has(Scope::Work),
         Permission::Follow => has(Scope::Work) || has(Scope::Read),
         Permission::Control => has(Scope::Produce) || has(Scope::Manage),
-        Permission::Manage | Permission::Administer => has(Scope::Manage),
+        Permission::Manage | Permission::Audit => has(Scope::Manage),
+        Permission::Schedule => has(Scope::Schedules),
+        Permission::Administer => has(Scope::Keys),
         Permission::Govern | Permission::Own => false,
     }
 }
@@ -197,8 +219,9 @@ pub fn role_may(role: Role, permission: Permission) -> bool {
         | Permission::Replay
         | Permission::Work
         | Permission::Control
-        | Permission::Manage => Role::Member,
-        Permission::Administer | Permission::Govern => Role::Admin,
+        | Permission::Manage
+        | Permission::Schedule => Role::Member,
+        Permission::Audit | Permission::Administer | Permission::Govern => Role::Admin,
         Permission::Own => Role::Owner,
     };
     role >= least
@@ -212,7 +235,7 @@ pub fn may_change_member(actor: Role, from: Option<Role>, to: Option<Role>) -> b
     role_may(actor, Permission::Govern) && actor >= highest
 }
 
-/// Whether a key with the scopes `own` may create one with the scopes `wanted`.
+/// Whether a key with the scopes `own` may create, rename or revoke one with the scopes `wanted`.
 #[must_use]
 pub fn may_grant(own: &[Scope], wanted: &[Scope]) -> bool {
     wanted.iter().all(|it| own.contains(it))
@@ -251,6 +274,8 @@ mod tests {
             Permission::Follow,
             Permission::Control,
             Permission::Manage,
+            Permission::Schedule,
+            Permission::Audit,
             Permission::Administer,
             Permission::Govern,
             Permission::Own,

@@ -63,12 +63,17 @@ pub const MAX_POLL_CAPACITY: u32 = 50;
 pub const MAX_POLL_WAIT_SECONDS: u32 = 30;
 /// Queues and job types a worker may register.
 pub const MAX_REGISTERED_NAMES: usize = 500;
+/// Bytes of the names of queues and job types that a worker may register, together.
+pub const MAX_REGISTERED_NAMES_BYTES: usize = 64 * 1024;
 /// Characters in a worker's hostname or SDK version.
 pub const MAX_WORKER_INFO_CHARS: usize = 200;
 /// Maximum number of slots that a worker may register.
 pub const MAX_WORKER_CONCURRENCY: i32 = 10_000;
 /// Jobs of one page of `GET /v1/jobs`.
 pub const MAX_PAGE_JOBS: u32 = 200;
+/// Bytes of payloads, results and texts in one page of a list, by which a page may end early; a
+/// page has at least one row.
+pub const MAX_PAGE_BYTES: usize = 2 * 1024 * 1024;
 /// Rows that one page of `GET /v1/jobs` examines; a filtered page may be short.
 pub const MAX_PAGE_EXAMINED_ROWS: i64 = 2_000;
 /// Looks of one page of jobs, each at [`MAX_PAGE_EXAMINED_ROWS`]: a filter may match few jobs, and

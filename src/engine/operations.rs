@@ -69,7 +69,10 @@ pub async fn begin(
         Kind::JobsReplay => {
             let message = format!("must be sent, at most {MAX_COUNTED}: more jobs match");
             let count = expected.ok_or_else(|| Error::invalid("max", message))?;
+            // It takes a connection of the same share.
+            drop(conn);
             quota::admit_count(engine, tenant, usize::try_from(count).unwrap_or(0)).await?;
+            conn = engine.pools.read_for(project_id).await?;
             expected
         }
         _ => new.max_jobs,

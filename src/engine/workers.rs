@@ -9,7 +9,6 @@ use std::{
 use metrics::counter;
 use moka::sync::Cache;
 use sqlx::Acquire;
-use tokio::sync::Notify;
 
 use super::{
     Engine,
@@ -28,6 +27,7 @@ use crate::{
         workers::Sighting,
     },
     telemetry,
+    wakeups::keyed::KeyedNotify,
 };
 
 pub use crate::store::workers::{Facts, Registration, WorkerBeat, WorkerRow};
@@ -51,7 +51,7 @@ pub type WorkerKey = (ProjectId, Arc<str>);
 pub struct Registry {
     known: Cache<WorkerKey, Option<Arc<Facts>>>,
     seen: Mutex<HashMap<WorkerKey, KnownWorker>>,
-    told: Notify,
+    told: KeyedNotify<WorkerKey>,
 }
 
 struct KnownWorker {
@@ -64,7 +64,7 @@ struct KnownWorker {
 impl Registry {
     pub(super) fn new() -> Self {
         let known = Cache::builder().time_to_live(KNOWN_TTL).max_capacity(MAX_KNOWN).build();
-        Self { known, seen: Mutex::default(), told: Notify::new() }
+        Self { known, seen: Mutex::default(), told: KeyedNotify::default() }
     }
 
     /// Records that a worker was heard; the database learns of it soon.
@@ -103,13 +103,13 @@ impl Registry {
     /// Caches facts of a worker, and wakes its parked polls.
     fn learn(&self, key: &WorkerKey, facts: Facts) {
         self.known.insert(key.clone(), Some(Arc::new(facts)));
-        self.told.notify_waiters();
+        self.told.wake(key);
     }
 
     /// Drops cached facts of a worker, and wakes its parked polls.
     fn forget(&self, key: &WorkerKey) {
         self.known.invalidate(key);
-        self.told.notify_waiters();
+        self.told.wake(key);
     }
 }
 
@@ -134,8 +134,9 @@ pub async fn halt(engine: &Engine, key: &WorkerKey) -> Result<Option<WorkerState
 /// Resolves when the worker gets a directive to take no more jobs. If the database does not answer,
 /// it keeps waiting.
 pub(super) async fn until_halted(engine: &Engine, key: &WorkerKey) {
+    let of_worker = engine.registry.told.of(key.clone());
     loop {
-        let told = engine.registry.told.notified();
+        let told = of_worker.notified();
         tokio::pin!(told);
         // Subscribe before reading.
         told.as_mut().enable();
@@ -254,7 +255,7 @@ pub async fn register(
     project_id: ProjectId,
     worker: &Registration,
 ) -> Result<(), Error> {
-    let mut conn = engine.pools.reports.acquire().await?;
+    let mut conn = engine.pools.reports.acquire_for(project_id).await?;
     store::workers::upsert(&mut conn, project_id, worker).await?;
     engine.registry.forget(&(project_id, worker.worker_id.as_str().into()));
     Ok(())
@@ -293,7 +294,7 @@ pub async fn beat(
 /// # Errors
 /// [`Error::WorkerNotFound`] when no worker of this name is known and none holds a lease.
 pub async fn deregister(engine: &Engine, key: &WorkerKey) -> Result<u64, Error> {
-    let mut conn = engine.pools.reports.acquire().await?;
+    let mut conn = engine.pools.reports.acquire_for(key.0).await?;
     let was_known = store::workers::terminate(&mut conn, key.0, &key.1).await?;
     drop(conn);
     engine.registry.forget(key);
@@ -345,7 +346,7 @@ async fn end_leases(
 ) -> sqlx::Result<u64> {
     let mut ended = 0;
     loop {
-        let mut conn = pool.acquire().await?;
+        let mut conn = pool.acquire_for(key.0).await?;
         let mut tx = conn.begin().await?;
         let only_silent = *ending == Ending::LeaseExpired;
         if only_silent
@@ -421,10 +422,7 @@ async fn learn_changes(engine: &Engine) -> sqlx::Result<()> {
     let changed = sweep::changed_workers(&mut conn, CHANGES_WINDOW_SECONDS).await?;
     let changed: HashSet<WorkerKey> =
         changed.into_iter().map(|(project_id, it)| (project_id, it.into())).collect();
-    changed.iter().for_each(|it| engine.registry.known.invalidate(it));
-    if !changed.is_empty() {
-        engine.registry.told.notify_waiters();
-    }
+    changed.iter().for_each(|it| engine.registry.forget(it));
     Ok(())
 }
 

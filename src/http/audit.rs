@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     app::App,
-    auth::{Administer, Caller},
+    auth::{Audit, Caller},
     domain::{
         formats,
         limits::{self, MAX_EXPORTED_AUDIT},
@@ -183,7 +183,7 @@ page! {
     ),
 )]
 pub async fn list(
-    caller: Caller<Administer>,
+    caller: Caller<Audit>,
     State(app): State<App>,
     Query(query): Query<AuditQuery>,
 ) -> Result<Reply<AuditPage>, Error> {
@@ -215,7 +215,7 @@ pub async fn list(
     ),
 )]
 pub async fn export(
-    caller: Caller<Administer>,
+    caller: Caller<Audit>,
     State(app): State<App>,
     Query(query): Query<AuditExportQuery>,
 ) -> Result<Response, Error> {
@@ -245,7 +245,7 @@ pub async fn export(
 /// The progress of an export.
 struct Export {
     app: App,
-    caller: Caller<Administer>,
+    caller: Caller<Audit>,
     filter: AuditFilter,
     before: Option<AuditId>,
     left: i64,

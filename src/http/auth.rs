@@ -369,10 +369,13 @@ pub struct VerifyRequest {
 
 impl RequestBody for VerifyRequest {}
 
-/// Verify an e-mail address.
+/// Verify your e-mail address.
+///
+/// The token must be of the mail to this very account: a stranger who signs up with your address
+/// cannot have it verified by your click.
 #[utoipa::path(
     post, path = "/auth/verify", tag = "accounts", operation_id = "auth_verify",
-    request_body = VerifyRequest, security(()),
+    request_body = VerifyRequest, security(("session" = [])),
     responses(
         (status = 204, description = "Verified."),
         (status = 400, description = "Invalid token.", body = ErrorBody),
@@ -380,11 +383,12 @@ impl RequestBody for VerifyRequest {}
     ),
 )]
 pub async fn verify(
+    person: Person,
     State(app): State<App>,
     Extension(client): Extension<Client>,
     Json(request): Json<VerifyRequest>,
 ) -> Result<StatusCode, Error> {
-    app.accounts.verify(&request.token, &client).await?;
+    app.accounts.verify(person.bearer, &request.token, &client).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -397,7 +401,8 @@ pub async fn verify(
 pub async fn send_verification(
     person: Person,
     State(app): State<App>,
+    Extension(client): Extension<Client>,
 ) -> Result<StatusCode, Error> {
-    app.accounts.send_verification(person.bearer).await?;
+    app.accounts.send_verification(person.bearer, &client).await?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -28,6 +28,7 @@ use crate::{
     store::{
         self, TimePosition,
         dead_letters::{GroupRow, LetterRow},
+        jobs::Payloads,
     },
     wire::{
         extract::{JobInPath, Query},
@@ -112,7 +113,7 @@ pub async fn list(
     Query(query): Query<DeadLettersQuery>,
 ) -> Result<Reply<DeadLetterPage>, Error> {
     let mut check = Check::default();
-    let size = PageSize::read(
+    let mut size = PageSize::read(
         query.limit,
         DEFAULT_PAGE_DEAD_LETTERS,
         limits::MAX_PAGE_DEAD_LETTERS,
@@ -141,15 +142,14 @@ pub async fn list(
     let cursor = |it: &LetterRow| {
         cursor::write_place(&app, list, TimePosition { at: it.died_at, id: it.job_id.0 })
     };
+    if Payloads::asked(query.payloads) == Payloads::Shown {
+        let ids: Vec<_> = matching.iter().map(|it| it.job_id).collect();
+        size = size.at_most(store::jobs::fitting(&mut conn, project_id, &ids).await?);
+    }
     let next_cursor = size.cut(&mut matching, cursor).or_else(|| examined.last().map(cursor));
     let ids: Vec<_> = matching.iter().map(|it| it.job_id).collect();
-    let jobs = store::jobs::find_all(
-        &mut conn,
-        project_id,
-        &ids,
-        store::jobs::Payloads::asked(query.payloads),
-    )
-    .await?;
+    let jobs =
+        store::jobs::find_all(&mut conn, project_id, &ids, Payloads::asked(query.payloads)).await?;
     let keys: Vec<_> = ids.iter().map(|it| (project_id, *it)).collect();
     let mut errors = store::jobs::last_errors(&mut conn, &keys).await?;
     let mut jobs: HashMap<_, _> = jobs.into_iter().map(|it| (it.id, it)).collect();

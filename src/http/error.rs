@@ -5,12 +5,13 @@ use axum::{
     http::{HeaderValue, StatusCode, header::WWW_AUTHENTICATE},
     response::Response,
 };
+use chrono::{DateTime, Utc};
 use serde::Serialize;
 use utoipa::ToSchema;
 
 use crate::{
     domain::job::JobState,
-    error::{Error, FieldError, JobStatus},
+    error::{self, Error, FieldError, JobStatus},
     wire::errors,
 };
 
@@ -50,9 +51,28 @@ pub struct ApiError {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub existing_job_id: Option<String>,
+    /// In a 409 `keys_remain`: the live keys that the removed member or key has made.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schema(required = false)]
+    pub keys: Vec<RemainingKey>,
     /// Documentation of the code.
     #[schema(example = "https://queue.example.com/docs/errors#invalid_request")]
     pub docs_url: String,
+}
+
+/// A live key that would remain.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+pub struct RemainingKey {
+    /// Id of the key.
+    #[schema(example = "key_01m7w3ha3aextt8pkwwdmxsmqw")]
+    pub id: String,
+    /// Name.
+    pub name: String,
+    /// Scopes.
+    pub scopes: Vec<String>,
+    /// Last use, to within some seconds; null: never.
+    #[schema(required)]
+    pub last_used_at: Option<DateTime<Utc>>,
 }
 
 /// An invalid field.
@@ -90,6 +110,7 @@ codes! {
     Error::InvalidLink => BAD_REQUEST, "invalid_token";
     Error::Forbidden { .. } => FORBIDDEN, "forbidden";
     Error::RoleExceedsCaller => FORBIDDEN, "role_exceeds_caller";
+    Error::EmailNotVerified => FORBIDDEN, "email_not_verified";
     Error::SignupClosed => FORBIDDEN, "signup_closed";
     Error::NoSuchRoute | Error::UnknownRoute { .. } => NOT_FOUND, "not_found";
     Error::KeyNotFound => NOT_FOUND, "key_not_found";
@@ -99,6 +120,7 @@ codes! {
     Error::EmailTaken => CONFLICT, "email_taken";
     Error::SlugTaken => CONFLICT, "slug_taken";
     Error::LastOwner => CONFLICT, "cannot_remove_owner";
+    Error::KeysRemain(_) => CONFLICT, "keys_remain";
     Error::RateLimited { .. } => TOO_MANY_REQUESTS, "rate_limit_exceeded";
     Error::ProjectNotFound => NOT_FOUND, "project_not_found";
     Error::JobNotFound | Error::NoJobId(_) => NOT_FOUND, "job_not_found";
@@ -160,7 +182,18 @@ pub fn info(error: &Error, request_id: &str) -> ApiError {
             Error::UniqueConflict { holder, .. } => holder.map(|it| it.to_string()),
             _ => None,
         },
+        keys: match error {
+            Error::KeysRemain(keys) => keys.iter().cloned().map(RemainingKey::from).collect(),
+            _ => Vec::new(),
+        },
         docs_url: format!("{ERROR_DOCS}#{code}"),
+    }
+}
+
+impl From<error::RemainingKey> for RemainingKey {
+    fn from(key: error::RemainingKey) -> Self {
+        let error::RemainingKey { id, name, scopes, last_used_at } = key;
+        Self { id: id.to_string(), name, scopes, last_used_at }
     }
 }
 

@@ -171,7 +171,7 @@ page! {
 /// List keys.
 #[utoipa::path(
     get, path = "/keys", tag = "keys", operation_id = "keys_list", params(KeysQuery),
-    security(("api_key" = ["manage"]), ("session" = ["admin"])),
+    security(("api_key" = ["keys"]), ("session" = ["admin"])),
     responses(
         (status = 200, description = "A page of keys.", body = KeyPage),
     ),
@@ -202,7 +202,7 @@ pub struct CreateKeyRequest {
     #[schema(extensions(("bounds" = json!(chars(1, limits::MAX_NAME_CHARS)))))]
     name: String,
     /// Scopes. Default: all that you may grant.
-    #[schema(min_items = 1, max_items = 4)]
+    #[schema(min_items = 1, max_items = 6)]
     scopes: Option<Vec<Scope>>,
     /// A named set of scopes. Alternative to `scopes`.
     preset: Option<KeyPreset>,
@@ -264,7 +264,7 @@ impl CreateKeyRequest {
 /// an `Idempotency-Key`.
 #[utoipa::path(
     post, path = "/keys", tag = "keys", operation_id = "keys_create",
-    security(("api_key" = ["manage"]), ("session" = ["admin"])),
+    security(("api_key" = ["keys"]), ("session" = ["admin"])),
     request_body = CreateKeyRequest,
     responses(
         (status = 201, description = "The created key. It is shown only once.", body = CreatedApiKey),
@@ -285,7 +285,7 @@ pub async fn create(
 /// Read a key.
 #[utoipa::path(
     get, path = "/keys/{key_id}", tag = "keys", operation_id = "keys_get",
-    security(("api_key" = ["manage"]), ("session" = ["admin"])),
+    security(("api_key" = ["keys"]), ("session" = ["admin"])),
     params(("key_id" = String, Path, description = "The key's id.", example = "key_01m7w3ha3aextt8pkwwdmxsmqw")),
     responses(
         (status = 200, description = "The key, without its secret.", body = ApiKey),
@@ -317,7 +317,7 @@ impl RequestBody for ChangeKeyRequest {}
 /// Rename a key.
 #[utoipa::path(
     patch, path = "/keys/{key_id}", tag = "keys", operation_id = "keys_rename",
-    security(("api_key" = ["manage"]), ("session" = ["admin"])),
+    security(("api_key" = ["keys"]), ("session" = ["admin"])),
     params(("key_id" = String, Path, description = "The key's id.", example = "key_01m7w3ha3aextt8pkwwdmxsmqw")),
     request_body = ChangeKeyRequest,
     responses(

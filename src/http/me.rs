@@ -1,6 +1,6 @@
 //! `/v1/me`: the caller's account, its sessions, export and deletion. For sessions only.
 
-use axum::{Json as Reply, extract::State, http::StatusCode};
+use axum::{Extension, Json as Reply, extract::State, http::StatusCode};
 use chrono::{DateTime, Utc};
 use secrecy::SecretString;
 use serde::{Deserialize, Serialize};
@@ -8,6 +8,7 @@ use utoipa::ToSchema;
 
 use super::{audit::AuditEntry, auth::Account, error::ErrorBody, projects::Project};
 use crate::{
+    accounts::Client,
     app::App,
     auth::Person,
     credentials::Evict,
@@ -191,6 +192,9 @@ pub struct DeleteAccountRequest {
     /// Password, as a confirmation.
     #[schema(value_type = String, extensions(("bounds" = json!(chars(0, limits::MAX_PASSWORD_CHARS)))))]
     password: SecretString,
+    /// True: the live keys that you have made in other projects are revoked, too. False: they stay.
+    /// Required where there are such keys: without it, the answer is a 409 that lists them.
+    revoke_keys: Option<bool>,
 }
 
 impl RequestBody for DeleteAccountRequest {}
@@ -205,15 +209,17 @@ impl RequestBody for DeleteAccountRequest {}
     responses(
         (status = 204, description = "Deleted."),
         (status = 401, description = "No live session, or wrong password.", body = ErrorBody),
-        (status = 409, description = "A project would be left without an owner.", body = ErrorBody),
+        (status = 409, description = "A project would be left without an owner, or live keys remain.", body = ErrorBody),
     ),
 )]
 pub async fn delete(
     person: Person,
     State(app): State<App>,
+    Extension(client): Extension<Client>,
     Json(request): Json<DeleteAccountRequest>,
 ) -> Result<StatusCode, Error> {
-    app.accounts.delete(person.bearer, request.password).await?;
+    let DeleteAccountRequest { password, revoke_keys } = request;
+    app.accounts.delete(person.bearer, password, revoke_keys, &client).await?;
     app.credentials.evict(Evict::Session(person.bearer.session_id)).await;
     app.credentials.evict(Evict::KeysAndMembers).await;
     Ok(StatusCode::NO_CONTENT)

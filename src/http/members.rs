@@ -4,7 +4,7 @@ use axum::{Json as Reply, extract::State, http::StatusCode};
 use chrono::{DateTime, Utc};
 use secrecy::ExposeSecret;
 use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
+use utoipa::{IntoParams, ToSchema};
 
 use super::error::ErrorBody;
 use crate::{
@@ -19,7 +19,7 @@ use crate::{
     error::Error,
     store,
     wire::{
-        extract::{AccountInPath, InvitationInPath, Json, RequestBody},
+        extract::{AccountInPath, InvitationInPath, Json, Query, RequestBody},
         openapi::chars,
     },
 };
@@ -114,13 +114,23 @@ pub async fn change(
     Json(request): Json<ChangeMemberRequest>,
 ) -> Result<Reply<Member>, Error> {
     let mut conn = app.engine.pools.read_for(caller.project_id).await?;
-    members::set_role(&mut conn, &caller.author(), id, Some(request.role)).await?;
+    members::set_role(&mut conn, &caller.author(), id, Some(request.role), None).await?;
     drop(conn);
     app.credentials.evict(Evict::Members).await;
     let mut conn = app.engine.pools.read_for(caller.project_id).await?;
     let rows = store::members::list(&mut conn, caller.project_id, MAX_MEMBERS).await?;
     let member = rows.into_iter().find(|it| it.account_id == id);
     member.map(|it| Reply(it.into())).ok_or(Error::MemberNotFound)
+}
+
+/// What to do with keys that a removed member or key has made.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct RevokeKeysQuery {
+    /// True: the live keys that it has made are revoked, too. False: they stay. Required where
+    /// there are such keys: without it, the answer is a 409 that lists them.
+    pub(super) revoke_keys: Option<bool>,
 }
 
 /// Remove a member.
@@ -131,23 +141,25 @@ pub async fn change(
     params(
         ("project" = String, Path, description = "The project's id or slug.", example = "acme"),
         ("account_id" = String, Path, description = "The member.", example = "acct_01m7w3ha3aextt8pkwwdmxsmqw"),
+        RevokeKeysQuery,
     ),
     responses(
         (status = 204, description = "Removed."),
         (status = 404, description = "The project has no such member.", body = ErrorBody),
-        (status = 409, description = "The project would be left without an owner.", body = ErrorBody),
+        (status = 409, description = "The project would be left without an owner, or live keys of the member remain.", body = ErrorBody),
     ),
 )]
 pub async fn remove(
     caller: Caller<Anybody>,
     State(app): State<App>,
     AccountInPath(id): AccountInPath,
+    Query(query): Query<RevokeKeysQuery>,
 ) -> Result<StatusCode, Error> {
     only_members(&caller)?;
     let mut conn = app.engine.pools.read_for(caller.project_id).await?;
-    members::set_role(&mut conn, &caller.author(), id, None).await?;
+    members::set_role(&mut conn, &caller.author(), id, None, query.revoke_keys).await?;
     drop(conn);
-    app.credentials.evict(Evict::Members).await;
+    app.credentials.evict(Evict::KeysAndMembers).await;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -225,6 +237,8 @@ pub struct CreatedInvitation {
 }
 
 /// Invite a member.
+///
+/// Where this server sends mail, the address of your account must be verified.
 #[utoipa::path(
     post, path = "/invitations", tag = "projects", operation_id = "invitations_create", security(("session" = ["admin"])),
     params(("project" = String, Path, description = "The project's id or slug.", example = "acme")),
@@ -240,14 +254,14 @@ pub async fn invite(
 ) -> Result<(StatusCode, Reply<CreatedInvitation>), Error> {
     let email = read_email("email", &request.email)?;
     let Who::Member(grant, bearer) = &caller.who else { return Err(Error::MemberNotFound) };
-    app.accounts.throttle_invitation(bearer.account_id, &email).await?;
+    app.accounts.throttle_invitation(bearer.account_id, caller.project_id, &email).await?;
     let max = caller.limits.max_members();
     let mut conn = app.engine.pools.read_for(caller.project_id).await?;
     let invited = members::invite(&mut conn, &caller.author(), (&email, request.role), max).await;
     let (row, token) = invited?;
     drop(conn);
     let token = token.expose_secret().to_owned();
-    app.accounts.mail_invitation(&email, &grant.membership.name, &token)?;
+    app.accounts.mail_invitation(&email, &grant.membership.name, &token).await?;
     Ok((StatusCode::CREATED, Reply(CreatedInvitation { invitation: row.into(), token })))
 }
 

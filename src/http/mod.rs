@@ -4,6 +4,7 @@
 
 #![warn(missing_docs)]
 
+pub mod answers;
 pub(crate) mod audit;
 pub(crate) mod auth;
 pub mod batches;
@@ -17,6 +18,7 @@ mod idempotency;
 pub(crate) mod invitations;
 pub(crate) mod jobs;
 pub(crate) mod keys;
+pub mod least_rate;
 pub(crate) mod limits;
 pub(crate) mod me;
 pub(crate) mod members;
@@ -44,6 +46,7 @@ use axum::{
 use tokio_util::task::TaskTracker;
 use utoipa_axum::router::OpenApiRouter;
 
+use self::answers::Answers;
 use crate::{
     app::App,
     telemetry,
@@ -188,6 +191,7 @@ pub fn router(app: App, adapters: Router<App>, handlers: TaskTracker) -> Router 
         .fallback(openapi::no_such_route)
         .method_not_allowed_fallback(openapi::wrong_method)
         .layer(from_fn_with_state(handlers, middleware::detach))
+        .layer(from_fn_with_state(Answers::default(), answers::hold))
         .layer(from_fn_with_state(public_url, middleware::observe))
         .with_state(app)
 }

@@ -1,6 +1,6 @@
 //! Lists in pages: how many rows a page has, and the shape of its answer.
 
-use crate::wire::validate::Check;
+use crate::{domain::limits::MAX_PAGE_BYTES, wire::validate::Check};
 
 /// Defines the answer of a list: a page with `has_more` and `next_cursor`.
 macro_rules! page {
@@ -41,6 +41,11 @@ impl PageSize {
         Self(limit)
     }
 
+    /// This size, or a smaller one.
+    pub fn at_most(self, rows: usize) -> Self {
+        Self(self.0.min(u32::try_from(rows).unwrap_or(u32::MAX)))
+    }
+
     /// How many rows to read.
     pub fn one_more(self) -> i64 {
         i64::from(self.0) + 1
@@ -53,8 +58,45 @@ impl PageSize {
         rows: &mut Vec<Row>,
         cursor: impl FnOnce(&Row) -> String,
     ) -> Option<String> {
-        let has_more = rows.len() > self.0 as usize;
-        rows.truncate(self.0 as usize);
+        self.cut_by_bytes(rows, |_| 0, cursor)
+    }
+
+    /// The same for rows that may be large: the page also ends where they have
+    /// [`MAX_PAGE_BYTES`] together.
+    pub fn cut_by_bytes<Row>(
+        self,
+        rows: &mut Vec<Row>,
+        bytes: impl Fn(&Row) -> usize,
+        cursor: impl FnOnce(&Row) -> String,
+    ) -> Option<String> {
+        let mut together = 0;
+        let fitting = rows.iter().take_while(|it| {
+            together += bytes(it);
+            together <= MAX_PAGE_BYTES
+        });
+        let fitting = fitting.count().clamp(1, self.0 as usize);
+        let has_more = rows.len() > fitting;
+        rows.truncate(fitting);
         rows.last().filter(|_| has_more).map(cursor)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_ends_by_rows_or_by_bytes_and_has_at_least_one_row() {
+        let cut = |bytes: &[usize], size| {
+            let mut rows = bytes.to_vec();
+            let cursor = PageSize(size).cut_by_bytes(&mut rows, |it| *it, usize::to_string);
+            (rows.len(), cursor.is_some())
+        };
+        let half = MAX_PAGE_BYTES / 2;
+        assert_eq!(cut(&[1, 1, 1], 2), (2, true));
+        assert_eq!(cut(&[1, 1], 2), (2, false));
+        assert_eq!(cut(&[half, half, 1], 10), (2, true));
+        assert_eq!(cut(&[MAX_PAGE_BYTES + 1, 1], 10), (1, true));
+        assert_eq!(cut(&[], 10), (0, false));
     }
 }

@@ -180,7 +180,7 @@ pub async fn create(
     responses((status = 200, description = "The project.", body = Project)),
 )]
 pub async fn get(caller: Caller<Anybody>, State(app): State<App>) -> Result<Reply<Project>, Error> {
-    let mut conn = app.engine.pools.people.acquire().await?;
+    let mut conn = app.engine.pools.people.acquire_for(caller.project_id).await?;
     let row = store::projects::get(&mut conn, caller.project_id).await?;
     Ok(Reply(Project::of(row.ok_or(Error::ProjectNotFound)?, caller.who.role())))
 }
@@ -222,7 +222,7 @@ pub async fn change(
     check.finish()?;
     let change =
         ProjectChange { name: request.name.as_deref(), require_fence: request.require_fence };
-    let mut conn = app.engine.pools.people.acquire().await?;
+    let mut conn = app.engine.pools.people.acquire_for(caller.project_id).await?;
     let after = projects::change(&mut conn, &caller.author(), change).await?;
     drop(conn);
     if request.require_fence.is_some() {
@@ -257,7 +257,7 @@ pub async fn delete(
     State(app): State<App>,
     Query(query): Query<DeleteProjectQuery>,
 ) -> Result<StatusCode, Error> {
-    let mut conn = app.engine.pools.people.acquire().await?;
+    let mut conn = app.engine.pools.people.acquire_for(caller.project_id).await?;
     projects::delete(&mut conn, caller.project_id, &query.confirm).await?;
     drop(conn);
     app.credentials.evict(Evict::KeysAndMembers).await;

@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{
     app::App,
-    auth::{Caller, Manage, Read},
+    auth::{Caller, Read, Schedule},
     domain::{
         backoff::RetryPolicy,
         job::DEFAULT_QUEUE,
@@ -81,6 +81,9 @@ pub struct RecurringSchedule {
     pub max_attempts: i32,
     /// Timeout of one attempt of its jobs, in seconds.
     pub timeout_seconds: i32,
+    /// Whether a worker registered it, and it was not written by other means since: a registration
+    /// may change it.
+    pub registered: bool,
     /// When it was created.
     pub created_at: DateTime<Utc>,
     /// When it was last changed.
@@ -112,6 +115,7 @@ impl RecurringSchedule {
             spread_seconds: row.spread_seconds,
             max_attempts: row.max_attempts,
             timeout_seconds: row.timeout_seconds,
+            registered: row.is_registered,
             created_at: row.created_at,
             updated_at: row.updated_at,
         })
@@ -119,11 +123,12 @@ impl RecurringSchedule {
 }
 
 /// The audit log's view of it, without the payload.
-fn facts(row: &ScheduleRow) -> String {
+pub(super) fn facts(row: &ScheduleRow) -> String {
     serde_json::json!({
         "job_type": row.job_type, "queue": row.queue, "cron_expression": row.cron_expression,
         "timezone": row.timezone, "priority": -row.rank, "overlap": row.overlap,
-        "catch_up": row.catch_up, "enabled": !row.is_paused,
+        "catch_up": row.catch_up, "enabled": !row.is_paused, "max_attempts": row.max_attempts,
+        "timeout_seconds": row.timeout_seconds, "registered": row.is_registered,
     })
     .to_string()
 }
@@ -229,7 +234,7 @@ impl RecurringScheduleRequest {
 /// changed schedule takes effect immediately; missed ticks are not caught up.
 #[utoipa::path(
     put, path = "/recurring/{recurring_id}", tag = "recurring", operation_id = "recurring_upsert",
-    security(("api_key" = ["manage"]), ("session" = ["member"])),
+    security(("api_key" = ["schedules"]), ("session" = ["member"])),
     params(("recurring_id" = String, Path, description = "The schedule: a name of your choice.", example = "rjob_report")),
     request_body = RecurringScheduleRequest,
     responses(
@@ -239,7 +244,7 @@ impl RecurringScheduleRequest {
     ),
 )]
 pub async fn put(
-    caller: Caller<Manage>,
+    caller: Caller<Schedule>,
     State(app): State<App>,
     NameInPath(id): NameInPath,
     Json(request): Json<RecurringScheduleRequest>,
@@ -259,7 +264,7 @@ pub async fn put(
 /// Its id is generated. To choose the id yourself, use `PUT`.
 #[utoipa::path(
     post, path = "/recurring", tag = "recurring", operation_id = "recurring_create",
-    security(("api_key" = ["manage"]), ("session" = ["member"])),
+    security(("api_key" = ["schedules"]), ("session" = ["member"])),
     params(idempotency::Header),
     request_body = RecurringScheduleRequest,
     responses(
@@ -269,7 +274,7 @@ pub async fn put(
     ),
 )]
 pub async fn create(
-    caller: Caller<Manage>,
+    caller: Caller<Schedule>,
     State(app): State<App>,
     Once { request, repeat }: Once<RecurringScheduleRequest>,
 ) -> Result<Response, Error> {
@@ -333,7 +338,7 @@ pub async fn list(
     check.finish()?;
     let after = query.cursor.unwrap_or_default();
     let mut rows = schedules::page(&app.engine, caller.project_id, &after, size.one_more()).await?;
-    let next_cursor = size.cut(&mut rows, |it| it.id.clone());
+    let next_cursor = size.cut_by_bytes(&mut rows, |it| it.payload.len(), |it| it.id.clone());
     let recurring = rows.into_iter().map(RecurringSchedule::of).collect::<Result<_, _>>()?;
     Ok(Reply(RecurringPage::of(recurring, next_cursor)))
 }
@@ -362,7 +367,7 @@ pub async fn get(
 /// Its jobs stay. Its fires are kept for 30 days, and belong to a new schedule with the same id.
 #[utoipa::path(
     delete, path = "/recurring/{recurring_id}", tag = "recurring", operation_id = "recurring_delete",
-    security(("api_key" = ["manage"]), ("session" = ["member"])),
+    security(("api_key" = ["schedules"]), ("session" = ["member"])),
     params(("recurring_id" = String, Path, description = "The schedule.", example = "rjob_report")),
     responses(
         (status = 204, description = "Deleted."),
@@ -370,7 +375,7 @@ pub async fn get(
     ),
 )]
 pub async fn delete(
-    caller: Caller<Manage>,
+    caller: Caller<Schedule>,
     State(app): State<App>,
     NameInPath(id): NameInPath,
 ) -> Result<StatusCode, Error> {

@@ -25,7 +25,7 @@ use tokio::{
 use tokio_io_timeout::TimeoutStream;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use super::middleware::Proxies;
+use super::{least_rate::LeastRate, middleware::Proxies};
 use crate::{auth::ClientAddress, config::ConnectionLimits, limiter::client_of, telemetry};
 
 /// A connection is closed if it has sent no byte by then.
@@ -35,6 +35,8 @@ pub const FIRST_BYTE_TIMEOUT: Duration = Duration::from_secs(10);
 pub const HEADER_TIMEOUT: Duration = Duration::from_secs(75);
 /// A client that reads nothing for this long is disconnected.
 pub const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
+/// Bytes of an answer that the kernel keeps for a reader; else it may keep several MiB of each.
+const SEND_BUFFER_BYTES: usize = 256 * 1024;
 /// Open connections of one node: the parked polls, and as many again.
 pub const MAX_CONNECTIONS: usize = 40_000;
 /// Headers of one request.
@@ -172,6 +174,7 @@ async fn accept(
         .with_retries(KEEPALIVE_RETRIES);
     let socket = SockRef::from(&stream);
     socket.set_tcp_keepalive(&keepalive)?;
+    socket.set_send_buffer_size(SEND_BUFFER_BYTES)?;
     #[cfg(target_os = "linux")]
     socket.set_tcp_user_timeout(Some(WRITE_TIMEOUT))?;
     Ok((stream, address.ip(), permit))
@@ -188,7 +191,7 @@ async fn serve(stream: TcpStream, answering: Answering, closing: CancellationTok
         return;
     }
     gauge!(telemetry::CONNECTIONS).increment(1);
-    let mut stream = TimeoutStream::new(stream);
+    let mut stream = TimeoutStream::new(LeastRate::new(stream));
     stream.set_write_timeout(Some(WRITE_TIMEOUT));
     let stream = Box::pin(stream);
     let mut connection = std::pin::pin!(

@@ -107,6 +107,62 @@ pub async fn candidates(
     .await
 }
 
+/// The accounts whose password a holder of this address may reset: the one that has verified it,
+/// or else those that claim it, newest first.
+pub async fn claims(
+    conn: &mut PgConnection,
+    email: &str,
+    limit: i64,
+) -> sqlx::Result<Vec<Account>> {
+    sqlx::query_as!(
+        Account,
+        r#"
+        select id "id: AccountId", email, created_at, verified_at
+        from accounts
+        where email = $1 and (
+            verified_at is not null
+            or not exists (select from accounts where email = $1 and verified_at is not null)
+        )
+        order by created_at desc
+        limit $2
+        "#,
+        email,
+        limit,
+    )
+    .fetch_all(conn)
+    .await
+}
+
+/// What limits the mails that an account has sent.
+#[derive(Debug, Clone, Copy)]
+pub struct Sender {
+    /// Whether its address is verified.
+    pub is_verified: bool,
+    /// Whether it was created lately.
+    pub is_new: bool,
+}
+
+/// The sender of a mail. An account is new for this many days.
+pub async fn sender(
+    conn: &mut PgConnection,
+    id: AccountId,
+    new_days: i32,
+) -> sqlx::Result<Option<Sender>> {
+    sqlx::query_as!(
+        Sender,
+        r#"
+        select verified_at is not null "is_verified!",
+               created_at > now() - make_interval(days => $2) "is_new!"
+        from accounts
+        where id = $1
+        "#,
+        id.0,
+        new_days,
+    )
+    .fetch_optional(conn)
+    .await
+}
+
 pub async fn find(conn: &mut PgConnection, id: AccountId) -> sqlx::Result<Option<Account>> {
     sqlx::query_as!(
         Account,
@@ -247,6 +303,26 @@ pub async fn insert_mail_token(
     .execute(conn)
     .await?;
     Ok(())
+}
+
+/// Whether a mailed token can be used.
+pub async fn has_mail_token(
+    conn: &mut PgConnection,
+    purpose: Purpose,
+    secret_hash: &[u8],
+) -> sqlx::Result<bool> {
+    sqlx::query_scalar!(
+        r#"
+        select exists (
+            select from mail_tokens
+            where secret_hash = $1 and purpose = $2 and used_at is null and expires_at > now()
+        ) "exists!"
+        "#,
+        secret_hash,
+        purpose.name(),
+    )
+    .fetch_one(conn)
+    .await
 }
 
 /// Uses up a mailed token, and returns its account; none if it is unknown, used or expired.

@@ -232,6 +232,35 @@ pub async fn find_all(
     .await
 }
 
+/// How many of these jobs fit on a page of [`limits::MAX_PAGE_BYTES`], by the bytes of what
+/// [`Payloads::Shown`] shows; at least one.
+pub async fn fitting(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    ids: &[JobId],
+) -> sqlx::Result<usize> {
+    let fitting = sqlx::query_scalar!(
+        r#"
+        select count(*) "count!"
+        from (
+            select sum(
+                octet_length(body.payload) + coalesce(octet_length(body.callbacks::text), 0)
+                + coalesce(octet_length(ended.result), 0)
+            ) over (order by sought.place) as bytes
+            from unnest($2::uuid[]) with ordinality as sought(id, place)
+            left join job_bodies body on body.project_id = $1 and body.job_id = sought.id
+            left join finished_jobs ended on ended.project_id = $1 and ended.id = sought.id
+        ) together
+        where coalesce(bytes, 0) <= $3
+        "#,
+        project_id.0,
+        &ids.iter().map(|it| it.0).collect::<Vec<Uuid>>(),
+        limits::MAX_PAGE_BYTES as i64,
+    );
+    let fitting = fitting.fetch_one(conn).await?;
+    Ok(usize::try_from(fitting).unwrap_or(usize::MAX).max(1))
+}
+
 /// The past attempts of one job that did not succeed, oldest first; the newest
 /// [`limits::MAX_SHOWN_ATTEMPTS`] if there are more.
 pub async fn attempts(

@@ -190,6 +190,29 @@ pub async fn list(
     .await
 }
 
+/// The keys that these accounts or keys have made.
+pub async fn made_by(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    makers: &[String],
+) -> sqlx::Result<Vec<ListedKey>> {
+    sqlx::query_as!(
+        ListedKey,
+        r#"
+        select id "id: KeyId", name, shown_prefix, shown_end, scopes, produce_per_minute,
+               work_per_minute, manage_per_minute, require_fence, strict, created_at, created_by,
+               last_used_at, expires_at, revoked_at,
+               (revoked_at is null and (expires_at is null or expires_at > now())) "is_live!"
+        from api_keys
+        where project_id = $1 and created_by = any($2)
+        "#,
+        project_id.0,
+        makers,
+    )
+    .fetch_all(conn)
+    .await
+}
+
 /// One of a project's keys, locked until the transaction ends.
 pub async fn lock(
     conn: &mut PgConnection,

@@ -309,6 +309,34 @@ pub async fn uninvite_by(
     Ok(())
 }
 
+/// Ends all memberships of an account in projects that are not deleted, with the invitations that
+/// it has made there. Returns each project with the account's role.
+pub async fn leave_all(
+    conn: &mut PgConnection,
+    account_id: AccountId,
+) -> sqlx::Result<Vec<(ProjectId, String)>> {
+    let rows = sqlx::query!(
+        r#"
+        with left_ as (
+            delete from members
+            using projects
+            where members.account_id = $1
+                and projects.id = members.project_id and projects.deleted_at is null
+            returning members.project_id, members.role
+        ), offers as (
+            delete from invitations
+            using left_
+            where invitations.project_id = left_.project_id and invitations.invited_by = $1
+        )
+        select project_id "project_id: ProjectId", role from left_
+        "#,
+        account_id.0,
+    )
+    .fetch_all(conn)
+    .await?;
+    Ok(rows.into_iter().map(|it| (it.project_id, it.role)).collect())
+}
+
 /// Removes all other members, invitations and keys from the projects that an account owns.
 pub async fn take_back(conn: &mut PgConnection, owner: AccountId) -> sqlx::Result<()> {
     sqlx::query!(

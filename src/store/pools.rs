@@ -319,9 +319,10 @@ impl Pools {
     }
 
     /// A connection for reads and settings of one project. With the roles of `ops/roles.sql` it
-    /// sees no row of another project.
+    /// sees no row of another project. Take none while you hold another: see
+    /// [`Pool::acquire_for`].
     pub async fn read_for(&self, project_id: ProjectId) -> sqlx::Result<Connection> {
-        let mut conn = self.read.acquire().await?;
+        let mut conn = self.read.acquire_for(project_id).await?;
         if self.has_roles {
             let set = sqlx::query("select set_config('app.project_id', $1, false)");
             set.bind(project_id.0.to_string()).execute(&mut *conn).await?;

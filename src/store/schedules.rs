@@ -24,7 +24,7 @@ pub struct RegisteredSchedule {
 }
 
 /// Stores a schedule, new or existing. A paused one stays paused. False: another job type has the
-/// id, and nothing is stored.
+/// id, or it was not registered, and nothing is stored.
 pub async fn upsert_registered(
     conn: &mut PgConnection,
     project_id: ProjectId,
@@ -34,11 +34,11 @@ pub async fn upsert_registered(
         "
         insert into recurring_schedules (
             project_id, id, job_type, cron_expression, timezone, queue, max_attempts,
-            timeout_seconds, last_tick
+            timeout_seconds, last_tick, is_registered
         )
         values (
             $1, $2, $3, $4, coalesce($5, 'UTC'), coalesce($6, 'default'), coalesce($7, 3),
-            coalesce($8, 1800), now()
+            coalesce($8, 1800), now(), true
         )
         on conflict (project_id, id) do update
         set cron_expression = $4,
@@ -59,7 +59,7 @@ pub async fn upsert_registered(
             end,
             problem = null,
             updated_at = now()
-        where recurring_schedules.job_type = $3
+        where recurring_schedules.job_type = $3 and recurring_schedules.is_registered
         ",
         project_id.0,
         schedule.id,
@@ -137,6 +137,7 @@ pub async fn upsert(
                 then recurring_schedules.next_tick
             end,
             problem = null,
+            is_registered = false,
             updated_at = now()
         where recurring_schedules.job_type = $3
         returning xmax = 0 "is_new!"
@@ -208,6 +209,7 @@ pub struct ScheduleRow {
     pub timeout_seconds: i32,
     pub next_tick: Option<DateTime<Utc>>,
     pub problem: Option<String>,
+    pub is_registered: bool,
     pub created_at: DateTime<Utc>,
     pub updated_at: DateTime<Utc>,
     pub last_run_at: Option<DateTime<Utc>>,
@@ -229,8 +231,9 @@ pub async fn page(
         r#"
         select id, job_type, cron_expression, timezone, queue, payload, rank, retry,
                overlap "overlap: OverlapPolicy", catch_up "catch_up: CatchUp", spread_seconds, is_paused,
-               max_attempts, timeout_seconds, next_tick, problem, created_at, updated_at,
-               last.tick "last_run_at?", failing.first_failed_at "failing_since?", now() "now!"
+               max_attempts, timeout_seconds, next_tick, problem, is_registered, created_at,
+               updated_at, last.tick "last_run_at?", failing.first_failed_at "failing_since?",
+               now() "now!"
         from recurring_schedules
         left join lateral (
             select first_failed_at
@@ -262,13 +265,23 @@ pub async fn find(
     project_id: ProjectId,
     id: &str,
 ) -> sqlx::Result<Option<ScheduleRow>> {
+    Ok(find_all(conn, project_id, &[id.to_owned()]).await?.pop())
+}
+
+/// Those of these schedules that exist, in no order.
+pub async fn find_all(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    ids: &[String],
+) -> sqlx::Result<Vec<ScheduleRow>> {
     sqlx::query_as!(
         ScheduleRow,
         r#"
         select id, job_type, cron_expression, timezone, queue, payload, rank, retry,
                overlap "overlap: OverlapPolicy", catch_up "catch_up: CatchUp", spread_seconds, is_paused,
-               max_attempts, timeout_seconds, next_tick, problem, created_at, updated_at,
-               last.tick "last_run_at?", failing.first_failed_at "failing_since?", now() "now!"
+               max_attempts, timeout_seconds, next_tick, problem, is_registered, created_at,
+               updated_at, last.tick "last_run_at?", failing.first_failed_at "failing_since?",
+               now() "now!"
         from recurring_schedules
         left join lateral (
             select first_failed_at
@@ -283,12 +296,12 @@ pub async fn find(
             order by tick desc
             limit 1
         ) last on true
-        where project_id = $1 and id = $2
+        where project_id = $1 and id = any($2)
         "#,
         project_id.0,
-        id,
+        ids,
     )
-    .fetch_optional(conn)
+    .fetch_all(conn)
     .await
 }
 

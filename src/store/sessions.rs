@@ -23,6 +23,8 @@ pub struct Origin {
     /// The client's description of itself.
     pub user_agent: Option<String>,
     pub address: Option<String>,
+    /// Whether it is a browser: see [`use_secret`].
+    pub is_browser: bool,
 }
 
 /// The state of a refresh token.
@@ -45,14 +47,15 @@ pub async fn insert(
 ) -> sqlx::Result<()> {
     sqlx::query!(
         "
-        insert into sessions (id, account_id, expires_at, user_agent, address)
-        values ($1, $2, now() + make_interval(secs => $3), $4, $5)
+        insert into sessions (id, account_id, expires_at, user_agent, address, is_browser)
+        values ($1, $2, now() + make_interval(secs => $3), $4, $5, $6)
         ",
         id.0,
         account_id.0,
         life_seconds as f64,
         origin.user_agent,
         origin.address,
+        origin.is_browser,
     )
     .execute(conn)
     .await?;
@@ -76,7 +79,8 @@ pub async fn insert_secret(
 }
 
 /// Uses up a refresh token, and returns its state before; none: it is unknown. Of two callers that
-/// present the same token, one finds it used, unless the other came within the grace.
+/// present the same token, one finds it used, unless the other came within the grace and the
+/// session is one of a browser.
 ///
 /// The clock is read after the row is locked: for a caller that waited, `now()` lies before the
 /// other's use.
@@ -102,7 +106,9 @@ pub async fn use_secret(
         )
         select session.account_id "account_id: AccountId", session.id "session_id: SessionId",
                coalesce(
-                   presented.used_at <= clock_timestamp() - make_interval(secs => $3), false
+                   presented.used_at <= clock_timestamp()
+                       - make_interval(secs => case when session.is_browser then $3 else 0 end),
+                   false
                ) "is_used!",
                (session.revoked_at is null and session.expires_at > now()
                 and session.last_used_at > now() - make_interval(secs => $2)) "is_live!"

@@ -30,6 +30,11 @@ impl PerProject {
         take(self.of(project_id), permits).await
     }
 
+    /// This many permits of the project's, if they are free.
+    pub fn try_take(&self, project_id: ProjectId, permits: u32) -> Option<OwnedSemaphorePermit> {
+        self.of(project_id).try_acquire_many_owned(permits).ok()
+    }
+
     fn of(&self, project_id: ProjectId) -> Arc<Semaphore> {
         let mut known = self.of_project.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(semaphore) = known.get(&project_id).and_then(Weak::upgrade) {

@@ -8,13 +8,13 @@ use reqwest::{Method, Response};
 use serde_json::{Value, json};
 
 /// A stream of server-sent events, as a client reads it.
-struct Stream {
+pub struct Stream {
     response: Response,
     text: String,
 }
 
 impl Stream {
-    async fn open(t: &TestProject, path: &str, last: Option<&str>) -> Self {
+    pub async fn open(t: &TestProject, path: &str, last: Option<&str>) -> Self {
         let mut request = t.request(Method::GET, path);
         if let Some(last) = last {
             request = request.header("Last-Event-ID", last);
@@ -26,7 +26,7 @@ impl Stream {
     }
 
     /// The next event: its type, its id and its data. None: the end.
-    async fn next(&mut self) -> Option<(String, String, Value)> {
+    pub async fn next(&mut self) -> Option<(String, String, Value)> {
         loop {
             if let Some((event, rest)) = self.text.split_once("\n\n") {
                 let field = |name: &str| {
@@ -46,7 +46,7 @@ impl Stream {
         }
     }
 
-    async fn kinds(&mut self, count: usize) -> Vec<String> {
+    pub async fn kinds(&mut self, count: usize) -> Vec<String> {
         let mut kinds = Vec::new();
         while kinds.len() < count {
             kinds.push(self.next().await.expect("an event").0);

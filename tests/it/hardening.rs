@@ -181,7 +181,9 @@ fn no_log_tells_a_secret_however_talkative_it_is() {
             .is_error(401, "invalid_credentials");
         let t = TestProject { api_key: text(&made["api_key"]["secret"]), ..t };
         secrets.push(t.api_key.clone());
-        let key = t.post("/v1/keys", json!({"name": "k"})).await.is(201);
+        let person = TestProject { api_key: access, ..t.clone() };
+        let keys = format!("/v1/projects/{}/keys", text(&made["project"]["slug"]));
+        let key = person.post(&keys, json!({"name": "k"})).await.is(201);
         secrets.push(text(&key["secret"]));
         t.post("/v1/keys/report", json!({"key": key["secret"]})).await.is_empty(204);
         t.enqueue(json!({"payload": {"card": "canary-payload"}, "tags": {"a": "b"}})).await;

@@ -5,4 +5,5 @@ mod held_rows;
 mod hints;
 mod poison;
 mod silence;
+mod slow_readers;
 mod turns;

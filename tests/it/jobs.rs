@@ -5,7 +5,7 @@ use crate::{
     harness::{TestServer, fresh_database, limited, run},
 };
 use chrono::{DateTime, Utc};
-use fencepost::domain::access::Role;
+use fencepost::domain::{access::Role, limits};
 use serde_json::{Value, json};
 
 #[test]
@@ -322,6 +322,36 @@ fn lists_omit_payloads_on_request() {
         assert_eq!(seen("?payloads=false").await, [const { serde_json::Value::Null }; 6]);
         t.get("/v1/jobs?payloads=no").await.refuses("payloads");
         assert_eq!(t.get(&format!("/v1/jobs/{done}")).await.is(200)["payload"], json!({"n": 1}));
+    });
+}
+
+#[test]
+fn a_page_ends_where_its_payloads_are_large() {
+    run(async |t| {
+        let text = "x".repeat(limits::MAX_PAYLOAD_BYTES - 100);
+        let fitting = limits::MAX_PAGE_BYTES / limits::MAX_PAYLOAD_BYTES;
+        let all = fitting + 3;
+        for _ in 0..all {
+            t.enqueue(json!({"payload": text, "max_attempts": 1})).await;
+        }
+        let page = t.get("/v1/jobs?limit=200").await.is(200);
+        assert_eq!(page["jobs"].as_array().map(Vec::len), Some(fitting));
+        assert_eq!(page["has_more"], true);
+        let cursor = page["next_cursor"].as_str().expect("a cursor");
+        let rest = t.get(&format!("/v1/jobs?limit=200&cursor={cursor}")).await.is(200);
+        assert_eq!(rest["jobs"].as_array().map(Vec::len), Some(3));
+        assert_eq!(rest["has_more"], false);
+        let bare = t.get("/v1/jobs?limit=200&payloads=false").await.is(200);
+        assert_eq!(bare["jobs"].as_array().map(Vec::len), Some(all));
+        for _ in 0..all {
+            let leased = t.lease("w").await;
+            t.ack(&leased, "w", "failed").await.is(200);
+        }
+        let page = t.get("/v1/dead-letters?limit=200").await.is(200);
+        assert_eq!(page["dead_letters"].as_array().map(Vec::len), Some(fitting));
+        let cursor = page["next_cursor"].as_str().expect("a cursor");
+        let rest = t.get(&format!("/v1/dead-letters?limit=200&cursor={cursor}")).await.is(200);
+        assert_eq!(rest["dead_letters"].as_array().map(Vec::len), Some(3));
     });
 }
 

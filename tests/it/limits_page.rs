@@ -9,7 +9,7 @@ use fencepost::{
         schedule,
     },
     engine::dispatch::MAX_PARKED_POLLS,
-    http::server,
+    http::{answers, least_rate, server},
     redis_bus,
     serve::DRAIN_TIMEOUT,
     store::{counts, dead_letters, queue_limits},
@@ -20,8 +20,7 @@ use crate::docs::read;
 
 /// The rows of "People and keys".
 pub fn people_limits() -> Vec<(&'static str, String)> {
-    let rate = |it: fencepost::limiter::Rate| format!("{} in {} s", it.count, it.window_seconds);
-    vec![
+    let mut rows = vec![
         ("an e-mail address", format!("3–{} characters", limits::MAX_EMAIL_CHARS)),
         (
             "a password",
@@ -54,6 +53,15 @@ pub fn people_limits() -> Vec<(&'static str, String)> {
                 limits::MAX_EXPORTED_AUDIT
             ),
         ),
+    ];
+    rows.extend(people_rates());
+    rows
+}
+
+/// How often people may do things.
+fn people_rates() -> Vec<(&'static str, String)> {
+    let rate = |it: fencepost::limiter::Rate| format!("{} in {} s", it.count, it.window_seconds);
+    vec![
         (
             "sign-up, login, reset and mailed links, per IP address",
             rate(accounts::CALLS_PER_ADDRESS),
@@ -61,9 +69,18 @@ pub fn people_limits() -> Vec<(&'static str, String)> {
         ("refreshes, per IP address", rate(accounts::REFRESHES_PER_ADDRESS)),
         ("refreshes, per session", rate(accounts::REFRESHES_PER_SESSION)),
         ("sign-ups, per IP address", rate(accounts::SIGNUPS_PER_ADDRESS)),
-        ("sign-ups, invitations and mails, per e-mail address", rate(accounts::MAILS_PER_EMAIL)),
-        ("password resets, per e-mail address", rate(accounts::RESETS_PER_EMAIL)),
+        ("sign-ups and resets, per e-mail address and IP address", rate(accounts::MAILS_PER_EMAIL)),
+        ("invitations, per e-mail address and project", rate(accounts::MAILS_PER_EMAIL)),
+        (
+            "mails to one e-mail address",
+            format!(
+                "{}, then {}",
+                rate(accounts::MAILS_TO_EMAIL),
+                rate(accounts::LATE_MAILS_TO_EMAIL)
+            ),
+        ),
         ("invitations, per account", rate(accounts::INVITATIONS_PER_ACCOUNT)),
+        ("invitations, per account of at most 7 days", rate(accounts::INVITATIONS_PER_NEW_ACCOUNT)),
         ("exports, per account", rate(accounts::EXPORTS_PER_ACCOUNT)),
         (
             "look-ups of unknown credentials, per IP address on one node",
@@ -218,7 +235,11 @@ pub fn worker_limits() -> Vec<(&'static str, String)> {
         ("`duration_ms`", format!("0–{} ms", limits::MAX_DURATION_MS)),
         (
             "queues and job types of one registration",
-            format!("{} each", limits::MAX_REGISTERED_NAMES),
+            format!(
+                "{} each, {} bytes together",
+                limits::MAX_REGISTERED_NAMES,
+                limits::MAX_REGISTERED_NAMES_BYTES
+            ),
         ),
         ("`hostname`, `sdk_version`", format!("{} characters", limits::MAX_WORKER_INFO_CHARS)),
         ("`concurrency`", format!("1–{}", limits::MAX_WORKER_CONCURRENCY)),
@@ -315,6 +336,10 @@ pub fn request_limits() -> Vec<(&'static str, String)> {
             "rows examined for one page of jobs",
             (limits::MAX_PAGE_LOOKS * limits::MAX_PAGE_EXAMINED_ROWS).to_string(),
         ),
+        (
+            "payloads, results, logs and names on one page, which ends there",
+            format!("{} bytes", limits::MAX_PAGE_BYTES),
+        ),
         ("workers on one page", format!("1–{}", limits::MAX_PAGE_WORKERS)),
         ("workflows on one page", format!("1–{}", limits::MAX_PAGE_WORKFLOWS)),
         ("batches on one page", format!("1–{}", limits::MAX_PAGE_BATCHES)),
@@ -373,6 +398,14 @@ pub fn node_limits() -> Vec<(&'static str, String)> {
         (
             "time in which a client must read something",
             format!("{} s", server::WRITE_TIMEOUT.as_secs()),
+        ),
+        (
+            "bytes that a client must read while an answer waits for it",
+            format!("{} per second, after 10 s", least_rate::LEAST_BYTES_PER_SECOND),
+        ),
+        (
+            "large answers to reads that clients have not taken, per project and per node",
+            format!("{} and {} KiB, then 503", answers::MAX_PROJECT_KIB, answers::MAX_NODE_KIB),
         ),
         (
             "connections of one IP address",

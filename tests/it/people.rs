@@ -22,8 +22,17 @@ pub struct Person {
 }
 
 impl Person {
-    /// Signs up and logs in, from an address of their own.
+    /// Signs up, verifies the address and logs in, from an address of their own.
     pub async fn sign_up(t: &TestProject, email: &str) -> Self {
+        let person = Self::sign_up_unverified(t, email).await;
+        let id = person.id().0;
+        let verify = format!("update accounts set verified_at = now() where id = '{id}'");
+        t.database.execute(&verify).await;
+        person
+    }
+
+    /// Signs up and logs in.
+    pub async fn sign_up_unverified(t: &TestProject, email: &str) -> Self {
         let address = address_of(email);
         let body = json!({"email": email, "password": PASSWORD, "project_name": email});
         let made = post_from(t, "/v1/auth/signup", body, &address).await.is(201);
@@ -77,14 +86,22 @@ impl Person {
 
     /// Is a member of the project from now on, by the database's word.
     pub async fn join(&self, t: &TestProject, role: Role) {
-        let account: fencepost::ids::AccountId = self.account_id.parse().expect("an id");
+        self.join_project(t, "main", role).await;
+    }
+
+    /// Becomes a member of the project with this slug.
+    pub async fn join_project(&self, t: &TestProject, slug: &str, role: Role) {
         let sql = format!(
             "insert into members (project_id, account_id, role)
-             select id, '{}', '{}' from projects where slug = 'main'",
-            account.0,
+             select id, '{}', '{}' from projects where slug = '{slug}'",
+            self.id().0,
             role.name(),
         );
         t.database.execute(&sql).await;
+    }
+
+    fn id(&self) -> fencepost::ids::AccountId {
+        self.account_id.parse().expect("an id")
     }
 }
 
@@ -101,5 +118,6 @@ pub async fn post_from(t: &TestProject, path: &str, body: Value, address: &str) 
 }
 
 mod accounts;
+mod claims;
 mod keys;
 mod members;

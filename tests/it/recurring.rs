@@ -129,6 +129,52 @@ fn schedules_that_never_fire_are_refused_one_by_one() {
 }
 
 #[test]
+fn a_registration_needs_the_scope_and_never_changes_what_a_person_wrote() {
+    run(async |t| {
+        let key = async |preset: &str| {
+            let made = t.post("/v1/keys", json!({"name": preset, "preset": preset})).await.is(201);
+            let api_key = made["secret"].as_str().expect("a key").to_owned();
+            (TestProject { api_key, ..t.clone() }, made["key"]["id"].clone())
+        };
+        let (worker, _) = key("worker").await;
+        let (scheduler, scheduler_id) = key("worker_with_schedules").await;
+        let register = async |by: &TestProject, expression: &str| {
+            let schedule = json!({"job_type": "payroll", "cron_expression": expression,
+                "queue": "evil"});
+            let body = json!({"worker_id": "w", "queues": [], "job_types": [],
+                "recurring_schedules": [schedule]});
+            let reply = by.post("/v1/workers/register", body).await.is(200);
+            reply["rejected_schedules"][0]["reason"].as_str().map(str::to_owned)
+        };
+        let reason = register(&worker, "0 3 * * *").await.expect("a reason");
+        assert_eq!(reason, "the key needs the scope `schedules`");
+        t.get("/v1/recurring/rjob_payroll").await.is_error(404, "recurring_job_not_found");
+        assert_eq!(register(&scheduler, "0 3 * * *").await, None);
+        assert_eq!(register(&scheduler, "0 4 * * *").await, None);
+        assert_eq!(register(&scheduler, "0 4 * * *").await, None, "nothing changes");
+        let stored = t.get("/v1/recurring/rjob_payroll").await.is(200);
+        assert_eq!(
+            (&stored["registered"], &stored["cron_expression"]),
+            (&json!(true), &json!("0 4 * * *"))
+        );
+        let log = t.get("/v1/audit-log?action=recurring.put").await.is(200);
+        let entries = log["entries"].as_array().expect("entries");
+        assert_eq!(entries.len(), 2, "{log}");
+        assert_eq!(entries[0]["actor"]["id"], scheduler_id, "{log}");
+        assert_eq!(entries[0]["before"]["cron_expression"], "0 3 * * *");
+        let written = json!({"job_type": "payroll", "cron_expression": "0 0 1 * *"});
+        t.put("/v1/recurring/rjob_payroll", written).await.is(200);
+        let reason = register(&scheduler, "* * * * *").await.expect("a reason");
+        assert!(reason.contains("was written by other means"), "{reason}");
+        let stored = t.get("/v1/recurring/rjob_payroll").await.is(200);
+        assert_eq!(
+            (&stored["registered"], &stored["cron_expression"], &stored["queue"]),
+            (&json!(false), &json!("0 0 1 * *"), &json!("default"))
+        );
+    });
+}
+
+#[test]
 fn a_schedule_that_cannot_be_kept_is_refused_with_the_reason() {
     limited(async {
         let server = TestServer::start(fresh_database().await).await;

@@ -1,6 +1,7 @@
 //! Workers: registration, directives, and timeouts.
 
 use crate::harness::{Reply, TestProject, TestServer, fresh_database, limited, run};
+use fencepost::domain::limits;
 use serde_json::{Value, json};
 
 async fn beat(t: &TestProject, worker: &str, jobs: &[&Value]) -> Value {
@@ -314,6 +315,9 @@ fn schedules_that_a_worker_brings_are_kept_and_bad_ones_told() {
         assert_eq!(t.database.number(kept).await, 1);
         let many = json!({"worker_id": "w", "queues": [], "job_types": [], "recurring_schedules": vec![1; 101]});
         t.post("/v1/workers/register", many).await.refuses("recurring_schedules");
+        let long = vec!["x".repeat(400); limits::MAX_REGISTERED_NAMES_BYTES / 400 + 1];
+        let long = json!({"worker_id": "w", "queues": [], "job_types": long});
+        t.post("/v1/workers/register", long).await.refuses("job_types");
     });
 }
 

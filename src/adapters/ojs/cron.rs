@@ -13,7 +13,7 @@ use super::{
 use crate::{
     adapters::params::PathParams,
     app::App,
-    auth::{Caller, Manage, Read},
+    auth::{Caller, Read, Schedule},
     domain::{
         limits,
         plan::Limits,
@@ -120,7 +120,7 @@ impl CronView {
     ),
 )]
 pub async fn put(
-    caller: Caller<Manage>,
+    caller: Caller<Schedule>,
     State(app): State<App>,
     Json(sent): Json<Fields>,
 ) -> Result<Reply<CronReply>, Error> {
@@ -232,7 +232,7 @@ pub async fn get(
     ),
 )]
 pub async fn delete(
-    caller: Caller<Manage>,
+    caller: Caller<Schedule>,
     State(app): State<App>,
     params: PathParams,
 ) -> Result<Reply<Value>, Error> {

@@ -120,7 +120,7 @@ async fn limit_queues(app: &App, caller: &Caller<Produce>, jobs: &[Accepted]) ->
         if limit == before {
             continue;
         }
-        if !caller.who.may_manage() {
+        if !caller.who.may(Permission::Manage) {
             return Err(Error::Forbidden { needs: Permission::Manage.needs() });
         }
         let change = SettingsChange { rate_limit: Some(limit), ..SettingsChange::default() };

@@ -104,7 +104,7 @@ pub async fn forget_unique_key(engine: &Engine, key: JobKey) -> Result<(), Error
 /// # Errors
 /// [`Error::JobNotFound`].
 pub async fn is_cancelled(engine: &Engine, key: JobKey) -> Result<bool, Error> {
-    let mut conn = engine.pools.reports.acquire().await?;
+    let mut conn = engine.pools.reports.acquire_for(key.project_id).await?;
     let found = control::find_cancelled(&mut conn, key).await?;
     found.ok_or(Error::JobNotFound)
 }

@@ -2,9 +2,10 @@
 
 pub mod fire;
 
-use std::time::Duration;
+use std::{collections::HashMap, sync::LazyLock, time::Duration};
 
 use chrono::{DateTime, TimeDelta, Utc};
+use sqlx::PgConnection;
 use tokio::{sync::Semaphore, time::timeout};
 
 use super::Engine;
@@ -12,14 +13,18 @@ use crate::{
     domain::{cron::InvalidSchedule, plan::Limits, schedule::Schedule},
     error::{Error, FieldError},
     ids::ProjectId,
-    store::schedules::{self, ScheduleCount},
+    store::{
+        schedules::{self, ScheduleCount},
+        shares::PerProject,
+    },
     wakeups::BackgroundTask,
 };
 
 pub use crate::store::schedules::{FireRow, RegisteredSchedule, ScheduleRow, WrittenSchedule};
 
-/// Expressions that a node reads at the same time.
+/// Expressions that a node reads at the same time, one of each project.
 static READERS: Semaphore = Semaphore::const_new(2);
+static OF_PROJECT: LazyLock<PerProject> = LazyLock::new(|| PerProject::new(1));
 /// How long an expression waits for its turn.
 const READ_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -39,14 +44,17 @@ pub fn refusal(error: &InvalidSchedule) -> Error {
 /// Parses a schedule and computes its first ticks: some milliseconds at most, outside of the
 /// request's thread. All tenants share [`READERS`], and no caller holds a connection meanwhile.
 async fn read(
-    expression: &str,
-    timezone: &str,
+    project_id: ProjectId,
+    (expression, timezone): (&str, &str),
     now: DateTime<Utc>,
     min_period: TimeDelta,
 ) -> Result<Result<Schedule, InvalidSchedule>, Error> {
     let (expression, timezone) = (expression.to_owned(), timezone.to_owned());
-    let turn = timeout(READ_TIMEOUT, READERS.acquire()).await;
-    let _turn = turn.map_err(|_| Error::Overloaded)?;
+    let turn = async {
+        let of_project = OF_PROJECT.take(project_id, 1).await;
+        (of_project, READERS.acquire().await)
+    };
+    let _turn = timeout(READ_TIMEOUT, turn).await.map_err(|_| Error::Overloaded)?;
     let reading = tokio::task::spawn_blocking(move || {
         let schedule = Schedule::parse(&expression, &timezone)?;
         match schedule.period(now)? {
@@ -65,14 +73,14 @@ async fn read(
 /// [`Error::InvalidCron`], [`Error::InvalidTimezone`].
 pub async fn check(
     engine: &Engine,
-    expression: &str,
-    timezone: &str,
+    project_id: ProjectId,
+    (expression, timezone): (&str, &str),
     min_period: TimeDelta,
 ) -> Result<(Schedule, DateTime<Utc>), Error> {
-    let mut conn = engine.pools.people.acquire().await?;
+    let mut conn = engine.pools.read_for(project_id).await?;
     let now = schedules::clock(&mut conn).await?;
     drop(conn);
-    let read = read(expression, timezone, now, min_period).await?;
+    let read = read(project_id, (expression, timezone), now, min_period).await?;
     read.map(|it| (it, now)).map_err(|error| refusal(&error))
 }
 
@@ -88,7 +96,7 @@ pub async fn write(
     limits: &Limits,
 ) -> Result<(ScheduleRow, bool), Error> {
     let (cron, timezone) = (&schedule.cron_expression, &schedule.timezone);
-    check(engine, cron, timezone, limits.min_schedule_period()).await?;
+    check(engine, project_id, (cron, timezone), limits.min_schedule_period()).await?;
     let mut conn = engine.pools.read_for(project_id).await?;
     let ScheduleCount { schedules: many, .. } = schedules::count(&mut conn, project_id).await?;
     let is_known = schedules::find(&mut conn, project_id, &schedule.id).await?.is_some();
@@ -104,8 +112,17 @@ pub async fn write(
     Ok((row.ok_or(Error::ScheduleNotFound)?, is_new))
 }
 
-/// Stores the schedules that a worker registers. Returns the rejected ones, by index, with the
-/// reason. No connection is held while expressions are read.
+/// What became of the schedules that a worker registered.
+#[derive(Debug, Default)]
+pub struct Registered {
+    /// Stored ones: as they were, unless they are new, and as they are.
+    pub changed: Vec<(Option<ScheduleRow>, ScheduleRow)>,
+    /// Rejected ones, by index, with the reason.
+    pub rejected: Vec<(usize, String)>,
+}
+
+/// Stores the schedules that a worker registers. Those that were written by other means stay as
+/// they are. No connection is held while expressions are read.
 ///
 /// # Errors
 /// [`Error::Overloaded`] when others keep reading expressions for too long.
@@ -114,70 +131,91 @@ pub async fn store_registered(
     project_id: ProjectId,
     sent: &[(usize, RegisteredSchedule)],
     limits: &Limits,
-) -> Result<Vec<(usize, String)>, Error> {
-    let (changed, ScheduleCount { mut schedules, now }) =
-        changed_schedules(engine, project_id, sent).await?;
-    if changed.is_empty() {
-        return Ok(Vec::new());
-    }
-    let (mut rejected, mut valid) = (Vec::new(), Vec::with_capacity(changed.len()));
-    for it in changed {
-        let expression = &it.sent.cron_expression;
-        match read(expression, &it.timezone, now, limits.min_schedule_period()).await? {
-            Err(error) => rejected.push((it.place, format!("{}: {error}", error.field()))),
-            Ok(_) => valid.push(it),
-        }
-    }
-    let max = limits.max_schedules();
+) -> Result<Registered, Error> {
     let mut conn = engine.pools.read_for(project_id).await?;
-    let mut is_changed = false;
-    for Changed { place, sent, is_new, .. } in valid {
-        if is_new && schedules >= max {
-            rejected.push((place, format!("the project has {max} schedules already")));
-        } else if !schedules::upsert_registered(&mut conn, project_id, sent).await? {
-            let message =
-                format!("job_type: the schedule {} exists with another job type", sent.id);
-            rejected.push((place, message));
-        } else {
-            is_changed = true;
-            schedules += i64::from(is_new);
-        }
-    }
+    let ScheduleCount { mut schedules, now } = schedules::count(&mut conn, project_id).await?;
+    let mut known = find_known(&mut conn, project_id, sent).await?;
     drop(conn);
-    if is_changed {
-        engine.notifier.wake.ask(BackgroundTask::Plan);
-    }
-    Ok(rejected)
-}
-
-/// A registered schedule that is not stored like this.
-struct Changed<'a> {
-    place: usize,
-    sent: &'a RegisteredSchedule,
-    timezone: String,
-    is_new: bool,
-}
-
-/// Most workers register what is stored already: those are left out.
-async fn changed_schedules<'a>(
-    engine: &Engine,
-    project_id: ProjectId,
-    sent: &'a [(usize, RegisteredSchedule)],
-) -> Result<(Vec<Changed<'a>>, ScheduleCount), Error> {
-    let mut conn = engine.pools.read_for(project_id).await?;
-    let count = schedules::count(&mut conn, project_id).await?;
-    let mut changed = Vec::new();
+    let (mut registered, mut valid) = (Registered::default(), Vec::new());
     for (place, sent) in sent {
-        let known = schedules::find(&mut conn, project_id, &sent.id).await?;
-        if known.as_ref().is_some_and(|it| is_unchanged(sent, it)) {
-            continue;
+        let checked =
+            check_registered(project_id, sent, known.get(&sent.id), (now, limits)).await?;
+        match checked {
+            Ok(Change::None) => {}
+            Ok(Change::Store) => valid.push((*place, sent)),
+            Err(reason) => registered.rejected.push((*place, reason)),
         }
-        let is_new = known.is_none();
-        let known = known.map(|it| it.timezone);
-        let timezone = sent.timezone.clone().or(known).unwrap_or_else(|| "UTC".to_owned());
-        changed.push(Changed { place: *place, sent, timezone, is_new });
     }
-    Ok((changed, count))
+    if valid.is_empty() {
+        return Ok(registered);
+    }
+    let (max, mut stored) = (limits.max_schedules(), Vec::new());
+    let mut conn = engine.pools.read_for(project_id).await?;
+    for (place, sent) in valid {
+        let is_new = !known.contains_key(&sent.id);
+        if is_new && schedules >= max {
+            let reason = format!("the project has {max} schedules already");
+            registered.rejected.push((place, reason));
+        } else if schedules::upsert_registered(&mut conn, project_id, sent).await? {
+            schedules += i64::from(is_new);
+            stored.push(sent.id.clone());
+        } else {
+            registered.rejected.push((place, other_job_type(sent)));
+        }
+    }
+    let rows = schedules::find_all(&mut conn, project_id, &stored).await?;
+    drop(conn);
+    registered.changed = rows.into_iter().map(|it| (known.remove(&it.id), it)).collect();
+    engine.notifier.wake.ask(BackgroundTask::Plan);
+    Ok(registered)
+}
+
+async fn find_known(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    sent: &[(usize, RegisteredSchedule)],
+) -> sqlx::Result<HashMap<String, ScheduleRow>> {
+    let ids: Vec<_> = sent.iter().map(|it| it.1.id.clone()).collect();
+    let rows = schedules::find_all(conn, project_id, &ids).await?;
+    Ok(rows.into_iter().map(|it| (it.id.clone(), it)).collect())
+}
+
+/// What a registered schedule changes.
+enum Change {
+    /// Nothing: most workers register what is stored already.
+    None,
+    Store,
+}
+
+/// What to do with a registered schedule, or why it is rejected.
+async fn check_registered(
+    project_id: ProjectId,
+    sent: &RegisteredSchedule,
+    known: Option<&ScheduleRow>,
+    (now, limits): (DateTime<Utc>, &Limits),
+) -> Result<Result<Change, String>, Error> {
+    let RegisteredSchedule { id, cron_expression, timezone, .. } = sent;
+    match known {
+        Some(known) if known.job_type != sent.job_type => {
+            return Ok(Err(other_job_type(sent)));
+        }
+        Some(known) if is_unchanged(sent, known) => return Ok(Ok(Change::None)),
+        Some(known) if !known.is_registered => {
+            let reason = "was written by other means, and registrations do not change it";
+            return Ok(Err(format!("the schedule {id} {reason}")));
+        }
+        _ => (),
+    }
+    let known = known.map(|it| it.timezone.as_str());
+    let timezone = timezone.as_deref().or(known).unwrap_or("UTC");
+    let min_period = limits.min_schedule_period();
+    let read = read(project_id, (cron_expression, timezone), now, min_period).await?;
+    let reason = |error: InvalidSchedule| format!("{}: {error}", error.field());
+    Ok(read.map(|_| Change::Store).map_err(reason))
+}
+
+fn other_job_type(sent: &RegisteredSchedule) -> String {
+    format!("job_type: the schedule {} exists with another job type", sent.id)
 }
 
 /// Whether a registered schedule equals the stored one.

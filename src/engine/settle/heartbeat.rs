@@ -103,7 +103,7 @@ pub async fn adopt(
     if jobs.is_empty() {
         return Ok(Vec::new());
     }
-    let mut conn = engine.pools.reports.acquire().await?;
+    let mut conn = engine.pools.reports.acquire_for(project_id).await?;
     Ok(store::heartbeats::adopt(&mut conn, project_id, worker_id, jobs).await?)
 }
 

@@ -245,7 +245,7 @@ pub(super) async fn read_again(
     key: JobKey,
     fence: &Fence,
 ) -> Result<SettledAttempt, Error> {
-    let mut conn = engine.pools.reports.acquire().await?;
+    let mut conn = engine.pools.reports.acquire_for(key.project_id).await?;
     let fences = std::iter::once((key, fence));
     let found = store::settle_success::find_standings(&mut conn, fences).await?;
     found.into_iter().next().map(|it| it.1).ok_or(Error::JobNotFound)

@@ -122,7 +122,7 @@ pub async fn list(
     let mut rows =
         store::logs::page(&mut conn, key, query.attempt, &after, size.one_more()).await?;
     let truncated_attempts = store::logs::truncated_attempts(&mut conn, key).await?;
-    let next_cursor = size.cut(&mut rows, write_place);
+    let next_cursor = size.cut_by_bytes(&mut rows, |it| it.data.len(), write_place);
     let gaps = find_gaps(&after, &rows);
     let logs = rows.into_iter().map(LogView::from).collect();
     Ok(Reply(LogPage {

@@ -14,7 +14,7 @@ use serde_json::value::RawValue;
 use tokio::sync::broadcast::error::RecvError;
 use utoipa::ToSchema;
 
-use super::events::{self, EventView};
+use super::events::{self, EventView, HistoryPlace};
 use crate::{
     app::App,
     auth::{Caller, Read},
@@ -151,26 +151,27 @@ async fn write_job(
     app: App,
     project_id: ProjectId,
     id: JobId,
-    mut last: Option<String>,
+    last: Option<String>,
     writer: Writer,
 ) -> Result<(), Ended> {
     let watch = app.engine.notifier.feed.watch(project_id, id);
+    let mut place = HistoryPlace::after(last);
     loop {
         // Subscribe before reading.
         let changed = watch.changed();
         tokio::pin!(changed);
         changed.as_mut().enable();
-        let (events, state) =
-            events::read(&app, project_id, id, events::MAX_EVENTS).await.map_err(|_| Ended)?;
-        let seen = last.and_then(|last| events.iter().position(|it| it.id == last));
-        for event in events.iter().skip(seen.map_or(0, |it| it + 1)) {
+        let part = events::read_part(&app, project_id, id, place).await.map_err(|_| Ended)?;
+        for event in &part.events {
             writer.send(&event.kind, &event.id, event).await?;
         }
-        last = events.last().map(|it| it.id.clone());
-        if state == StoredState::Succeeded {
-            return Ok(());
+        place = part.place;
+        if part.is_last {
+            if part.state == StoredState::Succeeded {
+                return Ok(());
+            }
+            writer.wait(changed).await?;
         }
-        writer.wait(changed).await?;
         writer.wait(tokio::time::sleep(READ_PAUSE)).await?;
     }
 }

@@ -17,9 +17,9 @@ use crate::{
     credentials::Evict,
     domain::limits::{self, MAX_KEY_OVERLAP_SECONDS},
     error::Error,
-    http::error::ErrorBody,
+    http::{error::ErrorBody, members::RevokeKeysQuery},
     wire::{
-        extract::{Json, KeyInPath, OptionalJson, RequestBody},
+        extract::{Json, KeyInPath, OptionalJson, Query, RequestBody},
         openapi::{chars, range},
         validate::Check,
     },
@@ -46,7 +46,7 @@ impl RequestBody for RotateKeyRequest {}
 /// valid until then.
 #[utoipa::path(
     post, path = "/keys/{key_id}/rotate", tag = "keys", operation_id = "keys_rotate",
-    security(("api_key" = ["manage"]), ("session" = ["admin"])),
+    security(("api_key" = ["keys"]), ("session" = ["admin"])),
     params(("key_id" = String, Path, description = "The key's id.", example = "key_01m7w3ha3aextt8pkwwdmxsmqw")),
     request_body(content = RotateKeyRequest, description = "May be missing."),
     responses(
@@ -72,8 +72,8 @@ pub async fn rotate(
     Ok((StatusCode::CREATED, Reply(made.into())))
 }
 
-async fn evict(app: &App, hash: Option<SecretHash>) {
-    if let Some(hash) = hash {
+async fn evict(app: &App, hashes: impl IntoIterator<Item = SecretHash>) {
+    for hash in hashes {
         app.credentials.evict(Evict::Key(hash)).await;
     }
 }
@@ -83,22 +83,27 @@ async fn evict(app: &App, hash: Option<SecretHash>) {
 /// Every node refuses it within five seconds, and ends its polls. Revoking twice is no error.
 #[utoipa::path(
     delete, path = "/keys/{key_id}", tag = "keys", operation_id = "keys_revoke",
-    security(("api_key" = ["manage"]), ("session" = ["admin"])),
-    params(("key_id" = String, Path, description = "The key's id.", example = "key_01m7w3ha3aextt8pkwwdmxsmqw")),
+    security(("api_key" = ["keys"]), ("session" = ["admin"])),
+    params(
+        ("key_id" = String, Path, description = "The key's id.", example = "key_01m7w3ha3aextt8pkwwdmxsmqw"),
+        RevokeKeysQuery,
+    ),
     responses(
         (status = 204, description = "Revoked."),
         (status = 404, description = "The project has no such key.", body = ErrorBody),
+        (status = 409, description = "Live keys that it has made remain.", body = ErrorBody),
     ),
 )]
 pub async fn revoke(
     caller: Caller<Administer>,
     State(app): State<App>,
     KeyInPath(id): KeyInPath,
+    Query(query): Query<RevokeKeysQuery>,
 ) -> Result<StatusCode, Error> {
     let mut conn = app.engine.pools.read_for(caller.project_id).await?;
-    let hash = keys::revoke(&mut conn, &caller.author(), id).await?;
+    let ended = keys::revoke(&mut conn, &caller.author(), id, query.revoke_keys).await?;
     drop(conn);
-    evict(&app, hash).await;
+    evict(&app, ended).await;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -116,8 +121,8 @@ impl RequestBody for ReportKeyRequest {}
 
 /// Report a leaked key.
 ///
-/// Revokes the key immediately. Needs no other credential. The answer does not reveal whether the
-/// key was valid.
+/// Revokes the key immediately, and all keys that were made with it. Needs no other credential. The
+/// answer does not reveal whether the key was valid.
 #[utoipa::path(
     post, path = "/keys/report", tag = "keys", operation_id = "keys_report",
     request_body = ReportKeyRequest, security(()),
@@ -135,8 +140,8 @@ pub async fn report(
         return Ok(StatusCode::NO_CONTENT);
     }
     let mut conn = app.engine.pools.people.acquire().await?;
-    let hash = keys::report(&mut conn, &request.key, &client).await?;
+    let ended = keys::report(&mut conn, &request.key, &client).await?;
     drop(conn);
-    evict(&app, hash).await;
+    evict(&app, ended).await;
     Ok(StatusCode::NO_CONTENT)
 }

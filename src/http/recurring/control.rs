@@ -9,7 +9,7 @@ use uuid::Uuid;
 use super::RecurringSchedule;
 use crate::{
     app::App,
-    auth::{Caller, Manage, Read},
+    auth::{Caller, Read, Schedule},
     domain::{limits, schedule::FireOutcome},
     engine::schedules::{self, FireRow, fire},
     error::Error,
@@ -35,7 +35,7 @@ const DEFAULT_PAGE_FIRES: u32 = 50;
 /// It does not fire until it is resumed.
 #[utoipa::path(
     post, path = "/recurring/{recurring_id}/pause", tag = "recurring", operation_id = "recurring_pause",
-    security(("api_key" = ["manage"]), ("session" = ["member"])),
+    security(("api_key" = ["schedules"]), ("session" = ["member"])),
     params(("recurring_id" = String, Path, description = "The schedule.", example = "rjob_report")),
     responses(
         (status = 200, description = "The schedule.", body = RecurringSchedule),
@@ -43,7 +43,7 @@ const DEFAULT_PAGE_FIRES: u32 = 50;
     ),
 )]
 pub async fn pause(
-    caller: Caller<Manage>,
+    caller: Caller<Schedule>,
     State(app): State<App>,
     NameInPath(id): NameInPath,
 ) -> Result<Reply<RecurringSchedule>, Error> {
@@ -57,7 +57,7 @@ pub async fn pause(
 /// It fires from this moment; ticks during the pause are not caught up.
 #[utoipa::path(
     post, path = "/recurring/{recurring_id}/resume", tag = "recurring", operation_id = "recurring_resume",
-    security(("api_key" = ["manage"]), ("session" = ["member"])),
+    security(("api_key" = ["schedules"]), ("session" = ["member"])),
     params(("recurring_id" = String, Path, description = "The schedule.", example = "rjob_report")),
     responses(
         (status = 200, description = "The schedule.", body = RecurringSchedule),
@@ -65,7 +65,7 @@ pub async fn pause(
     ),
 )]
 pub async fn resume(
-    caller: Caller<Manage>,
+    caller: Caller<Schedule>,
     State(app): State<App>,
     NameInPath(id): NameInPath,
 ) -> Result<Reply<RecurringSchedule>, Error> {
@@ -80,7 +80,7 @@ pub async fn resume(
 /// change.
 #[utoipa::path(
     post, path = "/recurring/{recurring_id}/run", tag = "recurring", operation_id = "recurring_run",
-    security(("api_key" = ["manage"]), ("session" = ["member"])),
+    security(("api_key" = ["schedules"]), ("session" = ["member"])),
     params(
         ("recurring_id" = String, Path, description = "The schedule.", example = "rjob_report"),
         idempotency::Header,
@@ -92,7 +92,7 @@ pub async fn resume(
     ),
 )]
 pub async fn run(
-    caller: Caller<Manage>,
+    caller: Caller<Schedule>,
     State(app): State<App>,
     NameInPath(id): NameInPath,
     repeat: Repeat,

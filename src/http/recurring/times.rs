@@ -150,9 +150,10 @@ pub async fn preview(
     check.range("count", count, 1, limits::MAX_SHOWN_TIMES);
     check.finish()?;
     let timezone = request.timezone.as_deref().unwrap_or(DEFAULT_TIMEZONE);
+    let expression = (&*request.cron_expression, timezone);
     let min_period = caller.limits.min_schedule_period();
     let (schedule, now) =
-        schedules::check(&app.engine, &request.cron_expression, timezone, min_period).await?;
+        schedules::check(&app.engine, caller.project_id, expression, min_period).await?;
     let shown = tokio::task::spawn_blocking(move || {
         let times = schedule.preview(now, count as usize)?;
         Ok(CronPreview {

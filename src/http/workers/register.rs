@@ -6,14 +6,16 @@ use utoipa::ToSchema;
 
 use crate::{
     app::App,
-    auth::{Caller, Work},
-    domain::{cron, limits},
+    auth::{Caller, Cost, Work},
+    domain::{access::Permission, cron, limits},
     engine::{
         schedules::{self, RegisteredSchedule},
         workers::{self, Registration},
     },
     error::Error,
+    http::recurring::facts,
     wire::{
+        audit::{self, NewAuditEntry},
         extract::{Json, Object, RequestBody},
         openapi::{at_least, chars, items, range},
         validate::Check,
@@ -140,6 +142,7 @@ pub async fn register(
     let mut request = request;
     let sent = request.recurring_schedules.take().unwrap_or_default();
     let worker = accept(request, sent.len())?;
+    caller.charge(&app, "recurring_schedules", Cost::Items(sent.len())).await?;
     workers::register(&app.engine, caller.project_id, &worker).await?;
     let rejected_schedules = keep_schedules(&app, &caller, &sent).await?;
     let warnings = super::warnings(&app, caller.project_id, &worker.queues).await;
@@ -153,17 +156,26 @@ async fn keep_schedules(
     sent: &[serde_json::Value],
 ) -> Result<Vec<RejectedSchedule>, Error> {
     let (mut kept, mut rejected) = (Vec::new(), Vec::new());
+    let permission = Permission::Schedule;
     for (index, schedule) in sent.iter().enumerate() {
         match accept_schedule(schedule) {
+            _ if !caller.who.may(permission) => {
+                rejected.push((index, format!("the key needs {}", permission.needs())));
+            }
             Ok(schedule) => kept.push((index, schedule)),
             Err(reason) => rejected.push((index, reason)),
         }
     }
     if !kept.is_empty() {
-        let limits = &caller.limits;
-        let more =
-            schedules::store_registered(&app.engine, caller.project_id, &kept, limits).await?;
-        rejected.extend(more);
+        let (project_id, limits) = (caller.project_id, &caller.limits);
+        let done = schedules::store_registered(&app.engine, project_id, &kept, limits).await?;
+        rejected.extend(done.rejected);
+        for (before, after) in done.changed {
+            let id = after.id.clone();
+            let (before, after) = (before.as_ref().map(facts), Some(facts(&after)));
+            let entry = NewAuditEntry { before, after, ..NewAuditEntry::to("recurring.put", id) };
+            audit::note(app, caller, entry).await;
+        }
     }
     rejected.sort();
     let rejected = rejected.into_iter().map(|(index, reason)| {
@@ -222,6 +234,13 @@ fn accept(request: RegisterRequest, schedules: usize) -> Result<Registration, Er
     check.name("worker_id", &request.worker_id, limits::MAX_WORKER_ID_CHARS);
     check.names("queues", &request.queues, max, limits::MAX_QUEUE_CHARS);
     check.names("job_types", &request.job_types, max, limits::MAX_JOB_TYPE_CHARS);
+    let names = request.queues.iter().chain(&request.job_types);
+    let bytes: usize = names.map(String::len).sum();
+    let max = limits::MAX_REGISTERED_NAMES_BYTES;
+    if bytes > max {
+        let message = format!("must have at most {max} bytes together with queues, has {bytes}");
+        check.refuse("job_types", &message);
+    }
     check.optional_name("hostname", request.hostname.as_deref(), limits::MAX_WORKER_INFO_CHARS);
     check.optional_name(
         "sdk_version",

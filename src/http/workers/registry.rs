@@ -137,9 +137,13 @@ pub async fn list(
     let mut rows =
         workers::page(&app.engine, caller.project_id, label, queue, &after, size.one_more())
             .await?;
-    let next_cursor = size.cut(&mut rows, |it| it.worker_id.clone());
+    let next_cursor = size.cut_by_bytes(&mut rows, names_bytes, |it| it.worker_id.clone());
     let workers = rows.into_iter().map(WorkerView::from).collect();
     Ok(Reply(WorkerPage::of(workers, next_cursor)))
+}
+
+fn names_bytes(worker: &WorkerRow) -> usize {
+    worker.queues.iter().chain(&worker.job_types).map(String::len).sum()
 }
 
 /// A worker to deregister.

@@ -104,8 +104,12 @@ pub async fn page(
         }
         upper = last.map_or(upper, |it| it.0);
     }
-    let is_full = jobs.len() > page_jobs as usize;
-    jobs.truncate(page_jobs as usize);
+    let mut page_jobs = page_jobs as usize;
+    if payloads == Payloads::Shown {
+        page_jobs = page_jobs.min(super::fitting(conn, project_id, &jobs).await?);
+    }
+    let is_full = jobs.len() > page_jobs;
+    jobs.truncate(page_jobs);
     // A short page continues below the last row examined, unless all were.
     let next_below = if is_full { jobs.last().copied() } else { last.filter(|_| !is_through) };
     let mut rows = super::find_all(conn, project_id, &jobs, payloads).await?;

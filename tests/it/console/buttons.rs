@@ -176,7 +176,7 @@ async fn work_with_people(p: &mut Presser<'_>, owner: &Person) {
     p.press("keys_rename", &[("key_id", &id), ("name", "new")]).await;
     let keys = p.get("/v1/keys").await["keys"].clone();
     assert!(keys.as_array().expect("keys").iter().any(|it| it["name"] == "new"), "{keys}");
-    p.press("keys_revoke", &[("key_id", &id)]).await;
+    p.press("keys_revoke", &[("key_id", &id), ("revoke_keys", "true")]).await;
     let revoked = TestProject { api_key: secret, ..t.clone() };
     revoked.get("/v1/jobs").await.is_error(401, "unauthorized");
     let vic = Person::sign_up(t, "vic@example.com").await;
@@ -188,7 +188,8 @@ async fn work_with_people(p: &mut Presser<'_>, owner: &Person) {
     };
     p.press("members_update", &[("account_id", &vic.account_id), ("role", "member")]).await;
     assert_eq!(role_of().await.expect("a member")["role"], "member");
-    p.press("members_remove", &[("account_id", &vic.account_id)]).await;
+    let leaving = [("account_id", &*vic.account_id), ("revoke_keys", "true")];
+    p.press("members_remove", &leaving).await;
     assert_eq!(role_of().await, None);
     let body = json!({"email": "zed@example.com", "role": "viewer"});
     let invited = owner.post("/v1/projects/main/invitations", body).await.is(201);

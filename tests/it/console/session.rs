@@ -125,7 +125,9 @@ fn a_member_leaves_by_a_button() {
         page.says(200, ">Leave</button>");
         let account_id = person.get("/v1/me").await.is(200)["account"]["id"].clone();
         let account_id = account_id.as_str().expect("an id");
-        let form = [("account_id", account_id), ("sure", "true"), ("back", "/console/projects")];
+        let back = ("back", "/console/projects");
+        let revoke = ("revoke_keys", "true");
+        let form = [("account_id", account_id), ("sure", "true"), revoke, back];
         let path = format!("/console/p/{}/do/members_remove", t.id);
         browser.post(&path, &form).await.goes("/console/projects?done=members_remove");
         browser.get(&format!("/console/p/{}", t.id)).await.says(404, "Not found");

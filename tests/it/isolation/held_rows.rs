@@ -180,3 +180,33 @@ fn enqueues_that_wait_for_a_held_job_leave_connections_to_others() {
         }
     });
 }
+
+#[test]
+fn cancels_that_wait_for_a_held_job_leave_reads_to_others() {
+    with_two_tenants(async |one, other| {
+        let id = one.enqueue(json!({"job_type": "held"})).await;
+        let holder = hold(&one.database, "jobs where job_type = 'held'").await;
+        let wait = || {
+            let (one, path) = (one.clone(), format!("/v1/jobs/{id}/cancel"));
+            tokio::spawn(async move { one.act(&path).await })
+        };
+        let waiting: Vec<_> = (0..20).map(|_| wait()).collect();
+        let share = i64::from(PoolArgs::default().read_connections / 2);
+        let waits = "select count(*) from pg_stat_activity
+                     where datname = current_database() and wait_event_type = 'Lock'";
+        while one.database.number(waits).await < share {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        for path in ["/v1/jobs", "/v1/keys", "/v1/queues"] {
+            let since = Instant::now();
+            other.get(path).await.is(200);
+            assert!(since.elapsed() < AT_ONCE, "{path}: {:?}", since.elapsed());
+        }
+        assert_eq!(one.database.number(waits).await, share);
+        let_go(holder).await;
+        for it in waiting {
+            let reply = it.await.expect("it does not panic");
+            assert!(reply.status.is_success(), "{}", reply.text);
+        }
+    });
+}

@@ -1,5 +1,6 @@
 //! Keys: what they may, how long they last, and who hears when they end; and the audit log.
 
+use fencepost::domain::access::Role;
 use serde_json::{Value, json};
 
 use std::time::{Duration, Instant};
@@ -49,12 +50,12 @@ fn a_key_is_made_listed_renamed_and_revoked_and_is_seen_once() {
 fn no_key_has_more_rights_or_a_longer_life_than_its_creator() {
     run(async |t| {
         let ahead =
-            json!({"name": "m", "scopes": ["manage", "read"], "expires_at": ahead(t, 3_600).await});
+            json!({"name": "m", "scopes": ["keys", "read"], "expires_at": ahead(t, 3_600).await});
         let manager = with(t, &t.post("/v1/keys", ahead.clone()).await.is(201));
         let more = json!({"name": "x", "scopes": ["produce"]});
         manager.post("/v1/keys", more).await.is_error(403, "role_exceeds_caller");
         let less = manager.post("/v1/keys", json!({"name": "x"})).await.is(201);
-        assert_eq!(less["key"]["scopes"], json!(["read", "manage"]), "all that it may give");
+        assert_eq!(less["key"]["scopes"], json!(["read", "keys"]), "all that it may give");
         assert_eq!(less["key"]["expires_at"], ahead["expires_at"], "not after its maker");
         // The first key may do more: to replace it would be to get that.
         let first = t.get("/v1/keys").await.is(200)["keys"]
@@ -65,6 +66,12 @@ fn no_key_has_more_rights_or_a_longer_life_than_its_creator() {
             .clone();
         let path = format!("/v1/keys/{}/rotate", first["id"].as_str().expect("an id"));
         manager.act(&path).await.is_error(403, "role_exceeds_caller");
+        let path = path.trim_end_matches("/rotate");
+        manager.delete(path).await.is_error(403, "role_exceeds_caller");
+        manager.patch(path, json!({"name": "x"})).await.is_error(403, "role_exceeds_caller");
+        let operator = json!({"name": "o", "preset": "operator"});
+        let operator = with(t, &t.post("/v1/keys", operator).await.is(201));
+        operator.get("/v1/keys").await.is_error(403, "forbidden");
         let refuse = async |field: &str, body: Value| t.post("/v1/keys", body).await.refuses(field);
         refuse("name", json!({"name": ""})).await;
         refuse("preset", json!({"name": "x", "scopes": ["read"], "preset": "worker"})).await;
@@ -288,5 +295,85 @@ fn the_audit_log_says_who_did_what_and_how_it_was_before() {
         let mut conn = t.database.connect().await;
         let update = sqlx::query("update audit_log set action = 'x'").execute(&mut conn).await;
         assert!(update.is_err(), "rows are never changed");
+    });
+}
+
+#[test]
+fn the_keys_that_a_key_has_made_are_named_before_it_goes() {
+    run(async |t| {
+        let make = async |by: &TestProject| {
+            let body = json!({"name": "k", "scopes": ["read", "keys"]});
+            let made = by.post("/v1/keys", body).await.is(201);
+            (with(by, &made), id_of(&made))
+        };
+        let (first, first_id) = make(t).await;
+        let (second, second_id) = make(&first).await;
+        let (third, third_id) = make(&second).await;
+        let path = format!("/v1/keys/{first_id}");
+        let refused = t.delete(&path).await.is_error(409, "keys_remain");
+        let mut named: Vec<_> = refused["keys"].as_array().expect("keys").clone();
+        named.sort_by_key(|it| it["id"].to_string());
+        let ids: Vec<_> = named.iter().map(|it| it["id"].as_str().expect("an id")).collect();
+        let mut made = [second_id.as_str(), third_id.as_str()];
+        made.sort_unstable();
+        assert_eq!(ids, made);
+        assert_eq!(named[0]["scopes"], json!(["read", "keys"]));
+        first.get("/v1/keys").await.is(200);
+        t.delete(&format!("{path}?revoke_keys=perhaps")).await.refuses("revoke_keys");
+        t.delete(&format!("{path}?revoke_keys=false")).await.is_empty(204);
+        first.get("/v1/keys").await.is_error(401, "unauthorized");
+        third.get("/v1/keys").await.is(200);
+        t.delete(&format!("/v1/keys/{second_id}?revoke_keys=true")).await.is_empty(204);
+        third.get("/v1/keys").await.is_error(401, "unauthorized");
+        let log = t.get("/v1/audit-log?action=key.revoked").await.is(200);
+        assert_eq!(log["entries"].as_array().map(Vec::len), Some(3), "{log}");
+        // Who has found a key may have made others with it.
+        let (leaked, _) = make(t).await;
+        let (child, _) = make(&leaked).await;
+        let report = json!({"key": leaked.api_key});
+        post_from(t, "/v1/keys/report", report, "192.0.2.1").await.is_empty(204);
+        child.get("/v1/keys").await.is_error(401, "unauthorized");
+    });
+}
+
+#[test]
+fn the_keys_of_a_member_who_goes_end_unless_they_are_kept() {
+    run(async |t| {
+        let owner = Person::sign_up(t, "owner@example.com").await;
+        owner.join(t, Role::Owner).await;
+        let mut keys = Vec::new();
+        for (email, answer) in [("a@example.com", true), ("b@example.com", false)] {
+            let admin = Person::sign_up(t, email).await;
+            admin.join(t, Role::Admin).await;
+            let made = admin.post("/v1/projects/main/keys", json!({"name": "k"})).await.is(201);
+            let path = format!("/v1/projects/main/members/{}", admin.account_id);
+            let refused = owner.delete(&path).await.is_error(409, "keys_remain");
+            assert_eq!(refused["keys"][0]["id"], made["key"]["id"]);
+            owner.delete(&format!("{path}?revoke_keys={answer}")).await.is_empty(204);
+            admin.get("/v1/projects/main").await.is_error(404, "project_not_found");
+            keys.push(with(t, &made));
+        }
+        keys[0].get("/v1/jobs").await.is_error(401, "unauthorized");
+        keys[1].get("/v1/jobs").await.is(200);
+        // An account that is deleted leaves by the same rule, with its invitations.
+        let admin = Person::sign_up(t, "c@example.com").await;
+        admin.join(t, Role::Admin).await;
+        let made = admin.post("/v1/projects/main/keys", json!({"name": "k"})).await.is(201);
+        let invite = json!({"email": "zed@example.com", "role": "admin"});
+        admin.post("/v1/projects/main/invitations", invite).await.is(201);
+        let delete = |more: Value| {
+            let mut body = json!({"password": super::PASSWORD});
+            body.as_object_mut()
+                .expect("an object")
+                .extend(more.as_object().expect("an object").clone());
+            body
+        };
+        admin.post("/v1/me/delete", delete(json!({}))).await.is_error(409, "keys_remain");
+        admin.post("/v1/me/delete", delete(json!({"revoke_keys": true}))).await.is_empty(204);
+        with(t, &made).get("/v1/jobs").await.is_error(401, "unauthorized");
+        let open = owner.get("/v1/projects/main/invitations").await.is(200);
+        assert_eq!(open["invitations"], json!([]));
+        let log = owner.get("/v1/projects/main/audit-log?action=member.removed").await.is(200);
+        assert_eq!(log["entries"].as_array().map(Vec::len), Some(3), "{log}");
     });
 }

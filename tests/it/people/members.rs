@@ -107,22 +107,20 @@ fn verifying_an_address_revokes_what_a_stranger_made_with_it() {
     limited(async {
         let server = TestServer::start(fresh_database().await).await;
         let t = server.project("main").await;
-        // A stranger claims Ada's address, and invites a friend.
-        let thief = Person::sign_up(&t, "ada@example.com").await;
+        // A stranger claims Ada's address, and shares the project with a friend.
+        let thief = Person::sign_up_unverified(&t, "ada@example.com").await;
         server.next_mail().await;
         let friend = Person::sign_up(&t, "friend@example.com").await;
         server.next_mail().await;
         let slug = thief.made["project"]["slug"].as_str().expect("a slug").to_owned();
         let invitations = format!("/v1/projects/{slug}/invitations");
-        let invite = async |email: &str| {
-            let body = json!({"email": email, "role": "owner"});
-            let made = thief.post(&invitations, body).await.is(201);
-            server.next_mail().await;
-            json!({"token": made["token"]})
-        };
-        let accept = invite("friend@example.com").await;
-        friend.post("/v1/invitations/accept", accept).await.is(200);
-        let later = invite("later@example.com").await;
+        let body = json!({"email": "friend@example.com", "role": "owner"});
+        thief.post(&invitations, body).await.is_error(403, "email_not_verified");
+        friend.join_project(&t, &slug, Role::Owner).await;
+        let later = json!({"email": "later@example.com", "role": "owner"});
+        let later = friend.post(&invitations, later).await.is(201);
+        server.next_mail().await;
+        let later = json!({"token": later["token"]});
         let key = thief.made["api_key"]["secret"].as_str().expect("a key").to_owned();
         let with_key = crate::harness::TestProject { api_key: key, ..t.clone() };
         with_key.get("/v1/jobs").await.is(200);

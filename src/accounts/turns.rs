@@ -1,0 +1,210 @@
+//! Turns at hashing passwords. When many wait, those go first whose network has had the fewest
+//! turns lately, so that a crowd of guessing addresses does not keep others from logging in.
+
+use std::{
+    collections::BTreeMap,
+    net::IpAddr,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::Duration,
+};
+
+use moka::sync::Cache;
+use tokio::{sync::oneshot, time::timeout};
+
+use crate::error::Error;
+
+/// Passwords hashed at the same time: each takes a core and 19 MiB.
+pub const MAX_HASHING: usize = 2;
+/// Requests that may wait for that; beyond it, those that would go last are refused.
+pub const MAX_WAITING: usize = 256;
+/// How long a request waits for its turn.
+const MAX_WAIT: Duration = Duration::from_secs(5);
+/// For how long the turns of a network are counted.
+const COUNTED_FOR: Duration = Duration::from_secs(60);
+/// Networks that are counted.
+const MAX_NETWORKS: u64 = 100_000;
+
+/// The turns of one node. Cheap to clone.
+#[derive(Debug, Clone)]
+pub(super) struct Turns(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    queue: Mutex<Queue>,
+    /// Turns of each network in the last [`COUNTED_FOR`].
+    had: Cache<String, Arc<AtomicU32>>,
+    max_wait: Duration,
+}
+
+#[derive(Debug)]
+struct Queue {
+    free: usize,
+    waiting: BTreeMap<Place, oneshot::Sender<Turn>>,
+    next: u64,
+}
+
+/// A place in the queue: by turns of the network, then by arrival.
+type Place = (u32, u64);
+
+/// A turn, as long as it is kept.
+#[derive(Debug)]
+pub(super) struct Turn(Turns);
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        let next = {
+            let mut queue = self.0.queue();
+            match queue.waiting.pop_first() {
+                Some((_, next)) => next,
+                None => {
+                    queue.free += 1;
+                    return;
+                }
+            }
+        };
+        // If that request has gone, its turn is dropped here, and passed on in turn.
+        drop(next.send(Turn(self.0.clone())));
+    }
+}
+
+impl Default for Turns {
+    fn default() -> Self {
+        Self::new(MAX_WAIT)
+    }
+}
+
+impl Turns {
+    fn new(max_wait: Duration) -> Self {
+        let queue = Queue { free: MAX_HASHING, waiting: BTreeMap::new(), next: 0 };
+        let had = Cache::builder().max_capacity(MAX_NETWORKS).time_to_live(COUNTED_FOR).build();
+        Self(Arc::new(Shared { queue: Mutex::new(queue), had, max_wait }))
+    }
+
+    fn queue(&self) -> std::sync::MutexGuard<'_, Queue> {
+        self.0.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for a turn of the client with this address or name.
+    ///
+    /// # Errors
+    /// [`Error::Overloaded`] when too many would go first.
+    pub(super) async fn take(&self, client: &str) -> Result<Turn, Error> {
+        let had = self.0.had.get_with(network(client), Arc::default);
+        let had = had.fetch_add(1, Ordering::Relaxed);
+        let (place, mut turn) = {
+            let mut queue = self.queue();
+            if queue.free > 0 {
+                queue.free -= 1;
+                return Ok(Turn(self.clone()));
+            }
+            let place = (had, queue.next);
+            queue.next += 1;
+            if queue.waiting.len() >= MAX_WAITING {
+                let is_last = queue.waiting.last_key_value().is_none_or(|it| *it.0 < place);
+                if is_last {
+                    return Err(Error::Overloaded);
+                }
+                queue.waiting.pop_last();
+            }
+            let (sender, turn) = oneshot::channel();
+            queue.waiting.insert(place, sender);
+            (place, turn)
+        };
+        match timeout(self.0.max_wait, &mut turn).await {
+            Ok(given) => given.map_err(|_| Error::Overloaded),
+            Err(_) => {
+                self.queue().waiting.remove(&place);
+                // It may have been given just now.
+                turn.try_recv().map_err(|_| Error::Overloaded)
+            }
+        }
+    }
+}
+
+/// The network of an address: the first 24 bits of IPv4, 48 bits of IPv6. A name stands for itself.
+fn network(client: &str) -> String {
+    match client.split('/').next().and_then(|it| it.parse().ok()) {
+        Some(IpAddr::V4(it)) => {
+            let [a, b, c, _] = it.octets();
+            format!("{a}.{b}.{c}")
+        }
+        Some(IpAddr::V6(it)) => {
+            let [a, b, c, ..] = it.segments();
+            format!("{a:x}:{b:x}:{c:x}")
+        }
+        None => client.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures_util::FutureExt;
+
+    #[tokio::test]
+    async fn who_had_fewer_turns_goes_first() {
+        let turns = Turns::default();
+        let held: Vec<_> =
+            futures_util::future::join_all((0..MAX_HASHING).map(|_| turns.take("192.0.2.1"))).await;
+        let mut again = Box::pin(turns.take("192.0.2.9"));
+        let mut other = Box::pin(turns.take("198.51.100.1"));
+        assert!(again.as_mut().now_or_never().is_none() && other.as_mut().now_or_never().is_none());
+        drop(held);
+        let other = other.now_or_never().expect("a turn").expect("a turn");
+        let again = again.now_or_never().expect("the second free turn").expect("a turn");
+        drop((other, again));
+        assert_eq!(turns.queue().free, MAX_HASHING);
+    }
+
+    #[tokio::test]
+    async fn a_newcomer_takes_the_place_of_who_would_go_last() {
+        let turns = Turns::default();
+        let held = [turns.take("a").await, turns.take("a").await];
+        let crowd: Vec<_> = (0..MAX_WAITING)
+            .map(|_| {
+                let turns = turns.clone();
+                tokio::spawn(async move { turns.take("a").await.map(drop) })
+            })
+            .collect();
+        while turns.queue().waiting.len() < MAX_WAITING {
+            tokio::task::yield_now().await;
+        }
+        assert!(matches!(turns.take("a").await, Err(Error::Overloaded)), "it would go last");
+        let newcomer = tokio::spawn({
+            let turns = turns.clone();
+            async move { turns.take("b").await.map(drop) }
+        });
+        while turns.queue().next == MAX_WAITING as u64 + 1 {
+            tokio::task::yield_now().await;
+        }
+        drop(held);
+        assert!(newcomer.await.expect("it ends").is_ok());
+        let mut refused = 0;
+        for it in crowd {
+            refused += usize::from(it.await.expect("it ends").is_err());
+        }
+        assert_eq!(refused, 1);
+    }
+
+    #[tokio::test]
+    async fn a_request_that_waits_too_long_or_goes_away_loses_no_turn() {
+        let turns = Turns::new(Duration::ZERO);
+        let held = [turns.take("a").await, turns.take("b").await];
+        assert!(matches!(turns.take("c").await, Err(Error::Overloaded)));
+        let mut gone = Box::pin(turns.take("d"));
+        assert!(gone.as_mut().now_or_never().is_none());
+        drop(gone);
+        drop(held);
+        assert_eq!(turns.queue().free, MAX_HASHING);
+    }
+
+    #[test]
+    fn networks_are_wider_than_addresses() {
+        assert_eq!(network("192.0.2.7"), "192.0.2");
+        assert_eq!(network("2001:db8:1:2::/64"), "2001:db8:1");
+        assert_eq!(network("acct_1"), "acct_1");
+    }
+}

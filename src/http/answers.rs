@@ -1,0 +1,84 @@
+//! Large answers under way. What slow readers keep in memory is bounded, for each project and for
+//! the node: further large reads are refused until some have been taken.
+
+use std::sync::Arc;
+
+use axum::{
+    body::{Body, Bytes, HttpBody, to_bytes},
+    extract::{Request, State},
+    middleware::Next,
+    response::{IntoResponse, Response},
+};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::{auth::LimitReport, error::Error, ids::ProjectId, store::shares::PerProject};
+
+/// Answers below this many bytes are not counted.
+const SMALL_BYTES: u64 = 64 * 1024;
+/// KiB of large answers under way, of one project.
+pub const MAX_PROJECT_KIB: usize = 32 * 1024;
+/// KiB of large answers under way, of one node.
+pub const MAX_NODE_KIB: usize = 128 * 1024;
+
+/// The large answers of one node. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Answers {
+    of_project: Arc<PerProject>,
+    of_node: Arc<Semaphore>,
+}
+
+impl Default for Answers {
+    fn default() -> Self {
+        Self {
+            of_project: Arc::new(PerProject::new(MAX_PROJECT_KIB)),
+            of_node: Arc::new(Semaphore::new(MAX_NODE_KIB)),
+        }
+    }
+}
+
+/// A large answer, until its last byte is written or the connection ends.
+struct Held {
+    bytes: Bytes,
+    _permits: (OwnedSemaphorePermit, OwnedSemaphorePermit),
+}
+
+impl AsRef<[u8]> for Held {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+/// Counts large answers to reads. Answers to writes are always sent: what they tell has happened.
+pub async fn hold(State(answers): State<Answers>, request: Request, next: Next) -> Response {
+    let is_read = request.method().is_safe();
+    let report = request.extensions().get::<LimitReport>().cloned();
+    let response = next.run(request).await;
+    let project = report.and_then(|it| it.project());
+    match (project, response.body().size_hint().exact()) {
+        (Some(project), Some(bytes)) if is_read && bytes > SMALL_BYTES => {
+            answers.keep(response, project, bytes).await
+        }
+        _ => response,
+    }
+}
+
+impl Answers {
+    async fn keep(&self, response: Response, project: ProjectId, bytes: u64) -> Response {
+        let kib = usize::try_from(bytes / 1024).unwrap_or(MAX_PROJECT_KIB).min(MAX_PROJECT_KIB);
+        let permits = u32::try_from(kib).unwrap_or(u32::MAX);
+        let of_project = self.of_project.try_take(project, permits);
+        let of_node = Arc::clone(&self.of_node).try_acquire_many_owned(permits).ok();
+        let Some(permits) = of_project.zip(of_node) else {
+            tracing::warn!(bytes, "too many large answers are under way: one is refused");
+            return Error::Overloaded.into_response();
+        };
+        let (parts, body) = response.into_parts();
+        match to_bytes(body, usize::MAX).await {
+            Ok(bytes) => {
+                let held = Bytes::from_owner(Held { bytes, _permits: permits });
+                Response::from_parts(parts, Body::from(held))
+            }
+            Err(error) => Error::internal(error).into_response(),
+        }
+    }
+}

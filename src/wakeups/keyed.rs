@@ -1,0 +1,83 @@
+//! Wake-ups by key: what changes for one worker or key wakes no waiters of others.
+
+use std::{
+    collections::HashMap,
+    hash::Hash,
+    sync::{Arc, Mutex, PoisonError, Weak},
+};
+
+use tokio::sync::Notify;
+
+/// Keys without a waiter are dropped when this many are known, or twice as many as have one.
+const MIN_KNOWN: usize = 1_000;
+
+/// A [`Notify`] for each key that has waiters.
+#[derive(Debug)]
+pub struct KeyedNotify<K>(Mutex<Known<K>>);
+
+#[derive(Debug)]
+struct Known<K> {
+    of_key: HashMap<K, Weak<Notify>>,
+    max: usize,
+}
+
+impl<K> Default for KeyedNotify<K> {
+    fn default() -> Self {
+        Self(Mutex::new(Known { of_key: HashMap::new(), max: MIN_KNOWN }))
+    }
+}
+
+impl<K: Eq + Hash> KeyedNotify<K> {
+    /// That of a key; keep it while you wait.
+    pub fn of(&self, key: K) -> Arc<Notify> {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(notify) = known.of_key.get(&key).and_then(Weak::upgrade) {
+            return notify;
+        }
+        if known.of_key.len() >= known.max {
+            known.of_key.retain(|_, it| it.strong_count() > 0);
+            known.max = MIN_KNOWN.max(known.of_key.len() * 2);
+        }
+        let notify = Arc::new(Notify::new());
+        known.of_key.insert(key, Arc::downgrade(&notify));
+        notify
+    }
+
+    /// Wakes those that wait for this key.
+    pub fn wake(&self, key: &K) {
+        let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(notify) = known.of_key.get(key).and_then(Weak::upgrade) {
+            notify.notify_waiters();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures_util::FutureExt;
+
+    #[test]
+    fn a_wake_up_reaches_the_waiters_of_its_key_only() {
+        let told = KeyedNotify::default();
+        let (one, other) = (told.of(1), told.of(2));
+        assert!(Arc::ptr_eq(&one, &told.of(1)));
+        let mut ones = Box::pin(one.notified());
+        let mut others = Box::pin(other.notified());
+        assert!(ones.as_mut().now_or_never().is_none() && others.as_mut().now_or_never().is_none());
+        told.wake(&1);
+        told.wake(&3);
+        assert!(ones.now_or_never().is_some() && others.now_or_never().is_none());
+    }
+
+    #[test]
+    fn keys_without_a_waiter_are_forgotten() {
+        let told = KeyedNotify::default();
+        let kept = told.of(0);
+        for key in 1..3_000 {
+            drop(told.of(key));
+        }
+        assert!(told.0.lock().expect("a lock").of_key.len() <= MIN_KNOWN);
+        assert!(Arc::ptr_eq(&kept, &told.of(0)));
+    }
+}

@@ -1,0 +1,106 @@
+//! Clients that ask for large answers and do not read them, and long streams.
+
+use std::{
+    io::{Read, Write},
+    net::{SocketAddr, TcpStream},
+    time::Duration,
+};
+
+use fencepost::{domain::limits, http::answers::MAX_PROJECT_KIB};
+use serde_json::json;
+use socket2::{Domain, Socket, Type};
+
+use crate::{
+    events::Stream,
+    harness::{TestProject, TestServer, fresh_database, limited, run},
+};
+
+/// Bytes that the reader's kernel takes for it: else it would take a whole answer.
+const RECEIVED_BYTES: usize = 4 * 1024;
+
+/// Asks for a page, and reads no more than its status.
+async fn ask(t: &TestProject) -> (TcpStream, u16) {
+    let address: SocketAddr = t.url.trim_start_matches("http://").parse().expect("an address");
+    let request = format!(
+        "GET /v1/jobs?limit=200 HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {}\r\n\r\n",
+        t.api_key
+    );
+    let asked = tokio::task::spawn_blocking(move || {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
+        socket.set_recv_buffer_size(RECEIVED_BYTES).expect("a size");
+        socket.connect(&address.into()).expect("a connection");
+        let mut stream = TcpStream::from(socket);
+        stream.set_read_timeout(Some(Duration::from_secs(10))).expect("a timeout");
+        stream.write_all(request.as_bytes()).expect("sent");
+        let mut status = [0; 12];
+        stream.read_exact(&mut status).expect("a status");
+        let status = std::str::from_utf8(&status[9..]).expect("text").parse().expect("a number");
+        (stream, status)
+    });
+    asked.await.expect("no panic")
+}
+
+#[test]
+fn readers_that_do_not_read_hold_a_bounded_number_of_bytes_of_one_project() {
+    limited(async {
+        let server = TestServer::start(fresh_database().await).await;
+        let (one, other) = (server.project("one").await, server.project("other").await);
+        let text = "x".repeat(limits::MAX_PAYLOAD_BYTES - 100);
+        for t in [&one, &other] {
+            for _ in 0..limits::MAX_PAGE_BYTES / limits::MAX_PAYLOAD_BYTES {
+                t.enqueue(json!({"payload": text})).await;
+            }
+        }
+        // Each answer is a little longer than its payloads.
+        let fitting = MAX_PROJECT_KIB * 1024 / limits::MAX_PAGE_BYTES - 1;
+        let mut held = Vec::new();
+        for _ in 0..fitting {
+            let (stream, status) = ask(&one).await;
+            assert_eq!(status, 200, "after {}", held.len());
+            held.push(stream);
+        }
+        assert_eq!(ask(&one).await.1, 503);
+        one.get("/v1/jobs?payloads=false").await.is(200);
+        assert_eq!(ask(&other).await.1, 200, "another project is not concerned");
+        drop(held);
+        // The server notices that the connections are closed.
+        while ask(&one).await.1 != 200 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        server.stop().await;
+    });
+}
+
+#[test]
+fn a_long_history_is_streamed_in_parts_without_a_gap() {
+    run(async |t| {
+        let id = t.enqueue(json!({})).await;
+        let job = t.lease("w").await;
+        let text = "x".repeat(16_000);
+        for some in (0..200).collect::<Vec<_>>().chunks(50) {
+            let payload = |n: &u32| json!({"n": n, "text": text});
+            let event =
+                |n| json!({"job_id": id, "attempt": 1, "type": "step", "payload": payload(n)});
+            let body =
+                json!({"worker_id": "w", "events": some.iter().map(event).collect::<Vec<_>>()});
+            t.post("/v1/workers/events", body).await.is(200);
+        }
+        t.ack(&job, "w", "succeeded").await.is(200);
+        let path = format!("/v1/jobs/{id}/events/stream");
+        let mut stream = Stream::open(t, &path, None).await;
+        assert_eq!(stream.kinds(2).await, ["fencepost.enqueued", "fencepost.claimed"]);
+        let mut middle = String::new();
+        for number in 0..200 {
+            let (_, id, event) = stream.next().await.expect("an event");
+            assert_eq!(event["payload"]["n"], number);
+            if number == 90 {
+                middle = id;
+            }
+        }
+        assert_eq!(stream.kinds(1).await, ["fencepost.succeeded"]);
+        assert!(stream.next().await.is_none());
+        let mut again = Stream::open(t, &path, Some(&middle)).await;
+        let (_, _, event) = again.next().await.expect("an event");
+        assert_eq!(event["payload"]["n"], 91);
+    });
+}

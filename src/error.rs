@@ -33,7 +33,7 @@ impl FieldError {
     }
 }
 
-/// A live key whose maker goes.
+/// A live key whose creator is removed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RemainingKey {
     pub id: KeyId,
@@ -106,7 +106,7 @@ pub enum Error {
     #[error("verify the e-mail address of your account first: its mail has the link")]
     EmailNotVerified,
 
-    /// Live keys that a member or key has made, who is removed.
+    /// Live keys that a removed member or key has created.
     #[error(
         "live keys remain, see keys: send revoke_keys=true to revoke them, or false to keep them"
     )]

@@ -51,11 +51,36 @@ impl JobEvent {
     }
 }
 
+impl JobEvent {
+    /// What it takes in memory.
+    fn bytes(&self) -> usize {
+        let texts = [Some(&self.kind), self.worker_id.as_ref(), self.payload.as_ref()];
+        size_of::<Self>() + texts.into_iter().flatten().map(String::len).sum::<usize>()
+    }
+}
+
+impl Feed {
+    /// Forgets the oldest events beyond these bounds.
+    fn trim(&mut self, max_events: usize, max_bytes: usize) {
+        while self.recent.len() > max_events || self.bytes > max_bytes {
+            let Some(oldest) = self.recent.pop_front() else { return };
+            self.bytes -= oldest.bytes();
+        }
+    }
+}
+
+/// Bytes of the events that one project's feed remembers: its part of what all may.
+fn part(feeds: usize) -> usize {
+    (limits::MAX_REMEMBERED_BYTES / feeds.max(1)).min(limits::MAX_PROJECT_REMEMBERED_BYTES)
+}
+
 type Watched = HashMap<(ProjectId, JobId), (Arc<Notify>, usize)>;
 
 struct Feed {
     sender: broadcast::Sender<Arc<JobEvent>>,
     recent: VecDeque<Arc<JobEvent>>,
+    /// Of `recent`.
+    bytes: usize,
     /// Since when it has no listeners, as of the last check.
     unheard_since: Option<Instant>,
 }
@@ -87,13 +112,13 @@ impl EventFeed {
         }
         drop(jobs);
         let mut feeds = lock(&self.0.feeds);
+        let part = part(feeds.len());
         for job_event in job_events {
             let Some(feed) = feeds.get_mut(&job_event.project_id) else { continue };
             let job_event = Arc::new(job_event);
-            if feed.recent.len() == limits::MAX_REMEMBERED_EVENTS {
-                feed.recent.pop_front();
-            }
+            feed.bytes += job_event.bytes();
             feed.recent.push_back(Arc::clone(&job_event));
+            feed.trim(limits::MAX_REMEMBERED_EVENTS, part);
             let _ = feed.sender.send(job_event);
         }
     }
@@ -138,10 +163,15 @@ impl EventFeed {
     #[must_use]
     pub fn listen(&self, project_id: ProjectId, last: Option<EventId>) -> Listening {
         let mut feeds = lock(&self.0.feeds);
+        if !feeds.contains_key(&project_id) {
+            // One more shares what all may remember.
+            let part = part(feeds.len() + 1);
+            feeds.values_mut().for_each(|it| it.trim(limits::MAX_REMEMBERED_EVENTS, part));
+        }
         let feed = feeds.entry(project_id).or_insert_with(|| {
             self.0.watched.fetch_add(1, Ordering::Relaxed);
             let sender = broadcast::channel(MAX_BEHIND).0;
-            Feed { sender, recent: VecDeque::new(), unheard_since: None }
+            Feed { sender, recent: VecDeque::new(), bytes: 0, unheard_since: None }
         });
         let seen = last.and_then(|last| feed.recent.iter().position(|it| it.id == last));
         let missed = seen.map(|it| feed.recent.iter().skip(it + 1).cloned().collect());
@@ -232,5 +262,29 @@ mod tests {
         assert_eq!((kinds, again.has_gap), (vec!["b", "c"], false));
         assert!(feed.listen(PROJECT, Some(EventId::generate())).has_gap);
         assert!(feed.listen(ProjectId(2), None).missed.is_empty());
+    }
+
+    #[test]
+    fn what_all_feeds_remember_is_bounded_and_shared() {
+        let feed = EventFeed::default();
+        let text = "x".repeat(limits::MAX_STREAMED_PAYLOAD_BYTES);
+        let fill = |project: i32| {
+            let project_id = ProjectId(project);
+            drop(feed.listen(project_id, None));
+            let event = |_| JobEvent {
+                payload: Some(text.clone()),
+                ..JobEvent::new(project_id, JobId::generate(), "test")
+            };
+            feed.tell(|| (0..limits::MAX_REMEMBERED_EVENTS).map(event).collect());
+        };
+        let remembered = |project: i32| lock(&feed.0.feeds)[&ProjectId(project)].bytes;
+        fill(0);
+        let alone = remembered(0);
+        assert!(alone <= limits::MAX_PROJECT_REMEMBERED_BYTES && alone > 0);
+        let projects = 4 * limits::MAX_REMEMBERED_BYTES / limits::MAX_PROJECT_REMEMBERED_BYTES;
+        (1..projects as i32).for_each(fill);
+        let all: usize = (0..projects as i32).map(remembered).sum();
+        assert!(all <= limits::MAX_REMEMBERED_BYTES, "{all}");
+        assert!(remembered(0) > 0, "each has its part");
     }
 }

@@ -28,10 +28,6 @@ use crate::{
     },
 };
 
-/// Generations of keys that are looked through for those that a key has made. Rotations by a key
-/// itself make one each.
-const MAX_GENERATIONS: usize = 1_000;
-
 /// A key to create.
 #[derive(Debug, Clone)]
 pub struct KeyRequest {
@@ -193,15 +189,20 @@ pub(super) async fn end_made(
     if revoke_keys == Some(false) {
         return Ok(Vec::new());
     }
-    let made = find_made(conn, author.project_id, by).await?;
-    if revoke_keys.is_none() && !made.is_empty() {
-        return Err(Error::KeysRemain(made.into_iter().map(remaining).collect()));
+    let mut ended = Vec::new();
+    // One of them may create another meanwhile; when it has ended, it cannot.
+    loop {
+        let made = find_made(conn, author.project_id, by.clone()).await?;
+        if made.is_empty() {
+            return Ok(ended);
+        }
+        if revoke_keys.is_none() {
+            return Err(Error::KeysRemain(made.into_iter().map(remaining).collect()));
+        }
+        for key in made {
+            ended.extend(end(conn, author, &key).await?);
+        }
     }
-    let mut ended = Vec::with_capacity(made.len());
-    for key in made {
-        ended.extend(end(conn, author, &key).await?);
-    }
-    Ok(ended)
 }
 
 /// The live keys that an account or key has made, and those that these have made in turn.
@@ -210,14 +211,11 @@ pub(super) async fn find_made(
     project_id: ProjectId,
     by: String,
 ) -> sqlx::Result<Vec<ListedKey>> {
-    let (mut live, mut seen, mut makers) = (Vec::new(), HashSet::new(), vec![by]);
-    for _ in 0..MAX_GENERATIONS {
-        if makers.is_empty() {
-            break;
-        }
-        let made = store::keys::made_by(conn, project_id, &makers).await?;
+    let (mut live, mut seen, mut creators) = (Vec::new(), HashSet::new(), vec![by]);
+    while !creators.is_empty() {
+        let made = store::keys::made_by(conn, project_id, &creators).await?;
         let ids = made.iter().map(|it| it.id.to_string());
-        makers = ids.filter(|it| seen.insert(it.clone())).collect();
+        creators = ids.filter(|it| seen.insert(it.clone())).collect();
         live.extend(made.into_iter().filter(|it| it.is_live));
     }
     Ok(live)
@@ -247,19 +245,20 @@ pub async fn report(
 ) -> Result<Vec<SecretHash>, Error> {
     let mut tx = conn.begin().await?;
     let hash = key::hash(key.expose_secret());
-    let Some(owner) = store::keys::find_by_secret(&mut tx, &hash).await? else {
+    // Also one that has ended: those that were created with it may be live.
+    let Some((project_id, id)) = store::keys::find_id_by_secret(&mut tx, &hash).await? else {
         return Ok(Vec::new());
     };
-    let hash = store::keys::revoke(&mut tx, owner.project_id, owner.key_id).await?;
-    let entry = NewAuditEntry::to("key.reported", owner.key_id.to_string());
+    let hash = store::keys::revoke(&mut tx, project_id, id).await?;
+    let entry = NewAuditEntry::to("key.reported", id.to_string());
     let actor = Actor {
         request_id: Some(client.request_id.to_string()),
         address: Some(client.address.to_string()),
         ..Actor::SYSTEM
     };
-    store::audit::insert(&mut tx, owner.project_id, &actor, &entry).await?;
-    let author = Author { project_id: owner.project_id, actor, rights: Rights::Operator };
-    let mut ended = end_made(&mut tx, &author, owner.key_id.to_string(), Some(true)).await?;
+    store::audit::insert(&mut tx, project_id, &actor, &entry).await?;
+    let author = Author { project_id, actor, rights: Rights::Operator };
+    let mut ended = end_made(&mut tx, &author, id.to_string(), Some(true)).await?;
     tx.commit().await?;
     ended.extend(secret_hash(hash));
     Ok(ended)

@@ -8,8 +8,8 @@ use secrecy::SecretString;
 use sqlx::Acquire;
 
 use super::{
-    Accounts, Client, LATE, MAILS_PER_EMAIL, REFRESHES_PER_ADDRESS, REFRESHES_PER_SESSION,
-    TRIES_PER_EMAIL, TRIES_PER_PAIR, charge, mails, members,
+    Accounts, Client, LATE, LATE_MAILS_TO_EMAIL, MAILS_PER_EMAIL, REFRESHES_PER_ADDRESS,
+    REFRESHES_PER_SESSION, TRIES_PER_EMAIL, TRIES_PER_PAIR, charge, mails, members,
     password::{self, COMPARISONS},
     read_email,
     secret::{self, MAIL_PREFIX, REFRESH_PREFIX},
@@ -44,8 +44,8 @@ impl Reuse {
 /// How long a browser may present a refresh token again.
 const TABS_GRACE_SECONDS: i64 = 30;
 
-/// Accounts that a reset mail names: of those that claim an address, the newest.
-const MAX_MAILED_CLAIMS: i64 = 10;
+/// Accounts that a reset mail names: of those that claim an address, so many oldest and newest.
+const MAILED_CLAIMS: i64 = 5;
 
 /// An authenticated person.
 #[derive(Debug)]
@@ -238,9 +238,9 @@ impl Accounts {
 
     async fn mail_reset(&self, email: &str) -> Result<(), Error> {
         let mut conn = self.pool.acquire().await?;
-        let claims = store::accounts::claims(&mut conn, email, MAX_MAILED_CLAIMS).await?;
-        // Without a mail, the links of the one before are valid.
-        if claims.is_empty() || !self.may_mail(email).await {
+        let claims = store::accounts::claims(&mut conn, email, MAILED_CLAIMS).await?;
+        // An earlier mail of the last half-hour has links that are valid.
+        if claims.is_empty() || !self.may_mail("resets", email).await {
             return Ok(());
         }
         let mut links = Vec::with_capacity(claims.len());
@@ -346,7 +346,11 @@ impl Accounts {
         self.throttle(&[charge("verify", &account.id.to_string(), MAILS_PER_EMAIL)]).await?;
         let secret = self.new_mail_secret(&mut conn, account.id, Purpose::Verify).await?;
         drop(conn);
-        self.mail_verification(&account, &secret, client).await
+        if !self.mail_verification(&account, &secret, client).await? {
+            let retry_after_seconds = LATE_MAILS_TO_EMAIL.window_seconds;
+            return Err(Error::RateLimited { retry_after_seconds });
+        }
+        Ok(())
     }
 
     /// Deletes an account, and the projects without another member. Returns those.

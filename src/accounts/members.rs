@@ -7,12 +7,13 @@ use sqlx::{Acquire, PgConnection};
 use super::{
     Client,
     author::{Author, Rights, Roles},
+    key::SecretHash,
     keys,
     secret::{self, MAIL_PREFIX},
 };
 use crate::{
     domain::{
-        access::{Role, may_change_member},
+        access::{Permission, Role, may_change_member, role_may},
         limits::INVITATION_SECONDS,
     },
     error::Error,
@@ -36,7 +37,7 @@ pub async fn set_role(
     id: AccountId,
     to: Option<Role>,
     revoke_keys: Option<bool>,
-) -> Result<(), Error> {
+) -> Result<Vec<SecretHash>, Error> {
     let project_id = author.project_id;
     let mut tx = conn.begin().await?;
     let roles = Roles::lock(&mut tx, project_id).await?;
@@ -49,10 +50,12 @@ pub async fn set_role(
     if from == Role::Owner && to != Some(Role::Owner) && roles.owners() == 1 {
         return Err(Error::LastOwner);
     }
+    let mut ended = Vec::new();
     match to {
         Some(to) => members::upsert(&mut tx, project_id, id, to.name()).await?,
         None => {
-            keys::end_made(&mut tx, author, id.to_string(), revoke_keys).await?;
+            let revoke_keys = if manages_keys(own.name()) { revoke_keys } else { Some(false) };
+            ended = keys::end_made(&mut tx, author, id.to_string(), revoke_keys).await?;
             members::delete(&mut tx, project_id, id).await?;
         }
     }
@@ -69,7 +72,13 @@ pub async fn set_role(
     };
     store::audit::insert(&mut tx, project_id, &author.actor, &entry).await?;
     tx.commit().await?;
-    Ok(())
+    Ok(ended)
+}
+
+/// Whether a member with this role manages keys. One who does not, and leaves, neither sees nor ends
+/// those that they have created in an earlier role.
+fn manages_keys(role: &str) -> bool {
+    Role::of_name(role).is_some_and(|it| role_may(it, Permission::Administer))
 }
 
 /// Ends all memberships of an account that is deleted, with its invitations, and the keys that it
@@ -86,7 +95,10 @@ pub(super) async fn leave_all(
     let left = members::leave_all(conn, id).await?;
     if revoke_keys.is_none() {
         let mut remaining = Vec::new();
-        for (project_id, _) in &left {
+        for (project_id, role) in &left {
+            if !manages_keys(role) {
+                continue;
+            }
             let made = keys::find_made(conn, *project_id, id.to_string()).await?;
             remaining.extend(made.into_iter().map(keys::remaining));
         }
@@ -97,6 +109,7 @@ pub(super) async fn leave_all(
     for (project_id, role) in left {
         let actor = client.actor("account", id.to_string());
         let author = Author { project_id, actor, rights: Rights::Member(id) };
+        let revoke_keys = if manages_keys(&role) { revoke_keys } else { Some(false) };
         keys::end_made(conn, &author, id.to_string(), revoke_keys).await?;
         let entry = NewAuditEntry {
             before: Some(json!({ "role": role }).to_string()),

@@ -50,8 +50,9 @@ pub const REFRESHES_PER_ADDRESS: Rate = Rate::per_minute(240);
 pub const REFRESHES_PER_SESSION: Rate = Rate { count: 60, window_seconds: 3_600 };
 /// Sign-ups from one address.
 pub const SIGNUPS_PER_ADDRESS: Rate = Rate { count: 10, window_seconds: 3_600 };
-/// Mails to one e-mail address, from anywhere. Later ones are not refused, or strangers could use
-/// them up: they are sent at [`LATE_MAILS_TO_EMAIL`].
+/// Mails of one kind to one e-mail address, from anywhere. Beyond it, as many as
+/// [`LATE_MAILS_TO_EMAIL`] allows are sent, and the others are not: their requests are answered all
+/// the same, so that strangers cannot keep the owner out.
 pub const MAILS_TO_EMAIL: Rate = Rate { count: 20, window_seconds: 86_400 };
 pub const LATE_MAILS_TO_EMAIL: Rate = Rate { count: 1, window_seconds: 1_800 };
 /// Invitations that one account sends.
@@ -177,14 +178,14 @@ impl Accounts {
         .await
     }
 
-    /// Whether one more mail may be sent to an address now.
-    async fn may_mail(&self, email: &str) -> bool {
-        let is_allowed = async |kind, rate| {
-            let verdict = self.limiter.charge(&[charge(kind, email, rate)], &[]).await;
+    /// Whether one more mail of this kind may be sent to an address now.
+    async fn may_mail(&self, kind: &str, email: &str) -> bool {
+        let is_allowed = async |rate: Rate| {
+            let name = format!("mailed-{kind}-{}", rate.count);
+            let verdict = self.limiter.charge(&[charge(&name, email, rate)], &[]).await;
             verdict.retry_after_seconds.is_none()
         };
-        let may = is_allowed("mailed", MAILS_TO_EMAIL).await
-            || is_allowed("mailed-late", LATE_MAILS_TO_EMAIL).await;
+        let may = is_allowed(MAILS_TO_EMAIL).await || is_allowed(LATE_MAILS_TO_EMAIL).await;
         if !may {
             tracing::warn!("too many mails to one address: one was not sent");
         }
@@ -209,7 +210,7 @@ impl Accounts {
         project: &str,
         token: &str,
     ) -> Result<(), Error> {
-        if self.may_mail(email).await {
+        if self.may_mail("invitations", email).await {
             self.mailer.send(mails::invitation(email, &self.public_url, project, token)?);
         }
         Ok(())

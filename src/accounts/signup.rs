@@ -56,7 +56,7 @@ pub struct SignedUp {
     /// The first project, or the one of the invitation.
     pub project: Project,
     pub role: Role,
-    /// A key with all scopes; none after an invitation.
+    /// A key with all scopes but `keys`; none after an invitation.
     pub key: Option<MadeKey>,
     password_hash: String,
 }
@@ -219,17 +219,19 @@ impl Accounts {
         Ok(secret)
     }
 
+    /// Returns whether the mail is sent: not if too many were sent to the address.
     pub(super) async fn mail_verification(
         &self,
         account: &Account,
         secret: &SecretString,
         client: &Client,
-    ) -> Result<(), Error> {
-        if self.may_mail(&account.email).await {
+    ) -> Result<bool, Error> {
+        let may = self.may_mail("verifications", &account.email).await;
+        if may {
             let mail = mails::verification(account, &self.public_url, secret, &client.address)?;
             self.mailer.send(mail);
         }
-        Ok(())
+        Ok(may)
     }
 }
 

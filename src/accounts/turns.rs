@@ -1,4 +1,4 @@
-//! Turns at hashing passwords. When many wait, those go first whose network has had the fewest
+//! Turns at hashing passwords. When many wait, those go first whose network has asked for the fewest
 //! turns lately, so that a crowd of guessing addresses does not keep others from logging in.
 
 use std::{
@@ -22,7 +22,7 @@ pub const MAX_HASHING: usize = 2;
 pub const MAX_WAITING: usize = 256;
 /// How long a request waits for its turn.
 const MAX_WAIT: Duration = Duration::from_secs(5);
-/// For how long the turns of a network are counted.
+/// For how long the requests of a network are counted, from its first one.
 const COUNTED_FOR: Duration = Duration::from_secs(60);
 /// Networks that are counted.
 const MAX_NETWORKS: u64 = 100_000;
@@ -34,8 +34,8 @@ pub(super) struct Turns(Arc<Shared>);
 #[derive(Debug)]
 struct Shared {
     queue: Mutex<Queue>,
-    /// Turns of each network in the last [`COUNTED_FOR`].
-    had: Cache<String, Arc<AtomicU32>>,
+    /// Requests of each network within [`COUNTED_FOR`].
+    asked: Cache<String, Arc<AtomicU32>>,
     max_wait: Duration,
 }
 
@@ -46,7 +46,7 @@ struct Queue {
     next: u64,
 }
 
-/// A place in the queue: by turns of the network, then by arrival.
+/// A place in the queue: by requests of the network, then by arrival.
 type Place = (u32, u64);
 
 /// A turn, as long as it is kept.
@@ -79,8 +79,8 @@ impl Default for Turns {
 impl Turns {
     fn new(max_wait: Duration) -> Self {
         let queue = Queue { free: MAX_HASHING, waiting: BTreeMap::new(), next: 0 };
-        let had = Cache::builder().max_capacity(MAX_NETWORKS).time_to_live(COUNTED_FOR).build();
-        Self(Arc::new(Shared { queue: Mutex::new(queue), had, max_wait }))
+        let asked = Cache::builder().max_capacity(MAX_NETWORKS).time_to_live(COUNTED_FOR).build();
+        Self(Arc::new(Shared { queue: Mutex::new(queue), asked, max_wait }))
     }
 
     fn queue(&self) -> std::sync::MutexGuard<'_, Queue> {
@@ -92,15 +92,15 @@ impl Turns {
     /// # Errors
     /// [`Error::Overloaded`] when too many would go first.
     pub(super) async fn take(&self, client: &str) -> Result<Turn, Error> {
-        let had = self.0.had.get_with(network(client), Arc::default);
-        let had = had.fetch_add(1, Ordering::Relaxed);
+        let asked = self.0.asked.get_with(network(client), Arc::default);
+        let asked = asked.fetch_add(1, Ordering::Relaxed);
         let (place, mut turn) = {
             let mut queue = self.queue();
             if queue.free > 0 {
                 queue.free -= 1;
                 return Ok(Turn(self.clone()));
             }
-            let place = (had, queue.next);
+            let place = (asked, queue.next);
             queue.next += 1;
             if queue.waiting.len() >= MAX_WAITING {
                 let is_last = queue.waiting.last_key_value().is_none_or(|it| *it.0 < place);
@@ -147,13 +147,14 @@ mod tests {
     #[tokio::test]
     async fn who_had_fewer_turns_goes_first() {
         let turns = Turns::default();
-        let held: Vec<_> =
-            futures_util::future::join_all((0..MAX_HASHING).map(|_| turns.take("192.0.2.1"))).await;
+        let mut held = vec![turns.take("192.0.2.1").await, turns.take("192.0.2.1").await];
         let mut again = Box::pin(turns.take("192.0.2.9"));
         let mut other = Box::pin(turns.take("198.51.100.1"));
         assert!(again.as_mut().now_or_never().is_none() && other.as_mut().now_or_never().is_none());
-        drop(held);
+        held.pop();
+        assert!(again.as_mut().now_or_never().is_none(), "its network had more");
         let other = other.now_or_never().expect("a turn").expect("a turn");
+        held.pop();
         let again = again.now_or_never().expect("the second free turn").expect("a turn");
         drop((other, again));
         assert_eq!(turns.queue().free, MAX_HASHING);

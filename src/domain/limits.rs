@@ -174,10 +174,16 @@ pub const MAX_PARENT_RESULTS_BYTES: i64 = 1024 * 1024;
 pub const MAX_STREAMED_PAYLOAD_BYTES: usize = 1024;
 /// Event streams one node serves at a time.
 pub const MAX_STREAMS: usize = 5_000;
-/// Event streams of one project that one node serves at a time.
+/// Of these, the last ones are for projects that have none.
+pub const RESERVED_STREAMS: usize = 500;
+/// Event streams of one project that one node serves at a time, whatever the plan.
 pub const MAX_PROJECT_STREAMS: u32 = 500;
 /// Events of one project that a node keeps for streams that reconnect.
 pub const MAX_REMEMBERED_EVENTS: usize = 10_000;
+/// Bytes of these events of one project, if few projects have streams.
+pub const MAX_PROJECT_REMEMBERED_BYTES: usize = 4 * 1024 * 1024;
+/// Bytes of these events of all projects, of which each with a stream has the same part.
+pub const MAX_REMEMBERED_BYTES: usize = 64 * 1024 * 1024;
 /// Jobs that a queue's rate limit may start in its window.
 pub const MAX_RATE_LIMIT_COUNT: i32 = 100_000;
 /// Length of a rate limit's window, in seconds (one day).

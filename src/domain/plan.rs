@@ -14,13 +14,15 @@ pub const TEST_MODE: &str = "test";
 /// The plans that this binary was built with.
 pub const BUILT_IN: &str = include_str!("../../ops/plans.toml");
 /// The names of all limits.
-pub const ALL_NAMES: [&str; 12] = [
+pub const ALL_NAMES: [&str; 14] = [
     "produce_per_minute",
     "work_per_minute",
     "manage_per_minute",
     "parked_polls",
     "parked_polls_per_key",
+    "streams",
     "waiting_jobs",
+    "queues",
     "schedules",
     "min_schedule_period_seconds",
     "payload_bytes",
@@ -50,9 +52,15 @@ pub struct Limits {
     /// Parked polls of one key.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub parked_polls_per_key: Option<u32>,
+    /// Event streams that one node serves at a time.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub streams: Option<u32>,
     /// Live jobs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub waiting_jobs: Option<i64>,
+    /// Queues.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub queues: Option<i64>,
     /// Recurring schedules.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub schedules: Option<i64>,
@@ -92,7 +100,9 @@ impl Limits {
             manage_per_minute: self.manage_per_minute.or(fallback.manage_per_minute),
             parked_polls: self.parked_polls.or(fallback.parked_polls),
             parked_polls_per_key: self.parked_polls_per_key.or(fallback.parked_polls_per_key),
+            streams: self.streams.or(fallback.streams),
             waiting_jobs: self.waiting_jobs.or(fallback.waiting_jobs),
+            queues: self.queues.or(fallback.queues),
             schedules: self.schedules.or(fallback.schedules),
             min_schedule_period_seconds: self
                 .min_schedule_period_seconds
@@ -102,6 +112,18 @@ impl Limits {
             keys: self.keys.or(fallback.keys),
             members: self.members.or(fallback.members),
         }
+    }
+
+    /// Event streams that one node serves at a time, bounded.
+    #[must_use]
+    pub fn max_streams(&self) -> u32 {
+        bounded(self.streams, limits::MAX_PROJECT_STREAMS)
+    }
+
+    /// Queues, bounded.
+    #[must_use]
+    pub fn max_queues(&self) -> i64 {
+        bounded(self.queues, limits::MAX_PROJECT_QUEUES)
     }
 
     /// Recurring schedules, bounded.

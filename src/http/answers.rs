@@ -11,6 +11,7 @@ use axum::{
 };
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use super::least_rate::IsLarge;
 use crate::{auth::LimitReport, error::Error, ids::ProjectId, store::shares::PerProject};
 
 /// Answers below this many bytes are not counted.
@@ -19,6 +20,8 @@ const SMALL_BYTES: u64 = 64 * 1024;
 pub const MAX_PROJECT_KIB: usize = 32 * 1024;
 /// KiB of large answers under way, of one node.
 pub const MAX_NODE_KIB: usize = 128 * 1024;
+/// Of these, the last ones are for projects that have no large answer under way.
+const RESERVED_KIB: usize = MAX_NODE_KIB / 2;
 
 /// The large answers of one node. Cheap to clone.
 #[derive(Debug, Clone)]
@@ -52,12 +55,16 @@ impl AsRef<[u8]> for Held {
 pub async fn hold(State(answers): State<Answers>, request: Request, next: Next) -> Response {
     let is_read = request.method().is_safe();
     let report = request.extensions().get::<LimitReport>().cloned();
+    let is_large = request.extensions().get::<IsLarge>().cloned();
     let response = next.run(request).await;
-    let project = report.and_then(|it| it.project());
-    match (project, response.body().size_hint().exact()) {
-        (Some(project), Some(bytes)) if is_read && bytes > SMALL_BYTES => {
-            answers.keep(response, project, bytes).await
-        }
+    let Some(bytes) = response.body().size_hint().exact().filter(|it| *it > SMALL_BYTES) else {
+        return response;
+    };
+    if let Some(is_large) = is_large {
+        is_large.mark();
+    }
+    match report.and_then(|it| it.project()) {
+        Some(project) if is_read => answers.keep(response, project, bytes).await,
         _ => response,
     }
 }
@@ -66,7 +73,10 @@ impl Answers {
     async fn keep(&self, response: Response, project: ProjectId, bytes: u64) -> Response {
         let kib = usize::try_from(bytes / 1024).unwrap_or(MAX_PROJECT_KIB).min(MAX_PROJECT_KIB);
         let permits = u32::try_from(kib).unwrap_or(u32::MAX);
-        let of_project = self.of_project.try_take(project, permits);
+        let is_first = self.of_project.is_unused(project);
+        let reserved = self.of_node.available_permits() < RESERVED_KIB;
+        let of_project =
+            self.of_project.try_take(project, permits).filter(|_| is_first || !reserved);
         let of_node = Arc::clone(&self.of_node).try_acquire_many_owned(permits).ok();
         let Some(permits) = of_project.zip(of_node) else {
             tracing::warn!(bytes, "too many large answers are under way: one is refused");

@@ -75,7 +75,8 @@ pub struct SignupReply {
     pub account: Account,
     /// The new project, or the one of the invitation.
     pub project: Project,
-    /// API key with all scopes, valid immediately. It is shown only once. Null after an invitation.
+    /// API key with all scopes but `keys`, valid immediately. It is shown only once. Null after an
+    /// invitation.
     #[schema(required)]
     pub api_key: Option<CreatedApiKey>,
 }

@@ -1,9 +1,13 @@
-//! A connection that ends when its reader is too slow: a reader that takes a few bytes at a time
-//! would keep a large answer in memory for hours.
+//! A connection that ends when the reader of a large answer is too slow: one that takes a few bytes
+//! at a time would keep it in memory for hours. Streams of events may wait: they hold little.
 
 use std::{
     io,
     pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     task::{Context, Poll, ready},
     time::{Duration, Instant},
 };
@@ -15,10 +19,22 @@ const WINDOW: Duration = Duration::from_secs(10);
 /// Bytes that a reader takes in a second, at least, while it keeps an answer waiting.
 pub const LEAST_BYTES_PER_SECOND: u64 = 16 * 1024;
 
+/// Whether a large answer is under way on a connection; in the extensions of its requests.
+#[derive(Debug, Clone, Default)]
+pub struct IsLarge(Arc<AtomicBool>);
+
+impl IsLarge {
+    /// The answer to this request is large.
+    pub fn mark(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// A stream whose reader must keep up.
 #[derive(Debug)]
 pub struct LeastRate<S> {
     stream: S,
+    is_large: IsLarge,
     /// Since when the reader keeps bytes waiting, and how many it has taken.
     waiting: Option<(Instant, u64)>,
 }
@@ -26,11 +42,14 @@ pub struct LeastRate<S> {
 impl<S> LeastRate<S> {
     /// Watches the reader of this stream.
     #[must_use]
-    pub const fn new(stream: S) -> Self {
-        Self { stream, waiting: None }
+    pub const fn new(stream: S, is_large: IsLarge) -> Self {
+        Self { stream, is_large, waiting: None }
     }
 
     fn watch(&mut self, written: &Poll<io::Result<usize>>) -> io::Result<()> {
+        if !self.is_large.0.load(Ordering::Relaxed) {
+            return Ok(());
+        }
         match (written, &mut self.waiting) {
             (Poll::Pending, waiting @ None) => *waiting = Some((Instant::now(), 0)),
             (Poll::Ready(Ok(more)), Some((since, taken))) => {
@@ -88,6 +107,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for LeastRate<S> {
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         ready!(Pin::new(&mut self.stream).poll_flush(cx))?;
         self.waiting = None;
+        self.is_large.0.store(false, Ordering::Relaxed);
         Poll::Ready(Ok(()))
     }
 
@@ -100,9 +120,15 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for LeastRate<S> {
 mod tests {
     use super::*;
 
+    fn large() -> IsLarge {
+        let is_large = IsLarge::default();
+        is_large.mark();
+        is_large
+    }
+
     fn slow(taken: usize, for_seconds: u64) -> io::Result<()> {
         let began = Instant::now().checked_sub(Duration::from_secs(for_seconds)).expect("a time");
-        let mut stream = LeastRate { stream: (), waiting: Some((began, 0)) };
+        let mut stream = LeastRate { waiting: Some((began, 0)), ..LeastRate::new((), large()) };
         stream.watch(&Poll::Ready(Ok(taken)))
     }
 
@@ -112,7 +138,9 @@ mod tests {
         assert!(slow(1, 9).is_ok(), "the window has not passed");
         assert!(slow(1, 11).is_err());
         assert!(slow(rate * 12, 11).is_ok());
-        let mut stream = LeastRate::new(());
+        let mut events = LeastRate::new((), IsLarge::default());
+        assert!(events.watch(&Poll::Pending).is_ok() && events.waiting.is_none());
+        let mut stream = LeastRate::new((), large());
         assert!(stream.watch(&Poll::Ready(Ok(1))).is_ok() && stream.waiting.is_none());
         assert!(stream.watch(&Poll::Pending).is_ok() && stream.waiting.is_some());
     }

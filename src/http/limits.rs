@@ -12,6 +12,7 @@ use crate::{
     engine::enqueue::quota,
     error::Error,
     store,
+    wire::streams,
 };
 
 /// Kind of a limit.
@@ -104,9 +105,11 @@ pub async fn list(
     let waiting = quota::waiting(&app.engine, project_id).await?;
     let mut conn = app.engine.pools.read_for(project_id).await?;
     let schedules = store::schedules::count(&mut conn, project_id).await?.schedules;
+    let queues = store::counts::count_queues(&mut conn, project_id, limits.max_queues()).await?;
     let keys = store::keys::count(&mut conn, project_id).await?;
     let members = store::members::count(&mut conn, project_id).await?;
     drop(conn);
+    let open_streams = streams::count(&app, project_id).into();
     let period = limits.min_schedule_period().num_seconds();
     let payload = i64::try_from(limits.max_payload_bytes()).unwrap_or(i64::MAX);
     let plan = match &caller.who {
@@ -123,7 +126,9 @@ pub async fn list(
             used: None,
             ..quota("parked_polls_per_key", limits.parked_polls_per_key.map(i64::from), 0)
         },
+        quota("streams", Some(limits.max_streams().into()), open_streams),
         quota("waiting_jobs", limits.waiting_jobs, waiting),
+        quota("queues", Some(limits.max_queues()), queues),
         quota("schedules", Some(limits.max_schedules()), schedules),
         quota("keys", Some(limits.max_keys()), keys),
         quota("members", Some(limits.max_members()), members),

@@ -157,9 +157,13 @@ pub async fn remove(
 ) -> Result<StatusCode, Error> {
     only_members(&caller)?;
     let mut conn = app.engine.pools.read_for(caller.project_id).await?;
-    members::set_role(&mut conn, &caller.author(), id, None, query.revoke_keys).await?;
+    let author = caller.author();
+    let ended = members::set_role(&mut conn, &author, id, None, query.revoke_keys).await?;
     drop(conn);
-    app.credentials.evict(Evict::KeysAndMembers).await;
+    app.credentials.evict(Evict::Members).await;
+    for hash in ended {
+        app.credentials.evict(Evict::Key(hash)).await;
+    }
     Ok(StatusCode::NO_CONTENT)
 }
 

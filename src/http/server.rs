@@ -25,7 +25,10 @@ use tokio::{
 use tokio_io_timeout::TimeoutStream;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use super::{least_rate::LeastRate, middleware::Proxies};
+use super::{
+    least_rate::{IsLarge, LeastRate},
+    middleware::Proxies,
+};
 use crate::{auth::ClientAddress, config::ConnectionLimits, limiter::client_of, telemetry};
 
 /// A connection is closed if it has sent no byte by then.
@@ -121,6 +124,7 @@ pub async fn run(
                     router: TowerToHyperService::new(router.clone()),
                     address,
                     proxies: addresses.proxies.clone(),
+                    is_large: IsLarge::default(),
                 };
                 let closing = closing.clone();
                 connections.spawn(async move {
@@ -146,6 +150,7 @@ struct Answering {
     router: TowerToHyperService<Router>,
     address: IpAddr,
     proxies: Proxies,
+    is_large: IsLarge,
 }
 
 impl Service<Request<Incoming>> for Answering {
@@ -157,6 +162,7 @@ impl Service<Request<Incoming>> for Answering {
         let extensions = request.extensions_mut();
         extensions.insert(ClientAddress(self.address));
         extensions.insert(self.proxies.clone());
+        extensions.insert(self.is_large.clone());
         self.router.call(request)
     }
 }
@@ -191,7 +197,7 @@ async fn serve(stream: TcpStream, answering: Answering, closing: CancellationTok
         return;
     }
     gauge!(telemetry::CONNECTIONS).increment(1);
-    let mut stream = TimeoutStream::new(LeastRate::new(stream));
+    let mut stream = TimeoutStream::new(LeastRate::new(stream, answering.is_large.clone()));
     stream.set_write_timeout(Some(WRITE_TIMEOUT));
     let stream = Box::pin(stream);
     let mut connection = std::pin::pin!(

@@ -108,26 +108,33 @@ pub async fn candidates(
 }
 
 /// The accounts whose password a holder of this address may reset: the one that has verified it,
-/// or else those that claim it, newest first.
+/// or else of those that claim it so many oldest and newest, newest first: strangers who claim it
+/// later must not hide an earlier claim.
 pub async fn claims(
     conn: &mut PgConnection,
     email: &str,
-    limit: i64,
+    of_each: i64,
 ) -> sqlx::Result<Vec<Account>> {
     sqlx::query_as!(
         Account,
         r#"
-        select id "id: AccountId", email, created_at, verified_at
-        from accounts
-        where email = $1 and (
-            verified_at is not null
-            or not exists (select from accounts where email = $1 and verified_at is not null)
+        with claims as materialized (
+            select id, email, created_at, verified_at,
+                   row_number() over (order by created_at) as from_oldest,
+                   row_number() over (order by created_at desc) as from_newest
+            from accounts
+            where email = $1 and (
+                verified_at is not null
+                or not exists (select from accounts where email = $1 and verified_at is not null)
+            )
         )
+        select id "id: AccountId", email, created_at, verified_at
+        from claims
+        where from_oldest <= $2 or from_newest <= $2
         order by created_at desc
-        limit $2
         "#,
         email,
-        limit,
+        of_each,
     )
     .fetch_all(conn)
     .await

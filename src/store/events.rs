@@ -134,32 +134,6 @@ pub async fn of_job(
     .await
 }
 
-/// The events of one job from this one on, oldest first.
-pub async fn of_job_from(
-    conn: &mut PgConnection,
-    project_id: ProjectId,
-    job_id: JobId,
-    from: Option<EventId>,
-    limit: i64,
-) -> sqlx::Result<Vec<EventRow>> {
-    sqlx::query_as!(
-        EventRow,
-        r#"
-        select id "id: EventId", type as kind, at, attempt, worker_id, payload
-        from job_events
-        where project_id = $1 and job_id = $2 and id >= $3
-        order by id
-        limit $4
-        "#,
-        project_id.0,
-        job_id.0,
-        from.map_or(uuid::Uuid::nil(), |it| it.0),
-        limit,
-    )
-    .fetch_all(conn)
-    .await
-}
-
 /// A fence shown with logs or events.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ShownFence {

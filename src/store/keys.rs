@@ -87,6 +87,23 @@ pub struct NewKey {
     pub strict: bool,
 }
 
+/// The key with this hash, live or not.
+pub async fn find_id_by_secret(
+    conn: &mut PgConnection,
+    secret_hash: &[u8],
+) -> sqlx::Result<Option<(ProjectId, KeyId)>> {
+    let found = sqlx::query!(
+        r#"
+        select key.project_id "project_id: ProjectId", key.id "id: KeyId"
+        from api_keys key
+        join projects project on project.id = key.project_id
+        where key.secret_hash = $1 and project.deleted_at is null
+        "#,
+        secret_hash,
+    );
+    Ok(found.fetch_optional(conn).await?.map(|it| (it.project_id, it.id)))
+}
+
 /// The owner of the live key with this hash.
 pub async fn find_by_secret(
     conn: &mut PgConnection,
@@ -194,7 +211,7 @@ pub async fn list(
 pub async fn made_by(
     conn: &mut PgConnection,
     project_id: ProjectId,
-    makers: &[String],
+    creators: &[String],
 ) -> sqlx::Result<Vec<ListedKey>> {
     sqlx::query_as!(
         ListedKey,
@@ -207,7 +224,7 @@ pub async fn made_by(
         where project_id = $1 and created_by = any($2)
         "#,
         project_id.0,
-        makers,
+        creators,
     )
     .fetch_all(conn)
     .await

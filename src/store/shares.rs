@@ -30,6 +30,11 @@ impl PerProject {
         take(self.of(project_id), permits).await
     }
 
+    /// Whether the project holds none.
+    pub fn is_unused(&self, project_id: ProjectId) -> bool {
+        self.of(project_id).available_permits() == self.permits
+    }
+
     /// This many permits of the project's, if they are free.
     pub fn try_take(&self, project_id: ProjectId, permits: u32) -> Option<OwnedSemaphorePermit> {
         self.of(project_id).try_acquire_many_owned(permits).ok()

@@ -17,8 +17,9 @@ use tokio::sync::mpsc;
 use crate::{
     app::App,
     auth::{Caller, Read},
-    domain::limits::MAX_PROJECT_STREAMS,
+    domain::limits::RESERVED_STREAMS,
     error::Error,
+    ids::ProjectId,
     store::deadline::bounded,
 };
 
@@ -62,11 +63,22 @@ impl Writer {
     }
 }
 
+/// Streams of a project that this node serves.
+#[must_use]
+pub fn count(app: &App, project_id: ProjectId) -> u32 {
+    app.local_permits.taken(&permit_name(project_id))
+}
+
+fn permit_name(project_id: ProjectId) -> String {
+    format!("streams:{}", project_id.0)
+}
+
 /// Starts a stream, written by a task of its own.
 ///
 /// # Errors
 /// [`Error::Overloaded`] when this node serves [`MAX_STREAMS`](crate::domain::limits::MAX_STREAMS)
-/// already; [`Error::QuotaExceeded`] when it serves [`MAX_PROJECT_STREAMS`] of the project.
+/// already, but for the [`RESERVED_STREAMS`] of projects that have none; [`Error::QuotaExceeded`]
+/// when it serves as many of the project as its plan allows.
 pub fn start<Writing>(
     app: &App,
     caller: &Caller<Read>,
@@ -75,13 +87,15 @@ pub fn start<Writing>(
 where
     Writing: Future<Output = Result<(), Ended>> + Send + 'static,
 {
+    let (name, max) = (permit_name(caller.project_id), caller.limits.max_streams());
+    let is_first = app.local_permits.taken(&name) == 0;
+    if !is_first && app.streams.available_permits() <= RESERVED_STREAMS {
+        return Err(Error::Overloaded);
+    }
     let on_node = app.streams.clone().try_acquire_owned().map_err(|_| Error::Overloaded)?;
-    let of_project =
-        app.local_permits.take(&format!("streams:{}", caller.project_id.0), MAX_PROJECT_STREAMS);
-    let of_project = of_project.ok_or(Error::QuotaExceeded {
-        what: "event streams on one node",
-        max: MAX_PROJECT_STREAMS.into(),
-    })?;
+    let of_project = app.local_permits.take(&name, max);
+    let what = "event streams on one node";
+    let of_project = of_project.ok_or(Error::QuotaExceeded { what, max: max.into() })?;
     let (sender, receiver) = mpsc::channel(MAX_WAITING_EVENTS);
     let writing = write(Writer { sender, app: app.clone() });
     let (app, caller) = (app.clone(), caller.clone());

@@ -2,7 +2,7 @@
 
 use fencepost::domain::limits;
 
-use crate::harness::{TestProject, run};
+use crate::harness::{TestProject, TestServer, fresh_database, limited, run};
 use serde_json::{Value, json};
 
 fn text(chars: usize) -> String {
@@ -294,5 +294,32 @@ fn a_failure_is_never_refused_for_the_way_its_error_looks() {
             (limits::MAX_ERROR_BYTES - 3..=limits::MAX_ERROR_BYTES).contains(&bytes),
             "{bytes}"
         );
+    });
+}
+
+#[test]
+fn a_plan_bounds_the_queues_of_a_project() {
+    limited(async {
+        let server = TestServer::start(fresh_database().await).await;
+        let t = server.project_with("main", "free", json!({"queues": 2})).await;
+        let job = |queue: &str| json!({"job_type": "t", "queue": queue});
+        let id = t.enqueue(job("q0")).await;
+        // The number may be a second old.
+        let mut names = 0;
+        let refused = loop {
+            names += 1;
+            let reply = t.post("/v1/jobs", job(&format!("q{names}"))).await;
+            if reply.status != 201 {
+                break reply;
+            }
+        };
+        let error = refused.is_error(429, "quota_exceeded");
+        assert_eq!(error["message"], "at most 2 queues are allowed");
+        t.post("/v1/jobs", job("q0")).await.is(201);
+        let path = format!("/v1/jobs/{id}");
+        let moved = t.patch(&path, json!({"queue": "elsewhere"})).await;
+        moved.is_error(429, "quota_exceeded");
+        t.patch(&path, json!({"queue": "q1"})).await.is(200);
+        server.stop().await;
     });
 }

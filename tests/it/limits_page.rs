@@ -371,13 +371,28 @@ pub fn request_limits() -> Vec<(&'static str, String)> {
 
 /// The rows of "A node".
 pub fn node_limits() -> Vec<(&'static str, String)> {
-    vec![
+    let mut rows = vec![
         ("parked polls", format!("{MAX_PARKED_POLLS}, then 503")),
-        ("event streams", format!("{}, then 503", limits::MAX_STREAMS)),
-        ("event streams of one project", format!("{}, then 429", limits::MAX_PROJECT_STREAMS)),
+        (
+            "event streams of one node",
+            format!(
+                "{}, then 503; the last {} for projects that have none there",
+                limits::MAX_STREAMS,
+                limits::RESERVED_STREAMS
+            ),
+        ),
+        (
+            "event streams of one project on one node, whatever the plan",
+            format!("{}, then 429", limits::MAX_PROJECT_STREAMS),
+        ),
         (
             "events of one project kept for streams that reconnect",
-            limits::MAX_REMEMBERED_EVENTS.to_string(),
+            format!(
+                "{}, {} bytes, and an equal part of {} bytes of a node",
+                limits::MAX_REMEMBERED_EVENTS,
+                limits::MAX_PROJECT_REMEMBERED_BYTES,
+                limits::MAX_REMEMBERED_BYTES
+            ),
         ),
         (
             "an event's payload in a project's stream",
@@ -399,8 +414,16 @@ pub fn node_limits() -> Vec<(&'static str, String)> {
             "time in which a client must read something",
             format!("{} s", server::WRITE_TIMEOUT.as_secs()),
         ),
+    ];
+    rows.extend(connection_limits());
+    rows
+}
+
+/// Those of connections.
+fn connection_limits() -> Vec<(&'static str, String)> {
+    vec![
         (
-            "bytes that a client must read while an answer waits for it",
+            "bytes of a large answer that a client must read while it waits",
             format!("{} per second, after 10 s", least_rate::LEAST_BYTES_PER_SECOND),
         ),
         (

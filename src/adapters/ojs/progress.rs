@@ -71,7 +71,8 @@ pub async fn activate(
         Start::At(at) => Timing::At(at),
         Start::After(seconds) => Timing::After(TimeDelta::seconds(seconds.into())),
     };
-    control::change(&app.engine, key, timing, Change::default()).await?;
+    let (tenant, none) = (caller.tenant(), Change::default());
+    control::change(&app.engine, tenant, key.id, timing, none).await?;
     ojs_jobs::find(&app, key).await.map(Reply::ok)
 }
 

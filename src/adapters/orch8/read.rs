@@ -147,11 +147,15 @@ pub async fn list(
         job_type: query.handler_name,
         ..Filter::default()
     };
+    // A page with payloads may end early: these are read for the wanted ones only.
+    let (engine, project_id) = (&app.engine, caller.project_id);
     let (rows, _) =
-        jobs::page(&app.engine, caller.project_id, &filter, None, limit + offset, Payloads::Shown)
-            .await?;
+        jobs::page(engine, project_id, &filter, None, limit + offset, Payloads::LeftOut).await?;
     let is_wanted = |it: &JobRow| query.worker_id.is_none() || it.worker_id == query.worker_id;
-    let tasks = rows.into_iter().filter(is_wanted).skip(offset as usize).map(TaskView::of);
+    let ids = rows.iter().filter(|it| is_wanted(it)).skip(offset as usize).map(|it| it.id);
+    let mut rows = jobs::find_all(engine, project_id, &ids.collect::<Vec<_>>()).await?;
+    rows.sort_by_key(|it| std::cmp::Reverse(it.id));
+    let tasks = rows.into_iter().map(TaskView::of);
     Ok(Reply(tasks.collect::<Result<_, _>>()?))
 }
 

@@ -9,13 +9,7 @@ use std::{
 };
 
 use super::NewJob;
-use crate::{
-    domain::{limits::MAX_PROJECT_QUEUES, plan::Tenant},
-    engine::Engine,
-    error::Error,
-    ids::ProjectId,
-    store,
-};
+use crate::{domain::plan::Tenant, engine::Engine, error::Error, ids::ProjectId, store};
 
 /// How long a count is trusted.
 const COUNT_KEEP: Duration = Duration::from_secs(1);
@@ -28,7 +22,7 @@ const MAX_CACHED: usize = 20_000;
 struct Backlog {
     /// 0 if they are unlimited.
     jobs: i64,
-    /// Whether the project has [`MAX_PROJECT_QUEUES`].
+    /// Whether the project has as many queues as its plan allows.
     has_all_queues: bool,
     counted_at: Instant,
 }
@@ -86,18 +80,17 @@ pub(super) fn cost<'a>(jobs: impl Iterator<Item = &'a NewJob>) -> usize {
 /// Admits new jobs.
 ///
 /// # Errors
-/// [`Error::QuotaExceeded`] when the project would have too many jobs, or has
-/// [`MAX_PROJECT_QUEUES`] and would get another.
+/// [`Error::QuotaExceeded`] when the project would have too many jobs, or has as many queues as its
+/// plan allows and would get another.
 pub(super) async fn admit(
     engine: &Engine,
     tenant: Tenant,
     jobs: impl Iterator<Item = &NewJob> + Clone,
 ) -> Result<(), Error> {
-    let Tenant { project_id, .. } = tenant;
     if known(engine, tenant).await?.has_all_queues {
         let names: HashSet<_> = jobs.clone().map(|it| it.queue.as_ref()).collect();
         let names: Vec<_> = names.into_iter().collect();
-        check_queues(engine, project_id, &names).await?;
+        check_queues(engine, tenant, &names).await?;
     }
     admit_count(engine, tenant, cost(jobs)).await
 }
@@ -139,9 +132,9 @@ async fn recount(engine: &Engine, tenant: Tenant) -> Result<Backlog, Error> {
         Some(_) => store::counts::waiting(&mut conn, project_id).await?,
         None => 0,
     };
-    let queues = store::counts::count_queues(&mut conn, project_id, MAX_PROJECT_QUEUES).await?;
-    let backlog =
-        Backlog { jobs, has_all_queues: queues >= MAX_PROJECT_QUEUES, counted_at: Instant::now() };
+    let max = limits.max_queues();
+    let queues = store::counts::count_queues(&mut conn, project_id, max).await?;
+    let backlog = Backlog { jobs, has_all_queues: queues >= max, counted_at: Instant::now() };
     engine.backlogs.note(project_id, backlog);
     Ok(backlog)
 }
@@ -149,23 +142,26 @@ async fn recount(engine: &Engine, tenant: Tenant) -> Result<Backlog, Error> {
 /// Whether a job may be moved to this queue.
 ///
 /// # Errors
-/// [`Error::QuotaExceeded`] when the project has [`MAX_PROJECT_QUEUES`], and this is none of them.
-pub async fn admit_queue(engine: &Engine, project_id: ProjectId, queue: &str) -> Result<(), Error> {
-    let mut conn = engine.pools.read_for(project_id).await?;
-    let queues = store::counts::count_queues(&mut conn, project_id, MAX_PROJECT_QUEUES).await?;
+/// [`Error::QuotaExceeded`] when the project has as many as its plan allows, and this is none of
+/// them.
+pub async fn admit_queue(engine: &Engine, tenant: Tenant, queue: &str) -> Result<(), Error> {
+    let max = tenant.limits.max_queues();
+    let mut conn = engine.pools.read_for(tenant.project_id).await?;
+    let queues = store::counts::count_queues(&mut conn, tenant.project_id, max).await?;
     drop(conn);
-    if queues >= MAX_PROJECT_QUEUES {
-        check_queues(engine, project_id, &[queue]).await?;
+    if queues >= max {
+        check_queues(engine, tenant, &[queue]).await?;
     }
     Ok(())
 }
 
 /// A project that has as many queues as it may can use these only.
-async fn check_queues(engine: &Engine, project_id: ProjectId, names: &[&str]) -> Result<(), Error> {
+async fn check_queues(engine: &Engine, tenant: Tenant, names: &[&str]) -> Result<(), Error> {
+    let Tenant { project_id, limits } = tenant;
     let mut conn = engine.pools.read_for(project_id).await?;
     let used = store::counts::used_queues(&mut conn, project_id, names).await?;
     if used.len() < names.len() {
-        return Err(Error::QuotaExceeded { what: "queues", max: MAX_PROJECT_QUEUES });
+        return Err(Error::QuotaExceeded { what: "queues", max: limits.max_queues() });
     }
     Ok(())
 }

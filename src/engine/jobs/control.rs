@@ -10,6 +10,7 @@ use crate::{
         job::{self, CancelDecision, StoredState},
         limits,
         operation::Kind,
+        plan::Tenant,
     },
     engine::{
         Engine,
@@ -117,12 +118,14 @@ pub async fn is_cancelled(engine: &Engine, key: JobKey) -> Result<bool, Error> {
 /// many.
 pub async fn change(
     engine: &Engine,
-    key: JobKey,
+    tenant: Tenant,
+    id: JobId,
     change: Timing,
     what: Change,
 ) -> Result<(), Error> {
+    let key = JobKey { project_id: tenant.project_id, id };
     if let Some(queue) = &what.queue {
-        quota::admit_queue(engine, key.project_id, queue).await?;
+        quota::admit_queue(engine, tenant, queue).await?;
     }
     let mut conn = engine.pools.read_for(key.project_id).await?;
     let mut tx = conn.begin().await?;

@@ -5,7 +5,7 @@ pub mod fire;
 use std::{collections::HashMap, sync::LazyLock, time::Duration};
 
 use chrono::{DateTime, TimeDelta, Utc};
-use sqlx::PgConnection;
+use sqlx::{Acquire, PgConnection};
 use tokio::{sync::Semaphore, time::timeout};
 
 use super::Engine;
@@ -151,19 +151,21 @@ pub async fn store_registered(
     }
     let (max, mut stored) = (limits.max_schedules(), Vec::new());
     let mut conn = engine.pools.read_for(project_id).await?;
+    let mut tx = conn.begin().await?;
     for (place, sent) in valid {
         let is_new = !known.contains_key(&sent.id);
         if is_new && schedules >= max {
             let reason = format!("the project has {max} schedules already");
             registered.rejected.push((place, reason));
-        } else if schedules::upsert_registered(&mut conn, project_id, sent).await? {
+        } else if schedules::upsert_registered(&mut tx, project_id, sent).await? {
             schedules += i64::from(is_new);
             stored.push(sent.id.clone());
         } else {
             registered.rejected.push((place, other_job_type(sent)));
         }
     }
-    let rows = schedules::find_all(&mut conn, project_id, &stored).await?;
+    let rows = schedules::find_all(&mut tx, project_id, &stored).await?;
+    tx.commit().await?;
     drop(conn);
     registered.changed = rows.into_iter().map(|it| (known.remove(&it.id), it)).collect();
     engine.notifier.wake.ask(BackgroundTask::Plan);

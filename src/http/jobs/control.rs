@@ -133,8 +133,7 @@ pub async fn change(
     }
     check.finish()?;
     let what = Change { queue, rank: priority.map(i16::saturating_neg), run_at: None };
-    let key = JobKey { project_id: caller.project_id, id };
-    control::change(&app.engine, key, timing, what).await?;
+    control::change(&app.engine, caller.tenant(), id, timing, what).await?;
     read::find(&app, caller.project_id, id).await.map(Reply)
 }
 

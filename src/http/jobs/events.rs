@@ -18,7 +18,7 @@ use crate::{
     },
     error::Error,
     http::error::ErrorBody,
-    ids::{EventId, JobId, ProjectId},
+    ids::{JobId, ProjectId},
     store::{
         self,
         events::EventRow,
@@ -125,88 +125,45 @@ pub(super) async fn read(
     Ok((history(&row, attempts, events)?, state))
 }
 
-/// Stored events of one part of a stream: each has at most
-/// [`MAX_EVENT_PAYLOAD_BYTES`](limits::MAX_EVENT_PAYLOAD_BYTES).
-const PART_EVENTS: i64 = 64;
 /// Bytes of payloads of one part of a stream, which a slow reader keeps in memory.
 const PART_BYTES: usize = 1024 * 1024;
-
-/// Where a reader of a history is.
-#[derive(Debug, Clone, Default)]
-pub(super) struct HistoryPlace {
-    /// The last event that was sent.
-    last: Option<String>,
-    /// The last stored event that was sent: those before it need not be read again.
-    stored: Option<EventId>,
-}
-
-impl HistoryPlace {
-    /// After the event with this id; one that is not in the history counts as none.
-    pub(super) fn after(last: Option<String>) -> Self {
-        let stored = last.as_deref().and_then(|it| it.parse().ok());
-        Self { last, stored }
-    }
-}
 
 /// A part of a history.
 pub(super) struct HistoryPart {
     pub(super) events: Vec<EventView>,
-    pub(super) place: HistoryPlace,
     /// Whether nothing follows it yet.
     pub(super) is_last: bool,
     pub(super) state: StoredState,
 }
 
-/// The next part of the history: bounded, however much has happened.
+/// The part of the history after this event, or from its beginning: bounded, however much has
+/// happened. The rest is not kept: it is read again when the reader has taken this part.
 pub(super) async fn read_part(
     app: &App,
     project_id: ProjectId,
     id: JobId,
-    place: HistoryPlace,
+    last: Option<&str>,
 ) -> Result<HistoryPart, Error> {
-    let mut conn = app.engine.pools.read_for(project_id).await?;
-    let row = store::jobs::find(&mut conn, project_id, id).await?.ok_or(Error::JobNotFound)?;
-    let attempts = store::jobs::attempts(&mut conn, project_id, id).await?;
-    let (from, limit) = (place.stored, PART_EVENTS + 1);
-    let mut stored = store::events::of_job_from(&mut conn, project_id, id, from, limit).await?;
-    drop(conn);
-    let has_more = stored.len() as i64 > PART_EVENTS;
-    stored.truncate(PART_EVENTS as usize);
-    // Parts follow the order of ids. Those of two nodes may differ from that of times by the
-    // difference of their clocks.
-    let mut latest = DateTime::<Utc>::MIN_UTC;
-    for it in &mut stored {
-        latest = latest.max(it.at);
-        it.at = latest;
-    }
-    // What happened later comes after stored events that are not read yet.
-    let horizon = stored.last().map(|it| it.at).filter(|_| has_more);
-    let events = history(&row, attempts, stored)?;
-    Ok(cut_part(events, place, horizon, row.state))
+    let (mut events, state) = read(app, project_id, id, MAX_EVENTS).await?;
+    let is_last = cut_part(&mut events, last);
+    Ok(HistoryPart { events, is_last, state })
 }
 
-fn cut_part(
-    mut events: Vec<EventView>,
-    place: HistoryPlace,
-    horizon: Option<DateTime<Utc>>,
-    state: StoredState,
-) -> HistoryPart {
-    let seen = place.last.as_ref().and_then(|last| events.iter().position(|it| it.id == *last));
-    let from = seen.map_or(0, |it| it + 1);
-    let until = horizon.map_or(events.len(), |it| events.partition_point(|event| event.at <= it));
+/// Keeps the part after this event. Returns whether it is the last one.
+fn cut_part(events: &mut Vec<EventView>, last: Option<&str>) -> bool {
+    let seen = last.and_then(|last| events.iter().position(|it| it.id == last));
+    events.drain(..seen.map_or(0, |it| it + 1));
     let mut bytes = 0;
-    let fitting = events.iter().skip(from).take_while(|it| {
+    let fitting = events.iter().take_while(|it| {
         let is_first = bytes == 0;
         bytes += it.payload.as_ref().map_or(0, |it| it.get().len());
         is_first || bytes <= PART_BYTES
     });
-    let until = until.min(from + fitting.count());
-    let is_last = until == events.len();
-    events.truncate(until);
-    let stored = events.iter().rev().find_map(|it| it.id.parse().ok()).or(place.stored);
-    let events = events.split_off(from.min(until));
-    let last = events.last().map(|it| it.id.clone()).or(place.last);
-    HistoryPart { events, place: HistoryPlace { last, stored }, is_last, state }
+    let fitting = fitting.count();
+    let is_last = fitting == events.len();
+    events.truncate(fitting);
+    events.shrink_to_fit();
+    is_last
 }
 
 /// The events of an ended attempt.
@@ -278,6 +235,7 @@ fn history(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ids::EventId;
 
     fn event(id: &str, second: i64, bytes: usize) -> EventView {
         let text = format!("\"{}\"", "x".repeat(bytes));
@@ -294,12 +252,14 @@ mod tests {
 
     fn read_all(events: &[EventView], last: Option<&str>) -> (Vec<String>, usize) {
         let (mut told, mut parts) = (Vec::new(), 0);
-        let mut place = HistoryPlace::after(last.map(str::to_owned));
+        let mut last = last.map(str::to_owned);
         loop {
-            let part = cut_part(events.to_vec(), place, None, StoredState::Succeeded);
-            told.extend(part.events.into_iter().map(|it| it.id));
-            (place, parts) = (part.place, parts + 1);
-            if part.is_last {
+            let mut part = events.to_vec();
+            let is_last = cut_part(&mut part, last.as_deref());
+            last = part.last().map(|it| it.id.clone()).or(last);
+            told.extend(part.into_iter().map(|it| it.id));
+            parts += 1;
+            if is_last {
                 return (told, parts);
             }
         }
@@ -314,22 +274,10 @@ mod tests {
         assert_eq!(read_all(&events, None), (ids.map(str::to_owned).to_vec(), 5));
         let rest = ids[2..].iter().map(|it| (*it).to_owned()).collect::<Vec<_>>();
         assert_eq!(read_all(&events, Some("claimed-1")).0, rest);
-        assert_eq!(read_all(&events, Some("unknown")).0, ids.map(str::to_owned));
+        let unknown = EventId::generate().to_string();
+        assert_eq!(read_all(&events, Some(&unknown)).0, ids.map(str::to_owned));
         assert_eq!(read_all(&events, Some("c")).0, Vec::<String>::new());
-    }
-
-    #[test]
-    fn what_lies_behind_unread_events_waits_for_them() {
-        let events = vec![event("enqueued", 1, 1), event("a", 2, 1), event("failed-1", 9, 1)];
-        let horizon = DateTime::from_timestamp(2, 0);
-        let cut = |last: Option<&str>| {
-            let place = HistoryPlace::after(last.map(str::to_owned));
-            cut_part(events.clone(), place, horizon, StoredState::Pending)
-        };
-        let part = cut(None);
-        assert_eq!((part.events.len(), part.is_last), (2, false));
-        let part = cut(Some("failed-1"));
-        assert_eq!((part.events.len(), part.is_last), (0, false));
-        assert_eq!(part.place.last.as_deref(), Some("failed-1"), "it is still the last one sent");
+        let small: Vec<_> = ids.iter().zip(0..).map(|(id, second)| event(id, second, 9)).collect();
+        assert_eq!(read_all(&small, None), (ids.map(str::to_owned).to_vec(), 1));
     }
 }

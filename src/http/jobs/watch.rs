@@ -14,7 +14,7 @@ use serde_json::value::RawValue;
 use tokio::sync::broadcast::error::RecvError;
 use utoipa::ToSchema;
 
-use super::events::{self, EventView, HistoryPlace};
+use super::events::{self, EventView};
 use crate::{
     app::App,
     auth::{Caller, Read},
@@ -151,21 +151,21 @@ async fn write_job(
     app: App,
     project_id: ProjectId,
     id: JobId,
-    last: Option<String>,
+    mut last: Option<String>,
     writer: Writer,
 ) -> Result<(), Ended> {
     let watch = app.engine.notifier.feed.watch(project_id, id);
-    let mut place = HistoryPlace::after(last);
     loop {
         // Subscribe before reading.
         let changed = watch.changed();
         tokio::pin!(changed);
         changed.as_mut().enable();
-        let part = events::read_part(&app, project_id, id, place).await.map_err(|_| Ended)?;
+        let part = events::read_part(&app, project_id, id, last.as_deref()).await;
+        let part = part.map_err(|_| Ended)?;
         for event in &part.events {
             writer.send(&event.kind, &event.id, event).await?;
         }
-        place = part.place;
+        last = part.events.last().map(|it| it.id.clone()).or(last);
         if part.is_last {
             if part.state == StoredState::Succeeded {
                 return Ok(());

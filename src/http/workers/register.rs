@@ -6,7 +6,7 @@ use utoipa::ToSchema;
 
 use crate::{
     app::App,
-    auth::{Caller, Cost, Work},
+    auth::{Caller, Work},
     domain::{access::Permission, cron, limits},
     engine::{
         schedules::{self, RegisteredSchedule},
@@ -142,7 +142,6 @@ pub async fn register(
     let mut request = request;
     let sent = request.recurring_schedules.take().unwrap_or_default();
     let worker = accept(request, sent.len())?;
-    caller.charge(&app, "recurring_schedules", Cost::Items(sent.len())).await?;
     workers::register(&app.engine, caller.project_id, &worker).await?;
     let rejected_schedules = keep_schedules(&app, &caller, &sent).await?;
     let warnings = super::warnings(&app, caller.project_id, &worker.queues).await;

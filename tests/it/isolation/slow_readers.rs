@@ -104,3 +104,22 @@ fn a_long_history_is_streamed_in_parts_without_a_gap() {
         assert_eq!(event["payload"]["n"], 91);
     });
 }
+
+#[test]
+fn a_plan_bounds_the_streams_of_a_project() {
+    limited(async {
+        let server = TestServer::start(fresh_database().await).await;
+        let t = server.project_with("main", "free", json!({"streams": 2})).await;
+        let open = async || Stream::open(&t, "/v1/events/stream", None).await;
+        let held = [open().await, open().await];
+        let refused = t.get("/v1/events/stream").await.is_error(429, "quota_exceeded");
+        let message = refused["message"].as_str().expect("words");
+        assert!(message.contains("2 event streams on one node"), "{message}");
+        let limits = t.get("/v1/limits").await.is(200)["limits"].clone();
+        let mut limits = limits.as_array().expect("limits").iter();
+        let streams = limits.find(|it| it["name"] == "streams").expect("it is listed").clone();
+        assert_eq!((&streams["limit"], &streams["used"]), (&json!(2), &json!(2)));
+        drop(held);
+        server.stop().await;
+    });
+}

@@ -153,7 +153,7 @@ pub async fn rotate(
 }
 
 /// Revokes a key. Revoking twice is no error. Returns the hashes of the ended keys. `revoke_keys`
-/// says what becomes of keys that it has made: see [`end_made`].
+/// says what becomes of live keys that it has created: true ends them, too.
 ///
 /// # Errors
 /// [`Error::KeyNotFound`], [`Error::RoleExceedsCaller`] when it has scopes that the author lacks,

@@ -30,7 +30,8 @@ use crate::{
 /// # Errors
 /// [`Error::MemberNotFound`]. [`Error::RoleExceedsCaller`] when the author may not grant or revoke
 /// such a role. [`Error::LastOwner`] when the project would be left without an owner.
-/// [`Error::KeysRemain`] when the membership ends: see [`keys::end_made`].
+/// [`Error::KeysRemain`] when the membership ends, the member has created live keys, and
+/// `revoke_keys` does not say what becomes of them.
 pub async fn set_role(
     conn: &mut PgConnection,
     author: &Author<'_>,

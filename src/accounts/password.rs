@@ -35,7 +35,7 @@ fn hash(password: &[u8]) -> String {
 }
 
 /// Hashes and compares passwords. Cheap to clone. Each call names the client that it serves, by
-/// address or account: see [`Turns`].
+/// address or account: when many wait, those of networks that ask least go first.
 #[derive(Debug, Clone, Default)]
 pub struct Passwords {
     turns: Turns,

@@ -22,6 +22,8 @@ use crate::{
 pub const CALLS_PER_ACCOUNT: Rate = Rate::per_minute(120);
 /// Maximum bytes of a stored user agent.
 const MAX_USER_AGENT_BYTES: usize = 200;
+const NO_SESSION: &str = "no session was sent: log in at /v1/auth/login, and add the header \
+                          `Authorization: Bearer ACCESS_TOKEN`";
 
 /// A request with a live session. No key is a person.
 #[derive(Debug, Clone, Copy)]
@@ -34,7 +36,11 @@ impl FromRequestParts<App> for Person {
     type Rejection = Error;
 
     async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Error> {
-        let token = presented(&parts.headers)?;
+        let token = presented(&parts.headers).map_err(|error| match error {
+            // The words of other routes ask for a key.
+            Error::NoCredential(_) => Error::NoCredential(NO_SESSION),
+            other => other,
+        })?;
         let Some(bearer) = app.accounts.tokens.read(&token) else {
             // A live key may be told that it is valid, but not sufficient.
             let hash = super::key::hash(&token);

@@ -286,6 +286,10 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Query<T> {
                 let named = message
                     .strip_prefix("unknown field `")
                     .or(text.strip_prefix("unknown field `"));
+                let missing = text.strip_prefix("missing field `");
+                if let Some(field) = missing.and_then(|it| it.split('`').next()) {
+                    return Err(Error::invalid(field, "is missing"));
+                }
                 let field = named.and_then(|it| it.split('`').next()).unwrap_or(field);
                 Err(Error::invalid(field, json_words::rewrite(message)))
             }

@@ -24,7 +24,8 @@ fn a_link_verifies_only_the_account_that_its_reader_is_logged_in_to() {
         let for_ada = json!({"token": secret_in(&server.next_mail().await)});
         let ada = Person::log_in(&t, "ada@example.com", password, Value::Null).await;
         let alone = post_from(&t, "/v1/auth/verify", for_stranger.clone(), "192.0.2.1").await;
-        alone.is_error(401, "unauthorized");
+        let message = alone.is_error(401, "unauthorized")["message"].to_string();
+        assert!(message.contains("no session was sent"), "{message}");
         let verify =
             async |who: &Person, what: &Value| who.post("/v1/auth/verify", what.clone()).await;
         verify(&ada, &for_stranger).await.is_error(400, "invalid_token");

@@ -77,6 +77,7 @@ fn no_member_grants_more_than_they_have_and_the_last_owner_stays() {
         owner.get("/v1/projects/main").await.is_error(404, "project_not_found");
         viewer.delete(&member(viewer)).await.is_empty(204);
         admin.delete("/v1/projects/main?confirm=other").await.refuses("confirm");
+        assert_eq!(admin.delete("/v1/projects/main").await.refuses("confirm"), "is missing");
         t.get("/v1/jobs").await.is(200);
         admin.delete("/v1/projects/main?confirm=main").await.is_empty(204);
         t.get("/v1/jobs").await.is_error(401, "unauthorized");

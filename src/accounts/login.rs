@@ -44,7 +44,8 @@ impl Reuse {
 /// How long a browser may present a refresh token again.
 const TABS_GRACE_SECONDS: i64 = 30;
 
-/// Accounts that a reset mail names: of those that claim an address, so many oldest and newest.
+/// Accounts that a reset mail names: of those that claim an address, this many oldest ones, and as
+/// many newest ones.
 const MAILED_CLAIMS: i64 = 5;
 
 /// An authenticated person.

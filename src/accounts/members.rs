@@ -76,8 +76,8 @@ pub async fn set_role(
     Ok(ended)
 }
 
-/// Whether a member with this role manages keys. One who does not, and leaves, neither sees nor ends
-/// those that they have created in an earlier role.
+/// Whether a member with this role manages keys. One who does not, and leaves, neither sees nor
+/// ends those that they have created in an earlier role.
 fn manages_keys(role: &str) -> bool {
     Role::of_name(role).is_some_and(|it| role_may(it, Permission::Administer))
 }

@@ -1,5 +1,5 @@
-//! Turns at hashing passwords. When many wait, those go first whose network has asked for the fewest
-//! turns lately, so that a crowd of guessing addresses does not keep others from logging in.
+//! Turns at hashing passwords. When many wait, those go first whose network has asked for the
+//! fewest turns lately, so that a crowd of guessing addresses does not keep others from logging in.
 
 use std::{
     collections::BTreeMap,

@@ -1,18 +1,23 @@
 //! Large answers under way. What slow readers keep in memory is bounded, for each project and for
-//! the node: further large reads are refused until some have been taken.
+//! the node: further large reads and polls are refused until some have been taken.
 
 use std::sync::Arc;
 
 use axum::{
-    body::{Body, Bytes, HttpBody, to_bytes},
+    body::{Body, Bytes, HttpBody},
     extract::{Request, State},
+    http::{HeaderValue, header::CONTENT_LENGTH},
     middleware::Next,
     response::{IntoResponse, Response},
 };
+use http_body_util::BodyExt;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::least_rate::IsLarge;
-use crate::{auth::LimitReport, error::Error, ids::ProjectId, store::shares::PerProject};
+use crate::{
+    auth::LimitReport, error::Error, ids::ProjectId, store::shares::PerProject,
+    wire::delivery::MayBeRefused,
+};
 
 /// Answers below this many bytes are not counted.
 const SMALL_BYTES: u64 = 64 * 1024;
@@ -39,10 +44,12 @@ impl Default for Answers {
     }
 }
 
+type Permits = (OwnedSemaphorePermit, OwnedSemaphorePermit);
+
 /// A large answer, until its last byte is written or the connection ends.
 struct Held {
     bytes: Bytes,
-    _permits: (OwnedSemaphorePermit, OwnedSemaphorePermit),
+    _permits: Arc<Permits>,
 }
 
 impl AsRef<[u8]> for Held {
@@ -51,7 +58,8 @@ impl AsRef<[u8]> for Held {
     }
 }
 
-/// Counts large answers to reads. Answers to writes are always sent: what they tell has happened.
+/// Counts large answers to reads, and those to polls: their jobs are released if they are refused.
+/// Answers to writes are always sent: what they tell has happened.
 pub async fn hold(State(answers): State<Answers>, request: Request, next: Next) -> Response {
     let is_read = request.method().is_safe();
     let report = request.extensions().get::<LimitReport>().cloned();
@@ -64,13 +72,19 @@ pub async fn hold(State(answers): State<Answers>, request: Request, next: Next) 
         is_large.mark();
     }
     match report.and_then(|it| it.project()) {
-        Some(project) if is_read => answers.keep(response, project, bytes).await,
+        Some(project) if is_read || is_refusable(&response) => {
+            answers.keep(response, project, bytes)
+        }
         _ => response,
     }
 }
 
+fn is_refusable(response: &Response) -> bool {
+    response.extensions().get::<MayBeRefused>().is_some()
+}
+
 impl Answers {
-    async fn keep(&self, response: Response, project: ProjectId, bytes: u64) -> Response {
+    fn keep(&self, response: Response, project: ProjectId, bytes: u64) -> Response {
         let kib = usize::try_from(bytes / 1024).unwrap_or(MAX_PROJECT_KIB).min(MAX_PROJECT_KIB);
         let permits = u32::try_from(kib).unwrap_or(u32::MAX);
         let is_first = self.of_project.is_unused(project);
@@ -82,13 +96,13 @@ impl Answers {
             tracing::warn!(bytes, "too many large answers are under way: one is refused");
             return Error::Overloaded.into_response();
         };
-        let (parts, body) = response.into_parts();
-        match to_bytes(body, usize::MAX).await {
-            Ok(bytes) => {
-                let held = Bytes::from_owner(Held { bytes, _permits: permits });
-                Response::from_parts(parts, Body::from(held))
-            }
-            Err(error) => Error::internal(error).into_response(),
-        }
+        let permits = Arc::new(permits);
+        let (mut parts, body) = response.into_parts();
+        parts.headers.insert(CONTENT_LENGTH, HeaderValue::from(bytes));
+        let body = body.map_frame(move |frame| {
+            frame
+                .map_data(|bytes| Bytes::from_owner(Held { bytes, _permits: Arc::clone(&permits) }))
+        });
+        Response::from_parts(parts, Body::new(body))
     }
 }

@@ -108,8 +108,8 @@ pub async fn candidates(
 }
 
 /// The accounts whose password a holder of this address may reset: the one that has verified it,
-/// or else of those that claim it so many oldest and newest, newest first: strangers who claim it
-/// later must not hide an earlier claim.
+/// or else, of those that claim it, the `of_each` oldest and the `of_each` newest, newest first:
+/// strangers who claim it later must not hide an earlier claim.
 pub async fn claims(
     conn: &mut PgConnection,
     email: &str,

@@ -15,6 +15,10 @@ use serde::Serialize;
 
 use crate::{engine::dispatch::Delivery, error::Error};
 
+/// In the extensions of an answer that may be replaced by a refusal: nothing of it is lost.
+#[derive(Debug, Clone, Copy)]
+pub struct MayBeRefused;
+
 /// An answer with jobs. If it is dropped before it is sent, they are released without counting
 /// failures.
 ///
@@ -25,6 +29,7 @@ pub fn answer(reply: &impl Serialize, delivery: Delivery) -> Result<Response, Er
     let body = DeliveryBody { bytes: Some(bytes.into()), delivery: Some(delivery) };
     let mut response = Response::new(Body::new(body));
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response.extensions_mut().insert(MayBeRefused);
     Ok(response)
 }
 

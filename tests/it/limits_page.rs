@@ -427,7 +427,7 @@ fn connection_limits() -> Vec<(&'static str, String)> {
             format!("{} per second, after 10 s", least_rate::LEAST_BYTES_PER_SECOND),
         ),
         (
-            "large answers to reads that clients have not taken, per project and per node",
+            "large answers to reads and polls that clients have not taken, per project and per node",
             format!("{} and {} KiB, then 503", answers::MAX_PROJECT_KIB, answers::MAX_NODE_KIB),
         ),
         (

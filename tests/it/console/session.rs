@@ -5,7 +5,7 @@ use fencepost::domain::access::Role;
 use super::Browser;
 use crate::{
     harness::{TestProject, run},
-    people::{PASSWORD, Person},
+    people::{PASSWORD, Person, post_from},
 };
 use serde_json::json;
 
@@ -203,6 +203,21 @@ fn tabs_share_a_session_and_a_stolen_cookie_ends_it() {
         let over = browser.get(&page).await;
         assert_eq!(over.status, 303, "{}", over.text);
         assert!(browser.cookies.is_empty());
+    });
+}
+
+#[test]
+fn a_token_of_a_program_gains_nothing_as_a_cookie() {
+    run(async |t| {
+        let person = Person::sign_up(t, "ada@example.com").await;
+        person.join(t, Role::Viewer).await;
+        let refresh = json!({"refresh_token": person.refresh_token});
+        post_from(t, "/v1/auth/refresh", refresh, "192.0.2.1").await.is(200);
+        let mut thief = Browser::new(t, "ada@example.com");
+        thief.cookies.insert("__Host-fencepost-refresh".to_owned(), person.refresh_token.clone());
+        assert_eq!(thief.get(&format!("/console/p/{}", t.id)).await.status, 303);
+        // A reused token was stolen: the session is revoked.
+        person.get("/v1/me").await.is_error(401, "unauthorized");
     });
 }
 

@@ -20,11 +20,29 @@ const RECEIVED_BYTES: usize = 4 * 1024;
 
 /// Asks for a page, and reads no more than its status.
 async fn ask(t: &TestProject) -> (TcpStream, u16) {
-    let address: SocketAddr = t.url.trim_start_matches("http://").parse().expect("an address");
     let request = format!(
         "GET /v1/jobs?limit=200 HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {}\r\n\r\n",
         t.api_key
     );
+    send(t, request).await
+}
+
+/// Polls for as many jobs as it may, and reads no more than the status.
+async fn poll(t: &TestProject) -> (TcpStream, u16) {
+    let capacity = limits::MAX_POLL_CAPACITY;
+    let body = json!({"worker_id": "slow", "queues": ["default"], "capacity": capacity});
+    let body = body.to_string();
+    let request = format!(
+        "POST /v1/workers/poll HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {}\r\n\
+         content-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+        t.api_key,
+        body.len()
+    );
+    send(t, request).await
+}
+
+async fn send(t: &TestProject, request: String) -> (TcpStream, u16) {
+    let address: SocketAddr = t.url.trim_start_matches("http://").parse().expect("an address");
     let asked = tokio::task::spawn_blocking(move || {
         let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
         socket.set_recv_buffer_size(RECEIVED_BYTES).expect("a size");
@@ -102,6 +120,32 @@ fn a_long_history_is_streamed_in_parts_without_a_gap() {
         let mut again = Stream::open(t, &path, Some(&middle)).await;
         let (_, _, event) = again.next().await.expect("an event");
         assert_eq!(event["payload"]["n"], 91);
+    });
+}
+
+#[test]
+fn a_poll_that_would_hold_too_many_bytes_is_refused_and_its_jobs_are_released() {
+    limited(async {
+        let server = TestServer::start(fresh_database().await).await;
+        let t = server.project("one").await;
+        let text = "x".repeat(limits::MAX_PAYLOAD_BYTES - 100);
+        let of_a_poll = limits::MAX_POLL_CAPACITY as usize;
+        let fitting = MAX_PROJECT_KIB * 1024 / (of_a_poll * limits::MAX_PAYLOAD_BYTES);
+        for _ in 0..(fitting + 1) * of_a_poll {
+            t.enqueue(json!({"payload": text})).await;
+        }
+        let mut held = Vec::new();
+        for _ in 0..fitting {
+            let (stream, status) = poll(&t).await;
+            assert_eq!(status, 200, "after {}", held.len());
+            held.push(stream);
+        }
+        assert_eq!(poll(&t).await.1, 503);
+        let other = json!({"worker_id": "other", "queues": ["default"], "wait_seconds": 10});
+        let released = t.post("/v1/workers/poll", other).await.is(200);
+        assert_eq!(released["jobs"][0]["failures"], 0, "{}", released["jobs"][0]["id"]);
+        drop(held);
+        server.stop().await;
     });
 }
 

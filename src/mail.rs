@@ -70,6 +70,12 @@ impl Mailer {
         !matches!(self, Self::Nowhere)
     }
 
+    /// Whether mail reaches other people.
+    #[must_use]
+    pub fn reaches_others(&self) -> bool {
+        matches!(self, Self::Smtp(_) | Self::Hand(_))
+    }
+
     /// Sends a mail in the background.
     pub fn send(&self, mail: Mail) {
         let outcome = match self {

@@ -169,18 +169,18 @@ pub async fn revoke(
     let row = store::keys::lock(&mut tx, author.project_id, id).await?;
     let row = row.ok_or(Error::KeyNotFound)?;
     check_grants(author, &row)?;
-    let mut ended = end_made(&mut tx, author, id.to_string(), revoke_keys).await?;
+    let mut ended = revoke_created(&mut tx, author, id.to_string(), revoke_keys).await?;
     ended.extend(end(&mut tx, author, &row).await?);
     tx.commit().await?;
     Ok(ended)
 }
 
-/// Ends the live keys that an account or key has made, and those that these have made in turn, and
-/// returns their hashes; unless `revoke_keys` is false.
+/// Revokes the live keys that an account or key has created, and those created with these, unless
+/// `revoke_keys` is false. Returns their hashes.
 ///
 /// # Errors
 /// [`Error::KeysRemain`] when there are such keys, and `revoke_keys` does not say what to do.
-pub(super) async fn end_made(
+pub(super) async fn revoke_created(
     conn: &mut PgConnection,
     author: &Author<'_>,
     by: String,
@@ -192,31 +192,31 @@ pub(super) async fn end_made(
     let mut ended = Vec::new();
     // One of them may create another meanwhile; when it has ended, it cannot.
     loop {
-        let made = find_made(conn, author.project_id, by.clone()).await?;
-        if made.is_empty() {
+        let created = find_created(conn, author.project_id, by.clone()).await?;
+        if created.is_empty() {
             return Ok(ended);
         }
         if revoke_keys.is_none() {
-            return Err(Error::KeysRemain(made.into_iter().map(remaining).collect()));
+            return Err(Error::KeysRemain(created.into_iter().map(remaining).collect()));
         }
-        for key in made {
+        for key in created {
             ended.extend(end(conn, author, &key).await?);
         }
     }
 }
 
-/// The live keys that an account or key has made, and those that these have made in turn.
-pub(super) async fn find_made(
+/// The live keys that an account or key has created, and those created with these.
+pub(super) async fn find_created(
     conn: &mut PgConnection,
     project_id: ProjectId,
     by: String,
 ) -> sqlx::Result<Vec<ListedKey>> {
     let (mut live, mut seen, mut creators) = (Vec::new(), HashSet::new(), vec![by]);
     while !creators.is_empty() {
-        let made = store::keys::made_by(conn, project_id, &creators).await?;
-        let ids = made.iter().map(|it| it.id.to_string());
+        let created = store::keys::created_by(conn, project_id, &creators).await?;
+        let ids = created.iter().map(|it| it.id.to_string());
         creators = ids.filter(|it| seen.insert(it.clone())).collect();
-        live.extend(made.into_iter().filter(|it| it.is_live));
+        live.extend(created.into_iter().filter(|it| it.is_live));
     }
     Ok(live)
 }
@@ -236,8 +236,8 @@ async fn end(
     Ok(secret_hash(hash))
 }
 
-/// Revokes a leaked key: its possession is the proof. The finder may have made others with it, so
-/// these end, too. Returns the hashes of the ended keys.
+/// Revokes a leaked key: its possession is the proof. The finder may have created others with it,
+/// so these are revoked, too. Returns the hashes of the ended keys.
 pub async fn report(
     conn: &mut PgConnection,
     key: &SecretString,
@@ -258,7 +258,7 @@ pub async fn report(
     };
     store::audit::insert(&mut tx, project_id, &actor, &entry).await?;
     let author = Author { project_id, actor, rights: Rights::Operator };
-    let mut ended = end_made(&mut tx, &author, id.to_string(), Some(true)).await?;
+    let mut ended = revoke_created(&mut tx, &author, id.to_string(), Some(true)).await?;
     tx.commit().await?;
     ended.extend(secret_hash(hash));
     Ok(ended)

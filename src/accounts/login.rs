@@ -359,7 +359,7 @@ impl Accounts {
     /// # Errors
     /// [`Error::InvalidCredentials`] when the password is wrong. [`Error::LastOwner`] when a
     /// project with other members would have no owner. [`Error::KeysRemain`] when live keys that it
-    /// has made remain in other projects. [`Error::RateLimited`].
+    /// has created remain in other projects. [`Error::RateLimited`].
     pub async fn delete(
         &self,
         bearer: Bearer,

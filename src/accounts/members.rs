@@ -56,7 +56,7 @@ pub async fn set_role(
         Some(to) => members::upsert(&mut tx, project_id, id, to.name()).await?,
         None => {
             let revoke_keys = if manages_keys(own.name()) { revoke_keys } else { Some(false) };
-            ended = keys::end_made(&mut tx, author, id.to_string(), revoke_keys).await?;
+            ended = keys::revoke_created(&mut tx, author, id.to_string(), revoke_keys).await?;
             members::delete(&mut tx, project_id, id).await?;
         }
     }
@@ -82,8 +82,8 @@ fn manages_keys(role: &str) -> bool {
     Role::of_name(role).is_some_and(|it| role_may(it, Permission::Administer))
 }
 
-/// Ends all memberships of an account that is deleted, with its invitations, and the keys that it
-/// has made, if `revoke_keys` says so.
+/// Ends all memberships of an account that is deleted, with its invitations, and revokes the keys
+/// that it has created, if `revoke_keys` says so.
 ///
 /// # Errors
 /// [`Error::KeysRemain`] when it does not say what to do with such keys.
@@ -100,8 +100,8 @@ pub(super) async fn leave_all(
             if !manages_keys(role) {
                 continue;
             }
-            let made = keys::find_made(conn, *project_id, id.to_string()).await?;
-            remaining.extend(made.into_iter().map(keys::remaining));
+            let created = keys::find_created(conn, *project_id, id.to_string()).await?;
+            remaining.extend(created.into_iter().map(keys::remaining));
         }
         if !remaining.is_empty() {
             return Err(Error::KeysRemain(remaining));
@@ -110,8 +110,10 @@ pub(super) async fn leave_all(
     for (project_id, role) in left {
         let actor = client.actor("account", id.to_string());
         let author = Author { project_id, actor, rights: Rights::Member(id) };
-        let revoke_keys = if manages_keys(&role) { revoke_keys } else { Some(false) };
-        keys::end_made(conn, &author, id.to_string(), revoke_keys).await?;
+        // Unasked, nothing remains: see above.
+        if manages_keys(&role) && revoke_keys.is_some() {
+            keys::revoke_created(conn, &author, id.to_string(), revoke_keys).await?;
+        }
         let entry = NewAuditEntry {
             before: Some(json!({ "role": role }).to_string()),
             ..NewAuditEntry::to("member.removed", id.to_string())

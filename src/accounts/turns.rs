@@ -65,7 +65,7 @@ impl Drop for Turn {
                 }
             }
         };
-        // If that request has gone, its turn is dropped here, and passed on in turn.
+        // If that request has gone, dropping its turn gives it to the next one.
         drop(next.send(Turn(self.0.clone())));
     }
 }
@@ -145,7 +145,7 @@ mod tests {
     use futures_util::FutureExt;
 
     #[tokio::test]
-    async fn who_had_fewer_turns_goes_first() {
+    async fn whose_network_asked_less_goes_first() {
         let turns = Turns::default();
         let mut held = vec![turns.take("192.0.2.1").await, turns.take("192.0.2.1").await];
         let mut again = Box::pin(turns.take("192.0.2.9"));

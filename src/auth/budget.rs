@@ -114,12 +114,12 @@ impl Cost {
 
 /// Tells the layers around a handler about its project and its budgets.
 #[derive(Debug, Clone, Default)]
-pub struct LimitReport {
+pub struct CallReport {
     charged: Arc<Mutex<Option<(&'static str, Standing)>>>,
     project: Arc<OnceLock<ProjectId>>,
 }
 
-impl LimitReport {
+impl CallReport {
     /// The budget and its state, if the call was counted.
     #[must_use]
     pub fn charged(&self) -> Option<(&'static str, Standing)> {
@@ -222,7 +222,7 @@ pub(super) async fn charge<P: Permit>(
     who: &Who,
     project_id: ProjectId,
     limits: &Limits,
-    report: &LimitReport,
+    report: &CallReport,
 ) -> Result<Option<Arc<PollPermit>>, Error> {
     let budget = P::BUDGET;
     let charges = charges(who, project_id, limits, budget, P::OVERDRAFT_WINDOWS);

@@ -16,8 +16,8 @@ use base64::{Engine as _, prelude::BASE64_STANDARD};
 
 pub use self::{
     budget::{
-        Budget, CONSOLE_ACTIONS_PER_MEMBER, CONSOLE_READS_PER_MEMBER, Cost, FromConsole,
-        LimitReport, project_limits,
+        Budget, CONSOLE_ACTIONS_PER_MEMBER, CONSOLE_READS_PER_MEMBER, CallReport, Cost,
+        FromConsole, project_limits,
     },
     permit::*,
     person::{CALLS_PER_ACCOUNT, ClientAddress, Person, client_of_request},
@@ -63,7 +63,7 @@ pub struct Caller<P> {
     pub client: Client,
     /// Its permit among the project's parked polls, until it is dropped.
     _poll_permit: Option<Arc<budget::PollPermit>>,
-    report: LimitReport,
+    report: CallReport,
     permission: PhantomData<P>,
 }
 
@@ -258,7 +258,7 @@ impl<P: Permit> FromRequestParts<App> for Caller<P> {
         if let Who::Key(it, _) = &who {
             app.used_keys.record((project_id, it.owner.key_id));
         }
-        let report = parts.extensions.get::<LimitReport>().cloned().unwrap_or_default();
+        let report = parts.extensions.get::<CallReport>().cloned().unwrap_or_default();
         report.of_project(project_id);
         // Enqueues of a page count like any other.
         let is_page =

@@ -8,7 +8,7 @@ use axum::{
 };
 use metrics::counter;
 
-use super::{LimitReport, presented};
+use super::{CallReport, presented};
 use crate::{
     accounts::{Client, token::Bearer},
     app::App,
@@ -60,7 +60,7 @@ impl FromRequestParts<App> for Person {
             overdraft_windows: 0,
         };
         let verdict = app.accounts.limiter.charge(&[charge], &[]).await;
-        let report = parts.extensions.get::<LimitReport>().cloned().unwrap_or_default();
+        let report = parts.extensions.get::<CallReport>().cloned().unwrap_or_default();
         report.record("account", verdict.tightest());
         if let Some(retry_after_seconds) = verdict.retry_after_seconds {
             counter!(telemetry::LIMITED, "budget" => "account").increment(1);

@@ -68,7 +68,7 @@ enum Command {
     Revoke {
         /// Key id, as `list` shows it
         key_id: String,
-        /// Whether keys that it has made are revoked, too; required if there are any
+        /// Whether keys that it has created are revoked, too; required if there are any
         #[arg(long, value_name = "BOOL")]
         revoke_keys: Option<bool>,
         /// Project, by slug or id
@@ -155,7 +155,7 @@ pub async fn run(args: KeysArgs) -> anyhow::Result<()> {
             let author = Author::operator(project.id);
             let revoked = keys::revoke(&mut conn, &author, id, revoke_keys).await;
             let revoked = match revoked {
-                Err(Error::KeysRemain(made)) => bail!(remaining(&made)),
+                Err(Error::KeysRemain(created)) => bail!(remaining(&created)),
                 revoked => revoked.with_context(|| format!("project {}", project.slug))?,
             };
             writeln!(out, "revoked {id}, {} keys in all", revoked.len())?;
@@ -164,10 +164,10 @@ pub async fn run(args: KeysArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn remaining(made: &[RemainingKey]) -> String {
-    let made: Vec<_> = made.iter().map(|it| format!("{} ({})", it.id, it.name)).collect();
-    let made = made.join(", ");
-    format!("it has made keys that are live: {made}; say --revoke-keys true or --revoke-keys false")
+fn remaining(created: &[RemainingKey]) -> String {
+    let created: Vec<_> = created.iter().map(|it| format!("{} ({})", it.id, it.name)).collect();
+    let created = created.join(", ");
+    format!("it has created live keys: {created}; say --revoke-keys true or --revoke-keys false")
 }
 
 async fn create(

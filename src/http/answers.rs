@@ -15,7 +15,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::least_rate::IsLarge;
 use crate::{
-    auth::LimitReport, error::Error, ids::ProjectId, store::shares::PerProject,
+    auth::CallReport, error::Error, ids::ProjectId, store::shares::PerProject,
     wire::delivery::MayBeRefused,
 };
 
@@ -62,7 +62,7 @@ impl AsRef<[u8]> for Held {
 /// Answers to writes are always sent: what they tell has happened.
 pub async fn hold(State(answers): State<Answers>, request: Request, next: Next) -> Response {
     let is_read = request.method().is_safe();
-    let report = request.extensions().get::<LimitReport>().cloned();
+    let report = request.extensions().get::<CallReport>().cloned();
     let is_large = request.extensions().get::<IsLarge>().cloned();
     let response = next.run(request).await;
     let Some(bytes) = response.body().size_hint().exact().filter(|it| *it > SMALL_BYTES) else {

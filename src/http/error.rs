@@ -51,7 +51,7 @@ pub struct ApiError {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub existing_job_id: Option<String>,
-    /// In a 409 `keys_remain`: the live keys that the removed member or key has made.
+    /// In a 409 `keys_remain`: the live keys that the removed member or key has created.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schema(required = false)]
     pub keys: Vec<RemainingKey>,

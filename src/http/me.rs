@@ -192,8 +192,8 @@ pub struct DeleteAccountRequest {
     /// Password, as a confirmation.
     #[schema(value_type = String, extensions(("bounds" = json!(chars(0, limits::MAX_PASSWORD_CHARS)))))]
     password: SecretString,
-    /// True: the live keys that you have made in other projects are revoked, too. False: they stay.
-    /// Required where there are such keys: without it, the answer is a 409 that lists them.
+    /// True: the live keys that you have created in other projects are revoked, too. False: they
+    /// stay. Required where there are such keys: without it, the answer is a 409 that lists them.
     revoke_keys: Option<bool>,
 }
 

@@ -123,12 +123,12 @@ pub async fn change(
     member.map(|it| Reply(it.into())).ok_or(Error::MemberNotFound)
 }
 
-/// What to do with keys that a removed member or key has made.
+/// What to do with keys that a removed member or key has created.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct RevokeKeysQuery {
-    /// True: the live keys that it has made are revoked, too. False: they stay. Required where
+    /// True: the live keys that it has created are revoked, too. False: they stay. Required where
     /// there are such keys: without it, the answer is a 409 that lists them.
     pub(super) revoke_keys: Option<bool>,
 }

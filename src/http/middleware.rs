@@ -24,7 +24,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{error, route_group};
 use crate::{
-    auth::{ClientAddress, LimitReport, client_of_request},
+    auth::{CallReport, ClientAddress, client_of_request},
     domain::trace::{TraceContext, trace_id_text},
     error::Error,
     ids,
@@ -80,7 +80,7 @@ pub async fn observe(
     let started = Instant::now();
     let request_id = chosen_id(&request).unwrap_or_else(ids::request_id);
     request.extensions_mut().insert(RequestId(request_id.clone()));
-    let limits = LimitReport::default();
+    let limits = CallReport::default();
     request.extensions_mut().insert(limits.clone());
     find_client(&mut request, &request_id);
     let policy = Policy::of(request.uri().path());

@@ -207,8 +207,8 @@ pub async fn list(
     .await
 }
 
-/// The keys that these accounts or keys have made.
-pub async fn made_by(
+/// The keys that these accounts or keys have created.
+pub async fn created_by(
     conn: &mut PgConnection,
     project_id: ProjectId,
     creators: &[String],

@@ -91,7 +91,7 @@ async fn evict(app: &App, hashes: impl IntoIterator<Item = SecretHash>) {
     responses(
         (status = 204, description = "Revoked."),
         (status = 404, description = "The project has no such key.", body = ErrorBody),
-        (status = 409, description = "Live keys that it has made remain.", body = ErrorBody),
+        (status = 409, description = "Live keys that it has created remain.", body = ErrorBody),
     ),
 )]
 pub async fn revoke(
@@ -121,8 +121,8 @@ impl RequestBody for ReportKeyRequest {}
 
 /// Report a leaked key.
 ///
-/// Revokes the key immediately, and all keys that were made with it. Needs no other credential. The
-/// answer does not reveal whether the key was valid.
+/// Revokes the key immediately, and all keys that were created with it. Needs no other credential.
+/// The answer does not reveal whether the key was valid.
 #[utoipa::path(
     post, path = "/keys/report", tag = "keys", operation_id = "keys_report",
     request_body = ReportKeyRequest, security(()),

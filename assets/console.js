@@ -156,7 +156,7 @@ function addLog(log) {
   whence.textContent = `${clock(log.timestamp_ms)} attempt ${log.attempt} ${log.stream}`;
   const text = document.createElement("span");
   text.className = "text";
-  text.textContent = log.data;
+  text.textContent = log.data ?? "(not shown)";
   line.append(whence, " ", text);
   box.append(line);
   while (box.childElementCount > MAX_LOG_LINES) box.firstElementChild.remove();

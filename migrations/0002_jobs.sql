@@ -428,6 +428,8 @@ create table idempotency_keys (
     status smallint,
     location text,
     body text,
+    -- Whether the body is whole. Else the payloads of its jobs are left out: the jobs have them.
+    has_payloads boolean not null default true,
     primary key (project_id, key)
 );
 -- Retention.

@@ -119,8 +119,8 @@ impl Who {
         }
     }
 
-    /// Whether the credential is still valid and has the permission. If the database does not
-    /// answer, it counts as valid.
+    /// Whether the credential is still valid, and still has the permission and its right to
+    /// payloads. If the database does not answer, it counts as valid.
     async fn is_live(&self, app: &App, permission: Permission) -> bool {
         match self {
             Self::Key(_, hash) => !matches!(app.credentials.key(*hash).await, Ok(None)),
@@ -130,7 +130,11 @@ impl Who {
                 }
                 let project = grant.membership.public_id.to_string();
                 match app.credentials.member(bearer.account_id, &project).await {
-                    Ok(now) => now.is_some_and(|it| role_may(it.role, permission)),
+                    Ok(now) => now.is_some_and(|it| {
+                        let may_read_payloads = role_may(it.role, Permission::ReadPayloads);
+                        role_may(it.role, permission)
+                            && (may_read_payloads || !self.may_read_payloads())
+                    }),
                     Err(_) => true,
                 }
             }
@@ -170,6 +174,15 @@ impl Who {
         match self {
             Self::Key(it, _) => key_may(&it.scopes, permission),
             Self::Member(it, _) => role_may(it.role, permission),
+        }
+    }
+
+    /// Whether payloads, results, error messages and logs are shown to it.
+    #[must_use]
+    pub fn may_read_payloads(&self) -> bool {
+        match self {
+            Self::Key(it, _) => it.scopes.contains(&Scope::PayloadRead),
+            Self::Member(it, _) => role_may(it.role, Permission::ReadPayloads),
         }
     }
 

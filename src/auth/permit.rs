@@ -48,6 +48,8 @@ permits! {
     Anybody: Any, Manage;
     /// May read.
     Read: Read, Manage;
+    /// May read payloads, too.
+    ReadPayloads: ReadPayloads, Manage;
     /// May enqueue.
     Produce: Produce, Produce, lenient = true;
     /// May enqueue jobs with the payloads of earlier ones.

@@ -13,8 +13,11 @@ pub enum Scope {
     Produce,
     /// Register, poll, send heartbeats, ack and report as a worker.
     Work,
-    /// Read everything but keys, members and the audit log.
+    /// Read everything but payloads, keys, members and the audit log.
     Read,
+    /// With `read`: also payloads, results, error messages and logs.
+    #[serde(rename = "payload:read")]
+    PayloadRead,
     /// Manage queues, dead letters, operations and workers' directives, and read the audit log.
     Manage,
     /// Manage recurring schedules, also by registering a worker.
@@ -25,11 +28,24 @@ pub enum Scope {
 
 impl Scope {
     /// All scopes, in display order.
-    pub const ALL: [Self; 6] =
-        [Self::Produce, Self::Work, Self::Read, Self::Manage, Self::Schedules, Self::Keys];
+    pub const ALL: [Self; 7] = [
+        Self::Produce,
+        Self::Work,
+        Self::Read,
+        Self::PayloadRead,
+        Self::Manage,
+        Self::Schedules,
+        Self::Keys,
+    ];
     /// Those of a project's first key, which applications will use: it creates no others.
-    pub const OF_FIRST_KEY: [Self; 5] =
-        [Self::Produce, Self::Work, Self::Read, Self::Manage, Self::Schedules];
+    pub const OF_FIRST_KEY: [Self; 6] = [
+        Self::Produce,
+        Self::Work,
+        Self::Read,
+        Self::PayloadRead,
+        Self::Manage,
+        Self::Schedules,
+    ];
 
     /// Its name.
     #[must_use]
@@ -38,6 +54,7 @@ impl Scope {
             Self::Produce => "produce",
             Self::Work => "work",
             Self::Read => "read",
+            Self::PayloadRead => "payload:read",
             Self::Manage => "manage",
             Self::Schedules => "schedules",
             Self::Keys => "keys",
@@ -57,15 +74,15 @@ impl Scope {
 pub enum KeyPreset {
     /// Every scope.
     Full,
-    /// `produce` and `read`: an application that enqueues.
+    /// `produce`, `read` and `payload:read`: an application that enqueues.
     Producer,
     /// `work`: a worker.
     Worker,
     /// `work` and `schedules`: a worker that registers its recurring schedules.
     WorkerWithSchedules,
-    /// `read`: a dashboard, or an agent with read access only.
+    /// `read`: a dashboard, or an agent with read access only. It sees no payloads.
     ReadOnly,
-    /// `read`, `manage` and `schedules`: a person on call.
+    /// `read`, `payload:read`, `manage` and `schedules`: a person on call.
     Operator,
 }
 
@@ -75,11 +92,13 @@ impl KeyPreset {
     pub const fn scopes(self) -> &'static [Scope] {
         match self {
             Self::Full => &Scope::ALL,
-            Self::Producer => &[Scope::Produce, Scope::Read],
+            Self::Producer => &[Scope::Produce, Scope::Read, Scope::PayloadRead],
             Self::Worker => &[Scope::Work],
             Self::WorkerWithSchedules => &[Scope::Work, Scope::Schedules],
             Self::ReadOnly => &[Scope::Read],
-            Self::Operator => &[Scope::Read, Scope::Manage, Scope::Schedules],
+            Self::Operator => {
+                &[Scope::Read, Scope::PayloadRead, Scope::Manage, Scope::Schedules]
+            }
         }
     }
 }
@@ -90,9 +109,9 @@ impl KeyPreset {
 )]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
-    /// Read access.
+    /// Read access, but for payloads, results, error messages and logs.
     Viewer,
-    /// Manages jobs, queues, dead letters and schedules.
+    /// Reads these as well, and manages jobs, queues, dead letters and schedules.
     Member,
     /// Also keys, members, settings and the audit log.
     Admin,
@@ -129,6 +148,8 @@ pub enum Permission {
     Any,
     /// Read access.
     Read,
+    /// Read access, also to payloads, results, error messages and logs.
+    ReadPayloads,
     /// Enqueue jobs.
     Produce,
     /// Enqueue jobs with the payloads of earlier ones.
@@ -160,6 +181,9 @@ impl Permission {
         match self {
             Self::Any => "a live key or a session",
             Self::Read => "the scope `read`",
+            Self::ReadPayloads => {
+                "the scopes `read` and `payload:read`, or a member's role above viewer"
+            }
             Self::Produce => "the scope `produce`",
             Self::Replay => "the scopes `produce` and `read`",
             Self::Work => "the scope `work`",
@@ -183,6 +207,7 @@ impl Permission {
 /// assert!(!key_may(&[Scope::Manage, Scope::Work], Permission::Schedule));
 /// assert!(!key_may(&[Scope::Work], Permission::Produce));
 /// assert!(!key_may(&[Scope::Produce], Permission::Replay));
+/// assert!(!key_may(&[Scope::Read], Permission::ReadPayloads));
 /// assert!(!key_may(&Scope::ALL, Permission::Govern));
 /// ```
 #[must_use]
@@ -191,6 +216,7 @@ pub fn key_may(scopes: &[Scope], permission: Permission) -> bool {
     match permission {
         Permission::Any => true,
         Permission::Read => has(Scope::Read),
+        Permission::ReadPayloads => has(Scope::Read) && has(Scope::PayloadRead),
         Permission::Produce => has(Scope::Produce),
         Permission::Replay => has(Scope::Produce) && has(Scope::Read),
         Permission::Work => has(Scope::Work),
@@ -215,7 +241,8 @@ pub fn key_may(scopes: &[Scope], permission: Permission) -> bool {
 pub fn role_may(role: Role, permission: Permission) -> bool {
     let least = match permission {
         Permission::Any | Permission::Read | Permission::Follow => Role::Viewer,
-        Permission::Produce
+        Permission::ReadPayloads
+        | Permission::Produce
         | Permission::Replay
         | Permission::Work
         | Permission::Control
@@ -268,6 +295,7 @@ mod tests {
         let permissions = [
             Permission::Any,
             Permission::Read,
+            Permission::ReadPayloads,
             Permission::Produce,
             Permission::Replay,
             Permission::Work,

@@ -8,6 +8,7 @@ use super::{
     audit::{self, NewAuditEntry},
     idempotency::{Answer, Ids},
     operations::Operation,
+    redact::shown,
 };
 use crate::{
     app::App,
@@ -89,6 +90,6 @@ pub async fn begin<P>(
     audit::note(app, by, NewAuditEntry { after, ..NewAuditEntry::to(action, row.id.to_string()) })
         .await;
     let location = Some(format!("/v1/operations/{}", row.id));
-    let reply = BulkResult { count, is_capped, operation: Some(row.into()) };
+    let reply = BulkResult { count, is_capped, operation: Some(shown(&by.who, row.into())) };
     Answer::new(StatusCode::ACCEPTED, location, &reply)
 }

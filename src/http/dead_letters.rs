@@ -17,6 +17,7 @@ use super::{
     error::ErrorBody,
     jobs::{Job, JobError, read},
     page::{PageSize, page},
+    redact::{Redact, shown},
 };
 use crate::{
     app::App,
@@ -159,6 +160,7 @@ pub async fn list(
         let Some(row) = jobs.remove(&job_id) else { continue };
         let error = errors.remove(&(project_id, job_id));
         let job = Job { last_error: error.and_then(JobError::of), ..Job::read(row)? };
+        let job = shown(&caller.who, job);
         dead_letters.push(DeadLetter { fingerprint: hex(fingerprint), died_at, job });
     }
     Ok(Reply(DeadLetterPage::of(dead_letters, next_cursor)))
@@ -195,6 +197,8 @@ pub struct DeadLetterGroup {
     /// Message of the first dead letter.
     #[schema(required)]
     pub sample_message: Option<String>,
+    /// Whether the message is null because the caller may not read it.
+    pub redacted: bool,
     /// Id of the first dead letter.
     pub sample_job_id: String,
     /// Number of dead letters.
@@ -205,6 +209,13 @@ pub struct DeadLetterGroup {
     pub last_seen_at: DateTime<Utc>,
 }
 
+impl Redact for DeadLetterGroup {
+    fn redact(&mut self) {
+        self.redacted = true;
+        self.sample_message = None;
+    }
+}
+
 impl From<GroupRow> for DeadLetterGroup {
     fn from(row: GroupRow) -> Self {
         Self {
@@ -212,6 +223,7 @@ impl From<GroupRow> for DeadLetterGroup {
             job_type: row.job_type,
             error_type: row.error_type,
             sample_message: row.sample_message,
+            redacted: false,
             sample_job_id: row.sample_job_id.to_string(),
             count: row.jobs,
             first_seen_at: row.first_seen_at,
@@ -262,8 +274,8 @@ pub async fn groups(
         let position = TimePosition { at: it.last_seen_at, id: it.fingerprint };
         cursor::write_place(&app, list, position)
     });
-    let groups = rows.into_iter().map(DeadLetterGroup::from).collect();
-    Ok(Reply(GroupPage::of(groups, next_cursor)))
+    let groups: Vec<_> = rows.into_iter().map(DeadLetterGroup::from).collect();
+    Ok(Reply(GroupPage::of(shown(&caller.who, groups), next_cursor)))
 }
 
 /// Retry a dead letter.
@@ -288,7 +300,7 @@ pub async fn retry(
     let key = JobKey { project_id: caller.project_id, id };
     control::retry_dead_letter(&app.engine, key).await?;
     audit::note(&app, &caller, NewAuditEntry::to("dead_letter.retried", id.to_string())).await;
-    read::find(&app, caller.project_id, id).await.map(Reply)
+    read::find(&app, &caller, id).await.map(Reply)
 }
 
 /// Delete a dead letter.

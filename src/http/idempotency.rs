@@ -2,21 +2,19 @@
 //! request gets a seed from which the ids of what it creates are derived. A request that was
 //! interrupted runs again from the same seed, and finds what exists already.
 
+mod answer;
+
 use std::future::Future;
 
 use axum::{
-    body::Body,
     extract::{FromRequest, FromRequestParts, Request},
-    http::{
-        HeaderMap, HeaderName, HeaderValue, StatusCode,
-        header::{CONTENT_TYPE, LOCATION},
-        request::Parts,
-    },
+    http::{HeaderMap, HeaderName, HeaderValue, StatusCode, request::Parts},
     response::Response,
 };
-use serde::Serialize;
 use utoipa::IntoParams;
 use uuid::Uuid;
+
+pub use self::answer::Answer;
 
 use super::error::{self, ErrorBody};
 use crate::{
@@ -25,7 +23,7 @@ use crate::{
     domain::limits::MAX_IDEMPOTENCY_KEY_CHARS,
     error::Error,
     ids::{BatchId, JobId, OperationId, ScheduleId, WorkflowId},
-    store::idempotency::{self, Presented, StoredAnswer},
+    store::idempotency::{self, Presented, StoredAnswer, StoredBody},
     wire::{
         RequestId,
         extract::{BarePath, Fingerprinted, RequestBody},
@@ -68,40 +66,6 @@ impl Ids {
     #[must_use]
     pub fn workflow(self) -> WorkflowId {
         self.0.map_or_else(WorkflowId::generate, WorkflowId::derived)
-    }
-}
-
-/// An answer that can be stored.
-#[derive(Debug)]
-pub struct Answer {
-    status: StatusCode,
-    location: Option<String>,
-    body: String,
-}
-
-impl Answer {
-    /// Something was created; `location` is its path.
-    ///
-    /// # Errors
-    /// [`Error::Internal`] when the body is not JSON.
-    pub fn new(
-        status: StatusCode,
-        location: Option<String>,
-        body: &impl Serialize,
-    ) -> Result<Self, Error> {
-        let body = serde_json::to_string(body).map_err(Error::internal)?;
-        Ok(Self { status, location, body })
-    }
-
-    fn into_response(self) -> Response {
-        let mut response = Response::new(Body::from(self.body));
-        *response.status_mut() = self.status;
-        let headers = response.headers_mut();
-        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        if let Some(location) = self.location.and_then(|it| HeaderValue::try_from(it).ok()) {
-            headers.insert(LOCATION, location);
-        }
-        response
     }
 }
 
@@ -187,26 +151,26 @@ impl Repeat {
     {
         let Self { key, fingerprint, request_id } = self;
         let Some(key) = key else {
-            return run(Ids(None)).await.map(Answer::into_response);
+            return run(Ids(None)).await?.into_response(caller);
         };
         let project_id = caller.project_id;
         let presented = Presented { project_id, key: &key, fingerprint: &fingerprint };
         let seed = match begin(app, presented).await? {
             Begun::Run(seed) => seed,
             Begun::Answered(answer) => {
-                let mut response = answer.into_response();
+                let mut response = answer.into_response(caller)?;
                 response.headers_mut().insert(REPLAY_HEADER, HeaderValue::from_static("true"));
                 return Ok(response);
             }
         };
         let result = run(Ids(Some(seed))).await;
         let kept = match &result {
-            Ok(answer) => Some((answer.status, answer.location.as_deref(), answer.body.clone())),
+            Ok(answer) => Some((answer.status, answer.location.as_deref(), answer.stored()?)),
             Err(failure) if is_kept(error::status(failure)) => {
                 let told = error::info(failure, &request_id.0).at(&app.accounts.public_url);
                 let body = ErrorBody { error: told };
-                let body = serde_json::to_string(&body).map_err(Error::internal)?;
-                Some((error::status(failure), None, body))
+                let text = serde_json::to_string(&body).map_err(Error::internal)?;
+                Some((error::status(failure), None, StoredBody { text, has_payloads: true }))
             }
             Err(_) => None,
         };
@@ -219,7 +183,7 @@ impl Repeat {
             }
             None => idempotency::unlock(&mut conn, project_id, &key).await?,
         }
-        result.map(Answer::into_response)
+        result?.into_response(caller)
     }
 }
 
@@ -266,15 +230,20 @@ async fn begin(app: &App, presented: Presented<'_>) -> Result<Begun, Error> {
     }
     let kept = idempotency::find(&mut conn, project_id, key).await?;
     // Pruned at this very moment.
-    let Some(StoredAnswer { fingerprint: first, status, location, body }) = kept else {
+    let Some(StoredAnswer { fingerprint: first, status, location, body, has_payloads }) = kept
+    else {
         return Err(Error::IdempotencyInProgress);
     };
     if first != fingerprint {
         return Err(Error::IdempotencyKeyReuse);
     }
     let status = status.and_then(|it| StatusCode::from_u16(it.cast_unsigned()).ok());
-    if let (Some(status), Some(body)) = (status, body) {
-        return Ok(Begun::Answered(Answer { status, location, body }));
+    if let (Some(status), Some(text)) = (status, body) {
+        // Reading takes a connection of its own.
+        drop(conn);
+        let body = StoredBody { text, has_payloads };
+        let answer = Answer::read(app, project_id, (status, location), body).await?;
+        return Ok(Begun::Answered(answer));
     }
     let seed = idempotency::take_over(&mut conn, project_id, key, app.bus.node()).await?;
     seed.map(Begun::Run).ok_or(Error::IdempotencyInProgress)

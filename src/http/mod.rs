@@ -28,6 +28,7 @@ pub mod openapi;
 pub(crate) mod operations;
 mod page;
 pub(crate) mod projects;
+mod redact;
 pub(crate) mod queues;
 pub(crate) mod recurring;
 mod retry;

@@ -11,6 +11,7 @@ use super::{
     cursor::{self, List},
     error::ErrorBody,
     page::{PageSize, page},
+    redact::{Redact, shown},
 };
 use crate::{
     app::App,
@@ -49,6 +50,8 @@ pub struct Operation {
     /// names none, or deletes them.
     #[schema(required)]
     pub sample_error: Option<String>,
+    /// Whether that error is null because the caller may not read it.
+    pub redacted: bool,
     /// Estimated number of jobs at its start; null: more than were counted.
     #[schema(required)]
     pub expected: Option<i64>,
@@ -74,6 +77,13 @@ pub struct Operation {
     pub ended_at: Option<DateTime<Utc>>,
 }
 
+impl Redact for Operation {
+    fn redact(&mut self) {
+        self.redacted = true;
+        self.sample_error = None;
+    }
+}
+
 impl From<OperationRow> for Operation {
     fn from(row: OperationRow) -> Self {
         Self {
@@ -82,6 +92,7 @@ impl From<OperationRow> for Operation {
             state: row.state,
             filter: row.filter,
             sample_error: row.sample_error,
+            redacted: false,
             expected: row.expected,
             done: row.done,
             skipped: row.skipped,
@@ -145,8 +156,8 @@ pub async fn list(
     let mut rows =
         store::operations::page(&mut conn, caller.project_id, before, size.one_more()).await?;
     let next_cursor = size.cut(&mut rows, |it| cursor::write_id(&app, list, it.id.0));
-    let operations = rows.into_iter().map(Operation::from).collect();
-    Ok(Reply(OperationPage::of(operations, next_cursor)))
+    let operations: Vec<_> = rows.into_iter().map(Operation::from).collect();
+    Ok(Reply(OperationPage::of(shown(&caller.who, operations), next_cursor)))
 }
 
 /// Read an operation.
@@ -165,7 +176,7 @@ pub async fn get(
     OperationInPath(id): OperationInPath,
 ) -> Result<Reply<Operation>, Error> {
     let row = operations::find(&app.engine, caller.project_id, id).await?;
-    Ok(Reply(row.into()))
+    Ok(Reply(shown(&caller.who, row.into())))
 }
 
 /// Abort an operation.
@@ -187,5 +198,5 @@ pub async fn abort(
 ) -> Result<Reply<Operation>, Error> {
     let row = operations::abort(&app.engine, caller.project_id, id).await?;
     audit::note(&app, &caller, NewAuditEntry::to("operation.aborted", id.to_string())).await;
-    Ok(Reply(row.into()))
+    Ok(Reply(shown(&caller.who, row.into())))
 }

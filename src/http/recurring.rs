@@ -15,6 +15,7 @@ use super::{
     error::ErrorBody,
     idempotency::{self, Answer, Ids, Once},
     page::{PageSize, page},
+    redact::{self, Redact, shown},
     retry::RetryRequest,
 };
 use crate::{
@@ -66,6 +67,8 @@ pub struct RecurringSchedule {
     /// Payload of its jobs, byte for byte.
     #[schema(value_type = serde_json::Value)]
     pub payload: Box<RawValue>,
+    /// Whether the payload is null because the caller may not read it.
+    pub redacted: bool,
     /// Priority of its jobs.
     pub priority: i16,
     /// Retry policy of its jobs; null: the queue's setting, or the default.
@@ -95,11 +98,19 @@ fn failing(since: DateTime<Utc>) -> String {
     format!("the server cannot store its ticks since {since}, and tries again")
 }
 
+impl Redact for RecurringSchedule {
+    fn redact(&mut self) {
+        self.redacted = true;
+        self.payload = redact::hidden();
+    }
+}
+
 impl RecurringSchedule {
     fn of(row: ScheduleRow) -> Result<Self, Error> {
         Ok(Self {
             next_run_at: schedules::next_run_at(&row),
             payload: stored_json(row.payload)?,
+            redacted: false,
             id: row.id,
             job_type: row.job_type,
             queue: row.queue,
@@ -256,7 +267,7 @@ pub async fn put(
     let (before, after) = (before.as_ref().map(facts), Some(facts(&row)));
     let entry = NewAuditEntry { before, after, ..NewAuditEntry::to("recurring.put", &*row.id) };
     audit::note(&app, &caller, entry).await;
-    RecurringSchedule::of(row).map(Reply)
+    Ok(Reply(shown(&caller.who, RecurringSchedule::of(row)?)))
 }
 
 /// Create a schedule.
@@ -290,7 +301,7 @@ pub async fn create(
             };
             audit::note(&running, &by, entry).await;
             let location = Some(format!("/v1/recurring/{}", row.id));
-            Answer::new(StatusCode::CREATED, location, &RecurringSchedule::of(row)?)
+            Answer::new(StatusCode::CREATED, location, &shown(&by.who, RecurringSchedule::of(row)?))
         })
         .await
 }
@@ -339,8 +350,8 @@ pub async fn list(
     let after = query.cursor.unwrap_or_default();
     let mut rows = schedules::page(&app.engine, caller.project_id, &after, size.one_more()).await?;
     let next_cursor = size.cut_by_bytes(&mut rows, |it| it.payload.len(), |it| it.id.clone());
-    let recurring = rows.into_iter().map(RecurringSchedule::of).collect::<Result<_, _>>()?;
-    Ok(Reply(RecurringPage::of(recurring, next_cursor)))
+    let recurring = rows.into_iter().map(RecurringSchedule::of).collect::<Result<Vec<_>, _>>()?;
+    Ok(Reply(RecurringPage::of(shown(&caller.who, recurring), next_cursor)))
 }
 
 /// Read a schedule.
@@ -359,7 +370,7 @@ pub async fn get(
     NameInPath(id): NameInPath,
 ) -> Result<Reply<RecurringSchedule>, Error> {
     let row = schedules::find(&app.engine, caller.project_id, &id).await?;
-    RecurringSchedule::of(row).map(Reply)
+    Ok(Reply(shown(&caller.who, RecurringSchedule::of(row)?)))
 }
 
 /// Delete a schedule.

@@ -17,6 +17,7 @@ use super::{
     idempotency::{self, Answer, Ids, Once},
     jobs::request::{EnqueueRequest, accept, traceparent},
     page::{PageSize, page},
+    redact::{Redact, shown},
 };
 use crate::{
     app::App,
@@ -30,7 +31,7 @@ use crate::{
     },
     engine::jobs::workflows::{self, JobGraph, StateCount, WorkflowJobRow, WorkflowRow},
     error::Error,
-    ids::{ProjectId, WorkflowId},
+    ids::WorkflowId,
     wire::{
         extract::{Object, Query, RequestBody, WorkflowInPath},
         openapi::chars,
@@ -79,6 +80,8 @@ pub struct Workflow {
     /// Input that its templates name, as it was sent.
     #[schema(value_type = serde_json::Value, required)]
     pub input: Option<Box<RawValue>>,
+    /// Whether the input is null because the caller may not read it.
+    pub redacted: bool,
     /// When it was stored.
     pub created_at: DateTime<Utc>,
     /// When it was cancelled.
@@ -123,12 +126,20 @@ pub struct WorkflowDependency {
     pub when: When,
 }
 
+impl Redact for Workflow {
+    fn redact(&mut self) {
+        self.redacted = true;
+        self.input = None;
+    }
+}
+
 impl Workflow {
-    async fn find(app: &App, project_id: ProjectId, id: WorkflowId) -> Result<Self, Error> {
+    async fn find<P>(app: &App, caller: &Caller<P>, id: WorkflowId) -> Result<Self, Error> {
+        let project_id = caller.project_id;
         let (row, jobs) = workflows::find(&app.engine, project_id, id).await?;
         let input = workflows::inputs(&app.engine, project_id, &[id]).await?.pop();
         let input = input.map(|it| stored_json(it.1)).transpose()?;
-        Ok(Self::of(row, jobs, input))
+        Ok(shown(&caller.who, Self::of(row, jobs, input)))
     }
 
     fn of(row: WorkflowRow, jobs: Vec<WorkflowJobRow>, input: Option<Box<RawValue>>) -> Self {
@@ -150,6 +161,7 @@ impl Workflow {
             name: row.name,
             state,
             input,
+            redacted: false,
             created_at: row.created_at,
             cancelled_at: row.cancelled_at,
             jobs: jobs.into_iter().map(part).collect(),
@@ -185,13 +197,13 @@ pub async fn create(
 ) -> Result<Response, Error> {
     caller.charge(&app, "jobs", Cost::Items(request.jobs.len())).await?;
     let trace = traceparent(&headers).map(str::to_owned);
-    let (running, tenant) = (app.clone(), caller.tenant());
+    let (running, by) = (app.clone(), caller.clone());
     repeat
         .once(&app, &caller, async move |ids: Ids| {
-            let id = ids.workflow();
+            let (id, tenant) = (ids.workflow(), by.tenant());
             let graph = accept_graph(tenant, ids, request, trace.as_deref())?;
             workflows::create(&running.engine, tenant, id, graph).await?;
-            let workflow = Workflow::find(&running, tenant.project_id, id).await?;
+            let workflow = Workflow::find(&running, &by, id).await?;
             let location = Some(format!("/v1/workflows/{id}"));
             Answer::new(StatusCode::CREATED, location, &workflow)
         })
@@ -270,7 +282,7 @@ pub async fn get(
     State(app): State<App>,
     WorkflowInPath(id): WorkflowInPath,
 ) -> Result<Reply<Workflow>, Error> {
-    Workflow::find(&app, caller.project_id, id).await.map(Reply)
+    Workflow::find(&app, &caller, id).await.map(Reply)
 }
 
 /// Page of workflows.
@@ -379,5 +391,5 @@ pub async fn cancel(
     WorkflowInPath(id): WorkflowInPath,
 ) -> Result<Reply<Workflow>, Error> {
     workflows::cancel(&app.engine, caller.project_id, id).await?;
-    Workflow::find(&app, caller.project_id, id).await.map(Reply)
+    Workflow::find(&app, &caller, id).await.map(Reply)
 }

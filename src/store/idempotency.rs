@@ -55,6 +55,16 @@ pub struct StoredAnswer {
     pub status: Option<i16>,
     pub location: Option<String>,
     pub body: Option<String>,
+    /// See [`StoredBody`].
+    pub has_payloads: bool,
+}
+
+/// The body of a stored answer.
+#[derive(Debug, Clone)]
+pub struct StoredBody {
+    pub text: String,
+    /// Whether it is whole; else the payloads of its jobs are left out.
+    pub has_payloads: bool,
 }
 
 /// The answer stored for a key.
@@ -66,7 +76,7 @@ pub async fn find(
     sqlx::query_as!(
         StoredAnswer,
         "
-        select fingerprint, status, location, body
+        select fingerprint, status, location, body, has_payloads
         from idempotency_keys
         where project_id = $1 and key = $2
         ",
@@ -115,18 +125,19 @@ pub async fn finish(
     key: &str,
     status: u16,
     location: Option<&str>,
-    body: &str,
+    body: &StoredBody,
 ) -> sqlx::Result<()> {
     sqlx::query!(
         "
-        update idempotency_keys set status = $3, location = $4, body = $5
+        update idempotency_keys set status = $3, location = $4, body = $5, has_payloads = $6
         where project_id = $1 and key = $2
         ",
         project_id.0,
         key,
         status.cast_signed(),
         location,
-        body,
+        body.text,
+        body.has_payloads,
     )
     .execute(conn)
     .await?;

@@ -88,6 +88,14 @@ pub struct JobRow {
 }
 
 impl JobRow {
+    /// Takes away what only those see who may read payloads.
+    pub fn redact(&mut self) {
+        "null".clone_into(&mut self.payload);
+        self.result = None;
+        self.callbacks = None;
+        self.envelope = None;
+    }
+
     /// Why it is not claimable.
     #[must_use]
     pub fn closed(&self) -> Closed {
@@ -110,6 +118,14 @@ pub struct AttemptRow {
     pub error_truncated: bool,
     pub retry_at: Option<DateTime<Utc>>,
     pub duration_ms: Option<i64>,
+}
+
+impl AttemptRow {
+    /// Takes away what only those see who may read payloads.
+    pub fn redact(&mut self) {
+        self.error_message = None;
+        self.error_stack_trace = None;
+    }
 }
 
 /// One job, live or ended. One statement reads both tables: between two, a job that moves would be

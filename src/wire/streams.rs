@@ -16,7 +16,7 @@ use tokio::sync::mpsc;
 
 use crate::{
     app::App,
-    auth::{Caller, Read},
+    auth::{Caller, Permit},
     domain::limits::RESERVED_STREAMS,
     error::Error,
     ids::ProjectId,
@@ -79,9 +79,9 @@ fn permit_name(project_id: ProjectId) -> String {
 /// [`Error::Overloaded`] when this node serves [`MAX_STREAMS`](crate::domain::limits::MAX_STREAMS)
 /// already, but for the [`RESERVED_STREAMS`] of projects that have none; [`Error::QuotaExceeded`]
 /// when it serves as many of the project as its plan allows.
-pub fn start<Writing>(
+pub fn start<P: Permit + Clone, Writing>(
     app: &App,
-    caller: &Caller<Read>,
+    caller: &Caller<P>,
     write: impl FnOnce(Writer) -> Writing,
 ) -> Result<Response, Error>
 where

@@ -14,7 +14,7 @@ use crate::{
         work,
     },
     app::App,
-    auth::{Caller, Read},
+    auth::{Caller, Read, ReadPayloads},
     domain::limits,
     engine::{
         jobs::{self, AttemptRow, JobRow, Payloads},
@@ -160,7 +160,7 @@ impl Job {
     ),
 )]
 pub async fn get(
-    caller: Caller<Read>,
+    caller: Caller<ReadPayloads>,
     State(app): State<App>,
     params: PathParams,
 ) -> Result<Reply<Job>, Error> {

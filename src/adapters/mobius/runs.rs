@@ -12,7 +12,7 @@ use crate::{
         params::PathParams,
     },
     app::App,
-    auth::{Caller, Read},
+    auth::{Caller, ReadPayloads},
     domain::{job::StoredState, limits},
     engine::jobs::{self, AttemptRow, JobRow, Payloads, workflows},
     error::Error,
@@ -103,7 +103,7 @@ impl ActionLogEntry {
     ),
 )]
 pub async fn jobs_of_run(
-    caller: Caller<Read>,
+    caller: Caller<ReadPayloads>,
     State(app): State<App>,
     params: PathParams,
 ) -> Result<Reply<JobList>, Error> {
@@ -129,7 +129,7 @@ pub async fn jobs_of_run(
     ),
 )]
 pub async fn action_log(
-    caller: Caller<Read>,
+    caller: Caller<ReadPayloads>,
     State(app): State<App>,
     params: PathParams,
 ) -> Result<Reply<ActionLog>, Error> {
@@ -155,7 +155,7 @@ fn attempts_of(
 /// The jobs of a run in the order of their creation, and their attempts that did not succeed.
 async fn read(
     app: &App,
-    caller: &Caller<Read>,
+    caller: &Caller<ReadPayloads>,
     params: &PathParams,
     per_job: i64,
 ) -> Result<(Vec<JobRow>, Vec<(JobId, AttemptRow)>), Error> {

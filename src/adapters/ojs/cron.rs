@@ -13,7 +13,7 @@ use super::{
 use crate::{
     adapters::params::PathParams,
     app::App,
-    auth::{Caller, Read, Schedule},
+    auth::{Caller, ReadPayloads, Schedule},
     domain::{
         limits,
         plan::Limits,
@@ -195,7 +195,7 @@ fn accept(mut sent: Fields, plan: &Limits) -> Result<WrittenSchedule, Error> {
     responses((status = 200, description = "The schedules.", body = CronsReply)),
 )]
 pub async fn list(
-    caller: Caller<Read>,
+    caller: Caller<ReadPayloads>,
     State(app): State<App>,
 ) -> Result<Reply<CronsReply>, Error> {
     let limit = limits::MAX_PAGE_SCHEDULES.into();
@@ -214,7 +214,7 @@ pub async fn list(
     ),
 )]
 pub async fn get(
-    caller: Caller<Read>,
+    caller: Caller<ReadPayloads>,
     State(app): State<App>,
     params: PathParams,
 ) -> Result<Reply<CronReply>, Error> {

@@ -22,16 +22,16 @@ use super::{
 use crate::{
     adapters::params::PathParams,
     app::App,
-    auth::{Caller, Control, Cost, Produce, Read},
+    auth::{Caller, Control, Cost, Produce, ReadPayloads, Who},
     domain::{access::Permission, job::StoredState, lease::Fence, limits, plan::Tenant},
     engine::{
         enqueue::{self, Enqueued, dependencies::TiedJob},
-        jobs::{self, JobRow, control},
+        jobs::{self, AttemptRow, JobRow, control},
         queues::{self, SettingsChange},
         settle::{self, Ack, AttemptEnd},
     },
     error::{Error, JobStatus},
-    ids::{JobKey, ProjectId},
+    ids::JobKey,
     wire::{
         audit::{self, NewAuditEntry},
         extract::Json,
@@ -54,12 +54,16 @@ pub struct JobsReply {
     pub count: usize,
 }
 
-/// A job with all its details.
+/// A job with all its details; without its payload, if the caller may not read it.
 ///
 /// # Errors
 /// [`Error::JobNotFound`].
-pub async fn find(app: &App, key: JobKey) -> Result<JobReply, Error> {
-    let (row, ended) = jobs::find_with_attempts(&app.engine, key).await?;
+pub async fn find(app: &App, who: &Who, key: JobKey) -> Result<JobReply, Error> {
+    let (mut row, mut ended) = jobs::find_with_attempts(&app.engine, key).await?;
+    if !who.may_read_payloads() {
+        row.redact();
+        ended.iter_mut().for_each(AttemptRow::redact);
+    }
     Ok(JobReply { job: JobView::read(row, &ended)? })
 }
 
@@ -87,7 +91,7 @@ pub async fn create(
     set_expiries(&app, std::slice::from_mut(&mut accepted)).await?;
     let Enqueued { row, is_new } = store(&app, tenant, &accepted).await?;
     let status = if is_new { StatusCode::CREATED } else { StatusCode::OK };
-    let job = JobReply { job: shown(&app, caller.project_id, row, is_new).await? };
+    let job = JobReply { job: shown(&app, &caller, row, is_new).await? };
     let location = HeaderValue::from_str(&format!("/ojs/v1/jobs/{}", job.job.id));
     let mut response = Reply(status, job).into_response();
     if let Ok(location) = location {
@@ -146,14 +150,15 @@ pub async fn set_expiries(app: &App, jobs: &mut [Accepted]) -> Result<(), Error>
 /// A job after its enqueue; an existing one with its past attempts.
 async fn shown(
     app: &App,
-    project_id: ProjectId,
+    caller: &Caller<Produce>,
     row: JobRow,
     is_new: bool,
 ) -> Result<JobView, Error> {
     if is_new {
         return JobView::read(row, &[]);
     }
-    Ok(find(app, JobKey { project_id, id: row.id }).await?.job)
+    let key = JobKey { project_id: caller.project_id, id: row.id };
+    Ok(find(app, &caller.who, key).await?.job)
 }
 
 /// Stores a job. A duplicate that is older than the policy's period does not count: it loses its
@@ -220,7 +225,7 @@ pub async fn create_batch(
     let tied: Vec<TiedJob> = all.into_iter().map(|it| it.tied).collect();
     let mut jobs = Vec::with_capacity(tied.len());
     for Enqueued { row, is_new } in enqueue::store(&app.engine, tenant, tied).await? {
-        jobs.push(shown(&app, tenant.project_id, row, is_new).await?);
+        jobs.push(shown(&app, &caller, row, is_new).await?);
     }
     let count = jobs.len();
     Ok(Reply(StatusCode::CREATED, JobsReply { jobs, count }))
@@ -236,12 +241,12 @@ pub async fn create_batch(
     ),
 )]
 pub async fn get(
-    caller: Caller<Read>,
+    caller: Caller<ReadPayloads>,
     State(app): State<App>,
     params: PathParams,
 ) -> Result<Reply<JobReply>, Error> {
     let key = JobKey { project_id: caller.project_id, id: job_id(params.get("id"))? };
-    find(&app, key).await.map(Reply::ok)
+    find(&app, &caller.who, key).await.map(Reply::ok)
 }
 
 /// Cancel a job. If a worker holds it, the lease ends immediately.
@@ -266,7 +271,7 @@ pub async fn cancel(
         return Err(Error::InvalidState(JobStatus { state, attempt }));
     }
     cancel_waiting(&app, key).await?;
-    find(&app, key).await.map(Reply::ok)
+    find(&app, &caller.who, key).await.map(Reply::ok)
 }
 
 /// Cancels a job without waiting for its worker, which loses its lease: in this protocol

@@ -15,7 +15,7 @@ use super::{
 use crate::{
     adapters::params::PathParams,
     app::App,
-    auth::{Caller, Manage, Read},
+    auth::{Caller, Manage, Read, ReadPayloads},
     domain::limits,
     engine::{
         jobs::{self, control, dead_letters},
@@ -240,7 +240,7 @@ pub struct DeadLetters {
     responses((status = 200, description = "A page of jobs.", body = DeadLetters)),
 )]
 pub async fn dead_letters(
-    caller: Caller<Read>,
+    caller: Caller<ReadPayloads>,
     State(app): State<App>,
     Query(query): Query<PageQuery>,
 ) -> Result<Reply<DeadLetters>, Error> {
@@ -284,7 +284,7 @@ pub async fn retry_dead_letter(
     let key = JobKey { project_id: caller.project_id, id };
     control::retry_dead_letter(&app.engine, key).await?;
     audit::note(&app, &caller, NewAuditEntry::to("dead_letter.retried", id.to_string())).await;
-    found::find(&app, key).await.map(Reply::ok)
+    found::find(&app, &caller.who, key).await.map(Reply::ok)
 }
 
 /// Delete a dead letter.

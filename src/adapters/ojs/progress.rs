@@ -73,7 +73,7 @@ pub async fn activate(
     };
     let (tenant, none) = (caller.tenant(), Change::default());
     control::change(&app.engine, tenant, key.id, timing, none).await?;
-    ojs_jobs::find(&app, key).await.map(Reply::ok)
+    ojs_jobs::find(&app, &caller.who, key).await.map(Reply::ok)
 }
 
 /// Report progress.

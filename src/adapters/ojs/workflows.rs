@@ -16,7 +16,7 @@ use super::{
 use crate::{
     adapters::params::PathParams,
     app::App,
-    auth::{Caller, Control, Cost, Produce, Read},
+    auth::{Caller, Control, Cost, Produce, ReadPayloads},
     domain::{
         callbacks::Callbacks,
         dependency::Dependency,
@@ -294,7 +294,7 @@ fn workflow_id(params: &PathParams) -> Result<WorkflowId, Error> {
     ),
 )]
 pub async fn get(
-    caller: Caller<Read>,
+    caller: Caller<ReadPayloads>,
     State(app): State<App>,
     params: PathParams,
 ) -> Result<Reply<WorkflowReply>, Error> {

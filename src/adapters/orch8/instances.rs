@@ -10,7 +10,7 @@ use utoipa::ToSchema;
 use crate::{
     adapters::{params::PathParams, plain_errors::ErrorBody},
     app::App,
-    auth::{Caller, Cost, Produce, Read},
+    auth::{Caller, Cost, Produce, ReadPayloads},
     domain::{
         backoff::{JitterKind, RetryPolicy, RetryStrategy},
         constraint_key,
@@ -246,7 +246,7 @@ pub async fn create(
     ),
 )]
 pub async fn get(
-    caller: Caller<Read>,
+    caller: Caller<ReadPayloads>,
     State(app): State<App>,
     params: PathParams,
 ) -> Result<Reply<Instance>, Error> {

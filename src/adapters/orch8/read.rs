@@ -12,7 +12,7 @@ use super::{read_task_id, state_name, task_id};
 use crate::{
     adapters::{attempt, params::PathParams, plain_errors::ErrorBody, work},
     app::App,
-    auth::{Caller, Read},
+    auth::{Caller, Read, ReadPayloads},
     domain::{
         job::{AttemptOutcome, JobState},
         limits,
@@ -125,7 +125,7 @@ fn states_of(name: &str) -> Vec<JobState> {
     responses((status = 200, description = "A page of tasks.", body = Vec<TaskView>)),
 )]
 pub async fn list(
-    caller: Caller<Read>,
+    caller: Caller<ReadPayloads>,
     State(app): State<App>,
     Query(query): Query<TasksQuery>,
 ) -> Result<Reply<Vec<TaskView>>, Error> {
@@ -281,7 +281,7 @@ fn events(row: &JobRow, ended: &[AttemptRow]) -> Vec<AttemptEvent> {
     ),
 )]
 pub async fn attempts(
-    caller: Caller<Read>,
+    caller: Caller<ReadPayloads>,
     State(app): State<App>,
     params: PathParams,
     Query(query): Query<AttemptsQuery>,

@@ -10,7 +10,7 @@ use super::{LeaseName, find_job, or_lost};
 use crate::{
     adapters::{params::PathParams, plain_errors::ErrorBody},
     app::App,
-    auth::{Caller, Read, Work},
+    auth::{Caller, ReadPayloads, Work},
     domain::{limits, text},
     engine::{
         jobs::{self, LogPlace, LogRow},
@@ -138,7 +138,7 @@ pub async fn push(
     ),
 )]
 pub async fn list(
-    caller: Caller<Read>,
+    caller: Caller<ReadPayloads>,
     State(app): State<App>,
     params: PathParams,
 ) -> Result<Reply<Vec<ChunkView>>, Error> {
@@ -171,7 +171,7 @@ pub async fn list(
     ),
 )]
 pub async fn stream(
-    caller: Caller<Read>,
+    caller: Caller<ReadPayloads>,
     State(app): State<App>,
     params: PathParams,
     headers: HeaderMap,

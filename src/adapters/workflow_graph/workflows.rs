@@ -11,7 +11,7 @@ use super::Status;
 use crate::{
     adapters::{params::PathParams, plain_errors::ErrorBody},
     app::App,
-    auth::{Caller, Control, Cost, Produce, Read},
+    auth::{Caller, Control, Cost, Produce, ReadPayloads},
     domain::workflow::WorkflowState,
     engine::jobs::{
         self, JobRow, control,
@@ -180,7 +180,7 @@ pub struct ListQuery {
     responses((status = 200, description = "A page of workflows.", body = Vec<Workflow>)),
 )]
 pub async fn list(
-    caller: Caller<Read>,
+    caller: Caller<ReadPayloads>,
     State(app): State<App>,
     Query(query): Query<ListQuery>,
 ) -> Result<Reply<Vec<Workflow>>, Error> {
@@ -242,7 +242,7 @@ impl Named {
     ),
 )]
 pub async fn status(
-    caller: Caller<Read>,
+    caller: Caller<ReadPayloads>,
     State(app): State<App>,
     params: PathParams,
 ) -> Result<Reply<Workflow>, Error> {

@@ -42,7 +42,7 @@ pub async fn cancel(
     JobInPath(id): JobInPath,
 ) -> Result<Reply<Job>, Error> {
     control::cancel(&app.engine, JobKey { project_id: caller.project_id, id }).await?;
-    read::find(&app, caller.project_id, id).await.map(Reply)
+    read::find(&app, &caller, id).await.map(Reply)
 }
 
 /// Retry a job.
@@ -65,7 +65,7 @@ pub async fn retry(
     JobInPath(id): JobInPath,
 ) -> Result<Reply<Job>, Error> {
     control::retry(&app.engine, JobKey { project_id: caller.project_id, id }).await?;
-    read::find(&app, caller.project_id, id).await.map(Reply)
+    read::find(&app, &caller, id).await.map(Reply)
 }
 
 /// Changes to a job. At least one field.
@@ -134,7 +134,7 @@ pub async fn change(
     check.finish()?;
     let what = Change { queue, rank: priority.map(i16::saturating_neg), run_at: None };
     control::change(&app.engine, caller.tenant(), id, timing, what).await?;
-    read::find(&app, caller.project_id, id).await.map(Reply)
+    read::find(&app, &caller, id).await.map(Reply)
 }
 
 /// Whether a job was cancelled.

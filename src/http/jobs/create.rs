@@ -84,9 +84,8 @@ pub async fn create(
             check.finish()?;
             let mut stored = enqueue::store(&running.engine, tenant, vec![tied]).await?;
             let Enqueued { row, is_new } = stored.pop().ok_or(Error::InDoubt)?;
-            let location = Some(format!("/v1/jobs/{}", row.id));
             let status = if is_new { StatusCode::CREATED } else { StatusCode::OK };
-            Answer::new(status, location, &Job::read(row)?)
+            Ok(Answer::job(status, Job::read(row)?))
         })
         .await
 }
@@ -121,8 +120,8 @@ pub async fn create_batch(
         .once(&app, &caller, async move |ids: Ids| {
             let jobs = accept_batch(tenant, ids, request, trace.as_deref())?;
             let stored = enqueue::store(&running.engine, tenant, jobs).await?;
-            let jobs = stored.into_iter().map(|it| Job::read(it.row)).collect::<Result<_, _>>()?;
-            Answer::new(StatusCode::CREATED, None, &EnqueueBatchReply { jobs })
+            let jobs = stored.into_iter().map(|it| Job::read(it.row)).collect::<Result<_, Error>>()?;
+            Ok(Answer::jobs(StatusCode::CREATED, jobs))
         })
         .await
 }

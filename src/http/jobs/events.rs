@@ -17,7 +17,10 @@ use crate::{
         text::ErrorReport,
     },
     error::Error,
-    http::error::ErrorBody,
+    http::{
+        error::ErrorBody,
+        redact::{Redact, shown},
+    },
     ids::{JobId, ProjectId},
     store::{
         self,
@@ -55,6 +58,15 @@ pub struct EventView {
     /// Details.
     #[schema(value_type = serde_json::Value, required)]
     pub payload: Option<Box<RawValue>>,
+    /// Whether the details are null because the caller may not read them.
+    pub redacted: bool,
+}
+
+impl Redact for EventView {
+    fn redact(&mut self) {
+        self.redacted = true;
+        self.payload = None;
+    }
 }
 
 /// Part of a history to read.
@@ -96,6 +108,7 @@ pub async fn list(
 ) -> Result<Reply<JobHistory>, Error> {
     let Some(limit) = query.limit else {
         let (events, _) = read(&app, caller.project_id, id, MAX_EVENTS).await?;
+        let events = shown(&caller.who, events);
         return Ok(Reply(JobHistory { events, has_more: false }));
     };
     let mut check = Check::default();
@@ -104,6 +117,7 @@ pub async fn list(
     let (mut events, _) = read(&app, caller.project_id, id, i64::from(limit) + 1).await?;
     let older = events.len().saturating_sub(limit as usize);
     events.drain(..older);
+    let events = shown(&caller.who, events);
     Ok(Reply(JobHistory { events, has_more: older > 0 }))
 }
 
@@ -187,6 +201,7 @@ fn history(
         attempt: None,
         worker_id: None,
         payload: None,
+        redacted: false,
     };
     let mut told = vec![event("enqueued".into(), history::ENQUEUED, row.created_at)];
     for it in attempts {
@@ -247,6 +262,7 @@ mod tests {
             attempt: None,
             worker_id: None,
             payload: Some(RawValue::from_string(text).expect("JSON")),
+            redacted: false,
         }
     }
 

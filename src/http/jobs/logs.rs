@@ -11,7 +11,11 @@ use crate::{
     auth::{Caller, Read},
     domain::{limits, logs},
     error::Error,
-    http::{error::ErrorBody, page::PageSize},
+    http::{
+        error::ErrorBody,
+        page::PageSize,
+        redact::{Redact, shown},
+    },
     ids::JobKey,
     store::{
         self,
@@ -53,7 +57,10 @@ pub struct LogView {
     /// Sequence number in the stream.
     pub sequence: i64,
     /// Text.
-    pub data: String,
+    #[schema(required)]
+    pub data: Option<String>,
+    /// Whether the text is null because the caller may not read it.
+    pub redacted: bool,
     /// Time by the worker's clock, in milliseconds since 1970.
     pub timestamp_ms: i64,
 }
@@ -61,7 +68,15 @@ pub struct LogView {
 impl From<LogRow> for LogView {
     fn from(row: LogRow) -> Self {
         let LogRow { attempt, stream, sequence, data, timestamp_ms } = row;
-        Self { attempt, stream, sequence, data, timestamp_ms }
+        let data = Some(data);
+        Self { attempt, stream, sequence, data, redacted: false, timestamp_ms }
+    }
+}
+
+impl Redact for LogView {
+    fn redact(&mut self) {
+        self.redacted = true;
+        self.data = None;
     }
 }
 
@@ -124,9 +139,9 @@ pub async fn list(
     let truncated_attempts = store::logs::truncated_attempts(&mut conn, key).await?;
     let next_cursor = size.cut_by_bytes(&mut rows, |it| it.data.len(), write_place);
     let gaps = find_gaps(&after, &rows);
-    let logs = rows.into_iter().map(LogView::from).collect();
+    let logs: Vec<_> = rows.into_iter().map(LogView::from).collect();
     Ok(Reply(LogPage {
-        logs,
+        logs: shown(&caller.who, logs),
         gaps,
         truncated_attempts,
         has_more: next_cursor.is_some(),
@@ -184,8 +199,9 @@ pub async fn stream(
     store::jobs::find(&mut conn, key.project_id, id).await?.ok_or(Error::JobNotFound)?;
     drop(conn);
     let sent = streams::last_event_id(&headers).map(printed::read_sent).unwrap_or_default();
-    let reading = app.clone();
+    let (reading, reader) = (app.clone(), caller.clone());
     streams::start(&app, &caller, |writer| {
-        printed::follow(reading, key, sent, writer, LogView::from)
+        let view = move |row| shown(&reader.who, LogView::from(row));
+        printed::follow(reading, key, sent, writer, view)
     })
 }

@@ -10,7 +10,7 @@ pub mod logs;
 pub mod read;
 pub mod replay;
 pub mod request;
-mod resource;
+pub(in crate::http) mod resource;
 pub mod watch;
 
 pub use resource::{Job, JobError};

@@ -17,8 +17,9 @@ use crate::{
     http::{
         cursor::{self, List},
         error::ErrorBody,
+        redact::shown,
     },
-    ids::{BatchId, JobId, JobKey, ProjectId},
+    ids::{BatchId, JobId, JobKey},
     store,
     wire::{
         ClientGone,
@@ -60,19 +61,19 @@ pub async fn get(
         let wait = Duration::from_secs(wait_seconds.into());
         wait::until_ended(&app.engine, key, wait, gone.cancelled()).await?;
     }
-    find(&app, caller.project_id, id).await.map(Reply)
+    find(&app, &caller, id).await.map(Reply)
 }
 
 /// A job with its attempts.
-pub(in crate::http) async fn find(
+pub(in crate::http) async fn find<P>(
     app: &App,
-    project_id: ProjectId,
+    caller: &Caller<P>,
     id: JobId,
 ) -> Result<Job, Error> {
-    let key = JobKey { project_id, id };
+    let key = JobKey { project_id: caller.project_id, id };
     let (row, attempts) = jobs::find_with_attempts(&app.engine, key).await?;
     let (state, duration_ms) = (row.state, row.duration_ms);
-    Ok(Job::read(row)?.with_attempts(attempts, state, duration_ms))
+    Ok(shown(&caller.who, Job::read(row)?.with_attempts(attempts, state, duration_ms)))
 }
 
 /// How long to wait for a job.
@@ -186,7 +187,8 @@ pub async fn list(
     let mut errors = store::jobs::last_errors(&mut conn, &failed).await?;
     let jobs = rows.into_iter().map(|row| {
         let error = errors.remove(&(caller.project_id, row.id));
-        Ok(Job { last_error: error.and_then(JobError::of), ..Job::read(row)? })
+        let job = Job { last_error: error.and_then(JobError::of), ..Job::read(row)? };
+        Ok(shown(&caller.who, job))
     });
     let next_cursor = next_below.map(|it| cursor::write_id(&app, list, it.0));
     let jobs: Vec<Job> = jobs.collect::<Result<_, Error>>()?;

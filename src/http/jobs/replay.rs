@@ -92,8 +92,7 @@ pub async fn replay(
         .once(&app, &caller, async move |ids: Ids| {
             let changes = request.accept(tenant.limits.max_payload_bytes(), trace)?;
             let row = replay::replay(&running.engine, tenant, (of, ids.job(0)), changes).await?;
-            let location = Some(format!("/v1/jobs/{}", row.id));
-            Answer::new(StatusCode::CREATED, location, &Job::read(row)?)
+            Ok(Answer::job(StatusCode::CREATED, Job::read(row)?))
         })
         .await
 }

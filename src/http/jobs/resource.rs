@@ -15,12 +15,13 @@ use crate::{
         text::ErrorReport,
     },
     error::Error,
+    http::redact::{self, Redact},
     store::jobs::{AttemptRow, JobRow},
     wire::validate::stored_json,
 };
 
 /// A job.
-#[derive(Debug, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct Job {
     /// Id of the job.
     #[schema(example = "job_01m7w3ha3aextt8pkwwdmxsmqw")]
@@ -41,6 +42,9 @@ pub struct Job {
     /// Payload, byte for byte as it was sent.
     #[schema(value_type = serde_json::Value)]
     pub payload: Box<RawValue>,
+    /// Whether payload, result, error messages and stack traces are null because the caller may
+    /// not read them: that needs the scope `payload:read`, or a role above viewer.
+    pub redacted: bool,
     /// For your own use.
     pub tags: BTreeMap<String, String>,
     /// Labels that its worker must have.
@@ -116,7 +120,7 @@ pub struct Job {
 }
 
 /// A job that the end of another enqueues.
-#[derive(Debug, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[schema(as = Callback)]
 pub struct CallbackView {
     /// Which end.
@@ -168,8 +172,15 @@ impl JobError {
     }
 }
 
+impl Redact for JobError {
+    fn redact(&mut self) {
+        self.message = None;
+        self.stack_trace = None;
+    }
+}
+
 /// A past attempt.
-#[derive(Debug, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[schema(as = Attempt)]
 pub struct AttemptView {
     /// Number of the attempt, counted from 1.
@@ -214,6 +225,18 @@ impl AttemptView {
     }
 }
 
+impl Redact for Job {
+    fn redact(&mut self) {
+        self.redacted = true;
+        self.payload = redact::hidden();
+        self.result = None;
+        self.last_error.redact();
+        for attempt in self.attempts.iter_mut().flatten() {
+            attempt.error.redact();
+        }
+    }
+}
+
 impl Job {
     /// A job that was read.
     pub fn read(row: JobRow) -> Result<Self, Error> {
@@ -227,6 +250,7 @@ impl Job {
             queue: row.queue,
             priority: -row.rank,
             payload: stored_json(row.payload)?,
+            redacted: false,
             tags: tags.unwrap_or_default(),
             labels: row.labels.unwrap_or_default(),
             concurrency_key: row.concurrency_key,

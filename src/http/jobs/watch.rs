@@ -26,8 +26,8 @@ use crate::{
     engine::jobs::explain,
     error::Error,
     events_feed::{JobEvent, Listening},
-    http::error::ErrorBody,
-    ids::{EventId, JobId, JobKey, ProjectId},
+    http::{error::ErrorBody, redact::shown},
+    ids::{EventId, JobId, JobKey},
     wire::{
         extract::JobInPath,
         streams::{self, Ended, Writer},
@@ -143,17 +143,18 @@ pub async fn job_stream(
     if state == StoredState::Succeeded && has_seen_all {
         return Ok(StatusCode::NO_CONTENT.into_response());
     }
-    let (reading, project_id) = (app.clone(), caller.project_id);
-    streams::start(&app, &caller, |writer| write_job(reading, project_id, id, last, writer))
+    let (reading, reader) = (app.clone(), caller.clone());
+    streams::start(&app, &caller, |writer| write_job(reading, reader, id, last, writer))
 }
 
 async fn write_job(
     app: App,
-    project_id: ProjectId,
+    reader: Caller<Read>,
     id: JobId,
     mut last: Option<String>,
     writer: Writer,
 ) -> Result<(), Ended> {
+    let project_id = reader.project_id;
     let watch = app.engine.notifier.feed.watch(project_id, id);
     loop {
         // Subscribe before reading.
@@ -162,10 +163,11 @@ async fn write_job(
         changed.as_mut().enable();
         let part = events::read_part(&app, project_id, id, last.as_deref()).await;
         let part = part.map_err(|_| Ended)?;
-        for event in &part.events {
+        let events = shown(&reader.who, part.events);
+        for event in &events {
             writer.send(&event.kind, &event.id, event).await?;
         }
-        last = part.events.last().map(|it| it.id.clone()).or(last);
+        last = events.last().map(|it| it.id.clone()).or(last);
         if part.is_last {
             if part.state == StoredState::Succeeded {
                 return Ok(());
@@ -198,20 +200,25 @@ pub async fn project_stream(
     // An unknown id counts as forgotten.
     let last = last.map(|it| it.parse().unwrap_or_else(|_| EventId::generate()));
     let listening = app.engine.notifier.feed.listen(caller.project_id, last);
-    streams::start(&app, &caller, |writer| write_project(listening, writer))
+    let reader = caller.clone();
+    streams::start(&app, &caller, |writer| write_project(listening, reader, writer))
 }
 
-async fn write_project(listening: Listening, writer: Writer) -> Result<(), Ended> {
+async fn write_project(
+    listening: Listening,
+    reader: Caller<Read>,
+    writer: Writer,
+) -> Result<(), Ended> {
     let Listening { mut receiver, missed, has_gap } = listening;
     if has_gap {
         send_gap(&writer).await?;
     }
     for job_event in missed {
-        send(&writer, &job_event).await?;
+        send(&writer, &reader, &job_event).await?;
     }
     loop {
         match writer.wait(receiver.recv()).await? {
-            Ok(job_event) => send(&writer, &job_event).await?,
+            Ok(job_event) => send(&writer, &reader, &job_event).await?,
             Err(RecvError::Lagged(_)) => send_gap(&writer).await?,
             Err(RecvError::Closed) => return Ok(()),
         }
@@ -223,7 +230,11 @@ async fn send_gap(writer: &Writer) -> Result<(), Ended> {
     writer.send(history::GAP, &id, &serde_json::json!({"type": history::GAP})).await
 }
 
-async fn send(writer: &Writer, job_event: &Arc<JobEvent>) -> Result<(), Ended> {
+async fn send(
+    writer: &Writer,
+    reader: &Caller<Read>,
+    job_event: &Arc<JobEvent>,
+) -> Result<(), Ended> {
     // The id was made when this node received the event.
     let made = job_event.id.0.get_timestamp().map(|it| it.to_unix());
     let at = made
@@ -236,6 +247,8 @@ async fn send(writer: &Writer, job_event: &Arc<JobEvent>) -> Result<(), Ended> {
         attempt: job_event.attempt,
         worker_id: job_event.worker_id.clone(),
         payload: job_event.payload.clone().and_then(|it| RawValue::from_string(it).ok()),
+        redacted: false,
     };
+    let event = shown(&reader.who, event);
     writer.send(&event.kind, &event.id, &event).await
 }

@@ -22,6 +22,7 @@ use crate::{
         error::ErrorBody,
         idempotency::{self, Answer, Ids, Once},
         operations::Operation,
+        redact::shown,
     },
     wire::{
         extract::{NameInPath, OptionalJson, RequestBody},
@@ -152,7 +153,7 @@ pub async fn purge(
             let row = operations::begin(&running.engine, by.tenant(), &new).await?;
             audit::note(&running, &by, NewAuditEntry::to("queue.purged", queue)).await;
             let location = Some(format!("/v1/operations/{}", row.id));
-            Answer::new(StatusCode::ACCEPTED, location, &Operation::from(row))
+            Answer::new(StatusCode::ACCEPTED, location, &shown(&by.who, Operation::from(row)))
         })
         .await
 }

@@ -20,6 +20,7 @@ use crate::{
         idempotency::{self, Answer, Ids, Repeat},
         jobs::{Job, read},
         page::{PageSize, page},
+        redact::shown,
     },
     store::{self, TimePosition},
     wire::{
@@ -49,7 +50,7 @@ pub async fn pause(
 ) -> Result<Reply<RecurringSchedule>, Error> {
     let row = schedules::set_paused(&app.engine, caller.project_id, &id, true).await?;
     audit::note(&app, &caller, NewAuditEntry::to("recurring.paused", id)).await;
-    RecurringSchedule::of(row).map(Reply)
+    Ok(Reply(shown(&caller.who, RecurringSchedule::of(row)?)))
 }
 
 /// Resume a schedule.
@@ -71,7 +72,7 @@ pub async fn resume(
 ) -> Result<Reply<RecurringSchedule>, Error> {
     let row = schedules::set_paused(&app.engine, caller.project_id, &id, false).await?;
     audit::note(&app, &caller, NewAuditEntry::to("recurring.resumed", id)).await;
-    RecurringSchedule::of(row).map(Reply)
+    Ok(Reply(shown(&caller.who, RecurringSchedule::of(row)?)))
 }
 
 /// Run a schedule now.
@@ -102,9 +103,8 @@ pub async fn run(
         .once(&app, &caller, async move |ids: Ids| {
             let job_id = fire::run_now(&running.engine, by.project_id, &id, ids.job(0)).await?;
             audit::note(&running, &by, NewAuditEntry::to("recurring.run", id)).await;
-            let job = read::find(&running, by.project_id, job_id).await?;
-            let location = Some(format!("/v1/jobs/{}", job.id));
-            Answer::new(StatusCode::CREATED, location, &job)
+            let job = read::find(&running, &by, job_id).await?;
+            Ok(Answer::job(StatusCode::CREATED, job))
         })
         .await
 }

@@ -38,11 +38,18 @@ create table projects (
     -- Which acks and heartbeats must show an attempt or a lease.
     require_fence text not null default 'ambiguous'
         check (require_fence in ('ambiguous', 'always')),
+    -- Set by the operator: callers get 403, but for the workers of its running jobs.
+    suspended_at timestamptz,
     -- From then on it does not exist for any caller; its rows are deleted in the background.
-    deleted_at timestamptz
+    deleted_at timestamptz,
+    -- When its rows were gone, but for the audit log. Its slug stays taken until that is gone, too.
+    purged_at timestamptz
 );
 -- Deleted projects whose rows are still to be deleted.
-create index projects_deleted on projects (deleted_at) where deleted_at is not null;
+create index projects_deleted on projects (deleted_at)
+where deleted_at is not null and purged_at is null;
+-- Retention.
+create index projects_purged on projects (purged_at) where purged_at is not null;
 
 create table api_keys (
     project_id integer not null references projects,
@@ -55,7 +62,7 @@ create table api_keys (
     shown_end text not null,
     created_at timestamptz not null default now(),
     revoked_at timestamptz,
-    -- What the key may do: produce, work, read, manage, schedules, keys.
+    -- What the key may do: produce, work, read, payload:read, manage, schedules, keys.
     scopes text[] not null,
     -- Null: never.
     expires_at timestamptz,
@@ -89,8 +96,12 @@ create table accounts (
     password_hash text not null,
     created_at timestamptz not null default now(),
     verified_at timestamptz,
-    last_login_at timestamptz
+    last_login_at timestamptz,
+    -- Set by the operator: nobody can log in.
+    suspended_at timestamptz
 );
+-- The operator's list, oldest first.
+create index accounts_by_age on accounts (created_at, id);
 -- A verified address has one account.
 create unique index accounts_by_verified_email on accounts (email) where verified_at is not null;
 -- Login: all accounts that claim the address, the newest first.
@@ -144,6 +155,24 @@ create index mail_tokens_by_account on mail_tokens (account_id);
 -- Retention.
 create index mail_tokens_by_age on mail_tokens (expires_at);
 
+-- What happened to an account: logins, failed ones, changes of its password. Its owner reads it.
+create table account_log (
+    account_id uuid not null references accounts on delete cascade,
+    -- Ordered by time.
+    id uuid not null,
+    at timestamptz not null default now(),
+    -- Such as `login.succeeded`.
+    action text not null,
+    -- Of the client; null: the operator.
+    address text,
+    user_agent text,
+    -- Finds the request in the logs of the nodes.
+    request_id text,
+    primary key (account_id, id)
+);
+-- Retention.
+create index account_log_by_age on account_log (at);
+
 create table members (
     project_id integer not null,
     account_id uuid not null references accounts on delete cascade,
@@ -174,7 +203,7 @@ create unique index invitations_by_secret on invitations (secret_hash);
 -- Retention.
 create index invitations_by_age on invitations (expires_at);
 
--- Who changed what. Rows are never changed; they are deleted by age, or with their project.
+-- Who changed what. Rows are never changed, and deleted by age alone: they outlive their project.
 create table audit_log (
     project_id integer not null,
     -- Ordered by time.

@@ -90,6 +90,9 @@ grant update, delete on projects to fencepost_maint;
 grant select, insert, update, delete on accounts, sessions, refresh_tokens, mail_tokens, signing_keys, nodes
     to fencepost_people;
 grant select, insert, update, delete on sessions, refresh_tokens, mail_tokens, nodes to fencepost_maint;
+-- Append-only: old entries are deleted, none is changed.
+grant select, insert on account_log to fencepost_people;
+grant select, delete on account_log to fencepost_maint;
 -- The list of members shows e-mail addresses.
 grant select (id, email) on accounts to fencepost_console;
 -- Whether the node that runs an idempotent request is alive.

@@ -73,6 +73,13 @@ pub enum Error {
         needs: &'static str,
     },
 
+    /// The operator has suspended the project or account.
+    #[error("the operator of this server has suspended the {what}")]
+    Suspended {
+        /// `project` or `account`.
+        what: &'static str,
+    },
+
     #[error("too many requests: try again in {retry_after_seconds} s")]
     RateLimited {
         /// The pause, in seconds.
@@ -321,6 +328,7 @@ impl Error {
                 Class::Unauthorized
             }
             Self::Forbidden { .. }
+            | Self::Suspended { .. }
             | Self::SignupClosed
             | Self::RoleExceedsCaller
             | Self::EmailNotVerified => Class::Forbidden,

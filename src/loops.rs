@@ -13,7 +13,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use crate::{
     accounts::token::KEY_SETTLE_SECONDS,
     app::App,
-    domain::limits::AUDIT_KEEP_DAYS,
+    domain::limits::{AUDIT_KEEP_DAYS, SECURITY_LOG_KEEP_DAYS},
     engine::{
         Engine,
         canary::Canary,
@@ -180,7 +180,8 @@ fn start_instance_loops(app: &App, loops: &Loops<'_>) {
         async move {
             app.accounts.refresh_signing_keys().await?;
             let mut conn = engine.pools.background.acquire().await?;
-            let pruned = purge::prune_people(&mut conn, AUDIT_KEEP_DAYS).await?;
+            let pruned = purge::prune_people(&mut conn, AUDIT_KEEP_DAYS, SECURITY_LOG_KEEP_DAYS);
+            let pruned = pruned.await?;
             Ok(Next::continue_if(pruned >= purge::MAX_PRUNED_PEOPLE, ACCOUNTS_PERIOD))
         }
     });

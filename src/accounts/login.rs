@@ -13,13 +13,14 @@ use super::{
     password::{self, COMPARISONS},
     read_email,
     secret::{self, MAIL_PREFIX, REFRESH_PREFIX},
+    security::{self, AccountEvent},
     token::Bearer,
 };
 use crate::{
     domain::limits::{SESSION_IDLE_SECONDS, SESSION_SECONDS},
     error::{Error, is_unique_violation},
     ids::{AccountId, ProjectId, SessionId},
-    store::{self, accounts::Purpose, deadline::bounded},
+    store::{self, accounts::Purpose, audit::NewAuditEntry, deadline::bounded},
 };
 
 /// The kind of client that presents a refresh token.
@@ -63,8 +64,8 @@ impl Accounts {
     /// Logs in.
     ///
     /// # Errors
-    /// [`Error::InvalidCredentials`] when address and password do not match;
-    /// [`Error::RateLimited`].
+    /// [`Error::InvalidCredentials`] when address and password do not match; [`Error::Suspended`]
+    /// when the operator has suspended the account; [`Error::RateLimited`].
     pub async fn log_in(
         &self,
         email: &str,
@@ -85,10 +86,17 @@ impl Accounts {
             store::accounts::candidates(&mut conn, &email, COMPARISONS as i64).await?
         };
         let is_alone = candidates.len() == 1;
+        let meant: Vec<_> = candidates.iter().map(|it| it.id).collect();
         let hashes = candidates.iter().map(|it| it.password_hash.clone()).collect();
         let found = self.passwords.compare(&client.address, password.clone(), hashes).await?;
         let account = found.and_then(|it| candidates.into_iter().nth(it));
-        let account = account.ok_or(Error::InvalidCredentials)?;
+        let Some(account) = account else {
+            self.note_failed_login(meant, client);
+            return Err(Error::InvalidCredentials);
+        };
+        if account.is_suspended {
+            return Err(Error::Suspended { what: "account" });
+        }
         // Tries with the right password are not counted. An account that only claims the address
         // must not buy tries at the account that has verified it.
         if account.is_verified || is_alone {
@@ -103,6 +111,21 @@ impl Accounts {
             }
         }
         self.begin_session(account.id, &hash, client).await
+    }
+
+    /// In the background: a known address must not take longer than an unknown one.
+    fn note_failed_login(&self, meant: Vec<AccountId>, client: &Client) {
+        let (this, client) = (self.clone(), client.clone());
+        tokio::spawn(bounded(async move {
+            let noted = async {
+                let mut conn = this.pool.acquire().await?;
+                security::note_failures(&mut conn, &meant, &client).await
+            };
+            if let Err(error) = noted.await {
+                let error = crate::error::chain(&error);
+                tracing::error!(error, "a failed login was not noted");
+            }
+        }));
     }
 
     pub(super) async fn begin_session(
@@ -120,10 +143,18 @@ impl Accounts {
             return Err(Error::InvalidCredentials);
         }
         let origin = client.origin();
+        let user_agent = origin.user_agent.as_deref();
+        let event = match store::sessions::is_new_device(&mut tx, account_id, user_agent).await? {
+            true => AccountEvent::LoginFromNewDevice,
+            false => AccountEvent::LoginSucceeded,
+        };
+        security::note(&mut tx, account_id, event, Some(client)).await?;
         store::sessions::insert(&mut tx, account_id, session_id, &origin, SESSION_SECONDS).await?;
         store::sessions::insert_secret(&mut tx, session_id, &secret::hash(&refresh_token)).await?;
         store::accounts::record_login(&mut tx, account_id).await?;
         tx.commit().await?;
+        drop(conn);
+        self.tell_owner_of(account_id, event, client).await?;
         let bearer = Bearer { account_id, session_id };
         Ok(SignedIn { bearer, access_token: self.tokens.sign(bearer)?.into(), refresh_token })
     }
@@ -154,6 +185,8 @@ impl Accounts {
         let bearer = Bearer { account_id: presented.account_id, session_id: presented.session_id };
         if presented.is_used {
             store::sessions::revoke(&mut tx, bearer.account_id, bearer.session_id).await?;
+            let event = AccountEvent::TokenReused;
+            security::note(&mut tx, bearer.account_id, event, Some(client)).await?;
             tx.commit().await?;
             tracing::warn!(session.id = %bearer.session_id, "refresh token reused; session revoked");
             return Ok(Err(bearer.session_id));
@@ -181,6 +214,7 @@ impl Accounts {
         bearer: Bearer,
         present: SecretString,
         new: SecretString,
+        client: &Client,
     ) -> Result<Vec<SessionId>, Error> {
         self.throttle_own(bearer).await?;
         self.check_strength(bearer.account_id, &new, "new_password").await?;
@@ -195,7 +229,11 @@ impl Accounts {
         let ended =
             store::sessions::revoke_others(&mut tx, bearer.account_id, Some(bearer.session_id))
                 .await?;
+        let event = AccountEvent::PasswordChanged;
+        security::note(&mut tx, bearer.account_id, event, Some(client)).await?;
         tx.commit().await?;
+        drop(conn);
+        self.tell_owner_of(bearer.account_id, event, client).await?;
         Ok(ended)
     }
 
@@ -281,10 +319,20 @@ impl Accounts {
         match store::accounts::verify(&mut tx, account_id).await {
             Err(error) if is_unique_violation(&error) => return Err(Error::EmailTaken),
             Err(error) => return Err(error.into()),
-            Ok(true) => store::members::take_back(&mut tx, account_id).await?,
+            Ok(true) => {
+                let entry = NewAuditEntry::to("project.taken_back", account_id.to_string());
+                let actor = client.actor("account", account_id.to_string());
+                for project_id in store::members::take_back(&mut tx, account_id).await? {
+                    store::audit::insert(&mut tx, project_id, &actor, &entry).await?;
+                }
+            }
             Ok(false) => (),
         }
+        let event = AccountEvent::PasswordReset;
+        security::note(&mut tx, account_id, event, Some(client)).await?;
         tx.commit().await?;
+        drop(conn);
+        self.tell_owner_of(account_id, event, client).await?;
         Ok(ended)
     }
 
@@ -332,7 +380,11 @@ impl Accounts {
         match store::accounts::verify(&mut tx, account_id).await {
             Err(error) if is_unique_violation(&error) => Err(Error::EmailTaken),
             Err(error) => Err(error.into()),
-            Ok(_) => Ok(tx.commit().await?),
+            Ok(_) => {
+                let event = AccountEvent::AddressVerified;
+                security::note(&mut tx, account_id, event, Some(client)).await?;
+                Ok(tx.commit().await?)
+            }
         }
     }
 
@@ -378,8 +430,11 @@ impl Accounts {
         if owned.iter().any(|(_, has_others)| *has_others) {
             return Err(Error::LastOwner);
         }
+        let actor = client.actor("account", bearer.account_id.to_string());
         for (project_id, _) in &owned {
             store::projects::delete(&mut tx, *project_id).await?;
+            let entry = NewAuditEntry::to("project.deleted", bearer.account_id.to_string());
+            store::audit::insert(&mut tx, *project_id, &actor, &entry).await?;
         }
         members::leave_all(&mut tx, bearer.account_id, client, revoke_keys).await?;
         store::accounts::delete(&mut tx, bearer.account_id).await?;

@@ -24,6 +24,14 @@ struct Reset<'a> {
 }
 
 #[derive(Template)]
+#[template(path = "mail/security.txt")]
+struct Security<'a> {
+    what: &'a str,
+    url: &'a str,
+    address: &'a str,
+}
+
+#[derive(Template)]
 #[template(path = "mail/invitation.txt")]
 struct Invitation<'a> {
     url: &'a str,
@@ -52,6 +60,16 @@ pub(super) fn reset(
 ) -> Result<Mail, Error> {
     let links = links.iter().map(|(at, token)| (shown(*at), token.expose_secret())).collect();
     mail(to, "Reset your password".to_owned(), &Reset { url, links })
+}
+
+/// Tells the owner of an account what happened to it. Names no user agent: a stranger chooses it.
+pub(super) fn security(
+    account: &Account,
+    url: &str,
+    what: &str,
+    address: &str,
+) -> Result<Mail, Error> {
+    mail(&account.email, what.to_owned(), &Security { what, url, address })
 }
 
 fn shown(at: DateTime<Utc>) -> String {

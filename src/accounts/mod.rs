@@ -10,6 +10,7 @@ pub mod members;
 pub mod password;
 pub mod projects;
 pub mod secret;
+pub mod security;
 mod signup;
 pub mod token;
 mod token_crypto;

@@ -9,7 +9,7 @@ use crate::{
         access::Role, lease::RequireFence, limits::MAX_OWNED_PROJECTS, plan::UNLIMITED, text,
     },
     error::Error,
-    ids::{AccountId, ProjectId, ProjectPublicId},
+    ids::{AccountId, ProjectPublicId},
     store::{
         self,
         audit::{Actor, NewAuditEntry},
@@ -74,11 +74,9 @@ async fn insert_with_free_slug(
     let base: String = text::slug(name).chars().take(MAX_SLUG_CHARS).collect();
     let base = if base.is_empty() { "project".to_owned() } else { base };
     let base = base.trim_matches('-').to_owned();
-    for attempt in 0..MAX_SLUG_TRIES {
-        let slug = match attempt {
-            0 => base.clone(),
-            _ => format!("{base}-{:06x}", rand::random::<u32>() & 0x00ff_ffff),
-        };
+    for _ in 0..MAX_SLUG_TRIES {
+        // Always with a suffix: without one, a taken slug would tell of another tenant's project.
+        let slug = format!("{base}-{:06x}", rand::random::<u32>() & 0x00ff_ffff);
         let public_id = ProjectPublicId::generate();
         let new = NewProject { public_id, slug: &slug, name, mode, plan };
         if let Some(project) = projects::insert(conn, new).await? {
@@ -139,13 +137,48 @@ pub async fn change(
 ///
 /// # Errors
 /// [`Error::Invalid`] when `confirm` is not its slug. [`Error::ProjectNotFound`].
-pub async fn delete(conn: &mut PgConnection, id: ProjectId, confirm: &str) -> Result<(), Error> {
+pub async fn delete(
+    conn: &mut PgConnection,
+    author: &Author<'_>,
+    confirm: &str,
+) -> Result<(), Error> {
+    let id = author.project_id;
     let project = projects::get(conn, id).await?.ok_or(Error::ProjectNotFound)?;
     if confirm != project.slug {
         return Err(Error::invalid("confirm", "must be the project's slug"));
     }
-    projects::delete(conn, id).await?;
-    tracing::info!(project.id = %project.public_id, "a project was deleted");
+    let entry = NewAuditEntry {
+        before: Some(facts(&project)),
+        ..NewAuditEntry::to("project.deleted", project.public_id.to_string())
+    };
+    let mut tx = conn.begin().await?;
+    projects::delete(&mut tx, id).await?;
+    store::audit::insert(&mut tx, id, &author.actor, &entry).await?;
+    tx.commit().await?;
+    let by = author.actor.id.as_deref().unwrap_or(author.actor.kind);
+    tracing::info!(project.id = %project.public_id, actor.id = by, "a project was deleted");
+    Ok(())
+}
+
+/// Suspends a project, or ends its suspension, for the operator.
+///
+/// # Errors
+/// [`Error::Unavailable`] when the database does not answer.
+pub async fn suspend(
+    conn: &mut PgConnection,
+    project: &Project,
+    is_suspended: bool,
+    reason: Option<&str>,
+) -> Result<(), Error> {
+    let action = if is_suspended { "project.suspended" } else { "project.resumed" };
+    let entry = NewAuditEntry {
+        after: reason.map(|it| json!({ "reason": it }).to_string()),
+        ..NewAuditEntry::to(action, project.public_id.to_string())
+    };
+    let mut tx = conn.begin().await?;
+    projects::suspend(&mut tx, project.id, is_suspended).await?;
+    store::audit::insert(&mut tx, project.id, &Actor::OPERATOR, &entry).await?;
+    tx.commit().await?;
     Ok(())
 }
 

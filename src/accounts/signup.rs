@@ -13,6 +13,7 @@ use super::{
     projects::LIVE,
     read_email,
     secret::{self, MAIL_PREFIX},
+    security::{self, AccountEvent},
 };
 use crate::{
     config::Signup,
@@ -118,6 +119,7 @@ impl Accounts {
             }
         };
         let secret = self.new_mail_secret(&mut tx, account.id, Purpose::Verify).await?;
+        security::note(&mut tx, account.id, AccountEvent::Created, Some(client)).await?;
         tx.commit().await?;
         drop(conn);
         self.mail_verification(&account, &secret, client).await?;

@@ -119,26 +119,41 @@ impl Who {
         }
     }
 
-    /// Whether the credential is still valid, and still has the permission and its right to
-    /// payloads. If the database does not answer, it counts as valid.
-    async fn is_live(&self, app: &App, permission: Permission) -> bool {
-        match self {
-            Self::Key(_, hash) => !matches!(app.credentials.key(*hash).await, Ok(None)),
+    /// Why the credential is refused now: it is no longer valid, or has lost the permission or its
+    /// right to payloads, or the project was suspended. If the database does not answer, it counts
+    /// as valid.
+    async fn refusal<P: Permit>(&self, app: &App) -> Option<Error> {
+        let now = match self {
+            Self::Key(_, hash) => {
+                app.credentials.key(*hash).await.map(|it| it.map(|it| Self::Key(it, *hash)))
+            }
             Self::Member(grant, bearer) => {
                 if matches!(app.credentials.is_session_live(*bearer).await, Ok(false)) {
-                    return false;
+                    return Some(Error::Unauthorized);
                 }
                 let project = grant.membership.public_id.to_string();
-                match app.credentials.member(bearer.account_id, &project).await {
-                    Ok(now) => now.is_some_and(|it| {
-                        let may_read_payloads = role_may(it.role, Permission::ReadPayloads);
-                        role_may(it.role, permission)
-                            && (may_read_payloads || !self.may_read_payloads())
-                    }),
-                    Err(_) => true,
-                }
+                let now = app.credentials.member(bearer.account_id, &project).await;
+                now.map(|it| it.map(|it| Self::Member(it, *bearer)))
             }
+        };
+        let Ok(now) = now else { return None };
+        let has_lost = |now: &Self| {
+            !now.may(P::PERMISSION) || (self.may_read_payloads() && !now.may_read_payloads())
+        };
+        match now {
+            Some(now) if has_lost(&now) => Some(Error::Unauthorized),
+            Some(now) => now.suspension::<P>(),
+            None => Some(Error::Unauthorized),
         }
+    }
+
+    /// The refusal of a caller whose project is suspended.
+    fn suspension<P: Permit>(&self) -> Option<Error> {
+        let is_suspended = match self {
+            Self::Key(it, _) => it.owner.is_suspended,
+            Self::Member(it, _) => it.membership.suspended_at.is_some(),
+        };
+        (is_suspended && !P::WHILE_SUSPENDED).then_some(Error::Suspended { what: "project" })
     }
 
     /// Id of the key or the account.
@@ -199,7 +214,7 @@ impl Who {
 impl<P: Permit> Caller<P> {
     /// Whether the key or session is still valid.
     pub async fn is_live(&self, app: &App) -> bool {
-        self.who.is_live(app, P::PERMISSION).await
+        self.who.refusal::<P>(app).await.is_none()
     }
 
     /// Counts the rest of what this call costs, wholly or not at all: 1 was counted before its body
@@ -212,8 +227,9 @@ impl<P: Permit> Caller<P> {
         budget::charge_rest(app, self, field, cost).await
     }
 
-    /// Resolves when the key or session was revoked, or the member was removed.
-    pub async fn until_revoked(&self, app: &App) {
+    /// Resolves when the caller would be refused: the key or session was revoked, the member was
+    /// removed, or the project was suspended. Returns the refusal.
+    pub async fn until_revoked(&self, app: &App) -> Error {
         let key = match &self.who {
             Who::Key(_, hash) => Some(*hash),
             Who::Member(..) => None,
@@ -222,9 +238,9 @@ impl<P: Permit> Caller<P> {
             app.credentials.until_recheck(key).await;
             // In a task of its own: this future may be dropped at any point.
             let (app, who) = (app.clone(), self.who.clone());
-            let asked = bounded(async move { who.is_live(&app, P::PERMISSION).await });
-            if matches!(tokio::spawn(asked).await, Ok(Ok(false))) {
-                return;
+            let asked = bounded(async move { who.refusal::<P>(&app).await });
+            if let Ok(Ok(Some(refusal))) = tokio::spawn(asked).await {
+                return refusal;
             }
         }
     }
@@ -267,6 +283,9 @@ impl<P: Permit> FromRequestParts<App> for Caller<P> {
         };
         if !may {
             return Err(Error::Forbidden { needs: P::PERMISSION.needs() });
+        }
+        if let Some(refusal) = who.suspension::<P>() {
+            return Err(refusal);
         }
         if let Who::Key(it, _) = &who {
             app.used_keys.record((project_id, it.owner.key_id));

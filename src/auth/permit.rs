@@ -22,6 +22,9 @@ pub trait Permit: Send + Sync + 'static {
     /// Whether a key that is not strict may send fields that this API does not know. Not where a
     /// misspelt filter would select everything.
     const IS_LENIENT: bool = false;
+    /// Whether it may be called while the project is suspended: by workers that have jobs, and to
+    /// delete the project.
+    const WHILE_SUSPENDED: bool = false;
 }
 
 macro_rules! permits {
@@ -40,6 +43,7 @@ macro_rules! permits {
     };
     (@ overdraft $value:expr) => { const OVERDRAFT_WINDOWS: u32 = $value; };
     (@ parks $value:expr) => { const PARKS: bool = $value; };
+    (@ suspended $value:expr) => { const WHILE_SUSPENDED: bool = $value; };
     (@ lenient $value:expr) => { const IS_LENIENT: bool = $value; };
 }
 
@@ -55,15 +59,17 @@ permits! {
     /// May enqueue jobs with the payloads of earlier ones.
     Replay: Replay, Produce;
     /// May act as a worker.
-    Work: Work, Work, lenient = true;
+    Work: Work, Work, lenient = true, suspended = true;
     /// May act as a worker, and polls.
     Polling: Work, Work, parks = true, lenient = true;
     /// May act as a worker, and renews its leases.
-    Beating: Work, Work, overdraft = BEAT_OVERDRAFT_WINDOWS, lenient = true;
+    Beating: Work, Work, overdraft = BEAT_OVERDRAFT_WINDOWS, lenient = true,
+        suspended = true;
     /// May act as a worker, and settles its jobs.
-    Settling: Work, Work, overdraft = ACK_OVERDRAFT_WINDOWS, lenient = true;
+    Settling: Work, Work, overdraft = ACK_OVERDRAFT_WINDOWS, lenient = true,
+        suspended = true;
     /// May check whether a job was cancelled.
-    Follow: Follow, Work;
+    Follow: Follow, Work, suspended = true;
     /// May control single jobs.
     Control: Control, Manage;
     /// May manage queues, dead letters and operations.
@@ -77,5 +83,5 @@ permits! {
     /// May manage members and settings.
     Govern: Govern, Manage;
     /// May delete the project.
-    Own: Own, Manage;
+    Own: Own, Manage, suspended = true;
 }

@@ -1,5 +1,7 @@
 //! The command line: one binary with subcommands. `--help` is the reference.
 
+mod accounts;
+mod audit;
 mod batches;
 mod check;
 mod jobs;
@@ -98,8 +100,12 @@ enum Command {
     },
     /// Check configuration, database, Redis and mail settings, and say how to fix them
     Check(check::CheckArgs),
-    /// List projects and set their limits
+    /// List projects, set their limits, and suspend them
     Projects(projects::ProjectsArgs),
+    /// List accounts, suspend them, and end their sessions
+    Accounts(accounts::AccountsArgs),
+    /// Print a project's audit log, also of a deleted one
+    Audit(audit::AuditArgs),
     /// Create, list and revoke API keys
     Keys(keys::KeysArgs),
     /// Run a command for each job, as a worker in any language
@@ -167,6 +173,8 @@ impl Cli {
             Command::Stuck { target } => stuck::run(&target).await,
             Command::Check(args) => check::run(args).await,
             Command::Projects(args) => projects::run(args).await,
+            Command::Accounts(args) => accounts::run(args).await,
+            Command::Audit(args) => audit::run(args).await,
             Command::Keys(args) => keys::run(args).await,
             Command::Worker(args) => {
                 telemetry::install_logs(WORKER_LOG)?;

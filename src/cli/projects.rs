@@ -1,4 +1,4 @@
-//! `fencepost projects`: list projects and set their limits.
+//! `fencepost projects`: list projects, set their limits, and suspend them.
 
 use std::{io::Write, path::PathBuf};
 
@@ -17,7 +17,7 @@ use crate::{
         plan::{self, Limits, Plans},
     },
     ids::ProjectId,
-    store,
+    store::{self, projects::Project},
 };
 
 /// Projects read at a time.
@@ -62,6 +62,20 @@ enum Command {
         #[arg(long, env = "FENCEPOST_PLANS", value_name = "FILE")]
         plans: Option<PathBuf>,
     },
+    /// Refuse all calls of a project with 403 `suspended`, but for acks and heartbeats of its
+    /// running jobs; nodes apply it within five seconds
+    Suspend(SuspendArgs),
+    /// End a project's suspension
+    Resume(SuspendArgs),
+}
+
+#[derive(Debug, Args)]
+struct SuspendArgs {
+    /// Project, by slug or id
+    project: String,
+    /// Reason, for the project's audit log
+    #[arg(long, value_name = "TEXT")]
+    reason: Option<String>,
 }
 
 /// [`Role`], as the command line names it.
@@ -97,16 +111,27 @@ pub async fn run(args: ProjectsArgs) -> anyhow::Result<()> {
     let mut out = std::io::stdout();
     match args.command {
         Command::List => {
-            writeln!(out, "{:<31} {:<24} {:<10} {:<5} OVERRIDES", "ID", "SLUG", "PLAN", "MODE")?;
+            writeln!(
+                out,
+                "{:<31} {:<24} {:<10} {:<5} {:<9} {:>9} {:>9} OVERRIDES",
+                "ID", "SLUG", "PLAN", "MODE", "STATE", "LIVE", "STORED"
+            )?;
             let mut after = ProjectId(0);
             loop {
                 let page = store::projects::list(&mut conn, after, PAGE).await?;
                 let Some(last) = page.last() else { break };
                 after = last.id;
                 for it in page {
-                    let own = it.overrides.map(|it| it.to_string()).unwrap_or_default();
-                    let id = it.public_id.to_string();
-                    writeln!(out, "{id:<31} {:<24} {:<10} {:<5} {own}", it.slug, it.plan, it.mode)?;
+                    let own = it.overrides.as_ref().map(ToString::to_string).unwrap_or_default();
+                    let (id, state) = (it.public_id.to_string(), state(&it));
+                    let jobs = store::counts::totals(&mut conn, it.id).await?;
+                    let live = jobs.scheduled + jobs.active;
+                    let stored = live + jobs.dead_letter + jobs.succeeded + jobs.cancelled;
+                    writeln!(
+                        out,
+                        "{id:<31} {:<24} {:<10} {:<5} {state:<9} {live:>9} {stored:>9} {own}",
+                        it.slug, it.plan, it.mode
+                    )?;
                 }
             }
         }
@@ -116,7 +141,25 @@ pub async fn run(args: ProjectsArgs) -> anyhow::Result<()> {
         Command::Set { project, plan, limits, plans } => {
             set(&mut conn, &project, plan, &limits, plans).await?;
         }
+        Command::Suspend(args) => suspend(&mut conn, args, true).await?,
+        Command::Resume(args) => suspend(&mut conn, args, false).await?,
     }
+    Ok(())
+}
+
+fn state(project: &Project) -> &'static str {
+    if project.suspended_at.is_some() { "suspended" } else { "active" }
+}
+
+async fn suspend(
+    conn: &mut PgConnection,
+    args: SuspendArgs,
+    is_suspended: bool,
+) -> anyhow::Result<()> {
+    let project = find(conn, &args.project).await?;
+    projects::suspend(conn, &project, is_suspended, args.reason.as_deref()).await?;
+    let now = if is_suspended { "suspended" } else { "active" };
+    writeln!(std::io::stdout(), "{} is {now}", project.slug)?;
     Ok(())
 }
 

@@ -31,7 +31,7 @@ use crate::{
         auth::SessionReply,
         error::{self, ApiError},
         invitations::InvitationPreview,
-        me::{Me, Session, SessionList},
+        me::{Me, SecurityEntry, SecurityLog, Session, SessionList},
         projects::{Project, ProjectList},
     },
     wire::errors::ErrorResponse,
@@ -40,6 +40,9 @@ use crate::{
 /// In the query of the page after a login: a visitor without a session then has a browser that
 /// refused the cookie.
 const FROM_LOGIN: (&str, &str) = ("from", "login");
+
+/// Entries of the security log on the page of the account.
+const SHOWN_SECURITY_ENTRIES: usize = 20;
 
 /// The first page: the visitor's project, the list of projects, or the login.
 pub async fn index(api: Api, AskedFields(asked): AskedFields) -> Result<Response, Error> {
@@ -341,6 +344,7 @@ pub async fn projects(api: Api, AskedFields(asked): AskedFields) -> Result<Respo
 struct Account {
     me: Me,
     sessions: Vec<Session>,
+    entries: Vec<SecurityEntry>,
     done: Option<&'static str>,
     now: DateTime<Utc>,
 }
@@ -349,8 +353,10 @@ struct Account {
 pub async fn account(api: Api, AskedFields(asked): AskedFields) -> Result<Response, Error> {
     let me = api.get("/v1/me").await?;
     let SessionList { sessions } = api.get("/v1/me/sessions").await?;
+    let SecurityLog { mut entries } = api.get("/v1/me/security-log").await?;
+    entries.truncate(SHOWN_SECURITY_ENTRIES);
     let done = asked.get(action_table::DONE).and_then(action_table::said);
-    render(&Account { me, sessions, done, now: format::now() })
+    render(&Account { me, sessions, entries, done, now: format::now() })
 }
 
 /// The account's data as a file.

@@ -38,14 +38,8 @@ impl Scope {
         Self::Keys,
     ];
     /// Those of a project's first key, which applications will use: it creates no others.
-    pub const OF_FIRST_KEY: [Self; 6] = [
-        Self::Produce,
-        Self::Work,
-        Self::Read,
-        Self::PayloadRead,
-        Self::Manage,
-        Self::Schedules,
-    ];
+    pub const OF_FIRST_KEY: [Self; 6] =
+        [Self::Produce, Self::Work, Self::Read, Self::PayloadRead, Self::Manage, Self::Schedules];
 
     /// Its name.
     #[must_use]
@@ -96,9 +90,7 @@ impl KeyPreset {
             Self::Worker => &[Scope::Work],
             Self::WorkerWithSchedules => &[Scope::Work, Scope::Schedules],
             Self::ReadOnly => &[Scope::Read],
-            Self::Operator => {
-                &[Scope::Read, Scope::PayloadRead, Scope::Manage, Scope::Schedules]
-            }
+            Self::Operator => &[Scope::Read, Scope::PayloadRead, Scope::Manage, Scope::Schedules],
         }
     }
 }

@@ -265,7 +265,11 @@ pub const MAX_KEY_CALLS_PER_MINUTE: i32 = 1_000_000;
 pub const MAX_PAGE_AUDIT: u32 = 200;
 /// Rows of one export of the audit log, newest first.
 pub const MAX_EXPORTED_AUDIT: i64 = 100_000;
-/// Days for which the audit log is kept.
+/// Entries of an account's security log in one answer, newest first.
+pub const MAX_SHOWN_SECURITY_ENTRIES: i64 = 200;
+/// Days for which accounts' security logs are kept.
+pub const SECURITY_LOG_KEEP_DAYS: i32 = 90;
+/// Days for which the audit log is kept, also that of a deleted project.
 pub const AUDIT_KEEP_DAYS: i32 = 400;
 /// Queues of a project, and types of a queue, that a node counts by name; later ones are `other`.
 pub const MAX_COUNTED_NAMES: usize = 100;

@@ -85,7 +85,7 @@ pub enum FireOutcome {
     Fired,
     /// The job of an earlier tick had not ended.
     SkippedOverlap,
-    /// Missed: no node was running.
+    /// Missed: no node was running, or the project was suspended.
     Missed,
     /// Not a tick: a job created by request.
     Manual,
@@ -143,6 +143,16 @@ pub struct DueTicks {
     pub missed: Vec<DateTime<Utc>>,
     /// Missed ticks before these.
     pub missed_before: u64,
+}
+
+impl DueTicks {
+    /// The same, with none to fire.
+    #[must_use]
+    pub fn all_missed(mut self) -> Self {
+        self.missed.append(&mut self.fire);
+        self.missed.sort();
+        self
+    }
 }
 
 impl Schedule {

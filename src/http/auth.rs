@@ -9,7 +9,10 @@ use utoipa::ToSchema;
 
 use super::{error::ErrorBody, keys::CreatedApiKey, projects::Project};
 use crate::{
-    accounts::{Client, Reuse, SignUp, SignedIn},
+    accounts::{
+        Client, Reuse, SignUp, SignedIn,
+        security::{self, AccountEvent},
+    },
     app::App,
     auth::Person,
     credentials::Evict,
@@ -164,6 +167,7 @@ impl From<SignedIn> for SessionReply {
         (status = 200, description = "A session.", body = SessionReply),
         (status = 400, description = "Invalid e-mail address.", body = ErrorBody),
         (status = 401, description = "Wrong e-mail address or password.", body = ErrorBody),
+        (status = 403, description = "The operator of the server has suspended the account.", body = ErrorBody),
         (status = 429, description = "Too many attempts.", body = ErrorBody),
     ),
 )]
@@ -232,10 +236,16 @@ pub async fn refresh(
     security(("session" = [])),
     responses((status = 204, description = "Logged out.")),
 )]
-pub async fn logout(person: Person, State(app): State<App>) -> Result<StatusCode, Error> {
+pub async fn logout(
+    person: Person,
+    State(app): State<App>,
+    Extension(client): Extension<Client>,
+) -> Result<StatusCode, Error> {
     let bearer = person.bearer;
     let mut conn = app.engine.pools.people.acquire().await?;
     store::sessions::revoke(&mut conn, bearer.account_id, bearer.session_id).await?;
+    let event = AccountEvent::LoggedOut;
+    security::note(&mut conn, bearer.account_id, event, Some(&client)).await?;
     drop(conn);
     app.credentials.evict(Evict::Session(bearer.session_id)).await;
     Ok(StatusCode::NO_CONTENT)
@@ -271,11 +281,12 @@ impl RequestBody for PasswordRequest {}
 pub async fn password(
     person: Person,
     State(app): State<App>,
+    Extension(client): Extension<Client>,
     Json(request): Json<PasswordRequest>,
 ) -> Result<StatusCode, Error> {
     check_length("current_password", &request.current_password)?;
     let (present, new) = (request.current_password, request.new_password);
-    let ended = app.accounts.change_password(person.bearer, present, new).await?;
+    let ended = app.accounts.change_password(person.bearer, present, new, &client).await?;
     for session in ended {
         app.credentials.evict(Evict::Session(session)).await;
     }

@@ -109,6 +109,7 @@ codes! {
     Error::InvalidCredentials => UNAUTHORIZED, "invalid_credentials";
     Error::InvalidLink => BAD_REQUEST, "invalid_token";
     Error::Forbidden { .. } => FORBIDDEN, "forbidden";
+    Error::Suspended { .. } => FORBIDDEN, "suspended";
     Error::RoleExceedsCaller => FORBIDDEN, "role_exceeds_caller";
     Error::EmailNotVerified => FORBIDDEN, "email_not_verified";
     Error::SignupClosed => FORBIDDEN, "signup_closed";

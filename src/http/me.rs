@@ -8,13 +8,22 @@ use utoipa::ToSchema;
 
 use super::{audit::AuditEntry, auth::Account, error::ErrorBody, projects::Project};
 use crate::{
-    accounts::Client,
+    accounts::{
+        Client,
+        security::{self, AccountEvent},
+    },
     app::App,
     auth::Person,
     credentials::Evict,
     domain::limits::{self, MAX_SHOWN_SESSIONS, SESSION_IDLE_SECONDS},
     error::Error,
-    store::{self, audit::AuditFilter, members::Membership, sessions},
+    store::{
+        self,
+        account_log::{self, AccountLogRow},
+        audit::AuditFilter,
+        members::Membership,
+        sessions,
+    },
     wire::{
         extract::{Json, RequestBody, SessionInPath},
         openapi::chars,
@@ -125,15 +134,77 @@ pub async fn sessions(person: Person, State(app): State<App>) -> Result<Reply<Se
 pub async fn end_session(
     person: Person,
     State(app): State<App>,
+    Extension(client): Extension<Client>,
     SessionInPath(id): SessionInPath,
 ) -> Result<StatusCode, Error> {
+    let account_id = person.bearer.account_id;
     let mut conn = app.engine.pools.people.acquire().await?;
-    if !sessions::revoke(&mut conn, person.bearer.account_id, id).await? {
+    if !sessions::revoke(&mut conn, account_id, id).await? {
         return Err(Error::SessionNotFound);
     }
+    security::note(&mut conn, account_id, AccountEvent::SessionEnded, Some(&client)).await?;
     drop(conn);
     app.credentials.evict(Evict::Session(id)).await;
     Ok(StatusCode::NO_CONTENT)
+}
+
+/// An entry of an account's security log.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+pub struct SecurityEntry {
+    /// Id of the entry.
+    #[schema(example = "audit_01m7w3ha3aextt8pkwwdmxsmqw")]
+    pub id: String,
+    /// When it happened.
+    pub at: DateTime<Utc>,
+    /// What happened, such as `login.failed`.
+    #[schema(example = "login.succeeded")]
+    pub action: String,
+    /// IP address of the client; null: the operator of the server.
+    #[schema(required)]
+    pub address: Option<String>,
+    /// User agent of the client.
+    #[schema(required)]
+    pub user_agent: Option<String>,
+    /// Finds the request in the server's log.
+    #[schema(required)]
+    pub request_id: Option<String>,
+}
+
+impl From<AccountLogRow> for SecurityEntry {
+    fn from(row: AccountLogRow) -> Self {
+        let AccountLogRow { id, at, action, address, user_agent, request_id } = row;
+        Self { id: id.to_string(), at, action, address, user_agent, request_id }
+    }
+}
+
+/// What happened to an account.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+pub struct SecurityLog {
+    /// The newest 200 entries of the last 90 days, newest first.
+    pub entries: Vec<SecurityEntry>,
+}
+
+async fn security_entries(app: &App, person: Person) -> Result<Vec<SecurityEntry>, Error> {
+    let mut conn = app.engine.pools.people.acquire().await?;
+    let (id, limit) = (person.bearer.account_id, limits::MAX_SHOWN_SECURITY_ENTRIES);
+    let rows = account_log::newest(&mut conn, id, limit).await?;
+    Ok(rows.into_iter().map(SecurityEntry::from).collect())
+}
+
+/// Read your security log.
+///
+/// Logins, failed logins, ended sessions, and changes of the password. Of failed logins, at most 20
+/// an hour are noted.
+#[utoipa::path(
+    get, path = "/me/security-log", tag = "accounts", operation_id = "me_security_log", security(("session" = [])),
+    responses((status = 200, description = "What happened to your account.", body = SecurityLog)),
+)]
+pub async fn security_log(
+    person: Person,
+    State(app): State<App>,
+) -> Result<Reply<SecurityLog>, Error> {
+    let entries = security_entries(&app, person).await?;
+    Ok(Reply(SecurityLog { entries }))
 }
 
 /// All data of an account.
@@ -145,6 +216,8 @@ pub struct AccountExport {
     pub sessions: Vec<Session>,
     /// Projects that it is a member of.
     pub projects: Vec<Project>,
+    /// Its security log.
+    pub security_log: Vec<SecurityEntry>,
     /// Audit entries of the account: at most 1,000, project after project, each
     /// project's newest first.
     pub audit_entries: Vec<AuditEntry>,
@@ -166,6 +239,7 @@ pub async fn export(person: Person, State(app): State<App>) -> Result<Reply<Acco
     // Logins and the console need it.
     drop(conn);
     let sessions = rows.into_iter().map(|it| Session::of(it, person)).collect();
+    let security_log = security_entries(&app, person).await?;
     let mine = AuditFilter { actor_id: Some(id.to_string()), ..AuditFilter::default() };
     let mut audit_entries = Vec::new();
     for it in &memberships {
@@ -181,7 +255,7 @@ pub async fn export(person: Person, State(app): State<App>) -> Result<Reply<Acco
         }
     }
     let projects = memberships.into_iter().map(Project::from).collect();
-    Ok(Reply(AccountExport { account, sessions, projects, audit_entries }))
+    Ok(Reply(AccountExport { account, sessions, projects, security_log, audit_entries }))
 }
 
 /// Account deletion.

@@ -28,9 +28,9 @@ pub mod openapi;
 pub(crate) mod operations;
 mod page;
 pub(crate) mod projects;
-mod redact;
 pub(crate) mod queues;
 pub(crate) mod recurring;
+mod redact;
 mod retry;
 mod route_group;
 pub mod server;
@@ -149,6 +149,7 @@ fn people_plane() -> OpenApiRouter<App> {
         .routes(routes!(me::get))
         .routes(routes!(me::sessions))
         .routes(routes!(me::end_session))
+        .routes(routes!(me::security_log))
         .routes(routes!(me::export))
         .routes(routes!(me::delete))
         .routes(routes!(invitations::preview))

@@ -75,6 +75,9 @@ pub struct Project {
     pub role: Option<Role>,
     /// When it was created.
     pub created_at: DateTime<Utc>,
+    /// When the operator of the server suspended it; null: it is not suspended.
+    #[schema(required)]
+    pub suspended_at: Option<DateTime<Utc>>,
 }
 
 impl Project {
@@ -90,6 +93,7 @@ impl Project {
             plan: row.plan,
             role,
             created_at: row.created_at,
+            suspended_at: row.suspended_at,
         }
     }
 }
@@ -105,6 +109,7 @@ impl From<Membership> for Project {
             plan: row.plan,
             role: Role::of_name(&row.role),
             created_at: row.created_at,
+            suspended_at: row.suspended_at,
         }
     }
 }
@@ -258,7 +263,7 @@ pub async fn delete(
     Query(query): Query<DeleteProjectQuery>,
 ) -> Result<StatusCode, Error> {
     let mut conn = app.engine.pools.people.acquire_for(caller.project_id).await?;
-    projects::delete(&mut conn, caller.project_id, &query.confirm).await?;
+    projects::delete(&mut conn, &caller.author(), &query.confirm).await?;
     drop(conn);
     app.credentials.evict(Evict::KeysAndMembers).await;
     Ok(StatusCode::NO_CONTENT)

@@ -21,6 +21,8 @@ pub struct Credentials {
     pub password_hash: String,
     /// Whether its address is verified.
     pub is_verified: bool,
+    /// Whether the operator has suspended it.
+    pub is_suspended: bool,
 }
 
 impl std::fmt::Debug for Credentials {
@@ -80,7 +82,8 @@ pub async fn candidates(
     sqlx::query_as!(
         Credentials,
         r#"
-        select id "id: AccountId", password_hash, verified_at is not null "is_verified!"
+        select id "id: AccountId", password_hash, verified_at is not null "is_verified!",
+               suspended_at is not null "is_suspended!"
         from accounts
         where email = $1 and (
             verified_at is not null
@@ -192,7 +195,8 @@ pub async fn credentials(
     sqlx::query_as!(
         Credentials,
         r#"
-        select id "id: AccountId", password_hash, verified_at is not null "is_verified!"
+        select id "id: AccountId", password_hash, verified_at is not null "is_verified!",
+               suspended_at is not null "is_suspended!"
         from accounts
         where id = $1
         "#,
@@ -233,14 +237,19 @@ pub async fn replace_hash(
     Ok(done.rows_affected() == 1)
 }
 
-/// Locks an account until the transaction ends, if its password still has this hash.
+/// Locks an account until the transaction ends, if its password still has this hash, and it is not
+/// suspended.
 pub async fn lock_if_hash(
     conn: &mut PgConnection,
     id: AccountId,
     password_hash: &str,
 ) -> sqlx::Result<bool> {
     let found = sqlx::query!(
-        "select id from accounts where id = $1 and password_hash = $2 for no key update",
+        "
+        select id from accounts
+        where id = $1 and password_hash = $2 and suspended_at is null
+        for no key update
+        ",
         id.0,
         password_hash,
     );
@@ -281,6 +290,65 @@ pub async fn verify(conn: &mut PgConnection, id: AccountId) -> sqlx::Result<bool
     .execute(conn)
     .await?;
     Ok(done.rows_affected() == 1)
+}
+
+/// Suspends an account, or ends its suspension. Returns whether it exists.
+pub async fn suspend(
+    conn: &mut PgConnection,
+    id: AccountId,
+    is_suspended: bool,
+) -> sqlx::Result<bool> {
+    let done = sqlx::query!(
+        "
+        update accounts
+        set suspended_at = case when $2 then coalesce(suspended_at, now()) end
+        where id = $1
+        ",
+        id.0,
+        is_suspended,
+    )
+    .execute(conn)
+    .await?;
+    Ok(done.rows_affected() == 1)
+}
+
+/// An account as the operator sees it.
+#[derive(Debug, Clone)]
+pub struct ListedAccount {
+    pub id: AccountId,
+    pub email: String,
+    pub created_at: DateTime<Utc>,
+    pub verified_at: Option<DateTime<Utc>>,
+    pub suspended_at: Option<DateTime<Utc>>,
+    pub last_login_at: Option<DateTime<Utc>>,
+    /// Projects that it is a member of.
+    pub projects: i64,
+}
+
+/// Accounts after this place, oldest first; only of this address, if one is given.
+pub async fn list(
+    conn: &mut PgConnection,
+    after: (DateTime<Utc>, AccountId),
+    email: Option<&str>,
+    limit: i64,
+) -> sqlx::Result<Vec<ListedAccount>> {
+    sqlx::query_as!(
+        ListedAccount,
+        r#"
+        select id "id: AccountId", email, created_at, verified_at, suspended_at, last_login_at,
+               (select count(*) from members where account_id = accounts.id) "projects!"
+        from accounts
+        where (created_at, id) > ($1, $2) and ($3::text is null or email = $3)
+        order by created_at, id
+        limit $4
+        "#,
+        after.0,
+        after.1.0,
+        email,
+        limit,
+    )
+    .fetch_all(conn)
+    .await
 }
 
 /// Deletes an account, with its sessions and memberships.

@@ -31,6 +31,8 @@ pub struct KeyOwner {
     pub require_fence: String,
     /// Whether unknown fields in bodies are refused.
     pub strict: bool,
+    /// Whether the operator has suspended the project.
+    pub is_suspended: bool,
 }
 
 /// A key as a list shows it.
@@ -119,7 +121,7 @@ pub async fn find_by_secret(
                key.produce_per_minute, key.work_per_minute, key.manage_per_minute,
                case when 'always' in (key.require_fence, project.require_fence)
                    then 'always' else 'ambiguous' end "require_fence!",
-               key.strict
+               key.strict, project.suspended_at is not null "is_suspended!"
         from api_keys key
         join projects project on project.id = key.project_id
         where key.secret_hash = $1 and key.revoked_at is null

@@ -32,6 +32,8 @@ pub struct Membership {
     pub created_at: DateTime<Utc>,
     /// The account's role.
     pub role: String,
+    /// When the operator suspended the project.
+    pub suspended_at: Option<DateTime<Utc>>,
 }
 
 #[derive(Debug, Clone)]
@@ -151,7 +153,7 @@ pub async fn of_account(
         r#"
         select project.id "project_id: ProjectId", project.public_id "public_id: ProjectPublicId",
                project.slug, project.name, project.mode, project.require_fence, project.plan,
-               project.overrides, project.created_at, member.role
+               project.overrides, project.created_at, member.role, project.suspended_at
         from members member
         join projects project on project.id = member.project_id and project.deleted_at is null
         where member.account_id = $1
@@ -177,7 +179,7 @@ pub async fn find(
         r#"
         select project.id "project_id: ProjectId", project.public_id "public_id: ProjectPublicId",
                project.slug, project.name, project.mode, project.require_fence, project.plan,
-               project.overrides, project.created_at, member.role
+               project.overrides, project.created_at, member.role, project.suspended_at
         from projects project
         join members member on member.project_id = project.id and member.account_id = $1
         where (project.slug = $2 or project.public_id = $3) and project.deleted_at is null
@@ -338,9 +340,9 @@ pub async fn leave_all(
 }
 
 /// Removes all other members, invitations and keys from the projects that an account owns.
-pub async fn take_back(conn: &mut PgConnection, owner: AccountId) -> sqlx::Result<()> {
-    sqlx::query!(
-        "
+pub async fn take_back(conn: &mut PgConnection, owner: AccountId) -> sqlx::Result<Vec<ProjectId>> {
+    sqlx::query_scalar!(
+        r#"
         with owned as materialized (
             select project_id from members where account_id = $1 and role = 'owner'
         ), others as (
@@ -351,17 +353,18 @@ pub async fn take_back(conn: &mut PgConnection, owner: AccountId) -> sqlx::Resul
             delete from invitations
             using owned
             where invitations.project_id = owned.project_id
+        ), ended_keys as (
+            update api_keys
+            set revoked_at = now()
+            from owned
+            where api_keys.project_id = owned.project_id and api_keys.revoked_at is null
         )
-        update api_keys
-        set revoked_at = now()
-        from owned
-        where api_keys.project_id = owned.project_id and api_keys.revoked_at is null
-        ",
+        select project_id "project_id: ProjectId" from owned
+        "#,
         owner.0,
     )
-    .execute(conn)
-    .await?;
-    Ok(())
+    .fetch_all(conn)
+    .await
 }
 
 /// Locks the members of all projects that an account owns, so that two owners cannot leave at the

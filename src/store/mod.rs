@@ -4,6 +4,7 @@
 use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
+pub mod account_log;
 pub mod accounts;
 pub mod audit;
 pub mod batches;

@@ -21,6 +21,8 @@ pub struct Project {
     /// Overrides of the plan's limits.
     pub overrides: Option<serde_json::Value>,
     pub created_at: DateTime<Utc>,
+    /// When the operator suspended it.
+    pub suspended_at: Option<DateTime<Utc>>,
 }
 
 /// A project to create.
@@ -52,7 +54,7 @@ pub async fn insert(conn: &mut PgConnection, new: NewProject<'_>) -> sqlx::Resul
         values ($1, $2, $3, $4, $5)
         on conflict (slug) do nothing
         returning id "id: ProjectId", public_id "public_id: ProjectPublicId", slug, name, mode,
-                  require_fence, plan, overrides, created_at
+                  require_fence, plan, overrides, created_at, suspended_at
         "#,
         new.public_id.0,
         new.slug,
@@ -90,7 +92,7 @@ pub async fn find(
         Project,
         r#"
         select id "id: ProjectId", public_id "public_id: ProjectPublicId", slug, name, mode,
-               require_fence, plan, overrides, created_at
+               require_fence, plan, overrides, created_at, suspended_at
         from projects
         where (slug = $1 or public_id = $2) and deleted_at is null and kind = 'user'
         limit 1
@@ -107,7 +109,7 @@ pub async fn get(conn: &mut PgConnection, id: ProjectId) -> sqlx::Result<Option<
         Project,
         r#"
         select id "id: ProjectId", public_id "public_id: ProjectPublicId", slug, name, mode,
-               require_fence, plan, overrides, created_at
+               require_fence, plan, overrides, created_at, suspended_at
         from projects
         where id = $1 and deleted_at is null
         "#,
@@ -127,7 +129,7 @@ pub async fn list(
         Project,
         r#"
         select id "id: ProjectId", public_id "public_id: ProjectPublicId", slug, name, mode,
-               require_fence, plan, overrides, created_at
+               require_fence, plan, overrides, created_at, suspended_at
         from projects
         where id > $1 and deleted_at is null and kind = 'user'
         order by id
@@ -180,14 +182,56 @@ pub async fn set_plan(
     Ok(())
 }
 
-/// Deletes a project for all callers; its rows follow. Its slug is free again.
-pub async fn delete(conn: &mut PgConnection, id: ProjectId) -> sqlx::Result<()> {
+/// Suspends a project, or ends its suspension.
+pub async fn suspend(
+    conn: &mut PgConnection,
+    id: ProjectId,
+    is_suspended: bool,
+) -> sqlx::Result<()> {
     sqlx::query!(
         "
         update projects
-        set deleted_at = coalesce(deleted_at, now()), slug = 'deleted-' || public_id::text
+        set suspended_at = case when $2 then coalesce(suspended_at, now()) end
         where id = $1
         ",
+        id.0,
+        is_suspended,
+    )
+    .execute(conn)
+    .await?;
+    Ok(())
+}
+
+/// Those of these projects that are suspended.
+pub async fn suspended(conn: &mut PgConnection, ids: &[ProjectId]) -> sqlx::Result<Vec<ProjectId>> {
+    sqlx::query_scalar!(
+        r#"
+        select id "id: ProjectId" from projects
+        where id = any($1) and suspended_at is not null
+        "#,
+        &ids.iter().map(|it| it.0).collect::<Vec<_>>(),
+    )
+    .fetch_all(conn)
+    .await
+}
+
+/// The project with this public id, deleted or not: its audit log outlives it.
+pub async fn find_ever(
+    conn: &mut PgConnection,
+    public_id: ProjectPublicId,
+) -> sqlx::Result<Option<ProjectId>> {
+    sqlx::query_scalar!(
+        r#"select id "id: ProjectId" from projects where public_id = $1 and kind = 'user'"#,
+        public_id.0,
+    )
+    .fetch_optional(conn)
+    .await
+}
+
+/// Deletes a project for all callers; its rows follow.
+pub async fn delete(conn: &mut PgConnection, id: ProjectId) -> sqlx::Result<()> {
+    sqlx::query!(
+        "update projects set deleted_at = coalesce(deleted_at, now()) where id = $1",
         id.0,
     )
     .execute(conn)

@@ -62,6 +62,25 @@ pub async fn insert(
     Ok(())
 }
 
+/// Whether an account has had sessions, but none of this user agent.
+pub async fn is_new_device(
+    conn: &mut PgConnection,
+    account_id: AccountId,
+    user_agent: Option<&str>,
+) -> sqlx::Result<bool> {
+    sqlx::query_scalar!(
+        r#"
+        select coalesce(bool_and(user_agent is distinct from $2), false) "is_new!"
+        from sessions
+        where account_id = $1
+        "#,
+        account_id.0,
+        user_agent,
+    )
+    .fetch_one(conn)
+    .await
+}
+
 /// Stores the next refresh token of a session.
 pub async fn insert_secret(
     conn: &mut PgConnection,
@@ -200,6 +219,12 @@ pub async fn revoke(
     .execute(conn)
     .await?;
     Ok(done.rows_affected() == 1)
+}
+
+/// Ends all sessions of all accounts, and returns how many.
+pub async fn revoke_all(conn: &mut PgConnection) -> sqlx::Result<u64> {
+    let done = sqlx::query!("update sessions set revoked_at = now() where revoked_at is null");
+    Ok(done.execute(conn).await?.rows_affected())
 }
 
 /// Ends all sessions of an account but one, and returns those that it ended.

@@ -104,7 +104,7 @@ where
         // not matter.
         tokio::select! {
             _ = writing => (),
-            () = caller.until_revoked(&app) => (),
+            _ = caller.until_revoked(&app) => (),
         }
         drop((on_node, of_project));
     }));

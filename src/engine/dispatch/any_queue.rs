@@ -57,7 +57,7 @@ pub(super) async fn poll(
     spec: PollSpec,
     wait: Duration,
     gone: &CancellationToken,
-    revoked: impl Future<Output = ()>,
+    revoked: impl Future<Output = Error>,
 ) -> Result<Delivery, Error> {
     pin!(revoked);
     if wait.is_zero() {

@@ -37,14 +37,14 @@ pub use crate::store::claims::LeasedJob;
 /// when the worker gets a directive, or at shutdown.
 ///
 /// # Errors
-/// [`Error::Unauthorized`] when the key was revoked meanwhile. [`Error::Overloaded`] when too many
+/// What `revoked` resolves to, when the key was revoked meanwhile. [`Error::Overloaded`] when too many
 /// polls are parked. [`Error::NotReady`] when the poll does not wait and the database does not
 /// answer. Jobs leased by a claim in flight are released.
 pub async fn poll(
     engine: &Engine,
     poll: Poll,
     gone: &CancellationToken,
-    revoked: impl Future<Output = ()>,
+    revoked: impl Future<Output = Error>,
 ) -> Result<Delivery, Error> {
     let wait = poll.wait;
     let registered = match &poll.worker_id {

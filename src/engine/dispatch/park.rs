@@ -171,7 +171,7 @@ pub(super) async fn poll(
     spec: PollSpec,
     wait: Duration,
     gone: impl Future<Output = ()>,
-    revoked: impl Future<Output = ()>,
+    revoked: impl Future<Output = Error>,
 ) -> Result<Delivery, Error> {
     let worker = (spec.project_id, Arc::clone(&spec.worker_id));
     let directive = workers::halt(engine, &worker).await?;
@@ -202,7 +202,7 @@ pub(super) async fn poll(
         biased;
         answer = &mut parked.answer => answer.unwrap_or(None),
         () = gone => Some(Vec::new()),
-        () = revoked => return Err(Error::Unauthorized),
+        refusal = revoked => return Err(refusal),
         () = tokio::time::sleep(wait) => parked.answer_now().await,
         () = stop(engine) => parked.answer_now().await,
         () = workers::until_halted(engine, &worker) => parked.answer_now().await,

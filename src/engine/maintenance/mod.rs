@@ -96,7 +96,7 @@ pub async fn prune(engine: &Engine) -> sqlx::Result<bool> {
     Ok(rows.contains(&(sweep::MAX_SWEEP_ROWS as u64)))
 }
 
-/// Deletes some rows of a deleted project, and finally the project. Returns whether there is more.
+/// Deletes some rows of a deleted project, and finally notes that they are gone. Returns whether there is more.
 pub async fn purge(engine: &Engine) -> sqlx::Result<bool> {
     let mut conn = engine.pools.background.acquire().await?;
     let mut tx = conn.begin().await?;
@@ -106,7 +106,7 @@ pub async fn purge(engine: &Engine) -> sqlx::Result<bool> {
         rows += purge::delete_rows(&mut tx, table, project_id).await?;
     }
     if rows == 0 {
-        purge::delete_project(&mut tx, project_id).await?;
+        purge::note_purged(&mut tx, project_id).await?;
     }
     tx.commit().await?;
     Ok(true)

@@ -186,12 +186,19 @@ async fn fire(tx: &mut PgConnection, key: &TickKey, due: &[DueSchedule]) -> sqlx
     let mut fired = Fired::default();
     let (mut fires, mut advances) = (Vec::new(), Vec::with_capacity(due.len()));
     let mut known = HashMap::new();
+    let mut projects: Vec<_> = due.iter().map(|it| it.project_id).collect();
+    projects.dedup();
+    let suspended = store::projects::suspended(tx, &projects).await?;
     for it in due {
         let read = known
             .entry((&it.cron_expression, &it.timezone))
             .or_insert_with(|| Schedule::parse(&it.cron_expression, &it.timezone));
         let (ticks, advance) = match read {
-            Ok(schedule) => due_ticks(it, schedule),
+            Ok(schedule) => {
+                let (ticks, advance) = due_ticks(it, schedule);
+                let is_suspended = suspended.contains(&it.project_id);
+                (if is_suspended { ticks.all_missed() } else { ticks }, advance)
+            }
             Err(error) => (DueTicks::default(), stuck(it, error.to_string())),
         };
         advances.push(advance);

@@ -120,7 +120,8 @@ pub async fn create_batch(
         .once(&app, &caller, async move |ids: Ids| {
             let jobs = accept_batch(tenant, ids, request, trace.as_deref())?;
             let stored = enqueue::store(&running.engine, tenant, jobs).await?;
-            let jobs = stored.into_iter().map(|it| Job::read(it.row)).collect::<Result<_, Error>>()?;
+            let jobs =
+                stored.into_iter().map(|it| Job::read(it.row)).collect::<Result<_, Error>>()?;
             Ok(Answer::jobs(StatusCode::CREATED, jobs))
         })
         .await

@@ -8,10 +8,11 @@ use serde_json::{Map, Value, json};
 use crate::http::error::CODES;
 
 /// Codes that an operation has whenever it has their status.
-const OF_STATUS: [&str; 8] = [
+const OF_STATUS: [&str; 9] = [
     "invalid_request",
     "unauthorized",
     "forbidden",
+    "suspended",
     "payload_too_large",
     "unsupported_media_type",
     "rate_limit_exceeded",

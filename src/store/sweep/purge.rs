@@ -7,7 +7,7 @@ use crate::ids::ProjectId;
 /// Rows of one statement.
 pub const MAX_PURGED_ROWS: u64 = 2_000;
 
-/// Every table with rows of projects, in the order of deletion: schedules before the jobs that they
+/// Every table with rows of projects but the audit log, which outlives them; in the order of deletion: schedules before the jobs that they
 /// create, and jobs before what belongs to them.
 pub const TENANT_TABLES: &[&str] = &[
     "recurring_schedules",
@@ -43,7 +43,6 @@ pub const TENANT_TABLES: &[&str] = &[
     "queues",
     "invitations",
     "members",
-    "audit_log",
     "api_keys",
 ];
 
@@ -57,7 +56,7 @@ pub async fn deleted_project(conn: &mut PgConnection) -> sqlx::Result<Option<Pro
         r#"
         select id "id: ProjectId"
         from projects
-        where deleted_at < now() - make_interval(secs => $1)
+        where deleted_at < now() - make_interval(secs => $1) and purged_at is null
         order by deleted_at
         limit 1
         for update skip locked
@@ -84,11 +83,14 @@ pub async fn delete_rows(
     Ok(conn.execute(sqlx::raw_sql(statement)).await?.rows_affected())
 }
 
-/// Deletes a project whose rows are gone.
-pub async fn delete_project(conn: &mut PgConnection, id: ProjectId) -> sqlx::Result<()> {
-    sqlx::query!("delete from projects where id = $1 and deleted_at is not null", id.0)
-        .execute(conn)
-        .await?;
+/// Notes that a project's rows are gone. The project itself goes when its audit log has gone.
+pub async fn note_purged(conn: &mut PgConnection, id: ProjectId) -> sqlx::Result<()> {
+    sqlx::query!(
+        "update projects set purged_at = now() where id = $1 and deleted_at is not null",
+        id.0,
+    )
+    .execute(conn)
+    .await?;
     Ok(())
 }
 
@@ -96,8 +98,13 @@ pub async fn delete_project(conn: &mut PgConnection, id: ProjectId) -> sqlx::Res
 /// as a literal.
 pub const MAX_PRUNED_PEOPLE: i64 = 500;
 
-/// Deletes expired sessions, tokens and invitations, and old audit entries. Returns how many rows.
-pub async fn prune_people(conn: &mut PgConnection, audit_keep_days: i32) -> sqlx::Result<i64> {
+/// Deletes expired sessions, tokens and invitations, old entries of the audit log and of accounts'
+/// logs, and projects whose audit log is gone. Returns how many rows.
+pub async fn prune_people(
+    conn: &mut PgConnection,
+    audit_keep_days: i32,
+    account_log_keep_days: i32,
+) -> sqlx::Result<i64> {
     sqlx::query_scalar!(
         r#"
         with old_sessions as (
@@ -133,11 +140,34 @@ pub async fn prune_people(conn: &mut PgConnection, audit_keep_days: i32) -> sqlx
             ) old
             where audit_log.project_id = old.project_id and audit_log.id = old.id
             returning 1
+        ), old_account_entries as (
+            delete from account_log
+            using (
+                select account_id, id from account_log
+                where at < now() - make_interval(days => $2)
+                order by at
+                limit 500
+            ) old
+            where account_log.account_id = old.account_id and account_log.id = old.id
+            returning 1
+        ), old_projects as (
+            delete from projects
+            where id in (
+                select id from projects
+                where purged_at < now() - make_interval(days => $1)
+                    and not exists (select from audit_log where project_id = projects.id)
+                order by purged_at
+                limit 500
+            )
+            returning 1
         )
         select (select count(*) from old_sessions) + (select count(*) from old_mail)
-             + (select count(*) from old_invitations) + (select count(*) from old_entries) "count!"
+             + (select count(*) from old_invitations) + (select count(*) from old_entries)
+             + (select count(*) from old_account_entries)
+             + (select count(*) from old_projects) "count!"
         "#,
         audit_keep_days,
+        account_log_keep_days,
     )
     .fetch_one(conn)
     .await

@@ -1,0 +1,137 @@
+//! The security log of an account, and the mails about what its owner should notice.
+
+use sqlx::PgConnection;
+
+use super::{Accounts, Client, mails};
+use crate::{
+    error::Error,
+    ids::AccountId,
+    store::{
+        self,
+        account_log::{self, NewAccountEntry},
+        accounts::Account,
+    },
+};
+
+/// Entries of one action that an account gets within an hour: strangers cause failed logins.
+pub const MAX_ENTRIES_AN_HOUR: i64 = 20;
+
+/// What happened to an account.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AccountEvent {
+    Created,
+    LoginSucceeded,
+    /// The first login with this browser or program.
+    LoginFromNewDevice,
+    LoginFailed,
+    LoggedOut,
+    SessionEnded,
+    /// A refresh token was used twice, so its session ended.
+    TokenReused,
+    AddressVerified,
+    PasswordChanged,
+    PasswordReset,
+    /// By the operator; so for the next two.
+    SessionsEnded,
+    Suspended,
+    Resumed,
+}
+
+impl AccountEvent {
+    /// Its name in the log.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Created => "account.created",
+            Self::LoginSucceeded => "login.succeeded",
+            Self::LoginFromNewDevice => "login.new_device",
+            Self::LoginFailed => "login.failed",
+            Self::LoggedOut => "session.logged_out",
+            Self::SessionEnded => "session.ended",
+            Self::TokenReused => "session.token_reused",
+            Self::AddressVerified => "address.verified",
+            Self::PasswordChanged => "password.changed",
+            Self::PasswordReset => "password.reset",
+            Self::SessionsEnded => "operator.sessions_ended",
+            Self::Suspended => "operator.suspended",
+            Self::Resumed => "operator.resumed",
+        }
+    }
+
+    /// What its owner is told by mail.
+    const fn mailed(self) -> Option<&'static str> {
+        match self {
+            Self::LoginFromNewDevice => Some("A new device logged in to your account"),
+            Self::PasswordChanged => Some("The password of your account was changed"),
+            Self::PasswordReset => Some("The password of your account was reset"),
+            _ => None,
+        }
+    }
+}
+
+/// Adds an entry to an account's log; without a client, it is the operator's.
+pub async fn note(
+    conn: &mut PgConnection,
+    account_id: AccountId,
+    event: AccountEvent,
+    client: Option<&Client>,
+) -> sqlx::Result<()> {
+    account_log::insert(conn, &[account_id], &entry(event, client), MAX_ENTRIES_AN_HOUR).await
+}
+
+/// The same of a failed login, for all accounts that it may have meant.
+pub async fn note_failures(
+    conn: &mut PgConnection,
+    accounts: &[AccountId],
+    client: &Client,
+) -> sqlx::Result<()> {
+    let entry = entry(AccountEvent::LoginFailed, Some(client));
+    account_log::insert(conn, accounts, &entry, MAX_ENTRIES_AN_HOUR).await
+}
+
+fn entry(event: AccountEvent, client: Option<&Client>) -> NewAccountEntry {
+    NewAccountEntry {
+        action: event.name(),
+        address: client.map(|it| it.address.to_string()),
+        user_agent: client.and_then(|it| it.user_agent.as_deref().map(str::to_owned)),
+        request_id: client.map(|it| it.request_id.to_string()),
+    }
+}
+
+impl Accounts {
+    /// Mails the owner of a verified address what happened. After the commit.
+    ///
+    /// # Errors
+    /// [`Error::Internal`] when the template cannot be rendered.
+    pub(super) async fn tell_owner(
+        &self,
+        account: &Account,
+        event: AccountEvent,
+        client: &Client,
+    ) -> Result<(), Error> {
+        let Some(subject) = event.mailed().filter(|_| account.verified_at.is_some()) else {
+            return Ok(());
+        };
+        if self.may_mail("security", &account.email).await {
+            self.mailer.send(mails::security(account, &self.public_url, subject, &client.address)?);
+        }
+        Ok(())
+    }
+
+    /// The same, for an account that is not read yet.
+    pub(super) async fn tell_owner_of(
+        &self,
+        account_id: AccountId,
+        event: AccountEvent,
+        client: &Client,
+    ) -> Result<(), Error> {
+        let account = {
+            let mut conn = self.pool.acquire().await?;
+            store::accounts::find(&mut conn, account_id).await?
+        };
+        match account {
+            Some(account) => self.tell_owner(&account, event, client).await,
+            None => Ok(()),
+        }
+    }
+}

@@ -20,6 +20,8 @@ create table queues (
     default_retry jsonb,
     -- Consecutive dead letters of a job type after which the circuit breaker pauses it.
     brake_after integer check (brake_after between 1 and 10000),
+    -- Enqueues are refused while this many jobs of the queue wait or run.
+    max_waiting integer check (max_waiting between 1 and 10000000),
     -- The whole queue is paused since then.
     paused_at timestamptz,
     -- Paused job types, as in `queue_types`: claims read one row.
@@ -37,6 +39,8 @@ create table queues (
 create index queues_changed on queues (updated_at);
 -- The probe: projects with a circuit breaker.
 create index queues_with_breaker on queues (project_id) where brake_after is not null;
+-- Admission of enqueues.
+create index queues_with_bound on queues (project_id, name) where max_waiting is not null;
 
 -- Job types that are paused in a queue, or have consecutive dead letters.
 create table queue_types (

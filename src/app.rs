@@ -6,7 +6,7 @@ use tokio::sync::Semaphore;
 
 use crate::{
     accounts::Accounts,
-    credentials::{Credentials, LocalPermits, UsedKeys},
+    credentials::{Credentials, LocalPermits, Newcomers, UsedKeys},
     domain::limits::MAX_STREAMS,
     engine::Engine,
     redis_bus::Bus,
@@ -41,8 +41,12 @@ impl App {
     #[must_use]
     pub fn new(engine: Engine, accounts: Accounts, bus: Bus, cursor_key: Vec<u8>) -> Self {
         let (pool, plans) = (engine.pools.keys.clone(), accounts.plans.clone());
+        let newcomers = Newcomers {
+            plan: accounts.default_plan.clone(),
+            must_verify: accounts.mailer.reaches_others(),
+        };
         Self(Arc::new(Handles {
-            credentials: Credentials::new(pool, plans, bus.clone()),
+            credentials: Credentials::new(pool, plans, newcomers, bus.clone()),
             engine,
             accounts,
             bus,

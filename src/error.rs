@@ -73,6 +73,9 @@ pub enum Error {
         needs: &'static str,
     },
 
+    #[error("queue {queue} would have more than {max} jobs that wait or run, its max_waiting")]
+    QueueFull { queue: String, max: i64 },
+
     /// The operator has suspended the project or account.
     #[error("the operator of this server has suspended the {what}")]
     Suspended {
@@ -365,7 +368,9 @@ impl Error {
             Self::BodyTooLarge { .. } | Self::FieldTooLarge { .. } => Class::TooLarge,
             Self::UnsupportedMediaType => Class::MediaType,
             Self::BodyTimeout => Class::Timeout,
-            Self::RateLimited { .. } | Self::QuotaExceeded { .. } => Class::Limited,
+            Self::RateLimited { .. } | Self::QuotaExceeded { .. } | Self::QueueFull { .. } => {
+                Class::Limited
+            }
             Self::Overloaded
             | Self::JobLocked
             | Self::Unavailable(_)

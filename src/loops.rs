@@ -27,7 +27,7 @@ use crate::{
         workers,
     },
     error::chain,
-    store::{deadline::bounded_query, sweep::purge},
+    store::{deadline::bounded_query, stored_bytes, sweep::purge},
     telemetry,
     wakeups::BackgroundTask,
 };
@@ -106,6 +106,11 @@ pub fn start(app: &App, stopping: &CancellationToken, tracker: &TaskTracker) {
     });
     loops.start("counts", Some(BackgroundTask::MergeCounts), |engine| async move {
         Ok(Next::continue_if(counts::pass(&engine).await?, IDLE_PERIOD))
+    });
+    loops.start("stored_bytes", None, |engine| async move {
+        let mut conn = engine.pools.background.acquire().await?;
+        let merged = stored_bytes::merge(&mut conn).await?;
+        Ok(Next::continue_if(merged >= stored_bytes::MAX_MERGED_DELTAS, IDLE_PERIOD))
     });
     loops.start("operations", Some(BackgroundTask::Operations), |engine| async move {
         let sleep = operations::pass(&engine).await?;

@@ -5,9 +5,7 @@ use sqlx::{Acquire, PgConnection};
 
 use super::{Accounts, Client, author::Author};
 use crate::{
-    domain::{
-        access::Role, lease::RequireFence, limits::MAX_OWNED_PROJECTS, plan::UNLIMITED, text,
-    },
+    domain::{access::Role, lease::RequireFence, plan::UNLIMITED, text},
     error::Error,
     ids::{AccountId, ProjectPublicId},
     store::{
@@ -38,8 +36,10 @@ impl Accounts {
     ) -> Result<Project, Error> {
         let mut conn = self.pool.acquire().await?;
         let mut tx = conn.begin().await?;
-        if store::members::owned(&mut tx, account_id).await? >= MAX_OWNED_PROJECTS {
-            return Err(Error::QuotaExceeded { what: "owned projects", max: MAX_OWNED_PROJECTS });
+        let max = self.plans.limits(&self.default_plan).max_projects();
+        let on_plan = store::members::owned(&mut tx, account_id, &self.default_plan).await?;
+        if on_plan >= max {
+            return Err(Error::QuotaExceeded { what: "owned projects", max });
         }
         let project = self.insert_project(&mut tx, account_id, (name, mode), client).await?;
         tx.commit().await?;

@@ -290,6 +290,68 @@ pub(super) async fn charge_rest<P: Permit>(
     }
 }
 
+/// Bodies up to this size are not counted: calls are.
+pub const FREE_BODY_BYTES: u64 = 4_096;
+/// Bodies are counted in units of this many bytes.
+const BODY_UNIT_BYTES: u64 = 1_024;
+
+/// The limit on the bytes of bodies, for a body whose size is known only when it was read.
+#[derive(Clone)]
+pub struct BodyMeter {
+    app: App,
+    charge: Charge,
+}
+
+impl BodyMeter {
+    /// The limit of a project; none: it has none.
+    pub(super) fn of(
+        app: &App,
+        project_id: ProjectId,
+        limits: &Limits,
+        overdraft_windows: u32,
+    ) -> Option<Self> {
+        let charge = body_charge(project_id, limits, overdraft_windows)?;
+        Some(Self { app: app.clone(), charge })
+    }
+
+    /// Counts a body, or a part of one.
+    ///
+    /// # Errors
+    /// [`Error::RateLimited`].
+    pub async fn count(&self, bytes: u64) -> Result<(), Error> {
+        if bytes <= FREE_BODY_BYTES {
+            return Ok(());
+        }
+        // One body must fit, however small the limit is.
+        let units = bytes.div_ceil(BODY_UNIT_BYTES).min(self.charge.rate.count.into());
+        let units = u32::try_from(units).ok().and_then(NonZeroU32::new);
+        let Some(units) = units else { return Ok(()) };
+        let charges = std::slice::from_ref(&self.charge);
+        match self.app.accounts.limiter.charge_many(charges, units).await.retry_after_seconds {
+            None => Ok(()),
+            Some(retry_after_seconds) => {
+                counter!(telemetry::LIMITED, "budget" => "bytes").increment(1);
+                Err(Error::RateLimited { retry_after_seconds })
+            }
+        }
+    }
+}
+
+fn body_charge(project_id: ProjectId, limits: &Limits, overdraft_windows: u32) -> Option<Charge> {
+    let units = (limits.bytes_per_minute? / BODY_UNIT_BYTES).max(1);
+    let rate = Rate::per_minute(u32::try_from(units).unwrap_or(u32::MAX));
+    let name = format!("limit:{{p{}}}:bytes", project_id.0);
+    Some(Charge { name, rate, overdraft_windows })
+}
+
+/// Bytes of bodies that a project has sent within the minute, and seconds until none count.
+pub async fn body_bytes(app: &App, project_id: ProjectId, limits: &Limits) -> Option<(i64, u32)> {
+    let charge = body_charge(project_id, limits, 0)?;
+    let standing = app.accounts.limiter.peek(&[charge]).await.pop()?;
+    let units = u64::from(standing.rate.count.saturating_sub(standing.remaining));
+    Some((i64::try_from(units * BODY_UNIT_BYTES).unwrap_or(i64::MAX), standing.reset_seconds))
+}
+
 /// The state of each budget of a project for this caller, and the number of parked polls.
 pub async fn project_limits(
     app: &App,

@@ -10,14 +10,18 @@ use std::{marker::PhantomData, sync::Arc};
 
 use axum::{
     extract::{FromRequestParts, RawPathParams},
-    http::{HeaderMap, header::AUTHORIZATION, request::Parts},
+    http::{
+        HeaderMap,
+        header::{AUTHORIZATION, CONTENT_LENGTH},
+        request::Parts,
+    },
 };
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 
 pub use self::{
     budget::{
-        Budget, CONSOLE_ACTIONS_PER_MEMBER, CONSOLE_READS_PER_MEMBER, CallReport, Cost,
-        FromConsole, project_limits,
+        BodyMeter, Budget, CONSOLE_ACTIONS_PER_MEMBER, CONSOLE_READS_PER_MEMBER, CallReport, Cost,
+        FREE_BODY_BYTES, FromConsole, body_bytes, project_limits,
     },
     permit::*,
     person::{CALLS_PER_ACCOUNT, ClientAddress, Person, client_of_request},
@@ -301,6 +305,15 @@ impl<P: Permit> FromRequestParts<App> for Caller<P> {
         } else {
             budget::charge::<P>(app, &who, project_id, &limits, &report).await?
         };
+        let meter = BodyMeter::of(app, project_id, &limits, P::OVERDRAFT_WINDOWS);
+        if let Some(meter) = meter {
+            match content_length(&parts.headers) {
+                Some(bytes) => meter.count(bytes).await?,
+                None if parts.method.is_safe() => (),
+                // It is counted when it was read.
+                None => drop(parts.extensions.insert(meter)),
+            }
+        }
         if P::IS_LENIENT && !who.is_strict() {
             parts.extensions.insert(IgnoresUnknownFields);
         }
@@ -384,6 +397,10 @@ fn check_form(secret: &str) -> Result<(), Error> {
 const NO_KEY: &str = "no API key was sent: add the header `Authorization: Bearer fp_live_…`";
 const NO_SCHEME: &str = "the header must be `Authorization: Bearer fp_live_…`: `Bearer` is missing";
 const WRONG_SCHEME: &str = "the header must be `Authorization: Bearer fp_live_…`";
+
+fn content_length(headers: &HeaderMap) -> Option<u64> {
+    headers.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
+}
 
 /// The key or token from `Authorization: Bearer`, from `X-Api-Key`, or from HTTP Basic as the
 /// password.

@@ -143,6 +143,7 @@ const QUEUE: &[Field] = &[
     Field::NumberOrNull("retention_days"),
     Field::NumberOrNull("default_max_attempts"),
     Field::NumberOrNull("brake_after"),
+    Field::NumberOrNull("max_waiting"),
 ];
 /// A job type of a queue, or the whole queue.
 const TYPE: &[Field] = &[Field::Text("job_type")];

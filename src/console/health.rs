@@ -118,7 +118,7 @@ mod tests {
             "oldest_ready_reason": null, "oldest_ready_summary": null,
             "rates": {"enqueued": rate, "succeeded": rate, "failed": rate}, "workers": 1,
             "max_concurrency": null, "rate_limit": null, "default_lease_seconds": null, "retention_days": 7,
-            "default_max_attempts": null, "default_retry": null, "brake_after": null, "updated_at": null,
+            "default_max_attempts": null, "default_retry": null, "brake_after": null, "max_waiting": null, "updated_at": null,
         });
         change(&mut value);
         serde_json::from_value(value).expect("a queue")

@@ -59,6 +59,24 @@ pub struct MemberGrant {
     pub limits: Limits,
 }
 
+/// The plan of new projects, and whether its projects have less until an owner has verified an
+/// address.
+#[derive(Debug, Clone)]
+pub struct Newcomers {
+    pub plan: String,
+    /// Where no mail reaches others, no address can be verified.
+    pub must_verify: bool,
+}
+
+impl Newcomers {
+    fn limits(&self, plan: &str, is_verified: bool, limits: Limits) -> Limits {
+        match self.must_verify && !is_verified && plan == self.plan {
+            true => limits.unverified(),
+            false => limits,
+        }
+    }
+}
+
 /// What to remove from the caches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Evict {
@@ -133,6 +151,7 @@ async fn remember<K: Hash + Eq + Send + Sync + 'static>(
 pub struct Credentials {
     pool: Pool,
     plans: Plans,
+    newcomers: Newcomers,
     bus: Bus,
     keys: Cache<SecretHash, Option<Arc<KeyGrant>>>,
     sessions: Cache<Bearer, bool>,
@@ -150,8 +169,9 @@ pub struct Credentials {
 impl Credentials {
     /// Looks credentials up with connections of `pool`.
     #[must_use]
-    pub fn new(pool: Pool, plans: Plans, bus: Bus) -> Self {
+    pub fn new(pool: Pool, plans: Plans, newcomers: Newcomers, bus: Bus) -> Self {
         Self {
+            newcomers,
             pool,
             plans,
             bus,
@@ -184,6 +204,7 @@ impl Credentials {
     fn grant(&self, owner: KeyOwner) -> KeyGrant {
         let scopes = owner.scopes.iter().filter_map(|it| Scope::of_name(it)).collect();
         let limits = self.plans.of(&owner.plan, owner.overrides.as_ref());
+        let limits = self.newcomers.limits(&owner.plan, owner.is_verified, limits);
         KeyGrant { owner, scopes, limits }
     }
 
@@ -223,7 +244,9 @@ impl Credentials {
             remember(&self.known_members, key, found.is_some()).await;
             Ok::<_, sqlx::Error>(found.and_then(|membership| {
                 let role = Role::of_name(&membership.role)?;
-                let limits = self.plans.of(&membership.plan, membership.overrides.as_ref());
+                let Membership { plan, overrides, is_verified, .. } = &membership;
+                let limits = self.plans.of(plan, overrides.as_ref());
+                let limits = self.newcomers.limits(plan, *is_verified, limits);
                 Some(Arc::new(MemberGrant { membership, role, limits }))
             }))
         };

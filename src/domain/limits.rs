@@ -194,6 +194,8 @@ pub const DEFAULT_RETENTION_DAYS: i32 = 7;
 pub const MAX_RETENTION_DAYS: i32 = 3_650;
 /// Largest `brake_after` of a queue.
 pub const MAX_BRAKE_AFTER: i32 = 10_000;
+/// Largest `max_waiting` of a queue.
+pub const MAX_MAX_WAITING: i32 = 10_000_000;
 /// Job types that may be paused in a queue. The circuit breaker's statement carries the same number
 /// as a literal.
 pub const MAX_PAUSED_TYPES: i64 = 100;

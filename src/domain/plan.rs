@@ -14,14 +14,16 @@ pub const TEST_MODE: &str = "test";
 /// The plans that this binary was built with.
 pub const BUILT_IN: &str = include_str!("../../ops/plans.toml");
 /// The names of all limits.
-pub const ALL_NAMES: [&str; 14] = [
+pub const ALL_NAMES: [&str; 17] = [
     "produce_per_minute",
     "work_per_minute",
     "manage_per_minute",
+    "bytes_per_minute",
     "parked_polls",
     "parked_polls_per_key",
     "streams",
     "waiting_jobs",
+    "stored_bytes",
     "queues",
     "schedules",
     "min_schedule_period_seconds",
@@ -29,7 +31,10 @@ pub const ALL_NAMES: [&str; 14] = [
     "retention_days",
     "keys",
     "members",
+    "projects",
 ];
+/// The part of a plan's rates and bytes that a project has before an owner has verified an address.
+pub const UNVERIFIED_PART: u32 = 10;
 /// The plan without limits.
 pub const UNLIMITED: &str = "unlimited";
 
@@ -46,6 +51,9 @@ pub struct Limits {
     /// All other calls per minute.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub manage_per_minute: Option<u32>,
+    /// Bytes of request bodies per minute.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bytes_per_minute: Option<u64>,
     /// Parked polls.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub parked_polls: Option<u32>,
@@ -58,6 +66,9 @@ pub struct Limits {
     /// Live jobs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub waiting_jobs: Option<i64>,
+    /// Bytes of jobs with all that belongs to them; each job counts as at least 1 KiB.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stored_bytes: Option<i64>,
     /// Queues.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub queues: Option<i64>,
@@ -79,6 +90,9 @@ pub struct Limits {
     /// Members and open invitations.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub members: Option<i64>,
+    /// Projects that one account may own, if this is the plan of new projects.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub projects: Option<i64>,
 }
 
 /// A project, and the limits of its plan.
@@ -98,10 +112,12 @@ impl Limits {
             produce_per_minute: self.produce_per_minute.or(fallback.produce_per_minute),
             work_per_minute: self.work_per_minute.or(fallback.work_per_minute),
             manage_per_minute: self.manage_per_minute.or(fallback.manage_per_minute),
+            bytes_per_minute: self.bytes_per_minute.or(fallback.bytes_per_minute),
             parked_polls: self.parked_polls.or(fallback.parked_polls),
             parked_polls_per_key: self.parked_polls_per_key.or(fallback.parked_polls_per_key),
             streams: self.streams.or(fallback.streams),
             waiting_jobs: self.waiting_jobs.or(fallback.waiting_jobs),
+            stored_bytes: self.stored_bytes.or(fallback.stored_bytes),
             queues: self.queues.or(fallback.queues),
             schedules: self.schedules.or(fallback.schedules),
             min_schedule_period_seconds: self
@@ -111,7 +127,31 @@ impl Limits {
             retention_days: self.retention_days.or(fallback.retention_days),
             keys: self.keys.or(fallback.keys),
             members: self.members.or(fallback.members),
+            projects: self.projects.or(fallback.projects),
         }
+    }
+
+    /// These limits while no owner of the project has verified an address: a tenth of all rates and
+    /// bytes.
+    #[must_use]
+    pub fn unverified(self) -> Self {
+        let tenth = |it: Option<u32>| it.map(|it| (it / UNVERIFIED_PART).max(1));
+        Self {
+            produce_per_minute: tenth(self.produce_per_minute),
+            work_per_minute: tenth(self.work_per_minute),
+            manage_per_minute: tenth(self.manage_per_minute),
+            bytes_per_minute: self
+                .bytes_per_minute
+                .map(|it| (it / u64::from(UNVERIFIED_PART)).max(1)),
+            stored_bytes: self.stored_bytes.map(|it| (it / i64::from(UNVERIFIED_PART)).max(1)),
+            ..self
+        }
+    }
+
+    /// Projects that one account may own, bounded.
+    #[must_use]
+    pub fn max_projects(&self) -> i64 {
+        bounded(self.projects, limits::MAX_OWNED_PROJECTS)
     }
 
     /// Event streams that one node serves at a time, bounded.
@@ -270,6 +310,9 @@ mod tests {
         assert_eq!(free.waiting_jobs, Some(10_000));
         assert_eq!(free.parked_polls, Some(50));
         assert_eq!(free.retention_days, Some(7));
+        assert_eq!(free.unverified().produce_per_minute, Some(300));
+        assert_eq!(free.unverified().stored_bytes, free.stored_bytes.map(|it| it / 10));
+        assert_eq!(free.unverified().waiting_jobs, free.waiting_jobs);
         for (plan, factor) in [(pro, 20), (business, 200)] {
             assert_eq!(plan.produce_per_minute, Some(3_000 * factor));
             assert_eq!(plan.work_per_minute, Some(15_000 * factor));

@@ -144,6 +144,7 @@ codes! {
     Error::IdempotencyKeyReuse => CONFLICT, "idempotency_key_reuse";
     Error::IdempotencyInProgress => CONFLICT, "idempotency_in_progress";
     Error::QuotaExceeded { .. } => TOO_MANY_REQUESTS, "quota_exceeded";
+    Error::QueueFull { .. } => TOO_MANY_REQUESTS, "queue_full";
     Error::BodyTooLarge { .. } | Error::FieldTooLarge { .. } => PAYLOAD_TOO_LARGE, "payload_too_large";
     Error::UnsupportedMediaType => UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type";
     Error::Internal(_) => INTERNAL_SERVER_ERROR, "internal";

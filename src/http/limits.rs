@@ -7,10 +7,11 @@ use utoipa::ToSchema;
 
 use crate::{
     app::App,
-    auth::{Anybody, Budget, Caller, Who, project_limits},
-    domain::limits as bounds,
+    auth::{Anybody, Budget, Caller, Who, body_bytes, project_limits},
+    domain::{limits as bounds, plan::Limits},
     engine::enqueue::quota,
     error::Error,
+    ids::ProjectId,
     store,
     wire::streams,
 };
@@ -76,6 +77,17 @@ fn bound(name: &'static str, limit: i64) -> LimitStatus {
     }
 }
 
+async fn bytes_per_minute(app: &App, project_id: ProjectId, limits: &Limits) -> LimitStatus {
+    let standing = body_bytes(app, project_id, limits).await;
+    LimitStatus {
+        name: "bytes_per_minute".to_owned(),
+        kind: LimitKind::Rate,
+        limit: limits.bytes_per_minute.and_then(|it| i64::try_from(it).ok()),
+        used: standing.map(|it| it.0),
+        reset_seconds: standing.map(|it| it.1),
+    }
+}
+
 /// Read your limits.
 ///
 /// With current usage. A key with its own rate limits sees the tighter ones.
@@ -103,6 +115,7 @@ pub async fn list(
         }
     };
     let waiting = quota::waiting(&app.engine, project_id).await?;
+    let stored = quota::stored_bytes(&app.engine, project_id).await?;
     let mut conn = app.engine.pools.read_for(project_id).await?;
     let schedules = store::schedules::count(&mut conn, project_id).await?.schedules;
     let queues = store::counts::count_queues(&mut conn, project_id, limits.max_queues()).await?;
@@ -121,6 +134,7 @@ pub async fn list(
         rate("produce_per_minute", Budget::Produce),
         rate("work_per_minute", Budget::Work),
         rate("manage_per_minute", Budget::Manage),
+        bytes_per_minute(&app, project_id, limits).await,
         LimitStatus { used: parked.map(i64::from), ..quota("parked_polls", parked_polls, 0) },
         LimitStatus {
             used: None,
@@ -128,6 +142,7 @@ pub async fn list(
         },
         quota("streams", Some(limits.max_streams().into()), open_streams),
         quota("waiting_jobs", limits.waiting_jobs, waiting),
+        quota("stored_bytes", limits.stored_bytes, stored),
         quota("queues", Some(limits.max_queues()), queues),
         quota("schedules", Some(limits.max_schedules()), schedules),
         quota("keys", Some(limits.max_keys()), keys),

@@ -94,6 +94,9 @@ pub struct Queue {
     /// Consecutive dead letters of one job type that pause it (circuit breaker); null: off.
     #[schema(required)]
     pub brake_after: Option<i32>,
+    /// Jobs that may wait or run: enqueues beyond it are refused; null: as many as the plan allows.
+    #[schema(required)]
+    pub max_waiting: Option<i32>,
     /// When its settings were last changed; null: never.
     #[schema(required)]
     pub updated_at: Option<DateTime<Utc>>,
@@ -108,6 +111,7 @@ impl Queue {
             "retention_days": self.retention_days,
             "default_max_attempts": self.default_max_attempts,
             "default_retry": self.default_retry, "brake_after": self.brake_after,
+            "max_waiting": self.max_waiting,
         })
         .to_string()
     }
@@ -216,6 +220,7 @@ impl Queue {
             default_max_attempts: row.default_max_attempts,
             default_retry: row.default_retry.as_ref().map(|it| RetryPolicy::stored(Some(it))),
             brake_after: row.brake_after,
+            max_waiting: row.max_waiting,
             updated_at: row.updated_at,
             queue: row.queue,
         }
@@ -346,6 +351,11 @@ pub struct ChangeQueueRequest {
     #[serde(default, deserialize_with = "some")]
     #[schema(value_type = Option<i32>, required = false, extensions(("bounds" = json!(range(1, limits::MAX_BRAKE_AFTER)))))]
     brake_after: Option<Option<i32>>,
+    /// Jobs that may wait or run: enqueues beyond it are refused with 429 `queue_full`. Schedules,
+    /// callbacks and retries are not.
+    #[serde(default, deserialize_with = "some")]
+    #[schema(value_type = Option<i32>, required = false, extensions(("bounds" = json!(range(1, limits::MAX_MAX_WAITING)))))]
+    max_waiting: Option<Option<i32>>,
 }
 
 /// At most `count` jobs start in any window of `per_seconds`.
@@ -375,6 +385,7 @@ impl ChangeQueueRequest {
             ("retention_days", self.retention_days, 1, max_retention_days),
             ("default_max_attempts", self.default_max_attempts, 1, limits::MAX_MAX_ATTEMPTS),
             ("brake_after", self.brake_after, 1, limits::MAX_BRAKE_AFTER),
+            ("max_waiting", self.max_waiting, 1, limits::MAX_MAX_WAITING),
         ];
         for (field, value, min, max) in bounds {
             if let Some(Some(value)) = value {
@@ -398,6 +409,7 @@ impl ChangeQueueRequest {
                 .default_retry
                 .map(|it| it.map(|Object(retry)| retry.accept("default_retry", check))),
             brake_after: self.brake_after,
+            max_waiting: self.max_waiting,
         };
         if change == SettingsChange::default() {
             check.refuse("body", "must change at least one setting");

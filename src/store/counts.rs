@@ -47,6 +47,7 @@ pub struct QueueRow {
     pub default_max_attempts: Option<i32>,
     pub default_retry: Option<serde_json::Value>,
     pub brake_after: Option<i32>,
+    pub max_waiting: Option<i32>,
     pub paused_at: Option<DateTime<Utc>>,
     pub updated_at: Option<DateTime<Utc>>,
     /// Whether it was ever used, has settings, or is polled.
@@ -326,7 +327,7 @@ pub async fn queues(
                coalesce(rate.failed, 0) + coalesce(fresh.failed, 0) "failed_hour!",
                setting.max_concurrency, setting.rate_limit_count, setting.rate_limit_per_seconds,
                setting.default_lease_seconds, setting.retention_days, setting.default_max_attempts,
-               setting.default_retry, setting.brake_after, setting.paused_at,
+               setting.default_retry, setting.brake_after, setting.max_waiting, setting.paused_at,
                setting.updated_at "updated_at?",
                coalesce(kept.queue, setting.name, fresh.queue, live_workers.queue) is not null
                    "is_known!"

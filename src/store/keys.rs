@@ -33,6 +33,8 @@ pub struct KeyOwner {
     pub strict: bool,
     /// Whether the operator has suspended the project.
     pub is_suspended: bool,
+    /// Whether the project has an owner with a verified address, or no owner at all.
+    pub is_verified: bool,
 }
 
 /// A key as a list shows it.
@@ -121,7 +123,16 @@ pub async fn find_by_secret(
                key.produce_per_minute, key.work_per_minute, key.manage_per_minute,
                case when 'always' in (key.require_fence, project.require_fence)
                    then 'always' else 'ambiguous' end "require_fence!",
-               key.strict, project.suspended_at is not null "is_suspended!"
+               key.strict, project.suspended_at is not null "is_suspended!",
+               not exists (
+                   select from members owner
+                   where owner.project_id = project.id and owner.role = 'owner'
+               ) or exists (
+                   select from members owner
+                   join accounts on accounts.id = owner.account_id
+                   where owner.project_id = project.id and owner.role = 'owner'
+                       and accounts.verified_at is not null
+               ) "is_verified!"
         from api_keys key
         join projects project on project.id = key.project_id
         where key.secret_hash = $1 and key.revoked_at is null

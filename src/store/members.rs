@@ -34,6 +34,8 @@ pub struct Membership {
     pub role: String,
     /// When the operator suspended the project.
     pub suspended_at: Option<DateTime<Utc>>,
+    /// Whether the project has an owner with a verified address.
+    pub is_verified: bool,
 }
 
 #[derive(Debug, Clone)]
@@ -153,7 +155,16 @@ pub async fn of_account(
         r#"
         select project.id "project_id: ProjectId", project.public_id "public_id: ProjectPublicId",
                project.slug, project.name, project.mode, project.require_fence, project.plan,
-               project.overrides, project.created_at, member.role, project.suspended_at
+               project.overrides, project.created_at, member.role, project.suspended_at,
+               not exists (
+                   select from members owner
+                   where owner.project_id = project.id and owner.role = 'owner'
+               ) or exists (
+                   select from members owner
+                   join accounts on accounts.id = owner.account_id
+                   where owner.project_id = project.id and owner.role = 'owner'
+                       and accounts.verified_at is not null
+               ) "is_verified!"
         from members member
         join projects project on project.id = member.project_id and project.deleted_at is null
         where member.account_id = $1
@@ -179,7 +190,16 @@ pub async fn find(
         r#"
         select project.id "project_id: ProjectId", project.public_id "public_id: ProjectPublicId",
                project.slug, project.name, project.mode, project.require_fence, project.plan,
-               project.overrides, project.created_at, member.role, project.suspended_at
+               project.overrides, project.created_at, member.role, project.suspended_at,
+               not exists (
+                   select from members owner
+                   where owner.project_id = project.id and owner.role = 'owner'
+               ) or exists (
+                   select from members owner
+                   join accounts on accounts.id = owner.account_id
+                   where owner.project_id = project.id and owner.role = 'owner'
+                       and accounts.verified_at is not null
+               ) "is_verified!"
         from projects project
         join members member on member.project_id = project.id and member.account_id = $1
         where (project.slug = $2 or project.public_id = $3) and project.deleted_at is null
@@ -193,16 +213,21 @@ pub async fn find(
     .await
 }
 
-/// Number of projects that an account owns.
-pub async fn owned(conn: &mut PgConnection, account_id: AccountId) -> sqlx::Result<i64> {
+/// Number of projects of this plan that an account owns.
+pub async fn owned(
+    conn: &mut PgConnection,
+    account_id: AccountId,
+    plan: &str,
+) -> sqlx::Result<i64> {
     sqlx::query_scalar!(
         r#"
         select count(*) "count!"
         from members member
         join projects project on project.id = member.project_id and project.deleted_at is null
-        where member.account_id = $1 and member.role = 'owner'
+        where member.account_id = $1 and member.role = 'owner' and project.plan = $2
         "#,
         account_id.0,
+        plan,
     )
     .fetch_one(conn)
     .await

@@ -42,6 +42,7 @@ pub mod settle_failure;
 pub mod settle_success;
 pub mod shares;
 pub mod stats;
+pub mod stored_bytes;
 pub mod sweep;
 pub mod workers;
 pub mod workflows;

@@ -16,6 +16,49 @@ pub struct SettingsChange {
     pub default_max_attempts: Option<Option<i32>>,
     pub default_retry: Option<Option<RetryPolicy>>,
     pub brake_after: Option<Option<i32>>,
+    pub max_waiting: Option<Option<i32>>,
+}
+
+/// A queue that takes a bounded number of jobs.
+#[derive(Debug, Clone)]
+pub struct BoundedQueue {
+    pub queue: String,
+    /// Jobs that wait or run.
+    pub jobs: i64,
+    /// Its `max_waiting`.
+    pub max: i64,
+}
+
+/// Queues of a project that have a `max_waiting`, by name.
+pub async fn bounded(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    limit: i64,
+) -> sqlx::Result<Vec<BoundedQueue>> {
+    sqlx::query_as!(
+        BoundedQueue,
+        r#"
+        select setting.name as queue, setting.max_waiting::bigint "max!",
+               (
+                   select coalesce(sum(scheduled + active), 0)
+                   from (
+                       select scheduled, active from queue_counts
+                       where project_id = $1 and queue = setting.name
+                       union all
+                       select scheduled, active from unmerged_deltas
+                       where project_id = $1 and queue = setting.name
+                   ) moves
+               )::bigint "jobs!"
+        from queues setting
+        where setting.project_id = $1 and setting.max_waiting is not null
+        order by setting.name
+        limit $2
+        "#,
+        project_id.0,
+        limit,
+    )
+    .fetch_all(conn)
+    .await
 }
 
 /// Whether a queue has settings, or the project has fewer than `max` queues that do.
@@ -52,9 +95,10 @@ pub async fn change_settings(
         "
         insert into queues (
             project_id, name, max_concurrency, rate_limit_count, rate_limit_per_seconds,
-            default_lease_seconds, retention_days, default_max_attempts, default_retry, brake_after
+            default_lease_seconds, retention_days, default_max_attempts, default_retry, brake_after,
+            max_waiting
         )
-        values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)
+        values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $18)
         on conflict (project_id, name) do update
         set max_concurrency = case when $11 then $3 else queues.max_concurrency end,
             rate_limit_count = case when $12 then $4 else queues.rate_limit_count end,
@@ -64,6 +108,7 @@ pub async fn change_settings(
             default_max_attempts = case when $15 then $8 else queues.default_max_attempts end,
             default_retry = case when $16 then $9 else queues.default_retry end,
             brake_after = case when $17 then $10 else queues.brake_after end,
+            max_waiting = case when $19 then $18 else queues.max_waiting end,
             updated_at = now()
         ",
         project_id.0,
@@ -83,6 +128,8 @@ pub async fn change_settings(
         change.default_max_attempts.is_some(),
         change.default_retry.is_some(),
         change.brake_after.is_some(),
+        change.max_waiting.flatten(),
+        change.max_waiting.is_some(),
     )
     .execute(conn)
     .await?;

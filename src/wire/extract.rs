@@ -17,7 +17,7 @@ use sha2::{Digest, Sha256};
 use tokio::{sync::Semaphore, time::timeout};
 
 use crate::{
-    auth::IgnoresUnknownFields,
+    auth::{BodyMeter, IgnoresUnknownFields},
     domain::limits,
     error::Error,
     ids::{AccountId, BatchId, InvitationId, JobId, KeyId, OperationId, SessionId, WorkflowId},
@@ -53,7 +53,7 @@ impl<T: RequestBody, S: Send + Sync> FromRequest<S> for Json<T> {
             return Err(Error::UnsupportedMediaType);
         }
         let unknown = UnknownFields::of::<T>(&request);
-        let body = read(request.into_body(), T::MAX_BYTES).await?;
+        let body = read_metered(request, T::MAX_BYTES).await?;
         parse(&body, unknown).await.map(Self)
     }
 }
@@ -68,7 +68,7 @@ impl<T: RequestBody + Default, S: Send + Sync> FromRequest<S> for OptionalJson<T
     async fn from_request(request: Request, _: &S) -> Result<Self, Error> {
         let is_json = is_json(request.headers());
         let unknown = UnknownFields::of::<T>(&request);
-        let body = read(request.into_body(), T::MAX_BYTES).await?;
+        let body = read_metered(request, T::MAX_BYTES).await?;
         if body.is_empty() {
             return Ok(Self(T::default()));
         }
@@ -97,7 +97,7 @@ impl<T: RequestBody, S: Send + Sync> FromRequest<S> for Fingerprinted<T> {
         }
         let unknown = UnknownFields::of::<T>(&request);
         let mut hash = Sha256::new_with_prefix(below_project(request.uri().path()));
-        let body = read(request.into_body(), T::MAX_BYTES).await?;
+        let body = read_metered(request, T::MAX_BYTES).await?;
         apart(&body, |body| hash.update(body)).await?;
         let fingerprint = hash.finalize().into();
         parse(&body, unknown).await.map(|request| Self { request, fingerprint })
@@ -148,6 +148,16 @@ fn is_json(headers: &HeaderMap) -> bool {
     let subtype = essence.get("application/".len()..).unwrap_or_default();
     essence.get(.."application/".len()).is_some_and(|it| it.eq_ignore_ascii_case("application/"))
         && (subtype.eq_ignore_ascii_case("json") || subtype.to_ascii_lowercase().ends_with("+json"))
+}
+
+/// A whole body, counted if its size was not known before.
+async fn read_metered(mut request: Request, limit_bytes: usize) -> Result<bytes::Bytes, Error> {
+    let meter = request.extensions_mut().remove::<BodyMeter>();
+    let body = read(request.into_body(), limit_bytes).await?;
+    if let Some(meter) = meter {
+        meter.count(body.len() as u64).await?;
+    }
+    Ok(body)
 }
 
 /// A whole body.

@@ -272,6 +272,11 @@ pub fn queue_limits() -> Vec<(&'static str, String)> {
         ("`default_lease_seconds`", format!("1–{} s", limits::MAX_LEASE_SECONDS)),
         ("`default_max_attempts`", format!("1–{}", limits::MAX_MAX_ATTEMPTS)),
         ("`brake_after`", format!("1–{}", limits::MAX_BRAKE_AFTER)),
+        ("`max_waiting`", format!("1–{}", limits::MAX_MAX_WAITING)),
+        (
+            "queues of a project whose `max_waiting` is obeyed",
+            format!("{}, the first by name", quota::MAX_BOUNDED_QUEUES),
+        ),
         (
             "`retention_days`",
             format!(

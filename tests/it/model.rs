@@ -228,7 +228,7 @@ impl Run {
             queues: vec!["default".into()],
             ..dispatch::Poll::new(self.project_id)
         };
-        let never = std::future::pending::<()>();
+        let never = std::future::pending::<fencepost::error::Error>();
         let gone = CancellationToken::new();
         let delivery = dispatch::poll(&self.engine, poll, &gone, never).await;
         let delivery = delivery.map_err(|error| format!("poll: {error}"))?;

@@ -121,3 +121,5 @@ mod accounts;
 mod claims;
 mod keys;
 mod members;
+mod payloads;
+mod security;

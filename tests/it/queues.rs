@@ -163,6 +163,7 @@ fn settings_are_kept_one_by_one_and_taken_away_by_null() {
             "max_concurrency": 7, "rate_limit": {"count": 5, "per_seconds": 60},
             "default_lease_seconds": 120, "retention_days": 30, "default_max_attempts": 5,
             "default_retry": {"strategy": "constant", "initial_seconds": 9}, "brake_after": 10,
+            "max_waiting": 1_000,
         });
         let set = t.patch("/v1/queues/q", all.clone()).await.is(200);
         for (field, value) in all.as_object().expect("fields") {
@@ -176,7 +177,7 @@ fn settings_are_kept_one_by_one_and_taken_away_by_null() {
         let none = json!({
             "max_concurrency": null, "rate_limit": null, "default_lease_seconds": null,
             "retention_days": null, "default_max_attempts": null, "default_retry": null,
-            "brake_after": null,
+            "brake_after": null, "max_waiting": null,
         });
         let set = t.patch("/v1/queues/q", none).await.is(200);
         assert_eq!((&set["rate_limit"], &set["retention_days"]), (&Value::Null, &json!(7)));
@@ -189,6 +190,7 @@ fn settings_are_kept_one_by_one_and_taken_away_by_null() {
             ("default_max_attempts", json!({"default_max_attempts": 101})),
             ("default_retry.multiplier", json!({"default_retry": {"multiplier": 0.5}})),
             ("brake_after", json!({"brake_after": 0})),
+            ("max_waiting", json!({"max_waiting": 0})),
             ("body", json!({})),
             ("rate", json!({"rate": 1})),
         ];

@@ -251,7 +251,7 @@ pub async fn emit(
     check.finish()?;
     let fence = id.fence(Some(worker_id), Some(attempt));
     let shown = ShownFence::of(id.job_id, &fence);
-    attempt_reports::record_events(&app.engine, caller.project_id, &[shown], events).await?;
+    attempt_reports::record_events(&app.engine, caller.tenant(), &[shown], events).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 

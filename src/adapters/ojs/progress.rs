@@ -118,9 +118,9 @@ pub async fn report(
     if let Some(message) = &message {
         let payload = json!({"progress": progress, "message": message}).to_string();
         let event = NewEvent::new(key, PROGRESS_EVENT, Some(attempt), Some(payload));
-        match record_events(&app.engine, key.project_id, &[shown], vec![event]).await {
-            // The job has as many events as it may have: the progress itself is recorded.
-            Ok(_) | Err(Error::Invalid(_)) => (),
+        match record_events(&app.engine, caller.tenant(), &[shown], vec![event]).await {
+            // There is no room for more events: the progress itself is recorded.
+            Ok(_) | Err(Error::Invalid(_) | Error::QuotaExceeded { .. }) => (),
             Err(error) => return Err(error),
         }
     }

@@ -16,6 +16,7 @@ use crate::{
     auth::{Caller, Settling},
     domain::{
         limits,
+        plan::Tenant,
         text::{self, ErrorReport},
     },
     engine::settle::{
@@ -23,7 +24,6 @@ use crate::{
         attempt_reports::{self, AttemptLogs, LogChunk, ShownFence},
     },
     error::{Class, Error},
-    ids::ProjectId,
     wire::{
         extract::{Json, RequestBody},
         validate::Check,
@@ -86,12 +86,12 @@ fn accept_logs(sent: Vec<LogLine>, check: &mut Check) -> Vec<LogChunk> {
 /// repeat one that was recorded.
 async fn keep(
     app: &App,
-    project_id: ProjectId,
+    tenant: Tenant,
     shown: ShownFence,
     chunks: Vec<LogChunk>,
 ) -> Result<(), Error> {
     let of_attempt = [AttemptLogs { shown, chunks }];
-    match attempt_reports::keep_logs(&app.engine, project_id, &of_attempt).await {
+    match attempt_reports::keep_logs(&app.engine, tenant, &of_attempt).await {
         Ok(_) => Ok(()),
         Err(error) if matches!(error.class(), Class::Conflict | Class::NotFound) => Ok(()),
         Err(error) => Err(error),
@@ -153,7 +153,7 @@ pub async fn complete(
     let result = request.output.map(|it| Box::<str>::from(it).into_string());
     let end = AttemptEnd::Succeeded { result };
     let shown = (named(request.worker_id), request.claim_epoch);
-    settle_task(&app, caller.project_id, &params, (shown, logs), end).await
+    settle_task(&app, caller.tenant(), &params, (shown, logs), end).await
 }
 
 /// Failure of a task.
@@ -204,21 +204,22 @@ pub async fn fail(
     let failure = Failure { error, retryable: request.retryable, retry_after_seconds: None };
     let shown = (named(request.worker_id), request.claim_epoch);
     let end = AttemptEnd::Failed(failure);
-    settle_task(&app, caller.project_id, &params, (shown, logs), end).await
+    settle_task(&app, caller.tenant(), &params, (shown, logs), end).await
 }
 
 async fn settle_task(
     app: &App,
-    project_id: ProjectId,
+    tenant: Tenant,
     params: &PathParams,
     ((worker_id, claim_epoch), logs): ((Option<String>, Option<i32>), Vec<LogChunk>),
     end: AttemptEnd,
 ) -> Result<Reply<Done>, Error> {
+    let project_id = tenant.project_id;
     let id = read_task_id(params.get("id"))?;
     record_seen(app, project_id, worker_id.as_deref())?;
     let fence = id.fence(worker_id, claim_epoch);
     if !logs.is_empty() {
-        keep(app, project_id, ShownFence::of(id.job_id, &fence), logs).await?;
+        keep(app, tenant, ShownFence::of(id.job_id, &fence), logs).await?;
     }
     let ack = Ack { job_id: id.job_id, fence, end, duration_ms: None };
     settle::ack(&app.engine, project_id, ack).await?;

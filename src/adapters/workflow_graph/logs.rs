@@ -120,7 +120,7 @@ pub async fn push(
     check.finish()?;
     let shown = ShownFence::of(lease.job_id, &lease.fence());
     let attempts = [AttemptLogs { shown, chunks }];
-    let kept = attempt_reports::keep_logs(&app.engine, caller.project_id, &attempts).await;
+    let kept = attempt_reports::keep_logs(&app.engine, caller.tenant(), &attempts).await;
     kept.map_err(or_lost)?;
     Ok(())
 }

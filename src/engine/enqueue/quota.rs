@@ -1,10 +1,11 @@
-//! How many jobs of a project may wait or run, and how many queues it may have. Each node caches
+//! How many jobs of a project or a queue may wait or run, how many bytes a project may store, and
+//! how many queues it may have. Each node caches
 //! the counts for a moment and adds what it stores itself, so the check costs an enqueue nothing.
 //! What other nodes store within that moment may exceed the quota.
 
 use std::{
     collections::{HashMap, HashSet},
-    sync::{Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -15,15 +16,21 @@ use crate::{domain::plan::Tenant, engine::Engine, error::Error, ids::ProjectId, 
 const COUNT_KEEP: Duration = Duration::from_secs(1);
 /// A count that says "full" is read again no sooner.
 const RECOUNT_PAUSE: Duration = Duration::from_millis(100);
+/// Queues of a project whose `max_waiting` is obeyed.
+pub const MAX_BOUNDED_QUEUES: i64 = 1_000;
 /// Projects whose count one node caches.
 const MAX_CACHED: usize = 20_000;
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 struct Backlog {
     /// 0 if they are unlimited.
     jobs: i64,
+    /// Whether the project has stored as much as its plan allows.
+    has_all_bytes: bool,
     /// Whether the project has as many queues as its plan allows.
     has_all_queues: bool,
+    /// Queues with a limit of their own: their live jobs, and the limit.
+    bounded_queues: Arc<HashMap<String, (i64, i64)>>,
     counted_at: Instant,
 }
 
@@ -40,7 +47,7 @@ impl Backlogs {
         if is_old {
             backlog.counted_at = Instant::now();
         }
-        (Some(*backlog), is_old)
+        (Some(backlog.clone()), is_old)
     }
 
     fn note(&self, project_id: ProjectId, backlog: Backlog) {
@@ -62,6 +69,34 @@ impl Backlogs {
         true
     }
 
+    /// Adds to the counts of queues that have a limit, if all stay within theirs; else the first
+    /// that would not, and its limit.
+    fn add_to_queues(
+        &self,
+        project_id: ProjectId,
+        jobs: &HashMap<&str, i64>,
+    ) -> Result<(), (String, i64)> {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(backlog) = known.get_mut(&project_id) else { return Ok(()) };
+        let bounded = &backlog.bounded_queues;
+        let full = jobs.iter().find_map(|(queue, more)| {
+            let (present, max) = bounded.get(*queue)?;
+            (present + more > *max).then(|| ((*queue).to_owned(), *max))
+        });
+        if let Some(full) = full {
+            return Err(full);
+        }
+        if jobs.keys().any(|it| bounded.contains_key(*it)) {
+            let bounded = Arc::make_mut(&mut backlog.bounded_queues);
+            for (queue, more) in jobs {
+                if let Some((present, _)) = bounded.get_mut(*queue) {
+                    *present += more;
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Takes back what was admitted and not stored.
     pub(super) fn refund(&self, project_id: ProjectId, jobs: usize) {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -80,19 +115,59 @@ pub(super) fn cost<'a>(jobs: impl Iterator<Item = &'a NewJob>) -> usize {
 /// Admits new jobs.
 ///
 /// # Errors
-/// [`Error::QuotaExceeded`] when the project would have too many jobs, or has as many queues as its
-/// plan allows and would get another.
+/// [`Error::QuotaExceeded`] when the project would have too many jobs, has stored too many bytes, or
+/// has as many queues as its plan allows and would get another. [`Error::QueueFull`] when a queue
+/// would have more jobs than its `max_waiting`.
 pub(super) async fn admit(
     engine: &Engine,
     tenant: Tenant,
     jobs: impl Iterator<Item = &NewJob> + Clone,
 ) -> Result<(), Error> {
-    if known(engine, tenant).await?.has_all_queues {
+    let backlog = known(engine, tenant).await?;
+    if backlog.has_all_queues {
         let names: HashSet<_> = jobs.clone().map(|it| it.queue.as_ref()).collect();
         let names: Vec<_> = names.into_iter().collect();
         check_queues(engine, tenant, &names).await?;
     }
+    if !backlog.bounded_queues.is_empty() {
+        admit_to_queues(engine, tenant, jobs.clone()).await?;
+    }
     admit_count(engine, tenant, cost(jobs)).await
+}
+
+/// What is admitted and then not stored counts until the next count.
+async fn admit_to_queues(
+    engine: &Engine,
+    tenant: Tenant,
+    jobs: impl Iterator<Item = &NewJob>,
+) -> Result<(), Error> {
+    let project_id = tenant.project_id;
+    let mut by_queue: HashMap<&str, i64> = HashMap::new();
+    for job in jobs {
+        *by_queue.entry(&job.queue).or_default() += 1;
+    }
+    if engine.backlogs.add_to_queues(project_id, &by_queue).is_ok() {
+        return Ok(());
+    }
+    if engine.backlogs.known(project_id, RECOUNT_PAUSE).1 {
+        recount(engine, tenant).await?;
+    }
+    let added = engine.backlogs.add_to_queues(project_id, &by_queue);
+    added.map_err(|(queue, max)| Error::QueueFull { queue, max })
+}
+
+/// Whether a project has stored as much as its plan allows.
+///
+/// # Errors
+/// [`Error::Unavailable`] when the database does not answer.
+pub async fn has_all_bytes(engine: &Engine, tenant: Tenant) -> Result<bool, Error> {
+    Ok(tenant.limits.stored_bytes.is_some() && known(engine, tenant).await?.has_all_bytes)
+}
+
+/// Bytes that a project has stored.
+pub async fn stored_bytes(engine: &Engine, project_id: ProjectId) -> Result<i64, Error> {
+    let mut conn = engine.pools.read_for(project_id).await?;
+    Ok(store::stored_bytes::of_project(&mut conn, project_id).await?)
 }
 
 async fn known(engine: &Engine, tenant: Tenant) -> Result<Backlog, Error> {
@@ -107,12 +182,15 @@ async fn known(engine: &Engine, tenant: Tenant) -> Result<Backlog, Error> {
 /// Admits this many new jobs, whatever their queues.
 ///
 /// # Errors
-/// [`Error::QuotaExceeded`] when the project would have too many jobs.
+/// [`Error::QuotaExceeded`] when the project would have too many jobs, or has stored too many bytes.
 pub async fn admit_count(engine: &Engine, tenant: Tenant, count: usize) -> Result<(), Error> {
     let Tenant { project_id, limits } = tenant;
     let max = limits.waiting_jobs.unwrap_or(i64::MAX);
     let count = i64::try_from(count).unwrap_or(i64::MAX);
-    known(engine, tenant).await?;
+    let backlog = known(engine, tenant).await?;
+    if let Some(max) = limits.stored_bytes.filter(|_| backlog.has_all_bytes) {
+        return Err(Error::QuotaExceeded { what: "stored bytes", max });
+    }
     if engine.backlogs.add(project_id, count, max) {
         return Ok(());
     }
@@ -134,8 +212,20 @@ async fn recount(engine: &Engine, tenant: Tenant) -> Result<Backlog, Error> {
     };
     let max = limits.max_queues();
     let queues = store::counts::count_queues(&mut conn, project_id, max).await?;
-    let backlog = Backlog { jobs, has_all_queues: queues >= max, counted_at: Instant::now() };
-    engine.backlogs.note(project_id, backlog);
+    let has_all_bytes = match limits.stored_bytes {
+        Some(max) => store::stored_bytes::of_project(&mut conn, project_id).await? >= max,
+        None => false,
+    };
+    let bounded_queues = store::queues::bounded(&mut conn, project_id, MAX_BOUNDED_QUEUES).await?;
+    let bounded_queues = bounded_queues.into_iter().map(|it| (it.queue, (it.jobs, it.max)));
+    let backlog = Backlog {
+        jobs,
+        has_all_bytes,
+        has_all_queues: queues >= max,
+        bounded_queues: Arc::new(bounded_queues.collect()),
+        counted_at: Instant::now(),
+    };
+    engine.backlogs.note(project_id, backlog.clone());
     Ok(backlog)
 }
 
@@ -176,12 +266,32 @@ pub async fn waiting(engine: &Engine, project_id: ProjectId) -> Result<i64, Erro
 mod tests {
     use super::*;
 
+    fn backlog(jobs: i64) -> Backlog {
+        Backlog {
+            jobs,
+            has_all_bytes: false,
+            has_all_queues: false,
+            bounded_queues: Arc::new(HashMap::from([("mail".to_owned(), (3, 5))])),
+            counted_at: Instant::now(),
+        }
+    }
+
+    #[test]
+    fn a_queue_takes_no_more_than_its_own_limit() {
+        let (backlogs, project) = (Backlogs::default(), ProjectId(1));
+        backlogs.note(project, backlog(0));
+        let jobs = |mail: i64| HashMap::from([("mail", mail), ("other", 100)]);
+        assert_eq!(backlogs.add_to_queues(project, &jobs(3)), Err(("mail".to_owned(), 5)));
+        assert_eq!(backlogs.add_to_queues(project, &jobs(2)), Ok(()));
+        assert_eq!(backlogs.add_to_queues(project, &jobs(1)), Err(("mail".to_owned(), 5)));
+        assert_eq!(backlogs.add_to_queues(project, &HashMap::from([("other", 1)])), Ok(()));
+    }
+
     #[test]
     fn one_call_counts_again_while_the_others_go_by_the_old_count() {
         let (backlogs, project) = (Backlogs::default(), ProjectId(1));
         assert!(backlogs.known(project, COUNT_KEEP).1, "nothing is known");
-        let backlog = Backlog { jobs: 5, has_all_queues: false, counted_at: Instant::now() };
-        backlogs.note(project, backlog);
+        backlogs.note(project, backlog(5));
         assert!(!backlogs.known(project, COUNT_KEEP).1);
         let keeps = [Duration::ZERO, COUNT_KEEP, COUNT_KEEP];
         let counts_again = keeps.map(|keep| backlogs.known(project, keep).1);
@@ -192,8 +302,7 @@ mod tests {
     fn what_was_admitted_and_not_stored_can_be_admitted_again() {
         const MAX: i64 = 10;
         let (backlogs, project) = (Backlogs::default(), ProjectId(1));
-        let backlog = Backlog { jobs: MAX - 1, has_all_queues: false, counted_at: Instant::now() };
-        backlogs.note(project, backlog);
+        backlogs.note(project, backlog(MAX - 1));
         assert!(backlogs.add(project, 1, MAX));
         assert!(!backlogs.add(project, 1, MAX));
         backlogs.refund(project, 1);

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, HashSet};
 use sqlx::Acquire;
 
 use crate::{
-    domain::{lease, limits, logs, text},
-    engine::{Engine, settle},
+    domain::{lease, limits, logs, plan::Tenant, text},
+    engine::{Engine, enqueue::quota, settle},
     error::Error,
     events_feed::JobEvent,
     ids::{EventId, JobKey, ProjectId},
@@ -23,13 +23,19 @@ pub use crate::store::{
 /// # Errors
 /// [`Error::JobNotFound`], [`Error::InvalidState`], [`Error::WorkerMismatch`] or
 /// [`Error::StaleLease`] when one of the attempts is not this worker's. [`Error::Invalid`] when a
-/// job has too many events.
+/// job has too many events. [`Error::QuotaExceeded`] when the project has stored too many bytes.
 pub async fn record_events(
     engine: &Engine,
-    project_id: ProjectId,
+    tenant: Tenant,
     shown: &[ShownFence],
     events: Vec<NewEvent>,
 ) -> Result<Vec<EventId>, Error> {
+    let project_id = tenant.project_id;
+    if let Some(max) = tenant.limits.stored_bytes
+        && quota::has_all_bytes(engine, tenant).await?
+    {
+        return Err(Error::QuotaExceeded { what: "stored bytes", max });
+    }
     let mut conn = engine.pools.read_for(project_id).await?;
     let mut tx = conn.begin().await?;
     if let Some(refused) = find_refused(&mut tx, project_id, shown).await? {
@@ -109,15 +115,18 @@ pub struct Logged {
 }
 
 /// Stores chunks of running attempts, all or none. Chunks that were stored before are ignored;
-/// chunks beyond the limit are cut.
+/// chunks beyond the limit are cut, and so is all output of a project that has stored too many
+/// bytes.
 ///
 /// # Errors
 /// As [`record_events`].
 pub async fn keep_logs(
     engine: &Engine,
-    project_id: ProjectId,
+    tenant: Tenant,
     attempts: &[AttemptLogs],
 ) -> Result<Logged, Error> {
+    let project_id = tenant.project_id;
+    let has_room = !quota::has_all_bytes(engine, tenant).await?;
     let mut conn = engine.pools.read_for(project_id).await?;
     let mut tx = conn.begin().await?;
     let shown: Vec<_> = attempts.iter().map(|it| it.shown.clone()).collect();
@@ -137,7 +146,7 @@ pub async fn keep_logs(
             taken.into_iter().filter_map(|it| usize::try_from(it).ok()).collect();
         logged.duplicates += taken.len();
         let new = chunks.iter().enumerate().filter(|(number, _)| !taken.contains(number));
-        let kept: Vec<_> = new.filter_map(|(_, it)| keep(&mut totals, it)).collect();
+        let kept: Vec<_> = new.filter_map(|(_, it)| keep(&mut totals, it, has_room)).collect();
         store::logs::insert(&mut tx, key, shown.attempt, &kept).await?;
         store::logs::set_totals(&mut tx, key, shown.attempt, totals).await?;
         logged.accepted += kept.len();
@@ -150,9 +159,9 @@ pub async fn keep_logs(
 }
 
 /// Cuts a chunk to the space that is left, and counts it.
-fn keep(totals: &mut LogTotals, chunk: &LogChunk) -> Option<LogChunk> {
+fn keep(totals: &mut LogTotals, chunk: &LogChunk, has_room: bool) -> Option<LogChunk> {
     let bytes = chunk.data.len();
-    let room = logs::room(totals.kept_bytes, totals.kept_chunks, bytes);
+    let room = logs::room(totals.kept_bytes, totals.kept_chunks, bytes).filter(|_| has_room);
     totals.is_truncated |= room.is_none_or(|it| it < bytes);
     let data = text::cut(&chunk.data, room?).to_owned();
     totals.kept_bytes += data.len() as i64;

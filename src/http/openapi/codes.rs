@@ -38,7 +38,8 @@ const OF_KEYS: [&str; 2] = ["project_not_found", "quota_exceeded"];
 /// Codes of operations that can be repeated with an `Idempotency-Key`.
 const OF_REPEATABLE: [&str; 2] = ["idempotency_key_reuse", "idempotency_in_progress"];
 /// Codes of storing jobs.
-const OF_ENQUEUES: &[&str] = &["batch_completed", "parent_terminal", "unique_conflict"];
+const OF_ENQUEUES: &[&str] =
+    &["batch_completed", "parent_terminal", "queue_full", "unique_conflict"];
 /// Codes of what a worker says of its attempt.
 const OF_ATTEMPTS: &[&str] =
     &["fence_required", "invalid_state", "job_not_found", "stale_lease", "worker_mismatch"];
@@ -81,7 +82,7 @@ const OF_OPERATION: &[(&str, &[&str])] = &[
     ("workers_events", OF_ATTEMPTS),
     ("workers_heartbeat", OF_ATTEMPTS),
     ("workers_logs", OF_ATTEMPTS),
-    ("workflows_create", &["batch_completed"]),
+    ("workflows_create", &["batch_completed", "queue_full"]),
 ];
 
 /// Adds the codes to the document.

@@ -117,8 +117,7 @@ pub async fn events(
     check.finish()?;
     caller.charge(&app, "events", Cost::Items(events.len())).await?;
     app.engine.registry.record_seen(&(caller.project_id, worker_id.into()), &[], &[]);
-    let ids =
-        attempt_reports::record_events(&app.engine, caller.project_id, &shown, events).await?;
+    let ids = attempt_reports::record_events(&app.engine, caller.tenant(), &shown, events).await?;
     Ok(Reply(EventsReply { ids: ids.iter().map(ToString::to_string).collect() }))
 }
 
@@ -258,7 +257,7 @@ pub async fn logs(
     }
     check.finish()?;
     app.engine.registry.record_seen(&(caller.project_id, worker_id.into()), &[], &[]);
-    let kept = attempt_reports::keep_logs(&app.engine, caller.project_id, &attempts).await?;
+    let kept = attempt_reports::keep_logs(&app.engine, caller.tenant(), &attempts).await?;
     Ok(Reply(LogsReply {
         accepted: kept.accepted,
         duplicates: kept.duplicates + doubled,

@@ -41,6 +41,9 @@ pub const TENANT_TABLES: &[&str] = &[
     "queue_types",
     "queue_counts",
     "queues",
+    // After what their triggers count.
+    "stored_byte_deltas",
+    "stored_bytes",
     "invitations",
     "members",
     "api_keys",

@@ -1,0 +1,54 @@
+//! How many bytes a project has stored. Triggers write the changes; a loop merges them.
+
+use sqlx::PgConnection;
+
+use crate::ids::ProjectId;
+
+/// Changes that one pass merges at most. The statement carries the same number as a literal.
+pub const MAX_MERGED_DELTAS: u64 = 20_000;
+
+/// The bytes that a project has stored: at least 1 KiB for each job.
+pub async fn of_project(conn: &mut PgConnection, project_id: ProjectId) -> sqlx::Result<i64> {
+    sqlx::query_scalar!(
+        r#"
+        select (
+            coalesce((
+                select sum(scheduled + active + dead_letter + succeeded + cancelled) * 1024
+                from queue_counts
+                where project_id = $1
+            ), 0)
+            + coalesce((select bytes from stored_bytes where project_id = $1), 0)
+            + coalesce((select sum(bytes) from stored_byte_deltas where project_id = $1), 0)
+        )::bigint "bytes!"
+        "#,
+        project_id.0,
+    )
+    .fetch_one(conn)
+    .await
+}
+
+/// Merges changes, and returns how many. Those that another node is merging are skipped. Projects
+/// are written in order, so that two nodes do not wait for each other.
+pub async fn merge(conn: &mut PgConnection) -> sqlx::Result<u64> {
+    let merged = sqlx::query_scalar!(
+        r#"
+        with taken as (
+            delete from stored_byte_deltas
+            where ctid = any(array(
+                select ctid from stored_byte_deltas limit 20000 for update skip locked
+            ))
+            returning project_id, bytes
+        ), merged as (
+            insert into stored_bytes (project_id, bytes)
+            select project_id, sum(bytes)::bigint from taken group by project_id
+            order by project_id
+            on conflict (project_id) do update
+            set bytes = stored_bytes.bytes + excluded.bytes
+        )
+        select count(*) "count!" from taken
+        "#,
+    )
+    .fetch_one(conn)
+    .await?;
+    Ok(merged.unsigned_abs())
+}

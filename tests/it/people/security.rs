@@ -1,0 +1,212 @@
+//! What operators do about a project or an account, and what the owner of an account is told.
+
+use fencepost::domain::access::Role;
+use serde_json::{Value, json};
+use std::process::{Command, Output};
+
+use super::{
+    PASSWORD, Person,
+    accounts::{open_server, secret_in},
+    address_of, post_from,
+};
+use crate::harness::{Stage, TestProject, limited, run};
+
+/// Runs a command of the operator.
+fn operate(t: &TestProject, args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_fencepost"))
+        .args(args)
+        .env_clear()
+        .env("FENCEPOST_DATABASE_URL", &t.database.url)
+        .output()
+        .expect("it runs")
+}
+
+fn printed(t: &TestProject, args: &[&str]) -> String {
+    let run = operate(t, args);
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("text");
+    assert!(run.status.success(), "{args:?}: {}", text(run.stderr));
+    text(run.stdout)
+}
+
+async fn parked_polls(t: &TestProject) -> i64 {
+    let limits = t.get("/v1/limits").await.is(200);
+    let limits = limits["limits"].as_array().expect("limits");
+    let polls = limits.iter().find(|it| it["name"] == "parked_polls").expect("the limit");
+    polls["used"].as_i64().unwrap_or_default()
+}
+
+/// Nodes learn of it within seconds.
+async fn until_status(t: &TestProject, path: &str, status: u16) {
+    while t.get(path).await.status.as_u16() != status {
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    }
+}
+
+#[test]
+fn workers_of_a_suspended_project_can_drain_and_nothing_else_is_answered() {
+    run(async |t| {
+        let ada = Person::sign_up(t, "ada@example.com").await;
+        ada.join_project(t, "main", Role::Owner).await;
+        t.enqueue(json!({"job_type": "a"})).await;
+        t.enqueue(json!({"job_type": "a"})).await;
+        let job = t.lease("w").await;
+        let every_second = json!({"job_type": "tick", "cron_expression": "* * * * * *"});
+        t.put("/v1/recurring/often", every_second).await;
+        let poll = json!({"worker_id": "p", "queues": ["other"], "wait_seconds": 30});
+        let suspend = async {
+            while parked_polls(t).await == 0 {
+                tokio::task::yield_now().await;
+            }
+            printed(t, &["projects", "suspend", "main", "--reason", "it sends spam"])
+        };
+        let (parked, _) = tokio::join!(t.post("/v1/workers/poll", poll.clone()), suspend);
+        let error = parked.is_error(403, "suspended");
+        assert_eq!(error["message"], "the operator of this server has suspended the project");
+        t.get("/v1/jobs").await.is_error(403, "suspended");
+        t.post("/v1/jobs", json!({"job_type": "a"})).await.is_error(403, "suspended");
+        t.post("/v1/workers/poll", poll).await.is_error(403, "suspended");
+        t.heartbeat(&job, "w").await.is(200);
+        t.ack(&job, "w", "succeeded").await.is(200);
+        ada.get("/v1/projects/main/jobs").await.is_error(403, "suspended");
+        let listed = ada.get("/v1/projects").await.is(200).to_string();
+        assert!(listed.contains(r#""suspended_at":"2"#), "{listed}");
+        let projects = ada.get("/v1/projects").await.is(200);
+        let projects = projects["projects"].as_array().expect("projects").clone();
+        let main = projects.into_iter().find(|it| it["slug"] == "main").expect("the project");
+        let main_id = main["id"].as_str().expect("an id").to_owned();
+        let list = printed(t, &["projects", "list"]);
+        let line = list.lines().find(|it| it.contains(" main ")).expect("its line").to_owned();
+        assert!(line.contains("suspended"), "{line}");
+        // From here on no tick creates a job.
+        let missed = "select count(*) from schedule_fires where outcome = 'missed'";
+        while t.database.number(missed).await == 0 {
+            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+        }
+        printed(t, &["projects", "resume", "main"]);
+        until_status(t, "/v1/jobs", 200).await;
+        t.delete("/v1/recurring/often").await.is_empty(204);
+        let log = printed(t, &["audit", &main_id]);
+        assert!(log.contains("project.suspended") && log.contains("it sends spam"), "{log}");
+        assert!(log.contains("project.resumed"), "{log}");
+    });
+}
+
+#[test]
+fn a_suspended_account_has_no_session_and_gets_none() {
+    run(async |t| {
+        let ada = Person::sign_up(t, "ada@example.com").await;
+        let eve = Person::sign_up_unverified(t, "eve@example.com").await;
+        let list = printed(t, &["accounts", "list"]);
+        let line = |email: &str| list.lines().find(|it| it.ends_with(email)).map(str::to_owned);
+        assert!(line("ada@example.com").is_some_and(|it| it.contains(" verified, ")), "{list}");
+        assert!(line("eve@example.com").is_some_and(|it| it.contains(" not verified, ")), "{list}");
+        let done = printed(t, &["accounts", "suspend", "ada@example.com"]);
+        assert!(done.contains("1 sessions ended") || done.contains("2 sessions ended"), "{done}");
+        while ada.get("/v1/me").await.status != 401 {
+            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+        }
+        let login = |password: &str| json!({"email": "ada@example.com", "password": password});
+        let address = address_of("ada@example.com");
+        let refused = post_from(t, "/v1/auth/login", login(PASSWORD), &address).await;
+        refused.is_error(403, "suspended");
+        let wrong = post_from(t, "/v1/auth/login", login("wrong"), &address).await;
+        wrong.is_error(401, "invalid_credentials");
+        eve.get("/v1/me").await.is(200);
+        printed(t, &["accounts", "resume", "ada@example.com"]);
+        post_from(t, "/v1/auth/login", login(PASSWORD), &address).await.is(200);
+        printed(t, &["accounts", "end-sessions", "--all"]);
+        while eve.get("/v1/me").await.status != 401 {
+            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+        }
+        for junk in ["nobody@example.com", "x", "acct_01m7w3ha3aextt8pkwwdmxsmqw"] {
+            assert!(!operate(t, &["accounts", "suspend", junk]).status.success(), "{junk}");
+        }
+    });
+}
+
+#[test]
+fn an_account_has_a_log_of_logins_and_changes_and_its_owner_gets_mail() {
+    limited(async {
+        let (mut server, t) = open_server(Stage::open()).await;
+        let ada = Person::sign_up(&t, "ada@example.com").await;
+        secret_in(&server.next_mail().await);
+        let login = |agent: &'static str, password: &str| {
+            let body = json!({"email": "ada@example.com", "password": password});
+            let request = t.client.post(format!("{}/v1/auth/login", t.url)).json(&body);
+            let from = address_of("ada@example.com");
+            request.header("user-agent", agent).header("x-forwarded-for", from).send()
+        };
+        assert_eq!(login("curl", "wrong wrong wrong").await.expect("one").status(), 401);
+        assert_eq!(login("a new one", PASSWORD).await.expect("one").status(), 200);
+        let mail = server.next_mail().await;
+        assert_eq!(mail.to, "ada@example.com");
+        assert_eq!(mail.subject, "A new device logged in to your account");
+        let text = mail.text;
+        assert!(
+            text.contains(&address_of("ada@example.com")) && !text.contains("a new one"),
+            "{text}"
+        );
+        assert_eq!(login("a new one", PASSWORD).await.expect("one").status(), 200);
+        let other = "loud herons lend galoshes";
+        let change = json!({"current_password": PASSWORD, "new_password": other});
+        ada.post("/v1/auth/password", change).await.is_empty(204);
+        let mail = server.next_mail().await;
+        assert_eq!(mail.subject, "The password of your account was changed");
+        let actions = async || {
+            let log = ada.get("/v1/me/security-log").await.is(200);
+            let entries = log["entries"].as_array().expect("entries").clone();
+            let name = |it: &Value| it["action"].as_str().expect("a name").to_owned();
+            entries.iter().map(name).collect::<Vec<_>>()
+        };
+        let expected = [
+            "account.created",
+            "login.failed",
+            "login.new_device",
+            "login.succeeded",
+            "password.changed",
+        ];
+        let mut seen = actions().await;
+        // A failed login is noted after its answer.
+        while !seen.iter().any(|it| it == "login.failed") {
+            seen = actions().await;
+        }
+        for action in expected {
+            assert!(seen.iter().any(|it| it == action), "{action}: {seen:?}");
+        }
+        assert_eq!(seen.first().map(String::as_str), Some("password.changed"), "newest first");
+        let export = ada.get("/v1/me/export").await.is(200);
+        assert_eq!(export["security_log"][0]["action"], "password.changed");
+        let eve = Person::sign_up(&t, "eve@example.com").await;
+        let of_eve = eve.get("/v1/me/security-log").await.is(200).to_string();
+        assert!(!of_eve.contains("password.changed"), "{of_eve}");
+        server.stop().await;
+    });
+}
+
+#[test]
+fn the_audit_log_of_a_deleted_project_stays_and_says_who_deleted_it() {
+    run(async |t| {
+        let ada = Person::sign_up(t, "ada@example.com").await;
+        let project = ada.made["project"].clone();
+        let text = |name: &str| project[name].as_str().expect("a text");
+        let (id, slug) = (text("id"), text("slug"));
+        assert!(slug.starts_with("ada-example-com-"), "a name tells nothing of others: {slug}");
+        let path = format!("/v1/projects/{slug}?confirm={slug}");
+        ada.send(reqwest::Method::DELETE, &path, None).await.is_empty(204);
+        let long_ago = "update projects set deleted_at = deleted_at - interval '1 hour'";
+        t.database.execute(long_ago).await;
+        let purged = "select count(*) from projects where purged_at is not null";
+        while t.database.number(purged).await == 0 {
+            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+        }
+        let left = "select count(*) from api_keys
+                    where project_id in (select id from projects where purged_at is not null)";
+        assert_eq!(t.database.number(left).await, 0);
+        let log = printed(t, &["audit", id]);
+        let last: Value = serde_json::from_str(log.lines().next().expect("a line")).expect("JSON");
+        assert_eq!(last["action"], "project.deleted");
+        assert_eq!(last["actor_id"], json!(ada.account_id));
+        assert_eq!(last["before"]["slug"], json!(slug));
+        assert!(!operate(t, &["audit", "proj_01m7w3ha3aextt8pkwwdmxsmqw"]).status.success());
+    });
+}

@@ -1,6 +1,6 @@
 # `make help` lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test run test fmt lint deny doc unit soak fuzz deadlocks bench isolation openapi clients pictures console-pictures e2e configuration dashboards sqlx clean-test
+.PHONY: help setup setup-test run test fmt lint deny doc unit soak fuzz deadlocks bench isolation abuse openapi clients pictures console-pictures e2e configuration dashboards sqlx clean-test
 
 CARGO ?= cargo
 
@@ -57,6 +57,10 @@ bench: ## Benchmark a private server over HTTP
 isolation: ## Measure what one tenant notices of attacks by another, SECONDS (10) for each
 	$(CARGO) build --locked --release --workspace
 	./target/release/fencepost-bench --isolation --seconds $(or $(SECONDS),10)
+
+abuse: ## Measure what one tenant notices of a stranger with a free account, SECONDS (10) for each
+	$(CARGO) build --locked --release --workspace
+	./target/release/fencepost-bench --abuse --seconds $(or $(SECONDS),10)
 
 openapi: ## Regenerate the documents in openapi/ from the handlers
 	$(CARGO) run --locked --quiet -- openapi --dir openapi

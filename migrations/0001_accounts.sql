@@ -100,6 +100,8 @@ create table accounts (
     -- Set by the operator: nobody can log in.
     suspended_at timestamptz
 );
+-- Accounts that claim the address of another are deleted if they are not used.
+create index accounts_unverified on accounts (created_at) where verified_at is null;
 -- The operator's list, oldest first.
 create index accounts_by_age on accounts (created_at, id);
 -- A verified address has one account.

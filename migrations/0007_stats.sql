@@ -36,3 +36,16 @@ create table job_stats (
 );
 -- Retention.
 create index job_stats_by_age on job_stats (resolution, updated_at);
+
+-- What a project used, by month (UTC). Statistics of hours are not kept for as long.
+create table usage_months (
+    project_id integer not null,
+    -- Its first day.
+    month date not null,
+    enqueued bigint not null default 0,
+    -- Attempts that began.
+    claimed bigint not null default 0,
+    succeeded bigint not null default 0,
+    dead_lettered bigint not null default 0,
+    primary key (project_id, month)
+);

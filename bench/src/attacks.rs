@@ -8,7 +8,10 @@ use sqlx::{ConnectOptions, Executor, PgConnection, postgres::PgConnectOptions};
 use tokio::task::JoinSet;
 use uuid::Uuid;
 
-use super::client::{self, Client, SMALL_PAYLOAD_BYTES, Target};
+use super::{
+    abuse::Abuse,
+    client::{self, Client, SMALL_PAYLOAD_BYTES, Target},
+};
 use fencepost::{dev::Ready, ids::JobId};
 
 /// The line that tells that an attack has begun.
@@ -32,6 +35,8 @@ const LIMITED_PROJECTS: u32 = 1_000;
 const EXPIRED_LEASES: u32 = 50_000;
 /// Jobs per second that are stored for limited projects while a snapshot is held.
 const LIMITED_RATE: u32 = 200;
+/// A poll of the jobs with concurrency keys.
+const POLL: &str = r#"{"worker_id":"w","queues":["many"],"capacity":1,"wait_seconds":0}"#;
 /// Pause of a client after an error, usually a refusal.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -57,6 +62,46 @@ pub enum Attack {
     HeldSnapshot,
     /// 50,000 leases that end in the same second.
     MassExpiry,
+    /// Of a free account, as all below: cron expressions that take long to read, or never fire.
+    Expressions,
+    /// Pages of large jobs.
+    LargePages,
+    /// The same, by 500 readers that take a byte a second.
+    SlowReaders,
+    /// Enqueues of 7.5 MB.
+    Bytes,
+    /// 600 event streams.
+    Streams,
+    /// 480 parked polls.
+    Polls,
+    /// Logins with a wrong password, from 240 addresses.
+    Passwords,
+    /// Sign-ups, from 240 addresses.
+    SignUps,
+    /// Keys that do not exist, from 240 addresses.
+    UnknownKeys,
+    /// Exports and lists of one account.
+    Exports,
+}
+
+impl Attack {
+    /// Whether a stranger with a free account can do it, over HTTP alone.
+    #[must_use]
+    pub fn is_abuse(self) -> bool {
+        matches!(
+            self,
+            Self::Expressions
+                | Self::LargePages
+                | Self::SlowReaders
+                | Self::Bytes
+                | Self::Streams
+                | Self::Polls
+                | Self::Passwords
+                | Self::SignUps
+                | Self::UnknownKeys
+                | Self::Exports
+        )
+    }
 }
 
 /// The tenant that attacks, and how it reaches the database for what it cannot do by a request in
@@ -104,9 +149,7 @@ impl Attacker {
                 self.flood(&mut clients, CLIENTS, "/v1/workers/ack/batch", batch(&acks));
             }
             Attack::LargeBatches => {
-                let job = client::job("large", BATCH_BYTES / BATCH_JOBS);
-                let body = format!(r#"{{"jobs":[{}]}}"#, vec![job; BATCH_JOBS].join(","));
-                self.flood(&mut clients, LARGE_CLIENTS, "/v1/jobs/batch", body);
+                self.flood(&mut clients, LARGE_CLIENTS, "/v1/jobs/batch", large_batch());
             }
             Attack::QueueNames => {
                 let names = format!(
@@ -122,8 +165,7 @@ impl Attacker {
                 let state = format!("{CONCURRENCY_KEYS}, 'pending', now()");
                 let key = "md5(n::text)::uuid, 'key ' || n, 1";
                 jobs(&mut conn, project, &state, key).await?;
-                let poll = r#"{"worker_id":"w","queues":["many"],"capacity":1,"wait_seconds":0}"#;
-                self.flood(&mut clients, CLIENTS, "/v1/workers/poll", poll.to_owned());
+                self.flood(&mut clients, CLIENTS, "/v1/workers/poll", POLL.to_owned());
             }
             Attack::LockedRow => {
                 let jobs = Client::connect(&self.target).await?.poll("attack", 0, 1, 5).await?;
@@ -140,6 +182,10 @@ impl Attacker {
                 let hold = "begin isolation level repeatable read; select from projects limit 1";
                 execute(&mut conn, hold.to_owned()).await?;
                 clients.spawn(limited_enqueues(self.connect().await?));
+            }
+            of_a_stranger => {
+                let mut abuse = Abuse { target: &self.target, clients: &mut clients };
+                abuse.begin(of_a_stranger).await?;
             }
         }
         std::io::stdout().write_all(format!("{HAS_BEGUN}\n").as_bytes())?;
@@ -179,6 +225,12 @@ fn ack_of(job_id: &str) -> String {
     format!(
         r#"{{"job_id":"{job_id}","worker_id":"w","attempt":1,"lease_id":"{lease_id}","status":"succeeded"}}"#
     )
+}
+
+/// An enqueue of 7.5 MB.
+pub fn large_batch() -> String {
+    let job = client::job("large", BATCH_BYTES / BATCH_JOBS);
+    format!(r#"{{"jobs":[{}]}}"#, vec![job; BATCH_JOBS].join(","))
 }
 
 fn batch(acks: &[String]) -> String {

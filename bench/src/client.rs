@@ -56,9 +56,21 @@ impl Client {
     }
 
     async fn send(&mut self, head: Builder, path: &str, body: String) -> anyhow::Result<Bytes> {
+        self.send_as(head, path, body, None).await
+    }
+
+    /// Sends a request with another credential than the target's key.
+    pub async fn send_as(
+        &mut self,
+        head: Builder,
+        path: &str,
+        body: String,
+        credential: Option<&str>,
+    ) -> anyhow::Result<Bytes> {
+        let credential = credential.unwrap_or(&self.target.api_key);
         let request = head
             .header(HOST, &self.target.authority)
-            .header(AUTHORIZATION, format!("Bearer {}", self.target.api_key))
+            .header(AUTHORIZATION, format!("Bearer {credential}"))
             .header(CONTENT_TYPE, "application/json")
             .body(Full::new(Bytes::from(body)))?;
         self.sender.ready().await?;

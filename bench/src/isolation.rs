@@ -42,7 +42,10 @@ const NICENESS: &str = "10";
 const MAX_MORE_MS: f64 = 25.0;
 
 /// The kinds of requests that are timed.
-const KINDS: [&str; 5] = ["pickup", "due", "ack", "enqueue", "heartbeat"];
+const KINDS: [&str; 6] = ["pickup", "due", "ack", "enqueue", "heartbeat", "read"];
+
+/// The place of reads among them.
+const READ: usize = 5;
 
 /// Times in milliseconds, by kind.
 #[derive(Debug, Default)]
@@ -90,6 +93,21 @@ impl Watch {
     }
 }
 
+impl Watch {
+    /// Times a read of a job.
+    async fn read(&self, client: &mut Client, target: &Target, path: &str) -> anyhow::Result<()> {
+        let since = self.now_ms();
+        let answer = tokio::time::timeout(REQUEST_TIMEOUT, client.get(path)).await;
+        if matches!(answer, Ok(Ok(_))) {
+            self.note(READ, since);
+        } else {
+            self.fail();
+            *client = Client::connect(target).await?;
+        }
+        Ok(())
+    }
+}
+
 /// 99 of 100 requests are faster, by kind; and how many failed.
 #[derive(Debug, Clone, Copy)]
 struct P99 {
@@ -121,6 +139,8 @@ async fn work(target: &Target, queue: &str, time: Duration) -> anyhow::Result<P9
                     let beat = (4, "/v1/workers/heartbeat", beat);
                     watch.request(&mut client, &target, beat).await?;
                     watch.request(&mut client, &target, (2, "/v1/workers/ack", ack)).await?;
+                    let path = format!("/v1/jobs/{}", job["id"].as_str().context("an id")?);
+                    watch.read(&mut client, &target, &path).await?;
                 }
             }
             anyhow::Ok(())
@@ -186,21 +206,24 @@ impl Drop for Attacking {
     }
 }
 
-/// Measures all attacks, or those whose name contains `only`, each on a server of its own: by
-/// another tenant, and by the same one for comparison.
+/// Measures all attacks of one kind (those of a free account, or the others), or those of it whose
+/// name contains `only`, each on a server of its own: by another tenant, and by the same one for
+/// comparison.
 ///
 /// # Errors
 /// When a server does not start, or does not answer at all.
-pub async fn run(only: Option<&str>, time: Duration) -> anyhow::Result<()> {
+pub async fn run(only: Option<&str>, is_abuse: bool, time: Duration) -> anyhow::Result<()> {
     let kinds = KINDS.join(" | ");
     let line = "---|".repeat(KINDS.len() + 5);
     print(&format!("| attack | by | {kinds} | failed | bound | load |\n|{line}\n"))?;
     for attack in Attack::value_variants() {
         let name = attack.to_possible_value().context("a name")?.get_name().to_owned();
-        if only.is_some_and(|it| !name.contains(it)) {
+        if only.is_some_and(|it| !name.contains(it)) || attack.is_abuse() != is_abuse {
             continue;
         }
-        for by_another in [true, false] {
+        // A free account has no comparison by the victim itself.
+        let by: &[bool] = if is_abuse { &[true] } else { &[true, false] };
+        for by_another in by.iter().copied() {
             let (quiet, beside, load) = measure(*attack, by_another, time).await?;
             let pairs = || quiet.ms.into_iter().zip(beside.ms);
             let times: String =
@@ -229,11 +252,18 @@ async fn measure(
     by_another: bool,
     time: Duration,
 ) -> anyhow::Result<(P99, P99, String)> {
-    let server = OwnServer::start()?;
+    // Strangers come from many addresses.
+    let server = OwnServer::start(&["--trusted-proxies", "127.0.0.1"])?;
     let ready = Ready::of_running(Some(server.dir.clone()))?;
     let options: PgConnectOptions = ready.database_url.parse()?;
-    let (_, another) =
-        dev::make_project(&mut options.connect().await?, "attacker", "attacker").await?;
+    let mut conn = options.connect().await?;
+    let (_, another) = dev::make_project(&mut conn, "attacker", "attacker").await?;
+    if attack.is_abuse() {
+        let free = "update projects set plan = 'free' where slug = 'attacker'";
+        sqlx::query(free).execute(&mut conn).await?;
+        // The grant of the key is cached until then.
+        tokio::time::sleep(MARGIN).await;
+    }
     let authority = ready.url.strip_prefix("http://").context("a URL")?.to_owned();
     let api_key = ready.api_key;
     let victim = Target { authority, api_key: api_key.clone(), payload_bytes: SMALL_PAYLOAD_BYTES };

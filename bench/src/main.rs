@@ -1,5 +1,6 @@
 //! `fencepost-bench`: measures a server over HTTP with keep-alive. It asserts nothing.
 
+mod abuse;
 mod attacks;
 mod client;
 mod isolation;
@@ -97,6 +98,10 @@ struct BenchArgs {
     #[arg(long, conflicts_with_all = ["data_dir", "url"])]
     isolation: bool,
 
+    /// Instead: what one tenant notices of each attack by a stranger with a free account
+    #[arg(long, conflicts_with_all = ["data_dir", "url", "isolation"])]
+    abuse: bool,
+
     /// One of these attacks, until this process is killed: for --isolation
     #[arg(long, hide = true, requires = "data_dir", requires = "api_key")]
     attack: Option<Attack>,
@@ -150,15 +155,16 @@ async fn main() -> ExitCode {
 
 /// Measures and prints.
 async fn run(args: BenchArgs) -> anyhow::Result<()> {
-    if args.isolation {
-        return isolation::run(args.only.as_deref(), Duration::from_secs(args.seconds)).await;
+    if args.isolation || args.abuse {
+        let time = Duration::from_secs(args.seconds);
+        return isolation::run(args.only.as_deref(), args.abuse, time).await;
     }
     if let (Some(attack), Some(api_key)) = (args.attack, args.api_key.clone()) {
         let attacker = Attacker::of(&Ready::of_running(args.data_dir)?, api_key)?;
         return attacker.run(attack).await;
     }
     let own = match (&args.url, &args.data_dir) {
-        (None, None) => Some(OwnServer::start()?),
+        (None, None) => Some(OwnServer::start(&[])?),
         _ => None,
     };
     let mut redis_url = None;

@@ -27,7 +27,7 @@ pub struct OwnServer {
 }
 
 impl OwnServer {
-    pub fn start() -> anyhow::Result<Self> {
+    pub fn start(more: &[&str]) -> anyhow::Result<Self> {
         let dir = PathBuf::from(format!("/var/tmp/fencepost-bench-{}", std::process::id()));
         let ready_file = dir.join("ready.json");
         std::fs::create_dir_all(&dir)?;
@@ -41,6 +41,7 @@ impl OwnServer {
                 "--log",
                 "warn",
             ])
+            .args(more)
             .arg("--data-dir")
             .arg(&dir)
             .arg("--ready-file")

@@ -320,7 +320,7 @@ impl Accounts {
             Err(error) if is_unique_violation(&error) => return Err(Error::EmailTaken),
             Err(error) => return Err(error.into()),
             Ok(true) => {
-                let entry = NewAuditEntry::to("project.taken_back", account_id.to_string());
+                let entry = NewAuditEntry::to("project.reclaimed", account_id.to_string());
                 let actor = client.actor("account", account_id.to_string());
                 for project_id in store::members::take_back(&mut tx, account_id).await? {
                     store::audit::insert(&mut tx, project_id, &actor, &entry).await?;

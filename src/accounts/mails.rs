@@ -24,6 +24,13 @@ struct Reset<'a> {
 }
 
 #[derive(Template)]
+#[template(path = "mail/known.txt")]
+struct Known<'a> {
+    url: &'a str,
+    address: &'a str,
+}
+
+#[derive(Template)]
 #[template(path = "mail/security.txt")]
 struct Security<'a> {
     what: &'a str,
@@ -60,6 +67,11 @@ pub(super) fn reset(
 ) -> Result<Mail, Error> {
     let links = links.iter().map(|(at, token)| (shown(*at), token.expose_secret())).collect();
     mail(to, "Reset your password".to_owned(), &Reset { url, links })
+}
+
+/// Tells the owner of an address that it has an account already.
+pub(super) fn known(account: &Account, url: &str, address: &str) -> Result<Mail, Error> {
+    mail(&account.email, "You already have an account".to_owned(), &Known { url, address })
 }
 
 /// Tells the owner of an account what happened to it. Names no user agent: a stranger chooses it.

@@ -1,6 +1,6 @@
 //! The security log of an account, and the mails about what its owner should notice.
 
-use sqlx::PgConnection;
+use sqlx::{Acquire, PgConnection};
 
 use super::{Accounts, Client, mails};
 use crate::{
@@ -96,6 +96,34 @@ fn entry(event: AccountEvent, client: Option<&Client>) -> NewAccountEntry {
         user_agent: client.and_then(|it| it.user_agent.as_deref().map(str::to_owned)),
         request_id: client.map(|it| it.request_id.to_string()),
     }
+}
+
+/// Suspends an account and ends its sessions, or ends its suspension, for the operator. Returns how
+/// many sessions it ended.
+pub async fn suspend(
+    conn: &mut PgConnection,
+    id: AccountId,
+    is_suspended: bool,
+) -> sqlx::Result<usize> {
+    let event = if is_suspended { AccountEvent::Suspended } else { AccountEvent::Resumed };
+    let mut tx = conn.begin().await?;
+    store::accounts::suspend(&mut tx, id, is_suspended).await?;
+    let ended = match is_suspended {
+        true => store::sessions::revoke_others(&mut tx, id, None).await?.len(),
+        false => 0,
+    };
+    note(&mut tx, id, event, None).await?;
+    tx.commit().await?;
+    Ok(ended)
+}
+
+/// Ends all sessions of an account, for the operator. Returns how many.
+pub async fn end_sessions(conn: &mut PgConnection, id: AccountId) -> sqlx::Result<usize> {
+    let mut tx = conn.begin().await?;
+    let ended = store::sessions::revoke_others(&mut tx, id, None).await?.len();
+    note(&mut tx, id, AccountEvent::SessionsEnded, None).await?;
+    tx.commit().await?;
+    Ok(ended)
 }
 
 impl Accounts {

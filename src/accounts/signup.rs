@@ -118,11 +118,16 @@ impl Accounts {
                 (project, Role::Owner, Some(key))
             }
         };
+        let has_owner = store::accounts::is_address_verified(&mut tx, &email).await?;
         let secret = self.new_mail_secret(&mut tx, account.id, Purpose::Verify).await?;
         security::note(&mut tx, account.id, AccountEvent::Created, Some(client)).await?;
         tx.commit().await?;
         drop(conn);
-        self.mail_verification(&account, &secret, client).await?;
+        if has_owner {
+            self.mail_known(&account, client).await?;
+        } else {
+            self.mail_verification(&account, &secret, client).await?;
+        }
         Ok(SignedUp { account, project, role, key, password_hash })
     }
 
@@ -219,6 +224,15 @@ impl Accounts {
         let hash = secret::hash(&secret);
         store::accounts::insert_mail_token(conn, account_id, purpose, &hash, life_seconds).await?;
         Ok(secret)
+    }
+
+    /// Tells the owner of an address that someone signed up with it once more. The answer of the
+    /// sign-up does not tell; if the new account is not used, it is deleted.
+    async fn mail_known(&self, account: &Account, client: &Client) -> Result<(), Error> {
+        if self.may_mail("verifications", &account.email).await {
+            self.mailer.send(mails::known(account, &self.public_url, &client.address)?);
+        }
+        Ok(())
     }
 
     /// Returns whether the mail is sent: not if too many were sent to the address.

@@ -28,6 +28,10 @@ pub const CONSOLE_READS_PER_MEMBER: Rate = Rate::per_minute(1_200);
 /// All other calls of pages: a button must work when many open pages have refreshed too often.
 pub const CONSOLE_ACTIONS_PER_MEMBER: Rate = Rate::per_minute(300);
 
+/// All members of a project together may make this many times `manage_per_minute`; at least as many
+/// as one.
+pub const CONSOLE_CALLS_PER_MANAGE_CALL: u32 = 20;
+
 /// In the extensions of a request that a page of the console makes for a member.
 #[derive(Debug, Clone, Copy)]
 pub struct FromConsole;
@@ -193,11 +197,12 @@ fn permits(who: &Who, project_id: ProjectId, limits: &Limits) -> Vec<SharedPermi
     of_project.into_iter().chain(of_key).collect()
 }
 
-/// Counts a call of the console: against the member's own budget, and none of the project's.
+/// Counts a call of the console: against the member's own budget, and one that all members of the
+/// project share, but none that its programs use.
 pub(super) async fn charge_console(
     app: &App,
     who: &Who,
-    project_id: ProjectId,
+    (project_id, limits): (ProjectId, &Limits),
     is_read: bool,
 ) -> Result<(), Error> {
     let (kind, rate) = if is_read {
@@ -205,9 +210,17 @@ pub(super) async fn charge_console(
     } else {
         ("console-actions", CONSOLE_ACTIONS_PER_MEMBER)
     };
-    let name = format!("limit:{{p{}}}:{}:{kind}", project_id.0, who.id());
-    let charge = Charge { name, rate, overdraft_windows: 0 };
-    match app.accounts.limiter.charge(&[charge], &[]).await.retry_after_seconds {
+    let charge = |owner: &str, rate| {
+        let name = format!("limit:{{p{}}}:{owner}:{kind}", project_id.0);
+        Charge { name, rate, overdraft_windows: 0 }
+    };
+    // People get more than programs, but not each of any number of members.
+    let of_project = limits.manage_per_minute.map(|it| {
+        let count = it.saturating_mul(CONSOLE_CALLS_PER_MANAGE_CALL).max(rate.count);
+        charge("all", Rate::per_minute(count))
+    });
+    let charges: Vec<_> = of_project.into_iter().chain([charge(&who.id(), rate)]).collect();
+    match app.accounts.limiter.charge(&charges, &[]).await.retry_after_seconds {
         None => Ok(()),
         Some(retry_after_seconds) => {
             counter!(telemetry::LIMITED, "budget" => "console").increment(1);

@@ -20,8 +20,9 @@ use base64::{Engine as _, prelude::BASE64_STANDARD};
 
 pub use self::{
     budget::{
-        BodyMeter, Budget, CONSOLE_ACTIONS_PER_MEMBER, CONSOLE_READS_PER_MEMBER, CallReport, Cost,
-        FREE_BODY_BYTES, FromConsole, body_bytes, project_limits,
+        BodyMeter, Budget, CONSOLE_ACTIONS_PER_MEMBER, CONSOLE_CALLS_PER_MANAGE_CALL,
+        CONSOLE_READS_PER_MEMBER, CallReport, Cost, FREE_BODY_BYTES, FromConsole, body_bytes,
+        project_limits,
     },
     permit::*,
     person::{CALLS_PER_ACCOUNT, ClientAddress, Person, client_of_request},
@@ -300,7 +301,8 @@ impl<P: Permit> FromRequestParts<App> for Caller<P> {
         let is_page =
             P::BUDGET == Budget::Manage && parts.extensions.get::<FromConsole>().is_some();
         let poll_permit = if is_page {
-            budget::charge_console(app, &who, project_id, parts.method.is_safe()).await?;
+            let of_project = (project_id, &limits);
+            budget::charge_console(app, &who, of_project, parts.method.is_safe()).await?;
             None
         } else {
             budget::charge::<P>(app, &who, project_id, &limits, &report).await?

@@ -5,15 +5,12 @@ use std::io::Write;
 use anyhow::{Context, bail};
 use chrono::{DateTime, SecondsFormat, Utc};
 use clap::{Args, Subcommand};
-use sqlx::{Acquire, PgConnection};
+use sqlx::PgConnection;
 use uuid::Uuid;
 
 use super::target::TargetArgs;
 use crate::{
-    accounts::{
-        read_email,
-        security::{self, AccountEvent},
-    },
+    accounts::{read_email, security},
     ids::AccountId,
     store::{self, accounts::ListedAccount},
 };
@@ -76,17 +73,17 @@ pub async fn run(args: AccountsArgs) -> anyhow::Result<()> {
         }
         Command::Suspend { account } => {
             let id = find(&mut conn, &account).await?;
-            let ended = suspend(&mut conn, id, true).await?;
+            let ended = security::suspend(&mut conn, id, true).await?;
             writeln!(out, "suspended {id}, {ended} sessions ended")?;
         }
         Command::Resume { account } => {
             let id = find(&mut conn, &account).await?;
-            suspend(&mut conn, id, false).await?;
+            security::suspend(&mut conn, id, false).await?;
             writeln!(out, "resumed {id}")?;
         }
         Command::EndSessions { account: Some(account), .. } => {
             let id = find(&mut conn, &account).await?;
-            writeln!(out, "{} sessions ended", end_sessions(&mut conn, id).await?)?;
+            writeln!(out, "{} sessions ended", security::end_sessions(&mut conn, id).await?)?;
         }
         Command::EndSessions { account: None, .. } => {
             let ended = store::sessions::revoke_all(&mut conn).await?;
@@ -140,29 +137,4 @@ async fn find(conn: &mut PgConnection, account: &str) -> anyhow::Result<AccountI
             verified.with_context(|| format!("several accounts claim {email}: give an id"))
         }
     }
-}
-
-async fn suspend(
-    conn: &mut PgConnection,
-    id: AccountId,
-    is_suspended: bool,
-) -> anyhow::Result<usize> {
-    let event = if is_suspended { AccountEvent::Suspended } else { AccountEvent::Resumed };
-    let mut tx = conn.begin().await?;
-    store::accounts::suspend(&mut tx, id, is_suspended).await?;
-    let ended = match is_suspended {
-        true => store::sessions::revoke_others(&mut tx, id, None).await?.len(),
-        false => 0,
-    };
-    security::note(&mut tx, id, event, None).await?;
-    tx.commit().await?;
-    Ok(ended)
-}
-
-async fn end_sessions(conn: &mut PgConnection, id: AccountId) -> anyhow::Result<usize> {
-    let mut tx = conn.begin().await?;
-    let ended = store::sessions::revoke_others(&mut tx, id, None).await?.len();
-    security::note(&mut tx, id, AccountEvent::SessionsEnded, None).await?;
-    tx.commit().await?;
-    Ok(ended)
 }

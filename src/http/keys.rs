@@ -202,7 +202,7 @@ pub struct CreateKeyRequest {
     #[schema(extensions(("bounds" = json!(chars(1, limits::MAX_NAME_CHARS)))))]
     name: String,
     /// Scopes. Default: all that you may grant.
-    #[schema(min_items = 1, max_items = 6)]
+    #[schema(min_items = 1, max_items = 7)]
     scopes: Option<Vec<Scope>>,
     /// A named set of scopes. Alternative to `scopes`.
     preset: Option<KeyPreset>,

@@ -16,6 +16,7 @@ pub mod error;
 mod health;
 mod idempotency;
 pub(crate) mod invitations;
+pub(crate) mod job;
 pub(crate) mod jobs;
 pub(crate) mod keys;
 pub mod least_rate;
@@ -34,6 +35,7 @@ mod redact;
 mod retry;
 mod route_group;
 pub mod server;
+mod usage;
 pub(crate) mod workers;
 pub(crate) mod workflows;
 
@@ -100,6 +102,7 @@ fn data_plane() -> OpenApiRouter<App> {
         .routes(routes!(audit::list))
         .routes(routes!(audit::export))
         .routes(routes!(limits::list))
+        .routes(routes!(usage::get))
         .routes(routes!(metrics::summary))
         .routes(routes!(metrics::throughput))
         .routes(routes!(metrics::prometheus::scrape))

@@ -206,6 +206,20 @@ pub async fn credentials(
     .await
 }
 
+/// Whether an account has verified this address.
+pub async fn is_address_verified(conn: &mut PgConnection, email: &str) -> sqlx::Result<bool> {
+    sqlx::query_scalar!(
+        r#"
+        select exists (
+            select from accounts where email = $1 and verified_at is not null
+        ) "exists!"
+        "#,
+        email,
+    )
+    .fetch_one(conn)
+    .await
+}
+
 /// Stores another password.
 pub async fn set_password(
     conn: &mut PgConnection,
@@ -336,7 +350,7 @@ pub async fn list(
         ListedAccount,
         r#"
         select id "id: AccountId", email, created_at, verified_at, suspended_at, last_login_at,
-               (select count(*) from members where account_id = accounts.id) "projects!"
+               (select count(project_id) from members where account_id = accounts.id) "projects!"
         from accounts
         where (created_at, id) > ($1, $2) and ($3::text is null or email = $3)
         order by created_at, id

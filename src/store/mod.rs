@@ -44,6 +44,7 @@ pub mod shares;
 pub mod stats;
 pub mod stored_bytes;
 pub mod sweep;
+pub mod usage;
 pub mod workers;
 pub mod workflows;
 

@@ -8,7 +8,7 @@ use fencepost::{
         plan::{Limits, Plans},
         schedule,
     },
-    engine::dispatch::MAX_PARKED_POLLS,
+    engine::{dispatch::MAX_PARKED_POLLS, enqueue::quota},
     http::{answers, least_rate, server},
     redis_bus,
     serve::DRAIN_TIMEOUT,
@@ -38,7 +38,10 @@ pub fn people_limits() -> Vec<(&'static str, String)> {
         ("the mail that verifies an address", format!("valid for {} s", limits::VERIFY_SECONDS)),
         ("the mail that resets a password", format!("valid for {} s", limits::RESET_SECONDS)),
         ("an invitation", format!("valid for {} s", limits::INVITATION_SECONDS)),
-        ("projects that an account owns", limits::MAX_OWNED_PROJECTS.to_string()),
+        (
+            "projects that an account owns on the plan of new projects, whatever it says",
+            limits::MAX_OWNED_PROJECTS.to_string(),
+        ),
         ("members and open invitations, whatever the plan", limits::MAX_MEMBERS.to_string()),
         ("a key's `expires_at`", format!("{} s ahead", limits::MAX_KEY_SECONDS)),
         ("`overlap_seconds`", format!("0–{} s", limits::MAX_KEY_OVERLAP_SECONDS)),
@@ -51,6 +54,15 @@ pub fn people_limits() -> Vec<(&'static str, String)> {
                 "kept {} days, {} entries of an export",
                 limits::AUDIT_KEEP_DAYS,
                 limits::MAX_EXPORTED_AUDIT
+            ),
+        ),
+        (
+            "an account's security log",
+            format!(
+                "kept {} days, {} entries shown, {} of one kind an hour",
+                limits::SECURITY_LOG_KEEP_DAYS,
+                limits::MAX_SHOWN_SECURITY_ENTRIES,
+                accounts::security::MAX_ENTRIES_AN_HOUR,
             ),
         ),
     ];
@@ -98,6 +110,13 @@ fn people_rates() -> Vec<(&'static str, String)> {
         ("calls about itself, an account", rate(auth::CALLS_PER_ACCOUNT)),
         ("console reads, per member and project", rate(auth::CONSOLE_READS_PER_MEMBER)),
         ("console changes, per member and project", rate(auth::CONSOLE_ACTIONS_PER_MEMBER)),
+        (
+            "console reads or changes of all members of a project",
+            format!(
+                "{} times `manage_per_minute`, at least as many as one",
+                auth::CONSOLE_CALLS_PER_MANAGE_CALL
+            ),
+        ),
         (
             "passwords hashed at the same time",
             format!("{}, {} more wait, then 503", password::MAX_HASHING, password::MAX_WAITING),

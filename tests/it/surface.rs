@@ -267,6 +267,7 @@ fn needs_no_body(id: &str) -> bool {
         "jobs_logs_stream",
         "me_end_session",
         "me_export",
+        "me_security_log",
         "me_sessions",
         "metrics_alert_rules",
         "metrics_dashboard",

@@ -202,6 +202,7 @@ fn every_statement_on_a_tenants_table_names_the_project() {
         "members",
         "invitations",
         "audit_log",
+        "usage_months",
         "stored_bytes",
         "stored_byte_deltas",
     ];
@@ -261,6 +262,7 @@ fn every_tenants_key_and_index_begins_with_the_project() {
         "projects_deleted",
         "projects_purged",
         "accounts_by_age",
+        "accounts_unverified",
         "account_log_by_age",
     ];
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("migrations");

@@ -37,8 +37,8 @@ pub use crate::store::claims::LeasedJob;
 /// when the worker gets a directive, or at shutdown.
 ///
 /// # Errors
-/// What `revoked` resolves to, when the key was revoked meanwhile. [`Error::Overloaded`] when too many
-/// polls are parked. [`Error::NotReady`] when the poll does not wait and the database does not
+/// What `revoked` resolves to, when the key was revoked meanwhile. [`Error::Overloaded`] when too
+/// many polls are parked. [`Error::NotReady`] when the poll does not wait and the database does not
 /// answer. Jobs leased by a claim in flight are released.
 pub async fn poll(
     engine: &Engine,

@@ -115,9 +115,9 @@ pub(super) fn cost<'a>(jobs: impl Iterator<Item = &'a NewJob>) -> usize {
 /// Admits new jobs.
 ///
 /// # Errors
-/// [`Error::QuotaExceeded`] when the project would have too many jobs, has stored too many bytes, or
-/// has as many queues as its plan allows and would get another. [`Error::QueueFull`] when a queue
-/// would have more jobs than its `max_waiting`.
+/// [`Error::QuotaExceeded`] when the project would have too many jobs, has stored too many bytes,
+/// or has as many queues as its plan allows and would get another. [`Error::QueueFull`] when a
+/// queue would have more jobs than its `max_waiting`.
 pub(super) async fn admit(
     engine: &Engine,
     tenant: Tenant,
@@ -182,7 +182,8 @@ async fn known(engine: &Engine, tenant: Tenant) -> Result<Backlog, Error> {
 /// Admits this many new jobs, whatever their queues.
 ///
 /// # Errors
-/// [`Error::QuotaExceeded`] when the project would have too many jobs, or has stored too many bytes.
+/// [`Error::QuotaExceeded`] when the project would have too many jobs, or has stored too many
+/// bytes.
 pub async fn admit_count(engine: &Engine, tenant: Tenant, count: usize) -> Result<(), Error> {
     let Tenant { project_id, limits } = tenant;
     let max = limits.waiting_jobs.unwrap_or(i64::MAX);

@@ -96,7 +96,8 @@ pub async fn prune(engine: &Engine) -> sqlx::Result<bool> {
     Ok(rows.contains(&(sweep::MAX_SWEEP_ROWS as u64)))
 }
 
-/// Deletes some rows of a deleted project, and finally notes that they are gone. Returns whether there is more.
+/// Deletes some rows of a deleted project, and finally notes that they are gone. Returns whether
+/// there is more.
 pub async fn purge(engine: &Engine) -> sqlx::Result<bool> {
     let mut conn = engine.pools.background.acquire().await?;
     let mut tx = conn.begin().await?;

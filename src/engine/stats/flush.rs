@@ -1,8 +1,13 @@
 //! Writing this node's counters to the database.
 
+use sqlx::Acquire;
+
 use crate::{
     engine::Engine,
-    store::stats::{self, MAX_ADDED_ROWS},
+    store::{
+        stats::{self, MAX_ADDED_ROWS},
+        usage,
+    },
 };
 
 /// Adds the counters since the last flush to the shared statistics. If that fails, they are kept
@@ -13,7 +18,10 @@ pub async fn write(engine: &Engine) -> sqlx::Result<()> {
         let later = counted.split_off(counted.len().min(MAX_ADDED_ROWS));
         let added = async {
             let mut conn = engine.pools.background.acquire().await?;
-            stats::add(&mut conn, &counted).await
+            let mut tx = conn.begin().await?;
+            stats::add(&mut tx, &counted).await?;
+            usage::add(&mut tx, &counted).await?;
+            tx.commit().await
         };
         if let Err(error) = added.await {
             // After a lost commit the numbers count twice: they are for people, and decide nothing.

@@ -19,7 +19,7 @@ use crate::{
     engine::jobs,
     error::Error,
     http::{
-        jobs::resource::Job,
+        job::Job,
         redact::{hidden, shown},
     },
     ids::ProjectId,

@@ -10,7 +10,6 @@ pub mod logs;
 pub mod read;
 pub mod replay;
 pub mod request;
-pub(in crate::http) mod resource;
 pub mod watch;
 
-pub use resource::{Job, JobError};
+pub use super::job::{Job, JobError};

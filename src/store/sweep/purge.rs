@@ -7,8 +7,8 @@ use crate::ids::ProjectId;
 /// Rows of one statement.
 pub const MAX_PURGED_ROWS: u64 = 2_000;
 
-/// Every table with rows of projects but the audit log, which outlives them; in the order of deletion: schedules before the jobs that they
-/// create, and jobs before what belongs to them.
+/// Every table with rows of projects but the audit log, which outlives them; in the order of
+/// deletion: schedules before the jobs that they create, and jobs before what belongs to them.
 pub const TENANT_TABLES: &[&str] = &[
     "recurring_schedules",
     "operations",
@@ -37,6 +37,7 @@ pub const TENANT_TABLES: &[&str] = &[
     "queue_deltas",
     "queue_rates",
     "job_stats",
+    "usage_months",
     "queue_handouts",
     "queue_types",
     "queue_counts",
@@ -171,6 +172,58 @@ pub async fn prune_people(
         "#,
         audit_keep_days,
         account_log_keep_days,
+    )
+    .fetch_one(conn)
+    .await
+}
+
+/// Deletes accounts that claim an address which another account has verified, and that were not
+/// used within this many seconds: no later login, and no use of their keys. Their projects without
+/// another member are deleted with them. Returns how many accounts.
+pub async fn prune_claims(conn: &mut PgConnection, unused_seconds: i64) -> sqlx::Result<i64> {
+    sqlx::query_scalar!(
+        r#"
+        with unused as materialized (
+            select claim.id
+            from accounts claim
+            where claim.verified_at is null
+                and claim.created_at < now() - make_interval(secs => $1)
+                and coalesce(claim.last_login_at, claim.created_at)
+                    < claim.created_at + interval '1 minute'
+                and exists (
+                    select from accounts owner
+                    where owner.email = claim.email and owner.verified_at is not null
+                )
+                and not exists (
+                    select from sessions
+                    where account_id = claim.id
+                        and last_used_at > claim.created_at + interval '1 hour'
+                )
+                and not exists (
+                    select from members own
+                    join api_keys key on key.project_id = own.project_id
+                    where own.account_id = claim.id and key.last_used_at is not null
+                )
+            order by claim.created_at
+            limit 100
+        ), deleted_projects as (
+            update projects
+            set deleted_at = now()
+            from unused
+            join members own on own.account_id = unused.id and own.role = 'owner'
+            where projects.id = own.project_id and projects.deleted_at is null and not exists (
+                select from members other
+                where other.project_id = own.project_id and other.account_id <> unused.id
+            )
+        ), deleted_accounts as (
+            delete from accounts
+            using unused
+            where accounts.id = unused.id
+            returning 1
+        )
+        select count(*) "count!" from deleted_accounts
+        "#,
+        unused_seconds as f64,
     )
     .fetch_one(conn)
     .await

@@ -208,8 +208,9 @@ async fn work_with_people(p: &mut Presser<'_>, owner: &Person) {
 async fn work_with_oneself(p: &mut Presser<'_>, owner: &Person) {
     let t = p.t;
     let place = p.press_own("projects_create", &[("name", "Second one"), ("mode", "test")]).await;
-    assert_eq!(place, "/console/p/second-one?done=projects_create");
-    assert_eq!(owner.get("/v1/projects/second-one").await.is(200)["mode"], "test");
+    let slug = t.database.text("select slug from projects where name = 'Second one'").await;
+    assert_eq!(place, format!("/console/p/{slug}?done=projects_create"));
+    assert_eq!(owner.get(&format!("/v1/projects/{slug}")).await.is(200)["mode"], "test");
     p.press_own("auth_verify_send", &[]).await;
     let host = Person::sign_up(t, "host@example.com").await;
     host.join(t, Role::Owner).await;

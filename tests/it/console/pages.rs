@@ -297,7 +297,7 @@ fn a_schedule_is_previewed_made_and_changed_without_losing_what_the_form_does_no
 #[test]
 fn a_job_is_found_by_its_id_and_what_it_carries_is_kept_byte_for_byte() {
     run(async |t| {
-        let mut browser = Browser::of_member(t, "ada@example.com", Role::Viewer).await;
+        let mut browser = Browser::of_member(t, "ada@example.com", Role::Member).await;
         let body = r#"{"job_type":"t","payload":{"n": 12345678901234567890.10}}"#;
         let id = t.post_text("/v1/jobs", body).await.is(201)["id"].as_str().map(str::to_owned);
         let id = id.expect("an id");

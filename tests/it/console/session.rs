@@ -28,15 +28,17 @@ fn a_stranger_signs_up_and_sees_a_key_once_that_works_at_once() {
         assert_eq!(browser.cookies.len(), 2, "there is a session");
         let ada = TestProject { api_key: key.to_owned(), ..t.clone() };
         let job = ada.enqueue(json!({"job_type": "greet"})).await;
-        browser.get("/console").await.goes("/console/p/acme-inc");
-        browser.get("/console/p/acme-inc/first").await.says(200, "waits for a worker");
+        let slug = t.database.text("select slug from projects where name = 'Acme <Inc>'").await;
+        let page = format!("/console/p/{slug}");
+        browser.get("/console").await.goes(&page);
+        browser.get(&format!("{page}/first")).await.says(200, "waits for a worker");
         let leased = ada.lease("w").await;
-        browser.get("/console/p/acme-inc/first").await.says(200, "A worker runs it");
+        browser.get(&format!("{page}/first")).await.says(200, "A worker runs it");
         ada.ack(&leased, "w", "succeeded").await.is(200);
-        browser.get("/console/p/acme-inc/first").await.says(200, "your first job has run");
-        let later = browser.get("/console/p/acme-inc/start").await;
+        browser.get(&format!("{page}/first")).await.says(200, "your first job has run");
+        let later = browser.get(&format!("{page}/start")).await;
         assert!(!later.text.contains(key), "the key is shown once");
-        browser.get(&format!("/console/p/acme-inc/jobs/{job}")).await.says(200, "succeeded");
+        browser.get(&format!("{page}/jobs/{job}")).await.says(200, "succeeded");
     });
 }
 
@@ -314,8 +316,12 @@ fn a_second_signup_leads_to_its_own_project() {
         browser.sign_up("ada@example.com", "First").await.says(200, "fp_live_");
         browser.cookies.clear();
         browser.sign_up("ada@example.com", "Second").await.says(200, "fp_live_");
-        browser.get("/console/p/second").await.says(200, "Overview");
-        browser.get("/console/p/first").await.says(404, "Not found");
+        let slug = async |name: &str| {
+            let sql = format!("select slug from projects where name = '{name}'");
+            format!("/console/p/{}", t.database.text(&sql).await)
+        };
+        browser.get(&slug("Second").await).await.says(200, "Overview");
+        browser.get(&slug("First").await).await.says(404, "Not found");
         browser.get("/console/login").await.goes("/console");
     });
 }

@@ -231,7 +231,8 @@ fn a_test_projects_keys_are_test_keys_and_use_is_noted() {
         let project =
             ada.post("/v1/projects", json!({"name": "Trying", "mode": "test"})).await.is(201);
         assert_eq!((&project["mode"], &project["role"]), (&json!("test"), &json!("owner")));
-        let keys = "/v1/projects/trying/keys";
+        let keys = format!("/v1/projects/{}/keys", project["slug"].as_str().expect("a slug"));
+        let keys = keys.as_str();
         let made = ada.post(keys, json!({"name": "k"})).await.is(201);
         assert!(made["secret"].as_str().expect("a key").starts_with("fp_test_"));
         assert_eq!(made["key"]["created_by"], json!(ada.account_id));

@@ -1,4 +1,4 @@
-//! Payloads are a right of their own: whoever lacks it sees the same objects, without payloads,
+//! Payloads are a right of their own: callers without it see the same objects, without payloads,
 //! results, error messages and logs.
 
 use fencepost::domain::access::Role;
@@ -21,12 +21,12 @@ async fn fill(t: &TestProject) -> (String, String) {
     let job = json!({"job_type": "mail", "payload": secret, "max_attempts": 1});
     let dead = t.enqueue(job).await;
     let job = t.lease("w").await;
-    let log = json!({"worker_id": "w", "job_id": dead, "attempt": 1, "logs": [
-        {"stream": "stdout", "sequence": 0, "data": SECRET, "timestamp_ms": 1},
+    let log = json!({"worker_id": "w", "chunks": [
+        {"job_id": dead, "attempt": 1, "sequence": 0, "data": SECRET, "timestamp_ms": 1},
     ]});
     t.post("/v1/workers/logs", log).await.is(200);
-    let event = json!({"worker_id": "w", "job_id": dead, "attempt": 1, "events": [
-        {"type": "step", "payload": secret},
+    let event = json!({"worker_id": "w", "events": [
+        {"job_id": dead, "attempt": 1, "type": "step", "payload": secret},
     ]});
     t.post("/v1/workers/events", event).await.is(200);
     let error = json!({"type": "SmtpError", "message": SECRET, "stack_trace": SECRET});
@@ -107,8 +107,8 @@ fn streams_show_no_payloads_without_the_scope() {
             .expect("an answer");
         let id = t.enqueue(json!({"job_type": "mail"})).await;
         t.lease("w").await;
-        let event = json!({"worker_id": "w", "job_id": id, "attempt": 1, "events": [
-            {"type": "step", "payload": {"text": SECRET}},
+        let event = json!({"worker_id": "w", "events": [
+            {"job_id": id, "attempt": 1, "type": "step", "payload": {"text": SECRET}},
         ]});
         t.post("/v1/workers/events", event).await.is(200);
         let mut text = String::new();

@@ -112,7 +112,7 @@ async fn forget(conn: &mut PgConnection) {
     })
     .await;
     assert_eq!(old.len(), 1);
-    let pruned = costs(conn, "forgetting", 100 * 22, async |conn| {
+    let pruned = costs(conn, "forgetting", 100 * 23, async |conn| {
         let ids = prune::find_old_jobs(conn, &old[0]).await.expect("it runs");
         let ids: Vec<_> = ids.iter().map(|it| it.0).collect();
         prune::prune_jobs(conn, &old[0], &ids).await.expect("it runs")

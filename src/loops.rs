@@ -19,7 +19,8 @@ use crate::{
         canary::Canary,
         jobs::wait,
         maintenance::{
-            self, PROBE_PERIOD, cascade, counts, ends, gauges, promote, reap, retention, revive,
+            self, PROBE_PERIOD, cascade, counts, dead_letter_age, ends, gauges, promote, reap,
+            retention, revive,
         },
         operations,
         schedules::fire,
@@ -57,6 +58,8 @@ const NODES_PERIOD: Duration = Duration::from_secs(4);
 const ACCOUNTS_PERIOD: Duration = Duration::from_secs(60);
 /// Every node knows a new key before any node signs with it.
 const _: () = assert!(ACCOUNTS_PERIOD.as_secs() * 2 < KEY_SETTLE_SECONDS as u64);
+/// How often dead letters that are too old are looked for.
+const DEAD_LETTERS_PERIOD: Duration = Duration::from_secs(3_600);
 /// How often deleted projects are purged.
 const PURGE_PERIOD: Duration = Duration::from_secs(5);
 /// The pause after a failed step.
@@ -189,6 +192,14 @@ fn start_instance_loops(app: &App, loops: &Loops<'_>) {
             let pruned = pruned.await?;
             purge::prune_claims(&mut conn, VERIFY_SECONDS).await?;
             Ok(Next::continue_if(pruned >= purge::MAX_PRUNED_PEOPLE, ACCOUNTS_PERIOD))
+        }
+    });
+    let plans = app.accounts.plans.clone();
+    loops.start("dead_letters", None, move |engine| {
+        let plans = plans.clone();
+        async move {
+            dead_letter_age::pass(&engine, &plans).await?;
+            Ok(Next::Sleep(DEAD_LETTERS_PERIOD))
         }
     });
     let bus = app.bus.clone();

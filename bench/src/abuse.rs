@@ -32,7 +32,7 @@ const POLLS: usize = 500;
 const LARGE_JOBS: usize = 100;
 const LARGE_JOB_BYTES: usize = 60_000;
 /// Pause of a client after a refusal.
-const PAUSE: Duration = Duration::from_millis(20);
+const PAUSE: Duration = Duration::from_millis(100);
 /// Pause of a slow reader between two reads.
 const READ_PAUSE: Duration = Duration::from_secs(1);
 const PASSWORD: &str = "quiet otters borrow umbrellas";

@@ -265,10 +265,18 @@ fn check_people(node: &NodeArgs, findings: &mut Findings) {
         Err(error) => findings.bad("mail", format!("{error:#}")),
         Ok(None) => findings.doubtful(
             "mail",
-            "no mail server: set --smtp-url, or addresses cannot be verified nor passwords reset",
+            "no mail server: set --smtp-url, or addresses cannot be verified nor passwords reset, \
+             and new projects have all rates and bytes of their plan without a verified address",
         ),
         Ok(Some(url)) => match Mailer::smtp(&url, &people.mail_from) {
-            Ok(_) => findings.good("mail", format!("from {}", people.mail_from)),
+            Ok(_) => findings.good(
+                "mail",
+                format!(
+                    "from {}; new projects have a tenth of their rates and bytes until an owner \
+                     has verified an address",
+                    people.mail_from
+                ),
+            ),
             Err(error) => findings.bad("mail", format!("{error:#}")),
         },
     }

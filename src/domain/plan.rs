@@ -14,7 +14,7 @@ pub const TEST_MODE: &str = "test";
 /// The plans that this binary was built with.
 pub const BUILT_IN: &str = include_str!("../../ops/plans.toml");
 /// The names of all limits.
-pub const ALL_NAMES: [&str; 17] = [
+pub const ALL_NAMES: [&str; 18] = [
     "produce_per_minute",
     "work_per_minute",
     "manage_per_minute",
@@ -29,6 +29,7 @@ pub const ALL_NAMES: [&str; 17] = [
     "min_schedule_period_seconds",
     "payload_bytes",
     "retention_days",
+    "dead_letter_days",
     "keys",
     "members",
     "projects",
@@ -84,6 +85,9 @@ pub struct Limits {
     /// Days for which a queue may keep its finished jobs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub retention_days: Option<i32>,
+    /// Days after which dead letters are deleted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dead_letter_days: Option<i32>,
     /// Live keys.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub keys: Option<i64>,
@@ -125,6 +129,7 @@ impl Limits {
                 .or(fallback.min_schedule_period_seconds),
             payload_bytes: self.payload_bytes.or(fallback.payload_bytes),
             retention_days: self.retention_days.or(fallback.retention_days),
+            dead_letter_days: self.dead_letter_days.or(fallback.dead_letter_days),
             keys: self.keys.or(fallback.keys),
             members: self.members.or(fallback.members),
             projects: self.projects.or(fallback.projects),

@@ -150,6 +150,10 @@ pub async fn list(
         bound("min_schedule_period_seconds", period),
         bound("payload_bytes", payload),
         bound("retention_days", limits.max_retention_days().into()),
+        LimitStatus {
+            limit: limits.dead_letter_days.map(i64::from),
+            ..bound("dead_letter_days", 0)
+        },
         bound("batch_jobs", bounds::MAX_ENQUEUE_BATCH_JOBS as i64),
     ];
     Ok(Reply(LimitList { plan, limits: list }))

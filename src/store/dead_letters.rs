@@ -412,3 +412,25 @@ pub async fn delete(
     .fetch_all(conn)
     .await
 }
+
+/// Those of these projects that have dead letters older than that number of days.
+pub async fn projects_with_old(
+    conn: &mut PgConnection,
+    projects: &[(ProjectId, i32)],
+) -> sqlx::Result<Vec<ProjectId>> {
+    sqlx::query_scalar!(
+        r#"
+        select asked.project_id "project_id!: ProjectId"
+        from unnest($1::int[], $2::int[]) as asked(project_id, days)
+        where exists (
+            select from dead_letters
+            where project_id = asked.project_id
+                and died_at < date_trunc('day', now(), 'UTC') - make_interval(days => asked.days)
+        )
+        "#,
+        &projects.iter().map(|it| it.0.0).collect::<Vec<_>>(),
+        &projects.iter().map(|it| it.1).collect::<Vec<_>>(),
+    )
+    .fetch_all(conn)
+    .await
+}

@@ -46,6 +46,7 @@ mod roles;
 mod rolling;
 mod schedule_crashes;
 mod statements;
+mod storage;
 mod surface;
 mod templates;
 mod tidy;

@@ -3,6 +3,7 @@
 
 pub mod cascade;
 pub mod counts;
+pub mod dead_letter_age;
 pub mod ends;
 pub mod gauges;
 pub mod promote;

@@ -106,21 +106,23 @@ fn known_and_unknown_addresses_are_answered_alike() {
         };
         let first = sign_up(PASSWORD, "192.0.2.1").await;
         let verify = json!({"token": secret_in(&server.next_mail().await)});
+        let again = sign_up(other_password, "192.0.2.3").await;
+        let verify_again = json!({"token": secret_in(&server.next_mail().await)});
         let ada = Person::log_in(&t, "ada@example.com", PASSWORD, Value::Null).await;
         ada.post("/v1/auth/verify", verify.clone()).await.is_empty(204);
         ada.post("/v1/auth/verify", verify).await.is_error(400, "invalid_token");
-        let again = sign_up(other_password, "192.0.2.3").await;
+        let known = sign_up("nine orange giraffes", "192.0.2.5").await;
         let fields = |it: &Value| -> Vec<String> {
             it.as_object().expect("an object").keys().cloned().collect()
         };
         assert_eq!(fields(&first), fields(&again));
         assert_eq!(fields(&first["account"]), fields(&again["account"]));
         assert_ne!(first["account"]["id"], again["account"]["id"]);
+        assert_eq!(fields(&first), fields(&known), "only its owner is told that it is known");
         // Only one of them can prove the address.
-        let verify = json!({"token": secret_in(&server.next_mail().await)});
         let other = Person::log_in(&t, "ada@example.com", other_password, Value::Null).await;
         assert_eq!(other.account_id, again["account"]["id"].as_str().expect("an id"));
-        other.post("/v1/auth/verify", verify).await.is_error(409, "email_taken");
+        other.post("/v1/auth/verify", verify_again).await.is_error(409, "email_taken");
         // The verified owner logs in as themselves.
         let login = json!({"email": "ada@example.com", "password": PASSWORD});
         let session = post_from(&t, "/v1/auth/login", login, "192.0.2.4").await.is(200);

@@ -1,5 +1,6 @@
 //! Addresses that several accounts claim: who proves one, and what strangers cannot do with it.
 
+use fencepost::{domain::limits, store::sweep::purge};
 use serde_json::{Value, json};
 
 use super::{
@@ -7,7 +8,7 @@ use super::{
     accounts::{open_server, secret_in},
     post_from,
 };
-use crate::harness::{Stage, limited};
+use crate::harness::{Stage, TestProject, limited};
 
 #[test]
 fn a_link_verifies_only_the_account_that_its_reader_is_logged_in_to() {
@@ -94,6 +95,57 @@ fn strangers_cannot_use_up_the_sign_ups_and_resets_of_an_address() {
             again().await.is(201);
         }
         again().await.is_error(429, "rate_limit_exceeded");
+        server.stop().await;
+    });
+}
+
+#[test]
+fn a_sign_up_with_a_known_address_is_told_by_mail_and_goes_if_it_is_not_used() {
+    limited(async {
+        let (server, t) = open_server(Stage::default()).await;
+        Person::sign_up(&t, "ada@example.com").await;
+        server.next_mail().await;
+        let sign_up = |project: &str| {
+            let password = "eight purple elephants";
+            let name = project.to_owned();
+            let body = json!({"email": "ada@example.com", "password": password,
+                              "project_name": name});
+            let t = t.clone();
+            async move { post_from(&t, "/v1/auth/signup", body, "192.0.2.7").await.is(201) }
+        };
+        let unused = sign_up("unused").await;
+        let mail = server.next_mail().await;
+        assert_eq!(mail.subject, "You already have an account");
+        assert!(!mail.text.contains("fp_mail_"), "there is nothing to verify: {}", mail.text);
+        let used = sign_up("used").await;
+        let key = used["api_key"]["secret"].as_str().expect("a key").to_owned();
+        let of_used = TestProject { api_key: key, ..t.clone() };
+        of_used.enqueue(json!({"job_type": "a"})).await;
+        while t
+            .database
+            .number("select count(last_used_at) from api_keys where name = 'first'")
+            .await
+            == 0
+        {
+            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+        }
+        let mut conn = t.database.connect().await;
+        let age = "update accounts set created_at = created_at - interval '3 days',
+                   last_login_at = last_login_at - interval '3 days'";
+        t.database.execute(age).await;
+        let pruned = purge::prune_claims(&mut conn, limits::VERIFY_SECONDS).await;
+        assert_eq!(pruned.expect("it runs"), 1);
+        let left = |made: &Value| {
+            let id = made["account"]["id"].as_str().expect("an id").to_owned();
+            let id = id.parse::<fencepost::ids::AccountId>().expect("an id").0;
+            format!("select count(*) from accounts where id = '{id}'")
+        };
+        assert_eq!(t.database.number(&left(&unused)).await, 0);
+        assert_eq!(t.database.number(&left(&used)).await, 1);
+        let deleted =
+            "select count(*) from projects where deleted_at is not null and name = 'unused'";
+        assert_eq!(t.database.number(deleted).await, 1);
+        of_used.get("/v1/jobs").await.is(200);
         server.stop().await;
     });
 }

@@ -1,0 +1,79 @@
+//! Deleting dead letters that are older than a project's plan keeps them: an operation of the
+//! project, which it sees like any other, once a day.
+
+use chrono::{DateTime, Days, NaiveTime, Utc};
+use uuid::Builder;
+
+use crate::{
+    domain::{
+        operation::{Filter, Kind, Which},
+        plan::{Plans, Tenant},
+    },
+    engine::{
+        Engine,
+        operations::{self, NewOperation},
+    },
+    error::{self, Error},
+    ids::{OperationId, ProjectId},
+    store::{self, dead_letters},
+};
+
+/// Projects of one page.
+const PAGE: i64 = 500;
+
+/// One pass over all projects. An operation that exists is not begun again, so any number of nodes
+/// may run it.
+///
+/// # Errors
+/// When the database does not answer.
+pub async fn pass(engine: &Engine, plans: &Plans) -> sqlx::Result<()> {
+    let mut after = ProjectId(0);
+    loop {
+        let mut conn = engine.pools.background.acquire().await?;
+        let page = store::projects::list(&mut conn, after, PAGE).await?;
+        let Some(last) = page.last() else { return Ok(()) };
+        after = last.id;
+        let limited = page.iter().filter_map(|it| {
+            let limits = plans.of(&it.plan, it.overrides.as_ref());
+            Some((Tenant { project_id: it.id, limits }, limits.dead_letter_days?))
+        });
+        let limited: Vec<_> = limited.collect();
+        let asked: Vec<_> = limited.iter().map(|(it, days)| (it.project_id, *days)).collect();
+        let old = dead_letters::projects_with_old(&mut conn, &asked).await?;
+        let now = store::schedules::clock(&mut conn).await?;
+        drop(conn);
+        for (tenant, days) in limited.into_iter().filter(|it| old.contains(&it.0.project_id)) {
+            if let Err(error) = begin(engine, tenant, (now, days)).await {
+                let error = error::chain(&error);
+                tracing::warn!(project.id = tenant.project_id.0, error, "dead letters stay");
+            }
+        }
+    }
+}
+
+async fn begin(
+    engine: &Engine,
+    tenant: Tenant,
+    (now, days): (DateTime<Utc>, i32),
+) -> Result<(), Error> {
+    let today = now.date_naive().and_time(NaiveTime::MIN).and_utc();
+    let days = u64::try_from(days).unwrap_or(u64::MAX);
+    let died_before = today.checked_sub_days(Days::new(days));
+    let new = NewOperation {
+        id: id_of(tenant.project_id, today),
+        kind: Kind::DeadLettersPurge,
+        filter: Which::Letters(Filter { died_before, ..Filter::default() }),
+        expected: None,
+        max_jobs: None,
+        rate_per_second: None,
+    };
+    operations::begin(engine, tenant, &new).await.map(|_| ())
+}
+
+/// The same for all nodes on the same day.
+fn id_of(project_id: ProjectId, today: DateTime<Utc>) -> OperationId {
+    let mut rest = [0; 10];
+    rest[..4].copy_from_slice(&project_id.0.to_be_bytes());
+    let millis = today.timestamp_millis().unsigned_abs();
+    OperationId::derived(Builder::from_unix_timestamp_millis(millis, &rest).into_uuid())
+}

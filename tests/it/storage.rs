@@ -1,0 +1,234 @@
+//! How much a project may send and store, and how much a queue may hold.
+
+use fencepost::{
+    config::PoolArgs,
+    domain::plan::Plans,
+    engine::{Engine, maintenance::dead_letter_age},
+    ids::TickKey,
+    store::pools::Pools,
+};
+use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
+
+use crate::harness::{TestProject, TestServer, fresh_database, limited, run};
+
+async fn used(t: &TestProject, name: &str) -> i64 {
+    let limits = t.get("/v1/limits").await.is(200);
+    let limits = limits["limits"].as_array().expect("limits").clone();
+    let limit = limits.into_iter().find(|it| it["name"] == name).expect("the limit");
+    limit["used"].as_i64().expect("a number")
+}
+
+/// Counts of queues are merged within a second; what a trigger notes is exact at once.
+async fn until_stored(t: &TestProject, is: impl Fn(i64) -> bool) -> i64 {
+    loop {
+        let stored = used(t, "stored_bytes").await;
+        if is(stored) {
+            return stored;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    }
+}
+
+fn job(bytes: usize) -> Value {
+    json!({"job_type": "a", "payload": "x".repeat(bytes)})
+}
+
+#[test]
+fn what_a_project_stores_is_counted_with_all_that_belongs_to_its_jobs_and_freed() {
+    run(async |t| {
+        assert_eq!(used(t, "stored_bytes").await, 0);
+        t.enqueue(json!({"job_type": "a"})).await;
+        until_stored(t, |it| it == 1_024).await;
+        let large = t.enqueue(job(100_000)).await;
+        let stored = until_stored(t, |it| it > 2 * 1_024 + 100_000).await;
+        assert!(stored < 2 * 1_024 + 100_100, "{stored}");
+        let leased = t.lease("w").await;
+        t.ack(&leased, "w", "succeeded").await.is(200);
+        let leased = t.lease("w").await;
+        assert_eq!(leased["id"], large.as_str());
+        let log = json!({"worker_id": "w", "chunks": [
+            {"job_id": large, "attempt": 1, "sequence": 0, "data": "y".repeat(20_000),
+             "timestamp_ms": 1},
+        ]});
+        t.post("/v1/workers/logs", log).await.is(200);
+        let event = json!({"worker_id": "w", "events": [
+            {"job_id": large, "attempt": 1, "type": "step", "payload": "z".repeat(10_000)},
+        ]});
+        t.post("/v1/workers/events", event).await.is(200);
+        let error = json!({"message": "m", "stack_trace": "s".repeat(5_000)});
+        t.ack_with(&leased, "w", "failed", json!({"error": error, "retryable": false})).await;
+        t.job_becomes(&large, "dead_letter").await;
+        let all = 2 * 1_024 + 100_000 + 20_000 + 10_000 + 5_000;
+        let stored = until_stored(t, |it| it > all).await;
+        assert!(stored < all + 1_000, "{stored}");
+        let usage = t.get("/v1/usage").await.is(200);
+        assert_eq!(usage["stored_bytes"], json!(stored));
+        t.delete(&format!("/v1/dead-letters/{large}")).await.is_empty(204);
+        until_stored(t, |it| it == 1_024).await;
+        // Merged by a loop; the sum stays the same.
+        let left = "select count(*) from stored_byte_deltas";
+        while t.database.number(left).await > 0 {
+            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+        }
+        assert_eq!(used(t, "stored_bytes").await, 1_024);
+    });
+}
+
+#[test]
+fn a_project_that_has_stored_its_share_enqueues_no_more_and_settles_all_the_same() {
+    limited(async {
+        let server = TestServer::start(fresh_database().await).await;
+        let t = server.project_with("small", "free", json!({"stored_bytes": 60_000})).await;
+        let id = t.enqueue(job(50_000)).await;
+        t.enqueue(job(20_000)).await;
+        let refused = loop {
+            let reply = t.post("/v1/jobs", json!({"job_type": "a"})).await;
+            if reply.status != 201 {
+                break reply;
+            }
+        };
+        let error = refused.is_error(429, "quota_exceeded");
+        assert!(error["message"].as_str().is_some_and(|it| it.contains("stored bytes")), "{error}");
+        let leased = t.lease("w").await;
+        let event = json!({"worker_id": "w", "events": [
+            {"job_id": id, "attempt": 1, "type": "step"},
+        ]});
+        t.post("/v1/workers/events", event).await.is_error(429, "quota_exceeded");
+        let log = json!({"worker_id": "w", "chunks": [
+            {"job_id": id, "attempt": 1, "sequence": 0, "data": "y", "timestamp_ms": 1},
+        ]});
+        t.post("/v1/workers/logs", log).await.is(200);
+        let logs = t.get(&format!("/v1/jobs/{id}/logs")).await.is(200);
+        assert_eq!((&logs["logs"], &logs["truncated_attempts"]), (&json!([]), &json!([1])));
+        let result = json!({"result": "r".repeat(30_000)});
+        t.ack_with(&leased, "w", "succeeded", result).await.is(200);
+        let other = server.project("other").await;
+        other.enqueue(job(50_000)).await;
+        server.stop().await;
+    });
+}
+
+#[test]
+fn bodies_are_counted_by_their_bytes_however_they_are_sent() {
+    limited(async {
+        let server = TestServer::start(fresh_database().await).await;
+        let t = server.project_with("small", "free", json!({"bytes_per_minute": 200_000})).await;
+        for _ in 0..50 {
+            t.enqueue(json!({"job_type": "small bodies are not counted"})).await;
+        }
+        assert_eq!(used(&t, "bytes_per_minute").await, 0);
+        let body = job(90_000).to_string();
+        t.post_text("/v1/jobs", body.clone()).await.is(201);
+        assert!(used(&t, "bytes_per_minute").await >= 90_000 - 10_000);
+        // Without a length in its head.
+        let parts = body.as_bytes().chunks(10_000).map(<[u8]>::to_vec).collect::<Vec<_>>();
+        let chunked = || {
+            let parts = parts.clone().into_iter().map(Ok::<_, std::io::Error>);
+            reqwest::Body::wrap_stream(futures_util::stream::iter(parts))
+        };
+        t.post_text("/v1/jobs", chunked()).await.is(201);
+        t.post_text("/v1/jobs", chunked()).await.is_error(429, "rate_limit_exceeded");
+        let refused = t.post_text("/v1/jobs", body).await;
+        refused.is_error(429, "rate_limit_exceeded");
+        assert!(refused.headers.contains_key("retry-after"));
+        // Jobs that were leased can be settled with large results.
+        let leased = t.lease("w").await;
+        let result = json!({"result": "r".repeat(60_000)});
+        t.ack_with(&leased, "w", "succeeded", result).await.is(200);
+        server.stop().await;
+    });
+}
+
+#[test]
+fn a_queue_holds_no_more_than_its_max_waiting() {
+    run(async |t| {
+        t.patch("/v1/queues/mail", json!({"max_waiting": 3})).await.is(200);
+        let mail = || json!({"job_type": "a", "queue": "mail"});
+        let batch = json!({"jobs": [mail(), mail(), mail(), mail()]});
+        let error = t.post("/v1/jobs/batch", batch).await.is_error(429, "queue_full");
+        assert!(error["message"].as_str().is_some_and(|it| it.contains("mail")), "{error}");
+        t.post("/v1/jobs/batch", json!({"jobs": [mail(), mail(), mail()]})).await.is(201);
+        t.post("/v1/jobs", mail()).await.is_error(429, "queue_full");
+        t.enqueue(json!({"job_type": "a", "queue": "other"})).await;
+        let leased = t.polled(json!({"worker_id": "w", "queues": ["mail"]})).await.remove(0);
+        t.post("/v1/jobs", mail()).await.is_error(429, "queue_full");
+        t.ack(&leased, "w", "succeeded").await.is(200);
+        while t.post("/v1/jobs", mail()).await.status != 201 {
+            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+        }
+        t.patch("/v1/queues/mail", json!({"max_waiting": null})).await.is(200);
+        while t.post("/v1/jobs", mail()).await.status != 201 {
+            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+        }
+    });
+}
+
+#[test]
+fn usage_is_added_up_by_month() {
+    run(async |t| {
+        t.enqueue(json!({"job_type": "a"})).await;
+        let leased = t.lease("w").await;
+        t.ack(&leased, "w", "succeeded").await.is(200);
+        let usage = loop {
+            let usage = t.get("/v1/usage").await.is(200);
+            if usage["jobs_succeeded"] == 1 && usage["live_jobs"] == 0 {
+                break usage;
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+        };
+        assert_eq!((&usage["jobs_enqueued"], &usage["attempts"]), (&json!(1), &json!(1)));
+        let month = usage["month"].as_str().expect("a month");
+        let same = t.get(&format!("/v1/usage?month={month}")).await.is(200);
+        assert_eq!(same["jobs_enqueued"], 1);
+        assert_eq!(t.get("/v1/usage?month=2001-01").await.is(200)["jobs_enqueued"], 0);
+        t.get("/v1/usage?month=2001-13").await.refuses("month");
+        t.get("/v1/usage?year=2001").await.refuses("year");
+    });
+}
+
+#[test]
+fn old_dead_letters_go_after_as_many_days_as_the_plan_keeps_them() {
+    limited(async {
+        let server = TestServer::start(fresh_database().await).await;
+        let t = server.project_with("small", "free", json!({"dead_letter_days": 2})).await;
+        let keeps = server.project("keeps").await;
+        for t in [&t, &keeps] {
+            for days in [1, 4] {
+                let id = t.enqueue(json!({"job_type": "a", "max_attempts": 1})).await;
+                let leased = t.lease("w").await;
+                t.ack(&leased, "w", "failed").await.is(200);
+                t.job_becomes(&id, "dead_letter").await;
+                let uuid = id.parse::<fencepost::ids::JobId>().expect("an id").0;
+                let age = format!(
+                    "update dead_letters set died_at = died_at - interval '{days} days'
+                     where job_id = '{uuid}'"
+                );
+                t.database.execute(&age).await;
+            }
+        }
+        let pools = Pools::new(&t.database.url, PoolArgs::default()).expect("a URL");
+        let engine = Engine::start(pools, TickKey::new(b"test"), CancellationToken::new());
+        for _ in 0..2 {
+            let plans = Plans::built_in();
+            dead_letter_age::pass(&engine, &plans).await.expect("a pass");
+        }
+        engine.finish().await;
+        let done = loop {
+            let page = t.get("/v1/operations").await.is(200);
+            let operations = page["operations"].as_array().expect("operations").clone();
+            assert_eq!(operations.len(), 1, "once a day: {page}");
+            if operations[0]["state"] == "succeeded" {
+                break operations[0]["done"].clone();
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+        };
+        assert_eq!(done, 1);
+        let left = async |t: &TestProject| {
+            let letters = t.get("/v1/dead-letters").await.is(200);
+            letters["dead_letters"].as_array().map(Vec::len)
+        };
+        assert_eq!((left(&t).await, left(&keeps).await), (Some(1), Some(2)));
+        server.stop().await;
+    });
+}

@@ -100,7 +100,7 @@ create table accounts (
     -- Set by the operator: nobody can log in.
     suspended_at timestamptz
 );
--- Accounts that claim the address of another are deleted if they are not used.
+-- Accounts that are neither verified nor used are deleted.
 create index accounts_unverified on accounts (created_at) where verified_at is null;
 -- The operator's list, oldest first.
 create index accounts_by_age on accounts (created_at, id);
@@ -172,6 +172,8 @@ create table account_log (
     request_id text,
     primary key (account_id, id)
 );
+-- How often an action was noted lately.
+create index account_log_by_action on account_log (account_id, action, at);
 -- Retention.
 create index account_log_by_age on account_log (at);
 

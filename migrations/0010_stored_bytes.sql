@@ -27,14 +27,14 @@ begin
         values (
             new.project_id,
             octet_length(new.payload) + coalesce(octet_length(new.envelope), 0)
-                + coalesce(octet_length(new.callbacks), 0)
+                + coalesce(octet_length(new.callbacks), 0) + coalesce(pg_column_size(new.tags), 0)
         );
     else
         insert into stored_byte_deltas
         values (
             old.project_id,
             -(octet_length(old.payload) + coalesce(octet_length(old.envelope), 0)
-                + coalesce(octet_length(old.callbacks), 0))
+                + coalesce(octet_length(old.callbacks), 0) + coalesce(pg_column_size(old.tags), 0))
         );
     end if;
     return null;
@@ -43,13 +43,13 @@ $$;
 create trigger job_bodies_added after insert on job_bodies for each row
 when (
     octet_length(new.payload) > 1024 or octet_length(new.envelope) > 1024
-    or octet_length(new.callbacks) > 1024
+    or octet_length(new.callbacks) > 1024 or pg_column_size(new.tags) > 1024
 )
 execute function note_job_bytes();
 create trigger job_bodies_removed after delete on job_bodies for each row
 when (
     octet_length(old.payload) > 1024 or octet_length(old.envelope) > 1024
-    or octet_length(old.callbacks) > 1024
+    or octet_length(old.callbacks) > 1024 or pg_column_size(old.tags) > 1024
 )
 execute function note_job_bytes();
 
@@ -76,22 +76,26 @@ begin
         insert into stored_byte_deltas
         values (
             new.project_id,
-            octet_length(new.error_stack_trace) + coalesce(octet_length(new.error_message), 0)
+            coalesce(octet_length(new.error_stack_trace), 0)
+                + coalesce(octet_length(new.error_message), 0)
         );
     else
         insert into stored_byte_deltas
         values (
             old.project_id,
-            -(octet_length(old.error_stack_trace) + coalesce(octet_length(old.error_message), 0))
+            -(coalesce(octet_length(old.error_stack_trace), 0)
+                + coalesce(octet_length(old.error_message), 0))
         );
     end if;
     return null;
 end
 $$;
 create trigger attempts_added after insert on attempts for each row
-when (octet_length(new.error_stack_trace) > 1024) execute function note_error_bytes();
+when (octet_length(new.error_stack_trace) > 512 or octet_length(new.error_message) > 512)
+execute function note_error_bytes();
 create trigger attempts_removed after delete on attempts for each row
-when (octet_length(old.error_stack_trace) > 1024) execute function note_error_bytes();
+when (octet_length(old.error_stack_trace) > 512 or octet_length(old.error_message) > 512)
+execute function note_error_bytes();
 
 -- Events and output come many at a time: one change for a statement.
 create function note_event_bytes() returns trigger language plpgsql as $$
@@ -121,3 +125,19 @@ create trigger job_logs_added after insert on job_logs referencing new table as 
 for each statement execute function note_log_bytes('1');
 create trigger job_logs_removed after delete on job_logs referencing old table as changed
 for each statement execute function note_log_bytes('-1');
+
+-- Inputs of workflows.
+create function note_input_bytes() returns trigger language plpgsql as $$
+begin
+    if tg_op = 'INSERT' then
+        insert into stored_byte_deltas values (new.project_id, octet_length(new.input));
+    else
+        insert into stored_byte_deltas values (old.project_id, -octet_length(old.input));
+    end if;
+    return null;
+end
+$$;
+create trigger workflows_added after insert on workflows for each row
+when (octet_length(new.input) > 1024) execute function note_input_bytes();
+create trigger workflows_removed after delete on workflows for each row
+when (octet_length(old.input) > 1024) execute function note_input_bytes();

@@ -93,8 +93,8 @@ grant select, insert, update, delete on sessions, refresh_tokens, mail_tokens, n
 -- Append-only: old entries are deleted, none is changed.
 grant select, insert on account_log to fencepost_people;
 grant select, delete on account_log to fencepost_maint;
--- Accounts that claim the address of another, and were never used.
-grant select, delete on accounts to fencepost_maint;
+-- Accounts that were neither verified nor used are deleted: that locks them.
+grant select, update, delete on accounts to fencepost_maint;
 -- The list of members shows e-mail addresses.
 grant select (id, email) on accounts to fencepost_console;
 -- Whether the node that runs an idempotent request is alive.

@@ -13,7 +13,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use crate::{
     accounts::token::KEY_SETTLE_SECONDS,
     app::App,
-    domain::limits::{AUDIT_KEEP_DAYS, SECURITY_LOG_KEEP_DAYS, VERIFY_SECONDS},
+    domain::limits::{AUDIT_KEEP_DAYS, SECURITY_LOG_KEEP_DAYS, UNUSED_ACCOUNT_DAYS},
     engine::{
         Engine,
         canary::Canary,
@@ -190,7 +190,10 @@ fn start_instance_loops(app: &App, loops: &Loops<'_>) {
             let mut conn = engine.pools.background.acquire().await?;
             let pruned = purge::prune_people(&mut conn, AUDIT_KEEP_DAYS, SECURITY_LOG_KEEP_DAYS);
             let pruned = pruned.await?;
-            purge::prune_claims(&mut conn, VERIFY_SECONDS).await?;
+            // Elsewhere, no address can be verified.
+            if app.accounts.mailer.reaches_others() {
+                purge::prune_unused(&mut conn, UNUSED_ACCOUNT_DAYS).await?;
+            }
             Ok(Next::continue_if(pruned >= purge::MAX_PRUNED_PEOPLE, ACCOUNTS_PERIOD))
         }
     });

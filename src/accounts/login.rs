@@ -86,12 +86,15 @@ impl Accounts {
             store::accounts::candidates(&mut conn, &email, COMPARISONS as i64).await?
         };
         let is_alone = candidates.len() == 1;
-        let meant: Vec<_> = candidates.iter().map(|it| it.id).collect();
+        // An account that only claims the address must not learn of its owner's logins.
+        let meant = candidates.iter().find(|it| it.is_verified || is_alone).map(|it| it.id);
         let hashes = candidates.iter().map(|it| it.password_hash.clone()).collect();
         let found = self.passwords.compare(&client.address, password.clone(), hashes).await?;
         let account = found.and_then(|it| candidates.into_iter().nth(it));
         let Some(account) = account else {
-            self.note_failed_login(meant, client);
+            if let Some(id) = meant {
+                self.note_failed_login(id, client);
+            }
             return Err(Error::InvalidCredentials);
         };
         if account.is_suspended {
@@ -114,12 +117,12 @@ impl Accounts {
     }
 
     /// In the background: a known address must not take longer than an unknown one.
-    fn note_failed_login(&self, meant: Vec<AccountId>, client: &Client) {
+    fn note_failed_login(&self, id: AccountId, client: &Client) {
         let (this, client) = (self.clone(), client.clone());
         tokio::spawn(bounded(async move {
             let noted = async {
                 let mut conn = this.pool.acquire().await?;
-                security::note_failures(&mut conn, &meant, &client).await
+                security::note(&mut conn, id, AccountEvent::LoginFailed, Some(&client)).await
             };
             if let Err(error) = noted.await {
                 let error = crate::error::chain(&error);
@@ -154,7 +157,7 @@ impl Accounts {
         store::accounts::record_login(&mut tx, account_id).await?;
         tx.commit().await?;
         drop(conn);
-        self.tell_owner_of(account_id, event, client).await?;
+        self.tell_owner(account_id, event, client);
         let bearer = Bearer { account_id, session_id };
         Ok(SignedIn { bearer, access_token: self.tokens.sign(bearer)?.into(), refresh_token })
     }
@@ -233,7 +236,7 @@ impl Accounts {
         security::note(&mut tx, bearer.account_id, event, Some(client)).await?;
         tx.commit().await?;
         drop(conn);
-        self.tell_owner_of(bearer.account_id, event, client).await?;
+        self.tell_owner(bearer.account_id, event, client);
         Ok(ended)
     }
 
@@ -332,7 +335,7 @@ impl Accounts {
         security::note(&mut tx, account_id, event, Some(client)).await?;
         tx.commit().await?;
         drop(conn);
-        self.tell_owner_of(account_id, event, client).await?;
+        self.tell_owner(account_id, event, client);
         Ok(ended)
     }
 

@@ -9,12 +9,13 @@ use crate::{
     store::{
         self,
         account_log::{self, NewAccountEntry},
-        accounts::Account,
+        deadline::bounded,
     },
 };
 
-/// Entries of one action that an account gets within an hour: strangers cause failed logins.
-pub const MAX_ENTRIES_AN_HOUR: i64 = 20;
+/// Entries of one action that an account gets within a day: strangers cause failed logins, and must
+/// not bury the others.
+pub const MAX_ENTRIES_A_DAY: i64 = 10;
 
 /// What happened to an account.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -76,17 +77,7 @@ pub async fn note(
     event: AccountEvent,
     client: Option<&Client>,
 ) -> sqlx::Result<()> {
-    account_log::insert(conn, &[account_id], &entry(event, client), MAX_ENTRIES_AN_HOUR).await
-}
-
-/// The same of a failed login, for all accounts that it may have meant.
-pub async fn note_failures(
-    conn: &mut PgConnection,
-    accounts: &[AccountId],
-    client: &Client,
-) -> sqlx::Result<()> {
-    let entry = entry(AccountEvent::LoginFailed, Some(client));
-    account_log::insert(conn, accounts, &entry, MAX_ENTRIES_AN_HOUR).await
+    account_log::insert(conn, account_id, &entry(event, client), MAX_ENTRIES_A_DAY).await
 }
 
 fn entry(event: AccountEvent, client: Option<&Client>) -> NewAccountEntry {
@@ -127,39 +118,38 @@ pub async fn end_sessions(conn: &mut PgConnection, id: AccountId) -> sqlx::Resul
 }
 
 impl Accounts {
-    /// Mails the owner of a verified address what happened. After the commit.
-    ///
-    /// # Errors
-    /// [`Error::Internal`] when the template cannot be rendered.
-    pub(super) async fn tell_owner(
-        &self,
-        account: &Account,
-        event: AccountEvent,
-        client: &Client,
-    ) -> Result<(), Error> {
-        let Some(subject) = event.mailed().filter(|_| account.verified_at.is_some()) else {
-            return Ok(());
-        };
-        if self.may_mail("security", &account.email).await {
-            self.mailer.send(mails::security(account, &self.public_url, subject, &client.address)?);
-        }
-        Ok(())
+    /// Mails the owner of a verified address what happened, in the background: it is committed, and
+    /// a failure must not look like one of the request.
+    pub(super) fn tell_owner(&self, account_id: AccountId, event: AccountEvent, client: &Client) {
+        let Some(subject) = event.mailed() else { return };
+        let (this, client) = (self.clone(), client.clone());
+        tokio::spawn(bounded(async move {
+            if let Err(error) = this.mail_owner(account_id, subject, &client).await {
+                let error = crate::error::chain(&error);
+                tracing::error!(error, "the owner of an account was not told what happened");
+            }
+        }));
     }
 
-    /// The same, for an account that is not read yet.
-    pub(super) async fn tell_owner_of(
+    async fn mail_owner(
         &self,
         account_id: AccountId,
-        event: AccountEvent,
+        subject: &str,
         client: &Client,
     ) -> Result<(), Error> {
         let account = {
             let mut conn = self.pool.acquire().await?;
             store::accounts::find(&mut conn, account_id).await?
         };
-        match account {
-            Some(account) => self.tell_owner(&account, event, client).await,
-            None => Ok(()),
+        let Some(account) = account.filter(|it| it.verified_at.is_some()) else { return Ok(()) };
+        if self.may_mail("security", &account.email).await {
+            self.mailer.send(mails::security(
+                &account,
+                &self.public_url,
+                subject,
+                &client.address,
+            )?);
         }
+        Ok(())
     }
 }

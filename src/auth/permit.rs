@@ -60,6 +60,8 @@ permits! {
     Replay: Replay, Produce;
     /// May act as a worker.
     Work: Work, Work, lenient = true, suspended = true;
+    /// May act as a worker, and registers itself and its schedules.
+    Registering: Work, Work, lenient = true;
     /// May act as a worker, and polls.
     Polling: Work, Work, parks = true, lenient = true;
     /// May act as a worker, and renews its leases.

@@ -24,7 +24,7 @@ pub struct AuditArgs {
     #[command(flatten)]
     target: TargetArgs,
 
-    /// Project, by id; a deleted one has no slug any more
+    /// Project, by id
     project: String,
 }
 

@@ -8,6 +8,7 @@ use axum::{
     http::{HeaderMap, Method},
     response::Response,
 };
+use chrono::{DateTime, TimeDelta, Utc};
 
 use super::{
     form::{self, Field, Fields, encode},
@@ -20,6 +21,7 @@ use crate::{
     domain::{
         access::{Role, Scope, may_change_member},
         lease::RequireFence,
+        limits::MAX_PAGE_KEYS,
     },
     error::Error,
     http::{
@@ -81,6 +83,41 @@ pub async fn rotate_key(
     keys_page(here, &app, Some(made)).await
 }
 
+/// Live keys that an account or key has created.
+struct CreatedKeys<'a> {
+    keys: Vec<&'a ApiKey>,
+    /// Whether one of them was used within a day: revoking it stops something.
+    is_used: bool,
+}
+
+impl<'a> CreatedKeys<'a> {
+    fn of(keys: &'a [ApiKey], creator: &str, now: DateTime<Utc>) -> Self {
+        let is_of = |it: &&ApiKey| it.created_by.as_deref() == Some(creator);
+        let live = keys.iter().filter(|it| it.state == KeyState::Live);
+        let keys: Vec<_> = live.filter(is_of).collect();
+        let is_recent = |it: DateTime<Utc>| now - it < TimeDelta::days(1);
+        let is_used = keys.iter().any(|it| it.last_used_at.is_some_and(is_recent));
+        Self { keys, is_used }
+    }
+
+    fn count(&self) -> i64 {
+        i64::try_from(self.keys.len()).unwrap_or(i64::MAX)
+    }
+}
+
+impl Keys {
+    /// As far as they are on this page.
+    fn created_by(&self, creator: &str) -> CreatedKeys<'_> {
+        CreatedKeys::of(&self.keys, creator, self.frame.now)
+    }
+}
+
+impl Members {
+    fn created_by(&self, creator: &str) -> CreatedKeys<'_> {
+        CreatedKeys::of(&self.keys, creator, self.frame.now)
+    }
+}
+
 impl ApiKey {
     fn scope_names(&self) -> String {
         let names: Vec<_> = self.scopes.iter().map(|it| it.name()).collect();
@@ -96,6 +133,8 @@ struct Members {
     /// The roles that the visitor may grant.
     roles: Vec<Role>,
     members: Vec<Member>,
+    /// Keys of the project, the newest; none if the visitor may not see them.
+    keys: Vec<ApiKey>,
     invitations: Vec<Invitation>,
     made: Option<(CreatedInvitation, String)>,
 }
@@ -110,12 +149,16 @@ async fn members_page(
         true => here.get("/invitations").await?,
         false => InvitationList { invitations: Vec::new() },
     };
+    let keys = match here.frame.may_govern() {
+        true => here.get::<KeyPage>(&format!("/keys?limit={MAX_PAGE_KEYS}")).await?.keys,
+        false => Vec::new(),
+    };
     let mut frame = here.frame;
     frame.place = frame.to("/members");
     let own_role = frame.role();
     let roles = Role::ALL.into_iter().filter(|it| may_change_member(own_role, None, Some(*it)));
     let roles = roles.collect();
-    render(&Members { frame, own_id: me.account.id, roles, members, invitations, made })
+    render(&Members { frame, own_id: me.account.id, roles, members, keys, invitations, made })
 }
 
 /// Members and open invitations.

@@ -192,6 +192,8 @@ pub const MAX_RATE_LIMIT_SECONDS: i32 = 86_400;
 pub const DEFAULT_RETENTION_DAYS: i32 = 7;
 /// Days for which a queue may keep its finished jobs.
 pub const MAX_RETENTION_DAYS: i32 = 3_650;
+/// Days after which a plan may delete dead letters.
+pub const MAX_DEAD_LETTER_DAYS: i32 = 36_500;
 /// Largest `brake_after` of a queue.
 pub const MAX_BRAKE_AFTER: i32 = 10_000;
 /// Largest `max_waiting` of a queue.
@@ -269,6 +271,8 @@ pub const MAX_PAGE_AUDIT: u32 = 200;
 pub const MAX_EXPORTED_AUDIT: i64 = 100_000;
 /// Entries of an account's security log in one answer, newest first.
 pub const MAX_SHOWN_SECURITY_ENTRIES: i64 = 200;
+/// Days after which an account is deleted that was never used nor verified.
+pub const UNUSED_ACCOUNT_DAYS: i32 = 30;
 /// Days for which accounts' security logs are kept.
 pub const SECURITY_LOG_KEEP_DAYS: i32 = 90;
 /// Days for which the audit log is kept, also that of a deleted project.

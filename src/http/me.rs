@@ -193,8 +193,9 @@ async fn security_entries(app: &App, person: Person) -> Result<Vec<SecurityEntry
 
 /// Read your security log.
 ///
-/// Logins, failed logins, ended sessions, and changes of the password. Of failed logins, at most 20
-/// an hour are noted.
+/// Logins, failed logins, ended sessions, and changes of the password. Of each kind, at most ten a
+/// day are noted. Failed logins are noted only for the account that has verified the address, or
+/// for the only one that claims it.
 #[utoipa::path(
     get, path = "/me/security-log", tag = "accounts", operation_id = "me_security_log", security(("session" = [])),
     responses((status = 200, description = "What happened to your account.", body = SecurityLog)),

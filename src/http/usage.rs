@@ -82,7 +82,7 @@ pub async fn get(
 fn read_month(text: &str) -> Result<NaiveDate, Error> {
     let first = || {
         let (year, month) = text.split_once('-')?;
-        let is_whole = year.len() == 4 && month.len() == 2;
+        let is_whole = year.len() == 4 && month.len() == 2 && !text.contains('+');
         let (year, month) = (year.parse().ok()?, month.parse().ok()?);
         NaiveDate::from_ymd_opt(year, month, 1).filter(|_| is_whole)
     };

@@ -2,7 +2,6 @@
 
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
-use uuid::Uuid;
 
 use crate::ids::{AccountId, AuditId};
 
@@ -28,32 +27,34 @@ pub struct AccountLogRow {
     pub request_id: Option<String>,
 }
 
-/// Adds an entry to the logs of these accounts, but to none that has `max_an_hour` of the same
-/// action within the last hour: strangers cause some of them.
+/// Adds an entry to an account's log, unless it has `max_a_day` of the same action within the last
+/// day: strangers cause some of them.
 pub async fn insert(
     conn: &mut PgConnection,
-    accounts: &[AccountId],
+    account_id: AccountId,
     entry: &NewAccountEntry,
-    max_an_hour: i64,
+    max_a_day: i64,
 ) -> sqlx::Result<()> {
     sqlx::query!(
         "
         insert into account_log (account_id, id, action, address, user_agent, request_id)
-        select account_id, id, $3, $4, $5, $6
-        from unnest($1::uuid[], $2::uuid[]) as added(account_id, id)
+        select $1, $2, $3, $4, $5, $6
         where $7 > (
-            select count(*) from account_log earlier
-            where earlier.account_id = added.account_id and earlier.action = $3
-                and earlier.at > now() - interval '1 hour'
+            select count(*)
+            from (
+                select from account_log
+                where account_id = $1 and action = $3 and at > now() - interval '1 day'
+                limit $7
+            ) earlier
         )
         ",
-        &accounts.iter().map(|it| it.0).collect::<Vec<Uuid>>(),
-        &accounts.iter().map(|_| AuditId::generate().0).collect::<Vec<Uuid>>(),
+        account_id.0,
+        AuditId::generate().0,
         entry.action,
         entry.address,
         entry.user_agent,
         entry.request_id,
-        max_an_hour,
+        max_a_day,
     )
     .execute(conn)
     .await?;

@@ -62,7 +62,7 @@ pub async fn insert(
     Ok(())
 }
 
-/// Whether an account has had sessions, but none of this user agent.
+/// Whether an account was logged in to before, but has no session of this user agent.
 pub async fn is_new_device(
     conn: &mut PgConnection,
     account_id: AccountId,
@@ -70,9 +70,12 @@ pub async fn is_new_device(
 ) -> sqlx::Result<bool> {
     sqlx::query_scalar!(
         r#"
-        select coalesce(bool_and(user_agent is distinct from $2), false) "is_new!"
-        from sessions
-        where account_id = $1
+        select last_login_at is not null and not exists (
+            select from sessions
+            where account_id = $1 and user_agent is not distinct from $2
+        ) "is_new!"
+        from accounts
+        where id = $1
         "#,
         account_id.0,
         user_agent,

@@ -57,12 +57,16 @@ pub fn people_limits() -> Vec<(&'static str, String)> {
             ),
         ),
         (
+            "an account that was neither verified nor used",
+            format!("deleted after {} days, where mail is sent", limits::UNUSED_ACCOUNT_DAYS),
+        ),
+        (
             "an account's security log",
             format!(
-                "kept {} days, {} entries shown, {} of one kind an hour",
+                "kept {} days, {} entries shown, {} of one kind a day",
                 limits::SECURITY_LOG_KEEP_DAYS,
                 limits::MAX_SHOWN_SECURITY_ENTRIES,
-                accounts::security::MAX_ENTRIES_AN_HOUR,
+                accounts::security::MAX_ENTRIES_A_DAY,
             ),
         ),
     ];

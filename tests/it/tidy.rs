@@ -264,6 +264,7 @@ fn every_tenants_key_and_index_begins_with_the_project() {
         "accounts_by_age",
         "accounts_unverified",
         "account_log_by_age",
+        "account_log_by_action",
     ];
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("migrations");
     let migrations = fs::read_dir(dir).expect("a folder").map(|it| it.expect("an entry").path());

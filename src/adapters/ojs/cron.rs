@@ -237,7 +237,10 @@ pub async fn delete(
     params: PathParams,
 ) -> Result<Reply<Value>, Error> {
     let name = params.get("name");
-    let row = schedules::find(&app.engine, caller.project_id, name).await?;
+    let mut row = schedules::find(&app.engine, caller.project_id, name).await?;
+    if !caller.who.may_read_payloads() {
+        "null".clone_into(&mut row.payload);
+    }
     schedules::delete(&app.engine, caller.project_id, name).await?;
     audit::note(&app, &caller, NewAuditEntry::to("recurring.deleted", name)).await;
     Ok(Reply::ok(json!({"deleted": true, "name": name, "cron": CronView::of(row)?})))

@@ -8,7 +8,7 @@ use utoipa::ToSchema;
 use super::{ErrorBody, Reply, VISIBILITY_SECONDS, fields::time, job_id};
 use crate::{
     app::App,
-    auth::{Beating, Caller, Cost, Work},
+    auth::{Beating, Caller, Cost, Registering, Work},
     domain::{lease::Fence, limits, worker::WorkerState},
     engine::{
         settle::heartbeat::{self, Advice, Beat},
@@ -63,7 +63,7 @@ pub struct WorkerReply {
     responses((status = 200, description = "Registered.", body = WorkerReply)),
 )]
 pub async fn register(
-    caller: Caller<Work>,
+    caller: Caller<Registering>,
     State(app): State<App>,
     Json(request): Json<RegisterRequest>,
 ) -> Result<Reply<WorkerReply>, Error> {

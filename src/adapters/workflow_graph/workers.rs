@@ -7,7 +7,7 @@ use utoipa::ToSchema;
 use crate::{
     adapters::{params::PathParams, plain_errors::ErrorBody},
     app::App,
-    auth::{Caller, Read, Work},
+    auth::{Caller, Read, Registering, Work},
     domain::limits,
     engine::workers::{self, Registration, WorkerRow},
     error::Error,
@@ -39,7 +39,7 @@ impl RequestBody for RegisterRequest {}
     responses((status = 200, description = "Registered.")),
 )]
 pub async fn register(
-    caller: Caller<Work>,
+    caller: Caller<Registering>,
     State(app): State<App>,
     Json(request): Json<RegisterRequest>,
 ) -> Result<(), Error> {

@@ -6,6 +6,7 @@ use uuid::Builder;
 
 use crate::{
     domain::{
+        limits::MAX_DEAD_LETTER_DAYS,
         operation::{Filter, Kind, Which},
         plan::{Plans, Tenant},
     },
@@ -33,9 +34,12 @@ pub async fn pass(engine: &Engine, plans: &Plans) -> sqlx::Result<()> {
         let page = store::projects::list(&mut conn, after, PAGE).await?;
         let Some(last) = page.last() else { return Ok(()) };
         after = last.id;
-        let limited = page.iter().filter_map(|it| {
+        // A plan that this node does not know counts as the strictest, which must delete nothing.
+        let known = page.iter().filter(|it| plans.has(&it.plan));
+        let limited = known.filter_map(|it| {
             let limits = plans.of(&it.plan, it.overrides.as_ref());
-            Some((Tenant { project_id: it.id, limits }, limits.dead_letter_days?))
+            let days = limits.dead_letter_days?.min(MAX_DEAD_LETTER_DAYS);
+            Some((Tenant { project_id: it.id, limits }, days))
         });
         let limited: Vec<_> = limited.collect();
         let asked: Vec<_> = limited.iter().map(|(it, days)| (it.project_id, *days)).collect();
@@ -58,11 +62,12 @@ async fn begin(
 ) -> Result<(), Error> {
     let today = now.date_naive().and_time(NaiveTime::MIN).and_utc();
     let days = u64::try_from(days).unwrap_or(u64::MAX);
-    let died_before = today.checked_sub_days(Days::new(days));
+    // Without a time, the filter would select all.
+    let Some(died_before) = today.checked_sub_days(Days::new(days)) else { return Ok(()) };
     let new = NewOperation {
         id: id_of(tenant.project_id, today),
         kind: Kind::DeadLettersPurge,
-        filter: Which::Letters(Filter { died_before, ..Filter::default() }),
+        filter: Which::Letters(Filter { died_before: Some(died_before), ..Filter::default() }),
         expected: None,
         max_jobs: None,
         rate_per_second: None,

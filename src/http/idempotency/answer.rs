@@ -79,7 +79,7 @@ impl Answer {
     /// # Errors
     /// [`Error::Internal`] when the body is not JSON.
     pub(super) fn stored(&self) -> Result<StoredBody, Error> {
-        let without_payload = |job: &Job| Job { payload: hidden(), ..job.clone() };
+        let without_payload = |job: &Job| Job { payload: hidden(), result: None, ..job.clone() };
         let text = match &self.body {
             AnswerBody::Json(text) => Ok(text.clone()),
             AnswerBody::Job(job) => serde_json::to_string(&without_payload(job)),
@@ -119,10 +119,11 @@ impl Answer {
         if !ids.is_empty() {
             let rows = jobs::find_all(&app.engine, project_id, &ids).await?;
             let payloads = rows.into_iter().map(|it| (it.id.to_string(), it.payload));
-            let mut payloads: HashMap<_, _> = payloads.collect();
+            let payloads: HashMap<_, _> = payloads.collect();
             for job in jobs {
-                let Some(payload) = payloads.remove(&job.id) else { continue };
-                job.payload = stored_json(payload)?;
+                // Several jobs of a request may be the same one.
+                let Some(payload) = payloads.get(&job.id) else { continue };
+                job.payload = stored_json(payload.clone())?;
             }
         }
         Ok(Self { status, location, body })

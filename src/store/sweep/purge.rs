@@ -177,35 +177,42 @@ pub async fn prune_people(
     .await
 }
 
-/// Deletes accounts that claim an address which another account has verified, and that were not
-/// used within this many seconds: no later login, and no use of their keys. Their projects without
-/// another member are deleted with them. Returns how many accounts.
-pub async fn prune_claims(conn: &mut PgConnection, unused_seconds: i64) -> sqlx::Result<i64> {
+/// Deletes accounts that were never used nor verified for this many days: no later login, no use of
+/// their keys, no job and no schedule. Their projects without another member are deleted with them.
+/// The same rule for all addresses: known ones must not be told from others. Each account is looked
+/// at for a month. Returns how many accounts.
+pub async fn prune_unused(conn: &mut PgConnection, unused_days: i32) -> sqlx::Result<i64> {
     sqlx::query_scalar!(
         r#"
         with unused as materialized (
-            select claim.id
-            from accounts claim
-            where claim.verified_at is null
-                and claim.created_at < now() - make_interval(secs => $1)
-                and coalesce(claim.last_login_at, claim.created_at)
-                    < claim.created_at + interval '1 minute'
-                and exists (
-                    select from accounts owner
-                    where owner.email = claim.email and owner.verified_at is not null
-                )
+            select account.id
+            from accounts account
+            where account.verified_at is null
+                and account.created_at < now() - make_interval(days => $1)
+                and account.created_at > now() - make_interval(days => $1, months => 1)
+                and coalesce(account.last_login_at, account.created_at)
+                    < account.created_at + interval '1 minute'
                 and not exists (
                     select from sessions
-                    where account_id = claim.id
-                        and last_used_at > claim.created_at + interval '1 hour'
+                    where account_id = account.id
+                        and last_used_at > account.created_at + interval '1 hour'
                 )
                 and not exists (
                     select from members own
-                    join api_keys key on key.project_id = own.project_id
-                    where own.account_id = claim.id and key.last_used_at is not null
+                    where own.account_id = account.id and (
+                        exists (
+                            select from api_keys
+                            where project_id = own.project_id and last_used_at is not null
+                        )
+                        or exists (select from job_bodies where project_id = own.project_id)
+                        or exists (
+                            select from recurring_schedules where project_id = own.project_id
+                        )
+                    )
                 )
-            order by claim.created_at
+            order by account.created_at
             limit 100
+            for update skip locked
         ), deleted_projects as (
             update projects
             set deleted_at = now()
@@ -223,7 +230,7 @@ pub async fn prune_claims(conn: &mut PgConnection, unused_seconds: i64) -> sqlx:
         )
         select count(*) "count!" from deleted_accounts
         "#,
-        unused_seconds as f64,
+        unused_days,
     )
     .fetch_one(conn)
     .await

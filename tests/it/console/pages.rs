@@ -4,6 +4,7 @@ use fencepost::domain::access::Role;
 
 use super::{Browser, form_with, pairs};
 use crate::harness::{TestProject, run};
+use crate::people::Person;
 use serde_json::{Value, json};
 
 /// All pages of a project, but those of one thing.
@@ -432,5 +433,41 @@ fn what_pages_load_is_kept_for_good_and_found_by_its_hash() {
         assert_eq!(t.get("/console/assets/..%2FCargo.toml").await.status, 404);
         let worker = t.get("/console/examples/worker.py").await;
         assert_eq!(worker.text, include_str!("../../../examples/python/worker.py"));
+    });
+}
+
+#[test]
+fn who_removes_a_member_sees_their_keys_and_keeps_those_in_use_by_default() {
+    run(async |t| {
+        let mut browser = Browser::of_member(t, "ada@example.com", Role::Owner).await;
+        let vic = Person::sign_up(t, "vic@example.com").await;
+        vic.join(t, Role::Admin).await;
+        let key = json!({"name": "old worker", "preset": "worker"});
+        let path = "/v1/projects/main/keys";
+        vic.post(path, key).await.is(201);
+        let page = browser.get("/console/p/main/members").await;
+        page.says(200, "1 live key created by vic@example.com");
+        page.says(200, "old worker (work), last used");
+        assert!(!page.text.contains("Some were used within a day"), "{}", page.text);
+        t.database
+            .execute("update api_keys set last_used_at = now() where name = 'old worker'")
+            .await;
+        let page = browser.get("/console/p/main/members").await;
+        page.says(200, "Some were used within a day");
+        let keep = "<option value=\"false\" selected>";
+        assert!(page.text.contains(keep), "{}", page.text);
+    });
+}
+
+#[test]
+fn a_viewer_sees_that_payloads_are_hidden() {
+    run(async |t| {
+        let mut browser = Browser::of_member(t, "ada@example.com", Role::Viewer).await;
+        let id = t.enqueue(json!({"payload": "s3cret-of-a-customer"})).await;
+        let page = browser.get(&format!("/console/p/main/jobs/{id}")).await;
+        page.says(200, "are shown to members only");
+        assert!(!page.text.contains("s3cret"), "{}", page.text);
+        let file = browser.get(&format!("/console/p/main/jobs/{id}/payload")).await;
+        assert_eq!(file.text, "null");
     });
 }

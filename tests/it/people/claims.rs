@@ -130,10 +130,10 @@ fn a_sign_up_with_a_known_address_is_told_by_mail_and_goes_if_it_is_not_used() {
             tokio::time::sleep(std::time::Duration::from_millis(50)).await;
         }
         let mut conn = t.database.connect().await;
-        let age = "update accounts set created_at = created_at - interval '3 days',
-                   last_login_at = last_login_at - interval '3 days'";
+        let age = "update accounts set created_at = created_at - interval '33 days',
+                   last_login_at = last_login_at - interval '33 days'";
         t.database.execute(age).await;
-        let pruned = purge::prune_claims(&mut conn, limits::VERIFY_SECONDS).await;
+        let pruned = purge::prune_unused(&mut conn, limits::UNUSED_ACCOUNT_DAYS).await;
         assert_eq!(pruned.expect("it runs"), 1);
         let left = |made: &Value| {
             let id = made["account"]["id"].as_str().expect("an id").to_owned();

@@ -182,6 +182,10 @@ fn a_viewer_sees_no_payloads_and_adapters_refuse_what_shows_them() {
         for path in ["/ojs/v1/queues", "/workflow-graph/api/workers", "/orch8/workers"] {
             assert_eq!(reader.get(path).await.status, 200, "{path}");
         }
+        let scheduler = key(t, &["schedules"]).await;
+        let deleted = scheduler.delete("/ojs/v1/cron/yearly").await;
+        assert_eq!(deleted.status, 200, "{}", deleted.text);
+        assert!(!deleted.text.contains(SECRET), "{}", deleted.text);
         let manager = key(t, &["manage"]).await;
         let retried = manager.act(&format!("/ojs/v1/dead-letter/{uuid}/retry")).await;
         assert_eq!(retried.status, 200, "{}", retried.text);

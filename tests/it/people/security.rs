@@ -170,6 +170,18 @@ fn an_account_has_a_log_of_logins_and_changes_and_its_owner_gets_mail() {
         assert_eq!(seen.first().map(String::as_str), Some("password.changed"), "newest first");
         let export = ada.get("/v1/me/export").await.is(200);
         assert_eq!(export["security_log"][0]["action"], "password.changed");
+        // A stranger who claims the address learns nothing of its owner.
+        let claim = json!({"email": "ada@example.com", "password": "eight purple elephants"});
+        post_from(&t, "/v1/auth/signup", claim, "192.0.2.1").await.is(201);
+        let claimant =
+            Person::log_in(&t, "ada@example.com", "eight purple elephants", Value::Null).await;
+        assert_eq!(login("curl", "wrong again, sorry").await.expect("one").status(), 401);
+        let failed = "select count(*) from account_log where action = 'login.failed'";
+        while t.database.number(failed).await < 2 {
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+        let seen = claimant.get("/v1/me/security-log").await.is(200).to_string();
+        assert!(!seen.contains("login.failed"), "{seen}");
         let eve = Person::sign_up(&t, "eve@example.com").await;
         let of_eve = eve.get("/v1/me/security-log").await.is(200).to_string();
         assert!(!of_eve.contains("password.changed"), "{of_eve}");

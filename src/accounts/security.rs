@@ -13,8 +13,8 @@ use crate::{
     },
 };
 
-/// Entries of one action that an account gets within a day: strangers cause failed logins, and must
-/// not bury the others.
+/// Entries of one action that an account gets within a day: strangers cause failed logins, which
+/// must not hide the others.
 pub const MAX_ENTRIES_A_DAY: i64 = 10;
 
 /// What happened to an account.

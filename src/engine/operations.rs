@@ -41,6 +41,8 @@ pub use crate::store::operations::{NewOperation, OperationRow};
 const FAILURE_PAUSE_SECONDS: i32 = 5;
 /// Pause of an operation whose kind this version does not know: a newer node runs it.
 const UNREADABLE_PAUSE_SECONDS: i32 = 60;
+/// Pause of an operation whose project is suspended.
+const SUSPENDED_PAUSE_SECONDS: i32 = 60;
 /// The pause when another node has locked what is due.
 const LOCKED_ELSEWHERE_PAUSE: Duration = Duration::from_millis(50);
 
@@ -132,6 +134,11 @@ pub async fn pass(engine: &Engine) -> sqlx::Result<Option<Duration>> {
         operations::postpone(&mut conn, due.project_id, due.id, UNREADABLE_PAUSE_SECONDS).await?;
         return Ok(Some(Duration::ZERO));
     };
+    if !store::projects::suspended(&mut tx, &[due.project_id]).await?.is_empty() {
+        tx.rollback().await?;
+        operations::postpone(&mut conn, due.project_id, due.id, SUSPENDED_PAUSE_SECONDS).await?;
+        return Ok(Some(Duration::ZERO));
+    }
     match step(&mut tx, &due, &what).await {
         Ok(stepped) => {
             tx.commit().await?;

@@ -38,21 +38,24 @@ pub async fn bounded(
     sqlx::query_as!(
         BoundedQueue,
         r#"
-        select setting.name as queue, setting.max_waiting::bigint "max!",
-               (
-                   select coalesce(sum(scheduled + active), 0)
-                   from (
-                       select scheduled, active from queue_counts
-                       where project_id = $1 and queue = setting.name
-                       union all
-                       select scheduled, active from unmerged_deltas
-                       where project_id = $1 and queue = setting.name
-                   ) moves
-               )::bigint "jobs!"
-        from queues setting
-        where setting.project_id = $1 and setting.max_waiting is not null
-        order by setting.name
-        limit $2
+        with bounded as materialized (
+            select name, max_waiting
+            from queues
+            where project_id = $1 and max_waiting is not null
+            order by name
+            limit $2
+        )
+        select bounded.name as queue, bounded.max_waiting::bigint "max!",
+               coalesce(sum(moves.jobs), 0)::bigint "jobs!"
+        from bounded
+        left join (
+            select queue, scheduled + active as jobs from queue_counts
+            where project_id = $1 and queue = any(array(select name from bounded))
+            union all
+            select queue, scheduled + active from unmerged_deltas
+            where project_id = $1 and queue = any(array(select name from bounded))
+        ) moves on moves.queue = bounded.name
+        group by bounded.name, bounded.max_waiting
         "#,
         project_id.0,
         limit,

@@ -216,3 +216,24 @@ fn the_audit_log_of_a_deleted_project_stays_and_says_who_deleted_it() {
         assert!(!operate(t, &["audit", "proj_01m7w3ha3aextt8pkwwdmxsmqw"]).status.success());
     });
 }
+
+#[test]
+fn a_bulk_operation_of_a_suspended_project_waits_until_it_is_resumed() {
+    run(async |t| {
+        let id = t.enqueue(json!({"job_type": "a"})).await;
+        t.database.execute("update projects set suspended_at = now() where slug = 'main'").await;
+        let row = "insert into operations (project_id, id, kind, filter, expected)
+                   select id, gen_random_uuid(), 'queue_purge', '{\"queue\": \"default\"}', 1
+                   from projects where slug = 'main'";
+        t.database.execute(row).await;
+        let waits = "select count(*) from operations where next_step_at > now() + interval '9 s'";
+        while t.database.number(waits).await == 0 {
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+        assert_eq!(t.database.number("select count(*) from jobs").await, 1, "nothing is cancelled");
+        t.database.execute("update projects set suspended_at = null").await;
+        t.database.execute("update operations set next_step_at = now()").await;
+        until_status(t, "/v1/jobs", 200).await;
+        t.job_becomes(&id, "cancelled").await;
+    });
+}

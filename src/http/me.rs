@@ -152,7 +152,7 @@ pub async fn end_session(
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct SecurityEntry {
     /// Id of the entry.
-    #[schema(example = "audit_01m7w3ha3aextt8pkwwdmxsmqw")]
+    #[schema(example = "aud_01m7w3ha3aextt8pkwwdmxsmqw")]
     pub id: String,
     /// When it happened.
     pub at: DateTime<Utc>,

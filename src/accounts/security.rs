@@ -77,16 +77,13 @@ pub async fn note(
     event: AccountEvent,
     client: Option<&Client>,
 ) -> sqlx::Result<()> {
-    account_log::insert(conn, account_id, &entry(event, client), MAX_ENTRIES_A_DAY).await
-}
-
-fn entry(event: AccountEvent, client: Option<&Client>) -> NewAccountEntry {
-    NewAccountEntry {
+    let entry = NewAccountEntry {
         action: event.name(),
         address: client.map(|it| it.address.to_string()),
         user_agent: client.and_then(|it| it.user_agent.as_deref().map(str::to_owned)),
         request_id: client.map(|it| it.request_id.to_string()),
-    }
+    };
+    account_log::insert(conn, account_id, &entry, MAX_ENTRIES_A_DAY).await
 }
 
 /// Suspends an account and ends its sessions, or ends its suspension, for the operator. Returns how

@@ -103,7 +103,8 @@ pub fn add_retry_after(error: &Error, response: &mut Response) {
         | Error::NotReady(_)
         | Error::InDoubt
         | Error::IdempotencyInProgress
-        | Error::QuotaExceeded { .. } => Some(RETRY_AFTER_SECONDS),
+        | Error::QuotaExceeded { .. }
+        | Error::QueueFull { .. } => Some(RETRY_AFTER_SECONDS),
         _ => None,
     };
     if let Some(pause) = pause {

@@ -149,7 +149,9 @@ fn a_queue_holds_no_more_than_its_max_waiting() {
         let error = t.post("/v1/jobs/batch", batch).await.is_error(429, "queue_full");
         assert!(error["message"].as_str().is_some_and(|it| it.contains("mail")), "{error}");
         t.post("/v1/jobs/batch", json!({"jobs": [mail(), mail(), mail()]})).await.is(201);
-        t.post("/v1/jobs", mail()).await.is_error(429, "queue_full");
+        let refused = t.post("/v1/jobs", mail()).await;
+        refused.is_error(429, "queue_full");
+        assert!(refused.headers.contains_key("retry-after"));
         t.enqueue(json!({"job_type": "a", "queue": "other"})).await;
         let leased = t.polled(json!({"worker_id": "w", "queues": ["mail"]})).await.remove(0);
         t.post("/v1/jobs", mail()).await.is_error(429, "queue_full");

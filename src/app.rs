@@ -6,7 +6,7 @@ use tokio::sync::Semaphore;
 
 use crate::{
     accounts::Accounts,
-    credentials::{Credentials, LocalPermits, Newcomers, UsedKeys},
+    credentials::{Credentials, LocalPermits, Newcomers, UsedKeys, bodies::Bodies},
     domain::limits::MAX_STREAMS,
     engine::Engine,
     redis_bus::Bus,
@@ -26,6 +26,7 @@ pub struct Handles {
     pub credentials: Credentials,
     pub used_keys: UsedKeys,
     pub local_permits: LocalPermits,
+    pub bodies: Bodies,
 }
 
 impl Deref for App {
@@ -54,6 +55,7 @@ impl App {
             streams: Arc::new(Semaphore::new(MAX_STREAMS)),
             used_keys: UsedKeys::default(),
             local_permits: LocalPermits::default(),
+            bodies: Bodies::default(),
         }))
     }
 

@@ -19,8 +19,8 @@ use crate::{
         canary::Canary,
         jobs::wait,
         maintenance::{
-            self, PROBE_PERIOD, cascade, counts, dead_letter_age, ends, gauges, promote, reap,
-            retention, revive,
+            self, PROBE_PERIOD, cascade, counts, crowds, dead_letter_age, ends, gauges, promote,
+            reap, retention, revive,
         },
         operations,
         schedules::fire,
@@ -204,6 +204,11 @@ fn start_instance_loops(app: &App, loops: &Loops<'_>) {
             dead_letter_age::pass(&engine, &plans).await?;
             Ok(Next::Sleep(DEAD_LETTERS_PERIOD))
         }
+    });
+    let plans = app.accounts.plans.clone();
+    loops.start("crowds", None, move |engine| {
+        let plans = plans.clone();
+        async move { Ok(Next::continue_if(crowds::pass(&engine, &plans).await?, PRUNE_PERIOD)) }
     });
     let bus = app.bus.clone();
     loops.start("gauges", None, move |engine| {

@@ -214,8 +214,8 @@ impl Drop for Attacking {
 /// When a server does not start, or does not answer at all.
 pub async fn run(only: Option<&str>, is_abuse: bool, time: Duration) -> anyhow::Result<()> {
     let kinds = KINDS.join(" | ");
-    let line = "---|".repeat(KINDS.len() + 5);
-    print(&format!("| attack | by | {kinds} | failed | bound | load |\n|{line}\n"))?;
+    let line = "---|".repeat(KINDS.len() + 6);
+    print(&format!("| attack | by | {kinds} | failed | bound | load | MiB |\n|{line}\n"))?;
     for attack in Attack::value_variants() {
         let name = attack.to_possible_value().context("a name")?.get_name().to_owned();
         if only.is_some_and(|it| !name.contains(it)) || attack.is_abuse() != is_abuse {
@@ -224,7 +224,7 @@ pub async fn run(only: Option<&str>, is_abuse: bool, time: Duration) -> anyhow::
         // A free account has no comparison by the victim itself.
         let by: &[bool] = if is_abuse { &[true] } else { &[true, false] };
         for by_another in by.iter().copied() {
-            let (quiet, beside, load) = measure(*attack, by_another, time).await?;
+            let (quiet, beside, load, mib) = measure(*attack, by_another, time).await?;
             let pairs = || quiet.ms.into_iter().zip(beside.ms);
             let times: String =
                 pairs().map(|it| format!(" {} → {} |", shown(it.0), shown(it.1))).collect();
@@ -232,7 +232,7 @@ pub async fn run(only: Option<&str>, is_abuse: bool, time: Duration) -> anyhow::
             let is_held = beside.failed == 0 && pairs().all(|it| is_within(it.0, it.1));
             let by = if by_another { "another" } else { "itself" };
             let (failed, bound) = (beside.failed, if is_held { "held" } else { "missed" });
-            print(&format!("| {name} | {by} |{times} {failed} | {bound} | {load} |\n"))?;
+            print(&format!("| {name} | {by} |{times} {failed} | {bound} | {load} | {mib} |\n"))?;
         }
     }
     Ok(())
@@ -251,7 +251,7 @@ async fn measure(
     attack: Attack,
     by_another: bool,
     time: Duration,
-) -> anyhow::Result<(P99, P99, String)> {
+) -> anyhow::Result<(P99, P99, String, u64)> {
     // Strangers come from many addresses.
     let server = OwnServer::start(&["--trusted-proxies", "127.0.0.1"])?;
     let ready = Ready::of_running(Some(server.dir.clone()))?;
@@ -273,5 +273,6 @@ async fn measure(
     let beside = work(&victim, QUEUE, time).await?;
     let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     drop(attacking);
-    Ok((quiet, beside, load.split(' ').next().unwrap_or_default().to_owned()))
+    let load = load.split(' ').next().unwrap_or_default().to_owned();
+    Ok((quiet, beside, load, server.most_memory_mib()?))
 }

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{bail, ensure};
+use anyhow::{Context, bail, ensure};
 
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 /// What the server writes to stderr: attacks make it long.
@@ -52,6 +52,14 @@ impl OwnServer {
         let mut this = Self { child, dir };
         this.wait_for(&ready_file)?;
         Ok(this)
+    }
+
+    /// The most memory that the server has used so far, without its PostgreSQL and Redis.
+    pub fn most_memory_mib(&self) -> anyhow::Result<u64> {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id()))?;
+        let line = status.lines().find_map(|it| it.strip_prefix("VmHWM:")).context("its peak")?;
+        let kib: u64 = line.trim().trim_end_matches(" kB").parse()?;
+        Ok(kib / 1024)
     }
 
     fn wait_for(&mut self, ready_file: &Path) -> anyhow::Result<()> {

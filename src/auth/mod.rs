@@ -44,7 +44,7 @@ use crate::{
     },
     error::Error,
     ids::{AccountId, ProjectId, ProjectPublicId},
-    store::{audit::Actor, deadline::bounded},
+    store::{audit::Actor, deadline::bounded, shares::Room},
 };
 
 /// A key may be sent in this header instead of `Authorization`.
@@ -68,6 +68,8 @@ pub struct Caller<P> {
     pub client: Client,
     /// Its permit among the project's parked polls, until it is dropped.
     _poll_permit: Option<Arc<budget::PollPermit>>,
+    /// Of its body.
+    _room: Option<Arc<Room>>,
     report: CallReport,
     permission: PhantomData<P>,
 }
@@ -316,6 +318,14 @@ impl<P: Permit> FromRequestParts<App> for Caller<P> {
                 None => drop(parts.extensions.insert(meter)),
             }
         }
+        let is_ack = P::OVERDRAFT_WINDOWS > 0;
+        let room = match content_length(&parts.headers) {
+            Some(bytes) => app.bodies.take(is_ack, project_id, bytes).await?,
+            None => {
+                parts.extensions.insert(app.bodies.room_of(is_ack, project_id));
+                None
+            }
+        };
         if P::IS_LENIENT && !who.is_strict() {
             parts.extensions.insert(IgnoresUnknownFields);
         }
@@ -326,6 +336,7 @@ impl<P: Permit> FromRequestParts<App> for Caller<P> {
             limits,
             client,
             _poll_permit: poll_permit,
+            _room: room.map(Arc::new),
             report,
             permission: PhantomData,
         })

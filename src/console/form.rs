@@ -74,7 +74,7 @@ impl<S: Send + Sync> FromRequest<S> for Fields {
     type Rejection = Error;
 
     async fn from_request(request: Request, _: &S) -> Result<Self, Error> {
-        Ok(parse(&extract::read(request.into_body(), MAX_FORM_BYTES).await?))
+        Ok(parse(&extract::read(request.into_body(), MAX_FORM_BYTES, None).await?))
     }
 }
 

@@ -1,6 +1,7 @@
 //! Keys, sessions and members that this node caches, and their removal from the caches of all
 //! nodes.
 
+pub mod bodies;
 mod local_permits;
 mod used_keys;
 

@@ -131,6 +131,10 @@ pub const MAX_BEAT_JOBS: usize = 500;
 pub const WORKER_SILENCE_SECONDS: i32 = 30;
 /// A worker is deleted after this many seconds without a call (30 days).
 pub const WORKER_KEEP_SECONDS: i64 = 30 * 86_400;
+/// Workers of one project that are known.
+pub const MAX_PROJECT_WORKERS: i64 = 100_000;
+/// The same, whatever its plan says.
+pub const MIN_PROJECT_WORKERS: i64 = 100;
 /// Recurring schedules one worker may register.
 pub const MAX_REGISTERED_SCHEDULES: usize = 100;
 /// Characters in a cron expression, and in a time zone's name.

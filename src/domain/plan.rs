@@ -14,7 +14,7 @@ pub const TEST_MODE: &str = "test";
 /// The plans that this binary was built with.
 pub const BUILT_IN: &str = include_str!("../../ops/plans.toml");
 /// The names of all limits.
-pub const ALL_NAMES: [&str; 18] = [
+pub const ALL_NAMES: [&str; 19] = [
     "produce_per_minute",
     "work_per_minute",
     "manage_per_minute",
@@ -25,6 +25,7 @@ pub const ALL_NAMES: [&str; 18] = [
     "waiting_jobs",
     "stored_bytes",
     "queues",
+    "workers",
     "schedules",
     "min_schedule_period_seconds",
     "payload_bytes",
@@ -73,6 +74,9 @@ pub struct Limits {
     /// Queues.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub queues: Option<i64>,
+    /// Workers that are known. Those that have been silent for longest make room for others.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub workers: Option<i64>,
     /// Recurring schedules.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub schedules: Option<i64>,
@@ -123,6 +127,7 @@ impl Limits {
             waiting_jobs: self.waiting_jobs.or(fallback.waiting_jobs),
             stored_bytes: self.stored_bytes.or(fallback.stored_bytes),
             queues: self.queues.or(fallback.queues),
+            workers: self.workers.or(fallback.workers),
             schedules: self.schedules.or(fallback.schedules),
             min_schedule_period_seconds: self
                 .min_schedule_period_seconds
@@ -169,6 +174,12 @@ impl Limits {
     #[must_use]
     pub fn max_queues(&self) -> i64 {
         bounded(self.queues, limits::MAX_PROJECT_QUEUES)
+    }
+
+    /// Known workers, bounded.
+    #[must_use]
+    pub fn max_workers(&self) -> i64 {
+        bounded(self.workers, limits::MAX_PROJECT_WORKERS).max(limits::MIN_PROJECT_WORKERS)
     }
 
     /// Recurring schedules, bounded.

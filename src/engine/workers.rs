@@ -419,7 +419,7 @@ async fn write_sightings(engine: &Engine) -> sqlx::Result<()> {
 
 async fn learn_changes(engine: &Engine) -> sqlx::Result<()> {
     let mut conn = engine.pools.background.acquire().await?;
-    let changed = sweep::changed_workers(&mut conn, CHANGES_WINDOW_SECONDS).await?;
+    let changed = sweep::workers::changed_workers(&mut conn, CHANGES_WINDOW_SECONDS).await?;
     let changed: HashSet<WorkerKey> =
         changed.into_iter().map(|(project_id, it)| (project_id, it.into())).collect();
     changed.iter().for_each(|it| engine.registry.forget(it));
@@ -429,9 +429,9 @@ async fn learn_changes(engine: &Engine) -> sqlx::Result<()> {
 async fn expire_silent_workers(engine: &Engine) -> sqlx::Result<()> {
     loop {
         let mut conn = engine.pools.background.acquire().await?;
-        let silent = sweep::find_silent_workers(&mut conn).await?;
+        let silent = sweep::workers::find_silent_workers(&mut conn).await?;
         drop(conn);
-        let is_full = silent.len() == sweep::MAX_SILENT_WORKERS;
+        let is_full = silent.len() == sweep::workers::MAX_SILENT_WORKERS;
         for (project_id, worker_id) in silent {
             let key = (project_id, worker_id.into());
             if let Err(error) = expire_silent_worker(engine, &key).await {

@@ -11,11 +11,13 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use http_body_util::BodyExt;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::least_rate::IsLarge;
 use crate::{
-    auth::CallReport, error::Error, ids::ProjectId, store::shares::PerProject,
+    auth::CallReport,
+    error::Error,
+    ids::ProjectId,
+    store::shares::{Memory, Room},
     wire::delivery::MayBeRefused,
 };
 
@@ -25,31 +27,21 @@ const SMALL_BYTES: u64 = 64 * 1024;
 pub const MAX_PROJECT_KIB: usize = 32 * 1024;
 /// KiB of large answers under way, of one node.
 pub const MAX_NODE_KIB: usize = 128 * 1024;
-/// Of these, the last ones are for projects that have no large answer under way.
-const RESERVED_KIB: usize = MAX_NODE_KIB / 2;
 
 /// The large answers of one node. Cheap to clone.
 #[derive(Debug, Clone)]
-pub struct Answers {
-    of_project: Arc<PerProject>,
-    of_node: Arc<Semaphore>,
-}
+pub struct Answers(Memory);
 
 impl Default for Answers {
     fn default() -> Self {
-        Self {
-            of_project: Arc::new(PerProject::new(MAX_PROJECT_KIB)),
-            of_node: Arc::new(Semaphore::new(MAX_NODE_KIB)),
-        }
+        Self(Memory::new(MAX_PROJECT_KIB, MAX_NODE_KIB))
     }
 }
-
-type Permits = (OwnedSemaphorePermit, OwnedSemaphorePermit);
 
 /// A large answer, until its last byte is written or the connection ends.
 struct Held {
     bytes: Bytes,
-    _permits: Arc<Permits>,
+    _room: Arc<Room>,
 }
 
 impl AsRef<[u8]> for Held {
@@ -85,23 +77,15 @@ fn is_refusable(response: &Response) -> bool {
 
 impl Answers {
     fn keep(&self, response: Response, project: ProjectId, bytes: u64) -> Response {
-        let kib = usize::try_from(bytes / 1024).unwrap_or(MAX_PROJECT_KIB).min(MAX_PROJECT_KIB);
-        let permits = u32::try_from(kib).unwrap_or(u32::MAX);
-        let is_first = self.of_project.is_unused(project);
-        let reserved = self.of_node.available_permits() < RESERVED_KIB;
-        let of_project =
-            self.of_project.try_take(project, permits).filter(|_| is_first || !reserved);
-        let of_node = Arc::clone(&self.of_node).try_acquire_many_owned(permits).ok();
-        let Some(permits) = of_project.zip(of_node) else {
+        let Some(room) = self.0.try_take(project, bytes) else {
             tracing::warn!(bytes, "too many large answers are under way: one is refused");
             return Error::Overloaded.into_response();
         };
-        let permits = Arc::new(permits);
+        let room = Arc::new(room);
         let (mut parts, body) = response.into_parts();
         parts.headers.insert(CONTENT_LENGTH, HeaderValue::from(bytes));
         let body = body.map_frame(move |frame| {
-            frame
-                .map_data(|bytes| Bytes::from_owner(Held { bytes, _permits: Arc::clone(&permits) }))
+            frame.map_data(|bytes| Bytes::from_owner(Held { bytes, _room: Arc::clone(&room) }))
         });
         Response::from_parts(parts, Body::new(body))
     }

@@ -119,6 +119,7 @@ pub async fn list(
     let mut conn = app.engine.pools.read_for(project_id).await?;
     let schedules = store::schedules::count(&mut conn, project_id).await?.schedules;
     let queues = store::counts::count_queues(&mut conn, project_id, limits.max_queues()).await?;
+    let workers = store::workers::count(&mut conn, project_id, limits.max_workers()).await?;
     let keys = store::keys::count(&mut conn, project_id).await?;
     let members = store::members::count(&mut conn, project_id).await?;
     drop(conn);
@@ -144,6 +145,7 @@ pub async fn list(
         quota("waiting_jobs", limits.waiting_jobs, waiting),
         quota("stored_bytes", limits.stored_bytes, stored),
         quota("queues", Some(limits.max_queues()), queues),
+        quota("workers", Some(limits.max_workers()), workers),
         quota("schedules", Some(limits.max_schedules()), schedules),
         quota("keys", Some(limits.max_keys()), keys),
         quota("members", Some(limits.max_members()), members),

@@ -92,6 +92,67 @@ impl Shares {
     }
 }
 
+/// Memory for what is under way, which the projects of a node share. The last half is for projects
+/// that use none. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Memory {
+    of_project: Arc<PerProject>,
+    project_kib: usize,
+    of_node: Arc<Semaphore>,
+    node_kib: usize,
+}
+
+/// A part of it, until it is dropped.
+#[derive(Debug)]
+pub struct Room {
+    _of_project: OwnedSemaphorePermit,
+    _of_node: OwnedSemaphorePermit,
+}
+
+impl Memory {
+    /// This many KiB, of which one project may use `project_kib`.
+    #[must_use]
+    pub fn new(project_kib: usize, node_kib: usize) -> Self {
+        Self {
+            of_project: Arc::new(PerProject::new(project_kib)),
+            project_kib,
+            of_node: Arc::new(Semaphore::new(node_kib)),
+            node_kib,
+        }
+    }
+
+    /// Room for this many bytes, if there is any. What is larger than all that a project may use
+    /// takes all of it.
+    #[must_use]
+    pub fn try_take(&self, project_id: ProjectId, bytes: u64) -> Option<Room> {
+        let kib = self.permits(bytes);
+        let is_first = self.of_project.is_unused(project_id);
+        let of_project = self.of_project.try_take(project_id, kib)?;
+        self.of_node(of_project, is_first, kib)
+    }
+
+    /// Like [`Self::try_take`], but waits for what other requests of the project use.
+    pub async fn take(&self, project_id: ProjectId, bytes: u64) -> Option<Room> {
+        let kib = self.permits(bytes);
+        let is_first = self.of_project.is_unused(project_id);
+        let of_project = self.of_project.take(project_id, kib).await;
+        self.of_node(of_project, is_first, kib)
+    }
+
+    fn of_node(&self, of_project: OwnedSemaphorePermit, is_first: bool, kib: u32) -> Option<Room> {
+        if !is_first && self.of_node.available_permits() < self.node_kib / 2 {
+            return None;
+        }
+        let of_node = Arc::clone(&self.of_node).try_acquire_many_owned(kib).ok()?;
+        Some(Room { _of_project: of_project, _of_node: of_node })
+    }
+
+    fn permits(&self, bytes: u64) -> u32 {
+        let kib = usize::try_from(bytes.div_ceil(1024)).unwrap_or(self.project_kib);
+        u32::try_from(kib.min(self.project_kib)).unwrap_or(u32::MAX)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -129,6 +190,25 @@ mod tests {
         assert!(take(2).is_none() && take(3).is_none());
         drop(held);
         assert!(take(3).is_some());
+    }
+
+    #[test]
+    fn the_last_half_of_the_memory_is_for_projects_that_use_none() {
+        const MIB: u64 = 1024 * 1024;
+        let memory = Memory::new(4 * 1024, 8 * 1024);
+        let take = |id, bytes| memory.try_take(ProjectId(id), bytes);
+        let mut held = vec![take(1, 3 * MIB), take(2, 2 * MIB)];
+        assert!(held.iter().all(Option::is_some));
+        assert!(take(1, MIB).is_none() && take(2, MIB).is_none());
+        held.push(take(3, 3 * MIB));
+        assert!(held.iter().all(Option::is_some));
+        assert!(take(4, 1).is_none(), "all is used");
+        let waits = memory.take(ProjectId(1), 2 * MIB);
+        let mut waits = Box::pin(waits);
+        assert!(waits.as_mut().now_or_never().is_none(), "for the rest of the project");
+        held.clear();
+        assert!(waits.now_or_never().is_some_and(|it| it.is_some()));
+        assert!(take(5, 100 * MIB).is_some(), "as much as a project may use");
     }
 
     #[test]

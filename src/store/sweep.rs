@@ -11,17 +11,14 @@ pub mod prune;
 pub mod purge;
 pub mod schedules;
 pub mod set_aside;
+pub mod workers;
 
 use sqlx::{Executor, PgConnection};
 use uuid::Uuid;
 
 use super::{settle_failure::Held, settle_success::WaitingJob};
 use crate::{
-    domain::{
-        job::StoredState,
-        lease::TIMEOUT_GRACE_SECONDS,
-        limits::{IDEMPOTENCY_KEEP_SECONDS, WORKER_KEEP_SECONDS, WORKER_SILENCE_SECONDS},
-    },
+    domain::{job::StoredState, lease::TIMEOUT_GRACE_SECONDS, limits::IDEMPOTENCY_KEEP_SECONDS},
     ids::{JobId, JobKey, LeaseId, ProjectId},
 };
 
@@ -31,9 +28,6 @@ pub const MAX_SWEEP_ROWS: usize = 500;
 /// Due jobs of one project that one pass promotes at most while there is a backlog: another project
 /// waits no longer than such a pass takes. The statement carries the same number as a literal.
 pub const MAX_TURN_ROWS: usize = 50;
-
-/// Silent workers that one query finds at most. The statement carries the same number as a literal.
-pub const MAX_SILENT_WORKERS: usize = 20;
 
 /// After a gap of this many seconds between two passes of the reaper, expired leases are extended
 /// once.
@@ -336,94 +330,6 @@ pub async fn find_revived(conn: &mut PgConnection) -> sqlx::Result<Vec<JobKey>> 
     )
     .fetch_all(conn)
     .await
-}
-
-/// Workers that send heartbeats for all of their jobs and have been silent for
-/// [`WORKER_SILENCE_SECONDS`]; none right after a gap in which no node was running.
-pub async fn find_silent_workers(
-    conn: &mut PgConnection,
-) -> sqlx::Result<Vec<(ProjectId, String)>> {
-    let rows = sqlx::query!(
-        r#"
-        select project_id "project_id: ProjectId", worker_id
-        from workers
-        where last_beat_at is not null and lost_at is null and state <> 'terminated'
-            and last_beat_at <= now() - make_interval(secs => $1::int)
-            and last_seen_at <= now() - make_interval(secs => $1::int)
-            and exists (
-                select from reaper_state where last_pass_at > now() - make_interval(secs => $2::int)
-            )
-            and not exists (
-                select from set_aside
-                where project_id = workers.project_id and work = 'lost_worker'
-                    and item = workers.worker_id and next_try_at > now()
-            )
-        order by last_beat_at
-        limit 20
-        "#,
-        WORKER_SILENCE_SECONDS,
-        REAPER_GAP_SECONDS,
-    )
-    .fetch_all(conn)
-    .await?;
-    Ok(rows.into_iter().map(|it| (it.project_id, it.worker_id)).collect())
-}
-
-/// Workers whose labels, directive or state have changed within the last `within_seconds`: nodes
-/// must refresh what they have cached.
-pub async fn changed_workers(
-    conn: &mut PgConnection,
-    within_seconds: i32,
-) -> sqlx::Result<Vec<(ProjectId, String)>> {
-    let rows = sqlx::query!(
-        r#"
-        select project_id "project_id: ProjectId", worker_id
-        from workers
-        where changed_at > now() - make_interval(secs => $1::int)
-        "#,
-        within_seconds,
-    )
-    .fetch_all(conn)
-    .await?;
-    Ok(rows.into_iter().map(|it| (it.project_id, it.worker_id)).collect())
-}
-
-/// Deletes workers that have been silent for [`WORKER_KEEP_SECONDS`].
-pub async fn prune_workers(conn: &mut PgConnection) -> sqlx::Result<u64> {
-    let pruned = sqlx::query!(
-        "
-        delete from workers
-        using (
-            select project_id, worker_id
-            from workers
-            where last_seen_at < now() - make_interval(secs => $1::bigint)
-            order by last_seen_at
-            limit 500
-            for update skip locked
-        ) old
-        where workers.project_id = old.project_id and workers.worker_id = old.worker_id
-        ",
-        WORKER_KEEP_SECONDS,
-    )
-    .execute(conn)
-    .await?;
-    Ok(pruned.rows_affected())
-}
-
-/// Restarts the silence of all workers: in the gap they could not send heartbeats.
-pub async fn reset_silence_timers(conn: &mut PgConnection) -> sqlx::Result<()> {
-    sqlx::query!(
-        "
-        update workers
-        set last_beat_at = now()
-        where last_beat_at is not null and lost_at is null and state <> 'terminated'
-            and last_beat_at <= now() - make_interval(secs => $1::int)
-        ",
-        WORKER_SILENCE_SECONDS / 2,
-    )
-    .execute(conn)
-    .await?;
-    Ok(())
 }
 
 /// Deletes the oldest idempotency answers that are past their retention.

@@ -66,6 +66,20 @@ pub async fn upsert(
     Ok(())
 }
 
+/// How many workers of a project are known; counted up to `max`.
+pub async fn count(conn: &mut PgConnection, project_id: ProjectId, max: i64) -> sqlx::Result<i64> {
+    sqlx::query_scalar!(
+        r#"
+        select count(*) "count!"
+        from (select from workers where project_id = $1 limit $2) known
+        "#,
+        project_id.0,
+        max,
+    )
+    .fetch_one(conn)
+    .await
+}
+
 /// A sign of life of a worker.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sighting {

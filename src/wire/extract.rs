@@ -7,6 +7,7 @@ use axum::{
     extract::{FromRequest, FromRequestParts, RawPathParams, Request},
     http::{HeaderMap, header::CONTENT_TYPE, request::Parts},
 };
+use bytes::Bytes;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde::{
     Deserialize, Deserializer,
@@ -18,6 +19,7 @@ use tokio::{sync::Semaphore, time::timeout};
 
 use crate::{
     auth::{BodyMeter, IgnoresUnknownFields},
+    credentials::bodies::GrowingRoom,
     domain::limits,
     error::Error,
     ids::{AccountId, BatchId, InvitationId, JobId, KeyId, OperationId, SessionId, WorkflowId},
@@ -151,28 +153,53 @@ fn is_json(headers: &HeaderMap) -> bool {
 }
 
 /// A whole body, counted if its size was not known before.
-async fn read_metered(mut request: Request, limit_bytes: usize) -> Result<bytes::Bytes, Error> {
+async fn read_metered(mut request: Request, limit_bytes: usize) -> Result<Bytes, Error> {
     let meter = request.extensions_mut().remove::<BodyMeter>();
-    let body = read(request.into_body(), limit_bytes).await?;
+    let room = request.extensions_mut().remove::<GrowingRoom>();
+    let body = read(request.into_body(), limit_bytes, room).await?;
     if let Some(meter) = meter {
         meter.count(body.len() as u64).await?;
     }
     Ok(body)
 }
 
-/// A whole body.
+/// A whole body, in the room that it needs.
 ///
 /// # Errors
-/// [`Error::BodyTimeout`], [`Error::BodyTooLarge`]; [`Error::Unreadable`] when it ends early.
-pub async fn read(body: Body, limit_bytes: usize) -> Result<bytes::Bytes, Error> {
-    let collected = timeout(BODY_TIMEOUT, Limited::new(body, limit_bytes).collect()).await;
-    match collected {
-        Err(_) => Err(Error::BodyTimeout),
-        Ok(Ok(body)) => Ok(body.to_bytes()),
-        Ok(Err(error)) if error.is::<LengthLimitError>() => {
-            Err(Error::BodyTooLarge { limit_bytes })
+/// [`Error::BodyTimeout`], [`Error::BodyTooLarge`]; [`Error::Unreadable`] when it ends early;
+/// [`Error::Overloaded`] without room.
+pub async fn read(
+    body: Body,
+    limit_bytes: usize,
+    room: Option<GrowingRoom>,
+) -> Result<Bytes, Error> {
+    let collected = collect(Limited::new(body, limit_bytes), limit_bytes, room);
+    timeout(BODY_TIMEOUT, collected).await.unwrap_or(Err(Error::BodyTimeout))
+}
+
+async fn collect(
+    mut body: Limited<Body>,
+    limit_bytes: usize,
+    mut room: Option<GrowingRoom>,
+) -> Result<Bytes, Error> {
+    let mut parts = Vec::new();
+    let mut bytes = 0;
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|error| match error.is::<LengthLimitError>() {
+            true => Error::BodyTooLarge { limit_bytes },
+            false => Error::Unreadable("the body ended early".to_owned()),
+        })?;
+        let Ok(part) = frame.into_data() else { continue };
+        bytes += part.len();
+        if let Some(room) = &mut room {
+            room.grow(bytes as u64)?;
         }
-        Ok(Err(_)) => Err(Error::Unreadable("the body ended early".to_owned())),
+        parts.push(part);
+    }
+    // One part is the body, without a copy.
+    match <[Bytes; 1]>::try_from(parts) {
+        Ok([whole]) => Ok(whole),
+        Err(parts) => Ok(parts.concat().into()),
     }
 }
 

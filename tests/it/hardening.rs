@@ -8,7 +8,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use fencepost::{accounts::key, credentials::CREDENTIAL_TTL};
+use fencepost::{
+    accounts::key,
+    credentials::{CREDENTIAL_TTL, bodies::MAX_PROJECT_BODY_KIB},
+};
 
 use crate::{
     harness::{
@@ -83,6 +86,44 @@ fn connections_of_one_address_are_bounded() {
         // The server notices that the connection is closed.
         while !talk().await.1 {}
         drop(open);
+        server.stop().await;
+    });
+}
+
+#[test]
+fn large_bodies_of_one_project_wait_for_each_other_and_for_no_other_project() {
+    limited(async {
+        const BODIES: usize = 2;
+        const BYTES: usize = MAX_PROJECT_BODY_KIB * 1024 / BODIES;
+        let server = TestServer::start(fresh_database().await).await;
+        let (greedy, other) = (server.project("greedy").await, server.project("other").await);
+        let address = server.url.trim_start_matches("http://").to_owned();
+        let head = |key: &str| {
+            format!(
+                "POST /v1/jobs/batch HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {key}\r\n\
+                 content-type: application/json\r\ncontent-length: {BYTES}\r\n\r\n"
+            )
+        };
+        let job = json!({"job_type": "a", "payload": "x".repeat(100_000)});
+        let large = json!({"jobs": [job]});
+        let mut held = Vec::new();
+        for _ in 0..BODIES {
+            let mut stream = TcpStream::connect(&address).expect("a connection");
+            stream.write_all(head(&greedy.api_key).as_bytes()).expect("a head");
+            held.push(stream);
+        }
+        // Until the server has read all of these heads.
+        let refused = loop {
+            let reply = greedy.post("/v1/jobs/batch", large.clone()).await;
+            if reply.status != 201 {
+                break reply;
+            }
+        };
+        refused.is_error(503, "overloaded");
+        other.post("/v1/jobs/batch", large.clone()).await.is(201);
+        greedy.enqueue(json!({"job_type": "small"})).await;
+        drop(held);
+        while greedy.post("/v1/jobs/batch", large.clone()).await.status != 201 {}
         server.stop().await;
     });
 }

@@ -3,6 +3,7 @@
 use fencepost::{
     accounts::{self, password},
     auth, config,
+    credentials::bodies::{MAX_NODE_BODY_KIB, MAX_PROJECT_BODY_KIB},
     domain::{
         job, limits,
         plan::{Limits, Plans},
@@ -312,6 +313,10 @@ pub fn queue_limits() -> Vec<(&'static str, String)> {
             "running jobs that are counted",
             format!("{}, more are shown as pending", counts::MAX_COUNTED_PROCESSING),
         ),
+        (
+            "workers of a project, whatever its plan",
+            format!("{} to {}", limits::MIN_PROJECT_WORKERS, limits::MAX_PROJECT_WORKERS),
+        ),
         ("queues of a project, and queues with settings", limits::MAX_PROJECT_QUEUES.to_string()),
         ("types that are paused in a queue", limits::MAX_PAUSED_TYPES.to_string()),
         ("job types considered while some are paused", queue_limits::MAX_OPEN_TYPES.to_string()),
@@ -457,6 +462,12 @@ fn connection_limits() -> Vec<(&'static str, String)> {
         (
             "large answers to reads and polls that clients have not taken, per project and per node",
             format!("{} and {} KiB, then 503", answers::MAX_PROJECT_KIB, answers::MAX_NODE_KIB),
+        ),
+        (
+            "request bodies above 65536 bytes under way, per project and per node",
+            format!(
+                "{MAX_PROJECT_BODY_KIB} and {MAX_NODE_BODY_KIB} KiB, as many again of acks; then 503"
+            ),
         ),
         (
             "connections of one IP address",

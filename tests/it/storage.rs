@@ -3,7 +3,10 @@
 use fencepost::{
     config::PoolArgs,
     domain::plan::Plans,
-    engine::{Engine, maintenance::dead_letter_age},
+    engine::{
+        Engine,
+        maintenance::{crowds, dead_letter_age},
+    },
     ids::TickKey,
     store::pools::Pools,
 };
@@ -231,6 +234,46 @@ fn old_dead_letters_go_after_as_many_days_as_the_plan_keeps_them() {
             letters["dead_letters"].as_array().map(Vec::len)
         };
         assert_eq!((left(&t).await, left(&keeps).await), (Some(1), Some(2)));
+        server.stop().await;
+    });
+}
+
+#[test]
+fn names_that_are_used_once_do_not_fill_the_table_of_workers() {
+    limited(async {
+        let server = TestServer::start(fresh_database().await).await;
+        let crowded = server.project_with("crowded", "free", json!({"workers": 100})).await;
+        let keeps = server.project("keeps").await;
+        let register = async |t: &TestProject, id: &str| {
+            let worker = json!({"worker_id": id, "queues": ["q"], "job_types": ["a"]});
+            t.post("/v1/workers/register", worker).await.is(200);
+        };
+        for number in 0..120 {
+            register(&crowded, &format!("old-{number:03}")).await;
+            register(&keeps, &format!("old-{number:03}")).await;
+        }
+        register(&crowded, "newest").await;
+        register(&crowded, "old-000").await;
+        let pools = Pools::new(&crowded.database.url, PoolArgs::default()).expect("a URL");
+        let engine = Engine::start(pools, TickKey::new(b"test"), CancellationToken::new());
+        let is_more = crowds::pass(&engine, &Plans::built_in()).await.expect("a pass");
+        assert!(!is_more);
+        engine.finish().await;
+        let known = async |t: &TestProject| {
+            let page = t.get("/v1/workers?limit=200").await.is(200);
+            let workers = page["workers"].as_array().expect("workers").clone();
+            let ids = workers.iter().map(|it| it["worker_id"].as_str().expect("an id").to_owned());
+            ids.collect::<Vec<_>>()
+        };
+        let left = known(&crowded).await;
+        assert_eq!(left.len(), 100);
+        assert!(left.iter().any(|it| it == "newest") && left.iter().any(|it| it == "old-000"));
+        assert!(!left.iter().any(|it| it == "old-001"), "silent for longest");
+        assert_eq!(known(&keeps).await.len(), 120);
+        let limits = crowded.get("/v1/limits").await.is(200);
+        let listed = limits["limits"].as_array().expect("limits").clone();
+        let workers = listed.iter().find(|it| it["name"] == "workers").expect("workers");
+        assert_eq!((&workers["limit"], &workers["used"]), (&json!(100), &json!(100)));
         server.stop().await;
     });
 }

@@ -3,6 +3,7 @@
 
 pub mod cascade;
 pub mod counts;
+pub mod crowds;
 pub mod dead_letter_age;
 pub mod ends;
 pub mod gauges;
@@ -85,7 +86,7 @@ pub async fn prune(engine: &Engine) -> sqlx::Result<bool> {
     let mut conn = engine.pools.background.acquire().await?;
     let rows = [
         sweep::prune_idempotency_keys(&mut conn).await?,
-        sweep::prune_workers(&mut conn).await?,
+        sweep::workers::prune_workers(&mut conn).await?,
         operations::prune(&mut conn, OPERATION_KEEP_DAYS).await?,
         schedules::prune_fires(&mut conn, FIRE_KEEP_DAYS).await?,
         prune::prune_rates(&mut conn).await?,

@@ -77,7 +77,7 @@ async fn rearm(conn: &mut PgConnection) -> sqlx::Result<bool> {
     counter!(telemetry::LEASES_REARMED).increment(rearmed);
     let is_full = rearmed == sweep::MAX_SWEEP_ROWS as u64;
     if !is_full {
-        sweep::reset_silence_timers(conn).await?;
+        sweep::workers::reset_silence_timers(conn).await?;
         sweep::record_end_of_gap(conn).await?;
         tracing::warn!(
             "no node checked for expired leases for more than 5 s: they are extended once"

@@ -11,7 +11,7 @@ pub const MAX_ENDS_OF_PROJECT: usize = 100;
 /// Ends that one pass processes at most. The statement carries the same number as a literal.
 pub const MAX_ENDS: usize = 5_000;
 
-/// The oldest ends of each project, at most [`MAX_ENDS`].
+/// The oldest ends of each project, at most [`MAX_ENDS`]. Those of suspended projects wait.
 pub async fn find(conn: &mut PgConnection) -> sqlx::Result<Vec<EndKey>> {
     sqlx::query_as!(
         EndKey,
@@ -39,7 +39,9 @@ pub async fn find(conn: &mut PgConnection) -> sqlx::Result<Vec<EndKey>> {
             order by job_ends.id
             limit 100
         ) oldest
-        where project.id is not null
+        where project.id is not null and not exists (
+            select from projects where id = project.id and suspended_at is not null
+        )
         order by project.id, oldest.id
         limit 5000
         "#,

@@ -9,7 +9,7 @@ use super::{
     accounts::{open_server, secret_in},
     address_of, post_from,
 };
-use crate::harness::{Stage, TestProject, limited, run};
+use crate::harness::{Stage, TestProject, TestServer, fresh_database, limited, run};
 
 /// Runs a command of the operator.
 fn operate(t: &TestProject, args: &[&str]) -> Output {
@@ -235,5 +235,37 @@ fn a_bulk_operation_of_a_suspended_project_waits_until_it_is_resumed() {
         t.database.execute("update operations set next_step_at = now()").await;
         until_status(t, "/v1/jobs", 200).await;
         t.job_becomes(&id, "cancelled").await;
+    });
+}
+
+#[test]
+fn callbacks_of_a_suspended_project_wait_until_it_is_resumed() {
+    limited(async {
+        let server = TestServer::start(fresh_database().await).await;
+        let t = server.project("main").await;
+        let other = server.project("other").await;
+        let job = json!({"job_type": "a", "on_success": {"job_type": "next", "queue": "next"}});
+        for t in [&t, &other] {
+            t.enqueue(job.clone()).await;
+        }
+        let leased = t.lease("w").await;
+        t.database.execute("update projects set suspended_at = now() where slug = 'main'").await;
+        t.ack(&leased, "w", "succeeded").await.is(200);
+        let leased = other.lease("w").await;
+        other.ack(&leased, "w", "succeeded").await.is(200);
+        let next = async |slug: &str| {
+            let next = "select count(*) from jobs where queue = 'next' and project_id =
+                        (select id from projects where slug = ";
+            t.database.number(&format!("{next}'{slug}')")).await
+        };
+        while next("other").await == 0 {
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+        assert_eq!(next("main").await, 0, "a pass serves both, by the order of their ids");
+        t.database.execute("update projects set suspended_at = null").await;
+        while next("main").await == 0 {
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+        server.stop().await;
     });
 }

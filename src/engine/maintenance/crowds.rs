@@ -1,0 +1,41 @@
+//! Forgetting workers of projects that have more than their plan allows: names that are used once
+//! must not fill the table.
+
+use crate::{
+    domain::{limits::MIN_PROJECT_WORKERS, plan::Plans},
+    engine::Engine,
+    store::{self, sweep},
+};
+
+/// Workers that one statement forgets at most.
+const MAX_FORGOTTEN: i64 = 5_000;
+
+/// One pass over all projects. Returns whether there may be more.
+///
+/// # Errors
+/// When the database does not answer.
+pub async fn pass(engine: &Engine, plans: &Plans) -> sqlx::Result<bool> {
+    let mut conn = engine.pools.background.acquire().await?;
+    let crowded = sweep::workers::crowded_projects(&mut conn, MIN_PROJECT_WORKERS).await?;
+    drop(conn);
+    let mut is_more = false;
+    for (project_id, workers) in crowded {
+        // The connection is returned in between: other loops wait for it.
+        let mut conn = engine.pools.background.acquire().await?;
+        let Some(project) = store::projects::get(&mut conn, project_id).await? else { continue };
+        // A plan that this node does not know counts as the strictest, which must forget nothing.
+        if !plans.has(&project.plan) {
+            continue;
+        }
+        let limits = plans.of(&project.plan, project.overrides.as_ref());
+        let more = workers - limits.max_workers();
+        if more > 0 {
+            let some = more.min(MAX_FORGOTTEN);
+            let forgotten =
+                sweep::workers::forget_silent_workers(&mut conn, project_id, some).await?;
+            tracing::debug!(project.id = project_id.0, forgotten, "too many workers");
+            is_more |= more > MAX_FORGOTTEN;
+        }
+    }
+    Ok(is_more)
+}

@@ -1,0 +1,148 @@
+//! Workers that are silent or too many, across projects.
+
+use sqlx::PgConnection;
+
+use super::REAPER_GAP_SECONDS;
+use crate::{
+    domain::limits::{WORKER_KEEP_SECONDS, WORKER_SILENCE_SECONDS},
+    ids::ProjectId,
+};
+
+/// Silent workers that one query finds at most. The statement carries the same number as a literal.
+pub const MAX_SILENT_WORKERS: usize = 20;
+
+/// Workers that send heartbeats for all of their jobs and have been silent for
+/// [`WORKER_SILENCE_SECONDS`]; none right after a gap in which no node was running.
+pub async fn find_silent_workers(
+    conn: &mut PgConnection,
+) -> sqlx::Result<Vec<(ProjectId, String)>> {
+    let rows = sqlx::query!(
+        r#"
+        select project_id "project_id: ProjectId", worker_id
+        from workers
+        where last_beat_at is not null and lost_at is null and state <> 'terminated'
+            and last_beat_at <= now() - make_interval(secs => $1::int)
+            and last_seen_at <= now() - make_interval(secs => $1::int)
+            and exists (
+                select from reaper_state where last_pass_at > now() - make_interval(secs => $2::int)
+            )
+            and not exists (
+                select from set_aside
+                where project_id = workers.project_id and work = 'lost_worker'
+                    and item = workers.worker_id and next_try_at > now()
+            )
+        order by last_beat_at
+        limit 20
+        "#,
+        WORKER_SILENCE_SECONDS,
+        REAPER_GAP_SECONDS,
+    )
+    .fetch_all(conn)
+    .await?;
+    Ok(rows.into_iter().map(|it| (it.project_id, it.worker_id)).collect())
+}
+
+/// Workers whose labels, directive or state have changed within the last `within_seconds`: nodes
+/// must refresh what they have cached.
+pub async fn changed_workers(
+    conn: &mut PgConnection,
+    within_seconds: i32,
+) -> sqlx::Result<Vec<(ProjectId, String)>> {
+    let rows = sqlx::query!(
+        r#"
+        select project_id "project_id: ProjectId", worker_id
+        from workers
+        where changed_at > now() - make_interval(secs => $1::int)
+        "#,
+        within_seconds,
+    )
+    .fetch_all(conn)
+    .await?;
+    Ok(rows.into_iter().map(|it| (it.project_id, it.worker_id)).collect())
+}
+
+/// Deletes workers that have been silent for [`WORKER_KEEP_SECONDS`].
+pub async fn prune_workers(conn: &mut PgConnection) -> sqlx::Result<u64> {
+    let pruned = sqlx::query!(
+        "
+        with old as materialized (
+            select project_id, worker_id
+            from workers
+            where last_seen_at < now() - make_interval(secs => $1::bigint)
+            order by last_seen_at
+            limit 500
+            for update skip locked
+        )
+        delete from workers
+        using old
+        where workers.project_id = old.project_id and workers.worker_id = old.worker_id
+        ",
+        WORKER_KEEP_SECONDS,
+    )
+    .execute(conn)
+    .await?;
+    Ok(pruned.rows_affected())
+}
+
+/// Projects with more workers than this, and how many they have.
+pub async fn crowded_projects(
+    conn: &mut PgConnection,
+    max_workers: i64,
+) -> sqlx::Result<Vec<(ProjectId, i64)>> {
+    let rows = sqlx::query!(
+        r#"
+        select project_id "project_id: ProjectId", count(*) "workers!"
+        from workers
+        group by project_id
+        having count(*) > $1
+        "#,
+        max_workers,
+    )
+    .fetch_all(conn)
+    .await?;
+    Ok(rows.into_iter().map(|it| (it.project_id, it.workers)).collect())
+}
+
+/// Deletes this many workers of a project, those first that have been silent for longest.
+pub async fn forget_silent_workers(
+    conn: &mut PgConnection,
+    project_id: ProjectId,
+    workers: i64,
+) -> sqlx::Result<u64> {
+    let forgotten = sqlx::query!(
+        "
+        with silent as materialized (
+            select worker_id
+            from workers
+            where project_id = $1
+            order by last_seen_at, worker_id
+            limit $2
+            for update skip locked
+        )
+        delete from workers
+        using silent
+        where workers.project_id = $1 and workers.worker_id = silent.worker_id
+        ",
+        project_id.0,
+        workers,
+    )
+    .execute(conn)
+    .await?;
+    Ok(forgotten.rows_affected())
+}
+
+/// Restarts the silence of all workers: in the gap they could not send heartbeats.
+pub async fn reset_silence_timers(conn: &mut PgConnection) -> sqlx::Result<()> {
+    sqlx::query!(
+        "
+        update workers
+        set last_beat_at = now()
+        where last_beat_at is not null and lost_at is null and state <> 'terminated'
+            and last_beat_at <= now() - make_interval(secs => $1::int)
+        ",
+        WORKER_SILENCE_SECONDS / 2,
+    )
+    .execute(conn)
+    .await?;
+    Ok(())
+}
